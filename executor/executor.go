@@ -1,0 +1,102 @@
+// Package executor runs turns: it is the place where documents, templates and
+// substrates meet.
+package executor
+
+import (
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+)
+
+// A Request is one turn to run. Values that are zero leave the document's word,
+// and then the default, in force.
+type Request struct {
+	Document  *document.Document
+	Dir       string // what the document's files: are relative to, and may not leave
+	Image     string
+	Env       []string // KEY=VALUE
+	Add       []Transfer
+	Get       []Transfer
+	Timeout   time.Duration
+	CPUs      int
+	Memory    turnstone.Bytes
+	Disk      turnstone.Bytes
+	Network   *bool
+	Substrate string // "auto" or a substrate's name
+}
+
+// A Transfer copies a file or folder between the host and the sandbox: into it
+// from Path to Dest, or out of it from Path to Dest.
+type Transfer struct {
+	Path string
+	Dest string // empty: the same name in the working directory
+}
+
+// A Turn is what came of a Request.
+type Turn struct {
+	ID        turnstone.TurnID `json:"id"`
+	Result    turnstone.Result `json:"result"`
+	Error     string           `json:"error,omitempty"` // why Result is "error"
+	Hint      string           `json:"hint,omitempty"`
+	Substrate string           `json:"substrate"`
+	Isolation string           `json:"isolation"`
+	Template  turnstone.Digest `json:"template"`
+	Image     string           `json:"image"`
+	Started   time.Time        `json:"started"`
+	Duration  time.Duration    `json:"-"`
+	Millis    int64            `json:"duration_ms"`
+	Phases    []Phase          `json:"phases"` // where the time went before and after the steps
+	Receipt   string           `json:"receipt"`
+	Steps     []StepReport     `json:"steps"`
+}
+
+// A Phase is one named stretch of a turn's time.
+type Phase struct {
+	Name   string        `json:"name"`
+	Took   time.Duration `json:"-"`
+	Micros int64         `json:"duration_us"`
+}
+
+// A StepReport is one step's result as --json prints it. Stdout and Stderr are
+// what the receipt shows; the whole is in the files, when it was cut.
+type StepReport struct {
+	Name       string           `json:"name"`
+	Line       int              `json:"line"`
+	Status     turnstone.Status `json:"status"`
+	ExitCode   *int             `json:"exit_code"` // null when the step did not end by itself or did not run
+	Millis     int64            `json:"duration_ms"`
+	Note       string           `json:"note,omitempty"`
+	Stdout     string           `json:"stdout"`
+	Stderr     string           `json:"stderr"`
+	StdoutInfo OutputInfo       `json:"stdout_info"`
+	StderrInfo OutputInfo       `json:"stderr_info"`
+}
+
+// OutputInfo describes one whole output stream.
+type OutputInfo struct {
+	Bytes     int64            `json:"bytes"`
+	Digest    turnstone.Digest `json:"digest"`
+	Truncated bool             `json:"truncated"`      // Stdout or Stderr is not the whole
+	File      string           `json:"file,omitempty"` // where the whole is kept, when it is
+}
+
+// An Observer is told of a turn's progress while it runs. Its methods are called
+// from several goroutines, one call at a time for each step's stream; a slow
+// observer slows the step down.
+type Observer interface {
+	// Preparing is called before work that can take long: "building template python".
+	Preparing(what string)
+	StepStarted(step *document.Step)
+	StepOutput(step *document.Step, stream Stream, p []byte)
+	StepFinished(step *document.Step, report StepReport)
+}
+
+// A Stream is one of a step's two outputs.
+type Stream int
+
+// The streams of a step.
+const (
+	Stdout Stream = 1
+	Stderr Stream = 2
+)

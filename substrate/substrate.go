@@ -1,0 +1,59 @@
+// Package substrate says what runs a sandbox. A substrate is one small interface;
+// what only some can do (live fork, a deterministic machine) is an interface of
+// its own, found by type assertion. Every substrate passes substratetest.
+package substrate
+
+import (
+	"context"
+	"io"
+
+	"turnstone.dev/turnstone"
+)
+
+// A Machine is everything that a sandbox starts from: the read-only inputs, all
+// of them named by digest, and the shape.
+type Machine struct {
+	Kernel       string           // path of an ELF vmlinux or a bzImage
+	KernelDigest turnstone.Digest // of the file at Kernel
+	Initramfs    string           // path of the initramfs with the agent as /init
+	InitDigest   turnstone.Digest // of the file at Initramfs; covers the agent and its modules
+	Root         string           // path of the template's read-only root image (EROFS)
+	RootDigest   turnstone.Digest // of the file at Root
+	Shape        turnstone.Shape
+}
+
+// A Substrate starts sandboxes. Its methods are safe for concurrent use, also
+// from several processes that share one home.
+type Substrate interface {
+	// Name is the word that users know it by, as "qemu".
+	Name() string
+	// Isolation says how a sandbox is kept apart, as "microvm (TCG)"; it goes into receipts.
+	Isolation() string
+	// Boot starts m from its kernel. The agent is not configured yet.
+	Boot(ctx context.Context, m Machine) (Sandbox, error)
+	// Restore starts m from a snapshot of its booted agent, which it takes first
+	// where there is none that matches and is whole. The agent is not configured yet.
+	Restore(ctx context.Context, m Machine) (Sandbox, error)
+}
+
+// A Sandbox is one running machine. The caller must Close it.
+type Sandbox interface {
+	ID() turnstone.SandboxID
+	// Agent is the byte stream to the agent. There is one, and it belongs to the caller.
+	Agent() io.ReadWriteCloser
+	// Scratch is the serial number of the disk that takes the sandbox's writes.
+	Scratch() string
+	// Done is closed when the machine has ended, by itself or by Close.
+	Done() <-chan struct{}
+	// Err says why the machine ended: nil before Done and after Close.
+	Err() error
+	// Close ends the machine at once and frees all it holds. It may be called
+	// more than once, and from any goroutine.
+	Close() error
+}
+
+// A Pauser can stop a sandbox's CPUs and let them go on.
+type Pauser interface {
+	Pause(ctx context.Context) error
+	Resume(ctx context.Context) error
+}
