@@ -1,0 +1,102 @@
+package qemu
+
+import (
+	"fmt"
+	"strings"
+
+	"turnstone.dev/turnstone"
+)
+
+// The descriptors that QEMU inherits. It is given no path to open: what it may
+// touch is what it holds.
+const (
+	fdQMP     = 3 + iota // control socket
+	fdAgent              // the virtio-serial port's socket
+	fdConsole            // the serial console's socket
+	fdRAM                // the guest's memory
+	fdRoot               // root image, read-only
+	fdScratch            // the disk that takes the writes
+	fdKernel
+	fdInitramfs // only for a boot
+)
+
+// Static addresses of QEMU's user-mode network: the documented defaults.
+const (
+	GuestAddress = "10.0.2.15/24"
+	GuestGateway = "10.0.2.2"
+	GuestDNS     = "10.0.2.3"
+)
+
+const (
+	scratchSerial = "scratch"
+	rootSerial    = "root"
+	portName      = "turnstone.agent"
+	machineType   = "q35"
+)
+
+// An accel is one way to run the guest's instructions.
+type accel string
+
+const (
+	accelKVM accel = "kvm"
+	accelTCG accel = "tcg"
+)
+
+func (a accel) cpuModel() string {
+	if a == accelKVM {
+		return "host"
+	}
+	return "max"
+}
+
+// kernelArgs is the guest kernel's command line. Mitigations against speculation
+// guard one tenant from another; a guest has one, and TCG does not speculate.
+func kernelArgs() string {
+	return strings.Join([]string{
+		"console=ttyS0", "quiet", "loglevel=3", "panic=-1", "reboot=t", "rdinit=/init",
+		"mitigations=off", "audit=0", "nowatchdog", "no_timer_check", "tsc=reliable",
+		"rcupdate.rcu_expedited=1", "random.trust_cpu=on", "cgroup_no_v1=all",
+	}, " ")
+}
+
+// arguments returns QEMU's command line. A restore has the same devices as the
+// boot whose state it loads; only the memory becomes copy-on-write, and the
+// kernel a stub (see stubKernel).
+func arguments(a accel, shape turnstone.Shape, restore bool) []string {
+	share := "on"
+	if restore {
+		share = "off"
+	}
+	args := []string{
+		"-name", "turnstone", "-no-user-config", "-nodefaults", "-display", "none", "-no-reboot",
+		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+		"-machine", machineType + ",memory-backend=ram,vmport=off,smm=off,usb=off,graphics=off,sata=off,smbus=off,i8042=off",
+		"-accel", accelArgument(a), "-cpu", a.cpuModel(),
+		"-smp", fmt.Sprint(shape.CPUs), "-m", fmt.Sprintf("%dK", int64(shape.Memory)>>10),
+		"-object", fmt.Sprintf("memory-backend-file,id=ram,size=%d,mem-path=/proc/self/fd/%d,share=%s", int64(shape.Memory), fdRAM, share),
+		"-chardev", fmt.Sprintf("socket,id=qmp,fd=%d", fdQMP), "-mon", "chardev=qmp,mode=control",
+		"-chardev", fmt.Sprintf("socket,id=console,fd=%d", fdConsole), "-device", "isa-serial,chardev=console",
+		"-device", "virtio-serial-pci,max_ports=2",
+		"-chardev", fmt.Sprintf("socket,id=agent,fd=%d", fdAgent), "-device", "virtserialport,chardev=agent,name=" + portName,
+		"-add-fd", fmt.Sprintf("fd=%d,set=1", fdRoot), "-add-fd", fmt.Sprintf("fd=%d,set=2", fdScratch),
+		"-blockdev", "driver=file,node-name=root,filename=/dev/fdset/1,read-only=on,locking=off",
+		"-device", "virtio-blk-pci,drive=root,serial=" + rootSerial,
+		"-blockdev", "driver=file,node-name=scratch,filename=/dev/fdset/2,locking=off,discard=unmap,cache.no-flush=on",
+		"-device", "virtio-blk-pci,drive=scratch,serial=" + scratchSerial,
+		"-kernel", fmt.Sprintf("/proc/self/fd/%d", fdKernel),
+	}
+	if shape.Network {
+		args = append(args, "-netdev", "user,id=net,ipv6=off", "-device", "virtio-net-pci,netdev=net,romfile=")
+	}
+	if restore {
+		return append(args, "-incoming", "defer")
+	}
+	return append(args, "-initrd", fmt.Sprintf("/proc/self/fd/%d", fdInitramfs), "-append", kernelArgs())
+}
+
+func accelArgument(a accel) string {
+	if a == accelTCG {
+		return "tcg,thread=multi"
+	}
+	return string(a)
+}

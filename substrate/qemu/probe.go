@@ -1,0 +1,96 @@
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// probeLimit is how long a guest may take to prove KVM. With KVM that works it
+// starts in well under a second.
+const probeLimit = 10 * time.Second
+
+// A Verdict says whether guests run under KVM here, and why not.
+type Verdict struct {
+	Usable bool      `json:"usable"`
+	Reason string    `json:"reason"`
+	Proven bool      `json:"proven"` // a guest was started to find out, here or in an earlier run
+	When   time.Time `json:"when"`
+}
+
+// remembered is a verdict with what it depends on.
+type remembered struct {
+	Verdict
+	Host string `json:"host"`
+}
+
+// KVM tells whether KVM runs a guest. A device that cannot be opened is answered
+// at once. Else a guest must really start under it: that is tried once, within
+// ten seconds, and remembered until QEMU, the host's kernel or its CPU change.
+func (s *Substrate) KVM(ctx context.Context, probe *substrate.Machine) Verdict {
+	f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
+	if err != nil {
+		return Verdict{Reason: err.Error()}
+	}
+	_ = f.Close()
+	var u unix.Utsname
+	_ = unix.Uname(&u)
+	host := fmt.Sprintf("%s|%s|%s", s.version, unix.ByteSliceToString(u.Release[:]), s.hostCPU)
+	path := s.home.Path("cache", "kvm.json")
+	var known remembered
+	if b, err := os.ReadFile(path); err == nil && json.Unmarshal(b, &known) == nil && known.Host == host {
+		return known.Verdict
+	}
+	if probe == nil {
+		return Verdict{Reason: "not proven yet"}
+	}
+	s.progress("finding out whether KVM runs a guest (once)")
+	v, err := s.prove(ctx, *probe)
+	if err != nil {
+		return Verdict{Reason: err.Error()} // says nothing of KVM: ask again next time
+	}
+	b, _ := json.Marshal(remembered{v, host})
+	_ = replaceFile(path, b) // a verdict that is not remembered is found again
+	return v
+}
+
+func (s *Substrate) prove(ctx context.Context, m substrate.Machine) (Verdict, error) {
+	k := *s
+	k.accel = accelKVM
+	ram, err := unixMemory(int64(m.Shape.Memory))
+	if err != nil {
+		return Verdict{}, err
+	}
+	defer func() { _ = ram.Close() }()
+	began := time.Now()
+	vm, err := k.boot(ctx, m, ram)
+	if err != nil {
+		return Verdict{}, err
+	}
+	defer func() { _ = vm.Close() }()
+	v := Verdict{Proven: true, When: time.Now().UTC()}
+	err = vm.wait(ctx, vm.ready, probeLimit)
+	switch {
+	case ctx.Err() != nil:
+		return Verdict{}, ctx.Err()
+	case err != nil:
+		v.Reason = "a guest does not start under it: " + err.Error()
+	default:
+		v.Usable = true
+		v.Reason = fmt.Sprintf("a guest started in %s", time.Since(began).Round(time.Millisecond))
+	}
+	return v, nil
+}
+
+func isNoSpace(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || turnstone.KindOf(err) == turnstone.Exhausted
+}

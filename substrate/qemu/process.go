@@ -1,0 +1,321 @@
+package qemu
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"regexp"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+)
+
+// files are what a machine is made of, open. A nil file is not passed.
+type files struct {
+	ram, root, scratch, kernel, initramfs *os.File
+}
+
+func (f *files) close() {
+	for _, file := range []*os.File{f.ram, f.root, f.scratch, f.kernel, f.initramfs} {
+		if file != nil {
+			_ = file.Close()
+		}
+	}
+}
+
+// machine is one running QEMU. It implements substrate.Sandbox and Pauser.
+type machine struct {
+	id      turnstone.SandboxID
+	mon     *monitor
+	agent   net.Conn
+	process *os.Process
+	console tail
+	stderr  tail
+	ready   chan struct{} // closed when the agent has said on the console that it is ready
+
+	done   chan struct{}
+	mu     sync.Mutex
+	closed bool
+	cause  error // what an event said before the end
+	err    error
+}
+
+// start runs QEMU. It takes ownership of f's files.
+func start(binary string, args []string, f files) (*machine, error) {
+	defer f.close()
+	m := &machine{id: turnstone.NewSandboxID(), done: make(chan struct{}), ready: make(chan struct{})}
+	m.console.limit, m.stderr.limit = 16<<10, 8<<10
+	var theirs []*os.File
+	ours := make([]net.Conn, 3)
+	defer func() {
+		for _, t := range theirs {
+			_ = t.Close()
+		}
+	}()
+	for i := range ours {
+		conn, file, err := socketpair()
+		if err != nil {
+			closeAll(ours)
+			return nil, err
+		}
+		ours[i], theirs = conn, append(theirs, file)
+	}
+	cmd := exec.Command(binary, args...)
+	cmd.ExtraFiles = append(append([]*os.File{}, theirs...), f.ram, f.root, f.scratch, f.kernel, f.initramfs)
+	cmd.Stderr = &m.stderr
+	cmd.Dir = "/"
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true, Credential: unprivileged()}
+	m.agent = ours[1]
+	if err := m.spawn(cmd); err != nil {
+		closeAll(ours)
+		return nil, err
+	}
+	m.mon = newMonitor(ours[0], m.event)
+	go m.readConsole(ours[2])
+	return m, nil
+}
+
+// spawn starts cmd from a thread of its own that lives as long as the process:
+// the parent-death signal, by which QEMU never outlives us even when we are
+// killed, belongs to the thread that forked (prctl(2), PR_SET_PDEATHSIG).
+func (m *machine) spawn(cmd *exec.Cmd) error {
+	started := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		if err == nil {
+			m.process = cmd.Process
+		}
+		started <- err
+		if err == nil {
+			m.ended(cmd.Wait())
+		}
+	}()
+	return <-started
+}
+
+// ended records why the process is gone.
+func (m *machine) ended(wait error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.closed {
+		m.err = m.explain(wait)
+	}
+	_ = m.agent.Close()
+	close(m.done)
+}
+
+var panicLine = regexp.MustCompile(`Kernel panic - not syncing: ([^\r\n]{1,200})`)
+
+// explain turns an end nobody asked for into an error for the user.
+func (m *machine) explain(wait error) error {
+	e := &turnstone.Error{Op: "qemu.run", Kind: turnstone.Dead, Subject: string(m.id)}
+	console := m.console.String()
+	switch match := panicLine.FindStringSubmatch(console); {
+	case m.cause != nil:
+		return m.cause
+	case match != nil:
+		e.Err = fmt.Errorf("the guest kernel panicked: %s", printable(match[1]))
+	case strings.TrimSpace(m.stderr.String()) != "":
+		e.Err = fmt.Errorf("QEMU ended: %s", printable(strings.TrimSpace(m.stderr.String())))
+	case wait != nil:
+		e.Err = fmt.Errorf("QEMU ended: %w", wait)
+	default:
+		e.Err = errors.New("the guest shut its machine down")
+	}
+	return e
+}
+
+// printable keeps a hostile guest's console out of the terminal's hands.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r == '\n' || r == '\r' || r == '\t' {
+			return ' '
+		}
+		if r < 0x20 || r == 0x7f || r > 0x7e {
+			return '?'
+		}
+		return r
+	}, s)
+}
+
+// event reacts to what QEMU tells: a disk write that failed for want of room on
+// the host stops the machine, which would wait for ever.
+func (m *machine) event(e event) {
+	if e.Name != "BLOCK_IO_ERROR" {
+		return
+	}
+	var data struct {
+		NoSpace bool   `json:"nospace"`
+		Action  string `json:"action"`
+		Reason  string `json:"reason"`
+	}
+	if json.Unmarshal(e.Data, &data) != nil || data.Action != "stop" {
+		return
+	}
+	m.mu.Lock()
+	if data.NoSpace {
+		m.cause = &turnstone.Error{Op: "qemu.run", Kind: turnstone.Exhausted, Subject: string(m.id),
+			Err: errors.New("the host's disk is full"), Hint: "make room where TURN_HOME is, or lower the sandbox's disk"}
+	} else {
+		m.cause = &turnstone.Error{Op: "qemu.run", Kind: turnstone.Dead, Subject: string(m.id),
+			Err: fmt.Errorf("the host's disk fails: %s", data.Reason)}
+	}
+	m.mu.Unlock()
+	_ = m.process.Kill()
+}
+
+// readyLine is what the agent prints on the console when a snapshot may be taken.
+var readyLine = []byte("turnstone-agent: ready")
+
+func (m *machine) readConsole(conn net.Conn) {
+	defer func() { _ = conn.Close() }()
+	buf := make([]byte, 4096)
+	seen := false
+	for {
+		n, err := conn.Read(buf)
+		_, _ = m.console.Write(buf[:n])
+		if !seen && bytes.Contains([]byte(m.console.String()), readyLine) {
+			seen = true
+			close(m.ready)
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (m *machine) ID() turnstone.SandboxID   { return m.id }
+func (m *machine) Agent() io.ReadWriteCloser { return m.agent }
+func (m *machine) Scratch() string           { return scratchSerial }
+func (m *machine) Done() <-chan struct{}     { return m.done }
+
+// PID is QEMU's process id, for measurements.
+func (m *machine) PID() int { return m.process.Pid }
+
+func (m *machine) Err() error {
+	select {
+	case <-m.done:
+	default:
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.err
+}
+
+// Close kills QEMU: what a sandbox wrote is either fetched before or not wanted.
+func (m *machine) Close() error {
+	m.mu.Lock()
+	m.closed = true
+	m.mu.Unlock()
+	_ = m.process.Kill()
+	_ = m.mon.conn.Close()
+	<-m.done
+	return nil
+}
+
+func (m *machine) Pause(ctx context.Context) error {
+	_, err := m.mon.do(ctx, command{Execute: "stop"})
+	return err
+}
+
+func (m *machine) Resume(ctx context.Context) error {
+	_, err := m.mon.do(ctx, command{Execute: "cont"})
+	return err
+}
+
+// wait blocks until ready is closed; the machine's end or ctx's end is an error.
+func (m *machine) wait(ctx context.Context, ready <-chan struct{}, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	select {
+	case <-ready:
+		return nil
+	case <-m.done:
+		return m.Err()
+	case <-ctx.Done():
+		return fmt.Errorf("the guest did not start within %s; its console ends: %q", limit, printable(lastLine(m.console.String())))
+	}
+}
+
+func lastLine(s string) string {
+	s = strings.TrimSpace(s)
+	return s[strings.LastIndexByte(s, '\n')+1:]
+}
+
+// unprivileged is what root's QEMU runs as: nobody, with the group that may use
+// KVM. An ordinary user's QEMU runs as that user.
+func unprivileged() *syscall.Credential {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	c := &syscall.Credential{Uid: nobody, Gid: nobody}
+	var st unix.Stat_t
+	if unix.Stat("/dev/kvm", &st) == nil && st.Gid != 0 {
+		c.Groups = []uint32{st.Gid}
+	}
+	return c
+}
+
+const nobody = 65534
+
+func socketpair() (net.Conn, *os.File, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("socketpair: %w", err)
+	}
+	mine := os.NewFile(uintptr(fds[0]), "qemu")
+	defer func() { _ = mine.Close() }()
+	conn, err := net.FileConn(mine)
+	if err != nil {
+		_ = unix.Close(fds[1])
+		return nil, nil, err
+	}
+	return conn, os.NewFile(uintptr(fds[1]), "qemu-peer"), nil
+}
+
+func closeAll(conns []net.Conn) {
+	for _, c := range conns {
+		if c != nil {
+			_ = c.Close()
+		}
+	}
+}
+
+// tail keeps the last bytes written to it.
+type tail struct {
+	limit int
+	mu    sync.Mutex
+	buf   []byte
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.buf = append(t.buf, p...)
+	if over := len(t.buf) - t.limit; over > 0 {
+		t.buf = append(t.buf[:0], t.buf[over:]...)
+	}
+	return len(p), nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return string(t.buf)
+}

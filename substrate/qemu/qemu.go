@@ -1,0 +1,340 @@
+// Package qemu is the substrate that runs sandboxes as virtual machines of QEMU:
+// with KVM where a guest really starts under it, else with QEMU's own translator
+// (TCG). A sandbox starts from a memory snapshot of its booted agent, mapped
+// copy-on-write, so that clones share what they do not change.
+package qemu
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// Substrate starts QEMU machines. It is safe for concurrent use.
+type Substrate struct {
+	home     *home.Home
+	binary   string
+	version  string
+	accel    accel
+	hostCPU  turnstone.Digest
+	progress func(string)
+}
+
+// Options are what a Substrate is made with.
+type Options struct {
+	Binary   string       // QEMU's system emulator; empty: found in PATH
+	Progress func(string) // told before work that takes long; may be nil
+	// Probe is a small machine to prove KVM with, should that not be known yet.
+	// Nil: an unproven KVM counts as unusable.
+	Probe *substrate.Machine
+}
+
+const binaryName = "qemu-system-x86_64"
+
+// New finds QEMU and decides how guests are run. The verdict on KVM is found out
+// once and remembered in h.
+func New(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
+	s := &Substrate{home: h, binary: opts.Binary, progress: opts.Progress, accel: accelTCG}
+	if s.progress == nil {
+		s.progress = func(string) {}
+	}
+	if runtime.GOARCH != "amd64" {
+		return nil, &turnstone.Error{Op: "qemu.new", Kind: turnstone.Unavailable, Subject: runtime.GOARCH,
+			Err: fmt.Errorf("the qemu substrate runs on x86-64 hosts only")}
+	}
+	if s.binary == "" {
+		path, err := findProgram(binaryName)
+		if err != nil {
+			return nil, &turnstone.Error{Op: "qemu.new", Kind: turnstone.Unavailable, Subject: binaryName, Err: err,
+				Hint: "sudo apt-get install --no-install-recommends qemu-system-x86"}
+		}
+		s.binary = path
+	}
+	var err error
+	if s.version, err = s.readVersion(ctx); err != nil {
+		return nil, err
+	}
+	if s.hostCPU, err = hostCPU(); err != nil {
+		return nil, err
+	}
+	if verdict := s.KVM(ctx, opts.Probe); verdict.Usable {
+		s.accel = accelKVM
+	}
+	return s, nil
+}
+
+// Name implements substrate.Substrate.
+func (s *Substrate) Name() string { return "qemu" }
+
+// Version is the text by which QEMU names its version.
+func (s *Substrate) Version() string { return s.version }
+
+// Isolation implements substrate.Substrate.
+func (s *Substrate) Isolation() string {
+	return "microvm (" + strings.ToUpper(string(s.accel)) + ")"
+}
+
+// Boot implements substrate.Substrate.
+func (s *Substrate) Boot(ctx context.Context, m substrate.Machine) (substrate.Sandbox, error) {
+	ram, err := unixMemory(int64(m.Shape.Memory))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = ram.Close() }()
+	vm, err := s.boot(ctx, m, ram)
+	if err != nil {
+		return nil, err
+	}
+	if err := vm.wait(ctx, vm.ready, bootLimit); err != nil {
+		_ = vm.Close()
+		return nil, err
+	}
+	if _, err := vm.mon.do(ctx, negotiate); err != nil {
+		_ = vm.Close()
+		return nil, err
+	}
+	return vm, nil
+}
+
+// Restore implements substrate.Substrate.
+func (s *Substrate) Restore(ctx context.Context, m substrate.Machine) (substrate.Sandbox, error) {
+	snap, err := s.ensureSnapshot(ctx, m, s.identity(m))
+	if err != nil {
+		return nil, s.wrap(err)
+	}
+	f, err := s.restoreFiles(ctx, m, snap)
+	if err != nil {
+		return nil, s.wrap(err)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		f.close()
+		return nil, err
+	}
+	defer func() { _ = r.Close() }()
+	vm, err := start(s.binary, arguments(s.accel, m.Shape, true), f)
+	if err != nil {
+		_ = w.Close()
+		return nil, s.wrap(err)
+	}
+	go func() { // ends with the state or with QEMU
+		_, _ = w.Write(snap.state)
+		_ = w.Close()
+	}()
+	if _, err := vm.mon.do(ctx, negotiate, passState(r), ignoreShared,
+		command{Execute: "migrate-incoming", Arguments: stateURI}); err != nil {
+		return nil, s.failed(vm, err)
+	}
+	return vm, nil
+}
+
+// failed closes vm and prefers its own word on why it ended to err.
+func (s *Substrate) failed(vm *machine, err error) error {
+	select {
+	case <-vm.done:
+		if vm.Err() != nil {
+			err = vm.Err()
+		}
+	case <-time.After(100 * time.Millisecond):
+	}
+	_ = vm.Close()
+	return s.wrap(err)
+}
+
+func (s *Substrate) wrap(err error) error {
+	if kind := turnstone.KindOf(err); kind != turnstone.Internal {
+		return err
+	}
+	kind := turnstone.Unavailable
+	hint := "run `turn doctor`"
+	switch {
+	case isNoSpace(err):
+		kind, hint = turnstone.Exhausted, "make room on the disk that holds "+s.home.Dir
+	}
+	return &turnstone.Error{Op: "qemu.restore", Kind: kind, Subject: "qemu", Err: err, Hint: hint}
+}
+
+// boot starts m from its kernel with ram as its memory.
+func (s *Substrate) boot(ctx context.Context, m substrate.Machine, ram *os.File) (*machine, error) {
+	var f files
+	var err error
+	if err = prepareMemory(ram, int64(m.Shape.Memory)); err == nil {
+		f.ram, err = dup(ram)
+	}
+	if err == nil {
+		f.kernel, err = os.Open(m.Kernel)
+	}
+	if err == nil {
+		f.initramfs, err = os.Open(m.Initramfs)
+	}
+	if err == nil {
+		f.root, err = os.Open(m.Root)
+	}
+	if err == nil {
+		f.scratch, err = s.scratch(ctx, m.Shape.Disk)
+	}
+	if err != nil {
+		f.close()
+		return nil, s.wrap(err)
+	}
+	vm, err := start(s.binary, arguments(s.accel, m.Shape, false), f)
+	if err != nil {
+		return nil, s.wrap(err)
+	}
+	return vm, nil
+}
+
+// prepareMemory gives the file its size and, where QEMU runs as another user, its owner.
+func prepareMemory(ram *os.File, size int64) error {
+	if err := ram.Truncate(size); err != nil {
+		return err
+	}
+	if c := unprivileged(); c != nil {
+		return ram.Chown(int(c.Uid), int(c.Gid))
+	}
+	return nil
+}
+
+func (s *Substrate) restoreFiles(ctx context.Context, m substrate.Machine, snap *snapshot) (f files, err error) {
+	f.ram = snap.ram
+	if f.kernel, err = s.stub(); err == nil {
+		f.root, err = os.Open(m.Root)
+	}
+	if err == nil {
+		f.scratch, err = s.scratch(ctx, m.Shape.Disk)
+	}
+	if err != nil {
+		f.close()
+	}
+	return f, err
+}
+
+func (s *Substrate) scratch(ctx context.Context, size turnstone.Bytes) (*os.File, error) {
+	blank, err := blankDisk(ctx, s.home, size)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := s.home.MkdirAll("sandboxes")
+	if err != nil {
+		return nil, err
+	}
+	return newScratch(blank, dir)
+}
+
+// stub returns the stub kernel as a memory file, which every user may read.
+func (s *Substrate) stub() (*os.File, error) {
+	fd, err := unix.MemfdCreate("turnstone-stub", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("memfd_create: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "stub")
+	if err := f.Chmod(0o444); err == nil {
+		_, err = f.Write(stubKernel())
+	}
+	return f, err
+}
+
+func unixMemory(size int64) (*os.File, error) {
+	fd, err := unix.MemfdCreate("turnstone-ram", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("memfd_create: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "ram")
+	return f, f.Truncate(size)
+}
+
+func dup(f *os.File) (*os.File, error) {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("dup: %w", err)
+	}
+	return os.NewFile(uintptr(fd), f.Name()), nil
+}
+
+func (s *Substrate) identity(m substrate.Machine) identity {
+	args := strings.Join(arguments(s.accel, m.Shape, false), "\x00")
+	return identity{
+		Format: snapshotFormat, QEMU: s.version, Accel: s.accel, CPUModel: s.accel.cpuModel(), HostCPU: s.hostCPU,
+		Arguments: turnstone.DigestBytes([]byte(args)), Kernel: m.KernelDigest, Init: m.InitDigest, Root: m.RootDigest, Shape: m.Shape,
+	}
+}
+
+// programVersion is the cached answer of a program's --version: starting QEMU only
+// to ask takes as long as a tenth of a turn.
+type programVersion struct {
+	Seal    seal   `json:"seal"`
+	Version string `json:"version"`
+}
+
+func (s *Substrate) readVersion(ctx context.Context) (string, error) {
+	unavailable := func(err error) error {
+		return &turnstone.Error{Op: "qemu.new", Kind: turnstone.Unavailable, Subject: s.binary, Err: err, Hint: "run `turn doctor`"}
+	}
+	f, err := os.Open(s.binary)
+	if err != nil {
+		return "", unavailable(err)
+	}
+	defer func() { _ = f.Close() }()
+	now, err := sealOf(f)
+	if err != nil {
+		return "", unavailable(err)
+	}
+	cache := s.home.Path("cache", "qemu-version.json")
+	var known programVersion
+	if b, err := os.ReadFile(cache); err == nil && json.Unmarshal(b, &known) == nil && known.Seal == now {
+		return known.Version, nil
+	}
+	out, err := exec.CommandContext(ctx, s.binary, "--version").Output()
+	if err != nil {
+		return "", unavailable(err)
+	}
+	line, _, _ := strings.Cut(string(out), "\n")
+	b, _ := json.Marshal(programVersion{now, line})
+	if _, err := s.home.MkdirAll("cache"); err != nil {
+		return "", err
+	}
+	return line, replaceFile(cache, b)
+}
+
+func replaceFile(path string, b []byte) error {
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".tmp-*")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(tmp.Name()) }()
+	if _, err := tmp.Write(b); err != nil {
+		_ = tmp.Close()
+		return err
+	}
+	if err := tmp.Close(); err != nil {
+		return err
+	}
+	return os.Rename(tmp.Name(), path)
+}
+
+var cpuLine = regexp.MustCompile(`(?m)^(model name|flags|microcode)\s*:.*$`)
+
+// hostCPU digests what the CPU says of itself: guests see its features under KVM,
+// and TCG's helpers depend on them.
+func hostCPU() (turnstone.Digest, error) {
+	b, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return "", err
+	}
+	first, _, _ := bytes.Cut(b, []byte("\n\n"))
+	return turnstone.DigestBytes(bytes.Join(cpuLine.FindAll(first, -1), []byte("\n"))), nil
+}

@@ -1,0 +1,311 @@
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// identity is everything that must be the same for a snapshot to fit: a restore
+// on anything else would be undefined behaviour of the guest.
+type identity struct {
+	Format    int              `json:"format"`
+	QEMU      string           `json:"qemu"` // version text of the binary
+	Accel     accel            `json:"accel"`
+	CPUModel  string           `json:"cpuModel"`
+	HostCPU   turnstone.Digest `json:"hostCpu"` // of the CPU's model and flags
+	Arguments turnstone.Digest `json:"arguments"`
+	Kernel    turnstone.Digest `json:"kernel"`
+	Init      turnstone.Digest `json:"init"`
+	Root      turnstone.Digest `json:"root"`
+	Shape     turnstone.Shape  `json:"shape"`
+}
+
+const snapshotFormat = 1
+
+// key names the snapshot's folder.
+func (id identity) key() string {
+	b, _ := json.Marshal(id) // plain data always encodes
+	return turnstone.DigestBytes(b).Hex()[:32]
+}
+
+// A manifest describes a snapshot on disk. The device state is checked against
+// its digest at each start. Hashing the memory would take longer than the start:
+// it is sealed by the file's identity, size and change time, which no write can
+// leave as they were; when the seal is broken the digest decides.
+type manifest struct {
+	Identity identity         `json:"identity"`
+	Taken    time.Time        `json:"taken"`
+	State    turnstone.Digest `json:"state"`
+	RAM      turnstone.Digest `json:"ram"`
+	Seal     seal             `json:"seal"`
+}
+
+// A seal is what stat(2) says of a file.
+type seal struct {
+	Inode uint64 `json:"inode"`
+	Size  int64  `json:"size"`
+	MTime int64  `json:"mtimeNs"`
+	CTime int64  `json:"ctimeNs"`
+}
+
+func sealOf(f *os.File) (seal, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return seal{}, err
+	}
+	return seal{st.Ino, st.Size, st.Mtim.Nano(), st.Ctim.Nano()}, nil
+}
+
+const (
+	ramFile      = "ram"
+	stateFile    = "state"
+	manifestFile = "manifest.json"
+)
+
+// snapshot is one that was checked: its memory open, its device state read.
+type snapshot struct {
+	ram   *os.File
+	state []byte
+}
+
+// openSnapshot returns the snapshot in dir if it is id's and whole. A snapshot
+// that is not there is fs.ErrNotExist; one that must not be used is an error of
+// kind Integrity.
+func openSnapshot(dir string, id identity) (*snapshot, error) {
+	b, err := os.ReadFile(filepath.Join(dir, manifestFile))
+	if err != nil {
+		return nil, err
+	}
+	damaged := func(what string, err error) error {
+		return &turnstone.Error{Op: "qemu.snapshot", Kind: turnstone.Integrity, Subject: dir, Err: fmt.Errorf("%s: %w", what, err)}
+	}
+	var m manifest
+	if err := json.Unmarshal(b, &m); err != nil {
+		return nil, damaged("manifest", err)
+	}
+	if m.Identity != id {
+		return nil, damaged("manifest", errors.New("was taken of another machine"))
+	}
+	state, err := os.ReadFile(filepath.Join(dir, stateFile))
+	if err != nil {
+		return nil, damaged("device state", err)
+	}
+	if turnstone.DigestBytes(state) != m.State {
+		return nil, damaged("device state", errors.New("does not match its digest"))
+	}
+	ram, err := os.OpenFile(filepath.Join(dir, ramFile), os.O_RDWR, 0)
+	if err != nil {
+		return nil, damaged("memory", err)
+	}
+	if err := checkMemory(ram, &m); err != nil {
+		_ = ram.Close()
+		return nil, damaged("memory", err)
+	}
+	return &snapshot{ram: ram, state: state}, nil
+}
+
+func checkMemory(ram *os.File, m *manifest) error {
+	now, err := sealOf(ram)
+	if err != nil || now == m.Seal {
+		return err
+	}
+	if now.Size != m.Seal.Size {
+		return fmt.Errorf("has %d bytes instead of %d", now.Size, m.Seal.Size)
+	}
+	d, err := turnstone.DigestReader(ram)
+	if err == nil && d != m.RAM {
+		err = errors.New("does not match its digest")
+	}
+	return err
+}
+
+// ensureSnapshot returns the snapshot of m, which it takes where there is none
+// that fits and is whole. Two processes that want the same one take it once.
+func (s *Substrate) ensureSnapshot(ctx context.Context, m substrate.Machine, id identity) (*snapshot, error) {
+	base, err := s.home.MkdirAll("snapshots")
+	if err != nil {
+		return nil, err
+	}
+	dir := filepath.Join(base, id.key())
+	if snap, err := openSnapshot(dir, id); err == nil {
+		return snap, nil
+	}
+	lock, err := home.Acquire(ctx, dir+".lock", func() { s.progress("waiting for another turn to take the snapshot") })
+	if err != nil {
+		return nil, err
+	}
+	defer lock.Release()
+	snap, err := openSnapshot(dir, id)
+	if err == nil {
+		return snap, nil
+	}
+	if !errors.Is(err, os.ErrNotExist) {
+		s.progress("rebuilding a snapshot that cannot be used (" + err.Error() + ")")
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return nil, err
+	}
+	s.progress("taking the snapshot (" + s.Isolation() + ")")
+	if err := s.takeSnapshot(ctx, m, id, dir); err != nil {
+		return nil, fmt.Errorf("taking the snapshot: %w", err)
+	}
+	s.removeSuperseded(base, id)
+	return openSnapshot(dir, id)
+}
+
+// takeSnapshot boots m with its memory in a file, stops it when the agent is
+// ready, and writes the device state next to it. The folder appears whole or not
+// at all.
+func (s *Substrate) takeSnapshot(ctx context.Context, m substrate.Machine, id identity, dir string) (err error) {
+	tmp, err := os.MkdirTemp(filepath.Dir(dir), ".new-*")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(tmp) }()
+	ram, err := os.OpenFile(filepath.Join(tmp, ramFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = ram.Close() }()
+	state, err := s.bootAndSave(ctx, m, ram)
+	if err != nil {
+		return err
+	}
+	man := manifest{Identity: id, Taken: time.Now().UTC(), State: turnstone.DigestBytes(state)}
+	if err := ram.Sync(); err != nil {
+		return err
+	}
+	if _, err := ram.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	if man.RAM, err = turnstone.DigestReader(ram); err != nil {
+		return err
+	}
+	if man.Seal, err = sealOf(ram); err != nil {
+		return err
+	}
+	if err := writeSynced(filepath.Join(tmp, stateFile), state); err != nil {
+		return err
+	}
+	b, err := json.MarshalIndent(man, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := writeSynced(filepath.Join(tmp, manifestFile), b); err != nil {
+		return err
+	}
+	return os.Rename(tmp, dir)
+}
+
+func writeSynced(path string, b []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+// bootLimit bounds a boot under TCG on a busy machine; a boot takes seconds.
+const bootLimit = 3 * time.Minute
+
+// maxState bounds the device state, which is some hundred KiB.
+const maxState = 64 << 20
+
+func (s *Substrate) bootAndSave(ctx context.Context, m substrate.Machine, ram *os.File) ([]byte, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = r.Close() }()
+	defer func() { _ = w.Close() }()
+	vm, err := s.boot(ctx, m, ram)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = vm.Close() }()
+	if err := vm.wait(ctx, vm.ready, bootLimit); err != nil {
+		return nil, err
+	}
+	type read struct {
+		b   []byte
+		err error
+	}
+	got := make(chan read, 1)
+	go func() {
+		b, err := io.ReadAll(io.LimitReader(r, maxState))
+		got <- read{b, err}
+	}()
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if _, err := vm.mon.do(ctx, negotiate, passState(w), ignoreShared,
+		command{Execute: "migrate", Arguments: stateURI}); err != nil {
+		return nil, err
+	}
+	if err := vm.migrated(ctx); err != nil {
+		return nil, err
+	}
+	_ = w.Close()
+	_ = vm.Close() // with it the last writer of the pipe is gone
+	state := <-got
+	return state.b, state.err
+}
+
+// migrated waits until the state has been written.
+func (m *machine) migrated(ctx context.Context) error {
+	for {
+		v, err := m.mon.do(ctx, command{Execute: "query-migrate"})
+		if err != nil {
+			return err
+		}
+		var st struct {
+			Status string `json:"status"`
+			Error  string `json:"error-desc"`
+		}
+		if err := json.Unmarshal(v, &st); err != nil {
+			return err
+		}
+		switch st.Status {
+		case "completed":
+			return nil
+		case "failed", "cancelled":
+			return fmt.Errorf("saving the device state: %s %s", st.Status, st.Error)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// removeSuperseded removes the snapshots that differ from id only in what has
+// been replaced: the agent, the kernel or QEMU. A machine that still runs from one
+// keeps its mapping.
+func (s *Substrate) removeSuperseded(base string, id identity) {
+	entries, _ := os.ReadDir(base)
+	for _, e := range entries {
+		dir := filepath.Join(base, e.Name())
+		b, err := os.ReadFile(filepath.Join(dir, manifestFile))
+		var m manifest
+		if err != nil || json.Unmarshal(b, &m) != nil || m.Identity == id {
+			continue
+		}
+		if m.Identity.Root == id.Root && m.Identity.Shape == id.Shape && m.Identity.Accel == id.Accel {
+			_ = os.RemoveAll(dir)
+			_ = os.Remove(dir + ".lock")
+		}
+	}
+}
