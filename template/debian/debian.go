@@ -1,0 +1,272 @@
+// Package debian gets Debian packages onto this machine as a tar stream, through
+// the program mmdebstrap. It needs no root: an ordinary user gets a user
+// namespace. What comes out was checked by apt against Debian's archive keys.
+package debian
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"turnstone.dev/turnstone"
+)
+
+// Where packages come from, unless TURN_DEBIAN_MIRROR and
+// TURN_DEBIAN_SECURITY_MIRROR say otherwise.
+const (
+	DefaultMirror         = "http://deb.debian.org/debian"
+	DefaultSecurityMirror = "http://deb.debian.org/debian-security"
+)
+
+// Keyring holds the keys that Debian signs its archive with. It is named in the
+// image's sources.list too, where the package debian-archive-keyring has it at
+// the same place, so that images are the same whatever host built them.
+const Keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+// Epoch is the time that generated files get, and the latest that any file in an
+// image has: 2026-01-01T00:00:00Z. It is the SOURCE_DATE_EPOCH of every run
+// (https://reproducible-builds.org/specs/source-date-epoch/).
+const Epoch = 1767225600
+
+// A Request names what to get.
+type Request struct {
+	Suite   string   // as "bookworm"
+	Variant string   // of mmdebstrap: "extract" unpacks only, "minbase" makes a root that runs
+	Include []string // packages
+	// Slim leaves manual pages, translations and documentation out, save copyrights.
+	Slim bool
+	Log  io.Writer // gets everything that mmdebstrap and apt say; may be nil
+	// Progress is told of each stage in a few words; may be nil.
+	Progress func(string)
+}
+
+// Fetch runs mmdebstrap for req and gives its tar stream to consume, which must
+// read to the end or return an error. When ctx ends, or consume fails, the run is
+// ended and its temporary files, in $TMPDIR, are removed by it. Errors are
+// *turnstone.Error, of kind Unavailable (a program or the network is missing),
+// Invalid (no such package), Exhausted (disk full) or Integrity (bad signatures).
+func Fetch(ctx context.Context, req Request, consume func(io.Reader) error) error {
+	const op = "debian.fetch"
+	mode, err := check()
+	if err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return canceled(op, err)
+	}
+	out, in, err := os.Pipe()
+	if err != nil {
+		return &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Err: err}
+	}
+	defer out.Close()
+	log := newTranscript(req.Log, req.Progress)
+	wait, stop, err := start(arguments(mode, req), in, log)
+	_ = in.Close() // the child has its own
+	if err != nil {
+		return &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: "mmdebstrap", Err: err, Hint: installHint}
+	}
+	unwatch := context.AfterFunc(ctx, stop)
+	defer unwatch()
+
+	stream := &endReader{r: out}
+	consumeErr := consume(stream)
+	if consumeErr == nil {
+		// tar pads its last record; mmdebstrap must not be left writing into a closed pipe.
+		_, consumeErr = io.Copy(io.Discard, stream)
+	}
+	if consumeErr != nil && !stream.ended {
+		stop()
+	}
+	_ = out.Close()
+	runErr := wait()
+	log.flush()
+	switch {
+	case ctx.Err() != nil:
+		return canceled(op, ctx.Err())
+	case runErr != nil && stream.ended:
+		// When mmdebstrap fails, its stream is cut short and consume may have failed too: the cause comes first.
+		return explain(op, req, runErr, log.tail())
+	default:
+		return consumeErr
+	}
+}
+
+// endReader remembers that its reader has come to the end.
+type endReader struct {
+	r     io.Reader
+	ended bool
+}
+
+func (e *endReader) Read(p []byte) (int, error) {
+	n, err := e.r.Read(p)
+	e.ended = e.ended || err == io.EOF
+	return n, err
+}
+
+// check returns mmdebstrap's mode for this user, or says what is missing.
+func check() (mode string, err error) {
+	missing := func(what, hint string) error {
+		return &turnstone.Error{Op: "debian.fetch", Kind: turnstone.Unavailable, Subject: what,
+			Err: errors.New("is not there"), Hint: hint}
+	}
+	if runtime.GOARCH != "amd64" {
+		return "", &turnstone.Error{Op: "debian.fetch", Kind: turnstone.Unavailable, Subject: runtime.GOARCH,
+			Err: errors.New("this processor has no guest kernel and templates yet"), Hint: "use an x86-64 machine"}
+	}
+	if _, err := lookPath("mmdebstrap"); err != nil {
+		return "", missing("the program mmdebstrap", installHint)
+	}
+	if _, err := os.Stat(Keyring); err != nil {
+		return "", missing(Keyring, "install Debian's archive keys: sudo apt install debian-archive-keyring")
+	}
+	if os.Geteuid() == 0 {
+		return "root", nil
+	}
+	if _, err := lookPath("newuidmap"); err != nil {
+		return "", missing("the program newuidmap", installHint)
+	}
+	if err := checkSubordinateIDs("/etc/subuid", "/etc/subgid"); err != nil {
+		return "", err
+	}
+	return "unshare", nil
+}
+
+const installHint = "install what builds templates: sudo apt install mmdebstrap uidmap debian-archive-keyring"
+
+// arguments returns the command line of mmdebstrap, the program itself left out.
+func arguments(mode string, req Request) []string {
+	args := []string{
+		"--mode=" + mode,
+		"--variant=" + req.Variant,
+		"--format=tar",
+		"--architectures=amd64",
+		`--aptopt=Acquire::Retries "3"`,
+		`--aptopt=Acquire::Languages "none"`,
+		`--aptopt=APT::Install-Recommends "false"`,
+	}
+	if req.Slim {
+		for _, rule := range []string{
+			"path-exclude=/usr/share/man/*", "path-exclude=/usr/share/info/*", "path-exclude=/usr/share/locale/*",
+			"path-exclude=/usr/share/doc/*", "path-include=/usr/share/doc/*/copyright",
+		} {
+			args = append(args, "--dpkgopt="+rule)
+		}
+	}
+	if len(req.Include) > 0 {
+		args = append(args, "--include="+strings.Join(req.Include, ","))
+	}
+	args = append(args, req.Suite, "-")
+	return append(args, Sources(req.Suite)...)
+}
+
+// Sources returns the lines of sources.list for a suite of Debian: the main
+// archive, its updates and its security fixes.
+func Sources(suite string) []string {
+	mirror, security := DefaultMirror, DefaultSecurityMirror
+	if m := os.Getenv("TURN_DEBIAN_MIRROR"); m != "" {
+		mirror = strings.TrimRight(m, "/")
+	}
+	if m := os.Getenv("TURN_DEBIAN_SECURITY_MIRROR"); m != "" {
+		security = strings.TrimRight(m, "/")
+	}
+	line := func(url, suite string) string {
+		return fmt.Sprintf("deb [signed-by=%s] %s %s main", Keyring, url, suite)
+	}
+	return []string{line(mirror, suite), line(mirror, suite+"-updates"), line(security, suite+"-security")}
+}
+
+// searchPath adds the system's own folders, where an ordinary user's PATH often
+// lacks them: mmdebstrap calls chroot and others from there.
+func searchPath() string {
+	return strings.TrimPrefix(os.Getenv("PATH")+":/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin", ":")
+}
+
+func lookPath(program string) (string, error) {
+	for _, dir := range strings.Split(searchPath(), ":") {
+		if !strings.HasPrefix(dir, "/") {
+			continue
+		}
+		if path, err := exec.LookPath(dir + "/" + program); err == nil {
+			return path, nil
+		}
+	}
+	return "", exec.ErrNotFound
+}
+
+// environment passes on only what decides where things are and how the network is
+// reached, so that a user's settings do not leak into images.
+func environment() []string {
+	env := []string{"PATH=" + searchPath(), "LC_ALL=C.UTF-8", fmt.Sprintf("SOURCE_DATE_EPOCH=%d", Epoch)}
+	for _, name := range []string{"HOME", "USER", "LOGNAME", "TMPDIR",
+		"http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy"} {
+		if v, ok := os.LookupEnv(name); ok {
+			env = append(env, name+"="+v)
+		}
+	}
+	return env
+}
+
+// stopGrace is how long mmdebstrap may take to remove its files after it was told to end.
+const stopGrace = 20 * time.Second
+
+// start starts mmdebstrap. wait returns when it has ended; stop tells it to end,
+// and kills it if it does not. Both may be called many times.
+func start(args []string, stdout *os.File, log *transcript) (wait func() error, stop func(), err error) {
+	program, err := lookPath("mmdebstrap")
+	if err != nil {
+		return nil, nil, err
+	}
+	cmd := exec.Command(program, args...)
+	cmd.Env = environment()
+	cmd.Dir = "/" // the caller's directory may be closed to the namespace's user
+	cmd.Stdout = stdout
+	cmd.Stderr = log
+	// A group of its own: mmdebstrap signals its whole group, which must not be
+	// ours, and the terminal's Ctrl-C reaches it through us only.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	started, done := make(chan error, 1), make(chan struct{})
+	var runErr error
+	go func() {
+		// The death signal is sent when the thread that started the child ends.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		defer close(done)
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			runErr = cmd.Wait()
+		}
+	}()
+	if err := <-started; err != nil {
+		return nil, nil, err
+	}
+	var once sync.Once
+	stop = func() {
+		once.Do(func() {
+			signal := func(s syscall.Signal) {
+				select {
+				case <-done: // the number may be somebody else's by now
+				default:
+					_ = syscall.Kill(-cmd.Process.Pid, s)
+				}
+			}
+			signal(syscall.SIGTERM)
+			go func() {
+				select {
+				case <-done:
+				case <-time.After(stopGrace):
+					signal(syscall.SIGKILL)
+				}
+			}()
+		})
+	}
+	return func() error { <-done; return runErr }, stop, nil
+}
