@@ -1,0 +1,64 @@
+# Turnstone's make targets. A new machine needs Go and make; `make setup` does the rest.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+.NOTPARALLEL: # setup comes before build
+
+GO ?= go
+FUZZTIME ?= 10s
+TIMEOUT ?= 14m
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
+
+.PHONY: help
+help: ## print what there is
+	@echo "usage: make TARGET"
+	@echo
+	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## /\1\t/p' Makefile | while IFS=$$'\t' read -r name what; do \
+		printf '  %-8s %s\n' "$$name" "$$what"; done
+
+.PHONY: setup
+setup: ## install the Debian packages that are missing, and check Go
+	@scripts/setup
+
+.PHONY: build
+build: ## build bin/turn
+	@mkdir -p agentbin/bin bin
+	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags "-s -w" -o agentbin/bin/agent ./cmd/turn-agent
+	CGO_ENABLED=0 $(GO) build -trimpath -o bin/turn ./cmd/turn
+
+.PHONY: run
+run: setup build ## set up, build, and run examples/weather.md
+	bin/turn run examples/weather.md
+
+.PHONY: test
+test: setup build check ## set up, build, and run every test; as root, the tests with machines also as an ordinary user
+	$(GO) test -race -timeout $(TIMEOUT) ./...
+	@scripts/test-as-user
+
+.PHONY: check
+check: ## go vet and gofmt
+	$(GO) vet ./...
+	@unformatted=$$(gofmt -l $$($(GO) list -f '{{.Dir}}' ./...)); \
+	if [ -n "$$unformatted" ]; then echo "not formatted, run gofmt -w:"; echo "$$unformatted"; exit 1; fi
+
+.PHONY: short
+short: build ## the tests that start no machine
+	$(GO) test -short ./...
+
+.PHONY: bench
+bench: setup build ## measure: speed and size, all in one run
+	$(GO) test -run '^$$' -bench . -timeout 60m ./...
+
+.PHONY: fuzz
+fuzz: build ## fuzz every decoder for FUZZTIME each (default 10s)
+	@scripts/fuzz $(FUZZTIME)
+
+.PHONY: lint
+lint: build ## staticcheck
+	$(GO) run $(STATICCHECK) ./...
+
+.PHONY: clean
+clean: ## remove what was built; the state under TURN_HOME stays
+	rm -rf bin .cache agentbin/bin/agent
