@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -59,7 +60,7 @@ func (s *Substrate) KVM(ctx context.Context, probe *substrate.Machine) Verdict {
 		return Verdict{Reason: err.Error()} // says nothing of KVM: ask again next time
 	}
 	b, _ := json.Marshal(remembered{v, host})
-	_ = replaceFile(path, b) // a verdict that is not remembered is found again
+	_ = stamp.WriteFile(path, b, 0o600) // a verdict that is not remembered is found again
 	return v
 }
 

@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -21,6 +22,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -62,7 +64,9 @@ func New(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
 			return nil, &turnstone.Error{Op: "qemu.new", Kind: turnstone.Unavailable, Subject: binaryName, Err: err,
 				Hint: "sudo apt-get install --no-install-recommends qemu-system-x86"}
 		}
-		s.binary = path
+		if s.binary, err = filepath.EvalSymlinks(path); err != nil {
+			s.binary = path
+		}
 	}
 	var err error
 	if s.version, err = s.readVersion(ctx); err != nil {
@@ -159,9 +163,10 @@ func (s *Substrate) wrap(err error) error {
 	if kind := turnstone.KindOf(err); kind != turnstone.Internal {
 		return err
 	}
-	kind := turnstone.Unavailable
-	hint := "run `turn doctor`"
+	kind, hint := turnstone.Unavailable, "run `turn doctor`"
 	switch {
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		kind, hint = turnstone.Canceled, ""
 	case isNoSpace(err):
 		kind, hint = turnstone.Exhausted, "make room on the disk that holds "+s.home.Dir
 	}
@@ -276,54 +281,35 @@ func (s *Substrate) identity(m substrate.Machine) identity {
 // programVersion is the cached answer of a program's --version: starting QEMU only
 // to ask takes as long as a tenth of a turn.
 type programVersion struct {
-	Seal    seal   `json:"seal"`
-	Version string `json:"version"`
+	Path    string      `json:"path"`
+	Binary  stamp.Stamp `json:"binary"`
+	Version string      `json:"version"`
 }
 
 func (s *Substrate) readVersion(ctx context.Context) (string, error) {
+	cache := s.home.Path("cache", "qemu-version.json")
+	var known programVersion
+	if b, err := os.ReadFile(cache); err == nil && json.Unmarshal(b, &known) == nil &&
+		known.Path == s.binary && known.Binary.Fresh(s.binary) {
+		return known.Version, nil
+	}
 	unavailable := func(err error) error {
 		return &turnstone.Error{Op: "qemu.new", Kind: turnstone.Unavailable, Subject: s.binary, Err: err, Hint: "run `turn doctor`"}
 	}
-	f, err := os.Open(s.binary)
+	binary, err := stamp.Of(ctx, s.binary)
 	if err != nil {
 		return "", unavailable(err)
-	}
-	defer func() { _ = f.Close() }()
-	now, err := sealOf(f)
-	if err != nil {
-		return "", unavailable(err)
-	}
-	cache := s.home.Path("cache", "qemu-version.json")
-	var known programVersion
-	if b, err := os.ReadFile(cache); err == nil && json.Unmarshal(b, &known) == nil && known.Seal == now {
-		return known.Version, nil
 	}
 	out, err := exec.CommandContext(ctx, s.binary, "--version").Output()
 	if err != nil {
 		return "", unavailable(err)
 	}
 	line, _, _ := strings.Cut(string(out), "\n")
-	b, _ := json.Marshal(programVersion{now, line})
 	if _, err := s.home.MkdirAll("cache"); err != nil {
 		return "", err
 	}
-	return line, replaceFile(cache, b)
-}
-
-func replaceFile(path string, b []byte) error {
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".tmp-*")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.Remove(tmp.Name()) }()
-	if _, err := tmp.Write(b); err != nil {
-		_ = tmp.Close()
-		return err
-	}
-	if err := tmp.Close(); err != nil {
-		return err
-	}
-	return os.Rename(tmp.Name(), path)
+	b, _ := json.Marshal(programVersion{s.binary, binary, line}) // plain data always encodes
+	return line, stamp.WriteFile(cache, b, 0o600)
 }
 
 var cpuLine = regexp.MustCompile(`(?m)^(model name|flags|microcode)\s*:.*$`)

@@ -8,12 +8,12 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -42,30 +42,12 @@ func (id identity) key() string {
 
 // A manifest describes a snapshot on disk. The device state is checked against
 // its digest at each start. Hashing the memory would take longer than the start:
-// it is sealed by the file's identity, size and change time, which no write can
-// leave as they were; when the seal is broken the digest decides.
+// its stamp tells whether anything was written to it, and then the digest decides.
 type manifest struct {
 	Identity identity         `json:"identity"`
 	Taken    time.Time        `json:"taken"`
 	State    turnstone.Digest `json:"state"`
-	RAM      turnstone.Digest `json:"ram"`
-	Seal     seal             `json:"seal"`
-}
-
-// A seal is what stat(2) says of a file.
-type seal struct {
-	Inode uint64 `json:"inode"`
-	Size  int64  `json:"size"`
-	MTime int64  `json:"mtimeNs"`
-	CTime int64  `json:"ctimeNs"`
-}
-
-func sealOf(f *os.File) (seal, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return seal{}, err
-	}
-	return seal{st.Ino, st.Size, st.Mtim.Nano(), st.Ctim.Nano()}, nil
+	RAM      stamp.Stamp      `json:"ram"`
 }
 
 const (
@@ -83,7 +65,7 @@ type snapshot struct {
 // openSnapshot returns the snapshot in dir if it is id's and whole. A snapshot
 // that is not there is fs.ErrNotExist; one that must not be used is an error of
 // kind Integrity.
-func openSnapshot(dir string, id identity) (*snapshot, error) {
+func openSnapshot(ctx context.Context, dir string, id identity) (*snapshot, error) {
 	b, err := os.ReadFile(filepath.Join(dir, manifestFile))
 	if err != nil {
 		return nil, err
@@ -105,30 +87,15 @@ func openSnapshot(dir string, id identity) (*snapshot, error) {
 	if turnstone.DigestBytes(state) != m.State {
 		return nil, damaged("device state", errors.New("does not match its digest"))
 	}
-	ram, err := os.OpenFile(filepath.Join(dir, ramFile), os.O_RDWR, 0)
+	path := filepath.Join(dir, ramFile)
+	if _, err := m.RAM.Check(ctx, path); err != nil {
+		return nil, damaged("memory", err)
+	}
+	ram, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return nil, damaged("memory", err)
 	}
-	if err := checkMemory(ram, &m); err != nil {
-		_ = ram.Close()
-		return nil, damaged("memory", err)
-	}
 	return &snapshot{ram: ram, state: state}, nil
-}
-
-func checkMemory(ram *os.File, m *manifest) error {
-	now, err := sealOf(ram)
-	if err != nil || now == m.Seal {
-		return err
-	}
-	if now.Size != m.Seal.Size {
-		return fmt.Errorf("has %d bytes instead of %d", now.Size, m.Seal.Size)
-	}
-	d, err := turnstone.DigestReader(ram)
-	if err == nil && d != m.RAM {
-		err = errors.New("does not match its digest")
-	}
-	return err
 }
 
 // ensureSnapshot returns the snapshot of m, which it takes where there is none
@@ -138,8 +105,9 @@ func (s *Substrate) ensureSnapshot(ctx context.Context, m substrate.Machine, id 
 	if err != nil {
 		return nil, err
 	}
+	sweep(base)
 	dir := filepath.Join(base, id.key())
-	if snap, err := openSnapshot(dir, id); err == nil {
+	if snap, err := openSnapshot(ctx, dir, id); err == nil {
 		return snap, nil
 	}
 	lock, err := home.Acquire(ctx, dir+".lock", func() { s.progress("waiting for another turn to take the snapshot") })
@@ -147,7 +115,7 @@ func (s *Substrate) ensureSnapshot(ctx context.Context, m substrate.Machine, id 
 		return nil, err
 	}
 	defer lock.Release()
-	snap, err := openSnapshot(dir, id)
+	snap, err := openSnapshot(ctx, dir, id)
 	if err == nil {
 		return snap, nil
 	}
@@ -162,14 +130,37 @@ func (s *Substrate) ensureSnapshot(ctx context.Context, m substrate.Machine, id 
 		return nil, fmt.Errorf("taking the snapshot: %w", err)
 	}
 	s.removeSuperseded(base, id)
-	return openSnapshot(dir, id)
+	return openSnapshot(ctx, dir, id)
+}
+
+// newPrefix begins the name of a folder in which a snapshot is being taken; the
+// key of the snapshot follows, whose lock is held meanwhile.
+const newPrefix = ".new-"
+
+// sweep removes what processes left behind that were killed while they took a
+// snapshot.
+func sweep(base string) {
+	entries, _ := os.ReadDir(base)
+	for _, e := range entries {
+		rest, ok := strings.CutPrefix(e.Name(), newPrefix)
+		if !ok {
+			continue
+		}
+		key, _, _ := strings.Cut(rest, "-")
+		lock, err := home.TryAcquire(filepath.Join(base, key+".lock"))
+		if lock == nil || err != nil {
+			continue // it is being taken right now
+		}
+		_ = os.RemoveAll(filepath.Join(base, e.Name()))
+		lock.Release()
+	}
 }
 
 // takeSnapshot boots m with its memory in a file, stops it when the agent is
 // ready, and writes the device state next to it. The folder appears whole or not
 // at all.
 func (s *Substrate) takeSnapshot(ctx context.Context, m substrate.Machine, id identity, dir string) (err error) {
-	tmp, err := os.MkdirTemp(filepath.Dir(dir), ".new-*")
+	tmp, err := os.MkdirTemp(filepath.Dir(dir), newPrefix+filepath.Base(dir)+"-*")
 	if err != nil {
 		return err
 	}
@@ -187,35 +178,20 @@ func (s *Substrate) takeSnapshot(ctx context.Context, m substrate.Machine, id id
 	if err := ram.Sync(); err != nil {
 		return err
 	}
-	if _, err := ram.Seek(0, io.SeekStart); err != nil {
+	if man.RAM, err = stamp.Of(ctx, ram.Name()); err != nil {
 		return err
 	}
-	if man.RAM, err = turnstone.DigestReader(ram); err != nil {
-		return err
-	}
-	if man.Seal, err = sealOf(ram); err != nil {
-		return err
-	}
-	if err := writeSynced(filepath.Join(tmp, stateFile), state); err != nil {
+	if err := stamp.WriteFile(filepath.Join(tmp, stateFile), state, 0o600); err != nil {
 		return err
 	}
 	b, err := json.MarshalIndent(man, "", "  ")
 	if err != nil {
 		return err
 	}
-	if err := writeSynced(filepath.Join(tmp, manifestFile), b); err != nil {
+	if err := stamp.WriteFile(filepath.Join(tmp, manifestFile), b, 0o600); err != nil {
 		return err
 	}
 	return os.Rename(tmp, dir)
-}
-
-func writeSynced(path string, b []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	return errors.Join(err, f.Sync(), f.Close())
 }
 
 // bootLimit bounds a boot under TCG on a busy machine; a boot takes seconds.

@@ -1,0 +1,138 @@
+package executor
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"os"
+	"path/filepath"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+)
+
+const (
+	headLimit = 64 << 10 // bytes of a stream's beginning kept in memory
+	tailLimit = 64 << 10 // bytes of its end
+	// keepLimit bounds what one stream may put on the host's disk. What comes
+	// after it is counted and hashed, but not kept.
+	keepLimit = 4 << 30
+)
+
+// capture takes one output stream: it counts and hashes all of it, keeps both
+// ends in memory, and puts the whole into a file once it is too long for the
+// receipt. A full disk does not end the step; the output's note says so.
+// It is used by one goroutine at a time.
+type capture struct {
+	path string // where the whole goes; empty: nowhere
+	name string // how the receipt names that file
+	live func([]byte)
+
+	head, tail []byte
+	size       int64
+	lines      int64
+	hash       hash.Hash
+	file       *os.File
+	note       string
+}
+
+func newCapture(dir, shown, file string, live func([]byte)) *capture {
+	c := &capture{live: live, hash: sha256.New()}
+	if dir != "" {
+		c.path, c.name = filepath.Join(dir, file), shown+"/"+file
+	}
+	return c
+}
+
+// Write implements io.Writer; it never fails.
+func (c *capture) Write(p []byte) (int, error) {
+	if c.live != nil {
+		c.live(p)
+	}
+	c.hash.Write(p)
+	c.size += int64(len(p))
+	c.lines += int64(bytes.Count(p, []byte{'\n'}))
+	rest := p
+	if room := headLimit - len(c.head); room > 0 {
+		n := min(room, len(rest))
+		c.head, rest = append(c.head, rest[:n]...), rest[n:]
+	}
+	if len(rest) > 0 {
+		c.spill(rest)
+		c.keepTail(rest)
+	}
+	return len(p), nil
+}
+
+func (c *capture) keepTail(p []byte) {
+	if len(p) >= tailLimit {
+		c.tail = append(c.tail[:0], p[len(p)-tailLimit:]...)
+		return
+	}
+	if over := len(c.tail) + len(p) - tailLimit; over > 0 {
+		c.tail = append(c.tail[:0], c.tail[over:]...)
+	}
+	c.tail = append(c.tail, p...)
+}
+
+// spill appends p to the file, which begins with the head.
+func (c *capture) spill(p []byte) {
+	if c.path == "" || c.note != "" {
+		return
+	}
+	if c.size > keepLimit {
+		c.drop(fmt.Errorf("it is longer than %s", turnstone.Bytes(keepLimit).Human()))
+		return
+	}
+	if c.file == nil {
+		f, err := os.OpenFile(c.path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+		if err == nil {
+			_, err = f.Write(c.head)
+			c.file = f
+		}
+		if err != nil {
+			c.drop(err)
+			return
+		}
+	}
+	if _, err := c.file.Write(p); err != nil {
+		c.drop(err)
+	}
+}
+
+// drop gives the file up: half an output under the name of the whole would lie.
+func (c *capture) drop(err error) {
+	var pe *os.PathError
+	if errors.As(err, &pe) {
+		err = pe.Err
+	}
+	c.note = "the whole is not kept: " + err.Error()
+	if c.file != nil {
+		_ = c.file.Close()
+		_ = os.Remove(c.path)
+		c.file = nil
+	}
+}
+
+// finish returns the output. An output that the receipt cannot show whole is in
+// the file afterwards.
+func (c *capture) finish() document.Output {
+	out := document.Output{Head: c.head, Tail: c.tail, Size: c.size, Lines: c.lines,
+		Digest: turnstone.Digest("sha256:" + hex.EncodeToString(c.hash.Sum(nil)))}
+	if _, cut := out.Text(); cut && c.file == nil {
+		c.spill(nil)
+	}
+	if c.file != nil {
+		if err := c.file.Close(); err != nil {
+			c.drop(err)
+		} else {
+			out.File = c.name
+		}
+		c.file = nil
+	}
+	out.Note = c.note
+	return out
+}

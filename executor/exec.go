@@ -1,0 +1,68 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/wire"
+)
+
+// A CommandRequest is one command to run in a fresh sandbox.
+type CommandRequest struct {
+	Argv      []string
+	Image     string // default "base"
+	Env       []string
+	Cwd       string
+	Add, Get  []Transfer
+	Timeout   time.Duration
+	Shape     turnstone.Shape // zero: the default
+	Substrate string
+	Stdin     io.Reader // nil: nothing
+	Stdout    io.Writer
+	Stderr    io.Writer
+}
+
+// Exec runs one command and returns its exit code, 128+n when signal n ended it.
+// Every error means that the command's own exit code is not known.
+func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(string)) (int, error) {
+	p := &plan{image: or(req.Image, DefaultImage), cwd: inCwd(DefaultCwd, req.Cwd), shape: req.Shape, env: req.Env,
+		timeout: or(req.Timeout, DefaultTimeout), driver: or(req.Substrate, "auto")}
+	if p.shape == (turnstone.Shape{}) {
+		p.shape = turnstone.DefaultShape()
+	}
+	if len(req.Argv) == 0 {
+		return 0, invalid("exec", "no command given")
+	}
+	if err := errors.Join(p.check(), p.transfers(req.Add, req.Get)); err != nil {
+		return 0, err
+	}
+	s, err := x.open(ctx, p, preparing, newStopwatch())
+	if err != nil {
+		return 0, interrupted(ctx, err, "while the sandbox was prepared")
+	}
+	defer s.close()
+	for _, t := range p.add {
+		if err := add(ctx, s, t); err != nil {
+			return 0, interrupted(ctx, s.fate(err), "while files were added")
+		}
+	}
+	timed, cancel := context.WithTimeout(ctx, p.timeout)
+	defer cancel()
+	exit, err := s.client.Start(timed, wire.StartParams{ID: "exec", Argv: req.Argv, Cwd: p.cwd,
+		Env: append(s.template.EnvList(), p.env...), Stdin: req.Stdin != nil}, req.Stdin, req.Stdout, req.Stderr)
+	switch {
+	case errors.Is(timed.Err(), context.DeadlineExceeded):
+		return 0, &turnstone.Error{Op: "executor.exec", Kind: turnstone.Timeout, Subject: req.Argv[0], Err: errors.New("killed after " + p.timeout.String())}
+	case err != nil || exit.Killed:
+		return 0, interrupted(ctx, s.fate(err), "while the command ran")
+	}
+	for _, t := range p.get {
+		if err := get(ctx, s, t); err != nil {
+			return exit.ExitCode, interrupted(ctx, s.fate(err), "while files were fetched")
+		}
+	}
+	return exit.ExitCode, nil
+}

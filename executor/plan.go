@@ -1,0 +1,189 @@
+package executor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+)
+
+// DefaultImage and DefaultCwd are what a document gets that names none.
+const (
+	DefaultImage = "base"
+	DefaultCwd   = "/workspace"
+)
+
+// DefaultTimeout bounds a turn whose document and caller set no bound, so that a
+// forgotten one does not hold its machine for ever.
+const DefaultTimeout = time.Hour
+
+// A plan is a Request with every question answered.
+type plan struct {
+	image   string
+	shape   turnstone.Shape
+	env     []string
+	cwd     string
+	timeout time.Duration
+	add     []Transfer // Path on the host, absolute; Dest in the sandbox, absolute, or ending in "/"
+	get     []Transfer // Path in the sandbox, absolute; Dest on the host
+	driver  string
+}
+
+func invalid(subject, format string, args ...any) error {
+	return &turnstone.Error{Op: "executor.plan", Kind: turnstone.Invalid, Subject: subject, Err: fmt.Errorf(format, args...)}
+}
+
+// planTurn merges what the caller, the document and the defaults say, in this order.
+func planTurn(req Request) (*plan, error) {
+	front := req.Document.Front
+	p := &plan{
+		image:   or(req.Image, front.Image, DefaultImage),
+		cwd:     or(front.Cwd, DefaultCwd),
+		timeout: or(req.Timeout, front.Timeout, DefaultTimeout),
+		shape:   turnstone.DefaultShape(),
+		env:     append(slices.Clone(front.Env), req.Env...),
+		driver:  or(req.Substrate, "auto"),
+	}
+	p.shape.CPUs = or(req.CPUs, front.CPUs, p.shape.CPUs)
+	p.shape.Memory = or(req.Memory, front.Memory, p.shape.Memory)
+	p.shape.Disk = or(req.Disk, front.Disk, p.shape.Disk)
+	if n := orNil(req.Network, front.Network); n != nil {
+		p.shape.Network = *n
+	}
+	if !path.IsAbs(p.cwd) {
+		p.cwd = path.Join(DefaultCwd, p.cwd)
+	}
+	if err := p.check(); err != nil {
+		return nil, err
+	}
+	for _, file := range front.Files {
+		t, err := p.documentFile(req.Dir, file)
+		if err != nil {
+			return nil, err
+		}
+		p.add = append(p.add, t)
+	}
+	return p, p.transfers(req.Add, req.Get)
+}
+
+func (p *plan) check() error {
+	if err := p.shape.Validate(); err != nil {
+		return invalid("shape", "%w", err)
+	}
+	if p.timeout <= 0 {
+		return invalid("timeout", "%s is not a time to run", p.timeout)
+	}
+	if !slices.Contains([]string{"auto", "qemu"}, p.driver) {
+		return &turnstone.Error{Op: "executor.plan", Kind: turnstone.Invalid, Subject: "substrate " + p.driver,
+			Err: errors.New("is not known"), Hint: "known are auto and qemu"}
+	}
+	for _, kv := range p.env {
+		if name, _, ok := strings.Cut(kv, "="); !ok || !validEnvName(name) || strings.ContainsRune(kv, 0) {
+			return invalid("env", "%q is not NAME=VALUE", kv)
+		}
+	}
+	return nil
+}
+
+func validEnvName(s string) bool {
+	for i, r := range s {
+		letter := r == '_' || 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z'
+		if !letter && (i == 0 || r < '0' || r > '9') {
+			return false
+		}
+	}
+	return s != ""
+}
+
+// documentFile resolves one entry of the document's files:. A document may come
+// from anybody, so it reaches only what lies beside and below it, also through
+// symbolic links.
+func (p *plan) documentFile(dir, file string) (Transfer, error) {
+	src, dest, _ := strings.Cut(file, ":")
+	outside := func(err error) error {
+		return &turnstone.Error{Op: "executor.plan", Kind: turnstone.Invalid, Subject: "files: " + src, Err: err,
+			Hint: "a document names files in its own folder; give others with --add"}
+	}
+	if dir == "" {
+		return Transfer{}, outside(errors.New("the document has no folder"))
+	}
+	if !filepath.IsLocal(src) {
+		return Transfer{}, outside(errors.New("leaves the document's folder"))
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return Transfer{}, outside(err)
+	}
+	defer func() { _ = root.Close() }()
+	if _, err := root.Stat(src); err != nil {
+		return Transfer{}, outside(err)
+	}
+	return Transfer{Path: filepath.Join(dir, src), Dest: p.inside(dest, src)}, nil
+}
+
+// inside returns where name goes in the sandbox: dest, else the same name in the
+// working directory. A trailing slash survives: it means "into this folder".
+func (p *plan) inside(dest, name string) string {
+	if dest == "" {
+		return path.Join(p.cwd, filepath.Base(name))
+	}
+	slash := strings.HasSuffix(dest, "/")
+	if !path.IsAbs(dest) {
+		dest = path.Join(p.cwd, dest)
+	}
+	dest = path.Clean(dest)
+	if slash && dest != "/" {
+		dest += "/"
+	}
+	return dest
+}
+
+func (p *plan) transfers(add, get []Transfer) error {
+	for _, t := range add {
+		abs, err := filepath.Abs(t.Path)
+		if err == nil {
+			_, err = os.Stat(abs)
+		}
+		if err != nil {
+			return invalid("--add", "%w", err)
+		}
+		p.add = append(p.add, Transfer{Path: abs, Dest: p.inside(t.Dest, abs)})
+	}
+	for _, t := range get {
+		if t.Path == "" {
+			return invalid("--get", "no path given")
+		}
+		src := t.Path
+		if !path.IsAbs(src) {
+			src = path.Join(p.cwd, src)
+		}
+		p.get = append(p.get, Transfer{Path: path.Clean(src), Dest: or(t.Dest, ".")})
+	}
+	return nil
+}
+
+// or returns the first of its values that is not zero.
+func or[T comparable](values ...T) T {
+	var zero T
+	for _, v := range values {
+		if v != zero {
+			return v
+		}
+	}
+	return zero
+}
+
+func orNil[T any](values ...*T) *T {
+	for _, v := range values {
+		if v != nil {
+			return v
+		}
+	}
+	return nil
+}

@@ -1,0 +1,290 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/wire"
+)
+
+// An Executor runs turns with the state of one home. It is safe for concurrent use.
+type Executor struct {
+	home *home.Home
+}
+
+// New returns an executor on h.
+func New(h *home.Home) *Executor { return &Executor{home: h} }
+
+// Run runs one turn and returns it with its receipt. An error without a Turn
+// means that nothing was started: of kind Invalid or NotFound, that the request
+// is wrong. A turn that began always comes back, its Result telling how it ended;
+// when ctx is cancelled it is "error" and the receipt says at which step.
+func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, error) {
+	p, err := planTurn(req)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := x.templates().Resolve(p.image); err != nil {
+		return nil, err
+	}
+	r := &run{x: x, plan: p, doc: req.Document, obs: obs, clock: newStopwatch()}
+	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now().UTC(), Image: p.image, Result: turnstone.Errored}
+	r.results = make([]document.StepResult, len(req.Document.Steps))
+	for i := range r.results {
+		r.results[i] = document.StepResult{Status: turnstone.StepSkipped, Note: "not reached"}
+	}
+	if dir, err := x.home.MkdirAll("turns", string(r.info.ID)); err == nil {
+		r.dir = dir // else the outputs are not kept; the turn runs all the same
+	}
+	r.all(ctx)
+	return r.turn(), nil
+}
+
+// run is one turn on its way.
+type run struct {
+	x       *Executor
+	plan    *plan
+	doc     *document.Document
+	obs     Observer
+	clock   *stopwatch
+	dir     string // where the turn's files are kept; empty if nowhere
+	info    document.TurnInfo
+	hint    string
+	results []document.StepResult
+}
+
+// all is the turn from end to end. What ends it early is in r.info afterwards.
+func (r *run) all(ctx context.Context) {
+	err := r.steps(ctx)
+	r.info.Duration = time.Since(r.info.Started)
+	if err != nil {
+		r.info.Result, r.info.Error, r.hint = turnstone.Errored, oneLine(err.Error()), turnstone.HintOf(err)
+	}
+	r.keepReceipt()
+	r.clock.lap("finish")
+}
+
+func (r *run) steps(ctx context.Context) error {
+	// Until the first step is reached the receipt on disk says that this was
+	// where the executor ended, should it be killed.
+	r.info.Error = "the executor ended before the first step"
+	r.keepReceipt()
+	s, err := r.x.open(ctx, r.plan, r.obs.Preparing, r.clock)
+	if err != nil {
+		return interrupted(ctx, err, "while the sandbox was prepared")
+	}
+	defer func() {
+		s.close()
+		r.clock.lap("close")
+	}()
+	r.info.Template, r.info.Substrate, r.info.Isolation = s.template.Digest, s.driver.Name(), s.driver.Isolation()
+	turnCtx, cancel := context.WithTimeout(ctx, r.plan.timeout)
+	defer cancel()
+	for _, t := range r.plan.add {
+		if err := add(turnCtx, s, t); err != nil {
+			return interrupted(ctx, s.fate(err), "while files were added")
+		}
+	}
+	if len(r.plan.add) > 0 {
+		r.clock.lap("add")
+	}
+	result, err := r.each(ctx, turnCtx, s)
+	r.clock.lap("steps")
+	if err != nil {
+		return err
+	}
+	for _, t := range r.plan.get {
+		if err := get(ctx, s, t); err != nil {
+			return interrupted(ctx, s.fate(err), "while files were fetched")
+		}
+	}
+	if len(r.plan.get) > 0 {
+		r.clock.lap("get")
+	}
+	r.info.Result, r.info.Error = result, ""
+	return nil
+}
+
+// each runs the steps in order. An error means that the turn was cut off.
+func (r *run) each(ctx, turnCtx context.Context, s *sandbox) (turnstone.Result, error) {
+	result, reason := turnstone.Passed, ""
+	first := true
+	for i, step := range r.doc.Steps {
+		res := &r.results[i]
+		switch {
+		case reason != "":
+			res.Note = reason
+			continue
+		case step.Skip:
+			res.Note = "skipped by its author"
+			continue
+		}
+		res.Status = turnstone.StepError
+		res.Note = "the executor ended during this step"
+		r.info.Error = "the executor ended during " + step.Name
+		r.keepReceipt()
+		r.obs.StepStarted(step)
+		err := r.one(turnCtx, s, step, res, first)
+		first = false
+		if err != nil {
+			err = interrupted(ctx, s.fate(err), "during "+step.Name)
+			res.Note = oneLine(err.Error())
+		}
+		r.obs.StepFinished(step, report(step, *res))
+		if err != nil {
+			return turnstone.Errored, err
+		}
+		if res.Status == turnstone.StepPassed {
+			continue
+		}
+		overall := turnCtx.Err() != nil
+		if step.ContinueOnError && !overall {
+			continue
+		}
+		result, reason = turnstone.Failed, step.Name+" failed"
+		if res.Status == turnstone.StepTimeout {
+			result, reason = turnstone.TimedOut, step.Name+" timed out"
+		}
+		if overall {
+			reason = "the turn's time was up"
+		}
+	}
+	return result, nil
+}
+
+// killGrace is how long a killed step may take to be gone before its machine is.
+const killGrace = 15 * time.Second
+
+// one runs one step and fills res. An error means that the machine did not tell
+// how the step ended.
+func (r *run) one(turnCtx context.Context, s *sandbox, step *document.Step, res *document.StepResult, first bool) error {
+	ctx := turnCtx
+	if step.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(turnCtx, step.Timeout)
+		defer cancel()
+	}
+	// A guest that does not let its step be killed loses its machine.
+	stop := context.AfterFunc(ctx, func() {
+		select {
+		case <-s.Done():
+		case <-time.After(killGrace):
+			_ = s.Sandbox.Close()
+		}
+	})
+	defer stop()
+	stdout, stderr := r.capture(step, Stdout, "stdout"), r.capture(step, Stderr, "stderr")
+	params := wire.ExecuteParams{ID: step.Name, Name: step.Name, Language: step.Language, Script: step.Script}
+	if first {
+		params.Env, params.Cwd = append(s.template.EnvList(), r.plan.env...), r.plan.cwd
+	}
+	if step.Cwd != "" {
+		params.Cwd = inCwd(r.plan.cwd, step.Cwd)
+	}
+	began := time.Now()
+	exit, err := s.client.Execute(ctx, params, stdout, stderr)
+	res.Duration = time.Since(began)
+	res.Stdout, res.Stderr = stdout.finish(), stderr.finish()
+	deadline := errors.Is(ctx.Err(), context.DeadlineExceeded)
+	if deadline && (err != nil || exit.Killed) {
+		res.Status, res.Note = turnstone.StepTimeout, r.timeoutNote(turnCtx, step)
+		if err != nil && turnstone.KindOf(err) == turnstone.Dead {
+			return err
+		}
+		return nil
+	}
+	if err == nil && exit.Killed {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	code := exit.ExitCode
+	res.ExitCode, res.Status, res.Note = &code, turnstone.StepPassed, exitNote(exit)
+	if code != 0 {
+		res.Status = turnstone.StepFailed
+	}
+	return nil
+}
+
+func (r *run) timeoutNote(turnCtx context.Context, step *document.Step) string {
+	if turnCtx.Err() != nil {
+		return fmt.Sprintf("killed: the turn's %s were up", r.plan.timeout)
+	}
+	return fmt.Sprintf("killed after %s", step.Timeout)
+}
+
+func exitNote(e wire.ExitResult) string {
+	var notes []string
+	if e.Signal != "" {
+		notes = append(notes, "ended by "+oneLine(e.Signal))
+	}
+	if e.OOMKilled {
+		notes = append(notes, "out of memory: the sandbox's limit killed a process (more with memory:)")
+	}
+	if e.DiskFull {
+		notes = append(notes, "the sandbox's disk is full (more with disk:)")
+	}
+	return strings.Join(notes, "; ")
+}
+
+func (r *run) capture(step *document.Step, stream Stream, name string) *capture {
+	return newCapture(r.dir, "turns/"+string(r.info.ID), fmt.Sprintf("step-%d.%s", step.Index, name),
+		func(p []byte) { r.obs.StepOutput(step, stream, p) })
+}
+
+// interrupted names the place where ctx's end cut a turn off.
+func interrupted(ctx context.Context, err error, where string) error {
+	if !isCancel(ctx) {
+		return err
+	}
+	return &turnstone.Error{Op: "executor.run", Kind: turnstone.Canceled, Subject: "interrupted", Err: errors.New(where)}
+}
+
+// keepReceipt writes the receipt as it stands into the turn's folder.
+func (r *run) keepReceipt() {
+	if r.dir == "" {
+		return
+	}
+	path := filepath.Join(r.dir, "receipt.md")
+	tmp := path + ".new"
+	if err := os.WriteFile(tmp, r.doc.Receipt(r.info, r.results), 0o600); err != nil {
+		_ = os.Remove(tmp)
+		return // a full disk: the caller still gets the receipt
+	}
+	_ = os.Rename(tmp, path)
+}
+
+func (r *run) turn() *Turn {
+	t := &Turn{ID: r.info.ID, Result: r.info.Result, Error: r.info.Error, Hint: r.hint,
+		Substrate: r.info.Substrate, Isolation: r.info.Isolation, Template: r.info.Template, Image: r.info.Image,
+		Started: r.info.Started, Duration: r.info.Duration, Millis: r.info.Duration.Milliseconds(),
+		Phases: r.clock.phases, Receipt: string(r.doc.Receipt(r.info, r.results)), Steps: []StepReport{}}
+	for i, step := range r.doc.Steps {
+		t.Steps = append(t.Steps, report(step, r.results[i]))
+	}
+	return t
+}
+
+func report(step *document.Step, res document.StepResult) StepReport {
+	rep := StepReport{Name: step.Name, Line: step.Line, Status: res.Status, ExitCode: res.ExitCode,
+		Millis: res.Duration.Milliseconds(), Note: res.Note}
+	rep.Stdout, rep.StdoutInfo = describe(res.Stdout)
+	rep.Stderr, rep.StderrInfo = describe(res.Stderr)
+	return rep
+}
+
+func describe(o document.Output) (string, OutputInfo) {
+	text, cut := o.Text()
+	return text, OutputInfo{Bytes: o.Size, Digest: o.Digest, Truncated: cut, File: o.File}
+}
+
+func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

@@ -1,0 +1,65 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"io"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/archive"
+)
+
+// inCwd resolves a step's cwd against the document's.
+func inCwd(base, dir string) string {
+	if path.IsAbs(dir) {
+		return path.Clean(dir)
+	}
+	return path.Join(base, dir)
+}
+
+// add copies t.Path from the host to t.Dest in the sandbox.
+func add(ctx context.Context, s *sandbox, t Transfer) error {
+	dir, name := path.Split(t.Dest)
+	if strings.HasSuffix(t.Dest, "/") {
+		dir, name = t.Dest, filepath.Base(t.Path)
+	}
+	r, w := io.Pipe()
+	packed := make(chan error, 1)
+	go func() {
+		err := archive.Pack(ctx, w, t.Path, name)
+		_ = w.CloseWithError(err)
+		packed <- err
+	}()
+	err := s.client.Put(ctx, path.Clean(dir), r)
+	_ = r.CloseWithError(io.ErrClosedPipe) // ends the packer when Put gave up early
+	if perr := <-packed; perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
+		return &turnstone.Error{Op: "executor.add", Kind: turnstone.Invalid, Subject: t.Path, Err: perr}
+	}
+	return err
+}
+
+// getLimits bounds what a sandbox can make --get write to the host.
+var getLimits = archive.Limits{Bytes: 64 << 30, Entries: 1_000_000}
+
+// get copies t.Path from the sandbox to t.Dest on the host.
+func get(ctx context.Context, s *sandbox, t Transfer) error {
+	r, w := io.Pipe()
+	got := make(chan error, 1)
+	go func() {
+		err := s.client.Get(ctx, t.Path, w)
+		_ = w.CloseWithError(err)
+		got <- err
+	}()
+	err := archive.Unpack(ctx, r, t.Dest, getLimits)
+	_ = r.CloseWithError(io.ErrClosedPipe)
+	if gerr := <-got; gerr != nil && !errors.Is(gerr, io.ErrClosedPipe) {
+		return gerr
+	}
+	if err != nil {
+		err = &turnstone.Error{Op: "executor.get", Kind: turnstone.KindOf(err), Subject: t.Path, Err: err, Hint: turnstone.HintOf(err)}
+	}
+	return err
+}

@@ -1,0 +1,349 @@
+// Package substratetest is the conformance suite of substrates: what every
+// sandbox keeps, whatever runs it. A driver's test calls Run with real machines.
+package substratetest
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/wire"
+)
+
+// A Config is what the suite needs besides the substrate.
+type Config struct {
+	// Machine has the template base, one CPU and the network on. The suite
+	// changes its shape.
+	Machine substrate.Machine
+	// Network is what a sandbox of Machine is configured with.
+	Network wire.Network
+}
+
+// limit bounds each conversation with a guest; they take milliseconds, and seconds
+// on a busy machine without KVM.
+const limit = 3 * time.Minute
+
+// Run runs the suite on s.
+func Run(t *testing.T, s substrate.Substrate, c Config) {
+	t.Run("names itself", func(t *testing.T) {
+		if s.Name() == "" || s.Isolation() == "" {
+			t.Errorf("name %q, isolation %q", s.Name(), s.Isolation())
+		}
+	})
+	t.Run("boots without a snapshot", func(t *testing.T) { testBoot(t, s, c) })
+	t.Run("runs commands", func(t *testing.T) { testCommands(t, s, c) })
+	t.Run("clones are not twins", func(t *testing.T) { testTwins(t, s, c) })
+	t.Run("clones share nothing they write", func(t *testing.T) { testApart(t, s, c) })
+	t.Run("template is read-only", func(t *testing.T) { testTemplate(t, s, c) })
+	t.Run("network on", func(t *testing.T) { testNetworkOn(t, s, c) })
+	t.Run("network off", func(t *testing.T) { testNetworkOff(t, s, c) })
+	t.Run("cpus", func(t *testing.T) { testCPUs(t, s, c) })
+	t.Run("memory limit", func(t *testing.T) { testMemory(t, s, c) })
+	t.Run("disk limit", func(t *testing.T) { testDisk(t, s, c) })
+	t.Run("process limit", func(t *testing.T) { testProcesses(t, s, c) })
+	t.Run("a dead guest is told", func(t *testing.T) { testPanic(t, s, c) })
+	t.Run("close", func(t *testing.T) { testClose(t, s, c) })
+	t.Run("pause", func(t *testing.T) { testPause(t, s, c) })
+	t.Run("cancelled restore", func(t *testing.T) { testCancel(t, s, c) })
+}
+
+// Clone restores a machine and configures it as the executor does; the test ends
+// it. It is exported for drivers' own tests.
+func Clone(t *testing.T, s substrate.Substrate, m substrate.Machine, network *wire.Network) (substrate.Sandbox, *wire.Client) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	vm, err := s.Restore(ctx, m)
+	if err != nil {
+		t.Fatalf("restore: %v (%s)", err, turnstone.HintOf(err))
+	}
+	return vm, configure(t, vm, network)
+}
+
+func configure(t *testing.T, vm substrate.Sandbox, network *wire.Network) *wire.Client {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	client, err := wire.NewClient(vm.Agent())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close(); _ = vm.Close() })
+	entropy, id := make([]byte, 64), make([]byte, 16)
+	_, _ = rand.Read(entropy)
+	_, _ = rand.Read(id)
+	res, err := client.Configure(ctx, wire.ConfigureParams{Entropy: entropy, Time: time.Now(), Scratch: vm.Scratch(),
+		Hostname: strings.ReplaceAll(string(vm.ID()), "_", "-"), MachineID: hex.EncodeToString(id), Network: network})
+	if err != nil {
+		t.Fatalf("configure: %v (machine: %v)", err, vm.Err())
+	}
+	if !res.Reseeded {
+		t.Fatal("the clone did not confirm its reseed")
+	}
+	return client
+}
+
+// Shell runs script with bash in the sandbox and returns its output and exit code.
+func Shell(t *testing.T, c *wire.Client, script string) (string, wire.ExitResult) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	var out, errOut bytes.Buffer
+	exit, err := c.Start(ctx, wire.StartParams{ID: "p" + hexID(), Argv: []string{"bash", "-c", script}}, nil, &out, &errOut)
+	if err != nil {
+		t.Fatalf("%s: %v", script, err)
+	}
+	return out.String() + errOut.String(), exit
+}
+
+func hexID() string {
+	b := make([]byte, 6)
+	_, _ = rand.Read(b)
+	return hex.EncodeToString(b)
+}
+
+func want(t *testing.T, c *wire.Client, script, output string) {
+	t.Helper()
+	if got, exit := Shell(t, c, script); got != output || exit.ExitCode != 0 {
+		t.Errorf("%s: got %q, exit %d; want %q", script, got, exit.ExitCode, output)
+	}
+}
+
+func (c Config) clone(t *testing.T, s substrate.Substrate) (substrate.Sandbox, *wire.Client) {
+	t.Helper()
+	return Clone(t, s, c.Machine, &c.Network)
+}
+
+func testBoot(t *testing.T, s substrate.Substrate, c Config) {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	vm, err := s.Boot(ctx, c.Machine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(t, configure(t, vm, &c.Network), "echo up", "up\n")
+}
+
+func testCommands(t *testing.T, s substrate.Substrate, c Config) {
+	_, client := c.clone(t, s)
+	want(t, client, "echo out; echo err >&2", "out\nerr\n")
+	want(t, client, "id -u; pwd", "0\n/workspace\n")
+	want(t, client, `printf '\0\377' | od -An -tx1`, " 00 ff\n")
+	for script, code := range map[string]int{"exit 7": 7, "kill -9 $$": 137, "kill -TERM $$": 143, "no-such-program-xyz": 127} {
+		if _, exit := Shell(t, client, script); exit.ExitCode != code {
+			t.Errorf("%s: exit %d, want %d", script, exit.ExitCode, code)
+		}
+	}
+	now, _ := Shell(t, client, "date +%s")
+	sec, err := strconv.ParseInt(strings.TrimSpace(now), 10, 64)
+	if err != nil || math.Abs(float64(time.Now().Unix()-sec)) > 5 {
+		t.Errorf("the guest's clock says %q, the host's %d", now, time.Now().Unix())
+	}
+}
+
+// testTwins compares everything that a snapshot would make equal.
+func testTwins(t *testing.T, s substrate.Substrate, c Config) {
+	const n = 3
+	const script = `hostname; cat /etc/machine-id; od -An -tx1 -N32 /dev/urandom; od -An -tx1 -N32 /dev/random; cat /proc/sys/kernel/random/uuid; cat /proc/sys/kernel/random/boot_id; mktemp -u`
+	names := []string{"hostname", "machine-id", "urandom 1", "urandom 2", "random 1", "random 2", "uuid", "boot id", "mktemp"}
+	seen := map[string]string{}
+	for i := range n {
+		_, client := c.clone(t, s)
+		out, _ := Shell(t, client, script)
+		lines := strings.Split(strings.TrimSpace(out), "\n")
+		if len(lines) != len(names) {
+			t.Fatalf("got %d lines: %q", len(lines), out)
+		}
+		for j, line := range lines {
+			if other, ok := seen[line]; ok {
+				t.Errorf("clone %d has the %s %q of %s", i, names[j], line, other)
+			}
+			seen[line] = fmt.Sprintf("clone %d (%s)", i, names[j])
+		}
+	}
+}
+
+func testApart(t *testing.T, s substrate.Substrate, c Config) {
+	_, one := c.clone(t, s)
+	_, two := c.clone(t, s)
+	want(t, one, "echo secret > /etc/only-one; echo x > /run/only-one; dd if=/dev/zero of=/workspace/big bs=1M count=8 status=none; sync; ls /workspace", "big\n")
+	want(t, two, "ls /workspace; ls /etc/only-one /run/only-one 2>/dev/null; echo end", "end\n")
+	_, three := c.clone(t, s)
+	want(t, three, "ls /workspace; ls /etc/only-one /run/only-one 2>/dev/null; echo end", "end\n")
+}
+
+// testTemplate writes to the root disk as only a hostile guest would.
+func testTemplate(t *testing.T, s substrate.Substrate, c Config) {
+	before, err := digestFile(c.Machine.Root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, client := c.clone(t, s)
+	out, _ := Shell(t, client, `for d in /sys/block/*; do n=/dev/${d##*/}; [ -b $n ] || continue; case $(cat $d/serial 2>/dev/null) in root) dd if=/dev/zero of=$n bs=4096 count=1 conv=fsync status=none && echo wrote;; esac; done; echo hello > /usr/bin/true && echo overlay`)
+	if strings.Contains(out, "wrote") || !strings.Contains(out, "overlay") {
+		t.Errorf("writing to the root disk: %q", out)
+	}
+	if after, err := digestFile(c.Machine.Root); err != nil || after != before {
+		t.Errorf("the root image changed from %s to %s (%v)", before, after, err)
+	}
+}
+
+func testNetworkOn(t *testing.T, s substrate.Substrate, c Config) {
+	_, client := c.clone(t, s)
+	want(t, client, `ls /sys/class/net | grep -v '^lo$' | wc -l; grep -c . /etc/resolv.conf`, "1\n1\n")
+	gw := c.Network.Gateway
+	if _, exit := Shell(t, client, "grep -q ^nameserver /etc/resolv.conf && ip route get 192.0.2.1 | grep -q 'via "+gw+"'"); exit.ExitCode != 0 {
+		out, _ := Shell(t, client, "cat /etc/resolv.conf; ip addr; ip route")
+		t.Errorf("no default route by %s:\n%s", gw, out)
+	}
+}
+
+func testNetworkOff(t *testing.T, s substrate.Substrate, c Config) {
+	m := c.Machine
+	m.Shape.Network = false
+	_, client := Clone(t, s, m, nil)
+	want(t, client, "ls /sys/class/net; cat /proc/net/route | wc -l; cat /sys/class/net/lo/flags", "lo\n1\n0x9\n")
+	if out, exit := Shell(t, client, "exec 3<>/dev/tcp/192.0.2.1/80"); exit.ExitCode == 0 || !strings.Contains(out, "unreachable") {
+		t.Errorf("connecting with the network off: exit %d, %q", exit.ExitCode, out)
+	}
+}
+
+func testCPUs(t *testing.T, s substrate.Substrate, c Config) {
+	m := c.Machine
+	m.Shape.CPUs = 2
+	_, client := Clone(t, s, m, &c.Network)
+	want(t, client, "nproc", "2\n")
+	_, client = c.clone(t, s)
+	want(t, client, "nproc", fmt.Sprintln(c.Machine.Shape.CPUs))
+}
+
+func testMemory(t *testing.T, s substrate.Substrate, c Config) {
+	m := c.Machine
+	m.Shape.Memory = turnstone.MinMemory
+	_, client := Clone(t, s, m, &c.Network)
+	out, exit := Shell(t, client, `x=$(head -c 400000000 /dev/zero | tr '\0' x); echo ${#x}`)
+	if exit.ExitCode == 0 || !exit.OOMKilled {
+		t.Errorf("400 MB in %s: %q, %+v", m.Shape.Memory, out, exit)
+	}
+	want(t, client, "echo alive", "alive\n")
+}
+
+func testDisk(t *testing.T, s substrate.Substrate, c Config) {
+	m := c.Machine
+	m.Shape.Disk = 64 << 20
+	_, client := Clone(t, s, m, &c.Network)
+	out, exit := Shell(t, client, "head -c 100000000 /dev/zero > /workspace/big")
+	if exit.ExitCode == 0 || !strings.Contains(out, "No space left") || !exit.DiskFull {
+		t.Errorf("100 MB on %s: %q, %+v", m.Shape.Disk, out, exit)
+	}
+	want(t, client, "rm /workspace/big; echo freed > /workspace/small; cat /workspace/small", "freed\n")
+}
+
+func testProcesses(t *testing.T, s substrate.Substrate, c Config) {
+	_, client := c.clone(t, s)
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	bomb, stop := context.WithTimeout(ctx, 10*time.Second)
+	defer stop()
+	var out bytes.Buffer
+	exit, err := client.Start(bomb, wire.StartParams{ID: "bomb", Argv: []string{"bash", "-c", ":(){ :|:& };:; wait"}}, nil, &out, &out)
+	if err != nil && turnstone.KindOf(err) != turnstone.Canceled && turnstone.KindOf(err) != turnstone.Timeout {
+		t.Fatalf("the fork bomb took the agent along: %v", err)
+	}
+	t.Logf("the bomb ended: %+v, %v", exit, err)
+	want(t, client, "echo alive", "alive\n")
+	st, err := client.Stats(ctx)
+	if err != nil || st.Processes > 500 {
+		t.Errorf("after the bomb: %+v, %v", st, err)
+	}
+}
+
+func testPanic(t *testing.T, s substrate.Substrate, c Config) {
+	vm, client := c.clone(t, s)
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	var out bytes.Buffer
+	_, err := client.Start(ctx, wire.StartParams{ID: "boom", Argv: []string{"bash", "-c", "echo c > /proc/sysrq-trigger"}}, nil, &out, &out)
+	if turnstone.KindOf(err) != turnstone.Dead {
+		t.Errorf("the call ended with %v, want kind %s", err, turnstone.Dead)
+	}
+	select {
+	case <-vm.Done():
+	case <-ctx.Done():
+		t.Fatal("the machine goes on after its kernel's panic")
+	}
+	if turnstone.KindOf(vm.Err()) != turnstone.Dead {
+		t.Errorf("the machine's error is %v, want kind %s", vm.Err(), turnstone.Dead)
+	}
+}
+
+func testClose(t *testing.T, s substrate.Substrate, c Config) {
+	vm, client := c.clone(t, s)
+	if vm.Err() != nil {
+		t.Errorf("a running machine has the error %v", vm.Err())
+	}
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			if err := vm.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	select {
+	case <-vm.Done():
+	default:
+		t.Error("not done after Close")
+	}
+	if vm.Err() != nil {
+		t.Errorf("a closed machine has the error %v", vm.Err())
+	}
+	if _, err := client.Stats(t.Context()); turnstone.KindOf(err) != turnstone.Dead {
+		t.Errorf("a call to a closed machine: %v", err)
+	}
+}
+
+func testPause(t *testing.T, s substrate.Substrate, c Config) {
+	vm, client := c.clone(t, s)
+	p, ok := vm.(substrate.Pauser)
+	if !ok {
+		t.Skip("this substrate cannot pause")
+	}
+	if err := p.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	short, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if _, err := client.Stats(short); err == nil {
+		t.Error("a paused machine answers")
+	}
+	if err := p.Resume(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want(t, client, "echo on", "on\n")
+}
+
+func testCancel(t *testing.T, s substrate.Substrate, c Config) {
+	for _, after := range []time.Duration{0, time.Millisecond, 10 * time.Millisecond, 30 * time.Millisecond} {
+		ctx, cancel := context.WithTimeout(t.Context(), after)
+		vm, err := s.Restore(ctx, c.Machine)
+		cancel()
+		if err == nil {
+			_ = vm.Close()
+		} else if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("cancelled after %s: %v", after, err)
+		}
+	}
+}
