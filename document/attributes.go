@@ -1,0 +1,213 @@
+package document
+
+import (
+	"fmt"
+	"path"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// maxName bounds a step's name, in bytes.
+const maxName = 64
+
+// attributes are the known ones, in the order in which the docs list them.
+var attributes = []string{"name", "timeout", "cwd", "skip", "continue-on-error"}
+
+func isShell(word string) bool { return word == "bash" || word == "sh" }
+
+// firstWord returns the language of an info string: all up to a blank or brace.
+func firstWord(info string) string {
+	if i := strings.IndexAny(info, " \t{"); i >= 0 {
+		return info[:i]
+	}
+	return info
+}
+
+// An attribute is one key of an info string.
+type attribute struct {
+	key      string
+	value    string
+	hasValue bool
+	at       int // offset of the key in the info string
+}
+
+// splitAttributes reads "key", "key=value" and "key='a value'", apart by blanks,
+// with or without braces around all of them. On a fault it returns the offset.
+func splitAttributes(info string, from int) (attrs []attribute, fault string, at int) {
+	end := len(strings.TrimRight(info, " \t"))
+	i := skipBlanks(info, from, end)
+	if i < end && info[i] == '{' {
+		if info[end-1] != '}' || end-1 == i {
+			return nil, "the brace is never closed", i
+		}
+		i, end = i+1, end-1
+	}
+	for i = skipBlanks(info, i, end); i < end; i = skipBlanks(info, i, end) {
+		a := attribute{at: i}
+		for i < end && !strings.ContainsRune(" \t=", rune(info[i])) {
+			i++
+		}
+		a.key = info[a.at:i]
+		if i < end && info[i] == '=' {
+			a.hasValue = true
+			if a.value, i, fault = attributeValue(info[:end], i+1); fault != "" {
+				return nil, fault, i
+			}
+		}
+		if a.key == "" {
+			return nil, `a value without a name before "="`, a.at
+		}
+		attrs = append(attrs, a)
+	}
+	return attrs, "", 0
+}
+
+func attributeValue(info string, i int) (value string, next int, fault string) {
+	if i < len(info) && (info[i] == '"' || info[i] == '\'') {
+		n := strings.IndexByte(info[i+1:], info[i])
+		if n < 0 {
+			return "", i, "the quote is never closed"
+		}
+		next = i + 1 + n + 1
+		if next < len(info) && info[next] != ' ' && info[next] != '\t' {
+			return "", next, "a blank is missing after the closing quote"
+		}
+		return info[i+1 : i+1+n], next, ""
+	}
+	next = i
+	for next < len(info) && info[next] != ' ' && info[next] != '\t' {
+		if info[next] == '"' || info[next] == '\'' {
+			return "", next, "a quote in the middle of a value"
+		}
+		next++
+	}
+	return info[i:next], next, ""
+}
+
+func skipBlanks(s string, i, end int) int {
+	for i < end && (s[i] == ' ' || s[i] == '\t') {
+		i++
+	}
+	return i
+}
+
+// readAttributes fills s from its info string, which begins at offset base.
+func (p *docParser) readAttributes(s *Step, info string, base int) {
+	attrs, fault, at := splitAttributes(info, len(s.Language))
+	if fault != "" {
+		p.errorAt(base+at, fault+" in the attributes of this step", "write attributes as name=train timeout=90s cwd=\"a folder\" skip")
+		return
+	}
+	seen := map[string]bool{}
+	for _, a := range attrs {
+		if seen[a.key] {
+			p.errorAt(base+a.at, fmt.Sprintf("attribute %q is given twice", a.key), "remove one of them")
+			continue
+		}
+		seen[a.key] = true
+		if msg, hint := p.setAttribute(s, a); msg != "" {
+			p.errorAt(base+a.at, msg, hint)
+		}
+	}
+}
+
+func (p *docParser) setAttribute(s *Step, a attribute) (msg, hint string) {
+	var err error
+	switch a.key {
+	case "name":
+		s.Name = a.value
+		if fault := nameFault(a.value); fault != "" {
+			return fault, "use letters, digits, \".\", \"_\" and \"-\", beginning with a letter, a digit or \"_\""
+		}
+	case "timeout":
+		if s.Timeout, err = parseTimeout(a.value); err != nil {
+			return "timeout: " + err.Error(), "write a number and a unit, as timeout=90s or timeout=5m"
+		}
+	case "cwd":
+		if s.Cwd, err = p.resolveCwd(a.value); err != nil {
+			return "cwd: " + err.Error(), "write cwd=/a/folder, or cwd=folder for one below the document's cwd"
+		}
+	case "skip":
+		s.Skip, err = parseFlag(a)
+	case "continue-on-error":
+		s.ContinueOnError, err = parseFlag(a)
+	default:
+		return fmt.Sprintf("unknown attribute %q; the nearest known one is %q", shorten(a.key, maxName), nearest(a.key, attributes)),
+			"known attributes: " + strings.Join(attributes, ", ")
+	}
+	if err != nil {
+		return err.Error(), "write " + a.key + ", " + a.key + "=true or " + a.key + "=false"
+	}
+	return "", ""
+}
+
+func nameFault(name string) string {
+	ok := name != "" && len(name) <= maxName && name[0] != '.' && name[0] != '-'
+	for _, c := range []byte(name) {
+		alnum := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+		ok = ok && (alnum || c == '.' || c == '_' || c == '-')
+	}
+	switch {
+	case name == "":
+		return "the name is empty"
+	case len(name) > maxName:
+		return fmt.Sprintf("the name is longer than %d bytes", maxName)
+	case !ok:
+		return fmt.Sprintf("%q cannot be the name of a step", name)
+	}
+	return ""
+}
+
+func parseFlag(a attribute) (bool, error) {
+	switch {
+	case !a.hasValue, a.value == "true":
+		return true, nil
+	case a.value == "false":
+		return false, nil
+	}
+	return false, fmt.Errorf("%s: %q is neither true nor false", a.key, shorten(a.value, maxName))
+}
+
+// parseTimeout reads a Go duration. A bare number is refused: some tools count
+// seconds and some minutes, and a guess would be wrong for someone.
+func parseTimeout(s string) (time.Duration, error) {
+	if _, err := strconv.ParseFloat(s, 64); err == nil {
+		return 0, fmt.Errorf("%q has no unit", shorten(s, maxName))
+	}
+	d, err := time.ParseDuration(s)
+	switch {
+	case err != nil:
+		return 0, fmt.Errorf("%q is not a duration", shorten(s, maxName))
+	case d <= 0:
+		return 0, fmt.Errorf("%q is not more than zero", shorten(s, maxName))
+	}
+	return d, nil
+}
+
+// resolveCwd makes an absolute path: a relative one is below the document's cwd.
+func (p *docParser) resolveCwd(dir string) (string, error) {
+	switch {
+	case dir == "":
+		return "", fmt.Errorf("the path is empty")
+	case strings.ContainsRune(dir, 0):
+		return "", fmt.Errorf("the path holds a NUL")
+	case len(dir) > 4095: // Linux' PATH_MAX, less the final NUL
+		return "", fmt.Errorf("the path is longer than 4095 bytes")
+	case path.IsAbs(dir):
+		return path.Clean(dir), nil
+	}
+	base := p.doc.Front.Cwd
+	if base == "" {
+		base = DefaultCwd
+	}
+	return path.Join(base, dir), nil
+}
+
+// shorten cuts a text that goes into a message.
+func shorten(s string, limit int) string {
+	if len(s) <= limit {
+		return s
+	}
+	return strings.ToValidUTF8(s[:limit], "") + "…"
+}

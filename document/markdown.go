@@ -1,0 +1,177 @@
+package document
+
+import (
+	"bytes"
+
+	"github.com/yuin/goldmark/ast"
+	"github.com/yuin/goldmark/parser"
+	"github.com/yuin/goldmark/text"
+	"github.com/yuin/goldmark/util"
+)
+
+// maxOpenBlocks bounds how deep blocks may nest; a list and its item count as
+// two. The parser's time per line and its stack grow with the depth.
+const maxOpenBlocks = 64
+
+// A fence is what the source says about one fenced code block. Offsets are into
+// the text that was given to parseBlocks.
+type fence struct {
+	open       int // of the first fence character
+	line       int // of the opening fence, from 0
+	info       int // start of the info string, trimmed
+	infoEnd    int
+	step       bool   // the first word is bash or sh
+	indent     int    // columns before the opening fence, in its container
+	script     []byte // the content; kept for steps only
+	closed     bool   // by a closing fence, and not by the end of the container or file
+	closeStart int    // where the closing fence's line begins for its container
+	closePad   int    // columns before closeStart that a split tab leaves over
+}
+
+// blocks is the block structure of a markdown text.
+type blocks struct {
+	root    ast.Node
+	fences  map[ast.Node]*fence
+	tooDeep int // offset of a block that nests too deep, or -1
+}
+
+// parseBlocks reads the block structure of body as CommonMark has it.
+//
+// The parser sees a copy of the same length in which a lone CR is a line ending,
+// as CommonMark has it and goldmark does not; the CR of a CRLF is a space, which
+// means nothing at the end of a line; and form feed and vertical tab, which
+// goldmark takes for blanks and CommonMark does not, are ordinary characters.
+// Offsets into the copy are offsets into body.
+func parseBlocks(body []byte) *blocks {
+	b := &blocks{fences: map[ast.Node]*fence{}, tooDeep: -1}
+	watch := func(v util.PrioritizedValue) util.PrioritizedValue {
+		switch v.Priority {
+		case priorityOf(parser.NewFencedCodeBlockParser()):
+			v.Value = &fenceWatcher{v.Value.(parser.BlockParser), b, body}
+		case priorityOf(parser.NewListParser()), priorityOf(parser.NewBlockquoteParser()):
+			v.Value = &depthLimiter{v.Value.(parser.BlockParser), b}
+		}
+		return v
+	}
+	var parsers []util.PrioritizedValue
+	for _, v := range parser.DefaultBlockParsers() {
+		parsers = append(parsers, watch(v))
+	}
+	// No inline parsers: only blocks matter here, and inlines cost time.
+	p := parser.NewParser(
+		parser.WithBlockParsers(parsers...),
+		parser.WithParagraphTransformers(parser.DefaultParagraphTransformers()...),
+	)
+	b.root = p.Parse(text.NewReader(normalize(body)))
+	return b
+}
+
+// priorityOf finds the priority under which goldmark registers p by default.
+func priorityOf(p parser.BlockParser) int {
+	for _, v := range parser.DefaultBlockParsers() {
+		if v.Value == p {
+			return v.Priority
+		}
+	}
+	return -1
+}
+
+func normalize(body []byte) []byte {
+	if !bytes.ContainsAny(body, "\r\f\v") {
+		return body
+	}
+	out := bytes.Clone(body)
+	for i, c := range out {
+		switch {
+		case c == '\f' || c == '\v':
+			out[i] = 0x01
+		case c == '\r' && i+1 < len(out) && out[i+1] == '\n':
+			out[i] = ' '
+		case c == '\r':
+			out[i] = '\n'
+		}
+	}
+	return out
+}
+
+// A depthLimiter refuses to open a container that nests too deep.
+type depthLimiter struct {
+	parser.BlockParser
+	blocks *blocks
+}
+
+func (l *depthLimiter) Open(parent ast.Node, reader text.Reader, pc parser.Context) (ast.Node, parser.State) {
+	if len(pc.OpenedBlocks()) < maxOpenBlocks {
+		return l.BlockParser.Open(parent, reader, pc)
+	}
+	if l.blocks.tooDeep < 0 {
+		_, seg := reader.PeekLine()
+		l.blocks.tooDeep = seg.Start
+	}
+	return nil, parser.NoChildren
+}
+
+// A fenceWatcher lets goldmark decide what a fenced code block is, and notes
+// where it stands: goldmark's tree does not say where a block was closed, nor
+// whether it was.
+type fenceWatcher struct {
+	parser.BlockParser
+	blocks *blocks
+	src    []byte
+}
+
+func (w *fenceWatcher) Open(parent ast.Node, reader text.Reader, pc parser.Context) (ast.Node, parser.State) {
+	line, seg := reader.PeekLine()
+	lineNo, _ := reader.Position()
+	node, state := w.BlockParser.Open(parent, reader, pc)
+	if node == nil {
+		return nil, state
+	}
+	at := seg.Start - seg.Padding + pc.BlockOffset()
+	f := &fence{open: at, line: lineNo, indent: pc.BlockIndent(), info: seg.Stop, infoEnd: seg.Stop}
+	i := pc.BlockOffset()
+	for i < len(line) && line[i] == line[pc.BlockOffset()] {
+		i++
+	}
+	rest := line[min(i, len(line)):]
+	trimmed := bytes.TrimLeft(rest, " \t\n")
+	f.info = seg.Start - seg.Padding + i + len(rest) - len(trimmed)
+	f.infoEnd = f.info + len(bytes.TrimRight(trimmed, " \t\n"))
+	f.step = isShell(firstWord(string(w.src[f.info:f.infoEnd])))
+	w.blocks.fences[node] = f
+	return node, state
+}
+
+func (w *fenceWatcher) Continue(node ast.Node, reader text.Reader, pc parser.Context) parser.State {
+	_, seg := reader.PeekLine()
+	column := reader.LineOffset()
+	state := w.BlockParser.Continue(node, reader, pc)
+	f := w.blocks.fences[node]
+	if state&parser.Close != 0 {
+		f.closed, f.closeStart, f.closePad = true, seg.Start, seg.Padding
+	} else if f.step {
+		f.script = appendContent(f.script, w.src[seg.Start:seg.Stop], column, seg.Padding, f.indent)
+	}
+	return state
+}
+
+// appendContent appends one line of a fenced code block: without the indentation
+// of its opening fence, with the rest of a split tab as spaces (CommonMark 0.31,
+// sections 2.2 and 4.5), and with "\n" for any line ending. goldmark's own
+// content is not used: where a tab is split it can reach back into the
+// container's marker.
+func appendContent(dst, line []byte, column, padding, indent int) []byte {
+	take := min(padding, indent)
+	padding, indent, column = padding-take, indent-take, column+take
+	for indent > 0 && len(line) > 0 && (line[0] == ' ' || line[0] == '\t') {
+		width := 1
+		if line[0] == '\t' {
+			width = 4 - column%4
+		}
+		padding = max(0, width-indent)
+		indent, column, line = max(0, indent-width), column+width, line[1:]
+	}
+	dst = append(dst, bytes.Repeat([]byte(" "), padding)...)
+	dst = append(dst, bytes.TrimRight(line, "\r\n")...)
+	return append(dst, '\n')
+}

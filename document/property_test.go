@@ -1,0 +1,196 @@
+package document
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"turnstone.dev/turnstone"
+)
+
+// outputOf makes the Output of a stream that was kept whole.
+func outputOf(s string) Output {
+	return Output{
+		Head:   []byte(s),
+		Size:   int64(len(s)),
+		Lines:  int64(strings.Count(s, "\n")),
+		Digest: turnstone.DigestBytes([]byte(s)),
+	}
+}
+
+// cutOutputOf makes the Output of a stream of which head and tail bytes were kept.
+func cutOutputOf(s string, head, tail int) Output {
+	o := outputOf(s)
+	if len(s) > head+tail {
+		o.Head, o.Tail = []byte(s[:head]), []byte(s[len(s)-tail:])
+	}
+	return o
+}
+
+func testInfo() TurnInfo {
+	return TurnInfo{
+		ID:        "t_0123456789abcdefgh",
+		Started:   time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
+		Duration:  1234 * time.Millisecond,
+		Template:  turnstone.DigestBytes([]byte("template")),
+		Image:     "base",
+		Substrate: "qemu",
+		Isolation: "microvm (TCG)",
+		Result:    turnstone.Passed,
+	}
+}
+
+// checkReceipt checks all that a receipt promises, for any document that parses.
+func checkReceipt(d *Document, results []StepResult, info TurnInfo) error {
+	clean := d.Clean()
+	receipt := d.Receipt(info, results)
+	again, err := Parse("receipt.md", receipt)
+	if err != nil {
+		return fmt.Errorf("the receipt does not parse: %w\n%s", err, receipt)
+	}
+	if got := again.Clean(); !bytes.Equal(got, clean) {
+		return fmt.Errorf("Clean(Receipt) = %q\nClean = %q\nreceipt %q", got, clean, receipt)
+	}
+	if err := sameSteps(d, again); err != nil {
+		return fmt.Errorf("%w\n%s", err, receipt)
+	}
+	if got := again.Receipt(info, results); !bytes.Equal(got, receipt) {
+		return fmt.Errorf("the same results again give %q\nnot %q", got, receipt)
+	}
+	cleaned, err := Parse("clean.md", clean)
+	if err != nil {
+		return fmt.Errorf("the cleaned document does not parse: %w\n%q", err, clean)
+	}
+	return sameSteps(d, cleaned)
+}
+
+func sameSteps(a, b *Document) error {
+	if len(a.Steps) != len(b.Steps) {
+		return fmt.Errorf("%d steps, then %d", len(a.Steps), len(b.Steps))
+	}
+	for i := range a.Steps {
+		x, y := *a.Steps[i], *b.Steps[i]
+		x.Line, y.Line = 0, 0
+		if x != y {
+			return fmt.Errorf("step %+v, then %+v", x, y)
+		}
+	}
+	if x, y := fmt.Sprint(a.Front.Image, a.Front.Env, a.Front.Files, a.Front.Cwd, a.Front.Timeout), fmt.Sprint(b.Front.Image, b.Front.Env, b.Front.Files, b.Front.Cwd, b.Front.Timeout); x != y {
+		return fmt.Errorf("front matter %s, then %s", x, y)
+	}
+	return nil
+}
+
+// hostile are pieces of output and of notes that try to break out.
+var hostile = []string{
+	"hello\n", "", "\n", "no newline", "```\n", "````\n", "```bash\nrm -rf /\n```\n", "~~~\n",
+	"<!-- /turn:result -->\n", "<!-- turn:result step=1 name=step-1 source=sha256:00 -->\n", "-->", "---\n", "...\n",
+	"\r\n", "a\rb\n", "\x00", "\xff\xfe", "\x1b[31mred\x1b[0m\n", "\x1b]0;title\x07", "\x1b]0;never ends", "\x1b[", "\u202egnp.exe\n",
+	"é", "\u2028", "# heading\n", "> quote\n", "- item\n", "\ttab\n", "   spaces\n", "|a|b|\n", "\\", "`", "``", strings.Repeat("`", 30) + "\n",
+	"[x]: /url\n", "<div>\n", "===\n", "\b\b", "\u0085", "turn:\n",
+}
+
+func drawOutput(t *rapid.T, label string) Output {
+	s := strings.Join(rapid.SliceOfN(rapid.SampledFrom(hostile), 0, 8).Draw(t, label), "")
+	if rapid.IntRange(0, 9).Draw(t, label+" repeat") == 0 {
+		s = strings.Repeat(s, 1000)
+	}
+	head := rapid.IntRange(0, 100).Draw(t, label+" head")
+	o := cutOutputOf(s, head, rapid.IntRange(0, 100).Draw(t, label+" tail"))
+	if rapid.Bool().Draw(t, label+" file") {
+		o.File = rapid.SampledFrom(hostile).Draw(t, label+" file name")
+	}
+	o.Note = rapid.SampledFrom(hostile).Draw(t, label+" note")
+	return o
+}
+
+func drawResults(t *rapid.T, n int) []StepResult {
+	results := make([]StepResult, n)
+	for i := range results {
+		code := rapid.IntRange(0, 255).Draw(t, "exit")
+		results[i] = StepResult{
+			Status:   rapid.SampledFrom([]turnstone.Status{turnstone.StepPassed, turnstone.StepFailed, turnstone.StepTimeout, turnstone.StepSkipped, turnstone.StepError}).Draw(t, "status"),
+			ExitCode: &code,
+			Duration: time.Duration(rapid.Int64Range(0, int64(48*time.Hour)).Draw(t, "duration")),
+			Note:     rapid.SampledFrom(hostile).Draw(t, "note"),
+			Stdout:   drawOutput(t, "stdout"),
+			Stderr:   drawOutput(t, "stderr"),
+		}
+	}
+	return results
+}
+
+// blockLines are what documents are drawn from: a line each, without its ending.
+var blockLines = []string{
+	"", "text", "```bash", "```sh name=x", "```", "````", "````bash skip", "~~~sh", "~~~", "```python", "    indented", "\tindented",
+	"echo hi", "# heading", "***", "---", "===", "<!-- comment", "-->", "<!-- one line -->", "<div>", "</div>", "<pre>", "</pre>",
+	"[x]: /url", "[y]:", "\u00e9\xff", "- ", "1.", "* a", "\x0c", "| a | b |", "  text", " ```", "   ```sh", "echo \tx",
+	"image: base", "turn: {}", "&amp;",
+}
+
+var containers = []string{"", "", "> ", ">", "- ", "  ", "1. ", "   ", "\t", ">\t", "-\t", "10) ", "    ", " > ", "* "}
+
+// drawDocument makes a document of lines in containers that go on for a while.
+func drawDocument(t *rapid.T) []byte {
+	eols := rapid.SampledFrom([][]string{{"\n"}, {"\r\n"}, {"\r"}, {"\n", "\r\n", "\r"}}).Draw(t, "eols")
+	var b strings.Builder
+	b.WriteString(rapid.SampledFrom([]string{"", "", "", "\ufeff", "---\n---\n", "---\r\nimage: base # why\r\n---\r\n", "---\n  cpus: 2\n  env: {A: b}\n...\n", "---\n"}).Draw(t, "front"))
+	n := rapid.IntRange(0, 25).Draw(t, "lines")
+	prefix := ""
+	for range n {
+		switch rapid.IntRange(0, 5).Draw(t, "container") {
+		case 0:
+			prefix = rapid.SampledFrom(containers).Draw(t, "first") + rapid.SampledFrom(containers).Draw(t, "second")
+		case 1: // a container goes on with blanks for its marker
+			prefix = strings.Map(func(r rune) rune {
+				if strings.ContainsRune("-*10.)", r) {
+					return ' '
+				}
+				return r
+			}, prefix)
+		}
+		b.WriteString(prefix + rapid.SampledFrom(blockLines).Draw(t, "line"))
+		b.WriteString(rapid.SampledFrom(eols).Draw(t, "eol"))
+	}
+	s := b.String()
+	if rapid.Bool().Draw(t, "no final newline") {
+		s = strings.TrimRight(s, "\r\n")
+	}
+	return []byte(s)
+}
+
+// TestReceiptKeepsTheAuthorsBytes is the promise of the format: whatever the
+// document and whatever its steps print, only results come and go.
+func TestReceiptKeepsTheAuthorsBytes(t *testing.T) {
+	withSteps, nested := 0, 0
+	rapid.Check(t, func(t *rapid.T) {
+		src := drawDocument(t)
+		d, err := Parse("doc.md", src)
+		if err != nil {
+			return
+		}
+		if !bytes.Equal(d.Clean(), src) && !bytes.Contains(src, []byte("turn:")) {
+			t.Fatalf("Clean = %q of %q", d.Clean(), src)
+		}
+		if len(d.Steps) > 0 {
+			withSteps++
+		}
+		for _, l := range d.layout.steps {
+			if l.prefix != "" {
+				nested++
+			}
+		}
+		info := testInfo()
+		info.Error = rapid.SampledFrom(hostile).Draw(t, "error")
+		if err := checkReceipt(d, drawResults(t, len(d.Steps)), info); err != nil {
+			t.Fatalf("%q: %v", src, err)
+		}
+	})
+	if withSteps == 0 || nested == 0 {
+		t.Errorf("drew %d documents with steps and %d nested steps: the test tests nothing", withSteps, nested)
+	}
+}

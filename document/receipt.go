@@ -1,0 +1,248 @@
+package document
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"turnstone.dev/turnstone"
+)
+
+// The key of the front matter that a receipt adds, and the entry in it that says
+// that there was no front matter before.
+const (
+	turnKey    = "turn"
+	addedKey   = "frontmatter"
+	addedValue = "added"
+)
+
+// maxNote bounds a note or an error in a receipt, in bytes.
+const maxNote = 1000
+
+// An edit replaces the source's bytes from..to.
+type edit struct {
+	from, to int
+	text     []byte
+}
+
+// Clean returns the author's text: the source without results, and without what
+// a receipt added to the front matter.
+func (d *Document) Clean() []byte { return d.apply(d.cuts()) }
+
+// Receipt returns the document with a result below each step and the turn: map in
+// the front matter, in place of the old ones. All other bytes are the source's.
+// results[i] is the result of d.Steps[i]; a step without one is shown as not run.
+// The receipt is a valid document: it parses to the same steps and front matter.
+func (d *Document) Receipt(info TurnInfo, results []StepResult) []byte {
+	edits := append(d.cuts(), d.frontEdit(info))
+	for i, s := range d.Steps {
+		r := StepResult{Status: turnstone.StepSkipped, Note: "not run"}
+		if i < len(results) {
+			r = results[i]
+		}
+		l := d.layout.steps[i]
+		edits = append(edits, edit{l.insert, l.insert, d.renderResult(s, r, l.prefix)})
+	}
+	return d.apply(edits)
+}
+
+// cuts are the edits that remove what a receipt added.
+func (d *Document) cuts() []edit {
+	var edits []edit
+	if f := d.layout.front; f.whole {
+		edits = append(edits, edit{from: f.start, to: f.end})
+	} else if f.turn < f.turnEnd {
+		edits = append(edits, edit{from: f.turn, to: f.turnEnd})
+	}
+	for _, l := range d.layout.steps {
+		if l.cutFrom < l.cutTo {
+			edits = append(edits, edit{from: l.cutFrom, to: l.cutTo})
+		}
+	}
+	return edits
+}
+
+// apply returns the source after the edits, which do not overlap. Of two at one
+// place, the one that inserts comes first.
+func (d *Document) apply(edits []edit) []byte {
+	slices.SortStableFunc(edits, func(a, b edit) int {
+		return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to))
+	})
+	size := len(d.Source)
+	for _, e := range edits {
+		size += len(e.text)
+	}
+	out := make([]byte, 0, size)
+	at := 0
+	for _, e := range edits {
+		out = append(out, d.Source[at:e.from]...)
+		out = append(out, e.text...)
+		at = e.to
+	}
+	return append(out, d.Source[at:]...)
+}
+
+// frontEdit puts the turn: map at the end of the front matter.
+func (d *Document) frontEdit(info TurnInfo) edit {
+	f := d.layout.front
+	if f.present && !f.whole {
+		return edit{f.close, f.close, d.renderTurn(info, f.indent, false)}
+	}
+	rule := []byte("---" + d.layout.eol)
+	return edit{f.start, f.start, slices.Concat(rule, d.renderTurn(info, 0, true), rule)}
+}
+
+func (d *Document) renderTurn(info TurnInfo, indent int, added bool) []byte {
+	m := &yaml.Node{Kind: yaml.MappingNode}
+	put := func(key, tag, value string) {
+		if value != "" {
+			m.Content = append(m.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: key},
+				&yaml.Node{Kind: yaml.ScalarNode, Tag: tag, Value: value})
+		}
+	}
+	text := func(key, value string) { put(key, "!!str", oneLine(value, maxNote)) }
+	text("id", string(info.ID))
+	put("started", "!!timestamp", info.Started.UTC().Format(time.RFC3339))
+	text("duration", info.Duration.Round(time.Millisecond).String())
+	text("template", string(info.Template))
+	text("image", info.Image)
+	text("substrate", info.Substrate)
+	text("isolation", info.Isolation)
+	text("result", string(info.Result))
+	text("error", info.Error)
+	if added {
+		text(addedKey, addedValue)
+	}
+	var b bytes.Buffer
+	enc := yaml.NewEncoder(&b)
+	enc.SetIndent(2)
+	// Neither can fail: the writer is a buffer, and all values are scalars.
+	_ = enc.Encode(&yaml.Node{Kind: yaml.MappingNode, Content: []*yaml.Node{{Kind: yaml.ScalarNode, Value: turnKey}, m}})
+	_ = enc.Close()
+	return d.lines(strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n"), strings.Repeat(" ", indent), true)
+}
+
+// lines joins lines with the document's line ending and a prefix before each:
+// the line ending after each line, or before.
+func (d *Document) lines(lines []string, prefix string, after bool) []byte {
+	var b bytes.Buffer
+	bare := strings.TrimRight(prefix, " ")
+	for _, line := range lines {
+		if !after {
+			b.WriteString(d.layout.eol)
+		}
+		if line == "" {
+			b.WriteString(bare) // no blanks at the end of a line
+		} else {
+			b.WriteString(prefix)
+			b.WriteString(line)
+		}
+		if after {
+			b.WriteString(d.layout.eol)
+		}
+	}
+	return b.Bytes()
+}
+
+// renderResult writes a result. No line of it is empty but inside a fence: an
+// empty line would turn a tight list into a loose one.
+func (d *Document) renderResult(s *Step, r StepResult, prefix string) []byte {
+	status := []string{"**" + escapeMarkdown(oneLine(string(r.Status), maxName)) + "**"}
+	if r.ExitCode != nil {
+		status = append(status, fmt.Sprintf("exit %d", *r.ExitCode))
+	}
+	if r.Status != turnstone.StepSkipped {
+		status = append(status, humanDuration(r.Duration))
+	}
+	if note := oneLine(r.Note, maxNote); note != "" {
+		status = append(status, escapeMarkdown(note))
+	}
+	lines := []string{beginMarker(s), strings.Join(status, " · ")}
+	lines = appendOutput(lines, "stdout", r.Stdout)
+	lines = appendOutput(lines, "stderr", r.Stderr)
+	return d.lines(append(lines, endMarker), prefix, false)
+}
+
+// appendOutput writes one stream: a line that names it, and a fence.
+func appendOutput(lines []string, name string, o Output) []string {
+	if o.Size <= 0 && len(o.Head) == 0 {
+		return lines
+	}
+	s := o.show()
+	label := []string{name}
+	switch {
+	case s.binary:
+		label = append(label, "binary, "+exactSize(o.Size), escapeMarkdown(oneLine(string(o.digest()), maxNote)))
+	case s.cut:
+		label = append(label, exactSize(o.Size)+" in "+plural(o.Lines, "line")+", cut")
+	case s.text == "":
+		label = append(label, exactSize(o.Size)+", nothing to see")
+	}
+	if file := oneLine(o.File, maxNote); file != "" {
+		label = append(label, "whole in "+codeSpan(file))
+	}
+	if note := oneLine(o.Note, maxNote); note != "" {
+		label = append(label, escapeMarkdown(note))
+	}
+	if !strings.HasPrefix(lines[len(lines)-1], "`") {
+		// Still the paragraph of the line before: a hard line break keeps them apart.
+		lines[len(lines)-1] += `\`
+	}
+	lines = append(lines, strings.Join(label, " · "))
+	if s.binary || s.text == "" {
+		return lines
+	}
+	fence := strings.Repeat("`", max(3, 1+longestRun(s.text, '`')))
+	lines = append(lines, fence+"text")
+	lines = append(lines, strings.Split(strings.TrimSuffix(s.text, "\n"), "\n")...)
+	return append(lines, fence)
+}
+
+// longestRun returns the length of the longest run of c in s.
+func longestRun(s string, c byte) int {
+	longest, run := 0, 0
+	for i := range len(s) {
+		if s[i] != c {
+			run = 0
+			continue
+		}
+		run++
+		longest = max(longest, run)
+	}
+	return longest
+}
+
+// escapeMarkdown makes s, which is one line, plain text in a paragraph
+// (CommonMark 0.31, section 2.4).
+func escapeMarkdown(s string) string {
+	return strings.NewReplacer(`\`, `\\`, "`", "\\`", `*`, `\*`, `_`, `\_`, `[`, `\[`, `]`, `\]`,
+		`<`, `\<`, `>`, `\>`, `&`, `\&`, `#`, `\#`, `|`, `\|`, `~`, `\~`, `$`, `\$`, `!`, `\!`).Replace(s)
+}
+
+// codeSpan quotes s, which is one line, so that it is shown as it is
+// (CommonMark 0.31, section 6.1).
+func codeSpan(s string) string {
+	ticks := strings.Repeat("`", 1+longestRun(s, '`'))
+	if strings.HasPrefix(s, "`") || strings.HasSuffix(s, "`") {
+		s = " " + s + " "
+	}
+	return ticks + s + ticks
+}
+
+// humanDuration returns d for people, with two or three digits that matter.
+func humanDuration(d time.Duration) string {
+	switch d = max(d, 0); {
+	case d < time.Second:
+		return fmt.Sprintf("%d ms", d.Milliseconds())
+	case d < time.Minute:
+		return fmt.Sprintf("%.1f s", d.Seconds())
+	case d < time.Hour:
+		return fmt.Sprintf("%d min %d s", int(d.Minutes()), int(d.Seconds())%60)
+	}
+	return fmt.Sprintf("%d h %d min", int(d.Hours()), int(d.Minutes())%60)
+}
