@@ -1,0 +1,182 @@
+// Command bench measures what docs/benchmarks.md reports: all in one run, because
+// only ratios mean something on a noisy machine. It prints markdown.
+//
+//	go run ./bench -turn bin/turn -floor bin/floor
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/template"
+)
+
+func main() {
+	b := bench{}
+	flag.StringVar(&b.turn, "turn", "bin/turn", "the program to measure")
+	flag.StringVar(&b.floor, "floor", "bin/floor", "the floor: the test binary of package substrate/qemu")
+	flag.IntVar(&b.runs, "runs", 20, "runs of each start")
+	flag.StringVar(&b.stream, "stream", "1G", "how much the streaming step prints")
+	flag.Parse()
+	if err := b.all(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+type bench struct {
+	turn, floor, stream string
+	runs                int
+	dir, root           string
+}
+
+func (b *bench) all(ctx context.Context) error {
+	var err error
+	if b.dir, err = os.MkdirTemp("", "turn-bench-*"); err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(b.dir) }()
+	for _, part := range []func(context.Context) error{b.start, b.memory, b.streaming} {
+		if err := part(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// run runs `turn run` on doc and returns how long the process took.
+func (b *bench) run(ctx context.Context, doc string) (*executor.Turn, time.Duration, *syscall.Rusage, error) {
+	path := filepath.Join(b.dir, "doc.md")
+	if err := os.WriteFile(path, []byte(doc), 0o600); err != nil {
+		return nil, 0, nil, err
+	}
+	cmd := exec.CommandContext(ctx, b.turn, "run", "--json", "-q", path)
+	var out, errOut bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	began := time.Now()
+	err := cmd.Run()
+	took := time.Since(began)
+	if err != nil {
+		return nil, 0, nil, fmt.Errorf("turn run: %w: %s", err, errOut.String())
+	}
+	var t executor.Turn
+	if err := json.Unmarshal(out.Bytes(), &t); err != nil {
+		return nil, 0, nil, err
+	}
+	usage, _ := cmd.ProcessState.SysUsage().(*syscall.Rusage)
+	return &t, took, usage, nil
+}
+
+func step(script string) string { return "```bash\n" + script + "\n```\n" }
+
+func (b *bench) start(ctx context.Context) error {
+	if _, _, _, err := b.run(ctx, step("true")); err != nil { // builds what is missing
+		return err
+	}
+	h, err := home.Open()
+	if err != nil {
+		return err
+	}
+	tmpl, err := template.NewStore(h.Path("templates")).Ensure(ctx, executor.DefaultImage, func(string) {})
+	if err != nil {
+		return err
+	}
+	b.root = tmpl.Root
+	var floors, turns []time.Duration
+	phases := map[string][]time.Duration{}
+	var names []string
+	for range b.runs {
+		began := time.Now()
+		if out, err := b.floorCommand(ctx, "floor").CombinedOutput(); err != nil {
+			return fmt.Errorf("floor: %w: %s", err, out)
+		}
+		floors = append(floors, time.Since(began))
+		t, took, _, err := b.run(ctx, step("true"))
+		if err != nil {
+			return err
+		}
+		turns = append(turns, took)
+		rest := took
+		for _, p := range t.Phases {
+			d := time.Duration(p.Micros) * time.Microsecond
+			if phases[p.Name] == nil {
+				names = append(names, p.Name)
+			}
+			phases[p.Name] = append(phases[p.Name], d)
+			rest -= d
+		}
+		phases["process"] = append(phases["process"], rest)
+	}
+	fmt.Printf("## Start\n\n| | p50 | p99 |\n|---|---|---|\n")
+	fmt.Printf("| floor: QEMU on the snapshot, until `bash -c true` has run | %s | %s |\n", ms(quantile(floors, 50)), ms(quantile(floors, 99)))
+	fmt.Printf("| `turn run` of one step `true`, the whole process | %s | %s |\n", ms(quantile(turns, 50)), ms(quantile(turns, 99)))
+	fmt.Printf("| ratio | %.2f | %.2f |\n\n", ratio(turns, floors, 50), ratio(turns, floors, 99))
+	fmt.Printf("| phase of `turn run` | p50 | p99 |\n|---|---|---|\n")
+	for _, name := range append(names, "process") {
+		fmt.Printf("| %s | %s | %s |\n", name, ms(quantile(phases[name], 50)), ms(quantile(phases[name], 99)))
+	}
+	fmt.Println()
+	return nil
+}
+
+// floorCommand runs the floor program in one of its modes on the same home.
+func (b *bench) floorCommand(ctx context.Context, mode string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, b.floor)
+	cmd.Env = append(os.Environ(), "TURNSTONE_BENCH="+mode, "TURNSTONE_BENCH_ROOT="+b.root)
+	return cmd
+}
+
+func (b *bench) memory(ctx context.Context) error {
+	out, err := b.floorCommand(ctx, "memory").Output()
+	if err != nil {
+		return fmt.Errorf("memory: %w: %s", err, out)
+	}
+	fmt.Printf("## Memory of a clone\n\n%s\n", out)
+	return nil
+}
+
+func (b *bench) streaming(ctx context.Context) error {
+	t, took, usage, err := b.run(ctx, step("grep VmHWM /proc/1/status")+step("head -c "+b.stream+" /dev/zero | tr '\\0' x")+
+		step("grep VmHWM /proc/1/status"))
+	if err != nil {
+		return err
+	}
+	s := t.Steps[1]
+	bytesOut := s.StdoutInfo.Bytes
+	fmt.Printf("## Streaming\n\n| | |\n|---|---|\n| standard output of one step | %d bytes, %s |\n", bytesOut, s.StdoutInfo.Digest)
+	fmt.Printf("| time of that step | %s (%.0f MB/s) |\n", ms(time.Duration(s.Millis)*time.Millisecond), float64(bytesOut)/1e6/(float64(s.Millis)/1e3))
+	fmt.Printf("| whole turn | %s |\n", ms(took))
+	if usage != nil {
+		fmt.Printf("| peak memory of `turn` (QEMU not counted) | %d KiB |\n", usage.Maxrss)
+	}
+	fmt.Printf("| peak memory of the agent, before and after | %s, %s |\n\n", field(t.Steps[0].Stdout), field(t.Steps[2].Stdout))
+	return nil
+}
+
+func field(s string) string {
+	_, v, _ := strings.Cut(s, ":")
+	return strings.Join(strings.Fields(v), " ")
+}
+
+func quantile(d []time.Duration, p int) time.Duration {
+	s := slices.Sorted(slices.Values(d))
+	return s[min(len(s)-1, len(s)*p/100)]
+}
+
+func ratio(a, b []time.Duration, p int) float64 {
+	return float64(quantile(a, p)) / float64(quantile(b, p))
+}
+
+func ms(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d.Microseconds())/1000) }

@@ -1,0 +1,160 @@
+package qemu
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"time"
+
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/wire"
+)
+
+// benchmark is this test binary as a program of its own, which the command bench
+// measures beside `turn run`.
+func benchmark(mode string) error {
+	h, err := home.Open()
+	if err != nil {
+		return err
+	}
+	switch mode {
+	case "floor":
+		return floor(h)
+	case "memory":
+		return cloneMemory(h)
+	}
+	return fmt.Errorf("unknown benchmark %q", mode)
+}
+
+// newest returns the folder and the manifest of the snapshot that was used for
+// the default shape last.
+func newest(h *home.Home) (dir string, m manifest, err error) {
+	all, _ := filepath.Glob(h.Path("snapshots", "*", manifestFile))
+	for _, path := range all {
+		var other manifest
+		b, rerr := os.ReadFile(path)
+		if rerr == nil && json.Unmarshal(b, &other) == nil && other.Taken.After(m.Taken) {
+			dir, m = filepath.Dir(path), other
+		}
+	}
+	if dir == "" {
+		err = errors.New("there is no snapshot to measure")
+	}
+	return dir, m, err
+}
+
+// clone is the shortest way from a snapshot to a machine: no check, no lock, no
+// look at what is there.
+func clone(h *home.Home) (*machine, error) {
+	dir, man, err := newest(h)
+	if err != nil {
+		return nil, err
+	}
+	s := &Substrate{home: h}
+	binary, err := findProgram(binaryName)
+	if err != nil {
+		return nil, err
+	}
+	var f files
+	f.ram, err = os.OpenFile(filepath.Join(dir, ramFile), os.O_RDWR, 0)
+	if err == nil {
+		f.root, err = os.Open(os.Getenv("TURNSTONE_BENCH_ROOT"))
+	}
+	if err == nil {
+		f.kernel, err = s.stub()
+	}
+	if err == nil {
+		f.scratch, err = s.scratch(context.Background(), man.Identity.Shape.Disk)
+	}
+	if err != nil {
+		return nil, err
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	vm, err := start(binary, arguments(man.Identity.Accel, man.Identity.Shape, true), f)
+	if err != nil {
+		return nil, err
+	}
+	go func() {
+		state, _ := os.ReadFile(filepath.Join(dir, stateFile))
+		_, _ = w.Write(state)
+		_ = w.Close()
+	}()
+	_, err = vm.mon.send(negotiate, passState(r), ignoreShared, command{Execute: "migrate-incoming", Arguments: stateURI})
+	return vm, err
+}
+
+func runTrue(vm *machine) error {
+	client, err := wire.NewClient(vm.agent)
+	if err != nil {
+		return err
+	}
+	ctx := context.Background()
+	entropy := make([]byte, 64)
+	_, _ = rand.Read(entropy)
+	if _, err := client.Configure(ctx, wire.ConfigureParams{Entropy: entropy, Time: time.Now(), Scratch: scratchSerial,
+		Hostname: "floor", MachineID: "0123456789abcdef0123456789abcdef", Network: &network}); err != nil {
+		return err
+	}
+	exit, err := client.Start(ctx, wire.StartParams{ID: "p", Argv: []string{"bash", "-c", "true"}}, nil, io.Discard, io.Discard)
+	if err == nil && exit.ExitCode != 0 {
+		err = fmt.Errorf("true: exit %d", exit.ExitCode)
+	}
+	return err
+}
+
+// floor is what no `turn run` can be faster than. The agent runs nothing before
+// it is configured, so that is part of it.
+func floor(h *home.Home) error {
+	vm, err := clone(h)
+	if err == nil {
+		err = runTrue(vm)
+	}
+	if vm != nil {
+		_ = vm.Close()
+	}
+	return err
+}
+
+var rollup = regexp.MustCompile(`(?m)^(Rss|Pss|Pss_Anon|Private_Clean|Private_Dirty):\s+(\d+) kB`)
+
+// cloneMemory prints what each of several clones holds after `true`.
+func cloneMemory(h *home.Home) error {
+	fmt.Println("| clone | Rss | Pss | Pss, anonymous | private, clean | private, dirty |\n|---|---|---|---|---|---|")
+	var vms []*machine
+	defer func() {
+		for _, vm := range vms {
+			_ = vm.Close()
+		}
+	}()
+	for range 4 {
+		vm, err := clone(h)
+		if err != nil {
+			return err
+		}
+		vms = append(vms, vm)
+		if err := runTrue(vm); err != nil {
+			return err
+		}
+	}
+	for i, vm := range vms {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", vm.PID()))
+		if err != nil {
+			return err
+		}
+		fmt.Printf("| %d ", i+1)
+		for _, m := range rollup.FindAllSubmatch(b, -1) {
+			fmt.Printf("| %s KiB ", m[2])
+		}
+		fmt.Println("|")
+	}
+	return nil
+}

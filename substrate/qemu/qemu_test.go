@@ -1,0 +1,374 @@
+package qemu
+
+import (
+	"bytes"
+	"context"
+	"debug/elf"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/turntest"
+	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/substratetest"
+	"turnstone.dev/turnstone/wire"
+)
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv("TURNSTONE_TEST_HOLD"); dir != "" {
+		hold(dir)
+		return
+	}
+	if mode := os.Getenv("TURNSTONE_BENCH"); mode != "" {
+		if err := benchmark(mode); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+func newSubstrate(t *testing.T, h *home.Home, m *substrate.Machine) *Substrate {
+	t.Helper()
+	s, err := New(t.Context(), h, Options{Progress: func(what string) { t.Log(what) }, Probe: m})
+	if err != nil {
+		t.Fatalf("%v (%s)", err, turnstone.HintOf(err))
+	}
+	return s
+}
+
+var network = wire.Network{Address: GuestAddress, Gateway: GuestGateway, DNS: []string{GuestDNS}}
+
+func TestConformance(t *testing.T) {
+	h := turntest.Home(t)
+	m := turntest.Machine(t, h, "base")
+	substratetest.Run(t, newSubstrate(t, h, &m), substratetest.Config{Machine: m, Network: network})
+}
+
+// TestDamagedSnapshot damages a snapshot in every way and expects that it is taken
+// anew, never used.
+func TestDamagedSnapshot(t *testing.T) {
+	shared := turntest.Home(t)
+	m := turntest.Machine(t, shared, "base")
+	m.Shape.Memory = 320 << 20
+	h := &home.Home{Dir: t.TempDir()}
+	s := newSubstrate(t, h, nil)
+	id := s.identity(m)
+	dir := h.Path("snapshots", id.key())
+	run := func() {
+		t.Helper()
+		vm, client := substratetest.Clone(t, s, m, &network)
+		if out, _ := substratetest.Shell(t, client, "echo fine"); out != "fine\n" {
+			t.Errorf("the restored machine says %q", out)
+		}
+		_ = vm.Close()
+	}
+	run()
+	snap, err := openSnapshot(t.Context(), dir, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = snap.ram.Close()
+
+	edit := func(name string, change func([]byte) []byte) func() error {
+		return func() error {
+			path := filepath.Join(dir, name)
+			b, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			return os.WriteFile(path, change(b), 0o600)
+		}
+	}
+	flip := func(b []byte) []byte { b[len(b)/2] ^= 1; return b }
+	for name, damage := range map[string]func() error{
+		"a flipped bit of memory, times restored": func() error {
+			path := filepath.Join(dir, ramFile)
+			st, err := os.Stat(path)
+			if err != nil {
+				return err
+			}
+			f, err := os.OpenFile(path, os.O_RDWR, 0)
+			if err != nil {
+				return err
+			}
+			b := make([]byte, 1)
+			_, err = f.ReadAt(b, 64<<20)
+			b[0] ^= 1
+			_, werr := f.WriteAt(b, 64<<20)
+			return errors.Join(err, werr, f.Close(), os.Chtimes(path, st.ModTime(), st.ModTime()))
+		},
+		"cut memory":                 func() error { return os.Truncate(filepath.Join(dir, ramFile), 100<<20) },
+		"no memory":                  func() error { return os.Remove(filepath.Join(dir, ramFile)) },
+		"memory that is a link":      func() error { return relink(filepath.Join(dir, ramFile)) },
+		"a flipped bit of the state": edit(stateFile, flip),
+		"cut state":                  edit(stateFile, func(b []byte) []byte { return b[:len(b)/2] }),
+		"garbage manifest":           edit(manifestFile, func([]byte) []byte { return []byte("{{{") }),
+		"another QEMU": edit(manifestFile, func(b []byte) []byte {
+			return bytes.ReplaceAll(b, []byte("QEMU emulator version"), []byte("QEMU emulator version 1"))
+		}),
+	} {
+		if err := damage(); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if _, err := openSnapshot(t.Context(), dir, id); turnstone.KindOf(err) != turnstone.Integrity {
+			t.Errorf("%s: opening it gives %v, want kind %s", name, err, turnstone.Integrity)
+		}
+		run()
+		if _, err := openSnapshot(t.Context(), dir, id); err != nil {
+			t.Errorf("%s: not taken anew: %v", name, err)
+		}
+	}
+}
+
+func relink(path string) error {
+	return errors.Join(os.Rename(path, path+".real"), os.Symlink(path+".real", path))
+}
+
+// TestTouchedSnapshot: a copy with other times and inode is whole all the same.
+func TestTouchedSnapshot(t *testing.T) {
+	dir := t.TempDir()
+	id := identity{Format: snapshotFormat, QEMU: "x"}
+	ram, state := filepath.Join(dir, ramFile), []byte("state")
+	if err := errors.Join(os.WriteFile(ram, []byte("memory"), 0o600), os.WriteFile(filepath.Join(dir, stateFile), state, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	st, err := stamp.Of(t.Context(), ram)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, _ := json.Marshal(manifest{Identity: id, State: turnstone.DigestBytes(state), RAM: st})
+	if err := os.WriteFile(filepath.Join(dir, manifestFile), b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chtimes(ram, time.Unix(1, 0), time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	snap, err := openSnapshot(t.Context(), dir, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = snap.ram.Close()
+	if _, err := openSnapshot(t.Context(), t.TempDir(), id); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no snapshot: %v", err)
+	}
+}
+
+// hold is another process: it restores a machine, says QEMU's pid, and waits for
+// its own end.
+func hold(dir string) {
+	var m substrate.Machine
+	err := json.Unmarshal([]byte(os.Getenv("TURNSTONE_TEST_MACHINE")), &m)
+	var s *Substrate
+	if err == nil {
+		s, err = New(context.Background(), &home.Home{Dir: dir}, Options{})
+	}
+	var vm substrate.Sandbox
+	if err == nil {
+		vm, err = s.Restore(context.Background(), m)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	fmt.Println(vm.(*machine).PID())
+	select {}
+}
+
+// TestKilled: whatever happens to us, QEMU and its files are gone.
+func TestKilled(t *testing.T) {
+	h := turntest.Home(t)
+	m := turntest.Machine(t, h, "base")
+	spec, _ := json.Marshal(m)
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "TURNSTONE_TEST_HOLD="+h.Dir, "TURNSTONE_TEST_MACHINE="+string(spec))
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var pid int
+	if _, err := fmt.Fscan(out, &pid); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(pid, 0); err != nil {
+		t.Fatalf("QEMU is not there to begin with: %v", err)
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	deadline := time.Now().Add(10 * time.Second)
+	for alive(pid) {
+		if time.Now().After(deadline) {
+			t.Fatalf("QEMU %d outlives its killed parent", pid)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	left, err := os.ReadDir(h.Path("sandboxes"))
+	if err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+// alive tells a running process from one that is gone or waits to be reaped.
+func alive(pid int) bool {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return false
+	}
+	_, rest, _ := strings.Cut(string(b), ") ")
+	return !strings.HasPrefix(rest, "Z") && !strings.HasPrefix(rest, "X")
+}
+
+func TestSweep(t *testing.T) {
+	base := t.TempDir()
+	dead, busy := filepath.Join(base, newPrefix+"aaaa-1"), filepath.Join(base, newPrefix+"bbbb-1")
+	for _, dir := range []string{dead, busy} {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lock, err := home.TryAcquire(filepath.Join(base, "bbbb.lock"))
+	if err != nil || lock == nil {
+		t.Fatal(lock, err)
+	}
+	defer lock.Release()
+	sweep(base)
+	if _, err := os.Stat(dead); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a dead process's folder is still there: %v", err)
+	}
+	if _, err := os.Stat(busy); err != nil {
+		t.Errorf("a living process's folder is gone: %v", err)
+	}
+}
+
+func TestArguments(t *testing.T) {
+	shape := turnstone.Shape{CPUs: 2, Memory: 512 << 20, Disk: 1 << 30, Network: true}
+	boot, restore := strings.Join(arguments(accelTCG, shape, false), " "), strings.Join(arguments(accelTCG, shape, true), " ")
+	for _, must := range []string{
+		"-sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny", "-nodefaults", "-no-user-config",
+		"-no-reboot", "-display none", "-smp 2", "-m 524288K", "read-only=on", "-netdev user",
+	} {
+		if !strings.Contains(boot, must) || !strings.Contains(restore, must) {
+			t.Errorf("%q is missing in one of\n%s\n%s", must, boot, restore)
+		}
+	}
+	if !strings.Contains(boot, "share=on") || !strings.Contains(restore, "share=off") {
+		t.Error("memory must be shared when booted and private when restored")
+	}
+	shape.Network = false
+	for _, restore := range []bool{false, true} {
+		if off := strings.Join(arguments(accelTCG, shape, restore), " "); strings.Contains(off, "net") {
+			t.Errorf("with the network off there still is: %s", off)
+		}
+	}
+}
+
+func TestStubKernel(t *testing.T) {
+	f, err := elf.NewFile(bytes.NewReader(stubKernel()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(f.Progs) != 2 || f.Progs[0].Type != elf.PT_LOAD || f.Progs[1].Type != elf.PT_NOTE {
+		t.Errorf("segments: %+v", f.Progs)
+	}
+}
+
+func TestIdentityKey(t *testing.T) {
+	base := identity{Format: 1, QEMU: "a", Shape: turnstone.DefaultShape()}
+	seen := map[string]bool{base.key(): true}
+	for _, change := range []func(*identity){
+		func(i *identity) { i.QEMU = "b" }, func(i *identity) { i.Accel = accelKVM }, func(i *identity) { i.CPUModel = "x" },
+		func(i *identity) { i.HostCPU = "x" }, func(i *identity) { i.Kernel = "x" }, func(i *identity) { i.Init = "x" },
+		func(i *identity) { i.Root = "x" }, func(i *identity) { i.Arguments = "x" }, func(i *identity) { i.Shape.Network = false },
+		func(i *identity) { i.Shape.CPUs++ }, func(i *identity) { i.Shape.Memory++ }, func(i *identity) { i.Shape.Disk++ },
+	} {
+		id := base
+		change(&id)
+		if seen[id.key()] {
+			t.Errorf("%+v has another identity's key", id)
+		}
+		seen[id.key()] = true
+	}
+}
+
+func TestMissingQEMU(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	_, err := New(t.Context(), &home.Home{Dir: t.TempDir()}, Options{Binary: filepath.Join(t.TempDir(), "qemu")})
+	if turnstone.KindOf(err) != turnstone.Unavailable || turnstone.HintOf(err) == "" {
+		t.Errorf("%v, hint %q", err, turnstone.HintOf(err))
+	}
+}
+
+// TestVersionCache: a replaced binary is asked again.
+func TestVersionCache(t *testing.T) {
+	h, bin := &home.Home{Dir: t.TempDir()}, filepath.Join(t.TempDir(), "qemu")
+	for _, version := range []string{"QEMU 1", "QEMU 1", "QEMU 2"} {
+		script := "#!/bin/sh\necho " + version + "\n"
+		if err := os.WriteFile(bin, []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		s, err := New(t.Context(), h, Options{Binary: bin})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.Version() != version {
+			t.Errorf("version %q, want %q", s.Version(), version)
+		}
+	}
+}
+
+func TestNoSpaceEvent(t *testing.T) {
+	cmd := exec.Command("sleep", "60")
+	m := &machine{id: "sb_x", done: make(chan struct{})}
+	m.agent, _, _ = socketpair()
+	if err := m.spawn(cmd); err != nil {
+		t.Fatal(err)
+	}
+	m.event(event{Name: "BLOCK_IO_ERROR", Data: json.RawMessage(`{"action":"stop","nospace":true}`)})
+	<-m.Done()
+	if turnstone.KindOf(m.Err()) != turnstone.Exhausted {
+		t.Errorf("got %v, want kind %s", m.Err(), turnstone.Exhausted)
+	}
+}
+
+func FuzzMonitor(f *testing.F) {
+	f.Add([]byte(`{"QMP":{}}` + "\n" + `{"return":{}}` + "\n" + `{"event":"STOP","data":{}}`))
+	f.Add([]byte(`{"error":{"class":"GenericError","desc":"x"}}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		ours, theirs, err := socketpair()
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := newMonitor(ours, func(event) {})
+		waits, err := m.send(negotiate)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(b) > 1<<16 {
+			b = b[:1<<16] // what fits the socket's buffer
+		}
+		_, _ = theirs.Write(b)
+		_ = theirs.Close()
+		select {
+		case <-waits[0]:
+		case <-time.After(10 * time.Second):
+			t.Fatal("no answer and no error")
+		}
+	})
+}
