@@ -1,0 +1,199 @@
+package kernel
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/cavaliergopher/cpio"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/stamp"
+)
+
+// initramfsVersion changes when the same agent and modules have to give another file.
+const initramfsVersion = 1
+
+// initramfsAge is after which time an initramfs that is not asked for is removed.
+const initramfsAge = 30 * 24 * time.Hour
+
+// Initramfs returns the path and the digest of the initial root file system that
+// holds agent, the agent's program, as /init, and the kernel's modules as
+// /modules/NN-name.ko in load order: an uncompressed cpio archive in the "newc"
+// format (Documentation/driver-api/early-userspace/buffer-format.rst). The same
+// agent and modules give the same bytes. It is kept under dir, named by what is
+// in it, and checked before it is returned.
+func (k *Kernel) Initramfs(ctx context.Context, dir string, agent []byte) (path string, digest turnstone.Digest, err error) {
+	const op = "kernel.initramfs"
+	if !isELF(agent) {
+		return "", "", &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "agent",
+			Err: errors.New("is no ELF program"), Hint: "build the agent first: make build"}
+	}
+	failed := func(err error) error {
+		return &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: dir, Err: err,
+			Hint: "check that the disk has room and the folder can be written"}
+	}
+	if dir, err = filepath.Abs(dir); err != nil {
+		return "", "", failed(err)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", "", failed(err)
+	}
+	path = filepath.Join(dir, "initramfs-"+k.initramfsKey(agent)+".cpio")
+	if s, err := keptInitramfs(ctx, path); err == nil {
+		return path, s.Digest, nil
+	}
+	lock, err := home.Acquire(ctx, filepath.Join(dir, "initramfs.lock"), nil)
+	if err != nil {
+		return "", "", err
+	}
+	defer lock.Release()
+	if s, err := keptInitramfs(ctx, path); err == nil {
+		return path, s.Digest, nil
+	}
+	sweepInitramfs(dir, path)
+	var archive bytes.Buffer
+	if err := k.writeInitramfs(&archive, agent); err != nil {
+		return "", "", failed(err)
+	}
+	if err := stamp.WriteFile(path, archive.Bytes(), 0o444); err != nil {
+		return "", "", failed(err)
+	}
+	s, err := stamp.Of(ctx, path)
+	if err != nil {
+		return "", "", failed(err)
+	}
+	if want := turnstone.DigestBytes(archive.Bytes()); s.Digest != want {
+		return "", "", &turnstone.Error{Op: op, Kind: turnstone.Integrity, Subject: path,
+			Err: fmt.Errorf("reads back as %s, written as %s", s.Digest, want), Hint: "check the disk"}
+	}
+	if err := writeStamp(path, s); err != nil {
+		return "", "", failed(err)
+	}
+	return path, s.Digest, nil
+}
+
+// initramfsKey names the content: the agent and the modules in their order.
+func (k *Kernel) initramfsKey(agent []byte) string {
+	h := sha256.New()
+	fmt.Fprintf(h, "initramfs %d\n%s\n", initramfsVersion, turnstone.DigestBytes(agent))
+	for _, m := range k.Modules {
+		fmt.Fprintf(h, "%s %s\n", m.Name, m.Digest)
+	}
+	return hex.EncodeToString(h.Sum(nil))[:24]
+}
+
+// keptInitramfs returns the stamp of the file at path if it is whole.
+func keptInitramfs(ctx context.Context, path string) (stamp.Stamp, error) {
+	b, err := os.ReadFile(path + ".json")
+	if err != nil {
+		return stamp.Stamp{}, err
+	}
+	var s stamp.Stamp
+	if err := json.Unmarshal(b, &s); err != nil {
+		return stamp.Stamp{}, err
+	}
+	now, err := s.Check(ctx, path)
+	if err == nil && now != s {
+		_ = writeStamp(path, now) // the next call reads the file again if this fails
+	}
+	return now, err
+}
+
+func writeStamp(path string, s stamp.Stamp) error {
+	b, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	return stamp.WriteFile(path+".json", append(b, '\n'), 0o444)
+}
+
+// sweepInitramfs removes archives that nobody made for a long time, save keep: each
+// new agent leaves one behind.
+func sweepInitramfs(dir, keep string) {
+	found, _ := filepath.Glob(filepath.Join(dir, "initramfs-*.cpio"))
+	for _, path := range found {
+		if fi, err := os.Stat(path); err == nil && path != keep && time.Since(fi.ModTime()) > initramfsAge {
+			_ = os.Remove(path + ".json")
+			_ = os.Remove(path)
+		}
+	}
+}
+
+// writeInitramfs writes the archive.
+func (k *Kernel) writeInitramfs(out io.Writer, agent []byte) error {
+	w := cpio.NewWriter(out)
+	inode := int64(0)
+	add := func(name string, mode cpio.FileMode, content []byte) error {
+		inode++
+		links := 1
+		if mode.IsDir() {
+			links = 2
+		}
+		if err := w.WriteHeader(&cpio.Header{Name: name, Mode: mode, Size: int64(len(content)), Inode: inode, Links: links}); err != nil {
+			return err
+		}
+		_, err := w.Write(content)
+		return err
+	}
+	for _, dir := range []string{"dev", "modules", "newroot", "proc", "run", "sys"} {
+		if err := add(dir, cpio.TypeDir|0o755, nil); err != nil {
+			return err
+		}
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	inode++
+	if err := writeConsole(out, inode); err != nil {
+		return err
+	}
+	for _, m := range k.Modules {
+		content, err := os.ReadFile(m.Path)
+		if err != nil {
+			return err
+		}
+		if turnstone.DigestBytes(content) != m.Digest {
+			return fmt.Errorf("%s is damaged", m.Path)
+		}
+		if err := add("modules/"+filepath.Base(m.Path), cpio.TypeReg|0o444, content); err != nil {
+			return err
+		}
+	}
+	if err := add("init", cpio.TypeReg|0o755, agent); err != nil {
+		return err
+	}
+	return w.Close()
+}
+
+// writeConsole writes the entry of /dev/console, character device 5:1. The library
+// leaves the device number at zero, so it is set in the header that it wrote:
+// c_rdevmajor and c_rdevminor, eight hex digits each, at offset 78.
+func writeConsole(out io.Writer, inode int64) error {
+	var entry bytes.Buffer
+	w := cpio.NewWriter(&entry)
+	err := w.WriteHeader(&cpio.Header{Name: "dev/console", Mode: cpio.TypeChar | 0o600, Inode: inode, Links: 1})
+	if err != nil {
+		return err
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	b := entry.Bytes()
+	if len(b) < 110 || strings.Trim(string(b[78:94]), "0") != "" {
+		return errors.New("cpio: the header is not as expected")
+	}
+	copy(b[78:94], "0000000500000001")
+	_, err = out.Write(b)
+	return err
+}

@@ -1,0 +1,375 @@
+package kernel
+
+import (
+	"bytes"
+	"context"
+	"debug/elf"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/cavaliergopher/cpio"
+
+	"turnstone.dev/turnstone"
+)
+
+// testHome is where tests of all packages keep what is costly to make:
+// $TURN_TEST_HOME, else turnstone-test in the user's cache folder.
+func testHome(t *testing.T) string {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("downloads Debian packages")
+	}
+	dir := os.Getenv("TURN_TEST_HOME")
+	if dir == "" {
+		cache, err := os.UserCacheDir()
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir = filepath.Join(cache, "turnstone-test")
+	}
+	return dir
+}
+
+// debianKernel returns the real kernel, which is downloaded once per machine.
+func debianKernel(t *testing.T) *Kernel {
+	t.Helper()
+	dir := filepath.Join(testHome(t), "kernel")
+	t.Setenv("TURN_KERNEL", "")
+	t.Setenv("TURN_KERNEL_MODULES", "")
+	k, err := Ensure(context.Background(), dir, func(s string) { t.Log(s) })
+	if err != nil {
+		t.Fatalf("%v\n%s", err, turnstone.HintOf(err))
+	}
+	return k
+}
+
+func TestDebianKernel(t *testing.T) {
+	k := debianKernel(t)
+	f, err := elf.Open(k.Vmlinux)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	image, err := os.Open(k.Vmlinux)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer image.Close()
+	if f.Machine != elf.EM_X86_64 || !bootsByPVH(image) {
+		t.Errorf("%s is no x86-64 kernel that boots by PVH", k.Vmlinux)
+	}
+	digest, err := turnstone.DigestReader(image)
+	if err != nil || digest != k.Digest {
+		t.Errorf("digest %s, said %s (%v)", digest, k.Digest, err)
+	}
+	if !strings.HasSuffix(k.Version, "-cloud-amd64") {
+		t.Errorf("version %q", k.Version)
+	}
+	seen := map[string]bool{}
+	for i, m := range k.Modules {
+		content, err := os.ReadFile(m.Path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		needs, _, err := dependencies(content)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range needs {
+			if !seen[n] {
+				t.Errorf("%d: %s needs %s, which is not loaded before it", i, m.Name, n)
+			}
+		}
+		seen[m.Name] = true
+	}
+	for _, w := range []string{"virtio_pci", "virtio_blk", "virtio_console", "virtio_net", "erofs", "overlay"} {
+		if !seen[w] {
+			t.Errorf("module %s is missing", w)
+		}
+	}
+
+	again, err := Ensure(context.Background(), filepath.Join(testHome(t), "kernel"), func(s string) {
+		t.Errorf("the second call works: %s", s)
+	})
+	if err != nil || again.Digest != k.Digest || again.Vmlinux != k.Vmlinux {
+		t.Errorf("the second call: %+v, %v", again, err)
+	}
+}
+
+func TestOverride(t *testing.T) {
+	dir, own := t.TempDir(), t.TempDir()
+	image := filepath.Join(own, "bzImage")
+	vmlinux := append(pvhKernel(), "the kernel"...)
+	write := func(path string, content []byte) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, content, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ensure := func() (*Kernel, error) { return Ensure(context.Background(), dir, nil) }
+	write(image, bzImage(pack(t, "zstd", vmlinux)))
+	t.Setenv("TURN_KERNEL", image)
+	t.Setenv("TURN_KERNEL_MODULES", "")
+
+	k, err := ensure()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(k.Vmlinux)
+	if err != nil || !bytes.Equal(got, vmlinux) || k.Digest != turnstone.DigestBytes(vmlinux) || k.Version != "6.1.0-test-amd64" || len(k.Modules) != 0 {
+		t.Fatalf("%+v, %v", k, err)
+	}
+
+	// Another image under the same name is another kernel.
+	write(image, bzImage([]byte("an unknown compression")))
+	k, err = ensure()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, _ := os.ReadFile(k.Vmlinux); !isBzImage(got) {
+		t.Error("an image that cannot be unpacked is not kept as it is")
+	}
+	write(image, vmlinux)
+	if k, err = ensure(); err != nil || k.Digest != turnstone.DigestBytes(vmlinux) {
+		t.Fatalf("an ELF image: %+v, %v", k, err)
+	}
+
+	modules := filepath.Join(own, "6.2.0-own")
+	t.Setenv("TURN_KERNEL_MODULES", modules)
+	write(filepath.Join(modules, "kernel", "virtio_pci.ko"), module("depends="))
+	if _, err = ensure(); turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), "virtio_blk") {
+		t.Fatalf("modules that are not complete: %v", err)
+	}
+	write(filepath.Join(modules, "modules.builtin"), []byte("a/virtio_blk.ko\na/virtio_console.ko\na/virtio_net.ko\na/erofs.ko\na/ext4.ko\na/overlay.ko\n"))
+	if k, err = ensure(); err != nil || len(k.Modules) != 1 || k.Version != "6.2.0-own" {
+		t.Fatalf("%+v, %v", k, err)
+	}
+
+	for name, path := range map[string]string{"missing": filepath.Join(own, "nothing"), "a folder": own, "text": filepath.Join(modules, "modules.builtin")} {
+		t.Setenv("TURN_KERNEL", path)
+		if _, err := ensure(); turnstone.KindOf(err) != turnstone.Invalid || turnstone.HintOf(err) == "" {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	t.Setenv("TURN_KERNEL", "")
+	if _, err := ensure(); turnstone.KindOf(err) != turnstone.Invalid {
+		t.Errorf("modules without an image: %v", err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, "*.tmp")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// counted is a source that counts how often it is taken.
+type counted struct {
+	taken atomic.Int32
+	fail  error
+}
+
+func (*counted) key() string      { return "counted" }
+func (*counted) describe() string { return "counting" }
+func (c *counted) take(ctx context.Context, dir string, _ func(string)) (*manifest, error) {
+	c.taken.Add(1)
+	f, err := keepImage(ctx, dir, pvhKernel())
+	if c.fail != nil {
+		return nil, c.fail
+	}
+	return &manifest{Version: "1", Image: f}, err
+}
+
+func TestManyAtOnceTakeOnce(t *testing.T) {
+	dir, src := t.TempDir(), &counted{}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if _, err := ensure(context.Background(), dir, src, func(string) {}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if n := src.taken.Load(); n != 1 {
+		t.Errorf("taken %d times", n)
+	}
+}
+
+func TestDamageIsMended(t *testing.T) {
+	dir, src := t.TempDir(), &counted{}
+	ctx := context.Background()
+	quiet := func(string) {}
+	k, err := ensure(ctx, dir, src, quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifestPath := filepath.Join(filepath.Dir(k.Vmlinux), "manifest.json")
+	for i, damage := range []func() error{
+		func() error { return replace(k.Vmlinux, bytes.Repeat([]byte("x"), len(pvhKernel()))) },
+		func() error { return os.Remove(k.Vmlinux) },
+		func() error { return replace(manifestPath, []byte("{half")) },
+		func() error { return os.Remove(manifestPath) },
+		func() error { return replace(manifestPath, []byte(`{"format": 99}`)) },
+	} {
+		if err := damage(); err != nil {
+			t.Fatal(err)
+		}
+		mended, err := ensure(ctx, dir, src, quiet)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, _ := os.ReadFile(mended.Vmlinux); !bytes.Equal(b, pvhKernel()) {
+			t.Errorf("damage %d is not mended", i)
+		}
+		if n := int(src.taken.Load()); n != i+2 {
+			t.Errorf("damage %d: taken %d times", i, n)
+		}
+	}
+
+	// A copy of the folder has other inodes and times, and is the same kernel.
+	other := t.TempDir()
+	if err := os.CopyFS(other, os.DirFS(dir)); err != nil {
+		t.Fatal(err)
+	}
+	before := src.taken.Load()
+	if _, err := ensure(ctx, other, src, quiet); err != nil || src.taken.Load() != before {
+		t.Errorf("a copied kernel is taken again (%v)", err)
+	}
+}
+
+func replace(path string, content []byte) error {
+	if err := os.Remove(path); err != nil {
+		return err
+	}
+	return os.WriteFile(path, content, 0o644)
+}
+
+func TestFailureLeavesNothing(t *testing.T) {
+	dir, src := t.TempDir(), &counted{fail: errors.New("the network went away")}
+	if _, err := ensure(context.Background(), dir, src, func(string) {}); turnstone.KindOf(err) != turnstone.Unavailable {
+		t.Fatal(err)
+	}
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		if !strings.HasSuffix(e.Name(), ".lock") {
+			t.Errorf("left behind: %s", e.Name())
+		}
+	}
+}
+
+func TestInitramfs(t *testing.T) {
+	dir := t.TempDir()
+	k, err := ensure(context.Background(), dir, &counted{}, func(string) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mods, err := writeModules(filepath.Join(dir, "m"), []loaded{{"virtio", module("depends=")}, {"erofs", module("depends=virtio")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.Modules = mods
+	agent := elfFile(nil, []byte("agent"))
+	ctx := context.Background()
+	out := filepath.Join(dir, "initramfs")
+	path, digest, err := k.Initramfs(ctx, out, agent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(path)
+	if err != nil || turnstone.DigestBytes(b) != digest {
+		t.Fatalf("digest %s (%v)", digest, err)
+	}
+	checkArchive(t, b, agent, mods)
+
+	fi, _ := os.Stat(path)
+	path2, digest2, err := k.Initramfs(ctx, out, agent)
+	if fi2, _ := os.Stat(path2); err != nil || path2 != path || digest2 != digest || !os.SameFile(fi, fi2) {
+		t.Errorf("the second call: %s %s %v", path2, digest2, err)
+	}
+	path3, digest3, err := k.Initramfs(ctx, t.TempDir(), agent)
+	if err != nil || digest3 != digest || path3 == path {
+		t.Errorf("the same content elsewhere has digest %s, not %s (%v)", digest3, digest, err)
+	}
+	if err := replace(path, bytes.Repeat([]byte("x"), len(b))); err != nil {
+		t.Fatal(err)
+	}
+	if _, digest4, err := k.Initramfs(ctx, out, agent); err != nil || digest4 != digest {
+		t.Errorf("after damage: %s %v", digest4, err)
+	}
+	if b2, _ := os.ReadFile(path); !bytes.Equal(b, b2) {
+		t.Error("the damage is not mended")
+	}
+	if _, other, err := k.Initramfs(ctx, out, elfFile(nil, []byte("other"))); err != nil || other == digest {
+		t.Errorf("another agent has the same initramfs (%v)", err)
+	}
+	if _, _, err := k.Initramfs(ctx, out, []byte("#!/bin/sh\n")); turnstone.KindOf(err) != turnstone.Invalid {
+		t.Errorf("a script as agent: %v", err)
+	}
+	if err := replace(mods[0].Path, []byte("bad")); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := k.Initramfs(ctx, t.TempDir(), agent); err == nil {
+		t.Error("a damaged module is packed")
+	}
+}
+
+func checkArchive(t *testing.T, archive, agent []byte, mods []Module) {
+	t.Helper()
+	found := map[string]string{}
+	r := cpio.NewReader(bytes.NewReader(archive))
+	var order []string
+	for {
+		h, err := r.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		content, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !h.ModTime.IsZero() && h.ModTime.Unix() != 0 || h.Uid != 0 || h.Guid != 0 {
+			t.Errorf("%s: owner %d:%d, time %s", h.Name, h.Uid, h.Guid, h.ModTime)
+		}
+		found[h.Name] = h.Mode.String() + " " + string(turnstone.DigestBytes(content))
+		order = append(order, h.Name)
+	}
+	want := map[string]string{
+		"init":                 cpio.FileMode(cpio.TypeReg|0o755).String() + " " + string(turnstone.DigestBytes(agent)),
+		"modules/00-virtio.ko": cpio.FileMode(cpio.TypeReg|0o444).String() + " " + string(mods[0].Digest),
+		"modules/01-erofs.ko":  cpio.FileMode(cpio.TypeReg|0o444).String() + " " + string(mods[1].Digest),
+		"dev/console":          cpio.FileMode(cpio.TypeChar|0o600).String() + " " + string(turnstone.DigestBytes(nil)),
+		"dev":                  cpio.FileMode(cpio.TypeDir|0o755).String() + " " + string(turnstone.DigestBytes(nil)),
+		"newroot":              cpio.FileMode(cpio.TypeDir|0o755).String() + " " + string(turnstone.DigestBytes(nil)),
+	}
+	for name, w := range want {
+		if found[name] != w {
+			t.Errorf("%s: %q, want %q (there are %v)", name, found[name], w, order)
+		}
+	}
+	at := bytes.Index(archive, []byte("dev/console\x00"))
+	if at < 110 || string(archive[at-110+78:at-110+94]) != "0000000500000001" {
+		t.Error("the console is not device 5:1")
+	}
+}
+
+func TestInitramfsOfDebiansKernel(t *testing.T) {
+	k := debianKernel(t)
+	path, digest, err := k.Initramfs(context.Background(), t.TempDir(), elfFile(nil, []byte("agent")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fi, err := os.Stat(path)
+	if err != nil || fi.Size() > 8<<20 {
+		t.Errorf("%s has %d bytes (%v)", digest, fi.Size(), err)
+	}
+}

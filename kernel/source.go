@@ -1,0 +1,280 @@
+package kernel
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/template/debian"
+)
+
+// What Debian's kernel is taken from. The cloud flavour has the drivers of virtual
+// machines and little else.
+const (
+	debianSuite   = "bookworm"
+	debianPackage = "linux-image-cloud-amd64"
+)
+
+// maxImage bounds a kernel image, in bytes.
+const maxImage = 256 << 20
+
+// choose returns the source that the environment asks for.
+func choose() (source, error) {
+	image, modules := os.Getenv("TURN_KERNEL"), os.Getenv("TURN_KERNEL_MODULES")
+	if image == "" {
+		if modules != "" {
+			return nil, &turnstone.Error{Op: "kernel.ensure", Kind: turnstone.Invalid, Subject: "TURN_KERNEL_MODULES",
+				Err: errors.New("is set without TURN_KERNEL"), Hint: "set TURN_KERNEL to the image that the modules belong to, or unset both"}
+		}
+		return debianSource{}, nil
+	}
+	o := override{}
+	var err error
+	if o.image, err = filepath.Abs(image); err == nil && modules != "" {
+		o.modules, err = filepath.Abs(modules)
+	}
+	return o, err
+}
+
+// debianSource takes the kernel out of Debian's package.
+type debianSource struct{}
+
+func (debianSource) key() string { return "debian-" + debianSuite }
+
+func (debianSource) describe() string {
+	return "downloading the guest kernel from Debian (about 70 MB, only this time)"
+}
+
+func (debianSource) take(ctx context.Context, dir string, progress func(string)) (*manifest, error) {
+	unpacked := filepath.Join(dir, "package")
+	if err := os.Mkdir(unpacked, 0o700); err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(unpacked)
+	req := debian.Request{Suite: debianSuite, Variant: "extract", Include: []string{debianPackage},
+		Progress: func(s string) { progress("guest kernel: " + s) }}
+	err := debian.Fetch(ctx, req, func(r io.Reader) error { return extract(r, unpacked) })
+	if err != nil {
+		return nil, err
+	}
+	images, err := filepath.Glob(filepath.Join(unpacked, "vmlinuz-*"))
+	if err != nil || len(images) != 1 {
+		return nil, fmt.Errorf("Debian's package %s has %d kernel images instead of one", debianPackage, len(images))
+	}
+	release := strings.TrimPrefix(filepath.Base(images[0]), "vmlinuz-")
+	progress("guest kernel: unpacking " + release)
+	image, err := os.ReadFile(images[0])
+	if err != nil {
+		return nil, err
+	}
+	m := &manifest{Version: release}
+	if m.Image, err = keepImage(ctx, dir, image); err != nil {
+		return nil, err
+	}
+	m.Modules, err = keepModules(ctx, dir, filepath.Join(unpacked, "modules", release))
+	return m, err
+}
+
+// extract writes the kernel image, as vmlinuz-<release>, and its modules, below
+// modules/<release>, from the tar stream of a root into dir.
+func extract(r io.Reader, dir string) error {
+	root, err := os.OpenRoot(dir) // no path of the stream can leave it
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	var total int64
+	for tr := tar.NewReader(r); ; {
+		hdr, err := tr.Next()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		name := path.Clean("/" + hdr.Name)
+		to := ""
+		if rest, ok := strings.CutPrefix(name, "/boot/vmlinuz-"); ok && isRelease(rest) {
+			to = "vmlinuz-" + rest
+		}
+		for _, prefix := range []string{"/lib/modules/", "/usr/lib/modules/"} {
+			if rest, ok := strings.CutPrefix(name, prefix); ok {
+				if _, module := moduleName(rest); module || path.Base(rest) == "modules.builtin" {
+					to = "modules/" + rest
+				}
+			}
+		}
+		if to == "" || hdr.Typeflag != tar.TypeReg {
+			continue
+		}
+		if total += hdr.Size; hdr.Size > maxImage || total > 4<<30 {
+			return fmt.Errorf("%s: the kernel package is larger than any kernel is", hdr.Name)
+		}
+		if err := writeInto(root, to, tr); err != nil {
+			return err
+		}
+	}
+}
+
+func writeInto(root *os.Root, name string, r io.Reader) error {
+	if err := root.MkdirAll(path.Dir(name), 0o700); err != nil {
+		return err
+	}
+	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	if _, err := io.Copy(f, r); err != nil {
+		_ = f.Close()
+		return err
+	}
+	return f.Close()
+}
+
+// keepImage writes the kernel that boots fastest into dir: the ELF file inside
+// image, which QEMU starts without the unpacking in the guest, or else image itself.
+func keepImage(ctx context.Context, dir string, image []byte) (keptFile, error) {
+	name := "vmlinux"
+	err := writeVmlinux(filepath.Join(dir, name), image)
+	if errors.Is(err, errKeep) {
+		name = "bzImage"
+		err = os.WriteFile(filepath.Join(dir, name), image, 0o444)
+	}
+	if err != nil {
+		return keptFile{}, err
+	}
+	return keep(ctx, dir, name)
+}
+
+// writeVmlinux writes the ELF kernel in image, or image itself where it is one.
+func writeVmlinux(name string, image []byte) (err error) {
+	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o444)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if e := f.Close(); err == nil {
+			err = e
+		}
+		if err != nil {
+			_ = os.Remove(name)
+		}
+	}()
+	if isELF(image) {
+		_, err = f.Write(image)
+	} else {
+		err = unpack(f, image)
+	}
+	if err != nil {
+		return err
+	}
+	if !bootsByPVH(f) {
+		return errKeep
+	}
+	return f.Sync()
+}
+
+// keepModules takes the guest's modules out of a folder lib/modules/<release>.
+func keepModules(ctx context.Context, dir, from string) ([]keptModule, error) {
+	root, err := os.OpenRoot(from)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	t, err := openTree(root.FS())
+	if err != nil {
+		return nil, err
+	}
+	mods, err := t.resolve(wantedModules())
+	if err != nil {
+		return nil, err
+	}
+	written, err := writeModules(filepath.Join(dir, "modules"), mods)
+	if err != nil {
+		return nil, err
+	}
+	kept := make([]keptModule, 0, len(written))
+	for _, m := range written {
+		f, err := keep(ctx, dir, filepath.Join("modules", filepath.Base(m.Path)))
+		if err != nil {
+			return nil, err
+		}
+		kept = append(kept, keptModule{Name: m.Name, keptFile: f})
+	}
+	return kept, nil
+}
+
+func keep(ctx context.Context, dir, name string) (keptFile, error) {
+	s, err := stamp.Of(ctx, filepath.Join(dir, name))
+	return keptFile{Path: name, Stamp: s}, err
+}
+
+// override is a kernel of the user's own.
+type override struct{ image, modules string }
+
+func (o override) key() string {
+	return "own-" + turnstone.DigestBytes([]byte(o.image+"\x00"+o.modules)).Short()
+}
+
+func (o override) describe() string { return "preparing the guest kernel " + o.image }
+
+func (o override) take(ctx context.Context, dir string, _ func(string)) (*manifest, error) {
+	invalid := func(subject string, err error) error {
+		return &turnstone.Error{Op: "kernel.ensure", Kind: turnstone.Invalid, Subject: subject, Err: err,
+			Hint: "TURN_KERNEL must name a vmlinux or bzImage for x86-64, TURN_KERNEL_MODULES its folder lib/modules/<release>"}
+	}
+	fi, err := os.Stat(o.image)
+	if err != nil {
+		return nil, invalid("TURN_KERNEL", err)
+	}
+	if !fi.Mode().IsRegular() || fi.Size() > maxVmlinux {
+		return nil, invalid("TURN_KERNEL", fmt.Errorf("%s is no kernel image", o.image))
+	}
+	image, err := os.ReadFile(o.image)
+	if err != nil {
+		return nil, invalid("TURN_KERNEL", err)
+	}
+	if !isELF(image) && !isBzImage(image) {
+		return nil, invalid("TURN_KERNEL", fmt.Errorf("%s is neither a vmlinux nor a bzImage", o.image))
+	}
+	m := &manifest{Version: version(image)}
+	if m.Image, err = keepImage(ctx, dir, image); err != nil {
+		return nil, err
+	}
+	if isELF(image) && m.Image.Path != "vmlinux" {
+		return nil, invalid("TURN_KERNEL", fmt.Errorf("%s has no PVH entry (CONFIG_PVH)", o.image))
+	}
+	source, err := resolvedSource(ctx, o.image)
+	if err != nil {
+		return nil, err
+	}
+	m.Sources = []keptFile{source}
+	if o.modules == "" {
+		return m, nil
+	}
+	if m.Version == "" && isRelease(filepath.Base(o.modules)) {
+		m.Version = filepath.Base(o.modules)
+	}
+	if m.Modules, err = keepModules(ctx, dir, o.modules); err != nil {
+		return nil, invalid("TURN_KERNEL_MODULES", err)
+	}
+	return m, nil
+}
+
+// resolvedSource stamps the file that a user named, through links.
+func resolvedSource(ctx context.Context, path string) (keptFile, error) {
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return keptFile{}, err
+	}
+	s, err := stamp.Of(ctx, real)
+	return keptFile{Path: real, Stamp: s}, err
+}
