@@ -1,0 +1,77 @@
+package wire
+
+import (
+	"errors"
+	"io"
+	"sync"
+
+	"github.com/hashicorp/yamux"
+)
+
+// copySize is large, because each read and write costs a frame and, at the
+// sandbox's side, an exit from the virtual machine.
+const copySize = 256 << 10
+
+var copyPool = sync.Pool{New: func() any { return new([copySize]byte) }}
+
+// copyBuffer is io.Copy with a large buffer of its own; it uses neither
+// io.WriterTo nor io.ReaderFrom, which would bring small ones.
+func copyBuffer(w io.Writer, r io.Reader) (int64, error) {
+	buf := copyPool.Get().(*[copySize]byte)
+	defer copyPool.Put(buf)
+	return io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, buf[:])
+}
+
+// drainTo copies r to w until r ends. When w fails it reads on and discards, so
+// that whoever fills r is not blocked, and returns w's error.
+func drainTo(w io.Writer, r io.Reader) error {
+	f := &failingWriter{w: w}
+	if _, err := copyBuffer(f, r); err != nil {
+		return nil // the stream broke: the call itself reports that
+	}
+	return f.err
+}
+
+// failingWriter remembers the first error of w and accepts everything after it.
+type failingWriter struct {
+	w   io.Writer
+	err error
+}
+
+func (f *failingWriter) Write(p []byte) (int, error) {
+	if f.w != nil && f.err == nil {
+		_, f.err = f.w.Write(p)
+	}
+	return len(p), nil
+}
+
+// tailWriter remembers whether what passed ended in zeros, as every whole tar
+// stream does: two blocks of 512 zero bytes (POSIX.1-2017, pax, ustar format).
+type tailWriter struct {
+	w     io.Writer
+	err   error
+	zeros int
+}
+
+func (t *tailWriter) Write(p []byte) (int, error) {
+	n := len(p)
+	for n > 0 && len(p)-n < 1024 && p[n-1] == 0 {
+		n--
+	}
+	if n == 0 {
+		t.zeros += len(p)
+	} else {
+		t.zeros = len(p) - n
+	}
+	var wrote int
+	wrote, t.err = t.w.Write(p)
+	return wrote, t.err
+}
+
+func (t *tailWriter) complete() bool { return t.zeros >= 1024 }
+
+// isStreamEnd says that err comes from a stream that the other side, or this one, ended.
+func isStreamEnd(err error) bool {
+	return errors.Is(err, yamux.ErrStreamClosed) || errors.Is(err, yamux.ErrConnectionReset) ||
+		errors.Is(err, yamux.ErrSessionShutdown) || errors.Is(err, yamux.ErrTimeout)
+}
