@@ -1,0 +1,149 @@
+// Package archive moves files and folders between a host and a sandbox as tar
+// streams. Pack writes one; Unpack reads one that may be hostile.
+package archive
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+
+	"turnstone.dev/turnstone"
+)
+
+// Pack writes the file or folder at hostPath to w as a tar stream (pax where
+// needed) whose entries are called name, and name/… below a folder. An empty name
+// stands for hostPath's own. A symbolic link at hostPath is followed; those below
+// it are kept as links. Modes and modification times are kept, owners are not;
+// hard links become files of their own; sockets, pipes and devices are left out.
+// It stops soon after ctx ends.
+func Pack(ctx context.Context, w io.Writer, hostPath, name string) error {
+	if name == "" {
+		name = filepath.Base(filepath.Clean(hostPath))
+	}
+	if name == "/" || name == "." || name == ".." {
+		return packError(hostPath, turnstone.Invalid, errors.New("it has no name of its own"), "name the file or folder itself")
+	}
+	real, err := filepath.EvalSymlinks(hostPath)
+	if err != nil {
+		return packError(hostPath, kindOf(err), cause(err), "check the path")
+	}
+	tw := tar.NewWriter(w)
+	p := packer{ctx: ctx, tw: tw, buf: make([]byte, 256<<10)}
+	err = filepath.WalkDir(real, func(file string, d fs.DirEntry, err error) error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
+			return packError(file, kindOf(err), cause(err), "check its permissions")
+		}
+		rel, err := filepath.Rel(real, file)
+		if err != nil {
+			return err
+		}
+		return p.entry(file, path.Join(name, filepath.ToSlash(rel)), d)
+	})
+	if err != nil {
+		return err
+	}
+	return tw.Close()
+}
+
+type packer struct {
+	ctx context.Context
+	tw  *tar.Writer
+	buf []byte
+}
+
+func (p *packer) entry(file, name string, d fs.DirEntry) error {
+	info, err := d.Info()
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // removed since the folder was read
+	}
+	if err != nil {
+		return packError(file, kindOf(err), cause(err), "")
+	}
+	h := &tar.Header{Name: name, Mode: int64(info.Mode().Perm()), ModTime: info.ModTime(), Format: tar.FormatPAX}
+	if info.Mode()&fs.ModeSticky != 0 {
+		h.Mode |= 0o1000
+	}
+	switch {
+	case info.IsDir():
+		h.Typeflag, h.Name = tar.TypeDir, name+"/"
+	case info.Mode().IsRegular():
+		return p.file(file, h)
+	case info.Mode()&fs.ModeSymlink != 0:
+		h.Typeflag = tar.TypeSymlink
+		if h.Linkname, err = os.Readlink(file); err != nil {
+			return packError(file, kindOf(err), cause(err), "")
+		}
+	default:
+		return nil
+	}
+	return p.tw.WriteHeader(h)
+}
+
+func (p *packer) file(file string, h *tar.Header) error {
+	f, err := openRegular(file)
+	if err != nil {
+		return packError(file, kindOf(err), cause(err), "check its permissions")
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat() // of what is open, which the name may no longer stand for
+	if err != nil {
+		return packError(file, turnstone.Internal, cause(err), "")
+	}
+	if !info.Mode().IsRegular() {
+		return nil
+	}
+	h.Typeflag, h.Size = tar.TypeReg, info.Size()
+	if err := p.tw.WriteHeader(h); err != nil {
+		return err
+	}
+	n, err := io.CopyBuffer(struct{ io.Writer }{p.tw}, ctxReader{p.ctx, io.LimitReader(f, h.Size)}, p.buf)
+	if err != nil {
+		return err
+	}
+	if n < h.Size {
+		return packError(file, turnstone.Unavailable, fmt.Errorf("it became shorter while it was read"), "try again when nothing writes to it")
+	}
+	return nil
+}
+
+// ctxReader ends with ctx.
+type ctxReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (r ctxReader) Read(p []byte) (int, error) {
+	if r.ctx.Err() != nil {
+		return 0, context.Cause(r.ctx)
+	}
+	return r.r.Read(p)
+}
+
+func packError(subject string, kind turnstone.Kind, err error, hint string) error {
+	return &turnstone.Error{Op: "archive.pack", Kind: kind, Subject: subject, Err: err, Hint: hint}
+}
+
+func kindOf(err error) turnstone.Kind {
+	if errors.Is(err, fs.ErrNotExist) {
+		return turnstone.NotFound
+	}
+	return turnstone.Unavailable
+}
+
+// cause strips the operation and the path, which the error names as its subject.
+func cause(err error) error {
+	var pe *fs.PathError
+	if errors.As(err, &pe) {
+		return pe.Err
+	}
+	return err
+}

@@ -1,0 +1,351 @@
+package archive
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"turnstone.dev/turnstone"
+)
+
+// Limits bound what Unpack writes. Zero values stand for the defaults.
+type Limits struct {
+	Entries int             // default 1,000,000
+	Bytes   turnstone.Bytes // of file content together; default 64 GiB
+
+	// Links keeps symbolic links that lead out of the destination, or may. Where
+	// the stream is hostile they are left out: a later write through one would
+	// go to a file that the sender chose.
+	Links bool
+	// Skipped is told of each entry that was left out, and why; may be nil.
+	Skipped func(name, why string)
+}
+
+const (
+	defaultEntries = 1_000_000
+	defaultBytes   = 64 << 30
+	maxDepth       = 255 // path elements: far more than people use, far fewer than make walks slow
+)
+
+// Unpack reads a tar stream from r and writes what it holds, as docker cp does:
+// into dest when dest is a folder or ends in a slash (it is then made if
+// missing), else under the name dest, in the place of the stream's one top-level
+// name. Existing files are replaced.
+//
+// Nothing is written outside of the destination, whatever the stream says: names
+// that are absolute or contain "..", and entries below symbolic links, are
+// errors of kind Invalid; devices, pipes and sockets are left out; set-user-ID
+// and set-group-ID bits are not kept. When a limit is passed the error is of
+// kind Exhausted. What was written until an error stays.
+func Unpack(ctx context.Context, r io.Reader, dest string, limits Limits) error {
+	if limits.Entries == 0 {
+		limits.Entries = defaultEntries
+	}
+	if limits.Bytes == 0 {
+		limits.Bytes = defaultBytes
+	}
+	if limits.Skipped == nil {
+		limits.Skipped = func(string, string) {}
+	}
+	u := &unpacker{ctx: ctx, lim: limits, dest: dest, buf: make([]byte, 256<<10)}
+	dir := dest
+	if st, err := os.Stat(dest); !(err == nil && st.IsDir()) && !strings.HasSuffix(dest, "/") {
+		dir, u.rename = filepath.Dir(filepath.Clean(dest)), filepath.Base(filepath.Clean(dest))
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return u.fail(dest, kindOfWrite(err), cause(err), "check that the destination can be written")
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return u.fail(dest, kindOfWrite(err), cause(err), "check that the destination can be written")
+	}
+	defer func() { _ = root.Close() }()
+	u.root = root
+	if err := u.all(tar.NewReader(ctxReader{ctx, r})); err != nil {
+		return err
+	}
+	return u.finish()
+}
+
+type unpacker struct {
+	ctx     context.Context
+	root    *os.Root
+	lim     Limits
+	dest    string
+	rename  string // what the top-level name becomes; empty: it stays
+	top     string // the top-level name, when there is a rename
+	entries int
+	bytes   int64
+	dirs    []dirMeta
+	buf     []byte
+}
+
+// dirMeta is what a folder gets when its content is complete.
+type dirMeta struct {
+	name string
+	mode fs.FileMode
+	time time.Time
+}
+
+func (u *unpacker) fail(subject string, kind turnstone.Kind, err error, hint string) error {
+	return &turnstone.Error{Op: "archive.unpack", Kind: kind, Subject: subject, Err: err, Hint: hint}
+}
+
+func (u *unpacker) all(tr *tar.Reader) error {
+	for {
+		h, err := tr.Next()
+		if err == io.EOF {
+			return nil
+		}
+		if u.ctx.Err() != nil {
+			return context.Cause(u.ctx)
+		}
+		if err != nil && !errors.Is(err, tar.ErrInsecurePath) {
+			return u.broken(err)
+		}
+		if u.entries++; u.entries > u.lim.Entries {
+			return u.fail(u.dest, turnstone.Exhausted, fmt.Errorf("more than %d files", u.lim.Entries), "copy a smaller folder")
+		}
+		name, err := u.place(h.Name)
+		if err != nil {
+			return u.fail(fmt.Sprintf("%.200q", h.Name), turnstone.Invalid, err, "")
+		}
+		if err := u.entry(tr, h, name); err != nil {
+			return err
+		}
+	}
+}
+
+// broken says what ended the stream: the sender's error when it is one, else a
+// stream that is no tar.
+func (u *unpacker) broken(err error) error {
+	var te *turnstone.Error
+	if errors.As(err, &te) {
+		return err
+	}
+	return u.fail(u.dest, turnstone.Invalid, fmt.Errorf("the archive is damaged or cut off: %w", err), "")
+}
+
+// place checks a name and returns it as it is below the root.
+func (u *unpacker) place(name string) (string, error) {
+	if name == "" || strings.HasPrefix(name, "/") || strings.IndexByte(name, 0) >= 0 {
+		return "", errors.New("a name that is empty or absolute")
+	}
+	parts := strings.Split(strings.TrimRight(name, "/"), "/")
+	if len(parts) > maxDepth {
+		return "", errors.New("a folder nested too deeply")
+	}
+	for _, p := range parts {
+		if p == ".." {
+			return "", errors.New("a name that leads out of the destination")
+		}
+	}
+	clean := path.Clean(strings.Join(parts, "/"))
+	if u.rename == "" {
+		return clean, nil
+	}
+	top, rest, _ := strings.Cut(clean, "/")
+	if u.top == "" {
+		u.top = top
+	}
+	if top != u.top || top == "." {
+		return "", errors.New("several names at the top, for one destination")
+	}
+	return path.Join(u.rename, rest), nil
+}
+
+func (u *unpacker) entry(tr *tar.Reader, h *tar.Header, name string) error {
+	mode := fs.FileMode(h.Mode & 0o777)
+	if h.Mode&0o1000 != 0 {
+		mode |= fs.ModeSticky
+	}
+	var err error
+	switch h.Typeflag {
+	case tar.TypeDir:
+		err = u.dir(name, mode, h.ModTime)
+	case tar.TypeReg:
+		return u.file(tr, h, name, mode)
+	case tar.TypeSymlink:
+		if !u.lim.Links && leaves(name, h.Linkname) {
+			u.lim.Skipped(name, "a symbolic link that leads out of the copy")
+			return nil
+		}
+		if err = u.clear(name); err == nil {
+			err = u.root.Symlink(h.Linkname, name)
+		}
+	default:
+		u.lim.Skipped(name, "not a file, folder or symbolic link")
+		return nil
+	}
+	if err != nil {
+		return u.writeError(name, err)
+	}
+	return nil
+}
+
+func (u *unpacker) writeError(name string, err error) error {
+	hint := "check that the destination can be written, and that no file stands where a folder is to be"
+	kind := kindOfWrite(err)
+	if kind == turnstone.Exhausted {
+		hint = "free some space at the destination"
+	}
+	return u.fail(fmt.Sprintf("%.200q", name), kind, cause(err), hint)
+}
+
+func (u *unpacker) dir(name string, mode fs.FileMode, mtime time.Time) error {
+	if name == "." {
+		return nil
+	}
+	if err := u.noLinks(path.Dir(name)); err != nil {
+		return err
+	}
+	if st, err := u.root.Lstat(name); err == nil && !st.IsDir() {
+		if err := u.root.Remove(name); err != nil {
+			return err
+		}
+	}
+	if err := u.root.MkdirAll(name, 0o755); err != nil {
+		return err
+	}
+	u.dirs = append(u.dirs, dirMeta{name, mode, mtime})
+	// Writable until its content is there, whatever mode it gets in the end.
+	return u.root.Chmod(name, mode|0o700)
+}
+
+// clear makes room for a file or link: its folder, and nothing at its name.
+func (u *unpacker) clear(name string) error {
+	if name == "." {
+		return errors.New("a file without a name")
+	}
+	if dir := path.Dir(name); dir != "." {
+		if err := u.noLinks(dir); err != nil {
+			return err
+		}
+		if err := u.root.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	err := u.root.Remove(name) // of a folder: only an empty one
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// noLinks refuses a path that goes through a symbolic link which this stream, or
+// anyone, put there: os.Root keeps it inside of the root, but it would still be
+// another place than the name says.
+func (u *unpacker) noLinks(dir string) error {
+	for i, c := range dir + "/" {
+		if c != '/' || dir == "." {
+			continue
+		}
+		st, err := u.root.Lstat(dir[:i])
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if st.Mode()&fs.ModeSymlink != 0 {
+			return &fs.PathError{Op: "open", Path: dir, Err: errors.New("a symbolic link stands where a folder is to be")}
+		}
+	}
+	return nil
+}
+
+func (u *unpacker) file(tr *tar.Reader, h *tar.Header, name string, mode fs.FileMode) error {
+	if h.Size < 0 || h.Size > int64(u.lim.Bytes)-u.bytes {
+		return u.fail(u.dest, turnstone.Exhausted, fmt.Errorf("more than %s", u.lim.Bytes), "copy less at one time")
+	}
+	u.bytes += h.Size
+	if err := u.clear(name); err != nil {
+		return u.writeError(name, err)
+	}
+	f, err := u.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return u.writeError(name, err)
+	}
+	defer func() { _ = f.Close() }()
+	n, err := io.CopyBuffer(struct{ io.Writer }{f}, struct{ io.Reader }{tr}, u.buf)
+	if err != nil {
+		if u.ctx.Err() != nil {
+			return context.Cause(u.ctx)
+		}
+		var pe *fs.PathError
+		if errors.As(err, &pe) {
+			return u.writeError(name, err)
+		}
+		return u.broken(err)
+	}
+	if n != h.Size {
+		return u.broken(io.ErrUnexpectedEOF)
+	}
+	if err := f.Chmod(mode); err != nil {
+		return u.writeError(name, err)
+	}
+	if err := f.Close(); err != nil { // a full disk may show only here
+		return u.writeError(name, err)
+	}
+	_ = u.root.Chtimes(name, time.Time{}, h.ModTime)
+	return nil
+}
+
+// finish gives the folders their modes and times, the deepest first.
+func (u *unpacker) finish() error {
+	for i := len(u.dirs) - 1; i >= 0; i-- {
+		d := u.dirs[i]
+		st, err := u.root.Lstat(d.name)
+		if err != nil || !st.IsDir() {
+			continue // replaced by a later entry
+		}
+		_ = u.root.Chtimes(d.name, time.Time{}, d.time)
+		if err := u.root.Chmod(d.name, d.mode); err != nil {
+			return u.writeError(d.name, err)
+		}
+	}
+	return nil
+}
+
+// leaves says whether a link at name with this target may lead out of the root.
+// Each ".." may be one after a link, so a target that only lexically stays inside
+// is counted from where the link stands.
+func leaves(name, target string) bool {
+	if target == "" || strings.HasPrefix(target, "/") {
+		return true
+	}
+	depth := strings.Count(name, "/")
+	seenName := false
+	for p := range strings.SplitSeq(target, "/") {
+		switch p {
+		case "", ".":
+		case "..":
+			if depth--; depth < 0 || seenName {
+				return true
+			}
+		default:
+			seenName = true
+			depth++
+		}
+	}
+	return false
+}
+
+func kindOfWrite(err error) turnstone.Kind {
+	switch {
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return turnstone.Exhausted
+	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EISDIR), errors.Is(err, syscall.ENOTEMPTY), errors.Is(err, syscall.EEXIST), errors.Is(err, syscall.ELOOP):
+		return turnstone.Invalid
+	}
+	return turnstone.Unavailable
+}
