@@ -1,0 +1,296 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Names that the host and the guest agree on.
+const (
+	PortName   = "turnstone.agent"        // of the virtio-serial port
+	RootSerial = "root"                   // of the block device with the template's root image
+	ReadyLine  = "turnstone-agent: ready" // on the console, when the agent waits for the host
+)
+
+// Where things stand before the sandbox's own root takes their place.
+const (
+	lowerDir   = "/lower"   // the template's root image
+	upperDir   = "/scratch" // the disk that takes the writes
+	mergedDir  = "/merged"
+	warmDir    = "/warm"
+	deviceWait = 20 * time.Second // emulated machines probe slowly
+)
+
+// Boot brings a microVM's guest up and serves its host until the connection ends,
+// then turns the machine off. It must be PID 1 and does not return.
+//
+// It stops before anything differs between clones: the host takes its snapshot
+// when the ready line is on the console, and speaks first after a restore.
+func Boot() {
+	err := boot()
+	if err != nil {
+		consoleLog("failed: " + err.Error())
+	}
+	powerOff()
+}
+
+func boot() error {
+	keepSignals()
+	if err := mountKernel(); err != nil {
+		return err
+	}
+	loadModules("/modules")
+	if err := loopbackUp(); err != nil {
+		consoleLog("loopback: " + err.Error())
+	}
+	groups, err := bootGroups()
+	if err != nil {
+		return err
+	}
+	if err := mountRoot(); err != nil {
+		return err
+	}
+	m := &machine{groups: groups}
+	opt := Options{groups: groups, reap: newInitReaper()}
+	if err := warmUp(opt); err != nil {
+		consoleLog("warm-up: " + err.Error()) // slower, and not wrong
+	}
+	port, err := openPort(PortName)
+	if err != nil {
+		return err
+	}
+	opt.configure = m.configure
+	a, err := New(opt)
+	if err != nil {
+		return err
+	}
+	debug.FreeOSMemory()
+	consoleLog("ready")
+	err = a.Serve(context.Background(), port)
+	groups.killAll()
+	unix.Sync()
+	return err
+}
+
+// keepSignals makes signals that end a Go program harmless: any process of the
+// guest may send them, and the end of PID 1 is the end of the machine. They are
+// received, not ignored, since a child would inherit ignoring them.
+func keepSignals() {
+	ch := make(chan os.Signal, 16)
+	for sig := syscall.Signal(1); sig < 65; sig++ {
+		switch sig {
+		case syscall.SIGKILL, syscall.SIGSTOP, syscall.SIGCHLD, syscall.SIGURG:
+		default:
+			signal.Notify(ch, sig)
+		}
+	}
+	go func() {
+		for range ch {
+		}
+	}()
+}
+
+// mountKernel mounts what the kernel offers.
+func mountKernel() error {
+	const none = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	for _, m := range []struct {
+		dir, fs, data string
+		flags         uintptr
+	}{
+		{"/proc", "proc", "", none},
+		{"/sys", "sysfs", "", none},
+		{"/dev", "devtmpfs", "mode=0755", unix.MS_NOSUID},
+		{"/dev/pts", "devpts", "gid=5,mode=620,ptmxmode=666", unix.MS_NOSUID | unix.MS_NOEXEC},
+		{"/dev/shm", "tmpfs", "mode=1777", unix.MS_NOSUID | unix.MS_NODEV},
+		{"/run", "tmpfs", "mode=755", unix.MS_NOSUID | unix.MS_NODEV},
+		{"/sys/fs/cgroup", "cgroup2", "", none},
+	} {
+		if err := os.MkdirAll(m.dir, 0o755); err != nil {
+			return err
+		}
+		if err := unix.Mount(m.fs, m.dir, m.fs, m.flags, m.data); err != nil && err != unix.EBUSY {
+			return &os.PathError{Op: "mount", Path: m.dir, Err: err}
+		}
+	}
+	for name, target := range map[string]string{
+		"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2",
+	} {
+		if err := os.Symlink(target, "/dev/"+name); err != nil && !errors.Is(err, os.ErrExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// loadModules loads the kernel modules of a folder in the order of their names,
+// and removes them: they take up memory. What fails is only said, because a
+// kernel may have a driver built in that another has as a module.
+func loadModules(dir string) {
+	entries, err := os.ReadDir(dir) // sorted by name
+	if err != nil {
+		consoleLog("modules: " + err.Error())
+		return
+	}
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		if !strings.HasSuffix(path, ".ko") {
+			continue
+		}
+		if err := loadModule(path); err != nil && !errors.Is(err, unix.EEXIST) {
+			consoleLog("module " + e.Name() + ": " + err.Error())
+		}
+		_ = os.Remove(path)
+	}
+}
+
+func loadModule(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	return unix.FinitModule(int(f.Fd()), "", 0)
+}
+
+// bootGroups sets default limits, so that the agent keeps what it needs to work
+// and to tell the host what happened, whatever the steps do.
+func bootGroups() (*cgroups, error) {
+	var si unix.Sysinfo_t
+	if err := unix.Sysinfo(&si); err != nil {
+		return nil, err
+	}
+	total := int64(si.Totalram) * int64(si.Unit)
+	reserve := 24<<20 + total/20
+	// A process takes some 32 KiB of kernel memory at the least, which counts.
+	pids := min(4096, max(256, total/(256<<10)))
+	return newCgroups("/sys/fs/cgroup", total-reserve, pids)
+}
+
+// mountRoot mounts the template's root image.
+func mountRoot() error {
+	dev, err := blockDevice(RootSerial, deviceWait)
+	if err != nil {
+		return err
+	}
+	for _, dir := range []string{lowerDir, upperDir, mergedDir, warmDir} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	if err := unix.Mount(dev, lowerDir, "erofs", unix.MS_RDONLY|unix.MS_NOATIME, ""); err != nil {
+		return &os.PathError{Op: "mount", Path: dev, Err: err}
+	}
+	return nil
+}
+
+// blockDevice finds the block device with this serial number, which it waits
+// for: there is no udev, and drivers probe in their own time.
+func blockDevice(serial string, wait time.Duration) (string, error) {
+	return poll(wait, "a disk with the serial number "+serial, func() string {
+		disks, _ := os.ReadDir("/sys/block")
+		var buf [64]byte
+		for _, d := range disks {
+			if !strings.HasPrefix(d.Name(), "vd") {
+				continue
+			}
+			n, err := readSmall("/sys/block/"+d.Name()+"/serial", buf[:])
+			if err == nil && strings.TrimSpace(string(buf[:n])) == serial {
+				return existing("/dev/" + d.Name())
+			}
+		}
+		return ""
+	})
+}
+
+// openPort opens the virtio-serial port with this name.
+func openPort(name string) (io.ReadWriteCloser, error) {
+	path, err := poll(deviceWait, "a virtio-serial port called "+name, func() string {
+		ports, _ := os.ReadDir("/sys/class/virtio-ports")
+		var buf [128]byte
+		for _, p := range ports {
+			n, err := readSmall("/sys/class/virtio-ports/"+p.Name()+"/name", buf[:])
+			if err == nil && strings.TrimSpace(string(buf[:n])) == name {
+				return existing("/dev/" + p.Name())
+			}
+		}
+		return ""
+	})
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	return &port{f: f}, nil
+}
+
+func existing(path string) string {
+	if _, err := os.Lstat(path); err != nil {
+		return ""
+	}
+	return path
+}
+
+func poll(wait time.Duration, what string, find func() string) (string, error) {
+	for deadline := time.Now().Add(wait); ; time.Sleep(2 * time.Millisecond) {
+		if path := find(); path != "" {
+			return path, nil
+		}
+		if time.Now().After(deadline) {
+			return "", errors.New("the machine has not got " + what)
+		}
+	}
+}
+
+// A port is the agent's end of a virtio-serial port. Until the host has spoken,
+// an end of file only means that its side is not connected yet.
+type port struct {
+	f     *os.File
+	begun bool // used by the one reader only
+}
+
+func (p *port) Read(b []byte) (int, error) {
+	for {
+		n, err := p.f.Read(b)
+		if n > 0 {
+			p.begun = true
+			return n, nil
+		}
+		if p.begun || !errors.Is(err, io.EOF) {
+			return n, err
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+func (p *port) Write(b []byte) (int, error) { return p.f.Write(b) }
+func (p *port) Close() error                { return p.f.Close() }
+
+// consoleLog writes one line to the machine's console.
+func consoleLog(line string) {
+	f, err := os.OpenFile("/dev/console", os.O_WRONLY|unix.O_NOCTTY, 0)
+	if err != nil {
+		f = os.Stderr
+	} else {
+		defer func() { _ = f.Close() }()
+	}
+	_, _ = f.WriteString("turnstone-agent: " + line + "\n")
+}
+
+// powerOff ends the machine. The host starts it so that a reboot is an end.
+func powerOff() {
+	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART)
+	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
+	select {}
+}

@@ -1,0 +1,159 @@
+package agent
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// cgroups hands out one control group (version 2) for each process that is
+// started, below one that bounds all of them together.
+type cgroups struct {
+	dir string // of the bounding group
+
+	mu    sync.Mutex
+	next  int
+	spare *cgroup   // made ahead, since making one costs time that a start would wait for
+	full  []*cgroup // ended, but with processes left in them
+}
+
+// A cgroup holds one process and all that it starts.
+type cgroup struct {
+	owner *cgroups
+	dir   string
+	fd    int // of dir, for clone3's CLONE_INTO_CGROUP
+}
+
+// newCgroups makes the bounding group below root, the mount point of cgroup2.
+func newCgroups(root string, memoryMax, pidsMax int64) (*cgroups, error) {
+	g := &cgroups{dir: filepath.Join(root, "turn")}
+	if err := writeFile(filepath.Join(root, "cgroup.subtree_control"), "+memory +pids"); err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(g.dir, 0o755); err != nil {
+		return nil, err
+	}
+	if err := writeFile(filepath.Join(g.dir, "cgroup.subtree_control"), "+memory +pids"); err != nil {
+		return nil, err
+	}
+	if err := g.limit(memoryMax, pidsMax); err != nil {
+		return nil, err
+	}
+	g.prepare()
+	return g, nil
+}
+
+// limit sets the bounds of all processes together; a zero leaves one as it is.
+func (g *cgroups) limit(memoryMax, pidsMax int64) error {
+	if memoryMax > 0 {
+		if err := writeFile(filepath.Join(g.dir, "memory.max"), strconv.FormatInt(memoryMax, 10)); err != nil {
+			return err
+		}
+	}
+	if pidsMax > 0 {
+		return writeFile(filepath.Join(g.dir, "pids.max"), strconv.FormatInt(pidsMax, 10))
+	}
+	return nil
+}
+
+// take returns an empty group. The caller releases it.
+func (g *cgroups) take() (*cgroup, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if c := g.spare; c != nil {
+		g.spare = nil
+		return c, nil
+	}
+	return g.make()
+}
+
+// prepare makes a spare group, if there is none.
+func (g *cgroups) prepare() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.spare == nil {
+		g.spare, _ = g.make() // take tries again, and reports
+	}
+}
+
+// make makes a group. g.mu is held.
+func (g *cgroups) make() (*cgroup, error) {
+	g.next++
+	c := &cgroup{owner: g, dir: filepath.Join(g.dir, strconv.Itoa(g.next))}
+	if err := os.Mkdir(c.dir, 0o755); err != nil {
+		return nil, err
+	}
+	fd, err := unix.Open(c.dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		_ = os.Remove(c.dir)
+		return nil, err
+	}
+	c.fd = fd
+	return c, nil
+}
+
+// kill sends SIGKILL to every process of the group at once.
+func (c *cgroup) kill() error { return writeFile(filepath.Join(c.dir, "cgroup.kill"), "1") }
+
+// oomKills is how many processes of the group the kernel killed for want of memory.
+func (c *cgroup) oomKills() int {
+	var buf [512]byte
+	n, err := readSmall(filepath.Join(c.dir, "memory.events"), buf[:])
+	if err != nil {
+		return 0
+	}
+	for line := range strings.SplitSeq(string(buf[:n]), "\n") {
+		if v, ok := strings.CutPrefix(line, "oom_kill "); ok {
+			kills, _ := strconv.Atoi(v)
+			return kills
+		}
+	}
+	return 0
+}
+
+// release removes the group, or keeps it for later while something runs in it,
+// and makes a spare one.
+func (c *cgroup) release() {
+	_ = unix.Close(c.fd)
+	g := c.owner
+	g.prepare()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	left := g.full[:0]
+	for _, c := range append(g.full, c) {
+		if err := unix.Rmdir(c.dir); err == unix.EBUSY {
+			left = append(left, c)
+		}
+	}
+	g.full = left
+}
+
+// killAll ends every process that any group holds.
+func (g *cgroups) killAll() { _ = writeFile(filepath.Join(g.dir, "cgroup.kill"), "1") }
+
+// writeFile writes to a file of the kernel's: one open, one write, no creation.
+func writeFile(path, text string) error {
+	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if _, err := unix.Write(fd, []byte(text)); err != nil {
+		return &os.PathError{Op: "write", Path: path, Err: err}
+	}
+	return nil
+}
+
+// readSmall reads the start of a file of the kernel's.
+func readSmall(path string, buf []byte) (int, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer func() { _ = unix.Close(fd) }()
+	return unix.Read(fd, buf)
+}

@@ -1,0 +1,35 @@
+package agent
+
+import "strings"
+
+// mergeEnv returns base with the variables of more set, in order; the last value
+// of a name wins, as the shell has it. Entries that are not NAME=VALUE are dropped.
+func mergeEnv(base, more []string) []string {
+	out := make([]string, 0, len(base)+len(more))
+	index := make(map[string]int, len(base)+len(more))
+	for _, list := range [2][]string{base, more} {
+		for _, kv := range list {
+			name, _, ok := strings.Cut(kv, "=")
+			if !ok || name == "" || strings.IndexByte(kv, 0) >= 0 {
+				continue
+			}
+			if i, seen := index[name]; seen {
+				out[i] = kv
+				continue
+			}
+			index[name] = len(out)
+			out = append(out, kv)
+		}
+	}
+	return out
+}
+
+// lookupEnv returns the value of name, or "".
+func lookupEnv(env []string, name string) string {
+	for _, kv := range env {
+		if n, v, _ := strings.Cut(kv, "="); n == name {
+			return v
+		}
+	}
+	return ""
+}

@@ -1,0 +1,87 @@
+package agent
+
+import (
+	"errors"
+	"net"
+	"os"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/wire"
+)
+
+// loopbackUp gives the guest its loopback, which every sandbox has.
+func loopbackUp() error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	return netlink.LinkSetUp(lo)
+}
+
+// networkUp configures the guest's one interface. The order is that of a router's
+// needs: address and state before the route through them.
+func networkUp(n *wire.Network) error {
+	fail := func(err error) error {
+		return &turnstone.Error{Op: "sandbox.network", Kind: turnstone.Unavailable, Subject: n.Address, Err: err,
+			Hint: "the sandbox's network card could not be set up; run with the network off, or report this"}
+	}
+	ip, ipnet, err := net.ParseCIDR(n.Address)
+	if err != nil {
+		return fail(err)
+	}
+	gw := net.ParseIP(n.Gateway)
+	if gw == nil {
+		return fail(errors.New("malformed gateway address"))
+	}
+	name, err := firstInterface()
+	if err != nil {
+		return fail(err)
+	}
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return fail(err)
+	}
+	ipnet.IP = ip
+	if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: ipnet}); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fail(err)
+	}
+	if err := netlink.LinkSetUp(link); err != nil {
+		return fail(err)
+	}
+	route := &netlink.Route{LinkIndex: link.Attrs().Index, Gw: gw}
+	if err := netlink.RouteAdd(route); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fail(err)
+	}
+	return nil
+}
+
+// firstInterface names the network card: the one interface that is not loopback.
+func firstInterface() (string, error) {
+	entries, err := os.ReadDir("/sys/class/net")
+	if err != nil {
+		return "", err
+	}
+	for _, e := range entries {
+		if e.Name() != "lo" && !strings.HasPrefix(e.Name(), "bonding") {
+			return e.Name(), nil
+		}
+	}
+	return "", errors.New("the machine has no network card")
+}
+
+// resolvConf is the content of /etc/resolv.conf.
+func resolvConf(n *wire.Network) string {
+	var b strings.Builder
+	if n != nil {
+		for _, ip := range n.DNS {
+			if net.ParseIP(ip) != nil {
+				b.WriteString("nameserver " + ip + "\n")
+			}
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,17 @@
+// Turn-agent is the program inside a sandbox: /init of a microVM. It has no use
+// outside of one, and refuses to run there.
+package main
+
+import (
+	"os"
+
+	"turnstone.dev/turnstone/agent"
+)
+
+func main() {
+	if os.Getpid() != 1 {
+		_, _ = os.Stderr.WriteString("turn-agent: this is the first process of a sandbox, not a command; use turn\n")
+		os.Exit(2)
+	}
+	agent.Boot()
+}
