@@ -1,0 +1,107 @@
+package doctor
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// builder looks at what building a template takes. What is missing there stops
+// turns only while no template is built.
+func (c *checker) builder(ctx context.Context) []Finding {
+	worst := Warn
+	if !c.anyTemplate() {
+		worst = Fail
+	}
+	var found []Finding
+	for _, p := range []struct{ program, pkg string }{
+		{"mmdebstrap", "mmdebstrap"}, {"newuidmap", "uidmap"}, {"newgidmap", "uidmap"}, {"mke2fs", "e2fsprogs"},
+	} {
+		found = append(found, c.program(p.program, p.pkg, worst))
+	}
+	if c.uid != 0 {
+		found = append(found, c.subIDs("subuid", worst), c.subIDs("subgid", worst), userNamespaces(ctx, worst))
+	}
+	return found
+}
+
+// program looks for a program in PATH and where Debian keeps what an ordinary
+// user's PATH leaves out.
+func (c *checker) program(name, pkg string, worst Status) Finding {
+	dirs := append(filepath.SplitList(os.Getenv("PATH")), "/usr/sbin", "/sbin")
+	for _, dir := range dirs {
+		path := filepath.Join(c.root, dir, name)
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+			return Finding{Name: name, Status: OK, Detail: path}
+		}
+	}
+	return Finding{Name: name, Status: worst, Detail: "not installed",
+		Fix: "sudo apt-get install --no-install-recommends -y " + pkg}
+}
+
+// subIDs looks for the range of subordinate IDs (subuid(5)) with which an
+// ordinary user builds a tree that has more owners than one.
+func (c *checker) subIDs(file string, worst Status) Finding {
+	path := filepath.Join(c.root, "etc", file)
+	me := strconv.Itoa(c.uid)
+	name := me
+	if u, err := user.LookupId(me); err == nil {
+		name = u.Username
+	}
+	f, err := os.Open(path)
+	if err == nil {
+		defer func() { _ = f.Close() }()
+		for in := bufio.NewScanner(f); in.Scan(); {
+			who, ids, ok := strings.Cut(in.Text(), ":")
+			_, count, _ := strings.Cut(ids, ":")
+			n, err := strconv.Atoi(count)
+			if ok && err == nil && (who == name || who == me) && n >= 65536 {
+				return Finding{Name: file, Status: OK, Detail: in.Text()}
+			}
+		}
+	}
+	option := "--add-" + file + "s"
+	return Finding{Name: file, Status: worst, Detail: fmt.Sprintf("no range of 65536 IDs for %s in /etc/%s", name, file),
+		Fix: fmt.Sprintf("sudo usermod %s 100000-165535 %s", option, quote(name))}
+}
+
+// userNamespaces starts a program in a user namespace of its own: the one test
+// that counts, whatever switch may forbid it.
+func userNamespaces(ctx context.Context, worst Status) Finding {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "/bin/true")
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
+	}
+	if err := cmd.Run(); err != nil {
+		return Finding{Name: "user namespaces", Status: worst, Detail: "a program cannot be started in one: " + err.Error(),
+			Fix: namespaceFix()}
+	}
+	return Finding{Name: "user namespaces", Status: OK, Detail: "a program starts in one"}
+}
+
+// namespaceFix names the switch that is off: Debian's, Ubuntu's, or the kernel's.
+func namespaceFix() string {
+	for _, s := range []struct{ file, off, on string }{
+		{"kernel/unprivileged_userns_clone", "0", "1"},
+		{"kernel/apparmor_restrict_unprivileged_userns", "1", "0"},
+		{"user/max_user_namespaces", "0", "15000"},
+	} {
+		b, err := os.ReadFile(filepath.Join("/proc/sys", s.file))
+		if err == nil && strings.TrimSpace(string(b)) == s.off {
+			return "sudo sysctl -w " + strings.ReplaceAll(s.file, "/", ".") + "=" + s.on
+		}
+	}
+	return ""
+}

@@ -1,0 +1,64 @@
+// Package doctor finds out what a machine can run, why not more, and what to do
+// about it.
+package doctor
+
+import (
+	"context"
+	"os"
+
+	"turnstone.dev/turnstone/home"
+)
+
+// A Status is how bad a Finding is.
+type Status string
+
+// The statuses.
+const (
+	OK   Status = "ok"   // as it should be
+	Warn Status = "warn" // turns run, but slower or with something missing
+	Fail Status = "fail" // no turn can run, or no template can be built and none is there
+)
+
+// A Finding is one thing that was looked at.
+type Finding struct {
+	Name   string `json:"name"`
+	Status Status `json:"status"`
+	Detail string `json:"detail"`        // one line
+	Fix    string `json:"fix,omitempty"` // one shell command that mends it; empty: nothing to mend, or no command can
+}
+
+// Check looks at everything. It starts QEMU only to ask for its version, waits
+// for nothing longer than a few seconds, and changes nothing. Where KVM has not
+// been tried with a guest yet it says so: the first turn does that.
+func Check(ctx context.Context, h *home.Home) []Finding {
+	c := &checker{home: h, root: "/", uid: os.Getuid()}
+	var found []Finding
+	for _, check := range []func(context.Context) []Finding{
+		c.platform, c.qemu, c.disk, c.memory, c.kernel, c.templates, c.snapshots, c.builder,
+	} {
+		found = append(found, check(ctx)...)
+	}
+	return found
+}
+
+// Usable reports whether turns can run in spite of what was found.
+func Usable(found []Finding) bool {
+	for _, f := range found {
+		if f.Status == Fail {
+			return false
+		}
+	}
+	return true
+}
+
+// A checker looks at one machine. Its root and uid are fields so that tests can
+// show it another machine's files.
+type checker struct {
+	home *home.Home
+	root string
+	uid  int
+}
+
+func one(name string, status Status, detail, fix string) []Finding {
+	return []Finding{{Name: name, Status: status, Detail: detail, Fix: fix}}
+}

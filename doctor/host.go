@@ -1,0 +1,134 @@
+package doctor
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/substrate/qemu"
+)
+
+// What a machine needs, and what it should have: a turn of the default shape and
+// a template build take about this much.
+const (
+	diskNeeded   turnstone.Bytes = 1 << 30
+	diskWanted   turnstone.Bytes = 5 << 30
+	memoryNeeded turnstone.Bytes = 512 << 20
+	memoryWanted turnstone.Bytes = 2 << 30
+)
+
+func (c *checker) platform(context.Context) []Finding {
+	what := runtime.GOOS + "/" + runtime.GOARCH
+	if what != "linux/amd64" {
+		return one("platform", Fail, what+": turns run on linux/amd64 only", "")
+	}
+	var u unix.Utsname
+	if err := unix.Uname(&u); err == nil {
+		what += ", kernel " + unix.ByteSliceToString(u.Release[:])
+	}
+	return one("platform", OK, fmt.Sprintf("%s, %d CPUs", what, runtime.NumCPU()), "")
+}
+
+// qemu looks at QEMU and, through it, at KVM.
+func (c *checker) qemu(ctx context.Context) []Finding {
+	q, err := qemu.New(ctx, c.home, qemu.Options{})
+	if err != nil {
+		return one("qemu", Fail, err.Error(), "sudo apt-get install --no-install-recommends -y qemu-system-x86")
+	}
+	found := one("qemu", OK, q.Version(), "")
+	return append(found, c.kvm(q.KVM(ctx, nil))...)
+}
+
+// kvm explains a verdict on KVM. Without KVM turns run, many times slower.
+func (c *checker) kvm(v qemu.Verdict) []Finding {
+	const slow = "; guests run under QEMU's translator (TCG), many times slower"
+	if v.Usable {
+		return one("kvm", OK, "a guest runs under it", "")
+	}
+	if v.Proven {
+		return one("kvm", Warn, "a guest does not run under it: "+v.Reason+slow, "")
+	}
+	f, err := os.OpenFile(filepath.Join(c.root, "dev/kvm"), os.O_RDWR, 0)
+	switch {
+	case err == nil:
+		_ = f.Close()
+		return one("kvm", Warn, "not tried yet, the first turn does: "+v.Reason, "turn exec -- true")
+	case errors.Is(err, fs.ErrPermission):
+		return one("kvm", Warn, "/dev/kvm may not be opened by you"+slow, `sudo usermod -aG kvm "$(id -un)" # then log in again`)
+	case errors.Is(err, fs.ErrNotExist):
+		return one("kvm", Warn, "there is no /dev/kvm: virtualization is off in the firmware, or this is a virtual machine itself"+slow, "")
+	}
+	return one("kvm", Warn, err.Error()+slow, "")
+}
+
+func (c *checker) disk(context.Context) []Finding {
+	var st unix.Statfs_t
+	if err := unix.Statfs(c.home.Dir, &st); err != nil {
+		return one("disk", Fail, c.home.Dir+": "+err.Error(), "")
+	}
+	free := turnstone.Bytes(int64(st.Bavail) * int64(st.Bsize))
+	detail := fmt.Sprintf("%s free in %s", free.Human(), c.home.Dir)
+	return one("disk", grade(free, diskNeeded, diskWanted), detail, c.diskFix(free))
+}
+
+func (c *checker) diskFix(free turnstone.Bytes) string {
+	if free >= diskWanted {
+		return ""
+	}
+	return "rm -rf " + quote(c.home.Path("snapshots")) + " # they are taken again when needed; or set TURN_HOME to a larger disk"
+}
+
+func (c *checker) memory(context.Context) []Finding {
+	available, err := memAvailable(filepath.Join(c.root, "proc/meminfo"))
+	if err != nil {
+		return one("memory", Warn, err.Error(), "")
+	}
+	return one("memory", grade(available, memoryNeeded, memoryWanted),
+		available.Human()+" available", "")
+}
+
+// grade compares what there is with what there must and should be.
+func grade(have, needed, wanted turnstone.Bytes) Status {
+	switch {
+	case have < needed:
+		return Fail
+	case have < wanted:
+		return Warn
+	}
+	return OK
+}
+
+// memAvailable reads MemAvailable (proc(5)), which counts in KiB.
+func memAvailable(path string) (turnstone.Bytes, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = f.Close() }()
+	for in := bufio.NewScanner(f); in.Scan(); {
+		fields := strings.Fields(in.Text())
+		if len(fields) >= 2 && fields[0] == "MemAvailable:" {
+			kib, err := strconv.ParseInt(fields[1], 10, 64)
+			if err != nil {
+				return 0, fmt.Errorf("%s: %w", path, err)
+			}
+			return turnstone.Bytes(kib << 10), nil
+		}
+	}
+	return 0, fmt.Errorf("%s: no MemAvailable", path)
+}
+
+// quote makes s one word of a shell command.
+func quote(s string) string {
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}

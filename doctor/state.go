@@ -1,0 +1,72 @@
+package doctor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+)
+
+// kernel looks for the guest kernel that is kept, or that TURN_KERNEL names.
+func (c *checker) kernel(context.Context) []Finding {
+	if path := os.Getenv("TURN_KERNEL"); path != "" {
+		if err := unix.Access(path, unix.R_OK); err != nil {
+			return one("kernel", Fail, fmt.Sprintf("TURN_KERNEL=%s: %v", path, err), "unset TURN_KERNEL")
+		}
+		return one("kernel", OK, "TURN_KERNEL="+path, "")
+	}
+	manifests, _ := filepath.Glob(c.home.Path("kernel", "*", "manifest.json")) // fails for a malformed pattern only
+	for _, path := range manifests {
+		var m struct {
+			Version string `json:"version"`
+		}
+		if b, err := os.ReadFile(path); err == nil && json.Unmarshal(b, &m) == nil && m.Version != "" {
+			return one("kernel", OK, "Debian's "+m.Version, "")
+		}
+	}
+	return one("kernel", OK, "not there yet: the first turn downloads Debian's (about 70 MB)", "")
+}
+
+// snapshots tells how many there are, and what they take.
+func (c *checker) snapshots(context.Context) []Finding {
+	dir := c.home.Path("snapshots")
+	manifests, _ := filepath.Glob(filepath.Join(dir, "*", "manifest.json"))
+	if len(manifests) == 0 {
+		return one("snapshots", OK, "none yet: the first turn of each template and machine size takes one", "")
+	}
+	return one("snapshots", OK, fmt.Sprintf("%s, %s on disk", count(len(manifests), "snapshot"), onDisk(dir).Human()), "")
+}
+
+func count(n int, one string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %ss", n, one)
+}
+
+// onDisk is what the files below dir take, holes not counted. What cannot be
+// read is not counted either.
+func onDisk(dir string) turnstone.Bytes {
+	var sum turnstone.Bytes
+	_ = filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil // removed meanwhile
+			}
+			return fs.SkipDir
+		}
+		var st unix.Stat_t
+		if unix.Lstat(path, &st) == nil {
+			sum += turnstone.Bytes(st.Blocks * 512) // stat(2) counts in 512 bytes
+		}
+		return nil
+	})
+	return sum
+}
