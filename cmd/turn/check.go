@@ -1,0 +1,61 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+)
+
+type checkCmd struct {
+	Files []string `arg:"" name:"file" help:"Documents to read; - is standard input."`
+	JSON  bool     `name:"json" help:"Print the steps as JSON."`
+}
+
+// checked is one document as --json prints it.
+type checked struct {
+	File  string        `json:"file"`
+	Steps []checkedStep `json:"steps"`
+}
+
+type checkedStep struct {
+	Name     string `json:"name"`
+	Line     int    `json:"line"`
+	Language string `json:"language"`
+	Skip     bool   `json:"skip"`
+}
+
+// Run reads every document, so that one run names the faults of all.
+func (c *checkCmd) Run(a *app) error {
+	docs := []checked{}
+	bad := false
+	for _, file := range c.Files {
+		doc, err := a.readDocument(file)
+		if err != nil {
+			var exit *exitError
+			if errors.As(err, &exit) && exit.err != nil {
+				err = exit.err
+			}
+			a.complain(err)
+			bad = true
+			continue
+		}
+		d := checked{File: file, Steps: []checkedStep{}}
+		for _, s := range doc.Steps {
+			d.Steps = append(d.Steps, checkedStep{s.Name, s.Line, s.Language, s.Skip})
+		}
+		docs = append(docs, d)
+	}
+	if bad {
+		return &exitError{exitUsage, nil}
+	}
+	if c.JSON {
+		return writeJSON(a.stdout, docs)
+	}
+	for _, d := range docs {
+		for _, s := range d.Steps {
+			if _, err := fmt.Fprintf(a.stdout, "%s:%d: %s (%s)\n", d.File, s.Line, s.Name, s.Language); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

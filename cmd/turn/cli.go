@@ -1,0 +1,246 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+	"golang.org/x/term"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+)
+
+// The exit statuses of turn. "turn exec" passes on the command's instead, and
+// has exitExec for turn's own failures.
+const (
+	exitOK      = 0
+	exitFailed  = 1   // a step failed or ran out of time; doctor: nothing can run
+	exitUsage   = 2   // the document or the command line is wrong; nothing was started
+	exitAborted = 3   // the turn could not be run, or was cut off
+	exitExec    = 125 // "turn exec" itself failed
+)
+
+// cli is the command line, as kong reads it.
+type cli struct {
+	Run        runCmd        `cmd:"" help:"Run a document in a fresh sandbox and print its receipt."`
+	Exec       execCmd       `cmd:"" help:"Run one command in a fresh sandbox."`
+	Check      checkCmd      `cmd:"" help:"Read documents without running them, and list their steps."`
+	Template   templateCmd   `cmd:"" help:"List, build, show and remove templates."`
+	Doctor     doctorCmd     `cmd:"" help:"Say what this machine can run, and how to fix what it cannot."`
+	Version    versionCmd    `cmd:"" help:"Print the version."`
+	Help       helpCmd       `cmd:"" help:"Print the help of a command."`
+	Completion completionCmd `cmd:"" help:"Print a completion script for a shell."`
+
+	Verbose int `short:"v" type:"counter" help:"Say more of what is done; twice: everything."`
+}
+
+// app is what every command needs: the streams of the process.
+type app struct {
+	stdin          *os.File
+	stdout, stderr *os.File
+	kong           *kong.Kong
+	verbose        int
+}
+
+// An exitError ends turn with a status of its own. Err may be nil when all has been said.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e *exitError) Error() string {
+	if e.err == nil {
+		return fmt.Sprintf("exit status %d", e.code)
+	}
+	return e.err.Error()
+}
+
+func (e *exitError) Unwrap() error { return e.err }
+
+// realMain is main without the exit.
+func realMain() int {
+	// A reader that goes away is an error of the write, not the end of the
+	// process: the sandbox has to be put away first.
+	signal.Ignore(syscall.SIGPIPE)
+	a := &app{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr}
+	return a.main(os.Args[1:])
+}
+
+func (a *app) main(args []string) int {
+	var c cli
+	parser, exited, err := newParser(&c, a.stdout, a.stderr)
+	if err != nil {
+		return a.report(&exitError{exitAborted, err})
+	}
+	a.kong = parser
+	if len(args) == 0 {
+		args = []string{"--help"}
+		parser.Stdout = a.stderr
+		_, _ = parser.Parse(args)
+		return exitUsage
+	}
+	kctx, err := parser.Parse(args)
+	if *exited {
+		return exitOK
+	}
+	if err != nil {
+		return a.report(usage(err))
+	}
+	a.verbose = c.Verbose
+	return a.report(kctx.Run(a))
+}
+
+// newParser returns kong's parser; exited becomes true when it has printed help
+// and there is nothing left to do.
+func newParser(c *cli, stdout, stderr io.Writer) (*kong.Kong, *bool, error) {
+	exited := new(bool)
+	p, err := kong.New(c,
+		kong.Name("turn"),
+		kong.Description("Runs the shell steps of a markdown document in a microVM and writes the results back into it."),
+		kong.Writers(stdout, stderr),
+		kong.Exit(func(int) { *exited = true }),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+		sizeMapper(),
+	)
+	return p, exited, err
+}
+
+// usage makes kong's error one that says where help is.
+func usage(err error) error {
+	hint := "turn --help lists the commands"
+	var parse *kong.ParseError
+	if errors.As(err, &parse) && parse.Context != nil && parse.Context.Command() != "" {
+		if words := commandWords(parse.Context); words != "" {
+			hint = "turn " + words + " --help lists the flags"
+		}
+	}
+	return &exitError{exitUsage, &turnstone.Error{Op: "usage", Kind: turnstone.Invalid, Err: err, Hint: hint}}
+}
+
+// commandWords returns the subcommand that was chosen, without its arguments.
+func commandWords(ctx *kong.Context) string {
+	var words []string
+	for _, p := range ctx.Path {
+		if p.Command != nil {
+			words = append(words, p.Command.Name)
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+// report prints err, if there is something to print, and returns the exit status.
+func (a *app) report(err error) int {
+	if err == nil {
+		return exitOK
+	}
+	code := exitAborted
+	var exit *exitError
+	if errors.As(err, &exit) {
+		code = exit.code
+		if exit.err == nil {
+			return code
+		}
+		err = exit.err
+	}
+	a.complain(err)
+	return code
+}
+
+// complain prints err as "turn: …" with its hint below.
+func (a *app) complain(err error) {
+	for _, line := range messages(err) {
+		fmt.Fprintln(a.stderr, "turn: "+printable(line))
+	}
+	if hint := turnstone.HintOf(err); hint != "" {
+		fmt.Fprintln(a.stderr, "hint: "+printable(hint))
+	}
+}
+
+// messages returns one line per fault: a document may have several.
+func messages(err error) []string {
+	var several document.SyntaxErrors
+	if errors.As(err, &several) {
+		return strings.Split(strings.TrimRight(several.Error(), "\n"), "\n")
+	}
+	return []string{strings.TrimRight(err.Error(), "\n")}
+}
+
+// codeOf says which exit status an error means when nothing was started.
+func codeOf(err error) int {
+	switch turnstone.KindOf(err) {
+	case turnstone.Invalid, turnstone.NotFound:
+		return exitUsage
+	}
+	return exitAborted
+}
+
+// An interruption is why a context ended: the user, or who manages the machine,
+// wants turn to stop.
+type interruption struct{ signal syscall.Signal }
+
+func (i interruption) Error() string { return "interrupted (" + i.signal.String() + ")" }
+
+// Is makes an interruption a cancellation for those who ask.
+func (i interruption) Is(target error) bool { return target == context.Canceled }
+
+// interruptible returns a context that ends with the first SIGINT, SIGTERM or
+// SIGHUP. The second one ends the process at once with code, whatever is still
+// to be put away; the next start sweeps that up.
+func interruptible(tell func(string), code int) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	stop := make(chan struct{})
+	go func() {
+		for first := true; ; first = false {
+			select {
+			case <-stop:
+				return
+			case s := <-signals:
+				if !first {
+					os.Exit(code)
+				}
+				sig, _ := s.(syscall.Signal)
+				cancel(interruption{sig})
+				tell("interrupted, stopping; once more to stop at once")
+			}
+		}
+	}()
+	return ctx, func() {
+		signal.Stop(signals)
+		close(stop)
+		cancel(nil)
+	}
+}
+
+// styleOf says what f can show. NO_COLOR (https://no-color.org) and TERM=dumb are obeyed.
+func styleOf(f *os.File, quiet bool) style {
+	terminal := term.IsTerminal(int(f.Fd()))
+	name := os.Getenv("TERM")
+	capable := terminal && name != "" && name != "dumb"
+	return style{
+		quiet:  quiet,
+		live:   capable,
+		colors: capable && os.Getenv("NO_COLOR") == "",
+		width: func() int {
+			if w, _, err := term.GetSize(int(f.Fd())); err == nil && w > 0 {
+				return w
+			}
+			return 80
+		},
+	}
+}
+
+// logTo sends log records to w: warnings, with -v what is done, with -vv everything.
+func (a *app) logTo(w io.Writer) {
+	level := slog.LevelWarn - slog.Level(4*a.verbose)
+	slog.SetDefault(slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level})))
+}

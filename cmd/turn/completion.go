@@ -1,0 +1,208 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/alecthomas/kong"
+)
+
+type completionCmd struct {
+	Shell string `arg:"" enum:"bash,zsh,fish" help:"The shell: ${enum}."`
+}
+
+// Help is shown below the flags' summary.
+func (c *completionCmd) Help() string {
+	return `bash: source <(turn completion bash)
+zsh:  source <(turn completion zsh)
+fish: turn completion fish | source`
+}
+
+// Run prints the script, which is made from the command line's own model.
+func (c *completionCmd) Run(a *app) error {
+	commands := completions(a.kong.Model.Node, "")
+	var b strings.Builder
+	switch c.Shell {
+	case "fish":
+		fishCompletion(&b, commands)
+	case "zsh":
+		b.WriteString("autoload -U +X bashcompinit && bashcompinit\n")
+		bashCompletion(&b, commands)
+	default:
+		bashCompletion(&b, commands)
+	}
+	_, err := io.WriteString(a.stdout, b.String())
+	return err
+}
+
+// A completion is what may follow one command.
+type completion struct {
+	path  string // words of the command after "turn"
+	words []word // its subcommands
+	flags []*kong.Flag
+	files bool // its arguments are files
+}
+
+type word struct{ name, help string }
+
+// completions walks the tree of commands.
+func completions(node *kong.Node, path string) []completion {
+	c := completion{path: path}
+	for _, group := range node.AllFlags(true) {
+		c.flags = append(c.flags, group...)
+	}
+	for _, p := range node.Positional {
+		c.files = c.files || p.Name == "file" || p.Name == "cmd"
+		for _, v := range p.EnumSlice() {
+			if v != "" {
+				c.words = append(c.words, word{name: v})
+			}
+		}
+	}
+	var below []completion
+	for _, child := range node.Children {
+		if child.Hidden {
+			continue
+		}
+		c.words = append(c.words, word{child.Name, child.Help})
+		below = append(below, completions(child, strings.TrimSpace(path+" "+child.Name))...)
+	}
+	return append([]completion{c}, below...)
+}
+
+// flagWords returns a flag as the user writes it, long and short.
+func flagWords(f *kong.Flag) []string {
+	w := []string{"--" + f.Name}
+	if f.Short != 0 {
+		w = append(w, "-"+string(f.Short))
+	}
+	return w
+}
+
+// takesValue reports whether the flag's next word is its value.
+func takesValue(f *kong.Flag) bool { return !f.IsBool() && !f.IsCounter() }
+
+// values returns what a flag's value can be: a few words, or files.
+func values(f *kong.Flag) []string {
+	switch f.Name {
+	case "network":
+		return []string{"on", "off"}
+	case "image":
+		return []string{"base", "python"}
+	}
+	var v []string
+	for _, e := range f.EnumSlice() {
+		if e != "" {
+			v = append(v, e)
+		}
+	}
+	return v
+}
+
+func takesFile(f *kong.Flag) bool { return f.Name == "output" || f.Name == "add" || f.Name == "get" }
+
+// bashCompletion writes one function that finds the command by the words before
+// the cursor. It serves zsh too, through bashcompinit.
+func bashCompletion(b *strings.Builder, all []completion) {
+	b.WriteString("_turn() {\n" +
+		"  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} path= word i\n" +
+		"  for ((i = 1; i < COMP_CWORD; i++)); do\n" +
+		"    word=${COMP_WORDS[i]}\n" +
+		"    case \"$path $word\" in\n")
+	for _, c := range all {
+		if c.path != "" {
+			parent, name := "", c.path
+			if i := strings.LastIndexByte(c.path, ' '); i >= 0 {
+				parent, name = c.path[:i], c.path[i+1:]
+			}
+			fmt.Fprintf(b, "      %q) path=%q ;;\n", parent+" "+name, c.path)
+		}
+	}
+	b.WriteString("    esac\n  done\n  COMPREPLY=()\n  case \"$path:$prev\" in\n")
+	for _, c := range all {
+		for _, f := range c.flags {
+			if !takesValue(f) {
+				continue
+			}
+			var patterns []string
+			for _, w := range flagWords(f) {
+				patterns = append(patterns, fmt.Sprintf("%q", c.path+":"+w))
+			}
+			reply := fmt.Sprintf("$(compgen -W %q -- \"$cur\")", strings.Join(values(f), " "))
+			if takesFile(f) {
+				reply = "$(compgen -f -- \"$cur\")"
+			}
+			fmt.Fprintf(b, "    %s) COMPREPLY=(%s); return ;;\n", strings.Join(patterns, "|"), reply)
+		}
+	}
+	b.WriteString("  esac\n  case \"$path\" in\n")
+	for _, c := range all {
+		var flags, names []string
+		for _, f := range c.flags {
+			flags = append(flags, flagWords(f)...)
+		}
+		for _, w := range c.words {
+			names = append(names, w.name)
+		}
+		files := ""
+		if c.files {
+			files = "; [[ $cur == -* ]] || COMPREPLY+=($(compgen -f -- \"$cur\"))"
+		}
+		fmt.Fprintf(b, "    %q) if [[ $cur == -* ]]; then COMPREPLY=($(compgen -W %q -- \"$cur\")); "+
+			"else COMPREPLY=($(compgen -W %q -- \"$cur\")); fi%s ;;\n",
+			c.path, strings.Join(flags, " "), strings.Join(names, " "), files)
+	}
+	b.WriteString("  esac\n}\ncomplete -o filenames -F _turn turn\n")
+}
+
+// fishCompletion writes one line per subcommand and flag.
+func fishCompletion(b *strings.Builder, all []completion) {
+	b.WriteString("complete -c turn -f\n")
+	for _, c := range all {
+		when := fishCondition(c)
+		for _, w := range c.words {
+			fmt.Fprintf(b, "complete -c turn -n %s -a %s -d %s\n", fishQuote(when), fishQuote(w.name), fishQuote(w.help))
+		}
+		if c.files {
+			fmt.Fprintf(b, "complete -c turn -n %s -F\n", fishQuote(when))
+		}
+		for _, f := range c.flags {
+			fmt.Fprintf(b, "complete -c turn -n %s -l %s", fishQuote(when), f.Name)
+			if f.Short != 0 {
+				fmt.Fprintf(b, " -s %c", f.Short)
+			}
+			switch {
+			case takesFile(f):
+				b.WriteString(" -r -F")
+			case takesValue(f):
+				fmt.Fprintf(b, " -x -a %s", fishQuote(strings.Join(values(f), " ")))
+			}
+			fmt.Fprintf(b, " -d %s\n", fishQuote(f.Help))
+		}
+	}
+}
+
+// fishCondition is true where exactly the command c has been typed.
+func fishCondition(c completion) string {
+	if c.path == "" {
+		return "__fish_use_subcommand"
+	}
+	var seen []string
+	for _, w := range strings.Fields(c.path) {
+		seen = append(seen, "__fish_seen_subcommand_from "+w)
+	}
+	when := strings.Join(seen, "; and ")
+	if len(c.words) > 0 {
+		var names []string
+		for _, w := range c.words {
+			names = append(names, w.name)
+		}
+		when += "; and not __fish_seen_subcommand_from " + strings.Join(names, " ")
+	}
+	return when
+}
+
+func fishQuote(s string) string {
+	return "'" + strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(s) + "'"
+}

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+
+	"golang.org/x/term"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/home"
+)
+
+type execCmd struct {
+	sandboxFlags
+	Cwd   string `help:"Working directory in the sandbox (default: /workspace)." placeholder:"DIR"`
+	Quiet bool   `short:"q" help:"Show no progress."`
+
+	Cmd []string `arg:"" passthrough:"partial" name:"cmd" help:"Command and its arguments, after --."`
+}
+
+// Help is shown below the flags' summary.
+func (c *execCmd) Help() string {
+	return `The command gets standard input unless that is a terminal. Its output goes
+where it belongs, unchanged, but what would be shown on a terminal is freed of
+control sequences other than colors.
+
+Exit status: the command's own, 128+N when signal N ended it; 124 when --timeout
+did; 125 when turn failed; 2 when the command line is wrong.`
+}
+
+// exitTimeout is what timeout(1) uses.
+const exitTimeout = 124
+
+// Run runs the command.
+func (c *execCmd) Run(a *app) error {
+	argv := c.Cmd
+	if len(argv) > 0 && argv[0] == "--" {
+		argv = argv[1:]
+	}
+	if len(argv) == 0 {
+		return &exitError{exitUsage, &turnstone.Error{Op: "usage", Kind: turnstone.Invalid,
+			Err: errors.New("no command to run"), Hint: "turn exec -- CMD…"}}
+	}
+	h, err := home.Open()
+	if err != nil {
+		return &exitError{exitExec, err}
+	}
+	p := newProgress(a.stderr, styleOf(a.stderr, c.Quiet), 0)
+	a.logTo(p)
+	ctx, stop := interruptible(func(s string) { p.Say("turn: %s", s) }, exitExec)
+	defer stop()
+	ctx, broken := context.WithCancelCause(ctx)
+	defer broken(nil)
+	req := executor.CommandRequest{
+		Argv: argv, Image: c.Image, Env: c.env(), Cwd: c.Cwd, Add: transfers(c.Add), Get: transfers(c.Get),
+		Shape: c.shape(turnstone.DefaultShape()), Substrate: c.Substrate,
+		Stdout: &sink{file: a.stdout, progress: p, fail: broken, clean: sanitizerFor(a.stdout)},
+		Stderr: &sink{file: a.stderr, progress: p, fail: broken, clean: sanitizerFor(a.stderr)},
+	}
+	if c.Timeout != nil {
+		req.Timeout = *c.Timeout
+	}
+	if !term.IsTerminal(int(a.stdin.Fd())) {
+		req.Stdin = a.stdin
+	}
+	code, err := executor.New(h).Exec(ctx, req, p.Preparing)
+	p.Close()
+	return execVerdict(ctx, code, err)
+}
+
+// execVerdict makes the outcome into the exit status.
+func execVerdict(ctx context.Context, code int, err error) error {
+	cause := context.Cause(ctx)
+	var sig interruption
+	var fault *turnstone.Error
+	switch {
+	case errors.As(cause, &sig):
+		return &exitError{128 + int(sig.signal), cause}
+	case errors.As(err, &fault) && fault.Op == "executor.exec" && fault.Kind == turnstone.Timeout:
+		return &exitError{exitTimeout, err}
+	case errors.Is(cause, syscall.EPIPE):
+		return &exitError{128 + int(syscall.SIGPIPE), nil} // as a program that the signal ended: nobody listens
+	case cause != nil && err != nil:
+		return &exitError{exitExec, cause}
+	case err != nil:
+		return &exitError{exitExec, err}
+	case code != 0:
+		return &exitError{code, nil}
+	}
+	return nil
+}
+
+// sanitizerFor returns what output to f has to pass: nothing unless f is a terminal.
+func sanitizerFor(f *os.File) *sanitizer {
+	if !term.IsTerminal(int(f.Fd())) {
+		return nil
+	}
+	return newSanitizer(styleOf(f, false).colors)
+}
+
+// A sink passes a command's output on. When that fails nobody reads it any more,
+// and the command is ended.
+type sink struct {
+	file     *os.File
+	progress *progress
+	clean    *sanitizer
+	fail     context.CancelCauseFunc
+}
+
+// Write implements io.Writer.
+func (s *sink) Write(b []byte) (int, error) {
+	s.progress.Settle()
+	text := b
+	if s.clean != nil {
+		text = s.clean.clean(b)
+	}
+	if _, err := s.file.Write(text); err != nil {
+		s.fail(fmt.Errorf("writing the command's output: %w", err))
+		return 0, err
+	}
+	return len(b), nil
+}
+
+var _ io.Writer = (*sink)(nil)

@@ -1,0 +1,151 @@
+package main
+
+import (
+	"fmt"
+	"reflect"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/executor"
+)
+
+// sandboxFlags are the flags of every command that starts a sandbox.
+type sandboxFlags struct {
+	Image     string          `help:"Template to run in (default: the document's, or base)." placeholder:"NAME"`
+	Env       []envVar        `help:"Environment variable for the sandbox; may be given again." placeholder:"K=V" sep:"none"`
+	Add       []transfer      `help:"Copy a file or folder into the sandbox before the first step; may be given again." placeholder:"PATH[:DEST]" sep:"none"`
+	Get       []transfer      `help:"Copy a file or folder out of the sandbox after the last step; may be given again." placeholder:"PATH[:DEST]" sep:"none"`
+	Timeout   *time.Duration  `help:"Wall time for the whole turn, as 90s or 10m." placeholder:"TIME"`
+	CPUs      *int            `name:"cpus" help:"Number of virtual CPUs." placeholder:"N"`
+	Memory    turnstone.Bytes `help:"Memory of the sandbox, as 2GiB." placeholder:"SIZE"`
+	Disk      turnstone.Bytes `help:"What the sandbox may write to its disk, as 10GiB." placeholder:"SIZE"`
+	Network   onOff           `help:"Network of the sandbox: on or off." placeholder:"on|off"`
+	Substrate string          `help:"What runs the sandbox: ${enum}." enum:"auto,qemu" default:"auto"`
+}
+
+// Validate is called by kong.
+func (f *sandboxFlags) Validate() error {
+	if f.Timeout != nil && *f.Timeout <= 0 {
+		return fmt.Errorf("--timeout: %s is no time to run in", *f.Timeout)
+	}
+	shape := f.shape(turnstone.DefaultShape())
+	if err := shape.Validate(); err != nil {
+		return fmt.Errorf("--%w", err)
+	}
+	return nil
+}
+
+// shape returns base with what the flags say in its place.
+func (f *sandboxFlags) shape(base turnstone.Shape) turnstone.Shape {
+	if f.CPUs != nil {
+		base.CPUs = *f.CPUs
+	}
+	if f.Memory != 0 {
+		base.Memory = f.Memory
+	}
+	if f.Disk != 0 {
+		base.Disk = f.Disk
+	}
+	if f.Network.set {
+		base.Network = f.Network.on
+	}
+	return base
+}
+
+func (f *sandboxFlags) env() []string {
+	var env []string
+	for _, e := range f.Env {
+		env = append(env, string(e))
+	}
+	return env
+}
+
+// An envVar is KEY=VALUE.
+type envVar string
+
+var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (e *envVar) UnmarshalText(text []byte) error {
+	name, _, ok := strings.Cut(string(text), "=")
+	if !ok {
+		return fmt.Errorf("%q: write NAME=VALUE", text)
+	}
+	if !envName.MatchString(name) {
+		return fmt.Errorf("%q is not a name for an environment variable", name)
+	}
+	*e = envVar(text)
+	return nil
+}
+
+// onOff is a switch that knows whether it was given.
+type onOff struct{ set, on bool }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (o *onOff) UnmarshalText(text []byte) error {
+	switch string(text) {
+	case "on":
+		*o = onOff{set: true, on: true}
+	case "off":
+		*o = onOff{set: true}
+	default:
+		return fmt.Errorf("%q is neither on nor off", text)
+	}
+	return nil
+}
+
+func (o onOff) pointer() *bool {
+	if !o.set {
+		return nil
+	}
+	return &o.on
+}
+
+// A transfer is PATH[:DEST].
+type transfer executor.Transfer
+
+// UnmarshalText splits PATH[:DEST] at the last colon. A path that has a colon of
+// its own is written with one more at its end, as "12:30.csv:".
+func (t *transfer) UnmarshalText(text []byte) error {
+	path, dest := string(text), ""
+	if i := strings.LastIndexByte(path, ':'); i >= 0 {
+		path, dest = path[:i], path[i+1:]
+	}
+	if path == "" {
+		return fmt.Errorf("%q: write PATH or PATH:DEST", text)
+	}
+	*t = transfer{Path: path, Dest: dest}
+	return nil
+}
+
+func transfers(from []transfer) []executor.Transfer {
+	var to []executor.Transfer
+	for _, t := range from {
+		to = append(to, executor.Transfer(t))
+	}
+	return to
+}
+
+// sizeMapper reads sizes as the whole project writes them.
+func sizeMapper() kong.Option {
+	return kong.TypeMapper(reflect.TypeFor[turnstone.Bytes](), kong.MapperFunc(
+		func(ctx *kong.DecodeContext, target reflect.Value) error {
+			var text string
+			if err := ctx.Scan.PopValueInto("size", &text); err != nil {
+				return err
+			}
+			size, err := turnstone.ParseBytes(text)
+			if err != nil {
+				return err
+			}
+			if size == 0 {
+				return fmt.Errorf("%q is no size for a sandbox", text)
+			}
+			target.SetInt(int64(size))
+			return nil
+		}))
+}

@@ -1,0 +1,124 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+)
+
+// An output is a file that a receipt goes to.
+type output struct {
+	path   string // links resolved, so that a link stays one
+	named  string // as the user wrote it
+	device bool   // exists and is no regular file: is written to, never replaced
+	mode   fs.FileMode
+	owner  *syscall.Stat_t // of the file that is replaced; nil: there is none
+	old    []byte          // what it must still hold when it is replaced; nil: anything
+}
+
+// newOutput checks that path can be written, before anything is started: a turn
+// may take an hour.
+func newOutput(path string) (*output, error) {
+	o := &output{path: path, named: path, mode: 0o666}
+	if resolved, err := filepath.EvalSymlinks(path); err == nil {
+		o.path = resolved
+	}
+	info, err := os.Stat(o.path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		o.mode &^= umask()
+	case err != nil:
+		return nil, o.fail(err, "")
+	case info.IsDir():
+		return nil, o.fail(syscall.EISDIR, "name a file")
+	case !info.Mode().IsRegular():
+		o.device = true
+		return o, nil
+	default:
+		o.mode = info.Mode().Perm()
+		o.owner, _ = info.Sys().(*syscall.Stat_t)
+	}
+	if err := unix.Access(filepath.Dir(o.path), unix.W_OK|unix.X_OK); err != nil {
+		return nil, o.fail(err, "the folder must exist and be writable")
+	}
+	return o, nil
+}
+
+// write puts data there: as a whole, durably, or not at all.
+func (o *output) write(data []byte) error {
+	if o.device {
+		f, err := os.OpenFile(o.path, os.O_WRONLY, 0)
+		if err == nil {
+			_, err = f.Write(data)
+			err = errors.Join(err, f.Close())
+		}
+		return err
+	}
+	if o.old != nil {
+		now, err := os.ReadFile(o.path)
+		if err != nil {
+			return err
+		}
+		if !bytes.Equal(now, o.old) {
+			return errors.New("the file changed while the turn ran, and was left as it is")
+		}
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(o.path), "."+filepath.Base(o.path)+".*.tmp")
+	if err != nil {
+		return err
+	}
+	if err := o.fill(tmp, data); err != nil {
+		_ = os.Remove(tmp.Name())
+		return err
+	}
+	if err := os.Rename(tmp.Name(), o.path); err != nil {
+		_ = os.Remove(tmp.Name())
+		return err
+	}
+	return syncDir(filepath.Dir(o.path))
+}
+
+// fill writes data into tmp, gives it the mode and owner, and closes it.
+func (o *output) fill(tmp *os.File, data []byte) error {
+	_, err := tmp.Write(data)
+	if err == nil && o.owner != nil {
+		// Only root can keep another's file another's. Not being able to is no
+		// reason to lose the receipt.
+		_ = tmp.Chown(int(o.owner.Uid), int(o.owner.Gid))
+	}
+	if err == nil {
+		err = tmp.Chmod(o.mode)
+	}
+	if err == nil {
+		err = tmp.Sync()
+	}
+	return errors.Join(err, tmp.Close())
+}
+
+func (o *output) fail(err error, hint string) error {
+	return &turnstone.Error{Op: "output", Kind: turnstone.Invalid, Subject: o.named,
+		Err: fmt.Errorf("cannot be written: %w", err), Hint: hint}
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// umask returns the process's file mode mask. It can only be read by setting it.
+func umask() fs.FileMode {
+	old := syscall.Umask(0o077)
+	syscall.Umask(old)
+	return fs.FileMode(old)
+}

@@ -1,0 +1,308 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/charmbracelet/x/ansi"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/executor"
+)
+
+// A progress tells the user on standard error what a turn is doing. On a terminal
+// the last line is alive: it shows what runs now, for how long, and the line
+// that it is printing. Elsewhere there are plain lines only.
+//
+// What a step prints is indented by a bar, so that a step cannot pass its own
+// words off as turn's, and it is sanitized. It is safe for concurrent use.
+type progress struct {
+	out   io.Writer
+	style style
+	total int // steps
+	now   func() time.Time
+
+	mu      sync.Mutex
+	what    string // what runs now: a step or a preparation; empty: nothing
+	since   time.Time
+	step    *document.Step
+	streams map[executor.Stream]*lines
+	partial []byte // the unfinished line that the live line shows
+	drawn   bool   // the live line is on the screen
+
+	stop chan struct{}
+	done sync.WaitGroup
+}
+
+// A style is how much the place that progress goes to can show.
+type style struct {
+	quiet  bool
+	live   bool // a terminal that can erase a line
+	colors bool
+	width  func() int // columns of the terminal
+}
+
+// tick is how often the live line is drawn again.
+const tick = 200 * time.Millisecond
+
+// newProgress returns a progress for a document with total steps. It must be closed.
+func newProgress(out io.Writer, s style, total int) *progress {
+	p := &progress{out: out, style: s, total: total, now: time.Now, stop: make(chan struct{})}
+	if s.live && !s.quiet {
+		p.done.Go(p.tick)
+	}
+	return p
+}
+
+func (p *progress) tick() {
+	t := time.NewTicker(tick)
+	defer t.Stop()
+	for {
+		select {
+		case <-p.stop:
+			return
+		case <-t.C:
+			p.mu.Lock()
+			p.draw()
+			p.mu.Unlock()
+		}
+	}
+}
+
+// Close takes the live line off the screen.
+func (p *progress) Close() {
+	close(p.stop)
+	p.done.Wait()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.flush()
+	p.what = ""
+	p.erase()
+}
+
+// Preparing implements executor.Observer.
+func (p *progress) Preparing(what string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.what, p.since, p.step = what, p.now(), nil
+	p.say(what)
+}
+
+// StepStarted implements executor.Observer.
+func (p *progress) StepStarted(step *document.Step) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.what, p.since, p.step = step.Name, p.now(), step
+	p.streams = map[executor.Stream]*lines{}
+	for _, s := range []executor.Stream{executor.Stdout, executor.Stderr} {
+		p.streams[s] = &lines{clean: newSanitizer(p.style.colors)}
+	}
+	p.say(p.paint(bold, p.title(step)))
+}
+
+// StepOutput implements executor.Observer.
+func (p *progress) StepOutput(_ *document.Step, stream executor.Stream, b []byte) {
+	if p.style.quiet {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l := p.streams[stream]
+	if l == nil {
+		return // output of a step that was never announced
+	}
+	p.print(l.add(b))
+	p.partial = l.rest
+}
+
+// StepFinished implements executor.Observer.
+func (p *progress) StepFinished(step *document.Step, r executor.StepReport) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.flush()
+	began := p.step == step
+	p.what, p.step = "", nil
+	text := string(r.Status)
+	switch {
+	case r.Status == turnstone.StepFailed && r.ExitCode != nil:
+		text += fmt.Sprintf(", exit %d", *r.ExitCode)
+	case r.Status == turnstone.StepSkipped:
+		p.say(p.paint(dim, p.title(step)+": skipped"))
+		return
+	}
+	if r.Note != "" {
+		text += ": " + printable(r.Note)
+	}
+	color := green
+	if r.Status != turnstone.StepPassed {
+		color = red
+	}
+	line := p.paint(color, text) + " (" + elapsed(time.Duration(r.Millis)*time.Millisecond) + ")"
+	if !began {
+		line = p.title(step) + ": " + line
+	}
+	p.say(line)
+}
+
+// Say prints one line of turn's own.
+func (p *progress) Say(format string, args ...any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.say(fmt.Sprintf(format, args...))
+}
+
+// Settle ends what Preparing told of: from here on something else uses the terminal.
+func (p *progress) Settle() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.erase()
+	p.what = ""
+}
+
+// Write prints whole lines past the live line, as log records are; not silenced by quiet.
+func (p *progress) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.erase()
+	n, err := p.out.Write(b)
+	p.draw()
+	return n, err
+}
+
+func (p *progress) title(step *document.Step) string {
+	return fmt.Sprintf("step %d/%d %s", step.Index, p.total, printable(step.Name))
+}
+
+func (p *progress) say(line string) {
+	if p.style.quiet {
+		return
+	}
+	p.erase()
+	_, _ = io.WriteString(p.out, line+"\n") // nobody is left to tell that telling fails
+	p.draw()
+}
+
+// print writes whole lines of a step's output, as one write.
+func (p *progress) print(whole [][]byte) {
+	if p.style.quiet || len(whole) == 0 {
+		return
+	}
+	var b bytes.Buffer
+	for _, line := range whole {
+		b.WriteString("  | ")
+		b.Write(line)
+		if p.style.colors && bytes.IndexByte(line, ansi.ESC) >= 0 {
+			b.WriteString(reset)
+		}
+		b.WriteByte('\n')
+	}
+	p.erase()
+	_, _ = p.out.Write(b.Bytes())
+	p.draw()
+}
+
+// flush prints what a step left without a newline.
+func (p *progress) flush() {
+	for _, s := range []executor.Stream{executor.Stdout, executor.Stderr} {
+		if l := p.streams[s]; l != nil && len(l.rest) > 0 {
+			p.print([][]byte{bytes.TrimRight(l.rest, "\r")})
+		}
+	}
+	p.streams, p.partial = nil, nil
+}
+
+func (p *progress) erase() {
+	if p.drawn {
+		_, _ = io.WriteString(p.out, "\r\x1b[2K")
+		p.drawn = false
+	}
+}
+
+func (p *progress) draw() {
+	if !p.style.live || p.style.quiet || p.what == "" {
+		return
+	}
+	line := fmt.Sprintf("%s %s", printable(p.what), elapsed(p.now().Sub(p.since).Truncate(100*time.Millisecond)))
+	if len(p.partial) > 0 {
+		line += " | " + printable(ansi.Strip(string(p.partial)))
+	}
+	line = ansi.Truncate(line, max(p.style.width()-1, 1), "…")
+	p.drawn = true
+	_, _ = io.WriteString(p.out, "\r\x1b[2K"+p.paint(dim, line))
+}
+
+// The colours of turn's own words.
+const (
+	bold  = "\x1b[1m"
+	dim   = "\x1b[2m"
+	red   = "\x1b[31m"
+	green = "\x1b[32m"
+	reset = "\x1b[0m"
+)
+
+func (p *progress) paint(color, text string) string {
+	if !p.style.colors {
+		return text
+	}
+	return color + text + reset
+}
+
+// elapsed writes a duration for people: tenths of a second below a minute.
+func elapsed(d time.Duration) string {
+	if d < time.Minute {
+		return fmt.Sprintf("%.1fs", d.Seconds())
+	}
+	return d.Round(time.Second).String()
+}
+
+// lines cuts one output stream of a step into sanitized lines.
+type lines struct {
+	clean *sanitizer
+	rest  []byte // the last line, as long as it has no newline
+}
+
+// maxLine bounds the line that is held back until its newline comes, in bytes.
+const maxLine = 8 << 10
+
+// add takes the next bytes and returns the lines that they complete, which are
+// valid until the next call. As on a terminal, a carriage return begins the line
+// anew: of a progress bar only the last state is shown.
+func (l *lines) add(b []byte) [][]byte {
+	var whole [][]byte
+	for text := l.clean.clean(b); len(text) > 0; {
+		end := bytes.IndexByte(text, '\n')
+		part, ended := text, false
+		if end >= 0 {
+			part, text, ended = text[:end], text[end+1:], true
+		} else {
+			text = nil
+		}
+		l.append(part)
+		if ended || len(l.rest) > maxLine {
+			whole = append(whole, bytes.TrimSuffix(l.rest, []byte("\r")))
+			l.rest = nil
+		}
+	}
+	return whole
+}
+
+// append adds part, which has no newline. A carriage return that ends it may
+// be half of a CR LF, and erases only once something else follows.
+func (l *lines) append(part []byte) {
+	for len(part) > 0 {
+		if n := len(l.rest); n > 0 && l.rest[n-1] == '\r' && part[0] != '\r' {
+			l.rest = l.rest[:0]
+		}
+		i := bytes.IndexByte(part, '\r')
+		if i < 0 {
+			l.rest = append(l.rest, part...)
+			return
+		}
+		l.rest = append(l.rest, part[:i+1]...)
+		part = part[i+1:]
+	}
+}

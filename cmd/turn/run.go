@@ -1,0 +1,223 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/home"
+)
+
+type runCmd struct {
+	File string `arg:"" help:"Document to run; - reads standard input."`
+
+	Write  bool   `short:"w" help:"Write the receipt into FILE, not to standard output."`
+	Output string `short:"o" help:"Write the receipt into this file, not to standard output." placeholder:"FILE" type:"path"`
+	JSON   bool   `name:"json" help:"Print the turn as one JSON document on standard output, with the receipt in it."`
+	Quiet  bool   `short:"q" help:"Show no progress."`
+	sandboxFlags
+}
+
+// Help is shown below the flags' summary.
+func (c *runCmd) Help() string {
+	return `The receipt is the document with the result of each step below it. It goes to
+standard output, or into a file with -w or -o. Progress and the steps' output go
+to standard error.
+
+PATH[:DEST] is split at its last colon; a PATH that has a colon ends with one
+more. A DEST that is relative is below the working directory: the sandbox's for
+--add, this one for --get.
+
+Exit status: 0 all steps passed; 1 a step failed or timed out; 2 the document or
+the command line is wrong, nothing was started; 3 the turn could not be run, or
+was cut off.`
+}
+
+// Validate is called by kong.
+func (c *runCmd) Validate() error {
+	switch {
+	case c.Write && c.Output != "":
+		return errors.New("-w and -o cannot be used together")
+	case c.Write && c.File == "-":
+		return errors.New("-w needs a file: standard input cannot be written")
+	}
+	return c.sandboxFlags.Validate()
+}
+
+// Run runs the document.
+func (c *runCmd) Run(a *app) error {
+	doc, err := a.readDocument(c.File)
+	if err != nil {
+		return err
+	}
+	out, err := c.output(doc)
+	if err != nil {
+		return &exitError{exitUsage, err}
+	}
+	h, err := home.Open()
+	if err != nil {
+		return err
+	}
+	p := newProgress(a.stderr, styleOf(a.stderr, c.Quiet), len(doc.Steps))
+	a.logTo(p)
+	ctx, stop := interruptible(func(s string) { p.Say("turn: %s", s) }, exitAborted)
+	turn, err := executor.New(h).Run(ctx, c.request(doc), p)
+	p.Close()
+	stop()
+	if turn == nil {
+		return &exitError{codeOf(err), err}
+	}
+	if err := c.deliver(a, turn, out); err != nil {
+		return &exitError{exitAborted, undelivered(h, turn, err)}
+	}
+	c.summary(a, turn)
+	return verdict(turn, err)
+}
+
+// request makes the flags into the executor's request.
+func (c *runCmd) request(doc *document.Document) executor.Request {
+	dir := "."
+	if c.File != "-" {
+		dir = filepath.Dir(c.File)
+	}
+	req := executor.Request{
+		Document: doc, Dir: dir, Image: c.Image, Env: c.env(), Add: transfers(c.Add), Get: transfers(c.Get),
+		Memory: c.Memory, Disk: c.Disk, Network: c.Network.pointer(), Substrate: c.Substrate,
+	}
+	if c.Timeout != nil {
+		req.Timeout = *c.Timeout
+	}
+	if c.CPUs != nil {
+		req.CPUs = *c.CPUs
+	}
+	return req
+}
+
+// output returns where the receipt goes; nil is standard output.
+func (c *runCmd) output(doc *document.Document) (*output, error) {
+	if c.Output != "" {
+		return newOutput(c.Output)
+	}
+	if !c.Write {
+		return nil, nil
+	}
+	o, err := newOutput(c.File)
+	if err == nil {
+		o.old = doc.Source
+	}
+	return o, err
+}
+
+// deliver puts the receipt, or the JSON, where the user wants it.
+func (c *runCmd) deliver(a *app, turn *executor.Turn, out *output) error {
+	if out != nil {
+		if err := out.write([]byte(turn.Receipt)); err != nil {
+			return fmt.Errorf("%s: %w", out.named, err)
+		}
+	}
+	if c.JSON {
+		return writeJSON(a.stdout, turn)
+	}
+	if out == nil {
+		if _, err := io.WriteString(a.stdout, turn.Receipt); err != nil {
+			return fmt.Errorf("standard output: %w", err)
+		}
+	}
+	return nil
+}
+
+// undelivered tells of a receipt that could not be written, and where it is kept.
+func undelivered(h *home.Home, turn *executor.Turn, err error) error {
+	e := &turnstone.Error{Op: "run", Kind: turnstone.Exhausted, Subject: "the receipt was not written", Err: err}
+	kept := h.Path("turns", string(turn.ID), "receipt.md")
+	if _, statErr := os.Stat(kept); statErr == nil {
+		e.Hint = "it is kept in " + kept
+	}
+	return e
+}
+
+// summary ends the progress with one line about the whole turn.
+func (c *runCmd) summary(a *app, turn *executor.Turn) {
+	if c.Quiet {
+		return
+	}
+	where := ""
+	if turn.Isolation != "" {
+		where = ", " + turn.Isolation
+	}
+	fmt.Fprintf(a.stderr, "turn %s: %s in %s%s\n", turn.ID, turn.Result,
+		elapsed(time.Duration(turn.Millis)*time.Millisecond), where)
+	if a.verbose > 0 {
+		for _, ph := range turn.Phases {
+			fmt.Fprintf(a.stderr, "  %-12s %s\n", ph.Name, time.Duration(ph.Micros)*time.Microsecond)
+		}
+	}
+}
+
+// verdict makes a turn's result into the exit status.
+func verdict(turn *executor.Turn, err error) error {
+	switch turn.Result {
+	case turnstone.Passed:
+		return nil
+	case turnstone.Failed, turnstone.TimedOut:
+		return &exitError{exitFailed, nil}
+	}
+	if err == nil {
+		err = &turnstone.Error{Op: "run", Kind: turnstone.Dead, Err: errors.New(turn.Error), Hint: turn.Hint}
+	}
+	return &exitError{exitAborted, err}
+}
+
+// maxDocument bounds a document that is read, in bytes: far above any document,
+// far below what would hurt.
+const maxDocument = 64 << 20
+
+// readDocument reads and parses one document. Its errors end turn with exitUsage.
+func (a *app) readDocument(path string) (*document.Document, error) {
+	name, in := path, a.stdin
+	if path == "-" {
+		name = "<stdin>"
+	} else {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, unreadable(path, err)
+		}
+		defer func() { _ = f.Close() }()
+		in = f
+	}
+	src, err := io.ReadAll(io.LimitReader(in, maxDocument+1))
+	if err != nil {
+		return nil, unreadable(name, err)
+	}
+	if len(src) > maxDocument {
+		return nil, unreadable(name, fmt.Errorf("larger than %s", turnstone.Bytes(maxDocument)))
+	}
+	doc, err := document.Parse(name, src)
+	if err != nil {
+		return nil, &exitError{exitUsage, err}
+	}
+	return doc, nil
+}
+
+func unreadable(name string, err error) error {
+	var path *os.PathError
+	if errors.As(err, &path) {
+		err = path.Err
+	}
+	return &exitError{exitUsage, &turnstone.Error{Op: "read", Kind: turnstone.Invalid, Subject: name, Err: err}}
+}
+
+// writeJSON prints v as one JSON document.
+func writeJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	return enc.Encode(v)
+}

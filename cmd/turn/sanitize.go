@@ -1,0 +1,123 @@
+package main
+
+import (
+	"strconv"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/charmbracelet/x/ansi"
+	"github.com/charmbracelet/x/ansi/parser"
+)
+
+// A sanitizer makes what a sandbox prints fit for the user's terminal. A terminal
+// obeys what it is shown: OSC 52 writes the clipboard, OSC 0 the title, CSI moves
+// the cursor over what turn itself said, some sequences make the terminal answer
+// as if the user had typed. Text, line ends, tabs and carriage returns pass, and
+// colours (SGR) if asked for; nothing else does. Invalid UTF-8 becomes U+FFFD.
+//
+// It keeps its state between calls, so that a sequence cut in two is still one,
+// and holds at most a few KiB. It is not safe for concurrent use.
+type sanitizer struct {
+	sequences *ansi.Parser
+	pending   []byte // the first bytes of a rune whose rest has not come yet
+	out       []byte
+}
+
+// maxParams bounds one sequence's parameters; the longest colour has six.
+const maxParams = 32
+
+func newSanitizer(colors bool) *sanitizer {
+	s := &sanitizer{sequences: ansi.NewParser()}
+	s.sequences.SetParamsSize(maxParams)
+	s.sequences.SetDataSize(1) // OSC and the like are thrown away, so their data is not kept
+	h := ansi.Handler{Execute: s.control}
+	if colors {
+		h.HandleCsi = s.csi
+	}
+	s.sequences.SetHandler(h)
+	return s
+}
+
+// clean returns what may be shown of p. The result is valid until the next call.
+func (s *sanitizer) clean(p []byte) []byte {
+	s.out = s.out[:0]
+	if len(s.pending) > 0 {
+		p = append(s.pending, p...)
+		s.pending = nil
+	}
+	for i := 0; i < len(p); {
+		b := p[i]
+		switch {
+		case b == ansi.ESC || s.sequences.State() != parser.GroundState:
+			s.sequences.Advance(b)
+			i++
+		case b >= 0x20 && b < 0x7f:
+			s.out = append(s.out, b)
+			i++
+		case b < utf8.RuneSelf:
+			s.control(b)
+			i++
+		case !utf8.FullRune(p[i:]):
+			s.pending = append([]byte(nil), p[i:]...)
+			i = len(p)
+		default:
+			r, size := utf8.DecodeRune(p[i:])
+			if visible(r) {
+				s.out = utf8.AppendRune(s.out, r)
+			}
+			i += size
+		}
+	}
+	return s.out
+}
+
+func (s *sanitizer) control(b byte) {
+	switch b {
+	case '\n', '\r', '\t':
+		s.out = append(s.out, b)
+	}
+}
+
+// csi passes colours on, and drops every other control sequence.
+func (s *sanitizer) csi(cmd ansi.Cmd, params ansi.Params) {
+	if cmd.Final() != 'm' || cmd.Prefix() != 0 || cmd.Intermediate() != 0 {
+		return
+	}
+	sgr := []byte("\x1b[")
+	for i, p := range params {
+		v := p.Param(0)
+		if v < 0 || v > 255 {
+			return
+		}
+		sgr = strconv.AppendInt(sgr, int64(v), 10)
+		switch {
+		case i == len(params)-1:
+		case p.HasMore():
+			sgr = append(sgr, ':')
+		default:
+			sgr = append(sgr, ';')
+		}
+	}
+	s.out = append(append(s.out, sgr...), 'm')
+}
+
+// visible reports whether r shows itself and only itself: no C1 control, and none
+// of the marks that reorder the text around them (CVE-2021-42574).
+func visible(r rune) bool {
+	return !unicode.IsControl(r) && !unicode.Is(unicode.Bidi_Control, r) && r != '\u2028' && r != '\u2029'
+}
+
+// printable is clean for one short text of which no part may move the cursor or
+// end the line, as an error message that quotes a sandbox.
+func printable(text string) string {
+	out := []rune{}
+	for _, r := range text {
+		switch {
+		case r == '\n' || visible(r):
+			out = append(out, r)
+		case r == '\t' || r == '\r':
+			out = append(out, ' ')
+		}
+	}
+	return string(out)
+}

@@ -1,0 +1,251 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"turnstone.dev/turnstone/internal/turntest"
+)
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"turn": func() { os.Exit(realMain()) }})
+}
+
+// TestScript runs the scripts that start no machine. Each has an empty TURN_HOME
+// of its own.
+func TestScript(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata/script",
+		RequireExplicitExec: true,
+		RequireUniqueNames:  true,
+		Cmds:                commands,
+		Condition:           condition,
+		Setup: func(env *testscript.Env) error {
+			env.Setenv("TURN_HOME", filepath.Join(env.WorkDir, "home"))
+			return nil
+		},
+	})
+}
+
+// TestMachineScript runs the scripts that start machines. Each has a TURN_HOME of
+// its own, whose templates, kernel, snapshots and verdicts are those of the
+// home that tests share: they are costly to make, and what a script leaves behind
+// is easy to see where no other script runs.
+func TestMachineScript(t *testing.T) {
+	shared := turntest.Home(t).Dir
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata/machine",
+		RequireExplicitExec: true,
+		RequireUniqueNames:  true,
+		Cmds:                commands,
+		Condition:           condition,
+		Deadline:            time.Now().Add(13 * time.Minute),
+		Setup: func(env *testscript.Env) error {
+			home := filepath.Join(env.WorkDir, "home")
+			env.Setenv("TURN_HOME", home)
+			env.Setenv("SHARED", shared)
+			if err := os.Mkdir(home, 0o700); err != nil {
+				return err
+			}
+			for _, part := range []string{"templates", "kernel", "snapshots", "cache"} {
+				if err := os.MkdirAll(filepath.Join(shared, part), 0o700); err != nil {
+					return err
+				}
+				if err := os.Symlink(filepath.Join(shared, part), filepath.Join(home, part)); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	})
+}
+
+// condition adds "root" to the conditions of scripts.
+func condition(name string) (bool, error) {
+	switch name {
+	case "root":
+		return os.Getuid() == 0, nil
+	}
+	return false, fmt.Errorf("unknown condition %q", name)
+}
+
+// commands are what scripts have beyond testscript's own.
+var commands = map[string]func(ts *testscript.TestScript, neg bool, args []string){
+	"status": status,
+	"await":  await,
+	"peak":   peak,
+	"clean":  clean,
+}
+
+// status runs a program and checks how it exits: "status 2 turn run x.md". Its
+// outputs go to the files out and err.
+func status(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: status CODE PROGRAM [ARG…]")
+	}
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	cmd := program(ts, args[1:])
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err = cmd.Run()
+	ts.Check(os.WriteFile(ts.MkAbs("out"), stdout.Bytes(), 0o600))
+	ts.Check(os.WriteFile(ts.MkAbs("err"), stderr.Bytes(), 0o600))
+	if cmd.ProcessState == nil {
+		ts.Fatalf("%v", err)
+	}
+	if got := cmd.ProcessState.ExitCode(); got != want {
+		ts.Fatalf("exit status %d, want %d\nstdout:\n%s\nstderr:\n%s", got, want, last(stdout.Bytes()), last(stderr.Bytes()))
+	}
+}
+
+// program prepares a command in the script's environment. Its standard input is
+// the file "stdin", if there is one.
+func program(ts *testscript.TestScript, args []string) *exec.Cmd {
+	path := args[0]
+	for _, dir := range filepath.SplitList(ts.Getenv("PATH")) {
+		if p := filepath.Join(dir, args[0]); !strings.ContainsRune(args[0], '/') && isFile(p) {
+			path = p
+			break
+		}
+	}
+	cmd := exec.Command(path, args[1:]...)
+	cmd.Args[0] = args[0]
+	cmd.Dir = ts.MkAbs(".")
+	cmd.Env = environ(ts)
+	if f, err := os.Open(ts.MkAbs("stdin")); err == nil {
+		ts.Defer(func() { _ = f.Close() })
+		cmd.Stdin = f
+	}
+	return cmd
+}
+
+func isFile(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.Mode().IsRegular()
+}
+
+// environ returns the variables of the script that turn can see.
+func environ(ts *testscript.TestScript) []string {
+	var env []string
+	for _, key := range []string{"PATH", "HOME", "TMPDIR", "TURN_HOME", "TURN_AGENT", "TURN_KERNEL", "TERM", "NO_COLOR"} {
+		if v := ts.Getenv(key); v != "" {
+			env = append(env, key+"="+v)
+		}
+	}
+	return env
+}
+
+// last returns the end of b, so that a failure's message stays readable.
+func last(b []byte) []byte { return b[max(0, len(b)-4000):] }
+
+// await waits until a file has a line that matches: "await FILE REGEXP".
+func await(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: await FILE REGEXP")
+	}
+	re, err := regexp.Compile("(?m)" + args[1])
+	ts.Check(err)
+	var text []byte
+	for until := time.Now().Add(8 * time.Minute); time.Now().Before(until); time.Sleep(50 * time.Millisecond) {
+		if text, err = os.ReadFile(ts.MkAbs(args[0])); err == nil && re.Match(text) {
+			return
+		}
+	}
+	ts.Fatalf("%s never matched %q:\n%s", args[0], args[1], last(text))
+}
+
+// peak runs a program that must succeed, and checks the most memory that it
+// itself held, in MiB: "peak 128 turn run x.md". Its output is thrown away.
+func peak(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: peak MIB PROGRAM [ARG…]")
+	}
+	limit, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	cmd := program(ts, args[1:])
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	ts.Check(cmd.Start())
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	most := 0
+	for running := true; running; {
+		most = max(most, vmHWM(cmd.Process.Pid))
+		select {
+		case err := <-done:
+			if err != nil {
+				ts.Fatalf("%v\n%s", err, last(stderr.Bytes()))
+			}
+			running = false
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	ts.Logf("most memory: %d MiB", most)
+	if most == 0 || most > limit {
+		ts.Fatalf("held %d MiB, at most %d are allowed", most, limit)
+	}
+}
+
+// vmHWM is the most memory that a process has had, in MiB (proc(5)); 0 once it is gone.
+func vmHWM(pid int) int {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0
+	}
+	defer func() { _ = f.Close() }()
+	for in := bufio.NewScanner(f); in.Scan(); {
+		if fields := strings.Fields(in.Text()); len(fields) > 1 && fields[0] == "VmHWM:" {
+			kib, _ := strconv.Atoi(fields[1])
+			return kib >> 10
+		}
+	}
+	return 0
+}
+
+// clean checks that no sandbox of the script's TURN_HOME is left: no file in
+// sandboxes/, and no process that holds one open, be it without a name. It gives
+// the kernel some seconds to end what was killed.
+func clean(ts *testscript.TestScript, neg bool, args []string) {
+	if len(args) != 0 {
+		ts.Fatalf("usage: clean")
+	}
+	home := ts.Getenv("TURN_HOME")
+	var left []string
+	for until := time.Now().Add(5 * time.Second); time.Now().Before(until); time.Sleep(50 * time.Millisecond) {
+		left = leftovers(home)
+		if (len(left) > 0) == neg {
+			return
+		}
+	}
+	if neg {
+		ts.Fatalf("no sandbox is there")
+	}
+	ts.Fatalf("left behind:\n%s", strings.Join(left, "\n"))
+}
+
+func leftovers(home string) []string {
+	var left []string
+	entries, _ := os.ReadDir(filepath.Join(home, "sandboxes"))
+	for _, e := range entries {
+		left = append(left, filepath.Join(home, "sandboxes", e.Name()))
+	}
+	open, _ := filepath.Glob("/proc/[0-9]*/fd/*") // other users' are not to be read, and not ours
+	for _, fd := range open {
+		if file, err := os.Readlink(fd); err == nil && strings.HasPrefix(file, home+"/sandboxes/") {
+			left = append(left, fd+" -> "+file)
+		}
+	}
+	return left
+}
