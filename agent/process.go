@@ -21,6 +21,7 @@ import (
 // for before the call that starts it arrives, since callers do not wait.
 type proc struct {
 	id     string
+	begun  atomic.Bool   // a call starts it, or has
 	ready  chan struct{} // closed when started, or when that failed
 	failed bool          // valid after ready
 	pid    int           // valid after ready, unless failed
@@ -97,6 +98,9 @@ func (a *Agent) start(ctx context.Context, p wire.StartParams) (any, error) {
 // is killed. What the process's outputs held at its end is still delivered.
 func (t *procTable) run(ctx context.Context, s spec) (wire.ExitResult, error) {
 	p := t.get(s.id)
+	if p.begun.Swap(true) {
+		return wire.ExitResult{}, invalid("process.start", s.id, "a process with this id runs already")
+	}
 	began := time.Now()
 	status, err := t.launch(p, s)
 	if err != nil {

@@ -6,7 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"net"
+	"os"
 	"sync"
+	"syscall"
 
 	"turnstone.dev/turnstone"
 )
@@ -64,7 +67,7 @@ const maxCalls = 1024
 
 // Serve answers the calls that come over conn until the connection ends, then
 // closes it and waits for the handlers. The error says why it ended; it is nil
-// when the other side closed the connection in good order.
+// when the other side closed the connection.
 func Serve(ctx context.Context, conn io.ReadWriteCloser, h Handler) error {
 	t, err := newTransport(conn, false)
 	if err != nil {
@@ -81,10 +84,10 @@ func Serve(ctx context.Context, conn io.ReadWriteCloser, h Handler) error {
 	slots := make(chan struct{}, maxCalls)
 	for {
 		s, err := t.Accept()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
 		if err != nil {
+			if hungUp(err) {
+				return nil
+			}
 			return err
 		}
 		slots <- struct{}{}
@@ -93,6 +96,17 @@ func Serve(ctx context.Context, conn io.ReadWriteCloser, h Handler) error {
 			<-slots
 		})
 	}
+}
+
+// hungUp says that the other side closed the connection: how that shows depends
+// on the kind of connection, and on whether something was being written.
+func hungUp(err error) bool {
+	for _, end := range []error{io.EOF, io.ErrClosedPipe, os.ErrClosed, net.ErrClosed, syscall.EPIPE, syscall.ECONNRESET} {
+		if errors.Is(err, end) {
+			return true
+		}
+	}
+	return false
 }
 
 // serveCall reads one request and hands it to h.

@@ -30,11 +30,7 @@ if [[ -z $__turn_hit || $BASH_SUBSHELL -gt 0 ]];then return 0;fi
 __turn_user=$__turn_a
 case $__turn_user in
 -|'')__turn_own='{ __turn_exit "$?"; } >/dev/null 2>&1';;
-*)__turn_own='if { __turn_exit "$?"; } >/dev/null 2>&1; then
-'$__turn_user'
-else
-'$__turn_user'
-fi';;
+*)__turn_own='{ __turn_exit "$?"; } >/dev/null 2>&1 && { :; } 2>/dev/null; '$__turn_user;;
 esac
 builtin trap -- "$__turn_own" EXIT
 }
