@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"os"
@@ -50,27 +49,31 @@ func (c *checker) program(name, pkg string, worst Status) Finding {
 // subIDs looks for the range of subordinate IDs (subuid(5)) with which an
 // ordinary user builds a tree that has more owners than one.
 func (c *checker) subIDs(file string, worst Status) Finding {
-	path := filepath.Join(c.root, "etc", file)
+	const wanted = 65536
 	me := strconv.Itoa(c.uid)
 	name := me
 	if u, err := user.LookupId(me); err == nil {
 		name = u.Username
 	}
-	f, err := os.Open(path)
-	if err == nil {
-		defer func() { _ = f.Close() }()
-		for in := bufio.NewScanner(f); in.Scan(); {
-			who, ids, ok := strings.Cut(in.Text(), ":")
-			_, count, _ := strings.Cut(ids, ":")
-			n, err := strconv.Atoi(count)
-			if ok && err == nil && (who == name || who == me) && n >= 65536 {
-				return Finding{Name: file, Status: OK, Detail: in.Text()}
-			}
+	b, _ := os.ReadFile(filepath.Join(c.root, "etc", file)) // a file that is not there has no range
+	free := 100000
+	for line := range strings.Lines(string(b)) {
+		fields := strings.Split(strings.TrimSpace(line), ":")
+		if len(fields) != 3 {
+			continue
 		}
+		first, err1 := strconv.Atoi(fields[1])
+		n, err2 := strconv.Atoi(fields[2])
+		if err1 != nil || err2 != nil {
+			continue
+		}
+		if (fields[0] == name || fields[0] == me) && n >= wanted {
+			return Finding{Name: file, Status: OK, Detail: strings.TrimSpace(line)}
+		}
+		free = max(free, first+n)
 	}
-	option := "--add-" + file + "s"
-	return Finding{Name: file, Status: worst, Detail: fmt.Sprintf("no range of 65536 IDs for %s in /etc/%s", name, file),
-		Fix: fmt.Sprintf("sudo usermod %s 100000-165535 %s", option, quote(name))}
+	return Finding{Name: file, Status: worst, Detail: fmt.Sprintf("no range of %d IDs for %s in /etc/%s", wanted, name, file),
+		Fix: fmt.Sprintf("sudo usermod --add-%ss %d-%d %s", file, free, free+wanted-1, quote(name))}
 }
 
 // userNamespaces starts a program in a user namespace of its own: the one test

@@ -207,12 +207,13 @@ func (p *progress) print(whole [][]byte) {
 
 // flush prints what a step left without a newline.
 func (p *progress) flush() {
+	p.partial = nil
 	for _, s := range []executor.Stream{executor.Stdout, executor.Stderr} {
 		if l := p.streams[s]; l != nil && len(l.rest) > 0 {
 			p.print([][]byte{bytes.TrimRight(l.rest, "\r")})
 		}
 	}
-	p.streams, p.partial = nil, nil
+	p.streams = nil
 }
 
 func (p *progress) erase() {

@@ -1,0 +1,124 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/executor"
+)
+
+// screen collects what progress prints.
+type screen struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (s *screen) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.buf.Write(b)
+}
+
+func (s *screen) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.buf.String()
+}
+
+// tell runs the events of a turn with two steps, in pieces as a pipe brings them.
+func tell(p *progress) {
+	one, two, three := &document.Step{Index: 1, Name: "one"}, &document.Step{Index: 2, Name: "two"}, &document.Step{Index: 3, Name: "three"}
+	code := 3
+	p.Preparing("taking a snapshot")
+	p.StepStarted(one)
+	for _, piece := range []string{"he", "llo\nwor", "ld\r\n", "10%\r20", "%\r", "100%\n", "no newline"} {
+		p.StepOutput(one, executor.Stdout, []byte(piece))
+	}
+	p.StepOutput(one, executor.Stderr, []byte("\x1b[31moh\x1b[2J\n"))
+	p.StepFinished(one, executor.StepReport{Status: turnstone.StepPassed, Millis: 1500})
+	p.StepStarted(two)
+	p.StepFinished(two, executor.StepReport{Status: turnstone.StepFailed, ExitCode: &code, Millis: 61_000, Note: "disk\x1b]0;x\x07 full"})
+	p.StepFinished(three, executor.StepReport{Status: turnstone.StepSkipped, Note: "two failed"})
+	p.Close()
+}
+
+func TestProgressPlain(t *testing.T) {
+	var out screen
+	tell(newProgress(&out, style{}, 3))
+	want := `taking a snapshot
+step 1/3 one
+  | hello
+  | world
+  | 100%
+  | oh
+  | no newline
+passed (1.5s)
+step 2/3 two
+failed, exit 3: disk]0;x full (1m1s)
+step 3/3 three: skipped
+`
+	if got := out.String(); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestProgressQuiet(t *testing.T) {
+	var out screen
+	tell(newProgress(&out, style{quiet: true, live: true, width: func() int { return 80 }}, 3))
+	if got := out.String(); got != "" {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestProgressLive(t *testing.T) {
+	var out screen
+	p := newProgress(&out, style{live: true, colors: true, width: func() int { return 30 }}, 1)
+	step := &document.Step{Index: 1, Name: "train"}
+	p.StepStarted(step)
+	p.StepOutput(step, executor.Stdout, []byte("a line that goes on and on and on without an end"))
+	deadline := time.Now().Add(10 * time.Second)
+	for !strings.Contains(out.String(), "train 0.4s") && time.Now().Before(deadline) {
+		time.Sleep(10 * time.Millisecond)
+	}
+	p.StepFinished(step, executor.StepReport{Status: turnstone.StepPassed})
+	p.Close()
+	got := out.String()
+	for _, want := range []string{
+		"step 1/1 train",
+		"train 0.4s | a line that goe…", // it ticks, and stays within the width
+		"\r\x1b[2K  | a line that goes on and on and on without an end\n",
+		green + "passed",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in %q", want, got)
+		}
+	}
+	if !strings.HasSuffix(got, "(0.0s)\n") {
+		t.Errorf("the live line is left over: %q", got[max(0, len(got)-100):])
+	}
+}
+
+// A step that prints without newlines does not make progress hold it all.
+func TestProgressBounded(t *testing.T) {
+	var out screen
+	p := newProgress(&out, style{}, 1)
+	defer p.Close()
+	step := &document.Step{Index: 1, Name: "endless"}
+	p.StepStarted(step)
+	for range 10_000 {
+		p.StepOutput(step, executor.Stdout, []byte(strings.Repeat("x", 100)))
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if held := len(p.streams[executor.Stdout].rest); held > 2*maxLine {
+		t.Errorf("%d bytes are held", held)
+	}
+	if got := strings.Count(out.String(), "x"); got < 1_000_000-2*maxLine {
+		t.Errorf("only %d of 1000000 bytes were printed", got)
+	}
+}
