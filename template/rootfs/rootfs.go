@@ -260,6 +260,25 @@ func (w *Writer) parents(path string) error {
 	return nil
 }
 
+// MkdirAll makes the folder at path, and those above it, where there is none; it
+// is root's then, with mode 0755. A folder that is there stays as it is.
+func (w *Writer) MkdirAll(name string) error {
+	path, err := cleanPath(name)
+	if err != nil {
+		return err
+	}
+	if e := w.entries[path]; e != nil {
+		if e.mode&typeMask != typeDir {
+			return fmt.Errorf("%q is no folder", name)
+		}
+		return nil
+	}
+	if err := w.parents(path); err != nil {
+		return err
+	}
+	return w.makeDir(path)
+}
+
 func (w *Writer) makeDir(path string) error {
 	if err := w.fsys.Mkdir("/"+path, 0o755); err != nil {
 		return err

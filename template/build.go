@@ -1,0 +1,173 @@
+package template
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/template/debian"
+	"turnstone.dev/turnstone/template/rootfs"
+)
+
+// builderVersion is part of every digest. It changes when the same spec has to
+// give another image.
+const builderVersion = 1
+
+// maxImage bounds the files of one image, in bytes.
+const maxImage = 32 << 30
+
+// maxStatus bounds dpkg's database of one image, in bytes.
+const maxStatus = 64 << 20
+
+// emptied are the folders at the root of an image whose content is left out: the
+// guest's kernel or agent fills them, or they are for the life of one sandbox only.
+func emptied() []string { return []string{"dev", "proc", "sys", "run", "tmp"} }
+
+// leftOut reports whether an entry of the built root stays out of the image: what
+// belongs to one boot, tells of the building host, or differs from build to build.
+func leftOut(p string, hdr *tar.Header) bool {
+	first, rest, deeper := strings.Cut(p, "/")
+	if deeper && rest != "" && slices.Contains(emptied(), first) {
+		return true
+	}
+	switch p {
+	case "etc/hostname", "etc/resolv.conf", "etc/hosts", // of the building host; made anew
+		"etc/machine-id", "var/lib/dbus/machine-id",
+		"var/cache/ldconfig/aux-cache", // has inode numbers in it
+		"var/lib/dpkg/lock", "var/lib/dpkg/lock-frontend", "var/lib/dpkg/triggers/Lock",
+		"etc/.pwd.lock", "etc/passwd-", "etc/group-", "etc/shadow-", "etc/gshadow-":
+		return true
+	}
+	if hdr.Typeflag == tar.TypeDir {
+		return false // programs miss a folder that is gone
+	}
+	for _, dir := range []string{"var/log/", "var/lib/apt/lists/", "var/cache/apt/", "var/tmp/"} {
+		if strings.HasPrefix(p, dir) {
+			return true
+		}
+	}
+	return false
+}
+
+// A built image is what came of one build.
+type built struct {
+	packages map[string]string // name → version
+}
+
+// buildImage builds spec's image into the empty file out.
+func buildImage(ctx context.Context, spec *Spec, out *os.File, tempDir string, log io.Writer, progress func(string)) (*built, error) {
+	epoch := time.Unix(debian.Epoch, 0).UTC()
+	w := rootfs.New(out, rootfs.Options{MaxBytes: maxImage, Latest: epoch, TempDir: tempDir})
+	var status bytes.Buffer
+	req := debian.Request{Suite: strings.TrimPrefix(spec.Base, "debian:"), Variant: "minbase", Include: spec.Packages,
+		Slim: true, Log: log, Progress: progress}
+	replaced := map[string]bool{}
+	for _, f := range spec.Files {
+		replaced[strings.TrimPrefix(f.Path, "/")] = true
+	}
+	err := debian.Fetch(ctx, req, func(r io.Reader) error {
+		return w.AddTar(r, func(p string, hdr *tar.Header, content *io.Reader) bool {
+			if p == "var/lib/dpkg/status" && hdr.Size <= maxStatus {
+				*content = io.TeeReader(*content, &status)
+			}
+			return !leftOut(p, hdr) && !(replaced[p] && hdr.Typeflag != tar.TypeDir)
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := addOwn(w, spec, epoch); err != nil {
+		return nil, err
+	}
+	if err := w.Close(); err != nil {
+		return nil, err
+	}
+	b := &built{packages: installed(status.String())}
+	if len(b.packages) == 0 {
+		return nil, errors.New("the image has no installed packages")
+	}
+	return b, nil
+}
+
+// addOwn adds what does not come from packages: the workspace, the files that name
+// the machine, and the spec's files.
+func addOwn(w *rootfs.Writer, spec *Spec, epoch time.Time) error {
+	file := func(name string, mode int64, content []byte) error {
+		return w.Add(&tar.Header{Typeflag: tar.TypeReg, Name: strings.TrimPrefix(name, "/"), Mode: mode,
+			Size: int64(len(content)), ModTime: epoch}, bytes.NewReader(content))
+	}
+	own := map[string]bool{}
+	for _, f := range spec.Files {
+		own[f.Path] = true
+		if err := file(f.Path, int64(f.Mode), f.Content); err != nil {
+			return &turnstone.Error{Op: "template.build", Kind: turnstone.Invalid, Subject: spec.Name, Err: err,
+				Hint: "change the path in the spec's files"}
+		}
+	}
+	// The agent gives each sandbox its own; these are what it finds, and what a
+	// program sees that looks before.
+	for _, f := range []File{
+		{"/etc/hostname", 0o644, []byte("turn\n")},
+		{"/etc/hosts", 0o644, []byte("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n")},
+		{"/etc/resolv.conf", 0o644, nil},
+		{"/etc/machine-id", 0o444, nil},
+	} {
+		if own[f.Path] {
+			continue
+		}
+		if err := file(f.Path, int64(f.Mode), f.Content); err != nil {
+			return err
+		}
+	}
+	for _, dir := range slices.Compact([]string{DefaultWorkdir, spec.Workdir}) {
+		if err := w.MkdirAll(strings.TrimPrefix(dir, "/")); err != nil {
+			return &turnstone.Error{Op: "template.build", Kind: turnstone.Invalid, Subject: spec.Name,
+				Err: fmt.Errorf("workdir: %w", err), Hint: "choose a workdir that is a folder, as " + DefaultWorkdir}
+		}
+	}
+	return nil
+}
+
+// installed reads dpkg's database (deb822, as /var/lib/dpkg/status) and returns
+// the versions of the packages that are installed.
+func installed(status string) map[string]string {
+	out := map[string]string{}
+	var name, version string
+	ok := false
+	flush := func() {
+		if ok && name != "" && version != "" {
+			out[name] = version
+		}
+		name, version, ok = "", "", false
+	}
+	for line := range strings.Lines(status) {
+		line = strings.TrimRight(line, "\r\n")
+		if line == "" {
+			flush()
+			continue
+		}
+		key, value, found := strings.Cut(line, ":")
+		if !found {
+			continue
+		}
+		value = strings.TrimSpace(value)
+		switch key {
+		case "Package":
+			name = value
+		case "Version":
+			version = value
+		case "Status":
+			ok = strings.HasSuffix(value, " installed")
+		}
+	}
+	flush()
+	return out
+}

@@ -1,0 +1,9 @@
+// Package templates holds the specs of the built-in templates, one folder each.
+package templates
+
+import "embed"
+
+// FS has <name>/template.toml for each built-in template.
+//
+//go:embed */template.toml
+var FS embed.FS
