@@ -66,6 +66,7 @@ func frontKeyNames() []string {
 var (
 	envName      = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 	unclosedHead = regexp.MustCompile(`^([a-z]+):([ \t]|$)`)
+	parserFault  = regexp.MustCompile(`^did not find expected (key|node content|'-' indicator|',' or '[]}]')`)
 	yamlError    = regexp.MustCompile(`^yaml: (?:line (\d+): )?(.*)$`)
 )
 
@@ -121,6 +122,9 @@ func (p *docParser) readYAML(from, to int) {
 		if m := yamlError.FindStringSubmatch(msg); m != nil {
 			line, _ = strconv.Atoi(m[1])
 			msg = m[2]
+		}
+		if parserFault.MatchString(msg) {
+			line++ // of these, and these only, the library counts lines from 0
 		}
 		p.errorAt(p.frontOffset(max(2, line), 1), "the front matter is not YAML: "+oneLine(msg, 200), "write one key: value on each line, and quote values with special characters")
 		return
@@ -251,6 +255,10 @@ func (p *docParser) frontOffset(line, column int) int {
 }
 
 func (p *docParser) errorNode(n *yaml.Node, msg, hint string) {
+	if len(p.errs) == maxErrors {
+		p.more++ // without looking for its place, which takes time
+		return
+	}
 	p.errorAt(p.frontOffset(n.Line, n.Column), msg, hint)
 }
 

@@ -60,7 +60,7 @@ func parseBlocks(body []byte) *blocks {
 	// No inline parsers: only blocks matter here, and inlines cost time.
 	p := parser.NewParser(
 		parser.WithBlockParsers(parsers...),
-		parser.WithParagraphTransformers(parser.DefaultParagraphTransformers()...),
+		parser.WithParagraphTransformers(util.Prioritized(boundedReferences{}, 100)),
 	)
 	b.root = p.Parse(text.NewReader(normalize(body)))
 	return b
@@ -109,6 +109,21 @@ func (l *depthLimiter) Open(parent ast.Node, reader text.Reader, pc parser.Conte
 		l.blocks.tooDeep = seg.Start
 	}
 	return nil, parser.NoChildren
+}
+
+// maxReferenceLines bounds the paragraphs that are searched for link reference
+// definitions: goldmark's time for one grows with the square of its lines.
+const maxReferenceLines = 256
+
+// boundedReferences takes link reference definitions out of a paragraph. They
+// matter for blocks in one way: a line of "===" below a paragraph that holds
+// nothing else makes no heading of it. Below a longer one it does here.
+type boundedReferences struct{}
+
+func (boundedReferences) Transform(node *ast.Paragraph, reader text.Reader, pc parser.Context) {
+	if node.Lines().Len() <= maxReferenceLines {
+		parser.LinkReferenceParagraphTransformer.Transform(node, reader, pc)
+	}
 }
 
 // A fenceWatcher lets goldmark decide what a fenced code block is, and notes
