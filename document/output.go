@@ -3,6 +3,7 @@ package document
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -49,16 +50,15 @@ func (o Output) show() shown {
 		return shown{}
 	}
 	head, tail, gap := o.parts()
-	if isBinary(head, gap > 0, false) || isBinary(tail, false, gap > 0) {
+	if isBinary(head) || isBinary(tail) {
 		return shown{text: o.binaryNote(), binary: true}
 	}
-	var lines []shownLine
-	cutFirst := -1 // the line before which the gap is
-	lines = appendLines(lines, head)
+	lines := appendLines(nil, head)
+	cutFirst := -1 // the line that stands for what nobody kept
 	if gap > 0 {
 		cutFirst = len(lines)
 		lines = append(lines, shownLine{raw: gap, ends: o.Lines - countLF(head) - countLF(tail)})
-		fromTail := appendLines(nil, trimPartialRune(tail))
+		fromTail := appendLines(nil, tail)
 		if len(fromTail) > 1 {
 			// What is left of a line can begin inside an escape sequence.
 			lines[cutFirst].raw += fromTail[0].raw
@@ -70,16 +70,18 @@ func (o Output) show() shown {
 	return cutMiddle(lines, cutFirst)
 }
 
-// parts returns the kept bytes, and how many are missing between them.
+// parts returns the kept bytes, and how many are missing between them. A
+// character of which a part is missing counts as missing.
 func (o Output) parts() (head, tail []byte, gap int64) {
-	gap = o.Size - int64(len(o.Head)) - int64(len(o.Tail))
-	if gap > 0 {
-		return o.Head, o.Tail, gap
+	kept := int64(len(o.Head)) + int64(len(o.Tail))
+	if o.Size > kept {
+		head, tail = trimLastPart(o.Head), trimFirstPart(o.Tail)
+		return head, tail, o.Size - int64(len(head)) - int64(len(tail))
 	}
 	if len(o.Tail) == 0 {
 		return o.Head, nil, 0
 	}
-	return append(bytes.Clone(o.Head), o.Tail...), nil, 0
+	return slices.Concat(o.Head, o.Tail), nil, 0
 }
 
 func (o Output) binaryNote() string {
@@ -95,29 +97,26 @@ func (o Output) digest() turnstone.Digest {
 	return o.Digest
 }
 
-// isBinary reports whether b is anything but text. A character that is cut at an
-// open end does not count.
-func isBinary(b []byte, openEnd, openStart bool) bool {
-	if openStart {
-		b = trimPartialRune(b)
-	}
-	if openEnd {
-		for i := 1; i < utf8.UTFMax && i <= len(b); i++ {
-			if last := b[len(b)-i:]; utf8.RuneStart(last[0]) {
-				if !utf8.FullRune(last) {
-					b = b[:len(b)-i]
-				}
-				break
-			}
-		}
-	}
-	return bytes.IndexByte(b, 0) >= 0 || !utf8.Valid(b)
-}
+// isBinary reports whether b is anything but text.
+func isBinary(b []byte) bool { return bytes.IndexByte(b, 0) >= 0 || !utf8.Valid(b) }
 
-// trimPartialRune cuts off the rest of a character at the beginning of b.
-func trimPartialRune(b []byte) []byte {
+// trimFirstPart cuts off the rest of a character at the beginning of b.
+func trimFirstPart(b []byte) []byte {
 	for i := 0; i < utf8.UTFMax-1 && len(b) > 0 && !utf8.RuneStart(b[0]); i++ {
 		b = b[1:]
+	}
+	return b
+}
+
+// trimLastPart cuts off the beginning of a character at the end of b.
+func trimLastPart(b []byte) []byte {
+	for i := len(b) - 1; i >= max(0, len(b)-utf8.UTFMax); i-- {
+		if utf8.RuneStart(b[i]) {
+			if !utf8.FullRune(b[i:]) {
+				return b[:i]
+			}
+			break
+		}
 	}
 	return b
 }
@@ -231,20 +230,13 @@ func shortenLine(s string) (string, bool) {
 // cutMiddle joins lines, without those in the middle that are too many. The line
 // at index gap, if it is not negative, stands for bytes that nobody kept.
 func cutMiddle(lines []shownLine, gap int) shown {
+	if gap < 0 && fits(lines) {
+		cut := slices.ContainsFunc(lines, func(l shownLine) bool { return l.cut })
+		return shown{text: joinLines(lines), cut: cut}
+	}
 	end := len(lines)
 	if gap >= 0 {
 		end = gap
-	}
-	if gap < 0 && fits(lines) {
-		end = -1
-	}
-	var s shown
-	if end < 0 {
-		for _, l := range lines {
-			s.cut = s.cut || l.cut
-		}
-		s.text = joinLines(lines)
-		return s
 	}
 	first := 0
 	for size := 0; first < end && first < maxShownLines/2; first++ {
