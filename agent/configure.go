@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"crypto/rand"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -21,7 +20,34 @@ import (
 var kernelDirs = []string{"/proc", "/sys", "/dev", "/run"}
 
 // A machine is the guest as a whole.
-type machine struct{ groups *cgroups }
+type machine struct {
+	groups  *cgroups
+	mounted string        // serial number of the scratch disk that is mounted
+	network *wire.Network // what the network is set up as
+}
+
+// prepare does what every clone has in common, before the snapshot.
+func (m *machine) prepare(p params) error {
+	if p.network != nil {
+		if err := networkUp(p.network); err != nil {
+			return err
+		}
+		m.network = p.network
+	}
+	if p.scratch == "" {
+		return nil
+	}
+	if err := mountScratch(p.scratch); err != nil {
+		return err
+	}
+	// As long as what takes their place: rewriting is then all there is to do.
+	id := identity{hostname: "sb-0000000000000000000", machineID: strings.Repeat("0", 32), network: m.network}
+	if err := id.write(filepath.Join(upperDir, "upper")); err != nil {
+		return err
+	}
+	m.mounted = p.scratch
+	return enterRoot()
+}
 
 // configure is Sandbox.configure: it turns a clone into a sandbox of its own.
 // The order matters: no random number is drawn before the reseed, and no file
@@ -45,19 +71,38 @@ func (m *machine) configure(p wire.ConfigureParams) (wire.ConfigureResult, error
 	if err := m.groups.limit(p.MemoryMax, p.PidsMax); err != nil {
 		return res, failed("the limits", err)
 	}
-	if err := mountScratch(p); err != nil {
-		return res, err
-	}
-	if err := enterRoot(); err != nil {
+	if err := m.enter(p); err != nil {
 		return res, failed("the root file system", err)
 	}
-	res.BootID = newBootID()
-	if p.Network != nil {
+	var err error
+	if res.BootID, err = newBootID(); err != nil {
+		return res, failed("the boot id", err)
+	}
+	if p.Network != nil && !sameNetwork(p.Network, m.network) {
 		if err := networkUp(p.Network); err != nil {
 			return res, err
 		}
 	}
 	return res, nil
+}
+
+// enter gives the sandbox its root and its identity in there.
+func (m *machine) enter(p wire.ConfigureParams) error {
+	id := identity{hostname: p.Hostname, machineID: p.MachineID, network: p.Network}
+	if m.mounted == p.Scratch {
+		return id.write("/")
+	}
+	if m.mounted != "" {
+		return errors.New("another disk than " + p.Scratch + " is mounted already")
+	}
+	if err := mountScratch(p.Scratch); err != nil {
+		return err
+	}
+	// Below the overlay, which would else first copy up what the template has.
+	if err := id.write(filepath.Join(upperDir, "upper")); err != nil {
+		return err
+	}
+	return enterRoot()
 }
 
 func failed(subject string, err error) error {
@@ -114,38 +159,66 @@ func ioctl(fd int, req uint, arg unsafe.Pointer) error {
 	return nil
 }
 
-// mountScratch mounts the disk for the writes, puts the sandbox's identity on it
-// and mounts the two together. The identity is written below the overlay, which
-// would else first copy up what the template has.
-func mountScratch(p wire.ConfigureParams) error {
-	dev, err := blockDevice(p.Scratch, deviceWait)
+// mountScratch mounts the disk that takes the writes.
+func mountScratch(serial string) error {
+	dev, err := blockDevice(serial, deviceWait)
 	if err != nil {
-		return failed("the scratch disk", err)
+		return err
 	}
 	// The disk lives as long as the machine: barriers protect nothing.
 	const opts = "nobarrier,noinit_itable"
 	if err := unix.Mount(dev, upperDir, "ext4", unix.MS_NOATIME, opts); err != nil {
-		return failed("the scratch disk", err)
+		return &os.PathError{Op: "mount", Path: dev, Err: err}
 	}
-	upper, work := filepath.Join(upperDir, "upper"), filepath.Join(upperDir, "work")
-	etc := filepath.Join(upper, "etc")
-	for _, dir := range []string{upper, work, etc} {
-		if err := unix.Mkdir(dir, 0o755); err != nil && err != unix.EEXIST {
-			return failed("the scratch disk", err)
+	for _, dir := range []string{"upper", "work", "upper/etc"} {
+		if err := unix.Mkdir(filepath.Join(upperDir, dir), 0o755); err != nil && err != unix.EEXIST {
+			return &os.PathError{Op: "mkdir", Path: dir, Err: err}
 		}
 	}
+	return nil
+}
+
+// identity is what a sandbox's own files say of it.
+type identity struct {
+	hostname  string
+	machineID string
+	network   *wire.Network
+}
+
+// write writes the files below root.
+func (id identity) write(root string) error {
 	for _, f := range [...][2]string{
-		{"hostname", p.Hostname + "\n"},
-		{"hosts", "127.0.0.1\tlocalhost\n127.0.1.1\t" + p.Hostname + "\n::1\tlocalhost ip6-localhost ip6-loopback\n"},
-		{"machine-id", p.MachineID + "\n"},
-		{"resolv.conf", resolvConf(p.Network)},
+		{"etc/hostname", id.hostname + "\n"},
+		{"etc/hosts", "127.0.0.1\tlocalhost\n127.0.1.1\t" + id.hostname + "\n::1\tlocalhost ip6-localhost ip6-loopback\n"},
+		{"etc/machine-id", id.machineID + "\n"},
+		{"etc/resolv.conf", resolvConf(id.network)},
 	} {
-		if err := os.WriteFile(filepath.Join(etc, f[0]), []byte(f[1]), 0o644); err != nil {
-			return failed("the scratch disk", err)
+		if err := overwrite(filepath.Join(root, f[0]), f[1]); err != nil {
+			return err
 		}
 	}
-	if err := mountOverlay(mergedDir, upper, work); err != nil {
-		return failed("the root file system", err)
+	return nil
+}
+
+// overwrite gives a file this content. It truncates after writing and only when
+// it must: a file of the same length is then one write to the page cache.
+func overwrite(path, text string) error {
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	if _, err := unix.Pwrite(fd, []byte(text), 0); err != nil && len(text) > 0 {
+		return &os.PathError{Op: "write", Path: path, Err: err}
+	}
+	if st.Size > int64(len(text)) {
+		if err := unix.Ftruncate(fd, int64(len(text))); err != nil {
+			return &os.PathError{Op: "truncate", Path: path, Err: err}
+		}
 	}
 	return nil
 }
@@ -158,9 +231,12 @@ func mountOverlay(dir, upper, work string) error {
 	return nil
 }
 
-// enterRoot makes the overlay the root of the agent and of all it starts, as
-// switch_root does.
+// enterRoot makes the scratch disk over the template the root of the agent and of
+// all it starts, as switch_root does.
 func enterRoot() error {
+	if err := mountOverlay(mergedDir, filepath.Join(upperDir, "upper"), filepath.Join(upperDir, "work")); err != nil {
+		return err
+	}
 	for _, dir := range kernelDirs {
 		dst := mergedDir + dir
 		if err := unix.Mount(dir, dst, "", unix.MS_MOVE, ""); err != nil {
@@ -182,17 +258,18 @@ func enterRoot() error {
 	)
 }
 
-// newBootID gives the guest a boot ID of its own and returns it. The kernel's
-// cannot be written, so another file is put over it; "" when that fails.
-func newBootID() string {
+// bootIDFile stands over the kernel's boot_id, which cannot be written and would
+// be the same in every clone.
+const bootIDFile = "/run/boot_id"
+
+// newBootID gives the guest a boot ID of its own and returns it.
+func newBootID() (string, error) {
 	var b [16]byte
-	_, _ = rand.Read(b[:]) // documented never to fail
+	if _, err := unix.Getrandom(b[:], 0); err != nil {
+		return "", err
+	}
 	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
 	h := hex.EncodeToString(b[:])
 	id := h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
-	const file, over = "/run/turn/boot_id", "/proc/sys/kernel/random/boot_id"
-	if os.WriteFile(file, []byte(id+"\n"), 0o444) != nil || unix.Mount(file, over, "", unix.MS_BIND, "") != nil {
-		return ""
-	}
-	return id
+	return id, overwrite(bootIDFile, id+"\n")
 }

@@ -73,6 +73,10 @@ func firstInterface() (string, error) {
 	return "", errors.New("the machine has no network card")
 }
 
+func sameNetwork(a, b *wire.Network) bool {
+	return b != nil && a.Address == b.Address && a.Gateway == b.Gateway
+}
+
 // resolvConf is the content of /etc/resolv.conf.
 func resolvConf(n *wire.Network) string {
 	var b strings.Builder
