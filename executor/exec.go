@@ -28,7 +28,11 @@ type CommandRequest struct {
 // Exec runs one command and returns its exit code, 128+n when signal n ended it.
 // Every error means that the command's own exit code is not known.
 func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(string)) (int, error) {
-	p := &plan{image: or(req.Image, DefaultImage), cwd: inCwd(DefaultCwd, req.Cwd), shape: req.Shape, env: req.Env,
+	spec, err := x.templates().Spec(or(req.Image, DefaultImage))
+	if err != nil {
+		return 0, err
+	}
+	p := &plan{image: spec.Name, cwd: inCwd(spec.Workdir, req.Cwd), shape: req.Shape, env: req.Env,
 		timeout: or(req.Timeout, DefaultTimeout), driver: or(req.Substrate, "auto")}
 	if p.shape == (turnstone.Shape{}) {
 		p.shape = turnstone.DefaultShape()

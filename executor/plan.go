@@ -13,11 +13,8 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// DefaultImage and DefaultCwd are what a document gets that names none.
-const (
-	DefaultImage = "base"
-	DefaultCwd   = "/workspace"
-)
+// DefaultImage is what a document runs on that names none.
+const DefaultImage = "base"
 
 // DefaultTimeout bounds a turn whose document and caller set no bound, so that a
 // forgotten one does not hold its machine for ever.
@@ -40,11 +37,12 @@ func invalid(subject, format string, args ...any) error {
 }
 
 // planTurn merges what the caller, the document and the defaults say, in this order.
-func planTurn(req Request) (*plan, error) {
+// workdir is where the template has its steps run.
+func planTurn(req Request, workdir string) (*plan, error) {
 	front := req.Document.Front
 	p := &plan{
 		image:   or(req.Image, front.Image, DefaultImage),
-		cwd:     or(front.Cwd, DefaultCwd),
+		cwd:     inCwd(workdir, front.Cwd),
 		timeout: or(req.Timeout, front.Timeout, DefaultTimeout),
 		shape:   turnstone.DefaultShape(),
 		env:     append(slices.Clone(front.Env), req.Env...),
@@ -55,9 +53,6 @@ func planTurn(req Request) (*plan, error) {
 	p.shape.Disk = or(req.Disk, front.Disk, p.shape.Disk)
 	if n := orNil(req.Network, front.Network); n != nil {
 		p.shape.Network = *n
-	}
-	if !path.IsAbs(p.cwd) {
-		p.cwd = path.Join(DefaultCwd, p.cwd)
 	}
 	if err := p.check(); err != nil {
 		return nil, err

@@ -28,11 +28,12 @@ func New(h *home.Home) *Executor { return &Executor{home: h} }
 // is wrong. A turn that began always comes back, its Result telling how it ended;
 // when ctx is cancelled it is "error" and the receipt says at which step.
 func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, error) {
-	p, err := planTurn(req)
+	spec, err := x.templates().Spec(or(req.Image, req.Document.Front.Image, DefaultImage))
 	if err != nil {
 		return nil, err
 	}
-	if _, err := x.templates().Resolve(p.image); err != nil {
+	p, err := planTurn(req, spec.Workdir)
+	if err != nil {
 		return nil, err
 	}
 	r := &run{x: x, plan: p, doc: req.Document, obs: obs, clock: newStopwatch()}
