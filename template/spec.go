@@ -300,8 +300,9 @@ func (s *Spec) Digest() turnstone.Digest {
 		canonical.Files = append(canonical.Files, file{f.Path, f.Mode, turnstone.DigestBytes(f.Content)})
 	}
 	h := sha256.New()
-	// The types above always encode, and a hash takes every write.
-	_ = json.NewEncoder(h).Encode(canonical)
+	enc := json.NewEncoder(h)
+	enc.SetEscapeHTML(false)  // so that other languages' JSON gives the same text
+	_ = enc.Encode(canonical) // the types above always encode, and a hash takes every write
 	return turnstone.Digest("sha256:" + hex.EncodeToString(h.Sum(nil)))
 }
 

@@ -1,0 +1,245 @@
+package template
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/templates"
+)
+
+var specDir = fstest.MapFS{
+	"motd":      {Data: []byte("hello\n")},
+	"sub/tool":  {Data: []byte("#!/bin/sh\n")},
+	"sub/large": {Data: make([]byte, MaxFile+1)},
+}
+
+func TestParse(t *testing.T) {
+	spec, err := Parse("mine", []byte(`
+description = "one of everything"
+base = "debian:bookworm"
+packages = ["zip", "g++", "zip", "libstdc++6"]
+workdir = "/srv/work"
+env = { LANG = "C.UTF-8", A_1 = "x = y" }
+[[files]]
+path = "/usr/local/bin/tool"
+source = "sub/tool"
+mode = "0755"
+[[files]]
+path = "/etc/motd"
+content = ""
+`), specDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &Spec{Name: "mine", Description: "one of everything", Base: "debian:bookworm",
+		Packages: []string{"g++", "libstdc++6", "zip"}, Env: map[string]string{"LANG": "C.UTF-8", "A_1": "x = y"},
+		Files:   []File{{"/etc/motd", 0o644, []byte{}}, {"/usr/local/bin/tool", 0o755, []byte("#!/bin/sh\n")}},
+		Workdir: "/srv/work"}
+	if !reflect.DeepEqual(spec, want) {
+		t.Errorf("got  %+v\nwant %+v", spec, want)
+	}
+	if spec, err := Parse("", []byte("name = 'own'\nbase = 'debian:bookworm'\n"), nil); err != nil || spec.Name != "own" || spec.Workdir != "/workspace" {
+		t.Errorf("%+v, %v", spec, err)
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	const base = "base = 'debian:bookworm'\n"
+	for _, tt := range []struct{ spec, want string }{
+		{"", `"base" is missing`},
+		{base + "packges = []", `unknown key "packges"; the nearest that there is: "packages"`},
+		{base + "[[files]]\npath = '/x'\ncontents = ''", `"files.contents"; the nearest that there is: "content"`},
+		{base + "packages = 'curl'", "line 2"},
+		{base + "packages = ['curl'", "mine/template.toml:2"},
+		{base + "base = 'debian:bookworm'", "mine/template.toml:2"},
+		{base + "name = 'other'", `name is "other", but the template is called "mine"`},
+		{base + "description = \"two\\nlines\"", "one line"},
+		{"base = 'debian:trixie'", "there is debian:bookworm"},
+		{base + "packages = ['curl-']", "no name of a Debian package"},
+		{base + "packages = ['?essential']", "no name of a Debian package"},
+		{base + "packages = ['./local.deb']", "no name of a Debian package"},
+		{base + "packages = ['a,b']", "no name of a Debian package"},
+		{base + "packages = ['-oX=y']", "no name of a Debian package"},
+		{base + "packages = ['']", "no name of a Debian package"},
+		{base + "env = { '1A' = 'x' }", "no name of a variable"},
+		{base + "env = { A = \"x\\ny\" }", "line end"},
+		{base + "workdir = 'work'", "absolute"},
+		{base + "workdir = '/a/../b'", "absolute"},
+		{base + "[[files]]\npath = 'etc/x'\ncontent = ''", "absolute"},
+		{base + "[[files]]\npath = '/etc/../../x'\ncontent = ''", "absolute"},
+		{base + "[[files]]\npath = '/run/x'\ncontent = ''", "/run is empty"},
+		{base + "[[files]]\npath = '/x'", `either "content" or "source"`},
+		{base + "[[files]]\npath = '/x'\ncontent = ''\nsource = 'motd'", `either "content" or "source"`},
+		{base + "[[files]]\npath = '/x'\nsource = '../motd'", "below the spec's folder"},
+		{base + "[[files]]\npath = '/x'\nsource = '/etc/passwd'", "below the spec's folder"},
+		{base + "[[files]]\npath = '/x'\nsource = 'nothing'", "nothing"},
+		{base + "[[files]]\npath = '/x'\nsource = 'sub'", "no regular file"},
+		{base + "[[files]]\npath = '/x'\nsource = 'sub/large'", "no regular file of at most"},
+		{base + "[[files]]\npath = '/x'\ncontent = ''\nmode = '8'", "octal"},
+		{base + "[[files]]\npath = '/x'\ncontent = ''\nmode = '77777'", "octal"},
+		{base + "[[files]]\npath = '/x'\ncontent = ''\n[[files]]\npath = '/x'\ncontent = ''", "twice"},
+		{strings.Repeat("#", MaxSpec+1), "larger than"},
+	} {
+		_, err := Parse("mine", []byte(tt.spec), specDir)
+		if turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), tt.want) || turnstone.HintOf(err) == "" {
+			t.Errorf("%.80q: %v, want %q", tt.spec, err, tt.want)
+		}
+	}
+	for _, name := range []string{"Mine", "-x", "a/b", "..", strings.Repeat("a", 64)} {
+		if _, err := Parse(name, []byte(base), nil); turnstone.KindOf(err) != turnstone.Invalid {
+			t.Errorf("name %q: %v", name, err)
+		}
+	}
+	if _, err := Parse("", []byte(base), nil); err == nil {
+		t.Error("a spec without any name is taken")
+	}
+}
+
+// Computed independently, with Python over the canonical JSON. The digests of today's specs are what sandboxes and receipts name for ever: a
+// change here is a change of builderVersion, or a mistake.
+func TestDigestVectors(t *testing.T) {
+	for _, tt := range []struct {
+		spec Spec
+		want turnstone.Digest
+	}{
+		{Spec{Base: "debian:bookworm", Workdir: "/workspace"}, "sha256:30cdf2ba63ba3204b5aada18e208837f5e4cceab76784e1986e0968145dc4212"},
+		{Spec{Name: "x", Description: "y", Base: "debian:bookworm", Packages: []string{"curl", "jq"}, Workdir: "/w",
+			Env: map[string]string{"B": "2", "A": "<1>"}, Files: []File{{"/etc/motd", 0o644, []byte("hi\n")}}}, "sha256:467ea20e6125488d13610e3763c1e5e71193f040e089064bfb11ece8be1e31ce"},
+	} {
+		if got := tt.spec.Digest(); got != tt.want {
+			t.Errorf("%+v: %s, want %s", tt.spec, got, tt.want)
+		}
+	}
+}
+
+func TestDigestTellsSpecsApart(t *testing.T) {
+	const text = `base = "debian:bookworm"
+packages = ["curl", "jq"]
+env = { A = "1", B = "2" }
+[[files]]
+path = "/etc/a"
+content = "a"
+[[files]]
+path = "/etc/b"
+content = "b"
+`
+	parse := func(name, text string) turnstone.Digest {
+		t.Helper()
+		s, err := Parse(name, []byte(text), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.Digest()
+	}
+	first := parse("one", text)
+	for name, change := range map[string]string{
+		"order of packages": strings.Replace(text, `"curl", "jq"`, `"jq", "curl", "jq"`, 1),
+		"order of env":      strings.Replace(text, `A = "1", B = "2"`, `B = "2", A = "1"`, 1),
+		"description":       "description = 'other'\n" + text,
+		"default mode":      strings.Replace(text, `content = "a"`, "content = 'a'\nmode = '644'", 1),
+		"default workdir":   "workdir = '/workspace'\n" + text,
+	} {
+		if got := parse("two", change); got != first {
+			t.Errorf("%s makes another template", name)
+		}
+	}
+	for name, change := range map[string]string{
+		"package":      strings.Replace(text, `"jq"`, `"yq"`, 1),
+		"env value":    strings.Replace(text, `A = "1"`, `A = "3"`, 1),
+		"env name":     strings.Replace(text, `A = "1"`, `C = "1"`, 1),
+		"file content": strings.Replace(text, `content = "a"`, `content = "c"`, 1),
+		"file path":    strings.Replace(text, `"/etc/a"`, `"/etc/c"`, 1),
+		"file mode":    strings.Replace(text, `content = "a"`, "content = 'a'\nmode = '600'", 1),
+		"workdir":      "workdir = '/w'\n" + text,
+	} {
+		if got := parse("one", change); got == first {
+			t.Errorf("another %s makes the same template", name)
+		}
+	}
+}
+
+func TestBuiltInSpecsParse(t *testing.T) {
+	names, err := fs.Glob(templates.FS, "*/"+SpecFile)
+	if err != nil || len(names) < 2 {
+		t.Fatalf("%v, %v", names, err)
+	}
+	s := NewStore(t.TempDir())
+	for _, p := range names {
+		spec, err := s.Spec(filepath.Dir(p))
+		if err != nil || spec.Description == "" || spec.Env["LANG"] != "C.UTF-8" {
+			t.Errorf("%s: %+v, %v", p, spec, err)
+		}
+	}
+}
+
+func TestReadSpec(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "folder")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(SpecFile, "base = 'debian:bookworm'\n[[files]]\npath = '/x'\nsource = 'data'\n")
+	write("data", "content")
+	write("other.toml", "name = 'other'\nbase = 'debian:bookworm'\n")
+	for path, name := range map[string]string{dir: "folder", filepath.Join(dir, SpecFile): "folder", filepath.Join(dir, "other.toml"): "other"} {
+		spec, err := ReadSpec(path)
+		if err != nil || spec.Name != name {
+			t.Errorf("%s: %+v, %v", path, spec, err)
+		}
+	}
+	if err := os.Remove(filepath.Join(dir, "data")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/etc/passwd", filepath.Join(dir, "data")); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{dir, filepath.Join(dir, "nothing"), t.TempDir(), "/dev/null"} {
+		if _, err := ReadSpec(path); turnstone.KindOf(err) != turnstone.Invalid {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add("base = 'debian:bookworm'\npackages = ['curl']\nenv = { A = 'b' }\n[[files]]\npath = '/x'\nsource = 'motd'\n")
+	f.Add("[env]\nA = 1979-05-27T07:32:00Z\n")
+	f.Add("files = [{path = '/a', content = '''\nx'''}]\nname = \"\\u0000\"")
+	f.Fuzz(func(t *testing.T, text string) {
+		spec, err := Parse("x", []byte(text), specDir)
+		if err != nil {
+			var typed *turnstone.Error
+			if !errors.As(err, &typed) || typed.Kind != turnstone.Invalid {
+				t.Fatalf("untyped error: %v", err)
+			}
+			return
+		}
+		if _, err := turnstone.ParseDigest(string(spec.Digest())); err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range spec.Packages {
+			if strings.ContainsAny(p, ", /?~=") || strings.HasPrefix(p, "-") || strings.HasSuffix(p, "-") {
+				t.Fatalf("package %q reaches apt", p)
+			}
+		}
+	})
+}
+
+func TestNearest(t *testing.T) {
+	for word, want := range map[string]string{"pyhton": "python", "packges": "base", "": "base", "Base": "base", "pyton3": "python"} {
+		if got := nearest(word, []string{"base", "python"}); word != "packges" && got != want {
+			t.Errorf("%q: %q, want %q", word, got, want)
+		}
+	}
+}
