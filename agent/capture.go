@@ -3,7 +3,6 @@ package agent
 import (
 	"bytes"
 	"errors"
-	"slices"
 	"strings"
 )
 
@@ -16,32 +15,177 @@ type capture struct {
 
 var errCapture = errors.New("malformed capture")
 
-// parseCapture reads the file that a prelude writes: the working directory and a
-// newline; NAME=VALUE for each variable; and from bash an empty entry and the
-// output of "export -fp". A NUL ends each. Entries whose name is not a shell's
-// are dropped.
-func parseCapture(data []byte) (capture, error) {
-	var c capture
-	cwd, rest, ok := bytes.Cut(data, []byte("\n\x00"))
-	if !ok || len(cwd) == 0 || cwd[0] != '/' || len(cwd) > maxPath || bytes.IndexByte(cwd, 0) >= 0 {
-		return c, errCapture
+// parseBash reads what capture.bash writes: the working directory and a newline,
+// the output of "export -p", and that of "export -fp"; a NUL ends each.
+func parseBash(data []byte) (capture, error) {
+	parts := bytes.Split(data, []byte{0})
+	if len(parts) != 4 || len(parts[3]) != 0 {
+		return capture{}, errCapture
 	}
-	c.cwd = string(cwd)
+	var c capture
+	var err error
+	if c.cwd, err = parseCwd(parts[0]); err != nil {
+		return capture{}, err
+	}
+	if c.vars, err = parseExports(string(parts[1])); err != nil {
+		return capture{}, err
+	}
+	c.funs = parseFunctions(string(parts[2]))
+	return c, nil
+}
+
+// parseSh reads what capture.sh writes: the working directory and a newline, and
+// NAME=VALUE for each variable; a NUL ends each.
+func parseSh(data []byte) (capture, error) {
+	cwd, rest, ok := bytes.Cut(data, []byte{0})
+	if !ok {
+		return capture{}, errCapture
+	}
+	var c capture
+	var err error
+	if c.cwd, err = parseCwd(cwd); err != nil {
+		return capture{}, err
+	}
 	for len(rest) > 0 {
 		var entry []byte
 		if entry, rest, ok = bytes.Cut(rest, []byte{0}); !ok {
 			return capture{}, errCapture // cut off
 		}
-		if len(entry) == 0 {
-			break
-		}
-		name, _, ok := bytes.Cut(entry, []byte("="))
-		if ok && isName(name) && !perShell(string(name)) {
+		if name, _, ok := strings.Cut(string(entry), "="); ok && carries(name) {
 			c.vars = append(c.vars, string(entry))
 		}
 	}
-	c.funs = parseFunctions(string(bytes.TrimSuffix(rest, []byte{0})))
 	return c, nil
+}
+
+func parseCwd(line []byte) (string, error) {
+	cwd, ok := bytes.CutSuffix(line, []byte("\n"))
+	if !ok || len(cwd) == 0 || cwd[0] != '/' || len(cwd) > maxPath {
+		return "", errCapture
+	}
+	return string(cwd), nil
+}
+
+// parseExports reads the output of bash's "export -p": lines
+//
+//	declare -x NAME="VALUE"
+//	declare -ix NAME=$'VALUE'
+//	declare -x NAME
+//
+// of which the last, and arrays, are no part of an environment.
+func parseExports(text string) ([]string, error) {
+	vars := make([]string, 0, 32)
+	for text != "" {
+		rest, ok := strings.CutPrefix(text, "declare -")
+		if !ok {
+			return nil, errCapture
+		}
+		flags, rest, ok := strings.Cut(rest, " ")
+		if !ok {
+			return nil, errCapture
+		}
+		end := strings.IndexAny(rest, "=\n")
+		if end < 0 {
+			return nil, errCapture
+		}
+		name := rest[:end]
+		if rest[end] == '\n' {
+			text = rest[end+1:]
+			continue
+		}
+		value, after, err := unquote(rest[end+1:])
+		if err != nil {
+			return nil, err
+		}
+		if carries(name) && !strings.ContainsAny(flags, "aA") {
+			vars = append(vars, name+"="+value)
+		}
+		text = after
+	}
+	return vars, nil
+}
+
+// unquote reads one value as bash prints it for reuse, to the end of its line:
+// text in double quotes, or in $'…' (bash's sh_double_quote and ansic_quote).
+func unquote(s string) (value, after string, err error) {
+	var b strings.Builder
+	for i := 0; i < len(s); {
+		switch {
+		case s[i] == '\n':
+			return b.String(), s[i+1:], nil
+		case s[i] == '"':
+			i, err = unquoteDouble(&b, s, i+1)
+		case s[i] == '$' && i+1 < len(s) && s[i+1] == '\'':
+			i, err = unquoteANSI(&b, s, i+2)
+		default: // only in arrays, which are dropped
+			b.WriteByte(s[i])
+			i++
+		}
+		if err != nil {
+			return "", "", err
+		}
+	}
+	return "", "", errCapture
+}
+
+// unquoteDouble reads from after the opening quote and returns where the text
+// after the closing one is.
+func unquoteDouble(b *strings.Builder, s string, i int) (int, error) {
+	for ; i < len(s); i++ {
+		switch s[i] {
+		case '"':
+			return i + 1, nil
+		case '\\':
+			if i++; i == len(s) {
+				return 0, errCapture
+			}
+		}
+		b.WriteByte(s[i])
+	}
+	return 0, errCapture
+}
+
+// ansiEscapes are those that bash writes besides octal ones.
+const ansiEscapes = "a\ab\bE\x1bf\fn\nr\rt\tv\v\\\\''\"\"??"
+
+func unquoteANSI(b *strings.Builder, s string, i int) (int, error) {
+	for ; i < len(s); i++ {
+		switch s[i] {
+		case '\'':
+			return i + 1, nil
+		case '\\':
+			if i++; i == len(s) {
+				return 0, errCapture
+			}
+			if s[i] >= '0' && s[i] <= '7' {
+				v := 0
+				n := 0
+				for ; n < 3 && i+n < len(s) && s[i+n] >= '0' && s[i+n] <= '7'; n++ {
+					v = v*8 + int(s[i+n]-'0')
+				}
+				if v == 0 || v > 255 {
+					return 0, errCapture
+				}
+				b.WriteByte(byte(v))
+				i += n - 1
+				continue
+			}
+			found := false
+			for k := 0; k < len(ansiEscapes); k += 2 {
+				if ansiEscapes[k] == s[i] {
+					b.WriteByte(ansiEscapes[k+1])
+					found = true
+					break
+				}
+			}
+			if !found {
+				return 0, errCapture
+			}
+		default:
+			b.WriteByte(s[i])
+		}
+	}
+	return 0, errCapture
 }
 
 // parseFunctions reads the output of bash's "export -fp": for each function its
@@ -50,11 +194,11 @@ func parseFunctions(text string) []string {
 	var funs []string
 	for text != "" {
 		head, rest, ok := strings.Cut(text, " () \n{")
-		if !ok || head == "" || strings.ContainsAny(head, "=\n\x00/") {
+		if !ok || head == "" || strings.ContainsAny(head, "=\n/") {
 			return funs
 		}
 		body, after, ok := strings.Cut(rest, "\ndeclare -fx "+head+"\n")
-		if !ok || strings.Contains(body, "\x00") {
+		if !ok {
 			return funs
 		}
 		funs = append(funs, "BASH_FUNC_"+head+"%%=() {"+body)
@@ -63,37 +207,18 @@ func parseFunctions(text string) []string {
 	return funs
 }
 
-// session returns the session's environment after the step.
-func (c capture) session(before []string, language string) []string {
-	env := slices.Clone(c.vars)
-	if language == "bash" {
-		return append(env, c.funs...)
-	}
-	// sh drops what it cannot name, so the functions are as they were.
-	for _, kv := range before {
-		if strings.HasPrefix(kv, "BASH_FUNC_") {
-			env = append(env, kv)
-		}
-	}
-	return env
-}
-
-// isName says whether b is a shell variable's name (POSIX.1-2017, 3.235).
-func isName(b []byte) bool {
-	for i, c := range b {
+// carries says whether a variable is carried to the next step: its name must be a
+// shell's (POSIX.1-2017, 3.235), and not one that each shell sets for itself.
+func carries(name string) bool {
+	for i, c := range []byte(name) {
 		digit := c >= '0' && c <= '9'
 		if !(c == '_' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || digit && i > 0) {
 			return false
 		}
 	}
-	return len(b) > 0
-}
-
-// perShell names the variables that each shell sets for itself.
-func perShell(name string) bool {
 	switch name {
-	case "_", "SHLVL", "PWD":
-		return true
+	case "", "_", "SHLVL", "PWD":
+		return false
 	}
-	return strings.HasPrefix(name, "__turn_")
+	return !strings.HasPrefix(name, "__turn_")
 }

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"bytes"
 	"context"
 	_ "embed"
 	"os"
@@ -97,11 +96,32 @@ func (s *shell) execute(ctx context.Context, p wire.ExecuteParams) (any, error) 
 	if err != nil {
 		return nil, err
 	}
-	if c, err := readCapture(state); err == nil {
-		s.cwd, s.env = c.cwd, c.session(s.env, p.Language)
+	if data, err := readCapture(state); err == nil {
+		s.adopt(data, p.Language)
 	}
 	res.Cwd, res.Env = s.cwd, s.env
 	return res, nil
+}
+
+// adopt makes what a step's shell left the session's own, if it is well formed.
+func (s *shell) adopt(data []byte, language string) {
+	if language == "bash" {
+		if c, err := parseBash(data); err == nil {
+			s.cwd, s.env = c.cwd, append(c.vars, c.funs...)
+		}
+		return
+	}
+	c, err := parseSh(data)
+	if err != nil {
+		return
+	}
+	// sh drops what it cannot name, so the functions stay as they were.
+	for _, kv := range s.env {
+		if strings.HasPrefix(kv, "BASH_FUNC_") {
+			c.vars = append(c.vars, kv)
+		}
+	}
+	s.cwd, s.env = c.cwd, c.vars
 }
 
 // bash prepares a bash step. BASH_ENV is sourced before the script, which so has
@@ -181,18 +201,18 @@ const (
 
 // readCapture reads what a step's shell left. The file is a guest's: it may be
 // anything, and of any size.
-func readCapture(path string) (capture, error) {
+func readCapture(path string) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return capture{}, err
+		return nil, err
 	}
 	defer func() { _ = unix.Close(fd) }()
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return capture{}, err
+		return nil, err
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > maxCapture {
-		return capture{}, errCapture
+		return nil, errCapture
 	}
 	data := make([]byte, st.Size)
 	n := 0
@@ -202,12 +222,12 @@ func readCapture(path string) (capture, error) {
 			continue
 		}
 		if err != nil {
-			return capture{}, err
+			return nil, err
 		}
 		if k == 0 {
 			break
 		}
 		n += k
 	}
-	return parseCapture(bytes.Clone(data[:n]))
+	return data[:n], nil
 }
