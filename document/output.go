@@ -53,11 +53,16 @@ func (o Output) show() shown {
 	if isBinary(head) || isBinary(tail) {
 		return shown{text: o.binaryNote(), binary: true}
 	}
+	ends := countLF(head)
+	if gap > 0 {
+		ends = max(o.Lines, ends+countLF(tail))
+	}
+	head, tail, gap = withoutMiddle(head, tail, gap)
 	lines := appendLines(nil, head)
-	cutFirst := -1 // the line that stands for what nobody kept
+	cutFirst := -1 // the line that stands for what is not here
 	if gap > 0 {
 		cutFirst = len(lines)
-		lines = append(lines, shownLine{raw: gap, ends: o.Lines - countLF(head) - countLF(tail)})
+		lines = append(lines, shownLine{raw: gap, ends: ends - countLF(head) - countLF(tail)})
 		fromTail := appendLines(nil, tail)
 		if len(fromTail) > 1 {
 			// What is left of a line can begin inside an escape sequence.
@@ -82,6 +87,38 @@ func (o Output) parts() (head, tail []byte, gap int64) {
 		return o.Head, nil, 0
 	}
 	return slices.Concat(o.Head, o.Tail), nil, 0
+}
+
+// withoutMiddle drops lines that are too far from both ends to be shown, before
+// they cost time: one more on each side stays than can be shown.
+func withoutMiddle(head, tail []byte, gap int64) (newHead, newTail []byte, newGap int64) {
+	const keep = maxShownLines/2 + 1
+	size := int64(len(head)) + int64(len(tail)) + gap
+	if gap == 0 {
+		if countLF(head) <= 2*keep {
+			return head, nil, 0
+		}
+		tail = head
+	}
+	at := 0
+	for range keep {
+		n := bytes.IndexByte(head[at:], '\n')
+		if n < 0 {
+			at = len(head)
+			break
+		}
+		at += n + 1
+	}
+	head = head[:at]
+	from := len(tail)
+	for range keep + 1 { // the last line feed can be the last byte
+		from = bytes.LastIndexByte(tail[:from], '\n')
+		if from < 0 {
+			break
+		}
+	}
+	tail = tail[from+1:]
+	return head, tail, size - int64(len(head)) - int64(len(tail))
 }
 
 func (o Output) binaryNote() string {

@@ -44,6 +44,9 @@ func TestOutputText(t *testing.T) {
 		{"surrogate", "\xed\xa0\x80", "[binary output: 3 bytes, " + string(turnstone.DigestBytes([]byte("\xed\xa0\x80"))) + "]"},
 		{"200 lines", strings.Repeat("x\n", 200), strings.Repeat("x\n", 200)},
 		{"201 lines", strings.Repeat("x\n", 201), strings.Repeat("x\n", 100) + "[… 2 bytes, 1 line cut …]\n" + strings.Repeat("x\n", 100)},
+		{"10000 lines", strings.Repeat("x\n", 10000), strings.Repeat("x\n", 100) + "[… 19600 bytes, 9800 lines cut …]\n" + strings.Repeat("x\n", 100)},
+		{"10000 lines and no final newline", strings.Repeat("x\n", 10000) + "y", strings.Repeat("x\n", 100) + "[… 19602 bytes, 9801 lines cut …]\n" + strings.Repeat("x\n", 99) + "y"},
+		{"long lines", strings.Repeat(strings.Repeat("z", 999)+"\n", 50), strings.Repeat(strings.Repeat("z", 999)+"\n", 8) + "[… 34000 bytes, 34 lines cut …]\n" + strings.Repeat(strings.Repeat("z", 999)+"\n", 8)},
 		{"long line", strings.Repeat("a", 5000) + "\nb\n", strings.Repeat("a", 3072) + " […904 bytes cut…] " + strings.Repeat("a", 1024) + "\nb\n"},
 		{"long line of wide characters", strings.Repeat("é", 3000), strings.Repeat("é", 1536) + " […1904 bytes cut…] " + strings.Repeat("é", 512)},
 	}
@@ -125,4 +128,14 @@ func FuzzOutputText(f *testing.F) {
 			}
 		}
 	})
+}
+
+// BenchmarkText measures the largest output that is likely kept in memory, with
+// what is costly to read.
+func BenchmarkText(b *testing.B) {
+	o := outputOf(strings.Repeat("\x1b[32mok\x1b[0m some line of output\n", 1<<15))
+	b.SetBytes(o.Size)
+	for b.Loop() {
+		o.Text()
+	}
 }

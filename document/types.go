@@ -12,7 +12,7 @@ import (
 // A Document is one parsed turn document.
 type Document struct {
 	Name   string // for messages: a path, or "<stdin>"
-	Source []byte // as given, old results included
+	Source []byte // as given, old results included; not to be changed
 	Front  FrontMatter
 	Steps  []*Step
 
@@ -24,7 +24,7 @@ type FrontMatter struct {
 	Image   string
 	Env     []string // KEY=VALUE, in the document's order
 	Files   []string // PATH[:DEST]
-	Cwd     string
+	Cwd     string   // absolute; a relative one is taken below DefaultCwd
 	Timeout time.Duration
 	CPUs    int
 	Memory  turnstone.Bytes
@@ -40,7 +40,7 @@ type Step struct {
 	Language        string // "bash" or "sh"
 	Script          string // the block's content as CommonMark gives it, line ends as "\n"
 	Timeout         time.Duration
-	Cwd             string
+	Cwd             string // absolute; a relative one is taken below the document's
 	Skip            bool
 	ContinueOnError bool
 }
