@@ -17,7 +17,7 @@ import (
 // turns only while no template is built.
 func (c *checker) builder(ctx context.Context) []Finding {
 	worst := Warn
-	if !c.anyTemplate() {
+	if !c.built {
 		worst = Fail
 	}
 	var found []Finding

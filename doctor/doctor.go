@@ -57,6 +57,8 @@ type checker struct {
 	home *home.Home
 	root string
 	uid  int
+
+	built bool // a template is built; set by the check of templates, which comes before builder
 }
 
 func one(name string, status Status, detail, fix string) []Finding {

@@ -114,7 +114,7 @@ func TestSubIDs(t *testing.T) {
 			if f.Status != tc.status {
 				t.Errorf("got %+v", f)
 			}
-			if f.Status != OK && (!strings.HasPrefix(f.Fix, "sudo usermod --add-subuids 10") || !strings.HasSuffix(f.Fix, " '12345'")) {
+			if f.Status != OK && (!strings.HasPrefix(f.Fix, "sudo usermod --add-subuids 1") || !strings.HasSuffix(f.Fix, " '12345'")) {
 				t.Errorf("fix %q", f.Fix)
 			}
 		})

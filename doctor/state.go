@@ -8,10 +8,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/template"
 )
 
 // kernel looks for the guest kernel that is kept, or that TURN_KERNEL names.
@@ -32,6 +34,35 @@ func (c *checker) kernel(context.Context) []Finding {
 		}
 	}
 	return one("kernel", OK, "not there yet: the first turn downloads Debian's (about 70 MB)", "")
+}
+
+// templates tells which are built. The others are built when they are first used.
+func (c *checker) templates(ctx context.Context) []Finding {
+	entries, err := template.NewStore(c.home.Path("templates")).List(ctx)
+	if err != nil {
+		return one("templates", Warn, err.Error(), "")
+	}
+	var ready, missing []string
+	for _, e := range entries {
+		if e.Ready {
+			ready = append(ready, fmt.Sprintf("%s (%s)", e.Name, turnstone.Bytes(e.Size).Human()))
+		} else {
+			missing = append(missing, e.Name)
+		}
+	}
+	c.built = len(ready) > 0
+	detail := "built: " + list(ready)
+	if len(missing) > 0 {
+		detail += "; built on first use: " + list(missing)
+	}
+	return one("templates", OK, detail, "")
+}
+
+func list(words []string) string {
+	if len(words) == 0 {
+		return "none"
+	}
+	return strings.Join(words, ", ")
 }
 
 // snapshots tells how many there are, and what they take.

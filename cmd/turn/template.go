@@ -1,0 +1,168 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"text/tabwriter"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/template"
+)
+
+type templateCmd struct {
+	Ls    templateLsCmd    `cmd:"" help:"List the templates that there are."`
+	Build templateBuildCmd `cmd:"" help:"Build a template, unless it is built already."`
+	Show  templateShowCmd  `cmd:"" help:"Show what a template is made of."`
+	Rm    templateRmCmd    `cmd:"" help:"Remove a template's image, and its spec if you registered it."`
+}
+
+// withStore calls f with the store and a context that the user can end.
+func (a *app) withStore(f func(ctx context.Context, s *template.Store) error) error {
+	h, err := home.Open()
+	if err != nil {
+		return err
+	}
+	ctx, stop := interruptible(func(s string) { fmt.Fprintln(a.stderr, "turn: "+s) }, exitAborted)
+	defer stop()
+	if err := f(ctx, template.NewStore(h.Path("templates"))); err != nil {
+		var exit *exitError
+		if errors.As(err, &exit) {
+			return err
+		}
+		return &exitError{codeOf(err), err}
+	}
+	return nil
+}
+
+type templateLsCmd struct {
+	JSON bool `name:"json" help:"Print them as JSON."`
+}
+
+// Run lists the templates.
+func (c *templateLsCmd) Run(a *app) error {
+	return a.withStore(func(ctx context.Context, s *template.Store) error {
+		entries, err := s.List(ctx)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return writeJSON(a.stdout, entries)
+		}
+		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+		fmt.Fprintln(w, "NAME\tDIGEST\tIMAGE\tDESCRIPTION")
+		for _, e := range entries {
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", e.Name, e.Digest.Short(), imageSize(e), printable(e.Description))
+		}
+		return w.Flush()
+	})
+}
+
+func imageSize(e template.Entry) string {
+	if !e.Ready {
+		return "not built"
+	}
+	return turnstone.Bytes(e.Size).Human()
+}
+
+type templateBuildCmd struct {
+	Template string `arg:"" help:"Name of a template, or path of a spec: a folder with a template.toml, or such a file."`
+	JSON     bool   `name:"json" help:"Print the built template as JSON."`
+	Quiet    bool   `short:"q" help:"Show no progress."`
+}
+
+// Run builds the template.
+func (c *templateBuildCmd) Run(a *app) error {
+	return a.withStore(func(ctx context.Context, s *template.Store) error {
+		p := newProgress(a.stderr, styleOf(a.stderr, c.Quiet), 0)
+		a.logTo(p)
+		t, err := s.Build(ctx, c.Template, p.Preparing)
+		p.Close()
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return writeJSON(a.stdout, t)
+		}
+		_, err = fmt.Fprintf(a.stdout, "%s %s\n", t.Name, t.Digest)
+		return err
+	})
+}
+
+type templateShowCmd struct {
+	Template string `arg:"" help:"Name of a template."`
+	JSON     bool   `name:"json" help:"Print all of it as JSON, every package with its version too."`
+}
+
+// Run shows the template.
+func (c *templateShowCmd) Run(a *app) error {
+	return a.withStore(func(ctx context.Context, s *template.Store) error {
+		d, err := s.Show(ctx, c.Template)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return writeJSON(a.stdout, d)
+		}
+		return printDetails(a, d)
+	})
+}
+
+func printDetails(a *app, d *template.Details) error {
+	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+	line := func(key, value string) {
+		if value != "" {
+			fmt.Fprintf(w, "%s\t%s\n", key, printable(value))
+		}
+	}
+	line("name", d.Name)
+	line("description", d.Description)
+	line("digest", string(d.Digest))
+	line("base", d.Spec.Base)
+	for _, p := range d.Spec.Packages {
+		version := ""
+		if d.Template != nil {
+			version = d.Template.Packages[p]
+		}
+		line("package", p+" "+version)
+	}
+	for _, f := range d.Spec.Files {
+		line("file", f.Path)
+	}
+	line("image", imageSize(d.Entry))
+	if d.Template != nil {
+		line("packages", fmt.Sprintf("%d in all", len(d.Template.Packages)))
+		for _, kv := range d.Template.EnvList() {
+			line("env", kv)
+		}
+		line("root", d.Template.Root)
+		line("built", d.Built.Format(time.RFC3339)+" in "+elapsed(d.Template.BuildTime))
+	}
+	line("log", d.Log)
+	return w.Flush()
+}
+
+type templateRmCmd struct {
+	Templates []string `arg:"" name:"template" help:"Names of templates."`
+	JSON      bool     `name:"json" help:"Print what was removed as JSON."`
+}
+
+// Run removes the templates, in order, up to the first that cannot be.
+func (c *templateRmCmd) Run(a *app) error {
+	return a.withStore(func(ctx context.Context, s *template.Store) error {
+		removed := []string{}
+		var err error
+		for _, name := range c.Templates {
+			if err = s.Remove(ctx, name); err != nil {
+				break
+			}
+			removed = append(removed, name)
+		}
+		if c.JSON {
+			err = errors.Join(writeJSON(a.stdout, map[string][]string{"removed": removed}), err)
+		}
+		return err
+	})
+}
