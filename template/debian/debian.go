@@ -148,6 +148,7 @@ func arguments(mode string, req Request) []string {
 		"--variant=" + req.Variant,
 		"--format=tar",
 		"--architectures=amd64",
+		"--skip=check/signed-by", // Sources says it, and the search leaves files behind when it is interrupted
 		`--aptopt=Acquire::Retries "3"`,
 		`--aptopt=Acquire::Languages "none"`,
 		`--aptopt=APT::Install-Recommends "false"`,
