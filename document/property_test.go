@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/yuin/goldmark/ast"
 	"pgregory.net/rapid"
 
 	"turnstone.dev/turnstone"
@@ -58,6 +59,9 @@ func checkReceipt(d *Document, results []StepResult, info TurnInfo) error {
 	if err := sameSteps(d, again); err != nil {
 		return fmt.Errorf("%w\n%s", err, receipt)
 	}
+	if got, want := outline(again), outline(d); got != want {
+		return fmt.Errorf("the blocks of the receipt are\n%s\nnot\n%s\n%s", got, want, receipt)
+	}
 	if got := again.Receipt(info, results); !bytes.Equal(got, receipt) {
 		return fmt.Errorf("the same results again give %q\nnot %q", got, receipt)
 	}
@@ -66,6 +70,34 @@ func checkReceipt(d *Document, results []StepResult, info TurnInfo) error {
 		return fmt.Errorf("the cleaned document does not parse: %w\n%q", err, clean)
 	}
 	return sameSteps(d, cleaned)
+}
+
+// outline writes the block structure of d without its results: what kinds of
+// blocks nest how, and which lists are tight.
+func outline(d *Document) string {
+	p := &docParser{doc: d, src: d.Source, base: d.layout.front.end}
+	p.blocks = parseBlocks(p.src[p.base:])
+	var b strings.Builder
+	var walk func(n ast.Node)
+	walk = func(n ast.Node) {
+		for c := n.FirstChild(); c != nil; c = c.NextSibling() {
+			if kind, _ := p.marker(c); kind == beginMark {
+				c, _, _ = p.findEnd(c)
+				continue
+			}
+			if c.Type() != ast.TypeBlock {
+				continue
+			}
+			b.WriteString("(" + c.Kind().String())
+			if l, ok := c.(*ast.List); ok {
+				fmt.Fprint(&b, l.IsTight, l.Start)
+			}
+			walk(c)
+			b.WriteString(")")
+		}
+	}
+	walk(p.blocks.root)
+	return b.String()
 }
 
 func sameSteps(a, b *Document) error {
