@@ -107,7 +107,7 @@ func newParser(c *cli, stdout, stderr io.Writer) (*kong.Kong, *bool, error) {
 		kong.Description("Runs the shell steps of a markdown document in a microVM and writes the results back into it."),
 		kong.Writers(stdout, stderr),
 		kong.Exit(func(int) { *exited = true }),
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true}),
 		sizeMapper(),
 	)
 	return p, exited, err
