@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -59,6 +60,9 @@ func Fetch(ctx context.Context, req Request, consume func(io.Reader) error) erro
 	if err != nil {
 		return err
 	}
+	if err := checkMirrors(); err != nil {
+		return err
+	}
 	if err := ctx.Err(); err != nil {
 		return canceled(op, err)
 	}
@@ -68,7 +72,7 @@ func Fetch(ctx context.Context, req Request, consume func(io.Reader) error) erro
 	}
 	defer out.Close()
 	log := newTranscript(req.Log, req.Progress)
-	wait, stop, err := start(arguments(mode, req), in, log)
+	wait, stop, err := start(arguments(mode, req), environment(mode), in, log)
 	_ = in.Close() // the child has its own
 	if err != nil {
 		return &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: "mmdebstrap", Err: err, Hint: installHint}
@@ -168,6 +172,17 @@ func arguments(mode string, req Request) []string {
 	return append(args, Sources(req.Suite)...)
 }
 
+// checkMirrors refuses mirrors that would not stay one word of sources.list.
+func checkMirrors() error {
+	for _, name := range []string{"TURN_DEBIAN_MIRROR", "TURN_DEBIAN_SECURITY_MIRROR"} {
+		if v := os.Getenv(name); strings.ContainsFunc(v, func(r rune) bool { return r <= ' ' || r == '[' || r == ']' }) {
+			return &turnstone.Error{Op: "debian.fetch", Kind: turnstone.Invalid, Subject: name,
+				Err: fmt.Errorf("%q is no address of a mirror", v), Hint: "set it to an address as " + DefaultMirror}
+		}
+	}
+	return nil
+}
+
 // Sources returns the lines of sources.list for a suite of Debian: the main
 // archive, its updates and its security fixes.
 func Sources(suite string) []string {
@@ -204,15 +219,30 @@ func lookPath(program string) (string, error) {
 
 // environment passes on only what decides where things are and how the network is
 // reached, so that a user's settings do not leak into images.
-func environment() []string {
+func environment(mode string) []string {
 	env := []string{"PATH=" + searchPath(), "LC_ALL=C.UTF-8", fmt.Sprintf("SOURCE_DATE_EPOCH=%d", Epoch)}
 	for _, name := range []string{"HOME", "USER", "LOGNAME", "TMPDIR",
 		"http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy"} {
-		if v, ok := os.LookupEnv(name); ok {
+		if v, ok := os.LookupEnv(name); ok && !(name == "TMPDIR" && mode == "unshare" && !reachable(v)) {
 			env = append(env, name+"="+v)
 		}
 	}
 	return env
+}
+
+// reachable reports whether users other than dir's owner get into it, as the
+// namespace's root must, which is one of the subordinate IDs. Where TMPDIR is
+// private to its user, as libpam-tmpdir makes it, /tmp has to serve.
+func reachable(dir string) bool {
+	for dir = filepath.Clean(dir); ; dir = filepath.Dir(dir) {
+		fi, err := os.Stat(dir)
+		if err != nil || fi.Mode()&0o001 == 0 {
+			return false
+		}
+		if dir == "/" || dir == "." {
+			return dir == "/"
+		}
+	}
 }
 
 // stopGrace is how long mmdebstrap may take to remove its files after it was told to end.
@@ -220,13 +250,13 @@ const stopGrace = 20 * time.Second
 
 // start starts mmdebstrap. wait returns when it has ended; stop tells it to end,
 // and kills it if it does not. Both may be called many times.
-func start(args []string, stdout *os.File, log *transcript) (wait func() error, stop func(), err error) {
+func start(args, env []string, stdout *os.File, log *transcript) (wait func() error, stop func(), err error) {
 	program, err := lookPath("mmdebstrap")
 	if err != nil {
 		return nil, nil, err
 	}
 	cmd := exec.Command(program, args...)
-	cmd.Env = environment()
+	cmd.Env = env
 	cmd.Dir = "/" // the caller's directory may be closed to the namespace's user
 	cmd.Stdout = stdout
 	cmd.Stderr = log

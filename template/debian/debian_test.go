@@ -84,6 +84,37 @@ func TestSourcesFollowTheEnvironment(t *testing.T) {
 	}
 }
 
+func TestMirrorsAreOneWord(t *testing.T) {
+	for _, bad := range []string{"http://x/debian main\ndeb http://y", "http://x y", "[trusted=yes]http://x"} {
+		t.Setenv("TURN_DEBIAN_MIRROR", bad)
+		if err := checkMirrors(); turnstone.KindOf(err) != turnstone.Invalid || turnstone.HintOf(err) == "" {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+func TestEnvironment(t *testing.T) {
+	private := filepath.Join(t.TempDir(), "private")
+	if err := os.Mkdir(private, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TMPDIR", private)
+	t.Setenv("SECRET_TOKEN", "x")
+	has := func(mode, prefix string) bool {
+		return strings.Contains("\n"+strings.Join(environment(mode), "\n"), "\n"+prefix)
+	}
+	if has("unshare", "TMPDIR=") || !has("root", "TMPDIR="+private) {
+		t.Error("a private TMPDIR serves root, and nobody else")
+	}
+	if has("root", "SECRET_TOKEN") || !has("root", "SOURCE_DATE_EPOCH=1767225600") {
+		t.Errorf("%q", environment("root"))
+	}
+	t.Setenv("TMPDIR", "/tmp")
+	if !has("unshare", "TMPDIR=/tmp") {
+		t.Error("a public TMPDIR is not passed on")
+	}
+}
+
 // stand puts a shell script in mmdebstrap's place.
 func stand(t *testing.T, script string) {
 	t.Helper()
