@@ -141,7 +141,7 @@ func (a *Agent) handleKill(c *wire.Call) error {
 }
 
 // call decodes a call's parameters, runs f, and replies with its result.
-func call[P, R any](ctx context.Context, c *wire.Call, f func(context.Context, P) (R, error)) error {
+func call[P any](ctx context.Context, c *wire.Call, f func(context.Context, P) (any, error)) error {
 	var p P
 	if err := c.Decode(&p); err != nil {
 		return err

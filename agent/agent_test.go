@@ -3,8 +3,6 @@ package agent
 import (
 	"bytes"
 	"context"
-	"errors"
-	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -14,7 +12,6 @@ import (
 
 	"go.uber.org/goleak"
 
-	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -216,16 +213,3 @@ func TestPlainBash(t *testing.T) {
 		}
 	}
 }
-
-func kindIs(t *testing.T, err error, kind turnstone.Kind) {
-	t.Helper()
-	if err == nil || turnstone.KindOf(err) != kind {
-		t.Errorf("error %v of kind %s, want kind %s", err, turnstone.KindOf(err), kind)
-	}
-	if err != nil && turnstone.HintOf(err) == "" && kind != turnstone.Invalid && kind != turnstone.Canceled {
-		t.Errorf("error %v has no hint", err)
-	}
-}
-
-var _ = errors.Is
-var _ = io.EOF

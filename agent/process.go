@@ -77,9 +77,26 @@ func (t *procTable) forget(p *proc) {
 	}
 }
 
+// abandon ends the streams of a process that will not be started.
+func (t *procTable) abandon(id string) {
+	p := t.get(id)
+	if p.begun.Swap(true) {
+		return // another call's, or an end of its own
+	}
+	t.fail(p)
+}
+
+func (t *procTable) fail(p *proc) {
+	p.failed = true
+	p.ended.Store(true)
+	close(p.ready)
+	t.forget(p)
+}
+
 // start is Process.start.
 func (a *Agent) start(ctx context.Context, p wire.StartParams) (any, error) {
 	if len(p.Argv) == 0 || p.ID == "" {
+		a.procs.abandon(p.ID)
 		return nil, invalid("process.start", "parameters", "an id and at least one argument are needed")
 	}
 	if p.Cwd == "" {
@@ -104,10 +121,7 @@ func (t *procTable) run(ctx context.Context, s spec) (wire.ExitResult, error) {
 	began := time.Now()
 	status, err := t.launch(p, s)
 	if err != nil {
-		p.failed = true
-		p.ended.Store(true)
-		close(p.ready)
-		t.forget(p)
+		t.fail(p)
 		return wire.ExitResult{}, err
 	}
 	close(p.ready)

@@ -62,6 +62,12 @@ func (s *shell) fill(parts ...string) []byte {
 // another program replaced the shell or it was killed, leaves the session as it
 // was before.
 func (s *shell) execute(ctx context.Context, p wire.ExecuteParams) (any, error) {
+	ran := false
+	defer func() {
+		if !ran {
+			s.a.procs.abandon(p.ID)
+		}
+	}()
 	if p.ID == "" || (p.Language != "bash" && p.Language != "sh") {
 		return nil, invalid("shell.execute", p.Language, "an id and the language bash or sh are needed")
 	}
@@ -92,6 +98,7 @@ func (s *shell) execute(ctx context.Context, p wire.ExecuteParams) (any, error) 
 	if err != nil {
 		return nil, runDirError(err)
 	}
+	ran = true
 	res, err := s.a.procs.run(ctx, sp)
 	if err != nil {
 		return nil, err

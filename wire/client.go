@@ -165,27 +165,36 @@ func (c *Client) run(ctx context.Context, method, id string, params any, stdin i
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var outs sync.WaitGroup
+	var opened []*clientStream
 	for fd, w := range map[int]io.Writer{1: stdout, 2: stderr} {
 		s, err := c.open(context.WithoutCancel(ctx), MethodOutput, StreamParams{ID: id, FD: fd})
 		if err != nil {
 			cancel(err)
 			break
 		}
+		opened = append(opened, s)
 		outs.Go(func() {
 			defer s.release()
-			if err := drainTo(w, s.r); err != nil {
-				cancel(err)
-			}
+			drainTo(w, s.r, cancel)
 		})
 	}
 	if stdin != nil {
-		go c.feed(id, stdin)
+		if s, err := c.open(context.WithoutCancel(ctx), MethodStdin, StreamParams{ID: id}); err == nil {
+			defer s.Abort()
+			go func() { // ends with stdin, or when the process has ended
+				_, _ = copyBuffer(s.stream, stdin)
+				s.release()
+			}()
+		}
 	}
 
 	stopKill := context.AfterFunc(ctx, func() { _ = c.Kill(context.WithoutCancel(ctx), id) })
 	err = decodeResponse(main.r, &res)
-	if err != nil && !isAgentError(err) {
-		_ = c.Close() // the agent will not close the outputs of a call that it did not answer
+	if err != nil {
+		// Nothing was started, or nobody is there: no end of the outputs will come.
+		for _, s := range opened {
+			s.Abort()
+		}
 	}
 	outs.Wait()
 	if ended := !stopKill(); err == nil && ended {
@@ -193,16 +202,6 @@ func (c *Client) run(ctx context.Context, method, id string, params any, stdin i
 		return res, err
 	}
 	return res, c.explain(ctx, method, err)
-}
-
-// feed sends stdin. It ends with its source, or when the agent's end is gone.
-func (c *Client) feed(id string, stdin io.Reader) {
-	s, err := c.open(context.Background(), MethodStdin, StreamParams{ID: id})
-	if err != nil {
-		return
-	}
-	_, _ = copyBuffer(s.stream, stdin)
-	s.release()
 }
 
 // call makes one plain call. When ctx ends, it returns at once; the agent may

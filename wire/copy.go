@@ -22,25 +22,25 @@ func copyBuffer(w io.Writer, r io.Reader) (int64, error) {
 	return io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, buf[:])
 }
 
-// drainTo copies r to w until r ends. When w fails it reads on and discards, so
-// that whoever fills r is not blocked, and returns w's error.
-func drainTo(w io.Writer, r io.Reader) error {
-	f := &failingWriter{w: w}
-	if _, err := copyBuffer(f, r); err != nil {
-		return nil // the stream broke: the call itself reports that
-	}
-	return f.err
+// drainTo copies r to w until r ends; a nil w discards. When w fails it calls
+// fail at once, reads on and discards, so that whoever fills r is not blocked.
+// That r breaks is not said here: the call itself reports it.
+func drainTo(w io.Writer, r io.Reader, fail func(error)) {
+	_, _ = copyBuffer(&failingWriter{w, fail}, r)
 }
 
-// failingWriter remembers the first error of w and accepts everything after it.
+// failingWriter reports the first error of w and accepts everything after it.
 type failingWriter struct {
-	w   io.Writer
-	err error
+	w    io.Writer
+	fail func(error)
 }
 
 func (f *failingWriter) Write(p []byte) (int, error) {
-	if f.w != nil && f.err == nil {
-		_, f.err = f.w.Write(p)
+	if f.w != nil {
+		if _, err := f.w.Write(p); err != nil {
+			f.w = nil
+			f.fail(err)
+		}
 	}
 	return len(p), nil
 }
