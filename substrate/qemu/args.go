@@ -51,12 +51,17 @@ func (a accel) cpuModel() string {
 
 // kernelArgs is the guest kernel's command line. Mitigations against speculation
 // guard one tenant from another; a guest has one, and TCG does not speculate.
-func kernelArgs() string {
-	return strings.Join([]string{
+func kernelArgs(shape turnstone.Shape) string {
+	args := []string{
 		"console=ttyS0", "quiet", "loglevel=3", "panic=-1", "reboot=t", "rdinit=/init",
 		"mitigations=off", "audit=0", "nowatchdog", "no_timer_check", "tsc=reliable",
 		"rcupdate.rcu_expedited=1", "random.trust_cpu=on", "cgroup_no_v1=all",
-	}, " ")
+		"turnstone.scratch=" + scratchSerial, // the agent mounts it before the snapshot, which keeps the disk
+	}
+	if shape.Network {
+		args = append(args, "turnstone.net="+GuestAddress+","+GuestGateway+","+GuestDNS)
+	}
+	return strings.Join(args, " ")
 }
 
 // arguments returns QEMU's command line. A restore has the same devices as the
@@ -91,7 +96,7 @@ func arguments(a accel, shape turnstone.Shape, restore bool) []string {
 	if restore {
 		return append(args, "-incoming", "defer")
 	}
-	return append(args, "-initrd", fmt.Sprintf("/proc/self/fd/%d", fdInitramfs), "-append", kernelArgs())
+	return append(args, "-initrd", fmt.Sprintf("/proc/self/fd/%d", fdInitramfs), "-append", kernelArgs(shape))
 }
 
 func accelArgument(a accel) string {

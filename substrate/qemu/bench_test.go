@@ -70,7 +70,7 @@ func clone(h *home.Home) (*machine, error) {
 		f.kernel, err = s.stub()
 	}
 	if err == nil {
-		f.scratch, err = s.scratch(context.Background(), man.Identity.Shape.Disk)
+		f.scratch, err = s.scratch(&snapshot{scratch: filepath.Join(dir, scratchFile)})
 	}
 	if err != nil {
 		return nil, err

@@ -67,13 +67,8 @@ func (s *Substrate) KVM(ctx context.Context, probe *substrate.Machine) Verdict {
 func (s *Substrate) prove(ctx context.Context, m substrate.Machine) (Verdict, error) {
 	k := *s
 	k.accel = accelKVM
-	ram, err := unixMemory(int64(m.Shape.Memory))
-	if err != nil {
-		return Verdict{}, err
-	}
-	defer func() { _ = ram.Close() }()
 	began := time.Now()
-	vm, err := k.boot(ctx, m, ram)
+	vm, err := k.bootFresh(ctx, m)
 	if err != nil {
 		return Verdict{}, err
 	}

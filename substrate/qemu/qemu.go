@@ -94,24 +94,41 @@ func (s *Substrate) Isolation() string {
 
 // Boot implements substrate.Substrate.
 func (s *Substrate) Boot(ctx context.Context, m substrate.Machine) (substrate.Sandbox, error) {
-	ram, err := unixMemory(int64(m.Shape.Memory))
+	vm, err := s.bootFresh(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	err = vm.wait(ctx, vm.ready, bootLimit)
+	if err == nil {
+		_, err = vm.mon.do(ctx, negotiate)
+	}
+	if err != nil {
+		_ = vm.Close()
+		return nil, s.wrap(err)
+	}
+	return vm, nil
+}
+
+// bootFresh starts m from its kernel with memory and a disk that nobody else has.
+func (s *Substrate) bootFresh(ctx context.Context, m substrate.Machine) (*machine, error) {
+	ram, err := memory("ram")
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = ram.Close() }()
-	vm, err := s.boot(ctx, m, ram)
+	dir, err := s.home.MkdirAll("sandboxes")
 	if err != nil {
-		return nil, err
+		return nil, s.wrap(err)
 	}
-	if err := vm.wait(ctx, vm.ready, bootLimit); err != nil {
-		_ = vm.Close()
-		return nil, err
+	scratch, err := nameless(dir)
+	if err != nil {
+		return nil, s.wrap(err)
 	}
-	if _, err := vm.mon.do(ctx, negotiate); err != nil {
-		_ = vm.Close()
-		return nil, err
+	defer func() { _ = scratch.Close() }()
+	if err := s.blankScratch(ctx, scratch, m.Shape.Disk); err != nil {
+		return nil, s.wrap(err)
 	}
-	return vm, nil
+	return s.boot(m, ram, scratch)
 }
 
 // Restore implements substrate.Substrate.
@@ -120,7 +137,7 @@ func (s *Substrate) Restore(ctx context.Context, m substrate.Machine) (substrate
 	if err != nil {
 		return nil, s.wrap(err)
 	}
-	f, err := s.restoreFiles(ctx, m, snap)
+	f, err := s.restoreFiles(m, snap)
 	if err != nil {
 		return nil, s.wrap(err)
 	}
@@ -173,8 +190,9 @@ func (s *Substrate) wrap(err error) error {
 	return &turnstone.Error{Op: "qemu.restore", Kind: kind, Subject: "qemu", Err: err, Hint: hint}
 }
 
-// boot starts m from its kernel with ram as its memory.
-func (s *Substrate) boot(ctx context.Context, m substrate.Machine, ram *os.File) (*machine, error) {
+// boot starts m from its kernel with ram as its memory and scratch as its disk,
+// which stay the caller's.
+func (s *Substrate) boot(m substrate.Machine, ram, scratch *os.File) (*machine, error) {
 	var f files
 	var err error
 	if err = prepareMemory(ram, int64(m.Shape.Memory)); err == nil {
@@ -190,7 +208,7 @@ func (s *Substrate) boot(ctx context.Context, m substrate.Machine, ram *os.File)
 		f.root, err = os.Open(m.Root)
 	}
 	if err == nil {
-		f.scratch, err = s.scratch(ctx, m.Shape.Disk)
+		f.scratch, err = dup(scratch)
 	}
 	if err != nil {
 		f.close()
@@ -214,13 +232,13 @@ func prepareMemory(ram *os.File, size int64) error {
 	return nil
 }
 
-func (s *Substrate) restoreFiles(ctx context.Context, m substrate.Machine, snap *snapshot) (f files, err error) {
+func (s *Substrate) restoreFiles(m substrate.Machine, snap *snapshot) (f files, err error) {
 	f.ram = snap.ram
 	if f.kernel, err = s.stub(); err == nil {
 		f.root, err = os.Open(m.Root)
 	}
 	if err == nil {
-		f.scratch, err = s.scratch(ctx, m.Shape.Disk)
+		f.scratch, err = s.scratch(snap)
 	}
 	if err != nil {
 		f.close()
@@ -228,38 +246,48 @@ func (s *Substrate) restoreFiles(ctx context.Context, m substrate.Machine, snap 
 	return f, err
 }
 
-func (s *Substrate) scratch(ctx context.Context, size turnstone.Bytes) (*os.File, error) {
-	blank, err := blankDisk(ctx, s.home, size)
-	if err != nil {
-		return nil, err
-	}
+// scratch returns a clone's own copy of snap's scratch disk.
+func (s *Substrate) scratch(snap *snapshot) (*os.File, error) {
 	dir, err := s.home.MkdirAll("sandboxes")
 	if err != nil {
 		return nil, err
 	}
-	return newScratch(blank, dir)
+	return newScratch(snap.scratch, dir)
+}
+
+// blankScratch makes f an empty file system of the given size.
+func (s *Substrate) blankScratch(ctx context.Context, f *os.File, size turnstone.Bytes) error {
+	blank, err := blankDisk(ctx, s.home, size)
+	if err != nil {
+		return err
+	}
+	src, err := os.Open(blank)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = src.Close() }()
+	return copySparse(f, src)
 }
 
 // stub returns the stub kernel as a memory file, which every user may read.
 func (s *Substrate) stub() (*os.File, error) {
-	fd, err := unix.MemfdCreate("turnstone-stub", unix.MFD_CLOEXEC)
+	f, err := memory("stub")
 	if err != nil {
-		return nil, fmt.Errorf("memfd_create: %w", err)
+		return nil, err
 	}
-	f := os.NewFile(uintptr(fd), "stub")
-	if err := f.Chmod(0o444); err == nil {
+	if err = f.Chmod(0o444); err == nil {
 		_, err = f.Write(stubKernel())
 	}
 	return f, err
 }
 
-func unixMemory(size int64) (*os.File, error) {
-	fd, err := unix.MemfdCreate("turnstone-ram", unix.MFD_CLOEXEC)
+// memory returns an empty file in memory.
+func memory(name string) (*os.File, error) {
+	fd, err := unix.MemfdCreate("turnstone-"+name, unix.MFD_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("memfd_create: %w", err)
 	}
-	f := os.NewFile(uintptr(fd), "ram")
-	return f, f.Truncate(size)
+	return os.NewFile(uintptr(fd), name), nil
 }
 
 func dup(f *os.File) (*os.File, error) {

@@ -48,18 +48,21 @@ type manifest struct {
 	Taken    time.Time        `json:"taken"`
 	State    turnstone.Digest `json:"state"`
 	RAM      stamp.Stamp      `json:"ram"`
+	Scratch  stamp.Stamp      `json:"scratch"`
 }
 
 const (
 	ramFile      = "ram"
+	scratchFile  = "scratch"
 	stateFile    = "state"
 	manifestFile = "manifest.json"
 )
 
 // snapshot is one that was checked: its memory open, its device state read.
 type snapshot struct {
-	ram   *os.File
-	state []byte
+	ram     *os.File
+	state   []byte
+	scratch string // path of the scratch disk as it was; it is copied for each clone
 }
 
 // openSnapshot returns the snapshot in dir if it is id's and whole. A snapshot
@@ -87,15 +90,18 @@ func openSnapshot(ctx context.Context, dir string, id identity) (*snapshot, erro
 	if turnstone.DigestBytes(state) != m.State {
 		return nil, damaged("device state", errors.New("does not match its digest"))
 	}
-	path := filepath.Join(dir, ramFile)
+	path, scratch := filepath.Join(dir, ramFile), filepath.Join(dir, scratchFile)
 	if _, err := m.RAM.Check(ctx, path); err != nil {
 		return nil, damaged("memory", err)
+	}
+	if !m.Scratch.Fresh(scratch) { // its size is mostly holes, too long to hash: a touched one is not used
+		return nil, damaged("scratch disk", errors.New("was touched"))
 	}
 	ram, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return nil, damaged("memory", err)
 	}
-	return &snapshot{ram: ram, state: state}, nil
+	return &snapshot{ram: ram, state: state, scratch: scratch}, nil
 }
 
 // ensureSnapshot returns the snapshot of m, which it takes where there is none
@@ -157,7 +163,9 @@ func sweep(base string) {
 }
 
 // takeSnapshot boots m with its memory in a file, stops it when the agent is
-// ready, and writes the device state next to it. The folder appears whole or not
+// ready, and writes the device state next to it. The scratch disk is mounted by
+// then and becomes part of the snapshot: mounting it in each clone would cost more
+// than the rest of the start. The folder appears whole or not
 // at all.
 func (s *Substrate) takeSnapshot(ctx context.Context, m substrate.Machine, id identity, dir string) (err error) {
 	tmp, err := os.MkdirTemp(filepath.Dir(dir), newPrefix+filepath.Base(dir)+"-*")
@@ -170,15 +178,26 @@ func (s *Substrate) takeSnapshot(ctx context.Context, m substrate.Machine, id id
 		return err
 	}
 	defer func() { _ = ram.Close() }()
-	state, err := s.bootAndSave(ctx, m, ram)
+	scratch, err := os.OpenFile(filepath.Join(tmp, scratchFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = scratch.Close() }()
+	if err := s.blankScratch(ctx, scratch, m.Shape.Disk); err != nil {
+		return err
+	}
+	state, err := s.bootAndSave(ctx, m, ram, scratch)
 	if err != nil {
 		return err
 	}
 	man := manifest{Identity: id, Taken: time.Now().UTC(), State: turnstone.DigestBytes(state)}
-	if err := ram.Sync(); err != nil {
+	if err := errors.Join(ram.Sync(), scratch.Sync()); err != nil {
 		return err
 	}
 	if man.RAM, err = stamp.Of(ctx, ram.Name()); err != nil {
+		return err
+	}
+	if man.Scratch, err = stamp.Quick(scratch.Name()); err != nil {
 		return err
 	}
 	if err := stamp.WriteFile(filepath.Join(tmp, stateFile), state, 0o600); err != nil {
@@ -200,14 +219,14 @@ const bootLimit = 3 * time.Minute
 // maxState bounds the device state, which is some hundred KiB.
 const maxState = 64 << 20
 
-func (s *Substrate) bootAndSave(ctx context.Context, m substrate.Machine, ram *os.File) ([]byte, error) {
+func (s *Substrate) bootAndSave(ctx context.Context, m substrate.Machine, ram, scratch *os.File) ([]byte, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = r.Close() }()
 	defer func() { _ = w.Close() }()
-	vm, err := s.boot(ctx, m, ram)
+	vm, err := s.boot(m, ram, scratch)
 	if err != nil {
 		return nil, err
 	}
