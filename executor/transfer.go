@@ -5,8 +5,6 @@ import (
 	"errors"
 	"io"
 	"path"
-	"path/filepath"
-	"strings"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/archive"
@@ -20,20 +18,17 @@ func inCwd(base, dir string) string {
 	return path.Join(base, dir)
 }
 
-// add copies t.Path from the host to t.Dest in the sandbox.
+// add copies t.Path from the host to t.Dest in the sandbox: into it when it is a
+// folder there or ends in a slash, else under that name.
 func add(ctx context.Context, s *sandbox, t Transfer) error {
-	dir, name := path.Split(t.Dest)
-	if strings.HasSuffix(t.Dest, "/") {
-		dir, name = t.Dest, filepath.Base(t.Path)
-	}
 	r, w := io.Pipe()
 	packed := make(chan error, 1)
 	go func() {
-		err := archive.Pack(ctx, w, t.Path, name)
+		err := archive.Pack(ctx, w, t.Path, "")
 		_ = w.CloseWithError(err)
 		packed <- err
 	}()
-	err := s.client.Put(ctx, path.Clean(dir), r)
+	err := s.client.Put(ctx, t.Dest, r)
 	_ = r.CloseWithError(io.ErrClosedPipe) // ends the packer when Put gave up early
 	if perr := <-packed; perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
 		return &turnstone.Error{Op: "executor.add", Kind: turnstone.Invalid, Subject: t.Path, Err: perr}

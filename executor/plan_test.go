@@ -1,0 +1,114 @@
+package executor
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+)
+
+func parse(t testing.TB, src string) *document.Document {
+	t.Helper()
+	d, err := document.Parse("test.md", []byte(src))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func TestPlanPrecedence(t *testing.T) {
+	off := false
+	doc := parse(t, "---\nimage: python\ncpus: 2\nmemory: 512MiB\ntimeout: 5m\nnetwork: on\ncwd: sub\nenv:\n  A: doc\n---\n")
+	p, err := planTurn(Request{Document: doc, Image: "base", Memory: 1 << 30, Network: &off, Env: []string{"A=flag"}}, "/workspace")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := turnstone.Shape{CPUs: 2, Memory: 1 << 30, Disk: turnstone.DefaultShape().Disk, Network: false}
+	if p.image != "base" || p.shape != want || p.timeout != 5*time.Minute || p.cwd != "/workspace/sub" {
+		t.Errorf("%+v", p)
+	}
+	if got := strings.Join(p.env, " "); got != "A=doc A=flag" { // the later wins
+		t.Errorf("env %q", got)
+	}
+}
+
+func TestPlanDefaults(t *testing.T) {
+	p, err := planTurn(Request{Document: parse(t, "")}, "/srv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.image != DefaultImage || p.shape != turnstone.DefaultShape() || p.timeout != DefaultTimeout || p.cwd != "/srv" || p.driver != "auto" {
+		t.Errorf("%+v", p)
+	}
+}
+
+func TestPlanRefusals(t *testing.T) {
+	dir := t.TempDir()
+	outside := filepath.Join(t.TempDir(), "secret")
+	for _, err := range []error{
+		os.WriteFile(outside, []byte("x"), 0o600), os.Symlink(outside, filepath.Join(dir, "link")),
+		os.WriteFile(filepath.Join(dir, "ok"), nil, 0o600),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	empty := parse(t, "")
+	for name, c := range map[string]struct {
+		req  Request
+		says string
+	}{
+		"little memory":       {Request{Document: empty, Memory: 1 << 20}, "memory"},
+		"much memory":         {Request{Document: empty, Memory: 1 << 50}, "memory"},
+		"little disk":         {Request{Document: empty, Disk: 1}, "disk"},
+		"too many cpus":       {Request{Document: empty, CPUs: 10_000}, "cpus"},
+		"negative cpus":       {Request{Document: empty, CPUs: -1}, "cpus"},
+		"negative timeout":    {Request{Document: empty, Timeout: -1}, "timeout"},
+		"unknown substrate":   {Request{Document: empty, Substrate: "docker"}, "docker"},
+		"env without =":       {Request{Document: empty, Env: []string{"A"}}, "NAME=VALUE"},
+		"env with a bad name": {Request{Document: empty, Env: []string{"1A=x"}}, "NAME=VALUE"},
+		"env with NUL":        {Request{Document: empty, Env: []string{"A=\x00"}}, "NAME=VALUE"},
+		"added file missing":  {Request{Document: empty, Add: []Transfer{{Path: filepath.Join(dir, "none")}}}, "none"},
+		"get of nothing":      {Request{Document: empty, Get: []Transfer{{}}}, "no path"},
+		"files above":         {Request{Document: parse(t, "---\nfiles: [../secret]\n---\n"), Dir: dir}, "leaves the document's folder"},
+		"files absolute":      {Request{Document: parse(t, "---\nfiles: [/etc/passwd]\n---\n"), Dir: dir}, "leaves the document's folder"},
+		"files through link":  {Request{Document: parse(t, "---\nfiles: [link]\n---\n"), Dir: dir}, "escapes"},
+		"files missing":       {Request{Document: parse(t, "---\nfiles: [none]\n---\n"), Dir: dir}, "none"},
+		"files from a pipe":   {Request{Document: parse(t, "---\nfiles: [ok]\n---\n")}, "no folder"},
+	} {
+		_, err := planTurn(c.req, "/workspace")
+		if err == nil || turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v, want kind invalid and %q", name, err, c.says)
+		}
+	}
+}
+
+func TestPlanTransfers(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "data.csv"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	doc := parse(t, "---\nfiles:\n- data.csv\n- data.csv:other.csv\n- data.csv:/etc/x\n- data.csv:in/\n---\n")
+	file := filepath.Join(dir, "data.csv")
+	p, err := planTurn(Request{Document: doc, Dir: dir, Add: []Transfer{{Path: file, Dest: "/a/b/"}},
+		Get: []Transfer{{Path: "out"}, {Path: "/etc/passwd", Dest: "pw"}}}, "/workspace")
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantAdd := []Transfer{{file, "/workspace/data.csv"}, {file, "/workspace/other.csv"}, {file, "/etc/x"}, {file, "/workspace/in/"}, {file, "/a/b/"}}
+	wantGet := []Transfer{{"/workspace/out", "."}, {"/etc/passwd", "pw"}}
+	for i, want := range wantAdd {
+		if i >= len(p.add) || p.add[i] != want {
+			t.Errorf("add %d: %+v, want %+v", i, p.add, want)
+		}
+	}
+	for i, want := range wantGet {
+		if i >= len(p.get) || p.get[i] != want {
+			t.Errorf("get %d: %+v, want %+v", i, p.get, want)
+		}
+	}
+}
