@@ -221,8 +221,9 @@ func bootGroups() (*cgroups, error) {
 	}
 	total := int64(si.Totalram) * int64(si.Unit)
 	reserve := 24<<20 + total/20
-	// A process takes some 32 KiB of kernel memory at the least, which counts.
-	pids := min(4096, max(256, total/(256<<10)))
+	// A process that does anything takes about 1 MiB, and a fork bomb that is
+	// allowed to grow large takes long to kill under emulation.
+	pids := min(4096, max(512, total>>20))
 	return newCgroups("/sys/fs/cgroup", total-reserve, pids)
 }
 

@@ -224,7 +224,7 @@ func (u *unpacker) dir(name string, mode fs.FileMode, mtime time.Time) error {
 // clear makes room for a file or link: its folder, and nothing at its name.
 func (u *unpacker) clear(name string) error {
 	if name == "." {
-		return errors.New("a file without a name")
+		return errNoName
 	}
 	if dir := path.Dir(name); dir != "." {
 		if err := u.noLinks(dir); err != nil {
@@ -257,7 +257,7 @@ func (u *unpacker) noLinks(dir string) error {
 			return err
 		}
 		if st.Mode()&fs.ModeSymlink != 0 {
-			return &fs.PathError{Op: "open", Path: dir, Err: errors.New("a symbolic link stands where a folder is to be")}
+			return errThroughLink
 		}
 	}
 	return nil
@@ -340,10 +340,18 @@ func leaves(name, target string) bool {
 	return false
 }
 
+// Faults of the stream that show only where it is written.
+var (
+	errNoName      = errors.New("a file without a name")
+	errThroughLink = errors.New("a symbolic link stands where a folder is to be")
+)
+
 func kindOfWrite(err error) turnstone.Kind {
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return turnstone.Exhausted
+	case errors.Is(err, errNoName), errors.Is(err, errThroughLink):
+		return turnstone.Invalid
 	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EISDIR), errors.Is(err, syscall.ENOTEMPTY), errors.Is(err, syscall.EEXIST), errors.Is(err, syscall.ELOOP):
 		return turnstone.Invalid
 	}

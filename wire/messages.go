@@ -5,6 +5,7 @@
 // A stream carries one call: the caller writes one JSON line {"method", "params"},
 // the agent answers with one JSON line {"result"} or {"error"}; calls that move
 // bulk data carry it raw on the same stream, after the line that announces it.
+// Process.stdin and Process.output have no answer: only the raw bytes.
 // Methods are named Domain.verb, in the style of the Chrome DevTools Protocol.
 //
 // What comes out of a sandbox is an attacker's input: every line is bounded by
@@ -111,13 +112,17 @@ type KillParams struct {
 	ID string `json:"id"`
 }
 
-// PutParams unpacks a tar stream below Dest (absolute; made if missing).
+// PutParams unpacks a tar stream, which ends when the caller closes its half of
+// the stream. Dest is absolute. Where it is a directory, or ends in "/" (it is
+// then made if missing), the stream goes below it; else the stream's one
+// top-level name becomes Dest's.
 type PutParams struct {
 	Dest string `json:"dest"`
 }
 
 // GetParams packs Path (absolute; a file or a directory) as a tar stream whose
-// entries are relative to Path's parent.
+// entries are relative to Path's parent. A stream without a tar's end, two blocks
+// of zeros, was cut off.
 type GetParams struct {
 	Path string `json:"path"`
 }

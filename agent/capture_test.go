@@ -1,0 +1,108 @@
+package agent
+
+import (
+	"bytes"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// FuzzCapture: no capture makes an environment that a shell could not have.
+func FuzzCapture(f *testing.F) {
+	f.Add([]byte("/tmp\n\x00declare -x A=\"a\\\"b\"\ndeclare -ix B=$'\\n\\303'\ndeclare -x C\ndeclare -ax D=([0]=\"x\")\n\x00f () \n{ \n    :\n}\ndeclare -fx f\n\x00"), true)
+	f.Add([]byte("/tmp\n\x00A=1\x00B=2\n3\x00"), false)
+	f.Fuzz(func(t *testing.T, b []byte, bash bool) {
+		parse := parseSh
+		if bash {
+			parse = parseBash
+		}
+		c, err := parse(b)
+		if err != nil {
+			if c.cwd != "" || c.vars != nil || c.funs != nil {
+				t.Fatalf("an error and a capture: %+v", c)
+			}
+			return
+		}
+		if !strings.HasPrefix(c.cwd, "/") || strings.Contains(c.cwd, "\x00") {
+			t.Fatalf("cwd %q", c.cwd)
+		}
+		for _, kv := range slices.Concat(c.vars, c.funs) {
+			name, _, ok := strings.Cut(kv, "=")
+			if !ok || name == "" || strings.Contains(kv, "\x00") {
+				t.Fatalf("entry %q", kv)
+			}
+		}
+	})
+}
+
+// FuzzExportRoundTrip: every value comes back from bash's "export -p".
+func FuzzExportRoundTrip(f *testing.F) {
+	for _, s := range []string{"", "a b", "\"\\$`'", "\n\t\r\x01\x7f", "\xff\xfe", "é", "$'x'", "(a)", "\\"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, value string) {
+		if strings.Contains(value, "\x00") || len(value) > 10000 {
+			t.Skip()
+		}
+		for _, lang := range []string{"C.UTF-8", "C"} {
+			cmd := exec.CommandContext(t.Context(), "/bin/bash", "-c", "export -p")
+			cmd.Env = []string{"LC_ALL=" + lang, "V=" + value}
+			out, err := cmd.Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			vars, err := parseExports(string(out))
+			if err != nil || !slices.Contains(vars, "V="+value) {
+				t.Fatalf("%q in %s: %q %v, from %q", value, lang, vars, err, out)
+			}
+		}
+	})
+}
+
+// TestDependencies holds that the agent stays small: no database, no cluster, no
+// cloud, no web server.
+func TestDependencies(t *testing.T) {
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "turnstone.dev/turnstone/cmd/turn-agent").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for pkg := range strings.FieldsSeq(string(out)) {
+		for _, bad := range []string{"net/http", "database/sql", "crypto/tls", "sqlite", "k8s.io", "aws", "minio", "cloud.google", "Azure", "google.golang.org/grpc", "go-tree-sitter"} {
+			if strings.Contains(pkg, bad) {
+				t.Errorf("the agent imports %s", pkg)
+			}
+		}
+	}
+}
+
+// TestSize holds the size of the agent's program, which every snapshot carries.
+func TestSize(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds the agent")
+	}
+	file := filepath.Join(t.TempDir(), "agent")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", file, "turnstone.dev/turnstone/cmd/turn-agent")
+	cmd.Env = append(cmd.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	st, err := exec.CommandContext(t.Context(), "stat", "-c", "%s", file).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if size := bytes.TrimSpace(st); len(size) > 7 || len(size) == 7 && string(size) > "6000000" {
+		t.Errorf("the agent has %s bytes, more than 6,000,000", size)
+	}
+}
+
+func TestParams(t *testing.T) {
+	p := parseParams("console=ttyS0 turnstone.scratch=scr turnstone.net=10.0.2.15/24,10.0.2.2,10.0.2.3,1.1.1.1 x\n")
+	if p.scratch != "scr" || p.network == nil || p.network.Gateway != "10.0.2.2" || len(p.network.DNS) != 2 {
+		t.Errorf("%+v %+v", p, p.network)
+	}
+	if p := parseParams("turnstone.net=10.0.2.15/24"); p.network != nil || p.scratch != "" {
+		t.Errorf("%+v", p)
+	}
+}

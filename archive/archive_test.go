@@ -1,0 +1,287 @@
+package archive
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+)
+
+type entry struct {
+	tar.Header
+	body string
+}
+
+func file(name, body string) entry {
+	return entry{tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(body))}, body}
+}
+func dir(name string) entry {
+	return entry{tar.Header{Name: name, Typeflag: tar.TypeDir, Mode: 0o755}, ""}
+}
+func link(name, to string) entry {
+	return entry{tar.Header{Name: name, Typeflag: tar.TypeSymlink, Linkname: to, Mode: 0o777}, ""}
+}
+
+func stream(t testing.TB, entries ...entry) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, e := range entries {
+		if err := w.WriteHeader(&e.Header); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(w, e.body); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// list returns what is below dir, with a mark of its kind.
+func list(t testing.TB, dir string) []string {
+	t.Helper()
+	var names []string
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || path == dir {
+			return err
+		}
+		rel, _ := filepath.Rel(dir, path)
+		switch {
+		case d.IsDir():
+			rel += "/"
+		case d.Type()&fs.ModeSymlink != 0:
+			to, _ := os.Readlink(path)
+			rel += " -> " + to
+		}
+		names = append(names, rel)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+// TestDestination is the table of where things go.
+func TestDestination(t *testing.T) {
+	tree := []entry{dir("src/"), file("src/a", "A"), dir("src/d/"), file("src/d/b", "B"), link("src/l", "d/b")}
+	for _, tt := range []struct {
+		name    string
+		entries []entry
+		prepare func(dir string)
+		dest    string
+		want    []string
+	}{
+		{"into a folder", tree, nil, ".", []string{"src/", "src/a", "src/d/", "src/d/b", "src/l -> d/b"}},
+		{"into a folder that is made", tree, nil, "x/y/", []string{"x/", "x/y/", "x/y/src/", "x/y/src/a", "x/y/src/d/", "x/y/src/d/b", "x/y/src/l -> d/b"}},
+		{"renamed", tree, nil, "x/new", []string{"x/", "x/new/", "x/new/a", "x/new/d/", "x/new/d/b", "x/new/l -> d/b"}},
+		{"file into a folder", []entry{file("f", "F")}, func(d string) { _ = os.Mkdir(d+"/x", 0o755) }, "x", []string{"x/", "x/f"}},
+		{"file renamed", []entry{file("f", "F")}, nil, "g", []string{"g"}},
+		{"file over a file", []entry{file("f", "F")}, func(d string) { _ = os.WriteFile(d+"/g", []byte("old"), 0o600) }, "g", []string{"g"}},
+		{"file over a link", []entry{file("f", "F")}, func(d string) { _ = os.Symlink("/etc/hostname", d+"/g") }, "g", []string{"g"}},
+		{"folder over a link", tree[:2], func(d string) { _ = os.Symlink("/etc", d+"/src") }, ".", []string{"src/", "src/a"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			d := t.TempDir()
+			if tt.prepare != nil {
+				tt.prepare(d)
+			}
+			if err := Unpack(t.Context(), bytes.NewReader(stream(t, tt.entries...)), d+"/"+tt.dest, Limits{}); err != nil {
+				t.Fatal(err)
+			}
+			if got := list(t, d); !slices.Equal(got, tt.want) {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// TestHostile: what no stream may do.
+func TestHostile(t *testing.T) {
+	big := entry{tar.Header{Name: "f", Typeflag: tar.TypeReg, Mode: 0o644, Size: 3000}, strings.Repeat("x", 3000)}
+	for _, tt := range []struct {
+		name    string
+		entries []entry
+		kind    turnstone.Kind // "" for no error
+		want    []string
+		skipped int
+	}{
+		{"absolute", []entry{file("/etc/turnstone-test", "x")}, turnstone.Invalid, nil, 0},
+		{"parent", []entry{file("../x", "x")}, turnstone.Invalid, nil, 0},
+		{"parent inside", []entry{file("a/../../x", "x")}, turnstone.Invalid, nil, 0},
+		{"dots", []entry{file("a/..", "x")}, turnstone.Invalid, nil, 0},
+		{"no name", []entry{dir("./")}, "", nil, 0},
+		{"file without a name", []entry{file(".", "x")}, turnstone.Invalid, nil, 0},
+		{"link out", []entry{link("l", "/etc")}, "", nil, 1},
+		{"link up", []entry{link("l", "../x")}, "", nil, 1},
+		{"link through", []entry{dir("d/"), link("d/l", "../d/../../x")}, "", []string{"d/"}, 1},
+		{"write through a link out", []entry{link("l", ".."), file("l/x", "x")}, "", []string{"l/", "l/x"}, 1},
+		{"write through a link in", []entry{dir("d/"), link("l", "d"), file("l/x", "x")}, turnstone.Invalid, []string{"d/", "l -> d"}, 0},
+		{"folder through a link in", []entry{dir("d/"), link("l", "d"), dir("l/x/")}, turnstone.Invalid, []string{"d/", "l -> d"}, 0},
+		{"hard link", []entry{{tar.Header{Name: "h", Typeflag: tar.TypeLink, Linkname: "/etc/passwd"}, ""}}, "", nil, 1},
+		{"device", []entry{{tar.Header{Name: "c", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3}, ""}}, "", nil, 1},
+		{"pipe", []entry{{tar.Header{Name: "p", Typeflag: tar.TypeFifo}, ""}}, "", nil, 1},
+		{"too many", []entry{file("1", ""), file("2", ""), file("3", ""), file("4", "")}, turnstone.Exhausted, []string{"1", "2", "3"}, 0},
+		{"too large", []entry{big}, turnstone.Exhausted, nil, 0},
+		{"too deep", []entry{file(strings.Repeat("a/", 300)+"x", "x")}, turnstone.Invalid, nil, 0},
+		{"file over a folder", []entry{dir("d/"), file("d/x", ""), file("d", "x")}, turnstone.Invalid, []string{"d/", "d/x"}, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			outer := t.TempDir()
+			d := filepath.Join(outer, "dest")
+			if err := os.Mkdir(d, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			skipped := 0
+			err := Unpack(t.Context(), bytes.NewReader(stream(t, tt.entries...)), d,
+				Limits{Entries: 3, Bytes: 2000, Skipped: func(string, string) { skipped++ }})
+			if (err == nil) != (tt.kind == "") || err != nil && turnstone.KindOf(err) != tt.kind {
+				t.Errorf("error %v of kind %s, want %q", err, turnstone.KindOf(err), tt.kind)
+			}
+			if got := list(t, d); !slices.Equal(got, tt.want) {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+			if skipped != tt.skipped {
+				t.Errorf("%d left out, want %d", skipped, tt.skipped)
+			}
+			if got := list(t, outer); len(got) != len(tt.want)+1 {
+				t.Errorf("outside of the destination: %q", got)
+			}
+		})
+	}
+}
+
+func TestSetuidIsNotKept(t *testing.T) {
+	d := t.TempDir()
+	e := file("f", "x")
+	e.Mode = 0o6755
+	if err := Unpack(t.Context(), bytes.NewReader(stream(t, e)), d, Limits{}); err != nil {
+		t.Fatal(err)
+	}
+	st, err := os.Stat(d + "/f")
+	if err != nil || st.Mode() != 0o755 {
+		t.Errorf("mode %v, %v", st.Mode(), err)
+	}
+}
+
+// TestRoundTrip: what is packed and unpacked is the same, with modes and times.
+func TestRoundTrip(t *testing.T) {
+	src := filepath.Join(t.TempDir(), "src")
+	when := time.Date(2001, 2, 3, 4, 5, 6, 700, time.UTC)
+	long := strings.Repeat("n", 200)
+	errs := errors.Join(
+		os.MkdirAll(filepath.Join(src, "d", long), 0o755),
+		os.WriteFile(filepath.Join(src, "d", long, "é\xff\n"), []byte("x"), 0o600),
+		os.WriteFile(filepath.Join(src, "run"), bytes.Repeat([]byte("y"), 1<<20), 0o755),
+		os.Symlink("run", filepath.Join(src, "link")),
+		syscall.Mkfifo(filepath.Join(src, "pipe"), 0o600),
+		os.Chmod(filepath.Join(src, "d"), 0o555),
+		os.Chtimes(filepath.Join(src, "run"), when, when),
+		os.Chtimes(filepath.Join(src, "d"), when, when),
+	)
+	if errs != nil {
+		t.Fatal(errs)
+	}
+	defer func() { _ = os.Chmod(filepath.Join(src, "d"), 0o755) }()
+	dst := filepath.Join(t.TempDir(), "dst")
+	r, w := io.Pipe()
+	go func() { _ = w.CloseWithError(Pack(t.Context(), w, src, "other")) }()
+	if err := Unpack(t.Context(), r, dst, Limits{}); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = os.Chmod(filepath.Join(dst, "d"), 0o755) }()
+	want := slices.DeleteFunc(list(t, src), func(s string) bool { return s == "pipe" })
+	if got := list(t, dst); !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	for _, name := range []string{"d", "run"} {
+		st, err := os.Stat(filepath.Join(dst, name))
+		was, _ := os.Stat(filepath.Join(src, name))
+		if err != nil || !st.ModTime().Equal(when) || st.Mode() != was.Mode() {
+			t.Errorf("%s: %v %v, %v", name, st.Mode(), st.ModTime(), err)
+		}
+	}
+}
+
+func TestFailures(t *testing.T) {
+	if err := Pack(t.Context(), io.Discard, "/no/such", ""); turnstone.KindOf(err) != turnstone.NotFound || turnstone.HintOf(err) == "" {
+		t.Errorf("pack: %v", err)
+	}
+	if err := Pack(t.Context(), io.Discard, "/", ""); turnstone.KindOf(err) != turnstone.Invalid {
+		t.Errorf("pack of the root: %v", err)
+	}
+	whole := stream(t, file("f", strings.Repeat("x", 5000)))
+	for _, n := range []int{1, 511, 700, 5000} {
+		if err := Unpack(t.Context(), bytes.NewReader(whole[:n]), t.TempDir(), Limits{}); turnstone.KindOf(err) != turnstone.Invalid {
+			t.Errorf("cut off at %d: %v", n, err)
+		}
+	}
+	sent := &turnstone.Error{Kind: turnstone.NotFound}
+	if err := Unpack(t.Context(), io.MultiReader(bytes.NewReader(whole[:700]), failing{sent}), t.TempDir(), Limits{}); !errors.Is(err, sent) && turnstone.KindOf(err) != turnstone.NotFound {
+		t.Errorf("a sender's error: %v", err)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("why")
+	cancel(why)
+	if err := Unpack(ctx, bytes.NewReader(whole), t.TempDir(), Limits{}); !errors.Is(err, why) {
+		t.Errorf("unpack, canceled: %v", err)
+	}
+	if err := Pack(ctx, io.Discard, t.TempDir(), "x"); !errors.Is(err, why) {
+		t.Errorf("pack, canceled: %v", err)
+	}
+}
+
+type failing struct{ err error }
+
+func (f failing) Read([]byte) (int, error) { return 0, f.err }
+
+// FuzzUnpack: no stream writes outside of its destination, makes anything but
+// files, folders and links that stay inside, or goes beyond the limits.
+func FuzzUnpack(f *testing.F) {
+	f.Add(stream(f, dir("a/"), file("a/b", "x"), link("a/l", "b"), file("a/b", "y")), false)
+	f.Add(stream(f, link("l", "d"), dir("d/"), file("l/x", "x")), true)
+	f.Add(stream(f, link("a", "."), link("a/b", ".."), file("a/b/../x", "x")), true)
+	f.Fuzz(func(t *testing.T, b []byte, rename bool) {
+		outer := t.TempDir()
+		d := filepath.Join(outer, "dest")
+		if !rename {
+			if err := os.Mkdir(d, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_ = Unpack(t.Context(), bytes.NewReader(b), d, Limits{Entries: 20, Bytes: 1 << 20})
+		_ = filepath.WalkDir(outer, func(path string, e fs.DirEntry, err error) error {
+			if err != nil {
+				_ = os.Chmod(path, 0o755) // so that it can be removed
+				return nil
+			}
+			if path != outer && path != d && !strings.HasPrefix(path, d+"/") {
+				t.Errorf("%q is outside of the destination", path)
+			}
+			switch e.Type() {
+			case 0, fs.ModeDir:
+			case fs.ModeSymlink:
+				if to, _ := os.Readlink(path); filepath.IsAbs(to) {
+					t.Errorf("%q leads to %q", path, to)
+				}
+			default:
+				t.Errorf("%q is a %v", path, e.Type())
+			}
+			return nil
+		})
+	})
+}
