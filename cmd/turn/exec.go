@@ -30,11 +30,16 @@ where it belongs, unchanged, but what would be shown on a terminal is freed of
 control sequences other than colors.
 
 Exit status: the command's own, 128+N when signal N ended it; 124 when --timeout
-did; 125 when turn failed; 2 when the command line is wrong.`
+did; 127 when there is no such command, 126 when it cannot be started; 125 when
+turn failed; 2 when the command line is wrong.`
 }
 
-// exitTimeout is what timeout(1) uses.
-const exitTimeout = 124
+// Statuses that users know: of timeout(1), and of the shell.
+const (
+	exitTimeout  = 124
+	exitNoExec   = 126
+	exitNotFound = 127
+)
 
 // Run runs the command.
 func (c *execCmd) Run(a *app) error {
@@ -83,6 +88,10 @@ func execVerdict(ctx context.Context, code int, err error) error {
 		return &exitError{128 + int(sig.signal), cause}
 	case errors.As(err, &fault) && fault.Op == "executor.exec" && fault.Kind == turnstone.Timeout:
 		return &exitError{exitTimeout, err}
+	case fault != nil && fault.Op == "process.start" && fault.Kind == turnstone.NotFound:
+		return &exitError{exitNotFound, err}
+	case fault != nil && fault.Op == "process.start" && fault.Kind == turnstone.Invalid:
+		return &exitError{exitNoExec, err}
 	case errors.Is(cause, syscall.EPIPE):
 		return &exitError{128 + int(syscall.SIGPIPE), nil} // as a program that the signal ended: nobody listens
 	case cause != nil && err != nil:
