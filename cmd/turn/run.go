@@ -175,10 +175,6 @@ func verdict(turn *executor.Turn, err error) error {
 	return &exitError{exitAborted, err}
 }
 
-// maxDocument bounds a document that is read, in bytes: far above any document,
-// far below what would hurt.
-const maxDocument = 64 << 20
-
 // readDocument reads and parses one document. Its errors end turn with exitUsage.
 func (a *app) readDocument(path string) (*document.Document, error) {
 	name, in := path, a.stdin
@@ -192,12 +188,9 @@ func (a *app) readDocument(path string) (*document.Document, error) {
 		defer func() { _ = f.Close() }()
 		in = f
 	}
-	src, err := io.ReadAll(io.LimitReader(in, maxDocument+1))
+	src, err := io.ReadAll(io.LimitReader(in, document.MaxFile+1)) // the parser refuses what is longer
 	if err != nil {
 		return nil, unreadable(name, err)
-	}
-	if len(src) > maxDocument {
-		return nil, unreadable(name, fmt.Errorf("larger than %s", turnstone.Bytes(maxDocument)))
 	}
 	doc, err := document.Parse(name, src)
 	if err != nil {
