@@ -13,7 +13,8 @@ import (
 // cgroups hands out one control group (version 2) for each process that is
 // started, below one that bounds all of them together.
 type cgroups struct {
-	dir string // of the bounding group
+	dir  string // of the bounding group
+	each string // pids.max of one group: half of all, so that what one leaves behind cannot keep the next from starting
 
 	mu    sync.Mutex
 	next  int
@@ -31,13 +32,13 @@ type cgroup struct {
 // newCgroups makes the bounding group below root, the mount point of cgroup2.
 func newCgroups(root string, memoryMax, pidsMax int64) (*cgroups, error) {
 	g := &cgroups{dir: filepath.Join(root, "turn")}
-	if err := writeFile(filepath.Join(root, "cgroup.subtree_control"), "+memory +pids"); err != nil {
+	if err := writeFile(filepath.Join(root, "cgroup.subtree_control"), "+memory +pids +cpu"); err != nil {
 		return nil, err
 	}
 	if err := os.Mkdir(g.dir, 0o755); err != nil {
 		return nil, err
 	}
-	if err := writeFile(filepath.Join(g.dir, "cgroup.subtree_control"), "+memory +pids"); err != nil {
+	if err := writeFile(filepath.Join(g.dir, "cgroup.subtree_control"), "+memory +pids +cpu"); err != nil {
 		return nil, err
 	}
 	if err := g.limit(memoryMax, pidsMax); err != nil {
@@ -55,6 +56,7 @@ func (g *cgroups) limit(memoryMax, pidsMax int64) error {
 		}
 	}
 	if pidsMax > 0 {
+		g.each = strconv.FormatInt(max(1, pidsMax/2), 10)
 		return writeFile(filepath.Join(g.dir, "pids.max"), strconv.FormatInt(pidsMax, 10))
 	}
 	return nil
@@ -93,7 +95,10 @@ func (g *cgroups) make() (*cgroup, error) {
 		return nil, err
 	}
 	c.fd = fd
-	return c, nil
+	if g.each != "" {
+		err = writeFile(filepath.Join(c.dir, "pids.max"), g.each)
+	}
+	return c, err
 }
 
 // kill sends SIGKILL to every process of the group at once.

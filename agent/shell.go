@@ -103,24 +103,27 @@ func (s *shell) execute(ctx context.Context, p wire.ExecuteParams) (any, error) 
 	if err != nil {
 		return nil, err
 	}
-	if data, err := readCapture(state); err == nil {
-		s.adopt(data, p.Language)
+	data, err := readCapture(state)
+	if err == nil {
+		err = s.adopt(data, p.Language)
 	}
+	res.StateLost = err != nil
 	res.Cwd, res.Env = s.cwd, s.env
 	return res, nil
 }
 
 // adopt makes what a step's shell left the session's own, if it is well formed.
-func (s *shell) adopt(data []byte, language string) {
+func (s *shell) adopt(data []byte, language string) error {
 	if language == "bash" {
-		if c, err := parseBash(data); err == nil {
+		c, err := parseBash(data)
+		if err == nil {
 			s.cwd, s.env = c.cwd, append(c.vars, c.funs...)
 		}
-		return
+		return err
 	}
 	c, err := parseSh(data)
 	if err != nil {
-		return
+		return err
 	}
 	// sh drops what it cannot name, so the functions stay as they were.
 	for _, kv := range s.env {
@@ -129,6 +132,7 @@ func (s *shell) adopt(data []byte, language string) {
 		}
 	}
 	s.cwd, s.env = c.cwd, c.vars
+	return nil
 }
 
 // bash prepares a bash step. BASH_ENV is sourced before the script, which so has

@@ -234,6 +234,9 @@ func exitNote(e wire.ExitResult) string {
 	if e.DiskFull {
 		notes = append(notes, "the sandbox's disk is full (more with disk:)")
 	}
+	if e.StateLost {
+		notes = append(notes, "its environment and directory are not carried over")
+	}
 	return strings.Join(notes, "; ")
 }
 

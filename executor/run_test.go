@@ -94,6 +94,10 @@ func TestTurns(t *testing.T) {
 			"---\ncwd: /srv/x\n---\n" + step("name=a", "pwd") + step("name=b cwd=y", "pwd") + step("name=c", "pwd"),
 			turnstone.Passed, []string{"a passed 0", "b passed 0", "c passed 0"}, []string{"/srv/x\n", "/srv/x/y\n"}, nil,
 		},
+		"a program in the shell's place leaves no environment": {
+			step("name=a", "export X=1; exec true") + step("name=b", `echo "[$X]"`),
+			turnstone.Passed, []string{"a passed 0", "b passed 0"}, []string{"not carried over", "[]"}, nil,
+		},
 		"sh": {
 			"```sh name=a\nexport Q=1; cd /etc; echo $0 | grep -c sh\n```\n" + step("name=b", "echo $Q $PWD"),
 			turnstone.Passed, []string{"a passed 0", "b passed 0"}, []string{"1 /etc\n"}, nil,
@@ -133,7 +137,7 @@ func TestTurns(t *testing.T) {
 			turnstone.Failed, []string{"a passed 0", "b failed 1"}, nil, nil,
 		},
 		"out of memory": {
-			"---\nmemory: 256MiB\n---\n" + step("name=a", `x=$(head -c 400000000 /dev/zero | tr '\0' x)`), turnstone.Failed, []string{"a failed *"}, []string{"out of memory"}, nil,
+			"---\nmemory: 256MiB\n---\n" + step("name=a", `perl -e '$x = "x" x 400_000_000'`), turnstone.Failed, []string{"a failed *"}, []string{"out of memory"}, nil,
 		},
 		"full disk": {
 			"---\ndisk: 64MiB\n---\n" + step("name=a continue-on-error", "head -c 100000000 /dev/zero > big") + step("name=b", "rm big; echo x > small; cat small"),

@@ -96,6 +96,7 @@ type ExitResult struct {
 	OOMKilled bool          `json:"oomKilled,omitempty"` // the guest's memory limit killed a process of the tree
 	DiskFull  bool          `json:"diskFull,omitempty"`  // the sandbox's disk had no room left when it ended
 	Killed    bool          `json:"killed,omitempty"`    // by Process.kill
+	StateLost bool          `json:"stateLost,omitempty"` // Shell.execute: the shell left no environment and directory; the session's stay as before
 	Duration  time.Duration `json:"durationNs"`
 	Cwd       string        `json:"cwd,omitempty"` // Shell.execute: the session's directory afterwards
 	Env       []string      `json:"env,omitempty"` // Shell.execute: the session's exported environment afterwards

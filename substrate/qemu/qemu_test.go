@@ -94,7 +94,13 @@ func TestDamagedSnapshot(t *testing.T) {
 		}
 	}
 	flip := func(b []byte) []byte { b[len(b)/2] ^= 1; return b }
-	for name, damage := range map[string]func() error{
+	// Taking a snapshot costs seconds: each damage is done to a copy, and the
+	// last one to the snapshot itself.
+	keep := filepath.Join(t.TempDir(), "keep")
+	if out, err := exec.Command("cp", "-a", "--sparse=always", dir, keep).CombinedOutput(); err != nil {
+		t.Fatalf("cp: %v: %s", err, out)
+	}
+	damages := map[string]func() error{
 		"a flipped bit of memory, times restored": func() error {
 			path := filepath.Join(dir, ramFile)
 			st, err := os.Stat(path)
@@ -111,6 +117,14 @@ func TestDamagedSnapshot(t *testing.T) {
 			_, werr := f.WriteAt(b, 64<<20)
 			return errors.Join(err, werr, f.Close(), os.Chtimes(path, st.ModTime(), st.ModTime()))
 		},
+		"a write to the scratch disk": func() error {
+			f, err := os.OpenFile(filepath.Join(dir, scratchFile), os.O_RDWR, 0)
+			if err != nil {
+				return err
+			}
+			_, err = f.WriteAt([]byte{1}, 5<<20)
+			return errors.Join(err, f.Close())
+		},
 		"cut memory":                 func() error { return os.Truncate(filepath.Join(dir, ramFile), 100<<20) },
 		"no memory":                  func() error { return os.Remove(filepath.Join(dir, ramFile)) },
 		"memory that is a link":      func() error { return relink(filepath.Join(dir, ramFile)) },
@@ -118,20 +132,54 @@ func TestDamagedSnapshot(t *testing.T) {
 		"cut state":                  edit(stateFile, func(b []byte) []byte { return b[:len(b)/2] }),
 		"garbage manifest":           edit(manifestFile, func([]byte) []byte { return []byte("{{{") }),
 		"another QEMU": edit(manifestFile, func(b []byte) []byte {
-			return bytes.ReplaceAll(b, []byte("QEMU emulator version"), []byte("QEMU emulator version 1"))
+			return bytes.ReplaceAll(b, []byte("QEMU emulator"), []byte("QEMU  emulator"))
 		}),
-	} {
+	}
+	for name, damage := range damages {
 		if err := damage(); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 		if _, err := openSnapshot(t.Context(), dir, id); turnstone.KindOf(err) != turnstone.Integrity {
 			t.Errorf("%s: opening it gives %v, want kind %s", name, err, turnstone.Integrity)
 		}
-		run()
-		if _, err := openSnapshot(t.Context(), dir, id); err != nil {
-			t.Errorf("%s: not taken anew: %v", name, err)
+		if out, err := exec.Command("sh", "-c", `rm -rf "$1" && cp -a --sparse=always "$2" "$1"`, "sh", dir, keep).CombinedOutput(); err != nil {
+			t.Fatalf("cp: %v: %s", err, out)
+		}
+		// What a copy's times cannot vouch for.
+		if err := reseal(dir); err != nil {
+			t.Fatal(err)
+		}
+		if snap, err := openSnapshot(t.Context(), dir, id); err != nil {
+			t.Fatalf("the undamaged copy does not open: %v", err)
+		} else {
+			_ = snap.ram.Close()
 		}
 	}
+	if err := damages["a flipped bit of memory, times restored"](); err != nil {
+		t.Fatal(err)
+	}
+	run()
+	if _, err := openSnapshot(t.Context(), dir, id); err != nil {
+		t.Errorf("not taken anew: %v", err)
+	}
+}
+
+// reseal makes the manifest's word on the scratch disk fit a copied folder.
+func reseal(dir string) error {
+	path := filepath.Join(dir, manifestFile)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	var m manifest
+	if err := json.Unmarshal(b, &m); err != nil {
+		return err
+	}
+	if m.Scratch, err = stamp.Quick(filepath.Join(dir, scratchFile)); err != nil {
+		return err
+	}
+	b, err = json.Marshal(m)
+	return errors.Join(err, os.WriteFile(path, b, 0o600))
 }
 
 func relink(path string) error {
@@ -150,7 +198,15 @@ func TestTouchedSnapshot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, _ := json.Marshal(manifest{Identity: id, State: turnstone.DigestBytes(state), RAM: st})
+	scratch := filepath.Join(dir, scratchFile)
+	if err := os.WriteFile(scratch, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	quick, err := stamp.Quick(scratch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, _ := json.Marshal(manifest{Identity: id, State: turnstone.DigestBytes(state), RAM: st, Scratch: quick})
 	if err := os.WriteFile(filepath.Join(dir, manifestFile), b, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -162,6 +218,12 @@ func TestTouchedSnapshot(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = snap.ram.Close()
+	if err := os.Chtimes(scratch, time.Unix(1, 0), time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openSnapshot(t.Context(), dir, id); turnstone.KindOf(err) != turnstone.Integrity {
+		t.Errorf("a touched scratch disk: %v", err)
+	}
 	if _, err := openSnapshot(t.Context(), t.TempDir(), id); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no snapshot: %v", err)
 	}
