@@ -137,7 +137,7 @@ func TestTurns(t *testing.T) {
 			turnstone.Failed, []string{"a passed 0", "b failed 1"}, nil, nil,
 		},
 		"out of memory": {
-			"---\nmemory: 256MiB\n---\n" + step("name=a", `perl -e '$x = "x" x 400_000_000'`), turnstone.Failed, []string{"a failed *"}, []string{"out of memory"}, nil,
+			"---\nmemory: 256MiB\n---\n" + step("name=a", `perl -e 'push @x, "x" x (1_000_000 + $_) for 1..400'`), turnstone.Failed, []string{"a failed *"}, []string{"out of memory"}, nil,
 		},
 		"full disk": {
 			"---\ndisk: 64MiB\n---\n" + step("name=a continue-on-error", "head -c 100000000 /dev/zero > big") + step("name=b", "rm big; echo x > small; cat small"),

@@ -232,7 +232,7 @@ func testMemory(t *testing.T, s substrate.Substrate, c Config) {
 	m := c.Machine
 	m.Shape.Memory = turnstone.MinMemory
 	_, client := Clone(t, s, m, &c.Network)
-	out, exit := Shell(t, client, `perl -e '$x = "x" x 400_000_000; print length $x'`)
+	out, exit := Shell(t, client, `perl -e 'push @x, "x" x (1_000_000 + $_) for 1..400; print scalar @x'`)
 	if exit.ExitCode == 0 || !exit.OOMKilled {
 		t.Errorf("400 MB in %s: %q, %+v", m.Shape.Memory, out, exit)
 	}
