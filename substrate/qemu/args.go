@@ -49,12 +49,16 @@ func (a accel) cpuModel() string {
 	return "max"
 }
 
-// kernelArgs is the guest kernel's command line. Mitigations against speculation
-// guard one tenant from another; a guest has one, and TCG does not speculate.
+// kernelArgs is the guest kernel's command line. What hardens a kernel against its
+// own users is off: a guest has one tenant, who is root, and the line that is
+// defended runs around the machine. Each of them costs a start under TCG, where
+// every instruction that runs for the first time has to be translated.
 func kernelArgs(shape turnstone.Shape) string {
 	args := []string{
 		"console=ttyS0", "quiet", "loglevel=3", "panic=-1", "reboot=t", "rdinit=/init",
 		"mitigations=off", "audit=0", "nowatchdog", "no_timer_check", "tsc=reliable",
+		"lsm=capability", "init_on_alloc=0", "hardened_usercopy=off", "randomize_kstack_offset=off",
+		"transparent_hugepage=never", // a clone pays with private memory for each page it touches
 		"rcupdate.rcu_expedited=1", "random.trust_cpu=on", "cgroup_no_v1=all",
 		"turnstone.scratch=" + scratchSerial, // the agent mounts it before the snapshot, which keeps the disk
 	}
