@@ -15,7 +15,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"turnstone.dev/turnstone/executor"
@@ -56,33 +55,54 @@ func (b *bench) all(ctx context.Context) error {
 	return nil
 }
 
-// run runs `turn run` on doc and returns how long the process took.
-func (b *bench) run(ctx context.Context, doc string) (*executor.Turn, time.Duration, *syscall.Rusage, error) {
+// run runs `turn run` on doc and returns how long the process took and, if it is
+// watched, the most memory it had.
+func (b *bench) run(ctx context.Context, doc string, watch bool) (*executor.Turn, time.Duration, string, error) {
 	path := filepath.Join(b.dir, "doc.md")
 	if err := os.WriteFile(path, []byte(doc), 0o600); err != nil {
-		return nil, 0, nil, err
+		return nil, 0, "", err
 	}
 	cmd := exec.CommandContext(ctx, b.turn, "run", "--json", "-q", path)
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errOut
 	began := time.Now()
-	err := cmd.Run()
+	if err := cmd.Start(); err != nil {
+		return nil, 0, "", err
+	}
+	peak := make(chan string, 1)
+	if watch {
+		go func() { peak <- peakMemory(cmd.Process.Pid) }()
+	} else {
+		peak <- ""
+	}
+	err := cmd.Wait()
 	took := time.Since(began)
 	if err != nil {
-		return nil, 0, nil, fmt.Errorf("turn run: %w: %s", err, errOut.String())
+		return nil, 0, "", fmt.Errorf("turn run: %w: %s", err, errOut.String())
 	}
 	var t executor.Turn
-	if err := json.Unmarshal(out.Bytes(), &t); err != nil {
-		return nil, 0, nil, err
+	err = json.Unmarshal(out.Bytes(), &t)
+	return &t, took, <-peak, err
+}
+
+// peakMemory reads a process's high-water mark until the process is gone. What
+// wait4(2) tells would count QEMU in.
+func peakMemory(pid int) (peak string) {
+	for ; ; time.Sleep(20 * time.Millisecond) {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		_, rest, ok := strings.Cut(string(b), "VmHWM:")
+		if err != nil || !ok {
+			return peak
+		}
+		line, _, _ := strings.Cut(rest, "\n")
+		peak = strings.TrimSpace(line)
 	}
-	usage, _ := cmd.ProcessState.SysUsage().(*syscall.Rusage)
-	return &t, took, usage, nil
 }
 
 func step(script string) string { return "```bash\n" + script + "\n```\n" }
 
 func (b *bench) start(ctx context.Context) error {
-	if _, _, _, err := b.run(ctx, step("true")); err != nil { // builds what is missing
+	if _, _, _, err := b.run(ctx, step("true"), false); err != nil { // builds what is missing
 		return err
 	}
 	h, err := home.Open()
@@ -103,7 +123,7 @@ func (b *bench) start(ctx context.Context) error {
 			return fmt.Errorf("floor: %w: %s", err, out)
 		}
 		floors = append(floors, time.Since(began))
-		t, took, _, err := b.run(ctx, step("true"))
+		t, took, _, err := b.run(ctx, step("true"), false)
 		if err != nil {
 			return err
 		}
@@ -148,8 +168,8 @@ func (b *bench) memory(ctx context.Context) error {
 }
 
 func (b *bench) streaming(ctx context.Context) error {
-	t, took, usage, err := b.run(ctx, step("grep VmHWM /proc/1/status")+step("head -c "+b.stream+" /dev/zero | tr '\\0' x")+
-		step("grep VmHWM /proc/1/status"))
+	t, took, peak, err := b.run(ctx, step("grep VmHWM /proc/1/status")+step("head -c "+b.stream+" /dev/zero")+
+		step("grep VmHWM /proc/1/status"), true)
 	if err != nil {
 		return err
 	}
@@ -158,9 +178,7 @@ func (b *bench) streaming(ctx context.Context) error {
 	fmt.Printf("## Streaming\n\n| | |\n|---|---|\n| standard output of one step | %d bytes, %s |\n", bytesOut, s.StdoutInfo.Digest)
 	fmt.Printf("| time of that step | %s (%.0f MB/s) |\n", ms(time.Duration(s.Millis)*time.Millisecond), float64(bytesOut)/1e6/(float64(s.Millis)/1e3))
 	fmt.Printf("| whole turn | %s |\n", ms(took))
-	if usage != nil {
-		fmt.Printf("| peak memory of `turn` (QEMU not counted) | %d KiB |\n", usage.Maxrss)
-	}
+	fmt.Printf("| peak memory of `turn` (QEMU not counted) | %s |\n", peak)
 	fmt.Printf("| peak memory of the agent, before and after | %s, %s |\n\n", field(t.Steps[0].Stdout), field(t.Steps[2].Stdout))
 	return nil
 }
