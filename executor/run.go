@@ -17,11 +17,12 @@ import (
 
 // An Executor runs turns with the state of one home. It is safe for concurrent use.
 type Executor struct {
-	home *home.Home
+	home      *home.Home
+	killGrace time.Duration // how long a killed step may take to be gone before its machine is
 }
 
 // New returns an executor on h.
-func New(h *home.Home) *Executor { return &Executor{home: h} }
+func New(h *home.Home) *Executor { return &Executor{home: h, killGrace: 15 * time.Second} }
 
 // Run runs one turn and returns it with its receipt. An error without a Turn
 // means that nothing was started: of kind Invalid or NotFound, that the request
@@ -161,9 +162,6 @@ func (r *run) each(ctx, turnCtx context.Context, s *sandbox) (turnstone.Result, 
 	return result, nil
 }
 
-// killGrace is how long a killed step may take to be gone before its machine is.
-const killGrace = 15 * time.Second
-
 // one runs one step and fills res. An error means that the machine did not tell
 // how the step ended.
 func (r *run) one(turnCtx context.Context, s *sandbox, step *document.Step, res *document.StepResult, first bool) error {
@@ -174,14 +172,15 @@ func (r *run) one(turnCtx context.Context, s *sandbox, step *document.Step, res 
 		defer cancel()
 	}
 	// A guest that does not let its step be killed loses its machine.
-	stop := context.AfterFunc(ctx, func() {
+	ended := make(chan struct{})
+	defer close(ended)
+	defer context.AfterFunc(ctx, func() {
 		select {
-		case <-s.Done():
-		case <-time.After(killGrace):
+		case <-ended:
+		case <-time.After(r.x.killGrace):
 			_ = s.Sandbox.Close()
 		}
-	})
-	defer stop()
+	})()
 	stdout, stderr := r.capture(step, Stdout, "stdout"), r.capture(step, Stderr, "stderr")
 	params := wire.ExecuteParams{ID: step.Name, Name: step.Name, Language: step.Language, Script: step.Script}
 	if first {

@@ -193,6 +193,17 @@ func TestTurns(t *testing.T) {
 	}
 }
 
+// TestKillGrace: a step that was killed in time leaves the machine to the next.
+func TestKillGrace(t *testing.T) {
+	x := New(turntest.Home(t))
+	x.killGrace = 2 * time.Second
+	doc := step("name=a timeout=1s continue-on-error", "sleep 99") + step("name=b", "sleep 5; echo alive")
+	turn, err := x.Run(t.Context(), Request{Document: parse(t, doc)}, &observer{})
+	if err != nil || turn.Result != turnstone.Passed || turn.Steps[1].Stdout != "alive\n" {
+		t.Errorf("%v, %+v", err, turn)
+	}
+}
+
 // TestForkBomb: a step that forks without end is killed when its time is up, and
 // the next one has a machine to run on.
 func TestForkBomb(t *testing.T) {

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"strings"
 	"time"
 
@@ -161,11 +160,4 @@ func (w *stopwatch) lap(name string) {
 }
 
 // isCancel tells an interruption by the caller from other ends.
-func isCancel(ctx context.Context) bool { return errors.Is(context.Cause(ctx), context.Canceled) }
-
-func plural(n int, one string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %ss", n, one)
-}
+func isCancel(ctx context.Context) bool { return errors.Is(ctx.Err(), context.Canceled) }
