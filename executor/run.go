@@ -196,7 +196,9 @@ func (r *run) one(turnCtx context.Context, s *sandbox, step *document.Step, res 
 	deadline := errors.Is(ctx.Err(), context.DeadlineExceeded)
 	if deadline && (err != nil || exit.Killed) {
 		res.Status, res.Note = turnstone.StepTimeout, r.timeoutNote(turnCtx, step)
-		if err != nil && turnstone.KindOf(err) == turnstone.Dead {
+		if err != nil && turnstone.KindOf(err) == turnstone.Dead && s.Err() == nil {
+			return &turnstone.Error{Op: "executor.step", Kind: turnstone.Dead, Subject: step.Name, Err: errors.New("could not be killed in time; its machine was")}
+		} else if err != nil && turnstone.KindOf(err) == turnstone.Dead {
 			return err
 		}
 		return nil
