@@ -73,6 +73,7 @@ func TestKVM(t *testing.T) {
 	}{
 		{"works", there, qemu.Verdict{Usable: true, Proven: true}, OK, "a guest runs under it", ""},
 		{"no guest starts", there, qemu.Verdict{Proven: true, Reason: "emulation failure"}, Warn, "emulation failure", ""},
+		{"root's alone", there, qemu.Verdict{Proven: true, Reason: "QEMU ended: Permission denied"}, Warn, "Permission denied", "sudo chgrp kvm /dev/kvm"},
 		{"not tried", there, qemu.Verdict{Reason: "not proven yet"}, Warn, "not tried yet", "turn exec"},
 		{"no device", nil, qemu.Verdict{}, Warn, "there is no /dev/kvm", ""},
 	} {

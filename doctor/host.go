@@ -56,7 +56,7 @@ func (c *checker) kvm(v qemu.Verdict) []Finding {
 		return one("kvm", OK, "a guest runs under it", "")
 	}
 	if v.Proven {
-		return one("kvm", Warn, "a guest does not run under it: "+v.Reason+slow, "")
+		return one("kvm", Warn, v.Reason+slow, c.kvmFix(v.Reason))
 	}
 	f, err := os.OpenFile(filepath.Join(c.root, "dev/kvm"), os.O_RDWR, 0)
 	switch {
@@ -69,6 +69,15 @@ func (c *checker) kvm(v qemu.Verdict) []Finding {
 		return one("kvm", Warn, "there is no /dev/kvm: virtualization is off in the firmware, or this is a virtual machine itself"+slow, "")
 	}
 	return one("kvm", Warn, err.Error()+slow, "")
+}
+
+// kvmFix returns what opens a device that QEMU may not open: as root, turn starts
+// it as the user nobody, in the device's group. The verdict has to be forgotten too.
+func (c *checker) kvmFix(reason string) string {
+	if !strings.Contains(reason, "Permission denied") {
+		return ""
+	}
+	return "sudo chgrp kvm /dev/kvm && sudo chmod 660 /dev/kvm && rm -f " + quote(c.home.Path("cache", "kvm.json"))
 }
 
 func (c *checker) disk(context.Context) []Finding {

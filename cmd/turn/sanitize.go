@@ -113,9 +113,9 @@ func printable(text string) string {
 	out := []rune{}
 	for _, r := range text {
 		switch {
-		case r == '\n' || visible(r):
+		case visible(r):
 			out = append(out, r)
-		case r == '\t' || r == '\r':
+		case r == '\t' || r == '\r' || r == '\n':
 			out = append(out, ' ')
 		}
 	}

@@ -48,7 +48,7 @@ func TestSanitizer(t *testing.T) {
 }
 
 func TestPrintable(t *testing.T) {
-	if got, want := printable("a\x1b]0;x\x07\tb\u202ec\r\n"), "a]0;x bc \n"; got != want {
+	if got, want := printable("a\x1b]0;x\x07\tb\u202ec\r\nhint: d"), "a]0;x bc  hint: d"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
