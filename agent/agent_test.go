@@ -74,8 +74,6 @@ func (h *harness) step(language, script string) ran {
 	return ran{res, stdout.String(), stderr.String()}
 }
 
-func env(r ran, name string) string { return lookupEnv(r.Env, name) }
-
 // carried are scripts and what a step after them sees.
 var carried = []struct {
 	name, script string

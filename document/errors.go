@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/spelling"
 )
 
 // A SyntaxError is one fault of a document, with the place where it stands.
@@ -47,36 +48,8 @@ func (es SyntaxErrors) Unwrap() error {
 	return e
 }
 
-// nearest returns the known word with the fewest edits between it and word.
+// nearest returns the known word that somebody most likely meant.
 func nearest(word string, known []string) string {
-	best, fewest := "", -1
-	for _, k := range known {
-		if d := editDistance(word, k); fewest < 0 || d < fewest {
-			best, fewest = k, d
-		}
-	}
-	return best
-}
-
-// editDistance is the Levenshtein distance in bytes. Only the first 64 bytes of
-// a count, so that a hostile word costs little.
-func editDistance(a, b string) int {
-	a, b = strings.ToLower(a[:min(len(a), 64)]), strings.ToLower(b[:min(len(b), 64)])
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			change := diagonal
-			if a[i] != b[j] {
-				change++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(change, row[j+1]+1, row[j]+1)
-		}
-	}
-	return row[len(b)]
+	near, _ := spelling.Nearest(word, known)
+	return near
 }

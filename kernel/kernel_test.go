@@ -16,30 +16,13 @@ import (
 	"github.com/cavaliergopher/cpio"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/testhome"
 )
-
-// testHome is where tests of all packages keep what is costly to make:
-// $TURN_TEST_HOME, else turnstone-test in the user's cache folder.
-func testHome(t *testing.T) string {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("downloads Debian packages")
-	}
-	dir := os.Getenv("TURN_TEST_HOME")
-	if dir == "" {
-		cache, err := os.UserCacheDir()
-		if err != nil {
-			t.Fatal(err)
-		}
-		dir = filepath.Join(cache, "turnstone-test")
-	}
-	return dir
-}
 
 // debianKernel returns the real kernel, which is downloaded once per machine.
 func debianKernel(t *testing.T) *Kernel {
 	t.Helper()
-	dir := filepath.Join(testHome(t), "kernel")
+	dir := filepath.Join(testhome.Dir(t), "kernel")
 	t.Setenv("TURN_KERNEL", "")
 	t.Setenv("TURN_KERNEL_MODULES", "")
 	k, err := Ensure(context.Background(), dir, func(s string) { t.Log(s) })
@@ -94,7 +77,7 @@ func TestDebianKernel(t *testing.T) {
 		}
 	}
 
-	again, err := Ensure(context.Background(), filepath.Join(testHome(t), "kernel"), func(s string) {
+	again, err := Ensure(context.Background(), filepath.Join(testhome.Dir(t), "kernel"), func(s string) {
 		t.Errorf("the second call works: %s", s)
 	})
 	if err != nil || again.Digest != k.Digest || again.Vmlinux != k.Vmlinux {

@@ -67,7 +67,7 @@ func (debianSource) take(ctx context.Context, dir string, progress func(string))
 	}
 	images, err := filepath.Glob(filepath.Join(unpacked, "vmlinuz-*"))
 	if err != nil || len(images) != 1 {
-		return nil, fmt.Errorf("Debian's package %s has %d kernel images instead of one", debianPackage, len(images))
+		return nil, fmt.Errorf("package %s has %d kernel images instead of one", debianPackage, len(images))
 	}
 	release := strings.TrimPrefix(filepath.Base(images[0]), "vmlinuz-")
 	progress("guest kernel: unpacking " + release)

@@ -15,30 +15,13 @@ import (
 	"github.com/erofs/go-erofs"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/testhome"
 )
-
-// testHome is where tests of all packages keep what is costly to make:
-// $TURN_TEST_HOME, else turnstone-test in the user's cache folder.
-func testHome(t *testing.T) string {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("builds real templates")
-	}
-	dir := os.Getenv("TURN_TEST_HOME")
-	if dir == "" {
-		cache, err := os.UserCacheDir()
-		if err != nil {
-			t.Fatal(err)
-		}
-		dir = filepath.Join(cache, "turnstone-test")
-	}
-	return dir
-}
 
 // realTemplate returns a built-in template from the shared home, and its image.
 func realTemplate(t *testing.T, name string) (*Template, fs.FS) {
 	t.Helper()
-	s := NewStore(filepath.Join(testHome(t), "templates"))
+	s := NewStore(filepath.Join(testhome.Dir(t), "templates"))
 	tmpl, err := s.Ensure(context.Background(), name, func(what string) { t.Log(what) })
 	if err != nil {
 		t.Fatalf("%v\n%s", err, turnstone.HintOf(err))

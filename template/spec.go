@@ -21,6 +21,7 @@ import (
 	"github.com/BurntSushi/toml"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/spelling"
 )
 
 // Limits of a spec. What goes beyond is refused.
@@ -159,12 +160,13 @@ func parse(name string, b []byte, dir fs.FS) (*Spec, error) {
 
 // knownKeys reports the first key that specTOML does not have.
 func knownKeys(md toml.MetaData) error {
-	for _, key := range md.Undecoded() {
-		known := []string{"name", "description", "base", "packages", "env", "files", "workdir"}
+	if undecoded := md.Undecoded(); len(undecoded) > 0 {
+		key, known := undecoded[0], []string{"name", "description", "base", "packages", "env", "files", "workdir"}
 		if len(key) > 1 && key[0] == "files" {
 			known = []string{"path", "content", "source", "mode"}
 		}
-		return fmt.Errorf("unknown key %q; the nearest that there is: %q", key.String(), nearest(key[len(key)-1], known))
+		near, _ := spelling.Nearest(key[len(key)-1], known)
+		return fmt.Errorf("unknown key %q; the nearest that there is: %q", key.String(), near)
 	}
 	return nil
 }
@@ -304,35 +306,4 @@ func (s *Spec) Digest() turnstone.Digest {
 	enc.SetEscapeHTML(false)  // so that other languages' JSON gives the same text
 	_ = enc.Encode(canonical) // the types above always encode, and a hash takes every write
 	return turnstone.Digest("sha256:" + hex.EncodeToString(h.Sum(nil)))
-}
-
-// nearest returns the word of known that takes the fewest edits to get from s
-// (Levenshtein's distance), or "" when known is empty.
-func nearest(s string, known []string) string {
-	best, least := "", 1<<30
-	for _, k := range known {
-		if d := distance(strings.ToLower(s[:min(len(s), 64)]), k); d < least {
-			best, least = k, d
-		}
-	}
-	return best
-}
-
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost = 1 + min(diagonal, row[j], row[j+1])
-			}
-			diagonal, row[j+1] = row[j+1], cost
-		}
-	}
-	return row[len(b)]
 }

@@ -235,11 +235,3 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
-
-func TestNearest(t *testing.T) {
-	for word, want := range map[string]string{"pyhton": "python", "packges": "base", "": "base", "Base": "base", "pyton3": "python"} {
-		if got := nearest(word, []string{"base", "python"}); word != "packges" && got != want {
-			t.Errorf("%q: %q, want %q", word, got, want)
-		}
-	}
-}

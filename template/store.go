@@ -15,6 +15,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/spelling"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/templates"
 )
@@ -132,7 +133,7 @@ func (s *Store) lookup(name string) (spec *Spec, builtin bool, err error) {
 		return nil, false, err
 	}
 	hint := "the images are " + strings.Join(names, ", ")
-	if near := nearest(name, names); near != "" && distance(name[:min(len(name), 64)], near) <= max(1, len(near)/2) {
+	if near, edits := spelling.Nearest(name, names); near != "" && edits <= max(1, len(near)/2) {
 		hint = fmt.Sprintf("did you mean %s? %s", near, hint)
 	}
 	return nil, false, &turnstone.Error{Op: "template.find", Kind: turnstone.NotFound, Subject: fmt.Sprintf("image %q", name),

@@ -3,38 +3,21 @@
 package turntest
 
 import (
-	"os"
-	"path/filepath"
 	"testing"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/agentbin"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/testhome"
 	"turnstone.dev/turnstone/kernel"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/template"
 )
 
-// Home returns the home that tests share: $TURN_TEST_HOME, else a folder in the
-// user's cache. With -short the test is skipped: what needs a home needs a
-// machine, and that is slow.
+// Home returns the home that tests share; see testhome.
 func Home(t testing.TB) *home.Home {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("needs a virtual machine; run without -short")
-	}
-	dir := os.Getenv("TURN_TEST_HOME")
-	if dir == "" {
-		cache, err := os.UserCacheDir()
-		if err != nil {
-			t.Fatal(err)
-		}
-		dir = filepath.Join(cache, "turnstone-test")
-	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	return &home.Home{Dir: dir}
+	return &home.Home{Dir: testhome.Dir(t)}
 }
 
 // Machine returns a machine of the template image with the default shape, built
