@@ -159,7 +159,7 @@ func await(ts *testscript.TestScript, neg bool, args []string) {
 	re, err := regexp.Compile("(?m)" + args[1])
 	ts.Check(err)
 	var text []byte
-	for until := time.Now().Add(8 * time.Minute); time.Now().Before(until); time.Sleep(50 * time.Millisecond) {
+	for until := time.Now().Add(4 * time.Minute); time.Now().Before(until); time.Sleep(50 * time.Millisecond) {
 		if text, err = os.ReadFile(ts.MkAbs(args[0])); err == nil && re.Match(text) {
 			return
 		}
