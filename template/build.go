@@ -19,7 +19,7 @@ import (
 
 // builderVersion is part of every digest. It changes when the same spec has to
 // give another image.
-const builderVersion = 1
+const builderVersion = 2
 
 // maxImage bounds the files of one image, in bytes.
 const maxImage = 32 << 30
@@ -57,6 +57,16 @@ func leftOut(p string, hdr *tar.Header) bool {
 	return false
 }
 
+// settle evens out what differs from build to build in an entry that is kept.
+func settle(p string, hdr *tar.Header) {
+	switch p {
+	case "var/lib/apt/lists/partial", "var/cache/apt/archives/partial":
+		// Root's, or _apt's when apt came to use them once more; apt sees to it
+		// itself when it runs.
+		hdr.Uid, hdr.Gid, hdr.Uname, hdr.Gname = 0, 0, "", ""
+	}
+}
+
 // A built image is what came of one build.
 type built struct {
 	packages map[string]string // name → version
@@ -78,6 +88,7 @@ func buildImage(ctx context.Context, spec *Spec, out *os.File, tempDir string, l
 			if p == "var/lib/dpkg/status" && hdr.Size <= maxStatus {
 				*content = io.TeeReader(*content, &status)
 			}
+			settle(p, hdr)
 			return !leftOut(p, hdr) && !(replaced[p] && hdr.Typeflag != tar.TypeDir)
 		})
 	})

@@ -1,6 +1,7 @@
 package template
 
 import (
+	"archive/tar"
 	"errors"
 	"io/fs"
 	"os"
@@ -102,16 +103,17 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// Computed independently, with Python over the canonical JSON. The digests of today's specs are what sandboxes and receipts name for ever: a
-// change here is a change of builderVersion, or a mistake.
+// Computed independently, with Python over the canonical JSON. The digests of
+// today's specs are what sandboxes and receipts name for ever: a change here is a
+// change of builderVersion, or a mistake.
 func TestDigestVectors(t *testing.T) {
 	for _, tt := range []struct {
 		spec Spec
 		want turnstone.Digest
 	}{
-		{Spec{Base: "debian:bookworm", Workdir: "/workspace"}, "sha256:30cdf2ba63ba3204b5aada18e208837f5e4cceab76784e1986e0968145dc4212"},
+		{Spec{Base: "debian:bookworm", Workdir: "/workspace"}, "sha256:475b35df7c92059b2b37e35222bfa63d3e4982d8e8ab74da86e6f502c78216c1"},
 		{Spec{Name: "x", Description: "y", Base: "debian:bookworm", Packages: []string{"curl", "jq"}, Workdir: "/w",
-			Env: map[string]string{"B": "2", "A": "<1>"}, Files: []File{{"/etc/motd", 0o644, []byte("hi\n")}}}, "sha256:467ea20e6125488d13610e3763c1e5e71193f040e089064bfb11ece8be1e31ce"},
+			Env: map[string]string{"B": "2", "A": "<1>"}, Files: []File{{"/etc/motd", 0o644, []byte("hi\n")}}}, "sha256:35104eab5d5d44a7ba4c761c717ac9680a91adf0f0ce87b05ce3b439c5ae8458"},
 	} {
 		if got := tt.spec.Digest(); got != tt.want {
 			t.Errorf("%+v: %s, want %s", tt.spec, got, tt.want)
@@ -234,4 +236,18 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+// The folders that apt works in belong to root or to _apt, as it happens.
+func TestSettle(t *testing.T) {
+	for _, p := range []string{"var/lib/apt/lists/partial", "var/cache/apt/archives/partial"} {
+		hdr := &tar.Header{Uid: 42, Gid: 5, Uname: "_apt", Gname: "x"}
+		if settle(p, hdr); hdr.Uid != 0 || hdr.Gid != 0 || hdr.Uname != "" || hdr.Gname != "" {
+			t.Errorf("%s is left to %+v", p, hdr)
+		}
+	}
+	hdr := &tar.Header{Uid: 42}
+	if settle("srv/x", hdr); hdr.Uid != 42 {
+		t.Errorf("srv/x lost its owner: %+v", hdr)
+	}
 }
