@@ -20,7 +20,7 @@ help: ## print what there is
 
 .PHONY: setup
 setup: ## install the Debian packages that are missing, and check Go
-	@scripts/setup
+	@scripts/setup >&2
 
 .PHONY: build
 build: ## build bin/turn
