@@ -73,7 +73,7 @@ func TestKVM(t *testing.T) {
 	}{
 		{"works", there, qemu.Verdict{Usable: true, Proven: true}, OK, "a guest runs under it", ""},
 		{"no guest starts", there, qemu.Verdict{Proven: true, Reason: "emulation failure"}, Warn, "emulation failure", ""},
-		{"root's alone", there, qemu.Verdict{Proven: true, Reason: "QEMU ended: Permission denied"}, Warn, "Permission denied", "sudo chgrp kvm /dev/kvm"},
+		{"root's alone", there, qemu.Verdict{Denied: true, Reason: "permission denied"}, Warn, "may not be opened", "sudo groupadd -rf kvm"},
 		{"not tried", there, qemu.Verdict{Reason: "not proven yet"}, Warn, "not tried yet", "turn exec"},
 		{"no device", nil, qemu.Verdict{}, Warn, "there is no /dev/kvm", ""},
 	} {

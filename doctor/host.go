@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -56,7 +57,10 @@ func (c *checker) kvm(v qemu.Verdict) []Finding {
 		return one("kvm", OK, "a guest runs under it", "")
 	}
 	if v.Proven {
-		return one("kvm", Warn, v.Reason+slow, c.kvmFix(v.Reason))
+		return one("kvm", Warn, v.Reason+slow, "")
+	}
+	if v.Denied {
+		return one("kvm", Warn, "/dev/kvm may not be opened by those who run QEMU"+slow, c.kvmAccess())
 	}
 	f, err := os.OpenFile(filepath.Join(c.root, "dev/kvm"), os.O_RDWR, 0)
 	switch {
@@ -64,20 +68,32 @@ func (c *checker) kvm(v qemu.Verdict) []Finding {
 		_ = f.Close()
 		return one("kvm", Warn, "not tried yet, the first turn does: "+v.Reason, "turn exec -- true")
 	case errors.Is(err, fs.ErrPermission):
-		return one("kvm", Warn, "/dev/kvm may not be opened by you"+slow, `sudo usermod -aG kvm "$(id -un)" # then log in again`)
+		return one("kvm", Warn, "/dev/kvm may not be opened by you"+slow, c.kvmAccess())
 	case errors.Is(err, fs.ErrNotExist):
 		return one("kvm", Warn, "there is no /dev/kvm: virtualization is off in the firmware, or this is a virtual machine itself"+slow, "")
 	}
 	return one("kvm", Warn, err.Error()+slow, "")
 }
 
-// kvmFix returns what opens a device that QEMU may not open: as root, turn starts
-// it as the user nobody, in the device's group. The verdict has to be forgotten too.
-func (c *checker) kvmFix(reason string) string {
-	if !strings.Contains(reason, "Permission denied") {
-		return ""
+// openKVM gives the device to the group that distributions have for it, as their
+// udev rules do. (Root's QEMU gives root up, and is in that group.)
+const openKVM = "sudo groupadd -rf kvm && sudo chgrp kvm /dev/kvm && sudo chmod 660 /dev/kvm"
+
+// kvmAccess is what lets this user open the device: to be in its group, if that
+// may open it at all.
+func (c *checker) kvmAccess() string {
+	if c.uid == 0 {
+		return openKVM
 	}
-	return "sudo chgrp kvm /dev/kvm && sudo chmod 660 /dev/kvm && rm -f " + quote(c.home.Path("cache", "kvm.json"))
+	const join = `sudo usermod -aG kvm "$(id -un)" # then log in again`
+	fi, err := os.Stat(filepath.Join(c.root, "dev/kvm"))
+	if err != nil {
+		return join
+	}
+	if st, ok := fi.Sys().(*syscall.Stat_t); fi.Mode().Perm()&0o060 == 0o060 && ok && st.Gid != 0 {
+		return join
+	}
+	return openKVM + " && " + join
 }
 
 func (c *checker) disk(context.Context) []Finding {

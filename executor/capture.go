@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sys/unix"
+
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 )
@@ -17,9 +19,13 @@ import (
 const (
 	headLimit = 64 << 10 // bytes of a stream's beginning kept in memory
 	tailLimit = 64 << 10 // bytes of its end
-	// keepLimit bounds what one stream may put on the host's disk. What comes
-	// after it is counted and hashed, but not kept.
-	keepLimit = 4 << 30
+	// keepLimit bounds what one stream may put on the host's disk, and freeLimit
+	// what all of them leave there. What comes after is counted and hashed, but not
+	// kept: a guest must not fill its host.
+	keepLimit = 2 << 30
+	freeLimit = 1 << 30
+	// checkEvery is how many bytes are written between two looks at the free space.
+	checkEvery = 16 << 20
 )
 
 // capture takes one output stream: it counts and hashes all of it, keeps both
@@ -36,6 +42,7 @@ type capture struct {
 	lines      int64
 	hash       hash.Hash
 	file       *os.File
+	checked    int64 // size at the last look at the free space
 	note       string
 }
 
@@ -87,6 +94,13 @@ func (c *capture) spill(p []byte) {
 		c.drop(fmt.Errorf("it is longer than %s", turnstone.Bytes(keepLimit).Human()))
 		return
 	}
+	if c.file == nil || c.size-c.checked > checkEvery {
+		c.checked = c.size
+		if err := room(filepath.Dir(c.path)); err != nil {
+			c.drop(err)
+			return
+		}
+	}
 	if c.file == nil {
 		f, err := os.OpenFile(c.path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 		if err == nil {
@@ -101,6 +115,19 @@ func (c *capture) spill(p []byte) {
 	if _, err := c.file.Write(p); err != nil {
 		c.drop(err)
 	}
+}
+
+// room is an error when the disk that holds dir is nearly full.
+func room(dir string) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return err
+	}
+	total, free := st.Blocks*uint64(st.Bsize), st.Bavail*uint64(st.Bsize)
+	if free < min(freeLimit, total/20) { // of a small disk, a twentieth
+		return unix.ENOSPC
+	}
+	return nil
 }
 
 // drop gives the file up: half an output under the name of the whole would lie.

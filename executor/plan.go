@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"turnstone.dev/turnstone"
 )
 
@@ -69,7 +71,11 @@ func planTurn(req Request, workdir string) (*plan, error) {
 
 func (p *plan) check() error {
 	if err := p.shape.Validate(); err != nil {
-		return invalid("shape", "%w", err)
+		return &turnstone.Error{Op: "executor.plan", Kind: turnstone.Invalid, Err: err}
+	}
+	if host := hostMemory(); host > 0 && p.shape.Memory > host {
+		return &turnstone.Error{Op: "executor.plan", Kind: turnstone.Invalid, Subject: "memory",
+			Err: fmt.Errorf("%s is more than the %s this machine has", p.shape.Memory, host.Human()), Hint: "ask for less with memory: or --memory"}
 	}
 	if p.timeout <= 0 {
 		return invalid("timeout", "%s is not a time to run", p.timeout)
@@ -86,6 +92,15 @@ func (p *plan) check() error {
 	return nil
 }
 
+// hostMemory is the RAM of this machine; 0 when it is not known.
+func hostMemory() turnstone.Bytes {
+	var si unix.Sysinfo_t
+	if unix.Sysinfo(&si) != nil {
+		return 0
+	}
+	return turnstone.Bytes(si.Totalram) * turnstone.Bytes(si.Unit)
+}
+
 func validEnvName(s string) bool {
 	for i, r := range s {
 		letter := r == '_' || 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z'
@@ -96,11 +111,28 @@ func validEnvName(s string) bool {
 	return s != ""
 }
 
+// ParseTransfer splits PATH[:DEST] at its last colon. A path that has a colon of
+// its own is written with one more at its end, as "12:30.csv:".
+func ParseTransfer(s string) (Transfer, error) {
+	t := Transfer{Path: s}
+	if i := strings.LastIndexByte(s, ':'); i >= 0 {
+		t.Path, t.Dest = s[:i], s[i+1:]
+	}
+	if t.Path == "" {
+		return t, fmt.Errorf("%q: write PATH or PATH:DEST", s)
+	}
+	return t, nil
+}
+
 // documentFile resolves one entry of the document's files:. A document may come
 // from anybody, so it reaches only what lies beside and below it, also through
 // symbolic links.
 func (p *plan) documentFile(dir, file string) (Transfer, error) {
-	src, dest, _ := strings.Cut(file, ":")
+	t, err := ParseTransfer(file)
+	if err != nil {
+		return t, invalid("files", "%w", err)
+	}
+	src := t.Path
 	outside := func(err error) error {
 		return &turnstone.Error{Op: "executor.plan", Kind: turnstone.Invalid, Subject: "files: " + src, Err: err,
 			Hint: "a document names files in its own folder; give others with --add"}
@@ -119,7 +151,7 @@ func (p *plan) documentFile(dir, file string) (Transfer, error) {
 	if _, err := root.Stat(src); err != nil {
 		return Transfer{}, outside(err)
 	}
-	return Transfer{Path: filepath.Join(dir, src), Dest: p.inside(dest, src)}, nil
+	return Transfer{Path: filepath.Join(dir, src), Dest: p.inside(t.Dest, src)}, nil
 }
 
 // inside returns where name goes in the sandbox: dest, else the same name in the

@@ -62,27 +62,43 @@ func TestPlanRefusals(t *testing.T) {
 		req  Request
 		says string
 	}{
-		"little memory":       {Request{Document: empty, Memory: 1 << 20}, "memory"},
-		"much memory":         {Request{Document: empty, Memory: 1 << 50}, "memory"},
-		"little disk":         {Request{Document: empty, Disk: 1}, "disk"},
-		"too many cpus":       {Request{Document: empty, CPUs: 10_000}, "cpus"},
-		"negative cpus":       {Request{Document: empty, CPUs: -1}, "cpus"},
-		"negative timeout":    {Request{Document: empty, Timeout: -1}, "timeout"},
-		"unknown substrate":   {Request{Document: empty, Substrate: "docker"}, "docker"},
-		"env without =":       {Request{Document: empty, Env: []string{"A"}}, "NAME=VALUE"},
-		"env with a bad name": {Request{Document: empty, Env: []string{"1A=x"}}, "NAME=VALUE"},
-		"env with NUL":        {Request{Document: empty, Env: []string{"A=\x00"}}, "NAME=VALUE"},
-		"added file missing":  {Request{Document: empty, Add: []Transfer{{Path: filepath.Join(dir, "none")}}}, "none"},
-		"get of nothing":      {Request{Document: empty, Get: []Transfer{{}}}, "no path"},
-		"files above":         {Request{Document: parse(t, "---\nfiles: [../secret]\n---\n"), Dir: dir}, "leaves the document's folder"},
-		"files absolute":      {Request{Document: parse(t, "---\nfiles: [/etc/passwd]\n---\n"), Dir: dir}, "leaves the document's folder"},
-		"files through link":  {Request{Document: parse(t, "---\nfiles: [link]\n---\n"), Dir: dir}, "escapes"},
-		"files missing":       {Request{Document: parse(t, "---\nfiles: [none]\n---\n"), Dir: dir}, "none"},
-		"files from a pipe":   {Request{Document: parse(t, "---\nfiles: [ok]\n---\n")}, "no folder"},
+		"little memory":             {Request{Document: empty, Memory: 1 << 20}, "memory"},
+		"much memory":               {Request{Document: empty, Memory: 1 << 50}, "memory"},
+		"more memory than there is": {Request{Document: empty, Memory: 1 << 40}, "this machine has"},
+		"little disk":               {Request{Document: empty, Disk: 1}, "disk"},
+		"too many cpus":             {Request{Document: empty, CPUs: 10_000}, "cpus"},
+		"negative cpus":             {Request{Document: empty, CPUs: -1}, "cpus"},
+		"negative timeout":          {Request{Document: empty, Timeout: -1}, "timeout"},
+		"unknown substrate":         {Request{Document: empty, Substrate: "docker"}, "docker"},
+		"env without =":             {Request{Document: empty, Env: []string{"A"}}, "NAME=VALUE"},
+		"env with a bad name":       {Request{Document: empty, Env: []string{"1A=x"}}, "NAME=VALUE"},
+		"env with NUL":              {Request{Document: empty, Env: []string{"A=\x00"}}, "NAME=VALUE"},
+		"added file missing":        {Request{Document: empty, Add: []Transfer{{Path: filepath.Join(dir, "none")}}}, "none"},
+		"get of nothing":            {Request{Document: empty, Get: []Transfer{{}}}, "no path"},
+		"files above":               {Request{Document: parse(t, "---\nfiles: [../secret]\n---\n"), Dir: dir}, "leaves the document's folder"},
+		"files absolute":            {Request{Document: parse(t, "---\nfiles: [/etc/passwd]\n---\n"), Dir: dir}, "leaves the document's folder"},
+		"files through link":        {Request{Document: parse(t, "---\nfiles: [link]\n---\n"), Dir: dir}, "escapes"},
+		"files missing":             {Request{Document: parse(t, "---\nfiles: [none]\n---\n"), Dir: dir}, "none"},
+		"files from a pipe":         {Request{Document: parse(t, "---\nfiles: [ok]\n---\n")}, "no folder"},
 	} {
 		_, err := planTurn(c.req, "/workspace")
 		if err == nil || turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v, want kind invalid and %q", name, err, c.says)
+		}
+	}
+}
+
+func TestParseTransfer(t *testing.T) {
+	for text, want := range map[string]Transfer{
+		"a": {"a", ""}, "a:b": {"a", "b"}, "a:/b/": {"a", "/b/"}, "12:30.csv:": {"12:30.csv", ""}, "12:30.csv:x": {"12:30.csv", "x"},
+	} {
+		if got, err := ParseTransfer(text); err != nil || got != want {
+			t.Errorf("%q: %+v, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", ":x", ":"} {
+		if got, err := ParseTransfer(text); err == nil {
+			t.Errorf("%q: %+v", text, got)
 		}
 	}
 }

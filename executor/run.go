@@ -103,16 +103,23 @@ func (r *run) steps(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	var missed error
 	for _, t := range r.plan.get {
-		if err := get(ctx, s, t); err != nil {
-			return interrupted(ctx, s.fate(err), "while files were fetched")
+		if missed = get(ctx, s, t); missed != nil {
+			missed = interrupted(ctx, s.fate(missed), "while files were fetched")
+			break
 		}
 	}
 	if len(r.plan.get) > 0 {
 		r.clock.lap("get")
 	}
 	r.info.Result, r.info.Error = result, ""
-	return nil
+	if missed != nil && result != turnstone.Passed && !isCancel(ctx) {
+		// What a failed step did not make cannot be fetched: the step is the news.
+		r.info.Error, r.hint = oneLine(missed.Error()), turnstone.HintOf(missed)
+		return nil
+	}
+	return missed
 }
 
 // each runs the steps in order. An error means that the turn was cut off.
@@ -242,7 +249,7 @@ func exitNote(e wire.ExitResult) string {
 }
 
 func (r *run) capture(step *document.Step, stream Stream, name string) *capture {
-	return newCapture(r.dir, "turns/"+string(r.info.ID), fmt.Sprintf("step-%d.%s", step.Index, name),
+	return newCapture(r.dir, "$TURN_HOME/turns/"+string(r.info.ID), fmt.Sprintf("step-%d.%s", step.Index, name),
 		func(p []byte) { r.obs.StepOutput(step, stream, p) })
 }
 

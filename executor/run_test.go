@@ -288,6 +288,14 @@ func TestGetOfNothing(t *testing.T) {
 	}
 }
 
+// TestGetAfterFailure: the failed step is the result, not the file it did not make.
+func TestGetAfterFailure(t *testing.T) {
+	turn := runDoc(t, t.Context(), Request{Document: parse(t, step("name=a", "exit 5")), Get: []Transfer{{"none", t.TempDir()}}}, &observer{})
+	if turn.Result != turnstone.Failed || !strings.Contains(turn.Error, "--get /workspace/none") {
+		t.Errorf("%s: %s", turn.Result, turn.Error)
+	}
+}
+
 func TestUnknownImage(t *testing.T) {
 	_, err := New(turntest.Home(t)).Run(t.Context(), Request{Document: parse(t, ""), Image: "pyhton"}, &observer{})
 	if turnstone.KindOf(err) != turnstone.NotFound || !strings.Contains(turnstone.HintOf(err)+err.Error(), "python") {

@@ -51,10 +51,15 @@ func get(ctx context.Context, s *sandbox, t Transfer) error {
 	err := archive.Unpack(ctx, r, t.Dest, getLimits)
 	_ = r.CloseWithError(io.ErrClosedPipe)
 	if gerr := <-got; gerr != nil && !errors.Is(gerr, io.ErrClosedPipe) {
-		return gerr
+		err = gerr
 	}
-	if err != nil {
-		err = &turnstone.Error{Op: "executor.get", Kind: turnstone.KindOf(err), Subject: t.Path, Err: err, Hint: turnstone.HintOf(err)}
+	if err != nil && turnstone.KindOf(err) != turnstone.Dead {
+		e := &turnstone.Error{Op: "executor.get", Kind: turnstone.KindOf(err), Subject: "--get " + t.Path, Err: err, Hint: turnstone.HintOf(err)}
+		var inner *turnstone.Error
+		if errors.As(err, &inner) && inner.Subject == t.Path && inner.Err != nil {
+			e.Err = inner.Err // the path need not be said twice
+		}
+		err = e
 	}
 	return err
 }

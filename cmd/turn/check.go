@@ -38,6 +38,9 @@ func (c *checkCmd) Run(a *app) error {
 			bad = true
 			continue
 		}
+		if len(doc.Steps) == 0 {
+			a.warnNoSteps(file)
+		}
 		d := checked{File: file, Steps: []checkedStep{}}
 		for _, s := range doc.Steps {
 			d.Steps = append(d.Steps, checkedStep{s.Name, s.Line, s.Language, s.Skip})

@@ -94,6 +94,8 @@ func execVerdict(ctx context.Context, code int, err error) error {
 		return &exitError{exitNoExec, err}
 	case errors.Is(cause, syscall.EPIPE):
 		return &exitError{128 + int(syscall.SIGPIPE), nil} // as a program that the signal ended: nobody listens
+	case fault != nil && (fault.Op == "executor.plan" || fault.Op == "template.find" && fault.Kind == turnstone.NotFound):
+		return &exitError{exitUsage, err}
 	case cause != nil && err != nil:
 		return &exitError{exitExec, cause}
 	case err != nil:

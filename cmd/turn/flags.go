@@ -108,18 +108,11 @@ func (o onOff) pointer() *bool {
 // A transfer is PATH[:DEST].
 type transfer executor.Transfer
 
-// UnmarshalText splits PATH[:DEST] at the last colon. A path that has a colon of
-// its own is written with one more at its end, as "12:30.csv:".
+// UnmarshalText is called by kong.
 func (t *transfer) UnmarshalText(text []byte) error {
-	path, dest := string(text), ""
-	if i := strings.LastIndexByte(path, ':'); i >= 0 {
-		path, dest = path[:i], path[i+1:]
-	}
-	if path == "" {
-		return fmt.Errorf("%q: write PATH or PATH:DEST", text)
-	}
-	*t = transfer{Path: path, Dest: dest}
-	return nil
+	parsed, err := executor.ParseTransfer(string(text))
+	*t = transfer(parsed)
+	return err
 }
 
 func transfers(from []transfer) []executor.Transfer {

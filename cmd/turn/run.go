@@ -65,6 +65,9 @@ func (c *runCmd) Run(a *app) error {
 	if err != nil {
 		return err
 	}
+	if len(doc.Steps) == 0 {
+		a.warnNoSteps(doc.Name)
+	}
 	p := newProgress(a.stderr, styleOf(a.stderr, c.Quiet), len(doc.Steps))
 	a.logTo(p)
 	ctx, stop := interruptible(func(s string) { p.Say("turn: %s", s) }, exitAborted)
@@ -126,7 +129,11 @@ func (c *runCmd) deliver(a *app, turn *executor.Turn, out *output) error {
 		return writeJSON(a.stdout, turn)
 	}
 	if out == nil {
-		if _, err := io.WriteString(a.stdout, turn.Receipt); err != nil {
+		receipt := []byte(turn.Receipt)
+		if clean := sanitizerFor(a.stdout); clean != nil {
+			receipt = clean.clean(receipt) // the document may be anybody's, as the output is
+		}
+		if _, err := a.stdout.Write(receipt); err != nil {
 			return fmt.Errorf("standard output: %w", err)
 		}
 	}
@@ -167,6 +174,9 @@ func verdict(turn *executor.Turn, err error) error {
 	case turnstone.Passed:
 		return nil
 	case turnstone.Failed, turnstone.TimedOut:
+		if turn.Error != "" { // beside the failed step, as a file that it did not make
+			return &exitError{exitFailed, &turnstone.Error{Op: "run", Kind: turnstone.NotFound, Err: errors.New(turn.Error), Hint: turn.Hint}}
+		}
 		return &exitError{exitFailed, nil}
 	}
 	if err == nil {
@@ -197,6 +207,11 @@ func (a *app) readDocument(path string) (*document.Document, error) {
 		return nil, &exitError{exitUsage, err}
 	}
 	return doc, nil
+}
+
+// warnNoSteps tells of a document that would pass because nothing in it runs.
+func (a *app) warnNoSteps(name string) {
+	fmt.Fprintf(a.stderr, "turn: %s has no steps: what runs is in fenced blocks called bash or sh\n", name)
 }
 
 func unreadable(name string, err error) error {

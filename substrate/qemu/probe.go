@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
@@ -25,7 +27,30 @@ type Verdict struct {
 	Usable bool      `json:"usable"`
 	Reason string    `json:"reason"`
 	Proven bool      `json:"proven"` // a guest was started to find out, here or in an earlier run
+	Denied bool      `json:"-"`      // the device is there, and may not be opened by those who run QEMU
 	When   time.Time `json:"when"`
+}
+
+// mayOpen tells whether a QEMU that runs as who, or as this user when that is nil,
+// may open the device for reading and writing.
+func mayOpen(device string, who *syscall.Credential) error {
+	f, err := os.OpenFile(device, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	if who == nil {
+		return nil
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return err
+	}
+	byGroup := st.Mode&0o060 == 0o060 && slices.Contains(who.Groups, st.Gid)
+	if st.Mode&0o006 == 0o006 || byGroup {
+		return nil
+	}
+	return &fs.PathError{Op: "open", Path: device, Err: fmt.Errorf("it is root's alone, and root's QEMU runs as nobody: %w", fs.ErrPermission)}
 }
 
 // remembered is a verdict with what it depends on.
@@ -38,11 +63,9 @@ type remembered struct {
 // at once. Else a guest must really start under it: that is tried once, within
 // ten seconds, and remembered until QEMU, the host's kernel or its CPU change.
 func (s *Substrate) KVM(ctx context.Context, probe *substrate.Machine) Verdict {
-	f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
-	if err != nil {
-		return Verdict{Reason: err.Error()}
+	if err := mayOpen("/dev/kvm", unprivileged()); err != nil {
+		return Verdict{Reason: err.Error(), Denied: errors.Is(err, fs.ErrPermission)}
 	}
-	_ = f.Close()
 	var u unix.Utsname
 	_ = unix.Uname(&u)
 	host := fmt.Sprintf("%s|%s|%s", s.version, unix.ByteSliceToString(u.Release[:]), s.hostCPU)

@@ -395,6 +395,37 @@ func TestVersionCache(t *testing.T) {
 	}
 }
 
+// TestMayOpen: as root it is not root who opens the device.
+func TestMayOpen(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "kvm")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	gid := uint32(os.Getgid())
+	for _, c := range []struct {
+		mode os.FileMode
+		who  *syscall.Credential
+		may  bool
+	}{
+		{0o600, nil, true},
+		{0o600, &syscall.Credential{}, false},
+		{0o660, &syscall.Credential{Groups: []uint32{gid + 1}}, false},
+		{0o660, &syscall.Credential{Groups: []uint32{gid}}, true},
+		{0o640, &syscall.Credential{Groups: []uint32{gid}}, false},
+		{0o666, &syscall.Credential{}, true},
+	} {
+		if err := os.Chmod(path, c.mode); err != nil {
+			t.Fatal(err)
+		}
+		if err := mayOpen(path, c.who); (err == nil) != c.may || err != nil && !errors.Is(err, fs.ErrPermission) {
+			t.Errorf("mode %o, %+v: %v", c.mode, c.who, err)
+		}
+	}
+	if err := mayOpen(path+"-none", nil); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no device: %v", err)
+	}
+}
+
 func TestNoSpaceEvent(t *testing.T) {
 	cmd := exec.Command("sleep", "60")
 	m := &machine{id: "sb_x", done: make(chan struct{})}
