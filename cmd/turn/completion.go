@@ -42,6 +42,8 @@ type completion struct {
 	words []word // its subcommands
 	flags []*kong.Flag
 	files bool // its arguments are files
+	// images and commands say that its arguments are templates, or commands.
+	images, commands bool
 }
 
 type word struct{ name, help string }
@@ -53,7 +55,9 @@ func completions(node *kong.Node, path string) []completion {
 		c.flags = append(c.flags, group...)
 	}
 	for _, p := range node.Positional {
-		c.files = c.files || p.Name == "file" || p.Name == "cmd"
+		c.files = c.files || p.Name == "file" || p.Name == "cmd" || node.Name == "build"
+		c.images = c.images || p.Name == "template"
+		c.commands = c.commands || p.Name == "command"
 		for _, v := range p.EnumSlice() {
 			if v != "" {
 				c.words = append(c.words, word{name: v})
@@ -71,6 +75,10 @@ func completions(node *kong.Node, path string) []completion {
 	return append([]completion{c}, below...)
 }
 
+// listImages prints the names of the templates there are when the user asks, in
+// each of the shells.
+const listImages = "turn template ls --names 2>/dev/null"
+
 // flagWords returns a flag as the user writes it, long and short.
 func flagWords(f *kong.Flag) []string {
 	w := []string{"--" + f.Name}
@@ -83,13 +91,12 @@ func flagWords(f *kong.Flag) []string {
 // takesValue reports whether the flag's next word is its value.
 func takesValue(f *kong.Flag) bool { return !f.IsBool() && !f.IsCounter() }
 
-// values returns what a flag's value can be: a few words, or files.
+// values returns what a flag's value can be: a few words, or files. (Templates
+// are listed when the user asks for them.)
 func values(f *kong.Flag) []string {
 	switch f.Name {
 	case "network":
 		return []string{"on", "off"}
-	case "image":
-		return []string{"base", "python"}
 	}
 	var v []string
 	for _, e := range f.EnumSlice() {
@@ -130,6 +137,9 @@ func bashCompletion(b *strings.Builder, all []completion) {
 				patterns = append(patterns, fmt.Sprintf("%q", c.path+":"+w))
 			}
 			reply := fmt.Sprintf("$(compgen -W %q -- \"$cur\")", strings.Join(values(f), " "))
+			if f.Name == "image" {
+				reply = "$(compgen -W \"$(" + listImages + ")\" -- \"$cur\")"
+			}
 			if takesFile(f) {
 				reply = "$(compgen -f -- \"$cur\")"
 			}
@@ -145,13 +155,22 @@ func bashCompletion(b *strings.Builder, all []completion) {
 		for _, w := range c.words {
 			names = append(names, w.name)
 		}
+		if c.commands {
+			for _, w := range all[0].words {
+				names = append(names, w.name)
+			}
+		}
+		words := fmt.Sprintf("%q", strings.Join(names, " "))
+		if c.images {
+			words = "\"$(" + listImages + ")\""
+		}
 		files := ""
 		if c.files {
 			files = "; [[ $cur == -* ]] || COMPREPLY+=($(compgen -f -- \"$cur\"))"
 		}
 		fmt.Fprintf(b, "    %q) if [[ $cur == -* ]]; then COMPREPLY=($(compgen -W %q -- \"$cur\")); "+
-			"else COMPREPLY=($(compgen -W %q -- \"$cur\")); fi%s ;;\n",
-			c.path, strings.Join(flags, " "), strings.Join(names, " "), files)
+			"else COMPREPLY=($(compgen -W %s -- \"$cur\")); fi%s ;;\n",
+			c.path, strings.Join(flags, " "), words, files)
 	}
 	b.WriteString("  esac\n}\ncomplete -o filenames -F _turn turn\n")
 }
@@ -167,6 +186,9 @@ func fishCompletion(b *strings.Builder, all []completion) {
 		if c.files {
 			fmt.Fprintf(b, "complete -c turn -n %s -F\n", fishQuote(when))
 		}
+		if c.images {
+			fmt.Fprintf(b, "complete -c turn -n %s -a %s\n", fishQuote(when), fishQuote("("+listImages+")"))
+		}
 		for _, f := range c.flags {
 			fmt.Fprintf(b, "complete -c turn -n %s -l %s", fishQuote(when), f.Name)
 			if f.Short != 0 {
@@ -175,6 +197,8 @@ func fishCompletion(b *strings.Builder, all []completion) {
 			switch {
 			case takesFile(f):
 				b.WriteString(" -r -F")
+			case f.Name == "image":
+				fmt.Fprintf(b, " -x -a %s", fishQuote("("+listImages+")"))
 			case takesValue(f):
 				fmt.Fprintf(b, " -x -a %s", fishQuote(strings.Join(values(f), " ")))
 			}

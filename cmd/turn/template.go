@@ -38,7 +38,8 @@ func (a *app) withStore(f func(ctx context.Context, s *template.Store) error) er
 }
 
 type templateLsCmd struct {
-	JSON bool `name:"json" help:"Print them as JSON."`
+	JSON  bool `name:"json" help:"Print them as JSON." xor:"form"`
+	Names bool `help:"Print their names only." xor:"form"`
 }
 
 // Run lists the templates.
@@ -50,6 +51,12 @@ func (c *templateLsCmd) Run(a *app) error {
 		}
 		if c.JSON {
 			return writeJSON(a.stdout, entries)
+		}
+		if c.Names {
+			for _, e := range entries {
+				fmt.Fprintln(a.stdout, e.Name)
+			}
+			return nil
 		}
 		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
 		fmt.Fprintln(w, "NAME\tDIGEST\tIMAGE\tDESCRIPTION")
