@@ -130,7 +130,7 @@ env:
 files:
   - data.csv
   - 'a b.txt:/in/b.txt'
-cwd: /work/../data
+cwd: /srv/../data
 timeout: 10m
 cpus: 2
 memory: 2GiB

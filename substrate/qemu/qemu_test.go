@@ -319,6 +319,35 @@ func TestSweep(t *testing.T) {
 	}
 }
 
+// TestSuperseded: what was replaced goes, and what nobody used for long.
+func TestSuperseded(t *testing.T) {
+	base := t.TempDir()
+	now := identity{Format: snapshotFormat, Root: "r", Init: "new", Shape: turnstone.DefaultShape()}
+	other := now
+	other.Root = "s"
+	replaced := now
+	replaced.Init = "old"
+	long := other
+	long.Kernel = "long ago"
+	for _, id := range []identity{now, other, replaced, long} {
+		dir := filepath.Join(base, id.key())
+		b, _ := json.Marshal(manifest{Identity: id})
+		if err := errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, manifestFile), b, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	past := time.Now().Add(-2 * unused)
+	if err := os.Chtimes(filepath.Join(base, long.key(), manifestFile), past, past); err != nil {
+		t.Fatal(err)
+	}
+	(&Substrate{}).removeSuperseded(base, now)
+	for id, stays := range map[identity]bool{now: true, other: true, replaced: false, long: false} {
+		if _, err := os.Stat(filepath.Join(base, id.key())); (err == nil) != stays {
+			t.Errorf("%+v: %v, and should stay: %v", id, err, stays)
+		}
+	}
+}
+
 func TestArguments(t *testing.T) {
 	shape := turnstone.Shape{CPUs: 2, Memory: 512 << 20, Disk: 1 << 30, Network: true}
 	boot, restore := strings.Join(arguments(accelTCG, shape, false), " "), strings.Join(arguments(accelTCG, shape, true), " ")

@@ -114,6 +114,8 @@ func (s *Substrate) ensureSnapshot(ctx context.Context, m substrate.Machine, id 
 	sweep(base)
 	dir := filepath.Join(base, id.key())
 	if snap, err := openSnapshot(ctx, dir, id); err == nil {
+		now := time.Now()
+		_ = os.Chtimes(filepath.Join(dir, manifestFile), now, now) // when it was used last, for removeSuperseded
 		return snap, nil
 	}
 	lock, err := home.Acquire(ctx, dir+".lock", func() { s.progress("waiting for another turn to take the snapshot") })
@@ -286,8 +288,12 @@ func (m *machine) migrated(ctx context.Context) error {
 	}
 }
 
+// unused is how long a snapshot is kept that no sandbox starts from.
+const unused = 30 * 24 * time.Hour
+
 // removeSuperseded removes the snapshots that differ from id only in what has
-// been replaced: the agent, the kernel or QEMU. A machine that still runs from one
+// been replaced: the agent, the kernel or QEMU; and those that were not used for
+// a month, as of a template that is no more. A machine that still runs from one
 // keeps its mapping.
 func (s *Substrate) removeSuperseded(base string, id identity) {
 	entries, _ := os.ReadDir(base)
@@ -298,7 +304,9 @@ func (s *Substrate) removeSuperseded(base string, id identity) {
 		if err != nil || json.Unmarshal(b, &m) != nil || m.Identity == id {
 			continue
 		}
-		if m.Identity.Root == id.Root && m.Identity.Shape == id.Shape && m.Identity.Accel == id.Accel {
+		st, err := os.Stat(filepath.Join(dir, manifestFile))
+		old := err == nil && time.Since(st.ModTime()) > unused
+		if old || m.Identity.Root == id.Root && m.Identity.Shape == id.Shape && m.Identity.Accel == id.Accel {
 			_ = os.RemoveAll(dir)
 			_ = os.Remove(dir + ".lock")
 		}
