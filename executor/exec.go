@@ -64,7 +64,7 @@ func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(
 		return 0, interrupted(ctx, s.fate(err), "while the command ran")
 	}
 	for _, t := range p.get {
-		if err := get(ctx, s, t); err != nil {
+		if err := get(ctx, s, t, preparing); err != nil {
 			return exit.ExitCode, interrupted(ctx, s.fate(err), "while files were fetched")
 		}
 	}

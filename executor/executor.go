@@ -85,7 +85,9 @@ type OutputInfo struct {
 // from several goroutines, one call at a time for each step's stream; a slow
 // observer slows the step down.
 type Observer interface {
-	// Preparing is called before work that can take long: "building template python".
+	// Preparing is called before work that can take long, "building template
+	// python", and with what is to be known beside the steps, as a file that was
+	// left out. It is one line of text, for people.
 	Preparing(what string)
 	StepStarted(step *document.Step)
 	StepOutput(step *document.Step, stream Stream, p []byte)

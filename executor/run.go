@@ -105,7 +105,7 @@ func (r *run) steps(ctx context.Context) error {
 	}
 	var missed error
 	for _, t := range r.plan.get {
-		if missed = get(ctx, s, t); missed != nil {
+		if missed = get(ctx, s, t, r.obs.Preparing); missed != nil {
 			missed = interrupted(ctx, s.fate(missed), "while files were fetched")
 			break
 		}

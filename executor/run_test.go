@@ -25,7 +25,11 @@ type observer struct {
 	onStep func(step *document.Step)
 }
 
-func (o *observer) Preparing(string) {}
+func (o *observer) Preparing(what string) {
+	if strings.HasPrefix(what, "--get") {
+		o.add(what)
+	}
+}
 
 func (o *observer) StepStarted(s *document.Step) {
 	o.add("start " + s.Name)
@@ -268,8 +272,9 @@ func TestTransfers(t *testing.T) {
 	}
 	doc := parse(t, "---\nfiles:\n- in.txt\n- tree:/data\n---\n"+
 		step("name=a", "cat in.txt /data/a /data/b/c deep/er/added; mkdir r; echo made > r/x; ln -s /etc/passwd r/l; exit 1"))
+	obs := &observer{}
 	turn := runDoc(t, t.Context(), Request{Document: doc, Dir: dir, Add: []Transfer{{filepath.Join(dir, "in.txt"), "deep/er/added"}},
-		Get: []Transfer{{"r", out}}}, &observer{})
+		Get: []Transfer{{"r", out}}}, obs)
 	if turn.Result != turnstone.Failed || turn.Steps[0].Stdout != "inacin" {
 		t.Errorf("%s", turn.Receipt)
 	}
@@ -278,6 +283,9 @@ func TestTransfers(t *testing.T) {
 	}
 	if _, err := os.Lstat(filepath.Join(out, "l")); err == nil {
 		t.Error("a link out of the folder came along")
+	}
+	if !slices.ContainsFunc(obs.events, func(e string) bool { return strings.Contains(e, `left out "out/l"`) }) {
+		t.Errorf("nothing was said of the link: %q", obs.events)
 	}
 }
 

@@ -3,6 +3,7 @@ package executor
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"path"
 
@@ -39,8 +40,18 @@ func add(ctx context.Context, s *sandbox, t Transfer) error {
 // getLimits bounds what a sandbox can make --get write to the host.
 var getLimits = archive.Limits{Bytes: 64 << 30, Entries: 1_000_000}
 
-// get copies t.Path from the sandbox to t.Dest on the host.
-func get(ctx context.Context, s *sandbox, t Transfer) error {
+// maxSkipped bounds how many left-out files are named: their names are a guest's.
+const maxSkipped = 10
+
+// get copies t.Path from the sandbox to t.Dest on the host, and tells what it
+// leaves out.
+func get(ctx context.Context, s *sandbox, t Transfer, tell func(string)) error {
+	limits, skipped := getLimits, 0
+	limits.Skipped = func(name, why string) {
+		if skipped++; skipped <= maxSkipped {
+			tell(fmt.Sprintf("--get %s: left out %q: %s", t.Path, name, why))
+		}
+	}
 	r, w := io.Pipe()
 	got := make(chan error, 1)
 	go func() {
@@ -48,8 +59,11 @@ func get(ctx context.Context, s *sandbox, t Transfer) error {
 		_ = w.CloseWithError(err)
 		got <- err
 	}()
-	err := archive.Unpack(ctx, r, t.Dest, getLimits)
+	err := archive.Unpack(ctx, r, t.Dest, limits)
 	_ = r.CloseWithError(io.ErrClosedPipe)
+	if skipped > maxSkipped {
+		tell(fmt.Sprintf("--get %s: left out %d more", t.Path, skipped-maxSkipped))
+	}
 	if gerr := <-got; gerr != nil && !errors.Is(gerr, io.ErrClosedPipe) {
 		err = gerr
 	}
