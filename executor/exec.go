@@ -55,6 +55,7 @@ func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(
 	}
 	timed, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
+	defer x.guard(timed, s)()
 	exit, err := s.client.Start(timed, wire.StartParams{ID: "exec", Argv: req.Argv, Cwd: p.cwd,
 		Env: append(s.template.EnvList(), p.env...), Stdin: req.Stdin != nil}, req.Stdin, req.Stdout, req.Stderr)
 	switch {

@@ -178,16 +178,7 @@ func (r *run) one(turnCtx context.Context, s *sandbox, step *document.Step, res 
 		ctx, cancel = context.WithTimeout(turnCtx, step.Timeout)
 		defer cancel()
 	}
-	// A guest that does not let its step be killed loses its machine.
-	ended := make(chan struct{})
-	defer close(ended)
-	defer context.AfterFunc(ctx, func() {
-		select {
-		case <-ended:
-		case <-time.After(r.x.killGrace):
-			_ = s.Sandbox.Close()
-		}
-	})()
+	defer r.x.guard(ctx, s)()
 	stdout, stderr := r.capture(step, Stdout, "stdout"), r.capture(step, Stderr, "stderr")
 	params := wire.ExecuteParams{ID: step.Name, Name: step.Name, Language: step.Language, Script: step.Script}
 	if first {

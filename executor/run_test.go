@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -205,6 +206,26 @@ func TestKillGrace(t *testing.T) {
 	turn, err := x.Run(t.Context(), Request{Document: parse(t, doc)}, &observer{})
 	if err != nil || turn.Result != turnstone.Passed || turn.Steps[1].Stdout != "alive\n" {
 		t.Errorf("%v, %+v", err, turn)
+	}
+}
+
+// TestDisobedience: a guest's root moves its process out of the agent's reach. Its
+// machine is ended instead, and nobody waits for ever.
+func TestDisobedience(t *testing.T) {
+	x := New(turntest.Home(t))
+	x.killGrace = 2 * time.Second
+	const escape = "mkdir /sys/fs/cgroup/out && echo $$ > /sys/fs/cgroup/out/cgroup.procs && while :; do sleep 1; done"
+	began := time.Now()
+	_, err := x.Exec(t.Context(), CommandRequest{Argv: []string{"bash", "-c", escape}, Timeout: 2 * time.Second, Stdout: io.Discard, Stderr: io.Discard}, func(string) {})
+	if turnstone.KindOf(err) != turnstone.Timeout {
+		t.Errorf("exec: %v", err)
+	}
+	turn, err := x.Run(t.Context(), Request{Document: parse(t, step("name=a timeout=2s", escape)+step("name=b", "true"))}, &observer{})
+	if err != nil || turn.Result != turnstone.TimedOut || turn.Steps[0].Status != turnstone.StepTimeout {
+		t.Errorf("run: %v, %+v", err, turn)
+	}
+	if took := time.Since(began); took > 2*time.Minute {
+		t.Errorf("it took %s", took)
 	}
 }
 

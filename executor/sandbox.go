@@ -32,6 +32,23 @@ func (s *sandbox) close() {
 	}
 }
 
+// guard ends s's machine when ctx has ended and release is not called soon after:
+// a guest is asked to kill what it runs, and a hostile one need not obey.
+func (x *Executor) guard(ctx context.Context, s *sandbox) (release func()) {
+	released := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		select {
+		case <-released:
+		case <-time.After(x.killGrace):
+			_ = s.Sandbox.Close()
+		}
+	})
+	return func() {
+		stop()
+		close(released)
+	}
+}
+
 // fate prefers the reason why the machine ended to err, which is what its end
 // looked like from the connection.
 func (s *sandbox) fate(err error) error {
