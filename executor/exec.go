@@ -48,26 +48,23 @@ func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(
 		return 0, interrupted(ctx, err, "while the sandbox was prepared")
 	}
 	defer s.close()
-	for _, t := range p.add {
-		if err := add(ctx, s, t); err != nil {
-			return 0, interrupted(ctx, s.fate(err), "while files were added")
-		}
-	}
 	timed, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
-	defer x.guard(timed, s)()
+	if err := x.addAll(timed, s, p); err != nil {
+		return 0, interrupted(ctx, err, "while files were added")
+	}
+	release := x.guard(timed, s)
 	exit, err := s.client.Start(timed, wire.StartParams{ID: "exec", Argv: req.Argv, Cwd: p.cwd,
 		Env: append(s.template.EnvList(), p.env...), Stdin: req.Stdin != nil}, req.Stdin, req.Stdout, req.Stderr)
+	release()
 	switch {
 	case errors.Is(timed.Err(), context.DeadlineExceeded):
 		return 0, &turnstone.Error{Op: "executor.exec", Kind: turnstone.Timeout, Subject: req.Argv[0], Err: errors.New("killed after " + p.timeout.String())}
 	case err != nil || exit.Killed:
 		return 0, interrupted(ctx, s.fate(err), "while the command ran")
 	}
-	for _, t := range p.get {
-		if err := get(ctx, s, t, preparing); err != nil {
-			return exit.ExitCode, interrupted(ctx, s.fate(err), "while files were fetched")
-		}
+	if err := x.getAll(ctx, s, p, preparing); err != nil {
+		return exit.ExitCode, interrupted(ctx, err, "while files were fetched")
 	}
 	return exit.ExitCode, nil
 }

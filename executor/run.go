@@ -90,10 +90,8 @@ func (r *run) steps(ctx context.Context) error {
 	r.info.Template, r.info.Substrate, r.info.Isolation = s.template.Digest, s.driver.Name(), s.driver.Isolation()
 	turnCtx, cancel := context.WithTimeout(ctx, r.plan.timeout)
 	defer cancel()
-	for _, t := range r.plan.add {
-		if err := add(turnCtx, s, t); err != nil {
-			return interrupted(ctx, s.fate(err), "while files were added")
-		}
+	if err := r.x.addAll(turnCtx, s, r.plan); err != nil {
+		return interrupted(ctx, err, "while files were added")
 	}
 	if len(r.plan.add) > 0 {
 		r.clock.lap("add")
@@ -103,12 +101,9 @@ func (r *run) steps(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var missed error
-	for _, t := range r.plan.get {
-		if missed = get(ctx, s, t, r.obs.Preparing); missed != nil {
-			missed = interrupted(ctx, s.fate(missed), "while files were fetched")
-			break
-		}
+	missed := r.x.getAll(ctx, s, r.plan, r.obs.Preparing)
+	if missed != nil {
+		missed = interrupted(ctx, missed, "while files were fetched")
 	}
 	if len(r.plan.get) > 0 {
 		r.clock.lap("get")

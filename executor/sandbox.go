@@ -139,6 +139,8 @@ const configureLimit = time.Minute
 func configure(ctx context.Context, s *sandbox, shape turnstone.Shape) error {
 	ctx, cancel := context.WithTimeout(ctx, configureLimit)
 	defer cancel()
+	// One that does not even read is ended by this, not by the protocol.
+	defer context.AfterFunc(ctx, func() { _ = s.Sandbox.Close() })()
 	entropy, machineID := make([]byte, 64), make([]byte, 16)
 	_, _ = rand.Read(entropy) // documented never to fail
 	_, _ = rand.Read(machineID)

@@ -20,6 +20,7 @@ func (guest) ID() turnstone.SandboxID { return "sb_test" }
 func (guest) Scratch() string         { return "scratch" }
 func (g guest) Done() <-chan struct{} { return g.done }
 func (guest) Err() error              { return nil }
+func (guest) Close() error            { return nil }
 
 // TestUnconfirmedReseed: a clone that does not say that its random numbers are
 // its own is not used.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"path"
+	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/archive"
@@ -17,6 +18,34 @@ func inCwd(base, dir string) string {
 		return path.Clean(dir)
 	}
 	return path.Join(base, dir)
+}
+
+// fetchLimit bounds --get, which has time of its own: what a turn made before its
+// time was up can still be fetched.
+const fetchLimit = 30 * time.Minute
+
+// addAll copies what p adds into the sandbox.
+func (x *Executor) addAll(ctx context.Context, s *sandbox, p *plan) error {
+	defer x.guard(ctx, s)()
+	for _, t := range p.add {
+		if err := add(ctx, s, t); err != nil {
+			return s.fate(err)
+		}
+	}
+	return nil
+}
+
+// getAll copies what p gets out of the sandbox.
+func (x *Executor) getAll(ctx context.Context, s *sandbox, p *plan, tell func(string)) error {
+	ctx, cancel := context.WithTimeout(ctx, fetchLimit)
+	defer cancel()
+	defer x.guard(ctx, s)()
+	for _, t := range p.get {
+		if err := get(ctx, s, t, tell); err != nil {
+			return s.fate(err)
+		}
+	}
+	return nil
 }
 
 // add copies t.Path from the host to t.Dest in the sandbox: into it when it is a
