@@ -130,6 +130,10 @@ func (m *machine) explain(wait error) error {
 		return m.cause
 	case match != nil:
 		e.Err = fmt.Errorf("the guest kernel panicked: %s", printable(match[1]))
+	case busError(wait):
+		// Its memory is a file: a page that the disk has no room for ends it so.
+		e.Kind, e.Hint = turnstone.Exhausted, "make room where TURN_HOME is"
+		e.Err = errors.New("the host's disk is full: it has no room for the guest's memory")
 	case strings.TrimSpace(m.stderr.String()) != "":
 		e.Err = fmt.Errorf("QEMU ended: %s", printable(strings.TrimSpace(m.stderr.String())))
 	case wait != nil:
@@ -138,6 +142,15 @@ func (m *machine) explain(wait error) error {
 		e.Err = errors.New("the guest shut its machine down")
 	}
 	return e
+}
+
+func busError(wait error) bool {
+	var exit *exec.ExitError
+	if !errors.As(wait, &exit) {
+		return false
+	}
+	status, ok := exit.Sys().(syscall.WaitStatus)
+	return ok && status.Signaled() && status.Signal() == syscall.SIGBUS
 }
 
 // printable keeps a hostile guest's console out of the terminal's hands.

@@ -469,6 +469,19 @@ func TestNoSpaceEvent(t *testing.T) {
 	}
 }
 
+// TestBusError: a machine whose memory file the disk has no room for.
+func TestBusError(t *testing.T) {
+	m := &machine{id: "sb_x", done: make(chan struct{})}
+	m.agent, _, _ = socketpair()
+	if err := m.spawn(exec.Command("sh", "-c", "kill -BUS $$")); err != nil {
+		t.Fatal(err)
+	}
+	<-m.Done()
+	if turnstone.KindOf(m.Err()) != turnstone.Exhausted || turnstone.HintOf(m.Err()) == "" {
+		t.Errorf("got %v, want kind %s", m.Err(), turnstone.Exhausted)
+	}
+}
+
 func FuzzMonitor(f *testing.F) {
 	f.Add([]byte(`{"QMP":{}}` + "\n" + `{"return":{}}` + "\n" + `{"event":"STOP","data":{}}`))
 	f.Add([]byte(`{"error":{"class":"GenericError","desc":"x"}}`))
