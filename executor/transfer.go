@@ -41,7 +41,8 @@ func (x *Executor) getAll(ctx context.Context, s *sandbox, p *plan, tell func(st
 	defer cancel()
 	defer x.guard(ctx, s)()
 	for _, t := range p.get {
-		if err := get(ctx, s, t, tell); err != nil {
+		// All that there can be, but for holes: a sparse file is longer than its disk.
+		if err := get(ctx, s, t, p.shape.Disk+turnstone.Bytes(s.template.Size), tell); err != nil {
 			return s.fate(err)
 		}
 	}
@@ -67,15 +68,16 @@ func add(ctx context.Context, s *sandbox, t Transfer) error {
 }
 
 // getLimits bounds what a sandbox can make --get write to the host.
-var getLimits = archive.Limits{Bytes: 64 << 30, Entries: 1_000_000}
+var getLimits = archive.Limits{Entries: 1_000_000}
 
 // maxSkipped bounds how many left-out files are named: their names are a guest's.
 const maxSkipped = 10
 
 // get copies t.Path from the sandbox to t.Dest on the host, and tells what it
 // leaves out.
-func get(ctx context.Context, s *sandbox, t Transfer, tell func(string)) error {
+func get(ctx context.Context, s *sandbox, t Transfer, most turnstone.Bytes, tell func(string)) error {
 	limits, skipped := getLimits, 0
+	limits.Bytes = most
 	limits.Skipped = func(name, why string) {
 		if skipped++; skipped <= maxSkipped {
 			tell(fmt.Sprintf("--get %s: left out %q: %s", t.Path, name, why))
