@@ -91,6 +91,11 @@ func (r *run) steps(ctx context.Context) error {
 	turnCtx, cancel := context.WithTimeout(ctx, r.plan.timeout)
 	defer cancel()
 	if err := r.x.addAll(turnCtx, s, r.plan); err != nil {
+		if ctx.Err() == nil && errors.Is(turnCtx.Err(), context.DeadlineExceeded) {
+			r.info.Result = turnstone.TimedOut
+			r.info.Error = fmt.Sprintf("the turn's %s were up while files were added", r.plan.timeout)
+			return nil
+		}
 		return interrupted(ctx, err, "while files were added")
 	}
 	if len(r.plan.add) > 0 {

@@ -317,6 +317,21 @@ func TestGetOfNothing(t *testing.T) {
 	}
 }
 
+// TestTimeoutWhileAdding: the turn's time counts from its first file.
+func TestTimeoutWhileAdding(t *testing.T) {
+	big := filepath.Join(t.TempDir(), "big")
+	if err := os.WriteFile(big, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(big, 1<<30); err != nil {
+		t.Fatal(err)
+	}
+	turn := runDoc(t, t.Context(), Request{Document: parse(t, step("name=a", "true")), Add: []Transfer{{Path: big}}, Timeout: time.Second}, &observer{})
+	if turn.Result != turnstone.TimedOut || !strings.Contains(turn.Error, "while files were added") || turn.Steps[0].Status != turnstone.StepSkipped {
+		t.Errorf("%s: %s", turn.Result, turn.Error)
+	}
+}
+
 // TestGetAfterFailure: the failed step is the result, not the file it did not make.
 func TestGetAfterFailure(t *testing.T) {
 	turn := runDoc(t, t.Context(), Request{Document: parse(t, step("name=a", "exit 5")), Get: []Transfer{{"none", t.TempDir()}}}, &observer{})
