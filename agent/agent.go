@@ -14,7 +14,7 @@ import (
 	"sync/atomic"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/wire"
+	wire "turnstone.dev/turnstone/oldwire"
 )
 
 // Options say what an agent works with. The zero value serves in the process's

@@ -12,7 +12,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"turnstone.dev/turnstone/wire"
+	wire "turnstone.dev/turnstone/oldwire"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"turnstone.dev/turnstone/wire"
+	wire "turnstone.dev/turnstone/oldwire"
 )
 
 // Names that the host and the guest agree on.

@@ -8,7 +8,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/archive"
-	"turnstone.dev/turnstone/wire"
+	wire "turnstone.dev/turnstone/oldwire"
 )
 
 // put is FileSystem.put: it unpacks the tar stream that follows.

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/wire"
+	wire "turnstone.dev/turnstone/oldwire"
 )
 
 // A proc is one process that was started, or will be: its streams may be asked

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"turnstone.dev/turnstone/wire"
+	wire "turnstone.dev/turnstone/oldwire"
 )
 
 // output is Process.output: it sends what a process writes until the process

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"turnstone.dev/turnstone/wire"
+	wire "turnstone.dev/turnstone/oldwire"
 )
 
 // warmUp runs what every turn runs, once, before the snapshot: steps in a

@@ -14,7 +14,7 @@ import (
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/qemu"
 	"turnstone.dev/turnstone/template"
-	"turnstone.dev/turnstone/wire"
+	wire "turnstone.dev/turnstone/oldwire"
 )
 
 // A sandbox is a machine that was restored, made its own and is ready for steps.

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/wire"
+	wire "turnstone.dev/turnstone/oldwire"
 )
 
 // benchmark is this test binary as a program of its own, which the command bench

@@ -23,7 +23,7 @@ import (
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/substratetest"
-	"turnstone.dev/turnstone/wire"
+	wire "turnstone.dev/turnstone/oldwire"
 )
 
 func TestMain(m *testing.M) {

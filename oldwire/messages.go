@@ -10,7 +10,7 @@
 //
 // What comes out of a sandbox is an attacker's input: every line is bounded by
 // MaxLine, unknown methods and malformed lines end the stream with an error.
-package wire
+package oldwire
 
 import "time"
 
