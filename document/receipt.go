@@ -163,8 +163,10 @@ func (d *Document) renderResult(s *Step, r StepResult, prefix string) []byte {
 		status = append(status, escapeMarkdown(note))
 	}
 	lines := []string{beginMarker(s), strings.Join(status, " · ")}
+	lines = appendFailures(lines, r.Failures)
 	lines = appendOutput(lines, "stdout", r.Stdout)
 	lines = appendOutput(lines, "stderr", r.Stderr)
+	lines = appendCommands(lines, r)
 	return d.lines(append(lines, endMarker), prefix, false)
 }
 
@@ -189,11 +191,7 @@ func appendOutput(lines []string, name string, o Output) []string {
 	if note := oneLine(o.Note, maxNote); note != "" {
 		label = append(label, escapeMarkdown(note))
 	}
-	if !strings.HasPrefix(lines[len(lines)-1], "`") {
-		// Still the paragraph of the line before: a hard line break keeps them apart.
-		lines[len(lines)-1] += `\`
-	}
-	lines = append(lines, strings.Join(label, " · "))
+	lines = appendParagraph(lines, strings.Join(label, " · "))
 	if s.binary || s.text == "" {
 		return lines
 	}
@@ -201,6 +199,15 @@ func appendOutput(lines []string, name string, o Output) []string {
 	lines = append(lines, fence+"text")
 	lines = append(lines, strings.Split(strings.TrimSuffix(s.text, "\n"), "\n")...)
 	return append(lines, fence)
+}
+
+// appendParagraph adds a line of text.
+func appendParagraph(lines []string, line string) []string {
+	if !strings.HasPrefix(lines[len(lines)-1], "`") {
+		// Still the paragraph of the line before: a hard line break keeps them apart.
+		lines[len(lines)-1] += `\`
+	}
+	return append(lines, line)
 }
 
 // longestRun returns the length of the longest run of c in s.

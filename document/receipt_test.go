@@ -35,6 +35,24 @@ func goldenResults(n int) []StepResult {
 		{Status: turnstone.StepError, Duration: 3 * time.Second, Note: "the sandbox is gone", Stderr: outputOf("\x1b[0m")},
 		{Status: turnstone.StepSkipped, Note: "step 6 ended the turn"},
 	}
+	results[1].Failures = []CommandFailure{{
+		Line: 14, Column: 3, EndLine: 19, EndColumn: 4, Text: "python3 - <<EOF\nprint(1/0)\nEOF", ExitCode: 1,
+		Tool: "python", Message: "ZeroDivisionError: division by zero",
+		Excerpt: SourceLine{Number: 17, Text: "\tprint(1/0) # ```", From: 7, To: 10},
+	}, {
+		Line: 21, Column: 1, EndLine: 21, EndColumn: 6, Text: "false", ExitCode: 1,
+	}}
+	results[1].Commands = []CommandRow{
+		{Line: 14, Text: "python3 - <<EOF\nprint(1/0)\nEOF", Language: "python", ExitCodes: []int{1}, Duration: 1200 * time.Millisecond, Count: 1, OutputBytes: 120},
+		{Line: 20, Text: "echo \"日本\" | cat", Language: "bash", ExitCodes: []int{0, 0}, Duration: 3 * time.Millisecond, Count: 1000, OutputBytes: 7000},
+		{Line: 21, Text: "false", Language: "bash"},
+	}
+	results[1].CommandsNote = "untraced from line 22: exec replaced the shell"
+	for len(results[3].Failures) < 8 {
+		results[3].Failures = append(results[3].Failures, CommandFailure{Line: 3, Column: 1, EndLine: 3, EndColumn: 5, Text: "x `y`", ExitCode: 127,
+			Tool: "bash", Message: "x: command *not* found\\", Excerpt: SourceLine{Number: 3, Text: "> x `y`", From: 2, To: 3}})
+	}
+	results[6].Commands = []CommandRow{}
 	for len(results) < n {
 		results = append(results, results[len(results)-1])
 	}

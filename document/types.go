@@ -66,6 +66,35 @@ type StepResult struct {
 	Note     string // one line for people: "killed: out of memory", "step build failed"
 	Stdout   Output
 	Stderr   Output
+
+	Failures     []CommandFailure // the commands that failed, in the order in which they did
+	Commands     []CommandRow     // the table of what ran; nil means no table
+	CommandsNote string           // one line: what the table does not hold, and why
+}
+
+// A CommandFailure is a command of a step that failed. Lines and columns are the
+// document's as it was given to Parse, and count from 1; columns count bytes.
+type CommandFailure struct {
+	Line      int
+	Column    int
+	EndLine   int
+	EndColumn int        // of the byte after the last
+	Text      string     // the command's source
+	ExitCode  int        // of the command; of a pipeline, bash's
+	Tool      string     // who says Message: "bash", "python"; empty if nobody does
+	Message   string     // one line of what the command wrote about it
+	Excerpt   SourceLine // the fault's place, else the command's; see Document.SourceLine
+}
+
+// A CommandRow is a line in the table of a step's commands.
+type CommandRow struct {
+	Line        int           // of the command in the document, from 1
+	Text        string        // the command's source
+	Language    string        // "bash", or what the program's own language is
+	ExitCodes   []int         // of the last run, of each stage of a pipeline; empty if none is known
+	Duration    time.Duration // of all runs
+	Count       int64         // how often it ran
+	OutputBytes int64         // of standard output and error of all runs
 }
 
 // An Output is one stream of a step, as much of it as was kept in memory.

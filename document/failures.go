@@ -1,0 +1,298 @@
+package document
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/charmbracelet/x/ansi"
+
+	"turnstone.dev/turnstone"
+)
+
+// What is shown of failing commands and of the table of commands.
+const (
+	maxFailures     = 5   // of one step; the others are counted
+	maxCommandText  = 60  // bytes of a command's own text
+	maxCommandRows  = 200 // of one step's table; the others are counted
+	maxExcerpt      = 100 // columns of a line of source
+	excerptBefore   = 40  // columns of a cut line before the part that is meant
+	excerptTabs     = 4   // a tab goes to the next multiple of this
+	maxExcerptBytes = 4 * maxExcerpt
+)
+
+// A SourceLine is a line of a document, and the part of it that is meant.
+type SourceLine struct {
+	Number int    // in the document, from 1; 0 means that there is no such line
+	Text   string // the author's bytes, without the line ending
+	From   int    // byte offset in Text of the part that is meant
+	To     int    // the byte after it; the whole rest when the part goes on in the next line
+}
+
+// SourceLine returns the document's line in which a part begins, for Excerpt.
+// Lines and columns count from 1, columns in bytes. The part ends before endLine
+// and endColumn. A line that the document does not have gives a SourceLine whose
+// Number is 0. It takes time that grows with the place in the document.
+func (d *Document) SourceLine(line, column, endLine, endColumn int) SourceLine {
+	if line < 1 {
+		return SourceLine{}
+	}
+	at := 0
+	for range line - 1 {
+		next := nextLine(d.Source, at)
+		if next == at || next == len(d.Source) {
+			return SourceLine{}
+		}
+		at = next
+	}
+	text := string(d.Source[at:lineEnd(d.Source, at)])
+	from := min(max(column-1, 0), len(text))
+	to := len(text)
+	if endLine <= line {
+		to = min(max(endColumn-1, from), len(text))
+	}
+	return SourceLine{Number: line, Text: text, From: from, To: to}
+}
+
+// Excerpt returns a line of source as it can be shown, and the line to put below
+// it in a font of fixed width: "^" under the first character of line[from:to] and
+// "~" under the others. At least one character is marked; after the last one when
+// from is the line's end. Offsets outside the line are brought inside.
+//
+// text is one line of valid UTF-8 and at most about 100 columns: hidden characters
+// are written out as <U+202E>, tabs are blanks, and of a long line what stands
+// around from is shown, with "…" where it is cut. The line may be any bytes.
+func Excerpt(line string, from, to int) (text, caret string) {
+	from = min(max(from, 0), len(line))
+	to = min(max(to, from), len(line))
+	start := max(0, from-maxExcerptBytes)
+	for start < from && start > 0 && !utf8.RuneStart(line[start]) {
+		start++
+	}
+	end := min(len(line), from+maxExcerptBytes)
+	for end > from && end < len(line) && !utf8.RuneStart(line[end]) {
+		end--
+	}
+	cells, mark, markEnd := cellsOf(line[start:end], from-start, to-start)
+	first, last := window(cells, mark)
+	var b strings.Builder
+	if first > 0 || start > 0 {
+		b.WriteString("…")
+	}
+	before, marked := 0, 1
+	for i := first; i < last; i++ {
+		if i == mark {
+			before = ansi.StringWidth(b.String())
+		}
+		b.WriteString(cells[i].text)
+		if i >= mark && i == min(markEnd, last)-1 {
+			marked = ansi.StringWidth(b.String()) - before
+		}
+	}
+	if mark == last {
+		before = ansi.StringWidth(b.String())
+	}
+	if last < len(cells) || end < len(line) {
+		b.WriteString("…")
+	}
+	return strings.TrimRight(b.String(), " "), strings.Repeat(" ", before) + "^" + strings.Repeat("~", max(0, marked-1))
+}
+
+// A cell is a character as it is shown.
+type cell struct {
+	text  string
+	width int // columns
+}
+
+// cellsOf splits s into what is shown of it. The cells mark..end stand for the
+// bytes from..to.
+func cellsOf(s string, from, to int) (cells []cell, mark, end int) {
+	mark, end = -1, -1
+	column := 0
+	for i, r := range s {
+		if mark < 0 && i >= from {
+			mark = len(cells)
+		}
+		if end < 0 && i >= to {
+			end = len(cells)
+		}
+		c := cell{text: string(r)}
+		switch {
+		case r == '\t':
+			c.text = strings.Repeat(" ", excerptTabs-column%excerptTabs)
+		case isHidden(r):
+			c.text = fmt.Sprintf("<U+%04X>", r)
+		}
+		c.width = ansi.StringWidth(c.text)
+		column += c.width
+		cells = append(cells, c)
+	}
+	if mark < 0 {
+		mark = len(cells)
+	}
+	if end < 0 {
+		end = len(cells)
+	}
+	return cells, mark, end
+}
+
+// window chooses which cells are shown: all, or those around the mark.
+func window(cells []cell, mark int) (first, last int) {
+	total := 0
+	for _, c := range cells {
+		total += c.width
+	}
+	if total <= maxExcerpt {
+		return 0, len(cells)
+	}
+	first = mark
+	for width := 0; first > 0 && width < excerptBefore; first-- {
+		width += cells[first-1].width
+	}
+	last = first
+	for width := 0; last < len(cells) && width < maxExcerpt; last++ {
+		width += cells[last].width
+	}
+	return first, last
+}
+
+// appendFailures writes a line for each failing command, and an excerpt of the
+// author's line below it.
+func appendFailures(lines []string, failures []CommandFailure) []string {
+	for i, f := range failures {
+		if i == maxFailures {
+			return appendParagraph(lines, "and "+plural(int64(len(failures)-i), "more failing command"))
+		}
+		lines = appendParagraph(lines, f.line())
+		if f.Excerpt.Number > 0 {
+			lines = append(lines, f.Excerpt.fence()...)
+		}
+	}
+	return lines
+}
+
+// line says what failed, as one line of markdown.
+func (f CommandFailure) line() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "line %d, column %d: ", f.Line, f.Column)
+	if text := commandText(f.Text); text != "" {
+		b.WriteString(codeSpan(text) + " ")
+	}
+	fmt.Fprintf(&b, "exited %d", f.ExitCode)
+	message := escapeMarkdown(oneLine(f.Message, maxNote))
+	if message == "" {
+		return b.String()
+	}
+	b.WriteString(" · ")
+	if tool := escapeMarkdown(oneLine(f.Tool, maxName)); tool != "" {
+		b.WriteString(tool + ": ")
+	}
+	b.WriteString(message)
+	if n := f.Excerpt.Number; n > 0 && n != f.Line {
+		fmt.Fprintf(&b, " (line %d)", n)
+	}
+	return b.String()
+}
+
+// commandText is a command's first line, with "…" when there is more of it.
+func commandText(s string) string {
+	s = strings.TrimSpace(s)
+	first, rest, _ := strings.Cut(s, "\n")
+	if text := oneLine(first, maxCommandText); rest == "" || strings.HasSuffix(text, "…") {
+		return text
+	}
+	return oneLine(first, maxCommandText-4) + " …"
+}
+
+// fence returns the excerpt as a fenced block. Each of its lines begins with a
+// number or a blank: nothing in it can close the fence, but a reader's eye is
+// helped by one that is longer than any run within.
+func (l SourceLine) fence() []string {
+	text, caret := Excerpt(l.Text, l.From, l.To)
+	number := strconv.Itoa(l.Number)
+	fence := strings.Repeat("`", max(3, 1+longestRun(text, '`')))
+	return []string{
+		fence + "text",
+		strings.TrimRight(number+" | "+text, " "),
+		strings.Repeat(" ", len(number)) + " | " + caret,
+		fence,
+	}
+}
+
+// appendCommands writes the table of commands. It stands in a fence, with columns
+// of blanks: CommonMark has no tables, and a cell can hold anything.
+func appendCommands(lines []string, r StepResult) []string {
+	if r.Commands == nil {
+		return lines
+	}
+	label := "commands"
+	if len(r.Commands) == 0 {
+		label += " · none"
+	}
+	if note := oneLine(r.CommandsNote, maxNote); note != "" {
+		label += " · " + escapeMarkdown(note)
+	}
+	lines = appendParagraph(lines, label)
+	if len(r.Commands) == 0 {
+		return lines
+	}
+	rows := [][]string{{"line", "command", "language", "exit", "time", "runs", "output"}}
+	for i, c := range r.Commands {
+		if i == maxCommandRows {
+			break
+		}
+		rows = append(rows, c.cells())
+	}
+	table := alignColumns(rows)
+	if more := len(r.Commands) - maxCommandRows; more > 0 {
+		table = append(table, fmt.Sprintf("[… %s cut …]", plural(int64(more), "command")))
+	}
+	longest := 0
+	for _, line := range table {
+		longest = max(longest, longestRun(line, '`'))
+	}
+	fence := strings.Repeat("`", max(3, 1+longest))
+	lines = append(lines, fence+"text")
+	lines = append(lines, table...)
+	return append(lines, fence)
+}
+
+func (c CommandRow) cells() []string {
+	codes := make([]string, 0, len(c.ExitCodes))
+	for i, code := range c.ExitCodes {
+		if i == 16 {
+			codes = append(codes, "…")
+			break
+		}
+		codes = append(codes, strconv.Itoa(code))
+	}
+	exit := strings.Join(codes, "|")
+	if exit == "" {
+		exit = "-"
+	}
+	return []string{
+		strconv.Itoa(c.Line), commandText(c.Text), oneLine(c.Language, maxName), exit,
+		humanDuration(c.Duration), strconv.FormatInt(c.Count, 10), turnstone.Bytes(max(c.OutputBytes, 0)).Human(),
+	}
+}
+
+// alignColumns joins the cells of each row, padded to their column's width.
+func alignColumns(rows [][]string) []string {
+	widths := make([]int, len(rows[0]))
+	for _, row := range rows {
+		for i, c := range row {
+			widths[i] = max(widths[i], ansi.StringWidth(c))
+		}
+	}
+	lines := make([]string, len(rows))
+	for n, row := range rows {
+		var b strings.Builder
+		for i, c := range row {
+			b.WriteString(c)
+			b.WriteString(strings.Repeat(" ", widths[i]-ansi.StringWidth(c)+2))
+		}
+		lines[n] = strings.TrimRight(b.String(), " ")
+	}
+	return lines
+}
