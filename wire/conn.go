@@ -1,0 +1,425 @@
+package wire
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"turnstone.dev/turnstone"
+)
+
+// A Message is one JSON message: a command, an answer or an event.
+type Message struct {
+	ID        *int64          `json:"id,omitempty"`
+	Method    string          `json:"method,omitempty"`
+	Params    json.RawMessage `json:"params,omitempty"`
+	Result    json.RawMessage `json:"result,omitempty"`
+	Error     json.RawMessage `json:"error,omitempty"`
+	SessionID string          `json:"sessionId,omitempty"`
+}
+
+// ParseMessage decodes a JSON message after checking its depth.
+func ParseMessage(p []byte) (*Message, error) {
+	if depth(p) > MaxDepth {
+		return nil, protocolError("a message is nested deeper than %d", MaxDepth)
+	}
+	var m Message
+	if err := json.Unmarshal(p, &m); err != nil {
+		return nil, protocolError("a message is no JSON object of the protocol: %s", err)
+	}
+	if m.ID == nil && m.Method == "" {
+		return nil, protocolError("a message has neither id nor method")
+	}
+	return &m, nil
+}
+
+// depth returns how deeply p is nested, without decoding it.
+func depth(p []byte) int {
+	most, now, quoted := 0, 0, false
+	for i := 0; i < len(p); i++ {
+		switch b := p[i]; {
+		case quoted && b == '\\':
+			i++
+		case b == '"':
+			quoted = !quoted
+		case quoted:
+		case b == '{' || b == '[':
+			now++
+			most = max(most, now)
+		case b == '}' || b == ']':
+			now--
+		}
+	}
+	return most
+}
+
+// Options say what one end of a connection does.
+type Options struct {
+	// Dispatcher answers the other side's commands; nil: it may send none.
+	Dispatcher *Dispatcher
+	// OnEvent is called for each event, in order, by the reading goroutine: it
+	// must be quick, and must not wait for anything that comes over the connection.
+	OnEvent func(Event)
+	// Masked is set by a WebSocket client.
+	Masked bool
+}
+
+// farewellTime is how long a side that is cut off has to take the reason.
+const farewellTime = time.Second
+
+// An Event is an event as it came; DecodeEvent gives it its type.
+type Event struct {
+	Method string
+	Params json.RawMessage
+}
+
+// A Conn is one end of one connection of the wire. Its methods are safe for
+// concurrent use.
+type Conn struct {
+	opt    Options
+	frames *Frames
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	wg     sync.WaitGroup
+	slots  chan struct{}
+	done   chan struct{}
+
+	mu      sync.Mutex
+	err     error // why it ended; set before done is closed
+	lastID  int64
+	lastStr StreamID
+	calls   map[int64]chan *Message
+	recv    map[StreamID]*recvEntry
+	send    map[StreamID]*sendEntry
+}
+
+type recvEntry struct {
+	*Receiver
+	claimed bool
+}
+
+type sendEntry struct {
+	*Sender
+	claimed bool
+}
+
+// NewConn starts the protocol over stream, which then belongs to the Conn.
+func NewConn(stream io.ReadWriteCloser, opt Options) *Conn {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	c := &Conn{opt: opt, frames: NewFrames(stream, opt.Masked), ctx: ctx, cancel: cancel,
+		slots: make(chan struct{}, maxCalls), done: make(chan struct{}), calls: make(map[int64]chan *Message),
+		recv: make(map[StreamID]*recvEntry), send: make(map[StreamID]*sendEntry)}
+	go c.readLoop()
+	return c
+}
+
+// Done is closed when the connection has ended.
+func (c *Conn) Done() <-chan struct{} { return c.done }
+
+// Context ends with the connection.
+func (c *Conn) Context() context.Context { return c.ctx }
+
+// Err says why the connection ended; nil before that, and when either side closed
+// it in good order.
+func (c *Conn) Err() error {
+	select {
+	case <-c.done:
+	default:
+		return nil
+	}
+	var closed *ClosedError
+	switch {
+	case errors.As(c.err, &closed) && closed.Code <= 1001:
+		return nil
+	case hungUp(c.err):
+		return nil
+	}
+	return c.err
+}
+
+// hungUp says that the other side closed the connection: how that shows depends
+// on the kind of connection, and on whether something was being written.
+func hungUp(err error) bool {
+	for _, end := range []error{io.EOF, io.ErrClosedPipe, os.ErrClosed, net.ErrClosed, syscall.EPIPE, syscall.ECONNRESET} {
+		if errors.Is(err, end) {
+			return true
+		}
+	}
+	return false
+}
+
+// Close ends the connection at once. Commands that it carries out for the other
+// side get a context that has ended; Wait waits for them.
+func (c *Conn) Close() error {
+	c.end(net.ErrClosed)
+	return nil
+}
+
+// Wait waits until everything that Go has started has returned.
+func (c *Conn) Wait() {
+	<-c.done
+	c.wg.Wait()
+}
+
+// Go runs f in a goroutine that Wait waits for.
+func (c *Conn) Go(f func()) { c.wg.Go(f) }
+
+// end ends the connection for the first reason that is given.
+func (c *Conn) end(why error) {
+	c.mu.Lock()
+	if c.err != nil {
+		c.mu.Unlock()
+		return
+	}
+	c.err = why
+	dead := c.dead("wire.stream")
+	recv, send := c.recv, c.send
+	c.recv, c.send = nil, nil
+	c.mu.Unlock()
+	for _, r := range recv {
+		r.fail(dead)
+	}
+	for _, s := range send {
+		s.fail(dead)
+	}
+	c.cancel(why)
+	_ = c.frames.Close()
+	close(c.done)
+}
+
+// dead is what callers see of a connection that has ended.
+func (c *Conn) dead(op string) error {
+	te := &turnstone.Error{Op: op, Kind: turnstone.Dead, Subject: "connection to the sandbox", Err: c.err,
+		Hint: "the sandbox has ended; run the turn again"}
+	var broken *ProtocolError
+	var closed *ClosedError
+	switch {
+	case errors.As(c.err, &broken):
+		te.Kind, te.Hint = turnstone.Internal, "something in the sandbox speaks for its agent; do not trust this sandbox"
+	case errors.As(c.err, &closed) && closed.Code > 1001:
+		te.Kind, te.Subject, te.Hint = turnstone.Invalid, "connection", ""
+	}
+	return te
+}
+
+func (c *Conn) readLoop() {
+	var buf []byte
+	for {
+		text, p, err := c.frames.Next(buf)
+		if err == nil && text {
+			err = c.message(p)
+		} else if err == nil {
+			err = c.frame(p)
+		}
+		if err != nil {
+			var broken *ProtocolError
+			if errors.As(err, &broken) {
+				c.farewell(err)
+			}
+			c.end(err)
+			return
+		}
+		if buf = p; cap(buf) > 4*MaxChunk {
+			buf = nil
+		}
+	}
+}
+
+// farewell tells the other side why it is cut off, if it still listens.
+func (c *Conn) farewell(err error) {
+	told := make(chan struct{})
+	go func() {
+		_ = c.frames.Farewell(err)
+		close(told)
+	}()
+	select {
+	case <-told:
+	case <-time.After(farewellTime):
+	}
+}
+
+func (c *Conn) message(p []byte) error {
+	m, err := ParseMessage(p)
+	if err != nil {
+		return err
+	}
+	switch {
+	case m.ID != nil && m.Method != "":
+		c.command(m)
+	case m.ID != nil:
+		return c.answer(m)
+	case c.opt.OnEvent != nil:
+		c.opt.OnEvent(Event{Method: m.Method, Params: m.Params})
+	}
+	return nil
+}
+
+func (c *Conn) answer(m *Message) error {
+	if (m.Result == nil) == (m.Error == nil) {
+		return protocolError("an answer has not exactly one of result and error")
+	}
+	c.mu.Lock()
+	ch := c.calls[*m.ID]
+	delete(c.calls, *m.ID)
+	c.mu.Unlock()
+	if ch != nil { // else its caller gave up
+		ch <- m
+	}
+	return nil
+}
+
+// Call sends a command and waits for its answer. When ctx ends it returns at
+// once; the other side may still carry the command out. A connection that ends
+// gives an error of kind Dead; an error that the other side answers with comes as
+// the *turnstone.Error that it sent.
+func (c *Conn) Call(ctx context.Context, method string, params, result any) error {
+	if params == nil {
+		params = struct{}{}
+	}
+	raw, err := json.Marshal(params)
+	if err != nil {
+		return &turnstone.Error{Op: method, Kind: turnstone.Internal, Err: err}
+	}
+	ch := make(chan *Message, 1)
+	c.mu.Lock()
+	if c.err != nil {
+		defer c.mu.Unlock()
+		return c.dead(method)
+	}
+	c.lastID++
+	id := c.lastID
+	c.calls[id] = ch
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.calls, id)
+	}()
+	if err := ctx.Err(); err != nil {
+		return ctxError(ctx, method)
+	}
+	if err := c.writeMessage(&Message{ID: &id, Method: method, Params: raw}); err != nil {
+		return c.writeFailed(method, err)
+	}
+	select {
+	case m := <-ch:
+		return decodeAnswer(m, method, result)
+	case <-ctx.Done():
+		return ctxError(ctx, method)
+	case <-c.done:
+		select {
+		case m := <-ch: // it came first
+			return decodeAnswer(m, method, result)
+		default:
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.dead(method)
+	}
+}
+
+// writeFailed prefers the reason why the connection ended to what writing saw of it.
+func (c *Conn) writeFailed(method string, err error) error {
+	if hungUp(err) || errors.Is(err, io.ErrShortWrite) {
+		c.end(err)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.dead(method)
+	}
+	select {
+	case <-c.done:
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.dead(method)
+	default:
+		return &turnstone.Error{Op: method, Kind: turnstone.Internal, Err: err}
+	}
+}
+
+func decodeAnswer(m *Message, method string, result any) error {
+	if m.Error != nil {
+		var re replyError
+		if err := json.Unmarshal(m.Error, &re); err != nil {
+			return malformed(method, err)
+		}
+		return re.decode(method)
+	}
+	if result == nil {
+		return nil
+	}
+	if err := json.Unmarshal(m.Result, result); err != nil {
+		return malformed(method, err)
+	}
+	return nil
+}
+
+func malformed(method string, err error) error {
+	return &turnstone.Error{Op: method, Kind: turnstone.Internal, Subject: "agent", Err: fmt.Errorf("malformed answer: %w", err),
+		Hint: "something in the sandbox speaks for its agent; do not trust this sandbox"}
+}
+
+func ctxError(ctx context.Context, method string) error {
+	kind := turnstone.Canceled
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		kind = turnstone.Timeout
+	}
+	return &turnstone.Error{Op: method, Kind: kind, Err: context.Cause(ctx)}
+}
+
+// Emit sends an event. It waits while the other side does not read, and fails
+// when the connection has ended.
+func (c *Conn) Emit(ctx context.Context, method string, params any) error {
+	if err := ctx.Err(); err != nil {
+		return ctxError(ctx, method)
+	}
+	raw, err := json.Marshal(params)
+	if err != nil {
+		return err
+	}
+	return c.writeMessage(&Message{Method: method, Params: raw})
+}
+
+func (c *Conn) reply(id *int64, result any, re *replyError) {
+	m := &Message{ID: id}
+	var err error
+	switch {
+	case re != nil:
+		m.Error, err = json.Marshal(re)
+	case result == nil:
+		m.Result = json.RawMessage("{}")
+	default:
+		m.Result, err = json.Marshal(result)
+	}
+	if err != nil {
+		m.Result = nil
+		m.Error, _ = json.Marshal(encodeError(err))
+	}
+	if err := c.writeMessage(m); err != nil && !hungUp(err) {
+		m.Result = nil
+		m.Error, _ = json.Marshal(encodeError(err))
+		_ = c.writeMessage(m)
+	}
+}
+
+func (c *Conn) writeMessage(m *Message) error {
+	b, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	return c.frames.WriteText(b)
+}
+
+func (c *Conn) writeFrame(f Frame) error {
+	err := c.frames.WriteBinary(f.Head(), f.Data)
+	if err != nil {
+		return c.writeFailed("wire.stream", err)
+	}
+	return nil
+}

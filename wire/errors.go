@@ -1,0 +1,95 @@
+package wire
+
+import (
+	"errors"
+	"strings"
+
+	"turnstone.dev/turnstone"
+)
+
+// Error codes of JSON-RPC 2.0, as CDP uses them.
+const (
+	codeParse          = -32700
+	codeInvalidRequest = -32600
+	codeMethodNotFound = -32601
+	codeInvalidParams  = -32602
+	codeServer         = -32000
+)
+
+// replyError is an error as it crosses the wire: CDP's form, with the typed
+// error's parts as its data.
+type replyError struct {
+	Code    int        `json:"code"`
+	Message string     `json:"message"`
+	Data    *errorData `json:"data,omitempty"`
+}
+
+type errorData struct {
+	Op      string `json:"op,omitempty"`
+	Kind    string `json:"kind"`
+	Subject string `json:"subject,omitempty"`
+	Hint    string `json:"hint,omitempty"`
+	Cause   string `json:"cause,omitempty"`
+}
+
+func encodeError(err error) *replyError {
+	re := &replyError{Code: codeServer, Message: err.Error()}
+	var te *turnstone.Error
+	if !errors.As(err, &te) {
+		re.Data = &errorData{Kind: string(turnstone.Internal)}
+		return re
+	}
+	re.Data = &errorData{Op: te.Op, Kind: string(te.Kind), Subject: te.Subject, Hint: turnstone.HintOf(err)}
+	if te.Err != nil {
+		re.Data.Cause = te.Err.Error()
+	}
+	if te.Kind == turnstone.Invalid {
+		re.Code = codeInvalidParams
+	}
+	return re
+}
+
+// decode bounds every field: the text goes to a terminal and into receipts, and
+// a sandbox wrote it.
+func (e *replyError) decode(method string) *turnstone.Error {
+	te := &turnstone.Error{Op: method, Kind: turnstone.Internal}
+	cause := e.Message
+	if d := e.Data; d != nil {
+		te.Kind, te.Subject, te.Hint = knownKind(d.Kind), clip(d.Subject, 1000), clip(d.Hint, 1000)
+		cause = d.Cause
+		if d.Op != "" {
+			te.Op = clip(d.Op, 100)
+		}
+		if cause == "" && te.Subject == "" {
+			cause = e.Message
+		}
+	}
+	if cause != "" {
+		te.Err = errors.New(clip(cause, 4000))
+	}
+	return te
+}
+
+func knownKind(s string) turnstone.Kind {
+	switch k := turnstone.Kind(s); k {
+	case turnstone.Invalid, turnstone.NotFound, turnstone.Unavailable, turnstone.Exhausted,
+		turnstone.Canceled, turnstone.Timeout, turnstone.Integrity, turnstone.Dead:
+		return k
+	}
+	return turnstone.Internal
+}
+
+// clip cuts s to n bytes and replaces what could drive a terminal.
+func clip(s string, n int) string {
+	if len(s) > n {
+		s = strings.ToValidUTF8(s[:n], "") + "…"
+	}
+	out := make([]rune, 0, len(s))
+	for _, r := range s {
+		if (r < ' ' && r != '\n' && r != '\t') || (r >= 0x7f && r < 0xa0) {
+			r = '\uFFFD'
+		}
+		out = append(out, r)
+	}
+	return string(out)
+}

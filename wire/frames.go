@@ -1,0 +1,251 @@
+package wire
+
+import (
+	"bufio"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"unicode/utf8"
+
+	"github.com/gobwas/ws"
+)
+
+// Limits of what one side takes from the other.
+const (
+	MaxMessage = 16 << 20 // bytes of one JSON message
+	MaxChunk   = 64 << 10 // bytes of data in one binary frame
+	MaxDepth   = 64       // of nesting in a JSON message
+	frameHead  = 17       // bytes before the data in a binary frame
+	maxReason  = 123      // bytes of text in a closing frame (RFC 6455, 5.5)
+	maxControl = 125      // bytes of a control frame
+	chunkLimit = frameHead + MaxChunk
+)
+
+// A ProtocolError is why a side ended a connection: the other one broke the
+// protocol. Code is a status of RFC 6455, 7.4.1.
+type ProtocolError struct {
+	Code   int
+	Reason string
+}
+
+func (e *ProtocolError) Error() string { return e.Reason }
+
+func protocolError(format string, args ...any) error {
+	return &ProtocolError{Code: int(ws.StatusProtocolError), Reason: fmt.Sprintf(format, args...)}
+}
+
+// A ClosedError is how the other side ended a connection.
+type ClosedError struct {
+	Code   int
+	Reason string
+}
+
+func (e *ClosedError) Error() string {
+	if e.Reason == "" {
+		return fmt.Sprintf("the other side closed the connection (%d)", e.Code)
+	}
+	return "the other side closed the connection: " + e.Reason
+}
+
+// Frames reads and writes the messages of one connection: RFC 6455 frames over
+// any byte stream, after the handshake if there is one. One goroutine may read;
+// any may write.
+type Frames struct {
+	stream io.ReadWriteCloser
+	r      *bufio.Reader
+	masked bool // what this side writes
+
+	wmu    sync.Mutex
+	wbuf   []byte
+	closed bool // a closing frame was written; guarded by wmu
+}
+
+// NewFrames returns the frames of stream, which then belongs to them. A WebSocket
+// client has to mask what it writes.
+func NewFrames(stream io.ReadWriteCloser, masked bool) *Frames {
+	return &Frames{stream: stream, r: bufio.NewReaderSize(stream, 32<<10), masked: masked}
+}
+
+// Next returns the next message, text or binary, into buf if it fits. A message
+// that breaks a rule gives a *ProtocolError, the other side's farewell a
+// *ClosedError; io.EOF is an end without a farewell.
+func (f *Frames) Next(buf []byte) (text bool, payload []byte, err error) {
+	payload = buf[:0]
+	var kind ws.OpCode
+	for {
+		h, err := ws.ReadHeader(f.r)
+		if err != nil {
+			return false, nil, f.readError(err, kind != 0)
+		}
+		if err := checkHeader(h, kind != 0); err != nil {
+			return false, nil, err
+		}
+		if h.OpCode.IsControl() {
+			if err := f.control(h); err != nil {
+				return false, nil, err
+			}
+			continue
+		}
+		if h.OpCode != ws.OpContinuation {
+			kind = h.OpCode
+		}
+		limit := int64(MaxMessage)
+		if kind == ws.OpBinary {
+			limit = chunkLimit
+		}
+		if h.Length > limit-int64(len(payload)) {
+			return false, nil, &ProtocolError{Code: int(ws.StatusMessageTooBig),
+				Reason: fmt.Sprintf("a message is longer than %d bytes", limit)}
+		}
+		if payload, err = f.body(payload, h); err != nil {
+			return false, nil, f.readError(err, true)
+		}
+		if h.Fin {
+			return kind == ws.OpText, payload, nil
+		}
+	}
+}
+
+// body appends a frame's payload to p. It grows as bytes come, not as the header
+// promises.
+func (f *Frames) body(p []byte, h ws.Header) ([]byte, error) {
+	begin := len(p)
+	for left := h.Length; left > 0; {
+		n := int(min(left, 64<<10))
+		at := len(p)
+		if cap(p)-at < n {
+			p = append(p, make([]byte, n)...)
+		} else {
+			p = p[:at+n]
+		}
+		if _, err := io.ReadFull(f.r, p[at:]); err != nil {
+			return nil, err
+		}
+		left -= int64(n)
+	}
+	if h.Masked {
+		ws.Cipher(p[begin:], h.Mask, 0)
+	}
+	return p, nil
+}
+
+func checkHeader(h ws.Header, within bool) error {
+	switch {
+	case h.Rsv != 0:
+		return protocolError("a frame uses an extension that was not agreed on")
+	case h.OpCode.IsReserved():
+		return protocolError("a frame has the unknown opcode %d", h.OpCode)
+	case h.OpCode.IsControl() && (!h.Fin || h.Length > maxControl):
+		return protocolError("a control frame is in parts, or longer than %d bytes", maxControl)
+	case h.OpCode == ws.OpContinuation && !within:
+		return protocolError("a message goes on that did not begin")
+	case h.OpCode.IsData() && h.OpCode != ws.OpContinuation && within:
+		return protocolError("a message begins inside another one")
+	}
+	return nil
+}
+
+// control answers a ping and reads a farewell.
+func (f *Frames) control(h ws.Header) error {
+	p, err := f.body(nil, h)
+	if err != nil {
+		return f.readError(err, true)
+	}
+	switch h.OpCode {
+	case ws.OpPing:
+		return f.write(ws.OpPong, p)
+	case ws.OpClose:
+		closed := &ClosedError{Code: int(ws.StatusNoStatusRcvd)}
+		if len(p) >= 2 {
+			closed.Code, closed.Reason = int(binary.BigEndian.Uint16(p)), clip(string(p[2:]), maxReason)
+		}
+		return closed
+	}
+	return nil
+}
+
+func (f *Frames) readError(err error, within bool) error {
+	if within && errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	if errors.Is(err, ws.ErrHeaderLengthMSB) || errors.Is(err, ws.ErrHeaderLengthUnexpected) {
+		return protocolError("a frame's length is malformed")
+	}
+	return err
+}
+
+// WriteText writes one JSON message.
+func (f *Frames) WriteText(p []byte) error {
+	if len(p) > MaxMessage {
+		return fmt.Errorf("a message of %d bytes is longer than the protocol allows", len(p))
+	}
+	return f.write(ws.OpText, p)
+}
+
+// WriteBinary writes one binary frame, given in parts.
+func (f *Frames) WriteBinary(parts ...[]byte) error { return f.write(ws.OpBinary, parts...) }
+
+// write writes a frame with one Write, so that it costs the stream below one frame too.
+func (f *Frames) write(op ws.OpCode, parts ...[]byte) error {
+	h := ws.Header{Fin: true, OpCode: op, Masked: f.masked}
+	for _, p := range parts {
+		h.Length += int64(len(p))
+	}
+	if f.masked {
+		_, _ = rand.Read(h.Mask[:]) // documented never to fail
+	}
+	f.wmu.Lock()
+	defer f.wmu.Unlock()
+	if f.closed {
+		return io.ErrClosedPipe
+	}
+	f.closed = op == ws.OpClose
+	b := (*headerBuffer)(&f.wbuf)
+	*b = (*b)[:0]
+	if err := ws.WriteHeader(b, h); err != nil {
+		return err
+	}
+	begin := len(*b)
+	for _, p := range parts {
+		*b = append(*b, p...)
+	}
+	if f.masked {
+		ws.Cipher((*b)[begin:], h.Mask, 0)
+	}
+	_, err := f.stream.Write(*b)
+	if cap(*b) > 4*MaxChunk {
+		*b = nil // a rare large message does not stay
+	}
+	return err
+}
+
+type headerBuffer []byte
+
+func (b *headerBuffer) Write(p []byte) (int, error) {
+	*b = append(*b, p...)
+	return len(p), nil
+}
+
+// Farewell writes a closing frame; err says why, nil that all is well. It blocks
+// as any write does.
+func (f *Frames) Farewell(err error) error {
+	code, reason := int(ws.StatusNormalClosure), ""
+	var broken *ProtocolError
+	switch {
+	case errors.As(err, &broken):
+		code, reason = broken.Code, broken.Reason
+	case err != nil:
+		code, reason = int(ws.StatusInternalServerError), err.Error()
+	}
+	for len(reason) > maxReason {
+		_, n := utf8.DecodeLastRuneInString(reason)
+		reason = reason[:len(reason)-n]
+	}
+	return f.write(ws.OpClose, ws.NewCloseFrameBody(ws.StatusCode(code), reason))
+}
+
+// Close closes the stream, with no farewell.
+func (f *Frames) Close() error { return f.stream.Close() }

@@ -1,0 +1,298 @@
+package wire
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"sync"
+
+	"turnstone.dev/turnstone"
+)
+
+// A StreamID names a stream on its connection. Zero is none.
+type StreamID uint32
+
+// streamWindow is what a sender may have on its way before the reader has taken
+// any of it, and so what a reader that does not read makes its side hold.
+const streamWindow = 1 << 20
+
+// maxStreams bounds the streams of one connection, in each direction.
+const maxStreams = 256
+
+// Kinds of binary frame.
+const (
+	frameData   = 0 // bytes from an offset on
+	frameEnd    = 1 // no more bytes; the offset is how many there were
+	frameCredit = 2 // from the reader: bytes up to the offset may be sent
+	frameReset  = 3 // from either side: the stream is given up; the data says why
+)
+
+// A Frame is a binary frame, taken apart.
+type Frame struct {
+	Kind    byte
+	Channel uint32 // the flat session, 0 where there is none
+	Stream  StreamID
+	Offset  uint64
+	Data    []byte
+}
+
+// ParseFrame takes a binary message apart. Data is part of p.
+func ParseFrame(p []byte) (Frame, error) {
+	if len(p) < frameHead {
+		return Frame{}, protocolError("a binary frame is shorter than its %d bytes of head", frameHead)
+	}
+	f := Frame{Kind: p[0], Channel: binary.BigEndian.Uint32(p[1:]), Stream: StreamID(binary.BigEndian.Uint32(p[5:])),
+		Offset: binary.BigEndian.Uint64(p[9:]), Data: p[frameHead:]}
+	switch {
+	case f.Kind > frameReset:
+		return f, protocolError("a binary frame has the unknown kind %d", f.Kind)
+	case f.Stream == 0:
+		return f, protocolError("a binary frame names no stream")
+	case f.Offset > 1<<62:
+		return f, protocolError("a binary frame's offset is out of range")
+	case f.Kind != frameData && f.Kind != frameReset && len(f.Data) > 0:
+		return f, protocolError("a binary frame of kind %d carries data", f.Kind)
+	}
+	return f, nil
+}
+
+// Head returns the frame's head, which its data follows.
+func (f Frame) Head() []byte {
+	h := make([]byte, frameHead)
+	h[0] = f.Kind
+	binary.BigEndian.PutUint32(h[1:], f.Channel)
+	binary.BigEndian.PutUint32(h[5:], uint32(f.Stream))
+	binary.BigEndian.PutUint64(h[9:], f.Offset)
+	return h
+}
+
+// ErrReset is in the chain of a stream's error when the other side gave it up.
+var ErrReset = errors.New("the other side gave the stream up")
+
+// A Receiver is the reading end of a stream. One goroutine may read.
+type Receiver struct {
+	c  *Conn
+	id StreamID
+
+	mu      sync.Mutex
+	ready   sync.Cond
+	queue   [][]byte // what has come and was not read
+	spare   [][]byte // read buffers, used again
+	got     uint64   // bytes that have come
+	read    uint64   // bytes that were read
+	credit  uint64   // bytes that may come
+	err     error    // why no more comes; io.EOF is its end
+	dropped bool     // nobody reads: it was closed
+}
+
+func newReceiver(c *Conn, id StreamID) *Receiver {
+	r := &Receiver{c: c, id: id, credit: streamWindow}
+	r.ready.L = &r.mu
+	return r
+}
+
+// Read implements io.Reader. It returns io.EOF at the stream's end, an error with
+// ErrReset when the sender gave up, and one of kind Dead when the connection ended.
+func (r *Receiver) Read(p []byte) (int, error) {
+	r.mu.Lock()
+	for len(r.queue) == 0 && r.err == nil {
+		r.ready.Wait()
+	}
+	if len(r.queue) == 0 {
+		defer r.mu.Unlock()
+		return 0, r.err
+	}
+	n := copy(p, r.queue[0])
+	if n == len(r.queue[0]) {
+		r.queue[0] = nil
+		r.queue = r.queue[1:]
+	} else {
+		r.queue[0] = r.queue[0][n:]
+	}
+	r.read += uint64(n)
+	grant := uint64(0)
+	if r.err == nil && r.credit-r.read <= streamWindow/2 {
+		r.credit = r.read + streamWindow
+		grant = r.credit
+	}
+	r.mu.Unlock()
+	if grant > 0 {
+		_ = r.c.writeFrame(Frame{Kind: frameCredit, Stream: r.id, Offset: grant}) // if it fails, so will the next read
+	}
+	return n, nil
+}
+
+// Close gives the stream up, if it has not ended. It may be called at any time.
+func (r *Receiver) Close() error {
+	r.mu.Lock()
+	live := r.err == nil && !r.dropped
+	r.dropped = true
+	r.queue = nil
+	if r.err == nil {
+		r.err = io.ErrClosedPipe
+	}
+	r.ready.Broadcast()
+	r.mu.Unlock()
+	if live {
+		return r.c.writeFrame(Frame{Kind: frameReset, Stream: r.id})
+	}
+	return nil
+}
+
+// frame takes what came. The connection's reading goroutine calls it.
+func (r *Receiver) frame(f Frame) (ended bool, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	defer r.ready.Broadcast()
+	switch f.Kind {
+	case frameData:
+		if f.Offset != r.got {
+			return false, protocolError("stream %d goes on at byte %d, not %d", r.id, f.Offset, r.got)
+		}
+		if f.Offset+uint64(len(f.Data)) > r.credit {
+			return false, protocolError("stream %d sends more than it was granted", r.id)
+		}
+		r.got += uint64(len(f.Data))
+		if !r.dropped && len(f.Data) > 0 {
+			r.queue = append(r.queue, append([]byte(nil), f.Data...))
+		}
+		return false, nil
+	case frameEnd:
+		if f.Offset != r.got {
+			return false, protocolError("stream %d ends at byte %d, not %d", r.id, f.Offset, r.got)
+		}
+		if r.err == nil {
+			r.err = io.EOF
+		}
+	default:
+		if r.err == nil {
+			r.err = resetError(f.Data)
+		}
+	}
+	return true, nil
+}
+
+func (r *Receiver) fail(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.err == nil {
+		r.err = err
+	}
+	r.ready.Broadcast()
+}
+
+// A Sender is the writing end of a stream. One goroutine may write; Close and
+// Abort may come from another.
+type Sender struct {
+	c  *Conn
+	id StreamID
+
+	mu    sync.Mutex
+	ready sync.Cond
+	sent  uint64
+	limit uint64
+	err   error // why nothing more can be sent
+	ended bool
+}
+
+func newSender(c *Conn, id StreamID) *Sender {
+	s := &Sender{c: c, id: id, limit: streamWindow}
+	s.ready.L = &s.mu
+	return s
+}
+
+// Write implements io.Writer. It waits for the reader; its error has ErrReset in
+// its chain when the reader gave up, and is of kind Dead when the connection ended.
+func (s *Sender) Write(p []byte) (int, error) {
+	done := 0
+	for done < len(p) {
+		s.mu.Lock()
+		for s.err == nil && s.sent >= s.limit {
+			s.ready.Wait()
+		}
+		if s.err != nil {
+			defer s.mu.Unlock()
+			return done, s.err
+		}
+		n := min(uint64(len(p)-done), s.limit-s.sent, MaxChunk)
+		f := Frame{Kind: frameData, Stream: s.id, Offset: s.sent, Data: p[done : done+int(n)]}
+		s.sent += n
+		s.mu.Unlock()
+		if err := s.c.writeFrame(f); err != nil {
+			return done, err
+		}
+		done += int(n)
+	}
+	return done, nil
+}
+
+// Close says that the stream has ended.
+func (s *Sender) Close() error { return s.end(Frame{Kind: frameEnd}, io.ErrClosedPipe) }
+
+// Abort gives the stream up, and says why. A Write that waits returns.
+func (s *Sender) Abort(why error) {
+	reason := ""
+	if why != nil {
+		reason = clip(why.Error(), 1000)
+	}
+	_ = s.end(Frame{Kind: frameReset, Data: []byte(reason)}, io.ErrClosedPipe)
+}
+
+// Until makes the stream be aborted when ctx ends.
+func (s *Sender) Until(ctx context.Context) (stop func() bool) {
+	return context.AfterFunc(ctx, func() { s.Abort(context.Cause(ctx)) })
+}
+
+func (s *Sender) end(f Frame, local error) error {
+	s.mu.Lock()
+	if s.ended {
+		defer s.mu.Unlock()
+		return nil
+	}
+	s.ended = true
+	if s.err == nil {
+		s.err = local
+	}
+	f.Stream, f.Offset = s.id, s.sent
+	if f.Kind == frameReset {
+		f.Offset = 0
+	}
+	s.ready.Broadcast()
+	s.mu.Unlock()
+	s.c.dropSender(s.id)
+	return s.c.writeFrame(f)
+}
+
+// frame takes what the reader said. A reader that gave up gets a reset back, so
+// that it knows that nothing is on its way any more.
+func (s *Sender) frame(f Frame) (err error) {
+	if f.Kind == frameReset {
+		s.fail(resetError(f.Data))
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f.Offset > s.limit {
+		s.limit = f.Offset
+		s.ready.Broadcast()
+	}
+	return nil
+}
+
+func (s *Sender) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err == nil {
+		s.err = err
+	}
+	s.ready.Broadcast()
+}
+
+func resetError(why []byte) error {
+	te := &turnstone.Error{Op: "wire.stream", Kind: turnstone.Canceled, Err: ErrReset}
+	if len(why) > 0 {
+		te.Subject = clip(string(why), 1000)
+	}
+	return te
+}

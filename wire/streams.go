@@ -1,0 +1,121 @@
+package wire
+
+import (
+	"fmt"
+
+	"turnstone.dev/turnstone"
+)
+
+// NewStream returns a number that no stream of c has had.
+func (c *Conn) NewStream() StreamID {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lastStr++
+	return c.lastStr
+}
+
+// Receiver returns the reading end of a stream: on the calling side before the
+// command that names it is sent, on the answering side in its handler.
+func (c *Conn) Receiver(id StreamID) (*Receiver, error) { return c.addReceiver(id, true) }
+
+// Sender returns the writing end of a stream, as Receiver does the reading one.
+func (c *Conn) Sender(id StreamID) (*Sender, error) { return c.addSender(id, true) }
+
+func (c *Conn) addReceiver(id StreamID, claim bool) (*Receiver, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		return nil, c.dead("wire.stream")
+	}
+	if e := c.recv[id]; e != nil && claim && !e.claimed {
+		e.claimed = true
+		return e.Receiver, nil
+	}
+	if err := c.checkStream(id, len(c.recv)); err != nil {
+		return nil, err
+	}
+	r := newReceiver(c, id)
+	c.recv[id] = &recvEntry{r, claim}
+	return r, nil
+}
+
+func (c *Conn) addSender(id StreamID, claim bool) (*Sender, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		return nil, c.dead("wire.stream")
+	}
+	if e := c.send[id]; e != nil && claim && !e.claimed {
+		e.claimed = true
+		return e.Sender, nil
+	}
+	if err := c.checkStream(id, len(c.send)); err != nil {
+		return nil, err
+	}
+	s := newSender(c, id)
+	c.send[id] = &sendEntry{s, claim}
+	return s, nil
+}
+
+func (c *Conn) checkStream(id StreamID, open int) error {
+	te := &turnstone.Error{Op: "wire.stream", Kind: turnstone.Invalid, Subject: fmt.Sprintf("stream %d", id)}
+	switch {
+	case id == 0:
+		te.Err = fmt.Errorf("stream numbers begin with 1")
+	case c.recv[id] != nil || c.send[id] != nil:
+		te.Err = fmt.Errorf("the number is in use")
+	case open >= maxStreams:
+		te.Kind, te.Err = turnstone.Exhausted, fmt.Errorf("a connection has at most %d streams in each direction", maxStreams)
+	default:
+		return nil
+	}
+	return te
+}
+
+// unclaimed says that a reserved stream was not taken by its command's handler.
+func (c *Conn) unclaimed(id StreamID, receive bool) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if receive {
+		e := c.recv[id]
+		return e != nil && !e.claimed
+	}
+	e := c.send[id]
+	return e != nil && !e.claimed
+}
+
+func (c *Conn) dropSender(id StreamID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.send, id)
+}
+
+// frame hands a binary frame to its stream. Data must have a stream that knows
+// it; what a reader says of a stream that has ended already is late, not wrong.
+func (c *Conn) frame(p []byte) error {
+	f, err := ParseFrame(p)
+	if err != nil {
+		return err
+	}
+	if f.Channel != 0 {
+		return protocolError("a binary frame names the session %d, and there is none", f.Channel)
+	}
+	c.mu.Lock()
+	r, s := c.recv[f.Stream], c.send[f.Stream]
+	c.mu.Unlock()
+	switch {
+	case r != nil && f.Kind != frameCredit:
+		ended, err := r.frame(f)
+		if ended {
+			c.mu.Lock()
+			delete(c.recv, f.Stream)
+			c.mu.Unlock()
+		}
+		return err
+	case s != nil && (f.Kind == frameCredit || f.Kind == frameReset):
+		return s.frame(f)
+	case f.Kind == frameData || f.Kind == frameEnd:
+		return protocolError("a binary frame names stream %d, which is not open", f.Stream)
+	}
+	return nil
+}
