@@ -308,6 +308,7 @@ func (c *Conn) Call(ctx context.Context, method string, params, result any) erro
 	if err := c.writeMessage(&Message{ID: &id, Method: method, Params: raw}); err != nil {
 		return c.writeFailed(method, err)
 	}
+	c.begin(params)
 	select {
 	case m := <-ch:
 		return decodeAnswer(m, method, result)

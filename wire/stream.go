@@ -194,6 +194,7 @@ type Sender struct {
 	limit uint64
 	err   error // why nothing more can be sent
 	ended bool
+	held  bool // the command that names the stream was not sent yet
 }
 
 func newSender(c *Conn, id StreamID) *Sender {
@@ -208,7 +209,7 @@ func (s *Sender) Write(p []byte) (int, error) {
 	done := 0
 	for done < len(p) {
 		s.mu.Lock()
-		for s.err == nil && s.sent >= s.limit {
+		for s.err == nil && (s.held || s.sent >= s.limit) {
 			s.ready.Wait()
 		}
 		if s.err != nil {
@@ -225,6 +226,14 @@ func (s *Sender) Write(p []byte) (int, error) {
 		done += int(n)
 	}
 	return done, nil
+}
+
+// release lets a stream begin, when the command that names it is on its way.
+func (s *Sender) release() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.held = false
+	s.ready.Broadcast()
 }
 
 // Close says that the stream has ended.
@@ -250,6 +259,10 @@ func (s *Sender) end(f Frame, local error) error {
 		defer s.mu.Unlock()
 		return nil
 	}
+	for s.held && s.err == nil && f.Kind == frameEnd {
+		s.ready.Wait()
+	}
+	held := s.held // then the other side has never heard of it
 	s.ended = true
 	if s.err == nil {
 		s.err = local
@@ -261,6 +274,9 @@ func (s *Sender) end(f Frame, local error) error {
 	s.ready.Broadcast()
 	s.mu.Unlock()
 	s.c.dropSender(s.id)
+	if held {
+		return nil
+	}
 	return s.c.writeFrame(f)
 }
 

@@ -19,6 +19,7 @@ func (c *Conn) NewStream() StreamID {
 func (c *Conn) Receiver(id StreamID) (*Receiver, error) { return c.addReceiver(id, true) }
 
 // Sender returns the writing end of a stream, as Receiver does the reading one.
+// On the calling side it waits until the command has been sent by Call.
 func (c *Conn) Sender(id StreamID) (*Sender, error) { return c.addSender(id, true) }
 
 func (c *Conn) addReceiver(id StreamID, claim bool) (*Receiver, error) {
@@ -53,6 +54,7 @@ func (c *Conn) addSender(id StreamID, claim bool) (*Sender, error) {
 		return nil, err
 	}
 	s := newSender(c, id)
+	s.held = claim // a caller's, which its command will name
 	c.send[id] = &sendEntry{s, claim}
 	return s, nil
 }
@@ -70,6 +72,23 @@ func (c *Conn) checkStream(id StreamID, open int) error {
 		return nil
 	}
 	return te
+}
+
+// begin lets the streams that a command brings begin.
+func (c *Conn) begin(params any) {
+	u, ok := params.(streamUser)
+	if !ok {
+		return
+	}
+	ids, _ := u.streams()
+	for _, id := range ids {
+		c.mu.Lock()
+		e := c.send[id]
+		c.mu.Unlock()
+		if e != nil {
+			e.release()
+		}
+	}
 }
 
 // unclaimed says that a reserved stream was not taken by its command's handler.
