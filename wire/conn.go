@@ -112,12 +112,17 @@ type sendEntry struct {
 
 // NewConn starts the protocol over stream, which then belongs to the Conn.
 func NewConn(stream io.ReadWriteCloser, opt Options) *Conn {
-	ctx, cancel := context.WithCancelCause(context.Background())
-	c := &Conn{opt: opt, frames: NewFrames(stream, opt.Masked), ctx: ctx, cancel: cancel,
-		slots: make(chan struct{}, maxCalls), done: make(chan struct{}), calls: make(map[int64]chan *Message),
-		recv: make(map[StreamID]*recvEntry), send: make(map[StreamID]*sendEntry)}
+	c := newConn(stream, opt)
 	go c.readLoop()
 	return c
+}
+
+// newConn is NewConn without the reading.
+func newConn(stream io.ReadWriteCloser, opt Options) *Conn {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	return &Conn{opt: opt, frames: NewFrames(stream, opt.Masked), ctx: ctx, cancel: cancel,
+		slots: make(chan struct{}, maxCalls), done: make(chan struct{}), calls: make(map[int64]chan *Message),
+		recv: make(map[StreamID]*recvEntry), send: make(map[StreamID]*sendEntry)}
 }
 
 // Done is closed when the connection has ended.

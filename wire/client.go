@@ -1,0 +1,301 @@
+package wire
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"io"
+	"strings"
+	"sync"
+	"unicode/utf8"
+
+	"turnstone.dev/turnstone"
+)
+
+// A Client drives one sandbox over a connection: its methods are commands with
+// the streams and events that belong to them. They are safe for concurrent use.
+// A method whose connection ends returns an error of kind Dead.
+type Client struct {
+	*Conn
+
+	mu   sync.Mutex
+	runs map[string]*clientRun
+}
+
+// clientRun is a process or step whose end is waited for.
+type clientRun struct {
+	records func([]ShellRecord)
+	ended   chan any // *ProcessExitedEvent or *ShellFinishedEvent; has room for one
+}
+
+// NewClient starts the protocol over stream, which then belongs to the client.
+func NewClient(stream io.ReadWriteCloser) *Client {
+	c := &Client{runs: make(map[string]*clientRun)}
+	c.Conn = newConn(stream, Options{OnEvent: c.event})
+	go c.readLoop()
+	return c
+}
+
+// event runs in the reading goroutine.
+func (c *Client) event(e Event) {
+	if e.Method != EventProcessExited && e.Method != EventShellFinished && e.Method != EventShellCommands {
+		return
+	}
+	v, err := DecodeEvent(e)
+	if err != nil {
+		c.end(protocolError("a malformed event %s: %s", e.Method, err))
+		return
+	}
+	switch v := v.(type) {
+	case *ProcessExitedEvent:
+		if r := c.find(v.ProcessID); r != nil && r.records == nil {
+			r.end(v)
+		}
+	case *ShellFinishedEvent:
+		if r := c.find(v.ProcessID); r != nil {
+			r.end(v)
+		}
+	case *ShellCommandsEvent:
+		if r := c.find(v.ProcessID); r != nil && r.records != nil {
+			r.records(v.Records)
+		}
+	}
+}
+
+func (r *clientRun) end(v any) {
+	select {
+	case r.ended <- v:
+	default: // told twice: the first counts
+	}
+}
+
+func (c *Client) find(id string) *clientRun {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.runs[id]
+}
+
+// Stdio are a process's standard streams on the caller's side. Reading In may
+// outlive the call by one Read. Nil writers discard.
+type Stdio struct {
+	In       io.Reader
+	Out, Err io.Writer
+}
+
+// maxInline is the largest script that is sent inside its command.
+const maxInline = 1 << 20
+
+// Execute runs one step in the shell session and copies its output while it runs.
+// records, which may be nil, is called with the commands that have ended; it must
+// be quick. When ctx ends, the step's process tree is killed, and Execute still
+// waits for the end, so that the output until then is whole; the caller bounds
+// this by closing the client. The error is then ctx's cause, with the result. A
+// writer that fails also ends the step. script may hold any bytes.
+func (c *Client) Execute(ctx context.Context, p ShellExecuteParams, script string, io Stdio, records func([]ShellRecord)) (*ShellFinishedEvent, error) {
+	if p.ProcessID == "" {
+		p.ProcessID = processID()
+	}
+	p.StdoutStream, p.StderrStream = c.NewStream(), c.NewStream()
+	if records == nil {
+		records = func([]ShellRecord) {}
+	}
+	if len(script) <= maxInline && utf8.ValidString(script) {
+		p.Script = script
+	} else {
+		p.ScriptStream = c.NewStream()
+		io.In = strings.NewReader(script)
+	}
+	r := run{c: c, id: p.ProcessID, stdio: io, in: p.ScriptStream, out: p.StdoutStream, err: p.StderrStream, records: records}
+	ended, err := r.do(ctx, func(ctx context.Context) error {
+		_, err := c.ShellExecute(ctx, &p)
+		return err
+	})
+	res, _ := ended.(*ShellFinishedEvent)
+	if res == nil {
+		res = new(ShellFinishedEvent)
+	}
+	return res, err
+}
+
+// Start runs one process and copies its output while it runs, as Execute does.
+// Standard input is /dev/null when io.In is nil.
+func (c *Client) Start(ctx context.Context, p ProcessStartParams, io Stdio) (*ProcessExitedEvent, error) {
+	if p.ProcessID == "" {
+		p.ProcessID = processID()
+	}
+	p.StdoutStream, p.StderrStream = c.NewStream(), c.NewStream()
+	if io.In != nil {
+		p.StdinStream = c.NewStream()
+	}
+	r := run{c: c, id: p.ProcessID, stdio: io, in: p.StdinStream, out: p.StdoutStream, err: p.StderrStream}
+	ended, err := r.do(ctx, func(ctx context.Context) error {
+		_, err := c.ProcessStart(ctx, &p)
+		return err
+	})
+	res, _ := ended.(*ProcessExitedEvent)
+	if res == nil {
+		res = new(ProcessExitedEvent)
+	}
+	return res, err
+}
+
+// processID returns a name that no other connection chooses.
+func processID() string { return "p" + strings.ToLower(rand.Text()[:12]) }
+
+// run is Execute and Start: the command and its streams are sent without waiting
+// for each other, because a round trip into a sandbox is expensive.
+type run struct {
+	c            *Client
+	id           string
+	stdio        Stdio
+	in, out, err StreamID
+	records      func([]ShellRecord)
+}
+
+func (r *run) do(ctx context.Context, start func(context.Context) error) (ended any, err error) {
+	if ctx.Err() != nil {
+		return nil, ctxError(ctx, "process.start")
+	}
+	c := r.c
+	this := &clientRun{records: r.records, ended: make(chan any, 1)}
+	c.mu.Lock()
+	c.runs[r.id] = this
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.runs, r.id)
+	}()
+
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var outs sync.WaitGroup
+	var opened []*Receiver
+	give := func() {
+		for _, o := range opened {
+			_ = o.Close()
+		}
+		outs.Wait()
+	}
+	for _, o := range []struct {
+		id StreamID
+		w  io.Writer
+	}{{r.out, r.stdio.Out}, {r.err, r.stdio.Err}} {
+		recv, err := c.Receiver(o.id)
+		if err != nil {
+			give()
+			return nil, err
+		}
+		opened = append(opened, recv)
+		outs.Go(func() { drainTo(o.w, recv, cancel) })
+	}
+	if r.in != 0 {
+		s, err := c.Sender(r.in)
+		if err != nil {
+			give()
+			return nil, err
+		}
+		defer s.Abort(nil)
+		go func() { // ends with the input, or when the process has ended
+			if _, err := copyBuffer(s, r.stdio.In); err == nil {
+				_ = s.Close()
+			} else {
+				s.Abort(err)
+			}
+		}()
+	}
+	if err := start(context.WithoutCancel(ctx)); err != nil {
+		give() // no end of the outputs will come
+		return nil, err
+	}
+	stopKill := context.AfterFunc(ctx, func() {
+		_ = c.ProcessSignal(context.WithoutCancel(ctx), &ProcessSignalParams{ProcessID: r.id, Signal: "KILL"})
+	})
+	select {
+	case ended = <-this.ended:
+	case <-c.Done():
+		c.Conn.mu.Lock()
+		err = c.dead("process.wait")
+		c.Conn.mu.Unlock()
+	}
+	outs.Wait()
+	if killed := !stopKill(); killed && err == nil {
+		err = context.Cause(ctx)
+	}
+	return ended, err
+}
+
+// Put unpacks the tar stream r in the sandbox, as FileSystem.unpack has it. It may
+// return, with an error, before r was read to its end, and reading r may outlive
+// it by one Read: close what feeds r.
+func (c *Client) Put(ctx context.Context, dest string, r io.Reader) error {
+	id := c.NewStream()
+	s, err := c.Sender(id)
+	if err != nil {
+		return err
+	}
+	defer s.Abort(nil)
+	sent := make(chan error, 1)
+	go func() {
+		_, err := copyBuffer(s, r)
+		if err != nil {
+			s.Abort(err)
+		} else {
+			err = s.Close()
+		}
+		sent <- err
+	}()
+	err = c.FileSystemUnpack(ctx, &FileSystemUnpackParams{Dest: dest, Stream: id})
+	if err == nil {
+		return nil
+	}
+	select {
+	case sendErr := <-sent:
+		var te *turnstone.Error
+		if sendErr != nil && !errors.As(sendErr, &te) && !hungUp(sendErr) {
+			return sendErr // r failed, and the agent saw only its consequence
+		}
+	default:
+	}
+	return err
+}
+
+// Get writes path of the sandbox to w as a tar stream, as FileSystem.pack has it.
+// What comes is hostile: unpack it with archive.Unpack.
+func (c *Client) Get(ctx context.Context, path string, w io.Writer) error {
+	id := c.NewStream()
+	r, err := c.Receiver(id)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = r.Close() }()
+	stop := context.AfterFunc(ctx, func() { _ = r.Close() })
+	defer stop()
+	answer := make(chan error, 1)
+	go func() {
+		err := c.FileSystemPack(ctx, &FileSystemPackParams{Path: path, Stream: id})
+		if err != nil {
+			_ = r.Close()
+		}
+		answer <- err
+	}()
+	tail := &tailWriter{w: w}
+	_, err = copyBuffer(tail, r)
+	if tail.err != nil {
+		_ = r.Close()
+		<-answer
+		return tail.err
+	}
+	if failed := <-answer; failed != nil {
+		return failed
+	}
+	switch {
+	case err != nil:
+		return err
+	case tail.complete():
+		return nil
+	}
+	return &turnstone.Error{Op: MethodFileSystemPack, Kind: turnstone.Internal, Subject: path,
+		Hint: "a file may have changed while it was read; try again",
+		Err:  errors.New("the archive is cut off")}
+}

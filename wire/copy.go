@@ -1,0 +1,68 @@
+package wire
+
+import (
+	"io"
+	"sync"
+)
+
+// copySize is large, because each read and write costs a frame and, at the
+// sandbox's side, an exit from the virtual machine.
+const copySize = 256 << 10
+
+var copyPool = sync.Pool{New: func() any { return new([copySize]byte) }}
+
+// copyBuffer is io.Copy with a large buffer of its own; it uses neither
+// io.WriterTo nor io.ReaderFrom, which would bring small ones.
+func copyBuffer(w io.Writer, r io.Reader) (int64, error) {
+	buf := copyPool.Get().(*[copySize]byte)
+	defer copyPool.Put(buf)
+	return io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, buf[:])
+}
+
+// drainTo copies r to w until r ends; a nil w discards. When w fails it calls
+// fail at once, reads on and discards, so that whoever fills r is not blocked.
+// That r breaks is not said here: the call itself reports it.
+func drainTo(w io.Writer, r io.Reader, fail func(error)) {
+	_, _ = copyBuffer(&failingWriter{w, fail}, r)
+}
+
+// failingWriter reports the first error of w and accepts everything after it.
+type failingWriter struct {
+	w    io.Writer
+	fail func(error)
+}
+
+func (f *failingWriter) Write(p []byte) (int, error) {
+	if f.w != nil {
+		if _, err := f.w.Write(p); err != nil {
+			f.w = nil
+			f.fail(err)
+		}
+	}
+	return len(p), nil
+}
+
+// tailWriter remembers whether what passed ended in zeros, as every whole tar
+// stream does: two blocks of 512 zero bytes (POSIX.1-2017, pax, ustar format).
+type tailWriter struct {
+	w     io.Writer
+	err   error
+	zeros int
+}
+
+func (t *tailWriter) Write(p []byte) (int, error) {
+	n := len(p)
+	for n > 0 && len(p)-n < 1024 && p[n-1] == 0 {
+		n--
+	}
+	if n == 0 {
+		t.zeros += len(p)
+	} else {
+		t.zeros = len(p) - n
+	}
+	var wrote int
+	wrote, t.err = t.w.Write(p)
+	return wrote, t.err
+}
+
+func (t *tailWriter) complete() bool { return t.zeros >= 1024 }
