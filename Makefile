@@ -11,6 +11,12 @@ FUZZTIME ?= 10s
 TIMEOUT ?= 14m
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
+# What is preloaded into a step's bash, which must not need or bring a C library.
+CC ?= cc
+TRACER = $(CC) -std=gnu11 -O2 -Wall -Wextra -Werror -Wno-unused-parameter -Wno-address -shared -fPIC -nostdlib -ffreestanding \
+	-fno-builtin -fno-stack-protector -fvisibility=hidden -fno-tree-loop-distribute-patterns -fno-asynchronous-unwind-tables \
+	-Wl,-z,relro,-z,now,--hash-style=both,--build-id=none -s -o trace/bin/tracer.so trace/tracer.c
+
 .PHONY: help
 help: ## print what there is
 	@echo "usage: make TARGET"
@@ -25,6 +31,7 @@ setup: ## install the Debian packages that are missing, and check Go
 .PHONY: build
 build: ## build bin/turn
 	@mkdir -p agentbin/bin bin
+	$(TRACER)
 	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags "-s -w" -o agentbin/bin/agent ./cmd/turn-agent
 	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -o bin/turn ./cmd/turn
 
@@ -64,4 +71,4 @@ lint: build ## staticcheck
 
 .PHONY: clean
 clean: ## remove what was built; the state under TURN_HOME stays
-	rm -rf bin .cache agentbin/bin/agent
+	rm -rf bin .cache agentbin/bin/agent trace/bin/tracer.so
