@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	wire "turnstone.dev/turnstone/oldwire"
+	"turnstone.dev/turnstone/wire"
 )
 
 // A CommandRequest is one command to run in a fresh sandbox.
@@ -47,24 +47,24 @@ func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(
 	if err != nil {
 		return 0, interrupted(ctx, err, "while the sandbox was prepared")
 	}
-	defer s.close()
+	defer func() { _ = s.Close() }()
 	timed, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
 	if err := x.addAll(timed, s, p); err != nil {
 		return 0, interrupted(ctx, err, "while files were added")
 	}
 	release := x.guard(timed, s)
-	exit, err := s.client.Start(timed, wire.StartParams{ID: "exec", Argv: req.Argv, Cwd: p.cwd,
-		Env: append(s.template.EnvList(), p.env...), Stdin: req.Stdin != nil}, req.Stdin, req.Stdout, req.Stderr)
+	exit, err := s.client.Start(timed, wire.ProcessStartParams{Argv: req.Argv, Cwd: p.cwd},
+		wire.Stdio{In: req.Stdin, Out: req.Stdout, Err: req.Stderr})
 	release()
 	switch {
 	case errors.Is(timed.Err(), context.DeadlineExceeded):
 		return 0, &turnstone.Error{Op: "executor.exec", Kind: turnstone.Timeout, Subject: req.Argv[0], Err: errors.New("killed after " + p.timeout.String())}
-	case err != nil || exit.Killed:
+	case err != nil || exit.Exit.Killed:
 		return 0, interrupted(ctx, s.fate(err), "while the command ran")
 	}
 	if err := x.getAll(ctx, s, p, preparing); err != nil {
-		return exit.ExitCode, interrupted(ctx, err, "while files were fetched")
+		return int(exit.Exit.ExitCode), interrupted(ctx, err, "while files were fetched")
 	}
-	return exit.ExitCode, nil
+	return int(exit.Exit.ExitCode), nil
 }

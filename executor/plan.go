@@ -32,6 +32,8 @@ type plan struct {
 	add     []Transfer // Path on the host, absolute; Dest in the sandbox, absolute, or ending in "/"
 	get     []Transfer // Path in the sandbox, absolute; Dest on the host
 	driver  string
+
+	hostname string // empty: the sandbox's ID
 }
 
 func invalid(subject, format string, args ...any) error {

@@ -12,7 +12,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/home"
-	wire "turnstone.dev/turnstone/oldwire"
+	"turnstone.dev/turnstone/wire"
 )
 
 // An Executor runs turns with the state of one home. It is safe for concurrent use.
@@ -84,10 +84,10 @@ func (r *run) steps(ctx context.Context) error {
 		return interrupted(ctx, err, "while the sandbox was prepared")
 	}
 	defer func() {
-		s.close()
+		_ = s.Close()
 		r.clock.lap("close")
 	}()
-	r.info.Template, r.info.Substrate, r.info.Isolation = s.template.Digest, s.driver.Name(), s.driver.Isolation()
+	r.info.Template, r.info.Substrate, r.info.Isolation = s.Template.Digest, s.Substrate(), s.Isolation()
 	turnCtx, cancel := context.WithTimeout(ctx, r.plan.timeout)
 	defer cancel()
 	if err := r.x.addAll(turnCtx, s, r.plan); err != nil {
@@ -123,7 +123,7 @@ func (r *run) steps(ctx context.Context) error {
 }
 
 // each runs the steps in order. An error means that the turn was cut off.
-func (r *run) each(ctx, turnCtx context.Context, s *sandbox) (turnstone.Result, error) {
+func (r *run) each(ctx, turnCtx context.Context, s *Sandbox) (turnstone.Result, error) {
 	result, reason := turnstone.Passed, ""
 	first := true
 	for i, step := range r.doc.Steps {
@@ -171,7 +171,7 @@ func (r *run) each(ctx, turnCtx context.Context, s *sandbox) (turnstone.Result, 
 
 // one runs one step and fills res. An error means that the machine did not tell
 // how the step ended.
-func (r *run) one(turnCtx context.Context, s *sandbox, step *document.Step, res *document.StepResult, first bool) error {
+func (r *run) one(turnCtx context.Context, s *Sandbox, step *document.Step, res *document.StepResult, first bool) error {
 	ctx := turnCtx
 	if step.Timeout > 0 {
 		var cancel context.CancelFunc
@@ -180,15 +180,16 @@ func (r *run) one(turnCtx context.Context, s *sandbox, step *document.Step, res 
 	}
 	defer r.x.guard(ctx, s)()
 	stdout, stderr := r.capture(step, Stdout, "stdout"), r.capture(step, Stderr, "stderr")
-	params := wire.ExecuteParams{ID: step.Name, Name: step.Name, Language: step.Language, Script: step.Script}
+	params := wire.ShellExecuteParams{Name: step.Name, Language: wire.ShellExecuteLanguage(step.Language)}
 	if first {
-		params.Env, params.Cwd = append(s.template.EnvList(), r.plan.env...), r.plan.cwd
+		params.Cwd = r.plan.cwd
 	}
 	if step.Cwd != "" {
 		params.Cwd = inCwd(r.plan.cwd, step.Cwd)
 	}
 	began := time.Now()
-	exit, err := s.client.Execute(ctx, params, stdout, stderr)
+	end, err := s.client.Execute(ctx, params, step.Script, wire.Stdio{Out: stdout, Err: stderr}, nil)
+	exit := end.Exit
 	res.Duration = time.Since(began)
 	res.Stdout, res.Stderr = stdout.finish(), stderr.finish()
 	deadline := errors.Is(ctx.Err(), context.DeadlineExceeded)
@@ -207,8 +208,8 @@ func (r *run) one(turnCtx context.Context, s *sandbox, step *document.Step, res 
 	if err != nil {
 		return err
 	}
-	code := exit.ExitCode
-	res.ExitCode, res.Status, res.Note = &code, turnstone.StepPassed, exitNote(exit)
+	code := int(exit.ExitCode)
+	res.ExitCode, res.Status, res.Note = &code, turnstone.StepPassed, exitNote(end)
 	if code != 0 {
 		res.Status = turnstone.StepFailed
 	}
@@ -222,8 +223,9 @@ func (r *run) timeoutNote(turnCtx context.Context, step *document.Step) string {
 	return fmt.Sprintf("killed after %s", step.Timeout)
 }
 
-func exitNote(e wire.ExitResult) string {
+func exitNote(end *wire.ShellFinishedEvent) string {
 	var notes []string
+	e := end.Exit
 	if e.Signal != "" {
 		notes = append(notes, "ended by "+oneLine(e.Signal))
 	}
@@ -233,7 +235,7 @@ func exitNote(e wire.ExitResult) string {
 	if e.DiskFull {
 		notes = append(notes, "the sandbox's disk is full (more with disk:)")
 	}
-	if e.StateLost {
+	if end.StateLost {
 		notes = append(notes, "its environment and directory are not carried over")
 	}
 	return strings.Join(notes, "; ")

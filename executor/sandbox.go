@@ -14,33 +14,62 @@ import (
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/qemu"
 	"turnstone.dev/turnstone/template"
-	wire "turnstone.dev/turnstone/oldwire"
+	"turnstone.dev/turnstone/wire"
 )
 
-// A sandbox is a machine that was restored, made its own and is ready for steps.
-type sandbox struct {
-	substrate.Sandbox
-	client   *wire.Client
-	driver   substrate.Substrate
-	template *template.Template
+// A Sandbox is a machine that was restored, made its own and is ready for work.
+// The caller must Close it. Its methods are safe for concurrent use.
+type Sandbox struct {
+	Template *template.Template
+	Image    string // the name that was asked for
+
+	machine substrate.Sandbox
+	link    *wire.Link
+	client  *wire.Client
+	driver  substrate.Substrate
 }
 
-func (s *sandbox) close() {
-	if s != nil {
+// ID names the sandbox.
+func (s *Sandbox) ID() turnstone.SandboxID { return s.machine.ID() }
+
+// Substrate is the name of what runs it.
+func (s *Sandbox) Substrate() string { return s.driver.Name() }
+
+// Isolation says how it is kept apart.
+func (s *Sandbox) Isolation() string { return s.driver.Isolation() }
+
+// Client is a connection of the wire that belongs to the sandbox.
+func (s *Sandbox) Client() *wire.Client { return s.client }
+
+// Connect opens one more connection to the agent, which the caller closes.
+func (s *Sandbox) Connect() (wire.LinkStream, error) { return s.link.Open() }
+
+// Done is closed when the machine has ended.
+func (s *Sandbox) Done() <-chan struct{} { return s.machine.Done() }
+
+// Err says why the machine ended: nil before Done and after Close.
+func (s *Sandbox) Err() error { return s.machine.Err() }
+
+// Close ends the machine at once and frees all it holds.
+func (s *Sandbox) Close() error {
+	if s.client != nil {
 		_ = s.client.Close()
-		_ = s.Sandbox.Close()
 	}
+	if s.link != nil {
+		_ = s.link.Close()
+	}
+	return s.machine.Close()
 }
 
 // guard ends s's machine when ctx has ended and release is not called soon after:
 // a guest is asked to kill what it runs, and a hostile one need not obey.
-func (x *Executor) guard(ctx context.Context, s *sandbox) (release func()) {
+func (x *Executor) guard(ctx context.Context, s *Sandbox) (release func()) {
 	released := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		select {
 		case <-released:
 		case <-time.After(x.killGrace):
-			_ = s.Sandbox.Close()
+			_ = s.machine.Close()
 		}
 	})
 	return func() {
@@ -51,7 +80,7 @@ func (x *Executor) guard(ctx context.Context, s *sandbox) (release func()) {
 
 // fate prefers the reason why the machine ended to err, which is what its end
 // looked like from the connection.
-func (s *sandbox) fate(err error) error {
+func (s *Sandbox) fate(err error) error {
 	if err == nil || turnstone.KindOf(err) != turnstone.Dead {
 		return err
 	}
@@ -101,8 +130,35 @@ func (x *Executor) templates() *template.Store {
 	return template.NewStore(x.home.Path("templates"))
 }
 
+// A SandboxRequest is one sandbox to create. Zero values are the defaults.
+type SandboxRequest struct {
+	Image     string   // default DefaultImage
+	Env       []string // KEY=VALUE, for all of its processes
+	Shape     turnstone.Shape
+	Substrate string // "auto" or a substrate's name
+	Hostname  string // default: its ID
+}
+
+// Create makes a sandbox of its own for the caller. preparing is called before
+// what can take long.
+func (x *Executor) Create(ctx context.Context, req SandboxRequest, preparing func(string)) (*Sandbox, error) {
+	spec, err := x.templates().Spec(or(req.Image, DefaultImage))
+	if err != nil {
+		return nil, err
+	}
+	p := &plan{image: spec.Name, cwd: spec.Workdir, shape: req.Shape, env: req.Env, hostname: req.Hostname,
+		timeout: DefaultTimeout, driver: or(req.Substrate, "auto")}
+	if p.shape == (turnstone.Shape{}) {
+		p.shape = turnstone.DefaultShape()
+	}
+	if err := p.check(); err != nil {
+		return nil, err
+	}
+	return x.open(ctx, p, preparing, newStopwatch())
+}
+
 // open restores a sandbox for p and makes it its own.
-func (x *Executor) open(ctx context.Context, p *plan, progress func(string), clock *stopwatch) (*sandbox, error) {
+func (x *Executor) open(ctx context.Context, p *plan, progress func(string), clock *stopwatch) (*Sandbox, error) {
 	tmpl, m, err := x.machine(ctx, p, progress, clock)
 	if err != nil {
 		return nil, err
@@ -117,17 +173,28 @@ func (x *Executor) open(ctx context.Context, p *plan, progress func(string), clo
 		return nil, err
 	}
 	clock.lap("restore")
-	s := &sandbox{Sandbox: vm, driver: driver, template: tmpl}
-	if s.client, err = wire.NewClient(vm.Agent()); err == nil {
-		err = configure(ctx, s, p.shape)
-	}
-	if err != nil {
+	s := &Sandbox{Template: tmpl, Image: p.image, machine: vm, driver: driver}
+	if err := s.connect(ctx, p); err != nil {
 		err = s.fate(err)
-		_ = vm.Close()
+		_ = s.Close()
 		return nil, err
 	}
 	clock.lap("configure")
 	return s, nil
+}
+
+// connect starts the link to the agent and configures the sandbox.
+func (s *Sandbox) connect(ctx context.Context, p *plan) error {
+	var err error
+	if s.link, err = wire.NewLink(s.machine.Agent(), true); err != nil {
+		return err
+	}
+	stream, err := s.link.Open()
+	if err != nil {
+		return err
+	}
+	s.client = wire.NewClient(stream)
+	return s.configure(ctx, p)
 }
 
 // configureLimit bounds how long a restored guest may take to confirm; it takes
@@ -136,23 +203,24 @@ const configureLimit = time.Minute
 
 // configure makes the clone a machine of its own, and refuses one that does not
 // confirm that its random numbers are.
-func configure(ctx context.Context, s *sandbox, shape turnstone.Shape) error {
+func (s *Sandbox) configure(ctx context.Context, p *plan) error {
 	ctx, cancel := context.WithTimeout(ctx, configureLimit)
 	defer cancel()
 	// One that does not even read is ended by this, not by the protocol.
-	defer context.AfterFunc(ctx, func() { _ = s.Sandbox.Close() })()
+	defer context.AfterFunc(ctx, func() { _ = s.machine.Close() })()
 	entropy, machineID := make([]byte, 64), make([]byte, 16)
 	_, _ = rand.Read(entropy) // documented never to fail
 	_, _ = rand.Read(machineID)
-	params := wire.ConfigureParams{
-		Entropy: entropy, Time: time.Now(), Scratch: s.Scratch(),
-		Hostname:  strings.ReplaceAll(string(s.ID()), "_", "-"),
+	params := wire.SandboxConfigureParams{
+		Entropy: entropy, Time: time.Now().Format(time.RFC3339Nano), Scratch: s.machine.Scratch(),
+		Hostname:  or(p.hostname, strings.ReplaceAll(string(s.ID()), "_", "-")),
 		MachineID: hex.EncodeToString(machineID),
+		Env:       append(s.Template.EnvList(), p.env...),
 	}
-	if shape.Network {
-		params.Network = &wire.Network{Address: qemu.GuestAddress, Gateway: qemu.GuestGateway, DNS: []string{qemu.GuestDNS}}
+	if p.shape.Network {
+		params.Network = &wire.SandboxNetwork{Address: qemu.GuestAddress, Gateway: qemu.GuestGateway, DNS: []string{qemu.GuestDNS}}
 	}
-	res, err := s.client.Configure(ctx, params)
+	res, err := s.client.SandboxConfigure(ctx, &params)
 	if err != nil {
 		return err
 	}

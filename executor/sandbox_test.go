@@ -2,18 +2,36 @@ package executor
 
 import (
 	"context"
+	"io"
 	"net"
+	"slices"
 	"testing"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/substrate"
-	wire "turnstone.dev/turnstone/oldwire"
+	"turnstone.dev/turnstone/template"
+	"turnstone.dev/turnstone/wire"
 )
 
 // guest is a machine whose agent is a function of the test.
 type guest struct {
 	substrate.Sandbox
 	done chan struct{}
+	near net.Conn
+}
+
+func (g guest) Agent() io.ReadWriteCloser { return g.near }
+
+// configurable is an agent that knows one command.
+type configurable struct {
+	wire.SandboxServer
+	reseeded bool
+	got      wire.SandboxConfigureParams
+}
+
+func (c *configurable) Configure(_ context.Context, _ *wire.Conn, p *wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) {
+	c.got = *p
+	return &wire.SandboxConfigureResult{Reseeded: c.reseeded}, nil
 }
 
 func (guest) ID() turnstone.SandboxID { return "sb_test" }
@@ -27,27 +45,30 @@ func (guest) Close() error            { return nil }
 func TestUnconfirmedReseed(t *testing.T) {
 	for _, reseeded := range []bool{true, false} {
 		near, far := net.Pipe()
-		served := make(chan error, 1)
-		var got wire.ConfigureParams
+		agent := &configurable{reseeded: reseeded}
+		d := wire.NewDispatcher()
+		wire.RegisterSandbox(d, agent)
+		served := make(chan struct{})
 		go func() {
-			served <- wire.Serve(context.Background(), far, func(_ context.Context, c *wire.Call) error {
-				if err := c.Decode(&got); err != nil {
-					return err
-				}
-				return c.Reply(wire.ConfigureResult{Reseeded: reseeded})
-			})
+			defer close(served)
+			link, err := wire.NewLink(far, false)
+			if err != nil {
+				return
+			}
+			if s, err := link.Accept(); err == nil {
+				wire.NewConn(s, wire.Options{Dispatcher: d}).Wait()
+			}
+			_ = link.Close()
 		}()
-		client, err := wire.NewClient(near)
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = configure(t.Context(), &sandbox{Sandbox: guest{done: make(chan struct{})}, client: client}, turnstone.DefaultShape())
+		s := &Sandbox{machine: guest{done: make(chan struct{}), near: near}, Template: &template.Template{}}
+		err := s.connect(t.Context(), &plan{shape: turnstone.DefaultShape(), env: []string{"A=b"}})
 		if reseeded && err != nil || !reseeded && turnstone.KindOf(err) != turnstone.Integrity {
 			t.Errorf("reseeded %v: %v", reseeded, err)
 		}
-		_ = client.Close()
+		_ = s.Close()
 		<-served
-		if len(got.Entropy) < 32 || len(got.MachineID) != 32 || got.Hostname != "sb-test" || got.Network == nil {
+		got := agent.got
+		if len(got.Entropy) < 32 || len(got.MachineID) != 32 || got.Hostname != "sb-test" || got.Network == nil || !slices.Equal(got.Env, []string{"A=b"}) {
 			t.Errorf("configured with %+v", got)
 		}
 	}

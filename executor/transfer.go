@@ -25,7 +25,7 @@ func inCwd(base, dir string) string {
 const fetchLimit = 30 * time.Minute
 
 // addAll copies what p adds into the sandbox.
-func (x *Executor) addAll(ctx context.Context, s *sandbox, p *plan) error {
+func (x *Executor) addAll(ctx context.Context, s *Sandbox, p *plan) error {
 	defer x.guard(ctx, s)()
 	for _, t := range p.add {
 		if err := add(ctx, s, t); err != nil {
@@ -36,13 +36,13 @@ func (x *Executor) addAll(ctx context.Context, s *sandbox, p *plan) error {
 }
 
 // getAll copies what p gets out of the sandbox.
-func (x *Executor) getAll(ctx context.Context, s *sandbox, p *plan, tell func(string)) error {
+func (x *Executor) getAll(ctx context.Context, s *Sandbox, p *plan, tell func(string)) error {
 	ctx, cancel := context.WithTimeout(ctx, fetchLimit)
 	defer cancel()
 	defer x.guard(ctx, s)()
 	for _, t := range p.get {
 		// All that there can be, but for holes: a sparse file is longer than its disk.
-		if err := get(ctx, s, t, p.shape.Disk+turnstone.Bytes(s.template.Size), tell); err != nil {
+		if err := get(ctx, s, t, p.shape.Disk+turnstone.Bytes(s.Template.Size), tell); err != nil {
 			return s.fate(err)
 		}
 	}
@@ -51,7 +51,7 @@ func (x *Executor) getAll(ctx context.Context, s *sandbox, p *plan, tell func(st
 
 // add copies t.Path from the host to t.Dest in the sandbox: into it when it is a
 // folder there or ends in a slash, else under that name.
-func add(ctx context.Context, s *sandbox, t Transfer) error {
+func add(ctx context.Context, s *Sandbox, t Transfer) error {
 	r, w := io.Pipe()
 	packed := make(chan error, 1)
 	go func() {
@@ -75,7 +75,7 @@ const maxSkipped = 10
 
 // get copies t.Path from the sandbox to t.Dest on the host, and tells what it
 // leaves out.
-func get(ctx context.Context, s *sandbox, t Transfer, most turnstone.Bytes, tell func(string)) error {
+func get(ctx context.Context, s *Sandbox, t Transfer, most turnstone.Bytes, tell func(string)) error {
 	limits, skipped := getLimits, 0
 	limits.Bytes = most
 	limits.Skipped = func(name, why string) {
