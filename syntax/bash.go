@@ -1,0 +1,226 @@
+package syntax
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"unicode/utf8"
+
+	sh "mvdan.cc/sh/v3/syntax"
+)
+
+type stmt = sh.Stmt
+
+// A shellFault is why the shell's parser did not take a text.
+type shellFault struct {
+	at      int
+	message string
+	limit   bool // a limit of ours, and no fault of the text
+}
+
+// maxFrames bounds how deep the parser's functions may call each other: it is a
+// recursive one, and a Go program cannot survive the end of its stack. A
+// parenthesis takes about ten frames and 6 KiB.
+const maxFrames = 120_000
+
+// readShell parses src and hands on one statement of the top level after the
+// other, until take returns false. It returns the end of the last statement, and
+// why it did not come to the end of src.
+func readShell(src []byte, shell string, b *budget, take func(*stmt) bool) (end int, fault *shellFault) {
+	text := plain(src)
+	skip := 0
+	for range maxHeredocEnds {
+		end, fault = readStatements(text, shell, b, func(s *stmt) bool {
+			// A second attempt goes on where the first one came to its end.
+			if int(s.Pos().Offset()) < skip {
+				return true
+			}
+			return take(s)
+		}, &skip)
+		if fault == nil || fault.limit {
+			break
+		}
+		delimiter, ok := unclosedHeredoc(text, fault)
+		if !ok {
+			break
+		}
+		// bash takes a here-document to its end when the script ends in it.
+		text = bytes.Join([][]byte{text, delimiter, nil}, []byte("\n"))
+	}
+	return min(end, len(src)), fault
+}
+
+// readStatements is one run of the parser. done is set to the end of the last
+// statement that was handed on.
+func readStatements(text []byte, shell string, b *budget, take func(*stmt) bool, done *int) (end int, fault *shellFault) {
+	variant := sh.LangBash
+	if shell == "sh" {
+		variant = sh.LangPOSIX
+	}
+	r := &guardedReader{text: text, budget: b}
+	q := statementQueue{text: text, take: take, end: *done}
+	defer func() { *done = q.end }()
+	for s, err := range sh.NewParser(sh.Variant(variant)).StmtsSeq(r) {
+		if r.limit != "" {
+			q.flush()
+			return q.end, &shellFault{at: q.end, message: r.limit, limit: true}
+		}
+		if err != nil {
+			q.flush()
+			return q.end, faultOf(err)
+		}
+		if !q.add(s) {
+			return q.end, nil
+		}
+	}
+	q.flush()
+	return q.end, nil
+}
+
+// A statementQueue holds the statements of one line back: the parser hands them
+// out before it has read their here-documents, which come after the line.
+type statementQueue struct {
+	text    []byte
+	take    func(*stmt) bool
+	pending []*stmt
+	last    int // end of the last one pending
+	end     int // of the last one taken
+}
+
+const maxQueue = 4096
+
+func (q *statementQueue) add(s *stmt) bool {
+	start := min(int(s.Pos().Offset()), len(q.text))
+	if len(q.pending) >= maxQueue || q.last < start && bytes.IndexByte(q.text[q.last:start], '\n') >= 0 {
+		if !q.flush() {
+			return false
+		}
+	}
+	q.pending = append(q.pending, s)
+	q.last = min(int(s.End().Offset()), len(q.text))
+	return true
+}
+
+func (q *statementQueue) flush() bool {
+	for _, s := range q.pending {
+		if !q.take(s) {
+			return false
+		}
+		q.end = max(q.end, int(s.End().Offset()))
+	}
+	clear(q.pending)
+	q.pending = q.pending[:0]
+	return true
+}
+
+func faultOf(err error) *shellFault {
+	var parse sh.ParseError
+	var lang sh.LangError
+	switch {
+	case errors.As(err, &parse):
+		return &shellFault{at: int(parse.Pos.Offset()), message: parse.Text}
+	case errors.As(err, &lang):
+		return &shellFault{at: int(lang.Pos.Offset()), message: lang.Feature + " are not known to this shell"}
+	}
+	return &shellFault{message: err.Error()}
+}
+
+// plain returns src with the same length for a parser that is not bash in three
+// things: it takes carriage returns for blanks or for a part of the line's end,
+// and refuses text that is not UTF-8. For bash these bytes are parts of words.
+func plain(src []byte) []byte {
+	if bytes.IndexByte(src, '\r') < 0 && utf8.Valid(src) {
+		return src
+	}
+	const ordinary = 0x01
+	out := bytes.Clone(src)
+	for i := 0; i < len(out); {
+		if out[i] == '\r' {
+			out[i] = ordinary
+		}
+		_, n := utf8.DecodeRune(out[i:])
+		if out[i] >= utf8.RuneSelf && n == 1 {
+			out[i] = ordinary
+		}
+		i += n
+	}
+	return out
+}
+
+// A guardedReader gives a text to the parser, and stops it by an end of the text
+// when it is called too deep or when the time is up.
+type guardedReader struct {
+	text   []byte
+	budget *budget
+	limit  string // why it stopped
+}
+
+// Read is called by the parser for each KiB, from wherever it is: the stack shows
+// how deep that is, whatever it is that nests.
+func (r *guardedReader) Read(p []byte) (int, error) {
+	if len(r.text) == 0 || r.limit != "" {
+		return 0, io.EOF
+	}
+	var frame [1]uintptr
+	if runtime.Callers(maxFrames, frame[:]) > 0 {
+		r.limit = "the script nests too deep"
+	} else if r.budget.spent() {
+		r.limit = fmt.Sprintf("the script took more than %s to parse", maxParse)
+	}
+	if r.limit != "" {
+		return 0, io.EOF
+	}
+	n := copy(p, r.text)
+	r.text = r.text[n:]
+	return n, nil
+}
+
+// maxHeredocEnds bounds how many here-documents without an end are ended here.
+const maxHeredocEnds = 4
+
+// unclosedHeredoc returns the delimiter of the here-document that a fault is
+// about. The parser names its operator's place.
+func unclosedHeredoc(text []byte, fault *shellFault) ([]byte, bool) {
+	const prefix = "unclosed here-document"
+	if len(fault.message) < len(prefix) || fault.message[:len(prefix)] != prefix || fault.at >= len(text) {
+		return nil, false
+	}
+	rest := bytes.TrimPrefix(text[fault.at:], []byte("<<"))
+	rest = bytes.TrimLeft(bytes.TrimPrefix(rest, []byte("-")), " \t")
+	if line, _, ok := bytes.Cut(rest, []byte("\n")); ok {
+		rest = line
+	}
+	var delimiter []byte
+	for s, err := range sh.NewParser().WordsSeq(bytes.NewReader(rest[:min(len(rest), 1024)])) {
+		if err != nil {
+			return nil, false
+		}
+		delimiter = unquoted(s)
+		break
+	}
+	return delimiter, len(delimiter) > 0
+}
+
+// unquoted returns a word without its quotes, as bash has the delimiter of a
+// here-document: nothing in it is expanded.
+func unquoted(w *sh.Word) []byte {
+	var out []byte
+	var parts func(list []sh.WordPart, quoted bool)
+	parts = func(list []sh.WordPart, quoted bool) {
+		for _, part := range list {
+			switch x := part.(type) {
+			case *sh.Lit:
+				out, _ = unescape(out, []byte(x.Value), quotesOf(quoted))
+			case *sh.SglQuoted:
+				out = append(out, x.Value...)
+			case *sh.DblQuoted:
+				parts(x.Parts, true)
+			}
+		}
+	}
+	parts(w.Parts, false)
+	return out
+}
+

@@ -1,0 +1,214 @@
+package syntax
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+)
+
+const (
+	checkTime   = 5 * time.Second
+	checkMemory = 2 << 30  // bytes of address space
+	checkOutput = 64 << 10 // bytes of bash's messages that are kept
+)
+
+// Check says if a script cannot run at all because bash refuses to read it. It
+// returns nil if it can, or if nobody here can tell: then bash says so when the
+// script runs. Nothing of the script is run.
+//
+// What the parser of this package accepts is not refused. Else the bash of this
+// host is asked, with -n: path names it, "" looks for it in PATH. A host without
+// bash refuses nothing. (bash -n reads all of a script before any of it runs, so
+// it refuses patterns that a shopt in the script would have allowed; the parser
+// here knows them.) The error is about the asking, never about the script.
+func Check(ctx context.Context, bash string, src []byte) (*Fault, error) {
+	return CheckAs(ctx, bash, "bash", src)
+}
+
+// CheckAs is Check for a shell, "bash" or "sh". For sh, bash is asked as it reads
+// with --posix.
+func CheckAs(ctx context.Context, bash, shell string, src []byte) (*Fault, error) {
+	// A script for sh is read as one for bash: sh may be bash, and only what no
+	// shell can read is refused.
+	b := &budget{until: time.Now().Add(maxParse)}
+	_, fault := readShell(src, "bash", b, func(*stmt) bool { return true })
+	if fault == nil || len(src) > MaxScript {
+		return nil, nil
+	}
+	if bash == "" {
+		var err error
+		if bash, err = exec.LookPath("bash"); err != nil {
+			return nil, nil
+		}
+	}
+	said, err := askBash(ctx, bash, shell, src)
+	if err != nil || said == "" {
+		return nil, err
+	}
+	return checkFault(src, said, fault), nil
+}
+
+// askBash returns what bash says against a script, or "" if it takes it.
+func askBash(ctx context.Context, bash, shell string, src []byte) (string, error) {
+	failed := func(err error) error {
+		return &turnstone.Error{Op: "syntax.check", Kind: turnstone.Unavailable, Subject: bash, Err: err,
+			Hint: "put a bash that works in PATH; mark the step as unparsed to run it without this check"}
+	}
+	script, err := scriptFile(src)
+	if err != nil {
+		return "", failed(err)
+	}
+	defer script.Close()
+	ctx, cancel := context.WithTimeout(ctx, checkTime)
+	defer cancel()
+	args := []string{"--norc", "--noprofile", "-n", "/dev/fd/3"}
+	if shell == "sh" {
+		args = append([]string{"--posix"}, args...)
+	}
+	var stderr limitedBuffer
+	cmd := exec.CommandContext(ctx, bash, args...)
+	cmd.Env = []string{"LC_ALL=C"}
+	cmd.Dir = "/"
+	cmd.ExtraFiles = []*os.File{script}
+	cmd.Stderr = &stderr
+	cmd.WaitDelay = time.Second
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	err = runLimited(cmd)
+	var exit *exec.ExitError
+	switch {
+	case ctx.Err() == context.DeadlineExceeded:
+		return "", nil // too slow to tell
+	case ctx.Err() != nil:
+		return "", &turnstone.Error{Op: "syntax.check", Kind: turnstone.Canceled, Err: context.Cause(ctx)}
+	case err == nil:
+		return "", nil
+	case !errors.As(err, &exit):
+		return "", failed(err)
+	case exit.ExitCode() != 2 && exit.ExitCode() != 1:
+		return "", nil // it died, or could not be run: no word on the script
+	}
+	return stderr.String(), nil
+}
+
+// runLimited runs cmd with limits of its own. It stays on one thread: a child's
+// parent-death signal belongs to the thread that started it (prctl(2)).
+func runLimited(cmd *exec.Cmd) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	for resource, limit := range map[int]uint64{
+		unix.RLIMIT_CPU:   uint64(checkTime / time.Second),
+		unix.RLIMIT_AS:    checkMemory,
+		unix.RLIMIT_FSIZE: 0,
+		unix.RLIMIT_CORE:  0,
+	} {
+		// An error means that it is gone already.
+		_ = unix.Prlimit(cmd.Process.Pid, resource, &unix.Rlimit{Cur: limit, Max: limit}, nil)
+	}
+	return cmd.Wait()
+}
+
+// scriptFile puts a script into memory under a descriptor, where bash reads it as
+// it reads a file: in blocks, and with its look at the first line.
+func scriptFile(src []byte) (*os.File, error) {
+	fd, err := unix.MemfdCreate("script", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("memfd: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "script")
+	if _, err := f.Write(src); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// A limitedBuffer keeps the first bytes of a stream.
+type limitedBuffer struct{ bytes.Buffer }
+
+func (b *limitedBuffer) Write(p []byte) (int, error) {
+	b.Buffer.Write(p[:min(len(p), checkOutput-min(b.Len(), checkOutput))])
+	return len(p), nil
+}
+
+// A message of bash: "/dev/fd/3: line 3: syntax error near unexpected token `fi'".
+var bashMessage = regexp.MustCompile(`^[^:\n]*: (?:-c: )?line ([0-9]+): (.*)$`)
+
+// checkFault makes a fault of bash's messages: the first that is no warning says
+// what and where. Where the other parser stopped in that line, its column is kept.
+func checkFault(src []byte, said string, other *shellFault) *Fault {
+	lines := newLineIndex(src)
+	at := min(max(other.at, 0), len(src))
+	otherLine, _ := lines.position(at)
+	for text := range strings.Lines(said) {
+		m := bashMessage.FindStringSubmatch(strings.TrimRight(text, "\n"))
+		if m == nil || strings.HasPrefix(m[2], "warning: ") {
+			continue
+		}
+		line, err := strconv.Atoi(m[1])
+		if err != nil {
+			continue
+		}
+		message := printable(m[2])
+		if line == otherLine {
+			return &Fault{Span: lines.span(at, at), Message: message}
+		}
+		if strings.Contains(message, "unexpected end of file") || strings.Contains(message, "unexpected EOF") {
+			// bash names the end; what was never closed stands where the other parser says.
+			return &Fault{Span: lines.span(at, at), Message: message + " (" + printable(other.message) + ")"}
+		}
+		start, end := lineBounds(src, lines, line)
+		return &Fault{Span: lines.span(start, end), Message: message}
+	}
+	first, _, _ := strings.Cut(said, "\n")
+	if first = printable(first); first == "" {
+		first = printable(other.message)
+	}
+	return &Fault{Span: lines.span(at, at), Message: first}
+}
+
+// lineBounds returns where the text of a line stands, without blanks around it.
+func lineBounds(src []byte, lines lineIndex, line int) (start, end int) {
+	line = min(max(line, 1), len(lines.starts)+1)
+	if line > 1 {
+		start = int(lines.starts[line-2])
+	}
+	end = len(src)
+	if line <= len(lines.starts) {
+		end = int(lines.starts[line-1])
+	}
+	text := src[start:end]
+	trimmed := bytes.TrimLeft(text, " \t\r\n")
+	start += len(text) - len(trimmed)
+	return start, start + len(bytes.TrimRight(trimmed, " \t\r\n"))
+}
+
+// printable makes a message of a script's words safe to show, and not too long.
+func printable(s string) string {
+	const most = 300
+	s = strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
+			return '?'
+		}
+		return r
+	}, strings.ToValidUTF8(s, "?"))
+	if len(s) > most {
+		s = strings.ToValidUTF8(s[:most], "") + "…"
+	}
+	return s
+}

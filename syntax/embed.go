@@ -1,0 +1,275 @@
+package syntax
+
+import (
+	"path"
+	"strings"
+
+	sh "mvdan.cc/sh/v3/syntax"
+)
+
+// maxPrefixes bounds how many programs stand before the one that is run: env nice sudo …
+const maxPrefixes = 16
+
+// embed finds the code in other languages in a simple command, and tags the
+// command with its language.
+func (w *walker) embed(c *Command, args []*sh.Word, redirs []*sh.Redirect) {
+	rule := w.match(&args)
+	if rule == nil {
+		return
+	}
+	if w.into == nil && rule.Language != "" {
+		c.Language = rule.Language
+	}
+	if rule.File != "" {
+		w.files(c, rule, args[1:], redirs)
+		return
+	}
+	o := w.options(rule, args[1:])
+	for _, code := range o.code {
+		w.addCode(c, rule.Language, "", code)
+	}
+	if o.stdin {
+		if code := w.stdin(redirs); code != nil {
+			w.addCode(c, rule.Language, "", code)
+		}
+	}
+}
+
+// match finds the rule of a command's program, and takes from args the programs
+// before it that only run another one.
+func (w *walker) match(args *[]*sh.Word) *Rule {
+	for range maxPrefixes {
+		if len(*args) == 0 {
+			return nil
+		}
+		name, ok := w.literal((*args)[0])
+		if !ok || name == "" {
+			return nil
+		}
+		rule := ruleOf(path.Base(name))
+		if rule == nil || !rule.Prefix {
+			return rule
+		}
+		rest := (*args)[1:]
+		o := w.options(rule, rest)
+		n := o.end + rule.Skip
+		for n < len(rest) && isAssignment(string(w.wordCode(rest[n]).data)) {
+			n++
+		}
+		*args = rest[min(n, len(rest)):]
+	}
+	return nil
+}
+
+// ruleOf returns the rule of a program's name, or nil.
+func ruleOf(name string) *Rule {
+	if len(name) > 64 {
+		return nil
+	}
+	for _, r := range ruleTable() {
+		for _, p := range r.programs {
+			stem, versions := strings.CutSuffix(p, "*")
+			if name == p || versions && strings.HasPrefix(name, stem) && strings.Trim(name[len(stem):], "0123456789.") == "" {
+				return r.rule
+			}
+		}
+	}
+	return nil
+}
+
+// isAssignment says if a word sets a variable, as env and sudo have it.
+func isAssignment(word string) bool {
+	name, _, ok := strings.Cut(word, "=")
+	if !ok || name == "" {
+		return false
+	}
+	for _, c := range []byte(name) {
+		if c != '_' && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') {
+			return false
+		}
+	}
+	return true
+}
+
+// found is what a rule finds in the words after a program's name.
+type found struct {
+	code  []*code
+	stdin bool // standard input is code
+	end   int  // how many words the options take, if they stand before the operands
+}
+
+// options reads words as getopt(3) and its long form do, with a rule's options.
+func (w *walker) options(rule *Rule, words []*sh.Word) found {
+	var f found
+	var operands []*code
+	option := optionsOf(rule)
+	instead, forced, dash := false, false, false
+	i := 0
+	for ; i < len(words); i++ {
+		c := w.wordCode(words[i])
+		text := string(c.data)
+		if text == "--" {
+			i++
+			break
+		}
+		if len(text) < 2 || text[0] != '-' && text[0] != '+' {
+			if rule.First {
+				break
+			}
+			dash = dash || text == "-"
+			if text != "-" {
+				operands = append(operands, c)
+			}
+			continue
+		}
+		o, value := option.read(text)
+		forced = forced || o.kind == forceOption
+		instead = instead || o.kind == insteadOption
+		switch {
+		case o.kind == flagOption, o.kind == forceOption:
+		case value < len(text):
+			if o.kind == codeOption {
+				f.code = append(f.code, c.slice(value))
+			}
+		default:
+			if i+1 < len(words) && o.kind == codeOption {
+				f.code = append(f.code, w.wordCode(words[i+1]))
+			}
+			i += o.words
+		}
+	}
+	f.end = min(i, len(words))
+	for n := f.end; n < len(words); n++ {
+		c := w.wordCode(words[n])
+		if text := string(c.data); text == "-" && len(operands) == 0 && !dash {
+			dash = true
+			continue
+		}
+		operands = append(operands, c)
+	}
+	if rule.Operand > 0 && !instead && len(f.code) == 0 {
+		for n := rule.Operand - 1; n < len(operands) && (n == rule.Operand-1 || rule.Rest); n++ {
+			f.code = append(f.code, operands[n])
+		}
+		// What ssh runs are all of its words, joined; only one of them is code as it stands.
+		if rule.First && rule.Operand == 2 && len(operands) > 2 {
+			f.code = nil
+		}
+	}
+	f.stdin = rule.Stdin > 0 && len(f.code) == 0 && !instead && (dash || forced || len(operands) < rule.Stdin)
+	return f
+}
+
+// stdin returns the code of the here-document or here-string that is standard input.
+func (w *walker) stdin(redirs []*sh.Redirect) *code {
+	for i := len(redirs) - 1; i >= 0; i-- {
+		h, c := w.heredoc(redirs[i])
+		if c != nil && h.FD == 0 {
+			return c
+		}
+	}
+	return nil
+}
+
+// files adds a here-document that is written to a file whose name tells its language.
+func (w *walker) files(c *Command, rule *Rule, args []*sh.Word, redirs []*sh.Redirect) {
+	body := w.stdin(redirs)
+	if body == nil {
+		return
+	}
+	var names []string
+	switch rule.File {
+	case ">":
+		for _, a := range args {
+			if text := string(w.wordCode(a).data); text != "-" {
+				return // it copies files
+			}
+		}
+		for _, r := range redirs {
+			out := r.Op == sh.RdrOut || r.Op == sh.AppOut || r.Op == sh.RdrClob
+			if name, ok := w.literal(r.Word); out && ok && (r.N == nil || r.N.Value == "1") {
+				names = append(names, name)
+			}
+		}
+	case "operands":
+		for _, a := range args {
+			if name, ok := w.literal(a); ok && !strings.HasPrefix(name, "-") {
+				names = append(names, name)
+			}
+		}
+	default:
+		for _, a := range args {
+			if name, ok := w.literal(a); ok && strings.HasPrefix(name, rule.File) {
+				names = append(names, name[len(rule.File):])
+			}
+		}
+	}
+	for _, name := range names {
+		if language := Endings()[path.Ext(name)]; language != "" {
+			w.addCode(c, language, name, body)
+			return
+		}
+	}
+}
+
+// addCode notes code in a command, and reads it with its own grammar. Code that
+// is found inside of it follows it.
+func (w *walker) addCode(c *Command, language, file string, code *code) {
+	into := w.into
+	if into == nil {
+		into = &c.Embedded
+	}
+	if code.end <= code.start {
+		return
+	}
+	e := Embedded{Language: language, File: file, Span: w.span(code.start, code.end), Verbatim: code.verbatim && w.src.verbatim()}
+	at := len(*into)
+	*into = append(*into, e)
+	exact := code.exact && w.src.exact()
+	var faults []codeFault
+	var parsed bool
+	switch {
+	case w.p.budget.embedded < len(code.data) || w.p.budget.spent():
+		return
+	case language == "bash":
+		faults, parsed = w.embeddedShell(code, into)
+	case exact:
+		w.p.budget.embedded -= len(code.data)
+		faults, parsed = parseCode(language, code.data, w.p.budget.until)
+	}
+	(*into)[at].Parsed = parsed && exact
+	if !exact {
+		return
+	}
+	for _, f := range faults {
+		(*into)[at].Faults = append((*into)[at].Faults, Fault{Span: w.p.lines.span(code.place(f.start), code.placeEnd(f.start, f.end)), Message: f.message})
+	}
+}
+
+// verbatim says if the source's bytes stand in the script as they are.
+func (s *source) verbatim() bool {
+	return s.outer == nil || s.outer.verbatim && s.outer.in.verbatim()
+}
+
+// exact says if the source is known: nothing around it is expanded.
+func (s *source) exact() bool { return s.outer == nil || s.outer.exact && s.outer.in.exact() }
+
+// embeddedShell looks for code inside shell code.
+func (w *walker) embeddedShell(c *code, into *[]Embedded) (faults []codeFault, parsed bool) {
+	if w.src.depth >= maxNesting {
+		return nil, false
+	}
+	w.p.budget.embedded -= len(c.data)
+	inner := &walker{p: w.p, into: into, src: &source{data: c.data, outer: c, depth: w.src.depth + 1}}
+	_, fault := readShell(c.data, "bash", w.p.budget, func(s *stmt) bool {
+		inner.stmt(s, -1, 0)
+		return true
+	})
+	switch {
+	case fault == nil:
+		return nil, true
+	case fault.limit:
+		return nil, false
+	}
+	return []codeFault{{fault.at, fault.at, fault.message}}, true
+}

@@ -1,0 +1,176 @@
+package syntax
+
+import (
+	"errors"
+	"time"
+	"unsafe"
+
+	awk "github.com/benhoyt/goawk/parser"
+	"github.com/itchyny/gojq"
+	tree "github.com/tree-sitter/go-tree-sitter"
+	bash "github.com/tree-sitter/tree-sitter-bash/bindings/go"
+	javascript "github.com/tree-sitter/tree-sitter-javascript/bindings/go"
+	json "github.com/tree-sitter/tree-sitter-json/bindings/go"
+	python "github.com/tree-sitter/tree-sitter-python/bindings/go"
+	ruby "github.com/tree-sitter/tree-sitter-ruby/bindings/go"
+)
+
+const (
+	maxTreeCode  = 1 << 20  // bytes that tree-sitter reads at once
+	maxSmallCode = 16 << 10 // bytes of a jq or awk program: their parsers are recursive
+	maxTreeTime  = 5 * time.Second
+	treeChunk    = 16 << 10 // bytes that tree-sitter is given at once
+)
+
+// A codeFault is a fault at offsets of a piece of code.
+type codeFault struct {
+	start, end int
+	message    string
+}
+
+// parseCode reads code with its language's grammar. parsed is false if there is
+// none here, or if the code is too large or takes too long.
+func parseCode(language string, src []byte, until time.Time) (faults []codeFault, parsed bool) {
+	switch language {
+	case "jq":
+		return guarded(src, parseJQ)
+	case "awk":
+		return guarded(src, parseAwk)
+	}
+	grammar := grammarOf(language)
+	if grammar == nil || len(src) > maxTreeCode {
+		return nil, false
+	}
+	parsed = withTree(grammar, src, until, func(t *tree.Tree) { faults = treeFaults(t) })
+	return faults, parsed
+}
+
+// grammarOf returns the function that gives a language's tree-sitter grammar. The
+// grammars are tables in read-only memory: one that is not asked for costs nothing.
+func grammarOf(language string) func() unsafe.Pointer {
+	switch language {
+	case "bash":
+		return bash.Language
+	case "python":
+		return python.Language
+	case "javascript":
+		return javascript.Language
+	case "json":
+		return json.Language
+	case "ruby":
+		return ruby.Language
+	}
+	return nil
+}
+
+// withTree parses src and hands the tree to use. It returns false if there is no
+// tree, as after too long a time.
+func withTree(grammar func() unsafe.Pointer, src []byte, until time.Time, use func(*tree.Tree)) bool {
+	parser := tree.NewParser()
+	defer parser.Close()
+	if err := parser.SetLanguage(tree.NewLanguage(grammar())); err != nil {
+		return false
+	}
+	left := min(time.Until(until), maxTreeTime)
+	if left <= 0 {
+		return false
+	}
+	// The binding marks this as deprecated for a callback into Go; that one costs a
+	// call through cgo for every hundred operations of the parser.
+	parser.SetTimeoutMicros(uint64(left.Microseconds())) //nolint:staticcheck
+	t := parser.ParseWithOptions(func(at int, _ tree.Point) []byte {
+		// The binding copies what it is given, and asks again whenever the parser goes back.
+		return src[min(at, len(src)):min(at+treeChunk, len(src))]
+	}, nil, nil)
+	if t == nil {
+		return false
+	}
+	defer t.Close()
+	use(t)
+	return true
+}
+
+// maxVisits bounds how many nodes are looked at for faults.
+const maxVisits = 100_000
+
+// treeFaults returns the outermost errors of a tree and what is missing in it.
+func treeFaults(t *tree.Tree) []codeFault {
+	var faults []codeFault
+	cursor := t.RootNode().Walk()
+	defer cursor.Close()
+	for range maxVisits {
+		n := cursor.Node()
+		descend := false
+		switch {
+		case n.IsMissing():
+			faults = append(faults, codeFault{int(n.StartByte()), int(n.EndByte()), "missing " + n.Kind()})
+		case n.IsError():
+			faults = append(faults, codeFault{int(n.StartByte()), int(n.EndByte()), "syntax error"})
+		default:
+			descend = n.HasError()
+		}
+		if len(faults) == MaxFaults {
+			break
+		}
+		if descend && cursor.GotoFirstChild() {
+			continue
+		}
+		for !cursor.GotoNextSibling() {
+			if !cursor.GotoParent() {
+				return faults
+			}
+		}
+	}
+	return faults
+}
+
+// guarded runs a parser that was not made for hostile text: it is given little,
+// and its panics are taken for "not parsed".
+func guarded(src []byte, parse func([]byte) []codeFault) (faults []codeFault, parsed bool) {
+	if len(src) > maxSmallCode {
+		return nil, false
+	}
+	defer func() {
+		if recover() != nil {
+			faults, parsed = nil, false
+		}
+	}()
+	return parse(src), true
+}
+
+func parseJQ(src []byte) []codeFault {
+	_, err := gojq.Parse(string(src))
+	var fault *gojq.ParseError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &fault):
+		end := min(max(fault.Offset, 0), len(src)) // after the token
+		return []codeFault{{max(end-len(fault.Token), 0), end, err.Error()}}
+	}
+	return []codeFault{{0, len(src), err.Error()}}
+}
+
+func parseAwk(src []byte) []codeFault {
+	_, err := awk.ParseProgram(src, nil)
+	var fault *awk.ParseError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &fault):
+		at := offsetOf(src, fault.Position.Line, fault.Position.Column)
+		return []codeFault{{at, at, fault.Message}}
+	}
+	return []codeFault{{0, len(src), err.Error()}}
+}
+
+// offsetOf returns the offset of a line and column, both from 1, columns in bytes.
+func offsetOf(src []byte, line, column int) int {
+	at := 0
+	for ; line > 1 && at < len(src); at++ {
+		if src[at] == '\n' {
+			line--
+		}
+	}
+	return min(at+max(column-1, 0), len(src))
+}

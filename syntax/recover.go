@@ -1,0 +1,156 @@
+package syntax
+
+import (
+	"fmt"
+
+	tree "github.com/tree-sitter/go-tree-sitter"
+)
+
+// recoverFrom finds what commands there are in the rest of a script whose parser
+// gave up. tree-sitter, which always has a tree, says where the statements are;
+// each one is then read by the shell's parser again, for its exact structure.
+func (p *scriptParser) recoverFrom(at int, why *shellFault) {
+	src := p.script.Source
+	at = min(at, len(src))
+	r := &recovery{p: p, base: at, work: 8*len(src) + 1<<20}
+	why.at = min(max(why.at, 0), len(src))
+	line, _ := p.lines.position(why.at)
+	if len(src)-at > maxTreeCode {
+		p.fault(why.at, why.at, why.message)
+		p.partial(fmt.Sprintf("line %d is not understood: %s", line, why.message))
+		return
+	}
+	ok := withTree(grammarOf("bash"), plain(src[at:]), p.budget.until, r.walk)
+	if ok && !r.broken {
+		return // only the first parser does not know this
+	}
+	p.fault(why.at, why.at, why.message)
+	p.partial(fmt.Sprintf("line %d is not understood: %s", line, why.message))
+}
+
+// recovery is the state of one recoverFrom.
+type recovery struct {
+	p      *scriptParser
+	base   int // where the tree's text begins in the script
+	work   int // bytes that may still be parsed again
+	broken bool
+	open   []openNode // the commands that the node stands in
+}
+
+// An openNode is a compound statement that could not be read as a whole.
+type openNode struct {
+	id     int
+	depth  uint32
+	stages int // of a pipeline, so far
+}
+
+// walk goes through the tree in order. Where a statement is read as a whole, its
+// node is not entered.
+func (r *recovery) walk(t *tree.Tree) {
+	cursor := t.RootNode().Walk()
+	defer cursor.Close()
+	for range maxVisits {
+		depth := cursor.Depth()
+		for len(r.open) > 0 && r.open[len(r.open)-1].depth >= depth {
+			r.open = r.open[:len(r.open)-1]
+		}
+		if r.enter(cursor.Node(), depth) && cursor.GotoFirstChild() {
+			continue
+		}
+		for !cursor.GotoNextSibling() {
+			if !cursor.GotoParent() {
+				return
+			}
+		}
+	}
+	r.broken = true
+}
+
+// statementKinds are the tree's statements, and what they are here.
+func statementKind(kind string) Kind {
+	switch kind {
+	case "command", "declaration_command", "unset_command", "variable_assignment", "variable_assignments":
+		return Simple
+	case "pipeline":
+		return Pipeline
+	case "list":
+		return List
+	case "for_statement", "c_style_for_statement":
+		return For
+	case "while_statement":
+		return While
+	case "if_statement":
+		return If
+	case "case_statement":
+		return Case
+	case "compound_statement":
+		return Group
+	case "subshell":
+		return Subshell
+	case "function_definition":
+		return Function
+	case "test_command":
+		return Test
+	}
+	return ""
+}
+
+// enter adds what a node is, and says if there may be more inside it.
+func (r *recovery) enter(n *tree.Node, depth uint32) bool {
+	if n.IsError() || n.IsMissing() {
+		r.broken = true
+		return true
+	}
+	start, end := r.base+int(n.StartByte()), r.base+int(n.EndByte())
+	kind := statementKind(n.Kind())
+	if kind == "" && n.Kind() != "redirected_statement" && n.Kind() != "negated_command" {
+		return n.IsNamed()
+	}
+	parent, stage := -1, 0
+	if len(r.open) > 0 {
+		top := &r.open[len(r.open)-1]
+		parent = top.id
+		if r.p.script.Commands[parent].Kind == Pipeline {
+			top.stages++
+			stage = top.stages
+		}
+	}
+	if r.reread(start, end, parent, stage) {
+		return false
+	}
+	if kind == "" {
+		return true
+	}
+	w := &walker{p: r.p, src: &source{data: r.p.script.Source}}
+	id := w.open(kind, parent, stage)
+	w.close(id, start, end)
+	if kind == Simple {
+		r.broken = true
+	} else if id >= 0 {
+		r.open = append(r.open, openNode{id: id, depth: depth})
+	}
+	return id >= 0
+}
+
+// reread reads a part of the script as one that stands by itself.
+func (r *recovery) reread(start, end, parent, stage int) bool {
+	r.work -= end - start
+	if r.work < 0 || r.p.budget.commands <= 0 {
+		r.broken = true
+		return false
+	}
+	part := r.p.script.Source[start:end]
+	var list []*stmt
+	_, fault := readShell(part, "bash", r.p.budget, func(s *stmt) bool {
+		list = append(list, s)
+		return true
+	})
+	if fault != nil || len(list) == 0 {
+		return false
+	}
+	w := &walker{p: r.p, src: &source{data: part, base: start}}
+	for _, s := range list {
+		w.stmt(s, parent, stage)
+	}
+	return true
+}

@@ -1,0 +1,75 @@
+package syntax
+
+// A Rule says in what language a program is written that a command names, and
+// where in the command its code stands. To teach the parser another program, add
+// a line to the table below, an example to rules_test.go, and the line that the
+// test then prints to docs/shell.md.
+//
+// Lists are words apart by blanks. An option in Values or Instead can have a
+// count, "--arg:2": so many words follow it.
+type Rule struct {
+	Programs string // names, without their folder; "python*" stands for any version: python3.12
+	Language string // "" for a program that runs what its arguments say
+	Code     string // options whose value is code
+	Values   string // options with a value that is not code
+	Instead  string // options with a value that stand in the place of the code: awk -f FILE
+	Operand  int    // which operand is code, from 1; 0 for none
+	Rest     bool   // all operands after that one are code, too
+	First    bool   // options end at the first operand
+
+	// Stdin is how many operands there may be when standard input is code, plus
+	// one; 0 if it never is. A lone "-" is not counted as an operand and ends them.
+	Stdin int
+	Force string // options with which standard input is code, whatever the operands
+
+	// Prefix: the words after the options, variables and Skip operands are a command.
+	Prefix bool
+	Skip   int
+
+	// File says where the name of the file stands that standard input is written to,
+	// whose ending tells the language: ">" for redirections, "operands", or "of=".
+	File string
+}
+
+// Rules returns the table. The first rule with a program's name is its rule.
+func Rules() []Rule {
+	return []Rule{
+		{Programs: "python* pypy*", Language: "python", Code: "-c", Values: "-W -X --check-hash-based-pycs", Instead: "-m", First: true, Stdin: 1},
+		{Programs: "node nodejs", Language: "javascript", Code: "-e --eval -p --print -pe", Values: "-r --require --import -C --conditions --env-file", First: true, Stdin: 1},
+		{Programs: "deno", Language: "javascript"},
+		{Programs: "ruby*", Language: "ruby", Code: "-e", Values: "-r -I -C -E --encoding", First: true, Stdin: 1},
+		{Programs: "perl*", Language: "perl", Code: "-e -E", Values: "-I", First: true, Stdin: 1},
+		{Programs: "psql", Language: "sql", Code: "-c --command", Values: "-d --dbname -f --file -h --host -p --port -U --username -v --set --variable -F -R -P -T -o --output -L --log-file", Stdin: 99},
+		{Programs: "sqlite sqlite3", Language: "sql", Values: "-cmd:1 -init:1 -separator:1 -newline:1 -nullvalue:1 -vfs:1 -maxsize:1 -mmap:1", Operand: 2, Rest: true, Stdin: 2},
+		{Programs: "mysql mariadb", Language: "sql", Code: "-e --execute", Values: "-u --user -h --host -P --port -D --database -S --socket", Stdin: 99},
+		{Programs: "jq gojq jaq", Language: "jq", Values: "--indent -L --arg:2 --argjson:2 --slurpfile:2 --rawfile:2 --argfile:2", Instead: "-f --from-file", Operand: 1},
+		{Programs: "awk gawk mawk nawk original-awk goawk", Language: "awk", Code: "-e --source", Values: "-F --field-separator -v --assign -i --include -l --load", Instead: "-f --file", Operand: 1, First: true},
+		{Programs: "sed gsed", Language: "sed", Code: "-e --expression", Values: "-l --line-length", Instead: "-f --file", Operand: 1},
+		{Programs: "bash sh dash ash ksh", Language: "bash", Code: "-c", Values: "-o -O +O --init-file --rcfile", First: true, Stdin: 1, Force: "-s"},
+		{Programs: "ssh", Language: "bash", Values: "-b -B -c -D -E -e -F -I -i -J -L -l -m -O -o -P -p -Q -R -S -W -w", Operand: 2, First: true, Stdin: 2},
+
+		{Programs: "env", Prefix: true, Values: "-u --unset -C --chdir -S", First: true},
+		{Programs: "sudo doas", Prefix: true, Values: "-u --user -g --group -h --host -p --prompt -C --close-from -D --chdir -R --chroot -r --role -t --type -T --command-timeout -U --other-user", First: true},
+		{Programs: "timeout", Prefix: true, Skip: 1, Values: "-k --kill-after -s --signal", First: true},
+		{Programs: "nice", Prefix: true, Values: "-n --adjustment", First: true},
+		{Programs: "ionice", Prefix: true, Values: "-c --class -n --classdata", First: true},
+		{Programs: "xargs", Prefix: true, Values: "-a --arg-file -d --delimiter -E -I -L -n --max-args -P --max-procs -s --max-chars --process-slot-var", First: true},
+		{Programs: "time", Prefix: true, Values: "-f --format -o --output", First: true},
+		{Programs: "exec", Prefix: true, Values: "-a", First: true},
+		{Programs: "stdbuf", Prefix: true, Values: "-i --input -o --output -e --error", First: true},
+		{Programs: "command builtin nohup setsid unbuffer", Prefix: true, First: true},
+
+		{Programs: "cat", File: ">"},
+		{Programs: "tee", File: "operands"},
+		{Programs: "dd", File: "of="},
+	}
+}
+
+// Endings returns which ending of a file's name stands for which language.
+func Endings() map[string]string {
+	return map[string]string{
+		".py": "python", ".js": "javascript", ".mjs": "javascript", ".cjs": "javascript", ".json": "json",
+		".rb": "ruby", ".sql": "sql", ".sh": "bash", ".bash": "bash", ".awk": "awk", ".sed": "sed",
+		".pl": "perl", ".pm": "perl", ".jq": "jq",
+	}
+}

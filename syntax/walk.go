@@ -1,0 +1,350 @@
+package syntax
+
+import (
+	"bytes"
+
+	sh "mvdan.cc/sh/v3/syntax"
+)
+
+// A walker turns the statements of one source into commands. In code inside a
+// command it makes none, and only looks for code in other languages.
+type walker struct {
+	p          *scriptParser
+	src        *source
+	into       *[]Embedded // where code inside code goes; nil in the script itself
+	subst      int         // how many substitutions it is in
+	backquotes int         // how many of them are backquotes
+}
+
+// open begins a command. Its children are opened before it is closed.
+func (w *walker) open(kind Kind, parent, stage int) int {
+	if w.into != nil {
+		return -1
+	}
+	w.p.budget.commands--
+	if w.p.budget.commands < 0 {
+		return -1
+	}
+	id := len(w.p.script.Commands)
+	w.p.script.Commands = append(w.p.script.Commands, Command{
+		ID: id, Parent: parent, Kind: kind, Stage: stage, Language: "bash", Substituted: w.subst > 0,
+	})
+	return id
+}
+
+// close gives a command its span.
+func (w *walker) close(id, start, end int) {
+	if id >= 0 {
+		w.p.script.Commands[id].Span = w.span(start, end)
+	}
+}
+
+func (w *walker) span(start, end int) Span {
+	start, end = w.clamp(start, end)
+	return w.p.lines.span(w.src.place(start), w.src.placeEnd(start, end))
+}
+
+func (w *walker) stmts(list []*sh.Stmt, parent int) {
+	for _, s := range list {
+		w.stmt(s, parent, 0)
+	}
+}
+
+// stmt adds one statement and returns its bounds: without a "!" or "time" before
+// it, with its redirections, without the bodies of here-documents.
+func (w *walker) stmt(s *sh.Stmt, parent, stage int) (start, end int) {
+	start, end = int(s.Position.Offset()), int(s.Position.Offset())
+	if s.Cmd != nil || len(s.Redirs) > 0 {
+		start, end = -1, -1
+	}
+	for _, r := range s.Redirs {
+		if at := int(r.Pos().Offset()); start < 0 || at < start {
+			start = at
+		}
+		end = max(end, int(r.Word.End().Offset()))
+	}
+	if w.p.budget.commands < 0 {
+		return max(start, 0), end
+	}
+	switch x := s.Cmd.(type) {
+	case *sh.TimeClause:
+		if x.Stmt == nil {
+			return int(x.Pos().Offset()), int(x.End().Offset())
+		}
+		return w.stmt(x.Stmt, parent, stage)
+	case nil, *sh.CallExpr, *sh.DeclClause, *sh.LetClause:
+		return w.simple(s, parent, stage, start, end)
+	case *sh.BinaryCmd:
+		return w.binary(s, x, parent, stage)
+	}
+	id := w.open(kindOf(s.Cmd), parent, stage)
+	from, to := w.compound(s.Cmd, id)
+	if start < 0 || from < start {
+		start = from
+	}
+	end = max(end, to)
+	w.redirects(s.Redirs, id)
+	w.close(id, start, end)
+	return start, end
+}
+
+func kindOf(c sh.Command) Kind {
+	switch x := c.(type) {
+	case *sh.IfClause:
+		return If
+	case *sh.WhileClause:
+		return While
+	case *sh.ForClause:
+		return For
+	case *sh.CaseClause:
+		return Case
+	case *sh.Block:
+		return Group
+	case *sh.Subshell:
+		return Subshell
+	case *sh.FuncDecl:
+		return Function
+	case *sh.ArithmCmd:
+		return Arithmetic
+	case *sh.TestClause:
+		return Test
+	case *sh.CoprocClause:
+		return Coprocess
+	case *sh.BinaryCmd:
+		if isPipe(x.Op) {
+			return Pipeline
+		}
+		return List
+	}
+	return Simple
+}
+
+func isPipe(op sh.BinCmdOperator) bool { return op == sh.Pipe || op == sh.PipeAll }
+
+// binary adds a pipeline or list with all of its parts, whichever way they nest.
+func (w *walker) binary(s *sh.Stmt, root *sh.BinaryCmd, parent, stage int) (start, end int) {
+	id := w.open(kindOf(root), parent, stage)
+	pipe, n := isPipe(root.Op), 0
+	todo := []*sh.Stmt{root.Y, root.X}
+	for len(todo) > 0 {
+		part := todo[len(todo)-1]
+		todo = todo[:len(todo)-1]
+		if b, ok := part.Cmd.(*sh.BinaryCmd); ok && isPipe(b.Op) == pipe && !part.Negated && len(part.Redirs) == 0 {
+			todo = append(todo, b.Y, b.X)
+			continue
+		}
+		n++
+		place := 0
+		if pipe {
+			place = n
+		}
+		from, to := w.stmt(part, id, place)
+		if n == 1 {
+			start = from
+		}
+		end = max(end, to)
+	}
+	w.redirects(s.Redirs, id)
+	for _, r := range s.Redirs {
+		end = max(end, int(r.Word.End().Offset()))
+	}
+	w.close(id, start, end)
+	return start, end
+}
+
+// compound walks through what a compound command holds and returns its bounds.
+func (w *walker) compound(c sh.Command, id int) (start, end int) {
+	start = int(c.Pos().Offset())
+	switch x := c.(type) {
+	case *sh.IfClause:
+		for part := x; part != nil; part = part.Else {
+			w.stmts(part.Cond, id)
+			w.stmts(part.Then, id)
+		}
+	case *sh.WhileClause:
+		w.stmts(x.Cond, id)
+		w.stmts(x.Do, id)
+	case *sh.ForClause:
+		switch loop := x.Loop.(type) {
+		case *sh.WordIter:
+			w.words(loop.Items, id)
+		case *sh.CStyleLoop:
+			w.arithmetic(id, loop.Init, loop.Cond, loop.Post)
+		}
+		w.stmts(x.Do, id)
+	case *sh.CaseClause:
+		w.words([]*sh.Word{x.Word}, id)
+		for _, item := range x.Items {
+			w.words(item.Patterns, id)
+			w.stmts(item.Stmts, id)
+		}
+	case *sh.Block:
+		w.stmts(x.Stmts, id)
+	case *sh.Subshell:
+		w.stmts(x.Stmts, id)
+	case *sh.FuncDecl:
+		_, end = w.stmt(x.Body, id, 0)
+		return start, end
+	case *sh.CoprocClause:
+		_, end = w.stmt(x.Stmt, id, 0)
+		return start, end
+	case *sh.ArithmCmd:
+		w.arithmetic(id, x.X)
+	case *sh.TestClause:
+		w.test(x.X, id)
+	}
+	return start, int(c.End().Offset())
+}
+
+// simple adds a simple command.
+func (w *walker) simple(s *sh.Stmt, parent, stage, start, end int) (from, to int) {
+	id := w.open(Simple, parent, stage)
+	var args []*sh.Word
+	var words []string
+	put := func(a, b int, parts []sh.WordPart) {
+		if start < 0 || a < start {
+			start = a
+		}
+		end = max(end, b)
+		if w.into == nil {
+			a, b = w.clamp(a, b)
+			words = append(words, w.rawWord(a, b, parts))
+		}
+	}
+	assign := func(list []*sh.Assign) {
+		for _, a := range list {
+			put(int(a.Pos().Offset()), int(a.End().Offset()), partsOf(a.Value))
+			w.assign(a, id)
+		}
+	}
+	switch x := s.Cmd.(type) {
+	case *sh.CallExpr:
+		assign(x.Assigns)
+		for _, word := range x.Args {
+			put(int(word.Pos().Offset()), int(word.End().Offset()), word.Parts)
+		}
+		args = x.Args
+		w.words(args, id)
+	case *sh.DeclClause:
+		put(int(x.Variant.Pos().Offset()), int(x.Variant.End().Offset()), nil)
+		assign(x.Args)
+	case *sh.LetClause:
+		at := int(x.Let.Offset())
+		put(at, at+len("let"), nil)
+		for _, e := range x.Exprs {
+			put(arithmeticStart(e), int(e.End().Offset()), nil)
+		}
+		w.arithmetic(id, x.Exprs...)
+	}
+	w.redirects(s.Redirs, id)
+	w.close(id, start, end)
+	if id < 0 && w.into == nil {
+		return start, end // too many: not kept
+	}
+	c := &Command{Language: "bash"}
+	if id >= 0 {
+		c = &w.p.script.Commands[id]
+		c.Words = words
+		c.Program = w.program(s.Cmd)
+	}
+	w.embed(c, args, s.Redirs)
+	return start, end
+}
+
+// program returns the first word of a simple command if it is a literal.
+func (w *walker) program(c sh.Command) string {
+	switch x := c.(type) {
+	case *sh.CallExpr:
+		if len(x.Args) > 0 {
+			if lit, ok := w.literal(x.Args[0]); ok {
+				return lit
+			}
+		}
+	case *sh.DeclClause:
+		return x.Variant.Value
+	case *sh.LetClause:
+		return "let"
+	}
+	return ""
+}
+
+// literal returns the value of a word that the shell expands nothing in.
+func (w *walker) literal(word *sh.Word) (string, bool) {
+	if len(word.Parts) == 1 {
+		if lit, ok := word.Parts[0].(*sh.Lit); ok {
+			start, end := w.bounds(word)
+			if raw := w.src.data[start:end]; !bytes.ContainsAny(raw, `\*?[{~`) {
+				return string(raw), true
+			}
+		}
+	}
+	c := w.wordCode(word)
+	return string(c.data), c.exact
+}
+
+func partsOf(word *sh.Word) []sh.WordPart {
+	if word == nil {
+		return nil
+	}
+	return word.Parts
+}
+
+func (w *walker) assign(a *sh.Assign, id int) {
+	w.arithmetic(id, a.Index)
+	if a.Value != nil {
+		w.words([]*sh.Word{a.Value}, id)
+	}
+	if a.Array != nil {
+		for _, e := range a.Array.Elems {
+			w.arithmetic(id, e.Index)
+			if e.Value != nil {
+				w.words([]*sh.Word{e.Value}, id)
+			}
+		}
+	}
+}
+
+// redirects walks through redirections and notes the here-documents of command id.
+func (w *walker) redirects(list []*sh.Redirect, id int) {
+	for _, r := range list {
+		w.words([]*sh.Word{r.Word}, id)
+		if r.Hdoc != nil {
+			w.words([]*sh.Word{r.Hdoc}, id)
+		}
+		if id < 0 {
+			continue
+		}
+		if h, c := w.heredoc(r); c != nil {
+			h.Span = w.span(c.start, c.end)
+			h.Verbatim = c.verbatim
+			w.p.script.Commands[id].Heredocs = append(w.p.script.Commands[id].Heredocs, h)
+		}
+	}
+}
+
+// heredoc returns the here-document or here-string of a redirection, if it is one.
+func (w *walker) heredoc(r *sh.Redirect) (Heredoc, *code) {
+	h := Heredoc{String: r.Op == sh.WordHdoc}
+	if r.N != nil {
+		h.FD = descriptor(r.N.Value)
+	}
+	switch r.Op {
+	case sh.Hdoc, sh.DashHdoc:
+		return h, w.heredocCode(r)
+	case sh.WordHdoc:
+		return h, w.wordCode(r.Word)
+	}
+	return h, nil
+}
+
+// descriptor returns the number of a file descriptor, or -1 for a {variable}.
+func descriptor(s string) int {
+	n := 0
+	for _, c := range []byte(s) {
+		if c < '0' || c > '9' || n > 1<<20 {
+			return -1
+		}
+		n = n*10 + int(c-'0')
+	}
+	return n
+}
