@@ -271,7 +271,7 @@ func (w *walker) program(c sh.Command) string {
 // literal returns the value of a word that the shell expands nothing in.
 func (w *walker) literal(word *sh.Word) (string, bool) {
 	if len(word.Parts) == 1 {
-		if lit, ok := word.Parts[0].(*sh.Lit); ok {
+		if _, ok := word.Parts[0].(*sh.Lit); ok {
 			start, end := w.bounds(word)
 			if raw := w.src.data[start:end]; !bytes.ContainsAny(raw, `\*?[{~`) {
 				return string(raw), true
