@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"runtime/metrics"
 	"unicode/utf8"
 
 	sh "mvdan.cc/sh/v3/syntax"
@@ -20,10 +21,17 @@ type shellFault struct {
 	limit   bool // a limit of ours, and no fault of the text
 }
 
-// maxFrames bounds how deep the parser's functions may call each other: it is a
-// recursive one, and a Go program cannot survive the end of its stack. A
-// parenthesis takes about ten frames and 6 KiB.
-const maxFrames = 120_000
+const (
+	// maxFrames bounds how deep the parser's functions may call each other: it is a
+	// recursive one, and a Go program cannot survive the end of its stack. A
+	// parenthesis takes up to 25 frames and 6 KiB, and 5,000 of them are let through.
+	maxFrames = 160_000
+
+	// maxGrowth bounds by how many bytes the heap may grow while one statement is
+	// read: its tree can have a hundred bytes for each of its own.
+	maxGrowth = 256 << 20
+	heapEvery = 32 // reads of a KiB between two looks at the heap
+)
 
 // readShell parses src and hands on one statement of the top level after the
 // other, until take returns false. It returns the end of the last statement, and
@@ -63,20 +71,25 @@ func readStatements(text []byte, shell string, b *budget, take func(*stmt) bool,
 	q := statementQueue{text: text, take: take, end: *done}
 	defer func() { *done = q.end }()
 	for s, err := range sh.NewParser(sh.Variant(variant)).StmtsSeq(r) {
-		if r.limit != "" {
-			q.flush()
-			return q.end, &shellFault{at: q.end, message: r.limit, limit: true}
-		}
-		if err != nil {
-			q.flush()
-			return q.end, faultOf(err)
-		}
-		if !q.add(s) {
-			return q.end, nil
+		switch {
+		case r.stopped || fault != nil:
+			// The parser cannot be stopped by leaving the loop: in some places it goes
+			// on, which Go's runtime takes for a fatal error. It only gets no more text.
+		case r.limit != "":
+			fault = &shellFault{message: r.limit, limit: true}
+		case err != nil:
+			fault = faultOf(err)
+		default:
+			r.stopped = !q.add(s)
 		}
 	}
-	q.flush()
-	return q.end, nil
+	if !r.stopped {
+		q.flush()
+	}
+	if fault != nil && fault.limit {
+		fault.at = q.end
+	}
+	return q.end, fault
 }
 
 // A statementQueue holds the statements of one line back: the parser hands them
@@ -154,13 +167,17 @@ func plain(src []byte) []byte {
 type guardedReader struct {
 	text   []byte
 	budget *budget
-	limit  string // why it stopped
+
+	limit   string // why it stopped
+	stopped bool   // no more is wanted
+	reads   int
+	heap    uint64 // bytes in the beginning
 }
 
 // Read is called by the parser for each KiB, from wherever it is: the stack shows
 // how deep that is, whatever it is that nests.
 func (r *guardedReader) Read(p []byte) (int, error) {
-	if len(r.text) == 0 || r.limit != "" {
+	if len(r.text) == 0 || r.stopped || r.limit != "" {
 		return 0, io.EOF
 	}
 	var frame [1]uintptr
@@ -168,13 +185,31 @@ func (r *guardedReader) Read(p []byte) (int, error) {
 		r.limit = "the script nests too deep"
 	} else if r.budget.spent() {
 		r.limit = fmt.Sprintf("the script took more than %s to parse", maxParse)
+	} else if r.reads%heapEvery == 0 && len(r.text) > heapEvery<<10 && r.tooLarge() {
+		r.limit = "the script took too much memory to parse"
 	}
 	if r.limit != "" {
 		return 0, io.EOF
 	}
+	r.reads++
 	n := copy(p, r.text)
 	r.text = r.text[n:]
 	return n, nil
+}
+
+// tooLarge says if the heap grew too much since the first look at it. It is the
+// heap of the whole process: who shares it shares the limit.
+func (r *guardedReader) tooLarge() bool {
+	sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+	metrics.Read(sample)
+	if sample[0].Value.Kind() != metrics.KindUint64 {
+		return false
+	}
+	now := sample[0].Value.Uint64()
+	if r.reads == 0 {
+		r.heap = now
+	}
+	return now > r.heap+maxGrowth
 }
 
 // maxHeredocEnds bounds how many here-documents without an end are ended here.

@@ -10,6 +10,9 @@ import (
 // maxPrefixes bounds how many programs stand before the one that is run: env nice sudo …
 const maxPrefixes = 16
 
+// maxWords bounds how many words of a command are looked at for code.
+const maxWords = 10_000
+
 // embed finds the code in other languages in a simple command, and tags the
 // command with its language.
 func (w *walker) embed(c *Command, args []*sh.Word, redirs []*sh.Redirect) {
@@ -101,6 +104,7 @@ type found struct {
 // options reads words as getopt(3) and its long form do, with a rule's options.
 func (w *walker) options(rule *Rule, words []*sh.Word) found {
 	var f found
+	words = words[:min(len(words), maxWords)]
 	var operands []*code
 	option := optionsOf(rule)
 	instead, forced, dash := false, false, false
@@ -139,6 +143,9 @@ func (w *walker) options(rule *Rule, words []*sh.Word) found {
 		}
 	}
 	f.end = min(i, len(words))
+	if rule.Prefix {
+		return f
+	}
 	for n := f.end; n < len(words); n++ {
 		c := w.wordCode(words[n])
 		if text := string(c.data); text == "-" && len(operands) == 0 && !dash {
@@ -235,7 +242,7 @@ func (w *walker) addCode(c *Command, language, file string, code *code) {
 		faults, parsed = w.embeddedShell(code, into)
 	case exact:
 		w.p.budget.embedded -= len(code.data)
-		faults, parsed = parseCode(language, code.data, w.p.budget.until)
+		faults, parsed = parseCode(language, code.data, w.p.budget)
 	}
 	(*into)[at].Parsed = parsed && exact
 	if !exact {

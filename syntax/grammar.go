@@ -18,7 +18,6 @@ import (
 const (
 	maxTreeCode  = 1 << 20  // bytes that tree-sitter reads at once
 	maxSmallCode = 16 << 10 // bytes of a jq or awk program: their parsers are recursive
-	maxTreeTime  = 5 * time.Second
 	treeChunk    = 16 << 10 // bytes that tree-sitter is given at once
 )
 
@@ -30,7 +29,13 @@ type codeFault struct {
 
 // parseCode reads code with its language's grammar. parsed is false if there is
 // none here, or if the code is too large or takes too long.
-func parseCode(language string, src []byte, until time.Time) (faults []codeFault, parsed bool) {
+func parseCode(language string, src []byte, b *budget) (faults []codeFault, parsed bool) {
+	left := min(b.grammars, time.Until(b.until))
+	if left <= 0 {
+		return nil, false
+	}
+	began := time.Now()
+	defer func() { b.grammars -= time.Since(began) }()
 	switch language {
 	case "jq":
 		return guarded(src, parseJQ)
@@ -41,7 +46,7 @@ func parseCode(language string, src []byte, until time.Time) (faults []codeFault
 	if grammar == nil || len(src) > maxTreeCode {
 		return nil, false
 	}
-	parsed = withTree(grammar, src, until, func(t *tree.Tree) { faults = treeFaults(t) })
+	parsed = withTree(grammar, src, left, func(t *tree.Tree) { faults = treeFaults(t) })
 	return faults, parsed
 }
 
@@ -65,14 +70,10 @@ func grammarOf(language string) func() unsafe.Pointer {
 
 // withTree parses src and hands the tree to use. It returns false if there is no
 // tree, as after too long a time.
-func withTree(grammar func() unsafe.Pointer, src []byte, until time.Time, use func(*tree.Tree)) bool {
+func withTree(grammar func() unsafe.Pointer, src []byte, left time.Duration, use func(*tree.Tree)) bool {
 	parser := tree.NewParser()
 	defer parser.Close()
 	if err := parser.SetLanguage(tree.NewLanguage(grammar())); err != nil {
-		return false
-	}
-	left := min(time.Until(until), maxTreeTime)
-	if left <= 0 {
 		return false
 	}
 	// The binding marks this as deprecated for a callback into Go; that one costs a

@@ -14,7 +14,8 @@ const (
 	MaxFaults   = 20       // in a script, and in each piece of embedded code
 
 	maxParse    = 30 * time.Second // of one Parse, on the wall clock
-	maxEmbedded = 4 << 20          // bytes of embedded code that grammars read in one script
+	maxEmbedded = 4 << 20          // bytes of embedded code that are read in one script
+	maxGrammar  = 5 * time.Second  // for that, without what is shell code
 	maxNesting  = 8                // code in code in code
 )
 
@@ -27,7 +28,7 @@ func Parse(src []byte) *Script { return ParseAs(src, "bash") }
 func ParseAs(src []byte, shell string) *Script {
 	p := &scriptParser{
 		script: &Script{Source: src, Commands: []Command{}},
-		budget: &budget{until: time.Now().Add(maxParse), embedded: maxEmbedded, commands: MaxCommands},
+		budget: &budget{until: time.Now().Add(maxParse), grammars: maxGrammar, embedded: maxEmbedded, commands: MaxCommands},
 	}
 	if len(src) > MaxScript {
 		p.partial(fmt.Sprintf("the script has %d bytes; the most that is parsed is %d", len(src), MaxScript))
@@ -42,8 +43,9 @@ func ParseAs(src []byte, shell string) *Script {
 // A budget bounds the work of one Parse.
 type budget struct {
 	until    time.Time
-	embedded int // bytes that grammars may still read
-	commands int // that may still be added
+	grammars time.Duration // that grammars may still take
+	embedded int           // bytes that grammars may still read
+	commands int           // that may still be added
 }
 
 func (b *budget) spent() bool { return time.Now().After(b.until) }

@@ -20,7 +20,7 @@ func (p *scriptParser) recoverFrom(at int, why *shellFault) {
 		p.partial(fmt.Sprintf("line %d is not understood: %s", line, why.message))
 		return
 	}
-	ok := withTree(grammarOf("bash"), plain(src[at:]), p.budget.until, r.walk)
+	ok := withTree(grammarOf("bash"), plain(src[at:]), maxGrammar, r.walk)
 	if ok && !r.broken {
 		return // only the first parser does not know this
 	}
