@@ -285,3 +285,73 @@ func FuzzUnpack(f *testing.F) {
 		})
 	})
 }
+
+// A file that is all hole takes no room where it is unpacked, and has its length
+// and its bytes all the same.
+func TestSparse(t *testing.T) {
+	src, dst := t.TempDir(), t.TempDir()
+	want := make([]byte, 3<<20)
+	copy(want[1<<20+77:], "in the middle")
+	for name, b := range map[string][]byte{"middle": want, "zeros": make([]byte, 2<<20), "odd": append(make([]byte, 10_000), 'x'), "empty": nil} {
+		if err := os.WriteFile(filepath.Join(src, name), b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Truncate(filepath.Join(src, "zeros"), 1<<30); err != nil {
+		t.Fatal(err)
+	}
+	r, w := io.Pipe()
+	go func() { _ = w.CloseWithError(Pack(t.Context(), w, src, "it")) }()
+	if err := Unpack(t.Context(), r, dst, Limits{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"middle", "odd", "empty"} {
+		a, _ := os.ReadFile(filepath.Join(src, name))
+		b, err := os.ReadFile(filepath.Join(dst, "it", name))
+		if err != nil || !bytes.Equal(a, b) {
+			t.Errorf("%s: %d bytes, want %d: %v", name, len(b), len(a), err)
+		}
+	}
+	st, err := os.Stat(filepath.Join(dst, "it", "zeros"))
+	if err != nil || st.Size() != 1<<30 {
+		t.Fatal(st, err)
+	}
+	if room := st.Sys().(*syscall.Stat_t).Blocks * 512; room > 1<<20 {
+		t.Errorf("a hole takes %d bytes of disk", room)
+	}
+}
+
+// A disk that runs full is told before it is.
+func TestRoom(t *testing.T) {
+	src := t.TempDir()
+	if err := os.WriteFile(filepath.Join(src, "a"), bytes.Repeat([]byte("x"), 100), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r, w := io.Pipe()
+	go func() { _ = w.CloseWithError(Pack(t.Context(), w, src, "it")) }()
+	err := Unpack(t.Context(), r, t.TempDir(), Limits{Room: func() error { return syscall.ENOSPC }})
+	_ = r.Close()
+	if turnstone.KindOf(err) != turnstone.Exhausted {
+		t.Error(err)
+	}
+}
+
+// What a folder's links are changed to meanwhile is not followed out of it.
+func TestPackRootStaysInside(t *testing.T) {
+	dir, outside := t.TempDir(), t.TempDir()
+	if err := os.WriteFile(filepath.Join(outside, "secret"), []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(outside, "secret"), filepath.Join(dir, "data")); err != nil {
+		t.Fatal(err)
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = root.Close() }()
+	var b bytes.Buffer
+	if err := PackRoot(t.Context(), &b, root, "data", "data"); err == nil || bytes.Contains(b.Bytes(), []byte("secret")) {
+		t.Errorf("%v, %q", err, b.Bytes())
+	}
+}

@@ -5,8 +5,8 @@ import (
 	"syscall"
 )
 
-// openRegular opens a file for reading without following a link and without
-// waiting for the other end of a pipe that has taken its place.
-func openRegular(name string) (*os.File, error) {
-	return os.OpenFile(name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+// openRegular opens a file below root for reading, without waiting for the other
+// end of a pipe that has taken its place.
+func openRegular(root *os.Root, name string) (*os.File, error) {
+	return root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 }

@@ -33,16 +33,33 @@ func Pack(ctx context.Context, w io.Writer, hostPath, name string) error {
 	if err != nil {
 		return packError(hostPath, kindOf(err), cause(err), "check the path")
 	}
+	dir, start := real, "."
+	if st, err := os.Stat(real); err == nil && !st.IsDir() {
+		dir, start = filepath.Split(real)
+	}
+	root, err := os.OpenRoot(or(dir, "."))
+	if err != nil {
+		return packError(hostPath, kindOf(err), cause(err), "check its permissions")
+	}
+	defer func() { _ = root.Close() }()
+	return PackRoot(ctx, w, root, start, name)
+}
+
+// PackRoot is Pack for the file or folder start of root. It reads nothing outside
+// of root, even when somebody moves links about meanwhile. A link at start is
+// followed if it leads to a file.
+func PackRoot(ctx context.Context, w io.Writer, root *os.Root, start, name string) error {
 	tw := tar.NewWriter(w)
-	p := packer{ctx: ctx, tw: tw, buf: make([]byte, 256<<10)}
-	err = filepath.WalkDir(real, func(file string, d fs.DirEntry, err error) error {
+	start = path.Clean(start)
+	p := packer{ctx: ctx, root: root, start: start, tw: tw, buf: make([]byte, 256<<10)}
+	err := fs.WalkDir(root.FS(), start, func(file string, d fs.DirEntry, err error) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		if err != nil {
-			return packError(file, kindOf(err), cause(err), "check its permissions")
+			return packError(filepath.Join(root.Name(), file), kindOf(err), cause(err), "check its permissions")
 		}
-		rel, err := filepath.Rel(real, file)
+		rel, err := filepath.Rel(start, file)
 		if err != nil {
 			return err
 		}
@@ -54,19 +71,31 @@ func Pack(ctx context.Context, w io.Writer, hostPath, name string) error {
 	return tw.Close()
 }
 
+func or(a, b string) string {
+	if a == "" {
+		return b
+	}
+	return a
+}
+
 type packer struct {
-	ctx context.Context
-	tw  *tar.Writer
-	buf []byte
+	ctx   context.Context
+	root  *os.Root
+	start string
+	tw    *tar.Writer
+	buf   []byte
 }
 
 func (p *packer) entry(file, name string, d fs.DirEntry) error {
 	info, err := d.Info()
+	if file == p.start && err == nil && info.Mode()&fs.ModeSymlink != 0 {
+		info, err = p.root.Stat(file)
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // removed since the folder was read
 	}
 	if err != nil {
-		return packError(file, kindOf(err), cause(err), "")
+		return p.fail(file, kindOf(err), cause(err), "")
 	}
 	h := &tar.Header{Name: name, Mode: int64(info.Mode().Perm()), ModTime: info.ModTime(), Format: tar.FormatPAX}
 	if info.Mode()&fs.ModeSticky != 0 {
@@ -79,8 +108,8 @@ func (p *packer) entry(file, name string, d fs.DirEntry) error {
 		return p.file(file, h)
 	case info.Mode()&fs.ModeSymlink != 0:
 		h.Typeflag = tar.TypeSymlink
-		if h.Linkname, err = os.Readlink(file); err != nil {
-			return packError(file, kindOf(err), cause(err), "")
+		if h.Linkname, err = p.root.Readlink(file); err != nil {
+			return p.fail(file, kindOf(err), cause(err), "")
 		}
 	default:
 		return nil
@@ -89,14 +118,14 @@ func (p *packer) entry(file, name string, d fs.DirEntry) error {
 }
 
 func (p *packer) file(file string, h *tar.Header) error {
-	f, err := openRegular(file)
+	f, err := openRegular(p.root, file)
 	if err != nil {
-		return packError(file, kindOf(err), cause(err), "check its permissions")
+		return p.fail(file, kindOf(err), cause(err), "check its permissions")
 	}
 	defer func() { _ = f.Close() }()
 	info, err := f.Stat() // of what is open, which the name may no longer stand for
 	if err != nil {
-		return packError(file, turnstone.Internal, cause(err), "")
+		return p.fail(file, turnstone.Internal, cause(err), "")
 	}
 	if !info.Mode().IsRegular() {
 		return nil
@@ -110,9 +139,13 @@ func (p *packer) file(file string, h *tar.Header) error {
 		return err
 	}
 	if n < h.Size {
-		return packError(file, turnstone.Unavailable, fmt.Errorf("it became shorter while it was read"), "try again when nothing writes to it")
+		return p.fail(file, turnstone.Unavailable, fmt.Errorf("it became shorter while it was read"), "try again when nothing writes to it")
 	}
 	return nil
+}
+
+func (p *packer) fail(file string, kind turnstone.Kind, err error, hint string) error {
+	return packError(filepath.Join(p.root.Name(), file), kind, err, hint)
 }
 
 // ctxReader ends with ctx.

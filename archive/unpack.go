@@ -2,6 +2,7 @@ package archive
 
 import (
 	"archive/tar"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -26,6 +27,9 @@ type Limits struct {
 	// the stream is hostile they are left out: a later write through one would
 	// go to a file that the sender chose.
 	Links bool
+	// Room, if set, is asked now and then whether the destination's disk has room
+	// for more; its error ends the copy.
+	Room func() error
 	// Skipped is told of each entry that was left out, and why; may be nil.
 	Skipped func(name, why string)
 }
@@ -276,7 +280,11 @@ func (u *unpacker) file(tr *tar.Reader, h *tar.Header, name string, mode fs.File
 		return u.writeError(name, err)
 	}
 	defer func() { _ = f.Close() }()
-	n, err := io.CopyBuffer(struct{ io.Writer }{f}, struct{ io.Reader }{tr}, u.buf)
+	out := &sparseWriter{f: f, room: u.lim.Room}
+	n, err := io.CopyBuffer(struct{ io.Writer }{out}, struct{ io.Reader }{tr}, u.buf)
+	if err == nil {
+		err = out.finish()
+	}
 	if err != nil {
 		if u.ctx.Err() != nil {
 			return context.Cause(u.ctx)
@@ -299,6 +307,62 @@ func (u *unpacker) file(tr *tar.Reader, h *tar.Header, name string, mode fs.File
 	_ = u.root.Chtimes(name, time.Time{}, h.ModTime)
 	return nil
 }
+
+// sparseWriter writes a file and leaves holes where it is zero, so that what was
+// sparse at its source does not fill the disk here.
+type sparseWriter struct {
+	f       *os.File
+	room    func() error
+	at      int64 // where the next byte goes
+	written int64 // bytes that take room
+	asked   int64 // of written, when room was asked
+}
+
+const (
+	holeSize  = 4096     // the least that is left out
+	roomEvery = 16 << 20 // bytes that are written between two questions for room
+)
+
+var zeros [holeSize]byte
+
+// Write implements io.Writer.
+func (w *sparseWriter) Write(p []byte) (int, error) {
+	for done := 0; done < len(p); {
+		// Runs of blocks of one sort; blocks are counted from p's beginning, for
+		// p begins where a block does but for the first bytes of odd reads.
+		end := done
+		hole := isZero(p[done:])
+		for end < len(p) && isZero(p[end:]) == hole {
+			end = min(end+holeSize, len(p))
+		}
+		if !hole {
+			if err := w.put(p[done:end]); err != nil {
+				return done, err
+			}
+		}
+		w.at += int64(end - done)
+		done = end
+	}
+	return len(p), nil
+}
+
+// isZero says whether p's first block is whole and all zeros.
+func isZero(p []byte) bool { return len(p) >= holeSize && bytes.Equal(p[:holeSize], zeros[:]) }
+
+func (w *sparseWriter) put(p []byte) error {
+	if w.room != nil && (w.asked == 0 || w.written-w.asked >= roomEvery) {
+		w.asked = max(w.written, 1)
+		if err := w.room(); err != nil {
+			return &fs.PathError{Op: "write", Path: w.f.Name(), Err: err}
+		}
+	}
+	n, err := w.f.WriteAt(p, w.at)
+	w.written += int64(n)
+	return err
+}
+
+// finish gives the file its length, when it ends in a hole.
+func (w *sparseWriter) finish() error { return w.f.Truncate(w.at) }
 
 // finish gives the folders their modes and times, the deepest first.
 func (u *unpacker) finish() error {

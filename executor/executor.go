@@ -31,6 +31,8 @@ type Request struct {
 type Transfer struct {
 	Path string
 	Dest string // empty: the same name in the working directory
+
+	below string // Path is read through this folder, and may not leave it; empty: anywhere
 }
 
 // A Turn is what came of a Request.

@@ -153,7 +153,7 @@ func (p *plan) documentFile(dir, file string) (Transfer, error) {
 	if _, err := root.Stat(src); err != nil {
 		return Transfer{}, outside(err)
 	}
-	return Transfer{Path: filepath.Join(dir, src), Dest: p.inside(t.Dest, src)}, nil
+	return Transfer{Path: filepath.Join(dir, src), Dest: p.inside(t.Dest, src), below: dir}, nil
 }
 
 // inside returns where name goes in the sandbox: dest, else the same name in the

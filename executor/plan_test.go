@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"strings"
@@ -90,7 +91,7 @@ func TestPlanRefusals(t *testing.T) {
 
 func TestParseTransfer(t *testing.T) {
 	for text, want := range map[string]Transfer{
-		"a": {"a", ""}, "a:b": {"a", "b"}, "a:/b/": {"a", "/b/"}, "12:30.csv:": {"12:30.csv", ""}, "12:30.csv:x": {"12:30.csv", "x"},
+		"a": {Path: "a"}, "a:b": {Path: "a", Dest: "b"}, "a:/b/": {Path: "a", Dest: "/b/"}, "12:30.csv:": {Path: "12:30.csv"}, "12:30.csv:x": {Path: "12:30.csv", Dest: "x"},
 	} {
 		if got, err := ParseTransfer(text); err != nil || got != want {
 			t.Errorf("%q: %+v, %v", text, got, err)
@@ -115,8 +116,8 @@ func TestPlanTransfers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantAdd := []Transfer{{file, "/workspace/data.csv"}, {file, "/workspace/other.csv"}, {file, "/etc/x"}, {file, "/workspace/in/"}, {file, "/a/b/"}}
-	wantGet := []Transfer{{"/workspace/out", "."}, {"/etc/passwd", "pw"}}
+	wantAdd := []Transfer{{file, "/workspace/data.csv", dir}, {file, "/workspace/other.csv", dir}, {file, "/etc/x", dir}, {file, "/workspace/in/", dir}, {file, "/a/b/", ""}}
+	wantGet := []Transfer{{"/workspace/out", ".", ""}, {"/etc/passwd", "pw", ""}}
 	for i, want := range wantAdd {
 		if i >= len(p.add) || p.add[i] != want {
 			t.Errorf("add %d: %+v, want %+v", i, p.add, want)
@@ -126,5 +127,34 @@ func TestPlanTransfers(t *testing.T) {
 		if i >= len(p.get) || p.get[i] != want {
 			t.Errorf("get %d: %+v, want %+v", i, p.get, want)
 		}
+	}
+}
+
+// A file that a document names is looked up again when it is read: a link that
+// was put in its place since is not followed out of the folder.
+func TestFilesSwappedForALink(t *testing.T) {
+	dir, outside := t.TempDir(), t.TempDir()
+	for _, f := range []string{filepath.Join(dir, "data"), filepath.Join(outside, "secret")} {
+		if err := os.WriteFile(f, []byte("secret"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p, err := planTurn(Request{Document: parse(t, "---\nfiles: [data]\n---\n"), Dir: dir}, "/workspace")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	if err := pack(t.Context(), &b, p.add[0]); err != nil || !bytes.Contains(b.Bytes(), []byte("secret")) {
+		t.Fatalf("the file itself: %v", err)
+	}
+	if err := os.Remove(filepath.Join(dir, "data")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(outside, "secret"), filepath.Join(dir, "data")); err != nil {
+		t.Fatal(err)
+	}
+	b.Reset()
+	if err := pack(t.Context(), &b, p.add[0]); err == nil || bytes.Contains(b.Bytes(), []byte("secret")) {
+		t.Errorf("%v, %q", err, b.Bytes())
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -70,7 +71,7 @@ func (r *run) all(ctx context.Context) {
 	if err != nil {
 		r.info.Result, r.info.Error, r.hint = turnstone.Errored, oneLine(err.Error()), turnstone.HintOf(err)
 	}
-	r.keepReceipt()
+	r.keepReceipt(true)
 	r.clock.lap("finish")
 }
 
@@ -78,7 +79,7 @@ func (r *run) steps(ctx context.Context) error {
 	// Until the first step is reached the receipt on disk says that this was
 	// where the executor ended, should it be killed.
 	r.info.Error = "the executor ended before the first step"
-	r.keepReceipt()
+	r.keepReceipt(false)
 	s, err := r.x.open(ctx, r.plan, r.obs.Preparing, r.clock)
 	if err != nil {
 		return interrupted(ctx, err, "while the sandbox was prepared")
@@ -139,7 +140,7 @@ func (r *run) each(ctx, turnCtx context.Context, s *Sandbox) (turnstone.Result, 
 		res.Status = turnstone.StepError
 		res.Note = "the executor ended during this step"
 		r.info.Error = "the executor ended during " + step.Name
-		r.keepReceipt()
+		r.keepReceipt(false)
 		r.obs.StepStarted(step)
 		err := r.one(turnCtx, s, step, res, first)
 		first = false
@@ -254,14 +255,22 @@ func interrupted(ctx context.Context, err error, where string) error {
 	return &turnstone.Error{Op: "executor.run", Kind: turnstone.Canceled, Subject: "interrupted", Err: errors.New(where)}
 }
 
-// keepReceipt writes the receipt as it stands into the turn's folder.
-func (r *run) keepReceipt() {
+// keepReceipt writes the receipt as it stands into the turn's folder. The last
+// one has to be durable, those before it only have to be there when the executor
+// is killed.
+func (r *run) keepReceipt(last bool) {
 	if r.dir == "" {
 		return
 	}
-	path := filepath.Join(r.dir, "receipt.md")
+	path, text := filepath.Join(r.dir, "receipt.md"), r.doc.Receipt(r.info, r.results)
+	if last {
+		if err := stamp.WriteFile(path, text, 0o600); err != nil {
+			r.obs.Preparing("the receipt is not kept in the state directory: " + err.Error())
+		}
+		return
+	}
 	tmp := path + ".new"
-	if err := os.WriteFile(tmp, r.doc.Receipt(r.info, r.results), 0o600); err != nil {
+	if err := os.WriteFile(tmp, text, 0o600); err != nil {
 		_ = os.Remove(tmp)
 		return // a full disk: the caller still gets the receipt
 	}

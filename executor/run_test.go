@@ -294,8 +294,8 @@ func TestTransfers(t *testing.T) {
 	doc := parse(t, "---\nfiles:\n- in.txt\n- tree:/data\n---\n"+
 		step("name=a", "cat in.txt /data/a /data/b/c deep/er/added; mkdir r; echo made > r/x; ln -s /etc/passwd r/l; exit 1"))
 	obs := &observer{}
-	turn := runDoc(t, t.Context(), Request{Document: doc, Dir: dir, Add: []Transfer{{filepath.Join(dir, "in.txt"), "deep/er/added"}},
-		Get: []Transfer{{"r", out}}}, obs)
+	turn := runDoc(t, t.Context(), Request{Document: doc, Dir: dir, Add: []Transfer{{Path: filepath.Join(dir, "in.txt"), Dest: "deep/er/added"}},
+		Get: []Transfer{{Path: "r", Dest: out}}}, obs)
 	if turn.Result != turnstone.Failed || turn.Steps[0].Stdout != "inacin" {
 		t.Errorf("%s", turn.Receipt)
 	}
@@ -311,7 +311,7 @@ func TestTransfers(t *testing.T) {
 }
 
 func TestGetOfNothing(t *testing.T) {
-	turn := runDoc(t, t.Context(), Request{Document: parse(t, step("name=a", "true")), Get: []Transfer{{"none", t.TempDir()}}}, &observer{})
+	turn := runDoc(t, t.Context(), Request{Document: parse(t, step("name=a", "true")), Get: []Transfer{{Path: "none", Dest: t.TempDir()}}}, &observer{})
 	if turn.Result != turnstone.Errored || !strings.Contains(turn.Error, "none") || turn.Steps[0].Status != turnstone.StepPassed {
 		t.Errorf("%s: %s", turn.Result, turn.Error)
 	}
@@ -334,7 +334,7 @@ func TestTimeoutWhileAdding(t *testing.T) {
 
 // TestGetAfterFailure: the failed step is the result, not the file it did not make.
 func TestGetAfterFailure(t *testing.T) {
-	turn := runDoc(t, t.Context(), Request{Document: parse(t, step("name=a", "exit 5")), Get: []Transfer{{"none", t.TempDir()}}}, &observer{})
+	turn := runDoc(t, t.Context(), Request{Document: parse(t, step("name=a", "exit 5")), Get: []Transfer{{Path: "none", Dest: t.TempDir()}}}, &observer{})
 	if turn.Result != turnstone.Failed || !strings.Contains(turn.Error, "--get /workspace/none") {
 		t.Errorf("%s: %s", turn.Result, turn.Error)
 	}

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path"
+	"path/filepath"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -55,7 +57,7 @@ func add(ctx context.Context, s *Sandbox, t Transfer) error {
 	r, w := io.Pipe()
 	packed := make(chan error, 1)
 	go func() {
-		err := archive.Pack(ctx, w, t.Path, "")
+		err := pack(ctx, w, t)
 		_ = w.CloseWithError(err)
 		packed <- err
 	}()
@@ -65,6 +67,33 @@ func add(ctx context.Context, s *Sandbox, t Transfer) error {
 		return &turnstone.Error{Op: "executor.add", Kind: turnstone.Invalid, Subject: t.Path, Err: perr}
 	}
 	return err
+}
+
+// pack writes t.Path as a tar stream. One that a document names is looked up again
+// in the document's folder, for links may have changed since that was checked.
+func pack(ctx context.Context, w io.Writer, t Transfer) error {
+	if t.below == "" {
+		return archive.Pack(ctx, w, t.Path, "")
+	}
+	root, err := os.OpenRoot(t.below)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
+	rel, err := filepath.Rel(t.below, t.Path)
+	if err != nil {
+		return err
+	}
+	name := filepath.Base(t.Path)
+	if st, err := root.Stat(rel); err != nil || !st.IsDir() {
+		return archive.PackRoot(ctx, w, root, rel, name) // says what is wrong with it
+	}
+	sub, err := root.OpenRoot(rel)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = sub.Close() }()
+	return archive.PackRoot(ctx, w, sub, ".", name)
 }
 
 // getLimits bounds what a sandbox can make --get write to the host.
@@ -78,6 +107,7 @@ const maxSkipped = 10
 func get(ctx context.Context, s *Sandbox, t Transfer, most turnstone.Bytes, tell func(string)) error {
 	limits, skipped := getLimits, 0
 	limits.Bytes = most
+	limits.Room = func() error { return room(filepath.Dir(filepath.Clean(t.Dest))) }
 	limits.Skipped = func(name, why string) {
 		if skipped++; skipped <= maxSkipped {
 			tell(fmt.Sprintf("--get %s: left out %q: %s", t.Path, name, why))

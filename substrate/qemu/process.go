@@ -197,15 +197,19 @@ var readyLine = []byte("turnstone-agent: ready")
 
 func (m *machine) readConsole(conn net.Conn) {
 	defer func() { _ = conn.Close() }()
-	buf := make([]byte, 4096)
-	seen := false
+	// Each byte is looked at once, however much a guest prints: the end of what
+	// was read stays in front of what comes next.
+	const keep = 64
+	buf := make([]byte, keep+4096)
+	seen, have := false, 0
 	for {
-		n, err := conn.Read(buf)
-		_, _ = m.console.Write(buf[:n])
-		if !seen && bytes.Contains([]byte(m.console.String()), readyLine) {
+		n, err := conn.Read(buf[have:])
+		_, _ = m.console.Write(buf[have : have+n])
+		if have += n; !seen && bytes.Contains(buf[:have], readyLine) {
 			seen = true
 			close(m.ready)
 		}
+		have = copy(buf, buf[max(0, have-keep):have])
 		if err != nil {
 			return
 		}

@@ -307,8 +307,18 @@ func (s *Substrate) removeSuperseded(base string, id identity) {
 		st, err := os.Stat(filepath.Join(dir, manifestFile))
 		old := err == nil && time.Since(st.ModTime()) > unused
 		if old || m.Identity.Root == id.Root && m.Identity.Shape == id.Shape && m.Identity.Accel == id.Accel {
-			_ = os.RemoveAll(dir)
-			_ = os.Remove(dir + ".lock")
+			remove(dir)
 		}
 	}
+}
+
+// remove removes a snapshot, unless somebody is about to use it.
+func remove(dir string) {
+	lock, err := home.TryAcquire(dir + ".lock")
+	if lock == nil || err != nil {
+		return
+	}
+	defer lock.Release()
+	_ = os.RemoveAll(dir)
+	_ = os.Remove(dir + ".lock")
 }
