@@ -1,0 +1,174 @@
+package diagnose
+
+import (
+	"bytes"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+
+	"turnstone.dev/turnstone/syntax"
+)
+
+var (
+	bashLine    = regexp.MustCompile(`^(.{1,255}?): (-c: )?line (\d+): (.*)$`)
+	bashHeredoc = regexp.MustCompile("^warning: here-document at line (\\d+) delimited by end-of-file \\(wanted `(.*)'\\)$")
+	bashToken   = regexp.MustCompile("near unexpected token `(.*)'$|matching `(.*)'$|\\(error token is \"(.*)\"\\)$")
+	dashLine    = regexp.MustCompile(`^(.{1,255}?): (\d+): (.*)$`)
+	dashToken   = regexp.MustCompile(`^Syntax error: "(.*)" unexpected|can't cd to (.*)$|cannot (?:open|create) (.*): |^(?:.*: )?([^:]+): (?:not found|parameter not set|Permission denied)$`)
+)
+
+// scanBash reads a message of bash: "NAME: line N: message", where NAME is the
+// script's path as bash was given it, or bash's own name for code from -c and from
+// standard input (Bash Reference Manual, and its error.c).
+func scanBash(c *search, ls []string, i int) (report, int, bool) {
+	m := bashLine.FindStringSubmatch(ls[i])
+	if m == nil {
+		return report{}, 0, false
+	}
+	f, ok := c.shellFrame(m[1], m[2] != "")
+	if !ok {
+		return report{}, 0, false
+	}
+	f.line, f.mark = number(m[3]), -1
+	r := report{tool: "bash", message: m[4], whole: m[1] == "environment"}
+	next := i + 1
+	if w := bashHeredoc.FindStringSubmatch(m[4]); w != nil {
+		f.line, f.words, r.rank = number(w[1]), []string{w[2]}, 1
+	} else {
+		f.words = bashWords(m[4])
+	}
+	if strings.HasPrefix(m[4], "syntax error") || strings.HasPrefix(m[4], "unexpected EOF") {
+		prefix := m[1] + ": " + m[2] + "line "
+		if rest, ok := strings.CutPrefix(at(ls, next), prefix); ok {
+			_, text, _ := strings.Cut(rest, ": ")
+			if strings.HasPrefix(text, "`") && strings.HasSuffix(text, "'") && len(text) > 1 {
+				f.quote = strings.TrimSpace(text[1 : len(text)-1])
+				next++
+			} else if strings.HasPrefix(text, "syntax error: unexpected end of file") {
+				next++ // older ones than 5.2: the first message says where it began
+			}
+		}
+	}
+	r.frames = []frame{f}
+	return r, next, true
+}
+
+// scanDash reads a message of dash, Debian's sh: "NAME: N: message".
+func scanDash(c *search, ls []string, i int) (report, int, bool) {
+	m := dashLine.FindStringSubmatch(ls[i])
+	if m == nil {
+		return report{}, 0, false
+	}
+	f, ok := c.shellFrame(m[1], false)
+	if !ok || (f.from == file && !strings.HasSuffix(m[1], ".sh")) || path.Base(m[1]) == "bash" {
+		return report{}, 0, false
+	}
+	f.line, f.mark = number(m[2]), -1
+	if w := dashToken.FindStringSubmatch(m[3]); w != nil {
+		f.words = []string{w[1], w[2], w[3], "$" + w[4], "${" + w[4], w[4]}
+	}
+	return report{tool: "sh", message: m[3], frames: []frame{f}}, i + 1, true
+}
+
+// shellFrame says what code a shell means by its name.
+func (c *search) shellFrame(name string, argumentOnly bool) (frame, bool) {
+	for i, s := range c.d.steps[:c.step+1] {
+		if s.Script != nil && s.Path != "" && (s.Path == name || (!path.IsAbs(name) && path.Base(s.Path) == path.Clean(name) && !c.hasFile(name))) {
+			return frame{from: script, step: i}, true
+		}
+	}
+	switch base := path.Base(name); {
+	case argumentOnly:
+		return frame{from: argument}, true
+	case base == "bash" || base == "sh" || base == "dash":
+		return frame{from: code}, true
+	case name == "environment": // a function that an earlier step exported
+		return frame{from: data}, true
+	}
+	return frame{from: file, name: name}, c.hasFile(name)
+}
+
+// bashWords returns what a message of bash is about, the likeliest first.
+func bashWords(message string) []string {
+	if m := bashToken.FindStringSubmatch(message); m != nil {
+		return []string{strings.TrimSpace(m[1] + m[2] + m[3])}
+	}
+	parts := strings.Split(message, ": ")
+	if len(parts) > 8 {
+		parts = parts[:8]
+	}
+	words := slices.Clone(parts[:len(parts)-1])
+	slices.Reverse(words)
+	if n := len(words); n > 0 && (strings.HasSuffix(message, "unbound variable") || strings.HasSuffix(message, "not set")) {
+		words = append([]string{"$" + words[0], "${" + words[0]}, words...)
+	}
+	return words
+}
+
+// locateScript gives a place in a step's own script: the word that the message is
+// about, in the failing command as far as that is in the line; else the command.
+func (c *search) locateScript(f frame) Frame {
+	src := c.d.steps[f.step].Script.Source
+	from, to, ok := lineOf(src, f.line)
+	if !ok {
+		from, to, _ = lineOf(src, 1+bytes.Count(src, []byte("\n")))
+	}
+	whole := Frame{Step: f.step, Span: c.d.span(f.step, from, to)}
+	areas := [][2]int{{from, to}}
+	if f.step == c.step && c.command >= 0 {
+		cmd := c.clip(c.step, c.script.Commands[c.command].Span)
+		if cmd.Start < to && from < cmd.End {
+			areas = [][2]int{{max(from, cmd.Start), min(to, cmd.End)}, {from, to}, {cmd.Start, min(cmd.End, cmd.Start+maxLine)}}
+		}
+	}
+	if cmd, ok := c.covering(f.step, from, to); ok {
+		areas = append(areas, [2]int{cmd.Start, min(cmd.End, cmd.Start+maxLine)})
+	}
+	for _, a := range areas {
+		area := string(src[a[0]:a[1]])
+		for _, w := range f.words {
+			if at := findWord(area, w); at >= 0 {
+				return Frame{Step: f.step, Span: c.d.span(f.step, a[0]+at, a[0]+at+len(w))}
+			}
+		}
+	}
+	if cmd, ok := c.simpleOn(f.step, from, to); ok {
+		return Frame{Step: f.step, Span: cmd}
+	}
+	start, end := partOf(string(src[from:to]), f.quote, f, true, false)
+	if from+start >= from+end && to > from {
+		return whole
+	}
+	return Frame{Step: f.step, Span: c.d.span(f.step, from+start, from+end)}
+}
+
+// covering returns the first simple command that began in an earlier line and goes
+// on in this one: bash names the line in which it has read a command's end.
+func (c *search) covering(step, from, to int) (syntax.Span, bool) {
+	for _, cmd := range c.d.steps[step].Script.Commands {
+		if cmd.Kind == syntax.Simple && cmd.Span.Start < from && cmd.Span.End > from && cmd.Span.End <= to {
+			return c.clip(step, cmd.Span), true
+		}
+	}
+	return syntax.Span{}, false
+}
+
+// simpleOn returns the only simple command that begins in a line, of the failing
+// command's if it has any there: what of it stands in the line.
+func (c *search) simpleOn(step, from, to int) (syntax.Span, bool) {
+	var found []syntax.Span
+	for i, cmd := range c.d.steps[step].Script.Commands {
+		if cmd.Kind != syntax.Simple || cmd.Span.Start < from || cmd.Span.Start >= to {
+			continue
+		}
+		if step == c.step && !c.inside[i] {
+			continue
+		}
+		found = append(found, cmd.Span)
+	}
+	if len(found) != 1 {
+		return syntax.Span{}, false
+	}
+	return c.d.span(step, found[0].Start, min(found[0].End, to)), true
+}

@@ -1,0 +1,33 @@
+package diagnose
+
+import (
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// oneLine makes a message of s: one line of valid UTF-8 with at most MaxMessage
+// bytes, without control and format characters and without escape sequences' bytes.
+func oneLine(s string) string {
+	s = s[:min(len(s), 4*MaxMessage)]
+	s = strings.Map(func(r rune) rune {
+		switch {
+		case r == utf8.RuneError:
+			return '\uFFFD'
+		case unicode.IsSpace(r):
+			return ' '
+		case unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp, unicode.Co, unicode.Cs):
+			return -1
+		}
+		return r
+	}, s)
+	s = strings.Join(strings.Fields(s), " ")
+	if len(s) <= MaxMessage {
+		return s
+	}
+	end := MaxMessage - len("…")
+	for end > 0 && !utf8.RuneStart(s[end]) {
+		end--
+	}
+	return s[:end] + "…"
+}

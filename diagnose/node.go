@@ -1,0 +1,91 @@
+package diagnose
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+)
+
+var (
+	nodeHead  = regexp.MustCompile(`^((?:file://)?(?:/[^:]*/)?\[(?:eval|stdin)\d*\]|(?:file://)?/[^:]+|node:[\w/.:-]+|evalmachine\.<anonymous>|<anonymous_script>):(\d+)$`)
+	nodeStack = regexp.MustCompile(`^\s+at (?:.*\()?((?:file://)?[^()\s][^()]*?):(\d+):(\d+)\)?(?: \{)?$`)
+	nodeError = regexp.MustCompile(`^(?:Uncaught )?(?:[A-Z]\w*(?:Error|Exception|Warning|Rejection)\b|Error\b)`)
+)
+
+// nodeLookahead bounds the lines between node's head and its stack.
+const nodeLookahead = 40
+
+// scanNode reads what node prints of an error that nobody caught: its place with
+// the line of source and a caret, the error, and its stack, innermost first
+// (V8's stack trace API). A stack without the place is what a program printed itself.
+func scanNode(c *search, ls []string, i int) (report, int, bool) {
+	r := report{tool: "node"}
+	var head *frame
+	if m := nodeHead.FindStringSubmatch(ls[i]); m != nil {
+		f := frame{name: m[1], line: number(m[2]), mark: -1}
+		f.from = nodeSource(m[1])
+		f.quoteOf(at(ls, i+1), at(ls, i+2))
+		head = &f
+		i += 2
+		if strings.Contains(at(ls, i), "^") {
+			i++
+		}
+		for at(ls, i) == "" && i < len(ls) {
+			i++
+		}
+	} else if !nodeError.MatchString(ls[i]) || !nodeStackNear(ls, i+1) {
+		return report{}, 0, false
+	}
+	r.message = at(ls, i)
+	end := min(len(ls), i+nodeLookahead)
+	for i++; i < end && !nodeStack.MatchString(ls[i]); i++ {
+		if ls[i] == "" {
+			end = i
+		}
+	}
+	for ; i < len(ls) && strings.HasPrefix(strings.TrimLeft(ls[i], " "), "at "); i++ {
+		m := nodeStack.FindStringSubmatch(ls[i])
+		if m == nil || nodeSource(m[1]) == data {
+			continue
+		}
+		f := frame{from: nodeSource(m[1]), name: m[1], line: number(m[2]), column: number(m[3]), mark: -1}
+		if head != nil && head.name == f.name && head.line == f.line {
+			f.quote, f.mark, f.markEnd = head.quote, head.mark, head.markEnd
+			if f.markEnd <= f.mark+1 {
+				f.mark = -1 // a caret at the statement; the stack's column says more
+			}
+		}
+		r.frames = append(r.frames, f)
+	}
+	slices.Reverse(r.frames)
+	if head != nil && head.from != data {
+		r.earlier = []frame{*head}
+		if strings.HasPrefix(r.message, "SyntaxError") && !slices.ContainsFunc(r.frames, func(f frame) bool { return f.name == head.name }) {
+			r.frames = append(r.frames, *head) // code that was never run is in no stack
+		}
+	}
+	r.whole = head != nil || c.runs("node", "nodejs")
+	return r, i, r.message != ""
+}
+
+func nodeStackNear(ls []string, i int) bool {
+	for end := min(len(ls), i+8); i < end; i++ {
+		if nodeStack.MatchString(ls[i]) {
+			return true
+		}
+	}
+	return false
+}
+
+// nodeSource says where the code is that node names; data for what is nobody's text.
+func nodeSource(name string) source {
+	switch {
+	case strings.HasSuffix(name, "]") && strings.Contains(name, "[eval"):
+		return argument
+	case strings.HasSuffix(name, "]") && strings.Contains(name, "[stdin"):
+		return input
+	case strings.HasPrefix(name, "node:"), strings.HasPrefix(name, "<"), strings.HasPrefix(name, "evalmachine"), strings.Contains(name, "-wrapper"):
+		return data
+	}
+	return file
+}

@@ -1,0 +1,123 @@
+package diagnose
+
+import (
+	"regexp"
+	"strings"
+)
+
+var (
+	pyFrame = regexp.MustCompile(`^( *)File "(.*?)", line (\d+)`)
+	pyError = regexp.MustCompile(`^[A-Za-z_][\w.]*(: .*|:)?$`)
+	pyGroup = regexp.MustCompile(`^ +[|+](-\+-+| |$)`) // the left edge of an exception group
+)
+
+const (
+	pyTraceback = "Traceback (most recent call last):"
+	pyDuring    = "During handling of the above exception, another exception occurred:"
+	pyCause     = "The above exception was the direct cause of the following exception:"
+	pyLookahead = 40 // lines of one message that are passed over to find the next exception
+)
+
+// scanPython reads a traceback (Python's library reference, module traceback) with
+// the exceptions that led to it, or a syntax error, which has a place and no
+// traceback.
+func scanPython(_ *search, ls []string, i int) (report, int, bool) {
+	first := pyText(ls[i])
+	if !strings.HasSuffix(first, pyTraceback) && !pyFrame.MatchString(first) {
+		return report{}, 0, false
+	}
+	r := report{tool: "python"}
+	for {
+		if strings.HasSuffix(pyText(ls[i]), pyTraceback) {
+			i++
+		}
+		frames, message, next := pyBlock(ls, i)
+		if len(r.frames) > 0 {
+			r.earlier = append(r.earlier, r.frames...)
+			r.earlier = r.earlier[max(0, len(r.earlier)-4*MaxFrames):]
+		}
+		r.frames, i = frames, next
+		if message != "" {
+			r.message = message
+		}
+		chained, ok := pyChained(ls, i)
+		if !ok {
+			break
+		}
+		i = chained
+	}
+	r.whole = len(r.frames) > 0 && r.message != ""
+	return r, i, r.message != ""
+}
+
+// pyText returns a line without the left edge that exception groups have.
+func pyText(line string) string {
+	if m := pyGroup.FindString(line); m != "" {
+		return line[len(m):]
+	}
+	return line
+}
+
+// pyBlock reads the frames from line i on, and the message below them.
+func pyBlock(ls []string, i int) (frames []frame, message string, next int) {
+	for i < len(ls) {
+		line := pyText(ls[i])
+		m := pyFrame.FindStringSubmatch(line)
+		if m == nil {
+			if strings.HasPrefix(line, "  ") && len(frames) > 0 { // [Previous line repeated 9 more times]
+				i++
+				continue
+			}
+			if pyError.MatchString(line) {
+				return frames, line, i + 1
+			}
+			return frames, "", i
+		}
+		f := frame{from: pySource(m[2]), name: m[2], line: number(m[3]), mark: -1}
+		i++
+		indent := m[1] + "  "
+		for first := true; i < len(ls); i, first = i+1, false {
+			line := pyText(ls[i])
+			if !strings.HasPrefix(line, indent) || pyFrame.MatchString(line) {
+				break
+			}
+			if first {
+				f.quoteOf(line, pyText(at(ls, i+1)))
+			}
+		}
+		if f.from != data {
+			frames = append(frames, f)
+		}
+	}
+	return frames, "", i
+}
+
+// pySource says where the code is that Python names; data for what is nobody's text.
+func pySource(name string) source {
+	switch {
+	case name == "<string>":
+		return argument
+	case name == "<stdin>":
+		return input
+	case strings.HasPrefix(name, "<"):
+		return data
+	}
+	return file
+}
+
+// pyChained returns where the frames of the next exception begin, if that one came
+// of the exception whose message ends before line i.
+func pyChained(ls []string, i int) (int, bool) {
+	for end := min(len(ls), i+pyLookahead); i < end; i++ {
+		line := strings.TrimSpace(pyText(ls[i]))
+		if line == pyDuring || line == pyCause {
+			for i++; i < len(ls) && strings.TrimSpace(pyText(ls[i])) == ""; i++ {
+			}
+			return i, i < len(ls) && (strings.HasSuffix(pyText(ls[i]), pyTraceback) || pyFrame.MatchString(pyText(ls[i])))
+		}
+		if strings.HasSuffix(line, pyTraceback) {
+			break
+		}
+	}
+	return 0, false
+}

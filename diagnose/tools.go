@@ -1,0 +1,256 @@
+package diagnose
+
+import (
+	"regexp"
+	"strings"
+)
+
+var (
+	jqCompile = regexp.MustCompile(`^jq: error: (.*?) at <(?:top-level|unknown)>(?:, line (\d+)(?:, column (\d+))?)?:?$`)
+	jqRun     = regexp.MustCompile(`^jq: error \(at [^)]*\)(?: \(not a string\))?:? (.*)$`)
+	jqInput   = regexp.MustCompile(`^(?:jq: )?(?:parse error|error \(at [^)]*\)): (.*) at line (\d+), column (\d+)$`)
+	jqName    = regexp.MustCompile(`^([\w:$]+)(?:/\d+)? is not defined`)
+
+	psqlError = regexp.MustCompile(`^(?:psql:(.{1,255}?):(\d+): )?(ERROR|FATAL|PANIC|WARNING|error): +(.*)$`)
+	psqlLine  = regexp.MustCompile(`^LINE (\d+): `)
+
+	sqliteError = regexp.MustCompile(`^(?:Parse error|Runtime error|Error)(?::? (?:near|in) line (\d+))?(?::? (?:in prepare|stepping),?)?:? (.*)$`)
+	sqliteNear  = regexp.MustCompile(`near "(.*)": |no such (?:table|column|function|collation sequence): (\S+)|unrecognized token: "(.*)"|table (\S+) |\bon (\S+)$`)
+
+	awkLine  = regexp.MustCompile(`^(?:\S*/)?(gawk|mawk|nawk|awk|original-awk|busybox): (?:(.{1,255}?): ?)??(?:source )?(?:line )?(\d+): ?(.*)$`)
+	awkPlain = regexp.MustCompile(`^(?:\S*/)?(?:gawk|mawk|nawk|awk|original-awk): (?:fatal: |error: |run time error: )?(.*)$`)
+
+	awkNear  = regexp.MustCompile(`near (\S+)$`)
+	perlName = regexp.MustCompile(`"([$@%&]?[\w:]+)"`)
+	perlAt   = regexp.MustCompile(`^(.*?) at (\S{1,255}) line (\d+)(, near "(.*?)"?|, at EOF|, <.*)?\.?$`)
+	rubyLine = regexp.MustCompile("^([^\\s:][^:]{0,255}):(\\d+): ?(?:in [`'][^']*': )?(.*)$")
+	rubyFrom = regexp.MustCompile(`^\t(?:\s*\d+: )?from ([^\s:][^:]{0,255}):(\d+):`)
+)
+
+// scanJQ reads jq's message about its program, with the line below it (1.6 shows
+// the line, 1.7 and later the column, too), about a value, or about its input.
+func scanJQ(_ *search, ls []string, i int) (report, int, bool) {
+	line := ls[i]
+	if !strings.HasPrefix(line, "jq: ") && !strings.HasPrefix(line, "parse error: ") {
+		return report{}, 0, false
+	}
+	if m := jqCompile.FindStringSubmatch(line); m != nil {
+		f := frame{from: argument, line: max(1, number(m[2])), column: number(m[3]), mark: -1}
+		if next := at(ls, i+1); next != "" && !strings.HasPrefix(next, "jq: ") {
+			f.quoteOf(next, at(ls, i+2))
+			i++
+		}
+		if w := jqName.FindStringSubmatch(m[1]); w != nil {
+			f.words = []string{w[1]}
+		}
+		return report{tool: "jq", message: m[1], frames: []frame{f}, whole: true}, i + 1, true
+	}
+	if m := jqInput.FindStringSubmatch(line); m != nil {
+		f := frame{from: data, line: number(m[2]), mark: -1}
+		return report{tool: "jq", message: m[1], frames: []frame{f}, whole: true}, i + 1, true
+	}
+	if m := jqRun.FindStringSubmatch(line); m != nil {
+		return report{tool: "jq", message: m[1], whole: true}, i + 1, true
+	}
+	return report{}, 0, false
+}
+
+// scanPsql reads PostgreSQL's message with its LINE and caret. LINE counts from the
+// statement's beginning; so what it quotes tells the place when there can be several
+// statements.
+func scanPsql(c *search, ls []string, i int) (report, int, bool) {
+	m := psqlError.FindStringSubmatch(ls[i])
+	if m == nil || (m[1] == "" && !c.runs("psql")) {
+		return report{}, 0, false
+	}
+	r := report{tool: "psql", message: m[4], whole: true}
+	if m[3] == "WARNING" {
+		r.rank = 1
+	}
+	f := frame{from: code, limit: number(m[2]), mark: -1}
+	if m[1] != "" && m[1] != "<stdin>" {
+		f.from, f.name = file, m[1]
+	}
+	head := psqlLine.FindStringSubmatch(at(ls, i+1))
+	if head == nil {
+		f.line = f.limit // where the statement ends
+		if f.line > 0 {
+			r.frames = []frame{f}
+		}
+		return r, i + 1, true
+	}
+	// The prefix takes as many columns in the line as blanks above the caret.
+	f.quoteOf(at(ls, i+1)[len(head[0]):], at(ls, i+2)[min(len(head[0]), len(at(ls, i+2))):])
+	f.trimDots()
+	if f.mark >= 0 {
+		f.markEnd = f.mark + wordLength(f.quote[min(f.mark, len(f.quote)):])
+	}
+	r.frames = []frame{f}
+	return r, i + 3, true
+}
+
+// trimDots takes off the dots by which psql says that it shows a part of a line.
+func (f *frame) trimDots() {
+	if rest, ok := strings.CutPrefix(f.quote, "..."); ok {
+		f.quote, f.mark = rest, max(f.mark-3, -1)
+	}
+	f.quote = strings.TrimSuffix(f.quote, "...")
+}
+
+// wordLength returns how many bytes at the beginning of s are one word, at least 1.
+func wordLength(s string) int {
+	n := 0
+	for n < len(s) && isWordByte(s[n]) {
+		n++
+	}
+	return max(n, 1)
+}
+
+// scanSQLite reads a message of the sqlite3 shell. It shows the statement with its
+// blanks joined, and its line is the one in which the statement begins.
+func scanSQLite(c *search, ls []string, i int) (report, int, bool) {
+	m := sqliteError.FindStringSubmatch(ls[i])
+	if m == nil || !c.runs("sqlite3", "sqlite") {
+		return report{}, 0, false
+	}
+	r := report{tool: "sqlite3", message: m[2], whole: true}
+	f := frame{from: input, line: number(m[1]), loose: true, mark: -1}
+	if f.line == 0 {
+		f.from, f.line = argument, 1
+	}
+	if w := sqliteNear.FindStringSubmatch(m[2]); w != nil {
+		f.words = w[1:]
+	}
+	next := i + 1
+	if quote, carets := at(ls, i+1), at(ls, i+2); strings.HasPrefix(quote, "  ") && strings.Contains(carets, "error here") {
+		column := strings.IndexByte(carets, '^')
+		f.quote = strings.TrimSpace(quote)
+		if column >= 2 {
+			f.mark = column - (len(quote) - len(strings.TrimLeft(quote, " ")))
+		}
+		next = i + 3
+	}
+	if f.mark >= 0 || len(f.words) > 0 || m[1] != "" {
+		r.frames = []frame{f}
+	}
+	return r, next, true
+}
+
+// scanAwk reads a message of mawk ("mawk: line 2: …"), of gawk and busybox
+// ("awk: cmd. line:2: …", with the line of source and a caret below), about code
+// from the command line or from a file.
+func scanAwk(c *search, ls []string, i int) (report, int, bool) {
+	m := awkLine.FindStringSubmatch(ls[i])
+	if m == nil {
+		p := awkPlain.FindStringSubmatch(ls[i])
+		if p == nil {
+			return report{}, 0, false
+		}
+		return report{tool: "awk", message: p[1], whole: true, rank: 1}, i + 1, true
+	}
+	f := frame{from: argument, line: number(m[3]), mark: -1}
+	if name := strings.TrimSpace(m[2]); name != "" && name != "cmd. line" && name != "syntax error at" {
+		f.from, f.name = file, name
+	}
+	r := report{tool: "awk", message: strings.TrimPrefix(m[4], "error: "), whole: f.from == argument}
+	next := i + 1
+	prefix := ls[i][:len(ls[i])-len(m[4])]
+	if below, ok := strings.CutPrefix(at(ls, i+1), prefix); ok {
+		if column := strings.IndexByte(below, '^'); column >= 0 && strings.TrimSpace(below[:column]) == "" {
+			f.quoteOf(m[4], below[:column+1])
+			r.message = strings.TrimLeft(below[column:], "^ ")
+			next++
+		}
+	}
+	if strings.HasPrefix(r.message, "warning: ") {
+		r.rank = 1
+	}
+	if w := awkNear.FindStringSubmatch(r.message); w != nil {
+		f.words = w[1:]
+	}
+	r.frames = []frame{f}
+	return r, next, f.from == argument || c.hasFile(f.name)
+}
+
+// scanPerl reads "message at FILE line N." (perldoc perldiag).
+func scanPerl(c *search, ls []string, i int) (report, int, bool) {
+	if !strings.Contains(ls[i], " line ") {
+		return report{}, 0, false
+	}
+	m := perlAt.FindStringSubmatch(ls[i])
+	if m == nil {
+		return report{}, 0, false
+	}
+	f := frame{from: file, name: m[2], line: number(m[3]), mark: -1}
+	switch {
+	case m[2] == "-e":
+		f.from = argument
+	case m[2] == "-":
+		f.from = input
+	case !c.hasFile(m[2]):
+		return report{}, 0, false
+	}
+	if near := strings.TrimSpace(m[5]); near != "" {
+		f.words = []string{near}
+	} else if w := perlName.FindStringSubmatch(m[1]); w != nil {
+		f.words = w[1:]
+	}
+	r := report{tool: "perl", message: m[1], frames: []frame{f}}
+	if !strings.HasPrefix(m[4], ", <") {
+		r.message += m[4]
+	}
+	if strings.HasPrefix(m[1], "BEGIN failed--") {
+		r.rank = 1
+	}
+	return r, i + 1, true
+}
+
+// scanRuby reads an error of ruby: the innermost place with the message, the line
+// of source (since 3.1), and the places that it was called from.
+func scanRuby(c *search, ls []string, i int) (report, int, bool) {
+	m := rubyLine.FindStringSubmatch(ls[i])
+	if m == nil || !c.isRuby(m[1]) {
+		return report{}, 0, false
+	}
+	f := frame{from: rubySource(m[1]), name: m[1], line: number(m[2]), mark: -1}
+	r := report{tool: "ruby", message: m[3]}
+	i++
+	if strings.Contains(at(ls, i+1), "^") {
+		f.quoteOf(at(ls, i), at(ls, i+1)) // a syntax error
+		i += 2
+	} else if at(ls, i) == "" && strings.Contains(at(ls, i+2), "^") {
+		f.quoteOf(at(ls, i+1), at(ls, i+2))
+		i += 3
+	}
+	var outer []frame
+	for ; i < len(ls); i++ {
+		if m := rubyFrom.FindStringSubmatch(ls[i]); m != nil {
+			outer = append(outer, frame{from: rubySource(m[1]), name: m[1], line: number(m[2]), mark: -1})
+		} else if !strings.HasPrefix(ls[i], "\t") {
+			break
+		}
+	}
+	for n := len(outer) - 1; n >= 0; n-- {
+		r.frames = append(r.frames, outer[n])
+	}
+	r.frames = append(r.frames, f)
+	return r, i, true
+}
+
+func (c *search) isRuby(name string) bool {
+	switch rubySource(name) {
+	case argument, input:
+		return c.runs("ruby")
+	}
+	return strings.HasSuffix(name, ".rb") || (c.runs("ruby") && c.hasFile(name))
+}
+
+func rubySource(name string) source {
+	switch name {
+	case "-e":
+		return argument
+	case "-":
+		return input
+	}
+	return file
+}
