@@ -1075,6 +1075,8 @@ type ShellRecord struct {
 	ID int64 `json:"id"`
 	// The record of the command that it ran in; -1: none.
 	Parent int64 `json:"parent"`
+	// The id of its Site.
+	Site int64 `json:"site"`
 	// The command of the script that it is; -1: none of it (eval, source, an alias).
 	Command int64 `json:"command"`
 	// As in Command.
@@ -1103,16 +1105,25 @@ type ShellRecord struct {
 	Stdout *ShellRange `json:"stdout,omitempty"`
 	// Its part of the step's standard error; absent: not known.
 	Stderr *ShellRange `json:"stderr,omitempty"`
-	// What is special: async, replaced the shell, never returned.
-	Note string `json:"note,omitempty"`
+	// What is special: async (with &), pipeIn and pipeOut (a stage of a pipeline), left (it
+	// did not return: exit, set -e), program (its shell became the program), substituted
+	// (inside $(…)), signaled (a signal ended it), negated (with !), unfinished (nobody saw
+	// its end).
+	Flags []string `json:"flags,omitzero"`
 }
 
 // ShellSite: All runs of one command together.
 type ShellSite struct {
+	// Numbers the sites of a step.
+	ID int64 `json:"id"`
+	// As in Command.
+	Kind string `json:"kind"`
 	// As in Record.
 	Command int64 `json:"command"`
 	// As in Record.
 	Text string `json:"text"`
+	// The text is not all.
+	Cut bool `json:"cut,omitempty"`
 	// As in Record.
 	Line int64 `json:"line"`
 	// How often it ran.
