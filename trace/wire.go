@@ -1,0 +1,137 @@
+package trace
+
+import (
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/syntax"
+	"turnstone.dev/turnstone/wire"
+)
+
+// flagNames are Flags as the wire names them. Exited is the presence of an exit code.
+var flagNames = []struct {
+	name string
+	of   func(*Flags) *bool
+}{
+	{"async", func(f *Flags) *bool { return &f.Async }},
+	{"pipeIn", func(f *Flags) *bool { return &f.PipeIn }},
+	{"pipeOut", func(f *Flags) *bool { return &f.PipeOut }},
+	{"left", func(f *Flags) *bool { return &f.Left }},
+	{"program", func(f *Flags) *bool { return &f.Program }},
+	{"substituted", func(f *Flags) *bool { return &f.Substituted }},
+	{"signaled", func(f *Flags) *bool { return &f.Signaled }},
+	{"negated", func(f *Flags) *bool { return &f.Negated }},
+	{"unfinished", func(f *Flags) *bool { return &f.Unfinished }},
+}
+
+// ToWire returns r as it crosses the wire. script, which may be nil, gives a
+// resolved record its language, span and stage.
+func (r *Record) ToWire(script *syntax.Script) wire.ShellRecord {
+	w := wire.ShellRecord{ID: int64(r.ID), Parent: int64(r.Parent), Site: int64(r.Site), Command: -1, Kind: string(r.Kind),
+		Language: "bash", Text: r.Words, Line: int64(r.Line), PID: int64(r.Pid), Start: int64(r.Start), Duration: int64(r.Duration)}
+	if script != nil && r.Command >= 0 && r.Command < len(script.Commands) {
+		c := &script.Commands[r.Command]
+		w.Command, w.Language, w.Stage = int64(r.Command), c.Language, int64(c.Stage)
+		span := SpanToWire(c.Span)
+		w.Span = &span
+	}
+	if r.Flags.Exited {
+		code := int64(r.Exit)
+		w.ExitCode = &code
+	}
+	for _, f := range flagNames {
+		if *f.of(&r.Flags) {
+			w.Flags = append(w.Flags, f.name)
+		}
+	}
+	w.Stdout, w.Stderr = r.Stdout.toWire(), r.Stderr.toWire()
+	if r.Stdin.Source != "" {
+		w.Stdin = &wire.ShellStdin{Kind: wire.ShellStdinKind(r.Stdin.Source), Data: r.Stdin.Bytes, Digest: string(r.Stdin.Digest)}
+		if r.Stdin.Size > 0 {
+			w.Stdin.Size = r.Stdin.Size
+		}
+	}
+	return w
+}
+
+func (r Range) toWire() *wire.ShellRange {
+	if !r.Known {
+		return nil
+	}
+	return &wire.ShellRange{From: r.Start, To: r.End}
+}
+
+// SpanToWire returns s as it crosses the wire.
+func SpanToWire(s syntax.Span) wire.ShellSpan {
+	return wire.ShellSpan{Start: int64(s.Start), End: int64(s.End), Line: int64(s.Line), Column: int64(s.Column),
+		EndLine: int64(s.EndLine), EndColumn: int64(s.EndColumn)}
+}
+
+// ToWire returns s as it crosses the wire.
+func (s *Site) ToWire() wire.ShellSite {
+	return wire.ShellSite{ID: int64(s.ID), Kind: string(s.Kind), Command: int64(s.Command), Text: s.Words, Cut: s.Cut, Line: int64(s.Line),
+		Count: s.Count, Failures: s.Failures, Duration: int64(s.Time)}
+}
+
+// FromWire returns the report that a sandbox sent, unresolved, for a caller that
+// has parsed the script itself. What came is hostile: numbers that cannot be are
+// left out, and Resolve checks what it uses.
+func FromWire(records []wire.ShellRecord, end *wire.ShellFinishedEvent) *Report {
+	rep := &Report{Commands: end.Count, Dropped: end.Dropped, Untraced: end.Untraced}
+	for i := range records {
+		if len(rep.Records) == MaxRecords {
+			break
+		}
+		if r, ok := recordFromWire(&records[i]); ok {
+			rep.Records = append(rep.Records, r)
+		}
+	}
+	for i := range end.Sites {
+		w := &end.Sites[i]
+		if len(rep.Sites) == MaxSites {
+			break
+		}
+		rep.Sites = append(rep.Sites, Site{ID: int(w.ID), Kind: syntax.Kind(w.Kind), Line: int(w.Line), Words: cut(w.Text),
+			Cut: w.Cut, Command: -1, Count: w.Count, Failures: w.Failures, Time: time.Duration(w.Duration)})
+	}
+	return rep
+}
+
+func recordFromWire(w *wire.ShellRecord) (Record, bool) {
+	r := Record{ID: int(w.ID), Parent: int(w.Parent), Site: int(w.Site), Command: -1, Kind: syntax.Kind(w.Kind), Line: int(w.Line),
+		Words: cut(w.Text), Pid: int(w.PID), Start: time.Duration(w.Start), Duration: time.Duration(w.Duration)}
+	if w.ID < 0 || w.ID >= MaxRecords || w.Parent >= w.ID || w.Parent < -1 || w.Site < 0 || w.Site >= MaxSites ||
+		w.Line < 0 || w.Line > 1<<31 || w.Start < 0 || w.Duration < 0 {
+		return r, false
+	}
+	if w.ExitCode != nil {
+		r.Exit, r.Flags.Exited = int(*w.ExitCode&0xff), true
+	}
+	for _, f := range flagNames {
+		for _, name := range w.Flags {
+			if name == f.name {
+				*f.of(&r.Flags) = true
+			}
+		}
+	}
+	r.Stdout, r.Stderr = rangeFromWire(w.Stdout), rangeFromWire(w.Stderr)
+	if s := w.Stdin; s != nil {
+		r.Stdin = Stdin{Source: Source(s.Kind), Size: s.Size, Bytes: s.Data}
+		if d, err := turnstone.ParseDigest(s.Digest); err == nil {
+			r.Stdin.Digest = d
+		}
+		if len(r.Stdin.Bytes) > ShownInput {
+			r.Stdin.Bytes = nil
+		}
+	}
+	return r, true
+}
+
+func rangeFromWire(w *wire.ShellRange) Range {
+	if w == nil || w.From < 0 || w.To < w.From {
+		return Range{}
+	}
+	return Range{Start: w.From, End: w.To, Known: true}
+}
+
+func cut(s string) string { return s[:min(len(s), MaxText)] }
