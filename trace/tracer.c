@@ -1,3 +1,5 @@
+//go:build ignore
+
 // The tracer's half that lives inside a step's bash. It is preloaded, finds the one function of
 // bash that runs every command, and notes into shared memory what ran, when and how it ended.
 //
@@ -166,13 +168,13 @@ static long sys(long n, long a, long b, long c, long d, long e, long f)
 	__asm__ volatile("syscall" : "=a"(r) : "a"(n), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9) : "rcx", "r11", "memory");
 	return r;
 }
-enum { n_read = 0, n_close = 3, n_stat = 4, n_fstat = 5, n_lseek = 8, n_mmap = 9, n_mprotect = 10, n_munmap = 11, n_ioctl = 16,
+enum { n_read = 0, n_open = 2, n_close = 3, n_brk = 12, n_stat = 4, n_fstat = 5, n_lseek = 8, n_mmap = 9, n_mprotect = 10, n_munmap = 11, n_ioctl = 16,
 	n_pread = 17, n_yield = 24, n_getpid = 39, n_fork = 57, n_execve = 59, n_wait4 = 61, n_getcwd = 79,
 	n_prctl = 157, n_clock = 228, n_exit_group = 231, n_tee = 276, n_pipe2 = 293 };
 #define SUPPORTED 1
 #else
 static long sys(long n, long a, long b, long c, long d, long e, long f) { return -38; }
-enum { n_read, n_close, n_stat, n_fstat, n_lseek, n_mmap, n_mprotect, n_munmap, n_ioctl, n_pread, n_yield, n_getpid, n_fork,
+enum { n_read, n_open, n_close, n_brk, n_stat, n_fstat, n_lseek, n_mmap, n_mprotect, n_munmap, n_ioctl, n_pread, n_yield, n_getpid, n_fork,
 	n_execve, n_wait4, n_getcwd, n_prctl, n_clock, n_exit_group, n_tee, n_pipe2 };
 #define SUPPORTED 0
 #endif
@@ -387,19 +389,27 @@ static void keep_text(struct record *r, redirect_t *d)
 	word_t *w = d->redirectee.word;
 	if (!w || !w->word)
 		return;
-	int string = d->instruction == r_herestring, literal = !string && (w->flags & W_QUOTED);
+	const char *s = w->word;
 	size_t n = 0;
-	for (; w->word[n]; n++) {
-		char c = w->word[n];
-		if (n >= INPUT - 1 || c == 1 || c == 127)
+	int string = d->instruction == r_herestring, literal = !string && (w->flags & W_QUOTED);
+	while (s[n])
+		if (++n > INPUT - 2)
 			return;
-		if (!literal && (c == '$' || c == '`' || c == '\\' || (string && (c == '\'' || c == '"' || c == '~'))))
+	if (string && n > 1 && (s[0] == '\'' || s[0] == '"') && s[n - 1] == s[0]) { // quoted as a whole
+		literal = s[0] == '\'';
+		s++, n -= 2;
+	}
+	for (size_t i = 0; i < n; i++) {
+		char c = s[i];
+		if (c == 1 || c == 127 || (string && (c == '\'' || c == '"' || (c == '~' && s == w->word))))
+			return;
+		if (!literal && (c == '$' || c == '`' || c == '\\'))
 			return;
 	}
 	uint32_t at = room(n + (size_t)string);
 	if (at == ~0u)
 		return;
-	copy(mem->aux + at, w->word, n);
+	copy(mem->aux + at, s, n);
 	if (string)
 		mem->aux[at + n] = '\n';
 	r->in_off = at, r->in_len = (uint32_t)n + (uint32_t)string, r->in_size = r->in_len, r->in_known = 1;
@@ -900,6 +910,40 @@ static struct shared *attach(int fd)
 	return m;
 }
 
+// end_environment sets where /proc/self/environ ends. Where the kernel does not allow it, zeros stay at its end.
+static void end_environment(uint64_t end)
+{
+	if (sys(n_prctl, 35, 11, (long)end, 0, 0, 0) == 0) // PR_SET_MM, PR_SET_MM_ENV_END: with CAP_SYS_RESOURCE
+		return;
+	struct { // prctl_mm_map, which needs no privilege but asks for all of it: see proc_pid_stat(5), fields 26 to 51
+		uint64_t start_code, end_code, start_data, end_data, start_brk, brk, start_stack, arg_start, arg_end, env_start, env_end, auxv;
+		uint32_t auxv_size, exe_fd;
+	} m = { 0 };
+	char text[1024];
+	uint64_t field[64] = { 0 };
+	long fd = sys(n_open, (long)"/proc/self/stat", 02000000, 0, 0, 0, 0), n;
+	if (fd < 0)
+		return;
+	n = sys(n_read, fd, (long)text, sizeof text, 0, 0, 0);
+	sys(n_close, fd, 0, 0, 0, 0, 0);
+	long at = n;
+	while (at > 0 && text[at - 1] != ')')
+		at--;
+	int i = 2;
+	for (; at > 0 && at < n && i < 63; at++) {
+		if (text[at] == ' ')
+			i++;
+		else if (text[at] >= '0' && text[at] <= '9')
+			field[i] = field[i] * 10 + (uint64_t)(text[at] - '0');
+	}
+	if (i < 51 || !field[51])
+		return;
+	m.start_code = field[26], m.end_code = field[27], m.start_stack = field[28], m.start_data = field[45], m.end_data = field[46];
+	m.start_brk = field[47], m.brk = (uint64_t)sys(n_brk, 0, 0, 0, 0, 0, 0), m.arg_start = field[48], m.arg_end = field[49];
+	m.env_start = field[50], m.env_end = end, m.exe_fd = ~0u;
+	sys(n_prctl, 35, 14, (long)&m, sizeof m, 0, 0); // PR_SET_MM_MAP
+}
+
 // hide takes this library out of the environment, and returns the descriptor that it came from or -1. The entry is the
 // last one: "LD_PRELOAD=/proc/self/fd/3", and after a colon what the session itself preloads.
 static int hide(char **env)
@@ -931,7 +975,7 @@ static int hide(char **env)
 	char *end = s + to;
 	for (size_t i = to; i <= at; i++)
 		((volatile char *)s)[i] = 0;
-	sys(n_prctl, 35, 11, (long)end, 0, 0, 0); // the end of /proc/self/environ; only root may, else it ends in zeros
+	end_environment((uint64_t)(uintptr_t)end);
 	return fd;
 }
 

@@ -1,0 +1,170 @@
+package trace
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// A result is what one run of a script came to.
+type result struct {
+	stdout, stderr string
+	exit           int
+	report         *Report
+	live           []Record
+}
+
+func newTracer(t testing.TB) *Tracer {
+	t.Helper()
+	tr, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(tr.Close)
+	return tr
+}
+
+// baseEnv is the environment of steps in tests.
+func baseEnv(dir string) []string {
+	return []string{"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=" + dir, "TMPDIR=" + dir, "LC_ALL=C", "TERM=dumb"}
+}
+
+// runScript runs bash on a file in dir, traced if tr is not nil.
+func runScript(t testing.TB, tr *Tracer, dir string, env []string, argv ...string) result {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "/bin/bash", argv...)
+	cmd.Dir, cmd.Env = dir, env
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	var rec *Recorder
+	if tr != nil {
+		var err error
+		if rec, err = tr.Record(env); err != nil {
+			t.Fatal(err)
+		}
+		cmd.Env, cmd.ExtraFiles = rec.Env(), rec.Files()
+	}
+	var pipes [2]*os.File
+	var ends [2]*os.File
+	for i := range pipes {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		pipes[i], ends[i] = r, w
+	}
+	cmd.Stdout, cmd.Stderr = ends[0], ends[1]
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if rec != nil {
+		rec.Started(cmd.Process.Pid)
+	}
+	ends[0].Close()
+	ends[1].Close()
+	var wg sync.WaitGroup
+	var out [2]bytes.Buffer
+	for i := range pipes {
+		wg.Go(func() { pump(&out[i], pipes[i], rec, i+1) })
+	}
+	err := cmd.Wait()
+	var ee *exec.ExitError
+	if err != nil && !errors.As(err, &ee) {
+		t.Fatal(err)
+	}
+	for _, p := range pipes { // background jobs may hold the pipes: they are given a moment
+		_ = p.SetReadDeadline(time.Now().Add(2 * time.Second))
+	}
+	wg.Wait()
+	pipes[0].Close()
+	pipes[1].Close()
+	res := result{stdout: out[0].String(), stderr: out[1].String(), exit: cmd.ProcessState.ExitCode()}
+	if ws := cmd.ProcessState.Sys().(syscall.WaitStatus); ws.Signaled() {
+		res.exit = 128 + int(ws.Signal())
+	}
+	if rec != nil {
+		res.live = rec.Drain()
+		res.report = rec.Finish(res.exit)
+	}
+	return res
+}
+
+// pump reads a stream as the agent does: the recorder is told around each read that does not block.
+func pump(to *bytes.Buffer, from *os.File, rec *Recorder, stream int) {
+	rc, err := from.SyscallConn()
+	if err != nil {
+		return
+	}
+	buf := make([]byte, 64<<10)
+	for {
+		n, rerr := 0, error(nil)
+		err := rc.Read(func(fd uintptr) bool {
+			if rec != nil {
+				rec.Reading(stream)
+			}
+			n, rerr = syscall.Read(int(fd), buf)
+			if rec != nil {
+				rec.Read(stream, max(0, n))
+			}
+			return rerr != syscall.EAGAIN
+		})
+		if n > 0 {
+			to.Write(buf[:n])
+		}
+		if err != nil || n <= 0 {
+			return
+		}
+	}
+}
+
+// traced runs a script's text and fails if it was not traced.
+func traced(t testing.TB, script string) result {
+	t.Helper()
+	res := tracedAnyhow(t, script)
+	if res.report.Untraced != "" {
+		t.Fatalf("untraced: %s\n%s", res.report.Untraced, res.stderr)
+	}
+	return res
+}
+
+func tracedAnyhow(t testing.TB, script string) result {
+	t.Helper()
+	dir := t.TempDir()
+	path := filepath.Join(dir, "step.sh")
+	if err := os.WriteFile(path, []byte(script), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return runScript(t, newTracer(t), dir, baseEnv(dir), path)
+}
+
+// find returns the records whose words begin with prefix.
+func (res result) find(prefix string) []Record {
+	var out []Record
+	for _, r := range res.report.Records {
+		if strings.HasPrefix(r.Words, prefix) {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+func (res result) one(t testing.TB, prefix string) Record {
+	t.Helper()
+	got := res.find(prefix)
+	if len(got) != 1 {
+		t.Fatalf("%d records of %q in %+v", len(got), prefix, res.report.Records)
+	}
+	return got[0]
+}
+
+var _ io.Writer = (*bytes.Buffer)(nil)

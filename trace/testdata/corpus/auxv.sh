@@ -1,0 +1,1 @@
+wc -c < /proc/$$/auxv

@@ -1,0 +1,2 @@
+trap 'wait; echo trapped' EXIT; (sleep 0.05; echo bg) &
+exit 3

@@ -1,0 +1,2 @@
+trap 'echo "$BASH_COMMAND"' EXIT
+echo "$BASH_COMMAND"

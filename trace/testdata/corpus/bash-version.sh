@@ -1,0 +1,1 @@
+echo $BASH_VERSION "${BASH_VERSINFO[0]}" $MACHTYPE; bash --version | head -1

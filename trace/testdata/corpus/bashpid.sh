@@ -1,0 +1,1 @@
+[[ $$ == $BASHPID ]] && echo same; ( [[ $$ != $BASHPID ]] && echo differs ); echo $BASH_SUBSHELL $SHLVL $PPID | wc -w

@@ -1,0 +1,5 @@
+f() { caller; caller 0; caller 1; }
+g() {
+f
+}
+g; caller; echo $?

@@ -1,0 +1,1 @@
+mkdir gone; cd gone; rmdir ../gone; pwd | sed 's,.*/,,'; ls; cd .; echo $?

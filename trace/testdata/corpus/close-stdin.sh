@@ -1,0 +1,1 @@
+exec 0<&-; read x; echo $?; cat; echo $?

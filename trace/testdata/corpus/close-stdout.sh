@@ -1,0 +1,1 @@
+exec 1>&-; echo a; echo "rc $?" >&2; ls; echo "rc $?" >&2

@@ -1,0 +1,1 @@
+tr '\0' ' ' < /proc/$$/cmdline | sed 's,/[^ ]*/,,g'

@@ -1,0 +1,1 @@
+compgen -v | grep -c . ; compgen -b | head -3; compgen -A function; compgen -e

@@ -1,0 +1,1 @@
+echo $(echo $(echo $(echo deep))) "$(case x in x) echo esac;; esac)"

@@ -1,0 +1,1 @@
+f() { :; }; g() { :; }; declare -F; declare -f f; typeset -f g

@@ -1,0 +1,1 @@
+sleep 0.1 & disown; jobs; echo ok

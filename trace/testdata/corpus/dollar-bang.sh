@@ -1,0 +1,1 @@
+echo "[$!]"; : & wait; [[ -n $! ]] && echo set

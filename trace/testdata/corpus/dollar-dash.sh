@@ -1,0 +1,1 @@
+echo $-; set -f; echo $- *; set +f

@@ -1,0 +1,1 @@
+touch .h v; echo *; shopt -s dotglob; echo *; GLOBIGNORE=v; echo *

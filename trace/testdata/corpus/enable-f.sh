@@ -1,0 +1,1 @@
+enable -f /nonexistent x; echo $?; enable -a | head -2; enable -s | wc -l

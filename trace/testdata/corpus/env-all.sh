@@ -1,0 +1,1 @@
+export FOO=bar; env -0 | tr '\0' '\n' | sort

@@ -1,0 +1,1 @@
+sh -c 'tr "\0" "\n" < /proc/$$/environ | sort'

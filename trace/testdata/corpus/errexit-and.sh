@@ -1,0 +1,1 @@
+set -e; false && true; echo a; true && false; echo never

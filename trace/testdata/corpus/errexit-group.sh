@@ -1,0 +1,1 @@
+set -e; { false; echo a; } || echo b; (set +e; false; echo c); { true; false; }; echo never

@@ -1,0 +1,2 @@
+shopt -s execfail
+exec /nonexistent/program; echo "rc $?"

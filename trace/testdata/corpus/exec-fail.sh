@@ -1,0 +1,2 @@
+exec /nonexistent/program
+echo never

@@ -1,0 +1,2 @@
+echo before; exec echo replaced by "$0"
+echo never

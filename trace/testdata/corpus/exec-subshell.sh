@@ -1,0 +1,1 @@
+(exec echo sub); echo after

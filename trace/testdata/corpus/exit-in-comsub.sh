@@ -1,0 +1,1 @@
+x=$(exit 5; echo no); echo $? "[$x]"

@@ -1,0 +1,1 @@
+f() { g; echo no; }; g() { exit 6; }; f; echo never

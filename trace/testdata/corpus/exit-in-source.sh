@@ -1,0 +1,1 @@
+echo 'exit 12' > s; . ./s; echo never

@@ -1,0 +1,1 @@
+echo a; exit 7; echo b

@@ -1,0 +1,1 @@
+echo ${x:?message}; echo never

@@ -1,0 +1,1 @@
+export -p; readonly -p | head -2

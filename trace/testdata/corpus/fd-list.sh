@@ -1,0 +1,1 @@
+ls /proc/self/fd; for f in /proc/$$/fd/*; do echo ${f##*/}; done

@@ -1,0 +1,1 @@
+echo x > /dev/full; echo $?; printf 'y' > /dev/full; echo $?; cat <<<a > /dev/full; echo $?

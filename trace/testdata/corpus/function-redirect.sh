@@ -1,0 +1,2 @@
+f() { cat; echo err >&2; } <<<"in function" 2>&1
+f; f > out; cat out

@@ -1,0 +1,1 @@
+{ echo a; echo b; } | cat; { echo c; } > f; cat f; { { { echo d; }; }; }; { exit 3; }; echo never

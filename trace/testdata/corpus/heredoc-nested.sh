@@ -1,0 +1,8 @@
+cat <<A; cat <<B
+a $(cat <<C
+c
+C
+)
+A
+b
+B

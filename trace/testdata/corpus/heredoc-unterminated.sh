@@ -1,0 +1,2 @@
+cat <<E
+never ends

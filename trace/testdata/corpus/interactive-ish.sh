@@ -1,0 +1,1 @@
+bash -i -c 'echo inter' 2>/dev/null </dev/null; echo $?

@@ -1,0 +1,3 @@
+set -m
+sleep 0.1 & fg %1
+(exit 3) & wait $!; echo $?

@@ -1,0 +1,1 @@
+sleep 5 & kill -9 $!; wait $!; echo $?

@@ -1,0 +1,1 @@
+echo a; kill -9 $$; echo b

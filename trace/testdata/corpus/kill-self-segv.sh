@@ -1,0 +1,1 @@
+echo a; kill -SEGV $$; echo b

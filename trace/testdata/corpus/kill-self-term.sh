@@ -1,0 +1,1 @@
+echo a; kill -TERM $$; echo b

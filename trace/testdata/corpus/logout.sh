@@ -1,0 +1,1 @@
+logout; echo $?; suspend 2>/dev/null; echo $?

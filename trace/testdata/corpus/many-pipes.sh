@@ -1,0 +1,1 @@
+echo start | cat | cat | cat | cat | cat | cat | cat | cat | cat | tr a-z A-Z

@@ -1,0 +1,1 @@
+for i in {1..60}; do (exit $((i%3))); done; echo $?

@@ -1,0 +1,1 @@
+! true; echo $?; ! false; echo $?; ! true | false; echo $?; ! (exit 3); echo $?; ! ! true; echo $?

@@ -1,0 +1,1 @@
+echo "$(echo "$(echo "a b" | sed "s/a/'x'/")")" "${x:-"${y:-"deep"}"}"

@@ -1,0 +1,1 @@
+set -f; x='*'; echo $x; eval 'echo $x'; set -- *; echo $1

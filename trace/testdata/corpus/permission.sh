@@ -1,0 +1,1 @@
+touch noexec; ./noexec; echo $?; ./; echo $?; mkdir dd; ./dd; echo $?

@@ -1,0 +1,1 @@
+sh -c 'kill -INT $$' | cat; echo "${PIPESTATUS[0]}"

@@ -1,0 +1,1 @@
+echo "a'b" 'c"d' $'e\tf' a\ b "$(echo "x \"y\"")" \\

@@ -1,0 +1,1 @@
+RANDOM=5; echo $RANDOM $RANDOM

@@ -1,0 +1,1 @@
+FUNCNEST=20; f() { f; }; f; echo "rc $?"

@@ -1,0 +1,1 @@
+set -r; cd /; echo $?; echo x > file; echo $?

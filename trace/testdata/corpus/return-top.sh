@@ -1,0 +1,1 @@
+return 3; echo "rc $?"

@@ -1,0 +1,4 @@
+set -e
+f() { false; echo in; }
+f
+echo out

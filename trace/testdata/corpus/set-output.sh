@@ -1,0 +1,1 @@
+x=1; set | grep -v '^BASHPID\|^PPID\|^RANDOM\|^SRANDOM\|^EPOCH\|^SECONDS\|^BASH_VERSINFO\|^_='

@@ -1,0 +1,1 @@
+PS4='+${LINENO}: '; set -x; echo a; (echo b); { set +x; } 2>/dev/null; echo quiet

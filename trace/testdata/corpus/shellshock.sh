@@ -1,0 +1,1 @@
+export x='() { :;}; echo bad'; bash -c 'echo ok'

@@ -1,0 +1,2 @@
+echo 'echo from stdin; read x; echo "[$x]"
+next line' | bash

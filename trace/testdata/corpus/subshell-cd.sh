@@ -1,0 +1,1 @@
+(cd /; pwd); pwd | wc -l; cd / && pwd; cd - >/dev/null

@@ -1,0 +1,1 @@
+eval 'if then'; echo "rc $?"; eval 'echo ok'

@@ -1,0 +1,1 @@
+HOME=/h; echo ~ ~/x "~" ~root; x=~:~; echo $x

@@ -1,0 +1,2 @@
+time true
+time { true | cat; }

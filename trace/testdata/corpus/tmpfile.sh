@@ -1,0 +1,1 @@
+t=$(mktemp); echo a > $t; cat $t; rm $t; [[ -e $t ]] || echo removed

@@ -1,0 +1,1 @@
+set -m; trap 'echo chld' CHLD; true & wait $!; trap - CHLD; echo end

@@ -1,0 +1,5 @@
+shopt -s extdebug
+trap '[[ $BASH_COMMAND != "echo skip" ]]' DEBUG
+echo one
+echo skip
+echo two

@@ -1,0 +1,5 @@
+trap 'echo "trap $? $LINENO"' EXIT
+set -e
+echo x
+false
+echo y

@@ -1,0 +1,3 @@
+trap 'echo main' EXIT
+( trap 'echo sub' EXIT; echo in )
+( echo none )

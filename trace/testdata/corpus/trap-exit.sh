@@ -1,0 +1,2 @@
+trap 'echo exit $?' EXIT
+echo a; (exit 3)

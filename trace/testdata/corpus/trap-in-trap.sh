@@ -1,0 +1,2 @@
+trap 'trap "echo second" EXIT; echo first; exit 3' EXIT
+exit 1

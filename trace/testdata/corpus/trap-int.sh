@@ -1,0 +1,2 @@
+trap 'echo int' INT; kill -INT $$; echo after
+trap - INT; trap '' INT; kill -INT $$; echo still

@@ -1,0 +1,3 @@
+trap() { echo "my trap $*"; }
+trap x EXIT
+echo end

@@ -1,0 +1,1 @@
+ulimit -c 0; ulimit -c; ulimit -s

@@ -1,0 +1,4 @@
+ulimit -n 6; cat <<E
+text $HOME
+E
+echo $?

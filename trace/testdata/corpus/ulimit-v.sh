@@ -1,0 +1,1 @@
+ulimit -v 200000; echo $(echo in); (echo sub); ls /dev/null

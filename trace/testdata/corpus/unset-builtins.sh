@@ -1,0 +1,1 @@
+enable -n cd pwd export; pwd; export x=1; echo $?
