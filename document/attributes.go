@@ -12,7 +12,7 @@ import (
 const maxName = 64
 
 // attributes are the known ones, in the order in which the docs list them.
-var attributes = []string{"name", "timeout", "cwd", "skip", "continue-on-error"}
+var attributes = []string{"name", "timeout", "cwd", "skip", "continue-on-error", "unparsed"}
 
 func isShell(word string) bool { return word == "bash" || word == "sh" }
 
@@ -132,6 +132,8 @@ func (p *docParser) setAttribute(s *Step, a attribute) (msg, hint string) {
 		s.Skip, err = parseFlag(a)
 	case "continue-on-error":
 		s.ContinueOnError, err = parseFlag(a)
+	case "unparsed":
+		s.Unparsed, err = parseFlag(a)
 	default:
 		return fmt.Sprintf("unknown attribute %q; the nearest known one is %q", shorten(a.key, maxName), nearest(a.key, attributes)),
 			"known attributes: " + strings.Join(attributes, ", ")

@@ -23,9 +23,10 @@ type fence struct {
 	step       bool   // the first word is bash or sh
 	indent     int    // columns before the opening fence, in its container
 	script     []byte // the content; kept for steps only
-	closed     bool   // by a closing fence, and not by the end of the container or file
-	closeStart int    // where the closing fence's line begins for its container
-	closePad   int    // columns before closeStart that a split tab leaves over
+	lines      scriptLines
+	closed     bool // by a closing fence, and not by the end of the container or file
+	closeStart int  // where the closing fence's line begins for its container
+	closePad   int  // columns before closeStart that a split tab leaves over
 }
 
 // blocks is the block structure of a markdown text.
@@ -160,12 +161,20 @@ func (w *fenceWatcher) Open(parent ast.Node, reader text.Reader, pc parser.Conte
 func (w *fenceWatcher) Continue(node ast.Node, reader text.Reader, pc parser.Context) parser.State {
 	_, seg := reader.PeekLine()
 	column := reader.LineOffset()
+	lineNo, _ := reader.Position()
 	state := w.BlockParser.Continue(node, reader, pc)
 	f := w.blocks.fences[node]
 	if state&parser.Close != 0 {
 		f.closed, f.closeStart, f.closePad = true, seg.Start, seg.Padding
 	} else if f.step {
-		f.script = appendContent(f.script, w.src[seg.Start:seg.Stop], column, seg.Padding, f.indent)
+		at := len(f.script)
+		var pad, cut int
+		f.script, pad, cut = appendContent(f.script, w.src[seg.Start:seg.Stop], column, seg.Padding, f.indent)
+		source := seg.Start + cut
+		if source > 0 && source < len(w.src) && w.src[source] == '\n' && w.src[source-1] == '\r' {
+			source-- // a list item took the CR for a blank
+		}
+		f.lines.add(at, source, lineNo, pad)
 	}
 	return state
 }
@@ -174,8 +183,9 @@ func (w *fenceWatcher) Continue(node ast.Node, reader text.Reader, pc parser.Con
 // of its opening fence, with the rest of a split tab as spaces (CommonMark 0.31,
 // sections 2.2 and 4.5), and with "\n" for any line ending. goldmark's own
 // content is not used: where a tab is split it can reach back into the
-// container's marker.
-func appendContent(dst, line []byte, column, padding, indent int) []byte {
+// container's marker. It returns how many spaces stand for a split tab, and how
+// many bytes of the line were left out before its text.
+func appendContent(dst, line []byte, column, padding, indent int) (out []byte, pad, cut int) {
 	take := min(padding, indent)
 	padding, indent, column = padding-take, indent-take, column+take
 	for indent > 0 && len(line) > 0 && (line[0] == ' ' || line[0] == '\t') {
@@ -185,8 +195,9 @@ func appendContent(dst, line []byte, column, padding, indent int) []byte {
 		}
 		padding = max(0, width-indent)
 		indent, column, line = max(0, indent-width), column+width, line[1:]
+		cut++
 	}
 	dst = append(dst, bytes.Repeat([]byte(" "), padding)...)
 	dst = append(dst, bytes.TrimRight(line, "\r\n")...)
-	return append(dst, '\n')
+	return append(dst, '\n'), padding, cut
 }

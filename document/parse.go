@@ -37,6 +37,8 @@ type stepLayout struct {
 	prefix  string // what the lines of the step's containers begin with
 	cutFrom int    // the old result, with the line ending before it
 	cutTo   int    // equal to cutFrom when there is none
+
+	script []scriptLine // where the script's lines stand; see position.go
 }
 
 // docParser is the state of one Parse.
@@ -128,6 +130,7 @@ func (p *docParser) addStep(f *fence) *stepLayout {
 	l := stepLayout{}
 	if f.closed {
 		l = p.layoutOf(f)
+		l.script = f.lines.from(p.base, p.lines)
 		if i := bytes.IndexByte(p.src[p.base+f.open:l.insert], 0); i >= 0 {
 			p.errorAt(p.base+f.open+i, "a NUL byte in a step", "no shell can run it: remove the byte, or write it as \\0 for printf")
 		}

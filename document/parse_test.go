@@ -27,6 +27,9 @@ func stepsOf(d *Document) string {
 		if s.ContinueOnError {
 			b.WriteString(" continue-on-error")
 		}
+		if s.Unparsed {
+			b.WriteString(" unparsed")
+		}
 		b.WriteString("\n")
 	}
 	return b.String()
@@ -83,11 +86,12 @@ func TestSteps(t *testing.T) {
 		{"after front matter", "---\nimage: python\n---\n```bash\na\n```\n", "4 bash step-1 \"a\\n\"\n"},
 		{"thematic break that is no front matter", "---\n```bash\na\n```\n", "2 bash step-1 \"a\\n\"\n"},
 
-		{"all attributes", "```bash name=train timeout=90s cwd=/data skip continue-on-error\n```\n",
-			"1 bash train \"\" timeout=1m30s cwd=/data skip continue-on-error\n"},
+		{"all attributes", "```bash name=train timeout=90s cwd=/data skip continue-on-error unparsed\n```\n",
+			"1 bash train \"\" timeout=1m30s cwd=/data skip continue-on-error unparsed\n"},
 		{"braces", "```bash {name=train timeout=1m}\n```\n```sh{name=b}\n```\n", "1 bash train \"\" timeout=1m0s\n3 sh b \"\"\n"},
 		{"quotes", "```bash cwd=\"/a b\" name='x'\n```\n", "1 bash x \"\" cwd=/a b\n"},
 		{"flags with values", "```bash skip=true continue-on-error=false\n```\n", "1 bash step-1 \"\" skip\n"},
+		{"unparsed is a flag", "```bash unparsed=false\n```\n```sh unparsed=true\n```\n", "1 bash step-1 \"\"\n3 sh step-2 \"\" unparsed\n"},
 		{"tabs between attributes", "```bash\tname=a\t skip\n```\n", "1 bash a \"\" skip\n"},
 		{"relative cwd", "```bash cwd=sub/../x\n```\n", "1 bash step-1 \"\" cwd=/workspace/x\n"},
 		{"relative cwd below the document's", "---\ncwd: a\n---\n```bash cwd=b\n```\n", "4 bash step-1 \"\" cwd=/workspace/a/b\n"},
@@ -202,6 +206,7 @@ func TestSyntaxErrors(t *testing.T) {
 		{"open quote", "```bash name=\"a\n```\n", "1:14: the quote is never closed in the attributes of this step"},
 		{"quote in a value", "```bash name=a\"b\n```\n", "1:15: a quote in the middle of a value in the attributes of this step"},
 		{"text after a quote", "```bash name=\"a\"b\n```\n", "1:17: a blank is missing after the closing quote in the attributes of this step"},
+		{"unparsed that is neither", "```bash unparsed=maybe\n```\n", "1:9: unparsed: \"maybe\" is neither true nor false"},
 		{"open brace", "```bash {skip\n```\n", "1:9: the brace is never closed in the attributes of this step"},
 		{"value without a name", "```bash =x\n```\n", "1:9: a value without a name before \"=\" in the attributes of this step"},
 		{"nested too deep", strings.Repeat(">", 100) + "\n", "1:65: lists and quotes nest too deep here"},

@@ -43,6 +43,7 @@ type Step struct {
 	Cwd             string // absolute; a relative one is taken below the document's
 	Skip            bool
 	ContinueOnError bool
+	Unparsed        bool // run it even if bash refuses to read it
 }
 
 // A TurnInfo is what the receipt's "turn:" map says.
