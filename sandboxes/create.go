@@ -1,0 +1,261 @@
+package sandboxes
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+)
+
+// A Spec is a sandbox to create.
+type Spec struct {
+	Name      string          `json:"name,omitempty"` // for people; may be empty
+	Image     string          `json:"image"`          // a template
+	Env       []string        `json:"env,omitempty"`  // KEY=VALUE for all of its processes
+	Shape     turnstone.Shape `json:"shape"`
+	Substrate string          `json:"substrate"`
+	TTL       time.Duration   `json:"ttl"` // stopped so long after it was ready; 0: never
+}
+
+// DefaultTTL is how long a sandbox lives that is created without a word about it.
+const DefaultTTL = time.Hour
+
+// Check says what is wrong with the spec; the error is of kind Invalid.
+func (s Spec) Check() error {
+	fail := func(err error) error {
+		return &turnstone.Error{Op: "sandbox.create", Kind: turnstone.Invalid, Subject: "sandbox", Err: err}
+	}
+	if s.Name != "" {
+		if err := CheckName(s.Name); err != nil {
+			return err
+		}
+	}
+	if err := s.Shape.Validate(); err != nil {
+		return fail(err)
+	}
+	if s.TTL < 0 {
+		return fail(fmt.Errorf("%s is no time to live", s.TTL))
+	}
+	for _, kv := range s.Env {
+		if name, _, ok := strings.Cut(kv, "="); !ok || name == "" || strings.ContainsRune(kv, 0) {
+			return fail(fmt.Errorf("%.80q is no NAME=VALUE", kv))
+		}
+	}
+	return nil
+}
+
+// A report is one line of what a holder tells the process that started it.
+type report struct {
+	Progress string `json:"progress,omitempty"`
+	Ready    *Info  `json:"ready,omitempty"`
+	Fault    *fault `json:"fault,omitempty"`
+}
+
+// A fault is a *turnstone.Error between two processes.
+type fault struct {
+	Op      string         `json:"op"`
+	Kind    turnstone.Kind `json:"kind"`
+	Subject string         `json:"subject,omitempty"`
+	Hint    string         `json:"hint,omitempty"`
+	Cause   string         `json:"cause,omitempty"`
+}
+
+func toFault(err error) *fault {
+	var e *turnstone.Error
+	if !errors.As(err, &e) {
+		return &fault{Op: "sandbox.create", Kind: turnstone.Internal, Cause: err.Error()}
+	}
+	f := &fault{Op: e.Op, Kind: e.Kind, Subject: e.Subject, Hint: turnstone.HintOf(err)}
+	if e.Err != nil {
+		f.Cause = e.Err.Error()
+	}
+	return f
+}
+
+func (f *fault) err() error {
+	e := &turnstone.Error{Op: f.Op, Kind: f.Kind, Subject: f.Subject, Hint: f.Hint}
+	if f.Cause != "" {
+		e.Err = errors.New(f.Cause)
+	}
+	return e
+}
+
+// Create starts a holder for a new sandbox and returns when it is ready. progress
+// is told of what takes long. When ctx ends before that, nothing is left of it.
+// When the sandbox cannot be created it stays as one that failed, unless it was
+// wrong to ask for it.
+func (s *Store) Create(ctx context.Context, spec Spec, progress func(string)) (Info, error) {
+	if err := spec.Check(); err != nil {
+		return Info{}, err
+	}
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return Info{}, createError(err)
+	}
+	s.sweep()
+	id := turnstone.NewSandboxID()
+	dir := filepath.Join(s.dir, newPrefix+string(id))
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return Info{}, createError(err)
+	}
+	h, err := s.startHolder(id, dir, spec)
+	if err != nil {
+		_ = os.RemoveAll(dir)
+		return Info{}, createError(err)
+	}
+	defer context.AfterFunc(ctx, func() { h.interrupt(s.KillAfter) })()
+	info, err := h.follow(progress)
+	if ctx.Err() != nil {
+		h.interrupt(s.KillAfter) // it may have become ready at the last moment
+		<-h.ended
+		_ = s.Remove(context.WithoutCancel(ctx), id)
+		_ = os.RemoveAll(dir)
+		return Info{}, canceled(ctx, "sandbox.create")
+	}
+	if err != nil {
+		<-h.ended
+		_ = os.RemoveAll(dir) // is there only when the holder refused or never came to itself
+		return Info{}, err
+	}
+	return info, nil
+}
+
+func createError(err error) error {
+	return &turnstone.Error{Op: "sandbox.create", Kind: turnstone.Unavailable, Subject: "sandbox", Err: err}
+}
+
+// A starting is a holder as the process that started it sees it.
+type starting struct {
+	cmd     *exec.Cmd
+	reports *os.File
+	dir     string
+	ended   chan struct{} // closed when the holder has ended
+}
+
+// startHolder starts the running program again, in a session of its own, with
+// its streams in the log.
+func (s *Store) startHolder(id turnstone.SandboxID, dir string, spec Spec) (*starting, error) {
+	input, err := json.Marshal(spec)
+	if err != nil {
+		return nil, err
+	}
+	log, err := os.OpenFile(filepath.Join(dir, logFile), os.O_WRONLY|os.O_APPEND|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = log.Close() }()
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = w.Close() }()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Args = append(append([]string(nil), s.Holder...), string(id))
+	cmd.Env = append(os.Environ(), "TURN_HOME="+filepath.Dir(s.dir)) // it may have been relative
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), log, log
+	cmd.ExtraFiles = []*os.File{w} // its descriptor 3
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		_ = r.Close()
+		return nil, err
+	}
+	h := &starting{cmd: cmd, reports: r, dir: dir, ended: make(chan struct{})}
+	go func() { // it outlives us, usually; if not, it is no zombie
+		_ = cmd.Wait()
+		close(h.ended)
+	}()
+	return h, nil
+}
+
+// interrupt asks the holder to end, and makes it. It may be called twice.
+func (h *starting) interrupt(patience time.Duration) {
+	_ = h.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-h.ended:
+	case <-time.After(patience):
+		_ = h.cmd.Process.Kill()
+	}
+}
+
+// maxReport bounds one line of what a holder reports, in bytes.
+const maxReport = 1 << 20
+
+// follow reads what the holder reports until the sandbox is ready, or is not to be.
+func (h *starting) follow(progress func(string)) (Info, error) {
+	defer func() { _ = h.reports.Close() }()
+	in := bufio.NewScanner(h.reports)
+	in.Buffer(nil, maxReport)
+	for in.Scan() {
+		var r report
+		if err := json.Unmarshal(in.Bytes(), &r); err != nil {
+			return Info{}, createError(fmt.Errorf("its holder reports nonsense: %w", err))
+		}
+		switch {
+		case r.Fault != nil:
+			return Info{}, r.Fault.err()
+		case r.Ready != nil:
+			return *r.Ready, nil
+		case r.Progress != "" && progress != nil:
+			progress(r.Progress)
+		}
+	}
+	<-h.ended // it closed its end, and so it has ended, or will
+	e := &turnstone.Error{Op: "sandbox.create", Kind: turnstone.Dead, Subject: "sandbox",
+		Err: fmt.Errorf("its holder ended before it was ready (%s)", h.cmd.ProcessState)}
+	// The folder had the one name before it had the other.
+	for _, dir := range []string{h.dir, filepath.Join(filepath.Dir(h.dir), strings.TrimPrefix(filepath.Base(h.dir), newPrefix))} {
+		if tail := logTail(dir, 2000); tail != "" {
+			e.Err = fmt.Errorf("%w; its log ends with:\n%s", e.Err, tail)
+		}
+	}
+	return Info{}, e
+}
+
+// reporter is the holder's side of the reports. That nobody listens any more is
+// no reason to end.
+type reporter struct{ w io.WriteCloser }
+
+func (r reporter) send(p report) {
+	if b, err := json.Marshal(p); err == nil {
+		_, _ = r.w.Write(append(b, '\n'))
+	}
+}
+
+func (r reporter) progress(what string) { r.send(report{Progress: what}) }
+
+// sweep removes what creations and removals that were killed have left.
+func (s *Store) sweep() {
+	entries, err := os.ReadDir(s.dir)
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		dir := filepath.Join(s.dir, e.Name())
+		switch {
+		case strings.HasPrefix(e.Name(), gonePrefix):
+			_ = os.RemoveAll(dir)
+		case strings.HasPrefix(e.Name(), newPrefix):
+			// Young ones may not have come to their lock yet.
+			if st, err := e.Info(); err != nil || time.Since(st.ModTime()) < time.Minute {
+				continue
+			}
+			lock, err := home.TryAcquire(filepath.Join(dir, lockFile))
+			if lock != nil || errors.Is(err, fs.ErrNotExist) {
+				_ = os.RemoveAll(dir)
+			}
+			lock.Release()
+		}
+	}
+}

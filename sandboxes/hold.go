@@ -1,0 +1,333 @@
+package sandboxes
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/wire"
+)
+
+// A Machine is a sandbox's machine, configured. Its methods are safe for
+// concurrent use.
+type Machine interface {
+	// Connect opens one more connection of the wire to the agent.
+	Connect() (wire.LinkStream, error)
+	// Done is closed when the machine has ended; Err then says why, nil after Close.
+	Done() <-chan struct{}
+	Err() error
+	// Close ends the machine at once and frees all it holds.
+	Close() error
+}
+
+// Details are what a machine is, once there is one.
+type Details struct {
+	Template  turnstone.Digest
+	Substrate string
+	Isolation string
+}
+
+// An Opener makes the machine of a sandbox. progress is told of what takes long.
+type Opener func(ctx context.Context, id turnstone.SandboxID, spec Spec, progress func(string)) (Machine, Details, error)
+
+// maxSpec bounds what a holder is given to read, in bytes.
+const maxSpec = 16 << 20
+
+// Hold is what a holder does all its life: it creates the sandbox id, which
+// Create has made a folder for, and keeps it until ctx ends, its time is up or its
+// machine dies. It reads the spec from in, and tells out of how the creation goes;
+// it closes both.
+func (s *Store) Hold(ctx context.Context, id turnstone.SandboxID, open Opener, in io.ReadCloser, out io.WriteCloser, log *slog.Logger) error {
+	tell := reporter{out}
+	h := &holder{store: s, id: id, log: log}
+	err := h.create(ctx, open, in, tell)
+	if err != nil {
+		tell.send(report{Fault: toFault(err)})
+	}
+	_ = out.Close()
+	if err != nil {
+		log.Error("the sandbox was not created", "err", err)
+		h.lock.Release()
+		return err
+	}
+	h.keep(ctx)
+	return nil
+}
+
+// A holder is the life of one sandbox.
+type holder struct {
+	store   *Store
+	id      turnstone.SandboxID
+	log     *slog.Logger
+	lock    *home.Lock
+	machine Machine
+	relay   *relay
+	used    <-chan struct{} // closed when something was run
+	ttl     time.Duration
+
+	mu   sync.Mutex
+	info Info
+}
+
+// apply moves the sandbox on and writes that down.
+func (h *holder) apply(e Event, reason string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	next := h.info
+	if err := next.apply(e, reason); err != nil {
+		return err
+	}
+	h.log.Info("state", "state", next.State, "event", e, "reason", reason)
+	if err := writeInfo(h.store.path(h.id), next); err != nil {
+		return err
+	}
+	h.info = next
+	return nil
+}
+
+func (h *holder) create(ctx context.Context, open Opener, in io.ReadCloser, tell reporter) error {
+	spec, err := readSpec(in)
+	if err != nil {
+		return err
+	}
+	if err := h.register(ctx, spec); err != nil {
+		return err
+	}
+	err = h.start(ctx, open, spec, tell)
+	if err == nil {
+		h.mu.Lock()
+		ready := h.info
+		h.mu.Unlock()
+		tell.send(report{Ready: &ready})
+		return nil
+	}
+	if h.machine != nil {
+		_ = h.machine.Close()
+	}
+	event, reason := CreateFailed, err.Error()
+	switch kind := turnstone.KindOf(err); {
+	case ctx.Err() != nil:
+		event, reason = StopRequested, "stopped while it was created"
+	case kind == turnstone.Invalid || kind == turnstone.NotFound:
+		// Whoever asked for what cannot be has nothing to look at, or to clean up.
+		return errors.Join(err, h.store.discard(h.id))
+	}
+	return errors.Join(err, h.apply(event, reason))
+}
+
+func readSpec(in io.ReadCloser) (Spec, error) {
+	defer func() { _ = in.Close() }()
+	var spec Spec
+	b, err := io.ReadAll(io.LimitReader(in, maxSpec+1))
+	if err == nil && len(b) > maxSpec {
+		err = fmt.Errorf("the request is longer than %d bytes", maxSpec)
+	}
+	if err == nil {
+		err = json.Unmarshal(b, &spec)
+	}
+	if err != nil {
+		return spec, &turnstone.Error{Op: "sandbox.create", Kind: turnstone.Invalid, Subject: "sandbox", Err: err,
+			Hint: "this command is for turn itself; use turn sandbox create"}
+	}
+	return spec, spec.Check()
+}
+
+// register takes the sandbox's lock, gives it its state and its folder its name.
+func (h *holder) register(ctx context.Context, spec Spec) error {
+	if !idForm.MatchString(string(h.id)) {
+		return notFound(string(h.id))
+	}
+	fresh := filepath.Join(h.store.dir, newPrefix+string(h.id))
+	lock, err := home.TryAcquire(filepath.Join(fresh, lockFile))
+	if err == nil && lock == nil {
+		err = errors.New("its lock is held")
+	}
+	if err != nil {
+		return createError(err)
+	}
+	h.lock = lock
+	unlock, err := h.store.lockNames(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := h.store.nameFree(ctx, spec.Name); err != nil {
+		return err
+	}
+	self, err := thisProcess()
+	if err != nil {
+		return createError(err)
+	}
+	now := time.Now().UTC()
+	h.info = Info{ID: h.id, Name: spec.Name, State: Creating, Image: spec.Image, Shape: spec.Shape,
+		Created: now, Changed: now, Holder: self}
+	h.ttl = spec.TTL
+	if err := writeInfo(fresh, h.info); err != nil {
+		return createError(err)
+	}
+	if err := os.Rename(fresh, h.store.path(h.id)); err != nil {
+		return createError(err)
+	}
+	return nil
+}
+
+// lockNames keeps others from registering sandboxes meanwhile. The lock is on the
+// folder itself.
+func (s *Store) lockNames(ctx context.Context) (unlock func(), err error) {
+	d, err := os.Open(s.dir)
+	if err != nil {
+		return nil, createError(err)
+	}
+	for {
+		err := unix.Flock(int(d.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { _ = d.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			_ = d.Close()
+			return nil, createError(err)
+		}
+		select {
+		case <-ctx.Done():
+			_ = d.Close()
+			return nil, canceled(ctx, "sandbox.create")
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// nameFree says whether no sandbox that lives is called name.
+func (s *Store) nameFree(ctx context.Context, name string) error {
+	if name == "" {
+		return nil
+	}
+	all, err := s.List(ctx)
+	if err != nil {
+		return err
+	}
+	for _, i := range all {
+		if i.Name == name && !i.State.Final() {
+			return &turnstone.Error{Op: "sandbox.create", Kind: turnstone.Invalid, Subject: "name " + name,
+				Err: fmt.Errorf("%s has it, and is %s", i.ID, i.State), Hint: "choose another one, or turn sandbox rm " + name}
+		}
+	}
+	return nil
+}
+
+// start makes the machine and opens the sandbox to connections.
+func (h *holder) start(ctx context.Context, open Opener, spec Spec, tell reporter) error {
+	m, d, err := open(ctx, h.id, spec, tell.progress)
+	if err != nil {
+		return err
+	}
+	h.machine = m
+	if h.used, err = watchUse(ctx, m); err != nil {
+		return err
+	}
+	l, err := listen(h.store.path(h.id))
+	if err != nil {
+		return createError(err)
+	}
+	h.mu.Lock()
+	h.info.Template, h.info.Substrate, h.info.Isolation = d.Template, d.Substrate, d.Isolation
+	if h.ttl > 0 {
+		until := time.Now().UTC().Add(h.ttl)
+		h.info.Expires = &until
+	}
+	h.mu.Unlock()
+	// From its being ready on the socket has to answer, and before that it must not.
+	if err := h.apply(Configured, ""); err != nil {
+		_ = l.Close()
+		return err
+	}
+	h.relay = newRelay(l, m.Connect, h.log)
+	return nil
+}
+
+// watchTime bounds how long an agent that has just been configured takes to answer.
+const watchTime = time.Minute
+
+// watchUse returns a channel that is closed when something is run in the machine.
+func watchUse(ctx context.Context, m Machine) (<-chan struct{}, error) {
+	s, err := m.Connect()
+	if err != nil {
+		return nil, err
+	}
+	used, once := make(chan struct{}), sync.Once{}
+	c := wire.NewConn(s, wire.Options{OnEvent: func(e wire.Event) {
+		v, err := wire.DecodeEvent(e)
+		if entry, ok := v.(*wire.TraceEntryEvent); err == nil && ok {
+			switch entry.Entry.Method {
+			case wire.MethodProcessStart, wire.MethodShellExecute:
+				once.Do(func() { close(used) })
+			}
+		}
+	}})
+	ctx, cancel := context.WithTimeout(ctx, watchTime)
+	defer cancel()
+	if err := c.TraceEnable(ctx); err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	go func() { // one look is enough
+		select {
+		case <-used:
+		case <-m.Done():
+		}
+		_ = c.Close()
+	}()
+	return used, nil
+}
+
+// keep waits for the sandbox's end and puts it away.
+func (h *holder) keep(ctx context.Context) {
+	_ = os.Chdir("/") // so that nobody wonders what keeps a file system busy
+	var timeUp <-chan time.Time
+	if h.ttl > 0 {
+		t := time.NewTimer(h.ttl)
+		defer t.Stop()
+		timeUp = t.C
+	}
+	event, reason := h.await(ctx, timeUp)
+	h.relay.close()
+	_ = os.Remove(filepath.Join(h.store.path(h.id), socketFile))
+	_ = h.machine.Close()
+	if err := h.apply(event, reason); err != nil {
+		h.log.Error("the sandbox's end could not be written down", "err", err)
+	}
+	h.lock.Release()
+}
+
+// await returns what ends the sandbox.
+func (h *holder) await(ctx context.Context, timeUp <-chan time.Time) (Event, string) {
+	used := h.used
+	for {
+		select {
+		case <-used:
+			used = nil
+			if err := h.apply(Used, ""); err != nil {
+				h.log.Error("that something was run could not be written down", "err", err)
+			}
+		case <-ctx.Done():
+			return StopRequested, "on request"
+		case <-timeUp:
+			return TimeUp, fmt.Sprintf("its time was up (%s)", h.ttl)
+		case <-h.machine.Done():
+			if err := h.machine.Err(); err != nil {
+				return MachineDied, err.Error()
+			}
+			return MachineDied, "its machine ended"
+		}
+	}
+}

@@ -1,0 +1,131 @@
+package sandboxes
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/stamp"
+)
+
+// Info is what is known of a sandbox: the content of its state.json.
+type Info struct {
+	ID        turnstone.SandboxID `json:"id"`
+	Name      string              `json:"name,omitempty"` // no two that live have the same
+	State     State               `json:"state"`
+	Reason    string              `json:"reason,omitempty"` // why it is stopped or failed
+	Image     string              `json:"image"`
+	Template  turnstone.Digest    `json:"template,omitempty"`
+	Substrate string              `json:"substrate,omitempty"`
+	Isolation string              `json:"isolation,omitempty"`
+	Shape     turnstone.Shape     `json:"shape"`
+	Created   time.Time           `json:"created"`
+	Changed   time.Time           `json:"changed"`          // when State became what it is
+	Expires   *time.Time          `json:"expires,omitzero"` // nil: never
+	Holder    Process             `json:"holder"`
+}
+
+// Title is what people call the sandbox: its name, or its template's.
+func (i Info) Title() string {
+	if i.Name != "" {
+		return i.Name
+	}
+	return i.Image
+}
+
+// apply moves i on. reason is kept for final states.
+func (i *Info) apply(e Event, reason string) error {
+	next, err := i.State.After(e)
+	if err != nil {
+		return err
+	}
+	i.State, i.Changed = next, time.Now().UTC()
+	if next.Final() {
+		i.Reason = reason
+	}
+	return nil
+}
+
+// Files of a sandbox's folder.
+const (
+	stateFile  = "state.json"
+	lockFile   = "lock"
+	socketFile = "wire.sock"
+	logFile    = "log"
+)
+
+// maxState bounds what is read of a state.json, in bytes.
+const maxState = 64 << 10
+
+func writeInfo(dir string, i Info) error {
+	b, err := json.MarshalIndent(i, "", "  ")
+	if err != nil {
+		return err
+	}
+	return stamp.WriteFile(filepath.Join(dir, stateFile), append(b, '\n'), 0o600)
+}
+
+// readInfo reads the state.json of the sandbox id in dir.
+func readInfo(dir string, id turnstone.SandboxID) (Info, error) {
+	f, err := os.Open(filepath.Join(dir, stateFile))
+	if err != nil {
+		return Info{}, err
+	}
+	defer func() { _ = f.Close() }()
+	b, err := io.ReadAll(io.LimitReader(f, maxState+1))
+	if err != nil {
+		return Info{}, err
+	}
+	return parseInfo(b, id)
+}
+
+// parseInfo checks what a state.json says.
+func parseInfo(b []byte, id turnstone.SandboxID) (Info, error) {
+	var i Info
+	if len(b) > maxState {
+		return i, fmt.Errorf("longer than %d bytes", maxState)
+	}
+	if err := json.Unmarshal(b, &i); err != nil {
+		return i, err
+	}
+	if _, known := transitions[i.State]; !known {
+		return i, fmt.Errorf("the unknown state %.40q", i.State)
+	}
+	if i.ID != id {
+		return i, fmt.Errorf("it tells of another sandbox, %.40q", i.ID)
+	}
+	if i.Name != "" {
+		if err := CheckName(i.Name); err != nil {
+			return i, err
+		}
+	}
+	return i, nil
+}
+
+var (
+	nameForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$`)
+	idForm   = regexp.MustCompile(`^sb_[0-9a-v]{18}$`)
+)
+
+// CheckName says whether a sandbox may be called name: 1 to 63 letters, digits,
+// '.', '_' and '-', the first a letter or digit, and not like an ID. The error is
+// of kind Invalid.
+func CheckName(name string) error {
+	e := &turnstone.Error{Op: "sandbox.name", Kind: turnstone.Invalid, Subject: fmt.Sprintf("name %.80q", name),
+		Hint: "use letters, digits, '.', '_' and '-', at most 63, and begin with a letter or digit"}
+	switch {
+	case !nameForm.MatchString(name):
+		e.Err = errors.New("cannot be the name of a sandbox")
+	case len(name) >= 3 && name[:3] == "sb_":
+		e.Err, e.Hint = errors.New("looks like an ID"), "choose one that does not begin with sb_"
+	default:
+		return nil
+	}
+	return e
+}

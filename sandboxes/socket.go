@@ -1,0 +1,90 @@
+package sandboxes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxSocketPath is what a sockaddr_un takes, less the final zero (unix(7)).
+const maxSocketPath = 107
+
+// socketPath returns a path for the socket in dir that is short enough, and what
+// has to stay open while it is used: a long one goes through a descriptor.
+func socketPath(dir string) (string, func(), error) {
+	path := filepath.Join(dir, socketFile)
+	if len(path) <= maxSocketPath {
+		return path, func() {}, nil
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return "", nil, err
+	}
+	return fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), socketFile), func() { _ = d.Close() }, nil
+}
+
+// listen makes the socket of the sandbox in dir. Only its user can connect: the
+// folder is private, the socket too.
+func listen(dir string) (*net.UnixListener, error) {
+	if err := os.Remove(filepath.Join(dir, socketFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	path, release, err := socketPath(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	l.SetUnlinkOnClose(false) // its path may be one of a descriptor that is closed by then
+	if err := os.Chmod(filepath.Join(dir, socketFile), 0o600); err != nil {
+		_ = l.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// dial connects to the sandbox in dir.
+func dial(ctx context.Context, dir string) (*net.UnixConn, error) {
+	path, release, err := socketPath(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	return c.(*net.UnixConn), nil
+}
+
+// checkPeer refuses a connection of another user than the holder's, or root: for
+// where the folder's permissions do not hold, as on some network file systems.
+func checkPeer(c *net.UnixConn) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var cred *unix.Ucred
+	var credErr error
+	if err := raw.Control(func(fd uintptr) {
+		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
+		return err
+	}
+	if credErr != nil {
+		return credErr
+	}
+	if cred.Uid != 0 && int(cred.Uid) != os.Geteuid() {
+		return fmt.Errorf("user %d may not use this sandbox", cred.Uid)
+	}
+	return nil
+}

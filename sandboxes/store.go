@@ -1,0 +1,333 @@
+// Package sandboxes keeps sandboxes that outlive the command that created them.
+// Each has a folder in the state directory, named by its ID:
+//
+//	state.json   what is known of it (Info)
+//	lock         held by its holder as long as it lives
+//	wire.sock    where the holder takes connections of the wire
+//	log          what the holder had to say
+//
+// The holder is a process of its own that owns the machine and relays connections
+// to the sandbox's agent. It copies bytes and reads none of them.
+package sandboxes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+)
+
+// A Store is the sandboxes of one state directory. Its methods are safe for
+// concurrent use, also by several processes.
+type Store struct {
+	dir string // of the sandboxes' folders
+	// Holder is the command line that runs Hold for the sandbox whose ID is added to
+	// it; its first word is what the process is called, the program is the running one.
+	Holder []string
+	// KillAfter is how long a holder that was asked to end may take.
+	KillAfter time.Duration
+}
+
+// NewStore returns the sandboxes of h.
+func NewStore(h *home.Home) *Store {
+	return &Store{dir: h.Path("sandboxes"), Holder: []string{"turn", "sandbox", "hold"}, KillAfter: 10 * time.Second}
+}
+
+// Folders that are not, or no longer, a sandbox's.
+const (
+	newPrefix  = ".new-"
+	gonePrefix = ".gone-"
+)
+
+// Dir returns the folder that the sandboxes are in.
+func (s *Store) Dir() string { return s.dir }
+
+// path returns the folder of a sandbox.
+func (s *Store) path(id turnstone.SandboxID) string { return filepath.Join(s.dir, string(id)) }
+
+// List returns all sandboxes, oldest first. One whose holder has died is marked so
+// first.
+func (s *Store) List(ctx context.Context) ([]Info, error) {
+	entries, err := os.ReadDir(s.dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, &turnstone.Error{Op: "sandbox.list", Kind: turnstone.Unavailable, Subject: s.dir, Err: err}
+	}
+	infos := []Info{}
+	for _, e := range entries { // sorted, and IDs sort by time
+		if err := ctx.Err(); err != nil {
+			return nil, canceled(ctx, "sandbox.list")
+		}
+		if !e.IsDir() || !idForm.MatchString(e.Name()) {
+			continue
+		}
+		i, err := s.Get(turnstone.SandboxID(e.Name()))
+		if turnstone.KindOf(err) == turnstone.NotFound {
+			continue // removed since
+		}
+		if err != nil {
+			i = Info{ID: turnstone.SandboxID(e.Name()), State: Failed, Reason: err.Error()}
+		}
+		infos = append(infos, i)
+	}
+	return infos, nil
+}
+
+// Get returns the sandbox with this ID; the error is of kind NotFound when there
+// is none, of kind Integrity when its state.json is damaged.
+func (s *Store) Get(id turnstone.SandboxID) (Info, error) {
+	if !idForm.MatchString(string(id)) {
+		return Info{}, notFound(string(id))
+	}
+	dir := s.path(id)
+	for try := 0; ; try++ {
+		i, err := readInfo(dir, id)
+		if errors.Is(err, fs.ErrNotExist) {
+			return Info{}, notFound(string(id))
+		}
+		if err != nil {
+			return Info{}, &turnstone.Error{Op: "sandbox.read", Kind: turnstone.Integrity, Subject: string(id) + ": state.json",
+				Err: err, Hint: fmt.Sprintf("turn sandbox rm %s removes it", id)}
+		}
+		if i.State.Final() {
+			return i, nil
+		}
+		found, err := s.bury(dir, id)
+		if found != nil || err != nil {
+			return *or(found, &i), err
+		}
+		// Somebody holds the lock: its holder, or another who looks just now.
+		if try == 20 || i.Holder.alive() {
+			return i, nil
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+func or[T any](a, b *T) *T {
+	if a != nil {
+		return a
+	}
+	return b
+}
+
+// bury writes down that a sandbox's holder has died, if it has: nobody holds the
+// lock. It returns nil when somebody does.
+func (s *Store) bury(dir string, id turnstone.SandboxID) (*Info, error) {
+	if _, err := os.Stat(filepath.Join(dir, lockFile)); errors.Is(err, fs.ErrNotExist) {
+		return nil, notFound(string(id)) // it is being removed
+	}
+	lock, err := home.TryAcquire(filepath.Join(dir, lockFile))
+	if lock == nil || err != nil {
+		return nil, err
+	}
+	defer lock.Release()
+	i, err := readInfo(dir, id)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, notFound(string(id))
+	}
+	if err != nil || i.State.Final() {
+		return &i, err
+	}
+	if err := i.apply(HolderDied, "the process that held it was killed, or the computer was restarted"); err != nil {
+		return nil, err
+	}
+	_ = os.Remove(filepath.Join(dir, socketFile))
+	return &i, writeInfo(dir, i)
+}
+
+// Find returns the sandbox that ref names: an ID, the beginning of one that no
+// other has, or a name. Among those with the same name the one that lives is meant,
+// else the newest. The error is of kind NotFound, or Invalid when ref is ambiguous.
+func (s *Store) Find(ctx context.Context, ref string) (Info, error) {
+	if idForm.MatchString(ref) {
+		return s.Get(turnstone.SandboxID(ref))
+	}
+	all, err := s.List(ctx)
+	if err != nil {
+		return Info{}, err
+	}
+	var named, begun []Info
+	for _, i := range all {
+		if i.Name == ref && ref != "" {
+			named = append(named, i)
+		}
+		if len(ref) > len("sb_") && strings.HasPrefix(string(i.ID), ref) {
+			begun = append(begun, i)
+		}
+	}
+	if n := slices.IndexFunc(named, func(i Info) bool { return !i.State.Final() }); n >= 0 {
+		return named[n], nil
+	}
+	switch {
+	case len(named) > 0:
+		return named[len(named)-1], nil
+	case len(begun) == 1:
+		return begun[0], nil
+	case len(begun) > 1:
+		return Info{}, &turnstone.Error{Op: "sandbox.find", Kind: turnstone.Invalid, Subject: "sandbox " + ref,
+			Err: fmt.Errorf("%d sandboxes begin like this", len(begun)), Hint: "write more of the ID; turn sandbox ls lists them"}
+	}
+	return Info{}, notFound(ref)
+}
+
+// Dial opens a connection of the wire to the sandbox's agent. The error is of kind
+// Unavailable while the sandbox is being created, Dead when it has ended.
+func (s *Store) Dial(ctx context.Context, id turnstone.SandboxID) (net.Conn, error) {
+	i, err := s.Get(id)
+	if err != nil {
+		return nil, err
+	}
+	e := &turnstone.Error{Op: "sandbox.dial", Kind: turnstone.Dead, Subject: "sandbox " + i.Title()}
+	switch i.State {
+	case Creating:
+		e.Kind, e.Err, e.Hint = turnstone.Unavailable, errors.New("it is still being created"), "try again in some seconds"
+		return nil, e
+	case Stopped, Failed:
+		e.Err = fmt.Errorf("it is %s", i.State)
+		if i.Reason != "" {
+			e.Err = fmt.Errorf("it is %s: %s", i.State, i.Reason)
+		}
+		e.Hint = "turn sandbox create makes a new one"
+		return nil, e
+	}
+	c, err := dial(ctx, s.path(id))
+	if err == nil {
+		return c, nil
+	}
+	if ctx.Err() != nil {
+		return nil, canceled(ctx, "sandbox.dial")
+	}
+	// It may have ended between the two looks.
+	if now, getErr := s.Get(id); getErr == nil && now.State.Final() {
+		return s.Dial(ctx, id)
+	}
+	e.Kind, e.Err, e.Hint = turnstone.Unavailable, err, "its holder does not answer; its log is "+filepath.Join(s.path(id), logFile)
+	return nil, e
+}
+
+// Stop ends a sandbox's machine in order and waits for it. A sandbox that has
+// ended already stays as it is.
+func (s *Store) Stop(ctx context.Context, id turnstone.SandboxID) error {
+	lock, err := s.stop(ctx, id)
+	lock.Release()
+	return err
+}
+
+// Remove stops a sandbox and removes all that is left of it.
+func (s *Store) Remove(ctx context.Context, id turnstone.SandboxID) error {
+	lock, err := s.stop(ctx, id)
+	if err != nil && turnstone.KindOf(err) != turnstone.Integrity {
+		return err
+	}
+	defer lock.Release()
+	return s.discard(id)
+}
+
+// discard removes a sandbox's folder, at once for all who look. The caller holds
+// its lock.
+func (s *Store) discard(id turnstone.SandboxID) error {
+	gone := filepath.Join(s.dir, gonePrefix+string(id))
+	err := os.Rename(s.path(id), gone)
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		err = os.RemoveAll(gone)
+	}
+	if err != nil {
+		return &turnstone.Error{Op: "sandbox.remove", Kind: turnstone.Unavailable, Subject: string(id), Err: err}
+	}
+	return nil
+}
+
+// stop makes the holder end, by force if it does not within KillAfter, and returns
+// its lock. An error of kind Integrity comes with the lock.
+func (s *Store) stop(ctx context.Context, id turnstone.SandboxID) (*home.Lock, error) {
+	i, err := s.Get(id)
+	if err != nil && turnstone.KindOf(err) != turnstone.Integrity {
+		return nil, err
+	}
+	if err == nil && !i.State.Final() {
+		if err := i.Holder.signal(syscall.SIGTERM); err != nil {
+			return nil, stopError(id, err, "")
+		}
+	}
+	lock, waitErr := s.await(ctx, id)
+	if waitErr == nil || ctx.Err() != nil || turnstone.KindOf(waitErr) == turnstone.NotFound {
+		return lock, errors.Join(waitErr, err)
+	}
+	if err != nil { // and so nothing says who holds it
+		return nil, stopError(id, errors.New("its state.json is damaged, and a process holds it"), "end that process: fuser "+filepath.Join(s.path(id), lockFile))
+	}
+	if err := i.Holder.signal(syscall.SIGKILL); err != nil {
+		return nil, stopError(id, err, "")
+	}
+	if lock, err = s.await(ctx, id); err != nil {
+		return nil, err
+	}
+	lock.Release() // Get takes it to write down how the sandbox ended
+	if _, err := s.Get(id); err != nil {
+		return nil, err
+	}
+	return s.await(ctx, id)
+}
+
+// await waits for a sandbox's lock, at most KillAfter.
+func (s *Store) await(ctx context.Context, id turnstone.SandboxID) (*home.Lock, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.KillAfter)
+	defer cancel()
+	lock, err := home.Acquire(ctx, filepath.Join(s.path(id), lockFile), nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, notFound(string(id))
+	}
+	return lock, err
+}
+
+func stopError(id turnstone.SandboxID, err error, hint string) error {
+	return &turnstone.Error{Op: "sandbox.stop", Kind: turnstone.Unavailable, Subject: string(id), Err: err, Hint: hint}
+}
+
+// Log returns the end of what the sandbox's holder had to say, at most max bytes,
+// from the beginning of a line.
+func (s *Store) Log(id turnstone.SandboxID, max int64) string {
+	return logTail(s.path(id), max)
+}
+
+func logTail(dir string, max int64) string {
+	f, err := os.Open(filepath.Join(dir, logFile))
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = f.Close() }()
+	st, err := f.Stat()
+	if err != nil {
+		return ""
+	}
+	b := make([]byte, min(max, st.Size()))
+	n, _ := f.ReadAt(b, st.Size()-int64(len(b)))
+	text := string(b[:n])
+	if int64(n) < st.Size() {
+		_, text, _ = strings.Cut(text, "\n")
+	}
+	return strings.TrimSpace(text)
+}
+
+func notFound(ref string) error {
+	return &turnstone.Error{Op: "sandbox.find", Kind: turnstone.NotFound, Subject: fmt.Sprintf("sandbox %.80s", ref),
+		Err: errors.New("there is none"), Hint: "turn sandbox ls lists the sandboxes"}
+}
+
+func canceled(ctx context.Context, op string) error {
+	kind := turnstone.Canceled
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		kind = turnstone.Timeout
+	}
+	return &turnstone.Error{Op: op, Kind: kind, Err: context.Cause(ctx)}
+}

@@ -1,0 +1,516 @@
+package sandboxes_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/sandboxes"
+	"turnstone.dev/turnstone/sandboxes/sandboxtest"
+	"turnstone.dev/turnstone/wire"
+)
+
+// holderName is what a test's holder is called, so that the test binary knows that it is one.
+const holderName = "turnstone-test-holder"
+
+func TestMain(m *testing.M) {
+	if os.Args[0] == holderName {
+		os.Exit(holderMain())
+	}
+	os.Exit(m.Run())
+}
+
+// holderMain is a holder of a machine that is none. The image says what becomes of it.
+func holderMain() int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	s := sandboxes.NewStore(&home.Home{Dir: os.Getenv("TURN_HOME")})
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	if err := s.Hold(ctx, turnstone.SandboxID(os.Args[1]), openFake, os.Stdin, os.NewFile(3, "reports"), log); err != nil {
+		return 1
+	}
+	return 0
+}
+
+func openFake(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec, progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
+	details := sandboxes.Details{Substrate: "fake", Isolation: "none", Template: turnstone.DigestBytes(nil)}
+	m, err := sandboxtest.New(sandboxtest.Serve(agent()))
+	if err != nil {
+		return nil, details, err
+	}
+	progress("making " + string(id))
+	switch spec.Image {
+	case "slow":
+		<-ctx.Done()
+		return nil, details, context.Cause(ctx)
+	case "deaf": // hears no SIGTERM
+		signal.Ignore(syscall.SIGTERM)
+		time.Sleep(time.Minute)
+	case "broken":
+		return nil, details, &turnstone.Error{Op: "test", Kind: turnstone.Unavailable, Subject: "the machine", Err: errors.New("out of steam"), Hint: "heat it"}
+	case "unknown":
+		return nil, details, &turnstone.Error{Op: "test", Kind: turnstone.NotFound, Subject: "template unknown"}
+	case "crash":
+		_, _ = os.Stderr.WriteString("the last words\n")
+		os.Exit(7)
+	case "dying":
+		go func() {
+			time.Sleep(200 * time.Millisecond)
+			m.Die(errors.New("it ran out of memory"))
+		}()
+	case "env":
+		progress(strings.Join(spec.Env, ","))
+	}
+	return m, details, nil
+}
+
+// agent answers as much as the holder and the tests ask.
+func agent() *wire.Dispatcher {
+	a := &fakeAgent{}
+	d := wire.NewDispatcher()
+	wire.RegisterProcess(d, processes{a: a})
+	wire.RegisterTrace(d, traces{a: a})
+	return d
+}
+
+type fakeAgent struct {
+	mu      sync.Mutex
+	tracing []*wire.Conn
+}
+
+type traces struct {
+	wire.TraceServer
+	a *fakeAgent
+}
+
+func (t traces) Enable(_ context.Context, c *wire.Conn) error {
+	t.a.mu.Lock()
+	defer t.a.mu.Unlock()
+	t.a.tracing = append(t.a.tracing, c)
+	return nil
+}
+
+type processes struct {
+	wire.ProcessServer
+	a *fakeAgent
+}
+
+// Start runs nothing: what is written to its input comes out of it.
+func (p processes) Start(ctx context.Context, c *wire.Conn, q *wire.ProcessStartParams) (*wire.ProcessStartResult, error) {
+	p.a.mu.Lock()
+	for _, t := range p.a.tracing {
+		_ = t.EmitTraceEntry(ctx, &wire.TraceEntryEvent{Entry: wire.TraceEntry{Sequence: 1, Time: time.Now().Format(time.RFC3339Nano), Method: wire.MethodProcessStart}})
+	}
+	p.a.mu.Unlock()
+	out, err := c.Sender(q.StdoutStream)
+	if err != nil {
+		return nil, err
+	}
+	errs, err := c.Sender(q.StderrStream)
+	if err != nil {
+		return nil, err
+	}
+	_ = errs.Close()
+	var in io.Reader = strings.NewReader(strings.Join(q.Argv, " "))
+	if q.StdinStream != 0 {
+		if in, err = c.Receiver(q.StdinStream); err != nil {
+			return nil, err
+		}
+	}
+	wire.AfterReply(ctx, func() {
+		c.Go(func() {
+			n, _ := io.Copy(out, in)
+			_ = out.Close()
+			_ = c.EmitProcessExited(c.Context(), &wire.ProcessExitedEvent{ProcessID: q.ProcessID, StdoutEnd: n})
+		})
+	})
+	return &wire.ProcessStartResult{ProcessID: q.ProcessID, PID: 1}, nil
+}
+
+func newStore(t *testing.T) *sandboxes.Store {
+	t.Helper()
+	s := sandboxes.NewStore(&home.Home{Dir: t.TempDir()})
+	s.Holder = []string{holderName}
+	t.Cleanup(func() {
+		all, err := s.List(context.Background())
+		if err != nil {
+			t.Error(err)
+		}
+		for _, i := range all {
+			if err := s.Remove(context.Background(), i.ID); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	return s
+}
+
+func spec(image string) sandboxes.Spec {
+	return sandboxes.Spec{Image: image, Shape: turnstone.DefaultShape(), TTL: time.Minute}
+}
+
+func create(t *testing.T, s *sandboxes.Store, sp sandboxes.Spec) sandboxes.Info {
+	t.Helper()
+	i, err := s.Create(t.Context(), sp, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return i
+}
+
+func use(t *testing.T, s *sandboxes.Store, id turnstone.SandboxID, text string) {
+	t.Helper()
+	conn, err := s.Dial(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := wire.NewClient(conn)
+	defer func() { _ = c.Close() }()
+	var out bytes.Buffer
+	if _, err := c.Start(t.Context(), wire.ProcessStartParams{Argv: []string{"echo"}}, wire.Stdio{In: strings.NewReader(text), Out: &out}); err != nil {
+		t.Fatal(err)
+	}
+	if out.String() != text {
+		t.Fatalf("%d bytes came back of %d", out.Len(), len(text))
+	}
+}
+
+// await waits until the sandbox is in the state.
+func await(t *testing.T, s *sandboxes.Store, id turnstone.SandboxID, want sandboxes.State) sandboxes.Info {
+	t.Helper()
+	var i sandboxes.Info
+	for until := time.Now().Add(20 * time.Second); time.Now().Before(until); time.Sleep(10 * time.Millisecond) {
+		var err error
+		if i, err = s.Get(id); err != nil {
+			t.Fatal(err)
+		}
+		if i.State == want {
+			return i
+		}
+	}
+	t.Fatalf("it is %s (%s), not %s", i.State, i.Reason, want)
+	return i
+}
+
+func names(t *testing.T, s *sandboxes.Store) []string {
+	t.Helper()
+	all, err := s.List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var n []string
+	for _, i := range all {
+		n = append(n, i.Name+" "+string(i.State))
+	}
+	return n
+}
+
+// TestLife is a sandbox's life with all its stations, in another process.
+func TestLife(t *testing.T) {
+	s := newStore(t)
+	sp := spec("env")
+	sp.Name, sp.Env = "mine", []string{"A=b", "C=d"}
+	var told []string
+	i, err := s.Create(t.Context(), sp, func(what string) { told = append(told, what) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i.State != sandboxes.Ready || i.Substrate != "fake" || i.Expires == nil || i.Name != "mine" {
+		t.Errorf("%+v", i)
+	}
+	if want := []string{"making " + string(i.ID), "A=b,C=d"}; !slices.Equal(told, want) {
+		t.Errorf("told %q, want %q", told, want)
+	}
+	for _, ref := range []string{string(i.ID), string(i.ID[:12]), "mine"} {
+		if got, err := s.Find(t.Context(), ref); err != nil || got.ID != i.ID {
+			t.Errorf("find %q: %v, %v", ref, got.ID, err)
+		}
+	}
+	if got := names(t, s); !slices.Equal(got, []string{"mine ready"}) {
+		t.Errorf("%q", got)
+	}
+	use(t, s, i.ID, strings.Repeat("0123456789", 1<<18)) // beyond every window and buffer
+	await(t, s, i.ID, sandboxes.Running)
+	if err := s.Stop(t.Context(), i.ID); err != nil {
+		t.Fatal(err)
+	}
+	if got := await(t, s, i.ID, sandboxes.Stopped); got.Reason != "on request" {
+		t.Errorf("reason %q", got.Reason)
+	}
+	_, err = s.Dial(t.Context(), i.ID)
+	if turnstone.KindOf(err) != turnstone.Dead || !strings.Contains(err.Error(), "it is stopped: on request") {
+		t.Errorf("dial: %v", err)
+	}
+	if err := s.Stop(t.Context(), i.ID); err != nil {
+		t.Errorf("stopping it again: %v", err)
+	}
+	if err := s.Remove(t.Context(), i.ID); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Get(i.ID); turnstone.KindOf(err) != turnstone.NotFound || turnstone.HintOf(err) == "" {
+		t.Errorf("get: %v", err)
+	}
+	if got := names(t, s); len(got) != 0 {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestTimeUp(t *testing.T) {
+	s := newStore(t)
+	sp := spec("fine")
+	sp.TTL = 300 * time.Millisecond
+	i := create(t, s, sp)
+	if got := await(t, s, i.ID, sandboxes.Stopped); got.Reason != "its time was up (300ms)" {
+		t.Errorf("reason %q", got.Reason)
+	}
+	sp.TTL = 0
+	if i := create(t, s, sp); i.Expires != nil {
+		t.Errorf("it expires at %v", i.Expires)
+	}
+}
+
+func TestMachineDies(t *testing.T) {
+	s := newStore(t)
+	i := create(t, s, spec("dying"))
+	if got := await(t, s, i.ID, sandboxes.Failed); got.Reason != "it ran out of memory" {
+		t.Errorf("reason %q", got.Reason)
+	}
+}
+
+// TestHolderDies: whoever looks finds out, and many who look at once agree.
+func TestHolderDies(t *testing.T) {
+	s := newStore(t)
+	i := create(t, s, spec("fine"))
+	if err := syscall.Kill(i.Holder.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	for gone := false; !gone; time.Sleep(time.Millisecond) {
+		_, err := os.Stat(fmt.Sprintf("/proc/%d", i.Holder.PID))
+		gone = err != nil
+	}
+	var wrong atomic.Int32
+	var wg sync.WaitGroup
+	for range 20 {
+		wg.Go(func() {
+			if got, err := s.Get(i.ID); err != nil || got.State != sandboxes.Failed {
+				wrong.Add(1)
+				t.Errorf("%s %v", got.State, err)
+			}
+		})
+	}
+	wg.Wait()
+	if got := await(t, s, i.ID, sandboxes.Failed); !strings.Contains(got.Reason, "was killed") {
+		t.Errorf("reason %q", got.Reason)
+	}
+	// Its name is free again.
+	sp := spec("fine")
+	sp.Name = "again"
+	j := create(t, s, sp)
+	_ = syscall.Kill(j.Holder.PID, syscall.SIGKILL)
+	await(t, s, j.ID, sandboxes.Failed)
+	create(t, s, sp)
+}
+
+func TestCreateFails(t *testing.T) {
+	for _, tt := range []struct {
+		image, text string
+		kind        turnstone.Kind
+		left        []string
+	}{
+		{"broken", "out of steam", turnstone.Unavailable, []string{" failed"}},
+		{"unknown", "template unknown", turnstone.NotFound, nil},
+		{"crash", "the last words", turnstone.Dead, []string{" failed"}},
+	} {
+		t.Run(tt.image, func(t *testing.T) {
+			s := newStore(t)
+			_, err := s.Create(t.Context(), spec(tt.image), nil)
+			if turnstone.KindOf(err) != tt.kind || !strings.Contains(err.Error(), tt.text) {
+				t.Errorf("%s: %v", turnstone.KindOf(err), err)
+			}
+			if got := names(t, s); !slices.Equal(got, tt.left) {
+				t.Errorf("left: %q", got)
+			}
+		})
+	}
+	s := newStore(t)
+	sp := spec("fine")
+	sp.Name = "n"
+	i := create(t, s, sp)
+	if _, err := s.Create(t.Context(), sp, nil); turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), string(i.ID)) {
+		t.Errorf("a name twice: %v", err)
+	}
+	for _, bad := range []func(*sandboxes.Spec){
+		func(s *sandboxes.Spec) { s.Name = "a/b" }, func(s *sandboxes.Spec) { s.Name = "sb_1" },
+		func(s *sandboxes.Spec) { s.TTL = -1 }, func(s *sandboxes.Spec) { s.Shape.CPUs = 0 },
+		func(s *sandboxes.Spec) { s.Env = []string{"x"} },
+	} {
+		sp := spec("fine")
+		bad(&sp)
+		if _, err := s.Create(t.Context(), sp, nil); turnstone.KindOf(err) != turnstone.Invalid {
+			t.Errorf("%+v: %v", sp, err)
+		}
+	}
+	entries, err := os.ReadDir(s.Dir())
+	if err != nil || len(entries) != 1 {
+		t.Errorf("%d folders, %v", len(entries), err)
+	}
+}
+
+// TestCreateInterrupted: nothing is left, whether the holder listens or not.
+func TestCreateInterrupted(t *testing.T) {
+	for _, image := range []string{"slow", "deaf"} {
+		t.Run(image, func(t *testing.T) {
+			s := newStore(t)
+			s.KillAfter = 300 * time.Millisecond
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			_, err := s.Create(ctx, spec(image), func(string) { time.AfterFunc(50*time.Millisecond, cancel) })
+			if turnstone.KindOf(err) != turnstone.Canceled {
+				t.Errorf("%v", err)
+			}
+			entries, err := os.ReadDir(s.Dir())
+			if err != nil || len(entries) != 0 {
+				t.Errorf("left: %v, %v", entries, err)
+			}
+		})
+	}
+}
+
+// TestRemoveByForce: a holder that does not end when it is asked to is made to.
+func TestRemoveByForce(t *testing.T) {
+	s := newStore(t)
+	s.KillAfter = 300 * time.Millisecond
+	i := create(t, s, spec("fine"))
+	if err := syscall.Kill(i.Holder.PID, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Remove(t.Context(), i.ID); err != nil {
+		t.Fatal(err)
+	}
+	if entries, err := os.ReadDir(s.Dir()); err != nil || len(entries) != 0 {
+		t.Errorf("left: %v, %v", entries, err)
+	}
+}
+
+func TestDamaged(t *testing.T) {
+	s := newStore(t)
+	i := create(t, s, spec("fine"))
+	if err := s.Stop(t.Context(), i.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(s.Dir(), string(i.ID), "state.json"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := names(t, s); !slices.Equal(got, []string{" failed"}) {
+		t.Errorf("%q", got)
+	}
+	if _, err := s.Dial(t.Context(), i.ID); turnstone.KindOf(err) != turnstone.Integrity {
+		t.Errorf("%v", err)
+	}
+	if err := s.Remove(t.Context(), i.ID); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestManyClients: the last one that there is room for works, the next one is
+// told, and one that does not read holds nobody up.
+func TestManyClients(t *testing.T) {
+	s := newStore(t)
+	i := create(t, s, spec("fine"))
+	for range 64 {
+		c, err := s.Dial(t.Context(), i.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = c.Close() }()
+	}
+	conn, err := s.Dial(t.Context(), i.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = wire.NewFrames(conn, false).Next(nil)
+	var closed *wire.ClosedError
+	if !errors.As(err, &closed) || closed.Code != 1013 || !strings.Contains(closed.Reason, "as many connections") {
+		t.Errorf("%v", err)
+	}
+	_ = conn.Close()
+}
+
+func TestClientThatDoesNotRead(t *testing.T) {
+	s := newStore(t)
+	i := create(t, s, spec("fine"))
+	conn, err := s.Dial(t.Context(), i.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	garbage := []byte(`{"id":1,"method":"No.such"}`)
+	go func() { // floods, and reads nothing of what it is answered
+		f := wire.NewFrames(conn, false)
+		for f.WriteText(garbage) == nil {
+		}
+	}()
+	time.Sleep(200 * time.Millisecond)
+	use(t, s, i.ID, strings.Repeat("x", 3<<20))
+}
+
+// TestLongPath: a socket's path has room for 107 bytes only.
+func TestLongPath(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), strings.Repeat("d", 100))
+	s := sandboxes.NewStore(&home.Home{Dir: dir})
+	s.Holder = []string{holderName}
+	i := create(t, s, spec("fine"))
+	use(t, s, i.ID, strings.Repeat("hello", 1<<20))
+	if err := s.Remove(t.Context(), i.ID); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSweep: what was killed on its way is removed by the next who creates.
+func TestSweep(t *testing.T) {
+	s := newStore(t)
+	for _, name := range []string{".new-sb_000000000000000000", ".new-sb_000000000000000001", ".gone-sb_000000000000000002"} {
+		dir := filepath.Join(s.Dir(), name)
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if name != ".new-sb_000000000000000001" { // that one is just beginning
+			old := time.Now().Add(-time.Hour)
+			if err := os.Chtimes(dir, old, old); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	i := create(t, s, spec("fine"))
+	entries, err := os.ReadDir(s.Dir())
+	if err != nil || len(entries) != 2 || entries[0].Name() != ".new-sb_000000000000000001" || entries[1].Name() != string(i.ID) {
+		t.Errorf("%v, %v", entries, err)
+	}
+}
+
+// TestPrivate: nobody else may look or connect.
+func TestPrivate(t *testing.T) {
+	s := newStore(t)
+	i := create(t, s, spec("fine"))
+	for name, want := range map[string]os.FileMode{"": 0o700 | os.ModeDir, "state.json": 0o600, "lock": 0o600, "log": 0o600, "wire.sock": 0o600 | os.ModeSocket} {
+		st, err := os.Stat(filepath.Join(s.Dir(), string(i.ID), name))
+		if err != nil || st.Mode() != want {
+			t.Errorf("%s: %v, %v", name, st.Mode(), err)
+		}
+	}
+}
