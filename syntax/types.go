@@ -54,6 +54,9 @@ type Command struct {
 	// Words are the source texts of a simple command's words, assignments before
 	// the first word included, redirections not: what bash itself keeps of it.
 	Words []string `json:"-"`
+	// Tested says that the script looks at the command's exit status: it is the
+	// condition of an if or while, is followed by && or ||, or stands behind a "!".
+	Tested bool `json:"tested,omitempty"`
 	// Substituted says that the command stands inside $(…), `…` or <(…) of another one.
 	Substituted bool `json:"substituted,omitempty"`
 }

@@ -14,6 +14,7 @@ type walker struct {
 	into       *[]Embedded // where code inside code goes; nil in the script itself
 	subst      int         // how many substitutions it is in
 	backquotes int         // how many of them are backquotes
+	tested     int         // how many commands around look at the exit status
 }
 
 // open begins a command. Its children are opened before it is closed.
@@ -27,7 +28,7 @@ func (w *walker) open(kind Kind, parent, stage int) int {
 	}
 	id := len(w.p.script.Commands)
 	w.p.script.Commands = append(w.p.script.Commands, Command{
-		ID: id, Parent: parent, Kind: kind, Stage: stage, Language: "bash", Substituted: w.subst > 0,
+		ID: id, Parent: parent, Kind: kind, Stage: stage, Language: "bash", Substituted: w.subst > 0, Tested: w.tested > 0,
 	})
 	return id
 }
@@ -50,6 +51,13 @@ func (w *walker) stmts(list []*sh.Stmt, parent int) {
 	}
 }
 
+// condition adds statements whose exit status the command around them looks at.
+func (w *walker) condition(list []*sh.Stmt, parent int) {
+	w.tested++
+	w.stmts(list, parent)
+	w.tested--
+}
+
 // stmt adds one statement and returns its bounds: without a "!" or "time" before
 // it, with its redirections, without the bodies of here-documents.
 func (w *walker) stmt(s *sh.Stmt, parent, stage int) (start, end int) {
@@ -65,6 +73,10 @@ func (w *walker) stmt(s *sh.Stmt, parent, stage int) (start, end int) {
 	}
 	if w.p.budget.commands < 0 {
 		return max(start, 0), end
+	}
+	if s.Negated {
+		w.tested++
+		defer func() { w.tested-- }()
 	}
 	switch x := s.Cmd.(type) {
 	case *sh.TimeClause:
@@ -138,7 +150,14 @@ func (w *walker) binary(s *sh.Stmt, root *sh.BinaryCmd, parent, stage int) (star
 		if pipe {
 			place = n
 		}
+		looked := !pipe && len(todo) > 0 // by the && or || behind it
+		if looked {
+			w.tested++
+		}
 		from, to := w.stmt(part, id, place)
+		if looked {
+			w.tested--
+		}
 		if n == 1 {
 			start = from
 		}
@@ -158,11 +177,11 @@ func (w *walker) compound(c sh.Command, id int) (start, end int) {
 	switch x := c.(type) {
 	case *sh.IfClause:
 		for part := x; part != nil; part = part.Else {
-			w.stmts(part.Cond, id)
+			w.condition(part.Cond, id)
 			w.stmts(part.Then, id)
 		}
 	case *sh.WhileClause:
-		w.stmts(x.Cond, id)
+		w.condition(x.Cond, id)
 		w.stmts(x.Do, id)
 	case *sh.ForClause:
 		switch loop := x.Loop.(type) {
