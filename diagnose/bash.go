@@ -84,7 +84,7 @@ func (c *search) shellFrame(name string, argumentOnly bool) (frame, bool) {
 	case base == "bash" || base == "sh" || base == "dash":
 		return frame{from: code}, true
 	case name == "environment": // a function that an earlier step exported
-		return frame{from: data}, true
+		return frame{from: nowhere}, true
 	}
 	return frame{from: file, name: name}, c.hasFile(name)
 }
@@ -133,6 +133,9 @@ func (c *search) locateScript(f frame) Frame {
 			}
 		}
 	}
+	if cmd, ok := c.starting(f); ok {
+		return Frame{Step: f.step, Span: cmd}
+	}
 	if cmd, ok := c.simpleOn(f.step, from, to); ok {
 		return Frame{Step: f.step, Span: cmd}
 	}
@@ -152,6 +155,26 @@ func (c *search) covering(step, from, to int) (syntax.Span, bool) {
 		}
 	}
 	return syntax.Span{}, false
+}
+
+// starting returns the name of the only command that starts the program that a
+// message is about: within $(…) bash 5.2 counts lines that are not there.
+func (c *search) starting(f frame) (syntax.Span, bool) {
+	var found []int
+	for i, cmd := range c.d.steps[f.step].Script.Commands {
+		if cmd.Program != "" && len(f.words) > 0 && cmd.Program == f.words[0] && (f.step != c.step || c.inside[i]) {
+			found = append(found, i)
+		}
+	}
+	if len(found) != 1 {
+		return syntax.Span{}, false
+	}
+	cmd := c.clip(f.step, c.d.steps[f.step].Script.Commands[found[0]].Span)
+	at := findWord(string(c.d.steps[f.step].Script.Source[cmd.Start:cmd.End]), f.words[0])
+	if at < 0 {
+		return cmd, true
+	}
+	return c.d.span(f.step, cmd.Start+at, cmd.Start+at+len(f.words[0])), true
 }
 
 // simpleOn returns the only simple command that begins in a line, of the failing

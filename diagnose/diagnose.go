@@ -15,6 +15,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/charmbracelet/x/ansi"
+
 	"turnstone.dev/turnstone/syntax"
 )
 
@@ -24,6 +26,7 @@ const (
 	MaxMessage = 300      // bytes of a message
 	MaxFrames  = 32       // places of one finding: the innermost
 	maxReports = 64       // messages that are looked into: the last
+	maxNames   = 1024     // names of files that are looked up, for one failure
 	maxFound   = 16       // findings of one failure
 	maxLocated = 256      // frames that are looked for in the scripts, for one failure
 	maxLine    = 4 << 10  // bytes of a line that are read: the first
@@ -72,14 +75,20 @@ type Frame struct {
 type Diagnoser struct {
 	steps   []Step
 	regions []region
+	byBase  map[string][]int // the regions of files, by the last part of the name
 }
 
 // Steps returns a Diagnoser for the steps so far, the failing one included. It
 // keeps the scripts, which must not be changed afterwards.
 func Steps(scripts []Step) *Diagnoser {
-	d := &Diagnoser{steps: slices.Clone(scripts)}
+	d := &Diagnoser{steps: slices.Clone(scripts), byBase: map[string][]int{}}
 	for i := range d.steps {
 		d.addRegions(i)
+	}
+	for i, r := range d.regions {
+		if r.from == file {
+			d.byBase[path.Base(r.path)] = append(d.byBase[path.Base(r.path)], i)
+		}
 	}
 	return d
 }
@@ -125,23 +134,38 @@ func same(a, b Finding) bool {
 
 // A search is what one Find works on.
 type search struct {
-	d       *Diagnoser
-	step    int
-	command int // -1: any
-	script  *syntax.Script
-	inside  []bool          // by command: it is the failing one or a part of it; all, if that is not known
-	words   map[string]bool // of the failing command's text
-	budget  int             // frames that are still looked for
+	d        *Diagnoser
+	step     int
+	command  int // -1: any
+	script   *syntax.Script
+	inside   []bool          // by command: it is the failing one or a part of it; all, if that is not known
+	pipeline []bool          // by command: it is a part of the pipeline that the failing one is in
+	function []bool          // by command: it is a part of a function, and runs where that is called
+	words    map[string]bool // of the failing command's text
+	budget   int             // frames that are still looked for
+	programs map[string]bool // of the step: see runs
+	known    map[string]bool // what hasFile has said
 }
 
 func (d *Diagnoser) newSearch(step, command int) *search {
-	c := &search{d: d, step: step, command: command, script: d.steps[step].Script, budget: maxLocated, words: map[string]bool{}}
+	c := &search{d: d, step: step, command: command, script: d.steps[step].Script, budget: maxLocated, known: map[string]bool{}, words: map[string]bool{}}
 	if c.command < 0 || c.command >= len(c.script.Commands) {
 		c.command = -1
 	}
 	c.inside = make([]bool, len(c.script.Commands))
+	c.pipeline = make([]bool, len(c.script.Commands))
+	c.function = make([]bool, len(c.script.Commands))
+	pipeline := c.command
+	if c.command >= 0 {
+		if p := c.script.Commands[c.command].Parent; p >= 0 && p < c.command && c.script.Commands[p].Kind == syntax.Pipeline {
+			pipeline = p
+		}
+	}
 	for i, cmd := range c.script.Commands {
-		c.inside[i] = c.command < 0 || i == c.command || (cmd.Parent >= 0 && cmd.Parent < i && c.inside[cmd.Parent])
+		parent := cmd.Parent >= 0 && cmd.Parent < i // what else there may be, a parser has wrong
+		c.inside[i] = c.command < 0 || i == c.command || (parent && c.inside[cmd.Parent])
+		c.pipeline[i] = c.command < 0 || i == pipeline || (parent && c.pipeline[cmd.Parent])
+		c.function[i] = cmd.Kind == syntax.Function || (parent && c.function[cmd.Parent])
 	}
 	if c.command >= 0 {
 		span := c.clip(c.step, c.script.Commands[c.command].Span)
@@ -153,15 +177,19 @@ func (d *Diagnoser) newSearch(step, command int) *search {
 	return c
 }
 
-// runs reports whether one of the programs is started by the failing command, or
-// by the step when the command is not known.
+// runs reports whether the step runs one of the programs, maybe by another one:
+// sudo psql, timeout 5 ruby.
 func (c *search) runs(programs ...string) bool {
-	for i, cmd := range c.script.Commands {
-		if c.inside[i] && cmd.Program != "" && slices.Contains(programs, path.Base(cmd.Program)) {
-			return true
+	if c.programs == nil {
+		c.programs = map[string]bool{}
+		for _, cmd := range c.script.Commands {
+			c.programs[path.Base(cmd.Program)] = true
+			for _, w := range cmd.Words[:min(len(cmd.Words), 10)] {
+				c.programs[path.Base(w)] = true
+			}
 		}
 	}
-	return false
+	return slices.ContainsFunc(programs, func(p string) bool { return c.programs[p] })
 }
 
 // A report is one message of a tool.
@@ -174,6 +202,7 @@ type report struct {
 	// whole says that a message without any place in the text still belongs to the
 	// code of the tool, or to the command.
 	whole bool
+	code  bool // that of the tool, when it is one piece
 }
 
 // A source is what a tool says the code came from.
@@ -186,6 +215,7 @@ const (
 	file                   // from the file that is named
 	script                 // from the step's own script
 	data                   // what a filter reads, and not its program
+	nowhere                // in nobody's text: a library, a part of the tool
 )
 
 // A frame is a place as a tool names it.
@@ -226,12 +256,17 @@ func (c *search) finding(r report) (Finding, bool) {
 		return f, false
 	}
 	f.Step = c.step
-	span, ok := c.wholeCode(r.tool)
-	if !ok && c.command >= 0 {
-		span, ok = c.clip(c.step, c.script.Commands[c.command].Span), true
+	if r.code {
+		if span, ok := c.wholeCode(r.tool); ok {
+			f.Span = span
+			return f, true
+		}
 	}
-	f.Span = span
-	return f, ok
+	if c.command < 0 {
+		return f, false
+	}
+	f.Span = c.clip(c.step, c.script.Commands[c.command].Span)
+	return f, true
 }
 
 func (c *search) locateAll(tool string, frames []frame) []Frame {
@@ -260,7 +295,11 @@ func lines(b []byte) []string {
 	var out []string
 	for line := range bytes.Lines(b) {
 		line = bytes.TrimRight(line, "\r\n")
-		out = append(out, string(line[:min(len(line), maxLine)]))
+		text := string(line[:min(len(line), maxLine)])
+		if strings.Contains(text, "\x1b") { // some show errors in colours
+			text = ansi.Strip(text)
+		}
+		out = append(out, text)
 	}
 	return out
 }

@@ -19,7 +19,7 @@ const nodeLookahead = 40
 // the line of source and a caret, the error, and its stack, innermost first
 // (V8's stack trace API). A stack without the place is what a program printed itself.
 func scanNode(c *search, ls []string, i int) (report, int, bool) {
-	r := report{tool: "node"}
+	r := report{tool: "node", code: true}
 	var head *frame
 	if m := nodeHead.FindStringSubmatch(ls[i]); m != nil {
 		f := frame{name: m[1], line: number(m[2]), mark: -1}
@@ -45,7 +45,7 @@ func scanNode(c *search, ls []string, i int) (report, int, bool) {
 	}
 	for ; i < len(ls) && strings.HasPrefix(strings.TrimLeft(ls[i], " "), "at "); i++ {
 		m := nodeStack.FindStringSubmatch(ls[i])
-		if m == nil || nodeSource(m[1]) == data {
+		if m == nil || nodeSource(m[1]) == nowhere {
 			continue
 		}
 		f := frame{from: nodeSource(m[1]), name: m[1], line: number(m[2]), column: number(m[3]), mark: -1}
@@ -58,14 +58,14 @@ func scanNode(c *search, ls []string, i int) (report, int, bool) {
 		r.frames = append(r.frames, f)
 	}
 	slices.Reverse(r.frames)
-	if head != nil && head.from != data {
+	if head != nil && head.from != nowhere {
 		r.earlier = []frame{*head}
 		if strings.HasPrefix(r.message, "SyntaxError") && !slices.ContainsFunc(r.frames, func(f frame) bool { return f.name == head.name }) {
 			r.frames = append(r.frames, *head) // code that was never run is in no stack
 		}
 	}
-	r.whole = head != nil || c.runs("node", "nodejs")
-	return r, i, r.message != ""
+	r.whole = c.runs("node", "npm", "npx", "yarn", "pnpm", "tsx", "ts-node")
+	return r, i, r.message != "" && (r.whole || nodeError.MatchString(r.message))
 }
 
 func nodeStackNear(ls []string, i int) bool {
@@ -77,7 +77,7 @@ func nodeStackNear(ls []string, i int) bool {
 	return false
 }
 
-// nodeSource says where the code is that node names; data for what is nobody's text.
+// nodeSource says where the code is that node names; nowhere for what is nobody's text.
 func nodeSource(name string) source {
 	switch {
 	case strings.HasSuffix(name, "]") && strings.Contains(name, "[eval"):
@@ -85,7 +85,7 @@ func nodeSource(name string) source {
 	case strings.HasSuffix(name, "]") && strings.Contains(name, "[stdin"):
 		return input
 	case strings.HasPrefix(name, "node:"), strings.HasPrefix(name, "<"), strings.HasPrefix(name, "evalmachine"), strings.Contains(name, "-wrapper"):
-		return data
+		return nowhere
 	}
 	return file
 }

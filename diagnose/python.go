@@ -85,14 +85,14 @@ func pyBlock(ls []string, i int) (frames []frame, message string, next int) {
 				f.quoteOf(line, pyText(at(ls, i+1)))
 			}
 		}
-		if f.from != data {
+		if f.from != nowhere {
 			frames = append(frames, f)
 		}
 	}
 	return frames, "", i
 }
 
-// pySource says where the code is that Python names; data for what is nobody's text.
+// pySource says where the code is that Python names; nowhere for what is nobody's text.
 func pySource(name string) source {
 	switch {
 	case name == "<string>":
@@ -100,7 +100,7 @@ func pySource(name string) source {
 	case name == "<stdin>":
 		return input
 	case strings.HasPrefix(name, "<"):
-		return data
+		return nowhere
 	}
 	return file
 }

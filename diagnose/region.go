@@ -25,6 +25,7 @@ type region struct {
 	tabs     bool // <<-: each line has lost the tabs that it begins with
 	escapes  bool // $'…': \n adds a line
 	appended bool // >>: its first line is not the file's first
+	guessed  bool // the file that is asked for has the same name, and maybe another path
 }
 
 // Bounds of looking for a word or a quotation in code, in bytes.
@@ -49,7 +50,7 @@ var languages = map[string][]string{
 
 // target is the file that a here-document is written to, in a command whose
 // language nobody knows: a Makefile, C.
-var target = regexp.MustCompile(`(?:>>?|\btee(?: -a| --append)?)\s*["']?([\w./@%+,=-]+)`)
+var target = regexp.MustCompile(`(?:(?:^|[^\d&>])>>?|\btee(?: -a| --append)?)\s*["']?([\w./@%+,=-]+)`)
 
 // addRegions notes the code in a step's script. What does not lie within the
 // script is left out: the script comes from a parser, but this is cheap.
@@ -153,7 +154,8 @@ func (c *search) candidates(tool string, f frame) []region {
 	return nil
 }
 
-// nearest returns the regions of the failing command, else those of its step.
+// nearest returns the regions of the failing command, else those of functions,
+// for it may call one.
 func (c *search) nearest(is func(region) bool) []region {
 	var own, all []region
 	for _, r := range c.d.regions {
@@ -169,8 +171,10 @@ func (c *search) nearest(is func(region) bool) []region {
 		if r.step != c.step {
 			continue
 		}
-		all = append(all, r)
-		if c.inside[r.command] {
+		if c.function[r.command] {
+			all = append(all, r)
+		}
+		if c.inside[r.command] || (r.from == data && c.pipeline[r.command]) {
 			own = append(own, r)
 		}
 	}
@@ -180,26 +184,35 @@ func (c *search) nearest(is func(region) bool) []region {
 	return all
 }
 
+// foreign are paths of code that is installed. It can have the names that an
+// author's files have, as index.js.
+var foreign = regexp.MustCompile(`^/(usr|lib|opt|snap|nix)/|/(node_modules|site-packages|dist-packages|gems|vendor)/|/lib/(python|ruby|perl|node)`)
+
 // files returns the code that was written to a file, by its path, else by its name
 // if only one file has it. Of several writings the last counts, and before it those
 // that it was appended to.
 func (c *search) files(name string) []region {
 	name = strings.TrimPrefix(name, "file://")
+	later := func(r region) bool { // it was not there when the failing command ran
+		return r.step > c.step || (r.step == c.step && c.command >= 0 && r.command > c.command && !c.function[c.command])
+	}
 	abs := absolute(c.d.steps[c.step].Dir, name)
 	var exact, byBase []region
 	paths := map[string]bool{}
-	for _, r := range c.d.regions {
-		if r.from != file || r.step > c.step || (r.step == c.step && c.command >= 0 && r.command > c.command) {
+	for _, i := range c.d.byBase[path.Base(abs)] {
+		r := c.d.regions[i]
+		if later(r) {
 			continue
 		}
 		if r.path == abs {
 			exact = append(exact, r)
-		} else if path.Base(r.path) == path.Base(abs) && !(path.IsAbs(name) && path.IsAbs(r.name)) {
+		} else if !path.IsAbs(name) || !path.IsAbs(r.name) {
+			r.guessed = true
 			byBase = append(byBase, r)
 			paths[r.path] = true
 		}
 	}
-	if len(exact) == 0 && len(paths) == 1 {
+	if len(exact) == 0 && len(paths) == 1 && !foreign.MatchString(name) {
 		exact = byBase
 	}
 	for i := len(exact) - 1; i > 0; i-- {
@@ -237,7 +250,7 @@ func (c *search) locate(tool string, f frame) (Frame, bool) {
 		switch {
 		case ok:
 			sure = append(sure, place{r.step, start, end})
-		case !r.verbatim && !r.appended:
+		case !r.verbatim && !r.appended && !r.guessed:
 			unsure = append(unsure, place{r.step, r.start, r.end})
 		}
 	}
@@ -270,8 +283,12 @@ func (r region) locate(src []byte, f frame) (start, end int, ok bool) {
 	}
 	line := string(code[from:to])
 	plain := r.verbatim || !strings.ContainsAny(line, "$`\\")
-	if quote != "" && plain && !strings.Contains(line, quote) && !strings.Contains(quote, strings.TrimSpace(line)) {
-		return 0, 0, false // the file is not what the author wrote, or it is another one
+	if quote != "" && plain && !strings.Contains(line, quote) {
+		// The file is not what the author wrote, or it is another one.
+		if from, to, ok = lineWith(code, quote, 0); !ok || r.from != file {
+			return 0, 0, false
+		}
+		line = string(code[from:to])
 	}
 	start, end = partOf(line, quote, f, plain, r.tabs)
 	return r.start + from + start, r.start + from + end, true

@@ -106,7 +106,14 @@ func isASCII(s string) bool {
 }
 
 // hasFile reports whether a file of this name was written by a script.
-func (c *search) hasFile(name string) bool { return len(c.files(name)) > 0 }
+func (c *search) hasFile(name string) bool {
+	has, ok := c.known[name]
+	if !ok && len(c.known) < maxNames {
+		has = len(c.files(name)) > 0
+		c.known[name] = has
+	}
+	return has
+}
 
 // FILE:LINE:COLUMN: message, as compilers and many other programs have it.
 var placeLine = regexp.MustCompile(`^([^\s:][^:]{0,255}):(\d+):(?:(\d+):)? ?(.+)$`)

@@ -43,14 +43,14 @@ func scanJQ(_ *search, ls []string, i int) (report, int, bool) {
 		if w := jqName.FindStringSubmatch(m[1]); w != nil {
 			f.words = []string{w[1]}
 		}
-		return report{tool: "jq", message: m[1], frames: []frame{f}, whole: true}, i + 1, true
+		return report{tool: "jq", message: m[1], frames: []frame{f}, whole: true, code: true}, i + 1, true
 	}
 	if m := jqInput.FindStringSubmatch(line); m != nil {
 		f := frame{from: data, line: number(m[2]), mark: -1}
-		return report{tool: "jq", message: m[1], frames: []frame{f}, whole: true}, i + 1, true
+		return report{tool: "jq", message: m[1], frames: []frame{f}, whole: true, code: true}, i + 1, true
 	}
 	if m := jqRun.FindStringSubmatch(line); m != nil {
-		return report{tool: "jq", message: m[1], whole: true}, i + 1, true
+		return report{tool: "jq", message: m[1], whole: true, code: true}, i + 1, true
 	}
 	return report{}, 0, false
 }
@@ -63,7 +63,7 @@ func scanPsql(c *search, ls []string, i int) (report, int, bool) {
 	if m == nil || (m[1] == "" && !c.runs("psql")) {
 		return report{}, 0, false
 	}
-	r := report{tool: "psql", message: m[4], whole: true}
+	r := report{tool: "psql", message: m[4], whole: true, code: true}
 	if m[3] == "WARNING" {
 		r.rank = 1
 	}
@@ -113,7 +113,7 @@ func scanSQLite(c *search, ls []string, i int) (report, int, bool) {
 	if m == nil || !c.runs("sqlite3", "sqlite") {
 		return report{}, 0, false
 	}
-	r := report{tool: "sqlite3", message: m[2], whole: true}
+	r := report{tool: "sqlite3", message: m[2], whole: true, code: true}
 	f := frame{from: input, line: number(m[1]), loose: true, mark: -1}
 	if f.line == 0 {
 		f.from, f.line = argument, 1
@@ -146,13 +146,13 @@ func scanAwk(c *search, ls []string, i int) (report, int, bool) {
 		if p == nil {
 			return report{}, 0, false
 		}
-		return report{tool: "awk", message: p[1], whole: true, rank: 1}, i + 1, true
+		return report{tool: "awk", message: p[1], whole: true, code: true, rank: 1}, i + 1, true
 	}
 	f := frame{from: argument, line: number(m[3]), mark: -1}
 	if name := strings.TrimSpace(m[2]); name != "" && name != "cmd. line" && name != "syntax error at" {
 		f.from, f.name = file, name
 	}
-	r := report{tool: "awk", message: strings.TrimPrefix(m[4], "error: "), whole: f.from == argument}
+	r := report{tool: "awk", message: strings.TrimPrefix(m[4], "error: "), whole: f.from == argument, code: true}
 	next := i + 1
 	prefix := ls[i][:len(ls[i])-len(m[4])]
 	if below, ok := strings.CutPrefix(at(ls, i+1), prefix); ok {
