@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -167,4 +166,16 @@ func (res result) one(t testing.TB, prefix string) Record {
 	return got[0]
 }
 
-var _ io.Writer = (*bytes.Buffer)(nil)
+// startWith runs another program as if it were the step's shell.
+func startWith(rec *Recorder, argv ...string) (string, error) {
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Env, cmd.ExtraFiles = rec.Env(), rec.Files()
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		return "", err
+	}
+	rec.Started(cmd.Process.Pid)
+	err := cmd.Wait()
+	return out.String(), err
+}

@@ -569,6 +569,8 @@ static void enter(frame_t *f, command_t *c, int kind, int async, int in, int out
 		add(&mem->sites[at].count, 1);
 	else
 		add(&mem->h.siteless, 1);
+	if (in == NO_PIPE && out == NO_PIPE && depth > 0 && frames[depth - 1].kind == k_pipeline && frames[depth - 1].pid == self)
+		in = 0; // with lastpipe the last stage finds its pipe at descriptor 0 already
 	int flags = (async || c->type == cm_coproc ? f_async : 0) | (in != NO_PIPE ? f_pipe_in : 0) | (out != NO_PIPE ? f_pipe_out : 0) |
 		(c->flags & INVERT_RETURN ? f_negated : 0) |
 		(&subshell_environment && (subshell_environment & (IN_COMSUB | IN_PROCSUB)) ? f_substituted : 0);
@@ -597,7 +599,8 @@ static void leave(frame_t *f, int result)
 	if (!c || !(f->flags & (f_async | f_pipe_out))) {
 		if (c && (f->flags & f_pipe_in) && load(&c->reaped) && !(&lastpipe_opt && lastpipe_opt))
 			result = code_of(c->status); // of the stage itself; what was returned is that of the pipeline
-		finish(f->record, f->site, f->start, f->flags, result, f_exit, now());
+		int signaled = c && load(&c->reaped) && (c->status & 0x7f) && code_of(c->status) == result;
+		finish(f->record, f->site, f->start, f->flags, result, f_exit | (signaled ? f_signal : 0), now());
 		return;
 	}
 	int slot = c->record[0] == f->record && c->start[0] == f->start ? 0 : 1;
@@ -613,7 +616,7 @@ static void leave(frame_t *f, int result)
 }
 
 // part tells the calls that are no command of their own: sequences; the second call for the same command, in a subshell
-// or under "time"; a pipeline's tail; the body of a function that a simple command calls.
+// or under "time"; a part of a longer pipeline or list; the body of a function that a simple command calls.
 static int part(command_t *c, int kind, int in, int out)
 {
 	if (kind < 0 || kind == cm_connection)
@@ -626,6 +629,7 @@ static int part(command_t *c, int kind, int in, int out)
 	if (outer->pid != self)
 		return 0;
 	return (kind == k_pipeline && outer->kind == k_pipeline && (in != NO_PIPE || out != NO_PIPE)) ||
+		(kind == k_list && outer->kind == k_list) ||
 		(kind == cm_group && outer->kind == cm_simple);
 }
 
