@@ -13,7 +13,7 @@ import (
 )
 
 // A corpus script runs in a folder of the same name both times, and leaves files there.
-func corpusRun(t *testing.T, tr *Tracer, dir, script string, env []string) (result, string) {
+func corpusRun(t *testing.T, tr *Tracer, dir, script string, env []string, args ...string) (result, string) {
 	t.Helper()
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
@@ -25,7 +25,7 @@ func corpusRun(t *testing.T, tr *Tracer, dir, script string, env []string) (resu
 	if err := os.WriteFile(path, []byte(script), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	return runScript(t, tr, dir, env, path), tree(t, dir)
+	return runScript(t, tr, dir, env, append([]string{path}, args...)...), tree(t, dir)
 }
 
 // tree describes all files below dir with modes and contents.
@@ -77,14 +77,14 @@ func steady(name, s string) string {
 	return digits.ReplaceAllString(s, "0")
 }
 
-func compare(t *testing.T, name, script string, env func(dir string) []string) {
+func compare(t *testing.T, name, script string, env func(dir string) []string, args ...string) {
 	t.Helper()
 	tr := newTracer(t)
 	dir := filepath.Join(t.TempDir(), "w")
 	var last string
 	for range 3 { // a script with background jobs can differ from itself on a busy machine
-		plain, files := corpusRun(t, nil, dir, script, env(dir))
-		res, tracedFiles := corpusRun(t, tr, dir, script, env(dir))
+		plain, files := corpusRun(t, nil, dir, script, env(dir), args...)
+		res, tracedFiles := corpusRun(t, tr, dir, script, env(dir), args...)
 		switch {
 		case steady(name, plain.stdout) != steady(name, res.stdout):
 			last = fmt.Sprintf("stdout: plain %.2000q, traced %.2000q", plain.stdout, res.stdout)

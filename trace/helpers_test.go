@@ -2,6 +2,7 @@ package trace
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -37,12 +38,14 @@ func baseEnv(dir string) []string {
 	return []string{"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=" + dir, "TMPDIR=" + dir, "LC_ALL=C", "TERM=dumb"}
 }
 
-// runScript runs bash on a file in dir, traced if tr is not nil.
+// runScript runs bash on a file in dir, traced if tr is not nil. TURN_TEST_BASH names
+// another bash than the system's, with arguments if needed.
 func runScript(t testing.TB, tr *Tracer, dir string, env []string, argv ...string) result {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "/bin/bash", argv...)
+	bash := strings.Fields(cmp.Or(os.Getenv("TURN_TEST_BASH"), "/bin/bash"))
+	cmd := exec.CommandContext(ctx, bash[0], append(bash[1:], argv...)...)
 	cmd.Dir, cmd.Env = dir, env
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	var rec *Recorder
