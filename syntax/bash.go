@@ -258,4 +258,3 @@ func unquoted(w *sh.Word) []byte {
 	parts(w.Parts, false)
 	return out
 }
-
