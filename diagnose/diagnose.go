@@ -41,8 +41,9 @@ type Step struct {
 	// it is not known: then files that a script names by a relative path are
 	// found by that name alone.
 	Dir string
-	// Script is the step's text. nil for a step that nothing is known of. Which
-	// files its here-documents are written to, is in its commands' Embedded.
+	// Script is the step's text, with its Source; nil for a step that nothing is
+	// known of. Which files its here-documents are written to, is in its commands'
+	// Embedded.
 	Script *syntax.Script
 }
 

@@ -125,7 +125,7 @@ func scanSQLite(c *search, ls []string, i int) (report, int, bool) {
 	if quote, carets := at(ls, i+1), at(ls, i+2); strings.HasPrefix(quote, "  ") && strings.Contains(carets, "error here") {
 		column := strings.IndexByte(carets, '^')
 		f.quote = strings.TrimSpace(quote)
-		if column >= 2 {
+		if column >= 2 && isASCII(quote) {
 			f.mark = column - (len(quote) - len(strings.TrimLeft(quote, " ")))
 		}
 		next = i + 3
