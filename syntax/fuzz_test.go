@@ -2,6 +2,7 @@ package syntax
 
 import (
 	"testing"
+	"time"
 )
 
 func addSeeds(f *testing.F) {
@@ -43,6 +44,27 @@ func FuzzCheckless(f *testing.F) {
 		for _, c := range fault.Message {
 			if c < ' ' || c == 0x7f {
 				t.Errorf("message %q", fault.Message)
+			}
+		}
+	})
+}
+
+// FuzzCode gives each grammar any text. Those of tree-sitter are C.
+func FuzzCode(f *testing.F) {
+	languages := []string{"python", "javascript", "json", "ruby", "jq", "awk", "bash"}
+	for i, src := range []string{
+		"def f(a):\n\tif a:\n  return f'{a!r:>{b}}'\n\"\"\"", "x = `a${b}`; /a/g; <a>{b}</a>", `{"a": [1, null, "\u0000"]}`,
+		"puts <<~A, %w(a b)\n #{x}\nA\n", `.a[] | "\(.b)" as $x | reduce .[] as $i (0; . + $i)`,
+		"BEGIN { while ((getline l < f) > 0) a[l]++ }\n/x/,/y/ { print $NF | \"sort\" }", "for ((;;)); do cat <<-A; done\n\tA\n",
+	} {
+		f.Add(uint8(i), []byte(src))
+	}
+	f.Fuzz(func(t *testing.T, language uint8, src []byte) {
+		b := &budget{until: time.Now().Add(maxParse), grammars: maxGrammar}
+		faults, _ := parseCode(languages[int(language)%len(languages)], src, b)
+		for _, fault := range faults {
+			if fault.start < 0 || fault.end < fault.start || fault.end > len(src) || fault.message == "" {
+				t.Errorf("%+v of %d bytes", fault, len(src))
 			}
 		}
 	})
