@@ -10,11 +10,12 @@ import (
 
 // A SyntaxError is one fault of a document, with the place where it stands.
 type SyntaxError struct {
-	File   string // the document's name
-	Line   int    // from 1
-	Column int    // from 1, in bytes
-	Msg    string // what is wrong, one line
-	Hint   string // what the author can do; may be empty
+	File   string     // the document's name
+	Line   int        // from 1
+	Column int        // from 1, in bytes
+	Msg    string     // what is wrong, one line
+	Hint   string     // what the author can do; may be empty
+	Source SourceLine // the author's line, where it helps; Number 0: none
 }
 
 // Error returns "file:line:column: message".

@@ -24,6 +24,7 @@ type Request struct {
 	Disk      turnstone.Bytes
 	Network   *bool
 	Substrate string // "auto" or a substrate's name
+	Commands  bool   // the receipt lists all commands of each step
 }
 
 // A Transfer copies a file or folder between the host and the sandbox: into it
@@ -73,6 +74,12 @@ type StepReport struct {
 	Stderr     string           `json:"stderr"`
 	StdoutInfo OutputInfo       `json:"stdout_info"`
 	StderrInfo OutputInfo       `json:"stderr_info"`
+
+	Commands        []CommandReport `json:"commands,omitempty"`         // what ran, by start
+	CommandCount    int64           `json:"command_count"`              // all that ran
+	CommandsDropped int64           `json:"commands_dropped,omitempty"` // those of them that are not in Commands: there were too many
+	Untraced        string          `json:"untraced,omitempty"`         // why Commands is not all
+	Failures        []FailureReport `json:"failures,omitempty"`         // the commands that failed
 }
 
 // OutputInfo describes one whole output stream.

@@ -13,6 +13,7 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/trace"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -38,12 +39,17 @@ func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, e
 	if err != nil {
 		return nil, err
 	}
+	if err := CheckScripts(ctx, req.Document); err != nil {
+		return nil, err
+	}
 	r := &run{x: x, plan: p, doc: req.Document, obs: obs, clock: newStopwatch()}
 	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now().UTC(), Image: p.image, Result: turnstone.Errored}
 	r.results = make([]document.StepResult, len(req.Document.Steps))
 	for i := range r.results {
 		r.results[i] = document.StepResult{Status: turnstone.StepSkipped, Note: "not reached"}
 	}
+	r.scripts, r.commands = parseScripts(req.Document), make([]*commands, len(req.Document.Steps))
+	r.cwd, r.table = p.cwd, req.Commands
 	if dir, err := x.home.MkdirAll("turns", string(r.info.ID)); err == nil {
 		r.dir = dir // else the outputs are not kept; the turn runs all the same
 	}
@@ -62,6 +68,11 @@ type run struct {
 	info    document.TurnInfo
 	hint    string
 	results []document.StepResult
+
+	scripts  *scripts
+	commands []*commands // by step; nil for one that did not run
+	cwd      string      // where the next step begins
+	table    bool        // the receipt lists all commands
 }
 
 // all is the turn from end to end. What ends it early is in r.info afterwards.
@@ -148,7 +159,7 @@ func (r *run) each(ctx, turnCtx context.Context, s *Sandbox) (turnstone.Result, 
 			err = interrupted(ctx, s.fate(err), "during "+step.Name)
 			res.Note = oneLine(err.Error())
 		}
-		r.obs.StepFinished(step, report(step, *res))
+		r.obs.StepFinished(step, r.report(step, *res))
 		if err != nil {
 			return turnstone.Errored, err
 		}
@@ -189,10 +200,19 @@ func (r *run) one(turnCtx context.Context, s *Sandbox, step *document.Step, res 
 		params.Cwd = inCwd(r.plan.cwd, step.Cwd)
 	}
 	began := time.Now()
-	end, err := s.client.Execute(ctx, params, step.Script, wire.Stdio{Out: stdout, Err: stderr}, nil)
+	params.Spans = new(bool) // the script is parsed here
+	var records []wire.ShellRecord
+	end, err := s.client.Execute(ctx, params, step.Script, wire.Stdio{Out: stdout, Err: stderr}, func(more []wire.ShellRecord) {
+		if len(records)+len(more) <= trace.MaxRecords {
+			records = append(records, more...)
+		}
+	})
 	exit := end.Exit
 	res.Duration = time.Since(began)
 	res.Stdout, res.Stderr = stdout.finish(), stderr.finish()
+	if end.Path != "" {
+		defer func() { r.commands[step.Index-1] = r.note(step, end, records, stderr, res) }()
+	}
 	deadline := errors.Is(ctx.Err(), context.DeadlineExceeded)
 	if deadline && (err != nil || exit.Killed) {
 		res.Status, res.Note = turnstone.StepTimeout, r.timeoutNote(turnCtx, step)
@@ -217,6 +237,19 @@ func (r *run) one(turnCtx context.Context, s *Sandbox, step *document.Step, res 
 	return nil
 }
 
+// note keeps what is known of a step's commands.
+func (r *run) note(step *document.Step, end *wire.StepEnd, records []wire.ShellRecord, stderr *capture, res *document.StepResult) *commands {
+	c := r.scripts.analyse(step, end, records, stderr, r.cwd)
+	res.Failures = c.shown
+	if r.table {
+		res.Commands, res.CommandsNote = c.table, c.note
+	}
+	if end.Cwd != "" && !end.StateLost {
+		r.cwd = end.Cwd
+	}
+	return c
+}
+
 func (r *run) timeoutNote(turnCtx context.Context, step *document.Step) string {
 	if turnCtx.Err() != nil {
 		return fmt.Sprintf("killed: the turn's %s were up", r.plan.timeout)
@@ -224,7 +257,7 @@ func (r *run) timeoutNote(turnCtx context.Context, step *document.Step) string {
 	return fmt.Sprintf("killed after %s", step.Timeout)
 }
 
-func exitNote(end *wire.ShellFinishedEvent) string {
+func exitNote(end *wire.StepEnd) string {
 	var notes []string
 	e := end.Exit
 	if e.Signal != "" {
@@ -283,16 +316,20 @@ func (r *run) turn() *Turn {
 		Started: r.info.Started, Duration: r.info.Duration, Millis: r.info.Duration.Milliseconds(),
 		Phases: r.clock.phases, Receipt: string(r.doc.Receipt(r.info, r.results)), Steps: []StepReport{}}
 	for i, step := range r.doc.Steps {
-		t.Steps = append(t.Steps, report(step, r.results[i]))
+		t.Steps = append(t.Steps, r.report(step, r.results[i]))
 	}
 	return t
 }
 
-func report(step *document.Step, res document.StepResult) StepReport {
+func (r *run) report(step *document.Step, res document.StepResult) StepReport {
 	rep := StepReport{Name: step.Name, Line: step.Line, Status: res.Status, ExitCode: res.ExitCode,
 		Millis: res.Duration.Milliseconds(), Note: res.Note}
 	rep.Stdout, rep.StdoutInfo = describe(res.Stdout)
 	rep.Stderr, rep.StderrInfo = describe(res.Stderr)
+	if c := r.commands[step.Index-1]; c != nil {
+		rep.Commands, rep.Failures = c.reports, c.failures
+		rep.CommandCount, rep.CommandsDropped, rep.Untraced = c.report.Commands, c.report.Dropped, c.report.Untraced
+	}
 	return rep
 }
 

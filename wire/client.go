@@ -82,6 +82,12 @@ type Stdio struct {
 	Out, Err io.Writer
 }
 
+// A StepEnd is how a step ended.
+type StepEnd struct {
+	ShellFinishedEvent
+	Path string // of the script, as the shell's messages name it
+}
+
 // maxInline is the largest script that is sent inside its command.
 const maxInline = 1 << 20
 
@@ -91,7 +97,7 @@ const maxInline = 1 << 20
 // waits for the end, so that the output until then is whole; the caller bounds
 // this by closing the client. The error is then ctx's cause, with the result. A
 // writer that fails also ends the step. script may hold any bytes.
-func (c *Client) Execute(ctx context.Context, p ShellExecuteParams, script string, io Stdio, records func([]ShellRecord)) (*ShellFinishedEvent, error) {
+func (c *Client) Execute(ctx context.Context, p ShellExecuteParams, script string, io Stdio, records func([]ShellRecord)) (*StepEnd, error) {
 	if p.ProcessID == "" {
 		p.ProcessID = processID()
 	}
@@ -106,15 +112,18 @@ func (c *Client) Execute(ctx context.Context, p ShellExecuteParams, script strin
 		io.In = strings.NewReader(script)
 	}
 	r := run{c: c, id: p.ProcessID, stdio: io, in: p.ScriptStream, out: p.StdoutStream, err: p.StderrStream, records: records}
+	end := new(StepEnd)
 	ended, err := r.do(ctx, func(ctx context.Context) error {
-		_, err := c.ShellExecute(ctx, &p)
+		res, err := c.ShellExecute(ctx, &p)
+		if err == nil {
+			end.Path = res.Path
+		}
 		return err
 	})
-	res, _ := ended.(*ShellFinishedEvent)
-	if res == nil {
-		res = new(ShellFinishedEvent)
+	if e, ok := ended.(*ShellFinishedEvent); ok {
+		end.ShellFinishedEvent = *e
 	}
-	return res, err
+	return end, err
 }
 
 // Start runs one process and copies its output while it runs, as Execute does.

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+
+	"turnstone.dev/turnstone/executor"
 )
 
 type checkCmd struct {
@@ -29,6 +32,9 @@ func (c *checkCmd) Run(a *app) error {
 	bad := false
 	for _, file := range c.Files {
 		doc, err := a.readDocument(file)
+		if err == nil {
+			err = executor.CheckScripts(context.Background(), doc)
+		}
 		if err != nil {
 			var exit *exitError
 			if errors.As(err, &exit) && exit.err != nil {

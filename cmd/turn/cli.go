@@ -164,11 +164,20 @@ func (a *app) complain(err error) {
 	}
 }
 
-// messages returns one line per fault: a document may have several.
+// messages returns one line per fault, for a document may have several, with the
+// author's line below it where that helps.
 func messages(err error) []string {
 	var several document.SyntaxErrors
 	if errors.As(err, &several) {
-		return strings.Split(strings.TrimRight(several.Error(), "\n"), "\n")
+		var lines []string
+		for _, e := range several {
+			lines = append(lines, e.Error())
+			if src := e.Source; src.Number > 0 {
+				text, caret := document.Excerpt(src.Text, src.From, src.To)
+				lines = append(lines, fmt.Sprintf("%6d | %s", src.Number, text), "       | "+caret)
+			}
+		}
+		return lines
 	}
 	return []string{strings.TrimRight(err.Error(), "\n")}
 }

@@ -22,6 +22,8 @@ type runCmd struct {
 	Output string `short:"o" help:"Write the receipt into this file, not to standard output." placeholder:"FILE" type:"path"`
 	JSON   bool   `name:"json" help:"Print the turn as one JSON document on standard output, with the receipt in it."`
 	Quiet  bool   `short:"q" help:"Show no progress."`
+
+	Commands bool `help:"List the commands that ran in the receipt, below each step."`
 	sandboxFlags
 }
 
@@ -92,7 +94,7 @@ func (c *runCmd) request(doc *document.Document) executor.Request {
 	}
 	req := executor.Request{
 		Document: doc, Dir: dir, Image: c.Image, Env: c.env(), Add: transfers(c.Add), Get: transfers(c.Get),
-		Memory: c.Memory, Disk: c.Disk, Network: c.Network.pointer(), Substrate: c.Substrate,
+		Memory: c.Memory, Disk: c.Disk, Network: c.Network.pointer(), Substrate: c.Substrate, Commands: c.Commands,
 	}
 	if c.Timeout != nil {
 		req.Timeout = *c.Timeout

@@ -1,0 +1,311 @@
+package executor
+
+import (
+	"bytes"
+	"os"
+	"slices"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/diagnose"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/syntax"
+	"turnstone.dev/turnstone/trace"
+	"turnstone.dev/turnstone/wire"
+)
+
+// A CommandReport is one run of one command, as --json prints it.
+type CommandReport struct {
+	ID       int         `json:"id"`
+	Parent   int         `json:"parent"` // the run in which it ran; -1: none
+	Kind     syntax.Kind `json:"kind"`
+	Language string      `json:"language"`
+	Text     string      `json:"text"`            // its source; of code that is not in the document, its words
+	Place    *place      `json:"place,omitempty"` // in the document; absent for what eval, source or an alias brought
+	Span     *Range      `json:"span,omitempty"`  // bytes of the step's script
+	Stage    int         `json:"stage,omitempty"` // of a pipeline, from 1
+	Start    int64       `json:"start_us"`        // since the step began
+	Duration int64       `json:"duration_us"`
+	ExitCode *int        `json:"exit_code"` // null: not known
+	Stdin    *InputInfo  `json:"stdin,omitempty"`
+	Stdout   *Range      `json:"stdout,omitempty"` // its part of the step's output; absent: not known
+	Stderr   *Range      `json:"stderr,omitempty"`
+	Flags    []string    `json:"flags,omitempty"`
+}
+
+// A Range is a part of a stream or text, in bytes, without its end.
+type Range struct {
+	From int64 `json:"from"`
+	To   int64 `json:"to"`
+}
+
+// InputInfo is what a command was given to read.
+type InputInfo struct {
+	Kind   string           `json:"kind"`
+	Text   string           `json:"text,omitempty"`
+	Bytes  int64            `json:"bytes,omitempty"`
+	Digest turnstone.Digest `json:"digest,omitempty"`
+}
+
+// A FailureReport is a command that failed, with what it said of it.
+type FailureReport struct {
+	Place    *place `json:"place,omitempty"` // of the command in the document
+	Text     string `json:"text"`
+	ExitCode int    `json:"exit_code"`
+	Tool     string `json:"tool,omitempty"` // who says Message: bash, python, node, jq, …
+	Message  string `json:"message,omitempty"`
+	Fault    *place `json:"fault,omitempty"`  // the place that the message names, in the document
+	Frames   []int  `json:"frames,omitempty"` // lines of the document, outermost first
+}
+
+// commands are what is known of a step's commands after it has ended.
+type commands struct {
+	script   *syntax.Script
+	report   *trace.Report
+	reports  []CommandReport
+	failures []FailureReport
+	shown    []document.CommandFailure
+	table    []document.CommandRow
+	note     string
+}
+
+// maxFailures bounds the failing commands that are looked into.
+const maxFailures = 20
+
+// analyse says what came of a step's commands, and where in the document.
+func (s *scripts) analyse(step *document.Step, end *wire.StepEnd, records []wire.ShellRecord, stderr *capture, dir string) *commands {
+	c := &commands{script: s.script(step), report: trace.FromWire(records, &end.ShellFinishedEvent)}
+	s.ran(step, end.Path, dir)
+	trace.Resolve(c.script, c.report)
+	for i := range c.report.Records {
+		c.reports = append(c.reports, s.command(step, c.script, &c.report.Records[i]))
+	}
+	c.table, c.note = s.table(step, c.script, c.report)
+	if end.Exit.ExitCode != 0 {
+		s.failures(step, c, int(end.Exit.ExitCode), stderr)
+	}
+	return c
+}
+
+func (s *scripts) command(step *document.Step, script *syntax.Script, r *trace.Record) CommandReport {
+	w := r.ToWire(script)
+	rep := CommandReport{ID: r.ID, Parent: r.Parent, Kind: r.Kind, Language: w.Language, Text: r.Words, Stage: int(w.Stage),
+		Start: r.Start.Microseconds(), Duration: r.Duration.Microseconds(), Flags: w.Flags}
+	if cmd := commandOf(script, r.Command); cmd != nil {
+		at := s.place(step, cmd.Span)
+		rep.Place, rep.Span = &at, &Range{int64(cmd.Span.Start), int64(cmd.Span.End)}
+		rep.Text = sourceText(script, cmd.Span)
+	}
+	if r.Flags.Exited {
+		code := r.Exit
+		rep.ExitCode = &code
+	}
+	if w.Stdin != nil && w.Stdin.Kind != wire.ShellStdinKind(trace.Inherited) {
+		rep.Stdin = &InputInfo{Kind: string(w.Stdin.Kind), Text: string(w.Stdin.Data), Bytes: w.Stdin.Size, Digest: turnstone.Digest(w.Stdin.Digest)}
+	}
+	if r.Stdout.Known {
+		rep.Stdout = &Range{r.Stdout.Start, r.Stdout.End}
+	}
+	if r.Stderr.Known {
+		rep.Stderr = &Range{r.Stderr.Start, r.Stderr.End}
+	}
+	return rep
+}
+
+func commandOf(script *syntax.Script, i int) *syntax.Command {
+	if i < 0 || i >= len(script.Commands) {
+		return nil
+	}
+	return &script.Commands[i]
+}
+
+// maxText bounds the source of a command in reports.
+const maxText = 4 << 10
+
+func sourceText(script *syntax.Script, span syntax.Span) string {
+	text := script.Source[span.Start:max(span.Start, min(span.End, len(script.Source)))]
+	if len(text) > maxText {
+		text = append(bytes.Clone(text[:maxText]), "…"...)
+	}
+	return string(bytes.ToValidUTF8(text, []byte("\uFFFD")))
+}
+
+// table is one row for each command that ran, in the document's order.
+func (s *scripts) table(step *document.Step, script *syntax.Script, rep *trace.Report) (rows []document.CommandRow, note string) {
+	note = rep.Untraced
+	last := lastRuns(rep)
+	for i := range rep.Sites {
+		site := &rep.Sites[i]
+		row := document.CommandRow{Text: site.Words, Language: "bash", Duration: site.Time, Count: site.Count}
+		if site.Kind != syntax.Simple && site.Kind != syntax.Pipeline && site.Kind != syntax.Arithmetic && site.Kind != syntax.Test {
+			continue // what these did is told by what is inside of them
+		}
+		if cmd := commandOf(script, site.Command); cmd != nil {
+			row.Line, row.Language, row.Text = s.place(step, cmd.Span).Line, cmd.Language, sourceText(script, cmd.Span)
+		}
+		row.ExitCodes = last.exits(rep, site.ID)
+		row.OutputBytes = last.output[site.ID]
+		rows = append(rows, row)
+	}
+	slices.SortStableFunc(rows, func(a, b document.CommandRow) int { return a.Line - b.Line })
+	if rows == nil {
+		rows = []document.CommandRow{}
+	}
+	return rows, note
+}
+
+// runs index a report's records.
+type runs struct {
+	last   map[int]int   // from a site to its last record's index
+	output map[int]int64 // bytes that all of a site's records wrote
+	stages map[int][]int // from a pipeline's record ID to its stages' indexes
+}
+
+func lastRuns(rep *trace.Report) runs {
+	x := runs{map[int]int{}, map[int]int64{}, map[int][]int{}}
+	for i := range rep.Records {
+		r := &rep.Records[i]
+		x.last[r.Site] = i
+		for _, out := range []trace.Range{r.Stdout, r.Stderr} {
+			if out.Known {
+				x.output[r.Site] += out.End - out.Start
+			}
+		}
+		if r.Flags.PipeIn || r.Flags.PipeOut {
+			x.stages[r.Parent] = append(x.stages[r.Parent], i)
+		}
+	}
+	return x
+}
+
+func (x runs) exits(rep *trace.Report, site int) []int {
+	i, ok := x.last[site]
+	if !ok {
+		return nil
+	}
+	var codes []int
+	for _, stage := range x.stages[rep.Records[i].ID] {
+		if r := &rep.Records[stage]; r.Flags.Exited {
+			codes = append(codes, r.Exit)
+		}
+	}
+	if r := &rep.Records[i]; codes == nil && r.Flags.Exited {
+		codes = []int{r.Exit}
+	}
+	return codes
+}
+
+// failures finds the commands that failed, and what they say of it. Without
+// records it is the step as a whole that failed.
+func (s *scripts) failures(step *document.Step, c *commands, exit int, stderr *capture) {
+	d := s.diagnoser()
+	failing := failingRecords(c.script, c.report)
+	if len(failing) > maxFailures {
+		failing = failing[len(failing)-maxFailures:]
+	}
+	for _, r := range failing {
+		var said []byte
+		if r.Stderr.Known {
+			said = stderr.part(r.Stderr.Start, r.Stderr.End)
+		} else {
+			said = stderr.part(0, stderr.size)
+		}
+		s.addFailure(step, c, d.Find(step.Index-1, diagnose.Failure{Command: r.Command, ExitCode: r.Exit, Stderr: said}), r)
+	}
+	if len(failing) > 0 {
+		return
+	}
+	found := d.Find(step.Index-1, diagnose.Failure{Command: -1, ExitCode: exit, Stderr: stderr.part(0, stderr.size)})
+	if len(found) > 0 {
+		s.addFailure(step, c, found, &trace.Record{Command: enclosing(c.script, found[0]), Exit: exit})
+	}
+}
+
+// enclosing returns the innermost command around what was found, or -1.
+func enclosing(script *syntax.Script, f diagnose.Finding) int {
+	best := -1
+	for i := range script.Commands {
+		if span := script.Commands[i].Span; span.Start <= f.Span.Start && f.Span.Start <= span.End {
+			best = i
+		}
+	}
+	return best
+}
+
+// failingRecords are the runs that failed by themselves: the innermost ones, but
+// for those whose exit status the script looks at.
+func failingRecords(script *syntax.Script, rep *trace.Report) []*trace.Record {
+	blamed := map[int]bool{} // runs whose failure is that of one inside of them
+	tested := map[int]bool{}
+	var failing []*trace.Record
+	for i := range rep.Records { // parents come first
+		r := &rep.Records[i]
+		cmd := commandOf(script, r.Command)
+		tested[r.ID] = tested[r.Parent] || r.Flags.Negated || cmd != nil && cmd.Tested
+	}
+	for i := len(rep.Records) - 1; i >= 0; i-- {
+		r := &rep.Records[i]
+		if !r.Flags.Exited || r.Exit == 0 || tested[r.ID] || r.Flags.Async {
+			continue
+		}
+		blamed[r.Parent] = true
+		if !blamed[r.ID] {
+			failing = append(failing, r)
+		}
+	}
+	slices.Reverse(failing)
+	return failing
+}
+
+func (s *scripts) addFailure(step *document.Step, c *commands, found []diagnose.Finding, r *trace.Record) {
+	rep := FailureReport{Text: r.Words, ExitCode: r.Exit}
+	shown := document.CommandFailure{Text: r.Words, ExitCode: r.Exit}
+	if cmd := commandOf(c.script, r.Command); cmd != nil {
+		at := s.place(step, cmd.Span)
+		rep.Place, rep.Text = &at, sourceText(c.script, cmd.Span)
+		shown.Line, shown.Column, shown.EndLine, shown.EndColumn, shown.Text = at.Line, at.Column, at.EndLine, at.EndColumn, rep.Text
+		shown.Excerpt = s.doc.SourceLine(at.Line, at.Column, at.EndLine, at.EndColumn)
+	}
+	if len(found) > 0 {
+		f := found[0]
+		where := s.doc.Steps[f.Step]
+		at := s.place(where, f.Span)
+		rep.Fault, rep.Tool, rep.Message = &at, f.Tool, f.Message
+		shown.Tool, shown.Message = f.Tool, f.Message
+		shown.Excerpt = s.doc.SourceLine(at.Line, at.Column, at.EndLine, at.EndColumn)
+		for _, frame := range f.Frames {
+			rep.Frames = append(rep.Frames, s.place(s.doc.Steps[frame.Step], frame.Span).Line)
+		}
+	}
+	c.failures = append(c.failures, rep)
+	c.shown = append(c.shown, shown)
+}
+
+// part returns the bytes of the stream from one offset to another, as far as they
+// were kept; of more than 64 KiB the last. finish must have been called.
+func (c *capture) part(from, to int64) []byte {
+	to = min(to, c.size)
+	from = max(from, to-diagnose.MaxStderr, 0)
+	if from >= to {
+		return nil
+	}
+	if to <= int64(len(c.head)) {
+		return c.head[from:to]
+	}
+	if start := c.size - int64(len(c.tail)); from >= start {
+		return c.tail[from-start : to-start]
+	}
+	if c.size == int64(len(c.head)+len(c.tail)) {
+		return append(bytes.Clone(c.head), c.tail...)[from:to]
+	}
+	if c.note != "" || c.path == "" {
+		return nil
+	}
+	f, err := os.Open(c.path)
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = f.Close() }()
+	b := make([]byte, to-from)
+	n, _ := f.ReadAt(b, from)
+	return b[:n]
+}

@@ -1,0 +1,87 @@
+package executor
+
+import (
+	"context"
+
+	"turnstone.dev/turnstone/diagnose"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/syntax"
+)
+
+// CheckScripts says if a step's script cannot run at all, because bash refuses to
+// read it. Steps that are skipped or unparsed are not looked at. The error is a
+// document.SyntaxErrors; it is another one when the check itself failed.
+func CheckScripts(ctx context.Context, doc *document.Document) error {
+	var faults document.SyntaxErrors
+	for _, step := range doc.Steps {
+		if step.Skip || step.Unparsed {
+			continue
+		}
+		fault, err := syntax.CheckAs(ctx, "", step.Language, []byte(step.Script))
+		if err != nil {
+			return err
+		}
+		if fault == nil {
+			continue
+		}
+		from, to := doc.Position(step, fault.Span.Start), doc.Position(step, fault.Span.End)
+		faults = append(faults, document.SyntaxError{File: doc.Name, Line: from.Line, Column: from.Column,
+			Msg: step.Name + ": " + fault.Message, Hint: "nothing has run; a step marked unparsed runs as it is",
+			Source: doc.SourceLine(from.Line, from.Column, to.Line, to.Column)})
+	}
+	if faults != nil {
+		return faults
+	}
+	return nil
+}
+
+// scripts are the parsed scripts of a document's steps. They are parsed while the
+// sandbox starts, since nothing but their commands' places depends on them.
+type scripts struct {
+	doc  *document.Document
+	done chan struct{}
+
+	parsed []*syntax.Script // valid after done
+	seen   []diagnose.Step  // by step, as far as the turn has come
+}
+
+func parseScripts(doc *document.Document) *scripts {
+	s := &scripts{doc: doc, done: make(chan struct{}), parsed: make([]*syntax.Script, len(doc.Steps)),
+		seen: make([]diagnose.Step, len(doc.Steps))}
+	go func() {
+		defer close(s.done)
+		for i, step := range doc.Steps {
+			if !step.Skip {
+				s.parsed[i] = syntax.ParseAs([]byte(step.Script), step.Language)
+			}
+		}
+	}()
+	return s
+}
+
+// script returns the script of a step.
+func (s *scripts) script(step *document.Step) *syntax.Script {
+	<-s.done
+	return s.parsed[step.Index-1]
+}
+
+// ran notes under which name and where a step's script ran.
+func (s *scripts) ran(step *document.Step, path, dir string) {
+	s.seen[step.Index-1] = diagnose.Step{Name: step.Name, Path: path, Dir: dir, Script: s.script(step)}
+}
+
+// diagnoser knows the steps that have run so far.
+func (s *scripts) diagnoser() *diagnose.Diagnoser { return diagnose.Steps(s.seen) }
+
+// place is where a span of a step's script stands in the document.
+type place struct {
+	Line      int `json:"line"`
+	Column    int `json:"column"` // in bytes, from 1
+	EndLine   int `json:"end_line"`
+	EndColumn int `json:"end_column"` // of the byte after the last
+}
+
+func (s *scripts) place(step *document.Step, span syntax.Span) place {
+	from, to := s.doc.Position(step, span.Start), s.doc.Position(step, span.End)
+	return place{from.Line, from.Column, to.Line, to.Column}
+}
