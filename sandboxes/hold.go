@@ -299,13 +299,13 @@ func (h *holder) keep(ctx context.Context) {
 		defer t.Stop()
 		timeUp = t.C
 	}
-	event, reason := h.await(ctx, timeUp)
+	// Written first: a client whose connection ends can read why.
+	if err := h.apply(h.await(ctx, timeUp)); err != nil {
+		h.log.Error("the sandbox's end could not be written down", "err", err)
+	}
 	h.relay.close()
 	_ = os.Remove(filepath.Join(h.store.path(h.id), socketFile))
 	_ = h.machine.Close()
-	if err := h.apply(event, reason); err != nil {
-		h.log.Error("the sandbox's end could not be written down", "err", err)
-	}
 	h.lock.Release()
 }
 
