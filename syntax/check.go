@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -147,7 +148,9 @@ func (b *limitedBuffer) Write(p []byte) (int, error) {
 }
 
 // A message of bash: "/dev/fd/3: line 3: syntax error near unexpected token `fi'".
-var bashMessage = regexp.MustCompile(`^[^:\n]*: (?:-c: )?line ([0-9]+): (.*)$`)
+var bashMessage = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^[^:\n]*: (?:-c: )?line ([0-9]+): (.*)$`)
+})
 
 // checkFault makes a fault of bash's messages: the first that is no warning says
 // what and where. Where the other parser stopped in that line, its column is kept.
@@ -156,7 +159,7 @@ func checkFault(src []byte, said string, other *shellFault) *Fault {
 	at := min(max(other.at, 0), len(src))
 	otherLine, _ := lines.position(at)
 	for text := range strings.Lines(said) {
-		m := bashMessage.FindStringSubmatch(strings.TrimRight(text, "\n"))
+		m := bashMessage().FindStringSubmatch(strings.TrimRight(text, "\n"))
 		if m == nil || strings.HasPrefix(m[2], "warning: ") {
 			continue
 		}

@@ -40,7 +40,7 @@ func (w *walker) embed(c *Command, args []*sh.Word, redirs []*sh.Redirect) {
 
 // match finds the rule of a command's program, and takes from args the programs
 // before it that only run another one.
-func (w *walker) match(args *[]*sh.Word) *Rule {
+func (w *walker) match(args *[]*sh.Word) *compiledRule {
 	for range maxPrefixes {
 		if len(*args) == 0 {
 			return nil
@@ -49,7 +49,7 @@ func (w *walker) match(args *[]*sh.Word) *Rule {
 		if !ok || name == "" {
 			return nil
 		}
-		rule := ruleOf(path.Base(name))
+		rule := theRules().find(path.Base(name))
 		if rule == nil || !rule.Prefix {
 			return rule
 		}
@@ -60,22 +60,6 @@ func (w *walker) match(args *[]*sh.Word) *Rule {
 			n++
 		}
 		*args = rest[min(n, len(rest)):]
-	}
-	return nil
-}
-
-// ruleOf returns the rule of a program's name, or nil.
-func ruleOf(name string) *Rule {
-	if len(name) > 64 {
-		return nil
-	}
-	for _, r := range ruleTable() {
-		for _, p := range r.programs {
-			stem, versions := strings.CutSuffix(p, "*")
-			if name == p || versions && strings.HasPrefix(name, stem) && strings.Trim(name[len(stem):], "0123456789.") == "" {
-				return r.rule
-			}
-		}
 	}
 	return nil
 }
@@ -102,11 +86,10 @@ type found struct {
 }
 
 // options reads words as getopt(3) and its long form do, with a rule's options.
-func (w *walker) options(rule *Rule, words []*sh.Word) found {
+func (w *walker) options(rule *compiledRule, words []*sh.Word) found {
 	var f found
 	words = words[:min(len(words), maxWords)]
 	var operands []*code
-	option := optionsOf(rule)
 	instead, forced, dash := false, false, false
 	i := 0
 	for ; i < len(words); i++ {
@@ -126,7 +109,7 @@ func (w *walker) options(rule *Rule, words []*sh.Word) found {
 			}
 			continue
 		}
-		o, value := option.read(text)
+		o, value := rule.options.read(text)
 		forced = forced || o.kind == forceOption
 		instead = instead || o.kind == insteadOption
 		switch {
@@ -179,7 +162,7 @@ func (w *walker) stdin(redirs []*sh.Redirect) *code {
 }
 
 // files adds a here-document that is written to a file whose name tells its language.
-func (w *walker) files(c *Command, rule *Rule, args []*sh.Word, redirs []*sh.Redirect) {
+func (w *walker) files(c *Command, rule *compiledRule, args []*sh.Word, redirs []*sh.Redirect) {
 	body := w.stdin(redirs)
 	if body == nil {
 		return

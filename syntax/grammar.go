@@ -71,14 +71,14 @@ func grammarOf(language string) func() unsafe.Pointer {
 // withTree parses src and hands the tree to use. It returns false if there is no
 // tree, as after too long a time.
 func withTree(grammar func() unsafe.Pointer, src []byte, left time.Duration, use func(*tree.Tree)) bool {
+	plainAllocator()
 	parser := tree.NewParser()
 	defer parser.Close()
 	if err := parser.SetLanguage(tree.NewLanguage(grammar())); err != nil {
 		return false
 	}
-	// The binding marks this as deprecated for a callback into Go; that one costs a
-	// call through cgo for every hundred operations of the parser.
-	parser.SetTimeoutMicros(uint64(left.Microseconds())) //nolint:staticcheck
+	//lint:ignore SA1019 the callback that is to replace it calls Go for every hundred operations of the parser
+	parser.SetTimeoutMicros(uint64(left.Microseconds()))
 	t := parser.ParseWithOptions(func(at int, _ tree.Point) []byte {
 		// The binding copies what it is given, and asks again whenever the parser goes back.
 		return src[min(at, len(src)):min(at+treeChunk, len(src))]

@@ -27,24 +27,58 @@ type optionTable map[string]option
 
 // A compiledRule is a rule whose lists are split.
 type compiledRule struct {
-	rule     *Rule
-	programs []string
-	options  optionTable
+	Rule
+	options optionTable
 }
 
-// ruleTable returns the rules, ready for use. They are made at the first use.
-var ruleTable = sync.OnceValue(func() []compiledRule {
-	var out []compiledRule
+// A ruleBook has the rules by the programs' names.
+type ruleBook struct {
+	exact map[string]*compiledRule
+	stems []stemRule // of programs with versions in their names
+}
+
+type stemRule struct {
+	stem string
+	rule *compiledRule
+}
+
+// theRules returns the rules, ready for use. They are made at the first use.
+var theRules = sync.OnceValue(func() *ruleBook {
+	book := &ruleBook{exact: map[string]*compiledRule{}}
 	for _, r := range Rules() {
-		c := compiledRule{rule: &r, programs: strings.Fields(r.Programs), options: optionTable{}}
+		c := &compiledRule{Rule: r, options: optionTable{}}
 		c.options.put(r.Values, valueOption)
 		c.options.put(r.Code, codeOption)
 		c.options.put(r.Instead, insteadOption)
 		c.options.put(r.Force, forceOption)
-		out = append(out, c)
+		for _, name := range strings.Fields(r.Programs) {
+			stem, versions := strings.CutSuffix(name, "*")
+			if versions {
+				book.stems = append(book.stems, stemRule{stem, c})
+			}
+			if book.exact[stem] == nil {
+				book.exact[stem] = c
+			}
+		}
 	}
-	return out
+	return book
 })
+
+// find returns the rule of a program's name, or nil.
+func (b *ruleBook) find(name string) *compiledRule {
+	if r := b.exact[name]; r != nil {
+		return r
+	}
+	if name == "" || len(name) > 64 || !strings.ContainsAny(name[len(name)-1:], "0123456789") {
+		return nil
+	}
+	for _, s := range b.stems {
+		if strings.HasPrefix(name, s.stem) && strings.Trim(name[len(s.stem):], "0123456789.") == "" {
+			return s.rule
+		}
+	}
+	return nil
+}
 
 func (t optionTable) put(list string, kind optionKind) {
 	for _, word := range strings.Fields(list) {
@@ -55,15 +89,6 @@ func (t optionTable) put(list string, kind optionKind) {
 		}
 		t[name] = o
 	}
-}
-
-func optionsOf(r *Rule) optionTable {
-	for _, c := range ruleTable() {
-		if c.rule == r {
-			return c.options
-		}
-	}
-	return nil
 }
 
 // read returns the option that a word is, and where in the word its value begins:

@@ -24,7 +24,8 @@ func Parse(src []byte) *Script { return ParseAs(src, "bash") }
 
 // ParseAs parses a script for a shell, "bash" or "sh". It always returns a script:
 // Partial says what is missing in it and why. The script keeps src, which must not
-// be changed afterwards.
+// be changed afterwards. It is safe for concurrent use. Its time and memory are
+// bounded by the limits of docs/shell.md.
 func ParseAs(src []byte, shell string) *Script {
 	p := &scriptParser{
 		script: &Script{Source: src, Commands: []Command{}},

@@ -25,7 +25,7 @@ type Kind string
 const (
 	Simple     Kind = "simple"   // words, assignments or redirections: a program, builtin or function
 	Pipeline   Kind = "pipeline" // a | b; its stages are its children
-	List       Kind = "list"     // a && b, a || b
+	List       Kind = "list"     // a && b || c; all of its parts are its children
 	For        Kind = "for"      // for name in words, for ((;;)), select
 	While      Kind = "while"    // while, until
 	If         Kind = "if"
@@ -61,7 +61,8 @@ type Command struct {
 	Substituted bool `json:"substituted,omitempty"`
 }
 
-// Embedded is code in another language inside a command.
+// Embedded is code in another language inside a command. Code inside code comes
+// after the one it is in: bash -c "python -c '…'" has two.
 type Embedded struct {
 	Language string `json:"language"`
 	Span     Span   `json:"span"`           // of the code in the script, without its quotes
@@ -71,15 +72,17 @@ type Embedded struct {
 	// in the script.
 	Verbatim bool    `json:"verbatim"`
 	Faults   []Fault `json:"faults,omitempty"` // what its grammar does not accept
-	Parsed   bool    `json:"parsed"`           // false: its language has no grammar here, or it is too large
+	// Parsed is false if its language has no grammar here, if it is too large, or if
+	// the shell expands something in it: what the program gets is then not known.
+	Parsed bool `json:"parsed"`
 }
 
 // Heredoc is the body of a here-document, or the word of a here-string.
 type Heredoc struct {
 	Span     Span `json:"span"`     // of the body, without the delimiter's line
-	Verbatim bool `json:"verbatim"` // quoted delimiter and no <<-: it is passed on as it stands
+	Verbatim bool `json:"verbatim"` // it is passed on as it stands: no expansion, no tabs removed
 	String   bool `json:"string"`   // <<<
-	FD       int  `json:"fd"`
+	FD       int  `json:"fd"`       // -1 if a variable holds it: {name}<<
 }
 
 // A Fault is a place where a grammar does not accept the text.
