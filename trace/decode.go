@@ -53,7 +53,7 @@ func (s shared) decodeRecord(id int, r *rawRecord, begin uint64, site *Site) (Re
 		Pid: max(0, int(int32(r.u32(16)))), Child: max(0, int(int32(r.u32(20)))),
 		Flags: Flags{
 			Exited: has(flagExit), Async: has(flagAsync), PipeIn: has(flagPipeIn), PipeOut: has(flagPipeOut), Left: has(flagLeft),
-			Program: has(flagProgram), Substituted: has(flagSubstituted), Signaled: has(flagSignal), Negated: has(flagNegated),
+			Program: has(flagProgram), Substituted: has(flagSubstituted), Signaled: has(flagSignal), Negated: has(flagNegated), Trap: has(flagTrap),
 			Unfinished: state == recordOpen,
 		},
 	}

@@ -71,6 +71,7 @@ type Flags struct {
 	Substituted bool // inside $(…) or <(…)
 	Signaled    bool // a signal ended its process
 	Negated     bool // with !; Exit is what came out
+	Trap        bool // run by a trap
 	Unfinished  bool // nobody saw its end, or it had not ended when the shell did: Duration and Exit say nothing
 }
 
@@ -111,12 +112,12 @@ type Site struct {
 	ID       int // from 0, by first appearance; a number can be missing
 	Kind     syntax.Kind
 	Line     int
-	Words    string // joined by spaces, at most MaxText bytes; for a loop its variable, for case its word, for a function its name
-	Cut      bool   // Words is not all
-	Command  int    // index in Script.Commands after Resolve if all of its records are the same one, else -1
-	Count    int64  // how often it began
-	Failures int64  // how often it ended with another exit code than 0
-	Time     time.Duration
+	Words    string        // joined by spaces, at most MaxText bytes; for a loop its variable, for case its word, for a function its name
+	Cut      bool          // Words is not all
+	Command  int           // index in Script.Commands after Resolve if all of its records are the same one, else -1
+	Count    int64         // how often it began
+	Failures int64         // how often it ended with another exit code than 0
+	Time     time.Duration // of all its runs together; one inside another counts twice
 }
 
 // A State is what the shell left when it ended.

@@ -42,12 +42,17 @@ func baseEnv(dir string) []string {
 // another bash than the system's, with arguments if needed.
 func runScript(t testing.TB, tr *Tracer, dir string, env []string, argv ...string) result {
 	t.Helper()
+	return runAs(t, tr, dir, &syscall.SysProcAttr{Setsid: true}, env, argv...)
+}
+
+func runAs(t testing.TB, tr *Tracer, dir string, attr *syscall.SysProcAttr, env []string, argv ...string) result {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	defer cancel()
 	bash := strings.Fields(cmp.Or(os.Getenv("TURN_TEST_BASH"), "/bin/bash"))
 	cmd := exec.CommandContext(ctx, bash[0], append(bash[1:], argv...)...)
 	cmd.Dir, cmd.Env = dir, env
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.SysProcAttr = attr
 	var rec *Recorder
 	if tr != nil {
 		var err error

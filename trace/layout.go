@@ -66,6 +66,7 @@ const (
 	flagErr1
 	flagSignal
 	flagNegated
+	flagTrap
 )
 
 const (

@@ -10,6 +10,8 @@ import (
 // exit, and releases the shared memory. What still runs in the background is
 // Unfinished. Later calls return the same report.
 func (r *Recorder) Finish(exit int) *Report {
+	r.streams.Lock()
+	defer r.streams.Unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.report != nil {

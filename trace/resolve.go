@@ -209,6 +209,9 @@ func (r *resolver) called(rec *Record) bool {
 // foreign says whether rec's text was read from somewhere else than the script.
 func (r *resolver) foreign(rec *Record) bool {
 	by := r.caller(rec)
+	if rec.Flags.Trap && (by == nil || !by.Flags.Trap) {
+		return true // the trap's own text; a function that it calls is the script's
+	}
 	if by == nil || rec.Flags.Substituted && !by.Flags.Substituted {
 		return false
 	}

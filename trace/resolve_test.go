@@ -113,6 +113,18 @@ trap 'echo trapped' EXIT
 	}
 }
 
+func TestResolveTrap(t *testing.T) {
+	res, s := resolved(t, `same() { echo in same; }; echo twice; trap 'echo twice; same; kill -0 $$' EXIT
+`)
+	twice := res.find("echo twice")
+	if len(twice) != 2 || source(s, twice[0].Command) != "echo twice" || twice[1].Command != -1 || !twice[1].Flags.Trap {
+		t.Errorf("%+v", twice)
+	}
+	if r := res.one(t, "echo in same"); source(s, r.Command) != "echo in same" || !r.Flags.Trap {
+		t.Errorf("in a function that a trap calls: %+v", r)
+	}
+}
+
 func TestPattern(t *testing.T) {
 	for _, c := range []struct {
 		words []string

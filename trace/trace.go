@@ -34,6 +34,12 @@ func New() (*Tracer, error) {
 	if _, err = f.Write(b); err == nil {
 		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE|unix.F_SEAL_GROW|unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL)
 	}
+	if err == nil { // the loader would complain on the step's standard error
+		var code []byte
+		if code, err = unix.Mmap(int(f.Fd()), 0, len(b), unix.PROT_READ|unix.PROT_EXEC, unix.MAP_PRIVATE); err == nil {
+			err = unix.Munmap(code)
+		}
+	}
 	if err != nil {
 		f.Close()
 		return nil, fault("trace.load", err)
@@ -63,16 +69,20 @@ func fault(op string, err error) error {
 // A Recorder collects what one step's shell does. Its methods may be called from
 // different goroutines, Reading and Read of one stream from one at a time.
 type Recorder struct {
-	env   []string
-	lib   *os.File
-	file  *os.File // nil once started
-	reads [2]struct {
+	env  []string
+	lib  *os.File
+	file *os.File // nil once started
+
+	// While a read is under way the shell waits for its end: streams are not to wait
+	// for what else is done here.
+	streams sync.Mutex // before mu
+	reads   [2]struct {
 		seq   uint32
 		count uint64
 	}
 
 	mu        sync.Mutex
-	mem       shared // nil once finished
+	mem       shared // nil once finished; set with both locks held
 	delivered []bool
 	from      int // all before it have been delivered
 	sites     map[int]Site
@@ -155,8 +165,8 @@ func (r *Recorder) advance(which, n int) {
 	if which != 1 && which != 2 {
 		return
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.streams.Lock()
+	defer r.streams.Unlock()
 	if r.mem == nil {
 		return
 	}

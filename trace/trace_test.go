@@ -1,12 +1,14 @@
 package trace
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
 	"sort"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -376,7 +378,7 @@ func TestState(t *testing.T) {
 func withoutUnderscore(env []string) []string {
 	var out []string
 	for _, kv := range env {
-		if !strings.HasPrefix(kv, "_=") {
+		if !strings.HasPrefix(kv, "_=") && !strings.HasPrefix(kv, "BASH_TRAPSIG=") { // bash 5.3 has the latter in traps
 			out = append(out, kv)
 		}
 	}
@@ -424,6 +426,31 @@ func TestCheck(t *testing.T) {
 			t.Errorf("%s: %v", path, err)
 		}
 		f.Close()
+	}
+}
+
+// TestOtherUser: a step that does not run as root is traced too, and sees as little of it.
+func TestOtherUser(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root can become another user")
+	}
+	dir, err := os.MkdirTemp("", "trace")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	path := filepath.Join(dir, "s.sh")
+	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(path, []byte("id -u; tr '\\0' '\\n' </proc/$$/environ; ls /proc/self/fd\n"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	nobody := &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	plain := runAs(t, nil, dir, nobody, baseEnv(dir), path)
+	res := runAs(t, newTracer(t), dir, nobody, baseEnv(dir), path)
+	if res.stdout != plain.stdout || res.stderr != plain.stderr || !strings.HasPrefix(res.stdout, "65534\n") {
+		t.Errorf("plain %q %q, traced %q %q", plain.stdout, plain.stderr, res.stdout, res.stderr)
+	}
+	if res.report.Untraced != "" || len(res.report.Records) != 3 || res.report.State == nil {
+		t.Errorf("%+v", res.report)
 	}
 }
 

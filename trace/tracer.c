@@ -52,7 +52,7 @@ extern char **export_env WEAK;
 extern const char *const dist_version WEAK;
 extern char *the_current_working_directory WEAK;
 extern int last_command_exit_value WEAK, subshell_environment WEAK;
-extern int lastpipe_opt WEAK, breaking WEAK, continuing WEAK, read_but_dont_execute WEAK;
+extern int running_trap WEAK, lastpipe_opt WEAK, breaking WEAK, continuing WEAK, read_but_dont_execute WEAK;
 
 // ---- the C library ----
 
@@ -71,7 +71,7 @@ enum { MAX_SITES = 4096, MAX_RECORDS = 10000, PER_SITE = 100, TEXT = 200, BUCKET
 	AUX = 1 << 20, STATE = 4 << 20, INPUT = 64 << 10, NAME = 256 };
 enum { tracing = 1, not_bash, other_version, other_code, no_memory, no_dlsym, other_machine, odd_command };
 enum { f_async = 1, f_pipe_in = 2, f_pipe_out = 4, f_left = 8, f_program = 16, f_substituted = 32, f_exit = 64,
-	f_out0 = 128, f_out1 = 256, f_err0 = 512, f_err1 = 1024, f_signal = 2048, f_negated = 4096 };
+	f_out0 = 128, f_out1 = 256, f_err0 = 512, f_err1 = 1024, f_signal = 2048, f_negated = 4096, f_trap = 8192 };
 enum { in_inherited, in_pipe, in_heredoc, in_file, in_other };
 enum { rec_free, rec_open, rec_closed };
 
@@ -572,7 +572,7 @@ static void enter(frame_t *f, command_t *c, int kind, int async, int in, int out
 	if (in == NO_PIPE && out == NO_PIPE && depth > 0 && frames[depth - 1].kind == k_pipeline && frames[depth - 1].pid == self)
 		in = 0; // with lastpipe the last stage finds its pipe at descriptor 0 already
 	int flags = (async || c->type == cm_coproc ? f_async : 0) | (in != NO_PIPE ? f_pipe_in : 0) | (out != NO_PIPE ? f_pipe_out : 0) |
-		(c->flags & INVERT_RETURN ? f_negated : 0) |
+		(c->flags & INVERT_RETURN ? f_negated : 0) | (&running_trap && running_trap ? f_trap : 0) |
 		(&subshell_environment && (subshell_environment & (IN_COMSUB | IN_PROCSUB)) ? f_substituted : 0);
 	int parent = depth > 0 ? frames[depth - 1].nearest : -1;
 	f->cmd = c, f->kind = kind, f->pid = self, f->record = rec, f->site = at, f->lastpid = 0, f->flags = flags;
