@@ -33,9 +33,10 @@ type Machine interface {
 
 // Details are what a machine is, once there is one.
 type Details struct {
-	Template  turnstone.Digest
-	Substrate string
-	Isolation string
+	Template     turnstone.Digest
+	TemplateSize turnstone.Bytes
+	Substrate    string
+	Isolation    string
 }
 
 // An Opener makes the machine of a sandbox. progress is told of what takes long.
@@ -240,7 +241,8 @@ func (h *holder) start(ctx context.Context, open Opener, spec Spec, tell reporte
 		return createError(err)
 	}
 	h.mu.Lock()
-	h.info.Template, h.info.Substrate, h.info.Isolation = d.Template, d.Substrate, d.Isolation
+	h.info.Template, h.info.TemplateSize = d.Template, d.TemplateSize
+	h.info.Substrate, h.info.Isolation = d.Substrate, d.Isolation
 	if h.ttl > 0 {
 		until := time.Now().UTC().Add(h.ttl)
 		h.info.Expires = &until
@@ -267,7 +269,7 @@ func watchUse(ctx context.Context, m Machine) (<-chan struct{}, error) {
 	used, once := make(chan struct{}), sync.Once{}
 	c := wire.NewConn(s, wire.Options{OnEvent: func(e wire.Event) {
 		v, err := wire.DecodeEvent(e)
-		if entry, ok := v.(*wire.TraceEntryEvent); err == nil && ok {
+		if entry, ok := v.(*wire.TraceEntryEvent); err == nil && ok && entry.Entry.Error == "" {
 			switch entry.Entry.Method {
 			case wire.MethodProcessStart, wire.MethodShellExecute:
 				once.Do(func() { close(used) })

@@ -16,19 +16,21 @@ import (
 
 // Info is what is known of a sandbox: the content of its state.json.
 type Info struct {
-	ID        turnstone.SandboxID `json:"id"`
-	Name      string              `json:"name,omitempty"` // no two that live have the same
-	State     State               `json:"state"`
-	Reason    string              `json:"reason,omitempty"` // why it is stopped or failed
-	Image     string              `json:"image"`
-	Template  turnstone.Digest    `json:"template,omitempty"`
-	Substrate string              `json:"substrate,omitempty"`
-	Isolation string              `json:"isolation,omitempty"`
-	Shape     turnstone.Shape     `json:"shape"`
-	Created   time.Time           `json:"created"`
-	Changed   time.Time           `json:"changed"`          // when State became what it is
-	Expires   *time.Time          `json:"expires,omitzero"` // nil: never
-	Holder    Process             `json:"holder"`
+	ID       turnstone.SandboxID `json:"id"`
+	Name     string              `json:"name,omitempty"` // no two that live have the same
+	State    State               `json:"state"`
+	Reason   string              `json:"reason,omitempty"` // why it is stopped or failed
+	Image    string              `json:"image"`
+	Template turnstone.Digest    `json:"template,omitempty"`
+	// TemplateSize is what the template's image holds, in bytes.
+	TemplateSize turnstone.Bytes `json:"template_size,omitempty"`
+	Substrate    string          `json:"substrate,omitempty"`
+	Isolation    string          `json:"isolation,omitempty"`
+	Shape        turnstone.Shape `json:"shape"`
+	Created      time.Time       `json:"created"`
+	Changed      time.Time       `json:"changed"`          // when State became what it is
+	Expires      *time.Time      `json:"expires,omitzero"` // nil: never
+	Holder       Process         `json:"holder"`
 }
 
 // Title is what people call the sandbox: its name, or its template's.

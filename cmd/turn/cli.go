@@ -33,6 +33,7 @@ type cli struct {
 	Run        runCmd        `cmd:"" help:"Run a document in a fresh sandbox and print its receipt."`
 	Exec       execCmd       `cmd:"" help:"Run one command in a fresh sandbox."`
 	Check      checkCmd      `cmd:"" help:"Read documents without running them, and list their steps."`
+	Sandbox    sandboxCmd    `cmd:"" help:"Create, use and remove sandboxes that stay."`
 	Template   templateCmd   `cmd:"" help:"List, build, show and remove templates."`
 	Doctor     doctorCmd     `cmd:"" help:"Say what this machine can run, and how to fix what it cannot."`
 	Version    versionCmd    `cmd:"" help:"Print the version."`

@@ -1,0 +1,180 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"text/tabwriter"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/sandboxes"
+)
+
+type sandboxCmd struct {
+	Create sandboxCreateCmd `cmd:"" help:"Create a sandbox that stays, and print its ID."`
+	Ls     sandboxLsCmd     `cmd:"" help:"List the sandboxes."`
+	Exec   sandboxExecCmd   `cmd:"" help:"Run a command in a sandbox."`
+	Attach sandboxAttachCmd `cmd:"" help:"Show the output of a command that was started with exec -d."`
+	Ps     sandboxPsCmd     `cmd:"" help:"List the processes of a sandbox."`
+	Cp     sandboxCpCmd     `cmd:"" help:"Copy files and folders into a sandbox, or out of it."`
+	Stop   sandboxStopCmd   `cmd:"" help:"Stop sandboxes, and keep what is known of them."`
+	Rm     sandboxRmCmd     `cmd:"" help:"Stop and remove sandboxes."`
+	Serve  sandboxServeCmd  `cmd:"" help:"Offer the sandboxes to clients of the DevTools Protocol."`
+	Hold   sandboxHoldCmd   `cmd:"" hidden:"" help:"Keep a sandbox; create starts this."`
+}
+
+// withSandboxes calls f with the sandboxes and a context that the user can end.
+func (a *app) withSandboxes(f func(ctx context.Context, s *sandboxes.Store) error) error {
+	h, err := home.Open()
+	if err != nil {
+		return err
+	}
+	ctx, stop := interruptible(func(s string) { fmt.Fprintln(a.stderr, "turn: "+s) }, exitAborted)
+	defer stop()
+	if err := f(ctx, sandboxes.NewStore(h)); err != nil {
+		var exit *exitError
+		if errors.As(err, &exit) {
+			return err
+		}
+		return &exitError{codeOf(err), err}
+	}
+	return nil
+}
+
+type sandboxLsCmd struct {
+	JSON  bool `name:"json" help:"Print them as JSON." xor:"form"`
+	Quiet bool `short:"q" help:"Print their IDs only." xor:"form"`
+}
+
+// Help is shown below the flags' summary.
+func (c *sandboxLsCmd) Help() string {
+	return `States: creating; ready, nothing was run in it yet; running; stopped, on request
+or because its time was up; failed, with the reason. The last two are listed
+until turn sandbox rm removes them.`
+}
+
+// Run lists the sandboxes.
+func (c *sandboxLsCmd) Run(a *app) error {
+	return a.withSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
+		all, err := s.List(ctx)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return writeJSON(a.stdout, all)
+		}
+		if c.Quiet {
+			for _, i := range all {
+				fmt.Fprintln(a.stdout, i.ID)
+			}
+			return nil
+		}
+		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+		fmt.Fprintln(w, "ID\tNAME\tSTATE\tIMAGE\tAGE\tLEFT\tREASON")
+		now := time.Now()
+		for _, i := range all {
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", i.ID, orDash(i.Name), i.State, orDash(printable(i.Image)),
+				rough(now.Sub(i.Created)), timeLeft(i, now), printable(i.Reason))
+		}
+		return w.Flush()
+	})
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+// timeLeft says when a sandbox will be stopped.
+func timeLeft(i sandboxes.Info, now time.Time) string {
+	switch {
+	case i.State != sandboxes.Ready && i.State != sandboxes.Running:
+		return "-"
+	case i.Expires == nil:
+		return "no end"
+	}
+	return rough(i.Expires.Sub(now))
+}
+
+// rough writes a duration for a table: its largest unit only.
+func rough(d time.Duration) string {
+	d = max(d, 0)
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh", int(d.Hours()))
+	}
+	return fmt.Sprintf("%dd", int(d.Hours()/24))
+}
+
+type sandboxStopCmd struct {
+	Sandboxes []string `arg:"" name:"sandbox" help:"IDs, beginnings of IDs, or names."`
+}
+
+// Run stops the sandboxes, in order, up to the first that cannot be.
+func (c *sandboxStopCmd) Run(a *app) error {
+	return a.withSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
+		return each(ctx, s, c.Sandboxes, s.Stop)
+	})
+}
+
+type sandboxRmCmd struct {
+	Sandboxes []string `arg:"" optional:"" name:"sandbox" help:"IDs, beginnings of IDs, or names."`
+	All       bool     `help:"Remove all there are."`
+}
+
+// Validate is called by kong.
+func (c *sandboxRmCmd) Validate() error {
+	if c.All == (len(c.Sandboxes) > 0) {
+		return errors.New("name sandboxes, or say --all")
+	}
+	return nil
+}
+
+// Run removes the sandboxes.
+func (c *sandboxRmCmd) Run(a *app) error {
+	return a.withSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
+		if !c.All {
+			return each(ctx, s, c.Sandboxes, s.Remove)
+		}
+		all, err := s.List(ctx)
+		if err != nil {
+			return err
+		}
+		var errs []error
+		for _, i := range all {
+			if err := s.Remove(ctx, i.ID); turnstone.KindOf(err) != turnstone.NotFound {
+				errs = append(errs, err)
+			}
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// each finds all sandboxes before it does anything to one.
+func each(ctx context.Context, s *sandboxes.Store, refs []string, do func(context.Context, turnstone.SandboxID) error) error {
+	var ids []turnstone.SandboxID
+	for _, ref := range refs {
+		i, err := s.Find(ctx, ref)
+		if err != nil && turnstone.KindOf(err) != turnstone.Integrity {
+			return err
+		}
+		if err != nil { // damaged, and named by its whole ID
+			i.ID = turnstone.SandboxID(ref)
+		}
+		ids = append(ids, i.ID)
+	}
+	for _, id := range ids {
+		if err := do(ctx, id); err != nil {
+			return err
+		}
+	}
+	return nil
+}

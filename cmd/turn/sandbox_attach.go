@@ -1,0 +1,121 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/sandboxes"
+	"turnstone.dev/turnstone/wire"
+)
+
+type sandboxAttachCmd struct {
+	Sandbox string `arg:"" help:"ID, beginning of an ID, or name."`
+	Process string `arg:"" help:"The process's name, as exec -d printed it."`
+}
+
+// Help is shown below the flags' summary.
+func (c *sandboxAttachCmd) Help() string {
+	return `What the process has written is shown from the beginning, as far as the sandbox
+kept it, and then what it writes until its end. Ctrl-C leaves it running.
+
+Exit status: the process's own, 128+N when signal N ended it; 125 when turn
+failed, or the sandbox did; 2 when the command line is wrong; 130 after Ctrl-C.`
+}
+
+// Run shows a process's output.
+func (c *sandboxAttachCmd) Run(a *app) error {
+	h, err := home.Open()
+	if err != nil {
+		return &exitError{exitExec, err}
+	}
+	s := sandboxes.NewStore(h)
+	ctx, stop := interruptible(func(string) { fmt.Fprintln(a.stderr, "turn: the process goes on") }, exitExec)
+	defer stop()
+	ctx, broken := context.WithCancelCause(ctx)
+	defer broken(nil)
+	i, err := s.Find(ctx, c.Sandbox)
+	if err != nil {
+		return sandboxVerdict(ctx, "", wire.ProcessExit{}, err)
+	}
+	quiet := newProgress(a.stderr, style{quiet: true}, 0)
+	defer quiet.Close()
+	stdout := &sink{file: a.stdout, progress: quiet, fail: broken, clean: sanitizerFor(a.stdout)}
+	stderr := &sink{file: a.stderr, progress: quiet, fail: broken, clean: sanitizerFor(a.stderr)}
+	exit, err := s.Attach(ctx, i.ID, c.Process, stdout, stderr, func(stream wire.ProcessStream, n int64) {
+		fmt.Fprintf(a.stderr, "turn: %d bytes of %s are not kept any more\n", n, stream)
+	})
+	var fault *turnstone.Error
+	var sig interruption
+	switch {
+	case errors.As(context.Cause(ctx), &sig):
+		return &exitError{128 + int(sig.signal), nil}
+	case errors.Is(context.Cause(ctx), syscall.EPIPE):
+		return &exitError{128 + int(syscall.SIGPIPE), nil}
+	case errors.As(err, &fault) && fault.Op == wire.MethodProcessAttach && fault.Kind == turnstone.NotFound:
+		if fault.Hint == "" {
+			fault.Hint = "turn sandbox ps " + c.Sandbox + " lists the processes"
+		}
+		return &exitError{exitUsage, err}
+	}
+	return sandboxVerdict(ctx, "", exit, err)
+}
+
+type sandboxPsCmd struct {
+	Sandbox string `arg:"" help:"ID, beginning of an ID, or name."`
+	JSON    bool   `name:"json" help:"Print them as JSON."`
+}
+
+// Run lists the processes that were started in the sandbox.
+func (c *sandboxPsCmd) Run(a *app) error {
+	return a.withSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
+		i, err := s.Find(ctx, c.Sandbox)
+		if err != nil {
+			return err
+		}
+		all, err := s.Processes(ctx, i.ID)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return writeJSON(a.stdout, all)
+		}
+		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+		fmt.Fprintln(w, "PROCESS\tPID\tSTATE\tAGE\tOUTPUT\tCOMMAND")
+		for _, p := range all {
+			// All of this was written in the sandbox.
+			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\n", printable(p.ProcessID), p.PID, processState(p), processAge(p),
+				turnstone.Bytes(max(0, p.StdoutEnd)+max(0, p.StderrEnd)).Human(), shorten(printable(strings.Join(p.Argv, " ")), 60))
+		}
+		return w.Flush()
+	})
+}
+
+func processState(p wire.ProcessProcessInfo) string {
+	if p.Exit == nil {
+		return "running"
+	}
+	return fmt.Sprintf("exit %d", p.Exit.ExitCode)
+}
+
+func processAge(p wire.ProcessProcessInfo) string {
+	t, err := time.Parse(time.RFC3339Nano, p.Started)
+	if err != nil {
+		return "-"
+	}
+	return rough(time.Since(t))
+}
+
+// shorten cuts s to n runes.
+func shorten(s string, n int) string {
+	if r := []rune(s); len(r) > n {
+		return string(r[:n-1]) + "…"
+	}
+	return s
+}

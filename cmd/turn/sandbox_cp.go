@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"regexp"
+	"strings"
+	"syscall"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/sandboxes"
+)
+
+type sandboxCpCmd struct {
+	Src string `arg:"" help:"What to copy: PATH, SANDBOX:PATH, or - for standard input."`
+	Dst string `arg:"" help:"Where to: PATH, SANDBOX:PATH, or - for standard output."`
+}
+
+// Help is shown below the flags' summary.
+func (c *sandboxCpCmd) Help() string {
+	return `One of the two is in a sandbox: its ID, the beginning of it, or its name, a
+colon, and an absolute path. A destination that is a folder, or ends in a slash,
+takes the file or folder under its own name; another one takes its place. A local
+path with a colon in it begins with ./ or /. With - one file is copied.
+
+What comes out of a sandbox is written with care: no links that lead out of the
+destination, no devices, no set-user-ID bits.`
+}
+
+// A place is one end of a copy.
+type place struct {
+	sandbox string // empty: this machine
+	path    string // "-": a standard stream
+}
+
+var sandboxPlace = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9_.-]*):(.*)$`)
+
+func parsePlace(text string) (place, error) {
+	m := sandboxPlace.FindStringSubmatch(text)
+	if m == nil {
+		if text == "" {
+			return place{}, errors.New("a path is empty")
+		}
+		return place{path: text}, nil
+	}
+	if !path.IsAbs(m[2]) {
+		return place{}, fmt.Errorf("%s: a path in a sandbox is absolute, as %s:/workspace/%s", text, m[1], m[2])
+	}
+	return place{sandbox: m[1], path: m[2]}, nil
+}
+
+// ends parses both ends.
+func (c *sandboxCpCmd) ends() (src, dst place, err error) {
+	if src, err = parsePlace(c.Src); err != nil {
+		return
+	}
+	if dst, err = parsePlace(c.Dst); err != nil {
+		return
+	}
+	switch {
+	case src.sandbox == "" && dst.sandbox == "":
+		err = errors.New("one of the two is in a sandbox: write it as SANDBOX:/PATH")
+	case src.sandbox != "" && dst.sandbox != "":
+		err = errors.New("only one of the two is in a sandbox: copy by way of this machine")
+	case src.path == "-" && strings.HasSuffix(dst.path, "/"):
+		err = errors.New("standard input has no name: write the file's")
+	}
+	return
+}
+
+// Validate is called by kong.
+func (c *sandboxCpCmd) Validate() error {
+	_, _, err := c.ends()
+	return err
+}
+
+// Run copies.
+func (c *sandboxCpCmd) Run(a *app) error {
+	src, dst, err := c.ends()
+	if err != nil {
+		return usage(err)
+	}
+	return a.withSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
+		i, err := s.Find(ctx, src.sandbox+dst.sandbox)
+		if err != nil {
+			return err
+		}
+		err = c.copy(ctx, a, s, i.ID, src, dst)
+		var sig interruption
+		switch {
+		case errors.As(context.Cause(ctx), &sig):
+			return &exitError{128 + int(sig.signal), sig}
+		case errors.Is(err, syscall.EPIPE) && dst.path == "-":
+			return &exitError{128 + int(syscall.SIGPIPE), nil}
+		}
+		return err
+	})
+}
+
+func (c *sandboxCpCmd) copy(ctx context.Context, a *app, s *sandboxes.Store, id turnstone.SandboxID, src, dst place) error {
+	switch {
+	case src.path == "-":
+		return s.WriteFile(ctx, id, dst.path, a.stdin)
+	case src.sandbox == "":
+		return s.Upload(ctx, id, src.path, dst.path)
+	case dst.path == "-":
+		quiet := newProgress(a.stderr, style{quiet: true}, 0)
+		defer quiet.Close()
+		return s.ReadFile(ctx, id, src.path, &sink{file: a.stdout, progress: quiet, fail: func(error) {}, clean: sanitizerFor(a.stdout)})
+	}
+	return s.Download(ctx, id, src.path, dst.path, func(what string) { fmt.Fprintln(a.stderr, "turn: "+printable(what)) })
+}

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/sandboxes"
+	"turnstone.dev/turnstone/wire"
+)
+
+type sandboxCreateCmd struct {
+	Name      string          `help:"A name for it, which no other sandbox that lives has." placeholder:"NAME"`
+	Image     string          `help:"Template to run in." placeholder:"NAME" default:"base"`
+	Env       []envVar        `help:"Environment variable for the sandbox; may be given again." placeholder:"K=V" sep:"none"`
+	TTL       time.Duration   `name:"ttl" help:"Stop it after this time; 0: never (default: 1h)." placeholder:"TIME" default:"1h"`
+	CPUs      *int            `name:"cpus" help:"Number of virtual CPUs." placeholder:"N"`
+	Memory    turnstone.Bytes `help:"Memory of the sandbox, as 2GiB." placeholder:"SIZE"`
+	Disk      turnstone.Bytes `help:"What the sandbox may write to its disk, as 10GiB." placeholder:"SIZE"`
+	Network   onOff           `help:"Network of the sandbox: on or off." placeholder:"on|off"`
+	Substrate string          `help:"What runs the sandbox: ${enum}." enum:"auto,qemu" default:"auto"`
+	Quiet     bool            `short:"q" help:"Show no progress."`
+}
+
+// Help is shown below the flags' summary.
+func (c *sandboxCreateCmd) Help() string {
+	return `The sandbox stays until it is removed, its time is up, or the computer is
+restarted; a process of its own keeps it. Its ID goes to standard output when it
+is ready.
+
+Exit status: 0 it is ready; 2 the command line is wrong; 3 it could not be
+created.`
+}
+
+// spec makes the flags into what the library wants.
+func (c *sandboxCreateCmd) spec() sandboxes.Spec {
+	flags := sandboxFlags{CPUs: c.CPUs, Memory: c.Memory, Disk: c.Disk, Network: c.Network, Env: c.Env}
+	return sandboxes.Spec{Name: c.Name, Image: c.Image, Env: flags.env(), Shape: flags.shape(turnstone.DefaultShape()),
+		Substrate: c.Substrate, TTL: c.TTL}
+}
+
+// Validate is called by kong.
+func (c *sandboxCreateCmd) Validate() error { return c.spec().Check() }
+
+// Run creates the sandbox.
+func (c *sandboxCreateCmd) Run(a *app) error {
+	h, err := home.Open()
+	if err != nil {
+		return err
+	}
+	p := newProgress(a.stderr, styleOf(a.stderr, c.Quiet), 0)
+	a.logTo(p)
+	ctx, stop := interruptible(func(s string) { p.Say("turn: %s", s) }, exitAborted)
+	defer stop()
+	began := time.Now()
+	i, err := sandboxes.NewStore(h).Create(ctx, c.spec(), p.Preparing)
+	p.Close()
+	var sig interruption
+	switch {
+	case errors.As(context.Cause(ctx), &sig) && err != nil:
+		return &exitError{exitAborted, sig}
+	case err != nil:
+		return &exitError{codeOf(err), err}
+	}
+	if !c.Quiet {
+		fmt.Fprintf(a.stderr, "sandbox %s: %s in %s, %s\n", i.Title(), i.State, elapsed(time.Since(began)), i.Isolation)
+	}
+	_, err = fmt.Fprintln(a.stdout, i.ID)
+	return err
+}
+
+type sandboxHoldCmd struct {
+	ID string `arg:"" help:"The sandbox."`
+}
+
+// reportsFD is where create's holder reports to it.
+const reportsFD = 3
+
+// Run keeps a sandbox until its end.
+func (c *sandboxHoldCmd) Run(a *app) error {
+	h, err := home.Open()
+	if err != nil {
+		return err
+	}
+	log := slog.New(slog.NewTextHandler(a.stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
+	slog.SetDefault(log)
+	ctx, stop := interruptible(func(string) { log.Info("asked to stop") }, exitAborted)
+	defer stop()
+	reports := os.NewFile(reportsFD, "reports")
+	if _, err := reports.Stat(); err != nil {
+		return &exitError{exitUsage, &turnstone.Error{Op: "usage", Kind: turnstone.Invalid,
+			Err: errors.New("this command is for turn itself"), Hint: "turn sandbox create makes a sandbox"}}
+	}
+	err = sandboxes.NewStore(h).Hold(ctx, turnstone.SandboxID(c.ID), opener(h), a.stdin, reports, log)
+	if err != nil {
+		return &exitError{exitAborted, nil} // it is in the log
+	}
+	return nil
+}
+
+// opener makes machines with the executor.
+func opener(h *home.Home) sandboxes.Opener {
+	return func(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec, progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
+		sb, err := executor.New(h).Create(ctx, executor.SandboxRequest{Image: spec.Image, Env: spec.Env, Shape: spec.Shape,
+			Substrate: spec.Substrate, Hostname: strings.ReplaceAll(string(id), "_", "-")}, progress)
+		if err != nil {
+			return nil, sandboxes.Details{}, err
+		}
+		if dir := sb.Template.Workdir; dir != "" {
+			if err := sb.Client().StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: dir}); err != nil {
+				_ = sb.Close()
+				return nil, sandboxes.Details{}, err
+			}
+		}
+		return sb, sandboxes.Details{Template: sb.Template.Digest, TemplateSize: turnstone.Bytes(sb.Template.Size),
+			Substrate: sb.Substrate(), Isolation: sb.Isolation()}, nil
+	}
+}

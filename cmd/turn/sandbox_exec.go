@@ -1,0 +1,226 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/term"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/sandboxes"
+	"turnstone.dev/turnstone/wire"
+)
+
+type sandboxExecCmd struct {
+	Terminal bool           `short:"t" help:"Give the command a terminal, and this one's keys to it."`
+	Detach   bool           `short:"d" help:"Do not wait: print the process's name and leave it running."`
+	Env      []envVar       `help:"Environment variable for the command; may be given again." placeholder:"K=V" sep:"none"`
+	Cwd      string         `help:"Working directory in the sandbox (default: the sandbox's)." placeholder:"DIR"`
+	User     string         `help:"User to run as, with :GROUP if wanted (default: root)." placeholder:"USER"`
+	Timeout  *time.Duration `help:"Kill the command after this time." placeholder:"TIME"`
+
+	Sandbox string   `arg:"" help:"ID, beginning of an ID, or name."`
+	Cmd     []string `arg:"" passthrough:"partial" name:"cmd" help:"Command and its arguments, after --."`
+}
+
+// Help is shown below the flags' summary.
+func (c *sandboxExecCmd) Help() string {
+	return `The command gets standard input unless that is a terminal; with -t it gets the
+keys of the terminal. Its output goes where it belongs, unchanged, but what would
+be shown on a terminal is freed of control sequences other than colors, unless
+-t is given. Ctrl-C goes to the command; once more, and it is killed. It is
+killed too when turn is, unless -d is given.
+
+Exit status: the command's own, 128+N when signal N ended it; 124 when --timeout
+did; 127 when there is no such command, 126 when it cannot be started; 125 when
+turn failed, or the sandbox did; 2 when the command line is wrong.`
+}
+
+// Validate is called by kong.
+func (c *sandboxExecCmd) Validate() error {
+	switch {
+	case c.Timeout != nil && *c.Timeout <= 0:
+		return fmt.Errorf("--timeout: %s is no time to run in", *c.Timeout)
+	case c.Timeout != nil && c.Detach:
+		return errors.New("--timeout and -d cannot be used together: nobody would be there to kill the command")
+	}
+	return nil
+}
+
+// Run runs the command.
+func (c *sandboxExecCmd) Run(a *app) error {
+	argv := c.Cmd
+	if len(argv) > 0 && argv[0] == "--" {
+		argv = argv[1:]
+	}
+	if len(argv) == 0 {
+		return &exitError{exitUsage, &turnstone.Error{Op: "usage", Kind: turnstone.Invalid,
+			Err: errors.New("no command to run"), Hint: "turn sandbox exec SANDBOX -- CMD…"}}
+	}
+	h, err := home.Open()
+	if err != nil {
+		return &exitError{exitExec, err}
+	}
+	s := sandboxes.NewStore(h)
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	if c.Timeout != nil {
+		var stop context.CancelFunc
+		ctx, stop = context.WithTimeoutCause(ctx, *c.Timeout, errTimeUp)
+		defer stop()
+	}
+	i, err := s.Find(ctx, c.Sandbox)
+	if err != nil {
+		return sandboxVerdict(ctx, argv[0], wire.ProcessExit{}, err)
+	}
+	cmd := sandboxes.Command{Argv: argv, Cwd: c.Cwd, User: c.User, Env: (&sandboxFlags{Env: c.Env}).env()}
+	if c.Terminal {
+		cmd.Terminal = a.terminalSize()
+		if t := os.Getenv("TERM"); t != "" && !slices.ContainsFunc(cmd.Env, func(e string) bool { return strings.HasPrefix(e, "TERM=") }) {
+			cmd.Env = append(cmd.Env, "TERM="+t)
+		}
+	}
+	if c.Detach {
+		process, err := s.StartDetached(ctx, i.ID, cmd)
+		if err != nil {
+			return sandboxVerdict(ctx, argv[0], wire.ProcessExit{}, err)
+		}
+		_, err = fmt.Fprintln(a.stdout, process)
+		return err
+	}
+	exit, err := c.attached(ctx, a, s, i.ID, cmd, cancel)
+	if c.Timeout != nil && errors.Is(err, errTimeUp) {
+		err = &turnstone.Error{Op: "sandbox.exec", Kind: turnstone.Timeout, Subject: argv[0], Err: fmt.Errorf("killed after %s", *c.Timeout)}
+	}
+	return sandboxVerdict(ctx, argv[0], exit, err)
+}
+
+// errTimeUp is why a context ended that --timeout ends.
+var errTimeUp = errors.New("the time is up")
+
+// attached runs a command that this process's streams belong to.
+func (c *sandboxExecCmd) attached(ctx context.Context, a *app, s *sandboxes.Store, id turnstone.SandboxID, cmd sandboxes.Command, cancel context.CancelCauseFunc) (wire.ProcessExit, error) {
+	quiet := newProgress(a.stderr, style{quiet: true}, 0)
+	defer quiet.Close()
+	cmd.Stdout = &sink{file: a.stdout, progress: quiet, fail: cancel, clean: sanitizerFor(a.stdout)}
+	cmd.Stderr = &sink{file: a.stderr, progress: quiet, fail: cancel, clean: sanitizerFor(a.stderr)}
+	onTerminal := term.IsTerminal(int(a.stdin.Fd()))
+	if !onTerminal || c.Terminal {
+		cmd.Stdin = a.stdin
+	}
+	if c.Terminal {
+		cmd.Stdout = &sink{file: a.stdout, progress: quiet, fail: cancel}
+		cmd.Resized = a.resizes(ctx)
+		if onTerminal {
+			old, err := term.MakeRaw(int(a.stdin.Fd()))
+			if err != nil {
+				return wire.ProcessExit{}, &turnstone.Error{Op: "sandbox.exec", Kind: turnstone.Unavailable, Subject: "terminal", Err: err}
+			}
+			defer func() { _ = term.Restore(int(a.stdin.Fd()), old) }()
+		}
+	}
+	forward, stop := forwardSignals(cancel)
+	defer stop()
+	cmd.Signals = forward
+	return s.Exec(ctx, id, cmd)
+}
+
+// forwardSignals passes the first SIGINT, SIGTERM or SIGHUP on to the command. The
+// second one has it killed, and the third leaves at once.
+func forwardSignals(cancel context.CancelCauseFunc) (<-chan string, func()) {
+	signals, forward, done := make(chan os.Signal, 4), make(chan string, 1), make(chan struct{})
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	names := map[os.Signal]string{syscall.SIGINT: "INT", syscall.SIGTERM: "TERM", syscall.SIGHUP: "HUP"}
+	go func() {
+		for n := 0; ; n++ {
+			select {
+			case <-done:
+				return
+			case s := <-signals:
+				sig, _ := s.(syscall.Signal)
+				switch n {
+				case 0:
+					forward <- names[s]
+				case 1:
+					cancel(interruption{sig})
+				default:
+					os.Exit(128 + int(sig))
+				}
+			}
+		}
+	}()
+	return forward, func() {
+		signal.Stop(signals)
+		close(done)
+	}
+}
+
+// terminalSize returns the size of the terminal that turn runs on, or 80 times 24.
+func (a *app) terminalSize() *wire.ProcessTerminal {
+	for _, f := range []*os.File{a.stdout, a.stdin, a.stderr} {
+		if w, h, err := term.GetSize(int(f.Fd())); err == nil && w > 0 && h > 0 {
+			return &wire.ProcessTerminal{Columns: int64(w), Rows: int64(h)}
+		}
+	}
+	return &wire.ProcessTerminal{Columns: 80, Rows: 24}
+}
+
+// resizes tells of each size that the terminal takes on, until ctx ends.
+func (a *app) resizes(ctx context.Context) <-chan wire.ProcessTerminal {
+	changed, sizes := make(chan os.Signal, 1), make(chan wire.ProcessTerminal)
+	signal.Notify(changed, syscall.SIGWINCH)
+	go func() {
+		defer signal.Stop(changed)
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-changed:
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case sizes <- *a.terminalSize():
+			}
+		}
+	}()
+	return sizes
+}
+
+// sandboxVerdict makes a command's end into the exit status.
+func sandboxVerdict(ctx context.Context, program string, exit wire.ProcessExit, err error) error {
+	cause := context.Cause(ctx)
+	var sig interruption
+	var fault *turnstone.Error
+	errors.As(err, &fault)
+	starting := fault != nil && fault.Op == wire.MethodProcessStart
+	switch {
+	case errors.As(cause, &sig):
+		return &exitError{128 + int(sig.signal), cause}
+	case fault != nil && fault.Op == "sandbox.exec" && fault.Kind == turnstone.Timeout:
+		return &exitError{exitTimeout, err}
+	case errors.Is(cause, syscall.EPIPE):
+		return &exitError{128 + int(syscall.SIGPIPE), nil} // as a program that the signal ended: nobody listens
+	case starting && fault.Kind == turnstone.NotFound && fault.Subject == program:
+		return &exitError{exitNotFound, err}
+	case starting && (fault.Kind == turnstone.NotFound || fault.Kind == turnstone.Invalid):
+		return &exitError{exitNoExec, err}
+	case fault != nil && fault.Op == "sandbox.find":
+		return &exitError{exitUsage, err}
+	case cause != nil && err != nil:
+		return &exitError{exitExec, cause}
+	case err != nil:
+		return &exitError{exitExec, err}
+	case exit.ExitCode != 0:
+		return &exitError{int(exit.ExitCode), nil}
+	}
+	return nil
+}

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strconv"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/hub"
+	"turnstone.dev/turnstone/sandboxes"
+)
+
+type sandboxServeCmd struct {
+	Listen string `help:"Address and port to listen on; port 0: any that is free." placeholder:"HOST:PORT" default:"127.0.0.1:9229"`
+}
+
+// Help is shown below the flags' summary.
+func (c *sandboxServeCmd) Help() string {
+	return `Clients of the Chrome DevTools Protocol find the sandboxes at /json/list, the
+protocol's description at /json/protocol, and connect by WebSocket. The address
+that is printed holds a token, fresh at each start: whoever has it may do all
+with the sandboxes, and create and remove them. It is taken as the beginning of
+the path, as ?token=TOKEN, or as an Authorization header of the form Bearer.`
+}
+
+// Validate is called by kong.
+func (c *sandboxServeCmd) Validate() error {
+	host, port, err := net.SplitHostPort(c.Listen)
+	if err == nil && host == "" {
+		err = errors.New("say on which address")
+	}
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	if err != nil {
+		return fmt.Errorf("--listen: %q is no HOST:PORT: %w", c.Listen, err)
+	}
+	return nil
+}
+
+// Run serves until it is interrupted.
+func (c *sandboxServeCmd) Run(a *app) error {
+	return a.withSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
+		a.logTo(a.stderr)
+		l, err := net.Listen("tcp", c.Listen)
+		if err != nil {
+			return &turnstone.Error{Op: "sandbox.serve", Kind: turnstone.Unavailable, Subject: c.Listen, Err: err,
+				Hint: "choose another port with --listen 127.0.0.1:PORT; 0 takes one that is free"}
+		}
+		host, _, _ := net.SplitHostPort(c.Listen) // Validate has looked
+		opt := hub.Options{Backend: s, Token: hub.NewToken(), Image: executor.DefaultImage, Log: slog.Default()}
+		if _, err := netip.ParseAddr(host); err != nil {
+			opt.Host = host
+		}
+		if t, ok := l.Addr().(*net.TCPAddr); !ok || !t.IP.IsLoopback() {
+			fmt.Fprintln(a.stderr, "turn: others can reach this address, and the token and all data travel in clear; an SSH tunnel to a loopback address is safer")
+		}
+		fmt.Fprintf(a.stderr, "turn: sandboxes are served; Ctrl-C ends that, not them\nhttp://%s/%s/json/list\n", l.Addr(), opt.Token)
+		err = hub.NewServer(opt).Serve(ctx, l)
+		var sig interruption
+		if errors.As(context.Cause(ctx), &sig) && err == nil {
+			return nil
+		}
+		return err
+	})
+}
