@@ -83,14 +83,17 @@ type found struct {
 	code  []*code
 	stdin bool // standard input is code
 	end   int  // how many words the options take, if they stand before the operands
+
+	operands []*code
+	instead  bool // an option stands in the place of the code
+	forced   bool // an option says that standard input is code
+	dash     bool // so does an operand "-"
 }
 
 // options reads words as getopt(3) and its long form do, with a rule's options.
 func (w *walker) options(rule *compiledRule, words []*sh.Word) found {
 	var f found
 	words = words[:min(len(words), maxWords)]
-	var operands []*code
-	instead, forced, dash := false, false, false
 	i := 0
 	for ; i < len(words); i++ {
 		c := w.wordCode(words[i])
@@ -99,55 +102,67 @@ func (w *walker) options(rule *compiledRule, words []*sh.Word) found {
 			i++
 			break
 		}
-		if len(text) < 2 || text[0] != '-' && text[0] != '+' {
-			if rule.First {
-				break
-			}
-			dash = dash || text == "-"
-			if text != "-" {
-				operands = append(operands, c)
-			}
+		if len(text) > 1 && (text[0] == '-' || text[0] == '+') {
+			i += w.option(&f, rule, words[i:], c)
 			continue
 		}
-		o, value := rule.options.read(text)
-		forced = forced || o.kind == forceOption
-		instead = instead || o.kind == insteadOption
-		switch {
-		case o.kind == flagOption, o.kind == forceOption:
-		case value < len(text):
-			if o.kind == codeOption {
-				f.code = append(f.code, c.slice(value))
-			}
-		default:
-			if i+1 < len(words) && o.kind == codeOption {
-				f.code = append(f.code, w.wordCode(words[i+1]))
-			}
-			i += o.words
+		if rule.First {
+			break
 		}
+		f.operand(c)
 	}
 	f.end = min(i, len(words))
 	if rule.Prefix {
 		return f
 	}
-	for n := f.end; n < len(words); n++ {
-		c := w.wordCode(words[n])
-		if text := string(c.data); text == "-" && len(operands) == 0 && !dash {
-			dash = true
-			continue
-		}
-		operands = append(operands, c)
+	for _, word := range words[f.end:] {
+		f.operand(w.wordCode(word))
 	}
-	if rule.Operand > 0 && !instead && len(f.code) == 0 {
-		for n := rule.Operand - 1; n < len(operands) && (n == rule.Operand-1 || rule.Rest); n++ {
-			f.code = append(f.code, operands[n])
-		}
-		// What ssh runs are all of its words, joined; only one of them is code as it stands.
-		if rule.First && rule.Operand == 2 && len(operands) > 2 {
-			f.code = nil
-		}
-	}
-	f.stdin = rule.Stdin > 0 && len(f.code) == 0 && !instead && (dash || forced || len(operands) < rule.Stdin)
+	f.choose(&rule.Rule)
 	return f
+}
+
+// option reads the option that c is, the first of words, and returns how many of
+// the words after it belong to it.
+func (w *walker) option(f *found, rule *compiledRule, words []*sh.Word, c *code) int {
+	o, value := rule.options.read(string(c.data))
+	f.forced = f.forced || o.kind == forceOption
+	f.instead = f.instead || o.kind == insteadOption
+	switch {
+	case o.kind == flagOption, o.kind == forceOption:
+		return 0
+	case value < len(c.data): // -cCODE, --eval=CODE
+		if o.kind == codeOption {
+			f.code = append(f.code, c.slice(value))
+		}
+		return 0
+	}
+	if o.kind == codeOption && len(words) > 1 {
+		f.code = append(f.code, w.wordCode(words[1]))
+	}
+	return o.words
+}
+
+// operand notes a word that is no option.
+func (f *found) operand(c *code) {
+	if string(c.data) == "-" && len(f.operands) == 0 {
+		f.dash = true
+		return
+	}
+	f.operands = append(f.operands, c)
+}
+
+// choose says which of the operands, or if standard input, is code.
+func (f *found) choose(rule *Rule) {
+	// What ssh runs are all of its words, joined: only one of them is code as it stands.
+	joined := rule.First && rule.Operand == 2 && len(f.operands) > 2
+	if first := rule.Operand - 1; first >= 0 && !f.instead && len(f.code) == 0 && !joined && first < len(f.operands) {
+		f.code = append(f.code, f.operands[first])
+		if rule.Rest {
+			f.code = append(f.code, f.operands[first+1:]...)
+		}
+	}
+	f.stdin = rule.Stdin > 0 && len(f.code) == 0 && !f.instead && (f.dash || f.forced || len(f.operands) < rule.Stdin)
 }
 
 // stdin returns the code of the here-document or here-string that is standard input.

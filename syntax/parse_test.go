@@ -81,6 +81,7 @@ func TestCommands(t *testing.T) {
 		{"declarations", "export A=$(a) B; declare -a c=(1 2); let x=1+2", `simple "export A=$(a) B"|  simple$ "a"|simple "declare -a c=(1 2)"|simple "let x=1+2"`},
 		{"substitutions", "echo \"$(a `b`)\" <(c) ${x:-$(d)} $((1+$(e)))",
 			"simple \"echo \\\"$(a `b`)\\\" <(c) ${x:-$(d)} $((1+$(e)))\"|  simple$ \"a `b`\"|    simple$ \"b\"|  simple$ \"c\"|  simple$ \"d\"|  simple$ \"e\""},
+		{"backquotes in backquotes", "echo `a \\`b c\\``", "simple \"echo `a \\\\`b c\\\\``\"|  simple$ \"a \\\\`b c\\\\`\" [\"a\" \"`b c\\\\`\"]|    simple$ \"b c\""},
 		{"a loop in a substitution", "x=$(for i in a; do b; done)", `simple "x=$(for i in a; do b; done)"|  for$ "for i in a; do b; done"|    simple$ "b"`},
 		{"backslash and newline", "a b\\\nc 'd\\\ne' \"f\\\ng\" \\\n h", `simple "a b\\\nc 'd\\\ne' \"f\\\ng\" \\\n h" ["a" "bc" "'d\\\ne'" "\"fg\"" "h"]`},
 		{"quotes are kept", `echo 'a' "b $c" \d $'e\n'`, `simple "echo 'a' \"b $c\" \\d $'e\\n'"`},

@@ -52,7 +52,8 @@ type Command struct {
 	Heredocs []Heredoc  `json:"heredocs,omitempty"`
 
 	// Words are the source texts of a simple command's words, assignments before
-	// the first word included, redirections not: what bash itself keeps of it.
+	// the first word included, redirections not: what bash itself keeps of it, but
+	// for what it writes anew (docs/shell.md lists that).
 	Words []string `json:"-"`
 	// Tested says that the script looks at the command's exit status: it is the
 	// condition of an if or while, is followed by && or ||, or stands behind a "!".

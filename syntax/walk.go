@@ -224,6 +224,11 @@ func (w *walker) simple(s *sh.Stmt, parent, stage, start, end int) (from, to int
 		if start < 0 || a < start {
 			start = a
 		}
+		// Inside backquotes in backquotes, the parser takes the backslash of the inner
+		// ones' end for a part of the word.
+		for w.backquotes > 1 && b > a+1 && b <= len(w.src.data) && w.src.data[b-1] == '\\' {
+			b--
+		}
 		end = max(end, b)
 		if w.into == nil {
 			a, b = w.clamp(a, b)
