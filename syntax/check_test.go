@@ -64,6 +64,16 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// TestCheckAsSh: what POSIX does not know is not refused, what no shell reads is.
+func TestCheckAsSh(t *testing.T) {
+	needBash(t)
+	for src, refused := range map[string]bool{"a=(1 2)\n": false, "[[ a ]]\n": false, "if a\n": true, "f() { a; }\n": false} {
+		if f, err := CheckAs(context.Background(), "", "sh", []byte(src)); err != nil || (f != nil) != refused {
+			t.Errorf("%q: %v, %v", src, f, err)
+		}
+	}
+}
+
 // TestCheckWithBadBash: who asks is never the script's fault.
 func TestCheckWithBadBash(t *testing.T) {
 	script := []byte("fi\n")

@@ -1,0 +1,21 @@
+package syntax
+
+import (
+	"sync"
+	"testing"
+)
+
+// TestConcurrent parses from several goroutines at once, grammars included.
+func TestConcurrent(t *testing.T) {
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for _, e := range ruleExamples {
+				if got := codeOf(Parse([]byte(e.src))); got != e.want {
+					t.Errorf("%s: %s, want %s", e.src, got, e.want)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
