@@ -6,6 +6,7 @@ import (
 	"embed"
 	"errors"
 	"os"
+	"strings"
 
 	"turnstone.dev/turnstone"
 )
@@ -13,23 +14,33 @@ import (
 //go:embed all:bin
 var files embed.FS
 
-// Agent returns the agent's static Linux program: the file that the environment
-// variable TURN_AGENT names, else the embedded one. The error is of kind
-// Unavailable when there is neither.
-func Agent() ([]byte, error) {
+// A Program is the agent's static Linux program. Its digest is known without
+// reading it: hashing it costs more than all else that finds what a machine is
+// made of.
+type Program struct {
+	Digest turnstone.Digest
+	Read   func() ([]byte, error)
+}
+
+// Agent returns the agent: the file that the environment variable TURN_AGENT names,
+// else the embedded one. The error is of kind Unavailable when there is neither.
+func Agent() (Program, error) {
 	if path := os.Getenv("TURN_AGENT"); path != "" {
 		b, err := os.ReadFile(path)
 		if err != nil {
-			return nil, &turnstone.Error{Op: "agent.load", Kind: turnstone.Unavailable, Subject: "TURN_AGENT", Err: err,
+			return Program{}, &turnstone.Error{Op: "agent.load", Kind: turnstone.Unavailable, Subject: "TURN_AGENT", Err: err,
 				Hint: "unset TURN_AGENT, or let it name the turn-agent program"}
 		}
-		return b, nil
+		return Program{turnstone.DigestBytes(b), func() ([]byte, error) { return b, nil }}, nil
 	}
-	b, err := files.ReadFile("bin/agent")
-	if err != nil {
-		return nil, &turnstone.Error{Op: "agent.load", Kind: turnstone.Unavailable, Subject: "agent",
+	read := func() ([]byte, error) { return files.ReadFile("bin/agent") }
+	line, err := files.ReadFile("bin/agent.sha256") // of the build, as sha256sum prints it
+	hex, _, _ := strings.Cut(string(line), " ")
+	digest, bad := turnstone.ParseDigest("sha256:" + hex)
+	if err != nil || bad != nil {
+		return Program{}, &turnstone.Error{Op: "agent.load", Kind: turnstone.Unavailable, Subject: "agent",
 			Err:  errors.New("this program was built without the sandbox's agent"),
 			Hint: "run make build, which builds the agent first"}
 	}
-	return b, nil
+	return Program{digest, read}, nil
 }

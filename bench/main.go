@@ -47,7 +47,7 @@ func (b *bench) all(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(b.dir) }()
-	for _, part := range []func(context.Context) error{b.start, b.memory, b.streaming} {
+	for _, part := range []func(context.Context) error{b.start, b.memory, b.streaming, b.wire, b.shell, b.parsing} {
 		if err := part(ctx); err != nil {
 			return err
 		}

@@ -115,7 +115,7 @@ func (x *Executor) machine(ctx context.Context, p *plan, progress func(string), 
 	if err != nil {
 		return nil, m, err
 	}
-	initramfs, digest, err := k.Initramfs(ctx, kernelDir, agent)
+	initramfs, digest, err := k.Initramfs(ctx, kernelDir, kernel.Program(agent))
 	if err != nil {
 		return nil, m, err
 	}

@@ -27,18 +27,21 @@ const initramfsVersion = 1
 // initramfsAge is after which time an initramfs that is not asked for is removed.
 const initramfsAge = 30 * 24 * time.Hour
 
+// A Program is a static ELF program that is named by its digest, and read only
+// when it is needed.
+type Program struct {
+	Digest turnstone.Digest
+	Read   func() ([]byte, error)
+}
+
 // Initramfs returns the path and the digest of the initial root file system that
 // holds agent, the agent's program, as /init, and the kernel's modules as
 // /modules/NN-name.ko in load order: an uncompressed cpio archive in the "newc"
 // format (Documentation/driver-api/early-userspace/buffer-format.rst). The same
 // agent and modules give the same bytes. It is kept under dir, named by what is
 // in it, and checked before it is returned.
-func (k *Kernel) Initramfs(ctx context.Context, dir string, agent []byte) (path string, digest turnstone.Digest, err error) {
+func (k *Kernel) Initramfs(ctx context.Context, dir string, agent Program) (path string, digest turnstone.Digest, err error) {
 	const op = "kernel.initramfs"
-	if !isELF(agent) {
-		return "", "", &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "agent",
-			Err: errors.New("is no ELF program"), Hint: "build the agent first: make build"}
-	}
 	failed := func(err error) error {
 		return &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: dir, Err: err,
 			Hint: "check that the disk has room and the folder can be written"}
@@ -49,7 +52,7 @@ func (k *Kernel) Initramfs(ctx context.Context, dir string, agent []byte) (path 
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", "", failed(err)
 	}
-	path = filepath.Join(dir, "initramfs-"+k.initramfsKey(agent)+".cpio")
+	path = filepath.Join(dir, "initramfs-"+k.initramfsKey(agent.Digest)+".cpio")
 	if s, err := keptInitramfs(ctx, path); err == nil {
 		return path, s.Digest, nil
 	}
@@ -62,8 +65,16 @@ func (k *Kernel) Initramfs(ctx context.Context, dir string, agent []byte) (path 
 		return path, s.Digest, nil
 	}
 	sweepInitramfs(dir, path)
+	program, err := agent.Read()
+	if err != nil {
+		return "", "", err
+	}
+	if !isELF(program) || turnstone.DigestBytes(program) != agent.Digest {
+		return "", "", &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "agent",
+			Err: errors.New("is no ELF program, or not the one that was named"), Hint: "build the agent first: make build"}
+	}
 	var archive bytes.Buffer
-	if err := k.writeInitramfs(&archive, agent); err != nil {
+	if err := k.writeInitramfs(&archive, program); err != nil {
 		return "", "", failed(err)
 	}
 	if err := stamp.WriteFile(path, archive.Bytes(), 0o444); err != nil {
@@ -84,9 +95,9 @@ func (k *Kernel) Initramfs(ctx context.Context, dir string, agent []byte) (path 
 }
 
 // initramfsKey names the content: the agent and the modules in their order.
-func (k *Kernel) initramfsKey(agent []byte) string {
+func (k *Kernel) initramfsKey(agent turnstone.Digest) string {
 	h := sha256.New()
-	fmt.Fprintf(h, "initramfs %d\n%s\n", initramfsVersion, turnstone.DigestBytes(agent))
+	fmt.Fprintf(h, "initramfs %d\n%s\n", initramfsVersion, agent)
 	for _, m := range k.Modules {
 		fmt.Fprintf(h, "%s %s\n", m.Name, m.Digest)
 	}

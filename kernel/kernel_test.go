@@ -247,6 +247,10 @@ func TestFailureLeavesNothing(t *testing.T) {
 	}
 }
 
+func program(b []byte) Program {
+	return Program{turnstone.DigestBytes(b), func() ([]byte, error) { return b, nil }}
+}
+
 func TestInitramfs(t *testing.T) {
 	dir := t.TempDir()
 	k, err := ensure(context.Background(), dir, &counted{}, func(string) {})
@@ -261,7 +265,7 @@ func TestInitramfs(t *testing.T) {
 	agent := elfFile(nil, []byte("agent"))
 	ctx := context.Background()
 	out := filepath.Join(dir, "initramfs")
-	path, digest, err := k.Initramfs(ctx, out, agent)
+	path, digest, err := k.Initramfs(ctx, out, program(agent))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -272,33 +276,33 @@ func TestInitramfs(t *testing.T) {
 	checkArchive(t, b, agent, mods)
 
 	fi, _ := os.Stat(path)
-	path2, digest2, err := k.Initramfs(ctx, out, agent)
+	path2, digest2, err := k.Initramfs(ctx, out, program(agent))
 	if fi2, _ := os.Stat(path2); err != nil || path2 != path || digest2 != digest || !os.SameFile(fi, fi2) {
 		t.Errorf("the second call: %s %s %v", path2, digest2, err)
 	}
-	path3, digest3, err := k.Initramfs(ctx, t.TempDir(), agent)
+	path3, digest3, err := k.Initramfs(ctx, t.TempDir(), program(agent))
 	if err != nil || digest3 != digest || path3 == path {
 		t.Errorf("the same content elsewhere has digest %s, not %s (%v)", digest3, digest, err)
 	}
 	if err := replace(path, bytes.Repeat([]byte("x"), len(b))); err != nil {
 		t.Fatal(err)
 	}
-	if _, digest4, err := k.Initramfs(ctx, out, agent); err != nil || digest4 != digest {
+	if _, digest4, err := k.Initramfs(ctx, out, program(agent)); err != nil || digest4 != digest {
 		t.Errorf("after damage: %s %v", digest4, err)
 	}
 	if b2, _ := os.ReadFile(path); !bytes.Equal(b, b2) {
 		t.Error("the damage is not mended")
 	}
-	if _, other, err := k.Initramfs(ctx, out, elfFile(nil, []byte("other"))); err != nil || other == digest {
+	if _, other, err := k.Initramfs(ctx, out, program(elfFile(nil, []byte("other")))); err != nil || other == digest {
 		t.Errorf("another agent has the same initramfs (%v)", err)
 	}
-	if _, _, err := k.Initramfs(ctx, out, []byte("#!/bin/sh\n")); turnstone.KindOf(err) != turnstone.Invalid {
+	if _, _, err := k.Initramfs(ctx, out, program([]byte("#!/bin/sh\n"))); turnstone.KindOf(err) != turnstone.Invalid {
 		t.Errorf("a script as agent: %v", err)
 	}
 	if err := replace(mods[0].Path, []byte("bad")); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := k.Initramfs(ctx, t.TempDir(), agent); err == nil {
+	if _, _, err := k.Initramfs(ctx, t.TempDir(), program(agent)); err == nil {
 		t.Error("a damaged module is packed")
 	}
 }
@@ -347,7 +351,7 @@ func checkArchive(t *testing.T, archive, agent []byte, mods []Module) {
 
 func TestInitramfsOfDebiansKernel(t *testing.T) {
 	k := debianKernel(t)
-	path, digest, err := k.Initramfs(context.Background(), t.TempDir(), elfFile(nil, []byte("agent")))
+	path, digest, err := k.Initramfs(context.Background(), t.TempDir(), program(elfFile(nil, []byte("agent"))))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,7 +34,7 @@ func Machine(t testing.TB, h *home.Home, image string) substrate.Machine {
 	fatal(t, err)
 	agent, err := agentbin.Agent()
 	fatal(t, err)
-	initramfs, digest, err := k.Initramfs(ctx, dir, agent)
+	initramfs, digest, err := k.Initramfs(ctx, dir, kernel.Program(agent))
 	fatal(t, err)
 	return substrate.Machine{Kernel: k.Vmlinux, KernelDigest: k.Digest, Initramfs: initramfs, InitDigest: digest,
 		Root: tmpl.Root, RootDigest: tmpl.RootDigest, Shape: turnstone.DefaultShape()}

@@ -34,6 +34,7 @@ type Substrate struct {
 	accel    accel
 	hostCPU  turnstone.Digest
 	progress func(string)
+	more     []string // arguments for a boot that only a benchmark has
 }
 
 // Options are what a Substrate is made with.
@@ -214,7 +215,7 @@ func (s *Substrate) boot(m substrate.Machine, ram, scratch *os.File) (*machine, 
 		f.close()
 		return nil, s.wrap(err)
 	}
-	vm, err := start(s.binary, arguments(s.accel, m.Shape, false), f)
+	vm, err := start(s.binary, append(arguments(s.accel, m.Shape, false), s.more...), f)
 	if err != nil {
 		return nil, s.wrap(err)
 	}

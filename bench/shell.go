@@ -1,0 +1,156 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/syntax"
+	"turnstone.dev/turnstone/wire"
+)
+
+// shell measures what tracing costs, and what a command's way to the sandbox and
+// back does, all in one sandbox, in turns.
+func (b *bench) shell(ctx context.Context) error {
+	h, err := home.Open()
+	if err != nil {
+		return err
+	}
+	s, err := executor.New(h).Create(ctx, executor.SandboxRequest{}, func(string) {})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = s.Close() }()
+	c := s.Client()
+	fmt.Printf("## The shell\n\n| step | plain bash | recorded | ratio |\n|---|---|---|---|\n")
+	for _, script := range []struct{ name, text string }{
+		{"2,000 external commands", strings.Repeat("/bin/true\n", 2000)},
+		{"a loop of 100,000 builtins", "for ((i = 0; i < 100000; i++)); do :; done\n"},
+	} {
+		plain, traced, err := b.pair(ctx, c, script.text)
+		if err != nil {
+			return err
+		}
+		fmt.Printf("| %s | %s | %s | %.2f |\n", script.name, ms(quantile(plain, 50)), ms(quantile(traced, 50)), ratio(traced, plain, 50))
+	}
+	fmt.Println()
+	return b.roundTrip(ctx, c)
+}
+
+// pair runs a step with and without records, in turns.
+func (b *bench) pair(ctx context.Context, c *wire.Client, script string) (plain, traced []time.Duration, err error) {
+	for range 5 {
+		for _, trace := range []bool{false, true} {
+			records := int64(0)
+			end, err := c.Execute(ctx, wire.ShellExecuteParams{Trace: &trace, Spans: new(bool)}, script, wire.Stdio{},
+				func(r []wire.ShellRecord) { records += int64(len(r)) })
+			switch {
+			case err != nil:
+				return nil, nil, err
+			case end.Exit.ExitCode != 0:
+				return nil, nil, fmt.Errorf("the step exited %d", end.Exit.ExitCode)
+			case trace && (end.Untraced != "" || records == 0 || end.Count < 2000):
+				return nil, nil, fmt.Errorf("%d records of %d commands: %s", records, end.Count, end.Untraced)
+			}
+			d := time.Duration(end.Exit.Duration)
+			if trace {
+				traced = append(traced, d)
+			} else {
+				plain = append(plain, d)
+			}
+		}
+	}
+	return plain, traced, nil
+}
+
+// roundTrip compares Process.start of true with what the guest needs for fork and
+// exec by itself, as a loop in its shell shows.
+func (b *bench) roundTrip(ctx context.Context, c *wire.Client) error {
+	const n = 100
+	off := false
+	var own, over []time.Duration
+	for range 5 {
+		end, err := c.Execute(ctx, wire.ShellExecuteParams{Trace: &off}, "for ((i = 0; i < 100; i++)); do /bin/true; done\n", wire.Stdio{}, nil)
+		if err != nil {
+			return err
+		}
+		own = append(own, time.Duration(end.Exit.Duration)/n)
+		for range n / 5 {
+			began := time.Now()
+			exit, err := c.Start(ctx, wire.ProcessStartParams{Argv: []string{"/bin/true"}}, wire.Stdio{})
+			if err == nil && exit.Exit.ExitCode != 0 {
+				err = errors.New("true failed")
+			}
+			if err != nil {
+				return err
+			}
+			over = append(over, time.Since(began))
+		}
+	}
+	fmt.Printf("| `true` | p50 |\n|---|---|\n| fork, exec and wait in the guest's bash | %s |\n| `Process.start` until its exit is known, over the wire | %s |\n| more | %s |\n\n",
+		ms(quantile(own, 50)), ms(quantile(over, 50)), ms(quantile(over, 50)-quantile(own, 50)))
+	return nil
+}
+
+// wire measures the wire against `cat` on a virtio-serial port of its own.
+func (b *bench) wire(ctx context.Context) error {
+	h, err := home.Open()
+	if err != nil {
+		return err
+	}
+	s, err := executor.New(h).Create(ctx, executor.SandboxRequest{}, func(string) {})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = s.Close() }()
+	began := time.Now()
+	n := new(counter)
+	if _, err := s.Client().Start(ctx, wire.ProcessStartParams{Argv: []string{"head", "-c", b.stream, "/dev/zero"}}, wire.Stdio{Out: n}); err != nil {
+		return err
+	}
+	took := time.Since(began)
+	_ = s.Close()
+	over := float64(*n) / 1e6 / took.Seconds()
+	out, err := b.floorCommand(ctx, "bare").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("bare channel: %w: %s", err, out)
+	}
+	var bare float64
+	if _, err := fmt.Sscan(string(out), &bare); err != nil {
+		return fmt.Errorf("bare channel: %w: %s", err, out)
+	}
+	fmt.Printf("## The wire\n\n| %s from `head -c %s /dev/zero` | MB/s |\n|---|---|\n", b.stream, b.stream)
+	fmt.Printf("| `| cat > port`, a virtio-serial port read by a plain loop | %.1f |\n| over the wire, as a process's output | %.1f |\n| ratio | %.2f |\n\n", bare, over, over/bare)
+	return nil
+}
+
+type counter int64
+
+func (c *counter) Write(p []byte) (int, error) {
+	*c += counter(len(p))
+	return len(p), nil
+}
+
+var _ io.Writer = (*counter)(nil)
+
+// parsing measures the parser on the host, on the scripts of this machine.
+func (b *bench) parsing(context.Context) error {
+	scripts, bytes, err := realScripts()
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	commands := 0
+	for _, s := range scripts {
+		commands += len(syntax.Parse(s).Commands)
+	}
+	took := time.Since(began)
+	fmt.Printf("## Parsing\n\n%d scripts of this machine's packages, %.1f MB, %d commands: %s, **%.1f MB/s**\n\n",
+		len(scripts), float64(bytes)/1e6, commands, ms(took), float64(bytes)/1e6/took.Seconds())
+	return nil
+}
