@@ -31,7 +31,7 @@ var real = [][]string{
 	{"/usr/bin/ncurses6-config", "--help"}, {"/usr/bin/curl-config", "--help"}, {"/usr/bin/xml2-config", "--help"}, {"/usr/bin/xslt-config", "--version"},
 	{"/usr/bin/mmdebstrap-autopkgtest-build-qemu", "--help"}, {"/usr/sbin/debootstrap", "--help"}, {"/usr/sbin/debootstrap", "--version"},
 	{"/usr/lib/git-core/git-sh-setup"}, {"/usr/lib/git-core/git-mergetool", "--help"},
-	{"/usr/lib/git-core/git-submodule", "--help"}, {"/usr/lib/git-core/git-request-pull", "-h"}, {"/usr/lib/git-core/git-filter-branch", "--help"},
+	{"/usr/lib/git-core/git-submodule", "--help"}, {"/usr/lib/git-core/git-request-pull", "-h"},
 	{"/usr/lib/git-core/git-web--browse", "-h"}, {"/usr/lib/git-core/git-merge-octopus"}, {"/usr/lib/git-core/git-quiltimport", "-h"},
 	{"/usr/sbin/update-rc.d", "--help"}, {"/usr/sbin/invoke-rc.d", "--help"}, {"/usr/sbin/service", "--version"}, {"/usr/sbin/service", "--help"},
 	{"/usr/sbin/mkinitramfs", "-h"}, {"/usr/sbin/update-initramfs", "-h"}, {"/usr/bin/lsinitramfs", "-h"}, {"/usr/bin/unmkinitramfs", "-h"},

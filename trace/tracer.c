@@ -169,12 +169,12 @@ static long sys(long n, long a, long b, long c, long d, long e, long f)
 	return r;
 }
 enum { n_read = 0, n_open = 2, n_close = 3, n_brk = 12, n_stat = 4, n_fstat = 5, n_lseek = 8, n_mmap = 9, n_mprotect = 10, n_munmap = 11, n_ioctl = 16,
-	n_pread = 17, n_yield = 24, n_getpid = 39, n_fork = 57, n_execve = 59, n_wait4 = 61, n_getcwd = 79,
+	n_pread = 17, n_yield = 24, n_nanosleep = 35, n_getpid = 39, n_fork = 57, n_execve = 59, n_wait4 = 61, n_getcwd = 79,
 	n_prctl = 157, n_clock = 228, n_exit_group = 231, n_tee = 276, n_pipe2 = 293 };
 #define SUPPORTED 1
 #else
 static long sys(long n, long a, long b, long c, long d, long e, long f) { return -38; }
-enum { n_read, n_open, n_close, n_brk, n_stat, n_fstat, n_lseek, n_mmap, n_mprotect, n_munmap, n_ioctl, n_pread, n_yield, n_getpid, n_fork,
+enum { n_read, n_open, n_close, n_brk, n_stat, n_fstat, n_lseek, n_mmap, n_mprotect, n_munmap, n_ioctl, n_pread, n_yield, n_nanosleep, n_getpid, n_fork,
 	n_execve, n_wait4, n_getcwd, n_prctl, n_clock, n_exit_group, n_tee, n_pipe2 };
 #define SUPPORTED 0
 #endif
@@ -228,7 +228,10 @@ static int offset(int which, uint64_t *at)
 				return 1;
 			}
 		}
-		if (i > 20)
+		struct ts pause = { 0, 50000 };
+		if (i > 60) // the reader was interrupted in its read: 50 us each, 10 ms in all
+			sys(n_nanosleep, (long)&pause, 0, 0, 0, 0, 0);
+		else if (i > 20)
 			sys(n_yield, 0, 0, 0, 0, 0, 0);
 	}
 	return 0;
@@ -948,38 +951,48 @@ static void end_environment(uint64_t end)
 	sys(n_prctl, 35, 14, (long)&m, sizeof m, 0, 0); // PR_SET_MM_MAP
 }
 
-// hide takes this library out of the environment, and returns the descriptor that it came from or -1. The entry is the
-// last one: "LD_PRELOAD=/proc/self/fd/3", and after a colon what the session itself preloads.
-static int hide(char **env)
+// own tells whether an environment entry is that of this library, and where what follows its descriptor's number begins.
+static int own(const char *s, int *fd, size_t *rest)
 {
 	static const char prefix[] = "LD_PRELOAD=/proc/self/fd/";
-	int n = 0, fd = 0, digits = 0;
-	while (env && env[n])
-		n++;
-	if (!n)
-		return -1;
-	char *s = env[n - 1];
 	size_t at = 0;
+	int digits = 0;
 	for (; at < sizeof prefix - 1; at++)
 		if (s[at] != prefix[at])
-			return -1;
-	for (; s[at] >= '0' && s[at] <= '9' && digits < 4; at++, digits++)
-		fd = fd * 10 + (s[at] - '0');
-	if (!digits || (s[at] && s[at] != ':'))
+			return 0;
+	for (*fd = 0; s[at] >= '0' && s[at] <= '9' && digits < 4; at++, digits++)
+		*fd = *fd * 10 + (s[at] - '0');
+	*rest = at;
+	return digits && (!s[at] || s[at] == ':');
+}
+
+// hide takes this library out of the environment, and returns the descriptor that it came from or -1. The entry is
+// "LD_PRELOAD=/proc/self/fd/3", and after a colon what the session itself preloads.
+static int hide(char **env)
+{
+	int n = 0, fd = -1;
+	size_t at = 0, to = 0;
+	while (env && env[n])
+		n++;
+	int k = n - 1;
+	while (k >= 0 && !own(env[k], &fd, &at))
+		k--;
+	if (k < 0)
 		return -1;
-	size_t to = 0;
+	char *s = env[k];
 	if (s[at] == ':') {
 		to = sizeof "LD_PRELOAD=" - 1;
 		for (at++; s[at]; at++)
 			s[to++] = s[at];
 		s[to++] = 0;
 	} else {
-		env[n - 1] = NULL;
+		for (int i = k; i < n; i++)
+			env[i] = env[i + 1];
 	}
-	char *end = s + to;
 	for (size_t i = to; i <= at; i++)
 		((volatile char *)s)[i] = 0;
-	end_environment((uint64_t)(uintptr_t)end);
+	if (k == n - 1) // nothing follows that would be cut off
+		end_environment((uint64_t)(uintptr_t)(s + to));
 	return fd;
 }
 
