@@ -6,14 +6,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"regexp"
 	"time"
 
 	"turnstone.dev/turnstone/home"
-	wire "turnstone.dev/turnstone/oldwire"
+	"turnstone.dev/turnstone/wire"
 )
 
 // benchmark is this test binary as a program of its own, which the command bench
@@ -28,6 +27,8 @@ func benchmark(mode string) error {
 		return floor(h)
 	case "memory":
 		return cloneMemory(h)
+	case "bare":
+		return bareChannel(h)
 	}
 	return fmt.Errorf("unknown benchmark %q", mode)
 }
@@ -92,21 +93,28 @@ func clone(h *home.Home) (*machine, error) {
 	return vm, err
 }
 
+var benchNetwork = wire.SandboxNetwork{Address: GuestAddress, Gateway: GuestGateway, DNS: []string{GuestDNS}}
+
 func runTrue(vm *machine) error {
-	client, err := wire.NewClient(vm.agent)
+	link, err := wire.NewLink(vm.agent, true)
 	if err != nil {
 		return err
 	}
+	stream, err := link.Open()
+	if err != nil {
+		return err
+	}
+	client := wire.NewClient(stream)
 	ctx := context.Background()
 	entropy := make([]byte, 64)
 	_, _ = rand.Read(entropy)
-	if _, err := client.Configure(ctx, wire.ConfigureParams{Entropy: entropy, Time: time.Now(), Scratch: scratchSerial,
-		Hostname: "floor", MachineID: "0123456789abcdef0123456789abcdef", Network: &network}); err != nil {
+	if _, err := client.SandboxConfigure(ctx, &wire.SandboxConfigureParams{Entropy: entropy, Time: time.Now().Format(time.RFC3339Nano), Scratch: scratchSerial,
+		Hostname: "floor", MachineID: "0123456789abcdef0123456789abcdef", Network: &benchNetwork}); err != nil {
 		return err
 	}
-	exit, err := client.Start(ctx, wire.StartParams{ID: "p", Argv: []string{"bash", "-c", "true"}}, nil, io.Discard, io.Discard)
-	if err == nil && exit.ExitCode != 0 {
-		err = fmt.Errorf("true: exit %d", exit.ExitCode)
+	exit, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", "true"}}, wire.Stdio{})
+	if err == nil && exit.Exit.ExitCode != 0 {
+		err = fmt.Errorf("true: exit %d", exit.Exit.ExitCode)
 	}
 	return err
 }
