@@ -146,13 +146,20 @@ typedef struct { // a child of this process
 	int awaited, reaped, done;
 } child_t;
 
-enum { MAX_FRAMES = 8192, MAX_CHILDREN = 1024, PROBES = 16 };
+enum { MAX_FRAMES = 8192, MAX_CHILDREN = 1024, NEAR = 16 };
 static struct shared *mem;
 static run_t *orig;
-static frame_t frames[MAX_FRAMES];
-static child_t children[MAX_CHILDREN];
-static int depth, base; // frames below base are those of the process that forked this one
-static int self, main_pid, leaving;
+
+// All that changes from command to command lies together: each page of it is copied once more for every fork.
+static struct {
+	int depth, base; // frames below base are those of the process that forked this one
+	int self, leaving;
+	unsigned next, top; // where to look for a free child, and the end of those in use
+	child_t near[NEAR];
+	frame_t frames[MAX_FRAMES];
+	child_t far[MAX_CHILDREN - NEAR];
+} local __attribute__((aligned(4096)));
+static int main_pid;
 static struct { uint64_t dev, ino; int ok; } pipes[2];
 static int (*real_fork)(void), (*real_waitpid)(int, int *, int);
 static int (*real_execve)(const char *, char *const *, char *const *);
@@ -484,11 +491,16 @@ static void peek(struct record *r)
 
 // ---- children ----
 
+static child_t *child_at(unsigned i)
+{
+	return i < NEAR ? &local.near[i] : &local.far[i - NEAR];
+}
+
 static child_t *child(int pid)
 {
-	for (int i = 0; i < PROBES; i++) {
-		child_t *c = &children[((unsigned)pid + (unsigned)i) % MAX_CHILDREN];
-		if (c->owner == self && c->pid == pid)
+	for (unsigned i = 0; i < local.top; i++) {
+		child_t *c = child_at(i);
+		if (c->owner == local.self && c->pid == pid)
 			return c;
 	}
 	return NULL;
@@ -496,14 +508,23 @@ static child_t *child(int pid)
 
 static void born(int pid, frame_t *f)
 {
-	for (int i = 0; i < PROBES; i++) {
-		child_t *c = &children[((unsigned)pid + (unsigned)i) % MAX_CHILDREN];
-		if (c->owner == self && c->pid && c->pid != pid && !c->reaped)
+	child_t *old = child(pid);
+	if (old)
+		old->pid = 0; // the number has come again
+	for (unsigned n = 0; n < MAX_CHILDREN; n++) {
+		// Round the near ones first: the last few ended ones are still asked for.
+		unsigned i = n < NEAR ? (local.next + n) % NEAR : n;
+		child_t *c = child_at(i);
+		if (c->owner == local.self && c->pid && c->pid != pid && !c->reaped)
 			continue;
+		if (i < NEAR)
+			local.next = (i + 1) % NEAR;
+		if (i >= local.top)
+			local.top = i + 1;
 		c->awaited = c->reaped = c->done = 0;
 		c->record[0] = f->record, c->site[0] = f->site, c->start[0] = f->start, c->flags = f->flags;
 		c->record[1] = c->site[1] = -1;
-		c->owner = self;
+		c->owner = local.self;
 		store(&c->pid, pid);
 		return;
 	}
@@ -560,8 +581,8 @@ static void drop(frame_t *f, int code) // a frame that a longjmp has left, or th
 
 static void unwind(int to, int code)
 {
-	while (depth > to && depth > base)
-		drop(&frames[--depth], code);
+	while (local.depth > to && local.depth > local.base)
+		drop(&local.frames[--local.depth], code);
 }
 
 static void enter(frame_t *f, command_t *c, int kind, int async, int in, int out)
@@ -572,13 +593,13 @@ static void enter(frame_t *f, command_t *c, int kind, int async, int in, int out
 		add(&mem->sites[at].count, 1);
 	else
 		add(&mem->h.siteless, 1);
-	if (in == NO_PIPE && out == NO_PIPE && depth > 0 && frames[depth - 1].kind == k_pipeline && frames[depth - 1].pid == self)
+	if (in == NO_PIPE && out == NO_PIPE && local.depth > 0 && local.frames[local.depth - 1].kind == k_pipeline && local.frames[local.depth - 1].pid == local.self)
 		in = 0; // with lastpipe the last stage finds its pipe at descriptor 0 already
 	int flags = (async || c->type == cm_coproc ? f_async : 0) | (in != NO_PIPE ? f_pipe_in : 0) | (out != NO_PIPE ? f_pipe_out : 0) |
 		(c->flags & INVERT_RETURN ? f_negated : 0) | (&running_trap && running_trap ? f_trap : 0) |
 		(&subshell_environment && (subshell_environment & (IN_COMSUB | IN_PROCSUB)) ? f_substituted : 0);
-	int parent = depth > 0 ? frames[depth - 1].nearest : -1;
-	f->cmd = c, f->kind = kind, f->pid = self, f->record = rec, f->site = at, f->lastpid = 0, f->flags = flags;
+	int parent = local.depth > 0 ? local.frames[local.depth - 1].nearest : -1;
+	f->cmd = c, f->kind = kind, f->pid = local.self, f->record = rec, f->site = at, f->lastpid = 0, f->flags = flags;
 	f->nearest = rec >= 0 ? rec : parent;
 	f->start = now();
 	if (rec < 0) {
@@ -591,7 +612,7 @@ static void enter(frame_t *f, command_t *c, int kind, int async, int in, int out
 		flags |= f_out0;
 	if (offset(1, &r->err[0]))
 		flags |= f_err0;
-	r->site = (uint32_t)at + 1, r->parent = (uint32_t)(parent + 1), r->pid = self, r->start = f->start, r->flags = (uint32_t)flags;
+	r->site = (uint32_t)at + 1, r->parent = (uint32_t)(parent + 1), r->pid = local.self, r->start = f->start, r->flags = (uint32_t)flags;
 	store(&r->state, rec_open);
 }
 
@@ -608,7 +629,7 @@ static void leave(frame_t *f, int result)
 	}
 	int slot = c->record[0] == f->record && c->start[0] == f->start ? 0 : 1;
 	c->record[slot] = f->record, c->site[slot] = f->site, c->start[slot] = f->start;
-	frame_t *outer = depth > 0 && frames[depth - 1].pid == self && frames[depth - 1].kind == k_pipeline ? &frames[depth - 1] : NULL;
+	frame_t *outer = local.depth > 0 && local.frames[local.depth - 1].pid == local.self && local.frames[local.depth - 1].kind == k_pipeline ? &local.frames[local.depth - 1] : NULL;
 	if (outer && slot == 0 && (outer->flags & f_async) && !(f->flags & f_pipe_out)) {
 		outer->lastpid = f->lastpid; // the last stage ends its pipeline, which returns next and sees to both
 		return;
@@ -624,12 +645,12 @@ static int part(command_t *c, int kind, int in, int out)
 {
 	if (kind < 0 || kind == cm_connection)
 		return 1;
-	if (depth == 0)
+	if (local.depth == 0)
 		return 0;
-	frame_t *outer = &frames[depth - 1];
+	frame_t *outer = &local.frames[local.depth - 1];
 	if (outer->cmd == c && outer->kind == kind)
 		return 1;
-	if (outer->pid != self)
+	if (outer->pid != local.self)
 		return 0;
 	return (kind == k_pipeline && outer->kind == k_pipeline && (in != NO_PIPE || out != NO_PIPE)) ||
 		(kind == k_list && outer->kind == k_list) ||
@@ -644,26 +665,26 @@ static int hook(command_t *c, int async, int in, int out, void *fds)
 	int kind = kind_of(c);
 	if (kind < 0)
 		store(&mem->h.reason, odd_command);
-	while (depth > base && (char *)frames[depth - 1].addr <= (char *)here)
-		drop(&frames[--depth], &last_command_exit_value ? last_command_exit_value : 0);
+	while (local.depth > local.base && (char *)local.frames[local.depth - 1].addr <= (char *)here)
+		drop(&local.frames[--local.depth], &last_command_exit_value ? last_command_exit_value : 0);
 	if (part(c, kind, in, out))
 		return orig(c, async, in, out, fds);
-	if (depth >= MAX_FRAMES) {
+	if (local.depth >= MAX_FRAMES) {
 		add(&mem->h.commands, 1);
 		add(&mem->h.dropped, 1);
 		add(&mem->h.siteless, 1);
 		return orig(c, async, in, out, fds);
 	}
-	int me = depth;
-	enter(&frames[me], c, kind, async, in, out);
-	frames[me].addr = here;
-	depth = me + 1;
+	int me = local.depth;
+	enter(&local.frames[me], c, kind, async, in, out);
+	local.frames[me].addr = here;
+	local.depth = me + 1;
 	int result = orig(c, async, in, out, fds);
-	if (depth <= me || frames[me].pid != self || frames[me].addr != here)
+	if (local.depth <= me || local.frames[me].pid != local.self || local.frames[me].addr != here)
 		return result; // this is a child, on a frame of its parent's
 	unwind(me + 1, result);
-	frame_t f = frames[me];
-	depth = me;
+	frame_t f = local.frames[me];
+	local.depth = me;
 	leave(&f, result);
 	return result;
 }
@@ -678,13 +699,14 @@ EXPORT int fork(void)
 	if (!mem)
 		return pid;
 	if (pid == 0) {
-		self = (int)sys(n_getpid, 0, 0, 0, 0, 0, 0);
-		base = depth;
-		leaving = 0;
-	} else if (pid > 0 && depth > 0) {
-		frame_t *f = &frames[depth - 1];
+		local.self = (int)sys(n_getpid, 0, 0, 0, 0, 0, 0);
+		local.base = local.depth;
+		local.next = local.top = 0;
+		local.leaving = 0;
+	} else if (pid > 0 && local.depth > 0) {
+		frame_t *f = &local.frames[local.depth - 1];
 		f->lastpid = pid;
-		if (f->pid != self) { // the frame is its parent's: this one only needs to be known
+		if (f->pid != local.self) { // the frame is its parent's: this one only needs to be known
 			frame_t none = { 0 };
 			none.record = none.site = -1;
 			born(pid, &none);
@@ -711,15 +733,15 @@ EXPORT int waitpid(int pid, int *status, int options)
 EXPORT int execve(const char *path, char *const *argv, char *const *envp)
 {
 	struct record *r = NULL;
-	int main_shell = mem && self == main_pid;
-	if (mem && depth > 0 && frames[depth - 1].record >= 0) {
-		r = &mem->records[frames[depth - 1].record];
+	int main_shell = mem && local.self == main_pid;
+	if (mem && local.depth > 0 && local.frames[local.depth - 1].record >= 0) {
+		r = &mem->records[local.frames[local.depth - 1].record];
 		__atomic_fetch_or(&r->flags, (uint32_t)f_program, __ATOMIC_RELAXED);
 		peek(r);
-		if (depth > base) {
-			uint32_t slot = (uint32_t)self % TOPS;
-			mem->h.tops[slot].record = (uint32_t)frames[depth - 1].record + 1;
-			store(&mem->h.tops[slot].pid, (uint32_t)self);
+		if (local.depth > local.base) {
+			uint32_t slot = (uint32_t)local.self % TOPS;
+			mem->h.tops[slot].record = (uint32_t)local.frames[local.depth - 1].record + 1;
+			store(&mem->h.tops[slot].pid, (uint32_t)local.self);
 		}
 	}
 	if (main_shell) {
@@ -731,7 +753,7 @@ EXPORT int execve(const char *path, char *const *argv, char *const *envp)
 		store(&mem->h.replaced, 0);
 	if (r) {
 		__atomic_fetch_and(&r->flags, ~(uint32_t)f_program, __ATOMIC_RELAXED);
-		mem->h.tops[(uint32_t)self % TOPS].pid = 0;
+		mem->h.tops[(uint32_t)local.self % TOPS].pid = 0;
 	}
 	return got;
 }
@@ -767,10 +789,10 @@ static void keep_state(void)
 
 EXPORT void exit(int code)
 {
-	if (mem && !leaving) {
-		leaving = 1; // what follows calls bash, which may call exit
-		unwind(base, code & 0xff);
-		if (self == main_pid) {
+	if (mem && !local.leaving) {
+		local.leaving = 1; // what follows calls bash, which may call exit
+		unwind(local.base, code & 0xff);
+		if (local.self == main_pid) {
 			mem->h.exit = code & 0xff;
 			keep_state();
 			store(&mem->h.ended, 1);
@@ -1008,8 +1030,8 @@ __attribute__((constructor)) static void start(int argc, char **argv, char **env
 	struct shared *m = fd >= 0 ? attach(fd) : NULL;
 	if (!m)
 		return;
-	self = (int)sys(n_getpid, 0, 0, 0, 0, 0, 0);
-	m->h.pid = main_pid = self;
+	local.self = (int)sys(n_getpid, 0, 0, 0, 0, 0, 0);
+	m->h.pid = main_pid = local.self;
 	m->h.start = now();
 	mem = m;
 	int reason = begin();
