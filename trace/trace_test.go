@@ -454,6 +454,28 @@ func TestOtherUser(t *testing.T) {
 	}
 }
 
+// TestHostile: a step that finds its trace's memory can spoil it, and neither shrink it nor harm who reads it.
+func TestHostile(t *testing.T) {
+	res := tracedAnyhow(t, `for f in /proc/$$/map_files/*; do
+	case $(readlink "$f" 2>/dev/null) in "/memfd:turnstone-trace "*) m=$f;; esac
+done
+[ -n "$m" ] || exit 9
+if : 2>/dev/null > "$m"; then echo "it was cut off"; fi
+dd if=/dev/urandom of="$m" bs=1M count=7 conv=notrunc 2>/dev/null || exit 8
+for i in 1 2 3; do echo "$i" | cat; (exit 2); done
+echo end
+`)
+	if res.exit == 9 {
+		t.Skip("this user cannot open the memory")
+	}
+	if res.exit != 0 || res.stdout != "1\n2\n3\nend\n" {
+		t.Errorf("exit %d, %q, %q", res.exit, res.stdout, res.stderr)
+	}
+	if len(res.report.Records) > MaxRecords || res.report.Untraced == "" {
+		t.Errorf("%d records, %q", len(res.report.Records), res.report.Untraced)
+	}
+}
+
 // TestOtherProgram: what is not bash is left alone and keeps nothing.
 func TestOtherProgram(t *testing.T) {
 	dir := t.TempDir()
