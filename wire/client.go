@@ -248,11 +248,11 @@ func (c *Client) Put(ctx context.Context, dest string, r io.Reader) error {
 	go func() {
 		_, err := copyBuffer(s, r)
 		if err != nil {
+			sent <- err // first: the answer to what comes now asks for it
 			s.Abort(err)
-		} else {
-			err = s.Close()
+			return
 		}
-		sent <- err
+		sent <- s.Close()
 	}()
 	err = c.FileSystemUnpack(ctx, &FileSystemUnpackParams{Dest: dest, Stream: id})
 	if err == nil {

@@ -103,6 +103,7 @@ type Conn struct {
 type recvEntry struct {
 	*Receiver
 	claimed bool
+	ended   bool
 }
 
 type sendEntry struct {

@@ -29,15 +29,24 @@ func (c *Conn) addReceiver(id StreamID, claim bool) (*Receiver, error) {
 		return nil, c.dead("wire.stream")
 	}
 	if e := c.recv[id]; e != nil && claim && !e.claimed {
-		e.claimed = true
+		c.claim(id, e)
 		return e.Receiver, nil
 	}
 	if err := c.checkStream(id, len(c.recv)); err != nil {
 		return nil, err
 	}
 	r := newReceiver(c, id)
-	c.recv[id] = &recvEntry{r, claim}
+	c.recv[id] = &recvEntry{Receiver: r, claimed: claim}
 	return r, nil
+}
+
+// claim hands a reserved stream over. One that has ended before its command's
+// handler got to it was kept for that, and its number is free now. c.mu is held.
+func (c *Conn) claim(id StreamID, e *recvEntry) {
+	e.claimed = true
+	if e.ended {
+		delete(c.recv, id)
+	}
 }
 
 func (c *Conn) addSender(id StreamID, claim bool) (*Sender, error) {
@@ -91,13 +100,18 @@ func (c *Conn) begin(params any) {
 	}
 }
 
-// unclaimed says that a reserved stream was not taken by its command's handler.
+// unclaimed says that a reserved stream was not taken by its command's handler,
+// which it is too late for now.
 func (c *Conn) unclaimed(id StreamID, receive bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if receive {
 		e := c.recv[id]
-		return e != nil && !e.claimed
+		if e == nil || e.claimed {
+			return false
+		}
+		c.claim(id, e) // by nobody: it goes with its end
+		return true
 	}
 	e := c.send[id]
 	return e != nil && !e.claimed
@@ -121,13 +135,16 @@ func (c *Conn) frame(p []byte) error {
 	}
 	c.mu.Lock()
 	r, s := c.recv[f.Stream], c.send[f.Stream]
+	over := r != nil && r.ended
 	c.mu.Unlock()
 	switch {
-	case r != nil && f.Kind != frameCredit:
+	case r != nil && f.Kind != frameCredit && !over:
 		ended, err := r.frame(f)
 		if ended {
 			c.mu.Lock()
-			delete(c.recv, f.Stream)
+			if r.ended = true; r.claimed {
+				delete(c.recv, f.Stream)
+			}
 			c.mu.Unlock()
 		}
 		return err
