@@ -1,33 +1,41 @@
 // Package agent is the program inside a sandbox. It starts processes, keeps the
-// shell session and moves files, and answers calls of package wire. In a microVM
-// it is PID 1 and also brings the guest up; see Boot.
+// shell session, works on files, and answers the commands of package wire. In a
+// microVM it is PID 1 and also brings the guest up; see Boot.
 //
-// It trusts the host, which owns the sandbox, and nothing that runs beside it:
-// what steps leave behind is read with bounds.
+// It trusts its clients with the sandbox, but not with one another: what one of
+// them sends, or does not read, must not keep others from working. It does not
+// trust what runs beside it: what steps leave behind is read with bounds.
 package agent
 
 import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"os"
+	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"turnstone.dev/turnstone"
-	wire "turnstone.dev/turnstone/oldwire"
+	"turnstone.dev/turnstone/agent/process"
+	"turnstone.dev/turnstone/wire"
 )
 
 // Options say what an agent works with. The zero value serves in the process's
-// own root, without control groups: processes are killed by process group.
+// own root, without control groups: processes are signalled by session.
 type Options struct {
 	RunDir string // for scripts and captures, as processes see it; default "/run/turn"
 	Chroot string // what processes are started in; default: the agent's own root
 	Cwd    string // the session's first working directory; default "/workspace"
 	Env    []string
+	Keep   int64 // bytes kept of each output of a process; default 1 MiB
+	// Tracing, if set, records the commands of steps. It stays the caller's.
+	Tracing *Tracing
 
-	groups    *cgroups                                                 // nil: process groups only
-	reap      reaper                                                   // nil: one wait per process
-	configure func(wire.ConfigureParams) (wire.ConfigureResult, error) // nil: Sandbox.configure is refused
+	groups    *process.Groups                                                          // nil: none
+	reap      process.Reaper                                                           // nil: one wait per process
+	configure func(*wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) // nil: Sandbox.configure is refused
 }
 
 // DefaultEnv is the environment that every process starts from.
@@ -38,13 +46,24 @@ func DefaultEnv() []string {
 	}
 }
 
-// An Agent answers the calls of one connection. It is safe for concurrent use.
+// maxConns bounds the connections of one agent.
+const maxConns = 64
+
+// An Agent answers the commands of any number of connections. It is safe for
+// concurrent use.
 type Agent struct {
-	opt        Options
-	procs      *procTable
-	shell      *shell
-	buffers    buffers
-	configured atomic.Bool
+	opt         Options
+	dispatcher  *wire.Dispatcher
+	procs       *process.Table
+	shell       *shell
+	files       *files
+	journal     *journal
+	configuring atomic.Bool // Sandbox.configure is being carried out, or was
+	configured  atomic.Bool
+
+	mu      sync.Mutex
+	clients map[*wire.Conn]*client
+	wg      sync.WaitGroup
 }
 
 // New returns an agent. Close it when it has served.
@@ -58,134 +77,150 @@ func New(opt Options) (*Agent, error) {
 	if opt.Env == nil {
 		opt.Env = DefaultEnv()
 	}
-	if opt.reap == nil {
-		opt.reap = directReaper{}
-	}
-	a := &Agent{opt: opt, buffers: make(buffers, 8)}
+	a := &Agent{opt: opt, journal: newJournal(), clients: make(map[*wire.Conn]*client)}
 	a.configured.Store(opt.configure == nil)
-	null, err := os.OpenFile("/dev/null", os.O_RDWR, 0)
+	var err error
+	a.procs, err = process.NewTable(process.Options{Chroot: opt.Chroot, Groups: opt.groups, Reaper: opt.reap, Keep: opt.Keep})
 	if err != nil {
 		return nil, err
 	}
-	a.procs = newProcTable(a, null)
+	a.files = &files{a: a}
 	if a.shell, err = newShell(a); err != nil {
-		_ = null.Close()
-		return nil, err
+		return nil, errors.Join(err, a.procs.Close())
 	}
+	a.dispatcher = a.dispatch()
 	return a, nil
 }
 
-// Serve answers calls over conn until it ends, then closes it. The error is nil
-// when the host closed the connection in good order.
-func (a *Agent) Serve(ctx context.Context, conn io.ReadWriteCloser) error {
-	return wire.Serve(ctx, conn, a.handle)
+// dispatch says who answers which command.
+func (a *Agent) dispatch() *wire.Dispatcher {
+	d := wire.NewDispatcher()
+	wire.RegisterSandbox(d, &sandbox{a})
+	wire.RegisterProcess(d, &processes{a})
+	wire.RegisterShell(d, a.shell)
+	wire.RegisterFileSystem(d, a.files)
+	wire.RegisterState(d, a.shell)
+	wire.RegisterTrace(d, a.journal)
+	d.Gate = a.gate
+	d.Observe = a.journal.observe
+	return d
 }
 
-// Close kills every process that the agent started and lets go of their pipes.
-func (a *Agent) Close() error { return a.procs.close() }
-
-// handle answers one call.
-func (a *Agent) handle(ctx context.Context, c *wire.Call) error {
-	if !a.configured.Load() && c.Method != wire.MethodConfigure {
-		return &turnstone.Error{Op: c.Method, Kind: turnstone.Invalid, Subject: "sandbox",
-			Err: errors.New("it is not configured yet"), Hint: "call Sandbox.configure first"}
+// gate refuses what may not come before Sandbox.configure.
+func (a *Agent) gate(method string) error {
+	if a.configured.Load() || method == wire.MethodSandboxConfigure {
+		return nil
 	}
-	switch c.Method {
-	case wire.MethodConfigure:
-		return a.handleConfigure(c)
-	case wire.MethodStats:
-		return reply(c)(a.stats())
-	case wire.MethodExecute:
-		return call(ctx, c, a.shell.execute)
-	case wire.MethodStart:
-		return call(ctx, c, a.start)
-	case wire.MethodOutput:
-		return stream(ctx, c, a.procs.output)
-	case wire.MethodStdin:
-		return stream(ctx, c, a.procs.stdin)
-	case wire.MethodKill:
-		return a.handleKill(c)
-	case wire.MethodPut:
-		return a.put(ctx, c)
-	case wire.MethodGet:
-		return a.get(ctx, c)
-	}
-	return &turnstone.Error{Op: "agent.call", Kind: turnstone.Invalid, Subject: c.Method,
-		Err: errors.New("unknown method"), Hint: "the host's program and the agent may be of different versions"}
+	return &turnstone.Error{Op: method, Kind: turnstone.Invalid, Subject: "sandbox",
+		Err: errors.New("it is not configured yet"), Hint: "call Sandbox.configure first"}
 }
 
-func (a *Agent) handleConfigure(c *wire.Call) error {
-	var p wire.ConfigureParams
-	if err := c.Decode(&p); err != nil {
-		return err
-	}
-	if a.opt.configure == nil || !a.configured.CompareAndSwap(false, true) {
-		return &turnstone.Error{Op: c.Method, Kind: turnstone.Invalid, Subject: "sandbox",
-			Err: errors.New("it is configured already, or is not a machine of its own")}
-	}
-	res, err := a.opt.configure(p)
+// Serve answers the connections that come over the link on port until it ends,
+// then closes it. The error is nil when the host closed it in good order.
+func (a *Agent) Serve(ctx context.Context, port io.ReadWriteCloser) error {
+	link, err := wire.NewLink(port, false)
 	if err != nil {
-		a.configured.Store(false)
 		return err
 	}
-	return c.Reply(res)
-}
-
-func (a *Agent) handleKill(c *wire.Call) error {
-	var p wire.KillParams
-	if err := c.Decode(&p); err != nil {
-		return err
-	}
-	a.procs.kill(p.ID)
-	return c.Reply(nil)
-}
-
-// call decodes a call's parameters, runs f, and replies with its result.
-func call[P any](ctx context.Context, c *wire.Call, f func(context.Context, P) (any, error)) error {
-	var p P
-	if err := c.Decode(&p); err != nil {
-		return err
-	}
-	return reply(c)(f(ctx, p))
-}
-
-// stream decodes a call's parameters and lets f move raw bytes over it.
-func stream(ctx context.Context, c *wire.Call, f func(context.Context, wire.StreamParams, *wire.Call)) error {
-	var p wire.StreamParams
-	if err := c.Decode(&p); err != nil {
-		return err
-	}
-	f(ctx, p, c)
-	return nil
-}
-
-func reply(c *wire.Call) func(any, error) error {
-	return func(result any, err error) error {
+	stop := context.AfterFunc(ctx, func() { _ = link.Close() })
+	defer stop()
+	for {
+		s, err := link.Accept()
 		if err != nil {
+			_ = link.Close()
+			a.hangUp()
+			if hungUp(err) || ctx.Err() != nil {
+				return nil
+			}
 			return err
 		}
-		return c.Reply(result)
+		if c := a.ServeConn(s); c == nil {
+			_ = s.Close()
+		}
 	}
 }
 
-// buffers is a free list of copy buffers. Unlike a sync.Pool it survives
-// garbage collections, so that a restored agent finds them in warm memory.
-type buffers chan []byte
-
-const bufferSize = 256 << 10
-
-func (b buffers) get() []byte {
-	select {
-	case buf := <-b:
-		return buf
-	default:
-		return make([]byte, bufferSize)
+// hungUp says that the host closed the port: how that shows depends on the kind
+// of port, and on whether something was being written.
+func hungUp(err error) bool {
+	for _, end := range []error{io.EOF, io.ErrClosedPipe, os.ErrClosed, net.ErrClosed, syscall.EPIPE, syscall.ECONNRESET} {
+		if errors.Is(err, end) {
+			return true
+		}
 	}
+	return false
 }
 
-func (b buffers) put(buf []byte) {
-	select {
-	case b <- buf:
-	default:
+// ServeConn answers the commands of one connection, in the background until it
+// ends. It is nil when there are too many; the stream is then the caller's to close.
+func (a *Agent) ServeConn(stream io.ReadWriteCloser) *wire.Conn {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.clients) >= maxConns {
+		return nil
 	}
+	c := wire.NewConn(stream, wire.Options{Dispatcher: a.dispatcher})
+	cl := newClient(a, c)
+	a.clients[c] = cl
+	a.wg.Go(func() {
+		<-c.Done()
+		cl.close()
+		c.Wait()
+		a.mu.Lock()
+		delete(a.clients, c)
+		a.mu.Unlock()
+	})
+	return c
+}
+
+// client returns what the agent keeps for a connection. A command may come before
+// ServeConn has noted it, and then waits for that.
+func (a *Agent) client(c *wire.Conn) *client {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.clients[c]
+}
+
+// hangUp ends all connections.
+func (a *Agent) hangUp() {
+	a.mu.Lock()
+	for c := range a.clients {
+		_ = c.Close()
+	}
+	a.mu.Unlock()
+	a.wg.Wait()
+}
+
+// Close ends all connections, kills every process that the agent started, and
+// waits until nothing of them is left.
+func (a *Agent) Close() error {
+	a.hangUp()
+	err := a.procs.Close()
+	a.shell.wait()
+	a.files.close()
+	return err
+}
+
+// path returns the agent's own name for a path of the processes' root.
+func (a *Agent) path(p string) string {
+	if a.opt.Chroot == "" {
+		return p
+	}
+	return a.opt.Chroot + "/" + p
+}
+
+func invalid(op, subject, msg string) error {
+	if len(subject) > 200 {
+		subject = subject[:200] + "…"
+	}
+	return &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: subject, Err: errors.New(msg)}
+}
+
+// rootCause strips the agent's own path from a file error.
+func rootCause(err error) error {
+	var pe *os.PathError
+	if errors.As(err, &pe) {
+		return pe.Err
+	}
+	return err
 }

@@ -7,12 +7,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 
-	wire "turnstone.dev/turnstone/oldwire"
+	"turnstone.dev/turnstone/wire"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -20,27 +21,50 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // harness is an agent in this process's root and a client of it.
 type harness struct {
 	*wire.Client
-	t    *testing.T
-	dir  string
-	next int
+	t     *testing.T
+	a     *Agent
+	link  *wire.Link
+	dir   string
+	next  int
+	trace bool // of steps
 }
 
 func newHarness(t *testing.T) *harness {
 	t.Helper()
+	return newHarnessWith(t, Options{})
+}
+
+// traced is a harness whose steps are traced, if the tracer has been built.
+func newTracedHarness(t *testing.T) *harness {
+	t.Helper()
+	tracing := NewTracing()
+	t.Cleanup(tracing.Close)
+	if err := tracing.check(bashPath); err != nil {
+		t.Skipf("no tracer: %v", err)
+	}
+	h := newHarnessWith(t, Options{Tracing: tracing})
+	h.trace = true
+	return h
+}
+
+func newHarnessWith(t *testing.T, opt Options) *harness {
+	t.Helper()
 	dir := t.TempDir()
-	a, err := New(Options{RunDir: filepath.Join(dir, "run"), Cwd: filepath.Join(dir, "workspace")})
+	opt.RunDir, opt.Cwd = filepath.Join(dir, "run"), filepath.Join(dir, "workspace")
+	a, err := New(opt)
 	if err != nil {
 		t.Fatal(err)
 	}
 	near, far := net.Pipe()
 	served := make(chan error, 1)
 	go func() { served <- a.Serve(context.Background(), far) }()
-	c, err := wire.NewClient(near)
+	link, err := wire.NewLink(near, true)
 	if err != nil {
 		t.Fatal(err)
 	}
+	h := &harness{t: t, a: a, link: link, dir: dir}
 	t.Cleanup(func() {
-		_ = c.Close()
+		_ = link.Close()
 		if err := <-served; err != nil {
 			t.Errorf("serve: %v", err)
 		}
@@ -48,36 +72,69 @@ func newHarness(t *testing.T) *harness {
 			t.Errorf("close: %v", err)
 		}
 	})
-	return &harness{Client: c, t: t, dir: dir}
+	h.Client = h.connect()
+	return h
+}
+
+// connect makes another connection.
+func (h *harness) connect() *wire.Client {
+	h.t.Helper()
+	c := wire.NewClient(h.open())
+	h.t.Cleanup(func() { _ = c.Close(); c.Wait() })
+	return c
+}
+
+func (h *harness) open() wire.LinkStream {
+	h.t.Helper()
+	s, err := h.link.Open()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return s
 }
 
 // ran is one step's outcome.
 type ran struct {
-	wire.ExitResult
+	wire.ProcessExit
 	stdout, stderr string
+	finished       *wire.StepEnd
+	records        []wire.ShellRecord
 }
 
 func (h *harness) bash(script string) ran { h.t.Helper(); return h.step("bash", script) }
 
 func (h *harness) step(language, script string) ran {
 	h.t.Helper()
-	h.next++
 	var stdout, stderr bytes.Buffer
+	var r ran
+	var mu sync.Mutex
 	ctx, cancel := context.WithTimeout(h.t.Context(), 30*time.Second)
 	defer cancel()
-	res, err := h.Execute(ctx, wire.ExecuteParams{
-		ID: "step-" + string(rune('a'+h.next)), Name: "s", Language: language, Script: script,
-	}, &stdout, &stderr)
+	fin, err := h.Execute(ctx, wire.ShellExecuteParams{Name: "s", Language: wire.ShellExecuteLanguage(language), Trace: &h.trace},
+		script, wire.Stdio{Out: &stdout, Err: &stderr}, func(records []wire.ShellRecord) {
+			mu.Lock()
+			defer mu.Unlock()
+			r.records = append(r.records, records...)
+		})
 	if err != nil {
 		h.t.Fatalf("execute %q: %v", script, err)
 	}
-	return ran{res, stdout.String(), stderr.String()}
+	mu.Lock()
+	defer mu.Unlock()
+	r.ProcessExit, r.stdout, r.stderr, r.finished = fin.Exit, stdout.String(), stderr.String(), fin
+	return r
+}
+
+// eachMode runs a test with steps that are traced, and with steps that are not.
+func eachMode(t *testing.T, f func(t *testing.T, harness func(*testing.T) *harness)) {
+	t.Run("untraced", func(t *testing.T) { f(t, newHarness) })
+	t.Run("traced", func(t *testing.T) { f(t, newTracedHarness) })
 }
 
 // carried are scripts and what a step after them sees.
 var carried = []struct {
 	name, script string
-	exit         int
+	exit         int64
 	check        string // a second step's script
 	want         string // its output
 }{
@@ -118,18 +175,32 @@ var carried = []struct {
 	{"syntax error", "export A=1\nif (", 2, `echo $A`, "1\n"},
 }
 
-func TestSession(t *testing.T) {
+func TestSession(t *testing.T) { eachMode(t, testSession) }
+
+func testSession(t *testing.T, harness func(*testing.T) *harness) {
 	for _, tt := range carried {
 		t.Run(tt.name, func(t *testing.T) {
-			h := newHarness(t)
+			h := harness(t)
 			if r := h.bash(tt.script); r.ExitCode != tt.exit {
 				t.Errorf("exit %d, want %d; stderr: %s", r.ExitCode, tt.exit, r.stderr)
 			}
-			if r := h.bash(tt.check); r.stdout != tt.want {
-				t.Errorf("the next step printed %q, want %q; stderr: %s", r.stdout, tt.want, r.stderr)
+			want := tt.want
+			if better, ok := carriedTraced[tt.name]; ok && h.trace {
+				want = better
+			}
+			if r := h.bash(tt.check); r.stdout != want {
+				t.Errorf("the next step printed %q, want %q; stderr: %s", r.stdout, want, r.stderr)
 			}
 		})
 	}
+}
+
+// carriedTraced are outputs that differ where the step before is traced: the state
+// is then that at the shell's very end, and needs nothing of the script's shell.
+var carriedTraced = map[string]string{
+	"allexport":             "1\n0\ndeclare -fx f\n",
+	"own trap":              "2\n",
+	"builtin is a function": "1\n",
 }
 
 func TestSessionOfSh(t *testing.T) {
@@ -161,7 +232,9 @@ func TestSessionOfSh(t *testing.T) {
 }
 
 // TestPlainBash compares steps with "bash script": output, error output, status.
-func TestPlainBash(t *testing.T) {
+func TestPlainBash(t *testing.T) { eachMode(t, testPlainBash) }
+
+func testPlainBash(t *testing.T, harness func(*testing.T) *harness) {
 	for _, script := range []string{
 		"echo $0 | sed 's,.*/,,'; echo $#; echo ${BASH_ENV-none}; echo $LINENO; env | grep -c BASH_ENV",
 		"set -x; echo a; (exit 3); echo $?",
@@ -195,7 +268,7 @@ func TestPlainBash(t *testing.T) {
 		"coproc cat; echo hi >&${COPROC[1]}; read -u ${COPROC[0]} l; echo $l; kill $COPROC_PID; wait 2>/dev/null; exit 0",
 		"set -f; set -- 'a b' c; trap 'echo \"$# $1\"' EXIT",
 	} {
-		h := newHarness(t)
+		h := harness(t)
 		got := h.bash(script)
 		dir := t.TempDir()
 		file := filepath.Join(dir, "1-s.sh")

@@ -14,7 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	wire "turnstone.dev/turnstone/oldwire"
+	"turnstone.dev/turnstone/agent/process"
+	"turnstone.dev/turnstone/wire"
 )
 
 // Names that the host and the guest agree on.
@@ -72,7 +73,8 @@ func boot() error {
 	if err := m.prepare(readParams()); err != nil {
 		return err
 	}
-	opt := Options{groups: groups, reap: newInitReaper()}
+	tracing := NewTracing()
+	opt := Options{groups: groups, reap: process.NewInitReaper(), Tracing: tracing}
 	warm := warmUp
 	if m.mounted != "" {
 		warm = exercise
@@ -93,7 +95,7 @@ func boot() error {
 	unix.Sync() // the host keeps the disk as it is now
 	consoleLog("ready")
 	err = a.Serve(context.Background(), port)
-	groups.killAll()
+	groups.KillAll()
 	unix.Sync()
 	return err
 }
@@ -101,8 +103,8 @@ func boot() error {
 // params are what the kernel's command line tells the agent: what every clone of
 // the snapshot will have in common, so that it can be set up before.
 type params struct {
-	scratch string        // turnstone.scratch=SERIAL
-	network *wire.Network // turnstone.net=ADDRESS,GATEWAY[,DNS…]
+	scratch string               // turnstone.scratch=SERIAL
+	network *wire.SandboxNetwork // turnstone.net=ADDRESS,GATEWAY[,DNS…]
 }
 
 // readParams reads them; the host wrote them.
@@ -119,7 +121,7 @@ func parseParams(cmdline string) params {
 		}
 		if v, ok := strings.CutPrefix(word, "turnstone.net="); ok {
 			if f := strings.Split(v, ","); len(f) >= 2 {
-				p.network = &wire.Network{Address: f[0], Gateway: f[1], DNS: f[2:]}
+				p.network = &wire.SandboxNetwork{Address: f[0], Gateway: f[1], DNS: f[2:]}
 			}
 		}
 	}
@@ -214,7 +216,7 @@ func loadModule(path string) error {
 
 // bootGroups sets default limits, so that the agent keeps what it needs to work
 // and to tell the host what happened, whatever the steps do.
-func bootGroups() (*cgroups, error) {
+func bootGroups() (*process.Groups, error) {
 	var si unix.Sysinfo_t
 	if err := unix.Sysinfo(&si); err != nil {
 		return nil, err
@@ -224,7 +226,7 @@ func bootGroups() (*cgroups, error) {
 	// A process that does anything takes about 1 MiB, and a fork bomb that is
 	// allowed to grow large takes long to kill under emulation.
 	pids := min(4096, max(512, total>>20))
-	return newCgroups("/sys/fs/cgroup", total-reserve, pids)
+	return process.NewGroups("/sys/fs/cgroup", total-reserve, pids)
 }
 
 // mountRoot mounts the template's root image.
@@ -344,4 +346,14 @@ func powerOff() {
 	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART)
 	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 	select {}
+}
+
+// readSmall reads the start of a file of the kernel's.
+func readSmall(path string, buf []byte) (int, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer func() { _ = unix.Close(fd) }()
+	return unix.Read(fd, buf)
 }

@@ -8,12 +8,14 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	wire "turnstone.dev/turnstone/oldwire"
+	"turnstone.dev/turnstone/agent/process"
+	"turnstone.dev/turnstone/wire"
 )
 
 // kernelDirs move from the initramfs into the sandbox's root.
@@ -21,9 +23,9 @@ var kernelDirs = []string{"/proc", "/sys", "/dev", "/run"}
 
 // A machine is the guest as a whole.
 type machine struct {
-	groups  *cgroups
-	mounted string        // serial number of the scratch disk that is mounted
-	network *wire.Network // what the network is set up as
+	groups  *process.Groups
+	mounted string               // serial number of the scratch disk that is mounted
+	network *wire.SandboxNetwork // what the network is set up as
 }
 
 // prepare does what every clone has in common, before the snapshot.
@@ -52,29 +54,29 @@ func (m *machine) prepare(p params) error {
 // configure is Sandbox.configure: it turns a clone into a sandbox of its own.
 // The order matters: no random number is drawn before the reseed, and no file
 // gets a time before the clock is right.
-func (m *machine) configure(p wire.ConfigureParams) (wire.ConfigureResult, error) {
-	var res wire.ConfigureResult
-	if err := checkConfigure(p); err != nil {
+func (m *machine) configure(p *wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) {
+	res := new(wire.SandboxConfigureResult)
+	now, err := checkConfigure(p)
+	if err != nil {
 		return res, err
 	}
 	if err := reseed(p.Entropy); err != nil {
 		return res, failed("the kernel's random numbers", err)
 	}
 	res.Reseeded = true
-	ts := unix.NsecToTimespec(p.Time.UnixNano())
+	ts := unix.NsecToTimespec(now.UnixNano())
 	if err := unix.ClockSettime(unix.CLOCK_REALTIME, &ts); err != nil {
 		return res, failed("the clock", err)
 	}
 	if err := unix.Sethostname([]byte(p.Hostname)); err != nil {
 		return res, failed("the host name", err)
 	}
-	if err := m.groups.limit(p.MemoryMax, p.PidsMax); err != nil {
+	if err := m.groups.Limit(p.MemoryMax, p.PIDsMax); err != nil {
 		return res, failed("the limits", err)
 	}
 	if err := m.enter(p); err != nil {
 		return res, failed("the root file system", err)
 	}
-	var err error
 	if res.BootID, err = newBootID(); err != nil {
 		return res, failed("the boot id", err)
 	}
@@ -87,7 +89,7 @@ func (m *machine) configure(p wire.ConfigureParams) (wire.ConfigureResult, error
 }
 
 // enter gives the sandbox its root and its identity in there.
-func (m *machine) enter(p wire.ConfigureParams) error {
+func (m *machine) enter(p *wire.SandboxConfigureParams) error {
 	id := identity{hostname: p.Hostname, machineID: p.MachineID, network: p.Network}
 	if m.mounted == p.Scratch {
 		return id.write("/")
@@ -106,26 +108,30 @@ func (m *machine) enter(p wire.ConfigureParams) error {
 }
 
 func failed(subject string, err error) error {
-	return &turnstone.Error{Op: "sandbox.configure", Kind: turnstone.Unavailable, Subject: subject, Err: err,
+	return &turnstone.Error{Op: wire.MethodSandboxConfigure, Kind: turnstone.Unavailable, Subject: subject, Err: err,
 		Hint: "the sandbox could not be set up; see its console, and report this"}
 }
 
-func checkConfigure(p wire.ConfigureParams) error {
-	const op = "sandbox.configure"
+// checkConfigure returns the host's time.
+func checkConfigure(p *wire.SandboxConfigureParams) (time.Time, error) {
+	const op = wire.MethodSandboxConfigure
 	_, err := hex.DecodeString(p.MachineID)
+	now, timeErr := time.Parse(time.RFC3339Nano, p.Time)
 	switch {
 	case len(p.Entropy) < 32 || len(p.Entropy) > 512:
-		return invalid(op, "entropy", "between 32 and 512 bytes are needed")
-	case p.Time.Unix() < 1_000_000_000:
-		return invalid(op, "time", "the host's clock is before 2001")
+		return now, invalid(op, "entropy", "between 32 and 512 bytes are needed")
+	case timeErr != nil:
+		return now, invalid(op, "time", "it is not in the form of RFC 3339")
+	case now.Unix() < 1_000_000_000:
+		return now, invalid(op, "time", "the host's clock is before 2001")
 	case p.Hostname == "" || len(p.Hostname) > 64 || strings.ContainsAny(p.Hostname, " \t\n/"):
-		return invalid(op, "hostname", "malformed")
+		return now, invalid(op, "hostname", "malformed")
 	case err != nil || len(p.MachineID) != 32 || strings.ToLower(p.MachineID) != p.MachineID:
-		return invalid(op, "machineId", "32 lower-case hex digits are needed")
+		return now, invalid(op, "machineId", "32 lower-case hex digits are needed")
 	case p.Scratch == "":
-		return invalid(op, "scratch", "a disk's serial number is needed")
+		return now, invalid(op, "scratch", "a disk's serial number is needed")
 	}
-	return nil
+	return now, nil
 }
 
 // reseed mixes entropy into the kernel's generator and makes it draw new keys
@@ -182,7 +188,7 @@ func mountScratch(serial string) error {
 type identity struct {
 	hostname  string
 	machineID string
-	network   *wire.Network
+	network   *wire.SandboxNetwork
 }
 
 // write writes the files below root.

@@ -2,57 +2,342 @@ package agent
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
+	"io"
 	"os"
-	"path/filepath"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/archive"
-	wire "turnstone.dev/turnstone/oldwire"
+	"turnstone.dev/turnstone/wire"
 )
 
-// put is FileSystem.put: it unpacks the tar stream that follows.
-func (a *Agent) put(ctx context.Context, c *wire.Call) error {
-	var p wire.PutParams
-	if err := c.Decode(&p); err != nil {
-		return err
-	}
-	if !filepath.IsAbs(p.Dest) {
-		return invalid(c.Method, p.Dest, "the destination is not an absolute path")
-	}
-	dest := a.path(p.Dest)
-	if p.Dest[len(p.Dest)-1] == '/' {
-		dest += "/"
-	}
-	// The host's own files: links are kept, and the disk is the limit.
-	err := archive.Unpack(ctx, c, dest, archive.Limits{Links: true, Entries: 1 << 40, Bytes: 1 << 60})
-	if err != nil {
-		return err
-	}
-	return c.Reply(nil)
+const (
+	maxEntries = 1000    // of one FileSystem.list
+	maxInline  = 1 << 20 // bytes that FileSystem.read puts into its result
+)
+
+// files answers the domain FileSystem.
+type files struct {
+	a *Agent
+
+	mu   sync.Mutex
+	root int // descriptor of the sandbox's root; 0: not opened yet
 }
 
-// get is FileSystem.get: it answers, then packs the path as a tar stream. A
-// stream without a tar's end says that packing failed.
-func (a *Agent) get(ctx context.Context, c *wire.Call) error {
-	var p wire.GetParams
-	if err := c.Decode(&p); err != nil {
-		return err
+// rootFD opens the sandbox's root when it is first needed: it takes the place of
+// another one when the sandbox is configured.
+func (f *files) rootFD() (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.root != 0 {
+		return f.root, nil
 	}
-	if !filepath.IsAbs(p.Path) {
-		return invalid(c.Method, p.Path, "the path is not absolute")
+	fd, err := unix.Open(f.a.path("/"), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err == nil {
+		f.root = fd
 	}
-	if _, err := os.Stat(a.path(p.Path)); err != nil {
-		kind := turnstone.Unavailable
-		if errors.Is(err, os.ErrNotExist) {
-			kind = turnstone.NotFound
+	return fd, err
+}
+
+func (f *files) close() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.root != 0 {
+		_ = unix.Close(f.root)
+		f.root = 0
+	}
+}
+
+// Stat is FileSystem.stat.
+func (f *files) Stat(_ context.Context, _ *wire.Conn, p *wire.FileSystemStatParams) (*wire.FileSystemStatResult, error) {
+	const op = wire.MethodFileSystemStat
+	if err := checkPath(op, p.Path); err != nil {
+		return nil, err
+	}
+	flags := unix.O_PATH
+	if p.Follow != nil && !*p.Follow {
+		flags |= unix.O_NOFOLLOW
+	}
+	fd, err := f.open(p.Path, flags, 0)
+	if err != nil {
+		return nil, fsError(op, p.Path, err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, fsError(op, p.Path, err)
+	}
+	info := fileInfo(path.Clean(p.Path), &st)
+	if info.Type == wire.FileSystemFileInfoTypeSymlink {
+		info.Target, _ = readlinkat(fd, "")
+	}
+	return &wire.FileSystemStatResult{File: info}, nil
+}
+
+// fileInfo describes a file.
+func fileInfo(name string, st *unix.Stat_t) wire.FileSystemFileInfo {
+	kind := wire.FileSystemFileInfoTypeFile
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFDIR:
+		kind = wire.FileSystemFileInfoTypeDirectory
+	case unix.S_IFLNK:
+		kind = wire.FileSystemFileInfoTypeSymlink
+	case unix.S_IFIFO:
+		kind = wire.FileSystemFileInfoTypeFifo
+	case unix.S_IFSOCK:
+		kind = wire.FileSystemFileInfoTypeSocket
+	case unix.S_IFBLK:
+		kind = wire.FileSystemFileInfoTypeBlock
+	case unix.S_IFCHR:
+		kind = wire.FileSystemFileInfoTypeChar
+	}
+	return wire.FileSystemFileInfo{Path: name, Name: path.Base(name), Type: kind, Size: st.Size, Mode: int64(st.Mode & 0o7777),
+		UID: int64(st.Uid), GID: int64(st.Gid), Modified: time.Unix(st.Mtim.Unix()).UTC().Format(time.RFC3339Nano)}
+}
+
+// List is FileSystem.list. It holds no more names than it returns, however many
+// the directory has.
+func (f *files) List(ctx context.Context, _ *wire.Conn, p *wire.FileSystemListParams) (*wire.FileSystemListResult, error) {
+	const op = wire.MethodFileSystemList
+	if err := checkPath(op, p.Path); err != nil {
+		return nil, err
+	}
+	limit := maxEntries
+	if p.Limit > 0 {
+		limit = int(min(p.Limit, maxEntries))
+	}
+	fd, err := f.open(p.Path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, fsError(op, p.Path, err)
+	}
+	dir := os.NewFile(uintptr(fd), p.Path)
+	defer func() { _ = dir.Close() }()
+	names, err := firstNames(ctx, dir, p.After, limit+1)
+	if err != nil {
+		return nil, fsError(op, p.Path, err)
+	}
+	res := &wire.FileSystemListResult{Entries: []wire.FileSystemFileInfo{}, More: len(names) > limit}
+	for _, name := range names[:min(len(names), limit)] {
+		var st unix.Stat_t
+		if err := unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			continue // it has gone meanwhile
 		}
-		return &turnstone.Error{Op: c.Method, Kind: kind, Subject: p.Path, Err: rootCause(err),
-			Hint: "check the path, and that a step has made it"}
+		info := fileInfo(path.Join(p.Path, name), &st)
+		if info.Type == wire.FileSystemFileInfoTypeSymlink {
+			info.Target, _ = readlinkat(fd, name)
+		}
+		res.Entries = append(res.Entries, info)
 	}
-	if err := c.Reply(nil); err != nil {
-		return nil
+	return res, nil
+}
+
+// firstNames returns the first n names of a directory that come after a name.
+func firstNames(ctx context.Context, dir *os.File, after string, n int) ([]string, error) {
+	var names []string
+	for {
+		batch, err := dir.Readdirnames(1024)
+		for _, name := range batch {
+			if name > after {
+				names = append(names, name)
+			}
+		}
+		if len(names) > 8*n || err != nil {
+			slices.Sort(names)
+			names = names[:min(len(names), n)]
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			return names, nil
+		case err != nil:
+			return nil, err
+		case ctx.Err() != nil:
+			return nil, context.Cause(ctx)
+		}
 	}
-	_ = archive.Pack(ctx, c, a.path(p.Path), filepath.Base(p.Path))
-	return nil
+}
+
+// openFile opens a regular file for reading, without waiting for the other end of
+// a pipe that has its name.
+func (f *files) openFile(name string) (*os.File, *unix.Stat_t, error) {
+	fd, err := f.open(name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	file := os.NewFile(uintptr(fd), name)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		_ = file.Close()
+		return nil, nil, err
+	}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		return file, &st, nil
+	case unix.S_IFDIR:
+		err = unix.EISDIR
+	default:
+		err = &turnstone.Error{Op: wire.MethodFileSystemRead, Kind: turnstone.Invalid, Subject: name,
+			Err: errors.New("it is no regular file"), Hint: "use a process to read it"}
+	}
+	_ = file.Close()
+	return nil, nil, err
+}
+
+// Read is FileSystem.read.
+func (f *files) Read(ctx context.Context, c *wire.Conn, p *wire.FileSystemReadParams) (*wire.FileSystemReadResult, error) {
+	const op = wire.MethodFileSystemRead
+	if err := checkPath(op, p.Path); err != nil {
+		return nil, err
+	}
+	if p.Offset < 0 || p.Length < 0 {
+		return nil, invalid(op, p.Path, "offset and length are not negative")
+	}
+	file, st, err := f.openFile(p.Path)
+	if err != nil {
+		return nil, fsError(op, p.Path, err)
+	}
+	defer func() { _ = file.Close() }()
+	res := &wire.FileSystemReadResult{Size: st.Size}
+	if p.Stream != 0 {
+		res.Eof, err = f.readTo(ctx, c, p, file)
+		return res, fsError(op, p.Path, err)
+	}
+	length := int64(maxInline)
+	if p.Length > 0 {
+		length = min(p.Length, maxInline)
+	}
+	// Not by the file's size: files of /proc say 0.
+	res.Data, err = io.ReadAll(io.NewSectionReader(file, p.Offset, length))
+	if err != nil {
+		return nil, fsError(op, p.Path, err)
+	}
+	res.Eof = int64(len(res.Data)) < length || atEOF(file, p.Offset+length)
+	return res, nil
+}
+
+// readTo sends a part of a file to a stream.
+func (f *files) readTo(ctx context.Context, c *wire.Conn, p *wire.FileSystemReadParams, file *os.File) (eof bool, err error) {
+	s, err := c.Sender(p.Stream)
+	if err != nil {
+		return false, err
+	}
+	defer s.Until(ctx)()
+	length := int64(1<<62) - p.Offset
+	if p.Length > 0 {
+		length = min(p.Length, length)
+	}
+	n, err := io.CopyBuffer(struct{ io.Writer }{s}, struct{ io.Reader }{io.NewSectionReader(file, p.Offset, length)}, make([]byte, wire.MaxChunk))
+	if err != nil {
+		s.Abort(rootCause(err))
+		return false, err
+	}
+	return n < length || atEOF(file, p.Offset+n), s.Close()
+}
+
+func atEOF(file *os.File, offset int64) bool {
+	var b [1]byte
+	n, err := file.ReadAt(b[:], offset)
+	return n == 0 && errors.Is(err, io.EOF)
+}
+
+// Write is FileSystem.write: the content goes into a file of another name beside
+// the old one, which it then replaces.
+func (f *files) Write(ctx context.Context, c *wire.Conn, p *wire.FileSystemWriteParams) (*wire.FileSystemWriteResult, error) {
+	const op = wire.MethodFileSystemWrite
+	if err := checkPath(op, p.Path); err != nil {
+		return nil, err
+	}
+	switch {
+	case p.Stream != 0 && len(p.Data) > 0:
+		return nil, invalid(op, p.Path, "the content comes as data or as a stream, not as both")
+	case p.Mode < 0 || p.Mode > 0o7777:
+		return nil, invalid(op, p.Path, "the mode is not one of a file")
+	case strings.HasSuffix(p.Path, "/"):
+		return nil, fsError(op, p.Path, unix.EISDIR)
+	}
+	var content io.Reader = strings.NewReader(string(p.Data))
+	if p.Stream != 0 {
+		r, err := c.Receiver(p.Stream)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = r.Close() }()
+		content = r
+	}
+	if p.Parents {
+		if dir, _ := split(p.Path); dir != "" {
+			if err := f.mkdirAll(dir, 0o755); err != nil {
+				return nil, fsError(op, dir, err)
+			}
+		}
+	}
+	at, err := f.target(p.Path)
+	if err != nil {
+		return nil, fsError(op, p.Path, err)
+	}
+	defer at.close()
+	n, err := replaceFile(ctx, at, content, uint32(p.Mode))
+	if err != nil {
+		return nil, fsError(op, p.Path, err)
+	}
+	return &wire.FileSystemWriteResult{Size: n}, nil
+}
+
+// replaceFile gives a file new content. Without a mode it keeps that of the file
+// that it replaces, whose owner it keeps in any case.
+func replaceFile(ctx context.Context, at place, content io.Reader, mode uint32) (n int64, err error) {
+	var old unix.Stat_t
+	exists := false
+	switch err := unix.Fstatat(at.dir, at.name, &old, unix.AT_SYMLINK_NOFOLLOW); {
+	case err == nil && old.Mode&unix.S_IFMT == unix.S_IFDIR:
+		return 0, unix.EISDIR
+	case err == nil && old.Mode&unix.S_IFMT != unix.S_IFREG:
+		return 0, &turnstone.Error{Op: wire.MethodFileSystemWrite, Kind: turnstone.Invalid, Subject: at.name,
+			Err: errors.New("it is no regular file"), Hint: "use a process to write to it"}
+	case err == nil:
+		exists = true
+	case err != unix.ENOENT:
+		return 0, err
+	}
+	if mode == 0 {
+		if mode = 0o644; exists {
+			mode = old.Mode & 0o7777
+		}
+	}
+	temp := ".turn-" + rand.Text()
+	fd, err := unix.Openat(at.dir, temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return 0, err
+	}
+	file := os.NewFile(uintptr(fd), temp)
+	defer func() {
+		_ = file.Close()
+		if err != nil {
+			_ = unix.Unlinkat(at.dir, temp, 0)
+		}
+	}()
+	if n, err = io.CopyBuffer(struct{ io.Writer }{file}, struct{ io.Reader }{content}, make([]byte, wire.MaxChunk)); err != nil {
+		return n, err
+	}
+	if ctx.Err() != nil {
+		return n, context.Cause(ctx)
+	}
+	if exists { // before the mode: a change of owner takes set-user-ID away
+		if err = unix.Fchown(fd, int(old.Uid), int(old.Gid)); err != nil && os.Geteuid() == 0 {
+			return n, err
+		}
+	}
+	if err = unix.Fchmod(fd, mode); err != nil {
+		return n, err
+	}
+	if err = file.Sync(); err != nil {
+		return n, err
+	}
+	return n, unix.Renameat(at.dir, temp, at.dir, at.name)
 }

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	wire "turnstone.dev/turnstone/oldwire"
+	"turnstone.dev/turnstone/wire"
 )
 
 // loopbackUp gives the guest its loopback, which every sandbox has.
@@ -24,7 +24,7 @@ func loopbackUp() error {
 
 // networkUp configures the guest's one interface. The order is that of a router's
 // needs: address and state before the route through them.
-func networkUp(n *wire.Network) error {
+func networkUp(n *wire.SandboxNetwork) error {
 	fail := func(err error) error {
 		return &turnstone.Error{Op: "sandbox.network", Kind: turnstone.Unavailable, Subject: n.Address, Err: err,
 			Hint: "the sandbox's network card could not be set up; run with the network off, or report this"}
@@ -73,12 +73,12 @@ func firstInterface() (string, error) {
 	return "", errors.New("the machine has no network card")
 }
 
-func sameNetwork(a, b *wire.Network) bool {
+func sameNetwork(a, b *wire.SandboxNetwork) bool {
 	return b != nil && a.Address == b.Address && a.Gateway == b.Gateway
 }
 
 // resolvConf is the content of /etc/resolv.conf.
-func resolvConf(n *wire.Network) string {
+func resolvConf(n *wire.SandboxNetwork) string {
 	var b strings.Builder
 	if n != nil {
 		for _, ip := range n.DNS {

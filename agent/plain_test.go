@@ -9,7 +9,7 @@ import (
 )
 
 // plain runs a program as the agent would, without the agent.
-func plain(t *testing.T, dir string, env []string, argv ...string) (stdout, stderr string, code int) {
+func plain(t *testing.T, dir string, env []string, argv ...string) (stdout, stderr string, code int64) {
 	t.Helper()
 	var out, errs bytes.Buffer
 	cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...)
@@ -21,5 +21,8 @@ func plain(t *testing.T, dir string, env []string, argv ...string) (stdout, stde
 		t.Fatal(err)
 	}
 	ws := cmd.ProcessState.Sys().(syscall.WaitStatus)
-	return out.String(), errs.String(), exitResult(ws).ExitCode
+	if ws.Signaled() {
+		return out.String(), errs.String(), 128 + int64(ws.Signal())
+	}
+	return out.String(), errs.String(), int64(ws.ExitStatus())
 }

@@ -16,7 +16,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/archive"
-	wire "turnstone.dev/turnstone/oldwire"
+	"turnstone.dev/turnstone/wire"
 )
 
 func kindIs(t *testing.T, err error, kind turnstone.Kind) {
@@ -30,12 +30,10 @@ func kindIs(t *testing.T, err error, kind turnstone.Kind) {
 }
 
 func (h *harness) start(stdin io.Reader, argv ...string) (ran, error) {
-	h.next++
 	var stdout, stderr bytes.Buffer
-	res, err := h.Start(h.t.Context(), wire.StartParams{
-		ID: "p" + strconv.Itoa(h.next), Argv: argv, Cwd: h.dir, Stdin: stdin != nil,
-	}, stdin, &stdout, &stderr)
-	return ran{res, stdout.String(), stderr.String()}, err
+	res, err := h.Start(h.t.Context(), wire.ProcessStartParams{Argv: argv, Cwd: h.dir},
+		wire.Stdio{In: stdin, Out: &stdout, Err: &stderr})
+	return ran{ProcessExit: res.Exit, stdout: stdout.String(), stderr: stderr.String()}, err
 }
 
 func TestStart(t *testing.T) {
@@ -44,7 +42,7 @@ func TestStart(t *testing.T) {
 		name   string
 		stdin  io.Reader
 		argv   []string
-		code   int
+		code   int64
 		signal string
 		stdout string
 		stderr string
@@ -91,11 +89,11 @@ func TestStartFailures(t *testing.T) {
 	kindIs(t, err, turnstone.Invalid)
 	_, err = h.start(nil)
 	kindIs(t, err, turnstone.Invalid)
-	_, err = h.Start(t.Context(), wire.StartParams{ID: "rel", Argv: []string{"true"}, Cwd: "rel"}, nil, nil, nil)
+	_, err = h.Start(t.Context(), wire.ProcessStartParams{Argv: []string{"true"}, Cwd: "rel"}, wire.Stdio{})
 	kindIs(t, err, turnstone.Invalid)
-	_, err = h.Start(t.Context(), wire.StartParams{ID: "file", Argv: []string{"true"}, Cwd: text}, nil, nil, nil)
+	_, err = h.Start(t.Context(), wire.ProcessStartParams{Argv: []string{"true"}, Cwd: text}, wire.Stdio{})
 	kindIs(t, err, turnstone.Invalid)
-	_, err = h.Configure(t.Context(), wire.ConfigureParams{})
+	_, err = h.SandboxConfigure(t.Context(), &wire.SandboxConfigureParams{})
 	kindIs(t, err, turnstone.Invalid)
 	if r, err := h.start(nil, "echo", "still here"); err != nil || r.stdout != "still here\n" {
 		t.Errorf("after the failures: %+v %v", r, err)
@@ -162,12 +160,12 @@ func TestKillTree(t *testing.T) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 500*time.Millisecond, errors.New("out of time"))
 	defer cancel()
 	var out bytes.Buffer
-	res, err := h.Execute(ctx, wire.ExecuteParams{ID: "k", Name: "k", Language: "bash",
-		Script: "export A=1; echo $$; (trap '' TERM; sleep 100) & sleep 100 | sleep 100"}, &out, nil)
+	res, err := h.Execute(ctx, wire.ShellExecuteParams{Name: "k"},
+		"export A=1; echo $$; (trap '' TERM; sleep 100) & sleep 100 | sleep 100", wire.Stdio{Out: &out}, nil)
 	if err == nil || err.Error() != "out of time" {
 		t.Errorf("error %v, want the context's cause", err)
 	}
-	if !res.Killed || res.ExitCode != 137 || res.Signal != "SIGKILL" {
+	if !res.Exit.Killed || res.Exit.ExitCode != 137 || res.Exit.Signal != "SIGKILL" {
 		t.Errorf("result %+v", res)
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(out.String()))
@@ -177,18 +175,6 @@ func TestKillTree(t *testing.T) {
 	waitFor(t, "the tree to end", func() bool { return syscall.Kill(-pid, 0) == syscall.ESRCH })
 	if r := h.bash("echo ${A-unset}"); r.stdout != "unset\n" {
 		t.Errorf("the session after a kill: %q", r.stdout)
-	}
-}
-
-// TestKillBeforeStart: a kill that overtakes its start is not lost.
-func TestKillBeforeStart(t *testing.T) {
-	h := newHarness(t)
-	if err := h.Kill(t.Context(), "early"); err != nil {
-		t.Fatal(err)
-	}
-	res, err := h.Start(t.Context(), wire.StartParams{ID: "early", Argv: []string{"sleep", "100"}, Cwd: h.dir}, nil, nil, nil)
-	if err != nil || !res.Killed {
-		t.Errorf("%+v %v", res, err)
 	}
 }
 
@@ -204,7 +190,7 @@ func (w *brokenWriter) Write(p []byte) (int, error) {
 // TestBrokenWriter: a caller that cannot take the output ends the process.
 func TestBrokenWriter(t *testing.T) {
 	h := newHarness(t)
-	_, err := h.Start(t.Context(), wire.StartParams{ID: "b", Argv: []string{"yes"}, Cwd: h.dir}, nil, &brokenWriter{1 << 20}, nil)
+	_, err := h.Start(t.Context(), wire.ProcessStartParams{Argv: []string{"yes"}, Cwd: h.dir}, wire.Stdio{Out: &brokenWriter{1 << 20}})
 	if !errors.Is(err, io.ErrClosedPipe) {
 		t.Errorf("error %v, want the writer's", err)
 	}
@@ -225,9 +211,9 @@ func TestStreaming(t *testing.T) {
 	runtime.ReadMemStats(&before)
 	var out countWriter
 	began := time.Now()
-	res, err := h.Start(t.Context(), wire.StartParams{ID: "s", Cwd: h.dir,
-		Argv: []string{"head", "-c", strconv.FormatInt(size, 10), "/dev/zero"}}, nil, &out, nil)
-	if err != nil || res.ExitCode != 0 || out.n != size {
+	res, err := h.Start(t.Context(), wire.ProcessStartParams{Cwd: h.dir,
+		Argv: []string{"head", "-c", strconv.FormatInt(size, 10), "/dev/zero"}}, wire.Stdio{Out: &out})
+	if err != nil || res.Exit.ExitCode != 0 || out.n != size {
 		t.Fatalf("%+v %v, %d bytes", res, err, out.n)
 	}
 	runtime.ReadMemStats(&after)
@@ -244,7 +230,7 @@ func TestSlowReader(t *testing.T) {
 	r, w := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
-		_, err := h.Start(t.Context(), wire.StartParams{ID: "slow", Argv: []string{"head", "-c", "50000000", "/dev/zero"}, Cwd: h.dir}, nil, w, nil)
+		_, err := h.Start(t.Context(), wire.ProcessStartParams{Argv: []string{"head", "-c", "50000000", "/dev/zero"}, Cwd: h.dir}, wire.Stdio{Out: w})
 		_ = w.Close()
 		done <- err
 	}()
@@ -337,7 +323,7 @@ func TestFiles(t *testing.T) {
 	if err := h.Put(t.Context(), in, io.MultiReader(bytes.NewReader(make([]byte, 100)), errReader{lost})); !errors.Is(err, lost) {
 		t.Errorf("error %v, want the source's", err)
 	}
-	if st, err := h.Stats(t.Context()); err != nil || st.MemoryTotal <= 0 || st.DiskTotal <= 0 || st.Processes <= 0 {
+	if st, err := h.SandboxGetStats(t.Context()); err != nil || st.MemoryTotal <= 0 || st.DiskTotal <= 0 || st.Processes <= 0 {
 		t.Errorf("stats %+v %v", st, err)
 	}
 }

@@ -2,188 +2,245 @@ package agent
 
 import (
 	"context"
-	_ "embed"
+	"errors"
+	"io"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
 	"turnstone.dev/turnstone"
-	wire "turnstone.dev/turnstone/oldwire"
+	"turnstone.dev/turnstone/agent/process"
+	"turnstone.dev/turnstone/syntax"
+	"turnstone.dev/turnstone/wire"
 )
 
-// What is put in front of a step's script, so that the shell writes its working
-// directory and exported environment to a file when it exits. bash does it with
-// builtins alone, because a fork costs tens of milliseconds under emulation. The
-// trap files keep an EXIT trap of the author's working beside this one.
-var (
-	//go:embed prelude/capture.bash
-	captureBash string
-	//go:embed prelude/trap.bash
-	trapBash string
-	//go:embed prelude/capture.sh
-	captureSh string
-	//go:embed prelude/trap.sh
-	trapSh string
+const (
+	maxScript = 16 << 20 // bytes
+	maxEnv    = 1 << 20  // bytes of the session's environment; more could not be passed to a program
+	maxPath   = 4095     // bytes; PATH_MAX without its NUL
+	bigScript = 1 << 20  // bytes; a larger script file does not stay
 )
 
 // A shell is the session that steps run in: each is a shell process of its own,
 // which starts from the exported environment and the working directory that the
-// step before it left.
+// step before it left. It answers the domains Shell and State.
 type shell struct {
-	a *Agent
+	a    *Agent
+	turn chan struct{} // taken by the step that runs
+	wg   sync.WaitGroup
 
-	mu    sync.Mutex // one step at a time
+	mu    sync.Mutex
 	steps int
-	env   []string
+	base  []string // what processes start from
+	env   []string // what the next step starts from
 	cwd   string
 }
 
 func newShell(a *Agent) (*shell, error) {
-	s := &shell{a: a, env: mergeEnv(a.opt.Env, nil), cwd: a.opt.Cwd}
+	s := &shell{a: a, turn: make(chan struct{}, 1), base: process.MergeEnv(a.opt.Env, nil), cwd: a.opt.Cwd}
+	s.env = s.base
 	dir := a.path(a.opt.RunDir)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
-	return s, os.WriteFile(filepath.Join(dir, "capture.bash"), s.fill(captureBash, "\nunset BASH_ENV\n"), 0o644)
+	return s, s.writePrelude()
 }
 
-// fill puts the run directory's name into a prelude. It is the agent's own, and
-// holds no quote.
-func (s *shell) fill(parts ...string) []byte {
-	return []byte(strings.ReplaceAll(strings.Join(parts, ""), "@RUN@", s.a.opt.RunDir))
-}
+// wait waits until the ends of all steps have been worked off.
+func (s *shell) wait() { s.wg.Wait() }
 
-// execute is Shell.execute. A step whose capture is missing or malformed, since
-// another program replaced the shell or it was killed, leaves the session as it
-// was before.
-func (s *shell) execute(ctx context.Context, p wire.ExecuteParams) (any, error) {
-	ran := false
-	defer func() {
-		if !ran {
-			s.a.procs.abandon(p.ID)
-		}
-	}()
-	if p.ID == "" || (p.Language != "bash" && p.Language != "sh") {
-		return nil, invalid("shell.execute", p.Language, "an id and the language bash or sh are needed")
-	}
+// addEnv adds to what every process of the sandbox starts from.
+func (s *shell) addEnv(env []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.env = mergeEnv(s.env, p.Env)
-	if p.Cwd != "" {
-		s.cwd = p.Cwd
+	s.base = process.MergeEnv(s.base, env)
+	s.env = process.MergeEnv(s.env, env)
+}
+
+func (s *shell) baseEnv() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.base
+}
+
+// take waits for the steps before.
+func (s *shell) take(ctx context.Context, op string) error {
+	select {
+	case s.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return &turnstone.Error{Op: op, Kind: turnstone.Canceled, Subject: "shell session", Err: context.Cause(ctx)}
 	}
-	s.steps++
-	dir := s.a.path(s.a.opt.RunDir)
-	state := filepath.Join(dir, "state")
-	if err := os.Remove(state); err != nil && !os.IsNotExist(err) {
-		return nil, runDirError(err)
+}
+
+func (s *shell) give() { <-s.turn }
+
+// Execute is Shell.execute. It answers when the step runs.
+func (s *shell) Execute(ctx context.Context, c *wire.Conn, p *wire.ShellExecuteParams) (*wire.ShellExecuteResult, error) {
+	const op = wire.MethodShellExecute
+	if p.Language == "" {
+		p.Language = wire.ShellExecuteLanguageBash
 	}
-	sp := spec{id: p.ID, cwd: s.cwd}
-	name := strconv.Itoa(s.steps) + "-" + safeName(p.Name) + ".sh"
-	script := filepath.Join(s.a.opt.RunDir, name)
-	err := os.WriteFile(filepath.Join(dir, name), []byte(p.Script), 0o644)
-	if err != nil {
-		return nil, runDirError(err)
+	if p.Language != wire.ShellExecuteLanguageBash && p.Language != wire.ShellExecuteLanguageSh {
+		return nil, invalid(op, string(p.Language), "the languages are bash and sh")
 	}
-	if p.Language == "bash" {
-		err = s.bash(&sp, script, p.Script)
-	} else {
-		s.sh(&sp, script, p.Script)
-	}
-	if err != nil {
-		return nil, runDirError(err)
-	}
-	ran = true
-	res, err := s.a.procs.run(ctx, sp)
+	script, err := readScript(c, p)
 	if err != nil {
 		return nil, err
 	}
-	data, err := readCapture(state)
+	if err := s.take(ctx, op); err != nil {
+		return nil, err
+	}
+	st, spec, err := s.prepare(p, script)
 	if err == nil {
-		err = s.adopt(data, p.Language)
-	}
-	res.StateLost = err != nil
-	res.Cwd, res.Env = s.cwd, s.env
-	return res, nil
-}
-
-// adopt makes what a step's shell left the session's own, if it is well formed.
-func (s *shell) adopt(data []byte, language string) error {
-	if language == "bash" {
-		c, err := parseBash(data)
-		if err == nil {
-			s.cwd, s.env = c.cwd, append(c.vars, c.funs...)
+		cl := s.a.client(c)
+		attach := cl.attachAtStart(ctx, st, [2]wanted{
+			{stream: p.StdoutStream, window: p.Window}, {stream: p.StderrStream, window: p.Window}})
+		spec.Before = func(pr *process.Process) {
+			st.rec.started(pr.PID)
+			attach(pr)
 		}
-		return err
+		if _, err = s.a.procs.Start(spec); err != nil {
+			st.rec.finish(-1)
+		} else if p.KillOnDisconnect {
+			cl.killWith(st.p)
+		}
 	}
-	c, err := parseSh(data)
 	if err != nil {
+		s.give()
+		return nil, err
+	}
+	s.wg.Go(st.finish)
+	return &wire.ShellExecuteResult{ProcessID: st.p.ID, Path: st.path}, nil
+}
+
+// readScript returns a step's text.
+func readScript(c *wire.Conn, p *wire.ShellExecuteParams) ([]byte, error) {
+	const op = wire.MethodShellExecute
+	if p.ScriptStream == 0 {
+		return []byte(p.Script), nil
+	}
+	if p.Script != "" {
+		return nil, invalid(op, "scriptStream", "the script comes as text or as a stream, not as both")
+	}
+	r, err := c.Receiver(p.ScriptStream)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = r.Close() }()
+	b, err := io.ReadAll(io.LimitReader(r, maxScript+1))
+	if err == nil && len(b) > maxScript {
+		err = &turnstone.Error{Op: op, Kind: turnstone.Exhausted, Subject: "script", Err: errors.New("it is longer than 16 MiB"),
+			Hint: "put data into a file and let the script read it"}
+	}
+	return b, err
+}
+
+// prepare sets up a step: the session, its files, how its shell is started. The
+// session is the caller's.
+func (s *shell) prepare(p *wire.ShellExecuteParams, script []byte) (*step, process.Spec, error) {
+	const op = wire.MethodShellExecute
+	var spec process.Spec
+	s.mu.Lock()
+	env, cwd := process.MergeEnv(s.env, p.Env), s.cwd
+	if p.Cwd != "" {
+		cwd = p.Cwd
+	}
+	if err := checkSession(op, cwd, env); err != nil {
+		s.mu.Unlock()
+		return nil, spec, err
+	}
+	s.env, s.cwd = env, cwd
+	s.steps++
+	number := s.steps
+	s.mu.Unlock()
+
+	dir := s.a.path(s.a.opt.RunDir)
+	if err := os.Remove(filepath.Join(dir, stateFile)); err != nil && !os.IsNotExist(err) {
+		return nil, spec, runDirError(err)
+	}
+	name := strconv.Itoa(number) + "-" + safeName(p.Name) + ".sh"
+	if err := os.WriteFile(filepath.Join(dir, name), script, 0o644); err != nil {
+		return nil, spec, runDirError(err)
+	}
+	st := &step{s: s, language: string(p.Language), script: script, path: filepath.Join(s.a.opt.RunDir, name),
+		spans: p.Spans == nil || *p.Spans, rec: untraced("not asked for"),
+		sent: make(map[int]bool), done: make(chan struct{})}
+	if p.Trace == nil || *p.Trace {
+		st.rec = s.recorder(st.language, env)
+	}
+	spec = process.Spec{ID: p.ProcessID, Env: env, Cwd: cwd, Watcher: st.rec}
+	switch {
+	case st.rec.captures():
+		spec.Argv = []string{bashPath, st.path}
+		spec.Env, spec.Files = st.rec.env(), st.rec.files()
+		return st, spec, nil
+	case st.language == "bash":
+		return st, spec, s.bash(&spec, st.path, string(script), number)
+	}
+	s.sh(&spec, st.path, string(script))
+	return st, spec, nil
+}
+
+// checkSession refuses what no shell could be started with.
+func checkSession(op, cwd string, env []string) error {
+	total := 0
+	for _, kv := range env {
+		total += len(kv) + 1
+	}
+	switch {
+	case !filepath.IsAbs(cwd) || len(cwd) > maxPath || strings.IndexByte(cwd, 0) >= 0:
+		return invalid(op, cwd, "the working directory is not an absolute path")
+	case total > maxEnv:
+		return &turnstone.Error{Op: op, Kind: turnstone.Exhausted, Subject: "environment", Err: errors.New("it is larger than 1 MiB"),
+			Hint: "programs cannot be started with it; keep data in files"}
+	}
+	return nil
+}
+
+// Parse is Shell.parse.
+func (s *shell) Parse(_ context.Context, _ *wire.Conn, p *wire.ShellParseParams) (*wire.ShellParseResult, error) {
+	language := "bash"
+	switch p.Language {
+	case "", wire.ShellParseLanguageBash:
+	case wire.ShellParseLanguageSh:
+		language = "sh"
+	default:
+		return nil, invalid(wire.MethodShellParse, string(p.Language), "the languages are bash and sh")
+	}
+	return wireScript(syntax.ParseAs([]byte(p.Script), language)), nil
+}
+
+// GetSession is State.getSession.
+func (s *shell) GetSession(context.Context, *wire.Conn) (*wire.StateGetSessionResult, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return &wire.StateGetSessionResult{Cwd: s.cwd, Env: s.env}, nil
+}
+
+// SetSession is State.setSession. It waits for a step that runs.
+func (s *shell) SetSession(ctx context.Context, _ *wire.Conn, p *wire.StateSetSessionParams) error {
+	const op = wire.MethodStateSetSession
+	if err := s.take(ctx, op); err != nil {
 		return err
 	}
-	// sh drops what it cannot name, so the functions stay as they were.
-	for _, kv := range s.env {
-		if strings.HasPrefix(kv, "BASH_FUNC_") {
-			c.vars = append(c.vars, kv)
-		}
+	defer s.give()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	cwd, env := s.cwd, s.env
+	if p.Cwd != "" {
+		cwd = p.Cwd
 	}
-	s.cwd, s.env = c.cwd, c.vars
+	if p.Env != nil {
+		env = process.MergeEnv(nil, p.Env)
+	}
+	if err := checkSession(op, cwd, env); err != nil {
+		return err
+	}
+	s.cwd, s.env = cwd, env
 	return nil
-}
-
-// bash prepares a bash step. BASH_ENV is sourced before the script, which so has
-// the $0, line numbers and exit status of "bash script".
-func (s *shell) bash(sp *spec, script, text string) error {
-	prelude := "capture.bash"
-	user := lookupEnv(s.env, "BASH_ENV")
-	traps := setsExitTrap(text)
-	if user != "" || traps {
-		parts := []string{captureBash}
-		if traps {
-			parts = append(parts, trapBash)
-		}
-		parts = append(parts, "\nunset BASH_ENV\n")
-		body := s.fill(parts...)
-		if user != "" {
-			// Its own BASH_ENV means as much to the author's script as before.
-			q := "'" + strings.ReplaceAll(user, "'", `'\''`) + "'"
-			body = append(body, "export BASH_ENV="+q+"\nif [ -r "+q+" ]; then . "+q+"; fi\n"...)
-		}
-		prelude = "capture-" + strconv.Itoa(s.steps) + ".bash"
-		if err := os.WriteFile(filepath.Join(s.a.path(s.a.opt.RunDir), prelude), body, 0o644); err != nil {
-			return err
-		}
-	}
-	sp.argv = []string{"/bin/bash", script}
-	sp.env = mergeEnv(s.env, []string{"BASH_ENV=" + filepath.Join(s.a.opt.RunDir, prelude)})
-	return nil
-}
-
-// sh prepares a step for the system's sh, which has no BASH_ENV: a command line
-// sources the script, with the script's path as $0.
-func (s *shell) sh(sp *spec, script, text string) {
-	parts := []string{captureSh}
-	if setsExitTrap(text) {
-		parts = append(parts, trapSh)
-	}
-	parts = append(parts, ". \"$0\"\n")
-	sp.argv = []string{"/bin/sh", "-c", string(s.fill(parts...)), script}
-	sp.env = s.env
-}
-
-// setsExitTrap says whether a script may set or show an EXIT trap. It errs
-// towards yes: the wrapper that is then put around the builtin costs little, but
-// cannot be had for nothing (it cannot reset a RETURN trap).
-func setsExitTrap(script string) bool {
-	i := strings.Index(script, "trap")
-	if i < 0 {
-		return false
-	}
-	return regexp.MustCompile(`(?i)\bexit\b|\bsigexit\b|\b0\b|\btrap\s*($|[|;&)>\n]|-p|-P)`).MatchString(script[i:])
 }
 
 // safeName keeps of a step's name what may stand in a file name.
@@ -201,44 +258,6 @@ func safeName(name string) string {
 }
 
 func runDirError(err error) error {
-	return &turnstone.Error{Op: "shell.execute", Kind: turnstone.Unavailable, Subject: "the agent's folder", Err: rootCause(err),
+	return &turnstone.Error{Op: wire.MethodShellExecute, Kind: turnstone.Unavailable, Subject: "the agent's folder", Err: rootCause(err),
 		Hint: "a step removed or filled what the agent keeps below /run"}
-}
-
-const (
-	maxCapture = 1 << 20 // bytes; more than that cannot be passed to a program anyway
-	maxPath    = 4095    // bytes; PATH_MAX without its NUL
-)
-
-// readCapture reads what a step's shell left. The file is a guest's: it may be
-// anything, and of any size.
-func readCapture(path string) ([]byte, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = unix.Close(fd) }()
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return nil, err
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > maxCapture {
-		return nil, errCapture
-	}
-	data := make([]byte, st.Size)
-	n := 0
-	for n < len(data) {
-		k, err := unix.Read(fd, data[n:])
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		if k == 0 {
-			break
-		}
-		n += k
-	}
-	return data[:n], nil
 }

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	wire "turnstone.dev/turnstone/oldwire"
+	"turnstone.dev/turnstone/wire"
 )
 
 // warmUp runs what every turn runs, once, before the snapshot: steps in a
@@ -60,19 +60,29 @@ func exercise(opt Options) error {
 	defer cancel()
 	served := make(chan error, 1)
 	go func() { served <- a.Serve(ctx, far) }()
-	c, err := wire.NewClient(near)
+	link, err := wire.NewLink(near, true)
 	if err != nil {
 		return err
 	}
-	for i, script := range []string{"true\n", "cd /tmp; export A=1; echo a; echo b >&2\n"} {
-		id := "warm-" + string(rune('a'+i))
-		_, err = c.Execute(ctx, wire.ExecuteParams{ID: id, Name: "warm", Language: "bash", Script: script}, io.Discard, io.Discard)
-		if err != nil {
-			break
+	err = drive(ctx, link)
+	return errors.Join(err, link.Close(), <-served)
+}
+
+// drive makes a connection and does what turns do.
+func drive(ctx context.Context, link *wire.Link) error {
+	s, err := link.Open()
+	if err != nil {
+		return err
+	}
+	c := wire.NewClient(s)
+	defer func() { _ = c.Close() }()
+	spans := false // the host parses by itself
+	for _, script := range []string{"true\n", "cd /tmp; export A=1; echo a; echo b >&2; ls | cat\n"} {
+		p := wire.ShellExecuteParams{Name: "warm", Spans: &spans}
+		if _, err := c.Execute(ctx, p, script, wire.Stdio{Out: io.Discard, Err: io.Discard}, nil); err != nil {
+			return err
 		}
 	}
-	if err == nil {
-		_, err = c.Start(ctx, wire.StartParams{ID: "warm-c", Argv: []string{"bash", "-c", "true"}}, nil, io.Discard, io.Discard)
-	}
-	return errors.Join(err, c.Close(), <-served)
+	_, err = c.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", "true"}}, wire.Stdio{})
+	return err
 }

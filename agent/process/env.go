@@ -1,10 +1,10 @@
-package agent
+package process
 
 import "strings"
 
-// mergeEnv returns base with the variables of more set, in order; the last value
+// MergeEnv returns base with the variables of more set, in order; the last value
 // of a name wins, as the shell has it. Entries that are not NAME=VALUE are dropped.
-func mergeEnv(base, more []string) []string {
+func MergeEnv(base, more []string) []string {
 	out := make([]string, 0, len(base)+len(more))
 	index := make(map[string]int, len(base)+len(more))
 	for _, list := range [2][]string{base, more} {
@@ -22,14 +22,4 @@ func mergeEnv(base, more []string) []string {
 		}
 	}
 	return out
-}
-
-// lookupEnv returns the value of name, or "".
-func lookupEnv(env []string, name string) string {
-	for _, kv := range env {
-		if n, v, _ := strings.Cut(kv, "="); n == name {
-			return v
-		}
-	}
-	return ""
 }

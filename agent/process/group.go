@@ -1,4 +1,4 @@
-package agent
+package process
 
 import (
 	"os"
@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cgroups hands out one control group (version 2) for each process that is
+// Groups hands out one control group (version 2) for each process that is
 // started, below one that bounds all of them together.
-type cgroups struct {
+type Groups struct {
 	dir  string // of the bounding group
 	each string // pids.max of one group: half of all, so that what one leaves behind cannot keep the next from starting
 
@@ -24,14 +24,14 @@ type cgroups struct {
 
 // A cgroup holds one process and all that it starts.
 type cgroup struct {
-	owner *cgroups
+	owner *Groups
 	dir   string
 	fd    int // of dir, for clone3's CLONE_INTO_CGROUP
 }
 
-// newCgroups makes the bounding group below root, the mount point of cgroup2.
-func newCgroups(root string, memoryMax, pidsMax int64) (*cgroups, error) {
-	g := &cgroups{dir: filepath.Join(root, "turn")}
+// NewGroups makes the bounding group below root, the mount point of cgroup2.
+func NewGroups(root string, memoryMax, pidsMax int64) (*Groups, error) {
+	g := &Groups{dir: filepath.Join(root, "turn")}
 	if err := writeFile(filepath.Join(root, "cgroup.subtree_control"), "+memory +pids +cpu"); err != nil {
 		return nil, err
 	}
@@ -41,15 +41,15 @@ func newCgroups(root string, memoryMax, pidsMax int64) (*cgroups, error) {
 	if err := writeFile(filepath.Join(g.dir, "cgroup.subtree_control"), "+memory +pids +cpu"); err != nil {
 		return nil, err
 	}
-	if err := g.limit(memoryMax, pidsMax); err != nil {
+	if err := g.Limit(memoryMax, pidsMax); err != nil {
 		return nil, err
 	}
 	g.prepare()
 	return g, nil
 }
 
-// limit sets the bounds of all processes together; a zero leaves one as it is.
-func (g *cgroups) limit(memoryMax, pidsMax int64) error {
+// Limit sets the bounds of all processes together; a zero leaves one as it is.
+func (g *Groups) Limit(memoryMax, pidsMax int64) error {
 	if memoryMax > 0 {
 		if err := writeFile(filepath.Join(g.dir, "memory.max"), strconv.FormatInt(memoryMax, 10)); err != nil {
 			return err
@@ -63,7 +63,7 @@ func (g *cgroups) limit(memoryMax, pidsMax int64) error {
 }
 
 // take returns an empty group. The caller releases it.
-func (g *cgroups) take() (*cgroup, error) {
+func (g *Groups) take() (*cgroup, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if c := g.spare; c != nil {
@@ -74,7 +74,7 @@ func (g *cgroups) take() (*cgroup, error) {
 }
 
 // prepare makes a spare group, if there is none.
-func (g *cgroups) prepare() {
+func (g *Groups) prepare() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.spare == nil {
@@ -83,7 +83,7 @@ func (g *cgroups) prepare() {
 }
 
 // make makes a group. g.mu is held.
-func (g *cgroups) make() (*cgroup, error) {
+func (g *Groups) make() (*cgroup, error) {
 	g.next++
 	c := &cgroup{owner: g, dir: filepath.Join(g.dir, strconv.Itoa(g.next))}
 	if err := os.Mkdir(c.dir, 0o755); err != nil {
@@ -137,8 +137,11 @@ func (c *cgroup) release() {
 	g.full = left
 }
 
-// killAll ends every process that any group holds.
-func (g *cgroups) killAll() { _ = writeFile(filepath.Join(g.dir, "cgroup.kill"), "1") }
+// KillAll ends every process that any group holds.
+func (g *Groups) KillAll() { _ = writeFile(filepath.Join(g.dir, "cgroup.kill"), "1") }
+
+// Dir is the bounding group's folder.
+func (g *Groups) Dir() string { return g.dir }
 
 // writeFile writes to a file of the kernel's: one open, one write, no creation.
 func writeFile(path, text string) error {

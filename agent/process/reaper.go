@@ -1,4 +1,4 @@
-package agent
+package process
 
 import (
 	"sync"
@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A reaper starts processes and collects their exit statuses. start calls fork,
+// A Reaper starts processes and collects their exit statuses. start calls fork,
 // and the returned channel yields the status of the process once.
-type reaper interface {
+type Reaper interface {
 	start(fork func() (pid int, err error)) (int, <-chan syscall.WaitStatus, error)
 }
 
@@ -45,8 +45,8 @@ type initReaper struct {
 	child *sync.Cond // signalled when there may be a child to wait for
 }
 
-// newInitReaper starts the loop, which ends only with the process.
-func newInitReaper() *initReaper {
+// NewInitReaper returns the reaper of a PID 1. Its loop ends only with the process.
+func NewInitReaper() Reaper {
 	r := &initReaper{own: make(map[int]chan syscall.WaitStatus)}
 	r.child = sync.NewCond(&r.mu)
 	go r.loop()

@@ -1,0 +1,316 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"syscall"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/agent/process"
+	"turnstone.dev/turnstone/wire"
+)
+
+// maxAttached bounds the processes that one connection takes output of at a time.
+const maxAttached = 256
+
+// A client is what the agent keeps for one connection.
+type client struct {
+	a *Agent
+	c *wire.Conn
+
+	mu       sync.Mutex
+	closed   bool
+	attached map[*process.Process]*attachment
+	kills    []*process.Process // end with the connection
+	watches  map[string]*watch
+	watched  int // number in the last watch's ID
+}
+
+func newClient(a *Agent, c *wire.Conn) *client {
+	return &client{a: a, c: c, attached: make(map[*process.Process]*attachment), watches: make(map[string]*watch)}
+}
+
+// close ends what ends with the connection.
+func (cl *client) close() {
+	cl.mu.Lock()
+	cl.closed = true
+	kills := cl.kills
+	watches := cl.watches
+	cl.kills, cl.watches = nil, nil
+	cl.mu.Unlock()
+	for _, p := range kills {
+		_ = p.Signal(syscall.SIGKILL) // if it has not ended
+	}
+	for _, w := range watches {
+		w.close()
+	}
+}
+
+// killWith makes a process end with the connection.
+func (cl *client) killWith(p *process.Process) {
+	cl.mu.Lock()
+	closed := cl.closed
+	left := cl.kills[:0]
+	for _, q := range cl.kills {
+		if !q.Ended() {
+			left = append(left, q)
+		}
+	}
+	cl.kills = append(left, p)
+	cl.mu.Unlock()
+	if closed {
+		_ = p.Signal(syscall.SIGKILL)
+	}
+}
+
+// An attachment brings a process's output, and then its end, to a connection.
+type attachment struct {
+	cl     *client
+	p      *process.Process
+	step   *step // nil: a plain process
+	ctx    context.Context
+	cancel context.CancelFunc
+	outs   [2]*delivery
+	ended  chan struct{} // closed when nothing more is sent
+}
+
+// wanted is what a client wants of one output.
+type wanted struct {
+	from   int64
+	stream wire.StreamID // 0: events
+	window int64
+}
+
+// attach attaches the connection to a process. Nothing is sent before begin.
+func (cl *client) attach(p *process.Process, st *step, want [2]wanted) (*attachment, error) {
+	const op = wire.MethodProcessAttach
+	at := &attachment{cl: cl, p: p, step: st, ended: make(chan struct{})}
+	cl.mu.Lock()
+	defer cl.mu.Unlock()
+	switch {
+	case cl.closed:
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.Dead, Subject: "connection", Err: errors.New("it has ended")}
+	case len(cl.attached) >= maxAttached:
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.Exhausted, Subject: "processes that this connection is attached to",
+			Hint: "detach from some with Process.detach, or open another connection"}
+	}
+	at.ctx, at.cancel = context.WithCancel(cl.c.Context())
+	for i, w := range want {
+		d, err := newDelivery(at, i+1, w)
+		if err != nil {
+			at.drop()
+			return nil, err
+		}
+		at.outs[i] = d
+	}
+	cl.attached[p] = at
+	p.Attach(1)
+	return at, nil
+}
+
+// drop gives up an attachment that was never begun.
+func (at *attachment) drop() {
+	at.cancel()
+	for _, d := range at.outs {
+		if d != nil {
+			d.close(errors.New("the command failed"))
+		}
+	}
+}
+
+// begin starts sending.
+func (at *attachment) begin() {
+	at.cl.c.Go(func() {
+		defer at.end()
+		var wg sync.WaitGroup
+		for _, d := range at.outs {
+			wg.Go(d.run)
+		}
+		if at.step != nil {
+			wg.Go(func() { at.step.live(at.ctx, at.cl.c) })
+		}
+		wg.Wait()
+		select {
+		case <-at.p.Done():
+		case <-at.ctx.Done():
+			return
+		}
+		if at.step != nil {
+			at.step.tell(at.ctx, at.cl.c)
+			return
+		}
+		_, stdout := at.p.Out[1].Range()
+		_, stderr := at.p.Out[2].Range()
+		_ = at.cl.c.EmitProcessExited(at.ctx, &wire.ProcessExitedEvent{ProcessID: at.p.ID, Exit: *wireExit(at.p.Exit()),
+			StdoutEnd: stdout, StderrEnd: stderr})
+	})
+}
+
+func (at *attachment) end() {
+	at.cancel()
+	at.p.Attach(-1)
+	at.cl.mu.Lock()
+	if at.cl.attached[at.p] == at {
+		delete(at.cl.attached, at.p)
+	}
+	at.cl.mu.Unlock()
+	close(at.ended)
+}
+
+// detach ends the connection's attachment to a process, and returns when nothing
+// more is sent for it. It returns the step that the attachment was to report on.
+func (cl *client) detach(ctx context.Context, p *process.Process) (st *step, was bool) {
+	cl.mu.Lock()
+	at := cl.attached[p]
+	cl.mu.Unlock()
+	if at == nil {
+		return nil, false
+	}
+	at.cancel()
+	for _, d := range at.outs {
+		d.abort()
+	}
+	select {
+	case <-at.ended:
+	case <-ctx.Done():
+	}
+	return at.step, true
+}
+
+// A delivery brings one output to a connection: as a stream, or as events.
+type delivery struct {
+	at     *attachment
+	name   wire.ProcessStream
+	reader *process.Reader // nil: there is no such output
+	sender *wire.Sender    // nil: events
+	from   int64           // what the client wanted
+	offset int64           // where it begins
+	window int64
+
+	mu    sync.Mutex
+	sent  int64
+	acked int64
+	wake  chan struct{} // holds one word: acked has changed
+}
+
+func newDelivery(at *attachment, fd int, w wanted) (*delivery, error) {
+	d := &delivery{at: at, name: wire.ProcessStreamStdout, from: w.from, window: w.window, wake: make(chan struct{}, 1)}
+	if fd == 2 {
+		d.name = wire.ProcessStreamStderr
+	}
+	if l := at.p.Out[fd]; l != nil {
+		if _, end := l.Range(); w.from < 0 || w.from > end {
+			return nil, invalid(wire.MethodProcessAttach, string(d.name), "the offset is beyond what there is so far")
+		}
+		d.reader, d.offset = l.Attach(at.ctx, w.from)
+		if d.reader == nil {
+			return nil, &turnstone.Error{Op: wire.MethodProcessAttach, Kind: turnstone.Exhausted, Subject: at.p.ID,
+				Err: errors.New("too many connections are attached to it"), Hint: "detach some"}
+		}
+	}
+	d.sent, d.acked = d.offset, d.offset
+	if w.stream != 0 {
+		var err error
+		if d.sender, err = at.cl.c.Sender(w.stream); err != nil {
+			d.close(err)
+			return nil, err
+		}
+	}
+	return d, nil
+}
+
+// close lets go of a delivery that was not run.
+func (d *delivery) close(why error) {
+	if d.reader != nil {
+		d.reader.Close()
+	}
+	if d.sender != nil {
+		d.sender.Abort(why)
+	}
+}
+
+// abort makes a run that waits for its reader return.
+func (d *delivery) abort() {
+	if d.sender != nil {
+		d.sender.Abort(errors.New("detached"))
+	}
+}
+
+// run sends until the output's end.
+func (d *delivery) run() {
+	ctx, c := d.at.ctx, d.at.cl.c
+	if d.reader != nil {
+		defer d.reader.Close()
+	}
+	if d.offset > d.from {
+		_ = c.EmitProcessLost(ctx, &wire.ProcessLostEvent{ProcessID: d.at.p.ID, Stream: d.name, From: d.from, To: d.offset})
+	}
+	for d.reader != nil {
+		limit := d.room(ctx)
+		if limit == 0 {
+			break
+		}
+		data, offset, ok := d.reader.Next(limit)
+		if !ok || d.send(ctx, c, data, offset) != nil {
+			break
+		}
+	}
+	if d.sender == nil {
+		return
+	}
+	if ctx.Err() != nil {
+		d.abort()
+		return
+	}
+	_ = d.sender.Close()
+}
+
+func (d *delivery) send(ctx context.Context, c *wire.Conn, data []byte, offset int64) error {
+	if d.sender != nil {
+		_, err := d.sender.Write(data)
+		return err
+	}
+	d.mu.Lock()
+	d.sent = offset + int64(len(data))
+	d.mu.Unlock()
+	return c.EmitProcessOutput(ctx, &wire.ProcessOutputEvent{ProcessID: d.at.p.ID, Stream: d.name, Offset: offset, Data: data})
+}
+
+// room waits until the window allows another event, and returns how large it may
+// be; 0 when ctx has ended.
+func (d *delivery) room(ctx context.Context) int {
+	if d.window <= 0 || d.sender != nil {
+		return wire.MaxChunk
+	}
+	for {
+		d.mu.Lock()
+		left := d.window - (d.sent - d.acked)
+		d.mu.Unlock()
+		if left > 0 {
+			return int(min(left, wire.MaxChunk))
+		}
+		select {
+		case <-d.wake:
+		case <-ctx.Done():
+			return 0
+		}
+	}
+}
+
+// acknowledge notes up to where the client has worked events off.
+func (d *delivery) acknowledge(offset int64) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if offset < 0 || offset > d.sent {
+		return invalid(wire.MethodProcessAcknowledge, string(d.name), "the offset is beyond what was sent")
+	}
+	if offset > d.acked {
+		d.acked = offset
+		select {
+		case d.wake <- struct{}{}:
+		default:
+		}
+	}
+	return nil
+}

@@ -1,0 +1,240 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone/archive"
+	"turnstone.dev/turnstone/wire"
+)
+
+// Mkdir is FileSystem.mkdir.
+func (f *files) Mkdir(_ context.Context, _ *wire.Conn, p *wire.FileSystemMkdirParams) error {
+	const op = wire.MethodFileSystemMkdir
+	if err := checkPath(op, p.Path); err != nil {
+		return err
+	}
+	mode := uint32(0o755)
+	if p.Mode != 0 {
+		if mode = uint32(p.Mode); p.Mode < 0 || p.Mode > 0o7777 {
+			return invalid(op, p.Path, "the mode is not one of a directory")
+		}
+	}
+	if p.Parents {
+		return fsError(op, p.Path, f.mkdirAll(p.Path, mode))
+	}
+	return fsError(op, p.Path, f.mkdir(p.Path, mode))
+}
+
+func (f *files) mkdir(path string, mode uint32) error {
+	at, err := f.at(path)
+	if err != nil {
+		return err
+	}
+	defer at.close()
+	if err := unix.Mkdirat(at.dir, at.name, mode); err != nil {
+		return err
+	}
+	return unix.Fchmodat(at.dir, at.name, mode, 0) // the umask is the agent's
+}
+
+// mkdirAll makes a directory and those above it. mode is the last one's.
+func (f *files) mkdirAll(path string, mode uint32) error {
+	path = strings.TrimRight(path, "/")
+	if path == "" {
+		return nil
+	}
+	for i := 1; i <= len(path); i++ {
+		if i < len(path) && path[i] != '/' || path[i-1] == '/' {
+			continue
+		}
+		m := uint32(0o755)
+		if i == len(path) {
+			m = mode
+		}
+		err := f.mkdir(path[:i], m)
+		if err == unix.EEXIST || errors.Is(err, errNoName) {
+			var fd int
+			if fd, err = f.open(path[:i], unix.O_PATH|unix.O_DIRECTORY, 0); err == nil {
+				_ = unix.Close(fd)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Move is FileSystem.move.
+func (f *files) Move(_ context.Context, _ *wire.Conn, p *wire.FileSystemMoveParams) error {
+	const op = wire.MethodFileSystemMove
+	if err := errors.Join(checkPath(op, p.From), checkPath(op, p.To)); err != nil {
+		return err
+	}
+	from, err := f.at(p.From)
+	if err != nil {
+		return fsError(op, p.From, err)
+	}
+	defer from.close()
+	to, err := f.at(p.To)
+	if err != nil {
+		return fsError(op, p.To, err)
+	}
+	defer to.close()
+	if p.Overwrite {
+		return fsError(op, p.From, unix.Renameat(from.dir, from.name, to.dir, to.name))
+	}
+	err = unix.Renameat2(from.dir, from.name, to.dir, to.name, unix.RENAME_NOREPLACE)
+	if err == unix.EINVAL || err == unix.ENOSYS { // a file system that cannot do it at once
+		var st unix.Stat_t
+		if err := unix.Fstatat(to.dir, to.name, &st, unix.AT_SYMLINK_NOFOLLOW); err == nil {
+			return fsError(op, p.To, unix.EEXIST)
+		}
+		err = unix.Renameat(from.dir, from.name, to.dir, to.name)
+	}
+	if err == unix.EEXIST {
+		return fsError(op, p.To, err)
+	}
+	return fsError(op, p.From, err)
+}
+
+// Remove is FileSystem.remove.
+func (f *files) Remove(ctx context.Context, _ *wire.Conn, p *wire.FileSystemRemoveParams) error {
+	const op = wire.MethodFileSystemRemove
+	if err := checkPath(op, p.Path); err != nil {
+		return err
+	}
+	at, err := f.at(p.Path)
+	if err != nil {
+		return fsError(op, p.Path, err)
+	}
+	defer at.close()
+	if !p.Recursive {
+		err = unix.Unlinkat(at.dir, at.name, 0)
+		if err == unix.EISDIR || err == unix.EPERM {
+			err = unix.Unlinkat(at.dir, at.name, unix.AT_REMOVEDIR)
+		}
+		return fsError(op, p.Path, err)
+	}
+	return fsError(op, p.Path, removeAll(ctx, at.dir, at.name))
+}
+
+// removeAll removes a name with all that is below it. It follows no link.
+func removeAll(ctx context.Context, dir int, name string) error {
+	if err := ctx.Err(); err != nil {
+		return context.Cause(ctx)
+	}
+	err := unix.Unlinkat(dir, name, 0)
+	if err != unix.EISDIR && err != unix.EPERM {
+		return err
+	}
+	fd, oerr := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if oerr != nil {
+		return err
+	}
+	d := os.NewFile(uintptr(fd), name)
+	defer func() { _ = d.Close() }()
+	for {
+		names, err := d.Readdirnames(256)
+		for _, n := range names {
+			if err := removeAll(ctx, fd, n); err != nil && err != unix.ENOENT {
+				return err
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		// Some file systems skip names when others are removed meanwhile.
+		if _, err := d.Seek(0, io.SeekStart); err != nil {
+			return err
+		}
+	}
+	return unix.Unlinkat(dir, name, unix.AT_REMOVEDIR)
+}
+
+// Pack is FileSystem.pack.
+func (f *files) Pack(ctx context.Context, c *wire.Conn, p *wire.FileSystemPackParams) error {
+	const op = wire.MethodFileSystemPack
+	if err := checkPath(op, p.Path); err != nil {
+		return err
+	}
+	name, err := f.real(p.Path)
+	if err != nil {
+		return fsError(op, p.Path, err)
+	}
+	s, err := c.Sender(p.Stream)
+	if err != nil {
+		return err
+	}
+	defer s.Until(ctx)()
+	_, base := split(p.Path)
+	if err := archive.Pack(ctx, s, name, base); err != nil {
+		s.Abort(rootCause(err))
+		return fsError(op, p.Path, err)
+	}
+	return s.Close()
+}
+
+// Unpack is FileSystem.unpack.
+func (f *files) Unpack(ctx context.Context, c *wire.Conn, p *wire.FileSystemUnpackParams) error {
+	const op = wire.MethodFileSystemUnpack
+	if err := checkPath(op, p.Dest); err != nil {
+		return err
+	}
+	r, err := c.Receiver(p.Stream)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = r.Close() }()
+	dest, err := f.realDest(p.Dest)
+	if err != nil {
+		return fsError(op, p.Dest, err)
+	}
+	// The client's own files: links are kept, and the disk is the limit.
+	return fsError(op, p.Dest, archive.Unpack(ctx, r, dest, archive.Limits{Links: true, Entries: 1 << 40, Bytes: 1 << 60}))
+}
+
+// real returns the agent's own name, without links, of a path of the sandbox.
+func (f *files) real(path string) (string, error) {
+	fd, err := f.open(path, unix.O_PATH, 0)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if f.a.opt.Chroot == "" {
+		return path, nil
+	}
+	return os.Readlink(procFD(fd))
+}
+
+// realDest is real for a path whose end need not exist.
+func (f *files) realDest(path string) (string, error) {
+	if f.a.opt.Chroot == "" {
+		return path, nil
+	}
+	slash := ""
+	if strings.HasSuffix(path, "/") {
+		slash = "/"
+	}
+	name, err := f.real(path)
+	if err == nil {
+		return name + slash, nil
+	}
+	dir, base := split(path)
+	if base == "" || base == "." || base == ".." || !errors.Is(err, unix.ENOENT) {
+		return "", err
+	}
+	if name, err = f.realDest(dir); err != nil {
+		return "", err
+	}
+	return strings.TrimRight(name, "/") + "/" + base + slash, nil
+}

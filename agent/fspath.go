@@ -1,0 +1,158 @@
+package agent
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+)
+
+// maxLinks is how many symbolic links may follow one another (path_resolution(7)).
+const maxLinks = 40
+
+// A place is a name in an open directory: the last step of a path, whose links
+// before it have been followed inside the sandbox's root.
+type place struct {
+	dir  int // descriptor
+	name string
+}
+
+func (p place) close() { _ = unix.Close(p.dir) }
+
+// open opens a path of the sandbox. Links in it lead no further than its root,
+// and not through the magic links of /proc, which would open what the agent has
+// open.
+func (f *files) open(path string, flags int, mode uint32) (int, error) {
+	root, err := f.rootFD()
+	if err != nil {
+		return -1, err
+	}
+	how := unix.OpenHow{Flags: uint64(flags | unix.O_CLOEXEC | unix.O_LARGEFILE), Mode: uint64(mode),
+		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS}
+	for range 64 {
+		fd, err := unix.Openat2(root, path, &how)
+		switch {
+		case err == unix.EINTR, err == unix.EAGAIN: // EAGAIN: a rename on the way
+			continue
+		case err == unix.ENOSYS && f.a.opt.Chroot == "":
+			// The agent's own root is the sandbox's: nothing lies outside of it.
+			return unix.Open(path, flags|unix.O_CLOEXEC|unix.O_LARGEFILE, mode)
+		}
+		return fd, err
+	}
+	return -1, unix.EAGAIN
+}
+
+// split cuts the last name off a path. The rest is not cleaned: ".." after a link
+// means what it means to the kernel.
+func split(path string) (dir, name string) {
+	path = strings.TrimRight(path, "/")
+	i := strings.LastIndexByte(path, '/')
+	return path[:i+1], path[i+1:]
+}
+
+// at opens the directory that holds the last name of a path.
+func (f *files) at(path string) (place, error) {
+	dir, name := split(path)
+	if name == "" || name == "." || name == ".." {
+		return place{}, errNoName
+	}
+	fd, err := f.open(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
+	return place{fd, name}, err
+}
+
+// errNoName means that a path ends in no name that could be made, moved or removed.
+var errNoName = errors.New("the path does not end in a name")
+
+// target is at, but follows symbolic links in the last name too, so that a file
+// is replaced where it is, and not its link.
+func (f *files) target(path string) (place, error) {
+	for range maxLinks {
+		p, err := f.at(path)
+		if err != nil {
+			return p, err
+		}
+		link, err := readlinkat(p.dir, p.name)
+		if err == unix.EINVAL || err == unix.ENOENT {
+			return p, nil
+		}
+		p.close()
+		if err != nil {
+			return place{}, err
+		}
+		if !strings.HasPrefix(link, "/") {
+			dir, _ := split(path)
+			link = dir + link
+		}
+		if strings.HasSuffix(link, "/") {
+			return place{}, unix.EISDIR
+		}
+		path = link
+	}
+	return place{}, unix.ELOOP
+}
+
+func readlinkat(dir int, name string) (string, error) {
+	buf := make([]byte, maxPath+1)
+	n, err := unix.Readlinkat(dir, name, buf)
+	return string(buf[:max(0, n)]), err
+}
+
+// checkPath refuses what is no absolute path.
+func checkPath(op, path string) error {
+	switch {
+	case !filepath.IsAbs(path):
+		return invalid(op, path, "the path is not absolute")
+	case len(path) > maxPath || strings.IndexByte(path, 0) >= 0:
+		return invalid(op, path, "the path is too long, or holds a NUL byte")
+	}
+	return nil
+}
+
+// fsError is what a client sees of a failed file operation.
+func fsError(op, path string, err error) error {
+	var te *turnstone.Error
+	if err == nil || errors.As(err, &te) {
+		return err
+	}
+	e := &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: path, Err: rootCause(err)}
+	for _, k := range fsKinds {
+		if errors.Is(err, k.errno) {
+			e.Kind, e.Hint = k.kind, k.hint
+			break
+		}
+	}
+	if errors.Is(err, os.ErrNotExist) {
+		e.Err = unix.ENOENT
+	}
+	return e
+}
+
+var fsKinds = []struct {
+	errno error
+	kind  turnstone.Kind
+	hint  string
+}{
+	{unix.ENOENT, turnstone.NotFound, "check the path, and that a step has made it"},
+	{unix.ENOTDIR, turnstone.NotFound, "a part of the path is a file, not a directory"},
+	{unix.EEXIST, turnstone.Invalid, "there is something of this name; ask for it to be replaced, or choose another name"},
+	{unix.ENOTEMPTY, turnstone.Invalid, "the directory is not empty; ask for it to be removed with what is in it"},
+	{unix.EISDIR, turnstone.Invalid, "it is a directory"},
+	{unix.ELOOP, turnstone.Invalid, "too many symbolic links, or one into the agent's own /proc"},
+	{unix.EXDEV, turnstone.Invalid, "the two are on different file systems; copy and remove"},
+	{unix.EINVAL, turnstone.Invalid, ""},
+	{unix.ENAMETOOLONG, turnstone.Invalid, "choose a shorter name"},
+	{unix.EROFS, turnstone.Invalid, "this file system cannot be written"},
+	{unix.EBUSY, turnstone.Invalid, "something is mounted there"},
+	{unix.EACCES, turnstone.Invalid, "the kernel does not allow it, even to root"},
+	{unix.EPERM, turnstone.Invalid, "the kernel does not allow it, even to root"},
+	{errNoName, turnstone.Invalid, "name a file or directory"},
+	{unix.ENOSPC, turnstone.Exhausted, "the sandbox's disk is full; remove something, or ask for more disk"},
+	{unix.EDQUOT, turnstone.Exhausted, "the sandbox's disk is full; remove something, or ask for more disk"},
+	{syscall.EMFILE, turnstone.Exhausted, "too many files are open in the agent; try again"},
+}

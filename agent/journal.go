@@ -1,0 +1,199 @@
+package agent
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"turnstone.dev/turnstone/wire"
+)
+
+const (
+	journalSize  = 4096 // entries that are kept
+	journalLimit = 1000 // entries of one answer
+)
+
+// A journal is the domain Trace: what was done in the sandbox, in order. It keeps
+// methods and what they were about; no arguments, no environment, no content.
+type journal struct {
+	mu      sync.Mutex
+	ring    []wire.TraceEntry // entry n is at (n-1)%journalSize
+	last    int64             // sequence number of the newest; 0: none
+	changed chan struct{}     // closed at the next entry, if somebody follows
+	follows map[*wire.Conn]context.CancelFunc
+}
+
+func newJournal() *journal { return &journal{follows: make(map[*wire.Conn]context.CancelFunc)} }
+
+// observe notes a command that was carried out.
+func (j *journal) observe(method string, params any, began time.Time, err error) {
+	e := wire.TraceEntry{Method: method, Subject: cut(about(params), 300), Duration: int64(time.Since(began))}
+	if err != nil {
+		e.Error = cut(err.Error(), 300)
+	}
+	j.add(e)
+}
+
+func (j *journal) add(e wire.TraceEntry) {
+	e.Time = time.Now().Format(time.RFC3339Nano)
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.last++
+	e.Sequence = j.last
+	if len(j.ring) < journalSize {
+		j.ring = append(j.ring, e)
+	} else {
+		j.ring[(e.Sequence-1)%journalSize] = e
+	}
+	if j.changed != nil {
+		close(j.changed)
+		j.changed = nil
+	}
+}
+
+// from returns up to limit entries after a sequence number, the number of the
+// oldest that is kept, and what is closed at the next entry when there are none.
+func (j *journal) from(after int64, limit int, wait bool) (entries []wire.TraceEntry, first int64, next <-chan struct{}) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	first = max(1, j.last-journalSize+1)
+	entries = []wire.TraceEntry{}
+	if after < 0 {
+		after = 0
+	}
+	for n := max(after+1, first); n <= j.last && len(entries) < limit; n++ {
+		entries = append(entries, j.ring[(n-1)%journalSize])
+	}
+	if len(entries) == 0 && wait {
+		if j.changed == nil {
+			j.changed = make(chan struct{})
+		}
+		next = j.changed
+	}
+	return entries, first, next
+}
+
+// GetEntries is Trace.getEntries.
+func (j *journal) GetEntries(_ context.Context, _ *wire.Conn, p *wire.TraceGetEntriesParams) (*wire.TraceGetEntriesResult, error) {
+	limit := journalLimit
+	if p.Limit > 0 {
+		limit = int(min(p.Limit, journalLimit))
+	}
+	entries, first, _ := j.from(p.After, limit, false)
+	return &wire.TraceGetEntriesResult{Entries: entries, First: first}, nil
+}
+
+// Enable is Trace.enable: a goroutine follows the journal for this connection, and
+// holds nobody up. What falls out before a slow connection has taken it shows as
+// a gap in the sequence numbers.
+func (j *journal) Enable(ctx context.Context, c *wire.Conn) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.follows[c] != nil {
+		return nil
+	}
+	follow, cancel := context.WithCancel(c.Context())
+	j.follows[c] = cancel
+	context.AfterFunc(c.Context(), func() { j.stop(c) })
+	after := j.last
+	wire.AfterReply(ctx, func() { c.Go(func() { j.follow(follow, c, after) }) })
+	return nil
+}
+
+func (j *journal) follow(ctx context.Context, c *wire.Conn, after int64) {
+	for {
+		entries, _, next := j.from(after, 64, true)
+		for i := range entries {
+			after = entries[i].Sequence
+			if ctx.Err() != nil || c.EmitTraceEntry(ctx, &wire.TraceEntryEvent{Entry: entries[i]}) != nil {
+				return
+			}
+		}
+		if next == nil {
+			continue
+		}
+		select {
+		case <-next:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Disable is Trace.disable.
+func (j *journal) Disable(_ context.Context, c *wire.Conn) error {
+	j.stop(c)
+	return nil
+}
+
+func (j *journal) stop(c *wire.Conn) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if cancel := j.follows[c]; cancel != nil {
+		cancel()
+		delete(j.follows, c)
+	}
+}
+
+// about says what a command is about: a process or a path, never a value.
+func about(params any) string {
+	switch p := params.(type) {
+	case *wire.ProcessStartParams:
+		return p.ProcessID
+	case *wire.ProcessAttachParams:
+		return p.ProcessID
+	case *wire.ProcessDetachParams:
+		return p.ProcessID
+	case *wire.ProcessWriteParams:
+		return p.ProcessID
+	case *wire.ProcessCloseStdinParams:
+		return p.ProcessID
+	case *wire.ProcessSignalParams:
+		return p.ProcessID
+	case *wire.ProcessResizeParams:
+		return p.ProcessID
+	case *wire.ProcessWaitParams:
+		return p.ProcessID
+	case *wire.ProcessReleaseParams:
+		return p.ProcessID
+	case *wire.ProcessAcknowledgeParams:
+		return p.ProcessID
+	case *wire.ShellExecuteParams:
+		return p.ProcessID
+	}
+	return pathOf(params)
+}
+
+func pathOf(params any) string {
+	switch p := params.(type) {
+	case *wire.FileSystemStatParams:
+		return p.Path
+	case *wire.FileSystemListParams:
+		return p.Path
+	case *wire.FileSystemReadParams:
+		return p.Path
+	case *wire.FileSystemWriteParams:
+		return p.Path
+	case *wire.FileSystemMkdirParams:
+		return p.Path
+	case *wire.FileSystemMoveParams:
+		return p.From
+	case *wire.FileSystemRemoveParams:
+		return p.Path
+	case *wire.FileSystemWatchParams:
+		return p.Path
+	case *wire.FileSystemPackParams:
+		return p.Path
+	case *wire.FileSystemUnpackParams:
+		return p.Dest
+	}
+	return ""
+}
+
+// cut bounds what a client sent before it is kept.
+func cut(s string, n int) string {
+	if len(s) > n {
+		return s[:n] + "…"
+	}
+	return s
+}

@@ -1,0 +1,240 @@
+package process
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+)
+
+// streams are a child's standard streams: the child's ends as descriptors, the
+// agent's as files. With a terminal one file is all three.
+type streams struct {
+	child  [3]int
+	parent [3]*os.File
+	master *os.File
+}
+
+// pipeSize is what a pipe holds before its writer waits: large, because each
+// change between writer and agent costs much under emulation.
+const pipeSize = 1 << 20
+
+func (s *streams) open(stdin bool) error {
+	s.child = [3]int{-1, -1, -1}
+	for fd := range s.child {
+		if fd == 0 && !stdin {
+			continue
+		}
+		var ends [2]int
+		if err := syscall.Pipe2(ends[:], syscall.O_CLOEXEC); err != nil {
+			return err
+		}
+		mine, theirs := ends[0], ends[1]
+		if fd == 0 {
+			mine, theirs = ends[1], ends[0]
+		}
+		s.child[fd] = theirs
+		_ = syscall.SetNonblock(mine, true)
+		s.parent[fd] = os.NewFile(uintptr(mine), "pipe")
+		_, _ = unix.FcntlInt(uintptr(mine), unix.F_SETPIPE_SZ, pipeSize) // a smaller one works too
+	}
+	return nil
+}
+
+// openTerminal opens a pair of pseudo-terminals (pty(7)).
+func (s *streams) openTerminal(root string, size Terminal, owner *account) error {
+	s.child = [3]int{-1, -1, -1}
+	fd, err := unix.Open(filepath.Join(root, "dev/ptmx"), unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	s.master = os.NewFile(uintptr(fd), "terminal")
+	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
+		return err
+	}
+	if err := setSize(fd, size); err != nil {
+		return err
+	}
+	const flags = unix.O_RDWR | unix.O_NOCTTY | unix.O_CLOEXEC
+	slave := -1
+	if r, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.TIOCGPTPEER, flags); errno == 0 {
+		slave = int(r)
+	} else { // a kernel before 4.13, or one that is not Linux
+		peer, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+		if err != nil {
+			return err
+		}
+		if slave, err = unix.Open(filepath.Join(root, "dev/pts", strconv.Itoa(peer)), flags, 0); err != nil {
+			return err
+		}
+	}
+	s.child = [3]int{slave, slave, slave}
+	if owner != nil {
+		_ = unix.Fchown(slave, int(owner.uid), -1)
+	}
+	return nil
+}
+
+func setSize(fd int, size Terminal) error {
+	return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Col: uint16(size.Columns), Row: uint16(size.Rows)})
+}
+
+func (s *streams) closeChild() {
+	if s.master != nil {
+		if s.child[0] >= 0 {
+			_ = syscall.Close(s.child[0])
+		}
+		return
+	}
+	for _, fd := range s.child {
+		if fd >= 0 {
+			_ = syscall.Close(fd)
+		}
+	}
+}
+
+func (s *streams) closeParent() {
+	for _, f := range append(s.parent[:], s.master) {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+}
+
+// launch forks and execs. On success p's fields are set.
+func (t *Table) launch(p *Process, s Spec) (<-chan syscall.WaitStatus, error) {
+	if !filepath.IsAbs(s.Cwd) {
+		return nil, invalid("Process.start", s.Cwd, "the working directory is not an absolute path")
+	}
+	if err := os.MkdirAll(t.path(s.Cwd), 0o755); err != nil {
+		return nil, &turnstone.Error{Op: "Process.start", Kind: turnstone.Invalid, Subject: s.Cwd,
+			Err: rootCause(err), Hint: "the working directory does not exist and cannot be made"}
+	}
+	path, err := t.lookPath(s.Argv[0], s.Cwd, s.Env)
+	if err != nil {
+		return nil, err
+	}
+	var io streams
+	defer io.closeChild()
+	if s.Terminal != nil {
+		err = io.openTerminal(t.root, *s.Terminal, s.account)
+	} else {
+		err = io.open(s.Stdin)
+	}
+	if err != nil {
+		io.closeParent()
+		return nil, startError(s.Argv[0], err)
+	}
+	attr := t.attributes(s, &io)
+	if g := t.opt.Groups; g != nil {
+		if p.group, err = g.take(); err != nil {
+			io.closeParent()
+			return nil, startError(s.Argv[0], err)
+		}
+		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, p.group.fd
+	}
+	pid, status, err := t.opt.Reaper.start(func() (int, error) { return syscall.ForkExec(path, s.Argv, attr) })
+	if err != nil {
+		io.closeParent()
+		if p.group != nil {
+			p.group.release()
+		}
+		return nil, startError(s.Argv[0], err)
+	}
+	p.PID = pid
+	if io.master != nil {
+		p.master, p.stdin = io.master, io.master
+		p.files = []*os.File{io.master}
+	} else {
+		p.stdin = io.parent[0]
+		p.files = []*os.File{io.parent[1], io.parent[2]}
+	}
+	return status, nil
+}
+
+func (t *Table) attributes(s Spec, io *streams) *syscall.ProcAttr {
+	attr := &syscall.ProcAttr{
+		Dir: s.Cwd, Env: s.Env,
+		Files: []uintptr{t.null.Fd(), uintptr(io.child[1]), uintptr(io.child[2])},
+		Sys:   &syscall.SysProcAttr{Setsid: true, Chroot: t.opt.Chroot},
+	}
+	if io.child[0] >= 0 {
+		attr.Files[0] = uintptr(io.child[0])
+	}
+	for _, f := range s.Files {
+		attr.Files = append(attr.Files, f.Fd())
+	}
+	if io.master != nil {
+		attr.Sys.Setctty, attr.Sys.Ctty = true, 0
+	}
+	if s.account != nil {
+		attr.Sys.Credential = s.account.credential()
+	}
+	return attr
+}
+
+// lookPath finds a program as execvp does, in the PATH that the process will see.
+func (t *Table) lookPath(name, cwd string, env []string) (string, error) {
+	if strings.Contains(name, "/") {
+		return name, nil // exec reports what is wrong with it
+	}
+	for dir := range strings.SplitSeq(LookupEnv(env, "PATH"), ":") {
+		if !filepath.IsAbs(dir) {
+			dir = filepath.Join(cwd, dir)
+		}
+		path := filepath.Join(dir, name)
+		var st unix.Stat_t
+		if unix.Stat(t.path(path), &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Mode&0o111 != 0 {
+			return path, nil
+		}
+	}
+	return "", &turnstone.Error{Op: "Process.start", Kind: turnstone.NotFound, Subject: clip(name),
+		Err:  errors.New("command not found"),
+		Hint: "install it in the template, or give its path"}
+}
+
+func startError(name string, err error) error {
+	e := &turnstone.Error{Op: "Process.start", Kind: turnstone.Invalid, Subject: clip(name), Err: err}
+	switch {
+	case errors.Is(err, syscall.ENOENT):
+		e.Kind, e.Hint = turnstone.NotFound, "check the path, and the interpreter that a script names in its first line"
+	case errors.Is(err, syscall.ENOEXEC):
+		e.Hint = "start a script through its interpreter, or give it a #! line"
+	case errors.Is(err, syscall.EACCES):
+		e.Hint = "the file is not executable"
+	case errors.Is(err, syscall.E2BIG):
+		e.Hint = "the arguments and the environment are too long; pass them in a file"
+	case errors.Is(err, syscall.EAGAIN), errors.Is(err, syscall.ENOMEM), errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENOSPC):
+		e.Kind, e.Hint = turnstone.Exhausted, "the sandbox has no room for another process; give it more memory or end what runs in it"
+	}
+	return e
+}
+
+func invalid(op, subject, msg string) error {
+	return &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: clip(subject), Err: errors.New(msg)}
+}
+
+// rootCause strips the agent's own path from a file error.
+func rootCause(err error) error {
+	var pe *os.PathError
+	if errors.As(err, &pe) {
+		return pe.Err
+	}
+	return err
+}
+
+// LookupEnv returns the value of name, or "".
+func LookupEnv(env []string, name string) string {
+	for _, kv := range env {
+		if n, v, _ := strings.Cut(kv, "="); n == name {
+			return v
+		}
+	}
+	return ""
+}

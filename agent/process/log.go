@@ -1,0 +1,305 @@
+package process
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+)
+
+const (
+	chunkSize = 64 << 10 // bytes; what one read takes, and one frame carries
+	keepBytes = 1 << 20  // bytes kept of one stream, by default
+	keepLess  = 128 << 10
+	// budget is what all streams together keep before each keeps keepLess only:
+	// many processes that write much must not cost the agent its memory.
+	budget     = 16 << 20
+	spareMax   = 16 // chunks on the free list
+	maxReaders = 64 // of one stream
+)
+
+// A chunk is a part of a stream's bytes.
+type chunk struct {
+	off  int64 // of its first byte in the stream
+	n    int   // bytes that it holds
+	buf  []byte
+	pins int  // readers that use buf right now
+	gone bool // fell out of its log
+}
+
+func (c *chunk) end() int64 { return c.off + int64(c.n) }
+
+// chunks is a free list of buffers. Unlike a sync.Pool it survives garbage
+// collections, so that a restored agent finds them in warm memory.
+type chunks struct {
+	free chan []byte
+	used atomic.Int64 // bytes that logs hold
+}
+
+func newChunks() *chunks { return &chunks{free: make(chan []byte, spareMax)} }
+
+func (p *chunks) get() []byte {
+	p.used.Add(chunkSize)
+	select {
+	case b := <-p.free:
+		return b
+	default:
+		return make([]byte, chunkSize)
+	}
+}
+
+func (p *chunks) put(b []byte) {
+	p.used.Add(-int64(len(b)))
+	if len(b) != chunkSize {
+		return
+	}
+	select {
+	case p.free <- b:
+	default:
+	}
+}
+
+// A Log keeps the newest bytes of one output stream, in order and counted from
+// its beginning. One goroutine writes; any number of Readers read. While a reader
+// is behind by the bound, the writer waits; without readers the oldest bytes fall
+// out.
+type Log struct {
+	pool *chunks
+	keep int64
+
+	mu      sync.Mutex
+	changed sync.Cond
+	chunks  []*chunk // oldest first
+	first   int64    // offset of the oldest byte that is kept
+	size    int64    // bytes so far
+	ended   bool     // no more will come
+	readers []*Reader
+}
+
+func newLog(pool *chunks, keep int64) *Log {
+	l := &Log{pool: pool, keep: keep}
+	l.changed.L = &l.mu
+	return l
+}
+
+// Range returns the offsets of the oldest byte that is kept and of the byte after
+// the newest. A nil Log is an empty one.
+func (l *Log) Range() (first, end int64) {
+	if l == nil {
+		return 0, 0
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.first, l.size
+}
+
+// bound is how much is kept now. l.mu is held.
+func (l *Log) bound() int64 {
+	if l.pool.used.Load() > budget {
+		return min(l.keep, keepLess)
+	}
+	return l.keep
+}
+
+// oldest is the offset up to which all readers have read. l.mu is held.
+func (l *Log) oldest() int64 {
+	off := l.size
+	for _, r := range l.readers {
+		off = min(off, r.off)
+	}
+	return off
+}
+
+// room waits while a reader is too far behind, and returns where the next bytes
+// go; nil when the log has ended.
+func (l *Log) room() []byte {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for !l.ended && l.size-l.oldest() >= l.bound() {
+		l.changed.Wait()
+	}
+	if l.ended {
+		return nil
+	}
+	if k := len(l.chunks); k == 0 || l.chunks[k-1].n == len(l.chunks[k-1].buf) {
+		l.chunks = append(l.chunks, &chunk{off: l.size, buf: l.pool.get()})
+	}
+	last := l.chunks[len(l.chunks)-1]
+	return last.buf[last.n:]
+}
+
+// wrote says that n bytes were put where room said.
+func (l *Log) wrote(n int) {
+	if n <= 0 {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ended {
+		return
+	}
+	l.chunks[len(l.chunks)-1].n += n
+	l.size += int64(n)
+	bound, read := l.bound(), l.oldest()
+	for len(l.chunks) > 1 && l.size-l.chunks[0].end() >= bound && l.chunks[0].end() <= read {
+		l.drop()
+	}
+	l.changed.Broadcast()
+}
+
+// drop lets the oldest chunk fall out. l.mu is held.
+func (l *Log) drop() {
+	c := l.chunks[0]
+	l.chunks[0] = nil
+	l.chunks = l.chunks[1:]
+	l.first = c.end()
+	c.gone = true
+	l.free(c)
+}
+
+// free gives a chunk's buffer back if nobody needs it. l.mu is held.
+func (l *Log) free(c *chunk) {
+	if c.gone && c.pins == 0 && c.buf != nil {
+		l.pool.put(c.buf)
+		c.buf = nil
+	}
+}
+
+// end says that no more will come.
+func (l *Log) end() {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.ended {
+		l.ended = true
+		l.trim()
+	}
+	l.changed.Broadcast()
+}
+
+// trim gives back the last chunk's unused half, since an ended process may be
+// kept for long. l.mu is held.
+func (l *Log) trim() {
+	if len(l.chunks) == 0 {
+		return
+	}
+	c := l.chunks[len(l.chunks)-1]
+	if c.pins > 0 || c.n > len(c.buf)/2 {
+		return
+	}
+	small := append(make([]byte, 0, c.n), c.buf[:c.n]...)
+	l.pool.put(c.buf)
+	l.pool.used.Add(int64(len(small)))
+	c.buf = small
+}
+
+// forget lets go of all that is kept.
+func (l *Log) forget() {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ended = true
+	for len(l.chunks) > 0 {
+		l.drop()
+	}
+	l.changed.Broadcast()
+}
+
+// A Reader takes a Log's bytes from an offset on. It belongs to one goroutine,
+// but Close may come from any.
+type Reader struct {
+	l      *Log
+	off    int64 // of the next byte
+	pinned *chunk
+	closed bool
+	stop   func() bool
+}
+
+// Attach returns a reader that begins at offset from, or at the oldest byte that
+// is kept when that is later; offset says where. It is closed when ctx ends. It is
+// nil when the log has as many readers as it may have.
+func (l *Log) Attach(ctx context.Context, from int64) (r *Reader, offset int64) {
+	l.mu.Lock()
+	if len(l.readers) >= maxReaders {
+		l.mu.Unlock()
+		return nil, 0
+	}
+	r = &Reader{l: l, off: min(max(from, l.first), l.size)}
+	l.readers = append(l.readers, r)
+	l.mu.Unlock()
+	r.stop = context.AfterFunc(ctx, r.detach)
+	return r, r.off
+}
+
+// Next returns the next bytes, at most limit, and their offset. It waits for
+// them; ok is false when there are no more, or the reader was closed. data is
+// valid until the next call of Next or Close.
+func (r *Reader) Next(limit int) (data []byte, offset int64, ok bool) {
+	l := r.l
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r.unpin()
+	for !r.closed && !l.ended && r.off == l.size {
+		l.changed.Wait()
+	}
+	if r.closed || r.off >= l.size {
+		return nil, 0, false
+	}
+	if r.off < l.first { // forgotten meanwhile
+		return nil, 0, false
+	}
+	for i := len(l.chunks) - 1; i >= 0; i-- {
+		if c := l.chunks[i]; c.off <= r.off {
+			data = c.buf[r.off-c.off : c.n]
+			data = data[:min(len(data), limit)]
+			c.pins++
+			r.pinned = c
+			break
+		}
+	}
+	offset = r.off
+	r.off += int64(len(data))
+	l.changed.Broadcast()
+	return data, offset, len(data) > 0
+}
+
+// unpin lets go of the bytes that Next returned. l.mu is held.
+func (r *Reader) unpin() {
+	if c := r.pinned; c != nil {
+		r.pinned = nil
+		c.pins--
+		r.l.free(c)
+	}
+}
+
+// Close ends the reader; it holds nobody up any more. The goroutine that calls
+// Next calls it.
+func (r *Reader) Close() {
+	r.stop()
+	r.detach()
+	r.l.mu.Lock()
+	defer r.l.mu.Unlock()
+	r.unpin()
+}
+
+// detach makes Next return, and lets the log go on without this reader. What
+// Next returned stays valid until Close.
+func (r *Reader) detach() {
+	l := r.l
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r.closed {
+		return
+	}
+	r.closed = true
+	for i, other := range l.readers {
+		if other == r {
+			l.readers = append(l.readers[:i], l.readers[i+1:]...)
+			break
+		}
+	}
+	l.changed.Broadcast()
+}

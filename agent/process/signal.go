@@ -1,0 +1,136 @@
+package process
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+)
+
+// ParseSignal reads a signal's name, with or without SIG, or its number.
+func ParseSignal(text string) (syscall.Signal, error) {
+	if n, err := strconv.Atoi(text); err == nil && n > 0 && n < 65 {
+		return syscall.Signal(n), nil
+	}
+	name := strings.ToUpper(text)
+	if !strings.HasPrefix(name, "SIG") {
+		name = "SIG" + name
+	}
+	if s := unix.SignalNum(name); s != 0 {
+		return s, nil
+	}
+	return 0, &turnstone.Error{Op: "Process.signal", Kind: turnstone.Invalid, Subject: clip(text),
+		Err: errors.New("no such signal"), Hint: "use a name as SIGTERM, or a number from 1 to 64"}
+}
+
+// Signal sends a signal to the process and all its descendants. One that has
+// ended is left alone, and so is what it left in the background: the error is
+// then of kind NotFound.
+func (p *Process) Signal(sig syscall.Signal) error {
+	if p.Ended() {
+		return p.hasEnded("Process.signal")
+	}
+	if sig == syscall.SIGKILL {
+		p.killed.Store(true)
+		if p.group != nil && p.group.kill() == nil {
+			return nil
+		}
+	} else if p.group != nil && p.group.signal(sig) == nil {
+		return nil
+	}
+	signalSession(p.PID, sig)
+	return nil
+}
+
+func (p *Process) hasEnded(op string) error {
+	return &turnstone.Error{Op: op, Kind: turnstone.NotFound, Subject: p.ID, Err: errors.New("the process has ended"),
+		Hint: "Process.wait tells how"}
+}
+
+// freezeTime is how long a group may take to freeze before it is signalled as it is.
+const freezeTime = 200 * time.Millisecond
+
+// signal sends a signal to every process of the group. They are frozen
+// meanwhile, so that none is missed that another one forks.
+func (c *cgroup) signal(sig syscall.Signal) error {
+	frozen := filepath.Join(c.dir, "cgroup.freeze")
+	if writeFile(frozen, "1") == nil {
+		defer func() { _ = writeFile(frozen, "0") }()
+		for deadline := time.Now().Add(freezeTime); !c.frozen() && time.Now().Before(deadline); {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	return eachProcess(c.dir, 0, func(pid int) { _ = syscall.Kill(pid, sig) })
+}
+
+func (c *cgroup) frozen() bool {
+	var buf [256]byte
+	n, err := readSmall(filepath.Join(c.dir, "cgroup.events"), buf[:])
+	return err != nil || strings.Contains(string(buf[:n]), "frozen 1")
+}
+
+// maxGroups is how deep groups are looked for that a process made below its own.
+const maxGroups = 8
+
+// eachProcess calls f for each process of a group and of those below it.
+func eachProcess(dir string, depth int, f func(pid int)) error {
+	b, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+	if err != nil {
+		return err
+	}
+	for line := range strings.FieldsSeq(string(b)) {
+		if pid, err := strconv.Atoi(line); err == nil && pid > 1 {
+			f(pid)
+		}
+	}
+	if depth == maxGroups {
+		return nil
+	}
+	below, err := os.ReadDir(dir)
+	if err != nil {
+		return nil
+	}
+	for _, e := range below {
+		if e.IsDir() {
+			_ = eachProcess(filepath.Join(dir, e.Name()), depth+1, f)
+		}
+	}
+	return nil
+}
+
+// signalSession is for an agent without control groups: it reaches the process's
+// own group, and the others of the session that it leads.
+func signalSession(pid int, sig syscall.Signal) {
+	_ = syscall.Kill(-pid, sig)
+	procs, err := os.ReadDir("/proc")
+	if err != nil {
+		return
+	}
+	for _, e := range procs {
+		other, err := strconv.Atoi(e.Name())
+		if err != nil || other <= 1 {
+			continue
+		}
+		if sid, err := unix.Getsid(other); err != nil || sid != pid {
+			continue
+		}
+		if group, err := unix.Getpgid(other); err == nil && group != pid {
+			_ = syscall.Kill(other, sig)
+		}
+	}
+}
+
+// clip bounds what a client sent before it goes into an error.
+func clip(s string) string {
+	if len(s) > 200 {
+		return s[:200] + "…"
+	}
+	return s
+}

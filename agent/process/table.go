@@ -1,0 +1,328 @@
+// Package process starts processes and keeps what they write. A process belongs
+// to its Table, not to whoever started it: its output is kept, up to a bound, and
+// anybody may read it from any offset that is still there.
+package process
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"turnstone.dev/turnstone"
+)
+
+const (
+	maxRunning   = 512      // processes that run at one time
+	keepEnded    = 64       // ended processes that are kept
+	keepEndedAll = 16 << 20 // bytes of output that ended processes are kept with, together
+	maxIDLength  = 64
+)
+
+// Options say what a Table works with. The zero value works in the caller's own
+// root, without control groups: processes are signalled by session.
+type Options struct {
+	Chroot string  // what processes are started in; "": the caller's own root
+	Groups *Groups // nil: none
+	Reaper Reaper  // nil: one wait for each process
+	Keep   int64   // bytes kept of each output; 0: 1 MiB
+}
+
+// A Table holds processes. Its methods are safe for concurrent use.
+type Table struct {
+	opt    Options
+	root   string
+	null   *os.File
+	chunks *chunks
+	wg     sync.WaitGroup
+
+	mu      sync.Mutex
+	procs   map[string]*Process
+	running int
+	made    int        // number in the last ID that the table made
+	order   []*Process // oldest first
+	ended   []*Process // in the order of their ends
+	open    map[*os.File]struct{}
+	closed  bool
+}
+
+// NewTable returns an empty table. Close it.
+func NewTable(opt Options) (*Table, error) {
+	if opt.Reaper == nil {
+		opt.Reaper = directReaper{}
+	}
+	if opt.Keep == 0 {
+		opt.Keep = keepBytes
+	}
+	null, err := os.OpenFile("/dev/null", os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	root := opt.Chroot
+	if root == "" {
+		root = "/"
+	}
+	return &Table{opt: opt, root: root, null: null, chunks: newChunks(),
+		procs: make(map[string]*Process), open: make(map[*os.File]struct{})}, nil
+}
+
+// path returns the caller's own name for a path of the processes' root.
+func (t *Table) path(p string) string { return filepath.Join(t.root, p) }
+
+// Start starts a process.
+func (t *Table) Start(s Spec) (*Process, error) {
+	const op = "Process.start"
+	if len(s.Argv) == 0 || s.Argv[0] == "" {
+		return nil, invalid(op, "parameters", "a program is needed")
+	}
+	if s.Terminal != nil {
+		if err := s.Terminal.check(op); err != nil {
+			return nil, err
+		}
+		s.Stdin = true
+	}
+	p, err := t.reserve(&s)
+	if err != nil {
+		return nil, err
+	}
+	status, err := t.prepare(p, s)
+	if err != nil {
+		p.startErr = err
+		t.unreserve(p)
+		close(p.ready)
+		return nil, err
+	}
+	if s.Before != nil {
+		s.Before(p)
+	}
+	close(p.ready)
+	t.begin(p, s, status)
+	return p, nil
+}
+
+// prepare finds the process's user and launches it.
+func (t *Table) prepare(p *Process, s Spec) (<-chan syscall.WaitStatus, error) {
+	if s.User != "" {
+		a, err := lookupUser(t.root, s.User)
+		if err != nil {
+			return nil, err
+		}
+		s.account = a
+		s.Env = MergeEnv(s.Env, a.env())
+	}
+	s.Env = MergeEnv(s.Env, s.More)
+	return t.launch(p, s)
+}
+
+// reserve takes a name for a process that is being started.
+func (t *Table) reserve(s *Spec) (*Process, error) {
+	const op = "Process.start"
+	if s.ID != "" && !validID(s.ID) {
+		return nil, invalid(op, s.ID, "a process's name is 1 to 64 letters, digits, '.', '_' and '-'")
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case t.closed:
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.Dead, Subject: "sandbox", Err: errors.New("it is ending")}
+	case t.procs[s.ID] != nil:
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: s.ID, Err: errors.New("a process has this name already"),
+			Hint: "choose another name, or forget one that has ended with Process.release"}
+	case t.running >= maxRunning:
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.Exhausted, Subject: "processes",
+			Err: errors.New("512 run already"), Hint: "end some of them"}
+	}
+	for s.ID == "" || t.procs[s.ID] != nil {
+		t.made++
+		s.ID = "p" + strconv.Itoa(t.made)
+	}
+	p := &Process{ID: s.ID, Argv: s.Argv, Cwd: s.Cwd, Started: time.Now(), Terminal: s.Terminal != nil, table: t,
+		ready: make(chan struct{}), exited: make(chan struct{}), done: make(chan struct{}), writing: make(chan struct{}, 1)}
+	p.Out[1] = newLog(t.chunks, t.opt.Keep)
+	if !p.Terminal {
+		p.Out[2] = newLog(t.chunks, t.opt.Keep)
+	}
+	t.procs[p.ID] = p
+	t.running++
+	t.wg.Add(1)
+	return p, nil
+}
+
+func (t *Table) unreserve(p *Process) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.procs, p.ID)
+	t.running--
+	t.wg.Done()
+}
+
+// begin starts what waits for a process and what reads its outputs.
+func (t *Table) begin(p *Process, s Spec, status <-chan syscall.WaitStatus) {
+	watch := s.Watcher
+	if watch == nil {
+		watch = noWatcher{}
+	}
+	t.mu.Lock()
+	t.order = append(t.order, p)
+	for _, f := range p.files {
+		t.open[f] = struct{}{}
+	}
+	closed := t.closed
+	t.mu.Unlock()
+	if closed { // Close did not see it
+		_ = p.Signal(syscall.SIGKILL)
+	}
+	for i, f := range p.files {
+		p.pumps.Add(1)
+		pm := &pump{f: f, log: p.Out[i+1], stream: i + 1, watch: watch, terminal: p.Terminal}
+		t.wg.Go(func() { t.pump(p, pm) })
+	}
+	go func() {
+		defer t.wg.Done()
+		p.run(status)
+	}()
+}
+
+// pump reads an output to its end: into its log until the process has ended.
+func (t *Table) pump(p *Process, pm *pump) {
+	raw, err := pm.f.SyscallConn()
+	ended := err != nil
+	if !ended {
+		pm.raw = raw
+		ended = pm.run()
+	}
+	pm.log.end()
+	p.pumps.Done()
+	if !ended {
+		pm.watch = noWatcher{}
+		pm.discard()
+	}
+	if p.Terminal {
+		<-p.exited // until then it takes input and sizes
+	}
+	t.mu.Lock()
+	delete(t.open, pm.f)
+	t.mu.Unlock()
+	_ = pm.f.Close()
+}
+
+// hasEnded keeps an ended process, and forgets the oldest ones that are too many.
+func (t *Table) hasEnded(p *Process) {
+	t.mu.Lock()
+	t.running--
+	t.ended = append(t.ended, p)
+	var gone []*Process
+	total := int64(0)
+	for i := len(t.ended) - 1; i >= 0; i-- {
+		total += t.ended[i].kept()
+		if len(t.ended)-i > keepEnded || total > keepEndedAll && i < len(t.ended)-1 {
+			gone = slices.Clone(t.ended[:i+1])
+			break
+		}
+	}
+	for _, q := range gone {
+		t.remove(q)
+	}
+	t.mu.Unlock()
+	for _, q := range gone {
+		q.forget()
+	}
+}
+
+func (p *Process) kept() int64 {
+	var n int64
+	for _, l := range p.Out[1:] {
+		first, end := l.Range()
+		n += end - first
+	}
+	return n
+}
+
+func (p *Process) forget() {
+	for _, l := range p.Out[1:] {
+		l.forget()
+	}
+}
+
+// remove takes an ended process out of the table. t.mu is held.
+func (t *Table) remove(p *Process) {
+	delete(t.procs, p.ID)
+	same := func(q *Process) bool { return q == p }
+	t.order = slices.DeleteFunc(t.order, same)
+	t.ended = slices.DeleteFunc(t.ended, same)
+}
+
+// Get returns the process with this name, once it has been started.
+func (t *Table) Get(op, id string) (*Process, error) {
+	t.mu.Lock()
+	p := t.procs[id]
+	t.mu.Unlock()
+	if p != nil {
+		if <-p.ready; p.startErr == nil {
+			return p, nil
+		}
+	}
+	return nil, &turnstone.Error{Op: op, Kind: turnstone.NotFound, Subject: clip(id), Err: errors.New("no such process"),
+		Hint: "Process.list tells which there are; of those that have ended only the latest are kept"}
+}
+
+// List returns the processes, oldest first.
+func (t *Table) List() []*Process {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Clone(t.order)
+}
+
+// Release forgets a process that has ended.
+func (t *Table) Release(p *Process) error {
+	t.mu.Lock()
+	select {
+	case <-p.done:
+	default:
+		t.mu.Unlock()
+		return &turnstone.Error{Op: "Process.release", Kind: turnstone.Invalid, Subject: p.ID,
+			Err: errors.New("the process runs, or its output is still being read"), Hint: "end it first"}
+	}
+	t.remove(p)
+	t.mu.Unlock()
+	p.forget()
+	return nil
+}
+
+// Close kills all that runs, and waits until nothing of it is left.
+func (t *Table) Close() error {
+	t.mu.Lock()
+	t.closed = true
+	procs := slices.Clone(t.order)
+	t.mu.Unlock()
+	for _, p := range procs {
+		_ = p.Signal(syscall.SIGKILL) // if it has not ended
+		p.forget()
+	}
+	for _, p := range procs {
+		<-p.exited
+	}
+	t.mu.Lock()
+	for f := range t.open {
+		_ = f.Close()
+	}
+	t.mu.Unlock()
+	t.wg.Wait()
+	return t.null.Close()
+}
+
+func validID(id string) bool {
+	if id == "" || len(id) > maxIDLength {
+		return false
+	}
+	for _, c := range []byte(id) {
+		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '.' && c != '_' && c != '-' {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,148 @@
+package process
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+)
+
+// maxAccounts is how much is read of /etc/passwd and /etc/group.
+const maxAccounts = 1 << 20
+
+// An account is a user that a process runs as.
+type account struct {
+	uid, gid uint32
+	groups   []uint32
+	name     string // "" for a number without a name
+	home     string
+	shell    string
+}
+
+// env is the environment that comes with the account, as login(1) sets it.
+func (a *account) env() []string {
+	env := []string{"HOME=" + a.home, "SHELL=" + a.shell}
+	if a.name != "" {
+		env = append(env, "USER="+a.name, "LOGNAME="+a.name)
+	}
+	return env
+}
+
+// credential is what fork and exec need; nil when nothing changes, since an agent
+// that is not root may not even set what it has.
+func (a *account) credential() *syscall.Credential {
+	if os.Geteuid() != 0 && int(a.uid) == os.Geteuid() && int(a.gid) == os.Getegid() {
+		return nil
+	}
+	return &syscall.Credential{Uid: a.uid, Gid: a.gid, Groups: a.groups}
+}
+
+// lookupUser finds NAME, NUMBER, or either with :GROUP, in the accounts below root.
+// With a group, the process has this one only; without, also those that list its
+// user. A number without an account is its own group.
+func lookupUser(root, text string) (*account, error) {
+	user, group, hasGroup := strings.Cut(text, ":")
+	a, err := findUser(root, user)
+	if err != nil {
+		return nil, err
+	}
+	if hasGroup {
+		a.gid, err = findGroup(root, group)
+		return a, err
+	}
+	if a.name != "" {
+		eachLine(filepath.Join(root, "etc/group"), 4, func(f []string) bool {
+			for member := range strings.SplitSeq(f[3], ",") {
+				if gid, err := parseID(f[2]); err == nil && member == a.name && gid != a.gid && len(a.groups) < 64 {
+					a.groups = append(a.groups, gid)
+				}
+			}
+			return true
+		})
+	}
+	return a, nil
+}
+
+func findUser(root, user string) (*account, error) {
+	var found *account
+	number, numberErr := parseID(user)
+	eachLine(filepath.Join(root, "etc/passwd"), 7, func(f []string) bool {
+		uid, uidErr := parseID(f[2])
+		gid, gidErr := parseID(f[3])
+		if uidErr != nil || gidErr != nil || f[0] == "" {
+			return true
+		}
+		if f[0] == user || numberErr == nil && uid == number {
+			found = &account{uid: uid, gid: gid, name: f[0], home: f[5], shell: f[6]}
+		}
+		return found == nil
+	})
+	switch {
+	case found == nil && numberErr != nil:
+		return nil, &turnstone.Error{Op: "Process.start", Kind: turnstone.NotFound, Subject: "user " + clip(user),
+			Err: errors.New("no such user"), Hint: "the sandbox's /etc/passwd lists the users; a number works too"}
+	case found == nil:
+		found = &account{uid: number, gid: number}
+	}
+	if found.home == "" {
+		found.home = "/"
+	}
+	if found.shell == "" {
+		found.shell = "/bin/sh"
+	}
+	return found, nil
+}
+
+func findGroup(root, group string) (uint32, error) {
+	gid, err := parseID(group)
+	if err == nil {
+		return gid, nil
+	}
+	found := false
+	eachLine(filepath.Join(root, "etc/group"), 4, func(f []string) bool {
+		if f[0] == group && group != "" {
+			gid, err = parseID(f[2])
+			found = err == nil
+		}
+		return !found
+	})
+	if !found {
+		return 0, &turnstone.Error{Op: "Process.start", Kind: turnstone.NotFound, Subject: "group " + clip(group),
+			Err: errors.New("no such group"), Hint: "the sandbox's /etc/group lists the groups; a number works too"}
+	}
+	return gid, nil
+}
+
+func parseID(s string) (uint32, error) {
+	n, err := strconv.ParseUint(s, 10, 32)
+	if err == nil && n == 1<<32-1 {
+		err = strconv.ErrRange // (uid_t)-1 means "leave it as it is"
+	}
+	return uint32(n), err
+}
+
+// eachLine calls f with the fields of each line that has at least want of them,
+// until it returns false (passwd(5), group(5)). The file is a guest's.
+func eachLine(path string, want int, f func(fields []string) bool) {
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return
+	}
+	defer func() { _ = file.Close() }()
+	if st, err := file.Stat(); err != nil || !st.Mode().IsRegular() {
+		return
+	}
+	b, _ := io.ReadAll(io.LimitReader(file, maxAccounts))
+	for line := range strings.SplitSeq(string(b), "\n") {
+		if fields := strings.Split(line, ":"); len(fields) >= want && !f(fields) {
+			return
+		}
+	}
+}

@@ -1,0 +1,234 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/agent/process"
+	"turnstone.dev/turnstone/wire"
+)
+
+// processes answers the domain Process.
+type processes struct{ a *Agent }
+
+// Start is Process.start.
+func (s *processes) Start(ctx context.Context, c *wire.Conn, p *wire.ProcessStartParams) (*wire.ProcessStartResult, error) {
+	const op = wire.MethodProcessStart
+	switch {
+	case p.Detach && (p.StdoutStream != 0 || p.StderrStream != 0):
+		return nil, invalid(op, "detach", "a process that is not attached to has no output streams")
+	case p.Stdin && p.StdinStream != 0:
+		return nil, invalid(op, "stdin", "standard input comes from a stream or from Process.write, not from both")
+	}
+	spec := process.Spec{ID: p.ProcessID, Argv: p.Argv, Env: s.a.shell.baseEnv(), More: p.Env, Cwd: p.Cwd, User: p.User,
+		Stdin: p.Stdin || p.StdinStream != 0}
+	if spec.Cwd == "" {
+		spec.Cwd = s.a.opt.Cwd
+	}
+	if t := p.Terminal; t != nil {
+		spec.Terminal = &process.Terminal{Columns: int(t.Columns), Rows: int(t.Rows)}
+		spec.Env = process.MergeEnv(spec.Env, []string{"TERM=xterm-256color"})
+	}
+	cl := s.a.client(c)
+	if !p.Detach {
+		spec.Before = cl.attachAtStart(ctx, nil, [2]wanted{
+			{stream: p.StdoutStream, window: p.Window}, {stream: p.StderrStream, window: p.Window}})
+	}
+	proc, err := s.a.procs.Start(spec)
+	if err != nil {
+		return nil, err
+	}
+	if p.KillOnDisconnect {
+		cl.killWith(proc)
+	}
+	if p.StdinStream != 0 {
+		if r, err := c.Receiver(p.StdinStream); err == nil {
+			c.Go(func() { feed(c, proc, r) })
+		}
+	}
+	return &wire.ProcessStartResult{ProcessID: proc.ID, PID: int64(proc.PID)}, nil
+}
+
+// attachAtStart returns what attaches to a process before any of its output is
+// read. Sending begins when the command has been answered. A connection that has
+// ended meanwhile is not attached, and the process goes on.
+func (cl *client) attachAtStart(ctx context.Context, st *step, want [2]wanted) func(*process.Process) {
+	return func(p *process.Process) {
+		if st != nil {
+			st.p = p
+		}
+		if at, err := cl.attach(p, st, want); err == nil {
+			wire.AfterReply(ctx, at.begin)
+		}
+	}
+}
+
+// feed brings a stream to a process's standard input. The stream's end closes it;
+// when the stream is given up, or its connection lost, standard input stays open.
+func feed(c *wire.Conn, p *process.Process, r *wire.Receiver) {
+	fed := make(chan struct{})
+	defer close(fed)
+	c.Go(func() {
+		select {
+		case <-p.Exited(): // tell the client that nobody reads any more
+		case <-fed:
+		}
+		_ = r.Close()
+	})
+	buf := make([]byte, wire.MaxChunk)
+	for {
+		n, err := r.Read(buf)
+		if n > 0 && p.Write(c.Context(), buf[:n]) != nil {
+			return
+		}
+		if errors.Is(err, io.EOF) {
+			_ = p.CloseStdin(c.Context())
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// Attach is Process.attach.
+func (s *processes) Attach(ctx context.Context, c *wire.Conn, p *wire.ProcessAttachParams) (*wire.ProcessAttachResult, error) {
+	proc, err := s.a.procs.Get(wire.MethodProcessAttach, p.ProcessID)
+	if err != nil {
+		return nil, err
+	}
+	cl := s.a.client(c)
+	st, _ := cl.detach(ctx, proc)
+	at, err := cl.attach(proc, st, [2]wanted{
+		{p.StdoutOffset, p.StdoutStream, p.Window}, {p.StderrOffset, p.StderrStream, p.Window}})
+	if err != nil {
+		return nil, err
+	}
+	wire.AfterReply(ctx, at.begin)
+	return &wire.ProcessAttachResult{Process: *wireInfo(proc),
+		StdoutOffset: at.outs[0].offset, StderrOffset: at.outs[1].offset}, nil
+}
+
+// Detach is Process.detach.
+func (s *processes) Detach(ctx context.Context, c *wire.Conn, p *wire.ProcessDetachParams) error {
+	proc, err := s.a.procs.Get(wire.MethodProcessDetach, p.ProcessID)
+	if err != nil {
+		return err
+	}
+	if _, was := s.a.client(c).detach(ctx, proc); !was {
+		return &turnstone.Error{Op: wire.MethodProcessDetach, Kind: turnstone.NotFound, Subject: proc.ID,
+			Err: errors.New("this connection is not attached to it"), Hint: "it may have ended"}
+	}
+	return nil
+}
+
+// List is Process.list.
+func (s *processes) List(context.Context, *wire.Conn) (*wire.ProcessListResult, error) {
+	res := &wire.ProcessListResult{Processes: []wire.ProcessProcessInfo{}}
+	for _, p := range s.a.procs.List() {
+		res.Processes = append(res.Processes, *wireInfo(p))
+	}
+	return res, nil
+}
+
+// Write is Process.write.
+func (s *processes) Write(ctx context.Context, _ *wire.Conn, p *wire.ProcessWriteParams) error {
+	proc, err := s.a.procs.Get(wire.MethodProcessWrite, p.ProcessID)
+	if err != nil {
+		return err
+	}
+	return proc.Write(ctx, p.Data)
+}
+
+// CloseStdin is Process.closeStdin.
+func (s *processes) CloseStdin(ctx context.Context, _ *wire.Conn, p *wire.ProcessCloseStdinParams) error {
+	proc, err := s.a.procs.Get(wire.MethodProcessCloseStdin, p.ProcessID)
+	if err != nil {
+		return err
+	}
+	return proc.CloseStdin(ctx)
+}
+
+// Signal is Process.signal.
+func (s *processes) Signal(_ context.Context, _ *wire.Conn, p *wire.ProcessSignalParams) error {
+	sig, err := process.ParseSignal(p.Signal)
+	if err != nil {
+		return err
+	}
+	proc, err := s.a.procs.Get(wire.MethodProcessSignal, p.ProcessID)
+	if err != nil {
+		return err
+	}
+	return proc.Signal(sig)
+}
+
+// Resize is Process.resize.
+func (s *processes) Resize(_ context.Context, _ *wire.Conn, p *wire.ProcessResizeParams) error {
+	proc, err := s.a.procs.Get(wire.MethodProcessResize, p.ProcessID)
+	if err != nil {
+		return err
+	}
+	return proc.Resize(process.Terminal{Columns: int(p.Columns), Rows: int(p.Rows)})
+}
+
+// Wait is Process.wait.
+func (s *processes) Wait(ctx context.Context, _ *wire.Conn, p *wire.ProcessWaitParams) (*wire.ProcessWaitResult, error) {
+	proc, err := s.a.procs.Get(wire.MethodProcessWait, p.ProcessID)
+	if err != nil {
+		return nil, err
+	}
+	exit, err := proc.Wait(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &wire.ProcessWaitResult{Exit: *wireExit(exit)}, nil
+}
+
+// Release is Process.release.
+func (s *processes) Release(_ context.Context, _ *wire.Conn, p *wire.ProcessReleaseParams) error {
+	proc, err := s.a.procs.Get(wire.MethodProcessRelease, p.ProcessID)
+	if err != nil {
+		return err
+	}
+	return s.a.procs.Release(proc)
+}
+
+// Acknowledge is Process.acknowledge. One that comes late is no error.
+func (s *processes) Acknowledge(_ context.Context, c *wire.Conn, p *wire.ProcessAcknowledgeParams) error {
+	proc, err := s.a.procs.Get(wire.MethodProcessAcknowledge, p.ProcessID)
+	if err != nil {
+		return err
+	}
+	cl := s.a.client(c)
+	cl.mu.Lock()
+	at := cl.attached[proc]
+	cl.mu.Unlock()
+	if at == nil {
+		return nil
+	}
+	switch p.Stream {
+	case wire.ProcessStreamStdout:
+		return at.outs[0].acknowledge(p.Offset)
+	case wire.ProcessStreamStderr:
+		return at.outs[1].acknowledge(p.Offset)
+	}
+	return invalid(wire.MethodProcessAcknowledge, string(p.Stream), "the streams are stdout and stderr")
+}
+
+func wireExit(e process.Exit) *wire.ProcessExit {
+	return &wire.ProcessExit{ExitCode: int64(e.Code), Signal: e.Signal, OOMKilled: e.OOMKilled, DiskFull: e.DiskFull,
+		Killed: e.Killed, Duration: int64(e.Duration)}
+}
+
+func wireInfo(p *process.Process) *wire.ProcessProcessInfo {
+	info := &wire.ProcessProcessInfo{ProcessID: p.ID, Argv: p.Argv, Cwd: p.Cwd, PID: int64(p.PID),
+		Started: p.Started.Format(time.RFC3339Nano), Terminal: p.Terminal, Attached: p.Attached()}
+	info.StdoutFirst, info.StdoutEnd = p.Out[1].Range()
+	info.StderrFirst, info.StderrEnd = p.Out[2].Range()
+	if p.Ended() {
+		info.Exit = wireExit(p.Exit())
+	}
+	return info
+}

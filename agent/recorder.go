@@ -1,0 +1,181 @@
+package agent
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+
+	"turnstone.dev/turnstone/syntax"
+	"turnstone.dev/turnstone/trace"
+	"turnstone.dev/turnstone/wire"
+)
+
+// A recorder notes what a step's shell runs. One that captures also takes what
+// the shell leaves for the next step; else a prelude does that.
+type recorder interface {
+	captures() bool
+	env() []string     // to start the shell with
+	files() []*os.File // for the shell to inherit from descriptor 3 on
+	started(pid int)
+	drain() []trace.Record         // what has ended since the last call
+	finish(exit int) *trace.Report // also ends a recorder whose shell was not started
+
+	Reading(stream int)
+	Read(stream, n int)
+}
+
+// traced records with the tracer.
+type traced struct{ *trace.Recorder }
+
+func (t traced) captures() bool                { return true }
+func (t traced) env() []string                 { return t.Env() }
+func (t traced) files() []*os.File             { return t.Files() }
+func (t traced) started(pid int)               { t.Started(pid) }
+func (t traced) drain() []trace.Record         { return t.Drain() }
+func (t traced) finish(exit int) *trace.Report { return t.Finish(exit) }
+
+// untraced records nothing, and says why.
+type untraced string
+
+func (untraced) captures() bool             { return false }
+func (untraced) env() []string              { return nil }
+func (untraced) files() []*os.File          { return nil }
+func (untraced) started(int)                {}
+func (untraced) drain() []trace.Record      { return nil }
+func (untraced) Reading(int)                {}
+func (untraced) Read(int, int)              {}
+func (u untraced) finish(int) *trace.Report { return &trace.Report{Untraced: string(u)} }
+
+// A Tracing makes recorders. What it finds out about a bash is kept, so that a
+// restored agent does not look again. It is safe for concurrent use.
+type Tracing struct {
+	mu     sync.Mutex
+	tracer *trace.Tracer
+	err    error // why there is no tracer
+	bash   fileID
+	refuse error // why bash cannot be traced
+}
+
+// A fileID tells whether a file is still the same one.
+type fileID struct {
+	dev, ino    uint64
+	size        int64
+	mtime, ctim syscall.Timespec
+}
+
+// NewTracing loads the tracer. Without one, steps run untraced.
+func NewTracing() *Tracing {
+	t := new(Tracing)
+	t.tracer, t.err = trace.New()
+	return t
+}
+
+// Close releases the tracer.
+func (t *Tracing) Close() {
+	if t.tracer != nil {
+		t.tracer.Close()
+	}
+}
+
+// check says whether the bash at path can be traced.
+func (t *Tracing) check(path string) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.err != nil {
+		return t.err
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	st, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	sys := st.Sys().(*syscall.Stat_t)
+	id := fileID{sys.Dev, sys.Ino, sys.Size, sys.Mtim, sys.Ctim}
+	if id != t.bash {
+		t.bash, t.refuse = id, trace.Check(f)
+	}
+	return t.refuse
+}
+
+// recorder returns what records a step in this language.
+func (s *shell) recorder(language string, env []string) recorder {
+	t := s.a.opt.Tracing
+	switch {
+	case language != "bash":
+		return untraced("only bash is traced")
+	case t == nil:
+		return untraced("the agent has no tracer")
+	}
+	err := t.check(s.a.path(bashPath))
+	if err == nil {
+		var r *trace.Recorder
+		if r, err = t.tracer.Record(env); err == nil {
+			return traced{r}
+		}
+	}
+	return untraced(strings.TrimPrefix(err.Error(), "tracer: "))
+}
+
+// fromState takes what is carried out of what a traced shell left.
+func fromState(s *trace.State) (capture, error) {
+	var c capture
+	if s == nil {
+		return c, errCapture
+	}
+	c.cwd = s.Cwd
+	for _, kv := range s.Env {
+		name, value, ok := strings.Cut(kv, "=")
+		switch {
+		case !ok || strings.IndexByte(kv, 0) >= 0:
+		case name == "PWD" && c.cwd == "":
+			c.cwd = value // its directory is gone, and will be made again
+		case carries(name):
+			c.vars = append(c.vars, kv)
+		case strings.HasPrefix(name, "BASH_FUNC_") && strings.HasSuffix(name, "%%"):
+			c.funs = append(c.funs, kv)
+		}
+	}
+	if err := checkSession(wire.MethodShellExecute, c.cwd, append(slices.Clone(c.vars), c.funs...)); err != nil {
+		return c, err
+	}
+	return c, nil
+}
+
+func sortByEnd(records []trace.Record) {
+	slices.SortStableFunc(records, func(a, b trace.Record) int {
+		return int(min(1, max(-1, (a.Start+a.Duration)-(b.Start+b.Duration))))
+	})
+}
+
+// wireScript is a parsed script as it crosses the wire.
+func wireScript(s *syntax.Script) *wire.ShellParseResult {
+	res := &wire.ShellParseResult{Commands: make([]wire.ShellCommand, len(s.Commands)), Faults: wireFaults(s.Faults), Partial: s.Partial}
+	for i := range s.Commands {
+		c := &s.Commands[i]
+		w := wire.ShellCommand{ID: int64(c.ID), Parent: int64(c.Parent), Kind: wire.ShellCommandKind(c.Kind), Span: trace.SpanToWire(c.Span),
+			Stage: int64(c.Stage), Language: c.Language, Program: c.Program, Substituted: c.Substituted}
+		for _, e := range c.Embedded {
+			w.Embedded = append(w.Embedded, wire.ShellEmbedded{Language: e.Language, Span: trace.SpanToWire(e.Span), File: e.File,
+				Verbatim: e.Verbatim, Parsed: e.Parsed, Faults: wireFaults(e.Faults)})
+		}
+		for _, h := range c.Heredocs {
+			w.Heredocs = append(w.Heredocs, wire.ShellHeredoc{Span: trace.SpanToWire(h.Span), Verbatim: h.Verbatim, String: h.String, FD: int64(h.FD)})
+		}
+		res.Commands[i] = w
+	}
+	return res
+}
+
+func wireFaults(faults []syntax.Fault) []wire.ShellFault {
+	var out []wire.ShellFault
+	for _, f := range faults {
+		out = append(out, wire.ShellFault{Span: trace.SpanToWire(f.Span), Message: f.Message})
+	}
+	return out
+}

@@ -1,0 +1,184 @@
+package agent
+
+import (
+	"context"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone/agent/process"
+	"turnstone.dev/turnstone/syntax"
+	"turnstone.dev/turnstone/trace"
+	"turnstone.dev/turnstone/wire"
+)
+
+// A step is one step that runs or has run.
+type step struct {
+	s        *shell
+	p        *process.Process
+	rec      recorder
+	language string
+	script   []byte
+	path     string
+	spans    bool
+
+	// What was sent of the records: used by live, then by tell, then by another
+	// attachment of the same connection.
+	sent   map[int]bool   // by ID
+	all    []trace.Record // that were drained
+	parsed *syntax.Script // nil until it is needed
+
+	done   chan struct{} // closed when the session has what the step left
+	report *trace.Report // valid after done
+	lost   bool          // the shell left no state
+	cwd    string
+	env    []string
+}
+
+// finish takes what the step's shell left into the session, and lets the next
+// step begin.
+func (st *step) finish() {
+	defer close(st.done)
+	<-st.p.Exited()
+	st.report = st.rec.finish(st.p.Exit().Code)
+	s := st.s
+	c, err := st.capture()
+	s.mu.Lock()
+	if st.lost = err != nil; !st.lost {
+		s.cwd, s.env = c.cwd, append(c.vars, c.funs...)
+	}
+	st.cwd, st.env = s.cwd, s.env
+	s.mu.Unlock()
+	if len(st.script) > bigScript {
+		_ = os.Remove(s.a.path(st.path))
+	}
+	s.give()
+}
+
+// capture is what the step's shell left for the next.
+func (st *step) capture() (capture, error) {
+	if st.rec.captures() {
+		return fromState(st.report.State)
+	}
+	data, err := readCapture(st.s.a.path(st.s.a.opt.RunDir + "/" + stateFile))
+	if err != nil {
+		return capture{}, err
+	}
+	if st.language == "bash" {
+		return parseBash(data)
+	}
+	c, err := parseSh(data)
+	if err != nil {
+		return c, err
+	}
+	// sh drops what it cannot name, so the functions stay as they were.
+	st.s.mu.Lock()
+	defer st.s.mu.Unlock()
+	for _, kv := range st.s.env {
+		if strings.HasPrefix(kv, "BASH_FUNC_") {
+			c.funs = append(c.funs, kv)
+		}
+	}
+	return c, nil
+}
+
+// drainEvery is how often records are sent while a step runs.
+const drainEvery = 50 * time.Millisecond
+
+// live sends records while the step runs.
+func (st *step) live(ctx context.Context, c *wire.Conn) {
+	if !st.rec.captures() {
+		return
+	}
+	pause := drainEvery
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+		case <-st.done:
+			return
+		case <-ctx.Done():
+			return
+		}
+		began := time.Now()
+		if batch := st.rec.drain(); len(batch) > 0 {
+			fresh := batch
+			if st.spans {
+				// Each is resolved among all that have ended so far.
+				st.all = append(st.all, batch...)
+				slices.SortFunc(st.all, func(a, b trace.Record) int { return a.ID - b.ID })
+				rep := &trace.Report{Records: slices.Clone(st.all)}
+				trace.Resolve(st.parse(), rep)
+				fresh = slices.DeleteFunc(rep.Records, func(r trace.Record) bool { return st.sent[r.ID] })
+			}
+			if st.send(ctx, c, fresh) != nil {
+				return
+			}
+		}
+		// Many records cost a part of the time only.
+		pause = max(drainEvery, 10*time.Since(began))
+		timer.Reset(pause)
+	}
+}
+
+// tell sends the remaining records and the step's end.
+func (st *step) tell(ctx context.Context, c *wire.Conn) {
+	select {
+	case <-st.done:
+	case <-ctx.Done():
+		return
+	}
+	rep := st.report
+	if st.spans && len(rep.Sites) > 0 {
+		trace.Resolve(st.parse(), rep)
+	}
+	var rest []trace.Record
+	for i := range rep.Records {
+		if !st.sent[rep.Records[i].ID] {
+			rest = append(rest, rep.Records[i])
+		}
+	}
+	if st.send(ctx, c, rest) != nil {
+		return
+	}
+	_, stdout := st.p.Out[1].Range()
+	_, stderr := st.p.Out[2].Range()
+	e := &wire.ShellFinishedEvent{ProcessID: st.p.ID, Exit: *wireExit(st.p.Exit()), StateLost: st.lost, Cwd: st.cwd, Env: st.env,
+		Count: rep.Commands, Dropped: rep.Dropped, Untraced: rep.Untraced, StdoutEnd: stdout, StderrEnd: stderr}
+	for i := range rep.Sites {
+		e.Sites = append(e.Sites, rep.Sites[i].ToWire())
+	}
+	_ = c.EmitShellFinished(ctx, e)
+}
+
+// maxBatch bounds the records of one event.
+const maxBatch = 256
+
+// send sends records, in the order in which they ended.
+func (st *step) send(ctx context.Context, c *wire.Conn, records []trace.Record) error {
+	sortByEnd(records)
+	for len(records) > 0 {
+		n := min(len(records), maxBatch)
+		e := &wire.ShellCommandsEvent{ProcessID: st.p.ID, Records: make([]wire.ShellRecord, n)}
+		for i := range n {
+			r := &records[i]
+			e.Records[i] = r.ToWire(st.parsed)
+			st.sent[r.ID] = true
+		}
+		if err := c.EmitShellCommands(ctx, e); err != nil {
+			return err
+		}
+		records = records[n:]
+	}
+	return nil
+}
+
+// parse parses the script, once and not before a record needs it: bash runs already.
+func (st *step) parse() *syntax.Script {
+	if st.parsed == nil {
+		st.parsed = syntax.ParseAs(st.script, st.language)
+	}
+	return st.parsed
+}

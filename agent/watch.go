@@ -1,0 +1,310 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"os"
+	"path"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/wire"
+)
+
+// Limits of watches. The kernel's queue holds what a slow client does not take,
+// and says when it overflowed (inotify(7)).
+const (
+	maxWatches     = 32   // of one connection
+	maxWatchedDirs = 8192 // of one watch
+	maxChanges     = 1024 // of one event
+	maxDepth       = 128  // of directories below a recursive watch
+)
+
+const watchMask = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE | unix.IN_MODIFY | unix.IN_CLOSE_WRITE |
+	unix.IN_ATTRIB | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR | unix.IN_DONT_FOLLOW | unix.IN_EXCL_UNLINK
+
+// A watch tells one connection of changes to a directory, or to one file.
+type watch struct {
+	f         *files
+	id        string
+	root      string // the directory that is watched, as the client names it
+	only      string // the one name in it that counts; "": all
+	recursive bool
+	in        *os.File // inotify
+	once      sync.Once
+
+	dirs map[int32]string // what is watched, by watch descriptor; the goroutine's own
+	full bool             // there are more directories than may be watched
+}
+
+// Watch is FileSystem.watch.
+func (f *files) Watch(ctx context.Context, c *wire.Conn, p *wire.FileSystemWatchParams) (*wire.FileSystemWatchResult, error) {
+	const op = wire.MethodFileSystemWatch
+	if err := checkPath(op, p.Path); err != nil {
+		return nil, err
+	}
+	w, err := f.newWatch(p.Path, p.Recursive)
+	if err != nil {
+		return nil, fsError(op, p.Path, err)
+	}
+	cl := f.a.client(c)
+	cl.mu.Lock()
+	defer cl.mu.Unlock()
+	if cl.closed || len(cl.watches) >= maxWatches {
+		w.close()
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.Exhausted, Subject: "watches of this connection",
+			Hint: "end some with FileSystem.unwatch"}
+	}
+	cl.watched++
+	w.id = "w" + strconv.Itoa(cl.watched)
+	cl.watches[w.id] = w
+	wire.AfterReply(ctx, func() { c.Go(func() { w.run(c) }) })
+	return &wire.FileSystemWatchResult{WatchID: w.id}, nil
+}
+
+// Unwatch is FileSystem.unwatch.
+func (f *files) Unwatch(_ context.Context, c *wire.Conn, p *wire.FileSystemUnwatchParams) error {
+	cl := f.a.client(c)
+	cl.mu.Lock()
+	w := cl.watches[p.WatchID]
+	delete(cl.watches, p.WatchID)
+	cl.mu.Unlock()
+	if w == nil {
+		return &turnstone.Error{Op: wire.MethodFileSystemUnwatch, Kind: turnstone.NotFound, Subject: cut(p.WatchID, 64),
+			Err: errors.New("this connection has no such watch"), Hint: "FileSystem.watch names watches"}
+	}
+	w.close()
+	return nil
+}
+
+// newWatch begins to watch: what happens from now on is in the kernel's queue.
+func (f *files) newWatch(name string, recursive bool) (*watch, error) {
+	w := &watch{f: f, root: path.Clean(name), recursive: recursive, dirs: make(map[int32]string)}
+	fd, err := f.open(name, unix.O_PATH, 0)
+	if err != nil {
+		return nil, err
+	}
+	var st unix.Stat_t
+	err = unix.Fstat(fd, &st)
+	_ = unix.Close(fd)
+	if err != nil {
+		return nil, err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		// Through its directory, since most programs replace a file to change it.
+		w.root, w.only, w.recursive = path.Dir(w.root), path.Base(w.root), false
+	}
+	in, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return nil, err
+	}
+	w.in = os.NewFile(uintptr(in), "inotify")
+	if err := w.add(w.root); err != nil {
+		w.close()
+		return nil, err
+	}
+	if w.recursive {
+		w.walk(w.root, 0, nil)
+	}
+	return w, nil
+}
+
+// close ends the watch.
+func (w *watch) close() { w.once.Do(func() { _ = w.in.Close() }) }
+
+// procFD is the kernel's name for an open file.
+func procFD(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
+
+// add watches one directory. It is opened first, so that no link leads elsewhere.
+func (w *watch) add(dir string) error {
+	if len(w.dirs) >= maxWatchedDirs {
+		w.full = true
+		return unix.ENOSPC
+	}
+	fd, err := w.f.open(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	raw, err := w.in.SyscallConn()
+	if err != nil {
+		return err
+	}
+	wd, werr := -1, error(nil)
+	err = raw.Control(func(in uintptr) {
+		wd, werr = unix.InotifyAddWatch(int(in), procFD(fd), watchMask&^unix.IN_DONT_FOLLOW)
+	})
+	if err = errors.Join(err, werr); err == nil {
+		w.dirs[int32(wd)] = dir
+	}
+	return err
+}
+
+// walk watches the directories below one that is watched, and tells found of all
+// that is there already.
+func (w *watch) walk(dir string, depth int, found func(name string)) {
+	fd, err := w.f.open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return
+	}
+	d := os.NewFile(uintptr(fd), dir)
+	defer func() { _ = d.Close() }()
+	for !w.full {
+		entries, err := d.Readdir(256)
+		for _, e := range entries {
+			name := path.Join(dir, e.Name())
+			if found != nil {
+				found(name)
+			}
+			if !e.IsDir() {
+				continue
+			}
+			if depth == maxDepth {
+				w.full = true
+			} else if w.add(name) == nil {
+				w.walk(name, depth+1, found)
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// run sends changes until the watch or its connection ends.
+func (w *watch) run(c *wire.Conn) {
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := w.in.Read(buf)
+		if err != nil || n == 0 {
+			return
+		}
+		e := &changes{w: w}
+		if w.full { // told once
+			w.full, e.overflow = false, true
+		}
+		e.read(buf[:n])
+		if len(e.list) == 0 && !e.overflow {
+			continue
+		}
+		for first := true; first || len(e.list) > 0; first = false {
+			k := min(len(e.list), maxChanges)
+			ev := &wire.FileSystemChangedEvent{WatchID: w.id, Changes: append([]wire.FileSystemChange{}, e.list[:k]...), Overflow: e.overflow}
+			if c.EmitFileSystemChanged(c.Context(), ev) != nil {
+				return
+			}
+			e.list, e.overflow = e.list[k:], false
+		}
+	}
+}
+
+// changes collects what one read of the kernel's queue says.
+type changes struct {
+	w        *watch
+	list     []wire.FileSystemChange
+	overflow bool
+}
+
+// maxCollected bounds what one read of the queue may lead to: a directory that
+// appears with very many files in it is an overflow.
+const maxCollected = 16 * maxChanges
+
+func (e *changes) add(name string, kind wire.FileSystemChangeKind) {
+	if n := len(e.list); n > 0 && e.list[n-1].Path == name && e.list[n-1].Kind == kind {
+		return
+	}
+	if len(e.list) >= maxCollected {
+		e.overflow = true
+		return
+	}
+	e.list = append(e.list, wire.FileSystemChange{Path: name, Kind: kind})
+}
+
+// read takes inotify's records apart: watch descriptor, mask, cookie, length of
+// the name (4 bytes each), name.
+func (e *changes) read(b []byte) {
+	for len(b) >= unix.SizeofInotifyEvent {
+		wd := int32(binary.NativeEndian.Uint32(b))
+		mask := binary.NativeEndian.Uint32(b[4:])
+		size := int(binary.NativeEndian.Uint32(b[12:]))
+		b = b[unix.SizeofInotifyEvent:]
+		if size > len(b) {
+			return
+		}
+		name, _, _ := bytes.Cut(b[:size], []byte{0})
+		e.one(wd, mask, string(name))
+		b = b[size:]
+	}
+}
+
+func (e *changes) one(wd int32, mask uint32, name string) {
+	w := e.w
+	if mask&unix.IN_Q_OVERFLOW != 0 {
+		e.overflow = true
+		if w.recursive {
+			w.walk(w.root, 0, nil) // directories may have come unseen
+		}
+		return
+	}
+	dir, known := w.dirs[wd]
+	if mask&unix.IN_IGNORED != 0 {
+		delete(w.dirs, wd)
+		return
+	}
+	if !known {
+		return
+	}
+	full := path.Join(dir, name)
+	switch {
+	case w.only != "" && name != w.only:
+		return
+	case mask&(unix.IN_DELETE_SELF|unix.IN_MOVE_SELF) != 0:
+		if dir == w.root { // the others are told by the directory above
+			e.add(dir, wire.FileSystemChangeKindRemoved)
+		}
+		return
+	case name == "" && dir != w.root:
+		return // told by the directory above
+	case mask&(unix.IN_CREATE|unix.IN_MOVED_TO) != 0:
+		e.add(full, wire.FileSystemChangeKindCreated)
+		if w.recursive && mask&unix.IN_ISDIR != 0 && w.add(full) == nil {
+			w.walk(full, strings.Count(strings.TrimPrefix(full, w.root), "/"), func(found string) {
+				e.add(found, wire.FileSystemChangeKindCreated)
+			})
+		}
+	case mask&(unix.IN_DELETE|unix.IN_MOVED_FROM) != 0:
+		e.add(full, wire.FileSystemChangeKindRemoved)
+		if mask&unix.IN_ISDIR != 0 {
+			w.forget(full)
+		}
+	case mask&(unix.IN_MODIFY|unix.IN_CLOSE_WRITE) != 0:
+		e.add(full, wire.FileSystemChangeKindModified)
+	case mask&unix.IN_ATTRIB != 0:
+		e.add(full, wire.FileSystemChangeKindAttributes)
+	}
+	if w.full {
+		w.full, e.overflow = false, true
+	}
+}
+
+// forget stops watching a directory that is no longer there, and those below it.
+func (w *watch) forget(dir string) {
+	raw, err := w.in.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Control(func(in uintptr) {
+		for wd, name := range w.dirs {
+			if name == dir || strings.HasPrefix(name, dir+"/") {
+				_, _ = unix.InotifyRmWatch(int(in), uint32(wd))
+				delete(w.dirs, wd)
+			}
+		}
+	})
+}
