@@ -23,7 +23,7 @@ import (
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/substratetest"
-	wire "turnstone.dev/turnstone/oldwire"
+	"turnstone.dev/turnstone/wire"
 )
 
 func TestMain(m *testing.M) {
@@ -50,7 +50,7 @@ func newSubstrate(t *testing.T, h *home.Home, m *substrate.Machine) *Substrate {
 	return s
 }
 
-var network = wire.Network{Address: GuestAddress, Gateway: GuestGateway, DNS: []string{GuestDNS}}
+var network = wire.SandboxNetwork{Address: GuestAddress, Gateway: GuestGateway, DNS: []string{GuestDNS}}
 
 func TestConformance(t *testing.T) {
 	h := turntest.Home(t)

@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"strconv"
 	"strings"
@@ -18,7 +19,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/substrate"
-	wire "turnstone.dev/turnstone/oldwire"
+	"turnstone.dev/turnstone/wire"
 )
 
 // A Config is what the suite needs besides the substrate.
@@ -27,7 +28,7 @@ type Config struct {
 	// changes its shape.
 	Machine substrate.Machine
 	// Network is what a sandbox of Machine is configured with.
-	Network wire.Network
+	Network wire.SandboxNetwork
 }
 
 // limit bounds each conversation with a guest; they take milliseconds, and seconds
@@ -60,7 +61,7 @@ func Run(t *testing.T, s substrate.Substrate, c Config) {
 
 // Clone restores a machine and configures it as the executor does; the test ends
 // it. It is exported for drivers' own tests.
-func Clone(t *testing.T, s substrate.Substrate, m substrate.Machine, network *wire.Network) (substrate.Sandbox, *wire.Client) {
+func Clone(t *testing.T, s substrate.Substrate, m substrate.Machine, network *wire.SandboxNetwork) (substrate.Sandbox, *wire.Client) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
@@ -71,19 +72,24 @@ func Clone(t *testing.T, s substrate.Substrate, m substrate.Machine, network *wi
 	return vm, configure(t, vm, network)
 }
 
-func configure(t *testing.T, vm substrate.Sandbox, network *wire.Network) *wire.Client {
+func configure(t *testing.T, vm substrate.Sandbox, network *wire.SandboxNetwork) *wire.Client {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	client, err := wire.NewClient(vm.Agent())
+	link, err := wire.NewLink(vm.Agent(), true)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = client.Close(); _ = vm.Close() })
+	stream, err := link.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := wire.NewClient(stream)
+	t.Cleanup(func() { _ = client.Close(); _ = link.Close(); _ = vm.Close() })
 	entropy, id := make([]byte, 64), make([]byte, 16)
 	_, _ = rand.Read(entropy)
 	_, _ = rand.Read(id)
-	res, err := client.Configure(ctx, wire.ConfigureParams{Entropy: entropy, Time: time.Now(), Scratch: vm.Scratch(),
+	res, err := client.SandboxConfigure(ctx, &wire.SandboxConfigureParams{Entropy: entropy, Time: time.Now().Format(time.RFC3339Nano), Scratch: vm.Scratch(),
 		Hostname: strings.ReplaceAll(string(vm.ID()), "_", "-"), MachineID: hex.EncodeToString(id), Network: network})
 	if err != nil {
 		t.Fatalf("configure: %v (machine: %v)", err, vm.Err())
@@ -95,22 +101,16 @@ func configure(t *testing.T, vm substrate.Sandbox, network *wire.Network) *wire.
 }
 
 // Shell runs script with bash in the sandbox and returns its output and exit code.
-func Shell(t *testing.T, c *wire.Client, script string) (string, wire.ExitResult) {
+func Shell(t *testing.T, c *wire.Client, script string) (string, wire.ProcessExit) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	var out, errOut bytes.Buffer
-	exit, err := c.Start(ctx, wire.StartParams{ID: "p" + hexID(), Argv: []string{"bash", "-c", script}}, nil, &out, &errOut)
+	res, err := c.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", script}}, wire.Stdio{Out: &out, Err: &errOut})
 	if err != nil {
 		t.Fatalf("%s: %v", script, err)
 	}
-	return out.String() + errOut.String(), exit
-}
-
-func hexID() string {
-	b := make([]byte, 6)
-	_, _ = rand.Read(b)
-	return hex.EncodeToString(b)
+	return out.String() + errOut.String(), res.Exit
 }
 
 func want(t *testing.T, c *wire.Client, script, output string) {
@@ -140,7 +140,7 @@ func testCommands(t *testing.T, s substrate.Substrate, c Config) {
 	want(t, client, "echo out; echo err >&2", "out\nerr\n")
 	want(t, client, "id -u; pwd", "0\n/workspace\n")
 	want(t, client, `printf '\0\377' | od -An -tx1`, " 00 ff\n")
-	for script, code := range map[string]int{"exit 7": 7, "kill -9 $$": 137, "kill -TERM $$": 143, "no-such-program-xyz": 127} {
+	for script, code := range map[string]int64{"exit 7": 7, "kill -9 $$": 137, "kill -TERM $$": 143, "no-such-program-xyz": 127} {
 		if _, exit := Shell(t, client, script); exit.ExitCode != code {
 			t.Errorf("%s: exit %d, want %d", script, exit.ExitCode, code)
 		}
@@ -257,7 +257,7 @@ func testProcesses(t *testing.T, s substrate.Substrate, c Config) {
 	want(t, client, "echo alive", "alive\n")
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	st, err := client.Stats(ctx)
+	st, err := client.SandboxGetStats(ctx)
 	if err != nil || st.Processes > 5000 {
 		t.Errorf("beside the bomb: %+v, %v", st, err)
 	}
@@ -268,7 +268,7 @@ func testPanic(t *testing.T, s substrate.Substrate, c Config) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	var out bytes.Buffer
-	_, err := client.Start(ctx, wire.StartParams{ID: "boom", Argv: []string{"bash", "-c", "echo c > /proc/sysrq-trigger"}}, nil, &out, &out)
+	_, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", "echo c > /proc/sysrq-trigger"}}, wire.Stdio{Out: &out, Err: io.Discard})
 	if turnstone.KindOf(err) != turnstone.Dead {
 		t.Errorf("the call ended with %v, want kind %s", err, turnstone.Dead)
 	}
@@ -304,7 +304,7 @@ func testClose(t *testing.T, s substrate.Substrate, c Config) {
 	if vm.Err() != nil {
 		t.Errorf("a closed machine has the error %v", vm.Err())
 	}
-	if _, err := client.Stats(t.Context()); turnstone.KindOf(err) != turnstone.Dead {
+	if _, err := client.SandboxGetStats(t.Context()); turnstone.KindOf(err) != turnstone.Dead {
 		t.Errorf("a call to a closed machine: %v", err)
 	}
 }
@@ -320,7 +320,7 @@ func testPause(t *testing.T, s substrate.Substrate, c Config) {
 	}
 	short, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	if _, err := client.Stats(short); err == nil {
+	if _, err := client.SandboxGetStats(short); err == nil {
 		t.Error("a paused machine answers")
 	}
 	if err := p.Resume(t.Context()); err != nil {
