@@ -28,6 +28,7 @@ func main() {
 	flag.StringVar(&b.floor, "floor", "bin/floor", "the floor: the test binary of package substrate/qemu")
 	flag.IntVar(&b.runs, "runs", 20, "runs of each start")
 	flag.StringVar(&b.stream, "stream", "1G", "how much the streaming step prints")
+	flag.StringVar(&b.only, "only", "", "parts to measure, with commas; all by default")
 	flag.Parse()
 	if err := b.all(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -37,6 +38,7 @@ func main() {
 
 type bench struct {
 	turn, floor, stream string
+	only                string
 	runs                int
 	dir, root           string
 }
@@ -47,9 +49,18 @@ func (b *bench) all(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(b.dir) }()
-	for _, part := range []func(context.Context) error{b.start, b.memory, b.streaming, b.wire, b.shell, b.parsing} {
-		if err := part(ctx); err != nil {
-			return err
+	if err := b.prepare(ctx); err != nil {
+		return err
+	}
+	for _, part := range []struct {
+		name string
+		run  func(context.Context) error
+	}{{"start", b.start}, {"memory", b.memory}, {"streaming", b.streaming}, {"wire", b.wire}, {"shell", b.shell}, {"parsing", b.parsing}} {
+		if b.only != "" && !slices.Contains(strings.Split(b.only, ","), part.name) {
+			continue
+		}
+		if err := part.run(ctx); err != nil {
+			return fmt.Errorf("%s: %w", part.name, err)
 		}
 	}
 	return nil
@@ -101,8 +112,9 @@ func peakMemory(pid int) (peak string) {
 
 func step(script string) string { return "```bash\n" + script + "\n```\n" }
 
-func (b *bench) start(ctx context.Context) error {
-	if _, _, _, err := b.run(ctx, step("true"), false); err != nil { // builds what is missing
+// prepare builds what is missing.
+func (b *bench) prepare(ctx context.Context) error {
+	if _, _, _, err := b.run(ctx, step("true"), false); err != nil {
 		return err
 	}
 	h, err := home.Open()
@@ -114,6 +126,10 @@ func (b *bench) start(ctx context.Context) error {
 		return err
 	}
 	b.root = tmpl.Root
+	return nil
+}
+
+func (b *bench) start(ctx context.Context) error {
 	var floors, turns []time.Duration
 	phases := map[string][]time.Duration{}
 	var names []string

@@ -115,6 +115,33 @@ type linkGuard struct {
 	have int   // bytes of head that have been seen
 	body int64 // bytes of the current frame's body that are still to come
 	bad  bool
+
+	out []byte // a header that was written, and waits for its body
+}
+
+// joinLimit is the largest body that is copied behind its header.
+const joinLimit = 16 << 10
+
+// Write implements io.Writer. yamux writes a frame's header and its body one after
+// the other; together they cost a guest one exit from its machine and not two. It
+// is called by yamux's one writing goroutine.
+func (g *linkGuard) Write(p []byte) (int, error) {
+	if g.out == nil && len(p) == len(g.head) && p[1] == muxData {
+		if n := binary.BigEndian.Uint32(p[8:]); n > 0 && n <= joinLimit {
+			g.out = append(make([]byte, 0, len(p)+int(n)), p...)
+			return len(p), nil
+		}
+	}
+	if g.out == nil {
+		return g.ReadWriteCloser.Write(p)
+	}
+	g.out = append(g.out, p...)
+	if len(g.out) < len(g.head)+int(binary.BigEndian.Uint32(g.out[8:])) {
+		return len(p), nil // yamux writes a body whole; this is for one that does not
+	}
+	_, err := g.ReadWriteCloser.Write(g.out)
+	g.out = nil
+	return len(p), err
 }
 
 // Read implements io.Reader. It is called by yamux's one reading goroutine.
