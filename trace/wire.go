@@ -18,6 +18,7 @@ var flagNames = []struct {
 	{"pipeOut", func(f *Flags) *bool { return &f.PipeOut }},
 	{"left", func(f *Flags) *bool { return &f.Left }},
 	{"program", func(f *Flags) *bool { return &f.Program }},
+	{"trap", func(f *Flags) *bool { return &f.Trap }},
 	{"substituted", func(f *Flags) *bool { return &f.Substituted }},
 	{"signaled", func(f *Flags) *bool { return &f.Signaled }},
 	{"negated", func(f *Flags) *bool { return &f.Negated }},

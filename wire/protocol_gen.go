@@ -1106,9 +1106,9 @@ type ShellRecord struct {
 	// Its part of the step's standard error; absent: not known.
 	Stderr *ShellRange `json:"stderr,omitempty"`
 	// What is special: async (with &), pipeIn and pipeOut (a stage of a pipeline), left (it
-	// did not return: exit, set -e), program (its shell became the program), substituted
-	// (inside $(…)), signaled (a signal ended it), negated (with !), unfinished (nobody saw
-	// its end).
+	// did not return: exit, set -e), program (a process became it), trap (in a trap),
+	// substituted (inside $(…)), signaled (a signal ended it), negated (with !), unfinished
+	// (nobody saw its end).
 	Flags []string `json:"flags,omitzero"`
 }
 
