@@ -328,7 +328,7 @@ func (r *run) report(step *document.Step, res document.StepResult) StepReport {
 	rep.Stderr, rep.StderrInfo = describe(res.Stderr)
 	if c := r.commands[step.Index-1]; c != nil {
 		rep.Commands, rep.Failures = c.reports, c.failures
-		rep.CommandCount, rep.CommandsDropped, rep.Untraced = c.report.Commands, c.report.Dropped, c.report.Untraced
+		rep.CommandCount, rep.CommandsDropped, rep.Untraced = max(c.report.Commands, int64(len(c.reports))), c.report.Dropped, c.report.Untraced
 	}
 	return rep
 }

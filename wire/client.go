@@ -223,15 +223,28 @@ func (r *run) do(ctx context.Context, start func(context.Context) error) (ended 
 	select {
 	case ended = <-this.ended:
 	case <-c.Done():
-		c.Conn.mu.Lock()
-		err = c.dead("process.wait")
-		c.Conn.mu.Unlock()
+		select {
+		case ended = <-this.ended: // it came first
+		default:
+			err = r.lost(ctx)
+		}
 	}
 	outs.Wait()
 	if killed := !stopKill(); killed && err == nil {
 		err = context.Cause(ctx)
 	}
 	return ended, err
+}
+
+// lost is why the end of a run will not be known: it was to be killed, and its
+// machine was ended for it, or the machine ended by itself.
+func (r *run) lost(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return ctxError(ctx, "process.wait")
+	}
+	r.c.Conn.mu.Lock()
+	defer r.c.Conn.mu.Unlock()
+	return r.c.dead("process.wait")
 }
 
 // Put unpacks the tar stream r in the sandbox, as FileSystem.unpack has it. It may
