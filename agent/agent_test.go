@@ -55,6 +55,14 @@ func newHarnessWith(t *testing.T, opt Options) *harness {
 	if err != nil {
 		t.Fatal(err)
 	}
+	h := serve(t, a)
+	h.dir = dir
+	return h
+}
+
+// serve makes an agent answer, and a client of it.
+func serve(t *testing.T, a *Agent) *harness {
+	t.Helper()
 	near, far := net.Pipe()
 	served := make(chan error, 1)
 	go func() { served <- a.Serve(context.Background(), far) }()
@@ -62,7 +70,7 @@ func newHarnessWith(t *testing.T, opt Options) *harness {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &harness{t: t, a: a, link: link, dir: dir}
+	h := &harness{t: t, a: a, link: link}
 	t.Cleanup(func() {
 		_ = link.Close()
 		if err := <-served; err != nil {

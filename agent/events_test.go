@@ -1,0 +1,715 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/user"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/wire"
+)
+
+// A listener is a connection whose events are kept, as a stock client has them.
+type listener struct {
+	*wire.Conn
+	t      *testing.T
+	events chan any
+	seen   sync.Mutex // held by the reading goroutine while it hands over an event
+	deaf   bool
+}
+
+// listen makes a connection that gets output as events. hold, if not nil, is
+// called for each event by the reading goroutine.
+func (h *harness) listen(hold func(any)) *listener {
+	l := &listener{t: h.t, events: make(chan any, 100_000)}
+	l.Conn = wire.NewConn(h.open(), wire.Options{OnEvent: func(e wire.Event) {
+		v, err := wire.DecodeEvent(e)
+		if err != nil || v == nil {
+			h.t.Errorf("event %s: %v", e.Method, err)
+			return
+		}
+		l.seen.Lock()
+		if hold != nil && !l.deaf {
+			hold(v)
+		}
+		l.seen.Unlock()
+		l.events <- v
+	}})
+	h.t.Cleanup(func() { _ = l.Close(); l.Wait() })
+	return l
+}
+
+// next returns the next event of a type.
+func next[E any](l *listener) *E {
+	l.t.Helper()
+	for timeout := time.After(20 * time.Second); ; {
+		select {
+		case v := <-l.events:
+			if e, ok := v.(*E); ok {
+				return e
+			}
+		case <-timeout:
+			l.t.Fatalf("no %T came", new(E))
+		}
+	}
+}
+
+// collected is what came of a process until its end.
+type collected struct {
+	out   map[wire.ProcessStream]string
+	first map[wire.ProcessStream]int64
+	lost  []*wire.ProcessLostEvent
+	exit  *wire.ProcessExitedEvent
+}
+
+// collect checks that output has no gaps but those that are told.
+func (l *listener) collect(id string) collected {
+	l.t.Helper()
+	c := collected{out: map[wire.ProcessStream]string{}, first: map[wire.ProcessStream]int64{}}
+	at := map[wire.ProcessStream]int64{}
+	for timeout := time.After(60 * time.Second); c.exit == nil; {
+		select {
+		case v := <-l.events:
+			switch e := v.(type) {
+			case *wire.ProcessOutputEvent:
+				if e.ProcessID != id {
+					continue
+				}
+				if _, seen := at[e.Stream]; !seen {
+					c.first[e.Stream], at[e.Stream] = e.Offset, e.Offset
+				}
+				if e.Offset != at[e.Stream] || len(e.Data) > wire.MaxChunk {
+					l.t.Fatalf("%s goes on at %d with %d bytes, want %d", e.Stream, e.Offset, len(e.Data), at[e.Stream])
+				}
+				at[e.Stream] += int64(len(e.Data))
+				c.out[e.Stream] += string(e.Data)
+			case *wire.ProcessLostEvent:
+				c.lost = append(c.lost, e)
+			case *wire.ProcessExitedEvent:
+				if e.ProcessID == id {
+					c.exit = e
+				}
+			}
+		case <-timeout:
+			l.t.Fatal("the process's end did not come")
+		case <-l.Done():
+			l.t.Fatalf("the connection ended: %v", l.Err())
+		}
+	}
+	return c
+}
+
+func (l *listener) start(p wire.ProcessStartParams) string {
+	l.t.Helper()
+	res, err := l.ProcessStart(l.t.Context(), &p)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return res.ProcessID
+}
+
+func script(text string) []string { return []string{"bash", "-c", text} }
+
+// TestEvents: a process whose input and output are messages.
+func TestEvents(t *testing.T) {
+	h := newHarness(t)
+	l := h.listen(nil)
+	id := l.start(wire.ProcessStartParams{Argv: script("cat; echo err >&2; exit 3"), Stdin: true})
+	for _, s := range []string{"one\n", "t\x00\xffo\n"} {
+		if err := l.ProcessWrite(t.Context(), &wire.ProcessWriteParams{ProcessID: id, Data: []byte(s)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := l.ProcessCloseStdin(t.Context(), &wire.ProcessCloseStdinParams{ProcessID: id}); err != nil {
+		t.Fatal(err)
+	}
+	got := l.collect(id)
+	if got.out["stdout"] != "one\nt\x00\xffo\n" || got.out["stderr"] != "err\n" || got.exit.Exit.ExitCode != 3 ||
+		got.exit.StdoutEnd != 9 || got.exit.StderrEnd != 4 {
+		t.Errorf("%+v %+v", got, got.exit)
+	}
+	err := l.ProcessWrite(t.Context(), &wire.ProcessWriteParams{ProcessID: id, Data: []byte("x")})
+	kindIs(t, err, turnstone.NotFound)
+	exit, err := l.ProcessWait(t.Context(), &wire.ProcessWaitParams{ProcessID: id})
+	if err != nil || exit.Exit.ExitCode != 3 {
+		t.Errorf("%+v %v", exit, err)
+	}
+	if err := l.ProcessRelease(t.Context(), &wire.ProcessReleaseParams{ProcessID: id}); err != nil {
+		t.Error(err)
+	}
+	_, err = l.ProcessWait(t.Context(), &wire.ProcessWaitParams{ProcessID: id})
+	kindIs(t, err, turnstone.NotFound)
+}
+
+// TestAnswerFirst: the answer to start comes before anything of the process.
+func TestAnswerFirst(t *testing.T) {
+	h := newHarness(t)
+	for range 30 {
+		s := h.open()
+		f := wire.NewFrames(s, false)
+		if err := f.WriteText([]byte(`{"id":1,"method":"Process.start","params":{"argv":["echo","hi"]}}`)); err != nil {
+			t.Fatal(err)
+		}
+		var order []string
+		for len(order) < 3 {
+			text, p, err := f.Next(nil)
+			if err != nil || !text {
+				t.Fatal(text, err)
+			}
+			m, err := wire.ParseMessage(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			order = append(order, m.Method)
+		}
+		_ = f.Close()
+		if want := ",Process.output,Process.exited"; strings.Join(order, ",") != want {
+			t.Fatalf("messages %q, want %q", order, want)
+		}
+	}
+}
+
+// TestReplay: connections that are lost in the middle of 10 MB miss nothing when
+// they attach again with the offset that they have got to.
+func TestReplay(t *testing.T) {
+	h := newHarnessWith(t, Options{Keep: 12 << 20})
+	const size = 10 << 20
+	data := make([]byte, size)
+	r := rand.New(rand.NewPCG(1, 2))
+	for i := range data {
+		data[i] = byte(r.Uint32())
+	}
+	file := filepath.Join(h.dir, "data")
+	if err := os.WriteFile(file, data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var got []byte
+	for tries := 0; len(got) < size; tries++ {
+		stopAt := min(size, len(got)+1<<20+tries*777)
+		enough := make(chan struct{})
+		l := h.listen(func(v any) {
+			e, ok := v.(*wire.ProcessOutputEvent)
+			if !ok || len(got) >= stopAt {
+				return
+			}
+			if int(e.Offset) != len(got) {
+				t.Errorf("offset %d, want %d", e.Offset, len(got))
+			}
+			if got = append(got, e.Data...); len(got) >= stopAt {
+				close(enough)
+			}
+		})
+		if tries == 0 {
+			l.start(wire.ProcessStartParams{ProcessID: "r", Argv: []string{"cat", file}})
+		} else {
+			res, err := l.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: "r", StdoutOffset: int64(len(got))})
+			if err != nil || res.Process.ProcessID != "r" {
+				t.Fatal(err)
+			}
+		}
+		select {
+		case <-enough:
+		case <-time.After(20 * time.Second):
+			t.Fatal("nothing comes")
+		}
+		_ = l.Close() // in the middle
+		l.seen.Lock() // what it still reads comes too late
+		l.deaf = true
+		l.seen.Unlock()
+		if tries > 100 {
+			t.Fatal("too many tries")
+		}
+	}
+	if !bytes.Equal(got, data) {
+		t.Error("the bytes differ")
+	}
+}
+
+// TestReplayWhole: with a process that waits for its reader nothing falls out, however
+// often the connection is lost.
+func TestReplayWhole(t *testing.T) {
+	h := newHarness(t)
+	const lines = 2000
+	keeper := h.listen(nil)
+	// A second connection that is attached, and does not acknowledge, holds the process back.
+	id := keeper.start(wire.ProcessStartParams{Argv: script(fmt.Sprintf("for ((i=0;i<%d;i++)); do printf '%%0512d\\n' $i; done", lines)), Window: 1})
+	var want strings.Builder
+	for i := range lines {
+		fmt.Fprintf(&want, "%0512d\n", i)
+	}
+	var got []byte
+	for tries := 1; len(got) < want.Len(); tries++ {
+		c := h.connect()
+		sid := c.NewStream()
+		r, err := c.Receiver(sid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := c.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: id, StdoutOffset: int64(len(got)), StdoutStream: sid})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res.StdoutOffset != int64(len(got)) {
+			t.Fatalf("attached at %d, want %d", res.StdoutOffset, len(got))
+		}
+		part := make([]byte, 300_000)
+		n, err := io.ReadFull(r, part)
+		got = append(got, part[:n]...)
+		if err != nil && len(got) < want.Len() {
+			t.Fatalf("%d bytes: %v", len(got), err)
+		}
+		_ = c.Close()
+		if tries > 10 {
+			t.Fatal("too many tries")
+		}
+	}
+	if string(got) != want.String() {
+		t.Error("the bytes differ")
+	}
+}
+
+// TestLost: what falls out of a small log is told exactly.
+func TestLost(t *testing.T) {
+	h := newHarnessWith(t, Options{Keep: 1 << 16})
+	l := h.listen(nil)
+	id := l.start(wire.ProcessStartParams{Argv: script("head -c 1000000 /dev/zero; echo end"), Detach: true})
+	if _, err := l.ProcessWait(t.Context(), &wire.ProcessWaitParams{ProcessID: id}); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "all output to be read", func() bool { return h.info(id).StdoutEnd == 1000004 })
+	info := h.info(id)
+	if kept := info.StdoutEnd - info.StdoutFirst; kept < 1<<16 || kept > 2<<16 || info.Exit == nil {
+		t.Errorf("%d bytes are kept: %+v", kept, info)
+	}
+	if _, err := l.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: id, StdoutOffset: 7}); err != nil {
+		t.Fatal(err)
+	}
+	got := l.collect(id)
+	if len(got.lost) != 1 || got.lost[0].From != 7 || got.lost[0].To != info.StdoutFirst || got.first["stdout"] != info.StdoutFirst {
+		t.Errorf("lost %+v, output from %d; the log begins at %d", got.lost, got.first["stdout"], info.StdoutFirst)
+	}
+	if out := got.out["stdout"]; int64(len(out)) != info.StdoutEnd-info.StdoutFirst || !strings.HasSuffix(out, "\x00end\n") {
+		t.Errorf("%d bytes came", len(out))
+	}
+	_, err := l.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: id, StdoutOffset: 1 << 40})
+	kindIs(t, err, turnstone.Invalid)
+}
+
+func (h *harness) info(id string) wire.ProcessProcessInfo {
+	h.t.Helper()
+	res, err := h.ProcessList(h.t.Context())
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	for _, p := range res.Processes {
+		if p.ProcessID == id {
+			return p
+		}
+	}
+	h.t.Fatalf("no process %s in the list", id)
+	return wire.ProcessProcessInfo{}
+}
+
+// TestWindow: events stop where they are not acknowledged, the process waits, and
+// another process's output on the same connection goes on.
+func TestWindow(t *testing.T) {
+	h := newHarness(t)
+	l := h.listen(nil)
+	const size = 20 << 20
+	id := l.start(wire.ProcessStartParams{Argv: []string{"head", "-c", strconv.Itoa(size), "/dev/zero"}, Window: 100_000})
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	other := l.start(wire.ProcessStartParams{Argv: script("seq 1000")})
+	got, taken := int64(0), ""
+	for taken == "" {
+		switch e := (<-l.events).(type) {
+		case *wire.ProcessOutputEvent:
+			if e.ProcessID == id {
+				got += int64(len(e.Data))
+			}
+		case *wire.ProcessExitedEvent:
+			taken = e.ProcessID
+		}
+	}
+	if taken != other {
+		t.Fatalf("%s ended first", taken)
+	}
+	time.Sleep(300 * time.Millisecond)
+	runtime.ReadMemStats(&after)
+	info := h.info(id)
+	// The log, one chunk, and what the pipe takes stay with the process.
+	if info.Exit != nil || info.StdoutEnd > 2<<20 {
+		t.Errorf("the process was not held back: %+v", info)
+	}
+	if grown := int64(after.HeapInuse) - int64(before.HeapInuse); grown > 16<<20 {
+		t.Errorf("the heap grew by %d MiB", grown>>20)
+	}
+	ack := func(offset int64) error {
+		return l.ProcessAcknowledge(t.Context(), &wire.ProcessAcknowledgeParams{ProcessID: id, Stream: "stdout", Offset: offset})
+	}
+	kindIs(t, ack(size*2), turnstone.Invalid)
+	end := false
+	for !end {
+		select {
+		case v := <-l.events:
+			switch e := v.(type) {
+			case *wire.ProcessOutputEvent:
+				got += int64(len(e.Data))
+			case *wire.ProcessExitedEvent:
+				end = true
+			}
+		case <-time.After(50 * time.Millisecond):
+		}
+		if !end {
+			if err := ack(got); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if got != size {
+		t.Errorf("%d bytes, want %d", got, size)
+	}
+}
+
+// TestSilentClient: a client that never reads holds up itself, and nobody else.
+func TestSilentClient(t *testing.T) {
+	h := newHarness(t)
+	s := h.open()
+	f := wire.NewFrames(s, false)
+	for i := range 20 {
+		msg := fmt.Sprintf(`{"id":%d,"method":"Process.start","params":{"processId":"silent%d","argv":["yes"],"killOnDisconnect":true}}`, i, i)
+		if err := f.WriteText([]byte(msg)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	waitFor(t, "the processes to be there", func() bool {
+		res, err := h.ProcessList(t.Context())
+		return err == nil && len(res.Processes) == 20
+	})
+	if r := h.bash("echo fine"); r.stdout != "fine\n" {
+		t.Errorf("%+v", r)
+	}
+	time.Sleep(200 * time.Millisecond)
+	for i := range 20 {
+		if info := h.info(fmt.Sprintf("silent%d", i)); info.StdoutEnd > 3<<20 {
+			t.Errorf("%s has written %d bytes", info.ProcessID, info.StdoutEnd)
+		}
+	}
+	_ = s.Close()
+	waitFor(t, "the processes to end with their connection", func() bool {
+		for i := range 20 {
+			if h.info(fmt.Sprintf("silent%d", i)).Exit == nil {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// TestDetach: what nobody is attached to goes on, and its newest output is kept.
+func TestDetach(t *testing.T) {
+	h := newHarness(t)
+	l := h.listen(nil)
+	id := l.start(wire.ProcessStartParams{ProcessID: "d.1", Argv: script("echo a; read x; echo $x; sleep 0.1; echo c"), Stdin: true})
+	if id != "d.1" {
+		t.Fatalf("named %s", id)
+	}
+	if e := next[wire.ProcessOutputEvent](l); string(e.Data) != "a\n" {
+		t.Fatalf("%q", e.Data)
+	}
+	if err := l.ProcessDetach(t.Context(), &wire.ProcessDetachParams{ProcessID: id}); err != nil {
+		t.Fatal(err)
+	}
+	kindIs(t, l.ProcessDetach(t.Context(), &wire.ProcessDetachParams{ProcessID: id}), turnstone.NotFound)
+	if err := h.ProcessWrite(t.Context(), &wire.ProcessWriteParams{ProcessID: id, Data: []byte("b\n")}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.ProcessWait(t.Context(), &wire.ProcessWaitParams{ProcessID: id}); err != nil {
+		t.Fatal(err)
+	}
+	other := h.listen(nil)
+	if _, err := other.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: id}); err != nil {
+		t.Fatal(err)
+	}
+	if got := other.collect(id); got.out["stdout"] != "a\nb\nc\n" {
+		t.Errorf("%q", got.out["stdout"])
+	}
+	select {
+	case v := <-l.events:
+		t.Errorf("a detached connection got %T", v)
+	default:
+	}
+	_, err := l.ProcessStart(t.Context(), &wire.ProcessStartParams{ProcessID: id, Argv: script("true")})
+	kindIs(t, err, turnstone.Invalid)
+	for _, bad := range []string{"a/b", "a b", strings.Repeat("x", 65)} {
+		_, err := l.ProcessStart(t.Context(), &wire.ProcessStartParams{ProcessID: bad, Argv: script("true")})
+		kindIs(t, err, turnstone.Invalid)
+	}
+}
+
+// TestTerminal: a terminal of a size that changes, that takes input and its end.
+func TestTerminal(t *testing.T) {
+	h := newHarness(t)
+	l := h.listen(nil)
+	id := l.start(wire.ProcessStartParams{Terminal: &wire.ProcessTerminal{Columns: 100, Rows: 30},
+		Argv: script("trap 'stty size' WINCH; stty size; test -t 0 && test -t 1 && test -t 2 && echo tty $TERM; ps -o tty= $$ >/dev/null && : </dev/tty && echo controlled; while read -r x; do echo got $x; done; echo bye >&2")})
+	see := func(text string) {
+		t.Helper()
+		all := ""
+		for deadline := time.After(20 * time.Second); !strings.Contains(all, text); {
+			select {
+			case v := <-l.events:
+				if e, ok := v.(*wire.ProcessOutputEvent); ok {
+					if e.Stream != "stdout" {
+						t.Errorf("output on %s", e.Stream)
+					}
+					all += string(e.Data)
+				}
+			case <-deadline:
+				t.Fatalf("no %q in %q", text, all)
+			}
+		}
+	}
+	see("30 100\r\ntty xterm-256color\r\ncontrolled\r\n")
+	if err := l.ProcessResize(t.Context(), &wire.ProcessResizeParams{ProcessID: id, Columns: 120, Rows: 40}); err != nil {
+		t.Fatal(err)
+	}
+	write := func(s string) {
+		t.Helper()
+		if err := l.ProcessWrite(t.Context(), &wire.ProcessWriteParams{ProcessID: id, Data: []byte(s)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("x\n")
+	see("40 120\r\n")
+	write("y\n")
+	see("got y\r\n")
+	kindIs(t, l.ProcessResize(t.Context(), &wire.ProcessResizeParams{ProcessID: id, Columns: 0, Rows: 40}), turnstone.Invalid)
+	kindIs(t, l.ProcessResize(t.Context(), &wire.ProcessResizeParams{ProcessID: id, Columns: 70000, Rows: 40}), turnstone.Invalid)
+	if err := l.ProcessCloseStdin(t.Context(), &wire.ProcessCloseStdinParams{ProcessID: id}); err != nil {
+		t.Fatal(err)
+	}
+	see("bye\r\n")
+	if e := next[wire.ProcessExitedEvent](l); e.Exit.ExitCode != 0 {
+		t.Errorf("%+v", e)
+	}
+	kindIs(t, l.ProcessResize(t.Context(), &wire.ProcessResizeParams{ProcessID: id, Columns: 80, Rows: 24}), turnstone.NotFound)
+}
+
+// TestTerminalOutput: all that was written to a terminal comes, whoever holds it open.
+func TestTerminalOutput(t *testing.T) {
+	h := newHarness(t)
+	l := h.listen(nil)
+	for _, tail := range []string{"", "; (trap '' HUP; sleep 0.5; echo late; sleep 1) &"} {
+		id := l.start(wire.ProcessStartParams{Terminal: &wire.ProcessTerminal{Columns: 80, Rows: 24}, Argv: script("seq 20000" + tail)})
+		got := l.collect(id)
+		if out := got.out["stdout"]; !strings.HasPrefix(out, "1\r\n2\r\n") || !strings.HasSuffix(out, "\r\n20000\r\n") || len(out) != 128894 {
+			t.Errorf("%d bytes, ending in %q", len(out), out[max(0, len(out)-20):])
+		}
+	}
+}
+
+// TestSignalTree: a signal reaches the process and what it has started.
+func TestSignalTree(t *testing.T) {
+	h := newHarness(t)
+	l := h.listen(nil)
+	id := l.start(wire.ProcessStartParams{Argv: script("trap 'echo main; wait; exit 5' TERM; bash -c 'trap \"echo child; exit\" TERM; echo up; while :; do sleep 0.05; done' & wait")})
+	if e := next[wire.ProcessOutputEvent](l); string(e.Data) != "up\n" {
+		t.Fatalf("%q", e.Data)
+	}
+	kindIs(t, l.ProcessSignal(t.Context(), &wire.ProcessSignalParams{ProcessID: id, Signal: "NOPE"}), turnstone.Invalid)
+	if err := l.ProcessSignal(t.Context(), &wire.ProcessSignalParams{ProcessID: id, Signal: "term"}); err != nil {
+		t.Fatal(err)
+	}
+	got := l.collect(id)
+	if out := got.out["stdout"]; !strings.Contains(out, "main\n") || !strings.Contains(out, "child\n") || got.exit.Exit.ExitCode != 5 || got.exit.Exit.Killed {
+		t.Errorf("%q %+v", out, got.exit)
+	}
+	kindIs(t, l.ProcessSignal(t.Context(), &wire.ProcessSignalParams{ProcessID: id, Signal: "SIGKILL"}), turnstone.NotFound)
+}
+
+// TestUser: a process runs as the user that is named.
+func TestUser(t *testing.T) {
+	h := newHarness(t)
+	me, err := user.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	type want struct{ user, out string }
+	wants := []want{{me.Username, me.Uid + " " + me.Gid + " " + me.HomeDir + " " + me.Username}}
+	if os.Getuid() == 0 {
+		wants = append(wants, want{"nobody", "65534 65534 /nonexistent nobody"}, want{"65534:daemon", "65534 1 /nonexistent nobody"},
+			want{"12345", "12345 12345 / root"}, want{"0", "0 0 /root root"})
+	}
+	for _, w := range wants {
+		l := h.listen(nil)
+		id := l.start(wire.ProcessStartParams{Argv: script("echo $(id -u) $(id -g) $HOME $USER"), User: w.user, Cwd: "/"})
+		if got := l.collect(id); strings.TrimSpace(got.out["stdout"]) != w.out {
+			t.Errorf("as %s: %q %q, want %q", w.user, got.out["stdout"], got.out["stderr"], w.out)
+		}
+	}
+	for _, bad := range []string{"no-such-user", "root:no-such-group", ":", "4294967295"} {
+		_, err := h.ProcessStart(t.Context(), &wire.ProcessStartParams{Argv: script("true"), User: bad})
+		kindIs(t, err, turnstone.NotFound)
+	}
+}
+
+// TestWriteWaits: a write is answered when the pipe has taken it, and ends with
+// the process or the connection.
+func TestWriteWaits(t *testing.T) {
+	h := newHarness(t)
+	id := h.listen(nil).start(wire.ProcessStartParams{Argv: []string{"sleep", "100"}, Stdin: true})
+	big := make([]byte, 1<<20)
+	write := func(c *wire.Conn, ctx context.Context) error {
+		return c.ProcessWrite(ctx, &wire.ProcessWriteParams{ProcessID: id, Data: big})
+	}
+	if err := write(h.Conn, t.Context()); err != nil { // fits into the pipe
+		t.Fatal(err)
+	}
+	kindIs(t, h.ProcessWrite(t.Context(), &wire.ProcessWriteParams{ProcessID: id, Data: make([]byte, 1<<20+1)}), turnstone.Invalid)
+	gone := h.listen(nil)
+	short, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if err := write(gone.Conn, short); err == nil {
+		t.Error("a write to a full pipe was answered")
+	}
+	_ = gone.Close() // its write goes with it
+	second := make(chan error, 1)
+	go func() { second <- write(h.Conn, t.Context()) }()
+	select {
+	case err := <-second:
+		t.Errorf("the second write was answered: %v", err)
+	case <-time.After(200 * time.Millisecond):
+	}
+	if err := h.ProcessSignal(t.Context(), &wire.ProcessSignalParams{ProcessID: id, Signal: "9"}); err != nil {
+		t.Fatal(err)
+	}
+	// It sees the broken pipe, or the end that broke it.
+	if err := <-second; turnstone.KindOf(err) != turnstone.NotFound && turnstone.KindOf(err) != turnstone.Unavailable {
+		t.Errorf("the second write: %v", err)
+	}
+}
+
+// TestKeptProcesses: of ended processes the latest are kept.
+func TestKeptProcesses(t *testing.T) {
+	h := newHarness(t)
+	for i := range 70 {
+		if _, err := h.Start(t.Context(), wire.ProcessStartParams{ProcessID: "k" + strconv.Itoa(i), Argv: []string{"true"}}, wire.Stdio{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var res *wire.ProcessListResult
+	waitFor(t, "the oldest to be forgotten", func() bool {
+		var err error
+		res, err = h.ProcessList(t.Context())
+		return err == nil && len(res.Processes) == 64
+	})
+	if first, last := res.Processes[0].ProcessID, res.Processes[63].ProcessID; first != "k6" || last != "k69" {
+		t.Errorf("from %s to %s", first, last)
+	}
+}
+
+// TestManyConnections: 64 connections are served, one more is turned away.
+func TestManyConnections(t *testing.T) {
+	h := newHarness(t) // one
+	var all []*wire.Client
+	for range 63 {
+		all = append(all, h.connect())
+	}
+	for _, c := range all {
+		if _, err := c.SandboxGetVersion(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := h.connect().SandboxGetVersion(t.Context()); turnstone.KindOf(err) != turnstone.Dead {
+		t.Errorf("one too many: %v", err)
+	}
+	_ = all[0].Close()
+	waitFor(t, "room for another", func() bool {
+		c := h.connect()
+		_, err := c.SandboxGetVersion(t.Context())
+		_ = c.Close()
+		return err == nil
+	})
+}
+
+// TestNotConfigured: nothing is carried out before Sandbox.configure, which works once.
+func TestNotConfigured(t *testing.T) {
+	calls := 0
+	h := newHarnessWith(t, Options{configure: func(p *wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) {
+		if calls++; p.Hostname == "bad" {
+			return nil, invalid(wire.MethodSandboxConfigure, "hostname", "malformed")
+		}
+		return &wire.SandboxConfigureResult{Reseeded: true}, nil
+	}})
+	_, err := h.SandboxGetVersion(t.Context())
+	kindIs(t, err, turnstone.Invalid)
+	_, err = h.start(nil, "true")
+	kindIs(t, err, turnstone.Invalid)
+	_, err = h.SandboxConfigure(t.Context(), &wire.SandboxConfigureParams{Hostname: "bad"})
+	kindIs(t, err, turnstone.Invalid)
+	if _, err := h.SandboxConfigure(t.Context(), &wire.SandboxConfigureParams{Env: []string{"FROM=host"}}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = h.SandboxConfigure(t.Context(), &wire.SandboxConfigureParams{})
+	kindIs(t, err, turnstone.Invalid)
+	if r, err := h.start(nil, "sh", "-c", "echo $FROM"); err != nil || r.stdout != "host\n" {
+		t.Errorf("%+v %v", r, err)
+	}
+	if r := h.bash("echo $FROM"); r.stdout != "host\n" {
+		t.Errorf("%+v", r)
+	}
+	if calls != 2 {
+		t.Errorf("configured %d times", calls)
+	}
+}
+
+// TestJournal: what was done is told, without what was said.
+func TestJournal(t *testing.T) {
+	h := newHarness(t)
+	l := h.listen(nil)
+	if err := l.TraceEnable(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Start(t.Context(), wire.ProcessStartParams{ProcessID: "j", Argv: []string{"echo", "s3cret"}, Env: []string{"KEY=s3cret"}}, wire.Stdio{}); err != nil {
+		t.Fatal(err)
+	}
+	if e := next[wire.TraceEntryEvent](l); e.Entry.Method != "Trace.enable" {
+		t.Errorf("%+v", e)
+	}
+	if e := next[wire.TraceEntryEvent](l); e.Entry.Method != "Process.start" || e.Entry.Subject != "j" || e.Entry.Duration <= 0 {
+		t.Errorf("%+v", e)
+	}
+	_, _ = h.FileSystemStat(t.Context(), &wire.FileSystemStatParams{Path: "/nope"})
+	res, err := h.TraceGetEntries(t.Context(), &wire.TraceGetEntriesParams{After: 2})
+	if err != nil || res.First != 1 || len(res.Entries) != 1 || res.Entries[0].Error == "" || res.Entries[0].Subject != "/nope" || res.Entries[0].Sequence != 3 {
+		t.Errorf("%+v %v", res, err)
+	}
+	for _, e := range h.a.journal.ring {
+		if strings.Contains(fmt.Sprint(e), "s3cret") || strings.Contains(fmt.Sprint(e), base64.StdEncoding.EncodeToString([]byte("s3cret"))) {
+			t.Errorf("the journal keeps a secret: %+v", e)
+		}
+	}
+	if err := l.TraceDisable(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for range journalSize {
+		h.a.journal.observe("x", nil, time.Now(), nil)
+	}
+	res, err = h.TraceGetEntries(t.Context(), &wire.TraceGetEntriesParams{Limit: 5})
+	if err != nil || len(res.Entries) != 5 || res.Entries[0].Sequence != res.First || res.First < 5 {
+		t.Errorf("%+v %v", res, err)
+	}
+}

@@ -1,0 +1,399 @@
+package agent
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/wire"
+)
+
+// jail is an agent whose processes' root is a folder, with a secret beside it.
+func jail(t *testing.T) (h *harness, root string) {
+	t.Helper()
+	base := t.TempDir()
+	root = filepath.Join(base, "root")
+	for _, d := range []string{"run", "etc", "work/sub"} {
+		if err := os.MkdirAll(filepath.Join(root, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, text := range map[string]string{"secret": "host", "root/etc/secret": "guest", "root/work/a": "text"} {
+		if err := os.WriteFile(filepath.Join(base, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a, err := New(Options{Chroot: root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return serve(t, a), root
+}
+
+func (h *harness) read(path string) (string, error) {
+	res, err := h.FileSystemRead(h.t.Context(), &wire.FileSystemReadParams{Path: path})
+	if err != nil {
+		return "", err
+	}
+	return string(res.Data), nil
+}
+
+func (h *harness) write(path, text string) error {
+	_, err := h.FileSystemWrite(h.t.Context(), &wire.FileSystemWriteParams{Path: path, Data: []byte(text)})
+	return err
+}
+
+// TestEscapes: no link leads a file operation out of the sandbox's root.
+func TestEscapes(t *testing.T) {
+	h, root := jail(t)
+	base := filepath.Dir(root)
+	up := strings.Repeat("../", 12)
+	for name, target := range map[string]string{
+		"rel": up + "secret", "rel2": "../../secret", "abs": base + "/secret", "dir": up + base, "etc": "/etc", "loop": "loop",
+		"deep": "sub/../../../../etc/secret", "magic": "/proc/self/root/etc", "out": base + "/new",
+	} {
+		if err := os.Symlink(target, filepath.Join(root, "work", name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for path, want := range map[string]string{"/work/etc/secret": "guest", "/work/deep": "guest", "/../../etc/secret": "guest"} {
+		if got, err := h.read(path); err != nil || got != want {
+			t.Errorf("%s: %q %v", path, got, err)
+		}
+	}
+	for _, path := range []string{"/work/rel", "/work/rel2", "/work/abs", "/work/dir/secret", "/../secret", "/work/../../secret", "/work/magic/passwd"} {
+		if got, err := h.read(path); err == nil {
+			t.Errorf("%s: read %q", path, got)
+		}
+	}
+	_, err := h.read("/work/loop")
+	kindIs(t, err, turnstone.Invalid)
+	// What is written through a link lands inside, where the link says.
+	if err := os.MkdirAll(filepath.Join(root, base), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.write("/work/out", "inside"); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(filepath.Join(root, base, "new")); err != nil || string(b) != "inside" {
+		t.Errorf("%q %v", b, err)
+	}
+	if _, err := os.Lstat(filepath.Join(base, "new")); err == nil {
+		t.Error("written outside of the root")
+	}
+	if st, err := os.Lstat(filepath.Join(root, "work/out")); err != nil || st.Mode()&os.ModeSymlink == 0 {
+		t.Errorf("the link was replaced: %v", err)
+	}
+	for _, err := range []error{
+		h.FileSystemRemove(t.Context(), &wire.FileSystemRemoveParams{Path: "/work/dir/../secret", Recursive: true}),
+		h.FileSystemMove(t.Context(), &wire.FileSystemMoveParams{From: "/work/a", To: "/work/rel2/x"}),
+		h.FileSystemMkdir(t.Context(), &wire.FileSystemMkdirParams{Path: "/work/loop/x", Parents: true}),
+		h.Get(t.Context(), "/work/abs", io.Discard),
+		h.Put(t.Context(), "/work/loop/x", strings.NewReader("")),
+	} {
+		if err == nil {
+			t.Error("an escape was carried out")
+		}
+	}
+	if err := h.FileSystemRemove(t.Context(), &wire.FileSystemRemoveParams{Path: "/work", Recursive: true}); err != nil {
+		t.Error(err)
+	}
+	if b, err := os.ReadFile(filepath.Join(base, "secret")); err != nil || string(b) != "host" {
+		t.Errorf("the host's file: %q %v", b, err)
+	}
+	if b, err := os.ReadFile(filepath.Join(root, "etc/secret")); err != nil || string(b) != "guest" {
+		t.Errorf("what a link pointed to is gone: %v", err)
+	}
+}
+
+func TestFileSystem(t *testing.T) {
+	h, root := jail(t)
+	ctx := t.Context()
+	if err := os.Symlink("a", filepath.Join(root, "work/link")); err != nil {
+		t.Fatal(err)
+	}
+	no := false
+	st, err := h.FileSystemStat(ctx, &wire.FileSystemStatParams{Path: "/work//link"})
+	if err != nil || st.File.Type != "file" || st.File.Size != 4 || st.File.Path != "/work/link" || st.File.Mode != 0o644 {
+		t.Errorf("%+v %v", st, err)
+	}
+	st, err = h.FileSystemStat(ctx, &wire.FileSystemStatParams{Path: "/work/link", Follow: &no})
+	if err != nil || st.File.Type != "symlink" || st.File.Target != "a" || st.File.Name != "link" {
+		t.Errorf("%+v %v", st, err)
+	}
+	if _, err := time.Parse(time.RFC3339Nano, st.File.Modified); err != nil {
+		t.Error(err)
+	}
+	for i := range 1500 {
+		if err := os.WriteFile(filepath.Join(root, "work/sub", fmt.Sprintf("f%04d", i)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list := func(after string, limit int64) *wire.FileSystemListResult {
+		t.Helper()
+		res, err := h.FileSystemList(ctx, &wire.FileSystemListParams{Path: "/work/sub", After: after, Limit: limit})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res
+	}
+	if r := list("", 0); len(r.Entries) != 1000 || !r.More || r.Entries[0].Path != "/work/sub/f0000" || r.Entries[999].Name != "f0999" {
+		t.Errorf("%d %v", len(r.Entries), r.More)
+	}
+	if r := list("f0999", 0); len(r.Entries) != 500 || r.More || r.Entries[0].Name != "f1000" || r.Entries[499].Name != "f1499" {
+		t.Errorf("%d %v", len(r.Entries), r.More)
+	}
+	if r := list("f0003x", 2); len(r.Entries) != 2 || !r.More || r.Entries[0].Name != "f0004" {
+		t.Errorf("%+v", r)
+	}
+	_, err = h.FileSystemList(ctx, &wire.FileSystemListParams{Path: "/work/a"})
+	kindIs(t, err, turnstone.NotFound)
+	_, err = h.FileSystemStat(ctx, &wire.FileSystemStatParams{Path: "work"})
+	kindIs(t, err, turnstone.Invalid)
+
+	if err := h.FileSystemMkdir(ctx, &wire.FileSystemMkdirParams{Path: "/new/x/y"}); turnstone.KindOf(err) != turnstone.NotFound {
+		t.Errorf("mkdir without parents: %v", err)
+	}
+	for range 2 {
+		if err := h.FileSystemMkdir(ctx, &wire.FileSystemMkdirParams{Path: "/new/x/y/", Parents: true, Mode: 0o2750}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if st, err := os.Stat(filepath.Join(root, "new/x/y")); err != nil || st.Mode().Perm() != 0o750 || st.Mode()&os.ModeSetgid == 0 {
+		t.Errorf("%v %v", st.Mode(), err)
+	}
+	kindIs(t, h.FileSystemMkdir(ctx, &wire.FileSystemMkdirParams{Path: "/new"}), turnstone.Invalid)
+	kindIs(t, h.FileSystemMkdir(ctx, &wire.FileSystemMkdirParams{Path: "/work/a/b", Parents: true}), turnstone.NotFound)
+	move := func(from, to string, over bool) error {
+		return h.FileSystemMove(ctx, &wire.FileSystemMoveParams{From: from, To: to, Overwrite: over})
+	}
+	kindIs(t, move("/work/link", "/work/a", false), turnstone.Invalid)
+	if err := move("/work/a", "/new/b", false); err != nil {
+		t.Error(err)
+	}
+	kindIs(t, move("/work/a", "/new/c", false), turnstone.NotFound)
+	if err := h.write("/new/c", "c"); err != nil {
+		t.Fatal(err)
+	}
+	if err := move("/new/c", "/new/b", true); err != nil {
+		t.Error(err)
+	}
+	if got, err := h.read("/new/b"); err != nil || got != "c" {
+		t.Errorf("%q %v", got, err)
+	}
+	remove := func(path string, all bool) error {
+		return h.FileSystemRemove(ctx, &wire.FileSystemRemoveParams{Path: path, Recursive: all})
+	}
+	kindIs(t, remove("/new", false), turnstone.Invalid)
+	kindIs(t, remove("/", true), turnstone.Invalid)
+	kindIs(t, remove("/new/..", true), turnstone.Invalid)
+	if err := remove("/new/x/y", false); err != nil {
+		t.Error(err)
+	}
+	if err := remove("/new", true); err != nil {
+		t.Error(err)
+	}
+	kindIs(t, remove("/new", true), turnstone.NotFound)
+}
+
+func TestReadWrite(t *testing.T) {
+	h, root := jail(t)
+	ctx := t.Context()
+	file := filepath.Join(root, "work/a")
+	if err := os.Chmod(file, 0o750|os.ModeSetuid); err != nil {
+		t.Fatal(err)
+	}
+	if os.Getuid() == 0 {
+		if err := os.Chown(file, 1234, 5678); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(file, 0o750|os.ModeSetuid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = before.Close() }()
+	if err := h.write("/work/a", "new\x00\xff"); err != nil {
+		t.Fatal(err)
+	}
+	if b, _ := io.ReadAll(before); string(b) != "text" {
+		t.Errorf("who had the file open sees %q: it was not replaced", b)
+	}
+	st, err := h.FileSystemStat(ctx, &wire.FileSystemStatParams{Path: "/work/a"})
+	if err != nil || st.File.Mode != 0o4750 || (os.Getuid() == 0 && (st.File.UID != 1234 || st.File.GID != 5678)) {
+		t.Errorf("%+v %v", st, err)
+	}
+	for _, tt := range []struct {
+		offset, length int64
+		want           string
+		eof            bool
+	}{{0, 0, "new\x00\xff", true}, {1, 2, "ew", false}, {3, 2, "\x00\xff", true}, {5, 0, "", true}, {99, 1, "", true}} {
+		res, err := h.FileSystemRead(ctx, &wire.FileSystemReadParams{Path: "/work/a", Offset: tt.offset, Length: tt.length})
+		if err != nil || string(res.Data) != tt.want || res.Eof != tt.eof || res.Size != 5 {
+			t.Errorf("%+v: %+v %v", tt, res, err)
+		}
+	}
+	if err := unix.Mkfifo(filepath.Join(root, "work/pipe"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	_, err = h.read("/work/pipe")
+	kindIs(t, err, turnstone.Invalid)
+	kindIs(t, h.write("/work/pipe", "x"), turnstone.Invalid)
+	_, err = h.read("/work")
+	kindIs(t, err, turnstone.Invalid)
+	kindIs(t, h.write("/work", "x"), turnstone.Invalid)
+	kindIs(t, h.write("/nope/x", "x"), turnstone.NotFound)
+	if _, err := h.FileSystemWrite(ctx, &wire.FileSystemWriteParams{Path: "/nope/y/x", Parents: true, Mode: 0o600}); err != nil {
+		t.Error(err)
+	}
+	if st, err := os.Stat(filepath.Join(root, "nope/y/x")); err != nil || st.Mode() != 0o600 || st.Size() != 0 {
+		t.Errorf("%v %v", st, err)
+	}
+
+	// By streams, in both directions.
+	data := bytes.Repeat([]byte("0123456789abcdef"), 200_000)
+	id := h.NewStream()
+	s, err := h.Sender(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _, _ = s.Write(data); _ = s.Close() }()
+	if res, err := h.FileSystemWrite(ctx, &wire.FileSystemWriteParams{Path: "/work/big", Stream: id}); err != nil || res.Size != int64(len(data)) {
+		t.Fatalf("%+v %v", res, err)
+	}
+	id = h.NewStream()
+	r, err := h.Receiver(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make(chan []byte, 1)
+	go func() { b, _ := io.ReadAll(r); got <- b }()
+	res, err := h.FileSystemRead(ctx, &wire.FileSystemReadParams{Path: "/work/big", Offset: 16, Stream: id})
+	if b := <-got; err != nil || !res.Eof || !bytes.Equal(b, data[16:]) {
+		t.Errorf("%d bytes, %+v %v", len(b), res, err)
+	}
+	// A stream that is given up leaves the old file, and nothing beside it.
+	id = h.NewStream()
+	if s, err = h.Sender(id); err != nil {
+		t.Fatal(err)
+	}
+	go func() { _, _ = s.Write(data[:100_000]); s.Abort(io.ErrUnexpectedEOF) }()
+	if _, err := h.FileSystemWrite(ctx, &wire.FileSystemWriteParams{Path: "/work/big", Stream: id}); err == nil {
+		t.Error("a stream that was given up was written")
+	}
+	entries, err := os.ReadDir(filepath.Join(root, "work"))
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	if want := []string{"a", "big", "pipe", "sub"}; err != nil || !slices.Equal(names, want) {
+		t.Errorf("%q %v", names, err)
+	}
+	if st, err := os.Stat(filepath.Join(root, "work/big")); err != nil || st.Size() != int64(len(data)) {
+		t.Errorf("%v %v", st, err)
+	}
+}
+
+// TestWatch: changes are told, in directories too that come while they are watched.
+func TestWatch(t *testing.T) {
+	h, root := jail(t)
+	l := h.listen(nil)
+	ctx := t.Context()
+	watch := func(path string, recursive bool) string {
+		t.Helper()
+		res, err := l.FileSystemWatch(ctx, &wire.FileSystemWatchParams{Path: path, Recursive: recursive})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res.WatchID
+	}
+	expect := func(id string, want ...string) {
+		t.Helper()
+		left := slices.Clone(want)
+		for len(left) > 0 {
+			e := next[wire.FileSystemChangedEvent](l)
+			if e.WatchID != id {
+				continue
+			}
+			if e.Overflow {
+				t.Error("overflow")
+			}
+			for _, c := range e.Changes {
+				s := string(c.Kind) + " " + c.Path
+				if i := slices.Index(left, s); i >= 0 {
+					left = slices.Delete(left, i, i+1)
+				}
+			}
+		}
+	}
+	do := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	in := func(name string) string { return filepath.Join(root, name) }
+
+	tree := watch("/work", true)
+	do(os.WriteFile(in("work/n"), []byte("1"), 0o644))
+	expect(tree, "created /work/n", "modified /work/n")
+	do(os.WriteFile(in("work/sub/m"), []byte("1"), 0o644))
+	expect(tree, "created /work/sub/m", "modified /work/sub/m")
+	do(os.Chmod(in("work/n"), 0o600))
+	expect(tree, "attributes /work/n")
+	do(os.MkdirAll(in("etc/tree/deep/deeper"), 0o755))
+	do(os.WriteFile(in("etc/tree/deep/x"), nil, 0o644))
+	do(os.Rename(in("etc/tree"), in("work/tree")))
+	expect(tree, "created /work/tree", "created /work/tree/deep", "created /work/tree/deep/deeper", "created /work/tree/deep/x")
+	do(os.WriteFile(in("work/tree/deep/deeper/y"), nil, 0o644))
+	expect(tree, "created /work/tree/deep/deeper/y")
+	do(os.Rename(in("work/tree"), in("etc/tree")))
+	expect(tree, "removed /work/tree")
+	do(os.WriteFile(in("etc/tree/deep/z"), nil, 0o644)) // no longer watched
+	do(os.Remove(in("work/n")))
+	for done := false; !done; {
+		for _, c := range next[wire.FileSystemChangedEvent](l).Changes {
+			if strings.HasSuffix(c.Path, "/z") {
+				t.Errorf("told of %s", c.Path)
+			}
+			done = done || c.Path == "/work/n"
+		}
+	}
+	if err := l.FileSystemUnwatch(ctx, &wire.FileSystemUnwatchParams{WatchID: tree}); err != nil {
+		t.Error(err)
+	}
+	kindIs(t, l.FileSystemUnwatch(ctx, &wire.FileSystemUnwatchParams{WatchID: tree}), turnstone.NotFound)
+
+	one := watch("/work/a", false)
+	do(os.WriteFile(in("work/other"), []byte("1"), 0o644))
+	do(h.write("/work/a", "replaced"))
+	for done := false; !done; {
+		for _, c := range next[wire.FileSystemChangedEvent](l).Changes {
+			if c.Path != "/work/a" {
+				t.Errorf("told of %s", c.Path)
+			}
+			done = true
+		}
+	}
+	do(os.Remove(in("work/a")))
+	expect(one, "removed /work/a")
+	_, err := l.FileSystemWatch(ctx, &wire.FileSystemWatchParams{Path: "/work/a"})
+	kindIs(t, err, turnstone.NotFound)
+	for range maxWatches - 1 {
+		watch("/etc", false)
+	}
+	_, err = l.FileSystemWatch(ctx, &wire.FileSystemWatchParams{Path: "/etc"})
+	kindIs(t, err, turnstone.Exhausted)
+}
