@@ -118,7 +118,7 @@ func (st *step) live(ctx context.Context, c *wire.Conn) {
 			}
 		}
 		// Many records cost a part of the time only.
-		pause = max(drainEvery, 10*time.Since(began))
+		pause = max(drainEvery, 30*time.Since(began))
 		timer.Reset(pause)
 	}
 }

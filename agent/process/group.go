@@ -27,6 +27,7 @@ type cgroup struct {
 	owner *Groups
 	dir   string
 	fd    int // of dir, for clone3's CLONE_INTO_CGROUP
+	kills int // of memory.events, when it was read last: a group is used again
 }
 
 // NewGroups makes the bounding group below root, the mount point of cgroup2.
@@ -104,7 +105,8 @@ func (g *Groups) make() (*cgroup, error) {
 // kill sends SIGKILL to every process of the group at once.
 func (c *cgroup) kill() error { return writeFile(filepath.Join(c.dir, "cgroup.kill"), "1") }
 
-// oomKills is how many processes of the group the kernel killed for want of memory.
+// oomKills is how many processes of the group the kernel killed for want of memory
+// since it was asked last.
 func (c *cgroup) oomKills() int {
 	var buf [512]byte
 	n, err := readSmall(filepath.Join(c.dir, "memory.events"), buf[:])
@@ -114,27 +116,44 @@ func (c *cgroup) oomKills() int {
 	for line := range strings.SplitSeq(string(buf[:n]), "\n") {
 		if v, ok := strings.CutPrefix(line, "oom_kill "); ok {
 			kills, _ := strconv.Atoi(v)
-			return kills
+			before := c.kills
+			c.kills = kills
+			return kills - before
 		}
 	}
 	return 0
 }
 
-// release removes the group, or keeps it for later while something runs in it,
-// and makes a spare one.
+// empty says that no process is left in the group.
+func (c *cgroup) empty() bool {
+	var buf [256]byte
+	n, err := readSmall(filepath.Join(c.dir, "cgroup.events"), buf[:])
+	return err == nil && strings.Contains(string(buf[:n]), "populated 0")
+}
+
+// release makes the group the spare one if nothing is left in it: making and
+// removing groups costs more than the rest of a process's start and end. Else it
+// is kept until what runs in it has ended.
 func (c *cgroup) release() {
-	_ = unix.Close(c.fd)
 	g := c.owner
-	g.prepare()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	left := g.full[:0]
 	for _, c := range append(g.full, c) {
-		if err := unix.Rmdir(c.dir); err == unix.EBUSY {
+		switch {
+		case !c.empty():
 			left = append(left, c)
+		case g.spare == nil:
+			g.spare = c
+		default:
+			_ = unix.Close(c.fd)
+			_ = unix.Rmdir(c.dir)
 		}
 	}
 	g.full = left
+	if g.spare == nil {
+		g.spare, _ = g.make() // take tries again, and reports
+	}
 }
 
 // KillAll ends every process that any group holds.

@@ -58,7 +58,8 @@ type Process struct {
 	Out      [3]*Log // standard output (1) and error (2; nil with a terminal)
 
 	table  *Table
-	group  *cgroup // nil: kill by process group
+	group  *cgroup    // nil: kill by process group
+	using  sync.Mutex // held while the group is signalled, so that it is not another process's by then
 	stdin  *os.File
 	master *os.File
 	files  []*os.File // what the pumps read
@@ -251,7 +252,9 @@ func (p *Process) run(status <-chan syscall.WaitStatus) {
 	p.table.hasEnded(p)
 	close(p.done)
 	if p.group != nil {
-		p.group.release() // makes a new one: nobody waits for that
+		p.using.Lock()
+		defer p.using.Unlock()
+		p.group.release() // nobody waits for that
 	}
 }
 

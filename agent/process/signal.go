@@ -34,6 +34,8 @@ func ParseSignal(text string) (syscall.Signal, error) {
 // ended is left alone, and so is what it left in the background: the error is
 // then of kind NotFound.
 func (p *Process) Signal(sig syscall.Signal) error {
+	p.using.Lock()
+	defer p.using.Unlock()
 	if p.Ended() {
 		return p.hasEnded("Process.signal")
 	}

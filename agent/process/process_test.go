@@ -1,0 +1,231 @@
+package process
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// put writes p to a log as a pump does.
+func put(l *Log, p []byte) {
+	for len(p) > 0 {
+		buf := l.room()
+		if buf == nil {
+			return
+		}
+		n := copy(buf, p)
+		l.wrote(n)
+		p = p[n:]
+	}
+}
+
+// TestLog: whatever is written, and wherever readers begin, each gets all bytes
+// from there on, and at least the bound is kept.
+func TestLog(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		keep := rapid.SampledFrom([]int64{1, 1000, chunkSize, 200_000}).Draw(t, "keep")
+		l := newLog(newChunks(), keep)
+		var all []byte
+		for i, n := range rapid.SliceOfN(rapid.IntRange(1, 3*chunkSize), 1, 12).Draw(t, "writes") {
+			part := bytes.Repeat([]byte{byte('a' + i%26)}, n)
+			part[0] = '|'
+			put(l, part)
+			all = append(all, part...)
+		}
+		first, end := l.Range()
+		if end != int64(len(all)) || end-first < min(end, keep) || end-first > keep+2*chunkSize {
+			t.Fatalf("kept %d to %d of %d with %d", first, end, len(all), keep)
+		}
+		from := rapid.Int64Range(0, end).Draw(t, "from")
+		r, offset := l.Attach(context.Background(), from)
+		if offset != max(from, first) {
+			t.Fatalf("begins at %d, want %d", offset, max(from, first))
+		}
+		if rapid.Bool().Draw(t, "ended first") {
+			l.end()
+		} else {
+			time.AfterFunc(time.Millisecond, l.end)
+		}
+		var got []byte
+		limit := rapid.IntRange(1000, 2*chunkSize).Draw(t, "limit")
+		for {
+			data, at, ok := r.Next(limit)
+			if !ok {
+				break
+			}
+			if at != offset+int64(len(got)) || len(data) > limit {
+				t.Fatalf("%d bytes at %d", len(data), at)
+			}
+			got = append(got, data...)
+		}
+		r.Close()
+		if !bytes.Equal(got, all[offset:]) {
+			t.Fatal("the bytes differ")
+		}
+		l.forget()
+		if used := l.pool.used.Load(); used != 0 {
+			t.Fatalf("%d bytes are not given back", used)
+		}
+	})
+}
+
+// TestLogWaits: the writer waits for an attached reader, and goes on without it.
+func TestLogWaits(t *testing.T) {
+	l := newLog(newChunks(), 4*chunkSize)
+	ctx, cancel := context.WithCancel(t.Context())
+	r, _ := l.Attach(ctx, 0)
+	done := make(chan struct{})
+	go func() {
+		put(l, make([]byte, 20*chunkSize))
+		close(done)
+	}()
+	data, _, _ := r.Next(10)
+	select {
+	case <-done:
+		t.Fatal("the writer did not wait")
+	case <-time.After(50 * time.Millisecond):
+	}
+	if _, end := l.Range(); end > 6*chunkSize {
+		t.Errorf("%d bytes were written ahead of the reader", end)
+	}
+	cancel()
+	<-done
+	if first, end := l.Range(); end != 20*chunkSize || end-first > 5*chunkSize {
+		t.Errorf("%d to %d", first, end)
+	}
+	if len(data) != 10 { // still its reader's
+		t.Error("no data")
+	}
+	if _, _, ok := r.Next(10); ok {
+		t.Error("a reader that was closed goes on")
+	}
+	r.Close()
+	l.forget()
+	if used := l.pool.used.Load(); used != 0 {
+		t.Errorf("%d bytes are not given back", used)
+	}
+}
+
+// TestBudget: many logs together keep less each.
+func TestBudget(t *testing.T) {
+	pool := newChunks()
+	var logs []*Log
+	for range 200 {
+		l := newLog(pool, keepBytes)
+		put(l, make([]byte, 2*keepBytes))
+		logs = append(logs, l)
+	}
+	if used := pool.used.Load(); used > budget+200*(keepLess+2*chunkSize) {
+		t.Errorf("%d MiB are kept", used>>20)
+	}
+	for _, l := range logs {
+		l.forget()
+	}
+	if used := pool.used.Load(); used != 0 {
+		t.Errorf("%d bytes are not given back", used)
+	}
+}
+
+func TestEndedAreBounded(t *testing.T) {
+	table, err := NewTable(Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = table.Close() }()
+	for i := range 24 {
+		p, err := table.Start(Spec{ID: strconv.Itoa(i), Argv: []string{"/usr/bin/head", "-c", "3000000", "/dev/zero"}, Cwd: "/"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-p.Done()
+	}
+	list := table.List()
+	var kept int64
+	for _, p := range list {
+		kept += p.kept()
+	}
+	if len(list) < 10 || len(list) > 17 || kept > keepEndedAll || list[len(list)-1].ID != "23" {
+		t.Errorf("%d processes with %d MiB", len(list), kept>>20)
+	}
+}
+
+func TestSignals(t *testing.T) {
+	for text, want := range map[string]syscall.Signal{"TERM": 15, "sigkill": 9, "SIGUSR1": 10, "2": 2, "64": 64} {
+		if got, err := ParseSignal(text); err != nil || got != want {
+			t.Errorf("%s: %v %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "0", "65", "-1", "NO", strings.Repeat("x", 1000)} {
+		if got, err := ParseSignal(text); err == nil || len(err.Error()) > 300 {
+			t.Errorf("%.10s: %v %v", text, got, err)
+		}
+	}
+}
+
+func TestLookupUser(t *testing.T) {
+	root := t.TempDir()
+	if err := os.Mkdir(filepath.Join(root, "etc"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{
+		"passwd": "root:x:0:0:root:/root:/bin/bash\nbad line\na:x:no:1::/:\nana:x:1000:1000::/home/ana:/bin/zsh\nlow:x:1001:100:::\n",
+		"group":  "root:x:0:\nana:x:1000:\naudio:x:29:ana,low\nvideo:x:44:low\nmore:x:50:anna,ana\n",
+	} {
+		if err := os.WriteFile(filepath.Join(root, "etc", name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for text, want := range map[string]*account{
+		"ana":       {1000, 1000, []uint32{29, 50}, "ana", "/home/ana", "/bin/zsh"},
+		"1000":      {1000, 1000, []uint32{29, 50}, "ana", "/home/ana", "/bin/zsh"},
+		"low":       {1001, 100, []uint32{29, 44}, "low", "/", "/bin/sh"},
+		"ana:video": {1000, 44, nil, "ana", "/home/ana", "/bin/zsh"},
+		"ana:7":     {1000, 7, nil, "ana", "/home/ana", "/bin/zsh"},
+		"77":        {77, 77, nil, "", "/", "/bin/sh"},
+		"a":         nil, "": nil, ":": nil, "ana:": nil, "ana:no": nil, "-1": nil, "4294967295": nil,
+	} {
+		got, err := lookupUser(root, text)
+		if want == nil && err != nil {
+			continue
+		}
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v %v, want %+v", text, got, err, want)
+		}
+	}
+}
+
+// FuzzAccounts: whatever a guest writes into its accounts, a number stays the
+// number that was asked for.
+func FuzzAccounts(f *testing.F) {
+	f.Add("root:x:0:0:root:/root:/bin/bash\n", "root:x:0:a,b\n", "root")
+	f.Add("a:b:1:2:c:d:e\na:b:1:2:c:d:e", "g:x:5:a", "a:g")
+	f.Fuzz(func(t *testing.T, passwd, group, user string) {
+		root := t.TempDir()
+		_ = os.Mkdir(filepath.Join(root, "etc"), 0o755)
+		_ = os.WriteFile(filepath.Join(root, "etc/passwd"), []byte(passwd), 0o644)
+		_ = os.WriteFile(filepath.Join(root, "etc/group"), []byte(group), 0o644)
+		a, err := lookupUser(root, user)
+		if (a == nil) == (err == nil) && a == nil {
+			t.Fatal("neither a user nor an error")
+		}
+		name, _, _ := strings.Cut(user, ":")
+		if n, numErr := parseID(name); err == nil && numErr == nil && a.uid != n && a.name != name {
+			t.Errorf("%q became %d", user, a.uid)
+		}
+		if a != nil && (len(a.groups) > 64 || a.uid == 1<<32-1) {
+			t.Errorf("%+v", a)
+		}
+	})
+}
