@@ -3,6 +3,7 @@ package agent
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -139,7 +140,7 @@ func TestStepIsProcess(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	s, err := h.StateGetSession(t.Context())
-	if err != nil || s.Cwd != h.dir+"/workspace" || !strings.Contains(strings.Join(s.Env, "\n"), "\nB=2") {
+	if err != nil || s.Cwd != h.dir+"/workspace" || !slices.Contains(s.Env, "B=2") {
 		t.Errorf("%+v %v", s, err)
 	}
 	if err := h.StateSetSession(t.Context(), &wire.StateSetSessionParams{Cwd: "/tmp", Env: []string{"C=3", "PATH=/bin:/usr/bin", "bad"}}); err != nil {
