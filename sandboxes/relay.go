@@ -12,8 +12,9 @@ import (
 )
 
 const (
-	// maxClients bounds the connections to one sandbox at one time.
-	maxClients = 64
+	// maxClients bounds the connections to one sandbox at one time: an agent takes
+	// 64, some of which the holder has itself.
+	maxClients = 60
 	// tryAgainLater is the status of RFC 6455's registry for a server that is full.
 	tryAgainLater = 1013
 	// farewellTime bounds how long a client that is turned away has to take the reason.

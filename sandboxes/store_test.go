@@ -432,7 +432,7 @@ func TestDamaged(t *testing.T) {
 func TestManyClients(t *testing.T) {
 	s := newStore(t)
 	i := create(t, s, spec("fine"))
-	for range 64 {
+	for range 60 {
 		c, err := s.Dial(t.Context(), i.ID)
 		if err != nil {
 			t.Fatal(err)

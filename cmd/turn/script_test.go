@@ -87,6 +87,9 @@ var commands = map[string]func(ts *testscript.TestScript, neg bool, args []strin
 	"await":  await,
 	"peak":   peak,
 	"clean":  clean,
+	"reap":   reap,
+	"ask":    ask,
+	"stock":  stock,
 }
 
 // status runs a program and checks how it exits: "status 2 turn run x.md". Its

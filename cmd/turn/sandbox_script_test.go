@@ -1,0 +1,94 @@
+package main
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/hub/hubtest"
+	"turnstone.dev/turnstone/sandboxes"
+)
+
+// reap makes a script remove all its sandboxes at its end, also where it fails.
+func reap(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 0 {
+		ts.Fatalf("usage: reap")
+	}
+	s := sandboxes.NewStore(&home.Home{Dir: ts.Getenv("TURN_HOME")})
+	ts.Defer(func() {
+		all, err := s.List(context.Background())
+		ts.Check(err)
+		for _, i := range all {
+			ts.Check(s.Remove(context.Background(), i.ID))
+		}
+	})
+}
+
+// served returns the address that "turn sandbox serve" has printed into a file.
+func served(ts *testscript.TestScript, file string) *url.URL {
+	b, err := os.ReadFile(ts.MkAbs(file))
+	ts.Check(err)
+	for line := range strings.Lines(string(b)) {
+		if strings.HasPrefix(line, "http://") {
+			u, err := url.Parse(strings.TrimSpace(line))
+			ts.Check(err)
+			return u
+		}
+	}
+	ts.Fatalf("%s holds no address: %s", file, b)
+	return nil
+}
+
+func tokenOf(u *url.URL) string { return strings.Split(u.Path, "/")[1] }
+
+// ask asks a server for a page and checks the status: "ask 401 FILE PATH [NAME=VALUE…]",
+// where FILE is what the server printed, the pairs are headers, and TOKEN stands for
+// the token. What comes is the file out.
+func ask(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 3 {
+		ts.Fatalf("usage: ask STATUS FILE PATH [HEADER=VALUE…]")
+	}
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	base := served(ts, args[1])
+	fill := func(s string) string { return strings.ReplaceAll(s, "TOKEN", tokenOf(base)) }
+	req, err := http.NewRequest(http.MethodGet, "http://"+base.Host+fill(args[2]), nil)
+	ts.Check(err)
+	for _, h := range args[3:] {
+		name, value, _ := strings.Cut(fill(h), "=")
+		req.Header.Set(name, value)
+		if name == "Host" {
+			req.Host = value + ":" + base.Port()
+		}
+	}
+	res, err := http.DefaultClient.Do(req)
+	ts.Check(err)
+	b, err := io.ReadAll(res.Body)
+	ts.Check(err)
+	ts.Check(res.Body.Close())
+	ts.Check(os.WriteFile(ts.MkAbs("out"), b, 0o600))
+	if res.StatusCode != want {
+		ts.Fatalf("status %d, want %d: %s", res.StatusCode, want, last(b))
+	}
+}
+
+// stock runs the stock client against a server and two sandboxes: "stock FILE ID ID".
+func stock(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 3 {
+		ts.Fatalf("usage: stock FILE ID ID")
+	}
+	script, err := filepath.Abs("../../hub/testdata/client.js")
+	ts.Check(err)
+	base := served(ts, args[0])
+	out, err := hubtest.Client(context.Background(), script, base.Port(), tokenOf(base), args[1], args[2])
+	ts.Logf("%s", out)
+	ts.Check(err)
+}
