@@ -713,3 +713,58 @@ func TestJournal(t *testing.T) {
 		t.Errorf("%+v %v", res, err)
 	}
 }
+
+// TestTyping: what is written without waiting for answers arrives in its order,
+// and so does the end.
+func TestTyping(t *testing.T) {
+	h := newHarness(t)
+	s := h.open()
+	f := wire.NewFrames(s, false)
+	defer func() { _ = f.Close() }()
+	start := func(id string) {
+		t.Helper()
+		if err := f.WriteText([]byte(`{"id":1,"method":"Process.start","params":{"processId":"` + id + `","argv":["cat"],"stdin":true,"detach":true}}`)); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := f.Next(nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	start("one")
+	start("two")
+	go func() { // answers
+		for {
+			if _, _, err := f.Next(nil); err != nil {
+				return
+			}
+		}
+	}()
+	var want strings.Builder
+	for i := range 200 {
+		word := fmt.Sprintf("%d ", i)
+		want.WriteString(word)
+		for _, id := range []string{"one", "two"} {
+			msg := fmt.Sprintf(`{"id":%d,"method":"Process.write","params":{"processId":"%s","data":"%s"}}`, i, id, base64.StdEncoding.EncodeToString([]byte(word)))
+			if err := f.WriteText([]byte(msg)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if i%50 == 49 {
+			waitFor(t, "the words to arrive", func() bool { return h.info("two").StdoutEnd == int64(want.Len()) })
+		}
+	}
+	for _, id := range []string{"one", "two"} {
+		for _, m := range []string{`"id":7,"method":"Process.write","params":{"data":"ZW5k",`, `"id":8,"method":"Process.closeStdin","params":{`} {
+			if err := f.WriteText([]byte(`{` + m + `"processId":"` + id + `"}}`)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		l := h.listen(nil)
+		if _, err := l.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: id}); err != nil {
+			t.Fatal(err)
+		}
+		if got := l.collect(id); got.out["stdout"] != want.String()+"end" {
+			t.Errorf("%s: %q", id, got.out["stdout"])
+		}
+	}
+}

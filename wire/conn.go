@@ -98,6 +98,7 @@ type Conn struct {
 	calls   map[int64]chan *Message
 	recv    map[StreamID]*recvEntry
 	send    map[StreamID]*sendEntry
+	lanes   map[string]chan struct{} // closed when the last command of a lane is done
 }
 
 type recvEntry struct {
@@ -123,7 +124,7 @@ func newConn(stream io.ReadWriteCloser, opt Options) *Conn {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	return &Conn{opt: opt, frames: NewFrames(stream, opt.Masked), ctx: ctx, cancel: cancel,
 		slots: make(chan struct{}, maxCalls), done: make(chan struct{}), calls: make(map[int64]chan *Message),
-		recv: make(map[StreamID]*recvEntry), send: make(map[StreamID]*sendEntry)}
+		recv: make(map[StreamID]*recvEntry), send: make(map[StreamID]*sendEntry), lanes: make(map[string]chan struct{})}
 }
 
 // Done is closed when the connection has ended.

@@ -93,12 +93,15 @@ func (c *Conn) command(m *Message) {
 			Hint: "wait for answers before you send more"}, codeServer)
 		return
 	}
+	wait, leave := c.enter(params)
 	c.Go(func() {
 		defer func() { <-c.slots }()
 		began := time.Now()
 		var after afterReply
 		defer after.run() // last, when the answer is on its way
+		wait(c.ctx)       // if it ended, the call sees that too
 		result, err := e.call(context.WithValue(c.ctx, afterKey{}, &after), c, params)
+		leave()
 		if d.Observe != nil {
 			d.Observe(m.Method, params, began, err)
 		}
