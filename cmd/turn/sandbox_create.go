@@ -94,13 +94,13 @@ func (c *sandboxHoldCmd) Run(a *app) error {
 	ctx, stop := interruptible(func(string) { log.Info("asked to stop") }, exitAborted)
 	defer stop()
 	reports := os.NewFile(reportsFD, "reports")
-	if _, err := reports.Stat(); err != nil {
+	if st, err := reports.Stat(); err != nil || st.Mode()&os.ModeNamedPipe == 0 {
 		return &exitError{exitUsage, &turnstone.Error{Op: "usage", Kind: turnstone.Invalid,
 			Err: errors.New("this command is for turn itself"), Hint: "turn sandbox create makes a sandbox"}}
 	}
 	err = sandboxes.NewStore(h).Hold(ctx, turnstone.SandboxID(c.ID), opener(h), a.stdin, reports, log)
 	if err != nil {
-		return &exitError{exitAborted, nil} // it is in the log
+		return &exitError{codeOf(err), nil} // it is in the log
 	}
 	return nil
 }

@@ -80,15 +80,16 @@ func ask(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// stock runs the stock client against a server and two sandboxes: "stock FILE ID ID".
+// stock runs the stock client against a server and two sandboxes, whose IDs
+// are in files: "stock FILE FILE FILE".
 func stock(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 3 {
-		ts.Fatalf("usage: stock FILE ID ID")
+		ts.Fatalf("usage: stock FILE FILE FILE")
 	}
 	script, err := filepath.Abs("../../hub/testdata/client.js")
 	ts.Check(err)
 	base := served(ts, args[0])
-	out, err := hubtest.Client(context.Background(), script, base.Port(), tokenOf(base), args[1], args[2])
+	out, err := hubtest.Client(context.Background(), script, base.Port(), tokenOf(base), ts.ReadFile(args[1]), ts.ReadFile(args[2]))
 	ts.Logf("%s", out)
 	ts.Check(err)
 }
