@@ -59,11 +59,15 @@ func CheckAs(ctx context.Context, bash, shell string, src []byte) (*Fault, error
 	if err != nil || said == "" {
 		return nil, err
 	}
+	// A script may turn extended patterns on before it uses them.
+	if again, err := askBash(ctx, bash, shell, src, "-O", "extglob"); err != nil || again == "" {
+		return nil, err
+	}
 	return checkFault(src, said, fault), nil
 }
 
 // askBash returns what bash says against a script, or "" if it takes it.
-func askBash(ctx context.Context, bash, shell string, src []byte) (string, error) {
+func askBash(ctx context.Context, bash, shell string, src []byte, options ...string) (string, error) {
 	failed := func(err error) error {
 		return &turnstone.Error{Op: "syntax.check", Kind: turnstone.Unavailable, Subject: bash, Err: err,
 			Hint: "put a bash that works in PATH; mark the step as unparsed to run it without this check"}
@@ -75,10 +79,11 @@ func askBash(ctx context.Context, bash, shell string, src []byte) (string, error
 	defer script.Close()
 	ctx, cancel := context.WithTimeout(ctx, checkTime)
 	defer cancel()
-	args := []string{"--norc", "--noprofile", "-n", "/dev/fd/3"}
+	args := []string{"--norc", "--noprofile"}
 	if shell == "sh" {
-		args = append([]string{"--posix"}, args...)
+		args = append(args, "--posix")
 	}
+	args = append(append(args, options...), "-n", "/dev/fd/3")
 	var stderr limitedBuffer
 	cmd := exec.CommandContext(ctx, bash, args...)
 	cmd.Env = []string{"LC_ALL=C"}
