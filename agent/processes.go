@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"syscall"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -33,11 +34,15 @@ func (s *processes) Start(ctx context.Context, c *wire.Conn, p *wire.ProcessStar
 		spec.Env = process.MergeEnv(spec.Env, []string{"TERM=xterm-256color"})
 	}
 	cl := s.a.client(c)
+	var failed error
 	if !p.Detach {
 		spec.Before = cl.attachAtStart(ctx, nil, [2]wanted{
-			{stream: p.StdoutStream, window: p.Window}, {stream: p.StderrStream, window: p.Window}})
+			{stream: p.StdoutStream, window: p.Window}, {stream: p.StderrStream, window: p.Window}}, &failed)
 	}
 	proc, err := s.a.procs.Start(spec)
+	if err == nil {
+		err = unattached(c, proc, failed)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -53,17 +58,30 @@ func (s *processes) Start(ctx context.Context, c *wire.Conn, p *wire.ProcessStar
 }
 
 // attachAtStart returns what attaches to a process before any of its output is
-// read. Sending begins when the command has been answered. A connection that has
-// ended meanwhile is not attached, and the process goes on.
-func (cl *client) attachAtStart(ctx context.Context, st *step, want [2]wanted) func(*process.Process) {
+// read. Sending begins when the command has been answered.
+func (cl *client) attachAtStart(ctx context.Context, st *step, want [2]wanted, failed *error) func(*process.Process) {
 	return func(p *process.Process) {
 		if st != nil {
 			st.p = p
 		}
-		if at, err := cl.attach(p, st, want); err == nil {
-			wire.AfterReply(ctx, at.begin)
+		at, err := cl.attach(p, st, want)
+		if err != nil {
+			*failed = err
+			return
 		}
+		wire.AfterReply(ctx, at.begin)
 	}
+}
+
+// unattached ends a process whose client could not be attached to it: nobody would
+// learn of it. A client that has gone meanwhile is another matter: what it started
+// goes on.
+func unattached(c *wire.Conn, p *process.Process, failed error) error {
+	if failed == nil || c.Context().Err() != nil {
+		return nil
+	}
+	_ = p.Signal(syscall.SIGKILL) // if it has not ended
+	return failed
 }
 
 // feed brings a stream to a process's standard input. The stream's end closes it;

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/agent/process"
@@ -21,6 +22,8 @@ const (
 	maxEnv    = 1 << 20  // bytes of the session's environment; more could not be passed to a program
 	maxPath   = 4095     // bytes; PATH_MAX without its NUL
 	bigScript = 1 << 20  // bytes; a larger script file does not stay
+
+	maxWaiting = 16 // steps that wait for the one that runs, each with its script
 )
 
 // A shell is the session that steps run in: each is a shell process of its own,
@@ -30,6 +33,8 @@ type shell struct {
 	a    *Agent
 	turn chan struct{} // taken by the step that runs
 	wg   sync.WaitGroup
+
+	waiting atomic.Int64
 
 	mu    sync.Mutex
 	steps int
@@ -86,18 +91,25 @@ func (s *shell) Execute(ctx context.Context, c *wire.Conn, p *wire.ShellExecuteP
 	if p.Language != wire.ShellExecuteLanguageBash && p.Language != wire.ShellExecuteLanguageSh {
 		return nil, invalid(op, string(p.Language), "the languages are bash and sh")
 	}
+	if s.waiting.Add(1) > maxWaiting {
+		s.waiting.Add(-1)
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.Exhausted, Subject: "steps that wait",
+			Hint: "steps run one after another: wait for the end of those before"}
+	}
 	script, err := readScript(c, p)
+	if err == nil {
+		err = s.take(ctx, op)
+	}
+	s.waiting.Add(-1)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.take(ctx, op); err != nil {
-		return nil, err
-	}
+	var failed error
 	st, spec, err := s.prepare(p, script)
 	if err == nil {
 		cl := s.a.client(c)
 		attach := cl.attachAtStart(ctx, st, [2]wanted{
-			{stream: p.StdoutStream, window: p.Window}, {stream: p.StderrStream, window: p.Window}})
+			{stream: p.StdoutStream, window: p.Window}, {stream: p.StderrStream, window: p.Window}}, &failed)
 		spec.Before = func(pr *process.Process) {
 			st.rec.started(pr.PID)
 			attach(pr)
@@ -113,6 +125,9 @@ func (s *shell) Execute(ctx context.Context, c *wire.Conn, p *wire.ShellExecuteP
 		return nil, err
 	}
 	s.wg.Go(st.finish)
+	if err := unattached(c, st.p, failed); err != nil {
+		return nil, err
+	}
 	return &wire.ShellExecuteResult{ProcessID: st.p.ID, Path: st.path}, nil
 }
 

@@ -6,11 +6,13 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
@@ -228,4 +230,19 @@ func FuzzAccounts(f *testing.F) {
 			t.Errorf("%+v", a)
 		}
 	})
+}
+
+func TestShorten(t *testing.T) {
+	long := strings.Repeat("ä", 3000)
+	for _, argv := range [][]string{{"a", long, "b"}, {long}, slices.Repeat([]string{""}, 5000), {"a", "b"}} {
+		short := shorten(argv)
+		total := 0
+		for _, a := range short {
+			total += len(a) + 1
+		}
+		cut := strings.HasSuffix(short[len(short)-1], "…")
+		if total > maxArgv+len("…")+1 || !utf8.ValidString(strings.Join(short, " ")) || cut == (len(argv) == 2) {
+			t.Errorf("%d arguments of %d bytes", len(short), total)
+		}
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -140,7 +141,7 @@ func (t *Table) reserve(s *Spec) (*Process, error) {
 		t.made++
 		s.ID = "p" + strconv.Itoa(t.made)
 	}
-	p := &Process{ID: s.ID, Argv: s.Argv, Cwd: s.Cwd, Started: time.Now(), Terminal: s.Terminal != nil, table: t,
+	p := &Process{ID: s.ID, Argv: shorten(s.Argv), Cwd: s.Cwd, Started: time.Now(), Terminal: s.Terminal != nil, table: t,
 		ready: make(chan struct{}), exited: make(chan struct{}), done: make(chan struct{}), writing: make(chan struct{}, 1)}
 	p.Out[1] = newLog(t.chunks, t.opt.Keep)
 	if !p.Terminal {
@@ -313,6 +314,21 @@ func (t *Table) Close() error {
 	t.mu.Unlock()
 	t.wg.Wait()
 	return t.null.Close()
+}
+
+// maxArgv bounds what is kept of a process's arguments to tell of it.
+const maxArgv = 4096
+
+// shorten keeps the beginning of a list of arguments, and marks what it cuts.
+func shorten(argv []string) []string {
+	left := maxArgv
+	for i, arg := range argv {
+		if left -= len(arg) + 1; left < 0 {
+			end := max(0, left+len(arg)+1)
+			return append(slices.Clone(argv[:i]), strings.Clone(strings.ToValidUTF8(arg[:min(end, len(arg))], ""))+"…")
+		}
+	}
+	return argv
 }
 
 func validID(id string) bool {
