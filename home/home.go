@@ -4,7 +4,7 @@
 //	kernel/      the guest kernel, its modules, initramfs images
 //	templates/   root images, one folder per spec digest
 //	snapshots/   memory snapshots, one folder per key
-//	sandboxes/   where running sandboxes have their scratch disks, which have no names
+//	sandboxes/   sandboxes that stay, one folder each; and scratch disks, which have no names
 //	turns/       receipts and kept outputs, one folder per turn
 //	cache/       verdicts that are costly to find out, as whether KVM works
 package home
