@@ -78,7 +78,6 @@ type Receiver struct {
 	mu      sync.Mutex
 	ready   sync.Cond
 	queue   [][]byte // what has come and was not read
-	spare   [][]byte // read buffers, used again
 	got     uint64   // bytes that have come
 	read    uint64   // bytes that were read
 	credit  uint64   // bytes that may come
