@@ -31,6 +31,10 @@ help: ## print what there is
 setup: ## install the Debian packages that are missing, and check Go
 	@scripts/setup >&2
 
+.PHONY: setup-tests
+setup-tests:
+	@scripts/setup tests >&2
+
 .PHONY: build
 build: ## build bin/turn
 	@mkdir -p agentbin/bin bin
@@ -44,7 +48,7 @@ run: setup build ## set up, build, and run examples/weather.md
 	bin/turn run examples/weather.md
 
 .PHONY: test
-test: setup build check ## set up, build, and run every test; as root, the tests with machines also as an ordinary user
+test: setup-tests build check ## set up, build, and run every test; as root, the tests with machines also as an ordinary user
 	$(GO) test -race -timeout $(TIMEOUT) ./...
 	@scripts/test-as-user
 
