@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -50,6 +51,10 @@ func warmUp(opt Options) (err error) {
 
 // exercise drives an agent through a client, as a host does.
 func exercise(opt Options) error {
+	opt.configure = func(p *wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) {
+		_, err := checkConfigure(p)
+		return &wire.SandboxConfigureResult{BootID: strings.Repeat("0", 36)}, err
+	}
 	a, err := New(opt)
 	if err != nil {
 		return err
@@ -76,6 +81,10 @@ func drive(ctx context.Context, link *wire.Link) error {
 	}
 	c := wire.NewClient(s)
 	defer func() { _ = c.Close() }()
+	if _, err := c.SandboxConfigure(ctx, &wire.SandboxConfigureParams{Entropy: make([]byte, 64), Time: time.Unix(2e9, 1).Format(time.RFC3339Nano),
+		Hostname: "warm", MachineID: strings.Repeat("0", 32), Scratch: "warm", Network: &wire.SandboxNetwork{}}); err != nil {
+		return err
+	}
 	spans := false // the host parses by itself
 	for _, script := range []string{"true\n", "cd /tmp; export A=1; echo a; echo b >&2; ls | cat\n"} {
 		p := wire.ShellExecuteParams{Name: "warm", Spans: &spans}
