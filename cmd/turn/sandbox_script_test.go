@@ -89,7 +89,7 @@ func stock(ts *testscript.TestScript, neg bool, args []string) {
 	script, err := filepath.Abs("../../hub/testdata/client.js")
 	ts.Check(err)
 	base := served(ts, args[0])
-	out, err := hubtest.Client(context.Background(), script, base.Port(), tokenOf(base), ts.ReadFile(args[1]), ts.ReadFile(args[2]))
+	out, err := hubtest.Client(context.Background(), script, base.Port(), tokenOf(base), strings.TrimSpace(ts.ReadFile(args[1])), strings.TrimSpace(ts.ReadFile(args[2])))
 	ts.Logf("%s", out)
 	ts.Check(err)
 }

@@ -50,7 +50,7 @@ func install(ctx context.Context) (string, error) {
 	if err := errors.Join(os.RemoveAll(tmp), os.MkdirAll(tmp, 0o700)); err != nil {
 		return "", err
 	}
-	cmd := exec.CommandContext(ctx, "npm", "install", "--prefix", tmp, "--no-audit", "--no-fund", "--ignore-scripts", "--save-exact", stockClient, webSockets)
+	cmd := exec.CommandContext(ctx, "npm", "install", "--prefix", tmp, "--no-audit", "--no-fund", "--ignore-scripts", "--save-exact", "--fetch-retries", "1", stockClient, webSockets)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("npm install: %w\n%s", err, out)
 	}
@@ -71,6 +71,12 @@ func Installed() bool {
 		_, err = os.Stat(dir)
 	}
 	return err == nil
+}
+
+// Install installs the client where it is not yet.
+func Install(ctx context.Context) error {
+	_, err := install(ctx)
+	return err
 }
 
 // Client installs the client where it is not yet, runs its script with args, and
