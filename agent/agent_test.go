@@ -25,7 +25,6 @@ type harness struct {
 	a     *Agent
 	link  *wire.Link
 	dir   string
-	next  int
 	trace bool // of steps
 }
 
