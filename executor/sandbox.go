@@ -50,15 +50,17 @@ func (s *Sandbox) Done() <-chan struct{} { return s.machine.Done() }
 // Err says why the machine ended: nil before Done and after Close.
 func (s *Sandbox) Err() error { return s.machine.Err() }
 
-// Close ends the machine at once and frees all it holds.
+// Close ends the machine at once and frees all it holds. The machine goes first:
+// a guest that reads nothing could hold up a connection's end.
 func (s *Sandbox) Close() error {
-	if s.client != nil {
-		_ = s.client.Close()
-	}
+	err := s.machine.Close()
 	if s.link != nil {
 		_ = s.link.Close()
 	}
-	return s.machine.Close()
+	if s.client != nil {
+		_ = s.client.Close()
+	}
+	return err
 }
 
 // guard ends s's machine when ctx has ended and release is not called soon after:

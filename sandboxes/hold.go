@@ -268,6 +268,9 @@ func watchUse(ctx context.Context, m Machine) (<-chan struct{}, error) {
 	}
 	used, once := make(chan struct{}), sync.Once{}
 	c := wire.NewConn(s, wire.Options{OnEvent: func(e wire.Event) {
+		if e.Method != wire.EventTraceEntry {
+			return
+		}
 		v, err := wire.DecodeEvent(e)
 		if entry, ok := v.(*wire.TraceEntryEvent); err == nil && ok && entry.Entry.Error == "" {
 			switch entry.Entry.Method {
@@ -305,9 +308,9 @@ func (h *holder) keep(ctx context.Context) {
 	if err := h.apply(h.await(ctx, timeUp)); err != nil {
 		h.log.Error("the sandbox's end could not be written down", "err", err)
 	}
+	_ = h.machine.Close() // before its connections, which a guest that reads nothing could hold up
 	h.relay.close()
 	_ = os.Remove(filepath.Join(h.store.path(h.id), socketFile))
-	_ = h.machine.Close()
 	h.lock.Release()
 }
 

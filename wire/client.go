@@ -3,7 +3,9 @@ package wire
 import (
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"sync"
@@ -24,15 +26,18 @@ type Client struct {
 
 // clientRun is a process or step whose end is waited for.
 type clientRun struct {
-	records func([]ShellRecord)
-	ended   chan any // *ProcessExitedEvent or *ShellFinishedEvent; has room for one
+	ended chan any // *ProcessExitedEvent or *ShellFinishedEvent; has room for one
+
+	mu      sync.Mutex
+	records func([]ShellRecord) // nil for a process
+	over    bool                // nobody wants records any more
 }
 
 // NewClient starts the protocol over stream, which then belongs to the client.
 func NewClient(stream io.ReadWriteCloser) *Client {
 	c := &Client{runs: make(map[string]*clientRun)}
 	c.Conn = newConn(stream, Options{OnEvent: c.event})
-	go c.readLoop()
+	c.wg.Go(c.readLoop)
 	return c
 }
 
@@ -40,6 +45,12 @@ func NewClient(stream io.ReadWriteCloser) *Client {
 func (c *Client) event(e Event) {
 	if e.Method != EventProcessExited && e.Method != EventShellFinished && e.Method != EventShellCommands {
 		return
+	}
+	var of struct {
+		ProcessID string `json:"processId"`
+	}
+	if json.Unmarshal(e.Params, &of) == nil && c.find(of.ProcessID) == nil {
+		return // nobody waits for it
 	}
 	v, err := DecodeEvent(e)
 	if err != nil {
@@ -56,10 +67,25 @@ func (c *Client) event(e Event) {
 			r.end(v)
 		}
 	case *ShellCommandsEvent:
-		if r := c.find(v.ProcessID); r != nil && r.records != nil {
-			r.records(v.Records)
+		if r := c.find(v.ProcessID); r != nil {
+			r.tell(v.Records)
 		}
 	}
+}
+
+func (r *clientRun) tell(records []ShellRecord) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.records != nil && !r.over {
+		r.records(records)
+	}
+}
+
+// close makes the records that come from now on go nowhere.
+func (r *clientRun) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.over = true
 }
 
 func (r *clientRun) end(v any) {
@@ -171,6 +197,7 @@ func (r *run) do(ctx context.Context, start func(context.Context) error) (ended 
 	c.runs[r.id] = this
 	c.mu.Unlock()
 	defer func() {
+		this.close()
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		delete(c.runs, r.id)
@@ -180,13 +207,14 @@ func (r *run) do(ctx context.Context, start func(context.Context) error) (ended 
 	defer cancel(nil)
 	var outs sync.WaitGroup
 	var opened []*Receiver
+	var got [2]int64
 	give := func() {
 		for _, o := range opened {
 			_ = o.Close()
 		}
 		outs.Wait()
 	}
-	for _, o := range []struct {
+	for i, o := range []struct {
 		id StreamID
 		w  io.Writer
 	}{{r.out, r.stdio.Out}, {r.err, r.stdio.Err}} {
@@ -196,7 +224,7 @@ func (r *run) do(ctx context.Context, start func(context.Context) error) (ended 
 			return nil, err
 		}
 		opened = append(opened, recv)
-		outs.Go(func() { drainTo(o.w, recv, cancel) })
+		outs.Go(func() { got[i] = drainTo(o.w, recv, cancel) })
 	}
 	if r.in != 0 {
 		s, err := c.Sender(r.in)
@@ -233,7 +261,28 @@ func (r *run) do(ctx context.Context, start func(context.Context) error) (ended 
 	if killed := !stopKill(); killed && err == nil {
 		err = context.Cause(ctx)
 	}
+	if err == nil {
+		err = whole(ended, got)
+	}
 	return ended, err
+}
+
+// whole says that all output has come that the other side counted.
+func whole(ended any, got [2]int64) error {
+	var want [2]int64
+	switch e := ended.(type) {
+	case *ProcessExitedEvent:
+		want = [2]int64{e.StdoutEnd, e.StderrEnd}
+	case *ShellFinishedEvent:
+		want = [2]int64{e.StdoutEnd, e.StderrEnd}
+	}
+	for i, name := range []string{"standard output", "standard error"} {
+		if missing := want[i] - got[i]; missing > 0 {
+			return &turnstone.Error{Op: "process.wait", Kind: turnstone.Integrity, Subject: name,
+				Err: fmt.Errorf("%d bytes of it were lost", missing), Hint: "something else in the sandbox made it forget them"}
+		}
+	}
+	return nil
 }
 
 // lost is why the end of a run will not be known: it was to be killed, and its

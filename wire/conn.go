@@ -25,10 +25,16 @@ type Message struct {
 	SessionID string          `json:"sessionId,omitempty"`
 }
 
-// ParseMessage decodes a JSON message after checking its depth.
+// ParseMessage decodes a JSON message after checking its depth and the number of
+// its values: an empty object of three bytes can stand for one of some hundred in
+// memory.
 func ParseMessage(p []byte) (*Message, error) {
-	if depth(p) > MaxDepth {
+	deep, values := measure(p)
+	switch {
+	case deep > MaxDepth:
 		return nil, protocolError("a message is nested deeper than %d", MaxDepth)
+	case values > MaxValues:
+		return nil, protocolError("a message has more than %d values", MaxValues)
 	}
 	var m Message
 	if err := json.Unmarshal(p, &m); err != nil {
@@ -40,9 +46,10 @@ func ParseMessage(p []byte) (*Message, error) {
 	return &m, nil
 }
 
-// depth returns how deeply p is nested, without decoding it.
-func depth(p []byte) int {
-	most, now, quoted := 0, 0, false
+// measure returns how deeply p is nested, and a bound of how many values it has,
+// without decoding it.
+func measure(p []byte) (deep, values int) {
+	now, quoted := 0, false
 	for i := 0; i < len(p); i++ {
 		switch b := p[i]; {
 		case quoted && b == '\\':
@@ -52,12 +59,15 @@ func depth(p []byte) int {
 		case quoted:
 		case b == '{' || b == '[':
 			now++
-			most = max(most, now)
+			values++
+			deep = max(deep, now)
 		case b == '}' || b == ']':
 			now--
+		case b == ',':
+			values++
 		}
 	}
-	return most
+	return deep, values
 }
 
 // Options say what one end of a connection does.
@@ -99,6 +109,7 @@ type Conn struct {
 	recv    map[StreamID]*recvEntry
 	send    map[StreamID]*sendEntry
 	lanes   map[string]chan struct{} // closed when the last command of a lane is done
+	refused map[StreamID]bool        // streams that data came for, and that are not open
 }
 
 type recvEntry struct {
@@ -115,7 +126,7 @@ type sendEntry struct {
 // NewConn starts the protocol over stream, which then belongs to the Conn.
 func NewConn(stream io.ReadWriteCloser, opt Options) *Conn {
 	c := newConn(stream, opt)
-	go c.readLoop()
+	c.wg.Go(c.readLoop)
 	return c
 }
 
@@ -124,7 +135,7 @@ func newConn(stream io.ReadWriteCloser, opt Options) *Conn {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	return &Conn{opt: opt, frames: NewFrames(stream, opt.Masked), ctx: ctx, cancel: cancel,
 		slots: make(chan struct{}, maxCalls), done: make(chan struct{}), calls: make(map[int64]chan *Message),
-		recv: make(map[StreamID]*recvEntry), send: make(map[StreamID]*sendEntry), lanes: make(map[string]chan struct{})}
+		recv: make(map[StreamID]*recvEntry), send: make(map[StreamID]*sendEntry), lanes: make(map[string]chan struct{}), refused: make(map[StreamID]bool)}
 }
 
 // Done is closed when the connection has ended.
@@ -197,8 +208,8 @@ func (c *Conn) end(why error) {
 		s.fail(dead)
 	}
 	c.cancel(why)
-	_ = c.frames.Close()
 	close(c.done)
+	_ = c.frames.Close()
 }
 
 // dead is what callers see of a connection that has ended.
@@ -220,6 +231,11 @@ func (c *Conn) readLoop() {
 	var buf []byte
 	for {
 		text, p, err := c.frames.Next(buf)
+		select {
+		case <-c.done: // what came before it ended is not carried out any more
+			return
+		default:
+		}
 		if err == nil && text {
 			err = c.message(p)
 		} else if err == nil {
@@ -312,10 +328,28 @@ func (c *Conn) Call(ctx context.Context, method string, params, result any) erro
 	if err := ctx.Err(); err != nil {
 		return ctxError(ctx, method)
 	}
-	if err := c.writeMessage(&Message{ID: &id, Method: method, Params: raw}); err != nil {
-		return c.writeFailed(method, err)
+	// The other side may read nothing: ctx ends the waiting, and the connection's
+	// end the writing.
+	wrote := make(chan error, 1)
+	go func() {
+		err := c.writeMessage(&Message{ID: &id, Method: method, Params: raw})
+		if err == nil {
+			c.begin(params)
+		}
+		wrote <- err
+	}()
+	select {
+	case err := <-wrote:
+		if err != nil {
+			return c.writeFailed(method, err)
+		}
+	case <-ctx.Done():
+		return ctxError(ctx, method)
+	case <-c.done:
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.dead(method)
 	}
-	c.begin(params)
 	select {
 	case m := <-ch:
 		return decodeAnswer(m, method, result)
@@ -420,6 +454,10 @@ func (c *Conn) writeMessage(m *Message) error {
 	b, err := json.Marshal(m)
 	if err != nil {
 		return err
+	}
+	if _, values := measure(b); values > MaxValues {
+		return &turnstone.Error{Op: "wire.write", Kind: turnstone.Exhausted, Subject: "message",
+			Err: fmt.Errorf("it has more than %d values", MaxValues), Hint: "ask for less at one time"}
 	}
 	return c.frames.WriteText(b)
 }

@@ -293,7 +293,6 @@ func TestGarbageIsCutOffWithAReason(t *testing.T) {
 		"message in message":  {string(frameBytes(ws.OpText, false, []byte("{"))) + string(frameBytes(ws.OpText, true, []byte("{"))), "inside another"},
 		"long ping":           {string(frameBytes(ws.OpPing, true, make([]byte, 126))), "control frame"},
 		"short chunk":         {string(frameBytes(ws.OpBinary, true, make([]byte, 5))), "shorter"},
-		"unknown stream":      {string(chunk(frameData, 9, 0, "x")), "not open"},
 		"unknown kind":        {string(chunk(9, 9, 0, "")), "unknown kind"},
 		"stream zero":         {string(chunk(frameData, 0, 0, "")), "no stream"},
 		"out of order":        {open + string(chunk(frameData, 7, 5, "x")), "goes on at byte 5, not 0"},
@@ -482,4 +481,108 @@ func FuzzConn(f *testing.F) {
 		}
 		c.Wait()
 	})
+}
+
+// An agent that reads nothing any more holds up neither a call whose context ends
+// nor the connection's end.
+func TestOtherSideReadsNothing(t *testing.T) {
+	a, b := net.Pipe()
+	defer func() { _ = b.Close() }()
+	go func() { _, _ = io.ReadFull(b, make([]byte, 12)) }() // the stream's beginning, and no more
+	link, err := NewLink(a, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := link.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := NewClient(s)
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	for range 3 {
+		if _, err := c.SandboxConfigure(ctx, &SandboxConfigureParams{Entropy: make([]byte, 3*linkWindow)}); turnstone.KindOf(err) != turnstone.Timeout {
+			t.Errorf("%v", err)
+		}
+	}
+	_ = c.Close() // with nobody reading
+	<-c.Done()
+	if _, err := c.SandboxGetVersion(context.Background()); turnstone.KindOf(err) != turnstone.Dead {
+		t.Errorf("%v", err)
+	}
+	_ = link.Close()
+}
+
+// A small message must not become a large one in memory.
+func TestManyValues(t *testing.T) {
+	for _, list := range []string{strings.Repeat("{},", 1<<20), strings.Repeat("0,", 1<<20), strings.Repeat("[],", 1<<20)} {
+		_, err := ParseMessage([]byte(`{"method":"Shell.commands","params":{"processId":"p","records":[` + list + `{}]}}`))
+		var broken *ProtocolError
+		if !errors.As(err, &broken) || !strings.Contains(broken.Reason, "values") {
+			t.Errorf("%.20s: %v", list, err)
+		}
+	}
+	if _, err := ParseMessage([]byte(`{"method":"a","params":"` + strings.Repeat("{,[", 1<<20) + `"}`)); err != nil {
+		t.Error("what is quoted was counted:", err)
+	}
+}
+
+// A command that is refused does not cost the connection that its data follows on.
+func TestRefusedCommandsStream(t *testing.T) {
+	c, _ := pair(t, nil, nil)
+	for range 3 {
+		id := c.NewStream()
+		s, _ := c.Sender(id)
+		wrote := make(chan error, 1)
+		go func() {
+			_, err := s.Write(make([]byte, 3*streamWindow))
+			wrote <- err
+		}()
+		if err := c.Call(ctxFor(t), "Test.nothing", &echoParams{In: id}, nil); turnstone.KindOf(err) != turnstone.Invalid {
+			t.Fatal(err)
+		}
+		if err := <-wrote; !errors.Is(err, ErrReset) {
+			t.Fatal(err)
+		}
+		_ = s.Close()
+	}
+	if err := c.Call(ctxFor(t), "Test.echo", nil, nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A stream in small frames takes no more memory than in large ones.
+func TestSmallFrames(t *testing.T) {
+	r := newReceiver(nil, 1)
+	for i := range uint64(100_000) {
+		if _, err := r.frame(Frame{Kind: frameData, Stream: 1, Offset: i, Data: []byte{byte(i)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	total := 0
+	for _, b := range r.queue {
+		total += cap(b)
+	}
+	if len(r.queue) > 100 || total > 200_000 {
+		t.Errorf("%d buffers of %d bytes", len(r.queue), total)
+	}
+	for i := range 100_000 {
+		var b [1]byte
+		if n, err := r.Read(b[:]); n != 1 || err != nil || b[0] != byte(i) {
+			t.Fatal(i, n, err, b)
+		}
+	}
+}
+
+// A message that the other side would refuse is not sent.
+func TestTooManyValuesAreNotSent(t *testing.T) {
+	c, _ := pair(t, map[string]entry{"Test.many": {func() any { return new(echoParams) }, func(context.Context, *Conn, any) (any, error) {
+		return make([]int, 2*MaxValues), nil
+	}}}, nil)
+	if err := c.Call(ctxFor(t), "Test.many", nil, nil); err == nil || turnstone.KindOf(err) == turnstone.Dead {
+		t.Error(err)
+	}
+	if err := c.Call(ctxFor(t), "Test.echo", nil, nil); err != nil {
+		t.Error(err)
+	}
 }

@@ -21,9 +21,11 @@ func copyBuffer(w io.Writer, r io.Reader) (int64, error) {
 
 // drainTo copies r to w until r ends; a nil w discards. When w fails it calls
 // fail at once, reads on and discards, so that whoever fills r is not blocked.
-// That r breaks is not said here: the call itself reports it.
-func drainTo(w io.Writer, r io.Reader, fail func(error)) {
-	_, _ = copyBuffer(&failingWriter{w, fail}, r)
+// That r breaks is not said here: the call itself reports it. It returns how many
+// bytes came.
+func drainTo(w io.Writer, r io.Reader, fail func(error)) int64 {
+	n, _ := copyBuffer(&failingWriter{w, fail}, r)
+	return n
 }
 
 // failingWriter reports the first error of w and accepts everything after it.

@@ -18,6 +18,7 @@ const (
 	MaxMessage = 16 << 20 // bytes of one JSON message
 	MaxChunk   = 64 << 10 // bytes of data in one binary frame
 	MaxDepth   = 64       // of nesting in a JSON message
+	MaxValues  = 1 << 18  // in a JSON message
 	frameHead  = 17       // bytes before the data in a binary frame
 	maxReason  = 123      // bytes of text in a closing frame (RFC 6455, 5.5)
 	maxControl = 125      // bytes of a control frame

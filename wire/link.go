@@ -11,7 +11,8 @@ import (
 
 // A LinkStream is one of the byte streams of a Link. CloseWrite says that no
 // more will come and leaves reading open; Abort makes pending and later reads
-// and writes fail; Close is both halves' end.
+// and writes fail; Close is both halves' end. A stream that was closed for writing
+// is reset when the other side has not closed it within half a minute.
 type LinkStream interface {
 	io.ReadWriteCloser
 	CloseWrite() error
@@ -31,6 +32,9 @@ const (
 	// never opens one: small backlogs bound what the other side can make one hold.
 	hostBacklog  = 16
 	agentBacklog = 64
+	// closeTime is how long a stream that this side has closed may stay half open:
+	// yamux takes data for it meanwhile, and the other side need never close it.
+	closeTime = 30 * time.Second
 	// A paused or overloaded sandbox is not dead, and callers have time limits
 	// of their own: they close the connection.
 	never = 1000 * time.Hour
@@ -42,7 +46,7 @@ func NewLink(conn io.ReadWriteCloser, host bool) (*Link, error) {
 	cfg.EnableKeepAlive = false
 	cfg.ConnectionWriteTimeout = never
 	cfg.StreamOpenTimeout = 0
-	cfg.StreamCloseTimeout = 0
+	cfg.StreamCloseTimeout = closeTime
 	cfg.MaxStreamWindowSize = linkWindow
 	cfg.LogOutput = io.Discard
 	cfg.AcceptBacklog = agentBacklog
@@ -90,9 +94,10 @@ func (m linkStream) Write(p []byte) (int, error) { return m.s.Write(p) }
 // CloseWrite is yamux's Close, which closes the writing half only.
 func (m linkStream) CloseWrite() error { return m.s.Close() }
 
+// Abort does not wait: yamux's Close does, for a link that the other side reads.
 func (m linkStream) Abort() {
 	_ = m.s.SetDeadline(time.Unix(1, 0))
-	_ = m.s.Close()
+	go func() { _ = m.s.Close() }() // ends with the link at the latest
 }
 
 func (m linkStream) Close() error {

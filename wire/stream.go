@@ -17,8 +17,15 @@ type StreamID uint32
 // any of it, and so what a reader that does not read makes its side hold.
 const streamWindow = 1 << 20
 
-// maxStreams bounds the streams of one connection, in each direction.
-const maxStreams = 256
+// What one connection may have open. What has come and was not read takes memory on
+// the receiving side, up to a window for each stream.
+const (
+	maxSend    = 256
+	maxReceive = 32
+)
+
+// shareBelow is the least that a receiver's buffer holds, in bytes.
+const shareBelow = 4 << 10
 
 // Kinds of binary frame.
 const (
@@ -154,7 +161,7 @@ func (r *Receiver) frame(f Frame) (ended bool, err error) {
 		}
 		r.got += uint64(len(f.Data))
 		if !r.dropped && len(f.Data) > 0 {
-			r.queue = append(r.queue, append([]byte(nil), f.Data...))
+			r.keep(f.Data)
 		}
 		return false, nil
 	case frameEnd:
@@ -170,6 +177,16 @@ func (r *Receiver) frame(f Frame) (ended bool, err error) {
 		}
 	}
 	return true, nil
+}
+
+// keep copies b behind what has come. Small frames share a buffer: each costs what
+// it holds, not what a buffer of its own would.
+func (r *Receiver) keep(b []byte) {
+	if n := len(r.queue); n > 0 && cap(r.queue[n-1])-len(r.queue[n-1]) >= len(b) {
+		r.queue[n-1] = append(r.queue[n-1], b...)
+		return
+	}
+	r.queue = append(r.queue, append(make([]byte, 0, max(len(b), shareBelow)), b...))
 }
 
 func (r *Receiver) fail(err error) {
@@ -193,7 +210,8 @@ type Sender struct {
 	limit uint64
 	err   error // why nothing more can be sent
 	ended bool
-	held  bool // the command that names the stream was not sent yet
+	held  bool   // the command that names the stream was not sent yet
+	given *Frame // what ends the stream as soon as it begins
 }
 
 func newSender(c *Conn, id StreamID) *Sender {
@@ -227,12 +245,17 @@ func (s *Sender) Write(p []byte) (int, error) {
 	return done, nil
 }
 
-// release lets a stream begin, when the command that names it is on its way.
+// release lets a stream begin, when the command that names it has been sent.
 func (s *Sender) release() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.held = false
+	given := s.given
 	s.ready.Broadcast()
+	s.mu.Unlock()
+	if given != nil { // up before it began: the other side waits for it
+		s.c.dropSender(s.id)
+		_ = s.c.writeFrame(*given)
+	}
 }
 
 // Close says that the stream has ended.
@@ -261,7 +284,6 @@ func (s *Sender) end(f Frame, local error) error {
 	for s.held && s.err == nil && f.Kind == frameEnd {
 		s.ready.Wait()
 	}
-	held := s.held // then the other side has never heard of it
 	s.ended = true
 	if s.err == nil {
 		s.err = local
@@ -271,11 +293,13 @@ func (s *Sender) end(f Frame, local error) error {
 		f.Offset = 0
 	}
 	s.ready.Broadcast()
-	s.mu.Unlock()
-	s.c.dropSender(s.id)
-	if held {
+	if s.held { // the other side has not heard of it
+		s.given = &f
+		s.mu.Unlock()
 		return nil
 	}
+	s.mu.Unlock()
+	s.c.dropSender(s.id)
 	return s.c.writeFrame(f)
 }
 

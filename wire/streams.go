@@ -32,7 +32,11 @@ func (c *Conn) addReceiver(id StreamID, claim bool) (*Receiver, error) {
 		c.claim(id, e)
 		return e.Receiver, nil
 	}
-	if err := c.checkStream(id, len(c.recv)); err != nil {
+	limit := maxSend // its own choice
+	if !claim {
+		limit = maxReceive
+	}
+	if err := c.checkStream(id, len(c.recv), limit); err != nil {
 		return nil, err
 	}
 	r := newReceiver(c, id)
@@ -59,7 +63,7 @@ func (c *Conn) addSender(id StreamID, claim bool) (*Sender, error) {
 		e.claimed = true
 		return e.Sender, nil
 	}
-	if err := c.checkStream(id, len(c.send)); err != nil {
+	if err := c.checkStream(id, len(c.send), maxSend); err != nil {
 		return nil, err
 	}
 	s := newSender(c, id)
@@ -68,15 +72,15 @@ func (c *Conn) addSender(id StreamID, claim bool) (*Sender, error) {
 	return s, nil
 }
 
-func (c *Conn) checkStream(id StreamID, open int) error {
+func (c *Conn) checkStream(id StreamID, open, limit int) error {
 	te := &turnstone.Error{Op: "wire.stream", Kind: turnstone.Invalid, Subject: fmt.Sprintf("stream %d", id)}
 	switch {
 	case id == 0:
 		te.Err = fmt.Errorf("stream numbers begin with 1")
 	case c.recv[id] != nil || c.send[id] != nil:
 		te.Err = fmt.Errorf("the number is in use")
-	case open >= maxStreams:
-		te.Kind, te.Err = turnstone.Exhausted, fmt.Errorf("a connection has at most %d streams in each direction", maxStreams)
+	case open >= limit:
+		te.Kind, te.Err = turnstone.Exhausted, fmt.Errorf("a connection has at most %d streams in this direction", limit)
 	default:
 		return nil
 	}
@@ -123,8 +127,8 @@ func (c *Conn) dropSender(id StreamID) {
 	delete(c.send, id)
 }
 
-// frame hands a binary frame to its stream. Data must have a stream that knows
-// it; what a reader says of a stream that has ended already is late, not wrong.
+// frame hands a binary frame to its stream. What a reader says of a stream that
+// has ended already is late, not wrong.
 func (c *Conn) frame(p []byte) error {
 	f, err := ParseFrame(p)
 	if err != nil {
@@ -150,8 +154,26 @@ func (c *Conn) frame(p []byte) error {
 		return err
 	case s != nil && (f.Kind == frameCredit || f.Kind == frameReset):
 		return s.frame(f)
-	case f.Kind == frameData || f.Kind == frameEnd:
+	case f.Kind == frameData || f.Kind == frameEnd || f.Kind == frameReset:
+		return c.refuse(f)
+	}
+	return nil
+}
+
+// refuse answers data that no stream takes: its command was refused, and its
+// sender, which did not wait for that, is told to stop.
+func (c *Conn) refuse(f Frame) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case f.Kind != frameData:
+		delete(c.refused, f.Stream)
+	case c.refused[f.Stream]:
+	case len(c.refused) >= maxSend:
 		return protocolError("a binary frame names stream %d, which is not open", f.Stream)
+	case c.err == nil:
+		c.refused[f.Stream] = true
+		c.wg.Go(func() { _ = c.writeFrame(Frame{Kind: frameReset, Stream: f.Stream}) })
 	}
 	return nil
 }
