@@ -12,6 +12,12 @@ import (
 // the first command in them.
 const upward = 16
 
+// maxLooks bounds the commands that one Resolve compares with records. Lists that
+// were found are kept, so that only a script with thousands of commands in one line
+// that look alike, or records that were made up, come so far. What is left then
+// keeps -1.
+const maxLooks = 2 << 20
+
 // Resolve sets Command of each record and site of rep to the command of script
 // that it is. It goes by kind, words, line, and the record around it; where the same
 // text stands several times in one place, by order. Words with substitutions match
@@ -38,21 +44,45 @@ type place struct {
 
 type turn struct{ site, parent int }
 
+// A look is what the candidates for a record depend on.
+type look struct {
+	line  int
+	kind  syntax.Kind
+	words string // of what is told apart by them
+	cut   bool
+	// inner looks for what stands inside $(…), in any line.
+	inner bool
+}
+
+// An inlook is a look for what stands inside a command.
+type inlook struct {
+	look
+	in int
+}
+
+// An outer is what the records inside of one have around them.
+type outer struct {
+	command int     // the nearest one that is known, or -1
+	caller  *Record // the nearest simple command, or nil
+}
+
 type resolver struct {
 	script   *syntax.Script
 	at       map[place][]int
 	patterns map[int]pattern  // of simple commands, by index
-	byID     map[int]*Record  // records seen
+	outers   map[int]outer    // by the ID of a record that was seen
 	cut      map[int]bool     // sites whose words are not all
-	matching map[int][]int    // candidates of a site
+	matching map[look][]int   // candidates
+	within   map[inlook][]int // those of them that stand inside a command
 	turns    map[turn]int     // how many records of a site a parent has had
 	sites    map[int]int      // what the records of a site are, -1 if different ones
 	words    map[string][]int // simple commands inside substitutions, by first word
+	looks    int              // commands compared so far
 }
 
 func newResolver(script *syntax.Script, rep *Report) *resolver {
-	r := &resolver{script: script, at: make(map[place][]int), patterns: make(map[int]pattern), byID: make(map[int]*Record),
-		cut: make(map[int]bool), matching: make(map[int][]int), turns: make(map[turn]int), sites: make(map[int]int),
+	r := &resolver{script: script, at: make(map[place][]int), patterns: make(map[int]pattern), outers: make(map[int]outer),
+		cut: make(map[int]bool), matching: make(map[look][]int), within: make(map[inlook][]int), turns: make(map[turn]int), sites: make(map[int]int),
 		words: make(map[string][]int)}
 	for i := range rep.Sites {
 		r.cut[rep.Sites[i].ID] = rep.Sites[i].Cut
@@ -74,56 +104,99 @@ func newResolver(script *syntax.Script, rep *Report) *resolver {
 }
 
 func (r *resolver) record(rec *Record) {
-	r.byID[rec.ID] = rec
 	rec.Command = -1
-	defer func() {
-		if got, ok := r.sites[rec.Site]; ok && got != rec.Command {
-			r.sites[rec.Site] = -1
-		} else {
-			r.sites[rec.Site] = rec.Command
-		}
-	}()
-	if r.foreign(rec) {
-		return
-	}
-	all, ok := r.matching[rec.Site]
+	around, ok := r.outers[rec.Parent]
 	if !ok {
-		all = r.candidates(rec)
-		r.matching[rec.Site] = all
+		around.command = -1
 	}
-	in := r.around(rec)
-	fit := all
-	if in >= 0 {
-		if fit = r.inside(all, in); len(fit) == 0 && rec.Flags.Substituted {
-			fit = r.inside(r.substituted(rec), in)
+	if !foreign(rec, around.caller) {
+		rec.Command = r.find(rec, around)
+	}
+	if got, ok := r.sites[rec.Site]; ok && got != rec.Command {
+		r.sites[rec.Site] = -1
+	} else {
+		r.sites[rec.Site] = rec.Command
+	}
+	if rec.Command >= 0 {
+		around.command = rec.Command
+	}
+	if rec.Kind == syntax.Simple {
+		around.caller = rec
+	}
+	r.outers[rec.ID] = around
+}
+
+// find returns the command that rec is, or -1.
+func (r *resolver) find(rec *Record, around outer) int {
+	l := look{line: rec.Line, kind: rec.Kind, cut: r.cut[rec.Site]}
+	if rec.Kind == syntax.Simple || rec.Kind == syntax.Function {
+		l.words = rec.Words
+	}
+	fit := r.candidates(l)
+	if around.command >= 0 {
+		all := fit
+		if fit = r.inside(l, around.command); len(fit) == 0 && rec.Flags.Substituted {
+			fit = r.inside(l.inside(), around.command)
 		}
 		// A function's body stands elsewhere than its call.
-		if len(fit) == 0 && r.called(rec) {
+		if len(fit) == 0 && around.caller != nil {
 			fit = all
 		}
 	}
 	if len(fit) == 0 {
-		return
+		return -1
 	}
 	t := turn{rec.Site, rec.Parent}
-	rec.Command = fit[r.turns[t]%len(fit)]
+	got := fit[r.turns[t]%len(fit)]
 	r.turns[t]++
+	return got
 }
 
-// candidates are the commands that look like rec and stand where bash says.
-func (r *resolver) candidates(rec *Record) []int {
+// inside is l for the commands inside $(…), whatever their line: bash counts lines
+// there in the text as it prints it.
+func (l look) inside() look {
+	l.inner, l.line = true, 0
+	return l
+}
+
+// candidates are the commands that look as l says.
+func (r *resolver) candidates(l look) []int {
+	out, ok := r.matching[l]
+	if !ok {
+		if l.inner {
+			out = r.substituted(l)
+		} else {
+			out = r.standing(l)
+		}
+		r.matching[l] = out
+	}
+	return out
+}
+
+// looked counts a comparison that costs as much as n simple ones, and reports
+// whether there may be another.
+func (r *resolver) looked(n int) bool {
+	r.looks += n
+	return r.looks <= maxLooks
+}
+
+// standing are the commands that look like l and stand where bash says.
+func (r *resolver) standing(l look) []int {
 	firsts := []string{""}
-	if rec.Kind == syntax.Simple {
-		first, _, _ := strings.Cut(rec.Words, " ")
+	if l.kind == syntax.Simple {
+		first, _, _ := strings.Cut(l.words, " ")
 		if first != "" {
 			firsts = append(firsts, first)
 		}
 	}
 	var out []int
-	for line := rec.Line; line >= max(1, rec.Line-upward) && len(out) == 0; line-- {
+	for line := l.line; line >= max(1, l.line-upward) && len(out) == 0; line-- {
 		for _, first := range firsts {
-			for _, i := range r.at[place{line, rec.Kind, first}] {
-				if r.script.Commands[i].Span.EndLine >= rec.Line && r.alike(i, rec) {
+			for _, i := range r.at[place{line, l.kind, first}] {
+				if !r.looked(1) {
+					return nil
+				}
+				if r.script.Commands[i].Span.EndLine >= l.line && r.alike(i, l) {
 					out = append(out, i)
 				}
 			}
@@ -133,37 +206,52 @@ func (r *resolver) candidates(rec *Record) []int {
 	return out
 }
 
-// substituted are the commands inside $(…) with rec's words, whatever their line:
-// bash counts lines there in the text as it prints it.
-func (r *resolver) substituted(rec *Record) []int {
-	if rec.Kind != syntax.Simple {
+// substituted are the commands inside $(…) with l's words.
+func (r *resolver) substituted(l look) []int {
+	if l.kind != syntax.Simple {
 		return nil
 	}
-	first, _, _ := strings.Cut(rec.Words, " ")
+	first, _, _ := strings.Cut(l.words, " ")
 	var out []int
 	for _, i := range r.words[first] {
-		if r.alike(i, rec) {
+		if !r.looked(1) {
+			return nil
+		}
+		if r.alike(i, l) {
 			out = append(out, i)
 		}
 	}
 	return out
 }
 
-func (r *resolver) alike(i int, rec *Record) bool {
-	switch rec.Kind {
+func (r *resolver) alike(i int, l look) bool {
+	switch l.kind {
 	case syntax.Simple:
-		return r.patterns[i].match(rec.Words, r.cut[rec.Site])
+		p := r.patterns[i]
+		return r.looked(len(p.pieces)/8) && p.match(l.words, l.cut)
 	case syntax.Function:
 		c := r.script.Commands[i].Span
 		head := r.script.Source[c.Start:min(c.End, c.Start+MaxText+20)]
-		return strings.Contains(string(head), rec.Words)
+		return strings.Contains(string(head), l.words)
 	}
 	return true
 }
 
-// inside returns those of the commands that the command in contains; only its own
+// inside returns those of l's candidates that the command in contains; only its own
 // children, if there are any.
-func (r *resolver) inside(all []int, in int) []int {
+func (r *resolver) inside(l look, in int) []int {
+	key := inlook{l, in}
+	out, ok := r.within[key]
+	if !ok {
+		if all := r.candidates(l); r.looked(len(all)) {
+			out = r.contained(all, in)
+		}
+		r.within[key] = out
+	}
+	return out
+}
+
+func (r *resolver) contained(all []int, in int) []int {
 	outer := r.script.Commands[in].Span
 	var within, children []int
 	for _, i := range all {
@@ -182,33 +270,9 @@ func (r *resolver) inside(all []int, in int) []int {
 	return within
 }
 
-// around is the command of the next outer record that has one, or -1.
-func (r *resolver) around(rec *Record) int {
-	for p := r.byID[rec.Parent]; p != nil; p = r.byID[p.Parent] {
-		if p.Command >= 0 {
-			return p.Command
-		}
-	}
-	return -1
-}
-
-// caller is the simple command inside which rec ran, or nil.
-func (r *resolver) caller(rec *Record) *Record {
-	for p := r.byID[rec.Parent]; p != nil; p = r.byID[p.Parent] {
-		if p.Kind == syntax.Simple {
-			return p
-		}
-	}
-	return nil
-}
-
-func (r *resolver) called(rec *Record) bool {
-	return r.caller(rec) != nil
-}
-
-// foreign says whether rec's text was read from somewhere else than the script.
-func (r *resolver) foreign(rec *Record) bool {
-	by := r.caller(rec)
+// foreign says whether the text of rec, which ran inside the simple command by if
+// that is not nil, was read from somewhere else than the script.
+func foreign(rec, by *Record) bool {
 	if rec.Flags.Trap && (by == nil || !by.Flags.Trap) {
 		return true // the trap's own text; a function that it calls is the script's
 	}
