@@ -22,13 +22,15 @@ type client struct {
 	mu       sync.Mutex
 	closed   bool
 	attached map[*process.Process]*attachment
-	kills    []*process.Process // end with the connection
+	changing map[*process.Process]struct{} // is being attached to
+	kills    []*process.Process            // end with the connection
 	watches  map[string]*watch
 	watched  int // number in the last watch's ID
 }
 
 func newClient(a *Agent, c *wire.Conn) *client {
-	return &client{a: a, c: c, attached: make(map[*process.Process]*attachment), watches: make(map[string]*watch)}
+	return &client{a: a, c: c, attached: make(map[*process.Process]*attachment),
+		changing: make(map[*process.Process]struct{}), watches: make(map[string]*watch)}
 }
 
 // close ends what ends with the connection.
@@ -69,9 +71,11 @@ type attachment struct {
 	cl     *client
 	p      *process.Process
 	step   *step // nil: a plain process
+	owner  bool  // the connection started the process, which waits for it
 	ctx    context.Context
 	cancel context.CancelFunc
 	outs   [2]*delivery
+	left   sync.Once
 	ended  chan struct{} // closed when nothing more is sent
 }
 
@@ -82,10 +86,41 @@ type wanted struct {
 	window int64
 }
 
-// attach attaches the connection to a process. Nothing is sent before begin.
-func (cl *client) attach(p *process.Process, st *step, want [2]wanted) (*attachment, error) {
+// attachAgain attaches the connection to a process, in the place of the attachment
+// that it may have.
+func (cl *client) attachAgain(ctx context.Context, p *process.Process, want [2]wanted) (*attachment, error) {
 	const op = wire.MethodProcessAttach
-	at := &attachment{cl: cl, p: p, step: st, ended: make(chan struct{})}
+	cl.mu.Lock()
+	_, busy := cl.changing[p]
+	if !busy {
+		cl.changing[p] = struct{}{}
+	}
+	cl.mu.Unlock()
+	if busy {
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: p.ID,
+			Err: errors.New("this connection is attaching to it already"), Hint: "wait for the answer to the command before"}
+	}
+	defer func() {
+		cl.mu.Lock()
+		defer cl.mu.Unlock()
+		delete(cl.changing, p)
+	}()
+	var st *step
+	owner := false
+	if old := cl.detach(ctx, p); old != nil {
+		st, owner = old.step, old.owner
+	}
+	if ctx.Err() != nil { // what was attached may still be at work
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.Canceled, Subject: p.ID, Err: context.Cause(ctx)}
+	}
+	return cl.attach(p, st, owner, want)
+}
+
+// attach attaches the connection to a process that it is not attached to. Nothing
+// is sent before begin.
+func (cl *client) attach(p *process.Process, st *step, owner bool, want [2]wanted) (*attachment, error) {
+	const op = wire.MethodProcessAttach
+	at := &attachment{cl: cl, p: p, step: st, owner: owner, ended: make(chan struct{})}
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
 	switch {
@@ -94,6 +129,9 @@ func (cl *client) attach(p *process.Process, st *step, want [2]wanted) (*attachm
 	case len(cl.attached) >= maxAttached:
 		return nil, &turnstone.Error{Op: op, Kind: turnstone.Exhausted, Subject: "processes that this connection is attached to",
 			Hint: "detach from some with Process.detach, or open another connection"}
+	}
+	if err := p.Attach(); err != nil {
+		return nil, err
 	}
 	at.ctx, at.cancel = context.WithCancel(cl.c.Context())
 	for i, w := range want {
@@ -105,7 +143,6 @@ func (cl *client) attach(p *process.Process, st *step, want [2]wanted) (*attachm
 		at.outs[i] = d
 	}
 	cl.attached[p] = at
-	p.Attach(1)
 	return at, nil
 }
 
@@ -117,7 +154,12 @@ func (at *attachment) drop() {
 			d.close(errors.New("the command failed"))
 		}
 	}
+	at.leave()
 }
+
+// leave says that the process's output is not needed any more. It comes before the
+// client learns of the end, so that it may have the process forgotten then.
+func (at *attachment) leave() { at.left.Do(at.p.Detach) }
 
 // begin starts sending.
 func (at *attachment) begin() {
@@ -136,6 +178,7 @@ func (at *attachment) begin() {
 		case <-at.ctx.Done():
 			return
 		}
+		at.leave()
 		if at.step != nil {
 			at.step.tell(at.ctx, at.cl.c)
 			return
@@ -149,7 +192,7 @@ func (at *attachment) begin() {
 
 func (at *attachment) end() {
 	at.cancel()
-	at.p.Attach(-1)
+	at.leave()
 	at.cl.mu.Lock()
 	if at.cl.attached[at.p] == at {
 		delete(at.cl.attached, at.p)
@@ -158,14 +201,14 @@ func (at *attachment) end() {
 	close(at.ended)
 }
 
-// detach ends the connection's attachment to a process, and returns when nothing
-// more is sent for it. It returns the step that the attachment was to report on.
-func (cl *client) detach(ctx context.Context, p *process.Process) (st *step, was bool) {
+// detach ends the connection's attachment to a process and returns it when nothing
+// more is sent for it, or when ctx has ended. It is nil when there was none.
+func (cl *client) detach(ctx context.Context, p *process.Process) *attachment {
 	cl.mu.Lock()
 	at := cl.attached[p]
 	cl.mu.Unlock()
 	if at == nil {
-		return nil, false
+		return nil
 	}
 	at.cancel()
 	for _, d := range at.outs {
@@ -175,7 +218,7 @@ func (cl *client) detach(ctx context.Context, p *process.Process) (st *step, was
 	case <-at.ended:
 	case <-ctx.Done():
 	}
-	return at.step, true
+	return at
 }
 
 // A delivery brings one output to a connection: as a stream, or as events.
@@ -203,7 +246,7 @@ func newDelivery(at *attachment, fd int, w wanted) (*delivery, error) {
 		if _, end := l.Range(); w.from < 0 || w.from > end {
 			return nil, invalid(wire.MethodProcessAttach, string(d.name), "the offset is beyond what there is so far")
 		}
-		d.reader, d.offset = l.Attach(at.ctx, w.from)
+		d.reader, d.offset = l.Attach(at.ctx, w.from, at.owner)
 		if d.reader == nil {
 			return nil, &turnstone.Error{Op: wire.MethodProcessAttach, Kind: turnstone.Exhausted, Subject: at.p.ID,
 				Err: errors.New("too many connections are attached to it"), Hint: "detach some"}
@@ -237,22 +280,35 @@ func (d *delivery) abort() {
 	}
 }
 
-// run sends until the output's end.
+// run sends until the output's end. A part that falls out before it was sent is
+// told as lost; a stream, which cannot have gaps, is then reset.
 func (d *delivery) run() {
 	ctx, c := d.at.ctx, d.at.cl.c
 	if d.reader != nil {
 		defer d.reader.Close()
 	}
 	if d.offset > d.from {
-		_ = c.EmitProcessLost(ctx, &wire.ProcessLostEvent{ProcessID: d.at.p.ID, Stream: d.name, From: d.from, To: d.offset})
+		d.lost(d.from, d.offset)
 	}
+	next := d.offset
 	for d.reader != nil {
 		limit := d.room(ctx)
 		if limit == 0 {
 			break
 		}
 		data, offset, ok := d.reader.Next(limit)
-		if !ok || d.send(ctx, c, data, offset) != nil {
+		if !ok {
+			break
+		}
+		if offset > next {
+			d.lost(next, offset)
+			if d.sender != nil {
+				d.sender.Abort(errors.New("a part of the output was lost"))
+				return
+			}
+		}
+		next = offset + int64(len(data))
+		if len(data) > 0 && d.send(ctx, c, data, offset) != nil {
 			break
 		}
 	}
@@ -264,6 +320,10 @@ func (d *delivery) run() {
 		return
 	}
 	_ = d.sender.Close()
+}
+
+func (d *delivery) lost(from, to int64) {
+	_ = d.at.cl.c.EmitProcessLost(d.at.ctx, &wire.ProcessLostEvent{ProcessID: d.at.p.ID, Stream: d.name, From: from, To: to})
 }
 
 func (d *delivery) send(ctx context.Context, c *wire.Conn, data []byte, offset int64) error {

@@ -64,7 +64,7 @@ func (cl *client) attachAtStart(ctx context.Context, st *step, want [2]wanted, f
 		if st != nil {
 			st.p = p
 		}
-		at, err := cl.attach(p, st, want)
+		at, err := cl.attach(p, st, true, want)
 		if err != nil {
 			*failed = err
 			return
@@ -117,9 +117,7 @@ func (s *processes) Attach(ctx context.Context, c *wire.Conn, p *wire.ProcessAtt
 	if err != nil {
 		return nil, err
 	}
-	cl := s.a.client(c)
-	st, _ := cl.detach(ctx, proc)
-	at, err := cl.attach(proc, st, [2]wanted{
+	at, err := s.a.client(c).attachAgain(ctx, proc, [2]wanted{
 		{p.StdoutOffset, p.StdoutStream, p.Window}, {p.StderrOffset, p.StderrStream, p.Window}})
 	if err != nil {
 		return nil, err
@@ -135,7 +133,7 @@ func (s *processes) Detach(ctx context.Context, c *wire.Conn, p *wire.ProcessDet
 	if err != nil {
 		return err
 	}
-	if _, was := s.a.client(c).detach(ctx, proc); !was {
+	if s.a.client(c).detach(ctx, proc) == nil {
 		return &turnstone.Error{Op: wire.MethodProcessDetach, Kind: turnstone.NotFound, Subject: proc.ID,
 			Err: errors.New("this connection is not attached to it"), Hint: "it may have ended"}
 	}

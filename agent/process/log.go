@@ -8,8 +8,12 @@ import (
 
 const (
 	chunkSize = 64 << 10 // bytes; what one read takes, and one frame carries
-	keepBytes = 1 << 20  // bytes kept of one stream, by default
-	keepLess  = 128 << 10
+	// firstSize is what a stream begins with, so that a process that writes nothing
+	// costs next to nothing.
+	firstSize  = 1 << 10
+	secondSize = 8 << 10
+	keepBytes  = 1 << 20 // bytes kept of one stream, by default
+	keepLess   = 128 << 10
 	// budget is what all streams together keep before each keeps keepLess only:
 	// many processes that write much must not cost the agent its memory.
 	budget     = 16 << 20
@@ -37,8 +41,11 @@ type chunks struct {
 
 func newChunks() *chunks { return &chunks{free: make(chan []byte, spareMax)} }
 
-func (p *chunks) get() []byte {
-	p.used.Add(chunkSize)
+func (p *chunks) get(size int) []byte {
+	p.used.Add(int64(size))
+	if size != chunkSize {
+		return make([]byte, size)
+	}
 	select {
 	case b := <-p.free:
 		return b
@@ -59,9 +66,10 @@ func (p *chunks) put(b []byte) {
 }
 
 // A Log keeps the newest bytes of one output stream, in order and counted from
-// its beginning. One goroutine writes; any number of Readers read. While a reader
-// is behind by the bound, the writer waits; without readers the oldest bytes fall
-// out.
+// its beginning. One goroutine writes; any number of Readers read. While the first
+// reader is behind by the bound, the writer waits; the others hold nobody up, and
+// lose what falls out before they have read it. Without readers the oldest bytes
+// fall out.
 type Log struct {
 	pool *chunks
 	keep int64
@@ -72,6 +80,7 @@ type Log struct {
 	first   int64    // offset of the oldest byte that is kept
 	size    int64    // bytes so far
 	ended   bool     // no more will come
+	hurried bool     // the writer waits for nobody any more
 	readers []*Reader
 }
 
@@ -100,31 +109,54 @@ func (l *Log) bound() int64 {
 	return l.keep
 }
 
-// oldest is the offset up to which all readers have read. l.mu is held.
+// oldest is the offset up to which the reader that is waited for has read. l.mu is
+// held.
 func (l *Log) oldest() int64 {
-	off := l.size
-	for _, r := range l.readers {
-		off = min(off, r.off)
+	if len(l.readers) > 0 {
+		return l.readers[0].off
 	}
-	return off
+	return l.size
 }
 
-// room waits while a reader is too far behind, and returns where the next bytes
-// go; nil when the log has ended.
+// room waits while the first reader is too far behind, and returns where the next
+// bytes go; nil when the log has ended.
 func (l *Log) room() []byte {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for !l.ended && l.size-l.oldest() >= l.bound() {
+	for !l.ended && !l.hurried && l.size-l.oldest() >= l.bound() {
 		l.changed.Wait()
 	}
 	if l.ended {
 		return nil
 	}
 	if k := len(l.chunks); k == 0 || l.chunks[k-1].n == len(l.chunks[k-1].buf) {
-		l.chunks = append(l.chunks, &chunk{off: l.size, buf: l.pool.get()})
+		l.chunks = append(l.chunks, &chunk{off: l.size, buf: l.pool.get(l.next())})
 	}
 	last := l.chunks[len(l.chunks)-1]
 	return last.buf[last.n:]
+}
+
+// next is the size of the next chunk. l.mu is held.
+func (l *Log) next() int {
+	switch {
+	case l.size == 0:
+		return firstSize
+	case l.size < secondSize:
+		return secondSize
+	}
+	return chunkSize
+}
+
+// hurry makes the writer wait for no reader any more: what it still has to write
+// is little. The first reader loses nothing by that.
+func (l *Log) hurry() {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.hurried = true
+	l.changed.Broadcast()
 }
 
 // wrote says that n bytes were put where room said.
@@ -219,24 +251,31 @@ type Reader struct {
 }
 
 // Attach returns a reader that begins at offset from, or at the oldest byte that
-// is kept when that is later; offset says where. It is closed when ctx ends. It is
-// nil when the log has as many readers as it may have.
-func (l *Log) Attach(ctx context.Context, from int64) (r *Reader, offset int64) {
+// is kept when that is later; offset says where. The writer waits for the reader
+// that came first, or for the last that came with owner. It is closed when ctx
+// ends. It is nil when the log has as many readers as it may have.
+func (l *Log) Attach(ctx context.Context, from int64, owner bool) (r *Reader, offset int64) {
 	l.mu.Lock()
 	if len(l.readers) >= maxReaders {
 		l.mu.Unlock()
 		return nil, 0
 	}
 	r = &Reader{l: l, off: min(max(from, l.first), l.size)}
-	l.readers = append(l.readers, r)
+	if owner {
+		l.readers = append([]*Reader{r}, l.readers...)
+	} else {
+		l.readers = append(l.readers, r)
+	}
+	offset = r.off
 	l.mu.Unlock()
 	r.stop = context.AfterFunc(ctx, r.detach)
-	return r, r.off
+	return r, offset
 }
 
 // Next returns the next bytes, at most limit, and their offset. It waits for
-// them; ok is false when there are no more, or the reader was closed. data is
-// valid until the next call of Next or Close.
+// them; ok is false when there are no more, or the reader was closed. When bytes
+// fell out before they were read, the offset is that after them, and data may be
+// empty. data is valid until the next call of Next or Close.
 func (r *Reader) Next(limit int) (data []byte, offset int64, ok bool) {
 	l := r.l
 	l.mu.Lock()
@@ -248,8 +287,10 @@ func (r *Reader) Next(limit int) (data []byte, offset int64, ok bool) {
 	if r.closed || r.off >= l.size {
 		return nil, 0, false
 	}
-	if r.off < l.first { // forgotten meanwhile
-		return nil, 0, false
+	if r.off < l.first { // it fell out
+		if r.off = l.first; r.off == l.size {
+			return nil, r.off, true
+		}
 	}
 	for i := len(l.chunks) - 1; i >= 0; i-- {
 		if c := l.chunks[i]; c.off <= r.off {

@@ -76,13 +76,21 @@ type Process struct {
 	closing  sync.Once
 	closedIn atomic.Bool
 	attached atomic.Int64
+	over     bool // it has ended and its logs have all its output; table.mu guards it and the next two
+	retired  bool // it is one of the table's ended ones
+	gone     bool // it was forgotten
 }
 
 // Attached counts the connections that take its output.
 func (p *Process) Attached() int64 { return p.attached.Load() }
 
-// Attach adds n to the count of connections.
-func (p *Process) Attach(n int64) { p.attached.Add(n) }
+// Attach says that a connection takes its output: while one does, the process is
+// not forgotten, and counts as one that runs. The error is of kind NotFound when it
+// was forgotten already. Detach must follow.
+func (p *Process) Attach() error { return p.table.attach(p) }
+
+// Detach says that a connection does not take its output any more.
+func (p *Process) Detach() { p.table.detach(p) }
 
 // Ended says whether the process has ended.
 func (p *Process) Ended() bool {
@@ -245,6 +253,9 @@ func (p *Process) run(status <-chan syscall.WaitStatus) {
 	}
 	for _, f := range p.files {
 		_ = f.SetReadDeadline(time.Unix(1, 0)) // once; see pump
+	}
+	for _, l := range p.Out[1:] {
+		l.hurry() // what the pipe holds is the last, and the end waits for nobody
 	}
 	p.closeIn()
 	close(p.exited)

@@ -51,7 +51,7 @@ func TestLog(t *testing.T) {
 			t.Fatalf("kept %d to %d of %d with %d", first, end, len(all), keep)
 		}
 		from := rapid.Int64Range(0, end).Draw(t, "from")
-		r, offset := l.Attach(context.Background(), from)
+		r, offset := l.Attach(context.Background(), from, false)
 		if offset != max(from, first) {
 			t.Fatalf("begins at %d, want %d", offset, max(from, first))
 		}
@@ -87,7 +87,7 @@ func TestLog(t *testing.T) {
 func TestLogWaits(t *testing.T) {
 	l := newLog(newChunks(), 4*chunkSize)
 	ctx, cancel := context.WithCancel(t.Context())
-	r, _ := l.Attach(ctx, 0)
+	r, _ := l.Attach(ctx, 0, false)
 	done := make(chan struct{})
 	go func() {
 		put(l, make([]byte, 20*chunkSize))
@@ -244,5 +244,57 @@ func TestShorten(t *testing.T) {
 		if total > maxArgv+len("…")+1 || !utf8.ValidString(strings.Join(short, " ")) || cut == (len(argv) == 2) {
 			t.Errorf("%d arguments of %d bytes", len(short), total)
 		}
+	}
+}
+
+// TestIdleIsCheap: a log that holds little takes little.
+func TestIdleIsCheap(t *testing.T) {
+	pool := newChunks()
+	for _, tt := range []struct{ bytes, most int }{{0, 1 << 10}, {100, 1 << 10}, {2000, 9 << 10}, {20_000, 9<<10 + chunkSize}} {
+		l := newLog(pool, keepBytes)
+		put(l, make([]byte, tt.bytes))
+		_ = l.room() // as a pump does that waits for more
+		if used := pool.used.Load(); used > int64(tt.most) {
+			t.Errorf("%d bytes take %d", tt.bytes, used)
+		}
+		l.forget()
+	}
+}
+
+// TestNextTellsLoss: the second reader waits for nothing, and learns what it lost.
+func TestNextTellsLoss(t *testing.T) {
+	l := newLog(newChunks(), chunkSize)
+	first, _ := l.Attach(t.Context(), 0, false)
+	second, _ := l.Attach(t.Context(), 0, false)
+	defer second.Close()
+	go func() {
+		put(l, make([]byte, 10*chunkSize))
+		l.end()
+	}()
+	var at int64
+	for {
+		data, offset, ok := first.Next(chunkSize)
+		if !ok {
+			break
+		}
+		if offset != at {
+			t.Fatalf("the first reader lost something: %d after %d", offset, at)
+		}
+		at += int64(len(data))
+	}
+	first.Close()
+	if at != 10*chunkSize {
+		t.Errorf("the first reader got %d bytes", at)
+	}
+	kept, _ := l.Range()
+	if data, offset, ok := second.Next(10); !ok || kept == 0 || offset != kept || len(data) != 10 {
+		t.Errorf("%d bytes at %d, %v; %d is the oldest", len(data), offset, ok, kept)
+	}
+	l.forget()
+	if data, offset, ok := second.Next(10); !ok || offset != 10*chunkSize || len(data) != 0 {
+		t.Errorf("%d bytes at %d, %v", len(data), offset, ok)
+	}
+	if _, _, ok := second.Next(10); ok {
+		t.Error("no end")
 	}
 }

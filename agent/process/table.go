@@ -43,7 +43,7 @@ type Table struct {
 
 	mu      sync.Mutex
 	procs   map[string]*Process
-	running int
+	running int        // and those that have ended but are attached to
 	made    int        // number in the last ID that the table made
 	order   []*Process // oldest first
 	ended   []*Process // in the order of their ends
@@ -211,12 +211,47 @@ func (t *Table) pump(p *Process, pm *pump) {
 	_ = pm.f.Close()
 }
 
-// hasEnded keeps an ended process, and forgets the oldest ones that are too many.
+// hasEnded notes that a process has ended and that its logs have all its output.
 func (t *Table) hasEnded(p *Process) {
 	t.mu.Lock()
+	p.over = true
+	gone := t.retire(p)
+	t.mu.Unlock()
+	forget(gone)
+}
+
+func (t *Table) attach(p *Process) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if p.gone {
+		return notFound("Process.attach", p.ID)
+	}
+	if p.attached.Add(1); p.retired { // it counts again
+		p.retired = false
+		t.running++
+		t.ended = slices.DeleteFunc(t.ended, func(q *Process) bool { return q == p })
+	}
+	return nil
+}
+
+func (t *Table) detach(p *Process) {
+	t.mu.Lock()
+	p.attached.Add(-1)
+	gone := t.retire(p)
+	t.mu.Unlock()
+	forget(gone)
+}
+
+// retire puts a process that has ended, and that nobody is attached to, to those
+// that are kept for a while. It returns the oldest of them that are too many, for
+// the caller to forget. t.mu is held.
+func (t *Table) retire(p *Process) (gone []*Process) {
+	if !p.over || p.retired || p.gone || p.attached.Load() > 0 {
+		return nil
+	}
 	t.running--
+	p.retired = true
 	t.ended = append(t.ended, p)
-	var gone []*Process
 	total := int64(0)
 	for i := len(t.ended) - 1; i >= 0; i-- {
 		total += t.ended[i].kept()
@@ -228,7 +263,10 @@ func (t *Table) hasEnded(p *Process) {
 	for _, q := range gone {
 		t.remove(q)
 	}
-	t.mu.Unlock()
+	return gone
+}
+
+func forget(gone []*Process) {
 	for _, q := range gone {
 		q.forget()
 	}
@@ -252,6 +290,7 @@ func (p *Process) forget() {
 // remove takes an ended process out of the table. t.mu is held.
 func (t *Table) remove(p *Process) {
 	delete(t.procs, p.ID)
+	p.gone = true
 	same := func(q *Process) bool { return q == p }
 	t.order = slices.DeleteFunc(t.order, same)
 	t.ended = slices.DeleteFunc(t.ended, same)
@@ -267,7 +306,11 @@ func (t *Table) Get(op, id string) (*Process, error) {
 			return p, nil
 		}
 	}
-	return nil, &turnstone.Error{Op: op, Kind: turnstone.NotFound, Subject: clip(id), Err: errors.New("no such process"),
+	return nil, notFound(op, id)
+}
+
+func notFound(op, id string) error {
+	return &turnstone.Error{Op: op, Kind: turnstone.NotFound, Subject: clip(id), Err: errors.New("no such process"),
 		Hint: "Process.list tells which there are; of those that have ended only the latest are kept"}
 }
 
@@ -278,20 +321,27 @@ func (t *Table) List() []*Process {
 	return slices.Clone(t.order)
 }
 
-// Release forgets a process that has ended.
+// Release forgets a process that has ended and that nobody is attached to.
 func (t *Table) Release(p *Process) error {
 	t.mu.Lock()
-	select {
-	case <-p.done:
-	default:
+	if p.over && p.retired {
+		t.remove(p)
 		t.mu.Unlock()
-		return &turnstone.Error{Op: "Process.release", Kind: turnstone.Invalid, Subject: p.ID,
-			Err: errors.New("the process runs, or its output is still being read"), Hint: "end it first"}
+		p.forget()
+		return nil
 	}
-	t.remove(p)
+	attached, gone := p.over, p.gone
 	t.mu.Unlock()
-	p.forget()
-	return nil
+	te := &turnstone.Error{Op: "Process.release", Kind: turnstone.Invalid, Subject: p.ID,
+		Err: errors.New("the process runs, or its output is still being read"), Hint: "end it first"}
+	switch {
+	case gone:
+		return notFound("Process.release", p.ID)
+	case attached:
+		te.Err, te.Hint = errors.New("a connection is attached to it, and has not got all of its output"),
+			"read the output to its end, or detach with Process.detach"
+	}
+	return te
 }
 
 // Close kills all that runs, and waits until nothing of it is left.
@@ -316,13 +366,20 @@ func (t *Table) Close() error {
 	return t.null.Close()
 }
 
-// maxArgv bounds what is kept of a process's arguments to tell of it.
-const maxArgv = 4096
+// maxArgv and maxArgs bound what is kept of a process's arguments to tell of it:
+// bytes, and how many. A message that lists all processes must not be too large.
+const (
+	maxArgv = 4096
+	maxArgs = 128
+)
 
 // shorten keeps the beginning of a list of arguments, and marks what it cuts.
 func shorten(argv []string) []string {
 	left := maxArgv
 	for i, arg := range argv {
+		if i == maxArgs {
+			return append(slices.Clone(argv[:i]), "…")
+		}
 		if left -= len(arg) + 1; left < 0 {
 			end := max(0, left+len(arg)+1)
 			return append(slices.Clone(argv[:i]), strings.Clone(strings.ToValidUTF8(arg[:min(end, len(arg))], ""))+"…")
