@@ -13,6 +13,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/wire"
 )
 
 type execCmd struct {
@@ -88,9 +89,9 @@ func execVerdict(ctx context.Context, code int, err error) error {
 		return &exitError{128 + int(sig.signal), cause}
 	case errors.As(err, &fault) && fault.Op == "executor.exec" && fault.Kind == turnstone.Timeout:
 		return &exitError{exitTimeout, err}
-	case fault != nil && fault.Op == "process.start" && fault.Kind == turnstone.NotFound:
+	case fault != nil && fault.Op == wire.MethodProcessStart && fault.Kind == turnstone.NotFound:
 		return &exitError{exitNotFound, err}
-	case fault != nil && fault.Op == "process.start" && fault.Kind == turnstone.Invalid:
+	case fault != nil && fault.Op == wire.MethodProcessStart && fault.Kind == turnstone.Invalid:
 		return &exitError{exitNoExec, err}
 	case errors.Is(cause, syscall.EPIPE):
 		return &exitError{128 + int(syscall.SIGPIPE), nil} // as a program that the signal ended: nobody listens
