@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"slices"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -75,27 +76,38 @@ func (s *Site) ToWire() wire.ShellSite {
 }
 
 // FromWire returns the report that a sandbox sent, unresolved, for a caller that
-// has parsed the script itself. What came is hostile: numbers that cannot be are
-// left out, and Resolve checks what it uses.
+// has parsed the script itself. Its records are in the order in which they began;
+// they are sent as they end. What came is hostile: numbers that cannot be, and those
+// that came before, are left out, and Resolve checks what it uses.
 func FromWire(records []wire.ShellRecord, end *wire.ShellFinishedEvent) *Report {
 	rep := &Report{Commands: end.Count, Dropped: end.Dropped, Untraced: end.Untraced}
+	seen := make(map[int64]bool, min(len(records), MaxRecords))
 	for i := range records {
 		if len(rep.Records) == MaxRecords {
 			break
 		}
-		if r, ok := recordFromWire(&records[i]); ok {
+		if r, ok := recordFromWire(&records[i]); ok && !seen[records[i].ID] {
+			seen[records[i].ID] = true
 			rep.Records = append(rep.Records, r)
 		}
 	}
+	slices.SortFunc(rep.Records, func(a, b Record) int { return a.ID - b.ID })
+	clear(seen)
 	for i := range end.Sites {
-		w := &end.Sites[i]
-		if len(rep.Sites) == MaxSites {
-			break
+		if w := &end.Sites[i]; !seen[w.ID] {
+			if s, ok := siteFromWire(w); ok {
+				seen[w.ID] = true // so that there are at most MaxSites
+				rep.Sites = append(rep.Sites, s)
+			}
 		}
-		rep.Sites = append(rep.Sites, Site{ID: int(w.ID), Kind: syntax.Kind(w.Kind), Line: int(w.Line), Words: cut(w.Text),
-			Cut: w.Cut, Command: -1, Count: w.Count, Failures: w.Failures, Time: time.Duration(w.Duration)})
 	}
 	return rep
+}
+
+func siteFromWire(w *wire.ShellSite) (Site, bool) {
+	s := Site{ID: int(w.ID), Kind: syntax.Kind(w.Kind), Line: int(w.Line), Words: cut(w.Text), Cut: w.Cut, Command: -1,
+		Count: w.Count, Failures: w.Failures, Time: time.Duration(w.Duration)}
+	return s, w.ID >= 0 && w.ID < MaxSites && w.Line >= 0 && w.Line <= 1<<31 && w.Count >= 0 && w.Failures >= 0 && w.Duration >= 0
 }
 
 func recordFromWire(w *wire.ShellRecord) (Record, bool) {
