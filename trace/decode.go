@@ -17,6 +17,9 @@ var kinds = [...]syntax.Kind{syntax.For, syntax.Case, syntax.While, syntax.If, s
 	syntax.While, syntax.Group, syntax.Arithmetic, syntax.Test, syntax.For, syntax.Subshell, syntax.Coprocess, syntax.Pipeline,
 	syntax.List}
 
+// maxStateVars bounds the exported variables that a shell may leave.
+const maxStateVars = 1 << 16
+
 var sources = [...]Source{Inherited, Pipe, Heredoc, File, Other}
 
 // decodeSite returns false for a slot that holds none.
@@ -119,15 +122,23 @@ func (s shared) decodeState() (*State, string) {
 	if n == 0 || n > MaxState || s[offEnv+int(n)-1] != 0 {
 		return nil, "the state that the shell left is damaged"
 	}
-	parts := bytes.Split(bytes.Clone(s[offEnv:offEnv+int(n)-1]), []byte{0})
-	st := &State{Env: make([]string, 0, len(parts))}
-	if cwd := string(parts[0]); len(cwd) > 0 && cwd[0] == '/' {
-		st.Cwd = cwd
+	// The step could have put 4 million empty strings there: none is made of those
+	// that do not count, nor room for all.
+	cwd, rest, more := bytes.Cut(bytes.Clone(s[offEnv:offEnv+int(n)-1]), []byte{0})
+	st := new(State)
+	if len(cwd) > 0 && cwd[0] == '/' {
+		st.Cwd = string(cwd)
 	}
-	for _, p := range parts[1:] {
-		if bytes.IndexByte(p, '=') > 0 {
-			st.Env = append(st.Env, string(p))
+	for more {
+		var p []byte
+		p, rest, more = bytes.Cut(rest, []byte{0})
+		if bytes.IndexByte(p, '=') <= 0 {
+			continue
 		}
+		if len(st.Env) == maxStateVars {
+			return nil, fmt.Sprintf("there are more than %d exported variables", maxStateVars)
+		}
+		st.Env = append(st.Env, string(p))
 	}
 	return st, ""
 }

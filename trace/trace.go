@@ -2,7 +2,6 @@ package trace
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"strings"
 	"sync"
@@ -91,16 +90,21 @@ type Recorder struct {
 }
 
 // Record prepares to record one step whose environment is env. The shell is started
-// with Env and, from descriptor 3 on, Files; it must be one that Check accepts.
-func (t *Tracer) Record(env []string) (*Recorder, error) {
+// with Env and, from descriptor 3 on, Files; it must be one that Check accepts, and
+// run in this process's own root.
+func (t *Tracer) Record(env []string) (*Recorder, error) { return t.RecordIn(-1, env) }
+
+// RecordIn is Record for a shell whose root is the open directory root. The error is
+// of kind Unavailable if there is no /proc in it: the loader could not find the
+// library and would say so on the step's standard error.
+func (t *Tracer) RecordIn(root int, env []string) (*Recorder, error) {
+	if err := checkProc(root); err != nil {
+		return nil, &turnstone.Error{Op: "trace.record", Kind: turnstone.Unavailable, Subject: "/proc", Err: err,
+			Hint: "mount /proc where steps run; the step can run without a trace"}
+	}
 	f, err := memory("turnstone-trace", unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		return nil, err
-	}
-	if _, err := os.Stat(fmt.Sprintf("/proc/self/fd/%d", f.Fd())); err != nil {
-		f.Close()
-		return nil, &turnstone.Error{Op: "trace.record", Kind: turnstone.Unavailable, Subject: "/proc", Err: err,
-			Hint: "mount /proc where steps run; the step can run without a trace"}
 	}
 	if err := f.Truncate(lenShared); err != nil {
 		f.Close()
@@ -133,6 +137,32 @@ func (t *Tracer) Record(env []string) (*Recorder, error) {
 	}
 	r.env = append(r.env, own)
 	return r, nil
+}
+
+// checkProc says whether the kernel's own /proc/self/fd is below root, or below this
+// process's root if that is negative. What a step put in its place is not.
+func checkProc(root int) error {
+	const fds = "/proc/self/fd"
+	var st unix.Statfs_t
+	if root < 0 {
+		if err := unix.Statfs(fds, &st); err != nil {
+			return err
+		}
+	} else {
+		fd, err := unix.Openat2(root, fds, &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
+			Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
+		if err != nil {
+			return err
+		}
+		defer func() { _ = unix.Close(fd) }()
+		if err := unix.Fstatfs(fd, &st); err != nil {
+			return err
+		}
+	}
+	if st.Type != unix.PROC_SUPER_MAGIC {
+		return errors.New("it is not the kernel's")
+	}
+	return nil
 }
 
 // Env returns the environment with which to start the shell.
