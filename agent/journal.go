@@ -93,8 +93,8 @@ func (j *journal) Enable(ctx context.Context, c *wire.Conn) error {
 		return nil
 	}
 	follow, cancel := context.WithCancel(c.Context())
-	j.follows[c] = cancel
-	context.AfterFunc(c.Context(), func() { j.stop(c) })
+	ended := context.AfterFunc(c.Context(), func() { j.stop(c) })
+	j.follows[c] = func() { ended(); cancel() }
 	after := j.last
 	wire.AfterReply(ctx, func() { c.Go(func() { j.follow(follow, c, after) }) })
 	return nil

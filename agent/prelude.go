@@ -46,8 +46,9 @@ func (s *shell) writePrelude() error {
 }
 
 // bash prepares a bash step. BASH_ENV is sourced before the script, which so has
-// the $0, line numbers and exit status of "bash script".
-func (s *shell) bash(sp *process.Spec, script, text string, number int) error {
+// the $0, line numbers and exit status of "bash script". own is the file that was
+// made for this step alone, if one was.
+func (s *shell) bash(dir runDir, sp *process.Spec, script, text string, number int) (own string, err error) {
 	prelude := "capture.bash"
 	user := process.LookupEnv(sp.Env, "BASH_ENV")
 	traps := setsExitTrap(text)
@@ -64,13 +65,14 @@ func (s *shell) bash(sp *process.Spec, script, text string, number int) error {
 			body = append(body, "export BASH_ENV="+q+"\nif [ -r "+q+" ]; then . "+q+"; fi\n"...)
 		}
 		prelude = "capture-" + strconv.Itoa(number) + ".bash"
-		if err := os.WriteFile(filepath.Join(s.a.path(s.a.opt.RunDir), prelude), body, 0o644); err != nil {
-			return runDirError(err)
+		if err := dir.write(prelude, body); err != nil {
+			return "", err
 		}
+		own = prelude
 	}
 	sp.Argv = []string{bashPath, script}
 	sp.Env = process.MergeEnv(sp.Env, []string{"BASH_ENV=" + filepath.Join(s.a.opt.RunDir, prelude)})
-	return nil
+	return own, nil
 }
 
 // sh prepares a step for the system's sh, which has no BASH_ENV: a command line
@@ -97,8 +99,8 @@ func setsExitTrap(script string) bool {
 
 // readCapture reads what a step's shell left. The file is a guest's: it may be
 // anything, and of any size.
-func readCapture(path string) ([]byte, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+func (d runDir) readCapture() ([]byte, error) {
+	fd, err := unix.Openat(d.dir, stateFile, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}

@@ -115,11 +115,23 @@ func (s *shell) recorder(language string, env []string) recorder {
 	err := t.check(s.a.path(bashPath))
 	if err == nil {
 		var r *trace.Recorder
-		if r, err = t.tracer.Record(env); err == nil {
+		if r, err = s.record(t.tracer, env); err == nil {
 			return traced{r}
 		}
 	}
 	return untraced(strings.TrimPrefix(err.Error(), "tracer: "))
+}
+
+// record prepares to record a step, whose root a step before may have changed.
+func (s *shell) record(t *trace.Tracer, env []string) (*trace.Recorder, error) {
+	if s.a.opt.Chroot == "" {
+		return t.Record(env)
+	}
+	root, err := s.a.files.rootFD()
+	if err != nil {
+		return nil, err
+	}
+	return t.RecordIn(root, env)
 }
 
 // fromState takes what is carried out of what a traced shell left.
@@ -153,11 +165,37 @@ func sortByEnd(records []trace.Record) {
 	})
 }
 
-// wireScript is a parsed script as it crosses the wire.
+// What an answer to Shell.parse holds at most: a message has a bound of values.
+const (
+	maxCommands = 10_000
+	maxFaults   = 1000
+	maxParts    = 10_000 // embedded code, here-documents and faults in them, of all commands
+)
+
+// wireScript is a parsed script as it crosses the wire. It is cut after so many
+// commands, and is then partial.
 func wireScript(s *syntax.Script) *wire.ShellParseResult {
-	res := &wire.ShellParseResult{Commands: make([]wire.ShellCommand, len(s.Commands)), Faults: wireFaults(s.Faults), Partial: s.Partial}
+	res := &wire.ShellParseResult{Commands: make([]wire.ShellCommand, 0, min(len(s.Commands), maxCommands)),
+		Faults: wireFaults(s.Faults[:min(len(s.Faults), maxFaults)]), Partial: s.Partial}
+	cut := func() {
+		if res.Partial == "" {
+			res.Partial = "the script has more parts than one answer holds"
+		}
+	}
+	if len(s.Faults) > maxFaults {
+		cut()
+	}
+	parts := 0
 	for i := range s.Commands {
 		c := &s.Commands[i]
+		parts += len(c.Embedded) + len(c.Heredocs)
+		for _, e := range c.Embedded {
+			parts += len(e.Faults)
+		}
+		if i == maxCommands || parts > maxParts {
+			cut()
+			break
+		}
 		w := wire.ShellCommand{ID: int64(c.ID), Parent: int64(c.Parent), Kind: wire.ShellCommandKind(c.Kind), Span: trace.SpanToWire(c.Span),
 			Stage: int64(c.Stage), Language: c.Language, Program: c.Program, Substituted: c.Substituted}
 		for _, e := range c.Embedded {
@@ -167,7 +205,7 @@ func wireScript(s *syntax.Script) *wire.ShellParseResult {
 		for _, h := range c.Heredocs {
 			w.Heredocs = append(w.Heredocs, wire.ShellHeredoc{Span: trace.SpanToWire(h.Span), Verbatim: h.Verbatim, String: h.String, FD: int64(h.FD)})
 		}
-		res.Commands[i] = w
+		res.Commands = append(res.Commands, w)
 	}
 	return res
 }

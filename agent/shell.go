@@ -3,13 +3,12 @@ package agent
 import (
 	"context"
 	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
+	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/agent/process"
@@ -18,12 +17,14 @@ import (
 )
 
 const (
-	maxScript = 16 << 20 // bytes
-	maxEnv    = 1 << 20  // bytes of the session's environment; more could not be passed to a program
-	maxPath   = 4095     // bytes; PATH_MAX without its NUL
-	bigScript = 1 << 20  // bytes; a larger script file does not stay
+	maxScript = 16 << 20  // bytes
+	maxEnv    = 1 << 20   // bytes of the session's environment; more could not be passed to a program
+	maxPath   = 4095      // bytes; PATH_MAX without its NUL
+	maxVars   = 1 << 16   // variables in it: all of them are one message
+	maxParse  = 256 << 10 // bytes; a longer script's parts would take much of the sandbox's memory
 
-	maxWaiting = 16 // steps that wait for the one that runs, each with its script
+	maxWaiting = 16               // steps that wait for the one that runs
+	patience   = 30 * time.Second // how long a script's next part may take
 )
 
 // A shell is the session that steps run in: each is a shell process of its own,
@@ -34,7 +35,15 @@ type shell struct {
 	turn chan struct{} // taken by the step that runs
 	wg   sync.WaitGroup
 
-	waiting atomic.Int64
+	parsing chan struct{} // taken by who parses a script: that takes memory
+
+	patience time.Duration // see the constant
+
+	queue   sync.Mutex
+	waiting int // steps
+	pending int // bytes of their scripts
+
+	scripts []runFile // in the run directory, oldest first; who has the turn uses it
 
 	mu    sync.Mutex
 	steps int
@@ -44,7 +53,8 @@ type shell struct {
 }
 
 func newShell(a *Agent) (*shell, error) {
-	s := &shell{a: a, turn: make(chan struct{}, 1), base: process.MergeEnv(a.opt.Env, nil), cwd: a.opt.Cwd}
+	s := &shell{a: a, turn: make(chan struct{}, 1), parsing: make(chan struct{}, 1), patience: patience,
+		base: process.MergeEnv(a.opt.Env, nil), cwd: a.opt.Cwd}
 	s.env = s.base
 	dir := a.path(a.opt.RunDir)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -70,6 +80,26 @@ func (s *shell) baseEnv() []string {
 	return s.base
 }
 
+// enqueue counts a step that waits for its turn, with a script of n bytes.
+func (s *shell) enqueue(n int) error {
+	s.queue.Lock()
+	defer s.queue.Unlock()
+	if s.waiting == maxWaiting || s.waiting > 0 && s.pending+n > maxScript {
+		return &turnstone.Error{Op: wire.MethodShellExecute, Kind: turnstone.Exhausted, Subject: "steps that wait",
+			Hint: "steps run one after another: wait for the end of those before"}
+	}
+	s.waiting++
+	s.pending += n
+	return nil
+}
+
+func (s *shell) dequeue(n int) {
+	s.queue.Lock()
+	defer s.queue.Unlock()
+	s.waiting--
+	s.pending -= n
+}
+
 // take waits for the steps before.
 func (s *shell) take(ctx context.Context, op string) error {
 	select {
@@ -91,21 +121,21 @@ func (s *shell) Execute(ctx context.Context, c *wire.Conn, p *wire.ShellExecuteP
 	if p.Language != wire.ShellExecuteLanguageBash && p.Language != wire.ShellExecuteLanguageSh {
 		return nil, invalid(op, string(p.Language), "the languages are bash and sh")
 	}
-	if s.waiting.Add(1) > maxWaiting {
-		s.waiting.Add(-1)
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.Exhausted, Subject: "steps that wait",
-			Hint: "steps run one after another: wait for the end of those before"}
+	if err := s.enqueue(len(p.Script)); err != nil {
+		return nil, err
 	}
-	script, err := readScript(c, p)
-	if err == nil {
-		err = s.take(ctx, op)
-	}
-	s.waiting.Add(-1)
+	err := s.take(ctx, op)
+	s.dequeue(len(p.Script))
 	if err != nil {
 		return nil, err
 	}
 	var failed error
-	st, spec, err := s.prepare(p, script)
+	var st *step
+	var spec process.Spec
+	script, err := s.readScript(c, p)
+	if err == nil {
+		st, spec, err = s.prepare(p, script)
+	}
 	if err == nil {
 		cl := s.a.client(c)
 		attach := cl.attachAtStart(ctx, st, [2]wanted{
@@ -121,6 +151,9 @@ func (s *shell) Execute(ctx context.Context, c *wire.Conn, p *wire.ShellExecuteP
 		}
 	}
 	if err != nil {
+		if st != nil {
+			s.tidy(st)
+		}
 		s.give()
 		return nil, err
 	}
@@ -131,8 +164,9 @@ func (s *shell) Execute(ctx context.Context, c *wire.Conn, p *wire.ShellExecuteP
 	return &wire.ShellExecuteResult{ProcessID: st.p.ID, Path: st.path}, nil
 }
 
-// readScript returns a step's text.
-func readScript(c *wire.Conn, p *wire.ShellExecuteParams) ([]byte, error) {
+// readScript returns a step's text. It is not read before the step's turn, so that
+// the scripts of those that wait stay with their clients.
+func (s *shell) readScript(c *wire.Conn, p *wire.ShellExecuteParams) ([]byte, error) {
 	const op = wire.MethodShellExecute
 	if p.ScriptStream == 0 {
 		return []byte(p.Script), nil
@@ -145,7 +179,7 @@ func readScript(c *wire.Conn, p *wire.ShellExecuteParams) ([]byte, error) {
 		return nil, err
 	}
 	defer func() { _ = r.Close() }()
-	b, err := io.ReadAll(io.LimitReader(r, maxScript+1))
+	b, err := s.readStream(r)
 	if err == nil && len(b) > maxScript {
 		err = &turnstone.Error{Op: op, Kind: turnstone.Exhausted, Subject: "script", Err: errors.New("it is longer than 16 MiB"),
 			Hint: "put data into a file and let the script read it"}
@@ -172,17 +206,20 @@ func (s *shell) prepare(p *wire.ShellExecuteParams, script []byte) (*step, proce
 	number := s.steps
 	s.mu.Unlock()
 
-	dir := s.a.path(s.a.opt.RunDir)
-	if err := os.Remove(filepath.Join(dir, stateFile)); err != nil && !os.IsNotExist(err) {
-		return nil, spec, runDirError(err)
+	dir, err := s.openRun()
+	if err != nil {
+		return nil, spec, err
 	}
+	defer dir.close()
 	name := strconv.Itoa(number) + "-" + safeName(p.Name) + ".sh"
-	if err := os.WriteFile(filepath.Join(dir, name), script, 0o644); err != nil {
-		return nil, spec, runDirError(err)
+	if err := dir.write(name, script); err != nil {
+		return nil, spec, err
 	}
-	st := &step{s: s, language: string(p.Language), script: script, path: filepath.Join(s.a.opt.RunDir, name),
-		spans: p.Spans == nil || *p.Spans, rec: untraced("not asked for"),
-		sent: make(map[int]bool), done: make(chan struct{})}
+	st := &step{s: s, language: string(p.Language), path: filepath.Join(s.a.opt.RunDir, name), file: runFile{name, len(script)},
+		rec: untraced("not asked for"), sent: make(map[int]bool), done: make(chan struct{})}
+	if (p.Spans == nil || *p.Spans) && len(script) <= maxParse {
+		st.spans, st.script = true, script
+	}
 	if p.Trace == nil || *p.Trace {
 		st.rec = s.recorder(st.language, env)
 	}
@@ -192,8 +229,13 @@ func (s *shell) prepare(p *wire.ShellExecuteParams, script []byte) (*step, proce
 		spec.Argv = []string{bashPath, st.path}
 		spec.Env, spec.Files = st.rec.env(), st.rec.files()
 		return st, spec, nil
-	case st.language == "bash":
-		return st, spec, s.bash(&spec, st.path, string(script), number)
+	}
+	if err := dir.remove(stateFile); err != nil {
+		return nil, spec, err
+	}
+	if st.language == "bash" {
+		st.prelude, err = s.bash(dir, &spec, st.path, string(script), number)
+		return st, spec, err
 	}
 	s.sh(&spec, st.path, string(script))
 	return st, spec, nil
@@ -208,15 +250,15 @@ func checkSession(op, cwd string, env []string) error {
 	switch {
 	case !filepath.IsAbs(cwd) || len(cwd) > maxPath || strings.IndexByte(cwd, 0) >= 0:
 		return invalid(op, cwd, "the working directory is not an absolute path")
-	case total > maxEnv:
-		return &turnstone.Error{Op: op, Kind: turnstone.Exhausted, Subject: "environment", Err: errors.New("it is larger than 1 MiB"),
+	case total > maxEnv || len(env) > maxVars:
+		return &turnstone.Error{Op: op, Kind: turnstone.Exhausted, Subject: "environment", Err: errors.New("it is larger than 1 MiB, or has too many variables"),
 			Hint: "programs cannot be started with it; keep data in files"}
 	}
 	return nil
 }
 
 // Parse is Shell.parse.
-func (s *shell) Parse(_ context.Context, _ *wire.Conn, p *wire.ShellParseParams) (*wire.ShellParseResult, error) {
+func (s *shell) Parse(ctx context.Context, _ *wire.Conn, p *wire.ShellParseParams) (*wire.ShellParseResult, error) {
 	language := "bash"
 	switch p.Language {
 	case "", wire.ShellParseLanguageBash:
@@ -225,7 +267,26 @@ func (s *shell) Parse(_ context.Context, _ *wire.Conn, p *wire.ShellParseParams)
 	default:
 		return nil, invalid(wire.MethodShellParse, string(p.Language), "the languages are bash and sh")
 	}
-	return wireScript(syntax.ParseAs([]byte(p.Script), language)), nil
+	if len(p.Script) > maxParse {
+		return nil, &turnstone.Error{Op: wire.MethodShellParse, Kind: turnstone.Exhausted, Subject: "script",
+			Err: errors.New("it is longer than 256 KiB"), Hint: "parse it outside of the sandbox; Shell.execute takes longer ones"}
+	}
+	parsed, err := s.parse(ctx, []byte(p.Script), language)
+	if err != nil {
+		return nil, err
+	}
+	return wireScript(parsed), nil
+}
+
+// parse parses one script at a time: what comes out is many times as large.
+func (s *shell) parse(ctx context.Context, script []byte, language string) (*syntax.Script, error) {
+	select {
+	case s.parsing <- struct{}{}:
+	case <-ctx.Done():
+		return nil, &turnstone.Error{Op: wire.MethodShellParse, Kind: turnstone.Canceled, Subject: "script", Err: context.Cause(ctx)}
+	}
+	defer func() { <-s.parsing }()
+	return syntax.ParseAs(script, language), nil
 }
 
 // GetSession is State.getSession.

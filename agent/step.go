@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -19,9 +18,11 @@ type step struct {
 	p        *process.Process
 	rec      recorder
 	language string
-	script   []byte
 	path     string
+	file     runFile
+	prelude  string // the file in the run directory that is for this step alone, or ""
 	spans    bool
+	script   []byte // with spans only
 
 	// What was sent of the records: used by live, then by tell, then by another
 	// attachment of the same connection.
@@ -50,9 +51,7 @@ func (st *step) finish() {
 	}
 	st.cwd, st.env = s.cwd, s.env
 	s.mu.Unlock()
-	if len(st.script) > bigScript {
-		_ = os.Remove(s.a.path(st.path))
-	}
+	s.tidy(st)
 	s.give()
 }
 
@@ -61,7 +60,12 @@ func (st *step) capture() (capture, error) {
 	if st.rec.captures() {
 		return fromState(st.report.State)
 	}
-	data, err := readCapture(st.s.a.path(st.s.a.opt.RunDir + "/" + stateFile))
+	dir, err := st.s.openRun()
+	if err != nil {
+		return capture{}, err
+	}
+	defer dir.close()
+	data, err := dir.readCapture()
 	if err != nil {
 		return capture{}, err
 	}
@@ -83,6 +87,9 @@ func (st *step) capture() (capture, error) {
 	return c, nil
 }
 
+// cheapParse is up to which size a script's parts are kept rather than made again.
+const cheapParse = 16 << 10 // bytes
+
 // drainEvery is how often records are sent while a step runs.
 const drainEvery = 50 * time.Millisecond
 
@@ -94,6 +101,7 @@ func (st *step) live(ctx context.Context, c *wire.Conn) {
 	pause := drainEvery
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
+	defer st.forgetParsed()
 	for {
 		select {
 		case <-timer.C:
@@ -110,7 +118,10 @@ func (st *step) live(ctx context.Context, c *wire.Conn) {
 				st.all = append(st.all, batch...)
 				slices.SortFunc(st.all, func(a, b trace.Record) int { return a.ID - b.ID })
 				rep := &trace.Report{Records: slices.Clone(st.all)}
-				trace.Resolve(st.parse(), rep)
+				if st.parse(ctx) != nil {
+					return
+				}
+				trace.Resolve(st.parsed, rep)
 				fresh = slices.DeleteFunc(rep.Records, func(r trace.Record) bool { return st.sent[r.ID] })
 			}
 			if st.send(ctx, c, fresh) != nil {
@@ -132,7 +143,10 @@ func (st *step) tell(ctx context.Context, c *wire.Conn) {
 	}
 	rep := st.report
 	if st.spans && len(rep.Sites) > 0 {
-		trace.Resolve(st.parse(), rep)
+		if st.parse(ctx) != nil {
+			return
+		}
+		trace.Resolve(st.parsed, rep)
 	}
 	var rest []trace.Record
 	for i := range rep.Records {
@@ -176,9 +190,17 @@ func (st *step) send(ctx context.Context, c *wire.Conn, records []trace.Record) 
 }
 
 // parse parses the script, once and not before a record needs it: bash runs already.
-func (st *step) parse() *syntax.Script {
+func (st *step) parse(ctx context.Context) (err error) {
 	if st.parsed == nil {
-		st.parsed = syntax.ParseAs(st.script, st.language)
+		st.parsed, err = st.s.parse(ctx, st.script, st.language)
 	}
-	return st.parsed
+	return err
+}
+
+// forgetParsed lets go of a large script's parts: the client may take its time
+// before it has what is to come before the step's end.
+func (st *step) forgetParsed() {
+	if len(st.script) > cheapParse {
+		st.parsed = nil
+	}
 }

@@ -1,0 +1,136 @@
+package agent
+
+import (
+	"errors"
+	"io"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/wire"
+)
+
+const (
+	keepFiles  = 16      // scripts of ended steps that stay in the run directory
+	keepScript = 1 << 20 // bytes that they have together
+)
+
+// A runDir is the directory for scripts and captures, opened for one step. What
+// ran before may have put anything there, and may still do so: names are looked up
+// in it one by one, without following links and without waiting for a pipe.
+type runDir struct{ place }
+
+// openRun opens the directory inside the sandbox's root, wherever a step has put it.
+func (s *shell) openRun() (runDir, error) {
+	fd, err := s.a.files.open(s.a.opt.RunDir, unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return runDir{}, runDirError(err)
+	}
+	return runDir{place{dir: fd}}, nil
+}
+
+// write makes a new file, in the place of whatever has its name.
+func (d runDir) write(name string, data []byte) error {
+	const flags = unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	fd, err := unix.Openat(d.dir, name, flags, 0o644)
+	for tries := 0; err == unix.EEXIST && tries < 10; tries++ {
+		if err := d.remove(name); err != nil {
+			return err
+		}
+		fd, err = unix.Openat(d.dir, name, flags, 0o644)
+	}
+	if err != nil {
+		return runDirError(err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	_, err = f.Write(data)
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		return runDirError(err)
+	}
+	return nil
+}
+
+// remove removes a file, if there is one, or an empty directory.
+func (d runDir) remove(name string) error {
+	err := unix.Unlinkat(d.dir, name, 0)
+	if err == unix.EISDIR {
+		err = unix.Unlinkat(d.dir, name, unix.AT_REMOVEDIR)
+	}
+	if err != nil && err != unix.ENOENT {
+		return runDirError(err)
+	}
+	return nil
+}
+
+// A runFile is a script in the run directory.
+type runFile struct {
+	name string
+	size int
+}
+
+// tidy removes what an ended step does not need any more. Its script stays for a
+// while, since what it left in the background may start it again; of all that stay
+// the oldest go first. The session is the caller's.
+func (s *shell) tidy(st *step) {
+	var gone []string
+	if st.prelude != "" {
+		gone = append(gone, st.prelude)
+	}
+	s.scripts = append(s.scripts, st.file)
+	total := 0
+	for i := len(s.scripts) - 1; i >= 0; i-- {
+		if total += s.scripts[i].size; total <= keepScript && len(s.scripts)-i <= keepFiles {
+			continue
+		}
+		for _, f := range s.scripts[:i+1] {
+			gone = append(gone, f.name)
+		}
+		s.scripts = append([]runFile(nil), s.scripts[i+1:]...)
+		break
+	}
+	if len(gone) == 0 {
+		return
+	}
+	dir, err := s.openRun()
+	if err != nil {
+		return // it has gone with all that was in it
+	}
+	defer dir.close()
+	for _, name := range gone {
+		_ = dir.remove(name)
+	}
+}
+
+// A patient reader gives its stream up when nothing comes for too long.
+type patient struct {
+	r     *wire.Receiver
+	timer *time.Timer
+	wait  time.Duration
+}
+
+func (p *patient) Read(b []byte) (int, error) {
+	n, err := p.r.Read(b)
+	if err == nil {
+		p.timer.Reset(p.wait)
+	}
+	return n, err
+}
+
+// readStream reads a step's script. The session waits for it.
+func (s *shell) readStream(r *wire.Receiver) ([]byte, error) {
+	var late atomic.Bool
+	timer := time.AfterFunc(s.patience, func() { late.Store(true); _ = r.Close() })
+	defer timer.Stop()
+	b, err := io.ReadAll(io.LimitReader(&patient{r, timer, s.patience}, maxScript+1))
+	if err != nil && late.Load() {
+		err = &turnstone.Error{Op: wire.MethodShellExecute, Kind: turnstone.Timeout, Subject: "script",
+			Err: errors.New("nothing more came of it"), Hint: "send the script without pauses: other steps wait for it"}
+	}
+	return b, err
+}

@@ -1,0 +1,214 @@
+package agent
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/wire"
+)
+
+// TestOccupiedRunDir: whatever a step puts where the agent will write, the next step
+// runs, and nobody waits for the other end of a pipe.
+func TestOccupiedRunDir(t *testing.T) {
+	for _, put := range []func(path string) error{
+		func(p string) error { return syscall.Mkfifo(p, 0o600) },
+		func(p string) error { return os.Symlink("/dev/full", p) },
+		func(p string) error { return os.WriteFile(p, []byte("echo no"), 0o000) },
+		func(p string) error { return os.Mkdir(p, 0o755) },
+	} {
+		h := newHarness(t)
+		run := filepath.Join(h.dir, "run")
+		for _, name := range []string{"1-s.sh", "capture-1.bash", "state"} {
+			if err := put(filepath.Join(run, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		done := make(chan ran, 1)
+		go func() { done <- h.bash("trap 'echo bye' EXIT; export A=1; echo hi") }()
+		select {
+		case r := <-done:
+			if r.stdout != "hi\nbye\n" || r.finished.StateLost {
+				t.Errorf("%+v", r)
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatal("the step does not begin")
+		}
+	}
+}
+
+// TestRunDirInRoot: links that a step puts into its root lead nowhere else, whatever
+// the agent writes, makes or reads by their names.
+func TestRunDirInRoot(t *testing.T) {
+	root, out := t.TempDir(), t.TempDir()
+	a, err := New(Options{Chroot: root, Cwd: "/w"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	near, far := net.Pipe()
+	a.ServeConn(far)
+	c := wire.NewClient(near)
+	err = errors.Join(os.RemoveAll(root+"/run/turn"), os.Symlink(out, root+"/run/turn"), os.Symlink(out, root+"/link"),
+		os.WriteFile(filepath.Join(out, "state"), []byte("precious"), 0o600))
+	if err != nil {
+		t.Fatal(err)
+	}
+	no := false
+	if _, err := c.ShellExecute(t.Context(), &wire.ShellExecuteParams{Name: "x", Script: "evil\n", Trace: &no}); err == nil {
+		t.Error("a step ran without a shell")
+	}
+	left, err := os.ReadDir(out)
+	if err != nil || len(left) != 1 {
+		t.Errorf("outside of the root: %v %v", left, err)
+	}
+	_ = c.Close()
+	if err := a.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestScriptFiles: the scripts of many steps do not fill the run directory.
+func TestScriptFiles(t *testing.T) {
+	h := newHarness(t)
+	for range 2 * keepFiles {
+		h.bash("trap 'true' EXIT")
+	}
+	if r := h.bash("cat $0"); r.stdout != "cat $0" {
+		t.Errorf("%+v", r)
+	}
+	big := h.bash("true" + strings.Repeat(" ", keepScript))
+	names, err := os.ReadDir(filepath.Join(h.dir, "run"))
+	if err != nil || big.ExitCode != 0 {
+		t.Fatal(err)
+	}
+	if len(names) > 2 { // capture.bash, state
+		t.Errorf("%d files: %v", len(names), names)
+	}
+	for range 2 * keepFiles {
+		h.bash("true")
+	}
+	if names, err = os.ReadDir(filepath.Join(h.dir, "run")); err != nil || len(names) > keepFiles+2 || len(names) < keepFiles {
+		t.Errorf("%d files: %v", len(names), err)
+	}
+}
+
+// TestLateScript: a script that does not come is given up, and those that wait do not
+// send theirs before their turn.
+func TestLateScript(t *testing.T) {
+	h := newHarness(t)
+	h.a.shell.patience = 300 * time.Millisecond
+	l := h.listen(nil)
+	late := l.NewStream()
+	s, err := l.Sender(late)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = l.ShellExecute(t.Context(), &wire.ShellExecuteParams{ScriptStream: late})
+	kindIs(t, err, turnstone.Timeout)
+	s.Abort(nil)
+	if r := h.bash("echo on"); r.stdout != "on\n" {
+		t.Errorf("%+v", r)
+	}
+	res, err := l.ShellExecute(t.Context(), &wire.ShellExecuteParams{Script: "sleep 100"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed := make(chan error, 16)
+	id := l.NewStream()
+	waiting, err := l.Sender(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_, err := l.ShellExecute(t.Context(), &wire.ShellExecuteParams{ScriptStream: id})
+		failed <- err
+	}()
+	sent := make(chan struct{})
+	go func() {
+		defer close(sent)
+		if _, err := waiting.Write(make([]byte, 8<<20)); err == nil {
+			t.Error("8 MiB of a script were taken before its turn")
+		}
+	}()
+	waitFor(t, "the step to wait", func() bool {
+		h.a.shell.queue.Lock()
+		defer h.a.shell.queue.Unlock()
+		return h.a.shell.waiting == 1
+	})
+	// Text cannot be left with the client: there is a bound for all of it.
+	text := strings.Repeat("#", 9<<20)
+	go func() {
+		_, err := l.ShellExecute(t.Context(), &wire.ShellExecuteParams{Script: text})
+		failed <- err
+	}()
+	waitFor(t, "the second step to wait", func() bool {
+		h.a.shell.queue.Lock()
+		defer h.a.shell.queue.Unlock()
+		return h.a.shell.waiting == 2
+	})
+	_, err = h.ShellExecute(t.Context(), &wire.ShellExecuteParams{Script: text})
+	kindIs(t, err, turnstone.Exhausted)
+	select {
+	case err := <-failed:
+		t.Errorf("a step did not wait: %v", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	waiting.Abort(nil)
+	<-sent
+	if err := l.ProcessSignal(t.Context(), &wire.ProcessSignalParams{ProcessID: res.ProcessID, Signal: "KILL"}); err != nil {
+		t.Fatal(err)
+	}
+	<-failed
+	<-failed
+}
+
+// TestParseBounds: one answer holds so many commands, and one script so many bytes.
+func TestParseBounds(t *testing.T) {
+	h := newHarness(t)
+	res, err := h.ShellParse(t.Context(), &wire.ShellParseParams{Script: strings.Repeat("a;", maxCommands+5)})
+	if err != nil || len(res.Commands) != maxCommands || res.Partial == "" {
+		t.Fatalf("%v", err)
+	}
+	if res, err = h.ShellParse(t.Context(), &wire.ShellParseParams{Script: strings.Repeat("a;", 100)}); err != nil || len(res.Commands) != 100 || res.Partial != "" {
+		t.Errorf("%v", err)
+	}
+	heredocs := strings.Repeat("cat <<E\nE\n", maxParts+5)
+	if res, err = h.ShellParse(t.Context(), &wire.ShellParseParams{Script: heredocs}); err != nil || res.Partial == "" {
+		t.Errorf("%v", err)
+	}
+	_, err = h.ShellParse(t.Context(), &wire.ShellParseParams{Script: strings.Repeat("a", maxParse+1)})
+	kindIs(t, err, turnstone.Exhausted)
+	h.a.shell.parsing <- struct{}{} // one is being parsed
+	ended := make(chan error, 1)
+	go func() {
+		_, err := h.ShellParse(t.Context(), &wire.ShellParseParams{Script: "a"})
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		t.Errorf("two are parsed at one time: %v", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	<-h.a.shell.parsing
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestManyVariables: an environment that would not fit into one message is refused.
+func TestManyVariables(t *testing.T) {
+	env := make([]string, maxVars+1)
+	for i := range env {
+		env[i] = string(rune('A'+i%26)) + strings.Repeat("a", 2+i/26%10) + string(rune('A'+i/260%26)) + string(rune('A'+i/6760%26)) + "="
+	}
+	kindIs(t, checkSession("", "/", env), turnstone.Exhausted)
+	if err := checkSession("", "/", env[:1000]); err != nil {
+		t.Error(err)
+	}
+}
