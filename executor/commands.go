@@ -71,15 +71,22 @@ type commands struct {
 // maxFailures bounds the failing commands that are looked into.
 const maxFailures = 20
 
-// analyse says what came of a step's commands, and where in the document.
-func (s *scripts) analyse(step *document.Step, end *wire.StepEnd, records []wire.ShellRecord, stderr *capture, dir string) *commands {
+// maxExits bounds the exit codes of one row, which are those of a pipeline's stages:
+// 16 are printed, and one more makes known that there are others.
+const maxExits = 17
+
+// analyse says what came of a step's commands, and where in the document; with
+// table, each of them.
+func (s *scripts) analyse(step *document.Step, end *wire.StepEnd, records []wire.ShellRecord, stderr *capture, dir string, table bool) *commands {
 	c := &commands{script: s.script(step), report: trace.FromWire(records, &end.ShellFinishedEvent)}
 	s.ran(step, end.Path, dir)
 	trace.Resolve(c.script, c.report)
 	for i := range c.report.Records {
 		c.reports = append(c.reports, s.command(step, c.script, &c.report.Records[i]))
 	}
-	c.table, c.note = s.table(step, c.script, c.report)
+	if table {
+		c.table, c.note = s.table(step, c.script, c.report)
+	}
 	if end.Exit.ExitCode != 0 {
 		s.failures(step, c, int(end.Exit.ExitCode), stderr)
 	}
@@ -184,6 +191,9 @@ func (x runs) exits(rep *trace.Report, site int) []int {
 	}
 	var codes []int
 	for _, stage := range x.stages[rep.Records[i].ID] {
+		if len(codes) == maxExits {
+			break
+		}
 		if r := &rep.Records[stage]; r.Flags.Exited {
 			codes = append(codes, r.Exit)
 		}

@@ -81,7 +81,7 @@ func analyseText(t *testing.T, text string) (*document.Document, *commands) {
 	for _, step := range doc.Steps {
 		end, records, stderr := native(t, step)
 		stderr.finish()
-		c = s.analyse(step, end, records, stderr, "/")
+		c = s.analyse(step, end, records, stderr, "/", true)
 	}
 	return doc, c
 }
@@ -195,7 +195,7 @@ func FuzzAnalyse(f *testing.F) {
 		out := newCapture("", "", "", nil)
 		_, _ = out.Write(stderr)
 		out.finish()
-		c := s.analyse(doc.Steps[0], &wire.StepEnd{ShellFinishedEvent: in.End, Path: "step.sh"}, in.Records, out, "/")
+		c := s.analyse(doc.Steps[0], &wire.StepEnd{ShellFinishedEvent: in.End, Path: "step.sh"}, in.Records, out, "/", true)
 		for _, r := range c.reports {
 			if r.Place != nil && (r.Place.Line < 1 || r.Place.Line > 8) {
 				t.Fatalf("%+v", r)

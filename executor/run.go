@@ -208,6 +208,7 @@ func (r *run) one(turnCtx context.Context, s *Sandbox, step *document.Step, res 
 		}
 	})
 	exit := end.Exit
+	end.Env = nil // up to 16 MiB, which nobody here asks for
 	res.Duration = time.Since(began)
 	res.Stdout, res.Stderr = stdout.finish(), stderr.finish()
 	if end.Path != "" {
@@ -239,7 +240,7 @@ func (r *run) one(turnCtx context.Context, s *Sandbox, step *document.Step, res 
 
 // note keeps what is known of a step's commands.
 func (r *run) note(step *document.Step, end *wire.StepEnd, records []wire.ShellRecord, stderr *capture, res *document.StepResult) *commands {
-	c := r.scripts.analyse(step, end, records, stderr, r.cwd)
+	c := r.scripts.analyse(step, end, records, stderr, r.cwd, r.table)
 	res.Failures = c.shown
 	if r.table {
 		res.Commands, res.CommandsNote = c.table, c.note
