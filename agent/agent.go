@@ -80,11 +80,15 @@ func New(opt Options) (*Agent, error) {
 	a := &Agent{opt: opt, journal: newJournal(), clients: make(map[*wire.Conn]*client)}
 	a.configured.Store(opt.configure == nil)
 	var err error
-	a.procs, err = process.NewTable(process.Options{Chroot: opt.Chroot, Groups: opt.groups, Reaper: opt.reap, Keep: opt.Keep})
+	a.files = &files{a: a}
+	po := process.Options{Chroot: opt.Chroot, Groups: opt.groups, Reaper: opt.reap, Keep: opt.Keep}
+	if opt.Chroot != "" {
+		po.Root = rootOf{a.files}
+	}
+	a.procs, err = process.NewTable(po)
 	if err != nil {
 		return nil, err
 	}
-	a.files = &files{a: a}
 	if a.shell, err = newShell(a); err != nil {
 		return nil, errors.Join(err, a.procs.Close())
 	}

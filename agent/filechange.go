@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"turnstone.dev/turnstone/archive"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -159,82 +158,4 @@ func removeAll(ctx context.Context, dir int, name string) error {
 		}
 	}
 	return unix.Unlinkat(dir, name, unix.AT_REMOVEDIR)
-}
-
-// Pack is FileSystem.pack.
-func (f *files) Pack(ctx context.Context, c *wire.Conn, p *wire.FileSystemPackParams) error {
-	const op = wire.MethodFileSystemPack
-	if err := checkPath(op, p.Path); err != nil {
-		return err
-	}
-	name, err := f.real(p.Path)
-	if err != nil {
-		return fsError(op, p.Path, err)
-	}
-	s, err := c.Sender(p.Stream)
-	if err != nil {
-		return err
-	}
-	defer s.Until(ctx)()
-	_, base := split(p.Path)
-	if err := archive.Pack(ctx, s, name, base); err != nil {
-		s.Abort(rootCause(err))
-		return fsError(op, p.Path, err)
-	}
-	return s.Close()
-}
-
-// Unpack is FileSystem.unpack.
-func (f *files) Unpack(ctx context.Context, c *wire.Conn, p *wire.FileSystemUnpackParams) error {
-	const op = wire.MethodFileSystemUnpack
-	if err := checkPath(op, p.Dest); err != nil {
-		return err
-	}
-	r, err := c.Receiver(p.Stream)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = r.Close() }()
-	dest, err := f.realDest(p.Dest)
-	if err != nil {
-		return fsError(op, p.Dest, err)
-	}
-	// The client's own files: links are kept, and the disk is the limit.
-	return fsError(op, p.Dest, archive.Unpack(ctx, r, dest, archive.Limits{Links: true, Entries: 1 << 40, Bytes: 1 << 60}))
-}
-
-// real returns the agent's own name, without links, of a path of the sandbox.
-func (f *files) real(path string) (string, error) {
-	fd, err := f.open(path, unix.O_PATH, 0)
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = unix.Close(fd) }()
-	if f.a.opt.Chroot == "" {
-		return path, nil
-	}
-	return os.Readlink(procFD(fd))
-}
-
-// realDest is real for a path whose end need not exist.
-func (f *files) realDest(path string) (string, error) {
-	if f.a.opt.Chroot == "" {
-		return path, nil
-	}
-	slash := ""
-	if strings.HasSuffix(path, "/") {
-		slash = "/"
-	}
-	name, err := f.real(path)
-	if err == nil {
-		return name + slash, nil
-	}
-	dir, base := split(path)
-	if base == "" || base == "." || base == ".." || !errors.Is(err, unix.ENOENT) {
-		return "", err
-	}
-	if name, err = f.realDest(dir); err != nil {
-		return "", err
-	}
-	return strings.TrimRight(name, "/") + "/" + base + slash, nil
 }

@@ -48,6 +48,19 @@ func (f *files) open(path string, flags int, mode uint32) (int, error) {
 	return -1, unix.EAGAIN
 }
 
+// rootOf looks up names for processes.
+type rootOf struct{ f *files }
+
+func (r rootOf) Open(path string, flags int) (int, error) { return r.f.open(path, flags, 0) }
+
+func (r rootOf) MkdirAll(path string) error {
+	fd, err := r.f.open(path, unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err == nil {
+		return unix.Close(fd)
+	}
+	return r.f.mkdirAll(path, 0o755)
+}
+
 // split cuts the last name off a path. The rest is not cleaned: ".." after a link
 // means what it means to the kernel.
 func split(path string) (dir, name string) {

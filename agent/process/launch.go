@@ -48,9 +48,9 @@ func (s *streams) open(stdin bool) error {
 }
 
 // openTerminal opens a pair of pseudo-terminals (pty(7)).
-func (s *streams) openTerminal(root string, size Terminal, owner *account) error {
+func (s *streams) openTerminal(open opener, size Terminal, owner *account) error {
 	s.child = [3]int{-1, -1, -1}
-	fd, err := unix.Open(filepath.Join(root, "dev/ptmx"), unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	fd, err := open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK)
 	if err != nil {
 		return err
 	}
@@ -70,7 +70,7 @@ func (s *streams) openTerminal(root string, size Terminal, owner *account) error
 		if err != nil {
 			return err
 		}
-		if slave, err = unix.Open(filepath.Join(root, "dev/pts", strconv.Itoa(peer)), flags, 0); err != nil {
+		if slave, err = open("/dev/pts/"+strconv.Itoa(peer), flags); err != nil {
 			return err
 		}
 	}
@@ -112,7 +112,7 @@ func (t *Table) launch(p *Process, s Spec) (<-chan syscall.WaitStatus, error) {
 	if !filepath.IsAbs(s.Cwd) {
 		return nil, invalid("Process.start", s.Cwd, "the working directory is not an absolute path")
 	}
-	if err := os.MkdirAll(t.path(s.Cwd), 0o755); err != nil {
+	if err := t.mkdirAll(s.Cwd); err != nil {
 		return nil, &turnstone.Error{Op: "Process.start", Kind: turnstone.Invalid, Subject: s.Cwd,
 			Err: rootCause(err), Hint: "the working directory does not exist and cannot be made"}
 	}
@@ -123,7 +123,7 @@ func (t *Table) launch(p *Process, s Spec) (<-chan syscall.WaitStatus, error) {
 	var io streams
 	defer io.closeChild()
 	if s.Terminal != nil {
-		err = io.openTerminal(t.root, *s.Terminal, s.account)
+		err = io.openTerminal(t.openFile, *s.Terminal, s.account)
 	} else {
 		err = io.open(s.Stdin)
 	}
@@ -189,8 +189,7 @@ func (t *Table) lookPath(name, cwd string, env []string) (string, error) {
 			dir = filepath.Join(cwd, dir)
 		}
 		path := filepath.Join(dir, name)
-		var st unix.Stat_t
-		if unix.Stat(t.path(path), &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Mode&0o111 != 0 {
+		if t.isProgram(path) {
 			return path, nil
 		}
 	}

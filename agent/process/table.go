@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"turnstone.dev/turnstone"
 )
 
@@ -28,9 +30,17 @@ const (
 // root, without control groups: processes are signalled by session.
 type Options struct {
 	Chroot string  // what processes are started in; "": the caller's own root
+	Root   Root    // looks up names in Chroot; nil: they are looked up as any other
 	Groups *Groups // nil: none
 	Reaper Reaper  // nil: one wait for each process
 	Keep   int64   // bytes kept of each output; 0: 1 MiB
+}
+
+// A Root looks up absolute names in the root of processes, which may move links
+// about meanwhile: none leads out of it. Its methods are safe for concurrent use.
+type Root interface {
+	Open(path string, flags int) (fd int, err error) // close-on-exec
+	MkdirAll(path string) error
 }
 
 // A Table holds processes. Its methods are safe for concurrent use.
@@ -74,6 +84,40 @@ func NewTable(opt Options) (*Table, error) {
 // path returns the caller's own name for a path of the processes' root.
 func (t *Table) path(p string) string { return filepath.Join(t.root, p) }
 
+func (t *Table) openFile(p string, flags int) (int, error) {
+	if t.opt.Root != nil {
+		return t.opt.Root.Open(p, flags)
+	}
+	return unix.Open(t.path(p), flags|unix.O_CLOEXEC, 0)
+}
+
+func (t *Table) mkdirAll(p string) error {
+	if t.opt.Root != nil {
+		return t.opt.Root.MkdirAll(p)
+	}
+	return os.MkdirAll(t.path(p), 0o755)
+}
+
+// isProgram says whether p is a file that somebody may execute.
+func (t *Table) isProgram(p string) bool {
+	var st unix.Stat_t
+	if t.opt.Root == nil {
+		if unix.Stat(t.path(p), &st) != nil {
+			return false
+		}
+	} else {
+		fd, err := t.opt.Root.Open(p, unix.O_PATH)
+		if err != nil {
+			return false
+		}
+		defer func() { _ = unix.Close(fd) }()
+		if unix.Fstat(fd, &st) != nil {
+			return false
+		}
+	}
+	return st.Mode&unix.S_IFMT == unix.S_IFREG && st.Mode&0o111 != 0
+}
+
 // Start starts a process.
 func (t *Table) Start(s Spec) (*Process, error) {
 	const op = "Process.start"
@@ -108,7 +152,7 @@ func (t *Table) Start(s Spec) (*Process, error) {
 // prepare finds the process's user and launches it.
 func (t *Table) prepare(p *Process, s Spec) (<-chan syscall.WaitStatus, error) {
 	if s.User != "" {
-		a, err := lookupUser(t.root, s.User)
+		a, err := lookupUser(t.openFile, s.User)
 		if err != nil {
 			return nil, err
 		}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -44,21 +43,24 @@ func (a *account) credential() *syscall.Credential {
 	return &syscall.Credential{Uid: a.uid, Gid: a.gid, Groups: a.groups}
 }
 
-// lookupUser finds NAME, NUMBER, or either with :GROUP, in the accounts below root.
+// An opener opens an absolute name in the root of processes, close-on-exec.
+type opener func(path string, flags int) (fd int, err error)
+
+// lookupUser finds NAME, NUMBER, or either with :GROUP, in the accounts of the root that open opens in.
 // With a group, the process has this one only; without, also those that list its
 // user. A number without an account is its own group.
-func lookupUser(root, text string) (*account, error) {
+func lookupUser(open opener, text string) (*account, error) {
 	user, group, hasGroup := strings.Cut(text, ":")
-	a, err := findUser(root, user)
+	a, err := findUser(open, user)
 	if err != nil {
 		return nil, err
 	}
 	if hasGroup {
-		a.gid, err = findGroup(root, group)
+		a.gid, err = findGroup(open, group)
 		return a, err
 	}
 	if a.name != "" {
-		eachLine(filepath.Join(root, "etc/group"), 4, func(f []string) bool {
+		eachLine(open, "/etc/group", 4, func(f []string) bool {
 			for member := range strings.SplitSeq(f[3], ",") {
 				if gid, err := parseID(f[2]); err == nil && member == a.name && gid != a.gid && len(a.groups) < 64 {
 					a.groups = append(a.groups, gid)
@@ -70,10 +72,10 @@ func lookupUser(root, text string) (*account, error) {
 	return a, nil
 }
 
-func findUser(root, user string) (*account, error) {
+func findUser(open opener, user string) (*account, error) {
 	var found *account
 	number, numberErr := parseID(user)
-	eachLine(filepath.Join(root, "etc/passwd"), 7, func(f []string) bool {
+	eachLine(open, "/etc/passwd", 7, func(f []string) bool {
 		uid, uidErr := parseID(f[2])
 		gid, gidErr := parseID(f[3])
 		if uidErr != nil || gidErr != nil || f[0] == "" {
@@ -100,13 +102,13 @@ func findUser(root, user string) (*account, error) {
 	return found, nil
 }
 
-func findGroup(root, group string) (uint32, error) {
+func findGroup(open opener, group string) (uint32, error) {
 	gid, err := parseID(group)
 	if err == nil {
 		return gid, nil
 	}
 	found := false
-	eachLine(filepath.Join(root, "etc/group"), 4, func(f []string) bool {
+	eachLine(open, "/etc/group", 4, func(f []string) bool {
 		if f[0] == group && group != "" {
 			gid, err = parseID(f[2])
 			found = err == nil
@@ -130,11 +132,12 @@ func parseID(s string) (uint32, error) {
 
 // eachLine calls f with the fields of each line that has at least want of them,
 // until it returns false (passwd(5), group(5)). The file is a guest's.
-func eachLine(path string, want int, f func(fields []string) bool) {
-	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+func eachLine(open opener, path string, want int, f func(fields []string) bool) {
+	fd, err := open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
 	if err != nil {
 		return
 	}
+	file := os.NewFile(uintptr(fd), path)
 	defer func() { _ = file.Close() }()
 	if st, err := file.Stat(); err != nil || !st.Mode().IsRegular() {
 		return

@@ -1,0 +1,159 @@
+package agent
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone/archive"
+	"turnstone.dev/turnstone/wire"
+)
+
+// Pack is FileSystem.pack.
+func (f *files) Pack(ctx context.Context, c *wire.Conn, p *wire.FileSystemPackParams) error {
+	const op = wire.MethodFileSystemPack
+	if err := checkPath(op, p.Path); err != nil {
+		return err
+	}
+	_, base := split(p.Path)
+	pack := func(w io.Writer) error { return archive.Pack(ctx, w, p.Path, base) }
+	if f.a.opt.Chroot != "" {
+		root, name, err := f.openRoot(p.Path)
+		if err != nil {
+			return fsError(op, p.Path, err)
+		}
+		defer func() { _ = root.Close() }()
+		if base == "" || base == "." || base == ".." {
+			return invalid(op, p.Path, "it has no name of its own")
+		}
+		pack = func(w io.Writer) error { return archive.PackRoot(ctx, w, root, name, base) }
+	} else if err := f.exists(p.Path); err != nil {
+		return fsError(op, p.Path, err)
+	}
+	s, err := c.Sender(p.Stream)
+	if err != nil {
+		return err
+	}
+	defer s.Until(ctx)()
+	if err := pack(s); err != nil {
+		s.Abort(rootCause(err))
+		return fsError(op, p.Path, err)
+	}
+	return s.Close()
+}
+
+func (f *files) exists(path string) error {
+	fd, err := f.open(path, unix.O_PATH, 0)
+	if err == nil {
+		_ = unix.Close(fd)
+	}
+	return err
+}
+
+// openRoot opens a directory of the sandbox, or that of a file, whose name it then
+// has. It is the one that was found, whatever takes its name meanwhile.
+func (f *files) openRoot(path string) (root *os.Root, name string, err error) {
+	fd, err := f.open(path, unix.O_PATH|unix.O_DIRECTORY, 0)
+	name = "."
+	if err == unix.ENOTDIR {
+		var at place
+		at, err = f.target(path)
+		fd, name = at.dir, at.name
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	root, err = os.OpenRoot(procFD(fd))
+	return root, name, err
+}
+
+// Unpack is FileSystem.unpack.
+func (f *files) Unpack(ctx context.Context, c *wire.Conn, p *wire.FileSystemUnpackParams) error {
+	const op = wire.MethodFileSystemUnpack
+	if err := checkPath(op, p.Dest); err != nil {
+		return err
+	}
+	r, err := c.Receiver(p.Stream)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = r.Close() }()
+	if f.a.opt.Chroot == "" {
+		return fsError(op, p.Dest, unpack(ctx, r, p.Dest))
+	}
+	return fsError(op, p.Dest, f.unpackInRoot(ctx, r, p.Dest))
+}
+
+// unpack takes the client's own files: links are kept, and the disk is the limit.
+func unpack(ctx context.Context, r io.Reader, dest string) error {
+	return archive.Unpack(ctx, r, dest, archive.Limits{Links: true, Entries: 1 << 40, Bytes: 1 << 60})
+}
+
+// unpackInRoot is unpack where names could lead out of the sandbox's root.
+func (f *files) unpackInRoot(ctx context.Context, r io.Reader, dest string) error {
+	slash := dest[len(dest)-1] == '/'
+	if slash {
+		if err := f.mkdirAll(dest, 0o755); err != nil {
+			return err
+		}
+	}
+	fd, err := f.open(dest, unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err == nil {
+		defer func() { _ = unix.Close(fd) }()
+		return unpack(ctx, r, procFD(fd)+"/")
+	}
+	if slash || err != unix.ENOENT && err != unix.ENOTDIR {
+		return err
+	}
+	if dir, _ := split(dest); dir != "" {
+		if err := f.mkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	at, err := f.target(dest)
+	if err != nil {
+		return err
+	}
+	defer at.close()
+	return unpackAs(ctx, r, at)
+}
+
+// unpackAs unpacks a stream with one name at its top, which becomes that of at: in a
+// directory of its own first, which no link can stand for.
+func unpackAs(ctx context.Context, r io.Reader, at place) error {
+	temp := ".turn-" + rand.Text()
+	if err := unix.Mkdirat(at.dir, temp, 0o700); err != nil {
+		return err
+	}
+	defer func() { _ = removeAll(context.WithoutCancel(ctx), at.dir, temp) }()
+	fd, err := unix.Openat(at.dir, temp, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	d := os.NewFile(uintptr(fd), temp)
+	defer func() { _ = d.Close() }()
+	if err := unpack(ctx, r, procFD(fd)+"/"); err != nil {
+		return err
+	}
+	names, err := d.Readdirnames(2)
+	switch {
+	case errors.Is(err, io.EOF):
+		return nil
+	case err != nil:
+		return err
+	case len(names) > 1:
+		return invalid(wire.MethodFileSystemUnpack, at.name, "several names at the top, for one destination")
+	}
+	err = unix.Renameat(fd, names[0], at.dir, at.name)
+	if err == unix.ENOTDIR { // a directory takes a file's place
+		if err = unix.Unlinkat(at.dir, at.name, 0); err == nil {
+			err = unix.Renameat(fd, names[0], at.dir, at.name)
+		}
+	}
+	return err
+}
