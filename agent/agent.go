@@ -178,11 +178,17 @@ func (a *Agent) ServeConn(stream io.ReadWriteCloser) *wire.Conn {
 }
 
 // client returns what the agent keeps for a connection. A command may come before
-// ServeConn has noted it, and then waits for that.
+// ServeConn has noted it, and then waits for that; one that comes when it has ended
+// gets one that is closed.
 func (a *Agent) client(c *wire.Conn) *client {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.clients[c]
+	if cl := a.clients[c]; cl != nil {
+		return cl
+	}
+	cl := newClient(a, c)
+	cl.closed = true
+	return cl
 }
 
 // hangUp ends all connections.

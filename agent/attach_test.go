@@ -2,6 +2,7 @@ package agent
 
 import (
 	"io"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -209,5 +210,27 @@ func TestEndWaitsForNobody(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+	}
+}
+
+// TestLateCommand: a command of a connection that the agent does not know any more is
+// carried out for nobody, and harms nobody.
+func TestLateCommand(t *testing.T) {
+	h := newHarness(t)
+	near, far := net.Pipe()
+	defer func() { _ = far.Close() }()
+	c := wire.NewConn(near, wire.Options{})
+	defer c.Wait()
+	defer func() { _ = c.Close() }()
+	s := &processes{h.a}
+	if _, err := s.Start(t.Context(), c, &wire.ProcessStartParams{ProcessID: "late", Argv: []string{"sleep", "100"}}); err == nil {
+		t.Error("it was started for nobody")
+	}
+	if exit, err := h.ProcessWait(t.Context(), &wire.ProcessWaitParams{ProcessID: "late"}); err != nil || !exit.Exit.Killed {
+		t.Errorf("%+v %v", exit, err)
+	}
+	kindIs(t, s.Detach(t.Context(), c, &wire.ProcessDetachParams{ProcessID: "late"}), turnstone.NotFound)
+	if err := h.a.files.Unwatch(t.Context(), c, &wire.FileSystemUnwatchParams{WatchID: "x"}); err == nil {
+		t.Error("nothing was watched")
 	}
 }
