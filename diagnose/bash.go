@@ -1,7 +1,6 @@
 package diagnose
 
 import (
-	"bytes"
 	"path"
 	"regexp"
 	"slices"
@@ -110,9 +109,10 @@ func bashWords(message string) []string {
 // about, in the failing command as far as that is in the line; else the command.
 func (c *search) locateScript(f frame) Frame {
 	src := c.d.steps[f.step].Script.Source
-	from, to, ok := lineOf(src, f.line)
+	x := c.d.indexes[f.step]
+	from, to, ok := x.line(0, len(src), f.line)
 	if !ok {
-		from, to, _ = lineOf(src, 1+bytes.Count(src, []byte("\n")))
+		from, to, _ = x.line(0, len(src), x.lines())
 	}
 	whole := Frame{Step: f.step, Span: c.d.span(f.step, from, to)}
 	areas := [][2]int{{from, to}}
@@ -126,7 +126,7 @@ func (c *search) locateScript(f frame) Frame {
 		areas = append(areas, [2]int{cmd.Start, min(cmd.End, cmd.Start+maxLine)})
 	}
 	for _, a := range areas {
-		area := string(src[a[0]:a[1]])
+		area := string(src[a[0]:min(a[1], a[0]+maxSearch)])
 		for _, w := range f.words {
 			if at := findWord(area, w); at >= 0 {
 				return Frame{Step: f.step, Span: c.d.span(f.step, a[0]+at, a[0]+at+len(w))}
@@ -139,7 +139,7 @@ func (c *search) locateScript(f frame) Frame {
 	if cmd, ok := c.simpleOn(f.step, from, to); ok {
 		return Frame{Step: f.step, Span: cmd}
 	}
-	start, end := partOf(string(src[from:to]), f.quote, f, true, false)
+	start, end := partOf(string(src[from:min(to, from+maxSearch)]), f.quote, f, true, false)
 	if from+start >= from+end && to > from {
 		return whole
 	}
@@ -149,27 +149,29 @@ func (c *search) locateScript(f frame) Frame {
 // covering returns the first simple command that began in an earlier line and goes
 // on in this one: bash names the line in which it has read a command's end.
 func (c *search) covering(step, from, to int) (syntax.Span, bool) {
-	for _, cmd := range c.d.steps[step].Script.Commands {
-		if cmd.Kind == syntax.Simple && cmd.Span.Start < from && cmd.Span.End > from && cmd.Span.End <= to {
-			return c.clip(step, cmd.Span), true
+	best := -1
+	for _, i := range c.d.indexes[step].ending(from, to) {
+		if cmd := &c.d.steps[step].Script.Commands[i]; cmd.Span.Start < from && (best < 0 || i < best) {
+			best = i
 		}
 	}
-	return syntax.Span{}, false
+	if best < 0 {
+		return syntax.Span{}, false
+	}
+	return c.clip(step, c.d.steps[step].Script.Commands[best].Span), true
 }
 
 // starting returns the name of the only command that starts the program that a
 // message is about: within $(…) bash 5.2 counts lines that are not there.
 func (c *search) starting(f frame) (syntax.Span, bool) {
-	var found []int
-	for i, cmd := range c.d.steps[f.step].Script.Commands {
-		if cmd.Program != "" && len(f.words) > 0 && cmd.Program == f.words[0] && (f.step != c.step || c.inside[i]) {
-			found = append(found, i)
-		}
-	}
-	if len(found) != 1 {
+	if len(f.words) == 0 || f.words[0] == "" {
 		return syntax.Span{}, false
 	}
-	cmd := c.clip(f.step, c.d.steps[f.step].Script.Commands[found[0]].Span)
+	found := c.only(onlyKey{f.step, -1, f.words[0]}, c.d.indexes[f.step].programs(f.words[0]), func(*syntax.Command) bool { return true })
+	if found < 0 {
+		return syntax.Span{}, false
+	}
+	cmd := c.clip(f.step, c.d.steps[f.step].Script.Commands[found].Span)
 	at := findWord(string(c.d.steps[f.step].Script.Source[cmd.Start:cmd.End]), f.words[0])
 	if at < 0 {
 		return cmd, true
@@ -180,18 +182,39 @@ func (c *search) starting(f frame) (syntax.Span, bool) {
 // simpleOn returns the only simple command that begins in a line, of the failing
 // command's if it has any there: what of it stands in the line.
 func (c *search) simpleOn(step, from, to int) (syntax.Span, bool) {
-	var found []syntax.Span
-	for i, cmd := range c.d.steps[step].Script.Commands {
-		if cmd.Kind != syntax.Simple || cmd.Span.Start < from || cmd.Span.Start >= to {
-			continue
-		}
-		if step == c.step && !c.inside[i] {
-			continue
-		}
-		found = append(found, cmd.Span)
-	}
-	if len(found) != 1 {
+	found := c.only(onlyKey{step, from, ""}, c.d.indexes[step].beginning(from, to), func(cmd *syntax.Command) bool { return cmd.Kind == syntax.Simple })
+	if found < 0 {
 		return syntax.Span{}, false
 	}
-	return c.d.span(step, found[0].Start, min(found[0].End, to)), true
+	span := c.d.steps[step].Script.Commands[found].Span
+	return c.d.span(step, span.Start, min(span.End, to)), true
+}
+
+// An onlyKey names a list of commands: those of a line that begins at a byte, or
+// those that start a program.
+type onlyKey struct {
+	step, from int
+	program    string
+}
+
+// only returns the only command of the list that is, of the failing command's if the
+// list is of its step; -1 if there is none or more than one. It walks a list once.
+func (c *search) only(key onlyKey, list []int, is func(*syntax.Command) bool) int {
+	found, known := c.onlys[key]
+	if known {
+		return found
+	}
+	found = -1
+	for _, i := range list {
+		if (key.step == c.step && !c.inside[i]) || !is(&c.d.steps[key.step].Script.Commands[i]) {
+			continue
+		}
+		if found >= 0 {
+			found = -1
+			break
+		}
+		found = i
+	}
+	c.onlys[key] = found
+	return found
 }

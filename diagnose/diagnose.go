@@ -75,6 +75,7 @@ type Frame struct {
 // for concurrent use.
 type Diagnoser struct {
 	steps   []Step
+	indexes []*index // by step; nil without a script
 	regions []region
 	byBase  map[string][]int // the regions of files, by the last part of the name
 }
@@ -83,6 +84,9 @@ type Diagnoser struct {
 // keeps the scripts, which must not be changed afterwards.
 func Steps(scripts []Step) *Diagnoser {
 	d := &Diagnoser{steps: slices.Clone(scripts), byBase: map[string][]int{}}
+	for _, step := range d.steps {
+		d.indexes = append(d.indexes, newIndex(step.Script))
+	}
 	for i := range d.steps {
 		d.addRegions(i)
 	}
@@ -146,10 +150,11 @@ type search struct {
 	budget   int             // frames that are still looked for
 	programs map[string]bool // of the step: see runs
 	known    map[string]bool // what hasFile has said
+	onlys    map[onlyKey]int // what only has said
 }
 
 func (d *Diagnoser) newSearch(step, command int) *search {
-	c := &search{d: d, step: step, command: command, script: d.steps[step].Script, budget: maxLocated, known: map[string]bool{}, words: map[string]bool{}}
+	c := &search{d: d, step: step, command: command, script: d.steps[step].Script, budget: maxLocated, known: map[string]bool{}, onlys: map[onlyKey]int{}, words: map[string]bool{}}
 	if c.command < 0 || c.command >= len(c.script.Commands) {
 		c.command = -1
 	}

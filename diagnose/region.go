@@ -24,6 +24,7 @@ type region struct {
 	verbatim bool
 	tabs     bool // <<-: each line has lost the tabs that it begins with
 	escapes  bool // $'…': \n adds a line
+	moves    int  // firstMove of it, if it is not verbatim
 	appended bool // >>: its first line is not the file's first
 	guessed  bool // the file that is asked for has the same name, and maybe another path
 }
@@ -102,6 +103,7 @@ func (r *region) fill(src []byte, c syntax.Command, heredoc bool) {
 	if r.verbatim {
 		return
 	}
+	defer func() { r.moves = firstMove(src[r.start:r.end], r.escapes) }()
 	if heredoc {
 		head := src[c.Span.Start:min(max(c.Span.Start, r.start), len(src))]
 		r.tabs = bytes.Contains(head, []byte("<<-"))
@@ -246,7 +248,7 @@ func (c *search) locate(tool string, f frame) (Frame, bool) {
 		if len(sure)+len(unsure) > 64 {
 			return Frame{}, false
 		}
-		start, end, ok := r.locate(c.d.steps[r.step].Script.Source, f)
+		start, end, ok := r.locate(c.d.indexes[r.step], f)
 		switch {
 		case ok:
 			sure = append(sure, place{r.step, start, end})
@@ -265,11 +267,11 @@ func (c *search) locate(tool string, f frame) (Frame, bool) {
 
 // locate returns the part of the script that f names in r. It says no when r does
 // not have that line, or it is not certain which one it is.
-func (r region) locate(src []byte, f frame) (start, end int, ok bool) {
-	code := src[r.start:r.end]
+func (r region) locate(x *index, f frame) (start, end int, ok bool) {
+	code := x.script.Source[r.start:r.end]
 	quote := strings.TrimSpace(f.quote)
-	from, to, ok := lineOf(code, f.line)
-	if r.appended || !ok || (!r.verbatim && mayMove(code[:from], r.escapes)) {
+	from, to, ok := x.line(r.start, r.end, f.line)
+	if r.appended || !ok || (!r.verbatim && r.moves < from) {
 		from, to, ok = lineWith(code, quote, f.limit)
 		if !ok {
 			return 0, 0, false
@@ -387,44 +389,26 @@ func isWordByte(c byte) bool {
 
 func isBlank(c byte) bool { return c == ' ' || c == '\t' || c == '\n' || c == '\r' }
 
-// mayMove reports whether what the shell does to the text before a line can change
-// the number of lines in it.
-func mayMove(before []byte, escapes bool) bool {
-	return bytes.ContainsAny(before, "$`") || bytes.Contains(before, []byte("\\\n")) || (escapes && bytes.IndexByte(before, '\\') >= 0)
-}
-
-// lineOf returns the bytes of line n of code. The line after the last is the end of
-// the last one that is not empty: that is where a parser misses what never came.
-func lineOf(code []byte, n int) (from, to int, ok bool) {
-	if n < 1 {
-		return 0, 0, false
-	}
-	for range n - 1 {
-		i := bytes.IndexByte(code[from:], '\n')
-		if i < 0 {
-			break
+// firstMove returns the offset of the first byte from which on what the shell does to
+// the text can change the number of lines; the text's length if there is none.
+func firstMove(code []byte, escapes bool) int {
+	first := len(code)
+	for _, mark := range []string{"$", "`", "\\\n"} {
+		if i := bytes.Index(code[:first], []byte(mark)); i >= 0 {
+			first = i
 		}
-		from += i + 1
 	}
-	lines := 1 + bytes.Count(code[:from], []byte("\n"))
-	if lines < n-1 || (lines < n && len(code) == 0) {
-		return 0, 0, false
+	if i := bytes.IndexByte(code[:first], '\\'); escapes && i >= 0 {
+		first = i
 	}
-	if lines < n || (from == len(code) && n > 1) {
-		to = len(bytes.TrimRight(code, " \t\r\n"))
-		return to, to, true
-	}
-	to = len(code)
-	if i := bytes.IndexByte(code[from:], '\n'); i >= 0 {
-		to = from + i
-	}
-	return from, to, true
+	return first
 }
 
 // lineWith returns the only line of code that is quote, else the only one that
-// holds it. With a limit above 0 it is the last one down to the line limit.
+// holds it. With a limit above 0 it is the last one down to the line limit. Of long
+// code it says no: a guest can ask for many quotes.
 func lineWith(code []byte, quote string, limit int) (from, to int, ok bool) {
-	if quote == "" {
+	if quote == "" || len(code) > maxSearch {
 		return 0, 0, false
 	}
 	var is, has [][2]int
@@ -474,11 +458,8 @@ func (d *Diagnoser) span(step, start, end int) syntax.Span {
 	src := d.steps[step].Script.Source
 	start = min(max(start, 0), len(src))
 	end = min(max(end, start), len(src))
-	place := func(at int) (line, column int) {
-		return 1 + bytes.Count(src[:at], []byte("\n")), at - bytes.LastIndexByte(src[:at], '\n')
-	}
 	s := syntax.Span{Start: start, End: end}
-	s.Line, s.Column = place(start)
-	s.EndLine, s.EndColumn = place(end)
+	s.Line, s.Column = d.indexes[step].place(start)
+	s.EndLine, s.EndColumn = d.indexes[step].place(end)
 	return s
 }

@@ -1,0 +1,127 @@
+package diagnose
+
+import (
+	"bytes"
+	"slices"
+	"sort"
+	"sync"
+
+	"turnstone.dev/turnstone/syntax"
+)
+
+// An index finds lines and commands of a script without walking all of it: a
+// failing step can name thousands of places, in a script of megabytes. It is made
+// when it is first asked, and safe for concurrent use.
+type index struct {
+	script *syntax.Script
+	once   sync.Once
+	breaks []int            // where the newlines are
+	starts []int            // commands, by where they begin
+	goes   []int            // simple commands of more than one line, by where they end
+	named  map[string][]int // commands, by their program
+}
+
+func newIndex(script *syntax.Script) *index {
+	if script == nil {
+		return nil
+	}
+	return &index{script: script}
+}
+
+func (x *index) load() {
+	x.once.Do(func() {
+		src := x.script.Source
+		for at := 0; ; at++ {
+			i := bytes.IndexByte(src[at:], '\n')
+			if i < 0 {
+				break
+			}
+			at += i
+			x.breaks = append(x.breaks, at)
+		}
+		commands := x.script.Commands
+		x.named = map[string][]int{}
+		for i, c := range commands {
+			x.starts = append(x.starts, i)
+			if c.Program != "" {
+				x.named[c.Program] = append(x.named[c.Program], i)
+			}
+			if c.Kind == syntax.Simple && within(c.Span, len(src)) && bytes.IndexByte(src[c.Span.Start:c.Span.End], '\n') >= 0 {
+				x.goes = append(x.goes, i)
+			}
+		}
+		slices.SortStableFunc(x.starts, func(a, b int) int { return commands[a].Span.Start - commands[b].Span.Start })
+		slices.SortStableFunc(x.goes, func(a, b int) int { return commands[a].Span.End - commands[b].Span.End })
+	})
+}
+
+// lines is how many lines the script has; one without a newline has one.
+func (x *index) lines() int {
+	x.load()
+	return 1 + len(x.breaks)
+}
+
+// line returns the bytes of line n of the code start..end of the script, as offsets
+// in that code. The line after the last is the end of the last one that is not
+// empty: that is where a parser misses what never came.
+func (x *index) line(start, end, n int) (from, to int, ok bool) {
+	x.load()
+	if n < 1 {
+		return 0, 0, false
+	}
+	code := x.script.Source[start:end]
+	breaks := x.breaks[sort.SearchInts(x.breaks, start):sort.SearchInts(x.breaks, end)]
+	skip := min(n-1, len(breaks))
+	if skip > 0 {
+		from = breaks[skip-1] + 1 - start
+	}
+	if skip < n-2 || (skip < n-1 && len(code) == 0) {
+		return 0, 0, false
+	}
+	if skip < n-1 || (from == len(code) && n > 1) {
+		to = len(bytes.TrimRight(code, " \t\r\n"))
+		return to, to, true
+	}
+	to = len(code)
+	if skip < len(breaks) {
+		to = breaks[skip] - start
+	}
+	return from, to, true
+}
+
+// place returns the line and the column of a byte, both from 1.
+func (x *index) place(at int) (line, column int) {
+	x.load()
+	before := sort.SearchInts(x.breaks, at)
+	if before == 0 {
+		return 1, at + 1
+	}
+	return 1 + before, at - x.breaks[before-1]
+}
+
+// beginning returns the commands that begin in a part of the script.
+func (x *index) beginning(from, to int) []int {
+	x.load()
+	at := func(offset int) int {
+		return sort.Search(len(x.starts), func(i int) bool { return x.script.Commands[x.starts[i]].Span.Start >= offset })
+	}
+	first := at(from)
+	return x.starts[first:max(first, at(to))]
+}
+
+// ending returns the simple commands of more than one line that end in a part of
+// the script, its last byte included and its first not.
+func (x *index) ending(from, to int) []int {
+	x.load()
+	at := func(offset int) int {
+		return sort.Search(len(x.goes), func(i int) bool { return x.script.Commands[x.goes[i]].Span.End > offset })
+	}
+	first := at(from)
+	return x.goes[first:max(first, at(to))]
+}
+
+// programs returns the commands that start a program.
+func (x *index) programs(name string) []int {
+	x.load()
+	return x.named[name]
+}
