@@ -11,8 +11,15 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// maxSessions bounds the flat sessions of one connection.
-const maxSessions = 64
+const (
+	// maxSessions bounds the flat sessions of one connection.
+	maxSessions = 64
+	// maxPerTarget bounds those of them that are one sandbox's.
+	maxPerTarget = 16
+	// maxAttached bounds the connections of this server to one sandbox. A sandbox
+	// takes 60: the rest is for the command line.
+	maxAttached = 48
+)
 
 // A browser is a connection with flat sessions. What a client says without a
 // session goes to a connection of the wire in this process, which answers the
@@ -102,7 +109,9 @@ func (b *browser) message(p []byte) error {
 	if s == nil {
 		return b.refuse(m, sessionNotFound, "there is no session with the given id")
 	}
-	if !s.expect(*m.ID) {
+	if ok, ended := s.expect(*m.ID); ended {
+		return b.refuse(m, sessionNotFound, "the session has ended")
+	} else if !ok {
 		return b.refuse(m, serverError, "too many commands of this session wait for an answer")
 	}
 	m.SessionID = ""
@@ -110,7 +119,7 @@ func (b *browser) message(p []byte) error {
 	if err != nil {
 		return err
 	}
-	if !s.queue.push(item{text: true, data: raw}) && s.forget(*m.ID) {
+	if !s.pass(item{text: true, data: raw}) && s.forget(*m.ID) {
 		m.SessionID = s.id
 		return b.refuse(m, sessionNotFound, "the session has ended")
 	}
@@ -140,7 +149,7 @@ func (b *browser) frame(p []byte) error {
 		return nil
 	}
 	f.Channel = 0
-	s.queue.push(item{data: append(f.Head(), f.Data...)})
+	s.pass(item{data: append(f.Head(), f.Data...)})
 	return nil
 }
 

@@ -156,17 +156,43 @@ func TestTargets(t *testing.T) {
 	}
 }
 
-// TestSessionLimit: a client may not open sessions without end.
+// TestSessionLimit: a client may not open sessions without end, nor take all the
+// places that a sandbox has.
 func TestSessionLimit(t *testing.T) {
 	s := serve(t, nil)
-	a := s.backend.add("one", echoAgent)
-	c := s.openBrowser(t)
-	for range maxSessions {
-		c.attach(a.ID)
+	var all []sandboxes.Info
+	for n := range maxSessions/maxPerTarget + 1 {
+		all = append(all, s.backend.add(fmt.Sprintf("s%d", n), echoAgent))
 	}
-	params := fmt.Sprintf(`{"targetId":%q,"flatten":true}`, a.ID)
-	if m := c.call("", "Target.attachToTarget", params); !strings.Contains(string(m.Error), "exhausted") {
-		t.Errorf("%s %s", m.Result, m.Error)
+	refused := func(c *client, id turnstone.SandboxID, why string) {
+		t.Helper()
+		if m := c.call("", "Target.attachToTarget", fmt.Sprintf(`{"targetId":%q,"flatten":true}`, id)); !strings.Contains(string(m.Error), why) {
+			t.Errorf("%s %s, want %q", m.Result, m.Error, why)
+		}
+	}
+	c := s.openBrowser(t)
+	for _, a := range all[:len(all)-1] {
+		for range maxPerTarget {
+			c.attach(a.ID)
+		}
+		refused(c, a.ID, "of this connection")
+	}
+	refused(c, all[len(all)-1].ID, "sessions of this connection")
+	for range maxAttached/maxPerTarget - 1 {
+		more := s.openBrowser(t)
+		for range maxPerTarget {
+			more.attach(all[0].ID)
+		}
+		refused(more, all[0].ID, "sessions of this connection with")
+	}
+	last := s.openBrowser(t)
+	refused(last, all[0].ID, "sessions of this server")
+	page := &client{t: t, conn: s.open(t, pagePath+string(all[0].ID))}
+	page.f = wire.NewFrames(page.conn, true)
+	page.wantClosed(tryAgainLater, "as many connections")
+	session, _ := last.attach(all[1].ID)
+	if m := last.call(session, "State.getSession", ""); m.Error != nil {
+		t.Errorf("%s", m.Error)
 	}
 }
 
@@ -369,6 +395,48 @@ func TestSandboxThatDoesNotRead(t *testing.T) {
 	}
 	if m := c.call(session, "State.getSession", ""); m.Error != nil {
 		t.Errorf("%s", m.Error)
+	}
+}
+
+// TestFullQueue: a client is not held up by one sandbox that takes nothing, and what
+// it asks of a session that has ended is answered.
+func TestFullQueue(t *testing.T) {
+	s := serve(t, nil)
+	deaf := s.backend.add("deaf", func(net.Conn) {})
+	good := s.backend.add("good", echoAgent)
+	c := s.openBrowser(t)
+	deafSession, channel := c.attach(deaf.ID)
+	session, _ := c.attach(good.ID)
+	frame := append(wire.Frame{Channel: channel, Stream: 1}.Head(), make([]byte, 64<<10)...)
+	began := time.Now()
+	for range maxQueue/len(frame) + 64 {
+		if err := c.f.WriteBinary(frame); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if m := c.call(session, "State.getSession", ""); m.Error != nil {
+		t.Errorf("%s", m.Error)
+	}
+	if e := c.event("Target.detachedFromTarget"); !strings.Contains(string(e.Params), "untaken") {
+		t.Errorf("%s", e.Params)
+	}
+	if took := time.Since(began); took > WriteTime/2 {
+		t.Errorf("the client was held up for %s", took)
+	}
+	if m := c.call(deafSession, "State.getSession", ""); !strings.Contains(string(m.Error), "-32001") {
+		t.Errorf("%s", m.Error)
+	}
+}
+
+// TestExpectEnded: a session that has ended takes no command, whoever found it before.
+func TestExpectEnded(t *testing.T) {
+	s := &session{pending: map[int64]int{}}
+	if ok, ended := s.expect(1); !ok || ended {
+		t.Error(ok, ended)
+	}
+	s.pending = nil
+	if ok, ended := s.expect(2); ok || !ended {
+		t.Error(ok, ended)
 	}
 }
 

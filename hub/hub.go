@@ -150,11 +150,23 @@ func (c *limitedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// attach counts the sessions that a sandbox has here, by 1 or -1.
-func (s *Server) attach(id turnstone.SandboxID, by int) {
+// attach counts one more session that a sandbox has here. It says no when there are
+// as many as this server may take of it.
+func (s *Server) attach(id turnstone.SandboxID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.attached[id] += by; s.attached[id] <= 0 {
+	if s.attached[id] >= maxAttached {
+		return false
+	}
+	s.attached[id]++
+	return true
+}
+
+// detach takes back what attach counted.
+func (s *Server) detach(id turnstone.SandboxID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.attached[id]--; s.attached[id] <= 0 {
 		delete(s.attached, id)
 	}
 }

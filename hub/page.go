@@ -21,8 +21,12 @@ func (s *Server) servePage(w http.ResponseWriter, r *http.Request, id turnstone.
 	}
 	defer func() { _ = conn.Close() }()
 	s.upgrade(w, r, func(c *socket) {
-		s.attach(id, 1)
-		defer s.attach(id, -1)
+		if !s.attach(id) {
+			_ = conn.Close()
+			c.leave(tryAgainLater, "this server has as many connections to the sandbox as it may")
+			return
+		}
+		defer s.detach(id)
 		agent := wire.NewFrames(newPatient(conn, nil, s.writeTime), false)
 		var sending sync.WaitGroup
 		sending.Go(func() {

@@ -3,8 +3,9 @@ package hub
 import "sync"
 
 // maxQueue bounds what waits for one session's agent, in bytes, beside the one
-// message that went over it.
-const maxQueue = 4 << 20
+// message that went over it. A stream's window is 1 MiB, so that a client does not
+// come so far with 16 uploads at one time, however slow the sandbox is.
+const maxQueue = 16 << 20
 
 // An item is a message on its way to an agent.
 type item struct {
@@ -12,7 +13,7 @@ type item struct {
 	data []byte
 }
 
-// A queue holds what an agent has not taken yet. Whoever adds to a full one waits.
+// A queue holds what an agent has not taken yet.
 type queue struct {
 	mu     sync.Mutex
 	change sync.Cond
@@ -27,13 +28,27 @@ func newQueue() *queue {
 	return q
 }
 
-// push reports whether the queue is still open.
+// push waits while the queue is full, and reports whether it is still open.
 func (q *queue) push(i item) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for q.bytes >= maxQueue && !q.closed {
 		q.change.Wait()
 	}
+	return q.add(i)
+}
+
+// offer is push that does not wait: it reports a full queue instead.
+func (q *queue) offer(i item) (added, full bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.bytes >= maxQueue && !q.closed {
+		return false, true
+	}
+	return q.add(i), false
+}
+
+func (q *queue) add(i item) bool {
 	if q.closed {
 		return false
 	}

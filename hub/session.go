@@ -2,6 +2,7 @@ package hub
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"slices"
@@ -43,17 +44,36 @@ func (s *session) start() {
 	s.b.wg.Go(s.receive)
 }
 
-// expect notes a command. A client may use an id again; that is its own affair.
-func (s *session) expect(id int64) bool {
+// expect notes a command. It reports whether there may be one more, and whether the
+// session has ended, in which case nobody answers it. A client may use an id again;
+// that is its own affair.
+func (s *session) expect(id int64) (ok, ended bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.pending == nil {
+		return false, true
+	}
 	if len(s.pending) >= maxPending || s.pending[id] >= maxPending {
-		return false
+		return false, false
 	}
-	if s.pending != nil {
-		s.pending[id]++
+	s.pending[id]++
+	return true, false
+}
+
+// pass puts what the client sends into the queue, and reports whether it is there.
+// A client has one reading goroutine for all of its sessions: a sandbox that takes
+// nothing must not hold it up, and loses its session. The server's own session may:
+// it waits for nobody but the client.
+func (s *session) pass(i item) bool {
+	if s.id == "" {
+		return s.queue.push(i)
 	}
-	return true
+	added, full := s.queue.offer(i)
+	if full {
+		s.b.srv.opt.Log.Info("a sandbox does not take what it is sent and its session was ended", "sandbox", s.target)
+		s.end(fmt.Sprintf("the sandbox has left %d MiB untaken", maxQueue>>20))
+	}
+	return added
 }
 
 // forget takes a command off the list, and reports whether it was on it.
@@ -209,7 +229,7 @@ func (s *session) end(reason string) {
 // remove takes a session out of the connection's tables.
 func (b *browser) remove(s *session) {
 	if s.target != "" {
-		b.srv.attach(s.target, -1)
+		b.srv.detach(s.target)
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()

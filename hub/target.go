@@ -174,10 +174,23 @@ func (b *browser) add(s *session) error {
 		return &turnstone.Error{Op: wire.MethodTargetAttachToTarget, Kind: turnstone.Exhausted, Subject: "sessions of this connection",
 			Err: fmt.Errorf("there are %d already", maxSessions), Hint: "detach from one, or open another connection"}
 	}
+	own := 0
+	for _, o := range b.sessions {
+		if o.target == s.target {
+			own++
+		}
+	}
+	if own >= maxPerTarget {
+		return &turnstone.Error{Op: wire.MethodTargetAttachToTarget, Kind: turnstone.Exhausted, Subject: "sessions of this connection with " + string(s.target),
+			Err: fmt.Errorf("there are %d already", maxPerTarget), Hint: "detach from one; one session can do many things at a time"}
+	}
+	if !b.srv.attach(s.target) {
+		return &turnstone.Error{Op: wire.MethodTargetAttachToTarget, Kind: turnstone.Exhausted, Subject: "sessions of this server with " + string(s.target),
+			Err: fmt.Errorf("there are %d already", maxAttached), Hint: "other clients have them: wait until one detaches"}
+	}
 	b.last++
 	s.channel = b.last
 	b.sessions[s.id], b.channels[s.channel] = s, s
-	b.srv.attach(s.target, 1)
 	return nil
 }
 
