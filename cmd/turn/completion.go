@@ -44,6 +44,9 @@ type completion struct {
 	files bool // its arguments are files
 	// images and commands say that its arguments are templates, or commands.
 	images, commands bool
+	// sandboxes says that its arguments are sandboxes, copies that they are paths here
+	// or in one.
+	sandboxes, copies bool
 }
 
 type word struct{ name, help string }
@@ -58,6 +61,8 @@ func completions(node *kong.Node, path string) []completion {
 		c.files = c.files || p.Name == "file" || p.Name == "cmd" || node.Name == "build"
 		c.images = c.images || p.Name == "template"
 		c.commands = c.commands || p.Name == "command"
+		c.sandboxes = c.sandboxes || p.Name == "sandbox"
+		c.copies = c.copies || p.Name == "src"
 		for _, v := range p.EnumSlice() {
 			if v != "" {
 				c.words = append(c.words, word{name: v})
@@ -78,6 +83,25 @@ func completions(node *kong.Node, path string) []completion {
 // listImages prints the names of the templates there are when the user asks, in
 // each of the shells.
 const listImages = "turn template ls --names 2>/dev/null"
+
+// listSandboxes prints the sandboxes there are, by name if they have one.
+const listSandboxes = `turn sandbox ls 2>/dev/null | awk 'NR > 1 { print $2 == "-" ? $1 : $2 }'`
+
+// listPlaces prints how a path in each of them begins, for turn sandbox cp.
+const listPlaces = `turn sandbox ls 2>/dev/null | awk 'NR > 1 { print ($2 == "-" ? $1 : $2) ":" }'`
+
+// list is the command that prints what the arguments of c can be, if there is one.
+func (c *completion) list() string {
+	switch {
+	case c.images:
+		return listImages
+	case c.sandboxes:
+		return listSandboxes
+	case c.copies:
+		return listPlaces
+	}
+	return ""
+}
 
 // flagWords returns a flag as the user writes it, long and short.
 func flagWords(f *kong.Flag) []string {
@@ -161,12 +185,15 @@ func bashCompletion(b *strings.Builder, all []completion) {
 			}
 		}
 		words := fmt.Sprintf("%q", strings.Join(names, " "))
-		if c.images {
-			words = "\"$(" + listImages + ")\""
+		if list := c.list(); list != "" {
+			words = "\"$(" + list + ")\""
 		}
 		files := ""
-		if c.files {
-			files = "; [[ $cur == -* ]] || COMPREPLY+=($(compgen -f -- \"$cur\"))"
+		if c.copies { // a path follows the colon
+			files = "; [[ ${COMPREPLY[*]} != *: ]] || compopt -o nospace 2>/dev/null || true"
+		}
+		if c.files || c.copies {
+			files += "; [[ $cur == -* ]] || COMPREPLY+=($(compgen -f -- \"$cur\"))"
 		}
 		fmt.Fprintf(b, "    %q) if [[ $cur == -* ]]; then COMPREPLY=($(compgen -W %q -- \"$cur\")); "+
 			"else COMPREPLY=($(compgen -W %s -- \"$cur\")); fi%s ;;\n",
@@ -183,11 +210,11 @@ func fishCompletion(b *strings.Builder, all []completion) {
 		for _, w := range c.words {
 			fmt.Fprintf(b, "complete -c turn -n %s -a %s -d %s\n", fishQuote(when), fishQuote(w.name), fishQuote(w.help))
 		}
-		if c.files {
+		if c.files || c.copies {
 			fmt.Fprintf(b, "complete -c turn -n %s -F\n", fishQuote(when))
 		}
-		if c.images {
-			fmt.Fprintf(b, "complete -c turn -n %s -a %s\n", fishQuote(when), fishQuote("("+listImages+")"))
+		if list := c.list(); list != "" {
+			fmt.Fprintf(b, "complete -c turn -n %s -a %s\n", fishQuote(when), fishQuote("("+list+")"))
 		}
 		for _, f := range c.flags {
 			fmt.Fprintf(b, "complete -c turn -n %s -l %s", fishQuote(when), f.Name)
