@@ -428,18 +428,6 @@ func TestFullQueue(t *testing.T) {
 	}
 }
 
-// TestExpectEnded: a session that has ended takes no command, whoever found it before.
-func TestExpectEnded(t *testing.T) {
-	s := &session{pending: map[int64]int{}}
-	if ok, ended := s.expect(1); !ok || ended {
-		t.Error(ok, ended)
-	}
-	s.pending = nil
-	if ok, ended := s.expect(2); ok || !ended {
-		t.Error(ok, ended)
-	}
-}
-
 // TestTooManyPending: answers that never come do not make the server remember
 // without bound.
 func TestTooManyPending(t *testing.T) {
@@ -470,35 +458,4 @@ func TestServerEnds(t *testing.T) {
 	s.stop()
 	c.wantClosed(1001, "the server ends")
 	page.wantClosed(1001, "the server ends")
-}
-
-func TestQueue(t *testing.T) {
-	q := newQueue()
-	big := item{data: make([]byte, maxQueue)}
-	if !q.push(big) {
-		t.Fatal("closed")
-	}
-	pushed := make(chan bool, 2)
-	go func() { pushed <- q.push(item{text: true}) }()
-	select {
-	case <-pushed:
-		t.Fatal("a full queue took more")
-	case <-time.After(50 * time.Millisecond):
-	}
-	if i, ok := q.pop(); !ok || len(i.data) != maxQueue {
-		t.Error("another item")
-	}
-	if !<-pushed {
-		t.Error("closed")
-	}
-	q.push(big)
-	go func() { pushed <- q.push(big) }()
-	time.Sleep(20 * time.Millisecond)
-	q.close()
-	if <-pushed {
-		t.Error("a closed queue took an item")
-	}
-	if _, ok := q.pop(); ok {
-		t.Error("a closed queue gave an item")
-	}
 }
