@@ -762,7 +762,7 @@ type ProcessReleaseParams struct {
 }
 
 // ProcessRelease calls Process.release. Forgets a process that has ended, with its
-// output.
+// output. Refused while a connection is attached to it.
 func (c *Conn) ProcessRelease(ctx context.Context, p *ProcessReleaseParams) error {
 	return c.Call(ctx, MethodProcessRelease, p, nil)
 }
@@ -864,7 +864,8 @@ type ProcessServer interface {
 	Resize(ctx context.Context, c *Conn, p *ProcessResizeParams) error
 	// Answers when the process has ended.
 	Wait(ctx context.Context, c *Conn, p *ProcessWaitParams) (*ProcessWaitResult, error)
-	// Forgets a process that has ended, with its output.
+	// Forgets a process that has ended, with its output. Refused while a connection is
+	// attached to it.
 	Release(ctx context.Context, c *Conn, p *ProcessReleaseParams) error
 	// Says up to which byte output events have been worked off, where a window was asked for.
 	Acknowledge(ctx context.Context, c *Conn, p *ProcessAcknowledgeParams) error
@@ -1153,7 +1154,8 @@ type ShellExecuteParams struct {
 	Language ShellExecuteLanguage `json:"language,omitempty"`
 	// The step's text.
 	Script string `json:"script,omitempty"`
-	// The step's text comes from here: for what is large, or no UTF-8.
+	// The step's text comes from here: for what is large, or no UTF-8. At most 16 MiB; given
+	// up after 30 seconds without data.
 	ScriptStream StreamID `json:"scriptStream,omitempty"`
 	// KEY=VALUE, set in the session before the step.
 	Env []string `json:"env,omitzero"`
@@ -1168,8 +1170,8 @@ type ShellExecuteParams struct {
 	Window int64 `json:"window,omitempty"`
 	// Record the commands that run; by default true.
 	Trace *bool `json:"trace,omitempty"`
-	// Parse the script, and tell each record's command, language and span; by default true. A
-	// client that has parsed it already can do without.
+	// Parse the script, if it has at most 256 KiB, and tell each record's command, language
+	// and span; by default true. A client that has parsed it already can do without.
 	Spans *bool `json:"spans,omitempty"`
 	// Kill its tree when this connection ends.
 	KillOnDisconnect bool `json:"killOnDisconnect,omitempty"`
@@ -1233,7 +1235,8 @@ type ShellParseResult struct {
 	Partial string `json:"partial,omitempty"`
 }
 
-// ShellParse calls Shell.parse. Tells what a script consists of. Runs nothing.
+// ShellParse calls Shell.parse. Tells what a script of at most 256 KiB consists of. Runs
+// nothing.
 func (c *Conn) ShellParse(ctx context.Context, p *ShellParseParams) (*ShellParseResult, error) {
 	var r ShellParseResult
 	if err := c.Call(ctx, MethodShellParse, p, &r); err != nil {
@@ -1295,7 +1298,7 @@ func (c *Conn) EmitShellFinished(ctx context.Context, e *ShellFinishedEvent) err
 type ShellServer interface {
 	// Runs one step. Its output comes as a process's; its end as Shell.finished.
 	Execute(ctx context.Context, c *Conn, p *ShellExecuteParams) (*ShellExecuteResult, error)
-	// Tells what a script consists of. Runs nothing.
+	// Tells what a script of at most 256 KiB consists of. Runs nothing.
 	Parse(ctx context.Context, c *Conn, p *ShellParseParams) (*ShellParseResult, error)
 }
 
