@@ -125,7 +125,7 @@ func (b *bench) wire(ctx context.Context) error {
 		return fmt.Errorf("bare channel: %w: %s", err, out)
 	}
 	fmt.Printf("## The wire\n\n| %s from `head -c %s /dev/zero` | MB/s |\n|---|---|\n", b.stream, b.stream)
-	fmt.Printf("| `| cat > port`, a virtio-serial port read by a plain loop | %.1f |\n| over the wire, as a process's output | %.1f |\n| ratio | %.2f |\n\n", bare, over, over/bare)
+	fmt.Printf("| `head … \\| cat > port`, a virtio-serial port read by a plain loop | %.1f |\n| over the wire, as a process's output | %.1f |\n| ratio | %.2f |\n\n", bare, over, over/bare)
 	return nil
 }
 
