@@ -126,7 +126,7 @@ func (f *files) unpackInRoot(ctx context.Context, r io.Reader, dest string) erro
 // unpackAs unpacks a stream with one name at its top, which becomes that of at: in a
 // directory of its own first, which no link can stand for.
 func unpackAs(ctx context.Context, r io.Reader, at place) error {
-	temp := ".turn-" + rand.Text()
+	temp := tempPrefix + rand.Text()
 	if err := unix.Mkdirat(at.dir, temp, 0o700); err != nil {
 		return err
 	}

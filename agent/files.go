@@ -31,6 +31,9 @@ type files struct {
 	root int // descriptor of the sandbox's root; 0: not opened yet
 }
 
+// tempPrefix begins the names of files that are not what they will be yet.
+const tempPrefix = ".turn-"
+
 // rootFD opens the sandbox's root when it is first needed: it takes the place of
 // another one when the sandbox is configured.
 func (f *files) rootFD() (int, error) {
@@ -310,7 +313,7 @@ func replaceFile(ctx context.Context, at place, content io.Reader, mode uint32) 
 			mode = old.Mode & 0o7777
 		}
 	}
-	temp := ".turn-" + rand.Text()
+	temp := tempPrefix + rand.Text()
 	fd, err := unix.Openat(at.dir, temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return 0, err

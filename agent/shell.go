@@ -321,6 +321,9 @@ func (s *shell) SetSession(ctx context.Context, _ *wire.Conn, p *wire.StateSetSe
 
 // safeName keeps of a step's name what may stand in a file name.
 func safeName(name string) string {
+	if name == "" {
+		name = "step"
+	}
 	b := []byte(name)
 	if len(b) > 64 {
 		b = b[:64]

@@ -216,6 +216,9 @@ type changes struct {
 const maxCollected = 16 * maxChanges
 
 func (e *changes) add(name string, kind wire.FileSystemChangeKind) {
+	if strings.HasPrefix(path.Base(name), tempPrefix) {
+		return // half of a write of the agent's own; the other half is a file that appears
+	}
 	if n := len(e.list); n > 0 && e.list[n-1].Path == name && e.list[n-1].Kind == kind {
 		return
 	}
