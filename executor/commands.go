@@ -68,8 +68,12 @@ type commands struct {
 	note     string
 }
 
-// maxFailures bounds the failing commands that are looked into.
-const maxFailures = 20
+// maxFailures bounds the failing commands that are looked into. A receipt shows
+// shownFailures of them.
+const (
+	maxFailures   = 20
+	shownFailures = 5
+)
 
 // maxExits bounds the exit codes of one row, which are those of a pipeline's stages:
 // 16 are printed, and one more makes known that there are others.
@@ -220,6 +224,11 @@ func (s *scripts) failures(step *document.Step, c *commands, exit int, stderr *c
 			said = stderr.part(0, stderr.size)
 		}
 		s.addFailure(step, c, d.Find(step.Index-1, diagnose.Failure{Command: r.Command, ExitCode: r.Exit, Stderr: said}), r)
+	}
+	if n := len(c.shown); n > shownFailures {
+		// The last one is what the step ended with: it must not be among those that
+		// are only counted.
+		c.shown = append(c.shown[n-1:n:n], c.shown[:n-1]...)
 	}
 	if len(failing) > 0 {
 		return

@@ -206,3 +206,11 @@ func FuzzAnalyse(f *testing.F) {
 		}
 	})
 }
+
+// What a step ended with is shown, however many commands failed before.
+func TestDecisiveFailure(t *testing.T) {
+	_, c := analyseText(t, "```bash\nfalse\nfalse\nfalse\nfalse\nfalse\nfalse\nexit 7\n```\n")
+	if len(c.shown) != 7 || c.shown[0].Text != "exit 7" || c.shown[1].Line != 2 || c.failures[6].ExitCode != 7 {
+		t.Errorf("%+v", c.shown)
+	}
+}
