@@ -2,6 +2,7 @@ package trace
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -36,6 +37,9 @@ func (r *Record) ToWire(script *syntax.Script) wire.ShellRecord {
 		w.Command, w.Language, w.Stage = int64(r.Command), c.Language, int64(c.Stage)
 		span := SpanToWire(c.Span)
 		w.Span = &span
+		if from, to := c.Span.Start, min(c.Span.End, c.Span.Start+MaxText, len(script.Source)); r.Words == "" && from >= 0 && from < to {
+			w.Text = strings.ToValidUTF8(string(script.Source[from:to]), "\uFFFD") // of a pipeline, for which bash keeps no words
+		}
 	}
 	if r.Flags.Exited {
 		code := int64(r.Exit)
