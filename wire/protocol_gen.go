@@ -1199,7 +1199,8 @@ type ShellExecuteResult struct {
 }
 
 // ShellExecute calls Shell.execute. Runs one step. Its output comes as a process's; its
-// end as Shell.finished.
+// end as Shell.finished. One step runs at a time, but those that are sent before the
+// answer to another has come may run in any order: wait for the answer.
 func (c *Conn) ShellExecute(ctx context.Context, p *ShellExecuteParams) (*ShellExecuteResult, error) {
 	var r ShellExecuteResult
 	if err := c.Call(ctx, MethodShellExecute, p, &r); err != nil {
@@ -1296,7 +1297,9 @@ func (c *Conn) EmitShellFinished(ctx context.Context, e *ShellFinishedEvent) err
 // A ShellServer answers the commands of the domain Shell. Each is called in a goroutine
 // of its own; ctx ends with the connection c that it came over.
 type ShellServer interface {
-	// Runs one step. Its output comes as a process's; its end as Shell.finished.
+	// Runs one step. Its output comes as a process's; its end as Shell.finished. One step
+	// runs at a time, but those that are sent before the answer to another has come may run
+	// in any order: wait for the answer.
 	Execute(ctx context.Context, c *Conn, p *ShellExecuteParams) (*ShellExecuteResult, error)
 	// Tells what a script of at most 256 KiB consists of. Runs nothing.
 	Parse(ctx context.Context, c *Conn, p *ShellParseParams) (*ShellParseResult, error)
