@@ -223,7 +223,11 @@ func (s *scripts) failures(step *document.Step, c *commands, exit int, stderr *c
 		} else {
 			said = stderr.part(0, stderr.size)
 		}
-		s.addFailure(step, c, d.Find(step.Index-1, diagnose.Failure{Command: r.Command, ExitCode: r.Exit, Stderr: said}), r)
+		found := d.Find(step.Index-1, diagnose.Failure{Command: r.Command, ExitCode: r.Exit, Stderr: said})
+		if hasDouble(c.script, r.Command) {
+			found = nil // stages run at one time: it can be the other one that says it
+		}
+		s.addFailure(step, c, found, r)
 	}
 	if n := len(c.shown); n > shownFailures {
 		// The last one is what the step ended with: it must not be among those that
@@ -237,6 +241,21 @@ func (s *scripts) failures(step *document.Step, c *commands, exit int, stderr *c
 	if len(found) > 0 {
 		s.addFailure(step, c, found, &trace.Record{Command: enclosing(c.script, found[0]), Exit: exit})
 	}
+}
+
+// hasDouble says that another stage of the command's pipeline starts the same program.
+func hasDouble(script *syntax.Script, i int) bool {
+	cmd := commandOf(script, i)
+	if cmd == nil || cmd.Stage == 0 {
+		return false
+	}
+	for j := range script.Commands {
+		other := &script.Commands[j]
+		if j != i && other.Stage > 0 && other.Parent == cmd.Parent && other.Program == cmd.Program {
+			return true
+		}
+	}
+	return false
 }
 
 // enclosing returns the innermost command around what was found, or -1.
