@@ -14,14 +14,18 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
+func newSandbox(ctx context.Context) (*executor.Sandbox, error) {
+	h, err := home.Open()
+	if err != nil {
+		return nil, err
+	}
+	return executor.New(h).Create(ctx, executor.SandboxRequest{}, func(string) {})
+}
+
 // shell measures what tracing costs, and what a command's way to the sandbox and
 // back does, all in one sandbox, in turns.
 func (b *bench) shell(ctx context.Context) error {
-	h, err := home.Open()
-	if err != nil {
-		return err
-	}
-	s, err := executor.New(h).Create(ctx, executor.SandboxRequest{}, func(string) {})
+	s, err := newSandbox(ctx)
 	if err != nil {
 		return err
 	}
@@ -99,11 +103,7 @@ func (b *bench) roundTrip(ctx context.Context, c *wire.Client) error {
 
 // wire measures the wire against `cat` on a virtio-serial port of its own.
 func (b *bench) wire(ctx context.Context) error {
-	h, err := home.Open()
-	if err != nil {
-		return err
-	}
-	s, err := executor.New(h).Create(ctx, executor.SandboxRequest{}, func(string) {})
+	s, err := newSandbox(ctx)
 	if err != nil {
 		return err
 	}
