@@ -106,33 +106,12 @@ func (s *Store) WriteFile(ctx context.Context, id turnstone.SandboxID, path stri
 	}
 	defer func() { _ = c.Close() }()
 	defer closeAfter(ctx, c)()
-	stream := c.NewStream()
-	w, err := c.Sender(stream)
-	if err != nil {
+	err = c.Feed(r, func(stream wire.StreamID) error {
+		_, err := c.FileSystemWrite(ctx, &wire.FileSystemWriteParams{Path: path, Stream: stream})
 		return err
-	}
-	defer w.Abort(nil)
-	sent := make(chan error, 1)
-	go func() {
-		_, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, make([]byte, relayBuffer))
-		if err != nil {
-			w.Abort(err)
-		} else {
-			err = w.Close()
-		}
-		sent <- err
-	}()
-	_, err = c.FileSystemWrite(ctx, &wire.FileSystemWriteParams{Path: path, Stream: stream})
+	})
 	if err == nil {
 		return nil
-	}
-	select {
-	case sendErr := <-sent:
-		var te *turnstone.Error
-		if sendErr != nil && !errors.As(sendErr, &te) {
-			return sendErr // r failed, and the sandbox saw only what followed
-		}
-	default:
 	}
 	return orCanceled(ctx, s.fate(id, err))
 }

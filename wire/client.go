@@ -300,6 +300,15 @@ func (r *run) lost(ctx context.Context) error {
 // return, with an error, before r was read to its end, and reading r may outlive
 // it by one Read: close what feeds r.
 func (c *Client) Put(ctx context.Context, dest string, r io.Reader) error {
+	return c.Feed(r, func(id StreamID) error {
+		return c.FileSystemUnpack(ctx, &FileSystemUnpackParams{Dest: dest, Stream: id})
+	})
+}
+
+// Feed makes a command whose stream brings what r yields. An error of r is
+// returned before the command's, which is its consequence. Reading r may outlive
+// Feed by one Read.
+func (c *Client) Feed(r io.Reader, command func(StreamID) error) error {
 	id := c.NewStream()
 	s, err := c.Sender(id)
 	if err != nil {
@@ -316,7 +325,7 @@ func (c *Client) Put(ctx context.Context, dest string, r io.Reader) error {
 		}
 		sent <- s.Close()
 	}()
-	err = c.FileSystemUnpack(ctx, &FileSystemUnpackParams{Dest: dest, Stream: id})
+	err = command(id)
 	if err == nil {
 		return nil
 	}
