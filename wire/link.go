@@ -3,7 +3,9 @@ package wire
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
+	"net"
 	"time"
 
 	"github.com/hashicorp/yamux"
@@ -88,8 +90,27 @@ func (l *Link) Close() error { return l.s.Close() }
 
 type linkStream struct{ s *yamux.Stream }
 
-func (m linkStream) Read(p []byte) (int, error)  { return m.s.Read(p) }
-func (m linkStream) Write(p []byte) (int, error) { return m.s.Write(p) }
+func (m linkStream) Read(p []byte) (int, error) {
+	n, err := m.s.Read(p)
+	return n, linkEnd(err)
+}
+
+func (m linkStream) Write(p []byte) (int, error) {
+	n, err := m.s.Write(p)
+	return n, linkEnd(err)
+}
+
+// linkEnd gives yamux's several ways to say that a stream has ended the one name
+// that other connections have for it, so that a call on a closed machine is told
+// from one that failed. A timeout is Abort's: nobody else sets a deadline.
+func linkEnd(err error) error {
+	for _, end := range []error{yamux.ErrStreamClosed, yamux.ErrSessionShutdown, yamux.ErrConnectionReset, yamux.ErrTimeout} {
+		if errors.Is(err, end) {
+			return fmt.Errorf("%w (%w)", net.ErrClosed, err)
+		}
+	}
+	return err
+}
 
 // CloseWrite is yamux's Close, which closes the writing half only.
 func (m linkStream) CloseWrite() error { return m.s.Close() }

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"turnstone.dev/turnstone"
 )
 
 func linkPair(t *testing.T) (host, agent *Link) {
@@ -131,4 +133,31 @@ func TestGuardFindsHeaders(t *testing.T) {
 			t.Fatalf("read %d of %d, bad at %d", read, total, bad)
 		}
 	})
+}
+
+// A stream that ended is told as such, whichever way yamux puts it.
+func TestLinkEnds(t *testing.T) {
+	cases := map[string]func(host *Link, s LinkStream){
+		"half closed": func(_ *Link, s LinkStream) { _ = s.CloseWrite() },
+		"link closed": func(host *Link, _ LinkStream) { _ = host.Close() },
+	}
+	for name, end := range cases {
+		t.Run(name, func(t *testing.T) {
+			host, agent := linkPair(t)
+			go func() { _, _ = agent.Accept() }()
+			s, err := host.Open()
+			if err != nil {
+				t.Fatal(err)
+			}
+			end(host, s)
+			if _, err := s.Write([]byte("x")); !errors.Is(err, net.ErrClosed) || !hungUp(err) {
+				t.Errorf("writing: %v", err)
+			}
+			c := NewClient(s)
+			if _, err := c.SandboxGetStats(t.Context()); turnstone.KindOf(err) != turnstone.Dead {
+				t.Errorf("a call: %v", err)
+			}
+			_ = c.Close()
+		})
+	}
 }
