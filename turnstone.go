@@ -29,6 +29,12 @@ type TurnID string
 // A SandboxID names one sandbox: "sb_" and 18 characters that sort by creation time.
 type SandboxID string
 
+// A SessionID names one session: "s_" and 18 characters that sort by creation time.
+type SessionID string
+
+// NewSessionID returns a fresh SessionID.
+func NewSessionID() SessionID { return SessionID("s_" + newID(time.Now())) }
+
 // NewTurnID returns a fresh TurnID.
 func NewTurnID() TurnID { return TurnID("t_" + newID(time.Now())) }
 

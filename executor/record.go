@@ -1,0 +1,93 @@
+package executor
+
+import (
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/tree"
+)
+
+// A Record is all that is kept of a turn: an object of the context store, as JSON.
+// What it names (receipt, outputs, state) are objects too.
+type Record struct {
+	Format  int                 `json:"format"` // recordFormat
+	ID      turnstone.TurnID    `json:"id"`
+	Session turnstone.SessionID `json:"session"`
+	Number  int                 `json:"number"` // in its session, from 1
+	Branch  string              `json:"branch"`
+	Parents []turnstone.TurnID  `json:"parents"` // none for a session's first turn, two for a merge
+	Kind    TurnKind            `json:"kind"`
+
+	Image     string           `json:"image"`
+	Template  turnstone.Digest `json:"template"`
+	Substrate string           `json:"substrate,omitempty"`
+	Isolation string           `json:"isolation,omitempty"`
+	Shape     turnstone.Shape  `json:"shape"`
+	Started   time.Time        `json:"started"`
+	Millis    int64            `json:"duration_ms"`
+	Result    turnstone.Result `json:"result"`
+	Error     string           `json:"error,omitempty"`
+
+	Document tree.Content  `json:"document"` // what was run
+	Receipt  tree.Content  `json:"receipt"`
+	Steps    []RecordStep  `json:"steps,omitempty"`
+	Env      []string      `json:"env,omitempty"`     // KEY=VALUE that the caller gave beside the document
+	Secrets  []string      `json:"secrets,omitempty"` // names only
+	Inputs   []RecordInput `json:"inputs,omitempty"`  // files that were added
+	Timeout  time.Duration `json:"timeout,omitempty"`
+
+	State turnstone.Digest `json:"state,omitempty"` // of the encoded State; empty when the turn left none
+	Layer LayerInfo        `json:"layer"`
+	VM    *VMRef           `json:"vm,omitempty"` // the whole machine, when it was asked for
+}
+
+// A TurnKind says how a turn came about.
+type TurnKind string
+
+// The kinds of turns.
+const (
+	KindRun   TurnKind = "run"
+	KindMerge TurnKind = "merge"
+)
+
+// A RecordStep is one step's result.
+type RecordStep struct {
+	Name     string           `json:"name"`
+	Status   turnstone.Status `json:"status"`
+	ExitCode *int             `json:"exit_code,omitempty"`
+	Stdout   *tree.Content    `json:"stdout,omitempty"` // nil when empty or not kept
+	Stderr   *tree.Content    `json:"stderr,omitempty"`
+}
+
+// A RecordInput is a file or folder that was put into the sandbox before the steps.
+type RecordInput struct {
+	Dest string       `json:"dest"`
+	Tar  tree.Content `json:"tar"`
+}
+
+// LayerInfo is a turn's layer in figures.
+type LayerInfo struct {
+	Digest  turnstone.Digest `json:"digest,omitempty"` // empty when nothing changed
+	Added   int              `json:"added"`            // paths
+	Changed int              `json:"changed"`
+	Removed int              `json:"removed"`
+}
+
+// A VMRef names a machine that was kept whole.
+type VMRef struct {
+	Manifest tree.Content `json:"manifest"`
+}
+
+// A State is what a turn leaves for the next: an object of the context store, as JSON.
+type State struct {
+	Format int      `json:"format"`
+	Image  string   `json:"image"` // the template that it began on
+	Tree   tree.Ref `json:"tree"`
+	Env    []string `json:"env"` // KEY=VALUE, sorted: what is exported
+	Cwd    string   `json:"cwd"`
+}
+
+const (
+	recordFormat = 1
+	stateFormat  = 1
+)
