@@ -52,6 +52,15 @@ var frontKeys = []frontKey{
 	{"memory", (*docParser).readMemory},
 	{"disk", (*docParser).readDisk},
 	{"network", (*docParser).readNetwork},
+	{"session", func(p *docParser, n *yaml.Node) { p.name(n, "session", &p.doc.Front.Session) }},
+	{"branch", func(p *docParser, n *yaml.Node) { p.name(n, "branch", &p.doc.Front.Branch) }},
+	{"home", func(p *docParser, n *yaml.Node) { p.name(n, "home", &p.doc.Front.Home) }},
+	{"lifetime", func(p *docParser, n *yaml.Node) {
+		p.doc.Front.Lifetime = oneOf(p, n, "lifetime", LifetimeTurn, LifetimeSession)
+	}},
+	{"snapshot", func(p *docParser, n *yaml.Node) {
+		p.doc.Front.Snapshot = oneOf(p, n, "snapshot", SnapshotNone, SnapshotVM)
+	}},
 	{turnKey, func(*docParser, *yaml.Node) {}},
 }
 
@@ -295,6 +304,34 @@ func (p *docParser) readImage(n *yaml.Node) {
 		return
 	}
 	p.doc.Front.Image = s
+}
+
+// Name is the form of the names of sessions, branches and homes.
+var Name = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
+
+// NameHint says what Name takes.
+const NameHint = "use up to 64 letters, digits, \".\", \"_\" and \"-\", beginning with a letter or a digit"
+
+func (p *docParser) name(n *yaml.Node, key string, to *string) {
+	s, ok := p.scalar(n, key, NameHint)
+	if !ok {
+		return
+	}
+	if !Name.MatchString(s) {
+		p.errorNode(n, fmt.Sprintf("%s: %q is not a name", key, oneLine(s, maxName)), NameHint)
+		return
+	}
+	*to = s
+}
+
+func oneOf[T ~string](p *docParser, n *yaml.Node, key string, values ...T) T {
+	hint := fmt.Sprintf("write %s: %s or %s: %s", key, values[0], key, values[1])
+	s, ok := p.scalar(n, key, hint)
+	if ok && !slices.Contains(values, T(s)) {
+		p.errorNode(n, fmt.Sprintf("%s: %q is neither %s nor %s", key, oneLine(s, maxName), values[0], values[1]), hint)
+		return ""
+	}
+	return T(s)
 }
 
 func (p *docParser) readEnv(n *yaml.Node) {

@@ -3,6 +3,7 @@ package document
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -119,6 +120,17 @@ func TestSteps(t *testing.T) {
 	}
 }
 
+func TestFrontMatterOfSessions(t *testing.T) {
+	d, err := Parse("a.md", []byte("---\nsession: research\nbranch: explore.2\nlifetime: session\nhome: me\nsnapshot: vm\n---\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := []string{d.Front.Session, d.Front.Branch, string(d.Front.Lifetime), d.Front.Home, string(d.Front.Snapshot)}
+	if want := []string{"research", "explore.2", "session", "me", "vm"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 func TestFrontMatter(t *testing.T) {
 	src := "---\n" + `# what it needs
 image: "python"
@@ -231,6 +243,11 @@ func TestSyntaxErrors(t *testing.T) {
 		{"file without a path", "---\nfiles: [\":/x\"]\n---\n", "2:9: \":/x\" names no file"},
 		{"timeout in front matter", "---\ntimeout: 90\n---\n", "2:10: timeout: \"90\" has no unit"},
 		{"cpus", "---\ncpus: two\n---\n", "2:7: cpus: \"two\" is not a number of CPUs"},
+		{"session that is no name", "---\nsession: a@b\n---\n", "2:10: session: \"a@b\" is not a name"},
+		{"branch that is no name", "---\nbranch: [x]\n---\n", "2:9: branch has no value of its own"},
+		{"home that leaves its folder", "---\nhome: ../x\n---\n", "2:7: home: \"../x\" is not a name"},
+		{"lifetime", "---\nlifetime: ever\n---\n", "2:11: lifetime: \"ever\" is neither turn nor session"},
+		{"snapshot", "---\nsnapshot: yes\n---\n", "2:11: snapshot: \"yes\" is neither none nor vm"},
 		{"memory", "---\nmemory: lots\n---\n", "2:9: memory: \"lots\" is not a size"},
 		{"too little memory", "---\nmemory: 512\n---\n", "2:9: memory: 512B is not between 256MiB and 1TiB"},
 		{"disk", "---\ndisk: {}\n---\n", "2:7: disk has no value of its own"},

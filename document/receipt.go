@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -115,6 +116,19 @@ func (d *Document) renderTurn(info TurnInfo, indent int, added bool) []byte {
 	text("isolation", info.Isolation)
 	text("result", string(info.Result))
 	text("error", info.Error)
+	text("session", info.Session)
+	if info.Number > 0 {
+		put("number", "!!int", strconv.Itoa(info.Number))
+	}
+	text("branch", info.Branch)
+	for i, id := range info.Parents {
+		text([]string{"parent", "merged"}[min(i, 1)], string(id))
+	}
+	text("start", info.Start)
+	text("fs", string(info.FSHash))
+	text("layer", string(info.Layer))
+	text("changes", info.Changes)
+	text("secrets", strings.Join(info.Secrets, ", "))
 	if added {
 		text(addedKey, addedValue)
 	}

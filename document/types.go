@@ -30,7 +30,31 @@ type FrontMatter struct {
 	Memory  turnstone.Bytes
 	Disk    turnstone.Bytes
 	Network *bool
+
+	Session  string   // where the turn belongs; empty: in none that has a name
+	Branch   string   // of the session
+	Lifetime Lifetime // of the sandbox
+	Home     string   // name of a persistent home directory; empty: none
+	Snapshot Snapshot // what is kept of the machine
 }
+
+// A Lifetime says how long a sandbox lives.
+type Lifetime string
+
+// The lifetimes of a sandbox. Empty means LifetimeTurn.
+const (
+	LifetimeTurn    Lifetime = "turn"    // each turn has one of its own
+	LifetimeSession Lifetime = "session" // it is paused after a turn, and goes on in the next
+)
+
+// A Snapshot says what is kept of a turn's machine beside its state.
+type Snapshot string
+
+// What can be kept. Empty means SnapshotNone.
+const (
+	SnapshotNone Snapshot = "none"
+	SnapshotVM   Snapshot = "vm" // all of it: memory, processes, devices
+)
 
 // A Step is one fenced shell block.
 type Step struct {
@@ -57,6 +81,16 @@ type TurnInfo struct {
 	Isolation string
 	Result    turnstone.Result
 	Error     string // why Result is "error"; one line
+
+	Session string             // its name, or its ID when it has none
+	Number  int                // of the turn in its session; 0: none
+	Branch  string             // whose newest turn it is
+	Parents []turnstone.TurnID // on whose state it began
+	Start   string             // what the sandbox began from, as "the template" or "the paused machine"
+	FSHash  turnstone.Digest   // of the state that it left; empty when there is none
+	Layer   turnstone.Digest   // of what it changed; empty when nothing
+	Changes string             // in figures, as "3 added, 1 changed"
+	Secrets []string           // names of those that it was given
 }
 
 // A StepResult is what came of one step.
