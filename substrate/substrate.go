@@ -6,6 +6,8 @@ package substrate
 import (
 	"context"
 	"io"
+	"os"
+	"strconv"
 
 	"turnstone.dev/turnstone"
 )
@@ -20,7 +22,28 @@ type Machine struct {
 	Root         string           // path of the template's read-only root image (EROFS)
 	RootDigest   turnstone.Digest // of the file at Root
 	Shape        turnstone.Shape
+
+	// Layers are the paths of read-only images (EROFS) that Restore puts into the
+	// machine as disks with the serial numbers that LayerSerial names, the lowest
+	// first; at most MaxLayers, each of exactly SlotSize bytes. A snapshot does not
+	// depend on them, and Boot has none.
+	Layers []string
+	// Home is the path of a disk image for a home directory that outlives the
+	// sandbox, of exactly SlotSize bytes; empty: none. It gets the sandbox's writes.
+	Home string
 }
+
+// The disks that a machine may be given beside its root and scratch disks. Each
+// machine has a slot for each of them from its boot on, so the images need the
+// slots' size; sparse files take up no room for it.
+const (
+	MaxLayers        = 6
+	SlotSize   int64 = 64 << 30
+	HomeSerial       = "home"
+)
+
+// LayerSerial is the serial number of the disk with layer i, from 0.
+func LayerSerial(i int) string { return "layer" + strconv.Itoa(i) }
 
 // A Substrate starts sandboxes. Its methods are safe for concurrent use, also
 // from several processes that share one home.
@@ -56,4 +79,12 @@ type Sandbox interface {
 type Pauser interface {
 	Pause(ctx context.Context) error
 	Resume(ctx context.Context) error
+}
+
+// A Disker gives access to the disk that takes a sandbox's writes. What a host
+// reads there is the guest's word, and complete only after State.freeze.
+type Disker interface {
+	// Disk returns a descriptor of its own of the disk's image (ext4), to be read
+	// only. It outlives the sandbox; the caller closes it.
+	Disk() (*os.File, error)
 }
