@@ -1,0 +1,118 @@
+package secret
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"turnstone.dev/turnstone"
+)
+
+func TestNew(t *testing.T) {
+	for name, pairs := range map[string][]string{
+		"short":  {"A=abc"},
+		"blank":  {"A=      "},
+		"NUL":    {"A=abcd\x00"},
+		"twice":  {"A=abcd", "A=efgh"},
+		"empty":  {"A="},
+		"longer": {"A=" + strings.Repeat("x", MaxValue+1)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := New(pairs)
+			if turnstone.KindOf(err) != turnstone.Invalid {
+				t.Fatalf("%v", err)
+			}
+			if _, v, _ := strings.Cut(pairs[0], "="); len(v) >= MinValue && strings.Contains(err.Error(), v[:MinValue]) {
+				t.Errorf("the error holds the value: %v", err)
+			}
+		})
+	}
+	if s, err := New(nil); s != nil || err != nil || s.Mask("abc") != "abc" || s.Names() != nil {
+		t.Error("no secrets mask something")
+	}
+}
+
+func set(t interface{ Fatal(...any) }, pairs ...string) *Set {
+	s, err := New(pairs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestMask(t *testing.T) {
+	s := set(t, "TOKEN=s3cr3t-value", "LONG=s3cr3t-value-and-more", "KEY=-----BEGIN-----\nabcdefgh12345678\n-----END-----\n", "A=aaaa")
+	for in, want := range map[string]string{
+		"":                         "",
+		"x s3cr3t-value y":         "x [secret TOKEN] y",
+		"s3cr3t-value-and-more":    "[secret LONG]",
+		"s3cr3t-value-and-less":    "[secret TOKEN]-and-less",
+		"s3cr3t-valu":              "s3cr3t-valu",
+		"s3cr3t-values3cr3t-value": "[secret TOKEN][secret TOKEN]",
+		"key: abcdefgh12345678":    "key: [secret KEY]",
+		"-----BEGIN-----\nabcdefgh12345678\n-----END-----\n": "[secret KEY]\n",
+		"aaaaa": "[secret A]a",
+	} {
+		if got := s.Mask(in); got != want {
+			t.Errorf("%q: %q, want %q", in, got, want)
+		}
+	}
+	kept, dropped := s.Strip([]string{"PATH=/bin", "TOKEN=other", "COPY=xs3cr3t-value"})
+	if !slices.Equal(kept, []string{"PATH=/bin"}) || !slices.Equal(dropped, []string{"COPY"}) {
+		t.Errorf("%q %q", kept, dropped)
+	}
+}
+
+// A reader of a terminal must not wait for output that no secret begins with.
+func TestHoldsBackLittle(t *testing.T) {
+	s := set(t, "TOKEN=s3cr3t-value")
+	var b bytes.Buffer
+	w := s.Writer(&b)
+	_, _ = w.Write([]byte("prompt> s3cr"))
+	if b.String() != "prompt> " {
+		t.Errorf("%q", b.String())
+	}
+	_, _ = w.Write([]byte("ap"))
+	if b.String() != "prompt> s3crap" {
+		t.Errorf("%q", b.String())
+	}
+}
+
+// However a text is cut into writes, nothing of a value gets through, the rest
+// does, and the scanner sees what the mask does.
+func TestPieces(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		letter := rapid.SampledFrom([]byte("ab\nc"))
+		value := func(min int) *rapid.Generator[string] {
+			return rapid.Custom(func(t *rapid.T) string { return "a" + string(rapid.SliceOfN(letter, min, 9).Draw(t, "value")) + "b" })
+		}
+		s := set(t, "A="+value(3).Draw(t, "A"), "B="+value(5).Draw(t, "B"))
+		text := string(rapid.SliceOfN(letter, 0, 30).Draw(t, "before"))
+		if rapid.Bool().Draw(t, "there") {
+			text += s.env[rapid.IntRange(0, 1).Draw(t, "which")][2:] + string(rapid.SliceOfN(letter, 0, 30).Draw(t, "after"))
+		}
+		var b bytes.Buffer
+		w, scan := s.Writer(&b), s.Scanner()
+		for rest := text; rest != ""; {
+			n := rapid.IntRange(1, len(rest)).Draw(t, "n")
+			_, _ = w.Write([]byte(rest[:n]))
+			_, _ = scan.Write([]byte(rest[:n]))
+			rest = rest[n:]
+		}
+		_ = w.Close()
+		if got, want := b.String(), s.Mask(text); got != want {
+			t.Fatalf("in pieces %q, whole %q, of %q", got, want, text)
+		}
+		if (scan.Found() != "") != (s.In(text) != "") {
+			t.Fatalf("found %q in %q", scan.Found(), text)
+		}
+		for _, part := range strings.Split(b.String(), "[secret ") {
+			if s.In(part) != "" {
+				t.Fatalf("%q is left of %q", b.String(), text)
+			}
+		}
+	})
+}
