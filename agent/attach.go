@@ -41,6 +41,9 @@ func (cl *client) close() {
 	watches := cl.watches
 	cl.kills, cl.watches = nil, nil
 	cl.mu.Unlock()
+	if cl.a.suspended.Load() {
+		kills = nil // that the connection ends is not its client's doing
+	}
 	for _, p := range kills {
 		_ = p.Signal(syscall.SIGKILL) // if it has not ended
 	}

@@ -19,6 +19,8 @@ const (
 	MethodTargetCreateTarget       = "Target.createTarget"
 	MethodTargetCloseTarget        = "Target.closeTarget"
 	MethodSandboxConfigure         = "Sandbox.configure"
+	MethodSandboxSuspend           = "Sandbox.suspend"
+	MethodSandboxRenew             = "Sandbox.renew"
 	MethodSandboxGetVersion        = "Sandbox.getVersion"
 	MethodSandboxGetStats          = "Sandbox.getStats"
 	MethodProcessStart             = "Process.start"
@@ -47,6 +49,8 @@ const (
 	MethodFileSystemUnpack         = "FileSystem.unpack"
 	MethodStateGetSession          = "State.getSession"
 	MethodStateSetSession          = "State.setSession"
+	MethodStateFreeze              = "State.freeze"
+	MethodStateThaw                = "State.thaw"
 	MethodTraceEnable              = "Trace.enable"
 	MethodTraceDisable             = "Trace.disable"
 	MethodTraceGetEntries          = "Trace.getEntries"
@@ -351,6 +355,14 @@ func RegisterTarget(d *Dispatcher, s TargetServer) {
 	})
 }
 
+// SandboxHomeDisk: A writable disk (ext4) with a home directory.
+type SandboxHomeDisk struct {
+	// Its serial number.
+	Serial string `json:"serial"`
+	// Where it is mounted: an absolute path, which is made where it does not exist.
+	Path string `json:"path"`
+}
+
 // SandboxNetwork: The static configuration of the sandbox's one interface.
 type SandboxNetwork struct {
 	// In CIDR form, as 10.0.2.15/24.
@@ -382,6 +394,12 @@ type SandboxConfigureParams struct {
 	MemoryMax int64 `json:"memoryMax,omitempty"`
 	// Processes together; 0: the agent decides.
 	PIDsMax int64 `json:"pidsMax,omitempty"`
+	// Serial numbers of the disks that lie over the template, the lowest first. Each is an
+	// EROFS image with a directory fs, as an overlay's lower directory, and a directory
+	// context, whose files appear below /context.
+	Layers []string `json:"layers,omitzero"`
+	// A disk that outlives the sandbox.
+	Home *SandboxHomeDisk `json:"home,omitempty"`
 }
 
 // SandboxConfigureResult is the result of Sandbox.configure.
@@ -391,6 +409,9 @@ type SandboxConfigureResult struct {
 	Reseeded bool `json:"reseeded"`
 	// The kernel's boot ID, fresh too.
 	BootID string `json:"bootId"`
+	// The directory of the scratch disk that takes the writes to the root file system: upper,
+	// or upper2 over layers.
+	Upper string `json:"upper"`
 }
 
 // SandboxConfigure calls Sandbox.configure. Makes a restored clone a sandbox of its own:
@@ -399,6 +420,56 @@ type SandboxConfigureResult struct {
 func (c *Conn) SandboxConfigure(ctx context.Context, p *SandboxConfigureParams) (*SandboxConfigureResult, error) {
 	var r SandboxConfigureResult
 	if err := c.Call(ctx, MethodSandboxConfigure, p, &r); err != nil {
+		return nil, err
+	}
+	return &r, nil
+}
+
+// SandboxSuspendParams are the parameters of Sandbox.suspend.
+type SandboxSuspendParams struct {
+	// 32 random bytes. Base64 in JSON.
+	Marker []byte `json:"marker"`
+}
+
+// SandboxSuspend calls Sandbox.suspend. Prepares for a snapshot of the running machine:
+// freezes all processes of the sandbox, answers, ends the link with all its connections,
+// and lets no other command in. Each side then sends the marker as the last bytes of the
+// old link and reads the other's; what comes after them is a new link. Over it, in the
+// machine itself and in each clone, Sandbox.renew must come first; until then the
+// processes stay frozen. It is for the host that owns the link.
+func (c *Conn) SandboxSuspend(ctx context.Context, p *SandboxSuspendParams) error {
+	return c.Call(ctx, MethodSandboxSuspend, p, nil)
+}
+
+// SandboxRenewParams are the parameters of Sandbox.renew.
+type SandboxRenewParams struct {
+	// Fresh entropy of the host for the kernel's random numbers, at least 32 bytes. Base64 in
+	// JSON.
+	Entropy []byte `json:"entropy"`
+	// The host's wall clock, RFC 3339 with nanoseconds.
+	Time string `json:"time"`
+	// A clone's own; with machineId.
+	Hostname string `json:"hostname,omitempty"`
+	// A clone's own, 32 lower-case hex digits; with hostname. The boot ID is then new too.
+	MachineID string `json:"machineId,omitempty"`
+	// A clone's own, where it differs; with hostname.
+	Network *SandboxNetwork `json:"network,omitempty"`
+}
+
+// SandboxRenewResult is the result of Sandbox.renew.
+type SandboxRenewResult struct {
+	// The kernel has taken the entropy. A clone where it has not must not be used.
+	Reseeded bool `json:"reseeded"`
+	// The boot ID.
+	BootID string `json:"bootId"`
+}
+
+// SandboxRenew calls Sandbox.renew. Makes a machine its own again: after Sandbox.suspend,
+// in the machine and in each clone of it, and then it lets the processes go on; or at any
+// time, as after a long pause. What is absent stays as it is.
+func (c *Conn) SandboxRenew(ctx context.Context, p *SandboxRenewParams) (*SandboxRenewResult, error) {
+	var r SandboxRenewResult
+	if err := c.Call(ctx, MethodSandboxRenew, p, &r); err != nil {
 		return nil, err
 	}
 	return &r, nil
@@ -455,6 +526,17 @@ type SandboxServer interface {
 	// ID. It must be the first command after a restore and is refused ever after; no other
 	// command is carried out before.
 	Configure(ctx context.Context, c *Conn, p *SandboxConfigureParams) (*SandboxConfigureResult, error)
+	// Prepares for a snapshot of the running machine: freezes all processes of the sandbox,
+	// answers, ends the link with all its connections, and lets no other command in. Each
+	// side then sends the marker as the last bytes of the old link and reads the other's;
+	// what comes after them is a new link. Over it, in the machine itself and in each clone,
+	// Sandbox.renew must come first; until then the processes stay frozen. It is for the host
+	// that owns the link.
+	Suspend(ctx context.Context, c *Conn, p *SandboxSuspendParams) error
+	// Makes a machine its own again: after Sandbox.suspend, in the machine and in each clone
+	// of it, and then it lets the processes go on; or at any time, as after a long pause.
+	// What is absent stays as it is.
+	Renew(ctx context.Context, c *Conn, p *SandboxRenewParams) (*SandboxRenewResult, error)
 	// What answers.
 	GetVersion(ctx context.Context, c *Conn) (*SandboxGetVersionResult, error)
 	// What the guest uses.
@@ -467,6 +549,18 @@ func RegisterSandbox(d *Dispatcher, s SandboxServer) {
 		new: func() any { return new(SandboxConfigureParams) },
 		call: func(ctx context.Context, c *Conn, p any) (any, error) {
 			return s.Configure(ctx, c, p.(*SandboxConfigureParams))
+		},
+	})
+	d.handle(MethodSandboxSuspend, entry{
+		new: func() any { return new(SandboxSuspendParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Suspend(ctx, c, p.(*SandboxSuspendParams))
+		},
+	})
+	d.handle(MethodSandboxRenew, entry{
+		new: func() any { return new(SandboxRenewParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return s.Renew(ctx, c, p.(*SandboxRenewParams))
 		},
 	})
 	d.handle(MethodSandboxGetVersion, entry{
@@ -1772,6 +1866,33 @@ func (c *Conn) StateSetSession(ctx context.Context, p *StateSetSessionParams) er
 	return c.Call(ctx, MethodStateSetSession, p, nil)
 }
 
+// StateFreezeResult is the result of State.freeze.
+type StateFreezeResult struct {
+	// Working directory of the shell session.
+	Cwd string `json:"cwd"`
+	// Exported environment, as State.getSession has it.
+	Env []string `json:"env"`
+	// The directory of the scratch disk that took the writes: upper or upper2.
+	Upper string `json:"upper"`
+}
+
+// StateFreeze calls State.freeze. Brings the sandbox's disks to rest, so that the host
+// can read them: kills all processes of the sandbox, waits until the step that ran has
+// ended, writes everything out, and freezes the scratch disk and the home disk. Until
+// State.thaw, commands that write files wait, and processes cannot be relied on;
+// State.getSession is answered. A caller bounds the time itself: a guest need not obey.
+func (c *Conn) StateFreeze(ctx context.Context) (*StateFreezeResult, error) {
+	var r StateFreezeResult
+	if err := c.Call(ctx, MethodStateFreeze, nil, &r); err != nil {
+		return nil, err
+	}
+	return &r, nil
+}
+
+// StateThaw calls State.thaw. Ends State.freeze: the disks take writes again. The
+// processes stay dead.
+func (c *Conn) StateThaw(ctx context.Context) error { return c.Call(ctx, MethodStateThaw, nil, nil) }
+
 // A StateServer answers the commands of the domain State. Each is called in a goroutine
 // of its own; ctx ends with the connection c that it came over.
 type StateServer interface {
@@ -1779,6 +1900,14 @@ type StateServer interface {
 	GetSession(ctx context.Context, c *Conn) (*StateGetSessionResult, error)
 	// Sets the shell session.
 	SetSession(ctx context.Context, c *Conn, p *StateSetSessionParams) error
+	// Brings the sandbox's disks to rest, so that the host can read them: kills all processes
+	// of the sandbox, waits until the step that ran has ended, writes everything out, and
+	// freezes the scratch disk and the home disk. Until State.thaw, commands that write files
+	// wait, and processes cannot be relied on; State.getSession is answered. A caller bounds
+	// the time itself: a guest need not obey.
+	Freeze(ctx context.Context, c *Conn) (*StateFreezeResult, error)
+	// Ends State.freeze: the disks take writes again. The processes stay dead.
+	Thaw(ctx context.Context, c *Conn) error
 }
 
 // RegisterState makes s answer the commands of the domain State.
@@ -1793,6 +1922,18 @@ func RegisterState(d *Dispatcher, s StateServer) {
 		new: func() any { return new(StateSetSessionParams) },
 		call: func(ctx context.Context, c *Conn, p any) (any, error) {
 			return nil, s.SetSession(ctx, c, p.(*StateSetSessionParams))
+		},
+	})
+	d.handle(MethodStateFreeze, entry{
+		new: func() any { return new(struct{}) },
+		call: func(ctx context.Context, c *Conn, _ any) (any, error) {
+			return s.Freeze(ctx, c)
+		},
+	})
+	d.handle(MethodStateThaw, entry{
+		new: func() any { return new(struct{}) },
+		call: func(ctx context.Context, c *Conn, _ any) (any, error) {
+			return nil, s.Thaw(ctx, c)
 		},
 	})
 }
