@@ -36,6 +36,8 @@ type Options struct {
 	groups    *process.Groups                                                          // nil: none
 	reap      process.Reaper                                                           // nil: one wait per process
 	configure func(*wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) // nil: Sandbox.configure is refused
+	disks     *disks                                                                   // nil: State.freeze is refused
+	renew     func(*wire.SandboxRenewParams) (*wire.SandboxRenewResult, error)         // nil: Sandbox.suspend and Sandbox.renew are refused
 }
 
 // DefaultEnv is the environment that every process starts from.
@@ -60,6 +62,11 @@ type Agent struct {
 	journal     *journal
 	configuring atomic.Bool // Sandbox.configure is being carried out, or was
 	configured  atomic.Bool
+	freezing    sync.Mutex
+	frozen      atomic.Bool // between State.freeze and State.thaw
+	renewing    sync.Mutex
+	suspended   atomic.Bool               // between Sandbox.suspend and Sandbox.renew
+	port        atomic.Pointer[wire.Port] // that Serve serves; nil before
 
 	mu      sync.Mutex
 	clients map[*wire.Conn]*client
@@ -112,6 +119,14 @@ func (a *Agent) dispatch() *wire.Dispatcher {
 
 // gate refuses what may not come before Sandbox.configure.
 func (a *Agent) gate(method string) error {
+	if a.suspended.Load() && method != wire.MethodSandboxRenew {
+		return &turnstone.Error{Op: method, Kind: turnstone.Unavailable, Subject: "sandbox",
+			Err: errors.New("it is suspended"), Hint: "call Sandbox.renew first"}
+	}
+	if a.frozen.Load() && needsDisk(method) {
+		return &turnstone.Error{Op: method, Kind: turnstone.Unavailable, Subject: "sandbox",
+			Err: errors.New("its disks are frozen"), Hint: "call State.thaw first"}
+	}
 	if a.configured.Load() || method == wire.MethodSandboxConfigure {
 		return nil
 	}
@@ -119,24 +134,40 @@ func (a *Agent) gate(method string) error {
 		Err: errors.New("it is not configured yet"), Hint: "call Sandbox.configure first"}
 }
 
-// Serve answers the connections that come over the link on port until it ends,
-// then closes it. The error is nil when the host closed it in good order.
+// Serve answers the connections that come over the links on port, one after
+// another, until the last ends, then closes it. The error is nil when the host closed it in good order.
 func (a *Agent) Serve(ctx context.Context, port io.ReadWriteCloser) error {
-	link, err := wire.NewLink(port, false)
-	if err != nil {
-		return err
+	p := wire.NewPort(port, false)
+	for {
+		link, err := p.Link()
+		if err != nil {
+			return err
+		}
+		again, err := a.serveLink(ctx, p, link)
+		if !again {
+			return err
+		}
 	}
-	stop := context.AfterFunc(ctx, func() { _ = link.Close() })
-	defer stop()
+}
+
+// serveLink answers the connections of one link. Another follows when the host
+// ended it to take a snapshot.
+func (a *Agent) serveLink(ctx context.Context, p *wire.Port, link *wire.Link) (again bool, err error) {
+	defer context.AfterFunc(ctx, func() { _ = p.Close() })()
+	a.port.Store(p)
 	for {
 		s, err := link.Accept()
 		if err != nil {
-			_ = link.Close()
 			a.hangUp()
-			if hungUp(err) || ctx.Err() != nil {
-				return nil
+			if p.Ended() {
+				err := p.End(ctx)
+				return err == nil, err
 			}
-			return err
+			_ = link.Close()
+			if hungUp(err) || ctx.Err() != nil {
+				return false, nil
+			}
+			return false, err
 		}
 		if c := a.ServeConn(s); c == nil {
 			_ = s.Close()

@@ -31,6 +31,10 @@ const (
 	upperDir   = "/scratch" // the disk that takes the writes
 	mergedDir  = "/merged"
 	warmDir    = "/warm"
+	skelDir    = "/skel"          // below the template: mount points that are in no state
+	layerDir   = "/layer"         // with a folder for each layer's image
+	stackDir   = "/stack"         // the root over layers
+	homeDir    = "/home"          // the home disk
 	deviceWait = 20 * time.Second // emulated machines probe slowly
 )
 
@@ -69,7 +73,7 @@ func boot() error {
 	if err := mountRoot(); err != nil {
 		return err
 	}
-	m := &machine{groups: groups}
+	m := &machine{groups: groups, base: -1}
 	if err := m.prepare(readParams()); err != nil {
 		return err
 	}
@@ -86,7 +90,7 @@ func boot() error {
 	if err != nil {
 		return err
 	}
-	opt.configure = m.configure
+	opt.configure, opt.renew = m.configure, m.renew
 	a, err := New(opt)
 	if err != nil {
 		return err
@@ -235,7 +239,7 @@ func mountRoot() error {
 	if err != nil {
 		return err
 	}
-	for _, dir := range []string{lowerDir, upperDir, mergedDir, warmDir} {
+	for _, dir := range []string{lowerDir, upperDir, mergedDir, warmDir, skelDir + contextDir, layerDir, stackDir, homeDir} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
 		}

@@ -26,6 +26,9 @@ type machine struct {
 	groups  *process.Groups
 	mounted string               // serial number of the scratch disk that is mounted
 	network *wire.SandboxNetwork // what the network is set up as
+	base    int                  // descriptor of the root that the kernel started with; -1: not left yet
+	devices map[string]uint64    // numbers of the block devices by serial number
+	disks   disks
 }
 
 // prepare does what every clone has in common, before the snapshot.
@@ -39,16 +42,16 @@ func (m *machine) prepare(p params) error {
 	if p.scratch == "" {
 		return nil
 	}
-	if err := mountScratch(p.scratch); err != nil {
+	if err := m.mountScratch(p.scratch); err != nil {
 		return err
 	}
 	// As long as what takes their place: rewriting is then all there is to do.
 	id := identity{hostname: "sb-0000000000000000000", machineID: strings.Repeat("0", 32), network: m.network}
-	if err := id.write(filepath.Join(upperDir, "upper")); err != nil {
+	if err := id.write(filepath.Join(upperDir, firstUpper)); err != nil {
 		return err
 	}
 	m.mounted = p.scratch
-	return enterRoot()
+	return m.enterRoot()
 }
 
 // configure is Sandbox.configure: it turns a clone into a sandbox of its own.
@@ -77,6 +80,7 @@ func (m *machine) configure(p *wire.SandboxConfigureParams) (*wire.SandboxConfig
 	if err := m.enter(p); err != nil {
 		return res, failed("the root file system", err)
 	}
+	res.Upper = m.disks.upper
 	if res.BootID, err = newBootID(); err != nil {
 		return res, failed("the boot id", err)
 	}
@@ -91,20 +95,34 @@ func (m *machine) configure(p *wire.SandboxConfigureParams) (*wire.SandboxConfig
 // enter gives the sandbox its root and its identity in there.
 func (m *machine) enter(p *wire.SandboxConfigureParams) error {
 	id := identity{hostname: p.Hostname, machineID: p.MachineID, network: p.Network}
-	if m.mounted == p.Scratch {
-		return id.write("/")
-	}
-	if m.mounted != "" {
+	switch {
+	case m.mounted == "":
+		if err := m.mountScratch(p.Scratch); err != nil {
+			return err
+		}
+		// Below the overlay, which would else first copy up what the template has.
+		if err := id.write(filepath.Join(upperDir, firstUpper)); err != nil {
+			return err
+		}
+		if err := m.enterRoot(); err != nil {
+			return err
+		}
+	case m.mounted != p.Scratch:
 		return errors.New("another disk than " + p.Scratch + " is mounted already")
+	case len(p.Layers) == 0:
+		if err := id.write("/"); err != nil {
+			return err
+		}
 	}
-	if err := mountScratch(p.Scratch); err != nil {
-		return err
+	if len(p.Layers) > 0 {
+		if err := m.enterStack(p.Layers, id); err != nil {
+			return err
+		}
 	}
-	// Below the overlay, which would else first copy up what the template has.
-	if err := id.write(filepath.Join(upperDir, "upper")); err != nil {
-		return err
+	if p.Home != nil {
+		return m.mountHome(p.Home)
 	}
-	return enterRoot()
+	return nil
 }
 
 func failed(subject string, err error) error {
@@ -130,6 +148,10 @@ func checkConfigure(p *wire.SandboxConfigureParams) (time.Time, error) {
 		return now, invalid(op, "machineId", "32 lower-case hex digits are needed")
 	case p.Scratch == "":
 		return now, invalid(op, "scratch", "a disk's serial number is needed")
+	case len(p.Layers) > maxLayers:
+		return now, invalid(op, "layers", "there are more than the overlay is made for")
+	case p.Home != nil && (p.Home.Serial == "" || !filepath.IsAbs(p.Home.Path) || filepath.Clean(p.Home.Path) == "/" || len(p.Home.Path) > maxPath || strings.IndexByte(p.Home.Path, 0) >= 0):
+		return now, invalid(op, "home", "a disk's serial number and an absolute path other than / are needed")
 	}
 	return now, nil
 }
@@ -161,25 +183,6 @@ const rndReseedCRNG = 0x5207
 func ioctl(fd int, req uint, arg unsafe.Pointer) error {
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uintptr(req), uintptr(arg)); errno != 0 {
 		return errno
-	}
-	return nil
-}
-
-// mountScratch mounts the disk that takes the writes.
-func mountScratch(serial string) error {
-	dev, err := blockDevice(serial, deviceWait)
-	if err != nil {
-		return err
-	}
-	// The disk lives as long as the machine: barriers protect nothing.
-	const opts = "nobarrier,noinit_itable"
-	if err := unix.Mount(dev, upperDir, "ext4", unix.MS_NOATIME, opts); err != nil {
-		return &os.PathError{Op: "mount", Path: dev, Err: err}
-	}
-	for _, dir := range []string{"upper", "work", "upper/etc"} {
-		if err := unix.Mkdir(filepath.Join(upperDir, dir), 0o755); err != nil && err != unix.EEXIST {
-			return &os.PathError{Op: "mkdir", Path: dir, Err: err}
-		}
 	}
 	return nil
 }
@@ -227,41 +230,6 @@ func overwrite(path, text string) error {
 		}
 	}
 	return nil
-}
-
-func mountOverlay(dir, upper, work string) error {
-	opts := "lowerdir=" + lowerDir + ",upperdir=" + upper + ",workdir=" + work
-	if err := unix.Mount("overlay", dir, "overlay", unix.MS_NOATIME, opts); err != nil {
-		return &os.PathError{Op: "mount", Path: dir, Err: err}
-	}
-	return nil
-}
-
-// enterRoot makes the scratch disk over the template the root of the agent and of
-// all it starts, as switch_root does.
-func enterRoot() error {
-	if err := mountOverlay(mergedDir, filepath.Join(upperDir, "upper"), filepath.Join(upperDir, "work")); err != nil {
-		return err
-	}
-	for _, dir := range kernelDirs {
-		dst := mergedDir + dir
-		if err := unix.Mount(dir, dst, "", unix.MS_MOVE, ""); err != nil {
-			if err = os.MkdirAll(dst, 0o755); err == nil {
-				err = unix.Mount(dir, dst, "", unix.MS_MOVE, "")
-			}
-			if err != nil {
-				return &os.PathError{Op: "move", Path: dir, Err: err}
-			}
-		}
-	}
-	if err := unix.Chdir(mergedDir); err != nil {
-		return err
-	}
-	return errors.Join(
-		unix.Mount(".", "/", "", unix.MS_MOVE, ""),
-		unix.Chroot("."),
-		unix.Chdir("/"),
-	)
 }
 
 // bootIDFile stands over the kernel's boot_id, which cannot be written and would

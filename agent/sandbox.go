@@ -30,6 +30,7 @@ func (s *sandbox) Configure(_ context.Context, _ *wire.Conn, p *wire.SandboxConf
 		a.configuring.Store(false)
 		return nil, err
 	}
+	a.files.close() // it may hold the root that was there before
 	a.shell.addEnv(p.Env)
 	a.configured.Store(true)
 	return res, nil

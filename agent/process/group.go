@@ -156,8 +156,15 @@ func (c *cgroup) release() {
 	}
 }
 
-// KillAll ends every process that any group holds.
-func (g *Groups) KillAll() { _ = writeFile(filepath.Join(g.dir, "cgroup.kill"), "1") }
+// KillAll sends SIGKILL to every process that any group holds, and says whether
+// there was none.
+func (g *Groups) KillAll() bool {
+	if (&cgroup{dir: g.dir}).empty() {
+		return true
+	}
+	_ = writeFile(filepath.Join(g.dir, "cgroup.kill"), "1")
+	return false
+}
 
 // Dir is the bounding group's folder.
 func (g *Groups) Dir() string { return g.dir }

@@ -1,0 +1,152 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/wire"
+)
+
+// disks are the file systems that take the sandbox's writes.
+type disks struct {
+	upper string // which directory of the scratch disk is the overlay's upper one
+	fds   []int  // each a directory of one
+
+	mu     sync.Mutex
+	frozen int // how many of fds are
+}
+
+// add takes the file system that is mounted at dir.
+func (d *disks) add(dir string) error {
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err == nil {
+		d.fds = append(d.fds, fd)
+	}
+	return err
+}
+
+// freeze writes all of them out and lets no further write begin (ioctl_fsfreeze).
+func (d *disks) freeze() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for d.frozen < len(d.fds) {
+		if err := unix.IoctlSetInt(d.fds[d.frozen], fiFreeze, 0); err != nil && err != unix.EBUSY { // EBUSY: it is frozen
+			_ = d.thawAll()
+			return err
+		}
+		d.frozen++
+	}
+	return nil
+}
+
+func (d *disks) thaw() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.thawAll()
+}
+
+func (d *disks) thawAll() (err error) {
+	for ; d.frozen > 0; d.frozen-- {
+		if e := unix.IoctlSetInt(d.fds[d.frozen-1], fiThaw, 0); e != nil && e != unix.EINVAL { // EINVAL: it is not frozen
+			err = errors.Join(err, e)
+		}
+	}
+	return err
+}
+
+// FIFREEZE and FITHAW of linux/fs.h.
+const (
+	fiFreeze = 0xc0045877
+	fiThaw   = 0xc0045878
+)
+
+// killWait bounds how long killed processes may take to be gone.
+const killWait = 30 * time.Second
+
+// Freeze is State.freeze. It keeps the shell session's turn until thaw, so that no
+// step can begin.
+func (s *shell) Freeze(ctx context.Context, _ *wire.Conn) (*wire.StateFreezeResult, error) {
+	const op = wire.MethodStateFreeze
+	d := s.a.opt.disks
+	if d == nil {
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "sandbox", Err: errors.New("it is not a machine of its own")}
+	}
+	s.a.freezing.Lock()
+	defer s.a.freezing.Unlock()
+	if !s.a.frozen.Load() {
+		if err := s.stop(ctx, op); err != nil {
+			return nil, err
+		}
+		if err := d.freeze(); err != nil {
+			s.a.frozen.Store(false)
+			s.give()
+			return nil, &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: "disk", Err: err}
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return &wire.StateFreezeResult{Cwd: s.cwd, Env: s.env, Upper: d.upper}, nil
+}
+
+// stop kills all processes, waits for the end of the step that ran, and takes the
+// session's turn.
+func (s *shell) stop(ctx context.Context, op string) error {
+	s.a.frozen.Store(true)
+	ctx, cancel := context.WithTimeout(ctx, killWait)
+	defer cancel()
+	taken := false
+	for {
+		gone := s.a.opt.groups.KillAll()
+		if !taken {
+			select {
+			case s.turn <- struct{}{}:
+				taken = true
+			default:
+			}
+		}
+		if taken && gone {
+			return nil
+		}
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			if taken {
+				s.give()
+			}
+			s.a.frozen.Store(false)
+			return &turnstone.Error{Op: op, Kind: turnstone.Canceled, Subject: "sandbox's processes", Err: context.Cause(ctx)}
+		}
+	}
+}
+
+// Thaw is State.thaw.
+func (s *shell) Thaw(context.Context, *wire.Conn) error {
+	s.a.freezing.Lock()
+	defer s.a.freezing.Unlock()
+	if !s.a.frozen.Load() {
+		return nil
+	}
+	if err := s.a.opt.disks.thaw(); err != nil {
+		return &turnstone.Error{Op: wire.MethodStateThaw, Kind: turnstone.Unavailable, Subject: "disk", Err: err}
+	}
+	s.a.frozen.Store(false)
+	s.give()
+	return nil
+}
+
+// needsDisk says which commands are refused between freeze and thaw: those that
+// write to a disk or start something that could.
+func needsDisk(method string) bool {
+	switch method {
+	case wire.MethodProcessStart, wire.MethodShellExecute, wire.MethodStateSetSession,
+		wire.MethodFileSystemWrite, wire.MethodFileSystemMkdir, wire.MethodFileSystemMove,
+		wire.MethodFileSystemRemove, wire.MethodFileSystemUnpack:
+		return true
+	}
+	return false
+}

@@ -1,0 +1,255 @@
+package agent
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone/wire"
+)
+
+const (
+	contextDir  = "/context"
+	firstUpper  = "upper"  // takes the writes over the template alone
+	secondUpper = "upper2" // takes them over layers
+	maxLayers   = 16
+)
+
+// overlayOptions keep an overlay's directories plain: what they hold means what
+// overlayfs.rst says of any lower directory, with no reference to another file.
+const overlayOptions = "redirect_dir=off,metacopy=off,index=off,xino=off"
+
+// mountOverlay mounts an overlay at dir. The lower directories are given from the
+// highest on; without an upper one it is read-only.
+func mountOverlay(dir string, lower []string, upper, work string) error {
+	opts := overlayOptions + ",lowerdir=" + strings.Join(lower, ":")
+	flags := uintptr(unix.MS_NOATIME)
+	if upper != "" {
+		opts += ",upperdir=" + upper + ",workdir=" + work
+	} else {
+		flags |= unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV
+	}
+	if err := unix.Mount("overlay", dir, "overlay", flags, opts); err != nil {
+		return &os.PathError{Op: "mount", Path: dir, Err: err}
+	}
+	return nil
+}
+
+// mountScratch mounts the disk that takes the writes.
+func (m *machine) mountScratch(serial string) error {
+	dev, err := blockDevice(serial, deviceWait)
+	if err != nil {
+		return err
+	}
+	// The disk lives as long as the machine: barriers protect nothing.
+	const opts = "nobarrier,noinit_itable"
+	if err := unix.Mount(dev, upperDir, "ext4", unix.MS_NOATIME, opts); err != nil {
+		return &os.PathError{Op: "mount", Path: dev, Err: err}
+	}
+	for _, dir := range []string{"upper", "work", "upper/etc", "upper2", "work2", "upper2/etc"} {
+		if err := unix.Mkdir(filepath.Join(upperDir, dir), 0o755); err != nil && err != unix.EEXIST {
+			return &os.PathError{Op: "mkdir", Path: dir, Err: err}
+		}
+	}
+	m.devices = blockDevices()
+	m.disks.upper = firstUpper
+	return m.disks.add(upperDir)
+}
+
+// enterRoot makes the scratch disk over the template the root of the agent and of
+// all it starts, as switch_root does. /context is there and empty.
+func (m *machine) enterRoot() error {
+	var err error
+	if m.base, err = unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+		return err
+	}
+	upper := filepath.Join(upperDir, firstUpper)
+	if err := mountOverlay(mergedDir, []string{lowerDir, skelDir}, upper, filepath.Join(upperDir, "work")); err != nil {
+		return err
+	}
+	for _, dir := range kernelDirs {
+		dst := mergedDir + dir
+		if err := unix.Mount(dir, dst, "", unix.MS_MOVE, ""); err != nil {
+			return &os.PathError{Op: "move", Path: dir, Err: err}
+		}
+	}
+	if err := makeDevices(m.devices); err != nil {
+		return err
+	}
+	if err := bindReadOnly(skelDir+contextDir, mergedDir+contextDir); err != nil {
+		return err
+	}
+	return switchRoot(mergedDir)
+}
+
+// bindReadOnly shows the directory src at dst too.
+func bindReadOnly(src, dst string) error {
+	if err := unix.Mount(src, dst, "", unix.MS_BIND, ""); err != nil {
+		return &os.PathError{Op: "bind", Path: dst, Err: err}
+	}
+	if err := unix.Mount("", dst, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOATIME, ""); err != nil {
+		return &os.PathError{Op: "remount", Path: dst, Err: err}
+	}
+	return nil
+}
+
+// switchRoot moves the mount at dir over the root, and goes there.
+func switchRoot(dir string) error {
+	if err := unix.Chdir(dir); err != nil {
+		return &os.PathError{Op: "chdir", Path: dir, Err: err}
+	}
+	return errors.Join(
+		unix.Mount(".", "/", "", unix.MS_MOVE, ""),
+		unix.Chroot("."),
+		unix.Chdir("/"),
+	)
+}
+
+// enterStack makes layers over the template the root, the lowest first. It goes
+// back to where the kernel started, where the template and the scratch disk are,
+// and comes back with a new root over the one that the snapshot has, whose
+// directories for the kernel's file systems it takes along. The layers' own mounts
+// stay behind: no path in the new root leads to them.
+func (m *machine) enterStack(layers []string, id identity) error {
+	var kernel []int
+	for _, dir := range kernelDirs {
+		fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return &os.PathError{Op: "open", Path: dir, Err: err}
+		}
+		defer func() { _ = unix.Close(fd) }()
+		kernel = append(kernel, fd)
+	}
+	if err := m.leaveRoot(); err != nil {
+		return err
+	}
+	lower, context, err := mountLayers(layers)
+	if err != nil {
+		return err
+	}
+	upper := filepath.Join(upperDir, secondUpper)
+	if err := id.write(upper); err != nil {
+		return err
+	}
+	lower = append(lower, lowerDir, skelDir)
+	if err := mountOverlay(stackDir, lower, upper, filepath.Join(upperDir, "work2")); err != nil {
+		return err
+	}
+	m.disks.upper = secondUpper
+	for i, dir := range kernelDirs {
+		if err := unix.MoveMount(kernel[i], "", unix.AT_FDCWD, stackDir+dir, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+			return &os.PathError{Op: "move", Path: dir, Err: err}
+		}
+	}
+	if len(context) == 1 {
+		err = bindReadOnly(context[0], stackDir+contextDir)
+	} else {
+		err = mountOverlay(stackDir+contextDir, context, "", "")
+	}
+	if err != nil {
+		return err
+	}
+	return switchRoot(stackDir)
+}
+
+// leaveRoot makes the root that the kernel started with the agent's again.
+func (m *machine) leaveRoot() error {
+	return errors.Join(unix.Fchdir(m.base), unix.Chroot("."), unix.Chdir("/"))
+}
+
+// mountLayers mounts each layer's image and returns the overlay's lower
+// directories, the highest first.
+func mountLayers(layers []string) (lower, context []string, err error) {
+	for i := len(layers) - 1; i >= 0; i-- {
+		dir := filepath.Join(layerDir, layers[i])
+		if err := unix.Mkdir(dir, 0o755); err != nil {
+			return nil, nil, &os.PathError{Op: "mkdir", Path: dir, Err: err}
+		}
+		// Whoever gets at an image other than through the overlay gets no more out of it.
+		const flags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOATIME
+		if err := unix.Mount(devicePath(layers[i]), dir, "erofs", flags, ""); err != nil {
+			return nil, nil, &os.PathError{Op: "mount", Path: layers[i], Err: err}
+		}
+		lower = append(lower, filepath.Join(dir, "fs"))
+		context = append(context, filepath.Join(dir, "context"))
+	}
+	return lower, context, nil
+}
+
+// devicePath names a slot's block device in the root that the kernel started with.
+func devicePath(serial string) string { return "/dev/" + serial }
+
+// makeDevices makes a device node for each disk with a serial number, named by it,
+// in the root that the kernel started with. Its /dev is bare when the kernel's has
+// gone from there; and what a guest does to its own is of no importance to it.
+func makeDevices(disks map[string]uint64) error {
+	for serial, number := range disks {
+		path := devicePath(serial)
+		if err := unix.Mknod(path, unix.S_IFBLK|0o600, int(number)); err != nil && err != unix.EEXIST {
+			return &os.PathError{Op: "mknod", Path: path, Err: err}
+		}
+	}
+	return nil
+}
+
+// blockDevices returns the numbers of the disks that have a serial number.
+func blockDevices() map[string]uint64 {
+	found := make(map[string]uint64)
+	disks, _ := os.ReadDir("/sys/block")
+	var buf [64]byte
+	for _, d := range disks {
+		n, err := readSmall("/sys/block/"+d.Name()+"/serial", buf[:])
+		if err != nil || !strings.HasPrefix(d.Name(), "vd") {
+			continue
+		}
+		serial := strings.TrimSpace(string(buf[:n]))
+		var st unix.Stat_t
+		if serial != "" && !strings.ContainsAny(serial, "/.") && unix.Stat("/dev/"+d.Name(), &st) == nil {
+			found[serial] = st.Rdev
+		}
+	}
+	return found
+}
+
+// mountHome mounts the home disk. What is shown of it is one of its directories:
+// its root holds what belongs to the file system.
+func (m *machine) mountHome(h *wire.SandboxHomeDisk) error {
+	root, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(root) }()
+	if err := os.MkdirAll(h.Path, 0o755); err != nil {
+		return err
+	}
+	target, err := unix.Open(h.Path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: h.Path, Err: err}
+	}
+	defer func() { _ = unix.Close(target) }()
+	if err := m.leaveRoot(); err != nil {
+		return err
+	}
+	if err := unix.Mount(devicePath(h.Serial), homeDir, "ext4", unix.MS_NOATIME|unix.MS_NOSUID|unix.MS_NODEV, ""); err != nil {
+		return &os.PathError{Op: "mount", Path: h.Serial, Err: err}
+	}
+	if err := m.disks.add(homeDir); err != nil {
+		return err
+	}
+	dir := filepath.Join(homeDir, "home")
+	if err := unix.Mkdir(dir, 0o755); err != nil && err != unix.EEXIST {
+		return &os.PathError{Op: "mkdir", Path: dir, Err: err}
+	}
+	tree, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_NO_AUTOMOUNT)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: dir, Err: err}
+	}
+	defer func() { _ = unix.Close(tree) }()
+	if err := unix.MoveMount(tree, "", target, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
+		return &os.PathError{Op: "mount", Path: h.Path, Err: err}
+	}
+	return errors.Join(unix.Fchdir(root), unix.Chroot("."), unix.Chdir("/"))
+}
