@@ -1,0 +1,178 @@
+package ext4
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/tree"
+)
+
+// fileTypes is the type that a directory says a file has, by its number there.
+var fileTypes = [...]uint16{0, modeFile, modeDir, modeChar, modeBlock, modeFIFO, modeSocket, modeLink}
+
+// Children returns a directory's entries, sorted by name, without "." and "..".
+// Their nodes are *Inode, and are read already.
+func (n *Inode) Children(ctx context.Context) ([]tree.Child, error) {
+	entries, err := n.list(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// In the order of their numbers, so that the inode tables are read once.
+	slices.SortFunc(entries, func(a, b dirEntry) int { return int(int64(a.ino) - int64(b.ino)) })
+	out := make([]tree.Child, 0, len(entries))
+	for i, e := range entries {
+		if i%1024 == 0 && ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		child, err := n.fs.inode(e.ino)
+		if err != nil {
+			return nil, err
+		}
+		if e.kind != 0 && n.fs.filetype && (int(e.kind) >= len(fileTypes) || fileTypes[e.kind] != child.mode&modeType) {
+			return nil, corrupt("directory %d takes inode %d for something else", n.ino, e.ino)
+		}
+		if child.attr.Type == tree.Dir {
+			if err := n.fs.found(e.ino, dirName{n.ino, e.name}); err != nil {
+				return nil, err
+			}
+		}
+		out = append(out, tree.Child{Name: e.name, Node: child})
+	}
+	slices.SortFunc(out, func(a, b tree.Child) int { return strings.Compare(a.Name, b.Name) })
+	for i := range out {
+		if i > 0 && out[i].Name == out[i-1].Name {
+			return nil, corrupt("directory %d has two entries %q", n.ino, out[i].Name)
+		}
+	}
+	return out, nil
+}
+
+// child returns the entry of that name.
+func (n *Inode) child(name string) (*Inode, error) {
+	notFound := &turnstone.Error{Op: "ext4.lookup", Kind: turnstone.NotFound, Subject: name}
+	if n.attr.Type != tree.Dir {
+		return nil, notFound
+	}
+	entries, err := n.list(context.Background())
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		if e.name == name {
+			return n.fs.inode(e.ino)
+		}
+	}
+	return nil, notFound
+}
+
+// found notes that a directory has this name. With two names, or as its own
+// ancestor, it would be read for ever.
+func (fs *FS) found(ino uint32, name dirName) error {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	if old, ok := fs.dirs[ino]; ino == rootInode || ok && old != name {
+		return corrupt("directory %d is at two places", ino)
+	}
+	fs.dirs[ino] = name
+	return nil
+}
+
+// A dirEntry is a name in a directory.
+type dirEntry struct {
+	ino  uint32
+	kind byte // index of fileTypes; 0 when it is not known
+	name string
+}
+
+// list reads a directory from its beginning to its end. In a hashed one the tree
+// hides in entries that are not used, so it reads as a plain one.
+func (n *Inode) list(ctx context.Context) ([]dirEntry, error) {
+	if n.attr.Type != tree.Dir {
+		return nil, corrupt("inode %d is not a directory", n.ino)
+	}
+	m, err := n.mapping()
+	if err != nil {
+		return nil, err
+	}
+	f := File{fs: n.fs, extents: m.extents, size: n.size}
+	if f.allocated() != n.size { // so its size is bounded by the disk's
+		return nil, corrupt("directory %d has holes", n.ino)
+	}
+	l := lister{n: n, count: m.first}
+	bs := int(n.fs.blockSize)
+	buf := make([]byte, min(n.size, max(int64(bs), 256<<10)))
+	for off := int64(0); off < n.size; off += int64(len(buf)) {
+		if err := ctx.Err(); err != nil {
+			return nil, context.Cause(ctx)
+		}
+		buf = buf[:min(int64(len(buf)), n.size-off)]
+		if _, err := f.Read(buf); err != nil {
+			return nil, err
+		}
+		for b := buf; len(b) > 0; b = b[bs:] {
+			if err := l.block(b[:bs]); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if l.seen != 2 {
+		return nil, corrupt("directory %d does not begin with itself and the one above", n.ino)
+	}
+	return l.entries, nil
+}
+
+type lister struct {
+	n       *Inode
+	count   bool // against the bound
+	seen    int  // entries, up to 2
+	entries []dirEntry
+}
+
+// block reads one block of a directory (struct ext4_dir_entry_2).
+func (l *lister) block(b []byte) error {
+	const head = 8
+	fs := l.n.fs
+	for len(b) > 0 {
+		if len(b) < head+4 {
+			return corrupt("directory %d has an entry that is cut off", l.n.ino)
+		}
+		length, name := int(le.Uint16(b[4:])), int(b[6])
+		if fs.blockSize == 1<<16 && (length == 0 || length == 1<<16-1) {
+			length = 1 << 16
+		}
+		kind := b[7]
+		if !fs.filetype {
+			kind = 0
+		}
+		if length < head+4 || length%4 != 0 || length > len(b) || head+name > length {
+			return corrupt("directory %d has an entry of %d bytes", l.n.ino, length)
+		}
+		if ino := le.Uint32(b); ino != 0 {
+			if err := l.add(dirEntry{ino, kind, string(b[head : head+name])}); err != nil {
+				return err
+			}
+		}
+		b = b[length:]
+	}
+	return nil
+}
+
+func (l *lister) add(e dirEntry) error {
+	if l.seen < 2 {
+		if want := [...]string{".", ".."}[l.seen]; e.name != want || l.seen == 0 && e.ino != l.n.ino {
+			return corrupt("directory %d begins with %q", l.n.ino, e.name)
+		}
+		l.seen++
+		return nil
+	}
+	if e.name == "" || e.name == "." || e.name == ".." || strings.ContainsAny(e.name, "/\x00") {
+		return corrupt("directory %d has an entry %q", l.n.ino, e.name)
+	}
+	if l.count && l.n.fs.entries.Add(1) > l.n.fs.opts.Entries {
+		return exhausted("remove files that the next turn does not need", "more than %d files", l.n.fs.opts.Entries)
+	}
+	l.entries = append(l.entries, e)
+	return nil
+}
