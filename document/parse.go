@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/yuin/goldmark/ast"
+
 	"turnstone.dev/turnstone"
 )
 
@@ -73,6 +75,7 @@ func Parse(name string, src []byte) (*Document, error) {
 	} else {
 		p.walk(p.blocks.root)
 		p.checkNames()
+		p.readTitle()
 	}
 	if n := len(src) - p.cut; n > MaxSource {
 		p.errorAt(0, fmt.Sprintf("the document has %s without its results; the most is %s", turnstone.Bytes(n).Human(), turnstone.Bytes(MaxSource)),
@@ -88,6 +91,21 @@ func Parse(name string, src []byte) (*Document, error) {
 		p.errs[len(p.errs)-1].Msg += fmt.Sprintf(" (and %d more faults)", p.more)
 	}
 	return nil, p.errs
+}
+
+// maxTitle bounds a document's title, in bytes.
+const maxTitle = 200
+
+// readTitle takes the first heading at the top level. Block parsing leaves its
+// text as it is written.
+func (p *docParser) readTitle() {
+	for n := p.blocks.root.FirstChild(); n != nil; n = n.NextSibling() {
+		if h, ok := n.(*ast.Heading); ok && h.Lines().Len() > 0 {
+			seg := h.Lines().At(0)
+			p.doc.Title = oneLine(strings.ToValidUTF8(string(p.src[p.base+seg.Start:min(len(p.src), p.base+seg.Stop)]), "\ufffd"), maxTitle)
+			return
+		}
+	}
 }
 
 // errorAt notes a fault at a byte offset of the source.

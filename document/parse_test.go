@@ -120,6 +120,26 @@ func TestSteps(t *testing.T) {
 	}
 }
 
+func TestTitle(t *testing.T) {
+	for src, want := range map[string]string{
+		"":       "",
+		"text\n": "",
+		"---\nimage: base\n---\ntext\n\n# A  *title* #\n\n# B\n": "A *title*",
+		"Title\r\n=====\r\n":        "Title",
+		"> # quoted\n\n## own\n":    "own",
+		"```bash\n# comment\n```\n": "",
+		"# \xff\n":                  "\ufffd",
+	} {
+		d, err := Parse("a.md", []byte(src))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d.Title != want {
+			t.Errorf("%q: %q, want %q", src, d.Title, want)
+		}
+	}
+}
+
 func TestFrontMatterOfSessions(t *testing.T) {
 	d, err := Parse("a.md", []byte("---\nsession: research\nbranch: explore.2\nlifetime: session\nhome: me\nsnapshot: vm\n---\n"))
 	if err != nil {

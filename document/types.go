@@ -14,6 +14,7 @@ type Document struct {
 	Name   string // for messages: a path, or "<stdin>"
 	Source []byte // as given, old results included; not to be changed
 	Front  FrontMatter
+	Title  string // the text of the first heading, on one line; empty when there is none
 	Steps  []*Step
 
 	layout layout // where things stand in Source; see parse.go
