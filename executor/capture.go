@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"hash"
+	"io"
 	"os"
 	"path/filepath"
 
@@ -142,6 +143,17 @@ func (c *capture) drop(err error) {
 		_ = os.Remove(c.path)
 		c.file = nil
 	}
+}
+
+// whole opens all that was written, after finish; nil when it was not kept.
+func (c *capture) whole() (io.ReadCloser, error) {
+	if c.size == int64(len(c.head)) {
+		return io.NopCloser(bytes.NewReader(c.head)), nil
+	}
+	if c.note != "" || c.path == "" {
+		return nil, nil
+	}
+	return os.Open(c.path)
 }
 
 // finish returns the output. An output that the receipt cannot show whole is in

@@ -25,6 +25,13 @@ type Request struct {
 	Network   *bool
 	Substrate string // "auto" or a substrate's name
 	Commands  bool   // the receipt lists all commands of each step
+
+	Session  string            // name or ID; empty: an anonymous one
+	Branch   string            // default "main"
+	Lifetime document.Lifetime // of the sandbox
+	Home     string            // a persistent home directory
+	Snapshot document.Snapshot // what is kept of the machine
+	Secrets  []string          // NAME=VALUE: in the steps' environment, and nowhere else
 }
 
 // A Transfer copies a file or folder between the host and the sandbox: into it
@@ -52,6 +59,17 @@ type Turn struct {
 	Phases    []Phase          `json:"phases"` // where the time went before and after the steps
 	Receipt   string           `json:"receipt"`
 	Steps     []StepReport     `json:"steps"`
+
+	Session  string             `json:"session,omitempty"`  // its name, or its ID when it has none
+	Number   int                `json:"number,omitempty"`   // in the session
+	Branch   string             `json:"branch,omitempty"`   // whose newest turn it is
+	Diverged bool               `json:"diverged,omitempty"` // another turn came first: the branch is a new one
+	Parents  []turnstone.TurnID `json:"parents,omitempty"`
+	Start    string             `json:"start,omitempty"`   // what the sandbox began from
+	FSHash   turnstone.Digest   `json:"fs_hash,omitempty"` // of the state it left
+	State    turnstone.Digest   `json:"state,omitempty"`   // the object that names the state
+	Record   turnstone.Digest   `json:"record,omitempty"`  // the object that names all that is kept of it
+	Layer    *LayerInfo         `json:"layer,omitempty"`
 }
 
 // A Phase is one named stretch of a turn's time.

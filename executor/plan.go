@@ -13,6 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/secret"
 )
 
 // DefaultImage is what a document runs on that names none.
@@ -34,6 +36,15 @@ type plan struct {
 	driver  string
 
 	hostname string // empty: the sandbox's ID
+
+	session, branch string
+	lifetime        document.Lifetime
+	home            string
+	snapshot        document.Snapshot
+	secrets         *secret.Set
+	asked           string        // the image that the caller or the document names; may be empty
+	given           []string      // environment that the caller gave beside the document
+	inputs          []RecordInput // what a replay puts in place of add
 }
 
 func invalid(subject, format string, args ...any) error {
@@ -52,6 +63,9 @@ func planTurn(req Request, workdir string) (*plan, error) {
 		env:     append(slices.Clone(front.Env), req.Env...),
 		driver:  or(req.Substrate, "auto"),
 	}
+	p.session, p.branch = or(req.Session, front.Session), or(req.Branch, front.Branch, DefaultBranch)
+	p.lifetime, p.snapshot = or(req.Lifetime, front.Lifetime, document.LifetimeTurn), or(req.Snapshot, front.Snapshot, document.SnapshotNone)
+	p.home, p.asked, p.given = or(req.Home, front.Home), or(req.Image, front.Image), req.Env
 	p.shape.CPUs = or(req.CPUs, front.CPUs, p.shape.CPUs)
 	p.shape.Memory = or(req.Memory, front.Memory, p.shape.Memory)
 	p.shape.Disk = or(req.Disk, front.Disk, p.shape.Disk)
@@ -59,6 +73,9 @@ func planTurn(req Request, workdir string) (*plan, error) {
 		p.shape.Network = *n
 	}
 	if err := p.check(); err != nil {
+		return nil, err
+	}
+	if err := p.context(req.Secrets); err != nil {
 		return nil, err
 	}
 	for _, file := range front.Files {
@@ -90,6 +107,40 @@ func (p *plan) check() error {
 		if name, _, ok := strings.Cut(kv, "="); !ok || !validEnvName(name) || strings.ContainsRune(kv, 0) {
 			return invalid("env", "%q is not NAME=VALUE", kv)
 		}
+	}
+	return nil
+}
+
+// DefaultBranch is the branch of a turn that names none.
+const DefaultBranch = "main"
+
+// context checks what p says of sessions and secrets.
+func (p *plan) context(secrets []string) (err error) {
+	const op = "executor.plan"
+	for what, name := range map[string]string{"session": p.session, "branch": p.branch, "home": p.home} {
+		if name != "" && !document.Name.MatchString(name) {
+			return &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: what, Err: fmt.Errorf("%.80q is not a name", name), Hint: document.NameHint}
+		}
+	}
+	for _, kv := range secrets {
+		if name, _, ok := strings.Cut(kv, "="); !ok || !validEnvName(name) {
+			return &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "--secret", Err: errors.New("one has no name that a variable can have")}
+		}
+	}
+	if p.secrets, err = secret.New(secrets); err != nil {
+		return err
+	}
+	if p.secrets != nil && p.snapshot == document.SnapshotVM {
+		return &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "snapshot: vm", Err: errors.New("the machine's memory would hold the secrets"),
+			Hint: "leave out --secret, or the snapshot"}
+	}
+	if p.secrets != nil && p.lifetime == document.LifetimeSession {
+		return &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "lifetime: session", Err: errors.New("the secrets would stay in the paused machine"),
+			Hint: "leave out --secret, or run this turn with lifetime: turn"}
+	}
+	if p.lifetime == document.LifetimeSession && p.session == "" {
+		return &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "lifetime: session", Err: errors.New("no session is named"),
+			Hint: "name one with --session or session:"}
 	}
 	return nil
 }

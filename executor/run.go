@@ -49,6 +49,7 @@ func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, e
 		r.results[i] = document.StepResult{Status: turnstone.StepSkipped, Note: "not reached"}
 	}
 	r.scripts, r.commands = parseScripts(req.Document), make([]*commands, len(req.Document.Steps))
+	r.outputs = make([][2]*capture, len(req.Document.Steps))
 	r.cwd, r.table = p.cwd, req.Commands
 	if dir, err := x.home.MkdirAll("turns", string(r.info.ID)); err == nil {
 		r.dir = dir // else the outputs are not kept; the turn runs all the same
@@ -69,6 +70,7 @@ type run struct {
 	hint    string
 	results []document.StepResult
 
+	outputs  [][2]*capture // by step: standard output and error
 	scripts  *scripts
 	commands []*commands // by step; nil for one that did not run
 	cwd      string      // where the next step begins
@@ -202,7 +204,8 @@ func (r *run) one(turnCtx context.Context, s *Sandbox, step *document.Step, res 
 	began := time.Now()
 	params.Spans = new(bool) // the script is parsed here
 	var records []wire.ShellRecord
-	end, err := s.client.Execute(ctx, params, step.Script, wire.Stdio{Out: stdout, Err: stderr}, func(more []wire.ShellRecord) {
+	maskOut, maskErr := r.plan.secrets.Writer(stdout), r.plan.secrets.Writer(stderr)
+	end, err := s.client.Execute(ctx, params, step.Script, wire.Stdio{Out: maskOut, Err: maskErr}, func(more []wire.ShellRecord) {
 		if len(records)+len(more) <= trace.MaxRecords {
 			records = append(records, more...)
 		}
@@ -211,7 +214,10 @@ func (r *run) one(turnCtx context.Context, s *Sandbox, step *document.Step, res 
 	exit := end.Exit
 	end.Env = nil // up to 16 MiB, which nobody here asks for
 	res.Duration = time.Since(began)
+	_, _ = maskOut.Close(), maskErr.Close() // a capture takes everything
 	res.Stdout, res.Stderr = stdout.finish(), stderr.finish()
+	r.outputs[step.Index-1] = [2]*capture{stdout, stderr}
+	r.maskRecords(records)
 	if end.Path != "" {
 		defer func() { r.commands[step.Index-1] = r.note(step, end, records, stderr, res) }()
 	}
@@ -250,6 +256,21 @@ func (r *run) note(step *document.Step, end *wire.StepEnd, records []wire.ShellR
 		r.cwd = end.Cwd
 	}
 	return c
+}
+
+// maskRecords takes secrets out of what is known of a step's commands. The places
+// of their outputs are not those in the masked streams.
+func (r *run) maskRecords(records []wire.ShellRecord) {
+	if r.plan.secrets == nil {
+		return
+	}
+	for i := range records {
+		rec := &records[i]
+		rec.Text, rec.Stdout, rec.Stderr = r.plan.secrets.Mask(rec.Text), nil, nil
+		if rec.Stdin != nil {
+			rec.Stdin.Data = []byte(r.plan.secrets.Mask(string(rec.Stdin.Data)))
+		}
+	}
 }
 
 func (r *run) timeoutNote(turnCtx context.Context, step *document.Step) string {
