@@ -18,6 +18,8 @@ const (
 	fdScratch            // the disk that takes the writes
 	fdKernel
 	fdInitramfs // only for a boot
+	fdHome      // only for a restore
+	fdLayers    // the first layer's; only for a restore
 )
 
 // Static addresses of QEMU's user-mode network: the documented defaults.
@@ -75,9 +77,9 @@ func kernelArgs(a accel, shape turnstone.Shape) string {
 }
 
 // arguments returns QEMU's command line. A restore has the same devices as the
-// boot whose state it loads; only the memory becomes copy-on-write, and the
-// kernel a stub (see stubKernel).
-func arguments(a accel, shape turnstone.Shape, restore bool) []string {
+// boot whose state it loads; only the memory becomes copy-on-write, the kernel a
+// stub (see stubKernel), and there may be images in the slots.
+func arguments(a accel, shape turnstone.Shape, restore bool, in disks) []string {
 	share := "on"
 	if restore {
 		share = "off"
@@ -98,8 +100,10 @@ func arguments(a accel, shape turnstone.Shape, restore bool) []string {
 		"-device", "virtio-blk-pci,drive=root,serial=" + rootSerial,
 		"-blockdev", "driver=file,node-name=scratch,filename=/dev/fdset/2,locking=off,discard=unmap,cache.no-flush=on",
 		"-device", "virtio-blk-pci,drive=scratch,serial=" + scratchSerial,
-		"-kernel", fmt.Sprintf("/proc/self/fd/%d", fdKernel),
 	}
+	args = append(args, slots(in)...)
+	args = append(args,
+		"-kernel", fmt.Sprintf("/proc/self/fd/%d", fdKernel))
 	if shape.Network {
 		args = append(args, "-netdev", "user,id=net,ipv6=off", "-device", "virtio-net-pci,netdev=net,romfile=")
 	}

@@ -80,7 +80,7 @@ func clone(h *home.Home) (*machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	vm, err := start(binary, arguments(man.Identity.Accel, man.Identity.Shape, true), f)
+	vm, err := start(binary, arguments(man.Identity.Accel, man.Identity.Shape, true, disks{}), f)
 	if err != nil {
 		return nil, err
 	}

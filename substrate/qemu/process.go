@@ -25,10 +25,18 @@ import (
 // files are what a machine is made of, open. A nil file is not passed.
 type files struct {
 	ram, root, scratch, kernel, initramfs *os.File
+
+	home   *os.File
+	layers []*os.File
+}
+
+// list has them in the order of their descriptors.
+func (f *files) list() []*os.File {
+	return append([]*os.File{f.ram, f.root, f.scratch, f.kernel, f.initramfs, f.home}, f.layers...)
 }
 
 func (f *files) close() {
-	for _, file := range []*os.File{f.ram, f.root, f.scratch, f.kernel, f.initramfs} {
+	for _, file := range f.list() {
 		if file != nil {
 			_ = file.Close()
 		}
@@ -44,6 +52,7 @@ type machine struct {
 	console tail
 	stderr  tail
 	ready   chan struct{} // closed when the agent has said on the console that it is ready
+	scratch *os.File      // the disk that takes the writes; closed with the machine
 
 	done   chan struct{}
 	mu     sync.Mutex
@@ -57,6 +66,19 @@ func start(binary string, args []string, f files) (*machine, error) {
 	defer f.close()
 	m := &machine{id: turnstone.NewSandboxID(), done: make(chan struct{}), ready: make(chan struct{})}
 	m.console.limit, m.stderr.limit = 16<<10, 8<<10
+	var err error
+	if m.scratch, err = dup(f.scratch); err != nil {
+		return nil, err
+	}
+	if err := m.run(binary, args, f); err != nil {
+		_ = m.scratch.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+// run starts the process, with one end of each of its sockets.
+func (m *machine) run(binary string, args []string, f files) error {
 	var theirs []*os.File
 	ours := make([]net.Conn, 3)
 	defer func() {
@@ -68,12 +90,12 @@ func start(binary string, args []string, f files) (*machine, error) {
 		conn, file, err := socketpair()
 		if err != nil {
 			closeAll(ours)
-			return nil, err
+			return err
 		}
 		ours[i], theirs = conn, append(theirs, file)
 	}
 	cmd := exec.Command(binary, args...)
-	cmd.ExtraFiles = append(append([]*os.File{}, theirs...), f.ram, f.root, f.scratch, f.kernel, f.initramfs)
+	cmd.ExtraFiles = append(append([]*os.File{}, theirs...), f.list()...)
 	cmd.Stderr = &m.stderr
 	cmd.Dir = "/"
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
@@ -81,11 +103,11 @@ func start(binary string, args []string, f files) (*machine, error) {
 	m.agent = ours[1]
 	if err := m.spawn(cmd); err != nil {
 		closeAll(ours)
-		return nil, err
+		return err
 	}
 	m.mon = newMonitor(ours[0], m.event)
 	go m.readConsole(ours[2])
-	return m, nil
+	return nil
 }
 
 // spawn starts cmd from a thread of its own that lives as long as the process:
@@ -235,10 +257,23 @@ func (m *machine) Err() error {
 	return m.err
 }
 
+// Disk implements substrate.Disker.
+func (m *machine) Disk() (*os.File, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil, &turnstone.Error{Op: "qemu.disk", Kind: turnstone.Dead, Subject: string(m.id), Err: errors.New("the sandbox is closed")}
+	}
+	return dup(m.scratch)
+}
+
 // Close kills QEMU: what a sandbox wrote is either fetched before or not wanted.
 func (m *machine) Close() error {
 	m.mu.Lock()
-	m.closed = true
+	if !m.closed {
+		m.closed = true
+		_ = m.scratch.Close()
+	}
 	m.mu.Unlock()
 	_ = m.process.Kill()
 	_ = m.mon.conn.Close()

@@ -148,7 +148,7 @@ func (s *Substrate) Restore(ctx context.Context, m substrate.Machine) (substrate
 		return nil, err
 	}
 	defer func() { _ = r.Close() }()
-	vm, err := start(s.binary, arguments(s.accel, m.Shape, true), f)
+	vm, err := start(s.binary, arguments(s.accel, m.Shape, true, disks{len(m.Layers), m.Home != ""}), f)
 	if err != nil {
 		_ = w.Close()
 		return nil, s.wrap(err)
@@ -215,7 +215,7 @@ func (s *Substrate) boot(m substrate.Machine, ram, scratch *os.File) (*machine, 
 		f.close()
 		return nil, s.wrap(err)
 	}
-	vm, err := start(s.binary, append(arguments(s.accel, m.Shape, false), s.more...), f)
+	vm, err := start(s.binary, append(arguments(s.accel, m.Shape, false, disks{}), s.more...), f)
 	if err != nil {
 		return nil, s.wrap(err)
 	}
@@ -240,6 +240,9 @@ func (s *Substrate) restoreFiles(m substrate.Machine, snap *snapshot) (f files, 
 	}
 	if err == nil {
 		f.scratch, err = s.scratch(snap)
+	}
+	if err == nil {
+		err = f.fill(m)
 	}
 	if err != nil {
 		f.close()
@@ -300,7 +303,7 @@ func dup(f *os.File) (*os.File, error) {
 }
 
 func (s *Substrate) identity(m substrate.Machine) identity {
-	args := strings.Join(arguments(s.accel, m.Shape, false), "\x00")
+	args := strings.Join(arguments(s.accel, m.Shape, false, disks{}), "\x00")
 	return identity{
 		Format: snapshotFormat, QEMU: s.version, Accel: s.accel, CPUModel: s.accel.cpuModel(), HostCPU: s.hostCPU,
 		Arguments: turnstone.DigestBytes([]byte(args)), Kernel: m.KernelDigest, Init: m.InitDigest, Root: m.RootDigest, Shape: m.Shape,

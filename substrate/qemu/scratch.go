@@ -1,7 +1,6 @@
 package qemu
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -40,16 +38,8 @@ func blankDisk(ctx context.Context, h *home.Home, size turnstone.Bytes) (string,
 	if err := tmp.Truncate(int64(size)); err != nil {
 		return "", err
 	}
-	mke2fs, err := findProgram("mke2fs")
-	if err != nil {
-		return "", &turnstone.Error{Op: "qemu.scratch", Kind: turnstone.Unavailable, Subject: "mke2fs", Err: err, Hint: "sudo apt-get install e2fsprogs"}
-	}
-	cmd := exec.CommandContext(ctx, mke2fs, "-q", "-F", "-t", "ext4", "-m", "0", "-b", "4096", "-i", "8192",
-		"-O", "^has_journal,^resize_inode,^metadata_csum,uninit_bg,sparse_super2", "-E", "lazy_itable_init=1,nodiscard,root_owner=0:0", tmp.Name())
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("mke2fs: %w: %s", err, strings.TrimSpace(out.String()))
+	if err := mke2fs(ctx, tmp.Name(), "-b", "4096", "-i", "8192", "-O", "^has_journal,^resize_inode,^metadata_csum,uninit_bg,sparse_super2"); err != nil {
+		return "", err
 	}
 	return path, os.Rename(tmp.Name(), path)
 }
