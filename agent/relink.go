@@ -20,32 +20,52 @@ const freezeTime = 10 * time.Second
 
 // Suspend is Sandbox.suspend. From here on no process runs until renew: none ever
 // sees that it is in a clone that still has the name of another.
-func (s *sandbox) Suspend(ctx context.Context, _ *wire.Conn, p *wire.SandboxSuspendParams) error {
+func (s *sandbox) Suspend(ctx context.Context, _ *wire.Conn, p *wire.SandboxSuspendParams) (*wire.SandboxSuspendResult, error) {
 	const op = wire.MethodSandboxSuspend
 	a := s.a
 	port := a.port.Load()
 	if a.opt.renew == nil || port == nil {
-		return &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "sandbox", Err: errors.New("it is not a machine of its own")}
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "sandbox", Err: errors.New("it is not a machine of its own")}
 	}
 	if len(p.Marker) != wire.MarkerSize {
-		return invalid(op, "marker", "32 bytes are needed")
+		return nil, invalid(op, "marker", "32 bytes are needed")
+	}
+	if a.frozen.Load() {
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: "sandbox", Err: errors.New("its disks are frozen"), Hint: "call State.thaw first"}
 	}
 	if !a.suspended.CompareAndSwap(false, true) {
-		return &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: "sandbox", Err: errors.New("it is being suspended")}
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: "sandbox", Err: errors.New("it is being suspended")}
 	}
 	ctx, cancel := context.WithTimeout(ctx, freezeTime)
 	defer cancel()
 	err := a.opt.groups.Freeze(ctx)
+	if d := a.opt.disks; err == nil && p.Sync && d != nil {
+		err = d.sync()
+	}
 	if err == nil {
 		err = port.Expect(p.Marker)
 	}
 	if err != nil {
 		err = errors.Join(err, a.opt.groups.Thaw())
 		a.suspended.Store(false)
-		return &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: "sandbox", Err: err,
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: "sandbox", Err: err,
 			Hint: "a process cannot be stopped just now; try again"}
 	}
-	return nil
+	res := new(wire.SandboxSuspendResult)
+	if d := a.opt.disks; d != nil {
+		res.Upper = d.upper
+	}
+	return res, nil
+}
+
+// sync writes all of them out. With no process running nothing is written behind it.
+func (d *disks) sync() (err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, fd := range d.fds {
+		err = errors.Join(err, unix.Syncfs(fd))
+	}
+	return err
 }
 
 // Renew is Sandbox.renew.

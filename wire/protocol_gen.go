@@ -429,6 +429,16 @@ func (c *Conn) SandboxConfigure(ctx context.Context, p *SandboxConfigureParams) 
 type SandboxSuspendParams struct {
 	// 32 random bytes. Base64 in JSON.
 	Marker []byte `json:"marker"`
+	// Write everything out, so that the host can read the scratch disk while the machine
+	// stands still.
+	Sync bool `json:"sync,omitempty"`
+}
+
+// SandboxSuspendResult is the result of Sandbox.suspend.
+type SandboxSuspendResult struct {
+	// The folder of the scratch disk that has the sandbox's changes, as State.freeze says it;
+	// may be empty.
+	Upper string `json:"upper"`
 }
 
 // SandboxSuspend calls Sandbox.suspend. Prepares for a snapshot of the running machine:
@@ -437,8 +447,12 @@ type SandboxSuspendParams struct {
 // old link and reads the other's; what comes after them is a new link. Over it, in the
 // machine itself and in each clone, Sandbox.renew must come first; until then the
 // processes stay frozen. It is for the host that owns the link.
-func (c *Conn) SandboxSuspend(ctx context.Context, p *SandboxSuspendParams) error {
-	return c.Call(ctx, MethodSandboxSuspend, p, nil)
+func (c *Conn) SandboxSuspend(ctx context.Context, p *SandboxSuspendParams) (*SandboxSuspendResult, error) {
+	var r SandboxSuspendResult
+	if err := c.Call(ctx, MethodSandboxSuspend, p, &r); err != nil {
+		return nil, err
+	}
+	return &r, nil
 }
 
 // SandboxRenewParams are the parameters of Sandbox.renew.
@@ -532,7 +546,7 @@ type SandboxServer interface {
 	// what comes after them is a new link. Over it, in the machine itself and in each clone,
 	// Sandbox.renew must come first; until then the processes stay frozen. It is for the host
 	// that owns the link.
-	Suspend(ctx context.Context, c *Conn, p *SandboxSuspendParams) error
+	Suspend(ctx context.Context, c *Conn, p *SandboxSuspendParams) (*SandboxSuspendResult, error)
 	// Makes a machine its own again: after Sandbox.suspend, in the machine and in each clone
 	// of it, and then it lets the processes go on; or at any time, as after a long pause.
 	// What is absent stays as it is.
@@ -554,7 +568,7 @@ func RegisterSandbox(d *Dispatcher, s SandboxServer) {
 	d.handle(MethodSandboxSuspend, entry{
 		new: func() any { return new(SandboxSuspendParams) },
 		call: func(ctx context.Context, c *Conn, p any) (any, error) {
-			return nil, s.Suspend(ctx, c, p.(*SandboxSuspendParams))
+			return s.Suspend(ctx, c, p.(*SandboxSuspendParams))
 		},
 	})
 	d.handle(MethodSandboxRenew, entry{
