@@ -90,7 +90,7 @@ func boot() error {
 	if err != nil {
 		return err
 	}
-	opt.configure, opt.renew = m.configure, m.renew
+	opt.configure, opt.renew, opt.disks = m.configure, m.renew, &m.disks
 	a, err := New(opt)
 	if err != nil {
 		return err
