@@ -51,6 +51,7 @@ type machine struct {
 	process *os.Process
 	console tail
 	stderr  tail
+	live    *live         // for Snapshot; set before anybody else has the machine
 	ready   chan struct{} // closed when the agent has said on the console that it is ready
 	scratch *os.File      // the disk that takes the writes; closed with the machine
 
@@ -278,6 +279,7 @@ func (m *machine) Close() error {
 	_ = m.process.Kill()
 	_ = m.mon.conn.Close()
 	<-m.done
+	m.live.close()
 	return nil
 }
 

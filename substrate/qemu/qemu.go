@@ -142,19 +142,34 @@ func (s *Substrate) Restore(ctx context.Context, m substrate.Machine) (substrate
 	if err != nil {
 		return nil, s.wrap(err)
 	}
+	return s.launch(ctx, m, f, snap.state, nil)
+}
+
+// launch starts a machine that maps its memory privately, and loads its devices'
+// state. It takes ownership of f's files.
+func (s *Substrate) launch(ctx context.Context, m substrate.Machine, f files, state []byte, more []string) (*machine, error) {
+	l, err := s.keep(f, m, false)
+	if err != nil {
+		f.close()
+		return nil, s.wrap(err)
+	}
 	r, w, err := os.Pipe()
 	if err != nil {
 		f.close()
-		return nil, err
-	}
-	defer func() { _ = r.Close() }()
-	vm, err := start(s.binary, arguments(s.accel, m.Shape, true, disks{len(m.Layers), m.Home != ""}), f)
-	if err != nil {
-		_ = w.Close()
+		l.close()
 		return nil, s.wrap(err)
 	}
+	defer func() { _ = r.Close() }()
+	args := arguments(s.accel, m.Shape, true, disks{len(m.Layers), m.Home != ""})
+	vm, err := start(s.binary, append(args, more...), f)
+	if err != nil {
+		_ = w.Close()
+		l.close()
+		return nil, s.wrap(err)
+	}
+	vm.live = l
 	go func() { // ends with the state or with QEMU
-		_, _ = w.Write(snap.state)
+		_, _ = w.Write(state)
 		_ = w.Close()
 	}()
 	if _, err := vm.mon.do(ctx, negotiate, passState(r), ignoreShared,
@@ -215,10 +230,17 @@ func (s *Substrate) boot(m substrate.Machine, ram, scratch *os.File) (*machine, 
 		f.close()
 		return nil, s.wrap(err)
 	}
-	vm, err := start(s.binary, append(arguments(s.accel, m.Shape, false, disks{}), s.more...), f)
+	l, err := s.keep(f, m, true)
 	if err != nil {
+		f.close()
 		return nil, s.wrap(err)
 	}
+	vm, err := start(s.binary, append(arguments(s.accel, m.Shape, false, disks{}), s.more...), f)
+	if err != nil {
+		l.close()
+		return nil, s.wrap(err)
+	}
+	vm.live = l
 	return vm, nil
 }
 

@@ -1,0 +1,290 @@
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/substrate"
+)
+
+var (
+	_ substrate.Snapshotter = (*machine)(nil)
+	_ substrate.Resumer     = (*Substrate)(nil)
+)
+
+// vmFormat is the version of a vmManifest.
+const vmFormat = 1
+
+// A vmManifest describes a machine that was written down while it ran. Memory and
+// disk are held to their stamps, which cost nothing: such a folder is used soon
+// and thrown away.
+type vmManifest struct {
+	Format   int              `json:"format"`
+	Identity identity         `json:"identity"` // of the machine that it was started from
+	Taken    time.Time        `json:"taken"`
+	State    turnstone.Digest `json:"state"`
+	RAM      stamp.Stamp      `json:"ram"`
+	Scratch  stamp.Stamp      `json:"scratch"`
+	Layers   []vmLayer        `json:"layers,omitempty"`
+}
+
+// A vmLayer is an image that the machine has as a disk.
+type vmLayer struct {
+	Path  string      `json:"path"`
+	Stamp stamp.Stamp `json:"stamp"`
+}
+
+// Snapshot implements substrate.Snapshotter.
+func (m *machine) Snapshot(ctx context.Context, dir string) error {
+	err := m.snapshot(ctx, dir)
+	if err == nil {
+		return nil
+	}
+	select {
+	case <-m.done:
+		if m.Err() != nil {
+			return m.Err()
+		}
+	default:
+	}
+	var e *turnstone.Error
+	if errors.As(err, &e) {
+		return err
+	}
+	e = &turnstone.Error{Op: "qemu.snapshot", Kind: turnstone.Unavailable, Subject: string(m.id), Err: err}
+	switch {
+	case ctx.Err() != nil:
+		e.Kind = turnstone.Canceled
+	case isNoSpace(err):
+		e.Kind, e.Hint = turnstone.Exhausted, "make room on the disk that holds "+filepath.Dir(dir)
+	case errors.Is(err, os.ErrPermission):
+		e.Hint = "turn must be allowed to read the memory of its own children (ptrace): see kernel.yama.ptrace_scope, which must be 0 or 1"
+	}
+	return e
+}
+
+func (m *machine) snapshot(ctx context.Context, dir string) (err error) {
+	l := m.live
+	if l == nil {
+		return errors.New("nothing is known of what it was started from")
+	}
+	if l.home {
+		return &turnstone.Error{Op: "qemu.snapshot", Kind: turnstone.Invalid, Subject: string(m.id),
+			Err: errors.New("it has a home disk, which has one writer at a time"), Hint: "a sandbox with a home is not cloned as it runs"}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	tmp, err := os.MkdirTemp(filepath.Dir(dir), newPrefix+filepath.Base(dir)+"-*")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(tmp) }()
+	man := vmManifest{Format: vmFormat, Identity: l.id}
+	if err := m.standingStill(ctx, func() error { return m.write(ctx, tmp, &man) }); err != nil {
+		return err
+	}
+	if man.RAM, err = stamp.Quick(filepath.Join(tmp, ramFile)); err != nil {
+		return err
+	}
+	if man.Scratch, err = stamp.Quick(filepath.Join(tmp, scratchFile)); err != nil {
+		return err
+	}
+	for _, path := range l.layers {
+		st, err := stamp.Quick(path)
+		if err != nil {
+			return err
+		}
+		man.Layers = append(man.Layers, vmLayer{path, st})
+	}
+	b, err := json.MarshalIndent(man, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(tmp, manifestFile), b, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, dir)
+}
+
+// standingStill calls f while the guest's CPUs stand still.
+func (m *machine) standingStill(ctx context.Context, f func() error) (err error) {
+	running, err := m.running(ctx)
+	if err != nil {
+		return err
+	}
+	if running {
+		if err := m.Pause(ctx); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, m.Resume(context.WithoutCancel(ctx))) }()
+	}
+	return f()
+}
+
+// write writes the machine's three files into dir and says in man what they are.
+func (m *machine) write(ctx context.Context, dir string, man *vmManifest) error {
+	man.Taken = time.Now().UTC()
+	state, err := m.devices(ctx, filepath.Join(dir, stateFile))
+	if err != nil {
+		return err
+	}
+	man.State = turnstone.DigestBytes(state)
+	ram, err := os.OpenFile(filepath.Join(dir, ramFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = ram.Close() }()
+	if err := m.writeMemory(ctx, ram); err != nil {
+		return err
+	}
+	scratch, err := os.OpenFile(filepath.Join(dir, scratchFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = scratch.Close() }()
+	return cloneFile(ctx, scratch, m.scratch)
+}
+
+// writeMemory gives dst the guest's memory: what it started from, and over that
+// what it has written since.
+func (m *machine) writeMemory(ctx context.Context, dst *os.File) error {
+	if err := cloneFile(ctx, dst, m.live.ram); err != nil {
+		return err
+	}
+	if !m.live.shared {
+		runs, err := privateMemory(ctx, m.PID(), m.live.ram)
+		if err != nil {
+			return err
+		}
+		if err := copyMemory(ctx, dst, m.PID(), runs); err != nil {
+			return err
+		}
+	}
+	return prepareMemory(dst, int64(m.live.id.Shape.Memory))
+}
+
+// cloneFile makes dst, which is empty, equal to src: sharing its blocks where the
+// file system can (ioctl_ficlone(2)), else by copying all but the holes.
+func cloneFile(ctx context.Context, dst, src *os.File) error {
+	if unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) == nil {
+		return nil
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return copySparse(dst, src)
+}
+
+// RestoreFrom implements substrate.Resumer.
+func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir string) (substrate.Sandbox, error) {
+	snap, layers, err := s.openVM(m, dir)
+	if err != nil {
+		return nil, s.wrap(err)
+	}
+	m.Layers, m.Home = layers, ""
+	f, err := s.restoreFiles(m, snap)
+	if err != nil {
+		return nil, s.wrap(err)
+	}
+	return s.launch(ctx, m, f, snap.state, bareState)
+}
+
+// openVM opens what Snapshot has written, if it is whole and a machine that is
+// started from m can go on from it.
+func (s *Substrate) openVM(m substrate.Machine, dir string) (*snapshot, []string, error) {
+	damaged := func(what string, err error) error {
+		return &turnstone.Error{Op: "qemu.restore", Kind: turnstone.Integrity, Subject: dir, Err: fmt.Errorf("%s: %w", what, err),
+			Hint: "the saved machine cannot be used; start from its files instead"}
+	}
+	b, err := readAtMost(filepath.Join(dir, manifestFile), maxManifest)
+	if err != nil {
+		return nil, nil, damaged("manifest", err)
+	}
+	var man vmManifest
+	if err := json.Unmarshal(b, &man); err != nil {
+		return nil, nil, damaged("manifest", err)
+	}
+	if man.Format != vmFormat {
+		return nil, nil, &turnstone.Error{Op: "qemu.restore", Kind: turnstone.Unavailable, Subject: dir,
+			Err: fmt.Errorf("it has format %d, this program reads %d", man.Format, vmFormat), Hint: "use the version of turn that wrote it"}
+	}
+	if why := man.Identity.differs(s.identity(m)); why != "" {
+		return nil, nil, &turnstone.Error{Op: "qemu.restore", Kind: turnstone.Unavailable, Subject: dir,
+			Err: errors.New("it was saved with another " + why), Hint: "a machine goes on only where all of that is the same; start from its files instead"}
+	}
+	state, err := readAtMost(filepath.Join(dir, stateFile), maxState)
+	if err != nil {
+		return nil, nil, damaged("device state", err)
+	}
+	if turnstone.DigestBytes(state) != man.State {
+		return nil, nil, damaged("device state", errors.New("does not match its digest"))
+	}
+	path, scratch := filepath.Join(dir, ramFile), filepath.Join(dir, scratchFile)
+	if !man.RAM.Fresh(path) {
+		return nil, nil, damaged("memory", errors.New("was touched"))
+	}
+	if !man.Scratch.Fresh(scratch) {
+		return nil, nil, damaged("scratch disk", errors.New("was touched"))
+	}
+	var layers []string
+	for _, layer := range man.Layers {
+		if !layer.Stamp.Fresh(layer.Path) {
+			return nil, nil, damaged("layer "+layer.Path, errors.New("was touched or is gone"))
+		}
+		layers = append(layers, layer.Path)
+	}
+	ram, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return nil, nil, damaged("memory", err)
+	}
+	return &snapshot{ram: ram, state: state, scratch: scratch}, layers, nil
+}
+
+// maxManifest bounds what is read of a manifest, in bytes.
+const maxManifest = 1 << 20
+
+func readAtMost(path string, limit int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	b, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(b)) > limit {
+		err = fmt.Errorf("longer than %d bytes", limit)
+	}
+	return b, err
+}
+
+// differs names the first thing in which id is not other; "" when there is none.
+func (id identity) differs(other identity) string {
+	switch {
+	case id == other:
+		return ""
+	case id.QEMU != other.QEMU:
+		return fmt.Sprintf("QEMU (%s, now %s)", id.QEMU, other.QEMU)
+	case id.Accel != other.Accel || id.CPUModel != other.CPUModel:
+		return fmt.Sprintf("way of running guests (%s, now %s)", id.Accel, other.Accel)
+	case id.HostCPU != other.HostCPU:
+		return "CPU"
+	case id.Shape != other.Shape:
+		return "shape"
+	case id.Kernel != other.Kernel:
+		return "kernel"
+	case id.Init != other.Init:
+		return "agent"
+	case id.Root != other.Root:
+		return "template"
+	}
+	return "version of turn"
+}
