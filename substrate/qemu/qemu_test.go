@@ -55,7 +55,7 @@ var network = wire.SandboxNetwork{Address: GuestAddress, Gateway: GuestGateway, 
 func TestConformance(t *testing.T) {
 	h := turntest.Home(t)
 	m := turntest.Machine(t, h, "base")
-	substratetest.Run(t, newSubstrate(t, h, &m), substratetest.Config{Machine: m, Network: network})
+	substratetest.Run(t, newSubstrate(t, h, &m), substratetest.Config{Machine: m, Network: network, MakeHome: MakeHome})
 }
 
 // TestDamagedSnapshot damages a snapshot in every way and expects that it is taken

@@ -29,6 +29,8 @@ type Config struct {
 	Machine substrate.Machine
 	// Network is what a sandbox of Machine is configured with.
 	Network wire.SandboxNetwork
+	// MakeHome makes an empty home disk; nil: the substrate has none.
+	MakeHome func(ctx context.Context, path string, size turnstone.Bytes) error
 }
 
 // limit bounds each conversation with a guest; they take milliseconds, and seconds
@@ -60,6 +62,11 @@ func Run(t *testing.T, s substrate.Substrate, c Config) {
 	t.Run("a dead guest is told", func(t *testing.T) { testPanic(t, s, c) })
 	t.Run("close", func(t *testing.T) { testClose(t, s, c) })
 	t.Run("pause", func(t *testing.T) { testPause(t, s, c) })
+	t.Run("layers", func(t *testing.T) { testLayers(t, s, c) })
+	t.Run("damaged layers", func(t *testing.T) { testDamagedLayers(t, s, c) })
+	t.Run("freeze", func(t *testing.T) { testFreeze(t, s, c) })
+	t.Run("home", func(t *testing.T) { testHome(t, s, c) })
+	t.Run("live fork", func(t *testing.T) { testFork(t, s, c) })
 	t.Run("cancelled restore", func(t *testing.T) { testCancel(t, s, c) })
 }
 
@@ -73,39 +80,63 @@ func Clone(t *testing.T, s substrate.Substrate, m substrate.Machine, network *wi
 	if err != nil {
 		t.Fatalf("restore: %v (%s)", err, turnstone.HintOf(err))
 	}
-	return vm, configure(t, vm, network)
+	return vm, configure(t, vm, m, network)
 }
 
-func configure(t *testing.T, vm substrate.Sandbox, network *wire.SandboxNetwork) *wire.Client {
+func configure(t *testing.T, vm substrate.Sandbox, m substrate.Machine, network *wire.SandboxNetwork) *wire.Client {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	link, err := wire.NewLink(vm.Agent(), true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	stream, err := link.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	client := wire.NewClient(stream)
-	t.Cleanup(func() { _ = client.Close(); _ = link.Close(); _ = vm.Close() })
-	entropy, id := make([]byte, 64), make([]byte, 16)
-	_, _ = rand.Read(entropy)
-	_, _ = rand.Read(id)
-	res, err := client.SandboxConfigure(ctx, &wire.SandboxConfigureParams{Entropy: entropy, Time: time.Now().Format(time.RFC3339Nano), Scratch: vm.Scratch(),
-		Hostname: strings.ReplaceAll(string(vm.ID()), "_", "-"), MachineID: hex.EncodeToString(id), Network: network})
+	t.Cleanup(func() { _ = vm.Close() })
+	client, link, err := Configure(ctx, vm, m, network)
 	if err != nil {
 		t.Fatalf("configure: %v (machine: %v)", err, vm.Err())
 	}
-	if !res.Reseeded {
-		t.Fatal("the clone did not confirm its reseed")
-	}
+	t.Cleanup(func() { _ = vm.Close(); _ = client.Close(); _ = link.Close() })
 	return client
 }
 
+// HomePath is where Configure has a machine's home disk mounted.
+const HomePath = "/home/agent"
+
+// Configure makes a clone of m a sandbox of its own, as the executor does. The
+// caller closes what it returns.
+func Configure(ctx context.Context, vm substrate.Sandbox, m substrate.Machine, network *wire.SandboxNetwork) (*wire.Client, *wire.Link, error) {
+	link, err := wire.NewLink(vm.Agent(), true)
+	if err != nil {
+		return nil, nil, err
+	}
+	stream, err := link.Open()
+	if err != nil {
+		return nil, nil, err
+	}
+	client := wire.NewClient(stream)
+	entropy, id := make([]byte, 64), make([]byte, 16)
+	_, _ = rand.Read(entropy)
+	_, _ = rand.Read(id)
+	p := wire.SandboxConfigureParams{Entropy: entropy, Time: time.Now().Format(time.RFC3339Nano), Scratch: vm.Scratch(),
+		Hostname: strings.ReplaceAll(string(vm.ID()), "_", "-"), MachineID: hex.EncodeToString(id), Network: network}
+	for i := range m.Layers {
+		p.Layers = append(p.Layers, substrate.LayerSerial(i))
+	}
+	if m.Home != "" {
+		p.Home = &wire.SandboxHomeDisk{Serial: substrate.HomeSerial, Path: HomePath}
+	}
+	res, err := client.SandboxConfigure(ctx, &p)
+	if err == nil && !res.Reseeded {
+		err = errors.New("the clone did not confirm its reseed")
+	}
+	if err != nil {
+		_ = vm.Close()
+		_ = client.Close()
+		_ = link.Close()
+		return nil, nil, err
+	}
+	return client, link, nil
+}
+
 // Shell runs script with bash in the sandbox and returns its output and exit code.
-func Shell(t *testing.T, c *wire.Client, script string) (string, wire.ProcessExit) {
+func Shell(t testing.TB, c *wire.Client, script string) (string, wire.ProcessExit) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
@@ -136,7 +167,7 @@ func testBoot(t *testing.T, s substrate.Substrate, c Config) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want(t, configure(t, vm, &c.Network), "echo up", "up\n")
+	want(t, configure(t, vm, c.Machine, &c.Network), "echo up", "up\n")
 }
 
 func testCommands(t *testing.T, s substrate.Substrate, c Config) {

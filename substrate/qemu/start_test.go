@@ -1,0 +1,82 @@
+package qemu
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone/internal/turntest"
+	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/substratetest"
+)
+
+// BenchmarkStart starts machines on stacks of several depths until bash has run
+// true, one of each depth after another, so that a busy host slows all of them.
+func BenchmarkStart(b *testing.B) {
+	h := turntest.Home(b)
+	m := turntest.Machine(b, h, "base")
+	s, err := New(b.Context(), h, Options{Probe: &m})
+	if err != nil {
+		b.Fatal(err)
+	}
+	depths := []int{0, 1, 4, substrate.MaxLayers}
+	if os.Getenv("TURNSTONE_BENCH_DEPTHS") == "0" {
+		depths = depths[:1]
+	}
+	phases := []string{"restore", "configure", "true"}
+	took := make([][][]time.Duration, len(depths))
+	for i := range depths {
+		took[i] = make([][]time.Duration, len(phases))
+	}
+	machines := make([]substrate.Machine, len(depths))
+	for i, depth := range depths {
+		machines[i] = m
+		if depth > 0 {
+			machines[i].Layers = substratetest.Layers(b, depth)
+		}
+	}
+	for b.Loop() {
+		for i := range depths {
+			for phase, d := range startTrue(b.Context(), b, s, machines[i]) {
+				took[i][phase] = append(took[i][phase], d)
+			}
+		}
+	}
+	for i, depth := range depths {
+		total := time.Duration(0)
+		for phase, name := range phases {
+			slices.Sort(took[i][phase])
+			p50 := took[i][phase][len(took[i][phase])/2]
+			total += p50
+			b.ReportMetric(float64(p50.Microseconds())/1000, fmt.Sprintf("ms-%s/%d", name, depth))
+		}
+		b.ReportMetric(float64(total.Microseconds())/1000, fmt.Sprintf("ms-all/%d", depth))
+	}
+}
+
+func startTrue(ctx context.Context, b *testing.B, s *Substrate, m substrate.Machine) [3]time.Duration {
+	b.Helper()
+	begin := time.Now()
+	vm, err := s.Restore(ctx, m)
+	if err != nil {
+		b.Fatal(err)
+	}
+	restored := time.Now()
+	client, link, err := substratetest.Configure(ctx, vm, m, &network)
+	if err != nil {
+		b.Fatal(err)
+	}
+	configured := time.Now()
+	out, exit := substratetest.Shell(b, client, "true")
+	if exit.ExitCode != 0 {
+		b.Fatal(out)
+	}
+	end := time.Now()
+	_ = client.Close()
+	_ = link.Close()
+	_ = vm.Close()
+	return [3]time.Duration{restored.Sub(begin), configured.Sub(restored), end.Sub(configured)}
+}
