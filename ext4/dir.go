@@ -19,6 +19,7 @@ func (n *Inode) Children(ctx context.Context) ([]tree.Child, error) {
 	if err != nil {
 		return nil, err
 	}
+	first := n.fs.listed.take(uint64(n.ino), 1)
 	// In the order of their numbers, so that the inode tables are read once.
 	slices.SortFunc(entries, func(a, b dirEntry) int { return int(int64(a.ino) - int64(b.ino)) })
 	out := make([]tree.Child, 0, len(entries))
@@ -37,6 +38,10 @@ func (n *Inode) Children(ctx context.Context) ([]tree.Child, error) {
 			if err := n.fs.found(e.ino, dirName{n.ino, e.name}); err != nil {
 				return nil, err
 			}
+		}
+		// What has one name has it once, so its content is not read for ever by many.
+		if first && child.links == 1 && child.attr.Type != tree.Dir && !n.fs.named.take(uint64(e.ino), 1) {
+			return nil, corrupt("inode %d has one name and is at two places", e.ino)
 		}
 		out = append(out, tree.Child{Name: e.name, Node: child})
 	}

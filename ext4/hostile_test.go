@@ -121,6 +121,9 @@ func TestHostileImages(t *testing.T) {
 		{"linked directory", turnstone.Integrity, "two places", func(t *testing.T, b []byte) {
 			le.PutUint32(entryOf(t, dirBlock(t, b, "/"), "other"), uint32(find(t, b, "/dir/sub")))
 		}},
+		{"linked file", turnstone.Integrity, "two places", func(t *testing.T, b []byte) {
+			le.PutUint32(entryOf(t, dirBlock(t, b, "/"), "file"), uint32(find(t, b, "/sparse")))
+		}},
 		{"wrong type", turnstone.Integrity, "something else", func(t *testing.T, b []byte) {
 			entryOf(t, dirBlock(t, b, "/"), "file")[7] = 2
 		}},

@@ -55,6 +55,8 @@ type FS struct {
 	cache   metaCache
 	claimed claims // blocks that belong to a file
 	mapped  claims // inodes whose blocks were claimed
+	listed  claims // directories whose children were read
+	named   claims // inodes with one name that were found
 
 	holes   atomic.Int64 // bytes of holes so far
 	entries atomic.Int64 // directory entries so far
@@ -100,7 +102,9 @@ func OpenOptions(r io.ReaderAt, size int64, opts Options) (*FS, error) {
 		return nil, err
 	}
 	fs.claimed.limit = fs.blocks
-	fs.mapped.limit = uint64(fs.inodes) + 1
+	for _, c := range []*claims{&fs.mapped, &fs.listed, &fs.named} {
+		c.limit = uint64(fs.inodes) + 1
+	}
 	return fs, nil
 }
 
