@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"strings"
+	"sync"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -24,9 +25,16 @@ type Sandbox struct {
 	Image    string // the name that was asked for
 
 	machine substrate.Sandbox
-	link    *wire.Link
-	client  *wire.Client
 	driver  substrate.Substrate
+	port    *wire.Port
+
+	mu     sync.Mutex // for link and client, which are others after a Pause or Snapshot
+	link   *wire.Link
+	client *wire.Client
+
+	live   sync.Mutex // one Pause, Resume or Snapshot at a time
+	paused bool
+	upper  string // what Pause returns
 }
 
 // ID names the sandbox.
@@ -38,11 +46,21 @@ func (s *Sandbox) Substrate() string { return s.driver.Name() }
 // Isolation says how it is kept apart.
 func (s *Sandbox) Isolation() string { return s.driver.Isolation() }
 
-// Client is a connection of the wire that belongs to the sandbox.
-func (s *Sandbox) Client() *wire.Client { return s.client }
+// Client is a connection of the wire that belongs to the sandbox. After Resume and
+// Snapshot it is another one.
+func (s *Sandbox) Client() *wire.Client {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.client
+}
 
 // Connect opens one more connection to the agent, which the caller closes.
-func (s *Sandbox) Connect() (wire.LinkStream, error) { return s.link.Open() }
+func (s *Sandbox) Connect() (wire.LinkStream, error) {
+	s.mu.Lock()
+	link := s.link
+	s.mu.Unlock()
+	return link.Open()
+}
 
 // Done is closed when the machine has ended.
 func (s *Sandbox) Done() <-chan struct{} { return s.machine.Done() }
@@ -54,6 +72,8 @@ func (s *Sandbox) Err() error { return s.machine.Err() }
 // a guest that reads nothing could hold up a connection's end.
 func (s *Sandbox) Close() error {
 	err := s.machine.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.link != nil {
 		_ = s.link.Close()
 	}
@@ -139,6 +159,10 @@ type SandboxRequest struct {
 	Shape     turnstone.Shape
 	Substrate string // "auto" or a substrate's name
 	Hostname  string // default: its ID
+	// From is a folder that Snapshot has written of a sandbox with this Image and
+	// Shape: the new one goes on where that one was, and Env is left out. It is
+	// needed until Create returns.
+	From string
 }
 
 // Create makes a sandbox of its own for the caller. preparing is called before
@@ -155,6 +179,9 @@ func (x *Executor) Create(ctx context.Context, req SandboxRequest, preparing fun
 	}
 	if err := p.check(); err != nil {
 		return nil, err
+	}
+	if req.From != "" {
+		return x.revive(ctx, p, req.From, preparing)
 	}
 	return x.open(ctx, p, preparing, newStopwatch())
 }
@@ -175,7 +202,7 @@ func (x *Executor) open(ctx context.Context, p *plan, progress func(string), clo
 		return nil, err
 	}
 	clock.lap("restore")
-	s := &Sandbox{Template: tmpl, Image: p.image, machine: vm, driver: driver}
+	s := &Sandbox{Template: tmpl, Image: p.image, machine: vm, driver: driver, port: wire.NewPort(vm.Agent(), true)}
 	if err := s.connect(ctx, p); err != nil {
 		err = s.fate(err)
 		_ = s.Close()
@@ -187,15 +214,9 @@ func (x *Executor) open(ctx context.Context, p *plan, progress func(string), clo
 
 // connect starts the link to the agent and configures the sandbox.
 func (s *Sandbox) connect(ctx context.Context, p *plan) error {
-	var err error
-	if s.link, err = wire.NewLink(s.machine.Agent(), true); err != nil {
+	if err := s.dial(); err != nil {
 		return err
 	}
-	stream, err := s.link.Open()
-	if err != nil {
-		return err
-	}
-	s.client = wire.NewClient(stream)
 	return s.configure(ctx, p)
 }
 

@@ -1,0 +1,212 @@
+package executor
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/qemu"
+	"turnstone.dev/turnstone/wire"
+)
+
+// suspendLimit bounds how long a guest may take to stand still; its processes have
+// ten seconds of it. It also bounds how long one may take to answer afterwards.
+const suspendLimit = time.Minute
+
+// Pause makes the machine stand still, with its processes and its memory. All
+// connections to it end, Client's too, and there are none until Resume. The disk
+// (Disk) is complete meanwhile; upper is the folder of it that has the sandbox's
+// changes, as the guest says. A second Pause does nothing.
+func (s *Sandbox) Pause(ctx context.Context) (upper string, err error) {
+	s.live.Lock()
+	defer s.live.Unlock()
+	if s.paused {
+		return s.upper, nil
+	}
+	p, ok := s.machine.(substrate.Pauser)
+	if !ok {
+		return "", s.cannot("be paused")
+	}
+	if err := s.suspend(ctx, true); err != nil {
+		return "", err
+	}
+	if err := p.Pause(context.WithoutCancel(ctx)); err != nil {
+		return "", s.lost(err)
+	}
+	s.paused = true
+	return s.upper, nil
+}
+
+// Resume lets a paused machine go on: with fresh entropy, the host's clock and a
+// new Client. A machine that is not paused is left alone.
+func (s *Sandbox) Resume(ctx context.Context) error {
+	s.live.Lock()
+	defer s.live.Unlock()
+	if !s.paused {
+		return nil
+	}
+	p, ok := s.machine.(substrate.Pauser)
+	if !ok {
+		return s.cannot("be paused")
+	}
+	if err := p.Resume(ctx); err != nil {
+		return s.lost(err)
+	}
+	s.paused = false
+	return s.renew(context.WithoutCancel(ctx), wire.SandboxRenewParams{})
+}
+
+// Paused says whether the machine stands still.
+func (s *Sandbox) Paused() bool {
+	s.live.Lock()
+	defer s.live.Unlock()
+	return s.paused
+}
+
+// Snapshot writes the machine as it is into the folder dir, which it makes; see
+// substrate.Snapshotter. One that is paused stays so. Else all connections to it
+// end, and it goes on with a new Client: its processes do not notice, but for the
+// time that has passed.
+func (s *Sandbox) Snapshot(ctx context.Context, dir string) error {
+	s.live.Lock()
+	defer s.live.Unlock()
+	sn, ok := s.machine.(substrate.Snapshotter)
+	if !ok {
+		return s.cannot("be cloned as it runs")
+	}
+	if s.paused {
+		return sn.Snapshot(ctx, dir)
+	}
+	if err := s.suspend(ctx, false); err != nil {
+		return err
+	}
+	err := sn.Snapshot(ctx, dir)
+	if renewErr := s.renew(context.WithoutCancel(ctx), wire.SandboxRenewParams{}); renewErr != nil {
+		_ = os.RemoveAll(dir)
+		return errors.Join(err, renewErr)
+	}
+	return err
+}
+
+// Disk returns the disk that takes the sandbox's writes, to be read only; the caller
+// closes it. What is there is the guest's word.
+func (s *Sandbox) Disk() (*os.File, error) {
+	d, ok := s.machine.(substrate.Disker)
+	if !ok {
+		return nil, s.cannot("show its disk")
+	}
+	return d.Disk()
+}
+
+func (s *Sandbox) cannot(what string) error {
+	return &turnstone.Error{Op: "executor.live", Kind: turnstone.Unavailable, Subject: "substrate " + s.driver.Name(),
+		Err: fmt.Errorf("its sandboxes cannot %s", what)}
+}
+
+// lost ends a machine that is in between: neither it nor we know where the
+// conversation is.
+func (s *Sandbox) lost(err error) error {
+	err = s.fate(err)
+	_ = s.machine.Close()
+	return &turnstone.Error{Op: "executor.live", Kind: turnstone.Dead, Subject: "sandbox " + string(s.ID()), Err: err,
+		Hint: "it did not come back from standing still, and was ended"}
+}
+
+// suspend freezes the guest's processes and ends the link. s.live is held. It is
+// not left half done: ctx counts only before it begins.
+func (s *Sandbox) suspend(ctx context.Context, sync bool) error {
+	if err := ctx.Err(); err != nil {
+		return &turnstone.Error{Op: "executor.live", Kind: turnstone.Canceled, Subject: "sandbox " + string(s.ID()), Err: context.Cause(ctx)}
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), suspendLimit)
+	defer cancel()
+	marker := make([]byte, wire.MarkerSize)
+	_, _ = rand.Read(marker) // documented never to fail
+	if err := s.port.Expect(marker); err != nil {
+		return err
+	}
+	res, err := s.Client().SandboxSuspend(ctx, &wire.SandboxSuspendParams{Marker: marker, Sync: sync})
+	if err != nil {
+		if ctx.Err() != nil || turnstone.KindOf(err) == turnstone.Dead {
+			return s.lost(err)
+		}
+		s.port.Forget() // it refused, and goes on
+		return err
+	}
+	s.upper = res.Upper
+	if err := s.port.End(ctx); err != nil {
+		return s.lost(err)
+	}
+	return nil
+}
+
+// renew starts the next link and lets the guest go on.
+func (s *Sandbox) renew(ctx context.Context, p wire.SandboxRenewParams) error {
+	ctx, cancel := context.WithTimeout(ctx, suspendLimit)
+	defer cancel()
+	// One that does not even read is ended by this, not by the protocol.
+	defer context.AfterFunc(ctx, func() { _ = s.machine.Close() })()
+	if err := s.dial(); err != nil {
+		return s.lost(err)
+	}
+	p.Entropy, p.Time = make([]byte, 64), time.Now().Format(time.RFC3339Nano)
+	_, _ = rand.Read(p.Entropy)
+	res, err := s.Client().SandboxRenew(ctx, &p)
+	if err == nil && !res.Reseeded {
+		err = errors.New("the sandbox did not confirm fresh random numbers")
+	}
+	if err != nil {
+		return s.lost(err)
+	}
+	return nil
+}
+
+// dial starts the next link and its first connection.
+func (s *Sandbox) dial() error {
+	link, err := s.port.Link()
+	if err != nil {
+		return err
+	}
+	stream, err := link.Open()
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.link, s.client = link, wire.NewClient(stream)
+	return nil
+}
+
+// revive starts a clone of the machine that a Snapshot has written into dir, which
+// was one of p's, and gives it an identity of its own.
+func (x *Executor) revive(ctx context.Context, p *plan, dir string, progress func(string)) (*Sandbox, error) {
+	tmpl, m, err := x.machine(ctx, p, progress, newStopwatch())
+	if err != nil {
+		return nil, err
+	}
+	driver, err := qemu.New(ctx, x.home, qemu.Options{Progress: progress, Probe: &m})
+	if err != nil {
+		return nil, err
+	}
+	vm, err := driver.RestoreFrom(ctx, m, dir)
+	if err != nil {
+		return nil, err
+	}
+	s := &Sandbox{Template: tmpl, Image: p.image, machine: vm, driver: driver, port: wire.NewPort(vm.Agent(), true)}
+	id := make([]byte, 16)
+	_, _ = rand.Read(id)
+	renew := wire.SandboxRenewParams{Hostname: or(p.hostname, strings.ReplaceAll(string(s.ID()), "_", "-")), MachineID: hex.EncodeToString(id)}
+	defer context.AfterFunc(ctx, func() { _ = vm.Close() })()
+	if err := s.renew(ctx, renew); err != nil {
+		_ = s.Close()
+		return nil, err
+	}
+	return s, nil
+}
