@@ -6,9 +6,12 @@ package blob
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"io/fs"
 	"iter"
 	"strings"
+	"syscall"
 	"time"
 	"unicode/utf8"
 
@@ -22,7 +25,8 @@ type Info struct {
 	Modified time.Time // when it was put
 }
 
-// Store keeps named, immutable byte strings. Its methods are safe for concurrent
+// Store keeps named, immutable byte strings. A name is not also a folder of
+// others: where there is "a", there is no "a/b". Its methods are safe for concurrent
 // use, also by several processes. Errors are of type *turnstone.Error.
 type Store interface {
 	// Put keeps the size bytes of r as name. When it returns, the blob is durable and
@@ -69,4 +73,42 @@ func CheckName(op, name string) error {
 		return bad("it has a control character or a backslash")
 	}
 	return nil
+}
+
+// Error returns err as a *turnstone.Error about the blob name, for those who
+// implement a Store. One that is typed keeps its kind and hint.
+func Error(op, name string, err error) error {
+	e := &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: name, Err: err}
+	var typed *turnstone.Error
+	switch {
+	case errors.As(err, &typed):
+		if typed.Subject != "" {
+			return typed
+		}
+		e.Kind, e.Hint, e.Err = typed.Kind, typed.Hint, typed.Err
+	case errors.Is(err, context.Canceled):
+		e.Kind = turnstone.Canceled
+	case errors.Is(err, context.DeadlineExceeded):
+		e.Kind = turnstone.Timeout
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EISDIR):
+		e.Kind = turnstone.NotFound
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		e.Kind, e.Hint = turnstone.Exhausted, "make room on the disk, as with `turn gc`"
+	case errors.Is(err, fs.ErrPermission):
+		e.Hint = "the store's folder has to be yours"
+	}
+	return e
+}
+
+// Range returns how many bytes a Get of n bytes from off on has to yield of a
+// blob of size bytes, and an error of kind Invalid where it has not so many.
+func Range(op, name string, off, n, size int64) (int64, error) {
+	if off < 0 || off > size || n > size-off {
+		return 0, &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: name,
+			Err: fmt.Errorf("bytes %d and %d more are not inside its %d", off, n, size)}
+	}
+	if n < 0 {
+		n = size - off
+	}
+	return n, nil
 }
