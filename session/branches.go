@@ -1,0 +1,228 @@
+package session
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+
+	"turnstone.dev/turnstone"
+)
+
+// Fork makes a branch whose head is from.
+func (db *DB) Fork(ctx context.Context, from Turn, name string) (Branch, error) {
+	b := Branch{Session: from.Session, Name: name, Head: from.ID, Created: db.now().UTC()}
+	if err := CheckName("branch", name); err != nil {
+		return b, err
+	}
+	return b, db.write(ctx, func(tx *sql.Tx) error {
+		if err := checkParent(ctx, tx, from.Session, from.ID); err != nil {
+			return err
+		}
+		used, err := nameUsed(ctx, tx, from.Session, name)
+		if err != nil {
+			return err
+		}
+		if used != "" {
+			return taken(used, name, "choose another name")
+		}
+		return insertBranch(ctx, tx, b)
+	})
+}
+
+// Branches returns the branches of a session by name, main first.
+func (db *DB) Branches(ctx context.Context, s turnstone.SessionID) ([]Branch, error) {
+	return branches(ctx, db.sql, "WHERE session = ? ORDER BY name <> 'main', name", s)
+}
+
+// Branch returns the branch of a session that has this name.
+func (db *DB) Branch(ctx context.Context, s turnstone.SessionID, name string) (Branch, error) {
+	return branch(ctx, db.sql, s, name)
+}
+
+// SetHead makes to the head of a branch, provided that its head still is from
+// (empty: that it has none); else the error is of kind Unavailable.
+func (db *DB) SetHead(ctx context.Context, s turnstone.SessionID, name string, from, to turnstone.TurnID) error {
+	return db.write(ctx, func(tx *sql.Tx) error {
+		b, err := branch(ctx, tx, s, name)
+		if err != nil {
+			return err
+		}
+		if b.Head != from {
+			return &turnstone.Error{Op: "session.branch", Kind: turnstone.Unavailable, Subject: name,
+				Err: errors.New("has moved meanwhile"), Hint: "look at it again with turn log, and try again"}
+		}
+		if err := checkParent(ctx, tx, s, to); err != nil {
+			return err
+		}
+		return setHead(ctx, tx, s, name, to)
+	})
+}
+
+// DeleteBranch forgets a branch. Its turns stay until gc, and longer where another
+// branch or a tag reaches them. main stays, and so does a branch that a turn is
+// running on.
+func (db *DB) DeleteBranch(ctx context.Context, s turnstone.SessionID, name string) error {
+	if name == Main {
+		return &turnstone.Error{Op: "session.branch", Kind: turnstone.Invalid, Subject: name, Err: errors.New("every session has it"),
+			Hint: "turn session rm removes the whole session"}
+	}
+	if err := db.reap(ctx); err != nil {
+		return err
+	}
+	return db.write(ctx, func(tx *sql.Tx) error {
+		if _, err := branch(ctx, tx, s, name); err != nil {
+			return err
+		}
+		running, err := turns(ctx, tx, "WHERE session = ? AND branch = ? AND status = 'running' LIMIT 1", s, name)
+		if err != nil {
+			return err
+		}
+		if len(running) > 0 {
+			return &turnstone.Error{Op: "session.branch", Kind: turnstone.Unavailable, Subject: name,
+				Err: fmt.Errorf("turn %d (%s) is running on it", running[0].Number, running[0].ID), Hint: "wait for it, or interrupt it"}
+		}
+		_, err = tx.ExecContext(ctx, "DELETE FROM branches WHERE session = ? AND name = ?", s, name)
+		return dbError("branch", name, err)
+	})
+}
+
+// Tag gives a turn a name that stays with it. A name that is used in the turn's
+// session is an error of kind Invalid, unless it is this turn's tag already.
+func (db *DB) Tag(ctx context.Context, of Turn, name string) (Tag, error) {
+	t := Tag{Session: of.Session, Name: name, Turn: of.ID, Created: db.now().UTC()}
+	if err := CheckName("tag", name); err != nil {
+		return t, err
+	}
+	return t, db.write(ctx, func(tx *sql.Tx) error {
+		if err := checkParent(ctx, tx, of.Session, of.ID); err != nil {
+			return err
+		}
+		had, err := tags(ctx, tx, "WHERE session = ? AND name = ?", of.Session, name)
+		if err != nil {
+			return err
+		}
+		if len(had) > 0 && had[0].Turn == of.ID {
+			t = had[0]
+			return nil
+		}
+		used, err := nameUsed(ctx, tx, of.Session, name)
+		if err != nil {
+			return err
+		}
+		if used != "" {
+			return taken(used, name, "choose another name, or remove it first with turn session untag")
+		}
+		return insertTag(ctx, tx, t)
+	})
+}
+
+// Tags returns the tags of a session by name.
+func (db *DB) Tags(ctx context.Context, s turnstone.SessionID) ([]Tag, error) {
+	return tags(ctx, db.sql, "WHERE session = ? ORDER BY name", s)
+}
+
+// Untag forgets a tag.
+func (db *DB) Untag(ctx context.Context, s turnstone.SessionID, name string) error {
+	return db.write(ctx, func(tx *sql.Tx) error {
+		known, err := tags(ctx, tx, "WHERE session = ?", s)
+		if err != nil {
+			return err
+		}
+		var names []string
+		for _, t := range known {
+			names = append(names, t.Name)
+		}
+		res, err := tx.ExecContext(ctx, "DELETE FROM tags WHERE session = ? AND name = ?", s, name)
+		if err != nil {
+			return dbError("untag", name, err)
+		}
+		if n, err := res.RowsAffected(); err == nil && n == 0 {
+			return &turnstone.Error{Op: "session.untag", Kind: turnstone.NotFound, Subject: name,
+				Err: errors.New("there is no such tag"), Hint: meant(name, names, "turn session show lists the tags")}
+		}
+		return nil
+	})
+}
+
+// nameUsed says what a name already stands for in a session: "branch", "tag" or "".
+func nameUsed(ctx context.Context, q querier, s turnstone.SessionID, name string) (string, error) {
+	var what string
+	err := q.QueryRowContext(ctx, `SELECT coalesce((SELECT 'branch' FROM branches WHERE session = ?1 AND name = ?2),
+		(SELECT 'tag' FROM tags WHERE session = ?1 AND name = ?2), '')`, s, name).Scan(&what)
+	return what, dbError("name", name, err)
+}
+
+func branch(ctx context.Context, q querier, s turnstone.SessionID, name string) (Branch, error) {
+	all, err := branches(ctx, q, "WHERE session = ? ORDER BY name", s)
+	if err != nil {
+		return Branch{}, err
+	}
+	var names []string
+	for _, b := range all {
+		if b.Name == name {
+			return b, nil
+		}
+		names = append(names, b.Name)
+	}
+	e := &turnstone.Error{Op: "session.branch", Kind: turnstone.NotFound, Subject: name, Err: errors.New("there is no such branch"),
+		Hint: meant(name, names, "turn fork makes a branch")}
+	if len(all) == 0 {
+		e.Subject, e.Err, e.Hint = string(s), errors.New("there is no such session"), "turn session ls lists the sessions"
+	}
+	return Branch{}, e
+}
+
+func branches(ctx context.Context, q querier, clause string, args ...any) ([]Branch, error) {
+	rows, err := q.QueryContext(ctx, "SELECT session, name, coalesce(head, ''), created FROM branches "+clause, args...)
+	if err != nil {
+		return nil, dbError("branches", "", err)
+	}
+	defer func() { _ = rows.Close() }()
+	all := []Branch{}
+	for rows.Next() {
+		var b Branch
+		var created int64
+		if err := rows.Scan(&b.Session, &b.Name, &b.Head, &created); err != nil {
+			return nil, dbError("branches", "", err)
+		}
+		b.Created = moment(created)
+		all = append(all, b)
+	}
+	return all, dbError("branches", "", rows.Err())
+}
+
+func insertBranch(ctx context.Context, tx *sql.Tx, b Branch) error {
+	_, err := tx.ExecContext(ctx, "INSERT INTO branches (session, name, head, created) VALUES (?,?,?,?)",
+		b.Session, b.Name, sql.NullString{String: string(b.Head), Valid: b.Head != ""}, stamp(b.Created))
+	return dbError("branch", b.Name, err)
+}
+
+func setHead(ctx context.Context, tx *sql.Tx, s turnstone.SessionID, name string, to turnstone.TurnID) error {
+	_, err := tx.ExecContext(ctx, "UPDATE branches SET head = ? WHERE session = ? AND name = ?", to, s, name)
+	return dbError("branch", name, err)
+}
+
+func tags(ctx context.Context, q querier, clause string, args ...any) ([]Tag, error) {
+	rows, err := q.QueryContext(ctx, "SELECT session, name, turn, created FROM tags "+clause, args...)
+	if err != nil {
+		return nil, dbError("tags", "", err)
+	}
+	defer func() { _ = rows.Close() }()
+	all := []Tag{}
+	for rows.Next() {
+		var t Tag
+		var created int64
+		if err := rows.Scan(&t.Session, &t.Name, &t.Turn, &created); err != nil {
+			return nil, dbError("tags", "", err)
+		}
+		t.Created = moment(created)
+		all = append(all, t)
+	}
+	return all, dbError("tags", "", rows.Err())
+}
+
+func insertTag(ctx context.Context, tx *sql.Tx, t Tag) error {
+	_, err := tx.ExecContext(ctx, "INSERT INTO tags (session, name, turn, created) VALUES (?,?,?,?)", t.Session, t.Name, t.Turn, stamp(t.Created))
+	return dbError("tag", t.Name, err)
+}

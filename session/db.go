@@ -1,0 +1,205 @@
+package session
+
+import (
+	"context"
+	"database/sql"
+	"embed"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"modernc.org/sqlite" // registers "sqlite" with database/sql
+	sqlite3 "modernc.org/sqlite/lib"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+)
+
+// migrations are applied in order; PRAGMA user_version says how many were. One
+// that was released is never changed.
+//
+//go:embed migrations/*.sql
+var migrations embed.FS
+
+// schemaVersion is the number of the last file in migrations.
+const schemaVersion = 1
+
+// A DB is the database of sessions. Its methods are safe for concurrent use, also
+// by several processes. A change is durable when the method that made it returns.
+type DB struct {
+	sql    *sql.DB
+	path   string
+	leases string // folder
+	now    func() time.Time
+
+	mu   sync.Mutex
+	held map[turnstone.TurnID]*home.Lock
+}
+
+// Open opens the database at path, and makes it, private to its user, where it
+// does not exist yet. Leases are files in the folder "leases" beside it. A
+// database of a newer program is refused: kind Unavailable.
+func Open(ctx context.Context, path string) (*DB, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, dbError("open", path, err)
+	}
+	_ = f.Close()
+	// SQLite gives its other files the mode of this one.
+	dsn := (&url.URL{Scheme: "file", Path: path, RawQuery: url.Values{
+		"_txlock": {"immediate"}, // a transaction that began as a reader may not become a writer
+		"_pragma": {"busy_timeout(20000)", "synchronous(FULL)", "foreign_keys(1)"},
+	}.Encode()}).String()
+	pool, err := sql.Open("sqlite", dsn)
+	if err != nil {
+		return nil, dbError("open", path, err)
+	}
+	pool.SetMaxOpenConns(1)
+	db := &DB{sql: pool, path: path, leases: filepath.Join(filepath.Dir(path), "leases"), now: time.Now,
+		held: map[turnstone.TurnID]*home.Lock{}}
+	if err := db.migrate(ctx); err != nil {
+		return nil, errors.Join(err, pool.Close())
+	}
+	return db, nil
+}
+
+// Close closes the database. Turns that were started through it and are not
+// finished count as interrupted from then on.
+func (db *DB) Close() error {
+	db.mu.Lock()
+	for id, l := range db.held {
+		l.Release()
+		delete(db.held, id)
+	}
+	db.mu.Unlock()
+	return db.sql.Close()
+}
+
+// migrate brings the schema up to schemaVersion.
+func (db *DB) migrate(ctx context.Context) error {
+	version, err := db.version(ctx)
+	if err != nil || version == schemaVersion {
+		return err
+	}
+	// One process at a time: changing the journal mode does not wait for others.
+	lock, err := home.Acquire(ctx, db.path+".lock", nil)
+	if err != nil {
+		return dbError("migrate", db.path, err)
+	}
+	defer lock.Release()
+	if version, err = db.version(ctx); err != nil {
+		return err
+	}
+	if version == 0 {
+		if _, err := db.sql.ExecContext(ctx, "PRAGMA journal_mode = WAL"); err != nil {
+			return dbError("migrate", db.path, err)
+		}
+	}
+	for ; version < schemaVersion; version++ {
+		if err := db.apply(ctx, version+1); err != nil {
+			return dbError("migrate", db.path, fmt.Errorf("to version %d: %w", version+1, err))
+		}
+	}
+	return nil
+}
+
+func (db *DB) version(ctx context.Context) (int, error) {
+	var version int
+	if err := db.sql.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version); err != nil {
+		return 0, dbError("open", db.path, err)
+	}
+	if version > schemaVersion || version < 0 {
+		return 0, &turnstone.Error{Op: "session.open", Kind: turnstone.Unavailable, Subject: db.path,
+			Err:  fmt.Errorf("is of version %d, and this program knows versions up to %d", version, schemaVersion),
+			Hint: "use the newer turn that made it, or another TURN_HOME"}
+	}
+	return version, nil
+}
+
+// apply applies one migration: all of it, and its number, in one transaction.
+func (db *DB) apply(ctx context.Context, version int) error {
+	text, err := migrations.ReadFile(fmt.Sprintf("migrations/%04d.sql", version))
+	if err != nil {
+		return err
+	}
+	return db.write(ctx, func(tx *sql.Tx) error {
+		if _, err := tx.ExecContext(ctx, string(text)); err != nil {
+			return err
+		}
+		_, err := tx.ExecContext(ctx, fmt.Sprintf("PRAGMA user_version = %d", version))
+		return err
+	})
+}
+
+// write runs f in a transaction of its own.
+func (db *DB) write(ctx context.Context, f func(tx *sql.Tx) error) error {
+	tx, err := db.sql.BeginTx(ctx, nil)
+	if err != nil {
+		return dbError("begin", db.path, err)
+	}
+	if err := f(tx); err != nil {
+		_ = tx.Rollback()
+		return err
+	}
+	if err := tx.Commit(); err != nil {
+		return dbError("commit", db.path, err)
+	}
+	return nil
+}
+
+// A querier is a database or a transaction.
+type querier interface {
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+}
+
+// dbError makes what SQLite says into an error that says what can be done.
+func dbError(op, path string, err error) error {
+	var known *turnstone.Error
+	if err == nil || errors.As(err, &known) {
+		return err
+	}
+	e := &turnstone.Error{Op: "session." + op, Kind: turnstone.Internal, Subject: path, Err: err}
+	var se *sqlite.Error
+	if errors.As(err, &se) {
+		switch se.Code() & 0xff {
+		case sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED:
+			e.Kind, e.Hint = turnstone.Unavailable, "another process holds it for long; try again"
+		case sqlite3.SQLITE_FULL:
+			e.Kind, e.Hint = turnstone.Exhausted, "free some disk space: turn gc helps"
+		case sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB:
+			e.Kind, e.Hint = turnstone.Integrity, "turn fsck says what is damaged; the packs and receipts lie beside it"
+		case sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR:
+			e.Kind, e.Hint = turnstone.Unavailable, "check the permissions and the disk of the state directory"
+		}
+	}
+	var pe *os.PathError
+	switch {
+	case errors.As(err, &pe):
+		e.Kind, e.Err, e.Hint = turnstone.Unavailable, pe.Err, "check the permissions of the state directory"
+	case errors.Is(err, context.Canceled):
+		e.Kind = turnstone.Canceled
+	case errors.Is(err, context.DeadlineExceeded):
+		e.Kind = turnstone.Timeout
+	}
+	return e
+}
+
+// stamp and moment are how times are kept.
+func stamp(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixNano()
+}
+
+func moment(ns int64) time.Time {
+	if ns == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, ns).UTC()
+}

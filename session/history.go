@@ -1,0 +1,129 @@
+package session
+
+import (
+	"container/heap"
+	"context"
+	"iter"
+
+	"turnstone.dev/turnstone"
+)
+
+// History yields a turn and all of its ancestors, each once, the newest number
+// first: a turn always comes before its parents, and after a merge both sides
+// come in the order in which they were started. It reads as far as it is asked.
+func (db *DB) History(ctx context.Context, from turnstone.TurnID) iter.Seq2[Turn, error] {
+	return func(yield func(Turn, error) bool) {
+		first, err := db.Turn(ctx, from)
+		if err != nil {
+			yield(Turn{}, err)
+			return
+		}
+		next, seen := &byNumber{first}, map[turnstone.TurnID]bool{first.ID: true}
+		for next.Len() > 0 {
+			t := heap.Pop(next).(Turn)
+			if !yield(t, nil) {
+				return
+			}
+			for _, id := range t.Parents {
+				if seen[id] {
+					continue
+				}
+				seen[id] = true
+				p, err := turn(ctx, db.sql, id)
+				if err != nil {
+					yield(Turn{}, err)
+					return
+				}
+				heap.Push(next, p)
+			}
+		}
+	}
+}
+
+// MergeBase returns the nearest common ancestor of two turns, which may be one of
+// them; found is false where there is none. Where several are equally near, as
+// after two branches were merged into each other, it is the one with the highest
+// number: no other common ancestor comes after it.
+func (db *DB) MergeBase(ctx context.Context, a, b turnstone.TurnID) (base Turn, found bool, err error) {
+	const ofA, ofB = 1, 2
+	next, sides := &byNumber{}, map[turnstone.TurnID]int{}
+	for id, side := range map[turnstone.TurnID]int{a: ofA, b: ofB} {
+		t, err := db.Turn(ctx, id)
+		if err != nil {
+			return Turn{}, false, err
+		}
+		if a == b {
+			return t, true, nil
+		}
+		heap.Push(next, t)
+		sides[id] = side
+	}
+	if (*next)[0].Session != (*next)[1].Session {
+		return Turn{}, false, nil
+	}
+	// A turn's number is above its parents': when it is reached, all that come
+	// after it have been.
+	for next.Len() > 0 {
+		t := heap.Pop(next).(Turn)
+		if sides[t.ID] == ofA|ofB {
+			return t, true, nil
+		}
+		for _, id := range t.Parents {
+			if sides[id] == 0 {
+				p, err := turn(ctx, db.sql, id)
+				if err != nil {
+					return Turn{}, false, err
+				}
+				heap.Push(next, p)
+			}
+			sides[id] |= sides[t.ID]
+		}
+	}
+	return Turn{}, false, nil
+}
+
+// byNumber is a heap of turns, the one with the highest number on top.
+type byNumber []Turn
+
+func (h byNumber) Len() int           { return len(h) }
+func (h byNumber) Less(i, j int) bool { return h[i].Number > h[j].Number }
+func (h byNumber) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *byNumber) Push(x any)        { *h = append(*h, x.(Turn)) }
+func (h *byNumber) Pop() any {
+	old := *h
+	t := old[len(old)-1]
+	*h = old[:len(old)-1]
+	return t
+}
+
+// A Graph is all that there is of one session.
+type Graph struct {
+	Session  Session  `json:"session"`
+	Turns    []Turn   `json:"turns"` // the newest first
+	Branches []Branch `json:"branches"`
+	Tags     []Tag    `json:"tags"`
+}
+
+// Graph returns a session with all of its turns.
+func (db *DB) Graph(ctx context.Context, s turnstone.SessionID) (*Graph, error) {
+	if err := db.reap(ctx); err != nil {
+		return nil, err
+	}
+	tx, err := db.sql.BeginTx(ctx, nil) // one moment of all tables
+	if err != nil {
+		return nil, dbError("graph", string(s), err)
+	}
+	defer func() { _ = tx.Rollback() }()
+	g := &Graph{}
+	if g.Session, err = find(ctx, tx, string(s)); err != nil {
+		return nil, err
+	}
+	if g.Turns, err = turns(ctx, tx, "WHERE session = ? ORDER BY number DESC", s); err != nil {
+		return nil, err
+	}
+	if g.Branches, err = branches(ctx, tx, "WHERE session = ? ORDER BY name <> 'main', name", s); err != nil {
+		return nil, err
+	}
+	g.Tags, err = tags(ctx, tx, "WHERE session = ? ORDER BY name", s)
+	return g, err
+}

@@ -1,0 +1,119 @@
+package session
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+)
+
+// A lease is a lock (flock) on a file that has the turn's name. The kernel lifts
+// it when the process that runs the turn ends, in whatever way: so a turn that is
+// kept as running and whose lease is free was interrupted.
+
+func (db *DB) leasePath(id turnstone.TurnID) string { return filepath.Join(db.leases, string(id)) }
+
+// lease takes the lease of a turn that is about to start.
+func (db *DB) lease(id turnstone.TurnID) error {
+	if !validTurnID(id) {
+		return &turnstone.Error{Op: "session.start", Kind: turnstone.Invalid, Subject: fmt.Sprintf("%q", id), Err: errors.New("is not a turn's ID")}
+	}
+	if err := os.MkdirAll(db.leases, 0o700); err != nil {
+		return dbError("lease", db.leases, err)
+	}
+	l, err := home.TryAcquire(db.leasePath(id))
+	if err != nil {
+		return dbError("lease", string(id), err)
+	}
+	if l == nil {
+		return &turnstone.Error{Op: "session.start", Kind: turnstone.Invalid, Subject: string(id), Err: errors.New("is running already")}
+	}
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	db.held[id] = l
+	return nil
+}
+
+// release lifts a lease that this process holds.
+func (db *DB) release(id turnstone.TurnID) {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	if l := db.held[id]; l != nil {
+		_ = os.Remove(db.leasePath(id)) // while it is held, so that nobody else's is removed
+		l.Release()
+		delete(db.held, id)
+	}
+}
+
+// reap finishes what dead processes left running.
+func (db *DB) reap(ctx context.Context) error {
+	running, err := turns(ctx, db.sql, "WHERE status = 'running'")
+	if err != nil {
+		return err
+	}
+	for _, t := range running {
+		if err := db.reapOne(ctx, t.ID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reapOne finishes a turn if it is running and nobody holds its lease.
+func (db *DB) reapOne(ctx context.Context, id turnstone.TurnID) error {
+	if err := os.MkdirAll(db.leases, 0o700); err != nil { // the folder may be gone, and the turns with it
+		return dbError("lease", db.leases, err)
+	}
+	l, err := home.TryAcquire(db.leasePath(id))
+	if err != nil {
+		return dbError("lease", string(id), err)
+	}
+	if l == nil {
+		return nil
+	}
+	defer l.Release()
+	err = db.write(ctx, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, "UPDATE turns SET status = 'done', result = ?, ended = ? WHERE id = ? AND status = 'running'",
+			turnstone.Errored, stamp(db.now()), id)
+		return dbError("reap", string(id), err)
+	})
+	_ = os.Remove(db.leasePath(id))
+	return err
+}
+
+// SweepLeases removes the files of leases that nobody holds and returns how many
+// there were. A crash between taking a lease and keeping the turn leaves one.
+func (db *DB) SweepLeases(ctx context.Context) (int, error) {
+	if err := db.reap(ctx); err != nil {
+		return 0, err
+	}
+	entries, err := os.ReadDir(db.leases)
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, dbError("lease", db.leases, err)
+	}
+	n := 0
+	for _, e := range entries {
+		if !validTurnID(turnstone.TurnID(e.Name())) {
+			continue
+		}
+		l, err := home.TryAcquire(db.leasePath(turnstone.TurnID(e.Name())))
+		if err != nil || l == nil {
+			continue
+		}
+		// Its turn may have been started since reap, by a process that died at once:
+		// without its file it is found just the same.
+		if os.Remove(db.leasePath(turnstone.TurnID(e.Name()))) == nil {
+			n++
+		}
+		l.Release()
+	}
+	return n, nil
+}

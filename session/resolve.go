@@ -1,0 +1,199 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"turnstone.dev/turnstone"
+)
+
+// minPrefix is the least of an ID that stands for it, "t_" or "s_" with it.
+const minPrefix = 8
+
+var turnID = regexp.MustCompile(`^t_[0-9a-v]{18}$`)
+
+func validTurnID(id turnstone.TurnID) bool { return turnID.MatchString(string(id)) }
+
+// Resolve returns the turn that ref names:
+//
+//	SESSION              the head of its branch main
+//	SESSION@N            its turn number N
+//	SESSION@BRANCH       the head of a branch
+//	SESSION@TAG          a tag's turn
+//	t_…                  a turn's ID, or an ID's beginning ("t_" and at least 6 characters)
+//
+// SESSION is a name, an s_ ID or its beginning. Behind "@" a turn's ID may stand
+// too. Each form may end in ~K: K times the first parent ("~" is "~1"). What reads
+// as a number is one, also when a branch or a tag has that name. The error is of
+// kind NotFound, with the nearest name as a hint, or Invalid.
+func (db *DB) Resolve(ctx context.Context, ref string) (Turn, error) {
+	base, up, err := splitUp(ref)
+	if err != nil {
+		return Turn{}, err
+	}
+	var t Turn
+	name, sel, selected := strings.Cut(base, "@")
+	switch {
+	case !selected && strings.HasPrefix(base, "t_"):
+		t, err = db.byID(ctx, base, "")
+	default:
+		var s Session
+		if s, err = db.Find(ctx, name); err != nil {
+			return Turn{}, err
+		}
+		if !selected {
+			sel = Main
+		}
+		t, err = db.sel(ctx, s, sel)
+	}
+	if err != nil {
+		return Turn{}, err
+	}
+	return db.up(ctx, t, up, ref)
+}
+
+// ResolveIn is Resolve for where a session is known already: ref may then be a
+// number, a branch or a tag of it alone, as "explore" or "2~1". What is none of
+// these, or has an "@", is taken as Resolve takes it.
+func (db *DB) ResolveIn(ctx context.Context, in turnstone.SessionID, ref string) (Turn, error) {
+	base, up, err := splitUp(ref)
+	if err != nil {
+		return Turn{}, err
+	}
+	if strings.Contains(base, "@") || strings.HasPrefix(base, "t_") {
+		return db.Resolve(ctx, ref)
+	}
+	s, err := db.Find(ctx, string(in))
+	if err != nil {
+		return Turn{}, err
+	}
+	t, err := db.sel(ctx, s, base)
+	if turnstone.KindOf(err) == turnstone.NotFound {
+		if other, otherErr := db.Resolve(ctx, ref); otherErr == nil {
+			return other, nil
+		}
+		return Turn{}, err
+	}
+	if err != nil {
+		return Turn{}, err
+	}
+	return db.up(ctx, t, up, ref)
+}
+
+// splitUp takes the ~K off a reference.
+func splitUp(ref string) (base string, up int, err error) {
+	base = ref
+	for {
+		i := strings.LastIndexByte(base, '~')
+		if i < 0 {
+			break
+		}
+		k := 1
+		if digits := base[i+1:]; digits != "" {
+			if k, err = strconv.Atoi(digits); err != nil || k < 0 || k > 1<<30 {
+				return "", 0, malformed(ref)
+			}
+		}
+		base, up = base[:i], min(up+k, 1<<30)
+	}
+	if base == "" || len(ref) > 1024 {
+		return "", 0, malformed(ref)
+	}
+	return base, up, nil
+}
+
+func malformed(ref string) error {
+	return &turnstone.Error{Op: "session.resolve", Kind: turnstone.Invalid, Subject: fmt.Sprintf("%.100q", ref), Err: errors.New("names no turn"),
+		Hint: "write SESSION, SESSION@NUMBER, SESSION@BRANCH, SESSION@TAG or a turn's ID, and ~K for its parents"}
+}
+
+// sel finds what stands behind "@".
+func (db *DB) sel(ctx context.Context, s Session, sel string) (Turn, error) {
+	if number, err := strconv.Atoi(sel); err == nil && number >= 0 {
+		return db.byNumber(ctx, s, number)
+	}
+	if strings.HasPrefix(sel, "t_") {
+		return db.byID(ctx, sel, s.ID)
+	}
+	if sel == "" {
+		return Turn{}, malformed(s.Label() + "@")
+	}
+	bs, err := db.Branches(ctx, s.ID)
+	if err != nil {
+		return Turn{}, err
+	}
+	ts, err := db.Tags(ctx, s.ID)
+	if err != nil {
+		return Turn{}, err
+	}
+	var names []string
+	for _, b := range bs {
+		if b.Name == sel && b.Head == "" {
+			return Turn{}, &turnstone.Error{Op: "session.resolve", Kind: turnstone.NotFound, Subject: s.Label() + "@" + sel,
+				Err: errors.New("no turn has ended on it yet"), Hint: "turn log " + s.Label() + " lists its turns"}
+		}
+		if b.Name == sel {
+			return db.Turn(ctx, b.Head)
+		}
+		names = append(names, b.Name)
+	}
+	for _, t := range ts {
+		if t.Name == sel {
+			return db.Turn(ctx, t.Turn)
+		}
+		names = append(names, t.Name)
+	}
+	return Turn{}, &turnstone.Error{Op: "session.resolve", Kind: turnstone.NotFound, Subject: fmt.Sprintf("%s@%.80s", s.Label(), sel),
+		Err: errors.New("there is no such branch or tag"), Hint: meant(sel, names, "turn session show "+s.Label()+" lists them")}
+}
+
+func (db *DB) byNumber(ctx context.Context, s Session, number int) (Turn, error) {
+	all, err := turns(ctx, db.sql, "WHERE session = ? AND number = ?", s.ID, number)
+	if err != nil {
+		return Turn{}, err
+	}
+	if len(all) == 0 {
+		return Turn{}, &turnstone.Error{Op: "session.resolve", Kind: turnstone.NotFound, Subject: fmt.Sprintf("%s@%d", s.Label(), number),
+			Err: errors.New("there is no such turn"), Hint: "turn log " + s.Label() + " lists its turns"}
+	}
+	return db.Turn(ctx, all[0].ID)
+}
+
+// byID finds a turn by its ID or the beginning of one.
+func (db *DB) byID(ctx context.Context, ref string, in turnstone.SessionID) (Turn, error) {
+	unknown := &turnstone.Error{Op: "session.resolve", Kind: turnstone.NotFound, Subject: fmt.Sprintf("%.80s", ref), Err: errors.New("there is no such turn"),
+		Hint: "turn log SESSION lists a session's turns"}
+	if len(ref) < minPrefix {
+		unknown.Hint = fmt.Sprintf("write at least %d characters of an ID", minPrefix)
+		return Turn{}, unknown
+	}
+	found, err := turns(ctx, db.sql, "WHERE id >= ? AND id < ? AND (session = ? OR ? = '') LIMIT 2", ref, ref+"~", in, in)
+	switch {
+	case err != nil:
+		return Turn{}, err
+	case len(found) > 1:
+		return Turn{}, ambiguous("turn", ref)
+	case len(found) == 0:
+		return Turn{}, unknown
+	}
+	return db.Turn(ctx, found[0].ID)
+}
+
+// up goes k first parents up.
+func (db *DB) up(ctx context.Context, t Turn, k int, ref string) (Turn, error) {
+	for range k {
+		if len(t.Parents) == 0 {
+			return Turn{}, &turnstone.Error{Op: "session.resolve", Kind: turnstone.NotFound, Subject: ref,
+				Err: fmt.Errorf("goes beyond the first turn, number %d", t.Number)}
+		}
+		var err error
+		if t, err = turn(ctx, db.sql, t.Parents[0]); err != nil {
+			return Turn{}, err
+		}
+	}
+	return t, nil
+}

@@ -1,0 +1,201 @@
+package session
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/spelling"
+)
+
+// Create makes a session with the branch main. An empty name makes it anonymous;
+// one that is taken is an error of kind Invalid.
+func (db *DB) Create(ctx context.Context, name string) (Session, error) {
+	var s Session
+	err := db.write(ctx, func(tx *sql.Tx) (err error) {
+		s, err = db.create(ctx, tx, name)
+		return err
+	})
+	return s, err
+}
+
+func (db *DB) create(ctx context.Context, tx *sql.Tx, name string) (Session, error) {
+	s := Session{ID: turnstone.NewSessionID(), Name: name, Created: db.now().UTC()}
+	if name != "" {
+		if err := CheckName("session", name); err != nil {
+			return s, err
+		}
+		if _, err := find(ctx, tx, name); err == nil {
+			return s, taken("session", name, "choose another name")
+		}
+	}
+	_, err := tx.ExecContext(ctx, "INSERT INTO sessions (id, name, created) VALUES (?, ?, ?)",
+		s.ID, sql.NullString{String: name, Valid: name != ""}, stamp(s.Created))
+	if err == nil {
+		err = insertBranch(ctx, tx, Branch{Session: s.ID, Name: Main, Created: s.Created})
+	}
+	return s, dbError("create", name, err)
+}
+
+// Ensure returns the session called name, which it makes where there is none.
+func (db *DB) Ensure(ctx context.Context, name string) (Session, error) {
+	if s, err := db.Find(ctx, name); turnstone.KindOf(err) != turnstone.NotFound {
+		return s, err
+	}
+	if strings.HasPrefix(name, "s_") { // an ID is not made up
+		return db.Find(ctx, name)
+	}
+	var s Session
+	err := db.write(ctx, func(tx *sql.Tx) (err error) {
+		s, err = find(ctx, tx, name) // another process may have been quicker
+		if turnstone.KindOf(err) == turnstone.NotFound {
+			s, err = db.create(ctx, tx, name)
+		}
+		return err
+	})
+	return s, err
+}
+
+// Find returns the session that has this name or ID, or whose ID alone begins
+// with it ("s_" and at least 6 characters).
+func (db *DB) Find(ctx context.Context, nameOrID string) (Session, error) {
+	s, err := find(ctx, db.sql, nameOrID)
+	if turnstone.KindOf(err) == turnstone.NotFound {
+		return s, db.unknownSession(ctx, nameOrID)
+	}
+	return s, err
+}
+
+func find(ctx context.Context, q querier, ref string) (Session, error) {
+	if !strings.HasPrefix(ref, "s_") {
+		return oneSession(ctx, q, ref, "name = ?", ref)
+	}
+	s, err := oneSession(ctx, q, ref, "id = ?", ref)
+	if turnstone.KindOf(err) != turnstone.NotFound || len(ref) < minPrefix {
+		return s, err
+	}
+	return oneSession(ctx, q, ref, "id >= ? AND id < ?", ref, ref+"~") // "~" sorts behind all that an ID has
+}
+
+func oneSession(ctx context.Context, q querier, ref, where string, args ...any) (Session, error) {
+	all, err := sessions(ctx, q, "WHERE "+where+" LIMIT 2", args...)
+	switch {
+	case err != nil:
+		return Session{}, err
+	case len(all) > 1:
+		return Session{}, ambiguous("session", ref)
+	case len(all) == 0:
+		return Session{}, &turnstone.Error{Op: "session.find", Kind: turnstone.NotFound, Subject: ref}
+	}
+	return all[0], nil
+}
+
+func sessions(ctx context.Context, q querier, clause string, args ...any) ([]Session, error) {
+	rows, err := q.QueryContext(ctx, "SELECT id, name, created FROM sessions "+clause, args...)
+	if err != nil {
+		return nil, dbError("list", "", err)
+	}
+	defer func() { _ = rows.Close() }()
+	all := []Session{}
+	for rows.Next() {
+		var s Session
+		var name sql.NullString
+		var created int64
+		if err := rows.Scan(&s.ID, &name, &created); err != nil {
+			return nil, dbError("list", "", err)
+		}
+		s.Name, s.Created = name.String, moment(created)
+		all = append(all, s)
+	}
+	return all, dbError("list", "", rows.Err())
+}
+
+// List returns all sessions, the oldest first.
+func (db *DB) List(ctx context.Context) ([]Session, error) {
+	return sessions(ctx, db.sql, "ORDER BY created, id")
+}
+
+// Rename gives a session another name, an anonymous one its first.
+func (db *DB) Rename(ctx context.Context, id turnstone.SessionID, name string) (Session, error) {
+	if err := CheckName("session", name); err != nil {
+		return Session{}, err
+	}
+	var s Session
+	err := db.write(ctx, func(tx *sql.Tx) (err error) {
+		if s, err = find(ctx, tx, string(id)); err != nil {
+			return err
+		}
+		if other, err := find(ctx, tx, name); err == nil && other.ID != id {
+			return taken("session", name, "choose another name")
+		}
+		s.Name = name
+		_, err = tx.ExecContext(ctx, "UPDATE sessions SET name = ? WHERE id = ?", name, id)
+		return dbError("rename", name, err)
+	})
+	return s, err
+}
+
+// Remove forgets a session with all of its turns, branches and tags. What they left
+// in the context store goes with the next gc. While a turn of it runs it is
+// refused: kind Unavailable.
+func (db *DB) Remove(ctx context.Context, id turnstone.SessionID) error {
+	if err := db.reap(ctx); err != nil {
+		return err
+	}
+	return db.write(ctx, func(tx *sql.Tx) error {
+		s, err := find(ctx, tx, string(id))
+		if err != nil {
+			return err
+		}
+		running, err := turns(ctx, tx, "WHERE session = ? AND status = 'running' LIMIT 1", s.ID)
+		if err != nil {
+			return err
+		}
+		if len(running) > 0 {
+			return &turnstone.Error{Op: "session.remove", Kind: turnstone.Unavailable, Subject: s.Label(),
+				Err: fmt.Errorf("turn %d (%s) is running", running[0].Number, running[0].ID), Hint: "wait for it, or interrupt it"}
+		}
+		_, err = tx.ExecContext(ctx, "DELETE FROM sessions WHERE id = ?", s.ID)
+		return dbError("remove", s.Label(), err)
+	})
+}
+
+// unknownSession says that there is no such session, and which one may have been meant.
+func (db *DB) unknownSession(ctx context.Context, ref string) error {
+	e := &turnstone.Error{Op: "session.find", Kind: turnstone.NotFound, Subject: ref, Err: errors.New("there is no such session"),
+		Hint: "turn session ls lists the sessions"}
+	all, err := db.List(ctx)
+	if err != nil {
+		return err
+	}
+	var names []string
+	for _, s := range all {
+		if s.Name != "" {
+			names = append(names, s.Name)
+		}
+	}
+	e.Hint = meant(ref, names, e.Hint)
+	return e
+}
+
+// meant returns a hint with the known word that is nearest to word, if one is near.
+func meant(word string, known []string, otherwise string) string {
+	nearest, edits := spelling.Nearest(word, known)
+	if nearest != "" && edits <= 1+len(word)/4 {
+		return fmt.Sprintf("did you mean %s? %s", nearest, otherwise)
+	}
+	return otherwise
+}
+
+func taken(what, name, hint string) error {
+	return &turnstone.Error{Op: "session.name", Kind: turnstone.Invalid, Subject: name,
+		Err: fmt.Errorf("there is a %s of that name already", what), Hint: hint}
+}
+
+func ambiguous(what, ref string) error {
+	return &turnstone.Error{Op: "session.resolve", Kind: turnstone.Invalid, Subject: ref,
+		Err: fmt.Errorf("several %ss begin with that", what), Hint: "write more of the ID"}
+}
