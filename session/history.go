@@ -11,14 +11,9 @@ import (
 // History yields a turn and all of its ancestors, each once, the newest number
 // first: a turn always comes before its parents, and after a merge both sides
 // come in the order in which they were started. It reads as far as it is asked.
-func (db *DB) History(ctx context.Context, from turnstone.TurnID) iter.Seq2[Turn, error] {
+func (db *DB) History(ctx context.Context, from Turn) iter.Seq2[Turn, error] {
 	return func(yield func(Turn, error) bool) {
-		first, err := db.Turn(ctx, from)
-		if err != nil {
-			yield(Turn{}, err)
-			return
-		}
-		next, seen := &byNumber{first}, map[turnstone.TurnID]bool{first.ID: true}
+		next, seen := &byNumber{from}, map[turnstone.TurnID]bool{from.ID: true}
 		for next.Len() > 0 {
 			t := heap.Pop(next).(Turn)
 			if !yield(t, nil) {
@@ -44,23 +39,17 @@ func (db *DB) History(ctx context.Context, from turnstone.TurnID) iter.Seq2[Turn
 // them; found is false where there is none. Where several are equally near, as
 // after two branches were merged into each other, it is the one with the highest
 // number: no other common ancestor comes after it.
-func (db *DB) MergeBase(ctx context.Context, a, b turnstone.TurnID) (base Turn, found bool, err error) {
+func (db *DB) MergeBase(ctx context.Context, a, b Turn) (base Turn, found bool, err error) {
 	const ofA, ofB = 1, 2
-	next, sides := &byNumber{}, map[turnstone.TurnID]int{}
-	for id, side := range map[turnstone.TurnID]int{a: ofA, b: ofB} {
-		t, err := db.Turn(ctx, id)
-		if err != nil {
-			return Turn{}, false, err
-		}
-		if a == b {
-			return t, true, nil
-		}
-		heap.Push(next, t)
-		sides[id] = side
+	if a.ID == b.ID {
+		return a, true, nil
 	}
-	if (*next)[0].Session != (*next)[1].Session {
+	if a.Session != b.Session {
 		return Turn{}, false, nil
 	}
+	next, sides := &byNumber{}, map[turnstone.TurnID]int{a.ID: ofA, b.ID: ofB}
+	heap.Push(next, a)
+	heap.Push(next, b)
 	// A turn's number is above its parents': when it is reached, all that come
 	// after it have been.
 	for next.Len() > 0 {

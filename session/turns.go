@@ -158,22 +158,67 @@ func (db *DB) Finish(ctx context.Context, f Finish) (onBranch string, diverged b
 
 // moveBranch makes t the head of its branch, or of a new one.
 func (db *DB) moveBranch(ctx context.Context, tx *sql.Tx, t Turn, expected *turnstone.TurnID) (string, bool, error) {
+	name, diverged, err := landing(ctx, tx, t, t.Branch, expected)
+	switch {
+	case err != nil:
+		return "", false, err
+	case diverged:
+		return name, true, insertBranch(ctx, tx, Branch{Session: t.Session, Name: name, Head: t.ID, Created: db.now()})
+	}
+	return name, false, setHead(ctx, tx, t.Session, name, t.ID)
+}
+
+// landing finds the branch that ends with t once it is done.
+func landing(ctx context.Context, q querier, t Turn, onto string, expected *turnstone.TurnID) (name string, diverged bool, err error) {
 	want := turnstone.TurnID("")
 	if expected != nil {
 		want = *expected
 	}
-	b, err := branch(ctx, tx, t.Session, t.Branch)
+	b, err := branch(ctx, q, t.Session, onto)
 	if err == nil && b.Head == want {
-		return t.Branch, false, setHead(ctx, tx, t.Session, t.Branch, t.ID)
+		return onto, false, nil
 	}
 	if err != nil && turnstone.KindOf(err) != turnstone.NotFound { // it may be deleted by now
 		return "", false, err
 	}
-	name, err := freeName(ctx, tx, t.Session, t.Branch, t.Number)
+	name, err = freeName(ctx, q, t.Session, onto, t.Number)
+	return name, true, err
+}
+
+// Landing tells which branch Finish would make end with a running turn, for those
+// who have to write it down before. It holds as long as the caller keeps others
+// from moving the session's branches.
+func (db *DB) Landing(ctx context.Context, id turnstone.TurnID, onto string, expected *turnstone.TurnID) (name string, diverged bool, err error) {
+	t, err := turn(ctx, db.sql, id)
 	if err != nil {
 		return "", false, err
 	}
-	return name, true, insertBranch(ctx, tx, Branch{Session: t.Session, Name: name, Head: t.ID, Created: db.now()})
+	return landing(ctx, db.sql, t, onto, expected)
+}
+
+// Abandon forgets a turn that this process started, before anything of it began,
+// and its session with it when that is anonymous and has no other turn. Its
+// number is not given again.
+func (db *DB) Abandon(ctx context.Context, id turnstone.TurnID) error {
+	err := db.write(ctx, func(tx *sql.Tx) error {
+		t, err := turn(ctx, tx, id)
+		if err != nil {
+			return err
+		}
+		if t.Status != Running {
+			return &turnstone.Error{Op: "session.abandon", Kind: turnstone.Invalid, Subject: string(id), Err: errors.New("is not running")}
+		}
+		if _, err := tx.ExecContext(ctx, "DELETE FROM turns WHERE id = ?", id); err != nil {
+			return dbError("abandon", string(id), err)
+		}
+		_, err = tx.ExecContext(ctx, `DELETE FROM sessions WHERE id = ?1 AND name IS NULL
+			AND NOT EXISTS (SELECT 1 FROM turns WHERE session = ?1)`, t.Session)
+		return dbError("abandon", string(id), err)
+	})
+	if err == nil {
+		db.release(id)
+	}
+	return err
 }
 
 // freeName makes "<base>-<number>" into a name that nothing in the session has.

@@ -1,0 +1,142 @@
+package executor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/blob"
+	"turnstone.dev/turnstone/blob/local"
+	"turnstone.dev/turnstone/image"
+	"turnstone.dev/turnstone/session"
+	"turnstone.dev/turnstone/store"
+)
+
+// A contextStore is all that is kept between turns: who came after whom, and what
+// each left.
+type contextStore struct {
+	db     *session.DB
+	store  *store.Store
+	images *image.Cache
+}
+
+// lazyContext opens the context store when it is needed first.
+type lazyContext struct {
+	mu sync.Mutex
+	cs *contextStore
+}
+
+// context returns the context store of x's home, which is opened once. It stays
+// open until Close.
+func (x *Executor) context(ctx context.Context) (*contextStore, error) {
+	x.kept.mu.Lock()
+	defer x.kept.mu.Unlock()
+	if x.kept.cs != nil {
+		return x.kept.cs, nil
+	}
+	cs, err := x.openContext(ctx)
+	if err != nil {
+		return nil, err
+	}
+	x.kept.cs = cs
+	return cs, nil
+}
+
+func (x *Executor) openContext(ctx context.Context) (*contextStore, error) {
+	db, err := session.Open(ctx, x.home.Path("context.db"))
+	if err != nil {
+		return nil, err
+	}
+	blobs, err := x.blobs()
+	if err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	st, err := store.Open(ctx, x.home.Path("store"), blobs, store.Options{})
+	if err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return &contextStore{db: db, store: st, images: image.New(x.home.Path("images"), st, image.Options{})}, nil
+}
+
+// blobs is where the packs lie.
+func (x *Executor) blobs() (blob.Store, error) {
+	return local.Open(x.home.Path("store", "blobs"), local.Options{})
+}
+
+// Close closes the context store, if it was opened. Turns that still run through x
+// count as interrupted.
+func (x *Executor) Close() error {
+	x.kept.mu.Lock()
+	defer x.kept.mu.Unlock()
+	if x.kept.cs == nil {
+		return nil
+	}
+	cs := x.kept.cs
+	x.kept.cs = nil
+	return errors.Join(cs.store.Close(), cs.db.Close())
+}
+
+// record returns what is kept of a turn. One that runs, or was interrupted, has none: kind NotFound.
+func (cs *contextStore) record(ctx context.Context, t session.Turn) (*Record, error) {
+	if t.Record == "" {
+		e := &turnstone.Error{Op: "executor.record", Kind: turnstone.NotFound, Subject: fmt.Sprintf("turn %d (%s)", t.Number, t.ID),
+			Err: errors.New("is still running")}
+		if t.Interrupted() {
+			e.Err, e.Hint = errors.New("was interrupted, and nothing of it is kept"), "what its receipt said then is in turns/"+string(t.ID)+" of the state directory"
+		}
+		return nil, e
+	}
+	rec, err := cs.readRecord(ctx, t.Record)
+	if err != nil {
+		return nil, err
+	}
+	if rec.ID != t.ID || rec.Session != t.Session || rec.Number != t.Number {
+		return nil, &turnstone.Error{Op: "executor.record", Kind: turnstone.Integrity, Subject: string(t.ID),
+			Err: fmt.Errorf("its record is that of turn %d (%s)", rec.Number, rec.ID)}
+	}
+	return rec, nil
+}
+
+// readRecord returns the record that d names.
+func (cs *contextStore) readRecord(ctx context.Context, d turnstone.Digest) (*Record, error) {
+	rec := &Record{}
+	if err := cs.object(ctx, "record", d, rec); err != nil {
+		return nil, err
+	}
+	return rec, checkFormat("record", d, rec.Format, recordFormat)
+}
+
+// state returns the state that d names. An empty d is an error of kind NotFound.
+func (cs *contextStore) state(ctx context.Context, d turnstone.Digest) (*State, error) {
+	if d == "" {
+		return nil, &turnstone.Error{Op: "executor.state", Kind: turnstone.NotFound, Subject: "state", Err: errNoState}
+	}
+	st := &State{}
+	if err := cs.object(ctx, "state", d, st); err != nil {
+		return nil, err
+	}
+	return st, checkFormat("state", d, st.Format, stateFormat)
+}
+
+// object reads an object that is JSON.
+func (cs *contextStore) object(ctx context.Context, what string, d turnstone.Digest, v any) error {
+	b, err := cs.store.Get(ctx, d)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(b, v); err != nil {
+		return &turnstone.Error{Op: "executor." + what, Kind: turnstone.Integrity, Subject: string(d), Err: fmt.Errorf("is no %s: %w", what, err)}
+	}
+	return nil
+}
+
+func checkFormat(what string, d turnstone.Digest, format, known int) error {
+	if format == known {
+		return nil
+	}
+	return &turnstone.Error{Op: "executor." + what, Kind: turnstone.Unavailable, Subject: string(d),
+		Err: fmt.Errorf("is a %s of format %d, and this program knows %d", what, format, known), Hint: "use the turn that made it"}
+}
