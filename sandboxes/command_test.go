@@ -46,7 +46,7 @@ func held(t *testing.T) (s *Store, id turnstone.SandboxID, cut *atomic.Int64) {
 	m, err := sandboxtest.New(func(stream wire.LinkStream) { a.ServeConn(stream) })
 	check(err)
 	t.Cleanup(func() { _ = m.Close() })
-	l, err := listen(dir)
+	l, err := listen(dir, socketFile)
 	check(err)
 	r := newRelay(l, func() (wire.LinkStream, error) {
 		stream, err := m.Connect()

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -28,6 +29,26 @@ type Spec struct {
 	Shape     turnstone.Shape `json:"shape"`
 	Substrate string          `json:"substrate"`
 	TTL       time.Duration   `json:"ttl"` // stopped so long after it was ready; 0: never
+
+	// Secrets are NAME=VALUE for all of its processes. Their values are kept nowhere
+	// but in the sandbox itself, and it is not forked without a word about them.
+	Secrets []string `json:"secrets,omitempty"`
+
+	// Of a fork: the folder with the snapshot, the sandbox it was taken of, and the
+	// names of the secrets that it holds. Env and Secrets are in it already.
+	From   string              `json:"from,omitempty"`
+	Parent turnstone.SandboxID `json:"parent,omitempty"`
+	Holds  []string            `json:"holds,omitempty"`
+}
+
+// secretNames are the names of the secrets that the sandbox will hold.
+func (s Spec) secretNames() []string {
+	names := slices.Clone(s.Holds)
+	for _, kv := range s.Secrets {
+		name, _, _ := strings.Cut(kv, "=")
+		names = append(names, name)
+	}
+	return names
 }
 
 // DefaultTTL is how long a sandbox lives that is created without a word about it.
@@ -48,6 +69,14 @@ func (s Spec) Check() error {
 	}
 	if s.TTL < 0 {
 		return fail(fmt.Errorf("%s is no time to live", s.TTL))
+	}
+	if s.From != "" && (!filepath.IsAbs(s.From) || len(s.Env)+len(s.Secrets) > 0) {
+		return fail(errors.New("a fork has an absolute path, and the environment that it had"))
+	}
+	for _, kv := range s.Secrets {
+		if name, _, ok := strings.Cut(kv, "="); !ok || name == "" || strings.ContainsRune(kv, 0) {
+			return fail(errors.New("a secret is no NAME=VALUE")) // without a word of what it is
+		}
 	}
 	for _, kv := range s.Env {
 		if name, _, ok := strings.Cut(kv, "="); !ok || name == "" || strings.ContainsRune(kv, 0) {
@@ -105,15 +134,21 @@ func (s *Store) Create(ctx context.Context, spec Spec, progress func(string)) (I
 		return Info{}, createError(err)
 	}
 	s.sweep()
+	_, i, err := s.create(ctx, spec, progress)
+	return i, err
+}
+
+// create is Create that also says which ID a sandbox would have had.
+func (s *Store) create(ctx context.Context, spec Spec, progress func(string)) (turnstone.SandboxID, Info, error) {
 	id := turnstone.NewSandboxID()
 	dir := filepath.Join(s.dir, newPrefix+string(id))
 	if err := os.Mkdir(dir, 0o700); err != nil {
-		return Info{}, createError(err)
+		return id, Info{}, createError(err)
 	}
 	h, err := s.startHolder(id, dir, spec)
 	if err != nil {
 		_ = os.RemoveAll(dir)
-		return Info{}, createError(err)
+		return id, Info{}, createError(err)
 	}
 	defer context.AfterFunc(ctx, func() { h.interrupt(s.KillAfter) })()
 	info, err := h.follow(progress)
@@ -122,14 +157,14 @@ func (s *Store) Create(ctx context.Context, spec Spec, progress func(string)) (I
 		<-h.ended
 		_ = s.Remove(context.WithoutCancel(ctx), id)
 		_ = os.RemoveAll(dir)
-		return Info{}, canceled(ctx, "sandbox.create")
+		return id, Info{}, canceled(ctx, "sandbox.create")
 	}
 	if err != nil {
 		<-h.ended
 		_ = os.RemoveAll(dir) // is there only when the holder refused or never came to itself
-		return Info{}, err
+		return id, Info{}, err
 	}
-	return info, nil
+	return id, info, nil
 }
 
 func createError(err error) error {
@@ -163,7 +198,7 @@ func (s *Store) startHolder(id turnstone.SandboxID, dir string, spec Spec) (*sta
 	defer func() { _ = w.Close() }()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Args = append(append([]string(nil), s.Holder...), string(id))
-	cmd.Env = append(os.Environ(), "TURN_HOME="+filepath.Dir(s.dir)) // it may have been relative
+	cmd.Env = append(without(os.Environ(), spec.secretNames()), "TURN_HOME="+filepath.Dir(s.dir)) // it may have been relative
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), log, log
 	cmd.ExtraFiles = []*os.File{w} // its descriptor 3
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -177,6 +212,15 @@ func (s *Store) startHolder(id turnstone.SandboxID, dir string, spec Spec) (*sta
 		close(h.ended)
 	}()
 	return h, nil
+}
+
+// without returns env without the variables of these names: the holder's environment
+// can be read for as long as it lives.
+func without(env, names []string) []string {
+	return slices.DeleteFunc(slices.Clone(env), func(kv string) bool {
+		name, _, _ := strings.Cut(kv, "=")
+		return slices.Contains(names, name)
+	})
 }
 
 // interrupt asks the holder to end, and makes it. It may be called twice.
@@ -246,7 +290,7 @@ func (s *Store) sweep() {
 		switch {
 		case strings.HasPrefix(e.Name(), gonePrefix):
 			_ = os.RemoveAll(dir)
-		case strings.HasPrefix(e.Name(), newPrefix):
+		case strings.HasPrefix(e.Name(), newPrefix), strings.HasPrefix(e.Name(), forkPrefix):
 			// Young ones may not have come to their lock yet.
 			if st, err := e.Info(); err != nil || time.Since(st.ModTime()) < time.Minute {
 				continue

@@ -74,11 +74,15 @@ type holder struct {
 	lock    *home.Lock
 	machine Machine
 	relay   *relay
-	used    <-chan struct{} // closed when something was run
+	ctl     *control
+	use     *use
 	ttl     time.Duration
 
-	mu   sync.Mutex
-	info Info
+	still sync.RWMutex // held while the machine has no link
+
+	mu    sync.Mutex
+	info  Info
+	upper string // of a paused machine
 }
 
 // apply moves the sandbox on and writes that down.
@@ -172,7 +176,7 @@ func (h *holder) register(ctx context.Context, spec Spec) error {
 	}
 	now := time.Now().UTC()
 	h.info = Info{ID: h.id, Name: spec.Name, State: Creating, Image: spec.Image, Shape: spec.Shape,
-		Created: now, Changed: now, Holder: self}
+		Created: now, Changed: now, Holder: self, Secrets: spec.secretNames(), Parent: spec.Parent}
 	h.ttl = spec.TTL
 	if err := writeInfo(fresh, h.info); err != nil {
 		return createError(err)
@@ -232,12 +236,17 @@ func (h *holder) start(ctx context.Context, open Opener, spec Spec, tell reporte
 	if err != nil {
 		return err
 	}
-	h.machine = m
-	if h.used, err = watchUse(ctx, m); err != nil {
+	h.machine, h.use = m, newUse()
+	if err := h.use.watchOnce(ctx, m); err != nil {
 		return err
 	}
-	l, err := listen(h.store.path(h.id))
+	l, err := listen(h.store.path(h.id), socketFile)
 	if err != nil {
+		return createError(err)
+	}
+	ctl, err := listen(h.store.path(h.id), controlFile)
+	if err != nil {
+		_ = l.Close()
 		return createError(err)
 	}
 	h.mu.Lock()
@@ -250,49 +259,12 @@ func (h *holder) start(ctx context.Context, open Opener, spec Spec, tell reporte
 	h.mu.Unlock()
 	// From its being ready on the socket has to answer, and before that it must not.
 	if err := h.apply(Configured, ""); err != nil {
-		_ = l.Close()
+		_, _ = l.Close(), ctl.Close()
 		return err
 	}
-	h.relay = newRelay(l, m.Connect, h.log)
+	h.relay = newRelay(l, h.connect, h.log)
+	h.ctl = newControl(context.WithoutCancel(ctx), h, ctl)
 	return nil
-}
-
-// watchTime bounds how long an agent that has just been configured takes to answer.
-const watchTime = time.Minute
-
-// watchUse returns a channel that is closed when something is run in the machine.
-func watchUse(ctx context.Context, m Machine) (<-chan struct{}, error) {
-	s, err := m.Connect()
-	if err != nil {
-		return nil, err
-	}
-	used, once := make(chan struct{}), sync.Once{}
-	c := wire.NewConn(s, wire.Options{OnEvent: func(e wire.Event) {
-		if e.Method != wire.EventTraceEntry {
-			return
-		}
-		v, err := wire.DecodeEvent(e)
-		if entry, ok := v.(*wire.TraceEntryEvent); err == nil && ok && entry.Entry.Error == "" {
-			switch entry.Entry.Method {
-			case wire.MethodProcessStart, wire.MethodShellExecute:
-				once.Do(func() { close(used) })
-			}
-		}
-	}})
-	ctx, cancel := context.WithTimeout(ctx, watchTime)
-	defer cancel()
-	if err := c.TraceEnable(ctx); err != nil {
-		_ = c.Close()
-		return nil, err
-	}
-	go func() { // one look is enough
-		select {
-		case <-used:
-		case <-m.Done():
-		}
-		_ = c.Close()
-	}()
-	return used, nil
 }
 
 // keep waits for the sandbox's end and puts it away.
@@ -309,14 +281,16 @@ func (h *holder) keep(ctx context.Context) {
 		h.log.Error("the sandbox's end could not be written down", "err", err)
 	}
 	_ = h.machine.Close() // before its connections, which a guest that reads nothing could hold up
+	h.ctl.close()
 	h.relay.close()
 	_ = os.Remove(filepath.Join(h.store.path(h.id), socketFile))
+	_ = os.Remove(filepath.Join(h.store.path(h.id), controlFile))
 	h.lock.Release()
 }
 
 // await returns what ends the sandbox.
 func (h *holder) await(ctx context.Context, timeUp <-chan time.Time) (Event, string) {
-	used := h.used
+	used := h.use.seen
 	for {
 		select {
 		case <-used:

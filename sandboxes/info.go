@@ -30,7 +30,11 @@ type Info struct {
 	Created      time.Time       `json:"created"`
 	Changed      time.Time       `json:"changed"`          // when State became what it is
 	Expires      *time.Time      `json:"expires,omitzero"` // nil: never
+	Paused       bool            `json:"paused,omitempty"` // its machine stands still
 	Holder       Process         `json:"holder"`
+	// Secrets are the names of those that its processes have in their environment.
+	Secrets []string            `json:"secrets,omitempty"`
+	Parent  turnstone.SandboxID `json:"parent,omitempty"` // the sandbox that it is a fork of
 }
 
 // Title is what people call the sandbox: its name, or its template's.
@@ -49,17 +53,18 @@ func (i *Info) apply(e Event, reason string) error {
 	}
 	i.State, i.Changed = next, time.Now().UTC()
 	if next.Final() {
-		i.Reason = reason
+		i.Reason, i.Paused = reason, false
 	}
 	return nil
 }
 
 // Files of a sandbox's folder.
 const (
-	stateFile  = "state.json"
-	lockFile   = "lock"
-	socketFile = "wire.sock"
-	logFile    = "log"
+	stateFile   = "state.json"
+	lockFile    = "lock"
+	socketFile  = "wire.sock"
+	controlFile = "control.sock"
+	logFile     = "log"
 )
 
 // maxState bounds what is read of a state.json, in bytes.

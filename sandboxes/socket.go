@@ -16,8 +16,8 @@ const maxSocketPath = 107
 
 // socketPath returns a path for the socket in dir that is short enough, and what
 // has to stay open while it is used: a long one goes through a descriptor.
-func socketPath(dir string) (string, func(), error) {
-	path := filepath.Join(dir, socketFile)
+func socketPath(dir, name string) (string, func(), error) {
+	path := filepath.Join(dir, name)
 	if len(path) <= maxSocketPath {
 		return path, func() {}, nil
 	}
@@ -25,16 +25,16 @@ func socketPath(dir string) (string, func(), error) {
 	if err != nil {
 		return "", nil, err
 	}
-	return fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), socketFile), func() { _ = d.Close() }, nil
+	return fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), name), func() { _ = d.Close() }, nil
 }
 
-// listen makes the socket of the sandbox in dir. Only its user can connect: the
+// listen makes a socket of the sandbox in dir. Only its user can connect: the
 // folder is private, the socket too.
-func listen(dir string) (*net.UnixListener, error) {
-	if err := os.Remove(filepath.Join(dir, socketFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+func listen(dir, name string) (*net.UnixListener, error) {
+	if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	path, release, err := socketPath(dir)
+	path, release, err := socketPath(dir, name)
 	if err != nil {
 		return nil, err
 	}
@@ -44,16 +44,16 @@ func listen(dir string) (*net.UnixListener, error) {
 		return nil, err
 	}
 	l.SetUnlinkOnClose(false) // its path may be one of a descriptor that is closed by then
-	if err := os.Chmod(filepath.Join(dir, socketFile), 0o600); err != nil {
+	if err := os.Chmod(filepath.Join(dir, name), 0o600); err != nil {
 		_ = l.Close()
 		return nil, err
 	}
 	return l, nil
 }
 
-// dial connects to the sandbox in dir.
-func dial(ctx context.Context, dir string) (*net.UnixConn, error) {
-	path, release, err := socketPath(dir)
+// dial connects to a socket of the sandbox in dir.
+func dial(ctx context.Context, dir, name string) (*net.UnixConn, error) {
+	path, release, err := socketPath(dir, name)
 	if err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@
 //	state.json   what is known of it (Info)
 //	lock         held by its holder as long as it lives
 //	wire.sock    where the holder takes connections of the wire
+//	control.sock where it takes requests for the machine as a whole (Control)
 //	log          what the holder had to say
 //
 // The holder is a process of its own that owns the machine and relays connections
@@ -183,9 +184,21 @@ func (s *Store) Find(ctx context.Context, ref string) (Info, error) {
 // Dial opens a connection of the wire to the sandbox's agent. The error is of kind
 // Unavailable while the sandbox is being created, Dead when it has ended.
 func (s *Store) Dial(ctx context.Context, id turnstone.SandboxID) (net.Conn, error) {
+	c, err := s.dial(ctx, id, socketFile)
+	if err != nil {
+		return nil, err // and no typed nil
+	}
+	return c, nil
+}
+
+// dial connects to one of a sandbox's sockets.
+func (s *Store) dial(ctx context.Context, id turnstone.SandboxID, socket string) (*net.UnixConn, error) {
 	i, err := s.Get(id)
 	if err != nil {
 		return nil, err
+	}
+	if i.Paused && socket == socketFile && !i.State.Final() {
+		return nil, pausedError(i.Title())
 	}
 	e := &turnstone.Error{Op: "sandbox.dial", Kind: turnstone.Dead, Subject: "sandbox " + i.Title()}
 	switch i.State {
@@ -200,7 +213,7 @@ func (s *Store) Dial(ctx context.Context, id turnstone.SandboxID) (net.Conn, err
 		e.Hint = "turn sandbox create makes a new one"
 		return nil, e
 	}
-	c, err := dial(ctx, s.path(id))
+	c, err := dial(ctx, s.path(id), socket)
 	if err == nil {
 		return c, nil
 	}
@@ -209,7 +222,7 @@ func (s *Store) Dial(ctx context.Context, id turnstone.SandboxID) (net.Conn, err
 	}
 	// It may have ended between the two looks.
 	if now, getErr := s.Get(id); getErr == nil && now.State.Final() {
-		return s.Dial(ctx, id)
+		return s.dial(ctx, id, socket)
 	}
 	e.Kind, e.Err, e.Hint = turnstone.Unavailable, err, "its holder does not answer; its log is "+filepath.Join(s.path(id), logFile)
 	return nil, e

@@ -1,0 +1,101 @@
+package sandboxes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/wire"
+)
+
+// connect gives a client of the relay its stream. While a snapshot is taken it waits.
+func (h *holder) connect() (wire.LinkStream, error) {
+	h.still.RLock()
+	defer h.still.RUnlock()
+	if h.status().Paused {
+		return nil, pausedError(string(h.id))
+	}
+	return h.machine.Connect()
+}
+
+func pausedError(title string) error {
+	return &turnstone.Error{Op: "sandbox.dial", Kind: turnstone.Unavailable, Subject: "sandbox " + title,
+		Err: errors.New("it is paused"), Hint: "it is of use again when whoever paused it lets it go on"}
+}
+
+func (h *holder) status() Status {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return Status{Paused: h.info.Paused, Upper: h.upper}
+}
+
+// control carries out one request. It is called for one at a time.
+func (h *holder) control(ctx context.Context, q controlRequest) (*os.File, error) {
+	m, ok := h.machine.(Controlled)
+	if !ok {
+		return nil, &turnstone.Error{Op: "sandbox.control", Kind: turnstone.Unavailable, Subject: "sandbox " + string(h.id),
+			Err: errors.New("its machine can only be used and stopped")}
+	}
+	switch q.Op {
+	case opStatus:
+		return nil, nil
+	case opDisk:
+		return m.Disk()
+	case opPause, opResume:
+		return nil, h.pause(ctx, m, q.Op == opPause)
+	case opSnapshot:
+		return nil, h.snapshot(ctx, m, q)
+	}
+	return nil, &turnstone.Error{Op: "sandbox.control", Kind: turnstone.Invalid, Subject: fmt.Sprintf("%.40q", q.Op), Err: errors.New("no such request")}
+}
+
+// pause pauses the machine, or lets it go on, and writes that down.
+func (h *holder) pause(ctx context.Context, m Controlled, on bool) error {
+	if h.status().Paused == on {
+		return nil
+	}
+	h.still.Lock()
+	defer h.still.Unlock()
+	var upper string
+	var err error
+	if on {
+		upper, err = m.Pause(ctx)
+	} else if err = m.Resume(ctx); err == nil {
+		h.use.watch(context.WithoutCancel(ctx), h.machine, h.log)
+	}
+	if err != nil {
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.info.Paused, h.upper = on, upper
+	h.log.Info("pause", "paused", on)
+	return writeInfo(h.store.path(h.id), h.info)
+}
+
+// snapshot writes the machine down as it runs.
+func (h *holder) snapshot(ctx context.Context, m Controlled, q controlRequest) error {
+	fail := func(kind turnstone.Kind, err error, hint string) error {
+		return &turnstone.Error{Op: "sandbox.snapshot", Kind: kind, Subject: "sandbox " + string(h.id), Err: err, Hint: hint}
+	}
+	if !filepath.IsAbs(q.Dir) {
+		return fail(turnstone.Invalid, fmt.Errorf("%.200q is no absolute path", q.Dir), "")
+	}
+	h.mu.Lock()
+	secrets := len(h.info.Secrets)
+	h.mu.Unlock()
+	if secrets > 0 && !q.Secrets {
+		return fail(turnstone.Invalid, fmt.Errorf("it holds %d secrets, and a copy of it would too", secrets), "--with-secrets copies them on purpose")
+	}
+	h.still.Lock()
+	defer h.still.Unlock()
+	err := m.Snapshot(ctx, q.Dir)
+	h.log.Info("snapshot", "err", err)
+	if !h.status().Paused {
+		h.use.watch(context.WithoutCancel(ctx), h.machine, h.log)
+	}
+	return err
+}
