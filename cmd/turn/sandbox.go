@@ -19,6 +19,7 @@ type sandboxCmd struct {
 	Attach sandboxAttachCmd `cmd:"" help:"Show the output of a command that was started with exec -d."`
 	Ps     sandboxPsCmd     `cmd:"" help:"List the processes of a sandbox."`
 	Cp     sandboxCpCmd     `cmd:"" help:"Copy files and folders into a sandbox, or out of it."`
+	Fork   sandboxForkCmd   `cmd:"" help:"Clone a sandbox as it runs, memory and all, and print the clones' IDs."`
 	Stop   sandboxStopCmd   `cmd:"" help:"Stop sandboxes, and keep what is known of them."`
 	Rm     sandboxRmCmd     `cmd:"" help:"Stop and remove sandboxes."`
 	Serve  sandboxServeCmd  `cmd:"" help:"Offer the sandboxes to clients of the DevTools Protocol."`
@@ -75,11 +76,19 @@ func (c *sandboxLsCmd) Run(a *app) error {
 		fmt.Fprintln(w, "ID\tNAME\tSTATE\tIMAGE\tAGE\tLEFT\tREASON")
 		now := time.Now()
 		for _, i := range all {
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", i.ID, orDash(i.Name), i.State, orDash(printable(i.Image)),
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", i.ID, orDash(i.Name), stateOf(i), orDash(printable(i.Image)),
 				rough(now.Sub(i.Created)), timeLeft(i, now), printable(i.Reason))
 		}
 		return w.Flush()
 	})
+}
+
+// stateOf also says that a sandbox is paused.
+func stateOf(i sandboxes.Info) string {
+	if i.Paused {
+		return string(i.State) + " (paused)"
+	}
+	return string(i.State)
 }
 
 func orDash(s string) string {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,6 +21,7 @@ type sandboxCreateCmd struct {
 	Name      string          `help:"A name for it, which no other sandbox that lives has." placeholder:"NAME"`
 	Image     string          `help:"Template to run in." placeholder:"NAME" default:"base"`
 	Env       []envVar        `help:"Environment variable for the sandbox; may be given again." placeholder:"K=V" sep:"none"`
+	Secret    []string        `help:"Secret for the environment, kept nowhere outside the sandbox; NAME takes it from turn's own environment. May be given again." placeholder:"NAME[=VALUE]" sep:"none"`
 	TTL       time.Duration   `name:"ttl" help:"Stop it after this time; 0: never (default: 1h)." placeholder:"TIME" default:"1h"`
 	CPUs      *int            `name:"cpus" help:"Number of virtual CPUs." placeholder:"N"`
 	Memory    turnstone.Bytes `help:"Memory of the sandbox, as 2GiB." placeholder:"SIZE"`
@@ -34,6 +36,8 @@ func (c *sandboxCreateCmd) Help() string {
 	return `The sandbox stays until it is removed, its time is up, or the computer is
 restarted; a process of its own keeps it. Its ID goes to standard output when it
 is ready.
+
+A sandbox that holds secrets is not forked unless its fork says --with-secrets.
 
 Exit status: 0 it is ready; 2 the command line is wrong; 3 it could not be
 created.`
@@ -55,12 +59,16 @@ func (c *sandboxCreateCmd) Run(a *app) error {
 	if err != nil {
 		return err
 	}
+	spec := c.spec()
+	if spec.Secrets, err = readSecrets(c.Secret); err != nil {
+		return &exitError{exitUsage, err}
+	}
 	p := newProgress(a.stderr, styleOf(a.stderr, c.Quiet), 0)
 	a.logTo(p)
 	ctx, stop := interruptible(func(s string) { p.Say("turn: %s", s) }, exitAborted)
 	defer stop()
 	began := time.Now()
-	i, err := sandboxes.NewStore(h).Create(ctx, c.spec(), p.Preparing)
+	i, err := sandboxes.NewStore(h).Create(ctx, spec, p.Preparing)
 	p.Close()
 	var sig interruption
 	switch {
@@ -108,12 +116,12 @@ func (c *sandboxHoldCmd) Run(a *app) error {
 // opener makes machines with the executor.
 func opener(h *home.Home) sandboxes.Opener {
 	return func(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec, progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
-		sb, err := executor.New(h).Create(ctx, executor.SandboxRequest{Image: spec.Image, Env: spec.Env, Shape: spec.Shape,
-			Substrate: spec.Substrate, Hostname: strings.ReplaceAll(string(id), "_", "-")}, progress)
+		sb, err := executor.New(h).Create(ctx, executor.SandboxRequest{Image: spec.Image, Env: append(slices.Clone(spec.Env), spec.Secrets...), Shape: spec.Shape,
+			Substrate: spec.Substrate, Hostname: strings.ReplaceAll(string(id), "_", "-"), From: spec.From}, progress)
 		if err != nil {
 			return nil, sandboxes.Details{}, err
 		}
-		if dir := sb.Template.Workdir; dir != "" {
+		if dir := sb.Template.Workdir; dir != "" && spec.From == "" {
 			if err := sb.Client().StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: dir}); err != nil {
 				_ = sb.Close()
 				return nil, sandboxes.Details{}, err
