@@ -12,11 +12,10 @@ package image
 
 import (
 	"context"
-	"errors"
 	"iter"
-	"os"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/tree"
 )
 
@@ -33,6 +32,9 @@ type Item struct {
 	Key    turnstone.Digest // of the turn's record: it names all the rest
 	Number int              // in its session
 	Tree   tree.Ref         // the files that the turn left
+	// Side says that the turn came by a merge: its files are in the merge's, and
+	// what follows is not its own history.
+	Side bool
 	// Line is the turn's entry in /context/index.md: one line, without "- ".
 	Line string
 	// Context returns what the turn adds to /context: files below turns/<n>/.
@@ -40,41 +42,40 @@ type Item struct {
 }
 
 // A History yields a state's turns, the newest first, and ends with the session's
-// first. It is walked no further than is needed.
+// first. What follows a turn that is not Side is that turn's own history. It is
+// walked no further than is needed.
 type History = iter.Seq2[Item, error]
 
 // Options of a Cache. Zero values are the defaults.
 type Options struct {
 	Budget   turnstone.Bytes // what all images may take up on disk; default 8 GiB
-	MaxStack int             // images in one stack; default substrate.MaxLayers
+	MaxStack int             // images in one stack; default and most substrate.MaxLayers
 }
 
-// Write writes the image of the difference between two trees to f, which must be
-// empty. The zero Ref is the empty tree. The same input gives the same bytes.
-func Write(ctx context.Context, r tree.Reader, from, to tree.Ref, extra []File, f *os.File) error {
-	return errors.ErrUnsupported
-}
+const defaultBudget turnstone.Bytes = 8 << 30
 
-// A Cache keeps images in one folder. Its methods are safe for concurrent use,
-// also by several processes.
+// A Cache keeps images in one folder:
+//
+//	images/<key>       an image
+//	images/<key>.json  what it looked like when it was whole; used last: its time
+//	plans/<key>.json   the stack of a state
+//	locks/<key>.lock   held while an image is made
+//
+// Its methods are safe for concurrent use, also by several processes.
 type Cache struct {
 	dir  string
 	r    tree.Reader
 	opts Options
 }
 
-// New returns the cache in dir, which need not exist yet.
-func New(dir string, r tree.Reader, opts Options) *Cache { return &Cache{dir: dir, r: r, opts: opts} }
-
-// Stack returns the paths of the images, the lowest first, that over the template
-// whose tree is base give the tree of history's newest turn, and /context of all
-// of its turns. They stay until release is called. An empty history needs none.
-func (c *Cache) Stack(ctx context.Context, base tree.Ref, history History) (paths []string, release func(), err error) {
-	return nil, nil, errors.ErrUnsupported
-}
-
-// Flatten makes what Stack would have to make for history, and merges images
-// before a stack gets too deep. It is for the background, after a turn.
-func (c *Cache) Flatten(ctx context.Context, base tree.Ref, history History) error {
-	return errors.ErrUnsupported
+// New returns the cache in dir, which need not exist yet. It reads trees and
+// contents from r.
+func New(dir string, r tree.Reader, opts Options) *Cache {
+	if opts.Budget <= 0 {
+		opts.Budget = defaultBudget
+	}
+	if opts.MaxStack <= 0 || opts.MaxStack > substrate.MaxLayers {
+		opts.MaxStack = substrate.MaxLayers
+	}
+	return &Cache{dir: dir, r: r, opts: opts}
 }

@@ -49,22 +49,31 @@ type slot struct {
 	nid    uint64
 }
 
-// joinLinks points each link's name at its target's inode.
-func joinLinks(f interface {
+// A Link is one further name of a file, and one that it had before; both without a
+// leading slash.
+type Link struct{ Name, Target string }
+
+// JoinLinks points each link's name in the EROFS image f at its target's inode. The
+// image has an empty file of the same type under the name, and the target the right
+// number of links.
+func JoinLinks(f interface {
 	io.ReaderAt
 	io.WriterAt
-}, links []*entry) error {
+}, links []Link) error {
+	if len(links) == 0 {
+		return nil
+	}
 	img, err := openImage(f)
 	if err != nil {
 		return err
 	}
 	dirs := map[string]map[string]slot{}
 	for _, link := range links {
-		from, err := img.find(dirs, link.path)
+		from, err := img.find(dirs, link.Name)
 		if err != nil {
 			return err
 		}
-		to, err := img.find(dirs, link.target.path)
+		to, err := img.find(dirs, link.Target)
 		if err != nil {
 			return err
 		}

@@ -393,10 +393,12 @@ func (w *Writer) Close() error {
 	if err := w.fsys.Close(); err != nil {
 		return fmt.Errorf("erofs: %w", err)
 	}
-	if len(w.links) > 0 {
-		if err := joinLinks(w.file, w.links); err != nil {
-			return fmt.Errorf("erofs: hard links: %w", err)
-		}
+	links := make([]Link, len(w.links))
+	for i, link := range w.links {
+		links[i] = Link{link.path, link.target.path}
+	}
+	if err := JoinLinks(w.file, links); err != nil {
+		return fmt.Errorf("erofs: hard links: %w", err)
 	}
 	return w.file.Sync()
 }
