@@ -1,0 +1,204 @@
+package session
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+
+	"turnstone.dev/turnstone"
+)
+
+// maxNumber bounds a turn's number in what is imported.
+const maxNumber = 1 << 31
+
+var sessionID = regexp.MustCompile(`^s_[0-9a-v]{18}$`)
+
+// Check reports what a Graph that comes from elsewhere cannot be: the error is of
+// kind Invalid. All turns have to be done, parents come before their turns, and
+// nothing is named that is not in it.
+func (g *Graph) Check() error {
+	fail := func(format string, args ...any) error {
+		return &turnstone.Error{Op: "session.import", Kind: turnstone.Invalid, Subject: "the session", Err: fmt.Errorf(format, args...)}
+	}
+	if !sessionID.MatchString(string(g.Session.ID)) {
+		return fail("has the ID %q", g.Session.ID)
+	}
+	if g.Session.Name != "" {
+		if err := CheckName("session", g.Session.Name); err != nil {
+			return err
+		}
+	}
+	numbers, used := map[turnstone.TurnID]int{}, map[int]bool{}
+	for _, t := range g.Turns {
+		if !validTurnID(t.ID) || numbers[t.ID] != 0 || t.Number < 1 || t.Number >= maxNumber || used[t.Number] {
+			return fail("has a turn %q with the number %d, which cannot be", t.ID, t.Number)
+		}
+		numbers[t.ID], used[t.Number] = t.Number, true
+	}
+	for _, t := range g.Turns {
+		if err := g.checkTurn(t, numbers); err != nil {
+			return fail("turn %d: %w", t.Number, err)
+		}
+	}
+	names := map[string]bool{}
+	for _, b := range g.Branches {
+		if err := CheckName("branch", b.Name); err != nil {
+			return err
+		}
+		if names[b.Name] || b.Session != g.Session.ID || b.Head != "" && numbers[b.Head] == 0 {
+			return fail("has a branch %s that is there twice or leads nowhere", b.Name)
+		}
+		names[b.Name] = true
+	}
+	for _, t := range g.Tags {
+		if err := CheckName("tag", t.Name); err != nil {
+			return err
+		}
+		if names[t.Name] || t.Session != g.Session.ID || numbers[t.Turn] == 0 {
+			return fail("has a tag %s that is there twice or leads nowhere", t.Name)
+		}
+		names[t.Name] = true
+	}
+	return nil
+}
+
+func (g *Graph) checkTurn(t Turn, numbers map[turnstone.TurnID]int) error {
+	if t.Session != g.Session.ID {
+		return errors.New("is of another session")
+	}
+	if err := CheckName("branch", t.Branch); err != nil {
+		return err
+	}
+	if t.Status != Done {
+		return errors.New("is not done")
+	}
+	if !slices.Contains([]turnstone.Result{turnstone.Passed, turnstone.Failed, turnstone.TimedOut, turnstone.Errored}, t.Result) {
+		return fmt.Errorf("has the result %q", t.Result)
+	}
+	if t.Title != cut(t.Title, maxTitle) || t.Kind != cut(t.Kind, 20) {
+		return errors.New("has a title or a kind that cannot be")
+	}
+	for _, d := range []turnstone.Digest{t.Record, t.State} {
+		if d == "" {
+			continue
+		}
+		if _, err := turnstone.ParseDigest(string(d)); err != nil {
+			return err
+		}
+	}
+	if len(t.Parents) > 2 || t.State != "" && t.Record == "" {
+		return errors.New("has too many parents, or a state without a record")
+	}
+	for _, p := range t.Parents {
+		if numbers[p] == 0 || numbers[p] >= t.Number {
+			return fmt.Errorf("has the parent %q, which does not come before it", p)
+		}
+	}
+	return nil
+}
+
+// Import adds a session that was made elsewhere, with the IDs that it has. It is
+// all there in one transaction. A session of this ID that has all of g's turns
+// already is left as it is, and fresh is false; one that has other turns, and
+// another session of this name, are errors of kind Invalid. What g's turns name
+// has to be durable before.
+func (db *DB) Import(ctx context.Context, g *Graph) (fresh bool, err error) {
+	if err := g.Check(); err != nil {
+		return false, err
+	}
+	err = db.write(ctx, func(tx *sql.Tx) error {
+		if has, err := hasGraph(ctx, tx, g); err != nil || has {
+			return err
+		}
+		fresh = true
+		return db.importNew(ctx, tx, g)
+	})
+	return fresh && err == nil, err
+}
+
+// Has tells whether Import would leave everything as it is, or its error.
+func (db *DB) Has(ctx context.Context, g *Graph) (bool, error) { return hasGraph(ctx, db.sql, g) }
+
+func hasGraph(ctx context.Context, q querier, g *Graph) (bool, error) {
+	if _, err := oneSession(ctx, q, string(g.Session.ID), "id = ?", g.Session.ID); turnstone.KindOf(err) != turnstone.NotFound {
+		if err != nil {
+			return false, err
+		}
+		return true, sameTurns(ctx, q, g)
+	}
+	if g.Session.Name == "" {
+		return false, nil
+	}
+	if _, err := find(ctx, q, g.Session.Name); turnstone.KindOf(err) != turnstone.NotFound {
+		if err != nil {
+			return false, err
+		}
+		return false, taken("session", g.Session.Name, "give it another name here with --as NAME")
+	}
+	return false, nil
+}
+
+// sameTurns reports a turn of g that the session here does not have as it is.
+func sameTurns(ctx context.Context, q querier, g *Graph) error {
+	have := map[turnstone.TurnID]turnstone.Digest{}
+	ts, err := turns(ctx, q, "WHERE session = ?", g.Session.ID)
+	if err != nil {
+		return err
+	}
+	for _, t := range ts {
+		have[t.ID] = t.Record
+	}
+	for _, t := range g.Turns {
+		if record, ok := have[t.ID]; !ok || record != t.Record {
+			return &turnstone.Error{Op: "session.import", Kind: turnstone.Invalid, Subject: string(g.Session.ID),
+				Err:  fmt.Errorf("this session is here already, and turn %d (%s) of the file is not in it", t.Number, t.ID),
+				Hint: "remove the one that is here first: turn session rm " + string(g.Session.ID)}
+		}
+	}
+	return nil
+}
+
+func (db *DB) importNew(ctx context.Context, tx *sql.Tx, g *Graph) error {
+	next := 1
+	for _, t := range g.Turns {
+		next = max(next, t.Number+1)
+		if _, err := turn(ctx, tx, t.ID); turnstone.KindOf(err) != turnstone.NotFound {
+			if err != nil {
+				return err
+			}
+			return &turnstone.Error{Op: "session.import", Kind: turnstone.Invalid, Subject: string(t.ID), Err: errors.New("is a turn of another session here")}
+		}
+	}
+	s := g.Session
+	_, err := tx.ExecContext(ctx, "INSERT INTO sessions (id, name, created, next) VALUES (?, ?, ?, ?)",
+		s.ID, sql.NullString{String: s.Name, Valid: s.Name != ""}, stamp(s.Created), next)
+	if err != nil {
+		return dbError("import", string(s.ID), err)
+	}
+	for _, t := range g.Turns {
+		if err := insertTurn(ctx, tx, t); err != nil {
+			return err
+		}
+	}
+	hasMain := false
+	for _, b := range g.Branches {
+		hasMain = hasMain || b.Name == Main
+		if err := insertBranch(ctx, tx, b); err != nil {
+			return err
+		}
+	}
+	if !hasMain {
+		if err := insertBranch(ctx, tx, Branch{Session: s.ID, Name: Main, Created: s.Created}); err != nil {
+			return err
+		}
+	}
+	for _, t := range g.Tags {
+		if err := insertTag(ctx, tx, t); err != nil {
+			return err
+		}
+	}
+	return nil
+}

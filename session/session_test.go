@@ -1,0 +1,527 @@
+package session
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+)
+
+func open(t testing.TB, dir string) *DB {
+	t.Helper()
+	db, err := Open(t.Context(), filepath.Join(dir, "context.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	return db
+}
+
+func must[T any](t testing.TB) func(v T, err error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatalf("%v (%s)", err, turnstone.HintOf(err))
+		}
+		return v
+	}
+}
+
+func wantKind(t *testing.T, what string, err error, kind turnstone.Kind) {
+	t.Helper()
+	if err == nil || turnstone.KindOf(err) != kind {
+		t.Errorf("%s: %v, want kind %s", what, err, kind)
+	}
+}
+
+func digest(s string) turnstone.Digest { return turnstone.DigestBytes([]byte(s)) }
+
+// grow runs a turn on a branch from start to end.
+func grow(t testing.TB, db *DB, s Session, branch string, parents ...turnstone.TurnID) Turn {
+	t.Helper()
+	req := StartTurn{Session: s.ID, Branch: branch, Kind: "run", Title: "grown"}
+	if len(parents) > 0 {
+		req.Parent = &parents[0]
+	}
+	if len(parents) > 1 {
+		req.Second = &parents[1]
+	}
+	turn := must[Turn](t)(db.Start(t.Context(), req))
+	return finish(t, db, turn)
+}
+
+func finish(t testing.TB, db *DB, turn Turn) Turn {
+	t.Helper()
+	var head *turnstone.TurnID
+	if p := turn.Parent(); p != "" {
+		head = &p
+	}
+	_, _, err := db.Finish(t.Context(), Finish{Turn: turn.ID, Result: turnstone.Passed, Record: digest("record " + string(turn.ID)),
+		State: digest("state " + string(turn.ID)), MoveBranch: true, ExpectedHead: head})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return must[Turn](t)(db.Turn(t.Context(), turn.ID))
+}
+
+func TestSessions(t *testing.T) {
+	ctx, dir := t.Context(), t.TempDir()
+	db := open(t, dir)
+	a := must[Session](t)(db.Create(ctx, "research"))
+	if st, err := os.Stat(filepath.Join(dir, "context.db")); err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("mode: %v, %v", st.Mode(), err)
+	}
+	for _, f := range []string{"context.db-wal", "context.db-shm"} {
+		if st, err := os.Stat(filepath.Join(dir, f)); err != nil || st.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v, %v", f, st, err)
+		}
+	}
+	_, err := db.Create(ctx, "research")
+	wantKind(t, "the name again", err, turnstone.Invalid)
+	if s := must[Session](t)(db.Ensure(ctx, "research")); s != a {
+		t.Errorf("ensure: %+v, want %+v", s, a)
+	}
+	anonymous := must[Session](t)(db.Create(ctx, ""))
+	for _, ref := range []string{string(anonymous.ID), string(anonymous.ID)[:18]} {
+		if s, err := db.Find(ctx, ref); err != nil || s != anonymous {
+			t.Errorf("find %s: %+v, %v", ref, s, err)
+		}
+	}
+	_, err = db.Find(ctx, "reserch")
+	if wantKind(t, "a misspelt name", err, turnstone.NotFound); !strings.Contains(turnstone.HintOf(err), "research") {
+		t.Errorf("hint: %s", turnstone.HintOf(err))
+	}
+	_, err = db.Ensure(ctx, "s_0000000000000000")
+	wantKind(t, "an ID is not made", err, turnstone.NotFound)
+	if all := must[[]Session](t)(db.List(ctx)); len(all) != 2 {
+		t.Errorf("%d sessions", len(all))
+	}
+	named := must[Session](t)(db.Rename(ctx, anonymous.ID, "kept"))
+	if s := must[Session](t)(db.Find(ctx, "kept")); s != named || s.ID != anonymous.ID {
+		t.Errorf("renamed: %+v", s)
+	}
+	_, err = db.Rename(ctx, anonymous.ID, "research")
+	wantKind(t, "renamed to a name that is used", err, turnstone.Invalid)
+}
+
+func TestNames(t *testing.T) {
+	for name, ok := range map[string]bool{"a": true, "A.b_c-9": true, "9": true, strings.Repeat("x", 64): true,
+		"": false, ".a": false, "-a": false, "a b": false, "a@b": false, "a~1": false, "a:b": false, "a/b": false, "ä": false,
+		strings.Repeat("x", 65): false, "t_abc": false, "s_abc": false, "a\n": false} {
+		if err := CheckName("session", name); (err == nil) != ok {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+}
+
+func TestTurns(t *testing.T) {
+	ctx := t.Context()
+	db := open(t, t.TempDir())
+	s := must[Session](t)(db.Create(ctx, "s"))
+	one := must[Turn](t)(db.Start(ctx, StartTurn{Session: s.ID, Kind: "run", Title: " a\n title " + strings.Repeat("ä", 200)}))
+	if one.Number != 1 || len(one.Parents) != 0 || one.Branch != Main || one.Status != Running || len(one.Title) > maxTitle || !strings.HasPrefix(one.Title, "a title ä") {
+		t.Errorf("%+v", one)
+	}
+	if got := must[Turn](t)(db.Turn(ctx, one.ID)); fmt.Sprint(got) != fmt.Sprint(one) {
+		t.Errorf("read back:\n%+v, want\n%+v", got, one)
+	}
+	wantKind(t, "remove while it runs", db.Remove(ctx, s.ID), turnstone.Unavailable)
+	_, err := db.Start(ctx, StartTurn{Session: s.ID, Parent: &one.ID})
+	wantKind(t, "on a running turn", err, turnstone.Unavailable)
+	_, err = db.Start(ctx, StartTurn{Session: s.ID, Branch: "none"})
+	wantKind(t, "on no branch", err, turnstone.NotFound)
+	_, err = db.Start(ctx, StartTurn{ID: "../../x", Session: s.ID})
+	wantKind(t, "an ID that is a path", err, turnstone.Invalid)
+	one = finish(t, db, one)
+	if one.Status != Done || one.Result != turnstone.Passed || one.Ended.IsZero() || one.Interrupted() {
+		t.Errorf("%+v", one)
+	}
+	if entries, _ := os.ReadDir(db.leases); len(entries) != 0 {
+		t.Errorf("leases left: %v", entries)
+	}
+	two := grow(t, db, s, Main)
+	if two.Number != 2 || two.Parent() != one.ID {
+		t.Errorf("%+v", two)
+	}
+	_, _, err = db.Finish(ctx, Finish{Turn: two.ID})
+	wantKind(t, "finished twice", err, turnstone.Invalid)
+	other := must[Session](t)(db.Create(ctx, "other"))
+	_, err = db.Start(ctx, StartTurn{Session: other.ID, Parent: &one.ID})
+	wantKind(t, "a parent elsewhere", err, turnstone.Invalid)
+	if err := db.Remove(ctx, s.ID); err != nil {
+		t.Error(err)
+	}
+	_, err = db.Turn(ctx, one.ID)
+	wantKind(t, "a removed turn", err, turnstone.NotFound)
+}
+
+func TestAbandon(t *testing.T) {
+	ctx := t.Context()
+	db := open(t, t.TempDir())
+	a := must[Turn](t)(db.Start(ctx, StartTurn{}))
+	if err := db.Abandon(ctx, a.ID); err != nil {
+		t.Fatal(err)
+	}
+	if all := must[[]Session](t)(db.List(ctx)); len(all) != 0 {
+		t.Errorf("its anonymous session stays: %v", all)
+	}
+	s := must[Session](t)(db.Create(ctx, "s"))
+	b := must[Turn](t)(db.Start(ctx, StartTurn{Session: s.ID}))
+	if err := db.Abandon(ctx, b.ID); err != nil {
+		t.Fatal(err)
+	}
+	if c := grow(t, db, s, Main); c.Number != 2 || len(c.Parents) != 0 {
+		t.Errorf("%+v", c)
+	}
+	if entries, _ := os.ReadDir(db.leases); len(entries) != 0 {
+		t.Errorf("leases left: %v", entries)
+	}
+}
+
+func TestDiverging(t *testing.T) {
+	ctx := t.Context()
+	db := open(t, t.TempDir())
+	s := must[Session](t)(db.Create(ctx, "s"))
+	base := grow(t, db, s, Main)
+	a := must[Turn](t)(db.Start(ctx, StartTurn{Session: s.ID}))
+	b := must[Turn](t)(db.Start(ctx, StartTurn{Session: s.ID}))
+	// A tag has the name that b's branch would get.
+	must[Tag](t)(db.Tag(ctx, base, fmt.Sprintf("main-%d", b.Number)))
+	end := func(x Turn) (string, bool) {
+		name, diverged, err := db.Landing(ctx, x.ID, x.Branch, &base.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		branch, really, err := db.Finish(ctx, Finish{Turn: x.ID, Result: turnstone.Passed, Record: digest("r"), MoveBranch: true, ExpectedHead: &base.ID})
+		if err != nil || branch != name || really != diverged {
+			t.Fatalf("%s %v, %v; said before: %s %v", branch, really, err, name, diverged)
+		}
+		return branch, diverged
+	}
+	if branch, diverged := end(a); branch != Main || diverged {
+		t.Errorf("the first: %s, %v", branch, diverged)
+	}
+	branch, diverged := end(b)
+	if want := fmt.Sprintf("main-%d-2", b.Number); branch != want || !diverged {
+		t.Errorf("the second: %s, %v; want %s", branch, diverged, want)
+	}
+	if got := must[Turn](t)(db.Resolve(ctx, "s@"+branch)); got.ID != b.ID || got.Branch != branch {
+		t.Errorf("%+v", got)
+	}
+	// Of a branch that is gone by then, too; and names stay short enough.
+	long := strings.Repeat("l", 64)
+	must[Branch](t)(db.Fork(ctx, base, long))
+	c := must[Turn](t)(db.Start(ctx, StartTurn{Session: s.ID, Branch: long}))
+	wantKind(t, "deleting a branch in use", db.DeleteBranch(ctx, s.ID, long), turnstone.Unavailable)
+	if err := db.SetHead(ctx, s.ID, long, base.ID, a.ID); err != nil {
+		t.Fatal(err)
+	}
+	wantKind(t, "a head that moved", db.SetHead(ctx, s.ID, long, base.ID, a.ID), turnstone.Unavailable)
+	if branch, diverged := end(c); !diverged || CheckName("branch", branch) != nil {
+		t.Errorf("%s, %v", branch, diverged)
+	}
+}
+
+func TestResolve(t *testing.T) {
+	ctx := t.Context()
+	db := open(t, t.TempDir())
+	s := must[Session](t)(db.Create(ctx, "research"))
+	t1 := grow(t, db, s, Main)
+	t2 := grow(t, db, s, Main)
+	must[Branch](t)(db.Fork(ctx, t1, "explore"))
+	t3 := grow(t, db, s, "explore")
+	must[Branch](t)(db.Fork(ctx, t2, "1")) // reads as a number
+	must[Tag](t)(db.Tag(ctx, t1, "v1"))
+	t4 := grow(t, db, s, Main, t2.ID, t3.ID) // a merge
+	empty := must[Session](t)(db.Create(ctx, "empty"))
+	for ref, want := range map[string]Turn{
+		"research": t4, "research~1": t2, "research~": t2, "research~~": t1, "research~1~1": t1, "research~0": t4,
+		"research@1": t1, "research@3": t3, "research@3~1": t1, "research@main": t4, "research@main~2": t1,
+		"research@explore": t3, "research@explore~1": t1, "research@v1": t1,
+		string(t3.ID): t3, string(t3.ID) + "~1": t1, string(s.ID) + "@2": t2, string(s.ID): t4, "research@" + string(t2.ID): t2,
+	} {
+		if got, err := db.Resolve(ctx, ref); err != nil || got.ID != want.ID {
+			t.Errorf("%s: turn %d, %v; want %d", ref, got.Number, err, want.Number)
+		}
+	}
+	for ref, want := range map[string]Turn{"explore": t3, "2": t2, "main~1": t2, "v1": t1, "research@3": t3, "research": t4, string(t1.ID): t1} {
+		if got, err := db.ResolveIn(ctx, s.ID, ref); err != nil || got.ID != want.ID {
+			t.Errorf("in research, %s: turn %d, %v; want %d", ref, got.Number, err, want.Number)
+		}
+	}
+	for ref, kind := range map[string]turnstone.Kind{
+		"": turnstone.Invalid, "~1": turnstone.Invalid, "research@": turnstone.Invalid, "research~x": turnstone.Invalid, "research~-1": turnstone.Invalid,
+		"research~99999999999999999999": turnstone.Invalid,
+		"research@9":                    turnstone.NotFound, "research@0": turnstone.NotFound, "research@none": turnstone.NotFound, "research~3": turnstone.NotFound,
+		"@1": turnstone.NotFound, "none": turnstone.NotFound, "t_": turnstone.NotFound, "t_abc": turnstone.NotFound, "t_zzzzzzzz": turnstone.NotFound,
+		empty.Name: turnstone.NotFound, "research@explore@1": turnstone.NotFound, "research@%": turnstone.NotFound,
+		strings.Repeat("~", 2000): turnstone.Invalid, "t_' OR 1=1": turnstone.NotFound,
+	} {
+		_, err := db.Resolve(ctx, ref)
+		wantKind(t, fmt.Sprintf("%.30q", ref), err, kind)
+	}
+	_, err := db.Resolve(ctx, "research@explor")
+	if !strings.Contains(turnstone.HintOf(err), "explore") {
+		t.Errorf("hint: %s", turnstone.HintOf(err))
+	}
+	// IDs of one moment share their beginnings.
+	if _, err := db.Resolve(ctx, string(t1.ID)[:8]); turnstone.KindOf(err) != turnstone.Invalid {
+		t.Errorf("a beginning of several: %v", err)
+	}
+	if got, err := db.Resolve(ctx, string(t1.ID)[:19]); err != nil || got.ID != t1.ID {
+		t.Errorf("a beginning: %+v, %v", got, err)
+	}
+}
+
+func TestHistory(t *testing.T) {
+	ctx := t.Context()
+	db := open(t, t.TempDir())
+	s := must[Session](t)(db.Create(ctx, "s"))
+	t1 := grow(t, db, s, Main)
+	must[Branch](t)(db.Fork(ctx, t1, "b"))
+	t2 := grow(t, db, s, Main)
+	t3 := grow(t, db, s, "b")
+	t4 := grow(t, db, s, Main)
+	t5 := grow(t, db, s, Main, t4.ID, t3.ID)
+	t6 := grow(t, db, s, "b", t3.ID, t4.ID) // criss-cross
+	t7 := grow(t, db, s, "b")
+	var got []int
+	for x, err := range db.History(ctx, t5) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, x.Number)
+	}
+	if want := []int{5, 4, 3, 2, 1}; !slices.Equal(got, want) {
+		t.Errorf("history: %v, want %v", got, want)
+	}
+	for x, err := range db.History(ctx, t7) { // it may be left
+		if err != nil || x.ID != t7.ID {
+			t.Error(x, err)
+		}
+		break
+	}
+	for _, c := range []struct{ a, b, base Turn }{
+		{t2, t3, t1}, {t4, t3, t1}, {t5, t4, t4}, {t5, t3, t3}, {t5, t6, t4}, {t5, t7, t4}, {t1, t1, t1}, {t1, t7, t1},
+	} {
+		for _, pair := range [][2]Turn{{c.a, c.b}, {c.b, c.a}} {
+			base, found, err := db.MergeBase(ctx, pair[0], pair[1])
+			if err != nil || !found || base.ID != c.base.ID {
+				t.Errorf("base of %d and %d: %d, %v, %v; want %d", pair[0].Number, pair[1].Number, base.Number, found, err, c.base.Number)
+			}
+		}
+	}
+	other := must[Session](t)(db.Create(ctx, "o"))
+	if _, found, err := db.MergeBase(ctx, t7, grow(t, db, other, Main)); found || err != nil {
+		t.Errorf("of two sessions: %v, %v", found, err)
+	}
+	none := ""
+	root := must[Turn](t)(db.Start(ctx, StartTurn{Session: s.ID, Parent: (*turnstone.TurnID)(&none)}))
+	if len(root.Parents) != 0 {
+		t.Errorf("a second root: %v", root.Parents)
+	}
+	if _, found, err := db.MergeBase(ctx, t7, root); found || err != nil {
+		t.Errorf("of two roots: %v, %v", found, err)
+	}
+	g := must[*Graph](t)(db.Graph(ctx, s.ID))
+	if len(g.Turns) != 8 || g.Turns[0].ID != root.ID || len(g.Branches) != 2 || g.Branches[0].Name != Main {
+		t.Errorf("%+v", g)
+	}
+}
+
+func TestTags(t *testing.T) {
+	ctx := t.Context()
+	db := open(t, t.TempDir())
+	s := must[Session](t)(db.Create(ctx, "s"))
+	t1, t2 := grow(t, db, s, Main), grow(t, db, s, Main)
+	first := must[Tag](t)(db.Tag(ctx, t1, "good"))
+	if again := must[Tag](t)(db.Tag(ctx, t1, "good")); again != first {
+		t.Errorf("%+v, then %+v", first, again)
+	}
+	_, err := db.Tag(ctx, t2, "good")
+	wantKind(t, "moving a tag", err, turnstone.Invalid)
+	_, err = db.Tag(ctx, t2, "main")
+	wantKind(t, "a branch's name", err, turnstone.Invalid)
+	_, err = db.Fork(ctx, t2, "good")
+	wantKind(t, "a tag's name", err, turnstone.Invalid)
+	wantKind(t, "another tag", db.Untag(ctx, s.ID, "goof"), turnstone.NotFound)
+	if err := db.Untag(ctx, s.ID, "good"); err != nil {
+		t.Error(err)
+	}
+	if all := must[[]Tag](t)(db.Tags(ctx, s.ID)); len(all) != 0 {
+		t.Errorf("%v", all)
+	}
+}
+
+// TestWeek is a week of sessions and gc, by a clock of its own.
+func TestWeek(t *testing.T) {
+	ctx := t.Context()
+	db := open(t, t.TempDir())
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	db.now = func() time.Time { return now }
+	rule := Rule{Anonymous: 7 * 24 * time.Hour, Unreachable: 3 * 24 * time.Hour}
+	s := must[Session](t)(db.Create(ctx, "s"))
+	var kept []turnstone.TurnID
+	var side, loose Turn
+	for day := range 10 {
+		now = now.Add(24 * time.Hour)
+		kept = append(kept, grow(t, db, s, Main).ID)
+		anonymous := must[Session](t)(db.Create(ctx, ""))
+		grow(t, db, anonymous, Main)
+		switch day {
+		case 1: // a branch that will be deleted; and a turn that failed to leave anything
+			must[Branch](t)(db.Fork(ctx, must[Turn](t)(db.Turn(ctx, kept[0])), "side"))
+			side = grow(t, db, s, "side")
+			loose = must[Turn](t)(db.Start(ctx, StartTurn{Session: s.ID}))
+			if _, _, err := db.Finish(ctx, Finish{Turn: loose.ID, Result: turnstone.Errored, Record: digest("loose")}); err != nil {
+				t.Fatal(err)
+			}
+		case 2:
+			if err := db.DeleteBranch(ctx, s.ID, "side"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		would := must[Expired](t)(db.Expired(ctx, rule))
+		gone := must[Expired](t)(db.Prune(ctx, rule))
+		if fmt.Sprint(would) != fmt.Sprint(gone) {
+			t.Errorf("day %d: %v was announced, %v went", day, would, gone)
+		}
+		wantSessions := min(1, max(0, day-7)) // the anonymous one of eight days ago
+		if len(gone.Sessions) != wantSessions {
+			t.Errorf("day %d: %d sessions went, want %d", day, len(gone.Sessions), wantSessions)
+		}
+		_, err := db.Turn(ctx, side.ID)
+		if old := day >= 5; day >= 1 && old != (turnstone.KindOf(err) == turnstone.NotFound) {
+			t.Errorf("day %d: the turn of the deleted branch: %v", day, err)
+		}
+		_, err = db.Turn(ctx, loose.ID)
+		if old := day >= 5; day >= 1 && old != (turnstone.KindOf(err) == turnstone.NotFound) {
+			t.Errorf("day %d: the turn without a state: %v", day, err)
+		}
+	}
+	for _, id := range kept {
+		if _, err := db.Turn(ctx, id); err != nil {
+			t.Error(err)
+		}
+	}
+	// What runs keeps what it stands on; so does a tag, also an anonymous session.
+	old := grow(t, db, s, Main)
+	must[Branch](t)(db.Fork(ctx, old, "x"))
+	head := grow(t, db, s, "x")
+	running := must[Turn](t)(db.Start(ctx, StartTurn{Session: s.ID, Branch: "main", Parent: &head.ID}))
+	if err := db.DeleteBranch(ctx, s.ID, "x"); err != nil {
+		t.Fatal(err)
+	}
+	anonymous := must[Session](t)(db.Create(ctx, ""))
+	must[Tag](t)(db.Tag(ctx, grow(t, db, anonymous, Main), "keep"))
+	now = now.Add(1000 * time.Hour)
+	gone := must[Expired](t)(db.Prune(ctx, rule))
+	for _, x := range gone.Turns {
+		if x.ID == head.ID || x.ID == running.ID || x.Session == anonymous.ID {
+			t.Errorf("went: %+v", x)
+		}
+	}
+	if _, err := db.Find(ctx, string(anonymous.ID)); err != nil {
+		t.Error(err)
+	}
+	finish(t, db, running)
+}
+
+func TestImport(t *testing.T) {
+	ctx := t.Context()
+	from, to := open(t, t.TempDir()), open(t, t.TempDir())
+	s := must[Session](t)(from.Create(ctx, "s"))
+	t1 := grow(t, from, s, Main)
+	must[Branch](t)(from.Fork(ctx, t1, "b"))
+	t2, t3 := grow(t, from, s, Main), grow(t, from, s, "b")
+	grow(t, from, s, Main, t2.ID, t3.ID)
+	must[Tag](t)(from.Tag(ctx, t1, "tag"))
+	g := must[*Graph](t)(from.Graph(ctx, s.ID))
+	if fresh, err := to.Import(ctx, g); err != nil || !fresh {
+		t.Fatal(fresh, err)
+	}
+	if again := must[*Graph](t)(to.Graph(ctx, s.ID)); fmt.Sprint(again) != fmt.Sprint(g) {
+		t.Errorf("got\n%+v, want\n%+v", again, g)
+	}
+	if fresh, err := to.Import(ctx, g); err != nil || fresh {
+		t.Errorf("again: %v, %v", fresh, err)
+	}
+	if next := grow(t, to, s, Main); next.Number != 5 {
+		t.Errorf("number %d", next.Number)
+	}
+	if fresh, err := to.Import(ctx, g); err != nil || fresh {
+		t.Errorf("when it has gone on here: %v, %v", fresh, err)
+	}
+	grow(t, from, s, Main)
+	_, err := to.Import(ctx, must[*Graph](t)(from.Graph(ctx, s.ID)))
+	wantKind(t, "when both have gone on", err, turnstone.Invalid)
+
+	third := open(t, t.TempDir())
+	must[Session](t)(third.Create(ctx, "s"))
+	_, err = third.Import(ctx, g)
+	if wantKind(t, "the name is used", err, turnstone.Invalid); !strings.Contains(turnstone.HintOf(err), "--as") {
+		t.Errorf("hint: %s", turnstone.HintOf(err))
+	}
+	for what, harm := range map[string]func(g *Graph){
+		"ID":              func(g *Graph) { g.Session.ID = "s_../../x" },
+		"name":            func(g *Graph) { g.Session.Name = "a b" },
+		"turn ID":         func(g *Graph) { g.Turns[0].ID = "t_x" },
+		"turn twice":      func(g *Graph) { g.Turns[0] = g.Turns[1] },
+		"number":          func(g *Graph) { g.Turns[0].Number = 1 << 40 },
+		"cycle":           func(g *Graph) { g.Turns[3].Parents = []turnstone.TurnID{g.Turns[0].ID} },
+		"own parent":      func(g *Graph) { g.Turns[0].Parents = []turnstone.TurnID{g.Turns[0].ID} },
+		"three parents":   func(g *Graph) { g.Turns[0].Parents = []turnstone.TurnID{t1.ID, t2.ID, t3.ID} },
+		"unknown parent":  func(g *Graph) { g.Turns[0].Parents = []turnstone.TurnID{turnstone.NewTurnID()} },
+		"running":         func(g *Graph) { g.Turns[0].Status = Running },
+		"result":          func(g *Graph) { g.Turns[0].Result = "fine" },
+		"digest":          func(g *Graph) { g.Turns[0].Record = "sha256:../x" },
+		"title":           func(g *Graph) { g.Turns[0].Title = strings.Repeat("x", 300) },
+		"title's lines":   func(g *Graph) { g.Turns[0].Title = "a\nb" },
+		"branch":          func(g *Graph) { g.Branches[0].Name = "a@b" },
+		"branch's head":   func(g *Graph) { g.Branches[0].Head = turnstone.NewTurnID() },
+		"branch twice":    func(g *Graph) { g.Branches[0].Name = g.Branches[1].Name },
+		"branch and tag":  func(g *Graph) { g.Tags[0].Name = Main },
+		"tag":             func(g *Graph) { g.Tags[0].Turn = turnstone.NewTurnID() },
+		"other session":   func(g *Graph) { g.Turns[0].Session = turnstone.NewSessionID() },
+		"state no record": func(g *Graph) { g.Turns[0].Record = "" },
+	} {
+		bad := must[*Graph](t)(from.Graph(ctx, s.ID))
+		bad.Session.Name = "other"
+		harm(bad)
+		_, err := third.Import(ctx, bad)
+		wantKind(t, what, err, turnstone.Invalid)
+	}
+	if all := must[[]Session](t)(third.List(ctx)); len(all) != 1 {
+		t.Errorf("refused imports left something: %v", all)
+	}
+}
+
+func BenchmarkOpen(b *testing.B) {
+	dir := b.TempDir()
+	db, err := Open(context.Background(), filepath.Join(dir, "context.db"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = db.Close() }()
+	for b.Loop() {
+		db, err := Open(context.Background(), filepath.Join(dir, "context.db"))
+		if err != nil {
+			b.Fatal(err)
+		}
+		_ = db.Close()
+	}
+}
+
+func BenchmarkTurn(b *testing.B) {
+	db := open(b, b.TempDir())
+	s := must[Session](b)(db.Create(b.Context(), "s"))
+	for b.Loop() {
+		grow(b, db, s, Main)
+	}
+}
