@@ -47,8 +47,10 @@ func (m *machine) prepare(p params) error {
 	}
 	// As long as what takes their place: rewriting is then all there is to do.
 	id := identity{hostname: "sb-0000000000000000000", machineID: strings.Repeat("0", 32), network: m.network}
-	if err := id.write(filepath.Join(upperDir, firstUpper)); err != nil {
-		return err
+	for _, upper := range []string{firstUpper, secondUpper} {
+		if err := id.write(filepath.Join(upperDir, upper)); err != nil {
+			return err
+		}
 	}
 	m.mounted = p.scratch
 	return m.enterRoot()

@@ -67,6 +67,9 @@ func (m *machine) enterRoot() error {
 		return err
 	}
 	upper := filepath.Join(upperDir, firstUpper)
+	if err := resemble(upper, []string{lowerDir}); err != nil {
+		return err
+	}
 	if err := mountOverlay(mergedDir, []string{lowerDir, skelDir}, upper, filepath.Join(upperDir, "work")); err != nil {
 		return err
 	}
@@ -134,7 +137,11 @@ func (m *machine) enterStack(layers []string, id identity) error {
 	if err := id.write(upper); err != nil {
 		return err
 	}
-	lower = append(lower, lowerDir, skelDir)
+	lower = append(lower, lowerDir)
+	if err := resemble(upper, lower); err != nil {
+		return err
+	}
+	lower = append(lower, skelDir)
 	if err := mountOverlay(stackDir, lower, upper, filepath.Join(upperDir, "work2")); err != nil {
 		return err
 	}
@@ -153,6 +160,54 @@ func (m *machine) enterStack(layers []string, id identity) error {
 		return err
 	}
 	return switchRoot(stackDir)
+}
+
+// resemble gives the directories of an upper directory that are the agent's own
+// doing the attributes of those that they hide, the highest of lower first. Else
+// the root would have the agent's mode, and each turn would change its time.
+func resemble(upper string, lower []string) error {
+	for _, name := range []string{"", "etc"} {
+		dst := filepath.Join(upper, name)
+		for _, dir := range lower {
+			src := filepath.Join(dir, name)
+			var st unix.Stat_t
+			if err := unix.Lstat(src, &st); err == unix.ENOENT {
+				continue
+			} else if err != nil {
+				return &os.PathError{Op: "stat", Path: src, Err: err}
+			}
+			if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+				break
+			}
+			if err := copyAttributes(src, dst, &st); err != nil {
+				return &os.PathError{Op: "copy attributes", Path: src, Err: err}
+			}
+			break
+		}
+	}
+	return nil
+}
+
+func copyAttributes(src, dst string, st *unix.Stat_t) error {
+	err := errors.Join(unix.Lchown(dst, int(st.Uid), int(st.Gid)), unix.Chmod(dst, st.Mode&0o7777))
+	names := make([]byte, 64<<10)
+	n, lerr := unix.Llistxattr(src, names)
+	if lerr == unix.ENOTSUP {
+		n, lerr = 0, nil
+	}
+	err = errors.Join(err, lerr)
+	for name := range strings.SplitSeq(string(names[:max(0, n)]), "\x00") {
+		if name == "" || strings.HasPrefix(name, "trusted.overlay.") {
+			continue
+		}
+		value := make([]byte, 64<<10)
+		n, xerr := unix.Lgetxattr(src, name, value)
+		if xerr == nil {
+			xerr = unix.Lsetxattr(dst, name, value[:n], 0)
+		}
+		err = errors.Join(err, xerr)
+	}
+	return errors.Join(err, unix.UtimesNanoAt(unix.AT_FDCWD, dst, []unix.Timespec{st.Mtim, st.Mtim}, unix.AT_SYMLINK_NOFOLLOW))
 }
 
 // leaveRoot makes the root that the kernel started with the agent's again.

@@ -22,9 +22,9 @@ const (
 	maxPath      = 64 << 10 // bytes
 	maxPaths     = 2 << 30  // bytes of all paths together
 	maxXattr     = 65535    // bytes of one value: what the format has room for
-	maxXattrs    = 128 << 10
+	maxXattrs    = 200 << 10
 	opaqueXattr  = "trusted.overlay.opaque"
-	privateXattr = "trusted." // what an overlay keeps for itself
+	privateXattr = "trusted.overlay." // what an overlay keeps for itself
 )
 
 // A difference is being found.
@@ -281,9 +281,19 @@ func (d *difference) node(path string, e *tree.Entry) (*node, error) {
 		if n.stat.Xattrs == nil {
 			n.stat.Xattrs = make(map[string]string, len(e.Xattrs))
 		}
-		n.stat.Xattrs[x.Name] = string(x.Value)
+		n.stat.Xattrs[imageXattr(x.Name)] = string(x.Value)
 	}
 	return n, nil
+}
+
+// imageXattr is what the image's writer wants to be told instead of name. In the
+// format an access control list is a number without a name, and the writer knows
+// it by a prefix with nothing behind it.
+func imageXattr(name string) string {
+	if name == "system.posix_acl_access" || name == "system.posix_acl_default" {
+		return name + "."
+	}
+	return name
 }
 
 func (n *node) setType(path string, e *tree.Entry) error {
