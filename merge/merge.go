@@ -53,7 +53,7 @@ func (s Side) other() Side { return Ours + Theirs - s }
 // Options say what is done with conflicts. The zero value decides nothing.
 type Options struct {
 	Default Side            // decides every conflict that nothing else decides
-	Paths   map[string]Side // decides the conflicts of one path; paths are absolute, or "env:NAME", or "cwd"
+	Paths   map[string]Side // decides the conflicts of a path and of those below it; paths are absolute, or "env:NAME", or "cwd"
 	Markers bool            // writes conflict markers into text files; comes after Paths and before Default
 
 	// The names of the three in markers; empty: "ours", "base", "theirs".
@@ -150,6 +150,8 @@ type Result struct {
 	// RenamesSkipped: there were so many files that renames with changed content
 	// were not looked for.
 	RenamesSkipped bool
+	// Unused are the paths among Options.Paths that decided nothing; sorted.
+	Unused []string
 }
 
 // conflictJSON is a Conflict as --json prints it.
