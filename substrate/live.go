@@ -22,3 +22,25 @@ type Resumer interface {
 	// this one cannot take the place of; then no other try helps.
 	RestoreFrom(ctx context.Context, m Machine, dir string) (Sandbox, error)
 }
+
+// A Keeper is a Resumer that turns what a Snapshotter has written into something to
+// keep for long, and back.
+type Keeper interface {
+	Resumer
+	// Pack writes into the folder out, which it makes, what is in dir and not in what
+	// m's machines start from anyway: the memory and the disk as differences against
+	// the snapshot of the template.
+	Pack(ctx context.Context, m Machine, dir, out string) (Packed, error)
+	// Unpack makes the folder dir of what Pack has written, for RestoreFrom. m.Layers
+	// are the images that Packed.Layers has named, in that order. An error of kind
+	// Integrity says that something of packed is damaged; one of kind Unavailable that
+	// the template's snapshot is not the one of then, as after an update of turn, and that
+	// no other try helps.
+	Unpack(ctx context.Context, m Machine, packed, dir string) error
+}
+
+// Packed says what Pack has written.
+type Packed struct {
+	Files  []string // names in the folder; each is worth its size, none has holes
+	Layers []string // names of the images that the machine has as layers, the lowest first
+}

@@ -93,24 +93,7 @@ func (m *machine) snapshot(ctx context.Context, dir string) (err error) {
 	if err := m.standingStill(ctx, func() error { return m.write(ctx, tmp, &man) }); err != nil {
 		return err
 	}
-	if man.RAM, err = stamp.Quick(filepath.Join(tmp, ramFile)); err != nil {
-		return err
-	}
-	if man.Scratch, err = stamp.Quick(filepath.Join(tmp, scratchFile)); err != nil {
-		return err
-	}
-	for _, path := range l.layers {
-		st, err := stamp.Quick(path)
-		if err != nil {
-			return err
-		}
-		man.Layers = append(man.Layers, vmLayer{path, st})
-	}
-	b, err := json.MarshalIndent(man, "", "  ")
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(tmp, manifestFile), b, 0o600); err != nil {
+	if err := writeVM(tmp, man, l.layers); err != nil {
 		return err
 	}
 	return os.Rename(tmp, dir)
@@ -187,11 +170,14 @@ func cloneFile(ctx context.Context, dst, src *os.File) error {
 
 // RestoreFrom implements substrate.Resumer.
 func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir string) (substrate.Sandbox, error) {
-	snap, layers, err := s.openVM(m, dir)
+	man, snap, err := s.openVM(m, dir)
 	if err != nil {
 		return nil, s.wrap(err)
 	}
-	m.Layers, m.Home = layers, ""
+	m.Layers, m.Home = nil, ""
+	for _, l := range man.Layers {
+		m.Layers = append(m.Layers, l.Path)
+	}
 	f, err := s.restoreFiles(m, snap)
 	if err != nil {
 		return nil, s.wrap(err)
@@ -201,53 +187,60 @@ func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir st
 
 // openVM opens what Snapshot has written, if it is whole and a machine that is
 // started from m can go on from it.
-func (s *Substrate) openVM(m substrate.Machine, dir string) (*snapshot, []string, error) {
-	damaged := func(what string, err error) error {
-		return &turnstone.Error{Op: "qemu.restore", Kind: turnstone.Integrity, Subject: dir, Err: fmt.Errorf("%s: %w", what, err),
+func (s *Substrate) openVM(m substrate.Machine, dir string) (vmManifest, *snapshot, error) {
+	var man vmManifest
+	damaged := func(what string, err error) (vmManifest, *snapshot, error) {
+		return man, nil, &turnstone.Error{Op: "qemu.restore", Kind: turnstone.Integrity, Subject: dir, Err: fmt.Errorf("%s: %w", what, err),
 			Hint: "the saved machine cannot be used; start from its files instead"}
 	}
 	b, err := readAtMost(filepath.Join(dir, manifestFile), maxManifest)
 	if err != nil {
-		return nil, nil, damaged("manifest", err)
+		return damaged("manifest", err)
 	}
-	var man vmManifest
 	if err := json.Unmarshal(b, &man); err != nil {
-		return nil, nil, damaged("manifest", err)
+		return damaged("manifest", err)
 	}
 	if man.Format != vmFormat {
-		return nil, nil, &turnstone.Error{Op: "qemu.restore", Kind: turnstone.Unavailable, Subject: dir,
+		return man, nil, &turnstone.Error{Op: "qemu.restore", Kind: turnstone.Unavailable, Subject: dir,
 			Err: fmt.Errorf("it has format %d, this program reads %d", man.Format, vmFormat), Hint: "use the version of turn that wrote it"}
 	}
-	if why := man.Identity.differs(s.identity(m)); why != "" {
-		return nil, nil, &turnstone.Error{Op: "qemu.restore", Kind: turnstone.Unavailable, Subject: dir,
-			Err: errors.New("it was saved with another " + why), Hint: "a machine goes on only where all of that is the same; start from its files instead"}
+	if err := s.fits(m, man.Identity); err != nil {
+		return man, nil, err
 	}
 	state, err := readAtMost(filepath.Join(dir, stateFile), maxState)
 	if err != nil {
-		return nil, nil, damaged("device state", err)
+		return damaged("device state", err)
 	}
 	if turnstone.DigestBytes(state) != man.State {
-		return nil, nil, damaged("device state", errors.New("does not match its digest"))
+		return damaged("device state", errors.New("does not match its digest"))
 	}
 	path, scratch := filepath.Join(dir, ramFile), filepath.Join(dir, scratchFile)
 	if !man.RAM.Fresh(path) {
-		return nil, nil, damaged("memory", errors.New("was touched"))
+		return damaged("memory", errors.New("was touched"))
 	}
 	if !man.Scratch.Fresh(scratch) {
-		return nil, nil, damaged("scratch disk", errors.New("was touched"))
+		return damaged("scratch disk", errors.New("was touched"))
 	}
-	var layers []string
 	for _, layer := range man.Layers {
 		if !layer.Stamp.Fresh(layer.Path) {
-			return nil, nil, damaged("layer "+layer.Path, errors.New("was touched or is gone"))
+			return damaged("layer "+layer.Path, errors.New("was touched or is gone"))
 		}
-		layers = append(layers, layer.Path)
 	}
 	ram, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
-		return nil, nil, damaged("memory", err)
+		return damaged("memory", err)
 	}
-	return &snapshot{ram: ram, state: state, scratch: scratch}, layers, nil
+	return man, &snapshot{ram: ram, state: state, scratch: scratch}, nil
+}
+
+// fits says whether a machine that is started from m can go on where one of the
+// given identity was.
+func (s *Substrate) fits(m substrate.Machine, id identity) error {
+	if why := id.differs(s.identity(m)); why != "" {
+		return &turnstone.Error{Op: "qemu.restore", Kind: turnstone.Unavailable, Subject: "the saved machine",
+			Err: errors.New("it was saved with another " + why), Hint: "a machine goes on only where all of that is the same; start from its files instead"}
+	}
+	return nil
 }
 
 // maxManifest bounds what is read of a manifest, in bytes.

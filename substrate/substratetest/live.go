@@ -4,8 +4,10 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -33,7 +35,8 @@ func Start(t *testing.T, s substrate.Substrate, m substrate.Machine, network *wi
 	if err != nil {
 		t.Fatalf("restore: %v (%s)", err, turnstone.HintOf(err))
 	}
-	g := connect(t, vm)
+	g := hold(t, vm)
+	g.link(t)
 	entropy, name, id := fresh(vm)
 	if _, err := g.Client.SandboxConfigure(ctx, &wire.SandboxConfigureParams{Entropy: entropy, Time: time.Now().Format(time.RFC3339Nano),
 		Scratch: vm.Scratch(), Hostname: name, MachineID: id, Network: network}); err != nil {
@@ -49,15 +52,14 @@ func fresh(vm substrate.Sandbox) (entropy []byte, name, machineID string) {
 	return entropy, strings.ReplaceAll(string(vm.ID()), "_", "-"), hex.EncodeToString(id)
 }
 
-// connect opens the first connection of a machine's next link.
-func connect(t *testing.T, vm substrate.Sandbox) *Guest {
-	t.Helper()
+// hold ends a machine with the test.
+func hold(t *testing.T, vm substrate.Sandbox) *Guest {
 	g := &Guest{Machine: vm, port: wire.NewPort(vm.Agent(), true)}
 	t.Cleanup(func() { _ = vm.Close(); _ = g.port.Close() })
-	g.link(t)
 	return g
 }
 
+// link starts the next link and its first connection.
 func (g *Guest) link(t *testing.T) {
 	t.Helper()
 	link, err := g.port.Link()
@@ -132,14 +134,8 @@ func Resume(t *testing.T, s substrate.Substrate, m substrate.Machine, dir string
 	if err != nil {
 		t.Fatalf("restore from %s: %v (%s)", dir, err, turnstone.HintOf(err))
 	}
-	g := connect2(t, vm)
+	g := hold(t, vm)
 	g.Renew(t, true)
-	return g
-}
-
-func connect2(t *testing.T, vm substrate.Sandbox) *Guest {
-	g := &Guest{Machine: vm, port: wire.NewPort(vm.Agent(), true)}
-	t.Cleanup(func() { _ = vm.Close(); _ = g.port.Close() })
 	return g
 }
 
@@ -154,21 +150,241 @@ func (g *Guest) count(t *testing.T) int {
 	return n
 }
 
-func testFork(t *testing.T, s substrate.Substrate, c Config) {
-	if _, ok := s.(substrate.Resumer); !ok {
-		t.Skip("this substrate does not clone what runs")
-	}
-	_ = os.Remove
-	g := Start(t, s, c.Machine, &c.Network)
-	if _, err := g.Client.ProcessStart(t.Context(), &wire.ProcessStartParams{ProcessID: "loop", Detach: true,
-		Argv: []string{"bash", "-c", "i=0; while :; do i=$((i+1)); echo $i > /run/count.new; mv /run/count.new /run/count; sleep 0.05; done"}}); err != nil {
+// counter starts a loop that counts in /run/count. The number is in its memory only
+// while it is not written, and its file is on no disk.
+func (g *Guest) counter(t *testing.T) {
+	t.Helper()
+	if _, err := g.Client.ProcessStart(t.Context(), &wire.ProcessStartParams{ProcessID: "counter", KillOnDisconnect: true,
+		Argv: []string{"bash", "-c", "i=0; while :; do i=$((i+1)); echo $i > /run/count.new; mv /run/count.new /run/count; sleep 0.02; done"}}); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(time.Second)
+	for until := time.Now().Add(limit); ; time.Sleep(20 * time.Millisecond) {
+		if out, _ := Shell(t, g.Client, "cat /run/count 2>/dev/null"); out != "" {
+			return
+		}
+		if time.Now().After(until) {
+			t.Fatal("it does not count")
+		}
+	}
+}
+
+// goesOn checks that the loop counts on from at least the given number.
+func (g *Guest) goesOn(t *testing.T, from int) {
+	t.Helper()
+	first := g.count(t)
+	if first < from {
+		t.Errorf("it has counted to %d, it was at %d before", first, from)
+	}
+	for until := time.Now().Add(limit); g.count(t) == first; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(until) {
+			t.Fatalf("it stays at %d", first)
+		}
+	}
+}
+
+func resumer(t *testing.T, s substrate.Substrate) substrate.Resumer {
+	t.Helper()
+	r, ok := s.(substrate.Resumer)
+	if !ok {
+		t.Skip("this substrate does not clone what runs")
+	}
+	return r
+}
+
+// testFork clones a machine that runs, and a clone of it in turn.
+func testFork(t *testing.T, s substrate.Substrate, c Config) {
+	resumer(t, s)
+	g := Start(t, s, c.Machine, &c.Network)
+	g.counter(t)
+	want(t, g.Client, "echo disk > /workspace/file; mkdir /dev/shm/d; echo memory > /dev/shm/d/file; echo 192.0.2.9 mine >> /etc/hosts", "")
+	at := g.count(t)
 	dir := g.Snapshot(t)
-	a := g.count(t)
+	g.goesOn(t, at) // also though its connection, with which it was to end, has
 	one := Resume(t, s, c.Machine, dir)
-	b := one.count(t)
-	time.Sleep(time.Second)
-	t.Log(a, b, one.count(t), g.count(t))
+	one.goesOn(t, at)
+	want(t, one.Client, "cat /workspace/file /dev/shm/d/file; grep -c mine /etc/hosts", "disk\nmemory\n1\n")
+	want(t, one.Client, "echo more >> /workspace/file; sync", "")
+	if _, err := one.Client.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: "counter"}); err != nil {
+		t.Errorf("the clone's agent does not know its process: %v", err)
+	}
+	second := one.Snapshot(t)
+	forks := []*Guest{g, one}
+	for range 3 {
+		f := Resume(t, s, c.Machine, second)
+		f.goesOn(t, at)
+		want(t, f.Client, "cat /workspace/file", "disk\nmore\n")
+		forks = append(forks, f)
+	}
+	want(t, g.Client, "cat /workspace/file", "disk\n")
+	differ(t, forks)
+}
+
+// differ checks that no machine has what another has, where a memory that was
+// copied would make them equal.
+func differ(t *testing.T, forks []*Guest) {
+	t.Helper()
+	const script = `hostname; cat /etc/hostname; grep 127.0.1.1 /etc/hosts; cat /etc/machine-id /proc/sys/kernel/random/boot_id; od -An -tx1 -w32 -N32 /dev/urandom; cat /proc/sys/kernel/random/uuid; mktemp -u; date +%s`
+	names := []string{"host name", "/etc/hostname", "/etc/hosts", "machine-id", "boot id", "random", "uuid", "mktemp", "clock"}
+	seen := map[string]string{}
+	for i, f := range forks {
+		before := time.Now().Unix()
+		out, _ := Shell(t, f.Client, script)
+		after := time.Now().Unix()
+		lines := strings.Split(strings.TrimSpace(out), "\n")
+		if len(lines) != len(names) {
+			t.Fatalf("got %d lines: %q", len(lines), out)
+		}
+		clock, err := strconv.ParseInt(lines[len(lines)-1], 10, 64)
+		if err != nil || clock < before-1 || clock > after+1 {
+			t.Errorf("the clock of fork %d says %s, the host's %d to %d", i, lines[len(lines)-1], before, after)
+		}
+		if name := strings.ReplaceAll(string(f.Machine.ID()), "_", "-"); lines[0] != name || lines[1] != name || lines[2] != "127.0.1.1\t"+name {
+			t.Errorf("fork %s is called %q", name, lines[:3])
+		}
+		for j, line := range lines[3 : len(lines)-1] {
+			if other, ok := seen[line]; ok {
+				t.Errorf("fork %d has the %s %q of %s", i, names[3+j], line, other)
+			}
+			seen[line] = fmt.Sprintf("fork %d", i)
+		}
+	}
+}
+
+// testPausedSnapshot writes down a machine that stands still, which it goes on doing.
+func testPausedSnapshot(t *testing.T, s substrate.Substrate, c Config) {
+	resumer(t, s)
+	g := Start(t, s, c.Machine, &c.Network)
+	g.counter(t)
+	at := g.count(t)
+	g.Suspend(t)
+	p := g.Machine.(substrate.Pauser)
+	if err := p.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(t.TempDir(), "vm")
+	for _, dir := range []string{dir, dir + "2"} {
+		if err := g.Machine.(substrate.Snapshotter).Snapshot(t.Context(), dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = g.Machine.Close()
+	for _, dir := range []string{dir, dir + "2"} { // the original is gone, and they do not need it
+		f := Resume(t, s, c.Machine, dir)
+		f.goesOn(t, at)
+	}
+}
+
+// testDamagedFork changes each file of a snapshot, and gives it a machine that it
+// was not taken of.
+func testDamagedFork(t *testing.T, s substrate.Substrate, c Config) {
+	r := resumer(t, s)
+	g := Start(t, s, c.Machine, &c.Network)
+	dir := g.Snapshot(t)
+	refused := func(what string, m substrate.Machine, kinds ...turnstone.Kind) {
+		t.Helper()
+		vm, err := r.RestoreFrom(t.Context(), m, dir)
+		if err == nil {
+			_ = vm.Close()
+		}
+		if !slices.Contains(kinds, turnstone.KindOf(err)) || turnstone.HintOf(err) == "" {
+			t.Errorf("%s: %v (%s)", what, err, turnstone.KindOf(err))
+		}
+	}
+	other := c.Machine
+	other.Shape.Memory *= 2
+	refused("another shape", other, turnstone.Unavailable)
+	other = c.Machine
+	other.RootDigest = turnstone.DigestBytes(nil)
+	refused("another template", other, turnstone.Unavailable)
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) < 3 {
+		t.Fatalf("%d files: %v", len(entries), err)
+	}
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		flip(t, path)
+		refused(e.Name()+" changed", c.Machine, turnstone.Integrity, turnstone.Unavailable)
+		flip(t, path)
+		if err := os.Truncate(path, 1); err != nil {
+			t.Fatal(err)
+		}
+		refused(e.Name()+" cut off", c.Machine, turnstone.Integrity)
+		if err := os.Rename(path, path+".away"); err != nil {
+			t.Fatal(err)
+		}
+		refused(e.Name()+" missing", c.Machine, turnstone.Integrity)
+		if err := os.Rename(path+".away", path); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// flip changes one bit in the middle of a file.
+func flip(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	st, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b [1]byte
+	if _, err := f.ReadAt(b[:], st.Size()/2); err != nil {
+		t.Fatal(err)
+	}
+	b[0] ^= 1
+	if _, err := f.WriteAt(b[:], st.Size()/2); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// testKeep packs a machine that runs, and goes on with what was packed.
+func testKeep(t *testing.T, s substrate.Substrate, c Config) {
+	k, ok := s.(substrate.Keeper)
+	if !ok {
+		t.Skip("this substrate keeps no machines")
+	}
+	g := Start(t, s, c.Machine, &c.Network)
+	g.counter(t)
+	want(t, g.Client, "head -c 3000000 /dev/urandom > /dev/shm/random; cp /dev/shm/random /workspace; sync", "")
+	at := g.count(t)
+	tmp := t.TempDir()
+	packed, again := filepath.Join(tmp, "packed"), filepath.Join(tmp, "again")
+	p, err := k.Pack(t.Context(), c.Machine, g.Snapshot(t), packed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var size int64
+	for _, name := range p.Files {
+		st, err := os.Stat(filepath.Join(packed, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		size += st.Size()
+		t.Logf("%s: %s", name, turnstone.Bytes(st.Size()))
+	}
+	if size < 6<<20 || size > 200<<20 {
+		t.Errorf("what is kept has %s", turnstone.Bytes(size))
+	}
+	_ = g.Machine.Close()
+	if err := k.Unpack(t.Context(), c.Machine, packed, again); err != nil {
+		t.Fatal(err)
+	}
+	f := Resume(t, s, c.Machine, again)
+	f.goesOn(t, at)
+	want(t, f.Client, "cmp /dev/shm/random /workspace/random", "")
+	for _, name := range p.Files {
+		flip(t, filepath.Join(packed, name))
+		dir := filepath.Join(tmp, "damaged")
+		if err := k.Unpack(t.Context(), c.Machine, packed, dir); turnstone.KindOf(err) != turnstone.Integrity && turnstone.KindOf(err) != turnstone.Unavailable {
+			t.Errorf("%s changed: %v", name, err)
+		}
+		if _, err := os.Stat(dir); err == nil {
+			t.Errorf("%s changed: a folder is left", name)
+		}
+		flip(t, filepath.Join(packed, name))
+	}
 }

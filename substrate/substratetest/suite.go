@@ -67,6 +67,9 @@ func Run(t *testing.T, s substrate.Substrate, c Config) {
 	t.Run("freeze", func(t *testing.T) { testFreeze(t, s, c) })
 	t.Run("home", func(t *testing.T) { testHome(t, s, c) })
 	t.Run("live fork", func(t *testing.T) { testFork(t, s, c) })
+	t.Run("live fork of a paused machine", func(t *testing.T) { testPausedSnapshot(t, s, c) })
+	t.Run("damaged live fork", func(t *testing.T) { testDamagedFork(t, s, c) })
+	t.Run("machines are kept", func(t *testing.T) { testKeep(t, s, c) })
 	t.Run("cancelled restore", func(t *testing.T) { testCancel(t, s, c) })
 }
 
