@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -184,9 +185,26 @@ func (s *Sandbox) dial() error {
 	return nil
 }
 
-// revive starts a clone of the machine that a Snapshot has written into dir, which
-// was one of p's, and gives it an identity of its own.
-func (x *Executor) revive(ctx context.Context, p *plan, dir string, progress func(string)) (*Sandbox, error) {
+// Keep writes the machine as it is into the folder dir, which it makes, in a form
+// to keep for long: as what differs from the template's snapshot. What it returns
+// names the files, and the images that the machine has as layers. Otherwise it is
+// as Snapshot.
+func (s *Sandbox) Keep(ctx context.Context, dir string) (substrate.Packed, error) {
+	k, ok := s.driver.(substrate.Keeper)
+	if !ok {
+		return substrate.Packed{}, s.cannot("be kept")
+	}
+	whole := dir + ".whole"
+	defer func() { _ = os.RemoveAll(whole) }()
+	if err := s.Snapshot(ctx, whole); err != nil {
+		return substrate.Packed{}, err
+	}
+	return k.Pack(ctx, s.source, whole, dir)
+}
+
+// revive starts a clone of the machine that Snapshot or Keep has written, which was
+// one of p's, and gives it an identity of its own.
+func (x *Executor) revive(ctx context.Context, p *plan, req SandboxRequest, progress func(string)) (*Sandbox, error) {
 	tmpl, m, err := x.machine(ctx, p, progress, newStopwatch())
 	if err != nil {
 		return nil, err
@@ -195,18 +213,45 @@ func (x *Executor) revive(ctx context.Context, p *plan, dir string, progress fun
 	if err != nil {
 		return nil, err
 	}
+	m.Layers = req.KeptLayers
+	dir := req.From
+	if dir == "" {
+		var remove func()
+		if dir, remove, err = x.unpack(ctx, driver, m, req.Kept); err != nil {
+			return nil, err
+		}
+		defer remove()
+	}
 	vm, err := driver.RestoreFrom(ctx, m, dir)
 	if err != nil {
 		return nil, err
 	}
-	s := &Sandbox{Template: tmpl, Image: p.image, machine: vm, driver: driver, port: wire.NewPort(vm.Agent(), true)}
+	s := &Sandbox{Template: tmpl, Image: p.image, machine: vm, source: m, driver: driver, port: wire.NewPort(vm.Agent(), true)}
 	id := make([]byte, 16)
 	_, _ = rand.Read(id)
 	renew := wire.SandboxRenewParams{Hostname: or(p.hostname, strings.ReplaceAll(string(s.ID()), "_", "-")), MachineID: hex.EncodeToString(id)}
-	defer context.AfterFunc(ctx, func() { _ = vm.Close() })()
 	if err := s.renew(ctx, renew); err != nil {
 		_ = s.Close()
 		return nil, err
 	}
 	return s, nil
+}
+
+// unpack makes a folder to restore from of what Keep has written.
+func (x *Executor) unpack(ctx context.Context, k substrate.Keeper, m substrate.Machine, kept string) (dir string, remove func(), err error) {
+	base, err := x.home.MkdirAll("sandboxes")
+	if err != nil {
+		return "", nil, err
+	}
+	tmp, err := os.MkdirTemp(base, ".fork-*") // swept with those of forks, should this process be killed
+	if err != nil {
+		return "", nil, err
+	}
+	remove = func() { _ = os.RemoveAll(tmp) }
+	dir = filepath.Join(tmp, "vm")
+	if err := k.Unpack(ctx, m, kept, dir); err != nil {
+		remove()
+		return "", nil, err
+	}
+	return dir, remove, nil
 }

@@ -25,6 +25,7 @@ type Sandbox struct {
 	Image    string // the name that was asked for
 
 	machine substrate.Sandbox
+	source  substrate.Machine // what machine was started from
 	driver  substrate.Substrate
 	port    *wire.Port
 
@@ -163,6 +164,11 @@ type SandboxRequest struct {
 	// Shape: the new one goes on where that one was, and Env is left out. It is
 	// needed until Create returns.
 	From string
+	// Kept is a folder with the files that Keep has written, of a sandbox with this
+	// Image and Shape, and KeptLayers are the images that it has named: the new one goes
+	// on where that one was. Both are needed until Create returns.
+	Kept       string
+	KeptLayers []string
 }
 
 // Create makes a sandbox of its own for the caller. preparing is called before
@@ -180,8 +186,8 @@ func (x *Executor) Create(ctx context.Context, req SandboxRequest, preparing fun
 	if err := p.check(); err != nil {
 		return nil, err
 	}
-	if req.From != "" {
-		return x.revive(ctx, p, req.From, preparing)
+	if req.From != "" || req.Kept != "" {
+		return x.revive(ctx, p, req, preparing)
 	}
 	return x.open(ctx, p, preparing, newStopwatch())
 }
@@ -202,7 +208,7 @@ func (x *Executor) open(ctx context.Context, p *plan, progress func(string), clo
 		return nil, err
 	}
 	clock.lap("restore")
-	s := &Sandbox{Template: tmpl, Image: p.image, machine: vm, driver: driver, port: wire.NewPort(vm.Agent(), true)}
+	s := &Sandbox{Template: tmpl, Image: p.image, machine: vm, source: m, driver: driver, port: wire.NewPort(vm.Agent(), true)}
 	if err := s.connect(ctx, p); err != nil {
 		err = s.fate(err)
 		_ = s.Close()

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/substrate"
 )
 
 // The control socket of a sandbox carries lines of JSON: a request, its answer, and
@@ -24,8 +25,8 @@ import (
 // A controlRequest is one line to a holder.
 type controlRequest struct {
 	Op      string `json:"op"`                // one of the ops
-	Dir     string `json:"dir,omitempty"`     // of snapshot
-	Secrets bool   `json:"secrets,omitempty"` // of snapshot: also of a sandbox that holds some
+	Dir     string `json:"dir,omitempty"`     // of snapshot and keep
+	Secrets bool   `json:"secrets,omitempty"` // of snapshot and keep: also of a sandbox that holds some
 }
 
 const (
@@ -33,12 +34,14 @@ const (
 	opPause    = "pause"
 	opResume   = "resume"
 	opSnapshot = "snapshot"
+	opKeep     = "keep"
 	opDisk     = "disk"
 )
 
 // A controlAnswer is the holder's line back.
 type controlAnswer struct {
-	Fault *fault `json:"fault,omitempty"`
+	Fault *fault            `json:"fault,omitempty"`
+	Kept  *substrate.Packed `json:"kept,omitempty"` // of keep
 	Status
 }
 
@@ -77,16 +80,16 @@ func (c *Control) Close() error { return c.conn.Close() }
 
 // Status asks how the machine is.
 func (c *Control) Status(ctx context.Context) (Status, error) {
-	st, _, err := c.do(ctx, controlRequest{Op: opStatus})
-	return st, err
+	a, _, err := c.do(ctx, controlRequest{Op: opStatus})
+	return a.Status, err
 }
 
 // Pause makes the machine stand still, with its processes and its memory; its disk
 // is complete then. The connections to the sandbox end, and no new one is taken
 // until Resume. One that is paused stays so.
 func (c *Control) Pause(ctx context.Context) (Status, error) {
-	st, _, err := c.do(ctx, controlRequest{Op: opPause})
-	return st, err
+	a, _, err := c.do(ctx, controlRequest{Op: opPause})
+	return a.Status, err
 }
 
 // Resume lets a paused machine go on, with fresh entropy and the host's clock. One
@@ -109,6 +112,20 @@ func (c *Control) Snapshot(ctx context.Context, dir string, opt SnapshotOptions)
 	return err
 }
 
+// Keep is Snapshot in a form to keep for long: as what differs from the template's
+// snapshot. It returns the names of the files in dir, and of the images that the
+// machine has as layers.
+func (c *Control) Keep(ctx context.Context, dir string, opt SnapshotOptions) (substrate.Packed, error) {
+	a, _, err := c.do(ctx, controlRequest{Op: opKeep, Dir: dir, Secrets: opt.Secrets})
+	if err == nil && a.Kept == nil {
+		err = c.broken(errors.New("it does not say what was kept"))
+	}
+	if err != nil {
+		return substrate.Packed{}, err
+	}
+	return *a.Kept, nil
+}
+
 // Disk returns the machine's scratch disk, to be read only; the caller closes it. It
 // is still only while the machine is, and its content is the guest's word.
 func (c *Control) Disk(ctx context.Context) (*os.File, error) {
@@ -120,32 +137,32 @@ func (c *Control) Disk(ctx context.Context) (*os.File, error) {
 }
 
 // do sends one request and waits for its answer.
-func (c *Control) do(ctx context.Context, q controlRequest) (Status, *os.File, error) {
+func (c *Control) do(ctx context.Context, q controlRequest) (controlAnswer, *os.File, error) {
+	var a controlAnswer
 	line, err := json.Marshal(q)
 	if err != nil {
-		return Status{}, nil, c.broken(err)
+		return a, nil, c.broken(err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	// There is no taking back a request but to hang up.
 	defer context.AfterFunc(ctx, func() { _ = c.conn.Close() })()
 	if _, err := c.conn.Write(append(line, '\n')); err != nil {
-		return Status{}, nil, c.gone(ctx, err)
+		return a, nil, c.gone(ctx, err)
 	}
 	b, disk, err := readAnswer(c.conn)
 	if err != nil {
-		return Status{}, nil, c.gone(ctx, err)
+		return a, nil, c.gone(ctx, err)
 	}
-	var a controlAnswer
 	if err := json.Unmarshal(b, &a); err != nil {
 		closeFile(disk)
-		return Status{}, nil, c.broken(err)
+		return a, nil, c.broken(err)
 	}
 	if a.Fault != nil {
 		closeFile(disk)
-		return Status{}, nil, a.Fault.err()
+		return a, nil, a.Fault.err()
 	}
-	return a.Status, disk, nil
+	return a, disk, nil
 }
 
 func closeFile(f *os.File) {
@@ -235,6 +252,8 @@ type Controlled interface {
 	// Snapshot writes the machine into a new folder. All connections of one that is
 	// not paused end.
 	Snapshot(ctx context.Context, dir string) error
+	// Keep is Snapshot as what differs from the template's.
+	Keep(ctx context.Context, dir string) (substrate.Packed, error)
 	// Disk returns a descriptor of its own of the disk that takes the writes.
 	Disk() (*os.File, error)
 }
@@ -354,9 +373,9 @@ func (c *control) answer(ctx context.Context, conn *net.UnixConn, q controlReque
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	disk, err := c.h.control(ctx, q)
-	defer closeFile(disk)
 	var a controlAnswer
+	disk, err := c.h.control(ctx, q, &a)
+	defer closeFile(disk)
 	if err != nil {
 		a.Fault = toFault(err)
 	}

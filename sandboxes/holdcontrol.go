@@ -32,8 +32,9 @@ func (h *holder) status() Status {
 	return Status{Paused: h.info.Paused, Upper: h.upper}
 }
 
-// control carries out one request. It is called for one at a time.
-func (h *holder) control(ctx context.Context, q controlRequest) (*os.File, error) {
+// control carries out one request, and answers in a beside its status and the
+// descriptor. It is called for one at a time.
+func (h *holder) control(ctx context.Context, q controlRequest, a *controlAnswer) (*os.File, error) {
 	m, ok := h.machine.(Controlled)
 	if !ok {
 		return nil, &turnstone.Error{Op: "sandbox.control", Kind: turnstone.Unavailable, Subject: "sandbox " + string(h.id),
@@ -47,7 +48,13 @@ func (h *holder) control(ctx context.Context, q controlRequest) (*os.File, error
 	case opPause, opResume:
 		return nil, h.pause(ctx, m, q.Op == opPause)
 	case opSnapshot:
-		return nil, h.snapshot(ctx, m, q)
+		return nil, h.snapshot(ctx, q, func() error { return m.Snapshot(ctx, q.Dir) })
+	case opKeep:
+		return nil, h.snapshot(ctx, q, func() error {
+			p, err := m.Keep(ctx, q.Dir)
+			a.Kept = &p
+			return err
+		})
 	}
 	return nil, &turnstone.Error{Op: "sandbox.control", Kind: turnstone.Invalid, Subject: fmt.Sprintf("%.40q", q.Op), Err: errors.New("no such request")}
 }
@@ -77,7 +84,7 @@ func (h *holder) pause(ctx context.Context, m Controlled, on bool) error {
 }
 
 // snapshot writes the machine down as it runs.
-func (h *holder) snapshot(ctx context.Context, m Controlled, q controlRequest) error {
+func (h *holder) snapshot(ctx context.Context, q controlRequest, write func() error) error {
 	fail := func(kind turnstone.Kind, err error, hint string) error {
 		return &turnstone.Error{Op: "sandbox.snapshot", Kind: kind, Subject: "sandbox " + string(h.id), Err: err, Hint: hint}
 	}
@@ -92,7 +99,7 @@ func (h *holder) snapshot(ctx context.Context, m Controlled, q controlRequest) e
 	}
 	h.still.Lock()
 	defer h.still.Unlock()
-	err := m.Snapshot(ctx, q.Dir)
+	err := write()
 	h.log.Info("snapshot", "err", err)
 	if !h.status().Paused {
 		h.use.watch(context.WithoutCancel(ctx), h.machine, h.log)
