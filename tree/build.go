@@ -1,0 +1,426 @@
+package tree
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"turnstone.dev/turnstone"
+)
+
+// BuildOptions says how Build takes a file system. The zero value will do.
+type BuildOptions struct {
+	// Skip tells of absolute paths that are left out, with all below. It may be
+	// nil; only one goroutine calls it.
+	Skip func(path string) bool
+	// Adjust may change what a file system says of a file, as its owner. It may be
+	// nil; only one goroutine calls it.
+	Adjust func(a *Attr)
+	// Counts is filled when it is not nil; read it after Build.
+	Counts *Counts
+	// Parallel is how many files are read at a time; 0 is one for each CPU.
+	Parallel int
+}
+
+// Counts says what a tree consists of.
+type Counts struct {
+	Dirs     int   `json:"directories"` // the top one too
+	Files    int   `json:"files"`       // names of regular files
+	Symlinks int   `json:"symlinks"`
+	Others   int   `json:"others"`     // devices and FIFOs
+	Links    int   `json:"hard_links"` // names of files beyond their first
+	Skipped  int   `json:"skipped"`    // sockets, and what Skip told of
+	Bytes    int64 `json:"bytes"`      // of files, each counted once
+}
+
+// Build puts the whole tree of root and returns it. A Node whose type is 0, as for
+// a socket, is left out. Files are read in parallel; memory is bounded by
+// the directories that are worked on and the files with several names.
+//
+// What no file system can have (a name twice, a directory in itself, more than
+// MaxDepth directories in each other) is an error of kind Invalid with the path, as is a
+// file whose size is not what its Node said; others are those of the nodes and of w.
+func Build(ctx context.Context, w Writer, root Node, opts BuildOptions) (Ref, error) {
+	if opts.Parallel <= 0 {
+		opts.Parallel = runtime.GOMAXPROCS(0)
+	}
+	if opts.Counts == nil {
+		opts.Counts = &Counts{}
+	}
+	*opts.Counts = Counts{}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	b := &build{ctx: ctx, cancel: cancel, w: w, opts: opts, jobs: make(chan job, 4*opts.Parallel),
+		links: map[uint64]*linked{}, dirs: map[uint64]bool{}}
+	var workers sync.WaitGroup
+	for range opts.Parallel {
+		workers.Go(b.work)
+	}
+	top := &frame{entries: make(Directory, 1)}
+	top.pending.Store(2) // the directory, and this function
+	if err := b.top(top, root); err != nil {
+		cancel(err)
+	}
+	close(b.jobs)
+	workers.Wait()
+	if ctx.Err() != nil {
+		return Ref{}, b.cause()
+	}
+	r := &Root{Entry: top.entries[0], Links: b.groups()}
+	return PutRoot(ctx, w, r)
+}
+
+type build struct {
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	w      Writer
+	opts   BuildOptions
+	jobs   chan job
+
+	// Only the goroutine that walks uses these.
+	links map[uint64]*linked // files with several names, by inode
+	dirs  map[uint64]bool    // directories, by inode
+}
+
+// A frame is a directory that is being put. Whoever brings pending to 0 puts it.
+type frame struct {
+	parent  *frame
+	index   int // of its entry in the parent
+	entries Directory
+	pending atomic.Int64 // entries that are not complete, and one for the walk through it
+}
+
+// A job is a file to be read.
+type job struct {
+	at   place
+	node Node
+	link *linked // nil when the file has one name
+}
+
+type place struct {
+	f     *frame
+	index int
+}
+
+func (p place) entry() *Entry { return &p.f.entries[p.index] }
+
+// path returns where p is; it is built only when it is needed.
+func (p place) path() string {
+	var names []string
+	for f, i := p.f, p.index; f.parent != nil; f, i = f.parent, f.index {
+		names = append(names, f.entries[i].Name)
+	}
+	slices.Reverse(names)
+	return "/" + strings.Join(names, "/")
+}
+
+// A linked is a file with several names. The first that is met is read; the others wait for it.
+type linked struct {
+	paths []string // only the walk uses them
+
+	mu      sync.Mutex
+	done    bool
+	entry   Entry
+	waiting []place
+}
+
+// cause returns why the build ended early.
+func (b *build) cause() error {
+	err := context.Cause(b.ctx)
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		var typed *turnstone.Error
+		if !errors.As(err, &typed) {
+			return &turnstone.Error{Op: "tree.build", Kind: turnstone.Canceled, Err: err}
+		}
+	}
+	return err
+}
+
+func (b *build) fail(p place, err error) error {
+	var typed *turnstone.Error
+	if errors.As(err, &typed) {
+		return err
+	}
+	return &turnstone.Error{Op: "tree.build", Kind: turnstone.Unavailable, Subject: p.path(), Err: err}
+}
+
+func (b *build) invalid(p place, err error) error {
+	return &turnstone.Error{Op: "tree.build", Kind: turnstone.Invalid, Subject: p.path(), Err: err,
+		Hint: "the file system is damaged, or its files change while they are read"}
+}
+
+func (b *build) top(top *frame, root Node) error {
+	at := place{top, 0}
+	a, err := b.attr(root)
+	if err != nil {
+		return b.fail(at, err)
+	}
+	if a.Type != Dir {
+		return b.invalid(at, errors.New("is no directory"))
+	}
+	top.entries[0].Attr = a
+	return b.directory(at, root, 0)
+}
+
+func (b *build) attr(n Node) (Attr, error) {
+	a, err := n.Attr()
+	if err != nil {
+		return Attr{}, err
+	}
+	a.Normalize()
+	if b.opts.Adjust != nil && a.Type != 0 {
+		b.opts.Adjust(&a)
+	}
+	return a, nil
+}
+
+// directory walks through the directory that at stands for.
+func (b *build) directory(at place, n Node, depth int) error {
+	b.opts.Counts.Dirs++
+	if depth > MaxDepth {
+		return b.invalid(at, fmt.Errorf("is more than %d directories deep", MaxDepth))
+	}
+	id, _ := n.Inode()
+	if b.dirs[id] {
+		return b.invalid(at, errors.New("is a directory that is at two places, or in itself"))
+	}
+	b.dirs[id] = true
+	children, err := n.Children(b.ctx)
+	if err != nil {
+		return b.fail(at, err)
+	}
+	f, nodes, err := b.entries(at, children)
+	if err != nil {
+		return err
+	}
+	f.pending.Store(int64(len(f.entries)) + 1)
+	for i := range f.entries {
+		if err := b.entry(place{f, i}, nodes[i], depth); err != nil {
+			return err
+		}
+	}
+	return b.complete(f)
+}
+
+// entries makes a frame of those children that are not left out.
+func (b *build) entries(at place, children []Child) (*frame, []Node, error) {
+	f := &frame{parent: at.f, index: at.index, entries: make(Directory, 0, len(children))}
+	byName := func(x, y Child) int { return strings.Compare(x.Name, y.Name) }
+	if !slices.IsSortedFunc(children, byName) {
+		children = slices.SortedStableFunc(slices.Values(children), byName)
+	}
+	nodes := make([]Node, 0, len(children))
+	dir := ""
+	if b.opts.Skip != nil {
+		dir = strings.TrimSuffix(at.path(), "/")
+	}
+	for i, c := range children {
+		if err := CheckName(c.Name); err != nil {
+			return nil, nil, b.invalid(at, err)
+		}
+		if i > 0 && c.Name == children[i-1].Name {
+			return nil, nil, b.invalid(at, fmt.Errorf("has two entries of the name %q", c.Name))
+		}
+		if b.opts.Skip != nil && b.opts.Skip(dir+"/"+c.Name) {
+			b.opts.Counts.Skipped++
+			continue
+		}
+		a, err := b.attr(c.Node)
+		if err != nil {
+			return nil, nil, b.fail(at, fmt.Errorf("%q: %w", c.Name, err))
+		}
+		if a.Type == 0 {
+			b.opts.Counts.Skipped++
+			continue
+		}
+		f.entries = append(f.entries, Entry{Name: c.Name, Attr: a, Content: Content{Size: a.Size}})
+		nodes = append(nodes, c.Node)
+	}
+	return f, nodes, nil
+}
+
+// entry begins one entry of a directory.
+func (b *build) entry(at place, n Node, depth int) error {
+	e := at.entry()
+	if err := e.checkFields(); err != nil {
+		return b.invalid(at, err)
+	}
+	switch e.Type {
+	case Dir:
+		return b.directory(at, n, depth+1)
+	case File:
+		b.opts.Counts.Files++
+	case Symlink:
+		b.opts.Counts.Symlinks++
+	default:
+		b.opts.Counts.Others++
+	}
+	link, first := b.link(at, n)
+	if !first {
+		b.opts.Counts.Links++
+		return b.wait(at, link)
+	}
+	b.opts.Counts.Bytes += e.Size
+	if e.Type != File {
+		return b.ready(job{at, n, link})
+	}
+	select {
+	case b.jobs <- job{at, n, link}:
+		return nil
+	case <-b.ctx.Done():
+		return b.ctx.Err()
+	}
+}
+
+// link notes a name of a file that has several, and says whether it is the first.
+func (b *build) link(at place, n Node) (link *linked, first bool) {
+	id, names := n.Inode()
+	if names < 2 {
+		return nil, true
+	}
+	link = b.links[id]
+	if link == nil {
+		link, first = &linked{}, true
+		b.links[id] = link
+	}
+	link.paths = append(link.paths, at.path())
+	return link, first
+}
+
+// wait lets at become what link's first name is, as soon as that is known.
+func (b *build) wait(at place, link *linked) error {
+	link.mu.Lock()
+	done := link.done
+	if !done {
+		link.waiting = append(link.waiting, at)
+	}
+	link.mu.Unlock()
+	if !done {
+		return nil
+	}
+	return b.same(at, link)
+}
+
+func (b *build) same(at place, link *linked) error {
+	e := at.entry()
+	name := e.Name
+	*e = link.entry
+	e.Name = name
+	return b.complete(at.f)
+}
+
+// ready completes an entry, and those that waited for it.
+func (b *build) ready(j job) error {
+	if j.link != nil {
+		j.link.mu.Lock()
+		j.link.entry, j.link.done = *j.at.entry(), true
+		waiting := j.link.waiting
+		j.link.waiting = nil
+		j.link.mu.Unlock()
+		for _, at := range waiting {
+			if err := b.same(at, j.link); err != nil {
+				return err
+			}
+		}
+	}
+	return b.complete(j.at.f)
+}
+
+// complete notes that one more of f's entries is complete, and puts f if it was the last.
+func (b *build) complete(f *frame) error {
+	for f.pending.Add(-1) == 0 {
+		at := place{f.parent, f.index}
+		e := at.entry()
+		var err error
+		if e.Tree, e.Hash, err = PutDirectory(b.ctx, b.w, f.entries); err != nil {
+			return b.fail(at, err)
+		}
+		f = f.parent
+	}
+	return nil
+}
+
+// work reads files until there are none, or something fails.
+func (b *build) work() {
+	for j := range b.jobs {
+		if b.ctx.Err() != nil {
+			continue // so that the walk does not wait for ever
+		}
+		if err := b.read(j); err != nil {
+			b.cancel(err)
+		}
+	}
+}
+
+func (b *build) read(j job) error {
+	e := j.at.entry()
+	r, err := j.node.Open()
+	if err != nil {
+		return b.fail(j.at, err)
+	}
+	content, err := b.w.PutContent(b.ctx, &exactly{r: r, left: e.Size}, e.Size)
+	if cerr := r.Close(); err == nil {
+		err = cerr
+	}
+	if errors.Is(err, errSize) {
+		return b.invalid(j.at, err)
+	}
+	if err == nil && content.Size != e.Size {
+		err = fmt.Errorf("%d of %d bytes were kept", content.Size, e.Size)
+	}
+	if err != nil {
+		return b.fail(j.at, err)
+	}
+	e.Content = content
+	return b.ready(j)
+}
+
+// groups returns the files of which the tree has several names.
+func (b *build) groups() []LinkGroup {
+	var groups []LinkGroup
+	for _, l := range b.links {
+		if len(l.paths) > 1 {
+			slices.Sort(l.paths)
+			groups = append(groups, l.paths)
+		}
+	}
+	slices.SortFunc(groups, func(x, y LinkGroup) int { return strings.Compare(x[0], y[0]) })
+	return groups
+}
+
+var errSize = errors.New("its size changed while it was read")
+
+// exactly reads r, which has to end after left bytes.
+type exactly struct {
+	r    io.Reader
+	left int64
+}
+
+func (x *exactly) Read(p []byte) (int, error) {
+	if x.left == 0 {
+		var one [1]byte
+		n, err := io.ReadFull(x.r, one[:])
+		switch {
+		case n > 0:
+			return 0, errSize
+		case err != io.EOF: //nolint:errorlint // ReadFull returns it as it is
+			return 0, err
+		}
+		return 0, io.EOF
+	}
+	n, err := x.r.Read(p[:min(int64(len(p)), x.left)])
+	x.left -= int64(n)
+	if x.left > 0 && errors.Is(err, io.EOF) {
+		return n, errSize
+	}
+	if errors.Is(err, io.EOF) {
+		err = nil // the next call says so, if there is nothing behind
+	}
+	return n, err
+}

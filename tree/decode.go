@@ -1,0 +1,250 @@
+package tree
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math"
+
+	"turnstone.dev/turnstone"
+)
+
+var (
+	errShort = errors.New("ends too early")
+	errForm  = errors.New("is not in its one form")
+)
+
+// DecodeDirectory is the inverse of Encode: it accepts what Encode makes of a
+// directory that passes Check, and nothing else. An error is of kind Integrity.
+// The result does not refer to b.
+func DecodeDirectory(b []byte) (Directory, error) {
+	raw, err := openDir(b)
+	if err != nil {
+		return nil, damaged("tree.decode", "a directory's object", err)
+	}
+	n := 0
+	for it := raw; ; n++ {
+		_, _, ok, err := it.next()
+		if err != nil {
+			return nil, damaged("tree.decode", "a directory's object", err)
+		}
+		if !ok {
+			break
+		}
+	}
+	d := make(Directory, 0, n)
+	for {
+		name, body, ok, err := raw.next()
+		if err != nil || !ok {
+			return d, err
+		}
+		e := Entry{Name: string(name)}
+		if err := decodeBody(body, &e); err != nil {
+			return nil, damaged("tree.decode", fmt.Sprintf("%q in a directory's object", name), err)
+		}
+		d = append(d, e)
+	}
+}
+
+// A rawDir goes through the entries of an encoded directory without decoding them.
+type rawDir struct {
+	b    []byte
+	last []byte // the name before
+}
+
+func openDir(b []byte) (rawDir, error) {
+	if len(b) < 2 || b[0] != dirMagic || b[1] != formatVersion {
+		return rawDir{}, errors.New("is no directory, or of another version")
+	}
+	return rawDir{b: b[2:]}, nil
+}
+
+// next returns an entry's name, which it has checked, and body; ok is false at the end.
+func (r *rawDir) next() (name, body []byte, ok bool, err error) {
+	if len(r.b) == 0 {
+		return nil, nil, false, nil
+	}
+	c := cursor{b: r.b}
+	name, body = c.bytes(MaxName), c.bytes(math.MaxInt32)
+	if c.err != nil {
+		return nil, nil, false, c.err
+	}
+	if err := checkRawName(name); err != nil {
+		return nil, nil, false, err
+	}
+	if r.last != nil && string(name) <= string(r.last) {
+		return nil, nil, false, fmt.Errorf("%q comes after %q: entries are sorted, and each is there once", name, r.last)
+	}
+	r.b, r.last = c.b, name
+	return name, body, true, nil
+}
+
+// checkRawName is CheckName, at no cost for a good name.
+func checkRawName(name []byte) error {
+	bad := len(name) == 0 || len(name) <= 2 && name[0] == '.' && name[len(name)-1] == '.'
+	for _, c := range name {
+		if c == '/' || c == 0 {
+			bad = true
+		}
+	}
+	if bad {
+		return CheckName(string(name))
+	}
+	return nil
+}
+
+// decodeBody decodes all of an entry but its name.
+func decodeBody(b []byte, e *Entry) error {
+	c := cursor{b: b}
+	e.Type = Type(c.byte())
+	e.Mode = c.uint32()
+	e.UID = c.uint32()
+	e.GID = c.uint32()
+	e.MTime.Sec = c.varint()
+	if n := c.uvarint(); n <= maxNsec {
+		e.MTime.Nsec = int32(n)
+	} else {
+		c.fail(errors.New("its time has more than a second of nanoseconds"))
+	}
+	decodeXattrs(&c, e)
+	switch e.Type {
+	case Dir:
+		e.Tree, e.Hash = c.digest(), c.digest()
+	case File:
+		if n := c.uvarint(); n <= math.MaxInt64 {
+			e.Size = int64(n)
+		} else {
+			c.fail(errors.New("its size is out of range"))
+		}
+		e.Content = Content{Digest: c.digest(), Size: e.Size}
+		switch c.byte() {
+		case 0:
+		case 1:
+			e.Content.Chunks = c.digest()
+		default:
+			c.fail(errForm)
+		}
+	case Symlink:
+		e.Target = string(c.bytes(MaxTarget))
+	case Char, Block:
+		e.Major, e.Minor = c.uint32(), c.uint32()
+	}
+	if err := c.end(); err != nil {
+		return err
+	}
+	return e.checkFields()
+}
+
+func decodeXattrs(c *cursor, e *Entry) {
+	n := c.uvarint()
+	if n > uint64(len(c.b)/2) {
+		c.fail(errShort)
+		return
+	}
+	if n == 0 {
+		return
+	}
+	e.Xattrs = make([]Xattr, 0, n)
+	for range n {
+		x := Xattr{Name: string(c.bytes(MaxXattrName))}
+		x.Value = append([]byte{}, c.bytes(MaxXattrValue)...)
+		if c.err != nil {
+			return
+		}
+		e.Xattrs = append(e.Xattrs, x)
+	}
+}
+
+// A cursor reads an encoding. After its first error all it returns is zero.
+type cursor struct {
+	b   []byte
+	err error
+}
+
+func (c *cursor) fail(err error) {
+	if c.err == nil {
+		c.err = err
+	}
+	c.b = nil
+}
+
+func (c *cursor) byte() byte {
+	if len(c.b) == 0 {
+		c.fail(errShort)
+		return 0
+	}
+	x := c.b[0]
+	c.b = c.b[1:]
+	return x
+}
+
+// uvarint reads a number in its shortest form, unlike binary.Uvarint, which also takes longer ones.
+func (c *cursor) uvarint() uint64 {
+	var x uint64
+	for i := range c.b {
+		v := c.b[i]
+		if i == 9 && v > 1 || i > 9 {
+			break
+		}
+		x |= uint64(v&0x7f) << (7 * i)
+		if v < 0x80 {
+			if v == 0 && i > 0 {
+				break
+			}
+			c.b = c.b[i+1:]
+			return x
+		}
+	}
+	c.fail(errForm)
+	return 0
+}
+
+func (c *cursor) varint() int64 {
+	u := c.uvarint()
+	x := int64(u >> 1)
+	if u&1 != 0 {
+		x = ^x
+	}
+	return x
+}
+
+func (c *cursor) uint32() uint32 {
+	x := c.uvarint()
+	if x > math.MaxUint32 {
+		c.fail(errors.New("a number is out of range"))
+		return 0
+	}
+	return uint32(x)
+}
+
+// bytes reads at most limit bytes; the result is a part of the encoding.
+func (c *cursor) bytes(limit int) []byte {
+	n := c.uvarint()
+	if n > uint64(limit) || n > uint64(len(c.b)) {
+		c.fail(errShort)
+		return nil
+	}
+	x := c.b[:n:n]
+	c.b = c.b[n:]
+	return x
+}
+
+func (c *cursor) digest() turnstone.Digest {
+	if len(c.b) < rawDigest {
+		c.fail(errShort)
+		return ""
+	}
+	var text [digestLen]byte
+	copy(text[:], digestStart)
+	hex.Encode(text[len(digestStart):], c.b[:rawDigest])
+	c.b = c.b[rawDigest:]
+	return turnstone.Digest(text[:])
+}
+
+// end returns the error, or one when something is left over.
+func (c *cursor) end() error {
+	if c.err == nil && len(c.b) > 0 {
+		return errors.New("has something behind its end")
+	}
+	return c.err
+}

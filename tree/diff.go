@@ -1,0 +1,340 @@
+package tree
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"iter"
+	"slices"
+	"sort"
+	"strings"
+
+	"turnstone.dev/turnstone"
+)
+
+// A Change is one path at which two trees differ.
+type Change struct {
+	Path     string // absolute
+	Old, New *Entry // nil where the path is not there; both are when only the links differ
+	// The names of the same file (hard links), this one among them, before and
+	// after; nil when it has but one. They are shared: not to be changed.
+	OldLinks, NewLinks []string
+}
+
+// Diff yields the paths at which trees a and b differ, sorted bytewise by path, as
+// Walk has them: "/a", "/a-b", "/a/c". They differ where an entry is only in one
+// of them, or its attributes, timestamps included, or its content, or the group of
+// names of its file. All that is below a directory that is only in one of them is
+// yielded too. How a content is cut into chunks makes no difference. Parts that the
+// trees have in common are neither read nor checked; an error ends the sequence.
+func Diff(ctx context.Context, g Getter, a, b Ref) iter.Seq2[Change, error] {
+	return func(yield func(Change, error) bool) {
+		if a.Root == b.Root {
+			return
+		}
+		d := &differ{ctx: ctx, g: g, yield: yield}
+		if err := d.roots(a, b); err != nil && !d.stopped {
+			yield(Change{}, err)
+		}
+	}
+}
+
+// A differ walks through two trees at once. Its errors are real ones, or errStop
+// when the caller has had enough.
+type differ struct {
+	ctx     context.Context
+	g       Getter
+	yield   func(Change, error) bool
+	stopped bool
+
+	links    [2]func() (map[string]LinkGroup, error) // by path; read when first needed
+	relinked []string                                // the paths whose group differs, sorted
+}
+
+type stopError struct{}
+
+func (stopError) Error() string { return "the caller has seen enough" }
+
+// twoDirs is a directory in both trees; the digest is empty where it is none.
+type twoDirs struct{ a, b turnstone.Digest }
+
+func (d *differ) roots(a, b Ref) error {
+	var heads [2]*head
+	for i, ref := range []Ref{a, b} {
+		obj, err := d.g.Get(d.ctx, ref.Root)
+		if err != nil {
+			return err
+		}
+		if heads[i], err = decodeHead(obj); err != nil {
+			return damaged("tree.diff", string(ref.Root), err)
+		}
+	}
+	if err := d.compareLinks(a, b, heads); err != nil {
+		return err
+	}
+	old, now := &heads[0].entry, &heads[1].entry
+	if !old.Attr.Equal(&now.Attr) {
+		if err := d.emit("/", old, now); err != nil {
+			return err
+		}
+	}
+	return d.descend("", twoDirs{old.Tree, now.Tree}, 0)
+}
+
+// compareLinks finds the paths whose groups differ. Stretches that the two tables
+// have as the same objects are not read.
+func (d *differ) compareLinks(a, b Ref, heads [2]*head) error {
+	for i, ref := range []Ref{a, b} {
+		d.links[i] = lazily(func() (map[string]LinkGroup, error) {
+			if heads[i].groups == 0 {
+				return nil, nil
+			}
+			r, err := GetRoot(d.ctx, d.g, Ref{Root: ref.Root})
+			if err != nil {
+				return nil, err
+			}
+			return byPath(r.Links), nil
+		})
+	}
+	var groups [2][]LinkGroup
+	common := commonChunks(heads)
+	for i, h := range heads {
+		var err error
+		if groups[i], err = d.linksOf(h, common); err != nil {
+			return err
+		}
+	}
+	// Equal groups go first; of the others every path differs, unless it is in no
+	// group of either side.
+	var rest [2][]LinkGroup
+	x, y := groups[0], groups[1]
+	for len(x) > 0 || len(y) > 0 {
+		switch {
+		case len(y) == 0 || len(x) > 0 && x[0][0] < y[0][0]:
+			rest[0], x = append(rest[0], x[0]), x[1:]
+		case len(x) == 0 || y[0][0] < x[0][0]:
+			rest[1], y = append(rest[1], y[0]), y[1:]
+		default:
+			if !slices.Equal(x[0], y[0]) {
+				rest[0], rest[1] = append(rest[0], x[0]), append(rest[1], y[0])
+			}
+			x, y = x[1:], y[1:]
+		}
+	}
+	for _, gs := range rest {
+		for _, g := range gs {
+			d.relinked = append(d.relinked, g...)
+		}
+	}
+	slices.Sort(d.relinked)
+	d.relinked = slices.Compact(d.relinked)
+	return nil
+}
+
+func lazily[T any](f func() (T, error)) func() (T, error) {
+	var v T
+	var err error
+	done := false
+	return func() (T, error) {
+		if !done {
+			v, err = f()
+			done = true
+		}
+		return v, err
+	}
+}
+
+func byPath(groups []LinkGroup) map[string]LinkGroup {
+	m := map[string]LinkGroup{}
+	for _, g := range groups {
+		for _, p := range g {
+			m[p] = g
+		}
+	}
+	return m
+}
+
+func commonChunks(heads [2]*head) map[turnstone.Digest]bool {
+	in := map[turnstone.Digest]bool{}
+	for _, k := range heads[0].chunks {
+		in[k.object] = true
+	}
+	common := map[turnstone.Digest]bool{}
+	for _, k := range heads[1].chunks {
+		if in[k.object] {
+			common[k.object] = true
+		}
+	}
+	return common
+}
+
+// linksOf reads h's groups but those in the objects to leave out.
+func (d *differ) linksOf(h *head, leaveOut map[turnstone.Digest]bool) ([]LinkGroup, error) {
+	if h.groups > 0 && h.chunks == nil {
+		groups, err := decodeGroups(nil, h.inline, h.groups)
+		if err != nil {
+			return nil, damaged("tree.diff", "a root's object", err)
+		}
+		return groups, nil
+	}
+	var groups []LinkGroup
+	var err error
+	for _, k := range h.chunks {
+		if leaveOut[k.object] {
+			continue
+		}
+		get := func(o turnstone.Digest) ([]byte, error) { return d.g.Get(d.ctx, o) }
+		if groups, err = k.read(get, groups); err != nil {
+			return nil, err
+		}
+	}
+	return groups, nil
+}
+
+// emit yields a change.
+func (d *differ) emit(path string, old, now *Entry) error {
+	c := Change{Path: path, Old: old, New: now}
+	for i, to := range []*[]string{&c.OldLinks, &c.NewLinks} {
+		groups, err := d.links[i]()
+		if err != nil {
+			return err
+		}
+		*to = groups[path]
+	}
+	if !d.yield(c, nil) {
+		d.stopped = true
+		return stopError{}
+	}
+	return nil
+}
+
+// below returns those of relinked that are in the directory at path, or below.
+func (d *differ) below(path string) []string {
+	from := sort.SearchStrings(d.relinked, path+"/")
+	to := from + sort.SearchStrings(d.relinked[from:], path+"0") // the byte after "/"
+	return d.relinked[from:to]
+}
+
+// descend compares two directories' entries; path ends without a slash.
+func (d *differ) descend(path string, dirs twoDirs, depth int) error {
+	if dirs.a == dirs.b && len(d.below(path)) == 0 {
+		return nil
+	}
+	var raw [2]rawDir
+	for i, dir := range []turnstone.Digest{dirs.a, dirs.b} {
+		if dir == "" {
+			continue
+		}
+		var err error
+		if raw[i], err = getRaw(d.ctx, d.g, dir, depth); err != nil {
+			return err
+		}
+	}
+	s := &sideBySide{raw: raw}
+	relinked := d.below(path)
+	var due pending[twoDirs]
+	visit := func(name string, t twoDirs) error { return d.descend(path+"/"+name, t, depth+1) }
+	for {
+		name, bodies, ok, err := s.next()
+		if err != nil {
+			return damaged("tree.diff", fmt.Sprintf("the directory at %q", path+"/"), err)
+		}
+		if err := due.before(name, ok, visit); err != nil || !ok {
+			return err
+		}
+		if len(relinked) == 0 && bytes.Equal(bodies[0], bodies[1]) {
+			continue
+		}
+		below, err := d.entry(path, string(name), bodies)
+		if err != nil {
+			return err
+		}
+		if below != (twoDirs{}) {
+			due.push(string(name), below)
+		}
+	}
+}
+
+// entry compares two entries of one name, and returns what has to be compared below them.
+func (d *differ) entry(dir, name string, bodies [2][]byte) (twoDirs, error) {
+	path := dir + "/" + name
+	var es [2]*Entry
+	for i, body := range bodies {
+		if body == nil {
+			continue
+		}
+		es[i] = &Entry{Name: name}
+		if err := decodeBody(body, es[i]); err != nil {
+			return twoDirs{}, damaged("tree.diff", path, err)
+		}
+	}
+	old, now := es[0], es[1]
+	differs := old == nil || now == nil || !old.Attr.Equal(&now.Attr) || old.Content.Digest != now.Content.Digest
+	if !differs {
+		_, differs = slices.BinarySearch(d.relinked, path)
+	}
+	if differs {
+		if err := d.emit(path, old, now); err != nil {
+			return twoDirs{}, err
+		}
+	}
+	var below twoDirs
+	if old != nil && old.Type == Dir {
+		below.a = old.Tree
+	}
+	if now != nil && now.Type == Dir {
+		below.b = now.Tree
+	}
+	return below, nil
+}
+
+// sideBySide goes through the names of two directories.
+type sideBySide struct {
+	raw  [2]rawDir
+	name [2][]byte // nil: to be read
+	body [2][]byte
+	end  [2]bool
+}
+
+// next returns the next name and its body on both sides, nil where it is not there.
+func (s *sideBySide) next() (name []byte, bodies [2][]byte, ok bool, err error) {
+	for i := range s.raw {
+		if s.name[i] != nil || s.end[i] {
+			continue
+		}
+		if s.name[i], s.body[i], ok, err = s.raw[i].next(); err != nil {
+			return nil, bodies, false, err
+		}
+		s.end[i] = !ok
+	}
+	take := [2]bool{!s.end[0], !s.end[1]}
+	if !take[0] && !take[1] {
+		return nil, bodies, false, nil
+	}
+	if take[0] && take[1] {
+		order := bytes.Compare(s.name[0], s.name[1])
+		take[0], take[1] = order <= 0, order >= 0
+	}
+	for i := range take {
+		if take[i] {
+			name, bodies[i], s.name[i] = s.name[i], s.body[i], nil
+		}
+	}
+	return name, bodies, true, nil
+}
+
+// String returns the change on one line, as "~ /etc/passwd", for people who look for faults.
+func (c Change) String() string {
+	sign := "~"
+	switch {
+	case c.Old == nil:
+		sign = "+"
+	case c.New == nil:
+		sign = "-"
+	}
+	line := sign + " " + c.Path
+	if !slices.Equal(c.OldLinks, c.NewLinks) {
+		line += " links(" + strings.Join(c.OldLinks, " ") + " → " + strings.Join(c.NewLinks, " ") + ")"
+	}
+	return line
+}

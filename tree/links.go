@@ -1,0 +1,224 @@
+package tree
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"math"
+	"slices"
+
+	"turnstone.dev/turnstone"
+)
+
+// The encoding of a root, in the terms of a directory's:
+//
+//	root   'r' version body:bytes number-of-groups [0 group* | 1 chunk*]
+//	chunk  object(32) number-of-groups
+//	object 'l' version group*
+//	group  number-of-paths path:bytes…
+//
+// A short table of links stands in the root itself, a long one in objects of its
+// own, cut where the first path of a group says so. Two tables that are the same
+// for a stretch then have objects in common, as directories have.
+const (
+	inlineLinks  = 16 << 10 // bytes of the table that the root itself holds
+	minLinkChunk = 16 << 10 // bytes, below which no object ends unless it is the last
+	maxLinkChunk = 1 << 20  // bytes, above which every object ends with the next group
+	linkCutMask  = 1<<6 - 1 // one group in so many ends an object
+)
+
+// Encode returns the canonical encoding of r, which passes Check, and the objects
+// with its links that it names.
+func (r *Root) Encode() (root []byte, links [][]byte) {
+	root = []byte{rootMagic, formatVersion}
+	body := appendBody(nil, &r.Entry)
+	root = binary.AppendUvarint(root, uint64(len(body)))
+	root = append(root, body...)
+	root = binary.AppendUvarint(root, uint64(len(r.Links)))
+	if len(r.Links) == 0 {
+		return root, nil
+	}
+	chunks, counts, size := encodeLinks(r.Links)
+	if size <= inlineLinks {
+		root = append(root, 0)
+		return append(root, chunks[0][2:]...), nil
+	}
+	root = append(root, 1)
+	for i, c := range chunks {
+		root = appendDigest(root, turnstone.DigestBytes(c))
+		root = binary.AppendUvarint(root, uint64(counts[i]))
+	}
+	return root, chunks
+}
+
+// encodeLinks cuts the table into objects. size is that of the groups in all of them, in bytes.
+func encodeLinks(groups []LinkGroup) (chunks [][]byte, counts []int, size int) {
+	var chunk []byte
+	n := 0
+	for i, g := range groups {
+		if chunk == nil {
+			chunk, n = []byte{linksMagic, formatVersion}, 0
+		}
+		chunk = appendGroup(chunk, g)
+		n++
+		if i == len(groups)-1 || endsChunk(len(chunk)-2, g) {
+			size += len(chunk) - 2
+			chunks, counts = append(chunks, chunk), append(counts, n)
+			chunk = nil
+		}
+	}
+	return chunks, counts, size
+}
+
+func appendGroup(out []byte, g LinkGroup) []byte {
+	out = binary.AppendUvarint(out, uint64(len(g)))
+	for _, p := range g {
+		out = appendString(out, p)
+	}
+	return out
+}
+
+// endsChunk tells whether g is the last in an object that holds size bytes of groups with it.
+func endsChunk(size int, g LinkGroup) bool {
+	return size > maxLinkChunk || size > minLinkChunk && crc32.ChecksumIEEE([]byte(g[0]))&linkCutMask == 0
+}
+
+// A head is a root without the links, and where those are.
+type head struct {
+	entry  Entry
+	groups uint64
+	inline []byte // of the table, when it is in the root
+	chunks []linkChunk
+}
+
+type linkChunk struct {
+	object turnstone.Digest
+	groups uint64
+}
+
+func decodeHead(b []byte) (*head, error) {
+	if len(b) < 2 || b[0] != rootMagic || b[1] != formatVersion {
+		return nil, errors.New("is no root of a tree, or of another version")
+	}
+	c := cursor{b: b[2:]}
+	body := c.bytes(math.MaxInt32)
+	if c.err != nil {
+		return nil, c.err
+	}
+	var h head
+	if err := decodeBody(body, &h.entry); err != nil {
+		return nil, err
+	}
+	if h.entry.Type != Dir {
+		return nil, errors.New("is no directory")
+	}
+	h.groups = c.uvarint()
+	if c.err != nil || h.groups == 0 {
+		return &h, c.end()
+	}
+	switch c.byte() {
+	case 0:
+		h.inline = c.b
+		if len(h.inline) > inlineLinks {
+			return nil, errForm
+		}
+		return &h, c.err
+	case 1:
+		return &h, h.decodeChunks(&c)
+	}
+	return nil, errForm
+}
+
+func (h *head) decodeChunks(c *cursor) error {
+	left := h.groups
+	for len(c.b) > 0 {
+		k := linkChunk{c.digest(), c.uvarint()}
+		if c.err == nil && (k.groups == 0 || k.groups > left) {
+			return errForm
+		}
+		left -= k.groups
+		h.chunks = append(h.chunks, k)
+	}
+	if c.err == nil && left > 0 {
+		return errShort
+	}
+	return c.err
+}
+
+// DecodeRoot is the inverse of Encode; get returns the objects with links. What
+// Encode does not make is an error of kind Integrity. The result does not refer to b.
+func DecodeRoot(b []byte, get func(turnstone.Digest) ([]byte, error)) (*Root, error) {
+	h, err := decodeHead(b)
+	if err != nil {
+		return nil, damaged("tree.decode", "a root's object", err)
+	}
+	r := &Root{Entry: h.entry}
+	if h.groups == 0 {
+		return r, nil
+	}
+	if h.chunks == nil {
+		if r.Links, err = decodeGroups(nil, h.inline, h.groups); err != nil {
+			return nil, damaged("tree.decode", "a root's object", err)
+		}
+		return r, nil
+	}
+	for _, k := range h.chunks {
+		if r.Links, err = k.read(get, r.Links); err != nil {
+			return nil, err
+		}
+	}
+	// The table has to be cut as Encode does, or it would have two encodings.
+	again, _ := r.Encode()
+	if string(again) != string(b) {
+		return nil, damaged("tree.decode", "a root's object", errForm)
+	}
+	return r, nil
+}
+
+// read appends the chunk's groups to groups.
+func (k *linkChunk) read(get func(turnstone.Digest) ([]byte, error), groups []LinkGroup) ([]LinkGroup, error) {
+	b, err := get(k.object)
+	if err != nil {
+		return nil, err
+	}
+	if len(b) < 2 || b[0] != linksMagic || b[1] != formatVersion {
+		return nil, damaged("tree.decode", string(k.object), errors.New("is no table of hard links, or of another version"))
+	}
+	if groups, err = decodeGroups(groups, b[2:], k.groups); err != nil {
+		return nil, damaged("tree.decode", string(k.object), err)
+	}
+	return groups, nil
+}
+
+// decodeGroups appends the n groups that b holds.
+func decodeGroups(groups []LinkGroup, b []byte, n uint64) ([]LinkGroup, error) {
+	if n > uint64(len(b)/5) { // "/a" and "/b" with their lengths take more
+		return nil, errShort
+	}
+	last := ""
+	if len(groups) > 0 {
+		last = groups[len(groups)-1][0]
+	}
+	groups = slices.Grow(groups, int(n))
+	c := cursor{b: b}
+	for range n {
+		paths := c.uvarint()
+		if paths > uint64(len(c.b)/2) {
+			return nil, errShort
+		}
+		g := make(LinkGroup, 0, paths)
+		for range paths {
+			g = append(g, string(c.bytes(math.MaxInt32)))
+		}
+		if c.err != nil {
+			return nil, c.err
+		}
+		if err := checkGroup(g, last); err != nil {
+			return nil, fmt.Errorf("hard links: %w", err)
+		}
+		last = g[0]
+		groups = append(groups, g)
+	}
+	return groups, c.end()
+}

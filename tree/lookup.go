@@ -1,0 +1,128 @@
+package tree
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"strings"
+	"syscall"
+
+	"turnstone.dev/turnstone"
+)
+
+// maxSymlinks is how many symlinks Resolve follows (Linux's MAXSYMLINKS).
+const maxSymlinks = 40
+
+// Lookup returns the entry at a path of the tree that ref names. Symlinks are not
+// followed; "." and ".." are taken lexically. A path that is not there is an error
+// of kind NotFound, which errors.Is also finds to be fs.ErrNotExist.
+func Lookup(ctx context.Context, g Getter, ref Ref, name string) (*Entry, error) {
+	e, err := getEntry(ctx, g, ref)
+	if err != nil {
+		return nil, err
+	}
+	clean := path.Clean("/" + name)
+	for rest := clean[1:]; rest != ""; {
+		var part string
+		part, rest, _ = strings.Cut(rest, "/")
+		if e, err = child(ctx, g, e, part); err != nil {
+			return nil, missing(clean, err)
+		}
+	}
+	return e, nil
+}
+
+// Resolve is Lookup that follows symlinks, the last one too, as a process would
+// whose root is the tree's. It also returns where the path leads: absolute, without symlinks.
+// More than 40 symlinks are an error of kind Invalid.
+func Resolve(ctx context.Context, g Getter, ref Ref, name string) (string, *Entry, error) {
+	top, err := getEntry(ctx, g, ref)
+	if err != nil {
+		return "", nil, err
+	}
+	type place struct {
+		name  string
+		entry *Entry
+	}
+	at := []place{{"", top}}
+	links := 0
+	for rest := name; rest != ""; {
+		var part string
+		part, rest, _ = strings.Cut(rest, "/")
+		switch part {
+		case "", ".":
+			continue
+		case "..":
+			if len(at) > 1 {
+				at = at[:len(at)-1]
+			}
+			continue
+		}
+		e, err := child(ctx, g, at[len(at)-1].entry, part)
+		if err != nil {
+			return "", nil, missing(name, err)
+		}
+		if e.Type != Symlink {
+			at = append(at, place{part, e})
+			continue
+		}
+		if links++; links > maxSymlinks || len(rest) > 1<<20 {
+			return "", nil, &turnstone.Error{Op: "tree.resolve", Kind: turnstone.Invalid, Subject: name, Err: syscall.ELOOP,
+				Hint: "name the file itself, not a symlink"}
+		}
+		if strings.HasPrefix(e.Target, "/") {
+			at = at[:1]
+		}
+		rest = e.Target + "/" + rest
+	}
+	var real strings.Builder
+	for _, p := range at[1:] {
+		real.WriteString("/" + p.name)
+	}
+	if real.Len() == 0 {
+		return "/", top, nil
+	}
+	return real.String(), at[len(at)-1].entry, nil
+}
+
+// child returns dir's entry called name; its error is fs.ErrNotExist or
+// syscall.ENOTDIR when there is none.
+func child(ctx context.Context, g Getter, dir *Entry, name string) (*Entry, error) {
+	if dir.Type != Dir {
+		return nil, syscall.ENOTDIR
+	}
+	b, err := g.Get(ctx, dir.Tree)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := openDir(b)
+	for err == nil {
+		var have, body []byte
+		var ok bool
+		if have, body, ok, err = raw.next(); err != nil {
+			break
+		}
+		if !ok || string(have) > name {
+			return nil, fs.ErrNotExist
+		}
+		if string(have) == name {
+			e := &Entry{Name: name}
+			if err = decodeBody(body, e); err == nil {
+				return e, nil
+			}
+		}
+	}
+	return nil, damaged("tree.lookup", string(dir.Tree), err)
+}
+
+// missing makes the error of child one for a user; others stay.
+func missing(name string, err error) error {
+	if errors.Is(err, syscall.ENOTDIR) {
+		err = fmt.Errorf("%w (%w)", fs.ErrNotExist, err)
+	} else if !errors.Is(err, fs.ErrNotExist) || turnstone.KindOf(err) != turnstone.Internal {
+		return err
+	}
+	return &turnstone.Error{Op: "tree.lookup", Kind: turnstone.NotFound, Subject: name, Err: err}
+}

@@ -1,0 +1,92 @@
+package tree
+
+import (
+	"context"
+	"fmt"
+
+	"turnstone.dev/turnstone"
+)
+
+// PutDirectory puts d's object and returns its name and the FS hash of d's
+// entries: what Entry.Tree and Entry.Hash are of the entry that stands for d. What
+// d must not be is an error of kind Invalid.
+func PutDirectory(ctx context.Context, p Putter, d Directory) (tree, hash turnstone.Digest, err error) {
+	if err := d.Check(); err != nil {
+		return "", "", err
+	}
+	if tree, err = p.Put(ctx, d.Encode()); err != nil {
+		return "", "", err
+	}
+	return tree, d.FSHash(), nil
+}
+
+// GetDirectory returns the directory whose object is d. One that is malformed is
+// an error of kind Integrity. The FS hashes in it are not computed anew (see Verify).
+func GetDirectory(ctx context.Context, g Getter, d turnstone.Digest) (Directory, error) {
+	b, err := g.Get(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := DecodeDirectory(b)
+	if err != nil {
+		return nil, named(d, err)
+	}
+	return dir, nil
+}
+
+// PutRoot puts r's object, and those of its links. What r must not be is an error
+// of kind Invalid.
+func PutRoot(ctx context.Context, p Putter, r *Root) (Ref, error) {
+	if err := r.Check(); err != nil {
+		return Ref{}, err
+	}
+	root, links := r.Encode()
+	for _, b := range links {
+		if _, err := p.Put(ctx, b); err != nil {
+			return Ref{}, err
+		}
+	}
+	d, err := p.Put(ctx, root)
+	if err != nil {
+		return Ref{}, err
+	}
+	return Ref{Root: d, Hash: r.FSHash()}, nil
+}
+
+// GetRoot returns the root that ref names. It is an error of kind Integrity when
+// ref's FS hash is not the root's; an empty one is not compared.
+func GetRoot(ctx context.Context, g Getter, ref Ref) (*Root, error) {
+	b, err := g.Get(ctx, ref.Root)
+	if err != nil {
+		return nil, err
+	}
+	r, err := DecodeRoot(b, func(d turnstone.Digest) ([]byte, error) { return g.Get(ctx, d) })
+	if err != nil {
+		return nil, named(ref.Root, err)
+	}
+	if have := r.FSHash(); ref.Hash != "" && have != ref.Hash {
+		return nil, damaged("tree.get", string(ref.Root), fmt.Errorf("has the FS hash %s, not %s", have, ref.Hash))
+	}
+	return r, nil
+}
+
+// getEntry returns the top directory of the tree that ref names, without its links.
+func getEntry(ctx context.Context, g Getter, ref Ref) (*Entry, error) {
+	b, err := g.Get(ctx, ref.Root)
+	if err != nil {
+		return nil, err
+	}
+	h, err := decodeHead(b)
+	if err != nil {
+		return nil, named(ref.Root, damaged("tree.decode", "a root's object", err))
+	}
+	return &h.entry, nil
+}
+
+// named says of which object err tells, if it does not yet.
+func named(d turnstone.Digest, err error) error {
+	if turnstone.KindOf(err) != turnstone.Integrity {
+		return err
+	}
+	return &turnstone.Error{Op: "tree.get", Kind: turnstone.Integrity, Subject: string(d), Err: err}
+}
