@@ -122,7 +122,8 @@ func (l *linker) index(groups [3][]tree.LinkGroup) []string {
 // A linked is a name as it is in base, ours, theirs and the result.
 type linked [4]*node
 
-// present returns those names that the result has.
+// present returns those names that the result has. What nobody has decided yet has
+// nothing that could be linked.
 func (l *linker) present(names []string) (map[string]linked, error) {
 	out := map[string]linked{}
 	for _, p := range names {
@@ -136,7 +137,7 @@ func (l *linker) present(names []string) (map[string]linked, error) {
 				at[i] = n
 			}
 		}
-		if at[3] != nil {
+		if at[3] != nil && !l.m.open(p) {
 			out[p] = at
 		}
 	}
@@ -251,9 +252,6 @@ func (l *linker) settle(set []string, present map[string]linked) ([]tree.LinkGro
 			}
 		}
 		return []tree.LinkGroup{set}, nil
-	}
-	if slices.ContainsFunc(set, l.m.open) {
-		return nil, nil // it is not known yet what there is to link
 	}
 	at := present[set[0]]
 	c := Conflict{Path: set[0], Kind: KindLinks, Detail: strings.Join(set, ", ")}

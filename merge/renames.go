@@ -35,6 +35,8 @@ func (m *merger) followRenames() error {
 			return err
 		}
 	}
+	m.sources = maps.Clone(sources[Ours])
+	maps.Copy(m.sources, sources[Theirs])
 	from := maps.Clone(renames[Ours])
 	if from == nil {
 		from = map[string]found{}
@@ -191,10 +193,22 @@ func (m *merger) collide(p string, kind Kind) {
 	m.renamed[p] = kind
 }
 
-// follow moves the base's file too, so that it is the base of what was moved.
+// follow moves the base's file too, so that it is the base of what was moved. An
+// earlier rename may have made its old name a directory.
 func (m *merger) follow(r Rename, like *node) error {
 	m.res.Renames = append(m.res.Renames, r)
-	return m.move(m.base, r.From, r.To, like)
+	n, err := m.find(m.base, r.From)
+	if err != nil {
+		return err
+	}
+	if isLeaf(n) {
+		if _, err := m.take(m.base, r.From); err != nil {
+			return err
+		}
+	}
+	moved := *m.sources[r.From]
+	moved.from = r.From
+	return m.put(m.base, r.To, &moved, like)
 }
 
 // oneToTwo handles a file that both sides moved, to different names. Once it is
@@ -223,6 +237,7 @@ func (m *merger) oneToTwo(a string, o, t found) error {
 			return err
 		}
 	}
+	at[0] = m.sources[a]
 	c := Conflict{Path: a, Kind: KindRenameRename, OursPath: o.to, TheirsPath: t.to}
 	switch m.decide(c, at[0], at[1], at[2]) {
 	case Ours:
@@ -238,6 +253,12 @@ func (m *merger) oneToTwo(a string, o, t found) error {
 	}
 	// There will be no result. What is left must not show up as further conflicts.
 	for _, f := range []candidate{{a, m.base}, {o.to, m.ours}, {t.to, m.theirs}} {
+		if n, err := m.find(f.n, f.path); err != nil || !isLeaf(n) {
+			if err != nil {
+				return err
+			}
+			continue
+		}
 		if _, err := m.take(f.n, f.path); err != nil {
 			return err
 		}
@@ -245,12 +266,9 @@ func (m *merger) oneToTwo(a string, o, t found) error {
 	return nil
 }
 
-// unmoved maps names back: for a tree of which files were moved.
-type unmoved map[string]string
-
 // movedIn returns where in root what was at other names is now.
-func (m *merger) movedIn(root *node) unmoved {
-	to := unmoved{}
+func (m *merger) movedIn(root *node) map[string]string {
+	to := map[string]string{}
 	var walk func(p string, n *node)
 	walk = func(p string, n *node) {
 		if n == nil {

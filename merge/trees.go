@@ -25,8 +25,9 @@ type merger struct {
 
 	base, ours, theirs *node // after renames: see renames.go
 	links              [3][]tree.LinkGroup
-	renamed            map[string]Kind // conflicts at these names are of this kind, as a rename leads there
-	used               map[string]bool // keys of opts.Paths that have decided something
+	sources            map[string]*node // the base's files whose renames were looked for
+	renamed            map[string]Kind  // conflicts at these names are of this kind, as a rename leads there
+	used               map[string]bool  // keys of opts.Paths that have decided something
 }
 
 // Trees merges ours and theirs, which both came from base. A base with the zero
