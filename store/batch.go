@@ -1,0 +1,459 @@
+package store
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"turnstone.dev/turnstone"
+)
+
+// A Batch is a number of objects that become durable together: see Flush. Its
+// methods are safe for concurrent use. Objects are hashed by who puts them, and
+// compressed and written in the background.
+type Batch struct {
+	s      *Store
+	lock   *lock
+	ctx    context.Context // of the background
+	cancel context.CancelFunc
+	jobs   chan *job     // its length bounds what waits to be compressed
+	slots  chan struct{} // bounds the packs that are being written
+	wg     sync.WaitGroup
+
+	mu      sync.Mutex
+	idle    *sync.Cond // running is 0
+	running int        // jobs and packs that are not done
+	objects map[id]*pending
+	open    *pack // the one that objects are added to; may be nil
+	packs   []*newPack
+	err     error // the first one of the background: the batch is lost
+	started bool
+	closed  bool
+}
+
+// A pending object is in the batch and not yet in the index. It lies in raw until
+// it is compressed, then in a pack, at first in memory.
+type pending struct {
+	raw   *buffer
+	pack  *pack
+	entry packEntry
+}
+
+// A job is an object to be compressed; of a chunk the digest is not known yet.
+type job struct {
+	buf   *buffer
+	id    id
+	chunk *id             // where the digest goes
+	done  *sync.WaitGroup // of chunks
+}
+
+// Begin begins a batch, and keeps Sweep from deleting until it is closed. It waits
+// for a Sweep that is deleting, until ctx is done.
+func (s *Store) Begin(ctx context.Context) (*Batch, error) {
+	l, err := s.sharedGC(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// What was known before may have been deleted.
+	if err := s.refresh(ctx); err != nil {
+		l.release()
+		return nil, err
+	}
+	b := &Batch{s: s, lock: l, jobs: make(chan *job, 64), slots: make(chan struct{}, 2), objects: map[id]*pending{}}
+	b.ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	b.idle = sync.NewCond(&b.mu)
+	return b, nil
+}
+
+// Put keeps p as an object.
+func (b *Batch) Put(ctx context.Context, p []byte) (turnstone.Digest, error) {
+	const op = "store.put"
+	if len(p) > maxObject {
+		return "", &turnstone.Error{Op: op, Kind: turnstone.Invalid, Err: fmt.Errorf("an object of %d bytes is too large", len(p))}
+	}
+	i := id(sha256.Sum256(p))
+	have, err := b.has(ctx, i)
+	if err != nil || have {
+		return i.digest(), err
+	}
+	buf := b.s.bufs.get(len(p))
+	copy(buf.b, p)
+	return i.digest(), b.add(ctx, &job{buf: buf, id: i})
+}
+
+// has tells whether the batch or the store has i.
+func (b *Batch) has(ctx context.Context, i id) (bool, error) {
+	b.mu.Lock()
+	_, ok := b.objects[i]
+	err := b.state()
+	b.mu.Unlock()
+	if ok || err != nil {
+		return ok, err
+	}
+	return b.s.known(ctx, i)
+}
+
+// state is the error that the batch is in.
+func (b *Batch) state() error {
+	if b.closed {
+		return &turnstone.Error{Op: "store.put", Kind: turnstone.Internal, Err: errors.New("the batch is closed")}
+	}
+	return b.err
+}
+
+// add hands a job to the background, and takes its buffer.
+func (b *Batch) add(ctx context.Context, j *job) error {
+	b.mu.Lock()
+	err := b.state()
+	if err == nil && j.chunk == nil {
+		if b.objects[j.id] != nil { // another put it meanwhile
+			b.mu.Unlock()
+			j.buf.release()
+			return nil
+		}
+		j.buf.retain()
+		b.objects[j.id] = &pending{raw: j.buf}
+	}
+	if err != nil {
+		b.mu.Unlock()
+		j.buf.release()
+		return err
+	}
+	b.running++
+	b.start()
+	b.mu.Unlock()
+	select {
+	case b.jobs <- j:
+		return nil
+	case <-ctx.Done():
+		err = fail("store.put", "", ctx.Err())
+	case <-b.ctx.Done():
+		err = fail("store.put", "", b.ctx.Err())
+	}
+	b.mu.Lock()
+	if j.chunk == nil {
+		b.objects[j.id].raw.release()
+		delete(b.objects, j.id)
+	}
+	b.done()
+	b.mu.Unlock()
+	j.buf.release()
+	return err
+}
+
+// start starts the background, with the lock held.
+func (b *Batch) start() {
+	if b.started {
+		return
+	}
+	b.started = true
+	for range b.s.cores {
+		b.wg.Go(func() {
+			var scratch []byte
+			for {
+				select {
+				case <-b.ctx.Done():
+					return
+				case j := <-b.jobs:
+					err := b.compress(j, &scratch)
+					j.buf.release()
+					if j.done != nil {
+						j.done.Done()
+					}
+					b.mu.Lock()
+					b.lose(err)
+					b.done()
+					b.mu.Unlock()
+				}
+			}
+		})
+	}
+}
+
+// done counts a job or a pack as done, with the lock held.
+func (b *Batch) done() {
+	if b.running--; b.running == 0 {
+		b.idle.Broadcast()
+	}
+}
+
+// lose notes an error that the batch does not survive, with the lock held.
+func (b *Batch) lose(err error) {
+	if err != nil && b.err == nil {
+		b.err = err
+	}
+}
+
+// compress puts an object into the open pack.
+func (b *Batch) compress(j *job, scratch *[]byte) error {
+	raw := j.buf.b
+	if j.chunk != nil {
+		j.id = sha256.Sum256(raw)
+		*j.chunk = j.id
+		if have, err := b.has(b.ctx, j.id); err != nil || have {
+			return err
+		}
+		b.mu.Lock()
+		if b.objects[j.id] != nil {
+			b.mu.Unlock()
+			return nil
+		}
+		j.buf.retain()
+		b.objects[j.id] = &pending{raw: j.buf}
+		b.mu.Unlock()
+	}
+	stored := raw
+	if len(raw) > 0 {
+		enc, err := b.s.codec.encoder()
+		if err != nil {
+			return err
+		}
+		if cap(*scratch) > 4*maxChunk {
+			*scratch = nil
+		}
+		*scratch = enc.EncodeAll(raw, (*scratch)[:0])
+		// What is saved has to be worth the reading.
+		if len(*scratch) < len(raw)-len(raw)/64 {
+			stored = *scratch
+		}
+	}
+	full := b.place(j.id, stored, len(raw))
+	if full == nil {
+		return nil
+	}
+	return b.write(b.ctx, full)
+}
+
+// place adds what is stored of an object to the open pack, and returns the pack
+// if it is full.
+func (b *Batch) place(i id, stored []byte, size int) (full *pack) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.open == nil {
+		b.open = newPackIn(&b.s.slabs)
+	}
+	p := b.objects[i]
+	p.entry = b.open.add(i, stored, size)
+	p.pack = b.open
+	p.raw.release()
+	p.raw = nil
+	if b.open.data.n >= packTarget {
+		full, b.open = b.open, nil
+		b.running++ // until it is written
+	}
+	return full
+}
+
+// write writes a pack in the background, waiting while too many are being written.
+// Its caller has counted it as running.
+func (b *Batch) write(ctx context.Context, p *pack) error {
+	select {
+	case b.slots <- struct{}{}:
+	case <-ctx.Done():
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.done()
+		return fail("store.put", "", ctx.Err())
+	}
+	b.wg.Go(func() {
+		table, name := encodeTable(p.entries)
+		b.mu.Lock() // others read from the pack
+		p.id = name
+		p.data.append(table)
+		b.mu.Unlock()
+		err := b.s.packs.blobs.Put(b.ctx, packName(name), p.data.reader(), p.data.n)
+		<-b.slots
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		p.written = err == nil
+		p.data.free()
+		if err == nil {
+			b.packs = append(b.packs, p.indexed())
+		}
+		b.lose(err)
+		b.done()
+	})
+	return nil
+}
+
+// Flush makes all that was put durable and known to the store, also to other
+// processes. A batch goes on after it, unless it failed: then nothing that was put
+// since the last Flush is there.
+func (b *Batch) Flush(ctx context.Context) error {
+	if err := b.drain(ctx); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	last := b.open
+	b.open = nil
+	if last != nil {
+		b.running++
+	}
+	b.mu.Unlock()
+	if last != nil {
+		if err := b.write(ctx, last); err != nil {
+			b.mu.Lock()
+			b.lose(err)
+			b.mu.Unlock()
+			return err
+		}
+		if err := b.drain(ctx); err != nil {
+			return err
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.packs) == 0 {
+		return nil
+	}
+	if err := b.s.addPacks(ctx, b.packs); err != nil {
+		b.lose(err)
+		return err
+	}
+	b.packs = nil
+	for i, p := range b.objects {
+		if p.pack != nil && p.pack.written { // others were put meanwhile
+			delete(b.objects, i)
+		}
+	}
+	return nil
+}
+
+// addPacks puts packs into the index.
+func (s *Store) addPacks(ctx context.Context, packs []*newPack) error {
+	l, err := acquire(ctx, s.dir, lockIndex, syscall.LOCK_EX)
+	if err != nil {
+		return err
+	}
+	defer l.release()
+	if err := s.index.add(ctx, packs); !errors.Is(err, errSegment) {
+		return fail("store.index", s.dir, err)
+	}
+	l.release()
+	if err := s.repair(ctx); err != nil { // it adopts the packs, too
+		return err
+	}
+	return nil
+}
+
+// drain waits until nothing is running.
+func (b *Batch) drain(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.idle.Broadcast()
+	})
+	defer stop()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for b.running > 0 && ctx.Err() == nil && b.err == nil {
+		b.idle.Wait()
+	}
+	if err := b.state(); err != nil {
+		return err
+	}
+	return fail("store.flush", "", ctx.Err())
+}
+
+// Close ends the batch. What was not flushed is dropped. Closing it again does nothing.
+func (b *Batch) Close() error {
+	b.mu.Lock()
+	closed := b.closed
+	b.closed = true
+	b.mu.Unlock()
+	if closed {
+		return nil
+	}
+	b.cancel()
+	b.wg.Wait()
+	for {
+		select {
+		case j := <-b.jobs: // nobody takes it any more
+			if j.done != nil {
+				j.done.Done()
+			}
+			continue
+		default:
+		}
+		break
+	}
+	b.lock.release()
+	return nil
+}
+
+// Get returns an object of the batch or the store.
+func (b *Batch) Get(ctx context.Context, d turnstone.Digest) ([]byte, error) {
+	i, err := parseID("store.get", d)
+	if err != nil {
+		return nil, err
+	}
+	return b.get(ctx, i)
+}
+
+func (b *Batch) get(ctx context.Context, i id) ([]byte, error) {
+	b.mu.Lock()
+	p := b.objects[i]
+	if p == nil {
+		b.mu.Unlock()
+		return b.s.get(ctx, i)
+	}
+	if p.raw != nil {
+		defer b.mu.Unlock()
+		return append([]byte{}, p.raw.b...), nil
+	}
+	pk, e := p.pack, p.entry
+	if pk.written {
+		b.mu.Unlock()
+		return b.s.read(ctx, place{packEntry: e, pack: pk.id})
+	}
+	stored := make([]byte, e.stored)
+	err := pk.data.readAt(stored, int64(e.off))
+	b.mu.Unlock()
+	if err != nil {
+		return nil, err // its pack could not be written
+	}
+	return b.s.codec.decode(stored, e)
+}
+
+// A buffer is the bytes of one object, shared by those that read it.
+type buffer struct {
+	b    []byte
+	uses atomic.Int32
+	pool *sync.Pool // nil for one that is too large to keep
+}
+
+func (b *buffer) retain() { b.uses.Add(1) }
+
+func (b *buffer) release() {
+	if b.uses.Add(-1) == 0 && b.pool != nil {
+		b.pool.Put(b)
+	}
+}
+
+// A bufferPool has buffers of 4 KiB to 1 MiB, in powers of two.
+type bufferPool struct{ pools [9]sync.Pool }
+
+// get returns a buffer of n bytes, with one use.
+func (p *bufferPool) get(n int) *buffer {
+	size, pool := 4<<10, (*sync.Pool)(nil)
+	for k := range p.pools {
+		if n <= size {
+			pool = &p.pools[k]
+			break
+		}
+		size *= 2
+	}
+	var b *buffer
+	if pool == nil {
+		b = &buffer{b: make([]byte, n)}
+	} else if b, _ = pool.Get().(*buffer); b == nil {
+		b = &buffer{b: make([]byte, size), pool: pool}
+	}
+	b.b = b.b[:n]
+	b.uses.Store(1)
+	return b
+}
