@@ -43,7 +43,7 @@ func mount(t testing.TB, image string) string {
 		t.Skip("mounting takes root")
 	}
 	dir := t.TempDir()
-	if out, err := exec.Command("mount", "-o", "loop,noatime", image, dir).CombinedOutput(); err != nil {
+	if out, err := exec.Command("mount", "-o", "loop,noatime,nodev", image, dir).CombinedOutput(); err != nil {
 		t.Skipf("no loop mounts here: %s", out)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
