@@ -58,7 +58,7 @@ func readFile(t testing.TB, img fs.FS, path string, d fs.DirEntry, number int64)
 	}
 	st := fi.Sys().(*erofs.Stat)
 	l := &layerFile{image: number, ino: st.Ino, children: map[string]*layerFile{}}
-	mode := fi.Mode()
+	mode := st.Mode // fi.Mode() drops setuid, setgid and sticky
 	l.attr = tree.Attr{Mode: uint32(mode.Perm()), UID: st.UID, GID: st.GID, MTime: tree.Time{Sec: int64(st.Mtime), Nsec: int32(st.MtimeNs)}}
 	for flag, bit := range map[fs.FileMode]uint32{fs.ModeSetuid: 0o4000, fs.ModeSetgid: 0o2000, fs.ModeSticky: 0o1000} {
 		if mode&flag != 0 {
