@@ -1,0 +1,135 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/wire"
+)
+
+func TestRenameIn(t *testing.T) {
+	for _, tt := range []struct{ name, hosts, want string }{
+		{"as configured", "127.0.0.1\tlocalhost\n127.0.1.1\told\n::1\tlocalhost\n", "127.0.0.1\tlocalhost\n127.0.1.1\tnew\n::1\tlocalhost\n"},
+		{"with more", "127.0.1.1\told\n192.0.2.1\told.example mine\n", "127.0.1.1\tnew\n192.0.2.1\told.example mine\n"},
+		{"no last newline", "127.0.1.1\told", "127.0.1.1\tnew"},
+		{"changed by its user", "127.0.1.1\told alias\n", "127.0.1.1\told alias\n"},
+		{"empty", "", ""},
+	} {
+		if got := renameIn(tt.hosts, "old", "new"); got != tt.want {
+			t.Errorf("%s: %q", tt.name, got)
+		}
+	}
+}
+
+// TestRelink ends a link and begins another: what runs goes on, also what was to end
+// with its connection, and nothing is let in between the two.
+func TestRelink(t *testing.T) {
+	renewed := make(chan *wire.SandboxRenewParams, 4)
+	dir := t.TempDir()
+	a, err := New(Options{RunDir: dir + "/run", Cwd: dir, renew: func(p *wire.SandboxRenewParams) (*wire.SandboxRenewResult, error) {
+		renewed <- p
+		return &wire.SandboxRenewResult{Reseeded: true}, nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	near, far := net.Pipe()
+	served := make(chan error, 1)
+	go func() { served <- a.Serve(t.Context(), far) }()
+	port := wire.NewPort(near, true)
+	connect := func() *wire.Client {
+		t.Helper()
+		link, err := port.Link()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := link.Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return wire.NewClient(s)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	c := connect()
+	// Without a link's end being asked for in the right form nothing ends.
+	_, err = c.SandboxSuspend(ctx, &wire.SandboxSuspendParams{Marker: []byte("short")})
+	kindIs(t, err, turnstone.Invalid)
+	if _, err := c.ProcessStart(ctx, &wire.ProcessStartParams{ProcessID: "loop", KillOnDisconnect: true, Stdin: true,
+		Argv: script("while read -r x; do echo got $x; done")}); err != nil {
+		t.Fatal(err)
+	}
+	say := func(c *wire.Client, text string) {
+		t.Helper()
+		if err := c.ProcessWrite(ctx, &wire.ProcessWriteParams{ProcessID: "loop", Data: []byte(text + "\n")}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	say(c, "one")
+	for round := range 3 {
+		marker := bytes.Repeat([]byte{byte(round), 0xa5}, wire.MarkerSize/2)
+		if err := port.Expect(marker); err != nil {
+			t.Fatal(err)
+		}
+		waiting := make(chan error, 1)
+		go func() { // a command that is under way is given up
+			_, err := c.ProcessWait(ctx, &wire.ProcessWaitParams{ProcessID: "loop"})
+			waiting <- err
+		}()
+		if _, err := c.SandboxSuspend(ctx, &wire.SandboxSuspendParams{Marker: marker, Sync: true}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.ProcessList(ctx); turnstone.KindOf(err) != turnstone.Unavailable && turnstone.KindOf(err) != turnstone.Dead {
+			t.Errorf("a command between the two: %v", err)
+		}
+		if err := port.End(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-waiting; err == nil {
+			t.Error("the command that waited has an answer")
+		}
+		c = connect()
+		_, err = c.ProcessList(ctx)
+		kindIs(t, err, turnstone.Unavailable)
+		if _, err := c.SandboxRenew(ctx, &wire.SandboxRenewParams{Entropy: make([]byte, 64), Time: time.Now().Format(time.RFC3339Nano)}); err != nil {
+			t.Fatal(err)
+		}
+		<-renewed
+	}
+	say(c, "two")
+	if err := c.ProcessCloseStdin(ctx, &wire.ProcessCloseStdinParams{ProcessID: "loop"}); err != nil {
+		t.Fatal(err)
+	}
+	in, err := c.Receiver(7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.ProcessAttach(ctx, &wire.ProcessAttachParams{ProcessID: "loop", StdoutStream: 7}); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := io.ReadAll(in); err != nil || string(out) != "got one\ngot two\n" {
+		t.Errorf("%q, %v", out, err)
+	}
+	_ = c.Close()
+	_ = port.Close()
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+	if err := a.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSuspendIsTheMachines: an agent that has no machine of its own cannot be suspended.
+func TestSuspendIsTheMachines(t *testing.T) {
+	h := newHarness(t)
+	_, err := h.SandboxSuspend(t.Context(), &wire.SandboxSuspendParams{Marker: make([]byte, wire.MarkerSize)})
+	kindIs(t, err, turnstone.Invalid)
+	_, err = h.SandboxRenew(t.Context(), &wire.SandboxRenewParams{})
+	kindIs(t, err, turnstone.Invalid)
+}

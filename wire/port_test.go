@@ -1,0 +1,231 @@
+package wire
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+)
+
+func marker(b byte) []byte { return bytes.Repeat([]byte{b}, MarkerSize) }
+
+// portPair is two ports over one stream, with a function that ends the link of both.
+func portPair(t *testing.T) (host, agent *Port, end func()) {
+	t.Helper()
+	a, b := net.Pipe()
+	host, agent = NewPort(a, true), NewPort(b, false)
+	t.Cleanup(func() { _ = host.Close(); _ = agent.Close() })
+	return host, agent, func() {
+		t.Helper()
+		var wg sync.WaitGroup
+		for _, p := range []*Port{agent, host} { // the agent's looks out before the host may send
+			if err := p.Expect(marker(7)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, p := range []*Port{host, agent} {
+			wg.Go(func() {
+				if err := p.End(ctxFor(t)); err != nil {
+					t.Errorf("end: %v", err)
+				}
+			})
+		}
+		wg.Wait()
+	}
+}
+
+// TestPortLinksFollow: links follow one another, whatever was on its way when one ended.
+func TestPortLinksFollow(t *testing.T) {
+	host, agent, end := portPair(t)
+	for round := range 5 {
+		hl, err := host.Link()
+		if err != nil {
+			t.Fatal(err)
+		}
+		al, err := agent.Link()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := hl.Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Write([]byte("hello")); err != nil {
+			t.Fatal(err)
+		}
+		r, err := al.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		buf := make([]byte, 5)
+		if _, err := io.ReadFull(r, buf); err != nil || string(buf) != "hello" {
+			t.Fatalf("round %d: %q, %v", round, buf, err)
+		}
+		var wg sync.WaitGroup
+		for _, w := range []io.Writer{s, r} { // nobody reads it
+			wg.Go(func() { _, _ = w.Write(make([]byte, 4*linkWindow)) })
+		}
+		time.Sleep(time.Duration(round) * 5 * time.Millisecond)
+		end()
+		wg.Wait()
+		// What had come is still to be had; then there is an end.
+		if _, err := io.Copy(io.Discard, s); err != nil && !errors.Is(err, net.ErrClosed) {
+			t.Errorf("a stream of a link that has ended: %v", err)
+		}
+		if _, err := s.Write(buf); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("writing to it: %v", err)
+		}
+		select {
+		case <-hl.Done():
+		default:
+			t.Error("the link has not ended")
+		}
+	}
+}
+
+// TestPortRefused: when the other side refuses, the link goes on.
+func TestPortRefused(t *testing.T) {
+	host, agent, _ := portPair(t)
+	hl, err := host.Link()
+	if err != nil {
+		t.Fatal(err)
+	}
+	al, err := agent.Link()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := host.Expect(marker(1)[1:]); turnstone.KindOf(err) != turnstone.Invalid {
+		t.Errorf("a short marker: %v", err)
+	}
+	if err := host.End(ctxFor(t)); err == nil {
+		t.Error("a link was ended that nobody expects to end")
+	}
+	if err := host.Expect(marker(1)); err != nil {
+		t.Fatal(err)
+	}
+	host.Forget()
+	s, err := hl.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Write(marker(1)); err != nil {
+		t.Fatal(err)
+	}
+	r, err := al.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(r, make([]byte, MarkerSize)); err != nil {
+		t.Error(err)
+	}
+	if _, err := host.Link(); err == nil {
+		t.Error("two links at a time")
+	}
+}
+
+// TestPortHostile: an agent that does not end its link, or says more behind it,
+// holds nobody up.
+func TestPortHostile(t *testing.T) {
+	start := func(t *testing.T) (*Port, net.Conn) {
+		a, b := net.Pipe()
+		p := NewPort(a, true)
+		t.Cleanup(func() { _ = p.Close(); _ = b.Close() })
+		if _, err := p.Link(); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Expect(marker(9)); err != nil {
+			t.Fatal(err)
+		}
+		return p, b
+	}
+	t.Run("says nothing", func(t *testing.T) {
+		p, _ := start(t)
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		if err := p.End(ctx); turnstone.KindOf(err) != turnstone.Dead || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v", err)
+		}
+	})
+	t.Run("says anything", func(t *testing.T) {
+		p, b := start(t)
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		go func() { _, _ = io.Copy(io.Discard, b) }()
+		go func() {
+			junk := append(marker(9)[1:], 8)
+			for {
+				if _, err := b.Write(junk); err != nil {
+					return
+				}
+			}
+		}()
+		if err := p.End(ctx); turnstone.KindOf(err) != turnstone.Dead {
+			t.Errorf("%v", err)
+		}
+	})
+	t.Run("goes on", func(t *testing.T) {
+		p, b := start(t)
+		go func() { _, _ = io.Copy(io.Discard, b) }()
+		go func() { _, _ = b.Write(append(marker(9), 1)) }()
+		if err := p.End(ctxFor(t)); !errors.Is(err, errBehindMarker) {
+			t.Errorf("%v", err)
+		}
+	})
+	t.Run("is gone", func(t *testing.T) {
+		p, b := start(t)
+		_ = b.Close()
+		if err := p.End(ctxFor(t)); turnstone.KindOf(err) != turnstone.Dead {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+// FuzzPortMarker: the marker is found, wherever the reads cut it.
+func FuzzPortMarker(f *testing.F) {
+	f.Add([]byte("before"), uint8(5))
+	f.Add(marker(7)[1:], uint8(1))
+	f.Add(append(marker(7)[2:], 6), uint8(40))
+	f.Fuzz(func(t *testing.T, before []byte, size uint8) {
+		mark := append(marker(7)[1:], 6)
+		if bytes.Contains(append(bytes.Clone(before), mark[:MarkerSize-1]...), mark) {
+			return
+		}
+		all := append(bytes.Clone(before), mark...)
+		p := NewPort(struct {
+			io.Reader
+			io.Writer
+			io.Closer
+		}{&chunks{all, int(size%64) + 1}, io.Discard, nil}, true)
+		if err := p.Expect(mark); err != nil {
+			t.Fatal(err)
+		}
+		// A chunk may hold bytes of the link and the marker, but nothing behind it.
+		if err := p.drain(); err != nil {
+			t.Fatalf("%d bytes, in pieces of %d: %v", len(all), size%64+1, err)
+		}
+		if !p.Ended() {
+			t.Fatal("not found")
+		}
+	})
+}
+
+// chunks gives b in pieces.
+type chunks struct {
+	b    []byte
+	size int
+}
+
+func (c *chunks) Read(p []byte) (int, error) {
+	if len(c.b) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(p, c.b[:min(len(c.b), c.size)])
+	c.b = c.b[n:]
+	return n, nil
+}
