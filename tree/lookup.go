@@ -51,8 +51,17 @@ func Resolve(ctx context.Context, g Getter, ref Ref, name string) (string, *Entr
 	for rest := name; rest != ""; {
 		var part string
 		part, rest, _ = strings.Cut(rest, "/")
+		here := at[len(at)-1].entry
 		switch part {
-		case "", ".":
+		case "":
+			continue
+		case ".", "..":
+			if here.Type != Dir {
+				return "", nil, missing(name, syscall.ENOTDIR)
+			}
+		}
+		switch part {
+		case ".":
 			continue
 		case "..":
 			if len(at) > 1 {
@@ -60,7 +69,7 @@ func Resolve(ctx context.Context, g Getter, ref Ref, name string) (string, *Entr
 			}
 			continue
 		}
-		e, err := child(ctx, g, at[len(at)-1].entry, part)
+		e, err := child(ctx, g, here, part)
 		if err != nil {
 			return "", nil, missing(name, err)
 		}
