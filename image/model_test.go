@@ -67,6 +67,7 @@ func (m *memory) OpenContent(ctx context.Context, c tree.Content) (io.ReadCloser
 type model struct {
 	attr     tree.Attr
 	content  string
+	digest   string // of the content, where only that is known
 	children map[string]*model
 }
 
@@ -119,6 +120,9 @@ func (m *model) put(t testing.TB, w tree.Writer) tree.Ref {
 
 func (m *model) entry(t testing.TB, w tree.Writer, path, name string, paths map[*model][]string) tree.Entry {
 	t.Helper()
+	if m.attr.Type == tree.File {
+		m.attr.Size = int64(len(m.content))
+	}
 	e := tree.Entry{Name: name, Attr: m.attr}
 	switch m.attr.Type {
 	case tree.Dir:
@@ -150,7 +154,11 @@ func (m *model) list() []string {
 	for n, all := range paths {
 		slices.Sort(all)
 		for _, path := range all {
-			lines = append(lines, describe(path, &n.attr, n.content, all))
+			digest := n.digest
+			if digest == "" {
+				digest = turnstone.DigestBytes([]byte(n.content)).Hex()
+			}
+			lines = append(lines, describe(path, &n.attr, digest, all))
 		}
 	}
 	slices.Sort(lines)
@@ -165,11 +173,11 @@ func (m *model) collect(path string, paths map[*model][]string) {
 }
 
 // describe is one line on one file. names are all that the file has.
-func describe(path string, a *tree.Attr, content string, names []string) string {
+func describe(path string, a *tree.Attr, digest string, names []string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%q type=%d mode=%o owner=%d:%d mtime=%d.%09d", path, a.Type, a.Mode, a.UID, a.GID, a.MTime.Sec, a.MTime.Nsec)
 	if a.Type == tree.File {
-		fmt.Fprintf(&b, " size=%d content=%.12s", len(content), turnstone.DigestBytes([]byte(content)).Hex())
+		fmt.Fprintf(&b, " size=%d content=%.12s", a.Size, digest)
 	}
 	if a.Type == tree.Symlink {
 		fmt.Fprintf(&b, " target=%q", a.Target)

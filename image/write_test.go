@@ -49,7 +49,7 @@ func everything() *model {
 	}
 	sparse := fileModel(strings.Repeat("\x00", 1<<20) + "end" + strings.Repeat("\x00", 5000))
 	old := fileModel("")
-	old.attr.MTime = tree.Time{Sec: -86400 * 365, Nsec: 999_999_999}
+	old.attr.MTime = tree.Time{Sec: -86400 * 365}
 	future := dirModel(0o1777, map[string]*model{"in": fileModel("y")})
 	future.attr.MTime = tree.Time{Sec: 1 << 33, Nsec: 1}
 	big := dirModel(0o700, nil)
@@ -57,7 +57,7 @@ func everything() *model {
 		big.children[fmt.Sprintf("%04d-%s", i, strings.Repeat("n", i%200))] = fileModel(strings.Repeat("z", i*13))
 	}
 	deep := dirModel(0o755, nil)
-	for at, i := deep, 0; i < 60; i++ {
+	for at, i := deep, 0; i < 18; i++ {
 		next := dirModel(0o755, map[string]*model{"f": fileModel(fmt.Sprint(i))})
 		at.children[strings.Repeat("d", 200)] = next
 		at = next

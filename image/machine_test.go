@@ -1,0 +1,159 @@
+package image
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/turntest"
+	"turnstone.dev/turnstone/substrate/qemu"
+	"turnstone.dev/turnstone/substrate/substratetest"
+	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/wire"
+)
+
+// listScript prints what there is to know of all below /t, in fields that end with
+// a NUL byte; the base template has find and perl, and no getfattr.
+const listScript = `set -e
+find /t -printf 'F\0/%P\0%y\0%m\0%U\0%G\0%T@\0%s\0%l\0%D:%i\0'
+find /t -type f -exec sha256sum -z {} + | perl -0ne 's/^(\S+)  (.*)\0$/S\0$2\0$1\0/s; print'
+find /t \( -type b -o -type c \) -exec stat --printf 'D\0%n\0%t\0%T\0' {} +
+find /t \! -type l -print0 | perl -0ne 'chomp; my $p = $_; my $l = "\0" x 65536; my $n = syscall(194, $p, $l, 65536); next if $n <= 0;
+for my $name (split /\0/, substr($l, 0, $n)) { next if $name =~ /^(system|trusted)\./; my $v = "\0" x 65536; my $nul = "$name"; my $m = syscall(191, $p, $nul, $v, 65536); print "X\0$p\0$name\0", unpack("H*", substr($v, 0, $m)), "\0" }'
+`
+
+// TestInTheGuest stacks images under a real kernel's overlay and compares what a
+// process sees with the tree that they were written from.
+func TestInTheGuest(t *testing.T) {
+	h := turntest.Home(t)
+	machine := turntest.Machine(t, h, "base")
+	s, err := qemu.New(t.Context(), h, qemu.Options{Probe: &machine})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := newMemory()
+	last := everything()
+	last.children["capable"].attr.UID = 7
+	first := last.clone(map[*model]*model{})
+	delete(first.children, "old")
+	first.children["link"] = dirModel(0o755, map[string]*model{"gone": fileModel("gone")})
+	first.children["empty"].children["gone"] = fileModel("gone")
+	first.children["sub"].children["b"] = fileModel("not linked yet")
+	first.children["future"].attr.Mode = 0o500
+	second := last.clone(map[*model]*model{})
+	second.children["gone"] = fileModel("gone")
+	second.children["empty"] = fileModel("a file for a turn")
+	delete(second.children, "deep")
+	c := New(filepath.Join(t.TempDir(), "images"), m, Options{})
+	var items []Item
+	for i, state := range []*model{first, second, last} {
+		root := dirModel(0o755, map[string]*model{"t": state})
+		items = append([]Item{{Key: turnstone.DigestBytes([]byte{byte(i)}), Number: i + 1, Tree: root.put(t, m), Line: fmt.Sprintf("turn %d", i+1),
+			Context: contextOf(i + 1)}}, items...)
+		paths, release, err := c.Stack(t.Context(), tree.Ref{}, historyOf(items))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer release()
+		machine.Layers = paths
+	}
+	if len(machine.Layers) != 3 {
+		t.Fatalf("layers: %q", machine.Layers)
+	}
+	network := wire.SandboxNetwork{Address: qemu.GuestAddress, Gateway: qemu.GuestGateway, DNS: []string{qemu.GuestDNS}}
+	_, client := substratetest.Clone(t, s, machine, &network)
+	out, exit := substratetest.Shell(t, client, listScript)
+	if exit.ExitCode != 0 {
+		t.Fatalf("exit %d: %.2000q", exit.ExitCode, out)
+	}
+	compare(t, parseListing(t, out), last)
+	out, _ = substratetest.Shell(t, client, "cat /context/index.md /context/turns/*/receipt.md; stat -c %a /; ls -d /usr/bin/env")
+	if want := "- turn 3\n- turn 2\n- turn 1\nreceipt 1\nreceipt 2\nreceipt 3\n755\n/usr/bin/env\n"; !strings.HasSuffix(out, want) {
+		t.Errorf("/context: %q", out)
+	}
+}
+
+func contextOf(n int) func(context.Context) ([]File, error) {
+	return func(context.Context) ([]File, error) {
+		return []File{{Path: fmt.Sprintf("turns/%d/receipt.md", n), Data: fmt.Appendf(nil, "receipt %d\n", n)}}, nil
+	}
+}
+
+func historyOf(items []Item) History {
+	return func(yield func(Item, error) bool) {
+		for _, item := range items {
+			if !yield(item, nil) {
+				return
+			}
+		}
+	}
+}
+
+// parseListing makes a model of what listScript printed.
+func parseListing(t *testing.T, out string) *model {
+	t.Helper()
+	fields := strings.Split(out, "\x00")
+	number := func(s string, base int) int64 {
+		n, err := strconv.ParseInt(s, base, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	byPath, byInode := map[string]*model{}, map[string]*model{}
+	digests := map[*model]string{}
+	types := map[string]tree.Type{"d": tree.Dir, "f": tree.File, "l": tree.Symlink, "c": tree.Char, "b": tree.Block, "p": tree.FIFO}
+	for len(fields) > 1 {
+		switch fields[0] {
+		case "F":
+			sec, frac, _ := strings.Cut(fields[6], ".")
+			m := &model{attr: tree.Attr{Type: types[fields[2]], Mode: uint32(number(fields[3], 8)), UID: uint32(number(fields[4], 10)), GID: uint32(number(fields[5], 10)),
+				MTime: tree.Time{Sec: number(sec, 10), Nsec: int32(number(frac[:9], 10))}, Target: fields[8]}}
+			path := strings.TrimSuffix(fields[1], "/")
+			if m.attr.Type == tree.Dir {
+				m.children = map[string]*model{}
+			} else if other := byInode[fields[9]]; other != nil {
+				m = other
+			}
+			if m.attr.Type == tree.File {
+				m.attr.Size = number(fields[7], 10)
+			}
+			byInode[fields[9]], byPath[path] = m, m
+			if i := strings.LastIndexByte(path, '/'); i >= 0 {
+				byPath[path[:i]].children[path[i+1:]] = m
+			}
+			fields = fields[10:]
+		case "S":
+			digests[byPath[strings.TrimPrefix(fields[1], "/t")]] = fields[2]
+			fields = fields[3:]
+		case "D":
+			m := byPath[strings.TrimPrefix(fields[1], "/t")]
+			m.attr.Major, m.attr.Minor = uint32(number(fields[2], 16)), uint32(number(fields[3], 16))
+			fields = fields[4:]
+		case "X":
+			m := byPath[strings.TrimPrefix(fields[1], "/t")]
+			value, err := hex.DecodeString(fields[3])
+			if err != nil {
+				t.Fatal(err)
+			}
+			has := func(x tree.Xattr) bool { return x.Name == fields[2] }
+			if !slices.ContainsFunc(m.attr.Xattrs, has) { // it may have several names
+				m.attr.Xattrs = append(m.attr.Xattrs, tree.Xattr{Name: fields[2], Value: value})
+				slices.SortFunc(m.attr.Xattrs, func(a, b tree.Xattr) int { return strings.Compare(a.Name, b.Name) })
+			}
+			fields = fields[4:]
+		default:
+			t.Fatalf("unexpected: %.200q", fields[0])
+		}
+	}
+	for m, digest := range digests {
+		m.digest = digest
+	}
+	return byPath[""]
+}
