@@ -205,7 +205,7 @@ func readAnswer(conn *net.UnixConn) (line []byte, file *os.File, err error) {
 				}
 			}
 		}
-		line = append(line, buf[:n]...)
+		line = append(line, buf[:max(0, n)]...) // -1 with an error
 		if at := bytes.IndexByte(line, '\n'); at >= 0 {
 			return line[:at], file, nil
 		}

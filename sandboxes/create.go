@@ -34,6 +34,9 @@ type Spec struct {
 	// but in the sandbox itself, and it is not forked without a word about them.
 	Secrets []string `json:"secrets,omitempty"`
 
+	On   string `json:"on,omitempty"`   // the turn on whose state it begins
+	Home string `json:"home,omitempty"` // a persistent home directory, by name
+
 	// Of a fork: the folder with the snapshot, the sandbox it was taken of, and the
 	// names of the secrets that it holds. Env and Secrets are in it already.
 	From   string              `json:"from,omitempty"`

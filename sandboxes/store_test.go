@@ -75,6 +75,8 @@ func openFake(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec, 
 		}()
 	case "env":
 		progress(strings.Join(spec.Env, ","))
+	case "live":
+		return openLive(m, spec, details)
 	}
 	return m, details, nil
 }
