@@ -1,0 +1,69 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/session"
+)
+
+// withExecutor calls f with an executor and a context that the user can end.
+func (a *app) withExecutor(f func(ctx context.Context, x *executor.Executor) error) error {
+	h, err := home.Open()
+	if err != nil {
+		return err
+	}
+	ctx, stop := interruptible(func(s string) { fmt.Fprintln(a.stderr, "turn: "+s) }, exitAborted)
+	defer stop()
+	x := executor.New(h)
+	err = errors.Join(f(ctx, x), x.Close())
+	var exit *exitError
+	if err == nil || errors.As(err, &exit) {
+		return err
+	}
+	return &exitError{codeOf(err), err}
+}
+
+// shortID is as much of a turn's ID as tells it from others in practice: the time
+// in milliseconds, and a little of what is random.
+func shortID(id turnstone.TurnID) string { return string(id)[:min(len(id), 14)] }
+
+// names says which branches end with the turn id, and which tags it has, in
+// parentheses, with a space before them; nothing when there are none.
+func names(g *session.Graph, id turnstone.TurnID) string {
+	var list []string
+	for _, b := range g.Branches {
+		if b.Head == id {
+			list = append(list, b.Name)
+		}
+	}
+	for _, t := range g.Tags {
+		if t.Turn == id {
+			list = append(list, "tag: "+t.Name)
+		}
+	}
+	if len(list) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(list, ", ") + ")"
+}
+
+// outcome is a turn's result, or what stands for it.
+func outcome(t session.Turn) string {
+	switch {
+	case t.Status == session.Running:
+		return "running"
+	case t.Interrupted():
+		return "interrupted"
+	}
+	return string(t.Result)
+}
+
+// ago says how long ago something was, for people.
+func ago(t, now time.Time) string { return rough(now.Sub(t)) + " ago" }

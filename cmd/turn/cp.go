@@ -1,0 +1,39 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"turnstone.dev/turnstone/executor"
+)
+
+type cpCmd struct {
+	Path statePath `arg:"" help:"TURN:PATH, as research@2:/workspace/out.csv, or a folder." placeholder:"TURN:PATH"`
+	Dest string    `arg:"" help:"Where to: a folder, or a new name."`
+}
+
+// Help is shown below the flags' summary.
+func (c *cpCmd) Help() string {
+	return `Copies out of what a turn left; no sandbox is started. Modes and times are kept,
+owners are not. Devices, pipes and symlinks that lead out of DEST are left out, and
+said.`
+}
+
+// maxSkips bounds how many files that were left out are named.
+const maxSkips = 20
+
+// Run copies the file or folder.
+func (c *cpCmd) Run(a *app) error {
+	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+		skipped := 0
+		err := x.CopyOut(ctx, c.Path.ref, c.Path.path, c.Dest, func(name, why string) {
+			if skipped++; skipped <= maxSkips {
+				fmt.Fprintln(a.stderr, "turn: "+printable(fmt.Sprintf("%q: %s", name, why)))
+			}
+		})
+		if skipped > maxSkips {
+			fmt.Fprintf(a.stderr, "turn: and %d more\n", skipped-maxSkips)
+		}
+		return err
+	})
+}

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/executor"
+)
+
+type diffCmd struct {
+	From string `arg:"" help:"Turn to compare: SESSION@N, SESSION@BRANCH, a turn's ID."`
+	To   string `arg:"" optional:"" help:"Turn to compare it with; N, BRANCH or TAG alone is of the same session. Without it: what the turn itself changed."`
+
+	Patch bool `short:"p" help:"Print patches of texts." xor:"form"`
+	Stat  bool `help:"Print how many lines of each text changed." xor:"form"`
+	JSON  bool `name:"json" help:"Print the differences as JSON; with -p and --stat, patches and lines too."`
+}
+
+// Help is shown below the flags' summary.
+func (c *diffCmd) Help() string {
+	return `Each line is a path that differs: A it was added, D deleted, M its content or its
+attributes changed, T it became something else, as a symlink, R it has another
+name and the same content. Environment and working directory come after the files.
+Timestamps are not compared.`
+}
+
+// Run prints what differs.
+func (c *diffCmd) Run(a *app) error {
+	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+		d, err := x.Diff(ctx, executor.DiffRequest{From: c.From, To: c.To, Text: c.Patch, Stat: c.Stat})
+		if err != nil {
+			return err
+		}
+		return a.printDiff(d, c.JSON, c.Patch, c.Stat)
+	})
+}
+
+func (a *app) printDiff(d *executor.StateDiff, asJSON, patch, stat bool) error {
+	if asJSON {
+		return writeJSON(a.stdout, d)
+	}
+	out := bufio.NewWriter(a.stdout)
+	for _, f := range d.Files {
+		switch {
+		case patch && f.Patch != "":
+			if _, err := io.WriteString(out, a.clean(f.Patch)); err != nil {
+				return err
+			}
+			continue
+		case stat:
+			fmt.Fprintln(out, printable(f.String())+"  "+statOf(f))
+		default:
+			fmt.Fprintln(out, printable(f.String())+what(f))
+		}
+	}
+	if stat {
+		fmt.Fprintln(out, statSum(d))
+	}
+	printEnv(out, d)
+	return out.Flush()
+}
+
+// what names the attributes that changed, when it is not the content alone.
+func what(f executor.FileChange) string {
+	if f.Status != executor.Modified || len(f.What) == 1 && f.What[0] == "content" {
+		return ""
+	}
+	return " (" + strings.Join(f.What, ", ") + ")"
+}
+
+func statOf(f executor.FileChange) string {
+	switch {
+	case f.Binary:
+		return fmt.Sprintf("%s -> %s", sizeOf(f.Old), sizeOf(f.New))
+	case f.Plus+f.Minus > 0:
+		return fmt.Sprintf("+%d -%d", f.Plus, f.Minus)
+	case f.Status == executor.Modified:
+		return strings.Join(f.What, ", ")
+	}
+	return ""
+}
+
+func sizeOf(f *executor.FileInfo) string {
+	if f == nil {
+		return "none"
+	}
+	return turnstone.Bytes(f.Size).Human()
+}
+
+func statSum(d *executor.StateDiff) string {
+	plus, minus := 0, 0
+	for _, f := range d.Files {
+		plus, minus = plus+f.Plus, minus+f.Minus
+	}
+	return fmt.Sprintf("%d paths changed, %d lines added, %d removed", len(d.Files), plus, minus)
+}
+
+func printEnv(out io.Writer, d *executor.StateDiff) {
+	for _, e := range d.Env {
+		switch {
+		case e.Old == nil:
+			fmt.Fprintln(out, printable("A env "+e.Name+"="+*e.New))
+		case e.New == nil:
+			fmt.Fprintln(out, printable("D env "+e.Name+"="+*e.Old))
+		default:
+			fmt.Fprintln(out, printable(fmt.Sprintf("M env %s=%s -> %s", e.Name, *e.Old, *e.New)))
+		}
+	}
+	if d.Cwd != nil {
+		fmt.Fprintln(out, printable(fmt.Sprintf("M cwd %s -> %s", d.Cwd.Old, d.Cwd.New)))
+	}
+}
+
+// errTwoForms is the cause when more than one way to print is asked for.
+var errTwoForms = errors.New("ask for one of --receipt, --files and --json")

@@ -1,0 +1,29 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"turnstone.dev/turnstone/executor"
+)
+
+type forkCmd struct {
+	Ref    string `arg:"" help:"Turn to begin the branch with: SESSION@N, SESSION@BRANCH~K, a turn's ID."`
+	Branch string `required:"" short:"b" help:"Name of the new branch." placeholder:"NAME"`
+	JSON   bool   `name:"json" help:"Print the branch as JSON."`
+}
+
+// Run makes the branch.
+func (c *forkCmd) Run(a *app) error {
+	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+		b, err := x.Fork(ctx, c.Ref, c.Branch)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return writeJSON(a.stdout, b)
+		}
+		_, err = fmt.Fprintf(a.stdout, "%s %s\n", b.Name, b.Head)
+		return err
+	})
+}

@@ -1,0 +1,101 @@
+package main
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/session"
+)
+
+// A graph draws turns as git log --graph draws commits: one column for each line of
+// turns that is going on.
+type graph struct {
+	columns []turnstone.TurnID // the turn that each leads down to
+}
+
+// turn returns the rails of t's own line, ending in a space, and the lines that
+// follow it. Turns come with the highest number first.
+func (g *graph) turn(t session.Turn) (rails string, below []string) {
+	at := slices.Index(g.columns, t.ID)
+	if at < 0 {
+		at = len(g.columns)
+		g.columns = append(g.columns, t.ID)
+	}
+	row := strings.Repeat("| ", len(g.columns))
+	rails = row[:2*at] + "* " + row[2*at+2:]
+	if len(t.Parents) == 0 {
+		if at < len(g.columns)-1 {
+			below = append(below, g.end(at))
+		}
+		g.columns = slices.Delete(g.columns, at, at+1)
+		return rails, below
+	}
+	g.columns[at] = t.Parents[0]
+	for _, p := range t.Parents[1:] {
+		below = append(below, g.open(at))
+		g.columns = slices.Insert(g.columns, at+1, p)
+	}
+	for _, p := range t.Parents {
+		if line, joined := g.join(p); joined {
+			below = append(below, line)
+		}
+	}
+	return rails, below
+}
+
+// open draws a column that begins right of column at.
+func (g *graph) open(at int) string {
+	row := blank(len(g.columns) + 1)
+	for i := range g.columns {
+		if i <= at {
+			row[2*i] = '|'
+		} else {
+			row[2*i+1] = '\\'
+		}
+	}
+	row[2*at+1] = '\\'
+	return trim(row)
+}
+
+// end draws the columns right of at moving into its place.
+func (g *graph) end(at int) string {
+	row := blank(len(g.columns))
+	for i := range g.columns {
+		switch {
+		case i < at:
+			row[2*i] = '|'
+		case i > at:
+			row[2*i-1] = '/'
+		}
+	}
+	return trim(row)
+}
+
+// join makes one column of two that lead to the turn p.
+func (g *graph) join(p turnstone.TurnID) (line string, joined bool) {
+	left := slices.Index(g.columns, p)
+	right := slices.Index(g.columns[left+1:], p) + left + 1
+	if right == left {
+		return "", false
+	}
+	row := blank(len(g.columns))
+	for i := range g.columns {
+		switch {
+		case i < right:
+			row[2*i] = '|'
+			if i > left {
+				row[2*i-1] = '_'
+			}
+		default:
+			row[2*i-1] = '/'
+		}
+	}
+	g.columns = slices.Delete(g.columns, right, right+1)
+	return trim(row), true
+}
+
+func blank(columns int) []byte { return bytes.Repeat([]byte{' '}, 2*columns+1) }
+
+func trim(row []byte) string { return string(bytes.TrimRight(row, " ")) }

@@ -1,0 +1,62 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"time"
+
+	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/session"
+)
+
+type logCmd struct {
+	Ref string `arg:"" help:"Session, or a turn of one: SESSION, SESSION@N, SESSION@BRANCH, a turn's ID."`
+
+	Graph bool `help:"Draw the tree."`
+	Max   int  `short:"n" help:"Show at most this many turns." placeholder:"N"`
+	JSON  bool `name:"json" help:"Print the turns, branches and tags as JSON."`
+}
+
+// Help is shown below the flags' summary.
+func (c *logCmd) Help() string {
+	return `A session's name lists all of its turns, on all branches; a turn lists itself and
+its ancestors. The newest comes first. Each line has the turn's number, the
+beginning of its ID, the branches and tags that name it, its result, its age and
+its title.`
+}
+
+// Run lists the turns.
+func (c *logCmd) Run(a *app) error {
+	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+		log, err := x.Log(ctx, c.Ref, c.Max)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return writeJSON(a.stdout, log)
+		}
+		out := bufio.NewWriter(a.stdout)
+		now := time.Now()
+		var g graph
+		for _, t := range log.Turns {
+			rails, below := "", []string(nil)
+			if c.Graph {
+				rails, below = g.turn(t)
+			}
+			fmt.Fprintln(out, rails+printable(logLine(log, t, now)))
+			for _, line := range below {
+				fmt.Fprintln(out, line)
+			}
+		}
+		return out.Flush()
+	})
+}
+
+func logLine(log *session.Graph, t session.Turn, now time.Time) string {
+	kind := ""
+	if t.Kind == string(executor.KindMerge) {
+		kind = "merge, "
+	}
+	return fmt.Sprintf("%d %s%s %s%s, %s: %s", t.Number, shortID(t.ID), names(log, t.ID), kind, outcome(t), ago(t.Started, now), t.Title)
+}

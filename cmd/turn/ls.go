@@ -1,0 +1,127 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/executor"
+)
+
+// A statePath is REF:PATH.
+type statePath struct{ ref, path string }
+
+// UnmarshalText is called by kong.
+func (p *statePath) UnmarshalText(text []byte) error {
+	ref, path, ok := executor.CutPath(string(text))
+	if !ok || ref == "" {
+		return fmt.Errorf("%q: write TURN:PATH, as research@2:/workspace/out.csv", text)
+	}
+	*p = statePath{ref, path}
+	return nil
+}
+
+type lsCmd struct {
+	Path      statePath `arg:"" help:"TURN:PATH, as research@2:/workspace; a PATH that is relative is below the turn's working directory." placeholder:"TURN:PATH"`
+	Recursive bool      `short:"R" help:"List all that is below it."`
+	Names     bool      `help:"Print the paths only." xor:"form"`
+	JSON      bool      `name:"json" help:"Print one JSON document for each file." xor:"form"`
+}
+
+// Run lists files of a state.
+func (c *lsCmd) Run(a *app) error {
+	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+		out := bufio.NewWriter(a.stdout)
+		err := x.ListFiles(ctx, c.Path.ref, c.Path.path, c.Recursive, func(f executor.FileInfo) error {
+			switch {
+			case c.JSON:
+				return writeLine(out, f)
+			case c.Names:
+				_, err := fmt.Fprintln(out, printable(f.Path))
+				return err
+			}
+			_, err := fmt.Fprintln(out, printable(fileLine(f)))
+			return err
+		})
+		return errors.Join(err, out.Flush())
+	})
+}
+
+// fileLine is a file as ls -l has it.
+func fileLine(f executor.FileInfo) string {
+	target := ""
+	if f.Target != "" {
+		target = " -> " + f.Target
+	}
+	return fmt.Sprintf("%s %5d:%-5d %10s %s %s%s", modeOf(f), f.UID, f.GID, turnstone.Bytes(f.Size).Human(),
+		f.MTime.Format(time.DateTime), f.Path, target)
+}
+
+func modeOf(f executor.FileInfo) string {
+	mode := fs.FileMode(f.Mode & 0o777)
+	for bit, m := range map[uint32]fs.FileMode{0o4000: fs.ModeSetuid, 0o2000: fs.ModeSetgid, 0o1000: fs.ModeSticky} {
+		if f.Mode&bit != 0 {
+			mode |= m
+		}
+	}
+	switch f.Type {
+	case "dir":
+		mode |= fs.ModeDir
+	case "symlink":
+		mode |= fs.ModeSymlink
+	case "char":
+		mode |= fs.ModeDevice | fs.ModeCharDevice
+	case "block":
+		mode |= fs.ModeDevice
+	case "fifo":
+		mode |= fs.ModeNamedPipe
+	}
+	return fmt.Sprintf("%-10s", mode)
+}
+
+type catCmd struct {
+	Path statePath `arg:"" help:"TURN:PATH, as research@2:/workspace/out.csv." placeholder:"TURN:PATH"`
+}
+
+// Run prints a file of a state.
+func (c *catCmd) Run(a *app) error {
+	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+		in, err := x.OpenFile(ctx, c.Path.ref, c.Path.path)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = in.Close() }()
+		var to io.Writer = a.stdout
+		if clean := sanitizerFor(a.stdout); clean != nil {
+			to = cleanWriter{clean, a.stdout}
+		}
+		_, err = io.Copy(to, in)
+		return err
+	})
+}
+
+// cleanWriter makes what is written harmless to a terminal.
+type cleanWriter struct {
+	s *sanitizer
+	w io.Writer
+}
+
+func (c cleanWriter) Write(p []byte) (int, error) {
+	if _, err := c.w.Write(c.s.clean(p)); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// writeLine prints v as one line of JSON.
+func writeLine(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	return enc.Encode(v)
+}

@@ -1,0 +1,111 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"turnstone.dev/turnstone/executor"
+)
+
+type showCmd struct {
+	Ref string `arg:"" help:"Turn: SESSION, SESSION@N, SESSION@BRANCH, SESSION@TAG, a turn's ID; with ~K its K-th parent."`
+
+	Receipt bool `help:"Print the turn's receipt."`
+	Files   bool `help:"List what the turn changed."`
+	JSON    bool `name:"json" help:"Print all that is kept of it as JSON; with --files, what it changed."`
+}
+
+// Validate is called by kong.
+func (c *showCmd) Validate() error {
+	if c.Receipt && (c.Files || c.JSON) {
+		return errTwoForms
+	}
+	return nil
+}
+
+// Run shows the turn.
+func (c *showCmd) Run(a *app) error {
+	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+		if c.Receipt {
+			receipt, err := x.Receipt(ctx, c.Ref)
+			if err != nil {
+				return err
+			}
+			if clean := sanitizerFor(a.stdout); clean != nil {
+				receipt = clean.clean(receipt)
+			}
+			_, err = a.stdout.Write(receipt)
+			return err
+		}
+		if c.Files {
+			d, err := x.Diff(ctx, executor.DiffRequest{From: c.Ref})
+			if err != nil {
+				return err
+			}
+			return a.printDiff(d, c.JSON, false, false)
+		}
+		info, err := x.Show(ctx, c.Ref)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return writeJSON(a.stdout, info)
+		}
+		return a.printTurn(info)
+	})
+}
+
+func (a *app) printTurn(i *executor.TurnInfo) error {
+	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+	line := func(key, value string) {
+		if value != "" {
+			fmt.Fprintf(w, "%s\t%s\n", key, printable(value))
+		}
+	}
+	t := i.Turn
+	line("turn", fmt.Sprintf("%d (%s)", t.Number, t.ID))
+	line("session", i.Session.Label())
+	line("title", t.Title)
+	line("branch", t.Branch)
+	line("head of", strings.Join(i.Heads, ", "))
+	line("tags", strings.Join(i.Tags, ", "))
+	line("parents", join(t.Parents))
+	line("children", join(i.Children))
+	line("result", outcome(t))
+	line("started", t.Started.Format(time.RFC3339))
+	if r := i.Record; r != nil {
+		line("error", r.Error)
+		line("took", elapsed(time.Duration(r.Millis)*time.Millisecond))
+		line("template", fmt.Sprintf("%s (%s)", r.Image, r.Template.Short()))
+		line("isolation", r.Isolation)
+		for _, s := range r.Steps {
+			exit := ""
+			if s.ExitCode != nil && *s.ExitCode != 0 {
+				exit = fmt.Sprintf(", exit code %d", *s.ExitCode)
+			}
+			line("step", fmt.Sprintf("%s: %s%s", s.Name, s.Status, exit))
+		}
+		line("secrets", strings.Join(r.Secrets, ", "))
+		line("changed", r.Layer.String())
+		line("layer", string(r.Layer.Digest))
+	} else {
+		line("kept", i.Kept)
+	}
+	if s := i.State; s != nil {
+		line("fs", string(s.Tree.Hash))
+		line("cwd", s.Cwd)
+		line("env", fmt.Sprintf("%d variables", len(s.Env)))
+	}
+	return w.Flush()
+}
+
+func join[T any](list []T) string {
+	var parts []string
+	for _, v := range list {
+		parts = append(parts, fmt.Sprint(v))
+	}
+	return strings.Join(parts, ", ")
+}

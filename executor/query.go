@@ -1,0 +1,189 @@
+package executor
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/session"
+	"turnstone.dev/turnstone/tree"
+)
+
+func sortByUse(all []SessionInfo) {
+	slices.SortFunc(all, func(a, b SessionInfo) int {
+		return cmp.Or(b.Used.Compare(a.Used), cmp.Compare(a.ID, b.ID))
+	})
+}
+
+// TurnInfo is all that is known of one turn.
+type TurnInfo struct {
+	Turn     session.Turn    `json:"turn"`
+	Session  session.Session `json:"session"`
+	Heads    []string        `json:"heads"` // branches that end with it
+	Tags     []string        `json:"tags"`
+	Children []int           `json:"children"` // numbers of the turns that stand on it
+	Record   *Record         `json:"record"`   // null while it runs, and when it was interrupted
+	State    *State          `json:"state"`    // null when it left none
+	Kept     string          `json:"kept,omitempty"`
+}
+
+// Show returns what is known of the turn that ref names.
+func (x *Executor) Show(ctx context.Context, ref string) (*TurnInfo, error) {
+	cs, t, err := x.resolve(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	g, err := cs.db.Graph(ctx, t.Session)
+	if err != nil {
+		return nil, err
+	}
+	i := &TurnInfo{Turn: t, Session: g.Session, Heads: []string{}, Tags: []string{}, Children: []int{}, Kept: x.home.Path("turns", string(t.ID))}
+	for _, b := range g.Branches {
+		if b.Head == t.ID {
+			i.Heads = append(i.Heads, b.Name)
+		}
+	}
+	for _, tag := range g.Tags {
+		if tag.Turn == t.ID {
+			i.Tags = append(i.Tags, tag.Name)
+		}
+	}
+	for _, other := range g.Turns {
+		if slices.Contains(other.Parents, t.ID) {
+			i.Children = append(i.Children, other.Number)
+		}
+	}
+	slices.Sort(i.Children)
+	if t.Record != "" {
+		if i.Record, err = cs.record(ctx, t); err != nil {
+			return nil, err
+		}
+	}
+	if t.State != "" {
+		if i.State, err = cs.state(ctx, t.State); err != nil {
+			return nil, err
+		}
+	}
+	return i, nil
+}
+
+// Receipt returns the receipt of the turn that ref names.
+func (x *Executor) Receipt(ctx context.Context, ref string) ([]byte, error) {
+	cs, t, err := x.resolve(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	rec, err := cs.record(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	// Outputs stand in it shortened, so it is not much longer than its document.
+	return cs.read(ctx, rec.Receipt, 8*document.MaxFile)
+}
+
+// A FileInfo is one file of a state.
+type FileInfo struct {
+	Path   string           `json:"path"` // absolute
+	Type   string           `json:"type"` // "dir", "file", "symlink", "char", "block", "fifo"
+	Mode   uint32           `json:"mode"` // permission bits, with setuid, setgid and sticky
+	UID    uint32           `json:"uid"`
+	GID    uint32           `json:"gid"`
+	Size   int64            `json:"size"`
+	MTime  time.Time        `json:"mtime"`
+	Target string           `json:"target,omitempty"`
+	Digest turnstone.Digest `json:"digest,omitempty"` // of a file's content
+}
+
+func fileInfo(name string, e *tree.Entry) FileInfo {
+	return FileInfo{Path: name, Type: typeName(e.Type), Mode: e.Mode, UID: e.UID, GID: e.GID, Size: e.Size,
+		MTime: time.Unix(e.MTime.Sec, int64(e.MTime.Nsec)).UTC(), Target: e.Target, Digest: e.Content.Digest}
+}
+
+func typeName(t tree.Type) string {
+	switch t {
+	case tree.Dir:
+		return "dir"
+	case tree.File:
+		return "file"
+	case tree.Symlink:
+		return "symlink"
+	case tree.Char:
+		return "char"
+	case tree.Block:
+		return "block"
+	case tree.FIFO:
+		return "fifo"
+	}
+	return fmt.Sprintf("type-%d", t)
+}
+
+// CutPath splits REF:PATH. A reference has no colon. ok is false without one.
+func CutPath(arg string) (ref, file string, ok bool) { return strings.Cut(arg, ":") }
+
+// inState makes name absolute: it is relative to the state's working directory.
+func (st *State) inState(name string) string {
+	if !path.IsAbs(name) {
+		name = path.Join("/", st.Cwd, name)
+	}
+	return path.Clean(name)
+}
+
+// ListFiles lists the directory at name in the state of the turn that ref names, or
+// the one file that is there. A relative name is below the working directory that
+// the turn left. A symlink at name is followed. recursive lists all below it.
+func (x *Executor) ListFiles(ctx context.Context, ref, name string, recursive bool, each func(FileInfo) error) error {
+	cs, _, st, err := x.resolveState(ctx, ref)
+	if err != nil {
+		return err
+	}
+	real, e, err := tree.Resolve(ctx, cs.store, st.Tree, st.inState(name))
+	if err != nil {
+		return err
+	}
+	if e.Type != tree.Dir {
+		return each(fileInfo(real, e))
+	}
+	if recursive {
+		return tree.Walk(ctx, cs.store, st.Tree, real, func(p string, e *tree.Entry) error {
+			if p == real {
+				return nil
+			}
+			return each(fileInfo(p, e))
+		})
+	}
+	dir, err := tree.GetDirectory(ctx, cs.store, e.Tree)
+	if err != nil {
+		return err
+	}
+	for i := range dir {
+		if err := each(fileInfo(path.Join(real, dir[i].Name), &dir[i])); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// OpenFile opens the file at name in the state of the turn that ref names; symlinks
+// are followed in the state. Every byte is verified before it is read.
+func (x *Executor) OpenFile(ctx context.Context, ref, name string) (io.ReadCloser, error) {
+	cs, _, st, err := x.resolveState(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	real, e, err := tree.Resolve(ctx, cs.store, st.Tree, st.inState(name))
+	if err != nil {
+		return nil, err
+	}
+	if e.Type != tree.File {
+		return nil, &turnstone.Error{Op: "executor.open", Kind: turnstone.Invalid, Subject: real,
+			Err: fmt.Errorf("is no file but a %s", typeName(e.Type)), Hint: "turn ls lists a directory, turn cp copies one"}
+	}
+	return cs.store.OpenContent(ctx, e.Content)
+}

@@ -1,0 +1,219 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/session"
+)
+
+// What a reference to a turn may be is written at session.DB.Resolve.
+
+// A SessionInfo is one session in a list.
+type SessionInfo struct {
+	session.Session
+	Turns    int       `json:"turns"`
+	Running  int       `json:"running"`
+	Branches []string  `json:"branches"`
+	Used     time.Time `json:"used"` // when its newest turn was started, or it was made
+	Title    string    `json:"title,omitempty"`
+}
+
+// Sessions lists the sessions, the one that was used last first.
+func (x *Executor) Sessions(ctx context.Context) ([]SessionInfo, error) {
+	cs, err := x.context(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all, err := cs.db.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	infos := make([]SessionInfo, 0, len(all))
+	for _, s := range all {
+		g, err := cs.db.Graph(ctx, s.ID)
+		if turnstone.KindOf(err) == turnstone.NotFound {
+			continue // removed meanwhile
+		}
+		if err != nil {
+			return nil, err
+		}
+		infos = append(infos, sessionInfo(g))
+	}
+	sortByUse(infos)
+	return infos, nil
+}
+
+func sessionInfo(g *session.Graph) SessionInfo {
+	i := SessionInfo{Session: g.Session, Turns: len(g.Turns), Used: g.Session.Created, Branches: []string{}}
+	for _, b := range g.Branches {
+		i.Branches = append(i.Branches, b.Name)
+	}
+	for _, t := range g.Turns {
+		if t.Status == session.Running {
+			i.Running++
+		}
+	}
+	if len(g.Turns) > 0 {
+		i.Used, i.Title = g.Turns[0].Started, g.Turns[0].Title
+	}
+	return i
+}
+
+// Session returns all that is known of one session, by its name or ID.
+func (x *Executor) Session(ctx context.Context, nameOrID string) (*session.Graph, error) {
+	cs, err := x.context(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s, err := cs.db.Find(ctx, nameOrID)
+	if err != nil {
+		return nil, err
+	}
+	return cs.db.Graph(ctx, s.ID)
+}
+
+// Log returns a session's turns, the newest first: all of them when ref names a
+// session, else the turn that ref names and its ancestors. limit, if positive,
+// is how many at most.
+func (x *Executor) Log(ctx context.Context, ref string, limit int) (*session.Graph, error) {
+	cs, err := x.context(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if s, err := cs.db.Find(ctx, ref); err == nil {
+		g, err := cs.db.Graph(ctx, s.ID)
+		if err == nil && limit > 0 && len(g.Turns) > limit {
+			g.Turns = g.Turns[:limit]
+		}
+		return g, err
+	}
+	t, err := cs.db.Resolve(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	g, err := cs.db.Graph(ctx, t.Session)
+	if err != nil {
+		return nil, err
+	}
+	g.Turns = g.Turns[:0]
+	for a, err := range cs.db.History(ctx, t) {
+		if err != nil {
+			return nil, err
+		}
+		if g.Turns = append(g.Turns, a); len(g.Turns) == limit {
+			break
+		}
+	}
+	return g, nil
+}
+
+// Fork makes a branch that begins with the turn that ref names.
+func (x *Executor) Fork(ctx context.Context, ref, name string) (session.Branch, error) {
+	cs, t, err := x.resolve(ctx, ref)
+	if err != nil {
+		return session.Branch{}, err
+	}
+	if t.State == "" {
+		return session.Branch{}, &turnstone.Error{Op: "executor.fork", Kind: turnstone.Invalid, Subject: fmt.Sprintf("turn %d", t.Number), Err: errNoState,
+			Hint: "fork the turn before it: " + ref + "~1"}
+	}
+	return cs.db.Fork(ctx, t, name)
+}
+
+// Tag gives the turn that ref names a name that stays with it.
+func (x *Executor) Tag(ctx context.Context, ref, name string) (session.Tag, error) {
+	cs, t, err := x.resolve(ctx, ref)
+	if err != nil {
+		return session.Tag{}, err
+	}
+	return cs.db.Tag(ctx, t, name)
+}
+
+// Untag forgets a tag of a session.
+func (x *Executor) Untag(ctx context.Context, nameOrID, tag string) error {
+	cs, err := x.context(ctx)
+	if err != nil {
+		return err
+	}
+	s, err := cs.db.Find(ctx, nameOrID)
+	if err != nil {
+		return err
+	}
+	return cs.db.Untag(ctx, s.ID, tag)
+}
+
+// Rename gives a session a name.
+func (x *Executor) Rename(ctx context.Context, nameOrID, name string) (session.Session, error) {
+	cs, err := x.context(ctx)
+	if err != nil {
+		return session.Session{}, err
+	}
+	s, err := cs.db.Find(ctx, nameOrID)
+	if err != nil {
+		return session.Session{}, err
+	}
+	return cs.db.Rename(ctx, s.ID, name)
+}
+
+// RemoveSession forgets a session. What its turns left takes up room until GC.
+func (x *Executor) RemoveSession(ctx context.Context, nameOrID string) (session.Session, error) {
+	cs, err := x.context(ctx)
+	if err != nil {
+		return session.Session{}, err
+	}
+	s, err := cs.db.Find(ctx, nameOrID)
+	if err != nil {
+		return session.Session{}, err
+	}
+	return s, cs.db.Remove(ctx, s.ID)
+}
+
+// RemoveBranch forgets a branch of a session. Its turns stay until GC lets them go.
+func (x *Executor) RemoveBranch(ctx context.Context, nameOrID, branch string) error {
+	cs, err := x.context(ctx)
+	if err != nil {
+		return err
+	}
+	s, err := cs.db.Find(ctx, nameOrID)
+	if err != nil {
+		return err
+	}
+	return cs.db.DeleteBranch(ctx, s.ID, branch)
+}
+
+// resolve finds the turn that ref names.
+func (x *Executor) resolve(ctx context.Context, ref string) (*contextStore, session.Turn, error) {
+	cs, err := x.context(ctx)
+	if err != nil {
+		return nil, session.Turn{}, err
+	}
+	t, err := cs.db.Resolve(ctx, ref)
+	return cs, t, err
+}
+
+// resolveState finds the state of the turn that ref names.
+func (x *Executor) resolveState(ctx context.Context, ref string) (*contextStore, session.Turn, *State, error) {
+	cs, t, err := x.resolve(ctx, ref)
+	if err != nil {
+		return nil, t, nil, err
+	}
+	st, err := cs.stateOf(ctx, t)
+	return cs, t, st, err
+}
+
+// stateOf returns what t left; the error says so when it left nothing.
+func (cs *contextStore) stateOf(ctx context.Context, t session.Turn) (*State, error) {
+	if t.State != "" {
+		return cs.state(ctx, t.State)
+	}
+	err := &turnstone.Error{Op: "executor.state", Kind: turnstone.NotFound, Subject: fmt.Sprintf("turn %d (%s)", t.Number, t.ID),
+		Err: errNoState, Hint: "look at the turn before it, with ~1"}
+	if t.Status == session.Running {
+		err.Err, err.Hint = errors.New("is still running"), "wait for it"
+	}
+	return nil, err
+}
