@@ -402,7 +402,14 @@ type exactly struct {
 	left int64
 }
 
+// Source returns what the Node's Open returned, for a Writer that knows its Nodes.
+func (x *exactly) Source() io.Reader { return x.r }
+
+// Read implements io.Reader.
 func (x *exactly) Read(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
 	if x.left == 0 {
 		var one [1]byte
 		n, err := io.ReadFull(x.r, one[:])
