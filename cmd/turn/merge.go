@@ -1,0 +1,197 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/merge"
+	"turnstone.dev/turnstone/tree"
+)
+
+type mergeCmd struct {
+	From string `arg:"" help:"Turn to merge: a branch, SESSION@BRANCH, SESSION@NUMBER or an ID."`
+
+	Into    string       `help:"Branch to merge into." default:"main" placeholder:"BRANCH"`
+	Session string       `help:"Session, where FROM does not name it and several have such a branch." placeholder:"NAME"`
+	Ours    bool         `help:"Decide all other conflicts for the branch that is merged into." xor:"side"`
+	Theirs  bool         `help:"Decide all other conflicts for what is merged." xor:"side"`
+	Resolve []resolution `help:"Decide the conflicts at a path, or below it, for ours or theirs; may be given again." placeholder:"PATH=SIDE" sep:"none"`
+	Markers bool         `help:"Write conflict markers into text files, for a next turn to resolve."`
+	NoFF    bool         `name:"no-ff" help:"Make a turn also where moving the branch would do."`
+	DryRun  bool         `help:"Only say what would be merged, and what conflicts."`
+	Message string       `short:"m" help:"Title of the turn." placeholder:"TEXT"`
+	Receipt bool         `help:"Print the receipt." xor:"print"`
+	JSON    bool         `name:"json" help:"Print the outcome as JSON." xor:"print"`
+}
+
+// Help is shown below the flags' summary.
+func (c *mergeCmd) Help() string {
+	return `What FROM changed since it and the branch went apart is added to the branch: files
+(texts line by line), environment, working directory. The merge is a turn with two
+parents. If the branch has nothing of its own since then, it is only moved. With
+conflicts that nothing decides nothing is kept, and they are listed with the
+digests of their base, ours (the branch) and theirs (FROM).
+
+PATH is a file's, "env:NAME", or "cwd". docs/merge.md has all the rules.
+
+Exit status: 0 merged, or nothing to merge; 1 there are conflicts; 2 there is no
+such turn, or the command line is wrong; 3 it could not be done.`
+}
+
+// A resolution is PATH=ours or PATH=theirs.
+type resolution struct {
+	path string
+	side merge.Side
+}
+
+// UnmarshalText is called by kong.
+func (r *resolution) UnmarshalText(text []byte) error {
+	i := strings.LastIndexByte(string(text), '=')
+	if i < 1 {
+		return fmt.Errorf("%q: write PATH=ours or PATH=theirs", text)
+	}
+	r.path = string(text[:i])
+	if r.path != merge.CwdPath && !strings.HasPrefix(r.path, merge.EnvPrefix) && !strings.HasPrefix(r.path, "/") {
+		return fmt.Errorf("%q: write the path as it is listed: it begins with / or env:, or is cwd", r.path)
+	}
+	if len(r.path) > 1 {
+		r.path = strings.TrimSuffix(r.path, "/")
+	}
+	var err error
+	r.side, err = merge.ParseSide(string(text[i+1:]))
+	return err
+}
+
+func (c *mergeCmd) request() executor.MergeRequest {
+	req := executor.MergeRequest{From: c.From, Into: c.Into, Session: c.Session, Markers: c.Markers, NoFF: c.NoFF, DryRun: c.DryRun,
+		Message: c.Message, Paths: map[string]merge.Side{}}
+	switch {
+	case c.Ours:
+		req.Default = merge.Ours
+	case c.Theirs:
+		req.Default = merge.Theirs
+	}
+	for _, r := range c.Resolve {
+		req.Paths[r.path] = r.side
+	}
+	return req
+}
+
+// Run merges.
+func (c *mergeCmd) Run(a *app) error {
+	h, err := home.Open()
+	if err != nil {
+		return err
+	}
+	a.logTo(a.stderr)
+	ctx, stop := interruptible(func(s string) { fmt.Fprintln(a.stderr, "turn: "+s) }, exitAborted)
+	defer stop()
+	x := executor.New(h)
+	defer func() { _ = x.Close() }()
+	rep, err := x.Merge(ctx, c.request())
+	if err != nil {
+		return &exitError{codeOf(err), err}
+	}
+	switch {
+	case c.JSON:
+		err = writeJSON(a.stdout, rep)
+	case c.Receipt && rep.Receipt != "":
+		_, err = io.WriteString(a.stdout, a.clean(rep.Receipt))
+	default:
+		_, err = io.WriteString(a.stdout, mergeText(rep))
+	}
+	if err != nil {
+		return err
+	}
+	if rep.Outcome == executor.MergeConflicts {
+		return &exitError{exitFailed, nil}
+	}
+	return nil
+}
+
+// mergeText is what came of a merge, for people.
+func mergeText(r *executor.MergeReport) string {
+	var b strings.Builder
+	would := func(did, would string) string {
+		if r.DryRun {
+			return would
+		}
+		return did
+	}
+	into := r.Session + "@" + r.Into
+	switch r.Outcome {
+	case executor.MergeUpToDate:
+		fmt.Fprintf(&b, "%s has turn %d already\n", into, r.Theirs.Number)
+	case executor.MergeFastForward:
+		fmt.Fprintf(&b, "%s %s to turn %d: there was nothing of its own to merge\n", into, would("moved", "would move"), r.Theirs.Number)
+	case executor.MergeConflicts:
+		conflictsText(&b, r.Conflicts)
+		fmt.Fprintf(&b, "%s; nothing was kept. Decide with --resolve PATH=ours or PATH=theirs, --ours, --theirs, or --markers\n", countOf(len(r.Conflicts), "conflict"))
+	case executor.MergeDone:
+		if r.DryRun {
+			fmt.Fprintf(&b, "turn %d would be merged into %s: %s\n", r.Theirs.Number, into, mergeChanges(r))
+		} else {
+			fmt.Fprintf(&b, "turn %d: merged turn %d into %s@%s: %s\n", r.Number, r.Theirs.Number, r.Session, r.Branch, mergeChanges(r))
+		}
+		for _, p := range r.Merged {
+			fmt.Fprintf(&b, "  %s: lines merged\n", printable(p))
+		}
+		for _, n := range r.Renames {
+			fmt.Fprintf(&b, "  %s: followed to %s\n", printable(n.From), printable(n.To))
+		}
+		for _, c := range r.Resolved {
+			fmt.Fprintf(&b, "  %s: %s, %s\n", printable(c.Path), c.Kind, c.Resolution)
+		}
+		if r.CwdGone != "" {
+			fmt.Fprintf(&b, "  the working directory %s is not there any more: %s\n", printable(r.CwdGone), printable(r.Cwd))
+		}
+		if r.Diverged {
+			fmt.Fprintf(&b, "another turn has ended on %s meanwhile: this one is the head of a new branch, %s\n", r.Into, r.Branch)
+		}
+	}
+	if r.RenamesSkipped {
+		fmt.Fprintln(&b, "there was too much to look through for renamed files whose content changed")
+	}
+	return b.String()
+}
+
+func mergeChanges(r *executor.MergeReport) string {
+	if s := r.Layer.String(); s != "" {
+		return s
+	}
+	return "no file changed"
+}
+
+// conflictsText lists conflicts: path, kind, and the three digests.
+func conflictsText(b *strings.Builder, all []merge.Conflict) {
+	for _, c := range all {
+		fmt.Fprintf(b, "%s: %s", printable(c.Path), c.Kind)
+		if c.Detail != "" {
+			fmt.Fprintf(b, " (%s)", printable(c.Detail))
+		}
+		for _, v := range []struct {
+			who, path string
+			e         *tree.Entry
+		}{{"base", c.BasePath, c.Base}, {"ours", c.OursPath, c.Ours}, {"theirs", c.TheirsPath, c.Theirs}} {
+			digest := "-"
+			if v.e != nil {
+				digest = merge.DigestOf(v.e).Short()
+			}
+			if v.path != "" {
+				digest += " at " + printable(v.path)
+			}
+			fmt.Fprintf(b, "  %s %s", v.who, digest)
+		}
+		b.WriteByte('\n')
+	}
+}
+
+func countOf(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
