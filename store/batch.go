@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"syscall"
 
 	"turnstone.dev/turnstone"
@@ -417,43 +416,4 @@ func (b *Batch) get(ctx context.Context, i id) ([]byte, error) {
 		return nil, err // its pack could not be written
 	}
 	return b.s.codec.decode(stored, e)
-}
-
-// A buffer is the bytes of one object, shared by those that read it.
-type buffer struct {
-	b    []byte
-	uses atomic.Int32
-	pool *sync.Pool // nil for one that is too large to keep
-}
-
-func (b *buffer) retain() { b.uses.Add(1) }
-
-func (b *buffer) release() {
-	if b.uses.Add(-1) == 0 && b.pool != nil {
-		b.pool.Put(b)
-	}
-}
-
-// A bufferPool has buffers of 4 KiB to 1 MiB, in powers of two.
-type bufferPool struct{ pools [9]sync.Pool }
-
-// get returns a buffer of n bytes, with one use.
-func (p *bufferPool) get(n int) *buffer {
-	size, pool := 4<<10, (*sync.Pool)(nil)
-	for k := range p.pools {
-		if n <= size {
-			pool = &p.pools[k]
-			break
-		}
-		size *= 2
-	}
-	var b *buffer
-	if pool == nil {
-		b = &buffer{b: make([]byte, n)}
-	} else if b, _ = pool.Get().(*buffer); b == nil {
-		b = &buffer{b: make([]byte, size), pool: pool}
-	}
-	b.b = b.b[:n]
-	b.uses.Store(1)
-	return b
 }

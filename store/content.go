@@ -7,10 +7,6 @@ import (
 	"fmt"
 	"hash"
 	"io"
-	"sync"
-
-	chunkers "github.com/PlakarKorp/go-cdc-chunkers"
-	_ "github.com/PlakarKorp/go-cdc-chunkers/chunkers/fastcdc" // the algorithm that newChunker names
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/tree"
@@ -32,11 +28,6 @@ type Sizer interface {
 
 // maxContent is the largest content whose list of chunks is one object.
 const maxContent = (maxObject - 8) / listEntrySize * minChunk
-
-func newChunker(r io.Reader) (*chunkers.Chunker, error) {
-	return chunkers.NewChunker("fastcdc-v1.0.0", r,
-		&chunkers.ChunkerOpts{MinSize: minChunk, NormalSize: normalChunk, MaxSize: maxChunk})
-}
 
 // PutContent keeps the size bytes of r: one object, or many chunks and their list.
 // A reader that has more or fewer bytes is an error of kind Invalid. What an
@@ -107,167 +98,6 @@ func (s *Store) mayBeElsewhere(size int64) bool {
 		}
 	}
 	return false
-}
-
-// putLarge cuts a content into chunks, hashing it as a whole beside.
-func (b *Batch) putLarge(ctx context.Context, r io.Reader, size int64) (tree.Content, error) {
-	// What an alternate has must not be stored, and what it is shows at its end
-	// only: where it can be read twice, it is.
-	if b.s.mayBeElsewhere(size) {
-		if again, ok := r.(io.Seeker); ok {
-			c, err := b.hashFirst(ctx, r, again, size)
-			if err != nil || c.Digest != "" {
-				return c, err
-			}
-		}
-	}
-	src := &source{ctx: ctx, r: r, left: size}
-	whole := newHashing()
-	chunks, err := b.putChunks(ctx, src, whole, size)
-	digest := whole.sum()
-	if err == nil {
-		err = src.end()
-	}
-	if err != nil {
-		return tree.Content{}, err
-	}
-	c := tree.Content{Digest: digest.digest(), Size: size}
-	if b.s.elsewhere(c.Digest) != nil {
-		return c, nil // the chunks are garbage for Sweep
-	}
-	c.Chunks, err = b.Put(ctx, encodeList(chunks))
-	return c, err
-}
-
-// hashFirst returns the content if an alternate has it, and else goes back to where r was.
-func (b *Batch) hashFirst(ctx context.Context, r io.Reader, again io.Seeker, size int64) (tree.Content, error) {
-	at, err := again.Seek(0, io.SeekCurrent)
-	if err != nil {
-		return tree.Content{}, nil // it cannot, after all
-	}
-	src := &source{ctx: ctx, r: r, left: size}
-	h := sha256.New()
-	if _, err := io.CopyBuffer(h, src, make([]byte, 256<<10)); err != nil {
-		return tree.Content{}, fail("store.put", "", err)
-	}
-	if err := src.end(); err != nil {
-		return tree.Content{}, err
-	}
-	if d := id(h.Sum(nil)).digest(); b.s.elsewhere(d) != nil {
-		return tree.Content{Digest: d, Size: size}, nil
-	}
-	_, err = again.Seek(at, io.SeekStart)
-	return tree.Content{}, fail("store.put", "", err)
-}
-
-// putChunks stores the chunks of src.
-func (b *Batch) putChunks(ctx context.Context, src *source, whole *hashing, size int64) ([]chunk, error) {
-	cut, err := newChunker(src)
-	if err != nil {
-		return nil, err
-	}
-	// The chunks' digests come from the background: room that does not move.
-	chunks := make([]chunk, 0, size/minChunk+1)
-	var done sync.WaitGroup
-	for src.err == nil {
-		p, end := cut.Next()
-		if end != nil && end != io.EOF {
-			break // src.err says why
-		}
-		if len(p) > 0 {
-			buf := b.s.bufs.get(len(p))
-			copy(buf.b, p)
-			chunks = append(chunks, chunk{size: uint32(len(p))})
-			whole.add(buf)
-			done.Add(1)
-			if err = b.add(ctx, &job{buf: buf, chunk: &chunks[len(chunks)-1].id, done: &done}); err != nil {
-				done.Done()
-				break
-			}
-		}
-		if end == io.EOF {
-			break
-		}
-	}
-	waited := make(chan struct{})
-	go func() {
-		done.Wait()
-		close(waited)
-	}()
-	select {
-	case <-waited:
-	case <-b.ctx.Done(): // the batch was closed
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if err == nil {
-		err = b.state()
-	}
-	return chunks, err
-}
-
-// A source reads what was announced, and remembers why it did not.
-type source struct {
-	ctx  context.Context
-	r    io.Reader
-	left int64
-	err  error // other than io.EOF
-}
-
-func (s *source) Read(p []byte) (int, error) {
-	if s.left == 0 {
-		return 0, io.EOF
-	}
-	if s.err = s.ctx.Err(); s.err != nil {
-		return 0, s.err
-	}
-	n, err := s.r.Read(p[:min(int64(len(p)), s.left)])
-	s.left -= int64(n)
-	if err != nil && err != io.EOF {
-		s.err = err
-	}
-	return n, err
-}
-
-// end checks that all that was announced was read, and no more is there.
-func (s *source) end() error {
-	if s.err != nil {
-		return fail("store.put", "", s.err)
-	}
-	if s.left > 0 {
-		return wrongSize(fmt.Sprintf("the content is %d bytes shorter than announced", s.left))
-	}
-	return atEnd(s.r)
-}
-
-// hashing hashes a content in a goroutine of its own.
-type hashing struct {
-	in  chan *buffer
-	out chan id
-}
-
-func newHashing() *hashing {
-	h := &hashing{in: make(chan *buffer, 16), out: make(chan id, 1)}
-	go func() {
-		sum := sha256.New()
-		for buf := range h.in {
-			_, _ = sum.Write(buf.b) // documented never to fail
-			buf.release()
-		}
-		h.out <- id(sum.Sum(nil))
-	}()
-	return h
-}
-
-func (h *hashing) add(b *buffer) {
-	b.retain()
-	h.in <- b
-}
-
-// sum ends the hashing.
-func (h *hashing) sum() id {
-	close(h.in)
-	return <-h.out
 }
 
 // OpenContent opens a file's content. Every chunk is verified before a byte of it

@@ -29,7 +29,7 @@ const (
 	maxObject = 256 << 20
 	// smallContent is the largest content that is one object.
 	smallContent = 1 << 20
-	// The sizes of chunks. They and the chunker are part of the format: other ones
+	// The sizes of chunks. They and the cutter are part of the format: other ones
 	// would give the same content another list.
 	minChunk, normalChunk, maxChunk = 64 << 10, 256 << 10, 1 << 20
 	listEntrySize                   = 36

@@ -85,14 +85,15 @@ type sweep struct {
 	open   *pack
 	made   []*newPack
 	copied map[id]bool
+	moved  map[id]bool // the packs that are copied from
 }
 
 // A packUse is how much of a pack is needed.
 type packUse struct {
 	packInfo
 	live    []packEntry
-	stored  int64 // bytes of the live ones
-	garbage int64
+	stored  int64 // bytes of the live ones that are not in another pack, too
+	garbage int64 // bytes of the others
 }
 
 func (w *sweep) run(ctx context.Context) error {
@@ -144,16 +145,20 @@ func (w *sweep) uses(ctx context.Context) (map[id]*packUse, error) {
 	for p, info := range v.packs() {
 		uses[p] = &packUse{packInfo: info}
 	}
+	var last id // the same ids follow each other
 	for p, err := range v.all(ctx) {
 		if err != nil {
 			return nil, err
 		}
-		use := uses[p.pack]
-		if w.keep[p.id] {
+		use, needed := uses[p.pack], w.keep[p.id]
+		if needed {
 			use.live = append(use.live, p.packEntry)
-			use.stored += int64(p.stored)
+		}
+		if needed && (w.swept.Kept == 0 || p.id != last) {
 			w.swept.Kept++
-		} else {
+			use.stored += int64(p.stored)
+			last = p.id
+		} else { // nobody needs it, or it is a second copy
 			use.garbage += int64(p.stored) + packEntrySize
 		}
 	}
@@ -182,7 +187,10 @@ func (w *sweep) choose(uses map[id]*packUse) []*packUse {
 // rewrite copies what is needed of the packs into new ones, and returns those
 // that can be removed.
 func (w *sweep) rewrite(ctx context.Context, packs []*packUse) (map[id]*packUse, error) {
-	w.copied = map[id]bool{}
+	w.copied, w.moved = map[id]bool{}, map[id]bool{}
+	for _, use := range packs {
+		w.moved[use.id] = true
+	}
 	remove := map[id]*packUse{}
 	for _, use := range packs {
 		whole, err := w.copyPack(ctx, use)
@@ -209,7 +217,7 @@ func (w *sweep) rewrite(ctx context.Context, packs []*packUse) (map[id]*packUse,
 func (w *sweep) copyPack(ctx context.Context, use *packUse) (bool, error) {
 	slices.SortFunc(use.live, func(a, b packEntry) int { return int(int64(a.off) - int64(b.off)) })
 	for _, e := range use.live {
-		if w.copied[e.id] {
+		if w.copied[e.id] || w.stays(ctx, e.id) {
 			continue
 		}
 		stored := make([]byte, e.stored)
@@ -240,6 +248,22 @@ func (w *sweep) copyPack(ctx context.Context, use *packUse) (bool, error) {
 		}
 	}
 	return true, nil
+}
+
+// stays tells whether a pack that stays has a good copy of i.
+func (w *sweep) stays(ctx context.Context, i id) bool {
+	places, err := w.s.find(ctx, i)
+	if err != nil {
+		return false
+	}
+	for _, p := range places {
+		if !w.moved[p.pack] {
+			if _, err := w.s.read(ctx, p); err == nil {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // flush makes the open pack durable.
