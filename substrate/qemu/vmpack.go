@@ -182,6 +182,9 @@ func nextData(at, size int64, files ...*os.File) (begin, end int64, err error) {
 		}
 		begin = min(begin, data)
 	}
+	if begin >= size {
+		return size, size, nil
+	}
 	begin = begin / pageSize * pageSize
 	return begin, min(size, begin+comparePart), nil
 }
