@@ -349,7 +349,7 @@ func (b *Batch) drain(ctx context.Context) error {
 	defer stop()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for b.running > 0 && ctx.Err() == nil && b.err == nil {
+	for b.running > 0 && ctx.Err() == nil && b.err == nil && !b.closed {
 		b.idle.Wait()
 	}
 	if err := b.state(); err != nil {
@@ -363,6 +363,7 @@ func (b *Batch) Close() error {
 	b.mu.Lock()
 	closed := b.closed
 	b.closed = true
+	b.idle.Broadcast()
 	b.mu.Unlock()
 	if closed {
 		return nil
