@@ -41,6 +41,8 @@ type sidecar struct {
 	// made durable: should the host lose power, what is on its disk may be less.
 	Boot  string `json:"boot,omitempty"`
 	Bytes int64  `json:"bytes"` // on disk
+
+	Recipe Recipe `json:"recipe"`
 }
 
 func (c *Cache) imagePath(key string) string   { return filepath.Join(c.dir, "images", key) }
@@ -94,18 +96,18 @@ func (h held) release() {
 	}
 }
 
-// holdAll holds the segments' images; false when one is not there, or not whole.
-func (c *Cache) holdAll(segments []segment) (held, bool) {
-	all := make(held, 0, len(segments))
+// holdAll holds the segments' images. missing is the first that is not there, or
+// not whole, and then none is held.
+func (c *Cache) holdAll(segments []segment) (all held, missing string) {
 	for _, s := range segments {
 		f, ok := c.hold(s.Image)
 		if !ok {
 			all.release()
-			return nil, false
+			return nil, s.Image
 		}
 		all = append(all, f)
 	}
-	return all, true
+	return all, ""
 }
 
 func (c *Cache) hold(key string) (*os.File, bool) {
@@ -259,7 +261,7 @@ func (c *Cache) write(ctx context.Context, s *segment, extra []File) (int64, err
 	if err != nil {
 		return 0, unavailable(path, err)
 	}
-	side := sidecar{Boot: bootID(), Bytes: onDisk(st)}
+	side := sidecar{Boot: bootID(), Bytes: onDisk(st), Recipe: Recipe{Image: s.Image, From: s.From, To: s.To, Newest: s.Newest, Turns: s.Turns}}
 	if side.Stamp, err = stamp.Quick(path); err != nil {
 		return 0, unavailable(path, err)
 	}

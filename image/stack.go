@@ -3,6 +3,7 @@ package image
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"iter"
 	"os"
 	"path/filepath"
@@ -45,7 +46,7 @@ func (c *Cache) Stack(ctx context.Context, base tree.Ref, history History) (path
 		return nil, func() {}, err
 	}
 	if plan, ok := c.recall(base, newest); ok {
-		if held, ok := c.holdAll(plan.Segments); ok {
+		if held, missing := c.holdAll(plan.Segments); missing == "" {
 			return held.paths(), held.release, nil
 		}
 	}
@@ -59,8 +60,8 @@ func (c *Cache) Stack(ctx context.Context, base tree.Ref, history History) (path
 		if err != nil {
 			return nil, nil, err
 		}
-		held, ok := c.holdAll(plan.Segments)
-		if ok {
+		held, missing := c.holdAll(plan.Segments)
+		if missing == "" {
 			c.evict()
 			return held.paths(), held.release, nil
 		}
@@ -234,6 +235,32 @@ type walk struct {
 	items []Item
 	err   error
 	end   bool
+}
+
+// from returns the history that begins with the item i. It shares what was walked
+// only so far: its owner goes on by itself.
+func (w *walk) from(i int) *walk {
+	at := func() (Item, error, bool) {
+		item, ok, err := w.at(i)
+		i++
+		return item, err, ok || err != nil
+	}
+	return &walk{next: at, stop: func() {}}
+}
+
+// find returns the place of the turn with this key.
+func (w *walk) find(key turnstone.Digest) (int, error) {
+	for i := 0; ; i++ {
+		item, ok, err := w.at(i)
+		switch {
+		case err != nil:
+			return 0, err
+		case !ok:
+			return 0, &turnstone.Error{Op: "image.remake", Kind: turnstone.NotFound, Subject: string(key), Err: errors.New("is not in the history")}
+		case item.Key == key:
+			return i, nil
+		}
+	}
 }
 
 func newWalk(h History) *walk {

@@ -1,12 +1,14 @@
 package image
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -379,5 +381,72 @@ func TestStackErrors(t *testing.T) {
 	cancel()
 	if _, _, err := cache.Stack(ctx, tree.Ref{}, c.history(2)); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
+	}
+}
+
+// An image that has gone is made again as it was, from its recipe.
+func TestRemake(t *testing.T) {
+	c := smallChain(t, 5)
+	dir := filepath.Join(t.TempDir(), "images")
+	cache := New(dir, c.m, Options{})
+	c.stack(cache, 2)
+	paths, release, err := cache.Stack(t.Context(), tree.Ref{}, c.history(4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	recipes, err := cache.Recipes(paths)
+	if err != nil {
+		t.Fatal(err)
+	}
+	release()
+	var names []string
+	var before [][]byte
+	for _, path := range paths {
+		names = append(names, filepath.Base(path))
+		f, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		before = append(before, start(t, f))
+		_ = f.Close()
+	}
+	if held, release, err := cache.Hold(names); err != nil || !slices.Equal(held, paths) {
+		t.Errorf("%q, %v", held, err)
+	} else {
+		release()
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := cache.Hold(names); turnstone.KindOf(err) != turnstone.NotFound {
+		t.Errorf("images that are gone: %v", err)
+	}
+	if _, _, err := cache.Hold([]string{"../../etc/passwd"}); turnstone.KindOf(err) != turnstone.Invalid {
+		t.Errorf("a bad name: %v", err)
+	}
+	again, release, err := cache.Remake(t.Context(), recipes, c.history(5)) // a turn later
+	if err != nil || !slices.Equal(again, paths) {
+		t.Fatalf("%q, %v", again, err)
+	}
+	release()
+	for i, path := range paths {
+		f, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(start(t, f), before[i]) {
+			t.Errorf("image %d is another than it was", i)
+		}
+		_ = f.Close()
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := cache.Remake(t.Context(), recipes, c.history(1)); turnstone.KindOf(err) != turnstone.NotFound {
+		t.Errorf("with too short a history: %v", err)
+	}
+	recipes[0].To = c.items[3].Tree
+	if _, _, err := cache.Remake(t.Context(), recipes, c.history(5)); turnstone.KindOf(err) != turnstone.Integrity {
+		t.Errorf("a recipe that was changed: %v", err)
 	}
 }
