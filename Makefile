@@ -35,6 +35,10 @@ setup: ## install the Debian packages that are missing, and check Go
 setup-tests:
 	@scripts/setup tests >&2
 
+.PHONY: setup-bench
+setup-bench:
+	@scripts/setup bench >&2
+
 .PHONY: build
 build: ## build bin/turn
 	@mkdir -p agentbin/bin bin
@@ -63,7 +67,7 @@ short: build ## the tests that start no machine
 	$(GO) test -short ./...
 
 .PHONY: bench
-bench: setup build ## measure speed and size, all in one run; prints markdown
+bench: setup-bench build ## measure speed and size, all in one run; prints markdown
 	@mkdir -p .cache
 	$(GO) build -trimpath -buildvcs=false -o .cache/bench ./bench
 	$(GO) test -c -trimpath -o .cache/floor ./substrate/qemu

@@ -49,15 +49,21 @@ func (b *bench) all(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(b.dir) }()
-	if err := b.prepare(ctx); err != nil {
-		return err
-	}
+	prepared := false
 	for _, part := range []struct {
 		name string
+		turn bool // it takes a machine
 		run  func(context.Context) error
-	}{{"start", b.start}, {"memory", b.memory}, {"streaming", b.streaming}, {"wire", b.wire}, {"shell", b.shell}, {"parsing", b.parsing}} {
+	}{{"start", true, b.start}, {"memory", true, b.memory}, {"streaming", true, b.streaming}, {"wire", true, b.wire},
+		{"shell", true, b.shell}, {"parsing", false, b.parsing}, {"commit", false, b.commit}} {
 		if b.only != "" && !slices.Contains(strings.Split(b.only, ","), part.name) {
 			continue
+		}
+		if part.turn && !prepared {
+			if err := b.prepare(ctx); err != nil {
+				return err
+			}
+			prepared = true
 		}
 		if err := part.run(ctx); err != nil {
 			return fmt.Errorf("%s: %w", part.name, err)

@@ -1,0 +1,276 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone/blob/local"
+	"turnstone.dev/turnstone/ext4"
+	"turnstone.dev/turnstone/layer"
+	"turnstone.dev/turnstone/store"
+	"turnstone.dev/turnstone/tree"
+)
+
+// commitRuns is how often each way of keeping files is measured; the median counts.
+const commitRuns = 3
+
+// commit measures what keeping the files of a turn costs: from the scratch disk at
+// rest until everything is durable, beside programs that keep files too. All read
+// from warm page caches, and all end with everything on the disk.
+func (b *bench) commit(ctx context.Context) error {
+	fmt.Printf("## Commit\n\n")
+	for _, set := range []struct {
+		title string
+		make  func(ctx context.Context, dir string) error
+	}{
+		{"20,000 files of source code", sourceFiles},
+		{"1 GiB in eight files, four of them text", largeFiles},
+	} {
+		dir := filepath.Join(b.dir, "commit")
+		err := b.commitSet(ctx, dir, set.title, set.make)
+		if rerr := removeAll(dir); err == nil {
+			err = rerr
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", set.title, err)
+		}
+	}
+	return nil
+}
+
+// A keeper is a way of keeping files.
+type keeper struct {
+	name string
+	peer bool // one of those that we are measured against
+	// keep keeps the files in the new or existing repository at repo. Everything in
+	// it is durable afterwards.
+	keep func(ctx context.Context, repo string) error
+	// prepare makes an empty repository, which is not measured; it may be nil.
+	prepare func(ctx context.Context, repo string) error
+	again   bool // what a second run costs is worth a look
+	noRepo  bool
+}
+
+func (b *bench) commitSet(ctx context.Context, dir, title string, files func(context.Context, string) error) error {
+	src := filepath.Join(dir, "disk", "upper")
+	if err := os.MkdirAll(src, 0o755); err != nil {
+		return err
+	}
+	if err := files(ctx, src); err != nil {
+		return err
+	}
+	count, size, err := measureFiles(src)
+	if err != nil {
+		return err
+	}
+	ours, err := newCommitter(ctx, filepath.Dir(src), filepath.Join(dir, "scratch.ext4"), size)
+	if err != nil {
+		return err
+	}
+	keepers := append([]keeper{{name: "turnstone", keep: ours.commit, prepare: ours.prepare, again: true}}, tools(src)...)
+	first, second, stored := map[string][]time.Duration{}, map[string][]time.Duration{}, map[string]int64{}
+	for range commitRuns { // in turns, so that a slow minute is everybody's
+		for _, k := range keepers {
+			repo := filepath.Join(dir, "repo")
+			if err := b.commitOnce(ctx, k, repo, first, second, stored); err != nil {
+				return fmt.Errorf("%s: %w", k.name, err)
+			}
+			if err := removeAll(repo); err != nil {
+				return err
+			}
+		}
+	}
+	fmt.Printf("%s: %d files, %.0f MB.\n\n", title, count, float64(size)/1e6)
+	printCommit(keepers, first, second, stored, size)
+	return nil
+}
+
+func (b *bench) commitOnce(ctx context.Context, k keeper, repo string, first, second map[string][]time.Duration, stored map[string]int64) error {
+	if k.prepare != nil {
+		if err := k.prepare(ctx, repo); err != nil {
+			return err
+		}
+	} else if err := os.MkdirAll(repo, 0o755); err != nil {
+		return err
+	}
+	took, err := timed(ctx, k, repo)
+	if err != nil {
+		return err
+	}
+	first[k.name] = append(first[k.name], took)
+	if _, stored[k.name], err = measureFiles(repo); err != nil || !k.again {
+		return err
+	}
+	took, err = timed(ctx, k, repo)
+	second[k.name] = append(second[k.name], took)
+	return err
+}
+
+// timed runs k, and has its file system write everything down; what others left to
+// write is gone before.
+func timed(ctx context.Context, k keeper, repo string) (time.Duration, error) {
+	dir, err := os.Open(repo)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = dir.Close() }()
+	if err := unix.Syncfs(int(dir.Fd())); err != nil {
+		return 0, err
+	}
+	began := time.Now()
+	if err := k.keep(ctx, repo); err != nil {
+		return 0, err
+	}
+	if !k.noRepo {
+		if err := unix.Syncfs(int(dir.Fd())); err != nil {
+			return 0, err
+		}
+	}
+	return time.Since(began), nil
+}
+
+func printCommit(keepers []keeper, first, second map[string][]time.Duration, stored map[string]int64, size int64) {
+	fastest := time.Duration(0)
+	for _, k := range keepers {
+		if t := quantile(first[k.name], 50); k.peer && (fastest == 0 || t < fastest) {
+			fastest = t
+		}
+	}
+	fmt.Printf("| | seconds | GB/s | the fastest of restic, git and ostree takes | stored | once more, nothing changed |\n|---|---|---|---|---|---|\n")
+	for _, k := range keepers {
+		t := quantile(first[k.name], 50)
+		kept, again := "", ""
+		if !k.noRepo {
+			kept = fmt.Sprintf("%.0f MB", float64(stored[k.name])/1e6)
+		}
+		if k.again {
+			again = ms(quantile(second[k.name], 50))
+		}
+		fmt.Printf("| %s | %.2f | %.2f | %.1f times that | %s | %s |\n", k.name, t.Seconds(), float64(size)/1e9/t.Seconds(), float64(fastest)/float64(t), kept, again)
+	}
+	fmt.Println()
+}
+
+// A committer commits a scratch disk as the executor does.
+type committer struct {
+	disk   string
+	size   int64
+	parent tree.Ref
+	head   tree.Ref // of the last commit
+}
+
+// newCommitter makes the disk of the files in dir, which has the overlay's upper
+// directory in it. Making it is not measured: the guest has done that.
+func newCommitter(ctx context.Context, dir, disk string, files int64) (*committer, error) {
+	c := &committer{disk: disk, size: files*3/2 + 512<<20}
+	f, err := os.Create(disk)
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(f.Truncate(c.size), f.Close()); err != nil {
+		return nil, err
+	}
+	// The options of a sandbox's disk (substrate/qemu).
+	return c, command(ctx, "", "mke2fs", "-q", "-F", "-t", "ext4", "-m", "0", "-b", "4096", "-i", "8192",
+		"-O", "^has_journal,^resize_inode,^metadata_csum,uninit_bg,sparse_super2", "-E", "lazy_itable_init=1,nodiscard,root_owner=0:0", "-d", dir, disk)
+}
+
+// prepare makes a store with the tree that the commit goes onto: an empty one.
+func (c *committer) prepare(ctx context.Context, repo string) error {
+	return c.with(ctx, repo, func(b *store.Batch) error {
+		top := tree.Entry{Attr: tree.Attr{Type: tree.Dir, Mode: 0o755}}
+		var err error
+		if top.Tree, top.Hash, err = tree.PutDirectory(ctx, b, nil); err != nil {
+			return err
+		}
+		c.parent, err = tree.PutRoot(ctx, b, &tree.Root{Entry: top})
+		c.head = tree.Ref{}
+		return err
+	})
+}
+
+func (c *committer) with(ctx context.Context, repo string, do func(*store.Batch) error) error {
+	blobs, err := local.Open(filepath.Join(repo, "blobs"), local.Options{})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = blobs.Close() }()
+	s, err := store.Open(ctx, filepath.Join(repo, "index"), blobs, store.Options{})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = s.Close() }()
+	batch, err := s.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = batch.Close() }()
+	if err := do(batch); err != nil {
+		return err
+	}
+	return batch.Flush(ctx)
+}
+
+// commit puts the disk's upper directory on the parent. A second time it is a turn
+// on the first one's state that left nothing in its upper directory.
+func (c *committer) commit(ctx context.Context, repo string) error {
+	return c.with(ctx, repo, func(b *store.Batch) error {
+		f, err := os.Open(c.disk)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = f.Close() }()
+		disk, err := ext4.Open(f, c.size)
+		if err != nil {
+			return err
+		}
+		parent, at := c.parent, "upper"
+		if c.head != (tree.Ref{}) {
+			parent, at = c.head, "lost+found" // an empty directory
+		}
+		upper, err := disk.Lookup(at)
+		if err != nil {
+			return err
+		}
+		if c.head, _, err = layer.Apply(ctx, b, parent, upper, layer.Options{}); err != nil {
+			return err
+		}
+		_, err = b.Put(ctx, []byte(`{"a":"turn's record"}`+time.Now().String()))
+		return err
+	})
+}
+
+// measureFiles returns how many files there are below dir, and their bytes.
+func measureFiles(dir string) (count int, size int64, err error) {
+	err = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return err
+		}
+		info, err := e.Info()
+		if err != nil {
+			return err
+		}
+		count++
+		size += info.Size()
+		return nil
+	})
+	return count, size, err
+}
+
+// removeAll also removes what lies in folders that cannot be written to.
+func removeAll(dir string) error {
+	_ = filepath.WalkDir(dir, func(path string, e fs.DirEntry, _ error) error {
+		if e != nil && e.IsDir() {
+			_ = os.Chmod(path, 0o700)
+		}
+		return nil
+	})
+	return os.RemoveAll(dir)
+}
