@@ -1,0 +1,63 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/tree/hostdir"
+)
+
+type hashCmd struct {
+	Dir   string `arg:"" help:"Folder to hash. A symlink to one is followed, symlinks in it are not."`
+	Owner string `help:"Take all of it to be owned by this user and group, as 0:0." placeholder:"UID:GID"`
+	JSON  bool   `name:"json" help:"Print the hash as JSON, with what was counted."`
+}
+
+// hashed is what --json prints.
+type hashed struct {
+	Hash turnstone.Digest `json:"fs_hash"`
+	tree.Counts
+}
+
+// Run prints the FS hash of a folder; docs/fs-hash.md says what it covers.
+func (c *hashCmd) Run(a *app) error {
+	out := hashed{}
+	opts := tree.BuildOptions{Counts: &out.Counts}
+	if c.Owner != "" {
+		uid, gid, err := parseOwner(c.Owner)
+		if err != nil {
+			return usage(err)
+		}
+		opts.Adjust = func(at *tree.Attr) { at.UID, at.GID = uid, gid }
+	}
+	ctx, stop := interruptible(func(s string) { fmt.Fprintln(a.stderr, "turn: "+s) }, exitAborted)
+	defer stop()
+	dir, err := hostdir.Open(c.Dir)
+	if err != nil {
+		return &exitError{codeOf(err), err}
+	}
+	defer dir.Close()
+	ref, err := tree.Build(ctx, tree.NewHasher(), dir, opts)
+	if err != nil {
+		return &exitError{exitAborted, err}
+	}
+	if out.Hash = ref.Hash; c.JSON {
+		return writeJSON(a.stdout, out)
+	}
+	_, err = fmt.Fprintln(a.stdout, out.Hash)
+	return err
+}
+
+// parseOwner reads numbers of a user and a group, as "1000:100".
+func parseOwner(s string) (uid, gid uint32, err error) {
+	user, group, ok := strings.Cut(s, ":")
+	u, uerr := strconv.ParseUint(user, 10, 32)
+	g, gerr := strconv.ParseUint(group, 10, 32)
+	if !ok || uerr != nil || gerr != nil {
+		return 0, 0, fmt.Errorf("--owner: %q is no owner: write the numbers of a user and a group, as 0:0", s)
+	}
+	return uint32(u), uint32(g), nil
+}
