@@ -32,6 +32,8 @@ type Request struct {
 	Home     string            // a persistent home directory
 	Snapshot document.Snapshot // what is kept of the machine
 	Secrets  []string          // NAME=VALUE: in the steps' environment, and nowhere else
+
+	replay *replayOf // it repeats another turn, and is in no session
 }
 
 // A Transfer copies a file or folder between the host and the sandbox: into it

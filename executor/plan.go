@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -15,6 +16,8 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/secret"
+	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/template"
 )
 
 // DefaultImage is what a document runs on that names none.
@@ -42,9 +45,12 @@ type plan struct {
 	home            string
 	snapshot        document.Snapshot
 	secrets         *secret.Set
-	asked           string        // the image that the caller or the document names; may be empty
-	given           []string      // environment that the caller gave beside the document
-	inputs          []RecordInput // what a replay puts in place of add
+	asked           string    // the image that the caller or the document names; may be empty
+	given           []string  // environment that the caller gave beside the document
+	replay          *replayOf // the turn repeats another one
+
+	// prepare completes the machine before it is started; nil: there is nothing to do.
+	prepare func(ctx context.Context, tmpl *template.Template, m *substrate.Machine) (free func(), err error)
 }
 
 func invalid(subject, format string, args ...any) error {
@@ -65,6 +71,7 @@ func planTurn(req Request, workdir string) (*plan, error) {
 	}
 	p.session, p.branch = or(req.Session, front.Session), or(req.Branch, front.Branch, DefaultBranch)
 	p.lifetime, p.snapshot = or(req.Lifetime, front.Lifetime, document.LifetimeTurn), or(req.Snapshot, front.Snapshot, document.SnapshotNone)
+	p.replay = req.replay
 	p.home, p.asked, p.given = or(req.Home, front.Home), or(req.Image, front.Image), req.Env
 	p.shape.CPUs = or(req.CPUs, front.CPUs, p.shape.CPUs)
 	p.shape.Memory = or(req.Memory, front.Memory, p.shape.Memory)
@@ -137,6 +144,13 @@ func (p *plan) context(secrets []string) (err error) {
 	if p.secrets != nil && p.lifetime == document.LifetimeSession {
 		return &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "lifetime: session", Err: errors.New("the secrets would stay in the paused machine"),
 			Hint: "leave out --secret, or run this turn with lifetime: turn"}
+	}
+	if p.lifetime == document.LifetimeSession && p.snapshot == document.SnapshotVM {
+		return &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "snapshot: vm", Err: errors.New("a machine that stays is not kept a second time"),
+			Hint: "run the turn with lifetime: turn, or leave out the snapshot"}
+	}
+	if p.snapshot == document.SnapshotVM && p.home != "" {
+		return &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "snapshot: vm", Err: errors.New("a home goes on changing without the machine"), Hint: "leave out the home, or the snapshot"}
 	}
 	if p.lifetime == document.LifetimeSession && p.session == "" {
 		return &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "lifetime: session", Err: errors.New("no session is named"),

@@ -73,9 +73,16 @@ type LayerInfo struct {
 	Removed int              `json:"removed"`
 }
 
-// A VMRef names a machine that was kept whole.
+// A VMRef names a machine that was kept whole, as substrate.Keeper writes it.
 type VMRef struct {
-	Manifest tree.Content `json:"manifest"`
+	Files  []VMFile `json:"files"`
+	Layers []string `json:"layers,omitempty"` // names of the images that it lies on
+}
+
+// A VMFile is one file of a machine that was kept.
+type VMFile struct {
+	Name    string       `json:"name"`
+	Content tree.Content `json:"content"`
 }
 
 // A State is what a turn leaves for the next: an object of the context store, as JSON.

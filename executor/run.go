@@ -21,6 +21,7 @@ import (
 type Executor struct {
 	home      *home.Home
 	killGrace time.Duration // how long a killed step may take to be gone before its machine is
+	kept      lazyContext
 }
 
 // New returns an executor on h.
@@ -54,8 +55,34 @@ func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, e
 	if dir, err := x.home.MkdirAll("turns", string(r.info.ID)); err == nil {
 		r.dir = dir // else the outputs are not kept; the turn runs all the same
 	}
+	if err := r.locate(ctx, req.Document.Front.Cwd); err != nil {
+		_ = os.Remove(r.dir)
+		return nil, err
+	}
+	defer r.closeInputs()
+	defer func() { r.vm.remove() }()
 	r.all(ctx)
 	return r.turn(), nil
+}
+
+// locate finds the turn's place in its session, and what follows from it.
+func (r *run) locate(ctx context.Context, frontCwd string) error {
+	cs, err := r.x.context(ctx)
+	if err != nil {
+		return err
+	}
+	if r.at, err = cs.take(ctx, r.plan, r.info.ID, title(r.doc)); err != nil {
+		return err
+	}
+	if err := r.at.inherit(r.plan, frontCwd); err != nil {
+		r.at.abandon(ctx)
+		return err
+	}
+	r.cwd, r.info.Image = r.plan.cwd, r.plan.image
+	r.info.Session, r.info.Number, r.info.Branch, r.info.Parents = r.at.session.Label(), r.at.turn.Number, r.plan.branch, r.at.turn.Parents
+	r.info.Secrets = r.plan.secrets.Names()
+	r.clock.lap("session")
+	return nil
 }
 
 // run is one turn on its way.
@@ -70,11 +97,19 @@ type run struct {
 	hint    string
 	results []document.StepResult
 
-	outputs  [][2]*capture // by step: standard output and error
-	scripts  *scripts
-	commands []*commands // by step; nil for one that did not run
-	cwd      string      // where the next step begins
-	table    bool        // the receipt lists all commands
+	outputs                   [][2]*capture // by step: standard output and error
+	scripts                   *scripts
+	commands                  []*commands // by step; nil for one that did not run
+	at                        *branchPoint
+	left                      *left    // what is to be kept; nil when there is no state
+	held                      *held    // the session's machine; nil: the turn has one of its own
+	vm                        *keptVM  // the machine as it was at the end; nil: it was not asked for
+	added                     []*input // files that were
+	diverged                  bool     // another turn came first: its branch is a new one
+	layer                     LayerInfo
+	recordDigest, stateDigest turnstone.Digest
+	cwd                       string // where the next step begins
+	table                     bool   // the receipt lists all commands
 }
 
 // all is the turn from end to end. What ends it early is in r.info afterwards.
@@ -82,10 +117,26 @@ func (r *run) all(ctx context.Context) {
 	err := r.steps(ctx)
 	r.info.Duration = time.Since(r.info.Started)
 	if err != nil {
-		r.info.Result, r.info.Error, r.hint = turnstone.Errored, oneLine(err.Error()), turnstone.HintOf(err)
+		r.fail(err)
+	}
+	// What it did is kept also when the caller has given up.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepLimitTime)
+	defer cancel()
+	err = r.keep(ctx, r.left)
+	r.settle(ctx, err == nil && r.left != nil)
+	if err != nil {
+		r.fail(&turnstone.Error{Op: "executor.keep", Kind: turnstone.KindOf(err), Subject: "the turn is not in its session", Err: err, Hint: turnstone.HintOf(err)})
+		r.info.FSHash, r.info.Layer, r.info.Changes = "", "", ""
 	}
 	r.keepReceipt(true)
-	r.clock.lap("finish")
+	r.clock.lap("keep")
+}
+
+// keepLimitTime bounds how long a turn's record may take to be written.
+const keepLimitTime = 10 * time.Minute
+
+func (r *run) fail(err error) {
+	r.info.Result, r.info.Error, r.hint = turnstone.Errored, oneLine(r.plan.secrets.Mask(err.Error())), turnstone.HintOf(err)
 }
 
 func (r *run) steps(ctx context.Context) error {
@@ -93,18 +144,20 @@ func (r *run) steps(ctx context.Context) error {
 	// where the executor ended, should it be killed.
 	r.info.Error = "the executor ended before the first step"
 	r.keepReceipt(false)
-	s, err := r.x.open(ctx, r.plan, r.obs.Preparing, r.clock)
+	s, err := r.open(ctx)
 	if err != nil {
 		return interrupted(ctx, err, "while the sandbox was prepared")
 	}
 	defer func() {
-		_ = s.Close()
+		if r.held == nil || r.left == nil { // else the session's machine stands still
+			_ = s.Close()
+		}
 		r.clock.lap("close")
 	}()
 	r.info.Template, r.info.Substrate, r.info.Isolation = s.Template.Digest, s.Substrate(), s.Isolation()
 	turnCtx, cancel := context.WithTimeout(ctx, r.plan.timeout)
 	defer cancel()
-	if err := r.x.addAll(turnCtx, s, r.plan); err != nil {
+	if err := r.addAll(turnCtx, s); err != nil {
 		if ctx.Err() == nil && errors.Is(turnCtx.Err(), context.DeadlineExceeded) {
 			r.info.Result = turnstone.TimedOut
 			r.info.Error = fmt.Sprintf("the turn's %s were up while files were added", r.plan.timeout)
@@ -128,6 +181,20 @@ func (r *run) steps(ctx context.Context) error {
 		r.clock.lap("get")
 	}
 	r.info.Result, r.info.Error = result, ""
+	if s.Err() == nil && !isCancel(ctx) {
+		if r.plan.snapshot == document.SnapshotVM {
+			if err := r.keepMachine(ctx, s); err != nil {
+				return interrupted(ctx, err, "while its machine was kept")
+			}
+			r.clock.lap("snapshot")
+		}
+		left, err := r.collect(ctx, s)
+		r.clock.lap("collect")
+		if err != nil {
+			return interrupted(ctx, err, "while what the turn changed was taken")
+		}
+		r.left = left
+	}
 	if missed != nil && result != turnstone.Passed && !isCancel(ctx) {
 		// What a failed step did not make cannot be fetched: the step is the news.
 		r.info.Error, r.hint = oneLine(missed.Error()), turnstone.HintOf(missed)
@@ -337,6 +404,8 @@ func (r *run) turn() *Turn {
 	t := &Turn{ID: r.info.ID, Result: r.info.Result, Error: r.info.Error, Hint: r.hint,
 		Substrate: r.info.Substrate, Isolation: r.info.Isolation, Template: r.info.Template, Image: r.info.Image,
 		Started: r.info.Started, Duration: r.info.Duration, Millis: r.info.Duration.Milliseconds(),
+		Session: r.info.Session, Number: r.info.Number, Branch: r.info.Branch, Diverged: r.diverged, Parents: r.info.Parents,
+		Start: r.info.Start, FSHash: r.info.FSHash, State: r.stateDigest, Record: r.recordDigest, Layer: &r.layer,
 		Phases: r.clock.phases, Receipt: string(r.doc.Receipt(r.info, r.results)), Steps: []StepReport{}}
 	for i, step := range r.doc.Steps {
 		t.Steps = append(t.Steps, r.report(step, r.results[i]))

@@ -28,6 +28,11 @@ type Sandbox struct {
 	source  substrate.Machine // what machine was started from
 	driver  substrate.Substrate
 	port    *wire.Port
+	layers  int  // that lie in its slots
+	home    bool // it has a home disk
+
+	free     func() // frees what it lies on; may be nil
+	freeOnce sync.Once
 
 	mu     sync.Mutex // for link and client, which are others after a Pause or Snapshot
 	link   *wire.Link
@@ -73,6 +78,9 @@ func (s *Sandbox) Err() error { return s.machine.Err() }
 // a guest that reads nothing could hold up a connection's end.
 func (s *Sandbox) Close() error {
 	err := s.machine.Close()
+	if s.free != nil {
+		s.freeOnce.Do(s.free)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.link != nil {
@@ -169,6 +177,9 @@ type SandboxRequest struct {
 	// on where that one was. Both are needed until Create returns.
 	Kept       string
 	KeptLayers []string
+	// On is the turn on whose state it begins; Env comes on top. Empty: none.
+	On   string
+	Home string // a persistent home directory; empty: none
 }
 
 // Create makes a sandbox of its own for the caller. preparing is called before
@@ -183,13 +194,40 @@ func (x *Executor) Create(ctx context.Context, req SandboxRequest, preparing fun
 	if p.shape == (turnstone.Shape{}) {
 		p.shape = turnstone.DefaultShape()
 	}
+	p.home = req.Home
 	if err := p.check(); err != nil {
 		return nil, err
 	}
 	if req.From != "" || req.Kept != "" {
 		return x.revive(ctx, p, req, preparing)
 	}
-	return x.open(ctx, p, preparing, newStopwatch())
+	at, err := x.standOn(ctx, p, req.On)
+	if err != nil {
+		return nil, err
+	}
+	return x.openAt(ctx, p, at, preparing, newStopwatch())
+}
+
+// standOn returns what a sandbox on the turn that ref names begins with; no ref
+// stands for the template.
+func (x *Executor) standOn(ctx context.Context, p *plan, ref string) (*branchPoint, error) {
+	if ref == "" {
+		return &branchPoint{}, nil
+	}
+	cs, err := x.context(ctx)
+	if err != nil {
+		return nil, err
+	}
+	t, err := cs.db.Resolve(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	at := &branchPoint{cs: cs, parent: &t}
+	if at.state, err = cs.state(ctx, t.State); err != nil {
+		return nil, err
+	}
+	p.image, p.cwd = at.state.Image, at.state.Cwd
+	return at, nil
 }
 
 // open restores a sandbox for p and makes it its own.
@@ -198,6 +236,24 @@ func (x *Executor) open(ctx context.Context, p *plan, progress func(string), clo
 	if err != nil {
 		return nil, err
 	}
+	free := func() {}
+	if p.prepare != nil {
+		if free, err = p.prepare(ctx, tmpl, &m); err != nil {
+			return nil, err
+		}
+		clock.lap("layers")
+	}
+	s, err := x.start(ctx, p, tmpl, m, progress, clock)
+	if err != nil {
+		free()
+		return nil, err
+	}
+	s.free = free
+	return s, nil
+}
+
+// start restores m for p and makes it its own.
+func (x *Executor) start(ctx context.Context, p *plan, tmpl *template.Template, m substrate.Machine, progress func(string), clock *stopwatch) (*Sandbox, error) {
 	driver, err := qemu.New(ctx, x.home, qemu.Options{Progress: progress, Probe: &m})
 	if err != nil {
 		return nil, err
@@ -208,7 +264,8 @@ func (x *Executor) open(ctx context.Context, p *plan, progress func(string), clo
 		return nil, err
 	}
 	clock.lap("restore")
-	s := &Sandbox{Template: tmpl, Image: p.image, machine: vm, source: m, driver: driver, port: wire.NewPort(vm.Agent(), true)}
+	s := &Sandbox{Template: tmpl, Image: p.image, machine: vm, source: m, driver: driver, port: wire.NewPort(vm.Agent(), true),
+		layers: len(m.Layers), home: m.Home != ""}
 	if err := s.connect(ctx, p); err != nil {
 		err = s.fate(err)
 		_ = s.Close()
@@ -249,6 +306,12 @@ func (s *Sandbox) configure(ctx context.Context, p *plan) error {
 	if p.shape.Network {
 		params.Network = &wire.SandboxNetwork{Address: qemu.GuestAddress, Gateway: qemu.GuestGateway, DNS: []string{qemu.GuestDNS}}
 	}
+	for i := range s.layers {
+		params.Layers = append(params.Layers, substrate.LayerSerial(i))
+	}
+	if s.home {
+		params.Home = &wire.SandboxHomeDisk{Serial: substrate.HomeSerial, Path: homePath(params.Env)}
+	}
 	res, err := s.client.SandboxConfigure(ctx, &params)
 	if err != nil {
 		return err
@@ -258,6 +321,17 @@ func (s *Sandbox) configure(ctx context.Context, p *plan) error {
 			Err: errors.New("the sandbox did not confirm fresh random numbers; it is not used")}
 	}
 	return nil
+}
+
+// homePath is where a persistent home directory is mounted: at $HOME.
+func homePath(env []string) string {
+	path := "/root" // the agent's default
+	for _, kv := range env {
+		if v, ok := strings.CutPrefix(kv, "HOME="); ok && strings.HasPrefix(v, "/") && strings.Trim(v, "/") != "" {
+			path = v
+		}
+	}
+	return path
 }
 
 // A stopwatch records the phases of a turn.

@@ -30,7 +30,7 @@ const fetchLimit = 30 * time.Minute
 func (x *Executor) addAll(ctx context.Context, s *Sandbox, p *plan) error {
 	defer x.guard(ctx, s)()
 	for _, t := range p.add {
-		if err := add(ctx, s, t); err != nil {
+		if err := add(ctx, s, t, io.Discard); err != nil {
 			return s.fate(err)
 		}
 	}
@@ -53,11 +53,12 @@ func (x *Executor) getAll(ctx context.Context, s *Sandbox, p *plan, tell func(st
 
 // add copies t.Path from the host to t.Dest in the sandbox: into it when it is a
 // folder there or ends in a slash, else under that name.
-func add(ctx context.Context, s *Sandbox, t Transfer) error {
+// What it sends goes to also too, as a tar stream.
+func add(ctx context.Context, s *Sandbox, t Transfer, also io.Writer) error {
 	r, w := io.Pipe()
 	packed := make(chan error, 1)
 	go func() {
-		err := pack(ctx, w, t)
+		err := pack(ctx, io.MultiWriter(w, also), t)
 		_ = w.CloseWithError(err)
 		packed <- err
 	}()

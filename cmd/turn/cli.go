@@ -33,12 +33,24 @@ type cli struct {
 	Run        runCmd        `cmd:"" help:"Run a document in a fresh sandbox and print its receipt."`
 	Exec       execCmd       `cmd:"" help:"Run one command in a fresh sandbox."`
 	Check      checkCmd      `cmd:"" help:"Read documents without running them, and list their steps."`
+	Replay     replayCmd     `cmd:"" help:"Run a turn of a session again, and say what differs."`
+	Log        logCmd        `cmd:"" help:"List the turns of a session, or those behind a turn."`
+	Show       showCmd       `cmd:"" help:"Show a turn: what is kept of it, its receipt, what it changed."`
+	Diff       diffCmd       `cmd:"" help:"Compare what two turns left."`
+	Fork       forkCmd       `cmd:"" help:"Begin a branch with a turn."`
+	Merge      mergeCmd      `cmd:"" help:"Merge a turn into a branch: files, environment, working directory."`
+	Ls         lsCmd         `cmd:"" help:"List files of what a turn left."`
+	Cat        catCmd        `cmd:"" help:"Print a file of what a turn left."`
+	Cp         cpCmd         `cmd:"" help:"Copy files out of what a turn left."`
 	Sandbox    sandboxCmd    `cmd:"" help:"Create, use and remove sandboxes that stay."`
 	Template   templateCmd   `cmd:"" help:"List, build, show and remove templates."`
+	Hash       hashCmd       `cmd:"" help:"Print the FS hash of a folder."`
 	Doctor     doctorCmd     `cmd:"" help:"Say what this machine can run, and how to fix what it cannot."`
 	Version    versionCmd    `cmd:"" help:"Print the version."`
 	Help       helpCmd       `cmd:"" help:"Print the help of a command."`
 	Completion completionCmd `cmd:"" help:"Print a completion script for a shell."`
+
+	PrepareNext prepareCmd `cmd:"" hidden:"" name:"prepare-next"`
 
 	Verbose int `short:"v" type:"counter" help:"Say more of what is done; twice: everything."`
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -24,6 +25,13 @@ type runCmd struct {
 	Quiet  bool   `short:"q" help:"Show no progress."`
 
 	Commands bool `help:"List the commands that ran in the receipt, below each step."`
+
+	Session  string   `help:"Session to add the turn to: it begins where the last one ended. A new name begins a session." placeholder:"NAME"`
+	Branch   string   `help:"Branch of the session (default: main)." placeholder:"NAME"`
+	Secret   []string `help:"Secret for the steps' environment, masked and never kept; NAME takes it from turn's own environment. May be given again." placeholder:"NAME[=VALUE]" sep:"none"`
+	Lifetime string   `help:"How long the sandbox lives: turn, or session (paused after the turn, goes on in the next)." enum:",turn,session" default:"" placeholder:"turn|session"`
+	Home     string   `help:"Persistent home directory, mounted at /root; one sandbox at a time." placeholder:"NAME"`
+	Snapshot string   `help:"vm keeps the whole machine at the end, for turn resume." enum:",none,vm" default:"" placeholder:"vm"`
 	sandboxFlags
 }
 
@@ -70,10 +78,14 @@ func (c *runCmd) Run(a *app) error {
 	if len(doc.Steps) == 0 {
 		a.warnNoSteps(doc.Name)
 	}
+	req, err := c.request(doc)
+	if err != nil {
+		return &exitError{exitUsage, err}
+	}
 	p := newProgress(a.stderr, styleOf(a.stderr, c.Quiet), len(doc.Steps))
 	a.logTo(p)
 	ctx, stop := interruptible(func(s string) { p.Say("turn: %s", s) }, exitAborted)
-	turn, err := executor.New(h).Run(ctx, c.request(doc), p)
+	turn, err := executor.New(h).Run(ctx, req, p)
 	p.Close()
 	stop()
 	if turn == nil {
@@ -82,12 +94,15 @@ func (c *runCmd) Run(a *app) error {
 	if err := c.deliver(a, turn, out); err != nil {
 		return &exitError{exitAborted, undelivered(h, turn, err)}
 	}
+	if named := c.Session != "" || doc.Front.Session != ""; named {
+		prepareNext(turn)
+	}
 	c.summary(a, turn)
 	return verdict(turn, err)
 }
 
 // request makes the flags into the executor's request.
-func (c *runCmd) request(doc *document.Document) executor.Request {
+func (c *runCmd) request(doc *document.Document) (executor.Request, error) {
 	dir := "."
 	if c.File != "-" {
 		dir = filepath.Dir(c.File)
@@ -95,6 +110,7 @@ func (c *runCmd) request(doc *document.Document) executor.Request {
 	req := executor.Request{
 		Document: doc, Dir: dir, Image: c.Image, Env: c.env(), Add: transfers(c.Add), Get: transfers(c.Get),
 		Memory: c.Memory, Disk: c.Disk, Network: c.Network.pointer(), Substrate: c.Substrate, Commands: c.Commands,
+		Session: c.Session, Branch: c.Branch, Lifetime: document.Lifetime(c.Lifetime), Home: c.Home, Snapshot: document.Snapshot(c.Snapshot),
 	}
 	if c.Timeout != nil {
 		req.Timeout = *c.Timeout
@@ -102,7 +118,27 @@ func (c *runCmd) request(doc *document.Document) executor.Request {
 	if c.CPUs != nil {
 		req.CPUs = *c.CPUs
 	}
-	return req
+	var err error
+	req.Secrets, err = readSecrets(c.Secret)
+	return req, err
+}
+
+// readSecrets completes secrets that are only named from turn's own environment.
+func readSecrets(given []string) ([]string, error) {
+	var all []string
+	for _, s := range given {
+		name, _, ok := strings.Cut(s, "=")
+		if !ok {
+			value, there := os.LookupEnv(name)
+			if !there {
+				return nil, &turnstone.Error{Op: "run", Kind: turnstone.Invalid, Subject: "--secret " + name, Err: errors.New("there is no such variable in the environment"),
+					Hint: "export it first: a value on the command line can be seen by others"}
+			}
+			s = name + "=" + value
+		}
+		all = append(all, s)
+	}
+	return all, nil
 }
 
 // output returns where the receipt goes; nil is standard output.
@@ -163,6 +199,9 @@ func (c *runCmd) summary(a *app, turn *executor.Turn) {
 	}
 	fmt.Fprintf(a.stderr, "turn %s: %s in %s%s\n", turn.ID, turn.Result,
 		elapsed(time.Duration(turn.Millis)*time.Millisecond), where)
+	if turn.Diverged {
+		fmt.Fprintf(a.stderr, "turn: another turn came first: this one is the head of the new branch %s\n", turn.Branch)
+	}
 	if a.verbose > 0 {
 		for _, ph := range turn.Phases {
 			fmt.Fprintf(a.stderr, "  %-12s %s\n", ph.Name, time.Duration(ph.Micros)*time.Microsecond)

@@ -117,11 +117,11 @@ func (c *sandboxHoldCmd) Run(a *app) error {
 func opener(h *home.Home) sandboxes.Opener {
 	return func(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec, progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
 		sb, err := executor.New(h).Create(ctx, executor.SandboxRequest{Image: spec.Image, Env: append(slices.Clone(spec.Env), spec.Secrets...), Shape: spec.Shape,
-			Substrate: spec.Substrate, Hostname: strings.ReplaceAll(string(id), "_", "-"), From: spec.From}, progress)
+			Substrate: spec.Substrate, Hostname: strings.ReplaceAll(string(id), "_", "-"), From: spec.From, On: spec.On, Home: spec.Home}, progress)
 		if err != nil {
 			return nil, sandboxes.Details{}, err
 		}
-		if dir := sb.Template.Workdir; dir != "" && spec.From == "" {
+		if dir := sb.Template.Workdir; dir != "" && spec.From == "" && spec.On == "" {
 			if err := sb.Client().StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: dir}); err != nil {
 				_ = sb.Close()
 				return nil, sandboxes.Details{}, err

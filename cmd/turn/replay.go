@@ -1,0 +1,107 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/home"
+)
+
+type replayCmd struct {
+	Ref string `arg:"" help:"Turn to run again, as SESSION@N or its ID."`
+
+	Secret  []string `help:"Secret that the turn was given: NAME takes it from turn's own environment. May be given again." placeholder:"NAME[=VALUE]" sep:"none"`
+	JSON    bool     `name:"json" help:"Print the comparison as JSON, with the new receipt in it."`
+	Receipt bool     `help:"Print the new receipt instead of the comparison."`
+	Quiet   bool     `short:"q" help:"Show no progress."`
+}
+
+// Help is shown below the flags' summary.
+func (c *replayCmd) Help() string {
+	return `The turn is run again in a clean sandbox, on the state of its parent, with the
+files and the environment that it was given. What comes out is compared with what
+is kept of it: exit codes, outputs, files, environment, working directory. The new
+turn becomes part of no session.
+
+Exit status: 0 nothing differs; 1 something does; 2 there is no such turn; 3 it
+could not be run.`
+}
+
+// Run replays the turn.
+func (c *replayCmd) Run(a *app) error {
+	secrets, err := readSecrets(c.Secret)
+	if err != nil {
+		return &exitError{exitUsage, err}
+	}
+	h, err := home.Open()
+	if err != nil {
+		return err
+	}
+	p := newProgress(a.stderr, styleOf(a.stderr, c.Quiet), 0)
+	a.logTo(p)
+	ctx, stop := interruptible(func(s string) { p.Say("turn: %s", s) }, exitAborted)
+	rep, err := executor.New(h).Replay(ctx, c.Ref, secrets, p)
+	p.Close()
+	stop()
+	switch {
+	case rep == nil:
+		return &exitError{codeOf(err), err}
+	case err != nil:
+		return &exitError{exitAborted, err}
+	case c.JSON:
+		err = writeJSON(a.stdout, rep)
+	case c.Receipt:
+		_, err = io.WriteString(a.stdout, a.clean(rep.Turn.Receipt))
+	default:
+		_, err = io.WriteString(a.stdout, a.clean(replayText(rep)))
+	}
+	if err != nil {
+		return err
+	}
+	if !rep.Same {
+		return &exitError{exitFailed, nil}
+	}
+	return nil
+}
+
+// clean makes text that may be anybody's safe for the terminal that it goes to.
+func (a *app) clean(text string) string {
+	if s := sanitizerFor(a.stdout); s != nil {
+		return string(s.clean([]byte(text)))
+	}
+	return text
+}
+
+// replayText is the comparison for people.
+func replayText(rep *executor.Replay) string {
+	var b strings.Builder
+	if rep.Same {
+		fmt.Fprintf(&b, "turn %d: the same again: steps, outputs, files, environment\n", rep.Number)
+		if rep.FSHash != "" {
+			fmt.Fprintf(&b, "fs %s\n", rep.FSHash)
+		}
+		return b.String()
+	}
+	fmt.Fprintf(&b, "turn %d: differs\n", rep.Number)
+	for _, s := range rep.Steps {
+		fmt.Fprintf(&b, "  %s: %s\n", s.Name, strings.Join(s.What, "; "))
+	}
+	for _, f := range rep.Changes {
+		fmt.Fprintf(&b, "  %s: %s\n", f.Path, f.What)
+	}
+	if rep.More > 0 {
+		fmt.Fprintf(&b, "  and %d more files\n", rep.More)
+	}
+	if len(rep.Env) > 0 {
+		fmt.Fprintf(&b, "  environment: %s\n", strings.Join(rep.Env, ", "))
+	}
+	if rep.Cwd {
+		fmt.Fprintln(&b, "  the working directory")
+	}
+	if rep.FSHash != "" {
+		fmt.Fprintf(&b, "fs before %s\nfs now    %s\n", rep.FSHash, rep.Turn.FSHash)
+	}
+	return b.String()
+}

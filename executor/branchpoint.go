@@ -1,0 +1,186 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/image"
+	"turnstone.dev/turnstone/session"
+	"turnstone.dev/turnstone/tree"
+)
+
+// A branchPoint is where a turn stands in the tree of its session.
+type branchPoint struct {
+	cs      *contextStore
+	session session.Session
+	turn    session.Turn
+	parent  *session.Turn // on whose state it begins; nil: on the template
+	replay  bool          // it is in no session
+	state   *State        // the parent's
+}
+
+// take gives the turn id its place, and its number, before anything is started. A
+// turn without a session gets one of its own.
+func (cs *contextStore) take(ctx context.Context, p *plan, id turnstone.TurnID, title string) (*branchPoint, error) {
+	at := &branchPoint{cs: cs}
+	var err error
+	if p.replay != nil {
+		at.replay, at.turn = true, session.Turn{ID: id, Parents: p.replay.parent, Kind: string(KindRun), Title: title}
+		return at, at.readParent(ctx)
+	}
+	if p.session != "" {
+		if at.session, err = cs.db.Ensure(ctx, p.session); err != nil {
+			return nil, err
+		}
+	}
+	at.turn, err = cs.db.Start(ctx, session.StartTurn{ID: id, Session: at.session.ID, Branch: p.branch, Kind: string(KindRun), Title: title})
+	if err != nil {
+		return nil, err
+	}
+	at.session.ID = at.turn.Session
+	if err := at.readParent(ctx); err != nil {
+		at.abandon(ctx)
+		return nil, err
+	}
+	return at, nil
+}
+
+func (at *branchPoint) readParent(ctx context.Context) error {
+	id := at.turn.Parent()
+	if id == "" {
+		return nil
+	}
+	parent, err := at.cs.db.Turn(ctx, id)
+	if err != nil {
+		return err
+	}
+	at.parent = &parent
+	at.state, err = at.cs.state(ctx, parent.State)
+	return err
+}
+
+// inherit answers what p leaves open with what the parent left: the template and
+// the working directory.
+func (at *branchPoint) inherit(p *plan, frontCwd string) error {
+	if at.state == nil {
+		return nil
+	}
+	if p.asked != "" && p.asked != at.state.Image {
+		return &turnstone.Error{Op: "executor.plan", Kind: turnstone.Invalid, Subject: "image " + p.asked,
+			Err:  fmt.Errorf("session %s is on %s", at.session.Label(), at.state.Image),
+			Hint: "leave the image out, or begin another session"}
+	}
+	p.image = at.state.Image
+	if frontCwd == "" {
+		p.cwd = at.state.Cwd
+	}
+	return nil
+}
+
+// abandon gives the place up, for the turn does not begin.
+func (at *branchPoint) abandon(ctx context.Context) {
+	if !at.replay {
+		_ = at.cs.db.Abandon(context.WithoutCancel(ctx), at.turn.ID)
+	}
+}
+
+// history yields the turns below the new one, as the images of a sandbox span them.
+// The turns that a merge brought in stand behind it: their receipts are in
+// /context, their files came with the merge.
+func (at *branchPoint) history(ctx context.Context) image.History {
+	return func(yield func(image.Item, error) bool) {
+		if at.parent == nil {
+			return
+		}
+		onLine, below := at.parent.ID, tree.Ref{}
+		for t, err := range at.cs.db.History(ctx, *at.parent) {
+			if err != nil {
+				yield(image.Item{}, err)
+				return
+			}
+			item := at.item(ctx, t)
+			if t.ID == onLine {
+				onLine = t.Parent()
+				st, err := at.cs.state(ctx, t.State)
+				if err != nil {
+					yield(image.Item{}, err)
+					return
+				}
+				item.Tree = st.Tree
+				below = tree.Ref{}
+			} else {
+				if below == (tree.Ref{}) {
+					if below, err = at.treeOf(ctx, onLine); err != nil {
+						yield(image.Item{}, err)
+						return
+					}
+				}
+				item.Tree = below
+			}
+			if !yield(item, nil) {
+				return
+			}
+		}
+	}
+}
+
+// treeOf returns the files that the turn id left; for no turn the zero Ref.
+func (at *branchPoint) treeOf(ctx context.Context, id turnstone.TurnID) (tree.Ref, error) {
+	if id == "" {
+		return tree.Ref{}, nil
+	}
+	t, err := at.cs.db.Turn(ctx, id)
+	if err != nil {
+		return tree.Ref{}, err
+	}
+	st, err := at.cs.state(ctx, t.State)
+	if err != nil {
+		return tree.Ref{}, err
+	}
+	return st.Tree, nil
+}
+
+// item is what the turn t puts into /context.
+func (at *branchPoint) item(ctx context.Context, t session.Turn) image.Item {
+	line := fmt.Sprintf("[turn %d](turns/%d/receipt.md) `%s` on %s, %s: %s", t.Number, t.Number, t.ID, t.Branch, t.Result, t.Title)
+	return image.Item{Key: t.Record, Number: t.Number, Line: oneLine(line), Context: func(ctx context.Context) ([]image.File, error) {
+		rec, err := at.cs.record(ctx, t)
+		if err != nil {
+			return nil, err
+		}
+		return contextFiles(rec), nil
+	}}
+}
+
+// contextFiles are the files of one turn in /context.
+func contextFiles(rec *Record) []image.File {
+	dir := fmt.Sprintf("turns/%d/", rec.Number)
+	mtime := tree.Time{Sec: rec.Started.Unix()}
+	files := []image.File{{Path: dir + "receipt.md", Content: rec.Receipt, MTime: mtime}}
+	for i, step := range rec.Steps {
+		for name, c := range map[string]*tree.Content{"stdout": step.Stdout, "stderr": step.Stderr} {
+			if c != nil {
+				files = append(files, image.File{Path: fmt.Sprintf("%sstep-%d.%s", dir, i+1, name), Content: *c, MTime: mtime})
+			}
+		}
+	}
+	return files
+}
+
+// title is what lists call a document.
+func title(doc *document.Document) string {
+	if doc.Title != "" {
+		return doc.Title
+	}
+	if i := strings.LastIndexByte(doc.Name, '/'); i >= 0 {
+		return doc.Name[i+1:]
+	}
+	return doc.Name
+}
+
+// errNoState is the cause when a turn left nothing that another could begin on.
+var errNoState = errors.New("left no state")

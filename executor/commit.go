@@ -1,0 +1,395 @@
+package executor
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/ext4"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/layer"
+	"turnstone.dev/turnstone/secret"
+	"turnstone.dev/turnstone/session"
+	"turnstone.dev/turnstone/store"
+	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/tree"
+)
+
+// identityFiles belong to a machine and not to a state: each sandbox gets its own.
+var identityFiles = []string{"/etc/hostname", "/etc/hosts", "/etc/machine-id", "/etc/resolv.conf"}
+
+// freezeLimit bounds how long a guest may take to bring its disk to rest. It has
+// all that was written to put on the disk first.
+const freezeLimit = 5 * time.Minute
+
+// left is what a turn left behind, before it is kept.
+type left struct {
+	batch *store.Batch
+	state turnstone.Digest
+	tree  tree.Ref
+	layer LayerInfo
+	note  string
+}
+
+// collect takes the state out of the sandbox s, whose steps are over, into a new
+// batch. The caller closes the batch.
+func (r *run) collect(ctx context.Context, s *Sandbox) (*left, error) {
+	frozen, disk, err := r.freeze(ctx, s)
+	if disk != nil {
+		defer func() { _ = disk.Close() }()
+	}
+	if err != nil {
+		return nil, err
+	}
+	batch, err := r.at.cs.store.Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	l := &left{batch: batch}
+	if err := r.readDisk(ctx, s, l, frozen, disk); err != nil {
+		_ = batch.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// A disk is a sandbox's scratch disk, which nobody writes to any more.
+type disk interface {
+	io.ReaderAt
+	io.Closer
+}
+
+// frozen is a shell session, checked.
+type frozen struct {
+	cwd   string
+	env   []string
+	upper string
+}
+
+// check refuses what no guest of ours says.
+func (f *frozen) check(id turnstone.SandboxID) error {
+	if f.upper != "upper" && f.upper != "upper2" || !strings.HasPrefix(f.cwd, "/") {
+		return &turnstone.Error{Op: "executor.commit", Kind: turnstone.Integrity, Subject: string(id), Err: errors.New("its agent names no directory that there can be")}
+	}
+	return nil
+}
+
+// freeze brings the sandbox's disk to rest and returns it. The machine ends, unless
+// it is the session's.
+func (r *run) freeze(ctx context.Context, s *Sandbox) (*frozen, disk, error) {
+	if r.held != nil {
+		return r.held.standStill(ctx, s)
+	}
+	disker, ok := s.machine.(substrate.Disker)
+	if !ok {
+		return nil, nil, &turnstone.Error{Op: "executor.commit", Kind: turnstone.Unavailable, Subject: s.Substrate(), Err: errors.New("cannot give its disk to the host")}
+	}
+	ctx, cancel := context.WithTimeout(ctx, freezeLimit)
+	defer cancel()
+	defer r.x.guard(ctx, s)()
+	res, err := s.Client().StateFreeze(ctx)
+	if err != nil {
+		return nil, nil, s.fate(err)
+	}
+	f := &frozen{cwd: res.Cwd, upper: res.Upper, env: res.Env}
+	if err := f.check(s.ID()); err != nil {
+		return nil, nil, err
+	}
+	d, err := disker.Disk()
+	if err != nil {
+		return nil, nil, err
+	}
+	_ = s.Close() // what it wrote is in the file, and its CPU is wanted
+	return f, d, nil
+}
+
+// readDisk puts the state into the batch.
+func (r *run) readDisk(ctx context.Context, s *Sandbox, l *left, f *frozen, d disk) error {
+	base, err := r.base(ctx, s, l.batch)
+	if err != nil {
+		return err
+	}
+	fs, err := ext4.Open(d, int64(r.plan.shape.Disk))
+	if err != nil {
+		return err
+	}
+	upper, err := fs.Lookup(f.upper)
+	if err != nil {
+		return err
+	}
+	leaks := &leakWatch{secrets: r.plan.secrets}
+	ref, stats, err := layer.Apply(ctx, l.batch, base, upper, layer.Options{
+		Skip:    func(path string) bool { return slices.Contains(identityFiles, path) },
+		Inspect: leaks.inspect, Check: leaks.check,
+	})
+	if err == nil {
+		err = leaks.found()
+	}
+	if err != nil {
+		return err
+	}
+	l.tree = ref
+	if l.layer, err = r.layerOf(ctx, l, base, stats); err != nil {
+		return err
+	}
+	env, dropped := r.plan.secrets.Strip(f.env)
+	if len(dropped) > 0 {
+		l.note = "not kept, for they hold a secret: " + strings.Join(dropped, ", ")
+	}
+	if name := r.plan.secrets.In(f.cwd); name != "" {
+		return leaked("the working directory", name)
+	}
+	slices.Sort(env)
+	b, err := json.Marshal(State{Format: stateFormat, Image: r.plan.image, Tree: ref, Env: env, Cwd: f.cwd})
+	if err != nil {
+		return err
+	}
+	l.state, err = l.batch.Put(ctx, b)
+	return err
+}
+
+// layerOf is what the turn itself changed. A machine that went on has more than
+// that on its disk.
+func (r *run) layerOf(ctx context.Context, l *left, base tree.Ref, stats layer.Stats) (info LayerInfo, err error) {
+	parent := base
+	if r.at.state != nil {
+		parent = r.at.state.Tree
+	}
+	if parent == l.tree {
+		return info, nil
+	}
+	info = LayerInfo{Added: stats.Added, Changed: stats.Changed, Removed: stats.Removed}
+	if parent != base {
+		info = LayerInfo{}
+		for c, err := range tree.Diff(ctx, l.batch, parent, l.tree) {
+			switch {
+			case err != nil:
+				return info, err
+			case c.Old == nil:
+				info.Added++
+			case c.New == nil:
+				info.Removed++
+			default:
+				info.Changed++
+			}
+		}
+	}
+	info.Digest, err = layer.Digest(ctx, l.batch, parent, l.tree)
+	return info, err
+}
+
+// base returns the tree that the sandbox's disk lies on.
+func (r *run) base(ctx context.Context, s *Sandbox, w tree.Writer) (tree.Ref, error) {
+	if r.held != nil {
+		if r.held.Base == (tree.Ref{}) { // the template
+			ref, err := r.x.templates().Tree(ctx, s.Template, w)
+			r.held.Base = ref
+			return ref, err
+		}
+		return r.held.Base, nil
+	}
+	if r.at.state != nil {
+		return r.at.state.Tree, nil
+	}
+	return r.x.templates().Tree(ctx, s.Template, w)
+}
+
+// A leakWatch looks for secrets in what a state would keep.
+type leakWatch struct {
+	secrets *secret.Set
+	mu      sync.Mutex
+	scans   map[string]*secret.Scanner
+	leak    error
+}
+
+func (w *leakWatch) inspect(path string) io.Writer {
+	if w.secrets == nil {
+		return nil
+	}
+	c := w.secrets.Scanner()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.scans == nil {
+		w.scans = map[string]*secret.Scanner{}
+	}
+	w.scans[path] = c
+	return c
+}
+
+func (w *leakWatch) check(path string, a *tree.Attr) error {
+	if w.secrets == nil {
+		return nil
+	}
+	texts := []string{path, a.Target}
+	for _, x := range a.Xattrs {
+		texts = append(texts, x.Name, string(x.Value))
+	}
+	for _, text := range texts {
+		if name := w.secrets.In(text); name != "" {
+			return leaked(w.secrets.Mask(path), name)
+		}
+	}
+	return nil
+}
+
+// found reports the first file, by path, that holds a value.
+func (w *leakWatch) found() error {
+	var paths []string
+	for path, c := range w.scans {
+		if c.Found() != "" {
+			paths = append(paths, path)
+		}
+	}
+	if len(paths) == 0 {
+		return nil
+	}
+	slices.Sort(paths)
+	return leaked(paths[0], w.scans[paths[0]].Found())
+}
+
+func leaked(where, name string) error {
+	return &turnstone.Error{Op: "executor.commit", Kind: turnstone.Invalid, Subject: where, Err: fmt.Errorf("%w (%s); what the turn changed is not kept", secret.ErrFound, name),
+		Hint: "a step wrote it there: let the steps read it from their environment, and remove the file before the turn ends"}
+}
+
+// keep writes the turn's record and moves its branch. l is nil when the turn left
+// no state. What it changes in r.info is in the receipt that it keeps.
+func (r *run) keep(ctx context.Context, l *left) (err error) {
+	if l == nil {
+		l = &left{}
+		if l.batch, err = r.at.cs.store.Begin(ctx); err != nil {
+			return err
+		}
+	}
+	defer func() { _ = l.batch.Close() }()
+	if !r.at.replay && l.state != "" {
+		unlock, err := r.land(ctx)
+		if err != nil {
+			return err
+		}
+		defer unlock()
+	}
+	r.info.FSHash, r.info.Layer, r.info.Changes = l.tree.Hash, l.layer.Digest, l.layer.String()
+	r.layer = l.layer
+	rec, err := r.record(ctx, l)
+	if err != nil {
+		return err
+	}
+	b, err := json.Marshal(rec)
+	if err != nil {
+		return err
+	}
+	digest, err := l.batch.Put(ctx, b)
+	if err != nil {
+		return err
+	}
+	if err := l.batch.Flush(ctx); err != nil {
+		return err
+	}
+	if r.recordDigest, r.stateDigest = digest, l.state; r.at.replay {
+		return nil
+	}
+	_, _, err = r.at.cs.db.Finish(ctx, session.Finish{Turn: r.info.ID, Result: r.info.Result, Record: digest, State: l.state,
+		MoveBranch: l.state != "", ExpectedHead: r.at.head()})
+	return err
+}
+
+// land finds out which branch will end with this turn, so that the receipt can say
+// it, and keeps others from moving it until unlock is called.
+func (r *run) land(ctx context.Context) (unlock func(), err error) {
+	lock, err := home.Acquire(ctx, r.x.home.Path("leases", string(r.at.session.ID)+".head"), nil)
+	if err != nil {
+		return nil, err
+	}
+	r.info.Branch, r.diverged, err = r.at.cs.db.Landing(ctx, r.at.turn.ID, r.plan.branch, r.at.head())
+	if err != nil {
+		lock.Release()
+		return nil, err
+	}
+	return lock.Release, nil
+}
+
+// head is the turn that the branch has to end with for this one to come next.
+func (at *branchPoint) head() *turnstone.TurnID {
+	if at.parent == nil {
+		return nil
+	}
+	return &at.parent.ID
+}
+
+// record puts all that is kept of the turn beside its state into the batch.
+func (r *run) record(ctx context.Context, l *left) (*Record, error) {
+	rec := &Record{Format: recordFormat, ID: r.info.ID, Session: r.at.session.ID, Number: r.at.turn.Number, Branch: r.info.Branch,
+		Parents: r.at.turn.Parents, Kind: KindRun, Image: r.plan.image, Template: r.info.Template, Substrate: r.info.Substrate,
+		Isolation: r.info.Isolation, Shape: r.plan.shape, Started: r.info.Started, Millis: r.info.Duration.Milliseconds(),
+		Result: r.info.Result, Error: r.info.Error, Env: r.plan.given, Secrets: r.plan.secrets.Names(), Timeout: r.plan.timeout,
+		State: l.state, Layer: l.layer}
+	put := func(to *tree.Content, b []byte) (err error) {
+		*to, err = l.batch.PutContent(ctx, bytes.NewReader(b), int64(len(b)))
+		return err
+	}
+	if err := put(&rec.Document, r.doc.Clean()); err != nil {
+		return nil, err
+	}
+	if err := put(&rec.Receipt, r.doc.Receipt(r.info, r.results)); err != nil {
+		return nil, err
+	}
+	var err error
+	if r.vm != nil {
+		if rec.VM, err = r.vm.put(ctx, l.batch); err != nil {
+			return nil, err
+		}
+	}
+	if rec.Inputs, err = r.keepInputs(ctx, l.batch); err != nil {
+		return nil, err
+	}
+	for i, step := range r.doc.Steps {
+		out := RecordStep{Name: step.Name, Status: r.results[i].Status, ExitCode: r.results[i].ExitCode}
+		for k, to := range []**tree.Content{&out.Stdout, &out.Stderr} {
+			c := r.outputs[i][k]
+			if c == nil || c.size == 0 {
+				continue
+			}
+			content, err := putOutput(ctx, l.batch, c)
+			if err != nil {
+				return nil, err
+			}
+			*to = content
+		}
+		rec.Steps = append(rec.Steps, out)
+	}
+	return rec, nil
+}
+
+// putOutput keeps all of an output; nil when it was too long to be kept at all.
+func putOutput(ctx context.Context, w tree.ContentPutter, c *capture) (*tree.Content, error) {
+	in, err := c.whole()
+	if in == nil || err != nil {
+		return nil, err
+	}
+	defer func() { _ = in.Close() }()
+	content, err := w.PutContent(ctx, in, c.size)
+	return &content, err
+}
+
+// String says it in words; nothing when nothing changed.
+func (i LayerInfo) String() string {
+	var parts []string
+	for _, p := range []struct {
+		n    int
+		what string
+	}{{i.Added, "added"}, {i.Changed, "changed"}, {i.Removed, "removed"}} {
+		if p.n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", p.n, p.what))
+		}
+	}
+	return strings.Join(parts, ", ")
+}

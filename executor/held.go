@@ -1,0 +1,318 @@
+package executor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/sandboxes"
+	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/wire"
+)
+
+// heldTime is how long the machine of a session lives at most.
+const heldTime = 24 * time.Hour
+
+// A held is the machine of a session's branch, which a holder keeps between turns:
+// paused, with its processes and its memory. It is written down in a file.
+type held struct {
+	Sandbox turnstone.SandboxID `json:"sandbox"`
+	Turn    turnstone.TurnID    `json:"turn"` // whose state it has; empty before its first turn ended
+	Base    tree.Ref            `json:"base"` // that its disk's changes are on
+
+	x     *Executor
+	path  string
+	lock  *home.Lock // one turn at a time
+	store *sandboxes.Store
+	ctl   *sandboxes.Control
+}
+
+// openHeld goes on in the machine of the turn's branch, where it stands on the
+// state that the turn begins with, or makes it.
+func (r *run) openHeld(ctx context.Context) (*Sandbox, error) {
+	dir, err := r.x.home.MkdirAll("machines")
+	if err != nil {
+		return nil, err
+	}
+	h := &held{x: r.x, path: filepath.Join(dir, string(r.at.session.ID)+"-"+r.plan.branch+".json"), store: sandboxes.NewStore(r.x.home)}
+	if h.lock, err = home.TryAcquire(h.path + ".lock"); err != nil {
+		return nil, err
+	}
+	if h.lock == nil {
+		r.info.Start += ", for the session's machine is in use"
+		return r.x.openAt(ctx, r.plan, r.at, r.obs.Preparing, r.clock)
+	}
+	s, err := r.goOn(ctx, h)
+	if err == nil && s == nil {
+		s, err = r.wake(ctx, h)
+	}
+	if err == nil && s == nil {
+		s, err = r.makeHeld(ctx, h)
+	}
+	if err != nil {
+		h.lock.Release()
+		return nil, err
+	}
+	r.held = h
+	return s, nil
+}
+
+// goOn returns the paused machine, or nil when there is none that fits.
+func (r *run) goOn(ctx context.Context, h *held) (*Sandbox, error) {
+	b, err := os.ReadFile(h.path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil || json.Unmarshal(b, h) != nil || r.at.parent == nil || h.Turn != r.at.parent.ID {
+		h.remove(ctx)
+		return nil, ctx.Err()
+	}
+	s, err := h.resume(ctx)
+	if err != nil {
+		r.obs.Preparing("the session's machine is gone: " + err.Error())
+		h.remove(ctx)
+		return nil, ctx.Err()
+	}
+	if err := s.client.StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: r.plan.cwd, Env: mergeEnv(r.at.state.Env, r.plan.env)}); err != nil {
+		_ = s.Close()
+		return nil, s.fate(err)
+	}
+	r.info.Start = fmt.Sprintf("the paused machine of turn %d", r.at.parent.Number)
+	r.clock.lap("resume")
+	return s, nil
+}
+
+// wake restores the machine that the turn below was kept with, or returns nil when
+// there is none that can be used.
+func (r *run) wake(ctx context.Context, h *held) (*Sandbox, error) {
+	if r.at.parent == nil {
+		return nil, nil
+	}
+	rec, err := r.at.cs.record(ctx, *r.at.parent)
+	if err != nil || rec.VM == nil {
+		return nil, err
+	}
+	if len(rec.Parents) > 0 { // its disk lies on what it began with
+		if h.Base, err = r.at.treeOf(ctx, rec.Parents[0]); err != nil {
+			return nil, err
+		}
+	}
+	info, err := r.x.Resume(ctx, string(rec.ID), "", heldTime, r.obs.Preparing)
+	if err != nil {
+		r.obs.Preparing("the machine of the turn below cannot be used: " + err.Error())
+		h.Base = tree.Ref{}
+		return nil, ctx.Err()
+	}
+	h.Sandbox, h.Turn = info.ID, ""
+	s, err := h.enter(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	r.info.Start = fmt.Sprintf("the kept machine of turn %d", rec.Number)
+	r.clock.lap("resume")
+	return s, nil
+}
+
+// enter connects to a machine that was made for the session, and gives its shell
+// the state's environment with what this turn adds.
+func (h *held) enter(ctx context.Context, r *run) (*Sandbox, error) {
+	err := h.write() // before anything else: it has to be found again
+	var s *Sandbox
+	if err == nil {
+		s, err = h.resume(ctx)
+	}
+	if err == nil && r.at.state != nil {
+		err = s.client.StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: r.plan.cwd, Env: mergeEnv(r.at.state.Env, r.plan.env)})
+	}
+	if err != nil {
+		h.remove(ctx)
+		return nil, err
+	}
+	return s, nil
+}
+
+// makeHeld makes a machine that stays, on the state that the turn begins with.
+func (r *run) makeHeld(ctx context.Context, h *held) (*Sandbox, error) {
+	spec := sandboxes.Spec{Image: r.plan.image, Env: r.plan.env, Shape: r.plan.shape, Substrate: r.plan.driver, TTL: heldTime, Home: r.plan.home}
+	if r.at.parent != nil {
+		spec.On = string(r.at.parent.ID)
+		h.Base = r.at.state.Tree
+	}
+	info, err := h.store.Create(ctx, spec, r.obs.Preparing)
+	if err != nil {
+		return nil, err
+	}
+	h.Sandbox, h.Turn = info.ID, ""
+	s, err := h.enter(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	r.clock.lap("create")
+	return s, nil
+}
+
+func (h *held) write() error {
+	b, err := json.Marshal(h)
+	if err != nil {
+		return err
+	}
+	return stamp.WriteFile(h.path, b, 0o600)
+}
+
+// remove ends the machine and forgets it.
+func (h *held) remove(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancel()
+	if h.ctl != nil {
+		_ = h.ctl.Close()
+		h.ctl = nil
+	}
+	if h.Sandbox != "" {
+		_ = h.store.Remove(ctx, h.Sandbox)
+	}
+	_ = os.Remove(h.path)
+	h.Sandbox, h.Turn, h.Base = "", "", tree.Ref{}
+}
+
+// resume lets the machine go on, if it stood still, and connects to it.
+func (h *held) resume(ctx context.Context) (*Sandbox, error) {
+	info, err := h.store.Get(h.Sandbox)
+	if err != nil {
+		return nil, err
+	}
+	if info.State.Final() {
+		return nil, &turnstone.Error{Op: "executor.held", Kind: turnstone.Dead, Subject: "sandbox " + string(h.Sandbox), Err: fmt.Errorf("is %s", info.State)}
+	}
+	if h.ctl, err = h.store.Control(ctx, h.Sandbox); err != nil {
+		return nil, err
+	}
+	if err := h.ctl.Resume(ctx); err != nil {
+		return nil, err
+	}
+	conn, err := h.store.Dial(ctx, h.Sandbox)
+	if err != nil {
+		return nil, err
+	}
+	tmpl, err := h.x.templates().Ensure(ctx, info.Image, func(string) {})
+	if err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	m := &heldMachine{held: h, done: make(chan struct{})}
+	s := &Sandbox{Template: tmpl, Image: info.Image, machine: m, driver: heldDriver{info}, client: wire.NewClient(conn)}
+	client := s.client
+	go func() {
+		<-client.Done()
+		m.end()
+	}()
+	return s, nil
+}
+
+// A heldMachine is a machine that belongs to a holder: substrate.Sandbox for those
+// who only use it.
+type heldMachine struct {
+	held *held
+	once sync.Once
+	done chan struct{}
+
+	mu     sync.Mutex
+	closed bool
+}
+
+func (m *heldMachine) end() { m.once.Do(func() { close(m.done) }) }
+
+func (m *heldMachine) ID() turnstone.SandboxID   { return m.held.Sandbox }
+func (m *heldMachine) Agent() io.ReadWriteCloser { return nil } // the holder's
+func (m *heldMachine) Scratch() string           { return "" }
+func (m *heldMachine) Done() <-chan struct{}     { return m.done }
+
+// Err asks the holder's records why the machine ended.
+func (m *heldMachine) Err() error {
+	select {
+	case <-m.done:
+	default:
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil
+	}
+	if info, err := m.held.store.Get(m.held.Sandbox); err == nil && info.Reason != "" {
+		return &turnstone.Error{Op: "executor.held", Kind: turnstone.Dead, Subject: string(info.ID), Err: errors.New(info.Reason)}
+	}
+	return &turnstone.Error{Op: "executor.held", Kind: turnstone.Dead, Subject: string(m.held.Sandbox), Err: errors.New("its connection ended")}
+}
+
+// Close ends the machine: nobody closes one that is to stay.
+func (m *heldMachine) Close() error {
+	m.mu.Lock()
+	m.closed = true
+	m.mu.Unlock()
+	m.held.remove(context.Background())
+	m.end()
+	return nil
+}
+
+// A heldDriver is what a holder's machine runs on, by name.
+type heldDriver struct{ info sandboxes.Info }
+
+func (d heldDriver) Name() string      { return d.info.Substrate }
+func (d heldDriver) Isolation() string { return d.info.Isolation }
+
+func (d heldDriver) Boot(context.Context, substrate.Machine) (substrate.Sandbox, error) {
+	return nil, errors.ErrUnsupported
+}
+
+func (d heldDriver) Restore(context.Context, substrate.Machine) (substrate.Sandbox, error) {
+	return nil, errors.ErrUnsupported
+}
+
+// standStill pauses the machine and returns its disk and its shell session.
+func (h *held) standStill(ctx context.Context, s *Sandbox) (*frozen, disk, error) {
+	res, err := s.client.StateGetSession(ctx)
+	if err != nil {
+		return nil, nil, s.fate(err)
+	}
+	st, err := h.ctl.Pause(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	d, err := h.ctl.Disk(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	f := &frozen{cwd: res.Cwd, env: res.Env, upper: st.Upper}
+	return f, d, f.check(s.ID())
+}
+
+// settle ends the turn's use of the session's machine: it stays when the turn is
+// what the next one of its branch begins on.
+func (r *run) settle(ctx context.Context, kept bool) {
+	h := r.held
+	if h == nil {
+		return
+	}
+	defer h.lock.Release()
+	if !kept || r.diverged || h.Sandbox == "" {
+		h.remove(ctx)
+		return
+	}
+	h.Turn = r.info.ID
+	if err := h.write(); err != nil {
+		r.obs.Preparing("the session's machine does not stay: " + err.Error())
+		h.remove(ctx)
+		return
+	}
+	_ = h.ctl.Close()
+}

@@ -1,0 +1,118 @@
+package executor
+
+import (
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"turnstone.dev/turnstone/store"
+)
+
+// An input is what was put into the sandbox before the steps, until it is kept.
+type input struct {
+	dest string
+	file *os.File // a tar stream; it has no name any more
+	over bool     // it was too large to be kept, and cannot be replayed
+}
+
+// addAll copies what the plan adds into the sandbox, and keeps a copy for whoever
+// runs the turn again. What a replay puts in comes from the turn that it replays.
+func (r *run) addAll(ctx context.Context, s *Sandbox) error {
+	defer r.x.guard(ctx, s)()
+	for _, in := range r.plan.replayed() {
+		c, err := r.at.cs.store.OpenContent(ctx, in.Tar)
+		if err == nil {
+			err = s.client.Put(ctx, in.Dest, c)
+			_ = c.Close()
+		}
+		if err != nil {
+			return s.fate(err)
+		}
+	}
+	for _, t := range r.plan.add {
+		in := &input{dest: t.Dest}
+		r.added = append(r.added, in)
+		if err := add(ctx, s, t, in.writer(r.dir)); err != nil {
+			return s.fate(err)
+		}
+	}
+	return nil
+}
+
+// replayed returns what the turn that this one repeats was given.
+func (p *plan) replayed() []RecordInput {
+	if p.replay == nil {
+		return nil
+	}
+	return slices.Clone(p.replay.inputs)
+}
+
+// writer returns where the copy goes. One that cannot be kept is no reason not to
+// run the turn.
+func (in *input) writer(dir string) io.Writer {
+	f, err := os.CreateTemp(dir, ".input-*")
+	if err != nil || dir == "" {
+		in.over = true
+		return io.Discard
+	}
+	_ = os.Remove(f.Name())
+	in.file = f
+	return (*inputWriter)(in)
+}
+
+type inputWriter input
+
+// Write implements io.Writer; it never fails.
+func (in *inputWriter) Write(p []byte) (int, error) {
+	if in.over {
+		return len(p), nil
+	}
+	at, err := in.file.Seek(0, io.SeekCurrent)
+	if err == nil && at+int64(len(p)) <= keepLimit {
+		_, err = in.file.Write(p)
+	} else {
+		in.over = true
+	}
+	if err == nil && at/checkEvery != (at+int64(len(p)))/checkEvery {
+		err = room(filepath.Dir(in.file.Name()))
+	}
+	if err != nil {
+		in.over = true
+	}
+	return len(p), nil
+}
+
+// keepInputs puts the inputs into the batch.
+func (r *run) keepInputs(ctx context.Context, b *store.Batch) ([]RecordInput, error) {
+	kept := r.plan.replayed()
+	for _, in := range r.added {
+		if in.over {
+			r.obs.Preparing("a copy of what was put to " + in.dest + " is not kept: the turn cannot be replayed")
+			kept = append(kept, RecordInput{Dest: in.dest})
+			continue
+		}
+		size, err := in.file.Seek(0, io.SeekEnd)
+		if err == nil {
+			_, err = in.file.Seek(0, io.SeekStart)
+		}
+		if err != nil {
+			return nil, err
+		}
+		c, err := b.PutContent(ctx, in.file, size)
+		if err != nil {
+			return nil, err
+		}
+		kept = append(kept, RecordInput{Dest: in.dest, Tar: c})
+	}
+	return kept, nil
+}
+
+func (r *run) closeInputs() {
+	for _, in := range r.added {
+		if in.file != nil {
+			_ = in.file.Close()
+		}
+	}
+}

@@ -1,0 +1,136 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/qemu"
+	"turnstone.dev/turnstone/template"
+	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/wire"
+)
+
+// open makes a sandbox for the turn, on the state that it begins with.
+func (r *run) open(ctx context.Context) (*Sandbox, error) {
+	r.plan.env = append(r.plan.env, r.plan.secrets.Env()...)
+	r.info.Start = "the template"
+	if r.at.parent != nil {
+		r.info.Start = fmt.Sprintf("turn %d", r.at.parent.Number)
+	}
+	if r.plan.lifetime == document.LifetimeSession {
+		return r.openHeld(ctx)
+	}
+	return r.x.openAt(ctx, r.plan, r.at, r.obs.Preparing, r.clock)
+}
+
+// openAt makes a sandbox for p on the state of at's parent.
+func (x *Executor) openAt(ctx context.Context, p *plan, at *branchPoint, progress func(string), clock *stopwatch) (*Sandbox, error) {
+	p.prepare = func(ctx context.Context, tmpl *template.Template, m *substrate.Machine) (func(), error) {
+		return x.below(ctx, p, at, tmpl, m, progress)
+	}
+	s, err := x.open(ctx, p, progress, clock)
+	if err != nil || at.state == nil {
+		return s, err
+	}
+	if err := s.client.StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: p.cwd, Env: mergeEnv(at.state.Env, p.env)}); err != nil {
+		err = s.fate(err)
+		_ = s.Close()
+		return nil, err
+	}
+	clock.lap("environment")
+	return s, nil
+}
+
+// below puts into m what a sandbox on at's state lies on. It all stays until
+// release is called.
+func (x *Executor) below(ctx context.Context, p *plan, at *branchPoint, tmpl *template.Template, m *substrate.Machine, progress func(string)) (release func(), err error) {
+	release = func() {}
+	if p.home != "" {
+		if m.Home, release, err = x.homeDisk(ctx, p.home, progress); err != nil {
+			return nil, err
+		}
+	}
+	if at.state == nil {
+		return release, nil
+	}
+	unlock := release
+	base, err := at.cs.templateTree(ctx, x, tmpl)
+	if err == nil {
+		m.Layers, release, err = at.cs.images.Stack(ctx, base, at.history(ctx))
+	}
+	if err != nil {
+		unlock()
+		return nil, err
+	}
+	free := release
+	return func() { free(); unlock() }, nil
+}
+
+// mergeEnv returns base with the variables of more in the place of its own.
+func mergeEnv(base, more []string) []string {
+	at := map[string]int{}
+	var env []string
+	for _, kv := range append(append([]string(nil), base...), more...) {
+		name, _, _ := strings.Cut(kv, "=")
+		if i, ok := at[name]; ok {
+			env[i] = kv
+			continue
+		}
+		at[name] = len(env)
+		env = append(env, kv)
+	}
+	return env
+}
+
+// templateTree returns the tree of a template, whose directories it puts into the
+// store where they are not there yet, and lets the store find its files.
+func (cs *contextStore) templateTree(ctx context.Context, x *Executor, tmpl *template.Template) (tree.Ref, error) {
+	batch, err := cs.store.Begin(ctx)
+	if err != nil {
+		return tree.Ref{}, err
+	}
+	defer func() { _ = batch.Close() }()
+	ref, err := x.templates().Tree(ctx, tmpl, batch)
+	if err != nil {
+		return ref, err
+	}
+	return ref, batch.Flush(ctx)
+}
+
+// HomeSize is how large a persistent home directory can get; its file takes up
+// what is in it.
+const HomeSize turnstone.Bytes = 32 << 30
+
+// homeDisk returns the disk of the home called name, made where there is none,
+// and keeps it until release is called: one sandbox at a time may write to it.
+func (x *Executor) homeDisk(ctx context.Context, name string, progress func(string)) (path string, release func(), err error) {
+	dir, err := x.home.MkdirAll("homes")
+	if err != nil {
+		return "", nil, err
+	}
+	path = filepath.Join(dir, name+".ext4")
+	lock, err := home.Acquire(ctx, path+".lock", func() { progress("waiting for the turn that uses home " + name) })
+	if err != nil {
+		return "", nil, err
+	}
+	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+		fresh := path + ".new"
+		_ = os.Remove(fresh) // of somebody who was killed
+		if err = qemu.MakeHome(ctx, fresh, HomeSize); err == nil {
+			err = os.Rename(fresh, path)
+		}
+		if err != nil {
+			lock.Release()
+			return "", nil, err
+		}
+	}
+	return path, lock.Release, nil
+}

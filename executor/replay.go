@@ -1,0 +1,265 @@
+package executor
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/tree"
+)
+
+// A Replay says how a turn that was run again compares with what it was.
+type Replay struct {
+	Of     turnstone.TurnID `json:"of"`
+	Number int              `json:"number"`
+	Turn   *Turn            `json:"turn"` // the new one, which is in no session
+	// Same says that nothing differs: results, exit codes, outputs, files,
+	// environment and working directory. Timestamps of files are not compared.
+	Same    bool             `json:"same"`
+	FSHash  turnstone.Digest `json:"fs_hash,omitempty"` // that the turn left when it was run first
+	Steps   []StepDifference `json:"steps"`
+	Changes []FileDifference `json:"files"` // in the state, by path
+	More    int              `json:"files_more,omitempty"`
+	Env     []string         `json:"env"` // names of variables
+	Cwd     bool             `json:"cwd"` // the working directories differ
+}
+
+// A StepDifference is one step that did not do what it did before.
+type StepDifference struct {
+	Name string   `json:"name"`
+	What []string `json:"what"` // "exit code: 0 before, 1 now", "standard output"
+}
+
+// A FileDifference is one path that differs between the two states.
+type FileDifference struct {
+	Path string `json:"path"`
+	What string `json:"what"` // "only before", "only now", "differs"
+}
+
+// maxDifferences bounds the files that a Replay lists.
+const maxDifferences = 1000
+
+// Replay runs the turn that ref names again, in a clean sandbox on the state of
+// its parent, with what was given to it: the document, files, environment. Secrets
+// were not kept and have to be given again. The new turn becomes part of no session.
+func (x *Executor) Replay(ctx context.Context, ref string, secrets []string, obs Observer) (*Replay, error) {
+	cs, err := x.context(ctx)
+	if err != nil {
+		return nil, err
+	}
+	old, err := cs.db.Resolve(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	rec, err := cs.record(ctx, old)
+	if err != nil {
+		return nil, err
+	}
+	req, err := cs.again(ctx, rec, secrets)
+	if err != nil {
+		return nil, err
+	}
+	turn, err := x.Run(ctx, *req, obs)
+	if turn == nil {
+		return nil, err
+	}
+	rep := &Replay{Of: rec.ID, Number: rec.Number, Turn: turn, Steps: []StepDifference{}, Changes: []FileDifference{}, Env: []string{}}
+	if err != nil {
+		return rep, err
+	}
+	return rep, cs.compare(ctx, rec, rep)
+}
+
+// again makes the request that rec's turn was.
+func (cs *contextStore) again(ctx context.Context, rec *Record, secrets []string) (*Request, error) {
+	fail := func(kind turnstone.Kind, hint, format string, args ...any) error {
+		return &turnstone.Error{Op: "executor.replay", Kind: kind, Subject: fmt.Sprintf("turn %d", rec.Number), Err: fmt.Errorf(format, args...), Hint: hint}
+	}
+	if rec.Kind != KindRun {
+		return nil, fail(turnstone.Invalid, "", "it is a %s, and ran nothing", rec.Kind)
+	}
+	src, err := cs.read(ctx, rec.Document, document.MaxFile)
+	if err != nil {
+		return nil, err
+	}
+	doc, err := document.Parse(fmt.Sprintf("turn-%d.md", rec.Number), src)
+	if err != nil {
+		return nil, err
+	}
+	doc.Front.Files = nil // they come from the record
+	req := &Request{Document: doc, Image: rec.Image, Env: rec.Env, Secrets: secrets, Timeout: rec.Timeout,
+		CPUs: rec.Shape.CPUs, Memory: rec.Shape.Memory, Disk: rec.Shape.Disk, Network: &rec.Shape.Network, Substrate: rec.Substrate}
+	req.replay = &replayOf{inputs: rec.Inputs, parent: rec.Parents}
+	for _, in := range rec.Inputs {
+		if in.Tar.Digest == "" {
+			return nil, fail(turnstone.Invalid, "", "what was put to %s was too large to be kept", in.Dest)
+		}
+	}
+	var given []string
+	for _, kv := range secrets {
+		given = append(given, envName(kv))
+	}
+	for _, name := range rec.Secrets {
+		if !slices.Contains(given, name) {
+			return nil, fail(turnstone.Invalid, "give it again with --secret "+name, "it was given the secret %s, which was not kept", name)
+		}
+	}
+	return req, nil
+}
+
+// replayOf is what a request has that repeats another.
+type replayOf struct {
+	inputs []RecordInput
+	parent []turnstone.TurnID
+}
+
+// compare says what differs between rec and the turn of rep.
+func (cs *contextStore) compare(ctx context.Context, rec *Record, rep *Replay) error {
+	now, err := cs.readRecord(ctx, rep.Turn.Record)
+	if err != nil {
+		return err
+	}
+	if rec.Result != now.Result {
+		rep.Steps = append(rep.Steps, StepDifference{Name: "turn", What: []string{fmt.Sprintf("result: %s before, %s now", rec.Result, now.Result)}})
+	}
+	for i, a := range rec.Steps {
+		if i >= len(now.Steps) {
+			break
+		}
+		if what := differences(a, now.Steps[i]); len(what) > 0 {
+			rep.Steps = append(rep.Steps, StepDifference{Name: a.Name, What: what})
+		}
+	}
+	if rec.State == "" || now.State == "" {
+		rep.Same = len(rep.Steps) == 0 && rec.State == now.State
+		return nil
+	}
+	before, err := cs.state(ctx, rec.State)
+	if err != nil {
+		return err
+	}
+	after, err := cs.state(ctx, now.State)
+	if err != nil {
+		return err
+	}
+	rep.FSHash = before.Tree.Hash
+	if err := cs.compareStates(ctx, before, after, rep); err != nil {
+		return err
+	}
+	rep.Same = len(rep.Steps)+len(rep.Changes)+len(rep.Env) == 0 && !rep.Cwd
+	return nil
+}
+
+func (cs *contextStore) compareStates(ctx context.Context, before, after *State, rep *Replay) error {
+	rep.Cwd = before.Cwd != after.Cwd
+	rep.Env = append(rep.Env, envDifferences(before.Env, after.Env)...)
+	if before.Tree.Hash == after.Tree.Hash {
+		return nil // timestamps may differ
+	}
+	for c, err := range tree.Diff(ctx, cs.store, before.Tree, after.Tree) {
+		if err != nil {
+			return err
+		}
+		d := FileDifference{Path: c.Path, What: "differs"}
+		switch {
+		case c.Old == nil:
+			d.What = "only now"
+		case c.New == nil:
+			d.What = "only before"
+		case sameButTime(c.Old, c.New) && slices.Equal(c.OldLinks, c.NewLinks):
+			continue // but for its timestamp
+		}
+		if len(rep.Changes) == maxDifferences {
+			rep.More++
+			continue
+		}
+		rep.Changes = append(rep.Changes, d)
+	}
+	return nil
+}
+
+// sameButTime compares two entries as the FS hash does, without what is below them.
+func sameButTime(a, b *tree.Entry) bool {
+	return a.Type == b.Type && a.Mode == b.Mode && a.UID == b.UID && a.GID == b.GID && a.Content.Digest == b.Content.Digest &&
+		a.Target == b.Target && a.Major == b.Major && a.Minor == b.Minor &&
+		slices.EqualFunc(a.Xattrs, b.Xattrs, func(x, y tree.Xattr) bool { return x.Name == y.Name && bytes.Equal(x.Value, y.Value) })
+}
+
+func differences(a, b RecordStep) []string {
+	var what []string
+	if a.Status != b.Status {
+		what = append(what, fmt.Sprintf("%s before, %s now", a.Status, b.Status))
+	}
+	if code := func(c *int) string {
+		if c == nil {
+			return "none"
+		}
+		return fmt.Sprint(*c)
+	}; code(a.ExitCode) != code(b.ExitCode) {
+		what = append(what, fmt.Sprintf("exit code %s before, %s now", code(a.ExitCode), code(b.ExitCode)))
+	}
+	digest := func(c *tree.Content) turnstone.Digest {
+		if c == nil {
+			return ""
+		}
+		return c.Digest
+	}
+	if digest(a.Stdout) != digest(b.Stdout) {
+		what = append(what, "standard output")
+	}
+	if digest(a.Stderr) != digest(b.Stderr) {
+		what = append(what, "standard error")
+	}
+	return what
+}
+
+// envDifferences returns the names of the variables that differ.
+func envDifferences(a, b []string) []string {
+	values := func(env []string) map[string]string {
+		m := map[string]string{}
+		for _, kv := range env {
+			m[envName(kv)] = kv
+		}
+		return m
+	}
+	before, after := values(a), values(b)
+	var names []string
+	for name, kv := range before {
+		if after[name] != kv {
+			names = append(names, name)
+		}
+	}
+	for name := range after {
+		if _, ok := before[name]; !ok {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func envName(kv string) string {
+	for i := range len(kv) {
+		if kv[i] == '=' {
+			return kv[:i]
+		}
+	}
+	return kv
+}
+
+// read returns a content of at most limit bytes.
+func (cs *contextStore) read(ctx context.Context, c tree.Content, limit int64) ([]byte, error) {
+	if c.Size > limit {
+		return nil, &turnstone.Error{Op: "executor.read", Kind: turnstone.Exhausted, Subject: string(c.Digest), Err: fmt.Errorf("it has %d bytes", c.Size)}
+	}
+	in, err := cs.store.OpenContent(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = in.Close() }()
+	return io.ReadAll(io.LimitReader(in, limit))
+}

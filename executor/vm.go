@@ -1,0 +1,163 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/sandboxes"
+	"turnstone.dev/turnstone/store"
+	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/qemu"
+	"turnstone.dev/turnstone/template"
+	"turnstone.dev/turnstone/tree"
+)
+
+// A keptVM is a machine in a folder, until it is in the store.
+type keptVM struct {
+	dir    string
+	packed substrate.Packed
+}
+
+// keepMachine writes the machine down as it is at the end of the steps.
+func (r *run) keepMachine(ctx context.Context, s *Sandbox) error {
+	base, err := r.x.home.MkdirAll("sandboxes")
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp(base, ".fork-*") // swept with those of forks, should this process be killed
+	if err != nil {
+		return err
+	}
+	vm := &keptVM{dir: dir}
+	defer r.x.guard(ctx, s)()
+	if vm.packed, err = s.Keep(ctx, filepath.Join(dir, "vm")); err != nil {
+		vm.remove()
+		return err
+	}
+	r.vm = vm
+	return nil
+}
+
+func (vm *keptVM) remove() {
+	if vm != nil {
+		_ = os.RemoveAll(vm.dir)
+	}
+}
+
+// put puts the machine's files into the batch.
+func (vm *keptVM) put(ctx context.Context, b *store.Batch) (*VMRef, error) {
+	ref := &VMRef{Layers: vm.packed.Layers}
+	for _, name := range vm.packed.Files {
+		c, err := putFile(ctx, b, filepath.Join(vm.dir, "vm", name))
+		if err != nil {
+			return nil, err
+		}
+		ref.Files = append(ref.Files, VMFile{name, c})
+	}
+	return ref, nil
+}
+
+func putFile(ctx context.Context, w tree.ContentPutter, path string) (tree.Content, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return tree.Content{}, err
+	}
+	defer func() { _ = f.Close() }()
+	st, err := f.Stat()
+	if err != nil {
+		return tree.Content{}, err
+	}
+	return w.PutContent(ctx, f, st.Size())
+}
+
+// Resume starts the machine that the turn ref was kept with (snapshot: vm): it goes
+// on with the processes that ran, in a sandbox that stays. ttl is how long, 0 for ever.
+func (x *Executor) Resume(ctx context.Context, ref, name string, ttl time.Duration, progress func(string)) (sandboxes.Info, error) {
+	var none sandboxes.Info
+	cs, err := x.context(ctx)
+	if err != nil {
+		return none, err
+	}
+	t, err := cs.db.Resolve(ctx, ref)
+	if err != nil {
+		return none, err
+	}
+	rec, err := cs.record(ctx, t)
+	if err != nil {
+		return none, err
+	}
+	if rec.VM == nil {
+		return none, &turnstone.Error{Op: "executor.resume", Kind: turnstone.NotFound, Subject: fmt.Sprintf("turn %d", rec.Number),
+			Err: errors.New("its machine was not kept"), Hint: "run it with snapshot: vm, or begin a turn on its files"}
+	}
+	paths, release, err := cs.images.Hold(rec.VM.Layers)
+	if err != nil {
+		return none, err
+	}
+	defer release()
+	dir, remove, err := x.unpackVM(ctx, cs, rec, paths, progress)
+	if err != nil {
+		return none, err
+	}
+	defer remove()
+	return sandboxes.NewStore(x.home).Create(ctx, sandboxes.Spec{Name: name, Image: rec.Image, Shape: rec.Shape, Substrate: or(rec.Substrate, "auto"),
+		TTL: ttl, From: dir}, progress)
+}
+
+// unpackVM makes a folder that a machine can be restored from.
+func (x *Executor) unpackVM(ctx context.Context, cs *contextStore, rec *Record, layers []string, progress func(string)) (dir string, remove func(), err error) {
+	base, err := x.home.MkdirAll("sandboxes")
+	if err != nil {
+		return "", nil, err
+	}
+	packed, err := os.MkdirTemp(base, ".fork-*")
+	if err != nil {
+		return "", nil, err
+	}
+	defer func() { _ = os.RemoveAll(packed) }()
+	for _, f := range rec.VM.Files {
+		if !filepath.IsLocal(f.Name) || filepath.Base(f.Name) != f.Name {
+			return "", nil, &turnstone.Error{Op: "executor.resume", Kind: turnstone.Integrity, Subject: string(rec.ID), Err: fmt.Errorf("%q is no file of a machine", f.Name)}
+		}
+		if err := cs.extract(ctx, f.Content, filepath.Join(packed, f.Name)); err != nil {
+			return "", nil, err
+		}
+	}
+	p := &plan{image: rec.Image, shape: rec.Shape, driver: or(rec.Substrate, "auto")}
+	var tmpl *template.Template
+	var m substrate.Machine
+	if tmpl, m, err = x.machine(ctx, p, progress, newStopwatch()); err != nil {
+		return "", nil, err
+	}
+	if tmpl.Digest != rec.Template {
+		return "", nil, &turnstone.Error{Op: "executor.resume", Kind: turnstone.Unavailable, Subject: fmt.Sprintf("turn %d", rec.Number),
+			Err: fmt.Errorf("template %s is not the one that its machine was made of", rec.Image), Hint: "begin a turn on its files"}
+	}
+	driver, err := qemu.New(ctx, x.home, qemu.Options{Progress: progress, Probe: &m})
+	if err != nil {
+		return "", nil, err
+	}
+	m.Layers = layers
+	return x.unpack(ctx, driver, m, packed)
+}
+
+// extract writes a content into a new file.
+func (cs *contextStore) extract(ctx context.Context, c tree.Content, path string) error {
+	in, err := cs.store.OpenContent(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = in.Close() }()
+	out, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Close())
+}
