@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"sync"
 
 	"turnstone.dev/turnstone"
@@ -21,6 +22,15 @@ type contextStore struct {
 	db     *session.DB
 	store  *store.Store
 	images *image.Cache
+	blobs  blob.Store
+	// templates has the contents that lie in templates' images.
+	templates *templateContents
+}
+
+// elsewhere tells whether a template has the content d, which the store then does
+// not keep.
+func (cs *contextStore) elsewhere(d turnstone.Digest) bool {
+	return cs.templates.HasContent(d)
 }
 
 // lazyContext opens the context store when it is needed first.
@@ -50,20 +60,36 @@ func (x *Executor) openContext(ctx context.Context) (*contextStore, error) {
 	if err != nil {
 		return nil, err
 	}
-	blobs, err := x.blobs()
-	if err != nil {
-		return nil, errors.Join(err, db.Close())
+	cs := &contextStore{db: db, templates: &templateContents{dir: x.home.Path("templates")}}
+	if cs.blobs, err = x.blobs(); err == nil {
+		cs.store, err = store.Open(ctx, x.home.Path("store"), cs.blobs, store.Options{})
 	}
-	st, err := store.Open(ctx, x.home.Path("store"), blobs, store.Options{})
 	if err != nil {
-		return nil, errors.Join(err, db.Close())
+		return nil, errors.Join(err, cs.close())
 	}
-	return &contextStore{db: db, store: st, images: image.New(x.home.Path("images"), st, image.Options{})}, nil
+	cs.store.AddAlternate(cs.templates)
+	cs.images = image.New(x.home.Path("images"), cs.store, image.Options{})
+	return cs, nil
+}
+
+func (cs *contextStore) close() error {
+	var errs []error
+	if cs.store != nil {
+		errs = append(errs, cs.store.Close())
+	}
+	if c, ok := cs.blobs.(io.Closer); ok {
+		errs = append(errs, c.Close())
+	}
+	return errors.Join(append(errs, cs.templates.Close(), cs.db.Close())...)
 }
 
 // blobs is where the packs lie.
 func (x *Executor) blobs() (blob.Store, error) {
-	return local.Open(x.home.Path("store", "blobs"), local.Options{})
+	s, err := local.Open(x.home.Path("store", "blobs"), local.Options{})
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
 }
 
 // Close closes the context store, if it was opened. Turns that still run through x
@@ -76,7 +102,7 @@ func (x *Executor) Close() error {
 	}
 	cs := x.kept.cs
 	x.kept.cs = nil
-	return errors.Join(cs.store.Close(), cs.db.Close())
+	return cs.close()
 }
 
 // record returns what is kept of a turn. One that runs, or was interrupted, has none: kind NotFound.

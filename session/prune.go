@@ -10,6 +10,7 @@ import (
 
 // A Rule says what is old enough to go. Both ages count from when a turn ended.
 type Rule struct {
+	Now         time.Time     // zero: the time it is
 	Anonymous   time.Duration // sessions without a name and without a tag, by their newest turn
 	Unreachable time.Duration // turns that no branch, no tag and no running turn has behind it
 }
@@ -55,6 +56,9 @@ func (db *DB) Prune(ctx context.Context, rule Rule) (Expired, error) {
 
 func (db *DB) expired(ctx context.Context, q querier, rule Rule) (Expired, error) {
 	gone := Expired{Sessions: []Session{}, Turns: []Turn{}}
+	if rule.Now.IsZero() {
+		rule.Now = db.now()
+	}
 	all, err := sessions(ctx, q, "ORDER BY created, id")
 	if err != nil {
 		return gone, err
@@ -70,7 +74,7 @@ func (db *DB) expired(ctx context.Context, q querier, rule Rule) (Expired, error
 			return gone, err
 		}
 		if s.Name == "" && len(tagged) == 0 {
-			if db.allOlder(s, ts, rule.Anonymous) {
+			if allOlder(s, ts, rule) {
 				gone.Sessions, gone.Turns = append(gone.Sessions, s), append(gone.Turns, ts...)
 			}
 			continue
@@ -85,13 +89,13 @@ func (db *DB) expired(ctx context.Context, q querier, rule Rule) (Expired, error
 		for _, b := range heads {
 			roots[b.Head] = true
 		}
-		gone.Turns = append(gone.Turns, db.unreached(ts, roots, rule.Unreachable)...)
+		gone.Turns = append(gone.Turns, unreached(ts, roots, rule)...)
 	}
 	return gone, nil
 }
 
-// allOlder tells whether nothing of s is younger than age, or running.
-func (db *DB) allOlder(s Session, ts []Turn, age time.Duration) bool {
+// allOlder tells whether nothing of s is younger than rule has it, or running.
+func allOlder(s Session, ts []Turn, rule Rule) bool {
 	newest := s.Created
 	for _, t := range ts {
 		if t.Status == Running {
@@ -101,16 +105,16 @@ func (db *DB) allOlder(s Session, ts []Turn, age time.Duration) bool {
 			newest = t.Ended
 		}
 	}
-	return db.now().Sub(newest) > age
+	return rule.Now.Sub(newest) > rule.Anonymous
 }
 
 // unreached returns those of ts, which come with the highest number first, that
-// are older than age and lie behind no root, no running and no younger turn. It
+// are older than rule has it and lie behind no root, no running and no younger turn. It
 // adds to roots what it finds reached.
-func (db *DB) unreached(ts []Turn, roots map[turnstone.TurnID]bool, age time.Duration) []Turn {
+func unreached(ts []Turn, roots map[turnstone.TurnID]bool, rule Rule) []Turn {
 	var gone []Turn
 	for _, t := range ts {
-		if !roots[t.ID] && t.Status == Done && db.now().Sub(t.Ended) > age {
+		if !roots[t.ID] && t.Status == Done && rule.Now.Sub(t.Ended) > rule.Unreachable {
 			gone = append(gone, t)
 			continue
 		}

@@ -42,6 +42,10 @@ type cli struct {
 	Ls         lsCmd         `cmd:"" help:"List files of what a turn left."`
 	Cat        catCmd        `cmd:"" help:"Print a file of what a turn left."`
 	Cp         cpCmd         `cmd:"" help:"Copy files out of what a turn left."`
+	Session    sessionCmd    `cmd:"" help:"List, show, remove, export, import and tag sessions."`
+	Gc         gcCmd         `cmd:"" help:"Delete what nothing leads to any more."`
+	Fsck       fsckCmd       `cmd:"" help:"Check all that is kept of turns."`
+	Du         duCmd         `cmd:"" help:"Say what takes up how much room."`
 	Sandbox    sandboxCmd    `cmd:"" help:"Create, use and remove sandboxes that stay."`
 	Template   templateCmd   `cmd:"" help:"List, build, show and remove templates."`
 	Hash       hashCmd       `cmd:"" help:"Print the FS hash of a folder."`

@@ -1,0 +1,172 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/executor"
+)
+
+// An age is a duration that may be written in days, as 7d.
+type age time.Duration
+
+// UnmarshalText is called by kong.
+func (g *age) UnmarshalText(text []byte) error {
+	s := string(text)
+	if days, ok := strings.CutSuffix(s, "d"); ok {
+		if n, err := strconv.Atoi(days); err == nil && n >= 0 && n < 100_000 {
+			*g = age(time.Duration(n) * 24 * time.Hour)
+			return nil
+		}
+	}
+	d, err := time.ParseDuration(s)
+	if err != nil || d < 0 {
+		return fmt.Errorf("%q is no age: write a number and a unit, as 7d or 12h", s)
+	}
+	*g = age(d)
+	return nil
+}
+
+type gcCmd struct {
+	KeepAnonymous   age  `help:"Keep anonymous sessions that were used within this time (default: ${default})." default:"7d" placeholder:"AGE"`
+	KeepUnreachable age  `help:"Keep turns that no branch and no tag leads to for this time (default: ${default})." default:"30d" placeholder:"AGE"`
+	DryRun          bool `short:"n" help:"Say what would be deleted, and delete nothing."`
+	JSON            bool `name:"json" help:"Print what was deleted as JSON."`
+}
+
+// Help is shown below the flags' summary.
+func (c *gcCmd) Help() string {
+	return `Deletes what nothing leads to any more: anonymous sessions without a tag, turns of
+other sessions that no branch, no tag and no running turn has behind it, and what
+only they needed. All ancestors of a turn that stays are kept. It may run beside
+turns.`
+}
+
+// Run deletes.
+func (c *gcCmd) Run(a *app) error {
+	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+		rep, err := x.GC(ctx, executor.GCRequest{KeepAnonymous: time.Duration(c.KeepAnonymous), KeepUnreachable: time.Duration(c.KeepUnreachable), DryRun: c.DryRun})
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return writeJSON(a.stdout, rep)
+		}
+		return a.printGC(rep)
+	})
+}
+
+func (a *app) printGC(rep *executor.GCReport) error {
+	deleted := "deleted"
+	if rep.DryRun {
+		deleted = "would delete"
+	}
+	for _, s := range rep.Sessions {
+		if _, err := fmt.Fprintf(a.stdout, "%s session %s\n", deleted, s.Label()); err != nil {
+			return err
+		}
+	}
+	freed := ""
+	if !rep.DryRun {
+		freed = fmt.Sprintf("; freed %s", turnstone.Bytes(max(rep.Freed, 0)).Human())
+	}
+	_, err := fmt.Fprintf(a.stdout, "%s %d sessions, %d turns, %d objects, %d folders of turns%s\n%d turns and %d objects stay\n",
+		deleted, len(rep.Sessions), len(rep.Turns), rep.Store.Objects, rep.Folders, freed, rep.Remain, rep.Objects)
+	return err
+}
+
+type fsckCmd struct {
+	JSON bool `name:"json" help:"Print what was found as JSON."`
+}
+
+// Help is shown below the flags' summary.
+func (c *fsckCmd) Help() string {
+	return `Reads every object of the context store, and checks that all that the turns of all
+sessions need is there. Exit status: 0 all is well; 1 something is wrong.`
+}
+
+// Run checks.
+func (c *fsckCmd) Run(a *app) error {
+	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+		rep, err := x.Fsck(ctx)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			err = writeJSON(a.stdout, rep)
+		} else {
+			err = a.printFsck(rep)
+		}
+		if err == nil && !rep.OK() {
+			err = &exitError{exitFailed, nil}
+		}
+		return err
+	})
+}
+
+func (a *app) printFsck(rep *executor.FsckReport) error {
+	var errs []error
+	for _, p := range rep.Problems {
+		repaired := ""
+		if p.Repaired {
+			repaired = " (repaired)"
+		}
+		_, err := fmt.Fprintln(a.stdout, printable(p.Where+": "+p.Error)+repaired)
+		errs = append(errs, err)
+	}
+	if rep.More > 0 {
+		_, err := fmt.Fprintf(a.stdout, "and %d more\n", rep.More)
+		errs = append(errs, err)
+	}
+	_, err := fmt.Fprintf(a.stdout, "%d problems in %d objects (%s) of %d packs, %d turns of %d sessions\n", len(rep.Problems)+rep.More,
+		rep.Store.Objects, turnstone.Bytes(rep.Store.Bytes).Human(), rep.Store.Packs, rep.Turns, rep.Sessions)
+	return errors.Join(append(errs, err)...)
+}
+
+type duCmd struct {
+	JSON bool `name:"json" help:"Print it as JSON, in bytes."`
+}
+
+// Help is shown below the flags' summary.
+func (c *duCmd) Help() string {
+	return `For each session: all that its turns need; the part of it that other sessions need,
+too; and the rest. These are sizes before compression, and without what lies in
+templates. Below that: what is on disk.`
+}
+
+// Run adds up.
+func (c *duCmd) Run(a *app) error {
+	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+		u, err := x.Usage(ctx)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return writeJSON(a.stdout, u)
+		}
+		human := func(n int64) string { return turnstone.Bytes(n).Human() }
+		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+		fmt.Fprintln(w, "SESSION\tTURNS\tSIZE\tSHARED\tITS OWN")
+		for _, s := range u.Sessions {
+			name := s.Name
+			if name == "" {
+				name = string(s.ID)
+			}
+			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\n", name, s.Turns, human(s.Logical), human(s.Shared), human(s.Unique))
+		}
+		fmt.Fprintf(w, "all\t\t%s\t%s\t%s\n", human(u.Logical), human(u.Shared), human(u.Logical-u.Shared))
+		if err := w.Flush(); err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(a.stdout, "\nOn disk: %s in %d packs of %d objects (%s before compression), database %s,\nimages %s, turns %s, machines %s, homes %s, templates %s\n",
+			human(u.Store.Stored), u.Store.Packs, u.Store.Objects, human(u.Store.Bytes), human(u.Database),
+			human(u.Images), human(u.Turns), human(u.Machines), human(u.Homes), human(u.Templates))
+		return err
+	})
+}

@@ -1,0 +1,280 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/session"
+)
+
+type sessionCmd struct {
+	Ls     sessionLsCmd     `cmd:"" help:"List the sessions."`
+	Show   sessionShowCmd   `cmd:"" help:"Show a session's branches and tags."`
+	Rm     sessionRmCmd     `cmd:"" help:"Remove sessions, or a branch of one."`
+	Rename sessionRenameCmd `cmd:"" help:"Give a session another name, an anonymous one its first."`
+	Export sessionExportCmd `cmd:"" help:"Write a session into one file."`
+	Import sessionImportCmd `cmd:"" help:"Add a session that was exported."`
+	Tag    sessionTagCmd    `cmd:"" help:"Give a turn a name that stays with it."`
+	Untag  sessionUntagCmd  `cmd:"" help:"Remove a tag."`
+}
+
+type sessionLsCmd struct {
+	All   bool `short:"a" help:"List anonymous sessions, too."`
+	JSON  bool `name:"json" help:"Print them as JSON; all of them." xor:"form"`
+	Names bool `help:"Print their names only." xor:"form"`
+}
+
+// Run lists the sessions.
+func (c *sessionLsCmd) Run(a *app) error {
+	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+		all, err := x.Sessions(ctx)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return writeJSON(a.stdout, all)
+		}
+		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+		if !c.Names {
+			fmt.Fprintln(w, "SESSION\tTURNS\tBRANCHES\tUSED\tTITLE OF THE LAST TURN")
+		}
+		anonymous, now := 0, time.Now()
+		for _, s := range all {
+			switch {
+			case s.Name == "" && !c.All:
+				anonymous++
+			case c.Names:
+				fmt.Fprintln(w, s.Label())
+			default:
+				fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\n", s.Label(), s.Turns, strings.Join(s.Branches, " "), ago(s.Used, now), printable(s.Title))
+			}
+		}
+		if err := w.Flush(); err != nil {
+			return err
+		}
+		if anonymous > 0 && !c.Names {
+			fmt.Fprintf(a.stderr, "turn: %d anonymous sessions are not shown; -a shows them\n", anonymous)
+		}
+		return nil
+	})
+}
+
+type sessionShowCmd struct {
+	Session string `arg:"" help:"Name or ID."`
+	JSON    bool   `name:"json" help:"Print all of it as JSON, its turns too."`
+}
+
+// Run shows the session.
+func (c *sessionShowCmd) Run(a *app) error {
+	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+		g, err := x.Session(ctx, c.Session)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return writeJSON(a.stdout, g)
+		}
+		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+		fmt.Fprintf(w, "session\t%s\nid\t%s\ncreated\t%s\nturns\t%d\n", g.Session.Label(), g.Session.ID, g.Session.Created.Format(time.RFC3339), len(g.Turns))
+		for _, b := range g.Branches {
+			fmt.Fprintf(w, "branch\t%s\t%s\n", b.Name, at(g, b.Head))
+		}
+		for _, t := range g.Tags {
+			fmt.Fprintf(w, "tag\t%s\t%s\n", t.Name, at(g, t.Turn))
+		}
+		return w.Flush()
+	})
+}
+
+// at names a turn of g.
+func at(g *session.Graph, id turnstone.TurnID) string {
+	for _, t := range g.Turns {
+		if t.ID == id {
+			return fmt.Sprintf("turn %d (%s)", t.Number, t.ID)
+		}
+	}
+	return "no turn yet"
+}
+
+type sessionRmCmd struct {
+	Sessions []string `arg:"" name:"session" help:"Names or IDs; with --branch, one."`
+	Branch   string   `short:"b" help:"Remove this branch only. Its turns stay until turn gc." placeholder:"NAME"`
+}
+
+// Validate is called by kong.
+func (c *sessionRmCmd) Validate() error {
+	if c.Branch != "" && len(c.Sessions) > 1 {
+		return errors.New("--branch is of one session")
+	}
+	return nil
+}
+
+// Help is shown below the flags' summary.
+func (c *sessionRmCmd) Help() string {
+	return `What the turns left takes up room until turn gc. A session whose turn is running
+is not removed.`
+}
+
+// Run removes the sessions, in order, up to the first that cannot be.
+func (c *sessionRmCmd) Run(a *app) error {
+	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+		if c.Branch != "" {
+			return x.RemoveBranch(ctx, c.Sessions[0], c.Branch)
+		}
+		for _, s := range c.Sessions {
+			if _, err := x.Session(ctx, s); err != nil {
+				return err
+			}
+		}
+		for _, s := range c.Sessions {
+			if _, err := x.RemoveSession(ctx, s); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+type sessionRenameCmd struct {
+	Session string `arg:"" help:"Name or ID."`
+	Name    string `arg:"" help:"The new name."`
+}
+
+// Run renames the session.
+func (c *sessionRenameCmd) Run(a *app) error {
+	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+		_, err := x.Rename(ctx, c.Session, c.Name)
+		return err
+	})
+}
+
+type sessionTagCmd struct {
+	Ref  string `arg:"" help:"Turn: SESSION@N, SESSION@BRANCH, a turn's ID."`
+	Name string `arg:"" help:"The tag."`
+}
+
+// Run tags the turn.
+func (c *sessionTagCmd) Run(a *app) error {
+	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+		_, err := x.Tag(ctx, c.Ref, c.Name)
+		return err
+	})
+}
+
+type sessionUntagCmd struct {
+	Session string `arg:"" help:"Name or ID."`
+	Name    string `arg:"" help:"The tag."`
+}
+
+// Run removes the tag.
+func (c *sessionUntagCmd) Run(a *app) error {
+	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+		return x.Untag(ctx, c.Session, c.Name)
+	})
+}
+
+type sessionExportCmd struct {
+	Session string `arg:"" help:"Name or ID."`
+	Output  string `short:"o" help:"File to write; - is standard output (default: SESSION.tzst)." placeholder:"FILE"`
+	Full    bool   `help:"Write what lies in the template, too, for machines that have another one."`
+	JSON    bool   `name:"json" help:"Print what was written as JSON."`
+}
+
+// Run exports the session.
+func (c *sessionExportCmd) Run(a *app) error {
+	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+		if c.Output == "-" {
+			_, err := x.Export(ctx, executor.ExportRequest{Session: c.Session, Full: c.Full}, a.stdout)
+			return err
+		}
+		g, err := x.Session(ctx, c.Session)
+		if err != nil {
+			return err
+		}
+		path := c.Output
+		if path == "" {
+			path = g.Session.Label() + ".tzst"
+		}
+		rep, err := exportTo(ctx, x, executor.ExportRequest{Session: string(g.Session.ID), Full: c.Full}, path)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return writeJSON(a.stdout, rep)
+		}
+		_, err = fmt.Fprintf(a.stdout, "%s: %d turns, %d objects, %s before compression\n", printable(path), rep.Turns, rep.Objects, turnstone.Bytes(rep.Bytes).Human())
+		return err
+	})
+}
+
+// exportTo writes the file as a whole, or not at all.
+func exportTo(ctx context.Context, x *executor.Executor, req executor.ExportRequest, path string) (*executor.ExportReport, error) {
+	unwritable := func(err error) error {
+		return &turnstone.Error{Op: "export", Kind: turnstone.Invalid, Subject: path, Err: fmt.Errorf("cannot be written: %w", err), Hint: "name another file with -o"}
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*.tmp")
+	if err != nil {
+		return nil, unwritable(err)
+	}
+	defer func() { _ = os.Remove(tmp.Name()) }()
+	rep, err := x.Export(ctx, req, tmp)
+	if err == nil {
+		err = errors.Join(tmp.Chmod(0o600), tmp.Sync()) // outputs and files: its owner's
+	}
+	if err = errors.Join(err, tmp.Close()); err != nil {
+		return nil, err
+	}
+	if err := os.Rename(tmp.Name(), path); err != nil {
+		return nil, unwritable(err)
+	}
+	return rep, syncDir(filepath.Dir(path))
+}
+
+type sessionImportCmd struct {
+	File string `arg:"" help:"File that turn session export wrote; - is standard input."`
+	As   string `help:"Give the session this name here." placeholder:"NAME"`
+	JSON bool   `name:"json" help:"Print what was imported as JSON."`
+}
+
+// Help is shown below the flags' summary.
+func (c *sessionImportCmd) Help() string {
+	return `Every object is checked against its digest, and every digest against what names it.
+A file that is damaged, or is not what it says, leaves no session. Importing the
+same file again changes nothing.`
+}
+
+// Run imports the session.
+func (c *sessionImportCmd) Run(a *app) error {
+	in := a.stdin
+	if c.File != "-" {
+		f, err := os.Open(c.File)
+		if err != nil {
+			return unreadable(c.File, err)
+		}
+		defer func() { _ = f.Close() }()
+		in = f
+	}
+	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+		rep, err := x.Import(ctx, executor.ImportRequest{As: c.As}, in)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return writeJSON(a.stdout, rep)
+		}
+		if !rep.Fresh {
+			_, err = fmt.Fprintf(a.stdout, "%s was here already\n", rep.Session.Label())
+			return err
+		}
+		_, err = fmt.Fprintf(a.stdout, "%s: %d turns, %d objects\n", rep.Session.Label(), rep.Turns, rep.Objects)
+		return err
+	})
+}

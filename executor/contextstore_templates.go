@@ -1,0 +1,130 @@
+package executor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/store"
+	"turnstone.dev/turnstone/template"
+	"turnstone.dev/turnstone/tree"
+)
+
+// templateContents finds contents in the images of all templates that are built, those
+// too whose spec has changed since: states that began on them need them. It looks at
+// the folder when it is first asked, and for news when it does not find something.
+type templateContents struct {
+	dir string
+
+	mu     sync.RWMutex
+	looked time.Time
+	found  map[string]*template.Content // by folder
+	closed bool
+}
+
+var _ store.Alternate = (*templateContents)(nil)
+var _ store.Sizer = (*templateContents)(nil)
+
+// lookAgain is how long what is not there is taken for not there.
+const lookAgain = 50 * time.Millisecond
+
+// find calls match for each template until it says yes.
+func (t *templateContents) find(match func(c *template.Content) bool) *template.Content {
+	t.mu.RLock()
+	c, fresh := t.among(match), t.closed || time.Since(t.looked) < lookAgain
+	t.mu.RUnlock()
+	if c != nil || fresh {
+		return c
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if time.Since(t.looked) >= lookAgain && !t.closed {
+		if !t.look() {
+			t.looked = time.Now()
+			return nil
+		}
+		t.looked = time.Now()
+	}
+	return t.among(match)
+}
+
+func (t *templateContents) among(match func(c *template.Content) bool) *template.Content {
+	for _, c := range t.found {
+		if match(c) {
+			return c
+		}
+	}
+	return nil
+}
+
+// look adds the templates that there are since, and tells whether there are any.
+// Only those count whose image has been read for its tree.
+func (t *templateContents) look() (news bool) {
+	entries, err := os.ReadDir(t.dir)
+	if err != nil {
+		return false
+	}
+	for _, e := range entries {
+		dir := filepath.Join(t.dir, e.Name())
+		if _, known := t.found[dir]; known || len(e.Name()) != 64 {
+			continue
+		}
+		if _, err := os.Stat(filepath.Join(dir, "root.tree")); err != nil {
+			continue
+		}
+		b, err := os.ReadFile(filepath.Join(dir, "manifest.json"))
+		var manifest struct {
+			Root stamp.Stamp `json:"root"`
+		}
+		if err != nil || json.Unmarshal(b, &manifest) != nil || manifest.Root.Digest == "" {
+			continue // half-removed: what needs it says so
+		}
+		tmpl := &template.Template{Name: e.Name()[:12], Root: filepath.Join(dir, "root.erofs"), RootDigest: manifest.Root.Digest}
+		if t.found == nil {
+			t.found = map[string]*template.Content{}
+		}
+		t.found[dir] = tmpl.Content()
+		news = true
+	}
+	return news
+}
+
+// HasContent tells whether a template has the content d.
+func (t *templateContents) HasContent(d turnstone.Digest) bool {
+	return t.find(func(c *template.Content) bool { return c.HasContent(d) }) != nil
+}
+
+// HasSize tells whether a template has a content of size bytes.
+func (t *templateContents) HasSize(size int64) bool {
+	return t.find(func(c *template.Content) bool { return c.HasSize(size) }) != nil
+}
+
+// OpenContent opens a content of a template.
+func (t *templateContents) OpenContent(ctx context.Context, c tree.Content) (io.ReadCloser, error) {
+	in := t.find(func(in *template.Content) bool { return in.HasContent(c.Digest) })
+	if in == nil {
+		return nil, &turnstone.Error{Op: "executor.template", Kind: turnstone.NotFound, Subject: string(c.Digest), Err: errors.New("is in no template"),
+			Hint: "the template that it was in may have been removed: turn template build makes it again"}
+	}
+	return in.OpenContent(ctx, c)
+}
+
+// Close lets go of the images.
+func (t *templateContents) Close() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.closed = true
+	var errs []error
+	for _, c := range t.found {
+		errs = append(errs, c.Close())
+	}
+	t.found = nil
+	return errors.Join(errs...)
+}

@@ -1,0 +1,169 @@
+package executor
+
+import (
+	"archive/tar"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/klauspost/compress/zstd"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/session"
+	"turnstone.dev/turnstone/tree"
+)
+
+// An exported session is one file: tar, compressed with zstd. Its first entry is
+// session.json, an exportHead; then comes objects/<hex> for each object that the
+// session needs, which <hex> is the SHA-256 of. An object comes after one that
+// names it. docs/sessions.md describes it.
+
+const (
+	exportFormat = 1
+	exportHeadAt = "session.json"
+	exportObject = "objects/"
+)
+
+type exportHead struct {
+	Format  int    `json:"format"`
+	Version string `json:"turnstone"` // of the program that wrote it
+	session.Graph
+}
+
+// ExportRequest says what to write.
+type ExportRequest struct {
+	Session string // name or ID
+	// Full also writes what lies in the template, for machines that have another one.
+	Full bool
+}
+
+// ExportReport says what was written.
+type ExportReport struct {
+	Session session.Session `json:"session"`
+	Turns   int             `json:"turns"`
+	Objects int             `json:"objects"`
+	Bytes   int64           `json:"bytes"` // of the objects, uncompressed
+}
+
+// Export writes a session as one file to w: its turns, branches and tags, and all
+// that they need. A turn that is running is left out. The same session gives the same bytes.
+func (x *Executor) Export(ctx context.Context, req ExportRequest, w io.Writer) (*ExportReport, error) {
+	g, err := x.Session(ctx, req.Session)
+	if err != nil {
+		return nil, err
+	}
+	cs, err := x.context(ctx)
+	if err != nil {
+		return nil, err
+	}
+	done := g.Turns[:0]
+	for _, t := range g.Turns {
+		if t.Status == session.Done {
+			done = append(done, t)
+		}
+	}
+	g.Turns = done
+	z, err := zstd.NewWriter(w)
+	if err != nil {
+		return nil, err
+	}
+	e := &exporter{cs: cs, tw: tar.NewWriter(z), full: req.Full, seen: map[turnstone.Digest]bool{}}
+	e.rep = ExportReport{Session: g.Session, Turns: len(g.Turns)}
+	err = e.all(ctx, g)
+	if err == nil {
+		err = e.tw.Close()
+	}
+	if err = errors.Join(err, z.Close()); err != nil {
+		return nil, err
+	}
+	return &e.rep, nil
+}
+
+type exporter struct {
+	cs   *contextStore
+	tw   *tar.Writer
+	full bool
+	seen map[turnstone.Digest]bool
+	rep  ExportReport
+}
+
+func (e *exporter) all(ctx context.Context, g *session.Graph) error {
+	head, err := json.MarshalIndent(exportHead{Format: exportFormat, Version: turnstone.Version, Graph: *g}, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := e.entry(exportHeadAt, head); err != nil {
+		return err
+	}
+	r := &reach{cs: e.cs, object: e.first, got: e.write, content: e.content, failed: func(what string, err error) error {
+		return &turnstone.Error{Op: "executor.export", Kind: turnstone.KindOf(err), Subject: what, Err: err, Hint: turnstone.HintOf(err)}
+	}}
+	for _, t := range g.Turns {
+		if err := r.turn(ctx, t); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (e *exporter) first(d turnstone.Digest) bool {
+	news := !e.seen[d]
+	e.seen[d] = true
+	return news
+}
+
+func (e *exporter) content(ctx context.Context, c tree.Content) error {
+	objects, err := e.cs.store.ContentObjects(ctx, c)
+	if err != nil {
+		return err
+	}
+	if len(objects) == 0 {
+		return e.elsewhere(ctx, c)
+	}
+	for _, d := range objects {
+		if !e.first(d) {
+			continue
+		}
+		b, err := e.cs.store.Get(ctx, d)
+		if err == nil {
+			err = e.write(d, b)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// elsewhere writes a content that lies in a template, if it is to be written.
+func (e *exporter) elsewhere(ctx context.Context, c tree.Content) error {
+	if !e.full || !e.first(c.Digest) {
+		return nil
+	}
+	if c.Size > maxExportObject {
+		return &turnstone.Error{Op: "executor.export", Kind: turnstone.Invalid, Subject: string(c.Digest),
+			Err: fmt.Errorf("is a file of %s in the template, which is too large to be exported", turnstone.Bytes(c.Size).Human())}
+	}
+	b, err := e.cs.read(ctx, c, maxExportObject)
+	if err != nil {
+		return err
+	}
+	return e.write(c.Digest, b)
+}
+
+func (e *exporter) write(d turnstone.Digest, b []byte) error {
+	e.rep.Objects++
+	e.rep.Bytes += int64(len(b))
+	return e.entry(exportObject+d.Hex(), b)
+}
+
+// entry writes an entry without anything of the time and the user.
+func (e *exporter) entry(name string, b []byte) error {
+	if err := e.tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(b)), Format: tar.FormatUSTAR}); err != nil {
+		return err
+	}
+	_, err := e.tw.Write(b)
+	return err
+}

@@ -1,0 +1,313 @@
+package executor
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/klauspost/compress/zstd"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/session"
+	"turnstone.dev/turnstone/store"
+	"turnstone.dev/turnstone/tree"
+)
+
+// Bounds of what is imported: the file is anybody's.
+const (
+	maxExportHead   = 64 << 20
+	maxExportObject = 256 << 20 // the store takes no larger ones
+	maxExportWindow = 64 << 20  // of zstd: what its decoder may hold
+	roomEvery       = 64 << 20  // bytes of objects, after which the disk's room is looked at again
+)
+
+// ImportRequest says how to import.
+type ImportRequest struct {
+	As string // another name for the session; empty: its own
+}
+
+// ImportReport says what was imported.
+type ImportReport struct {
+	Session session.Session `json:"session"`
+	Fresh   bool            `json:"fresh"` // false: it was all here already, and nothing was changed
+	Turns   int             `json:"turns"`
+	Objects int             `json:"objects"`
+	Bytes   int64           `json:"bytes"`
+}
+
+// Import adds the session that Export wrote to r, under the IDs that it had. Every
+// object is checked against its name, every content, record and FS hash against
+// what names it; what is not named by anything is refused, as is what is missing.
+// The session is there as a whole, or not at all; of a file that is refused, objects
+// may take up room until GC.
+func (x *Executor) Import(ctx context.Context, req ImportRequest, r io.Reader) (*ImportReport, error) {
+	cs, err := x.context(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if req.As != "" {
+		if err := session.CheckName("session", req.As); err != nil {
+			return nil, err
+		}
+	}
+	z, err := zstd.NewReader(r, zstd.WithDecoderMaxWindow(maxExportWindow), zstd.WithDecoderConcurrency(2))
+	if err != nil {
+		return nil, notExported(err)
+	}
+	defer z.Close()
+	m := &importer{cs: cs, tr: tar.NewReader(z), room: func() error { return room(x.home.Dir) }, objects: map[turnstone.Digest]bool{}}
+	if err := m.head(); err != nil {
+		return nil, err
+	}
+	if req.As != "" {
+		m.graph.Session.Name = req.As
+	}
+	if has, err := m.known(ctx, req.As != ""); err != nil || has {
+		return &m.rep, err
+	}
+	batch, err := cs.store.Begin(ctx) // nothing of it is deleted before the session is there
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = batch.Close() }()
+	if err := m.copy(ctx, batch); err != nil {
+		return nil, err
+	}
+	if err := batch.Flush(ctx); err != nil {
+		return nil, err
+	}
+	if err := m.verify(ctx); err != nil {
+		return nil, err
+	}
+	m.rep.Fresh, err = cs.db.Import(ctx, &m.graph)
+	if err != nil {
+		return nil, err
+	}
+	return &m.rep, nil
+}
+
+type importer struct {
+	cs      *contextStore
+	tr      *tar.Reader
+	room    func() error
+	graph   session.Graph
+	objects map[turnstone.Digest]bool // that the file has; true: something names it
+	rep     ImportReport
+}
+
+func notExported(err error) error {
+	if turnstone.KindOf(err) != turnstone.Internal {
+		return err
+	}
+	return &turnstone.Error{Op: "executor.import", Kind: turnstone.Integrity, Subject: "the file", Err: fmt.Errorf("is no exported session, or is damaged: %w", err),
+		Hint: "turn session export makes such a file"}
+}
+
+func refused(format string, args ...any) error {
+	return &turnstone.Error{Op: "executor.import", Kind: turnstone.Integrity, Subject: "the file", Err: fmt.Errorf(format, args...),
+		Hint: "export the session again"}
+}
+
+// head reads the first entry.
+func (m *importer) head() error {
+	h, err := m.tr.Next()
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return notExported(err)
+	}
+	if h.Name != exportHeadAt || h.Typeflag != tar.TypeReg || h.Size > maxExportHead {
+		return notExported(fmt.Errorf("it begins with %.80q", h.Name))
+	}
+	b, err := io.ReadAll(io.LimitReader(m.tr, maxExportHead))
+	if err != nil {
+		return notExported(err)
+	}
+	head := exportHead{}
+	if err := json.Unmarshal(b, &head); err != nil {
+		return notExported(err)
+	}
+	if head.Format != exportFormat {
+		return &turnstone.Error{Op: "executor.import", Kind: turnstone.Unavailable, Subject: "the file",
+			Err:  fmt.Errorf("is of format %d, and this program knows %d", head.Format, exportFormat),
+			Hint: fmt.Sprintf("use the turn that made it: %.40q", head.Version)}
+	}
+	m.graph = head.Graph
+	m.rep = ImportReport{Session: m.graph.Session, Turns: len(m.graph.Turns)}
+	return m.graph.Check()
+}
+
+// known tells whether the session is here already.
+func (m *importer) known(ctx context.Context, renamed bool) (bool, error) {
+	m.rep.Session = m.graph.Session
+	has, err := m.cs.db.Has(ctx, &m.graph)
+	if has && err == nil {
+		s, err := m.cs.db.Find(ctx, string(m.graph.Session.ID))
+		m.rep.Session = s
+		if err == nil && renamed && s.Name != m.graph.Session.Name {
+			return true, &turnstone.Error{Op: "executor.import", Kind: turnstone.Invalid, Subject: s.Label(), Err: errors.New("is this session, and here already"),
+				Hint: "turn session rename gives it another name"}
+		}
+		return true, err
+	}
+	return false, err
+}
+
+// copy puts the file's objects into the batch.
+func (m *importer) copy(ctx context.Context, batch *store.Batch) error {
+	var buf bytes.Buffer
+	next := int64(0)
+	for {
+		h, err := m.tr.Next()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return notExported(err)
+		}
+		d, err := objectName(h)
+		if err != nil {
+			return err
+		}
+		if _, twice := m.objects[d]; twice {
+			return refused("has the object %s twice", d.Short())
+		}
+		if m.rep.Bytes >= next {
+			if err := m.room(); err != nil {
+				return err
+			}
+			next = m.rep.Bytes + roomEvery
+		}
+		buf.Reset()
+		if _, err := io.Copy(&buf, m.tr); err != nil {
+			return notExported(err)
+		}
+		if have := turnstone.DigestBytes(buf.Bytes()); have != d {
+			return refused("the object %s is damaged: it is %s", d, have)
+		}
+		if _, err := batch.Put(ctx, buf.Bytes()); err != nil {
+			return err
+		}
+		m.objects[d] = false
+		m.rep.Objects++
+		m.rep.Bytes += h.Size
+	}
+}
+
+// objectName returns which object an entry says that it is.
+func objectName(h *tar.Header) (turnstone.Digest, error) {
+	hexed, ok := strings.CutPrefix(h.Name, exportObject)
+	raw, err := hex.DecodeString(hexed)
+	if !ok || err != nil || len(raw) != 32 || hexed != strings.ToLower(hexed) || h.Typeflag != tar.TypeReg {
+		return "", refused("has an entry %.80q, which is no object", h.Name)
+	}
+	if h.Size < 0 || h.Size > maxExportObject {
+		return "", refused("has an object of %d bytes", h.Size)
+	}
+	return turnstone.Digest("sha256:" + hexed), nil
+}
+
+// verify goes through all that the session names.
+func (m *importer) verify(ctx context.Context) error {
+	seen := map[turnstone.Digest]bool{}
+	r := &reach{cs: m.cs, hashes: map[turnstone.Digest]turnstone.Digest{}, failed: func(what string, err error) error {
+		e := &turnstone.Error{Op: "executor.import", Kind: turnstone.KindOf(err), Subject: what, Err: err, Hint: turnstone.HintOf(err)}
+		if e.Kind == turnstone.NotFound {
+			e.Kind, e.Hint = turnstone.Integrity, "the file does not have it: export the session again"
+		}
+		return e
+	}}
+	r.object = func(d turnstone.Digest) bool {
+		m.named(d)
+		first := !seen[d]
+		seen[d] = true
+		return first
+	}
+	contents := map[tree.Content]bool{}
+	r.content = func(ctx context.Context, c tree.Content) error {
+		if contents[c] {
+			return nil
+		}
+		contents[c] = true
+		return m.verifyContent(ctx, c)
+	}
+	for _, t := range m.graph.Turns {
+		if err := r.turn(ctx, t); err != nil {
+			return err
+		}
+		if err := m.sameAsRecord(ctx, t); err != nil {
+			return err
+		}
+	}
+	for d, named := range m.objects {
+		if !named {
+			return refused("has the object %s, which nothing in it names", d)
+		}
+	}
+	return nil
+}
+
+// named notes that something names the object d.
+func (m *importer) named(d turnstone.Digest) bool {
+	_, ours := m.objects[d]
+	if ours {
+		m.objects[d] = true
+	}
+	return ours
+}
+
+// verifyContent reads a content that came with the file, and looks for one that did not.
+func (m *importer) verifyContent(ctx context.Context, c tree.Content) error {
+	objects, err := m.cs.store.ContentObjects(ctx, c)
+	if err != nil {
+		return err
+	}
+	ours := m.named(c.Digest) && c.Chunks == ""
+	for _, d := range objects {
+		ours = m.named(d) || ours
+	}
+	for _, d := range objects {
+		has, err := m.cs.store.Has(ctx, d)
+		if err == nil && !has {
+			err = &turnstone.Error{Op: "executor.import", Kind: turnstone.Unavailable, Subject: string(d),
+				Err:  errors.New("is neither in the file nor here"),
+				Hint: "the file leaves out what lies in the session's template: build the same one here, or export with --full"}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if !ours && c.Chunks == "" {
+		return nil // what was here before was checked when it came; a list of chunks may be said to be another content
+	}
+	in, err := m.cs.store.OpenContent(ctx, c)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, in)
+	return errors.Join(err, in.Close())
+}
+
+// sameAsRecord checks what the session says of t against t's own record.
+func (m *importer) sameAsRecord(ctx context.Context, t session.Turn) error {
+	if t.Record == "" {
+		return nil
+	}
+	rec, err := m.cs.record(ctx, t)
+	if err != nil {
+		return err
+	}
+	if rec.Result != t.Result || string(rec.Kind) != t.Kind || rec.Branch != t.Branch || rec.State != t.State ||
+		!slices.Equal(rec.Parents, t.Parents) {
+		return refused("turn %d is not what its record says", t.Number)
+	}
+	return nil
+}

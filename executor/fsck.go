@@ -1,0 +1,135 @@
+package executor
+
+import (
+	"context"
+	"fmt"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/store"
+	"turnstone.dev/turnstone/tree"
+)
+
+// FsckReport is what Fsck read and found.
+type FsckReport struct {
+	Store    store.Summary `json:"store"`
+	Sessions int           `json:"sessions"`
+	Turns    int           `json:"turns"`
+	Problems []FsckProblem `json:"problems"`
+	More     int           `json:"problems_more,omitempty"` // that are not in Problems
+}
+
+// A FsckProblem is one thing that is wrong.
+type FsckProblem struct {
+	Where    string `json:"where"` // the object, the pack, or the turn and the path
+	Error    string `json:"error"`
+	Repaired bool   `json:"repaired,omitempty"`
+}
+
+// maxProblems bounds the problems that a report lists.
+const maxProblems = 10_000
+
+// OK tells whether nothing is wrong, or is not any more.
+func (r *FsckReport) OK() bool {
+	for _, p := range r.Problems {
+		if !p.Repaired {
+			return false
+		}
+	}
+	return r.More == 0
+}
+
+func (r *FsckReport) add(p FsckProblem) {
+	if len(r.Problems) < maxProblems {
+		r.Problems = append(r.Problems, p)
+	} else {
+		r.More++
+	}
+}
+
+// Fsck reads and checks every object of the store, and checks that all that the
+// turns of all sessions need is there. It changes nothing but the store's index,
+// which can be made again.
+func (x *Executor) Fsck(ctx context.Context) (*FsckReport, error) {
+	cs, err := x.context(ctx)
+	if err != nil {
+		return nil, err
+	}
+	rep := &FsckReport{Problems: []FsckProblem{}}
+	found, err := cs.db.Check(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, line := range found {
+		rep.add(FsckProblem{Where: x.home.Path("context.db"), Error: line})
+	}
+	damaged := map[turnstone.Digest]bool{}
+	rep.Store, err = cs.store.Fsck(ctx, func(p store.Problem) {
+		where := string(p.Object)
+		for _, part := range []string{p.Pack, p.Segment} {
+			if part != "" && where != "" {
+				where += " in "
+			}
+			where += part
+		}
+		damaged[p.Object] = p.Object != ""
+		rep.add(FsckProblem{Where: where, Error: fmt.Sprint(p.Err), Repaired: p.Repaired})
+	})
+	if err != nil {
+		return nil, err
+	}
+	return rep, cs.checkTurns(ctx, rep, damaged)
+}
+
+// checkTurns checks that all that turns need is there.
+func (cs *contextStore) checkTurns(ctx context.Context, rep *FsckReport, damaged map[turnstone.Digest]bool) error {
+	seen := map[turnstone.Digest]bool{}
+	first := func(d turnstone.Digest) bool {
+		news := !seen[d]
+		seen[d] = true
+		return news
+	}
+	r := &reach{cs: cs, object: first, failed: func(what string, err error) error {
+		if ctx.Err() != nil {
+			return err
+		}
+		rep.add(FsckProblem{Where: what, Error: err.Error()})
+		return nil
+	}}
+	r.content = func(ctx context.Context, c tree.Content) error {
+		if !first(c.Digest) {
+			return nil
+		}
+		objects, err := cs.store.ContentObjects(ctx, c)
+		if err != nil && cs.elsewhere(c.Digest) {
+			return nil
+		}
+		for _, d := range objects {
+			if err == nil && !damaged[d] {
+				err = cs.there(ctx, d)
+			}
+		}
+		return err
+	}
+	all, err := cs.db.Every(ctx)
+	if err != nil {
+		return err
+	}
+	sessions := map[turnstone.SessionID]bool{}
+	for _, t := range all {
+		sessions[t.Session] = true
+		if err := r.turn(ctx, t); err != nil {
+			return err
+		}
+	}
+	rep.Sessions, rep.Turns = len(sessions), len(all)
+	return nil
+}
+
+// there reports that the object d is not.
+func (cs *contextStore) there(ctx context.Context, d turnstone.Digest) error {
+	has, err := cs.store.Has(ctx, d)
+	if err == nil && !has {
+		err = &turnstone.Error{Op: "executor.fsck", Kind: turnstone.NotFound, Subject: string(d)}
+	}
+	return err
+}

@@ -1,0 +1,213 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/session"
+	"turnstone.dev/turnstone/store"
+	"turnstone.dev/turnstone/tree"
+)
+
+// The ages that GC has when it is told none.
+const (
+	DefaultKeepAnonymous   = 7 * 24 * time.Hour
+	DefaultKeepUnreachable = 30 * 24 * time.Hour
+)
+
+// GCRequest says what is old enough to be deleted.
+type GCRequest struct {
+	KeepAnonymous   time.Duration // sessions without a name and without a tag; counted from their last turn
+	KeepUnreachable time.Duration // turns that no branch, tag or running turn has behind it
+	DryRun          bool
+	Now             time.Time // zero: the time it is
+}
+
+// GCReport says what GC deleted, or would delete.
+type GCReport struct {
+	DryRun   bool              `json:"dry_run"`
+	Sessions []session.Session `json:"sessions"`
+	Turns    []session.Turn    `json:"turns"`
+	Store    store.Swept       `json:"store"`        // of a dry run: objects only
+	Folders  int               `json:"turn_folders"` // below turns/, of turns that are in no session
+	Leases   int               `json:"leases"`       // left by processes that were killed
+	Freed    int64             `json:"freed_bytes"`  // packs and folders
+	Remain   int               `json:"turns_remain"`
+	Objects  int               `json:"objects_remain"`
+}
+
+// GC deletes what nothing leads to any more. What stays: every turn behind a
+// branch's head, a tag or a running turn, with all it needs; and what is younger
+// than req says. It may run beside turns, imports and other calls of GC. When
+// something that is needed cannot be read, nothing is deleted from the store.
+func (x *Executor) GC(ctx context.Context, req GCRequest) (*GCReport, error) {
+	cs, err := x.context(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if req.Now.IsZero() {
+		req.Now = time.Now()
+	}
+	rule := session.Rule{Now: req.Now, Anonymous: req.KeepAnonymous, Unreachable: req.KeepUnreachable}
+	rep := &GCReport{DryRun: req.DryRun}
+	forget := cs.db.Prune
+	if req.DryRun {
+		forget = cs.db.Expired
+	}
+	gone, err := forget(ctx, rule)
+	if err != nil {
+		return nil, err
+	}
+	rep.Sessions, rep.Turns = gone.Sessions, gone.Turns
+	if req.DryRun {
+		err = cs.wouldSweep(ctx, rep)
+	} else {
+		rep.Store, err = cs.store.Sweep(ctx, func(ctx context.Context, keep func(turnstone.Digest) bool) error {
+			rep.Remain, err = cs.mark(ctx, nil, keep)
+			return err
+		})
+		rep.Objects = rep.Store.Kept
+	}
+	if err != nil {
+		return nil, err
+	}
+	rep.Freed = rep.Store.Freed
+	if err := x.sweepFolders(ctx, cs, rep, req); err != nil {
+		return nil, err
+	}
+	if !req.DryRun {
+		rep.Leases, err = cs.db.SweepLeases(ctx)
+	}
+	return rep, err
+}
+
+// mark calls keep for all that the turns of all sessions need, but those in without.
+func (cs *contextStore) mark(ctx context.Context, without map[turnstone.TurnID]bool, keep func(turnstone.Digest) bool) (turns int, err error) {
+	r := &reach{cs: cs, object: keep, failed: func(what string, err error) error {
+		return &turnstone.Error{Op: "executor.gc", Kind: turnstone.KindOf(err), Subject: what, Err: err,
+			Hint: "nothing was deleted from the store; turn fsck lists all that is damaged"}
+	}}
+	r.content = func(ctx context.Context, c tree.Content) error { return cs.keepContent(ctx, c, keep) }
+	all, err := cs.db.Every(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for _, t := range all {
+		if without[t.ID] {
+			continue
+		}
+		turns++
+		if err := r.turn(ctx, t); err != nil {
+			return turns, err
+		}
+	}
+	return turns, nil
+}
+
+// keepContent calls keep for the objects that c consists of.
+func (cs *contextStore) keepContent(ctx context.Context, c tree.Content, keep func(turnstone.Digest) bool) error {
+	if c.Chunks == "" {
+		keep(c.Digest) // where a template has it, there is no such object
+		return nil
+	}
+	if !keep(c.Chunks) {
+		return nil
+	}
+	objects, err := cs.store.ContentObjects(ctx, c)
+	if turnstone.KindOf(err) == turnstone.NotFound && cs.elsewhere(c.Digest) {
+		return nil
+	}
+	for _, d := range objects {
+		keep(d)
+	}
+	return err
+}
+
+// wouldSweep counts what Sweep would delete.
+func (cs *contextStore) wouldSweep(ctx context.Context, rep *GCReport) error {
+	without := map[turnstone.TurnID]bool{}
+	for _, t := range rep.Turns {
+		without[t.ID] = true
+	}
+	kept := map[turnstone.Digest]bool{}
+	var err error
+	rep.Remain, err = cs.mark(ctx, without, func(d turnstone.Digest) bool {
+		first := !kept[d]
+		kept[d] = true
+		return first
+	})
+	if err != nil {
+		return err
+	}
+	for d := range kept {
+		has, err := cs.store.Has(ctx, d)
+		if err != nil {
+			return err
+		}
+		if has {
+			rep.Objects++
+		}
+	}
+	usage, err := cs.store.Usage(ctx)
+	rep.Store.Kept, rep.Store.Objects = rep.Objects, max(0, usage.Objects-rep.Objects)
+	return err
+}
+
+// sweepFolders removes the folders of turns that are in no session and are old.
+func (x *Executor) sweepFolders(ctx context.Context, cs *contextStore, rep *GCReport, req GCRequest) error {
+	entries, err := os.ReadDir(x.home.Path("turns"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return &turnstone.Error{Op: "executor.gc", Kind: turnstone.Unavailable, Subject: x.home.Path("turns"), Err: err}
+	}
+	expired := map[turnstone.TurnID]bool{}
+	for _, t := range rep.Turns {
+		expired[t.ID] = true
+	}
+	for _, e := range entries {
+		id := turnstone.TurnID(e.Name())
+		if !e.IsDir() || !strings.HasPrefix(e.Name(), "t_") || ctx.Err() != nil {
+			continue
+		}
+		_, err := cs.db.Turn(ctx, id)
+		if err == nil && !expired[id] || err != nil && turnstone.KindOf(err) != turnstone.NotFound {
+			continue
+		}
+		// A turn that is not in the database yet is about to be.
+		if i, err := e.Info(); err != nil || !expired[id] && req.Now.Sub(i.ModTime()) < max(req.KeepAnonymous, time.Hour) {
+			continue
+		}
+		dir := x.home.Path("turns", e.Name())
+		size := diskUse(dir)
+		if !req.DryRun {
+			if err := os.RemoveAll(dir); err != nil {
+				return &turnstone.Error{Op: "executor.gc", Kind: turnstone.Unavailable, Subject: dir, Err: err, Hint: "check its permissions"}
+			}
+		}
+		rep.Folders++
+		rep.Freed += size
+	}
+	return nil
+}
+
+// diskUse is what the files below dir take up, in bytes; what cannot be read counts nothing.
+func diskUse(dir string) (sum int64) {
+	_ = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return nil // a file that is gone takes up nothing
+		}
+		if i, err := d.Info(); err == nil && i.Mode().IsRegular() {
+			sum += allocated(i)
+		}
+		return nil
+	})
+	return sum
+}

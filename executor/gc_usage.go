@@ -1,0 +1,164 @@
+package executor
+
+import (
+	"context"
+	"io/fs"
+	"syscall"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/session"
+	"turnstone.dev/turnstone/store"
+	"turnstone.dev/turnstone/tree"
+)
+
+// Usage says what takes up how much room, in bytes.
+type Usage struct {
+	Sessions []SessionUsage `json:"sessions"`
+	// Logical is what all sessions need, each object counted once; Shared is the part that
+	// more than one needs. Both are uncompressed, and without what lies in templates.
+	Logical int64       `json:"logical_bytes"`
+	Shared  int64       `json:"shared_bytes"`
+	Store   store.Usage `json:"store"`
+	// What folders of the state directory take up on disk.
+	Database  int64 `json:"database_bytes"`
+	Images    int64 `json:"images_bytes"` // a cache of what sandboxes mount
+	Turns     int64 `json:"turns_bytes"`  // receipts and outputs as they were while turns ran
+	Machines  int64 `json:"machines_bytes"`
+	Homes     int64 `json:"homes_bytes"`
+	Templates int64 `json:"templates_bytes"`
+}
+
+// SessionUsage says how much one session needs, uncompressed and without what lies
+// in templates.
+type SessionUsage struct {
+	ID      turnstone.SessionID `json:"id"`
+	Name    string              `json:"name,omitempty"`
+	Turns   int                 `json:"turns"`
+	Logical int64               `json:"logical_bytes"`
+	Unique  int64               `json:"unique_bytes"` // what no other session needs: about what removing it frees, before compression
+	Shared  int64               `json:"shared_bytes"`
+}
+
+// Usage adds up what the sessions need, and what is on disk.
+func (x *Executor) Usage(ctx context.Context) (*Usage, error) {
+	cs, err := x.context(ctx)
+	if err != nil {
+		return nil, err
+	}
+	sessions, err := cs.db.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	u := &Usage{Sessions: make([]SessionUsage, 0, len(sessions))}
+	c := &usageCount{cs: cs, owners: map[turnstone.Digest]usageOwner{}}
+	for i, s := range sessions {
+		turns, err := cs.db.Turns(ctx, s.ID)
+		if err != nil {
+			return nil, err
+		}
+		u.Sessions = append(u.Sessions, SessionUsage{ID: s.ID, Name: s.Name, Turns: len(turns)})
+		if err := c.session(ctx, i, turns); err != nil {
+			return nil, err
+		}
+	}
+	c.sum(u)
+	if u.Store, err = cs.store.Usage(ctx); err != nil {
+		return nil, err
+	}
+	u.Database = diskUse(x.home.Path("context.db")) + diskUse(x.home.Path("context.db-wal"))
+	for folder, to := range map[string]*int64{"images": &u.Images, "turns": &u.Turns, "machines": &u.Machines, "homes": &u.Homes, "templates": &u.Templates} {
+		*to = diskUse(x.home.Path(folder))
+	}
+	return u, nil
+}
+
+// A usageCount knows for each object which sessions need it. Contents count as a
+// whole, also where chunks of them are in others.
+type usageCount struct {
+	cs      *contextStore
+	owners  map[turnstone.Digest]usageOwner
+	shared  []int64 // by session
+	logical []int64
+}
+
+type usageOwner struct {
+	first int // the session that was seen to need it first
+	last  int // the one that was seen last
+	many  bool
+	size  int64
+}
+
+// add notes that session i needs d, and tells whether that is news.
+func (c *usageCount) add(i int, d turnstone.Digest, size int64) bool {
+	o, known := c.owners[d]
+	switch {
+	case !known:
+		o = usageOwner{first: i, last: i, size: size}
+	case o.last == i:
+		return false
+	default:
+		if !o.many {
+			c.shared[o.first] += o.size
+		}
+		c.shared[i] += o.size
+		o.many, o.last = true, i
+	}
+	c.logical[i] += size
+	c.owners[d] = o
+	return true
+}
+
+// measured says how large an object is that session i was seen to need. Another
+// session may have said so before.
+func (c *usageCount) measured(i int) func(d turnstone.Digest, b []byte) error {
+	return func(d turnstone.Digest, b []byte) error {
+		if o := c.owners[d]; o.size == 0 {
+			o.size = int64(len(b))
+			c.owners[d] = o
+			c.logical[i] += o.size
+		}
+		return nil
+	}
+}
+
+func (c *usageCount) session(ctx context.Context, i int, turns []session.Turn) error {
+	c.shared, c.logical = append(c.shared, 0), append(c.logical, 0)
+	r := &reach{cs: c.cs, object: func(d turnstone.Digest) bool { return c.add(i, d, 0) }, got: c.measured(i),
+		failed: func(what string, err error) error {
+			return &turnstone.Error{Op: "executor.usage", Kind: turnstone.KindOf(err), Subject: what, Err: err, Hint: "turn fsck lists all that is damaged"}
+		}}
+	r.content = func(ctx context.Context, content tree.Content) error {
+		if content.Chunks == "" && c.cs.elsewhere(content.Digest) {
+			return nil
+		}
+		c.add(i, content.Digest, content.Size)
+		return nil
+	}
+	for _, t := range turns {
+		if err := r.turn(ctx, t); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *usageCount) sum(u *Usage) {
+	for _, o := range c.owners {
+		u.Logical += o.size
+		if o.many {
+			u.Shared += o.size
+		}
+	}
+	for i := range u.Sessions {
+		s := &u.Sessions[i]
+		s.Logical, s.Shared, s.Unique = c.logical[i], c.shared[i], c.logical[i]-c.shared[i]
+	}
+}
+
+// allocated is what a file takes up on disk: holes do not count.
+func allocated(i fs.FileInfo) int64 {
+	if st, ok := i.Sys().(*syscall.Stat_t); ok {
+		return st.Blocks * 512
+	}
+	return i.Size()
+}
