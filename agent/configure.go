@@ -51,6 +51,9 @@ func (m *machine) prepare(p params) error {
 		if err := id.write(filepath.Join(upperDir, upper)); err != nil {
 			return err
 		}
+		if err := resemble(filepath.Join(upperDir, upper), []string{lowerDir}); err != nil {
+			return err
+		}
 	}
 	m.mounted = p.scratch
 	return m.enterRoot()

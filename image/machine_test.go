@@ -53,7 +53,10 @@ func TestInTheGuest(t *testing.T) {
 	c := New(filepath.Join(t.TempDir(), "images"), m, Options{})
 	var items []Item
 	for i, state := range []*model{first, second, last} {
-		root := dirModel(0o755, map[string]*model{"t": state})
+		etc := dirModel(0o700, nil)
+		etc.attr.MTime = tree.Time{Sec: 1_600_000_000, Nsec: 500_000_000}
+		root := dirModel(0o751, map[string]*model{"t": state, "etc": etc})
+		root.attr.UID, root.attr.Xattrs = 3, []tree.Xattr{{Name: "user.root", Value: []byte("kept")}}
 		items = append([]Item{{Key: turnstone.DigestBytes([]byte{byte(i)}), Number: i + 1, Tree: root.put(t, m), Line: fmt.Sprintf("turn %d", i+1),
 			Context: contextOf(i + 1)}}, items...)
 		paths, release, err := c.Stack(t.Context(), tree.Ref{}, historyOf(items))
@@ -73,8 +76,8 @@ func TestInTheGuest(t *testing.T) {
 		t.Fatalf("exit %d: %.2000q", exit.ExitCode, out)
 	}
 	compare(t, parseListing(t, out), last)
-	out, _ = substratetest.Shell(t, client, "cat /context/index.md /context/turns/*/receipt.md; stat -c %a /; ls -d /usr/bin/env")
-	if want := "- turn 3\n- turn 2\n- turn 1\nreceipt 1\nreceipt 2\nreceipt 3\n755\n/usr/bin/env\n"; !strings.HasSuffix(out, want) {
+	out, _ = substratetest.Shell(t, client, "cat /context/index.md /context/turns/*/receipt.md; ls -d /usr/bin/env; stat -c '%a %u %.1Y' / /etc; perl -e 'my $v = \" \" x 9; my $n = \"user.root\"; my $p = \"/\"; print substr($v, 0, syscall(191, $p, $n, $v, 9)), \"\\n\"'")
+	if want := "- turn 3\n- turn 2\n- turn 1\nreceipt 1\nreceipt 2\nreceipt 3\n/usr/bin/env\n751 3 1700000000.0\n700 0 1600000000.5\nkept\n"; !strings.HasSuffix(out, want) {
 		t.Errorf("/context: %q", out)
 	}
 }

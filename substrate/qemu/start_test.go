@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -14,7 +15,8 @@ import (
 )
 
 // BenchmarkStart starts machines on stacks of several depths until bash has run
-// true, one of each depth after another, so that a busy host slows all of them.
+// true, and then brings their disks to rest. cpu is what QEMU has computed when the
+// machine is configured. One of each depth after another, so that a busy host slows all of them.
 func BenchmarkStart(b *testing.B) {
 	h := turntest.Home(b)
 	m := turntest.Machine(b, h, "base")
@@ -26,7 +28,7 @@ func BenchmarkStart(b *testing.B) {
 	if os.Getenv("TURNSTONE_BENCH_DEPTHS") == "0" {
 		depths = depths[:1]
 	}
-	phases := []string{"restore", "configure", "true"}
+	phases := []string{"restore", "configure", "true", "freeze", "cpu"}
 	took := make([][][]time.Duration, len(depths))
 	for i := range depths {
 		took[i] = make([][]time.Duration, len(phases))
@@ -50,14 +52,16 @@ func BenchmarkStart(b *testing.B) {
 		for phase, name := range phases {
 			slices.Sort(took[i][phase])
 			p50 := took[i][phase][len(took[i][phase])/2]
-			total += p50
+			if phase < 3 { // freeze comes at a turn's end
+				total += p50
+			}
 			b.ReportMetric(float64(p50.Microseconds())/1000, fmt.Sprintf("ms-%s/%d", name, depth))
 		}
 		b.ReportMetric(float64(total.Microseconds())/1000, fmt.Sprintf("ms-all/%d", depth))
 	}
 }
 
-func startTrue(ctx context.Context, b *testing.B, s *Substrate, m substrate.Machine) [3]time.Duration {
+func startTrue(ctx context.Context, b *testing.B, s *Substrate, m substrate.Machine) [5]time.Duration {
 	b.Helper()
 	begin := time.Now()
 	vm, err := s.Restore(ctx, m)
@@ -70,13 +74,34 @@ func startTrue(ctx context.Context, b *testing.B, s *Substrate, m substrate.Mach
 		b.Fatal(err)
 	}
 	configured := time.Now()
+	cpu := processorTime(vm.(*machine).PID())
 	out, exit := substratetest.Shell(b, client, "true")
 	if exit.ExitCode != 0 {
 		b.Fatal(out)
 	}
 	end := time.Now()
+	if _, err := client.StateFreeze(ctx); err != nil {
+		b.Fatal(err)
+	}
+	frozen := time.Now()
 	_ = client.Close()
 	_ = link.Close()
 	_ = vm.Close()
-	return [3]time.Duration{restored.Sub(begin), configured.Sub(restored), end.Sub(configured)}
+	return [5]time.Duration{restored.Sub(begin), configured.Sub(restored), end.Sub(configured), frozen.Sub(end), cpu}
+}
+
+// processorTime is what a process has computed, which a busy host changes little.
+func processorTime(pid int) (total time.Duration) {
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+	for _, path := range tasks {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			continue
+		}
+		var ns int64
+		if _, err := fmt.Sscan(string(b), &ns); err == nil {
+			total += time.Duration(ns)
+		}
+	}
+	return total
 }
