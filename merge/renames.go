@@ -68,7 +68,7 @@ func (m *merger) followRenames() error {
 // as they were are skipped.
 func (m *merger) findSources(p string, b, o, t *node, sources *[3]map[string]*node) error {
 	switch {
-	case b == nil, identical(b, o), identical(b, t), identical(o, t):
+	case b == nil, identical(b, o), identical(b, t):
 		return nil
 	case isFile(b):
 		if b.Size == 0 {

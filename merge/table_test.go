@@ -82,6 +82,7 @@ var mergeCases = []mergeCase{
 	{name: "renamed to two names", base: `a ` + poem, ours: `b ` + poem, theirs: `c ` + poem, conflicts: []string{"a rename/rename(1to2)"}},
 	{name: "two renamed to one name", base: "a " + poem + "\nb \"z\\n\"", ours: "c " + poem + "\nb \"y\\n\"", theirs: "a \"1\\n\"\nc \"z\\n\"", conflicts: []string{"a delete/modify", "b modify/delete", "c rename/rename(2to1)"}},
 	{name: "renamed and deleted", base: "a " + poem + "\nz \"\"", ours: "b " + poem + "\nz \"\"", theirs: `z ""`, conflicts: []string{"b rename/delete"}, renames: []string{"a b ours"}},
+	{name: "renamed and deleted, out of directories that are equal", base: "d/a " + poem + "\nd/z \"\"", ours: "b " + poem + "\nd/z \"\"", theirs: `d/z ""`, conflicts: []string{"b rename/delete"}, renames: []string{"d/a b ours"}},
 	{name: "renamed to a name that is taken", base: `a ` + poem, ours: `b ` + poem, theirs: "a " + poem8 + "\nb \"else\\n\"", conflicts: []string{"a delete/modify", "b rename/add"}},
 	{name: "renamed into a new directory of its name", base: `a ` + poem, ours: `a/a ` + poem, theirs: `a ` + poem8, want: `a/a ` + poem8, renames: []string{"a a/a ours"}},
 	{name: "renamed into a directory that is deleted", base: "a " + poem + "\nd/x \"1\"", ours: "d/x \"1\"\nd/a " + poem, theirs: "a " + poem8, want: "d/a " + poem8, renames: []string{"a d/a ours"}},
