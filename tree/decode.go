@@ -1,6 +1,7 @@
 package tree
 
 import (
+	"bytes"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -72,7 +73,7 @@ func (r *rawDir) next() (name, body []byte, ok bool, err error) {
 	if err := checkRawName(name); err != nil {
 		return nil, nil, false, err
 	}
-	if r.last != nil && string(name) <= string(r.last) {
+	if r.last != nil && bytes.Compare(name, r.last) <= 0 {
 		return nil, nil, false, fmt.Errorf("%q comes after %q: entries are sorted, and each is there once", name, r.last)
 	}
 	r.b, r.last = c.b, name
@@ -81,13 +82,8 @@ func (r *rawDir) next() (name, body []byte, ok bool, err error) {
 
 // checkRawName is CheckName, at no cost for a good name.
 func checkRawName(name []byte) error {
-	bad := len(name) == 0 || len(name) <= 2 && name[0] == '.' && name[len(name)-1] == '.'
-	for _, c := range name {
-		if c == '/' || c == 0 {
-			bad = true
-		}
-	}
-	if bad {
+	if len(name) == 0 || len(name) <= 2 && name[0] == '.' && name[len(name)-1] == '.' ||
+		bytes.IndexByte(name, '/') >= 0 || bytes.IndexByte(name, 0) >= 0 {
 		return CheckName(string(name))
 	}
 	return nil
@@ -180,6 +176,11 @@ func (c *cursor) byte() byte {
 
 // uvarint reads a number in its shortest form, unlike binary.Uvarint, which also takes longer ones.
 func (c *cursor) uvarint() uint64 {
+	if len(c.b) > 0 && c.b[0] < 0x80 { // nearly all are short
+		x := uint64(c.b[0])
+		c.b = c.b[1:]
+		return x
+	}
 	var x uint64
 	for i := range c.b {
 		v := c.b[i]

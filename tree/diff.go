@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"math"
 	"slices"
 	"sort"
 	"strings"
@@ -235,15 +236,15 @@ func (d *differ) descend(path string, dirs twoDirs, depth int) error {
 	var due pending[twoDirs]
 	visit := func(name string, t twoDirs) error { return d.descend(path+"/"+name, t, depth+1) }
 	for {
+		if len(relinked) == 0 {
+			s.skipEqual()
+		}
 		name, bodies, ok, err := s.next()
 		if err != nil {
 			return damaged("tree.diff", fmt.Sprintf("the directory at %q", path+"/"), err)
 		}
 		if err := due.before(name, ok, visit); err != nil || !ok {
 			return err
-		}
-		if len(relinked) == 0 && bytes.Equal(bodies[0], bodies[1]) {
-			continue
 		}
 		below, err := d.entry(path, string(name), bodies)
 		if err != nil {
@@ -294,6 +295,27 @@ type sideBySide struct {
 	name [2][]byte // nil: to be read
 	body [2][]byte
 	end  [2]bool
+}
+
+// skipEqual goes past entries that are the same on both sides. It compares them as
+// they are encoded, and looks at no more than how long they are.
+func (s *sideBySide) skipEqual() {
+	if s.name[0] != nil || s.name[1] != nil {
+		return
+	}
+	a, b := s.raw[0].b, s.raw[1].b
+	for {
+		c := cursor{b: a}
+		name := c.bytes(MaxName)
+		c.bytes(math.MaxInt32)
+		n := len(a) - len(c.b)
+		if c.err != nil || n > len(b) || !bytes.Equal(a[:n], b[:n]) {
+			break
+		}
+		a, b = c.b, b[n:]
+		s.raw[0].last, s.raw[1].last = name, name
+	}
+	s.raw[0].b, s.raw[1].b = a, b
 }
 
 // next returns the next name and its body on both sides, nil where it is not there.
