@@ -1,0 +1,77 @@
+package merge
+
+import (
+	"fmt"
+	"maps"
+	"testing"
+
+	"turnstone.dev/turnstone/tree"
+)
+
+// large returns 200,000 files, 100 in each directory.
+func large() model {
+	m := model{}
+	for i := range 200_000 {
+		m[fmt.Sprintf("d%02d/e%02d/f%03d", i/10_000, i/100%100, i%100)] = &thing{attr: tree.Attr{Type: tree.File, Mode: 0o644}, data: fmt.Sprint("file ", i%50)}
+	}
+	return m
+}
+
+// change returns m with n files changed, far from each other.
+func (m model) change(n, offset int) model {
+	out := maps.Clone(m)
+	for i := range n {
+		p := fmt.Sprintf("d%02d/e%02d/f%03d", (i*3+offset)%20, (i*7+offset)%100, offset)
+		out[p] = &thing{attr: tree.Attr{Type: tree.File, Mode: 0o644}, data: fmt.Sprint("changed ", offset)}
+	}
+	return out
+}
+
+// What is equal is not read: of 2,021 directories only those with a change, and
+// those above, in each of the three trees.
+func TestEqualDirectoriesAreNotRead(t *testing.T) {
+	w := newMemory()
+	m := large()
+	base, ours, theirs := m.put(t, w), m.change(5, 1).put(t, w), m.change(5, 2).put(t, w)
+	w.gets, w.opens = 0, 0
+	res, err := Trees(t.Context(), w, base, ours, theirs, Options{})
+	if err != nil || len(res.Conflicts) > 0 {
+		t.Fatal(err, res)
+	}
+	// 3 roots, 3 tops, 10 directories on each of two levels.
+	if most := 3 * (2 + 10 + 10); w.gets > most || w.opens > 0 {
+		t.Errorf("%d objects read, and %d files; want at most %d", w.gets, w.opens, most)
+	}
+}
+
+func BenchmarkTrees(b *testing.B) {
+	w := newMemory()
+	m := large()
+	base, ours, theirs := m.put(b, w), m.change(5, 1).put(b, w), m.change(5, 2).put(b, w)
+	for b.Loop() {
+		if _, err := Trees(b.Context(), w, base, ours, theirs, Options{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkText(b *testing.B) {
+	var base, ours, theirs []byte
+	for i := range 20_000 {
+		line := fmt.Appendf(nil, "line %d of a text\n", i%3000)
+		base = append(base, line...)
+		if i%100 != 3 {
+			ours = append(ours, line...)
+		}
+		if i%100 == 50 {
+			theirs = append(theirs, "new\n"...)
+		}
+		theirs = append(theirs, line...)
+	}
+	for b.Loop() {
+		if _, n := mergeText(base, ours, theirs, testNames); n > 0 {
+			b.Fatal(n)
+		}
+	}
+	b.SetBytes(int64(len(base)))
+}
