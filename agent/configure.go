@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 	"unsafe"
@@ -153,12 +154,19 @@ func checkConfigure(p *wire.SandboxConfigureParams) (time.Time, error) {
 		return now, invalid(op, "machineId", "32 lower-case hex digits are needed")
 	case p.Scratch == "":
 		return now, invalid(op, "scratch", "a disk's serial number is needed")
-	case len(p.Layers) > maxLayers:
-		return now, invalid(op, "layers", "there are more than the overlay is made for")
-	case p.Home != nil && (p.Home.Serial == "" || !filepath.IsAbs(p.Home.Path) || filepath.Clean(p.Home.Path) == "/" || len(p.Home.Path) > maxPath || strings.IndexByte(p.Home.Path, 0) >= 0):
+	case len(p.Layers) > maxLayers || slices.ContainsFunc(p.Layers, notSerial):
+		return now, invalid(op, "layers", "there are too many, or one is no disk's serial number")
+	case p.Home != nil && (notSerial(p.Home.Serial) || !mountable(p.Home.Path)):
 		return now, invalid(op, "home", "a disk's serial number and an absolute path other than / are needed")
 	}
 	return now, nil
+}
+
+// notSerial says that no disk is called s: serials become names of files.
+func notSerial(s string) bool { return s == "" || len(s) > 20 || strings.ContainsAny(s, "/.\x00") }
+
+func mountable(path string) bool {
+	return filepath.IsAbs(path) && filepath.Clean(path) != "/" && len(path) <= maxPath && strings.IndexByte(path, 0) < 0
 }
 
 // reseed mixes entropy into the kernel's generator and makes it draw new keys

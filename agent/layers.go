@@ -286,7 +286,7 @@ func blockDevices() map[string]uint64 {
 		}
 		serial := strings.TrimSpace(string(buf[:n]))
 		var st unix.Stat_t
-		if serial != "" && !strings.ContainsAny(serial, "/.") && unix.Stat("/dev/"+d.Name(), &st) == nil {
+		if !notSerial(serial) && unix.Stat("/dev/"+d.Name(), &st) == nil {
 			found[serial] = st.Rdev
 		}
 	}

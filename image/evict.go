@@ -25,6 +25,23 @@ type oldImage struct {
 	bytes int64
 }
 
+// leastBudget is what images may take up on a small disk.
+const leastBudget = 8 << 30
+
+// budget is what all images may take up on disk, in bytes. One state alone can
+// have many GiB, and making its images anew at each turn would be worse than a full
+// disk, which is noticed.
+func (c *Cache) budget() int64 {
+	if c.opts.Budget > 0 {
+		return int64(c.opts.Budget)
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(c.dir, &st); err != nil {
+		return leastBudget
+	}
+	return max(leastBudget, int64(st.Blocks/4)*st.Bsize)
+}
+
 // evict removes the images that were not used for longest, until the others take
 // up no more than the budget. Those that are in use stay, whatever they take up.
 // What cannot be removed is left to the next time.
@@ -51,8 +68,9 @@ func (c *Cache) evict() {
 		}
 	}
 	slices.SortFunc(images, func(a, b oldImage) int { return a.used.Compare(b.used) })
+	budget := c.budget()
 	for _, img := range images {
-		if total <= int64(c.opts.Budget) {
+		if total <= budget {
 			break
 		}
 		if c.remove(img.key) {

@@ -48,11 +48,9 @@ type History = iter.Seq2[Item, error]
 
 // Options of a Cache. Zero values are the defaults.
 type Options struct {
-	Budget   turnstone.Bytes // what all images may take up on disk; default 8 GiB
+	Budget   turnstone.Bytes // what all images may take up; default a quarter of the disk, at least 8 GiB
 	MaxStack int             // images in one stack; default and most substrate.MaxLayers
 }
-
-const defaultBudget turnstone.Bytes = 8 << 30
 
 // A Cache keeps images in one folder:
 //
@@ -71,9 +69,6 @@ type Cache struct {
 // New returns the cache in dir, which need not exist yet. It reads trees and
 // contents from r.
 func New(dir string, r tree.Reader, opts Options) *Cache {
-	if opts.Budget <= 0 {
-		opts.Budget = defaultBudget
-	}
 	if opts.MaxStack <= 0 || opts.MaxStack > substrate.MaxLayers {
 		opts.MaxStack = substrate.MaxLayers
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
+	"io"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -80,6 +81,50 @@ func TestInTheGuest(t *testing.T) {
 	if want := "- turn 3\n- turn 2\n- turn 1\nreceipt 1\nreceipt 2\nreceipt 3\n/usr/bin/env\n751 3 1700000000.0\n700 0 1600000000.5\nkept\n"; !strings.HasSuffix(out, want) {
 		t.Errorf("/context: %q", out)
 	}
+}
+
+// A file that is larger than 4 GiB comes out whole, and takes up no room for its zeros.
+func TestLargeFileInTheGuest(t *testing.T) {
+	h := turntest.Home(t)
+	machine := turntest.Machine(t, h, "base")
+	s, err := qemu.New(t.Context(), h, qemu.Options{Probe: &machine})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const zeros = 5 << 30
+	m := ending{newMemory(), zeros, "the end"}
+	file := &model{attr: tree.Attr{Type: tree.File, Mode: 0o644}}
+	f := writeDifference(t, m, tree.Ref{}, dirModel(0o755, map[string]*model{"big": file}).put(t, m))
+	if st, err := f.Stat(); err != nil || onDisk(st) > 1<<20 {
+		t.Errorf("it takes up %d bytes, %v", onDisk(st), err)
+	}
+	machine.Layers = []string{f.Name()}
+	_, client := substratetest.Clone(t, s, machine, nil)
+	if out, _ := substratetest.Shell(t, client, "stat -c %s /big; tail -c 7 /big; head -c 4 /big | od -An -tx1"); out != fmt.Sprintf("%d\nthe end 00 00 00 00\n", zeros+7) {
+		t.Errorf("got %q", out)
+	}
+}
+
+// ending has one content: many zeros and a text.
+type ending struct {
+	*memory
+	zeros int64
+	text  string
+}
+
+func (e ending) PutContent(context.Context, io.Reader, int64) (tree.Content, error) {
+	return tree.Content{Digest: turnstone.DigestBytes([]byte("ending")), Size: e.zeros + int64(len(e.text))}, nil
+}
+
+func (e ending) OpenContent(context.Context, tree.Content) (io.ReadCloser, error) {
+	return io.NopCloser(io.MultiReader(io.LimitReader(zeroReader{}, e.zeros), strings.NewReader(e.text))), nil
+}
+
+type zeroReader struct{}
+
+func (zeroReader) Read(b []byte) (int, error) {
+	clear(b)
+	return len(b), nil
 }
 
 func contextOf(n int) func(context.Context) ([]File, error) {

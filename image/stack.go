@@ -87,6 +87,8 @@ func (c *Cache) Flatten(ctx context.Context, base tree.Ref, history History) err
 	if err != nil {
 		return err
 	}
+	held, _ := c.holdAll(plan.Segments) // what was made for the next turn is not thrown out here
+	defer held.release()
 	for _, s := range plan.Segments {
 		if err := c.persist(s.Image); err != nil {
 			return err

@@ -450,3 +450,50 @@ func TestRemake(t *testing.T) {
 		t.Errorf("a recipe that was changed: %v", err)
 	}
 }
+
+// FuzzPlan puts anything in the place of what is remembered: the stack is right.
+func FuzzPlan(f *testing.F) {
+	m := newMemory()
+	first := dirModel(0o755, map[string]*model{"f": fileModel("one")})
+	second := first.clone(map[*model]*model{})
+	second.children["g"] = fileModel("two")
+	items := []Item{{Key: turnstone.DigestBytes([]byte("2")), Number: 2, Tree: second.put(f, m)}, {Key: turnstone.DigestBytes([]byte("1")), Number: 1, Tree: first.put(f, m)}}
+	dir := filepath.Join(f.TempDir(), "images")
+	cache := New(dir, m, Options{})
+	for n := range items {
+		_, release, err := cache.Stack(f.Context(), tree.Ref{}, historyOf(items[1-n:]))
+		if err != nil {
+			f.Fatal(err)
+		}
+		release()
+	}
+	plan := cache.planPath(tree.Ref{}, items[0])
+	good, err := os.ReadFile(plan)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(good)
+	f.Add([]byte(`{"format":1,"segments":[]}`))
+	f.Add(bytes.ReplaceAll(good, []byte(`"turns":1`), []byte(`"turns":-1`)))
+	f.Add(bytes.ReplaceAll(good, []byte(`"turns":1`), []byte(`"turns":1000000000`)))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if err := os.WriteFile(plan, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		paths, release, err := cache.Stack(t.Context(), tree.Ref{}, historyOf(items))
+		if err != nil {
+			return // it says so; nothing wrong is mounted
+		}
+		defer release()
+		var stack []*layerFile
+		for i, path := range paths {
+			f, err := os.Open(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			stack = append([]*layerFile{readLayer(t, i, f, "fs")}, stack...)
+			_ = f.Close()
+		}
+		compare(t, mergeLayers(stack, map[[2]int64]*model{}), second)
+	})
+}

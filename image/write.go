@@ -1,6 +1,7 @@
 package image
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -139,13 +140,5 @@ func split(b []byte, off int64) (zeros, data int) {
 
 // isHole says that b begins with a whole block of zeros.
 func isHole(b []byte, off int64) bool {
-	if off%blockSize != 0 || len(b) < blockSize || b[0] != 0 {
-		return false
-	}
-	for _, c := range b[:blockSize] {
-		if c != 0 {
-			return false
-		}
-	}
-	return true
+	return off%blockSize == 0 && len(b) >= blockSize && b[0] == 0 && bytes.Equal(b[1:blockSize], b[:blockSize-1])
 }
