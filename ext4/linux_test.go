@@ -181,7 +181,7 @@ func TestReadsWhatLinuxWrote(t *testing.T) {
 			if name == "ext3" {
 				ordinary(t, dir)
 			} else {
-				everything(t, dir, map[bool]int64{true: 5 << 30, false: 300 << 20}[name == "scratch"])
+				everything(t, dir, map[bool]int64{true: 5 << 30, false: 300 << 20}[name == "scratch" && !testing.Short()])
 			}
 			fragmented(t, dir)
 			crowded(t, join(dir, "crowd"), 3000)

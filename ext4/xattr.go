@@ -18,13 +18,13 @@ const (
 	maxXattrBlocks = 4096 // that are kept in memory
 )
 
-// Numbers of the names' beginnings (fs/ext4/xattr.h).
+// Numbers of the names' beginnings (fs/ext4/xattr.h). Linux shows no others.
 const (
 	aclAccess  = 2
 	aclDefault = 3
 )
 
-var xattrPrefixes = [...]string{0: "", 1: "user.", aclAccess: "system.posix_acl_access", aclDefault: "system.posix_acl_default", 4: "trusted.", 6: "security.", 7: "system.", 8: "system.richacl"}
+var xattrPrefixes = [...]string{1: "user.", aclAccess: "system.posix_acl_access", aclDefault: "system.posix_acl_default", 4: "trusted.", 6: "security."}
 
 // xattrs returns all extended attributes, sorted by name: those in the inode, and
 // those in a block, which may belong to many files.
@@ -105,20 +105,24 @@ func (n *Inode) parseXattrs(entries, values []byte) (out []tree.Xattr, err error
 		switch {
 		case inode != 0:
 			return nil, unsupported("inode %d has an extended attribute in another inode", n.ino)
-		case index >= len(xattrPrefixes) || index == 5 || bytes.IndexByte(name, 0) >= 0 || uint64(size) > uint64(len(values)), off > len(values)-int(size):
+		case bytes.IndexByte(name, 0) >= 0 || uint64(size) > uint64(len(values)), off > len(values)-int(size):
 			return nil, damaged()
+		}
+		b = b[min(len(b), (xattrEntry+length+3)&^3):]
+		if index >= len(xattrPrefixes) || xattrPrefixes[index] == "" {
+			continue
 		}
 		x := tree.Xattr{Name: xattrPrefixes[index] + string(name), Value: bytes.Clone(values[off : off+int(size)])}
-		if x.Name == "" || len(x.Name) > 255 {
+		acl := index == aclAccess || index == aclDefault
+		if len(x.Name) > 255 || acl != (length == 0) {
 			return nil, damaged()
 		}
-		if index == aclAccess || index == aclDefault {
+		if acl {
 			if x.Value, err = posixACL(x.Value); err != nil {
 				return nil, fmt.Errorf("inode %d: %w", n.ino, err)
 			}
 		}
 		out = append(out, x)
-		b = b[min(len(b), (xattrEntry+length+3)&^3):]
 	}
 }
 
