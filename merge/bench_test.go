@@ -58,7 +58,10 @@ func BenchmarkTrees(b *testing.B) {
 func BenchmarkText(b *testing.B) {
 	var base, ours, theirs []byte
 	for i := range 20_000 {
-		line := fmt.Appendf(nil, "line %d of a text\n", i%3000)
+		line := fmt.Appendf(nil, "line %d of a text\n", i)
+		if i%3 == 0 {
+			line = []byte("}\n")
+		}
 		base = append(base, line...)
 		if i%100 != 3 {
 			ours = append(ours, line...)

@@ -13,9 +13,12 @@ import (
 const (
 	maxText  = 16 << 20 // bytes of each of the three
 	maxLines = 1 << 20  // lines of each of the three
-	// fastLines is from where on a diff may be longer than it has to be, so that
-	// it takes little time whatever it is given.
-	fastLines = 50_000
+	// The smallest difference of two texts can take long to find: 12 s for twice
+	// 24,000 lines that were chosen for it. Beyond exactLines, of both together, the
+	// texts are first cut where they have lines that are there only once, and only what
+	// is left, if it is short, is compared exactly.
+	exactLines = 20_000
+	exactPart  = 4_000
 )
 
 // isText says whether b can be merged by lines and take markers.
@@ -118,14 +121,7 @@ func align(base, ours, theirs []int32) []region {
 // as far down as possible (as git does it), so that the same change is at the same
 // place however it was found.
 func hunks(base, side []int32) []hunk {
-	opts := []diff.Option{diff.Context(0)}
-	if len(base)+len(side) > fastLines {
-		opts = append(opts, diff.Fast())
-	}
-	var found []hunk
-	for _, h := range diff.Hunks(base, side, opts...) {
-		found = append(found, hunk{span{h.PosX, h.EndX}, span{h.PosY, h.EndY}})
-	}
+	found := differences(base, side)
 	var down []hunk // from the last one on, for each may slide onto the one below
 	for i := len(found) - 1; i >= 0; i-- {
 		h := found[i]
@@ -145,6 +141,27 @@ func hunks(base, side []int32) []hunk {
 	}
 	slices.Reverse(down)
 	return down
+}
+
+// differences returns the ranges that differ, in the time that the limits allow.
+func differences(base, side []int32) []hunk {
+	var found []hunk
+	if len(base)+len(side) <= exactLines {
+		for _, h := range diff.Hunks(base, side, diff.Context(0)) {
+			found = append(found, hunk{span{h.PosX, h.EndX}, span{h.PosY, h.EndY}})
+		}
+		return found
+	}
+	for _, h := range diff.Hunks(base, side, diff.Context(0), diff.Fast()) {
+		if h.EndX-h.PosX+h.EndY-h.PosY > exactPart {
+			found = append(found, hunk{span{h.PosX, h.EndX}, span{h.PosY, h.EndY}})
+			continue
+		}
+		for _, part := range diff.Hunks(base[h.PosX:h.EndX], side[h.PosY:h.EndY], diff.Context(0)) {
+			found = append(found, hunk{span{h.PosX + part.PosX, h.PosX + part.EndX}, span{h.PosY + part.PosY, h.PosY + part.EndY}})
+		}
+	}
+	return found
 }
 
 // slide moves h down, as long as that is the same change, and not over the base's line end.

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 )
@@ -168,4 +169,45 @@ func FuzzText(f *testing.F) {
 			t.Fatalf("the order matters: %q and %q", one, two)
 		}
 	})
+}
+
+// Texts that are too long for the smallest difference merge all the same, if they
+// have lines that are there once; and none takes long.
+func TestLongTexts(t *testing.T) {
+	var base, ours, theirs, want []byte
+	for i := range 60_000 {
+		line := fmt.Appendf(nil, "line %d\n", i)
+		if i%3 == 0 {
+			line = []byte("}\n")
+		}
+		base = append(base, line...)
+		switch {
+		case i%1000 == 17:
+			ours = append(ours, "ours\n"...)
+			theirs = append(theirs, line...)
+			want = append(want, "ours\n"...)
+		case i%1000 == 500:
+			ours = append(ours, line...)
+			theirs = append(append(theirs, line...), "theirs\n"...)
+			want = append(append(want, line...), "theirs\n"...)
+		default:
+			ours, theirs, want = append(ours, line...), append(theirs, line...), append(want, line...)
+		}
+	}
+	if got, n := mergeText(base, ours, theirs, testNames); n > 0 || !bytes.Equal(got, want) {
+		t.Errorf("%d conflicts, %d bytes of %d", n, len(got), len(want))
+	}
+	// A short cycle: no line is there once.
+	hard := func(step int) []byte {
+		var b []byte
+		for i := range 200_000 {
+			b = append(b, byte('a'+i*i*step%7), '\n')
+		}
+		return b
+	}
+	start := time.Now()
+	one, n := mergeText(hard(1), hard(2), hard(3), testNames)
+	if took := time.Since(start); took > 30*time.Second || len(one) == 0 {
+		t.Errorf("%d conflicts after %v", n, took)
+	}
 }
