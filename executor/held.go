@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -40,11 +39,11 @@ type held struct {
 // openHeld goes on in the machine of the turn's branch, where it stands on the
 // state that the turn begins with, or makes it.
 func (r *run) openHeld(ctx context.Context) (*Sandbox, error) {
-	dir, err := r.x.home.MkdirAll("machines")
-	if err != nil {
+	if _, err := r.x.home.MkdirAll("machines"); err != nil {
 		return nil, err
 	}
-	h := &held{x: r.x, path: filepath.Join(dir, string(r.at.session.ID)+"-"+r.plan.branch+".json"), store: sandboxes.NewStore(r.x.home)}
+	h := &held{x: r.x, path: r.x.heldPath(r.at.session.ID, r.plan.branch), store: sandboxes.NewStore(r.x.home)}
+	var err error
 	if h.lock, err = home.TryAcquire(h.path + ".lock"); err != nil {
 		return nil, err
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/qemu"
 	"turnstone.dev/turnstone/wire"
@@ -239,15 +240,10 @@ func (x *Executor) revive(ctx context.Context, p *plan, req SandboxRequest, prog
 
 // unpack makes a folder to restore from of what Keep has written.
 func (x *Executor) unpack(ctx context.Context, k substrate.Keeper, m substrate.Machine, kept string) (dir string, remove func(), err error) {
-	base, err := x.home.MkdirAll("sandboxes")
+	tmp, remove, err := sandboxes.NewStore(x.home).Folder()
 	if err != nil {
 		return "", nil, err
 	}
-	tmp, err := os.MkdirTemp(base, ".fork-*") // swept with those of forks, should this process be killed
-	if err != nil {
-		return "", nil, err
-	}
-	remove = func() { _ = os.RemoveAll(tmp) }
 	dir = filepath.Join(tmp, "vm")
 	if err := k.Unpack(ctx, m, kept, dir); err != nil {
 		remove()

@@ -20,21 +20,18 @@ import (
 
 // A keptVM is a machine in a folder, until it is in the store.
 type keptVM struct {
-	dir    string
-	packed substrate.Packed
+	dir     string
+	release func()
+	packed  substrate.Packed
 }
 
 // keepMachine writes the machine down as it is at the end of the steps.
 func (r *run) keepMachine(ctx context.Context, s *Sandbox) error {
-	base, err := r.x.home.MkdirAll("sandboxes")
+	dir, release, err := sandboxes.NewStore(r.x.home).Folder()
 	if err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp(base, ".fork-*") // swept with those of forks, should this process be killed
-	if err != nil {
-		return err
-	}
-	vm := &keptVM{dir: dir}
+	vm := &keptVM{dir: dir, release: release}
 	defer r.x.guard(ctx, s)()
 	if vm.packed, err = s.Keep(ctx, filepath.Join(dir, "vm")); err != nil {
 		vm.remove()
@@ -46,7 +43,7 @@ func (r *run) keepMachine(ctx context.Context, s *Sandbox) error {
 
 func (vm *keptVM) remove() {
 	if vm != nil {
-		_ = os.RemoveAll(vm.dir)
+		vm.release()
 	}
 }
 
@@ -112,15 +109,15 @@ func (x *Executor) Resume(ctx context.Context, ref, name string, ttl time.Durati
 
 // unpackVM makes a folder that a machine can be restored from.
 func (x *Executor) unpackVM(ctx context.Context, cs *contextStore, rec *Record, layers []string, progress func(string)) (dir string, remove func(), err error) {
-	base, err := x.home.MkdirAll("sandboxes")
+	folder, release, err := sandboxes.NewStore(x.home).Folder()
 	if err != nil {
 		return "", nil, err
 	}
-	packed, err := os.MkdirTemp(base, ".fork-*")
-	if err != nil {
+	defer release()
+	packed := filepath.Join(folder, "kept")
+	if err := os.Mkdir(packed, 0o700); err != nil {
 		return "", nil, err
 	}
-	defer func() { _ = os.RemoveAll(packed) }()
 	for _, f := range rec.VM.Files {
 		if !filepath.IsLocal(f.Name) || filepath.Base(f.Name) != f.Name {
 			return "", nil, &turnstone.Error{Op: "executor.resume", Kind: turnstone.Integrity, Subject: string(rec.ID), Err: fmt.Errorf("%q is no file of a machine", f.Name)}

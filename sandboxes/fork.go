@@ -80,6 +80,20 @@ func (s *Store) snapshot(ctx context.Context, id turnstone.SandboxID, dir string
 // forkPrefix begins the name of a folder with a snapshot that clones start from.
 const forkPrefix = ".fork-"
 
+// Folder makes a folder for a machine that is being written down or started. It is
+// there until release, which removes it; should this process be killed, the next
+// creation of a sandbox does.
+func (s *Store) Folder() (dir string, release func(), err error) {
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return "", nil, createError(err)
+	}
+	dir, release, err = s.forkFolder()
+	if err != nil {
+		return "", nil, createError(err)
+	}
+	return dir, release, nil
+}
+
 // forkFolder makes a folder that sweep leaves alone until release.
 func (s *Store) forkFolder() (dir string, release func(), err error) {
 	if dir, err = os.MkdirTemp(s.dir, forkPrefix+"*"); err != nil {

@@ -46,6 +46,7 @@ type cli struct {
 	Gc         gcCmd         `cmd:"" help:"Delete what nothing leads to any more."`
 	Fsck       fsckCmd       `cmd:"" help:"Check all that is kept of turns."`
 	Du         duCmd         `cmd:"" help:"Say what takes up how much room."`
+	Resume     resumeCmd     `cmd:"" help:"Go on with the machine that a turn was kept with."`
 	Sandbox    sandboxCmd    `cmd:"" help:"Create, use and remove sandboxes that stay."`
 	Template   templateCmd   `cmd:"" help:"List, build, show and remove templates."`
 	Hash       hashCmd       `cmd:"" help:"Print the FS hash of a folder."`

@@ -10,13 +10,18 @@ import (
 type forkCmd struct {
 	Ref    string `arg:"" help:"Turn to begin the branch with: SESSION@N, SESSION@BRANCH~K, a turn's ID."`
 	Branch string `required:"" short:"b" help:"Name of the new branch." placeholder:"NAME"`
+	Live   bool   `help:"Clone the machine that stays after the turn (lifetime: session) too, with its processes."`
 	JSON   bool   `name:"json" help:"Print the branch as JSON."`
 }
 
 // Run makes the branch.
 func (c *forkCmd) Run(a *app) error {
 	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
-		b, err := x.Fork(ctx, c.Ref, c.Branch)
+		fork := x.Fork
+		if c.Live {
+			fork = x.ForkLive
+		}
+		b, err := fork(ctx, c.Ref, c.Branch)
 		if err != nil {
 			return err
 		}

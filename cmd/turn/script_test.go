@@ -148,7 +148,7 @@ func isFile(path string) bool {
 // environ returns the variables of the script that turn can see.
 func environ(ts *testscript.TestScript) []string {
 	var env []string
-	for _, key := range []string{"PATH", "HOME", "TMPDIR", "TURN_HOME", "TURN_AGENT", "TURN_KERNEL", "TURN_BACKGROUND", "TERM", "NO_COLOR"} {
+	for _, key := range []string{"PATH", "HOME", "TMPDIR", "TURN_HOME", "TURN_AGENT", "TURN_KERNEL", "TURN_BACKGROUND", "API_TOKEN", "TERM", "NO_COLOR"} {
 		if v := ts.Getenv(key); v != "" {
 			env = append(env, key+"="+v)
 		}
