@@ -270,7 +270,7 @@ func (n *node) open(flags int) (int, error) {
 		return -1, err
 	}
 	var st unix.Stat_t
-	if err = unix.Fstat(fd, &st); err == nil && (inode{st.Dev, st.Ino}) != n.stamp.inode {
+	if err = unix.Fstat(fd, &st); err == nil && !n.is(&st) {
 		err = errChanged
 	}
 	if err != nil {
@@ -278,6 +278,13 @@ func (n *node) open(flags int) (int, error) {
 		return -1, err
 	}
 	return fd, nil
+}
+
+// is tells whether st is of the file that n is: the same directory, whatever has
+// come into it, or the same untouched file.
+func (n *node) is(st *unix.Stat_t) bool {
+	now := stampOf(st)
+	return now.inode == n.stamp.inode && (n.attr.Type == tree.Dir || now == n.stamp && st.Mode&unix.S_IFMT == unix.S_IFREG)
 }
 
 // Open implements tree.Node.
