@@ -1,0 +1,364 @@
+package session
+
+import (
+	"bufio"
+	"context"
+	"database/sql"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+)
+
+// TestMain lets the tests start themselves as another process.
+func TestMain(m *testing.M) {
+	if role := os.Getenv("SESSION_TEST_ROLE"); role != "" {
+		if err := play(role, os.Getenv("SESSION_TEST_DIR")); err != nil {
+			fmt.Fprintln(os.Stderr, err, turnstone.HintOf(err))
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// play is what another process does.
+func play(role, dir string) error {
+	ctx := context.Background()
+	db, err := Open(ctx, filepath.Join(dir, "context.db"))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = db.Close() }()
+	s, err := db.Ensure(ctx, "s")
+	if err != nil {
+		return err
+	}
+	switch role {
+	case "race": // three turns; each on the head as it is then
+		for range 3 {
+			t, err := db.Start(ctx, StartTurn{Session: s.ID, Kind: "run"})
+			if err != nil {
+				return err
+			}
+			var head *turnstone.TurnID
+			if p := t.Parent(); p != "" {
+				head = &p
+			}
+			branch, diverged, err := db.Finish(ctx, Finish{Turn: t.ID, Result: turnstone.Passed, Record: digest(string(t.ID)), MoveBranch: true, ExpectedHead: head})
+			if err != nil {
+				return err
+			}
+			fmt.Println(t.ID, t.Number, branch, diverged)
+		}
+	case "start": // begins a turn, and waits to be killed
+		t, err := db.Start(ctx, StartTurn{Session: s.ID, Kind: "run"})
+		if err != nil {
+			return err
+		}
+		fmt.Println(t.ID)
+		_, _ = io.ReadAll(os.Stdin)
+	case "churn": // is killed anywhere
+		fmt.Println("ready")
+		for {
+			t, err := db.Start(ctx, StartTurn{Session: s.ID, Kind: "run"})
+			if err != nil {
+				return err
+			}
+			head := t.Parent()
+			if _, _, err := db.Finish(ctx, Finish{Turn: t.ID, Result: turnstone.Passed, Record: digest(string(t.ID)), MoveBranch: true, ExpectedHead: &head}); err != nil {
+				return err
+			}
+			fmt.Println("done", t.ID)
+		}
+	}
+	return nil
+}
+
+func process(t *testing.T, role, dir string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "SESSION_TEST_ROLE="+role, "SESSION_TEST_DIR="+dir)
+	cmd.Stderr = os.Stderr
+	return cmd
+}
+
+// TestRace: 20 processes make the database and run turns on one branch at one time.
+func TestRace(t *testing.T) {
+	dir := t.TempDir()
+	const processes, each = 20, 3
+	outs := make(chan []byte, processes)
+	for range processes {
+		cmd := process(t, "race", dir)
+		go func() {
+			out, err := cmd.Output()
+			if err != nil {
+				t.Error(err)
+			}
+			outs <- out
+		}()
+	}
+	numbers, ids, onMain := map[int]bool{}, map[string]bool{}, 0
+	for range processes {
+		for line := range strings.Lines(string(<-outs)) {
+			f := strings.Fields(line)
+			n, _ := strconv.Atoi(f[1])
+			if numbers[n] || ids[f[0]] {
+				t.Errorf("twice: %s", line)
+			}
+			numbers[n], ids[f[0]] = true, true
+			if f[3] == "false" {
+				onMain++
+			} else if f[2] != fmt.Sprintf("main-%d", n) {
+				t.Errorf("diverged onto %s", line)
+			}
+		}
+	}
+	db := open(t, dir)
+	s := must[Session](t)(db.Find(t.Context(), "s"))
+	g := must[*Graph](t)(db.Graph(t.Context(), s.ID))
+	if len(ids) != processes*each || len(g.Turns) != len(ids) || g.Turns[0].Number != len(ids) {
+		t.Errorf("%d turns were told, %d are there, the last is number %d", len(ids), len(g.Turns), g.Turns[0].Number)
+	}
+	if len(g.Branches) != 1+len(ids)-onMain {
+		t.Errorf("%d branches, %d turns on main", len(g.Branches), onMain)
+	}
+	// Those that won are one line.
+	n := 0
+	for _, err := range db.History(t.Context(), must[Turn](t)(db.Resolve(t.Context(), "s"))) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		n++
+	}
+	if n != onMain {
+		t.Errorf("main has %d turns, %d say that they are on it", n, onMain)
+	}
+	wellKept(t, db)
+}
+
+func wellKept(t *testing.T, db *DB) {
+	t.Helper()
+	if found := must[[]string](t)(db.Check(t.Context())); len(found) > 0 {
+		t.Errorf("the database is damaged: %q", found)
+	}
+}
+
+// TestInterrupted: the process that runs a turn is killed.
+func TestInterrupted(t *testing.T) {
+	dir := t.TempDir()
+	cmd := process(t, "start", dir)
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = stdin.Close() }()
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := turnstone.TurnID(strings.TrimSpace(line))
+	db := open(t, dir)
+	if x := must[Turn](t)(db.Turn(t.Context(), id)); x.Status != Running {
+		t.Errorf("while it runs: %+v", x)
+	}
+	if n := must[int](t)(db.SweepLeases(t.Context())); n != 0 {
+		t.Errorf("%d leases of running turns were removed", n)
+	}
+	if err := cmd.Process.Signal(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	x := must[Turn](t)(db.Turn(t.Context(), id))
+	if x.Status != Done || x.Result != turnstone.Errored || !x.Interrupted() || x.Ended.IsZero() {
+		t.Errorf("when it was killed: %+v", x)
+	}
+	if entries, _ := os.ReadDir(db.leases); len(entries) != 0 {
+		t.Errorf("leases left: %v", entries)
+	}
+	s := must[Session](t)(db.Find(t.Context(), "s"))
+	if next := grow(t, db, s, Main); next.Number != 2 || len(next.Parents) != 0 {
+		t.Errorf("the next one: %+v", next)
+	}
+	if err := db.Remove(t.Context(), s.ID); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestKilledAnywhere: what a process said it did is there after it was killed, and
+// nothing by halves.
+func TestKilledAnywhere(t *testing.T) {
+	dir := t.TempDir()
+	said := 0
+	for i := range 12 {
+		cmd := process(t, "churn", dir)
+		stdout, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		in := bufio.NewReader(stdout)
+		if _, err := in.ReadString('\n'); err != nil {
+			t.Fatal(err)
+		}
+		time.AfterFunc(time.Duration(2+7*i)*time.Millisecond, func() { _ = cmd.Process.Kill() })
+		var done []turnstone.TurnID
+		for {
+			line, err := in.ReadString('\n')
+			if err != nil {
+				break
+			}
+			done = append(done, turnstone.TurnID(strings.TrimPrefix(strings.TrimSpace(line), "done ")))
+		}
+		_ = cmd.Wait()
+		said += len(done)
+		db := open(t, dir)
+		for _, id := range done {
+			if x, err := db.Turn(t.Context(), id); err != nil || x.Status != Done || x.Record == "" {
+				t.Errorf("it was said to be done: %+v, %v", x, err)
+			}
+		}
+		g := must[*Graph](t)(db.Graph(t.Context(), must[Session](t)(db.Find(t.Context(), "s")).ID))
+		byID := map[turnstone.TurnID]Turn{}
+		for _, x := range g.Turns {
+			byID[x.ID] = x
+			if x.Status == Running {
+				t.Errorf("still running: %+v", x)
+			}
+		}
+		// A turn is done if and only if its branch leads to it.
+		reached := map[turnstone.TurnID]bool{}
+		for _, b := range g.Branches {
+			for id := b.Head; id != ""; id = byID[id].Parent() {
+				reached[id] = true
+			}
+		}
+		for _, x := range g.Turns {
+			if reached[x.ID] != (x.Record != "") {
+				t.Errorf("by halves: %+v, reached: %v", x, reached[x.ID])
+			}
+		}
+		wellKept(t, db)
+		_ = db.Close()
+	}
+	t.Logf("%d turns before the kills", said)
+	if said == 0 {
+		t.Error("nothing was done before the kills")
+	}
+}
+
+// TestMigrations: a database of any version becomes one of the newest, and keeps what is in it.
+func TestMigrations(t *testing.T) {
+	for version := 1; version <= schemaVersion; version++ {
+		dir := t.TempDir()
+		path := filepath.Join(dir, "context.db")
+		old, err := sql.Open("sqlite", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for v := 1; v <= version; v++ {
+			text, err := migrations.ReadFile(fmt.Sprintf("migrations/%04d.sql", v))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := old.Exec(string(text) + fmt.Sprintf(";PRAGMA user_version = %d", v)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// As version 1 wrote it.
+		for _, stmt := range []string{
+			"INSERT INTO sessions (id, name, created, next) VALUES ('s_000000000000000000', 'old', 1, 2)",
+			"INSERT INTO turns VALUES ('t_000000000000000000', 's_000000000000000000', 1, 'main', 'run', 'title', 'done', 'passed', 'sha256:x', '', 1, 2)",
+			"INSERT INTO branches VALUES ('s_000000000000000000', 'main', 't_000000000000000000', 1)",
+		} {
+			if _, err := old.Exec(stmt); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := old.Close(); err != nil {
+			t.Fatal(err)
+		}
+		db := open(t, dir)
+		if x := must[Turn](t)(db.Resolve(t.Context(), "old")); x.Number != 1 || x.Title != "title" {
+			t.Errorf("from version %d: %+v", version, x)
+		}
+		if v := must[int](t)(db.version(t.Context())); v != schemaVersion {
+			t.Errorf("version %d", v)
+		}
+		s := must[Session](t)(db.Find(t.Context(), "old"))
+		if x := grow(t, db, s, Main); x.Number != 2 {
+			t.Errorf("%+v", x)
+		}
+		wellKept(t, db)
+	}
+	entries, err := migrations.ReadDir("migrations")
+	if err != nil || len(entries) != schemaVersion {
+		t.Errorf("%d files for %d versions, %v", len(entries), schemaVersion, err)
+	}
+}
+
+func TestRefusedDatabases(t *testing.T) {
+	newer := t.TempDir()
+	db := open(t, newer)
+	if _, err := db.sql.Exec(fmt.Sprintf("PRAGMA user_version = %d", schemaVersion+1)); err != nil {
+		t.Fatal(err)
+	}
+	_ = db.Close()
+	_, err := Open(t.Context(), filepath.Join(newer, "context.db"))
+	if wantKind(t, "a newer version", err, turnstone.Unavailable); !strings.Contains(turnstone.HintOf(err), "newer") {
+		t.Errorf("hint: %s", turnstone.HintOf(err))
+	}
+	damaged := filepath.Join(t.TempDir(), "context.db")
+	if err := os.WriteFile(damaged, []byte(strings.Repeat("this is no database ", 400)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err = Open(t.Context(), damaged)
+	wantKind(t, "a damaged file", err, turnstone.Integrity)
+	_, err = Open(t.Context(), filepath.Join(t.TempDir(), "none", "context.db"))
+	wantKind(t, "no folder", err, turnstone.Unavailable)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = Open(ctx, filepath.Join(t.TempDir(), "context.db"))
+	wantKind(t, "given up", err, turnstone.Canceled)
+}
+
+// FuzzResolve: no reference makes anything but a turn or an error of kind Invalid or NotFound.
+func FuzzResolve(f *testing.F) {
+	db := open(f, f.TempDir())
+	s := must[Session](f)(db.Create(f.Context(), "s"))
+	grow(f, db, s, Main)
+	for _, ref := range []string{"s", "s@1", "s@main~1", "t_0", "s~", "@", "s@@", "s'--", "s_%"} {
+		f.Add(ref)
+	}
+	f.Fuzz(func(t *testing.T, ref string) {
+		for _, resolve := range []func() (Turn, error){
+			func() (Turn, error) { return db.Resolve(context.Background(), ref) },
+			func() (Turn, error) { return db.ResolveIn(context.Background(), s.ID, ref) },
+		} {
+			x, err := resolve()
+			if k := turnstone.KindOf(err); err != nil && k != turnstone.Invalid && k != turnstone.NotFound {
+				t.Errorf("%q: %v", ref, err)
+			}
+			if err == nil && x.Session != s.ID {
+				t.Errorf("%q: %+v", ref, x)
+			}
+		}
+	})
+}
