@@ -9,6 +9,15 @@ import (
 // finish makes the objects of a directory and of those below it, and returns its
 // entry. It counts what is below.
 func (a *applier) finish(path string, d *directory) (tree.Entry, error) {
+	own := path == "" || path == etc // the agent has made it in the upper directory
+	e := d.entry
+	if d.same {
+		e.Tree, e.Hash = d.old.Tree, d.old.Hash
+		if own {
+			e.MTime = d.old.MTime
+		}
+		return e, nil
+	}
 	out := make(tree.Directory, len(d.items))
 	for i := range d.items {
 		it := &d.items[i]
@@ -31,13 +40,12 @@ func (a *applier) finish(path string, d *directory) (tree.Entry, error) {
 	if err := a.countDirectory(path, d); err != nil {
 		return tree.Entry{}, err
 	}
-	e := d.entry
 	if d.old == nil {
 		return a.put(e, out)
 	}
-	if (path == "" || path == etc) && slices.EqualFunc(out, d.olds, func(a, b tree.Entry) bool { return a.Name == b.Name }) {
-		// The agent has made it in the upper directory, so its time is the start of the
-		// sandbox. With the same names in it, nobody else has had a reason to change it.
+	if own && slices.EqualFunc(out, d.olds, func(a, b tree.Entry) bool { return a.Name == b.Name }) {
+		// Its time is the start of the sandbox: with the same names in it, nobody but
+		// the agent has had a reason to change it.
 		e.MTime = d.old.MTime
 	}
 	if slices.EqualFunc(out, d.olds, func(a, b tree.Entry) bool { return equal(&a, &b) }) {

@@ -29,8 +29,8 @@ type Options struct {
 	Check func(path string, a *tree.Attr) error
 	// MaxEntries bounds the entries that are taken; 0 is DefaultMaxEntries.
 	MaxEntries int
-	// MaxMeta bounds the bytes of names, link targets, extended attributes and
-	// paths of hard links that are taken; 0 is DefaultMaxMeta.
+	// MaxMeta bounds the bytes of paths, link targets and extended attributes that
+	// are taken; 0 is DefaultMaxMeta.
 	MaxMeta int64
 	// Parallel is how many files are read at a time; 0 is one for each CPU.
 	Parallel int

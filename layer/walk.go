@@ -2,7 +2,6 @@ package layer
 
 import (
 	"context"
-	"strings"
 
 	"turnstone.dev/turnstone/tree"
 )
@@ -41,6 +40,7 @@ type applier struct {
 type directory struct {
 	entry tree.Entry
 	old   *tree.Entry    // the directory that the parent has there, or nil
+	same  bool           // its entries are the parent's, which nobody has read
 	olds  tree.Directory // its entries
 	items []item         // sorted by name
 }
@@ -77,15 +77,18 @@ func (a *applier) directory(path string, n tree.Node, e tree.Entry, old *tree.En
 		return nil, exhausted(path[:256]+"...", "directories that lie more than %d deep", tree.MaxDepth)
 	}
 	d := &directory{entry: e, old: old}
-	var err error
+	children, err := n.Children(a.ctx)
+	if err != nil {
+		return nil, err
+	}
+	if old != nil && !hidden && a.skipsAll(path, children) {
+		d.same = true // as /etc is in every sandbox
+		return d, nil
+	}
 	if old != nil {
 		if d.olds, err = tree.GetDirectory(a.ctx, a.w, old.Tree); err != nil {
 			return nil, err
 		}
-	}
-	children, err := n.Children(a.ctx)
-	if err != nil {
-		return nil, err
 	}
 	d.items = make([]item, 0, len(children)+len(d.olds))
 	olds := d.olds
@@ -125,6 +128,16 @@ func (a *applier) below(d *directory, dir string, old *tree.Entry, hidden bool) 
 }
 
 func (a *applier) skip(path string) bool { return a.opts.Skip != nil && a.opts.Skip(path) }
+
+// skipsAll tells whether all of a directory's entries are the machine's.
+func (a *applier) skipsAll(path string, children []tree.Child) bool {
+	for _, c := range children {
+		if !a.skip(path + "/" + c.Name) {
+			return false
+		}
+	}
+	return true
+}
 
 // child takes one entry of the upper directory. old is what the parent has there, or nil.
 func (a *applier) child(d *directory, path string, c tree.Child, old *tree.Entry, hidden bool, depth int) error {
@@ -204,13 +217,13 @@ func (a *applier) take(path string, attr *tree.Attr) (notes, error) {
 		}
 	}
 	attr.Normalize() // which leaves out all of the overlay's
-	size := int64(len(attr.Target) + len(path) - strings.LastIndexByte(path, '/'))
+	size := int64(len(attr.Target) + len(path)) // of the whole path: making it is work
 	for _, x := range attr.Xattrs {
 		size += int64(len(x.Name) + len(x.Value))
 	}
 	a.entries++
 	if a.meta += size; a.meta > a.opts.MaxMeta {
-		return n, exhausted(path, "names and attributes of more than %d bytes", a.opts.MaxMeta)
+		return n, exhausted(path, "paths and attributes of more than %d bytes", a.opts.MaxMeta)
 	}
 	if a.entries > a.opts.MaxEntries {
 		return n, exhausted(path, "more than %d files were changed", a.opts.MaxEntries)
