@@ -1,0 +1,206 @@
+package store
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// Whatever a decoder takes, it gives back the same: there is one form only.
+
+func FuzzTable(f *testing.F) {
+	entries := []packEntry{{id: sha256.Sum256([]byte("a")), off: 8, stored: 3, size: 10}, {id: sha256.Sum256([]byte("b")), off: 11, stored: 5, size: 5}}
+	table, _ := encodeTable(entries)
+	f.Add(table, int64(16))
+	f.Add(table[:20], int64(16))
+	f.Fuzz(func(t *testing.T, b []byte, data int64) {
+		if len(b) < packTrailerSize {
+			return
+		}
+		name := id(sha256.Sum256(b[:len(b)-packTrailerSize])) // else nothing comes past the digest
+		size := data%maxPack + int64(len(b))
+		got, err := decodeTable(b, name, size)
+		if err != nil {
+			return
+		}
+		for _, e := range got {
+			if e.size > maxObject || int64(e.off)+int64(e.stored) > size-int64(len(b)) {
+				t.Fatalf("an object outside the pack: %+v", e)
+			}
+		}
+		if again, _ := encodeTable(got); len(again) != len(b) {
+			t.Fatalf("%d bytes become %d", len(b), len(again))
+		}
+	})
+}
+
+func FuzzList(f *testing.F) {
+	f.Add(encodeList([]chunk{{id: sha256.Sum256([]byte("a")), size: 70_000}, {size: 1}}), int64(70_001))
+	f.Add(encodeList(nil), int64(0))
+	f.Fuzz(func(t *testing.T, b []byte, size int64) {
+		chunks, err := decodeList(b, size)
+		if err != nil {
+			return
+		}
+		var sum int64
+		for _, c := range chunks {
+			sum += int64(c.size)
+		}
+		if sum != size || !bytes.Equal(encodeList(chunks), b) {
+			t.Fatal("a list that is not what it says")
+		}
+	})
+}
+
+// segmentFile returns a small segment's bytes.
+func segmentFile(t testing.TB) []byte {
+	t.Helper()
+	p := &newPack{packInfo: packInfo{id: id{1}, size: 1 << 20, raw: 1 << 21, objects: 200}}
+	for i := range 200 {
+		p.entries = append(p.entries, packEntry{id: sha256.Sum256([]byte{byte(i)}), off: uint32(8 + i), stored: 1, size: 1})
+	}
+	encodeTable(p.entries) // sorts them
+	var b bytes.Buffer
+	if err := writeSegment(&b, []packInfo{p.packInfo}, 200, p.places()); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+func FuzzSegment(f *testing.F) {
+	good := segmentFile(f)
+	f.Add(good, []byte{0})
+	f.Add(good[:blockSize], []byte{1, 2})
+	f.Add(append([]byte{}, good[:segHeaderSize]...), []byte{})
+	path := filepath.Join(f.TempDir(), "x.seg")
+	f.Fuzz(func(t *testing.T, b, want []byte) {
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s, err := openSegment(path, "x")
+		if err != nil {
+			return
+		}
+		defer func() { _ = s.f.Close() }()
+		n := 0
+		for p, err := range s.all() {
+			if err != nil {
+				break
+			}
+			n++
+			// A segment that is in order is one in which each is found.
+			if got, err := s.find(p.id, nil); err == nil && s.check(t.Context()) == nil && len(got) == 0 {
+				t.Fatalf("%s is in it and not found", p.id.digest())
+			}
+			if n > 1000 {
+				break
+			}
+		}
+		_, _ = s.find(sha256.Sum256(want), nil)
+	})
+}
+
+// TestSegmentFind finds what is in a segment of many blocks, also where ids are
+// anything but evenly spread.
+func TestSegmentFind(t *testing.T) {
+	for name, make := range map[string]func(i int) id{
+		"even": func(i int) id { return sha256.Sum256([]byte{byte(i), byte(i >> 8), byte(i >> 16)}) },
+		"low":  func(i int) id { return id{30: byte(i >> 8), 31: byte(i)} },
+		"high": func(i int) id {
+			return id{0: 255, 1: 255, 2: 255, 3: 255, 20: byte(i >> 16), 30: byte(i >> 8), 31: byte(i)}
+		},
+		"twice":  func(i int) id { return id{0: byte(i >> 9), 1: byte(i >> 1)} },
+		"halves": func(i int) id { return id{0: byte(i%2) * 255, 29: byte(i >> 16), 30: byte(i >> 8), 31: byte(i)} },
+	} {
+		for _, n := range []int{1, 84, 85, 86, 170, 171, 20_000} {
+			p := &newPack{packInfo: packInfo{id: id{1}, size: 1 << 20, objects: uint32(n)}}
+			for i := range n {
+				p.entries = append(p.entries, packEntry{id: make(i), off: uint32(i + 8)})
+			}
+			encodeTable(p.entries)
+			path := filepath.Join(t.TempDir(), "x.seg")
+			var b bytes.Buffer
+			if err := writeSegment(&b, []packInfo{p.packInfo}, n, p.places()); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, b.Bytes(), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			s, err := openSegment(path, "x")
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range n {
+				got, err := s.find(make(i), nil)
+				want := 1
+				if name == "twice" && !(i == n-1 && n%2 == 1) {
+					want = 2
+				}
+				if err != nil || len(got) < want {
+					t.Fatalf("%s, %d: entry %d: %d places, %v", name, n, i, len(got), err)
+				}
+				miss := make(i)
+				miss[15] ^= 0x55
+				if got, err := s.find(miss, nil); err != nil || len(got) != 0 {
+					t.Fatalf("%s, %d: found what is not there, or %v", name, n, err)
+				}
+			}
+			_ = s.f.Close()
+		}
+	}
+}
+
+// TestSegmentDamage flips each byte of a segment: no lookup gives a wrong answer.
+func TestSegmentDamage(t *testing.T) {
+	good := segmentFile(t)
+	path := filepath.Join(t.TempDir(), "x.seg")
+	for at := 0; at < len(good); at += 7 {
+		b := bytes.Clone(good)
+		b[at] ^= 0x10
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s, err := openSegment(path, "x")
+		if err != nil {
+			continue
+		}
+		found := 0
+		for i := range 200 {
+			got, err := s.find(sha256.Sum256([]byte{byte(i)}), nil)
+			if err != nil {
+				continue
+			}
+			if len(got) != 1 || got[0].pack != (id{1}) || got[0].stored != 1 {
+				t.Fatalf("byte %d: a wrong answer: %+v", at, got)
+			}
+			found++
+		}
+		if found == 200 {
+			t.Fatalf("byte %d of %d is not noticed", at, len(good))
+		}
+		_ = s.f.Close()
+	}
+}
+
+// TestBomb checks that what decompresses to more than was recorded is refused.
+func TestBomb(t *testing.T) {
+	var c codec
+	c.cores = 1
+	defer c.close()
+	enc, err := c.encoder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw := make([]byte, 64<<20)
+	stored := enc.EncodeAll(raw, nil)
+	e := packEntry{id: sha256.Sum256(raw), stored: uint32(len(stored)), size: 100_000}
+	if _, err := c.decode(stored, e); err == nil {
+		t.Error("64 MiB are taken for 100 kB")
+	}
+	e.size = uint32(len(raw))
+	if b, err := c.decode(stored, e); err != nil || !bytes.Equal(b, raw) {
+		t.Errorf("what it is is not taken: %v", err)
+	}
+}
