@@ -88,44 +88,78 @@ func (at *branchPoint) abandon(ctx context.Context) {
 	}
 }
 
-// history yields the turns below the new one, as the images of a sandbox span them.
-// The turns that a merge brought in stand behind it: their receipts are in
-// /context, their files came with the merge.
+// history yields the turns below the new one, as the images of a sandbox span them:
+// from parent to parent, and right behind a merge the turns that it brought in. So
+// whatever stands behind a turn is all that the turn itself had below it. Of turns
+// that a merge brought in only /context has something; their files came with the merge.
 func (at *branchPoint) history(ctx context.Context) image.History {
 	return func(yield func(image.Item, error) bool) {
-		if at.parent == nil {
-			return
-		}
-		onLine, below := at.parent.ID, tree.Ref{}
-		for t, err := range at.cs.db.History(ctx, *at.parent) {
+		for t := at.parent; t != nil; {
+			below, err := at.yieldTurn(ctx, t, yield)
 			if err != nil {
 				yield(image.Item{}, err)
-				return
 			}
-			item := at.item(ctx, t)
-			if t.ID == onLine {
-				onLine = t.Parent()
-				st, err := at.cs.state(ctx, t.State)
-				if err != nil {
-					yield(image.Item{}, err)
-					return
-				}
-				item.Tree = st.Tree
-				below = tree.Ref{}
-			} else {
-				if below == (tree.Ref{}) {
-					if below, err = at.treeOf(ctx, onLine); err != nil {
-						yield(image.Item{}, err)
-						return
-					}
-				}
-				item.Tree = below
-			}
-			if !yield(item, nil) {
-				return
-			}
+			t = below
 		}
 	}
+}
+
+// yieldTurn yields t and what it merged, and returns the turn below; nil at the end.
+func (at *branchPoint) yieldTurn(ctx context.Context, t *session.Turn, yield func(image.Item, error) bool) (below *session.Turn, err error) {
+	st, err := at.cs.state(ctx, t.State)
+	if err != nil {
+		return nil, err
+	}
+	item := at.item(ctx, *t)
+	item.Tree = st.Tree
+	if !yield(item, nil) || len(t.Parents) == 0 {
+		return nil, nil
+	}
+	next, err := at.cs.db.Turn(ctx, t.Parents[0])
+	if err != nil || len(t.Parents) == 1 {
+		return &next, err
+	}
+	files, err := at.treeOf(ctx, next.ID)
+	if err != nil {
+		return nil, err
+	}
+	merged, err := at.merged(ctx, next, t.Parents[1])
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range merged {
+		item := at.item(ctx, m)
+		item.Tree = files
+		if !yield(item, nil) {
+			return nil, nil
+		}
+	}
+	return &next, nil
+}
+
+// merged returns the ancestors of the turn side, itself first, that are none of ours.
+func (at *branchPoint) merged(ctx context.Context, ours session.Turn, side turnstone.TurnID) ([]session.Turn, error) {
+	have := map[turnstone.TurnID]bool{}
+	for t, err := range at.cs.db.History(ctx, ours) {
+		if err != nil {
+			return nil, err
+		}
+		have[t.ID] = true
+	}
+	theirs, err := at.cs.db.Turn(ctx, side)
+	if err != nil {
+		return nil, err
+	}
+	var all []session.Turn
+	for t, err := range at.cs.db.History(ctx, theirs) {
+		if err != nil {
+			return nil, err
+		}
+		if !have[t.ID] {
+			all = append(all, t)
+		}
+	}
+	return all, nil
 }
 
 // treeOf returns the files that the turn id left; for no turn the zero Ref.
