@@ -166,39 +166,44 @@ func (a *applier) child(d *directory, path string, c tree.Child, old *tree.Entry
 		return err
 	}
 	it := item{entry: tree.Entry{Name: c.Name, Attr: attr}, old: old}
-	if attr.Type == tree.Dir {
-		var base *tree.Entry
-		if old != nil && old.Type == tree.Dir {
-			base = old
-		} else if old != nil {
-			a.links.hide(path)
+	if attr.Type != tree.Dir {
+		if it.file, err = a.leaf(path, c.Node, &it); err == nil {
+			d.items = append(d.items, it)
 		}
-		if it.dir, err = a.directory(path, c.Node, it.entry, base, hidden || notes.opaque, depth+1); err != nil {
-			return err
-		}
-		if path == etc && old == nil && len(it.dir.items) == 0 {
-			return nil // only the agent has made it
-		}
-		d.items = append(d.items, it)
-		return nil
+		return err
 	}
-	if old != nil {
+	var base *tree.Entry
+	if old != nil && old.Type == tree.Dir {
+		base = old
+	} else if old != nil {
 		a.links.hide(path)
 	}
-	ino, names := c.Node.Inode()
+	if it.dir, err = a.directory(path, c.Node, it.entry, base, hidden || notes.opaque, depth+1); err != nil {
+		return err
+	}
+	if path != etc || old != nil || len(it.dir.items) > 0 { // else only the agent has made it
+		d.items = append(d.items, it)
+	}
+	return nil
+}
+
+// leaf takes an entry of the upper directory that is no directory, and of a file
+// has the content read.
+func (a *applier) leaf(path string, n tree.Node, it *item) (*content, error) {
+	if it.old != nil {
+		a.links.hide(path)
+	}
+	ino, names := n.Inode()
 	if names > 1 {
 		if a.meta += int64(len(path)); a.meta > a.opts.MaxMeta {
-			return exhausted(path, "hard links with more than %d bytes of paths", a.opts.MaxMeta)
+			return nil, exhausted(path, "hard links with more than %d bytes of paths", a.opts.MaxMeta)
 		}
 		a.links.add(ino, path)
 	}
-	if attr.Type == tree.File {
-		if it.file, err = a.files.read(path, c.Node, ino, names, attr.Size); err != nil {
-			return err
-		}
+	if it.entry.Type != tree.File {
+		return nil, nil
 	}
-	d.items = append(d.items, it)
-	return nil
+	return a.files.read(path, n, ino, names, it.entry.Size)
 }
 
 // notes is what an overlay has noted of an entry, as far as it is needed.
@@ -216,7 +221,7 @@ func (a *applier) take(path string, attr *tree.Attr) (notes, error) {
 			n.opaque = string(x.Value) == "y"
 		}
 	}
-	attr.Normalize() // which leaves out all of the overlay's
+	attr.Normalize()                            // which leaves out all of the overlay's
 	size := int64(len(attr.Target) + len(path)) // of the whole path: making it is work
 	for _, x := range attr.Xattrs {
 		size += int64(len(x.Name) + len(x.Value))
