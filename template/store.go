@@ -24,6 +24,7 @@ import (
 //
 //	<hex>/root.erofs     the image of the spec with that digest
 //	<hex>/manifest.json  what the image is; written last
+//	<hex>/root.tree      what tree it holds, and where in it contents are; made when first asked for
 //	specs/<name>.json    the specs that users registered
 //	logs/<hex>.log       what the last build of that spec said, also when it failed
 //	locks/<hex>.lock     held while an image is built or removed

@@ -44,7 +44,7 @@ func treeFiles() []treetest.File {
 }
 
 // makeTemplate writes files into an image, as a template that is built.
-func makeTemplate(t *testing.T, files []treetest.File) (*Store, *Template) {
+func makeTemplate(t testing.TB, files []treetest.File) (*Store, *Template) {
 	t.Helper()
 	s := NewStore(t.TempDir())
 	dir := filepath.Join(s.dir, "image")
@@ -314,4 +314,31 @@ func resealed(b []byte) []byte {
 		copy(b[indexHeader-32:], sum[:])
 	}
 	return b
+}
+
+// FuzzTreeImage reads images in which bytes were changed: whatever the reader of the
+// format makes of them, building the tree ends, with a tree or with an error.
+func FuzzTreeImage(f *testing.F) {
+	_, tmpl := makeTemplate(f, []treetest.File{{Path: "/d/a", Data: "a"}, {Path: "/d/b", Link: "/d/a"}, {Path: "/l", Target: "d"},
+		{Path: "/page", Data: strings.Repeat("x", 5000)}, {Path: "/x", Xattrs: map[string]string{"user.a": "b"}}})
+	image, err := os.ReadFile(tmpl.Root)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(uint32(1024), []byte{1}, uint32(0), []byte{})
+	f.Fuzz(func(t *testing.T, at uint32, change []byte, at2 uint32, change2 []byte) {
+		b := bytes.Clone(image)
+		copy(b[int(at)%len(b):], change)
+		copy(b[int(at2)%len(b):], change2)
+		top, err := openTreeImage(bytes.NewReader(b), int64(len(b)))
+		if err != nil {
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		_, _ = tree.Build(ctx, &collector{Hasher: tree.NewHasher()}, top, tree.BuildOptions{Parallel: 1})
+		if ctx.Err() != nil {
+			t.Fatal("building the tree does not end")
+		}
+	})
 }

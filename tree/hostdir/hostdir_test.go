@@ -202,14 +202,18 @@ func TestOpenWithoutOpenat2(t *testing.T) {
 // TestChangesAreNoticed changes files between the reading of their directory and their own.
 func TestChangesAreNoticed(t *testing.T) {
 	for name, change := range map[string]func(path string) error{
-		"grows":      func(p string) error { return appendTo(p, "more") },
-		"shrinks":    func(p string) error { return os.Truncate(p, 1) },
-		"rewritten":  func(p string) error { return os.WriteFile(p, []byte("DATA"), 0o600) },
-		"replaced":   func(p string) error { return errors.Join(os.WriteFile(p+"2", []byte("data"), 0o600), os.Rename(p+"2", p)) },
-		"symlink":    func(p string) error { return errors.Join(os.Remove(p), os.Symlink("/etc/passwd", p)) },
-		"dir linked": func(p string) error { return errors.Join(os.Rename(filepath.Dir(p), filepath.Dir(p)+"2"), os.Symlink("d2", filepath.Dir(p))) },
-		"gone":       os.Remove,
-		"a fifo":     func(p string) error { return errors.Join(os.Remove(p), unix.Mkfifo(p, 0o600)) },
+		"grows":     func(p string) error { return appendTo(p, "more") },
+		"shrinks":   func(p string) error { return os.Truncate(p, 1) },
+		"rewritten": func(p string) error { return os.WriteFile(p, []byte("DATA"), 0o600) },
+		"replaced": func(p string) error {
+			return errors.Join(os.WriteFile(p+"2", []byte("data"), 0o600), os.Rename(p+"2", p))
+		},
+		"symlink": func(p string) error { return errors.Join(os.Remove(p), os.Symlink("/etc/passwd", p)) },
+		"dir linked": func(p string) error {
+			return errors.Join(os.Rename(filepath.Dir(p), filepath.Dir(p)+"2"), os.Symlink("d2", filepath.Dir(p)))
+		},
+		"gone":   os.Remove,
+		"a fifo": func(p string) error { return errors.Join(os.Remove(p), unix.Mkfifo(p, 0o600)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
