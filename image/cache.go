@@ -144,8 +144,8 @@ func touch(path string) {
 // make writes the image of s, which spans the newest turns of h, unless somebody
 // has done so.
 func (c *Cache) make(ctx context.Context, s *segment, h *walk) error {
-	items := make([]Item, s.Turns)
-	for i := range items {
+	var items []Item
+	for i := range s.Turns {
 		item, ok, err := h.at(i)
 		if err != nil {
 			return err
@@ -153,7 +153,7 @@ func (c *Cache) make(ctx context.Context, s *segment, h *walk) error {
 		if !ok {
 			return unavailable(c.dir, fmt.Errorf("the history has %d turns less than it had", s.Turns-i))
 		}
-		items[i] = item
+		items = append(items, item)
 	}
 	s.Image = imageKey(s.From, s.To, items)
 	if side, ok := c.whole(s.Image); ok {
