@@ -52,7 +52,12 @@ func (s *Store) Exec(ctx context.Context, id turnstone.SandboxID, cmd Command) (
 	if turnstone.KindOf(err) == turnstone.Dead && ctx.Err() == nil {
 		// The connection is gone, and with it the process. What it wrote until then,
 		// and how it ended, is still to be had where the sandbox lives.
+		// A fork ends connections too, and then the process goes on.
 		again, followErr := s.follow(ctx, id, p.ProcessID, [2]*counter{out, errs}, nil)
+		if ctx.Err() != nil {
+			s.kill(context.WithoutCancel(ctx), id, p.ProcessID)
+			return again, followErr
+		}
 		switch {
 		case followErr == nil && !again.Killed:
 			return again, nil
@@ -66,6 +71,18 @@ func (s *Store) Exec(ctx context.Context, id turnstone.SandboxID, cmd Command) (
 		_ = c.ProcessRelease(context.WithoutCancel(ctx), &wire.ProcessReleaseParams{ProcessID: p.ProcessID})
 	}
 	return exit, err
+}
+
+// kill ends a process that has lost the connection with which it was to end.
+func (s *Store) kill(ctx context.Context, id turnstone.SandboxID, process string) {
+	ctx, cancel := context.WithTimeout(ctx, killTime)
+	defer cancel()
+	c, err := s.client(ctx, id)
+	if err != nil {
+		return // it has ended with its sandbox
+	}
+	defer func() { _ = c.Close() }()
+	_ = c.ProcessSignal(ctx, &wire.ProcessSignalParams{ProcessID: process, Signal: "KILL"})
 }
 
 // StartDetached starts a command that nobody waits for, and returns its name. It

@@ -38,6 +38,15 @@ type packManifest struct {
 	RAM      difference       `json:"ram"`
 	Scratch  difference       `json:"scratch"`
 	Layers   []string         `json:"layers,omitempty"` // names of their images
+	Sum      turnstone.Digest `json:"sum"`              // of the manifest without this
+}
+
+// sum digests the manifest without its sum: a bit that flips in a stretch's offset
+// would else put pages elsewhere.
+func (p packManifest) sum() turnstone.Digest {
+	p.Sum = ""
+	b, _ := json.Marshal(p) // plain data always encodes
+	return turnstone.DigestBytes(b)
 }
 
 // A difference is what makes one file of another: stretches, whose bytes are one
@@ -99,6 +108,7 @@ func (s *Substrate) pack(ctx context.Context, m substrate.Machine, dir, out stri
 	if err := os.WriteFile(filepath.Join(out, stateFile), snap.state, 0o600); err != nil {
 		return packed, err
 	}
+	p.Sum = p.sum()
 	b, err := json.Marshal(p)
 	if err != nil {
 		return packed, err
@@ -312,19 +322,27 @@ func parsePack(b []byte) (packManifest, error) {
 	if p.Format != packFormat {
 		return p, fmt.Errorf("it has format %d, this program reads %d", p.Format, packFormat)
 	}
+	if p.Sum != p.sum() {
+		return p, errors.New("it does not match its digest")
+	}
+	return p, p.check()
+}
+
+// check says whether the stretches are in order and within their files.
+func (p packManifest) check() error {
 	for _, d := range []difference{p.RAM, p.Scratch} {
 		if d.Size < 0 {
-			return p, fmt.Errorf("a size of %d bytes", d.Size)
+			return fmt.Errorf("a size of %d bytes", d.Size)
 		}
 		before := int64(0)
 		for _, r := range d.Runs {
 			if r[0] < before || r[1] <= 0 || r[0] > d.Size-r[1] {
-				return p, fmt.Errorf("a stretch of %d bytes at %d, behind %d of %d", r[1], r[0], before, d.Size)
+				return fmt.Errorf("a stretch of %d bytes at %d, behind %d of %d", r[1], r[0], before, d.Size)
 			}
 			before = r[0] + r[1]
 		}
 	}
-	return p, nil
+	return nil
 }
 
 // patch makes a file at path of base and d, whose bytes are in the file data.

@@ -53,7 +53,9 @@ func TestDifference(t *testing.T) {
 		if err != nil {
 			r.Fatal(err)
 		}
-		b, err := json.Marshal(packManifest{Format: packFormat, RAM: d})
+		m := packManifest{Format: packFormat, RAM: d}
+		m.Sum = m.sum()
+		b, err := json.Marshal(m)
 		if err != nil {
 			r.Fatal(err)
 		}
@@ -122,8 +124,11 @@ func FuzzPack(f *testing.F) {
 	f.Add([]byte(`{"format":1,"ram":{"size":8192,"runs":[[4096,9223372036854775807]]}}`))
 	f.Add([]byte(`{"format":1,"scratch":{"size":1,"runs":[[0,1],[0,1]]},"layers":["../x"]}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		p, err := parsePack(b)
-		if err != nil {
+		var p packManifest
+		if json.Unmarshal(b, &p) != nil || p.check() != nil {
+			if _, err := parsePack(b); err == nil {
+				t.Fatal("it is taken")
+			}
 			return
 		}
 		for _, d := range []difference{p.RAM, p.Scratch} {
@@ -212,6 +217,7 @@ func TestUnpackAfterUpdate(t *testing.T) {
 	packed, dir := t.TempDir(), filepath.Join(t.TempDir(), "vm")
 	write := func(p packManifest) {
 		t.Helper()
+		p.Sum = p.sum()
 		b, err := json.Marshal(p)
 		if err != nil {
 			t.Fatal(err)
