@@ -34,6 +34,10 @@ func (g *graph) turn(t session.Turn) (rails string, below []string) {
 	}
 	g.columns[at] = t.Parents[0]
 	for _, p := range t.Parents[1:] {
+		if at+1 < len(g.columns) && g.columns[at+1] == p {
+			below = append(below, g.lean(at))
+			continue
+		}
 		below = append(below, g.open(at))
 		g.columns = slices.Insert(g.columns, at+1, p)
 	}
@@ -55,6 +59,13 @@ func (g *graph) open(at int) string {
 			row[2*i+1] = '\\'
 		}
 	}
+	row[2*at+1] = '\\'
+	return trim(row)
+}
+
+// lean draws a line from column at into the next one.
+func (g *graph) lean(at int) string {
+	row := []byte(strings.Repeat("| ", len(g.columns)))
 	row[2*at+1] = '\\'
 	return trim(row)
 }
