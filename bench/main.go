@@ -55,7 +55,7 @@ func (b *bench) all(ctx context.Context) error {
 		turn bool // it takes a machine
 		run  func(context.Context) error
 	}{{"start", true, b.start}, {"memory", true, b.memory}, {"streaming", true, b.streaming}, {"wire", true, b.wire},
-		{"shell", true, b.shell}, {"parsing", false, b.parsing}, {"commit", false, b.commit}} {
+		{"shell", true, b.shell}, {"forks", true, b.forks}, {"parsing", false, b.parsing}, {"commit", false, b.commit}} {
 		if b.only != "" && !slices.Contains(strings.Split(b.only, ","), part.name) {
 			continue
 		}
