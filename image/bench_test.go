@@ -19,21 +19,7 @@ import (
 func BenchmarkWrite(b *testing.B) {
 	b.Run("20000 files", func(b *testing.B) {
 		m := newMemory()
-		r := rand.New(rand.NewPCG(1, 1))
-		src := dirModel(0o755, nil)
-		total := int64(0)
-		for i := range 200 {
-			dir := dirModel(0o755, nil)
-			for j := range 100 {
-				text := make([]byte, 500+r.IntN(9000))
-				for k := range text {
-					text[k] = byte('a' + r.IntN(26))
-				}
-				total += int64(len(text))
-				dir.children[fmt.Sprint("file", j, ".go")] = fileModel(string(text))
-			}
-			src.children[fmt.Sprint("pkg", i)] = dir
-		}
+		src, total := manyFiles()
 		write(b, m, src.put(b, m), total)
 		b.ReportMetric(float64(20000*b.N)/b.Elapsed().Seconds(), "files/s")
 	})
@@ -45,6 +31,36 @@ func BenchmarkWrite(b *testing.B) {
 		ref := root.put(b, r)
 		write(b, r, ref, size)
 	})
+}
+
+// manyFiles is a source tree of 20,000 files.
+func manyFiles() (src *model, total int64) {
+	text := randomText(16 << 20)
+	src = dirModel(0o755, nil)
+	for i := range 200 {
+		dir := dirModel(0o755, nil)
+		for j := range 100 {
+			size := 500 + (i*j*7919)%9000
+			total += int64(size)
+			dir.children[fmt.Sprint("file", j, ".go")] = fileModel(text[(i*100+j)*100:][:size])
+		}
+		src.children[fmt.Sprint("pkg", i)] = dir
+	}
+	return src, total
+}
+
+// randomText has six bits in each byte.
+func randomText(size int) string {
+	r := rand.New(rand.NewPCG(1, 1))
+	b := make([]byte, size)
+	for i := 0; i < size; i += 8 {
+		v := r.Uint64()
+		for k := i; k < min(i+8, size); k++ {
+			b[k] = ' ' + byte(v&63)
+			v >>= 8
+		}
+	}
+	return string(b)
 }
 
 func write(b *testing.B, r tree.Reader, ref tree.Ref, size int64) {
