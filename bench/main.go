@@ -17,17 +17,23 @@ import (
 	"strings"
 	"time"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/template"
 )
 
 func main() {
-	b := bench{}
+	b := bench{state: 10 << 30}
 	flag.StringVar(&b.turn, "turn", "bin/turn", "the program to measure")
 	flag.StringVar(&b.floor, "floor", "bin/floor", "the floor: the test binary of package substrate/qemu")
 	flag.IntVar(&b.runs, "runs", 20, "runs of each start")
 	flag.StringVar(&b.stream, "stream", "1G", "how much the streaming step prints")
+	flag.Func("state", "how much the turns of the history part write in all (default 10G)", func(s string) (err error) {
+		b.state, err = turnstone.ParseBytes(s)
+		return err
+	})
+	flag.IntVar(&b.depth, "depth", 500, "turns of the history part")
 	flag.StringVar(&b.only, "only", "", "parts to measure, with commas; all by default")
 	flag.Parse()
 	if err := b.all(context.Background()); err != nil {
@@ -39,7 +45,8 @@ func main() {
 type bench struct {
 	turn, floor, stream string
 	only                string
-	runs                int
+	state               turnstone.Bytes
+	runs, depth         int
 	dir, root           string
 }
 
@@ -55,7 +62,7 @@ func (b *bench) all(ctx context.Context) error {
 		turn bool // it takes a machine
 		run  func(context.Context) error
 	}{{"start", true, b.start}, {"memory", true, b.memory}, {"streaming", true, b.streaming}, {"wire", true, b.wire},
-		{"shell", true, b.shell}, {"forks", true, b.forks}, {"parsing", false, b.parsing}, {"commit", false, b.commit}} {
+		{"shell", true, b.shell}, {"forks", true, b.forks}, {"parsing", false, b.parsing}, {"commit", false, b.commit}, {"history", true, b.history}} {
 		if b.only != "" && !slices.Contains(strings.Split(b.only, ","), part.name) {
 			continue
 		}
