@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"sync"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/blob"
 	"turnstone.dev/turnstone/blob/local"
+	"turnstone.dev/turnstone/blob/s3"
 	"turnstone.dev/turnstone/image"
 	"turnstone.dev/turnstone/session"
 	"turnstone.dev/turnstone/store"
@@ -61,8 +63,9 @@ func (x *Executor) openContext(ctx context.Context) (*contextStore, error) {
 		return nil, err
 	}
 	cs := &contextStore{db: db, templates: &templateContents{dir: x.home.Path("templates")}}
-	if cs.blobs, err = x.blobs(); err == nil {
-		cs.store, err = store.Open(ctx, x.home.Path("store"), cs.blobs, store.Options{})
+	var dir string
+	if cs.blobs, dir, err = x.blobs(); err == nil {
+		cs.store, err = store.Open(ctx, dir, cs.blobs, store.Options{})
 	}
 	if err != nil {
 		return nil, errors.Join(err, cs.close())
@@ -83,13 +86,28 @@ func (cs *contextStore) close() error {
 	return errors.Join(append(errs, cs.templates.Close(), cs.db.Close())...)
 }
 
-// blobs is where the packs lie.
-func (x *Executor) blobs() (blob.Store, error) {
-	s, err := local.Open(x.home.Path("store", "blobs"), local.Options{})
-	if err != nil {
-		return nil, err
+// blobs returns where the packs lie, and the folder with what is local of the store.
+// With TURN_STORE=s3://BUCKET/PREFIX that is a bucket, of which one state directory
+// at a time may make use: its gc knows of no other one's turns.
+func (x *Executor) blobs() (at blob.Store, dir string, err error) {
+	where := os.Getenv("TURN_STORE")
+	if where == "" {
+		s, err := local.Open(x.home.Path("store", "blobs"), local.Options{})
+		if err != nil {
+			return nil, "", err
+		}
+		return s, x.home.Path("store"), nil
 	}
-	return s, nil
+	o, err := s3.ParseURL(where)
+	if err != nil {
+		return nil, "", err
+	}
+	s, err := s3.Open(o)
+	if err != nil {
+		return nil, "", err
+	}
+	// The index of one place says nothing of another.
+	return s, x.home.Path("store-s3", turnstone.DigestBytes([]byte(o.Endpoint+"/"+o.Bucket+"/"+o.Prefix)).Short()), nil
 }
 
 // Close closes the context store, if it was opened. Turns that still run through x
