@@ -18,7 +18,6 @@ type mergeCase struct {
 	conflicts          []string // "path kind"
 	resolved           []string // "path kind how"
 	renames            []string // "from to side"
-	mirrored           bool     // sides are not exchanged for a second run: the case is not symmetrical
 }
 
 func describe(cs []Conflict) []string {

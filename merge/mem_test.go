@@ -304,8 +304,8 @@ func load(t testing.TB, w Store, ref tree.Ref) model {
 			t.Errorf("links %q", g)
 		}
 		for _, p := range g {
-			e := entries[p]
-			if e == nil {
+			e, ok := entries[p]
+			if !ok {
 				t.Fatalf("links %q: %s is not there", g, p)
 			}
 			a, b := &node{Entry: *e}, &node{Entry: *entries[g[0]]}

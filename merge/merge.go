@@ -47,9 +47,6 @@ func ParseSide(s string) (Side, error) {
 	return None, fmt.Errorf("%q is neither ours nor theirs", s)
 }
 
-// other returns the opposite side.
-func (s Side) other() Side { return Ours + Theirs - s }
-
 // Options say what is done with conflicts. The zero value decides nothing.
 type Options struct {
 	Default Side            // decides every conflict that nothing else decides
