@@ -8,31 +8,31 @@ import (
 	"turnstone.dev/turnstone/tree"
 )
 
-// large returns 200,000 files, 100 in each directory.
-func large() model {
+// large returns so many files, 100 in each directory, 100 of these in each of 20 or fewer.
+func large(files int) model {
 	m := model{}
-	for i := range 200_000 {
-		m[fmt.Sprintf("d%02d/e%02d/f%03d", i/10_000, i/100%100, i%100)] = &thing{attr: tree.Attr{Type: tree.File, Mode: 0o644}, data: fmt.Sprint("file ", i%50)}
+	for i := range files {
+		m[fmt.Sprintf("d%02d/e%02d/f%03d", i/10_000%20, i/100%100, i%100)] = &thing{attr: tree.Attr{Type: tree.File, Mode: 0o644}, data: fmt.Sprint("file ", i%50)}
 	}
 	return m
 }
 
 // change returns m with n files changed, far from each other.
-func (m model) change(n, offset int) model {
+func (m model) change(n, offset, dirs int) model {
 	out := maps.Clone(m)
 	for i := range n {
-		p := fmt.Sprintf("d%02d/e%02d/f%03d", (i*3+offset)%20, (i*7+offset)%100, offset)
+		p := fmt.Sprintf("d%02d/e%02d/f%03d", (i*3+offset)%dirs, (i*7+offset)%100, offset)
 		out[p] = &thing{attr: tree.Attr{Type: tree.File, Mode: 0o644}, data: fmt.Sprint("changed ", offset)}
 	}
 	return out
 }
 
-// What is equal is not read: of 2,021 directories only those with a change, and
+// What is equal is not read: of 304 directories only those with a change, and
 // those above, in each of the three trees.
 func TestEqualDirectoriesAreNotRead(t *testing.T) {
 	w := newMemory()
-	m := large()
-	base, ours, theirs := m.put(t, w), m.change(5, 1).put(t, w), m.change(5, 2).put(t, w)
+	m := large(30_000)
+	base, ours, theirs := m.put(t, w), m.change(5, 1, 3).put(t, w), m.change(5, 2, 3).put(t, w)
 	w.gets, w.opens = 0, 0
 	res, err := Trees(t.Context(), w, base, ours, theirs, Options{})
 	if err != nil || len(res.Conflicts) > 0 {
@@ -46,8 +46,8 @@ func TestEqualDirectoriesAreNotRead(t *testing.T) {
 
 func BenchmarkTrees(b *testing.B) {
 	w := newMemory()
-	m := large()
-	base, ours, theirs := m.put(b, w), m.change(5, 1).put(b, w), m.change(5, 2).put(b, w)
+	m := large(200_000)
+	base, ours, theirs := m.put(b, w), m.change(5, 1, 20).put(b, w), m.change(5, 2, 20).put(b, w)
 	for b.Loop() {
 		if _, err := Trees(b.Context(), w, base, ours, theirs, Options{}); err != nil {
 			b.Fatal(err)

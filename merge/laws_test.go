@@ -150,15 +150,18 @@ func threeModels(t *rapid.T) (base, ours, theirs model) {
 	return base.relink(), base.edit(t, "ours").relink(), base.edit(t, "theirs").relink()
 }
 
-// law runs check on trees that were drawn.
+// law runs check on trees that were drawn, often: what is rare has been wrong before.
 func law(t *testing.T, check func(l *laws)) {
-	rapid.Check(t, func(rt *rapid.T) {
+	one := func(rt *rapid.T) {
 		l := &laws{T: rt, t: t, w: newMemory()}
 		l.b, l.o, l.th = threeModels(rt)
 		l.base, l.ours, l.theirs = l.b.put(t, l.w), l.o.put(t, l.w), l.th.put(t, l.w)
 		l.b, l.o, l.th = load(t, l.w, l.base), load(t, l.w, l.ours), load(t, l.w, l.theirs)
 		check(l)
-	})
+	}
+	for range 20 {
+		rapid.Check(t, one)
+	}
 }
 
 type laws struct {
