@@ -83,6 +83,9 @@ func (x *Executor) Import(ctx context.Context, req ImportRequest, r io.Reader) (
 	if err := batch.Flush(ctx); err != nil {
 		return nil, err
 	}
+	if err := x.readTemplates(ctx, m, batch); err != nil {
+		return nil, err
+	}
 	if err := m.verify(ctx); err != nil {
 		return nil, err
 	}
@@ -91,6 +94,27 @@ func (x *Executor) Import(ctx context.Context, req ImportRequest, r io.Reader) (
 		return nil, err
 	}
 	return &m.rep, nil
+}
+
+// readTemplates lets the store find what lies in the templates that m's turns began
+// on, where they are built here: nobody may have asked for their files yet.
+func (x *Executor) readTemplates(ctx context.Context, m *importer, batch *store.Batch) error {
+	read := map[string]bool{}
+	for _, t := range m.graph.Turns {
+		rec, err := m.cs.record(ctx, t)
+		if err != nil || read[rec.Image] {
+			continue // verify says what is wrong with it
+		}
+		read[rec.Image] = true
+		tmpl, err := x.builtTemplate(ctx, rec.Image)
+		if err != nil {
+			continue // with --full it is not needed
+		}
+		if _, err := x.templates().Tree(ctx, tmpl, batch); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 type importer struct {
