@@ -159,7 +159,7 @@ func BenchmarkPutLarge(b *testing.B) {
 	})
 }
 
-// BenchmarkCommit opens a store with 1,000 packs and 1,000,000 objects in its
+// BenchmarkCommit opens a store with 100 packs and 100,000 objects in its
 // index, and commits nothing, or one object.
 func BenchmarkCommit(b *testing.B) {
 	root := b.TempDir()
