@@ -129,7 +129,7 @@ func (at *branchPoint) yieldTurn(ctx context.Context, t *session.Turn, yield fun
 	}
 	for _, m := range merged {
 		item := at.item(ctx, m)
-		item.Tree = files
+		item.Tree, item.Side = files, true
 		if !yield(item, nil) {
 			return nil, nil
 		}

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/image"
 	"turnstone.dev/turnstone/tree"
 )
 
@@ -75,8 +76,8 @@ type LayerInfo struct {
 
 // A VMRef names a machine that was kept whole, as substrate.Keeper writes it.
 type VMRef struct {
-	Files  []VMFile `json:"files"`
-	Layers []string `json:"layers,omitempty"` // names of the images that it lies on
+	Files  []VMFile       `json:"files"`
+	Layers []image.Recipe `json:"layers,omitempty"` // the images that it lies on, the lowest first
 }
 
 // A VMFile is one file of a machine that was kept.

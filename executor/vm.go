@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/image"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/store"
 	"turnstone.dev/turnstone/substrate"
@@ -23,6 +24,7 @@ type keptVM struct {
 	dir     string
 	release func()
 	packed  substrate.Packed
+	recipes []image.Recipe // of the images that it lies on
 }
 
 // keepMachine writes the machine down as it is at the end of the steps.
@@ -34,6 +36,10 @@ func (r *run) keepMachine(ctx context.Context, s *Sandbox) error {
 	vm := &keptVM{dir: dir, release: release}
 	defer r.x.guard(ctx, s)()
 	if vm.packed, err = s.Keep(ctx, filepath.Join(dir, "vm")); err != nil {
+		vm.remove()
+		return err
+	}
+	if vm.recipes, err = r.at.cs.images.Recipes(s.source.Layers); err != nil {
 		vm.remove()
 		return err
 	}
@@ -49,7 +55,7 @@ func (vm *keptVM) remove() {
 
 // put puts the machine's files into the batch.
 func (vm *keptVM) put(ctx context.Context, b *store.Batch) (*VMRef, error) {
-	ref := &VMRef{Layers: vm.packed.Layers}
+	ref := &VMRef{Layers: vm.recipes}
 	for _, name := range vm.packed.Files {
 		c, err := putFile(ctx, b, filepath.Join(vm.dir, "vm", name))
 		if err != nil {
@@ -93,7 +99,16 @@ func (x *Executor) Resume(ctx context.Context, ref, name string, ttl time.Durati
 		return none, &turnstone.Error{Op: "executor.resume", Kind: turnstone.NotFound, Subject: fmt.Sprintf("turn %d", rec.Number),
 			Err: errors.New("its machine was not kept"), Hint: "run it with snapshot: vm, or begin a turn on its files"}
 	}
-	paths, release, err := cs.images.Hold(rec.VM.Layers)
+	var below image.History = func(func(image.Item, error) bool) {}
+	if p := t.Parent(); p != "" { // its disk lies on what it began with
+		at := &branchPoint{cs: cs}
+		parent, err := cs.db.Turn(ctx, p)
+		if err != nil {
+			return none, err
+		}
+		at.parent, below = &parent, at.history(ctx)
+	}
+	paths, release, err := cs.images.Remake(ctx, rec.VM.Layers, below)
 	if err != nil {
 		return none, err
 	}
