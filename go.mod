@@ -35,6 +35,8 @@ require (
 	mvdan.cc/sh/v3 v3.14.1
 )
 
+require github.com/DataDog/zstd v1.5.7 // indirect
+
 require (
 	github.com/PlakarKorp/go-cdc-chunkers v1.1.0
 	github.com/cespare/xxhash/v2 v2.3.0

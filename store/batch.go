@@ -207,14 +207,13 @@ func (b *Batch) compress(j *job, scratch *[]byte) error {
 	}
 	stored := raw
 	if len(raw) > 0 {
-		enc, err := b.s.codec.encoder()
-		if err != nil {
-			return err
-		}
 		if cap(*scratch) > 4*maxChunk {
 			*scratch = nil
 		}
-		*scratch = enc.EncodeAll(raw, (*scratch)[:0])
+		var err error
+		if *scratch, err = b.s.codec.compress(*scratch, raw); err != nil {
+			return err
+		}
 		// What is saved has to be worth the reading.
 		if len(*scratch) < len(raw)-len(raw)/64 {
 			stored = *scratch

