@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -36,7 +37,6 @@ type left struct {
 	state turnstone.Digest
 	tree  tree.Ref
 	layer LayerInfo
-	note  string
 }
 
 // collect takes the state out of the sandbox s, whose steps are over, into a new
@@ -74,10 +74,29 @@ type frozen struct {
 	upper string
 }
 
+// Bounds of a shell session, as the agent has them: no turn could begin with more.
+const (
+	maxCwd  = 4095
+	maxEnv  = 1 << 20 // bytes
+	maxVars = 1 << 16
+)
+
 // check refuses what no guest of ours says.
 func (f *frozen) check(id turnstone.SandboxID) error {
-	if f.upper != "upper" && f.upper != "upper2" || !strings.HasPrefix(f.cwd, "/") {
-		return &turnstone.Error{Op: "executor.commit", Kind: turnstone.Integrity, Subject: string(id), Err: errors.New("its agent names no directory that there can be")}
+	fail := func(why string) error {
+		return &turnstone.Error{Op: "executor.commit", Kind: turnstone.Integrity, Subject: string(id), Err: errors.New("its agent names " + why)}
+	}
+	if f.upper != "upper" && f.upper != "upper2" || !strings.HasPrefix(f.cwd, "/") || len(f.cwd) > maxCwd || strings.IndexByte(f.cwd, 0) >= 0 {
+		return fail("no directory that there can be")
+	}
+	total := 0
+	for _, kv := range f.env {
+		if total += len(kv) + 1; strings.IndexByte(kv, '=') < 1 || strings.IndexByte(kv, 0) >= 0 {
+			return fail("a variable that there cannot be")
+		}
+	}
+	if total > maxEnv || len(f.env) > maxVars {
+		return fail("an environment that is too large")
 	}
 	return nil
 }
@@ -142,7 +161,7 @@ func (r *run) readDisk(ctx context.Context, s *Sandbox, l *left, f *frozen, d di
 	}
 	env, dropped := r.plan.secrets.Strip(f.env)
 	if len(dropped) > 0 {
-		l.note = "not kept, for they hold a secret: " + strings.Join(dropped, ", ")
+		r.obs.Preparing("not kept, for they hold a secret: " + strings.Join(dropped, ", "))
 	}
 	if name := r.plan.secrets.In(f.cwd); name != "" {
 		return leaked("the working directory", name)
@@ -207,7 +226,6 @@ type leakWatch struct {
 	secrets *secret.Set
 	mu      sync.Mutex
 	scans   map[string]*secret.Scanner
-	leak    error
 }
 
 func (w *leakWatch) inspect(path string) io.Writer {
@@ -302,19 +320,37 @@ func (r *run) keep(ctx context.Context, l *left) (err error) {
 	return err
 }
 
+// keepNoState keeps a turn whose state could not be kept as one that left none. When
+// not even that can be written, it is in the session without a record.
+func (r *run) keepNoState() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	r.left, r.layer, r.stateDigest, r.recordDigest = nil, LayerInfo{}, "", ""
+	r.info.FSHash, r.info.Layer, r.info.Changes = "", "", ""
+	r.info.Branch, r.diverged = r.plan.branch, false
+	if err := r.keep(ctx, nil); err != nil && !r.at.replay {
+		_, _, _ = r.at.cs.db.Finish(ctx, session.Finish{Turn: r.info.ID, Result: r.info.Result})
+	}
+}
+
 // land finds out which branch will end with this turn, so that the receipt can say
 // it, and keeps others from moving it until unlock is called.
 func (r *run) land(ctx context.Context) (unlock func(), err error) {
-	lock, err := home.Acquire(ctx, r.x.home.Path("leases", string(r.at.session.ID)+".head"), nil)
+	path := r.x.home.Path("leases", string(r.at.session.ID)+".head")
+	lock, err := home.Acquire(ctx, path, nil)
 	if err != nil {
 		return nil, err
+	}
+	unlock = func() {
+		_ = os.Remove(path) // while it is held; else there would be one of each session
+		lock.Release()
 	}
 	r.info.Branch, r.diverged, err = r.at.cs.db.Landing(ctx, r.at.turn.ID, r.plan.branch, r.at.head())
 	if err != nil {
-		lock.Release()
+		unlock()
 		return nil, err
 	}
-	return lock.Release, nil
+	return unlock, nil
 }
 
 // head is the turn that the branch has to end with for this one to come next.
