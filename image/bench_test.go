@@ -12,21 +12,22 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/tree/treetest"
 )
 
 // BenchmarkWrite writes the image of a turn that made many small files, and of one
 // that made a large one, from memory to the disk of the temporary directory.
 func BenchmarkWrite(b *testing.B) {
 	b.Run("20000 files", func(b *testing.B) {
-		m := newMemory()
+		m := treetest.NewStore()
 		src, total := manyFiles()
 		write(b, m, src.put(b, m), total)
 		b.ReportMetric(float64(20000*b.N)/b.Elapsed().Seconds(), "files/s")
 	})
 	b.Run("1 GiB", func(b *testing.B) {
 		const size = 1 << 30
-		r := pattern{memory: newMemory(), size: size}
-		file := &model{attr: tree.Attr{Type: tree.File, Mode: 0o644}}
+		r := pattern{Store: treetest.NewStore(), size: size}
+		file := &model{attr: tree.Attr{Type: tree.File, Mode: 0o644, Size: size}, digest: "of the pattern"}
 		root := dirModel(0o755, map[string]*model{"big": file})
 		ref := root.put(b, r)
 		write(b, r, ref, size)
@@ -80,7 +81,7 @@ func write(b *testing.B, r tree.Reader, ref tree.Ref, size int64) {
 
 // pattern has one large content.
 type pattern struct {
-	*memory
+	*treetest.Store
 	size int64
 }
 
@@ -110,7 +111,7 @@ func (p *patternReader) Close() error { return nil }
 
 // BenchmarkStack asks for the stack of a long history that is known.
 func BenchmarkStack(b *testing.B) {
-	m := newMemory()
+	m := treetest.NewStore()
 	cache := New(filepath.Join(b.TempDir(), "images"), m, Options{})
 	now := dirModel(0o755, nil)
 	var items []Item

@@ -16,6 +16,7 @@ import (
 	"turnstone.dev/turnstone/substrate/qemu"
 	"turnstone.dev/turnstone/substrate/substratetest"
 	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/tree/treetest"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -38,7 +39,7 @@ func TestInTheGuest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := newMemory()
+	m := treetest.NewStore()
 	last := everything()
 	last.children["capable"].attr.UID = 7
 	first := last.clone(map[*model]*model{})
@@ -91,9 +92,9 @@ func TestLargeFileInTheGuest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const zeros = 5 << 30
-	m := ending{newMemory(), zeros, "the end"}
-	file := &model{attr: tree.Attr{Type: tree.File, Mode: 0o644}}
+	const zeros, end = 5 << 30, "the end"
+	m := ending{treetest.NewStore(), zeros, end}
+	file := &model{attr: tree.Attr{Type: tree.File, Mode: 0o644, Size: zeros + int64(len(end))}, digest: "of the ending"}
 	f := writeDifference(t, m, tree.Ref{}, dirModel(0o755, map[string]*model{"big": file}).put(t, m))
 	if st, err := f.Stat(); err != nil || onDisk(st) > 1<<20 {
 		t.Errorf("it takes up %d bytes, %v", onDisk(st), err)
@@ -107,7 +108,7 @@ func TestLargeFileInTheGuest(t *testing.T) {
 
 // ending has one content: many zeros and a text.
 type ending struct {
-	*memory
+	*treetest.Store
 	zeros int64
 	text  string
 }

@@ -1,66 +1,15 @@
 package image
 
 import (
-	"bytes"
-	"context"
 	"fmt"
-	"io"
-	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/tree/treetest"
 )
-
-// memory is a tree.Writer that keeps everything in memory.
-type memory struct {
-	mu      sync.Mutex
-	objects map[turnstone.Digest][]byte
-	opened  int
-}
-
-func newMemory() *memory { return &memory{objects: make(map[turnstone.Digest][]byte)} }
-
-func (m *memory) Put(_ context.Context, b []byte) (turnstone.Digest, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	d := turnstone.DigestBytes(b)
-	m.objects[d] = bytes.Clone(b)
-	return d, nil
-}
-
-func (m *memory) Get(_ context.Context, d turnstone.Digest) ([]byte, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	b, ok := m.objects[d]
-	if !ok {
-		return nil, &turnstone.Error{Op: "memory.get", Kind: turnstone.NotFound, Subject: string(d)}
-	}
-	return b, nil
-}
-
-func (m *memory) PutContent(ctx context.Context, r io.Reader, size int64) (tree.Content, error) {
-	b, err := io.ReadAll(r)
-	if err != nil {
-		return tree.Content{}, err
-	}
-	d, err := m.Put(ctx, b)
-	return tree.Content{Digest: d, Size: size}, err
-}
-
-func (m *memory) OpenContent(ctx context.Context, c tree.Content) (io.ReadCloser, error) {
-	b, err := m.Get(ctx, c.Digest)
-	if err != nil {
-		return nil, err
-	}
-	m.mu.Lock()
-	m.opened++
-	m.mu.Unlock()
-	return io.NopCloser(bytes.NewReader(b)), nil
-}
 
 // A model is a file of a file system in memory. One that stands in several places
 // has hard links.
@@ -102,48 +51,24 @@ func (m *model) clone(seen map[*model]*model) *model {
 // put makes the tree of m.
 func (m *model) put(t testing.TB, w tree.Writer) tree.Ref {
 	t.Helper()
-	paths := make(map[*model][]string)
-	root := tree.Root{Entry: m.entry(t, w, "", "", paths)}
-	for _, group := range paths {
-		if len(group) > 1 {
-			slices.Sort(group)
-			root.Links = append(root.Links, group)
-		}
-	}
-	slices.SortFunc(root.Links, func(a, b tree.LinkGroup) int { return strings.Compare(a[0], b[0]) })
-	ref, err := tree.PutRoot(t.Context(), w, &root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ref
+	return treetest.Build(t, w, m.node(map[*model]*treetest.Node{}))
 }
 
-func (m *model) entry(t testing.TB, w tree.Writer, path, name string, paths map[*model][]string) tree.Entry {
-	t.Helper()
-	if m.attr.Type == tree.File {
+// node is m as a file system shows it. What stands in several places is one node.
+func (m *model) node(seen map[*model]*treetest.Node) *treetest.Node {
+	if n := seen[m]; n != nil {
+		n.Names++
+		return n
+	}
+	if m.attr.Type == tree.File && m.digest == "" {
 		m.attr.Size = int64(len(m.content))
 	}
-	e := tree.Entry{Name: name, Attr: m.attr}
-	switch m.attr.Type {
-	case tree.Dir:
-		var d tree.Directory
-		for _, child := range slices.Sorted(maps.Keys(m.children)) {
-			d = append(d, m.children[child].entry(t, w, path+"/"+child, child, paths))
-		}
-		var err error
-		if e.Tree, e.Hash, err = tree.PutDirectory(t.Context(), w, d); err != nil {
-			t.Fatalf("%s: %v", path, err)
-		}
-		return e
-	case tree.File:
-		c, err := w.PutContent(t.Context(), strings.NewReader(m.content), int64(len(m.content)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		e.Content, e.Size = c, c.Size
+	n := &treetest.Node{A: m.attr, ID: uint64(len(seen)), Names: 1, Data: []byte(m.content)}
+	seen[m] = n
+	for _, name := range sortedNames(m) {
+		n.Kids = append(n.Kids, tree.Child{Name: name, Node: m.children[name].node(seen)})
 	}
-	paths[m] = append(paths[m], path)
-	return e
+	return n
 }
 
 // list describes m and all below it, a line for each, sorted by path.

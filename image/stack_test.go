@@ -17,18 +17,19 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/tree/treetest"
 )
 
 // A chain is a history that grows.
 type chain struct {
 	t      *testing.T
-	m      *memory
+	m      *treetest.Store
 	states []*model
 	items  []Item // oldest first
 	walked int
 }
 
-func newChain(t *testing.T) *chain { return &chain{t: t, m: newMemory()} }
+func newChain(t *testing.T) *chain { return &chain{t: t, m: treetest.NewStore()} }
 
 // add appends a turn that leaves state.
 func (c *chain) add(state *model) {
@@ -118,11 +119,11 @@ func TestStackOfALongHistory(t *testing.T) {
 				}
 			}
 			// What is known costs a look at the newest turn.
-			c.walked, c.m.opened = 0, 0
-			before := c.m.opened
+			c.walked = 0
+			before := c.m.Opens()
 			paths, release, err := cache.Stack(t.Context(), tree.Ref{}, c.history(130))
-			if err != nil || c.walked != 1 || c.m.opened != before {
-				t.Errorf("%v; %d turns walked, %d files read", err, c.walked, c.m.opened)
+			if err != nil || c.walked != 1 || c.m.Opens() != before {
+				t.Errorf("%v; %d turns walked, %d files read", err, c.walked, c.m.Opens())
 			}
 			release()
 			if background && len(paths) > substrate.MaxLayers-1 {
@@ -334,8 +335,8 @@ func TestStackTogether(t *testing.T) {
 			t.Errorf("%q and %q", got[0], paths)
 		}
 	}
-	if c.m.opened != 4 {
-		t.Errorf("%d files were read instead of 4", c.m.opened)
+	if c.m.Opens() != 4 {
+		t.Errorf("%d files were read instead of 4", c.m.Opens())
 	}
 }
 
@@ -453,7 +454,7 @@ func TestRemake(t *testing.T) {
 
 // FuzzPlan puts anything in the place of what is remembered: the stack is right.
 func FuzzPlan(f *testing.F) {
-	m := newMemory()
+	m := treetest.NewStore()
 	first := dirModel(0o755, map[string]*model{"f": fileModel("one")})
 	second := first.clone(map[*model]*model{})
 	second.children["g"] = fileModel("two")

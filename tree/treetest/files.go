@@ -55,6 +55,12 @@ func Make(t testing.TB, w tree.Writer, files ...File) tree.Ref {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return Build(t, w, root)
+}
+
+// Build puts the tree of a file system into w.
+func Build(t testing.TB, w tree.Writer, root tree.Node) tree.Ref {
+	t.Helper()
 	ref, err := tree.Build(context.Background(), w, root, tree.BuildOptions{})
 	if err != nil {
 		t.Fatal(err)

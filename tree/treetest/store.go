@@ -28,6 +28,7 @@ type Store struct {
 	contents map[turnstone.Digest][]byte
 	gets     int
 	puts     int
+	opens    int
 }
 
 // NewStore returns an empty store.
@@ -97,6 +98,7 @@ func (s *Store) PutContent(ctx context.Context, r io.Reader, size int64) (tree.C
 func (s *Store) OpenContent(_ context.Context, c tree.Content) (io.ReadCloser, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.opens++
 	b, err := get(s.contents, c.Digest)
 	if err == nil && int64(len(b)) != c.Size {
 		err = fmt.Errorf("treetest: %s has %d bytes, not %d", c.Digest, len(b), c.Size)
@@ -126,6 +128,13 @@ func (s *Store) Calls() (gets, puts int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.gets, s.puts
+}
+
+// Opens returns how often a content was opened.
+func (s *Store) Opens() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.opens
 }
 
 // Remove forgets an object or a content.
