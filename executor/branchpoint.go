@@ -65,7 +65,7 @@ func (at *branchPoint) readParent(ctx context.Context) error {
 
 // inherit answers what p leaves open with what the parent left: the template and
 // the working directory.
-func (at *branchPoint) inherit(p *plan, frontCwd string) error {
+func (at *branchPoint) inherit(p *plan, req Request) error {
 	if at.state == nil {
 		return nil
 	}
@@ -75,8 +75,9 @@ func (at *branchPoint) inherit(p *plan, frontCwd string) error {
 			Hint: "leave the image out, or begin another session"}
 	}
 	p.image = at.state.Image
-	if frontCwd == "" {
+	if req.Document.Front.Cwd == "" && p.cwd != at.state.Cwd {
 		p.cwd = at.state.Cwd
+		return p.files(req)
 	}
 	return nil
 }

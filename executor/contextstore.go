@@ -65,7 +65,7 @@ func (x *Executor) openContext(ctx context.Context) (*contextStore, error) {
 	cs := &contextStore{db: db, templates: &templateContents{dir: x.home.Path("templates")}}
 	var dir string
 	if cs.blobs, dir, err = x.blobs(); err == nil {
-		cs.store, err = store.Open(ctx, dir, cs.blobs, store.Options{})
+		cs.store, err = store.Open(ctx, dir, cs.blobs, store.Options{Fault: x.fault})
 	}
 	if err != nil {
 		return nil, errors.Join(err, cs.close())
@@ -92,7 +92,7 @@ func (cs *contextStore) close() error {
 func (x *Executor) blobs() (at blob.Store, dir string, err error) {
 	where := os.Getenv("TURN_STORE")
 	if where == "" {
-		s, err := local.Open(x.home.Path("store", "blobs"), local.Options{})
+		s, err := local.Open(x.home.Path("store", "blobs"), local.Options{Fault: x.fault})
 		if err != nil {
 			return nil, "", err
 		}

@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/session"
@@ -22,6 +24,9 @@ func (x *Executor) ForkLive(ctx context.Context, ref, name string) (session.Bran
 	if err != nil {
 		return session.Branch{}, err
 	}
+	if err := cs.branchFree(ctx, t.Session, name); err != nil {
+		return session.Branch{}, err // before a clone is made, and before name is a file's
+	}
 	from, err := x.heldAt(ctx, t)
 	if err != nil {
 		return session.Branch{}, err
@@ -31,31 +36,96 @@ func (x *Executor) ForkLive(ctx context.Context, ref, name string) (session.Bran
 	if err != nil {
 		return session.Branch{}, err
 	}
-	to := &held{Sandbox: clones[0].ID, Turn: t.ID, Base: from.Base, x: x, store: from.store,
+	to := &held{Sandbox: clones[0].ID, Turn: t.ID, Base: from.Base, Home: from.Home, x: x, store: from.store,
 		path: x.heldPath(t.Session, name)}
-	b, err := to.adopt(ctx, cs, t, name)
-	if err != nil {
-		to.remove(ctx)
+	return to.adopt(ctx, cs, t, name)
+}
+
+// branchFree is an error when name is no name, or one that a branch has.
+func (cs *contextStore) branchFree(ctx context.Context, s turnstone.SessionID, name string) error {
+	fail := func(hint, format string, args ...any) error {
+		return &turnstone.Error{Op: "executor.fork", Kind: turnstone.Invalid, Subject: "branch", Err: fmt.Errorf(format, args...), Hint: hint}
 	}
-	return b, err
+	if !document.Name.MatchString(name) {
+		return fail(document.NameHint, "%.80q is not a name", name)
+	}
+	branches, err := cs.db.Branches(ctx, s)
+	for _, b := range branches {
+		if b.Name == name {
+			return fail("choose another name", "%s is one already", name)
+		}
+	}
+	return err
 }
 
 // adopt pauses the clone and makes it the machine of a new branch.
 func (h *held) adopt(ctx context.Context, cs *contextStore, t session.Turn, name string) (b session.Branch, err error) {
-	if h.lock, err = home.Acquire(ctx, h.path+".lock", nil); err != nil {
+	drop := func(err error) (session.Branch, error) {
+		h.control(nil)
+		_ = h.store.Remove(context.WithoutCancel(ctx), h.Sandbox)
 		return b, err
+	}
+	if h.lock, err = home.Acquire(ctx, h.path+".lock", nil); err != nil {
+		return drop(err)
 	}
 	defer h.lock.Release()
-	if h.ctl, err = h.store.Control(ctx, h.Sandbox); err != nil {
-		return b, err
+	ctl, err := h.store.Control(ctx, h.Sandbox)
+	if err != nil {
+		return drop(err)
 	}
-	if _, err = h.ctl.Pause(ctx); err != nil {
-		return b, err
+	h.control(ctl)
+	defer h.control(nil)
+	if _, err = ctl.Pause(ctx); err != nil {
+		return drop(err)
 	}
 	if b, err = cs.db.Fork(ctx, t, name); err != nil {
-		return b, err
+		return drop(err) // the file at h.path may be another machine's
 	}
-	return b, h.write()
+	if err := h.write(); err != nil {
+		return drop(err)
+	}
+	return b, nil
+}
+
+// endHeld ends the machines that a session keeps: of one branch, or, where branch is
+// empty, of all. One that a turn uses is left to it.
+func (x *Executor) endHeld(ctx context.Context, s turnstone.SessionID, branch string) error {
+	paths := []string{x.heldPath(s, branch)}
+	if branch == "" {
+		all, err := os.ReadDir(x.home.Path("machines"))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return &turnstone.Error{Op: "executor.remove", Kind: turnstone.Unavailable, Subject: x.home.Path("machines"), Err: err}
+		}
+		paths = nil
+		for _, e := range all {
+			if strings.HasPrefix(e.Name(), string(s)+"-") && strings.HasSuffix(e.Name(), ".json") {
+				paths = append(paths, filepath.Join(x.home.Path("machines"), e.Name()))
+			}
+		}
+	}
+	var errs []error
+	for _, path := range paths {
+		errs = append(errs, x.endHeldAt(ctx, path))
+	}
+	return errors.Join(errs...)
+}
+
+func (x *Executor) endHeldAt(ctx context.Context, path string) error {
+	if _, err := os.Stat(path); err != nil {
+		return nil
+	}
+	var err error
+	h := &held{x: x, store: sandboxes.NewStore(x.home), path: path}
+	if h.lock, err = home.TryAcquire(path + ".lock"); err != nil || h.lock == nil {
+		return err
+	}
+	defer h.lock.Release()
+	if b, err := os.ReadFile(path); err == nil {
+		_ = json.Unmarshal(b, h) // one that names no machine is removed all the same
+	}
+	h.remove(ctx)
+	_ = os.Remove(path + ".lock")
+	return nil
 }
 
 func (x *Executor) heldPath(s turnstone.SessionID, branch string) string {

@@ -28,12 +28,15 @@ type held struct {
 	Sandbox turnstone.SandboxID `json:"sandbox"`
 	Turn    turnstone.TurnID    `json:"turn"` // whose state it has; empty before its first turn ended
 	Base    tree.Ref            `json:"base"` // that its disk's changes are on
+	Home    string              `json:"home,omitempty"`
 
 	x     *Executor
 	path  string
 	lock  *home.Lock // one turn at a time
 	store *sandboxes.Store
-	ctl   *sandboxes.Control
+
+	mu  sync.Mutex // for ctl: who guards a turn ends its machine from beside it
+	ctl *sandboxes.Control
 }
 
 // openHeld goes on in the machine of the turn's branch, where it stands on the
@@ -76,15 +79,30 @@ func (r *run) goOn(ctx context.Context, h *held) (*Sandbox, error) {
 		h.remove(ctx)
 		return nil, ctx.Err()
 	}
-	s, err := h.resume(ctx)
+	if info, err := h.store.Get(h.Sandbox); err == nil && (!r.plan.wants.fit(info.Shape) || r.plan.home != "" && r.plan.home != h.Home) {
+		r.info.Start += ", for the session's machine is not as asked for"
+		h.remove(ctx)
+		return nil, ctx.Err()
+	}
+	// From here on the machine has more than the turn's state. Should this process
+	// die, the next one must not take it for what it was.
+	h.Turn = ""
+	err = h.write()
+	var s *Sandbox
+	if err == nil {
+		s, err = h.resume(ctx)
+	}
 	if err != nil {
 		r.obs.Preparing("the session's machine is gone: " + err.Error())
 		h.remove(ctx)
 		return nil, ctx.Err()
 	}
+	r.plan.shape = s.driver.(heldDriver).info.Shape
 	if err := s.client.StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: r.plan.cwd, Env: mergeEnv(r.at.state.Env, r.plan.env)}); err != nil {
+		err = s.fate(err)
 		_ = s.Close()
-		return nil, s.fate(err)
+		h.remove(ctx)
+		return nil, err
 	}
 	r.info.Start = fmt.Sprintf("the paused machine of turn %d", r.at.parent.Number)
 	r.clock.lap("resume")
@@ -98,7 +116,7 @@ func (r *run) wake(ctx context.Context, h *held) (*Sandbox, error) {
 		return nil, nil
 	}
 	rec, err := r.at.cs.record(ctx, *r.at.parent)
-	if err != nil || rec.VM == nil {
+	if err != nil || rec.VM == nil || !r.plan.wants.fit(rec.Shape) || r.plan.home != "" {
 		return nil, err
 	}
 	if len(rec.Parents) > 0 { // its disk lies on what it began with
@@ -117,6 +135,7 @@ func (r *run) wake(ctx context.Context, h *held) (*Sandbox, error) {
 	if err != nil {
 		return nil, err
 	}
+	r.plan.shape = rec.Shape
 	r.info.Start = fmt.Sprintf("the kept machine of turn %d", rec.Number)
 	r.clock.lap("resume")
 	return s, nil
@@ -151,7 +170,7 @@ func (r *run) makeHeld(ctx context.Context, h *held) (*Sandbox, error) {
 	if err != nil {
 		return nil, err
 	}
-	h.Sandbox, h.Turn = info.ID, ""
+	h.Sandbox, h.Turn, h.Home = info.ID, "", r.plan.home
 	s, err := h.enter(ctx, r)
 	if err != nil {
 		return nil, err
@@ -172,15 +191,22 @@ func (h *held) write() error {
 func (h *held) remove(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
-	if h.ctl != nil {
-		_ = h.ctl.Close()
-		h.ctl = nil
-	}
+	h.control(nil)
 	if h.Sandbox != "" {
 		_ = h.store.Remove(ctx, h.Sandbox)
 	}
 	_ = os.Remove(h.path)
-	h.Sandbox, h.Turn, h.Base = "", "", tree.Ref{}
+	h.Sandbox, h.Turn, h.Base, h.Home = "", "", tree.Ref{}, ""
+}
+
+// control makes c the connection to the machine's holder, and ends the one before.
+func (h *held) control(c *sandboxes.Control) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.ctl != nil {
+		_ = h.ctl.Close()
+	}
+	h.ctl = c
 }
 
 // resume lets the machine go on, if it stood still, and connects to it.
@@ -192,10 +218,12 @@ func (h *held) resume(ctx context.Context) (*Sandbox, error) {
 	if info.State.Final() {
 		return nil, &turnstone.Error{Op: "executor.held", Kind: turnstone.Dead, Subject: "sandbox " + string(h.Sandbox), Err: fmt.Errorf("is %s", info.State)}
 	}
-	if h.ctl, err = h.store.Control(ctx, h.Sandbox); err != nil {
+	ctl, err := h.store.Control(ctx, h.Sandbox)
+	if err != nil {
 		return nil, err
 	}
-	if err := h.ctl.Resume(ctx); err != nil {
+	h.control(ctl)
+	if err := ctl.Resume(ctx); err != nil {
 		return nil, err
 	}
 	conn, err := h.store.Dial(ctx, h.Sandbox)
@@ -207,7 +235,11 @@ func (h *held) resume(ctx context.Context) (*Sandbox, error) {
 		_ = conn.Close()
 		return nil, err
 	}
-	m := &heldMachine{held: h, done: make(chan struct{})}
+	if info.Template != "" && info.Template != tmpl.Digest { // it was built anew since
+		was := *tmpl
+		was.Digest, tmpl = info.Template, &was
+	}
+	m := &heldMachine{held: h, id: h.Sandbox, done: make(chan struct{})}
 	s := &Sandbox{Template: tmpl, Image: info.Image, machine: m, driver: heldDriver{info}, client: wire.NewClient(conn)}
 	client := s.client
 	go func() {
@@ -221,6 +253,7 @@ func (h *held) resume(ctx context.Context) (*Sandbox, error) {
 // who only use it.
 type heldMachine struct {
 	held *held
+	id   turnstone.SandboxID
 	once sync.Once
 	done chan struct{}
 
@@ -230,7 +263,7 @@ type heldMachine struct {
 
 func (m *heldMachine) end() { m.once.Do(func() { close(m.done) }) }
 
-func (m *heldMachine) ID() turnstone.SandboxID   { return m.held.Sandbox }
+func (m *heldMachine) ID() turnstone.SandboxID   { return m.id }
 func (m *heldMachine) Agent() io.ReadWriteCloser { return nil } // the holder's
 func (m *heldMachine) Scratch() string           { return "" }
 func (m *heldMachine) Done() <-chan struct{}     { return m.done }
@@ -247,18 +280,24 @@ func (m *heldMachine) Err() error {
 	if m.closed {
 		return nil
 	}
-	if info, err := m.held.store.Get(m.held.Sandbox); err == nil && info.Reason != "" {
+	if info, err := m.held.store.Get(m.id); err == nil && info.Reason != "" {
 		return &turnstone.Error{Op: "executor.held", Kind: turnstone.Dead, Subject: string(info.ID), Err: errors.New(info.Reason)}
 	}
-	return &turnstone.Error{Op: "executor.held", Kind: turnstone.Dead, Subject: string(m.held.Sandbox), Err: errors.New("its connection ended")}
+	return &turnstone.Error{Op: "executor.held", Kind: turnstone.Dead, Subject: string(m.id), Err: errors.New("its connection ended")}
 }
 
 // Close ends the machine: nobody closes one that is to stay.
 func (m *heldMachine) Close() error {
 	m.mu.Lock()
+	closed := m.closed
 	m.closed = true
 	m.mu.Unlock()
-	m.held.remove(context.Background())
+	if !closed {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		m.held.control(nil)
+		_ = m.held.store.Stop(ctx, m.id)
+	}
 	m.end()
 	return nil
 }
@@ -279,15 +318,24 @@ func (d heldDriver) Restore(context.Context, substrate.Machine) (substrate.Sandb
 
 // standStill pauses the machine and returns its disk and its shell session.
 func (h *held) standStill(ctx context.Context, s *Sandbox) (*frozen, disk, error) {
+	ctx, cancel := context.WithTimeout(ctx, freezeLimit)
+	defer cancel()
+	defer h.x.guard(ctx, s)()
+	h.mu.Lock()
+	ctl := h.ctl
+	h.mu.Unlock()
 	res, err := s.client.StateGetSession(ctx)
+	if err == nil && ctl == nil {
+		err = &turnstone.Error{Op: "executor.held", Kind: turnstone.Dead, Subject: string(s.ID()), Err: errors.New("was ended")}
+	}
 	if err != nil {
 		return nil, nil, s.fate(err)
 	}
-	st, err := h.ctl.Pause(ctx)
+	st, err := ctl.Pause(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	d, err := h.ctl.Disk(ctx)
+	d, err := ctl.Disk(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -313,5 +361,5 @@ func (r *run) settle(ctx context.Context, kept bool) {
 		h.remove(ctx)
 		return
 	}
-	_ = h.ctl.Close()
+	h.control(nil)
 }

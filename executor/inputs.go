@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"turnstone.dev/turnstone/secret"
 	"turnstone.dev/turnstone/store"
 )
 
@@ -15,6 +16,7 @@ type input struct {
 	dest string
 	file *os.File // a tar stream; it has no name any more
 	over bool     // it was too large to be kept, and cannot be replayed
+	scan *secret.Scanner
 }
 
 // addAll copies what the plan adds into the sandbox, and keeps a copy for whoever
@@ -34,7 +36,7 @@ func (r *run) addAll(ctx context.Context, s *Sandbox) error {
 	for _, t := range r.plan.add {
 		in := &input{dest: t.Dest}
 		r.added = append(r.added, in)
-		if err := add(ctx, s, t, in.writer(r.dir)); err != nil {
+		if err := add(ctx, s, t, in.writer(r.dir, r.plan.secrets)); err != nil {
 			return s.fate(err)
 		}
 	}
@@ -51,12 +53,17 @@ func (p *plan) replayed() []RecordInput {
 
 // writer returns where the copy goes. One that cannot be kept is no reason not to
 // run the turn.
-func (in *input) writer(dir string) io.Writer {
-	f, err := os.CreateTemp(dir, ".input-*")
-	if err != nil || dir == "" {
-		in.over = true
+// One that holds the value of a secret is not kept.
+func (in *input) writer(dir string, secrets *secret.Set) io.Writer {
+	in.over = true
+	if dir == "" {
 		return io.Discard
 	}
+	f, err := os.CreateTemp(dir, ".input-*")
+	if err != nil {
+		return io.Discard
+	}
+	in.over, in.scan = false, secrets.Scanner()
 	_ = os.Remove(f.Name())
 	in.file = f
 	return (*inputWriter)(in)
@@ -67,6 +74,11 @@ type inputWriter input
 // Write implements io.Writer; it never fails.
 func (in *inputWriter) Write(p []byte) (int, error) {
 	if in.over {
+		return len(p), nil
+	}
+	if _, _ = in.scan.Write(p); in.scan.Found() != "" {
+		in.over = true
+		_ = in.file.Truncate(0) // what came before may be the beginning of it
 		return len(p), nil
 	}
 	at, err := in.file.Seek(0, io.SeekCurrent)
@@ -89,7 +101,11 @@ func (r *run) keepInputs(ctx context.Context, b *store.Batch) ([]RecordInput, er
 	kept := r.plan.replayed()
 	for _, in := range r.added {
 		if in.over {
-			r.obs.Preparing("a copy of what was put to " + in.dest + " is not kept: the turn cannot be replayed")
+			why := ""
+			if in.scan != nil && in.scan.Found() != "" {
+				why = ", for it holds the secret " + in.scan.Found()
+			}
+			r.obs.Preparing("a copy of what was put to " + in.dest + " is not kept" + why + ": the turn cannot be replayed")
 			kept = append(kept, RecordInput{Dest: in.dest})
 			continue
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -48,6 +49,7 @@ type plan struct {
 	asked           string    // the image that the caller or the document names; may be empty
 	given           []string  // environment that the caller gave beside the document
 	replay          *replayOf // the turn repeats another one
+	wants           wants     // of the machine
 
 	// prepare completes the machine before it is started; nil: there is nothing to do.
 	prepare func(ctx context.Context, tmpl *template.Template, m *substrate.Machine) (free func(), err error)
@@ -71,8 +73,12 @@ func planTurn(req Request, workdir string) (*plan, error) {
 	}
 	p.session, p.branch = or(req.Session, front.Session), or(req.Branch, front.Branch, DefaultBranch)
 	p.lifetime, p.snapshot = or(req.Lifetime, front.Lifetime, document.LifetimeTurn), or(req.Snapshot, front.Snapshot, document.SnapshotNone)
-	p.replay = req.replay
 	p.home, p.asked, p.given = or(req.Home, front.Home), or(req.Image, front.Image), req.Env
+	if p.replay = req.replay; p.replay != nil {
+		// A replay belongs to no session and changes nothing that outlives it.
+		p.lifetime, p.snapshot, p.home = document.LifetimeTurn, document.SnapshotNone, ""
+	}
+	p.wants = wants{cpus: or(req.CPUs, front.CPUs), memory: or(req.Memory, front.Memory), disk: or(req.Disk, front.Disk), network: orNil(req.Network, front.Network)}
 	p.shape.CPUs = or(req.CPUs, front.CPUs, p.shape.CPUs)
 	p.shape.Memory = or(req.Memory, front.Memory, p.shape.Memory)
 	p.shape.Disk = or(req.Disk, front.Disk, p.shape.Disk)
@@ -85,14 +91,58 @@ func planTurn(req Request, workdir string) (*plan, error) {
 	if err := p.context(req.Secrets); err != nil {
 		return nil, err
 	}
-	for _, file := range front.Files {
+	if err := p.noSecret(req); err != nil {
+		return nil, err
+	}
+	return p, p.files(req)
+}
+
+// files says what is copied in and out, below the working directory.
+func (p *plan) files(req Request) error {
+	p.add, p.get = nil, nil
+	for _, file := range req.Document.Front.Files {
 		t, err := p.documentFile(req.Dir, file)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		p.add = append(p.add, t)
 	}
-	return p, p.transfers(req.Add, req.Get)
+	return p.transfers(req.Add, req.Get)
+}
+
+// noSecret refuses a secret's value where it would be kept with the turn: in what its
+// caller says openly.
+func (p *plan) noSecret(req Request) error {
+	if p.secrets == nil {
+		return nil
+	}
+	at := map[string]string{"the document": string(req.Document.Clean()), "the document's name": req.Document.Name}
+	for _, kv := range p.env {
+		at["env "+envName(kv)] = kv
+	}
+	for _, t := range append(slices.Clone(req.Add), req.Get...) {
+		at["a file's name"] += t.Path + "\n" + t.Dest + "\n"
+	}
+	for _, where := range slices.Sorted(maps.Keys(at)) {
+		if name := p.secrets.In(at[where]); name != "" {
+			return &turnstone.Error{Op: "executor.plan", Kind: turnstone.Invalid, Subject: p.secrets.Mask(where), Err: fmt.Errorf("%w (%s), and would be kept with it", secret.ErrFound, name),
+				Hint: "take it out there; steps have it as $" + name}
+		}
+	}
+	return nil
+}
+
+// wants is what was asked of the machine; zero where its turn takes what there is.
+type wants struct {
+	cpus         int
+	memory, disk turnstone.Bytes
+	network      *bool
+}
+
+// fit tells whether a machine of shape s is what was asked for.
+func (w wants) fit(s turnstone.Shape) bool {
+	return (w.cpus == 0 || w.cpus == s.CPUs) && (w.memory == 0 || w.memory == s.Memory) && (w.disk == 0 || w.disk == s.Disk) &&
+		(w.network == nil || *w.network == s.Network)
 }
 
 func (p *plan) check() error {

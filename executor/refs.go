@@ -159,7 +159,7 @@ func (x *Executor) Rename(ctx context.Context, nameOrID, name string) (session.S
 	return cs.db.Rename(ctx, s.ID, name)
 }
 
-// RemoveSession forgets a session. What its turns left takes up room until GC.
+// RemoveSession forgets a session, and ends the machines that it keeps. What its turns left takes up room until GC.
 func (x *Executor) RemoveSession(ctx context.Context, nameOrID string) (session.Session, error) {
 	cs, err := x.context(ctx)
 	if err != nil {
@@ -169,10 +169,13 @@ func (x *Executor) RemoveSession(ctx context.Context, nameOrID string) (session.
 	if err != nil {
 		return session.Session{}, err
 	}
-	return s, cs.db.Remove(ctx, s.ID)
+	if err := cs.db.Remove(ctx, s.ID); err != nil {
+		return s, err
+	}
+	return s, x.endHeld(ctx, s.ID, "")
 }
 
-// RemoveBranch forgets a branch of a session. Its turns stay until GC lets them go.
+// RemoveBranch forgets a branch of a session, and ends its machine. Its turns stay until GC lets them go.
 func (x *Executor) RemoveBranch(ctx context.Context, nameOrID, branch string) error {
 	cs, err := x.context(ctx)
 	if err != nil {
@@ -182,7 +185,10 @@ func (x *Executor) RemoveBranch(ctx context.Context, nameOrID, branch string) er
 	if err != nil {
 		return err
 	}
-	return cs.db.DeleteBranch(ctx, s.ID, branch)
+	if err := cs.db.DeleteBranch(ctx, s.ID, branch); err != nil {
+		return err
+	}
+	return x.endHeld(ctx, s.ID, branch)
 }
 
 // resolve finds the turn that ref names.

@@ -96,7 +96,7 @@ func (cs *contextStore) again(ctx context.Context, rec *Record, secrets []string
 	req.replay = &replayOf{inputs: rec.Inputs, parent: rec.Parents}
 	for _, in := range rec.Inputs {
 		if in.Tar.Digest == "" {
-			return nil, fail(turnstone.Invalid, "", "what was put to %s was too large to be kept", in.Dest)
+			return nil, fail(turnstone.Invalid, "", "what was put to %s was not kept: it was too large, or held a secret", in.Dest)
 		}
 	}
 	var given []string

@@ -12,6 +12,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/secret"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/trace"
 	"turnstone.dev/turnstone/wire"
@@ -22,6 +23,7 @@ type Executor struct {
 	home      *home.Home
 	killGrace time.Duration // how long a killed step may take to be gone before its machine is
 	kept      lazyContext
+	fault     func(op string) error // of the store, for tests; nil: none
 }
 
 // New returns an executor on h.
@@ -43,7 +45,7 @@ func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, e
 	if err := CheckScripts(ctx, req.Document); err != nil {
 		return nil, err
 	}
-	r := &run{x: x, plan: p, doc: req.Document, obs: obs, clock: newStopwatch()}
+	r := &run{x: x, plan: p, doc: req.Document, obs: maskedObserver{obs, p.secrets}, clock: newStopwatch()}
 	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now().UTC(), Image: p.image, Result: turnstone.Errored}
 	r.results = make([]document.StepResult, len(req.Document.Steps))
 	for i := range r.results {
@@ -55,7 +57,7 @@ func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, e
 	if dir, err := x.home.MkdirAll("turns", string(r.info.ID)); err == nil {
 		r.dir = dir // else the outputs are not kept; the turn runs all the same
 	}
-	if err := r.locate(ctx, req.Document.Front.Cwd); err != nil {
+	if err := r.locate(ctx, req); err != nil {
 		_ = os.Remove(r.dir)
 		return nil, err
 	}
@@ -66,7 +68,7 @@ func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, e
 }
 
 // locate finds the turn's place in its session, and what follows from it.
-func (r *run) locate(ctx context.Context, frontCwd string) error {
+func (r *run) locate(ctx context.Context, req Request) error {
 	cs, err := r.x.context(ctx)
 	if err != nil {
 		return err
@@ -74,7 +76,7 @@ func (r *run) locate(ctx context.Context, frontCwd string) error {
 	if r.at, err = cs.take(ctx, r.plan, r.info.ID, title(r.doc)); err != nil {
 		return err
 	}
-	if err := r.at.inherit(r.plan, frontCwd); err != nil {
+	if err := r.at.inherit(r.plan, req); err != nil {
 		r.at.abandon(ctx)
 		return err
 	}
@@ -119,14 +121,19 @@ func (r *run) all(ctx context.Context) {
 	if err != nil {
 		r.fail(err)
 	}
+	r.end(ctx)
+}
+
+// end keeps the turn, and what it left.
+func (r *run) end(ctx context.Context) {
 	// What it did is kept also when the caller has given up.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepLimitTime)
 	defer cancel()
-	err = r.keep(ctx, r.left)
+	err := r.keep(ctx, r.left)
 	r.settle(ctx, err == nil && r.left != nil)
 	if err != nil {
 		r.fail(&turnstone.Error{Op: "executor.keep", Kind: turnstone.KindOf(err), Subject: "the turn is not in its session", Err: err, Hint: turnstone.HintOf(err)})
-		r.info.FSHash, r.info.Layer, r.info.Changes = "", "", ""
+		r.keepNoState()
 	}
 	r.keepReceipt(true)
 	r.clock.lap("keep")
@@ -136,8 +143,11 @@ func (r *run) all(ctx context.Context) {
 const keepLimitTime = 10 * time.Minute
 
 func (r *run) fail(err error) {
-	r.info.Result, r.info.Error, r.hint = turnstone.Errored, oneLine(r.plan.secrets.Mask(err.Error())), turnstone.HintOf(err)
+	r.info.Result, r.info.Error, r.hint = turnstone.Errored, r.line(err.Error()), r.line(turnstone.HintOf(err))
 }
+
+// line is a text about the turn, which may have a guest's words in it, as it may be kept.
+func (r *run) line(s string) string { return oneLine(r.plan.secrets.Mask(s)) }
 
 func (r *run) steps(ctx context.Context) error {
 	// Until the first step is reached the receipt on disk says that this was
@@ -197,7 +207,7 @@ func (r *run) steps(ctx context.Context) error {
 	}
 	if missed != nil && result != turnstone.Passed && !isCancel(ctx) {
 		// What a failed step did not make cannot be fetched: the step is the news.
-		r.info.Error, r.hint = oneLine(missed.Error()), turnstone.HintOf(missed)
+		r.info.Error, r.hint = r.line(missed.Error()), r.line(turnstone.HintOf(missed))
 		return nil
 	}
 	return missed
@@ -226,7 +236,7 @@ func (r *run) each(ctx, turnCtx context.Context, s *Sandbox) (turnstone.Result, 
 		first = false
 		if err != nil {
 			err = interrupted(ctx, s.fate(err), "during "+step.Name)
-			res.Note = oneLine(err.Error())
+			res.Note = r.line(err.Error())
 		}
 		r.obs.StepFinished(step, r.report(step, *res))
 		if err != nil {
@@ -305,7 +315,7 @@ func (r *run) one(turnCtx context.Context, s *Sandbox, step *document.Step, res 
 		return err
 	}
 	code := int(exit.ExitCode)
-	res.ExitCode, res.Status, res.Note = &code, turnstone.StepPassed, exitNote(end)
+	res.ExitCode, res.Status, res.Note = &code, turnstone.StepPassed, r.line(exitNote(end))
 	if code != 0 {
 		res.Status = turnstone.StepFailed
 	}
@@ -333,9 +343,9 @@ func (r *run) maskRecords(records []wire.ShellRecord) {
 	}
 	for i := range records {
 		rec := &records[i]
-		rec.Text, rec.Stdout, rec.Stderr = r.plan.secrets.Mask(rec.Text), nil, nil
+		rec.Text, rec.Stdout, rec.Stderr = r.plan.secrets.MaskCut(rec.Text), nil, nil
 		if rec.Stdin != nil {
-			rec.Stdin.Data = []byte(r.plan.secrets.Mask(string(rec.Stdin.Data)))
+			rec.Stdin.Data = []byte(r.plan.secrets.MaskCut(string(rec.Stdin.Data)))
 		}
 	}
 }
@@ -431,3 +441,13 @@ func describe(o document.Output) (string, OutputInfo) {
 }
 
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
+
+// A maskedObserver tells what is told of a turn without its secrets. What steps
+// print comes to it masked.
+type maskedObserver struct {
+	Observer
+	secrets *secret.Set
+}
+
+// Preparing implements Observer.
+func (o maskedObserver) Preparing(what string) { o.Observer.Preparing(o.secrets.Mask(what)) }

@@ -134,6 +134,25 @@ func (s *Set) Mask(text string) string {
 	return b.String()
 }
 
+// MaskCut is Mask for a text that may have been cut off at its end: it also replaces
+// there what may be the beginning of a value.
+func (s *Set) MaskCut(text string) string {
+	if s == nil {
+		return text
+	}
+	text = s.Mask(text)
+	n := s.beginning([]byte(text))
+	if n < MinValue {
+		return text
+	}
+	for i := range s.needles {
+		if bytes.HasPrefix(s.needles[i].value, []byte(text[len(text)-n:])) {
+			return text[:len(text)-n] + mark(s.needles[i].name)
+		}
+	}
+	return text
+}
+
 // Strip returns the variables that are none of the secrets
 // and hold no value of one, and the names of the others that it left out.
 func (s *Set) Strip(env []string) (kept, dropped []string) {

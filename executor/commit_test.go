@@ -1,0 +1,262 @@
+package executor
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/secret"
+	"turnstone.dev/turnstone/session"
+	"turnstone.dev/turnstone/tree/treetest"
+)
+
+// end runs the end of a turn on session s as Run does, with these files in the place
+// of those that a machine has changed.
+func end(t *testing.T, x *Executor, files map[string]string) (*run, error) {
+	t.Helper()
+	ctx := t.Context()
+	r := &run{x: x, plan: &plan{image: "base", session: "s", branch: DefaultBranch}, doc: parse(t, "# A turn\n"), obs: &observer{}, clock: newStopwatch()}
+	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now(), Result: turnstone.Passed}
+	dir, err := x.home.MkdirAll("turns", string(r.info.ID))
+	if err != nil {
+		return nil, err
+	}
+	r.dir = dir
+	cs, err := x.context(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if r.at, err = cs.take(ctx, r.plan, r.info.ID, "a turn"); err != nil {
+		return nil, err
+	}
+	batch, err := cs.store.Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	l := &left{batch: batch, tree: treetest.Make(t, batch, treetest.Texts(files)...)}
+	b, err := json.Marshal(State{Format: stateFormat, Image: "base", Cwd: "/", Tree: l.tree, Env: []string{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l.state, err = batch.Put(ctx, b); err != nil {
+		_ = batch.Close()
+		return nil, err
+	}
+	r.left = l
+	r.end(ctx)
+	return r, nil
+}
+
+// whole checks that each turn of s is there as a whole or left nothing, that main
+// ends with the newest one that has a state, and returns their number.
+func whole(t *testing.T, dir string) (kept int) {
+	t.Helper()
+	ctx := t.Context()
+	x := New(&home.Home{Dir: dir})
+	defer func() { _ = x.Close() }()
+	if rep := ok[*FsckReport](t)(x.Fsck(ctx)); !rep.OK() {
+		t.Errorf("fsck: %+v", rep.Problems)
+	}
+	g := ok[*session.Graph](t)(x.Session(ctx, "s"))
+	var newest turnstone.TurnID
+	slices.Reverse(g.Turns) // the oldest first
+	for _, turn := range g.Turns {
+		switch {
+		case turn.Status != session.Done:
+			t.Errorf("turn %d is %s", turn.Number, turn.Status)
+		case turn.State == "" && turn.Result != turnstone.Errored:
+			t.Errorf("turn %d left nothing, and %s", turn.Number, turn.Result)
+		case turn.State != "":
+			if turn.Parent() != newest {
+				t.Errorf("turn %d stands on %q, not on %q", turn.Number, turn.Parent(), newest)
+			}
+			newest, kept = turn.ID, kept+1
+			if err := x.ListFiles(ctx, string(turn.ID), "/", true, func(FileInfo) error { return nil }); err != nil {
+				t.Error(err)
+			}
+			if b, err := x.Receipt(ctx, string(turn.ID)); err != nil || !strings.Contains(string(b), "result: passed") {
+				t.Errorf("turn %d: %v\n%s", turn.Number, err, b)
+			}
+		}
+	}
+	if len(g.Branches) != 1 || g.Branches[0].Head != newest {
+		t.Errorf("the branches are %+v, and the newest turn %s", g.Branches, newest)
+	}
+	return kept
+}
+
+// faultAt is a fault function that calls fail at the nth operation.
+func faultAt(n int, fail func() error) func(string) error {
+	return func(string) error {
+		if n--; n == 0 {
+			return fail()
+		}
+		return nil
+	}
+}
+
+// TestCommitFaults lets each write of a commit fail, as on a full disk: the caller
+// is told, the turn is in the session without a state, and the next one works.
+func TestCommitFaults(t *testing.T) {
+	dir := t.TempDir()
+	first := New(&home.Home{Dir: dir})
+	if _, err := end(t, first, map[string]string{"/first": "1"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	failed := 0
+	for n := 1; ; n++ {
+		x, hit := New(&home.Home{Dir: dir}), false
+		x.fault = faultAt(n, func() error { hit = true; return syscall.ENOSPC })
+		r, err := end(t, x, map[string]string{"/file": strconv.Itoa(n)})
+		switch {
+		case err != nil || r.info.Result == turnstone.Passed:
+		case !strings.Contains(r.info.Error, "no space left") || r.info.FSHash != "" || r.diverged:
+			t.Errorf("write %d: %+v", n, r.info)
+		default:
+			failed++
+			// The same process goes on: nothing is held by the turn that failed.
+			cs := ok[*contextStore](t)(x.context(t.Context()))
+			if turn := ok[session.Turn](t)(cs.db.Turn(t.Context(), r.info.ID)); turn.Status != session.Done || turn.Result != turnstone.Errored {
+				t.Errorf("write %d: the turn is %+v", n, turn)
+			}
+			if again, err := end(t, x, map[string]string{"/again": strconv.Itoa(n)}); err != nil || again.info.Result != turnstone.Passed {
+				t.Errorf("write %d: the next turn: %v, %+v", n, err, again)
+			}
+		}
+		if err := x.Close(); err != nil {
+			t.Error(err)
+		}
+		whole(t, dir)
+		if !hit || t.Failed() {
+			break
+		}
+	}
+	if failed < 3 {
+		t.Errorf("%d commits failed", failed)
+	}
+}
+
+// crashVar makes TestCommitCrashes the program that dies: "DIR N".
+const crashVar = "TURN_TEST_CRASH"
+
+// TestCommitCrashes lets the process die before each write of a commit: either the
+// turn is there or it is not.
+func TestCommitCrashes(t *testing.T) {
+	if at := os.Getenv(crashVar); at != "" {
+		var dir string
+		var n int
+		if _, err := fmt.Sscan(at, &dir, &n); err != nil {
+			t.Fatal(err)
+		}
+		x := New(&home.Home{Dir: dir})
+		x.fault = faultAt(n, func() error { os.Exit(77); return nil })
+		if r, err := end(t, x, map[string]string{"/file": at}); err != nil || r.info.Result != turnstone.Passed {
+			t.Fatalf("%v, %+v", err, r)
+		}
+		return
+	}
+	dir := t.TempDir()
+	for n, kept := 1, 0; ; n++ {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestCommitCrashes$")
+		cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d", crashVar, dir, n))
+		out, err := cmd.CombinedOutput()
+		code := cmd.ProcessState.ExitCode()
+		if code != 0 && code != 77 {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		if _, err := os.Stat(dir + "/context.db"); err == nil {
+			if _, err := New(&home.Home{Dir: dir}).Session(t.Context(), "s"); err == nil {
+				now := whole(t, dir)
+				if code == 0 && now != kept+1 || now < kept || now > kept+1 {
+					t.Errorf("write %d: %d turns are kept, and %d before", n, now, kept)
+				}
+				kept = now
+			}
+		}
+		if code == 0 {
+			if n < 4 {
+				t.Errorf("only %d writes", n)
+			}
+			return
+		}
+	}
+}
+
+// TestNoSecretIsGiven: what is kept of a turn has no value of a secret in it because
+// its caller says one openly.
+func TestNoSecretIsGiven(t *testing.T) {
+	const value = "tok-5f3a-XYZZY"
+	secrets := []string{"TOKEN=" + value}
+	for name, req := range map[string]Request{
+		"document": {Document: parse(t, "# Fetch\n\n```bash\ncurl -H 'X: "+value+"' example.org\n```\n")},
+		"title":    {Document: parse(t, "# "+value+"\n")},
+		"front":    {Document: parse(t, "---\nenv:\n  COPY: "+value+"\n---\n")},
+		"env":      {Document: parse(t, "# A\n"), Env: []string{"COPY=Bearer " + value}},
+		"get":      {Document: parse(t, "# A\n"), Get: []Transfer{{Path: "/" + value}}},
+	} {
+		req.Secrets = secrets
+		_, err := planTurn(req, "/workspace")
+		if turnstone.KindOf(err) != turnstone.Invalid || !errors.Is(err, secret.ErrFound) || strings.Contains(err.Error()+turnstone.HintOf(err), value) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	// The results of an earlier run are not run again.
+	if _, err := planTurn(Request{Document: parse(t, "# A\n"), Env: []string{"COPY=other"}, Secrets: secrets}, "/workspace"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestInputWithSecret: a file that holds a value is not kept as an input, however its
+// bytes come.
+func TestInputWithSecret(t *testing.T) {
+	set := ok[*secret.Set](t)(secret.New([]string{"TOKEN=tok-5f3a-XYZZY"}))
+	for _, parts := range [][]string{{"a tok-5f3a-XYZZY"}, {"a tok-5f3", "a-XYZ", "ZY b"}} {
+		in := &input{dest: "/x"}
+		w := in.writer(t.TempDir(), set)
+		for _, p := range parts {
+			if _, err := w.Write([]byte(p)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		st, err := in.file.Stat()
+		if err != nil || !in.over || in.scan.Found() != "TOKEN" || st.Size() != 0 {
+			t.Errorf("%q: %+v, %v, %v", parts, in, st.Size(), err)
+		}
+		_ = in.file.Close()
+	}
+}
+
+// TestFrozenOfHostileGuests: nothing is kept that the next turn could not begin with.
+func TestFrozenOfHostileGuests(t *testing.T) {
+	many := make([]string, maxVars+1)
+	for i := range many {
+		many[i] = "A=1"
+	}
+	for _, f := range []frozen{
+		{cwd: "/", upper: "lower"}, {cwd: "/", upper: "../upper"}, {cwd: "x", upper: "upper"}, {cwd: "", upper: "upper"},
+		{cwd: "/a\x00b", upper: "upper"}, {cwd: "/" + strings.Repeat("x", 5000), upper: "upper"},
+		{cwd: "/", upper: "upper", env: []string{"A"}}, {cwd: "/", upper: "upper", env: []string{"=A"}}, {cwd: "/", upper: "upper", env: []string{"A=\x00"}},
+		{cwd: "/", upper: "upper", env: []string{"A=" + strings.Repeat("x", maxEnv)}}, {cwd: "/", upper: "upper", env: many},
+	} {
+		if err := f.check("sb_x"); turnstone.KindOf(err) != turnstone.Integrity {
+			t.Errorf("%.40q %.40q: %v", f.cwd, f.env, err)
+		}
+	}
+	if err := (&frozen{cwd: "/a", upper: "upper2", env: []string{"BASH_FUNC_f%%=() { :; }", "A="}}).check("sb_x"); err != nil {
+		t.Error(err)
+	}
+}
