@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/tree/treetest"
 )
 
 // A mergeCase is a row of the table in docs/merge.md, by its name.
@@ -42,7 +43,7 @@ func renames(rs []Rename) []string {
 
 func (c mergeCase) run(t *testing.T, base, ours, theirs model) *Result {
 	t.Helper()
-	w := newMemory()
+	w := treetest.NewStore()
 	b := tree.Ref{}
 	if base != nil {
 		b = base.put(t, w)

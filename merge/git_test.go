@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/tree/treetest"
 )
 
 // A repo is a git repository to merge in.
@@ -159,7 +160,7 @@ func TestTreesAsGit(t *testing.T) {
 			base.set(p, &thing{attr: tree.Attr{Type: tree.File, Mode: 0o644}, data: data.String()})
 		}
 		ours, theirs := base.gitEdit(rt, "ours"), base.gitEdit(rt, "theirs")
-		w := newMemory()
+		w := treetest.NewStore()
 		res, err := Trees(t.Context(), w, base.put(t, w), ours.put(t, w), theirs.put(t, w), Options{})
 		if err != nil {
 			rt.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/tree/treetest"
 )
 
 // The names are few, so that the sides meet often.
@@ -153,7 +154,7 @@ func threeModels(t *rapid.T) (base, ours, theirs model) {
 // law runs check on trees that were drawn, often: what is rare has been wrong before.
 func law(t *testing.T, check func(l *laws)) {
 	one := func(rt *rapid.T) {
-		l := &laws{T: rt, t: t, w: newMemory()}
+		l := &laws{T: rt, t: t, w: treetest.NewStore()}
 		l.b, l.o, l.th = threeModels(rt)
 		l.base, l.ours, l.theirs = l.b.put(t, l.w), l.o.put(t, l.w), l.th.put(t, l.w)
 		l.b, l.o, l.th = load(t, l.w, l.base), load(t, l.w, l.ours), load(t, l.w, l.theirs)
@@ -167,7 +168,7 @@ func law(t *testing.T, check func(l *laws)) {
 type laws struct {
 	*rapid.T
 	t                  *testing.T
-	w                  *memory
+	w                  *treetest.Store
 	b, o, th           model
 	base, ours, theirs tree.Ref
 }

@@ -1,8 +1,6 @@
 package merge
 
 import (
-	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -11,58 +9,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 
-	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/tree/treetest"
 )
-
-// memory is a Store that counts what is read.
-type memory struct {
-	mu      sync.Mutex
-	objects map[turnstone.Digest][]byte
-	gets    int
-	opens   int
-}
-
-func newMemory() *memory { return &memory{objects: map[turnstone.Digest][]byte{}} }
-
-func (m *memory) Get(_ context.Context, d turnstone.Digest) ([]byte, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.gets++
-	b, ok := m.objects[d]
-	if !ok {
-		return nil, &turnstone.Error{Op: "memory.get", Kind: turnstone.NotFound, Subject: string(d), Err: errors.New("is not there")}
-	}
-	return b, nil
-}
-
-func (m *memory) Put(_ context.Context, b []byte) (turnstone.Digest, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	d := turnstone.DigestBytes(b)
-	m.objects[d] = slices.Clone(b)
-	return d, nil
-}
-
-func (m *memory) PutContent(ctx context.Context, r io.Reader, size int64) (tree.Content, error) {
-	b, err := io.ReadAll(r)
-	if err != nil || int64(len(b)) != size {
-		return tree.Content{}, fmt.Errorf("%d bytes of %d: %v", len(b), size, err)
-	}
-	d, err := m.Put(ctx, b)
-	return tree.Content{Digest: d, Size: size}, err
-}
-
-func (m *memory) OpenContent(ctx context.Context, c tree.Content) (io.ReadCloser, error) {
-	b, err := m.Get(ctx, c.Digest)
-	m.mu.Lock()
-	m.opens++
-	m.mu.Unlock()
-	return io.NopCloser(bytes.NewReader(b)), err
-}
 
 // A thing is one path of a model.
 type thing struct {
@@ -212,93 +163,87 @@ func (m model) String() string {
 // put makes a tree of m.
 func (m model) put(t testing.TB, w tree.Writer) tree.Ref {
 	t.Helper()
-	top := &node{loaded: true, dirty: true}
-	top.Attr = tree.Attr{Type: tree.Dir, Mode: 0o755}
-	mg := &merger{ctx: context.Background(), w: w.(Store)}
-	links := map[int]tree.LinkGroup{}
+	var files []treetest.File
+	first := map[int]string{}
 	for _, p := range slices.Sorted(maps.Keys(m)) {
 		th := m[p]
-		n := &node{Entry: tree.Entry{Attr: th.attr}}
-		switch th.attr.Type {
-		case tree.Dir:
-			n.loaded, n.dirty = true, true
-		case tree.File:
-			n.Size = int64(len(th.data))
-			var err error
-			if n.Content, err = w.PutContent(t.Context(), strings.NewReader(th.data), n.Size); err != nil {
-				t.Fatal(err)
+		f := th.file(p)
+		if th.ino != 0 {
+			if f.Link = first[th.ino]; f.Link == "" {
+				first[th.ino] = p
 			}
 		}
-		if err := mg.put(top, "/"+p, n, nil); err != nil {
-			t.Fatal(err)
-		}
-		if th.ino != 0 {
-			links[th.ino] = append(links[th.ino], "/"+p)
-		}
+		files = append(files, f)
 	}
-	real(top)
-	var groups []tree.LinkGroup
-	for _, g := range links {
-		if len(g) > 1 {
-			groups = append(groups, g)
-		}
-	}
-	slices.SortFunc(groups, func(a, b tree.LinkGroup) int { return strings.Compare(a[0], b[0]) })
-	ref, err := mg.write(top, groups)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ref
+	return treetest.Make(t, w, files...)
 }
 
-func real(n *node) {
-	n.ghost = false
-	for _, k := range n.kids {
-		real(k)
+func (a *thing) file(p string) treetest.File {
+	f := treetest.File{Path: p, Type: a.attr.Type, Mode: a.attr.Mode, UID: a.attr.UID, GID: a.attr.GID,
+		MTime: a.attr.MTime.Sec, Nsec: a.attr.MTime.Nsec, Data: a.data, Target: a.attr.Target,
+		Major: a.attr.Major, Minor: a.attr.Minor, Xattrs: map[string]string{}}
+	if f.Mode == 0 {
+		f.Mode = treetest.NoMode
 	}
+	for _, x := range a.attr.Xattrs {
+		f.Xattrs[x.Name] = string(x.Value)
+	}
+	return f
 }
 
 // load makes a model of a tree, and checks that what it says of links is true.
 func load(t testing.TB, w Store, ref tree.Ref) model {
 	t.Helper()
+	m := model{}
+	entries := map[string]*tree.Entry{}
+	err := tree.Walk(t.Context(), w, ref, "/", func(p string, e *tree.Entry) error {
+		c := *e
+		entries[p] = &c
+		th := &thing{attr: e.Attr}
+		th.attr.Size = 0
+		if e.Type == tree.File {
+			th.data = content(t, w, p, e)
+		}
+		m[p[1:]] = th
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.links(t, w, ref, entries)
+	delete(m, "")
+	for _, p := range slices.Sorted(maps.Keys(m)) {
+		d := path.Dir(p)
+		if th := m[d]; th != nil && th.text(true) == "dir" && th.attr.MTime.Nsec == 0 {
+			delete(m, d)
+		}
+	}
+	return m
+}
+
+func content(t testing.TB, w Store, p string, e *tree.Entry) string {
+	t.Helper()
+	r, err := w.OpenContent(t.Context(), e.Content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := io.ReadAll(r)
+	if err = errors.Join(err, r.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if int64(len(b)) != e.Size || e.Content.Size != e.Size {
+		t.Errorf("%s: sizes %d, %d, %d", p, len(b), e.Size, e.Content.Size)
+	}
+	return string(b)
+}
+
+// links notes the hard links of a tree, and checks them.
+func (m model) links(t testing.TB, w Store, ref tree.Ref, entries map[string]*tree.Entry) {
+	t.Helper()
 	root, err := tree.GetRoot(t.Context(), w, ref)
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := model{}
-	entries := map[string]*tree.Entry{}
-	var walk func(p string, d turnstone.Digest)
-	walk = func(p string, d turnstone.Digest) {
-		dir, err := tree.GetDirectory(t.Context(), w, d)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, e := range dir {
-			at := path.Join(p, e.Name)
-			entries["/"+at] = &e
-			th := &thing{attr: e.Attr}
-			th.attr.Size = 0
-			switch e.Type {
-			case tree.Dir:
-				before := len(m)
-				walk(at, e.Tree)
-				if len(m) > before && e.Mode == 0o755 && e.UID == 0 && e.GID == 0 && len(e.Xattrs) == 0 && e.MTime == (tree.Time{}) {
-					continue
-				}
-			case tree.File:
-				b, err := w.Get(t.Context(), e.Content.Digest)
-				if err != nil {
-					t.Fatal(err)
-				}
-				th.data = string(b)
-				if int64(len(b)) != e.Size || e.Content.Size != e.Size {
-					t.Errorf("%s: sizes %d, %d, %d", at, len(b), e.Size, e.Content.Size)
-				}
-			}
-			m[at] = th
-		}
-	}
-	walk("", root.Tree)
 	for i, g := range root.Links {
 		if len(g) < 2 || !slices.IsSorted(g) {
 			t.Errorf("links %q", g)
@@ -319,5 +264,4 @@ func load(t testing.TB, w Store, ref tree.Ref) model {
 			th.ino = i + 1
 		}
 	}
-	return m
 }
