@@ -109,6 +109,16 @@ func (x *Executor) guard(ctx context.Context, s *Sandbox) (release func()) {
 	}
 }
 
+// ended says whether the machine is gone, for whatever reason.
+func (s *Sandbox) ended() bool {
+	select {
+	case <-s.Done():
+		return true
+	default:
+		return false
+	}
+}
+
 // fate prefers the reason why the machine ended to err, which is what its end
 // looked like from the connection.
 func (s *Sandbox) fate(err error) error {

@@ -51,7 +51,7 @@ func TestUnconfirmedReseed(t *testing.T) {
 		served := make(chan struct{})
 		go func() {
 			defer close(served)
-			link, err := wire.NewLink(far, false)
+			link, err := wire.NewPort(far, false).Link()
 			if err != nil {
 				return
 			}
@@ -60,7 +60,7 @@ func TestUnconfirmedReseed(t *testing.T) {
 			}
 			_ = link.Close()
 		}()
-		s := &Sandbox{machine: guest{done: make(chan struct{}), near: near}, Template: &template.Template{}}
+		s := &Sandbox{machine: guest{done: make(chan struct{}), near: near}, port: wire.NewPort(near, true), Template: &template.Template{}}
 		err := s.connect(t.Context(), &plan{shape: turnstone.DefaultShape(), env: []string{"A=b"}})
 		if reseeded && err != nil || !reseeded && turnstone.KindOf(err) != turnstone.Integrity {
 			t.Errorf("reseeded %v: %v", reseeded, err)
