@@ -242,7 +242,7 @@ func objectName(h *tar.Header) (turnstone.Digest, error) {
 // verify goes through all that the session names.
 func (m *importer) verify(ctx context.Context) error {
 	seen := map[turnstone.Digest]bool{}
-	r := &reach{cs: m.cs, hashes: map[turnstone.Digest]turnstone.Digest{}, failed: func(what string, err error) error {
+	r := &reach{cs: m.cs, verify: tree.NewVerifier(m.cs.store), failed: func(what string, err error) error {
 		e := &turnstone.Error{Op: "executor.import", Kind: turnstone.KindOf(err), Subject: what, Err: err, Hint: turnstone.HintOf(err)}
 		if e.Kind == turnstone.NotFound {
 			e.Kind, e.Hint = turnstone.Integrity, "the file does not have it: export the session again"

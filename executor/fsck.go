@@ -47,7 +47,8 @@ func (r *FsckReport) add(p FsckProblem) {
 }
 
 // Fsck reads and checks every object of the store, and checks that all that the
-// turns of all sessions need is there. It changes nothing but the store's index,
+// turns of all sessions need is there, and that their trees have the FS hashes and
+// hard links that they are said to have. It changes nothing but the store's index,
 // which can be made again.
 func (x *Executor) Fsck(ctx context.Context) (*FsckReport, error) {
 	cs, err := x.context(ctx)
@@ -88,7 +89,7 @@ func (cs *contextStore) checkTurns(ctx context.Context, rep *FsckReport, damaged
 		seen[d] = true
 		return news
 	}
-	r := &reach{cs: cs, object: first, failed: func(what string, err error) error {
+	r := &reach{cs: cs, object: first, verify: tree.NewVerifier(cs.store), failed: func(what string, err error) error {
 		if ctx.Err() != nil {
 			return err
 		}

@@ -20,9 +20,9 @@ type reach struct {
 	object func(d turnstone.Digest) (first bool)
 	// got is called with each object for which object said so; may be nil.
 	got func(d turnstone.Digest, b []byte) error
-	// hashes, when it is not nil, has the FS hashes of directories, which are then
-	// checked: those that come from elsewhere may say what is not so.
-	hashes map[turnstone.Digest]turnstone.Digest
+	// verify, when it is not nil, checks that trees are what they say of themselves:
+	// FS hashes and hard links. Those that come from elsewhere may say what is not so.
+	verify *tree.Verifier
 	// content is called for each file's, output's and receipt's content.
 	content func(ctx context.Context, c tree.Content) error
 	// failed is called with what cannot be read; nil that it returns lets it go on
@@ -85,6 +85,14 @@ func (r *reach) state(ctx context.Context, what string, d turnstone.Digest) erro
 
 // tree goes through a file tree, but not through parts that were gone through before.
 func (r *reach) tree(ctx context.Context, what string, ref tree.Ref) error {
+	if r.verify != nil {
+		// What is missing is named below, with its path.
+		if err := r.verify.Verify(ctx, ref); err != nil && turnstone.KindOf(err) != turnstone.NotFound {
+			if err = r.failed(what+": files", err); err != nil {
+				return err
+			}
+		}
+	}
 	if !r.object(ref.Root) {
 		return nil
 	}
@@ -105,14 +113,8 @@ func (r *reach) tree(ctx context.Context, what string, ref tree.Ref) error {
 
 func (r *reach) dir(ctx context.Context, what, path string, at *tree.Entry, depth int) error {
 	d := at.Tree
-	wrong := func(text string) error {
-		return r.failed(what+path+"/", &turnstone.Error{Op: "executor.reach", Kind: turnstone.Integrity, Subject: string(d), Err: errors.New(text)})
-	}
 	if depth > tree.MaxDepth {
-		return wrong("is nested too deeply")
-	}
-	if hash, ok := r.hashes[d]; ok && hash != at.Hash {
-		return wrong("has another FS hash than is said of it")
+		return r.failed(what+path+"/", &turnstone.Error{Op: "executor.reach", Kind: turnstone.Integrity, Subject: string(d), Err: errors.New("is nested too deeply")})
 	}
 	if !r.object(d) {
 		return nil
@@ -124,11 +126,6 @@ func (r *reach) dir(ctx context.Context, what, path string, at *tree.Entry, dept
 	dir, err := tree.DecodeDirectory(b)
 	if err != nil {
 		return r.failed(what+path+"/", err)
-	}
-	if r.hashes != nil {
-		if r.hashes[d] = dir.FSHash(); r.hashes[d] != at.Hash {
-			return wrong("has another FS hash than is said of it")
-		}
 	}
 	for i := range dir {
 		e := &dir[i]

@@ -253,6 +253,8 @@ func TestVerifyFindsWhatIsNotTrue(t *testing.T) {
 		"link to nothing":      func(r *tree.Root) { r.Links = []tree.LinkGroup{{"/d/f", "/none"}} },
 		"link to another":      func(r *tree.Root) { r.Links = []tree.LinkGroup{{"/d/f", "/d/g"}} },
 		"link of a directory":  func(r *tree.Root) { r.Links = []tree.LinkGroup{{"/d", "/e"}} },
+		"link below a file":    func(r *tree.Root) { r.Links = []tree.LinkGroup{{"/d/f", "/d/g/f"}} },
+		"link below a link":    func(r *tree.Root) { r.Links = []tree.LinkGroup{{"/d/f", "/d/f/f"}} },
 		"name in two groups":   func(r *tree.Root) { r.Links = []tree.LinkGroup{{"/d/f", "/e/f"}, {"/d/g", "/e/f"}} },
 		"directory that loops": func(r *tree.Root) { r.Tree = turnstone.DigestBytes([]byte("none")) },
 	} {
@@ -271,6 +273,27 @@ func TestVerifyFindsWhatIsNotTrue(t *testing.T) {
 		}
 		if err := tree.Verify(ctx, s, bad); turnstone.KindOf(err) != want {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+	// What a Verifier has seen it does not read again, and it does not take one tree for another.
+	v := tree.NewVerifier(s)
+	linked, err := tree.GetRoot(ctx, s, ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	linked.Links = []tree.LinkGroup{{"/d/f", "/e/f"}}
+	good, err := tree.PutRoot(ctx, s, linked)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		for _, r := range []tree.Ref{ref, good} {
+			if err := v.Verify(ctx, r); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := v.Verify(ctx, tree.Ref{Root: good.Root, Hash: ref.Hash}); turnstone.KindOf(err) != turnstone.Integrity {
+			t.Errorf("a tree with the FS hash of another: %v", err)
 		}
 	}
 	wrong := ref

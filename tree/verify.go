@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"turnstone.dev/turnstone"
 )
@@ -13,51 +14,60 @@ import (
 // the tree that is another, a hard link to what is not there or is another
 // file. The contents themselves are not read. The FS hash of ref may be empty.
 func Verify(ctx context.Context, g Getter, ref Ref) error {
-	r, err := GetRoot(ctx, g, ref)
+	return NewVerifier(g).Verify(ctx, ref)
+}
+
+// A Verifier verifies trees, and what they have in common once. It is not for
+// concurrent use.
+type Verifier struct {
+	g     Getter
+	dirs  map[turnstone.Digest]turnstone.Digest // FS hashes of directories, by object
+	trees map[Ref]bool                          // that are as they say
+}
+
+// NewVerifier returns a Verifier that reads objects from g.
+func NewVerifier(g Getter) *Verifier {
+	return &Verifier{g: g, dirs: map[turnstone.Digest]turnstone.Digest{}, trees: map[Ref]bool{}}
+}
+
+// Verify is the function Verify, but for what was verified before.
+func (v *Verifier) Verify(ctx context.Context, ref Ref) error {
+	if v.trees[ref] {
+		return nil
+	}
+	r, err := GetRoot(ctx, v.g, ref)
 	if err != nil {
 		return err
 	}
-	v := &verifier{ctx: ctx, g: g, seen: map[turnstone.Digest]turnstone.Digest{}}
-	if err := v.dir(&r.Entry, "/", 0); err != nil {
+	if err := v.dir(ctx, &r.Entry, "/", 0); err != nil {
 		return err
 	}
-	seen := map[string]bool{}
-	for _, group := range r.Links {
-		if err := v.group(ref, group, seen); err != nil {
-			return err
-		}
+	if err := v.links(ctx, r); err != nil {
+		return err
 	}
+	v.trees[ref] = true
 	return nil
 }
 
-type verifier struct {
-	ctx  context.Context
-	g    Getter
-	seen map[turnstone.Digest]turnstone.Digest // FS hashes of directories, by object
-}
-
-func (v *verifier) dir(e *Entry, name string, depth int) error {
-	hash, ok := v.seen[e.Tree]
+func (v *Verifier) dir(ctx context.Context, e *Entry, name string, depth int) error {
+	hash, ok := v.dirs[e.Tree]
 	if !ok {
-		if err := v.ctx.Err(); err != nil {
-			return &turnstone.Error{Op: "tree.verify", Kind: turnstone.Canceled, Err: err}
-		}
 		if depth > MaxDepth {
 			return damaged("tree.verify", string(e.Tree), fmt.Errorf("is more than %d directories deep", MaxDepth))
 		}
-		d, err := GetDirectory(v.ctx, v.g, e.Tree)
+		d, err := v.directory(ctx, e)
 		if err != nil {
 			return err
 		}
 		for i := range d {
 			if d[i].Type == Dir {
-				if err := v.dir(&d[i], d[i].Name, depth+1); err != nil {
+				if err := v.dir(ctx, &d[i], d[i].Name, depth+1); err != nil {
 					return err
 				}
 			}
 		}
 		hash = d.FSHash()
-		v.seen[e.Tree] = hash
+		v.dirs[e.Tree] = hash
 	}
 	if hash != e.Hash {
 		return damaged("tree.verify", string(e.Tree), fmt.Errorf("the directory %q has the FS hash %s, not %s", name, hash, e.Hash))
@@ -65,31 +75,90 @@ func (v *verifier) dir(e *Entry, name string, depth int) error {
 	return nil
 }
 
-// group checks that all names of a group are those of one file.
-func (v *verifier) group(ref Ref, group LinkGroup, seen map[string]bool) error {
-	var first *Entry
-	for _, p := range group {
-		e, err := Lookup(v.ctx, v.g, ref, p)
-		if err == nil {
-			switch {
-			case seen[p]:
-				err = errors.New("is in two groups of hard links")
-			case e.Type == Dir:
-				err = errors.New("is a directory among hard links")
-			case first != nil && (!first.Attr.Equal(&e.Attr) || first.Content != e.Content):
-				err = fmt.Errorf("is not the same file as %q", group[0])
+func (v *Verifier) directory(ctx context.Context, e *Entry) (Directory, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, &turnstone.Error{Op: "tree.verify", Kind: turnstone.Canceled, Err: err}
+	}
+	return GetDirectory(ctx, v.g, e.Tree)
+}
+
+// A linkName is a directory or a name in the table of hard links: of the paths in
+// it, each directory is looked into once, however many go through it.
+type linkName struct {
+	group int // 1 and up; 0: a directory
+	names map[string]*linkName
+}
+
+// links checks that all names of each group are those of one file.
+func (v *Verifier) links(ctx context.Context, r *Root) error {
+	if len(r.Links) == 0 {
+		return nil
+	}
+	top := &linkName{names: map[string]*linkName{}}
+	for i, group := range r.Links {
+		for _, p := range group {
+			if err := top.add(p, i+1); err != nil {
+				return damaged("tree.verify", p, err)
 			}
+		}
+	}
+	return v.linksIn(ctx, &r.Entry, "", top, r.Links, make([]*Entry, len(r.Links)))
+}
+
+func (n *linkName) add(p string, group int) error {
+	for rest := p[1:]; ; {
+		name, below, deeper := strings.Cut(rest, "/")
+		next := n.names[name]
+		switch {
+		case next != nil && !deeper && next.group > 0:
+			return errors.New("is in two groups of hard links")
+		case next != nil && (!deeper || next.group > 0):
+			return errors.New("is a directory among hard links")
+		case next == nil && !deeper:
+			n.names[name] = &linkName{group: group}
+			return nil
+		case next == nil:
+			next = &linkName{names: map[string]*linkName{}}
+			n.names[name] = next
+		}
+		n, rest = next, below
+	}
+}
+
+// linksIn checks the names of hard links in and below one directory. first has the
+// entry that each group was seen with.
+func (v *Verifier) linksIn(ctx context.Context, at *Entry, path string, names *linkName, groups []LinkGroup, first []*Entry) error {
+	d, err := v.directory(ctx, at)
+	if err != nil {
+		return err
+	}
+	found := 0
+	for i := range d {
+		e := &d[i]
+		n := names.names[e.Name]
+		if n == nil {
+			continue
+		}
+		found++
+		p := path + "/" + e.Name
+		switch {
+		case n.group == 0 && e.Type == Dir:
+			err = v.linksIn(ctx, e, p, n, groups, first)
+		case n.group == 0:
+			err = damaged("tree.verify", p, errors.New("is no directory, and hard links are said to be in it"))
+		case e.Type == Dir:
+			err = damaged("tree.verify", p, errors.New("is a directory among hard links"))
+		case first[n.group-1] == nil:
+			first[n.group-1] = e
+		case !first[n.group-1].Attr.Equal(&e.Attr) || first[n.group-1].Content != e.Content:
+			err = damaged("tree.verify", p, fmt.Errorf("is not the same file as the others of the hard link %q", groups[n.group-1][0]))
 		}
 		if err != nil {
-			if k := turnstone.KindOf(err); k != turnstone.NotFound && k != turnstone.Internal {
-				return err
-			}
-			return damaged("tree.verify", p, err)
+			return err
 		}
-		seen[p] = true
-		if first == nil {
-			first = e
-		}
+	}
+	if found < len(names.names) {
+		return damaged("tree.verify", path+"/", errors.New("does not have all of the hard links that are said to be in it"))
 	}
 	return nil
 }
