@@ -174,22 +174,12 @@ func branch(ctx context.Context, q querier, s turnstone.SessionID, name string) 
 }
 
 func branches(ctx context.Context, q querier, clause string, args ...any) ([]Branch, error) {
-	rows, err := q.QueryContext(ctx, "SELECT session, name, coalesce(head, ''), created FROM branches "+clause, args...)
-	if err != nil {
-		return nil, dbError("branches", "", err)
-	}
-	defer func() { _ = rows.Close() }()
-	all := []Branch{}
-	for rows.Next() {
-		var b Branch
+	return query(ctx, q, "branches", func(rows *sql.Rows) (b Branch, err error) {
 		var created int64
-		if err := rows.Scan(&b.Session, &b.Name, &b.Head, &created); err != nil {
-			return nil, dbError("branches", "", err)
-		}
+		err = rows.Scan(&b.Session, &b.Name, &b.Head, &created)
 		b.Created = moment(created)
-		all = append(all, b)
-	}
-	return all, dbError("branches", "", rows.Err())
+		return b, err
+	}, "SELECT session, name, coalesce(head, ''), created FROM branches "+clause, args...)
 }
 
 func insertBranch(ctx context.Context, tx *sql.Tx, b Branch) error {
@@ -204,22 +194,12 @@ func setHead(ctx context.Context, tx *sql.Tx, s turnstone.SessionID, name string
 }
 
 func tags(ctx context.Context, q querier, clause string, args ...any) ([]Tag, error) {
-	rows, err := q.QueryContext(ctx, "SELECT session, name, turn, created FROM tags "+clause, args...)
-	if err != nil {
-		return nil, dbError("tags", "", err)
-	}
-	defer func() { _ = rows.Close() }()
-	all := []Tag{}
-	for rows.Next() {
-		var t Tag
+	return query(ctx, q, "tags", func(rows *sql.Rows) (t Tag, err error) {
 		var created int64
-		if err := rows.Scan(&t.Session, &t.Name, &t.Turn, &created); err != nil {
-			return nil, dbError("tags", "", err)
-		}
+		err = rows.Scan(&t.Session, &t.Name, &t.Turn, &created)
 		t.Created = moment(created)
-		all = append(all, t)
-	}
-	return all, dbError("tags", "", rows.Err())
+		return t, err
+	}, "SELECT session, name, turn, created FROM tags "+clause, args...)
 }
 
 func insertTag(ctx context.Context, tx *sql.Tx, t Tag) error {

@@ -157,6 +157,26 @@ type querier interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
 
+// query runs a query and reads each row with scan, all of them before it returns,
+// for there is one connection only. Its result is not nil without an error. op is
+// what errors name.
+func query[T any](ctx context.Context, q querier, op string, scan func(*sql.Rows) (T, error), text string, args ...any) ([]T, error) {
+	rows, err := q.QueryContext(ctx, text, args...)
+	if err != nil {
+		return nil, dbError(op, "", err)
+	}
+	defer func() { _ = rows.Close() }()
+	all := []T{}
+	for rows.Next() {
+		v, err := scan(rows)
+		if err != nil {
+			return nil, dbError(op, "", err)
+		}
+		all = append(all, v)
+	}
+	return all, dbError(op, "", rows.Err())
+}
+
 // dbError makes what SQLite says into an error that says what can be done.
 func dbError(op, path string, err error) error {
 	var known *turnstone.Error

@@ -94,23 +94,13 @@ func oneSession(ctx context.Context, q querier, ref, where string, args ...any) 
 }
 
 func sessions(ctx context.Context, q querier, clause string, args ...any) ([]Session, error) {
-	rows, err := q.QueryContext(ctx, "SELECT id, name, created FROM sessions "+clause, args...)
-	if err != nil {
-		return nil, dbError("list", "", err)
-	}
-	defer func() { _ = rows.Close() }()
-	all := []Session{}
-	for rows.Next() {
-		var s Session
+	return query(ctx, q, "list", func(rows *sql.Rows) (s Session, err error) {
 		var name sql.NullString
 		var created int64
-		if err := rows.Scan(&s.ID, &name, &created); err != nil {
-			return nil, dbError("list", "", err)
-		}
+		err = rows.Scan(&s.ID, &name, &created)
 		s.Name, s.Created = name.String, moment(created)
-		all = append(all, s)
-	}
-	return all, dbError("list", "", rows.Err())
+		return s, err
+	}, "SELECT id, name, created FROM sessions "+clause, args...)
 }
 
 // List returns all sessions, the oldest first.

@@ -238,31 +238,20 @@ func freeName(ctx context.Context, q querier, s turnstone.SessionID, base string
 
 const turnColumns = "id, session, number, branch, kind, title, status, result, record, state, started, ended"
 
-// turns runs a query over turns. It reads all rows before it returns, for there is
-// one connection only.
+// turns returns the turns that a clause of SQL selects.
 func turns(ctx context.Context, q querier, clause string, args ...any) ([]Turn, error) {
-	rows, err := q.QueryContext(ctx, "SELECT "+turnColumns+`, coalesce((SELECT group_concat(parent, ' ' ORDER BY position)
-		FROM parents WHERE turn = turns.id), '') FROM turns `+clause, args...)
-	if err != nil {
-		return nil, dbError("read", "", err)
-	}
-	defer func() { _ = rows.Close() }()
-	all := []Turn{}
-	for rows.Next() {
-		var t Turn
+	return query(ctx, q, "read", func(rows *sql.Rows) (t Turn, err error) {
 		var started, ended int64
 		var parents string
-		if err := rows.Scan(&t.ID, &t.Session, &t.Number, &t.Branch, &t.Kind, &t.Title, &t.Status, &t.Result, &t.Record, &t.State,
-			&started, &ended, &parents); err != nil {
-			return nil, dbError("read", "", err)
-		}
+		err = rows.Scan(&t.ID, &t.Session, &t.Number, &t.Branch, &t.Kind, &t.Title, &t.Status, &t.Result, &t.Record, &t.State,
+			&started, &ended, &parents)
 		t.Started, t.Ended, t.Parents = moment(started), moment(ended), []turnstone.TurnID{}
-		for _, p := range strings.Fields(parents) {
+		for p := range strings.FieldsSeq(parents) {
 			t.Parents = append(t.Parents, turnstone.TurnID(p))
 		}
-		all = append(all, t)
-	}
-	return all, dbError("read", "", rows.Err())
+		return t, err
+	}, "SELECT "+turnColumns+`, coalesce((SELECT group_concat(parent, ' ' ORDER BY position)
+		FROM parents WHERE turn = turns.id), '') FROM turns `+clause, args...)
 }
 
 func turn(ctx context.Context, q querier, id turnstone.TurnID) (Turn, error) {
