@@ -2,98 +2,28 @@ package executor
 
 import (
 	"bytes"
-	"context"
 	"fmt"
-	"io"
-	"maps"
-	"path"
 	"slices"
 	"strings"
 	"testing"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/merge"
 	"turnstone.dev/turnstone/session"
 	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/tree/treetest"
 )
-
-// A memFile is a file or a folder in memory, for tree.Build.
-type memFile struct {
-	data     string
-	children map[string]*memFile // of a folder
-	ino      uint64
-}
-
-func (f *memFile) Attr() (tree.Attr, error) {
-	if f.children != nil {
-		return tree.Attr{Type: tree.Dir, Mode: 0o755}, nil
-	}
-	return tree.Attr{Type: tree.File, Mode: 0o644, Size: int64(len(f.data))}, nil
-}
-
-func (f *memFile) Inode() (uint64, uint32) { return f.ino, 1 }
-
-func (f *memFile) Children(context.Context) ([]tree.Child, error) {
-	var out []tree.Child
-	for _, name := range slices.Sorted(maps.Keys(f.children)) {
-		out = append(out, tree.Child{Name: name, Node: f.children[name]})
-	}
-	return out, nil
-}
-
-func (f *memFile) Open() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(f.data)), nil }
-
-// folder makes files, by path, a tree.
-func folder(files map[string]string) *memFile {
-	inos := uint64(1)
-	dirOf := func() *memFile {
-		inos++
-		return &memFile{children: map[string]*memFile{}, ino: inos}
-	}
-	top := dirOf()
-	for p, data := range files {
-		dir := top
-		for _, name := range strings.Split(path.Dir(p), "/") {
-			if name == "." {
-				continue
-			}
-			if dir.children[name] == nil {
-				dir.children[name] = dirOf()
-			}
-			dir = dir.children[name]
-		}
-		inos++
-		dir.children[path.Base(p)] = &memFile{data: data, ino: inos}
-	}
-	return top
-}
 
 // A mergeWorld is a session whose turns are made without machines.
 type mergeWorld struct {
-	t  *testing.T
-	x  *Executor
-	cs *contextStore
-	s  session.Session
+	*past
+	s session.Session
 }
 
 func newMergeWorld(t *testing.T) *mergeWorld {
-	x := New(&home.Home{Dir: t.TempDir()})
-	t.Cleanup(func() {
-		if err := x.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	cs, err := x.context(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := cs.db.Create(t.Context(), "research")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &mergeWorld{t, x, cs, s}
+	p := newPast(t)
+	return &mergeWorld{p, p.session("research")}
 }
 
 // turn commits a turn on a branch, with these files and this environment.
@@ -105,8 +35,7 @@ func (w *mergeWorld) turn(branch string, files map[string]string, env ...string)
 	defer func() { _ = batch.Close() }()
 	t, err := w.cs.db.Start(ctx, session.StartTurn{Session: w.s.ID, Branch: branch, Kind: string(KindRun), Title: "a turn"})
 	w.must(err)
-	ref, err := tree.Build(ctx, batch, folder(files), tree.BuildOptions{})
-	w.must(err)
+	ref := treetest.Make(w.t, batch, treetest.Texts(files)...)
 	state, err := putJSON(ctx, batch, State{Format: stateFormat, Image: "base", Tree: ref, Env: env, Cwd: "/workspace"})
 	w.must(err)
 	text := "# A turn\n"
