@@ -69,13 +69,8 @@ func (m *machine) configure(p *wire.SandboxConfigureParams) (*wire.SandboxConfig
 	if err != nil {
 		return res, err
 	}
-	if err := reseed(p.Entropy); err != nil {
-		return res, failed("the kernel's random numbers", err)
-	}
-	res.Reseeded = true
-	ts := unix.NsecToTimespec(now.UnixNano())
-	if err := unix.ClockSettime(unix.CLOCK_REALTIME, &ts); err != nil {
-		return res, failed("the clock", err)
+	if res.Reseeded, err = refresh(p.Entropy, now); err != nil {
+		return res, err
 	}
 	if err := unix.Sethostname([]byte(p.Hostname)); err != nil {
 		return res, failed("the host name", err)
@@ -167,6 +162,19 @@ func notSerial(s string) bool { return s == "" || len(s) > 20 || strings.Contain
 
 func mountable(path string) bool {
 	return filepath.IsAbs(path) && filepath.Clean(path) != "/" && len(path) <= maxPath && strings.IndexByte(path, 0) < 0
+}
+
+// refresh gives a clone random numbers of its own, and then the right time: no
+// random number is drawn before, and no file gets a time before.
+func refresh(entropy []byte, now time.Time) (reseeded bool, err error) {
+	if err := reseed(entropy); err != nil {
+		return false, failed("the kernel's random numbers", err)
+	}
+	ts := unix.NsecToTimespec(now.UnixNano())
+	if err := unix.ClockSettime(unix.CLOCK_REALTIME, &ts); err != nil {
+		return true, failed("the clock", err)
+	}
+	return true, nil
 }
 
 // reseed mixes entropy into the kernel's generator and makes it draw new keys

@@ -122,13 +122,8 @@ func (m *machine) renew(p *wire.SandboxRenewParams) (*wire.SandboxRenewResult, e
 	if err != nil {
 		return res, err
 	}
-	if err := reseed(p.Entropy); err != nil {
-		return res, failed("the kernel's random numbers", err)
-	}
-	res.Reseeded = true
-	ts := unix.NsecToTimespec(now.UnixNano())
-	if err := unix.ClockSettime(unix.CLOCK_REALTIME, &ts); err != nil {
-		return res, failed("the clock", err)
+	if res.Reseeded, err = refresh(p.Entropy, now); err != nil {
+		return res, err
 	}
 	if own {
 		if err := m.rename(p); err != nil {
