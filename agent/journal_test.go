@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -29,19 +30,25 @@ func TestEnableLeavesNothing(t *testing.T) {
 		runtime.ReadMemStats(&m)
 		return m.HeapAlloc
 	}
+	goroutines := runtime.NumGoroutine()
 	loop := func(n int) {
 		for range n {
 			_ = h.a.journal.Enable(t.Context(), c)
 			_ = h.a.journal.Disable(t.Context(), c)
 		}
-		want := runtime.NumGoroutine()
-		waitFor(t, "the followers to end", func() bool { n := runtime.NumGoroutine(); done := n == want; want = n; return done })
+		waitFor(t, "the followers to end", func() bool { return runtime.NumGoroutine() <= goroutines })
 	}
+	// The runtime keeps what it needed for goroutines that lived at one time, and how
+	// many these are is up to the scheduler: what leaks grows each time.
+	var grown []int64
 	loop(2000)
-	before := heap()
-	loop(10_000)
-	if grown := int64(heap()) - int64(before); grown > 1<<20 {
-		t.Errorf("the heap grew by %d KiB", grown>>10)
+	for range 5 {
+		before := heap()
+		loop(10_000)
+		grown = append(grown, int64(heap())-int64(before))
+	}
+	if slices.Min(grown) > 256<<10 {
+		t.Errorf("the heap grew each time: %v", grown)
 	}
 }
 
