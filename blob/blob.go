@@ -75,6 +75,18 @@ func CheckName(op, name string) error {
 	return nil
 }
 
+// Begin returns the error of an operation on the blob name that has to end before it
+// has begun: the name is none, or ctx is done. It is for those who implement a Store.
+func Begin(ctx context.Context, op, name string) error {
+	if err := CheckName(op, name); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return Error(op, name, err)
+	}
+	return nil
+}
+
 // Error returns err as a *turnstone.Error about the blob name, for those who
 // implement a Store. One that is typed keeps its kind and hint.
 func Error(op, name string, err error) error {

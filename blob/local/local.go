@@ -89,11 +89,8 @@ func (s *Store) removeOldTmp() {
 // Put is blob.Store's.
 func (s *Store) Put(ctx context.Context, name string, r io.Reader, size int64) error {
 	const op = "blob.put"
-	if err := blob.CheckName(op, name); err != nil {
+	if err := blob.Begin(ctx, op, name); err != nil {
 		return err
-	}
-	if err := ctx.Err(); err != nil {
-		return blob.Error(op, name, err)
 	}
 	f, tmp, err := s.createTmp()
 	if err != nil {
@@ -227,11 +224,8 @@ func (s *Store) syncDir(dir string) error {
 // Get is blob.Store's.
 func (s *Store) Get(ctx context.Context, name string, off, n int64) (io.ReadCloser, error) {
 	const op = "blob.get"
-	if err := blob.CheckName(op, name); err != nil {
+	if err := blob.Begin(ctx, op, name); err != nil {
 		return nil, err
-	}
-	if err := ctx.Err(); err != nil {
-		return nil, blob.Error(op, name, err)
 	}
 	f, err := s.root.Open(name)
 	if err != nil {
@@ -282,11 +276,8 @@ func (r *reader) Close() error { return r.f.Close() }
 // ReadAt is blob.RangeReader's.
 func (s *Store) ReadAt(ctx context.Context, name string, p []byte, off int64) error {
 	const op = "blob.get"
-	if err := blob.CheckName(op, name); err != nil {
+	if err := blob.Begin(ctx, op, name); err != nil {
 		return err
-	}
-	if err := ctx.Err(); err != nil {
-		return blob.Error(op, name, err)
 	}
 	if off < 0 {
 		_, err := blob.Range(op, name, off, int64(len(p)), 0)
@@ -311,11 +302,8 @@ func (s *Store) ReadAt(ctx context.Context, name string, p []byte, off int64) er
 // Remove is blob.Store's.
 func (s *Store) Remove(ctx context.Context, name string) error {
 	const op = "blob.remove"
-	if err := blob.CheckName(op, name); err != nil {
+	if err := blob.Begin(ctx, op, name); err != nil {
 		return err
-	}
-	if err := ctx.Err(); err != nil {
-		return blob.Error(op, name, err)
 	}
 	if err := s.fault("remove"); err != nil {
 		return blob.Error(op, name, err)

@@ -109,11 +109,8 @@ func Open(o Options) (*Store, error) {
 // Put is blob.Store's.
 func (s *Store) Put(ctx context.Context, name string, r io.Reader, size int64) error {
 	const op = "blob.put"
-	if err := blob.CheckName(op, name); err != nil {
+	if err := blob.Begin(ctx, op, name); err != nil {
 		return err
-	}
-	if err := ctx.Err(); err != nil {
-		return blob.Error(op, name, err)
 	}
 	r, err := again(ctx, r, size)
 	if err != nil {
@@ -231,11 +228,8 @@ func (w *watched) Read(p []byte) (int, error) {
 // Get is blob.Store's.
 func (s *Store) Get(ctx context.Context, name string, off, n int64) (io.ReadCloser, error) {
 	const op = "blob.get"
-	if err := blob.CheckName(op, name); err != nil {
+	if err := blob.Begin(ctx, op, name); err != nil {
 		return nil, err
-	}
-	if err := ctx.Err(); err != nil {
-		return nil, blob.Error(op, name, err)
 	}
 	if off < 0 || n > math.MaxInt64-off {
 		_, err := blob.Range(op, name, off, n, 0)
@@ -390,11 +384,8 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, er
 // Remove is blob.Store's.
 func (s *Store) Remove(ctx context.Context, name string) error {
 	const op = "blob.remove"
-	if err := blob.CheckName(op, name); err != nil {
+	if err := blob.Begin(ctx, op, name); err != nil {
 		return err
-	}
-	if err := ctx.Err(); err != nil {
-		return blob.Error(op, name, err)
 	}
 	err := s.fail(ctx, op, name, s.client.RemoveObject(ctx, s.bucket, s.prefix+name, minio.RemoveObjectOptions{}))
 	if turnstone.KindOf(err) == turnstone.NotFound && minio.ToErrorResponse(errors.Unwrap(err)).Code != minio.NoSuchBucket {
