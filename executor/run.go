@@ -57,7 +57,8 @@ func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, e
 	if dir, err := x.home.MkdirAll("turns", string(r.info.ID)); err == nil {
 		r.dir = dir // else the outputs are not kept; the turn runs all the same
 	}
-	if err := r.locate(ctx, req); err != nil {
+	// Also when the caller has given up by now: a turn that was asked for has a receipt.
+	if err := r.locate(context.WithoutCancel(ctx), req); err != nil {
 		_ = os.Remove(r.dir)
 		return nil, err
 	}
@@ -132,7 +133,7 @@ func (r *run) end(ctx context.Context) {
 	err := r.keep(ctx, r.left)
 	r.settle(ctx, err == nil && r.left != nil)
 	if err != nil {
-		r.fail(&turnstone.Error{Op: "executor.keep", Kind: turnstone.KindOf(err), Subject: "the turn is not in its session", Err: err, Hint: turnstone.HintOf(err)})
+		r.fail(&turnstone.Error{Op: "executor.keep", Kind: turnstone.KindOf(err), Subject: "what the turn left is not kept", Err: err, Hint: turnstone.HintOf(err)})
 		r.keepNoState()
 	}
 	r.keepReceipt(true)
@@ -200,6 +201,11 @@ func (r *run) steps(ctx context.Context) error {
 		}
 		left, err := r.collect(ctx, s)
 		r.clock.lap("collect")
+		if err != nil && turnstone.KindOf(err) == turnstone.Dead && s.ended() && result != turnstone.Passed {
+			// It had to be ended to end the step, and what it changed with it.
+			r.obs.Preparing("what the turn changed is lost with its machine, which did not obey")
+			left, err = nil, nil
+		}
 		if err != nil {
 			return interrupted(ctx, err, "while what the turn changed was taken")
 		}

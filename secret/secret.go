@@ -60,7 +60,7 @@ func New(pairs []string) (*Set, error) {
 		s.add(name, strings.TrimSpace(value))
 		if lines := strings.Split(value, "\n"); len(lines) > 1 {
 			for _, line := range lines {
-				if line = strings.TrimSpace(line); len(line) >= minLine {
+				if line = strings.TrimSpace(line); len(line) >= minLine && !armor(line) {
 					s.add(name, line)
 				}
 			}
@@ -68,6 +68,12 @@ func New(pairs []string) (*Set, error) {
 	}
 	slices.SortStableFunc(s.needles, func(a, b needle) int { return len(b.value) - len(a.value) })
 	return s, nil
+}
+
+// armor tells whether a line is the first or last of a key in a file (RFC 7468), which
+// all keys of a kind have: taken for the value, it would be found in others.
+func armor(line string) bool {
+	return (strings.HasPrefix(line, "-----BEGIN ") || strings.HasPrefix(line, "-----END ")) && strings.HasSuffix(line, "-----")
 }
 
 func (s *Set) add(name, value string) {

@@ -116,3 +116,39 @@ func TestPieces(t *testing.T) {
 		}
 	})
 }
+
+// TestArmor: the lines that all keys have in common are no secret.
+func TestArmor(t *testing.T) {
+	const key = "-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2Vw\n-----END PRIVATE KEY-----\n"
+	s, err := New([]string{"KEY=" + key})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]string{
+		key: "[secret KEY]\n", "x MC4CAQAwBQYDK2Vw": "x [secret KEY]",
+		"-----BEGIN PRIVATE KEY-----\nother\n-----END PRIVATE KEY-----\n": "-----BEGIN PRIVATE KEY-----\nother\n-----END PRIVATE KEY-----\n",
+	} {
+		if got := s.Mask(text); got != want {
+			t.Errorf("%q: %q", text, got)
+		}
+	}
+}
+
+// TestMaskCut: the part of a value that a cut has left is masked too.
+func TestMaskCut(t *testing.T) {
+	s, err := New([]string{"A=abcdefghij"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]string{
+		"x abcdefghij": "x [secret A]", "x abcdefghi": "x [secret A]", "x abcdefghij abcd": "x [secret A] [secret A]",
+		"x abc": "x abc", "abcdefghi x": "abcdefghi x", "": "",
+	} {
+		if got := s.MaskCut(text); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+	if got := (*Set)(nil).MaskCut("x"); got != "x" {
+		t.Error(got)
+	}
+}
