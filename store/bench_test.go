@@ -65,6 +65,23 @@ func sources(b *testing.B, n int) (files [][]byte, sum int64) {
 // what hashing and compressing them cost alone.
 func BenchmarkPutSmall(b *testing.B) {
 	files, sum := sources(b, 20_000)
+	putAndHash(b, files, sum)
+	b.Run("floor-zstd", func(b *testing.B) {
+		b.SetBytes(sum)
+		enc, _ := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderCRC(false))
+		before := usage()
+		var buf []byte
+		for b.Loop() {
+			for _, f := range files {
+				buf = enc.EncodeAll(f, buf[:0])
+			}
+		}
+		cpu(b, before, sum)
+	})
+}
+
+// putAndHash measures a commit of files of sum bytes, and their SHA-256 alone.
+func putAndHash(b *testing.B, files [][]byte, sum int64) {
 	b.Run("store", func(b *testing.B) {
 		b.SetBytes(sum)
 		before := usage()
@@ -86,18 +103,6 @@ func BenchmarkPutSmall(b *testing.B) {
 		for b.Loop() {
 			for _, f := range files {
 				sha256.Sum256(f)
-			}
-		}
-		cpu(b, before, sum)
-	})
-	b.Run("floor-zstd", func(b *testing.B) {
-		b.SetBytes(sum)
-		enc, _ := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderCRC(false))
-		before := usage()
-		var buf []byte
-		for b.Loop() {
-			for _, f := range files {
-				buf = enc.EncodeAll(f, buf[:0])
 			}
 		}
 		cpu(b, before, sum)
@@ -137,31 +142,7 @@ func BenchmarkPutLarge(b *testing.B) {
 	for i := range files {
 		files[i] = file(i)
 	}
-	b.Run("store", func(b *testing.B) {
-		b.SetBytes(size * 16)
-		before := usage()
-		for b.Loop() {
-			b.StopTimer()
-			s := open(b, b.TempDir())
-			b.StartTimer()
-			batch, err := s.Begin(b.Context())
-			check(b, err)
-			putAll(b, batch, files)
-			check(b, batch.Flush(b.Context()))
-			check(b, batch.Close())
-		}
-		cpu(b, before, size*16)
-	})
-	b.Run("floor-sha256", func(b *testing.B) {
-		b.SetBytes(size * 16)
-		before := usage()
-		for b.Loop() {
-			for _, f := range files {
-				sha256.Sum256(f)
-			}
-		}
-		cpu(b, before, size*16)
-	})
+	putAndHash(b, files, size*16)
 }
 
 // BenchmarkCommit opens a store with 100 packs and 100,000 objects in its
