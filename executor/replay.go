@@ -26,6 +26,9 @@ type Replay struct {
 	More    int              `json:"files_more,omitempty"`
 	Env     []string         `json:"env"` // names of variables
 	Cwd     bool             `json:"cwd"` // the working directories differ
+	// Template says that the template was built anew since, from another spec or of
+	// newer packages. By itself that is no difference.
+	Template string `json:"template,omitempty"`
 }
 
 // A StepDifference is one step that did not do what it did before.
@@ -122,6 +125,9 @@ func (cs *contextStore) compare(ctx context.Context, rec *Record, rep *Replay) e
 	now, err := cs.readRecord(ctx, rep.Turn.Record)
 	if err != nil {
 		return err
+	}
+	if rec.Template != "" && now.Template != "" && rec.Template != now.Template {
+		rep.Template = fmt.Sprintf("%s before, %s now", rec.Template, now.Template)
 	}
 	if rec.Result != now.Result {
 		rep.Steps = append(rep.Steps, StepDifference{Name: "turn", What: []string{fmt.Sprintf("result: %s before, %s now", rec.Result, now.Result)}})

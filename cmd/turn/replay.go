@@ -85,6 +85,9 @@ func replayText(rep *executor.Replay) string {
 		return b.String()
 	}
 	fmt.Fprintf(&b, "turn %d: differs\n", rep.Number)
+	if rep.Template != "" {
+		fmt.Fprintf(&b, "  the template was built anew: %s\n", rep.Template)
+	}
 	for _, s := range rep.Steps {
 		fmt.Fprintf(&b, "  %s: %s\n", s.Name, strings.Join(s.What, "; "))
 	}
