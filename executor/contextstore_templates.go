@@ -25,8 +25,22 @@ type templateContents struct {
 
 	mu     sync.RWMutex
 	looked time.Time
-	found  map[string]*template.Content // by folder
+	found  map[string]*foundTemplate // by folder
 	closed bool
+}
+
+// A foundTemplate is an image that was seen.
+type foundTemplate struct {
+	*template.Content
+	root string
+	file os.FileInfo // the image's, when it was seen
+}
+
+// there tells whether the image is still what was seen: another process may have
+// removed it since, and what is only in a file without a name must not be counted on.
+func (f *foundTemplate) there() bool {
+	now, err := os.Stat(f.root)
+	return err == nil && os.SameFile(now, f.file)
 }
 
 var _ store.Alternate = (*templateContents)(nil)
@@ -36,7 +50,7 @@ var _ store.Sizer = (*templateContents)(nil)
 const lookAgain = 50 * time.Millisecond
 
 // find calls match for each template until it says yes.
-func (t *templateContents) find(match func(c *template.Content) bool) *template.Content {
+func (t *templateContents) find(match func(c *foundTemplate) bool) *foundTemplate {
 	t.mu.RLock()
 	c, fresh := t.among(match), t.closed || time.Since(t.looked) < lookAgain
 	t.mu.RUnlock()
@@ -55,9 +69,9 @@ func (t *templateContents) find(match func(c *template.Content) bool) *template.
 	return t.among(match)
 }
 
-func (t *templateContents) among(match func(c *template.Content) bool) *template.Content {
+func (t *templateContents) among(match func(c *foundTemplate) bool) *foundTemplate {
 	for _, c := range t.found {
-		if match(c) {
+		if match(c) && c.there() {
 			return c
 		}
 	}
@@ -65,8 +79,15 @@ func (t *templateContents) among(match func(c *template.Content) bool) *template
 }
 
 // look adds the templates that there are since, and tells whether there are any.
-// Only those count whose image has been read for its tree.
+// Only those count whose image has been read for its tree. Those that are not there any
+// more are let go.
 func (t *templateContents) look() (news bool) {
+	for dir, c := range t.found {
+		if !c.there() {
+			_ = c.Close() // nothing was written
+			delete(t.found, dir)
+		}
+	}
 	entries, err := os.ReadDir(t.dir)
 	if err != nil {
 		return false
@@ -87,10 +108,14 @@ func (t *templateContents) look() (news bool) {
 			continue // half-removed: what needs it says so
 		}
 		tmpl := &template.Template{Name: e.Name()[:12], Root: filepath.Join(dir, "root.erofs"), RootDigest: manifest.Root.Digest}
-		if t.found == nil {
-			t.found = map[string]*template.Content{}
+		file, err := os.Stat(tmpl.Root)
+		if err != nil {
+			continue
 		}
-		t.found[dir] = tmpl.Content()
+		if t.found == nil {
+			t.found = map[string]*foundTemplate{}
+		}
+		t.found[dir] = &foundTemplate{tmpl.Content(), tmpl.Root, file}
 		news = true
 	}
 	return news
@@ -98,17 +123,17 @@ func (t *templateContents) look() (news bool) {
 
 // HasContent tells whether a template has the content d.
 func (t *templateContents) HasContent(d turnstone.Digest) bool {
-	return t.find(func(c *template.Content) bool { return c.HasContent(d) }) != nil
+	return t.find(func(c *foundTemplate) bool { return c.HasContent(d) }) != nil
 }
 
 // HasSize tells whether a template has a content of size bytes.
 func (t *templateContents) HasSize(size int64) bool {
-	return t.find(func(c *template.Content) bool { return c.HasSize(size) }) != nil
+	return t.find(func(c *foundTemplate) bool { return c.HasSize(size) }) != nil
 }
 
 // OpenContent opens a content of a template.
 func (t *templateContents) OpenContent(ctx context.Context, c tree.Content) (io.ReadCloser, error) {
-	in := t.find(func(in *template.Content) bool { return in.HasContent(c.Digest) })
+	in := t.find(func(in *foundTemplate) bool { return in.HasContent(c.Digest) })
 	if in == nil {
 		return nil, &turnstone.Error{Op: "executor.template", Kind: turnstone.NotFound, Subject: string(c.Digest), Err: errors.New("is in no template"),
 			Hint: "the template that it was in may have been removed: turn template build makes it again"}

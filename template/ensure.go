@@ -2,6 +2,7 @@ package template
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -137,7 +138,39 @@ func (s *Store) ensure(ctx context.Context, spec *Spec, progress func(string)) (
 	if err := s.make(ctx, spec, say); err != nil {
 		return nil, s.failure(spec, err)
 	}
-	return s.load(ctx, spec, false)
+	if t, err = s.load(ctx, spec, false); err == nil {
+		// Files that turns have of an image are found by its index. Where it cannot be
+		// made now, who asks for the tree says why.
+		if x, err := s.treeIndex(ctx, t); err == nil {
+			_ = x.Close()
+		}
+	}
+	return t, err
+}
+
+// setAside makes room for a new image, with the digest root, that is in the folder
+// tmp. An image that was built before of the same spec, and is damaged, may be the only
+// place of files that turns left, most of which are whole: unless the new one has the
+// same bytes, it stays, under its own digest.
+func (s *Store) setAside(spec turnstone.Digest, tmp string, root turnstone.Digest) error {
+	dir := s.imageDir(spec)
+	var was manifest
+	b, err := os.ReadFile(filepath.Join(dir, "manifest.json"))
+	index := filepath.Join(dir, "root.tree")
+	if err != nil || json.Unmarshal(b, &was) != nil || !exists(index) || !exists(filepath.Join(dir, "root.erofs")) || !validDigest(was.Root.Digest) {
+		return os.RemoveAll(dir)
+	}
+	if was.Root.Digest == root {
+		if err := os.Rename(index, filepath.Join(tmp, "root.tree")); err != nil {
+			return err
+		}
+		return os.RemoveAll(dir)
+	}
+	aside := s.imageDir(was.Root.Digest)
+	if exists(aside) {
+		return os.RemoveAll(dir)
+	}
+	return os.Rename(dir, aside)
 }
 
 // make builds spec's image beside its place and moves it there. The caller holds
@@ -181,7 +214,7 @@ func (s *Store) make(ctx context.Context, spec *Spec, say func(string)) (err err
 	if err := writeJSON(filepath.Join(tmp, "manifest.json"), m); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(s.imageDir(digest)); err != nil { // a damaged one
+	if err := s.setAside(digest, tmp, m.Root.Digest); err != nil {
 		return err
 	}
 	if err := os.Rename(tmp, s.imageDir(digest)); err != nil {
@@ -236,4 +269,9 @@ func (s *Store) failure(spec *Spec, err error) error {
 		out.Hint = "the build's log is " + s.logPath(spec.Digest())
 	}
 	return out
+}
+
+func validDigest(d turnstone.Digest) bool {
+	_, err := turnstone.ParseDigest(string(d))
+	return err == nil
 }

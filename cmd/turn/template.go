@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/template"
 )
@@ -153,16 +154,18 @@ func printDetails(a *app, d *template.Details) error {
 
 type templateRmCmd struct {
 	Templates []string `arg:"" name:"template" help:"Names of templates."`
+	KeepFiles bool     `help:"First copy the files that sessions have of the image into the store." xor:"how"`
+	Force     bool     `help:"Remove it also when sessions need it: they are damaged then." xor:"how"`
 	JSON      bool     `name:"json" help:"Print what was removed as JSON."`
 }
 
 // Run removes the templates, in order, up to the first that cannot be.
 func (c *templateRmCmd) Run(a *app) error {
-	return a.withStore(func(ctx context.Context, s *template.Store) error {
+	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
 		removed := []string{}
 		var err error
 		for _, name := range c.Templates {
-			if err = s.Remove(ctx, name); err != nil {
+			if err = x.RemoveTemplate(ctx, executor.TemplateRemoval{Name: name, Keep: c.KeepFiles, Force: c.Force}); err != nil {
 				break
 			}
 			removed = append(removed, name)

@@ -1,0 +1,239 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/session"
+	"turnstone.dev/turnstone/tree"
+)
+
+// TemplateRemoval says how to remove a template.
+type TemplateRemoval struct {
+	Name  string
+	Keep  bool // first copy what sessions need of its image into the store
+	Force bool // also when sessions need it: their files are damaged then
+}
+
+// TemplateUse says who needs a template.
+type TemplateUse struct {
+	Sessions []session.Session // that need files of its image, or began on a spec that only this host has
+	Files    int               // contents that are in no other place
+	Bytes    int64             // of these
+
+	contents map[turnstone.Digest]tree.Content
+}
+
+// TemplateUse tells which sessions need a template: a file of one of their turns
+// is nowhere but in its image, or they stand on it and its spec was registered
+// here. It goes through the files of all turns.
+func (x *Executor) TemplateUse(ctx context.Context, name string) (*TemplateUse, error) {
+	use := &TemplateUse{Sessions: []session.Session{}, contents: map[turnstone.Digest]tree.Content{}}
+	dir, own, err := x.templateFolder(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := os.Stat(x.home.Path("context.db")); errors.Is(err, fs.ErrNotExist) {
+		return use, nil // no turn was ever run
+	}
+	cs, err := x.context(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all, err := cs.db.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	u := &templateUser{cs: cs, dir: dir, use: use, free: map[turnstone.Digest]bool{}}
+	for _, s := range all {
+		needs, err := u.session(ctx, s, own, name)
+		if err != nil {
+			return nil, err
+		}
+		if needs {
+			use.Sessions = append(use.Sessions, s)
+		}
+	}
+	use.Files = len(use.contents)
+	for _, c := range use.contents {
+		use.Bytes += c.Size
+	}
+	return use, nil
+}
+
+// templateFolder returns the folder of a template's image; none when another name
+// has the same image, which then stays. own tells that the spec is a user's.
+func (x *Executor) templateFolder(ctx context.Context, name string) (dir string, own bool, err error) {
+	of, err := x.templates().Show(ctx, name)
+	if err != nil {
+		return "", false, err
+	}
+	all, err := x.templates().List(ctx)
+	if err != nil {
+		return "", false, err
+	}
+	for _, e := range all {
+		if e.Name != name && e.Digest == of.Digest {
+			return "", !of.BuiltIn, nil
+		}
+	}
+	return x.home.Path("templates", of.Digest.Hex()), !of.BuiltIn, nil
+}
+
+// A templateUser finds who needs the image in dir.
+type templateUser struct {
+	cs   *contextStore
+	dir  string
+	use  *TemplateUse
+	free map[turnstone.Digest]bool // objects that need nothing of it, nor what they name
+}
+
+// session goes through all that s needs.
+func (u *templateUser) session(ctx context.Context, s session.Session, own bool, name string) (needs bool, err error) {
+	turns, err := u.cs.db.Turns(ctx, s.ID)
+	if err != nil {
+		return false, err
+	}
+	seen := map[turnstone.Digest]bool{}
+	r := &reach{cs: u.cs, failed: func(what string, err error) error {
+		return &turnstone.Error{Op: "executor.template", Kind: turnstone.KindOf(err), Subject: s.Label() + ": " + what, Err: err, Hint: "turn fsck lists all that is damaged"}
+	}}
+	r.object = func(d turnstone.Digest) bool {
+		first := !seen[d] && !u.free[d]
+		seen[d] = true
+		return first
+	}
+	r.content = func(ctx context.Context, c tree.Content) error {
+		if !r.object(c.Digest) || u.dir == "" || c.Chunks != "" || !u.cs.templates.onlyIn(u.dir, c.Digest) {
+			return nil
+		}
+		has, err := u.cs.store.Has(ctx, c.Digest)
+		if err == nil && !has {
+			needs = true
+			u.use.contents[c.Digest] = c
+		}
+		return err
+	}
+	for _, t := range turns {
+		if err := r.turn(ctx, t); err != nil {
+			return false, err
+		}
+		if own && t.State != "" && !needs {
+			st, err := u.cs.state(ctx, t.State)
+			if err != nil {
+				return false, err
+			}
+			needs = st.Image == name
+		}
+	}
+	if !needs {
+		maps.Copy(u.free, seen)
+	}
+	return needs, nil
+}
+
+// RemoveTemplate removes a template's image and, when a user registered it, its
+// spec. When sessions need it that is an error of kind Unavailable that names them, unless
+// req says otherwise. Turns that run wait for it, and it for turns that are being kept.
+func (x *Executor) RemoveTemplate(ctx context.Context, req TemplateRemoval) error {
+	remove := func() error { return x.templates().Remove(ctx, req.Name) }
+	if _, err := os.Stat(x.home.Path("context.db")); req.Force || errors.Is(err, fs.ErrNotExist) {
+		return remove()
+	}
+	cs, err := x.context(ctx)
+	if err != nil {
+		return err
+	}
+	// What is kept while files are copied may need more of them.
+	for range 10 {
+		var more *TemplateUse
+		err := cs.store.Exclusive(ctx, func() error {
+			use, err := x.TemplateUse(ctx, req.Name)
+			if err != nil {
+				return err
+			}
+			switch {
+			case len(use.Sessions) == 0, req.Keep && use.Files == 0:
+				return remove()
+			case req.Keep:
+				more = use
+				return nil
+			}
+			return inUse(req.Name, use)
+		})
+		if err != nil || more == nil {
+			return err
+		}
+		if err := cs.copyIn(ctx, more); err != nil {
+			return err
+		}
+	}
+	return &turnstone.Error{Op: "executor.template", Kind: turnstone.Unavailable, Subject: "template " + req.Name,
+		Err: errors.New("more and more files of its image come to be needed"), Hint: "try again when fewer turns run"}
+}
+
+// inUse says who needs a template.
+func inUse(name string, use *TemplateUse) error {
+	const most = 5
+	var names []string
+	for _, s := range use.Sessions[:min(most, len(use.Sessions))] {
+		names = append(names, s.Label())
+	}
+	if n := len(use.Sessions) - most; n > 0 {
+		names = append(names, fmt.Sprintf("%d more", n))
+	}
+	why := "began on it"
+	if use.Files > 0 {
+		why = fmt.Sprintf("have files that are only in its image (%d, %s)", use.Files, turnstone.Bytes(use.Bytes).Human())
+	}
+	return &turnstone.Error{Op: "executor.template", Kind: turnstone.Unavailable, Subject: "template " + name,
+		Err:  fmt.Errorf("is needed by sessions, which %s: %s", why, strings.Join(names, ", ")),
+		Hint: "turn session rm and turn gc remove a session; --keep-files copies the files into the store first; --force removes the image, and damages these sessions"}
+}
+
+// copyIn puts what sessions need of a template's image into the store.
+func (cs *contextStore) copyIn(ctx context.Context, use *TemplateUse) error {
+	batch, err := cs.store.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = batch.Close() }()
+	for _, d := range slices.Sorted(maps.Keys(use.contents)) {
+		b, err := cs.read(ctx, use.contents[d], maxExportObject)
+		if err != nil {
+			return err
+		}
+		if _, err := batch.Put(ctx, b); err != nil { // PutContent would leave it out: a template has it
+			return err
+		}
+	}
+	return batch.Flush(ctx)
+}
+
+// onlyIn tells whether the image in the folder dir, and no other one, has the content d.
+func (t *templateContents) onlyIn(dir string, d turnstone.Digest) bool {
+	if !t.HasContent(d) {
+		return false
+	}
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	only := false
+	for folder, in := range t.found {
+		if !in.HasContent(d) {
+			continue
+		}
+		if filepath.Clean(folder) != filepath.Clean(dir) {
+			return false
+		}
+		only = true
+	}
+	return only
+}

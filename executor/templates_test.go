@@ -1,0 +1,118 @@
+package executor
+
+import (
+	"archive/tar"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/template"
+	"turnstone.dev/turnstone/template/rootfs"
+	"turnstone.dev/turnstone/tree"
+)
+
+// template registers a template called name, whose image has these files, and
+// returns the image's tree.
+func (p *past) template(name string, files map[string]string) func(w tree.Writer) tree.Ref {
+	t := p.t
+	t.Helper()
+	spec := ok[*template.Spec](t)(template.Parse(name, []byte("base = \"debian:bookworm\"\nenv = { OF = \""+name+"\" }\n"), nil))
+	dir := p.x.home.Path("templates", spec.Digest().Hex())
+	for _, d := range []string{dir, p.x.home.Path("templates", "specs")} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	root := filepath.Join(dir, "root.erofs")
+	out := ok[*os.File](t)(os.Create(root))
+	w := rootfs.New(out, rootfs.Options{TempDir: t.TempDir()})
+	for path, text := range files {
+		if err := w.Add(&tar.Header{Name: strings.TrimPrefix(path, "/"), Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(text))}, strings.NewReader(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_ = out.Close()
+	write := func(path string, v any) {
+		if err := os.WriteFile(path, ok[[]byte](t)(json.Marshal(v)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	st := ok[stamp.Stamp](t)(stamp.Of(t.Context(), root))
+	write(filepath.Join(dir, "manifest.json"), map[string]any{"format": 1, "digest": spec.Digest(), "root": st})
+	write(p.x.home.Path("templates", "specs", name+".json"), spec)
+	return func(w tree.Writer) tree.Ref {
+		tmpl := ok[*template.Template](t)(p.x.builtTemplate(t.Context(), name))
+		return ok[tree.Ref](t)(p.x.templates().Tree(t.Context(), tmpl, w))
+	}
+}
+
+// TestTemplateThatIsNeeded: files that are only in a template's image are not taken
+// from the sessions that have them.
+func TestTemplateThatIsNeeded(t *testing.T) {
+	p := newPast(t)
+	ctx := t.Context()
+	large := random(2<<20, 3)
+	files := p.template("mine", map[string]string{"/etc/own": "only here", "/etc/both": "in two", "/large": large})
+	others := p.template("other", map[string]string{"/etc/both": "in two", "/x": "of the other"})
+	p.template("unused", map[string]string{"/y": "of none"})
+	p.leaves(p.session("on-mine"), files)
+	p.leaves(p.session("on-other"), others)
+	time.Sleep(2 * lookAgain) // what was not there a moment ago is taken for not there
+	remove := func(r TemplateRemoval) error { return p.x.RemoveTemplate(ctx, r) }
+	if err := remove(TemplateRemoval{Name: "unused"}); err != nil {
+		t.Errorf("what nobody needs: %v", err)
+	}
+	err := remove(TemplateRemoval{Name: "mine"})
+	if turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(err.Error(), "on-mine") || strings.Contains(err.Error(), "on-other") ||
+		!strings.Contains(turnstone.HintOf(err), "--keep-files") {
+		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
+	}
+	use := ok[*TemplateUse](t)(p.x.TemplateUse(ctx, "mine"))
+	if len(use.Sessions) != 1 || use.Files != 2 || use.Bytes != int64(len("only here")+len(large)) {
+		t.Errorf("%+v", use)
+	}
+	if r := ok[*FsckReport](t)(p.x.Fsck(ctx)); !r.OK() {
+		t.Fatalf("%+v", r.Problems)
+	}
+	if err := remove(TemplateRemoval{Name: "mine", Keep: true}); err != nil {
+		t.Fatal(err)
+	}
+	if names := ok[[]string](t)(p.x.templates().Names()); strings.Contains(strings.Join(names, " "), "mine") {
+		t.Errorf("it is still there: %v", names)
+	}
+	fresh := New(p.x.home) // knows of no image that was there
+	defer func() { _ = fresh.Close() }()
+	for _, x := range []*Executor{p.x, fresh} {
+		if _, err := x.GC(ctx, GCRequest{KeepUnreachable: 1}); err != nil {
+			t.Error(err)
+		}
+		if r := ok[*FsckReport](t)(x.Fsck(ctx)); !r.OK() {
+			t.Errorf("files were lost: %+v", r.Problems)
+		}
+		dest := filepath.Join(t.TempDir(), "large")
+		if err := x.CopyOut(ctx, "on-mine", "/large", dest, nil); err != nil {
+			t.Error(err)
+		} else if b := ok[[]byte](t)(os.ReadFile(dest)); string(b) != large {
+			t.Error("another file came out")
+		}
+	}
+	// By force it is gone, in a process too that had it open, and that is said.
+	if err := remove(TemplateRemoval{Name: "other", Force: true}); err != nil {
+		t.Fatal(err)
+	}
+	r := ok[*FsckReport](t)(p.x.Fsck(ctx))
+	if r.OK() || len(r.Problems) != 2 || !strings.Contains(r.Problems[0].Where, "/etc/both") || !strings.Contains(r.Problems[1].Where, "/x") {
+		t.Errorf("%+v", r.Problems)
+	}
+	if err := p.x.CopyOut(ctx, "on-other", "/x", filepath.Join(t.TempDir(), "x"), nil); turnstone.KindOf(err) != turnstone.NotFound && turnstone.KindOf(err) != turnstone.Unavailable {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,67 @@
+package template
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/tree/treetest"
+)
+
+// TestImagesThatTurnsMayNeedStay: when a damaged image is built again and comes out
+// as another one, the files of the old one that are whole are still found.
+func TestImagesThatTurnsMayNeedStay(t *testing.T) {
+	ctx := context.Background()
+	s, n := counting(t)
+	tmpl := ensure(t, s, "base")
+	_, made := makeTemplate(t, []treetest.File{{Path: "/a", Data: "a file"}})
+	// The image of the old build: it has a tree, and its spec's digest gives another one now.
+	dir := filepath.Dir(tmpl.Root)
+	b, err := os.ReadFile(made.Root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(tmpl.Root, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(tmpl.Root, b, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	old := *made
+	old.Root = tmpl.Root
+	if err := writeManifest(filepath.Join(dir, "manifest.json"), tmpl, &old); err != nil {
+		t.Fatal(err)
+	}
+	objects := treetest.NewStore()
+	ref, err := s.Tree(ctx, &old, objects)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// One bit of it flips: it is built again.
+	b[len(b)-1] ^= 1
+	if err := os.WriteFile(tmpl.Root, append(b, 0), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if again := ensure(t, s, "base"); n.Load() != 2 || again.RootDigest == old.RootDigest {
+		t.Fatalf("%d builds", n.Load())
+	}
+	aside := old
+	aside.Root = filepath.Join(s.imageDir(old.RootDigest), "root.erofs")
+	c := aside.Content()
+	defer func() { _ = c.Close() }()
+	e, err := tree.Lookup(ctx, objects, ref, "/a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !c.HasContent(e.Content.Digest) {
+		t.Error("the file is nowhere any more")
+	}
+}
+
+func writeManifest(path string, of, with *Template) error {
+	m := manifest{Format: manifestVersion, Digest: of.Digest}
+	m.Root.Digest, m.Root.Size = with.RootDigest, with.Size
+	return writeJSON(path, m)
+}
