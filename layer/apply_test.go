@@ -5,6 +5,9 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
+	"path"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -25,54 +28,38 @@ func must(t testing.TB, err error) {
 
 // files makes a tree of files in memory: a path that ends in "/" is a directory,
 // a text that begins with "->" a link's target.
-func files(entries map[string]string) *mem {
-	ino := uint64(1)
-	at := tree.Time{Sec: 1700000000, Nsec: 5}
-	root := &mem{attr: tree.Attr{Type: tree.Dir, Mode: 0o755, MTime: at}, children: map[string]*mem{}, ino: ino}
-	for path, text := range entries {
-		d := root
-		path, isDir := strings.CutSuffix(path, "/")
-		elems := strings.Split(strings.TrimPrefix(path, "/"), "/")
-		for i, name := range elems {
-			n := d.children[name]
-			if n == nil {
-				ino++
-				n = &mem{attr: tree.Attr{Type: tree.Dir, Mode: 0o755, MTime: at}, children: map[string]*mem{}, ino: ino, names: 1}
-				d.children[name] = n
-			}
-			d = n
-			if i == len(elems)-1 && !isDir {
-				n.children, n.attr.Type, n.attr.Mode, n.data = nil, tree.File, 0o644, []byte(text)
-				if target, ok := strings.CutPrefix(text, "->"); ok {
-					n.attr.Type, n.attr.Mode, n.attr.Target, n.data = tree.Symlink, 0o777, target, nil
-				}
-			}
+func files(entries map[string]string) *treetest.Node {
+	const sec, nsec = 1700000000, 5
+	list := []treetest.File{{Path: "/", MTime: sec, Nsec: nsec}}
+	for _, p := range slices.Sorted(maps.Keys(entries)) {
+		for d := path.Dir("/" + strings.Trim(p, "/")); d != "/"; d = path.Dir(d) {
+			list = append(list, treetest.File{Path: d + "/", MTime: sec, Nsec: nsec})
 		}
+		f := treetest.File{Path: p, MTime: sec, Nsec: nsec, Data: entries[p]}
+		if target, ok := strings.CutPrefix(f.Data, "->"); ok {
+			f.Data, f.Target = "", target
+		}
+		list = append(list, f)
+	}
+	root, err := treetest.NewNode(list...)
+	if err != nil {
+		panic(err) // the entries are the test's own
 	}
 	return root
 }
 
-func (m *mem) at(path string) *mem {
-	for _, name := range strings.Split(strings.Trim(path, "/"), "/") {
-		m = m.children[name]
-	}
-	return m
+func whiteout() *treetest.Node {
+	return &treetest.Node{A: tree.Attr{Type: tree.Char}, Names: 9, ID: 77}
 }
 
-func (m *mem) xattr(name, value string) {
-	m.attr.Xattrs = append(m.attr.Xattrs, tree.Xattr{Name: name, Value: []byte(value)})
-}
-
-func whiteout() *mem { return &mem{attr: tree.Attr{Type: tree.Char}, names: 9, ino: 77} }
-
-func build(t testing.TB, w tree.Writer, root *mem) tree.Ref {
+func build(t testing.TB, w tree.Writer, root *treetest.Node) tree.Ref {
 	t.Helper()
 	ref, err := tree.Build(t.Context(), w, root, tree.BuildOptions{})
 	must(t, err)
 	return ref
 }
 
-func apply(t testing.TB, w tree.Writer, parent tree.Ref, upper *mem, opts layer.Options) (tree.Ref, layer.Stats) {
+func apply(t testing.TB, w tree.Writer, parent tree.Ref, upper *treetest.Node, opts layer.Options) (tree.Ref, layer.Stats) {
 	t.Helper()
 	ref, stats, err := layer.Apply(t.Context(), w, parent, upper, opts)
 	must(t, err)
@@ -107,8 +94,8 @@ func TestUntouched(t *testing.T) {
 	} {
 		ref := build(t, w, files(parent))
 		upper := files(map[string]string{"/etc/hostname": "sandbox", "/etc/hosts": "127.0.0.1"})
-		upper.attr.MTime.Sec += 1000
-		upper.at("/etc").attr.MTime.Sec += 1000
+		upper.A.MTime.Sec += 1000
+		upper.At("/etc").A.MTime.Sec += 1000
 		w.puts = 0
 		got, stats := apply(t, w, ref, upper, layer.Options{Skip: skip})
 		if got != ref || stats != (layer.Stats{}) || w.puts != 0 {
@@ -123,8 +110,8 @@ func TestCopiedUp(t *testing.T) {
 	all := map[string]string{"/a/b/c": "text", "/a/b/d": "more", "/x": "->y"}
 	ref := build(t, w, files(all))
 	upper := files(map[string]string{"/a/b/c": "text", "/x": "->y"})
-	upper.at("/a/b/c").xattr("trusted.overlay.origin", "\x00\xfb")
-	upper.at("/a").xattr("trusted.overlay.impure", "y")
+	upper.At("/a/b/c").AddXattr("trusted.overlay.origin", "\x00\xfb")
+	upper.At("/a").AddXattr("trusted.overlay.impure", "y")
 	w.puts = 0
 	got, stats := apply(t, w, ref, upper, layer.Options{})
 	if got != ref || stats != (layer.Stats{Bytes: 4}) {
@@ -136,7 +123,7 @@ func TestIdentityStaysTheParents(t *testing.T) {
 	w := treetest.NewStore()
 	parent := map[string]string{"/etc/hostname": "template", "/etc/passwd": "root"}
 	upper := files(map[string]string{"/etc/hostname": "sandbox", "/etc/group": "wheel"})
-	upper.at("/etc").xattr("trusted.overlay.opaque", "y")
+	upper.At("/etc").AddXattr("trusted.overlay.opaque", "y")
 	got, stats := apply(t, w, build(t, w, files(parent)), upper, layer.Options{Skip: skip})
 	want := build(t, w, files(map[string]string{"/etc/hostname": "template", "/etc/group": "wheel"}))
 	if got != want || stats != (layer.Stats{Added: 1, Removed: 1, Bytes: 5}) {
@@ -150,19 +137,19 @@ func TestTimesOfTheAgentsDirectories(t *testing.T) {
 	ref := build(t, w, files(map[string]string{"/etc/a": "1", "/usr/a": "1"}))
 	upper := files(map[string]string{"/etc/a": "2", "/usr/a": "2"})
 	for _, dir := range []string{"/etc", "/usr"} {
-		upper.at(dir).attr.MTime.Sec++
+		upper.At(dir).A.MTime.Sec++
 	}
-	upper.attr.MTime.Sec++
+	upper.A.MTime.Sec++
 	got, _ := apply(t, w, ref, upper, layer.Options{})
 	after := files(map[string]string{"/etc/a": "2", "/usr/a": "2"})
-	after.at("/usr").attr.MTime.Sec++
+	after.At("/usr").A.MTime.Sec++
 	if want := build(t, w, after); got != want {
 		t.Errorf("same names:\n%s", dump(t, w, got))
 	}
-	upper.at("/etc").children["new"] = files(map[string]string{"x": ""}).at("x")
+	upper.At("/etc").Set("new", files(map[string]string{"x": ""}).At("x"))
 	got, _ = apply(t, w, ref, upper, layer.Options{})
-	after.at("/etc").children["new"] = upper.at("/etc/new")
-	after.at("/etc").attr.MTime.Sec++
+	after.At("/etc").Set("new", upper.At("/etc/new"))
+	after.At("/etc").A.MTime.Sec++
 	if want := build(t, w, after); got != want {
 		t.Errorf("a new name:\n%s", dump(t, w, got))
 	}
@@ -172,11 +159,11 @@ func TestWhiteouts(t *testing.T) {
 	w := treetest.NewStore()
 	ref := build(t, w, files(map[string]string{"/a": "1", "/b": "1", "/c": "1", "/d/x/y": "1", "/e": "1"}))
 	upper := files(map[string]string{"/b": "", "/keep": ""})
-	upper.children["a"] = whiteout()
-	upper.children["d"] = whiteout()
-	upper.children["nothing"] = whiteout()
-	upper.at("/b").xattr("trusted.overlay.whiteout", "")
-	upper.children["c"] = &mem{ino: 5, names: 1} // a socket
+	upper.Set("a", whiteout())
+	upper.Set("d", whiteout())
+	upper.Set("nothing", whiteout())
+	upper.At("/b").AddXattr("trusted.overlay.whiteout", "")
+	upper.Set("c", &treetest.Node{ID: 5, Names: 1}) // a socket
 	got, stats := apply(t, w, ref, upper, layer.Options{})
 	if want := build(t, w, files(map[string]string{"/e": "1", "/keep": ""})); got != want {
 		t.Errorf("%s", dump(t, w, got))
@@ -188,22 +175,22 @@ func TestWhiteouts(t *testing.T) {
 
 func TestHardLinks(t *testing.T) {
 	w := treetest.NewStore()
-	linked := func(root *mem, paths ...string) *mem {
-		first := root.at(paths[0])
-		first.names = uint32(len(paths))
+	linked := func(root *treetest.Node, paths ...string) *treetest.Node {
+		first := root.At(paths[0])
+		first.Names = uint32(len(paths))
 		for _, p := range paths[1:] {
 			i := strings.LastIndexByte(p, '/')
 			d := root
 			if i > 0 {
-				d = root.at(p[:i])
+				d = root.At(p[:i])
 			}
-			d.children[p[i+1:]] = first
+			d.Set(p[i+1:], first)
 		}
 		return root
 	}
 	ref := build(t, w, linked(files(map[string]string{"/a": "1", "/d/x": "", "/z": "1"}), "/a", "/b", "/d/c"))
 	for name, tc := range map[string]struct {
-		upper, want *mem
+		upper, want *treetest.Node
 		stats       layer.Stats
 	}{
 		"copied up, leaves the group": {files(map[string]string{"/a": "1"}),
@@ -222,8 +209,8 @@ func TestHardLinks(t *testing.T) {
 		}
 	}
 	upper := files(nil)
-	upper.children["d"] = whiteout()
-	upper.children["b"] = whiteout()
+	upper.Set("d", whiteout())
+	upper.Set("b", whiteout())
 	got, _ := apply(t, w, ref, upper, layer.Options{})
 	if want := build(t, w, files(map[string]string{"/a": "1", "/z": "1"})); got != want {
 		t.Errorf("a group of one:\n%s", dump(t, w, got))
@@ -237,26 +224,27 @@ func TestRefused(t *testing.T) {
 	deep := files(nil)
 	for d, i := deep, 0; i < 5000; i++ {
 		n := files(nil)
-		d.children["d"], d = n, n
+		d.Set("d", n)
+		d = n
 	}
-	with := func(name string) *mem {
+	with := func(name string) *treetest.Node {
 		m := files(map[string]string{"/d/f": "x"})
-		m.at("/d/f").xattr(name, "/elsewhere")
+		m.At("/d/f").AddXattr(name, "/elsewhere")
 		return m
 	}
-	odd := func(name string) *mem {
+	odd := func(name string) *treetest.Node {
 		m := files(nil)
-		m.children[name] = files(map[string]string{"f": ""}).at("f")
+		m.Set(name, files(map[string]string{"f": ""}).At("f"))
 		return m
 	}
 	for name, tc := range map[string]struct {
-		upper *mem
+		upper *treetest.Node
 		opts  layer.Options
 		kind  turnstone.Kind
 	}{
 		"redirect":     {upper: with("trusted.overlay.redirect"), kind: turnstone.Invalid},
 		"metacopy":     {upper: with("trusted.overlay.metacopy"), kind: turnstone.Invalid},
-		"a file":       {upper: files(map[string]string{"f": ""}).at("f"), kind: turnstone.Integrity},
+		"a file":       {upper: files(map[string]string{"f": ""}).At("f"), kind: turnstone.Integrity},
 		"slash":        {upper: odd("a/b"), kind: turnstone.Integrity},
 		"nul":          {upper: odd("a\x00"), kind: turnstone.Integrity},
 		"dots":         {upper: odd(".."), kind: turnstone.Integrity},
@@ -279,10 +267,10 @@ func TestHooks(t *testing.T) {
 	w := treetest.NewStore()
 	ref := build(t, w, files(map[string]string{"/etc/hostname": "template"}))
 	upper := files(map[string]string{"/etc/hostname": "sandbox", "/a": "the content", "/l": "->target"})
-	upper.at("/a").xattr("user.note", "value")
-	upper.at("/a").xattr("trusted.overlay.origin", "x")
-	upper.children["b"] = upper.at("/a")
-	upper.at("/a").names = 2
+	upper.At("/a").AddXattr("user.note", "value")
+	upper.At("/a").AddXattr("trusted.overlay.origin", "x")
+	upper.Set("b", upper.At("/a"))
+	upper.At("/a").Names = 2
 	var mu sync.Mutex
 	contents := map[string]*bytes.Buffer{}
 	var seen []string
@@ -332,10 +320,10 @@ type failing struct{ err error }
 func (f failing) Write([]byte) (int, error) { return 0, f.err }
 
 // endless is a file whose content goes on for as long as anybody reads.
-type endless struct{ *mem }
+type endless struct{ *treetest.Node }
 
 func (e endless) Attr() (tree.Attr, error) {
-	a, err := e.mem.Attr()
+	a, err := e.Node.Attr()
 	a.Size = 1 << 60
 	return a, err
 }
@@ -358,32 +346,16 @@ func (discarding) PutContent(_ context.Context, r io.Reader, size int64) (tree.C
 func TestEnds(t *testing.T) {
 	w := discarding{treetest.NewStore()}
 	ref := build(t, w.Writer, files(nil))
-	upper := &wrapped{files(map[string]string{"/endless": ""}), map[string]tree.Node{}}
-	upper.with["endless"] = endless{upper.at("/endless")}
+	upper := files(map[string]string{"/endless": ""})
+	upper.Set("endless", endless{upper.At("/endless")})
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if _, _, err := layer.Apply(ctx, w, ref, upper, layer.Options{}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("error %v", err)
 	}
-	upper.mem.children["z"] = files(map[string]string{"f": ""}).at("f")
-	upper.at("/z").xattr("trusted.overlay.redirect", "x")
+	upper.Set("z", files(map[string]string{"f": ""}).At("f"))
+	upper.At("/z").AddXattr("trusted.overlay.redirect", "x")
 	if _, _, err := layer.Apply(t.Context(), w, ref, upper, layer.Options{}); turnstone.KindOf(err) != turnstone.Invalid {
 		t.Errorf("error %v", err)
 	}
-}
-
-// wrapped is a directory of which some entries are others.
-type wrapped struct {
-	*mem
-	with map[string]tree.Node
-}
-
-func (w *wrapped) Children(ctx context.Context) ([]tree.Child, error) {
-	out, err := w.mem.Children(ctx)
-	for i, c := range out {
-		if n := w.with[c.Name]; n != nil {
-			out[i].Node = n
-		}
-	}
-	return out, err
 }

@@ -140,10 +140,10 @@ func TestEncodingIsTheSameForEver(t *testing.T) {
 	w := treetest.NewStore()
 	before := build(t, w, files(map[string]string{"/a/x": "1", "/a-b": "2", "/gone/y/z": "3", "/same": "4", "/was": "5"}))
 	after := files(map[string]string{"/a/x": "changed", "/a/new": "", "/link": "->a/x", "/same": "4", "/was/now/dir": ""})
-	after.at("/a/x").xattr("user.note", "v")
-	after.children["other"] = after.at("/a/x")
-	after.at("/a/x").names = 2
-	after.children["device"] = &mem{attr: tree.Attr{Type: tree.Block, Mode: 0o660, GID: 6, Major: 8, Minor: 1, MTime: tree.Time{Sec: -1}}, ino: 999, names: 1}
+	after.At("/a/x").AddXattr("user.note", "v")
+	after.Set("other", after.At("/a/x"))
+	after.At("/a/x").Names = 2
+	after.Set("device", &treetest.Node{A: tree.Attr{Type: tree.Block, Mode: 0o660, GID: 6, Major: 8, Minor: 1, MTime: tree.Time{Sec: -1}}, ID: 999, Names: 1})
 	ref := build(t, w, after)
 	var b bytes.Buffer
 	must(t, layer.Encode(t.Context(), w, before, ref, &b))

@@ -19,28 +19,28 @@ func FuzzApply(f *testing.F) {
 	parent := build(f, w, files(map[string]string{"/a/a/b": "1", "/a/b": "2", "/b/c": "3", "/c": "4", "/etc/hosts": "5"}))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		root := files(nil)
-		dirs := []*mem{root}
+		dirs := []*treetest.Node{root}
 		for ; len(in) >= 6; in = in[6:] {
-			n := &mem{attr: tree.Attr{Type: tree.Type(in[1] % 8), Mode: uint32(in[3])<<8 | uint32(in[5]), MTime: tree.Time{Sec: int64(in[4]) - 9, Nsec: int32(in[4]) << 23}},
-				ino: uint64(in[4] % 4), names: uint32(in[3] % 3)}
-			switch n.attr.Type {
+			n := &treetest.Node{A: tree.Attr{Type: tree.Type(in[1] % 8), Mode: uint32(in[3])<<8 | uint32(in[5]), MTime: tree.Time{Sec: int64(in[4]) - 9, Nsec: int32(in[4]) << 23}},
+				ID: uint64(in[4] % 4), Names: uint32(in[3] % 3)}
+			switch n.A.Type {
 			case tree.Dir:
-				n.children = map[string]*mem{}
 				dirs = append(dirs, n)
 			case tree.File:
-				n.data = in[:in[5]%5]
+				n.Data = in[:in[5]%5]
+				n.A.Size = int64(len(n.Data))
 			case tree.Symlink:
-				n.attr.Target = string(in[:in[5]%5])
+				n.A.Target = string(in[:in[5]%5])
 			case tree.Char, tree.Block:
-				n.attr.Major = uint32(in[5]) << (in[4] % 16)
+				n.A.Major = uint32(in[5]) << (in[4] % 16)
 			}
 			for i, name := range names {
 				if in[3]>>(i%8)&1 == 1 && in[5]%3 == 0 {
-					n.xattr(name, "y")
+					n.AddXattr(name, "y")
 				}
 			}
 			d := dirs[int(in[0])%len(dirs)]
-			d.children[[]string{"a", "b", "c", "etc", string(in[2:3]), fmt.Sprint(in[2])}[in[0]%6]] = n
+			d.Set([]string{"a", "b", "c", "etc", string(in[2:3]), fmt.Sprint(in[2])}[in[0]%6], n)
 		}
 		ref, _, err := layer.Apply(t.Context(), w, parent, root, layer.Options{Skip: skip, Parallel: 1})
 		if err != nil {

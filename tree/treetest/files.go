@@ -102,6 +102,34 @@ func (n *Node) Child(name string) *Node {
 	return nil
 }
 
+// At returns the file at a path below n, or nil.
+func (n *Node) At(p string) *Node {
+	for name := range strings.SplitSeq(strings.Trim(p, "/"), "/") {
+		if n = n.Child(name); n == nil {
+			return nil
+		}
+	}
+	return n
+}
+
+// Set puts a child into a directory, in its place by name or instead of one that
+// has the name already.
+func (n *Node) Set(name string, kid tree.Node) {
+	i, there := slices.BinarySearchFunc(n.Kids, name, func(c tree.Child, name string) int { return strings.Compare(c.Name, name) })
+	if there {
+		n.Kids[i].Node = kid
+		return
+	}
+	n.Kids = slices.Insert(n.Kids, i, tree.Child{Name: name, Node: kid})
+}
+
+// AddXattr adds an extended attribute in its place by name, also where there is one
+// of that name.
+func (n *Node) AddXattr(name, value string) {
+	n.A.Xattrs = append(n.A.Xattrs, tree.Xattr{Name: name, Value: []byte(value)})
+	slices.SortStableFunc(n.A.Xattrs, func(a, b tree.Xattr) int { return strings.Compare(a.Name, b.Name) })
+}
+
 // NewNode returns the top directory of a file system with files, in any order but
 // that links come after what they link to.
 func NewNode(files ...File) (*Node, error) {

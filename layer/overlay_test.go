@@ -1,42 +1,11 @@
 package layer_test
 
 import (
-	"bytes"
-	"context"
-	"io"
-	"maps"
 	"slices"
 
 	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/tree/treetest"
 )
-
-// A mem is a file in memory, as a file system has it.
-type mem struct {
-	attr     tree.Attr
-	data     []byte
-	children map[string]*mem
-	ino      uint64
-	names    uint32 // what the file system says, which may be more than a test shows
-}
-
-func (m *mem) Attr() (tree.Attr, error) {
-	a := m.attr
-	a.Size = int64(len(m.data))
-	slices.SortFunc(a.Xattrs, func(a, b tree.Xattr) int { return bytes.Compare([]byte(a.Name), []byte(b.Name)) })
-	return a, nil
-}
-
-func (m *mem) Inode() (uint64, uint32) { return m.ino, m.names }
-
-func (m *mem) Children(context.Context) ([]tree.Child, error) {
-	var out []tree.Child
-	for _, name := range slices.Sorted(maps.Keys(m.children)) {
-		out = append(out, tree.Child{Name: name, Node: m.children[name]})
-	}
-	return out, nil
-}
-
-func (m *mem) Open() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(m.data)), nil }
 
 // An overlay is a model of what the kernel's overlay does: what is written goes to
 // an upper directory, and the merged view is kept beside it as a plain tree.
@@ -131,11 +100,11 @@ func (o *overlay) copyUp(d *merged, name string) *merged {
 	return &c
 }
 
-// view returns the merged tree, or the upper directory.
-func (o *overlay) view(upper bool) *mem {
+// view returns the merged tree, or the upper directory, as a file system shows it.
+func (o *overlay) view(upper bool) *treetest.Node {
 	names := map[uint64]uint32{}
 	o.each(o.root, func(n *merged) { names[n.ino]++ })
-	return o.mem(o.root, upper, names)
+	return o.shown(o.root, upper, names)
 }
 
 func (o *overlay) each(n *merged, fn func(*merged)) {
@@ -145,32 +114,25 @@ func (o *overlay) each(n *merged, fn func(*merged)) {
 	}
 }
 
-func (o *overlay) mem(n *merged, upper bool, names map[uint64]uint32) *mem {
-	m := &mem{attr: n.attr, data: n.data, ino: n.ino, names: names[n.ino]}
-	m.attr.Xattrs = slices.Clone(n.attr.Xattrs)
-	if n.children == nil {
-		return m
-	}
-	m.children = map[string]*mem{}
+func (o *overlay) shown(n *merged, upper bool, names map[uint64]uint32) *treetest.Node {
+	m := &treetest.Node{A: n.attr, Data: n.data, ID: n.ino, Names: names[n.ino]}
+	m.A.Size, m.A.Xattrs = int64(len(n.data)), slices.Clone(n.attr.Xattrs)
 	for name, c := range n.children {
 		if !upper || c.upper {
-			m.children[name] = o.mem(c, upper, names)
+			m.Set(name, o.shown(c, upper, names))
 		}
 	}
-	if !upper {
+	if !upper || n.children == nil {
 		return m
-	}
-	note := func(name, value string) {
-		m.attr.Xattrs = append(m.attr.Xattrs, tree.Xattr{Name: "trusted.overlay." + name, Value: []byte(value)})
 	}
 	if n.lower == nil {
-		note("opaque", "y")
+		m.AddXattr("trusted.overlay.opaque", "y")
 		return m
 	}
-	note("origin", "\x00\xfb\x1d")
+	m.AddXattr("trusted.overlay.origin", "\x00\xfb\x1d")
 	for name := range n.lower.children {
-		if n.children[name] == nil {
-			m.children[name] = &mem{attr: tree.Attr{Type: tree.Char}, ino: 1 << 40, names: 7} // all whiteouts are one file
+		if n.children[name] == nil { // all whiteouts are one file
+			m.Set(name, &treetest.Node{A: tree.Attr{Type: tree.Char}, ID: 1 << 40, Names: 7})
 		}
 	}
 	return m
