@@ -203,7 +203,7 @@ func (r *run) steps(ctx context.Context) error {
 		r.clock.lap("collect")
 		if err != nil && turnstone.KindOf(err) == turnstone.Dead && s.ended() && result != turnstone.Passed {
 			// It had to be ended to end the step, and what it changed with it.
-			r.obs.Preparing("what the turn changed is lost with its machine, which did not obey")
+			r.lost()
 			left, err = nil, nil
 		}
 		if err != nil {
@@ -217,6 +217,18 @@ func (r *run) steps(ctx context.Context) error {
 		return nil
 	}
 	return missed
+}
+
+// lost says, in the receipt too, that there is no state.
+func (r *run) lost() {
+	const what = "what the turn changed is lost with its machine, which did not obey"
+	r.obs.Preparing(what)
+	for i := len(r.results) - 1; i >= 0; i-- {
+		if res := &r.results[i]; res.Status == turnstone.StepTimeout {
+			res.Note += "; " + what
+			return
+		}
+	}
 }
 
 // each runs the steps in order. An error means that the turn was cut off.

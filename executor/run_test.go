@@ -221,7 +221,8 @@ func TestDisobedience(t *testing.T) {
 		t.Errorf("exec: %v", err)
 	}
 	turn, err := x.Run(t.Context(), Request{Document: parse(t, step("name=a timeout=2s", escape)+step("name=b", "true"))}, &observer{})
-	if err != nil || turn.Result != turnstone.TimedOut || turn.Steps[0].Status != turnstone.StepTimeout {
+	if err != nil || turn.Result != turnstone.TimedOut || turn.Steps[0].Status != turnstone.StepTimeout ||
+		!strings.Contains(turn.Receipt, "lost with its machine") || turn.State != "" {
 		t.Errorf("run: %v, %+v", err, turn)
 	}
 	if took := time.Since(began); took > 2*time.Minute {
