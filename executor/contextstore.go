@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"sync"
 
 	"turnstone.dev/turnstone"
@@ -64,7 +65,7 @@ func (x *Executor) openContext(ctx context.Context) (*contextStore, error) {
 	}
 	cs := &contextStore{db: db, templates: &templateContents{dir: x.home.Path("templates")}}
 	var dir string
-	if cs.blobs, dir, err = x.blobs(); err == nil {
+	if cs.blobs, dir, err = x.blobs(ctx); err == nil {
 		cs.store, err = store.Open(ctx, dir, cs.blobs, store.Options{Fault: x.fault})
 	}
 	if err != nil {
@@ -89,7 +90,7 @@ func (cs *contextStore) close() error {
 // blobs returns where the packs lie, and the folder with what is local of the store.
 // With TURN_STORE=s3://BUCKET/PREFIX that is a bucket, of which one state directory
 // at a time may make use: its gc knows of no other one's turns.
-func (x *Executor) blobs() (at blob.Store, dir string, err error) {
+func (x *Executor) blobs(ctx context.Context) (at blob.Store, dir string, err error) {
 	where := os.Getenv("TURN_STORE")
 	if where == "" {
 		s, err := local.Open(x.home.Path("store", "blobs"), local.Options{Fault: x.fault})
@@ -107,7 +108,11 @@ func (x *Executor) blobs() (at blob.Store, dir string, err error) {
 		return nil, "", err
 	}
 	// The index of one place says nothing of another.
-	return s, x.home.Path("store-s3", turnstone.DigestBytes([]byte(o.Endpoint+"/"+o.Bucket+"/"+o.Prefix)).Short()), nil
+	dir, err = x.home.MkdirAll("store-s3", turnstone.DigestBytes([]byte(o.Endpoint+"/"+o.Bucket+"/"+o.Prefix)).Short())
+	if err != nil {
+		return nil, "", err
+	}
+	return s, dir, x.claim(ctx, s, where, filepath.Join(dir, "claimed"))
 }
 
 // Close closes the context store, if it was opened. Turns that still run through x

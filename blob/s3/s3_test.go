@@ -3,8 +3,6 @@ package s3_test
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -13,86 +11,27 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/minio/minio-go/v7"
-	"github.com/minio/minio-go/v7/pkg/credentials"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/blob"
 	"turnstone.dev/turnstone/blob/blobtest"
 	"turnstone.dev/turnstone/blob/s3"
-	"turnstone.dev/turnstone/internal/testhome"
+	"turnstone.dev/turnstone/blob/s3/s3test"
 )
 
 const (
-	accessKey = "testing"
-	secretKey = "this-one-must-not-be-told"
+	accessKey = s3test.AccessKey
+	secretKey = s3test.SecretKey
 )
 
-// server builds the S3 server of testserver/go.mod where it is not yet, starts
-// it on a fresh folder, and returns its address.
 func server(t *testing.T) string {
 	t.Helper()
-	program := build(t)
-	dir := t.TempDir()
-	for _, sub := range []string{"data", "meta"} {
-		check(t, os.Mkdir(filepath.Join(dir, sub), 0o700))
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	check(t, err)
-	addr := l.Addr().String()
-	check(t, l.Close())
-	var log bytes.Buffer
-	cmd := exec.Command(program, "--port", addr, "--quiet", "--region", "us-east-1",
-		"posix", "--sidecar", filepath.Join(dir, "meta"), filepath.Join(dir, "data"))
-	cmd.Env = append(os.Environ(), "ROOT_ACCESS_KEY="+accessKey, "ROOT_SECRET_KEY="+secretKey)
-	cmd.Stdout, cmd.Stderr = &log, &log
-	check(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-		if t.Failed() {
-			t.Logf("the server's log:\n%s", log.String())
-		}
-	})
-	for start := time.Now(); ; time.Sleep(20 * time.Millisecond) {
-		c, err := net.Dial("tcp", addr)
-		if err == nil {
-			_ = c.Close()
-			return addr
-		}
-		if time.Since(start) > 20*time.Second {
-			t.Fatalf("the server does not answer: %v\n%s", err, log.String())
-		}
-	}
-}
-
-// build returns the server's program, built once for each version.
-func build(t *testing.T) string {
-	t.Helper()
-	mod, err := os.ReadFile("testserver/go.mod")
-	check(t, err)
-	sum := sha256.Sum256(mod)
-	program := filepath.Join(testhome.Dir(t), "versitygw-"+hex.EncodeToString(sum[:6]))
-	if _, err := os.Stat(program); err == nil {
-		return program
-	}
-	tmp := fmt.Sprintf("%s.%d", program, os.Getpid())
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", tmp, "github.com/versity/versitygw/cmd/versitygw")
-	cmd.Dir = "testserver"
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-mod=readonly")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("building the S3 server: %v\n%s", err, out)
-	}
-	check(t, os.Rename(tmp, program))
-	return program
+	return s3test.Server(t, "testserver")
 }
 
 func check(t *testing.T, err error) {
@@ -102,14 +41,9 @@ func check(t *testing.T, err error) {
 	}
 }
 
-// bucket makes a bucket and lets the environment have the credentials.
 func bucket(t *testing.T, addr, name string) {
 	t.Helper()
-	t.Setenv("AWS_ACCESS_KEY_ID", accessKey)
-	t.Setenv("AWS_SECRET_ACCESS_KEY", secretKey)
-	c, err := minio.New(addr, &minio.Options{Creds: credentials.NewStaticV4(accessKey, secretKey, "")})
-	check(t, err)
-	check(t, c.MakeBucket(t.Context(), name, minio.MakeBucketOptions{}))
+	s3test.Bucket(t, addr, name)
 }
 
 func open(t *testing.T, o s3.Options) *s3.Store {
