@@ -1,10 +1,8 @@
 package layer_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -17,6 +15,7 @@ import (
 	"turnstone.dev/turnstone/ext4"
 	"turnstone.dev/turnstone/layer"
 	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/tree/hostdir"
 	"turnstone.dev/turnstone/tree/treetest"
 )
 
@@ -76,8 +75,10 @@ func oneRound(t *testing.T, image, disk string, seed uint64) {
 	must(t, unix.UtimesNanoAt(unix.AT_FDCWD, at("merged"), []unix.Timespec{st.Mtim, st.Mtim}, 0))
 
 	w := treetest.NewStore()
-	want, err := tree.Build(t.Context(), w, hostNode(at("merged")), tree.BuildOptions{})
+	shown, err := hostdir.Open(at("merged"))
 	must(t, err)
+	want, err := tree.Build(t.Context(), w, shown, tree.BuildOptions{})
+	must(t, errors.Join(err, shown.Close()))
 	thaw := freeze(t, disk)
 	defer thaw()
 	f, err := os.Open(image)
@@ -167,64 +168,3 @@ func isDir(p string) bool {
 	st, err := os.Lstat(p)
 	return err == nil && st.IsDir()
 }
-
-// hostNode is a file of this machine.
-type hostNode string
-
-func (h hostNode) stat() (st unix.Stat_t, err error) { return st, unix.Lstat(string(h), &st) }
-
-func (h hostNode) Attr() (tree.Attr, error) {
-	st, err := h.stat()
-	if err != nil {
-		return tree.Attr{}, err
-	}
-	a := tree.Attr{Mode: st.Mode & 0o7777, UID: st.Uid, GID: st.Gid, MTime: tree.Time{Sec: st.Mtim.Sec, Nsec: int32(st.Mtim.Nsec)}}
-	switch st.Mode & unix.S_IFMT {
-	case unix.S_IFDIR:
-		a.Type = tree.Dir
-	case unix.S_IFREG:
-		a.Type, a.Size = tree.File, st.Size
-	case unix.S_IFLNK:
-		a.Type = tree.Symlink
-		a.Target, err = os.Readlink(string(h))
-	case unix.S_IFCHR, unix.S_IFBLK:
-		a.Type = map[bool]tree.Type{true: tree.Char, false: tree.Block}[st.Mode&unix.S_IFMT == unix.S_IFCHR]
-		a.Major, a.Minor = unix.Major(st.Rdev), unix.Minor(st.Rdev)
-	case unix.S_IFIFO:
-		a.Type = tree.FIFO
-	}
-	buf := make([]byte, 4096)
-	n, lerr := unix.Llistxattr(string(h), buf)
-	if lerr != nil {
-		return a, lerr
-	}
-	for _, name := range strings.Split(strings.TrimSuffix(string(buf[:n]), "\x00"), "\x00") {
-		if name == "" {
-			continue
-		}
-		value := make([]byte, 4096)
-		n, err := unix.Lgetxattr(string(h), name, value)
-		if err != nil {
-			return a, err
-		}
-		a.Xattrs = append(a.Xattrs, tree.Xattr{Name: name, Value: value[:n]})
-	}
-	a.Normalize()
-	return a, err
-}
-
-func (h hostNode) Inode() (uint64, uint32) {
-	st, _ := h.stat()
-	return st.Ino, uint32(st.Nlink)
-}
-
-func (h hostNode) Children(context.Context) ([]tree.Child, error) {
-	entries, err := os.ReadDir(string(h))
-	var out []tree.Child
-	for _, e := range entries {
-		out = append(out, tree.Child{Name: e.Name(), Node: hostNode(string(h) + "/" + e.Name())})
-	}
-	return out, err
-}
-
-func (h hostNode) Open() (io.ReadCloser, error) { return os.Open(string(h)) }
