@@ -33,7 +33,11 @@ func (cs *contextStore) take(ctx context.Context, p *plan, id turnstone.TurnID, 
 		return at, at.readParent(ctx)
 	}
 	if p.session != "" {
-		if at.session, err = cs.db.Ensure(ctx, p.session); err != nil {
+		find := cs.db.Ensure
+		if p.branch != DefaultBranch {
+			find = cs.db.Find // a session that is new has none but main, and is not to begin with a mistake
+		}
+		if at.session, err = find(ctx, p.session); err != nil {
 			return nil, err
 		}
 	}

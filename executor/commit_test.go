@@ -260,3 +260,55 @@ func TestFrozenOfHostileGuests(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestRefusedTurnBeginsNoSession: a branch that cannot be there leaves nothing behind.
+func TestRefusedTurnBeginsNoSession(t *testing.T) {
+	p := newPast(t)
+	ctx := t.Context()
+	for _, session := range []string{"new", ""} {
+		id := turnstone.NewTurnID()
+		if _, err := p.cs.take(ctx, &plan{session: session, branch: "nowhere"}, id, "a turn"); turnstone.KindOf(err) != turnstone.NotFound || turnstone.HintOf(err) == "" {
+			t.Errorf("%q: %v (%s)", session, err, turnstone.HintOf(err))
+		}
+	}
+	if all := ok[[]SessionInfo](t)(p.x.Sessions(ctx)); len(all) != 0 {
+		t.Errorf("%+v", all)
+	}
+}
+
+// TestHeldEndsWithItsSession: what is written of machines goes with the session or
+// branch, also where the machine is gone already, and that of others stays.
+func TestHeldEndsWithItsSession(t *testing.T) {
+	p := newPast(t)
+	ctx := t.Context()
+	s, other := p.session("s"), p.session("other")
+	if _, err := p.x.home.MkdirAll("machines"); err != nil {
+		t.Fatal(err)
+	}
+	p.turn(s, "main")
+	ok[session.Branch](t)(p.x.Fork(ctx, "s@1", "b"))
+	for _, path := range []string{p.x.heldPath(s.ID, "main"), p.x.heldPath(s.ID, "b"), p.x.heldPath(other.ID, "main")} {
+		h := &held{x: p.x, path: path, Sandbox: turnstone.NewSandboxID()}
+		if err := h.write(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	left := func() int { return len(ok[[]os.DirEntry](t)(os.ReadDir(p.x.home.Path("machines")))) }
+	if err := p.x.RemoveBranch(ctx, "s", "b"); err != nil || left() != 2 {
+		t.Errorf("%v, %d left", err, left())
+	}
+	lock := ok[*home.Lock](t)(home.TryAcquire(p.x.heldPath(s.ID, "main") + ".lock"))
+	if err := p.x.endHeld(ctx, s.ID, ""); err != nil || left() != 3 { // a turn uses it
+		t.Errorf("%v, %d left", err, left())
+	}
+	lock.Release()
+	if _, err := p.x.RemoveSession(ctx, "s"); err != nil || left() != 1 {
+		t.Errorf("%v, %d left", err, left())
+	}
+	for name, kind := range map[string]turnstone.Kind{"main": turnstone.Invalid, "../../x": turnstone.Invalid, "": turnstone.Invalid} {
+		p.turn(other, "main")
+		if _, err := p.x.ForkLive(ctx, "other", name); turnstone.KindOf(err) != kind {
+			t.Errorf("fork to %q: %v", name, err)
+		}
+	}
+}
