@@ -173,6 +173,10 @@ func (cs *contextStore) state(ctx context.Context, d turnstone.Digest) (*State, 
 // object reads an object that is JSON.
 func (cs *contextStore) object(ctx context.Context, what string, d turnstone.Digest, v any) error {
 	b, err := cs.store.Get(ctx, d)
+	if turnstone.KindOf(err) == turnstone.NotFound {
+		return &turnstone.Error{Op: "executor." + what, Kind: turnstone.Integrity, Subject: "the " + what + " of a turn", Err: err,
+			Hint: "turn fsck lists all that is missing; if the turn was kept elsewhere, set TURN_STORE as it was then"}
+	}
 	if err != nil {
 		return err
 	}

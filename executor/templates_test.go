@@ -116,3 +116,20 @@ func TestTemplateThatIsNeeded(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// TestRecordThatIsNotThere: a turn that the session has and the store has not is
+// damage, and not a wrong name.
+func TestRecordThatIsNotThere(t *testing.T) {
+	p := newPast(t)
+	p.turn(p.session("s"), "main", texts(map[string]string{"/a": "one"})...)
+	if err := p.x.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(p.x.home.Path("store")); err != nil {
+		t.Fatal(err)
+	}
+	_, err := p.x.Receipt(t.Context(), "s@1")
+	if turnstone.KindOf(err) != turnstone.Integrity || !strings.Contains(turnstone.HintOf(err), "TURN_STORE") {
+		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
+	}
+}

@@ -424,6 +424,8 @@ func (s *Store) fail(ctx context.Context, op, name string, err error) error {
 		e.Kind = turnstone.NotFound
 	case r.StatusCode == http.StatusForbidden, r.StatusCode == http.StatusUnauthorized:
 		e.Hint = "the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws/credentials) have to allow it"
+	case r.StatusCode == 0:
+		e.Hint = "see that the endpoint can be reached: AWS_ENDPOINT_URL_S3 says which one it is, without it AWS's"
 	}
 	return e
 }

@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/blob"
 	"turnstone.dev/turnstone/blob/blobtest"
