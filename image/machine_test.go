@@ -148,13 +148,7 @@ func historyOf(items []Item) History {
 func parseListing(t *testing.T, out string) *model {
 	t.Helper()
 	fields := strings.Split(out, "\x00")
-	number := func(s string, base int) int64 {
-		n, err := strconv.ParseInt(s, base, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return n
-	}
+	number := func(s string, base int) int64 { return parseNumber(t, s, base) }
 	byPath, byInode := map[string]*model{}, map[string]*model{}
 	digests := map[*model]string{}
 	types := map[string]tree.Type{"d": tree.Dir, "f": tree.File, "l": tree.Symlink, "c": tree.Char, "b": tree.Block, "p": tree.FIFO}
@@ -205,4 +199,13 @@ func parseListing(t *testing.T, out string) *model {
 		m.digest = digest
 	}
 	return byPath[""]
+}
+
+func parseNumber(t *testing.T, s string, base int) int64 {
+	t.Helper()
+	n, err := strconv.ParseInt(s, base, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
 }
