@@ -65,11 +65,7 @@ func sessionInfo(g *session.Graph) SessionInfo {
 
 // Session returns all that is known of one session, by its name or ID.
 func (x *Executor) Session(ctx context.Context, nameOrID string) (*session.Graph, error) {
-	cs, err := x.context(ctx)
-	if err != nil {
-		return nil, err
-	}
-	s, err := cs.db.Find(ctx, nameOrID)
+	cs, s, err := x.findSession(ctx, nameOrID)
 	if err != nil {
 		return nil, err
 	}
@@ -135,11 +131,7 @@ func (x *Executor) Tag(ctx context.Context, ref, name string) (session.Tag, erro
 
 // Untag forgets a tag of a session.
 func (x *Executor) Untag(ctx context.Context, nameOrID, tag string) error {
-	cs, err := x.context(ctx)
-	if err != nil {
-		return err
-	}
-	s, err := cs.db.Find(ctx, nameOrID)
+	cs, s, err := x.findSession(ctx, nameOrID)
 	if err != nil {
 		return err
 	}
@@ -148,11 +140,7 @@ func (x *Executor) Untag(ctx context.Context, nameOrID, tag string) error {
 
 // Rename gives a session a name.
 func (x *Executor) Rename(ctx context.Context, nameOrID, name string) (session.Session, error) {
-	cs, err := x.context(ctx)
-	if err != nil {
-		return session.Session{}, err
-	}
-	s, err := cs.db.Find(ctx, nameOrID)
+	cs, s, err := x.findSession(ctx, nameOrID)
 	if err != nil {
 		return session.Session{}, err
 	}
@@ -161,11 +149,7 @@ func (x *Executor) Rename(ctx context.Context, nameOrID, name string) (session.S
 
 // RemoveSession forgets a session, and ends the machines that it keeps. What its turns left takes up room until GC.
 func (x *Executor) RemoveSession(ctx context.Context, nameOrID string) (session.Session, error) {
-	cs, err := x.context(ctx)
-	if err != nil {
-		return session.Session{}, err
-	}
-	s, err := cs.db.Find(ctx, nameOrID)
+	cs, s, err := x.findSession(ctx, nameOrID)
 	if err != nil {
 		return session.Session{}, err
 	}
@@ -177,11 +161,7 @@ func (x *Executor) RemoveSession(ctx context.Context, nameOrID string) (session.
 
 // RemoveBranch forgets a branch of a session, and ends its machine. Its turns stay until GC lets them go.
 func (x *Executor) RemoveBranch(ctx context.Context, nameOrID, branch string) error {
-	cs, err := x.context(ctx)
-	if err != nil {
-		return err
-	}
-	s, err := cs.db.Find(ctx, nameOrID)
+	cs, s, err := x.findSession(ctx, nameOrID)
 	if err != nil {
 		return err
 	}
@@ -189,6 +169,16 @@ func (x *Executor) RemoveBranch(ctx context.Context, nameOrID, branch string) er
 		return err
 	}
 	return x.endHeld(ctx, s.ID, branch)
+}
+
+// findSession finds a session by its name or ID.
+func (x *Executor) findSession(ctx context.Context, nameOrID string) (*contextStore, session.Session, error) {
+	cs, err := x.context(ctx)
+	if err != nil {
+		return nil, session.Session{}, err
+	}
+	s, err := cs.db.Find(ctx, nameOrID)
+	return cs, s, err
 }
 
 // resolve finds the turn that ref names.
