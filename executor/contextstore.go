@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
@@ -59,21 +60,42 @@ func (x *Executor) context(ctx context.Context) (*contextStore, error) {
 }
 
 func (x *Executor) openContext(ctx context.Context) (*contextStore, error) {
+	blobs, dir, err := x.blobs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := x.notLost(ctx, blobs); err != nil {
+		return nil, err
+	}
 	db, err := session.Open(ctx, x.home.Path("context.db"))
 	if err != nil {
 		return nil, err
 	}
-	cs := &contextStore{db: db, templates: &templateContents{dir: x.home.Path("templates")}}
-	var dir string
-	if cs.blobs, dir, err = x.blobs(ctx); err == nil {
-		cs.store, err = store.Open(ctx, dir, cs.blobs, store.Options{Fault: x.fault})
-	}
-	if err != nil {
+	cs := &contextStore{db: db, blobs: blobs, templates: &templateContents{dir: x.home.Path("templates")}}
+	if cs.store, err = store.Open(ctx, dir, cs.blobs, store.Options{Fault: x.fault}); err != nil {
 		return nil, errors.Join(err, cs.close())
 	}
 	cs.store.AddAlternate(cs.templates)
 	cs.images = image.New(x.home.Path("images"), cs.store, image.Options{})
 	return cs, nil
+}
+
+// notLost reports that the sessions are gone while what their turns left is still
+// there: to begin with none would let gc delete it all.
+func (x *Executor) notLost(ctx context.Context, blobs blob.Store) error {
+	path := x.home.Path("context.db")
+	if fi, err := os.Stat(path); err == nil && fi.Size() > 0 || err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for pack, err := range blobs.List(ctx, "packs/") {
+		if err != nil {
+			return err
+		}
+		return &turnstone.Error{Op: "executor.context", Kind: turnstone.Integrity, Subject: path,
+			Err:  fmt.Errorf("is lost, and with it the sessions, while the store has what turns left (%s)", pack.Name),
+			Hint: "put a copy of it back; to begin anew, move the store's packs away. Receipts are in turns/ beside it"}
+	}
+	return nil
 }
 
 func (cs *contextStore) close() error {

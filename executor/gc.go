@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/image"
 	"turnstone.dev/turnstone/session"
 	"turnstone.dev/turnstone/store"
 	"turnstone.dev/turnstone/tree"
@@ -37,7 +38,8 @@ type GCReport struct {
 	Store    store.Swept       `json:"store"`        // of a dry run: objects only
 	Folders  int               `json:"turn_folders"` // below turns/, of turns that are in no session
 	Leases   int               `json:"leases"`       // left by processes that were killed
-	Freed    int64             `json:"freed_bytes"`  // packs and folders
+	Images   int               `json:"images"`       // of the cache, that led to turns that are gone
+	Freed    int64             `json:"freed_bytes"`  // packs, images and folders
 	Remain   int               `json:"turns_remain"`
 	Objects  int               `json:"objects_remain"`
 }
@@ -82,9 +84,28 @@ func (x *Executor) GC(ctx context.Context, req GCRequest) (*GCReport, error) {
 		return nil, err
 	}
 	if !req.DryRun {
+		if err := cs.pruneImages(ctx, rep); err != nil {
+			return nil, err
+		}
 		rep.Leases, err = cs.db.SweepLeases(ctx)
 	}
 	return rep, err
+}
+
+// pruneImages removes from the cache what holds files of turns that are gone.
+func (cs *contextStore) pruneImages(ctx context.Context, rep *GCReport) error {
+	all, err := cs.db.Every(ctx)
+	if err != nil {
+		return err
+	}
+	records := map[turnstone.Digest]bool{}
+	for _, t := range all {
+		records[t.Record] = true
+	}
+	var freed int64
+	rep.Images, freed, err = cs.images.Prune(func(r image.Recipe) bool { return records[r.Newest] })
+	rep.Freed += freed
+	return err
 }
 
 // mark calls keep for all that the turns of all sessions need, but those in without.

@@ -192,7 +192,7 @@ func dbError(op, path string, err error) error {
 		case sqlite3.SQLITE_FULL:
 			e.Kind, e.Hint = turnstone.Exhausted, "free some disk space: turn gc helps"
 		case sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB:
-			e.Kind, e.Hint = turnstone.Integrity, "turn fsck says what is damaged; the packs and receipts lie beside it"
+			e.Kind, e.Hint = turnstone.Integrity, "put a copy of it back, or let sqlite3 recover what it can; receipts are in turns/ beside it"
 		case sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR:
 			e.Kind, e.Hint = turnstone.Unavailable, "check the permissions and the disk of the state directory"
 		}
