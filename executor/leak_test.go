@@ -41,6 +41,7 @@ func TestNothingIsLeft(t *testing.T) {
 		return paths
 	}
 	turns := func() {
+		var passed string
 		for result, req := range map[turnstone.Result]Request{
 			turnstone.Passed:   {Document: parse(t, step("", "echo x > f"))},
 			turnstone.Failed:   {Document: parse(t, step("", "rm f; exit 1"))},
@@ -50,14 +51,17 @@ func TestNothingIsLeft(t *testing.T) {
 			req.Session = "s"
 			turn, err := x.Run(t.Context(), req, &observer{})
 			if err != nil || turn.Result != result {
-				t.Errorf("%v, %+v, want %s", err, turn, result)
+				t.Fatalf("%v, %+v, want %s", err, turn, result)
+			}
+			if result == turnstone.Passed {
+				passed = string(turn.ID)
 			}
 		}
 		turn := ok[*Turn](t)(x.Run(t.Context(), Request{Document: parse(t, step("", "sleep 99 &")), Session: "v", Snapshot: document.SnapshotVM}, &observer{}))
 		if turn.Result != turnstone.Passed {
 			t.Errorf("%+v", turn)
 		}
-		if rep := ok[*Replay](t)(x.Replay(t.Context(), "s@1", nil, &observer{})); !rep.Same {
+		if rep := ok[*Replay](t)(x.Replay(t.Context(), passed, nil, &observer{})); !rep.Same {
 			t.Errorf("%+v", rep)
 		}
 	}
