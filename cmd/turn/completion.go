@@ -47,6 +47,7 @@ type completion struct {
 	// sandboxes says that its arguments are sandboxes, copies that they are paths here
 	// or in one.
 	sandboxes, copies bool
+	sessions          bool // its arguments are sessions, or turns, which begin with one
 }
 
 type word struct{ name, help string }
@@ -58,11 +59,12 @@ func completions(node *kong.Node, path string) []completion {
 		c.flags = append(c.flags, group...)
 	}
 	for _, p := range node.Positional {
-		c.files = c.files || p.Name == "file" || p.Name == "cmd" || node.Name == "build"
+		c.files = c.files || p.Name == "file" || p.Name == "cmd" || p.Name == "dir" || p.Name == "dest" || node.Name == "build"
 		c.images = c.images || p.Name == "template"
 		c.commands = c.commands || p.Name == "command"
 		c.sandboxes = c.sandboxes || p.Name == "sandbox"
 		c.copies = c.copies || p.Name == "src"
+		c.sessions = c.sessions || p.Name == "session" || p.Name == "ref" || p.Name == "from"
 		for _, v := range p.EnumSlice() {
 			if v != "" {
 				c.words = append(c.words, word{name: v})
@@ -84,6 +86,9 @@ func completions(node *kong.Node, path string) []completion {
 // each of the shells.
 const listImages = "turn template ls --names 2>/dev/null"
 
+// listSessions prints the names of the sessions there are.
+const listSessions = "turn session ls --names 2>/dev/null"
+
 // listSandboxes prints the sandboxes there are, by name if they have one.
 const listSandboxes = `turn sandbox ls 2>/dev/null | awk 'NR > 1 { print $2 == "-" ? $1 : $2 }'`
 
@@ -99,6 +104,19 @@ func (c *completion) list() string {
 		return listSandboxes
 	case c.copies:
 		return listPlaces
+	case c.sessions:
+		return listSessions
+	}
+	return ""
+}
+
+// listed is the command that prints what a flag's value can be, if there is one.
+func listed(f *kong.Flag) string {
+	switch f.Name {
+	case "image":
+		return listImages
+	case "session":
+		return listSessions
 	}
 	return ""
 }
@@ -161,8 +179,8 @@ func bashCompletion(b *strings.Builder, all []completion) {
 				patterns = append(patterns, fmt.Sprintf("%q", c.path+":"+w))
 			}
 			reply := fmt.Sprintf("$(compgen -W %q -- \"$cur\")", strings.Join(values(f), " "))
-			if f.Name == "image" {
-				reply = "$(compgen -W \"$(" + listImages + ")\" -- \"$cur\")"
+			if list := listed(f); list != "" {
+				reply = "$(compgen -W \"$(" + list + ")\" -- \"$cur\")"
 			}
 			if takesFile(f) {
 				reply = "$(compgen -f -- \"$cur\")"
@@ -224,8 +242,8 @@ func fishCompletion(b *strings.Builder, all []completion) {
 			switch {
 			case takesFile(f):
 				b.WriteString(" -r -F")
-			case f.Name == "image":
-				fmt.Fprintf(b, " -x -a %s", fishQuote("("+listImages+")"))
+			case listed(f) != "":
+				fmt.Fprintf(b, " -x -a %s", fishQuote("("+listed(f)+")"))
 			case takesValue(f):
 				fmt.Fprintf(b, " -x -a %s", fishQuote(strings.Join(values(f), " ")))
 			}

@@ -88,7 +88,8 @@ type fsckCmd struct {
 // Help is shown below the flags' summary.
 func (c *fsckCmd) Help() string {
 	return `Reads every object of the context store, and checks that all that the turns of all
-sessions need is there. Exit status: 0 all is well; 1 something is wrong.`
+sessions need is there, and is what it says: FS hashes, hard links. Exit status: 0 all
+is well; 1 something is wrong.`
 }
 
 // Run checks.
