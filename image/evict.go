@@ -28,10 +28,10 @@ type oldImage struct {
 // leastBudget is what images may take up on a small disk.
 const leastBudget = 8 << 30
 
-// budget is what all images may take up on disk, in bytes. One state alone can
-// have many GiB, and making its images anew at each turn would be worse than a full
-// disk, which is noticed.
-func (c *Cache) budget() int64 {
+// budget is what all images may take up on disk, in bytes; now is what they do.
+// One state alone can have many GiB, so it is a quarter of the disk; but they leave as
+// much room free as they take.
+func (c *Cache) budget(now int64) int64 {
 	if c.opts.Budget > 0 {
 		return int64(c.opts.Budget)
 	}
@@ -39,7 +39,8 @@ func (c *Cache) budget() int64 {
 	if err := unix.Statfs(c.dir, &st); err != nil {
 		return leastBudget
 	}
-	return max(leastBudget, int64(st.Blocks/4)*st.Bsize)
+	free := int64(st.Bavail) * st.Bsize
+	return max(min(leastBudget, free), min(int64(st.Blocks/4)*st.Bsize, (now+free)/2))
 }
 
 // evict removes the images that were not used for longest, until the others take
@@ -68,7 +69,7 @@ func (c *Cache) evict() {
 		}
 	}
 	slices.SortFunc(images, func(a, b oldImage) int { return a.used.Compare(b.used) })
-	budget := c.budget()
+	budget := c.budget(total)
 	for _, img := range images {
 		if total <= budget {
 			break
