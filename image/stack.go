@@ -118,11 +118,7 @@ func (c *Cache) build(ctx context.Context, base tree.Ref, h *walk, background bo
 		}
 		segments = append(slices.Clone(segments), segment{From: from, To: newest.Tree, Newest: newest.Key, Turns: n})
 	}
-	if background {
-		segments = merge(segments, max(1, c.opts.MaxStack-1), true)
-	} else {
-		segments = merge(segments, c.opts.MaxStack, false)
-	}
+	segments = shorten(segments, c.opts.MaxStack, background)
 	if top := &segments[len(segments)-1]; top.Image == "" {
 		if err := c.make(ctx, top, h); err != nil {
 			return nil, err
@@ -133,6 +129,16 @@ func (c *Cache) build(ctx context.Context, base tree.Ref, h *walk, background bo
 	}
 	plan := &stacking{Format: planFormat, Segments: segments}
 	return plan, c.remember(base, newest, plan)
+}
+
+// shorten joins segments so that no more than most are left; in the background, so
+// that there is room for one more. Nobody may have been there in the background: then it
+// has to be paid for by who starts, and not by writing all above the bottom anew for each turn.
+func shorten(segments []segment, most int, background bool) []segment {
+	if background {
+		return merge(segments, max(1, most-1), true)
+	}
+	return merge(segments, most, len(segments) > most)
 }
 
 // merge joins the segments from some place on to the top to one that has to be

@@ -142,6 +142,12 @@ func TestStackOfALongHistory(t *testing.T) {
 
 // What each byte costs to keep the stack short grows slower than the history.
 func TestRentOrBuy(t *testing.T) {
+	for _, background := range []bool{true, false} {
+		t.Run(fmt.Sprintf("background %v", background), func(t *testing.T) { testRentOrBuy(t, background) })
+	}
+}
+
+func testRentOrBuy(t *testing.T, background bool) {
 	for n, most := range map[int]float64{20: 3, 100: 5, 500: 8, 2000: 12} {
 		for name, size := range map[string]func(i int) int64{
 			"equal": func(int) int64 { return 20 }, "random": func(i int) int64 { return int64(i*7919%100 + 1) },
@@ -156,7 +162,7 @@ func TestRentOrBuy(t *testing.T) {
 				for _, s := range segments {
 					total += s.Bytes
 				}
-				segments = merge(segments, substrate.MaxLayers-1, true)
+				segments = shorten(segments, substrate.MaxLayers, background)
 				top := &segments[len(segments)-1]
 				below := int64(0)
 				for _, s := range segments[:len(segments)-1] {
@@ -167,7 +173,7 @@ func TestRentOrBuy(t *testing.T) {
 				for j := range segments[:len(segments)-1] {
 					segments[j].Rent += top.Bytes
 				}
-				if len(segments) > substrate.MaxLayers-1 {
+				if len(segments) > substrate.MaxLayers {
 					t.Fatalf("%d segments", len(segments))
 				}
 			}
