@@ -129,6 +129,13 @@ func (d *Document) renderTurn(info TurnInfo, indent int, added bool) []byte {
 	text("layer", string(info.Layer))
 	text("changes", info.Changes)
 	text("secrets", strings.Join(info.Secrets, ", "))
+	text("home", info.Home)
+	if info.Lifetime != LifetimeTurn {
+		text("lifetime", string(info.Lifetime))
+	}
+	if info.Snapshot != SnapshotNone {
+		text("snapshot", string(info.Snapshot))
+	}
 	if added {
 		text(addedKey, addedValue)
 	}

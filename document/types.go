@@ -92,6 +92,10 @@ type TurnInfo struct {
 	Layer   turnstone.Digest   // of what it changed; empty when nothing
 	Changes string             // in figures, as "3 added, 1 changed"
 	Secrets []string           // names of those that it was given
+
+	Home     string   // its home directory, by name; empty: none
+	Lifetime Lifetime // left out unless its machine belongs to the session
+	Snapshot Snapshot // left out unless its machine was kept whole
 }
 
 // A StepResult is what came of one step.
@@ -130,7 +134,7 @@ type CommandRow struct {
 	ExitCodes   []int         // of the last run, of each stage of a pipeline; empty if none is known
 	Duration    time.Duration // of all runs
 	Count       int64         // how often it ran
-	OutputBytes int64         // of standard output and error of all runs
+	OutputBytes int64         // of standard output and error of all runs; below 0: not known
 }
 
 // An Output is one stream of a step, as much of it as was kept in memory.

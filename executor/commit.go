@@ -367,7 +367,7 @@ func (r *run) record(ctx context.Context, l *left) (*Record, error) {
 		Parents: r.at.turn.Parents, Kind: KindRun, Image: r.plan.image, Template: r.info.Template, Substrate: r.info.Substrate,
 		Isolation: r.info.Isolation, Shape: r.plan.shape, Started: r.info.Started, Millis: r.info.Duration.Milliseconds(),
 		Result: r.info.Result, Error: r.info.Error, Env: r.plan.given, Secrets: r.plan.secrets.Names(), Timeout: r.plan.timeout,
-		State: l.state, Layer: l.layer}
+		State: l.state, Layer: l.layer, Home: r.info.Home, Lifetime: r.info.Lifetime}
 	put := func(to *tree.Content, b []byte) (err error) {
 		*to, err = l.batch.PutContent(ctx, bytes.NewReader(b), int64(len(b)))
 		return err

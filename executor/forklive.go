@@ -32,11 +32,15 @@ func (x *Executor) ForkLive(ctx context.Context, ref, name string) (session.Bran
 		return session.Branch{}, err
 	}
 	defer from.lock.Release()
-	clones, err := from.store.Fork(ctx, from.Sandbox, sandboxes.Fork{Count: 1, TTL: heldTime}, nil)
+	s, err := cs.db.Find(ctx, string(t.Session))
 	if err != nil {
 		return session.Branch{}, err
 	}
-	to := &held{Sandbox: clones[0].ID, Turn: t.ID, Base: from.Base, Home: from.Home, x: x, store: from.store,
+	clones, err := from.store.Fork(ctx, from.Sandbox, sandboxes.Fork{Count: 1, TTL: heldTime, Label: heldLabel(s, name)}, nil)
+	if err != nil {
+		return session.Branch{}, err
+	}
+	to := &held{Sandbox: clones[0].ID, Turn: t.ID, Base: from.Base, x: x, store: from.store,
 		path: x.heldPath(t.Session, name)}
 	return to.adopt(ctx, cs, t, name)
 }

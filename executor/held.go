@@ -11,8 +11,10 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/sandboxes"
+	"turnstone.dev/turnstone/session"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/tree"
@@ -28,7 +30,6 @@ type held struct {
 	Sandbox turnstone.SandboxID `json:"sandbox"`
 	Turn    turnstone.TurnID    `json:"turn"` // whose state it has; empty before its first turn ended
 	Base    tree.Ref            `json:"base"` // that its disk's changes are on
-	Home    string              `json:"home,omitempty"`
 
 	x     *Executor
 	path  string
@@ -65,7 +66,7 @@ func (r *run) openHeld(ctx context.Context) (*Sandbox, error) {
 		h.lock.Release()
 		return nil, err
 	}
-	r.held = h
+	r.held, r.info.Lifetime = h, document.LifetimeSession
 	return s, nil
 }
 
@@ -79,7 +80,7 @@ func (r *run) goOn(ctx context.Context, h *held) (*Sandbox, error) {
 		h.remove(ctx)
 		return nil, ctx.Err()
 	}
-	if info, err := h.store.Get(h.Sandbox); err == nil && (!r.plan.wants.fit(info.Shape) || r.plan.home != "" && r.plan.home != h.Home) {
+	if info, err := h.store.Get(h.Sandbox); err == nil && !r.plan.wants.fit(info.Shape) {
 		r.info.Start += ", for the session's machine is not as asked for"
 		h.remove(ctx)
 		return nil, ctx.Err()
@@ -116,7 +117,7 @@ func (r *run) wake(ctx context.Context, h *held) (*Sandbox, error) {
 		return nil, nil
 	}
 	rec, err := r.at.cs.record(ctx, *r.at.parent)
-	if err != nil || rec.VM == nil || !r.plan.wants.fit(rec.Shape) || r.plan.home != "" {
+	if err != nil || rec.VM == nil || !r.plan.wants.fit(rec.Shape) {
 		return nil, err
 	}
 	if len(rec.Parents) > 0 { // its disk lies on what it began with
@@ -124,7 +125,7 @@ func (r *run) wake(ctx context.Context, h *held) (*Sandbox, error) {
 			return nil, err
 		}
 	}
-	info, err := r.x.Resume(ctx, string(rec.ID), "", heldTime, r.obs.Preparing)
+	info, err := r.x.resume(ctx, string(rec.ID), sandboxes.Spec{TTL: heldTime, Label: heldLabel(r.at.session, r.plan.branch)}, r.obs.Preparing)
 	if err != nil {
 		r.obs.Preparing("the machine of the turn below cannot be used: " + err.Error())
 		h.Base = tree.Ref{}
@@ -161,7 +162,7 @@ func (h *held) enter(ctx context.Context, r *run) (*Sandbox, error) {
 
 // makeHeld makes a machine that stays, on the state that the turn begins with.
 func (r *run) makeHeld(ctx context.Context, h *held) (*Sandbox, error) {
-	spec := sandboxes.Spec{Image: r.plan.image, Env: r.plan.env, Shape: r.plan.shape, Substrate: r.plan.driver, TTL: heldTime, Home: r.plan.home}
+	spec := sandboxes.Spec{Image: r.plan.image, Env: r.plan.env, Shape: r.plan.shape, Substrate: r.plan.driver, TTL: heldTime, Label: heldLabel(r.at.session, r.plan.branch)}
 	if r.at.parent != nil {
 		spec.On = string(r.at.parent.ID)
 		h.Base = r.at.state.Tree
@@ -170,7 +171,7 @@ func (r *run) makeHeld(ctx context.Context, h *held) (*Sandbox, error) {
 	if err != nil {
 		return nil, err
 	}
-	h.Sandbox, h.Turn, h.Home = info.ID, "", r.plan.home
+	h.Sandbox, h.Turn = info.ID, ""
 	s, err := h.enter(ctx, r)
 	if err != nil {
 		return nil, err
@@ -196,7 +197,7 @@ func (h *held) remove(ctx context.Context) {
 		_ = h.store.Remove(ctx, h.Sandbox)
 	}
 	_ = os.Remove(h.path)
-	h.Sandbox, h.Turn, h.Base, h.Home = "", "", tree.Ref{}, ""
+	h.Sandbox, h.Turn, h.Base = "", "", tree.Ref{}
 }
 
 // control makes c the connection to the machine's holder, and ends the one before.
@@ -344,10 +345,14 @@ func (h *held) standStill(ctx context.Context, s *Sandbox) (*frozen, disk, error
 }
 
 // settle ends the turn's use of the session's machine: it stays when the turn is
-// what the next one of its branch begins on.
+// what the next one of its branch begins on. When the turn had a sandbox of its own, the
+// machine that stands on its parent is of no use any more, and ends.
 func (r *run) settle(ctx context.Context, kept bool) {
 	h := r.held
 	if h == nil {
+		if kept && !r.diverged && r.passesBy() {
+			_ = r.x.endHeld(ctx, r.at.session.ID, r.plan.branch) // gc finds what this leaves
+		}
 		return
 	}
 	defer h.lock.Release()
@@ -362,4 +367,20 @@ func (r *run) settle(ctx context.Context, kept bool) {
 		return
 	}
 	h.control(nil)
+}
+
+// passesBy tells whether a machine of the session stands where the turn begins, which
+// has a sandbox of its own.
+func (r *run) passesBy() bool {
+	if r.at.replay || r.at.parent == nil {
+		return false
+	}
+	b, err := os.ReadFile(r.x.heldPath(r.at.session.ID, r.plan.branch))
+	var h held
+	return err == nil && json.Unmarshal(b, &h) == nil && h.Turn == r.at.parent.ID
+}
+
+// heldLabel says whose the machine of a session's branch is.
+func heldLabel(s session.Session, branch string) string {
+	return "session " + s.Label() + "@" + branch
 }

@@ -4,13 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/qemu"
 	"turnstone.dev/turnstone/template"
@@ -27,6 +30,9 @@ func (r *run) open(ctx context.Context) (*Sandbox, error) {
 	}
 	if r.plan.lifetime == document.LifetimeSession {
 		return r.openHeld(ctx)
+	}
+	if r.passesBy() {
+		r.obs.Preparing("the session's paused machine is not used: this turn has lifetime: turn")
 	}
 	return r.x.openAt(ctx, r.plan, r.at, r.obs.Preparing, r.clock)
 }
@@ -54,7 +60,7 @@ func (x *Executor) openAt(ctx context.Context, p *plan, at *branchPoint, progres
 func (x *Executor) below(ctx context.Context, p *plan, at *branchPoint, tmpl *template.Template, m *substrate.Machine, progress func(string)) (release func(), err error) {
 	release = func() {}
 	if p.home != "" {
-		if m.Home, release, err = x.homeDisk(ctx, p.home, progress); err != nil {
+		if m.Home, release, err = x.homeDisk(ctx, p, progress); err != nil {
 			return nil, err
 		}
 	}
@@ -109,15 +115,16 @@ func (cs *contextStore) templateTree(ctx context.Context, x *Executor, tmpl *tem
 // what is in it.
 const HomeSize turnstone.Bytes = 32 << 30
 
-// homeDisk returns the disk of the home called name, made where there is none,
-// and keeps it until release is called: one sandbox at a time may write to it.
-func (x *Executor) homeDisk(ctx context.Context, name string, progress func(string)) (path string, release func(), err error) {
+// homeDisk returns the disk of p's home, made where there is none, and keeps it until
+// release is called: one sandbox at a time may write to it. It waits for others for
+// no longer than the turn may take.
+func (x *Executor) homeDisk(ctx context.Context, p *plan, progress func(string)) (path string, release func(), err error) {
 	dir, err := x.home.MkdirAll("homes")
 	if err != nil {
 		return "", nil, err
 	}
-	path = filepath.Join(dir, name+".ext4")
-	lock, err := home.Acquire(ctx, path+".lock", func() { progress("waiting for the turn that uses home " + name) })
+	path = filepath.Join(dir, p.home+".ext4")
+	lock, err := lockHome(ctx, p, path, progress)
 	if err != nil {
 		return "", nil, err
 	}
@@ -134,3 +141,39 @@ func (x *Executor) homeDisk(ctx context.Context, name string, progress func(stri
 	}
 	return path, lock.Release, nil
 }
+
+// lockHome takes the lock of p's home, whose disk is at path, and writes down beside it
+// who has it.
+func lockHome(ctx context.Context, p *plan, path string, progress func(string)) (*home.Lock, error) {
+	within, cancel := context.WithTimeout(ctx, p.timeout)
+	defer cancel()
+	lock, err := home.Acquire(within, path+".lock", func() { progress("waiting for home " + p.home + ", which " + homeUser(path) + " uses") })
+	if err != nil && ctx.Err() == nil && errors.Is(within.Err(), context.DeadlineExceeded) {
+		return nil, &turnstone.Error{Op: "executor.home", Kind: turnstone.Timeout, Subject: "home " + p.home,
+			Err: fmt.Errorf("%s used it all of the turn's %s", homeUser(path), p.timeout), Hint: "wait for it, give this turn a longer timeout, or another home"}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := stamp.WriteFile(path+".user", []byte(p.turn), 0o600); err != nil {
+		lock.Release()
+		return nil, err
+	}
+	return lock, nil
+}
+
+// homeUser says in words who has the home whose disk is at path.
+func homeUser(path string) string {
+	f, err := os.Open(path + ".user")
+	if err != nil {
+		return "another turn"
+	}
+	defer func() { _ = f.Close() }()
+	if b, err := io.ReadAll(io.LimitReader(f, 64)); err == nil && turnID.Match(b) {
+		return "turn " + string(b)
+	}
+	return "another turn"
+}
+
+// turnID is the form of what lockHome writes.
+var turnID = regexp.MustCompile(`^[a-z]+_[0-9a-z]+$`)

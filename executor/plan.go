@@ -44,6 +44,7 @@ type plan struct {
 	session, branch string
 	lifetime        document.Lifetime
 	home            string
+	turn            turnstone.TurnID // that this is the plan of; empty: of no turn
 	snapshot        document.Snapshot
 	secrets         *secret.Set
 	asked           string    // the image that the caller or the document names; may be empty
@@ -201,6 +202,14 @@ func (p *plan) context(secrets []string) (err error) {
 	}
 	if p.snapshot == document.SnapshotVM && p.home != "" {
 		return &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "snapshot: vm", Err: errors.New("a home goes on changing without the machine"), Hint: "leave out the home, or the snapshot"}
+	}
+	if p.lifetime == document.LifetimeSession && p.home != "" {
+		return &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "home " + p.home, Err: errors.New("a machine that stays would keep the home from all others"),
+			Hint: "leave out home:, or run this turn with lifetime: turn"}
+	}
+	if p.secrets != nil && p.home != "" {
+		return &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "home " + p.home, Err: errors.New("what is in a home is not searched, and it would keep the secrets"),
+			Hint: "leave out --secret, or the home"}
 	}
 	if p.lifetime == document.LifetimeSession && p.session == "" {
 		return &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "lifetime: session", Err: errors.New("no session is named"),

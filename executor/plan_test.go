@@ -71,6 +71,8 @@ func TestPlanRefusals(t *testing.T) {
 		"negative cpus":             {Request{Document: empty, CPUs: -1}, "cpus"},
 		"negative timeout":          {Request{Document: empty, Timeout: -1}, "timeout"},
 		"unknown substrate":         {Request{Document: empty, Substrate: "docker"}, "docker"},
+		"home of one that stays":    {Request{Document: empty, Session: "s", Home: "h", Lifetime: document.LifetimeSession}, "keep the home from all others"},
+		"home with a secret":        {Request{Document: empty, Home: "h", Secrets: []string{"T=tok-5f3a-XYZZY"}}, "would keep the secrets"},
 		"env without =":             {Request{Document: empty, Env: []string{"A"}}, "NAME=VALUE"},
 		"env with a bad name":       {Request{Document: empty, Env: []string{"1A=x"}}, "NAME=VALUE"},
 		"env with NUL":              {Request{Document: empty, Env: []string{"A=\x00"}}, "NAME=VALUE"},

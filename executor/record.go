@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/image"
 	"turnstone.dev/turnstone/tree"
 )
@@ -36,6 +37,9 @@ type Record struct {
 	Secrets  []string      `json:"secrets,omitempty"` // names only
 	Inputs   []RecordInput `json:"inputs,omitempty"`  // files that were added
 	Timeout  time.Duration `json:"timeout,omitempty"`
+
+	Home     string            `json:"home,omitempty"`     // its home directory, by name, which is in no state
+	Lifetime document.Lifetime `json:"lifetime,omitempty"` // empty unless its machine belonged to the session
 
 	State turnstone.Digest `json:"state,omitempty"` // of the encoded State; empty when the turn left none
 	Layer LayerInfo        `json:"layer"`

@@ -29,6 +29,9 @@ type Replay struct {
 	// Template says that the template was built anew since, from another spec or of
 	// newer packages. By itself that is no difference.
 	Template string `json:"template,omitempty"`
+	// Home is the home directory that the turn had, by name. The new one had none:
+	// what is in a home belongs to no state.
+	Home string `json:"home,omitempty"`
 }
 
 // A StepDifference is one step that did not do what it did before.
@@ -70,7 +73,7 @@ func (x *Executor) Replay(ctx context.Context, ref string, secrets []string, obs
 	if turn == nil {
 		return nil, err
 	}
-	rep := &Replay{Of: rec.ID, Number: rec.Number, Turn: turn, Steps: []StepDifference{}, Changes: []FileDifference{}, Env: []string{}}
+	rep := &Replay{Of: rec.ID, Number: rec.Number, Home: rec.Home, Turn: turn, Steps: []StepDifference{}, Changes: []FileDifference{}, Env: []string{}}
 	if err != nil {
 		return rep, err
 	}

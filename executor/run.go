@@ -57,6 +57,7 @@ func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, e
 	if dir, err := x.home.MkdirAll("turns", string(r.info.ID)); err == nil {
 		r.dir = dir // else the outputs are not kept; the turn runs all the same
 	}
+	p.turn = r.info.ID
 	// Also when the caller has given up by now: a turn that was asked for has a receipt.
 	if err := r.locate(context.WithoutCancel(ctx), req); err != nil {
 		_ = os.Remove(r.dir)
@@ -83,7 +84,7 @@ func (r *run) locate(ctx context.Context, req Request) error {
 	}
 	r.cwd, r.info.Image = r.plan.cwd, r.plan.image
 	r.info.Session, r.info.Number, r.info.Branch, r.info.Parents = r.at.session.Label(), r.at.turn.Number, r.plan.branch, r.at.turn.Parents
-	r.info.Secrets = r.plan.secrets.Names()
+	r.info.Secrets, r.info.Home = r.plan.secrets.Names(), r.plan.home
 	r.clock.lap("session")
 	return nil
 }
@@ -197,6 +198,7 @@ func (r *run) steps(ctx context.Context) error {
 			if err := r.keepMachine(ctx, s); err != nil {
 				return interrupted(ctx, err, "while its machine was kept")
 			}
+			r.info.Snapshot = document.SnapshotVM
 			r.clock.lap("snapshot")
 		}
 		left, err := r.collect(ctx, s)

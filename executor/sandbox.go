@@ -188,8 +188,7 @@ type SandboxRequest struct {
 	Kept       string
 	KeptLayers []string
 	// On is the turn on whose state it begins; Env comes on top. Empty: none.
-	On   string
-	Home string // a persistent home directory; empty: none
+	On string
 }
 
 // Create makes a sandbox of its own for the caller. preparing is called before
@@ -204,7 +203,6 @@ func (x *Executor) Create(ctx context.Context, req SandboxRequest, preparing fun
 	if p.shape == (turnstone.Shape{}) {
 		p.shape = turnstone.DefaultShape()
 	}
-	p.home = req.Home
 	if err := p.check(); err != nil {
 		return nil, err
 	}

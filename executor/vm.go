@@ -82,6 +82,11 @@ func putFile(ctx context.Context, w tree.ContentPutter, path string) (tree.Conte
 // Resume starts the machine that the turn ref was kept with (snapshot: vm): it goes
 // on with the processes that ran, in a sandbox that stays. ttl is how long, 0 for ever.
 func (x *Executor) Resume(ctx context.Context, ref, name string, ttl time.Duration, progress func(string)) (sandboxes.Info, error) {
+	return x.resume(ctx, ref, sandboxes.Spec{Name: name, TTL: ttl}, progress)
+}
+
+// resume is Resume into a sandbox that spec names.
+func (x *Executor) resume(ctx context.Context, ref string, spec sandboxes.Spec, progress func(string)) (sandboxes.Info, error) {
 	var none sandboxes.Info
 	cs, err := x.context(ctx)
 	if err != nil {
@@ -118,8 +123,8 @@ func (x *Executor) Resume(ctx context.Context, ref, name string, ttl time.Durati
 		return none, err
 	}
 	defer remove()
-	return sandboxes.NewStore(x.home).Create(ctx, sandboxes.Spec{Name: name, Image: rec.Image, Shape: rec.Shape, Substrate: or(rec.Substrate, "auto"),
-		TTL: ttl, From: dir}, progress)
+	spec.Image, spec.Shape, spec.Substrate, spec.From = rec.Image, rec.Shape, or(rec.Substrate, "auto"), dir
+	return sandboxes.NewStore(x.home).Create(ctx, spec, progress)
 }
 
 // unpackVM makes a folder that a machine can be restored from.

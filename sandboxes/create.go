@@ -34,8 +34,9 @@ type Spec struct {
 	// but in the sandbox itself, and it is not forked without a word about them.
 	Secrets []string `json:"secrets,omitempty"`
 
-	On   string `json:"on,omitempty"`   // the turn on whose state it begins
-	Home string `json:"home,omitempty"` // a persistent home directory, by name
+	On string `json:"on,omitempty"` // the turn on whose state it begins
+	// Label says what the sandbox is for, in a few words: "session research@main".
+	Label string `json:"label,omitempty"`
 
 	// Of a fork: the folder with the snapshot, the sandbox it was taken of, and the
 	// names of the secrets that it holds. Env and Secrets are in it already.
@@ -54,6 +55,9 @@ func (s Spec) secretNames() []string {
 	return names
 }
 
+// maxLabel bounds a sandbox's label, in bytes.
+const maxLabel = 200
+
 // DefaultTTL is how long a sandbox lives that is created without a word about it.
 const DefaultTTL = time.Hour
 
@@ -69,6 +73,9 @@ func (s Spec) Check() error {
 	}
 	if err := s.Shape.Validate(); err != nil {
 		return fail(err)
+	}
+	if len(s.Label) > maxLabel {
+		return fail(fmt.Errorf("a label has at most %d bytes", maxLabel))
 	}
 	if s.TTL < 0 {
 		return fail(fmt.Errorf("%s is no time to live", s.TTL))

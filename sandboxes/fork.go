@@ -21,6 +21,7 @@ const MaxForks = 1000
 type Fork struct {
 	Count   int           // clones, 1 to MaxForks
 	Prefix  string        // the clones are called PREFIX-1 and on; empty: they have no names
+	Label   string        // of each clone; see Spec
 	TTL     time.Duration // of each clone, from when it is ready; 0: they stay
 	Secrets bool          // also a sandbox that holds secrets: the clones have them too
 }
@@ -60,7 +61,7 @@ func (s *Store) Fork(ctx context.Context, id turnstone.SandboxID, f Fork, ready 
 		return nil, createError(err)
 	}
 	defer release()
-	spec := Spec{Image: parent.Image, Shape: parent.Shape, Substrate: parent.Substrate, TTL: f.TTL,
+	spec := Spec{Image: parent.Image, Shape: parent.Shape, Substrate: parent.Substrate, TTL: f.TTL, Label: f.Label,
 		From: filepath.Join(dir, "vm"), Parent: id, Holds: parent.Secrets}
 	if err := s.snapshot(ctx, id, spec.From, f.Secrets); err != nil {
 		return nil, err

@@ -175,7 +175,7 @@ func (h *holder) register(ctx context.Context, spec Spec) error {
 		return createError(err)
 	}
 	now := time.Now().UTC()
-	h.info = Info{ID: h.id, Name: spec.Name, State: Creating, Image: spec.Image, Shape: spec.Shape,
+	h.info = Info{ID: h.id, Name: spec.Name, Label: spec.Label, State: Creating, Image: spec.Image, Shape: spec.Shape,
 		Created: now, Changed: now, Holder: self, Secrets: spec.secretNames(), Parent: spec.Parent}
 	h.ttl = spec.TTL
 	if err := writeInfo(fresh, h.info); err != nil {

@@ -17,7 +17,8 @@ import (
 // Info is what is known of a sandbox: the content of its state.json.
 type Info struct {
 	ID       turnstone.SandboxID `json:"id"`
-	Name     string              `json:"name,omitempty"` // no two that live have the same
+	Name     string              `json:"name,omitempty"`  // no two that live have the same
+	Label    string              `json:"label,omitempty"` // what it is for, where somebody said so
 	State    State               `json:"state"`
 	Reason   string              `json:"reason,omitempty"` // why it is stopped or failed
 	Image    string              `json:"image"`

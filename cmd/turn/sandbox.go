@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -76,7 +77,7 @@ func (c *sandboxLsCmd) Run(a *app) error {
 		fmt.Fprintln(w, "ID\tNAME\tSTATE\tIMAGE\tAGE\tLEFT\tREASON")
 		now := time.Now()
 		for _, i := range all {
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", i.ID, orDash(i.Name), stateOf(i), orDash(printable(i.Image)),
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", i.ID, orDash(printable(cmp.Or(i.Name, i.Label))), stateOf(i), orDash(printable(i.Image)),
 				rough(now.Sub(i.Created)), timeLeft(i, now), printable(i.Reason))
 		}
 		return w.Flush()

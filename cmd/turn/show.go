@@ -89,6 +89,11 @@ func (a *app) printTurn(i *executor.TurnInfo) error {
 			line("step", fmt.Sprintf("%s: %s%s", s.Name, s.Status, exit))
 		}
 		line("secrets", strings.Join(r.Secrets, ", "))
+		line("home", r.Home)
+		line("lifetime", string(r.Lifetime))
+		if r.VM != nil {
+			line("snapshot", "vm")
+		}
 		line("changed", r.Layer.String())
 		line("layer", string(r.Layer.Digest))
 	} else {
