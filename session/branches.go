@@ -165,8 +165,12 @@ func branch(ctx context.Context, q querier, s turnstone.SessionID, name string) 
 		}
 		names = append(names, b.Name)
 	}
-	e := &turnstone.Error{Op: "session.branch", Kind: turnstone.NotFound, Subject: name, Err: errors.New("there is no such branch"),
-		Hint: meant(name, names, "turn fork makes a branch")}
+	label := string(s)
+	if known, err := sessions(ctx, q, "WHERE id = ?", s); err == nil && len(known) == 1 {
+		label = known[0].Label()
+	}
+	e := &turnstone.Error{Op: "session.branch", Kind: turnstone.NotFound, Subject: fmt.Sprintf("%s@%.80s", label, name), Err: errors.New("there is no such branch"),
+		Hint: meant(name, names, fmt.Sprintf("turn fork %s@NUMBER --branch %.80s makes it", label, name))}
 	if len(all) == 0 {
 		e.Subject, e.Err, e.Hint = string(s), errors.New("there is no such session"), "turn session ls lists the sessions"
 	}

@@ -92,14 +92,20 @@ const maxName = 64
 
 // CheckName reports why name cannot be the name of a session, a branch or a tag:
 // the error is of kind Invalid. A name is 1 to 64 letters, digits, ".", "_" and
-// "-", begins with a letter or a digit, and does not look like an ID.
+// "-", begins with a letter or a digit, and does not look like an ID; that of a
+// branch or a tag does not look like a turn's number either. what is "session",
+// "branch" or "tag".
 func CheckName(what, name string) error {
 	hint := "a name is 1 to 64 letters, digits, '.', '_' and '-', and begins with a letter or a digit"
 	if validName.MatchString(name) {
-		if !strings.HasPrefix(name, "t_") && !strings.HasPrefix(name, "s_") {
+		switch {
+		case strings.HasPrefix(name, "t_"), strings.HasPrefix(name, "s_"):
+			hint = "names that begin with t_ or s_ would be taken for IDs"
+		case what != "session" && strings.Trim(name, "0123456789") == "":
+			hint = "a name of digits only would be taken for a turn's number"
+		default:
 			return nil
 		}
-		hint = "names that begin with t_ or s_ would be taken for IDs"
 	}
 	return &turnstone.Error{Op: "session.name", Kind: turnstone.Invalid, Subject: fmt.Sprintf("%s %q", what, name),
 		Err: fmt.Errorf("is not a name"), Hint: hint}

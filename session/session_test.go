@@ -119,6 +119,18 @@ func TestNames(t *testing.T) {
 	}
 }
 
+// TestNamesOfDigits: what is written behind "@" as a number is a turn's number.
+func TestNamesOfDigits(t *testing.T) {
+	for _, what := range []string{"branch", "tag"} {
+		if err := CheckName(what, "12"); turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(turnstone.HintOf(err), "number") {
+			t.Errorf("%s 12: %v (%s)", what, err, turnstone.HintOf(err))
+		}
+		if err := CheckName(what, "12a"); err != nil {
+			t.Errorf("%s 12a: %v", what, err)
+		}
+	}
+}
+
 func TestTurns(t *testing.T) {
 	ctx := t.Context()
 	db := open(t, t.TempDir())
@@ -235,7 +247,6 @@ func TestResolve(t *testing.T) {
 	t2 := grow(t, db, s, Main)
 	must[Branch](t)(db.Fork(ctx, t1, "explore"))
 	t3 := grow(t, db, s, "explore")
-	must[Branch](t)(db.Fork(ctx, t2, "1")) // reads as a number
 	must[Tag](t)(db.Tag(ctx, t1, "v1"))
 	t4 := grow(t, db, s, Main, t2.ID, t3.ID) // a merge
 	empty := must[Session](t)(db.Create(ctx, "empty"))
