@@ -271,9 +271,13 @@ func (c CommandRow) cells() []string {
 	if exit == "" {
 		exit = "-"
 	}
+	output := "-"
+	if c.OutputBytes >= 0 {
+		output = turnstone.Bytes(c.OutputBytes).Human()
+	}
 	return []string{
 		strconv.Itoa(c.Line), commandText(c.Text), oneLine(c.Language, maxName), exit,
-		humanDuration(c.Duration), strconv.FormatInt(c.Count, 10), turnstone.Bytes(max(c.OutputBytes, 0)).Human(),
+		humanDuration(c.Duration), strconv.FormatInt(c.Count, 10), output,
 	}
 }
 

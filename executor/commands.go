@@ -153,8 +153,14 @@ func (s *scripts) table(step *document.Step, script *syntax.Script, rep *trace.R
 		if cmd := commandOf(script, site.Command); cmd != nil {
 			row.Line, row.Language, row.Text = s.place(step, cmd.Span).Line, cmd.Language, sourceText(script, cmd.Span)
 		}
+		if row.Text == "" {
+			continue // a pipeline of what is not in the document: its stages have rows
+		}
 		row.ExitCodes = last.exits(rep, site.ID)
-		row.OutputBytes = last.output[site.ID]
+		row.OutputBytes = -1
+		if n, known := last.output[site.ID]; known {
+			row.OutputBytes = n
+		}
 		rows = append(rows, row)
 	}
 	slices.SortStableFunc(rows, func(a, b document.CommandRow) int { return a.Line - b.Line })
@@ -167,7 +173,7 @@ func (s *scripts) table(step *document.Step, script *syntax.Script, rep *trace.R
 // runs index a report's records.
 type runs struct {
 	last   map[int]int   // from a site to its last record's index
-	output map[int]int64 // bytes that all of a site's records wrote
+	output map[int]int64 // bytes that all of a site's records wrote, where that is known
 	stages map[int][]int // from a pipeline's record ID to its stages' indexes
 }
 

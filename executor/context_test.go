@@ -124,10 +124,10 @@ func TestDiffOfStates(t *testing.T) {
 	s := p.session("s")
 	many := strings.Repeat("line\n", 20)
 	before := append(texts(map[string]string{"/a/same": "same", "/a/edited": many + "old\n" + many, "/a/gone": "gone\n", "/a/moved": "moved\n" + many,
-		"/a/no-newline": "x", "/a/turns": "file\n", "/a/blob": "\x00old", "/a/we\"ird\n": "w\n"}),
+		"/a/no-newline": "x", "/a/turns": "file\n", "/a/blob": "\x00old", "/a/we\"ird\n": "w\n", "/a/two words": "1\n"}),
 		treetest.File{Path: "/a/mode", Data: "m", Mode: 0o644}, treetest.File{Path: "/a/dev", Type: tree.Char, Major: 1, Minor: 3})
 	after := append(texts(map[string]string{"/a/same": "same", "/a/edited": many + "new\n" + many, "/a/came": "came\n", "/b/moved": "moved\n" + many,
-		"/a/no-newline": "y", "/a/blob": "\x00newer", "/a/we\"ird\n": "w2\n"}),
+		"/a/no-newline": "y", "/a/blob": "\x00newer", "/a/we\"ird\n": "w2\n", "/a/two words": "2\n"}),
 		treetest.File{Path: "/a/mode", Data: "m", Mode: 0o755}, treetest.File{Path: "/a/dev", Type: tree.Char, Major: 1, Minor: 5},
 		treetest.File{Path: "/a/turns", Target: "same"})
 	p.turn(s, "main", before...)
@@ -137,6 +137,9 @@ func TestDiffOfStates(t *testing.T) {
 	patch := ""
 	for _, f := range d.Files {
 		got = append(got, fmt.Sprintf("%s %v +%d -%d %v", f, f.What, f.Plus, f.Minus, f.Binary))
+		if f.Binary && !strings.Contains(f.Patch, "\nBinary files a/a/blob and b/a/blob differ\n") {
+			t.Errorf("binary: %s", f.Patch)
+		}
 		if !f.Binary && f.Status != Retyped {
 			patch += f.Patch
 		}
@@ -144,6 +147,7 @@ func TestDiffOfStates(t *testing.T) {
 	want := []string{
 		`M /a/blob [content] +0 -0 true`, `A /a/came [] +1 -0 false`, `M /a/dev [device] +0 -0 false`, `M /a/edited [content] +1 -1 false`,
 		`D /a/gone [] +0 -1 false`, `M /a/mode [mode] +0 -0 false`, `M /a/no-newline [content] +1 -1 false`, `T /a/turns [] +1 -1 false`,
+		`M /a/two words [content] +1 -1 false`,
 		"M /a/we\"ird\n [content] +1 -1 false", `A /b [] +0 -0 false`, `R /a/moved -> /b/moved [] +0 -0 false`,
 	}
 	if !slices.Equal(got, want) {
@@ -151,6 +155,11 @@ func TestDiffOfStates(t *testing.T) {
 	}
 	if len(d.Env) != 1 || d.Env[0].Name != "N" || d.Cwd != nil {
 		t.Errorf("environment: %+v, %+v", d.Env, d.Cwd)
+	}
+	for _, line := range []string{"--- a/a/two words\t\n", "--- /dev/null\n+++ b/a/came\n@@ -0,0 +1,1 @@\n", "+++ /dev/null\n@@ -1,1 +0,0 @@\n"} {
+		if !strings.Contains(patch, line) {
+			t.Errorf("%q is not in\n%s", line, patch)
+		}
 	}
 	// git takes the patch, and what comes out is the second state.
 	if _, err := exec.LookPath("git"); err != nil {

@@ -135,6 +135,14 @@ func (st *State) inState(name string) string {
 	return path.Clean(name)
 }
 
+// ofTurn says in which turn a path was looked for.
+func ofTurn(ref string, err error) error {
+	if err == nil || turnstone.KindOf(err) != turnstone.NotFound {
+		return err
+	}
+	return &turnstone.Error{Op: "executor.open", Kind: turnstone.NotFound, Subject: ref, Err: err, Hint: "turn ls " + ref + ":/ lists what there is"}
+}
+
 // ListFiles lists the directory at name in the state of the turn that ref names, or
 // the one file that is there. A relative name is below the working directory that
 // the turn left. A symlink at name is followed. recursive lists all below it.
@@ -144,7 +152,7 @@ func (x *Executor) ListFiles(ctx context.Context, ref, name string, recursive bo
 		return err
 	}
 	real, e, err := tree.Resolve(ctx, cs.store, st.Tree, st.inState(name))
-	if err != nil {
+	if err = ofTurn(ref, err); err != nil {
 		return err
 	}
 	if e.Type != tree.Dir {
@@ -178,7 +186,7 @@ func (x *Executor) OpenFile(ctx context.Context, ref, name string) (io.ReadClose
 		return nil, err
 	}
 	real, e, err := tree.Resolve(ctx, cs.store, st.Tree, st.inState(name))
-	if err != nil {
+	if err = ofTurn(ref, err); err != nil {
 		return nil, err
 	}
 	if e.Type != tree.File {

@@ -29,7 +29,7 @@ func (x *Executor) CopyOut(ctx context.Context, ref, name, dest string, skipped 
 		return err
 	}
 	real, e, err := tree.Resolve(ctx, cs.store, st.Tree, st.inState(name))
-	if err != nil {
+	if err = ofTurn(ref, err); err != nil {
 		return err
 	}
 	if e.Type != tree.File && e.Type != tree.Dir {

@@ -8,7 +8,6 @@ import (
 
 	"znkr.io/diff/textdiff"
 
-	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/tree"
 )
 
@@ -36,7 +35,7 @@ func (cs *contextStore) compareText(ctx context.Context, c *FileChange, patch bo
 	case !isText || !alsoText:
 		c.Binary = true
 	default:
-		body = textdiff.Unified(before, after)
+		body = noLines(textdiff.Unified(before, after))
 		c.Plus, c.Minus = countLines(body)
 	}
 	switch {
@@ -120,18 +119,31 @@ func patchHeader(c *FileChange, body string) string {
 	}
 	switch {
 	case c.Binary:
-		fmt.Fprintf(&h, "Binary files %s (%s) and %s (%s) differ\n", a, sizeOf(c.old), b, sizeOf(c.new))
+		fmt.Fprintf(&h, "Binary files %s and %s differ\n", a, b)
 	case body != "":
-		fmt.Fprintf(&h, "--- %s\n+++ %s\n", a, b)
+		fmt.Fprintf(&h, "--- %s\n+++ %s\n", endBlank(a), endBlank(b))
 	}
 	return h.String()
 }
 
-func sizeOf(e *tree.Entry) string {
-	if e == nil {
-		return "none"
+// endBlank adds the tab that ends a name with blanks, as diff(1) and git have it.
+func endBlank(name string) string {
+	if strings.Contains(name, " ") {
+		return name + "\t"
 	}
-	return turnstone.Bytes(e.Size).Human()
+	return name
+}
+
+// noLines makes the range of a text without lines one that begins at line 0, as
+// POSIX has it in the format of diff -u.
+func noLines(body string) string {
+	head, rest, ok := strings.Cut(body, "\n")
+	if !ok {
+		return body
+	}
+	head = strings.Replace(head, "@@ -1,0 ", "@@ -0,0 ", 1)
+	head = strings.Replace(head, " +1,0 @@", " +0,0 @@", 1)
+	return head + "\n" + rest
 }
 
 // gitMode is a file's mode as git has it: type and all permission bits.
