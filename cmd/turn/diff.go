@@ -26,7 +26,8 @@ func (c *diffCmd) Help() string {
 	return `Each line is a path that differs: A it was added, D deleted, M its content or its
 attributes changed, T it became something else, as a symlink, R it has another
 name and the same content. Environment and working directory come after the files.
-Timestamps are not compared.`
+Timestamps are not compared. Names with control characters are quoted.
+Patches are those of git, but for binary files, of which they say only that they differ.`
 }
 
 // Run prints what differs.
@@ -53,9 +54,9 @@ func (a *app) printDiff(d *executor.StateDiff, asJSON, patch, stat bool) error {
 			}
 			continue
 		case stat:
-			fmt.Fprintln(out, printable(f.String())+"  "+statOf(f))
+			fmt.Fprintln(out, changeLine(f)+"  "+statOf(f))
 		default:
-			fmt.Fprintln(out, printable(f.String())+what(f))
+			fmt.Fprintln(out, changeLine(f)+what(f))
 		}
 	}
 	if stat {
@@ -63,6 +64,14 @@ func (a *app) printDiff(d *executor.StateDiff, asJSON, patch, stat bool) error {
 	}
 	printEnv(out, d)
 	return out.Flush()
+}
+
+// changeLine is what happened to a path.
+func changeLine(f executor.FileChange) string {
+	if f.Status == executor.Renamed {
+		return fmt.Sprintf("%s %s -> %s", f.Status, named(f.OldPath), named(f.Path))
+	}
+	return fmt.Sprintf("%s %s", f.Status, named(f.Path))
 }
 
 // what names the attributes that changed, when it is not the content alone.
@@ -104,15 +113,15 @@ func printEnv(out io.Writer, d *executor.StateDiff) {
 	for _, e := range d.Env {
 		switch {
 		case e.Old == nil:
-			fmt.Fprintln(out, printable("A env "+e.Name+"="+*e.New))
+			fmt.Fprintln(out, "A env "+named(e.Name)+"="+named(*e.New))
 		case e.New == nil:
-			fmt.Fprintln(out, printable("D env "+e.Name+"="+*e.Old))
+			fmt.Fprintln(out, "D env "+named(e.Name)+"="+named(*e.Old))
 		default:
-			fmt.Fprintln(out, printable(fmt.Sprintf("M env %s=%s -> %s", e.Name, *e.Old, *e.New)))
+			fmt.Fprintf(out, "M env %s=%s -> %s\n", named(e.Name), named(*e.Old), named(*e.New))
 		}
 	}
 	if d.Cwd != nil {
-		fmt.Fprintln(out, printable(fmt.Sprintf("M cwd %s -> %s", d.Cwd.Old, d.Cwd.New)))
+		fmt.Fprintf(out, "M cwd %s -> %s\n", named(d.Cwd.Old), named(d.Cwd.New))
 	}
 }
 

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/tree"
@@ -37,6 +39,9 @@ func (c *hashCmd) Run(a *app) error {
 	defer stop()
 	dir, err := hostdir.Open(c.Dir)
 	if err != nil {
+		if errors.Is(err, syscall.ENOTDIR) {
+			return &exitError{exitUsage, err}
+		}
 		return &exitError{codeOf(err), err}
 	}
 	defer dir.Close()

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -34,6 +33,12 @@ type lsCmd struct {
 	JSON      bool      `name:"json" help:"Print one JSON document for each file." xor:"form"`
 }
 
+// Help is shown below the flags' summary.
+func (c *lsCmd) Help() string {
+	return `One file is one line: a name with a line break, another control character, or bytes
+that are no text is quoted, as "a\nb". --json has every name as it is.`
+}
+
 // Run lists files of a state.
 func (c *lsCmd) Run(a *app) error {
 	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
@@ -43,10 +48,10 @@ func (c *lsCmd) Run(a *app) error {
 			case c.JSON:
 				return writeLine(out, f)
 			case c.Names:
-				_, err := fmt.Fprintln(out, printable(f.Path))
+				_, err := fmt.Fprintln(out, named(f.Path))
 				return err
 			}
-			_, err := fmt.Fprintln(out, printable(fileLine(f)))
+			_, err := fmt.Fprintln(out, fileLine(f))
 			return err
 		})
 		return errors.Join(err, out.Flush())
@@ -57,32 +62,37 @@ func (c *lsCmd) Run(a *app) error {
 func fileLine(f executor.FileInfo) string {
 	target := ""
 	if f.Target != "" {
-		target = " -> " + f.Target
+		target = " -> " + named(f.Target)
 	}
 	return fmt.Sprintf("%s %5d:%-5d %10s %s %s%s", modeOf(f), f.UID, f.GID, turnstone.Bytes(f.Size).Human(),
-		f.MTime.Format(time.DateTime), f.Path, target)
+		f.MTime.Format(time.DateTime), named(f.Path), target)
 }
 
+// modeOf is type and permissions as ls -l has them: "lrwxrwxrwx", "drwxrwxrwt".
 func modeOf(f executor.FileInfo) string {
-	mode := fs.FileMode(f.Mode & 0o777)
-	for bit, m := range map[uint32]fs.FileMode{0o4000: fs.ModeSetuid, 0o2000: fs.ModeSetgid, 0o1000: fs.ModeSticky} {
-		if f.Mode&bit != 0 {
-			mode |= m
+	mode := []byte("-rwxrwxrwx")
+	if t, ok := map[string]byte{"dir": 'd', "symlink": 'l', "char": 'c', "block": 'b', "fifo": 'p'}[f.Type]; ok {
+		mode[0] = t
+	}
+	for i := range 9 {
+		if f.Mode&(1<<(8-i)) == 0 {
+			mode[1+i] = '-'
 		}
 	}
-	switch f.Type {
-	case "dir":
-		mode |= fs.ModeDir
-	case "symlink":
-		mode |= fs.ModeSymlink
-	case "char":
-		mode |= fs.ModeDevice | fs.ModeCharDevice
-	case "block":
-		mode |= fs.ModeDevice
-	case "fifo":
-		mode |= fs.ModeNamedPipe
+	for _, special := range []struct {
+		bit  uint32
+		at   int
+		sign byte
+	}{{0o4000, 3, 's'}, {0o2000, 6, 's'}, {0o1000, 9, 't'}} {
+		if f.Mode&special.bit == 0 {
+			continue
+		}
+		if mode[special.at] == '-' {
+			special.sign -= 'a' - 'A' // who has the bit may not execute it
+		}
+		mode[special.at] = special.sign
 	}
-	return fmt.Sprintf("%-10s", mode)
+	return string(mode)
 }
 
 type catCmd struct {

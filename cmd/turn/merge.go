@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 
 	"turnstone.dev/turnstone/executor"
@@ -14,7 +15,7 @@ import (
 type mergeCmd struct {
 	From string `arg:"" help:"Turn to merge: a branch, SESSION@BRANCH, SESSION@NUMBER or an ID."`
 
-	Into    string       `help:"Branch to merge into." default:"main" placeholder:"BRANCH"`
+	Into    string       `help:"Branch to merge into (default: main)." default:"main" placeholder:"BRANCH"`
 	Session string       `help:"Session, where FROM does not name it and several have such a branch." placeholder:"NAME"`
 	Ours    bool         `help:"Decide all other conflicts for the branch that is merged into." xor:"side"`
 	Theirs  bool         `help:"Decide all other conflicts for what is merged." xor:"side"`
@@ -33,7 +34,7 @@ func (c *mergeCmd) Help() string {
 (texts line by line), environment, working directory. The merge is a turn with two
 parents. If the branch has nothing of its own since then, it is only moved. With
 conflicts that nothing decides nothing is kept, and they are listed with the
-digests of their base, ours (the branch) and theirs (FROM).
+digests, or the values, of their base, ours (the branch) and theirs (FROM).
 
 PATH is a file's, "env:NAME", or "cwd". docs/merge.md has all the rules.
 
@@ -101,7 +102,7 @@ func (c *mergeCmd) Run(a *app) error {
 	case c.Receipt && rep.Receipt != "":
 		_, err = io.WriteString(a.stdout, a.clean(rep.Receipt))
 	default:
-		_, err = io.WriteString(a.stdout, mergeText(rep))
+		_, err = io.WriteString(a.stdout, mergeText(rep, c.Markers))
 	}
 	if err != nil {
 		return err
@@ -112,8 +113,8 @@ func (c *mergeCmd) Run(a *app) error {
 	return nil
 }
 
-// mergeText is what came of a merge, for people.
-func mergeText(r *executor.MergeReport) string {
+// mergeText is what came of a merge, for people; markers says that they were asked for.
+func mergeText(r *executor.MergeReport, markers bool) string {
 	var b strings.Builder
 	would := func(did, would string) string {
 		if r.DryRun {
@@ -129,7 +130,11 @@ func mergeText(r *executor.MergeReport) string {
 		fmt.Fprintf(&b, "%s %s to turn %d: there was nothing of its own to merge\n", into, would("moved", "would move"), r.Theirs.Number)
 	case executor.MergeConflicts:
 		conflictsText(&b, r.Conflicts)
-		fmt.Fprintf(&b, "%s; nothing was kept. Decide with --resolve PATH=ours or PATH=theirs, --ours, --theirs, or --markers\n", countOf(len(r.Conflicts), "conflict"))
+		ways := "--resolve PATH=ours or PATH=theirs, --ours, --theirs, or --markers"
+		if markers {
+			ways = "--resolve PATH=ours or PATH=theirs, --ours, or --theirs: there are no markers for these"
+		}
+		fmt.Fprintf(&b, "%s; nothing was kept. Decide with "+ways+"\n", countOf(len(r.Conflicts), "conflict"))
 	case executor.MergeDone:
 		if r.DryRun {
 			fmt.Fprintf(&b, "turn %d would be merged into %s: %s\n", r.Theirs.Number, into, mergeChanges(r))
@@ -137,16 +142,16 @@ func mergeText(r *executor.MergeReport) string {
 			fmt.Fprintf(&b, "turn %d: merged turn %d into %s@%s: %s\n", r.Number, r.Theirs.Number, r.Session, r.Branch, mergeChanges(r))
 		}
 		for _, p := range r.Merged {
-			fmt.Fprintf(&b, "  %s: lines merged\n", printable(p))
+			fmt.Fprintf(&b, "  %s: lines merged\n", named(p))
 		}
 		for _, n := range r.Renames {
-			fmt.Fprintf(&b, "  %s: followed to %s\n", printable(n.From), printable(n.To))
+			fmt.Fprintf(&b, "  %s: followed to %s\n", named(n.From), named(n.To))
 		}
 		for _, c := range r.Resolved {
-			fmt.Fprintf(&b, "  %s: %s, %s\n", printable(c.Path), c.Kind, c.Resolution)
+			fmt.Fprintf(&b, "  %s: %s, %s\n", named(c.Path), c.Kind, c.Resolution)
 		}
 		if r.CwdGone != "" {
-			fmt.Fprintf(&b, "  the working directory %s is not there any more: %s\n", printable(r.CwdGone), printable(r.Cwd))
+			fmt.Fprintf(&b, "  the working directory %s is not there any more: %s\n", named(r.CwdGone), named(r.Cwd))
 		}
 		if r.Diverged {
 			fmt.Fprintf(&b, "another turn has ended on %s meanwhile: this one is the head of a new branch, %s\n", r.Into, r.Branch)
@@ -165,29 +170,43 @@ func mergeChanges(r *executor.MergeReport) string {
 	return "no file changed"
 }
 
-// conflictsText lists conflicts: path, kind, and the three digests.
+// conflictsText lists conflicts: path, kind, and the three versions.
 func conflictsText(b *strings.Builder, all []merge.Conflict) {
 	for _, c := range all {
-		fmt.Fprintf(b, "%s: %s", printable(c.Path), c.Kind)
+		fmt.Fprintf(b, "%s: %s", named(c.Path), c.Kind)
 		if c.Detail != "" {
-			fmt.Fprintf(b, " (%s)", printable(c.Detail))
+			fmt.Fprintf(b, " (%s)", named(c.Detail))
 		}
 		for _, v := range []struct {
 			who, path string
 			e         *tree.Entry
 		}{{"base", c.BasePath, c.Base}, {"ours", c.OursPath, c.Ours}, {"theirs", c.TheirsPath, c.Theirs}} {
-			digest := "-"
-			if v.e != nil {
-				digest = merge.DigestOf(v.e).Short()
-			}
+			what := versionText(v.e)
 			if v.path != "" {
-				digest += " at " + printable(v.path)
+				what += " at " + named(v.path)
 			}
-			fmt.Fprintf(b, "  %s %s", v.who, digest)
+			fmt.Fprintf(b, "  %s %s", v.who, what)
 		}
 		b.WriteByte('\n')
 	}
 }
+
+// versionText is a version in short: a value or where a symlink leads, else a digest.
+func versionText(e *tree.Entry) string {
+	switch {
+	case e == nil:
+		return "-"
+	case e.Type != 0 && e.Type != tree.Symlink:
+		return merge.DigestOf(e).Short()
+	}
+	if value := []rune(e.Target); len(value) > maxValue {
+		return strconv.Quote(string(value[:maxValue])) + "…"
+	}
+	return strconv.Quote(e.Target)
+}
+
+// maxValue is how much of a value a conflict shows, in runes.
+const maxValue = 40
 
 func countOf(n int, what string) string {
 	if n == 1 {

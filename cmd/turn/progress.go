@@ -49,7 +49,7 @@ type style struct {
 // tick is how often the live line is drawn again.
 const tick = 200 * time.Millisecond
 
-// newProgress returns a progress for a document with total steps. It must be closed.
+// newProgress returns a progress for a document with total steps; 0: not known. It must be closed.
 func newProgress(out io.Writer, s style, total int) *progress {
 	p := &progress{out: out, style: s, total: total, now: time.Now, stop: make(chan struct{})}
 	if s.live && !s.quiet {
@@ -174,6 +174,9 @@ func (p *progress) Write(b []byte) (int, error) {
 }
 
 func (p *progress) title(step *document.Step) string {
+	if p.total == 0 {
+		return fmt.Sprintf("step %d %s", step.Index, printable(step.Name))
+	}
 	return fmt.Sprintf("step %d/%d %s", step.Index, p.total, printable(step.Name))
 }
 

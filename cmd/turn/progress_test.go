@@ -67,6 +67,14 @@ step 3/3 three: skipped
 	}
 }
 
+func TestProgressOfUnknownLength(t *testing.T) {
+	var out screen
+	tell(newProgress(&out, style{}, 0))
+	if got := out.String(); !strings.Contains(got, "\nstep 1 one\n") || strings.Contains(got, "/0") {
+		t.Error(got)
+	}
+}
+
 func TestProgressQuiet(t *testing.T) {
 	var out screen
 	tell(newProgress(&out, style{quiet: true, live: true, width: func() int { return 80 }}, 3))

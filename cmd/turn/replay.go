@@ -77,6 +77,9 @@ func (a *app) clean(text string) string {
 // replayText is the comparison for people.
 func replayText(rep *executor.Replay) string {
 	var b strings.Builder
+	if rep.Home != "" {
+		fmt.Fprintf(&b, "home %s belongs to no state, and was not mounted\n", printable(rep.Home))
+	}
 	if rep.Same {
 		fmt.Fprintf(&b, "turn %d: the same again: steps, outputs, files, environment\n", rep.Number)
 		if rep.FSHash != "" {
@@ -92,7 +95,7 @@ func replayText(rep *executor.Replay) string {
 		fmt.Fprintf(&b, "  %s: %s\n", s.Name, strings.Join(s.What, "; "))
 	}
 	for _, f := range rep.Changes {
-		fmt.Fprintf(&b, "  %s: %s\n", f.Path, f.What)
+		fmt.Fprintf(&b, "  %s: %s\n", named(f.Path), f.What)
 	}
 	if rep.More > 0 {
 		fmt.Fprintf(&b, "  and %d more files\n", rep.More)

@@ -26,7 +26,7 @@ type runCmd struct {
 
 	Commands bool `help:"List the commands that ran in the receipt, below each step."`
 
-	Session  string   `help:"Session to add the turn to: it begins where the last one ended. A new name begins a session." placeholder:"NAME"`
+	Session  *string  `help:"Session to add the turn to: it begins where the last one ended. A new name begins a session." placeholder:"NAME"`
 	Branch   string   `help:"Branch of the session (default: main)." placeholder:"NAME"`
 	Secret   []string `help:"Secret for the steps' environment, masked and never kept; NAME takes it from turn's own environment. May be given again." placeholder:"NAME[=VALUE]" sep:"none"`
 	Lifetime string   `help:"How long the sandbox lives: turn, or session (paused after the turn, goes on in the next)." enum:",turn,session" default:"" placeholder:"turn|session"`
@@ -57,6 +57,8 @@ func (c *runCmd) Validate() error {
 		return errors.New("-w and -o cannot be used together")
 	case c.Write && c.File == "-":
 		return errors.New("-w needs a file: standard input cannot be written")
+	case c.Session != nil && *c.Session == "":
+		return errors.New("--session: the name is empty")
 	}
 	return c.sandboxFlags.Validate()
 }
@@ -66,6 +68,9 @@ func (c *runCmd) Run(a *app) error {
 	doc, err := a.readDocument(c.File)
 	if err != nil {
 		return err
+	}
+	if c.Branch != "" && c.session() == "" && doc.Front.Session == "" {
+		return usage(errors.New("--branch needs --session: it is a session's branch"))
 	}
 	out, err := c.output(doc)
 	if err != nil {
@@ -94,11 +99,19 @@ func (c *runCmd) Run(a *app) error {
 	if err := c.deliver(a, turn, out); err != nil {
 		return &exitError{exitAborted, undelivered(h, turn, err)}
 	}
-	if named := c.Session != "" || doc.Front.Session != ""; named {
+	if named := c.session() != "" || doc.Front.Session != ""; named {
 		prepareNext(turn)
 	}
 	c.summary(a, turn)
 	return verdict(turn, err)
+}
+
+// session is the one that was named by the flag, or "".
+func (c *runCmd) session() string {
+	if c.Session == nil {
+		return ""
+	}
+	return *c.Session
 }
 
 // request makes the flags into the executor's request.
@@ -110,7 +123,7 @@ func (c *runCmd) request(doc *document.Document) (executor.Request, error) {
 	req := executor.Request{
 		Document: doc, Dir: dir, Image: c.Image, Env: c.env(), Add: transfers(c.Add), Get: transfers(c.Get),
 		Memory: c.Memory, Disk: c.Disk, Network: c.Network.pointer(), Substrate: c.Substrate, Commands: c.Commands,
-		Session: c.Session, Branch: c.Branch, Lifetime: document.Lifetime(c.Lifetime), Home: c.Home, Snapshot: document.Snapshot(c.Snapshot),
+		Session: c.session(), Branch: c.Branch, Lifetime: document.Lifetime(c.Lifetime), Home: c.Home, Snapshot: document.Snapshot(c.Snapshot),
 	}
 	if c.Timeout != nil {
 		req.Timeout = *c.Timeout
@@ -190,18 +203,22 @@ func undelivered(h *home.Home, turn *executor.Turn, err error) error {
 
 // summary ends the progress with one line about the whole turn.
 func (c *runCmd) summary(a *app, turn *executor.Turn) {
+	if turn.Diverged { // also with -q: the next turn on the old branch does not follow this one
+		defer fmt.Fprintf(a.stderr, "turn: another turn came first: this one is the head of the new branch %s\n", turn.Branch)
+	}
 	if c.Quiet {
 		return
+	}
+	which := string(turn.ID)
+	if turn.Number > 0 && turn.Session != "" && !strings.HasPrefix(turn.Session, "s_") {
+		which += fmt.Sprintf(" %s@%d (%s)", turn.Session, turn.Number, turn.Branch)
 	}
 	where := ""
 	if turn.Isolation != "" {
 		where = ", " + turn.Isolation
 	}
-	fmt.Fprintf(a.stderr, "turn %s: %s in %s%s\n", turn.ID, turn.Result,
+	fmt.Fprintf(a.stderr, "turn %s: %s in %s%s\n", which, turn.Result,
 		elapsed(time.Duration(turn.Millis)*time.Millisecond), where)
-	if turn.Diverged {
-		fmt.Fprintf(a.stderr, "turn: another turn came first: this one is the head of the new branch %s\n", turn.Branch)
-	}
 	if a.verbose > 0 {
 		for _, ph := range turn.Phases {
 			fmt.Fprintf(a.stderr, "  %-12s %s\n", ph.Name, time.Duration(ph.Micros)*time.Microsecond)
@@ -252,7 +269,7 @@ func (a *app) readDocument(path string) (*document.Document, error) {
 
 // warnNoSteps tells of a document that would pass because nothing in it runs.
 func (a *app) warnNoSteps(name string) {
-	fmt.Fprintf(a.stderr, "turn: %s has no steps: what runs is in fenced blocks called bash or sh\n", name)
+	fmt.Fprintf(a.stderr, "turn: %s has no steps: what runs is in fenced blocks called bash or sh\n", named(name))
 }
 
 func unreadable(name string, err error) error {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"strconv"
+	"strings"
 	"unicode"
 	"unicode/utf8"
 
@@ -120,4 +121,14 @@ func printable(text string) string {
 		}
 	}
 	return string(out)
+}
+
+// named is a file's name, or another word of a sandbox's, on one line: as it is, or
+// quoted like a string in Go when it has what does not show itself, or when it
+// could be taken for one that is quoted.
+func named(name string) string {
+	if !utf8.ValidString(name) || strings.HasPrefix(name, `"`) || strings.ContainsFunc(name, func(r rune) bool { return !visible(r) }) {
+		return strconv.Quote(name)
+	}
+	return name
 }

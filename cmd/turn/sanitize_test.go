@@ -53,6 +53,16 @@ func TestPrintable(t *testing.T) {
 	}
 }
 
+func TestNamed(t *testing.T) {
+	for name, want := range map[string]string{
+		"/a b/ä": "/a b/ä", "/a\nb": `"/a\nb"`, "/\x1b[2J": `"/\x1b[2J"`, "/\xff": `"/\xff"`, "/\u202ex": `"/\u202ex"`, `"q"`: `"\"q\""`, `/a"b`: `/a"b`,
+	} {
+		if got := named(name); got != want {
+			t.Errorf("%q: got %s, want %s", name, got, want)
+		}
+	}
+}
+
 func FuzzSanitizer(f *testing.F) {
 	f.Add([]byte("a\x1b[31mb\x1b]52;c;x\x07\xc3"), 3)
 	f.Fuzz(func(t *testing.T, in []byte, cut int) {

@@ -265,6 +265,9 @@ func (c *sessionImportCmd) Run(a *app) error {
 	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
 		rep, err := x.Import(ctx, executor.ImportRequest{As: c.As}, in)
 		if err != nil {
+			if c.File != "-" {
+				err = fmt.Errorf("%s: %w", c.File, err)
+			}
 			return err
 		}
 		if c.JSON {

@@ -1,0 +1,58 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/merge"
+	"turnstone.dev/turnstone/tree"
+)
+
+func TestModes(t *testing.T) {
+	for want, f := range map[string]executor.FileInfo{
+		"lrwxrwxrwx": {Type: "symlink", Mode: 0o777}, "drwxrwxrwt": {Type: "dir", Mode: 0o1777}, "drwxrwx--T": {Type: "dir", Mode: 0o1770},
+		"-rwsr-xr-x": {Type: "file", Mode: 0o4755}, "-rwSr--r--": {Type: "file", Mode: 0o4644}, "-rwxr-sr-x": {Type: "file", Mode: 0o2755},
+		"crw-rw----": {Type: "char", Mode: 0o660}, "prw-------": {Type: "fifo", Mode: 0o600},
+	} {
+		if got := modeOf(f); got != want {
+			t.Errorf("%+v: got %s, want %s", f, got, want)
+		}
+	}
+}
+
+// TestNamesInLines: one file is one line, whatever it is called.
+func TestNamesInLines(t *testing.T) {
+	evil := "/a\n\x1b[2Jb"
+	for _, line := range []string{
+		fileLine(executor.FileInfo{Path: evil, Target: evil}),
+		changeLine(executor.FileChange{Status: executor.Renamed, Path: evil, OldPath: evil}),
+		changeLine(executor.FileChange{Status: executor.Added, Path: evil}),
+		replayText(&executor.Replay{Changes: []executor.FileDifference{{Path: evil, What: "differs"}}}),
+	} {
+		if strings.Contains(line, evil) || strings.Contains(line, "\x1b") || !strings.Contains(line, `"/a\n\x1b[2Jb"`) {
+			t.Errorf("%q", line)
+		}
+	}
+}
+
+// TestConflictsShowValues: of a variable and of a symlink the value, not its digest.
+func TestConflictsShowValues(t *testing.T) {
+	value := func(v string, typ tree.Type) *tree.Entry { return &tree.Entry{Attr: tree.Attr{Type: typ, Target: v}} }
+	r := &executor.MergeReport{Outcome: executor.MergeConflicts, Conflicts: []merge.Conflict{
+		{Path: "env:A", Kind: merge.KindEnv, Ours: value("one\n", 0), Theirs: value(strings.Repeat("x", 100), 0)},
+		{Path: "/l", Kind: merge.KindSymlink, Base: value("b", tree.Symlink), Ours: value("o", tree.Symlink), Theirs: value("t", tree.Symlink)},
+	}}
+	got := mergeText(r, true)
+	for _, want := range []string{`base -  ours "one\n"  theirs "` + strings.Repeat("x", 40) + `"…`, `base "b"  ours "o"  theirs "t"`} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%s is not in\n%s", want, got)
+		}
+	}
+	if strings.Contains(got, "--markers") {
+		t.Errorf("proposes what was given:\n%s", got)
+	}
+	if got := mergeText(r, false); !strings.Contains(got, "--markers") {
+		t.Errorf("does not propose markers:\n%s", got)
+	}
+}
