@@ -123,6 +123,24 @@ func TestGCBesideTurns(t *testing.T) {
 	}
 }
 
+// What two sessions have in common counts for both.
+func TestUsageOfTheSame(t *testing.T) {
+	p := newPast(t)
+	files := map[string]string{}
+	for i := range 50 {
+		files[fmt.Sprintf("/dir%d/of/some/depth/file", i)] = fmt.Sprint(i)
+	}
+	for _, name := range []string{"a", "b", "c"} {
+		p.turn(p.session(name), "main", texts(files)...)
+	}
+	u := ok[*Usage](t)(p.x.Usage(t.Context()))
+	for _, su := range u.Sessions {
+		if su.Unique < 0 || su.Shared < su.Unique || su.Unique+su.Shared != su.Logical || su.Logical < u.Sessions[0].Logical-1000 {
+			t.Errorf("%+v", su)
+		}
+	}
+}
+
 func TestFsckAndUsage(t *testing.T) {
 	p := newPast(t)
 	ctx := t.Context()

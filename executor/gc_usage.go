@@ -103,7 +103,7 @@ func (c *usageCount) add(i int, d turnstone.Digest, size int64) bool {
 		c.shared[i] += o.size
 		o.many, o.last = true, i
 	}
-	c.logical[i] += size
+	c.logical[i] += o.size
 	c.owners[d] = o
 	return true
 }
