@@ -136,22 +136,20 @@ func (r *run) readDisk(ctx context.Context, s *Sandbox, l *left, f *frozen, d di
 	if err != nil {
 		return err
 	}
-	fs, err := ext4.Open(d, int64(r.plan.shape.Disk))
-	if err != nil {
-		return err
+	opts := layer.Options{Skip: func(path string) bool { return slices.Contains(identityFiles, path) }}
+	if r.plan.secrets != nil { // looked through first: nothing of a value may get as far as a pack
+		leaks := &leakWatch{secrets: r.plan.secrets}
+		watched := opts
+		watched.Inspect, watched.Check = leaks.inspect, leaks.check
+		_, _, err := r.apply(ctx, hashOnly{tree.NewHasher(), l.batch}, base, f, d, watched)
+		if err == nil {
+			err = leaks.found()
+		}
+		if err != nil {
+			return err
+		}
 	}
-	upper, err := fs.Lookup(f.upper)
-	if err != nil {
-		return err
-	}
-	leaks := &leakWatch{secrets: r.plan.secrets}
-	ref, stats, err := layer.Apply(ctx, l.batch, base, upper, layer.Options{
-		Skip:    func(path string) bool { return slices.Contains(identityFiles, path) },
-		Inspect: leaks.inspect, Check: leaks.check,
-	})
-	if err == nil {
-		err = leaks.found()
-	}
+	ref, stats, err := r.apply(ctx, l.batch, base, f, d, opts)
 	if err != nil {
 		return err
 	}
@@ -173,6 +171,30 @@ func (r *run) readDisk(ctx context.Context, s *Sandbox, l *left, f *frozen, d di
 	}
 	l.state, err = l.batch.Put(ctx, b)
 	return err
+}
+
+// apply puts what is on the disk on the tree base.
+func (r *run) apply(ctx context.Context, w tree.Writer, base tree.Ref, f *frozen, d disk, opts layer.Options) (tree.Ref, layer.Stats, error) {
+	fs, err := ext4.Open(d, int64(r.plan.shape.Disk))
+	if err != nil {
+		return tree.Ref{}, layer.Stats{}, err
+	}
+	upper, err := fs.Lookup(f.upper)
+	if err != nil {
+		return tree.Ref{}, layer.Stats{}, err
+	}
+	return layer.Apply(ctx, w, base, upper, opts)
+}
+
+// hashOnly keeps nothing of what is put, and gets what others have.
+type hashOnly struct {
+	*tree.Hasher
+	have tree.Getter
+}
+
+// Get implements tree.Getter.
+func (h hashOnly) Get(ctx context.Context, d turnstone.Digest) ([]byte, error) {
+	return h.have.Get(ctx, d)
 }
 
 // layerOf is what the turn itself changed. A machine that went on has more than
