@@ -51,10 +51,12 @@ build: ## build bin/turn
 run: setup build ## set up, build, and run examples/weather.md
 	bin/turn run examples/weather.md
 
+# The scripts that start machines run without the race detector, which makes each of their
+# many processes slow: what runs together in one, the tests of its package run with it.
 .PHONY: test
 test: setup-tests build check ## set up, build, and run every test; as root, the tests with machines also as an ordinary user
 	$(GO) test -race -timeout $(TIMEOUT) -skip '^TestMachineScript$$' ./...
-	$(GO) test -timeout $(TIMEOUT) -run '^TestMachineScript$$' ./cmd/turn # each command of a script is a process: what runs together in it, its packages' tests race
+	$(GO) test -timeout $(TIMEOUT) -run '^TestMachineScript$$' ./cmd/turn
 	@scripts/test-as-user
 
 .PHONY: check

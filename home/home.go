@@ -5,6 +5,12 @@
 //	templates/   root images, one folder per spec digest
 //	snapshots/   memory snapshots, one folder per key
 //	sandboxes/   sandboxes that stay, one folder each; and scratch disks, which have no names
+//	store/       objects of the context store: packs (blobs/), their index, locks
+//	context.db   sessions, branches, turns
+//	leases/      a lock for each turn that runs
+//	images/      what sandboxes mount below their disks; a cache
+//	homes/       persistent home directories, a disk each
+//	machines/    which sandbox is the machine of a session's branch
 //	turns/       receipts and kept outputs, one folder per turn
 //	cache/       verdicts that are costly to find out, as whether KVM works
 package home
