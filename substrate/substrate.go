@@ -15,12 +15,14 @@ import (
 // A Machine is everything that a sandbox starts from: the read-only inputs, all
 // of them named by digest, and the shape.
 type Machine struct {
-	Kernel       string           // path of an ELF vmlinux or a bzImage
-	KernelDigest turnstone.Digest // of the file at Kernel
-	Initramfs    string           // path of the initramfs with the agent as /init
-	InitDigest   turnstone.Digest // of the file at Initramfs; covers the agent and its modules
-	Root         string           // path of the template's read-only root image (EROFS)
-	RootDigest   turnstone.Digest // of the file at Root
+	Kernel       string                 // path of an ELF vmlinux or a bzImage; see OwnKernel
+	KernelDigest turnstone.Digest       // of the file at Kernel
+	Initramfs    string                 // path of the initramfs with the agent as /init; see OwnKernel
+	InitDigest   turnstone.Digest       // of the file at Initramfs; covers the agent and its modules
+	Agent        func() ([]byte, error) // the agent's static program, for substrates without an initramfs
+	AgentDigest  turnstone.Digest       // of what Agent returns
+	Root         string                 // path of the template's read-only root image (EROFS)
+	RootDigest   turnstone.Digest       // of the file at Root
 	Shape        turnstone.Shape
 
 	// Layers are the paths of read-only images (EROFS) that Restore puts into the
@@ -73,6 +75,21 @@ type Sandbox interface {
 	// Close ends the machine at once and frees all it holds. It may be called
 	// more than once, and from any goroutine.
 	Close() error
+}
+
+// An OwnKernel is a Substrate that brings the kernel of its sandboxes: it needs
+// neither Kernel nor Initramfs of a Machine, and starts Agent instead.
+type OwnKernel interface {
+	OwnKernel()
+}
+
+// A Networker is a Sandbox whose network card, when its shape has one, ends at the
+// host. For others the agent carries the frames: see Sandbox.network of the wire.
+type Networker interface {
+	// Frames is the card's other end: Ethernet frames, each after its length in four
+	// bytes, big-endian (QEMU's -netdev stream). There is one, and it belongs to the
+	// caller; nil when the machine has no card. It ends with the machine.
+	Frames() io.ReadWriteCloser
 }
 
 // A Pauser can stop a sandbox's CPUs and let them go on.

@@ -1,0 +1,101 @@
+// Package network is the outside of a sandbox's network card: a router, a name
+// server and a firewall in user space, with no interface on the host and no rights.
+// It reads the guest's Ethernet frames, which are an attacker's input, and opens
+// ordinary connections of the host for what the policy allows.
+package network
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/netip"
+	"time"
+)
+
+// The addresses of every sandbox's network, which no other sandbox is on.
+const (
+	GuestAddress = "10.0.2.15/24"
+	Gateway      = "10.0.2.2"
+	DNS          = "10.0.2.3"
+)
+
+// MTU of the guest's card, in bytes.
+const MTU = 1500
+
+// A Policy says what a guest may reach. The zero Policy is the default of
+// "network: on": every public address, and nothing else.
+type Policy struct {
+	// Only says that what Allow does not name is refused; else Allow opens further
+	// addresses (private ranges) beside the public ones.
+	Only  bool
+	Allow []Rule
+	Deny  []Rule // wins over Allow
+}
+
+// A Rule names hosts or addresses, and maybe one port: "api.example.com",
+// "*.example.org:443", "10.0.0.0/8", "192.0.2.1:5432".
+type Rule struct {
+	Name   string       // lower case, without a final dot; "*." first: any name below it; empty: Prefix counts
+	Prefix netip.Prefix // valid when Name is empty
+	Port   uint16       // 0: all
+}
+
+// A Dialer opens the host's side of a connection; network is "tcp" or "udp".
+type Dialer interface {
+	DialContext(ctx context.Context, network, address string) (net.Conn, error)
+}
+
+// A Resolver answers names with addresses.
+type Resolver interface {
+	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
+}
+
+// An Interceptor may take a connection that the policy allows away from the host's
+// dialer: to record it, to replay it, or to put a credential into what is sent. name
+// is the host that the guest said it wants (TLS server name, HTTP host, or the name
+// it had resolved the address from), or empty.
+type Interceptor interface {
+	// Intercept serves guest until its end and reports true; or reports false at once.
+	Intercept(ctx context.Context, guest net.Conn, to netip.AddrPort, name string) bool
+}
+
+// An Observer is told what happens on the network. Its methods are called from many
+// goroutines and must not block.
+type Observer interface {
+	// Refused tells of a connection or a lookup that the policy, or a limit, ended.
+	Refused(Refusal)
+	// Closed tells of a connection that has ended, with its bytes.
+	Closed(Connection)
+}
+
+// A Refusal is something that a guest was not let do.
+type Refusal struct {
+	At       time.Time
+	Protocol string // "tcp", "udp", "dns", "icmp"
+	Host     string // the name, where one is known
+	Address  netip.AddrPort
+	Reason   string // one line, as "not in allow", "private address"
+}
+
+// A Connection is one that was allowed.
+type Connection struct {
+	Start, End time.Time
+	Protocol   string
+	Host       string
+	Address    netip.AddrPort
+	Sent       int64 // bytes that the guest sent
+	Received   int64 // bytes that the guest got
+}
+
+// Options are what a Stack is made with.
+type Options struct {
+	Policy      Policy
+	Observer    Observer    // may be nil
+	Interceptor Interceptor // may be nil
+	Dialer      Dialer      // nil: the host's own
+	Resolver    Resolver    // nil: the host's own
+}
+
+// frames is what a Stack serves: Ethernet frames, each after its length in four
+// bytes, big-endian (QEMU's -netdev stream).
+type frames = io.ReadWriteCloser
