@@ -21,6 +21,7 @@ const (
 	MethodSandboxConfigure         = "Sandbox.configure"
 	MethodSandboxSuspend           = "Sandbox.suspend"
 	MethodSandboxRenew             = "Sandbox.renew"
+	MethodSandboxNetwork           = "Sandbox.network"
 	MethodSandboxGetVersion        = "Sandbox.getVersion"
 	MethodSandboxGetStats          = "Sandbox.getStats"
 	MethodProcessStart             = "Process.start"
@@ -50,6 +51,7 @@ const (
 	MethodStateGetSession          = "State.getSession"
 	MethodStateSetSession          = "State.setSession"
 	MethodStateFreeze              = "State.freeze"
+	MethodStateExport              = "State.export"
 	MethodStateThaw                = "State.thaw"
 	MethodTraceEnable              = "Trace.enable"
 	MethodTraceDisable             = "Trace.disable"
@@ -489,6 +491,51 @@ func (c *Conn) SandboxRenew(ctx context.Context, p *SandboxRenewParams) (*Sandbo
 	return &r, nil
 }
 
+// SandboxNetworkParams are the parameters of Sandbox.network.
+type SandboxNetworkParams struct {
+	// The card's address, as 52:54:00:12:34:56.
+	MAC string `json:"mac"`
+	// Bytes in one packet; 0: 1500.
+	MTU int64 `json:"mtu,omitempty"`
+	// What the card is configured as. The name servers go into /etc/resolv.conf.
+	Network SandboxNetwork `json:"network"`
+	// Brings the frames for the sandbox.
+	In StreamID `json:"in"`
+	// Takes the sandbox's frames.
+	Out StreamID `json:"out"`
+}
+
+func (p *SandboxNetworkParams) streams() (receive, send []StreamID) {
+	if p.In != 0 {
+		receive = append(receive, p.In)
+	}
+	if p.Out != 0 {
+		send = append(send, p.Out)
+	}
+	return receive, send
+}
+
+// SandboxNetworkResult is the result of Sandbox.network.
+type SandboxNetworkResult struct {
+	// The device's name.
+	Interface string `json:"interface"`
+}
+
+// SandboxNetwork calls Sandbox.network. Gives the sandbox a network card whose other end
+// is the two streams: for a machine that has no card of its own. The agent makes a TAP
+// device, configures it, answers, and then carries Ethernet frames until either stream or
+// the connection ends; the device stays, without a carrier. Each frame comes after its
+// length in four bytes, big-endian, as QEMU's -netdev stream has it. Frames that the host
+// does not take in time are lost, as on any wire. A second call takes the device over, as
+// after Sandbox.renew.
+func (c *Conn) SandboxNetwork(ctx context.Context, p *SandboxNetworkParams) (*SandboxNetworkResult, error) {
+	var r SandboxNetworkResult
+	if err := c.Call(ctx, MethodSandboxNetwork, p, &r); err != nil {
+		return nil, err
+	}
+	return &r, nil
+}
+
 // SandboxGetVersionResult is the result of Sandbox.getVersion.
 type SandboxGetVersionResult struct {
 	// Of this description.
@@ -551,6 +598,13 @@ type SandboxServer interface {
 	// of it, and then it lets the processes go on; or at any time, as after a long pause.
 	// What is absent stays as it is.
 	Renew(ctx context.Context, c *Conn, p *SandboxRenewParams) (*SandboxRenewResult, error)
+	// Gives the sandbox a network card whose other end is the two streams: for a machine that
+	// has no card of its own. The agent makes a TAP device, configures it, answers, and then
+	// carries Ethernet frames until either stream or the connection ends; the device stays,
+	// without a carrier. Each frame comes after its length in four bytes, big-endian, as
+	// QEMU's -netdev stream has it. Frames that the host does not take in time are lost, as
+	// on any wire. A second call takes the device over, as after Sandbox.renew.
+	Network(ctx context.Context, c *Conn, p *SandboxNetworkParams) (*SandboxNetworkResult, error)
 	// What answers.
 	GetVersion(ctx context.Context, c *Conn) (*SandboxGetVersionResult, error)
 	// What the guest uses.
@@ -575,6 +629,12 @@ func RegisterSandbox(d *Dispatcher, s SandboxServer) {
 		new: func() any { return new(SandboxRenewParams) },
 		call: func(ctx context.Context, c *Conn, p any) (any, error) {
 			return s.Renew(ctx, c, p.(*SandboxRenewParams))
+		},
+	})
+	d.handle(MethodSandboxNetwork, entry{
+		new: func() any { return new(SandboxNetworkParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return s.Network(ctx, c, p.(*SandboxNetworkParams))
 		},
 	})
 	d.handle(MethodSandboxGetVersion, entry{
@@ -1903,6 +1963,41 @@ func (c *Conn) StateFreeze(ctx context.Context) (*StateFreezeResult, error) {
 	return &r, nil
 }
 
+// StateExportParams are the parameters of State.export.
+type StateExportParams struct {
+	// Takes the tar stream.
+	Stream StreamID `json:"stream"`
+}
+
+func (p *StateExportParams) streams() (receive, send []StreamID) {
+	if p.Stream != 0 {
+		send = append(send, p.Stream)
+	}
+	return receive, send
+}
+
+// StateExportResult is the result of State.export.
+type StateExportResult struct {
+	// How many entries there were.
+	Entries int64 `json:"entries"`
+}
+
+// StateExport calls State.export. After State.freeze, packs what the upper directory
+// holds as a tar stream with extended headers (PAX), for a machine whose disk the host
+// cannot read. It has what an overlay keeps there: whiteouts as character devices 0/0,
+// opaque directories by their attribute trusted.overlay.opaque, all extended attributes
+// as SCHILY.xattr records, hard links, devices; no sockets. The first entry is the
+// directory itself, "./". Of a file with holes only the data is sent: the record
+// TURNSTONE.sparse lists offset and length of each part, TURNSTONE.size is the file's
+// size. A stream without a tar's end, two blocks of zeros, was cut off.
+func (c *Conn) StateExport(ctx context.Context, p *StateExportParams) (*StateExportResult, error) {
+	var r StateExportResult
+	if err := c.Call(ctx, MethodStateExport, p, &r); err != nil {
+		return nil, err
+	}
+	return &r, nil
+}
+
 // StateThaw calls State.thaw. Ends State.freeze: the disks take writes again. The
 // processes stay dead.
 func (c *Conn) StateThaw(ctx context.Context) error { return c.Call(ctx, MethodStateThaw, nil, nil) }
@@ -1920,6 +2015,15 @@ type StateServer interface {
 	// wait, and processes cannot be relied on; State.getSession is answered. A caller bounds
 	// the time itself: a guest need not obey.
 	Freeze(ctx context.Context, c *Conn) (*StateFreezeResult, error)
+	// After State.freeze, packs what the upper directory holds as a tar stream with extended
+	// headers (PAX), for a machine whose disk the host cannot read. It has what an overlay
+	// keeps there: whiteouts as character devices 0/0, opaque directories by their attribute
+	// trusted.overlay.opaque, all extended attributes as SCHILY.xattr records, hard links,
+	// devices; no sockets. The first entry is the directory itself, "./". Of a file with
+	// holes only the data is sent: the record TURNSTONE.sparse lists offset and length of
+	// each part, TURNSTONE.size is the file's size. A stream without a tar's end, two blocks
+	// of zeros, was cut off.
+	Export(ctx context.Context, c *Conn, p *StateExportParams) (*StateExportResult, error)
 	// Ends State.freeze: the disks take writes again. The processes stay dead.
 	Thaw(ctx context.Context, c *Conn) error
 }
@@ -1942,6 +2046,12 @@ func RegisterState(d *Dispatcher, s StateServer) {
 		new: func() any { return new(struct{}) },
 		call: func(ctx context.Context, c *Conn, _ any) (any, error) {
 			return s.Freeze(ctx, c)
+		},
+	})
+	d.handle(MethodStateExport, entry{
+		new: func() any { return new(StateExportParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return s.Export(ctx, c, p.(*StateExportParams))
 		},
 	})
 	d.handle(MethodStateThaw, entry{

@@ -286,7 +286,7 @@ func goName(name string) string {
 	var b strings.Builder
 	for _, w := range words {
 		switch l := strings.ToLower(w); l {
-		case "id", "pid", "url", "oom", "uid", "gid", "dns", "ttl", "fd":
+		case "id", "pid", "url", "oom", "uid", "gid", "dns", "mac", "mtu", "ttl", "fd":
 			b.WriteString(strings.ToUpper(w))
 		case "ids", "pids", "cpus":
 			b.WriteString(strings.ToUpper(l[:len(l)-1]) + "s")
