@@ -16,6 +16,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/kvm"
 )
 
 // probeLimit is how long a guest may take to prove KVM. With KVM that works it
@@ -27,6 +28,7 @@ type Verdict struct {
 	Usable bool      `json:"usable"`
 	Reason string    `json:"reason"`
 	Proven bool      `json:"proven"` // a guest was started to find out, here or in an earlier run
+	Known  bool      `json:"-"`      // asking again with a machine changes nothing
 	Denied bool      `json:"-"`      // the device is there, and may not be opened by those who run QEMU
 	When   time.Time `json:"when"`
 }
@@ -64,7 +66,7 @@ type remembered struct {
 // ten seconds, and remembered until QEMU, the host's kernel or its CPU change.
 func (s *Substrate) KVM(ctx context.Context, probe *substrate.Machine) Verdict {
 	if err := mayOpen("/dev/kvm", unprivileged()); err != nil {
-		return Verdict{Reason: err.Error(), Denied: errors.Is(err, fs.ErrPermission)}
+		return Verdict{Reason: err.Error(), Known: true, Denied: errors.Is(err, fs.ErrPermission)}
 	}
 	var u unix.Utsname
 	_ = unix.Uname(&u)
@@ -72,7 +74,12 @@ func (s *Substrate) KVM(ctx context.Context, probe *substrate.Machine) Verdict {
 	path := s.home.Path("cache", "kvm.json")
 	var known remembered
 	if b, err := os.ReadFile(path); err == nil && json.Unmarshal(b, &known) == nil && known.Host == host {
+		known.Known = true
 		return known.Verdict
+	}
+	if err := kvm.Try("/dev/kvm"); errors.Is(err, kvm.ErrEmulated) {
+		// Not remembered: it is found out again in less time than a file takes.
+		return Verdict{Reason: err.Error(), Proven: true, Known: true, When: time.Now().UTC()}
 	}
 	if probe == nil {
 		return Verdict{Reason: "not proven yet"}
@@ -96,7 +103,7 @@ func (s *Substrate) prove(ctx context.Context, m substrate.Machine) (Verdict, er
 		return Verdict{}, err
 	}
 	defer func() { _ = vm.Close() }()
-	v := Verdict{Proven: true, When: time.Now().UTC()}
+	v := Verdict{Proven: true, Known: true, When: time.Now().UTC()}
 	err = vm.wait(ctx, vm.ready, probeLimit)
 	switch {
 	case ctx.Err() != nil:

@@ -93,6 +93,9 @@ func (s *Substrate) Isolation() string {
 	return "microvm (" + strings.ToUpper(string(s.accel)) + ")"
 }
 
+// Accelerated tells whether guests run under KVM.
+func (s *Substrate) Accelerated() bool { return s.accel == accelKVM }
+
 // Boot implements substrate.Substrate.
 func (s *Substrate) Boot(ctx context.Context, m substrate.Machine) (substrate.Sandbox, error) {
 	vm, err := s.bootFresh(ctx, m)
