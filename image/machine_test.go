@@ -13,6 +13,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/turntest"
+	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/substrate/qemu"
 	"turnstone.dev/turnstone/substrate/substratetest"
 	"turnstone.dev/turnstone/tree"
@@ -71,7 +72,7 @@ func TestInTheGuest(t *testing.T) {
 	if len(machine.Layers) != 3 {
 		t.Fatalf("layers: %q", machine.Layers)
 	}
-	network := wire.SandboxNetwork{Address: qemu.GuestAddress, Gateway: qemu.GuestGateway, DNS: []string{qemu.GuestDNS}}
+	network := wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway, DNS: []string{network.DNS}}
 	_, client := substratetest.Clone(t, s, machine, &network)
 	out, exit := substratetest.Shell(t, client, listScript)
 	if exit.ExitCode != 0 {

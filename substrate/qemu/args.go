@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/network"
 )
 
 // The descriptors that QEMU inherits. It is given no path to open: what it may
@@ -13,6 +14,7 @@ const (
 	fdQMP     = 3 + iota // control socket
 	fdAgent              // the virtio-serial port's socket
 	fdConsole            // the serial console's socket
+	fdNet                // the network card's socket; only for a shape with a network
 	fdRAM                // the guest's memory
 	fdRoot               // root image, read-only
 	fdScratch            // the disk that takes the writes
@@ -20,13 +22,6 @@ const (
 	fdInitramfs // only for a boot
 	fdHome      // only for a restore
 	fdLayers    // the first layer's; only for a restore
-)
-
-// Static addresses of QEMU's user-mode network: the documented defaults.
-const (
-	GuestAddress = "10.0.2.15/24"
-	GuestGateway = "10.0.2.2"
-	GuestDNS     = "10.0.2.3"
 )
 
 const (
@@ -71,7 +66,7 @@ func kernelArgs(a accel, shape turnstone.Shape) string {
 		args = append(args, "norandmaps")
 	}
 	if shape.Network {
-		args = append(args, "turnstone.net="+GuestAddress+","+GuestGateway+","+GuestDNS)
+		args = append(args, "turnstone.net="+network.GuestAddress+","+network.Gateway+","+network.DNS)
 	}
 	return strings.Join(args, " ")
 }
@@ -105,7 +100,7 @@ func arguments(a accel, shape turnstone.Shape, restore bool, in disks) []string 
 	args = append(args,
 		"-kernel", fmt.Sprintf("/proc/self/fd/%d", fdKernel))
 	if shape.Network {
-		args = append(args, "-netdev", "user,id=net,ipv6=off", "-device", "virtio-net-pci,netdev=net,romfile=")
+		args = append(args, "-netdev", fmt.Sprintf("stream,id=net,server=off,addr.type=fd,addr.str=%d", fdNet), "-device", "virtio-net-pci,netdev=net,romfile=")
 	}
 	if restore {
 		return append(args, "-incoming", "defer")

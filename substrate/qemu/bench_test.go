@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -80,7 +81,7 @@ func clone(h *home.Home) (*machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	vm, err := start(binary, arguments(man.Identity.Accel, man.Identity.Shape, true, disks{}), f)
+	vm, err := start(binary, arguments(man.Identity.Accel, man.Identity.Shape, true, disks{}), f, man.Identity.Shape.Network)
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +94,7 @@ func clone(h *home.Home) (*machine, error) {
 	return vm, err
 }
 
-var benchNetwork = wire.SandboxNetwork{Address: GuestAddress, Gateway: GuestGateway, DNS: []string{GuestDNS}}
+var benchNetwork = wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway, DNS: []string{network.DNS}}
 
 func runTrue(vm *machine) error {
 	link, err := wire.NewLink(vm.agent, true)

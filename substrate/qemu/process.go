@@ -48,6 +48,7 @@ type machine struct {
 	id      turnstone.SandboxID
 	mon     *monitor
 	agent   net.Conn
+	card    net.Conn // the host's end of the network card; nil when there is none
 	process *os.Process
 	console tail
 	stderr  tail
@@ -63,7 +64,7 @@ type machine struct {
 }
 
 // start runs QEMU. It takes ownership of f's files.
-func start(binary string, args []string, f files) (*machine, error) {
+func start(binary string, args []string, f files, card bool) (*machine, error) {
 	defer f.close()
 	m := &machine{id: turnstone.NewSandboxID(), done: make(chan struct{}), ready: make(chan struct{})}
 	m.console.limit, m.stderr.limit = 16<<10, 8<<10
@@ -71,23 +72,30 @@ func start(binary string, args []string, f files) (*machine, error) {
 	if m.scratch, err = dup(f.scratch); err != nil {
 		return nil, err
 	}
-	if err := m.run(binary, args, f); err != nil {
+	if err := m.run(binary, args, f, card); err != nil {
 		_ = m.scratch.Close()
 		return nil, err
 	}
 	return m, nil
 }
 
-// run starts the process, with one end of each of its sockets.
-func (m *machine) run(binary string, args []string, f files) error {
+// run starts the process, with one end of each of its sockets. card says whether
+// there is one for a network card.
+func (m *machine) run(binary string, args []string, f files, card bool) error {
 	var theirs []*os.File
-	ours := make([]net.Conn, 3)
+	ours := make([]net.Conn, 4) // by descriptor, from fdQMP on
 	defer func() {
 		for _, t := range theirs {
-			_ = t.Close()
+			if t != nil {
+				_ = t.Close()
+			}
 		}
 	}()
 	for i := range ours {
+		if fdQMP+i == fdNet && !card {
+			theirs = append(theirs, nil)
+			continue
+		}
 		conn, file, err := socketpair()
 		if err != nil {
 			closeAll(ours)
@@ -101,7 +109,7 @@ func (m *machine) run(binary string, args []string, f files) error {
 	cmd.Dir = "/"
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true, Credential: unprivileged()}
-	m.agent = ours[1]
+	m.agent, m.card = ours[1], ours[fdNet-fdQMP]
 	if err := m.spawn(cmd); err != nil {
 		closeAll(ours)
 		return err
@@ -139,6 +147,9 @@ func (m *machine) ended(wait error) {
 		m.err = m.explain(wait)
 	}
 	_ = m.agent.Close()
+	if m.card != nil {
+		_ = m.card.Close()
+	}
 	close(m.done)
 }
 
@@ -242,7 +253,16 @@ func (m *machine) readConsole(conn net.Conn) {
 func (m *machine) ID() turnstone.SandboxID   { return m.id }
 func (m *machine) Agent() io.ReadWriteCloser { return m.agent }
 func (m *machine) Scratch() string           { return scratchSerial }
-func (m *machine) Done() <-chan struct{}     { return m.done }
+
+// Frames implements substrate.Networker.
+func (m *machine) Frames() io.ReadWriteCloser {
+	if m.card == nil {
+		return nil
+	}
+	return m.card
+}
+
+func (m *machine) Done() <-chan struct{} { return m.done }
 
 // PID is QEMU's process id, for measurements.
 func (m *machine) PID() int { return m.process.Pid }

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"strconv"
 	"strings"
 	"time"
 
@@ -98,6 +99,9 @@ func (s *Substrate) Accelerated() bool { return s.accel == accelKVM }
 
 // Boot implements substrate.Substrate.
 func (s *Substrate) Boot(ctx context.Context, m substrate.Machine) (substrate.Sandbox, error) {
+	if err := s.hasCard(m.Shape); err != nil {
+		return nil, err
+	}
 	vm, err := s.bootFresh(ctx, m)
 	if err != nil {
 		return nil, err
@@ -137,6 +141,9 @@ func (s *Substrate) bootFresh(ctx context.Context, m substrate.Machine) (*machin
 
 // Restore implements substrate.Substrate.
 func (s *Substrate) Restore(ctx context.Context, m substrate.Machine) (substrate.Sandbox, error) {
+	if err := s.hasCard(m.Shape); err != nil {
+		return nil, err
+	}
 	snap, err := s.ensureSnapshot(ctx, m, s.identity(m))
 	if err != nil {
 		return nil, s.wrap(err)
@@ -164,7 +171,7 @@ func (s *Substrate) launch(ctx context.Context, m substrate.Machine, f files, st
 	}
 	defer func() { _ = r.Close() }()
 	args := arguments(s.accel, m.Shape, true, disks{len(m.Layers), m.Home != ""})
-	vm, err := start(s.binary, append(args, more...), f)
+	vm, err := start(s.binary, append(args, more...), f, m.Shape.Network)
 	if err != nil {
 		_ = w.Close()
 		l.close()
@@ -238,7 +245,7 @@ func (s *Substrate) boot(m substrate.Machine, ram, scratch *os.File) (*machine, 
 		f.close()
 		return nil, s.wrap(err)
 	}
-	vm, err := start(s.binary, append(arguments(s.accel, m.Shape, false, disks{}), s.more...), f)
+	vm, err := start(s.binary, append(arguments(s.accel, m.Shape, false, disks{}), s.more...), f, m.Shape.Network)
 	if err != nil {
 		l.close()
 		return nil, s.wrap(err)
@@ -367,6 +374,25 @@ func (s *Substrate) readVersion(ctx context.Context) (string, error) {
 	}
 	b, _ := json.Marshal(programVersion{s.binary, binary, line}) // plain data always encodes
 	return line, stamp.WriteFile(cache, b, 0o600)
+}
+
+var versionNumber = regexp.MustCompile(`version (\d+)\.(\d+)`)
+
+// hasCard says whether this QEMU has the network card that a shape asks for:
+// -netdev stream came with QEMU 7.2. A version that cannot be read is tried.
+func (s *Substrate) hasCard(shape turnstone.Shape) error {
+	v := versionNumber.FindStringSubmatch(s.version)
+	if !shape.Network || v == nil {
+		return nil
+	}
+	major, _ := strconv.Atoi(v[1])
+	minor, _ := strconv.Atoi(v[2])
+	if major > 7 || major == 7 && minor >= 2 {
+		return nil
+	}
+	return &turnstone.Error{Op: "qemu.network", Kind: turnstone.Unavailable, Subject: s.version,
+		Err:  errors.New("has no network card that ends in this process (-netdev stream, since QEMU 7.2)"),
+		Hint: "install QEMU 7.2 or newer, or run with network: off"}
 }
 
 var cpuLine = regexp.MustCompile(`(?m)^(model name|flags|microcode)\s*:.*$`)

@@ -20,6 +20,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/turntest"
+	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/substratetest"
@@ -50,12 +51,12 @@ func newSubstrate(t *testing.T, h *home.Home, m *substrate.Machine) *Substrate {
 	return s
 }
 
-var network = wire.SandboxNetwork{Address: GuestAddress, Gateway: GuestGateway, DNS: []string{GuestDNS}}
+var guestNetwork = wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway, DNS: []string{network.DNS}}
 
 func TestConformance(t *testing.T) {
 	h := turntest.Home(t)
 	m := turntest.Machine(t, h, "base")
-	substratetest.Run(t, newSubstrate(t, h, &m), substratetest.Config{Machine: m, Network: network, MakeHome: MakeHome})
+	substratetest.Run(t, newSubstrate(t, h, &m), substratetest.Config{Machine: m, Network: guestNetwork, MakeHome: MakeHome})
 }
 
 // TestDamagedSnapshot damages a snapshot in every way and expects that it is taken
@@ -70,7 +71,7 @@ func TestDamagedSnapshot(t *testing.T) {
 	dir := h.Path("snapshots", id.key())
 	run := func() {
 		t.Helper()
-		vm, client := substratetest.Clone(t, s, m, &network)
+		vm, client := substratetest.Clone(t, s, m, &guestNetwork)
 		if out, _ := substratetest.Shell(t, client, "echo fine"); out != "fine\n" {
 			t.Errorf("the restored machine says %q", out)
 		}
@@ -353,7 +354,7 @@ func TestArguments(t *testing.T) {
 	boot, restore := strings.Join(arguments(accelTCG, shape, false, disks{}), " "), strings.Join(arguments(accelTCG, shape, true, disks{}), " ")
 	for _, must := range []string{
 		"-sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny", "-nodefaults", "-no-user-config",
-		"-no-reboot", "-display none", "-smp 2", "-m 524288K", "read-only=on", "-netdev user",
+		"-no-reboot", "-display none", "-smp 2", "-m 524288K", "read-only=on", "-netdev stream,id=net,server=off,addr.type=fd",
 	} {
 		if !strings.Contains(boot, must) || !strings.Contains(restore, must) {
 			t.Errorf("%q is missing in one of\n%s\n%s", must, boot, restore)

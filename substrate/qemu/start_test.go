@@ -69,7 +69,7 @@ func startTrue(ctx context.Context, b *testing.B, s *Substrate, m substrate.Mach
 		b.Fatal(err)
 	}
 	restored := time.Now()
-	client, link, err := substratetest.Configure(ctx, vm, m, &network)
+	client, link, err := substratetest.Configure(ctx, vm, m, &guestNetwork)
 	if err != nil {
 		b.Fatal(err)
 	}
