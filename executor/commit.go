@@ -14,13 +14,11 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/ext4"
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/layer"
 	"turnstone.dev/turnstone/secret"
 	"turnstone.dev/turnstone/session"
 	"turnstone.dev/turnstone/store"
-	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/tree"
 )
 
@@ -61,12 +59,6 @@ func (r *run) collect(ctx context.Context, s *Sandbox) (*left, error) {
 	return l, nil
 }
 
-// A disk is a sandbox's scratch disk, which nobody writes to any more.
-type disk interface {
-	io.ReaderAt
-	io.Closer
-}
-
 // frozen is a shell session, checked.
 type frozen struct {
 	cwd   string
@@ -103,13 +95,9 @@ func (f *frozen) check(id turnstone.SandboxID) error {
 
 // freeze brings the sandbox's disk to rest and returns it. The machine ends, unless
 // it is the session's.
-func (r *run) freeze(ctx context.Context, s *Sandbox) (*frozen, disk, error) {
+func (r *run) freeze(ctx context.Context, s *Sandbox) (*frozen, leftover, error) {
 	if r.held != nil {
 		return r.held.standStill(ctx, s)
-	}
-	disker, ok := s.machine.(substrate.Disker)
-	if !ok {
-		return nil, nil, &turnstone.Error{Op: "executor.commit", Kind: turnstone.Unavailable, Subject: s.Substrate(), Err: errors.New("cannot give its disk to the host")}
 	}
 	ctx, cancel := context.WithTimeout(ctx, freezeLimit)
 	defer cancel()
@@ -122,7 +110,7 @@ func (r *run) freeze(ctx context.Context, s *Sandbox) (*frozen, disk, error) {
 	if err := f.check(s.ID()); err != nil {
 		return nil, nil, err
 	}
-	d, err := disker.Disk()
+	d, err := r.takeLeftover(ctx, s)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -131,7 +119,7 @@ func (r *run) freeze(ctx context.Context, s *Sandbox) (*frozen, disk, error) {
 }
 
 // readDisk puts the state into the batch.
-func (r *run) readDisk(ctx context.Context, s *Sandbox, l *left, f *frozen, d disk) error {
+func (r *run) readDisk(ctx context.Context, s *Sandbox, l *left, f *frozen, d leftover) error {
 	base, err := r.base(ctx, s, l.batch)
 	if err != nil {
 		return err
@@ -174,12 +162,8 @@ func (r *run) readDisk(ctx context.Context, s *Sandbox, l *left, f *frozen, d di
 }
 
 // apply puts what is on the disk on the tree base.
-func (r *run) apply(ctx context.Context, w tree.Writer, base tree.Ref, f *frozen, d disk, opts layer.Options) (tree.Ref, layer.Stats, error) {
-	fs, err := ext4.Open(d, int64(r.plan.shape.Disk))
-	if err != nil {
-		return tree.Ref{}, layer.Stats{}, err
-	}
-	upper, err := fs.Lookup(f.upper)
+func (r *run) apply(ctx context.Context, w tree.Writer, base tree.Ref, f *frozen, d leftover, opts layer.Options) (tree.Ref, layer.Stats, error) {
+	upper, err := d.open(f.upper)
 	if err != nil {
 		return tree.Ref{}, layer.Stats{}, err
 	}

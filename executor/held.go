@@ -318,7 +318,7 @@ func (d heldDriver) Restore(context.Context, substrate.Machine) (substrate.Sandb
 }
 
 // standStill pauses the machine and returns its disk and its shell session.
-func (h *held) standStill(ctx context.Context, s *Sandbox) (*frozen, disk, error) {
+func (h *held) standStill(ctx context.Context, s *Sandbox) (*frozen, leftover, error) {
 	ctx, cancel := context.WithTimeout(ctx, freezeLimit)
 	defer cancel()
 	defer h.x.guard(ctx, s)()
@@ -341,7 +341,7 @@ func (h *held) standStill(ctx context.Context, s *Sandbox) (*frozen, disk, error
 		return nil, nil, err
 	}
 	f := &frozen{cwd: res.Cwd, env: res.Env, upper: st.Upper}
-	return f, d, f.check(s.ID())
+	return f, diskLeftover{d, int64(s.driver.(heldDriver).info.Shape.Disk)}, f.check(s.ID())
 }
 
 // settle ends the turn's use of the session's machine: it stays when the turn is

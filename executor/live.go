@@ -14,7 +14,6 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/substrate/qemu"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -206,14 +205,15 @@ func (s *Sandbox) Keep(ctx context.Context, dir string) (substrate.Packed, error
 // revive starts a clone of the machine that Snapshot or Keep has written, which was
 // one of p's, and gives it an identity of its own.
 func (x *Executor) revive(ctx context.Context, p *plan, req SandboxRequest, progress func(string)) (*Sandbox, error) {
-	tmpl, m, err := x.machine(ctx, p, progress, newStopwatch())
+	src, err := x.machine(ctx, p, progress, newStopwatch())
 	if err != nil {
 		return nil, err
 	}
-	driver, err := qemu.New(ctx, x.home, qemu.Options{Progress: progress, Probe: &m})
+	driver, err := src.keeper()
 	if err != nil {
 		return nil, err
 	}
+	m := src.machine
 	m.Layers = req.KeptLayers
 	dir := req.From
 	if dir == "" {
@@ -227,7 +227,7 @@ func (x *Executor) revive(ctx context.Context, p *plan, req SandboxRequest, prog
 	if err != nil {
 		return nil, err
 	}
-	s := &Sandbox{Template: tmpl, Image: p.image, machine: vm, source: m, driver: driver, port: wire.NewPort(vm.Agent(), true)}
+	s := &Sandbox{Template: src.tmpl, Image: p.image, machine: vm, source: m, driver: src.driver, port: wire.NewPort(vm.Agent(), true)}
 	id := make([]byte, 16)
 	_, _ = rand.Read(id)
 	renew := wire.SandboxRenewParams{Hostname: or(p.hostname, strings.ReplaceAll(string(s.ID()), "_", "-")), MachineID: hex.EncodeToString(id)}
@@ -236,6 +236,16 @@ func (x *Executor) revive(ctx context.Context, p *plan, req SandboxRequest, prog
 		return nil, err
 	}
 	return s, nil
+}
+
+// keeper is the substrate as one that starts machines as they were.
+func (src *source) keeper() (substrate.Keeper, error) {
+	k, ok := src.driver.(substrate.Keeper)
+	if !ok {
+		return nil, &turnstone.Error{Op: "executor.live", Kind: turnstone.Unavailable, Subject: "substrate " + src.driver.Name(),
+			Err: errors.New("its sandboxes cannot be cloned or kept as they run")}
+	}
+	return k, nil
 }
 
 // unpack makes a folder to restore from of what Keep has written.

@@ -18,6 +18,7 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/secret"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrates"
 	"turnstone.dev/turnstone/template"
 )
 
@@ -38,6 +39,8 @@ type plan struct {
 	add     []Transfer // Path on the host, absolute; Dest in the sandbox, absolute, or ending in "/"
 	get     []Transfer // Path in the sandbox, absolute; Dest on the host
 	driver  string
+
+	isolation string // what the document insists on
 
 	hostname string // empty: the sandbox's ID
 
@@ -157,9 +160,9 @@ func (p *plan) check() error {
 	if p.timeout <= 0 {
 		return invalid("timeout", "%s is not a time to run", p.timeout)
 	}
-	if !slices.Contains([]string{"auto", "qemu"}, p.driver) {
+	if !slices.Contains(substrates.Names(), p.driver) {
 		return &turnstone.Error{Op: "executor.plan", Kind: turnstone.Invalid, Subject: "substrate " + p.driver,
-			Err: errors.New("is not known"), Hint: "known are auto and qemu"}
+			Err: errors.New("is not known"), Hint: "known are " + strings.Join(substrates.Names(), ", ")}
 	}
 	for _, kv := range p.env {
 		if name, _, ok := strings.Cut(kv, "="); !ok || !validEnvName(name) || strings.ContainsRune(kv, 0) {

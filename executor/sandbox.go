@@ -12,8 +12,9 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/agentbin"
 	"turnstone.dev/turnstone/kernel"
+	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/substrate/qemu"
+	"turnstone.dev/turnstone/substrates"
 	"turnstone.dev/turnstone/template"
 	"turnstone.dev/turnstone/wire"
 )
@@ -137,34 +138,61 @@ func (s *Sandbox) fate(err error) error {
 
 // machine finds or makes everything a sandbox of p starts from. It is where the
 // first run on a machine spends its minutes.
-func (x *Executor) machine(ctx context.Context, p *plan, progress func(string), clock *stopwatch) (*template.Template, substrate.Machine, error) {
-	var m substrate.Machine
+func (x *Executor) machine(ctx context.Context, p *plan, progress func(string), clock *stopwatch) (*source, error) {
 	tmpl, err := x.templates().Ensure(ctx, p.image, progress)
 	if err != nil {
-		return nil, m, err
+		return nil, err
 	}
 	clock.lap("template")
-	kernelDir, err := x.home.MkdirAll("kernel")
-	if err != nil {
-		return nil, m, err
-	}
-	k, err := kernel.Ensure(ctx, kernelDir, progress)
-	if err != nil {
-		return nil, m, err
-	}
 	agent, err := agentbin.Agent()
 	if err != nil {
-		return nil, m, err
+		return nil, err
 	}
-	initramfs, digest, err := k.Initramfs(ctx, kernelDir, kernel.Program(agent))
-	if err != nil {
-		return nil, m, err
+	src := &source{tmpl: tmpl, machine: substrate.Machine{Agent: agent.Read, AgentDigest: agent.Digest,
+		Root: tmpl.Root, RootDigest: tmpl.RootDigest, Shape: p.shape}}
+	withKernel := func(ctx context.Context) (substrate.Machine, error) {
+		return x.withKernel(ctx, src.machine, agent, progress)
+	}
+	choose := substrates.Chooser{Home: x.home, Progress: progress, Probe: withKernel}
+	if src.driver, err = choose.Choose(ctx, p.driver, p.needs()); err != nil {
+		return nil, err
+	}
+	clock.lap("substrate")
+	if _, own := src.driver.(substrate.OwnKernel); own {
+		return src, nil
+	}
+	if src.machine, err = withKernel(ctx); err != nil {
+		return nil, err
 	}
 	clock.lap("kernel")
-	return tmpl, substrate.Machine{
-		Kernel: k.Vmlinux, KernelDigest: k.Digest, Initramfs: initramfs, InitDigest: digest,
-		Root: tmpl.Root, RootDigest: tmpl.RootDigest, Shape: p.shape,
-	}, nil
+	return src, nil
+}
+
+// A source is everything that a sandbox starts from, and what starts it.
+type source struct {
+	tmpl    *template.Template
+	machine substrate.Machine
+	driver  substrate.Substrate
+}
+
+// withKernel returns m with a kernel and an initramfs.
+func (x *Executor) withKernel(ctx context.Context, m substrate.Machine, agent agentbin.Program, progress func(string)) (substrate.Machine, error) {
+	dir, err := x.home.MkdirAll("kernel")
+	if err != nil {
+		return m, err
+	}
+	k, err := kernel.Ensure(ctx, dir, progress)
+	if err != nil {
+		return m, err
+	}
+	m.Kernel, m.KernelDigest = k.Vmlinux, k.Digest
+	m.Initramfs, m.InitDigest, err = k.Initramfs(ctx, dir, kernel.Program(agent))
+	return m, err
+}
+
+// needs is what p asks of its substrate.
+func (p *plan) needs() substrates.Needs {
+	return substrates.Needs{MicroVM: p.isolation == "microvm", Home: p.home != ""}
 }
 
 func (x *Executor) templates() *template.Store {
@@ -240,18 +268,18 @@ func (x *Executor) standOn(ctx context.Context, p *plan, ref string) (*branchPoi
 
 // open restores a sandbox for p and makes it its own.
 func (x *Executor) open(ctx context.Context, p *plan, progress func(string), clock *stopwatch) (*Sandbox, error) {
-	tmpl, m, err := x.machine(ctx, p, progress, clock)
+	src, err := x.machine(ctx, p, progress, clock)
 	if err != nil {
 		return nil, err
 	}
 	free := func() {}
 	if p.prepare != nil {
-		if free, err = p.prepare(ctx, tmpl, &m); err != nil {
+		if free, err = p.prepare(ctx, src.tmpl, &src.machine); err != nil {
 			return nil, err
 		}
 		clock.lap("layers")
 	}
-	s, err := x.start(ctx, p, tmpl, m, progress, clock)
+	s, err := x.start(ctx, p, src, clock)
 	if err != nil {
 		free()
 		return nil, err
@@ -260,20 +288,15 @@ func (x *Executor) open(ctx context.Context, p *plan, progress func(string), clo
 	return s, nil
 }
 
-// start restores m for p and makes it its own.
-func (x *Executor) start(ctx context.Context, p *plan, tmpl *template.Template, m substrate.Machine, progress func(string), clock *stopwatch) (*Sandbox, error) {
-	driver, err := qemu.New(ctx, x.home, qemu.Options{Progress: progress, Probe: &m})
-	if err != nil {
-		return nil, err
-	}
-	clock.lap("substrate")
-	vm, err := driver.Restore(ctx, m)
+// start restores src for p and makes it its own.
+func (x *Executor) start(ctx context.Context, p *plan, src *source, clock *stopwatch) (*Sandbox, error) {
+	vm, err := src.driver.Restore(ctx, src.machine)
 	if err != nil {
 		return nil, err
 	}
 	clock.lap("restore")
-	s := &Sandbox{Template: tmpl, Image: p.image, machine: vm, source: m, driver: driver, port: wire.NewPort(vm.Agent(), true),
-		layers: len(m.Layers), home: m.Home != ""}
+	s := &Sandbox{Template: src.tmpl, Image: p.image, machine: vm, source: src.machine, driver: src.driver, port: wire.NewPort(vm.Agent(), true),
+		layers: len(src.machine.Layers), home: src.machine.Home != ""}
 	if err := s.connect(ctx, p); err != nil {
 		err = s.fate(err)
 		_ = s.Close()
@@ -312,7 +335,7 @@ func (s *Sandbox) configure(ctx context.Context, p *plan) error {
 		Env:       append(s.Template.EnvList(), p.env...),
 	}
 	if p.shape.Network {
-		params.Network = &wire.SandboxNetwork{Address: qemu.GuestAddress, Gateway: qemu.GuestGateway, DNS: []string{qemu.GuestDNS}}
+		params.Network = &wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway, DNS: []string{network.DNS}}
 	}
 	for i := range s.layers {
 		params.Layers = append(params.Layers, substrate.LayerSerial(i))

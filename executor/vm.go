@@ -14,8 +14,6 @@ import (
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/store"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/substrate/qemu"
-	"turnstone.dev/turnstone/template"
 	"turnstone.dev/turnstone/tree"
 )
 
@@ -147,19 +145,19 @@ func (x *Executor) unpackVM(ctx context.Context, cs *contextStore, rec *Record, 
 		}
 	}
 	p := &plan{image: rec.Image, shape: rec.Shape, driver: or(rec.Substrate, "auto")}
-	var tmpl *template.Template
-	var m substrate.Machine
-	if tmpl, m, err = x.machine(ctx, p, progress, newStopwatch()); err != nil {
-		return "", nil, err
-	}
-	if tmpl.Digest != rec.Template {
-		return "", nil, &turnstone.Error{Op: "executor.resume", Kind: turnstone.Unavailable, Subject: fmt.Sprintf("turn %d", rec.Number),
-			Err: fmt.Errorf("template %s is not the one that its machine was made of", rec.Image), Hint: "begin a turn on its files"}
-	}
-	driver, err := qemu.New(ctx, x.home, qemu.Options{Progress: progress, Probe: &m})
+	src, err := x.machine(ctx, p, progress, newStopwatch())
 	if err != nil {
 		return "", nil, err
 	}
+	if src.tmpl.Digest != rec.Template {
+		return "", nil, &turnstone.Error{Op: "executor.resume", Kind: turnstone.Unavailable, Subject: fmt.Sprintf("turn %d", rec.Number),
+			Err: fmt.Errorf("template %s is not the one that its machine was made of", rec.Image), Hint: "begin a turn on its files"}
+	}
+	driver, err := src.keeper()
+	if err != nil {
+		return "", nil, err
+	}
+	m := src.machine
 	m.Layers = layers
 	return x.unpack(ctx, driver, m, packed)
 }

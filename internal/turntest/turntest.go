@@ -37,7 +37,7 @@ func Machine(t testing.TB, h *home.Home, image string) substrate.Machine {
 	initramfs, digest, err := k.Initramfs(ctx, dir, kernel.Program(agent))
 	fatal(t, err)
 	return substrate.Machine{Kernel: k.Vmlinux, KernelDigest: k.Digest, Initramfs: initramfs, InitDigest: digest,
-		Root: tmpl.Root, RootDigest: tmpl.RootDigest, Shape: turnstone.DefaultShape()}
+		Agent: agent.Read, AgentDigest: agent.Digest, Root: tmpl.Root, RootDigest: tmpl.RootDigest, Shape: turnstone.DefaultShape()}
 }
 
 func fatal(t testing.TB, err error) {

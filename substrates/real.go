@@ -1,0 +1,74 @@
+package substrates
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/gvisor"
+	"turnstone.dev/turnstone/substrate/qemu"
+)
+
+// real returns what there is, the best first.
+func real(c *Chooser) []option {
+	return []option{
+		{name: Firecracker, how: "KVM", microVM: true, open: c.firecracker},
+		{name: QEMU, how: "KVM", microVM: true, home: true, open: func(ctx context.Context) (substrate.Substrate, error) { return c.qemu(ctx, true) }},
+		{name: GVisor, open: c.gvisor},
+		{name: QEMU, how: "TCG", microVM: true, home: true, open: func(ctx context.Context) (substrate.Substrate, error) { return c.qemu(ctx, false) }},
+	}
+}
+
+// machine returns the machine that KVM is proven with, once something needs it.
+func (c *Chooser) machine(ctx context.Context) (*substrate.Machine, error) {
+	if c.Probe == nil {
+		return nil, nil
+	}
+	m, err := c.Probe(ctx)
+	return &m, err
+}
+
+// qemu opens QEMU; only says that KVM has to work. What rules KVM out without a guest
+// comes first: proving it takes a kernel, and up to ten seconds.
+func (c *Chooser) qemu(ctx context.Context, kvm bool) (substrate.Substrate, error) {
+	s, err := qemu.New(ctx, c.Home, qemu.Options{Progress: c.say})
+	if err != nil || !kvm || s.Accelerated() {
+		return s, err
+	}
+	verdict := s.KVM(ctx, nil)
+	if !verdict.Known {
+		if m, err := c.machine(ctx); err != nil {
+			return nil, err
+		} else if m != nil {
+			if s, err = qemu.New(ctx, c.Home, qemu.Options{Progress: c.say, Probe: m}); err != nil || s.Accelerated() {
+				return s, err
+			}
+			verdict = s.KVM(ctx, nil)
+		}
+	}
+	return nil, &turnstone.Error{Op: "substrates.qemu", Kind: turnstone.Unavailable, Subject: "KVM", Err: errors.New(verdict.Reason),
+		Hint: "run `turn doctor`"}
+}
+
+func (c *Chooser) gvisor(ctx context.Context) (substrate.Substrate, error) {
+	s, err := gvisor.New(ctx, c.Home, gvisor.Options{Progress: c.say})
+	if err != nil {
+		return nil, err
+	}
+	if ok, why := s.Usable(ctx); !ok {
+		return nil, &turnstone.Error{Op: "substrates.gvisor", Kind: turnstone.Unavailable, Subject: "gvisor", Err: errors.New(why), Hint: "run `turn doctor`"}
+	}
+	return s, nil
+}
+
+func (c *Chooser) firecracker(ctx context.Context) (substrate.Substrate, error) {
+	if f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0); err != nil {
+		return nil, &turnstone.Error{Op: "substrates.firecracker", Kind: turnstone.Unavailable, Subject: "KVM", Err: fmt.Errorf("firecracker needs it: %w", err), Hint: "run `turn doctor`"}
+	} else {
+		_ = f.Close()
+	}
+	return nil, errors.New("not yet") // FIRECRACKER
+}

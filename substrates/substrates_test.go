@@ -1,0 +1,87 @@
+package substrates
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// A named is a substrate with nothing but names.
+type named struct {
+	substrate.Substrate
+	name, how string
+}
+
+func (n named) Name() string      { return n.name }
+func (n named) Isolation() string { return n.how }
+
+// host makes options of which those work that works names, as "qemu (KVM)".
+func host(works ...string) drivers {
+	return func(c *Chooser) []option {
+		all := real(c)
+		for i, o := range all {
+			all[i].open = func(context.Context) (substrate.Substrate, error) {
+				for _, w := range works {
+					if w == o.String() {
+						return named{name: o.name, how: o.how}, nil
+					}
+				}
+				return nil, &turnstone.Error{Op: "test", Kind: turnstone.Unavailable, Subject: o.String(), Err: errors.New("is not here")}
+			}
+		}
+		return all
+	}
+}
+
+func TestChoose(t *testing.T) {
+	everything := []string{"firecracker (KVM)", "qemu (KVM)", "gvisor", "qemu (TCG)"}
+	micro, disk := Needs{MicroVM: true}, Needs{Home: true}
+	for _, tt := range []struct {
+		works []string
+		ask   string
+		needs Needs
+		want  string // "qemu TCG"; else what the error says
+	}{
+		{everything, Auto, Needs{}, "firecracker KVM"},
+		{everything[1:], Auto, Needs{}, "qemu KVM"},
+		{everything[2:], Auto, Needs{}, "gvisor "},
+		{everything[3:], Auto, Needs{}, "qemu TCG"},
+		{nil, Auto, Needs{}, "nothing here can run a sandbox"},
+		{everything[2:], Auto, micro, "qemu TCG"},
+		{everything[2:3], Auto, micro, "nothing here can run a sandbox"},
+		{everything, Auto, disk, "qemu KVM"},
+		{everything[2:], Auto, disk, "qemu TCG"},
+		{everything, QEMU, Needs{}, "qemu KVM"},
+		{everything[2:], QEMU, Needs{}, "qemu TCG"},
+		{everything, GVisor, Needs{}, "gvisor "},
+		{everything, GVisor, micro, "is no microVM"},
+		{everything, GVisor, disk, "no disk for a persistent home"},
+		{everything[1:], Firecracker, Needs{}, "firecracker (KVM): is not here"},
+		{everything, "docker", Needs{}, "known are auto, firecracker, qemu, gvisor"},
+	} {
+		c := Chooser{drivers: host(tt.works...)}
+		s, err := c.Choose(t.Context(), tt.ask, tt.needs)
+		got := ""
+		if err != nil {
+			got = err.Error() + "; " + turnstone.HintOf(err)
+		} else {
+			got = s.Name() + " " + s.Isolation()
+		}
+		if err == nil && got != tt.want || !strings.Contains(got, tt.want) {
+			t.Errorf("%v of %v, %+v: %q, want %q", tt.ask, tt.works, tt.needs, got, tt.want)
+		}
+	}
+}
+
+func TestChooseCanceled(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	c := Chooser{drivers: host()}
+	if _, err := c.Choose(ctx, Auto, Needs{}); turnstone.KindOf(err) != turnstone.Canceled {
+		t.Error(err)
+	}
+}
