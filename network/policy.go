@@ -1,0 +1,223 @@
+package network
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"turnstone.dev/turnstone"
+)
+
+// HostName is the name under which a guest finds the ports of the host's loopback that
+// its policy opens ("127.0.0.1:PORT" in Allow). It stands for Gateway.
+const HostName = "host.turnstone.internal"
+
+// maxRules bounds the rules of a policy, Allow and Deny each.
+const maxRules = 1024
+
+// ParseRule reads a rule: a name ("api.example.com"), every name below one
+// ("*.example.org"), an address or a prefix ("192.0.2.1", "10.0.0.0/8", "2001:db8::/32"),
+// each with ":PORT" behind it or without. An IPv6 address with a port is in brackets.
+// An error is of kind Invalid.
+func ParseRule(text string) (Rule, error) {
+	r, err := parseRule(text)
+	if err != nil {
+		return Rule{}, &turnstone.Error{Op: "network.rule", Kind: turnstone.Invalid, Subject: strconv.Quote(text),
+			Hint: `a rule is a name, an address or a prefix, with a port or without: api.example.com, *.example.org:443, 10.0.0.0/8, 192.0.2.1:5432`,
+			Err:  err}
+	}
+	return r, nil
+}
+
+func parseRule(text string) (Rule, error) {
+	host, port, err := splitPort(text)
+	if err != nil {
+		return Rule{}, err
+	}
+	if prefix, ok, err := parsePrefix(host); ok || err != nil {
+		if err != nil {
+			return Rule{}, err
+		}
+		r := Rule{Prefix: prefix, Port: port}
+		return r, r.check()
+	}
+	r := Rule{Name: strings.ToLower(strings.TrimSuffix(host, ".")), Port: port}
+	return r, r.check()
+}
+
+// splitPort takes ":PORT" from the end of text. Without brackets, text with more than
+// one colon is an IPv6 address without a port.
+func splitPort(text string) (host string, port uint16, err error) {
+	if inner, ok := strings.CutPrefix(text, "["); ok {
+		host, rest, ok := strings.Cut(inner, "]")
+		if !ok {
+			return "", 0, errors.New("a bracket is not closed")
+		}
+		if rest == "" {
+			return host, 0, nil
+		}
+		digits, ok := strings.CutPrefix(rest, ":")
+		if !ok {
+			return "", 0, errors.New("something other than a port is behind the bracket")
+		}
+		port, err = parsePort(digits)
+		return host, port, err
+	}
+	if strings.Count(text, ":") != 1 {
+		return text, 0, nil
+	}
+	host, digits, _ := strings.Cut(text, ":")
+	port, err = parsePort(digits)
+	return host, port, err
+}
+
+func parsePort(digits string) (uint16, error) {
+	n, err := strconv.ParseUint(digits, 10, 16)
+	if err != nil || n == 0 || digits[0] == '+' {
+		return 0, fmt.Errorf("port %q is not between 1 and 65535", digits)
+	}
+	return uint16(n), nil
+}
+
+// parsePrefix reports false when host does not look like an address at all.
+func parsePrefix(host string) (netip.Prefix, bool, error) {
+	if strings.Contains(host, "/") {
+		p, err := netip.ParsePrefix(host)
+		if err != nil {
+			return netip.Prefix{}, true, err
+		}
+		if p != p.Masked() {
+			return netip.Prefix{}, true, fmt.Errorf("bits beyond the prefix are set: it would be %s", p.Masked())
+		}
+		return unmapPrefix(p), true, nil
+	}
+	a, err := netip.ParseAddr(host)
+	if err != nil {
+		if looksLikeAddress(host) {
+			return netip.Prefix{}, true, errors.New("not an address")
+		}
+		return netip.Prefix{}, false, nil
+	}
+	if a.Zone() != "" {
+		return netip.Prefix{}, true, errors.New("an address with a zone")
+	}
+	a = a.Unmap()
+	return netip.PrefixFrom(a, a.BitLen()), true, nil
+}
+
+// unmapPrefix turns ::ffff:a.b.c.d/96+n into a.b.c.d/n.
+func unmapPrefix(p netip.Prefix) netip.Prefix {
+	if p.Addr().Is4In6() && p.Bits() >= 96 {
+		return netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+	}
+	return p
+}
+
+// looksLikeAddress tells of text that inet_aton and its like may take for an address, as
+// "127.1", "0x7f000001" and "2130706433", and of anything with a colon. The last label of a
+// name is never a number.
+func looksLikeAddress(host string) bool {
+	if strings.Contains(host, ":") {
+		return true
+	}
+	host = strings.TrimSuffix(host, ".")
+	last := host[strings.LastIndexByte(host, '.')+1:]
+	if last == "" {
+		return false
+	}
+	_, err := strconv.ParseUint(last, 0, 64)
+	return err == nil || strings.Trim(last, "0123456789") == ""
+}
+
+// check reports what makes r a rule that cannot work.
+func (r Rule) check() error {
+	if r.Name != "" {
+		if r.Prefix.IsValid() {
+			return errors.New("both a name and a prefix")
+		}
+		return checkPattern(r.Name)
+	}
+	if !r.Prefix.IsValid() {
+		return errors.New("neither a name nor an address")
+	}
+	if r.Prefix != r.Prefix.Masked() {
+		return errors.New("bits beyond the prefix are set")
+	}
+	return nil
+}
+
+func checkPattern(name string) error {
+	base := strings.TrimPrefix(name, "*.")
+	if strings.Contains(base, "*") {
+		return errors.New(`"*." may only be at the beginning, and stands for any name below`)
+	}
+	if looksLikeAddress(base) {
+		return errors.New("not an address, and not a name")
+	}
+	return checkName(base)
+}
+
+// checkName reports what makes name one that no host has (RFC 1123, RFC 2181: letters,
+// digits, hyphens and underscores, at most 63 bytes a label and 253 in all).
+func checkName(name string) error {
+	if name == "" || len(name) > 253 {
+		return fmt.Errorf("a name of %d bytes", len(name))
+	}
+	for label := range strings.SplitSeq(name, ".") {
+		if label == "" || len(label) > 63 {
+			return fmt.Errorf("a part of %d bytes in a name", len(label))
+		}
+		for _, c := range []byte(label) {
+			if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' && c != '_' {
+				return fmt.Errorf("character %q in a name", c)
+			}
+		}
+	}
+	return nil
+}
+
+// String writes r as ParseRule reads it.
+func (r Rule) String() string {
+	host := r.Name
+	if host == "" {
+		host = r.Prefix.String()
+		if r.Prefix.IsSingleIP() {
+			host = r.Prefix.Addr().String()
+		}
+		if r.Port != 0 && r.Prefix.Addr().Is6() {
+			host = "[" + host + "]"
+		}
+	}
+	if r.Port == 0 {
+		return host
+	}
+	return host + ":" + strconv.Itoa(int(r.Port))
+}
+
+// Validate reports the first rule of p that cannot work, as an error of kind Invalid.
+func (p Policy) Validate() error {
+	if len(p.Allow) > maxRules || len(p.Deny) > maxRules {
+		return &turnstone.Error{Op: "network.policy", Kind: turnstone.Invalid,
+			Err: fmt.Errorf("more than %d rules", maxRules)}
+	}
+	for _, r := range p.Deny {
+		if err := r.check(); err != nil {
+			return &turnstone.Error{Op: "network.policy", Kind: turnstone.Invalid, Subject: "deny: " + r.String(), Err: err}
+		}
+	}
+	for _, r := range p.Allow {
+		err := r.check()
+		if err == nil {
+			err = r.checkAllow()
+		}
+		if err != nil {
+			return &turnstone.Error{Op: "network.policy", Kind: turnstone.Invalid, Subject: "allow: " + r.String(), Err: err}
+		}
+	}
+	return nil
+}
+
+// checkAllow reports what makes r one that opens nothing.
+func (r Rule) checkAllow() error { return nil }
