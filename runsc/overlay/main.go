@@ -1,0 +1,160 @@
+// Command overlay makes gVisor's source with Turnstone's additions: a copy of the pinned
+// module with a few edits and a few more files. The go command does not let an overlay
+// stand in for files of its module cache, so the copy has a place of its own, and a
+// go.mod says that it replaces the module. It is run in the folder of the module runsc:
+//
+//	go run ./overlay DIR
+//	go build -modfile DIR/go.mod
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+const module = "gvisor.dev/gvisor"
+
+// added is the folder with our own files for gVisor's packages. Its name keeps the go
+// command away from it.
+const added = "overlay/_gvisor"
+
+func main() {
+	if len(os.Args) != 2 {
+		fmt.Fprintln(os.Stderr, "usage: overlay DIR")
+		os.Exit(2)
+	}
+	if err := run(os.Args[1]); err != nil {
+		fmt.Fprintln(os.Stderr, "overlay:", err)
+		os.Exit(1)
+	}
+}
+
+func run(dir string) error {
+	source, err := moduleDir()
+	if err != nil {
+		return err
+	}
+	if dir, err = filepath.Abs(dir); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
+	target := filepath.Join(dir, "gvisor")
+	if err := copyModule(source, target); err != nil {
+		return err
+	}
+	if err := addFiles(target); err != nil {
+		return err
+	}
+	if err := editFiles(target); err != nil {
+		return err
+	}
+	return modFile(dir, target)
+}
+
+// modFile writes this module's go.mod with the copy in the place of gVisor's module.
+func modFile(dir, target string) error {
+	for _, name := range []string{"go.mod", "go.sum"} {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		if name == "go.mod" {
+			b = append(b, fmt.Sprintf("\nreplace %s => %s\n", module, target)...)
+		}
+		if err := write(filepath.Join(dir, name), b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copyModule copies what a build needs: not the tests.
+func copyModule(source, target string) error {
+	return filepath.WalkDir(source, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		name, err := filepath.Rel(source, path)
+		if err != nil {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		return write(filepath.Join(target, name), b)
+	})
+}
+
+// moduleDir returns the folder of gVisor's module, which is downloaded if need be.
+func moduleDir() (string, error) {
+	cmd := exec.Command("go", "mod", "download", "-json", module)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	var m struct{ Dir, Error string }
+	if jerr := json.Unmarshal(out, &m); jerr != nil && err == nil {
+		err = jerr
+	}
+	if m.Error != "" {
+		err = errors.New(m.Error)
+	}
+	if err != nil {
+		return "", fmt.Errorf("go mod download %s: %w", module, err)
+	}
+	return m.Dir, nil
+}
+
+// addFiles puts our own files beside gVisor's.
+func addFiles(target string) error {
+	return filepath.WalkDir(added, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		name, err := filepath.Rel(added, path)
+		if err != nil {
+			return err
+		}
+		to := filepath.Join(target, name)
+		if _, err := os.Stat(to); err == nil {
+			return fmt.Errorf("gVisor has a file %s of its own", name)
+		}
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		return write(to, b)
+	})
+}
+
+// editFiles applies the edits.
+func editFiles(target string) error {
+	for _, e := range edits {
+		path := filepath.Join(target, e.file)
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return fmt.Errorf("edit %q: %w", e.name, err)
+		}
+		if n := strings.Count(string(b), e.old); n != 1 {
+			return fmt.Errorf("edit %q: its place is found %d times in %s, not once", e.name, n, e.file)
+		}
+		if err := write(path, []byte(strings.Replace(string(b), e.old, e.new, 1))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func write(path string, b []byte) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(path, b, 0o644)
+}
