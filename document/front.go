@@ -52,6 +52,9 @@ var frontKeys = []frontKey{
 	{"memory", (*docParser).readMemory},
 	{"disk", (*docParser).readDisk},
 	{"network", (*docParser).readNetwork},
+	{"isolation", func(p *docParser, n *yaml.Node) {
+		p.doc.Front.Isolation = oneOf(p, n, "isolation", IsolationMicroVM, IsolationAny)
+	}},
 	{"session", func(p *docParser, n *yaml.Node) { p.name(n, "session", &p.doc.Front.Session) }},
 	{"branch", func(p *docParser, n *yaml.Node) { p.name(n, "branch", &p.doc.Front.Branch) }},
 	{"home", func(p *docParser, n *yaml.Node) { p.name(n, "home", &p.doc.Front.Home) }},
@@ -451,20 +454,4 @@ func (p *docParser) size(n *yaml.Node, key string, least, most turnstone.Bytes) 
 		return v
 	}
 	return 0
-}
-
-func (p *docParser) readNetwork(n *yaml.Node) {
-	const hint = "write network: on or network: off"
-	s, ok := p.scalar(n, "network", hint)
-	if !ok {
-		return
-	}
-	on, off := []string{"on", "true", "yes"}, []string{"off", "false", "no"}
-	v := strings.ToLower(s)
-	if !slices.Contains(on, v) && !slices.Contains(off, v) {
-		p.errorNode(n, fmt.Sprintf("network: %q is neither on nor off", oneLine(s, maxName)), hint)
-		return
-	}
-	value := slices.Contains(on, v)
-	p.doc.Front.Network = &value
 }

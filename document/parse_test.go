@@ -210,6 +210,27 @@ func TestNetworkWords(t *testing.T) {
 	}
 }
 
+func TestNetworkRules(t *testing.T) {
+	for text, want := range map[string]NetworkRules{
+		"record": {Record: true}, "Replay": {Replay: true}, "{}": {},
+		`{allow: ["api.example.com", "*.example.org:443", 10.0.0.0/8, "[2001:db8::1]:443"], deny: a.example}`: {HasAllow: true,
+			Allow: []string{"api.example.com", "*.example.org:443", "10.0.0.0/8", "[2001:db8::1]:443"}, Deny: []string{"a.example"}},
+		"{allow: [], record: true, intercept: yes}": {HasAllow: true, Record: true, Intercept: true},
+		"{replay: t_0123456789abcdefgh}":            {Replay: true, ReplayOf: "t_0123456789abcdefgh"},
+		"{replay: research@12}":                     {Replay: true, ReplayOf: "research@12"},
+		"{replay: true}":                            {Replay: true}, "{replay: false}": {},
+	} {
+		d, err := Parse("d.md", []byte("---\nnetwork: "+text+"\nisolation: microvm\n---\n"))
+		if err != nil {
+			t.Errorf("%s: %v", text, err)
+			continue
+		}
+		if f := d.Front; f.Network == nil || !*f.Network || f.NetworkRules == nil || fmt.Sprintf("%+v", *f.NetworkRules) != fmt.Sprintf("%+v", want) || f.Isolation != IsolationMicroVM {
+			t.Errorf("%s: %+v", text, f.NetworkRules)
+		}
+	}
+}
+
 func TestSyntaxErrors(t *testing.T) {
 	tests := []struct{ name, src, want string }{
 		{"fence that is never closed", "text\n\n```bash\nrm -rf x\n", "3:1: the fence of this step is never closed"},
@@ -271,7 +292,15 @@ func TestSyntaxErrors(t *testing.T) {
 		{"memory", "---\nmemory: lots\n---\n", "2:9: memory: \"lots\" is not a size"},
 		{"too little memory", "---\nmemory: 512\n---\n", "2:9: memory: 512B is not between 256MiB and 1TiB"},
 		{"disk", "---\ndisk: {}\n---\n", "2:7: disk has no value of its own"},
-		{"network", "---\nnetwork: sometimes\n---\n", "2:10: network: \"sometimes\" is neither on nor off"},
+		{"network key", "---\nnetwork:\n  alow: [a.example]\n---\n", "3:3: network: unknown key \"alow\"; the nearest known one is \"allow\""},
+		{"network key twice", "---\nnetwork: {deny: a, deny: b}\n---\n", "2:20: network: key \"deny\" is given twice"},
+		{"network rule", "---\nnetwork:\n  allow: [a.example, 'b c']\n---\n", "3:22: network: allow: \"b c\" is no name, address or range"},
+		{"network rules", "---\nnetwork:\n  deny: {a: b}\n---\n", "3:9: network: deny is not a list"},
+		{"network both", "---\nnetwork: {record: true, replay: true}\n---\n", "2:10: network: a turn cannot both record and replay"},
+		{"network turn", "---\nnetwork: {replay: 'a b'}\n---\n", "2:19: network: replay: \"a b\" names no turn"},
+		{"network intercept", "---\nnetwork: {intercept: maybe}\n---\n", "2:22: network: intercept: \"maybe\" is neither true nor false"},
+		{"isolation", "---\nisolation: none\n---\n", "2:12: isolation: \"none\" is neither microvm nor any"},
+		{"network", "---\nnetwork: sometimes\n---\n", "2:10: network: \"sometimes\" is none of on, off, record and replay"},
 		{"null", "---\ncpus:\n---\n", "2:6: cpus has no value of its own"},
 		{"anchor", "---\nenv: &a {A: b}\n---\n", "2:6: anchors and aliases are not allowed in the front matter"},
 		{"alias bomb", "---\nenv:\n  A: &a x\n  B: [*a, *a]\n---\n", "3:6: anchors and aliases are not allowed in the front matter"},

@@ -129,6 +129,7 @@ func (d *Document) renderTurn(info TurnInfo, indent int, added bool) []byte {
 	text("layer", string(info.Layer))
 	text("changes", info.Changes)
 	text("secrets", strings.Join(info.Secrets, ", "))
+	text("network", info.Network)
 	text("home", info.Home)
 	if info.Lifetime != LifetimeTurn {
 		text("lifetime", string(info.Lifetime))
@@ -185,6 +186,7 @@ func (d *Document) renderResult(s *Step, r StepResult, prefix string) []byte {
 	}
 	lines := []string{beginMarker(s), strings.Join(status, " · ")}
 	lines = appendFailures(lines, r.Failures)
+	lines = appendNetwork(lines, r.Network)
 	lines = appendOutput(lines, "stdout", r.Stdout)
 	lines = appendOutput(lines, "stderr", r.Stderr)
 	lines = appendCommands(lines, r)

@@ -53,6 +53,13 @@ func goldenResults(n int) []StepResult {
 			Tool: "bash", Message: "x: command *not* found\\", Excerpt: SourceLine{Number: 3, Text: "> x `y`", From: 2, To: 3}})
 	}
 	results[6].Commands = []CommandRow{}
+	results[1].Network = &StepNetwork{Connections: 3, Sent: 1200, Received: 34 << 10, MoreRefused: 65000, Notes: []string{"https *was* recorded"},
+		Refused: []NetworkRefusal{{Protocol: "tcp", Target: "api.example.com:443", Reason: "not in allow", Count: 3, Command: "curl -s \\\n  https://api.example.com"},
+			{Protocol: "dns", Target: "evil\n```\n_x_", Reason: "no *such*", Count: 1}}}
+	results[3].Network = &StepNetwork{Refused: []NetworkRefusal{{Protocol: "icmp", Target: "192.0.2.1", Count: 1}}}
+	for len(results[3].Network.Refused) < 14 {
+		results[3].Network.Refused = append(results[3].Network.Refused, NetworkRefusal{Protocol: "udp", Target: "192.0.2.1:53", Count: 2})
+	}
 	for len(results) < n {
 		results = append(results, results[len(results)-1])
 	}

@@ -32,12 +32,36 @@ type FrontMatter struct {
 	Disk    turnstone.Bytes
 	Network *bool
 
+	NetworkRules *NetworkRules // what more is said of the network; nil: nothing
+	Isolation    Isolation     // that the sandbox must have at least
+
 	Session  string   // where the turn belongs; empty: in none that has a name
 	Branch   string   // of the session
 	Lifetime Lifetime // of the sandbox
 	Home     string   // name of a persistent home directory; empty: none
 	Snapshot Snapshot // what is kept of the machine
 }
+
+// NetworkRules are what a document says of a network that is on.
+type NetworkRules struct {
+	// Allow and Deny are rules as they are written, as "*.example.org:443". Only their
+	// form is checked here. With HasAllow what Allow does not name is refused.
+	Allow, Deny []string
+	HasAllow    bool
+	Record      bool   // what comes from the network is kept
+	Replay      bool   // it is served from what a turn kept, and the network is not touched
+	ReplayOf    string // the turn whose recording it is; empty: the nearest one's
+	Intercept   bool   // TLS is opened with a certificate authority of the sandbox's own
+}
+
+// An Isolation is how well a sandbox is kept apart from the host.
+type Isolation string
+
+// The isolations that a document can ask for. Empty means IsolationAny.
+const (
+	IsolationAny     Isolation = "any"     // of any substrate
+	IsolationMicroVM Isolation = "microvm" // a machine with a kernel of its own, and nothing less
+)
 
 // A Lifetime says how long a sandbox lives.
 type Lifetime string
@@ -96,6 +120,7 @@ type TurnInfo struct {
 	Home     string   // its home directory, by name; empty: none
 	Lifetime Lifetime // left out unless its machine belongs to the session
 	Snapshot Snapshot // left out unless its machine was kept whole
+	Network  string   // what is to be said of its network, as "recorded, 3 connections"; empty: nothing
 }
 
 // A StepResult is what came of one step.
@@ -106,6 +131,8 @@ type StepResult struct {
 	Note     string // one line for people: "killed: out of memory", "step build failed"
 	Stdout   Output
 	Stderr   Output
+
+	Network *StepNetwork // nil: the sandbox has none, or nothing happened on it
 
 	Failures     []CommandFailure // the commands that failed, in the order in which they did
 	Commands     []CommandRow     // the table of what ran; nil means no table
