@@ -1,0 +1,257 @@
+package agent
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// VsockPort is where the agent listens on a machine whose channel to the host is a
+// vsock; the word turnstone.vsock=PORT on the kernel's command line asks for that.
+const VsockPort = 1024
+
+// Hello is what the host says first on a connection to a listener's port, followed by
+// HelloSize random bytes. The agent sends those back, and then the stream begins. A
+// connection that was made while the machine was being restored may be reset by the
+// guest's kernel a moment later (virtio, VIRTIO_VSOCK_EVENT_TRANSPORT_RESET): the host
+// that gets its bytes back knows that this one was not.
+const (
+	Hello     = "turnstone "
+	HelloSize = 16
+)
+
+// helloWait is how long a connection may take to say it.
+const helloWait = 10 * time.Second
+
+// An Accepter is a listener of which only the connections matter.
+type Accepter interface {
+	Accept() (io.ReadWriteCloser, error)
+	Close() error
+}
+
+// NewListenerPort returns the agent's port for a host that connects to l, one
+// connection at a time. One that is lost is waited for again: a snapshot of a running
+// machine takes it away, on both sides. Read waits for the first connection; a Write
+// before it, or while there is none, is an error. It closes l with itself.
+func NewListenerPort(l Accepter) io.ReadWriteCloser { return &listenerPort{l: l} }
+
+type listenerPort struct {
+	l Accepter
+
+	mu     sync.Mutex
+	conn   io.ReadWriteCloser // nil: none
+	closed bool
+}
+
+func (p *listenerPort) Read(b []byte) (int, error) {
+	for {
+		conn, err := p.connected()
+		if err != nil {
+			return 0, err
+		}
+		n, err := conn.Read(b)
+		if n > 0 || err == nil {
+			return n, nil
+		}
+		p.drop(conn)
+	}
+}
+
+func (p *listenerPort) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	conn := p.conn
+	p.mu.Unlock()
+	if conn == nil {
+		return 0, unix.EPIPE
+	}
+	return conn.Write(b)
+}
+
+func (p *listenerPort) Close() error {
+	p.mu.Lock()
+	conn := p.conn
+	p.conn, p.closed = nil, true
+	p.mu.Unlock()
+	if conn != nil {
+		_ = conn.Close()
+	}
+	return p.l.Close()
+}
+
+// connected returns the connection of the moment. Only Read calls it.
+func (p *listenerPort) connected() (io.ReadWriteCloser, error) {
+	for {
+		p.mu.Lock()
+		conn, closed := p.conn, p.closed
+		p.mu.Unlock()
+		switch {
+		case closed:
+			return nil, os.ErrClosed
+		case conn != nil:
+			return conn, nil
+		}
+		conn, err := p.l.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if greet(conn) != nil {
+			_ = conn.Close()
+			continue
+		}
+		p.mu.Lock()
+		if p.closed {
+			_ = conn.Close()
+		} else {
+			p.conn = conn
+		}
+		p.mu.Unlock()
+	}
+}
+
+func (p *listenerPort) drop(conn io.ReadWriteCloser) {
+	p.mu.Lock()
+	if p.conn == conn {
+		p.conn = nil
+	}
+	p.mu.Unlock()
+	_ = conn.Close()
+}
+
+// greet answers the host's first words.
+func greet(conn io.ReadWriteCloser) error {
+	late := time.AfterFunc(helloWait, func() { _ = conn.Close() })
+	defer late.Stop()
+	var b [len(Hello) + HelloSize]byte
+	if _, err := io.ReadFull(conn, b[:]); err != nil {
+		return err
+	}
+	if !bytes.HasPrefix(b[:], []byte(Hello)) {
+		return errors.New("a connection that is not the host's")
+	}
+	_, err := conn.Write(b[len(Hello):])
+	return err
+}
+
+// listenVsock listens for the host on a port of the machine's vsock, whose driver may
+// still be probing. Go's net package does not know the address family.
+func listenVsock(port uint32) (Accepter, error) {
+	var fd int
+	_, err := poll(deviceWait, "a vsock", func() string {
+		var err error
+		if fd, err = unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0); err != nil {
+			return ""
+		}
+		return "vsock"
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err = unix.Bind(fd, &unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: port}); err == nil {
+		err = unix.Listen(fd, 4)
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return nil, fmt.Errorf("vsock: %w", err)
+	}
+	return &vsockListener{os.NewFile(uintptr(fd), "vsock")}, nil
+}
+
+// A vsockListener is a listening socket in the runtime's poller.
+type vsockListener struct{ f *os.File }
+
+func (l *vsockListener) Close() error { return l.f.Close() }
+
+// Accept returns the next connection of the host. Others, as of the guest's own
+// processes, are closed.
+func (l *vsockListener) Accept() (io.ReadWriteCloser, error) {
+	raw, err := l.f.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	for {
+		var conn int
+		var peer unix.Sockaddr
+		var acceptErr error
+		err := raw.Read(func(fd uintptr) bool {
+			conn, peer, acceptErr = unix.Accept4(int(fd), unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
+			return acceptErr != unix.EAGAIN
+		})
+		if err == nil {
+			err = acceptErr
+		}
+		switch {
+		case err == unix.EINTR || err == unix.ECONNABORTED || err == unix.ECONNRESET:
+			continue
+		case err != nil:
+			return nil, err
+		}
+		if vm, ok := peer.(*unix.SockaddrVM); !ok || vm.CID != unix.VMADDR_CID_HOST {
+			_ = unix.Close(conn)
+			continue
+		}
+		return os.NewFile(uintptr(conn), "vsock connection"), nil
+	}
+}
+
+// openChannel opens the machine's channel to its host: a vsock where the command line
+// says so, else a virtio-serial port.
+func openChannel(cmdline string) (io.ReadWriteCloser, error) {
+	for word := range strings.FieldsSeq(cmdline) {
+		v, ok := strings.CutPrefix(word, "turnstone.vsock=")
+		if !ok {
+			continue
+		}
+		port, err := strconv.ParseUint(v, 10, 32)
+		if err != nil {
+			return nil, fmt.Errorf("turnstone.vsock: %w", err)
+		}
+		l, err := listenVsock(uint32(port))
+		if err != nil {
+			return nil, err
+		}
+		return NewListenerPort(l), nil
+	}
+	return openPort(PortName)
+}
+
+// diskNames returns what the disks vda, vdb and so on are called on a machine that
+// does not let them have serial numbers: the word turnstone.disks=NAME,NAME… of the
+// kernel's command line; nil without it.
+func diskNames(cmdline string) map[string]string {
+	for word := range strings.FieldsSeq(cmdline) {
+		v, ok := strings.CutPrefix(word, "turnstone.disks=")
+		if !ok {
+			continue
+		}
+		names := make(map[string]string)
+		for i, name := range strings.Split(v, ",") {
+			if i < 26 { // vda to vdz
+				names["vd"+string(rune('a'+i))] = name
+			}
+		}
+		return names
+	}
+	return nil
+}
+
+// diskSerial returns the serial number of a disk, as "vda": what names has for it,
+// else its own.
+func diskSerial(disk string, names map[string]string) string {
+	if names != nil {
+		return names[disk]
+	}
+	var buf [64]byte
+	n, err := readSmall("/sys/block/"+disk+"/serial", buf[:])
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(buf[:n]))
+}
