@@ -163,6 +163,9 @@ func (s *Sandbox) renew(ctx context.Context, p wire.SandboxRenewParams) error {
 	if err == nil && !res.Reseeded {
 		err = errors.New("the sandbox did not confirm fresh random numbers")
 	}
+	if err == nil {
+		err = s.renewNetwork(ctx)
+	}
 	if err != nil {
 		return s.lost(err)
 	}
@@ -231,7 +234,10 @@ func (x *Executor) revive(ctx context.Context, p *plan, req SandboxRequest, prog
 	id := make([]byte, 16)
 	_, _ = rand.Read(id)
 	renew := wire.SandboxRenewParams{Hostname: or(p.hostname, strings.ReplaceAll(string(s.ID()), "_", "-")), MachineID: hex.EncodeToString(id)}
-	if err := s.renew(ctx, renew); err != nil {
+	if err = s.renew(ctx, renew); err == nil {
+		err = x.attachNetwork(ctx, s, p)
+	}
+	if err != nil {
 		_ = s.Close()
 		return nil, err
 	}

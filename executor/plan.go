@@ -54,6 +54,7 @@ type plan struct {
 	given           []string  // environment that the caller gave beside the document
 	replay          *replayOf // the turn repeats another one
 	wants           wants     // of the machine
+	net             networkPlan
 
 	// prepare completes the machine before it is started; nil: there is nothing to do.
 	prepare func(ctx context.Context, tmpl *template.Template, m *substrate.Machine) (free func(), err error)

@@ -32,6 +32,8 @@ type Sandbox struct {
 	layers  int  // that lie in its slots
 	home    bool // it has a home disk
 
+	net *guestNetwork // nil: none
+
 	free     func() // frees what it lies on; may be nil
 	freeOnce sync.Once
 
@@ -79,6 +81,7 @@ func (s *Sandbox) Err() error { return s.machine.Err() }
 // a guest that reads nothing could hold up a connection's end.
 func (s *Sandbox) Close() error {
 	err := s.machine.Close()
+	s.net.close()
 	if s.free != nil {
 		s.freeOnce.Do(s.free)
 	}
@@ -297,7 +300,10 @@ func (x *Executor) start(ctx context.Context, p *plan, src *source, clock *stopw
 	clock.lap("restore")
 	s := &Sandbox{Template: src.tmpl, Image: p.image, machine: vm, source: src.machine, driver: src.driver, port: wire.NewPort(vm.Agent(), true),
 		layers: len(src.machine.Layers), home: src.machine.Home != ""}
-	if err := s.connect(ctx, p); err != nil {
+	if err = s.connect(ctx, p); err == nil {
+		err = x.attachNetwork(ctx, s, p)
+	}
+	if err != nil {
 		err = s.fate(err)
 		_ = s.Close()
 		return nil, err

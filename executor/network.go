@@ -1,0 +1,111 @@
+package executor
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/wire"
+)
+
+// A guestNetwork is the outside of one sandbox's network card. It lives as long as
+// the sandbox, and outlives its links.
+type guestNetwork struct {
+	stack *network.Stack
+	watch *network.Watch
+	card  bool   // the machine's own; else the agent makes one after each renew
+	mac   string // of the card that the agent makes
+
+	ctx    context.Context // of Serve
+	cancel context.CancelFunc
+	serves sync.WaitGroup
+}
+
+// attachNetwork gives the configured sandbox s the network that p asks for: none when
+// its shape has none. It ends with s.Close. An error is of kind Invalid when a rule is
+// wrong, and of those of the wire.
+func (x *Executor) attachNetwork(ctx context.Context, s *Sandbox, p *plan) error {
+	if !s.source.Shape.Network {
+		return nil
+	}
+	n := &guestNetwork{watch: network.NewWatch()}
+	var err error
+	if n.stack, err = network.New(p.net.options(n.watch)); err != nil {
+		return err
+	}
+	n.ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	mac := make([]byte, 4)
+	_, _ = rand.Read(mac) // documented never to fail
+	n.mac = fmt.Sprintf("52:54:%02x:%02x:%02x:%02x", mac[0], mac[1], mac[2], mac[3])
+	s.net = n
+	if c, ok := s.machine.(substrate.Networker); ok {
+		frames := c.Frames()
+		if frames == nil {
+			return &turnstone.Error{Op: "executor.network", Kind: turnstone.Internal, Subject: string(s.ID()), Err: errors.New("its machine has no network card")}
+		}
+		n.card = true
+		n.serve(frames)
+		return nil
+	}
+	return s.renewNetwork(ctx)
+}
+
+// renewNetwork gives s its network again after its link was renewed. A card that is
+// the machine's own did not notice.
+func (s *Sandbox) renewNetwork(ctx context.Context) error {
+	n := s.net
+	if n == nil || n.card {
+		return nil
+	}
+	n.serves.Wait() // the stream before has ended with its link
+	frames, err := s.Client().NetworkStream(ctx, wire.SandboxNetworkParams{MAC: n.mac, MTU: network.MTU, Network: wire.SandboxNetwork{
+		Address: network.GuestAddress, Gateway: network.Gateway, DNS: []string{network.DNS}}})
+	if err != nil {
+		return s.fate(err)
+	}
+	n.serve(frames)
+	return nil
+}
+
+// serve carries frames until they end, or the network does.
+func (n *guestNetwork) serve(frames io.ReadWriteCloser) {
+	n.serves.Go(func() { _ = n.stack.Serve(n.ctx, frames) }) // a guest that sends nonsense has no network any more
+}
+
+// close ends the network. The sandbox's machine has ended.
+func (n *guestNetwork) close() {
+	if n == nil {
+		return
+	}
+	n.cancel()
+	_ = n.stack.Close()
+	n.serves.Wait()
+}
+
+// DialGuest opens a connection to a TCP port of the sandbox. Whoever listens there
+// sees it come from the gateway. The error is of kind Unavailable when the sandbox has
+// no network, or nobody listens.
+func (s *Sandbox) DialGuest(ctx context.Context, port uint16) (net.Conn, error) {
+	if s.net == nil {
+		return nil, &turnstone.Error{Op: "executor.dial", Kind: turnstone.Unavailable, Subject: "sandbox " + string(s.ID()),
+			Err: errors.New("it has no network"), Hint: "create it with the network on"}
+	}
+	return s.net.stack.DialGuest(ctx, port)
+}
+
+// A networkPlan is what a plan asks of the sandbox's network.
+type networkPlan struct {
+	policy network.Policy
+}
+
+// options are those of the network's stack.
+func (p *networkPlan) options(o network.Observer) network.Options {
+	return network.Options{Policy: p.policy, Observer: o}
+}

@@ -1,0 +1,68 @@
+package network
+
+import (
+	"slices"
+	"sync"
+	"time"
+)
+
+// maxWatched bounds the different refusals that a Watch holds.
+const maxWatched = 256
+
+// A Watch is an Observer that notes what was refused, until it is asked. It is safe
+// for concurrent use, and bounded whatever a guest does.
+type Watch struct {
+	mu   sync.Mutex
+	at   map[refusalKey]int // in all
+	all  []Refused
+	more int64
+}
+
+// A Refused is a Refusal that happened Count times since At.
+type Refused struct {
+	Refusal
+	Count int64
+	Last  time.Time
+}
+
+// refusalKey is what makes two refusals the same.
+type refusalKey struct{ protocol, host, address, reason string }
+
+// NewWatch returns a Watch that has seen nothing.
+func NewWatch() *Watch { return &Watch{at: map[refusalKey]int{}} }
+
+// Refused implements Observer.
+func (w *Watch) Refused(r Refusal) {
+	k := refusalKey{r.Protocol, r.Host, "", r.Reason}
+	if r.Address.IsValid() {
+		k.address = r.Address.String()
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if i, ok := w.at[k]; ok {
+		w.all[i].Count++
+		w.all[i].Last = r.At
+		return
+	}
+	if len(w.all) == maxWatched {
+		w.more++
+		return
+	}
+	w.at[k] = len(w.all)
+	w.all = append(w.all, Refused{Refusal: r, Count: 1, Last: r.At})
+}
+
+// Closed implements Observer. What goes over connections is counted by Stack.Totals.
+func (w *Watch) Closed(Connection) {}
+
+// Take returns what was refused since the last call, by time, and how much more there
+// was than is held.
+func (w *Watch) Take() (all []Refused, more int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	all, more = w.all, w.more
+	w.all, w.more = nil, 0
+	clear(w.at)
+	slices.SortStableFunc(all, func(a, b Refused) int { return a.At.Compare(b.At) })
+	return all, more
+}
