@@ -3,21 +3,26 @@ package oci
 import (
 	"context"
 	"net/http"
+	"path/filepath"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+
+	"turnstone.dev/turnstone"
 )
 
 // Options of a Client. The zero value of each but Dir is a good choice.
 type Options struct {
-	Dir      string         // keeps what was downloaded; made where it is not there
-	Keychain authn.Keychain // who the user is, per registry; nil: the Docker config's credentials
-	Proxy    func(*http.Request) (string, error)
-	Progress func(what string) // is told of what takes long, some times a second at most; nil: nobody is
+	Dir      string            // keeps what was downloaded; made where it is not there
+	Keychain authn.Keychain    // who the user is, per registry; nil: as the Docker config says
+	Progress func(what string) // is told of what takes long, every two seconds at most; nil: nobody is
 
 	Stall   time.Duration // how long a registry may send next to nothing; 0: one minute
 	Retries int           // of a request that failed for a reason that may pass; 0: 4; negative: none
-	MaxKept int64         // bytes of downloads that are kept for other images; 0: 2 GiB
+	Pause   time.Duration // before the first retry, and twice as long before each next one; 0: half a second
+	MaxKept int64         // bytes of downloads that are kept for other images; 0: 2 GiB; negative: none
 }
 
 // A Client pulls images. Its methods are safe for concurrent use, also by several
@@ -27,6 +32,69 @@ type Client struct {
 }
 
 // New returns a client.
-func New(opts Options) *Client { return &Client{opts: opts} }
+func New(opts Options) *Client {
+	if opts.Keychain == nil {
+		opts.Keychain = authn.DefaultKeychain
+	}
+	if opts.Progress == nil {
+		opts.Progress = func(string) {}
+	}
+	if opts.Stall == 0 {
+		opts.Stall = time.Minute
+	}
+	if opts.Retries == 0 {
+		opts.Retries = 4
+	}
+	if opts.Pause == 0 {
+		opts.Pause = 500 * time.Millisecond
+	}
+	if opts.MaxKept == 0 {
+		opts.MaxKept = 2 << 30
+	}
+	return &Client{opts: opts}
+}
 
-var _ = context.Background
+// A session is a conversation with one registry about one repository.
+type session struct {
+	c     *Client
+	ref   Reference
+	http  *http.Client      // asks for blobs
+	trans http.RoundTripper // logged in
+	close func()
+}
+
+// connect finds out how the registry wants to be spoken to, and logs in where it
+// wants that. The caller closes the session.
+func (c *Client) connect(ctx context.Context, ref Reference) (*session, error) {
+	g := newGuard(ref, c.opts.Stall)
+	s := &session{c: c, ref: ref, close: g.close}
+	err := c.retry(ctx, func(ctx context.Context) (bool, error) {
+		ctx, cancel := context.WithTimeoutCause(ctx, 2*c.opts.Stall, errStalled)
+		defer cancel()
+		auth, err := authn.Resolve(ctx, c.opts.Keychain, ref.repo)
+		if err != nil {
+			return false, &turnstone.Error{Op: "oci.login", Kind: turnstone.Invalid, Subject: ref.Registry(), Err: clean(err),
+				Hint: "the Docker config (docker login writes it) cannot be used for this registry"}
+		}
+		s.trans, err = transport.NewWithContext(ctx, ref.repo.Registry, auth, g, []string{ref.repo.Scope(transport.PullScope)})
+		return false, stalled(ctx, err)
+	})
+	if err != nil {
+		g.close()
+		return nil, ref.failed(err)
+	}
+	s.http = &http.Client{Transport: s.trans, CheckRedirect: func(_ *http.Request, via []*http.Request) error {
+		if len(via) > maxRedirects {
+			return errRedirects
+		}
+		return nil
+	}}
+	return s, nil
+}
+
+// digest returns what the library calls a reference, of s's repository.
+func (s *session) digest(d turnstone.Digest) name.Reference { return s.ref.repo.Digest(string(d)) }
+
+func (c *Client) path(elem ...string) string {
+	return filepath.Join(append([]string{c.opts.Dir}, elem...)...)
+}

@@ -1,0 +1,170 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+
+	"turnstone.dev/turnstone"
+)
+
+// An integrityError is data that is not what its digest, or its length, says.
+type integrityError struct{ why string }
+
+func (e *integrityError) Error() string { return e.why }
+
+func mismatch(format string, args ...any) error { return &integrityError{fmt.Sprintf(format, args...)} }
+
+// A contentError is an image that is whole, and that cannot be used.
+type contentError struct{ why, hint string }
+
+func (e *contentError) Error() string { return e.why }
+
+func unusable(hint, format string, args ...any) error {
+	return &contentError{fmt.Sprintf(format, args...), hint}
+}
+
+// retry calls f until it succeeds, fails for a reason that stays, or has failed too
+// often in a row without any progress, which it tells of.
+func (c *Client) retry(ctx context.Context, f func(ctx context.Context) (progress bool, err error)) error {
+	failures := 0
+	for attempt := 0; ; attempt++ {
+		progress, err := f(ctx)
+		if err == nil {
+			return nil
+		}
+		if progress {
+			failures = 0
+		}
+		if failures++; ctx.Err() != nil || !passing(err) || failures > c.opts.Retries || attempt > 1000 {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(c.opts.Pause << min(failures-1, 6)):
+		}
+	}
+}
+
+// passing reports whether the reason of a failure may be gone soon.
+func passing(err error) bool {
+	var status *transport.Error
+	var refused *refusal
+	var wrong *integrityError
+	var content *contentError
+	var typed *turnstone.Error
+	switch {
+	case errors.As(err, &refused), errors.As(err, &wrong), errors.As(err, &content), errors.As(err, &typed), errors.Is(err, errRedirects):
+		return false
+	case errors.As(err, &status):
+		return status.StatusCode >= 500 || status.StatusCode == http.StatusTooManyRequests || status.StatusCode == http.StatusRequestTimeout
+	case errors.Is(err, errStalled), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		return true
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return false // nobody is there
+	}
+	var dns *net.DNSError
+	if errors.As(err, &dns) {
+		return dns.IsTemporary && !dns.IsNotFound
+	}
+	var network net.Error
+	return errors.As(err, &network) && network.Timeout()
+}
+
+// failed makes of err, of asking the registry, one that a user can act on.
+func (r Reference) failed(err error) error {
+	var typed *turnstone.Error
+	if err == nil || errors.As(err, &typed) {
+		return err
+	}
+	out := &turnstone.Error{Op: "oci.pull", Kind: turnstone.Unavailable, Subject: "image " + r.String(), Err: clean(err)}
+	var status *transport.Error
+	var refused *refusal
+	var wrong *integrityError
+	var content *contentError
+	switch {
+	case errors.Is(err, context.Canceled):
+		out.Kind = turnstone.Canceled
+	case errors.As(err, &wrong):
+		out.Kind, out.Hint = turnstone.Integrity, "the registry, or something on the way to it, sends other data than the image's; nothing of it was kept"
+	case errors.As(err, &content):
+		out.Kind, out.Hint = turnstone.Invalid, content.hint
+	case errors.As(err, &refused):
+		out.Kind, out.Hint = turnstone.Invalid, "nothing was asked there; pull from a registry that serves the image itself, over TLS"
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		out.Kind, out.Hint = turnstone.Exhausted, "free some disk space, or move TURN_HOME"
+	case errors.As(err, &status):
+		out.Kind, out.Err, out.Hint = r.answered(status)
+	case errors.Is(err, errStalled):
+		out.Kind, out.Hint = turnstone.Timeout, "try again; what was downloaded is kept, and the rest is asked for"
+	default:
+		out.Err = fmt.Errorf("registry %s does not answer: %w", r.Registry(), clean(err))
+		out.Hint = "check the name, the network and the proxy's settings"
+	}
+	if near := r.Near(); near != "" && out.Kind != turnstone.Canceled && out.Kind != turnstone.Exhausted {
+		out.Hint = strings.TrimPrefix(out.Hint+"; ", "; ") + "the built-in template " + near + " comes near to it"
+	}
+	return out
+}
+
+// answered says what a registry means that answered with an error.
+func (r Reference) answered(e *transport.Error) (kind turnstone.Kind, err error, hint string) {
+	says := fmt.Errorf("registry %s answers %d %s", r.Registry(), e.StatusCode, http.StatusText(e.StatusCode))
+	if len(e.Errors) > 0 && e.Errors[0].Message != "" {
+		says = fmt.Errorf("%w: %.300q", says, string(e.Errors[0].Code)+": "+e.Errors[0].Message)
+	}
+	switch code := e.StatusCode; {
+	case code == http.StatusUnauthorized || code == http.StatusForbidden:
+		// Registries also say so of repositories that do not exist.
+		return turnstone.NotFound, says, "check the name; if the image is private: docker login " + r.Registry()
+	case code == http.StatusNotFound:
+		return turnstone.NotFound, says, "check the name and the tag; there may be no such image"
+	case code == http.StatusTooManyRequests:
+		return turnstone.Exhausted, says, "wait, or log in for more requests: docker login " + r.Registry()
+	case code >= 500:
+		return turnstone.Unavailable, says, "try again later"
+	}
+	return turnstone.Unavailable, says, "this registry does not serve images as others do"
+}
+
+// Near returns the built-in template that comes near to the image; "" if none does.
+func (r Reference) Near() string {
+	path := r.repo.RepositoryStr()
+	last := path[strings.LastIndexByte(path, '/')+1:]
+	switch {
+	case strings.Contains(path, "claude"):
+		return "claude-code"
+	case strings.Contains(last, "python"), last == "pypy", strings.Contains(last, "jupyter"):
+		return "python"
+	case last == "node", strings.Contains(last, "nodejs"), last == "bun", last == "deno":
+		return "nodejs"
+	case strings.HasPrefix(last, "debian"), strings.HasPrefix(last, "ubuntu"), last == "bash", last == "buildpack-deps":
+		return "base"
+	}
+	return ""
+}
+
+// clean takes out of err what is nobody's business: the query of an address, where
+// storage has its signatures, and a user in it.
+func clean(err error) error {
+	var at *url.Error
+	if !errors.As(err, &at) {
+		return err
+	}
+	u, parseErr := url.Parse(at.URL)
+	if parseErr != nil {
+		return at.Err
+	}
+	u.RawQuery, u.Fragment, u.User = "", "", nil
+	return fmt.Errorf("%s %s: %w", at.Op, u, clean(at.Err))
+}

@@ -1,0 +1,152 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+const maxRedirects = 5
+
+var errRedirects = errors.New("the registry redirects in circles")
+
+// A refusal is a request that is not made, whatever the registry says.
+type refusal struct{ why string }
+
+func (r *refusal) Error() string { return r.why }
+
+func refuse(format string, args ...any) error { return &refusal{fmt.Sprintf(format, args...)} }
+
+// A guard makes the requests of one session. Registries redirect to storage, and name
+// servers that give out tokens: both are addresses that a stranger chooses and that
+// this machine asks. So other hosts than the registry's own get TLS or nothing, and
+// must not be this machine, its link, or, unless the registry itself is there, a
+// private network. Without TLS only a registry on this machine is spoken to.
+type guard struct {
+	ref     Reference
+	own     *http.Transport // to the registry
+	other   *http.Transport // to whoever it names
+	proxy   *http.Transport // to either, through the user's proxy
+	private atomic.Bool     // the registry was met at a private address
+}
+
+func newGuard(ref Reference, patience time.Duration) *guard {
+	g := &guard{ref: ref}
+	g.own, g.other = g.transport(patience, g.met), g.transport(patience, g.allowed)
+	g.proxy = g.transport(patience, func(netip.Addr) error { return nil })
+	return g
+}
+
+// transport returns one whose connections check is asked about, with the address that
+// is connected to.
+func (g *guard) transport(patience time.Duration, check func(netip.Addr) error) *http.Transport {
+	dialer := &net.Dialer{Timeout: min(patience, 20*time.Second), Control: func(_, address string, _ syscall.RawConn) error {
+		at, err := netip.ParseAddrPort(address)
+		if err != nil {
+			return refuse("%s is no address", address)
+		}
+		return check(at.Addr().Unmap())
+	}}
+	return &http.Transport{
+		Proxy: http.ProxyFromEnvironment, DialContext: dialer.DialContext, ForceAttemptHTTP2: true,
+		TLSHandshakeTimeout: min(patience, 20*time.Second), ResponseHeaderTimeout: patience, IdleConnTimeout: 30 * time.Second,
+		MaxIdleConnsPerHost: parallel, MaxResponseHeaderBytes: 1 << 20,
+		DisableCompression: true, // a blob's bytes are what its digest is of
+	}
+}
+
+// met notes where the registry is.
+func (g *guard) met(ip netip.Addr) error {
+	if ip.IsPrivate() {
+		g.private.Store(true)
+	}
+	if g.ref.loopback() && !ip.IsLoopback() {
+		return refuse("%s is not this machine, as its name says", g.ref.Registry())
+	}
+	return nil
+}
+
+// allowed refuses addresses that a registry has no business to send anybody to.
+func (g *guard) allowed(ip netip.Addr) error {
+	if ip.IsPrivate() && g.private.Load() {
+		return nil
+	}
+	if why := closed(ip); why != "" {
+		return refuse("the registry leads to %s, %s", ip, why)
+	}
+	return nil
+}
+
+// RoundTrip implements http.RoundTripper.
+func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
+	host, own := req.URL.Hostname(), strings.EqualFold(req.URL.Host, g.ref.Registry())
+	switch {
+	case req.URL.Scheme == "https":
+	case req.URL.Scheme == "http" && own && g.ref.loopback():
+	default:
+		return nil, refuse("%s would be spoken to without TLS, which only a registry on this machine is", req.URL.Host)
+	}
+	if !own && loopbackHost(host) {
+		return nil, refuse("the registry leads to %s, which is this machine", req.URL.Host)
+	}
+	if ip, err := netip.ParseAddr(host); err == nil && !own {
+		if err := g.allowed(ip.Unmap()); err != nil {
+			return nil, err
+		}
+	}
+	// Where there is a proxy, what is connected to is not what is asked.
+	if proxy, err := http.ProxyFromEnvironment(req); err != nil || proxy != nil {
+		return g.proxy.RoundTrip(req)
+	}
+	if own {
+		return g.own.RoundTrip(req)
+	}
+	return g.other.RoundTrip(req)
+}
+
+func (g *guard) close() {
+	for _, t := range []*http.Transport{g.own, g.other, g.proxy} {
+		t.CloseIdleConnections()
+	}
+}
+
+// closed says why ip is no place on the Internet; "" if it is one.
+func closed(ip netip.Addr) string {
+	if b := ip.As16(); ip.Is6() && !ip.IsLoopback() && !ip.IsUnspecified() {
+		switch { // addresses that have one of IPv4 in them
+		case netip.MustParsePrefix("64:ff9b::/96").Contains(ip), // NAT64, RFC 6052
+			netip.MustParsePrefix("::/96").Contains(ip): // IPv4-compatible, RFC 4291
+			return closed(netip.AddrFrom4([4]byte(b[12:])))
+		case netip.MustParsePrefix("2002::/16").Contains(ip): // 6to4, RFC 3056
+			return closed(netip.AddrFrom4([4]byte(b[2:6])))
+		}
+	}
+	shared := netip.MustParsePrefix("100.64.0.0/10") // RFC 6598; clouds have services there
+	zero := netip.MustParsePrefix("0.0.0.0/8")
+	switch {
+	case ip.IsLoopback(), ip.IsUnspecified(), zero.Contains(ip):
+		return "which is this machine"
+	case ip.IsLinkLocalUnicast(), ip.IsMulticast():
+		return "which is on this machine's link"
+	case ip.IsPrivate(), shared.Contains(ip):
+		return "which is in a private network"
+	}
+	return ""
+}
+
+var errStalled = errors.New("the registry sends nothing, or next to nothing")
+
+// stalled makes of an error what ended ctx, if that is what happened.
+func stalled(ctx context.Context, err error) error {
+	if err != nil && errors.Is(context.Cause(ctx), errStalled) {
+		return errStalled
+	}
+	return err
+}
