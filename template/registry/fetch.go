@@ -1,0 +1,422 @@
+package registry
+
+import (
+	"context"
+	"crypto/sha1" //nolint:gosec // npm's oldest packages have no other digest
+	"crypto/sha256"
+	"crypto/sha512"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"turnstone.dev/turnstone"
+)
+
+// Bounds of what is fetched, in bytes.
+const (
+	maxFile  = 4 << 30
+	maxIndex = 128 << 20
+)
+
+// A want is a digest that something has to have: "sha256:" or "sha512:" or "sha1:"
+// and hex. Empty: none is known.
+type want string
+
+func (d want) hash() hash.Hash {
+	switch name, _, _ := strings.Cut(string(d), ":"); name {
+	case "sha512":
+		return sha512.New()
+	case "sha1":
+		return sha1.New() //nolint:gosec // see above
+	default:
+		return sha256.New()
+	}
+}
+
+// of returns the digest that h came to, in d's form.
+func (d want) of(h hash.Hash) want {
+	name, _, ok := strings.Cut(string(d), ":")
+	if !ok {
+		name = "sha256"
+	}
+	return want(name + ":" + hex.EncodeToString(h.Sum(nil)))
+}
+
+// key is the name that something with this digest has in the cache.
+func (d want) key() string { return strings.Replace(string(d), ":", "-", 1) }
+
+// errStatus is an answer that is none.
+type errStatus struct {
+	code int
+	text string
+}
+
+func (e *errStatus) Error() string { return "the server answered " + e.text }
+
+// A flight is one fetch that several may wait for.
+type flight struct {
+	done chan struct{}
+	path string
+	err  error
+}
+
+// file returns the path of what is at address, in the cache. want is its digest,
+// key its name there. It is fetched once however many ask at one time.
+func (s *Server) file(ctx context.Context, address, key string, d want) (string, error) {
+	at := filepath.Join(s.opts.Cache, key)
+	s.mu.Lock()
+	f, ok := s.flights[key]
+	if !ok {
+		f = &flight{done: make(chan struct{}), path: at}
+		s.flights[key] = f
+		// Whoever asked first may give up: the others, and the next build, have use for it.
+		go func() {
+			defer close(f.done)
+			f.err = s.intoCache(s.ctx, address, at, d)
+			s.mu.Lock()
+			delete(s.flights, key)
+			s.mu.Unlock()
+		}()
+	}
+	s.mu.Unlock()
+	select {
+	case <-f.done:
+		return f.path, f.err
+	case <-ctx.Done():
+		return "", ctx.Err()
+	}
+}
+
+// intoCache makes sure that at holds what d says.
+func (s *Server) intoCache(ctx context.Context, address, at string, d want) error {
+	if whole(at, d) {
+		now := time.Now()
+		_ = os.Chtimes(at, now, now) // it was used: see Trim
+		return nil
+	}
+	part, err := os.OpenFile(at+".part", os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return storeError(at, err)
+	}
+	defer func() { _ = part.Close() }()
+	// Another process that fetches the same has it locked: it is waited for.
+	if err := lock(ctx, part); err != nil {
+		return err
+	}
+	if whole(at, d) {
+		return nil
+	}
+	got, err := s.download(ctx, address, part, d)
+	if err != nil {
+		return err
+	}
+	if d != "" && got != d {
+		_ = os.Remove(part.Name())
+		return &turnstone.Error{Op: "registry.fetch", Kind: turnstone.Integrity, Subject: place(address),
+			Err: fmt.Errorf("is not what the registry says it is: %s, not %s", short(got), short(d)), Hint: "try again later, or another registry"}
+	}
+	if err := os.Rename(part.Name(), at); err != nil {
+		return storeError(at, err)
+	}
+	return nil
+}
+
+func short(d want) string { return string(d)[:min(len(d), 19)] }
+
+// lock waits for the lock of f.
+func lock(ctx context.Context, f *os.File) error {
+	for {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
+			return storeError(f.Name(), err)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// whole tells whether the file at path has the digest d. What has none is not kept.
+func whole(path string, d want) bool {
+	if d == "" {
+		return false
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = f.Close() }()
+	h := d.hash()
+	_, err = io.Copy(h, f)
+	return err == nil && d.of(h) == d
+}
+
+// download writes what is at address into part, going on where an earlier try
+// ended, and returns its digest in d's form.
+func (s *Server) download(ctx context.Context, address string, part *os.File, d want) (want, error) {
+	var err error
+	for try := range max(1, s.opts.Retries+1) {
+		if try > 0 {
+			fmt.Fprintf(s.opts.Log, "registry: %s: %v; trying again\n", place(address), withoutAddress(err))
+			select {
+			case <-ctx.Done():
+				return "", ctx.Err()
+			case <-time.After(s.opts.Backoff << (try - 1)):
+			}
+		}
+		if err = s.try(ctx, address, part, d != ""); err == nil {
+			if _, err = part.Seek(0, io.SeekStart); err != nil {
+				return "", storeError(part.Name(), err)
+			}
+			h := d.hash()
+			if _, err = io.Copy(h, part); err != nil {
+				return "", storeError(part.Name(), err)
+			}
+			return d.of(h), nil
+		}
+		if !again(err) {
+			break
+		}
+	}
+	return "", s.explain(address, err)
+}
+
+// again tells whether what failed may succeed when it is tried again.
+func again(err error) bool {
+	var status *errStatus
+	var typed *turnstone.Error
+	switch {
+	case errors.As(err, &typed):
+		return false
+	case errors.As(err, &status):
+		return status.code >= 500 || status.code == http.StatusTooManyRequests || status.code == http.StatusRequestTimeout
+	}
+	return true
+}
+
+// explain makes err, of address, one that a user can act on.
+func (s *Server) explain(address string, err error) error {
+	var status *errStatus
+	var typed *turnstone.Error
+	out := &turnstone.Error{Op: "registry.fetch", Kind: turnstone.Unavailable, Subject: place(address), Err: withoutAddress(err),
+		Hint: "check the network; behind a proxy set https_proxy; PIP_INDEX_URL, npm_config_registry and TURN_DEBIAN_MIRROR name other registries"}
+	switch {
+	case errors.As(err, &typed):
+		return err
+	case errors.As(err, &status) && (status.code == http.StatusNotFound || status.code == http.StatusGone):
+		out.Kind, out.Hint = turnstone.NotFound, ""
+	case errors.As(err, &status):
+		out.Hint = "the registry has a fault of its own, or wants a password: try again later, or name another with PIP_INDEX_URL, npm_config_registry or TURN_DEBIAN_MIRROR"
+	case errors.Is(err, errIdle):
+		out.Kind = turnstone.Timeout
+	}
+	return out
+}
+
+var errIdle = errors.New("nothing came any more")
+
+// try fetches once. go on: what part has already is asked for no more.
+func (s *Server) try(ctx context.Context, address string, part *os.File, resume bool) error {
+	select {
+	case s.slots <- struct{}{}:
+		defer func() { <-s.slots }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	idle := time.AfterFunc(s.opts.Idle, func() { cancel(errIdle) })
+	defer idle.Stop()
+	have, err := part.Seek(0, io.SeekEnd)
+	if err != nil {
+		return storeError(part.Name(), err)
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		return withoutAddress(err)
+	}
+	if resume && have > 0 {
+		req.Header.Set("Range", fmt.Sprintf("bytes=%d-", have))
+	}
+	res, err := s.client.Do(req)
+	if err != nil {
+		return cause(ctx, err)
+	}
+	defer func() { _ = res.Body.Close() }()
+	switch {
+	case res.StatusCode == http.StatusPartialContent && strings.HasPrefix(res.Header.Get("Content-Range"), fmt.Sprintf("bytes %d-", have)):
+	case res.StatusCode == http.StatusRequestedRangeNotSatisfiable, res.StatusCode == http.StatusPartialContent:
+		if err := part.Truncate(0); err != nil {
+			return storeError(part.Name(), err)
+		}
+		return errors.New("the server does not go on where it ended")
+	case res.StatusCode == http.StatusOK:
+		have = 0
+		if err := part.Truncate(0); err != nil {
+			return storeError(part.Name(), err)
+		}
+	default:
+		return &errStatus{res.StatusCode, res.Status}
+	}
+	if _, err := part.Seek(have, io.SeekStart); err != nil {
+		return storeError(part.Name(), err)
+	}
+	size := int64(-1)
+	if res.ContentLength >= 0 {
+		size = have + res.ContentLength
+	}
+	p := &progressReader{s: s, r: res.Body, name: path.Base(req.URL.Path), done: have, size: size, alive: func() { idle.Reset(s.opts.Idle) }}
+	n, err := io.Copy(part, io.LimitReader(p, maxFile+1-have))
+	switch {
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return storeError(part.Name(), err)
+	case err != nil:
+		return cause(ctx, err)
+	case have+n > maxFile:
+		return &turnstone.Error{Op: "registry.fetch", Kind: turnstone.Exhausted, Subject: place(address), Err: fmt.Errorf("has more than %d bytes", int64(maxFile))}
+	case size >= 0 && have+n != size:
+		return io.ErrUnexpectedEOF
+	}
+	fmt.Fprintf(s.opts.Log, "registry: fetched %s: %d bytes\n", place(address), have+n)
+	return nil
+}
+
+// cause prefers why ctx ended to err.
+func cause(ctx context.Context, err error) error {
+	if c := context.Cause(ctx); c != nil {
+		return c
+	}
+	return err
+}
+
+// text fetches an index, which is small and changes.
+func (s *Server) text(ctx context.Context, address, accept string) (body []byte, kind string, err error) {
+	for try := range max(1, s.opts.Retries+1) {
+		if try > 0 {
+			select {
+			case <-ctx.Done():
+				return nil, "", ctx.Err()
+			case <-time.After(s.opts.Backoff << (try - 1)):
+			}
+		}
+		if body, kind, err = s.tryText(ctx, address, accept); err == nil || !again(err) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, "", s.explain(address, err)
+	}
+	return body, kind, nil
+}
+
+func (s *Server) tryText(ctx context.Context, address, accept string) ([]byte, string, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	idle := time.AfterFunc(s.opts.Idle, func() { cancel(errIdle) })
+	defer idle.Stop()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		return nil, "", withoutAddress(err)
+	}
+	req.Header.Set("Accept", accept)
+	res, err := s.client.Do(req)
+	if err != nil {
+		return nil, "", cause(ctx, err)
+	}
+	defer func() { _ = res.Body.Close() }()
+	if res.StatusCode != http.StatusOK {
+		return nil, "", &errStatus{res.StatusCode, res.Status}
+	}
+	p := &progressReader{s: s, r: res.Body, name: path.Base(strings.TrimSuffix(req.URL.Path, "/")), size: -1, alive: func() { idle.Reset(s.opts.Idle) }}
+	b, err := io.ReadAll(io.LimitReader(p, maxIndex+1))
+	if err != nil {
+		return nil, "", cause(ctx, err)
+	}
+	if len(b) > maxIndex {
+		return nil, "", &turnstone.Error{Op: "registry.fetch", Kind: turnstone.Exhausted, Subject: place(address), Err: fmt.Errorf("has more than %d bytes", maxIndex)}
+	}
+	return b, res.Header.Get("Content-Type"), nil
+}
+
+// place is an address without its password and query.
+func place(address string) string {
+	u, err := url.Parse(address)
+	if err != nil {
+		return "an address"
+	}
+	u.User, u.RawQuery, u.Fragment = nil, "", ""
+	return u.String()
+}
+
+func storeError(path string, err error) error {
+	e := &turnstone.Error{Op: "registry.cache", Kind: turnstone.Unavailable, Subject: path, Err: err}
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		e.Kind, e.Hint = turnstone.Exhausted, "make room on the disk that holds "+filepath.Dir(path)
+	}
+	return e
+}
+
+// A progressReader tells how far a fetch is.
+type progressReader struct {
+	s          *Server
+	r          io.Reader
+	name       string
+	done, size int64
+	alive      func()
+	told       time.Time
+}
+
+func (p *progressReader) Read(b []byte) (int, error) {
+	n, err := p.r.Read(b)
+	p.done += int64(n)
+	if n > 0 {
+		p.alive()
+	}
+	rate := p.s.rate.add(n)
+	if now := time.Now(); p.s.opts.Fetched != nil && (now.Sub(p.told) > 200*time.Millisecond || err != nil) {
+		p.told = now
+		p.s.opts.Fetched(Fetch{Name: p.name, Done: p.done, Size: p.size, Rate: rate})
+	}
+	return n, err
+}
+
+// A meter measures bytes per second, over the last seconds.
+type meter struct {
+	mu    sync.Mutex
+	since time.Time
+	bytes int64
+	rate  int64
+}
+
+func (m *meter) add(n int) int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	if m.since.IsZero() || now.Sub(m.since) > 10*time.Second {
+		m.since, m.bytes = now, 0
+	}
+	m.bytes += int64(n)
+	if d := now.Sub(m.since); d > time.Second {
+		m.rate = int64(float64(m.bytes) / d.Seconds())
+		if d > 3*time.Second {
+			m.since, m.bytes = now, 0
+		}
+	}
+	return m.rate
+}

@@ -1,0 +1,305 @@
+package registry
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+
+	"turnstone.dev/turnstone"
+)
+
+// An NpmPackage is one that npm was given.
+type NpmPackage struct {
+	Name      string   `toml:"name" json:"name"`
+	Version   string   `toml:"version" json:"version"`
+	Integrity string   `toml:"integrity" json:"integrity"`           // as npm writes it: "sha512-" and base64
+	Tags      []string `toml:"tags,omitempty" json:"tags,omitempty"` // that named this version then, as "latest"
+}
+
+// Check refuses what no build has written.
+func (p NpmPackage) Check() error {
+	if _, err := integrity(p.Integrity, ""); err != nil || !npmName.MatchString(p.Name) || !npmVersion.MatchString(p.Version) || !slices.Equal(p.Tags, slices.Compact(slices.Sorted(slices.Values(p.Tags)))) {
+		return fmt.Errorf("%.100q is no package of npm", p.Name+"@"+p.Version)
+	}
+	return nil
+}
+
+var (
+	npmName    = regexp.MustCompile(`^(?:@[A-Za-z0-9~_][A-Za-z0-9._~-]*/)?[A-Za-z0-9~_][A-Za-z0-9._~-]*$`)
+	npmVersion = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z.+-]{0,255}$`)
+)
+
+// integrity reads the digest that a registry says a package has.
+func integrity(sri, shasum string) (want, error) {
+	for _, one := range strings.Fields(sri) {
+		if b, ok := strings.CutPrefix(one, "sha512-"); ok {
+			b, _, _ = strings.Cut(b, "?")
+			raw, err := base64.StdEncoding.DecodeString(b)
+			if err == nil && len(raw) == 64 {
+				return want("sha512:" + hex.EncodeToString(raw)), nil
+			}
+		}
+		if b, ok := strings.CutPrefix(one, "sha1-"); ok && shasum == "" {
+			if raw, err := base64.StdEncoding.DecodeString(b); err == nil {
+				shasum = hex.EncodeToString(raw)
+			}
+		}
+	}
+	if raw, err := hex.DecodeString(shasum); err == nil && len(raw) == 20 {
+		return want("sha1:" + shasum), nil
+	}
+	return "", fmt.Errorf("%.100q is no digest that is known here", sri)
+}
+
+// sri writes a digest as npm does.
+func (d want) sri() string {
+	name, text, _ := strings.Cut(string(d), ":")
+	raw, _ := hex.DecodeString(text) // integrity and of make it of hex
+	return name + "-" + base64.StdEncoding.EncodeToString(raw)
+}
+
+// A npmDist is where a version's archive is.
+type npmDist struct {
+	Tarball   string `json:"tarball"`
+	Integrity string `json:"integrity"`
+	Shasum    string `json:"shasum"`
+}
+
+// serveNpm answers <package> and <package>/-/<file>; rest is still escaped.
+func (s *Server) serveNpm(w http.ResponseWriter, r *http.Request, rest string) {
+	rest, err := url.PathUnescape(strings.Trim(rest, "/"))
+	if err != nil {
+		http.Error(w, "no such place", http.StatusNotFound)
+		return
+	}
+	name, file, archive := strings.Cut(rest, "/-/")
+	if !npmName.MatchString(name) || len(name) > 214 || archive && !plainFile(file) {
+		http.Error(w, "no such place", http.StatusNotFound)
+		return
+	}
+	what := "package " + name + " of npm at " + s.npm.Host
+	doc, err := s.npmDocument(r.Context(), name, r.Header.Get("Accept"))
+	if err != nil {
+		s.fail(w, what, err)
+		return
+	}
+	if archive {
+		s.serveNpmArchive(w, r, doc, file)
+		return
+	}
+	b, err := doc.encode("http://" + r.Host + "/" + s.token + "/npm/" + name + "/-/")
+	if err != nil {
+		s.fail(w, what, err)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(b) // a guest that is gone is none of our business
+}
+
+// A npmDocument is what a registry says of a package ("packument").
+type npmDocument struct {
+	name     string
+	fields   map[string]json.RawMessage
+	versions map[string]map[string]json.RawMessage
+	dists    map[string]npmDist
+	tags     map[string]string
+}
+
+// npmDocument asks the registry for a package; under a lock it has the locked versions only.
+func (s *Server) npmDocument(ctx context.Context, name, accept string) (*npmDocument, error) {
+	var locked map[string]NpmPackage
+	if s.opts.Locked {
+		locked = map[string]NpmPackage{}
+		for _, p := range s.opts.Npms {
+			if p.Name == name {
+				locked[p.Version] = p
+			}
+		}
+		if len(locked) == 0 {
+			return nil, &turnstone.Error{Op: "registry.npm", Kind: turnstone.NotFound, Subject: name}
+		}
+	}
+	at := s.npm.String() + "/" + strings.Replace(name, "/", "%2f", 1)
+	if !strings.Contains(accept, "json") {
+		accept = "application/vnd.npm.install-v1+json, application/json;q=0.8"
+	}
+	body, _, err := s.text(ctx, at, accept)
+	if err != nil {
+		return nil, err
+	}
+	doc, err := parseNpm(name, body)
+	if err != nil {
+		return nil, &turnstone.Error{Op: "registry.npm", Kind: turnstone.Integrity, Subject: place(at), Err: err}
+	}
+	if locked != nil {
+		doc.keep(locked)
+	}
+	return doc, nil
+}
+
+func parseNpm(name string, body []byte) (*npmDocument, error) {
+	d := &npmDocument{name: name, dists: map[string]npmDist{}}
+	if err := json.Unmarshal(body, &d.fields); err != nil {
+		return nil, err
+	}
+	if err := unmarshal(d.fields["versions"], &d.versions); err != nil {
+		return nil, fmt.Errorf("versions: %w", err)
+	}
+	if err := unmarshal(d.fields["dist-tags"], &d.tags); err != nil {
+		return nil, fmt.Errorf("dist-tags: %w", err)
+	}
+	for v, fields := range d.versions {
+		var dist npmDist
+		if !npmVersion.MatchString(v) || unmarshal(fields["dist"], &dist) != nil || dist.Tarball == "" {
+			delete(d.versions, v)
+			continue
+		}
+		d.dists[v] = dist
+	}
+	return d, nil
+}
+
+func unmarshal(b json.RawMessage, to any) error {
+	if len(b) == 0 {
+		return nil
+	}
+	return json.Unmarshal(b, to)
+}
+
+// keep leaves the locked versions, and the tags that they had.
+func (d *npmDocument) keep(locked map[string]NpmPackage) {
+	d.tags = map[string]string{}
+	for v := range d.versions {
+		if _, ok := locked[v]; !ok {
+			delete(d.versions, v)
+			delete(d.dists, v)
+		}
+	}
+	for v, p := range locked {
+		for _, tag := range p.Tags {
+			d.tags[tag] = v
+		}
+		if dist, ok := d.dists[v]; ok {
+			dist.Integrity = p.Integrity // whatever the registry says now
+			d.dists[v] = dist
+		}
+	}
+}
+
+// encode returns the document with the archives at base.
+func (d *npmDocument) encode(base string) ([]byte, error) {
+	versions := map[string]map[string]json.RawMessage{}
+	for v, fields := range d.versions {
+		var dist map[string]json.RawMessage
+		if err := json.Unmarshal(fields["dist"], &dist); err != nil {
+			return nil, err
+		}
+		address, err := json.Marshal(base + url.PathEscape(d.file(v)))
+		if err != nil {
+			return nil, err
+		}
+		dist["tarball"] = address
+		if sum := d.dists[v].Integrity; sum != "" {
+			if dist["integrity"], err = json.Marshal(sum); err != nil {
+				return nil, err
+			}
+		}
+		out := map[string]json.RawMessage{}
+		for k, f := range fields {
+			out[k] = f
+		}
+		if out["dist"], err = json.Marshal(dist); err != nil {
+			return nil, err
+		}
+		versions[v] = out
+	}
+	fields := map[string]json.RawMessage{}
+	for k, f := range d.fields {
+		fields[k] = f
+	}
+	var err error
+	if fields["versions"], err = json.Marshal(versions); err != nil {
+		return nil, err
+	}
+	if fields["dist-tags"], err = json.Marshal(d.tags); err != nil {
+		return nil, err
+	}
+	delete(fields, "time") // the full document's, which is large
+	return json.Marshal(fields)
+}
+
+// file is the name of a version's archive with us.
+func (d *npmDocument) file(version string) string {
+	return d.name[strings.LastIndexByte(d.name, '/')+1:] + "-" + version + ".tgz"
+}
+
+func (s *Server) serveNpmArchive(w http.ResponseWriter, r *http.Request, doc *npmDocument, file string) {
+	version := ""
+	for v, dist := range doc.dists {
+		if file == doc.file(v) || file == path.Base(dist.Tarball) {
+			version = v
+		}
+	}
+	what := "package " + doc.name + " of npm with a file " + file
+	if version == "" {
+		s.fail(w, what, &turnstone.Error{Op: "registry.npm", Kind: turnstone.NotFound, Subject: file})
+		return
+	}
+	dist := doc.dists[version]
+	d, err := integrity(dist.Integrity, dist.Shasum)
+	address, aerr := s.npmAddress(dist.Tarball)
+	if err == nil {
+		err = aerr
+	}
+	if err != nil {
+		s.fail(w, what, &turnstone.Error{Op: "registry.npm", Kind: turnstone.Integrity, Subject: doc.name + "@" + version, Err: err})
+		return
+	}
+	at, err := s.file(r.Context(), address, d.key(), d)
+	if err != nil {
+		s.fail(w, what, err)
+		return
+	}
+	if _, err := s.send(w, r, at, d); err != nil {
+		fmt.Fprintf(s.opts.Log, "registry: %s: %v\n", file, err)
+		return
+	}
+	p := NpmPackage{Name: doc.name, Version: version, Integrity: d.sri()}
+	for tag, v := range doc.tags {
+		if v == version {
+			p.Tags = append(p.Tags, tag)
+		}
+	}
+	slices.Sort(p.Tags)
+	s.mu.Lock()
+	s.npms[p.Name+"@"+p.Version] = p
+	s.mu.Unlock()
+}
+
+// npmAddress is where an archive is fetched: at the registry's own host, whatever
+// name of it the document has.
+func (s *Server) npmAddress(tarball string) (string, error) {
+	u, err := url.Parse(tarball)
+	if err != nil {
+		return "", fmt.Errorf("its archive has no address: %w", withoutAddress(err))
+	}
+	if u.Hostname() == "registry.npmjs.org" && s.npm.Hostname() != u.Hostname() {
+		// A mirror that passes on npm's own document.
+		moved := *s.npm
+		moved.Path += u.Path
+		return moved.String(), nil
+	}
+	if u.Host != s.npm.Host || u.Scheme != "https" && u.Scheme != s.npm.Scheme {
+		return "", fmt.Errorf("its archive is at another host, %s", u.Host)
+	}
+	u.User = s.npm.User
+	return u.String(), nil
+}

@@ -1,0 +1,301 @@
+// Package registry is what a template's build reaches instead of the package
+// registries: a small server on this host that fetches from them as the host does.
+// It keeps what it fetched, verifies it by the registries' own digests, notes what
+// was taken, and under a lock offers nothing but what the lock names. It speaks
+// pip's index (PEP 503 and 691), npm's registry, and HTTP as a proxy for apt.
+//
+// Those who ask it are guests: it serves who knows its token, reads no bodies, and
+// goes nowhere but to the registries that it was given.
+package registry
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"turnstone.dev/turnstone"
+)
+
+// The registries that there are unless the environment names others.
+const (
+	DefaultPip = "https://pypi.org/simple"
+	DefaultNpm = "https://registry.npmjs.org"
+)
+
+// Options are what a Server is made with. Cache is needed.
+type Options struct {
+	Cache string // folder of what was fetched; made when it is missing
+	Limit int64  // bytes that it may take up after Close; default DefaultLimit
+
+	Pip string   // address of an index as pip's --index-url; default $PIP_INDEX_URL, then DefaultPip
+	Npm string   // address of a registry; default $npm_config_registry, then DefaultNpm
+	Apt []string // addresses of archives, as http://deb.debian.org/debian: what the proxy fetches from
+
+	Locked bool // offer only what follows
+	Pips   []PipFile
+	Npms   []NpmPackage
+
+	Log io.Writer // a line for each thing that was fetched, and for what failed; may be nil
+	// Fetched is told of what is being fetched, some times a second; may be nil. It
+	// must not block.
+	Fetched func(Fetch)
+
+	Transport http.RoundTripper // default: one of its own, with the host's proxies
+	Idle      time.Duration     // without a byte until a fetch counts as failed; default a minute
+	Retries   int               // after the first try; default 3; negative: none
+	Backoff   time.Duration     // before the first of them, doubled for each; default a second
+}
+
+// A Fetch is one thing that comes from a registry.
+type Fetch struct {
+	Name string // the file's
+	Done int64  // bytes
+	Size int64  // bytes; -1 when it is not known
+	Rate int64  // bytes per second, of all that is fetched now
+}
+
+// A Server answers a build. It is safe for concurrent use; Close it.
+type Server struct {
+	opts   Options
+	pip    *url.URL
+	npm    *url.URL
+	apt    []*url.URL
+	token  string
+	client *http.Client
+	http   *http.Server
+	slots  chan struct{} // of what is fetched at one time
+	rate   meter
+	ctx    context.Context // ends with Close
+	end    context.CancelFunc
+
+	mu      sync.Mutex
+	files   map[string]pipUpstream // by id: what the index named
+	debs    map[string]bool        // addresses that were asked for
+	flights map[string]*flight
+	pips    map[PipFile]bool
+	npms    map[string]NpmPackage
+	missing []string
+	problem error
+}
+
+// parallel is how many things are fetched at one time.
+const parallel = 16
+
+// New returns a server that does not listen yet.
+func New(o Options) (*Server, error) {
+	o.Pip = first(o.Pip, os.Getenv("PIP_INDEX_URL"), DefaultPip)
+	o.Npm = first(o.Npm, os.Getenv("npm_config_registry"), os.Getenv("NPM_CONFIG_REGISTRY"), DefaultNpm)
+	if o.Limit == 0 {
+		o.Limit = DefaultLimit
+	}
+	if o.Idle == 0 {
+		o.Idle = time.Minute
+	}
+	if o.Retries == 0 {
+		o.Retries = 3
+	}
+	if o.Backoff == 0 {
+		o.Backoff = time.Second
+	}
+	if o.Log == nil {
+		o.Log = io.Discard
+	}
+	s := &Server{opts: o, token: strings.ToLower(rand.Text()), slots: make(chan struct{}, parallel),
+		files: map[string]pipUpstream{}, debs: map[string]bool{}, flights: map[string]*flight{}, pips: map[PipFile]bool{}, npms: map[string]NpmPackage{}}
+	s.ctx, s.end = context.WithCancel(context.Background())
+	var err error
+	if s.pip, err = upstream("PIP_INDEX_URL", o.Pip); err != nil {
+		return nil, err
+	}
+	if s.npm, err = upstream("npm_config_registry", o.Npm); err != nil {
+		return nil, err
+	}
+	for _, a := range o.Apt {
+		u, err := upstream("TURN_DEBIAN_MIRROR", a)
+		if err != nil {
+			return nil, err
+		}
+		s.apt = append(s.apt, u)
+	}
+	if err := os.MkdirAll(o.Cache, 0o700); err != nil {
+		return nil, storeError(o.Cache, err)
+	}
+	s.client = &http.Client{Transport: o.Transport}
+	if o.Transport == nil {
+		s.client.Transport = &http.Transport{Proxy: http.ProxyFromEnvironment, ForceAttemptHTTP2: true, DisableCompression: false,
+			DialContext:         (&net.Dialer{Timeout: 20 * time.Second}).DialContext,
+			TLSHandshakeTimeout: 20 * time.Second, ResponseHeaderTimeout: o.Idle, MaxIdleConnsPerHost: parallel}
+	}
+	return s, nil
+}
+
+func first(values ...string) string {
+	for _, v := range values {
+		if v != "" {
+			return v
+		}
+	}
+	return ""
+}
+
+// upstream checks the address of a registry.
+func upstream(what, address string) (*url.URL, error) {
+	u, err := url.Parse(strings.TrimRight(address, "/"))
+	if err == nil && (u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
+		err = errors.New("want an address that begins with http:// or https://")
+	}
+	if err != nil {
+		return nil, &turnstone.Error{Op: "registry.new", Kind: turnstone.Invalid, Subject: what, Err: withoutAddress(err), Hint: "set " + what + " to an address as " + DefaultPip}
+	}
+	return u, nil
+}
+
+// withoutAddress leaves out the address that an error of net/url or net/http names:
+// it may hold a password.
+func withoutAddress(err error) error {
+	var u *url.Error
+	if errors.As(err, &u) {
+		return u.Err
+	}
+	return err
+}
+
+// Listen starts to serve on a port of this host's loopback and returns its address.
+func (s *Server) Listen() (net.Addr, error) {
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		return nil, &turnstone.Error{Op: "registry.listen", Kind: turnstone.Unavailable, Subject: "127.0.0.1", Err: err}
+	}
+	s.http = &http.Server{Handler: s, ReadHeaderTimeout: 30 * time.Second, ReadTimeout: time.Minute, IdleTimeout: 5 * time.Minute, MaxHeaderBytes: 64 << 10}
+	go func() { _ = s.http.Serve(l) }() // ends with Close
+	return l.Addr(), nil
+}
+
+// Close stops to serve and to fetch, and brings the cache back to its limit.
+func (s *Server) Close() error {
+	s.end()
+	if s.http != nil {
+		_ = s.http.Close()
+	}
+	s.client.CloseIdleConnections()
+	_, err := Trim(s.opts.Cache, s.opts.Limit, 0, false)
+	return err
+}
+
+// PipIndex is the address for pip's --index-url, for those who reach the server at host.
+func (s *Server) PipIndex(host string) string {
+	return "http://" + host + "/" + s.token + "/pip/simple/"
+}
+
+// NpmRegistry is the address for npm's --registry.
+func (s *Server) NpmRegistry(host string) string { return "http://" + host + "/" + s.token + "/npm/" }
+
+// Proxy is the address for apt's Acquire::http::Proxy.
+func (s *Server) Proxy(host string) string { return "http://turn:" + s.token + "@" + host }
+
+// ServeHTTP implements http.Handler.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		http.Error(w, "only GET", http.StatusMethodNotAllowed)
+		return
+	}
+	if r.URL.IsAbs() {
+		s.serveProxy(w, r)
+		return
+	}
+	token, rest, _ := strings.Cut(strings.TrimPrefix(r.URL.EscapedPath(), "/"), "/")
+	if !s.knows(token) {
+		http.Error(w, "no such place", http.StatusNotFound)
+		return
+	}
+	kind, rest, _ := strings.Cut(rest, "/")
+	switch kind {
+	case "pip":
+		s.servePip(w, r, rest)
+	case "npm":
+		s.serveNpm(w, r, rest)
+	default:
+		http.Error(w, "no such place", http.StatusNotFound)
+	}
+}
+
+func (s *Server) knows(token string) bool {
+	return subtle.ConstantTimeCompare([]byte(token), []byte(s.token)) == 1
+}
+
+// Pips returns the files that pip was given, sorted.
+func (s *Server) Pips() []PipFile {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []PipFile
+	for f := range s.pips {
+		all = append(all, f)
+	}
+	slices.SortFunc(all, func(a, b PipFile) int { return strings.Compare(a.Name+"\n"+a.File, b.Name+"\n"+b.File) })
+	return all
+}
+
+// Npms returns the packages that npm was given, sorted.
+func (s *Server) Npms() []NpmPackage {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []NpmPackage
+	for _, p := range s.npms {
+		all = append(all, p)
+	}
+	slices.SortFunc(all, func(a, b NpmPackage) int { return strings.Compare(a.Name+"\n"+a.Version, b.Name+"\n"+b.Version) })
+	return all
+}
+
+// Problem says why something could not be had: the first failure of a registry, else
+// what is not there. It is nil when there was nothing, and explains a step that failed.
+func (s *Server) Problem() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.problem != nil || len(s.missing) == 0 {
+		return s.problem
+	}
+	hint := "check the name; the registries are set with PIP_INDEX_URL and npm_config_registry"
+	kind := turnstone.Invalid
+	if s.opts.Locked {
+		hint, kind = "template.lock does not name it: turn template build --lock writes it anew", turnstone.Integrity
+	}
+	return &turnstone.Error{Op: "registry.find", Kind: kind, Subject: strings.Join(s.missing[:min(len(s.missing), 5)], ", "),
+		Err: errors.New("there is no such package"), Hint: hint}
+}
+
+// lacks notes a package that is not there.
+func (s *Server) lacks(what string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.missing) < 100 && !slices.Contains(s.missing, what) {
+		s.missing = append(s.missing, what)
+	}
+}
+
+// fail answers a request that could not be served, and notes why.
+func (s *Server) fail(w http.ResponseWriter, what string, err error) {
+	if turnstone.KindOf(err) == turnstone.NotFound {
+		s.lacks(what)
+		http.Error(w, "there is no "+what, http.StatusNotFound)
+		return
+	}
+	s.mu.Lock()
+	if s.problem == nil && !errors.Is(err, context.Canceled) {
+		s.problem = err
+	}
+	s.mu.Unlock()
+	fmt.Fprintf(s.opts.Log, "registry: %v\n", err)
+	http.Error(w, err.Error(), http.StatusBadGateway)
+}
