@@ -40,7 +40,7 @@ type plan struct {
 	get     []Transfer // Path in the sandbox, absolute; Dest on the host
 	driver  string
 
-	isolation string // what the document insists on
+	isolation document.Isolation // what the document insists on
 
 	hostname string // empty: the sandbox's ID
 
@@ -76,6 +76,7 @@ func planTurn(req Request, workdir string) (*plan, error) {
 		env:     append(slices.Clone(front.Env), req.Env...),
 		driver:  or(req.Substrate, "auto"),
 	}
+	p.isolation = front.Isolation
 	p.session, p.branch = or(req.Session, front.Session), or(req.Branch, front.Branch, DefaultBranch)
 	p.lifetime, p.snapshot = or(req.Lifetime, front.Lifetime, document.LifetimeTurn), or(req.Snapshot, front.Snapshot, document.SnapshotNone)
 	p.home, p.asked, p.given = or(req.Home, front.Home), or(req.Image, front.Image), req.Env

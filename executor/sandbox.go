@@ -11,6 +11,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/agentbin"
+	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/kernel"
 	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/substrate"
@@ -195,7 +196,7 @@ func (x *Executor) withKernel(ctx context.Context, m substrate.Machine, agent ag
 
 // needs is what p asks of its substrate.
 func (p *plan) needs() substrates.Needs {
-	return substrates.Needs{MicroVM: p.isolation == "microvm", Home: p.home != ""}
+	return substrates.Needs{MicroVM: p.isolation == document.IsolationMicroVM, Home: p.home != ""}
 }
 
 func (x *Executor) templates() *template.Store {
@@ -340,7 +341,7 @@ func (s *Sandbox) configure(ctx context.Context, p *plan) error {
 		MachineID: hex.EncodeToString(machineID),
 		Env:       append(s.Template.EnvList(), p.env...),
 	}
-	if p.shape.Network {
+	if _, card := s.machine.(substrate.Networker); card && p.shape.Network { // else attachNetwork brings one
 		params.Network = &wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway, DNS: []string{network.DNS}}
 	}
 	for i := range s.layers {
