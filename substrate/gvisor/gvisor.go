@@ -1,15 +1,30 @@
-// Package gvisor is the substrate that runs sandboxes under gVisor's kernel, a
-// kernel in user space (https://gvisor.dev), with its program runsc. It needs no
-// virtual machine and no rights, and runs code at native speed. A sandbox starts
-// from a checkpoint of its waiting agent.
+// Package gvisor is the substrate that runs sandboxes under gVisor's kernel, a kernel in
+// user space (https://gvisor.dev), with its program runsc. It needs neither a virtual
+// machine nor root, and runs code at native speed. A sandbox starts from a checkpoint of
+// its waiting agent.
+//
+// The runsc of this repository's module of that name is needed: it has what gVisor's own
+// lacks for the images of templates and layers.
 package gvisor
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -24,6 +39,9 @@ var (
 type Substrate struct {
 	home     *home.Home
 	binary   string
+	program  program
+	hostCPU  turnstone.Digest
+	kernel   string // release of the host's kernel
 	progress func(string)
 }
 
@@ -33,15 +51,79 @@ type Options struct {
 	Progress func(string) // told before work that takes long; may be nil
 }
 
-// New finds runsc. The error is of kind Unavailable, with a hint, where there is none.
+const (
+	binaryName = "runsc"
+	// binaryEnv names the variable with the path of runsc.
+	binaryEnv = "TURN_RUNSC"
+	// edition is in the version of a runsc that was built with our additions, in the
+	// edition that this package knows. See VERSION in the Makefile.
+	edition = "+turnstone.1"
+)
+
+// New finds runsc. Where there is none, or one without our additions, the error is of
+// kind Unavailable and has a hint.
 func New(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
-	return nil, unavailable("gvisor.new")
+	s := &Substrate{home: h, progress: opts.Progress}
+	if s.progress == nil {
+		s.progress = func(string) {}
+	}
+	if runtime.GOARCH != "amd64" {
+		return nil, &turnstone.Error{Op: "gvisor.new", Kind: turnstone.Unavailable, Subject: runtime.GOARCH,
+			Err: errors.New("the gvisor substrate runs on x86-64 hosts only"), Hint: "use another substrate"}
+	}
+	var err error
+	if s.binary, err = findRunsc(opts.Binary); err != nil {
+		return nil, &turnstone.Error{Op: "gvisor.new", Kind: turnstone.Unavailable, Subject: binaryName, Err: err, Hint: buildHint}
+	}
+	if s.program, err = s.readProgram(ctx); err != nil {
+		return nil, err
+	}
+	if !strings.Contains(s.program.Version, edition) {
+		return nil, &turnstone.Error{Op: "gvisor.new", Kind: turnstone.Unavailable, Subject: s.binary,
+			Err: fmt.Errorf("it says %q, and is not a runsc that was built for turn", s.program.Version), Hint: buildHint}
+	}
+	if s.hostCPU, err = hostCPU(); err != nil {
+		return nil, err
+	}
+	var u unix.Utsname
+	_ = unix.Uname(&u) // cannot fail on a valid pointer
+	s.kernel = unix.ByteSliceToString(u.Release[:])
+	return s, nil
 }
 
-// Usable tells whether a sandbox really starts here, and if not, why. It is tried
-// once and remembered in the home.
-func (s *Substrate) Usable(ctx context.Context) (ok bool, why string) {
-	return false, "not built in yet"
+const buildHint = "`make build` makes bin/runsc; put it beside turn, in PATH, or name it in " + binaryEnv
+
+// findRunsc returns the path of runsc, without symbolic links.
+func findRunsc(named string) (string, error) {
+	if named == "" {
+		named = os.Getenv(binaryEnv)
+	}
+	if named == "" {
+		if self, err := os.Executable(); err == nil {
+			beside := filepath.Join(filepath.Dir(self), binaryName)
+			if unix.Access(beside, unix.X_OK) == nil {
+				named = beside
+			}
+		}
+	}
+	if named == "" {
+		path, err := exec.LookPath(binaryName)
+		if err != nil {
+			return "", errors.New("it is neither beside turn nor in PATH")
+		}
+		named = path
+	}
+	path, err := filepath.Abs(named)
+	if err == nil {
+		path, err = filepath.EvalSymlinks(path)
+	}
+	if err == nil {
+		err = unix.Access(path, unix.X_OK)
+	}
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", named, err)
+	}
+	return path, nil
 }
 
 // Name implements substrate.Substrate.
@@ -54,33 +136,69 @@ func (s *Substrate) Isolation() string { return "gvisor (systrap)" }
 func (s *Substrate) OwnKernel() {}
 
 // Version is the text by which runsc names its version.
-func (s *Substrate) Version() string { return "" }
+func (s *Substrate) Version() string { return s.program.Version }
 
-// Boot implements substrate.Substrate.
-func (s *Substrate) Boot(ctx context.Context, m substrate.Machine) (substrate.Sandbox, error) {
-	return nil, unavailable("gvisor.boot")
+// Binary is the path of runsc.
+func (s *Substrate) Binary() string { return s.binary }
+
+// A program is what is remembered of runsc: its version costs a start of it, and its
+// digest reading it.
+type program struct {
+	Path    string      `json:"path"`
+	Binary  stamp.Stamp `json:"binary"`
+	Version string      `json:"version"`
 }
 
-// Restore implements substrate.Substrate.
-func (s *Substrate) Restore(ctx context.Context, m substrate.Machine) (substrate.Sandbox, error) {
-	return nil, unavailable("gvisor.restore")
+func (s *Substrate) readProgram(ctx context.Context) (program, error) {
+	cache := s.home.Path("cache", "runsc.json")
+	var known program
+	if b, err := os.ReadFile(cache); err == nil && json.Unmarshal(b, &known) == nil &&
+		known.Path == s.binary && known.Binary.Fresh(s.binary) {
+		return known, nil
+	}
+	unavailable := func(err error) (program, error) {
+		return program{}, &turnstone.Error{Op: "gvisor.new", Kind: turnstone.Unavailable, Subject: s.binary, Err: err, Hint: buildHint}
+	}
+	binary, err := stamp.Of(ctx, s.binary)
+	if err != nil {
+		return unavailable(err)
+	}
+	out, err := exec.CommandContext(ctx, s.binary, "--version").Output()
+	if err != nil {
+		return unavailable(err)
+	}
+	line, _, _ := strings.Cut(string(out), "\n")
+	if _, err := s.home.MkdirAll("cache"); err != nil {
+		return program{}, err
+	}
+	p := program{s.binary, binary, line}
+	b, _ := json.Marshal(p) // plain data always encodes
+	return p, stamp.WriteFile(cache, b, 0o600)
 }
 
-// RestoreFrom implements substrate.Resumer.
-func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir string) (substrate.Sandbox, error) {
-	return nil, unavailable("gvisor.restore")
+var cpuLine = regexp.MustCompile(`(?m)^(model name|flags|microcode)\s*:.*$`)
+
+// hostCPU digests what the CPU says of itself: a sandbox sees its features.
+func hostCPU() (turnstone.Digest, error) {
+	b, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return "", err
+	}
+	first, _, _ := bytes.Cut(b, []byte("\n\n"))
+	return turnstone.DigestBytes(bytes.Join(cpuLine.FindAll(first, -1), []byte("\n"))), nil
 }
 
-// Pack implements substrate.Keeper.
-func (s *Substrate) Pack(ctx context.Context, m substrate.Machine, dir, out string) (substrate.Packed, error) {
-	return substrate.Packed{}, unavailable("gvisor.pack")
-}
-
-// Unpack implements substrate.Keeper.
-func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed, dir string) error {
-	return unavailable("gvisor.unpack")
-}
-
-func unavailable(op string) error {
-	return &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: "gvisor", Err: errors.New("it is not built in yet"), Hint: "use --substrate qemu"}
+// wrap gives an error its kind and a hint.
+func (s *Substrate) wrap(op string, err error) error {
+	if kind := turnstone.KindOf(err); err == nil || kind != turnstone.Internal {
+		return err
+	}
+	kind, hint := turnstone.Unavailable, "run `turn doctor`"
+	switch {
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		kind, hint = turnstone.Canceled, ""
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		kind, hint = turnstone.Exhausted, "make room on the disk that holds "+s.home.Dir
+	}
+	return &turnstone.Error{Op: op, Kind: kind, Subject: "gvisor", Err: err, Hint: hint}
 }

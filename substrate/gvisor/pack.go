@@ -1,0 +1,240 @@
+package gvisor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/klauspost/compress/zstd"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// packFormat is the version of a packManifest.
+const packFormat = 1
+
+// packFile names a pack's manifest.
+const packFile = "pack.json"
+
+// A packManifest describes a packed checkpoint. Nothing of it depends on the machine
+// that packed it but what Identity says.
+type packManifest struct {
+	Format   int              `json:"format"`
+	Identity identity         `json:"identity"`
+	Taken    time.Time        `json:"taken"`
+	Files    []packed         `json:"files"`
+	Layers   []string         `json:"layers,omitempty"` // names of images, the lowest first
+	Sum      turnstone.Digest `json:"sum"`              // of all this without Sum
+}
+
+// A packed is one file of the checkpoint.
+type packed struct {
+	Name   string           `json:"name"`
+	Size   int64            `json:"size"`   // in bytes, unpacked
+	Digest turnstone.Digest `json:"digest"` // unpacked
+}
+
+func (p packManifest) sum() turnstone.Digest {
+	p.Sum = ""
+	b, _ := json.Marshal(p) // plain data always encodes
+	return turnstone.DigestBytes(b)
+}
+
+// suffix is what the name of a packed file ends with.
+const suffix = ".zst"
+
+// Pack implements substrate.Keeper.
+func (s *Substrate) Pack(ctx context.Context, m substrate.Machine, dir, out string) (substrate.Packed, error) {
+	p, err := s.pack(ctx, m, dir, out)
+	if err != nil {
+		_ = os.RemoveAll(out)
+	}
+	return p, s.wrap("gvisor.pack", err)
+}
+
+func (s *Substrate) pack(ctx context.Context, m substrate.Machine, dir, out string) (substrate.Packed, error) {
+	var result substrate.Packed
+	man, files, err := openCheckpoint(ctx, dir)
+	if err != nil {
+		return result, err
+	}
+	defer (&images{checkpoint: files}).close()
+	if err := s.fits(m, man.Identity); err != nil {
+		return result, err
+	}
+	if err := os.Mkdir(out, 0o700); err != nil {
+		return result, err
+	}
+	p := packManifest{Format: packFormat, Identity: man.Identity, Taken: man.Taken}
+	for i, name := range checkpointFiles {
+		if err := compress(ctx, files[i], filepath.Join(out, name+suffix)); err != nil {
+			return result, err
+		}
+		st := man.Files[name]
+		p.Files = append(p.Files, packed{name, st.Size, st.Digest})
+		result.Files = append(result.Files, name+suffix)
+	}
+	for _, l := range man.Layers {
+		p.Layers = append(p.Layers, filepath.Base(l.Path))
+	}
+	p.Sum = p.sum()
+	b, err := json.MarshalIndent(p, "", "  ")
+	if err != nil {
+		return result, err
+	}
+	result.Files, result.Layers = append(result.Files, packFile), p.Layers
+	return result, stamp.WriteFile(filepath.Join(out, packFile), b, 0o600)
+}
+
+func compress(ctx context.Context, src io.Reader, path string) (err error) {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	z, err := zstd.NewWriter(f)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(z, contextReader{ctx, src})
+	return errors.Join(err, z.Close())
+}
+
+// Unpack implements substrate.Keeper.
+func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed, dir string) error {
+	err := s.unpack(ctx, m, packed, dir)
+	if err != nil {
+		_ = os.RemoveAll(dir)
+	}
+	return s.wrap("gvisor.unpack", err)
+}
+
+func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, from, dir string) error {
+	damaged := func(what string, err error) error {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return &turnstone.Error{Op: "gvisor.unpack", Kind: turnstone.Integrity, Subject: "the saved sandbox", Err: fmt.Errorf("%s: %w", what, err),
+			Hint: "it cannot be used; start from its files instead"}
+	}
+	b, err := readAtMost(filepath.Join(from, packFile), maxManifest)
+	if err != nil {
+		return damaged("manifest", err)
+	}
+	p, err := parsePack(b)
+	if err != nil {
+		return damaged("manifest", err)
+	}
+	if err := s.fits(m, p.Identity); err != nil {
+		return err
+	}
+	if err := sameLayers(p.Layers, m.Layers); err != nil {
+		return damaged("layers", err)
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
+	man := manifest{Identity: p.Identity, Taken: p.Taken}
+	for _, file := range p.Files {
+		if err := decompress(ctx, filepath.Join(from, file.Name+suffix), filepath.Join(dir, file.Name), file); err != nil {
+			return damaged(file.Name, err)
+		}
+	}
+	for _, path := range m.Layers {
+		st, err := stamp.Quick(path)
+		if err != nil {
+			return damaged("layers", err)
+		}
+		man.Layers = append(man.Layers, layer{path, st})
+	}
+	return man.seal(ctx, dir)
+}
+
+// parsePack checks what a manifest says. It may come from anywhere.
+func parsePack(b []byte) (packManifest, error) {
+	var p packManifest
+	if err := json.Unmarshal(b, &p); err != nil {
+		return p, err
+	}
+	if p.Format != packFormat {
+		return p, fmt.Errorf("it has format %d, this program reads %d", p.Format, packFormat)
+	}
+	if p.Sum != p.sum() {
+		return p, errors.New("it does not match its digest")
+	}
+	var names []string
+	for _, f := range p.Files {
+		names = append(names, f.Name)
+		if f.Size < 0 || f.Size > maxFile {
+			return p, fmt.Errorf("%.40q has %d bytes", f.Name, f.Size)
+		}
+	}
+	if !slices.Equal(names, checkpointFiles) {
+		return p, fmt.Errorf("it has the files %.200q", names)
+	}
+	return p, nil
+}
+
+// maxFile bounds one file of a checkpoint, in bytes: the memory of the largest machine
+// and its disk.
+const maxFile = int64(turnstone.MaxMemory) + int64(turnstone.MaxDisk)
+
+// decompress writes what is in the file at from to a new file at to, if it is what want says.
+func decompress(ctx context.Context, from, to string, want packed) (err error) {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = in.Close() }()
+	z, err := zstd.NewReader(contextReader{ctx, in}, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(64<<20))
+	if err != nil {
+		return err
+	}
+	defer z.Close()
+	out, err := os.OpenFile(to, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.Close()) }()
+	digest, err := turnstone.DigestReader(io.TeeReader(io.LimitReader(z, want.Size+1), out))
+	if err != nil {
+		return err
+	}
+	if digest != want.Digest {
+		return fmt.Errorf("it is %s instead of %s", digest.Short(), want.Digest.Short())
+	}
+	return nil
+}
+
+func sameLayers(names, paths []string) error {
+	if len(names) != len(paths) {
+		return fmt.Errorf("it has %d, %d were given", len(names), len(paths))
+	}
+	for i := range names {
+		if names[i] != filepath.Base(paths[i]) {
+			return fmt.Errorf("it has %.80q, %.80q was given", names[i], filepath.Base(paths[i]))
+		}
+	}
+	return nil
+}
+
+// A contextReader ends with its context.
+type contextReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (c contextReader) Read(p []byte) (int, error) {
+	if err := c.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return c.r.Read(p)
+}

@@ -1,0 +1,227 @@
+package gvisor
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"turnstone.dev/turnstone"
+)
+
+// environment is all that runsc gets of ours.
+var environment = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
+
+// attributes are how runsc is started. By root it is started as root, and gives its rights
+// away itself; by anybody else as root of a user namespace with nobody else in it. It is
+// killed with the thread that started it, and so is all that it starts.
+func attributes(rootless bool) *syscall.SysProcAttr {
+	a := &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	if rootless {
+		a.Cloneflags = syscall.CLONE_NEWUSER
+		a.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
+		a.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
+	}
+	return a
+}
+
+// rootless says whether runsc has to do without root.
+func rootless() bool { return os.Geteuid() != 0 }
+
+// command returns a runsc of the sandbox in dir.
+func (s *Substrate) command(dir string, args ...string) *exec.Cmd {
+	unprivileged := rootless()
+	cmd := exec.Command(s.binary, append(flags(unprivileged), args...)...)
+	cmd.Dir, cmd.Env, cmd.SysProcAttr = dir, environment, attributes(unprivileged)
+	return cmd
+}
+
+// launch starts cmd from a thread of its own that lives as long as the process: the
+// parent-death signal belongs to the thread that forked (prctl(2), PR_SET_PDEATHSIG).
+// ended is called with the process's end.
+func launch(cmd *exec.Cmd, ended func(error)) error {
+	started := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			ended(cmd.Wait())
+		}
+	}()
+	return <-started
+}
+
+// control runs a short runsc that speaks to a sandbox's process.
+func (v *sandbox) control(ctx context.Context, args ...string) error {
+	cmd := v.substrate.command(v.dir, args...)
+	out := tail{limit: 8 << 10}
+	cmd.Stdout, cmd.Stderr = &out, &out
+	done := make(chan error, 1)
+	if err := launch(cmd, func(err error) { done <- err }); err != nil {
+		return err
+	}
+	select {
+	case err := <-done:
+		if err != nil {
+			return fmt.Errorf("runsc %s: %w: %s", args[0], err, printable(strings.TrimSpace(out.String())))
+		}
+		return nil
+	case <-ctx.Done():
+		_ = cmd.Process.Kill()
+		<-done
+		return ctx.Err()
+	}
+}
+
+// start makes a sandbox's folder and starts runsc there with the verb and its arguments.
+// Nothing is waited for: the agent speaks when it is there. start takes ownership of in.
+func (s *Substrate) start(ctx context.Context, in *images, shape turnstone.Shape, verb string, args ...string) (_ *sandbox, err error) {
+	defer in.close()
+	v, err := s.newSandbox(ctx, shape)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			v.remove()
+		}
+	}()
+	config, err := spec(v.dir, in.paths(), shape)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(v.dir, "config.json"), config, 0o600); err != nil {
+		return nil, err
+	}
+	if err := in.linkCheckpoint(v.dir); err != nil {
+		return nil, err
+	}
+	args = append(append([]string{verb, "--bundle=" + v.dir, "--pid-file=" + pidFile}, args...), string(v.id))
+	cmd := s.command(v.dir, args...)
+	cmd.ExtraFiles = in.list()
+	var ends [3]pipeEnds
+	for i := range ends {
+		if ends[i].r, ends[i].w, err = os.Pipe(); err != nil {
+			closePipes(ends[:i])
+			return nil, err
+		}
+	}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = ends[0].r, ends[1].w, ends[2].w
+	v.agent = &agentPipe{v: v, r: ends[1].r, w: ends[0].w}
+	if err := launch(cmd, v.ended); err != nil {
+		closePipes(ends[:])
+		return nil, err
+	}
+	v.process = cmd.Process
+	_, _, _ = ends[0].r.Close(), ends[1].w.Close(), ends[2].w.Close()
+	close(v.running)
+	go v.readConsole(ends[2].r)
+	return v, nil
+}
+
+// pidFile is where runsc writes the id of the sandbox's process.
+const pidFile = "pid"
+
+type pipeEnds struct{ r, w *os.File }
+
+func closePipes(ends []pipeEnds) {
+	for _, e := range ends {
+		_, _ = e.r.Close(), e.w.Close()
+	}
+}
+
+// readyLine is what the agent prints on the console when a checkpoint may be taken.
+var readyLine = []byte("turnstone-agent: ready")
+
+// readConsole reads what the agent and runsc say. Its end is the end of all that could
+// say more: of the sandbox's process too.
+func (v *sandbox) readConsole(r *os.File) {
+	defer close(v.silent)
+	defer func() { _ = r.Close() }()
+	const keep = 64
+	buf := make([]byte, keep+4096)
+	seen, have := false, 0
+	for {
+		n, err := r.Read(buf[have:])
+		_, _ = v.console.Write(buf[have : have+n])
+		if have += n; !seen && bytes.Contains(buf[:have], readyLine) {
+			seen = true
+			close(v.ready)
+		}
+		have = copy(buf, buf[max(0, have-keep):have])
+		if err != nil {
+			return
+		}
+	}
+}
+
+// lingering is how long the sandbox's process may take to be gone after runsc is. It
+// gets SIGKILL with runsc's end.
+const lingering = 5 * time.Second
+
+// ended records why runsc is gone, once the sandbox's process is gone too.
+func (v *sandbox) ended(wait error) {
+	<-v.running
+	select {
+	case <-v.silent:
+	case <-time.After(lingering):
+	}
+	v.mu.Lock()
+	if !v.closed {
+		v.err = v.explain(wait)
+	}
+	v.mu.Unlock()
+	v.agent.end()
+	v.remove()
+	close(v.done)
+}
+
+// explain turns an end nobody asked for into an error for the user.
+func (v *sandbox) explain(wait error) error {
+	if v.cause != nil {
+		return v.cause
+	}
+	e := &turnstone.Error{Op: "gvisor.run", Kind: turnstone.Dead, Subject: string(v.id)}
+	said := printable(lastLine(v.console.String()))
+	var exit *exec.ExitError
+	switch {
+	case !v.spoke.Load() && said != "":
+		e.Err = fmt.Errorf("it did not start: %s", said)
+		e.Hint = "run `turn doctor`"
+	case errors.As(wait, &exit) && said != "":
+		e.Err = fmt.Errorf("it ended (%w): %s", wait, said)
+	case wait != nil:
+		e.Err = fmt.Errorf("it ended: %w", wait)
+	default:
+		e.Err = errors.New("its agent ended")
+	}
+	return e
+}
+
+func lastLine(s string) string {
+	s = strings.TrimSpace(s)
+	return s[strings.LastIndexByte(s, '\n')+1:]
+}
+
+// printable keeps what a hostile sandbox says out of the terminal's hands.
+func printable(s string) string {
+	s = strings.Map(func(r rune) rune {
+		switch {
+		case r == '\n', r == '\r', r == '\t':
+			return ' '
+		case r < 0x20, r == 0x7f, r > 0x7e:
+			return '?'
+		}
+		return r
+	}, s)
+	return s[:min(len(s), 500)]
+}

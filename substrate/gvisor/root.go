@@ -1,0 +1,58 @@
+package gvisor
+
+import (
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/erofs/go-erofs"
+
+	"turnstone.dev/turnstone/substrate"
+)
+
+// initPath is where the container's root has the agent.
+const initPath = "/init"
+
+// rootDirs are the folders of the container's root: what is mounted before the agent
+// starts, and what it mounts itself.
+func rootDirs() []string {
+	dirs := []string{"/dev", "/home", "/layer", "/lower", "/merged", "/proc", "/run", "/scratch", "/skel", "/stack", "/sys", "/tmp", "/warm"}
+	for i := range substrate.MaxLayers {
+		dirs = append(dirs, slotPath(i))
+	}
+	return dirs
+}
+
+// slotPath is where the image of layer i is mounted. runsc knows the path: see
+// slotPrefix in runsc/overlay.
+func slotPath(i int) string { return fmt.Sprintf("/layer/%d", i) }
+
+// writeRoot writes the EROFS image that a container has as its root to f, which is empty.
+// The same agent gives the same bytes.
+func writeRoot(f *os.File, agent []byte) error {
+	w := erofs.Create(f, erofs.WithBuildTime(0, 0))
+	for _, dir := range rootDirs() {
+		if err := w.Mkdir(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	file, err := w.Create(initPath)
+	if err != nil {
+		return err
+	}
+	if _, err = file.Write(agent); err == nil {
+		err = file.Close()
+	}
+	if err == nil {
+		err = w.Chmod(initPath, 0o755)
+	}
+	if err != nil {
+		return err
+	}
+	return w.Close()
+}
+
+// writeEmpty writes the image of a slot without a layer: a root folder and nothing else.
+func writeEmpty(f io.WriteSeeker) error {
+	return erofs.Create(f, erofs.WithBuildTime(0, 0)).Close()
+}

@@ -1,0 +1,100 @@
+package gvisor
+
+import (
+	"encoding/json"
+	"fmt"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// What the agent finds in its container; see package agent.
+const (
+	lowerPath   = "/lower"
+	scratchPath = "/scratch"
+)
+
+// cpuPeriod is that of a CPU quota, in microseconds. Only the ratio matters.
+const cpuPeriod = 100_000
+
+// capabilities are those of a sandbox's processes, over a kernel that is its own: all
+// that gVisor knows.
+var capabilities = []string{
+	"CAP_AUDIT_CONTROL", "CAP_AUDIT_READ", "CAP_AUDIT_WRITE", "CAP_BLOCK_SUSPEND", "CAP_CHOWN", "CAP_DAC_OVERRIDE",
+	"CAP_DAC_READ_SEARCH", "CAP_FOWNER", "CAP_FSETID", "CAP_IPC_LOCK", "CAP_IPC_OWNER", "CAP_KILL", "CAP_LEASE",
+	"CAP_LINUX_IMMUTABLE", "CAP_MAC_ADMIN", "CAP_MAC_OVERRIDE", "CAP_MKNOD", "CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE",
+	"CAP_NET_BROADCAST", "CAP_NET_RAW", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_ADMIN",
+	"CAP_SYS_BOOT", "CAP_SYS_CHROOT", "CAP_SYS_MODULE", "CAP_SYS_NICE", "CAP_SYS_PACCT", "CAP_SYS_PTRACE",
+	"CAP_SYS_RAWIO", "CAP_SYS_RESOURCE", "CAP_SYS_TIME", "CAP_SYS_TTY_CONFIG", "CAP_SYSLOG", "CAP_WAKE_ALARM",
+}
+
+// spec returns the OCI configuration of a sandbox. It may differ between a checkpoint
+// and a restore in nothing but the paths of images and of dir, the sandbox's folder.
+func spec(dir string, in imagePaths, shape turnstone.Shape) ([]byte, error) {
+	memory, quota, period := int64(shape.Memory), int64(shape.CPUs)*cpuPeriod, uint64(cpuPeriod)
+	image := func(destination, source string) specs.Mount {
+		return specs.Mount{Destination: destination, Type: "erofs", Source: source, Options: []string{"ro"}}
+	}
+	size := fmt.Sprintf("size=%d", int64(shape.Disk))
+	mounts := []specs.Mount{
+		{Destination: "/proc", Type: "proc", Source: "proc"},
+		{Destination: "/sys", Type: "sysfs", Source: "sysfs"},
+		{Destination: "/tmp", Type: "tmpfs", Source: "tmpfs"},
+		{Destination: "/run", Type: "tmpfs", Source: "tmpfs"},
+		// The annotations below make a tmpfs of it whose content is in a file of dir.
+		{Destination: scratchPath, Type: "bind", Source: dir, Options: []string{size, "mode=755"}},
+		image(lowerPath, in.lower),
+	}
+	for i := range substrate.MaxLayers {
+		source := in.empty
+		if i < len(in.layers) {
+			source = in.layers[i]
+		}
+		mounts = append(mounts, image(slotPath(i), source))
+	}
+	return json.Marshal(specs.Spec{
+		Version:  "1.2.0",
+		Hostname: "sandbox",
+		Root:     &specs.Root{Path: dir, Readonly: true},
+		Process: &specs.Process{
+			Args: []string{initPath, "gvisor"}, Cwd: "/", Env: []string{"PATH=/"},
+			Capabilities: &specs.LinuxCapabilities{Bounding: capabilities, Effective: capabilities, Permitted: capabilities},
+		},
+		Mounts: mounts,
+		Annotations: map[string]string{
+			"dev.gvisor.spec.rootfs.source":         in.root,
+			"dev.gvisor.spec.rootfs.type":           "erofs",
+			"dev.gvisor.spec.mount.scratch.source":  dir,
+			"dev.gvisor.spec.mount.scratch.type":    "tmpfs",
+			"dev.gvisor.spec.mount.scratch.share":   "container",
+			"dev.gvisor.spec.mount.scratch.options": size + ",mode=755",
+		},
+		Linux: &specs.Linux{
+			Namespaces: []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace},
+				{Type: specs.UTSNamespace}, {Type: specs.MountNamespace}, {Type: specs.NetworkNamespace}},
+			Resources: &specs.LinuxResources{
+				Memory: &specs.LinuxMemory{Limit: &memory},
+				CPU:    &specs.LinuxCPU{Quota: &quota, Period: &period},
+			},
+		},
+	})
+}
+
+// flags are what every runsc of one sandbox is called with, in the sandbox's folder.
+// Nothing of the host's network is reached, nothing of its file system but the open
+// images, and the sandbox's process has no rights: it is nobody in a user namespace and
+// in an empty root. allow-suid is about users inside of the sandbox.
+func flags(rootless bool) []string {
+	f := []string{
+		"--root=/proc/self/cwd/state", // relative, since a socket's path has at most 108 bytes
+		"--platform=systrap", "--network=none", "--directfs=false", "--overlay2=none", "--ignore-cgroups",
+		"--host-settings=ignore", "--host-uds=none", "--file-access=exclusive", "--in-sandbox-cgroup=v2",
+		"--net-raw", "--allow-packet-socket-write", "--allow-suid", "--watchdog-action=log",
+	}
+	if rootless {
+		f = append(f, "--rootless")
+	}
+	return f
+}

@@ -1,0 +1,96 @@
+package gvisor
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone/stamp"
+)
+
+// A verdict says whether sandboxes start here, with what it depends on.
+type verdict struct {
+	Usable bool      `json:"usable"`
+	Reason string    `json:"reason"`
+	When   time.Time `json:"when"`
+	Host   string    `json:"host"`
+}
+
+// proofLimit is how long a program in a sandbox may take to prove that one starts. It
+// takes a tenth of a second.
+const proofLimit = 20 * time.Second
+
+// Usable tells whether a sandbox really starts here, and says why or why not. It is found
+// out once, by starting one, and remembered until runsc, the host's kernel, its CPU or the
+// user changes.
+func (s *Substrate) Usable(ctx context.Context) (ok bool, why string) {
+	host := fmt.Sprintf("%s|%s|%s|%d", s.program.Binary.Digest, s.kernel, s.hostCPU, os.Geteuid())
+	path := s.home.Path("cache", "gvisor.json")
+	var known verdict
+	if b, err := os.ReadFile(path); err == nil && json.Unmarshal(b, &known) == nil && known.Host == host {
+		return known.Usable, known.Reason
+	}
+	s.progress("finding out whether gVisor runs a sandbox (once)")
+	v, err := s.prove(ctx)
+	if err != nil {
+		return false, err.Error() // says nothing of gVisor: ask again next time
+	}
+	v.Host = host
+	b, _ := json.Marshal(v)             // plain data always encodes
+	_ = stamp.WriteFile(path, b, 0o600) // a verdict that is not remembered is found again
+	return v.Usable, v.Reason
+}
+
+// prove runs a program of the host in a sandbox that sees the host's files, read-only.
+func (s *Substrate) prove(ctx context.Context) (verdict, error) {
+	dir, err := os.MkdirTemp("", "turn-gvisor-*")
+	if err != nil {
+		return verdict{}, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	ctx, cancel := context.WithTimeout(ctx, proofLimit)
+	defer cancel()
+	began := time.Now()
+	cmd := s.command(dir, "do", "--quiet", "true")
+	out := tail{limit: 8 << 10}
+	cmd.Stdout, cmd.Stderr = &out, &out
+	done := make(chan error, 1)
+	if err := launch(cmd, func(err error) { done <- err }); err != nil {
+		return verdict{Reason: explainStart(err.Error()), When: time.Now().UTC()}, nil
+	}
+	select {
+	case err = <-done:
+	case <-ctx.Done():
+		_ = cmd.Process.Kill()
+		<-done
+		return verdict{}, fmt.Errorf("a sandbox did not start within %s", proofLimit)
+	}
+	v := verdict{When: time.Now().UTC()}
+	if err != nil {
+		v.Reason = explainStart(printable(lastLine(out.String())) + " (" + err.Error() + ")")
+		return v, nil
+	}
+	v.Usable, v.Reason = true, fmt.Sprintf("a sandbox started in %s", time.Since(began).Round(time.Millisecond))
+	return v, nil
+}
+
+// explainStart says why nothing started, with what can be done about the usual reason: a
+// host that lets ordinary users make no user namespaces.
+func explainStart(what string) string {
+	if !rootless() {
+		return "a sandbox does not start: " + what
+	}
+	for path, denies := range map[string]string{
+		"/proc/sys/kernel/unprivileged_userns_clone":             "0",
+		"/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1",
+		"/proc/sys/user/max_user_namespaces":                     "0",
+	} {
+		if b, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(b)) == denies {
+			return fmt.Sprintf("a sandbox does not start: users may make no user namespaces here (%s is %s): %s", path, denies, what)
+		}
+	}
+	return "a sandbox does not start: " + what
+}
