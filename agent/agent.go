@@ -37,6 +37,7 @@ type Options struct {
 	reap      process.Reaper                                                           // nil: one wait per process
 	configure func(*wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) // nil: Sandbox.configure is refused
 	disks     *disks                                                                   // nil: State.freeze is refused
+	card      *card                                                                    // nil: Sandbox.network is refused
 	renew     func(*wire.SandboxRenewParams) (*wire.SandboxRenewResult, error)         // nil: Sandbox.suspend and Sandbox.renew are refused
 }
 
@@ -109,7 +110,7 @@ func (a *Agent) dispatch() *wire.Dispatcher {
 	wire.RegisterSandbox(d, &sandbox{a})
 	wire.RegisterProcess(d, &processes{a})
 	wire.RegisterShell(d, a.shell)
-	wire.RegisterFileSystem(d, a.files)
+	wire.RegisterFileSystem(d, fileServer{a.files})
 	wire.RegisterState(d, a.shell)
 	wire.RegisterTrace(d, a.journal)
 	d.Gate = a.gate

@@ -59,7 +59,7 @@ func Boot() {
 
 func boot() error {
 	keepSignals()
-	if err := mountKernel(); err != nil {
+	if err := mountKernel(kernelMounts, func(string) bool { return false }); err != nil {
 		return err
 	}
 	loadModules("/modules")
@@ -70,36 +70,42 @@ func boot() error {
 	if err != nil {
 		return err
 	}
-	if err := mountRoot(); err != nil {
+	cmdline, _ := os.ReadFile("/proc/cmdline") // the host wrote it
+	m := &machine{groups: groups, base: -1, names: diskNames(string(cmdline))}
+	if err := m.mountRoot(); err != nil {
 		return err
 	}
-	m := &machine{groups: groups, base: -1}
-	if err := m.prepare(readParams()); err != nil {
+	if err := m.prepare(parseParams(string(cmdline))); err != nil {
 		return err
 	}
-	tracing := NewTracing()
-	opt := Options{groups: groups, reap: process.NewInitReaper(), Tracing: tracing}
+	return m.serve(func() (io.ReadWriteCloser, error) { return openChannel(string(cmdline)) }, consoleLog)
+}
+
+// serve makes the agent of a machine that is up, says that it is, and answers the
+// host until the connection ends.
+func (m *machine) serve(open func() (io.ReadWriteCloser, error), say func(line string)) error {
+	opt := Options{groups: m.groups, reap: process.NewInitReaper(), Tracing: NewTracing()}
 	warm := warmUp
 	if m.mounted != "" {
 		warm = exercise
 	}
 	if err := warm(opt); err != nil {
-		consoleLog("warm-up: " + err.Error()) // slower, and not wrong
+		say("warm-up: " + err.Error()) // slower, and not wrong
 	}
-	port, err := openPort(PortName)
+	port, err := open()
 	if err != nil {
 		return err
 	}
-	opt.configure, opt.renew, opt.disks = m.configure, m.renew, &m.disks
+	opt.configure, opt.renew, opt.disks, opt.card = m.configure, m.renew, &m.disks, &m.card
 	a, err := New(opt)
 	if err != nil {
 		return err
 	}
 	debug.FreeOSMemory()
 	unix.Sync() // the host keeps the disk as it is now
-	consoleLog("ready")
+	say("ready")
 	err = a.Serve(context.Background(), port)
-	groups.KillAll()
+	m.groups.KillAll()
 	unix.Sync()
 	return err
 }
@@ -109,12 +115,6 @@ func boot() error {
 type params struct {
 	scratch string               // turnstone.scratch=SERIAL
 	network *wire.SandboxNetwork // turnstone.net=ADDRESS,GATEWAY[,DNS…]
-}
-
-// readParams reads them; the host wrote them.
-func readParams() params {
-	b, _ := os.ReadFile("/proc/cmdline")
-	return parseParams(string(b))
 }
 
 func parseParams(cmdline string) params {
@@ -150,21 +150,31 @@ func keepSignals() {
 	}()
 }
 
-// mountKernel mounts what the kernel offers.
-func mountKernel() error {
-	const none = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
-	for _, m := range []struct {
-		dir, fs, data string
-		flags         uintptr
-	}{
-		{"/proc", "proc", "", none},
-		{"/sys", "sysfs", "", none},
-		{"/dev", "devtmpfs", "mode=0755", unix.MS_NOSUID},
-		{"/dev/pts", "devpts", "gid=5,mode=620,ptmxmode=666", unix.MS_NOSUID | unix.MS_NOEXEC},
-		{"/dev/shm", "tmpfs", "mode=1777", unix.MS_NOSUID | unix.MS_NODEV},
-		{"/run", "tmpfs", "mode=755", unix.MS_NOSUID | unix.MS_NODEV},
-		{"/sys/fs/cgroup", "cgroup2", "", none},
-	} {
+// A kernelMount is a file system that shows what the kernel offers.
+type kernelMount struct {
+	dir, fs, data string
+	flags         uintptr
+}
+
+const noFiles = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+
+// kernelMounts are those of a microVM.
+var kernelMounts = []kernelMount{
+	{"/proc", "proc", "", noFiles},
+	{"/sys", "sysfs", "", noFiles},
+	{"/dev", "devtmpfs", "mode=0755", unix.MS_NOSUID},
+	{"/dev/pts", "devpts", "gid=5,mode=620,ptmxmode=666", unix.MS_NOSUID | unix.MS_NOEXEC},
+	{"/dev/shm", "tmpfs", "mode=1777", unix.MS_NOSUID | unix.MS_NODEV},
+	{"/run", "tmpfs", "mode=755", unix.MS_NOSUID | unix.MS_NODEV},
+	{"/sys/fs/cgroup", "cgroup2", "", noFiles},
+}
+
+// mountKernel mounts what the kernel offers, but where there is something already.
+func mountKernel(mounts []kernelMount, mounted func(dir string) bool) error {
+	for _, m := range mounts {
+		if mounted(m.dir) {
+			continue
+		}
 		if err := os.MkdirAll(m.dir, 0o755); err != nil {
 			return err
 		}
@@ -234,8 +244,8 @@ func bootGroups() (*process.Groups, error) {
 }
 
 // mountRoot mounts the template's root image.
-func mountRoot() error {
-	dev, err := blockDevice(RootSerial, deviceWait)
+func (m *machine) mountRoot() error {
+	dev, err := m.blockDevice(RootSerial, deviceWait)
 	if err != nil {
 		return err
 	}
@@ -252,16 +262,11 @@ func mountRoot() error {
 
 // blockDevice finds the block device with this serial number, which it waits
 // for: there is no udev, and drivers probe in their own time.
-func blockDevice(serial string, wait time.Duration) (string, error) {
+func (m *machine) blockDevice(serial string, wait time.Duration) (string, error) {
 	return poll(wait, "a disk with the serial number "+serial, func() string {
 		disks, _ := os.ReadDir("/sys/block")
-		var buf [64]byte
 		for _, d := range disks {
-			if !strings.HasPrefix(d.Name(), "vd") {
-				continue
-			}
-			n, err := readSmall("/sys/block/"+d.Name()+"/serial", buf[:])
-			if err == nil && strings.TrimSpace(string(buf[:n])) == serial {
+			if strings.HasPrefix(d.Name(), "vd") && diskSerial(d.Name(), m.names) == serial {
 				return existing("/dev/" + d.Name())
 			}
 		}

@@ -1,14 +1,254 @@
 package agent
 
 import (
+	"bufio"
 	"context"
+	"encoding/binary"
 	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/wire"
 )
 
+const (
+	cardName   = "eth0"
+	cardMTU    = 1500
+	maxCardMTU = 16 << 10
+	frameHead  = 4        // bytes before each frame: its length, big-endian
+	etherHead  = 14 + 4   // bytes of a frame beside its packet, with a VLAN's tag
+	maxFrames  = 64 << 10 // bytes of frames that are sent together
+)
+
 // Network is Sandbox.network.
-func (s *sandbox) Network(_ context.Context, _ *wire.Conn, _ *wire.SandboxNetworkParams) (*wire.SandboxNetworkResult, error) {
-	return nil, &turnstone.Error{Op: wire.MethodSandboxNetwork, Kind: turnstone.Invalid, Subject: "sandbox", Err: errors.New("it is not a machine of its own")}
+func (s *sandbox) Network(_ context.Context, c *wire.Conn, p *wire.SandboxNetworkParams) (*wire.SandboxNetworkResult, error) {
+	const op = wire.MethodSandboxNetwork
+	if s.a.opt.card == nil {
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "sandbox", Err: errors.New("it is not a machine of its own")}
+	}
+	mac, err := net.ParseMAC(p.MAC)
+	switch {
+	case err != nil || len(mac) != 6 || mac[0]&1 != 0:
+		return nil, invalid(op, p.MAC, "it is not the address of one network card")
+	case p.MTU == 0:
+		p.MTU = cardMTU
+	case p.MTU < 576 || p.MTU > maxCardMTU:
+		return nil, invalid(op, "mtu", "between 576 and 16384 bytes are possible")
+	}
+	in, err := c.Receiver(p.In)
+	if err != nil {
+		return nil, err
+	}
+	out, err := c.Sender(p.Out)
+	if err == nil {
+		if err = s.a.opt.card.connect(mac, int(p.MTU), &p.Network, in, out); err != nil {
+			out.Abort(err)
+		}
+	}
+	if err != nil {
+		_ = in.Close()
+		return nil, err
+	}
+	return &wire.SandboxNetworkResult{Interface: cardName}, nil
+}
+
+// A card is a TAP device, whose frames the agent carries to the host and back.
+type card struct {
+	mu   sync.Mutex
+	tap  *os.File // nil: there is none
+	mac  string
+	mtu  int
+	stop func() // ends the carrying, and waits for that; nil: nothing is carried
+}
+
+// frames are the two streams to the host.
+type frameReceiver interface {
+	io.Reader
+	io.Closer
+}
+
+type frameSender interface {
+	io.WriteCloser
+	Abort(why error)
+}
+
+// connect makes the device, or takes the one that is there, and carries its frames
+// from then on until one of the streams ends, or it is called again.
+func (c *card) connect(mac net.HardwareAddr, mtu int, n *wire.SandboxNetwork, in frameReceiver, out frameSender) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.stop != nil {
+		c.stop()
+		c.stop = nil
+	}
+	if c.tap != nil && (c.mac != mac.String() || c.mtu != mtu || !linkExists(cardName)) {
+		_ = c.tap.Close() // and with it the device
+		c.tap = nil
+	}
+	if c.tap == nil {
+		tap, err := openTAP(cardName)
+		if err != nil {
+			return cardError(err)
+		}
+		if err := setCard(mac, mtu); err != nil {
+			return errors.Join(cardError(err), tap.Close())
+		}
+		c.tap, c.mac, c.mtu = tap, mac.String(), mtu
+	}
+	if err := addressUp(cardName, n); err != nil {
+		return err
+	}
+	if err := overwrite("/etc/resolv.conf", resolvConf(n)); err != nil {
+		return cardError(err)
+	}
+	c.stop = carry(c.tap, mtu, in, out)
+	return nil
+}
+
+func cardError(err error) error {
+	return &turnstone.Error{Op: wire.MethodSandboxNetwork, Kind: turnstone.Unavailable, Subject: cardName, Err: err,
+		Hint: "the sandbox's network card could not be set up; run with the network off, or report this"}
+}
+
+func linkExists(name string) bool {
+	_, err := netlink.LinkByName(name)
+	return err == nil
+}
+
+// openTAP makes the device (the kernel's Documentation/networking/tuntap.rst). It
+// goes when the file is closed.
+func openTAP(name string) (*os.File, error) {
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: "/dev/net/tun", Err: err}
+	}
+	var req struct { // struct ifreq
+		name  [unix.IFNAMSIZ]byte
+		flags uint16
+		_     [22]byte
+	}
+	copy(req.name[:len(req.name)-1], name)
+	req.flags = unix.IFF_TAP | unix.IFF_NO_PI
+	if err := ioctl(fd, unix.TUNSETIFF, unsafe.Pointer(&req)); err != nil {
+		_ = unix.Close(fd)
+		return nil, os.NewSyscallError("TUNSETIFF", err)
+	}
+	// Only now: the poller gives a device up that it was told of before.
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// setCard gives the device its address and size.
+func setCard(mac net.HardwareAddr, mtu int) error {
+	link, err := netlink.LinkByName(cardName)
+	if err != nil {
+		return err
+	}
+	if err := netlink.LinkSetHardwareAddr(link, mac); err != nil {
+		return err
+	}
+	return netlink.LinkSetMTU(link, mtu)
+}
+
+// carry copies frames both ways until one of the streams ends. stop ends that and
+// returns when nothing uses the device any more, which stays.
+func carry(tap *os.File, mtu int, in frameReceiver, out frameSender) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	var both sync.WaitGroup
+	both.Go(func() {
+		sendFrames(tap, mtu, out)
+		cancel()
+	})
+	both.Go(func() {
+		_ = receiveFrames(tap, mtu, in)
+		cancel()
+	})
+	go func() {
+		defer close(done)
+		<-ctx.Done()
+		_ = tap.SetReadDeadline(time.Unix(1, 0))
+		_ = in.Close()
+		out.Abort(nil)
+		both.Wait()
+		_ = tap.SetReadDeadline(time.Time{})
+	}()
+	return func() {
+		cancel()
+		<-done
+	}
+}
+
+// sendFrames sends what the sandbox sends. While the host takes nothing the device's
+// queue fills, and loses what is too much.
+func sendFrames(tap *os.File, mtu int, out io.Writer) {
+	raw, err := tap.SyscallConn()
+	if err != nil {
+		return
+	}
+	buf := make([]byte, maxFrames)
+	room := frameHead + mtu + etherHead
+	for {
+		n := 0
+		err := raw.Read(func(fd uintptr) bool {
+			for len(buf)-n >= room {
+				k, err := unix.Read(int(fd), buf[n+frameHead:n+room])
+				if err == unix.EINTR {
+					continue
+				}
+				if err != nil || k <= 0 {
+					return n > 0 || err != unix.EAGAIN
+				}
+				binary.BigEndian.PutUint32(buf[n:], uint32(k))
+				n += frameHead + k
+			}
+			return true
+		})
+		if err != nil {
+			return
+		}
+		if n == 0 { // it is down, or broken
+			time.Sleep(10 * time.Millisecond)
+			continue
+		}
+		if _, err := out.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// receiveFrames gives the sandbox what the host sends. A frame that the device does
+// not take is lost; one that is too long for any is the end.
+func receiveFrames(tap *os.File, mtu int, in io.Reader) error {
+	raw, err := tap.SyscallConn()
+	if err != nil {
+		return err
+	}
+	r := bufio.NewReaderSize(in, maxFrames)
+	var head [frameHead]byte
+	for {
+		if _, err := io.ReadFull(r, head[:]); err != nil {
+			return err
+		}
+		n := int(binary.BigEndian.Uint32(head[:]))
+		if n > mtu+etherHead {
+			return errors.New("a frame is too long")
+		}
+		frame, err := r.Peek(n)
+		if err != nil {
+			return err
+		}
+		if err := raw.Control(func(fd uintptr) { _, _ = syscall.Write(int(fd), frame) }); err != nil {
+			return err
+		}
+		_, _ = r.Discard(n)
+	}
 }

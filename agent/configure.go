@@ -24,12 +24,15 @@ var kernelDirs = []string{"/proc", "/sys", "/dev", "/run"}
 
 // A machine is the guest as a whole.
 type machine struct {
+	gvisor  bool // it is a container of gVisor: the host has mounted its disks
 	groups  *process.Groups
 	mounted string               // serial number of the scratch disk that is mounted
 	network *wire.SandboxNetwork // what the network is set up as
 	base    int                  // descriptor of the root that the kernel started with; -1: not left yet
+	names   map[string]string    // what disks are called that have no serial number, by device; nil: all have one
 	devices map[string]uint64    // numbers of the block devices by serial number
 	disks   disks
+	card    card
 }
 
 // prepare does what every clone has in common, before the snapshot.
@@ -66,10 +69,14 @@ func (m *machine) prepare(p params) error {
 func (m *machine) configure(p *wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) {
 	res := new(wire.SandboxConfigureResult)
 	now, err := checkConfigure(p)
+	if err == nil && m.gvisor && p.Home != nil {
+		err = &turnstone.Error{Op: wire.MethodSandboxConfigure, Kind: turnstone.Unavailable, Subject: "home",
+			Err: errors.New("gVisor cannot mount a disk"), Hint: "use a microVM for a turn with a home: --substrate qemu"}
+	}
 	if err != nil {
 		return res, err
 	}
-	if res.Reseeded, err = refresh(p.Entropy, now); err != nil {
+	if res.Reseeded, err = m.refresh(p.Entropy, now); err != nil {
 		return res, err
 	}
 	if err := unix.Sethostname([]byte(p.Hostname)); err != nil {
@@ -165,8 +172,12 @@ func mountable(path string) bool {
 }
 
 // refresh gives a clone random numbers of its own, and then the right time: no
-// random number is drawn before, and no file gets a time before.
-func refresh(entropy []byte, now time.Time) (reseeded bool, err error) {
+// random number is drawn before, and no file gets a time before. gVisor takes both
+// from its host whenever they are asked for, so no clone has another's.
+func (m *machine) refresh(entropy []byte, now time.Time) (reseeded bool, err error) {
+	if m.gvisor {
+		return true, nil
+	}
 	if err := reseed(entropy); err != nil {
 		return false, failed("the kernel's random numbers", err)
 	}

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"os"
 	"sync"
 	"time"
 
@@ -14,8 +15,9 @@ import (
 
 // disks are the file systems that take the sandbox's writes.
 type disks struct {
-	upper string // which directory of the scratch disk is the overlay's upper one
-	fds   []int  // each a directory of one
+	gvisor bool   // the kernel cannot freeze them
+	upper  string // which directory of the scratch disk is the overlay's upper one
+	fds    []int  // each a directory of one, the scratch disk's first
 
 	mu     sync.Mutex
 	frozen int // how many of fds are
@@ -31,7 +33,12 @@ func (d *disks) add(dir string) error {
 }
 
 // freeze writes all of them out and lets no further write begin (ioctl_fsfreeze).
-func (d *disks) freeze() error {
+// Where the kernel cannot, it ends whatever could write: what a step started, and
+// what it has put into another group. The agent's own writes are at rest already.
+func (d *disks) freeze(ctx context.Context) error {
+	if d.gvisor {
+		return killOthers(ctx)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for d.frozen < len(d.fds) {
@@ -42,6 +49,22 @@ func (d *disks) freeze() error {
 		d.frozen++
 	}
 	return nil
+}
+
+// killOthers kills every process but the agent, which is PID 1 (kill(2)).
+func killOthers(ctx context.Context) error {
+	for {
+		if err := unix.Kill(-1, unix.SIGKILL); err == unix.ESRCH {
+			return nil
+		} else if err != nil {
+			return os.NewSyscallError("kill", err)
+		}
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
 }
 
 func (d *disks) thaw() error {
@@ -82,7 +105,14 @@ func (s *shell) Freeze(ctx context.Context, _ *wire.Conn) (*wire.StateFreezeResu
 		if err := s.stop(ctx, op); err != nil {
 			return nil, err
 		}
-		if err := d.freeze(); err != nil {
+		ctx, cancel := context.WithTimeout(ctx, killWait)
+		defer cancel()
+		err := s.a.files.writes.stop(ctx)
+		if err == nil {
+			err = d.freeze(ctx)
+		}
+		if err != nil {
+			s.a.files.writes.resume()
 			s.a.frozen.Store(false)
 			s.give()
 			return nil, &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: "disk", Err: err}
@@ -134,6 +164,7 @@ func (s *shell) Thaw(context.Context, *wire.Conn) error {
 	if err := s.a.opt.disks.thaw(); err != nil {
 		return &turnstone.Error{Op: wire.MethodStateThaw, Kind: turnstone.Unavailable, Subject: "disk", Err: err}
 	}
+	s.a.files.writes.resume()
 	s.a.frozen.Store(false)
 	s.give()
 	return nil
@@ -145,7 +176,7 @@ func needsDisk(method string) bool {
 	switch method {
 	case wire.MethodProcessStart, wire.MethodShellExecute, wire.MethodStateSetSession,
 		wire.MethodFileSystemWrite, wire.MethodFileSystemMkdir, wire.MethodFileSystemMove,
-		wire.MethodFileSystemRemove, wire.MethodFileSystemUnpack:
+		wire.MethodFileSystemRemove, wire.MethodFileSystemUnpack, wire.MethodSandboxNetwork:
 		return true
 	}
 	return false

@@ -83,10 +83,11 @@ func (f *files) Unpack(ctx context.Context, c *wire.Conn, p *wire.FileSystemUnpa
 		return err
 	}
 	defer func() { _ = r.Close() }()
+	content := f.writes.from(r)
 	if f.a.opt.Chroot == "" {
-		return fsError(op, p.Dest, unpack(ctx, r, p.Dest))
+		return fsError(op, p.Dest, unpack(ctx, content, p.Dest))
 	}
-	return fsError(op, p.Dest, f.unpackInRoot(ctx, r, p.Dest))
+	return fsError(op, p.Dest, f.unpackInRoot(ctx, content, p.Dest))
 }
 
 // unpack takes the client's own files: links are kept, and the disk is the limit.

@@ -25,7 +25,8 @@ const (
 
 // files answers the domain FileSystem.
 type files struct {
-	a *Agent
+	a      *Agent
+	writes writes
 
 	mu   sync.Mutex
 	root int // descriptor of the sandbox's root; 0: not opened yet
@@ -271,7 +272,7 @@ func (f *files) Write(ctx context.Context, c *wire.Conn, p *wire.FileSystemWrite
 			return nil, err
 		}
 		defer func() { _ = r.Close() }()
-		content = r
+		content = f.writes.from(r)
 	}
 	if p.Parents {
 		if dir, _ := split(p.Path); dir != "" {

@@ -20,12 +20,20 @@ const (
 
 // overlayOptions keep an overlay's directories plain: what they hold means what
 // overlayfs.rst says of any lower directory, with no reference to another file.
-const overlayOptions = "redirect_dir=off,metacopy=off,index=off,xino=off"
+const overlayOptions = "redirect_dir=off,metacopy=off,index=off,xino=off,"
 
 // mountOverlay mounts an overlay at dir. The lower directories are given from the
 // highest on; without an upper one it is read-only.
-func mountOverlay(dir string, lower []string, upper, work string) error {
-	opts := overlayOptions + ",lowerdir=" + strings.Join(lower, ":")
+func (m *machine) mountOverlay(dir string, lower []string, upper, work string) error {
+	options := overlayOptions
+	if m.gvisor { // it has none of these abilities, and refuses their names
+		options = ""
+	}
+	return mountOverlay(dir, options, lower, upper, work)
+}
+
+func mountOverlay(dir, options string, lower []string, upper, work string) error {
+	opts := options + "lowerdir=" + strings.Join(lower, ":")
 	flags := uintptr(unix.MS_NOATIME)
 	if upper != "" {
 		opts += ",upperdir=" + upper + ",workdir=" + work
@@ -40,21 +48,23 @@ func mountOverlay(dir string, lower []string, upper, work string) error {
 
 // mountScratch mounts the disk that takes the writes.
 func (m *machine) mountScratch(serial string) error {
-	dev, err := blockDevice(serial, deviceWait)
-	if err != nil {
-		return err
-	}
-	// The disk lives as long as the machine: barriers protect nothing.
-	const opts = "nobarrier,noinit_itable"
-	if err := unix.Mount(dev, upperDir, "ext4", unix.MS_NOATIME, opts); err != nil {
-		return &os.PathError{Op: "mount", Path: dev, Err: err}
+	if !m.gvisor {
+		dev, err := m.blockDevice(serial, deviceWait)
+		if err != nil {
+			return err
+		}
+		// The disk lives as long as the machine: barriers protect nothing.
+		const opts = "nobarrier,noinit_itable"
+		if err := unix.Mount(dev, upperDir, "ext4", unix.MS_NOATIME, opts); err != nil {
+			return &os.PathError{Op: "mount", Path: dev, Err: err}
+		}
+		m.devices = m.blockDevices()
 	}
 	for _, dir := range []string{"upper", "work", "upper/etc", "upper2", "work2", "upper2/etc"} {
 		if err := unix.Mkdir(filepath.Join(upperDir, dir), 0o755); err != nil && err != unix.EEXIST {
 			return &os.PathError{Op: "mkdir", Path: dir, Err: err}
 		}
 	}
-	m.devices = blockDevices()
 	m.disks.upper = firstUpper
 	return m.disks.add(upperDir)
 }
@@ -70,7 +80,7 @@ func (m *machine) enterRoot() error {
 	if err := resemble(upper, []string{lowerDir}); err != nil {
 		return err
 	}
-	if err := mountOverlay(mergedDir, []string{lowerDir, skelDir}, upper, filepath.Join(upperDir, "work")); err != nil {
+	if err := m.mountOverlay(mergedDir, []string{lowerDir, skelDir}, upper, filepath.Join(upperDir, "work")); err != nil {
 		return err
 	}
 	for _, dir := range kernelDirs {
@@ -129,7 +139,11 @@ func (m *machine) enterStack(layers []string, id identity) error {
 	if err := m.leaveRoot(); err != nil {
 		return err
 	}
-	lower, context, err := mountLayers(layers)
+	mount := mountLayers
+	if m.gvisor {
+		mount = mountedLayers
+	}
+	lower, context, err := mount(layers)
 	if err != nil {
 		return err
 	}
@@ -142,7 +156,7 @@ func (m *machine) enterStack(layers []string, id identity) error {
 		return err
 	}
 	lower = append(lower, skelDir)
-	if err := mountOverlay(stackDir, lower, upper, filepath.Join(upperDir, "work2")); err != nil {
+	if err := m.mountOverlay(stackDir, lower, upper, filepath.Join(upperDir, "work2")); err != nil {
 		return err
 	}
 	m.disks.upper = secondUpper
@@ -154,7 +168,7 @@ func (m *machine) enterStack(layers []string, id identity) error {
 	if len(context) == 1 {
 		err = bindReadOnly(context[0], stackDir+contextDir)
 	} else {
-		err = mountOverlay(stackDir+contextDir, context, "", "")
+		err = m.mountOverlay(stackDir+contextDir, context, "", "")
 	}
 	if err != nil {
 		return err
@@ -275,16 +289,14 @@ func makeDevices(disks map[string]uint64) error {
 }
 
 // blockDevices returns the numbers of the disks that have a serial number.
-func blockDevices() map[string]uint64 {
+func (m *machine) blockDevices() map[string]uint64 {
 	found := make(map[string]uint64)
 	disks, _ := os.ReadDir("/sys/block")
-	var buf [64]byte
 	for _, d := range disks {
-		n, err := readSmall("/sys/block/"+d.Name()+"/serial", buf[:])
-		if err != nil || !strings.HasPrefix(d.Name(), "vd") {
+		if !strings.HasPrefix(d.Name(), "vd") {
 			continue
 		}
-		serial := strings.TrimSpace(string(buf[:n]))
+		serial := diskSerial(d.Name(), m.names)
 		var st unix.Stat_t
 		if !notSerial(serial) && unix.Stat("/dev/"+d.Name(), &st) == nil {
 			found[serial] = st.Rdev

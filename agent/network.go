@@ -22,9 +22,19 @@ func loopbackUp() error {
 	return netlink.LinkSetUp(lo)
 }
 
-// networkUp configures the guest's one interface. The order is that of a router's
-// needs: address and state before the route through them.
+// networkUp configures the machine's one network card.
 func networkUp(n *wire.SandboxNetwork) error {
+	name, err := firstInterface()
+	if err != nil {
+		return &turnstone.Error{Op: "sandbox.network", Kind: turnstone.Unavailable, Subject: n.Address, Err: err,
+			Hint: "run with the network off, or report this"}
+	}
+	return addressUp(name, n)
+}
+
+// addressUp configures a network card. The order is that of a router's needs:
+// address and state before the route through them.
+func addressUp(name string, n *wire.SandboxNetwork) error {
 	fail := func(err error) error {
 		return &turnstone.Error{Op: "sandbox.network", Kind: turnstone.Unavailable, Subject: n.Address, Err: err,
 			Hint: "the sandbox's network card could not be set up; run with the network off, or report this"}
@@ -36,10 +46,6 @@ func networkUp(n *wire.SandboxNetwork) error {
 	gw := net.ParseIP(n.Gateway)
 	if gw == nil {
 		return fail(errors.New("malformed gateway address"))
-	}
-	name, err := firstInterface()
-	if err != nil {
-		return fail(err)
 	}
 	link, err := netlink.LinkByName(name)
 	if err != nil {

@@ -122,7 +122,7 @@ func (m *machine) renew(p *wire.SandboxRenewParams) (*wire.SandboxRenewResult, e
 	if err != nil {
 		return res, err
 	}
-	if res.Reseeded, err = refresh(p.Entropy, now); err != nil {
+	if res.Reseeded, err = m.refresh(p.Entropy, now); err != nil {
 		return res, err
 	}
 	if own {

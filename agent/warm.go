@@ -30,7 +30,7 @@ func warmUp(opt Options) (err error) {
 			return err
 		}
 	}
-	if err := mountOverlay(merged, []string{lowerDir}, filepath.Join(warmDir, "upper"), filepath.Join(warmDir, "work")); err != nil {
+	if err := mountOverlay(merged, overlayOptions, []string{lowerDir}, filepath.Join(warmDir, "upper"), filepath.Join(warmDir, "work")); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, unix.Unmount(merged, unix.MNT_DETACH)) }()

@@ -1,0 +1,308 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	readAhead    = 64        // files that a scanner has read before they are asked for
+	smallFile    = 128 << 10 // bytes; a file up to that size is read by the scanner
+	maxFileParts = 4096      // parts of a sparse file that are told apart
+	smallHoles   = 64 << 10  // bytes; smaller files are sent with their holes
+)
+
+// A scanner reads a directory and all below it, each before what is in it, while
+// somebody works on what it has read: a file system call costs time in a sandbox.
+type scanner struct {
+	ctx    context.Context
+	cancel context.CancelFunc
+	found  chan *scanned // closed at the end
+	err    error         // valid when found is closed
+}
+
+// A scanned is a file that a scanner has found.
+type scanned struct {
+	path   string // below the top, "." for that
+	st     unix.Stat_t
+	target string
+	xattrs []xattr
+	data   []byte // the content of a small file; never nil then
+	fd     int    // of another file; -1: none
+}
+
+type xattr struct {
+	name  string
+	value []byte
+}
+
+func (f *scanned) close() {
+	if f.fd >= 0 {
+		_ = unix.Close(f.fd)
+		f.fd = -1
+	}
+}
+
+// newScanner scans dir, which it closes.
+func newScanner(ctx context.Context, dir int) *scanner {
+	s := &scanner{found: make(chan *scanned, readAhead)}
+	s.ctx, s.cancel = context.WithCancel(ctx)
+	go func() {
+		defer close(s.found)
+		s.err = s.top(dir)
+	}()
+	return s
+}
+
+// next returns the next file, nil at the end.
+func (s *scanner) next() (*scanned, error) {
+	if f, ok := <-s.found; ok {
+		return f, nil
+	}
+	return nil, s.err
+}
+
+func (s *scanner) close() {
+	s.cancel()
+	for f := range s.found {
+		f.close()
+	}
+}
+
+func (s *scanner) put(f *scanned) error {
+	select {
+	case s.found <- f:
+		return nil
+	case <-s.ctx.Done():
+		f.close()
+		return context.Cause(s.ctx)
+	}
+}
+
+func (s *scanner) top(fd int) error {
+	f := &scanned{path: ".", fd: -1}
+	b := &scanBuffers{names: make([]byte, 64<<10), value: make([]byte, 64<<10), entries: make([]byte, 32<<10)}
+	err := unix.Fstat(fd, &f.st)
+	if err == nil {
+		f.xattrs, err = b.xattrs(fd, "")
+	}
+	if err == nil {
+		err = s.put(f)
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return err
+	}
+	return s.directory(b, fd, "")
+}
+
+// directory scans what is in a directory, which it closes. Directories that lie
+// below are opened one at a time.
+func (s *scanner) directory(b *scanBuffers, fd int, dir string) error {
+	defer func() { _ = unix.Close(fd) }()
+	names, err := b.list(fd)
+	if err != nil {
+		return err
+	}
+	if dir != "" {
+		dir += "/"
+	}
+	for _, name := range names {
+		f, sub, err := b.look(fd, name, dir+name)
+		if err != nil {
+			return err
+		}
+		if f == nil {
+			continue
+		}
+		if err := s.put(f); err != nil {
+			if sub >= 0 {
+				_ = unix.Close(sub)
+			}
+			return err
+		}
+		if sub >= 0 {
+			if err := s.directory(b, sub, dir+name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// scanBuffers are what a scanner uses again and again.
+type scanBuffers struct{ names, value, entries []byte }
+
+// list returns the names in a directory, sorted.
+func (b *scanBuffers) list(fd int) ([]string, error) {
+	var names []string
+	for {
+		n, err := unix.ReadDirent(fd, b.entries)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if n <= 0 {
+			slices.Sort(names)
+			return names, nil
+		}
+		_, _, names = unix.ParseDirent(b.entries[:n], -1, names)
+	}
+}
+
+// look opens one name of a directory. It returns nil when it has gone, and the
+// descriptor of a directory, else -1.
+func (b *scanBuffers) look(dir int, name, path string) (f *scanned, sub int, err error) {
+	f = &scanned{path: path, fd: -1}
+	// Opening a device or a pipe could do something.
+	if err := unix.Fstatat(dir, name, &f.st, unix.AT_SYMLINK_NOFOLLOW); err == unix.ENOENT {
+		return nil, -1, nil
+	} else if err != nil {
+		return nil, -1, err
+	}
+	at := procFD(dir) + "/" + name
+	switch f.st.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return nil, -1, err
+		}
+		f.fd = fd
+		if f.xattrs, err = b.xattrs(fd, ""); err == nil && f.st.Size <= smallFile {
+			f.data, err = readWhole(fd, f.st.Size)
+			f.close()
+		}
+		if err != nil {
+			f.close()
+			return nil, -1, err
+		}
+		return f, -1, nil
+	case unix.S_IFDIR:
+		fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if err == nil {
+			if f.xattrs, err = b.xattrs(fd, ""); err != nil {
+				_ = unix.Close(fd)
+			}
+		}
+		if err != nil {
+			return nil, -1, err
+		}
+		return f, fd, nil
+	case unix.S_IFLNK:
+		n, err := unix.Readlinkat(dir, name, b.value)
+		if err != nil {
+			return nil, -1, err
+		}
+		f.target = string(b.value[:n])
+		f.xattrs, err = b.xattrs(-1, at)
+		return f, -1, err
+	case unix.S_IFCHR:
+		if f.st.Rdev == 0 { // a whiteout: nothing else of it counts
+			return f, -1, nil
+		}
+	case unix.S_IFSOCK:
+		return f, -1, nil
+	}
+	f.xattrs, err = b.xattrs(-1, at)
+	return f, -1, err
+}
+
+// readWhole reads a file of a size that was found out before.
+func readWhole(fd int, size int64) ([]byte, error) {
+	data := make([]byte, size)
+	for n := 0; n < len(data); {
+		k, err := unix.Pread(fd, data[n:], int64(n))
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if k == 0 {
+			return data[:n], nil
+		}
+		n += k
+	}
+	return data, nil
+}
+
+// xattrs returns the extended attributes of an open file, or, without one, of what
+// is at path. Lists and values have 64 KiB at most (xattr(7)).
+func (b *scanBuffers) xattrs(fd int, path string) ([]xattr, error) {
+	list := func() (int, error) {
+		if fd >= 0 {
+			return unix.Flistxattr(fd, b.names)
+		}
+		return unix.Llistxattr(path, b.names)
+	}
+	n, err := list()
+	if n <= 0 || err != nil {
+		if err == unix.ENOTSUP {
+			err = nil
+		}
+		return nil, err
+	}
+	var out []xattr
+	for name := range strings.SplitSeq(strings.TrimSuffix(string(b.names[:n]), "\x00"), "\x00") {
+		if fd >= 0 {
+			n, err = unix.Fgetxattr(fd, name, b.value)
+		} else {
+			n, err = unix.Lgetxattr(path, name, b.value)
+		}
+		if err == unix.ENODATA {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, xattr{name, bytes.Clone(b.value[:n])})
+	}
+	return out, nil
+}
+
+// A part is a part of a file that is no hole.
+type part struct{ offset, length int64 }
+
+// parts returns where a file has data; nil when it has no holes worth telling.
+// (SEEK_DATA and SEEK_HOLE of lseek(2).)
+func (f *scanned) parts() ([]part, error) {
+	if f.st.Size < smallHoles || f.st.Blocks*512 >= f.st.Size {
+		return nil, nil
+	}
+	parts := []part{} // not nil: all of it may be a hole
+	for least := int64(4 << 10); ; least *= 4 {
+		parts = parts[:0]
+		for at := int64(0); at < f.st.Size && len(parts) <= maxFileParts; {
+			start, err := unix.Seek(f.fd, at, unix.SEEK_DATA)
+			if err == unix.ENXIO || err == nil && start >= f.st.Size {
+				break
+			}
+			if err == unix.EINVAL { // this file system does not know
+				return nil, nil
+			}
+			if err != nil {
+				return nil, err
+			}
+			end, err := unix.Seek(f.fd, start, unix.SEEK_HOLE)
+			if err != nil {
+				return nil, err
+			}
+			end = min(end, f.st.Size)
+			if n := len(parts); n > 0 && start-(parts[n-1].offset+parts[n-1].length) < least {
+				parts[n-1].length = end - parts[n-1].offset
+			} else {
+				parts = append(parts, part{start, end - start})
+			}
+			at = max(end, start+1)
+		}
+		if len(parts) <= maxFileParts {
+			return parts, nil
+		}
+	}
+}

@@ -1,0 +1,169 @@
+package agent
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// GVisorScratch is what a gVisor sandbox calls the file system that takes its writes.
+const GVisorScratch = "scratch"
+
+// BootGVisor is Boot for a gVisor container, of which it must be the first process,
+// "/init gvisor". The host has set the container up so:
+//
+//   - runsc runs with --in-sandbox-cgroup=v2, without a mount of cgroups, and with
+//     all capabilities in the container's process;
+//   - / is a read-only image with this program as /init and the empty folders that
+//     GVisorFolders names; /proc, /sys and /dev are there (runsc adds those that a
+//     configuration does not have);
+//   - /lower is the template's root image, /layer/0 and so on the images of the
+//     layers' slots, each with the folders fs and context, or an empty image;
+//   - /scratch is a tmpfs as large as the disk. What is in it should not count as
+//     memory: a file of its own on the host has to hold it;
+//   - standard input and output are two pipes to the host, which a restore replaces;
+//     standard error takes the console's lines.
+//
+// As soon as ReadyLine is on standard error, a checkpoint may be taken. Before that
+// the sandbox's root is put together and the shell has run once. The pipes must stay
+// open meanwhile, or end: an end counts only after the host has spoken.
+func BootGVisor() {
+	say := func(line string) { _, _ = os.Stderr.WriteString("turnstone-agent: " + line + "\n") }
+	code := 0
+	if err := bootGVisor(say); err != nil {
+		say("failed: " + err.Error())
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// GVisorFolders are the folders of a gVisor container's own root, with its mount points.
+func GVisorFolders() []string {
+	dirs := []string{"/proc", "/sys", "/dev", "/run", "/tmp", lowerDir, upperDir, mergedDir, stackDir, skelDir, layerDir}
+	for i := range gvisorSlots {
+		dirs = append(dirs, filepath.Join(layerDir, strconv.Itoa(i)))
+	}
+	return dirs
+}
+
+// gvisorSlots is how many slots for layers there are.
+const gvisorSlots = 6
+
+// gvisorMounts are those that the agent makes, where the host has not.
+var gvisorMounts = []kernelMount{
+	{"/proc", "proc", "", noFiles},
+	{"/sys", "sysfs", "", noFiles},
+	{"/dev", "devtmpfs", "mode=0755", unix.MS_NOSUID},
+	{"/dev/pts", "devpts", "gid=5,mode=620,ptmxmode=666", unix.MS_NOSUID | unix.MS_NOEXEC},
+	{"/dev/shm", "tmpfs", "mode=1777", unix.MS_NOSUID | unix.MS_NODEV},
+	{"/run", "tmpfs", "mode=755", unix.MS_NOSUID | unix.MS_NODEV},
+	{"/sys/fs/cgroup", "cgroup2", "", noFiles},
+	{skelDir, "tmpfs", "mode=755", unix.MS_NOSUID | unix.MS_NODEV},
+}
+
+func bootGVisor(say func(string)) error {
+	keepSignals()
+	if err := mountKernel(gvisorMounts, isMountPoint); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(skelDir+contextDir, 0o755); err != nil {
+		return err
+	}
+	if err := loopbackUp(); err != nil {
+		say("loopback: " + err.Error())
+	}
+	groups, err := bootGroups()
+	if err != nil {
+		return err
+	}
+	m := &machine{groups: groups, base: -1, gvisor: true}
+	m.disks.gvisor = true
+	if err := m.prepare(params{scratch: GVisorScratch}); err != nil {
+		return err
+	}
+	return m.serve(func() (io.ReadWriteCloser, error) { return &pipes{in: 0, out: 1}, nil }, say)
+}
+
+// isMountPoint tells whether dir is another file system than the directory above.
+func isMountPoint(dir string) bool {
+	var st, above unix.Stat_t
+	return unix.Stat(dir, &st) == nil && unix.Stat(filepath.Dir(dir), &above) == nil && st.Dev != above.Dev
+}
+
+// mountedLayers returns the overlay's lower directories of layers that the host has
+// mounted in their slots, the highest first.
+func mountedLayers(layers []string) (lower, context []string, err error) {
+	for i := len(layers) - 1; i >= 0; i-- {
+		slot, ok := strings.CutPrefix(layers[i], "layer")
+		n, numErr := strconv.Atoi(slot)
+		if !ok || numErr != nil || n < 0 || n >= gvisorSlots {
+			return nil, nil, errors.New("there is no slot called " + layers[i])
+		}
+		dir := filepath.Join(layerDir, strconv.Itoa(n))
+		lower = append(lower, filepath.Join(dir, "fs"))
+		context = append(context, filepath.Join(dir, "context"))
+	}
+	return lower, context, nil
+}
+
+// pipes is the byte stream to the host. Its reads and writes block a thread, and
+// not Go's poller: what a poller knows of a descriptor may not hold after a restore,
+// which puts another pipe in its place.
+type pipes struct {
+	in, out int
+	begun   bool // the host has spoken; used by the one reader only
+}
+
+// Read implements io.Reader. Until the host has spoken, an end of file only means
+// that its side is not connected yet.
+func (p *pipes) Read(b []byte) (int, error) {
+	for len(b) > 0 {
+		n, err := unix.Read(p.in, b)
+		switch {
+		case n > 0:
+			p.begun = true
+			return n, nil
+		case err == unix.EINTR:
+		case err == unix.EAGAIN:
+			waitPipe(p.in, unix.POLLIN)
+		case err != nil:
+			return 0, os.NewSyscallError("read", err)
+		case p.begun:
+			return 0, io.EOF
+		default:
+			time.Sleep(5 * time.Millisecond)
+		}
+	}
+	return 0, nil
+}
+
+// Write implements io.Writer.
+func (p *pipes) Write(b []byte) (done int, err error) {
+	for done < len(b) {
+		n, err := unix.Write(p.out, b[done:])
+		switch {
+		case n > 0:
+			done += n
+		case err == unix.EINTR:
+		case err == unix.EAGAIN:
+			waitPipe(p.out, unix.POLLOUT)
+		case err != nil:
+			return done, os.NewSyscallError("write", err)
+		}
+	}
+	return done, nil
+}
+
+// Close implements io.Closer. It ends neither a read nor a write that is under way.
+func (p *pipes) Close() error { return errors.Join(unix.Close(p.in), unix.Close(p.out)) }
+
+// waitPipe waits a while for one end of a pipe.
+func waitPipe(fd int, events int16) {
+	_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: events}}, 1000)
+}
