@@ -1,0 +1,148 @@
+package firecracker
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+)
+
+// A placed file is one that a Firecracker finds in its folder.
+type placed struct {
+	name    string
+	path    string // on the host; empty for the home disk: the machine has none
+	copied  bool   // the machine gets a copy of its own, and writes to it
+	written bool   // it gets the machine's writes
+}
+
+// A cell is the folder of one Firecracker:
+//
+//	scratch   the disk that takes the writes, until it is open
+//	out/      where Firecracker writes a snapshot
+//	NAME      plain: a link to the file called so; also the sockets
+//	jail/     jailed: a file system in memory, seen by that Firecracker alone
+//
+// A lock beside it is held as long as the cell's owner lives, so that others can tell
+// what is left over.
+type cell struct {
+	dir  string
+	lock *home.Lock
+	// work is the folder that Firecracker works in, as it sees it, with its sockets.
+	work *os.File
+}
+
+const cellsDir = "firecracker"
+
+func newCell(ctx context.Context, h *home.Home, id turnstone.SandboxID) (*cell, error) {
+	base, err := h.MkdirAll(cellsDir)
+	if err != nil {
+		return nil, err
+	}
+	dir := filepath.Join(base, string(id))
+	lock, err := home.Acquire(ctx, dir+".lock", nil)
+	if err != nil {
+		return nil, err
+	}
+	c := &cell{dir: dir, lock: lock}
+	if err := os.Mkdir(dir, 0o700); err == nil {
+		err = os.Mkdir(filepath.Join(dir, outName), 0o700)
+	}
+	if err != nil {
+		c.remove()
+		return nil, err
+	}
+	return c, nil
+}
+
+// copies makes the copies that the machine writes to, and says where they are. It
+// returns the scratch disk, open.
+func (c *cell) copies(ctx context.Context, files []placed) (scratch *os.File, err error) {
+	for i, f := range files {
+		if !f.copied {
+			continue
+		}
+		path := filepath.Join(c.dir, f.name)
+		if scratch, err = copyFile(ctx, path, f.path, 0o600); err != nil {
+			return nil, err
+		}
+		files[i] = placed{name: f.name, path: path, written: true}
+	}
+	return scratch, nil
+}
+
+// links puts files into the folder of a Firecracker that is not jailed. extra is what
+// it has to inherit, from descriptor 3 on.
+func (c *cell) links(files []placed) (extra []*os.File, err error) {
+	for _, f := range files {
+		target := f.path
+		switch {
+		case filepath.Join(c.dir, f.name) == f.path:
+			continue
+		case target == "":
+			empty, err := emptyHome()
+			if err != nil {
+				return extra, err
+			}
+			target = fmt.Sprintf("/proc/self/fd/%d", 3+len(extra))
+			extra = append(extra, empty)
+		default:
+			if target, err = filepath.Abs(target); err != nil {
+				return extra, err
+			}
+		}
+		if err := os.Symlink(target, filepath.Join(c.dir, f.name)); err != nil {
+			return extra, err
+		}
+	}
+	c.work, err = os.Open(c.dir)
+	return extra, err
+}
+
+// forget removes a file of the cell that is open where it is needed.
+func (c *cell) forget(name string) { _ = os.Remove(filepath.Join(c.dir, name)) }
+
+// out is a file that Firecracker has written.
+func (c *cell) out(name string) string { return filepath.Join(c.dir, outName, name) }
+
+// dial connects to a socket of the Firecracker's folder, by a path that is short
+// whatever the folder is called, and that leads into its jail.
+func (c *cell) dial(ctx context.Context, socket string) (net.Conn, error) {
+	var d net.Dialer
+	return d.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s", c.work.Fd(), socket))
+}
+
+// remove removes the cell. Its Firecracker must have ended.
+func (c *cell) remove() {
+	if c.work != nil {
+		_ = c.work.Close()
+	}
+	removeCell(c.dir)
+	c.lock.Release()
+}
+
+// removeCell removes a cell's folder and the name of its lock, which the caller holds.
+func removeCell(dir string) {
+	_ = os.RemoveAll(dir)
+	_ = os.Remove(dir + ".lock")
+}
+
+// sweepCells removes the cells whose owners were killed. Their Firecrackers ended with
+// them.
+func sweepCells(h *home.Home) {
+	base := h.Path(cellsDir)
+	entries, _ := os.ReadDir(base)
+	for _, e := range entries {
+		dir := filepath.Join(base, strings.TrimSuffix(e.Name(), ".lock"))
+		lock, err := home.TryAcquire(dir + ".lock")
+		if lock == nil || err != nil {
+			continue // it runs
+		}
+		removeCell(dir)
+		lock.Release()
+	}
+}

@@ -1,0 +1,420 @@
+// Package firecracker is the substrate that runs sandboxes as microVMs of Firecracker
+// (https://firecracker-microvm.github.io), under KVM. It speaks Firecracker's HTTP API
+// on a unix socket. A sandbox starts from a snapshot of its booted agent, whose memory
+// is mapped copy-on-write.
+//
+// Root's Firecracker runs in a jail that its jailer makes: as nobody, in a folder, a
+// mount and a PID namespace of its own. An ordinary user's runs as that user. Its own
+// seccomp filters are on in both cases.
+package firecracker
+
+import (
+	"bytes"
+	"context"
+	"debug/elf"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/substrate"
+)
+
+var (
+	_ substrate.Substrate   = (*Substrate)(nil)
+	_ substrate.Resumer     = (*Substrate)(nil)
+	_ substrate.Sandbox     = (*machine)(nil)
+	_ substrate.Pauser      = (*machine)(nil)
+	_ substrate.Disker      = (*machine)(nil)
+	_ substrate.Snapshotter = (*machine)(nil)
+)
+
+// Substrate starts Firecracker's machines. It is safe for concurrent use, also from
+// several processes with one home.
+type Substrate struct {
+	home     *home.Home
+	binary   string
+	jailer   string // empty: Firecracker runs as this user, without a jail
+	version  string
+	release  release
+	hostCPU  turnstone.Digest
+	kernel   string // release of the host's kernel
+	limits   limits
+	progress func(string)
+}
+
+// Options are what a Substrate is made with.
+type Options struct {
+	Binary   string       // empty: TURN_FIRECRACKER, then "firecracker" in PATH
+	Jailer   string       // used by root only; empty: TURN_JAILER, then beside Binary, then PATH
+	Progress func(string) // told before work that takes long; may be nil
+	// Probe is a small machine to prove KVM with, should that not be known yet.
+	Probe *substrate.Machine
+	// DiskBandwidth and DiskOps bound what the guest does to each disk that it writes, in
+	// bytes and operations per second; 0: no bound.
+	DiskBandwidth turnstone.Bytes
+	DiskOps       int64
+}
+
+// ErrUnproven is wrapped by what New returns when it is not known yet whether a guest
+// starts here, and Options.Probe is nil.
+var ErrUnproven = errors.New("no guest was started under KVM yet")
+
+// How to get what is missing. The releases have checksums beside them.
+const (
+	releases = "https://github.com/firecracker-microvm/firecracker/releases"
+	getHint  = "download the release for x86_64 from " + releases +
+		", check it against its .sha256.txt, and put firecracker and jailer into PATH, or set TURN_FIRECRACKER"
+	minMajor, minMinor = 1, 12
+)
+
+// New finds Firecracker and makes sure that a guest runs under it. That is tried once,
+// with opts.Probe, and remembered in h. Errors are of kind Unavailable, with a hint.
+func New(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
+	s, err := open(ctx, h, opts)
+	if err != nil {
+		return nil, err
+	}
+	switch v := s.KVM(ctx, opts.Probe); {
+	case v.Usable:
+		return s, nil
+	case ctx.Err() != nil:
+		return nil, &turnstone.Error{Op: "firecracker.new", Kind: turnstone.Canceled, Subject: "firecracker", Err: ctx.Err()}
+	case !v.Known:
+		return nil, &turnstone.Error{Op: "firecracker.new", Kind: turnstone.Unavailable, Subject: "firecracker",
+			Err: ErrUnproven, Hint: "run a turn with --substrate firecracker, which tries"}
+	default:
+		return nil, &turnstone.Error{Op: "firecracker.new", Kind: turnstone.Unavailable, Subject: "firecracker",
+			Err: fmt.Errorf("KVM: %s", v.Reason), Hint: "run `turn doctor`"}
+	}
+}
+
+// Find returns the path and the version of the Firecracker that New would use, whether
+// or not KVM works. It only asks the program for its version.
+func Find(ctx context.Context, h *home.Home, opts Options) (path, version string, err error) {
+	s, err := open(ctx, h, opts)
+	if err != nil {
+		return "", "", err
+	}
+	return s.binary, s.version, nil
+}
+
+// open finds the programs.
+func open(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
+	s := &Substrate{home: h, progress: opts.Progress, limits: limits{opts.DiskBandwidth, opts.DiskOps}}
+	if s.progress == nil {
+		s.progress = func(string) {}
+	}
+	unavailable := func(subject string, err error, hint string) (*Substrate, error) {
+		return nil, &turnstone.Error{Op: "firecracker.new", Kind: turnstone.Unavailable, Subject: subject, Err: err, Hint: hint}
+	}
+	if runtime.GOARCH != "amd64" {
+		return unavailable(runtime.GOARCH, errors.New("the firecracker substrate runs on x86-64 hosts only"), "")
+	}
+	var err error
+	if s.binary, err = find(opts.Binary, "TURN_FIRECRACKER", "firecracker", ""); err != nil {
+		return unavailable("firecracker", err, getHint)
+	}
+	if os.Geteuid() == 0 {
+		if s.jailer, err = find(opts.Jailer, "TURN_JAILER", "jailer", filepath.Dir(s.binary)); err != nil {
+			return unavailable("jailer", fmt.Errorf("root's Firecracker is jailed: %w", err),
+				"put jailer, which is in Firecracker's release, beside firecracker, or set TURN_JAILER")
+		}
+	}
+	if s.version, err = s.readVersion(ctx); err != nil {
+		return unavailable(s.binary, err, getHint)
+	}
+	if s.release, err = parseRelease(s.version); err != nil {
+		return unavailable(s.binary, err, getHint)
+	}
+	if !s.release.atLeast(minMajor, minMinor) {
+		return unavailable(s.binary, fmt.Errorf("it is %s, and %d.%d is the oldest that is supported", s.version, minMajor, minMinor), getHint)
+	}
+	if s.hostCPU, err = hostCPU(); err != nil {
+		return nil, err
+	}
+	var u unix.Utsname
+	_ = unix.Uname(&u)
+	s.kernel = unix.ByteSliceToString(u.Release[:])
+	sweepCells(h)
+	return s, nil
+}
+
+// find returns the path of a program: as given, as a variable of the environment says,
+// beside another, or in PATH.
+func find(given, variable, name, beside string) (string, error) {
+	if given == "" {
+		given = os.Getenv(variable)
+	}
+	if given == "" && beside != "" {
+		if path, err := exec.LookPath(filepath.Join(beside, name)); err == nil {
+			given = path
+		}
+	}
+	if given == "" {
+		given = name
+	}
+	path, err := exec.LookPath(given)
+	if err != nil {
+		return "", err
+	}
+	if path, err = filepath.Abs(path); err != nil {
+		return "", err
+	}
+	return filepath.EvalSymlinks(path)
+}
+
+// Name implements substrate.Substrate.
+func (s *Substrate) Name() string { return "firecracker" }
+
+// Isolation implements substrate.Substrate.
+func (s *Substrate) Isolation() string {
+	if s.jailer != "" {
+		return "microvm (KVM, jailed)"
+	}
+	return "microvm (KVM)"
+}
+
+// Version is the text by which Firecracker names its version.
+func (s *Substrate) Version() string { return s.version }
+
+// Boot implements substrate.Substrate.
+func (s *Substrate) Boot(ctx context.Context, m substrate.Machine) (substrate.Sandbox, error) {
+	vm, err := s.boot(ctx, m)
+	if err != nil {
+		return nil, s.wrap(err)
+	}
+	err = vm.wait(ctx, vm.ready, bootLimit)
+	if err == nil {
+		err = vm.connect(ctx)
+	}
+	if err != nil {
+		return nil, s.failed(vm, err)
+	}
+	return vm, nil
+}
+
+// bootLimit bounds a boot, which takes less than a second where KVM works.
+const bootLimit = time.Minute
+
+// boot starts m from its kernel, with a disk that nobody else has.
+func (s *Substrate) boot(ctx context.Context, m substrate.Machine) (*machine, error) {
+	if err := checkMachine(m); err != nil {
+		return nil, err
+	}
+	if err := checkKernel(m.Kernel); err != nil {
+		return nil, err
+	}
+	blank, err := blankDisk(ctx, s.home, m.Shape.Disk)
+	if err != nil {
+		return nil, err
+	}
+	empty, err := s.emptySlot()
+	if err != nil {
+		return nil, err
+	}
+	files := []placed{
+		{name: kernelName, path: m.Kernel}, {name: initrdName, path: m.Initramfs},
+		{name: rootName, path: m.Root}, {name: scratchName, path: blank, copied: true},
+		{name: substrate.HomeSerial},
+	}
+	for i := range substrate.MaxLayers {
+		files = append(files, placed{name: substrate.LayerSerial(i), path: empty})
+	}
+	vm, err := s.launch(ctx, m.Shape, files)
+	if err != nil {
+		return nil, err
+	}
+	vm.origin = origin{id: s.identity(m)}
+	if err := vm.api.send(ctx, s.bootRequests(m.Shape)...); err != nil {
+		return nil, s.failed(vm, err)
+	}
+	return vm, nil
+}
+
+// Restore implements substrate.Substrate.
+func (s *Substrate) Restore(ctx context.Context, m substrate.Machine) (substrate.Sandbox, error) {
+	if err := checkMachine(m); err != nil {
+		return nil, err
+	}
+	snap, err := s.ensureSnapshot(ctx, m, s.identity(m))
+	if err != nil {
+		return nil, s.wrap(err)
+	}
+	vm, err := s.load(ctx, m, snap)
+	if err != nil {
+		return nil, s.wrap(err)
+	}
+	return vm, nil
+}
+
+// load starts a clone of a snapshot.
+func (s *Substrate) load(ctx context.Context, m substrate.Machine, snap snapshot) (*machine, error) {
+	files, err := s.restoreFiles(m, snap)
+	if err != nil {
+		return nil, err
+	}
+	vm, err := s.launch(ctx, m.Shape, files)
+	if err != nil {
+		return nil, err
+	}
+	vm.origin = origin{id: s.identity(m), layers: m.Layers, home: m.Home != ""}
+	err = vm.api.send(ctx, loadRequest())
+	if err == nil {
+		err = vm.connect(ctx)
+	}
+	if err != nil {
+		return nil, s.failed(vm, err)
+	}
+	vm.cell.forget(scratchName) // what is open stays; nothing is left of it whatever ends us
+	return vm, nil
+}
+
+func (s *Substrate) restoreFiles(m substrate.Machine, snap snapshot) ([]placed, error) {
+	empty, err := s.emptySlot()
+	if err != nil {
+		return nil, err
+	}
+	files := []placed{
+		{name: ramName, path: snap.ram}, {name: stateName, path: snap.state},
+		{name: rootName, path: m.Root}, {name: scratchName, path: snap.scratch, copied: true},
+	}
+	for i := range substrate.MaxLayers {
+		path := empty
+		if i < len(m.Layers) {
+			path = m.Layers[i]
+			if err := checkSlot(path); err != nil {
+				return nil, err
+			}
+		}
+		files = append(files, placed{name: substrate.LayerSerial(i), path: path})
+	}
+	if m.Home != "" {
+		if err := checkSlot(m.Home); err != nil {
+			return nil, err
+		}
+	}
+	return append(files, placed{name: substrate.HomeSerial, path: m.Home, written: true}), nil
+}
+
+// failed closes vm and prefers its own word on why it ended to err.
+func (s *Substrate) failed(vm *machine, err error) error {
+	select {
+	case <-vm.done:
+		var refused *apiError
+		if e := vm.Err(); e != nil && !errors.As(err, &refused) {
+			err = e
+		}
+	case <-time.After(100 * time.Millisecond):
+	}
+	_ = vm.Close()
+	return s.wrap(err)
+}
+
+func (s *Substrate) wrap(err error) error {
+	if kind := turnstone.KindOf(err); kind != turnstone.Internal {
+		return err
+	}
+	kind, hint := turnstone.Unavailable, "run `turn doctor`"
+	switch {
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		kind, hint = turnstone.Canceled, ""
+	case isNoSpace(err):
+		kind, hint = turnstone.Exhausted, "make room on the disk that holds "+s.home.Dir
+	}
+	return &turnstone.Error{Op: "firecracker.start", Kind: kind, Subject: "firecracker", Err: err, Hint: hint}
+}
+
+func isNoSpace(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+}
+
+// checkKernel refuses an image that Firecracker would not boot.
+func checkKernel(path string) error {
+	f, err := elf.Open(path)
+	if err != nil {
+		return &turnstone.Error{Op: "firecracker.boot", Kind: turnstone.Unavailable, Subject: path,
+			Err: fmt.Errorf("Firecracker boots an ELF kernel (vmlinux) only: %w", err), Hint: "unset TURN_KERNEL, or set it to a vmlinux"}
+	}
+	return f.Close()
+}
+
+// A release is the version of a Firecracker as numbers.
+type release struct{ major, minor int }
+
+func (r release) atLeast(major, minor int) bool {
+	return r.major > major || r.major == major && r.minor >= minor
+}
+
+var releaseText = regexp.MustCompile(`^Firecracker v(\d{1,4})\.(\d{1,4})\.`)
+
+// parseRelease reads what `firecracker --version` says first.
+func parseRelease(version string) (release, error) {
+	m := releaseText.FindStringSubmatch(version)
+	if m == nil {
+		return release{}, fmt.Errorf("it calls itself %.80q, which is no version of Firecracker", version)
+	}
+	major, err1 := strconv.Atoi(m[1])
+	minor, err2 := strconv.Atoi(m[2])
+	return release{major, minor}, errors.Join(err1, err2)
+}
+
+// programVersion is the remembered answer of a program's --version.
+type programVersion struct {
+	Path    string      `json:"path"`
+	Binary  stamp.Stamp `json:"binary"`
+	Version string      `json:"version"`
+}
+
+func (s *Substrate) readVersion(ctx context.Context) (string, error) {
+	cache := s.home.Path("cache", "firecracker-version.json")
+	var known programVersion
+	if b, err := os.ReadFile(cache); err == nil && json.Unmarshal(b, &known) == nil &&
+		known.Path == s.binary && known.Binary.Fresh(s.binary) {
+		return known.Version, nil
+	}
+	binary, err := stamp.Of(ctx, s.binary)
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	out := &tail{limit: 4 << 10}
+	cmd := exec.CommandContext(ctx, s.binary, "--version")
+	cmd.Stdout, cmd.WaitDelay = out, time.Second
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("--version: %w", err)
+	}
+	line, _, _ := strings.Cut(out.String(), "\n")
+	line = printable(strings.TrimSpace(line))
+	if _, err := s.home.MkdirAll("cache"); err != nil {
+		return "", err
+	}
+	b, _ := json.Marshal(programVersion{s.binary, binary, line}) // plain data always encodes
+	return line, stamp.WriteFile(cache, b, 0o600)
+}
+
+var cpuLine = regexp.MustCompile(`(?m)^(model name|flags|microcode)\s*:.*$`)
+
+// hostCPU digests what the CPU says of itself: guests see its features.
+func hostCPU() (turnstone.Digest, error) {
+	b, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return "", err
+	}
+	first, _, _ := bytes.Cut(b, []byte("\n\n"))
+	return turnstone.DigestBytes(bytes.Join(cpuLine.FindAll(first, -1), []byte("\n"))), nil
+}

@@ -1,0 +1,127 @@
+package firecracker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"turnstone.dev/turnstone"
+)
+
+// socketWait is how long a Firecracker may take to listen on its API's socket.
+const socketWait = 10 * time.Second
+
+// launch starts a Firecracker that finds files in its folder, and waits until it
+// answers.
+func (s *Substrate) launch(ctx context.Context, shape turnstone.Shape, files []placed) (vm *machine, err error) {
+	id := turnstone.NewSandboxID()
+	c, err := newCell(ctx, s.home, id)
+	if err != nil {
+		return nil, err
+	}
+	m := newMachine(id, c)
+	if m.scratch, err = c.copies(ctx, files); err != nil {
+		c.remove()
+		return nil, err
+	}
+	if s.jailer != "" {
+		err = s.startJailed(ctx, m, shape.CPUs, files)
+	} else {
+		err = s.startPlain(m, files)
+	}
+	if err != nil {
+		_ = m.scratch.Close()
+		c.remove()
+		return nil, err
+	}
+	if err := m.answers(ctx); err != nil {
+		return nil, s.failed(m, err)
+	}
+	return m, nil
+}
+
+// arguments are Firecracker's. What it logs goes where its console goes.
+func arguments() []string {
+	return []string{"--api-sock", apiSocket, "--level", "Warning"}
+}
+
+// instanceID is the sandbox's ID in letters that Firecracker takes.
+func instanceID(id turnstone.SandboxID) string { return strings.ReplaceAll(string(id), "_", "-") }
+
+// startPlain runs Firecracker as this user, in the cell's folder.
+func (s *Substrate) startPlain(m *machine, files []placed) error {
+	extra, err := m.cell.links(files)
+	defer func() {
+		for _, f := range extra {
+			_ = f.Close()
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(s.binary, append([]string{"--id", instanceID(m.id)}, arguments()...)...)
+	cmd.Dir, cmd.ExtraFiles = m.cell.dir, extra
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	return m.spawn(cmd, func() error { return nil })
+}
+
+// spawn starts cmd from a thread of its own that lives as long as the process: the
+// parent-death signal, by which it never outlives us even when we are killed, belongs
+// to the thread that forked (prctl(2), PR_SET_PDEATHSIG). before runs on that thread,
+// which nothing else ever runs on, so it may change what is the thread's own, as its
+// mount namespace.
+func (m *machine) spawn(cmd *exec.Cmd, before func() error) error {
+	cmd.Stdout, cmd.Stderr = &m.console, &m.stderr
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
+	cmd.WaitDelay = time.Second
+	started := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with this function
+		err := before()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err == nil {
+			m.process = cmd.Process
+		}
+		started <- err
+		if err == nil {
+			m.ended(cmd.Wait())
+		}
+	}()
+	return <-started
+}
+
+// answers waits for the API, and makes sure that it is Firecracker's.
+func (m *machine) answers(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, socketWait)
+	defer cancel()
+	for delay := time.Millisecond; ; delay = min(2*delay, 20*time.Millisecond) {
+		var info instanceInfo
+		err := m.api.do(ctx, "GET", "/", nil, &info)
+		if err == nil {
+			return nil
+		}
+		var op *net.OpError
+		if !errors.As(err, &op) || op.Op != "dial" {
+			return err
+		}
+		select {
+		case <-m.done:
+			return errors.New("Firecracker ended")
+		case <-ctx.Done():
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				return fmt.Errorf("Firecracker does not listen on its socket after %s: %w", socketWait, os.ErrDeadlineExceeded)
+			}
+			return ctx.Err()
+		case <-time.After(delay):
+		}
+	}
+}

@@ -1,0 +1,314 @@
+package firecracker
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+)
+
+// machine is one running Firecracker.
+type machine struct {
+	id      turnstone.SandboxID
+	cell    *cell
+	api     *client
+	agent   *channel
+	process *os.Process // Firecracker, or the shell above its jailer
+	cgroup  string      // to be removed in the end; empty: none
+	console console
+	stderr  tail
+	ready   chan struct{} // closed when the agent has said on the console that it is ready
+	origin  origin        // set before anybody else has the machine
+	scratch *os.File      // the disk that takes the writes; closed with the machine
+
+	snapping sync.Mutex // one snapshot at a time
+	done     chan struct{}
+	mu       sync.Mutex
+	closed   bool
+	severed  bool // a snapshot has taken the channel away
+	err      error
+}
+
+// origin is what a machine was started from, so that it can be written down.
+type origin struct {
+	id     identity
+	layers []string // paths of its layers' images
+	home   bool     // it has a home disk, which has one writer
+}
+
+func newMachine(id turnstone.SandboxID, c *cell) *machine {
+	m := &machine{id: id, cell: c, done: make(chan struct{}), ready: make(chan struct{}), agent: new(channel)}
+	m.console.tail.limit, m.console.ready, m.stderr.limit = 16<<10, m.ready, 8<<10
+	m.api = newClient(func(ctx context.Context) (net.Conn, error) { return c.dial(ctx, apiSocket) })
+	return m
+}
+
+// ended records why the process is gone.
+func (m *machine) ended(wait error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.closed {
+		m.err = m.explain(wait)
+	}
+	_ = m.agent.Close()
+	close(m.done)
+}
+
+var (
+	panicLine = regexp.MustCompile(`Kernel panic - not syncing: ([^\r\n]{1,200})`)
+	errorLine = regexp.MustCompile(`(?m)^.*(?:\[anonymous-instance:|\[sb-)[^\]]*:ERROR[^\]]*\] (.{1,300})$|^Error: (.{1,300})$`)
+)
+
+// exits are the codes by which Firecracker says why it ended (its FcExitCode).
+var exits = map[int]string{
+	148: "it made a system call that its seccomp filter forbids",
+	149: "SIGBUS: a file that it has mapped has become shorter, or the disk is full",
+	150: "SIGSEGV", 151: "a file grew past its limit", 152: "its configuration is bad", 153: "its arguments are bad",
+}
+
+// explain turns an end nobody asked for into an error for the user.
+func (m *machine) explain(wait error) error {
+	e := &turnstone.Error{Op: "firecracker.run", Kind: turnstone.Dead, Subject: string(m.id)}
+	console, stderr := m.console.tail.String(), strings.TrimSpace(m.stderr.String())
+	code := -1
+	var exit *exec.ExitError
+	if errors.As(wait, &exit) {
+		code = exit.ExitCode()
+		if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() && status.Signal() == syscall.SIGBUS {
+			code = 149
+		}
+	}
+	fault := lastFault(console + "\n" + stderr)
+	switch match := panicLine.FindStringSubmatch(console); {
+	case match != nil:
+		e.Err = fmt.Errorf("the guest kernel panicked: %s", printable(match[1]))
+	case exits[code] != "":
+		e.Err = fmt.Errorf("Firecracker ended: %s", exits[code])
+	case wait != nil && fault != "":
+		e.Err = fmt.Errorf("Firecracker ended: %s", fault)
+	case wait != nil && stderr != "":
+		e.Err = fmt.Errorf("Firecracker ended: %s", clip(printable(lastLine(stderr)), maxMessage))
+	case wait != nil:
+		e.Err = fmt.Errorf("Firecracker ended: %w", wait)
+	default:
+		e.Err = errors.New("the guest shut its machine down")
+	}
+	return e
+}
+
+// lastFault returns the last error that Firecracker has logged.
+func lastFault(text string) string {
+	all := errorLine.FindAllStringSubmatch(text, -1)
+	if len(all) == 0 {
+		return ""
+	}
+	last := all[len(all)-1]
+	return clip(printable(last[1]+last[2]), maxMessage)
+}
+
+func (m *machine) ID() turnstone.SandboxID   { return m.id }
+func (m *machine) Agent() io.ReadWriteCloser { return m.agent }
+func (m *machine) Scratch() string           { return scratchName }
+func (m *machine) Done() <-chan struct{}     { return m.done }
+
+func (m *machine) Err() error {
+	select {
+	case <-m.done:
+	default:
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.err
+}
+
+// Disk implements substrate.Disker.
+func (m *machine) Disk() (*os.File, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil, &turnstone.Error{Op: "firecracker.disk", Kind: turnstone.Dead, Subject: string(m.id), Err: errors.New("the sandbox is closed")}
+	}
+	fd, err := unix.FcntlInt(m.scratch.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("dup: %w", err)
+	}
+	return os.NewFile(uintptr(fd), m.scratch.Name()), nil
+}
+
+// Close kills Firecracker: what a sandbox wrote is either fetched before or not wanted.
+func (m *machine) Close() error {
+	m.mu.Lock()
+	first := !m.closed
+	m.closed = true
+	m.mu.Unlock()
+	_ = m.process.Kill() // by a pidfd, so never another process
+	<-m.done
+	if first {
+		m.snapping.Lock() // a snapshot under way ends with Firecracker
+		defer m.snapping.Unlock()
+		m.api.close()
+		_ = m.scratch.Close()
+		m.removeCgroup()
+		m.cell.remove()
+	}
+	return nil
+}
+
+// removeCgroup removes the control group that the jailer made, which its last process
+// leaves a moment after it has ended.
+func (m *machine) removeCgroup() {
+	if m.cgroup == "" {
+		return
+	}
+	for range 50 {
+		if err := os.Remove(m.cgroup); err == nil || errors.Is(err, os.ErrNotExist) {
+			return
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// Pause implements substrate.Pauser.
+func (m *machine) Pause(ctx context.Context) error {
+	return m.told(m.api.send(ctx, stateRequest(statePaused)))
+}
+
+// Resume implements substrate.Pauser.
+func (m *machine) Resume(ctx context.Context) error {
+	if err := m.api.send(ctx, stateRequest(stateResumed)); err != nil {
+		return m.told(err)
+	}
+	m.mu.Lock()
+	severed := m.severed
+	m.severed = false
+	m.mu.Unlock()
+	if severed {
+		return m.told(m.connect(ctx))
+	}
+	return nil
+}
+
+// why prefers the machine's own word on why it ended to err.
+func (m *machine) why(err error) error {
+	if own := m.Err(); err != nil && own != nil {
+		return own
+	}
+	return err
+}
+
+// told is why, with the type of error that callers of a machine get.
+func (m *machine) told(err error) error {
+	var e *turnstone.Error
+	if err = m.why(err); err == nil || errors.As(err, &e) {
+		return err
+	}
+	kind := turnstone.Unavailable
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		kind = turnstone.Canceled
+	}
+	return &turnstone.Error{Op: "firecracker.run", Kind: kind, Subject: string(m.id), Err: err}
+}
+
+// wait blocks until ready is closed; the machine's end or ctx's end is an error.
+func (m *machine) wait(ctx context.Context, ready <-chan struct{}, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	select {
+	case <-ready:
+		return nil
+	case <-m.done:
+		return m.Err()
+	case <-ctx.Done():
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return ctx.Err()
+		}
+		return fmt.Errorf("the guest did not start within %s; its console ends: %q", limit, clip(printable(lastLine(m.console.tail.String())), maxMessage))
+	}
+}
+
+func lastLine(s string) string {
+	s = strings.TrimSpace(s)
+	return s[strings.LastIndexByte(s, '\n')+1:]
+}
+
+// printable keeps a hostile guest's text out of the terminal's hands.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r == '\n' || r == '\r' || r == '\t':
+			return ' '
+		case r < 0x20 || r > 0x7e:
+			return '?'
+		}
+		return r
+	}, s)
+}
+
+// readyLine is what the agent prints on the console when a snapshot may be taken.
+const readyLine = "turnstone-agent: ready"
+
+// A console takes what Firecracker prints, of which the guest's console is a part. It
+// looks at each byte once, however much a guest prints.
+type console struct {
+	tail  tail
+	ready chan struct{}
+	end   []byte // what was written last, shorter than readyLine
+	seen  bool
+}
+
+func (c *console) Write(p []byte) (int, error) {
+	_, _ = c.tail.Write(p)
+	if c.seen {
+		return len(p), nil
+	}
+	const keep = len(readyLine) - 1
+	joint := append(c.end, p[:min(len(p), keep)]...)
+	if bytes.Contains(joint, []byte(readyLine)) || bytes.Contains(p, []byte(readyLine)) {
+		c.seen, c.end = true, nil
+		close(c.ready)
+		return len(p), nil
+	}
+	if len(p) >= keep {
+		c.end = bytes.Clone(p[len(p)-keep:])
+	} else {
+		c.end = bytes.Clone(joint[max(0, len(joint)-keep):])
+	}
+	return len(p), nil
+}
+
+// tail keeps the last bytes written to it.
+type tail struct {
+	limit int
+	mu    sync.Mutex
+	buf   []byte
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.buf = append(t.buf, p[max(0, len(p)-t.limit):]...)
+	if over := len(t.buf) - t.limit; over > 0 {
+		t.buf = append(t.buf[:0], t.buf[over:]...)
+	}
+	return len(p), nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return string(t.buf)
+}
