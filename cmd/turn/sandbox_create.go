@@ -27,7 +27,7 @@ type sandboxCreateCmd struct {
 	Memory    turnstone.Bytes `help:"Memory of the sandbox, as 2GiB." placeholder:"SIZE"`
 	Disk      turnstone.Bytes `help:"What the sandbox may write to its disk, as 10GiB." placeholder:"SIZE"`
 	Network   onOff           `help:"Network of the sandbox: on or off." placeholder:"on|off"`
-	Substrate string          `help:"What runs the sandbox: ${enum}." enum:"auto,qemu" default:"auto"`
+	Substrate string          `help:"What runs the sandbox: ${enum}." enum:"auto,firecracker,qemu,gvisor" default:"auto" env:"TURN_SUBSTRATE"`
 	Quiet     bool            `short:"q" help:"Show no progress."`
 }
 

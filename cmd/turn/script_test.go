@@ -58,6 +58,9 @@ func TestMachineScript(t *testing.T) {
 			env.Setenv("TURN_HOME", home)
 			env.Setenv("SHARED", shared)
 			env.Setenv("TURN_BACKGROUND", "off") // nothing may write while the script's folder is removed
+			for _, key := range []string{"TURN_SUBSTRATE", "TURN_RUNSC"} {
+				env.Setenv(key, os.Getenv(key))
+			}
 			if err := os.Mkdir(home, 0o700); err != nil {
 				return err
 			}
@@ -148,7 +151,7 @@ func isFile(path string) bool {
 // environ returns the variables of the script that turn can see.
 func environ(ts *testscript.TestScript) []string {
 	var env []string
-	for _, key := range []string{"PATH", "HOME", "TMPDIR", "TURN_HOME", "TURN_AGENT", "TURN_KERNEL", "TURN_BACKGROUND", "API_TOKEN", "TERM", "NO_COLOR"} {
+	for _, key := range []string{"PATH", "HOME", "TMPDIR", "TURN_HOME", "TURN_AGENT", "TURN_KERNEL", "TURN_BACKGROUND", "TURN_SUBSTRATE", "TURN_RUNSC", "API_TOKEN", "TERM", "NO_COLOR"} {
 		if v := ts.Getenv(key); v != "" {
 			env = append(env, key+"="+v)
 		}

@@ -27,5 +27,31 @@ func Dir(t testing.TB) string {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
+	findRunsc(t)
 	return dir
+}
+
+// findRunsc lets the tests find runsc where the build puts it: it is beside turn, and
+// a test's program is not.
+func findRunsc(t testing.TB) {
+	dir, err := os.Getwd()
+	if err != nil || os.Getenv("TURN_RUNSC") != "" {
+		return
+	}
+	for ; dir != "/"; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err != nil {
+			continue
+		}
+		if path := filepath.Join(dir, "bin", "runsc"); exists(path) {
+			if err := os.Setenv("TURN_RUNSC", path); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
