@@ -7,6 +7,7 @@ import (
 // Bounds of one image. One that goes beyond is refused.
 const (
 	MaxLayers   = 512
+	parallel    = 3         // layers that are downloaded at once
 	maxManifest = 4 << 20   // bytes of a manifest, an index or a config; registries take no larger ones
 	maxPacked   = 32 << 30  // bytes of all layers as they are stored
 	maxUnpacked = 64 << 30  // bytes of all layers unpacked

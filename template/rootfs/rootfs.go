@@ -31,11 +31,15 @@ const (
 type Options struct {
 	MaxBytes int64     // of file content in all; 0: 64 GiB
 	Latest   time.Time // later modification times become this one; it is the image's build time too
+	Built    time.Time // the image's build time, and that of folders that no entry names; zero: Latest
 	TempDir  string    // where content is kept until Close; "": the system's
 }
 
 // built is the image's build time.
 func (o Options) built() time.Time {
+	if !o.Built.IsZero() {
+		return o.Built
+	}
 	if o.Latest.IsZero() {
 		return time.Unix(0, 0)
 	}
