@@ -10,6 +10,7 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/image"
 	"turnstone.dev/turnstone/session"
+	"turnstone.dev/turnstone/template"
 	"turnstone.dev/turnstone/tree"
 )
 
@@ -18,9 +19,10 @@ type branchPoint struct {
 	cs      *contextStore
 	session session.Session
 	turn    session.Turn
-	parent  *session.Turn // on whose state it begins; nil: on the template
-	replay  bool          // it is in no session
-	state   *State        // the parent's
+	parent  *session.Turn    // on whose state it begins; nil: on the template
+	replay  bool             // it is in no session
+	state   *State           // the parent's
+	layers  []template.Layer // of the template, which lie below all turns
 }
 
 // take gives the turn id its place, and its number, before anything is started. A
@@ -97,14 +99,26 @@ func (at *branchPoint) abandon(ctx context.Context) {
 // from parent to parent, and right behind a merge the turns that it brought in. So
 // whatever stands behind a turn is all that the turn itself had below it. Of turns
 // that a merge brought in only /context has something; their files came with the merge.
+// The template's layers come last, so that all that stands on it has their images in common.
 func (at *branchPoint) history(ctx context.Context) image.History {
 	return func(yield func(image.Item, error) bool) {
-		for t := at.parent; t != nil; {
-			below, err := at.yieldTurn(ctx, t, yield)
+		more := true
+		each := func(item image.Item, err error) bool {
+			more = more && yield(item, err)
+			return more
+		}
+		for t := at.parent; t != nil && more; {
+			below, err := at.yieldTurn(ctx, t, each)
 			if err != nil {
-				yield(image.Item{}, err)
+				each(image.Item{}, err)
+				return
 			}
 			t = below
+		}
+		for i := len(at.layers) - 1; i >= 0 && more; i-- {
+			if i == 0 || at.layers[i].Tree != at.layers[i-1].Tree {
+				each(image.Item{Key: at.layers[i].Tree.Root, Tree: at.layers[i].Tree}, nil)
+			}
 		}
 	}
 }

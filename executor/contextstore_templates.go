@@ -141,6 +141,23 @@ func (t *templateContents) OpenContent(ctx context.Context, c tree.Content) (io.
 	return in.OpenContent(ctx, c)
 }
 
+// layers returns the layers of all templates that are built, those too whose spec has
+// changed since: all that they need stays in the store. One that was built when the
+// store was elsewhere is left out; whoever needs it builds it anew.
+func (cs *contextStore) layers(ctx context.Context) ([]template.Layer, error) {
+	var kept []template.Layer
+	for _, l := range template.NewStore(cs.templates.dir).BuiltLayers() {
+		has, err := cs.store.Has(ctx, l.Tree.Root)
+		if err != nil {
+			return nil, err
+		}
+		if has {
+			kept = append(kept, l)
+		}
+	}
+	return kept, nil
+}
+
 // Close lets go of the images.
 func (t *templateContents) Close() error {
 	t.mu.Lock()

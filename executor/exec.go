@@ -43,7 +43,7 @@ func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(
 	if err := errors.Join(p.check(), p.transfers(req.Add, req.Get)); err != nil {
 		return 0, err
 	}
-	s, err := x.open(ctx, p, preparing, newStopwatch())
+	s, err := x.openAt(ctx, p, &branchPoint{}, preparing, newStopwatch())
 	if err != nil {
 		return 0, interrupted(ctx, err, "while the sandbox was prepared")
 	}

@@ -111,6 +111,15 @@ func (cs *contextStore) checkTurns(ctx context.Context, rep *FsckReport, damaged
 		}
 		return err
 	}
+	layers, err := cs.layers(ctx)
+	if err != nil {
+		return err
+	}
+	for _, l := range layers {
+		if err := r.tree(ctx, "template "+l.Spec.Short(), l.Tree); err != nil {
+			return err
+		}
+	}
 	all, err := cs.db.Every(ctx)
 	if err != nil {
 		return err

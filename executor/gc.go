@@ -102,6 +102,13 @@ func (cs *contextStore) pruneImages(ctx context.Context, rep *GCReport) error {
 	for _, t := range all {
 		records[t.Record] = true
 	}
+	layers, err := cs.layers(ctx)
+	if err != nil {
+		return err
+	}
+	for _, l := range layers {
+		records[l.Tree.Root] = true
+	}
 	var freed int64
 	rep.Images, freed, err = cs.images.Prune(func(r image.Recipe) bool { return records[r.Newest] })
 	rep.Freed += freed
@@ -115,6 +122,15 @@ func (cs *contextStore) mark(ctx context.Context, without map[turnstone.TurnID]b
 			Hint: "nothing was deleted from the store; turn fsck lists all that is damaged"}
 	}}
 	r.content = func(ctx context.Context, c tree.Content) error { return cs.keepContent(ctx, c, keep) }
+	layers, err := cs.layers(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for _, l := range layers {
+		if err := r.tree(ctx, "template "+l.Spec.Short(), l.Tree); err != nil {
+			return 0, err
+		}
+	}
 	all, err := cs.db.Every(ctx)
 	if err != nil {
 		return 0, err

@@ -64,11 +64,17 @@ func (x *Executor) below(ctx context.Context, p *plan, at *branchPoint, tmpl *te
 			return nil, err
 		}
 	}
-	if at.state == nil {
+	if at.layers = tmpl.Layers; at.state == nil && len(at.layers) == 0 {
 		return release, nil
 	}
 	unlock := release
-	base, err := at.cs.templateTree(ctx, x, tmpl)
+	if at.cs == nil {
+		at.cs, err = x.context(ctx)
+	}
+	var base tree.Ref
+	if err == nil {
+		base, err = at.cs.rootTree(ctx, x, tmpl)
+	}
 	if err == nil {
 		m.Layers, release, err = at.cs.images.Stack(ctx, base, at.history(ctx))
 	}
@@ -99,12 +105,21 @@ func mergeEnv(base, more []string) []string {
 // templateTree returns the tree of a template, whose directories it puts into the
 // store where they are not there yet, and lets the store find its files.
 func (cs *contextStore) templateTree(ctx context.Context, x *Executor, tmpl *template.Template) (tree.Ref, error) {
+	ref, err := cs.rootTree(ctx, x, tmpl)
+	if n := len(tmpl.Layers); n > 0 {
+		ref = tmpl.Layers[n-1].Tree
+	}
+	return ref, err
+}
+
+// rootTree is templateTree of the template's root image alone, without its layers.
+func (cs *contextStore) rootTree(ctx context.Context, x *Executor, tmpl *template.Template) (tree.Ref, error) {
 	batch, err := cs.store.Begin(ctx)
 	if err != nil {
 		return tree.Ref{}, err
 	}
 	defer func() { _ = batch.Close() }()
-	ref, err := x.templates().Tree(ctx, tmpl, batch)
+	ref, err := x.templates().RootTree(ctx, tmpl, batch)
 	if err != nil {
 		return ref, err
 	}

@@ -31,14 +31,15 @@ const DefaultTimeout = time.Hour
 
 // A plan is a Request with every question answered.
 type plan struct {
-	image   string
-	shape   turnstone.Shape
-	env     []string
-	cwd     string
-	timeout time.Duration
-	add     []Transfer // Path on the host, absolute; Dest in the sandbox, absolute, or ending in "/"
-	get     []Transfer // Path in the sandbox, absolute; Dest on the host
-	driver  string
+	image    string
+	template *template.Template // what image stands for; nil: it is looked up, and built
+	shape    turnstone.Shape
+	env      []string
+	cwd      string
+	timeout  time.Duration
+	add      []Transfer // Path on the host, absolute; Dest in the sandbox, absolute, or ending in "/"
+	get      []Transfer // Path in the sandbox, absolute; Dest on the host
+	driver   string
 
 	isolation document.Isolation // what the document insists on
 

@@ -22,7 +22,8 @@ func (x *Executor) Prepare(ctx context.Context, ref string) error {
 	if err != nil {
 		return err
 	}
-	base, err := cs.templateTree(ctx, x, tmpl)
+	at.layers = tmpl.Layers
+	base, err := cs.rootTree(ctx, x, tmpl)
 	if err != nil {
 		return err
 	}

@@ -143,9 +143,11 @@ func (s *Sandbox) fate(err error) error {
 // machine finds or makes everything a sandbox of p starts from. It is where the
 // first run on a machine spends its minutes.
 func (x *Executor) machine(ctx context.Context, p *plan, progress func(string), clock *stopwatch) (*source, error) {
-	tmpl, err := x.templates().Ensure(ctx, p.image, progress)
-	if err != nil {
-		return nil, err
+	tmpl, err := p.template, error(nil)
+	if tmpl == nil {
+		if tmpl, err = x.templates().Ensure(ctx, p.image, progress); err != nil {
+			return nil, err
+		}
 	}
 	clock.lap("template")
 	agent, err := agentbin.Agent()
@@ -200,7 +202,7 @@ func (p *plan) needs() substrates.Needs {
 }
 
 func (x *Executor) templates() *template.Store {
-	return template.NewStore(x.home.Path("templates"))
+	return template.NewStore(x.home.Path("templates")).WithLayers(layerBuilder{x})
 }
 
 // A SandboxRequest is one sandbox to create. Zero values are the defaults.

@@ -103,8 +103,11 @@ func (x *Executor) resume(ctx context.Context, ref string, spec sandboxes.Spec, 
 			Err: errors.New("its machine was not kept"), Hint: "run it with snapshot: vm, or begin a turn on its files"}
 	}
 	var below image.History = func(func(image.Item, error) bool) {}
-	if p := t.Parent(); p != "" { // its disk lies on what it began with
-		at := &branchPoint{cs: cs}
+	at := &branchPoint{cs: cs} // its disk lies on what it began with
+	if tmpl, err := x.builtTemplate(ctx, rec.Image); err == nil {
+		at.layers, below = tmpl.Layers, at.history(ctx)
+	}
+	if p := t.Parent(); p != "" {
 		parent, err := cs.db.Turn(ctx, p)
 		if err != nil {
 			return none, err

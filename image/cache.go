@@ -226,6 +226,9 @@ func indexFile(h *walk) (File, error) {
 		if !ok {
 			break
 		}
+		if item.Line == "" {
+			continue // no turn: a layer of the template
+		}
 		if i == indexTurns {
 			fmt.Fprintf(&b, "\nEarlier turns, from %d on, are in turns/ too.\n", item.Number)
 			break

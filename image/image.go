@@ -35,7 +35,8 @@ type Item struct {
 	// Side says that the turn came by a merge: its files are in the merge's, and
 	// what follows is not its own history.
 	Side bool
-	// Line is the turn's entry in /context/index.md: one line, without "- ".
+	// Line is the turn's entry in /context/index.md: one line, without "- ". An item
+	// without one is no turn, and not in it: a layer of the template.
 	Line string
 	// Context returns what the turn adds to /context: files below turns/<n>/.
 	Context func(ctx context.Context) ([]File, error)

@@ -83,6 +83,10 @@ func buildImage(ctx context.Context, spec *Spec, out *os.File, tempDir string, l
 	for _, f := range spec.Files {
 		replaced[strings.TrimPrefix(f.Path, "/")] = true
 	}
+	req.Proxy = spec.proxy
+	if spec.Lock != nil {
+		req.Include = pinned(spec.Packages, spec.Lock.Apt)
+	}
 	err := debian.Fetch(ctx, req, func(r io.Reader) error {
 		return w.AddTar(r, func(p string, hdr *tar.Header, content *io.Reader) bool {
 			if p == "var/lib/dpkg/status" && hdr.Size <= maxStatus {

@@ -16,6 +16,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/tree"
 )
 
 // A builder writes spec's image into the empty file out.
@@ -35,24 +36,53 @@ func (s *Store) Ensure(ctx context.Context, name string, progress func(string)) 
 	return s.ensure(ctx, spec, progress)
 }
 
+// BuildOptions say how Build builds.
+type BuildOptions struct {
+	// Lock builds without the lock beside the spec, if there is one, and writes it
+	// anew. Only a spec that is a file has a lock.
+	Lock     bool
+	Progress func(string) // told of each thing that is done, in a few words; may be nil
+	Events   func(Event)  // told of how far it is; may be nil
+}
+
 // Build builds what is called for: a known template by its name, or the spec at a
 // path (a folder with a template.toml, or such a file), which is registered under
 // its name when the build was good. A path has a slash in it, or ends in ".toml",
 // or is "." . The names of built-in templates are taken. A registered spec of the
-// same name is replaced.
-func (s *Store) Build(ctx context.Context, nameOrPath string, progress func(string)) (*Template, error) {
-	if !strings.ContainsRune(nameOrPath, '/') && !strings.HasSuffix(nameOrPath, ".toml") && nameOrPath != "." {
-		return s.Ensure(ctx, nameOrPath, progress)
+// same name is replaced. With a template.lock beside the spec, the build takes the
+// versions that it names, and fails with kind Integrity when its files differ.
+func (s *Store) Build(ctx context.Context, nameOrPath string, opts BuildOptions) (*Template, error) {
+	invalid := func(hint, format string, args ...any) error {
+		return &turnstone.Error{Op: "template.build", Kind: turnstone.Invalid, Subject: nameOrPath, Err: fmt.Errorf(format, args...), Hint: hint}
+	}
+	with := *s
+	with.events = opts.Events
+	s = &with
+	if !IsPath(nameOrPath) {
+		if opts.Lock {
+			return nil, invalid("name the folder of a spec, as ./mine", "is no spec that a lock could lie beside")
+		}
+		return s.Ensure(ctx, nameOrPath, opts.Progress)
 	}
 	spec, err := ReadSpec(nameOrPath)
 	if err != nil {
 		return nil, err
 	}
 	if _, err := fs.Stat(s.builtin, spec.Name); err == nil {
-		return nil, &turnstone.Error{Op: "template.build", Kind: turnstone.Invalid, Subject: nameOrPath,
-			Err: fmt.Errorf("%s is the name of a built-in template", spec.Name), Hint: "give the spec another name"}
+		return nil, invalid("give the spec another name", "%s is the name of a built-in template", spec.Name)
 	}
-	t, err := s.ensure(ctx, spec, progress)
+	if err := s.resolve(spec); err != nil {
+		return nil, err
+	}
+	if opts.Lock {
+		err = s.writeLock(ctx, nameOrPath, spec, opts.Progress)
+	} else {
+		err = lockFits(spec)
+	}
+	if err != nil {
+		return nil, err
+	}
+	t, err := s.ensure(ctx, spec, opts.Progress)
 	if err != nil {
 		return nil, err
 	}
@@ -60,6 +90,11 @@ func (s *Store) Build(ctx context.Context, nameOrPath string, progress func(stri
 		return nil, &turnstone.Error{Op: "template.build", Kind: turnstone.Unavailable, Subject: spec.Name, Err: err}
 	}
 	return t, nil
+}
+
+// IsPath tells whether what a user wrote is the path of a spec, and no name.
+func IsPath(nameOrPath string) bool {
+	return strings.ContainsRune(nameOrPath, '/') || strings.HasSuffix(nameOrPath, ".toml") || nameOrPath == "."
 }
 
 // ReadSpec reads the spec in a folder, or in a file. Without a name of its own the
@@ -101,6 +136,10 @@ func ReadSpec(path string) (*Spec, error) {
 	if err != nil && strings.Contains(err.Error(), `"name" is missing`) {
 		spec, err = Parse(filepath.Base(dir), b, root.FS())
 	}
+	if err != nil {
+		return nil, err
+	}
+	spec.Lock, err = readLock(root.FS())
 	return spec, err
 }
 
@@ -110,7 +149,7 @@ func (s *Store) ensure(ctx context.Context, spec *Spec, progress func(string)) (
 			progress("template " + spec.Name + ": " + what)
 		}
 	}
-	if t, err := s.load(ctx, spec, false); err == nil {
+	if t, err := s.ready(ctx, spec); err == nil {
 		return t, nil
 	}
 	if err := s.makeDirs(); err != nil {
@@ -122,7 +161,7 @@ func (s *Store) ensure(ctx context.Context, spec *Spec, progress func(string)) (
 		return nil, err
 	}
 	defer lock.Release()
-	t, err := s.load(ctx, spec, false) // another process may have built it
+	t, err := s.ready(ctx, spec) // another process may have built it
 	switch {
 	case err == nil:
 		return t, nil
@@ -133,6 +172,17 @@ func (s *Store) ensure(ctx context.Context, spec *Spec, progress func(string)) (
 	}
 	if err := s.sweep(digest); err != nil {
 		return nil, s.failure(spec, err)
+	}
+	if low := spec.below(); low != nil {
+		base, err := s.ensure(ctx, low, progress)
+		if err != nil {
+			return nil, err
+		}
+		say("building on " + spec.Base + " (only this time)")
+		if err := s.makeLayer(ctx, spec, base, say); err != nil {
+			return nil, s.failure(spec, err)
+		}
+		return s.load(ctx, spec, false)
 	}
 	say("building from " + spec.Base + " (a minute, only this time)")
 	if err := s.make(ctx, spec, say); err != nil {
@@ -146,6 +196,24 @@ func (s *Store) ensure(ctx context.Context, spec *Spec, progress func(string)) (
 		}
 	}
 	return t, err
+}
+
+// ready is load that also asks whether the context store has a layered template's files.
+func (s *Store) ready(ctx context.Context, spec *Spec) (*Template, error) {
+	t, err := s.load(ctx, spec, false)
+	if err != nil || s.layers == nil {
+		return t, err
+	}
+	for _, l := range t.Layers {
+		has, err := s.layers.Has(ctx, l)
+		if err != nil {
+			return nil, err
+		}
+		if !has {
+			return nil, errors.New("its files are not in the context store")
+		}
+	}
+	return t, nil
 }
 
 // setAside makes room for a new image, with the digest root, that is in the folder
@@ -173,55 +241,105 @@ func (s *Store) setAside(spec turnstone.Digest, tmp string, root turnstone.Diges
 	return os.Rename(dir, aside)
 }
 
+// A work is a build that is going on.
+type work struct {
+	s      *Store
+	spec   *Spec
+	digest turnstone.Digest
+	tmp    string // the folder that is to become the template's
+	log    *os.File
+	start  time.Time
+}
+
+// begin makes what a build writes to. The caller holds the digest's lock, and ends
+// the work with what came of it.
+func (s *Store) begin(spec *Spec) (*work, error) {
+	w := &work{s: s, spec: spec, digest: spec.Digest(), start: time.Now()}
+	w.tmp = s.tmpDir(w.digest)
+	if err := os.Mkdir(w.tmp, 0o700); err != nil {
+		return nil, err
+	}
+	var err error
+	if w.log, err = os.OpenFile(s.logPath(w.digest), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600); err != nil {
+		_ = os.Remove(w.tmp)
+		return nil, err
+	}
+	fmt.Fprintf(w.log, "building template %s (%s) at %s\n", spec.Name, w.digest, w.start.UTC().Format(time.RFC3339))
+	return w, nil
+}
+
+func (w *work) end(err error) {
+	if err != nil {
+		fmt.Fprintf(w.log, "failed after %s: %v\n", time.Since(w.start).Round(time.Millisecond), err)
+	}
+	_ = w.log.Close()
+	_ = os.RemoveAll(w.tmp)
+}
+
+// publish writes the manifest and moves the folder to its place.
+func (w *work) publish(m *manifest) error {
+	m.Format, m.Digest, m.Built, m.BuildTime = manifestVersion, w.digest, w.start.UTC().Truncate(time.Second), time.Since(w.start)
+	if err := writeJSON(filepath.Join(w.tmp, "manifest.json"), m); err != nil {
+		return err
+	}
+	if err := w.s.setAside(w.digest, w.tmp, m.Root.Digest); err != nil {
+		return err
+	}
+	if err := os.Rename(w.tmp, w.s.imageDir(w.digest)); err != nil {
+		return err
+	}
+	fmt.Fprintf(w.log, "built in %s\n", m.BuildTime.Round(time.Millisecond))
+	return stamp.SyncDir(w.s.dir)
+}
+
 // make builds spec's image beside its place and moves it there. The caller holds
 // the digest's lock.
 func (s *Store) make(ctx context.Context, spec *Spec, say func(string)) (err error) {
-	digest := spec.Digest()
-	tmp := s.tmpDir(digest)
-	if err := os.Mkdir(tmp, 0o700); err != nil {
-		return err
-	}
-	defer os.RemoveAll(tmp)
-	log, err := os.OpenFile(s.logPath(digest), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	w, err := s.begin(spec)
 	if err != nil {
 		return err
 	}
-	defer log.Close()
-	start := time.Now()
-	fmt.Fprintf(log, "building template %s (%s) at %s\n", spec.Name, digest, start.UTC().Format(time.RFC3339))
-	defer func() {
-		if err != nil {
-			fmt.Fprintf(log, "failed after %s: %v\n", time.Since(start).Round(time.Millisecond), err)
-		}
-	}()
-	root := filepath.Join(tmp, "root.erofs")
+	defer func() { w.end(err) }()
+	root := filepath.Join(w.tmp, "root.erofs")
 	out, err := os.OpenFile(root, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o444)
 	if err != nil {
 		return err
 	}
-	b, err := s.build(ctx, spec, out, tmp, log, say)
+	tell := &teller{name: spec.Name, start: w.start, events: s.events}
+	proxied := *spec
+	if strings.HasPrefix(spec.Base, debianBase) {
+		reg, addr, err := s.openRegistry(spec, w.log, tell)
+		if err != nil {
+			return err
+		}
+		if reg != nil {
+			defer func() { _ = reg.Close() }()
+			proxied.proxy = reg.Proxy(addr.String())
+		}
+	}
+	b, err := s.build(ctx, &proxied, out, w.tmp, w.log, func(what string) { say(what); tell.say(what) })
 	if e := out.Close(); err == nil {
 		err = e
 	}
 	if err != nil {
 		return err
 	}
-	m := manifest{Format: manifestVersion, Digest: digest, Packages: b.packages, Built: start.UTC().Truncate(time.Second)}
+	m := &manifest{Packages: b.packages}
 	if m.Root, err = stamp.Of(ctx, root); err != nil {
 		return err
 	}
-	m.BuildTime = time.Since(start)
-	if err := writeJSON(filepath.Join(tmp, "manifest.json"), m); err != nil {
-		return err
+	if spec.Lock != nil {
+		t := &Template{Name: spec.Name, Root: root, RootDigest: m.Root.Digest}
+		ref, err := s.Tree(ctx, t, tree.NewHasher())
+		if err != nil {
+			return err
+		}
+		if err := spec.Lock.held(spec.Name, &Lock{FSHash: ref.Hash, Apt: m.Packages}); err != nil {
+			return err
+		}
 	}
-	if err := s.setAside(digest, tmp, m.Root.Digest); err != nil {
-		return err
-	}
-	if err := os.Rename(tmp, s.imageDir(digest)); err != nil {
-		return err
-	}
-	fmt.Fprintf(log, "built in %s: %d bytes, %s\n", m.BuildTime.Round(time.Millisecond), m.Root.Size, m.Root.Digest)
-	return stamp.SyncDir(s.dir)
+	fmt.Fprintf(w.log, "%d bytes, %s\n", m.Root.Size, m.Root.Digest)
+	return w.publish(m)
 }
 
 // sweep removes what interrupted builds left: this digest's, whose lock the caller

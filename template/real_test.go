@@ -160,7 +160,7 @@ func realFailure(t *testing.T, ctx context.Context, spec string) error {
 		t.Fatal(err)
 	}
 	s := NewStore(filepath.Join(t.TempDir(), "templates"))
-	_, err := s.Build(ctx, dir, func(what string) { t.Log(what) })
+	_, err := s.Build(ctx, dir, BuildOptions{Progress: func(what string) { t.Log(what) }})
 	if err == nil {
 		t.Fatal("was built")
 	}

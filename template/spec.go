@@ -5,9 +5,6 @@ package template
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -31,6 +28,7 @@ const (
 	MaxFiles    = 64 << 20  // bytes of all of them
 	maxPackages = 2000
 	maxEntries  = 1000 // files, variables
+	maxCommand  = 64 << 10
 )
 
 // SpecFile is the name of a spec's file in its folder.
@@ -39,16 +37,62 @@ const SpecFile = "template.toml"
 // DefaultWorkdir is where steps run when neither spec nor document says otherwise.
 const DefaultWorkdir = "/workspace"
 
-// A Spec describes a template. It is complete in itself: files that it names are
-// read by Parse.
+// A Spec describes a template. It is complete in itself, but for a base that is
+// another template: files that it names are read by Parse.
 type Spec struct {
 	Name        string            `json:"name"`
 	Description string            `json:"description,omitempty"`
-	Base        string            `json:"base"`     // "debian:" and a suite
-	Packages    []string          `json:"packages"` // sorted, each once
+	Base        string            `json:"base"`     // "debian:" and a suite, "oci:" and a reference, or the name of a template
+	Packages    []string          `json:"packages"` // of Debian; sorted, each once
+	Pip         []string          `json:"pip,omitempty"`
+	Npm         []string          `json:"npm,omitempty"`
+	Commands    []string          `json:"commands,omitempty"` // bash, in order
 	Env         map[string]string `json:"env,omitempty"`
 	Files       []File            `json:"files,omitempty"` // sorted by path
-	Workdir     string            `json:"workdir"`
+	Workdir     string            `json:"workdir"`         // empty: the base's
+	User        string            `json:"user,omitempty"`  // that steps run as; empty: the base's, or root
+	Machine     Machine           `json:"machine,omitzero"`
+	// Network is what the build may reach beside the package registries: hosts, as
+	// in a document's "network:". NoNetwork says that it may not reach even those.
+	Network   []string `json:"network,omitempty"`
+	NoNetwork bool     `json:"no_network,omitempty"`
+	// Lock is what an earlier build came to, and this one has to; nil: it is free.
+	Lock *Lock `json:"lock,omitempty"`
+
+	// BaseDigest is the digest of the spec of a base that is a template. A Store
+	// fills it in with what that name stands for.
+	BaseDigest turnstone.Digest `json:"-"`
+	base       *Spec
+	proxy      string // through which a build that is going on gets Debian's packages
+}
+
+// A Machine is the shape that a template's sandboxes have unless a document or its
+// caller asks for another. Zero values leave it to the defaults.
+type Machine struct {
+	CPUs   int             `json:"cpus,omitempty"`
+	Memory turnstone.Bytes `json:"memory,omitempty"`
+	Disk   turnstone.Bytes `json:"disk,omitempty"`
+}
+
+// Over returns m where it says something, and else base.
+func (m Machine) Over(base Machine) Machine {
+	if m.CPUs == 0 {
+		m.CPUs = base.CPUs
+	}
+	if m.Memory == 0 {
+		m.Memory = base.Memory
+	}
+	if m.Disk == 0 {
+		m.Disk = base.Disk
+	}
+	return m
+}
+
+// Shape returns shape with what m says in it.
+func (m Machine) Shape(shape turnstone.Shape) turnstone.Shape {
+	m = m.Over(Machine{shape.CPUs, shape.Memory, shape.Disk})
+	shape.CPUs, shape.Memory, shape.Disk = m.CPUs, m.Memory, m.Disk
+	return shape
 }
 
 // A File is one that a spec puts into the image, owned by root.
@@ -65,9 +109,16 @@ type specTOML struct {
 	Description string            `toml:"description"`
 	Base        string            `toml:"base"`
 	Packages    []string          `toml:"packages"`
+	Pip         []string          `toml:"pip"`
+	Npm         []string          `toml:"npm"`
+	Commands    []string          `toml:"commands"`
 	Env         map[string]string `toml:"env"`
 	Files       []fileTOML        `toml:"files"`
 	Workdir     string            `toml:"workdir"`
+	User        string            `toml:"user"`
+	Kernel      string            `toml:"kernel"`
+	Machine     machineTOML       `toml:"machine"`
+	Network     any               `toml:"network"`
 }
 
 type fileTOML struct {
@@ -77,14 +128,29 @@ type fileTOML struct {
 	Mode    string  `toml:"mode"`
 }
 
+type machineTOML struct {
+	CPUs   *int    `toml:"cpus"`
+	Memory *string `toml:"memory"`
+	Disk   *string `toml:"disk"`
+}
+
 var (
 	nameRule    = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
 	packageRule = regexp.MustCompile(`^[a-z0-9][a-z0-9+.-]*[a-z0-9+]$`) // Debian Policy 5.6.1, less what apt reads as "remove"
 	envRule     = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 )
 
+// Bases that are no template. A reference follows ociBase, a suite debianBase.
+const (
+	debianBase = "debian:"
+	ociBase    = "oci:"
+)
+
 // bases are the systems that a spec can start from.
 func bases() []string { return []string{"debian:bookworm"} }
+
+// kernels are the guest kernels that a spec can ask for; the first is the default.
+func kernels() []string { return []string{"debian"} }
 
 // Parse reads a spec from b. name is what the template is called; when it is empty
 // the spec has to say it. dir is what files are read from that the spec names as
@@ -102,7 +168,13 @@ func Parse(name string, b []byte, dir fs.FS) (*Spec, error) {
 	out := &turnstone.Error{Op: "template.parse", Kind: turnstone.Invalid, Subject: subject, Err: err,
 		Hint: "docs/templates.md explains every key of a spec"}
 	var pos toml.ParseError
-	if errors.As(err, &pos) {
+	var at *keyError
+	switch {
+	case errors.As(err, &at):
+		if line := lineOf(b, at.key); line > 0 {
+			out.Subject = fmt.Sprintf("%s:%d", subject, line)
+		}
+	case errors.As(err, &pos):
 		out.Subject = fmt.Sprintf("%s:%d", subject, pos.Position.Line)
 		out.Err = errors.New(pos.Message)
 		if pos.Message == "" { // the library keeps some messages to itself
@@ -110,6 +182,35 @@ func Parse(name string, b []byte, dir fs.FS) (*Spec, error) {
 		}
 	}
 	return nil, out
+}
+
+// A keyError is what is wrong with a key's value, or with the key.
+type keyError struct {
+	key string
+	err error
+}
+
+func (e *keyError) Error() string { return e.err.Error() }
+func (e *keyError) Unwrap() error { return e.err }
+
+// wrong says what is wrong with key.
+func wrong(key, format string, args ...any) error {
+	return &keyError{key, fmt.Errorf(format, args...)}
+}
+
+// lineOf returns the number of the line where key is set; 0 when that is not found.
+// The decoder tells it of its own errors only.
+func lineOf(b []byte, key string) int {
+	last := key[strings.LastIndexByte(key, '.')+1:]
+	set := regexp.MustCompile(`(?:^|[\s.{,\["'])` + regexp.QuoteMeta(last) + `["']?\s*(?:=|\]|\.)`)
+	n := 0
+	for line := range bytes.Lines(b) {
+		n++
+		if text := bytes.TrimSpace(line); !bytes.HasPrefix(text, []byte("#")) && set.Match(text) {
+			return n
+		}
+	}
+	return 0
 }
 
 func parse(name string, b []byte, dir fs.FS) (*Spec, error) {
@@ -127,26 +228,25 @@ func parse(name string, b []byte, dir fs.FS) (*Spec, error) {
 	if name == "" {
 		name = t.Name
 	}
-	s := &Spec{Name: name, Description: t.Description, Base: t.Base, Env: t.Env, Workdir: t.Workdir}
+	s := &Spec{Name: name, Description: t.Description, Base: t.Base, Env: t.Env, Workdir: t.Workdir, User: t.User}
 	switch {
 	case name == "":
 		return nil, errors.New(`"name" is missing`)
 	case !nameRule.MatchString(name):
-		return nil, fmt.Errorf("name %q: want lower-case letters, digits, '.', '_' and '-', at most 63", name)
+		return nil, wrong("name", "name %q: want lower-case letters, digits, '.', '_' and '-', at most 63", name)
 	case t.Name != "" && t.Name != name:
-		return nil, fmt.Errorf("name is %q, but the template is called %q", t.Name, name)
+		return nil, wrong("name", "name is %q, but the template is called %q", t.Name, name)
 	case strings.ContainsFunc(s.Description, func(r rune) bool { return r < ' ' }) || len(s.Description) > 500:
-		return nil, errors.New("description: want one line of at most 500 bytes")
-	case s.Base == "":
-		return nil, fmt.Errorf(`"base" is missing; there is %s`, strings.Join(bases(), ", "))
-	case !slices.Contains(bases(), s.Base):
-		return nil, fmt.Errorf("base %q is not known; there is %s", s.Base, strings.Join(bases(), ", "))
+		return nil, wrong("description", "description: want one line of at most 500 bytes")
 	}
-	if s.Workdir == "" {
+	if err := checkBase(s); err != nil {
+		return nil, err
+	}
+	if s.Workdir == "" && strings.HasPrefix(s.Base, debianBase) {
 		s.Workdir = DefaultWorkdir
 	}
-	if !cleanAbsolute(s.Workdir) {
-		return nil, fmt.Errorf("workdir %q: want an absolute path", s.Workdir)
+	if s.Workdir != "" && !cleanAbsolute(s.Workdir) {
+		return nil, wrong("workdir", "workdir %q: want an absolute path", s.Workdir)
 	}
 	if s.Packages, err = packages(t.Packages); err != nil {
 		return nil, err
@@ -154,30 +254,63 @@ func parse(name string, b []byte, dir fs.FS) (*Spec, error) {
 	if err := checkEnv(s.Env); err != nil {
 		return nil, err
 	}
+	if err := s.readMore(&t); err != nil {
+		return nil, err
+	}
 	s.Files, err = readFiles(t.Files, dir)
 	return s, err
+}
+
+// checkBase checks the base as far as it can be without the other templates.
+func checkBase(s *Spec) error {
+	all := append(bases(), "oci:REFERENCE", "the name of a template")
+	switch known := strings.Join(all, ", "); {
+	case s.Base == "":
+		return fmt.Errorf(`"base" is missing; there is %s`, known)
+	case slices.Contains(bases(), s.Base):
+		return nil
+	case strings.HasPrefix(s.Base, ociBase):
+		if ref := s.Base[len(ociBase):]; ref == "" || len(ref) > 1000 || strings.ContainsFunc(ref, func(r rune) bool { return r <= ' ' || r > '~' }) {
+			return wrong("base", "base %q: want oci: and the reference of an image, as oci:python:3.12", s.Base)
+		}
+		return nil
+	case !nameRule.MatchString(s.Base):
+		return wrong("base", "base %q is not known; there is %s", s.Base, known)
+	case s.Base == s.Name:
+		return wrong("base", "base %q is the template itself", s.Base)
+	}
+	return nil
+}
+
+// onTemplate tells whether the base is another template.
+func (s *Spec) onTemplate() bool {
+	return !strings.HasPrefix(s.Base, debianBase) && !strings.HasPrefix(s.Base, ociBase)
 }
 
 // knownKeys reports the first key that specTOML does not have.
 func knownKeys(md toml.MetaData) error {
 	if undecoded := md.Undecoded(); len(undecoded) > 0 {
-		key, known := undecoded[0], []string{"name", "description", "base", "packages", "env", "files", "workdir"}
-		if len(key) > 1 && key[0] == "files" {
+		key := undecoded[0]
+		known := []string{"name", "description", "base", "packages", "pip", "npm", "commands", "env", "files", "workdir", "user", "kernel", "machine", "network"}
+		switch {
+		case len(key) > 1 && key[0] == "files":
 			known = []string{"path", "content", "source", "mode"}
+		case len(key) > 1 && key[0] == "machine":
+			known = []string{"cpus", "memory", "disk"}
 		}
 		near, _ := spelling.Nearest(key[len(key)-1], known)
-		return fmt.Errorf("unknown key %q; the nearest that there is: %q", key.String(), near)
+		return wrong(key.String(), "unknown key %q; the nearest that there is: %q", key.String(), near)
 	}
 	return nil
 }
 
 func packages(list []string) ([]string, error) {
 	if len(list) > maxPackages {
-		return nil, fmt.Errorf("packages: more than %d", maxPackages)
+		return nil, wrong("packages", "packages: more than %d", maxPackages)
 	}
 	for _, p := range list {
 		if !packageRule.MatchString(p) || len(p) > 100 {
-			return nil, fmt.Errorf("packages: %q is no name of a Debian package", p)
+			return nil, wrong("packages", "packages: %q is no name of a Debian package", p)
 		}
 	}
 	out := slices.Clone(list)
@@ -187,14 +320,14 @@ func packages(list []string) ([]string, error) {
 
 func checkEnv(env map[string]string) error {
 	if len(env) > maxEntries {
-		return fmt.Errorf("env: more than %d variables", maxEntries)
+		return wrong("env", "env: more than %d variables", maxEntries)
 	}
 	for k, v := range env {
 		if !envRule.MatchString(k) {
-			return fmt.Errorf("env: %q is no name of a variable", k)
+			return wrong("env", "env: %q is no name of a variable", k)
 		}
 		if strings.ContainsAny(v, "\x00\n") || len(v) > 32<<10 {
-			return fmt.Errorf("env: the value of %s holds a line end or a zero byte, or is too long", k)
+			return wrong("env", "env: the value of %s holds a line end or a zero byte, or is too long", k)
 		}
 	}
 	return nil
@@ -202,24 +335,24 @@ func checkEnv(env map[string]string) error {
 
 func readFiles(list []fileTOML, dir fs.FS) ([]File, error) {
 	if len(list) > maxEntries {
-		return nil, fmt.Errorf("files: more than %d", maxEntries)
+		return nil, wrong("files", "files: more than %d", maxEntries)
 	}
 	var out []File
 	total := 0
 	for _, f := range list {
 		one, err := readFile(f, dir)
 		if err != nil {
-			return nil, fmt.Errorf("files: %q: %w", f.Path, err)
+			return nil, wrong("files", "files: %q: %w", f.Path, err)
 		}
 		if total += len(one.Content); total > MaxFiles {
-			return nil, fmt.Errorf("files: more than %d bytes in all", MaxFiles)
+			return nil, wrong("files", "files: more than %d bytes in all", MaxFiles)
 		}
 		out = append(out, one)
 	}
 	sort.Slice(out, func(i, j int) bool { return out[i].Path < out[j].Path })
 	for i := 1; i < len(out); i++ {
 		if out[i].Path == out[i-1].Path {
-			return nil, fmt.Errorf("files: %q is there twice", out[i].Path)
+			return nil, wrong("files", "files: %q is there twice", out[i].Path)
 		}
 	}
 	return out, nil
@@ -273,37 +406,4 @@ func readBounded(dir fs.FS, name string) ([]byte, error) {
 
 func cleanAbsolute(p string) bool {
 	return len(p) <= 1024 && strings.HasPrefix(p, "/") && path.Clean(p) == p && !strings.ContainsAny(p, "\x00\n")
-}
-
-// Digest is the template's name for ever: the SHA-256 over everything that makes a
-// difference to the image and to what its sandboxes get. Neither the name nor the
-// description does. Two specs with one digest share one image.
-func (s *Spec) Digest() turnstone.Digest {
-	type file struct {
-		Path   string           `json:"path"`
-		Mode   uint32           `json:"mode"`
-		Digest turnstone.Digest `json:"digest"`
-	}
-	// Fields that come later must be left out of the JSON when they are empty, so
-	// that the specs of today keep their digests.
-	canonical := struct {
-		Builder      int               `json:"builder"`
-		Architecture string            `json:"architecture"`
-		Base         string            `json:"base"`
-		Packages     []string          `json:"packages"`
-		Env          map[string]string `json:"env"` // encoding/json sorts the keys
-		Files        []file            `json:"files"`
-		Workdir      string            `json:"workdir"`
-	}{builderVersion, "amd64", s.Base, append([]string{}, s.Packages...), map[string]string{}, []file{}, s.Workdir}
-	for k, v := range s.Env {
-		canonical.Env[k] = v
-	}
-	for _, f := range s.Files {
-		canonical.Files = append(canonical.Files, file{f.Path, f.Mode, turnstone.DigestBytes(f.Content)})
-	}
-	h := sha256.New()
-	enc := json.NewEncoder(h)
-	enc.SetEscapeHTML(false)  // so that other languages' JSON gives the same text
-	_ = enc.Encode(canonical) // the types above always encode, and a hash takes every write
-	return turnstone.Digest("sha256:" + hex.EncodeToString(h.Sum(nil)))
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,6 +18,7 @@ import (
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/spelling"
 	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/template/registry"
 	"turnstone.dev/turnstone/templates"
 )
 
@@ -26,20 +28,33 @@ import (
 //	<hex>/manifest.json  what the image is; written last
 //	<hex>/root.tree      what tree it holds, and where in it contents are; made when first asked for
 //	specs/<name>.json    the specs that users registered
+//	<hex>/manifest.json  alone: of a template whose files are a tree in the context store
 //	logs/<hex>.log       what the last build of that spec said, also when it failed
 //	locks/<hex>.lock     held while an image is built or removed
 //	tmp/<hex>            the build that is going on
 //
 // Its methods are safe for concurrent use, also by several processes.
 type Store struct {
-	dir     string
-	builtin fs.FS
-	build   builder
+	dir      string
+	builtin  fs.FS
+	build    builder
+	layers   LayerBuilder // nil: layered templates cannot be built
+	packages string       // folder of what came from package registries
+	registry func(o registry.Options) registry.Options
+	events   func(Event) // may be nil
 }
 
 // NewStore returns the store in dir, which need not exist yet.
 func NewStore(dir string) *Store {
-	return &Store{dir: dir, builtin: templates.FS, build: buildImage}
+	return &Store{dir: dir, builtin: templates.FS, build: buildImage, packages: filepath.Join(filepath.Dir(dir), "cache", "packages"),
+		registry: func(o registry.Options) registry.Options { return o }}
+}
+
+// WithLayers returns a store that also builds layered templates, by b.
+func (s *Store) WithLayers(b LayerBuilder) *Store {
+	with := *s
+	with.layers = b
+	return &with
 }
 
 // A Template is one that is built.
@@ -49,9 +64,14 @@ type Template struct {
 	Root       string            `json:"root"`        // path of the read-only root image (EROFS)
 	RootDigest turnstone.Digest  `json:"root_digest"` // of the file at Root
 	Size       int64             `json:"size"`        // of the file at Root, in bytes
-	Packages   map[string]string `json:"packages"`    // what is installed: name → version
+	Packages   map[string]string `json:"packages"`    // of Debian, what is installed: name → version
+	Pip        map[string]string `json:"pip,omitempty"`
+	Npm        map[string]string `json:"npm,omitempty"`
 	Env        map[string]string `json:"env"`
 	Workdir    string            `json:"workdir"`
+	User       string            `json:"user,omitempty"` // that steps run as; empty: root
+	Machine    Machine           `json:"machine,omitzero"`
+	Layers     []Layer           `json:"layers,omitempty"` // over the image, the lowest first
 	Built      time.Time         `json:"built"`
 	BuildTime  time.Duration     `json:"build_ns"`
 }
@@ -75,6 +95,8 @@ type Entry struct {
 	Ready       bool             `json:"ready"`    // its image is built
 	Size        int64            `json:"size,omitempty"`
 	Built       time.Time        `json:"built,omitzero"`
+	Base        string           `json:"base,omitempty"`
+	Problem     string           `json:"problem,omitempty"` // why it cannot be used, as that its base is gone
 }
 
 // Details are what Show tells of a template.
@@ -113,7 +135,19 @@ func (s *Store) Spec(name string) (*Spec, error) {
 	return spec, err
 }
 
-func (s *Store) lookup(name string) (spec *Spec, builtin bool, err error) {
+func (s *Store) lookup(name string) (spec *Spec, builtin bool, err error) { return s.find(name, nil) }
+
+// find is lookup for those who are on the way from the templates above.
+func (s *Store) find(name string, above []string) (spec *Spec, builtin bool, err error) {
+	spec, builtin, err = s.written(name)
+	if err != nil {
+		return spec, builtin, err
+	}
+	return spec, builtin, s.resolve(spec, above...)
+}
+
+// written returns the spec called name as it is written, with nothing of its base.
+func (s *Store) written(name string) (spec *Spec, builtin bool, err error) {
 	if nameRule.MatchString(name) {
 		b, err := fs.ReadFile(s.builtin, name+"/"+SpecFile)
 		if err == nil {
@@ -166,16 +200,45 @@ func (s *Store) List(ctx context.Context) ([]Entry, error) {
 	entries := make([]Entry, 0, len(names))
 	for _, name := range names {
 		spec, builtin, err := s.lookup(name)
-		if err != nil {
+		if err != nil && spec == nil {
 			return nil, err
 		}
-		entries = append(entries, s.entry(ctx, spec, builtin))
+		e := Entry{Name: name, Description: spec.Description, BuiltIn: builtin, Base: spec.Base}
+		if err != nil {
+			e.Problem = err.Error()
+		} else {
+			e = s.entry(ctx, spec, builtin)
+		}
+		entries = append(entries, e)
 	}
 	return entries, nil
 }
 
+// needed returns the digests of all known templates but the one called without, and
+// of all that is below them.
+func (s *Store) needed(without string) (map[turnstone.Digest]bool, error) {
+	names, err := s.Names()
+	if err != nil {
+		return nil, err
+	}
+	needed := map[turnstone.Digest]bool{}
+	for _, name := range names {
+		spec, _, err := s.lookup(name)
+		if err != nil && spec == nil {
+			return nil, err
+		}
+		if err != nil || name == without {
+			continue // what has no base now has no image either
+		}
+		for _, d := range spec.digests() {
+			needed[d] = true
+		}
+	}
+	return needed, nil
+}
+
 func (s *Store) entry(ctx context.Context, spec *Spec, builtin bool) Entry {
-	e := Entry{Name: spec.Name, Description: spec.Description, Digest: spec.Digest(), BuiltIn: builtin}
+	e := Entry{Name: spec.Name, Description: spec.Description, Digest: spec.Digest(), BuiltIn: builtin, Base: spec.Base}
 	if t, err := s.load(ctx, spec, false); err == nil {
 		e.Ready, e.Size, e.Built = true, t.Size, t.Built
 	}
@@ -204,7 +267,7 @@ func (s *Store) Show(ctx context.Context, name string) (*Details, error) {
 // Sandboxes that run from the image go on. An image that another name shares stays.
 func (s *Store) Remove(ctx context.Context, name string) error {
 	spec, builtin, err := s.lookup(name)
-	if err != nil {
+	if spec == nil {
 		return err
 	}
 	failed := func(err error) error {
@@ -215,13 +278,12 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 			return failed(err)
 		}
 	}
-	digest := spec.Digest()
-	entries, err := s.List(ctx)
 	if err != nil {
-		return err
+		return nil // its base is gone: no image can be found by it
 	}
-	if slices.ContainsFunc(entries, func(e Entry) bool { return e.Name != name && e.Digest == digest }) {
-		return nil
+	digest := spec.Digest()
+	if needed, err := s.needed(name); err != nil || needed[digest] {
+		return err
 	}
 	if builtin && !exists(s.imageDir(digest)) {
 		return &turnstone.Error{Op: "template.remove", Kind: turnstone.NotFound, Subject: name,
@@ -264,30 +326,37 @@ const manifestVersion = 1
 type manifest struct {
 	Format    int               `json:"format"`
 	Digest    turnstone.Digest  `json:"digest"`
-	Root      stamp.Stamp       `json:"root"`
+	Root      stamp.Stamp       `json:"root,omitzero"`   // of a template with an image
+	Layer     *Layer            `json:"layer,omitempty"` // of one that is layered
+	Lock      *Lock             `json:"lock,omitempty"`  // what the build came to, but for what is read later
 	Packages  map[string]string `json:"packages"`
 	Built     time.Time         `json:"built"`
 	BuildTime time.Duration     `json:"build_ns"`
 }
 
 // load returns spec's template if it is built and whole: at the price of a stat, or
-// of reading all of it with full, or when the file was touched or moved.
+// of reading all of its image with full, or when the file was touched or moved. Of a
+// layered one it does not look into the context store.
 func (s *Store) load(ctx context.Context, spec *Spec, full bool) (*Template, error) {
-	digest := spec.Digest()
-	dir := s.imageDir(digest)
-	path := filepath.Join(dir, "manifest.json")
-	b, err := os.ReadFile(path)
+	m, err := s.manifest(spec.Digest())
 	if err != nil {
 		return nil, err
 	}
-	var m manifest
-	if err := json.Unmarshal(b, &m); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+	t := &Template{Name: spec.Name, Digest: m.Digest, Packages: m.Packages, Env: spec.Env, Workdir: spec.Workdir, User: spec.User,
+		Machine: spec.Machine, Built: m.Built, BuildTime: m.BuildTime}
+	t.versions(m.Lock)
+	if low := spec.below(); low != nil {
+		if m.Layer == nil {
+			return nil, fmt.Errorf("%s: is of another kind of template", s.manifestPath(m.Digest))
+		}
+		base, err := s.load(ctx, low, full)
+		if err != nil {
+			return nil, err
+		}
+		t.over(base, *m.Layer)
+		return t, nil
 	}
-	if m.Format != manifestVersion || m.Digest != digest {
-		return nil, fmt.Errorf("%s: is of another template, or another version", path)
-	}
-	root := filepath.Join(dir, "root.erofs")
+	root := filepath.Join(s.imageDir(m.Digest), "root.erofs")
 	check := m.Root.Check
 	if full {
 		check = m.Root.Verify
@@ -299,10 +368,98 @@ func (s *Store) load(ctx context.Context, spec *Spec, full bool) (*Template, err
 	if now != m.Root {
 		m.Root = now
 		// The next call reads the image again if this cannot be written.
-		_ = writeJSON(path, m)
+		_ = writeJSON(s.manifestPath(m.Digest), m)
 	}
-	return &Template{Name: spec.Name, Digest: digest, Root: root, RootDigest: now.Digest, Size: now.Size,
-		Packages: m.Packages, Env: spec.Env, Workdir: spec.Workdir, Built: m.Built, BuildTime: m.BuildTime}, nil
+	t.Root, t.RootDigest, t.Size = root, now.Digest, now.Size
+	return t, nil
+}
+
+func (s *Store) manifestPath(d turnstone.Digest) string {
+	return filepath.Join(s.imageDir(d), "manifest.json")
+}
+
+// manifest reads what is known of the build of the spec with that digest.
+func (s *Store) manifest(digest turnstone.Digest) (*manifest, error) {
+	path := s.manifestPath(digest)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	m := &manifest{}
+	if err := json.Unmarshal(b, m); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if m.Format != manifestVersion || m.Digest != digest {
+		return nil, fmt.Errorf("%s: is of another template, or another version", path)
+	}
+	return m, nil
+}
+
+// BuiltLayers returns the layers of all templates that are built, whether a spec still
+// stands for them or not. What cannot be read is built anew when it is needed.
+func (s *Store) BuiltLayers() []Layer {
+	entries, err := os.ReadDir(s.dir)
+	if err != nil {
+		return nil
+	}
+	var all []Layer
+	for _, e := range entries {
+		digest, err := turnstone.ParseDigest("sha256:" + e.Name())
+		if err != nil {
+			continue
+		}
+		if m, err := s.manifest(digest); err == nil && m.Layer != nil {
+			all = append(all, *m.Layer)
+		}
+	}
+	return all
+}
+
+// over puts t, which is a layer, over its base.
+func (t *Template) over(base *Template, l Layer) {
+	t.Root, t.RootDigest = base.Root, base.RootDigest
+	t.Size = base.Size + l.Bytes
+	t.Layers = append(slices.Clone(base.Layers), l)
+	env := maps.Clone(base.Env)
+	if env == nil {
+		env = map[string]string{}
+	}
+	maps.Copy(env, t.Env)
+	t.Env = env
+	t.Workdir, t.User = or(t.Workdir, base.Workdir), or(t.User, base.User)
+	t.Machine = t.Machine.Over(base.Machine)
+	for _, v := range []struct {
+		to   *map[string]string
+		from map[string]string
+	}{{&t.Packages, base.Packages}, {&t.Pip, base.Pip}, {&t.Npm, base.Npm}} {
+		all := maps.Clone(v.from)
+		if all == nil {
+			all = map[string]string{}
+		}
+		maps.Copy(all, *v.to)
+		*v.to = all
+	}
+}
+
+// versions notes what the build took from pip and npm.
+func (t *Template) versions(l *Lock) {
+	if l == nil {
+		return
+	}
+	t.Pip, t.Npm = map[string]string{}, map[string]string{}
+	for _, f := range l.Pip {
+		t.Pip[f.Name] = f.Version
+	}
+	for _, p := range l.Npm {
+		t.Npm[p.Name] = p.Version
+	}
+}
+
+func or(a, b string) string {
+	if a == "" {
+		return b
+	}
+	return a
 }
 
 func writeJSON(path string, v any) error {

@@ -284,14 +284,14 @@ func TestRegisteredSpecs(t *testing.T) {
 		}
 	}
 	write("base = 'debian:bookworm'\npackages = ['git']\n[[files]]\npath = '/etc/x'\ncontent = 'x'\n")
-	first, err := s.Build(ctx, dir, nil)
+	first, err := s.Build(ctx, dir, BuildOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got := ensure(t, NewStore(s.dir), "tools"); got.Digest != first.Digest || got.Name != "tools" {
 		t.Errorf("%+v, want %+v", got, first)
 	}
-	if _, err := s.Build(ctx, dir+"/"+SpecFile, nil); err != nil || n.Load() != 1 {
+	if _, err := s.Build(ctx, dir+"/"+SpecFile, BuildOptions{}); err != nil || n.Load() != 1 {
 		t.Errorf("%d builds of one spec (%v)", n.Load(), err)
 	}
 	list, err := s.List(ctx)
@@ -304,7 +304,7 @@ func TestRegisteredSpecs(t *testing.T) {
 
 	// Replaced by another spec: the old image stays until it is removed.
 	write("base = 'debian:bookworm'\npackages = ['git', 'make']\n")
-	second, err := s.Build(ctx, dir, nil)
+	second, err := s.Build(ctx, dir, BuildOptions{})
 	if err != nil || second.Digest == first.Digest {
 		t.Fatalf("%+v, %v", second, err)
 	}
@@ -317,7 +317,7 @@ func TestRegisteredSpecs(t *testing.T) {
 	if err := os.Rename(dir, twin); err != nil {
 		t.Fatal(err)
 	}
-	if tw, err := s.Build(ctx, twin, nil); err != nil || tw.Root != second.Root || n.Load() != 2 {
+	if tw, err := s.Build(ctx, twin, BuildOptions{}); err != nil || tw.Root != second.Root || n.Load() != 2 {
 		t.Errorf("%+v, %v", tw, err)
 	}
 	if err := s.Remove(ctx, "tools"); err != nil || !exists(second.Root) {
@@ -337,10 +337,10 @@ func TestRegisteredSpecs(t *testing.T) {
 	if err := os.Rename(twin, base); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Build(ctx, base, nil); turnstone.KindOf(err) != turnstone.Invalid {
+	if _, err := s.Build(ctx, base, BuildOptions{}); turnstone.KindOf(err) != turnstone.Invalid {
 		t.Error(err)
 	}
-	if tmpl, err := s.Build(ctx, "base", nil); err != nil || tmpl.Name != "base" {
+	if tmpl, err := s.Build(ctx, "base", BuildOptions{}); err != nil || tmpl.Name != "base" {
 		t.Errorf("%+v, %v", tmpl, err)
 	}
 	if err := s.Remove(ctx, "base"); err != nil {

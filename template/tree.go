@@ -15,12 +15,22 @@ import (
 	"turnstone.dev/turnstone/tree"
 )
 
-// Tree returns the tree that t's root image holds. Its directories' objects are put
+// Tree returns the tree that t's sandboxes begin with. Of a layered template it is in
+// the context store; else it is that of RootTree.
+func (s *Store) Tree(ctx context.Context, t *Template, w tree.Writer) (tree.Ref, error) {
+	ref, err := s.RootTree(ctx, t, w)
+	if n := len(t.Layers); err == nil && n > 0 {
+		ref = t.Layers[n-1].Tree
+	}
+	return ref, err
+}
+
+// RootTree returns the tree that t's root image holds. Its directories' objects are put
 // into w unless w has the root's; the contents are not: they are where t.Content finds
 // them. The first call for an image reads all of it, at some 500 MB/s, and keeps what it
 // found beside it; calls at once, in whatever processes, do that once. The next ones
 // look at one small file.
-func (s *Store) Tree(ctx context.Context, t *Template, w tree.Writer) (tree.Ref, error) {
+func (s *Store) RootTree(ctx context.Context, t *Template, w tree.Writer) (tree.Ref, error) {
 	failed := func(err error) error {
 		var typed *turnstone.Error
 		if errors.As(err, &typed) {

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -42,6 +43,8 @@ type Request struct {
 	Suite   string   // as "bookworm"
 	Variant string   // of mmdebstrap: "extract" unpacks only, "minbase" makes a root that runs
 	Include []string // packages
+	// Proxy is the address of an HTTP proxy for this run; empty: the host's, if it has one.
+	Proxy string
 	// Slim leaves manual pages, translations and documentation out, save copyrights.
 	Slim bool
 	Log  io.Writer // gets everything that mmdebstrap and apt say; may be nil
@@ -72,7 +75,7 @@ func Fetch(ctx context.Context, req Request, consume func(io.Reader) error) erro
 	}
 	defer out.Close()
 	log := newTranscript(req.Log, req.Progress)
-	wait, stop, err := start(arguments(mode, req), environment(mode), in, log)
+	wait, stop, err := start(arguments(mode, req), environment(mode, req.Proxy), in, log)
 	_ = in.Close() // the child has its own
 	if err != nil {
 		return &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: "mmdebstrap", Err: err, Hint: installHint}
@@ -199,6 +202,19 @@ func Sources(suite string) []string {
 	return []string{line(mirror, suite), line(mirror, suite+"-updates"), line(security, suite+"-security")}
 }
 
+// Mirrors returns the addresses that packages come from, as Sources has them.
+func Mirrors() []string {
+	var all []string
+	for _, m := range []struct{ name, def string }{{"TURN_DEBIAN_MIRROR", DefaultMirror}, {"TURN_DEBIAN_SECURITY_MIRROR", DefaultSecurityMirror}} {
+		if v := strings.TrimRight(os.Getenv(m.name), "/"); v != "" {
+			all = append(all, v)
+		} else {
+			all = append(all, m.def)
+		}
+	}
+	return all
+}
+
 // searchPath adds the system's own folders, where an ordinary user's PATH often
 // lacks them: mmdebstrap calls chroot and others from there.
 func searchPath() string {
@@ -219,13 +235,19 @@ func lookPath(program string) (string, error) {
 
 // environment passes on only what decides where things are and how the network is
 // reached, so that a user's settings do not leak into images.
-func environment(mode string) []string {
+func environment(mode, proxy string) []string {
 	env := []string{"PATH=" + searchPath(), "LC_ALL=C.UTF-8", fmt.Sprintf("SOURCE_DATE_EPOCH=%d", Epoch)}
 	for _, name := range []string{"HOME", "USER", "LOGNAME", "TMPDIR",
 		"http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy"} {
 		if v, ok := os.LookupEnv(name); ok && !(name == "TMPDIR" && mode == "unshare" && !reachable(v)) {
 			env = append(env, name+"="+v)
 		}
+	}
+	if proxy != "" {
+		env = slices.DeleteFunc(env, func(kv string) bool {
+			return strings.HasPrefix(kv, "http_proxy=") || strings.HasPrefix(kv, "no_proxy=")
+		})
+		env = append(env, "http_proxy="+proxy)
 	}
 	return env
 }

@@ -101,13 +101,13 @@ func TestEnvironment(t *testing.T) {
 	t.Setenv("TMPDIR", private)
 	t.Setenv("SECRET_TOKEN", "x")
 	has := func(mode, prefix string) bool {
-		return strings.Contains("\n"+strings.Join(environment(mode), "\n"), "\n"+prefix)
+		return strings.Contains("\n"+strings.Join(environment(mode, ""), "\n"), "\n"+prefix)
 	}
 	if has("unshare", "TMPDIR=") || !has("root", "TMPDIR="+private) {
 		t.Error("a private TMPDIR serves root, and nobody else")
 	}
 	if has("root", "SECRET_TOKEN") || !has("root", "SOURCE_DATE_EPOCH=1767225600") {
-		t.Errorf("%q", environment("root"))
+		t.Errorf("%q", environment("root", ""))
 	}
 	t.Setenv("TMPDIR", "/tmp")
 	if !has("unshare", "TMPDIR=/tmp") {

@@ -1,0 +1,217 @@
+package executor
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"slices"
+	"strconv"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/layer"
+	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/template"
+	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/wire"
+)
+
+// layerBuilder builds templates' layers in sandboxes.
+type layerBuilder struct{ x *Executor }
+
+// buildLimit bounds the build of one layer.
+const buildLimit = 2 * time.Hour
+
+// Has implements template.LayerBuilder.
+func (b layerBuilder) Has(ctx context.Context, l template.Layer) (bool, error) {
+	cs, err := b.x.context(ctx)
+	if err != nil {
+		return false, err
+	}
+	return cs.store.Has(ctx, l.Tree.Root)
+}
+
+// Build implements template.LayerBuilder.
+func (b layerBuilder) Build(ctx context.Context, req template.LayerRequest, commit func(template.Layer) error) error {
+	ctx, cancel := context.WithTimeout(ctx, buildLimit)
+	defer cancel()
+	cs, err := b.x.context(ctx)
+	if err != nil {
+		return err
+	}
+	p := &plan{image: req.Base.Name, template: req.Base, cwd: "/", shape: req.Shape, timeout: buildLimit, driver: "auto"}
+	if p.net.policy, err = buildPolicy(req.Allow, req.Port); err != nil {
+		return err
+	}
+	if err := p.check(); err != nil {
+		return err
+	}
+	req.Say("starting a sandbox")
+	at := &branchPoint{cs: cs}
+	s, err := b.x.openAt(ctx, p, at, req.Say, newStopwatch())
+	if err != nil {
+		return err
+	}
+	defer func() { _ = s.Close() }()
+	w := &layerWork{x: b.x, s: s, req: req}
+	if err := w.steps(ctx); err != nil {
+		return interrupted(ctx, s.fate(err), "while template "+req.Name+" was built")
+	}
+	req.Say("storing what is new")
+	return w.keep(ctx, &run{x: b.x, plan: p, at: at}, commit)
+}
+
+// buildPolicy lets a build reach its package registries, which are at port, and what
+// its spec allows; nothing else.
+func buildPolicy(allow []string, port net.Addr) (network.Policy, error) {
+	policy := network.Policy{Only: true}
+	if port != nil {
+		allow = append(slices.Clone(allow), port.String())
+	}
+	for _, text := range allow {
+		rule, err := network.ParseRule(text)
+		if err != nil {
+			return policy, err
+		}
+		policy.Allow = append(policy.Allow, rule)
+	}
+	return policy, nil
+}
+
+// layerWork is the build of one layer, in its sandbox.
+type layerWork struct {
+	x   *Executor
+	s   *Sandbox
+	req template.LayerRequest
+}
+
+func (w *layerWork) steps(ctx context.Context) error {
+	defer w.x.guard(ctx, w.s)()
+	for _, name := range slices.Sorted(maps.Keys(w.req.Temp)) {
+		if err := w.put(ctx, "/run/turn-build/"+name, 0o600, w.req.Temp[name]); err != nil {
+			return err
+		}
+	}
+	for _, step := range w.req.Steps {
+		w.req.Say(step.Name)
+		fmt.Fprintf(w.req.Log, "# %s\n", step.Name)
+		if step.Script == "" {
+			for _, f := range w.req.Files {
+				if err := w.put(ctx, f.Path, f.Mode, f.Content); err != nil {
+					return err
+				}
+			}
+			continue
+		}
+		if err := w.step(ctx, step); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// putScript writes standard input to the file $1 with the mode $2.
+const putScript = `umask 022; mkdir -p -- "$(dirname -- "$1")" && { [ -d "$1" ] || rm -f -- "$1"; } && cat > "$1" && chmod "$2" "$1"`
+
+func (w *layerWork) put(ctx context.Context, path string, mode uint32, content []byte) error {
+	var out tail
+	exit, err := w.s.Client().Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", putScript, "put", path, strconv.FormatUint(uint64(mode), 8)}, Cwd: "/"},
+		wire.Stdio{In: bytes.NewReader(content), Out: &out, Err: &out})
+	if err == nil && exit.Exit.ExitCode != 0 {
+		err = &turnstone.Error{Op: "template.build", Kind: turnstone.Invalid, Subject: "file " + path, Err: fmt.Errorf("cannot be put in: %.500s", out.b), Hint: "change the path in the spec's files"}
+	}
+	return err
+}
+
+// maxListing bounds what a step prints that is read, in bytes.
+const maxListing = 4 << 20
+
+func (w *layerWork) step(ctx context.Context, step template.LayerStep) error {
+	last := &tail{}
+	read := &head{}
+	out := io.Writer(io.MultiWriter(last, lenient{w.req.Log}))
+	if step.Done != nil {
+		out = read
+	}
+	exit, err := w.s.Client().Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-e", "-o", "pipefail", "-c", "umask 022\n" + step.Script}, Env: w.req.Env, Cwd: "/"},
+		wire.Stdio{Out: out, Err: io.MultiWriter(last, lenient{w.req.Log})})
+	switch {
+	case err != nil:
+		return err
+	case exit.Exit.Killed:
+		return context.Cause(ctx)
+	case exit.Exit.DiskFull:
+		return &turnstone.Error{Op: "template.build", Kind: turnstone.Exhausted, Subject: step.Name, Err: errors.New("the sandbox's disk is full"), Hint: `give the build a larger one: [machine] disk = "16GiB" in the spec`}
+	case exit.Exit.OOMKilled:
+		return &turnstone.Error{Op: "template.build", Kind: turnstone.Exhausted, Subject: step.Name, Err: errors.New("out of memory"), Hint: `give the build more: [machine] memory = "2GiB" in the spec`}
+	case exit.Exit.ExitCode != 0:
+		return step.Failed(int(exit.Exit.ExitCode), last.b)
+	case step.Done != nil:
+		return step.Done(read.b)
+	}
+	return nil
+}
+
+// keep takes what the sandbox left into the context store.
+func (w *layerWork) keep(ctx context.Context, r *run, commit func(template.Layer) error) error {
+	f, d, err := r.freeze(ctx, w.s)
+	if d != nil {
+		defer func() { _ = d.Close() }()
+	}
+	if err != nil {
+		return err
+	}
+	batch, err := r.at.cs.store.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = batch.Close() }() // until then nothing of it is collected
+	base, err := r.base(ctx, w.s, batch)
+	if err != nil {
+		return err
+	}
+	opts := layer.Options{
+		Skip:  func(path string) bool { return slices.Contains(identityFiles, path) || w.req.Skip(path) },
+		Check: func(path string, a *tree.Attr) error { w.req.Settle(path, a); return nil },
+	}
+	ref, stats, err := r.apply(ctx, batch, base, f, d, opts)
+	if err != nil {
+		return err
+	}
+	if err := batch.Flush(ctx); err != nil {
+		return err
+	}
+	return commit(template.Layer{Tree: ref, Bytes: stats.Bytes, Files: stats.Added + stats.Changed + stats.Removed})
+}
+
+// A tail keeps the end of what is written to it.
+type tail struct{ b []byte }
+
+func (t *tail) Write(p []byte) (int, error) {
+	const most = 32 << 10
+	t.b = append(t.b, p...)
+	if over := len(t.b) - most; over > 0 {
+		t.b = append(t.b[:0], t.b[over:]...)
+	}
+	return len(p), nil
+}
+
+// A head keeps the beginning of what is written to it.
+type head struct{ b []byte }
+
+func (h *head) Write(p []byte) (int, error) {
+	h.b = append(h.b, p[:min(len(p), maxListing-len(h.b))]...)
+	return len(p), nil
+}
+
+// lenient writes to a log, whose full disk must not end a build.
+type lenient struct{ w io.Writer }
+
+func (l lenient) Write(p []byte) (int, error) {
+	_, _ = l.w.Write(p)
+	return len(p), nil
+}

@@ -1,0 +1,151 @@
+package template
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/BurntSushi/toml"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/template/registry"
+)
+
+// LockFile is the name of a lock, beside the spec.
+const LockFile = "template.lock"
+
+// maxLock bounds a template.lock, in bytes.
+const maxLock = 4 << 20
+
+const lockVersion = 1
+
+// A Lock is what a build came to: the versions of all packages, the digests of
+// those that came from pip and npm, and the FS hash of the whole. A build with a
+// lock takes nothing else, and fails when the FS hash is another.
+type Lock struct {
+	Version int                   `toml:"version" json:"version"`
+	Spec    turnstone.Digest      `toml:"spec" json:"spec"`       // of the spec without a lock
+	FSHash  turnstone.Digest      `toml:"fs_hash" json:"fs_hash"` // of all files, the base's too
+	Apt     map[string]string     `toml:"apt" json:"apt"`         // name → version, the base's too
+	Pip     []registry.PipFile    `toml:"pip" json:"pip,omitempty"`
+	Npm     []registry.NpmPackage `toml:"npm" json:"npm,omitempty"`
+}
+
+// digest of a lock; empty when there is none.
+func (l *Lock) digest() turnstone.Digest {
+	if l == nil {
+		return ""
+	}
+	b, err := json.Marshal(l)
+	if err != nil {
+		return "" // strings and lists of strings always encode
+	}
+	return turnstone.DigestBytes(b)
+}
+
+// Encode returns the text of a template.lock.
+func (l *Lock) Encode() ([]byte, error) {
+	var b bytes.Buffer
+	b.WriteString("# Written by turn template build --lock. With it beside " + SpecFile + ", a build takes exactly these.\n")
+	enc := toml.NewEncoder(&b)
+	enc.Indent = ""
+	err := enc.Encode(l)
+	return b.Bytes(), err
+}
+
+// ParseLock reads a template.lock. Errors are *turnstone.Error of kind Invalid.
+func ParseLock(b []byte) (*Lock, error) {
+	failed := func(err error) error {
+		return &turnstone.Error{Op: "template.lock", Kind: turnstone.Invalid, Subject: LockFile, Err: err,
+			Hint: "turn template build --lock writes it anew"}
+	}
+	if len(b) > maxLock {
+		return nil, failed(fmt.Errorf("is larger than %d bytes", maxLock))
+	}
+	l := &Lock{}
+	md, err := toml.NewDecoder(bytes.NewReader(b)).Decode(l)
+	switch undecoded := md.Undecoded(); {
+	case err != nil:
+		return nil, failed(err)
+	case l.Version != lockVersion:
+		return nil, failed(fmt.Errorf("is of version %d, and this program knows %d", l.Version, lockVersion))
+	case len(undecoded) > 0:
+		return nil, failed(fmt.Errorf("unknown key %q", undecoded[0].String()))
+	case !validDigest(l.Spec) || !validDigest(l.FSHash):
+		return nil, failed(errors.New("spec and fs_hash have to be digests"))
+	}
+	for name, version := range l.Apt {
+		if !packageRule.MatchString(name) || strings.ContainsFunc(version, func(r rune) bool { return r <= ' ' || r > '~' }) || version == "" {
+			return nil, failed(fmt.Errorf("apt: %q = %q is no version of a package", name, version))
+		}
+	}
+	for _, f := range l.Pip {
+		if err := f.Check(); err != nil {
+			return nil, failed(fmt.Errorf("pip: %w", err))
+		}
+	}
+	for _, p := range l.Npm {
+		if err := p.Check(); err != nil {
+			return nil, failed(fmt.Errorf("npm: %w", err))
+		}
+	}
+	return l, nil
+}
+
+// readLock reads the lock beside a spec; nil when there is none.
+func readLock(dir fs.FS) (*Lock, error) {
+	fi, err := fs.Stat(dir, LockFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var b []byte
+	if err == nil && (!fi.Mode().IsRegular() || fi.Size() > maxLock) {
+		err = fmt.Errorf("is no regular file of at most %d bytes", maxLock)
+	}
+	if err == nil {
+		b, err = fs.ReadFile(dir, LockFile)
+	}
+	if err != nil {
+		return nil, &turnstone.Error{Op: "template.lock", Kind: turnstone.Invalid, Subject: LockFile, Err: err}
+	}
+	return ParseLock(b)
+}
+
+// held checks that what was built is what the lock says.
+func (l *Lock) held(name string, got *Lock) error {
+	if l == nil || l.FSHash == got.FSHash {
+		return nil
+	}
+	var differ []string
+	for _, p := range slices.Sorted(maps.Keys(l.Apt)) {
+		if now := got.Apt[p]; now != l.Apt[p] {
+			differ = append(differ, fmt.Sprintf("%s %s, now %s", p, l.Apt[p], orNone(now)))
+		}
+	}
+	for _, p := range slices.Sorted(maps.Keys(got.Apt)) {
+		if _, ok := l.Apt[p]; !ok {
+			differ = append(differ, fmt.Sprintf("%s, now %s", p, got.Apt[p]))
+		}
+	}
+	why, hint := "with the same packages", "a command of the spec does not do the same each time"
+	if n := len(differ); n > 0 {
+		why, hint = "other packages: "+strings.Join(differ[:min(n, 8)], "; "), "Debian's archive moved on: TURN_DEBIAN_MIRROR can name a snapshot of it (snapshot.debian.org), and --lock takes what there is now"
+		if n > 8 {
+			why += fmt.Sprintf(" and %d more", n-8)
+		}
+	}
+	return &turnstone.Error{Op: "template.lock", Kind: turnstone.Integrity, Subject: "template " + name,
+		Err: fmt.Errorf("its files are not what %s says: FS hash %s, locked %s (%s)", LockFile, got.FSHash.Short(), l.FSHash.Short(), why), Hint: hint}
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "none"
+	}
+	return s
+}

@@ -1,0 +1,131 @@
+package template
+
+import (
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"net"
+	"os"
+	"slices"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/template/debian"
+	"turnstone.dev/turnstone/template/registry"
+)
+
+// caFiles are where hosts have the certificates that they trust.
+var caFiles = []string{"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem"}
+
+// makeLayer builds spec, which is layered, on base. The caller holds the digest's lock.
+func (s *Store) makeLayer(ctx context.Context, spec *Spec, base *Template, say func(string)) (err error) {
+	if s.layers == nil {
+		return &turnstone.Error{Op: "template.build", Kind: turnstone.Unavailable, Err: errors.New("it is built in a sandbox, and there is none here"),
+			Hint: "turn template build " + spec.Name}
+	}
+	w, err := s.begin(spec)
+	if err != nil {
+		return err
+	}
+	defer func() { w.end(err) }()
+	tell := &teller{name: spec.Name, start: w.start, events: s.events}
+	saying := func(what string) { say(what); tell.say(what) }
+	reg, addr, err := s.openRegistry(spec, w.log, tell)
+	if err != nil {
+		return err
+	}
+	if reg != nil {
+		defer func() { _ = reg.Close() }()
+	}
+	m := &manifest{}
+	req := LayerRequest{Name: spec.Name, Base: base, Files: spec.Files, Env: append(buildEnv(reg, addr), spec.env()...), Port: addr,
+		Shape: buildShape(spec), Temp: map[string][]byte{"apt.conf": aptConf(reg, addr)}, Log: w.log, Skip: skipped, Settle: settled, Say: saying}
+	if !spec.NoNetwork && len(spec.Network) > 0 {
+		req.Allow = spec.Network
+		if ca := hostCertificates(); ca != nil {
+			req.Temp["ca.pem"] = ca
+			for _, name := range []string{"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS"} {
+				req.Env = append(req.Env, name+"="+buildDir+"/ca.pem")
+			}
+		}
+	}
+	req.Steps = layerSteps(spec, reg, func(all map[string]string) { m.Packages = all })
+	return s.layers.Build(ctx, req, func(l Layer) error {
+		l.Spec = w.digest
+		lock := &Lock{Version: lockVersion, Spec: spec.unlocked().Digest(), FSHash: l.Tree.Hash, Apt: m.Packages}
+		if reg != nil {
+			lock.Pip, lock.Npm = reg.Pips(), reg.Npms()
+		}
+		if err := spec.Lock.held(spec.Name, lock); err != nil {
+			return err
+		}
+		m.Layer, m.Lock = &l, lock
+		return w.publish(m)
+	})
+}
+
+// env returns the spec's own environment as KEY=VALUE, sorted.
+func (s *Spec) env() []string {
+	var list []string
+	for _, k := range slices.Sorted(maps.Keys(s.Env)) {
+		list = append(list, k+"="+s.Env[k])
+	}
+	return list
+}
+
+// buildShape is the machine that a spec is built in: at least its own.
+func buildShape(spec *Spec) turnstone.Shape {
+	shape := spec.Machine.Shape(turnstone.DefaultShape())
+	def := turnstone.DefaultShape()
+	shape.CPUs, shape.Memory, shape.Disk = max(shape.CPUs, def.CPUs), max(shape.Memory, def.Memory), max(shape.Disk, def.Disk)
+	shape.Network = !spec.NoNetwork
+	return shape
+}
+
+// openRegistry starts what the build reaches instead of the package registries; nil
+// when it may reach none.
+func (s *Store) openRegistry(spec *Spec, log io.Writer, tell *teller) (*registry.Server, net.Addr, error) {
+	if spec.NoNetwork {
+		return nil, nil, nil
+	}
+	o := registry.Options{Cache: s.packages, Apt: debian.Mirrors(), Log: log, Fetched: func(f registry.Fetch) {
+		tell.tell(Event{Item: f.Name, Done: f.Done, Total: f.Size, Rate: f.Rate})
+	}}
+	if spec.Lock != nil {
+		o.Locked, o.Pips, o.Npms = true, spec.Lock.Pip, spec.Lock.Npm
+	}
+	reg, err := registry.New(s.registry(o))
+	if err != nil {
+		return nil, nil, err
+	}
+	addr, err := reg.Listen()
+	if err != nil {
+		_ = reg.Close()
+		return nil, nil, err
+	}
+	return reg, addr, nil
+}
+
+// maxCertificates bounds a host's file of certificates, in bytes.
+const maxCertificates = 4 << 20
+
+// hostCertificates are what the host trusts, for what a build reaches as the host does.
+func hostCertificates() []byte {
+	for _, path := range append([]string{os.Getenv("SSL_CERT_FILE")}, caFiles...) {
+		if fi, err := os.Stat(path); path == "" || err != nil || !fi.Mode().IsRegular() || fi.Size() > maxCertificates {
+			continue
+		}
+		if b, err := os.ReadFile(path); err == nil && strings.Contains(string(b), "BEGIN CERTIFICATE") {
+			return b
+		}
+	}
+	return nil
+}
+
+// unlocked returns the spec without its lock.
+func (s *Spec) unlocked() *Spec {
+	free := *s
+	free.Lock = nil
+	return &free
+}

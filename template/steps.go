@@ -1,0 +1,223 @@
+package template
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"regexp"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/template/debian"
+	"turnstone.dev/turnstone/template/registry"
+	"turnstone.dev/turnstone/tree"
+)
+
+// layerBuilderVersion is part of the digests of layered templates. It changes when
+// the same spec has to give another layer.
+const layerBuilderVersion = 1
+
+// buildDir is where a build has what is there only for it. It is in no layer.
+const buildDir = "/run/turn-build"
+
+// buildEnv is what the steps of a build run with, beside what their base has.
+func buildEnv(reg *registry.Server, addr net.Addr) []string {
+	env := []string{
+		"HOME=/root", "LC_ALL=C.UTF-8", "TMPDIR=/tmp", fmt.Sprintf("SOURCE_DATE_EPOCH=%d", debian.Epoch),
+		"DEBIAN_FRONTEND=noninteractive", "APT_CONFIG=" + buildDir + "/apt.conf", "APT_LISTCHANGES_FRONTEND=none",
+		"PIP_NO_CACHE_DIR=1", "PIP_NO_COMPILE=1", "PIP_NO_INPUT=1", "PIP_PROGRESS_BAR=off", "PIP_DEFAULT_TIMEOUT=900", "PIP_RETRIES=0",
+		"PIP_DISABLE_PIP_VERSION_CHECK=1", "PIP_BREAK_SYSTEM_PACKAGES=1", "PIP_ROOT_USER_ACTION=ignore",
+		"PYTHONDONTWRITEBYTECODE=1", "PYTHONHASHSEED=0",
+		"npm_config_cache=/tmp/npm", "npm_config_update_notifier=false", "npm_config_fund=false", "npm_config_audit=false",
+		"npm_config_fetch_timeout=900000", "npm_config_fetch_retries=0", "npm_config_replace_registry_host=always", "npm_config_progress=false",
+	}
+	if reg == nil {
+		return append(env, "PIP_NO_INDEX=1", "npm_config_offline=true")
+	}
+	host := guestHost(addr)
+	return append(env, "PIP_INDEX_URL="+reg.PipIndex(host), "PIP_TRUSTED_HOST="+network.Gateway, "npm_config_registry="+reg.NpmRegistry(host),
+		"no_proxy="+network.Gateway, "NO_PROXY="+network.Gateway)
+}
+
+// guestHost is the address of a server of this host's loopback, as sandboxes have it.
+func guestHost(addr net.Addr) string {
+	_, port, _ := net.SplitHostPort(addr.String()) // of a listener: it is well-formed
+	return net.JoinHostPort(network.Gateway, port)
+}
+
+// aptConf configures apt for the time of a build.
+func aptConf(reg *registry.Server, addr net.Addr) []byte {
+	var b bytes.Buffer
+	if reg != nil {
+		fmt.Fprintf(&b, "Acquire::http::Proxy %q;\n", reg.Proxy(guestHost(addr)))
+	}
+	b.WriteString(`Acquire::http::Timeout "900";
+Acquire::Retries "1";
+Acquire::Languages "none";
+APT::Install-Recommends "false";
+APT::Sandbox::User "root";
+APT::Color "0";
+Dpkg::Use-Pty "0";
+Dpkg::Options { "--path-exclude=/usr/share/man/*"; "--path-exclude=/usr/share/info/*"; "--path-exclude=/usr/share/locale/*";
+  "--path-exclude=/usr/share/doc/*"; "--path-include=/usr/share/doc/*/copyright"; "--force-confdef"; "--force-confold"; };
+`)
+	return b.Bytes()
+}
+
+// quote writes words for bash.
+func quote(words []string) string {
+	var b strings.Builder
+	for _, w := range words {
+		b.WriteString(" '" + strings.ReplaceAll(w, "'", `'\''`) + "'")
+	}
+	return b.String()
+}
+
+// layerSteps are what builds spec's layer.
+func layerSteps(spec *Spec, reg *registry.Server, apt func(map[string]string)) []LayerStep {
+	var steps []LayerStep
+	failed := func(what string) func(int, []byte) error {
+		return func(exit int, tail []byte) error { return stepError(spec, what, exit, tail, reg) }
+	}
+	add := func(what, script string) {
+		steps = append(steps, LayerStep{Name: what, Script: script, Failed: failed(what)})
+	}
+	if !strings.HasPrefix(spec.Base, debianBase) && len(spec.Packages) > 0 {
+		words := spec.Packages
+		if spec.Lock != nil {
+			words = pinned(words, spec.Lock.Apt)
+		}
+		add("installing packages of Debian", `command -v apt-get >/dev/null || { echo "the base has no apt-get"; exit 127; }
+apt-get -q update
+apt-get -q -y install`+quote(words))
+	}
+	if len(spec.Pip) > 0 {
+		add("installing packages of pip", `python3 -m pip --version >/dev/null || { echo "the base has no pip: begin with base = \"python\", or add python3-pip to packages"; exit 127; }
+python3 -m pip install --no-compile --no-warn-script-location`+quote(spec.Pip)+`
+python3 -m compileall -q -j 1 --invalidation-mode checked-hash $(python3 -c 'import sysconfig; p = sysconfig.get_paths(); print(*sorted({p["purelib"], p["platlib"]}))') >/dev/null 2>&1 || true`)
+	}
+	if len(spec.Npm) > 0 {
+		add("installing packages of npm", `command -v npm >/dev/null || { echo "the base has no npm: begin with base = \"nodejs\""; exit 127; }
+npm install --global --no-audit --no-fund`+quote(spec.Npm))
+	}
+	if len(spec.Files) > 0 {
+		steps = append(steps, LayerStep{Name: "putting files in"})
+	}
+	for i, c := range spec.Commands {
+		what := "running command"
+		if len(spec.Commands) > 1 {
+			what = fmt.Sprintf("running command %d of %d", i+1, len(spec.Commands))
+		}
+		add(what, c)
+	}
+	add("cleaning up", cleanup+"mkdir -p --"+quote([]string{or(spec.Workdir, DefaultWorkdir)}))
+	steps = append(steps, LayerStep{Name: "listing packages", Script: `dpkg-query -W -f='${Package} ${Version} ${db:Status-Abbrev}\n' 2>/dev/null || true`,
+		Done: func(out []byte) error { apt(installedList(out)); return nil }, Failed: failed("listing packages")})
+	return steps
+}
+
+// cleanup removes what belongs to the build, or differs from build to build. The
+// folders stay, for programs miss them.
+const cleanup = `for d in /var/log /var/cache/apt /var/lib/apt/lists /var/tmp; do
+  if [ -d "$d" ]; then find "$d" -xdev -mindepth 1 ! -type d -delete; fi
+done
+rm -rf /root/.cache /root/.npm /root/.node-gyp /tmp/* /tmp/.[!.]* 2>/dev/null || true
+rm -f /var/cache/ldconfig/aux-cache /etc/passwd- /etc/group- /etc/shadow- /etc/gshadow- /etc/subuid- /etc/subgid- /etc/.pwd.lock \
+  /var/lib/dpkg/lock /var/lib/dpkg/lock-frontend /var/lib/dpkg/triggers/Lock /var/lib/dpkg/status-old /var/lib/dpkg/diversions-old /var/lib/dpkg/statoverride-old \
+  /var/cache/debconf/config.dat-old /var/cache/debconf/templates.dat-old /root/.bash_history /root/.wget-hsts
+`
+
+// pinned puts the locked versions to the packages' names.
+func pinned(names []string, versions map[string]string) []string {
+	var out []string
+	for _, n := range names {
+		if v := versions[n]; v != "" {
+			n += "=" + v
+		}
+		out = append(out, n)
+	}
+	return out
+}
+
+// installedList reads what dpkg-query printed: name, version and status.
+func installedList(out []byte) map[string]string {
+	all := map[string]string{}
+	for line := range strings.Lines(string(out)) {
+		f := strings.Fields(line)
+		if len(f) == 3 && strings.HasPrefix(f[2], "ii") && packageRule.MatchString(f[0]) && len(all) < 100_000 {
+			all[f[0]] = f[1]
+		}
+	}
+	return all
+}
+
+// skipped tells of paths that stay out of a layer: what the guest's kernel or agent
+// fills, and what is of one build.
+func skipped(path string) bool {
+	first, _, deeper := strings.Cut(strings.TrimPrefix(path, "/"), "/")
+	if deeper {
+		for _, e := range emptied() {
+			if first == e {
+				return true
+			}
+		}
+	}
+	return path == "/var/lib/dbus/machine-id" || strings.HasSuffix(path, "/node_modules/.package-lock.json")
+}
+
+// settled evens out times: no file of a template is later than the epoch.
+func settled(_ string, a *tree.Attr) {
+	if a.MTime.Sec >= debian.Epoch {
+		a.MTime = tree.Time{Sec: debian.Epoch}
+	}
+}
+
+// A symptom is a phrase in what a package manager prints, and what it means.
+type symptom struct {
+	phrase *regexp.Regexp
+	kind   turnstone.Kind
+	hint   string
+}
+
+func symptoms() []symptom {
+	return []symptom{
+		{regexp.MustCompile(`No space left on device|ENOSPC[^\n]*|You don't have enough free space[^\n]*`), turnstone.Exhausted, "give the build a larger disk: [machine] disk = \"16GiB\" in the spec"},
+		{regexp.MustCompile(`E: Version '[^']*' for '[^']*' was not found`), turnstone.Unavailable, "Debian's archive moved on: TURN_DEBIAN_MIRROR can name a snapshot of it (snapshot.debian.org), and --lock takes what there is now"},
+		{regexp.MustCompile(`E: Unable to locate package \S+|E: Package '?\S+'? has no installation candidate`), turnstone.Invalid, "check the name at https://packages.debian.org, and that it is in section main"},
+		{regexp.MustCompile(`No matching distribution found for [^\n]*`), turnstone.Invalid, "check the name and the version at https://pypi.org; a package may also not be made for this Python"},
+		{regexp.MustCompile(`ResolutionImpossible[^\n]*|Cannot install [^\n]* because these package versions have conflicting dependencies`), turnstone.Invalid, "the packages exclude each other: take one of them out of the spec"},
+		{regexp.MustCompile(`npm (?:ERR!|error) 404 +(?:'[^']*' is not in|Not Found)[^\n]*|npm (?:ERR!|error) notarget No matching version found for [^\n]*`), turnstone.Invalid, "check the name and the version at https://www.npmjs.com"},
+		{regexp.MustCompile(`Hash Sum mismatch|THESE PACKAGES DO NOT MATCH THE HASHES|EINTEGRITY[^\n]*|is not signed`), turnstone.Integrity, "what came is not what the registry or the lock says: try again later, or another registry"},
+		{regexp.MustCompile(`the base has no [^\n]*`), turnstone.Invalid, "docs/templates.md says what each built-in template has"},
+	}
+}
+
+// tailLines is how much of what a step printed is in its error.
+const tailLines = 12
+
+// stepError makes an error of a step that failed. What the registry knows comes first.
+func stepError(spec *Spec, what string, exit int, tail []byte, reg *registry.Server) error {
+	text := strings.TrimSpace(string(tail))
+	out := &turnstone.Error{Op: "template.build", Kind: turnstone.Invalid, Subject: what}
+	if reg != nil {
+		if err := reg.Problem(); err != nil {
+			out.Kind, out.Err, out.Hint = turnstone.KindOf(err), err, turnstone.HintOf(err)
+			return out
+		}
+	}
+	for _, s := range symptoms() {
+		if found := s.phrase.FindString(text); found != "" {
+			out.Kind, out.Hint, out.Err = s.kind, s.hint, errors.New(strings.TrimSpace(strings.TrimPrefix(found, "E: ")))
+			return out
+		}
+	}
+	lines := strings.Split(text, "\n")
+	last := strings.Join(lines[max(0, len(lines)-tailLines):], "\n")
+	out.Err = fmt.Errorf("exit status %d; it printed last:\n%s", exit, last)
+	if spec.NoNetwork {
+		out.Hint = `the spec says network = "off"`
+	}
+	return out
+}

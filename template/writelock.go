@@ -1,0 +1,104 @@
+package template
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/tree"
+)
+
+// lockFits refuses a lock that is of another spec.
+func lockFits(spec *Spec) error {
+	if spec.Lock == nil || spec.Lock.Spec == spec.unlocked().Digest() {
+		return nil
+	}
+	return &turnstone.Error{Op: "template.lock", Kind: turnstone.Integrity, Subject: LockFile, Err: errors.New("is of another spec: the spec, or a template below it, was changed since"),
+		Hint: "turn template build --lock writes it anew; or remove it"}
+}
+
+// writeLock builds spec without its lock, writes down beside it what that came to,
+// and leaves spec with the new lock. What was built stands for the locked spec too.
+func (s *Store) writeLock(ctx context.Context, path string, spec *Spec, progress func(string)) error {
+	free := spec.unlocked()
+	t, err := s.ensure(ctx, free, progress)
+	if err != nil {
+		return err
+	}
+	failed := func(err error) error {
+		return &turnstone.Error{Op: "template.lock", Kind: turnstone.Unavailable, Subject: LockFile, Err: err}
+	}
+	m, err := s.manifest(t.Digest)
+	if err != nil {
+		return failed(err)
+	}
+	lock := m.Lock
+	if lock == nil {
+		ref, err := s.Tree(ctx, t, tree.NewHasher())
+		if err != nil {
+			return err
+		}
+		lock = &Lock{Version: lockVersion, Spec: t.Digest, FSHash: ref.Hash, Apt: m.Packages}
+	}
+	b, err := lock.Encode()
+	if err != nil {
+		return failed(err)
+	}
+	if lock, err = ParseLock(b); err != nil { // as the next build reads it
+		return err
+	}
+	dir := path
+	if fi, err := os.Stat(path); err == nil && !fi.IsDir() {
+		dir = filepath.Dir(path)
+	}
+	if err := stamp.WriteFile(filepath.Join(dir, LockFile), b, 0o644); err != nil {
+		return failed(err)
+	}
+	spec.Lock = lock
+	return s.adopt(ctx, t, m, spec)
+}
+
+// adopt lets what was built without a lock stand for spec, which is the same with
+// the lock that this build came to.
+func (s *Store) adopt(ctx context.Context, t *Template, m *manifest, spec *Spec) error {
+	digest := spec.Digest()
+	lock, err := home.Acquire(ctx, s.lockPath(digest), nil)
+	if err != nil {
+		return err
+	}
+	defer lock.Release()
+	if _, err := s.ready(ctx, spec); err == nil {
+		return nil
+	}
+	if err := s.sweep(digest); err != nil {
+		return s.failure(spec, err)
+	}
+	w, err := s.begin(spec)
+	if err != nil {
+		return s.failure(spec, err)
+	}
+	defer func() { w.end(err) }()
+	fmt.Fprintf(w.log, "is what was built as %s\n", t.Digest)
+	now := *m
+	if m.Layer != nil {
+		layer := *m.Layer
+		layer.Spec, now.Layer = digest, &layer
+		err = w.publish(&now) // the other template keeps its files from being collected
+	} else {
+		to := filepath.Join(w.tmp, "root.erofs")
+		if err = os.Link(t.Root, to); err == nil {
+			if now.Root, err = stamp.Of(ctx, to); err == nil {
+				err = w.publish(&now)
+			}
+		}
+	}
+	if err != nil {
+		return s.failure(spec, err)
+	}
+	return nil
+}
