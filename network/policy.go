@@ -219,5 +219,34 @@ func (p Policy) Validate() error {
 	return nil
 }
 
-// checkAllow reports what makes r one that opens nothing.
-func (r Rule) checkAllow() error { return nil }
+// checkAllow reports what makes r a rule that opens nothing.
+func (r Rule) checkAllow() error {
+	if r.Name != "" {
+		if r.Name == HostName {
+			return &turnstone.Error{Kind: turnstone.Invalid, Err: errors.New("a name of the host's loopback"),
+				Hint: "write 127.0.0.1:PORT for a port of the host's loopback"}
+		}
+		return nil
+	}
+	a := r.Prefix.Addr()
+	if r.Prefix.Overlaps(netip.MustParsePrefix("127.0.0.0/8")) && r.Prefix.Bits() >= 8 || a.IsLoopback() {
+		if a == netip.AddrFrom4([4]byte{127, 0, 0, 1}) && r.Prefix.IsSingleIP() && r.Port != 0 {
+			return nil
+		}
+		return &turnstone.Error{Kind: turnstone.Invalid, Err: errors.New("the host's loopback is opened port by port"),
+			Hint: "write 127.0.0.1:PORT; the guest finds it at " + HostName + ":PORT, which is " + Gateway}
+	}
+	if a.Is6() {
+		return errors.New("a guest has IPv4 only")
+	}
+	inside := netip.MustParsePrefix(GuestAddress).Masked()
+	if inside.Bits() <= r.Prefix.Bits() && inside.Contains(a) {
+		return fmt.Errorf("%s is the guest's own network", inside)
+	}
+	for _, k := range kinds() {
+		if k.class == never && r.opens(k) {
+			return fmt.Errorf("no rule opens a %s", k.word)
+		}
+	}
+	return nil
+}

@@ -2,56 +2,283 @@ package network
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/icmp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 
 	"turnstone.dev/turnstone"
 )
 
+// nic is the number of the stack's only card.
+const nic = 1
+
 // A Stack is one sandbox's network. Its methods are safe for concurrent use.
 type Stack struct {
-	opts Options
+	limits      limits
+	judge       *judge
+	observer    Observer
+	interceptor Interceptor
+	dialer      Dialer
+	resolver    Resolver
+
+	net      *stack.Stack
+	link     *link
+	forward  *tcp.Forwarder
+	names    *names
+	cache    *lookupCache
+	counters counters
+
+	buffers, datagrams *pool
+
+	tell                                         *rate.Limiter
+	opens                                        *rate.Limiter
+	lookupRate                                   *rate.Limiter
+	zones                                        *zones
+	connections, opening, flows, asking, dnsConn gate
+	manyConnections, manyOpening, manyFlows,
+	manyOpens, manyLookups, manyZone burst
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // all goroutines but those of Serve
+
+	mu      sync.Mutex
+	pending map[stack.TransportEndpointID]*stack.PacketBuffer // connections that are being opened, with their SYN
+	serving chan struct{}                                     // closed when the running Serve has returned; nil: none runs
+	closed  bool
 }
 
-// Totals are counters of a Stack since it was made. They only grow.
-type Totals struct {
-	Connections int64 // TCP connections and UDP flows that were allowed and opened
-	Sent        int64 // bytes that the guest sent on them
-	Received    int64 // bytes that the guest got from them
-	Lookups     int64 // names that were looked up
-	Refused     int64 // connections, lookups and packets that the policy or a limit ended
-	Dropped     int64 // frames that no honest guest sends, or that found no room
-	Untold      int64 // refusals that the Observer was not told of, because there were too many at once
-}
+// New makes the network of one sandbox. The caller must Close it. An error is of kind
+// Invalid and names the rule that is wrong.
+func New(opts Options) (*Stack, error) { return newStack(opts, defaultLimits(), net.InterfaceAddrs) }
 
-// New makes the network of one sandbox. Nothing runs on it before Serve. The caller
-// must Close it. An error is of kind Invalid and names the rule that is wrong.
-func New(opts Options) (*Stack, error) {
+func newStack(opts Options, lim limits, addrs func() ([]net.Addr, error)) (*Stack, error) {
 	if err := opts.Policy.Validate(); err != nil {
 		return nil, err
 	}
-	return &Stack{opts: opts}, nil
+	s := &Stack{
+		limits: lim, judge: newJudge(opts.Policy, (&hostAddresses{ask: addrs}).has),
+		observer: opts.Observer, interceptor: opts.Interceptor, dialer: opts.Dialer, resolver: opts.Resolver,
+		names: newNames(lim.addresses, lim.remember), cache: newLookupCache(), zones: newZones(lim.zoneRate, lim.zoneBurst),
+		tell: rate.NewLimiter(lim.tellRate, lim.tellBurst), opens: rate.NewLimiter(lim.openRate, lim.openBurst),
+		buffers: newPool(32 << 10), datagrams: newPool(maxDatagram),
+		lookupRate: rate.NewLimiter(lim.lookupRate, lim.lookupBurst),
+		pending:    map[stack.TransportEndpointID]*stack.PacketBuffer{},
+	}
+	s.connections.max, s.opening.max, s.flows.max = int64(lim.connections), int64(lim.opening), int64(lim.flows)
+	s.asking.max, s.dnsConn.max = int64(lim.lookups), int64(lim.dnsConns)
+	if s.dialer == nil {
+		s.dialer = &net.Dialer{}
+	}
+	if s.resolver == nil {
+		s.resolver = &net.Resolver{PreferGo: true}
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	if err := s.build(); err != nil {
+		s.cancel()
+		s.net.Destroy()
+		return nil, &turnstone.Error{Op: "network.new", Kind: turnstone.Internal, Err: err}
+	}
+	return s, nil
+}
+
+// build makes the TCP/IP stack: one card that takes packets to every address.
+func (s *Stack) build() error {
+	s.net = stack.New(stack.Options{
+		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol},
+		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4},
+	})
+	guest := netip.MustParsePrefix(GuestAddress).Addr()
+	s.link = &link{counters: &s.counters, guest: ipAddress(guest), refuse: s.refusePacket,
+		services: []tcpip.Address{ipAddress(s.judge.gateway), ipAddress(s.judge.dns)}}
+	var errs []error
+	check := func(err tcpip.Error) {
+		if err != nil {
+			errs = append(errs, errors.New(err.String()))
+		}
+	}
+	check(s.net.CreateNIC(nic, s.link))
+	for _, a := range s.link.services {
+		check(s.net.AddProtocolAddress(nic, tcpip.ProtocolAddress{Protocol: ipv4.ProtocolNumber,
+			AddressWithPrefix: tcpip.AddressWithPrefix{Address: a, PrefixLen: 24}}, stack.AddressProperties{}))
+	}
+	check(s.net.SetPromiscuousMode(nic, true)) // takes packets to any address
+	check(s.net.SetSpoofing(nic, true))        // and answers from it
+	s.net.SetRouteTable([]tcpip.Route{{Destination: header.IPv4EmptySubnet, NIC: nic}})
+	s.configureTCP(check)
+	check(s.net.SetOption(tcpip.SendBufferSizeOption{Min: 4 << 10, Default: 64 << 10, Max: 64 << 10}))
+	check(s.net.SetOption(tcpip.ReceiveBufferSizeOption{Min: 4 << 10, Default: 64 << 10, Max: 64 << 10}))
+
+	s.forward = tcp.NewForwarder(s.net, 0, 2*s.limits.opening, s.serveTCP)
+	s.net.SetTransportProtocolHandler(tcp.ProtocolNumber, s.handleTCP)
+	s.net.SetTransportProtocolHandler(udp.ProtocolNumber, s.handleUDP)
+	s.net.SetTransportProtocolHandler(icmp.ProtocolNumber4, s.handleICMP)
+	if err := s.listenDNS(); err != nil {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func (s *Stack) configureTCP(check func(tcpip.Error)) {
+	set := func(o tcpip.SettableTransportProtocolOption) {
+		check(s.net.SetTransportProtocolOption(tcp.ProtocolNumber, o))
+	}
+	n := s.limits.buffer
+	sack, moderate := tcpip.TCPSACKEnabled(true), tcpip.TCPModerateReceiveBufferOption(false)
+	set(&sack)
+	set(&moderate)
+	set(&tcpip.TCPSendBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: n, Max: n})
+	set(&tcpip.TCPReceiveBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: n, Max: n})
+	// A guest that never answers a SYN-ACK is given up on after 15 s, and an ended
+	// connection is remembered only as long as a packet of it can still be in the queue.
+	retries, wait, linger := tcpip.TCPSynRetriesOption(3), tcpip.TCPTimeWaitTimeoutOption(time.Second), tcpip.TCPLingerTimeoutOption(s.limits.linger)
+	set(&retries)
+	set(&wait)
+	set(&linger)
 }
 
 // Serve carries frames until either side ends, ctx ends or the Stack is closed, and
-// closes frames. It returns nil when the guest's side ended in between two frames, and
-// ctx's error after ctx. Input that is not framed as it should be ends it with an error
-// of kind Invalid. It may be called again after it returned, for a machine that goes on:
-// connections are kept; but not while another call runs.
+// closes frames, whose Close has to end a Read that waits. It returns nil when the guest's
+// side ended in between two frames or the Stack was closed, and an error of kind Canceled
+// after ctx. Input that is not framed as it should be ends it with an error of kind
+// Invalid. It may be called again after it returned, for a machine that goes on:
+// connections are kept. While another call runs it is an error of kind Invalid.
 func (s *Stack) Serve(ctx context.Context, frames io.ReadWriteCloser) error {
-	return &turnstone.Error{Op: "network.serve", Kind: turnstone.Unavailable}
+	done, err := s.begin()
+	if err != nil {
+		_ = frames.Close()
+		return err
+	}
+	defer done()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.ctx, cancel)()
+	closed := make(chan struct{})
+	context.AfterFunc(ctx, func() {
+		_ = frames.Close()
+		close(closed)
+	})
+
+	out := s.link.open()
+	written := make(chan error, 1)
+	go func() {
+		err := s.link.write(frames, out)
+		if err != nil {
+			cancel()
+		}
+		written <- err
+	}()
+	readErr := s.link.read(frames)
+	ended := ctx.Err() != nil
+	cancel()
+	s.link.shut()
+	writeErr := <-written
+	for p := range out {
+		p.DecRef()
+	}
+	<-closed
+	switch {
+	case s.ctx.Err() != nil:
+		return nil
+	case writeErr != nil && (ended || readErr == nil):
+		return &turnstone.Error{Op: "network.serve", Kind: turnstone.Dead, Subject: "frames of a sandbox", Err: writeErr}
+	case ended:
+		return &turnstone.Error{Op: "network.serve", Kind: turnstone.Canceled, Err: context.Cause(ctx)}
+	}
+	return readErr
 }
 
-// DialGuest opens a connection to a TCP port of the guest. The guest sees it come from
-// the gateway. The connection has CloseWrite.
-func (s *Stack) DialGuest(ctx context.Context, port uint16) (net.Conn, error) {
-	return nil, &turnstone.Error{Op: "network.dial", Kind: turnstone.Unavailable}
+func (s *Stack) begin() (done func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.closed:
+		return nil, &turnstone.Error{Op: "network.serve", Kind: turnstone.Invalid, Err: net.ErrClosed}
+	case s.serving != nil:
+		return nil, &turnstone.Error{Op: "network.serve", Kind: turnstone.Invalid, Err: errors.New("served already")}
+	}
+	ch := make(chan struct{})
+	s.serving = ch
+	return func() {
+		s.mu.Lock()
+		s.serving = nil
+		s.mu.Unlock()
+		close(ch)
+	}, nil
 }
-
-// Totals tells what went through the stack so far, also while it is served. Bytes of
-// connections that are still open count.
-func (s *Stack) Totals() Totals { return Totals{} }
 
 // Close ends every connection and frees all that the Stack holds. It may be called more
 // than once; when it returns, no goroutine of the Stack and no call of Serve is left.
-func (s *Stack) Close() error { return nil }
+func (s *Stack) Close() error {
+	s.mu.Lock()
+	first := !s.closed
+	s.closed = true
+	serving := s.serving
+	s.mu.Unlock()
+	s.cancel()
+	if serving != nil {
+		<-serving
+	}
+	if first {
+		s.net.Close()
+	}
+	s.wg.Wait()
+	if first {
+		s.net.Wait()
+	}
+	return nil
+}
+
+// DialGuest opens a connection to a TCP port of the guest. The guest sees it come from
+// Gateway. The connection has CloseWrite. An error is of kind Unavailable when nothing
+// listens there, and of kind Dead when the Stack is closed.
+func (s *Stack) DialGuest(ctx context.Context, port uint16) (net.Conn, error) {
+	fail := func(k turnstone.Kind, err error) error {
+		return &turnstone.Error{Op: "network.dial", Kind: k, Subject: "port " + (netip.AddrPortFrom(addressOf(s.link.guest), port)).String(), Err: err}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.ctx, cancel)()
+	for wait := 10 * time.Millisecond; s.link.mac.Load() == nil; wait = min(2*wait, time.Second) {
+		s.link.askARP()
+		select {
+		case <-ctx.Done():
+			return nil, fail(turnstone.Canceled, ctx.Err())
+		case <-time.After(wait):
+		}
+	}
+	conn, err := gonet.DialTCPWithBind(ctx, s.net, tcpip.FullAddress{NIC: nic, Addr: s.link.services[0]},
+		tcpip.FullAddress{NIC: nic, Addr: s.link.guest, Port: port}, ipv4.ProtocolNumber)
+	switch {
+	case s.ctx.Err() != nil:
+		if err == nil {
+			_ = conn.Close()
+		}
+		return nil, fail(turnstone.Dead, net.ErrClosed)
+	case err != nil && ctx.Err() != nil:
+		return nil, fail(turnstone.Canceled, ctx.Err())
+	case err != nil:
+		return nil, fail(turnstone.Unavailable, err)
+	}
+	return conn, nil
+}
+
+func ipAddress(a netip.Addr) tcpip.Address { return tcpip.AddrFrom4(a.As4()) }
+
+func addressOf(a tcpip.Address) netip.Addr {
+	n, _ := netip.AddrFromSlice(a.AsSlice())
+	return n.Unmap()
+}

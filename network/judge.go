@@ -1,0 +1,188 @@
+package network
+
+import (
+	"net/netip"
+	"strings"
+)
+
+// A Verdict is what a policy says about one connection.
+type Verdict struct {
+	Allowed bool
+	Rule    string // the rule that decided, as Rule.String has it; empty: the default
+	Reason  string // why it is refused, one line; empty when allowed
+}
+
+// Decide says whether a guest may connect to port of addr. name is the host that it wants
+// there and that addr was answered for, or empty. The address Gateway stands for the
+// host's loopback. Addresses of the host itself are not known here: a Stack refuses them
+// too, unless a rule has just the one address.
+func (p Policy) Decide(name string, addr netip.Addr, port uint16) Verdict {
+	return newJudge(p, func(netip.Addr) bool { return false }).decide(name, addr, port)
+}
+
+// A judge is a policy with what it needs to know to decide. It does not change.
+type judge struct {
+	Policy
+	kinds   []kind
+	global  netip.Prefix
+	isOwn   func(netip.Addr) bool
+	gateway netip.Addr
+	dns     netip.Addr
+	denies  bool // a name is in Deny
+}
+
+func newJudge(p Policy, isOwn func(netip.Addr) bool) *judge {
+	j := &judge{Policy: p, kinds: kinds(), global: netip.MustParsePrefix(globalUnicast), isOwn: isOwn,
+		gateway: netip.MustParseAddr(Gateway), dns: netip.MustParseAddr(DNS)}
+	for _, r := range p.Deny {
+		j.denies = j.denies || r.Name != ""
+	}
+	return j
+}
+
+// target is the address that a connection to addr really goes to.
+func (j *judge) target(addr netip.Addr) netip.Addr {
+	if addr == j.gateway {
+		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	}
+	return embedded(addr)
+}
+
+func (j *judge) decide(name string, addr netip.Addr, port uint16) Verdict {
+	if addr == j.dns {
+		return Verdict{Reason: "not a service of the name server"}
+	}
+	a := j.target(addr)
+	for _, r := range j.Deny {
+		if r.matchesPort(port) && (r.matchesAddr(a) || addr.Is6() && r.matchesAddr(addr) || r.matchesName(name)) {
+			return Verdict{Rule: r.String(), Reason: "in deny: " + r.String()}
+		}
+	}
+	k := j.kindOf(a)
+	if k.class == never {
+		return Verdict{Reason: k.word}
+	}
+	for _, r := range j.Allow {
+		if r.matchesPort(port) && (r.matchesAddr(a) && r.opens(k) || r.matchesName(name) && r.nameOpens(k)) {
+			return Verdict{Allowed: true, Rule: r.String()}
+		}
+	}
+	switch {
+	case k.class != public:
+		return Verdict{Reason: k.word}
+	case j.Only:
+		return Verdict{Reason: "not in allow"}
+	}
+	return Verdict{Allowed: true}
+}
+
+// lookup says whether a guest may ask for the addresses of name.
+func (j *judge) lookup(name string) Verdict {
+	for _, r := range j.Deny {
+		if r.Port == 0 && r.matchesName(name) {
+			return Verdict{Rule: r.String(), Reason: "in deny: " + r.String()}
+		}
+	}
+	if !j.Only {
+		return Verdict{Allowed: true}
+	}
+	for _, r := range j.Allow {
+		if r.matchesName(name) {
+			return Verdict{Allowed: true, Rule: r.String()}
+		}
+	}
+	return Verdict{Reason: "not in allow"}
+}
+
+// answer says whether addr may be told to the guest as an address of name: whether it
+// could connect to any port of it. A name on the Internet whose address is in a private
+// range is how a web page gets at a router (DNS rebinding).
+func (j *judge) answer(name string, addr netip.Addr) Verdict {
+	a := embedded(addr)
+	for _, r := range j.Deny {
+		if r.Port == 0 && (r.matchesAddr(a) || r.matchesAddr(addr)) {
+			return Verdict{Rule: r.String(), Reason: "in deny: " + r.String()}
+		}
+	}
+	k := j.kindOf(a)
+	if k.class == public {
+		return Verdict{Allowed: true}
+	}
+	for _, r := range j.Allow {
+		// What a rule opens of the loopback is at the gateway's address.
+		if k.class != never && !a.IsLoopback() && (r.matchesAddr(a) && r.opens(k) || r.matchesName(name) && r.nameOpens(k)) {
+			return Verdict{Allowed: true, Rule: r.String()}
+		}
+	}
+	return Verdict{Reason: k.word}
+}
+
+// loopback reports whether any rule opens a port of the host's loopback.
+func (j *judge) loopback() bool {
+	for _, r := range j.Allow {
+		if r.Name == "" && r.Prefix.Addr().IsLoopback() {
+			return true
+		}
+	}
+	return false
+}
+
+// pinned reports whether a rule with a name and just this port lets name be reached.
+func (j *judge) pinned(name string, port uint16) bool {
+	for _, r := range j.Allow {
+		if r.Port == port && r.matchesName(name) {
+			return true
+		}
+	}
+	return false
+}
+
+// kindOf tells what kind of address a is, after embedded.
+func (j *judge) kindOf(a netip.Addr) kind {
+	var k kind
+	switch {
+	case !a.IsValid():
+		return kind{class: never, word: "not an address"}
+	case a.Is6() && !j.global.Contains(a):
+		k = kind{prefix: netip.PrefixFrom(a, 128), class: closed, word: "reserved address"}
+	default:
+		k = kind{class: public}
+	}
+	for _, c := range j.kinds {
+		if c.prefix.Contains(a) {
+			k = c
+			break
+		}
+	}
+	if k.class != never && !a.IsLoopback() && j.isOwn(a) {
+		return kind{prefix: netip.PrefixFrom(a, a.BitLen()), class: own, word: "address of the host"}
+	}
+	return k
+}
+
+func (r Rule) matchesPort(port uint16) bool { return r.Port == 0 || r.Port == port }
+
+func (r Rule) matchesAddr(a netip.Addr) bool { return r.Name == "" && r.Prefix.Contains(a) }
+
+func (r Rule) matchesName(name string) bool {
+	if r.Name == "" || name == "" {
+		return false
+	}
+	if below, ok := strings.CutPrefix(r.Name, "*"); ok {
+		return len(name) > len(below) && strings.HasSuffix(name, below)
+	}
+	return name == r.Name
+}
+
+// opens reports whether a rule with a prefix reaches into k: a prefix opens a range that is not
+// public only when it lies inside it, so that 0.0.0.0/0 means the public Internet.
+func (r Rule) opens(k kind) bool {
+	return k.class == public || k.class != never && k.prefix.Bits() <= r.Prefix.Bits() && k.prefix.Contains(r.Prefix.Addr())
+}
+
+// nameOpens reports whether a rule with a name reaches into k. Who has a name in the DNS says
+// what its addresses are, so a name opens private ranges only when it is a whole one, and never
+// loopback, link-local, metadata or the host itself.
+func (r Rule) nameOpens(k kind) bool {
+	return k.class == public || k.class == private && !strings.HasPrefix(r.Name, "*")
+}

@@ -1,0 +1,105 @@
+package network
+
+import (
+	"container/list"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+)
+
+// namesPerAddress bounds the names that are remembered of one address; the one that
+// was not answered for the longest time goes first.
+const namesPerAddress = 32
+
+// names remembers which names the guest was answered an address for.
+type names struct {
+	max  int
+	life time.Duration
+
+	mu     sync.Mutex
+	byAddr map[netip.Addr]*list.Element // of named
+	order  *list.List                   // the one used last is in front
+}
+
+type named struct {
+	addr  netip.Addr
+	names []string // the one answered last first
+	until time.Time
+}
+
+func newNames(most int, life time.Duration) *names {
+	return &names{max: most, life: life, byAddr: map[netip.Addr]*list.Element{}, order: list.New()}
+}
+
+// add remembers that addr was answered for name.
+func (n *names) add(addr netip.Addr, name string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	e := n.get(addr)
+	if e == nil {
+		if len(n.byAddr) >= n.max {
+			n.remove(n.order.Back())
+		}
+		e = &named{addr: addr}
+		n.byAddr[addr] = n.order.PushFront(e)
+	}
+	e.until = time.Now().Add(n.life)
+	if i := slices.Index(e.names, name); i >= 0 {
+		e.names = slices.Delete(e.names, i, i+1)
+	}
+	e.names = slices.Insert(e.names, 0, name)
+	if len(e.names) > namesPerAddress {
+		e.names = slices.Delete(e.names, namesPerAddress, len(e.names))
+	}
+}
+
+// of returns the names that addr was answered for, the latest first, and remembers
+// them for longer, because the guest still uses them.
+func (n *names) of(addr netip.Addr) []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	e := n.get(addr)
+	if e == nil {
+		return nil
+	}
+	e.until = time.Now().Add(n.life)
+	return slices.Clone(e.names)
+}
+
+// latest returns the name that addr was last answered for, or "".
+func (n *names) latest(addr netip.Addr) string {
+	if names := n.of(addr); len(names) > 0 {
+		return names[0]
+	}
+	return ""
+}
+
+// has reports whether addr was answered for name.
+func (n *names) has(addr netip.Addr, name string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	e := n.get(addr)
+	return e != nil && slices.Contains(e.names, name)
+}
+
+// get is called with mu.
+func (n *names) get(addr netip.Addr) *named {
+	el := n.byAddr[addr]
+	if el == nil {
+		return nil
+	}
+	e := el.Value.(*named)
+	if time.Now().After(e.until) {
+		n.remove(el)
+		return nil
+	}
+	n.order.MoveToFront(el)
+	return e
+}
+
+// remove is called with mu.
+func (n *names) remove(el *list.Element) {
+	delete(n.byAddr, el.Value.(*named).addr)
+	n.order.Remove(el)
+}

@@ -1,0 +1,272 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+	"time"
+
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/waiter"
+)
+
+// handleTCP gets every TCP packet that belongs to no connection. False lets the
+// stack answer it with a reset.
+func (s *Stack) handleTCP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
+	flags := header.TCP(pkt.TransportHeader().Slice()).Flags()
+	if !flags.Contains(header.TCPFlagSyn) || flags.Contains(header.TCPFlagAck) {
+		return false
+	}
+	to := netip.AddrPortFrom(addressOf(id.LocalAddress), id.LocalPort)
+	s.mu.Lock()
+	_, again := s.pending[id]
+	s.mu.Unlock()
+	if again {
+		return true
+	}
+	if refusal, ok := s.judge.connect("tcp", to, s.names.of(to.Addr())); !ok {
+		s.refuse(refusal)
+		return false
+	}
+	handled, admitted := s.admit(to)
+	if !admitted {
+		return handled
+	}
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		s.opening.leave()
+		s.connections.leave()
+		return false
+	}
+	s.pending[id] = pkt.Clone()
+	s.wg.Add(1)
+	s.mu.Unlock()
+	if s.forward.HandlePacket(id, pkt) { // starts serveTCP
+		return true
+	}
+	s.opened(id)
+	s.connections.leave()
+	s.wg.Done()
+	return true // its checksum is wrong, or its flags are
+}
+
+// admit takes a place for a connection to addr, or refuses it for a limit. handled is
+// false when the guest is to be told at once.
+func (s *Stack) admit(to netip.AddrPort) (handled, admitted bool) {
+	refusal := Refusal{Protocol: "tcp", Host: s.names.latest(to.Addr()), Address: to}
+	if !s.connections.enter() {
+		refusal.Reason = "too many connections at once"
+		s.refuseLimit(&s.manyConnections, refusal)
+		return false, false
+	}
+	// The guest's kernel tries again after a second what is not answered here.
+	if !s.opening.enter() {
+		s.connections.leave()
+		refusal.Reason = "too many connections being opened at once: tried again later"
+		s.refuseLimit(&s.manyOpening, refusal)
+		return true, false
+	}
+	if !s.opens.Allow() {
+		s.opening.leave()
+		s.connections.leave()
+		refusal.Reason = "too many new connections a second: tried again later"
+		s.refuseLimit(&s.manyOpens, refusal)
+		return true, false
+	}
+	return true, true
+}
+
+// opened ends the time in which a connection is being opened.
+func (s *Stack) opened(id stack.TransportEndpointID) {
+	s.mu.Lock()
+	syn := s.pending[id]
+	delete(s.pending, id)
+	s.mu.Unlock()
+	if syn != nil {
+		syn.DecRef()
+		s.opening.leave()
+	}
+}
+
+// A tcpConn is one TCP connection of the guest.
+type tcpConn struct {
+	*guestConn
+	s     *Stack
+	req   *tcp.ForwarderRequest
+	id    stack.TransportEndpointID
+	to    netip.AddrPort // as the guest has it
+	names []string       // that to's address was answered for
+	name  string         // of the host that the guest wants, where it is known
+	check check
+	start time.Time
+}
+
+// serveTCP is one connection from its first packet to its end.
+func (s *Stack) serveTCP(req *tcp.ForwarderRequest) {
+	defer s.wg.Done()
+	defer s.connections.leave()
+	id := req.ID()
+	c := &tcpConn{s: s, req: req, id: id, to: netip.AddrPortFrom(addressOf(id.LocalAddress), id.LocalPort), start: time.Now()}
+	c.names = s.names.of(c.to.Addr())
+	if len(c.names) > 0 {
+		c.name = c.names[0]
+	}
+	c.check = s.judge.check(c.to, c.names)
+	ctx, cancel := context.WithCancel(s.ctx)
+	defer cancel()
+	if s.interceptor != nil {
+		c.serveIntercepted(ctx)
+	} else {
+		c.serve(ctx)
+	}
+}
+
+// serve answers the guest only when the host has been reached, so that what the guest
+// sees of a host that is down is what it would see without us.
+func (c *tcpConn) serve(ctx context.Context) {
+	host, err := c.dial(ctx)
+	if err != nil {
+		c.fail(err)
+		return
+	}
+	if !c.accept() {
+		_ = host.Close()
+		return
+	}
+	defer c.end()
+	defer context.AfterFunc(ctx, func() { _ = host.Close(); c.Reset() })()
+	if c.check.first && !c.greet(c.s.limits.hello) {
+		reset(host)
+		return
+	}
+	c.pump(host, !c.check.first)
+}
+
+// serveIntercepted answers the guest at once: whether the host is needed is not known yet.
+func (c *tcpConn) serveIntercepted(ctx context.Context) {
+	if !c.accept() {
+		return
+	}
+	defer c.end()
+	defer context.AfterFunc(ctx, c.Reset)()
+	// A guest that waits for the host to speak first is served under the name that it
+	// has resolved.
+	wait := interceptWait
+	if c.check.first {
+		wait = c.s.limits.hello
+	}
+	if !c.greet(wait) {
+		return
+	}
+	if c.s.interceptor.Intercept(ctx, c.guestConn, c.to, c.name) {
+		return
+	}
+	host, err := c.dial(ctx)
+	if err != nil {
+		c.Reset()
+		return
+	}
+	defer context.AfterFunc(ctx, func() { _ = host.Close() })()
+	c.pump(host, false)
+}
+
+// interceptWait is how long a guest has to say what it wants before it is taken for
+// one that waits for the host's first words.
+const interceptWait = time.Second
+
+func (c *tcpConn) dial(ctx context.Context) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.s.limits.dial)
+	defer cancel()
+	return c.s.dialer.DialContext(ctx, "tcp", netip.AddrPortFrom(c.s.judge.target(c.to.Addr()), c.to.Port()).String())
+}
+
+// fail answers a connection that the host could not open: a reset for what is refused,
+// an ICMP error for what cannot be reached, and silence for silence.
+func (c *tcpConn) fail(err error) {
+	var timeout net.Error
+	silent := errors.As(err, &timeout) && timeout.Timeout()
+	unreachable := errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH)
+	if unreachable {
+		c.s.mu.Lock()
+		syn := c.s.pending[c.id].Clone()
+		c.s.mu.Unlock()
+		c.s.reject(syn, stack.RejectIPv4WithICMPHostUnreachable)
+		syn.DecRef()
+	}
+	c.req.Complete(!silent && !unreachable)
+	c.s.opened(c.id)
+}
+
+// accept does the guest's handshake.
+func (c *tcpConn) accept() bool {
+	queue := &waiter.Queue{}
+	ep, err := c.req.CreateEndpoint(queue)
+	c.req.Complete(err != nil)
+	c.s.opened(c.id)
+	if err != nil {
+		return false
+	}
+	options := ep.SocketOptions()
+	options.SetKeepAlive(true) // ends a connection whose guest has forgotten it
+	idle, interval := tcpip.KeepaliveIdleOption(10*time.Minute), tcpip.KeepaliveIntervalOption(time.Minute)
+	_ = ep.SetSockOpt(&idle)
+	_ = ep.SetSockOpt(&interval)
+	if c.s.connections.used.Load() > c.s.connections.max/2 {
+		options.SetReceiveBufferSize(int64(c.s.limits.smallBuffer), true)
+		options.SetSendBufferSize(int64(c.s.limits.smallBuffer), true)
+	}
+	c.guestConn = &guestConn{TCPConn: gonet.NewTCPConn(queue, ep), ep: ep, queue: queue, totals: &c.s.counters}
+	c.s.counters.connections.Add(1)
+	return true
+}
+
+// greet reads the guest's first bytes, and refuses the connection when they are for a
+// host that it may not reach. What was read is read again by the next reader. The guest
+// has that time to send the first one, or, when it is 0, any time; and then for the others.
+func (c *tcpConn) greet(wait time.Duration) bool {
+	h := c.peek(wait, c.s.limits.hello)
+	if h.name != "" {
+		c.name = h.name
+	}
+	reason := c.check.greeting(h, c.s.names)
+	if reason == "" {
+		return true
+	}
+	c.s.refuse(Refusal{Protocol: "tcp", Host: c.name, Address: c.to, Reason: reason})
+	c.Reset()
+	return false
+}
+
+// pump copies both ways until both have ended. With look, the guest's first bytes are
+// looked at before they are sent on, while the host may already speak.
+func (c *tcpConn) pump(host net.Conn, look bool) {
+	var both sync.WaitGroup
+	both.Go(func() {
+		if look && !c.greet(0) {
+			reset(host)
+			return
+		}
+		transfer(host, c.guestConn, c.s.buffers)
+	})
+	transfer(c.guestConn, host, c.s.buffers)
+	both.Wait()
+	_ = host.Close()
+}
+
+// end closes the guest's side and waits for the guest to know, so that its buffers count
+// as long as they are there.
+func (c *tcpConn) end() {
+	c.guestConn.finish(c.s.ctx, c.s.limits.linger)
+	if c.s.observer != nil {
+		c.s.observer.Closed(Connection{Start: c.start, End: time.Now(), Protocol: "tcp", Host: c.name, Address: c.to,
+			Sent: c.sent.Load(), Received: c.received.Load()})
+	}
+}
