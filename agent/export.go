@@ -3,13 +3,17 @@ package agent
 import (
 	"archive/tar"
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
+	"iter"
+	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -70,6 +74,10 @@ func (d *disks) export(ctx context.Context, w io.Writer) (entries int64, err err
 func exportDir(ctx context.Context, dir int, w io.Writer) (entries int64, err error) {
 	buffered := bufio.NewWriterSize(w, wire.MaxChunk)
 	e := &exporter{ctx: ctx, out: tar.NewWriter(buffered), names: make(map[diskFile]string)}
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(dir, &fs); err == nil {
+		e.room = int64(fs.Blocks) * fs.Bsize
+	}
 	scan := newScanner(ctx, dir)
 	defer scan.close()
 	for {
@@ -99,8 +107,14 @@ type exporter struct {
 	out     *tar.Writer
 	names   map[diskFile]string // the first names of files that have several
 	entries int64
-	buf     []byte
+
+	room     int64 // bytes of the file system
+	apparent int64 // sizes of the large files
 }
+
+// maxHoles is how many bytes may be holes in all files together, as the host has it
+// for disks that it reads itself: they take no room, and all the time to read.
+const maxHoles = 64 << 30
 
 // entry writes one file, and closes it.
 func (e *exporter) entry(f *scanned) error {
@@ -156,8 +170,9 @@ const (
 	recordXattr  = "SCHILY.xattr."
 	recordHex    = "TURNSTONE.xattr." // with the name in hex: for one that a record cannot have
 	recordLinks  = "TURNSTONE.links"  // how many names the file has: hard links to it may follow
-	recordSparse = "TURNSTONE.sparse" // offset and length of each part, separated by commas
-	recordSize   = "TURNSTONE.size"   // of a file with holes
+	recordSize   = "TURNSTONE.size"   // of a file that comes in parts, or has holes
+	recordSparse = "TURNSTONE.sparse" // offset and length of each of its parts here, separated by commas
+	recordMore   = "TURNSTONE.more"   // the same in an entry that goes on with the file of the one before
 )
 
 func addXattrs(h *tar.Header, f *scanned) error {
@@ -176,6 +191,14 @@ func addXattrs(h *tar.Header, f *scanned) error {
 	return nil
 }
 
+// A part is a part of a file that is no hole.
+type part struct{ offset, length int64 }
+
+const (
+	window     = 4 << 20 // bytes of a large file that are looked through for holes together
+	exportPage = 4 << 10 // bytes; a hole is whole pages of zeros
+)
+
 // file writes a regular file. One that changes meanwhile, as nothing can when all
 // is well, is cut off or filled with zeros.
 func (e *exporter) file(h *tar.Header, f *scanned) error {
@@ -188,62 +211,137 @@ func (e *exporter) file(h *tar.Header, f *scanned) error {
 		_, err := e.out.Write(f.data)
 		return err
 	}
-	parts, err := f.parts()
-	if err != nil {
-		return err
+	if e.apparent += f.st.Size; e.apparent > e.room+maxHoles {
+		return &turnstone.Error{Op: wire.MethodStateExport, Kind: turnstone.Exhausted, Subject: "/" + f.path,
+			Err: errors.New("sparse files with holes of more than 64 GiB in all"), Hint: "remove the largest sparse files, or make them smaller with truncate"}
 	}
-	if parts != nil {
-		h.Size = 0
-		var list strings.Builder
-		for i, p := range parts {
-			if i > 0 {
-				list.WriteByte(',')
-			}
-			list.WriteString(strconv.FormatInt(p.offset, 10) + "," + strconv.FormatInt(p.length, 10))
-			h.Size += p.length
+	ctx, cancel := context.WithCancel(e.ctx)
+	defer cancel()
+	first := true
+	for w := range readWindows(ctx, f.fd, f.st.Size) {
+		if w.err != nil {
+			return w.err
 		}
-		h.PAXRecords[recordSparse] = list.String()
-		h.PAXRecords[recordSize] = strconv.FormatInt(f.st.Size, 10)
-	} else {
-		parts = []part{{0, f.st.Size}}
-	}
-	if err := e.out.WriteHeader(h); err != nil {
-		return err
-	}
-	for _, p := range parts {
-		if err := e.copy(f.fd, p); err != nil {
+		parts := dataParts(w.data, w.offset)
+		whole := f.st.Size == int64(len(w.data)) && len(parts) == 1 && parts[0].length == f.st.Size
+		if !first && len(parts) == 0 {
+			continue
+		}
+		if !whole {
+			addParts(h, parts, f.st.Size, first)
+		}
+		if err := e.out.WriteHeader(h); err != nil {
 			return err
 		}
+		for _, p := range parts {
+			if _, err := e.out.Write(w.data[p.offset-w.offset:][:p.length]); err != nil {
+				return err
+			}
+		}
+		if first {
+			first = false
+			h = &tar.Header{Typeflag: tar.TypeReg, Name: h.Name, Format: tar.FormatPAX}
+		}
 	}
-	return nil
+	return context.Cause(ctx)
 }
 
-// copySize is how much of a file is read at a time.
-const copySize = 256 << 10
-
-func (e *exporter) copy(fd int, p part) error {
-	if e.buf == nil {
-		e.buf = make([]byte, copySize)
-	}
-	for done := int64(0); done < p.length; {
-		if err := e.ctx.Err(); err != nil {
-			return context.Cause(e.ctx)
+// addParts says which parts of a file an entry has. One that goes on with a file
+// has nothing else.
+func addParts(h *tar.Header, parts []part, size int64, first bool) {
+	var list strings.Builder
+	h.Size = 0
+	for i, p := range parts {
+		if i > 0 {
+			list.WriteByte(',')
 		}
-		b := e.buf[:min(copySize, p.length-done)]
-		n, err := unix.Pread(fd, b, p.offset+done)
+		list.WriteString(strconv.FormatInt(p.offset, 10) + "," + strconv.FormatInt(p.length, 10))
+		h.Size += p.length
+	}
+	if first {
+		h.PAXRecords[recordSize] = strconv.FormatInt(size, 10)
+		h.PAXRecords[recordSparse] = list.String()
+		return
+	}
+	h.PAXRecords = map[string]string{recordMore: list.String()}
+}
+
+// dataParts returns where data, which stands at offset, is not whole pages of zeros.
+func dataParts(data []byte, offset int64) (parts []part) {
+	for at := 0; at < len(data); at += exportPage {
+		page := data[at:min(at+exportPage, len(data))]
+		if page[0] == 0 && bytes.Equal(page[1:], page[:len(page)-1]) {
+			continue
+		}
+		start := offset + int64(at)
+		if n := len(parts); n > 0 && parts[n-1].offset+parts[n-1].length == start {
+			parts[n-1].length += int64(len(page))
+		} else {
+			parts = append(parts, part{start, int64(len(page))})
+		}
+	}
+	return parts
+}
+
+// A fileWindow is a part of a file that was read.
+type fileWindow struct {
+	data   []byte // until the next window is asked for
+	offset int64
+	err    error
+}
+
+// readWindows reads a file, a window ahead of who takes them. It ends when ctx does.
+func readWindows(ctx context.Context, fd int, size int64) iter.Seq[fileWindow] {
+	return func(yield func(fileWindow) bool) {
+		ctx, cancel := context.WithCancel(ctx)
+		windows, free := make(chan fileWindow), make(chan []byte, 2)
+		var reader sync.WaitGroup
+		defer reader.Wait() // it uses fd
+		defer cancel()
+		length := min(window, size)
+		free <- make([]byte, length)
+		free <- make([]byte, length)
+		reader.Go(func() {
+			defer close(windows)
+			for at := int64(0); at < size; at += length {
+				var w fileWindow
+				select {
+				case buf := <-free:
+					w = fileWindow{data: buf[:min(length, size-at)], offset: at}
+				case <-ctx.Done():
+					return
+				}
+				w.err = readAt(fd, w.data, at)
+				select {
+				case windows <- w:
+				case <-ctx.Done():
+					return
+				}
+			}
+		})
+		for w := range windows {
+			if !yield(w) {
+				return
+			}
+			free <- w.data[:cap(w.data)]
+		}
+	}
+}
+
+// readAt fills b with what a file has at off; what is beyond its end is zeros.
+func readAt(fd int, b []byte, off int64) error {
+	for len(b) > 0 {
+		n, err := unix.Pread(fd, b, off)
 		switch {
 		case err == unix.EINTR:
 			continue
 		case err != nil:
-			return err
+			return os.NewSyscallError("read", err)
 		case n == 0:
 			clear(b)
-			n = len(b)
+			return nil
 		}
-		if _, err := e.out.Write(b[:n]); err != nil {
-			return err
-		}
-		done += int64(n)
+		b, off = b[n:], off+int64(n)
 	}
 	return nil
 }

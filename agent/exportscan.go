@@ -10,10 +10,8 @@ import (
 )
 
 const (
-	readAhead    = 64        // files that a scanner has read before they are asked for
-	smallFile    = 128 << 10 // bytes; a file up to that size is read by the scanner
-	maxFileParts = 4096      // parts of a sparse file that are told apart
-	smallHoles   = 64 << 10  // bytes; smaller files are sent with their holes
+	readAhead = 64        // files that a scanner has read before they are asked for
+	smallFile = 128 << 10 // bytes; a file up to that size is read by the scanner, and sent with its holes
 )
 
 // A scanner reads a directory and all below it, each before what is in it, while
@@ -264,45 +262,4 @@ func (b *scanBuffers) xattrs(fd int, path string) ([]xattr, error) {
 		out = append(out, xattr{name, bytes.Clone(b.value[:n])})
 	}
 	return out, nil
-}
-
-// A part is a part of a file that is no hole.
-type part struct{ offset, length int64 }
-
-// parts returns where a file has data; nil when it has no holes worth telling.
-// (SEEK_DATA and SEEK_HOLE of lseek(2).)
-func (f *scanned) parts() ([]part, error) {
-	if f.st.Size < smallHoles || f.st.Blocks*512 >= f.st.Size {
-		return nil, nil
-	}
-	parts := []part{} // not nil: all of it may be a hole
-	for least := int64(4 << 10); ; least *= 4 {
-		parts = parts[:0]
-		for at := int64(0); at < f.st.Size && len(parts) <= maxFileParts; {
-			start, err := unix.Seek(f.fd, at, unix.SEEK_DATA)
-			if err == unix.ENXIO || err == nil && start >= f.st.Size {
-				break
-			}
-			if err == unix.EINVAL { // this file system does not know
-				return nil, nil
-			}
-			if err != nil {
-				return nil, err
-			}
-			end, err := unix.Seek(f.fd, start, unix.SEEK_HOLE)
-			if err != nil {
-				return nil, err
-			}
-			end = min(end, f.st.Size)
-			if n := len(parts); n > 0 && start-(parts[n-1].offset+parts[n-1].length) < least {
-				parts[n-1].length = end - parts[n-1].offset
-			} else {
-				parts = append(parts, part{start, end - start})
-			}
-			at = max(end, start+1)
-		}
-		if len(parts) <= maxFileParts {
-			return parts, nil
-		}
-	}
 }

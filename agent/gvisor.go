@@ -20,9 +20,9 @@ const GVisorScratch = "scratch"
 //
 //   - runsc runs with --in-sandbox-cgroup=v2, without a mount of cgroups, and with
 //     all capabilities in the container's process;
-//   - / is a read-only image with this program as /init and the empty folders that
-//     GVisorFolders names; /proc, /sys and /dev are there (runsc adds those that a
-//     configuration does not have);
+//   - / is a read-only image with this program as /init and the empty folders /proc,
+//     /sys, /dev, /run, /tmp, /lower, /scratch, /merged, /stack, /skel and /layer/0 to
+//     /layer/5; the kernel's own file systems are mounted there, or will be;
 //   - /lower is the template's root image, /layer/0 and so on the images of the
 //     layers' slots, each with the folders fs and context, or an empty image;
 //   - /scratch is a tmpfs as large as the disk. What is in it should not count as
@@ -41,15 +41,6 @@ func BootGVisor() {
 		code = 1
 	}
 	os.Exit(code)
-}
-
-// GVisorFolders are the folders of a gVisor container's own root, with its mount points.
-func GVisorFolders() []string {
-	dirs := []string{"/proc", "/sys", "/dev", "/run", "/tmp", lowerDir, upperDir, mergedDir, stackDir, skelDir, layerDir}
-	for i := range gvisorSlots {
-		dirs = append(dirs, filepath.Join(layerDir, strconv.Itoa(i)))
-	}
-	return dirs
 }
 
 // gvisorSlots is how many slots for layers there are.
@@ -72,7 +63,7 @@ func bootGVisor(say func(string)) error {
 	if err := mountKernel(gvisorMounts, isMountPoint); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(skelDir+contextDir, 0o755); err != nil {
+	if err := errors.Join(os.Chmod("/run", 0o755), os.MkdirAll(skelDir+contextDir, 0o755)); err != nil {
 		return err
 	}
 	if err := loopbackUp(); err != nil {

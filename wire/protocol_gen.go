@@ -524,10 +524,9 @@ type SandboxNetworkResult struct {
 // SandboxNetwork calls Sandbox.network. Gives the sandbox a network card whose other end
 // is the two streams: for a machine that has no card of its own. The agent makes a TAP
 // device, configures it, answers, and then carries Ethernet frames until either stream or
-// the connection ends; the device stays, without a carrier. Each frame comes after its
-// length in four bytes, big-endian, as QEMU's -netdev stream has it. Frames that the host
-// does not take in time are lost, as on any wire. A second call takes the device over, as
-// after Sandbox.renew.
+// the connection ends; the device stays. Each frame comes after its length in four bytes,
+// big-endian, as QEMU's -netdev stream has it. Frames that the host does not take in time
+// are lost, as on any wire. A second call takes the device over, as after Sandbox.renew.
 func (c *Conn) SandboxNetwork(ctx context.Context, p *SandboxNetworkParams) (*SandboxNetworkResult, error) {
 	var r SandboxNetworkResult
 	if err := c.Call(ctx, MethodSandboxNetwork, p, &r); err != nil {
@@ -600,10 +599,10 @@ type SandboxServer interface {
 	Renew(ctx context.Context, c *Conn, p *SandboxRenewParams) (*SandboxRenewResult, error)
 	// Gives the sandbox a network card whose other end is the two streams: for a machine that
 	// has no card of its own. The agent makes a TAP device, configures it, answers, and then
-	// carries Ethernet frames until either stream or the connection ends; the device stays,
-	// without a carrier. Each frame comes after its length in four bytes, big-endian, as
-	// QEMU's -netdev stream has it. Frames that the host does not take in time are lost, as
-	// on any wire. A second call takes the device over, as after Sandbox.renew.
+	// carries Ethernet frames until either stream or the connection ends; the device stays.
+	// Each frame comes after its length in four bytes, big-endian, as QEMU's -netdev stream
+	// has it. Frames that the host does not take in time are lost, as on any wire. A second
+	// call takes the device over, as after Sandbox.renew.
 	Network(ctx context.Context, c *Conn, p *SandboxNetworkParams) (*SandboxNetworkResult, error)
 	// What answers.
 	GetVersion(ctx context.Context, c *Conn) (*SandboxGetVersionResult, error)
@@ -1987,9 +1986,11 @@ type StateExportResult struct {
 // cannot read. It has what an overlay keeps there: whiteouts as character devices 0/0,
 // opaque directories by their attribute trusted.overlay.opaque, all extended attributes
 // as SCHILY.xattr records, hard links, devices; no sockets. The first entry is the
-// directory itself, "./". Of a file with holes only the data is sent: the record
-// TURNSTONE.sparse lists offset and length of each part, TURNSTONE.size is the file's
-// size. A stream without a tar's end, two blocks of zeros, was cut off.
+// directory itself, "./". Of a large file, and of one with holes, only the data is sent:
+// TURNSTONE.size is the file's size, TURNSTONE.sparse lists offset and length of each
+// part that the entry has, and entries of the same name that follow at once bring more
+// parts (TURNSTONE.more). TURNSTONE.links is on the first name of a file that has
+// several. A stream without a tar's end, two blocks of zeros, was cut off.
 func (c *Conn) StateExport(ctx context.Context, p *StateExportParams) (*StateExportResult, error) {
 	var r StateExportResult
 	if err := c.Call(ctx, MethodStateExport, p, &r); err != nil {
@@ -2019,10 +2020,12 @@ type StateServer interface {
 	// headers (PAX), for a machine whose disk the host cannot read. It has what an overlay
 	// keeps there: whiteouts as character devices 0/0, opaque directories by their attribute
 	// trusted.overlay.opaque, all extended attributes as SCHILY.xattr records, hard links,
-	// devices; no sockets. The first entry is the directory itself, "./". Of a file with
-	// holes only the data is sent: the record TURNSTONE.sparse lists offset and length of
-	// each part, TURNSTONE.size is the file's size. A stream without a tar's end, two blocks
-	// of zeros, was cut off.
+	// devices; no sockets. The first entry is the directory itself, "./". Of a large file,
+	// and of one with holes, only the data is sent: TURNSTONE.size is the file's size,
+	// TURNSTONE.sparse lists offset and length of each part that the entry has, and entries
+	// of the same name that follow at once bring more parts (TURNSTONE.more). TURNSTONE.links
+	// is on the first name of a file that has several. A stream without a tar's end, two
+	// blocks of zeros, was cut off.
 	Export(ctx context.Context, c *Conn, p *StateExportParams) (*StateExportResult, error)
 	// Ends State.freeze: the disks take writes again. The processes stay dead.
 	Thaw(ctx context.Context, c *Conn) error
