@@ -1,0 +1,340 @@
+package template
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/template/oci"
+)
+
+// refresh is how long a tag stands for what the registry said when it was looked up.
+const refresh = 24 * time.Hour
+
+// What the store keeps of images of registries, below oci/:
+//
+//	images/<hex>.json   an image: its layers and its config; <hex> is of its repository and manifest
+//	refs/<hex>.json     what a reference stands for, and since when; <hex> is of the reference
+//	blobs, partial      layers that were downloaded
+//	bash-<hex>          a bash that runs without libraries
+//
+// An ociImage is a file of images/.
+type ociImage struct {
+	Reference string    `json:"reference"` // the first that it was pulled by, with its digest
+	Image     oci.Image `json:"image"`
+}
+
+// An ociRef is a file of refs/.
+type ociRef struct {
+	Reference string           `json:"reference"`
+	Digest    turnstone.Digest `json:"digest"`   // that the registry has it for
+	Manifest  turnstone.Digest `json:"manifest"` // of linux/amd64
+	Checked   time.Time        `json:"checked"`
+}
+
+// Resolve returns the spec that name stands for, as Spec does. When no template is
+// called so and name is a reference to an image of a registry, as python:3.12, the
+// registry is asked for it, unless it was within the last day or the reference has a
+// digest. The result is named by its digest, whatever the tag means tomorrow. Where the
+// registry does not answer, what it said last is taken, and progress is told so.
+func (s *Store) Resolve(ctx context.Context, name string, progress func(string)) (*Spec, error) {
+	return s.resolveImage(ctx, name, refresh, progress)
+}
+
+// Pull is Resolve for images of registries only, and always asks. It builds nothing.
+func (s *Store) Pull(ctx context.Context, name string, progress func(string)) (*Spec, error) {
+	if _, err := oci.ParseReference(name); err != nil {
+		return nil, err
+	}
+	return s.resolveImage(ctx, name, 0, progress)
+}
+
+func (s *Store) resolveImage(ctx context.Context, name string, age time.Duration, progress func(string)) (*Spec, error) {
+	ref, ok := s.imageReference(name)
+	if !ok {
+		return s.Spec(name)
+	}
+	return s.pull(ctx, ref, age, progress)
+}
+
+// imageReference reads name as a reference, if it looks like one.
+func (s *Store) imageReference(name string) (oci.Reference, bool) {
+	if !oci.LooksLikeReference(name) {
+		return oci.Reference{}, false
+	}
+	ref, err := oci.ParseReference(name)
+	return ref, err == nil
+}
+
+// SameImage reports whether a template that is called stands may be asked for as asked:
+// it is the same name, or a reference whose tag stood for that digest once.
+func SameImage(asked, stands string) bool {
+	if asked == stands {
+		return true
+	}
+	if !oci.LooksLikeReference(asked) || !oci.LooksLikeReference(stands) {
+		return false
+	}
+	a, err := oci.ParseReference(asked)
+	if err != nil {
+		return false
+	}
+	b, err := oci.ParseReference(stands)
+	return err == nil && (a == b || a.Digest() == "" && a.WithDigest(b.Digest()) == b)
+}
+
+// pull returns the spec of an image, which the registry is asked for when it is not
+// known, or known for longer than age.
+func (s *Store) pull(ctx context.Context, ref oci.Reference, age time.Duration, progress func(string)) (*Spec, error) {
+	if progress == nil {
+		progress = func(string) {}
+	}
+	kept, spec, err := s.pulled(ref)
+	if err == nil && (ref.Digest() != "" || time.Since(kept.Checked) < age) {
+		return spec, nil
+	}
+	img, pullErr := s.ociClient(progress).Resolve(ctx, ref)
+	if pullErr != nil {
+		if err != nil || ctx.Err() != nil || age == 0 {
+			return nil, pullErr
+		}
+		progress(fmt.Sprintf("%v: %s is taken as it was on %s", pullErr, ref, kept.Checked.Local().Format("2006-01-02 15:04")))
+		return spec, nil
+	}
+	if err := s.keepImage(ref, img); err != nil {
+		return nil, &turnstone.Error{Op: "template.pull", Kind: turnstone.Unavailable, Subject: "image " + ref.String(), Err: err,
+			Hint: "see to it that " + s.dir + " can be written"}
+	}
+	return s.imageSpec(ref, img)
+}
+
+func (s *Store) ociClient(progress func(string)) *oci.Client {
+	return oci.New(oci.Options{Dir: s.ociPath(), Progress: progress})
+}
+
+func (s *Store) ociPath(elem ...string) string {
+	return filepath.Join(append([]string{s.dir, "oci"}, elem...)...)
+}
+
+func (s *Store) refPath(reference string) string {
+	return s.ociPath("refs", turnstone.DigestBytes([]byte(reference)).Hex()+".json")
+}
+
+func (s *Store) imagePath(repository string, manifest turnstone.Digest) string {
+	return s.ociPath("images", turnstone.DigestBytes([]byte(repository+"@"+string(manifest))).Hex()+".json")
+}
+
+// keepImage notes what a reference stands for, under its name as it is and with the digest.
+func (s *Store) keepImage(ref oci.Reference, img *oci.Image) error {
+	for _, sub := range []string{"images", "refs"} {
+		if err := os.MkdirAll(s.ociPath(sub), 0o700); err != nil {
+			return err
+		}
+	}
+	pinned := ref.WithDigest(img.Digest)
+	if err := writeJSON(s.imagePath(ref.Repository(), img.Manifest), ociImage{pinned.String(), *img}); err != nil {
+		return err
+	}
+	for _, name := range slices.Compact([]string{pinned.String(), ref.String()}) {
+		rec := ociRef{name, img.Digest, img.Manifest, time.Now().UTC().Truncate(time.Second)}
+		if err := writeJSON(s.refPath(name), rec); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readKept reads a small file of oci/. One that is damaged is as good as none: the
+// registry has it again.
+func readKept(path string, v any) error {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(b, v); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
+}
+
+// pulled returns what is known of a reference without asking anybody.
+func (s *Store) pulled(ref oci.Reference) (*ociRef, *Spec, error) {
+	var rec ociRef
+	if err := readKept(s.refPath(ref.String()), &rec); err != nil {
+		return nil, nil, err
+	}
+	if rec.Reference != ref.String() || !validDigest(rec.Digest) || !validDigest(rec.Manifest) {
+		return nil, nil, fmt.Errorf("%s: is of another reference", s.refPath(ref.String()))
+	}
+	img, err := s.keptImage(ref, rec.Manifest)
+	if err != nil {
+		return nil, nil, err
+	}
+	img.Digest = rec.Digest
+	spec, err := s.imageSpec(ref, img)
+	return &rec, spec, err
+}
+
+func (s *Store) keptImage(ref oci.Reference, manifest turnstone.Digest) (*oci.Image, error) {
+	var rec ociImage
+	if err := readKept(s.imagePath(ref.Repository(), manifest), &rec); err != nil {
+		return nil, err
+	}
+	if rec.Image.Manifest != manifest {
+		return nil, fmt.Errorf("%s: is of another image", s.imagePath(ref.Repository(), manifest))
+	}
+	rec.Image.Reference = ref
+	return &rec.Image, nil
+}
+
+// Bounds of an image's environment: what programs can be started with, and some more.
+const (
+	maxImageVars = 1000
+	maxImageEnv  = 256 << 10 // bytes
+)
+
+// imageSpec is the spec of an image: it is named by what the registry has, and its base
+// is what of that is for this platform.
+func (s *Store) imageSpec(ref oci.Reference, img *oci.Image) (*Spec, error) {
+	spec := &Spec{Name: ref.WithDigest(img.Digest).String(), Description: "image of the registry " + ref.Registry(),
+		Base: ociBase + ref.Repository() + "@" + string(img.Manifest), Packages: []string{}, Env: map[string]string{},
+		Workdir: or(img.Workdir, DefaultWorkdir), User: img.User, image: true}
+	total := 0
+	for _, kv := range img.Env {
+		name, value, ok := strings.Cut(kv, "=")
+		if !ok || !envRule.MatchString(name) || strings.IndexByte(value, 0) >= 0 {
+			continue // no shell could have it
+		}
+		spec.Env[name] = value
+		total += len(kv)
+	}
+	if len(spec.Env) > maxImageVars || total > maxImageEnv {
+		return nil, &turnstone.Error{Op: "template.pull", Kind: turnstone.Invalid, Subject: "image " + ref.String(),
+			Err: fmt.Errorf("its environment has more than %d variables, or %d bytes", maxImageVars, maxImageEnv)}
+	}
+	return spec, nil
+}
+
+// buildOCI is the builder of specs that imageSpec made.
+func (s *Store) buildOCI(ctx context.Context, spec *Spec, out *os.File, tempDir string, log io.Writer, progress func(string)) (*built, error) {
+	base, err := oci.ParseReference(strings.TrimPrefix(spec.Base, ociBase))
+	if err != nil {
+		return nil, err
+	}
+	client := s.ociClient(func(what string) {
+		fmt.Fprintln(log, what)
+		progress(what)
+	})
+	img, err := s.keptImage(base, base.Digest())
+	if err != nil {
+		// What was noted is lost or damaged: the digest is all that is needed.
+		if img, err = client.Resolve(ctx, base); err != nil {
+			return nil, err
+		}
+	}
+	for i, l := range img.Layers {
+		fmt.Fprintf(log, "layer %d of %d: %s, %d bytes\n", i+1, len(img.Layers), l.Digest, l.Size)
+	}
+	res, err := client.Unpack(ctx, oci.Request{Image: img, Out: out, TempDir: tempDir, Workdir: spec.Workdir, Log: log,
+		Bash: func(ctx context.Context) ([]byte, error) { return s.staticBash(ctx, log, progress) }})
+	if err != nil {
+		return nil, err
+	}
+	fmt.Fprintf(log, "%d files with %d bytes\n", res.Files, res.Bytes)
+	return &built{packages: installed(string(res.Status))}, nil
+}
+
+// pulledNames returns the names of images that are known: a tag's, or where no tag is
+// it any more, the one with the digest.
+func (s *Store) pulledNames() ([]string, error) {
+	entries, err := os.ReadDir(s.ociPath("refs"))
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+		return nil, err
+	}
+	pinned, tagged := map[string]bool{}, []string{}
+	hidden := map[string]bool{}
+	for _, e := range entries {
+		var rec ociRef
+		if readKept(s.ociPath("refs", e.Name()), &rec) != nil {
+			continue
+		}
+		ref, err := oci.ParseReference(rec.Reference)
+		switch {
+		case err != nil || s.refPath(rec.Reference) != s.ociPath("refs", e.Name()):
+		case ref.Digest() != "":
+			pinned[rec.Reference] = true
+		default:
+			tagged = append(tagged, rec.Reference)
+			hidden[ref.WithDigest(rec.Digest).String()] = true
+		}
+	}
+	for name := range pinned {
+		if !hidden[name] {
+			tagged = append(tagged, name)
+		}
+	}
+	slices.Sort(tagged)
+	return tagged, nil
+}
+
+// forgetPulled removes what is known of an image by one of its names. What the other
+// names stand for stays.
+func (s *Store) forgetPulled(name string) error {
+	ref, err := oci.ParseReference(name)
+	if err != nil {
+		return err
+	}
+	rec, _, err := s.pulled(ref)
+	if err != nil {
+		rec = &ociRef{Digest: ref.Digest()}
+	}
+	for _, gone := range slices.Compact([]string{ref.String(), ref.WithDigest(rec.Digest).String()}) {
+		if err := os.Remove(s.refPath(gone)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// bashPackage is Debian's bash without libraries, and where it has it.
+const (
+	bashPackage = "bash-static"
+	bashFile    = "bin/bash-static"
+	maxBash     = 16 << 20 // bytes
+)
+
+// keptBash returns the bash that is kept, if there is one and it is whole.
+func (s *Store) keptBash() []byte {
+	found, err := filepath.Glob(s.ociPath("bash-*"))
+	if err != nil {
+		return nil
+	}
+	for _, path := range found {
+		if fi, err := os.Lstat(path); err != nil || !fi.Mode().IsRegular() || fi.Size() > maxBash {
+			continue
+		}
+		b, err := os.ReadFile(path)
+		if err == nil && bytes.HasPrefix(b, []byte("\x7fELF")) && "bash-"+turnstone.DigestBytes(b).Hex() == filepath.Base(path) {
+			return b
+		}
+	}
+	return nil
+}
+
+func (s *Store) keepBash(b []byte) error {
+	return stamp.WriteFile(s.ociPath("bash-"+turnstone.DigestBytes(b).Hex()), b, 0o600)
+}

@@ -1,0 +1,77 @@
+package template
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/template/oci"
+)
+
+// pulledSpec returns the spec of an image that was pulled before.
+func (s *Store) pulledSpec(ref oci.Reference) (*Spec, error) {
+	_, spec, err := s.pulled(ref)
+	if err == nil || turnstone.KindOf(err) == turnstone.Invalid {
+		return spec, err
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		err = errors.New("is no template, and no image that was pulled")
+	}
+	hint := "turn template pull " + ref.String()
+	if near := ref.Near(); near != "" {
+		hint += "; the built-in template " + near + " comes near to it"
+	}
+	return nil, &turnstone.Error{Op: "template.find", Kind: turnstone.NotFound, Subject: "image " + ref.String(), Err: err, Hint: hint}
+}
+
+// baseReference is the image that a spec begins with.
+func baseReference(spec *Spec) (oci.Reference, error) {
+	ref, err := oci.ParseReference(strings.TrimPrefix(spec.Base, ociBase))
+	if err != nil {
+		return ref, &turnstone.Error{Op: "template.base", Kind: turnstone.Invalid, Subject: "template " + spec.Name, Err: err,
+			Hint: "write the base as oci:python:3.12, or with its digest"}
+	}
+	return ref, nil
+}
+
+// pullBase asks the registry for the image that spec begins with, if it begins with one.
+func (s *Store) pullBase(ctx context.Context, spec *Spec, progress func(string)) error {
+	if !strings.HasPrefix(spec.Base, ociBase) {
+		return nil
+	}
+	ref, err := baseReference(spec)
+	if err == nil {
+		_, err = s.pull(ctx, ref, refresh, progress)
+	}
+	return err
+}
+
+// resolveOCI fills in what spec takes from the image that it begins with, as it was
+// when the spec was built. One that adds no files becomes the image's spec, with an
+// environment and a place of its own; another one is layered on it.
+func (s *Store) resolveOCI(spec *Spec) error {
+	if spec.image {
+		return nil
+	}
+	ref, err := baseReference(spec)
+	if err != nil {
+		return err
+	}
+	base, err := s.pulledSpec(ref)
+	if err != nil {
+		return fmt.Errorf("base of template %s: %w", spec.Name, err)
+	}
+	spec.Workdir, spec.User = or(spec.Workdir, base.Workdir), or(spec.User, base.User)
+	if spec.layered() {
+		spec.base, spec.BaseDigest = base, base.Digest()
+		return nil
+	}
+	env := maps.Clone(base.Env)
+	maps.Copy(env, spec.Env)
+	spec.Base, spec.Env, spec.image = base.Base, env, true
+	return nil
+}
