@@ -29,7 +29,7 @@ type builder func(ctx context.Context, spec *Spec, out *os.File, tempDir string,
 // for the size and times of one file. When it fails, or ctx ends, nothing
 // half-built stays.
 func (s *Store) Ensure(ctx context.Context, name string, progress func(string)) (*Template, error) {
-	spec, err := s.Spec(name)
+	spec, err := s.Resolve(ctx, name, progress)
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func (s *Store) Build(ctx context.Context, nameOrPath string, opts BuildOptions)
 	with := *s
 	with.events = opts.Events
 	s = &with
-	if !IsPath(nameOrPath) {
+	if _, image := s.imageReference(nameOrPath); !IsPath(nameOrPath) || image && !exists(nameOrPath) {
 		if opts.Lock {
 			return nil, invalid("name the folder of a spec, as ./mine", "is no spec that a lock could lie beside")
 		}
@@ -71,6 +71,10 @@ func (s *Store) Build(ctx context.Context, nameOrPath string, opts BuildOptions)
 	if _, err := fs.Stat(s.builtin, spec.Name); err == nil {
 		return nil, invalid("give the spec another name", "%s is the name of a built-in template", spec.Name)
 	}
+	if err := s.pullBase(ctx, spec, opts.Progress); err != nil {
+		return nil, err
+	}
+	written := *spec // its base may be another one tomorrow, and give it other things
 	if err := s.resolve(spec); err != nil {
 		return nil, err
 	}
@@ -86,7 +90,8 @@ func (s *Store) Build(ctx context.Context, nameOrPath string, opts BuildOptions)
 	if err != nil {
 		return nil, err
 	}
-	if err := writeJSON(filepath.Join(s.dir, "specs", spec.Name+".json"), spec); err != nil {
+	written.Lock = spec.Lock
+	if err := writeJSON(filepath.Join(s.dir, "specs", spec.Name+".json"), written); err != nil {
 		return nil, &turnstone.Error{Op: "template.build", Kind: turnstone.Unavailable, Subject: spec.Name, Err: err}
 	}
 	return t, nil
@@ -317,7 +322,11 @@ func (s *Store) make(ctx context.Context, spec *Spec, say func(string)) (err err
 			proxied.proxy = reg.Proxy(addr.String())
 		}
 	}
-	b, err := s.build(ctx, &proxied, out, w.tmp, w.log, func(what string) { say(what); tell.say(what) })
+	build := s.build
+	if strings.HasPrefix(spec.Base, ociBase) {
+		build = s.buildOCI
+	}
+	b, err := build(ctx, &proxied, out, w.tmp, w.log, func(what string) { say(what); tell.say(what) })
 	if e := out.Close(); err == nil {
 		err = e
 	}

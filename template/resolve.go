@@ -15,6 +15,9 @@ const maxBases = 16
 // resolve fills in what spec takes from its base, when that is another template:
 // the base's digest, and what spec leaves open. It needs no template to be built.
 func (s *Store) resolve(spec *Spec, above ...string) error {
+	if strings.HasPrefix(spec.Base, ociBase) {
+		return s.resolveOCI(spec)
+	}
 	if !spec.onTemplate() {
 		return nil
 	}
@@ -52,7 +55,7 @@ func (s *Spec) below() *Spec {
 	switch {
 	case !s.layered():
 		return nil
-	case s.onTemplate():
+	case s.onTemplate(), s.base != nil:
 		return s.base
 	default:
 		return s.lower()

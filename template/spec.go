@@ -63,6 +63,7 @@ type Spec struct {
 	// fills it in with what that name stands for.
 	BaseDigest turnstone.Digest `json:"-"`
 	base       *Spec
+	image      bool   // it is made of an image of a registry, and of nothing else
 	proxy      string // through which a build that is going on gets Debian's packages
 }
 

@@ -124,6 +124,11 @@ func (s *Store) Names() ([]string, error) {
 	for _, p := range own {
 		names = append(names, strings.TrimSuffix(filepath.Base(p), ".json"))
 	}
+	pulled, err := s.pulledNames()
+	if err != nil {
+		return nil, err
+	}
+	names = append(names, pulled...)
 	sort.Strings(names)
 	return slices.Compact(names), nil
 }
@@ -162,6 +167,10 @@ func (s *Store) written(name string) (spec *Spec, builtin bool, err error) {
 		if err == nil || !errors.Is(err, fs.ErrNotExist) {
 			return spec, false, err
 		}
+	}
+	if ref, ok := s.imageReference(name); ok {
+		spec, err := s.pulledSpec(ref)
+		return spec, false, err
 	}
 	names, err := s.Names()
 	if err != nil {
@@ -273,7 +282,11 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 	failed := func(err error) error {
 		return &turnstone.Error{Op: "template.remove", Kind: turnstone.Unavailable, Subject: name, Err: err}
 	}
-	if !builtin {
+	if _, ok := s.imageReference(name); ok {
+		if err := s.forgetPulled(name); err != nil {
+			return failed(err)
+		}
+	} else if !builtin {
 		if err := os.Remove(filepath.Join(s.dir, "specs", name+".json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return failed(err)
 		}
