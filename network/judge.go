@@ -54,7 +54,7 @@ func (j *judge) decide(name string, addr netip.Addr, port uint16) Verdict {
 	}
 	a := j.target(addr)
 	for _, r := range j.Deny {
-		if r.matchesPort(port) && (r.matchesAddr(a) || addr.Is6() && r.matchesAddr(addr) || r.matchesName(name)) {
+		if r.matchesPort(port) && (r.matchesAddr(a) || addr.Is6() && !addr.Is4In6() && r.matchesAddr(addr) || r.matchesName(name)) {
 			return Verdict{Rule: r.String(), Reason: "in deny: " + r.String()}
 		}
 	}

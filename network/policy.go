@@ -244,7 +244,7 @@ func (r Rule) checkAllow() error {
 		return fmt.Errorf("%s is the guest's own network", inside)
 	}
 	for _, k := range kinds() {
-		if k.class == never && r.opens(k) {
+		if k.class == never && k.prefix.Bits() <= r.Prefix.Bits() && k.prefix.Contains(a) {
 			return fmt.Errorf("no rule opens a %s", k.word)
 		}
 	}
