@@ -31,7 +31,7 @@ func buildEnv(reg *registry.Server, addr net.Addr) []string {
 		"PIP_DISABLE_PIP_VERSION_CHECK=1", "PIP_BREAK_SYSTEM_PACKAGES=1", "PIP_ROOT_USER_ACTION=ignore",
 		"PYTHONDONTWRITEBYTECODE=1", "PYTHONHASHSEED=0",
 		"npm_config_cache=/tmp/npm", "npm_config_update_notifier=false", "npm_config_fund=false", "npm_config_audit=false",
-		"npm_config_fetch_timeout=900000", "npm_config_fetch_retries=0", "npm_config_replace_registry_host=always", "npm_config_progress=false",
+		"npm_config_fetch_timeout=900000", "npm_config_fetch_retries=0", "npm_config_replace_registry_host=never", "npm_config_progress=false",
 	}
 	if reg == nil {
 		return append(env, "PIP_NO_INDEX=1", "npm_config_offline=true")

@@ -33,6 +33,8 @@ type progress struct {
 	streams map[executor.Stream]*lines
 	partial []byte // the unfinished line that the live line shows
 	drawn   bool   // the live line is on the screen
+	detail  string // how far what runs now is; empty: nobody says
+	told    time.Time
 
 	stop chan struct{}
 	done sync.WaitGroup
@@ -88,7 +90,7 @@ func (p *progress) Close() {
 func (p *progress) Preparing(what string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.what, p.since, p.step = what, p.now(), nil
+	p.what, p.since, p.step, p.detail, p.told = what, p.now(), nil, "", p.now()
 	p.say(what)
 }
 
@@ -231,6 +233,9 @@ func (p *progress) draw() {
 		return
 	}
 	line := fmt.Sprintf("%s %s", printable(p.what), elapsed(p.now().Sub(p.since).Truncate(100*time.Millisecond)))
+	if p.detail != "" {
+		line += " " + p.detail
+	}
 	if len(p.partial) > 0 {
 		line += " | " + printable(ansi.Strip(string(p.partial)))
 	}

@@ -77,16 +77,17 @@ func imageSize(e template.Entry) string {
 
 type templateBuildCmd struct {
 	Template string `arg:"" help:"Name of a template, or path of a spec: a folder with a template.toml, or such a file."`
+	Lock     bool   `help:"Write the versions that the build took to template.lock, beside the spec."`
 	JSON     bool   `name:"json" help:"Print the built template as JSON."`
 	Quiet    bool   `short:"q" help:"Show no progress."`
 }
 
 // Run builds the template.
 func (c *templateBuildCmd) Run(a *app) error {
-	return a.withStore(func(ctx context.Context, s *template.Store) error {
+	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
 		p := newProgress(a.stderr, styleOf(a.stderr, c.Quiet), 0)
 		a.logTo(p)
-		t, err := s.Build(ctx, c.Template, p.Preparing)
+		t, err := x.BuildTemplate(ctx, c.Template, template.BuildOptions{Lock: c.Lock, Progress: p.Preparing, Events: p.Building})
 		p.Close()
 		if err != nil {
 			return err

@@ -1,0 +1,13 @@
+package executor
+
+import (
+	"context"
+
+	"turnstone.dev/turnstone/template"
+)
+
+// BuildTemplate builds a template by its name, or the spec at a path, which is
+// registered when the build was good: see template.Store.Build.
+func (x *Executor) BuildTemplate(ctx context.Context, nameOrPath string, opts template.BuildOptions) (*template.Template, error) {
+	return x.templates().Build(ctx, nameOrPath, opts)
+}
