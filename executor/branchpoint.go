@@ -75,7 +75,7 @@ func (at *branchPoint) inherit(p *plan, req Request) error {
 	if at.state == nil {
 		return nil
 	}
-	if p.asked != "" && p.asked != at.state.Image {
+	if p.asked != "" && !template.SameImage(p.asked, at.state.Image) {
 		return &turnstone.Error{Op: "executor.plan", Kind: turnstone.Invalid, Subject: "image " + p.asked,
 			Err:  fmt.Errorf("session %s is on %s", at.session.Label(), at.state.Image),
 			Hint: "leave the image out, or begin another session"}

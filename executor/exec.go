@@ -28,7 +28,7 @@ type CommandRequest struct {
 // Exec runs one command and returns its exit code, 128+n when signal n ended it.
 // Every error means that the command's own exit code is not known.
 func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(string)) (int, error) {
-	spec, err := x.templates().Spec(or(req.Image, DefaultImage))
+	spec, err := x.templates().Resolve(ctx, or(req.Image, DefaultImage), preparing)
 	if err != nil {
 		return 0, err
 	}

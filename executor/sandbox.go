@@ -228,7 +228,7 @@ type SandboxRequest struct {
 // Create makes a sandbox of its own for the caller. preparing is called before
 // what can take long.
 func (x *Executor) Create(ctx context.Context, req SandboxRequest, preparing func(string)) (*Sandbox, error) {
-	spec, err := x.templates().Spec(or(req.Image, DefaultImage))
+	spec, err := x.templates().Resolve(ctx, or(req.Image, DefaultImage), preparing)
 	if err != nil {
 		return nil, err
 	}
