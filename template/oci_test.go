@@ -171,8 +171,8 @@ func TestNoRegistry(t *testing.T) {
 		!strings.Contains(turnstone.HintOf(err), "template python") {
 		t.Errorf("%v; %s", err, turnstone.HintOf(err))
 	}
-	if _, err := s.Resolve(t.Context(), "No:Such:Thing", nil); turnstone.KindOf(err) != turnstone.NotFound && turnstone.KindOf(err) != turnstone.Invalid {
-		t.Error(err)
+	if _, err := s.Resolve(t.Context(), "Python:3.12", nil); turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(turnstone.HintOf(err), "lower case") {
+		t.Errorf("%v; %s", err, turnstone.HintOf(err))
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/spelling"
 	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/template/oci"
 	"turnstone.dev/turnstone/template/registry"
 	"turnstone.dev/turnstone/templates"
 )
@@ -171,6 +172,10 @@ func (s *Store) written(name string) (spec *Spec, builtin bool, err error) {
 	if ref, ok := s.imageReference(name); ok {
 		spec, err := s.pulledSpec(ref)
 		return spec, false, err
+	}
+	if strings.ContainsAny(name, ":@") {
+		_, err := oci.ParseReference(name)
+		return nil, false, err
 	}
 	names, err := s.Names()
 	if err != nil {

@@ -254,7 +254,6 @@ func TestUnknownImage(t *testing.T) {
 	s, _ := counting(t)
 	for name, hint := range map[string]string{
 		"pyhton":                   "did you mean python? the images are base, python",
-		"python:3.12":              "the images are base, python",
 		"nothing-like-it":          "the images are base, python",
 		"../../etc":                "the images are base, python",
 		"":                         "the images are base, python",
