@@ -118,9 +118,6 @@ func (m *machine) connect(ctx context.Context) error {
 			}
 			return err
 		case <-ctx.Done():
-			if errors.Is(ctx.Err(), context.Canceled) {
-				return ctx.Err()
-			}
 			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		case <-time.After(delay):
 		}

@@ -195,14 +195,14 @@ func (s *Substrate) Version() string { return s.version }
 func (s *Substrate) Boot(ctx context.Context, m substrate.Machine) (substrate.Sandbox, error) {
 	vm, err := s.boot(ctx, m)
 	if err != nil {
-		return nil, s.wrap(err)
+		return nil, s.wrap(ctx, err)
 	}
 	err = vm.wait(ctx, vm.ready, bootLimit)
 	if err == nil {
 		err = vm.connect(ctx)
 	}
 	if err != nil {
-		return nil, s.failed(vm, err)
+		return nil, s.failed(ctx, vm, err)
 	}
 	return vm, nil
 }
@@ -240,7 +240,7 @@ func (s *Substrate) boot(ctx context.Context, m substrate.Machine) (*machine, er
 	}
 	vm.origin = origin{id: s.identity(m)}
 	if err := vm.api.send(ctx, s.bootRequests(m.Shape)...); err != nil {
-		return nil, s.failed(vm, err)
+		return nil, s.failed(ctx, vm, err)
 	}
 	return vm, nil
 }
@@ -252,11 +252,11 @@ func (s *Substrate) Restore(ctx context.Context, m substrate.Machine) (substrate
 	}
 	snap, err := s.ensureSnapshot(ctx, m, s.identity(m))
 	if err != nil {
-		return nil, s.wrap(err)
+		return nil, s.wrap(ctx, err)
 	}
 	vm, err := s.load(ctx, m, snap)
 	if err != nil {
-		return nil, s.wrap(err)
+		return nil, s.wrap(ctx, err)
 	}
 	return vm, nil
 }
@@ -277,7 +277,7 @@ func (s *Substrate) load(ctx context.Context, m substrate.Machine, snap snapshot
 		err = vm.connect(ctx)
 	}
 	if err != nil {
-		return nil, s.failed(vm, err)
+		return nil, s.failed(ctx, vm, err)
 	}
 	vm.cell.forget(scratchName) // what is open stays; nothing is left of it whatever ends us
 	return vm, nil
@@ -311,7 +311,7 @@ func (s *Substrate) restoreFiles(m substrate.Machine, snap snapshot) ([]placed, 
 }
 
 // failed closes vm and prefers its own word on why it ended to err.
-func (s *Substrate) failed(vm *machine, err error) error {
+func (s *Substrate) failed(ctx context.Context, vm *machine, err error) error {
 	select {
 	case <-vm.done:
 		var refused *apiError
@@ -321,17 +321,21 @@ func (s *Substrate) failed(vm *machine, err error) error {
 	case <-time.After(100 * time.Millisecond):
 	}
 	_ = vm.Close()
-	return s.wrap(err)
+	return s.wrap(ctx, err)
 }
 
-func (s *Substrate) wrap(err error) error {
-	if kind := turnstone.KindOf(err); kind != turnstone.Internal {
-		return err
-	}
+// wrap gives an error the type that callers get. One that came of the end of ctx says
+// so, whatever it was that broke.
+func (s *Substrate) wrap(ctx context.Context, err error) error {
 	kind, hint := turnstone.Unavailable, "run `turn doctor`"
-	switch {
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	switch ended := ctx.Err(); {
+	case ended != nil:
 		kind, hint = turnstone.Canceled, ""
+		if !errors.Is(err, ended) {
+			err = fmt.Errorf("%w: %w", ended, err)
+		}
+	case turnstone.KindOf(err) != turnstone.Internal:
+		return err
 	case isNoSpace(err):
 		kind, hint = turnstone.Exhausted, "make room on the disk that holds "+s.home.Dir
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"os/exec"
 	"runtime"
 	"strings"
@@ -42,7 +41,7 @@ func (s *Substrate) launch(ctx context.Context, shape turnstone.Shape, files []p
 		return nil, err
 	}
 	if err := m.answers(ctx); err != nil {
-		return nil, s.failed(m, err)
+		return nil, s.failed(ctx, m, err)
 	}
 	return m, nil
 }
@@ -101,6 +100,7 @@ func (m *machine) spawn(cmd *exec.Cmd, before func() error) error {
 
 // answers waits for the API, and makes sure that it is Firecracker's.
 func (m *machine) answers(ctx context.Context) error {
+	given := ctx
 	ctx, cancel := context.WithTimeout(ctx, socketWait)
 	defer cancel()
 	for delay := time.Millisecond; ; delay = min(2*delay, 20*time.Millisecond) {
@@ -117,10 +117,10 @@ func (m *machine) answers(ctx context.Context) error {
 		case <-m.done:
 			return errors.New("Firecracker ended")
 		case <-ctx.Done():
-			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				return fmt.Errorf("Firecracker does not listen on its socket after %s: %w", socketWait, os.ErrDeadlineExceeded)
+			if given.Err() == nil {
+				return fmt.Errorf("Firecracker does not listen on its socket after %s", socketWait)
 			}
-			return ctx.Err()
+			return given.Err()
 		case <-time.After(delay):
 		}
 	}

@@ -225,20 +225,24 @@ func (m *machine) told(err error) error {
 
 // wait blocks until ready is closed; the machine's end or ctx's end is an error.
 func (m *machine) wait(ctx context.Context, ready <-chan struct{}, limit time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
+	late := time.NewTimer(limit)
+	defer late.Stop()
+	began, err := time.Now(), error(nil)
 	select {
 	case <-ready:
 		return nil
 	case <-m.done:
 		return m.Err()
 	case <-ctx.Done():
-		if errors.Is(ctx.Err(), context.Canceled) {
-			return ctx.Err()
-		}
-		return fmt.Errorf("the guest did not start within %s; its console ends: %q", limit, clip(printable(lastLine(m.console.tail.String())), maxMessage))
+		err = ctx.Err()
+	case <-late.C:
+		err = errLate
 	}
+	return fmt.Errorf("the guest did not start within %s: %w; its console ends: %q", time.Since(began).Round(time.Millisecond), err,
+		clip(printable(lastLine(m.console.tail.String())), maxMessage))
 }
+
+var errLate = errors.New("that is too long")
 
 func lastLine(s string) string {
 	s = strings.TrimSpace(s)

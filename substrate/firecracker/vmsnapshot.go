@@ -143,7 +143,7 @@ func (m *machine) standingStill(ctx context.Context, f func() error) (err error)
 func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir string) (substrate.Sandbox, error) {
 	man, err := s.openVM(m, dir)
 	if err != nil {
-		return nil, s.wrap(err)
+		return nil, s.wrap(ctx, err)
 	}
 	m.Layers, m.Home = nil, ""
 	for _, l := range man.Layers {
@@ -151,7 +151,7 @@ func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir st
 	}
 	vm, err := s.load(ctx, m, snapshotIn(dir))
 	if err != nil {
-		return nil, s.wrap(err)
+		return nil, s.wrap(ctx, err)
 	}
 	return vm, nil
 }

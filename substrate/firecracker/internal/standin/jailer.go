@@ -1,0 +1,121 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// jail does what Firecracker's jailer does, in its order (docs/jailer.md and src/jailer
+// in its repository): it copies Firecracker into the jail, makes the jail its root in a
+// mount namespace of its own, makes the devices, gives up its rights, and becomes
+// Firecracker.
+func jail(args []string) error {
+	opt := map[string]string{"--cgroup-version": "1"}
+	var extra []string
+	for i := 0; i < len(args); i++ {
+		switch args[i] {
+		case "--":
+			extra = args[i+1:]
+			i = len(args)
+		case "--id", "--exec-file", "--uid", "--gid", "--chroot-base-dir", "--cgroup-version", "--cgroup", "--parent-cgroup", "--resource-limit":
+			if i+1 == len(args) {
+				return fmt.Errorf("The argument '%s' requires a value, but none was supplied.", args[i])
+			}
+			opt[args[i]] = args[i+1]
+			i++
+		default:
+			return fmt.Errorf("Found argument '%s' which wasn't expected, or isn't valid in the context.", args[i])
+		}
+	}
+	for _, name := range []string{"--id", "--exec-file", "--uid", "--gid"} {
+		if opt[name] == "" {
+			return fmt.Errorf("Argument '%s' required, but not found.", name)
+		}
+	}
+	if !validID(opt["--id"]) {
+		return fmt.Errorf("invalid instance ID: %q", opt["--id"])
+	}
+	uid, err1 := strconv.Atoi(opt["--uid"])
+	gid, err2 := strconv.Atoi(opt["--gid"])
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	note(map[string]any{"jailer": args, "pid": os.Getpid()})
+	name := filepath.Base(opt["--exec-file"])
+	root := filepath.Join(or(opt["--chroot-base-dir"], "/srv/jailer"), name, opt["--id"], "root")
+	if err := os.MkdirAll(root, 0o700); err != nil {
+		return err
+	}
+	if err := copyProgram(opt["--exec-file"], filepath.Join(root, name), uid, gid); err != nil {
+		return err
+	}
+	if err := enter(root); err != nil {
+		return err
+	}
+	for _, dir := range []string{"/", "/dev", "/dev/net", "/run"} {
+		if err := errors.Join(os.MkdirAll(dir, 0o700), os.Chmod(dir, 0o700), os.Chown(dir, uid, gid)); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(unix.Mknod("/dev/kvm", unix.S_IFCHR|0o600, int(unix.Mkdev(10, 232))), os.Chown("/dev/kvm", uid, gid)); err != nil {
+		return fmt.Errorf("mknod /dev/kvm: %w", err)
+	}
+	if err := os.WriteFile("/"+name+".pid", []byte(strconv.Itoa(os.Getpid())), 0o600); err != nil {
+		return err
+	}
+	if err := errors.Join(syscall.Setgroups(nil), syscall.Setgid(gid), syscall.Setuid(uid)); err != nil {
+		return err
+	}
+	argv := append([]string{"/" + name, "--id", opt["--id"], "--start-time-us", "1", "--start-time-cpu-us", "1", "--parent-cpu-time-us", "1"}, extra...)
+	return syscall.Exec("/"+name, argv, environment())
+}
+
+// environment keeps what a test says; the jailer's own cleans all of it.
+func environment() []string {
+	var kept []string
+	for _, e := range os.Environ() {
+		if strings.HasPrefix(e, "STANDIN") {
+			kept = append(kept, e)
+		}
+	}
+	return kept
+}
+
+func copyProgram(from, to string, uid, gid int) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = in.Close() }()
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE, 0o755)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Chown(uid, gid), out.Close())
+}
+
+// enter is the jailer's chroot.rs.
+func enter(root string) error {
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return err
+	}
+	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
+		return err
+	}
+	if err := unix.Mount(root, root, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return err
+	}
+	if err := errors.Join(os.Chdir(root), os.Mkdir("old_root", 0o600)); err != nil {
+		return err
+	}
+	return errors.Join(unix.PivotRoot(".", "old_root"), os.Chdir("/"), unix.Unmount("old_root", unix.MNT_DETACH), os.Remove("old_root"))
+}

@@ -1,0 +1,197 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"hash/crc64"
+	"os"
+	"syscall"
+	"time"
+)
+
+// A disk is a drive.
+type disk struct {
+	ID       string `json:"drive_id"`
+	Path     string `json:"path_on_host"`
+	ReadOnly bool   `json:"is_read_only"`
+	Root     bool   `json:"is_root_device"`
+
+	f *os.File
+}
+
+// open opens it as the device does, and notes which file it is.
+func (d *disk) open() error {
+	flag := os.O_RDWR
+	if d.ReadOnly {
+		flag = os.O_RDONLY
+	}
+	f, err := os.OpenFile(d.Path, flag, 0)
+	if err != nil {
+		return fmt.Errorf("Error manipulating the backing file: %w %s", err, d.Path)
+	}
+	d.f = f
+	st, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	head := make([]byte, 32)
+	n, _ := f.ReadAt(head, 0)
+	writable := false
+	if !d.ReadOnly { // the last sector: nobody's
+		_, err := f.WriteAt(make([]byte, 512), st.Size()-512)
+		writable = err == nil
+	}
+	note(map[string]any{"drive": d.ID, "size": st.Size(), "head": string(head[:n]), "writable": writable, "inode": st.Sys().(*syscall.Stat_t).Ino})
+	return nil
+}
+
+// start boots: the guest's agent gets ready a little later.
+func (v *vmm) start() error {
+	if v.boot == nil {
+		return fmt.Errorf("Cannot start microvm without kernel configuration.")
+	}
+	if v.vsock == nil || len(v.drives) == 0 {
+		return fmt.Errorf("this stand-in's guest needs a vsock and drives")
+	}
+	v.state = running
+	go func() {
+		time.Sleep(20 * time.Millisecond)
+		switch v.fault {
+		case "panic":
+			fmt.Print("[    0.1] Kernel panic - not syncing: VFS: Unable to mount \x1b[2J root fs\r\n")
+			os.Exit(0)
+		case "poweroff":
+			os.Exit(0)
+		case "silent":
+			fmt.Print("[    0.1] still thinking\r\n")
+			return
+		}
+		fmt.Print("turnstone-ag")
+		time.Sleep(5 * time.Millisecond)
+		fmt.Print("ent: ready\r\n")
+	}()
+	return v.vsock.serve()
+}
+
+func (v *vmm) setState(body []byte) error {
+	var want struct{ State string }
+	if err := json.Unmarshal(body, &want); err != nil {
+		return err
+	}
+	if v.state == notStarted {
+		return fmt.Errorf("The requested operation is not supported before starting the microVM.")
+	}
+	switch want.State {
+	case "Paused":
+		v.state = paused
+	case "Resumed":
+		v.state = running
+	}
+	v.vsock.stop(v.state == paused)
+	return nil
+}
+
+// A saved is what is in the state file: as in Firecracker's, the paths of the drives
+// and of the vsock are.
+type saved struct {
+	Memory int64
+	Drives []*disk
+	Vsock  *vsock
+}
+
+var table = crc64.MakeTable(crc64.ISO)
+
+// create writes a snapshot. All of the memory is in it, and most of it is zeros. The
+// guest's vsock is reset by that.
+func (v *vmm) create(body []byte) error {
+	var p struct {
+		State  string `json:"snapshot_path"`
+		Memory string `json:"mem_file_path"`
+	}
+	if err := json.Unmarshal(body, &p); err != nil {
+		return err
+	}
+	if v.state != paused {
+		return fmt.Errorf("Cannot create snapshot: the microVM is not paused.")
+	}
+	b := marshal(saved{v.memory, v.drives, v.vsock})
+	sum := crc64.Checksum(b, table)
+	if err := os.WriteFile(p.State, fmt.Appendf(b, "\n%d", sum), 0o600); err != nil {
+		return fmt.Errorf("Cannot write the microVM state: %w", err)
+	}
+	m, err := os.OpenFile(p.Memory, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return fmt.Errorf("Cannot write the memory: %w", err)
+	}
+	defer func() { _ = m.Close() }()
+	size := v.memory << 20
+	if v.fault == "short-memory" {
+		size /= 2
+	}
+	if err := m.Truncate(size); err != nil {
+		return err
+	}
+	if _, err := m.WriteAt(make([]byte, 8<<20), 0); err != nil {
+		return err
+	}
+	if _, err := m.WriteAt([]byte("the guest's memory"), 3<<20); err != nil {
+		return err
+	}
+	v.vsock.reset()
+	return nil
+}
+
+func (v *vmm) load(body []byte) error {
+	var p struct {
+		State   string `json:"snapshot_path"`
+		Backend struct {
+			Type string `json:"backend_type"`
+			Path string `json:"backend_path"`
+		} `json:"mem_backend"`
+		Resume bool `json:"resume_vm"`
+	}
+	if err := json.Unmarshal(body, &p); err != nil {
+		return err
+	}
+	if v.configured || v.state != notStarted {
+		return fmt.Errorf("Load snapshot error: Loading a microVM snapshot not allowed after configuring boot-specific resources.")
+	}
+	b, err := os.ReadFile(p.State)
+	if err != nil {
+		return fmt.Errorf("Load snapshot error: %w", err)
+	}
+	var sum uint64
+	at := len(b) - 1
+	for at > 0 && b[at] != '\n' {
+		at--
+	}
+	if _, err := fmt.Sscan(string(b[at:]), &sum); err != nil || crc64.Checksum(b[:at], table) != sum {
+		return fmt.Errorf("Load snapshot error: CRC64 validation failed")
+	}
+	var s saved
+	if err := json.Unmarshal(b[:at], &s); err != nil {
+		return err
+	}
+	memory, err := os.Open(p.Backend.Path)
+	if err != nil {
+		return fmt.Errorf("Load snapshot error: Failed to load guest memory: %w", err)
+	}
+	if st, err := memory.Stat(); err != nil || st.Size() != s.Memory<<20 || p.Backend.Type != "File" {
+		return fmt.Errorf("Load snapshot error: Failed to load guest memory: wrong size")
+	}
+	for _, d := range s.Drives {
+		if err := d.open(); err != nil {
+			return fmt.Errorf("Load snapshot error: Failed to restore devices: %w", err)
+		}
+	}
+	v.memory, v.drives, v.vsock, v.state = s.Memory, s.Drives, s.Vsock, paused
+	v.vsock.fault = v.fault
+	if err := v.vsock.listen(); err != nil {
+		return fmt.Errorf("Load snapshot error: Failed to restore devices: %w", err)
+	}
+	if p.Resume {
+		v.state = running
+	}
+	v.vsock.stop(v.state == paused)
+	return v.vsock.serve()
+}

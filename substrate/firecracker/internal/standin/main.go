@@ -1,0 +1,104 @@
+// Standin speaks Firecracker's API for tests of the process handling: it holds every
+// request, and its own answers, to the API's definition, refuses what Firecracker would
+// refuse before or after the start, and runs an agent in its own process behind a
+// vsock's unix socket. It runs no guest. Called jailer it does what Firecracker's jailer
+// does.
+//
+// What it is to do wrong is in the environment: STANDIN=FAULT or FAULT:PATH, for the
+// request to that path. STANDIN_LOG names a file for what it was asked.
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+const version = "1.17.0"
+
+func main() {
+	var err error
+	if strings.HasPrefix(filepath.Base(os.Args[0]), "jailer") {
+		err = jail(os.Args[1:])
+	} else {
+		err = run(os.Args[1:])
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "Error: "+err.Error())
+		os.Exit(1)
+	}
+}
+
+// run is Firecracker.
+func run(args []string) error {
+	socket, id := "/run/firecracker.socket", "anonymous-instance"
+	for i := 0; i < len(args); i++ {
+		value := func() string {
+			if i++; i < len(args) {
+				return args[i]
+			}
+			return ""
+		}
+		switch args[i] {
+		case "--version":
+			fmt.Printf("Firecracker v%s\n\n", or(os.Getenv("STANDIN_VERSION"), version))
+			return nil
+		case "--api-sock":
+			socket = value()
+		case "--id":
+			id = value()
+		case "--level", "--start-time-us", "--start-time-cpu-us", "--parent-cpu-time-us":
+			value()
+		default:
+			os.Exit(153) // FcExitCode::ArgParsing
+		}
+	}
+	if !validID(id) {
+		return fmt.Errorf("invalid instance ID: %q", id)
+	}
+	fault, at, _ := strings.Cut(os.Getenv("STANDIN"), ":")
+	switch fault {
+	case "exit":
+		return fmt.Errorf("RunWithApi: something is broken")
+	case "code":
+		os.Exit(148)
+	case "no-socket":
+		select {}
+	case "late-socket":
+		time.Sleep(300 * time.Millisecond)
+	}
+	return serve(socket, &vmm{id: id, fault: fault, at: at})
+}
+
+// validID is what Firecracker and its jailer take.
+func validID(id string) bool {
+	if id == "" || len(id) > 64 {
+		return false
+	}
+	return strings.Trim(id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-") == ""
+}
+
+func or(a, b string) string {
+	if a != "" {
+		return a
+	}
+	return b
+}
+
+// note writes a line to the log.
+func note(v any) {
+	path := os.Getenv("STANDIN_LOG")
+	if path == "" {
+		return
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o666)
+	if err != nil {
+		return
+	}
+	defer func() { _ = f.Close() }()
+	b, _ := json.Marshal(v)
+	_, _ = f.Write(append(b, '\n'))
+}
