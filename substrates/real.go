@@ -3,11 +3,10 @@ package substrates
 import (
 	"context"
 	"errors"
-	"fmt"
-	"os"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/firecracker"
 	"turnstone.dev/turnstone/substrate/gvisor"
 	"turnstone.dev/turnstone/substrate/qemu"
 )
@@ -35,16 +34,22 @@ func (c *Chooser) machine(ctx context.Context) (*substrate.Machine, error) {
 // comes first: proving it takes a kernel, and up to ten seconds.
 func (c *Chooser) qemu(ctx context.Context, kvm bool) (substrate.Substrate, error) {
 	s, err := qemu.New(ctx, c.Home, qemu.Options{Progress: c.say})
-	if err != nil || !kvm || s.Accelerated() {
-		return s, err
+	if err != nil {
+		return nil, err
+	}
+	if !kvm || s.Accelerated() {
+		return s, nil
 	}
 	verdict := s.KVM(ctx, nil)
 	if !verdict.Known {
 		if m, err := c.machine(ctx); err != nil {
 			return nil, err
 		} else if m != nil {
-			if s, err = qemu.New(ctx, c.Home, qemu.Options{Progress: c.say, Probe: m}); err != nil || s.Accelerated() {
-				return s, err
+			if s, err = qemu.New(ctx, c.Home, qemu.Options{Progress: c.say, Probe: m}); err != nil {
+				return nil, err
+			}
+			if s.Accelerated() {
+				return s, nil
 			}
 			verdict = s.KVM(ctx, nil)
 		}
@@ -64,11 +69,18 @@ func (c *Chooser) gvisor(ctx context.Context) (substrate.Substrate, error) {
 	return s, nil
 }
 
+// firecracker opens Firecracker. It says itself what rules KVM out without a guest.
 func (c *Chooser) firecracker(ctx context.Context) (substrate.Substrate, error) {
-	if f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0); err != nil {
-		return nil, &turnstone.Error{Op: "substrates.firecracker", Kind: turnstone.Unavailable, Subject: "KVM", Err: fmt.Errorf("firecracker needs it: %w", err), Hint: "run `turn doctor`"}
-	} else {
-		_ = f.Close()
+	s, err := firecracker.New(ctx, c.Home, firecracker.Options{Progress: c.say})
+	if errors.Is(err, firecracker.ErrUnproven) {
+		m, probeErr := c.machine(ctx)
+		if probeErr != nil {
+			return nil, probeErr
+		}
+		s, err = firecracker.New(ctx, c.Home, firecracker.Options{Progress: c.say, Probe: m})
 	}
-	return nil, errors.New("not yet") // FIRECRACKER
+	if err != nil { // a nil *Substrate is no nil Substrate
+		return nil, err
+	}
+	return s, nil
 }
