@@ -24,6 +24,7 @@ type Guest struct {
 	Machine substrate.Sandbox
 	Client  *wire.Client // of the link of the moment
 	port    *wire.Port
+	network *wire.SandboxNetwork
 }
 
 // Start restores a machine and configures it; the test ends it.
@@ -36,11 +37,15 @@ func Start(t *testing.T, s substrate.Substrate, m substrate.Machine, network *wi
 		t.Fatalf("restore: %v (%s)", err, turnstone.HintOf(err))
 	}
 	g := hold(t, vm)
+	g.network = network
 	g.link(t)
 	entropy, name, id := fresh(vm)
 	if _, err := g.Client.SandboxConfigure(ctx, &wire.SandboxConfigureParams{Entropy: entropy, Time: time.Now().Format(time.RFC3339Nano),
-		Scratch: vm.Scratch(), Hostname: name, MachineID: id, Network: network}); err != nil {
+		Scratch: vm.Scratch(), Hostname: name, MachineID: id, Network: ownCard(vm, network)}); err != nil {
 		t.Fatalf("configure: %v (machine: %v)", err, vm.Err())
+	}
+	if err := attach(ctx, vm, g.Client, network); err != nil {
+		t.Fatalf("network: %v (machine: %v)", err, vm.Err())
 	}
 	return g
 }
@@ -108,6 +113,9 @@ func (g *Guest) Renew(t *testing.T, own bool) {
 	}
 	if !res.Reseeded {
 		t.Error("the reseed was not confirmed")
+	}
+	if err := attach(ctx, g.Machine, g.Client, g.network); err != nil {
+		t.Errorf("network: %v (machine: %v)", err, g.Machine.Err())
 	}
 }
 

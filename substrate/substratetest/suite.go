@@ -118,7 +118,7 @@ func Configure(ctx context.Context, vm substrate.Sandbox, m substrate.Machine, n
 	_, _ = rand.Read(entropy)
 	_, _ = rand.Read(id)
 	p := wire.SandboxConfigureParams{Entropy: entropy, Time: time.Now().Format(time.RFC3339Nano), Scratch: vm.Scratch(),
-		Hostname: strings.ReplaceAll(string(vm.ID()), "_", "-"), MachineID: hex.EncodeToString(id), Network: network}
+		Hostname: strings.ReplaceAll(string(vm.ID()), "_", "-"), MachineID: hex.EncodeToString(id), Network: ownCard(vm, network)}
 	for i := range m.Layers {
 		p.Layers = append(p.Layers, substrate.LayerSerial(i))
 	}
@@ -129,6 +129,9 @@ func Configure(ctx context.Context, vm substrate.Sandbox, m substrate.Machine, n
 	if err == nil && !res.Reseeded {
 		err = errors.New("the clone did not confirm its reseed")
 	}
+	if err == nil {
+		err = attach(ctx, vm, client, network)
+	}
 	if err != nil {
 		_ = vm.Close()
 		_ = client.Close()
@@ -137,6 +140,33 @@ func Configure(ctx context.Context, vm substrate.Sandbox, m substrate.Machine, n
 	}
 	return client, link, nil
 }
+
+// ownCard returns network if vm's card is its own, and nil if the agent makes it.
+func ownCard(vm substrate.Sandbox, network *wire.SandboxNetwork) *wire.SandboxNetwork {
+	if _, own := vm.(substrate.Networker); own {
+		return network
+	}
+	return nil
+}
+
+// attach gives a sandbox without a card of its own one whose cable ends nowhere.
+func attach(ctx context.Context, vm substrate.Sandbox, client *wire.Client, network *wire.SandboxNetwork) error {
+	if network == nil || ownCard(vm, network) != nil {
+		return nil
+	}
+	frames, err := client.NetworkStream(ctx, wire.SandboxNetworkParams{MAC: "52:54:00:12:34:56", Network: *network})
+	if err != nil {
+		return err
+	}
+	go func() { // ends with the sandbox, or its link
+		_, _ = io.Copy(io.Discard, frames)
+		_ = frames.Close()
+	}()
+	return nil
+}
+
+// interfaces lists the network's interfaces; not every kernel has /sys/class/net.
+const interfaces = `awk -F: 'NR > 2 {gsub(/ /, "", $1); print $1}' /proc/net/dev`
 
 // Shell runs script with bash in the sandbox and returns its output and exit code.
 func Shell(t testing.TB, c *wire.Client, script string) (string, wire.ProcessExit) {
@@ -239,7 +269,7 @@ func testTemplate(t *testing.T, s substrate.Substrate, c Config) {
 
 func testNetworkOn(t *testing.T, s substrate.Substrate, c Config) {
 	_, client := c.clone(t, s)
-	want(t, client, `ls /sys/class/net | grep -v '^lo$' | wc -l; grep -c . /etc/resolv.conf`, "1\n1\n")
+	want(t, client, interfaces+` | grep -v '^lo$' | wc -l; grep -c . /etc/resolv.conf`, "1\n1\n")
 	gw := c.Network.Gateway
 	if _, exit := Shell(t, client, "grep -q ^nameserver /etc/resolv.conf && ip route get 192.0.2.1 | grep -q 'via "+gw+"'"); exit.ExitCode != 0 {
 		out, _ := Shell(t, client, "cat /etc/resolv.conf; ip addr; ip route")
@@ -251,7 +281,7 @@ func testNetworkOff(t *testing.T, s substrate.Substrate, c Config) {
 	m := c.Machine
 	m.Shape.Network = false
 	_, client := Clone(t, s, m, nil)
-	want(t, client, "ls /sys/class/net; cat /proc/net/route | wc -l; cat /sys/class/net/lo/flags", "lo\n1\n0x9\n")
+	want(t, client, interfaces+"; grep -vc ^lo /proc/net/route; ip -o link show lo | grep -c '[<,]UP[,>]'", "lo\n1\n1\n")
 	if out, exit := Shell(t, client, "exec 3<>/dev/tcp/192.0.2.1/80"); exit.ExitCode == 0 || !strings.Contains(out, "unreachable") {
 		t.Errorf("connecting with the network off: exit %d, %q", exit.ExitCode, out)
 	}
