@@ -81,15 +81,18 @@ func exportDir(ctx context.Context, dir int, w io.Writer) (entries int64, err er
 	scan := newScanner(ctx, dir)
 	defer scan.close()
 	for {
-		f, err := scan.next()
+		batch, err := scan.next()
 		if err != nil {
 			return e.entries, err
 		}
-		if f == nil {
+		if batch == nil {
 			break
 		}
-		if err := e.entry(f); err != nil {
-			return e.entries, err
+		for i, f := range batch {
+			if err := e.entry(f); err != nil {
+				closeAll(batch[i:])
+				return e.entries, err
+			}
 		}
 	}
 	if err := e.out.Close(); err != nil {

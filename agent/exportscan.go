@@ -10,8 +10,10 @@ import (
 )
 
 const (
-	readAhead = 64        // files that a scanner has read before they are asked for
-	smallFile = 128 << 10 // bytes; a file up to that size is read by the scanner, and sent with its holes
+	batchFiles = 128       // files that a scanner hands over together: each time, somebody has to be woken
+	batchBytes = 256 << 10 // of their contents
+	batches    = 8         // that a scanner is ahead
+	smallFile  = 128 << 10 // bytes; a file up to that size is read by the scanner, and sent with its holes
 )
 
 // A scanner reads a directory and all below it, each before what is in it, while
@@ -19,8 +21,11 @@ const (
 type scanner struct {
 	ctx    context.Context
 	cancel context.CancelFunc
-	found  chan *scanned // closed at the end
-	err    error         // valid when found is closed
+	found  chan []*scanned // closed at the end
+	err    error           // valid when found is closed
+
+	filling []*scanned // the scanner's own
+	bytes   int
 }
 
 // A scanned is a file that a scanner has found.
@@ -47,36 +52,61 @@ func (f *scanned) close() {
 
 // newScanner scans dir, which it closes.
 func newScanner(ctx context.Context, dir int) *scanner {
-	s := &scanner{found: make(chan *scanned, readAhead)}
+	s := &scanner{found: make(chan []*scanned, batches)}
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	go func() {
 		defer close(s.found)
-		s.err = s.top(dir)
+		if s.err = s.top(dir); s.err == nil {
+			s.err = s.flush()
+		}
+		closeAll(s.filling)
 	}()
 	return s
 }
 
-// next returns the next file, nil at the end.
-func (s *scanner) next() (*scanned, error) {
-	if f, ok := <-s.found; ok {
-		return f, nil
+// next returns the next files, none at the end.
+func (s *scanner) next() ([]*scanned, error) {
+	if batch, ok := <-s.found; ok {
+		return batch, nil
 	}
 	return nil, s.err
 }
 
+// close ends the scan.
 func (s *scanner) close() {
 	s.cancel()
-	for f := range s.found {
+	for batch := range s.found {
+		closeAll(batch)
+	}
+}
+
+func closeAll(batch []*scanned) {
+	for _, f := range batch {
 		f.close()
 	}
 }
 
 func (s *scanner) put(f *scanned) error {
+	s.filling = append(s.filling, f)
+	s.bytes += len(f.data)
+	if f.fd >= 0 { // few of them are open at a time
+		s.bytes += batchBytes / 8
+	}
+	if len(s.filling) < batchFiles && s.bytes < batchBytes {
+		return nil
+	}
+	return s.flush()
+}
+
+// flush hands over what was scanned.
+func (s *scanner) flush() error {
+	batch := s.filling
+	s.filling, s.bytes = nil, 0
 	select {
-	case s.found <- f:
+	case s.found <- batch:
 		return nil
 	case <-s.ctx.Done():
-		f.close()
+		closeAll(batch)
 		return context.Cause(s.ctx)
 	}
 }

@@ -47,7 +47,6 @@ type reader struct {
 	meta    int64
 	data    int64
 	holes   int64
-	buf     []byte
 }
 
 // An openDir is a directory whose entries are not complete.
@@ -56,17 +55,10 @@ type openDir struct {
 	n    *node
 }
 
-// tarEnd is how many bytes of zeros a tar stream ends with, and padding how many there
-// may be behind a file.
-const (
-	tarEnd  = 1024
-	padding = 511
-)
-
 // read reads a stream.
 func read(ctx context.Context, r io.Reader, spool *os.File, opts Options) (*node, error) {
 	in := &counter{r: bufio.NewReaderSize(r, readSize)}
-	d := &reader{ctx: ctx, in: tar.NewReader(in), opts: opts, linked: map[string]*node{}, buf: make([]byte, readSize),
+	d := &reader{ctx: ctx, in: tar.NewReader(in), opts: opts, linked: map[string]*node{},
 		spool: &spoolWriter{f: spool, buf: make([]byte, 0, spoolBuffer)}}
 	for {
 		if ctx.Err() != nil {
@@ -76,7 +68,7 @@ func read(ctx context.Context, r io.Reader, spool *os.File, opts Options) (*node
 		h, err := d.in.Next()
 		if errors.Is(err, io.EOF) {
 			// Next takes a stream that simply ends for one that is whole.
-			if in.n-before < tarEnd || in.n-before > tarEnd+padding {
+			if !in.ended(before) {
 				return nil, d.cause(in, io.ErrUnexpectedEOF)
 			}
 			break
@@ -88,7 +80,7 @@ func read(ctx context.Context, r io.Reader, spool *os.File, opts Options) (*node
 			return nil, d.cause(in, err)
 		}
 	}
-	switch n, err := in.Read(d.buf[:1]); {
+	switch n, err := in.Read(make([]byte, 1)); {
 	case n > 0:
 		return nil, integrity("the stream", "something follows its end")
 	case !errors.Is(err, io.EOF):
@@ -425,16 +417,18 @@ func (d *reader) part(path string, n *node, p part) error {
 		if d.ctx.Err() != nil {
 			return context.Cause(d.ctx)
 		}
-		k, err := io.ReadFull(d.in, d.buf[:min(int64(len(d.buf)), left)])
+		b, err := d.spool.room()
+		if err != nil {
+			return err
+		}
+		k, err := io.ReadFull(d.in, b[:min(int64(len(b)), left)])
 		if errors.Is(err, io.EOF) {
 			err = io.ErrUnexpectedEOF
 		}
 		if err != nil {
 			return err
 		}
-		if err := d.spool.write(d.buf[:k]); err != nil {
-			return err
-		}
+		d.spool.take(k)
 		left -= int64(k)
 	}
 	return nil
