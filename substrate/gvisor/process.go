@@ -139,8 +139,12 @@ func closePipes(ends []pipeEnds) {
 	}
 }
 
-// readyLine is what the agent prints on the console when a checkpoint may be taken.
-var readyLine = []byte("turnstone-agent: ready")
+// readyLine is what the agent prints on the console when a checkpoint may be taken, and
+// failedLine what begins the line with which it gives up.
+var (
+	readyLine  = []byte("turnstone-agent: ready")
+	failedLine = []byte("turnstone-agent: failed: ")
+)
 
 // readConsole reads what the agent and runsc say. Its end is the end of all that could
 // say more: of the sandbox's process too.
@@ -153,9 +157,15 @@ func (v *sandbox) readConsole(r *os.File) {
 	for {
 		n, err := r.Read(buf[have:])
 		_, _ = v.console.Write(buf[have : have+n])
-		if have += n; !seen && bytes.Contains(buf[:have], readyLine) {
+		have += n
+		switch {
+		case seen:
+		case bytes.Contains(buf[:have], readyLine):
 			seen = true
 			close(v.ready)
+		case bytes.Contains(buf[:have], failedLine):
+			seen = true
+			_ = v.process.Kill() // its end tells why, from the console
 		}
 		have = copy(buf, buf[max(0, have-keep):have])
 		if err != nil {

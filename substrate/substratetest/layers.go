@@ -92,7 +92,7 @@ func testLayers(t *testing.T, s substrate.Substrate, c Config) {
 		want(t, client, "for f in /context/x /context/turns/0/x; do touch $f 2>/dev/null && echo wrote $f; done; rm -rf /context/index.md 2>/dev/null; ls /context", "index.md\nturns\n")
 		// Writes go on top, and what a machine needs is there.
 		want(t, client, "echo new > /layers/0; rm /layers/top; mkdir /layers/top; cat /layers/0; ls -d /layers/top; ls /dev/null /proc/self/stat /sys/kernel /run | wc -l; hostname | diff - /etc/hostname && echo same", "new\n/layers/top\n"+countRun(t, client)+"same\n")
-		want(t, client, "df -P / | awk 'NR==2 {print $1, $6}'; df -P > /dev/null; df -P /context > /dev/null && echo ok", "overlay /\nok\n")
+		want(t, client, "awk '$2 == \"/\" {fs = $3} END {print fs}' /proc/mounts; df -P / | awk 'NR==2 {print $6}'; df -P > /dev/null; df -P /context > /dev/null && echo ok", "overlay\n/\nok\n")
 		// Only what the sandbox is made for is mounted where a process sees it.
 		want(t, client, "awk '$2 ~ /layer|stack|scratch|lower|skel|merged/ || $2 == \"/home\" {print}' /proc/mounts; awk '$2 == \"/context\" && $4 ~ /^ro,nosuid,nodev/ {print \"context\"}' /proc/mounts; ls -d /layer /stack /scratch /lower /skel /merged 2>/dev/null; true", "context\n")
 	}

@@ -1,0 +1,53 @@
+package gvisor
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/turntest"
+	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/substratetest"
+	"turnstone.dev/turnstone/wire"
+)
+
+// newSubstrate returns the substrate with the runsc that `make build` makes.
+func newSubstrate(t testing.TB, h *home.Home) *Substrate {
+	t.Helper()
+	s, err := New(t.Context(), h, Options{Binary: builtRunsc(t), Progress: func(what string) { t.Log(what) }})
+	if err != nil {
+		t.Fatalf("%v (%s)", err, turnstone.HintOf(err))
+	}
+	return s
+}
+
+func builtRunsc(t testing.TB) string {
+	t.Helper()
+	path, err := filepath.Abs(filepath.Join("..", "..", "bin", binaryName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+var network = wire.SandboxNetwork{Address: "10.0.2.15/24", Gateway: "10.0.2.2", DNS: []string{"10.0.2.3"}}
+
+func testMachine(t testing.TB, h *home.Home) substrate.Machine {
+	m := turntest.Machine(t, h, "base")
+	if path := os.Getenv("TURNSTONE_TEST_AGENT"); path != "" {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.AgentDigest, m.Agent = turnstone.DigestBytes(b), func() ([]byte, error) { return b, nil }
+	}
+	return m
+}
+
+func TestConformance(t *testing.T) {
+	h := turntest.Home(t)
+	m := testMachine(t, h)
+	substratetest.Run(t, newSubstrate(t, h), substratetest.Config{Machine: m, Network: network})
+}
