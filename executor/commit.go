@@ -145,7 +145,7 @@ func (r *run) readDisk(ctx context.Context, s *Sandbox, l *left, f *frozen, d le
 	if l.layer, err = r.layerOf(ctx, l, base, stats); err != nil {
 		return err
 	}
-	env, dropped := r.plan.secrets.Strip(f.env)
+	env, dropped := r.plan.secrets.Strip(r.plan.net.inherited(f.env))
 	if len(dropped) > 0 {
 		r.obs.Preparing("not kept, for they hold a secret: " + strings.Join(dropped, ", "))
 	}
@@ -302,7 +302,7 @@ func (r *run) keep(ctx context.Context, l *left) (err error) {
 		defer unlock()
 	}
 	r.info.FSHash, r.info.Layer, r.info.Changes = l.tree.Hash, l.layer.Digest, l.layer.String()
-	r.layer = l.layer
+	r.layer, r.info.Network = l.layer, r.networkInfo()
 	rec, err := r.record(ctx, l)
 	if err != nil {
 		return err
@@ -390,6 +390,10 @@ func (r *run) record(ctx context.Context, l *left) (*Record, error) {
 			return nil, err
 		}
 	}
+	if rec.Network, err = r.keepNetwork(ctx, l.batch); err != nil {
+		return nil, err
+	}
+	r.network = rec.Network
 	if rec.Inputs, err = r.keepInputs(ctx, l.batch); err != nil {
 		return nil, err
 	}

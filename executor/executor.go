@@ -12,19 +12,23 @@ import (
 // A Request is one turn to run. Values that are zero leave the document's word,
 // and then the default, in force.
 type Request struct {
-	Document  *document.Document
-	Dir       string // what the document's files: are relative to, and may not leave
-	Image     string
-	Env       []string // KEY=VALUE
-	Add       []Transfer
-	Get       []Transfer
-	Timeout   time.Duration
-	CPUs      int
-	Memory    turnstone.Bytes
-	Disk      turnstone.Bytes
-	Network   *bool
-	Substrate string // "auto" or a substrate's name
-	Commands  bool   // the receipt lists all commands of each step
+	Document *document.Document
+	Dir      string // what the document's files: are relative to, and may not leave
+	Image    string
+	Env      []string // KEY=VALUE
+	Add      []Transfer
+	Get      []Transfer
+	Timeout  time.Duration
+	CPUs     int
+	Memory   turnstone.Bytes
+	Disk     turnstone.Bytes
+	Network  *bool
+	// NetworkRules come beside the document's: see docs/network.md. With Network the mode
+	// (Record, Replay) is theirs, and not the document's.
+	NetworkRules  *document.NetworkRules
+	SecretHeaders []string // "HOST=Name: value", as network.ParseSecretHeader reads them
+	Substrate     string   // "auto" or a substrate's name
+	Commands      bool     // the receipt lists all commands of each step
 
 	Session  string            // name or ID; empty: an anonymous one
 	Branch   string            // default "main"
@@ -72,6 +76,7 @@ type Turn struct {
 	State    turnstone.Digest   `json:"state,omitempty"`   // the object that names the state
 	Record   turnstone.Digest   `json:"record,omitempty"`  // the object that names all that is kept of it
 	Layer    *LayerInfo         `json:"layer,omitempty"`
+	Network  *RecordNetwork     `json:"network,omitempty"` // what is kept of it
 }
 
 // A Phase is one named stretch of a turn's time.
@@ -100,6 +105,8 @@ type StepReport struct {
 	CommandsDropped int64           `json:"commands_dropped,omitempty"` // those of them that are not in Commands: there were too many
 	Untraced        string          `json:"untraced,omitempty"`         // why Commands is not all
 	Failures        []FailureReport `json:"failures,omitempty"`         // the commands that failed
+
+	Network *NetworkReport `json:"network,omitempty"` // absent: nothing happened on it
 }
 
 // OutputInfo describes one whole output stream.

@@ -198,6 +198,12 @@ func recordContents(rec *Record) []recordContent {
 			all = append(all, recordContent{"machine: " + f.Name, f.Content})
 		}
 	}
+	if n := rec.Network; n != nil && n.Index != nil {
+		all = append(all, recordContent{"network", *n.Index})
+		if n.Data != nil {
+			all = append(all, recordContent{"network: bytes", *n.Data})
+		}
+	}
 	kept := all[:0]
 	for _, c := range all {
 		if c.content.Digest != "" { // what was too large to be kept has none

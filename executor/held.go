@@ -80,7 +80,7 @@ func (r *run) goOn(ctx context.Context, h *held) (*Sandbox, error) {
 		h.remove(ctx)
 		return nil, ctx.Err()
 	}
-	if info, err := h.store.Get(h.Sandbox); err == nil && !r.plan.wants.fit(info.Shape) {
+	if info, err := h.store.Get(h.Sandbox); err == nil && (!r.plan.wants.fit(info.Shape) || info.Shape.Network && !r.plan.net.asked.Same(info.Network)) {
 		r.info.Start += ", for the session's machine is not as asked for"
 		h.remove(ctx)
 		return nil, ctx.Err()
@@ -125,7 +125,7 @@ func (r *run) wake(ctx context.Context, h *held) (*Sandbox, error) {
 			return nil, err
 		}
 	}
-	info, err := r.x.resume(ctx, string(rec.ID), sandboxes.Spec{TTL: heldTime, Label: heldLabel(r.at.session, r.plan.branch)}, r.obs.Preparing)
+	info, err := r.x.resume(ctx, string(rec.ID), sandboxes.Spec{TTL: heldTime, Network: &r.plan.net.asked, Label: heldLabel(r.at.session, r.plan.branch)}, r.obs.Preparing)
 	if err != nil {
 		r.obs.Preparing("the machine of the turn below cannot be used: " + err.Error())
 		h.Base = tree.Ref{}
@@ -162,7 +162,7 @@ func (h *held) enter(ctx context.Context, r *run) (*Sandbox, error) {
 
 // makeHeld makes a machine that stays, on the state that the turn begins with.
 func (r *run) makeHeld(ctx context.Context, h *held) (*Sandbox, error) {
-	spec := sandboxes.Spec{Image: r.plan.image, Env: r.plan.env, Shape: r.plan.shape, Substrate: r.plan.driver, TTL: heldTime, Label: heldLabel(r.at.session, r.plan.branch)}
+	spec := sandboxes.Spec{Image: r.plan.image, Env: r.plan.env, Shape: r.plan.shape, Network: &r.plan.net.asked, Substrate: r.plan.driver, TTL: heldTime, Label: heldLabel(r.at.session, r.plan.branch)}
 	if r.at.parent != nil {
 		spec.On = string(r.at.parent.ID)
 		h.Base = r.at.state.Tree

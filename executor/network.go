@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -35,6 +36,9 @@ func (x *Executor) attachNetwork(ctx context.Context, s *Sandbox, p *plan) error
 	if !s.source.Shape.Network {
 		return nil
 	}
+	if err := s.trust(ctx, &p.net); err != nil {
+		return err
+	}
 	n := &guestNetwork{watch: network.NewWatch()}
 	var err error
 	if n.stack, err = network.New(p.net.options(n.watch)); err != nil {
@@ -55,6 +59,46 @@ func (x *Executor) attachNetwork(ctx context.Context, s *Sandbox, p *plan) error
 		return nil
 	}
 	return s.renewNetwork(ctx)
+}
+
+// maxBundle bounds the certificates that a guest trusts, in bytes.
+const maxBundle = 4 << 20
+
+// trust puts the certificates that the guest is to trust where caPath says: its own, and
+// that of the authority of its network.
+func (s *Sandbox) trust(ctx context.Context, p *networkPlan) error {
+	if p.ca == nil {
+		return nil
+	}
+	var bundle []byte
+	for len(bundle) < maxBundle {
+		res, err := s.Client().FileSystemRead(ctx, &wire.FileSystemReadParams{Path: p.bundle, Offset: int64(len(bundle))})
+		if turnstone.KindOf(err) == turnstone.NotFound {
+			break // a small image has none
+		}
+		if err != nil {
+			return s.fate(err)
+		}
+		if bundle = append(bundle, res.Data...); len(res.Data) == 0 || res.Eof {
+			break
+		}
+	}
+	if n := len(bundle); n > 0 && bundle[n-1] != '\n' {
+		bundle = append(bundle, '\n')
+	}
+	return s.put(ctx, caPath, append(bundle, p.ca.PEM()...))
+}
+
+// put writes a file into the guest.
+func (s *Sandbox) put(ctx context.Context, path string, content []byte) error {
+	err := s.Client().Feed(bytes.NewReader(content), func(stream wire.StreamID) error {
+		_, err := s.Client().FileSystemWrite(ctx, &wire.FileSystemWriteParams{Path: path, Stream: stream, Mode: 0o644, Parents: true})
+		return err
+	})
+	if err != nil {
+		return s.fate(err)
+	}
+	return nil
 }
 
 // renewNetwork gives s its network again after its link was renewed. A card that is
@@ -98,14 +142,4 @@ func (s *Sandbox) DialGuest(ctx context.Context, port uint16) (net.Conn, error) 
 			Err: errors.New("it has no network"), Hint: "create it with the network on"}
 	}
 	return s.net.stack.DialGuest(ctx, port)
-}
-
-// A networkPlan is what a plan asks of the sandbox's network.
-type networkPlan struct {
-	policy network.Policy
-}
-
-// options are those of the network's stack.
-func (p *networkPlan) options(o network.Observer) network.Options {
-	return network.Options{Policy: p.policy, Observer: o}
 }

@@ -38,6 +38,7 @@ type Record struct {
 	Inputs   []RecordInput `json:"inputs,omitempty"`  // files that were added
 	Timeout  time.Duration `json:"timeout,omitempty"`
 
+	Network  *RecordNetwork    `json:"network,omitempty"`  // nil: it had none, or there is nothing to say
 	Home     string            `json:"home,omitempty"`     // its home directory, by name, which is in no state
 	Lifetime document.Lifetime `json:"lifetime,omitempty"` // empty unless its machine belonged to the session
 

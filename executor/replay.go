@@ -96,10 +96,15 @@ func (cs *contextStore) again(ctx context.Context, rec *Record, secrets []string
 	if err != nil {
 		return nil, err
 	}
-	doc.Front.Files = nil // they come from the record
+	doc.Front.Files, doc.Front.NetworkRules = nil, nil // they come from the record
 	req := &Request{Document: doc, Image: rec.Image, Env: rec.Env, Secrets: secrets, Timeout: rec.Timeout,
 		CPUs: rec.Shape.CPUs, Memory: rec.Shape.Memory, Disk: rec.Shape.Disk, Network: &rec.Shape.Network, Substrate: rec.Substrate}
 	req.replay = &replayOf{inputs: rec.Inputs, parent: rec.Parents}
+	req.NetworkRules = rec.Network.rules(rec)
+	if s := rec.Network.spec(); len(s.Headers) > 0 && rec.Network.Index == nil {
+		return nil, fail(turnstone.Invalid, "with network: record a turn can be replayed without them",
+			"it was given the secret header %s, which was not kept", s.Headers[0].Label())
+	}
 	for _, in := range rec.Inputs {
 		if in.Tar.Digest == "" {
 			return nil, fail(turnstone.Invalid, "", "what was put to %s was not kept: it was too large, or held a secret", in.Dest)

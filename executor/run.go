@@ -12,6 +12,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/secret"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/trace"
@@ -34,7 +35,7 @@ func New(h *home.Home) *Executor { return &Executor{home: h, killGrace: 15 * tim
 // is wrong. A turn that began always comes back, its Result telling how it ended;
 // when ctx is cancelled it is "error" and the receipt says at which step.
 func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, error) {
-	spec, err := x.templates().Spec(or(req.Image, req.Document.Front.Image, DefaultImage))
+	spec, err := x.templates().Resolve(ctx, or(req.Image, req.Document.Front.Image, DefaultImage), obs.Preparing)
 	if err != nil {
 		return nil, err
 	}
@@ -42,6 +43,11 @@ func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, e
 	if err != nil {
 		return nil, err
 	}
+	p.image = spec.Name // of an image of a registry, with the digest
+	if err := x.planNetwork(p, req); err != nil {
+		return nil, err
+	}
+	defer func() { p.net.spool.close() }()
 	if err := CheckScripts(ctx, req.Document); err != nil {
 		return nil, err
 	}
@@ -52,7 +58,7 @@ func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, e
 		r.results[i] = document.StepResult{Status: turnstone.StepSkipped, Note: "not reached"}
 	}
 	r.scripts, r.commands = parseScripts(req.Document), make([]*commands, len(req.Document.Steps))
-	r.outputs = make([][2]*capture, len(req.Document.Steps))
+	r.outputs, r.networks = make([][2]*capture, len(req.Document.Steps)), make([]*NetworkReport, len(req.Document.Steps))
 	r.cwd, r.table = p.cwd, req.Commands
 	if dir, err := x.home.MkdirAll("turns", string(r.info.ID)); err == nil {
 		r.dir = dir // else the outputs are not kept; the turn runs all the same
@@ -78,7 +84,10 @@ func (r *run) locate(ctx context.Context, req Request) error {
 	if r.at, err = cs.take(ctx, r.plan, r.info.ID, title(r.doc)); err != nil {
 		return err
 	}
-	if err := r.at.inherit(r.plan, req); err != nil {
+	if err = r.at.inherit(r.plan, req); err == nil {
+		err = r.openNetwork(ctx)
+	}
+	if err != nil {
 		r.at.abandon(ctx)
 		return err
 	}
@@ -103,7 +112,10 @@ type run struct {
 
 	outputs                   [][2]*capture // by step: standard output and error
 	scripts                   *scripts
-	commands                  []*commands // by step; nil for one that did not run
+	commands                  []*commands      // by step; nil for one that did not run
+	networks                  []*NetworkReport // by step; nil for one that did nothing on it
+	netTotals                 network.Totals   // when the last step ended
+	network                   *RecordNetwork   // what is kept
 	at                        *branchPoint
 	left                      *left    // what is to be kept; nil when there is no state
 	held                      *held    // the session's machine; nil: the turn has one of its own
@@ -167,6 +179,7 @@ func (r *run) steps(ctx context.Context) error {
 		r.clock.lap("close")
 	}()
 	r.info.Template, r.info.Substrate, r.info.Isolation = s.Template.Digest, s.Substrate(), s.Isolation()
+	r.beginNetwork(ctx, s)
 	turnCtx, cancel := context.WithTimeout(ctx, r.plan.timeout)
 	defer cancel()
 	if err := r.addAll(turnCtx, s); err != nil {
@@ -252,8 +265,10 @@ func (r *run) each(ctx, turnCtx context.Context, s *Sandbox) (turnstone.Result, 
 		r.info.Error = "the executor ended during " + step.Name
 		r.keepReceipt(false)
 		r.obs.StepStarted(step)
+		began := time.Now()
 		err := r.one(turnCtx, s, step, res, first)
 		first = false
+		r.noteNetwork(ctx, s, step, res, began)
 		if err != nil {
 			err = interrupted(ctx, s.fate(err), "during "+step.Name)
 			res.Note = r.line(err.Error())
@@ -436,7 +451,7 @@ func (r *run) turn() *Turn {
 		Started: r.info.Started, Duration: r.info.Duration, Millis: r.info.Duration.Milliseconds(),
 		Session: r.info.Session, Number: r.info.Number, Branch: r.info.Branch, Diverged: r.diverged, Parents: r.info.Parents,
 		Start: r.info.Start, FSHash: r.info.FSHash, State: r.stateDigest, Record: r.recordDigest, Layer: &r.layer,
-		Phases: r.clock.phases, Receipt: string(r.doc.Receipt(r.info, r.results)), Steps: []StepReport{}}
+		Network: r.network, Phases: r.clock.phases, Receipt: string(r.doc.Receipt(r.info, r.results)), Steps: []StepReport{}}
 	for i, step := range r.doc.Steps {
 		t.Steps = append(t.Steps, r.report(step, r.results[i]))
 	}
@@ -448,6 +463,7 @@ func (r *run) report(step *document.Step, res document.StepResult) StepReport {
 		Millis: res.Duration.Milliseconds(), Note: res.Note}
 	rep.Stdout, rep.StdoutInfo = describe(res.Stdout)
 	rep.Stderr, rep.StderrInfo = describe(res.Stderr)
+	rep.Network = r.networks[step.Index-1]
 	if c := r.commands[step.Index-1]; c != nil {
 		rep.Commands, rep.Failures = c.reports, c.failures
 		rep.CommandCount, rep.CommandsDropped, rep.Untraced = max(c.report.Commands, int64(len(c.reports))), c.report.Dropped, c.report.Untraced

@@ -210,8 +210,9 @@ type SandboxRequest struct {
 	Image     string   // default DefaultImage
 	Env       []string // KEY=VALUE, for all of its processes
 	Shape     turnstone.Shape
-	Substrate string // "auto" or a substrate's name
-	Hostname  string // default: its ID
+	Network   *network.Spec // rules of its network; nil: the host's
+	Substrate string        // "auto" or a substrate's name
+	Hostname  string        // default: its ID
 	// From is a folder that Snapshot has written of a sandbox with this Image and
 	// Shape: the new one goes on where that one was, and Env is left out. It is
 	// needed until Create returns.
@@ -238,6 +239,9 @@ func (x *Executor) Create(ctx context.Context, req SandboxRequest, preparing fun
 		p.shape = turnstone.DefaultShape()
 	}
 	if err := p.check(); err != nil {
+		return nil, err
+	}
+	if err := x.planSandbox(p, req.Network); err != nil {
 		return nil, err
 	}
 	if req.From != "" || req.Kept != "" {

@@ -66,3 +66,20 @@ func (w *Watch) Take() (all []Refused, more int64) {
 	slices.SortStableFunc(all, func(a, b Refused) int { return a.At.Compare(b.At) })
 	return all, more
 }
+
+// Facts are what happened on a network: the totals since it was made, and what was
+// refused since they were asked for last.
+type Facts struct {
+	Totals  Totals    `json:"totals"`
+	Refused []Refused `json:"refused,omitempty"`
+	More    int64     `json:"more,omitempty"` // refusals that are not in Refused
+}
+
+// Cut leaves at most n refusals, and counts the others.
+func (f *Facts) Cut(n int) {
+	for len(f.Refused) > n {
+		last := len(f.Refused) - 1
+		f.More += f.Refused[last].Count
+		f.Refused = f.Refused[:last]
+	}
+}

@@ -16,17 +16,19 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/substrate"
 )
 
 // The control socket of a sandbox carries lines of JSON: a request, its answer, and
-// so on. With the answer to disk a descriptor comes (unix(7), SCM_RIGHTS).
+// so on. With the answers to disk and dial a descriptor comes (unix(7), SCM_RIGHTS).
 
 // A controlRequest is one line to a holder.
 type controlRequest struct {
 	Op      string `json:"op"`                // one of the ops
 	Dir     string `json:"dir,omitempty"`     // of snapshot and keep
 	Secrets bool   `json:"secrets,omitempty"` // of snapshot and keep: also of a sandbox that holds some
+	Port    uint16 `json:"port,omitempty"`    // of dial
 }
 
 const (
@@ -36,12 +38,16 @@ const (
 	opSnapshot = "snapshot"
 	opKeep     = "keep"
 	opDisk     = "disk"
+	opNetwork  = "network"
+	opDial     = "dial"
 )
 
 // A controlAnswer is the holder's line back.
 type controlAnswer struct {
 	Fault *fault            `json:"fault,omitempty"`
 	Kept  *substrate.Packed `json:"kept,omitempty"` // of keep
+
+	Network *network.Facts `json:"network,omitempty"` // of network
 	Status
 }
 

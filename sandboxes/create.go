@@ -19,6 +19,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/network"
 )
 
 // A Spec is a sandbox to create.
@@ -27,6 +28,7 @@ type Spec struct {
 	Image     string          `json:"image"`          // a template
 	Env       []string        `json:"env,omitempty"`  // KEY=VALUE for all of its processes
 	Shape     turnstone.Shape `json:"shape"`
+	Network   *network.Spec   `json:"network,omitempty"` // rules; the values of secret headers are kept nowhere but in its holder
 	Substrate string          `json:"substrate"`
 	TTL       time.Duration   `json:"ttl"` // stopped so long after it was ready; 0: never
 
@@ -76,6 +78,9 @@ func (s Spec) Check() error {
 	}
 	if len(s.Label) > maxLabel {
 		return fail(fmt.Errorf("a label has at most %d bytes", maxLabel))
+	}
+	if _, err := s.Network.Policy(); err != nil {
+		return err
 	}
 	if s.TTL < 0 {
 		return fail(fmt.Errorf("%s is no time to live", s.TTL))

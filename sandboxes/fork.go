@@ -55,13 +55,16 @@ func (s *Store) Fork(ctx context.Context, id turnstone.SandboxID, f Fork, ready 
 	if err != nil {
 		return nil, err
 	}
+	if n := parent.Network; n != nil && len(n.Headers) > 0 {
+		return nil, forkError(turnstone.Invalid, "sandbox "+parent.Title(), errors.New("it has secret headers, whose values its clones would not have"), "create another sandbox, with --secret-header")
+	}
 	s.sweep()
 	dir, release, err := s.forkFolder()
 	if err != nil {
 		return nil, createError(err)
 	}
 	defer release()
-	spec := Spec{Image: parent.Image, Shape: parent.Shape, Substrate: parent.Substrate, TTL: f.TTL, Label: f.Label,
+	spec := Spec{Image: parent.Image, Shape: parent.Shape, Network: parent.Network, Substrate: parent.Substrate, TTL: f.TTL, Label: f.Label,
 		From: filepath.Join(dir, "vm"), Parent: id, Holds: parent.Secrets}
 	if err := s.snapshot(ctx, id, spec.From, f.Secrets); err != nil {
 		return nil, err

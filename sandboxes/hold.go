@@ -51,7 +51,7 @@ const maxSpec = 16 << 20
 // it closes both.
 func (s *Store) Hold(ctx context.Context, id turnstone.SandboxID, open Opener, in io.ReadCloser, out io.WriteCloser, log *slog.Logger) error {
 	tell := reporter{out}
-	h := &holder{store: s, id: id, log: log}
+	h := &holder{store: s, id: id, log: log, forwards: make(chan struct{}, maxForwarded)}
 	err := h.create(ctx, open, in, tell)
 	if err != nil {
 		tell.send(report{Fault: toFault(err)})
@@ -77,6 +77,9 @@ type holder struct {
 	ctl     *control
 	use     *use
 	ttl     time.Duration
+
+	forwards   chan struct{} // connections to ports of the sandbox
+	forwarding sync.WaitGroup
 
 	still sync.RWMutex // held while the machine has no link
 
@@ -175,7 +178,7 @@ func (h *holder) register(ctx context.Context, spec Spec) error {
 		return createError(err)
 	}
 	now := time.Now().UTC()
-	h.info = Info{ID: h.id, Name: spec.Name, Label: spec.Label, State: Creating, Image: spec.Image, Shape: spec.Shape,
+	h.info = Info{ID: h.id, Name: spec.Name, Label: spec.Label, Network: spec.Network.Bare(), State: Creating, Image: spec.Image, Shape: spec.Shape,
 		Created: now, Changed: now, Holder: self, Secrets: spec.secretNames(), Parent: spec.Parent}
 	h.ttl = spec.TTL
 	if err := writeInfo(fresh, h.info); err != nil {
@@ -282,6 +285,7 @@ func (h *holder) keep(ctx context.Context) {
 	}
 	_ = h.machine.Close() // before its connections, which a guest that reads nothing could hold up
 	h.ctl.close()
+	h.forwarding.Wait()
 	h.relay.close()
 	_ = os.Remove(filepath.Join(h.store.path(h.id), socketFile))
 	_ = os.Remove(filepath.Join(h.store.path(h.id), controlFile))

@@ -35,6 +35,12 @@ func (h *holder) status() Status {
 // control carries out one request, and answers in a beside its status and the
 // descriptor. It is called for one at a time.
 func (h *holder) control(ctx context.Context, q controlRequest, a *controlAnswer) (*os.File, error) {
+	switch q.Op {
+	case opNetwork:
+		return nil, h.facts(ctx, a)
+	case opDial:
+		return h.dialGuest(ctx, q.Port)
+	}
 	m, ok := h.machine.(Controlled)
 	if !ok {
 		return nil, &turnstone.Error{Op: "sandbox.control", Kind: turnstone.Unavailable, Subject: "sandbox " + string(h.id),

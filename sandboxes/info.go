@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/stamp"
 )
 
@@ -28,6 +29,7 @@ type Info struct {
 	Substrate    string          `json:"substrate,omitempty"`
 	Isolation    string          `json:"isolation,omitempty"`
 	Shape        turnstone.Shape `json:"shape"`
+	Network      *network.Spec   `json:"network,omitempty"` // rules, without the values of secret headers
 	Created      time.Time       `json:"created"`
 	Changed      time.Time       `json:"changed"`          // when State became what it is
 	Expires      *time.Time      `json:"expires,omitzero"` // nil: never
@@ -69,7 +71,7 @@ const (
 )
 
 // maxState bounds what is read of a state.json, in bytes.
-const maxState = 64 << 10
+const maxState = 1 << 20
 
 func writeInfo(dir string, i Info) error {
 	b, err := json.MarshalIndent(i, "", "  ")

@@ -76,6 +76,26 @@ func armor(line string) bool {
 	return (strings.HasPrefix(line, "-----BEGIN ") || strings.HasPrefix(line, "-----END ")) && strings.HasSuffix(line, "-----")
 }
 
+// With returns a Set that also masks and finds values which no step is given; they are
+// called name. Values of less than MinValue bytes are left out. s may be nil, and stays
+// as it is.
+func (s *Set) With(name string, values ...string) *Set {
+	more := new(Set)
+	if s != nil {
+		more.env, more.needles = slices.Clone(s.env), slices.Clone(s.needles)
+	}
+	for _, v := range values {
+		if v = strings.TrimSpace(v); len(v) >= MinValue {
+			more.add(name, v)
+		}
+	}
+	if len(more.needles) == 0 {
+		return s
+	}
+	slices.SortStableFunc(more.needles, func(a, b needle) int { return len(b.value) - len(a.value) })
+	return more
+}
+
 func (s *Set) add(name, value string) {
 	s.needles = append(s.needles, needle{name, []byte(value)})
 }

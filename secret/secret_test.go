@@ -2,6 +2,7 @@ package secret
 
 import (
 	"bytes"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -150,5 +151,26 @@ func TestMaskCut(t *testing.T) {
 	}
 	if got := (*Set)(nil).MaskCut("x"); got != "x" {
 		t.Error(got)
+	}
+}
+
+func TestWith(t *testing.T) {
+	var none *Set
+	if none.With("x") != nil || none.With("x", "abc") != nil {
+		t.Error("nothing to mask is no set")
+	}
+	given, err := New([]string{"A=first-value"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	both := given.With("header X", "Bearer second-value", "second-value")
+	if got := both.Mask("first-value, Bearer second-value, second-value"); got != "[secret A], [secret header X], [secret header X]" {
+		t.Errorf("masked: %s", got)
+	}
+	if fmt.Sprint(both.Names(), both.Env()) != "[A] [A=first-value]" {
+		t.Errorf("given to steps: %v", both.Env())
+	}
+	if given.In("second-value") != "" || none.With("h", "value").In("a value") != "h" {
+		t.Error("the set it was made of has changed, or the new one finds nothing")
 	}
 }

@@ -1,0 +1,255 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/secret"
+)
+
+// A networkPlan is what a plan asks of the sandbox's network, and what that needs.
+type networkPlan struct {
+	asked    network.Spec   // by the caller and the document
+	spec     network.Spec   // with what the host's policy says
+	policy   network.Policy // of spec
+	record   bool
+	replay   bool
+	replayOf string      // the turn whose recording is replayed; empty: the nearest one's
+	secrets  *secret.Set // masked in what is recorded and told
+
+	ca       *network.CA // nil: no TLS is opened
+	recorder *network.Recorder
+	spool    spool // of the recorder, or the player
+	player   *network.Player
+	playing  turnstone.TurnID
+	outer    map[string]string // variables that trust replaces, as they would be
+	bundle   string            // path of the certificates that the guest trusts without us
+}
+
+// planNetwork answers what p leaves open of the network: with the caller's word, the
+// document's, and the host's policy.
+func (x *Executor) planNetwork(p *plan, req Request) error {
+	front := req.Document.Front
+	rules, mode := mergeRules(req, front)
+	p.net.record, p.net.replay, p.net.replayOf = mode.Record, mode.Replay, mode.ReplayOf
+	p.net.asked = network.Spec{Allow: rules.Allow, Deny: rules.Deny, Only: rules.HasAllow, Open: rules.Intercept}
+	for _, text := range req.SecretHeaders {
+		h, err := network.ParseSecretHeader(text)
+		if err != nil {
+			return err
+		}
+		p.net.asked.Headers = append(p.net.asked.Headers, h)
+	}
+	if err := p.applyHostNetwork(x, req.Network == nil && front.Network == nil); err != nil {
+		return err
+	}
+	if err := p.net.fits(p); err != nil {
+		return err
+	}
+	return p.hideHeaders(req)
+}
+
+// planSandbox is planNetwork for a sandbox of its own.
+func (x *Executor) planSandbox(p *plan, spec *network.Spec) error {
+	if spec != nil {
+		p.net.asked = *spec
+	}
+	if err := p.applyHostNetwork(x, false); err != nil {
+		return err
+	}
+	if err := p.net.fits(p); err != nil {
+		return err
+	}
+	for _, h := range p.net.asked.Headers {
+		p.net.secrets = p.net.secrets.With("header "+h.Name+" for "+h.Host, h.Values()...)
+	}
+	if !p.shape.Network {
+		return nil
+	}
+	more, err := p.net.trust(p.env)
+	p.env = append(slices.Clone(p.env), more...)
+	return err
+}
+
+// mergeRules puts the caller's rules in the place of the document's: its allow replaces
+// that of the document, its deny comes beside, and its mode counts when it says one.
+func mergeRules(req Request, front document.FrontMatter) (rules, mode document.NetworkRules) {
+	if r := front.NetworkRules; r != nil {
+		rules, mode = *r, *r
+	}
+	asked := req.NetworkRules
+	if asked == nil {
+		asked = &document.NetworkRules{}
+	}
+	if asked.HasAllow {
+		rules.Allow, rules.HasAllow = asked.Allow, true
+	}
+	rules.Deny = append(slices.Clone(rules.Deny), asked.Deny...)
+	rules.Intercept = rules.Intercept || asked.Intercept
+	if req.Network != nil || asked.Record || asked.Replay {
+		mode = *asked
+	}
+	return rules, mode
+}
+
+// fits refuses what cannot go together.
+func (n *networkPlan) fits(p *plan) error {
+	fail := func(subject, why, hint string) error {
+		return &turnstone.Error{Op: "executor.network", Kind: turnstone.Invalid, Subject: subject, Err: errors.New(why), Hint: hint}
+	}
+	if !p.shape.Network {
+		switch {
+		case len(n.asked.Headers) > 0:
+			return fail("secret header", "the network is off", "leave it out, or say network: on")
+		case n.record || n.replay:
+			return fail("network", "it is off, and cannot be recorded or replayed", "leave out network: off")
+		}
+		return nil
+	}
+	if n.record && n.replay {
+		return fail("network", "a turn cannot both record and replay", "leave one of them out")
+	}
+	if p.lifetime == document.LifetimeSession && (n.record || n.replay) {
+		return fail("network", "connections of a machine that stays belong to more than one turn", "record and replay with lifetime: turn")
+	}
+	if p.lifetime == document.LifetimeSession && len(n.asked.Headers) > 0 {
+		return fail("secret header", "the machine stays longer than the turn that is given it", "run this turn with lifetime: turn")
+	}
+	if p.snapshot == document.SnapshotVM && (n.asked.Open || len(n.asked.Headers) > 0 || n.replay) {
+		return fail("snapshot: vm", "the machine trusts a certificate authority that ends with the turn", "leave out the snapshot, or intercept and secret headers")
+	}
+	return nil
+}
+
+// hideHeaders makes the values of secret headers known to those who mask, and refuses
+// what would be kept with one in it.
+func (p *plan) hideHeaders(req Request) error {
+	for _, h := range p.net.asked.Headers {
+		p.secrets = p.secrets.With("header "+h.Name+" for "+h.Host, h.Values()...)
+	}
+	p.net.secrets = p.secrets
+	if len(p.net.asked.Headers) == 0 {
+		return nil
+	}
+	return p.noSecret(req)
+}
+
+// needsCA tells whether the guest has to trust an authority of ours.
+func (n *networkPlan) needsCA() bool {
+	return n.spec.Open || n.player != nil && n.playerOpens() ||
+		slices.ContainsFunc(n.spec.Headers, func(h network.SecretHeader) bool { return h.Scheme == "https" })
+}
+
+// caPath is where the guest finds the certificates that it is to trust. It lies on no
+// disk, and so in no state.
+const caPath = "/run/turnstone/ca-certificates.crt"
+
+// caBundle is where Debian has the certificates that it trusts.
+const caBundle = "/etc/ssl/certs/ca-certificates.crt"
+
+// caVariables tell programs of caPath: OpenSSL's and Go's, curl, Python's requests, Node, git.
+var caVariables = []string{"SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO"}
+
+// trust makes the authority, where one is needed, and returns the variables with which
+// programs find its certificate. env is what the sandbox's would be without.
+func (n *networkPlan) trust(env []string) ([]string, error) {
+	if !n.needsCA() {
+		return nil, nil
+	}
+	var err error
+	if n.ca, err = network.NewCA(); err != nil {
+		return nil, err
+	}
+	n.outer, n.bundle = map[string]string{}, caBundle
+	for _, kv := range env {
+		name, value, _ := strings.Cut(kv, "=")
+		if slices.Contains(caVariables, name) && value != caPath {
+			n.outer[name] = value
+		}
+	}
+	if b := n.outer["SSL_CERT_FILE"]; b != "" {
+		n.bundle = b
+	}
+	var more []string
+	for _, name := range caVariables {
+		more = append(more, name+"="+caPath)
+	}
+	return more, nil
+}
+
+// inherited is env as later turns get it: without what is of use in this sandbox only.
+func (n *networkPlan) inherited(env []string) []string {
+	if n.ca == nil {
+		return env
+	}
+	var kept []string
+	for _, kv := range env {
+		name, value, _ := strings.Cut(kv, "=")
+		if value != caPath || !slices.Contains(caVariables, name) {
+			kept = append(kept, kv)
+		} else if was, ok := n.outer[name]; ok {
+			kept = append(kept, name+"="+was)
+		}
+	}
+	return kept
+}
+
+// options are those of the network's stack.
+func (n *networkPlan) options(watch *network.Watch) network.Options {
+	o := network.Options{Policy: n.policy, Observer: maskedWatch{watch, n.secrets}, Resolver: resolverAt(n.spec.DNS)}
+	if n.recorder == nil && n.player == nil && n.ca == nil && len(n.spec.Headers) == 0 {
+		return o
+	}
+	proxy := network.NewProxy(network.ProxyOptions{Resolver: o.Resolver, CA: n.ca, Open: n.spec.Open || n.player != nil, Headers: n.spec.Headers,
+		Recorder: n.recorder, Player: n.player, Secrets: n.secrets, Observer: o.Observer})
+	o.Interceptor = proxy
+	o.Dialer, o.Resolver = proxy.Below()
+	return o
+}
+
+// resolverAt asks the name server at an address; nil is the host's own.
+func resolverAt(address string) network.Resolver {
+	if address == "" {
+		return nil
+	}
+	return &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, network, address)
+	}}
+}
+
+// A maskedWatch notes refusals without secrets.
+type maskedWatch struct {
+	*network.Watch
+	secrets *secret.Set
+}
+
+// Refused implements network.Observer.
+func (w maskedWatch) Refused(r network.Refusal) {
+	r.Host, r.Reason = w.secrets.Mask(r.Host), w.secrets.Mask(r.Reason)
+	w.Watch.Refused(r)
+}
+
+// targetOf is what a refusal was about, as people write it.
+func targetOf(host string, address netip.AddrPort) string {
+	switch {
+	case host == "" && !address.IsValid():
+		return ""
+	case !address.IsValid():
+		return host
+	case host == "" && address.Port() == 0:
+		return address.Addr().String()
+	case host == "":
+		return address.String()
+	case address.Port() == 0:
+		return host
+	}
+	return fmt.Sprintf("%s:%d", host, address.Port())
+}

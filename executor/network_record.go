@@ -1,0 +1,252 @@
+package executor
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/session"
+	"turnstone.dev/turnstone/store"
+	"turnstone.dev/turnstone/tree"
+)
+
+// A RecordNetwork is what is kept of a turn's network.
+type RecordNetwork struct {
+	Spec *network.Spec `json:"spec,omitempty"` // what was asked for, without the values of secrets
+	// Index and Data are the recording, if there is one: an encoded network.Recording, and
+	// the bytes that it names.
+	Index *tree.Content `json:"index,omitempty"`
+	Data  *tree.Content `json:"data,omitempty"`
+	Facts string        `json:"facts,omitempty"` // what is in the recording, in words
+	// Replayed is the turn whose recording was replayed.
+	Replayed turnstone.TurnID `json:"replayed,omitempty"`
+}
+
+// A spool is a file without a name, with the bytes of a recording.
+type spool struct{ *os.File }
+
+func (s spool) close() {
+	if s.File != nil {
+		_ = s.Close()
+	}
+}
+
+// newSpool makes an empty one in a folder of the home.
+func (x *Executor) newSpool() (spool, error) {
+	dir, err := x.home.MkdirAll("sandboxes")
+	if err != nil {
+		return spool{}, err
+	}
+	f, err := os.CreateTemp(dir, ".recording-*")
+	if err != nil {
+		return spool{}, &turnstone.Error{Op: "executor.network", Kind: turnstone.Unavailable, Subject: dir, Err: err}
+	}
+	_ = os.Remove(f.Name())
+	return spool{f}, nil
+}
+
+// openNetwork gets ready what the turn's network needs, before its sandbox is started:
+// the recording to write or to replay, and the authority that the guest is to trust.
+func (r *run) openNetwork(ctx context.Context) error {
+	n := &r.plan.net
+	if !r.plan.shape.Network {
+		return nil
+	}
+	var err error
+	if n.record {
+		if n.spool, err = r.x.newSpool(); err != nil {
+			return err
+		}
+		n.recorder = network.NewRecorder(network.RecorderOptions{Out: n.spool, Secrets: n.secrets, Room: func() error { return room(r.x.home.Dir) }})
+	}
+	if n.replay {
+		if err := r.openReplay(ctx); err != nil {
+			return err
+		}
+	}
+	var before []string
+	if r.at.state != nil {
+		before = slices.Clone(r.at.state.Env)
+	}
+	more, err := n.trust(append(before, r.plan.env...))
+	r.plan.env = append(r.plan.env, more...)
+	return err
+}
+
+// openReplay finds the recording: that of the turn that is named, of the turn that is
+// run again, or of the nearest turn below that has one.
+func (r *run) openReplay(ctx context.Context) error {
+	n := &r.plan.net
+	rec, err := r.recorded(ctx)
+	if err != nil {
+		return err
+	}
+	if n.spool, err = r.x.newSpool(); err != nil {
+		return err
+	}
+	index, err := r.at.cs.read(ctx, *rec.Network.Index, network.MaxIndex)
+	if err != nil {
+		return err
+	}
+	in, err := r.at.cs.store.OpenContent(ctx, *rec.Network.Data)
+	if err != nil {
+		return err
+	}
+	size, err := io.Copy(n.spool, in)
+	if err = errors.Join(err, in.Close()); err != nil {
+		return err
+	}
+	recording, err := network.Decode(index, size)
+	if err != nil {
+		return err
+	}
+	n.player, n.playing = network.NewPlayer(recording, n.spool, n.secrets), rec.ID
+	n.policy.Allow = append(slices.Clone(n.policy.Allow), n.player.Rules(maxReplayRules-len(n.policy.Allow))...)
+	n.policy.Only = false // nothing but the recording is behind it
+	return nil
+}
+
+// maxReplayRules bounds the rules of a policy that is replayed under.
+const maxReplayRules = 1000
+
+func (n *networkPlan) playerOpens() bool { return n.player.Opened() }
+
+// recorded returns the record of the turn whose recording is replayed.
+func (r *run) recorded(ctx context.Context) (*Record, error) {
+	ref, cs := r.plan.net.replayOf, r.at.cs
+	none := func(hint, format string, args ...any) error {
+		return &turnstone.Error{Op: "executor.network", Kind: turnstone.NotFound, Subject: "network: replay", Err: fmt.Errorf(format, args...), Hint: hint}
+	}
+	if ref != "" {
+		t, err := cs.db.Resolve(ctx, ref)
+		if err != nil {
+			return nil, err
+		}
+		rec, err := cs.record(ctx, t)
+		if err == nil && (rec.Network == nil || rec.Network.Index == nil) {
+			return nil, none("run it with network: record", "turn %d (%s) has no recording", rec.Number, rec.ID)
+		}
+		return rec, err
+	}
+	if r.at.parent == nil {
+		return nil, none("run a turn with network: record first, in the same session, or name the turn with replay:", "there is no turn below that could have been recorded")
+	}
+	return cs.nearestRecording(ctx, *r.at.parent, none)
+}
+
+// nearestRecording goes from parent to parent, beginning with t.
+func (cs *contextStore) nearestRecording(ctx context.Context, t session.Turn, none func(hint, format string, args ...any) error) (*Record, error) {
+	for {
+		rec, err := cs.record(ctx, t)
+		if err != nil {
+			return nil, err
+		}
+		if rec.Network != nil && rec.Network.Index != nil {
+			return rec, nil
+		}
+		if len(t.Parents) == 0 {
+			return nil, none("run one with network: record, or name another turn with replay:", "no turn below has a recording")
+		}
+		if t, err = cs.db.Turn(ctx, t.Parents[0]); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// keepNetwork puts what is kept of the network into the batch; nil when there is nothing
+// to say.
+func (r *run) keepNetwork(ctx context.Context, b *store.Batch) (*RecordNetwork, error) {
+	n := &r.plan.net
+	if !r.plan.shape.Network {
+		return nil, nil
+	}
+	rec := &RecordNetwork{Replayed: n.playing}
+	if !n.asked.Same(nil) {
+		rec.Spec = n.asked.Bare()
+	}
+	if n.recorder == nil {
+		if rec.Spec == nil && rec.Replayed == "" {
+			return nil, nil
+		}
+		return rec, nil
+	}
+	recording := n.recorder.Finish()
+	index, err := json.Marshal(recording)
+	if err != nil {
+		return nil, err
+	}
+	if len(index) > network.MaxIndex {
+		r.obs.Preparing("the recording of the network is not kept: its index is too large")
+		return rec, nil
+	}
+	put := func(in io.Reader, size int64) (*tree.Content, error) {
+		c, err := b.PutContent(ctx, in, size)
+		return &c, err
+	}
+	if rec.Index, err = put(bytes.NewReader(index), int64(len(index))); err != nil {
+		return nil, err
+	}
+	if rec.Data, err = put(io.NewSectionReader(n.spool, 0, recording.Bytes), recording.Bytes); err != nil {
+		return nil, err
+	}
+	rec.Facts = recording.Facts()
+	return rec, nil
+}
+
+// networkInfo says in the receipt what became of the network.
+func (r *run) networkInfo() string {
+	n := &r.plan.net
+	switch {
+	case !r.plan.shape.Network:
+		return ""
+	case n.player != nil:
+		return "replayed from " + string(n.playing)
+	case n.recorder == nil:
+		return ""
+	}
+	rec := n.recorder.Finish()
+	s := "recorded " + rec.Facts()
+	if k := rec.Encrypted(); k > 0 {
+		s += fmt.Sprintf("; %d encrypted, which cannot be replayed (intercept: true opens them)", k)
+	}
+	if len(rec.Unrecorded) > 0 {
+		s += "; not recorded: " + rec.Unrecorded[0]
+		if more := len(rec.Unrecorded) - 1; more > 0 {
+			s += fmt.Sprintf(" and %d more", more)
+		}
+	}
+	if rec.Cut != "" {
+		s += "; not whole: " + rec.Cut
+	}
+	return r.line(s)
+}
+
+// spec is what was asked for; zero when there was nothing.
+func (n *RecordNetwork) spec() network.Spec {
+	if n == nil || n.Spec == nil {
+		return network.Spec{}
+	}
+	return *n.Spec
+}
+
+// rules are those of a turn that repeats rec's. What was recorded is replayed.
+func (n *RecordNetwork) rules(rec *Record) *document.NetworkRules {
+	s := n.spec()
+	r := &document.NetworkRules{Allow: s.Allow, HasAllow: s.Only, Deny: s.Deny, Intercept: s.Open}
+	switch {
+	case n == nil:
+	case n.Index != nil:
+		r.Replay, r.ReplayOf = true, string(rec.ID)
+	case n.Replayed != "":
+		r.Replay, r.ReplayOf = true, string(n.Replayed)
+	}
+	return r
+}

@@ -1,0 +1,139 @@
+package executor
+
+import (
+	"context"
+	"time"
+
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/syntax"
+)
+
+// A NetworkReport is what a step did on the network, as --json prints it.
+type NetworkReport struct {
+	Connections int64           `json:"connections"`
+	Sent        int64           `json:"sent"`     // bytes, by the guest
+	Received    int64           `json:"received"` // bytes
+	Refused     []RefusalReport `json:"refused,omitempty"`
+	MoreRefused int64           `json:"more_refused,omitempty"` // attempts that are not in Refused
+}
+
+// A RefusalReport is something that a step was not let do.
+type RefusalReport struct {
+	Protocol string `json:"protocol"`
+	Target   string `json:"target"`
+	Host     string `json:"host,omitempty"`
+	Address  string `json:"address,omitempty"`
+	Reason   string `json:"reason"`
+	Count    int64  `json:"count"`
+	Command  string `json:"command,omitempty"` // the source of what ran then
+	Place    *place `json:"place,omitempty"`   // of the command
+}
+
+// TakeNetwork returns what happened on the network, and false when there is none.
+func (s *Sandbox) TakeNetwork(ctx context.Context) (network.Facts, bool) {
+	if h, ok := s.machine.(*heldMachine); ok {
+		return h.takeNetwork(ctx)
+	}
+	if s.net == nil {
+		return network.Facts{}, false
+	}
+	f := network.Facts{Totals: s.net.stack.Totals()}
+	f.Refused, f.More = s.net.watch.Take()
+	return f, true
+}
+
+// takeNetwork is TakeNetwork by way of the machine's holder.
+func (m *heldMachine) takeNetwork(ctx context.Context) (network.Facts, bool) {
+	m.held.mu.Lock()
+	ctl := m.held.ctl
+	m.held.mu.Unlock()
+	if ctl == nil {
+		return network.Facts{}, false
+	}
+	f, err := ctl.Network(ctx)
+	return f, err == nil
+}
+
+// beginNetwork leaves out of account what happened before the first step: a machine
+// that stays has had other turns.
+func (r *run) beginNetwork(ctx context.Context, s *Sandbox) {
+	if !r.plan.shape.Network {
+		return
+	}
+	if f, ok := s.TakeNetwork(ctx); ok {
+		r.netTotals = f.Totals
+	}
+}
+
+// maxRefused bounds the refusals of one step that are reported.
+const maxRefused = 50
+
+// noteNetwork puts what the step did on the network into its result. began is when it
+// was started.
+func (r *run) noteNetwork(ctx context.Context, s *Sandbox, step *document.Step, res *document.StepResult, began time.Time) {
+	if !r.plan.shape.Network || s.ended() && s.net == nil {
+		return
+	}
+	facts, ok := s.TakeNetwork(ctx)
+	if !ok {
+		return
+	}
+	before := r.netTotals
+	r.netTotals = facts.Totals
+	rep := &NetworkReport{Connections: facts.Totals.Connections - before.Connections, Sent: facts.Totals.Sent - before.Sent,
+		Received: facts.Totals.Received - before.Received, MoreRefused: facts.More + facts.Totals.Untold - before.Untold}
+	shown := &document.StepNetwork{Connections: rep.Connections, Sent: rep.Sent, Received: rep.Received}
+	for i := range facts.Refused {
+		f := &facts.Refused[i]
+		if i >= maxRefused {
+			rep.MoreRefused += f.Count
+			continue
+		}
+		one := RefusalReport{Protocol: f.Protocol, Host: r.line(f.Host), Target: r.line(targetOf(f.Host, f.Address)), Reason: r.line(f.Reason), Count: f.Count}
+		if f.Address.IsValid() {
+			one.Address = f.Address.String()
+		}
+		if c := runningAt(r.commands[step.Index-1], f.At.Sub(began)); c != nil {
+			one.Command, one.Place = c.Text, c.Place
+		}
+		rep.Refused = append(rep.Refused, one)
+		shown.Refused = append(shown.Refused, document.NetworkRefusal{Protocol: one.Protocol, Target: one.Target, Reason: one.Reason, Count: one.Count, Command: one.Command})
+	}
+	shown.MoreRefused = rep.MoreRefused
+	if rep.empty() {
+		return
+	}
+	res.Network, r.networks[step.Index-1] = shown, rep
+}
+
+func (n *NetworkReport) empty() bool {
+	return n.Connections == 0 && n.Sent == 0 && n.Received == 0 && len(n.Refused) == 0 && n.MoreRefused == 0
+}
+
+// clockSlack is how far the guest's times of commands and the host's of packets may be
+// apart: a step begins in the guest a little after it was asked for.
+const clockSlack = 300 * time.Millisecond
+
+// runningAt returns the command that ran at a time since the step began: of those that
+// ran then the one that was started last, else the one that was nearest. Commands that
+// only hold others together do not count.
+func runningAt(c *commands, at time.Duration) *CommandReport {
+	if c == nil {
+		return nil
+	}
+	var best *CommandReport
+	gap := clockSlack + 1
+	for i := range c.reports {
+		rep := &c.reports[i]
+		if rep.Kind != syntax.Simple || rep.Text == "" {
+			continue
+		}
+		from := time.Duration(rep.Start) * time.Microsecond
+		off := max(0, from-at, at-from-time.Duration(rep.Duration)*time.Microsecond)
+		if off < gap || off == gap && best != nil && rep.Start >= best.Start {
+			best, gap = rep, off
+		}
+	}
+	return best
+}

@@ -1,0 +1,117 @@
+package network
+
+import (
+	"bytes"
+	"net"
+	"strings"
+	"sync"
+)
+
+// firstBytes is how much of a connection is looked at to tell what is spoken on it.
+const firstBytes = 4096
+
+// An eagerConn reads the first bytes of a connection before anybody asks for them.
+// Reads are those of one goroutine, as of any net.Conn.
+type eagerConn struct {
+	net.Conn
+	first chan struct{} // closed when something has come, or nothing will
+
+	mu  sync.Mutex
+	buf []byte
+	err error
+}
+
+func newEager(c net.Conn) *eagerConn {
+	e := &eagerConn{Conn: c, first: make(chan struct{})}
+	go func() {
+		buf := make([]byte, firstBytes)
+		n, err := c.Read(buf)
+		e.buf, e.err = buf[:n], err
+		close(e.first)
+	}()
+	return e
+}
+
+// Read implements net.Conn.
+func (e *eagerConn) Read(p []byte) (int, error) {
+	<-e.first
+	e.mu.Lock()
+	if len(e.buf) > 0 {
+		n := copy(p, e.buf)
+		e.buf = e.buf[n:]
+		e.mu.Unlock()
+		return n, nil
+	}
+	err := e.err
+	e.mu.Unlock()
+	if err != nil {
+		return 0, err
+	}
+	return e.Conn.Read(p)
+}
+
+// peek returns what came first. It is called after first, and before any Read.
+func (e *eagerConn) peek() []byte { return e.buf }
+
+// more reads on until want bytes are there, or no more come.
+func (e *eagerConn) more(want int) {
+	for len(e.buf) < want && e.err == nil {
+		buf := make([]byte, firstBytes)
+		n, err := e.Conn.Read(buf)
+		e.buf, e.err = append(e.buf, buf[:n]...), err
+	}
+}
+
+// CloseWrite ends what is sent, where the connection can.
+func (e *eagerConn) CloseWrite() error { return closeWrite(e.Conn) }
+
+func closeWrite(c net.Conn) error {
+	if w, ok := c.(interface{ CloseWrite() error }); ok {
+		return w.CloseWrite()
+	}
+	return c.Close()
+}
+
+// A spoken is what a connection's first bytes look like.
+type spoken int
+
+const (
+	spokenOther   spoken = iota
+	spokenTLS            // a TLS record with a handshake (RFC 8446, section 5.1)
+	spokenHTTP           // a request of HTTP/1 to a host that is no proxy (RFC 9112, section 3.2.1)
+	spokenPartial        // it could become HTTP
+)
+
+const maxMethod = 20 // bytes of an HTTP method
+
+// speaks tells what b begins.
+func speaks(b []byte) spoken {
+	if len(b) == 0 {
+		return spokenOther
+	}
+	if b[0] == 0x16 {
+		return spokenTLS
+	}
+	method, rest, ok := bytes.Cut(b, []byte(" "))
+	if len(method) == 0 || len(method) > maxMethod || bytes.ContainsFunc(method, func(r rune) bool { return (r < 'A' || r > 'Z') && r != '-' }) {
+		return spokenOther
+	}
+	if !ok || len(rest) == 0 {
+		return spokenPartial
+	}
+	if rest[0] == '/' || rest[0] == '*' {
+		return spokenHTTP
+	}
+	return spokenOther
+}
+
+// bareName is a host's name as it is compared: lower case, without a final dot.
+func bareName(host string) string { return strings.ToLower(strings.TrimSuffix(host, ".")) }
+
+// hostOnly is the host of a request's Host header, as it is compared.
+func hostOnly(host string) string {
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	return bareName(strings.Trim(host, "[]"))
+}

@@ -1,0 +1,192 @@
+package network
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/netip"
+	"slices"
+	"sync"
+)
+
+// A forwarder passes the requests of one connection on to its host.
+type forwarder struct {
+	c         *connection
+	transport *http.Transport
+	proxy     *httputil.ReverseProxy
+	secrets   secretHeaders
+}
+
+// forwarder returns one whose first connection is upstream.
+func (c *connection) forwarder(ctx context.Context, upstream net.Conn) *forwarder {
+	f := &forwarder{c: c, secrets: c.headers(c.scheme)}
+	if c.scheme == "http" && len(f.secrets) > 0 && !c.vouched(ctx) {
+		c.refused("its address is none of " + c.host() + "'s: the secret was not sent")
+		f.secrets = nil
+	}
+	var once sync.Once
+	dial := func(ctx context.Context, _, _ string) (conn net.Conn, err error) {
+		once.Do(func() { conn = upstream })
+		if conn != nil {
+			return conn, nil
+		}
+		return c.again(ctx) // the host has ended the first one
+	}
+	f.transport = &http.Transport{DialContext: dial, DialTLSContext: dial, DisableCompression: true, MaxConnsPerHost: 1, MaxIdleConnsPerHost: 1,
+		MaxResponseHeaderBytes: maxHeaders, TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{}}
+	f.proxy = &httputil.ReverseProxy{Transport: f.transport, FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0),
+		Rewrite: f.rewrite, ModifyResponse: f.response, ErrorHandler: f.failed}
+	return f
+}
+
+// vouched tells whether the address that the guest connects to is one of the host's.
+// Where TLS is spoken the host's certificate says so.
+func (c *connection) vouched(ctx context.Context) bool {
+	if c.name == "" {
+		return true // the secret is for the address
+	}
+	ctx, cancel := context.WithTimeout(ctx, dialTime)
+	defer cancel()
+	addrs, err := c.p.opts.Resolver.LookupNetIP(ctx, "ip", c.name)
+	return err == nil && slices.ContainsFunc(addrs, func(a netip.Addr) bool { return embedded(a) == target(c.to).Addr() })
+}
+
+// again opens one more connection to the host.
+func (c *connection) again(ctx context.Context) (net.Conn, error) {
+	conn, err := c.dial(ctx)
+	if err != nil || c.scheme == "http" {
+		return conn, err
+	}
+	up := tls.Client(conn, &tls.Config{ServerName: c.host(), RootCAs: c.p.opts.Roots, NextProtos: []string{"http/1.1"}, MinVersion: tls.VersionTLS12})
+	if err := up.HandshakeContext(ctx); err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	return up, nil
+}
+
+// recordKey finds a request's record in its context.
+type recordKey struct{}
+
+// ServeHTTP implements http.Handler.
+func (f *forwarder) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	if rec := f.c.p.opts.Recorder.request(req.Method, f.c.url(req), f.c.to); rec != nil {
+		req = req.WithContext(context.WithValue(req.Context(), recordKey{}, rec))
+		sum := newDigester(f.c.p.opts.Secrets)
+		body := &sentBody{in: req.Body, sum: sum, rec: rec}
+		defer body.end()
+		if req.Body != nil && req.Body != http.NoBody {
+			req.Body = body
+		}
+	}
+	quiet(w)
+	f.proxy.ServeHTTP(w, req)
+}
+
+// quiet keeps net/http from adding headers that the answer does not have.
+func quiet(w http.ResponseWriter) {
+	w.Header()["Date"], w.Header()["Content-Type"] = nil, nil
+}
+
+// A sentBody digests what a request sends.
+type sentBody struct {
+	in  io.ReadCloser
+	rec *requestRecord
+
+	mu  sync.Mutex
+	sum *digester // nil: it has been told
+}
+
+// Read implements io.Reader.
+func (b *sentBody) Read(p []byte) (int, error) {
+	n, err := b.in.Read(p)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.sum != nil {
+		_, _ = b.sum.w.Write(p[:n])
+	}
+	return n, err
+}
+
+// Close implements io.Closer.
+func (b *sentBody) Close() error { return b.in.Close() }
+
+// end tells what was sent.
+func (b *sentBody) end() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.sum != nil {
+		b.rec.sent(b.sum.digest())
+		b.sum = nil
+	}
+}
+
+func (f *forwarder) rewrite(r *httputil.ProxyRequest) {
+	host := r.In.Host
+	if host == "" {
+		host = f.c.to.String()
+	}
+	passOn(r, f.c.scheme, host)
+	f.secrets.set(r.Out.Header)
+}
+
+// response masks and records an answer.
+func (f *forwarder) response(res *http.Response) error {
+	needles := f.secrets.needles()
+	maskHeader(res.Header, needles)
+	rec, _ := res.Request.Context().Value(recordKey{}).(*requestRecord)
+	if res.StatusCode == http.StatusSwitchingProtocols {
+		rec.ended(errors.New("what is spoken after HTTP is not recorded"))
+		if rec != nil {
+			f.c.p.opts.Recorder.cannot("what follows " + res.Request.Method + " " + f.c.url(res.Request) + " (" + res.Header.Get("Upgrade") + ")")
+		}
+		return nil
+	}
+	rec.answered(res.StatusCode, res.Header)
+	res.Body = &receivedBody{in: newMaskReader(res.Body, needles), rec: rec}
+	return nil
+}
+
+// failed answers a request that got no answer.
+func (f *forwarder) failed(w http.ResponseWriter, req *http.Request, err error) {
+	rec, _ := req.Context().Value(recordKey{}).(*requestRecord)
+	rec.ended(err)
+	http.Error(w, "turnstone: no answer from "+f.c.host()+": "+err.Error(), http.StatusBadGateway)
+}
+
+// A receivedBody records what an answer brings.
+type receivedBody struct {
+	in   io.ReadCloser
+	rec  *requestRecord
+	once sync.Once
+}
+
+// Read implements io.Reader.
+func (b *receivedBody) Read(p []byte) (int, error) {
+	n, err := b.in.Read(p)
+	b.rec.received(p[:n])
+	if err != nil {
+		b.end(err)
+	}
+	return n, err
+}
+
+// Close implements io.Closer.
+func (b *receivedBody) Close() error {
+	b.end(errors.New("the guest did not wait for the answer's end"))
+	return b.in.Close()
+}
+
+func (b *receivedBody) end(err error) {
+	b.once.Do(func() {
+		if errors.Is(err, io.EOF) {
+			err = nil
+		}
+		b.rec.ended(err)
+	})
+}

@@ -1,0 +1,473 @@
+package network
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/secret"
+)
+
+// ProxyOptions are what a Proxy is made with. All may be zero.
+type ProxyOptions struct {
+	Dialer   Dialer         // nil: the host's own
+	Resolver Resolver       // nil: the host's own
+	Roots    *x509.CertPool // that vouch for hosts; nil: the host's
+	CA       *CA            // nil: TLS is not opened
+	Open     bool           // all of TLS is opened, not just that of hosts with secrets
+	Headers  []SecretHeader
+	Recorder *Recorder // nil: nothing is recorded
+	Player   *Player   // nil: nothing is replayed; else nothing is dialed
+	Secrets  *secret.Set
+	Observer Observer // is told of what is refused here; may be nil
+}
+
+// A Proxy is the Interceptor that opens TLS, sets secret headers, records and replays.
+// It speaks HTTP/1.1 with both sides; of what is not HTTP it copies the bytes. It is safe
+// for concurrent use.
+type Proxy struct{ opts ProxyOptions }
+
+// NewProxy returns a Proxy.
+func NewProxy(opts ProxyOptions) *Proxy {
+	if opts.Dialer == nil {
+		opts.Dialer = &net.Dialer{}
+	}
+	if opts.Resolver == nil {
+		opts.Resolver = &net.Resolver{PreferGo: true}
+	}
+	return &Proxy{opts}
+}
+
+const (
+	dialTime      = 30 * time.Second
+	handshakeTime = 30 * time.Second
+	headerTime    = 5 * time.Minute // that a guest has to finish a request's headers
+	partialTime   = 2 * time.Second // after a first word that may become HTTP
+	maxHeaders    = 1 << 20         // bytes of a request's headers
+)
+
+// Intercept implements Interceptor.
+func (p *Proxy) Intercept(ctx context.Context, guest net.Conn, to netip.AddrPort, name string) bool {
+	name = bareName(name)
+	host := name
+	if host == "" {
+		host = to.Addr().String()
+	}
+	if p.opts.Recorder == nil && p.opts.Player == nil && !p.opts.Open && len(secretHeaders(p.opts.Headers).of("", host, to)) == 0 {
+		return false
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { _ = guest.Close() })()
+	c := &connection{p: p, to: to, name: name, scheme: "http"}
+	if p.opts.Player != nil {
+		c.replay(ctx, newEager(guest))
+	} else {
+		c.forward(ctx, newEager(guest))
+	}
+	_ = guest.Close()
+	return true
+}
+
+// A connection is one that a Proxy serves.
+type connection struct {
+	p      *Proxy
+	to     netip.AddrPort
+	name   string // the host that was wanted; empty: not known
+	scheme string // "https" once TLS was opened
+}
+
+// host is what the connection's other end is called.
+func (c *connection) host() string {
+	if c.name != "" {
+		return c.name
+	}
+	return c.to.Addr().String()
+}
+
+// refused tells that the guest was not let do something.
+func (c *connection) refused(reason string) {
+	if o := c.p.opts.Observer; o != nil {
+		o.Refused(Refusal{At: time.Now(), Protocol: "tcp", Host: c.name, Address: c.to, Reason: c.p.opts.Secrets.Mask(reason)})
+	}
+}
+
+// headers are the secret headers for the connection's requests.
+func (c *connection) headers(scheme string) secretHeaders {
+	return secretHeaders(c.p.opts.Headers).of(scheme, c.host(), c.to)
+}
+
+func (c *connection) dial(ctx context.Context) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTime)
+	defer cancel()
+	return c.p.opts.Dialer.DialContext(ctx, "tcp", target(c.to).String())
+}
+
+// target is where a guest's connection really goes: the gateway stands for the host's
+// loopback.
+func target(to netip.AddrPort) netip.AddrPort {
+	if to.Addr() == netip.MustParseAddr(Gateway) {
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), to.Port())
+	}
+	return netip.AddrPortFrom(embedded(to.Addr()), to.Port())
+}
+
+// Below is the dialer and the resolver for a Stack whose Interceptor is p: they see what
+// goes past it, as datagrams and lookups.
+func (p *Proxy) Below() (Dialer, Resolver) {
+	switch {
+	case p.opts.Player != nil:
+		return &tellingDialer{p}, &tellingResolver{p}
+	case p.opts.Recorder != nil:
+		return p.opts.Recorder.dialer(p.opts.Dialer), p.opts.Recorder.resolver(p.opts.Resolver)
+	}
+	return p.opts.Dialer, p.opts.Resolver
+}
+
+// opens says whether TLS on this connection is opened.
+func (c *connection) opens() bool {
+	return c.p.opts.CA != nil && (c.p.opts.Open || len(c.headers("https")) > 0)
+}
+
+// forward connects guest with the host that it wants.
+func (c *connection) forward(ctx context.Context, guest *eagerConn) {
+	upstream, err := c.dial(ctx)
+	if err != nil {
+		c.p.opts.Recorder.stream(RecordedStream{Host: c.name, Address: c.to, Protocol: protocolTCP, Failed: err.Error()})
+		reset(guest.Conn)
+		return
+	}
+	defer func() { _ = upstream.Close() }()
+	defer context.AfterFunc(ctx, func() { _ = upstream.Close() })()
+	c.carry(ctx, guest, newEager(upstream))
+}
+
+// carry finds out what is spoken on a connection and serves it.
+func (c *connection) carry(ctx context.Context, guest, upstream *eagerConn) {
+	select {
+	case <-guest.first:
+	default:
+		select {
+		case <-ctx.Done():
+			return
+		case <-upstream.first: // the other side begins: no HTTP, and no TLS
+			c.copy(guest, upstream, protocolTCP)
+			return
+		case <-guest.first:
+		}
+	}
+	switch said := c.firstWord(guest); {
+	case said == spokenHTTP:
+		f := c.forwarder(ctx, upstream)
+		c.serveHTTP(guest, f)
+		f.transport.CloseIdleConnections()
+	case said == spokenTLS && c.scheme == "http" && c.opens():
+		c.openTLS(ctx, guest, upstream)
+	case said == spokenTLS:
+		c.copy(guest, upstream, protocolTLS)
+	default:
+		c.copy(guest, upstream, protocolTCP)
+	}
+}
+
+// firstWord tells what the guest speaks, for which it may have to wait for the end
+// of a method.
+func (c *connection) firstWord(guest *eagerConn) spoken {
+	said := speaks(guest.peek())
+	if said != spokenPartial {
+		return said
+	}
+	_ = guest.SetReadDeadline(time.Now().Add(partialTime))
+	for n := len(guest.peek()); said == spokenPartial && guest.err == nil; n++ {
+		guest.more(n + 1)
+		said = speaks(guest.peek())
+	}
+	_ = guest.SetReadDeadline(time.Time{})
+	if t, ok := guest.err.(net.Error); ok && t.Timeout() {
+		guest.err = nil
+	}
+	return said
+}
+
+// openTLS ends the guest's TLS here, with a certificate of the sandbox's own authority,
+// once the host's own has been verified.
+func (c *connection) openTLS(ctx context.Context, guest, upstream *eagerConn) {
+	var up *tls.Conn
+	inner := tls.Server(guest, &tls.Config{MinVersion: tls.VersionTLS12, GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		name, err := c.serverName(hello)
+		if err != nil {
+			return nil, err
+		}
+		up = tls.Client(upstream, &tls.Config{ServerName: name, RootCAs: c.p.opts.Roots, NextProtos: withoutHTTP2(hello.SupportedProtos), MinVersion: tls.VersionTLS12})
+		if err := up.HandshakeContext(hello.Context()); err != nil {
+			c.refused("its TLS: " + err.Error())
+			return nil, err
+		}
+		return c.serverConfig(name, up.ConnectionState().NegotiatedProtocol)
+	}})
+	if !c.accept(ctx, inner) {
+		return
+	}
+	defer func() { _, _ = inner.Close(), up.Close() }()
+	c.scheme = "https"
+	c.carry(ctx, newEager(inner), newEager(up))
+}
+
+// serverName is the host that a guest's ClientHello names, which has to be the one that
+// the connection was allowed for.
+func (c *connection) serverName(hello *tls.ClientHelloInfo) (string, error) {
+	name := bareName(hello.ServerName)
+	if name == "" {
+		return c.host(), nil
+	}
+	if c.name == "" {
+		c.name = name
+	}
+	if name != c.name {
+		c.refused(fmt.Sprintf("TLS for %.100q on a connection to %s", name, c.name))
+		return "", errors.New("another host's name")
+	}
+	return name, nil
+}
+
+// accept carries out the handshake with the guest.
+func (c *connection) accept(ctx context.Context, inner *tls.Conn) bool {
+	ctx, cancel := context.WithTimeout(ctx, handshakeTime)
+	defer cancel()
+	return inner.HandshakeContext(ctx) == nil
+}
+
+func (c *connection) serverConfig(name, protocol string) (*tls.Config, error) {
+	leaf, err := c.p.opts.CA.Leaf(name)
+	if err != nil {
+		return nil, err
+	}
+	cfg := &tls.Config{Certificates: []tls.Certificate{*leaf}, MinVersion: tls.VersionTLS12}
+	if protocol != "" {
+		cfg.NextProtos = []string{protocol}
+	}
+	return cfg, nil
+}
+
+// withoutHTTP2 are the protocols that a guest offers which can be spoken here.
+func withoutHTTP2(offered []string) []string {
+	var kept []string
+	for _, p := range offered {
+		if p != "h2" && p != "h2c" && !strings.HasPrefix(p, "h3") {
+			kept = append(kept, p)
+		}
+	}
+	return kept
+}
+
+// copy carries bytes both ways until both sides have ended.
+func (c *connection) copy(guest, upstream net.Conn, protocol string) {
+	rec := c.p.opts.Recorder.stream(RecordedStream{Host: c.name, Address: c.to, Protocol: protocol, Opened: c.scheme == "https"})
+	defer rec.close()
+	var both sync.WaitGroup
+	pump := func(dst, src net.Conn, sent bool) {
+		buf := make([]byte, 32<<10)
+		for {
+			n, err := src.Read(buf)
+			if n > 0 {
+				rec.note(sent, buf[:n]) // before it can be answered
+				if _, werr := dst.Write(buf[:n]); werr != nil {
+					err = werr
+				}
+			}
+			if err == nil {
+				continue
+			}
+			if errors.Is(err, io.EOF) {
+				_ = closeWrite(dst)
+			} else {
+				_, _ = guest.Close(), upstream.Close()
+			}
+			return
+		}
+	}
+	both.Go(func() { pump(upstream, guest, true) })
+	both.Go(func() { pump(guest, upstream, false) })
+	both.Wait()
+}
+
+// serveHTTP serves the requests on guest until its end.
+func (c *connection) serveHTTP(guest net.Conn, h http.Handler) {
+	conn := &closing{Conn: guest, closed: make(chan struct{}), idle: make(chan struct{})}
+	l := &oneConn{conn: conn}
+	srv := &http.Server{Handler: c.checked(conn.during(h)), ReadHeaderTimeout: headerTime, MaxHeaderBytes: maxHeaders, ErrorLog: log.New(io.Discard, "", 0)}
+	_ = srv.Serve(l)
+	_ = srv.Close()
+}
+
+// checked refuses requests to another host than the connection's: what the policy, or a
+// secret, is good for must not be used for another one.
+func (c *connection) checked(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if host := hostOnly(req.Host); c.name != "" && host != c.name {
+			c.refused(fmt.Sprintf("a request to %.100q on a connection to %s", host, c.name))
+			http.Error(w, "turnstone: this connection is to another host", http.StatusMisdirectedRequest)
+			return
+		}
+		h.ServeHTTP(w, req)
+	})
+}
+
+// A oneConn is a listener with one connection. Its second Accept waits for that
+// connection's end.
+type oneConn struct {
+	conn *closing
+	once sync.Once
+}
+
+// Accept implements net.Listener.
+func (l *oneConn) Accept() (c net.Conn, err error) {
+	l.once.Do(func() { c = l.conn })
+	if c != nil {
+		return c, nil
+	}
+	<-l.conn.closed
+	return nil, net.ErrClosed
+}
+
+// Close implements net.Listener.
+func (l *oneConn) Close() error { return nil }
+
+// Addr implements net.Listener.
+func (l *oneConn) Addr() net.Addr { return l.conn.LocalAddr() }
+
+// A closing connection tells of its end. A guest that has said all it will may still wait
+// for the answer, while net/http takes the end of what it says for the end of the whole:
+// that is told only when no request is being answered.
+type closing struct {
+	net.Conn
+	once   sync.Once
+	closed chan struct{}
+
+	mu        sync.Mutex
+	answering bool
+	idle      chan struct{} // closed when answering has become false
+}
+
+// halfTime bounds how long an answer may take after a guest has said all it will.
+const halfTime = 5 * time.Minute
+
+// Read implements net.Conn.
+func (c *closing) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if n > 0 || !errors.Is(err, io.EOF) {
+		return n, err
+	}
+	c.mu.Lock()
+	answering, idle := c.answering, c.idle
+	c.mu.Unlock()
+	if answering {
+		select {
+		case <-idle:
+		case <-c.closed:
+		case <-time.After(halfTime):
+		}
+	}
+	return 0, err
+}
+
+// during notes when h answers a request. While it still reads what was sent, the end is
+// the end.
+func (c *closing) during(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		begin := func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if !c.answering {
+				c.answering, c.idle = true, make(chan struct{})
+			}
+		}
+		if req.Body == nil || req.Body == http.NoBody {
+			begin()
+		} else {
+			req.Body = &finishing{req.Body, begin}
+		}
+		defer func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if c.answering {
+				c.answering = false
+				close(c.idle)
+			}
+		}()
+		h.ServeHTTP(w, req)
+	})
+}
+
+// A finishing body tells when it has been read.
+type finishing struct {
+	io.ReadCloser
+	finished func()
+}
+
+// Read implements io.Reader.
+func (f *finishing) Read(p []byte) (int, error) {
+	n, err := f.ReadCloser.Read(p)
+	if errors.Is(err, io.EOF) {
+		f.finished()
+	}
+	return n, err
+}
+
+// Close implements net.Conn.
+func (c *closing) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
+}
+
+// url is the address of a request, as recordings have it.
+func (c *connection) url(req *http.Request) string {
+	host := req.Host
+	if host == "" {
+		host = c.to.String()
+	}
+	return c.scheme + "://" + strings.ToLower(host) + req.URL.RequestURI()
+}
+
+// A digester is the digest of a body, masked as recordings are.
+type digester struct {
+	hash hash.Hash
+	w    io.WriteCloser
+}
+
+func newDigester(secrets *secret.Set) *digester {
+	d := &digester{hash: sha256.New()}
+	d.w = secrets.Writer(d.hash)
+	return d
+}
+
+func (d *digester) digest() turnstone.Digest {
+	_ = d.w.Close()
+	return turnstone.Digest("sha256:" + hex.EncodeToString(d.hash.Sum(nil)))
+}
+
+// passOn makes a proxy pass requests on as they are.
+func passOn(r *httputil.ProxyRequest, scheme, host string) {
+	r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = scheme, host, r.In.Host
+	r.Out.URL.RawQuery = r.In.URL.RawQuery // also where it is none that Go reads
+	for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
+		if v, ok := r.In.Header[name]; ok {
+			r.Out.Header[name] = v
+		}
+	}
+}

@@ -1,0 +1,150 @@
+package network
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"time"
+)
+
+// replay serves guest from the recording.
+func (c *connection) replay(ctx context.Context, guest *eagerConn) {
+	player := c.p.opts.Player
+	opened := c.scheme == "https"
+	if player.speaksFirst(c.name, c.to, opened) {
+		c.playStream(guest, opened)
+		return
+	}
+	select {
+	case <-ctx.Done():
+		return
+	case <-guest.first:
+	}
+	switch said := c.firstWord(guest); {
+	case said == spokenHTTP:
+		c.replayHTTP(guest)
+	case said == spokenTLS && !opened:
+		c.replayTLS(ctx, guest)
+	case len(guest.peek()) == 0 && guest.err != nil:
+		return // it said nothing
+	default:
+		c.playStream(guest, opened)
+	}
+}
+
+// replayHTTP answers requests, unless it was at this place that no connection could be
+// opened.
+func (c *connection) replayHTTP(guest *eagerConn) {
+	if c.p.opts.Player.failed(c.name, c.to) {
+		c.playStream(guest, false)
+		return
+	}
+	c.serveHTTP(guest, http.HandlerFunc(c.replayRequest))
+}
+
+// A tellingDialer opens nothing, and tells it.
+type tellingDialer struct{ p *Proxy }
+
+// DialContext implements Dialer.
+func (d *tellingDialer) DialContext(_ context.Context, network, address string) (net.Conn, error) {
+	r := Refusal{At: time.Now(), Protocol: network, Reason: notRecorded}
+	r.Address, _ = netip.ParseAddrPort(address)
+	if o := d.p.opts.Observer; o != nil {
+		o.Refused(r)
+	}
+	return nil, &net.OpError{Op: "dial", Net: network, Err: errors.New(address + ": " + notRecorded)}
+}
+
+// A tellingResolver answers from the recording, and tells what it has not.
+type tellingResolver struct{ p *Proxy }
+
+// LookupNetIP implements Resolver.
+func (v *tellingResolver) LookupNetIP(_ context.Context, network, host string) ([]netip.Addr, error) {
+	addrs, known, err := v.p.opts.Player.lookup(network, host)
+	if o := v.p.opts.Observer; !known && o != nil {
+		o.Refused(Refusal{At: time.Now(), Protocol: "dns", Host: bareName(host), Reason: notRecorded})
+	}
+	return addrs, err
+}
+
+// playStream serves the next connection that was recorded.
+func (c *connection) playStream(guest *eagerConn, opened bool) {
+	s := c.p.opts.Player.next(c.name, c.to, opened)
+	switch {
+	case s == nil:
+		c.refused(notRecorded)
+	case s.Failed != "":
+		reset(guest.Conn) // as it was then
+	default:
+		if err := c.p.opts.Player.play(guest, s); err != nil {
+			c.refused(err.Error())
+		}
+	}
+}
+
+// replayTLS opens the guest's TLS, without which nothing can be replayed on it.
+func (c *connection) replayTLS(ctx context.Context, guest *eagerConn) {
+	if c.p.opts.CA == nil {
+		if s := c.p.opts.Player.next(c.name, c.to, false); s != nil {
+			if s.Failed == "" {
+				c.refused("recorded encrypted, which cannot be replayed: record with intercept: true")
+			}
+			return
+		}
+		c.refused(notRecorded)
+		return
+	}
+	inner := tls.Server(guest, &tls.Config{MinVersion: tls.VersionTLS12, GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		name, err := c.serverName(hello)
+		if err != nil {
+			return nil, err
+		}
+		protocol := ""
+		if kept := withoutHTTP2(hello.SupportedProtos); len(kept) > 0 {
+			protocol = kept[0]
+		}
+		return c.serverConfig(name, protocol)
+	}})
+	if !c.accept(ctx, inner) {
+		return
+	}
+	defer func() { _ = inner.Close() }()
+	c.scheme = "https"
+	c.replay(ctx, newEager(inner))
+}
+
+// replayRequest answers a request from the recording.
+func (c *connection) replayRequest(w http.ResponseWriter, req *http.Request) {
+	sum := newDigester(c.p.opts.Secrets)
+	if _, err := io.Copy(sum.w, req.Body); err != nil {
+		return // the guest has gone
+	}
+	url := c.url(req)
+	a := c.p.opts.Player.answer(req.Method, url, sum.digest())
+	if a == nil {
+		c.refused(fmt.Sprintf("%.20s %.300s: %s", req.Method, url, notRecorded))
+		http.Error(w, "turnstone: "+notRecorded, http.StatusBadGateway)
+		return
+	}
+	if a.Status == 0 {
+		http.Error(w, "turnstone: no answer from "+c.host()+": "+a.Failed, http.StatusBadGateway)
+		return
+	}
+	quiet(w)
+	for name, values := range a.Header {
+		w.Header()[name] = values
+	}
+	w.Header().Del("Connection")
+	w.WriteHeader(a.Status)
+	if _, err := io.Copy(w, c.p.opts.Player.body(a)); err != nil {
+		return
+	}
+	if a.Failed != "" { // it was cut off then, too
+		panic(http.ErrAbortHandler)
+	}
+}

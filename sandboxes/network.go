@@ -1,0 +1,169 @@
+package sandboxes
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/network"
+)
+
+// Networked is what a Machine may be able to do beside the usual, when it has a network.
+type Networked interface {
+	// TakeNetwork returns what happened on it, and false when there is none.
+	TakeNetwork(ctx context.Context) (network.Facts, bool)
+	// DialGuest opens a connection to a TCP port of the sandbox, which has CloseWrite.
+	DialGuest(ctx context.Context, port uint16) (net.Conn, error)
+}
+
+const (
+	// guestTime is how long a sandbox may take to answer a connection.
+	guestTime = 10 * time.Second
+	// maxFacts bounds the answer to network, in bytes.
+	maxFacts = maxControl / 2
+	// maxForwarded bounds the connections to ports of a sandbox at one time.
+	maxForwarded = 256
+)
+
+// Network returns what happened on the sandbox's network since it was asked for last.
+// The error is of kind Unavailable when it has none.
+func (c *Control) Network(ctx context.Context) (network.Facts, error) {
+	a, _, err := c.do(ctx, controlRequest{Op: opNetwork})
+	if err != nil || a.Network == nil {
+		return network.Facts{}, err
+	}
+	return *a.Network, nil
+}
+
+// DialGuest opens a connection to a TCP port of a sandbox that lives. The error is of
+// kind Unavailable when nobody listens there, or it has no network.
+func (s *Store) DialGuest(ctx context.Context, id turnstone.SandboxID, port uint16) (net.Conn, error) {
+	c, err := s.Control(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = c.Close() }()
+	_, file, err := c.do(ctx, controlRequest{Op: opDial, Port: port})
+	if err != nil {
+		closeFile(file)
+		return nil, err
+	}
+	if file == nil {
+		return nil, &turnstone.Error{Op: "sandbox.dial", Kind: turnstone.Internal, Subject: "sandbox " + string(id), Err: errors.New("no connection came with the answer")}
+	}
+	defer closeFile(file)
+	return net.FileConn(file)
+}
+
+// networked is the machine as one with a network.
+func (h *holder) networked() (Networked, error) {
+	m, ok := h.machine.(Networked)
+	if !ok {
+		return nil, &turnstone.Error{Op: "sandbox.network", Kind: turnstone.Unavailable, Subject: "sandbox " + string(h.id), Err: errors.New("it has no network")}
+	}
+	return m, nil
+}
+
+// facts answers the request network.
+func (h *holder) facts(ctx context.Context, a *controlAnswer) error {
+	m, err := h.networked()
+	if err != nil {
+		return err
+	}
+	f, ok := m.TakeNetwork(ctx)
+	if !ok {
+		return &turnstone.Error{Op: "sandbox.network", Kind: turnstone.Unavailable, Subject: "sandbox " + string(h.id), Err: errors.New("it has no network")}
+	}
+	for n := len(f.Refused); ; n /= 2 {
+		f.Cut(n)
+		if b, err := json.Marshal(f); err != nil || len(b) <= maxFacts || n == 0 {
+			a.Network = &f
+			return err
+		}
+	}
+}
+
+// dialGuest answers the request dial: with one end of a pair of sockets, whose other end
+// is copied to and from the sandbox until either has ended.
+func (h *holder) dialGuest(ctx context.Context, port uint16) (*os.File, error) {
+	m, err := h.networked()
+	if err != nil {
+		return nil, err
+	}
+	if h.status().Paused {
+		return nil, pausedError(string(h.id))
+	}
+	select {
+	case h.forwards <- struct{}{}:
+	default:
+		return nil, &turnstone.Error{Op: "sandbox.dial", Kind: turnstone.Exhausted, Subject: "sandbox " + string(h.id), Err: errors.New("too many connections to its ports")}
+	}
+	free := func() { <-h.forwards }
+	ctx, cancel := context.WithTimeout(ctx, guestTime)
+	defer cancel()
+	guest, err := m.DialGuest(ctx, port)
+	if err != nil {
+		free()
+		return nil, err
+	}
+	ours, theirs, err := connPair()
+	if err != nil {
+		free()
+		_ = guest.Close()
+		return nil, err
+	}
+	h.forwarding.Go(func() {
+		defer free()
+		stop := make(chan struct{})
+		defer close(stop)
+		go func() { // the sandbox's end is that of its connections
+			select {
+			case <-h.machine.Done():
+				_, _ = guest.Close(), ours.Close()
+			case <-stop:
+			}
+		}()
+		Splice(guest, ours)
+	})
+	return theirs, nil
+}
+
+// connPair returns two ends of a stream.
+func connPair() (net.Conn, *os.File, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, &turnstone.Error{Op: "sandbox.dial", Kind: turnstone.Unavailable, Subject: "socketpair", Err: err}
+	}
+	mine := os.NewFile(uintptr(fds[0]), "forward")
+	defer closeFile(mine)
+	conn, err := net.FileConn(mine)
+	if err != nil {
+		_ = unix.Close(fds[1])
+		return nil, nil, err
+	}
+	return conn, os.NewFile(uintptr(fds[1]), "forward"), nil
+}
+
+// Splice copies both ways until both sides have ended, or one has failed, and closes both.
+func Splice(a, b net.Conn) {
+	var both sync.WaitGroup
+	pump := func(dst, src net.Conn) {
+		_, err := io.Copy(dst, src)
+		w, ok := dst.(interface{ CloseWrite() error })
+		if err != nil || !ok || w.CloseWrite() != nil {
+			_, _ = a.Close(), b.Close()
+		}
+	}
+	both.Go(func() { pump(a, b) })
+	both.Go(func() { pump(b, a) })
+	both.Wait()
+	_, _ = a.Close(), b.Close()
+}
