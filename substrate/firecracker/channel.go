@@ -100,9 +100,11 @@ const (
 	attemptLimit = 3 * time.Second
 )
 
-// connect gives the machine's channel a connection to its agent. While a restored guest
-// wakes up, connections may be refused, or made and reset again.
+// connect gives the machine's channel a connection to its agent, which serves one at a
+// time: the one before is closed first. While a restored guest wakes up, connections may
+// be refused, or made and reset again.
 func (m *machine) connect(ctx context.Context) error {
+	m.agent.swap(nil)
 	ctx, cancel := context.WithTimeoutCause(ctx, connectLimit, fmt.Errorf("the agent does not answer within %s", connectLimit))
 	defer cancel()
 	for delay := time.Millisecond; ; delay = min(2*delay, 50*time.Millisecond) {

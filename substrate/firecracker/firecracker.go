@@ -310,16 +310,9 @@ func (s *Substrate) restoreFiles(m substrate.Machine, snap snapshot) ([]placed, 
 	return append(files, placed{name: substrate.HomeSerial, path: m.Home, written: true}), nil
 }
 
-// failed closes vm and prefers its own word on why it ended to err.
+// failed closes vm, and says why it failed.
 func (s *Substrate) failed(ctx context.Context, vm *machine, err error) error {
-	select {
-	case <-vm.done:
-		var refused *apiError
-		if e := vm.Err(); e != nil && !errors.As(err, &refused) {
-			err = e
-		}
-	case <-time.After(100 * time.Millisecond):
-	}
+	err = vm.why(err)
 	_ = vm.Close()
 	return s.wrap(ctx, err)
 }

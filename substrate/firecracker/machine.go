@@ -202,13 +202,25 @@ func (m *machine) Resume(ctx context.Context) error {
 	return nil
 }
 
-// why prefers the machine's own word on why it ended to err.
+// why prefers the machine's own word on why it ended to err. Where a connection broke,
+// the process may end a moment later.
 func (m *machine) why(err error) error {
-	if own := m.Err(); err != nil && own != nil {
+	var refused *apiError
+	if err == nil || errors.As(err, &refused) {
+		return err
+	}
+	select {
+	case <-m.done:
+	case <-time.After(endWait):
+	}
+	if own := m.Err(); own != nil {
 		return own
 	}
 	return err
 }
+
+// endWait is how long a process that has broken off may take to be gone.
+const endWait = 100 * time.Millisecond
 
 // told is why, with the type of error that callers of a machine get.
 func (m *machine) told(err error) error {

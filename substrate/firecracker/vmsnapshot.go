@@ -43,9 +43,7 @@ func (m *machine) Snapshot(ctx context.Context, dir string) error {
 	if err == nil {
 		return nil
 	}
-	if own := m.Err(); own != nil {
-		return own
-	}
+	err = m.why(err)
 	var e *turnstone.Error
 	if errors.As(err, &e) {
 		return err

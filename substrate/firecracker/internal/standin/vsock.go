@@ -39,13 +39,18 @@ func (s *vsock) listen() (err error) {
 	return nil
 }
 
-// serve starts the guest's agent, and the host's side.
+// serve starts the guest's agent, or what sends everything back, and the host's side.
 func (s *vsock) serve() error {
-	a, err := agent.New(agent.Options{RunDir: "agent/run", Cwd: "/"})
-	if err != nil {
-		return err
+	port := agent.NewListenerPort(s)
+	if _, err := os.Stat(os.DevNull); err != nil { // a jail has none, and no agent works in it
+		go func() { _, _ = io.Copy(port, port) }()
+	} else {
+		a, err := agent.New(agent.Options{RunDir: "agent/run", Cwd: "/"})
+		if err != nil {
+			return err
+		}
+		go func() { _ = a.Serve(context.Background(), port) }()
 	}
-	go func() { _ = a.Serve(context.Background(), agent.NewListenerPort(s)) }()
 	go func() {
 		for {
 			conn, err := s.l.Accept()
