@@ -63,6 +63,69 @@ func (s *Store) DialGuest(ctx context.Context, id turnstone.SandboxID, port uint
 	return net.FileConn(file)
 }
 
+// Expose forwards the connections that l takes to a TCP port of a sandbox, until ctx
+// ends or the sandbox does; it closes l. failed is told of each connection that could not
+// be forwarded, from any goroutine; nil: nobody is.
+func (s *Store) Expose(ctx context.Context, id turnstone.SandboxID, port uint16, l net.Listener, failed func(error)) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
+	var all sync.WaitGroup
+	defer all.Wait()
+	all.Go(func() { s.untilEnd(ctx, id, cancel) })
+	slots := make(chan struct{}, maxForwarded)
+	for {
+		conn, err := l.Accept()
+		if ctx.Err() != nil {
+			if err == nil {
+				_ = conn.Close()
+			}
+			return context.Cause(ctx)
+		}
+		if err != nil { // out of descriptors, most likely
+			time.Sleep(100 * time.Millisecond)
+			continue
+		}
+		slots <- struct{}{}
+		all.Go(func() {
+			defer func() { <-slots }()
+			defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+			guest, err := s.DialGuest(ctx, id, port)
+			if err != nil {
+				_ = conn.Close()
+				if failed != nil && ctx.Err() == nil {
+					failed(err)
+				}
+				return
+			}
+			defer context.AfterFunc(ctx, func() { _ = guest.Close() })()
+			Splice(guest, conn)
+		})
+	}
+}
+
+// untilEnd looks now and then whether the sandbox still lives, and says when it does not.
+func (s *Store) untilEnd(ctx context.Context, id turnstone.SandboxID, ended context.CancelCauseFunc) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		i, err := s.Get(id)
+		switch {
+		case turnstone.KindOf(err) == turnstone.NotFound:
+			ended(&turnstone.Error{Op: "sandbox.expose", Kind: turnstone.Dead, Subject: "sandbox " + string(id), Err: errors.New("it was removed")})
+			return
+		case err == nil && i.State.Final():
+			ended(&turnstone.Error{Op: "sandbox.expose", Kind: turnstone.Dead, Subject: "sandbox " + i.Title(), Err: errors.New("it is " + string(i.State))})
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
 // networked is the machine as one with a network.
 func (h *holder) networked() (Networked, error) {
 	m, ok := h.machine.(Networked)

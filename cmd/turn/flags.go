@@ -15,16 +15,16 @@ import (
 
 // sandboxFlags are the flags of every command that starts a sandbox.
 type sandboxFlags struct {
-	Image     string          `help:"Template to run in (default: the document's, or base)." placeholder:"NAME"`
-	Env       []envVar        `help:"Environment variable for the sandbox; may be given again." placeholder:"K=V" sep:"none"`
-	Add       []transfer      `help:"Copy a file or folder into the sandbox before the first step; may be given again." placeholder:"PATH[:DEST]" sep:"none"`
-	Get       []transfer      `help:"Copy a file or folder out of the sandbox after the last step; may be given again." placeholder:"PATH[:DEST]" sep:"none"`
-	Timeout   *time.Duration  `help:"Wall time for the whole turn, as 90s or 10m (default: the document's, or 1h)." placeholder:"TIME"`
-	CPUs      *int            `name:"cpus" help:"Number of virtual CPUs." placeholder:"N"`
-	Memory    turnstone.Bytes `help:"Memory of the sandbox, as 2GiB." placeholder:"SIZE"`
-	Disk      turnstone.Bytes `help:"What the sandbox may write to its disk, as 10GiB." placeholder:"SIZE"`
-	Network   onOff           `help:"Network of the sandbox: on or off." placeholder:"on|off"`
-	Substrate string          `help:"What runs the sandbox: ${enum}." enum:"auto,firecracker,qemu,gvisor" default:"auto" env:"TURN_SUBSTRATE"`
+	Image   string          `help:"Template to run in (default: the document's, or base)." placeholder:"NAME"`
+	Env     []envVar        `help:"Environment variable for the sandbox; may be given again." placeholder:"K=V" sep:"none"`
+	Add     []transfer      `help:"Copy a file or folder into the sandbox before the first step; may be given again." placeholder:"PATH[:DEST]" sep:"none"`
+	Get     []transfer      `help:"Copy a file or folder out of the sandbox after the last step; may be given again." placeholder:"PATH[:DEST]" sep:"none"`
+	Timeout *time.Duration  `help:"Wall time for the whole turn, as 90s or 10m (default: the document's, or 1h)." placeholder:"TIME"`
+	CPUs    *int            `name:"cpus" help:"Number of virtual CPUs." placeholder:"N"`
+	Memory  turnstone.Bytes `help:"Memory of the sandbox, as 2GiB." placeholder:"SIZE"`
+	Disk    turnstone.Bytes `help:"What the sandbox may write to its disk, as 10GiB." placeholder:"SIZE"`
+	networkFlags
+	Substrate string `help:"What runs the sandbox: ${enum}." enum:"auto,firecracker,qemu,gvisor" default:"auto" env:"TURN_SUBSTRATE"`
 }
 
 // Validate is called by kong.
@@ -50,8 +50,8 @@ func (f *sandboxFlags) shape(base turnstone.Shape) turnstone.Shape {
 	if f.Disk != 0 {
 		base.Disk = f.Disk
 	}
-	if f.Network.set {
-		base.Network = f.Network.on
+	if on := f.network(); on != nil {
+		base.Network = *on
 	}
 	return base
 }
@@ -80,29 +80,6 @@ func (e *envVar) UnmarshalText(text []byte) error {
 	}
 	*e = envVar(text)
 	return nil
-}
-
-// onOff is a switch that knows whether it was given.
-type onOff struct{ set, on bool }
-
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (o *onOff) UnmarshalText(text []byte) error {
-	switch string(text) {
-	case "on":
-		*o = onOff{set: true, on: true}
-	case "off":
-		*o = onOff{set: true}
-	default:
-		return fmt.Errorf("%q is neither on nor off", text)
-	}
-	return nil
-}
-
-func (o onOff) pointer() *bool {
-	if !o.set {
-		return nil
-	}
-	return &o.on
 }
 
 // A transfer is PATH[:DEST].

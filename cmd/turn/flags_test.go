@@ -30,7 +30,7 @@ func TestTransfer(t *testing.T) {
 
 func TestShape(t *testing.T) {
 	two := 2
-	f := sandboxFlags{CPUs: &two, Memory: 1 << 29, Network: onOff{set: true}}
+	f := sandboxFlags{CPUs: &two, Memory: 1 << 29, networkFlags: networkFlags{Network: networkMode{set: true}}}
 	want := turnstone.Shape{CPUs: 2, Memory: 1 << 29, Disk: turnstone.DefaultShape().Disk}
 	if got := f.shape(turnstone.DefaultShape()); got != want {
 		t.Errorf("got %+v, want %+v", got, want)

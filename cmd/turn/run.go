@@ -122,7 +122,7 @@ func (c *runCmd) request(doc *document.Document) (executor.Request, error) {
 	}
 	req := executor.Request{
 		Document: doc, Dir: dir, Image: c.Image, Env: c.env(), Add: transfers(c.Add), Get: transfers(c.Get),
-		Memory: c.Memory, Disk: c.Disk, Network: c.Network.pointer(), Substrate: c.Substrate, Commands: c.Commands,
+		Memory: c.Memory, Disk: c.Disk, Network: c.network(), NetworkRules: c.rules(), Substrate: c.Substrate, Commands: c.Commands,
 		Session: c.session(), Branch: c.Branch, Lifetime: document.Lifetime(c.Lifetime), Home: c.Home, Snapshot: document.Snapshot(c.Snapshot),
 	}
 	if c.Timeout != nil {
@@ -132,7 +132,9 @@ func (c *runCmd) request(doc *document.Document) (executor.Request, error) {
 		req.CPUs = *c.CPUs
 	}
 	var err error
-	req.Secrets, err = readSecrets(c.Secret)
+	if req.Secrets, err = readSecrets(c.Secret); err == nil {
+		req.SecretHeaders, err = c.secretHeaders()
+	}
 	return req, err
 }
 

@@ -20,6 +20,7 @@ type sandboxCmd struct {
 	Attach sandboxAttachCmd `cmd:"" help:"Show the output of a command that was started with exec -d."`
 	Ps     sandboxPsCmd     `cmd:"" help:"List the processes of a sandbox."`
 	Cp     sandboxCpCmd     `cmd:"" help:"Copy files and folders into a sandbox, or out of it."`
+	Expose sandboxExposeCmd `cmd:"" help:"Forward a port of this computer to one of a sandbox."`
 	Fork   sandboxForkCmd   `cmd:"" help:"Clone a sandbox as it runs, memory and all, and print the clones' IDs."`
 	Stop   sandboxStopCmd   `cmd:"" help:"Stop sandboxes, and keep what is known of them."`
 	Rm     sandboxRmCmd     `cmd:"" help:"Stop and remove sandboxes."`

@@ -18,17 +18,17 @@ import (
 )
 
 type sandboxCreateCmd struct {
-	Name      string          `help:"A name for it, which no other sandbox that lives has." placeholder:"NAME"`
-	Image     string          `help:"Template to run in." placeholder:"NAME" default:"base"`
-	Env       []envVar        `help:"Environment variable for the sandbox; may be given again." placeholder:"K=V" sep:"none"`
-	Secret    []string        `help:"Secret for the environment, kept nowhere outside the sandbox; NAME takes it from turn's own environment. May be given again." placeholder:"NAME[=VALUE]" sep:"none"`
-	TTL       time.Duration   `name:"ttl" help:"Stop it after this time; 0: never (default: 1h)." placeholder:"TIME" default:"1h"`
-	CPUs      *int            `name:"cpus" help:"Number of virtual CPUs." placeholder:"N"`
-	Memory    turnstone.Bytes `help:"Memory of the sandbox, as 2GiB." placeholder:"SIZE"`
-	Disk      turnstone.Bytes `help:"What the sandbox may write to its disk, as 10GiB." placeholder:"SIZE"`
-	Network   onOff           `help:"Network of the sandbox: on or off." placeholder:"on|off"`
-	Substrate string          `help:"What runs the sandbox: ${enum}." enum:"auto,firecracker,qemu,gvisor" default:"auto" env:"TURN_SUBSTRATE"`
-	Quiet     bool            `short:"q" help:"Show no progress."`
+	Name   string          `help:"A name for it, which no other sandbox that lives has." placeholder:"NAME"`
+	Image  string          `help:"Template to run in." placeholder:"NAME" default:"base"`
+	Env    []envVar        `help:"Environment variable for the sandbox; may be given again." placeholder:"K=V" sep:"none"`
+	Secret []string        `help:"Secret for the environment, kept nowhere outside the sandbox; NAME takes it from turn's own environment. May be given again." placeholder:"NAME[=VALUE]" sep:"none"`
+	TTL    time.Duration   `name:"ttl" help:"Stop it after this time; 0: never (default: 1h)." placeholder:"TIME" default:"1h"`
+	CPUs   *int            `name:"cpus" help:"Number of virtual CPUs." placeholder:"N"`
+	Memory turnstone.Bytes `help:"Memory of the sandbox, as 2GiB." placeholder:"SIZE"`
+	Disk   turnstone.Bytes `help:"What the sandbox may write to its disk, as 10GiB." placeholder:"SIZE"`
+	networkFlags
+	Substrate string `help:"What runs the sandbox: ${enum}." enum:"auto,firecracker,qemu,gvisor" default:"auto" env:"TURN_SUBSTRATE"`
+	Quiet     bool   `short:"q" help:"Show no progress."`
 }
 
 // Help is shown below the flags' summary.
@@ -45,13 +45,18 @@ created.`
 
 // spec makes the flags into what the library wants.
 func (c *sandboxCreateCmd) spec() sandboxes.Spec {
-	flags := sandboxFlags{CPUs: c.CPUs, Memory: c.Memory, Disk: c.Disk, Network: c.Network, Env: c.Env}
+	flags := sandboxFlags{CPUs: c.CPUs, Memory: c.Memory, Disk: c.Disk, networkFlags: c.networkFlags, Env: c.Env}
 	return sandboxes.Spec{Name: c.Name, Image: c.Image, Env: flags.env(), Shape: flags.shape(turnstone.DefaultShape()),
 		Substrate: c.Substrate, TTL: c.TTL}
 }
 
 // Validate is called by kong.
-func (c *sandboxCreateCmd) Validate() error { return c.spec().Check() }
+func (c *sandboxCreateCmd) Validate() error {
+	if c.Network.rules.Record || c.Network.rules.Replay {
+		return errors.New("--network: record and replay are for turns")
+	}
+	return c.spec().Check()
+}
 
 // Run creates the sandbox.
 func (c *sandboxCreateCmd) Run(a *app) error {
@@ -61,6 +66,9 @@ func (c *sandboxCreateCmd) Run(a *app) error {
 	}
 	spec := c.spec()
 	if spec.Secrets, err = readSecrets(c.Secret); err != nil {
+		return &exitError{exitUsage, err}
+	}
+	if spec.Network, err = c.networkFlags.spec(); err != nil {
 		return &exitError{exitUsage, err}
 	}
 	p := newProgress(a.stderr, styleOf(a.stderr, c.Quiet), 0)
@@ -117,7 +125,7 @@ func (c *sandboxHoldCmd) Run(a *app) error {
 func opener(h *home.Home) sandboxes.Opener {
 	return func(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec, progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
 		sb, err := executor.New(h).Create(ctx, executor.SandboxRequest{Image: spec.Image, Env: append(slices.Clone(spec.Env), spec.Secrets...), Shape: spec.Shape,
-			Substrate: spec.Substrate, Hostname: strings.ReplaceAll(string(id), "_", "-"), From: spec.From, On: spec.On}, progress)
+			Network: spec.Network, Substrate: spec.Substrate, Hostname: strings.ReplaceAll(string(id), "_", "-"), From: spec.From, On: spec.On}, progress)
 		if err != nil {
 			return nil, sandboxes.Details{}, err
 		}

@@ -1,0 +1,140 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/network"
+)
+
+// networkFlags say what a sandbox may reach.
+type networkFlags struct {
+	Network      networkMode  `help:"Network of the sandbox: on, off, record (keep what comes from it) or replay (serve it from what a turn kept)." placeholder:"on|off|record|replay[=TURN]"`
+	Allow        []rule       `help:"Name, address or range that may be reached, as api.example.com:443, and then nothing else; may be given again." placeholder:"RULE" sep:"none"`
+	Deny         []rule       `help:"Name, address or range that may not be reached; may be given again." placeholder:"RULE" sep:"none"`
+	SecretHeader []headerFlag `help:"Header for requests to one host, set outside the sandbox, which never has it: NAME: value, or NAME alone to take the value from turn's own environment (NAME=VARIABLE). May be given again." placeholder:"HOST=NAME: VALUE" sep:"none"`
+}
+
+// network says whether there is to be one; nil: nothing is said.
+func (f *networkFlags) network() *bool {
+	on := true
+	switch {
+	case f.Network.set:
+		return &f.Network.on
+	case len(f.Allow)+len(f.SecretHeader) > 0:
+		return &on
+	}
+	return nil
+}
+
+// rules are what the flags say beside on and off; nil: nothing.
+func (f *networkFlags) rules() *document.NetworkRules {
+	if len(f.Allow)+len(f.Deny) == 0 && !f.Network.set {
+		return nil
+	}
+	r := f.Network.rules
+	r.HasAllow = len(f.Allow) > 0
+	for _, a := range f.Allow {
+		r.Allow = append(r.Allow, string(a))
+	}
+	for _, d := range f.Deny {
+		r.Deny = append(r.Deny, string(d))
+	}
+	return &r
+}
+
+// spec is what a sandbox that stays is made with.
+func (f *networkFlags) spec() (*network.Spec, error) {
+	if f.Network.rules.Record || f.Network.rules.Replay {
+		return nil, errors.New("--network: record and replay are for turns")
+	}
+	headers, err := f.secretHeaders()
+	r := f.rules()
+	if err != nil || r == nil && len(headers) == 0 {
+		return nil, err
+	}
+	s := &network.Spec{}
+	if r != nil {
+		s.Allow, s.Only, s.Deny = r.Allow, r.HasAllow, r.Deny
+	}
+	for _, text := range headers {
+		h, err := network.ParseSecretHeader(text)
+		if err != nil {
+			return nil, err
+		}
+		s.Headers = append(s.Headers, h)
+	}
+	return s, nil
+}
+
+// networkMode is a word about the network that knows whether it was given.
+type networkMode struct {
+	set, on bool
+	rules   document.NetworkRules
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (m *networkMode) UnmarshalText(text []byte) error {
+	word, turn, named := strings.Cut(string(text), "=")
+	on, rules, ok := document.NetworkMode(word)
+	if !ok || slices.Contains([]string{"true", "false", "yes", "no"}, strings.ToLower(word)) || named && (word != "replay" || turn == "") {
+		return fmt.Errorf("%q is none of on, off, record, replay and replay=TURN", text)
+	}
+	*m = networkMode{set: true, on: on}
+	if rules != nil {
+		m.rules = *rules
+		m.rules.ReplayOf = turn
+	}
+	return nil
+}
+
+// A rule is one of network.ParseRule, or public.
+type rule string
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (r *rule) UnmarshalText(text []byte) error {
+	*r = rule(text)
+	if *r == network.PublicWord {
+		return nil
+	}
+	_, err := network.ParseRule(string(text))
+	return err
+}
+
+// A headerFlag is HOST=NAME: VALUE, or HOST=NAME=VARIABLE.
+type headerFlag string
+
+// UnmarshalText implements encoding.TextUnmarshaler. It looks at nothing: its errors
+// would hold the value.
+func (h *headerFlag) UnmarshalText(text []byte) error {
+	*h = headerFlag(text)
+	return nil
+}
+
+// secretHeaders completes headers whose values are in turn's own environment.
+func (f *networkFlags) secretHeaders() ([]string, error) {
+	var all []string
+	for _, given := range f.SecretHeader {
+		text := string(given)
+		if host, header, ok := strings.Cut(text, "="); ok && !strings.Contains(header, ":") {
+			name, variable, ok := strings.Cut(header, "=")
+			value, there := os.LookupEnv(variable)
+			if !ok || !there {
+				return nil, &turnstone.Error{Op: "run", Kind: turnstone.Invalid, Subject: fmt.Sprintf("--secret-header %.80s=%.80s", host, name),
+					Err:  errors.New("there is no value, and no such variable in the environment"),
+					Hint: "write HOST=NAME=VARIABLE, and export VARIABLE first: a value on the command line can be seen by others"}
+			}
+			text = host + "=" + name + ": " + value
+		}
+		if _, err := network.ParseSecretHeader(text); err != nil {
+			return nil, err
+		}
+		all = append(all, text)
+	}
+	return all, nil
+}

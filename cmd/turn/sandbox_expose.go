@@ -1,0 +1,66 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/sandboxes"
+)
+
+type sandboxExposeCmd struct {
+	Sandbox string `arg:"" help:"ID, beginning of an ID, or name."`
+	Port    port   `arg:"" help:"The port in the sandbox."`
+	Listen  string `help:"Address of this computer to take connections at; port 0 is a free one." placeholder:"ADDRESS:PORT" default:"127.0.0.1:0"`
+}
+
+// A port is a TCP port.
+type port uint16
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (p *port) UnmarshalText(text []byte) error {
+	n, err := strconv.ParseUint(string(text), 10, 16)
+	if err != nil || n == 0 {
+		return fmt.Errorf("%q is no port: write a number from 1 to 65535", text)
+	}
+	*p = port(n)
+	return nil
+}
+
+// Help is shown below the flags' summary.
+func (c *sandboxExposeCmd) Help() string {
+	return `The address where connections are taken is the one line on standard output. They
+are forwarded until Ctrl-C, or until the sandbox ends. Whoever listens in the
+sandbox has to do so on all addresses (0.0.0.0) or on the sandbox's own, 10.0.2.15.
+
+Exit status: 0 after Ctrl-C; 2 there is no such sandbox; 3 the address cannot be
+had, or the sandbox has ended.`
+}
+
+// Run forwards connections.
+func (c *sandboxExposeCmd) Run(a *app) error {
+	err := a.withSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
+		i, err := s.Find(ctx, c.Sandbox)
+		if err != nil {
+			return err
+		}
+		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.Listen)
+		if err != nil {
+			return &turnstone.Error{Op: "sandbox.expose", Kind: turnstone.Unavailable, Subject: c.Listen, Err: err, Hint: "choose another address with --listen"}
+		}
+		if _, err := fmt.Fprintln(a.stdout, l.Addr()); err != nil {
+			_ = l.Close()
+			return err
+		}
+		err = s.Expose(ctx, i.ID, uint16(c.Port), l, func(err error) { fmt.Fprintln(a.stderr, "turn: "+printable(err.Error())) })
+		var sig interruption
+		if errors.As(context.Cause(ctx), &sig) {
+			return nil // how it is ended
+		}
+		return err
+	})
+	return err
+}
