@@ -16,7 +16,9 @@ import (
 type templateCmd struct {
 	Ls    templateLsCmd    `cmd:"" help:"List the templates that there are."`
 	Build templateBuildCmd `cmd:"" help:"Build a template, unless it is built already."`
+	Pull  templatePullCmd  `cmd:"" help:"Get an image of a registry, as the registry has it now."`
 	Show  templateShowCmd  `cmd:"" help:"Show what a template is made of."`
+	Prune templatePruneCmd `cmd:"" help:"Remove what came of builds that no template stands for any more."`
 	Rm    templateRmCmd    `cmd:"" help:"Remove a template's image, and its spec if you registered it."`
 }
 
@@ -130,6 +132,15 @@ func printDetails(a *app, d *template.Details) error {
 	line("description", d.Description)
 	line("digest", string(d.Digest))
 	line("base", d.Spec.Base)
+	for _, p := range d.Spec.Pip {
+		line("pip", p)
+	}
+	for _, p := range d.Spec.Npm {
+		line("npm", p)
+	}
+	for _, c := range d.Spec.Commands {
+		line("command", c)
+	}
 	for _, p := range d.Spec.Packages {
 		version := ""
 		if d.Template != nil {
@@ -140,9 +151,16 @@ func printDetails(a *app, d *template.Details) error {
 	for _, f := range d.Spec.Files {
 		line("file", f.Path)
 	}
+	line("user", d.Spec.User)
+	if d.Spec.Lock != nil {
+		line("locked", "FS hash "+string(d.Spec.Lock.FSHash))
+	}
 	line("image", imageSize(d.Entry))
 	if d.Template != nil {
 		line("packages", fmt.Sprintf("%d in all", len(d.Template.Packages)))
+		for _, l := range d.Template.Layers {
+			line("layer", fmt.Sprintf("%s, %d files, %s", l.Spec.Short(), l.Files, turnstone.Bytes(l.Bytes).Human()))
+		}
 		for _, kv := range d.Template.EnvList() {
 			line("env", kv)
 		}

@@ -2,6 +2,7 @@ package oci
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"path/filepath"
 	"time"
@@ -81,6 +82,11 @@ func (c *Client) connect(ctx context.Context, ref Reference) (*session, error) {
 	})
 	if err != nil {
 		g.close()
+		// A registry of this machine is tried with and without TLS: what it mostly
+		// speaks tells more.
+		if plain, ok := g.plain.Load().(error); ok && !errors.Is(err, errStalled) && ctx.Err() == nil {
+			err = plain
+		}
 		return nil, ref.failed(err)
 	}
 	s.http = &http.Client{Transport: s.trans, CheckRedirect: func(_ *http.Request, via []*http.Request) error {

@@ -92,6 +92,8 @@ func (r Reference) failed(err error) error {
 	var refused *refusal
 	var wrong *integrityError
 	var content *contentError
+	var network net.Error
+	var dial *net.OpError
 	switch {
 	case errors.Is(err, context.Canceled):
 		out.Kind = turnstone.Canceled
@@ -106,6 +108,11 @@ func (r Reference) failed(err error) error {
 	case errors.As(err, &status):
 		out.Kind, out.Err, out.Hint = r.answered(status)
 	case errors.Is(err, errStalled):
+		out.Kind, out.Hint = turnstone.Timeout, "try again; what was downloaded is kept, and the rest is asked for"
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
+		out.Err = fmt.Errorf("registry %s breaks off: %w", r.Registry(), clean(err))
+		out.Hint = "try again; what was downloaded is kept, and the rest is asked for"
+	case errors.As(err, &network) && network.Timeout() && !(errors.As(err, &dial) && dial.Op == "dial"):
 		out.Kind, out.Hint = turnstone.Timeout, "try again; what was downloaded is kept, and the rest is asked for"
 	default:
 		out.Err = fmt.Errorf("registry %s does not answer: %w", r.Registry(), clean(err))

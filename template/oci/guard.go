@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -35,6 +36,7 @@ type guard struct {
 	other   *http.Transport // to whoever it names
 	proxy   *http.Transport // to either, through the user's proxy
 	private atomic.Bool     // the registry was met at a private address
+	plain   atomic.Value    // the last error of the registry without TLS
 }
 
 func newGuard(ref Reference, patience time.Duration) *guard {
@@ -105,10 +107,14 @@ func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 	if proxy, err := http.ProxyFromEnvironment(req); err != nil || proxy != nil {
 		return g.proxy.RoundTrip(req)
 	}
-	if own {
-		return g.own.RoundTrip(req)
+	if !own {
+		return g.other.RoundTrip(req)
 	}
-	return g.other.RoundTrip(req)
+	resp, err := g.own.RoundTrip(req)
+	if err != nil && req.URL.Scheme == "http" {
+		g.plain.Store(&url.Error{Op: "Get", URL: req.URL.String(), Err: err})
+	}
+	return resp, err
 }
 
 func (g *guard) close() {

@@ -42,7 +42,8 @@ func (c *Client) Prune(most int64, before time.Time) (freed int64, err error) {
 		slices.SortFunc(infos, func(a, b os.FileInfo) int { return b.ModTime().Compare(a.ModTime()) })
 		left := most
 		for _, info := range infos {
-			if left -= info.Size(); left >= 0 && !info.ModTime().Before(before) {
+			if info.Size() <= left && !info.ModTime().Before(before) {
+				left -= info.Size()
 				continue
 			}
 			n, e := c.drop(sub, info)

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -53,6 +54,16 @@ func (r *Registry) Push(t testing.TB, as string, img v1.Image) turnstone.Digest 
 	ref, err := name.ParseReference(r.Host + "/" + as)
 	if err == nil {
 		err = remote.Write(ref, img)
+	}
+	return Digest(t, img, err)
+}
+
+// PushAs is Push with a name and a password.
+func (r *Registry) PushAs(t testing.TB, as string, img v1.Image, user, password string) turnstone.Digest {
+	t.Helper()
+	ref, err := name.ParseReference(r.Host + "/" + as)
+	if err == nil {
+		err = remote.Write(ref, img, remote.WithAuth(&authn.Basic{Username: user, Password: password}))
 	}
 	return Digest(t, img, err)
 }

@@ -1,0 +1,44 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"turnstone.dev/turnstone/template"
+)
+
+type templatePullCmd struct {
+	Image string `arg:"" help:"Reference of an image of a registry, as python:3.12 or ghcr.io/org/x@sha256:…."`
+	JSON  bool   `name:"json" help:"Print the template as JSON."`
+	Quiet bool   `short:"q" help:"Show no progress."`
+}
+
+// Help is shown below the flags' summary.
+func (c *templatePullCmd) Help() string {
+	return `Asks the registry what the reference stands for now, and makes a template of
+the image. Turns do that by themselves when they meet a reference for the first
+time, and look a tag up again after a day. Who you are at a registry is said by
+the Docker config: docker login writes it.`
+}
+
+// Run pulls the image.
+func (c *templatePullCmd) Run(a *app) error {
+	return a.withStore(func(ctx context.Context, s *template.Store) error {
+		p := newProgress(a.stderr, styleOf(a.stderr, c.Quiet), 0)
+		a.logTo(p)
+		spec, err := s.Pull(ctx, c.Image, p.Preparing)
+		var t *template.Template
+		if err == nil {
+			t, err = s.Ensure(ctx, spec.Name, p.Preparing)
+		}
+		p.Close()
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return writeJSON(a.stdout, t)
+		}
+		_, err = fmt.Fprintf(a.stdout, "%s %s\n", t.Name, t.Digest)
+		return err
+	})
+}

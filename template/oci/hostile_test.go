@@ -1,0 +1,645 @@
+package oci
+
+import (
+	"archive/tar"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/template/oci/ocitest"
+)
+
+// A fault stands before a registry and answers some requests itself.
+type fault func(w http.ResponseWriter, r *http.Request, next http.Handler)
+
+func (f fault) wrap(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { f(w, r, next) })
+}
+
+func isBlob(r *http.Request) bool {
+	return r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/sha256:")
+}
+func isManifest(r *http.Request) bool {
+	return r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/manifests/")
+}
+
+// random is content that cannot be packed, of n bytes.
+func random(n int) string {
+	b := make([]byte, n)
+	x := uint64(88172645463325252)
+	for i := range b {
+		x ^= x << 13
+		x ^= x >> 7
+		x ^= x << 17
+		b[i] = byte(x)
+	}
+	return string(b)
+}
+
+// TestFaults: what a registry may do wrong, what is said of it, and that nothing of it
+// is kept.
+func TestFaults(t *testing.T) {
+	big := ocitest.File("big", random(300_000))
+	for _, c := range []struct {
+		name  string
+		fault fault
+		kind  turnstone.Kind // "": it works all the same
+		says  string
+	}{
+		{"500 for ever", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			http.Error(w, "no", http.StatusInternalServerError)
+		}, turnstone.Unavailable, "answers 500"},
+		{"500 for blobs", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			if isBlob(r) {
+				http.Error(w, "no", http.StatusBadGateway)
+				return
+			}
+			next.ServeHTTP(w, r)
+		}, turnstone.Unavailable, "answers 502"},
+		{"500 at first", every(3, func(w http.ResponseWriter) { http.Error(w, "no", http.StatusServiceUnavailable) }), "", ""},
+		{"no login", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			w.Header().Set("WWW-Authenticate", `Basic realm="x"`)
+			http.Error(w, `{"errors":[{"code":"UNAUTHORIZED","message":"go away"}]}`, http.StatusUnauthorized)
+		}, turnstone.NotFound, "answers 401"},
+		{"not there", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			if isManifest(r) {
+				http.Error(w, `{"errors":[{"code":"MANIFEST_UNKNOWN","message":"none"}]}`, http.StatusNotFound)
+				return
+			}
+			next.ServeHTTP(w, r)
+		}, turnstone.NotFound, "answers 404"},
+		{"too many requests", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			http.Error(w, `{"errors":[{"code":"TOOMANYREQUESTS","message":"slow down"}]}`, http.StatusTooManyRequests)
+		}, turnstone.Exhausted, "answers 429"},
+		{"a web page", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			_, _ = io.WriteString(w, "<html>sign in to the hotel's network</html>")
+		}, turnstone.Invalid, "which is no image"},
+		{"wrong blob", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			if isBlob(r) {
+				rec := httptest.NewRecorder()
+				next.ServeHTTP(rec, r)
+				b := rec.Body.Bytes()
+				b[len(b)/2] ^= 1
+				_, _ = w.Write(b)
+				return
+			}
+			next.ServeHTTP(w, r)
+		}, turnstone.Integrity, "came with the digest"},
+		{"blob that is too long", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			next.ServeHTTP(w, r)
+			if isBlob(r) {
+				_, _ = io.WriteString(w, strings.Repeat("more", 100))
+			}
+		}, "", ""}, // HTTP cuts it off: its length was said
+		{"endless blob", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			if isBlob(r) {
+				for range 10_000 {
+					if _, err := w.Write(make([]byte, 100_000)); err != nil {
+						return
+					}
+				}
+				return
+			}
+			next.ServeHTTP(w, r)
+		}, turnstone.Integrity, ""},
+		{"truncated blob", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			if isBlob(r) {
+				rec := httptest.NewRecorder()
+				next.ServeHTTP(rec, r)
+				w.Header().Set("Content-Length", fmt.Sprint(rec.Body.Len()))
+				_, _ = w.Write(rec.Body.Bytes()[:rec.Body.Len()/2])
+				w.(http.Flusher).Flush()
+				panic(http.ErrAbortHandler)
+			}
+			next.ServeHTTP(w, r)
+		}, turnstone.Unavailable, "unexpected EOF"},
+		{"silence", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			if isBlob(r) {
+				w.Header().Set("Content-Length", "100000")
+				_, _ = io.WriteString(w, "x")
+				w.(http.Flusher).Flush()
+				<-r.Context().Done()
+				return
+			}
+			next.ServeHTTP(w, r)
+		}, turnstone.Timeout, "sends nothing"},
+		{"drops", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			if isBlob(r) {
+				for {
+					if _, err := io.WriteString(w, "x"); err != nil {
+						return
+					}
+					w.(http.Flusher).Flush()
+					select {
+					case <-r.Context().Done():
+						return
+					case <-time.After(20 * time.Millisecond):
+					}
+				}
+			}
+			next.ServeHTTP(w, r)
+		}, turnstone.Timeout, "next to nothing"},
+		{"no answer", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			select {
+			case <-r.Context().Done():
+			case <-time.After(5 * time.Second):
+			}
+		}, turnstone.Timeout, ""},
+		{"a manifest of 100 MB", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			if isManifest(r) {
+				w.Header().Set("Content-Type", string(types.OCIManifestSchema1))
+				for range 1000 {
+					if _, err := w.Write(bytes.Repeat([]byte(" "), 100_000)); err != nil {
+						return
+					}
+				}
+				return
+			}
+			next.ServeHTTP(w, r)
+		}, turnstone.Invalid, ""},
+		{"leads to another port here", redirect("http://127.0.0.1:1/x"), turnstone.Invalid, "127.0.0.1:1"},
+		{"leads to localhost", redirect("https://localhost/x"), turnstone.Invalid, "this machine"},
+		{"leads to the cloud's metadata", redirect("https://169.254.169.254/latest"), turnstone.Invalid, "169.254.169.254"},
+		{"leads out without TLS", redirect("http://example.org/x"), turnstone.Invalid, "without TLS"},
+		{"leads to a file", redirect("file:///etc/passwd"), turnstone.Invalid, ""},
+		{"leads in circles", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			if isBlob(r) {
+				http.Redirect(w, r, r.URL.Path, http.StatusFound)
+				return
+			}
+			next.ServeHTTP(w, r)
+		}, turnstone.Unavailable, "circles"},
+		{"tokens from the cloud's metadata", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			w.Header().Set("WWW-Authenticate", `Bearer realm="http://169.254.169.254/token",service="x"`)
+			w.WriteHeader(http.StatusUnauthorized)
+		}, turnstone.Unavailable, "169.254.169.254"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			var on atomic.Bool
+			reg := ocitest.Serve(t, fault(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+				if on.Load() {
+					c.fault(w, r, next)
+				} else {
+					next.ServeHTTP(w, r)
+				}
+			}).wrap)
+			reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{}, ocitest.Tar(t, bash, big)))
+			on.Store(true)
+			cl := client(t)
+			cl.opts.Stall = 300 * time.Millisecond
+			_, err := unpackAt(t, cl, reg.Host+"/x:1")
+			if c.kind == "" {
+				if err != nil {
+					t.Fatalf("%v; %s", err, turnstone.HintOf(err))
+				}
+				return
+			}
+			if turnstone.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.says) || turnstone.HintOf(err) == "" && c.kind != turnstone.Invalid {
+				t.Errorf("kind %s, want %s: %v; hint %q", turnstone.KindOf(err), c.kind, err, turnstone.HintOf(err))
+			}
+			if c.kind == turnstone.Integrity {
+				nothingKept(t, cl)
+			}
+		})
+	}
+}
+
+// nothingKept checks that all that is kept has its digest.
+func nothingKept(t *testing.T, c *Client) {
+	t.Helper()
+	for _, sub := range []string{"blobs", "partial"} {
+		entries, err := os.ReadDir(c.path(sub))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Error(err)
+		}
+		for _, e := range entries {
+			b, err := os.ReadFile(c.path(sub, e.Name()))
+			if err != nil || turnstone.DigestBytes(b).Hex() != e.Name() {
+				t.Errorf("%s/%s was kept with %d bytes of something else, %v", sub, e.Name(), len(b), err)
+			}
+		}
+	}
+}
+
+// every answers all but each nth request wrongly.
+func every(n int32, wrong func(http.ResponseWriter)) fault {
+	var seen atomic.Int32
+	return func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		if seen.Add(1)%n != 0 {
+			wrong(w)
+			return
+		}
+		next.ServeHTTP(w, r)
+	}
+}
+
+func redirect(to string) fault {
+	return func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		if isBlob(r) {
+			http.Redirect(w, r, to, http.StatusTemporaryRedirect)
+			return
+		}
+		next.ServeHTTP(w, r)
+	}
+}
+
+// TestResumes: a download goes on where it was cut off, also after the process ended.
+func TestResumes(t *testing.T) {
+	content := random(3_000_000)
+	var asked atomic.Int64 // bytes that were sent
+	var cuts atomic.Int32
+	var ranges atomic.Int32
+	reg := ocitest.Serve(t, fault(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		if !isBlob(r) {
+			next.ServeHTTP(w, r)
+			return
+		}
+		rec := httptest.NewRecorder()
+		whole := r.Clone(r.Context())
+		whole.Header.Del("Range")
+		next.ServeHTTP(rec, whole)
+		b := rec.Body.Bytes()
+		from := 0
+		if spec := r.Header.Get("Range"); spec != "" {
+			if _, err := fmt.Sscanf(spec, "bytes=%d-", &from); err != nil {
+				t.Error(err)
+			}
+			ranges.Add(1)
+			w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", from, len(b)-1, len(b)))
+		}
+		w.Header().Set("Content-Length", fmt.Sprint(len(b)-from))
+		if from > 0 {
+			w.WriteHeader(http.StatusPartialContent)
+		}
+		end := len(b)
+		if len(b) > 1_000_000 && cuts.Add(1) <= 5 {
+			end = min(end, from+400_000)
+		}
+		n, _ := w.Write(b[from:end])
+		asked.Add(int64(n))
+		if end < len(b) {
+			panic(http.ErrAbortHandler)
+		}
+	}).wrap)
+	reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{}, ocitest.Tar(t, bash, ocitest.File("big", content))))
+	ref, err := ParseReference(reg.Host + "/x:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The first process gives up after two tries, the second goes on.
+	c := client(t)
+	img, err := c.Resolve(t.Context(), ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := New(c.opts)
+	one.opts.Retries = -1
+	if _, err := unpackImage(t, one, img); err == nil {
+		t.Fatal("it was not cut off")
+	}
+	r, err := unpackImage(t, New(c.opts), img)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := fs.ReadFile(r.FS, "big")
+	if err != nil || string(b) != content {
+		t.Errorf("%d bytes came, %v", len(b), err)
+	}
+	if ranges.Load() < 4 || asked.Load() > 3_600_000 {
+		t.Errorf("%d bytes were sent in %d ranges", asked.Load(), ranges.Load())
+	}
+}
+
+// TestResumesDamage: what was left of a download and is damaged is not built upon.
+func TestResumesDamage(t *testing.T) {
+	reg := ocitest.Serve(t, nil)
+	reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{}, ocitest.Tar(t, bash, ocitest.File("big", random(100_000)))))
+	c := client(t)
+	ref, err := ParseReference(reg.Host + "/x:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := c.Resolve(t.Context(), ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.makeDirs(); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{"partial", "blobs"} {
+		for _, size := range []int64{10, img.Layers[0].Size, img.Layers[0].Size + 10} {
+			if err := os.WriteFile(c.path(dir, img.Layers[0].Digest.Hex()), make([]byte, size), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := unpackImage(t, c, img); err != nil {
+				t.Errorf("%s with %d bytes: %v", dir, size, err)
+			}
+		}
+	}
+}
+
+// TestOthers: what is no image for sandboxes.
+func TestOthers(t *testing.T) {
+	reg := ocitest.Serve(t, nil)
+	layer := ocitest.Tar(t, bash)
+	arm := ocitest.Image(t, ocitest.Config{Architecture: "arm64"}, layer)
+	amd := ocitest.Image(t, ocitest.Config{}, layer)
+	index := func(of ...mutate.IndexAddendum) v1.ImageIndex { return mutate.AppendManifests(empty.Index, of...) }
+	on := func(img mutate.Appendable, os, arch, variant string) mutate.IndexAddendum {
+		return mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: os, Architecture: arch, Variant: variant}}}
+	}
+	reg.Push(t, "arm:1", arm)
+	reg.PushIndex(t, "arms:1", index(on(arm, "linux", "arm64", "v8"), on(arm, "windows", "amd64", ""), on(arm, "unknown", "unknown", "")))
+	reg.PushIndex(t, "none:1", index())
+	reg.PushIndex(t, "liar:1", index(on(arm, "linux", "amd64", "")))
+	reg.PushIndex(t, "good:1", index(on(arm, "linux", "arm64", ""), on(arm, "linux", "amd64", "v3"), on(amd, "linux", "amd64", "")))
+	reg.PushIndex(t, "nested:1", index(mutate.IndexAddendum{Add: index(on(amd, "linux", "amd64", ""))}))
+	artifact := mutate.ConfigMediaType(amd, "application/vnd.cncf.helm.config.v1+json")
+	reg.Push(t, "chart:1", artifact)
+	var many []v1.Layer
+	one, err := amd.Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range MaxLayers + 1 {
+		many = append(many, one[0])
+	}
+	reg.Push(t, "many:1", ocitest.ImageOf(t, ocitest.Config{}, many...))
+	fewer, err := amd.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	fewer = fewer.DeepCopy()
+	fewer.RootFS.DiffIDs = nil
+	short, err := mutate.ConfigFile(amd, fewer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reg.Push(t, "short:1", short)
+	for name, want := range map[string]string{"arm": "linux/arm64, and not for linux/amd64", "arms": "it is for linux/arm64/v8, windows/amd64, and not", "none": "it is for nothing",
+		"liar": "linux/arm64, and not", "chart": "helm", "many": "513 layers", "short": "tells of 0", "good": "", "nested": ""} {
+		r, err := unpackAt(t, client(t), reg.Host+"/"+name+":1")
+		if want == "" {
+			if err != nil || r.res.Files == 0 {
+				t.Errorf("%s: %v", name, err)
+			}
+		} else if turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", name, err, want)
+		}
+	}
+}
+
+// TestBombs: layers that grow out of all proportion, whoever packed them.
+func TestBombs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+	var gz, zs bytes.Buffer
+	z, err := zstd.NewWriter(&zs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	zeros := &bomb{size: 1 << 30}
+	if _, err := zeros.WriteTo(z); err != nil {
+		t.Fatal(err)
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	g, err := gzip.NewWriterLevel(&gz, gzip.BestSpeed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	zeros.size = 600 << 20
+	if _, err := zeros.WriteTo(g); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Close(); err != nil {
+		t.Fatal(err)
+	}
+	sparse := sparseTar(1 << 40)
+	for name, l := range map[string]v1.Layer{
+		"gzip":   ocitest.Raw(gz.Bytes(), nil, types.OCILayer),
+		"zstd":   ocitest.Raw(zs.Bytes(), nil, types.OCILayerZStd),
+		"sparse": ocitest.Raw(sparse, sparse, types.OCIUncompressedLayer),
+	} {
+		reg := ocitest.Serve(t, nil)
+		reg.Push(t, "x:1", ocitest.ImageOf(t, ocitest.Config{}, l))
+		start := time.Now()
+		_, err := unpackAt(t, client(t), reg.Host+"/x:1")
+		if turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), "bomb") {
+			t.Errorf("%s: %v", name, err)
+		}
+		t.Logf("%s: refused after %s", name, time.Since(start))
+	}
+}
+
+// bomb writes a tar stream with one file of zeros.
+type bomb struct{ size int64 }
+
+func (b *bomb) WriteTo(w io.Writer) (int64, error) {
+	tw := tar.NewWriter(w)
+	if err := tw.WriteHeader(&tar.Header{Name: "zeros", Size: b.size, Mode: 0o644, Typeflag: tar.TypeReg}); err != nil {
+		return 0, err
+	}
+	n, err := io.CopyN(tw, zeroReader{}, b.size)
+	return n, errors.Join(err, tw.Close())
+}
+
+type zeroReader struct{}
+
+func (zeroReader) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+// sparseTar is a stream with one file that is a hole of that size (GNU, old format).
+func sparseTar(size int64) []byte {
+	h := make([]byte, 512)
+	copy(h, "hole")
+	copy(h[100:], "0000644\x00")
+	copy(h[108:], "0000000\x00")
+	copy(h[116:], "0000000\x00")
+	copy(h[124:], "00000000000\x00")
+	copy(h[136:], "00000000000\x00")
+	h[156] = 'S'
+	copy(h[257:], "ustar  \x00")
+	// The first sparse part: at size, with no bytes; then the real size, both in base 256.
+	put := func(b []byte, n int64) {
+		b[0] = 0x80
+		for i := range 8 {
+			b[11-i] = byte(n >> (8 * i))
+		}
+	}
+	put(h[386:], size)
+	copy(h[398:], "00000000000\x00")
+	put(h[483:], size)
+	sum := 8 * int(' ')
+	for i, b := range h {
+		if i < 148 || i >= 156 {
+			sum += int(b)
+		}
+	}
+	copy(h[148:], fmt.Sprintf("%06o\x00 ", sum))
+	return append(h, make([]byte, 1024)...)
+}
+
+// TestBadLayers: blobs whose digests are right, and that are no layers.
+func TestBadLayers(t *testing.T) {
+	good := ocitest.Tar(t, bash)
+	for name, c := range map[string]struct {
+		packed, plain []byte
+		kind          turnstone.Kind
+	}{
+		"other content":       {ocitest.Gzip(t, good), []byte("other"), turnstone.Integrity},
+		"cut gzip":            {ocitest.Gzip(t, good)[:40], good, turnstone.Invalid},
+		"no gzip":             {[]byte{0x1f, 0x8b, 1, 2, 3}, good, turnstone.Invalid},
+		"no zstd":             {[]byte{0x28, 0xb5, 0x2f, 0xfd, 1, 2, 3}, good, turnstone.Invalid},
+		"text":                {[]byte(random(3000)), []byte(random(3000)), turnstone.Invalid},
+		"cut tar":             {good[:300], good[:300], turnstone.Invalid},
+		"nothing":             {nil, nil, ""},
+		"plain":               {good, good, ""},
+		"two gzip streams":    {append(ocitest.Gzip(t, good[:512]), ocitest.Gzip(t, good[512:])...), good, ""},
+		"data behind the end": {append(good, "more"...), append(good, "more"...), ""},
+	} {
+		reg := ocitest.Serve(t, nil)
+		reg.Push(t, "x:1", ocitest.ImageOf(t, ocitest.Config{}, ocitest.Raw(c.packed, c.plain, types.OCILayer)))
+		_, err := unpackAt(t, client(t), reg.Host+"/x:1")
+		if turnstone.KindOf(err) != c.kind && !(c.kind == "" && err == nil) {
+			t.Errorf("%s: %v, want kind %q", name, err, c.kind)
+		}
+	}
+}
+
+// TestNotSpokenTo: addresses that no request leaves for.
+func TestNotSpokenTo(t *testing.T) {
+	for address, open := range map[string]bool{"8.8.8.8": true, "2606:4700::1": true, "127.0.0.1": false, "::1": false, "10.1.2.3": false, "192.168.1.1": false,
+		"169.254.169.254": false, "fe80::1": false, "fd00:ec2::254": false, "100.100.100.200": false, "0.0.0.0": false, "::": false, "224.0.0.1": false,
+		"64:ff9b::7f00:1": false, "64:ff9b::808:808": true, "2002:a00:1::": false, "::127.0.0.1": false} {
+		if why := closed(netip.MustParseAddr(address).Unmap()); (why == "") != open {
+			t.Errorf("%s: %q", address, why)
+		}
+	}
+	for _, ref := range []string{"10.255.255.1:5000/x:1", "registry.local:5000/x:1"} {
+		r, err := ParseReference(ref)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g := newGuard(r, time.Second)
+		req := httptest.NewRequest(http.MethodGet, "http://"+r.Registry()+"/v2/", nil)
+		if _, err := g.RoundTrip(req); err == nil || !strings.Contains(err.Error(), "without TLS") {
+			t.Errorf("%s: %v", ref, err)
+		}
+	}
+}
+
+// TestCredentials: the Docker config's are sent to their registry, to nobody else, and
+// are in no error.
+func TestCredentials(t *testing.T) {
+	const secret = "hunter2-correct-horse"
+	var elsewhere, logged atomic.Int32
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		elsewhere.Add(1)
+	}))
+	defer other.Close()
+	var wrong atomic.Bool
+	reg := ocitest.Serve(t, fault(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		user, password, ok := r.BasicAuth()
+		switch {
+		case !ok:
+			w.Header().Set("WWW-Authenticate", `Basic realm="x"`)
+			w.WriteHeader(http.StatusUnauthorized)
+		case user != "me" || password != secret:
+			http.Error(w, "who?", http.StatusForbidden)
+		case wrong.Load() && isBlob(r):
+			http.Redirect(w, r, other.URL+"/?X-Amz-Signature=topsecret", http.StatusFound)
+		default:
+			logged.Add(1)
+			next.ServeHTTP(w, r)
+		}
+	}).wrap)
+	dir := t.TempDir()
+	t.Setenv("DOCKER_CONFIG", dir)
+	config, err := json.Marshal(map[string]any{"auths": map[string]any{reg.Host: map[string]string{"username": "me", "password": secret}}})
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "config.json"), config, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	reg.PushAs(t, "x:1", ocitest.Image(t, ocitest.Config{}, ocitest.Tar(t, bash)), "me", secret)
+	c := client(t)
+	if _, err := unpackAt(t, c, reg.Host+"/x:1"); turnstone.KindOf(err) != turnstone.NotFound || !strings.Contains(turnstone.HintOf(err), "docker login "+reg.Host) {
+		t.Errorf("without credentials: %v; %s", err, turnstone.HintOf(err))
+	}
+	c.opts.Keychain = nil
+	c = New(c.opts)
+	if _, err := unpackAt(t, c, reg.Host+"/x:1"); err != nil {
+		t.Errorf("with credentials: %v", err)
+	}
+	wrong.Store(true)
+	c.opts.Dir = t.TempDir()
+	_, err = unpackAt(t, New(c.opts), reg.Host+"/x:1")
+	if turnstone.KindOf(err) != turnstone.Invalid || strings.Contains(err.Error(), secret) || strings.Contains(err.Error(), "topsecret") {
+		t.Errorf("%v", err)
+	}
+	if elsewhere.Load() != 0 || logged.Load() == 0 {
+		t.Errorf("%d requests went elsewhere", elsewhere.Load())
+	}
+}
+
+// TestPrune: downloads stay for other images, up to a bound.
+func TestPrune(t *testing.T) {
+	reg := ocitest.Serve(t, nil)
+	reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{}, ocitest.Tar(t, bash), ocitest.Tar(t, ocitest.File("big", random(1_000_000)))))
+	c := client(t)
+	if _, err := unpackAt(t, c, reg.Host+"/x:1"); err != nil {
+		t.Fatal(err)
+	}
+	kept := func() int64 {
+		n := int64(0)
+		entries, err := os.ReadDir(c.path("blobs"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			info, err := e.Info()
+			if err != nil {
+				t.Fatal(err)
+			}
+			n += info.Size()
+		}
+		return n
+	}
+	if n := kept(); n < 1_000_000 {
+		t.Errorf("%d bytes are kept", n)
+	}
+	if freed, err := c.Prune(500_000, time.Time{}); err != nil || freed < 1_000_000 || kept() > 500_000 || kept() == 0 {
+		t.Errorf("%d freed, %d kept, %v", freed, kept(), err)
+	}
+	if _, err := c.Prune(1<<40, time.Now().Add(time.Hour)); err != nil || kept() != 0 {
+		t.Errorf("%d kept, %v", kept(), err)
+	}
+	locks, err := os.ReadDir(c.path("locks"))
+	if err != nil || len(locks) > 0 {
+		t.Errorf("locks: %v, %v", locks, err)
+	}
+}
