@@ -73,6 +73,7 @@ func bootGVisor(say func(string)) error {
 	if err != nil {
 		return err
 	}
+	groups.EnforceMemory()
 	m := &machine{groups: groups, base: -1, gvisor: true}
 	m.disks.gvisor = true
 	if err := m.prepare(params{scratch: GVisorScratch}); err != nil {

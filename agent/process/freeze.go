@@ -3,15 +3,22 @@ package process
 import (
 	"context"
 	"errors"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
 )
 
 // Freeze stops every process that any group holds, also those to come, and returns
-// when all stand still (cgroup-v2.rst, cgroup.freeze). They can be killed meanwhile.
+// when all stand still (cgroup-v2.rst, cgroup.freeze). They can be killed meanwhile. A
+// kernel without that, as gVisor's, has all processes of the machine stopped by signal.
+// Thaw must follow, also when it fails. One call of either comes at a time.
 func (g *Groups) Freeze(ctx context.Context) error {
-	if err := writeFile(filepath.Join(g.dir, "cgroup.freeze"), "1"); err != nil {
+	err := writeFile(filepath.Join(g.dir, "cgroup.freeze"), "1")
+	if errors.Is(err, os.ErrNotExist) {
+		return g.hold.hold(ctx)
+	}
+	if err != nil {
 		return err
 	}
 	events := filepath.Join(g.dir, "cgroup.events")
@@ -33,4 +40,11 @@ func (g *Groups) Freeze(ctx context.Context) error {
 }
 
 // Thaw lets them go on.
-func (g *Groups) Thaw() error { return writeFile(filepath.Join(g.dir, "cgroup.freeze"), "0") }
+func (g *Groups) Thaw() error {
+	err := writeFile(filepath.Join(g.dir, "cgroup.freeze"), "0")
+	if errors.Is(err, os.ErrNotExist) {
+		g.hold.release()
+		return nil
+	}
+	return err
+}

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,10 +17,15 @@ type Groups struct {
 	dir  string // of the bounding group
 	each string // pids.max of one group: half of all, so that what one leaves behind cannot keep the next from starting
 
+	memoryMax atomic.Int64  // of all together; 0: none
+	enforce   chan struct{} // told of each start; nil: the kernel keeps the limit
+
 	mu    sync.Mutex
 	next  int
-	spare *cgroup   // made ahead, since making one costs time that a start would wait for
-	full  []*cgroup // ended, but with processes left in them
+	spare *cgroup              // made ahead, since making one costs time that a start would wait for
+	full  []*cgroup            // ended, but with processes left in them
+	live  map[*cgroup]struct{} // that may hold processes
+	hold  holder               // where the kernel cannot freeze
 }
 
 // A cgroup holds one process and all that it starts.
@@ -28,11 +34,13 @@ type cgroup struct {
 	dir   string
 	fd    int // of dir, for clone3's CLONE_INTO_CGROUP
 	kills int // of memory.events, when it was read last: a group is used again
+
+	killed atomic.Int32 // that EnforceMemory has killed, and nobody has asked for
 }
 
 // NewGroups makes the bounding group below root, the mount point of cgroup2.
 func NewGroups(root string, memoryMax, pidsMax int64) (*Groups, error) {
-	g := &Groups{dir: filepath.Join(root, "turn")}
+	g := &Groups{dir: filepath.Join(root, "turn"), live: make(map[*cgroup]struct{})}
 	if err := writeFile(filepath.Join(root, "cgroup.subtree_control"), "+memory +pids +cpu"); err != nil {
 		return nil, err
 	}
@@ -55,6 +63,7 @@ func (g *Groups) Limit(memoryMax, pidsMax int64) error {
 		if err := writeFile(filepath.Join(g.dir, "memory.max"), strconv.FormatInt(memoryMax, 10)); err != nil {
 			return err
 		}
+		g.memoryMax.Store(memoryMax)
 	}
 	if pidsMax > 0 {
 		g.each = strconv.FormatInt(max(1, pidsMax/2), 10)
@@ -67,11 +76,22 @@ func (g *Groups) Limit(memoryMax, pidsMax int64) error {
 func (g *Groups) take() (*cgroup, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if c := g.spare; c != nil {
-		g.spare = nil
-		return c, nil
+	c := g.spare
+	g.spare = nil
+	if c == nil {
+		var err error
+		if c, err = g.make(); err != nil {
+			return nil, err
+		}
 	}
-	return g.make()
+	g.live[c] = struct{}{}
+	if g.enforce != nil {
+		select {
+		case g.enforce <- struct{}{}:
+		default: // it will look
+		}
+	}
+	return c, nil
 }
 
 // prepare makes a spare group, if there is none.
@@ -108,6 +128,9 @@ func (c *cgroup) kill() error { return writeFile(filepath.Join(c.dir, "cgroup.ki
 // oomKills is how many processes of the group the kernel killed for want of memory
 // since it was asked last.
 func (c *cgroup) oomKills() int {
+	if c.owner.enforce != nil {
+		return int(c.killed.Swap(0))
+	}
 	var buf [512]byte
 	n, err := readSmall(filepath.Join(c.dir, "memory.events"), buf[:])
 	if err != nil {
@@ -145,7 +168,9 @@ func (c *cgroup) release() {
 			left = append(left, c)
 		case g.spare == nil:
 			g.spare = c
+			delete(g.live, c)
 		default:
+			delete(g.live, c)
 			_ = unix.Close(c.fd)
 			_ = unix.Rmdir(c.dir)
 		}

@@ -1,0 +1,124 @@
+package process
+
+import (
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const (
+	// growth is how fast processes are taken to be able to use up memory, in bytes
+	// per second: it says how long the room that is left lasts.
+	growth      = 4 << 30
+	leastPause  = 5 * time.Millisecond
+	longestLook = 120 * time.Millisecond
+	deathWait   = 2 * time.Second
+)
+
+// EnforceMemory makes the groups keep to their memory limit on a kernel that counts
+// what they use and does nothing about it, as gVisor's: while processes run, their use
+// is looked at, and over the limit the largest is killed, as Linux does. Processes so
+// killed are told as those that Linux kills. It is called before the first process is
+// started, and works as long as the agent lives.
+func (g *Groups) EnforceMemory() {
+	g.enforce = make(chan struct{}, 1)
+	go func() {
+		for range g.enforce { // a process was started
+			for {
+				pause, again := g.enforceOnce()
+				if !again {
+					break
+				}
+				time.Sleep(pause)
+			}
+		}
+	}()
+}
+
+// enforceOnce looks once. again says that there are processes.
+func (g *Groups) enforceOnce() (pause time.Duration, again bool) {
+	if (&cgroup{dir: g.dir}).empty() {
+		return 0, false
+	}
+	used, err := readNumber(filepath.Join(g.dir, "memory.current"))
+	limit := g.memoryMax.Load()
+	if err != nil || limit <= 0 {
+		return longestLook, true
+	}
+	if room := limit - used; room >= 0 {
+		return min(longestLook, max(leastPause, time.Duration(float64(room)/growth*float64(time.Second)))), true
+	}
+	g.killLargest()
+	return leastPause, true
+}
+
+// killLargest kills the process that has the most memory, and waits for its end.
+func (g *Groups) killLargest() {
+	g.mu.Lock()
+	groups := make([]*cgroup, 0, len(g.live))
+	for c := range g.live {
+		groups = append(groups, c)
+	}
+	g.mu.Unlock()
+	largest, most := 0, int64(-1)
+	var of *cgroup
+	for _, c := range groups {
+		_ = eachProcess(c.dir, 0, func(pid int) {
+			if n := residentPages(pid); n > most {
+				largest, most, of = pid, n, c
+			}
+		})
+	}
+	if of == nil {
+		return
+	}
+	of.killed.Add(1) // first: whoever sees the process's end asks for it
+	if syscall.Kill(largest, syscall.SIGKILL) != nil {
+		of.killed.Add(-1)
+		return
+	}
+	for deadline := time.Now().Add(deathWait); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		if residentPages(largest) <= 0 {
+			return
+		}
+	}
+}
+
+// residentPages is how much memory a process has (proc(5), statm); -1: there is none.
+func residentPages(pid int) int64 {
+	var buf [128]byte
+	n, err := readSmall("/proc/"+strconv.Itoa(pid)+"/statm", buf[:])
+	if err != nil {
+		return -1
+	}
+	f := strings.Fields(string(buf[:n]))
+	if len(f) < 2 {
+		return -1
+	}
+	pages, err := strconv.ParseInt(f[1], 10, 64)
+	if err != nil {
+		return -1
+	}
+	return pages
+}
+
+func readNumber(path string) (int64, error) {
+	var buf [64]byte
+	n, err := readSmall(path, buf[:])
+	if err != nil {
+		return 0, err
+	}
+	text := strings.TrimSpace(string(buf[:n]))
+	if text == "max" {
+		return math.MaxInt64, nil
+	}
+	v, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return 0, &os.PathError{Op: "read", Path: path, Err: err}
+	}
+	return v, nil
+}
