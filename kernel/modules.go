@@ -41,6 +41,11 @@ func wantedModules() []wanted {
 		{name: "overlay"},
 		{name: "af_packet", optional: true},
 		{name: "vmgenid", optional: true},
+		// Firecracker: the agent's channel, memory that goes back to the host; and the card
+		// that the agent makes where the machine has none.
+		{name: "vmw_vsock_virtio_transport", optional: true},
+		{name: "virtio_balloon", optional: true},
+		{name: "tun", optional: true},
 	}
 }
 

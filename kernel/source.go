@@ -47,7 +47,11 @@ func choose() (source, error) {
 // debianSource takes the kernel out of Debian's package.
 type debianSource struct{}
 
-func (debianSource) key() string { return "debian-" + debianSuite }
+// debianGeneration is part of the kept kernel's name. It changes with wantedModules, so
+// that an older program beside this one goes on with what it knows.
+const debianGeneration = "2"
+
+func (debianSource) key() string { return "debian-" + debianSuite + "-" + debianGeneration }
 
 func (debianSource) describe() string {
 	return "downloading the guest kernel from Debian (about 70 MB, only this time)"
