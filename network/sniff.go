@@ -119,7 +119,7 @@ func parseTLS(r *recorder) greeting {
 // parseHTTP takes the host from the header of an HTTP/1 request.
 func parseHTTP(r *recorder) greeting {
 	for n := 1; !bytes.ContainsRune(r.seen, '\n'); n = len(r.seen) + 1 {
-		if !maybeMethod(r.seen) {
+		if !maybeRequest(r.seen) {
 			return greeting{protocol: unknown}
 		}
 		if !r.more(n) {
@@ -128,7 +128,7 @@ func parseHTTP(r *recorder) greeting {
 	}
 	line, _, _ := bytes.Cut(r.seen, []byte("\n"))
 	line = bytes.TrimSuffix(line, []byte("\r"))
-	if !maybeMethod(r.seen) || !bytes.Contains(line, []byte(" HTTP/1.")) {
+	if !maybeRequest(r.seen) || !bytes.Contains(line, []byte(" HTTP/1.")) {
 		return greeting{protocol: unknown}
 	}
 	req, err := http.ReadRequest(bufio.NewReader(r))
@@ -142,13 +142,15 @@ func parseHTTP(r *recorder) greeting {
 	return greeting{protocol: isHTTP, name: hostName(host)}
 }
 
-// maybeMethod reports whether b is, or is the beginning of, a method and a space: a token of
-// at most 20 capital letters (RFC 9110 and its registry of methods).
-func maybeMethod(b []byte) bool {
+// maybeRequest reports whether b is, or may be the beginning of, a request line of HTTP/1: a
+// method of capital letters, a space, and a target: a path, "*", a URL, or what CONNECT
+// has (RFC 9112, 3). Commands of other protocols, as "EHLO host", seldom look like it.
+func maybeRequest(b []byte) bool {
 	for i, c := range b {
 		switch {
 		case c == ' ':
-			return i > 2
+			rest := b[i+1:]
+			return i > 2 && (len(rest) == 0 || bytes.IndexByte([]byte("/*hH"), rest[0]) >= 0 || string(b[:i]) == http.MethodConnect)
 		case (c < 'A' || c > 'Z') && c != '-' || i > 20:
 			return false
 		}

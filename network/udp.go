@@ -30,26 +30,27 @@ type flow struct {
 	sent, received atomic.Int64
 }
 
-// handleUDP gets every datagram that belongs to no flow. False lets the stack answer
-// that the port cannot be reached.
+// handleUDP gets every datagram that belongs to no flow. What is refused is answered
+// like a port that nothing listens on.
 func (s *Stack) handleUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
 	to := netip.AddrPortFrom(addressOf(id.LocalAddress), id.LocalPort)
 	names := s.names.of(to.Addr())
 	refusal, ok := s.judge.connect("udp", to, names)
 	if !ok {
 		s.refuse(refusal)
-		return false
+		s.reject(pkt, stack.RejectIPv4WithICMPPortUnreachable)
+		return true
 	}
 	if !s.flows.enter() {
 		refusal.Reason = "too many UDP flows at once"
 		s.refuseLimit(&s.manyFlows, refusal)
-		return false
+		return true
 	}
 	if !s.opens.Allow() {
 		s.flows.leave()
 		refusal.Reason = "too many new UDP flows a second"
 		s.refuseLimit(&s.manyOpens, refusal)
-		return false
+		return true
 	}
 	s.mu.Lock()
 	closed := s.closed

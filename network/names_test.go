@@ -1,0 +1,359 @@
+package network
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
+)
+
+// clientHello returns what a TLS client that wants name sends first.
+func clientHello(tb testing.TB, name string) []byte {
+	tb.Helper()
+	ours, theirs := net.Pipe()
+	go func() {
+		_ = tls.Client(theirs, &tls.Config{ServerName: name, InsecureSkipVerify: true}).Handshake()
+	}()
+	defer ours.Close()
+	defer theirs.Close()
+	buf := make([]byte, 16<<10)
+	n, err := ours.Read(buf)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return buf[:n]
+}
+
+func httpRequest(host string) []byte { return []byte("GET / HTTP/1.1\r\nHost: " + host + "\r\n\r\n") }
+
+// first reports what the guest gets back for its first bytes: "echo", "refused" when it
+// cannot connect, or "reset".
+func (w *world) first(to string, b []byte) string {
+	c, err := w.dial(to)
+	if err != nil {
+		return "refused"
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	if _, err := c.Write(b); err != nil {
+		return "reset"
+	}
+	got := make([]byte, len(b))
+	_, err = io.ReadFull(c, got)
+	switch {
+	case err == nil && bytes.Equal(got, b):
+		return "echo"
+	case err != nil && strings.Contains(err.Error(), "reset"):
+		return "reset"
+	}
+	return fmt.Sprint(err)
+}
+
+func TestNamesAtTheConnection(t *testing.T) {
+	w := newWorld(t, Options{Policy: Policy{Only: true,
+		Allow: rules(t, "api.example.com", "*.example.org:443", "db.example.net:5432", "web.example.net:443", "plain.example.net:80", "198.51.100.40:22")}},
+		func(l *limits) { l.hello = 300 * time.Millisecond })
+	for name, addr := range map[string]string{"api.example.com": "198.51.100.1", "a.example.org": "198.51.100.2", "b.example.org": "198.51.100.3",
+		"db.example.net": "198.51.100.4", "web.example.net": "198.51.100.5", "plain.example.net": "198.51.100.6"} {
+		w.host.name(name, addr)
+		for _, port := range []string{"80", "443", "5432", "22", "9000"} {
+			w.host.listen(addr+":"+port, echo)
+		}
+		if a := addresses(w.ask(name, dnsmessage.TypeA)); len(a) != 1 {
+			t.Fatal(name, a)
+		}
+	}
+	w.host.listen("198.51.100.40:22", echo)
+	w.host.listen("198.51.100.50:443", echo)
+	ssh := []byte("SSH-2.0-x\r\n")
+	for _, c := range []struct {
+		to     string
+		b      []byte
+		want   string
+		reason string
+	}{
+		{"198.51.100.1:443", clientHello(t, "api.example.com"), "echo", ""},
+		{"198.51.100.1:443", clientHello(t, "API.example.COM"), "echo", ""},
+		{"198.51.100.1:9000", clientHello(t, "api.example.com"), "echo", ""},
+		{"198.51.100.1:80", httpRequest("api.example.com"), "echo", ""},
+		{"198.51.100.1:80", httpRequest("api.example.com:80"), "echo", ""},
+		{"198.51.100.1:443", clientHello(t, "other.example.com"), "reset", "not in allow"},
+		{"198.51.100.1:443", clientHello(t, ""), "reset", "TLS without a server name"},
+		{"198.51.100.1:443", clientHello(t, "a.example.org"), "reset", "the address was not answered for this name"},
+		{"198.51.100.1:80", httpRequest("other.example.com"), "reset", "not in allow"},
+		{"198.51.100.1:80", httpRequest("198.51.100.1"), "reset", "HTTP without a host name"},
+		{"198.51.100.1:80", []byte("GET / HTTP/1.0\r\n\r\n"), "reset", "HTTP without a host name"},
+		{"198.51.100.1:80", []byte("CONNECT evil.example:443 HTTP/1.1\r\nHost: api.example.com\r\n\r\n"), "reset", "not in allow"},
+		{"198.51.100.1:80", []byte("GET http://evil.example/ HTTP/1.1\r\nHost: api.example.com\r\n\r\n"), "reset", "not in allow"},
+		{"198.51.100.1:80", []byte("GET / HTTP/1.1\r\nHost: api.example.com\r\nHost: evil.example\r\n\r\n"), "reset", "the host's name cannot be read"},
+		{"198.51.100.1:22", ssh, "reset", "the protocol does not say which host it wants"},
+		{"198.51.100.2:443", clientHello(t, "a.example.org"), "echo", ""},
+		{"198.51.100.2:443", clientHello(t, "b.example.org"), "reset", "the address was not answered for this name"},
+		{"198.51.100.2:80", httpRequest("a.example.org"), "refused", "not in allow"},
+		{"198.51.100.4:5432", []byte{0, 0, 0, 8, 4, 0xd2, 0x16, 0x2f}, "echo", ""},
+		{"198.51.100.4:5432", clientHello(t, "db.example.net"), "echo", ""},
+		{"198.51.100.4:5432", clientHello(t, "api.example.com"), "reset", "the address was not answered for this name"},
+		{"198.51.100.4:5433", ssh, "refused", "not in allow"},
+		{"198.51.100.5:443", ssh, "reset", "the protocol does not say which host it wants"},
+		{"198.51.100.6:80", ssh, "reset", "the protocol does not say which host it wants"},
+		{"198.51.100.5:443", clientHello(t, "web.example.net")[:100], "reset", "the host's name cannot be read"},
+		{"198.51.100.5:443", []byte{22, 3, 1, 0xff, 0xff, 1}, "reset", "the host's name cannot be read"},
+		{"198.51.100.40:22", ssh, "echo", ""},
+		{"198.51.100.50:443", clientHello(t, "api.example.com"), "refused", "not in allow"}, // an address taken from elsewhere
+	} {
+		w.log.mu.Lock()
+		w.log.refused = nil
+		w.log.mu.Unlock()
+		got := w.first(c.to, c.b)
+		if got != c.want {
+			t.Errorf("%s %.30q: %s, want %s", c.to, c.b, got, c.want)
+		}
+		if c.reason != "" {
+			if r := w.log.lastRefusal(t); r.Reason != c.reason || r.Protocol != "tcp" || r.Address.String() != c.to {
+				t.Errorf("%s %.30q: %+v, want %s", c.to, c.b, r, c.reason)
+			}
+		}
+	}
+}
+
+// Bytes of a name come one at a time, and the whole greeting still arrives.
+func TestSlowHello(t *testing.T) {
+	w := newWorld(t, Options{Policy: Policy{Only: true, Allow: rules(t, "api.example.com")}})
+	w.host.name("api.example.com", "198.51.100.1")
+	w.host.listen("198.51.100.1:443", echo)
+	w.ask("api.example.com", dnsmessage.TypeA)
+	for _, hello := range [][]byte{clientHello(t, "api.example.com")[:300], clientHello(t, "api.example.com"), httpRequest("api.example.com")} {
+		c := w.mustDial("198.51.100.1:443")
+		for i := range hello {
+			if _, err := c.Write(hello[i : i+1]); err != nil {
+				t.Fatal(err)
+			}
+			if i < 5 || i == len(hello)-2 {
+				time.Sleep(20 * time.Millisecond)
+			}
+		}
+		if len(hello) == 300 { // and no more of it
+			_ = c.CloseWrite()
+			if _, err := c.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "reset") {
+				t.Fatal(err)
+			}
+			continue
+		}
+		got := make([]byte, len(hello))
+		if _, err := io.ReadFull(c, got); err != nil || !bytes.Equal(got, hello) {
+			t.Fatalf("%q, %v", got, err)
+		}
+		_ = c.Close()
+	}
+}
+
+// Where the host speaks first, a rule with a name and this port is enough.
+func TestServerSpeaksFirst(t *testing.T) {
+	w := newWorld(t, Options{Policy: Policy{Only: true, Allow: rules(t, "git.example.com:22", "mail.example.com")}},
+		func(l *limits) { l.hello = 300 * time.Millisecond })
+	w.host.name("git.example.com", "198.51.100.1")
+	w.host.name("mail.example.com", "198.51.100.2")
+	banner := func(c net.Conn) { _, _ = c.Write([]byte("220 hello\r\n")); echo(c) }
+	w.host.listen("198.51.100.1:22", banner)
+	w.host.listen("198.51.100.2:25", banner)
+	w.ask("git.example.com", dnsmessage.TypeA)
+	w.ask("mail.example.com", dnsmessage.TypeA)
+	c := w.mustDial("198.51.100.1:22")
+	if _, err := io.ReadFull(c, make([]byte, 11)); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = c.Write([]byte("EHLO x"))
+	if _, err := io.ReadFull(c, make([]byte, 6)); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+	c = w.mustDial("198.51.100.2:25")
+	if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil || !strings.Contains(err.Error(), "reset") {
+		t.Fatalf("%d, %v", n, err)
+	}
+	if r := w.log.lastRefusal(t); r.Reason != "the client did not say which host it wants" || r.Host != "mail.example.com" {
+		t.Fatalf("%+v", r)
+	}
+}
+
+// What is denied by name is denied at the connection too, wherever the address is from.
+func TestDeniedNameAtTheConnection(t *testing.T) {
+	w := newWorld(t, Options{Policy: Policy{Deny: rules(t, "bad.example", "half.example:443")}})
+	w.host.name("half.example", "198.51.100.2")
+	for _, to := range []string{"198.51.100.1:443", "198.51.100.1:80", "198.51.100.2:443", "198.51.100.2:80"} {
+		w.host.listen(to, echo)
+	}
+	w.ask("half.example", dnsmessage.TypeA)
+	for _, c := range []struct {
+		to   string
+		b    []byte
+		want string
+	}{
+		{"198.51.100.1:443", clientHello(t, "bad.example"), "reset"},
+		{"198.51.100.1:443", clientHello(t, "good.example"), "echo"},
+		{"198.51.100.1:80", httpRequest("bad.example"), "reset"},
+		{"198.51.100.1:80", []byte("anything\n"), "echo"},
+		{"198.51.100.2:443", clientHello(t, "half.example"), "refused"},
+		{"198.51.100.2:80", httpRequest("half.example"), "echo"},
+	} {
+		if got := w.first(c.to, c.b); got != c.want {
+			t.Errorf("%s: %s, want %s", c.to, got, c.want)
+		}
+	}
+}
+
+func TestObservedNames(t *testing.T) {
+	w := newWorld(t, Options{})
+	w.host.name("resolved.example", "198.51.100.2")
+	w.host.listen("198.51.100.1:443", echo)
+	w.host.listen("198.51.100.2:9", echo)
+	w.ask("resolved.example", dnsmessage.TypeA)
+	if got := w.first("198.51.100.1:443", clientHello(t, "named.example")); got != "echo" {
+		t.Fatal(got)
+	}
+	if c := w.log.connections(t, 1)[0]; c.Host != "named.example" || c.End.Before(c.Start) {
+		t.Fatalf("%+v", c)
+	}
+	if got := w.first("198.51.100.2:9", []byte("binary")); got != "echo" {
+		t.Fatal(got)
+	}
+	if c := w.log.connections(t, 2)[1]; c.Host != "resolved.example" {
+		t.Fatalf("%+v", c)
+	}
+}
+
+type intercept func(ctx context.Context, guest net.Conn, to netip.AddrPort, name string) bool
+
+func (f intercept) Intercept(ctx context.Context, guest net.Conn, to netip.AddrPort, name string) bool {
+	return f(ctx, guest, to, name)
+}
+
+func TestInterceptor(t *testing.T) {
+	var mu sync.Mutex
+	var seen []string
+	w := newWorld(t, Options{Policy: Policy{Only: true, Allow: rules(t, "api.example.com", "ssh.example.com:22", "198.51.100.9")},
+		Interceptor: intercept(func(_ context.Context, guest net.Conn, to netip.AddrPort, name string) bool {
+			mu.Lock()
+			seen = append(seen, to.String()+" "+name)
+			mu.Unlock()
+			if name != "api.example.com" {
+				return false
+			}
+			b, _ := io.ReadAll(guest)
+			_, _ = guest.Write(bytes.ToUpper(b))
+			_ = guest.(closeWriter).CloseWrite()
+			return true
+		})})
+	w.host.name("api.example.com", "198.51.100.1")
+	w.host.name("ssh.example.com", "198.51.100.2")
+	w.host.listen("198.51.100.2:22", func(c net.Conn) { _, _ = c.Write([]byte("hello")); echo(c) })
+	w.host.listen("198.51.100.9:443", echo)
+	w.ask("api.example.com", dnsmessage.TypeA)
+	w.ask("ssh.example.com", dnsmessage.TypeA)
+	c := w.mustDial("198.51.100.1:80")
+	_, _ = c.Write([]byte("get / http/1.1\r\nhost: x\r\n\r\n"))
+	_ = c.Close()
+
+	c = w.mustDial("198.51.100.1:80")
+	_, _ = c.Write(httpRequest("api.example.com"))
+	_ = c.CloseWrite()
+	if b, err := io.ReadAll(c); err != nil || string(b) != strings.ToUpper(string(httpRequest("api.example.com"))) {
+		t.Fatalf("%q, %v", b, err)
+	}
+	_ = c.Close()
+	c = w.mustDial("198.51.100.2:22")
+	if _, err := io.ReadFull(c, make([]byte, 5)); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+	if got := w.first("198.51.100.9:443", clientHello(t, "any.example")); got != "echo" {
+		t.Fatal(got)
+	}
+	// The host does not listen: the guest is reset.
+	if got := w.first("198.51.100.9:444", clientHello(t, "any.example")); got != "reset" {
+		t.Fatal(got)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	want := "198.51.100.1:80 api.example.com, 198.51.100.2:22 ssh.example.com, 198.51.100.9:443 any.example, 198.51.100.9:444 any.example"
+	if got := strings.Join(seen, ", "); got != want {
+		t.Fatal(got)
+	}
+	if dials := strings.Join(w.host.dials(), ", "); strings.Contains(dials, "198.51.100.1:") {
+		t.Fatal(dials)
+	}
+}
+
+func TestNamesAreBounded(t *testing.T) {
+	n := newNames(100, time.Hour)
+	addr := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{1, 2, byte(i >> 8), byte(i)}) }
+	for i := range 1000 {
+		n.add(addr(i), "a.example")
+		n.of(addr(0)) // in use
+	}
+	if len(n.byAddr) != 100 || n.order.Len() != 100 || !n.has(addr(0), "a.example") || n.has(addr(1), "a.example") || !n.has(addr(999), "a.example") {
+		t.Fatal(len(n.byAddr))
+	}
+	for i := range 100 {
+		n.add(addr(0), fmt.Sprintf("n%d.example", i))
+	}
+	if got := n.of(addr(0)); len(got) != namesPerAddress || got[0] != "n99.example" {
+		t.Fatal(got)
+	}
+	short := newNames(10, 10*time.Millisecond)
+	short.add(addr(0), "a.example")
+	time.Sleep(20 * time.Millisecond)
+	if short.latest(addr(0)) != "" || len(short.byAddr) != 0 {
+		t.Fatal("it is remembered for ever")
+	}
+}
+
+func FuzzGreeting(f *testing.F) {
+	f.Add(clientHello(f, "api.example.com"), uint8(7))
+	f.Add(clientHello(f, ""), uint8(0))
+	f.Add(httpRequest("api.example.com:80"), uint8(1))
+	f.Add([]byte("GET / HTTP/1.1\r\n"+strings.Repeat("X: y\r\n", 100)+"\r\n"), uint8(200))
+	f.Add([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), uint8(0))
+	f.Add([]byte("EHLO there\r\n"), uint8(0))
+	f.Fuzz(func(t *testing.T, b []byte, chunk uint8) {
+		parse := func(chunk int) (greeting, []byte, int) {
+			rest := b
+			r := &recorder{from: func(p []byte) (int, error) {
+				if len(rest) == 0 {
+					return 0, io.EOF
+				}
+				n := copy(p, rest[:min(len(rest), chunk)])
+				rest = rest[n:]
+				return n, nil
+			}}
+			g := parseGreeting(r)
+			return g, r.seen, len(rest)
+		}
+		g, seen, rest := parse(int(chunk) + 1)
+		if !bytes.Equal(seen, b[:len(b)-rest]) {
+			t.Fatal("what was looked at is not what was sent")
+		}
+		if len(seen) > maxGreeting {
+			t.Fatal(len(seen))
+		}
+		if g.name != "" && (checkName(g.name) != nil || g.name != strings.ToLower(g.name)) {
+			t.Fatalf("%q", g.name)
+		}
+		if g.name != "" && g.protocol != isTLS && g.protocol != isHTTP {
+			t.Fatalf("%+v", g)
+		}
+		// How it is cut into pieces does not matter.
+		if whole, _, _ := parse(maxGreeting); whole != g {
+			t.Fatalf("%+v in pieces of %d, %+v at once", g, int(chunk)+1, whole)
+		}
+	})
+}

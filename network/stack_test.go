@@ -1,0 +1,309 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/icmp"
+	"gvisor.dev/gvisor/pkg/waiter"
+
+	"turnstone.dev/turnstone"
+)
+
+// Close leaves nothing behind, whatever goes on.
+func TestCloseLeavesNothing(t *testing.T) {
+	ignore := goleak.IgnoreCurrent()
+	t.Run("busy", func(t *testing.T) {
+		w := newWorld(t, Options{})
+		w.host.listen("198.51.100.1:80", func(c net.Conn) {
+			defer c.Close()
+			for {
+				if _, err := c.Write(make([]byte, 1<<16)); err != nil {
+					return
+				}
+			}
+		})
+		w.host.listen("198.51.100.1:7", echo)
+		w.host.listen("198.51.100.1:9", udpEcho)
+		w.host.fails["198.51.100.9:80"] = context.DeadlineExceeded
+		w.host.fails["198.51.100.9:9"] = context.DeadlineExceeded
+		for range 5 {
+			c := w.mustDial("198.51.100.1:80")
+			go func() { _, _ = io.Copy(io.Discard, c); _ = c.Close() }()
+			e := w.mustDial("198.51.100.1:7")
+			go func() { _, _ = io.Copy(io.Discard, e); _ = e.Close() }()
+			u := w.dialUDP("198.51.100.1:9")
+			_, _ = u.Write([]byte("x"))
+			defer u.Close()
+			u = w.dialUDP("198.51.100.9:9")
+			_, _ = u.Write([]byte("x"))
+			defer u.Close()
+		}
+		w.send(syn(1, address(198, 51, 100, 9), 80))
+		w.send(syn(2, address(198, 51, 100, 1), 7))
+		d := w.mustDial("10.0.2.3:53")
+		defer d.Close()
+		go func() { _, _ = w.stack.DialGuest(context.Background(), 1) }()
+		time.Sleep(100 * time.Millisecond)
+		start := time.Now()
+		if err := errors.Join(w.stack.Close(), w.stack.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if d := time.Since(start); d > 3*time.Second {
+			t.Errorf("Close took %s", d)
+		}
+		if err := <-w.serve; err != nil {
+			t.Errorf("Serve: %v", err)
+		}
+		if _, err := w.stack.DialGuest(t.Context(), 1); turnstone.KindOf(err) != turnstone.Dead {
+			t.Errorf("DialGuest: %v", err)
+		}
+		_, theirs := socketPair(t)
+		if err := w.stack.Serve(t.Context(), theirs); turnstone.KindOf(err) != turnstone.Invalid {
+			t.Errorf("Serve: %v", err)
+		}
+	})
+	goleak.VerifyNone(t, ignore)
+}
+
+func TestNeverServed(t *testing.T) {
+	ignore := goleak.IgnoreCurrent()
+	for range 3 {
+		s, err := New(Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		if _, err := s.DialGuest(ctx, 80); turnstone.KindOf(err) != turnstone.Canceled {
+			t.Fatal(err)
+		}
+		cancel()
+		_ = s.Close()
+	}
+	goleak.VerifyNone(t, ignore)
+}
+
+func TestServeEnds(t *testing.T) {
+	s, err := New(Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	ours, theirs := socketPair(t)
+	result := make(chan error, 1)
+	go func() { result <- s.Serve(ctx, ours) }()
+	eventually(t, func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.serving != nil })
+	second, _ := socketPair(t)
+	if err := s.Serve(ctx, second); turnstone.KindOf(err) != turnstone.Invalid {
+		t.Errorf("a second Serve: %v", err)
+	}
+	cancel()
+	if err := <-result; turnstone.KindOf(err) != turnstone.Canceled {
+		t.Errorf("after cancel: %v", err)
+	}
+	if _, err := theirs.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("the frames are still open: %v", err)
+	}
+	// The guest's side goes away while we write.
+	ours, theirs = socketPair(t)
+	go func() { result <- s.Serve(t.Context(), ours) }()
+	_ = theirs.Close()
+	if err := <-result; err != nil {
+		t.Errorf("after the guest's end: %v", err)
+	}
+}
+
+// A machine that is paused and goes on has new frames, and keeps its connections.
+func TestServeAgain(t *testing.T) {
+	w := newWorld(t, Options{})
+	w.host.listen("198.51.100.1:7", echo)
+	c := w.mustDial("198.51.100.1:7")
+	defer c.Close()
+	for i := range 3 {
+		if _, err := c.Write([]byte("before")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(c, make([]byte, 6)); err != nil {
+			t.Fatal(i, err)
+		}
+		_ = w.frames.Close()
+		if err := <-w.serve; err != nil {
+			t.Fatal(err)
+		}
+		ours, theirs := socketPair(t)
+		time.Sleep(20 * time.Millisecond)
+		w.attach(theirs)
+		go func() { w.serve <- w.stack.Serve(context.Background(), ours) }()
+	}
+	if _, err := w.stack.DialGuest(t.Context(), 9); turnstone.KindOf(err) != turnstone.Unavailable {
+		t.Fatal(err)
+	}
+}
+
+func TestPing(t *testing.T) {
+	w := newWorld(t, Options{})
+	ping := func(to tcpip.Address) (string, error) {
+		queue := &waiter.Queue{}
+		ep, err := w.net.NewEndpoint(icmp.ProtocolNumber4, ipv4.ProtocolNumber, queue)
+		if err != nil {
+			return "", errors.New(err.String())
+		}
+		defer ep.Close()
+		entry, ready := waiter.NewChannelEntry(waiter.ReadableEvents | waiter.EventErr)
+		queue.EventRegister(&entry)
+		defer queue.EventUnregister(&entry)
+		msg := header.ICMPv4(make([]byte, header.ICMPv4MinimumSize+4))
+		msg.SetType(header.ICMPv4Echo)
+		copy(msg[header.ICMPv4MinimumSize:], "ping")
+		if _, err := ep.Write(strings.NewReader(string(msg)), tcpip.WriteOptions{To: &tcpip.FullAddress{Addr: to}}); err != nil {
+			return "", errors.New(err.String())
+		}
+		select {
+		case <-ready:
+		case <-time.After(300 * time.Millisecond):
+			return "", errors.New("timeout")
+		}
+		var out strings.Builder
+		if _, err := ep.Read(&out, tcpip.ReadOptions{}); err != nil {
+			return "", errors.New(err.String())
+		}
+		return out.String(), nil
+	}
+	for _, last := range []byte{2, 3} {
+		if got, err := ping(address(10, 0, 2, last)); err != nil || !strings.HasSuffix(got, "ping") {
+			t.Errorf(".%d: %q, %v", last, got, err)
+		}
+	}
+	if got, err := ping(address(8, 8, 8, 8)); err == nil {
+		t.Errorf("8.8.8.8 answered %q", got)
+	}
+	if r := w.log.lastRefusal(t); r.Protocol != "icmp" || r.Address.Addr().String() != "8.8.8.8" {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestUDP(t *testing.T) {
+	w := newWorld(t, Options{Policy: Policy{Allow: rules(t, "10.9.0.0/16")}}, func(l *limits) { l.flowIdle = 300 * time.Millisecond; l.flows = 20 })
+	w.host.listen("198.51.100.1:123", udpEcho)
+	w.host.listen("10.9.1.1:53", udpEcho)
+	for _, to := range []string{"198.51.100.1:123", "10.9.1.1:53"} {
+		c := w.dialUDP(to)
+		for _, size := range []int{1, 1400, 9000, 60000} {
+			if _, err := c.Write(make([]byte, size)); err != nil {
+				t.Fatal(err)
+			}
+			buf := make([]byte, 65535)
+			if n, err := c.Read(buf); err != nil || n != size {
+				t.Fatalf("%s: %d of %d bytes, %v", to, n, size, err)
+			}
+		}
+		_ = c.Close()
+	}
+	// Refused, and told so at once.
+	c := w.dialUDP("192.168.1.1:53")
+	defer c.Close()
+	_, _ = c.Write([]byte("x"))
+	if _, err := readUDP(c, make([]byte, 10)); err == nil || !strings.Contains(err.Error(), "refused") {
+		t.Errorf("%v", err)
+	}
+	// No more flows than there may be; they end when they are idle.
+	for i := range 100 {
+		c := w.dialUDP("198.51.100.1:123")
+		defer c.Close()
+		_, _ = c.Write([]byte{byte(i)})
+	}
+	eventually(t, func() bool { return w.stack.flows.used.Load() == 20 })
+	eventually(t, func() bool { return w.stack.flows.used.Load() == 0 })
+	ended := w.log.connections(t, 20)
+	if c := ended[len(ended)-1]; c.Protocol != "udp" || c.Sent != 1 || c.Received != 1 {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestUDPUnderNameRules(t *testing.T) {
+	w := newWorld(t, Options{Policy: Policy{Only: true, Allow: rules(t, "time.example.com:123", "web.example.com:443", "any.example.com")}})
+	for name, a := range map[string]string{"time.example.com": "198.51.100.1", "web.example.com": "198.51.100.2", "any.example.com": "198.51.100.3"} {
+		w.host.name(name, a)
+		w.ask(name, 1)
+		for _, port := range []string{":123", ":443"} {
+			w.host.listen(a+port, udpEcho)
+		}
+	}
+	for to, want := range map[string]bool{"198.51.100.1:123": true, "198.51.100.1:443": false, "198.51.100.2:443": false, "198.51.100.3:123": false, "198.51.100.4:123": false} {
+		c := w.dialUDP(to)
+		_, _ = c.Write([]byte("x"))
+		n, err := readUDP(c, make([]byte, 10))
+		if (n == 1 && err == nil) != want {
+			t.Errorf("%s: %d, %v", to, n, err)
+		}
+		if !want && !strings.Contains(err.Error(), "refused") {
+			t.Errorf("%s: %v", to, err)
+		}
+		_ = c.Close()
+	}
+}
+
+// Many guests' worth of work at once, under the race detector.
+func TestManyAtOnce(t *testing.T) {
+	w := newWorld(t, Options{Policy: Policy{Deny: rules(t, "198.51.100.66", "no.example")}})
+	w.host.listen("198.51.100.1:7", echo)
+	w.host.name("good.example", "198.51.100.1")
+	var wg sync.WaitGroup
+	var fine atomic.Int64
+	for range 8 {
+		wg.Go(func() {
+			for range 40 {
+				c, err := w.dial("198.51.100.1:7")
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+				_, _ = c.Write([]byte("hello"))
+				_ = c.CloseWrite()
+				if b, err := io.ReadAll(c); err == nil && string(b) == "hello" {
+					fine.Add(1)
+				}
+				_ = c.Close()
+				if _, err := w.dial("198.51.100.66:7"); err == nil {
+					t.Error("what is denied was reached")
+				}
+				_ = w.ask("good.example", 1)
+				_ = w.stack.Totals()
+			}
+		})
+	}
+	wg.Wait()
+	if fine.Load() != 320 {
+		t.Errorf("%d of 320 echoes", fine.Load())
+	}
+	if n := len(w.log.connections(t, 320)); n != 320 {
+		t.Errorf("%d connections", n)
+	}
+}
+
+// readUDP reads a datagram, or the error that came back for one: gonet does not wake up
+// for that alone.
+func readUDP(c *gonet.UDPConn, b []byte) (n int, err error) {
+	for range 50 {
+		_ = c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
+		var timeout net.Error
+		if n, err = c.Read(b); err == nil || !errors.As(err, &timeout) || !timeout.Timeout() {
+			return n, err
+		}
+	}
+	return n, err
+}
