@@ -49,5 +49,5 @@ func testMachine(t testing.TB, h *home.Home) substrate.Machine {
 func TestConformance(t *testing.T) {
 	h := turntest.Home(t)
 	m := testMachine(t, h)
-	substratetest.Run(t, newSubstrate(t, h), substratetest.Config{Machine: m, Network: network})
+	substratetest.Run(t, newSubstrate(t, h), substratetest.Config{Machine: m, Network: network, End: endSandbox})
 }

@@ -125,6 +125,7 @@ func (s *Substrate) start(ctx context.Context, in *images, shape turnstone.Shape
 	_, _, _ = ends[0].r.Close(), ends[1].w.Close(), ends[2].w.Close()
 	close(v.running)
 	go v.readConsole(ends[2].r)
+	go v.watch()
 	return v, nil
 }
 

@@ -28,8 +28,9 @@ const scratchName = "scratch"
 type sandbox struct {
 	substrate *Substrate
 	id        turnstone.SandboxID
-	shape     turnstone.Shape
-	dir       string // config.json, runsc's state, and as long as the sandbox starts the file of its scratch
+	memory    turnstone.Bytes // that its processes may take
+	limit     atomic.Int64    // bytes of the host's memory with which it is ended
+	dir       string          // config.json, runsc's state, and as long as the sandbox starts the file of its scratch
 	lock      *home.Lock
 	process   *os.Process // runsc
 	agent     *agentPipe
@@ -60,9 +61,10 @@ func (s *Substrate) newSandbox(ctx context.Context, shape turnstone.Shape) (*san
 		return nil, err
 	}
 	sweep(base)
-	v := &sandbox{substrate: s, id: turnstone.NewSandboxID(), shape: shape, running: make(chan struct{}),
+	v := &sandbox{substrate: s, id: turnstone.NewSandboxID(), memory: shape.Memory, running: make(chan struct{}),
 		ready: make(chan struct{}), silent: make(chan struct{}), done: make(chan struct{})}
 	v.console.limit = 16 << 10
+	v.limit.Store(hardLimit(shape))
 	v.dir = filepath.Join(base, folders+string(v.id))
 	// The lock is beside the folder and there before it: a folder whose lock is free has
 	// nobody any more.

@@ -31,6 +31,9 @@ type Config struct {
 	Network wire.SandboxNetwork
 	// MakeHome makes an empty home disk; nil: the substrate has none.
 	MakeHome func(ctx context.Context, path string, size turnstone.Bytes) error
+	// End ends a machine from outside, as a fault of its own would; nil: its kernel is
+	// made to panic. A kernel without a way to do that from inside needs it.
+	End func(vm substrate.Sandbox) error
 }
 
 // limit bounds each conversation with a guest; they take milliseconds, and seconds
@@ -335,8 +338,18 @@ func testPanic(t *testing.T, s substrate.Substrate, c Config) {
 	vm, client := c.clone(t, s)
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
+	script := "echo c > /proc/sysrq-trigger"
+	if c.End != nil {
+		script = "sleep 100"
+		go func() {
+			time.Sleep(300 * time.Millisecond) // the script runs by then, or is about to
+			if err := c.End(vm); err != nil {
+				t.Error(err)
+			}
+		}()
+	}
 	var out bytes.Buffer
-	_, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", "echo c > /proc/sysrq-trigger"}}, wire.Stdio{Out: &out, Err: io.Discard})
+	_, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", script}}, wire.Stdio{Out: &out, Err: io.Discard})
 	if turnstone.KindOf(err) != turnstone.Dead {
 		t.Errorf("the call ended with %v, want kind %s", err, turnstone.Dead)
 	}

@@ -1,0 +1,126 @@
+package gvisor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+)
+
+// gVisor's kernel does not limit the memory of its processes; the agent ends those that
+// go beyond the sandbox's. The host's own limit is for a sandbox whose agent does not:
+// it is wider, and its end is the sandbox's.
+const (
+	watchInterval = 250 * time.Millisecond
+	slack         = 128 << 20 // what the kernel in user space may take for itself, in bytes
+)
+
+// hardLimit is how many bytes of the host's memory a sandbox may take.
+func hardLimit(shape turnstone.Shape) int64 {
+	return int64(shape.Memory) + int64(shape.Memory)/4 + slack
+}
+
+// watch ends the sandbox when it takes more memory than it may. It returns with the
+// sandbox's end.
+func (v *sandbox) watch() {
+	tick := time.NewTicker(watchInterval)
+	defer tick.Stop()
+	var m *meter
+	defer func() { m.close() }()
+	for {
+		select {
+		case <-v.done:
+			return
+		case <-tick.C:
+		}
+		if m == nil {
+			m = newMeter(filepath.Join(v.dir, pidFile))
+			continue
+		}
+		if n := m.bytes(); n > v.limit.Load() {
+			v.stop(&turnstone.Error{Op: "gvisor.run", Kind: turnstone.Exhausted, Subject: string(v.id),
+				Err:  fmt.Errorf("it took %s of the host's memory; it has %s", turnstone.Bytes(n).Human(), v.memory),
+				Hint: "give the sandbox more memory, or run less at once"})
+			return
+		}
+	}
+}
+
+// A meter reads what a sandbox's process holds.
+type meter struct {
+	pid    int
+	memory *os.File // the memory of the processes in the sandbox
+}
+
+// newMeter returns nil when the process is not there yet.
+func newMeter(pidFile string) *meter {
+	b, err := os.ReadFile(pidFile)
+	if err != nil {
+		return nil
+	}
+	m := &meter{}
+	if m.pid, err = strconv.Atoi(strings.TrimSpace(string(b))); err != nil || m.pid <= 1 {
+		return nil
+	}
+	dir := fmt.Sprintf("/proc/%d/fd", m.pid)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil
+	}
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		if link, err := os.Readlink(path); err != nil || !strings.HasPrefix(link, "/memfd:runsc-memory") {
+			continue
+		}
+		if m.memory, err = os.Open(path); err == nil {
+			return m
+		}
+	}
+	return nil
+}
+
+// bytes returns the memory of the sandbox's processes and of their kernel; what can not be
+// read counts as none, since then the process is gone.
+func (m *meter) bytes() int64 {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(m.memory.Fd()), &st); err != nil {
+		return 0
+	}
+	return st.Blocks*512 + anonymous(m.pid)
+}
+
+func (m *meter) close() {
+	if m != nil {
+		_ = m.memory.Close()
+	}
+}
+
+// anonymous returns the anonymous memory of a process, in bytes (proc_pid_status(5)).
+func anonymous(pid int) int64 {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0
+	}
+	n, err := statusField(string(b), "RssAnon:")
+	if err != nil {
+		return 0
+	}
+	return n << 10
+}
+
+// statusField returns a field of /proc/PID/status that is a number of KiB.
+func statusField(status, name string) (int64, error) {
+	for line := range strings.Lines(status) {
+		if rest, ok := strings.CutPrefix(line, name); ok {
+			return strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
+		}
+	}
+	return 0, errors.New("no " + name)
+}
