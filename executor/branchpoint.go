@@ -73,7 +73,7 @@ func (at *branchPoint) readParent(ctx context.Context) error {
 // the working directory.
 func (at *branchPoint) inherit(p *plan, req Request) error {
 	if at.state == nil {
-		return nil
+		return p.onTemplate(template.NewStore(at.cs.templates.dir))
 	}
 	if p.asked != "" && !template.SameImage(p.asked, at.state.Image) {
 		return &turnstone.Error{Op: "executor.plan", Kind: turnstone.Invalid, Subject: "image " + p.asked,
@@ -81,6 +81,9 @@ func (at *branchPoint) inherit(p *plan, req Request) error {
 			Hint: "leave the image out, or begin another session"}
 	}
 	p.image = at.state.Image
+	if err := p.onTemplate(template.NewStore(at.cs.templates.dir)); err != nil {
+		return err
+	}
 	if req.Document.Front.Cwd == "" && p.cwd != at.state.Cwd {
 		p.cwd = at.state.Cwd
 		return p.files(req)

@@ -35,7 +35,7 @@ func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(
 	p := &plan{image: spec.Name, cwd: inCwd(spec.Workdir, req.Cwd), shape: req.Shape, env: req.Env,
 		timeout: or(req.Timeout, DefaultTimeout), driver: or(req.Substrate, "auto")}
 	if p.shape == (turnstone.Shape{}) {
-		p.shape = turnstone.DefaultShape()
+		p.shape = spec.Machine.Shape(turnstone.DefaultShape())
 	}
 	if len(req.Argv) == 0 {
 		return 0, invalid("exec", "no command given")
@@ -54,7 +54,7 @@ func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(
 		return 0, interrupted(ctx, err, "while files were added")
 	}
 	release := x.guard(timed, s)
-	exit, err := s.client.Start(timed, wire.ProcessStartParams{Argv: req.Argv, Cwd: p.cwd},
+	exit, err := s.client.Start(timed, wire.ProcessStartParams{Argv: req.Argv, Cwd: p.cwd, User: s.Template.User},
 		wire.Stdio{In: req.Stdin, Out: req.Stdout, Err: req.Stderr})
 	release()
 	switch {

@@ -236,7 +236,7 @@ func (x *Executor) Create(ctx context.Context, req SandboxRequest, preparing fun
 	p := &plan{image: spec.Name, cwd: spec.Workdir, shape: req.Shape, env: req.Env, hostname: req.Hostname,
 		timeout: DefaultTimeout, driver: or(req.Substrate, "auto")}
 	if p.shape == (turnstone.Shape{}) {
-		p.shape = turnstone.DefaultShape()
+		p.shape = spec.Machine.Shape(turnstone.DefaultShape())
 	}
 	if err := p.check(); err != nil {
 		return nil, err

@@ -48,15 +48,21 @@ func (x *Executor) TemplateUse(ctx context.Context, name string) (*TemplateUse, 
 	if err != nil {
 		return nil, err
 	}
+	return use, cs.folderUse(ctx, dir, use, name, own)
+}
+
+// folderUse adds to use who needs the image in dir, and who stands on the template name
+// when its spec is a user's.
+func (cs *contextStore) folderUse(ctx context.Context, dir string, use *TemplateUse, name string, own bool) error {
 	all, err := cs.db.List(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	u := &templateUser{cs: cs, dir: dir, use: use, free: map[turnstone.Digest]bool{}}
 	for _, s := range all {
 		needs, err := u.session(ctx, s, own, name)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if needs {
 			use.Sessions = append(use.Sessions, s)
@@ -66,7 +72,7 @@ func (x *Executor) TemplateUse(ctx context.Context, name string) (*TemplateUse, 
 	for _, c := range use.contents {
 		use.Bytes += c.Size
 	}
-	return use, nil
+	return nil
 }
 
 // templateFolder returns the folder of a template's image; none when another name
@@ -145,6 +151,12 @@ func (u *templateUser) session(ctx context.Context, s session.Session, own bool,
 // req says otherwise. Turns that run wait for it, and it for turns that are being kept.
 func (x *Executor) RemoveTemplate(ctx context.Context, req TemplateRemoval) error {
 	remove := func() error { return x.templates().Remove(ctx, req.Name) }
+	if on, err := x.templates().Dependents(ctx, req.Name); err != nil {
+		return err
+	} else if len(on) > 0 && !req.Force {
+		return &turnstone.Error{Op: "executor.template", Kind: turnstone.Unavailable, Subject: "template " + req.Name,
+			Err: fmt.Errorf("is below other templates: %s", strings.Join(on, ", ")), Hint: "remove them first; --force removes it all the same, and they are built anew when they are needed"}
+	}
 	if _, err := os.Stat(x.home.Path("context.db")); req.Force || errors.Is(err, fs.ErrNotExist) {
 		return remove()
 	}

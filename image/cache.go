@@ -218,6 +218,7 @@ func indexFile(h *walk) (File, error) {
 	var b strings.Builder
 	b.WriteString("# What happened before\n\n" +
 		"Each turn's receipt is in turns/<number>/receipt.md, the full outputs of its steps beside it. The newest turn comes first.\n\n")
+	lines := 0
 	for i := 0; ; i++ {
 		item, ok, err := h.at(i)
 		if err != nil {
@@ -229,11 +230,16 @@ func indexFile(h *walk) (File, error) {
 		if item.Line == "" {
 			continue // no turn: a layer of the template
 		}
+		lines++
 		if i == indexTurns {
 			fmt.Fprintf(&b, "\nEarlier turns, from %d on, are in turns/ too.\n", item.Number)
 			break
 		}
 		b.WriteString("- " + strings.ReplaceAll(item.Line, "\n", " ") + "\n")
+	}
+	if lines == 0 {
+		b.Reset()
+		b.WriteString("# What happened before\n\nNothing: this is the first turn.\n")
 	}
 	return File{Path: "index.md", Data: []byte(b.String())}, nil
 }

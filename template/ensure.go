@@ -283,7 +283,10 @@ func (w *work) end(err error) {
 
 // publish writes the manifest and moves the folder to its place.
 func (w *work) publish(m *manifest) error {
-	m.Format, m.Digest, m.Built, m.BuildTime = manifestVersion, w.digest, w.start.UTC().Truncate(time.Second), time.Since(w.start)
+	m.Format, m.Digest, m.Name = manifestVersion, w.digest, w.spec.Name
+	if m.Built.IsZero() {
+		m.Built, m.BuildTime = w.start.UTC().Truncate(time.Second), time.Since(w.start)
+	}
 	if err := writeJSON(filepath.Join(w.tmp, "manifest.json"), m); err != nil {
 		return err
 	}

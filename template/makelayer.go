@@ -60,7 +60,7 @@ func (s *Store) makeLayer(ctx context.Context, spec *Spec, base *Template, say f
 		if err := spec.Lock.held(spec.Name, lock); err != nil {
 			return err
 		}
-		m.Layer, m.Lock = &l, lock
+		m.Base, m.Layer, m.Lock = spec.below().Digest(), &l, lock
 		return w.publish(m)
 	})
 }

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/spelling"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/template/oci"
@@ -300,27 +299,48 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 		return nil // its base is gone: no image can be found by it
 	}
 	digest := spec.Digest()
-	if needed, err := s.needed(name); err != nil || needed[digest] {
-		return err
-	}
 	if builtin && !exists(s.imageDir(digest)) {
 		return &turnstone.Error{Op: "template.remove", Kind: turnstone.NotFound, Subject: name,
 			Err: errors.New("is built in, and its image is not built: there is nothing to remove")}
 	}
-	if err := s.makeDirs(); err != nil {
-		return err
-	}
-	lock, err := home.Acquire(ctx, s.lockPath(digest), nil)
+	shared, needed, err := s.sharing(name)
 	if err != nil {
 		return err
 	}
-	defer lock.Release()
-	for _, path := range []string{s.imageDir(digest), s.tmpDir(digest), s.logPath(digest)} {
-		if err := os.RemoveAll(path); err != nil {
-			return failed(err)
+	gone := []turnstone.Digest{digest, spec.unlocked().Digest()}
+	for low := spec.below(); low != nil && !spec.onTemplate(); low = low.below() {
+		if !needed[low.Digest()] { // else another lies on it, or would
+			gone = append(gone, low.Digest())
+		}
+	}
+	for _, d := range gone {
+		if shared[d] {
+			continue
+		}
+		if err := s.Drop(ctx, d); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// sharing returns the digests of the known templates but the one called without, and
+// with all that is below them.
+func (s *Store) sharing(without string) (own, all map[turnstone.Digest]bool, err error) {
+	if all, err = s.needed(without); err != nil {
+		return nil, nil, err
+	}
+	names, err := s.Names()
+	if err != nil {
+		return nil, nil, err
+	}
+	own = map[turnstone.Digest]bool{}
+	for _, name := range names {
+		if spec, _, err := s.lookup(name); err == nil && name != without {
+			own[spec.Digest()] = true
+		}
+	}
+	return own, all, nil
 }
 
 // Verify reads a built template's whole image and compares it with its digest. A
@@ -344,6 +364,8 @@ const manifestVersion = 1
 type manifest struct {
 	Format    int               `json:"format"`
 	Digest    turnstone.Digest  `json:"digest"`
+	Name      string            `json:"name,omitempty"`  // that it had then
+	Base      turnstone.Digest  `json:"base,omitempty"`  // of the build below a layer
 	Root      stamp.Stamp       `json:"root,omitzero"`   // of a template with an image
 	Layer     *Layer            `json:"layer,omitempty"` // of one that is layered
 	Lock      *Lock             `json:"lock,omitempty"`  // what the build came to, but for what is read later
@@ -399,6 +421,17 @@ func (s *Store) manifestPath(d turnstone.Digest) string {
 // manifest reads what is known of the build of the spec with that digest.
 func (s *Store) manifest(digest turnstone.Digest) (*manifest, error) {
 	path := s.manifestPath(digest)
+	m, err := readManifest(path)
+	if err != nil {
+		return nil, err
+	}
+	if m.Format != manifestVersion || m.Digest != digest {
+		return nil, fmt.Errorf("%s: is of another template, or another version", path)
+	}
+	return m, nil
+}
+
+func readManifest(path string) (*manifest, error) {
 	b, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
@@ -406,9 +439,6 @@ func (s *Store) manifest(digest turnstone.Digest) (*manifest, error) {
 	m := &manifest{}
 	if err := json.Unmarshal(b, m); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	if m.Format != manifestVersion || m.Digest != digest {
-		return nil, fmt.Errorf("%s: is of another template, or another version", path)
 	}
 	return m, nil
 }

@@ -253,11 +253,11 @@ func TestLeftoversAreSwept(t *testing.T) {
 func TestUnknownImage(t *testing.T) {
 	s, _ := counting(t)
 	for name, hint := range map[string]string{
-		"pyhton":                   "did you mean python? the images are base, python",
-		"nothing-like-it":          "the images are base, python",
-		"../../etc":                "the images are base, python",
-		"":                         "the images are base, python",
-		strings.Repeat("x", 1<<16): "the images are base, python",
+		"pyhton":                   "did you mean python? the images are base, claude-code, nodejs, python",
+		"nothing-like-it":          "the images are base, claude-code, nodejs, python",
+		"../../etc":                "the images are base, claude-code, nodejs, python",
+		"":                         "the images are base, claude-code, nodejs, python",
+		strings.Repeat("x", 1<<16): "the images are base, claude-code, nodejs, python",
 	} {
 		_, err := s.Ensure(context.Background(), name, nil)
 		if turnstone.KindOf(err) != turnstone.NotFound || !strings.Contains(turnstone.HintOf(err), hint) {
@@ -294,10 +294,10 @@ func TestRegisteredSpecs(t *testing.T) {
 		t.Errorf("%d builds of one spec (%v)", n.Load(), err)
 	}
 	list, err := s.List(ctx)
-	if err != nil || len(list) != 3 {
+	if err != nil || len(list) != 5 {
 		t.Fatalf("%+v, %v", list, err)
 	}
-	if e := list[2]; e.Name != "tools" || e.BuiltIn || !e.Ready || e.Size != first.Size || list[0].Ready || !list[0].BuiltIn {
+	if e := list[4]; e.Name != "tools" || e.BuiltIn || !e.Ready || e.Size != first.Size || list[0].Ready || !list[0].BuiltIn {
 		t.Errorf("%+v", list)
 	}
 

@@ -64,7 +64,7 @@ func (c *execCmd) Run(a *app) error {
 	defer broken(nil)
 	req := executor.CommandRequest{
 		Argv: argv, Image: c.Image, Env: c.env(), Cwd: c.Cwd, Add: transfers(c.Add), Get: transfers(c.Get),
-		Shape: c.shape(turnstone.DefaultShape()), Substrate: c.Substrate,
+		Shape: c.shape(templateShape(h, c.Image)), Substrate: c.Substrate,
 		Stdout: &sink{file: a.stdout, progress: p, fail: broken, clean: sanitizerFor(a.stdout)},
 		Stderr: &sink{file: a.stderr, progress: p, fail: broken, clean: sanitizerFor(a.stderr)},
 	}

@@ -1,0 +1,45 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/executor"
+)
+
+type templatePruneCmd struct {
+	OlderThan time.Duration `help:"Only what was built longer ago, as 240h." placeholder:"DURATION"`
+	DryRun    bool          `help:"Only say what would be removed."`
+	JSON      bool          `name:"json" help:"Print it as JSON."`
+}
+
+// Run removes the builds.
+func (c *templatePruneCmd) Run(a *app) error {
+	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+		rep, err := x.PruneTemplates(ctx, executor.TemplatePrune{Older: c.OlderThan, DryRun: c.DryRun})
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return writeJSON(a.stdout, rep)
+		}
+		word := "removed"
+		if c.DryRun {
+			word = "would remove"
+		}
+		for _, b := range rep.Builds {
+			name := b.Name
+			if name == "" {
+				name = "unnamed"
+			}
+			fmt.Fprintf(a.stdout, "%s %s %s, %s, built %s\n", word, printable(name), b.Digest.Short(), turnstone.Bytes(b.Size).Human(), b.Built.Local().Format("2006-01-02 15:04"))
+		}
+		for _, s := range rep.Stays {
+			fmt.Fprintf(a.stdout, "kept %s: %s\n", s.Digest.Short(), printable(s.Why))
+		}
+		_, err = fmt.Fprintf(a.stdout, "%s %d builds, %d logs, %d downloads: %s\n", word, len(rep.Builds), rep.Logs, rep.Packages.Files, turnstone.Bytes(rep.Freed).Human())
+		return err
+	})
+}

@@ -1,0 +1,158 @@
+package template
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+)
+
+// A Kept is what came of one build. A spec that was changed since, and an image that
+// was set aside for a newer one, leave some that no name stands for any more.
+type Kept struct {
+	Digest turnstone.Digest `json:"digest"`         // of the spec; of an image that was set aside, the image's
+	Name   string           `json:"name,omitempty"` // that it had when it was built
+	Base   turnstone.Digest `json:"base,omitempty"` // of the build that it is a layer on
+	Layer  *Layer           `json:"layer,omitempty"`
+	Size   int64            `json:"size"` // bytes in its folder
+	Built  time.Time        `json:"built"`
+	Dir    string           `json:"-"`
+}
+
+// Kept returns all that was built and is there, sorted by digest.
+func (s *Store) Kept() ([]Kept, error) {
+	entries, err := os.ReadDir(s.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var all []Kept
+	for _, e := range entries {
+		digest, err := turnstone.ParseDigest("sha256:" + e.Name())
+		if err != nil {
+			continue
+		}
+		k := Kept{Digest: digest, Dir: filepath.Join(s.dir, e.Name())}
+		if m, err := readManifest(filepath.Join(k.Dir, "manifest.json")); err == nil {
+			k.Name, k.Base, k.Layer, k.Built = m.Name, m.Base, m.Layer, m.Built
+		}
+		_ = filepath.WalkDir(k.Dir, func(_ string, d fs.DirEntry, err error) error {
+			if err != nil {
+				return nil // what is gone takes up nothing
+			}
+			if fi, err := d.Info(); err == nil && fi.Mode().IsRegular() {
+				k.Size += fi.Size()
+			}
+			return nil
+		})
+		all = append(all, k)
+	}
+	return all, nil
+}
+
+// Needed returns the digests of all known templates and of all that is below them,
+// as they are now.
+func (s *Store) Needed() (map[turnstone.Digest]bool, error) { return s.needed("") }
+
+// Dependents returns the names of the known templates that are built, or registered by
+// a user, and lie on the one called name; sorted.
+func (s *Store) Dependents(ctx context.Context, name string) ([]string, error) {
+	names, err := s.Names()
+	if err != nil {
+		return nil, err
+	}
+	var on []string
+	for _, other := range names {
+		spec, builtin, err := s.lookup(other)
+		if err != nil || other == name {
+			continue
+		}
+		for at := spec.base; at != nil; at = at.base {
+			if at.Name != name {
+				continue
+			}
+			if _, err := s.load(ctx, spec, false); err == nil || !builtin {
+				on = append(on, other)
+			}
+			break
+		}
+	}
+	return on, nil
+}
+
+// Drop removes what came of one build, with its log. Sandboxes that run from it go on.
+func (s *Store) Drop(ctx context.Context, digest turnstone.Digest) error {
+	if err := s.makeDirs(); err != nil {
+		return err
+	}
+	lock, err := home.Acquire(ctx, s.lockPath(digest), nil)
+	if err != nil {
+		return err
+	}
+	defer lock.Release()
+	for _, path := range []string{s.imageDir(digest), s.tmpDir(digest), s.logPath(digest)} {
+		if err := os.RemoveAll(path); err != nil {
+			return &turnstone.Error{Op: "template.remove", Kind: turnstone.Unavailable, Subject: path, Err: err}
+		}
+	}
+	return nil
+}
+
+// PruneLogs removes the logs of builds that nothing is left of and no known template
+// is named by, and what killed builds left. It returns how many logs.
+func (s *Store) PruneLogs(older time.Duration, dry bool) (int, error) {
+	needed, err := s.Needed()
+	if err != nil {
+		return 0, err
+	}
+	logs, err := filepath.Glob(filepath.Join(s.dir, "logs", "*.log"))
+	if err != nil {
+		return 0, err
+	}
+	n := 0
+	for _, log := range logs {
+		hex := strings.TrimSuffix(filepath.Base(log), ".log")
+		fi, err := os.Stat(log)
+		if err != nil || needed[turnstone.Digest("sha256:"+hex)] || exists(filepath.Join(s.dir, hex)) || time.Since(fi.ModTime()) < older {
+			continue
+		}
+		n++
+		if !dry {
+			if err := os.Remove(log); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return n, err
+			}
+		}
+	}
+	if !dry && exists(filepath.Join(s.dir, "tmp")) {
+		return n, s.sweep("")
+	}
+	return n, nil
+}
+
+// PackageCache is the folder of what came from package registries.
+func (s *Store) PackageCache() string { return s.packages }
+
+// Closure returns tops and all that they lie on, of the builds in kept.
+func Closure(kept []Kept, tops map[turnstone.Digest]bool) map[turnstone.Digest]bool {
+	all := map[turnstone.Digest]bool{}
+	for d := range tops {
+		for d != "" && !all[d] {
+			all[d] = true
+			i := slices.IndexFunc(kept, func(k Kept) bool { return k.Digest == d })
+			if i < 0 {
+				break
+			}
+			d = kept[i].Base
+		}
+	}
+	return all
+}
