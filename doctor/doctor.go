@@ -27,14 +27,15 @@ type Finding struct {
 	Fix    string `json:"fix,omitempty"` // one shell command that mends it; empty: nothing to mend, or no command can
 }
 
-// Check looks at everything. It starts QEMU only to ask for its version, waits
-// for nothing longer than a few seconds, and changes nothing. Where KVM has not
-// been tried with a guest yet it says so: the first turn does that.
+// Check looks at everything. It starts programs only to ask for their versions, and one
+// empty sandbox of gVisor where that was not tried before; it waits for nothing longer
+// than a few seconds, and changes nothing but what is remembered of that. Where KVM has
+// not been tried with a guest yet it says so: the first turn does that.
 func Check(ctx context.Context, h *home.Home) []Finding {
 	c := &checker{home: h, root: "/", uid: os.Getuid()}
 	var found []Finding
 	for _, check := range []func(context.Context) []Finding{
-		c.platform, c.qemu, c.disk, c.memory, c.kernel, c.templates, c.snapshots, c.builder,
+		c.platform, c.substrates, c.disk, c.memory, c.kernel, c.templates, c.snapshots, c.builder,
 	} {
 		found = append(found, check(ctx)...)
 	}
@@ -58,7 +59,9 @@ type checker struct {
 	root string
 	uid  int
 
-	built bool // a template is built; set by the check of templates, which comes before builder
+	chosen   string // name of the substrate that a turn would get; empty: none
+	underKVM bool   // QEMU's guests run under KVM
+	built    bool   // a template is built; set by the check of templates, which comes before builder
 }
 
 func one(name string, status Status, detail, fix string) []Finding {

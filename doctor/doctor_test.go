@@ -11,6 +11,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/qemu"
 )
 
@@ -48,7 +49,7 @@ func TestCheckNamesEverything(t *testing.T) {
 			t.Errorf("%s is fine, and has the fix %q", f.Name, f.Fix)
 		}
 	}
-	for _, name := range []string{"platform", "qemu", "disk", "memory", "kernel", "templates", "snapshots", "mmdebstrap", "newuidmap", "mke2fs"} {
+	for _, name := range []string{"platform", "firecracker", "qemu", "gvisor", "substrate", "disk", "memory", "kernel", "templates", "snapshots", "mmdebstrap", "newuidmap", "mke2fs"} {
 		if !seen[name] {
 			t.Errorf("nothing is said of %s", name)
 		}
@@ -184,5 +185,68 @@ func TestCheckCanceled(t *testing.T) {
 	Check(ctx, &home.Home{Dir: t.TempDir()})
 	if took := time.Since(began); took > 3*time.Second {
 		t.Errorf("took %s", took)
+	}
+}
+
+// A substrate with nothing but names.
+type named struct {
+	substrate.Substrate
+	name, isolation string
+}
+
+func (n named) Name() string      { return n.name }
+func (n named) Isolation() string { return n.isolation }
+
+func TestChosenLine(t *testing.T) {
+	for _, tc := range []struct {
+		best     named
+		why      string
+		unproven bool
+		want     string
+	}{
+		{named{name: "firecracker", isolation: "microvm (KVM)"}, "is used", false, "firecracker, microvm (KVM)"},
+		{named{name: "qemu", isolation: "microvm (KVM)"}, "is not installed", false, "qemu, microvm (KVM) (firecracker is not installed)"},
+		{named{name: "gvisor", isolation: "gvisor (systrap)"}, "is not installed", false, "gvisor (systrap) (firecracker is not installed, KVM cannot be used)"},
+		{named{name: "gvisor", isolation: "gvisor (systrap)"}, "was not tried yet", true, "gvisor (systrap) (firecracker was not tried yet); KVM was not tried yet, the first turn does and may choose a better one"},
+	} {
+		if got := chosenLine(tc.best, tc.why, tc.unproven); got.Detail != tc.want || got.Status != OK {
+			t.Errorf("got %+v, want %q", got, tc.want)
+		}
+	}
+}
+
+func TestFirecracker(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	c := machineOf(t, 1000, nil)
+	if f, why, _ := c.firecracker(t.Context()); f.Status != OK || !strings.Contains(f.Detail, "of no use without KVM") || why != "is not installed" {
+		t.Errorf("without KVM: %+v, %s", f, why)
+	}
+	c = machineOf(t, 1000, map[string]string{"dev/kvm": ""})
+	if f, _, _ := c.firecracker(t.Context()); f.Status != OK || !strings.Contains(f.Detail, "https://github.com/firecracker-microvm/firecracker/releases") {
+		t.Errorf("with KVM: %+v", f)
+	}
+	program := filepath.Join(t.TempDir(), "firecracker")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\necho Firecracker v1.2.0\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TURN_FIRECRACKER", program)
+	t.Setenv("TURN_JAILER", program)
+	if f, _, _ := c.firecracker(t.Context()); f.Status != Warn || !strings.Contains(f.Detail, "1.2.0") || f.Fix != "unset TURN_FIRECRACKER" {
+		t.Errorf("an old one: %+v", f)
+	}
+	t.Setenv("TURN_FIRECRACKER", "/none")
+	if f, _, _ := c.firecracker(t.Context()); f.Status != Warn || f.Fix != "unset TURN_FIRECRACKER" {
+		t.Errorf("one that is not there: %+v", f)
+	}
+}
+
+func TestMissingQEMU(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	for chosen, want := range map[string]Status{"": Fail, "gvisor": Warn} {
+		c := machineOf(t, 1000, nil)
+		c.chosen = chosen
+		if f := c.qemu(t.Context())[0]; f.Status != want || f.Fix == "" {
+			t.Errorf("beside %q: %+v", chosen, f)
+		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/substrate/qemu"
+	"turnstone.dev/turnstone/substrates"
 )
 
 // What a machine needs, and what it should have: a turn of the default shape and
@@ -40,19 +41,13 @@ func (c *checker) platform(context.Context) []Finding {
 	return one("platform", OK, fmt.Sprintf("%s, %d CPUs", what, runtime.NumCPU()), "")
 }
 
-// qemu looks at QEMU and, through it, at KVM.
-func (c *checker) qemu(ctx context.Context) []Finding {
-	q, err := qemu.New(ctx, c.home, qemu.Options{})
-	if err != nil {
-		return one("qemu", Fail, err.Error(), "sudo apt-get install --no-install-recommends -y qemu-system-x86")
-	}
-	found := one("qemu", OK, q.Version(), "")
-	return append(found, c.kvm(q.KVM(ctx, nil))...)
-}
-
-// kvm explains a verdict on KVM. Without KVM turns run, many times slower.
+// kvm explains a verdict on KVM. Without KVM turns run under gVisor, or many times
+// slower.
 func (c *checker) kvm(v qemu.Verdict) []Finding {
-	const slow = "; guests run under QEMU's translator (TCG), many times slower"
+	slow := "; guests run under QEMU's translator (TCG), many times slower"
+	if c.chosen == substrates.GVisor {
+		slow = "; turns run under gVisor"
+	}
 	if v.Usable {
 		return one("kvm", OK, "a guest runs under it", "")
 	}
@@ -73,6 +68,12 @@ func (c *checker) kvm(v qemu.Verdict) []Finding {
 		return one("kvm", Warn, "there is no /dev/kvm: virtualization is off in the firmware, or this is a virtual machine itself"+slow, "")
 	}
 	return one("kvm", Warn, err.Error()+slow, "")
+}
+
+// noKVM says that there is no KVM to open.
+func (c *checker) noKVM() bool {
+	_, err := os.Stat(filepath.Join(c.root, "dev/kvm"))
+	return err != nil
 }
 
 // openKVM gives the device to the group that distributions have for it, as their
