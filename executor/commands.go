@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"slices"
+	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/diagnose"
@@ -66,6 +67,7 @@ type commands struct {
 	shown    []document.CommandFailure
 	table    []document.CommandRow
 	note     string
+	zero     time.Time // when the guest's time of the step was 0, as the host has it
 }
 
 // maxFailures bounds the failing commands that are looked into. A receipt shows

@@ -7,6 +7,7 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/syntax"
+	"turnstone.dev/turnstone/wire"
 )
 
 // A NetworkReport is what a step did on the network, as --json prints it.
@@ -69,9 +70,8 @@ func (r *run) beginNetwork(ctx context.Context, s *Sandbox) {
 // maxRefused bounds the refusals of one step that are reported.
 const maxRefused = 50
 
-// noteNetwork puts what the step did on the network into its result. began is when it
-// was started.
-func (r *run) noteNetwork(ctx context.Context, s *Sandbox, step *document.Step, res *document.StepResult, began time.Time) {
+// noteNetwork puts what the step did on the network into its result.
+func (r *run) noteNetwork(ctx context.Context, s *Sandbox, step *document.Step, res *document.StepResult) {
 	if !r.plan.shape.Network || s.ended() && s.net == nil {
 		return
 	}
@@ -94,7 +94,7 @@ func (r *run) noteNetwork(ctx context.Context, s *Sandbox, step *document.Step, 
 		if f.Address.IsValid() {
 			one.Address = f.Address.String()
 		}
-		if c := runningAt(r.commands[step.Index-1], f.At.Sub(began)); c != nil {
+		if c := runningAt(r.commands[step.Index-1], f.At); c != nil {
 			one.Command, one.Place = c.Text, c.Place
 		}
 		rep.Refused = append(rep.Refused, one)
@@ -111,17 +111,40 @@ func (n *NetworkReport) empty() bool {
 	return n.Connections == 0 && n.Sent == 0 && n.Received == 0 && len(n.Refused) == 0 && n.MoreRefused == 0
 }
 
+// A guestClock finds out when a step began in the guest, which tells times since then
+// only. A record comes after its command has ended: each says that it was not later than
+// so and so, and the one that came the fastest says it best. It is used by one goroutine
+// at a time.
+type guestClock struct{ latest time.Time }
+
+// newGuestClock begins with what is sure: not much later than the step was asked for.
+func newGuestClock(asked time.Time) *guestClock { return &guestClock{asked.Add(time.Hour)} }
+
+func (g *guestClock) told(records []wire.ShellRecord) {
+	now := time.Now()
+	for i := range records {
+		r := &records[i]
+		ended := time.Duration(r.Start + r.Duration)
+		if z := now.Add(-ended); z.Before(g.latest) {
+			g.latest = z
+		}
+	}
+}
+
+func (g *guestClock) zero() time.Time { return g.latest }
+
 // clockSlack is how far the guest's times of commands and the host's of packets may be
-// apart: a step begins in the guest a little after it was asked for.
+// apart.
 const clockSlack = 300 * time.Millisecond
 
-// runningAt returns the command that ran at a time since the step began: of those that
-// ran then the one that was started last, else the one that was nearest. Commands that
-// only hold others together do not count.
-func runningAt(c *commands, at time.Duration) *CommandReport {
+// runningAt returns the command that ran at a time of the host's: of those that ran then
+// the one that was started last, else the one that was nearest. Commands that only hold
+// others together do not count.
+func runningAt(c *commands, when time.Time) *CommandReport {
 	if c == nil {
 		return nil
 	}
+	at := when.Sub(c.zero)
 	var best *CommandReport
 	gap := clockSlack + 1
 	for i := range c.reports {

@@ -265,10 +265,9 @@ func (r *run) each(ctx, turnCtx context.Context, s *Sandbox) (turnstone.Result, 
 		r.info.Error = "the executor ended during " + step.Name
 		r.keepReceipt(false)
 		r.obs.StepStarted(step)
-		began := time.Now()
 		err := r.one(turnCtx, s, step, res, first)
 		first = false
-		r.noteNetwork(ctx, s, step, res, began)
+		r.noteNetwork(ctx, s, step, res)
 		if err != nil {
 			err = interrupted(ctx, s.fate(err), "during "+step.Name)
 			res.Note = r.line(err.Error())
@@ -306,7 +305,7 @@ func (r *run) one(turnCtx context.Context, s *Sandbox, step *document.Step, res 
 	}
 	release := r.x.guard(ctx, s)
 	stdout, stderr := r.capture(step, Stdout, "stdout"), r.capture(step, Stderr, "stderr")
-	params := wire.ShellExecuteParams{Name: step.Name, Language: wire.ShellExecuteLanguage(step.Language)}
+	params := wire.ShellExecuteParams{Name: step.Name, Language: wire.ShellExecuteLanguage(step.Language), User: s.Template.User}
 	if first {
 		params.Cwd = r.plan.cwd
 	}
@@ -317,7 +316,9 @@ func (r *run) one(turnCtx context.Context, s *Sandbox, step *document.Step, res 
 	params.Spans = new(bool) // the script is parsed here
 	var records []wire.ShellRecord
 	maskOut, maskErr := r.plan.secrets.Writer(stdout), r.plan.secrets.Writer(stderr)
+	clock := newGuestClock(began)
 	end, err := s.client.Execute(ctx, params, step.Script, wire.Stdio{Out: maskOut, Err: maskErr}, func(more []wire.ShellRecord) {
+		clock.told(more)
 		if len(records)+len(more) <= trace.MaxRecords {
 			records = append(records, more...)
 		}
@@ -331,7 +332,10 @@ func (r *run) one(turnCtx context.Context, s *Sandbox, step *document.Step, res 
 	r.outputs[step.Index-1] = [2]*capture{stdout, stderr}
 	r.maskRecords(records)
 	if end.Path != "" {
-		defer func() { r.commands[step.Index-1] = r.note(step, end, records, stderr, res) }()
+		defer func() {
+			c := r.note(step, end, records, stderr, res)
+			c.zero, r.commands[step.Index-1] = clock.zero(), c
+		}()
 	}
 	deadline := errors.Is(ctx.Err(), context.DeadlineExceeded)
 	if deadline && (err != nil || exit.Killed) {

@@ -100,29 +100,33 @@ func (p *Player) lookup(network, host string) (addrs []netip.Addr, known bool, e
 // Opened tells whether it has what came over TLS: see Recording.Opened.
 func (p *Player) Opened() bool { return p.rec.Opened() }
 
-// Rules open the addresses that are in the recording: nothing real is behind them. They
-// are at most limit.
+// Rules open what is in the recording: nothing real is behind it. They are at most limit.
 func (p *Player) Rules(limit int) []Rule {
 	var rules []Rule
-	seen := map[netip.Addr]bool{}
-	add := func(a netip.Addr) {
-		if !a.IsValid() || len(rules) >= limit {
+	seen := map[Rule]bool{}
+	add := func(to netip.AddrPort) {
+		if !to.IsValid() || len(rules) >= limit {
 			return
 		}
-		if a = target(netip.AddrPortFrom(a, 0)).Addr(); !seen[a] {
-			seen[a] = true
-			rules = append(rules, Rule{Prefix: netip.PrefixFrom(a, a.BitLen())})
+		a := target(to).Addr()
+		r := Rule{Prefix: netip.PrefixFrom(a, a.BitLen())}
+		if a.IsLoopback() { // is opened port by port
+			r.Port = to.Port()
+		}
+		if !seen[r] && r.checkAllow() == nil {
+			seen[r] = true
+			rules = append(rules, r)
 		}
 	}
 	for i := range p.rec.Answers {
-		add(p.rec.Answers[i].Address.Addr())
+		add(p.rec.Answers[i].Address)
 	}
 	for i := range p.rec.Streams {
-		add(p.rec.Streams[i].Address.Addr())
+		add(p.rec.Streams[i].Address)
 	}
 	for i := range p.rec.Lookups {
 		for _, a := range p.rec.Lookups[i].Addresses {
-			add(a)
+			add(netip.AddrPortFrom(a, 0))
 		}
 	}
 	return rules
