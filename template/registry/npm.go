@@ -137,7 +137,7 @@ func (s *Server) npmDocument(ctx context.Context, name, accept string) (*npmDocu
 	}
 	doc, err := parseNpm(name, body)
 	if err != nil {
-		return nil, &turnstone.Error{Op: "registry.npm", Kind: turnstone.Integrity, Subject: place(at), Err: err}
+		return nil, &turnstone.Error{Op: "registry.npm", Kind: turnstone.Integrity, Subject: place(at), Err: err, Hint: "this is no registry of npm: check npm_config_registry"}
 	}
 	if locked != nil {
 		doc.keep(locked)

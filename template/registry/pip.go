@@ -136,7 +136,7 @@ func (s *Server) pipProject(ctx context.Context, project string) ([]pipUpstream,
 	}
 	files, err := parsePip(project, kind, body, &at)
 	if err != nil {
-		return nil, &turnstone.Error{Op: "registry.pip", Kind: turnstone.Integrity, Subject: place(at.String()), Err: err}
+		return nil, &turnstone.Error{Op: "registry.pip", Kind: turnstone.Integrity, Subject: place(at.String()), Err: err, Hint: "this is no index of pip: check PIP_INDEX_URL"}
 	}
 	if !s.opts.Locked {
 		return files, nil
