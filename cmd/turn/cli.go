@@ -88,6 +88,9 @@ func realMain() int {
 	// A reader that goes away is an error of the write, not the end of the
 	// process: the sandbox has to be put away first.
 	signal.Ignore(syscall.SIGPIPE)
+	if os.Getenv("TURN_SUBSTRATE") == "" { // empty is as good as not set
+		_ = os.Unsetenv("TURN_SUBSTRATE")
+	}
 	a := &app{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr}
 	return a.main(os.Args[1:])
 }

@@ -59,7 +59,9 @@ func TestMachineScript(t *testing.T) {
 			env.Setenv("SHARED", shared)
 			env.Setenv("TURN_BACKGROUND", "off") // nothing may write while the script's folder is removed
 			for _, key := range []string{"TURN_SUBSTRATE", "TURN_RUNSC"} {
-				env.Setenv(key, os.Getenv(key))
+				if v := os.Getenv(key); v != "" {
+					env.Setenv(key, v)
+				}
 			}
 			if err := os.Mkdir(home, 0o700); err != nil {
 				return err
