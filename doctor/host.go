@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/substrate/kvm"
 	"turnstone.dev/turnstone/substrate/qemu"
 	"turnstone.dev/turnstone/substrates"
 )
@@ -70,10 +71,12 @@ func (c *checker) kvm(v qemu.Verdict) []Finding {
 	return one("kvm", Warn, err.Error()+slow, "")
 }
 
-// noKVM says that there is no KVM to open.
+// noKVM says that there is no KVM, or that it is ruled out without a guest.
 func (c *checker) noKVM() bool {
-	_, err := os.Stat(filepath.Join(c.root, "dev/kvm"))
-	return err != nil
+	if _, err := os.Stat(filepath.Join(c.root, "dev/kvm")); err != nil {
+		return true
+	}
+	return c.root == "/" && errors.Is(kvm.Try("/dev/kvm"), kvm.ErrEmulated)
 }
 
 // openKVM gives the device to the group that distributions have for it, as their

@@ -82,15 +82,16 @@ type (
 
 // Values that the API knows.
 const (
-	statePaused   = "Paused" // also of an instance
-	stateResumed  = "Resumed"
-	stateRunning  = "Running" // of an instance
-	instanceStart = "InstanceStart"
-	fullSnapshot  = "Full"
-	fileBackend   = "File"
-	unsafeCache   = "Unsafe" // a flush of the guest's is not waited for: the disk lives as long as the machine
-	writeback     = "Writeback"
-	syncEngine    = "Sync"
+	statePaused     = "Paused" // also of an instance
+	stateResumed    = "Resumed"
+	stateRunning    = "Running" // of an instance
+	stateNotStarted = "Not started"
+	instanceStart   = "InstanceStart"
+	fullSnapshot    = "Full"
+	fileBackend     = "File"
+	unsafeCache     = "Unsafe" // a flush of the guest's is not waited for: the disk lives as long as the machine
+	writeback       = "Writeback"
+	syncEngine      = "Sync"
 )
 
 // A request is one call of the API that has no answer but its success.

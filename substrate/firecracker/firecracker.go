@@ -54,6 +54,7 @@ type Substrate struct {
 	kernel   string // release of the host's kernel
 	limits   limits
 	progress func(string)
+	tryKVM   func() error
 }
 
 // Options are what a Substrate is made with.
@@ -88,18 +89,18 @@ func New(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
 	if err != nil {
 		return nil, err
 	}
+	e := &turnstone.Error{Op: "firecracker.new", Kind: turnstone.Unavailable, Subject: "firecracker", Hint: "run `turn doctor`"}
 	switch v := s.KVM(ctx, opts.Probe); {
 	case v.Usable:
 		return s, nil
 	case ctx.Err() != nil:
-		return nil, &turnstone.Error{Op: "firecracker.new", Kind: turnstone.Canceled, Subject: "firecracker", Err: ctx.Err()}
-	case !v.Known:
-		return nil, &turnstone.Error{Op: "firecracker.new", Kind: turnstone.Unavailable, Subject: "firecracker",
-			Err: ErrUnproven, Hint: "run a turn with --substrate firecracker, which tries"}
+		e.Kind, e.Err, e.Hint = turnstone.Canceled, ctx.Err(), ""
+	case !v.Known && opts.Probe == nil:
+		e.Err, e.Hint = ErrUnproven, "run a turn with --substrate firecracker, which tries"
 	default:
-		return nil, &turnstone.Error{Op: "firecracker.new", Kind: turnstone.Unavailable, Subject: "firecracker",
-			Err: fmt.Errorf("KVM: %s", v.Reason), Hint: "run `turn doctor`"}
+		e.Err = fmt.Errorf("KVM: %s", v.Reason)
 	}
+	return nil, e
 }
 
 // Find returns the path and the version of the Firecracker that New would use, whether
@@ -114,7 +115,7 @@ func Find(ctx context.Context, h *home.Home, opts Options) (path, version string
 
 // open finds the programs.
 func open(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
-	s := &Substrate{home: h, progress: opts.Progress, limits: limits{opts.DiskBandwidth, opts.DiskOps}}
+	s := &Substrate{home: h, progress: opts.Progress, limits: limits{opts.DiskBandwidth, opts.DiskOps}, tryKVM: tryKVM}
 	if s.progress == nil {
 		s.progress = func(string) {}
 	}

@@ -165,11 +165,11 @@ func mount(what, at, kind string, flags uintptr, data string) error {
 const cgroupParent = "turnstone"
 
 // cgroupLimits are the jailer's arguments for a control group, where the host has the
-// unified hierarchy (cgroups(7)) at dir: Firecracker has a thread for each CPU and a few
+// unified hierarchy (cgroups(7)) at dir and lets groups be made: Firecracker has a thread for each CPU and a few
 // more, and starts no processes.
 func cgroupLimits(cpus int, dir string) []string {
 	b, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
-	if err != nil || !slices.Contains(strings.Fields(string(b)), "pids") {
+	if err != nil || !slices.Contains(strings.Fields(string(b)), "pids") || unix.Access(dir, unix.W_OK) != nil {
 		return nil
 	}
 	return []string{"--cgroup-version", "2", "--parent-cgroup", cgroupParent, "--cgroup", fmt.Sprintf("pids.max=%d", cpus+16)}

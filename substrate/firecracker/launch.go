@@ -106,8 +106,11 @@ func (m *machine) answers(ctx context.Context) error {
 	for delay := time.Millisecond; ; delay = min(2*delay, 20*time.Millisecond) {
 		var info instanceInfo
 		err := m.api.do(ctx, "GET", "/", nil, &info)
-		if err == nil {
+		switch {
+		case err == nil && info.State == stateNotStarted:
 			return nil
+		case err == nil:
+			return fmt.Errorf("what answers is no Firecracker that was just started: its state is %q", clip(printable(info.State), 40))
 		}
 		var op *net.OpError
 		if !errors.As(err, &op) || op.Op != "dial" {

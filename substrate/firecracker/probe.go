@@ -3,6 +3,7 @@ package firecracker
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -37,7 +38,7 @@ type remembered struct {
 // host's kernel or its CPU change. Without a probe the answer may be that it is not
 // known.
 func (s *Substrate) KVM(ctx context.Context, probe *substrate.Machine) Verdict {
-	if err := kvm.Try("/dev/kvm"); err != nil {
+	if err := s.tryKVM(); err != nil {
 		return Verdict{Reason: err.Error(), Known: true}
 	}
 	host := fmt.Sprintf("%s|%s|%s|%s|%t", s.binary, s.version, s.kernel, s.hostCPU, s.jailer != "")
@@ -53,15 +54,21 @@ func (s *Substrate) KVM(ctx context.Context, probe *substrate.Machine) Verdict {
 	s.progress("finding out whether KVM runs a guest of Firecracker (once)")
 	v, err := s.prove(ctx, *probe)
 	if err != nil {
-		return Verdict{Reason: err.Error()} // says nothing of KVM: ask again next time
+		return Verdict{Reason: "finding out failed: " + err.Error()} // says nothing of KVM: ask again next time
+	}
+	if _, err := s.home.MkdirAll("cache"); err != nil {
+		return v
 	}
 	b, _ := json.Marshal(remembered{v, host})
 	_ = stamp.WriteFile(path, b, 0o600) // a verdict that is not remembered is found again
 	return v
 }
 
-// prove boots m. A machine that starts and does not get ready is a verdict; an error
-// is something that has nothing to do with KVM.
+// tryKVM rules KVM out without a guest.
+func tryKVM() error { return kvm.Try("/dev/kvm") }
+
+// prove boots m. A Firecracker that ends or refuses, and a machine that does not get
+// ready, are a verdict; an error is something that has nothing to do with KVM.
 func (s *Substrate) prove(ctx context.Context, m substrate.Machine) (Verdict, error) {
 	began := time.Now()
 	v := Verdict{Proven: true, Known: true, When: time.Now().UTC()}
@@ -70,10 +77,11 @@ func (s *Substrate) prove(ctx context.Context, m substrate.Machine) (Verdict, er
 		defer func() { _ = vm.Close() }()
 		err = vm.wait(ctx, vm.ready, probeLimit)
 	}
+	var refused *apiError
 	switch {
 	case ctx.Err() != nil:
 		return Verdict{}, ctx.Err()
-	case err != nil && vm == nil && turnstone.KindOf(err) != turnstone.Dead:
+	case err != nil && vm == nil && turnstone.KindOf(err) != turnstone.Dead && !errors.As(err, &refused):
 		return Verdict{}, err
 	case err != nil:
 		v.Reason = "a guest does not start under it: " + err.Error()
