@@ -15,7 +15,7 @@ var (
 	// pipRule is a requirement by name (PEP 508), without markers and addresses.
 	pipRule = regexp.MustCompile(`^[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?:\[[A-Za-z0-9._-]+(?:,[A-Za-z0-9._-]+)*\])?(?:(?:===?|~=|!=|<=?|>=?)[A-Za-z0-9.*+!_-]+(?:,(?:===?|~=|!=|<=?|>=?)[A-Za-z0-9.*+!_-]+)*)?$`)
 	// npmRule is a package of the registry, with a version, a range or a tag.
-	npmRule = regexp.MustCompile(`^(?:@[a-z0-9~-][a-z0-9._~-]*/)?[a-z0-9~-][a-z0-9._~-]*(?:@[A-Za-z0-9^~<>=][A-Za-z0-9.^~<>=*+_-]*)?$`)
+	npmRule = regexp.MustCompile(`^(?:@[a-z0-9~][a-z0-9._~-]*/)?[a-z0-9~][a-z0-9._~-]*(?:@[A-Za-z0-9^~<>=][A-Za-z0-9.^~<>=*+_-]*)?$`)
 	// userRule is what Process.start takes: a name or number, and maybe a group.
 	userRule = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,31})?$`)
 )
