@@ -48,7 +48,7 @@ func (s *Substrate) launch(ctx context.Context, shape turnstone.Shape, files []p
 
 // arguments are Firecracker's. What it logs goes where its console goes.
 func arguments() []string {
-	return []string{"--api-sock", apiSocket, "--level", "Warning"}
+	return []string{"--api-sock", apiSocket, "--level", "Warning", "--show-level"}
 }
 
 // instanceID is the sandbox's ID in letters that Firecracker takes.

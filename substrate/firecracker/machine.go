@@ -69,7 +69,7 @@ func (m *machine) ended(wait error) {
 
 var (
 	panicLine = regexp.MustCompile(`Kernel panic - not syncing: ([^\r\n]{1,200})`)
-	errorLine = regexp.MustCompile(`(?m)^.*(?:\[anonymous-instance:|\[sb-)[^\]]*:ERROR[^\]]*\] (.{1,300})$|^Error: (.{1,300})$`)
+	errorLine = regexp.MustCompile(`(?m)^.*\[sb-[^\]]{0,200}:ERROR[^\]]{0,200}\] (.{1,300})|^Error: (.{1,300})`)
 )
 
 // exits are the codes by which Firecracker says why it ended (its FcExitCode).
@@ -109,14 +109,17 @@ func (m *machine) explain(wait error) error {
 	return e
 }
 
-// lastFault returns the last error that Firecracker has logged.
+// lastFault returns the last error that Firecracker or its jailer has printed and that
+// says more than that it ends.
 func lastFault(text string) string {
-	all := errorLine.FindAllStringSubmatch(text, -1)
-	if len(all) == 0 {
-		return ""
+	fault := ""
+	for _, line := range errorLine.FindAllStringSubmatch(text, -1) {
+		said := line[1] + line[2]
+		if fault == "" || !strings.HasPrefix(said, "Firecracker exiting") && !strings.HasPrefix(said, "RunWithApi") {
+			fault = said
+		}
 	}
-	last := all[len(all)-1]
-	return clip(printable(last[1]+last[2]), maxMessage)
+	return clip(printable(fault), maxMessage)
 }
 
 func (m *machine) ID() turnstone.SandboxID   { return m.id }

@@ -52,6 +52,7 @@ func run(args []string) error {
 			id = value()
 		case "--level", "--start-time-us", "--start-time-cpu-us", "--parent-cpu-time-us":
 			value()
+		case "--show-level":
 		default:
 			os.Exit(153) // FcExitCode::ArgParsing
 		}
@@ -62,7 +63,8 @@ func run(args []string) error {
 	fault, at, _ := strings.Cut(os.Getenv("STANDIN"), ":")
 	switch fault {
 	case "exit":
-		return fmt.Errorf("RunWithApi: something is broken")
+		fmt.Printf("2026-01-01T00:00:00.000000000 [%s:main:ERROR] something is broken\n", id)
+		return fmt.Errorf("RunWithApi(Broken)")
 	case "code":
 		os.Exit(148)
 	case "no-socket":
