@@ -1,12 +1,14 @@
 package network
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"strings"
 	"sync"
@@ -50,12 +52,59 @@ func (w *world) first(to string, b []byte) string {
 	got := make([]byte, len(b))
 	_, err = io.ReadFull(c, got)
 	switch {
-	case err == nil && bytes.Equal(got, b):
+	case err == nil && (bytes.Equal(got, b) || bytes.HasPrefix(got, []byte("HTTP/1.1 200 OK\r\n"))):
 		return "echo"
 	case err != nil && strings.Contains(err.Error(), "reset"):
 		return "reset"
 	}
 	return fmt.Sprint(err)
+}
+
+// hello is a web server that greets under every name.
+func hello(c net.Conn) {
+	defer c.Close()
+	br := bufio.NewReader(c)
+	for {
+		req, err := http.ReadRequest(br)
+		if err != nil {
+			return
+		}
+		body, _ := io.ReadAll(req.Body)
+		text := fmt.Sprintf("hello from %s, %d bytes; and a line that is longer than the request", req.Host, len(body))
+		_, _ = fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(text), text)
+	}
+}
+
+// On a connection that a name opened, each request has to be for that name.
+func TestEachRequestHasItsName(t *testing.T) {
+	w := newWorld(t, Options{Policy: Policy{Only: true, Allow: rules(t, "api.example.com")}})
+	w.host.name("api.example.com", "198.51.100.1")
+	w.host.listen("198.51.100.1:80", hello)
+	w.ask("api.example.com", dnsmessage.TypeA)
+	c := w.mustDial("198.51.100.1:80")
+	defer c.Close()
+	br := bufio.NewReader(c)
+	for _, q := range []struct {
+		host, body string
+		want       int
+	}{{"api.example.com", "", 200}, {"api.example.com:80", "some data", 200}, {"evil.example", "", 421}, {"api.example.com", "", 200}, {"198.51.100.1", "", 421}} {
+		_, _ = fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: %s\r\nContent-Length: %d\r\n\r\n%s", q.host, len(q.body), q.body)
+		res, err := http.ReadResponse(br, nil)
+		if err != nil {
+			t.Fatal(q.host, err)
+		}
+		body, _ := io.ReadAll(res.Body)
+		if res.StatusCode != q.want || q.want == 200 && !strings.Contains(string(body), fmt.Sprintf("hello from %s, %d bytes", q.host, len(q.body))) {
+			t.Errorf("%s: %s %s", q.host, res.Status, body)
+		}
+	}
+	_ = c.Close()
+	if r := w.log.lastRefusal(t); r.Address.String() != "198.51.100.1:80" || w.stack.Totals().Refused != 2 {
+		t.Errorf("%+v", r)
+	}
+	if ended := w.log.connections(t, 1)[0]; ended.Sent == 0 || ended.Received == 0 || ended.Host != "api.example.com" {
+		t.Errorf("%+v", ended)
+	}
 }
 
 func TestNamesAtTheConnection(t *testing.T) {
@@ -68,6 +117,7 @@ func TestNamesAtTheConnection(t *testing.T) {
 		for _, port := range []string{"80", "443", "5432", "22", "9000"} {
 			w.host.listen(addr+":"+port, echo)
 		}
+		w.host.listen(addr+":80", hello)
 		if a := addresses(w.ask(name, dnsmessage.TypeA)); len(a) != 1 {
 			t.Fatal(name, a)
 		}
@@ -131,8 +181,13 @@ func TestSlowHello(t *testing.T) {
 	w.host.name("api.example.com", "198.51.100.1")
 	w.host.listen("198.51.100.1:443", echo)
 	w.ask("api.example.com", dnsmessage.TypeA)
+	w.host.listen("198.51.100.1:80", hello)
 	for _, hello := range [][]byte{clientHello(t, "api.example.com")[:300], clientHello(t, "api.example.com"), httpRequest("api.example.com")} {
-		c := w.mustDial("198.51.100.1:443")
+		to, want := "198.51.100.1:443", hello
+		if hello[0] == 'G' {
+			to, want = "198.51.100.1:80", []byte("HTTP/1.1 200 OK")
+		}
+		c := w.mustDial(to)
 		for i := range hello {
 			if _, err := c.Write(hello[i : i+1]); err != nil {
 				t.Fatal(err)
@@ -148,8 +203,8 @@ func TestSlowHello(t *testing.T) {
 			}
 			continue
 		}
-		got := make([]byte, len(hello))
-		if _, err := io.ReadFull(c, got); err != nil || !bytes.Equal(got, hello) {
+		got := make([]byte, len(want))
+		if _, err := io.ReadFull(c, got); err != nil || !bytes.Equal(got, want) {
 			t.Fatalf("%q, %v", got, err)
 		}
 		_ = c.Close()

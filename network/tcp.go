@@ -106,6 +106,7 @@ type tcpConn struct {
 	names []string       // that to's address was answered for
 	name  string         // of the host that the guest wants, where it is known
 	check check
+	spoke greetingProtocol // what the guest's first bytes were, when they were looked at
 	start time.Time
 }
 
@@ -147,8 +148,29 @@ func (c *tcpConn) serve(ctx context.Context) {
 		reset(host)
 		return
 	}
+	if c.check.first && c.spoke == isHTTP {
+		c.requests(ctx, host)
+		return
+	}
 	c.pump(host, !c.check.first)
 }
+
+// requests passes on one request after the other, each of which has to be for the host that
+// the connection was allowed for: what shares an address may not share a rule.
+func (c *tcpConn) requests(ctx context.Context, host net.Conn) {
+	p := NewProxy(ProxyOptions{Dialer: c.s.dialer, Resolver: c.s.resolver, Observer: counting{c.s}})
+	(&connection{p: p, to: c.to, name: c.name, scheme: "http"}).carry(ctx, newEager(c.guestConn), newEager(host))
+	_ = host.Close()
+}
+
+// counting is the Observer of what works for a Stack.
+type counting struct{ s *Stack }
+
+// Refused implements Observer.
+func (o counting) Refused(r Refusal) { o.s.refuse(r) }
+
+// Closed implements Observer. The Stack itself tells of its connections.
+func (o counting) Closed(Connection) {}
 
 // serveIntercepted answers the guest at once: whether the host is needed is not known yet.
 func (c *tcpConn) serveIntercepted(ctx context.Context) {
@@ -233,6 +255,7 @@ func (c *tcpConn) accept() bool {
 // has that time to send the first one, or, when it is 0, any time; and then for the others.
 func (c *tcpConn) greet(wait time.Duration) bool {
 	h := c.peek(wait, c.s.limits.hello)
+	c.spoke = h.protocol
 	if h.name != "" {
 		c.name = h.name
 	}
