@@ -25,7 +25,8 @@ type harness struct {
 	a     *Agent
 	link  *wire.Link
 	dir   string
-	trace bool // of steps
+	trace bool   // of steps
+	user  string // of steps; empty: root
 }
 
 func newHarness(t *testing.T) *harness {
@@ -117,7 +118,7 @@ func (h *harness) step(language, script string) ran {
 	var mu sync.Mutex
 	ctx, cancel := context.WithTimeout(h.t.Context(), 30*time.Second)
 	defer cancel()
-	fin, err := h.Execute(ctx, wire.ShellExecuteParams{Name: "s", Language: wire.ShellExecuteLanguage(language), Trace: &h.trace},
+	fin, err := h.Execute(ctx, wire.ShellExecuteParams{Name: "s", Language: wire.ShellExecuteLanguage(language), Trace: &h.trace, User: h.user},
 		script, wire.Stdio{Out: &stdout, Err: &stderr}, func(records []wire.ShellRecord) {
 			mu.Lock()
 			defer mu.Unlock()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"os/user"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -118,6 +119,38 @@ func TestUser(t *testing.T) {
 		_, err := h.ProcessStart(t.Context(), &wire.ProcessStartParams{Argv: script("true"), User: bad})
 		kindIs(t, err, turnstone.NotFound)
 	}
+}
+
+// TestStepUser: steps run as the user that is named, and the session goes on all the same.
+func TestStepUser(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("takes root")
+	}
+	for _, c := range []struct {
+		name     string
+		harness  func(*testing.T) *harness
+		language wire.ShellExecuteLanguage
+	}{{"traced", newTracedHarness, wire.ShellExecuteLanguageBash}, {"untraced", newHarness, wire.ShellExecuteLanguageBash}, {"sh", newHarness, wire.ShellExecuteLanguageSh}} {
+		t.Run(c.name, func(t *testing.T) { stepsAsUser(t, c.harness(t), c.language) })
+	}
+}
+
+func stepsAsUser(t *testing.T, h *harness, language wire.ShellExecuteLanguage) {
+	for dir := h.dir; dir != "/" && dir != os.TempDir(); dir = filepath.Dir(dir) {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.user = "nobody:daemon"
+	run := func(script, want string) {
+		t.Helper()
+		if got := h.step(string(language), script); got.stdout != want {
+			t.Errorf("%s: %q, want %q; %q", script, got.stdout, want, got.stderr)
+		}
+	}
+	run("id -u; id -g; echo $HOME; export A=1; cd /", "65534\n1\n/nonexistent\n")
+	run("pwd; echo $A; export HOME=/mine", "/\n1\n")
+	run("echo $HOME $USER; id -u", "/mine nobody\n65534\n")
 }
 
 // TestWriteWaits: a write is answered when the pipe has taken it, and ends with

@@ -56,6 +56,17 @@ func (d runDir) write(name string, data []byte) error {
 	return nil
 }
 
+// writeForAll makes an empty file that every user may write. What a step says in it is
+// believed of its own session only, and the steps of a sandbox have one user.
+func (d runDir) writeForAll(name string) error {
+	fd, err := unix.Openat(d.dir, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return runDirError(err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	return unix.Fchmod(fd, 0o666)
+}
+
 // remove removes a file, if there is one, or an empty directory.
 func (d runDir) remove(name string) error {
 	err := unix.Unlinkat(d.dir, name, 0)

@@ -223,15 +223,22 @@ func (s *shell) prepare(p *wire.ShellExecuteParams, script []byte) (*step, proce
 	if p.Trace == nil || *p.Trace {
 		st.rec = s.recorder(st.language, env)
 	}
-	spec = process.Spec{ID: p.ProcessID, Env: env, Cwd: cwd, Watcher: st.rec}
+	spec = process.Spec{ID: p.ProcessID, Env: env, Cwd: cwd, User: p.User, Watcher: st.rec}
 	switch {
 	case st.rec.captures():
 		spec.Argv = []string{bashPath, st.path}
 		spec.Env, spec.Files = st.rec.env(), st.rec.files()
+		spec.More = ownVars(p.User, number, env)
 		return st, spec, nil
 	}
+	spec.More = ownVars(p.User, number, env)
 	if err := dir.remove(stateFile); err != nil {
 		return nil, spec, err
+	}
+	if p.User != "" {
+		if err := dir.writeForAll(stateFile); err != nil {
+			return nil, spec, err
+		}
 	}
 	if st.language == "bash" {
 		st.prelude, err = s.bash(dir, &spec, st.path, string(script), number)
@@ -239,6 +246,21 @@ func (s *shell) prepare(p *wire.ShellExecuteParams, script []byte) (*step, proce
 	}
 	s.sh(&spec, st.path, string(script))
 	return st, spec, nil
+}
+
+// ownVars are what a step of another user than root keeps of the session, of what comes
+// with a user: all but the first step of a sandbox may have been told otherwise before.
+func ownVars(user string, number int, env []string) []string {
+	if user == "" || number == 1 {
+		return nil
+	}
+	var own []string
+	for _, name := range []string{"HOME", "SHELL", "USER", "LOGNAME"} {
+		if v := process.LookupEnv(env, name); v != "" {
+			own = append(own, name+"="+v)
+		}
+	}
+	return own
 }
 
 // checkSession refuses what no shell could be started with.

@@ -1328,6 +1328,8 @@ type ShellExecuteParams struct {
 	Env []string `json:"env,omitzero"`
 	// The session's directory from now on; made if missing.
 	Cwd string `json:"cwd,omitempty"`
+	// Name or number of the user to run as, with :GROUP if wanted; by default root.
+	User string `json:"user,omitempty"`
 	// Standard output goes here as binary frames, and not as events.
 	StdoutStream StreamID `json:"stdoutStream,omitempty"`
 	// Standard error goes here as binary frames, and not as events.
