@@ -128,6 +128,20 @@ b = 0.80 from 85 quakes of 4.5 or more
 `},
 		{"future", turnstone.StepSkipped, "\n"},
 	}},
+	{"nodejs.md", []want{
+		{"kinds", turnstone.StepPassed, `
+drizzle  53
+fog      101
+rain     641
+snow     26
+sun      640
+`},
+		{"hot", turnstone.StepPassed, "\n" + `{"2012":8,"2013":15,"2014":17,"2015":23}` + "\n"},
+	}},
+	{"claude-code.md", []want{
+		{"version", turnstone.StepPassed, "\n2.1.112 (Claude Code)\n"},
+		{"no-key", turnstone.StepFailed, "\n"},
+	}},
 }
 
 // want is one step's expected end. Its output begins with a newline that is not
