@@ -195,7 +195,7 @@ func symptoms() []symptom {
 }
 
 // tailLines is how much of what a step printed is in its error.
-const tailLines = 12
+const tailLines = 4
 
 // stepError makes an error of a step that failed. What the registry knows comes first.
 func stepError(spec *Spec, what string, exit int, tail []byte, reg *registry.Server) error {
