@@ -63,6 +63,10 @@ func (s *sandbox) Network(_ context.Context, c *wire.Conn, p *wire.SandboxNetwor
 
 // A card is a TAP device, whose frames the agent carries to the host and back.
 type card struct {
+	// passing says that a device cannot outlive a snapshot: gVisor saves none. The
+	// next connect then makes another, whose sockets see that the card was pulled out.
+	passing bool
+
 	mu   sync.Mutex
 	tap  *os.File // nil: there is none
 	mac  string
@@ -112,6 +116,21 @@ func (c *card) connect(mac net.HardwareAddr, mtu int, n *wire.SandboxNetwork, in
 	}
 	c.stop = carry(c.tap, mtu, in, out)
 	return nil
+}
+
+// suspend prepares for a snapshot, when no process runs. The streams end with their
+// connection in any case.
+func (c *card) suspend() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.stop != nil {
+		c.stop()
+		c.stop = nil
+	}
+	if c.passing && c.tap != nil {
+		_ = c.tap.Close()
+		c.tap = nil
+	}
 }
 
 func cardError(err error) error {

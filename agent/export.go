@@ -39,6 +39,9 @@ func (s *shell) Export(ctx context.Context, c *wire.Conn, p *wire.StateExportPar
 	}
 	s.a.freezing.Lock() // so that nothing thaws meanwhile
 	defer s.a.freezing.Unlock()
+	if p.Hold && !s.a.frozen.Load() {
+		return s.exportHeld(ctx, out)
+	}
 	if !s.a.frozen.Load() {
 		err := &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "sandbox", Err: errors.New("its disks are not frozen"), Hint: "call State.freeze first"}
 		out.Abort(err)
@@ -49,6 +52,27 @@ func (s *shell) Export(ctx context.Context, c *wire.Conn, p *wire.StateExportPar
 	if err != nil {
 		out.Abort(err)
 		return nil, exportError(err)
+	}
+	return &wire.StateExportResult{Entries: n}, out.Close()
+}
+
+// exportHeld exports a sandbox whose processes only stand still. They go on when that
+// fails; else suspend follows.
+func (s *shell) exportHeld(ctx context.Context, out *wire.Sender) (*wire.StateExportResult, error) {
+	fail := func(err error) (*wire.StateExportResult, error) {
+		_ = s.a.letGo()
+		out.Abort(err)
+		return nil, exportError(err)
+	}
+	limited, cancel := context.WithTimeout(ctx, freezeTime)
+	defer cancel()
+	if err := s.a.hold(limited); err != nil {
+		return fail(err)
+	}
+	defer out.Until(ctx)()
+	n, err := s.a.opt.disks.export(ctx, out)
+	if err != nil {
+		return fail(err)
 	}
 	return &wire.StateExportResult{Entries: n}, out.Close()
 }

@@ -75,7 +75,7 @@ func bootGVisor(say func(string)) error {
 	}
 	groups.EnforceMemory()
 	m := &machine{groups: groups, base: -1, gvisor: true}
-	m.disks.gvisor = true
+	m.disks.gvisor, m.card.passing = true, true
 	if err := m.prepare(params{scratch: GVisorScratch}); err != nil {
 		return err
 	}

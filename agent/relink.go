@@ -42,6 +42,9 @@ func (s *sandbox) Suspend(ctx context.Context, _ *wire.Conn, p *wire.SandboxSusp
 	if d := a.opt.disks; err == nil && p.Sync && d != nil {
 		err = d.sync()
 	}
+	if c := a.opt.card; err == nil && c != nil {
+		c.suspend()
+	}
 	if err == nil {
 		err = port.Expect(p.Marker)
 	}
