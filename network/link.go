@@ -47,7 +47,8 @@ type link struct {
 	dispatcher stack.NetworkDispatcher
 	out        chan *stack.PacketBuffer // nil while nobody serves
 
-	mac atomic.Pointer[tcpip.LinkAddress] // the guest's; nil until it has sent something
+	mac   atomic.Pointer[tcpip.LinkAddress] // the guest's; nil until it has sent something
+	fresh bool                              // these frames have told no address yet, and the next may be another one; belongs to read
 }
 
 var _ stack.LinkEndpoint = (*link)(nil)
@@ -59,7 +60,7 @@ func (l *link) open() <-chan *stack.PacketBuffer {
 	l.mu.Lock()
 	l.out = out
 	l.mu.Unlock()
-	l.mac.Store(nil)
+	l.fresh = true
 	return out
 }
 
@@ -111,7 +112,7 @@ func (l *link) take(frame []byte) bool {
 	if header.IsMulticastEthernetAddress(from) || to != gatewayMAC && !header.IsMulticastEthernetAddress(to) {
 		return false
 	}
-	if mac := l.mac.Load(); mac != nil && *mac != from {
+	if mac := l.mac.Load(); mac != nil && *mac != from && !l.fresh {
 		return false
 	}
 	payload := frame[header.EthernetMinimumSize:]
@@ -124,6 +125,15 @@ func (l *link) take(frame []byte) bool {
 	return false
 }
 
+// learn takes the guest's Ethernet address from its first honest frame. A machine that goes
+// on is sent to at its last one until then.
+func (l *link) learn(from tcpip.LinkAddress) {
+	if l.fresh {
+		l.fresh = false
+		l.mac.Store(&from)
+	}
+}
+
 // arp answers who asks for an address of ours (RFC 826).
 func (l *link) arp(from tcpip.LinkAddress, payload []byte) bool {
 	ask := header.ARP(payload)
@@ -131,7 +141,7 @@ func (l *link) arp(from tcpip.LinkAddress, payload []byte) bool {
 		tcpip.AddrFromSlice(ask.ProtocolAddressSender()) != l.guest {
 		return false
 	}
-	l.mac.CompareAndSwap(nil, &from)
+	l.learn(from)
 	if ask.Op() != header.ARPRequest || !slices.Contains(l.services, tcpip.AddrFromSlice(ask.ProtocolAddressTarget())) {
 		return true
 	}
@@ -170,7 +180,7 @@ func (l *link) ip(from tcpip.LinkAddress, payload []byte) bool {
 	if !ip.IsValid(len(payload)) || ip.HeaderLength() != header.IPv4MinimumSize || ip.SourceAddress() != l.guest {
 		return false
 	}
-	l.mac.CompareAndSwap(nil, &from)
+	l.learn(from)
 	switch ip.TransportProtocol() {
 	case header.TCPProtocolNumber, header.UDPProtocolNumber, header.ICMPv4ProtocolNumber:
 	default:

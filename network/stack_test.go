@@ -130,6 +130,16 @@ func TestServeEnds(t *testing.T) {
 func TestServeAgain(t *testing.T) {
 	w := newWorld(t, Options{})
 	w.host.listen("198.51.100.1:7", echo)
+	say := make(chan string)
+	w.host.listen("198.51.100.1:8", func(c net.Conn) {
+		for text := range say {
+			_, _ = c.Write([]byte(text))
+		}
+		_ = c.Close()
+	})
+	quiet := w.mustDial("198.51.100.1:8")
+	defer quiet.Close()
+	defer close(say)
 	c := w.mustDial("198.51.100.1:7")
 	defer c.Close()
 	for i := range 3 {
@@ -147,6 +157,12 @@ func TestServeAgain(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 		w.attach(theirs)
 		go func() { w.serve <- w.stack.Serve(context.Background(), ours) }()
+		eventually(t, func() bool { w.stack.mu.Lock(); defer w.stack.mu.Unlock(); return w.stack.serving != nil })
+		// The host may be the first to say something.
+		say <- "hello"
+		if _, err := io.ReadFull(quiet, make([]byte, 5)); err != nil {
+			t.Fatal(i, err)
+		}
 	}
 	if _, err := w.stack.DialGuest(t.Context(), 9); turnstone.KindOf(err) != turnstone.Unavailable {
 		t.Fatal(err)
