@@ -127,8 +127,9 @@ func (b *bench) file(t testing.TB, name, text string) string {
 func (b *bench) slot(t testing.TB, name string, mode os.FileMode) string {
 	t.Helper()
 	path := filepath.Join(b.dir, name)
-	check(t, os.WriteFile(path, []byte("image "+name+"\n"), mode))
+	check(t, os.WriteFile(path, []byte("image "+name+"\n"), 0o600))
 	check(t, os.Truncate(path, substrate.SlotSize))
+	check(t, os.Chmod(path, mode))
 	return path
 }
 
