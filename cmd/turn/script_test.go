@@ -93,13 +93,14 @@ func condition(name string) (bool, error) {
 
 // commands are what scripts have beyond testscript's own.
 var commands = map[string]func(ts *testscript.TestScript, neg bool, args []string){
-	"status": status,
-	"await":  await,
-	"peak":   peak,
-	"clean":  clean,
-	"reap":   reap,
-	"ask":    ask,
-	"stock":  stock,
+	"status":   status,
+	"await":    await,
+	"peak":     peak,
+	"clean":    clean,
+	"reap":     reap,
+	"ask":      ask,
+	"stock":    stock,
+	"registry": registry,
 }
 
 // status runs a program and checks how it exits: "status 2 turn run x.md". Its

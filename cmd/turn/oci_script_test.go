@@ -1,0 +1,134 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"io"
+	"io/fs"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/erofs/go-erofs"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"turnstone.dev/turnstone/template"
+	"turnstone.dev/turnstone/template/oci/ocitest"
+)
+
+// registries are those that scripts have started, by the folder of the script.
+var registries sync.Map
+
+// registry starts a registry with the image x:1 for the script, and puts its address
+// into REGISTRY: "registry start". "registry move" puts another image under x:1,
+// "registry stop" ends it. The images are made of programs of the template base.
+func registry(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: registry start|move|stop")
+	}
+	key := ts.Getenv("WORK")
+	switch args[0] {
+	case "start":
+		srv := httptest.NewServer(ocitest.Handler())
+		registries.Store(key, srv)
+		ts.Defer(srv.Close)
+		ts.Setenv("REGISTRY", strings.TrimPrefix(srv.URL, "http://"))
+		pushImage(ts, "one")
+	case "move":
+		pushImage(ts, "two")
+	case "stop":
+		srv, ok := registries.LoadAndDelete(key)
+		if !ok {
+			ts.Fatalf("there is no registry")
+		}
+		srv.(*httptest.Server).Close()
+	default:
+		ts.Fatalf("usage: registry start|move|stop")
+	}
+}
+
+// pushImage puts an image under x:1 whose file /content holds what is given.
+func pushImage(ts *testscript.TestScript, content string) {
+	base, err := template.NewStore(filepath.Join(ts.Getenv("SHARED"), "templates")).Ensure(context.Background(), "base", nil)
+	ts.Check(err)
+	layers := []v1.Layer{smallRoot(ts, base.Root), tarLayer(ts, func(w *tar.Writer) {
+		write := func(name, text string, mode int64, uid int) {
+			ts.Check(w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: mode, Size: int64(len(text)), Uid: uid, Gid: uid}))
+			_, err := io.WriteString(w, text)
+			ts.Check(err)
+		}
+		write("etc/passwd", "root:x:0:0::/root:/bin/bash\nana:x:1000:1000::/home/ana:/bin/bash\n", 0o644, 0)
+		write("etc/group", "root:x:0:\nana:x:1000:\n", 0o644, 0)
+		write("content", content+"\n", 0o644, 0)
+		write("usr/bin/.wh.dash", "", 0o644, 0)
+		ts.Check(w.WriteHeader(&tar.Header{Name: "home/ana/", Typeflag: tar.TypeDir, Mode: 0o755, Uid: 1000, Gid: 1000}))
+	})}
+	img, err := mutate.AppendLayers(empty.Image, layers...)
+	ts.Check(err)
+	cf, err := img.ConfigFile()
+	ts.Check(err)
+	cf = cf.DeepCopy()
+	cf.OS, cf.Architecture = "linux", "amd64"
+	cf.Config = v1.Config{Env: []string{"PATH=/usr/bin:/bin", "GREETING=hello from the image"}, User: "ana", WorkingDir: "/home/ana/work",
+		Entrypoint: []string{"/none"}, Cmd: []string{"none"}}
+	img, err = mutate.ConfigFile(img, cf)
+	ts.Check(err)
+	ref, err := name.ParseReference(ts.Getenv("REGISTRY") + "/x:1")
+	ts.Check(err)
+	ts.Check(remote.Write(ref, img))
+}
+
+func tarLayer(ts *testscript.TestScript, fill func(*tar.Writer)) v1.Layer {
+	var buf bytes.Buffer
+	w := tar.NewWriter(&buf)
+	fill(w)
+	ts.Check(w.Close())
+	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(buf.Bytes())), nil })
+	ts.Check(err)
+	return l
+}
+
+// smallRoot is a layer with bash, some programs and their libraries.
+func smallRoot(ts *testscript.TestScript, image string) v1.Layer {
+	f, err := os.Open(image)
+	ts.Check(err)
+	defer func() { _ = f.Close() }()
+	fsys, err := erofs.Open(f)
+	ts.Check(err)
+	var names []string
+	for _, pattern := range []string{"bin", "lib", "lib64", "usr/bin/bash", "usr/bin/sh", "usr/bin/dash", "usr/bin/cat", "usr/bin/id", "usr/bin/ls", "usr/bin/mkdir",
+		"usr/lib64/ld-linux-*", "usr/lib/x86_64-linux-gnu/ld-linux-*", "usr/lib/x86_64-linux-gnu/libc.so.*", "usr/lib/x86_64-linux-gnu/libtinfo.so.*",
+		"usr/lib/x86_64-linux-gnu/libselinux.so.*", "usr/lib/x86_64-linux-gnu/libpcre2-8.so.*", "usr/lib/x86_64-linux-gnu/libdl.so.*"} {
+		found, err := fs.Glob(fsys, pattern)
+		ts.Check(err)
+		names = append(names, found...)
+	}
+	return tarLayer(ts, func(w *tar.Writer) {
+		for _, n := range names {
+			info, err := fs.Lstat(fsys, n)
+			ts.Check(err)
+			h := &tar.Header{Name: n, Typeflag: tar.TypeReg, Mode: int64(info.Mode().Perm()), Size: info.Size()}
+			if info.Mode().Type() == fs.ModeSymlink {
+				h.Typeflag, h.Size = tar.TypeSymlink, 0
+				h.Linkname, err = fs.ReadLink(fsys, n)
+				ts.Check(err)
+			}
+			ts.Check(w.WriteHeader(h))
+			if h.Size > 0 {
+				content, err := fs.ReadFile(fsys, n)
+				ts.Check(err)
+				_, err = w.Write(content)
+				ts.Check(err)
+			}
+		}
+	})
+}
