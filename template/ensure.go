@@ -151,7 +151,7 @@ func ReadSpec(path string) (*Spec, error) {
 func (s *Store) ensure(ctx context.Context, spec *Spec, progress func(string)) (*Template, error) {
 	say := func(what string) {
 		if progress != nil {
-			progress("template " + spec.Name + ": " + what)
+			progress(spec.label() + ": " + what)
 		}
 	}
 	if t, err := s.ready(ctx, spec); err == nil {
@@ -189,7 +189,9 @@ func (s *Store) ensure(ctx context.Context, spec *Spec, progress func(string)) (
 		}
 		return s.load(ctx, spec, false)
 	}
-	say("building from " + spec.Base + " (a minute, only this time)")
+	if !spec.image {
+		say("building from " + spec.Base + " (a minute, only this time)")
+	}
 	if err := s.make(ctx, spec, say); err != nil {
 		return nil, s.failure(spec, err)
 	}

@@ -104,6 +104,7 @@ func (s *Store) pull(ctx context.Context, ref oci.Reference, age time.Duration, 
 	if err == nil && (ref.Digest() != "" || time.Since(kept.Checked) < age) {
 		return spec, nil
 	}
+	progress("asking registry " + ref.Registry() + " for " + ref.String())
 	img, pullErr := s.ociClient(progress).Resolve(ctx, ref)
 	if pullErr != nil {
 		if err != nil || ctx.Err() != nil || age == 0 {
@@ -274,7 +275,7 @@ func (s *Store) pulledNames() ([]string, error) {
 		}
 		ref, err := oci.ParseReference(rec.Reference)
 		switch {
-		case err != nil || s.refPath(rec.Reference) != s.ociPath("refs", e.Name()):
+		case err != nil || s.refPath(rec.Reference) != s.ociPath("refs", e.Name()) || !s.isPulled(ref):
 		case ref.Digest() != "":
 			pinned[rec.Reference] = true
 		default:
@@ -289,6 +290,11 @@ func (s *Store) pulledNames() ([]string, error) {
 	}
 	slices.Sort(tagged)
 	return tagged, nil
+}
+
+func (s *Store) isPulled(ref oci.Reference) bool {
+	_, _, err := s.pulled(ref)
+	return err == nil
 }
 
 // forgetPulled removes what is known of an image by one of its names. What the other

@@ -28,6 +28,14 @@ func (s *Store) pulledSpec(ref oci.Reference) (*Spec, error) {
 	return nil, &turnstone.Error{Op: "template.find", Kind: turnstone.NotFound, Subject: "image " + ref.String(), Err: err, Hint: hint}
 }
 
+// label is what progress calls a template. A digest says nothing to people.
+func (s *Spec) label() string {
+	if ref, digest, ok := strings.Cut(s.Name, "@sha256:"); ok && s.image {
+		return "image " + ref + "@" + digest[:min(12, len(digest))]
+	}
+	return "template " + s.Name
+}
+
 // baseReference is the image that a spec begins with.
 func baseReference(spec *Spec) (oci.Reference, error) {
 	ref, err := oci.ParseReference(strings.TrimPrefix(spec.Base, ociBase))

@@ -221,6 +221,7 @@ func (s *Store) List(ctx context.Context) ([]Entry, error) {
 			e.Problem = err.Error()
 		} else {
 			e = s.entry(ctx, spec, builtin)
+			e.Name = name // an image may be known by its tag
 		}
 		entries = append(entries, e)
 	}

@@ -54,7 +54,7 @@ func (c *Client) unpack(ctx context.Context, req Request) (*Result, error) {
 	if err := p.fetchAll(ctx); err != nil {
 		return nil, err
 	}
-	c.opts.Progress("unpacking " + req.Image.Reference.String())
+	c.opts.Progress(fmt.Sprintf("unpacking %d layers", len(req.Image.Layers)))
 	t := newTree(standardLimits())
 	var unpacked int64
 	for i, layer := range req.Image.Layers {
@@ -163,7 +163,7 @@ func (p *pull) report(total int64) (stop func()) {
 				return
 			case <-tick.C:
 				now := p.got.Load()
-				p.c.opts.Progress(fmt.Sprintf("pulling %s: %s of %s, %s/s", p.img.Reference, turnstone.Bytes(now).Human(), turnstone.Bytes(total).Human(),
+				p.c.opts.Progress(fmt.Sprintf("pulling, %s of %s, %s/s", turnstone.Bytes(now).Human(), turnstone.Bytes(total).Human(),
 					turnstone.Bytes(max(0, now-last)/2).Human()))
 				last = now
 			}
