@@ -184,10 +184,10 @@ func (l *vsockListener) Accept() (io.ReadWriteCloser, error) {
 			conn, peer, acceptErr = unix.Accept4(int(fd), unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
 			return acceptErr != unix.EAGAIN
 		})
-		if err == nil {
-			err = acceptErr
+		if err != nil { // the poller's own error says that it is closed, in words of its own
+			return nil, os.ErrClosed
 		}
-		switch {
+		switch err = acceptErr; {
 		case err == unix.EINTR || err == unix.ECONNABORTED || err == unix.ECONNRESET:
 			continue
 		case err != nil:

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // A netAccepter is a net.Listener as an Accepter.
@@ -102,6 +104,40 @@ func TestListenerPort(t *testing.T) {
 	}
 	if _, err := p.Read(make([]byte, 1)); !errors.Is(err, os.ErrClosed) && !errors.Is(err, net.ErrClosed) {
 		t.Errorf("reading a closed port: %v", err)
+	}
+}
+
+// Where there are vsocks, one can be listened on, and closing it ends the wait.
+func TestListenVsock(t *testing.T) {
+	fd, err := unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Skipf("no vsock here: %v", err)
+	}
+	_ = unix.Close(fd)
+	l, err := listenVsock(unix.VMADDR_PORT_ANY)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error)
+	go func() {
+		_, err := l.Accept()
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		t.Fatalf("nobody connects, and it ends: %v", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	select {
+	case err := <-ended:
+		if !errors.Is(err, os.ErrClosed) {
+			t.Errorf("got %v", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("a closed listener waits on")
 	}
 }
 
