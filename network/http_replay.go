@@ -20,8 +20,16 @@ func (c *connection) replay(ctx context.Context, guest *eagerConn) {
 		c.playStream(guest, opened)
 		return
 	}
+	wait := make(<-chan time.Time)
+	if !player.knows(c.name, c.to) {
+		wait = time.After(unknownWait)
+	}
 	select {
 	case <-ctx.Done():
+		return
+	case <-wait: // one that waits for the other side's first words
+		c.refused(notRecorded)
+		reset(guest.Conn)
 		return
 	case <-guest.first:
 	}
@@ -71,6 +79,10 @@ func (v *tellingResolver) LookupNetIP(_ context.Context, network, host string) (
 	}
 	return addrs, err
 }
+
+// unknownWait is how long a guest has to say what it wants of a host that is not in the
+// recording, so that this can be told.
+const unknownWait = 2 * time.Second
 
 // playStream serves the next connection that was recorded.
 func (c *connection) playStream(guest *eagerConn, opened bool) {
@@ -140,11 +152,15 @@ func (c *connection) replayRequest(w http.ResponseWriter, req *http.Request) {
 		w.Header()[name] = values
 	}
 	w.Header().Del("Connection")
+	if a.Failed == "" && req.Method != http.MethodHead && w.Header().Get("Content-Length") != fmt.Sprint(a.size()) {
+		w.Header().Del("Content-Length") // what was masked has another length
+	}
 	w.WriteHeader(a.Status)
 	if _, err := io.Copy(w, c.p.opts.Player.body(a)); err != nil {
 		return
 	}
 	if a.Failed != "" { // it was cut off then, too
+		_ = http.NewResponseController(w).Flush()
 		panic(http.ErrAbortHandler)
 	}
 }

@@ -162,6 +162,14 @@ func (q *RecordedRequest) check() error {
 	return nil
 }
 
+// size is the length of the answer's body.
+func (q *RecordedRequest) size() (n int64) {
+	for _, s := range q.Response {
+		n += s.Size
+	}
+	return n
+}
+
 // Facts says in a few words what is in it, as "3 requests, 1 connection, 2 lookups, 1.2 MiB".
 func (r *Recording) Facts() string {
 	var parts []string

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"net/url"
 	"sync"
 	"time"
 
@@ -25,7 +26,8 @@ type Player struct {
 	answers map[requestKey][]int
 	streams map[endpoint][]int
 	lookups map[lookupKey][]int
-	names   map[string]bool // that were looked up
+	names   map[string]bool   // that were looked up
+	asked   map[endpoint]bool // where requests were made
 }
 
 // requestKey is what a request is found by.
@@ -47,11 +49,14 @@ type lookupKey struct{ network, name string }
 // secrets are what was masked in it.
 func NewPlayer(rec *Recording, data io.ReaderAt, secrets *secret.Set) *Player {
 	p := &Player{rec: rec, data: data, secrets: secrets,
-		answers: map[requestKey][]int{}, streams: map[endpoint][]int{}, lookups: map[lookupKey][]int{}, names: map[string]bool{}}
+		answers: map[requestKey][]int{}, streams: map[endpoint][]int{}, lookups: map[lookupKey][]int{}, names: map[string]bool{}, asked: map[endpoint]bool{}}
 	for i := range rec.Answers {
 		q := &rec.Answers[i]
 		k := requestKey{q.Method, q.URL, q.Body}
 		p.answers[k] = append(p.answers[k], i)
+		if u, err := url.Parse(q.URL); err == nil {
+			p.asked[endpoint{hostOnly(u.Host), q.Address.Port(), false}] = true
+		}
 	}
 	for i := range rec.Streams {
 		s := &rec.Streams[i]
@@ -133,8 +138,8 @@ func (p *Player) Rules(limit int) []Rule {
 }
 
 // answer returns the next answer to a request; nil when there is none.
-func (p *Player) answer(method, url string, body turnstone.Digest) *RecordedRequest {
-	k := requestKey{method, p.secrets.Mask(url), body}
+func (p *Player) answer(method, address string, body turnstone.Digest) *RecordedRequest {
+	k := requestKey{method, p.secrets.Mask(address), body}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	all := p.answers[k]
@@ -165,6 +170,14 @@ func (p *Player) next(host string, to netip.AddrPort, opened bool) *RecordedStre
 	}
 	p.streams[k] = all[1:]
 	return &p.rec.Streams[all[0]]
+}
+
+// knows tells whether anything is left for connections to a host.
+func (p *Player) knows(host string, to netip.AddrPort) bool {
+	host = p.secrets.Mask(host)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.asked[endpointOf(host, to, false)] || len(p.streams[endpointOf(host, to, false)])+len(p.streams[endpointOf(host, to, true)]) > 0
 }
 
 // failed tells whether the next connection to an endpoint is one that could not be opened.
