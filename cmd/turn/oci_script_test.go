@@ -28,8 +28,8 @@ import (
 // registries are those that scripts have started, by the folder of the script.
 var registries sync.Map
 
-// registry starts a registry with the image x:1 for the script, and puts its address
-// into REGISTRY: "registry start". "registry move" puts another image under x:1,
+// registry starts a registry with the images x:1 and bare:1 for the script, and puts its
+// address into REGISTRY: "registry start". "registry move" puts another image under x:1,
 // "registry stop" ends it. The images are made of programs of the template base.
 func registry(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
@@ -43,6 +43,11 @@ func registry(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Defer(srv.Close)
 		ts.Setenv("REGISTRY", strings.TrimPrefix(srv.URL, "http://"))
 		pushImage(ts, "one")
+		img, err := mutate.AppendLayers(empty.Image, tarLayer(ts, func(w *tar.Writer) {
+			ts.Check(w.WriteHeader(&tar.Header{Name: "alone", Typeflag: tar.TypeReg, Mode: 0o644}))
+		}))
+		ts.Check(err)
+		push(ts, "bare:1", img, v1.Config{})
 	case "move":
 		pushImage(ts, "two")
 	case "stop":
@@ -74,15 +79,20 @@ func pushImage(ts *testscript.TestScript, content string) {
 	})}
 	img, err := mutate.AppendLayers(empty.Image, layers...)
 	ts.Check(err)
+	push(ts, "x:1", img, v1.Config{Env: []string{"PATH=/usr/bin:/bin", "GREETING=hello from the image"}, User: "ana", WorkingDir: "/home/ana/work",
+		Entrypoint: []string{"/none"}, Cmd: []string{"none"}})
+}
+
+// push puts an image with that config into the script's registry.
+func push(ts *testscript.TestScript, as string, img v1.Image, config v1.Config) {
 	cf, err := img.ConfigFile()
 	ts.Check(err)
 	cf = cf.DeepCopy()
 	cf.OS, cf.Architecture = "linux", "amd64"
-	cf.Config = v1.Config{Env: []string{"PATH=/usr/bin:/bin", "GREETING=hello from the image"}, User: "ana", WorkingDir: "/home/ana/work",
-		Entrypoint: []string{"/none"}, Cmd: []string{"none"}}
+	cf.Config = config
 	img, err = mutate.ConfigFile(img, cf)
 	ts.Check(err)
-	ref, err := name.ParseReference(ts.Getenv("REGISTRY") + "/x:1")
+	ref, err := name.ParseReference(ts.Getenv("REGISTRY") + "/" + as)
 	ts.Check(err)
 	ts.Check(remote.Write(ref, img))
 }
