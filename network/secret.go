@@ -212,11 +212,11 @@ func (m *maskReader) Read(p []byte) (int, error) {
 		n, err := m.in.Read(chunk)
 		m.buf = append(m.buf, chunk[:n]...)
 		m.err = err
-		blot(m.buf, m.needles)
 		m.ready = len(m.buf)
 		if err == nil {
-			m.ready -= m.beginning()
+			m.ready = m.whole(m.ready - m.beginning())
 		}
+		blot(m.buf[:m.ready], m.needles)
 	}
 	if m.ready == 0 {
 		return 0, m.err
@@ -224,6 +224,21 @@ func (m *maskReader) Read(p []byte) (int, error) {
 	n := copy(p, m.buf[:m.ready])
 	m.buf, m.ready = m.buf[n:], m.ready-n
 	return n, nil
+}
+
+// whole returns how much of buf can be given out when nothing behind ready can: not a part
+// of a needle that goes beyond it.
+func (m *maskReader) whole(ready int) int {
+	for moved := true; moved; {
+		moved = false
+		for _, n := range m.needles {
+			from := max(0, ready-len(n)+1)
+			if i := bytes.Index(m.buf[from:min(len(m.buf), ready+len(n)-1)], n); i >= 0 && from+i < ready {
+				ready, moved = from+i, true
+			}
+		}
+	}
+	return ready
 }
 
 // beginning is the length of the longest end of buf that a needle begins with.
