@@ -28,7 +28,8 @@ type TemplatePruned struct {
 	Builds   []template.Kept  `json:"builds"`
 	Stays    []TemplateStays  `json:"stays"` // that no known template stands for, and are needed all the same
 	Logs     int              `json:"logs"`
-	Packages registry.Trimmed `json:"packages"` // of the cache of what came from package registries
+	Packages registry.Trimmed `json:"packages"`    // of the cache of what came from package registries
+	Images   int64            `json:"image_bytes"` // of downloaded layers of registries' images
 	Freed    int64            `json:"freed_bytes"`
 }
 
@@ -108,8 +109,11 @@ func (x *Executor) pruneTemplates(ctx context.Context, req TemplatePrune, rep *T
 	if rep.Logs, err = ts.PruneLogs(req.Older, req.DryRun); err != nil {
 		return err
 	}
+	if rep.Images, err = ts.PruneImages(max(req.Older, packagesKept), req.DryRun); err != nil {
+		return err
+	}
 	rep.Packages, err = registry.Trim(ts.PackageCache(), registry.DefaultLimit, max(req.Older, packagesKept), req.DryRun)
-	rep.Freed += rep.Packages.Bytes
+	rep.Freed += rep.Packages.Bytes + rep.Images
 	return err
 }
 

@@ -60,8 +60,10 @@ func (s *Store) Kept() ([]Kept, error) {
 }
 
 // Needed returns the digests of all known templates and of all that is below them,
-// as they are now.
-func (s *Store) Needed() (map[turnstone.Digest]bool, error) { return s.needed("") }
+// as they are now. What an image's tag stood for before is not needed by that.
+func (s *Store) Needed() (map[turnstone.Digest]bool, error) {
+	return s.needed(func(name string, spec *Spec) bool { return spec.image && s.superseded(name) })
+}
 
 // Dependents returns the names of the known templates that are built, or registered by
 // a user, and lie on the one called name; sorted.
@@ -77,7 +79,7 @@ func (s *Store) Dependents(ctx context.Context, name string) ([]string, error) {
 			continue
 		}
 		for at := spec.base; at != nil; at = at.base {
-			if at.Name != name {
+			if !SameImage(name, at.Name) {
 				continue
 			}
 			if _, err := s.load(ctx, spec, false); err == nil || !builtin {

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/template/oci/ocitest"
@@ -127,11 +128,29 @@ func TestTagMoves(t *testing.T) {
 	if err != nil || !slices.Contains(names, name) || !slices.Contains(names, before.Name) {
 		t.Errorf("names %v, %v", names, err)
 	}
+	needed, err := s.Needed()
+	if err != nil || needed[before.Digest] || !needed[after.Digest] {
+		t.Errorf("needed: %v, %v", needed, err)
+	}
+	if freed, err := s.PruneImages(time.Hour, false); err != nil || freed != 0 || !s.isKnown(before.Name) {
+		t.Errorf("pruned %d bytes, %v", freed, err)
+	}
+	if err := s.Drop(ctx, before.Digest); err != nil {
+		t.Fatal(err)
+	}
+	if freed, err := s.PruneImages(0, false); err != nil || freed == 0 || s.isKnown(before.Name) || !s.isKnown(after.Name) {
+		t.Errorf("pruned %d bytes, %v", freed, err)
+	}
 	for asked, want := range map[string]bool{name: true, before.Name: true, after.Name: false, reg.Host + "/x:2": false, "base": false} {
 		if SameImage(asked, before.Name) != want {
 			t.Errorf("%s for %s: %v", asked, before.Name, !want)
 		}
 	}
+}
+
+func (s *Store) isKnown(name string) bool {
+	_, err := s.Spec(name)
+	return err == nil
 }
 
 // TestImageFails: nothing is left of an image that cannot be used.

@@ -228,9 +228,9 @@ func (s *Store) List(ctx context.Context) ([]Entry, error) {
 	return entries, nil
 }
 
-// needed returns the digests of all known templates but the one called without, and
+// needed returns the digests of all known templates but those that without tells, and
 // of all that is below them.
-func (s *Store) needed(without string) (map[turnstone.Digest]bool, error) {
+func (s *Store) needed(without func(name string, spec *Spec) bool) (map[turnstone.Digest]bool, error) {
 	names, err := s.Names()
 	if err != nil {
 		return nil, err
@@ -241,7 +241,7 @@ func (s *Store) needed(without string) (map[turnstone.Digest]bool, error) {
 		if err != nil && spec == nil {
 			return nil, err
 		}
-		if err != nil || name == without {
+		if err != nil || without(name, spec) {
 			continue // what has no base now has no image either
 		}
 		for _, d := range spec.digests() {
@@ -328,7 +328,7 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 // sharing returns the digests of the known templates but the one called without, and
 // with all that is below them.
 func (s *Store) sharing(without string) (own, all map[turnstone.Digest]bool, err error) {
-	if all, err = s.needed(without); err != nil {
+	if all, err = s.needed(func(name string, _ *Spec) bool { return name == without }); err != nil {
 		return nil, nil, err
 	}
 	names, err := s.Names()

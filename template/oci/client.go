@@ -50,7 +50,7 @@ func New(opts Options) *Client {
 		opts.Pause = 500 * time.Millisecond
 	}
 	if opts.MaxKept == 0 {
-		opts.MaxKept = 2 << 30
+		opts.MaxKept = MaxKept
 	}
 	return &Client{opts: opts}
 }

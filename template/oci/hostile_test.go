@@ -632,10 +632,13 @@ func TestPrune(t *testing.T) {
 	if n := kept(); n < 1_000_000 {
 		t.Errorf("%d bytes are kept", n)
 	}
-	if freed, err := c.Prune(500_000, time.Time{}); err != nil || freed < 1_000_000 || kept() > 500_000 || kept() == 0 {
+	if freed, err := c.Prune(500_000, time.Time{}, true); err != nil || freed < 1_000_000 || kept() < 1_000_000 {
+		t.Errorf("only told: %d, %d kept, %v", freed, kept(), err)
+	}
+	if freed, err := c.Prune(500_000, time.Time{}, false); err != nil || freed < 1_000_000 || kept() > 500_000 || kept() == 0 {
 		t.Errorf("%d freed, %d kept, %v", freed, kept(), err)
 	}
-	if _, err := c.Prune(1<<40, time.Now().Add(time.Hour)); err != nil || kept() != 0 {
+	if _, err := c.Prune(1<<40, time.Now().Add(time.Hour), false); err != nil || kept() != 0 {
 		t.Errorf("%d kept, %v", kept(), err)
 	}
 	locks, err := os.ReadDir(c.path("locks"))

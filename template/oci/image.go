@@ -14,6 +14,8 @@ const (
 	maxEntries  = 1_000_000 // files, folders and links in the image, whiteouts and what they hid included
 	maxMeta     = 256 << 20 // bytes of all names, targets and attributes
 
+	MaxKept = 2 << 30 // bytes of downloads that are kept for other images, unless Options say otherwise
+
 	// A layer may be this many times as large unpacked as packed, and freeUnpacked
 	// bytes more. Layers of programs have a ratio of 2 to 4.
 	maxRatio     = 200

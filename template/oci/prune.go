@@ -21,13 +21,14 @@ func (c *Client) evict() {
 	if err := unix.Statfs(c.opts.Dir, &st); err == nil {
 		most = min(most, int64(st.Bavail)*st.Bsize/4)
 	}
-	_, _ = c.Prune(most, time.Time{})
+	_, _ = c.Prune(most, time.Time{}, false)
 }
 
 // Prune removes downloads that are kept, those that were not used for the longest first:
 // what was not used since the time before, and of the rest what goes beyond most bytes.
-// It returns how many bytes that were. Pulls that are going on are not disturbed.
-func (c *Client) Prune(most int64, before time.Time) (freed int64, err error) {
+// It returns how many bytes that were. Pulls that are going on are not disturbed. With dry
+// it only tells.
+func (c *Client) Prune(most int64, before time.Time, dry bool) (freed int64, err error) {
 	for _, sub := range []string{"blobs", "partial"} {
 		entries, e := os.ReadDir(c.path(sub))
 		if e != nil && !errors.Is(e, os.ErrNotExist) {
@@ -44,6 +45,10 @@ func (c *Client) Prune(most int64, before time.Time) (freed int64, err error) {
 		for _, info := range infos {
 			if info.Size() <= left && !info.ModTime().Before(before) {
 				left -= info.Size()
+				continue
+			}
+			if dry {
+				freed += info.Size()
 				continue
 			}
 			n, e := c.drop(sub, info)

@@ -102,6 +102,9 @@ func (r Reference) Registry() string { return r.repo.RegistryStr() }
 // Digest returns the digest that pins the reference; empty where it has only a tag.
 func (r Reference) Digest() turnstone.Digest { return r.digest }
 
+// Tagged reports whether the reference has a tag, be it only for people to read.
+func (r Reference) Tagged() bool { return r.tag != "" }
+
 // WithDigest returns the reference pinned to d. Its tag stays, for people to read.
 func (r Reference) WithDigest(d turnstone.Digest) Reference {
 	r.digest = d

@@ -1,0 +1,93 @@
+package template
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/template/oci"
+)
+
+// superseded reports whether name is what an image's tag stood for before, and does not
+// any more.
+func (s *Store) superseded(name string) bool {
+	ref, ok := s.imageReference(name)
+	if !ok || ref.Digest() == "" || !ref.Tagged() {
+		return false
+	}
+	var rec ociRef
+	err := readKept(s.refPath(ref.WithDigest("").String()), &rec)
+	return err == nil && rec.Digest != ref.Digest()
+}
+
+// PruneImages removes layers of images that were downloaded and not used for longer
+// than older, and forgets images that are superseded and not built. It returns how many
+// bytes that were. With dry it only tells.
+func (s *Store) PruneImages(older time.Duration, dry bool) (freed int64, err error) {
+	failed := func(err error) (int64, error) {
+		return freed, &turnstone.Error{Op: "template.prune", Kind: turnstone.Unavailable, Subject: s.ociPath(), Err: err}
+	}
+	used, err := s.forgetSuperseded(dry)
+	if err != nil {
+		return failed(err)
+	}
+	images, err := filepath.Glob(s.ociPath("images", "*.json"))
+	if err != nil {
+		return failed(err)
+	}
+	for _, path := range images {
+		fi, err := os.Stat(path)
+		if err != nil || used[path] || time.Since(fi.ModTime()) < older {
+			continue
+		}
+		freed += fi.Size()
+		if dry {
+			continue
+		}
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return failed(err)
+		}
+	}
+	n, err := s.ociClient(nil).Prune(oci.MaxKept, time.Now().Add(-older), dry)
+	freed += n
+	if err != nil {
+		return failed(err)
+	}
+	return freed, nil
+}
+
+// forgetSuperseded removes references that are superseded and not built, and returns the
+// files of the images that the others stand for.
+func (s *Store) forgetSuperseded(dry bool) (used map[string]bool, err error) {
+	entries, err := os.ReadDir(s.ociPath("refs"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	used = map[string]bool{}
+	for _, e := range entries {
+		path := s.ociPath("refs", e.Name())
+		var rec ociRef
+		if readKept(path, &rec) != nil {
+			continue // it is written anew when it is asked for
+		}
+		ref, err := oci.ParseReference(rec.Reference)
+		if err != nil {
+			continue
+		}
+		spec, err := s.pulledSpec(ref)
+		if err != nil || !s.superseded(rec.Reference) || exists(s.imageDir(spec.Digest())) {
+			used[s.imagePath(ref.Repository(), rec.Manifest)] = true
+			continue
+		}
+		if dry {
+			continue
+		}
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+	}
+	return used, nil
+}
