@@ -341,7 +341,17 @@ func (h *held) standStill(ctx context.Context, s *Sandbox) (*frozen, leftover, e
 		return nil, nil, err
 	}
 	f := &frozen{cwd: res.Cwd, env: res.Env, upper: st.Upper}
-	return f, diskLeftover{d, int64(s.driver.(heldDriver).info.Shape.Disk)}, f.check(s.ID())
+	size := s.driver.(heldDriver).info.Shape.Disk
+	if st.Upper == exportedUpper {
+		defer func() { _ = d.Close() }()
+		f.upper = "upper"
+		l, err := h.x.readExport(ctx, d, size)
+		if err != nil {
+			return nil, nil, err
+		}
+		return f, l, f.check(s.ID())
+	}
+	return f, diskLeftover{d, int64(size)}, f.check(s.ID())
 }
 
 // settle ends the turn's use of the session's machine: it stays when the turn is

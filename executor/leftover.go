@@ -40,6 +40,61 @@ type exportLeftover struct{ *upper.Upper }
 
 func (e exportLeftover) open(string) (tree.Node, error) { return e.Root(), nil }
 
+// exportedUpper is what Pause returns for a machine whose Disk is an export.
+const exportedUpper = "export"
+
+// maxHeaders bounds what an export has beside the files' data: headers, as upper does.
+const maxHeaders = 4 << 30
+
+// spoolExport has s's processes stand still and writes what the agent exports into a
+// file without a name. s.live is held.
+func (s *Sandbox) spoolExport(ctx context.Context) error {
+	f, err := os.CreateTemp(s.spoolDir, "export-*")
+	if err != nil {
+		return err
+	}
+	_ = os.Remove(f.Name())
+	err = s.Client().ExportHeld(ctx, func(in io.Reader) error {
+		limit := int64(s.source.Shape.Disk) + maxHeaders
+		n, err := io.Copy(f, io.LimitReader(in, limit+1))
+		if err == nil && n > limit {
+			err = &turnstone.Error{Op: "executor.live", Kind: turnstone.Exhausted, Subject: string(s.ID()), Err: errors.New("its agent exports more than its disk holds")}
+		}
+		return err
+	})
+	if err != nil {
+		_ = f.Close()
+		return s.fate(err)
+	}
+	s.exported = f
+	return nil
+}
+
+// dropExport frees the export. s.live is held.
+func (s *Sandbox) dropExport() {
+	if s.exported != nil {
+		_ = s.exported.Close()
+		s.exported = nil
+	}
+}
+
+// readExport reads what another process has spooled.
+func (x *Executor) readExport(ctx context.Context, f *os.File, size turnstone.Bytes) (leftover, error) {
+	dir, err := x.home.MkdirAll("sandboxes")
+	if err != nil {
+		return nil, err
+	}
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	u, err := upper.Read(ctx, io.NewSectionReader(f, 0, st.Size()), dir, upper.Options{Bytes: int64(size)})
+	if err != nil {
+		return nil, err
+	}
+	return exportLeftover{u}, nil
+}
+
 // takeLeftover returns what s wrote. Its disk is frozen.
 func (r *run) takeLeftover(ctx context.Context, s *Sandbox) (leftover, error) {
 	if d, ok := s.machine.(substrate.Disker); ok {

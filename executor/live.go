@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/substrate"
@@ -35,8 +37,16 @@ func (s *Sandbox) Pause(ctx context.Context) (upper string, err error) {
 	if !ok {
 		return "", s.cannot("be paused")
 	}
+	if _, disk := s.machine.(substrate.Disker); !disk {
+		if err := s.spoolExport(ctx); err != nil {
+			return "", err
+		}
+	}
 	if err := s.suspend(ctx, true); err != nil {
 		return "", err
+	}
+	if s.exported != nil {
+		s.upper = exportedUpper
 	}
 	if err := p.Pause(context.WithoutCancel(ctx)); err != nil {
 		return "", s.lost(err)
@@ -61,6 +71,7 @@ func (s *Sandbox) Resume(ctx context.Context) error {
 		return s.lost(err)
 	}
 	s.paused = false
+	s.dropExport()
 	return s.renew(context.WithoutCancel(ctx), wire.SandboxRenewParams{})
 }
 
@@ -97,8 +108,19 @@ func (s *Sandbox) Snapshot(ctx context.Context, dir string) error {
 }
 
 // Disk returns the disk that takes the sandbox's writes, to be read only; the caller
-// closes it. What is there is the guest's word.
+// closes it. What is there is the guest's word. For a machine whose disk the host cannot
+// read it is what the agent exported at Pause, and there is none before.
 func (s *Sandbox) Disk() (*os.File, error) {
+	s.live.Lock()
+	exported := s.exported
+	s.live.Unlock()
+	if exported != nil {
+		fd, err := unix.FcntlInt(exported.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			return nil, &os.SyscallError{Syscall: "fcntl", Err: err}
+		}
+		return os.NewFile(uintptr(fd), exported.Name()), nil
+	}
 	d, ok := s.machine.(substrate.Disker)
 	if !ok {
 		return nil, s.cannot("show its disk")
@@ -230,7 +252,7 @@ func (x *Executor) revive(ctx context.Context, p *plan, req SandboxRequest, prog
 	if err != nil {
 		return nil, err
 	}
-	s := &Sandbox{Template: src.tmpl, Image: p.image, machine: vm, source: m, driver: src.driver, port: wire.NewPort(vm.Agent(), true)}
+	s := &Sandbox{Template: src.tmpl, Image: p.image, machine: vm, source: m, driver: src.driver, spoolDir: x.home.Path("sandboxes"), port: wire.NewPort(vm.Agent(), true)}
 	id := make([]byte, 16)
 	_, _ = rand.Read(id)
 	renew := wire.SandboxRenewParams{Hostname: or(p.hostname, strings.ReplaceAll(string(s.ID()), "_", "-")), MachineID: hex.EncodeToString(id)}

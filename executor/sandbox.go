@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -45,6 +46,9 @@ type Sandbox struct {
 	live   sync.Mutex // one Pause, Resume or Snapshot at a time
 	paused bool
 	upper  string // what Pause returns
+
+	spoolDir string   // for exported
+	exported *os.File // while paused, of a machine whose disk the host cannot read
 }
 
 // ID names the sandbox.
@@ -86,6 +90,9 @@ func (s *Sandbox) Close() error {
 	if s.free != nil {
 		s.freeOnce.Do(s.free)
 	}
+	s.live.Lock()
+	s.dropExport()
+	s.live.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.link != nil {
@@ -305,7 +312,7 @@ func (x *Executor) start(ctx context.Context, p *plan, src *source, clock *stopw
 		return nil, err
 	}
 	clock.lap("restore")
-	s := &Sandbox{Template: src.tmpl, Image: p.image, machine: vm, source: src.machine, driver: src.driver, port: wire.NewPort(vm.Agent(), true),
+	s := &Sandbox{Template: src.tmpl, Image: p.image, machine: vm, source: src.machine, driver: src.driver, spoolDir: x.home.Path("sandboxes"), port: wire.NewPort(vm.Agent(), true),
 		layers: len(src.machine.Layers), home: src.machine.Home != ""}
 	if err = s.connect(ctx, p); err == nil {
 		err = x.attachNetwork(ctx, s, p)

@@ -1966,6 +1966,9 @@ func (c *Conn) StateFreeze(ctx context.Context) (*StateFreezeResult, error) {
 
 // StateExportParams are the parameters of State.export.
 type StateExportParams struct {
+	// Instead of State.freeze: all processes stand still from here on, as Sandbox.suspend has
+	// it, which is to follow at once. When the export fails they go on.
+	Hold bool `json:"hold,omitempty"`
 	// Takes the tar stream.
 	Stream StreamID `json:"stream"`
 }

@@ -2,6 +2,7 @@ package gvisor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -209,6 +210,11 @@ func (p *agentPipe) Read(b []byte) (int, error) {
 
 // Write implements io.Writer.
 func (p *agentPipe) Write(b []byte) (int, error) { return p.w.Write(b) }
+
+// SetDeadline bounds reads and writes, also those that are under way: a link ends so.
+func (p *agentPipe) SetDeadline(t time.Time) error {
+	return errors.Join(p.r.SetDeadline(t), p.w.SetDeadline(t))
+}
 
 // Close implements io.Closer.
 func (p *agentPipe) Close() error {
