@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -69,17 +70,11 @@ type card struct {
 
 	mu   sync.Mutex
 	tap  *os.File // nil: there is none
-	mac  string
-	mtu  int
-	stop func() // ends the carrying, and waits for that; nil: nothing is carried
+	as   string   // what it was set up as
+	stop func()   // ends the carrying, and waits for that; nil: nothing is carried
 }
 
-// frames are the two streams to the host.
-type frameReceiver interface {
-	io.Reader
-	io.Closer
-}
-
+// A frameSender is the stream to the host.
 type frameSender interface {
 	io.WriteCloser
 	Abort(why error)
@@ -87,14 +82,15 @@ type frameSender interface {
 
 // connect makes the device, or takes the one that is there, and carries its frames
 // from then on until one of the streams ends, or it is called again.
-func (c *card) connect(mac net.HardwareAddr, mtu int, n *wire.SandboxNetwork, in frameReceiver, out frameSender) error {
+func (c *card) connect(mac net.HardwareAddr, mtu int, n *wire.SandboxNetwork, in io.ReadCloser, out frameSender) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.stop != nil {
 		c.stop()
 		c.stop = nil
 	}
-	if c.tap != nil && (c.mac != mac.String() || c.mtu != mtu || !linkExists(cardName)) {
+	as := fmt.Sprint(mac, mtu, n.Address, n.Gateway)
+	if c.tap != nil && (c.as != as || !linkExists(cardName)) {
 		_ = c.tap.Close() // and with it the device
 		c.tap = nil
 	}
@@ -106,7 +102,7 @@ func (c *card) connect(mac net.HardwareAddr, mtu int, n *wire.SandboxNetwork, in
 		if err := setCard(mac, mtu); err != nil {
 			return errors.Join(cardError(err), tap.Close())
 		}
-		c.tap, c.mac, c.mtu = tap, mac.String(), mtu
+		c.tap, c.as = tap, as
 	}
 	if err := addressUp(cardName, n); err != nil {
 		return err
@@ -179,7 +175,7 @@ func setCard(mac net.HardwareAddr, mtu int) error {
 
 // carry copies frames both ways until one of the streams ends. stop ends that and
 // returns when nothing uses the device any more, which stays.
-func carry(tap *os.File, mtu int, in frameReceiver, out frameSender) (stop func()) {
+func carry(tap *os.File, mtu int, in io.ReadCloser, out frameSender) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	var both sync.WaitGroup
@@ -260,6 +256,9 @@ func receiveFrames(tap *os.File, mtu int, in io.Reader) error {
 		n := int(binary.BigEndian.Uint32(head[:]))
 		if n > mtu+etherHead {
 			return errors.New("a frame is too long")
+		}
+		if n == 0 {
+			continue
 		}
 		frame, err := r.Peek(n)
 		if err != nil {

@@ -51,8 +51,12 @@ func (d *disks) freeze(ctx context.Context) error {
 	return nil
 }
 
-// killOthers kills every process but the agent, which is PID 1 (kill(2)).
+// killOthers kills every process but the agent, which is PID 1 (kill(2)). Anywhere
+// else that would be every process of the machine.
 func killOthers(ctx context.Context) error {
+	if os.Getpid() != 1 {
+		return errors.New("the agent is not the first process")
+	}
 	for {
 		if err := unix.Kill(-1, unix.SIGKILL); err == unix.ESRCH {
 			return nil
@@ -107,7 +111,10 @@ func (s *shell) Freeze(ctx context.Context, _ *wire.Conn) (*wire.StateFreezeResu
 		}
 		ctx, cancel := context.WithTimeout(ctx, killWait)
 		defer cancel()
-		err := s.a.files.writes.stop(ctx)
+		var err error
+		if d.gvisor { // else the kernel makes them wait
+			err = s.a.files.writes.stop(ctx)
+		}
 		if err == nil {
 			err = d.freeze(ctx)
 		}

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"context"
+	"errors"
 	"io"
 )
 
@@ -37,7 +38,7 @@ func (c *Client) export(ctx context.Context, hold bool, read func(io.Reader) err
 	err = read(r)
 	_ = r.Close()
 	failed := <-answer
-	if err != nil && failed != nil && hungUp(err) { // read saw only the consequence
+	if failed != nil && (errors.Is(err, ErrReset) || hungUp(err)) { // read saw only the consequence
 		return failed
 	}
 	if err != nil {

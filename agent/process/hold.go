@@ -21,8 +21,12 @@ type holder struct {
 // Pauses between looks at processes that do not stand still yet.
 const holdPause = 500 * time.Microsecond
 
-// hold stops every process but the caller, which is PID 1, and its own.
+// hold stops every process but the caller, which is PID 1. Anywhere else that would
+// be every process of the machine.
 func (h *holder) hold(ctx context.Context) error {
+	if os.Getpid() != 1 {
+		return errors.New("the agent is not the first process")
+	}
 	waiting := map[int]int{} // looks that a process was in a wait that no signal ends
 	for {
 		procs, err := processes()
