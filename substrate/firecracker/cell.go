@@ -49,7 +49,7 @@ func newCell(ctx context.Context, h *home.Home, id turnstone.SandboxID) (*cell, 
 		return nil, err
 	}
 	c := &cell{dir: dir, lock: lock}
-	if err := os.Mkdir(dir, 0o700); err == nil {
+	if err = os.Mkdir(dir, 0o700); err == nil {
 		err = os.Mkdir(filepath.Join(dir, outName), 0o700)
 	}
 	if err != nil {

@@ -345,7 +345,7 @@ func checkKernel(path string) error {
 	f, err := elf.Open(path)
 	if err != nil {
 		return &turnstone.Error{Op: "firecracker.boot", Kind: turnstone.Unavailable, Subject: path,
-			Err: fmt.Errorf("Firecracker boots an ELF kernel (vmlinux) only: %w", err), Hint: "unset TURN_KERNEL, or set it to a vmlinux"}
+			Err: fmt.Errorf("firecracker boots an ELF kernel (vmlinux) only: %w", err), Hint: "unset TURN_KERNEL, or set it to a vmlinux"}
 	}
 	return f.Close()
 }

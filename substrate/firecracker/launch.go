@@ -118,10 +118,10 @@ func (m *machine) answers(ctx context.Context) error {
 		}
 		select {
 		case <-m.done:
-			return errors.New("Firecracker ended")
+			return errors.New("firecracker ended")
 		case <-ctx.Done():
 			if given.Err() == nil {
-				return fmt.Errorf("Firecracker does not listen on its socket after %s", socketWait)
+				return fmt.Errorf("firecracker does not listen on its socket after %s", socketWait)
 			}
 			return given.Err()
 		case <-time.After(delay):

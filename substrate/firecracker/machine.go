@@ -35,6 +35,7 @@ type machine struct {
 	scratch *os.File      // the disk that takes the writes; closed with the machine
 
 	snapping sync.Mutex // one snapshot at a time
+	cleaning sync.Once
 	done     chan struct{}
 	mu       sync.Mutex
 	closed   bool
@@ -96,13 +97,13 @@ func (m *machine) explain(wait error) error {
 	case match != nil:
 		e.Err = fmt.Errorf("the guest kernel panicked: %s", printable(match[1]))
 	case exits[code] != "":
-		e.Err = fmt.Errorf("Firecracker ended: %s", exits[code])
+		e.Err = fmt.Errorf("firecracker ended: %s", exits[code])
 	case wait != nil && fault != "":
-		e.Err = fmt.Errorf("Firecracker ended: %s", fault)
+		e.Err = fmt.Errorf("firecracker ended: %s", fault)
 	case wait != nil && stderr != "":
-		e.Err = fmt.Errorf("Firecracker ended: %s", clip(printable(lastLine(stderr)), maxMessage))
+		e.Err = fmt.Errorf("firecracker ended: %s", clip(printable(lastLine(stderr)), maxMessage))
 	case wait != nil:
-		e.Err = fmt.Errorf("Firecracker ended: %w", wait)
+		e.Err = fmt.Errorf("firecracker ended: %w", wait)
 	default:
 		e.Err = errors.New("the guest shut its machine down")
 	}
@@ -153,21 +154,23 @@ func (m *machine) Disk() (*os.File, error) {
 }
 
 // Close kills Firecracker: what a sandbox wrote is either fetched before or not wanted.
+// It returns when nothing is left, whoever has called it first.
 func (m *machine) Close() error {
 	m.mu.Lock()
-	first := !m.closed
 	m.closed = true
 	m.mu.Unlock()
 	_ = m.process.Kill() // by a pidfd, so never another process
 	<-m.done
-	if first {
+	m.cleaning.Do(func() {
 		m.snapping.Lock() // a snapshot under way ends with Firecracker
 		defer m.snapping.Unlock()
 		m.api.close()
-		_ = m.scratch.Close()
 		m.removeCgroup()
 		m.cell.remove()
-	}
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		_ = m.scratch.Close()
+	})
 	return nil
 }
 

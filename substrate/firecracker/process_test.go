@@ -395,3 +395,28 @@ func TestExplain(t *testing.T) {
 		t.Error(killed)
 	}
 }
+
+// A cell that cannot be made leaves nothing, and what is made already is not taken.
+func TestNewCell(t *testing.T) {
+	h := &home.Home{Dir: t.TempDir()}
+	id := turnstone.NewSandboxID()
+	c, err := newCell(t.Context(), h, id)
+	check(t, err)
+	sweepCells(h)
+	if _, err := os.Stat(c.dir); err != nil {
+		t.Error("a cell that is held was swept")
+	}
+	c.remove()
+	if left, _ := os.ReadDir(h.Path(cellsDir)); len(left) > 0 {
+		t.Errorf("left %v", left)
+	}
+	check(t, os.WriteFile(h.Path(cellsDir, string(id)), nil, 0o600))
+	if _, err := newCell(t.Context(), h, id); err == nil {
+		t.Error("a cell in the place of a file")
+	}
+	check(t, os.WriteFile(h.Path(cellsDir, "stray.lock"), nil, 0o600))
+	sweepCells(h)
+	if left, _ := os.ReadDir(h.Path(cellsDir)); len(left) > 0 {
+		t.Errorf("left %v", left)
+	}
+}

@@ -302,7 +302,7 @@ func (m *machine) checkMemory(path string) error {
 		return err
 	}
 	if want := mebibytes(m.origin.id.Shape.Memory) << 20; st.Size() != want {
-		return fmt.Errorf("Firecracker has written %d of the %d bytes of the memory", st.Size(), want)
+		return fmt.Errorf("firecracker has written %d of the %d bytes of the memory", st.Size(), want)
 	}
 	return nil
 }
@@ -311,10 +311,10 @@ func (m *machine) checkMemory(path string) error {
 func take(ctx context.Context, src, dst string) (err error) {
 	st, err := os.Lstat(src)
 	if err != nil {
-		return fmt.Errorf("Firecracker has not written its snapshot: %w", err)
+		return fmt.Errorf("firecracker has not written its snapshot: %w", err)
 	}
 	if !st.Mode().IsRegular() {
-		return errors.New("Firecracker has written a snapshot that is no file")
+		return errors.New("firecracker has written a snapshot that is no file")
 	}
 	var f *os.File
 	if os.Rename(src, dst) == nil {

@@ -160,13 +160,13 @@ func (v *vmm) handle(method, path string, body []byte) (any, error) {
 		return map[string]string{"app_name": "Firecracker", "id": v.id, "state": v.state, "vmm_version": version}, nil
 	case "PUT machine-config", "PUT boot-source", "PUT drives", "PUT vsock", "PUT entropy", "PUT balloon":
 		if started {
-			return nil, fmt.Errorf("The requested operation is not supported after starting the microVM.")
+			return nil, says("The requested operation is not supported after starting the microVM.")
 		}
 		v.configured = true
 		return nil, v.configure(resource, body)
 	case "PUT actions":
 		if started {
-			return nil, fmt.Errorf("The requested operation is not supported after starting the microVM.")
+			return nil, says("The requested operation is not supported after starting the microVM.")
 		}
 		return nil, v.start()
 	case "PATCH vm":
@@ -176,7 +176,7 @@ func (v *vmm) handle(method, path string, body []byte) (any, error) {
 			return nil, v.load(body)
 		}
 		if !started {
-			return nil, fmt.Errorf("The requested operation is not supported before starting the microVM.")
+			return nil, says("The requested operation is not supported before starting the microVM.")
 		}
 		return nil, v.create(body)
 	}
@@ -190,7 +190,7 @@ func (v *vmm) configure(resource string, body []byte) error {
 			Memory int64 `json:"mem_size_mib"`
 		}
 		if err := json.Unmarshal(body, &c); err != nil || c.Memory < 1 {
-			return fmt.Errorf("The memory size (MiB) is invalid.")
+			return says("The memory size (MiB) is invalid.")
 		}
 		v.memory = c.Memory
 	case "boot-source":
@@ -202,13 +202,13 @@ func (v *vmm) configure(resource string, body []byte) error {
 				continue
 			}
 			if f, err := os.Open(*path); err != nil {
-				return fmt.Errorf("The kernel or initrd file cannot be opened: %w", err)
+				return says("The kernel or initrd file cannot be opened: %v", err)
 			} else {
 				_ = f.Close()
 			}
 		}
 		if v.boot.Args != nil && len(*v.boot.Args) > 2048 {
-			return fmt.Errorf("The kernel command line is invalid: CommandLineOverflow")
+			return says("The kernel command line is invalid: CommandLineOverflow")
 		}
 	case "drives":
 		d := new(disk)

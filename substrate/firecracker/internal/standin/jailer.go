@@ -27,17 +27,17 @@ func jail(args []string) error {
 			i = len(args)
 		case "--id", "--exec-file", "--uid", "--gid", "--chroot-base-dir", "--cgroup-version", "--cgroup", "--parent-cgroup", "--resource-limit":
 			if i+1 == len(args) {
-				return fmt.Errorf("The argument '%s' requires a value, but none was supplied.", args[i])
+				return says("The argument '%s' requires a value, but none was supplied.", args[i])
 			}
 			opt[args[i]] = args[i+1]
 			i++
 		default:
-			return fmt.Errorf("Found argument '%s' which wasn't expected, or isn't valid in the context.", args[i])
+			return says("Found argument '%s' which wasn't expected, or isn't valid in the context.", args[i])
 		}
 	}
 	for _, name := range []string{"--id", "--exec-file", "--uid", "--gid"} {
 		if opt[name] == "" {
-			return fmt.Errorf("Argument '%s' required, but not found.", name)
+			return says("Argument '%s' required, but not found.", name)
 		}
 	}
 	if !validID(opt["--id"]) {

@@ -27,7 +27,7 @@ func (d *disk) open() error {
 	}
 	f, err := os.OpenFile(d.Path, flag, 0)
 	if err != nil {
-		return fmt.Errorf("Error manipulating the backing file: %w %s", err, d.Path)
+		return says("Error manipulating the backing file: %v %s", err, d.Path)
 	}
 	d.f = f
 	st, err := f.Stat()
@@ -48,7 +48,7 @@ func (d *disk) open() error {
 // start boots: the guest's agent gets ready a little later.
 func (v *vmm) start() error {
 	if v.boot == nil {
-		return fmt.Errorf("Cannot start microvm without kernel configuration.")
+		return says("Cannot start microvm without kernel configuration.")
 	}
 	if v.vsock == nil || len(v.drives) == 0 {
 		return fmt.Errorf("this stand-in's guest needs a vsock and drives")
@@ -79,7 +79,7 @@ func (v *vmm) setState(body []byte) error {
 		return err
 	}
 	if v.state == notStarted {
-		return fmt.Errorf("The requested operation is not supported before starting the microVM.")
+		return says("The requested operation is not supported before starting the microVM.")
 	}
 	switch want.State {
 	case "Paused":
@@ -112,16 +112,16 @@ func (v *vmm) create(body []byte) error {
 		return err
 	}
 	if v.state != paused {
-		return fmt.Errorf("Cannot create snapshot: the microVM is not paused.")
+		return says("Cannot create snapshot: the microVM is not paused.")
 	}
 	b := marshal(saved{v.memory, v.drives, v.vsock})
 	sum := crc64.Checksum(b, table)
 	if err := os.WriteFile(p.State, fmt.Appendf(b, "\n%d", sum), 0o600); err != nil {
-		return fmt.Errorf("Cannot write the microVM state: %w", err)
+		return says("Cannot write the microVM state: %v", err)
 	}
 	m, err := os.OpenFile(p.Memory, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
-		return fmt.Errorf("Cannot write the memory: %w", err)
+		return says("Cannot write the memory: %v", err)
 	}
 	defer func() { _ = m.Close() }()
 	size := v.memory << 20
@@ -154,11 +154,11 @@ func (v *vmm) load(body []byte) error {
 		return err
 	}
 	if v.configured || v.state != notStarted {
-		return fmt.Errorf("Load snapshot error: Loading a microVM snapshot not allowed after configuring boot-specific resources.")
+		return says("Load snapshot error: Loading a microVM snapshot not allowed after configuring boot-specific resources.")
 	}
 	b, err := os.ReadFile(p.State)
 	if err != nil {
-		return fmt.Errorf("Load snapshot error: %w", err)
+		return says("Load snapshot error: %v", err)
 	}
 	var sum uint64
 	at := len(b) - 1
@@ -166,7 +166,7 @@ func (v *vmm) load(body []byte) error {
 		at--
 	}
 	if _, err := fmt.Sscan(string(b[at:]), &sum); err != nil || crc64.Checksum(b[:at], table) != sum {
-		return fmt.Errorf("Load snapshot error: CRC64 validation failed")
+		return says("Load snapshot error: CRC64 validation failed")
 	}
 	var s saved
 	if err := json.Unmarshal(b[:at], &s); err != nil {
@@ -174,20 +174,20 @@ func (v *vmm) load(body []byte) error {
 	}
 	memory, err := os.Open(p.Backend.Path)
 	if err != nil {
-		return fmt.Errorf("Load snapshot error: Failed to load guest memory: %w", err)
+		return says("Load snapshot error: Failed to load guest memory: %v", err)
 	}
 	if st, err := memory.Stat(); err != nil || st.Size() != s.Memory<<20 || p.Backend.Type != "File" {
-		return fmt.Errorf("Load snapshot error: Failed to load guest memory: wrong size")
+		return says("Load snapshot error: Failed to load guest memory: wrong size")
 	}
 	for _, d := range s.Drives {
 		if err := d.open(); err != nil {
-			return fmt.Errorf("Load snapshot error: Failed to restore devices: %w", err)
+			return says("Load snapshot error: Failed to restore devices: %v", err)
 		}
 	}
 	v.memory, v.drives, v.vsock, v.state = s.Memory, s.Drives, s.Vsock, paused
 	v.vsock.fault = v.fault
 	if err := v.vsock.listen(); err != nil {
-		return fmt.Errorf("Load snapshot error: Failed to restore devices: %w", err)
+		return says("Load snapshot error: Failed to restore devices: %v", err)
 	}
 	if p.Resume {
 		v.state = running

@@ -60,11 +60,11 @@ func run(args []string) error {
 	if !validID(id) {
 		return fmt.Errorf("invalid instance ID: %q", id)
 	}
-	fault, at, _ := strings.Cut(os.Getenv("STANDIN"), ":")
-	switch fault {
+	wrong, at, _ := strings.Cut(os.Getenv("STANDIN"), ":")
+	switch wrong {
 	case "exit":
 		fmt.Printf("2026-01-01T00:00:00.000000000 [%s:main:ERROR] something is broken\n", id)
-		return fmt.Errorf("RunWithApi(Broken)")
+		return says("RunWithApi(Broken)")
 	case "code":
 		os.Exit(148)
 	case "no-socket":
@@ -72,7 +72,7 @@ func run(args []string) error {
 	case "late-socket":
 		time.Sleep(300 * time.Millisecond)
 	}
-	return serve(socket, &vmm{id: id, fault: fault, at: at})
+	return serve(socket, &vmm{id: id, fault: wrong, at: at})
 }
 
 // validID is what Firecracker and its jailer take.
@@ -82,6 +82,13 @@ func validID(id string) bool {
 	}
 	return strings.Trim(id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-") == ""
 }
+
+// says is an error in the words of Firecracker, or near them.
+func says(format string, args ...any) error { return fault(fmt.Sprintf(format, args...)) }
+
+type fault string
+
+func (f fault) Error() string { return string(f) }
 
 func or(a, b string) string {
 	if a != "" {

@@ -34,7 +34,7 @@ type vsock struct {
 func (s *vsock) listen() (err error) {
 	s.guest = make(chan net.Conn)
 	if s.l, err = net.Listen("unix", s.Path); err != nil {
-		return fmt.Errorf("Cannot create backend for vsock device: %w", err)
+		return says("Cannot create backend for vsock device: %v", err)
 	}
 	return nil
 }
