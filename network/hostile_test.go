@@ -194,7 +194,7 @@ func TestPortScan(t *testing.T) {
 
 // Half-open connections to a host that does not answer, and ones that the guest never completes.
 func TestHalfOpen(t *testing.T) {
-	r := newRaw(t, Options{}, func(l *limits) { l.opening, l.dial = 50, 500*time.Millisecond })
+	r := newRaw(t, Options{}, func(l *limits) { l.opening, l.handshake = 50, 500*time.Millisecond })
 	r.host.listen("198.51.100.1:80", echo)
 	for i := range 2000 {
 		r.send(syn(uint16(10000+i), address(198, 51, 100, 1), 80))
@@ -211,6 +211,18 @@ func TestHalfOpen(t *testing.T) {
 	}
 	if r.resets.Load() != 0 {
 		t.Fatal("the guest was reset, when its kernel would have tried again")
+	}
+	// What the guest does not complete is given up, and others get the places.
+	eventually(t, func() bool { return r.stack.opening.used.Load() == 0 && r.stack.connections.used.Load() == 0 })
+	dials := len(r.host.dials())
+	for i := range 50 {
+		r.send(syn(uint16(20000+i), address(198, 51, 100, 1), 80))
+	}
+	eventually(t, func() bool { return len(r.host.dials()) == dials+50 })
+	start := time.Now()
+	_ = r.stack.Close()
+	if d := time.Since(start); d > 2*time.Second {
+		t.Errorf("Close took %s", d)
 	}
 }
 
@@ -474,5 +486,31 @@ func udpEcho(c net.Conn) {
 			return
 		}
 		_, _ = c.Write(buf[:n])
+	}
+}
+
+// Close does not wait for a guest, whenever it comes.
+func TestCloseWhileOpening(t *testing.T) {
+	for i := range 60 {
+		host := newFakeHost(t)
+		host.listen("198.51.100.1:80", echo)
+		s, err := New(Options{Dialer: host, Resolver: host})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var in bytes.Buffer
+		for port := range 20 {
+			f := syn(uint16(1000+port), address(198, 51, 100, 1), 80)
+			in.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(f))), f...))
+		}
+		if err := s.Serve(t.Context(), &script{in: bytes.NewReader(in.Bytes())}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Duration(i) * 20 * time.Microsecond)
+		start := time.Now()
+		_ = s.Close()
+		if d := time.Since(start); d > 2*time.Second {
+			t.Fatalf("Close took %s", d)
+		}
 	}
 }

@@ -19,6 +19,7 @@ type limits struct {
 	buffer      int           // bytes that wait in each direction of a TCP connection
 	smallBuffer int           // the same, when more than half of the connections are in use
 	dial        time.Duration // for the host to open a connection
+	handshake   time.Duration // for the guest to complete one, once the host is there
 	hello       time.Duration // for the guest to say what host it wants, where that has to be known
 	flowIdle    time.Duration // a UDP flow without datagrams ends
 	linger      time.Duration // for the guest to acknowledge the end of a connection
@@ -44,7 +45,7 @@ func defaultLimits() limits {
 		connections: 1024, opening: 256, flows: 512,
 		openRate: 1000, openBurst: 2048,
 		buffer: 256 << 10, smallBuffer: 64 << 10,
-		dial: 20 * time.Second, hello: 10 * time.Second, flowIdle: time.Minute, linger: 15 * time.Second,
+		dial: 20 * time.Second, handshake: 10 * time.Second, hello: 10 * time.Second, flowIdle: time.Minute, linger: 15 * time.Second,
 		lookups: 64, lookupRate: 50, lookupBurst: 300, zoneRate: 5, zoneBurst: 100, nameLength: 200,
 		lookupTime: 10 * time.Second, dnsConns: 16, addresses: 4096, remember: time.Hour,
 		tellRate: 500, tellBurst: 4096, quiet: 5 * time.Second,

@@ -142,10 +142,8 @@ func (s *Stack) configureTCP(check func(tcpip.Error)) {
 	set(&moderate)
 	set(&tcpip.TCPSendBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: n, Max: n})
 	set(&tcpip.TCPReceiveBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: n, Max: n})
-	// A guest that never answers a SYN-ACK is given up on after 15 s, and an ended
-	// connection is remembered only as long as a packet of it can still be in the queue.
-	retries, wait, linger := tcpip.TCPSynRetriesOption(3), tcpip.TCPTimeWaitTimeoutOption(time.Second), tcpip.TCPLingerTimeoutOption(s.limits.linger)
-	set(&retries)
+	// An ended connection is remembered only as long as a packet of it can still be in a queue.
+	wait, linger := tcpip.TCPTimeWaitTimeoutOption(time.Second), tcpip.TCPLingerTimeoutOption(s.limits.linger)
 	set(&wait)
 	set(&linger)
 }

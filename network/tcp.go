@@ -12,6 +12,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/waiter"
@@ -138,7 +139,7 @@ func (c *tcpConn) serve(ctx context.Context) {
 		c.fail(err)
 		return
 	}
-	if !c.accept() {
+	if !c.accept(ctx) {
 		_ = host.Close()
 		return
 	}
@@ -174,7 +175,7 @@ func (o counting) Closed(Connection) {}
 
 // serveIntercepted answers the guest at once: whether the host is needed is not known yet.
 func (c *tcpConn) serveIntercepted(ctx context.Context) {
-	if !c.accept() {
+	if !c.accept(ctx) {
 		return
 	}
 	defer c.end()
@@ -228,9 +229,12 @@ func (c *tcpConn) fail(err error) {
 }
 
 // accept does the guest's handshake.
-func (c *tcpConn) accept() bool {
+func (c *tcpConn) accept(ctx context.Context) bool {
 	queue := &waiter.Queue{}
+	done := make(chan struct{})
+	c.s.wg.Go(func() { c.watchHandshake(ctx, done) })
 	ep, err := c.req.CreateEndpoint(queue)
+	close(done)
 	c.req.Complete(err != nil)
 	c.s.opened(c.id)
 	if err != nil {
@@ -248,6 +252,30 @@ func (c *tcpConn) accept() bool {
 	c.guestConn = &guestConn{TCPConn: gonet.NewTCPConn(queue, ep), ep: ep, queue: queue, totals: &c.s.counters}
 	c.s.counters.connections.Add(1)
 	return true
+}
+
+// watchHandshake ends a handshake that the guest does not complete in time: CreateEndpoint
+// waits for it for two minutes, and knows no context. It looks for the connection again
+// and again, because the stack may not know it yet.
+func (c *tcpConn) watchHandshake(ctx context.Context, done <-chan struct{}) {
+	limit := time.NewTimer(c.s.limits.handshake)
+	defer limit.Stop()
+	select {
+	case <-done:
+		return
+	case <-ctx.Done():
+	case <-limit.C:
+	}
+	for {
+		if ep := c.s.net.FindTransportEndpoint(ipv4.ProtocolNumber, tcp.ProtocolNumber, c.id, nic); ep != nil {
+			ep.Abort()
+		}
+		select {
+		case <-done:
+			return
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
 }
 
 // greet reads the guest's first bytes, and refuses the connection when they are for a
