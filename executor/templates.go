@@ -48,6 +48,9 @@ func (x *Executor) TemplateUse(ctx context.Context, name string) (*TemplateUse, 
 	if err != nil {
 		return nil, err
 	}
+	if spec, err := x.templates().Spec(name); err == nil {
+		name = spec.Name // states name images of registries with their digest
+	}
 	return use, cs.folderUse(ctx, dir, use, name, own)
 }
 

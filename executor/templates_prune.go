@@ -136,7 +136,8 @@ func (x *Executor) stays(ctx context.Context, k template.Kept, uses map[turnston
 		return "", err
 	}
 	use := &TemplateUse{contents: map[turnstone.Digest]tree.Content{}}
-	if err := cs.folderUse(ctx, k.Dir, use, "", false); err != nil {
+	// What a tag stood for may be gone from its registry: sessions on it keep it.
+	if err := cs.folderUse(ctx, k.Dir, use, k.Name, template.IsImage(k.Name)); err != nil {
 		return "", err
 	}
 	if len(use.Sessions) > 0 {

@@ -77,6 +77,9 @@ func (s *Store) imageReference(name string) (oci.Reference, bool) {
 	return ref, err == nil
 }
 
+// IsImage reports whether a template's name is that of an image of a registry.
+func IsImage(name string) bool { return oci.LooksLikeReference(name) }
+
 // SameImage reports whether a template that is called stands may be asked for as asked:
 // it is the same name, or a reference whose tag stood for that digest once.
 func SameImage(asked, stands string) bool {
