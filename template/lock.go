@@ -139,8 +139,8 @@ func (l *Lock) held(name string, got *Lock) error {
 			why += fmt.Sprintf(" and %d more", n-8)
 		}
 	}
-	return &turnstone.Error{Op: "template.lock", Kind: turnstone.Integrity, Subject: "template " + name,
-		Err: fmt.Errorf("its files are not what %s says: FS hash %s, locked %s (%s)", LockFile, got.FSHash.Short(), l.FSHash.Short(), why), Hint: hint}
+	return &turnstone.Error{Op: "template.lock", Kind: turnstone.Integrity, Subject: LockFile,
+		Err: fmt.Errorf("the files of %s are others than it says: FS hash %s, locked %s (%s)", name, got.FSHash.Short(), l.FSHash.Short(), why), Hint: hint}
 }
 
 func orNone(s string) string {

@@ -15,6 +15,9 @@ import (
 // DefaultLimit is what the cache may take up, in bytes.
 const DefaultLimit = 4 << 30
 
+// DefaultMost is what one build may fetch, in bytes.
+const DefaultMost = 32 << 30
+
 // note gives a file that had no known digest a name that has it, so that it is
 // checked when it is used again, and returns where it is.
 func (s *Server) note(at, key string) string {

@@ -26,7 +26,7 @@ import (
 // Bounds of what is fetched, in bytes.
 const (
 	maxFile  = 4 << 30
-	maxIndex = 128 << 20
+	maxIndex = 64 << 20
 )
 
 // A want is a digest that something has to have: "sha256:" or "sha512:" or "sha1:"
@@ -282,8 +282,11 @@ func (s *Server) try(ctx context.Context, address string, part *os.File, resume 
 		size = have + res.ContentLength
 	}
 	p := &progressReader{s: s, r: res.Body, name: path.Base(req.URL.Path), done: have, size: size, alive: func() { idle.Reset(s.opts.Idle) }}
-	n, err := io.Copy(part, io.LimitReader(p, maxFile+1-have))
+	n, err := io.Copy(part, io.LimitReader(p, min(maxFile+1-have, s.opts.Most+1-s.taken.Load())))
 	switch {
+	case s.taken.Add(n) > s.opts.Most:
+		return &turnstone.Error{Op: "registry.fetch", Kind: turnstone.Exhausted, Subject: place(address), Err: fmt.Errorf("the build has fetched more than %d bytes", s.opts.Most),
+			Hint: "make two templates of it, one on the other"}
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return storeError(part.Name(), err)
 	case err != nil:
@@ -326,6 +329,12 @@ func (s *Server) text(ctx context.Context, address, accept string) (body []byte,
 }
 
 func (s *Server) tryText(ctx context.Context, address, accept string) ([]byte, string, error) {
+	select {
+	case s.slots <- struct{}{}:
+		defer func() { <-s.slots }()
+	case <-ctx.Done():
+		return nil, "", ctx.Err()
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	idle := time.AfterFunc(s.opts.Idle, func() { cancel(errIdle) })

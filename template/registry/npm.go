@@ -86,13 +86,17 @@ func (s *Server) serveNpm(w http.ResponseWriter, r *http.Request, rest string) {
 		return
 	}
 	what := "package " + name + " of npm at " + s.npm.Host
-	doc, err := s.npmDocument(r.Context(), name, r.Header.Get("Accept"))
-	if err != nil {
-		s.fail(w, what, err)
+	if archive {
+		s.serveNpmArchive(w, r, name, file)
 		return
 	}
-	if archive {
-		s.serveNpmArchive(w, r, doc, file)
+	if !s.read(r.Context()) {
+		return // whoever asked is gone
+	}
+	defer s.done()
+	doc, err := s.npmDocument(r.Context(), name)
+	if err != nil {
+		s.fail(w, what, err)
 		return
 	}
 	b, err := doc.encode("http://" + r.Host + "/" + s.token + "/npm/" + name + "/-/")
@@ -114,7 +118,7 @@ type npmDocument struct {
 }
 
 // npmDocument asks the registry for a package; under a lock it has the locked versions only.
-func (s *Server) npmDocument(ctx context.Context, name, accept string) (*npmDocument, error) {
+func (s *Server) npmDocument(ctx context.Context, name string) (*npmDocument, error) {
 	var locked map[string]NpmPackage
 	if s.opts.Locked {
 		locked = map[string]NpmPackage{}
@@ -128,10 +132,7 @@ func (s *Server) npmDocument(ctx context.Context, name, accept string) (*npmDocu
 		}
 	}
 	at := s.npm.String() + "/" + strings.Replace(name, "/", "%2f", 1)
-	if !strings.Contains(accept, "json") {
-		accept = "application/vnd.npm.install-v1+json, application/json;q=0.8"
-	}
-	body, _, err := s.text(ctx, at, accept)
+	body, _, err := s.text(ctx, at, "application/vnd.npm.install-v1+json, application/json;q=0.8")
 	if err != nil {
 		return nil, err
 	}
@@ -142,7 +143,30 @@ func (s *Server) npmDocument(ctx context.Context, name, accept string) (*npmDocu
 	if locked != nil {
 		doc.keep(locked)
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.docs) < maxNpmDocuments {
+		s.docs[name] = &npmDocument{name: name, dists: doc.dists, tags: doc.tags}
+	}
 	return doc, nil
+}
+
+// maxNpmDocuments bounds the packages of which is remembered where they are.
+const maxNpmDocuments = 20_000
+
+// npmKnown is npmDocument for who only wants to know where archives are.
+func (s *Server) npmKnown(ctx context.Context, name string) (*npmDocument, error) {
+	s.mu.Lock()
+	doc := s.docs[name]
+	s.mu.Unlock()
+	if doc != nil {
+		return doc, nil
+	}
+	if !s.read(ctx) {
+		return nil, ctx.Err()
+	}
+	defer s.done()
+	return s.npmDocument(ctx, name)
 }
 
 func parseNpm(name string, body []byte) (*npmDocument, error) {
@@ -241,7 +265,12 @@ func (d *npmDocument) file(version string) string {
 	return d.name[strings.LastIndexByte(d.name, '/')+1:] + "-" + version + ".tgz"
 }
 
-func (s *Server) serveNpmArchive(w http.ResponseWriter, r *http.Request, doc *npmDocument, file string) {
+func (s *Server) serveNpmArchive(w http.ResponseWriter, r *http.Request, name, file string) {
+	doc, err := s.npmKnown(r.Context(), name)
+	if err != nil {
+		s.fail(w, "package "+name+" of npm at "+s.npm.Host, err)
+		return
+	}
 	version := ""
 	for v, dist := range doc.dists {
 		if file == doc.file(v) || file == path.Base(dist.Tarball) {

@@ -76,6 +76,18 @@ func normalize(name string) string {
 	return strings.ToLower(regexp.MustCompile(`[-_.]+`).ReplaceAllString(name, "-"))
 }
 
+// read waits until another index may be read; false: ctx has ended. done is called then.
+func (s *Server) read(ctx context.Context) bool {
+	select {
+	case s.indexes <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (s *Server) done() { <-s.indexes }
+
 // servePip answers simple/<project>/ and file/<id>/<name>.
 func (s *Server) servePip(w http.ResponseWriter, r *http.Request, rest string) {
 	parts := strings.Split(strings.Trim(rest, "/"), "/")
@@ -91,6 +103,10 @@ func (s *Server) servePip(w http.ResponseWriter, r *http.Request, rest string) {
 
 func (s *Server) servePipProject(w http.ResponseWriter, r *http.Request, project string) {
 	what := "package " + project + " of pip at " + s.pip.Host
+	if !s.read(r.Context()) {
+		return // whoever asked is gone
+	}
+	defer s.done()
 	files, err := s.pipProject(r.Context(), project)
 	if err == nil && len(files) == 0 {
 		err = &turnstone.Error{Op: "registry.pip", Kind: turnstone.NotFound, Subject: project}
@@ -101,7 +117,9 @@ func (s *Server) servePipProject(w http.ResponseWriter, r *http.Request, project
 	}
 	s.mu.Lock()
 	for _, f := range files {
-		s.files[f.id()] = f
+		if len(s.files) < maxPipFiles {
+			s.files[f.id()] = f
+		}
 	}
 	s.mu.Unlock()
 	base := "http://" + r.Host + "/" + s.token + "/pip/file/"

@@ -22,6 +22,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -37,6 +38,7 @@ const (
 type Options struct {
 	Cache string // folder of what was fetched; made when it is missing
 	Limit int64  // bytes that it may take up after Close; default DefaultLimit
+	Most  int64  // bytes that one build may fetch; default DefaultMost
 
 	Pip string   // address of an index as pip's --index-url; default $PIP_INDEX_URL, then DefaultPip
 	Npm string   // address of a registry; default $npm_config_registry, then DefaultNpm
@@ -67,17 +69,19 @@ type Fetch struct {
 
 // A Server answers a build. It is safe for concurrent use; Close it.
 type Server struct {
-	opts   Options
-	pip    *url.URL
-	npm    *url.URL
-	apt    []*url.URL
-	token  string
-	client *http.Client
-	http   *http.Server
-	slots  chan struct{} // of what is fetched at one time
-	rate   meter
-	ctx    context.Context // ends with Close
-	end    context.CancelFunc
+	opts    Options
+	pip     *url.URL
+	npm     *url.URL
+	apt     []*url.URL
+	token   string
+	client  *http.Client
+	http    *http.Server
+	slots   chan struct{} // of what is fetched at one time
+	indexes chan struct{} // of indexes that are read at one time: they are held in memory
+	taken   atomic.Int64  // bytes that were fetched into the cache
+	rate    meter
+	ctx     context.Context // ends with Close
+	end     context.CancelFunc
 
 	mu      sync.Mutex
 	files   map[string]pipUpstream // by id: what the index named
@@ -85,12 +89,16 @@ type Server struct {
 	flights map[string]*flight
 	pips    map[PipFile]bool
 	npms    map[string]NpmPackage
+	docs    map[string]*npmDocument // that were asked for, without what only npm wants
 	missing []string
 	problem error
 }
 
-// parallel is how many things are fetched at one time.
-const parallel = 16
+// parallel is how many things are fetched at one time, and readers how many indexes.
+const (
+	parallel = 16
+	readers  = 3
+)
 
 // New returns a server that does not listen yet.
 func New(o Options) (*Server, error) {
@@ -98,6 +106,9 @@ func New(o Options) (*Server, error) {
 	o.Npm = first(o.Npm, os.Getenv("npm_config_registry"), os.Getenv("NPM_CONFIG_REGISTRY"), DefaultNpm)
 	if o.Limit == 0 {
 		o.Limit = DefaultLimit
+	}
+	if o.Most == 0 {
+		o.Most = DefaultMost
 	}
 	if o.Idle == 0 {
 		o.Idle = time.Minute
@@ -111,7 +122,7 @@ func New(o Options) (*Server, error) {
 	if o.Log == nil {
 		o.Log = io.Discard
 	}
-	s := &Server{opts: o, token: strings.ToLower(rand.Text()), slots: make(chan struct{}, parallel),
+	s := &Server{opts: o, token: strings.ToLower(rand.Text()), slots: make(chan struct{}, parallel), indexes: make(chan struct{}, readers), docs: map[string]*npmDocument{},
 		files: map[string]pipUpstream{}, debs: map[string]bool{}, flights: map[string]*flight{}, pips: map[PipFile]bool{}, npms: map[string]NpmPackage{}}
 	s.ctx, s.end = context.WithCancel(context.Background())
 	var err error
