@@ -115,7 +115,7 @@ func smallRoot(ts *testscript.TestScript, image string) v1.Layer {
 	fsys, err := erofs.Open(f)
 	ts.Check(err)
 	var names []string
-	for _, pattern := range []string{"bin", "lib", "lib64", "usr/bin/bash", "usr/bin/sh", "usr/bin/dash", "usr/bin/cat", "usr/bin/id", "usr/bin/ls", "usr/bin/mkdir",
+	for _, pattern := range []string{"bin", "lib", "lib64", "usr/bin/bash", "usr/bin/sh", "usr/bin/dash", "usr/bin/cat", "usr/bin/id", "usr/bin/ls", "usr/bin/mkdir", "usr/bin/rm", "usr/bin/chmod", "usr/bin/dirname",
 		"usr/lib64/ld-linux-*", "usr/lib/x86_64-linux-gnu/ld-linux-*", "usr/lib/x86_64-linux-gnu/libc.so.*", "usr/lib/x86_64-linux-gnu/libtinfo.so.*",
 		"usr/lib/x86_64-linux-gnu/libselinux.so.*", "usr/lib/x86_64-linux-gnu/libpcre2-8.so.*", "usr/lib/x86_64-linux-gnu/libdl.so.*"} {
 		found, err := fs.Glob(fsys, pattern)
