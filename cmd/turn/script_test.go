@@ -16,6 +16,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	homepkg "turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/hub/hubtest"
 	"turnstone.dev/turnstone/internal/turntest"
 )
@@ -57,6 +58,7 @@ func TestMachineScript(t *testing.T) {
 			home := filepath.Join(env.WorkDir, "home")
 			env.Setenv("TURN_HOME", home)
 			env.Setenv("SHARED", shared)
+			env.Values[serversKey{}] = map[string]*scriptServer{}
 			env.Setenv("TURN_BACKGROUND", "off") // nothing may write while the script's folder is removed
 			for _, key := range []string{"TURN_SUBSTRATE", "TURN_RUNSC"} {
 				if v := os.Getenv(key); v != "" {
@@ -100,6 +102,9 @@ var commands = map[string]func(ts *testscript.TestScript, neg bool, args []strin
 	"reap":     reap,
 	"ask":      ask,
 	"stock":    stock,
+	"web":      web,
+	"fetch":    fetch,
+	"absent":   absent,
 	"registry": registry,
 }
 
@@ -154,7 +159,7 @@ func isFile(path string) bool {
 // environ returns the variables of the script that turn can see.
 func environ(ts *testscript.TestScript) []string {
 	var env []string
-	for _, key := range []string{"PATH", "HOME", "TMPDIR", "TURN_HOME", "TURN_AGENT", "TURN_KERNEL", "TURN_BACKGROUND", "TURN_SUBSTRATE", "TURN_RUNSC", "API_TOKEN", "TERM", "NO_COLOR"} {
+	for _, key := range []string{"PATH", "HOME", "TMPDIR", "TURN_HOME", "TURN_AGENT", "TURN_KERNEL", "TURN_BACKGROUND", "TURN_SUBSTRATE", "TURN_RUNSC", "API_TOKEN", "KEY", "SSL_CERT_FILE", "TERM", "NO_COLOR"} {
 		if v := ts.Getenv(key); v != "" {
 			env = append(env, key+"="+v)
 		}
@@ -250,11 +255,28 @@ func clean(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Fatalf("left behind:\n%s", strings.Join(left, "\n"))
 }
 
+// forsaken tells whether path is the folder, or its lock, of a gVisor sandbox whose
+// process was killed: the next start removes them.
+func forsaken(path string) bool {
+	if !strings.HasPrefix(filepath.Base(path), "gvisor-") {
+		return false
+	}
+	lock, err := homepkg.TryAcquire(strings.TrimSuffix(path, ".lock") + ".lock")
+	if err != nil || lock == nil {
+		return false
+	}
+	lock.Release()
+	return true
+}
+
 func leftovers(home string) []string {
 	var left []string
 	entries, _ := os.ReadDir(filepath.Join(home, "sandboxes"))
 	for _, e := range entries {
-		left = append(left, filepath.Join(home, "sandboxes", e.Name()))
+		path := filepath.Join(home, "sandboxes", e.Name())
+		if !forsaken(path) {
+			left = append(left, path)
+		}
 	}
 	open, _ := filepath.Glob("/proc/[0-9]*/fd/*") // other users' are not to be read, and not ours
 	for _, fd := range open {
