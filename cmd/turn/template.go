@@ -71,6 +71,9 @@ func (c *templateLsCmd) Run(a *app) error {
 }
 
 func imageSize(e template.Entry) string {
+	if e.Problem != "" {
+		return "unusable: " + printable(e.Problem)
+	}
 	if !e.Ready {
 		return "not built"
 	}
