@@ -24,6 +24,9 @@ func tellResources(cmd *exec.Cmd, spec *specs.Spec, mem uint64) uint64 {
 	}
 	if m := spec.Linux.Resources.Memory; m != nil && m.Limit != nil && *m.Limit > 0 {
 		mem = min(mem, uint64(*m.Limit))
+		// Half of this is what a tmpfs takes when nothing is said of its size. The host's
+		// memory, said before, is nothing that the sandbox may fill.
+		cmd.Args = append(cmd.Args, "--total-host-memory", strconv.FormatUint(mem, 10))
 	}
 	return mem
 }
