@@ -264,7 +264,7 @@ func TestMalformedQueries(t *testing.T) {
 
 // A tunnel through lookups gets a trickle, and the receipt a line.
 func TestTunnel(t *testing.T) {
-	w := newWorld(t, Options{}, func(l *limits) { l.zoneBurst, l.zoneRate, l.lookupBurst, l.lookupRate = 20, 1, 50, 1 })
+	w := newWorld(t, Options{}, func(l *limits) { l.zoneBurst, l.zoneRate, l.lookupBurst, l.lookupRate = 20, 0.01, 50, 0.01 })
 	w.host.answer = func(context.Context, string) ([]netip.Addr, error) {
 		return []netip.Addr{netip.MustParseAddr("198.51.100.1")}, nil
 	}

@@ -110,7 +110,7 @@ func TestEachRequestHasItsName(t *testing.T) {
 func TestNamesAtTheConnection(t *testing.T) {
 	w := newWorld(t, Options{Policy: Policy{Only: true,
 		Allow: rules(t, "api.example.com", "*.example.org:443", "db.example.net:5432", "web.example.net:443", "plain.example.net:80", "198.51.100.40:22")}},
-		func(l *limits) { l.hello = 300 * time.Millisecond })
+		func(l *limits) { l.hello = time.Second })
 	for name, addr := range map[string]string{"api.example.com": "198.51.100.1", "a.example.org": "198.51.100.2", "b.example.org": "198.51.100.3",
 		"db.example.net": "198.51.100.4", "web.example.net": "198.51.100.5", "plain.example.net": "198.51.100.6"} {
 		w.host.name(name, addr)

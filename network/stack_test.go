@@ -212,7 +212,7 @@ func TestPing(t *testing.T) {
 }
 
 func TestUDP(t *testing.T) {
-	w := newWorld(t, Options{Policy: Policy{Allow: rules(t, "10.9.0.0/16")}}, func(l *limits) { l.flowIdle = 300 * time.Millisecond; l.flows = 20 })
+	w := newWorld(t, Options{Policy: Policy{Allow: rules(t, "10.9.0.0/16")}}, func(l *limits) { l.flowIdle = 2 * time.Second; l.flows = 20 })
 	w.host.listen("198.51.100.1:123", udpEcho)
 	w.host.listen("10.9.1.1:53", udpEcho)
 	for _, to := range []string{"198.51.100.1:123", "10.9.1.1:53"} {
@@ -314,7 +314,7 @@ func TestManyAtOnce(t *testing.T) {
 // readUDP reads a datagram, or the error that came back for one: gonet does not wake up
 // for that alone.
 func readUDP(c *gonet.UDPConn, b []byte) (n int, err error) {
-	for range 50 {
+	for range 250 {
 		_ = c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
 		var timeout net.Error
 		if n, err = c.Read(b); err == nil || !errors.As(err, &timeout) || !timeout.Timeout() {

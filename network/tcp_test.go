@@ -113,7 +113,7 @@ func TestHowConnectionsFail(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", c.to, err)
 		}
-		if d := time.Since(start); d > 2*time.Second {
+		if d := time.Since(start); d > 5*time.Second {
 			t.Errorf("%s: took %s", c.to, d)
 		}
 	}
@@ -123,17 +123,15 @@ func TestHowConnectionsFail(t *testing.T) {
 }
 
 func TestReset(t *testing.T) {
-	w := newWorld(t, Options{Dialer: &net.Dialer{}, Policy: Policy{}}, func(*limits) {})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	_ = w
 	_, port, _ := net.SplitHostPort(l.Addr().String())
-	w2 := newWorld(t, Options{Dialer: &net.Dialer{}, Policy: Policy{Allow: rules(t, "127.0.0.1:"+port)}})
+	w := newWorld(t, Options{Dialer: &net.Dialer{}, Policy: Policy{Allow: rules(t, "127.0.0.1:"+port)}})
 	// The host resets: so does the guest's connection.
-	c := w2.mustDial("10.0.2.2:" + port)
+	c := w.mustDial("10.0.2.2:" + port)
 	host, err := l.Accept()
 	if err != nil {
 		t.Fatal(err)
@@ -144,7 +142,7 @@ func TestReset(t *testing.T) {
 		t.Fatalf("%v", err)
 	}
 	// The guest resets: so does the host's.
-	c = w2.mustDial("10.0.2.2:" + port)
+	c = w.mustDial("10.0.2.2:" + port)
 	if host, err = l.Accept(); err != nil {
 		t.Fatal(err)
 	}
