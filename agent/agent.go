@@ -67,6 +67,7 @@ type Agent struct {
 	frozen      atomic.Bool // between State.freeze and State.thaw
 	renewing    sync.Mutex
 	suspended   atomic.Bool               // between Sandbox.suspend and Sandbox.renew
+	held        atomic.Bool               // between State.export with hold and Sandbox.renew
 	port        atomic.Pointer[wire.Port] // that Serve serves; nil before
 
 	mu      sync.Mutex
@@ -127,6 +128,10 @@ func (a *Agent) gate(method string) error {
 	if a.frozen.Load() && needsDisk(method) {
 		return &turnstone.Error{Op: method, Kind: turnstone.Unavailable, Subject: "sandbox",
 			Err: errors.New("its disks are frozen"), Hint: "call State.thaw first"}
+	}
+	if a.held.Load() && needsDisk(method) {
+		return &turnstone.Error{Op: method, Kind: turnstone.Unavailable, Subject: "sandbox",
+			Err: errors.New("its processes stand still"), Hint: "call Sandbox.suspend and Sandbox.renew first"}
 	}
 	if a.configured.Load() || method == wire.MethodSandboxConfigure {
 		return nil

@@ -39,21 +39,49 @@ func (s *shell) Export(ctx context.Context, c *wire.Conn, p *wire.StateExportPar
 	}
 	s.a.freezing.Lock() // so that nothing thaws meanwhile
 	defer s.a.freezing.Unlock()
-	if p.Hold && !s.a.frozen.Load() {
-		return s.exportHeld(ctx, out)
+	if p.Hold {
+		err = s.a.holdWrites(ctx)
+	} else if !s.a.frozen.Load() {
+		err = &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "sandbox", Err: errors.New("its disks are not frozen"), Hint: "call State.freeze first"}
 	}
-	if !s.a.frozen.Load() {
-		err := &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "sandbox", Err: errors.New("its disks are not frozen"), Hint: "call State.freeze first"}
+	if err != nil {
 		out.Abort(err)
 		return nil, err
 	}
 	defer out.Until(ctx)()
 	n, err := d.export(ctx, out)
+	if err == nil {
+		err = out.Close()
+	}
 	if err != nil {
 		out.Abort(err)
+		if p.Hold {
+			_ = s.a.letGo()
+		}
 		return nil, exportError(err)
 	}
-	return &wire.StateExportResult{Entries: n}, out.Close()
+	return &wire.StateExportResult{Entries: n}, nil
+}
+
+// holdWrites makes all processes stand still, and what else writes to the disks. It
+// lasts until letGo.
+func (a *Agent) holdWrites(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, freezeTime)
+	defer cancel()
+	if a.frozen.Load() || !a.held.CompareAndSwap(false, true) {
+		return &turnstone.Error{Op: wire.MethodStateExport, Kind: turnstone.Unavailable, Subject: "sandbox",
+			Err: errors.New("it is frozen, or stands still already"), Hint: "end that first"}
+	}
+	err := a.files.writes.stop(ctx)
+	if err == nil {
+		err = a.hold(ctx)
+	}
+	if err != nil {
+		err = errors.Join(err, a.letGo())
+		return &turnstone.Error{Op: wire.MethodStateExport, Kind: turnstone.Unavailable, Subject: "sandbox", Err: err,
+			Hint: "a process cannot be stopped just now; try again"}
+	}
+	return nil
 }
 
 // exportHeld exports a sandbox whose processes only stand still. They go on when that

@@ -114,7 +114,8 @@ func frozenAgent(t *testing.T) (a *Agent, c *wire.Client, dir string) {
 	must(t, os.Mkdir(filepath.Join(dir, "upper"), 0o755))
 	d := &disks{upper: "upper"}
 	must(t, d.add(dir))
-	a, err := New(Options{RunDir: t.TempDir(), Cwd: t.TempDir(), disks: d})
+	renew := func(*wire.SandboxRenewParams) (*wire.SandboxRenewResult, error) { return &wire.SandboxRenewResult{}, nil }
+	a, err := New(Options{RunDir: t.TempDir(), Cwd: t.TempDir(), disks: d, renew: renew})
 	must(t, err)
 	near, far := net.Pipe()
 	a.ServeConn(far)
@@ -159,6 +160,32 @@ func TestExportOverTheWire(t *testing.T) {
 		t.Error("the call went on when its context had ended")
 	}
 	must(t, c.Export(t.Context(), read)) // the connection lives on
+}
+
+// A sandbox that goes on afterwards is held from its export to its renewal.
+func TestExportHeld(t *testing.T) {
+	_, c, dir := frozenAgent(t)
+	write := func() error {
+		_, err := c.FileSystemWrite(t.Context(), &wire.FileSystemWriteParams{Path: filepath.Join(dir, "f"), Data: []byte("x")})
+		return err
+	}
+	drain := func(r io.Reader) error { _, err := io.Copy(io.Discard, r); return err }
+	must(t, write())
+	must(t, c.ExportHeld(t.Context(), drain))
+	if err := write(); turnstone.KindOf(err) != turnstone.Unavailable {
+		t.Errorf("a write while it stands still: %v", err)
+	}
+	if err := c.ExportHeld(t.Context(), drain); turnstone.KindOf(err) != turnstone.Unavailable {
+		t.Errorf("again: %v", err)
+	}
+	_, err := c.SandboxRenew(t.Context(), &wire.SandboxRenewParams{})
+	must(t, err)
+	must(t, write())
+	must(t, os.Rename(filepath.Join(dir, "upper"), filepath.Join(dir, "gone")))
+	if err := c.ExportHeld(t.Context(), drain); err == nil {
+		t.Error("there is nothing to export")
+	}
+	must(t, write()) // it was let go
 }
 
 func TestWrites(t *testing.T) {

@@ -70,6 +70,9 @@ func (a *Agent) hold(ctx context.Context) error {
 }
 
 func (a *Agent) letGo() error {
+	if a.held.Swap(false) {
+		a.files.writes.resume()
+	}
 	if a.opt.groups == nil {
 		return nil
 	}
@@ -99,7 +102,7 @@ func (s *sandbox) Renew(_ context.Context, _ *wire.Conn, p *wire.SandboxRenewPar
 	if err != nil {
 		return nil, err
 	}
-	if a.suspended.Load() {
+	if a.suspended.Load() || a.held.Load() {
 		if err := a.letGo(); err != nil {
 			return nil, failed("the processes", err)
 		}

@@ -12,7 +12,7 @@ import (
 // Freeze stops every process that any group holds, also those to come, and returns
 // when all stand still (cgroup-v2.rst, cgroup.freeze). They can be killed meanwhile. A
 // kernel without that, as gVisor's, has all processes of the machine stopped by signal.
-// Thaw must follow, also when it fails. One call of either comes at a time.
+// Thaw must follow, also when it fails.
 func (g *Groups) Freeze(ctx context.Context) error {
 	err := writeFile(filepath.Join(g.dir, "cgroup.freeze"), "1")
 	if errors.Is(err, os.ErrNotExist) {

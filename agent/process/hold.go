@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -15,6 +16,7 @@ import (
 // may see that: a parent is stopped before its children and goes on after them, so
 // that when it asks for its children, all of them run.
 type holder struct {
+	mu   sync.Mutex
 	held []int // in the order in which they were stopped
 }
 
@@ -27,6 +29,8 @@ func (h *holder) hold(ctx context.Context) error {
 	if os.Getpid() != 1 {
 		return errors.New("the agent is not the first process")
 	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	waiting := map[int]int{} // looks that a process was in a wait that no signal ends
 	for {
 		procs, err := processes()
@@ -65,6 +69,8 @@ func (h *holder) hold(ctx context.Context) error {
 
 // release lets those go on that hold has stopped.
 func (h *holder) release() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	for _, pid := range slices.Backward(h.held) {
 		_ = syscall.Kill(pid, syscall.SIGCONT)
 	}

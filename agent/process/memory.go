@@ -17,6 +17,10 @@ const (
 	leastPause  = 5 * time.Millisecond
 	longestLook = 120 * time.Millisecond
 	deathWait   = 2 * time.Second
+	// What a process that has ended had is given back some time later: as long as the
+	// use does not grow by more than this, nothing else is killed for so long.
+	settleTime   = time.Second
+	settleGrowth = 16 << 20 // bytes
 )
 
 // EnforceMemory makes the groups keep to their memory limit on a kernel that counts
@@ -44,7 +48,7 @@ func (g *Groups) enforceOnce() (pause time.Duration, again bool) {
 	if (&cgroup{dir: g.dir}).empty() {
 		return 0, false
 	}
-	used, err := readNumber(filepath.Join(g.dir, "memory.current"))
+	used, err := g.memoryUsed()
 	limit := g.memoryMax.Load()
 	if err != nil || limit <= 0 {
 		return longestLook, true
@@ -52,12 +56,29 @@ func (g *Groups) enforceOnce() (pause time.Duration, again bool) {
 	if room := limit - used; room >= 0 {
 		return min(longestLook, max(leastPause, time.Duration(float64(room)/growth*float64(time.Second)))), true
 	}
-	g.killLargest()
+	if g.killLargest() {
+		g.settle(used)
+	}
 	return leastPause, true
 }
 
-// killLargest kills the process that has the most memory, and waits for its end.
-func (g *Groups) killLargest() {
+func (g *Groups) memoryUsed() (int64, error) {
+	return readNumber(filepath.Join(g.dir, "memory.current"))
+}
+
+// settle waits until what was used by a process that was killed is free again.
+func (g *Groups) settle(before int64) {
+	for deadline := time.Now().Add(settleTime); time.Now().Before(deadline); time.Sleep(leastPause) {
+		used, err := g.memoryUsed()
+		if err != nil || used <= g.memoryMax.Load() || used > before+settleGrowth {
+			return
+		}
+	}
+}
+
+// killLargest kills the process that has the most memory, and waits for its end. It
+// says whether there was one.
+func (g *Groups) killLargest() bool {
 	g.mu.Lock()
 	groups := make([]*cgroup, 0, len(g.live))
 	for c := range g.live {
@@ -74,18 +95,19 @@ func (g *Groups) killLargest() {
 		})
 	}
 	if of == nil {
-		return
+		return false
 	}
 	of.killed.Add(1) // first: whoever sees the process's end asks for it
 	if syscall.Kill(largest, syscall.SIGKILL) != nil {
 		of.killed.Add(-1)
-		return
+		return false
 	}
 	for deadline := time.Now().Add(deathWait); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		if residentPages(largest) <= 0 {
-			return
+			break
 		}
 	}
+	return true
 }
 
 // residentPages is how much memory a process has (proc(5), statm); -1: there is none.
