@@ -148,7 +148,13 @@ func noHome(root, at string) error {
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		return err
 	}
-	if err := errors.Join(os.Truncate(path, substrate.SlotSize), os.Chown(path, nobody, nobody), os.WriteFile(at, nil, 0o600)); err != nil {
+	if err := os.Truncate(path, substrate.SlotSize); err != nil {
+		return err
+	}
+	if err := os.Chown(path, nobody, nobody); err != nil {
+		return err
+	}
+	if err := os.WriteFile(at, nil, 0o600); err != nil {
 		return err
 	}
 	return mount(path, at, "", unix.MS_BIND, "")

@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"turnstone.dev/turnstone"
 )
 
@@ -81,8 +83,7 @@ func (m *machine) spawn(cmd *exec.Cmd, before func() error) error {
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
 	cmd.WaitDelay = time.Second
 	started := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // for good: the thread ends with this function
+	go onThread(func() {
 		err := before()
 		if err == nil {
 			err = cmd.Start()
@@ -94,8 +95,22 @@ func (m *machine) spawn(cmd *exec.Cmd, before func() error) error {
 		if err == nil {
 			m.ended(cmd.Wait())
 		}
-	}()
+	})
 	return <-started
+}
+
+// onThread runs f on a thread that ends with it. The main thread never ends, and is what
+// /proc/self shows, so it is kept busy until f has found another.
+func onThread(f func()) {
+	runtime.LockOSThread() // for good
+	if unix.Gettid() != unix.Getpid() {
+		f()
+		return
+	}
+	found := make(chan struct{})
+	go onThread(func() { close(found); f() })
+	<-found
+	runtime.UnlockOSThread()
 }
 
 // answers waits for the API, and makes sure that it is Firecracker's.

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -141,6 +142,12 @@ func (b *bench) jailed(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("a jail is made by root")
 	}
+	host := owners(t)
+	t.Cleanup(func() {
+		if now := owners(t); now != host {
+			t.Errorf("the host's own folders were changed from %s to %s", host, now)
+		}
+	})
 	program := standin(t)
 	jailer := filepath.Join(b.dir, "jailer-standin")
 	check(t, os.Symlink(program, jailer))
@@ -151,6 +158,18 @@ func (b *bench) jailed(t *testing.T) {
 	}
 }
 
+// owners says whose the host's folders are that a jail has too.
+func owners(t *testing.T) string {
+	t.Helper()
+	var all strings.Builder
+	for _, path := range []string{"/", "/dev", "/run"} {
+		var st unix.Stat_t
+		check(t, unix.Stat(path, &st))
+		fmt.Fprintf(&all, "%s %d:%d %o; ", path, st.Uid, st.Gid, st.Mode)
+	}
+	return all.String()
+}
+
 func TestJail(t *testing.T) {
 	b := newBench(t, "")
 	b.jailed(t)
@@ -158,15 +177,13 @@ func TestJail(t *testing.T) {
 	m.Layers = []string{b.slot(t, "one", 0o600), b.slot(t, "two", 0o444)}
 	layer, err := os.Stat(m.Layers[0])
 	check(t, err)
-	before, err := os.ReadFile("/proc/self/mountinfo")
-	check(t, err)
 	vm, err := b.s.Restore(within(t), m)
 	check(t, err)
 	defer func() { _ = vm.Close() }()
-	after, err := os.ReadFile("/proc/self/mountinfo")
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	check(t, err)
-	if !bytes.Equal(before, after) {
-		t.Error("the host's mounts are others now")
+	if bytes.Contains(mounts, []byte(b.dir)) {
+		t.Errorf("the host sees the jail's mounts:\n%s", mounts)
 	}
 	b.checkDrives(t, notes(t, vm.(*machine).cell.out("log")), m, true)
 	b.checkJailed(t, vm.(*machine))
@@ -219,6 +236,23 @@ func (b *bench) checkJailed(t *testing.T, m *machine) {
 			t.Errorf("namespace %s: %s and %s, %v", ns, ours, theirs, err)
 		}
 	}
+}
+
+// Not even when it is the main thread that is asked first.
+func TestOnThread(t *testing.T) {
+	var wg sync.WaitGroup
+	for range 50 {
+		ids := make(chan [2]int)
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			onThread(func() { ids <- [2]int{unix.Gettid(), unix.Getpid()} })
+		}()
+		if id := <-ids; id[0] == id[1] {
+			t.Error("it runs on the main thread")
+		}
+	}
+	wg.Wait()
 }
 
 func TestJailedHome(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -18,6 +19,8 @@ import (
 // mount namespace of its own, makes the devices, gives up its rights, and becomes
 // Firecracker.
 func jail(args []string) error {
+	// A mount namespace is a thread's: on another one, "/" would be the host's.
+	runtime.LockOSThread()
 	opt := map[string]string{"--cgroup-version": "1"}
 	var extra []string
 	for i := 0; i < len(args); i++ {
@@ -57,22 +60,34 @@ func jail(args []string) error {
 	if err := copyProgram(opt["--exec-file"], filepath.Join(root, name), uid, gid); err != nil {
 		return err
 	}
+	inside, err := os.Stat(root)
+	if err != nil {
+		return err
+	}
 	if err := enter(root); err != nil {
 		return err
 	}
+	if now, err := os.Stat("/"); err != nil || !os.SameFile(inside, now) {
+		return fmt.Errorf("the jail was not entered: %v", err)
+	}
 	for _, dir := range []string{"/", "/dev", "/dev/net", "/run"} {
-		if err := errors.Join(os.MkdirAll(dir, 0o700), os.Chmod(dir, 0o700), os.Chown(dir, uid, gid)); err != nil {
+		if err := inTurn(
+			func() error { return os.MkdirAll(dir, 0o700) },
+			func() error { return os.Chmod(dir, 0o700) },
+			func() error { return os.Chown(dir, uid, gid) },
+		); err != nil {
 			return err
 		}
 	}
-	if err := errors.Join(unix.Mknod("/dev/kvm", unix.S_IFCHR|0o600, int(unix.Mkdev(10, 232))), os.Chown("/dev/kvm", uid, gid)); err != nil {
-		return fmt.Errorf("mknod /dev/kvm: %w", err)
-	}
-	if err := os.WriteFile("/"+name+".pid", []byte(strconv.Itoa(os.Getpid())), 0o600); err != nil {
-		return err
-	}
-	if err := errors.Join(syscall.Setgroups(nil), syscall.Setgid(gid), syscall.Setuid(uid)); err != nil {
-		return err
+	if err := inTurn(
+		func() error { return unix.Mknod("/dev/kvm", unix.S_IFCHR|0o600, int(unix.Mkdev(10, 232))) },
+		func() error { return os.Chown("/dev/kvm", uid, gid) },
+		func() error { return os.WriteFile("/"+name+".pid", []byte(strconv.Itoa(os.Getpid())), 0o600) },
+		func() error { return syscall.Setgroups(nil) },
+		func() error { return syscall.Setgid(gid) },
+		func() error { return syscall.Setuid(uid) },
+	); err != nil {
+		return fmt.Errorf("in the jail: %w", err)
 	}
 	argv := append([]string{"/" + name, "--id", opt["--id"], "--start-time-us", "1", "--start-time-cpu-us", "1", "--parent-cpu-time-us", "1"}, extra...)
 	return syscall.Exec("/"+name, argv, environment())
@@ -105,17 +120,25 @@ func copyProgram(from, to string, uid, gid int) error {
 
 // enter is the jailer's chroot.rs.
 func enter(root string) error {
-	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-		return err
+	return inTurn(
+		func() error { return unix.Unshare(unix.CLONE_NEWNS) },
+		func() error { return unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, "") },
+		func() error { return unix.Mount(root, root, "", unix.MS_BIND|unix.MS_REC, "") },
+		func() error { return unix.Chdir(root) },
+		func() error { return unix.Mkdir("old_root", 0o600) },
+		func() error { return unix.PivotRoot(".", "old_root") },
+		func() error { return unix.Chdir("/") },
+		func() error { return unix.Unmount("old_root", unix.MNT_DETACH) },
+		func() error { return unix.Rmdir("old_root") },
+	)
+}
+
+// inTurn does one step after the other, and none after one that fails.
+func inTurn(steps ...func() error) error {
+	for i, step := range steps {
+		if err := step(); err != nil {
+			return fmt.Errorf("step %d: %w", i+1, err)
+		}
 	}
-	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
-		return err
-	}
-	if err := unix.Mount(root, root, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
-		return err
-	}
-	if err := errors.Join(os.Chdir(root), os.Mkdir("old_root", 0o600)); err != nil {
-		return err
-	}
-	return errors.Join(unix.PivotRoot(".", "old_root"), os.Chdir("/"), unix.Unmount("old_root", unix.MNT_DETACH), os.Remove("old_root"))
+	return nil
 }
