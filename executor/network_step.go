@@ -2,6 +2,9 @@ package executor
 
 import (
 	"context"
+	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	"turnstone.dev/turnstone/document"
@@ -94,7 +97,7 @@ func (r *run) noteNetwork(ctx context.Context, s *Sandbox, step *document.Step, 
 		if f.Address.IsValid() {
 			one.Address = f.Address.String()
 		}
-		if c := runningAt(r.commands[step.Index-1], f.At); c != nil {
+		if c := runningAt(r.commands[step.Index-1], f.At, f.Host, f.Address); c != nil {
 			one.Command, one.Place = c.Text, c.Place
 		}
 		rep.Refused = append(rep.Refused, one)
@@ -134,19 +137,23 @@ func (g *guestClock) told(records []wire.ShellRecord) {
 func (g *guestClock) zero() time.Time { return g.latest }
 
 // clockSlack is how far the guest's times of commands and the host's of packets may be
-// apart.
+// apart. The guest's are the later ones: see guestClock.
 const clockSlack = 300 * time.Millisecond
 
-// runningAt returns the command that ran at a time of the host's: of those that ran then
-// the one that was started last, else the one that was nearest. Commands that only hold
+// quietPrograms open no connections.
+var quietPrograms = []string{"sleep", "true", "false", ":", "echo", "test", "[", "cd", "export", "exit", "return", "wait", "read", "set", "shift", "local", "declare", "kill"}
+
+// runningAt returns the command that most likely did something at a time of the host's to
+// host and address: one that names them, else one that can open a connection; of those
+// the one that ran then, or was started last, or was nearest. Commands that only hold
 // others together do not count.
-func runningAt(c *commands, when time.Time) *CommandReport {
+func runningAt(c *commands, when time.Time, host string, address netip.AddrPort) *CommandReport {
 	if c == nil {
 		return nil
 	}
 	at := when.Sub(c.zero)
 	var best *CommandReport
-	gap := clockSlack + 1
+	rank, gap := -1, time.Duration(0)
 	for i := range c.reports {
 		rep := &c.reports[i]
 		if rep.Kind != syntax.Simple || rep.Text == "" {
@@ -154,9 +161,25 @@ func runningAt(c *commands, when time.Time) *CommandReport {
 		}
 		from := time.Duration(rep.Start) * time.Microsecond
 		off := max(0, from-at, at-from-time.Duration(rep.Duration)*time.Microsecond)
-		if off < gap || off == gap && best != nil && rep.Start >= best.Start {
-			best, gap = rep, off
+		if off > clockSlack {
+			continue
+		}
+		how := likely(rep.Text, host, address)
+		if how > rank || how == rank && (off < gap || off == gap && rep.Start >= best.Start) {
+			best, rank, gap = rep, how, off
 		}
 	}
 	return best
+}
+
+// likely tells how likely a command is to have done something to host and address.
+func likely(text, host string, address netip.AddrPort) int {
+	if host != "" && strings.Contains(text, host) || address.IsValid() && strings.Contains(text, address.Addr().String()) {
+		return 2
+	}
+	program, _, _ := strings.Cut(strings.TrimSpace(text), " ")
+	if slices.Contains(quietPrograms, program) && !strings.Contains(text, "/dev/") {
+		return 0
+	}
+	return 1
 }
