@@ -77,7 +77,14 @@ func hello(c net.Conn) {
 
 // On a connection that a name opened, each request has to be for that name.
 func TestEachRequestHasItsName(t *testing.T) {
-	w := newWorld(t, Options{Policy: Policy{Only: true, Allow: rules(t, "api.example.com")}})
+	none := intercept(func(context.Context, net.Conn, netip.AddrPort, string) bool { return false })
+	for what, i := range map[string]Interceptor{"plain": nil, "intercepted": none} {
+		t.Run(what, func(t *testing.T) { eachRequest(t, i) })
+	}
+}
+
+func eachRequest(t *testing.T, i Interceptor) {
+	w := newWorld(t, Options{Policy: Policy{Only: true, Allow: rules(t, "api.example.com")}, Interceptor: i})
 	w.host.name("api.example.com", "198.51.100.1")
 	w.host.listen("198.51.100.1:80", hello)
 	w.ask("api.example.com", dnsmessage.TypeA)
@@ -345,6 +352,20 @@ func TestInterceptor(t *testing.T) {
 	}
 	if dials := strings.Join(w.host.dials(), ", "); strings.Contains(dials, "198.51.100.1:") {
 		t.Fatal(dials)
+	}
+}
+
+// A guest that says nothing for a while is looked at when it does.
+func TestLateGreetingIsLookedAt(t *testing.T) {
+	w := newWorld(t, Options{Policy: Policy{Deny: rules(t, "bad.example")},
+		Interceptor: intercept(func(context.Context, net.Conn, netip.AddrPort, string) bool { return false })})
+	w.host.listen("198.51.100.1:443", echo)
+	c := w.mustDial("198.51.100.1:443")
+	defer c.Close()
+	time.Sleep(interceptWait + 300*time.Millisecond)
+	_, _ = c.Write(clientHello(t, "bad.example"))
+	if _, err := c.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "reset") {
+		t.Fatal(err)
 	}
 }
 

@@ -149,11 +149,16 @@ func (c *tcpConn) serve(ctx context.Context) {
 		reset(host)
 		return
 	}
+	c.carry(ctx, host, !c.check.first)
+}
+
+// carry serves the connection once it is open on both sides.
+func (c *tcpConn) carry(ctx context.Context, host net.Conn, look bool) {
 	if c.check.first && c.spoke == isHTTP {
 		c.requests(ctx, host)
 		return
 	}
-	c.pump(host, !c.check.first)
+	c.pump(host, look)
 }
 
 // requests passes on one request after the other, each of which has to be for the host that
@@ -198,7 +203,7 @@ func (c *tcpConn) serveIntercepted(ctx context.Context) {
 		return
 	}
 	defer context.AfterFunc(ctx, func() { _ = host.Close() })()
-	c.pump(host, false)
+	c.carry(ctx, host, c.spoke == silent)
 }
 
 // interceptWait is how long a guest has to say what it wants before it is taken for
