@@ -315,23 +315,7 @@ func (s *Store) make(ctx context.Context, spec *Spec, say func(string)) (err err
 	if err != nil {
 		return err
 	}
-	tell := &teller{name: spec.Name, start: w.start, events: s.events}
-	proxied := *spec
-	if strings.HasPrefix(spec.Base, debianBase) {
-		reg, addr, err := s.openRegistry(spec, w.log, tell)
-		if err != nil {
-			return err
-		}
-		if reg != nil {
-			defer func() { _ = reg.Close() }()
-			proxied.proxy = reg.Proxy(addr.String())
-		}
-	}
-	build := s.build
-	if strings.HasPrefix(spec.Base, ociBase) {
-		build = s.buildOCI
-	}
-	b, err := build(ctx, &proxied, out, w.tmp, w.log, func(what string) { say(what); tell.say(what) })
+	b, err := s.buildRoot(ctx, w, out, say)
 	if e := out.Close(); err == nil {
 		err = e
 	}
@@ -354,6 +338,33 @@ func (s *Store) make(ctx context.Context, spec *Spec, say func(string)) (err err
 	}
 	fmt.Fprintf(w.log, "%d bytes, %s\n", m.Root.Size, m.Root.Digest)
 	return w.publish(m)
+}
+
+// buildRoot builds a root image into out. What it gets from Debian comes through a
+// cache, and so is there when the build was interrupted.
+func (s *Store) buildRoot(ctx context.Context, w *work, out *os.File, say func(string)) (*built, error) {
+	tell := &teller{name: w.spec.Name, start: w.start, events: s.events}
+	saying := func(what string) { say(what); tell.say(what) }
+	if strings.HasPrefix(w.spec.Base, ociBase) {
+		return s.buildOCI(ctx, w.spec, out, w.tmp, w.log, saying)
+	}
+	spec := *w.spec
+	spec.NoNetwork = false // that is for commands
+	reg, addr, err := s.openRegistry(&spec, w.log, tell)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = reg.Close() }()
+	spec.proxy = reg.Proxy(addr.String())
+	b, err := s.build(ctx, &spec, out, w.tmp, w.log, saying)
+	if err == nil || ctx.Err() != nil || turnstone.KindOf(err) != turnstone.Unavailable {
+		return b, err
+	}
+	switch p := reg.Problem(); turnstone.KindOf(p) { // apt knows less
+	case turnstone.Unavailable, turnstone.Timeout, turnstone.Exhausted:
+		return nil, p
+	}
+	return nil, err
 }
 
 // sweep removes what interrupted builds left: this digest's, whose lock the caller
