@@ -17,7 +17,7 @@ type networkFlags struct {
 	Network      networkMode  `help:"Network of the sandbox: on, off, record (keep what comes from it) or replay (serve it from what a turn kept)." placeholder:"on|off|record|replay[=TURN]"`
 	Allow        []rule       `help:"Name, address or range that may be reached, as api.example.com:443, and then nothing else; may be given again." placeholder:"RULE" sep:"none"`
 	Deny         []rule       `help:"Name, address or range that may not be reached; may be given again." placeholder:"RULE" sep:"none"`
-	SecretHeader []headerFlag `help:"Header for requests to one host, set outside the sandbox, which never has it: NAME: value, or NAME alone to take the value from turn's own environment (NAME=VARIABLE). May be given again." placeholder:"HOST=NAME: VALUE" sep:"none"`
+	SecretHeader []headerFlag `help:"Header for requests to one host, set outside of the sandbox, which never has it; VARIABLE is of turn's own environment. May be given again." placeholder:"HOST=NAME=VARIABLE" sep:"none"`
 }
 
 // network says whether there is to be one; nil: nothing is said.
@@ -123,6 +123,9 @@ func (f *networkFlags) secretHeaders() ([]string, error) {
 		text := string(given)
 		if host, header, ok := strings.Cut(text, "="); ok && !strings.Contains(header, ":") {
 			name, variable, ok := strings.Cut(header, "=")
+			if !ok {
+				name = "…" // it may be the value
+			}
 			value, there := os.LookupEnv(variable)
 			if !ok || !there {
 				return nil, &turnstone.Error{Op: "run", Kind: turnstone.Invalid, Subject: fmt.Sprintf("--secret-header %.80s=%.80s", host, name),
