@@ -84,27 +84,6 @@ func (a *Agent) holdWrites(ctx context.Context) error {
 	return nil
 }
 
-// exportHeld exports a sandbox whose processes only stand still. They go on when that
-// fails; else suspend follows.
-func (s *shell) exportHeld(ctx context.Context, out *wire.Sender) (*wire.StateExportResult, error) {
-	fail := func(err error) (*wire.StateExportResult, error) {
-		_ = s.a.letGo()
-		out.Abort(err)
-		return nil, exportError(err)
-	}
-	limited, cancel := context.WithTimeout(ctx, freezeTime)
-	defer cancel()
-	if err := s.a.hold(limited); err != nil {
-		return fail(err)
-	}
-	defer out.Until(ctx)()
-	n, err := s.a.opt.disks.export(ctx, out)
-	if err != nil {
-		return fail(err)
-	}
-	return &wire.StateExportResult{Entries: n}, out.Close()
-}
-
 func exportError(err error) error {
 	var te *turnstone.Error
 	if errors.As(err, &te) {
