@@ -114,7 +114,9 @@ func frozenAgent(t *testing.T) (a *Agent, c *wire.Client, dir string) {
 	must(t, os.Mkdir(filepath.Join(dir, "upper"), 0o755))
 	d := &disks{upper: "upper"}
 	must(t, d.add(dir))
-	renew := func(*wire.SandboxRenewParams) (*wire.SandboxRenewResult, error) { return &wire.SandboxRenewResult{}, nil }
+	renew := func(*wire.SandboxRenewParams) (*wire.SandboxRenewResult, error) {
+		return &wire.SandboxRenewResult{}, nil
+	}
 	a, err := New(Options{RunDir: t.TempDir(), Cwd: t.TempDir(), disks: d, renew: renew})
 	must(t, err)
 	near, far := net.Pipe()
