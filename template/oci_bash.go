@@ -53,7 +53,7 @@ func (s *Store) staticBash(ctx context.Context, log io.Writer, progress func(str
 		}
 	})
 	if err == nil && len(program) == 0 {
-		err = fmt.Errorf("Debian's package %s has no /%s", bashPackage, bashFile)
+		err = fmt.Errorf("package %s of Debian has no /%s", bashPackage, bashFile)
 	}
 	if err == nil {
 		err = s.keepBash(program)

@@ -106,7 +106,7 @@ func (r Reference) failed(err error) error {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		out.Kind, out.Hint = turnstone.Exhausted, "free some disk space, or move TURN_HOME"
 	case errors.As(err, &status):
-		out.Kind, out.Err, out.Hint = r.answered(status)
+		out.Kind, out.Hint, out.Err = r.answered(status)
 	case errors.Is(err, errStalled):
 		out.Kind, out.Hint = turnstone.Timeout, "try again; what was downloaded is kept, and the rest is asked for"
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
@@ -125,7 +125,7 @@ func (r Reference) failed(err error) error {
 }
 
 // answered says what a registry means that answered with an error.
-func (r Reference) answered(e *transport.Error) (kind turnstone.Kind, err error, hint string) {
+func (r Reference) answered(e *transport.Error) (kind turnstone.Kind, hint string, err error) {
 	says := fmt.Errorf("registry %s answers %d %s", r.Registry(), e.StatusCode, http.StatusText(e.StatusCode))
 	if len(e.Errors) > 0 && e.Errors[0].Message != "" {
 		says = fmt.Errorf("%w: %.300q", says, string(e.Errors[0].Code)+": "+e.Errors[0].Message)
@@ -133,15 +133,15 @@ func (r Reference) answered(e *transport.Error) (kind turnstone.Kind, err error,
 	switch code := e.StatusCode; {
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
 		// Registries also say so of repositories that do not exist.
-		return turnstone.NotFound, says, "check the name; if the image is private: docker login " + r.Registry()
+		return turnstone.NotFound, "check the name; if the image is private: docker login " + r.Registry(), says
 	case code == http.StatusNotFound:
-		return turnstone.NotFound, says, "check the name and the tag; there may be no such image"
+		return turnstone.NotFound, "check the name and the tag; there may be no such image", says
 	case code == http.StatusTooManyRequests:
-		return turnstone.Exhausted, says, "wait, or log in for more requests: docker login " + r.Registry()
+		return turnstone.Exhausted, "wait, or log in for more requests: docker login " + r.Registry(), says
 	case code >= 500:
-		return turnstone.Unavailable, says, "try again later"
+		return turnstone.Unavailable, "try again later", says
 	}
-	return turnstone.Unavailable, says, "this registry does not serve images as others do"
+	return turnstone.Unavailable, "this registry does not serve images as others do", says
 }
 
 // Near returns the built-in template that comes near to the image; "" if none does.

@@ -35,11 +35,16 @@ type Result struct {
 	AddedBash bool   // of Request.Bash
 }
 
+// maxPull bounds one Unpack, however slowly a registry sends.
+const maxPull = 6 * time.Hour
+
 // Unpack downloads the image's layers, verifies them, and makes one root image of them,
 // with the whiteouts applied. Nothing is written to Out before all layers have been
 // read. What is downloaded stays for a next attempt, and within Options.MaxKept for
 // other images. Errors are as Resolve's; Exhausted, where the disk has no room.
 func (c *Client) Unpack(ctx context.Context, req Request) (*Result, error) {
+	ctx, cancel := context.WithTimeout(ctx, maxPull)
+	defer cancel()
 	res, err := c.unpack(ctx, req)
 	if err != nil {
 		return nil, req.Image.Reference.failed(err)
