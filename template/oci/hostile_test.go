@@ -528,3 +528,36 @@ func TestPrune(t *testing.T) {
 		t.Errorf("locks: %v, %v", locks, err)
 	}
 }
+
+// TestAtOnce: what many need at once is downloaded once.
+func TestAtOnce(t *testing.T) {
+	var blobs atomic.Int32
+	reg := ocitest.Serve(t, fault(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		if isBlob(r) {
+			blobs.Add(1)
+			time.Sleep(50 * time.Millisecond)
+		}
+		next.ServeHTTP(w, r)
+	}).wrap)
+	layer := ocitest.Tar(t, bash, ocitest.File("big", random(500_000)))
+	reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{}, layer))
+	reg.Push(t, "y:1", ocitest.Image(t, ocitest.Config{Env: []string{"A=1"}}, layer))
+	blobs.Store(0)
+	first := client(t)
+	done := make(chan error, 6)
+	for i := range cap(done) {
+		go func() {
+			_, err := unpackAt(t, New(first.opts), reg.Host+[]string{"/x:1", "/y:1"}[i%2])
+			done <- err
+		}()
+	}
+	for range cap(done) {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	if n := blobs.Load(); n != 3 { // two configs and a layer
+		t.Errorf("%d blobs were sent", n)
+	}
+	nothingKept(t, first)
+}
