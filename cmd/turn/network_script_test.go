@@ -137,6 +137,9 @@ func eachFile(dir string, f func(path string, b []byte)) error {
 		if err != nil || !d.Type().IsRegular() {
 			return err
 		}
+		if st, err := d.Info(); err != nil || st.Size() > 64<<20 { // an image, which is mostly a hole
+			return err
+		}
 		b, err := os.ReadFile(path)
 		if err == nil {
 			f(path, b)
