@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -30,8 +29,7 @@ func BenchmarkStartDo(b *testing.B) {
 }
 
 // BenchmarkStartBareRestore restores the checkpoint that a turn starts from with runsc
-// alone, until the restored agent has answered the first byte that it is sent. That is
-// no conversation: it ends the connection.
+// alone, until runsc says that the sandbox runs. The agent has not been spoken to.
 func BenchmarkStartBareRestore(b *testing.B) {
 	h := turntest.Home(b)
 	s, m := newSubstrate(b, h), testMachine(b, h)
@@ -141,17 +139,29 @@ func started(t testing.TB, s *Substrate, m substrate.Machine) *sandbox {
 	return vm.(*sandbox)
 }
 
-// TestMemory prints what clones hold after `true`; it cannot fail on a number, which
-// depends on the host.
+// TestMemory prints what clones hold after they were configured; it cannot fail on a
+// number, which depends on the host.
 func TestMemory(t *testing.T) {
 	if os.Getenv("TURNSTONE_MEASURE") == "" {
 		t.Skip("TURNSTONE_MEASURE is not set")
 	}
 	h := turntest.Home(t)
 	s, m := newSubstrate(t, h), testMachine(t, h)
+	var clones []*sandbox
 	for range 3 {
-		started(t, s, m)
+		clones = append(clones, started(t, s, m))
 	}
-	out, _ := exec.Command("sh", "-c", `for p in $(pgrep runsc); do echo "$(tr '\0' ' ' < /proc/$p/cmdline | cut -c1-12) $(awk '/^(Rss|Pss|Pss_Anon|Pss_Shmem):/ {printf "%s %s  ", $1, $2}' /proc/$p/smaps_rollup)"; done`).CombinedOutput()
-	fmt.Println(string(out))
+	for i, v := range clones {
+		pid, err := processID(v.dir)
+		check(t, err)
+		for what, pid := range map[string]int{"runsc": v.process.Pid, "sandbox": pid} {
+			b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+			check(t, err)
+			for _, field := range []string{"Pss:", "Pss_Anon:", "Pss_Shmem:"} {
+				n, err := statusField(string(b), field)
+				check(t, err)
+				t.Logf("clone %d: %s %s %d KiB", i, what, field, n)
+			}
+		}
+	}
 }

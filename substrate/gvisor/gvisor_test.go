@@ -34,6 +34,8 @@ func builtRunsc(t testing.TB) string {
 
 var network = wire.SandboxNetwork{Address: "10.0.2.15/24", Gateway: "10.0.2.2", DNS: []string{"10.0.2.3"}}
 
+// testMachine returns a machine of the template base. TURNSTONE_TEST_AGENT names the
+// program of another agent than the one that was built into turn last.
 func testMachine(t testing.TB, h *home.Home) substrate.Machine {
 	m := turntest.Machine(t, h, "base")
 	if path := os.Getenv("TURNSTONE_TEST_AGENT"); path != "" {
