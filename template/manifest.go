@@ -1,0 +1,169 @@
+package template
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/stamp"
+)
+
+// manifestVersion changes when images that are kept cannot be used any more.
+const manifestVersion = 1
+
+// A manifest is the file that says what an image is.
+type manifest struct {
+	Format    int               `json:"format"`
+	Digest    turnstone.Digest  `json:"digest"`
+	Name      string            `json:"name,omitempty"`  // that it had then
+	Base      turnstone.Digest  `json:"base,omitempty"`  // of the build below a layer
+	Root      stamp.Stamp       `json:"root,omitzero"`   // of a template with an image
+	Layer     *Layer            `json:"layer,omitempty"` // of one that is layered
+	Lock      *Lock             `json:"lock,omitempty"`  // what the build came to, but for what is read later
+	Packages  map[string]string `json:"packages"`
+	Built     time.Time         `json:"built"`
+	BuildTime time.Duration     `json:"build_ns"`
+}
+
+// load returns spec's template if it is built and whole: at the price of a stat, or
+// of reading all of its image with full, or when the file was touched or moved. Of a
+// layered one it does not look into the context store.
+func (s *Store) load(ctx context.Context, spec *Spec, full bool) (*Template, error) {
+	m, err := s.manifest(spec.Digest())
+	if err != nil {
+		return nil, err
+	}
+	t := &Template{Name: spec.Name, Digest: m.Digest, Packages: m.Packages, Env: spec.Env, Workdir: spec.Workdir, User: spec.User,
+		Machine: spec.Machine, Built: m.Built, BuildTime: m.BuildTime}
+	t.versions(m.Lock)
+	if low := spec.below(); low != nil {
+		if m.Layer == nil {
+			return nil, fmt.Errorf("%s: is of another kind of template", s.manifestPath(m.Digest))
+		}
+		base, err := s.load(ctx, low, full)
+		if err != nil {
+			return nil, err
+		}
+		t.over(base, *m.Layer)
+		return t, nil
+	}
+	root := filepath.Join(s.imageDir(m.Digest), "root.erofs")
+	check := m.Root.Check
+	if full {
+		check = m.Root.Verify
+	}
+	now, err := check(ctx, root)
+	if err != nil {
+		return nil, err
+	}
+	if now != m.Root {
+		m.Root = now
+		// The next call reads the image again if this cannot be written.
+		_ = writeJSON(s.manifestPath(m.Digest), m)
+	}
+	t.Root, t.RootDigest, t.Size = root, now.Digest, now.Size
+	return t, nil
+}
+
+func (s *Store) manifestPath(d turnstone.Digest) string {
+	return filepath.Join(s.imageDir(d), "manifest.json")
+}
+
+// manifest reads what is known of the build of the spec with that digest.
+func (s *Store) manifest(digest turnstone.Digest) (*manifest, error) {
+	path := s.manifestPath(digest)
+	m, err := readManifest(path)
+	if err != nil {
+		return nil, err
+	}
+	if m.Format != manifestVersion || m.Digest != digest {
+		return nil, fmt.Errorf("%s: is of another template, or another version", path)
+	}
+	return m, nil
+}
+
+func readManifest(path string) (*manifest, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	m := &manifest{}
+	if err := json.Unmarshal(b, m); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return m, nil
+}
+
+// BuiltLayers returns the layers of all templates that are built, whether a spec still
+// stands for them or not. What cannot be read is built anew when it is needed.
+func (s *Store) BuiltLayers() []Layer {
+	entries, err := os.ReadDir(s.dir)
+	if err != nil {
+		return nil
+	}
+	var all []Layer
+	for _, e := range entries {
+		digest, err := turnstone.ParseDigest("sha256:" + e.Name())
+		if err != nil {
+			continue
+		}
+		if m, err := s.manifest(digest); err == nil && m.Layer != nil {
+			all = append(all, *m.Layer)
+		}
+	}
+	return all
+}
+
+// over puts t, which is a layer, over its base.
+func (t *Template) over(base *Template, l Layer) {
+	t.Root, t.RootDigest = base.Root, base.RootDigest
+	t.Size = base.Size + l.Bytes
+	t.Layers = append(slices.Clone(base.Layers), l)
+	env := maps.Clone(base.Env)
+	if env == nil {
+		env = map[string]string{}
+	}
+	maps.Copy(env, t.Env)
+	t.Env = env
+	t.Workdir, t.User = or(t.Workdir, base.Workdir), or(t.User, base.User)
+	t.Machine = t.Machine.Over(base.Machine)
+	for _, v := range []struct {
+		to   *map[string]string
+		from map[string]string
+	}{{&t.Packages, base.Packages}, {&t.Pip, base.Pip}, {&t.Npm, base.Npm}} {
+		all := maps.Clone(v.from)
+		if all == nil {
+			all = map[string]string{}
+		}
+		maps.Copy(all, *v.to)
+		*v.to = all
+	}
+}
+
+// versions notes what the build took from pip and npm.
+func (t *Template) versions(l *Lock) {
+	if l == nil {
+		return
+	}
+	t.Pip, t.Npm = map[string]string{}, map[string]string{}
+	for _, f := range l.Pip {
+		t.Pip[f.Name] = f.Version
+	}
+	for _, p := range l.Npm {
+		t.Npm[p.Name] = p.Version
+	}
+}
+
+func or(a, b string) string {
+	if a == "" {
+		return b
+	}
+	return a
+}
+
