@@ -166,4 +166,3 @@ func or(a, b string) string {
 	}
 	return a
 }
-
