@@ -14,7 +14,7 @@ import (
 // real returns what there is, the best first.
 func real(c *Chooser) []option {
 	return []option{
-		{name: Firecracker, how: "KVM", microVM: true, open: c.firecracker},
+		{name: Firecracker, how: "KVM", microVM: true, home: true, open: c.firecracker},
 		{name: QEMU, how: "KVM", microVM: true, home: true, open: func(ctx context.Context) (substrate.Substrate, error) { return c.qemu(ctx, true) }},
 		{name: GVisor, open: c.gvisor},
 		{name: QEMU, how: "TCG", microVM: true, home: true, open: func(ctx context.Context) (substrate.Substrate, error) { return c.qemu(ctx, false) }},

@@ -53,7 +53,7 @@ func TestChoose(t *testing.T) {
 		{nil, Auto, Needs{}, "nothing here can run a sandbox"},
 		{everything[2:], Auto, micro, "qemu TCG"},
 		{everything[2:3], Auto, micro, "nothing here can run a sandbox"},
-		{everything, Auto, disk, "qemu KVM"},
+		{everything, Auto, disk, "firecracker KVM"},
 		{everything[2:], Auto, disk, "qemu TCG"},
 		{everything, QEMU, Needs{}, "qemu KVM"},
 		{everything[2:], QEMU, Needs{}, "qemu TCG"},

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/turntest"
@@ -52,4 +54,24 @@ func TestConformance(t *testing.T) {
 	h := turntest.Home(t)
 	m := testMachine(t, h)
 	substratetest.Run(t, newSubstrate(t, h), substratetest.Config{Machine: m, Network: network, End: endSandbox})
+}
+
+// Root's runsc changes the owner of what it has as standard streams.
+func TestProofLeavesDevNull(t *testing.T) {
+	h := &home.Home{Dir: t.TempDir()}
+	turntest.Home(t) // finds runsc
+	s, err := New(t.Context(), h, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before, after unix.Stat_t
+	if err := unix.Stat(os.DevNull, &before); err != nil {
+		t.Fatal(err)
+	}
+	if ok, why := s.Usable(t.Context()); !ok {
+		t.Fatal(why)
+	}
+	if err := unix.Stat(os.DevNull, &after); err != nil || after.Uid != before.Uid || after.Gid != before.Gid || after.Mode != before.Mode {
+		t.Errorf("%s was %d:%d %o and is %d:%d %o, %v", os.DevNull, before.Uid, before.Gid, before.Mode, after.Uid, after.Gid, after.Mode, err)
+	}
 }

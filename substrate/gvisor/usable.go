@@ -56,7 +56,8 @@ func (s *Substrate) prove(ctx context.Context) (verdict, error) {
 	began := time.Now()
 	cmd := s.command(dir, "do", "--quiet", "true")
 	out := tail{limit: 8 << 10}
-	cmd.Stdout, cmd.Stderr = &out, &out
+	// A pipe, not /dev/null: root's runsc gives its standard streams to the sandbox's user.
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(""), &out, &out
 	done := make(chan error, 1)
 	if err := launch(cmd, func(err error) { done <- err }); err != nil {
 		return verdict{Reason: explainStart(err.Error()), When: time.Now().UTC()}, nil
