@@ -63,12 +63,16 @@ bin/runsc: $(RUNSC_INPUTS)
 run: setup build ## set up, build, and run examples/weather.md
 	bin/turn run examples/weather.md
 
+# The scripts with machines run on whatever substrate is chosen here; these on QEMU too.
+ON_QEMU := (run|session|kept|lifetime|network|sandbox-fork|secret)
+
 # The scripts that start machines run without the race detector, which makes each of their
 # many processes slow: what runs together in one, the tests of its package run with it.
 .PHONY: test
 test: setup-tests build check ## set up, build, and run every test; as root, the tests with machines also as an ordinary user
 	$(GO) test -race -timeout $(TIMEOUT) -skip '^TestMachineScript$$' ./...
 	$(GO) test -timeout $(TIMEOUT) -run '^TestMachineScript$$' ./cmd/turn
+	TURN_SUBSTRATE=qemu $(GO) test -timeout $(TIMEOUT) -run '^TestMachineScript$$/^$(ON_QEMU)$$' ./cmd/turn
 	@scripts/test-as-user
 
 .PHONY: check
