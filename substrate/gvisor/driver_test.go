@@ -30,6 +30,13 @@ func TestMain(m *testing.M) {
 		hold(dir)
 		return
 	}
+	if mode := os.Getenv("TURNSTONE_BENCH"); mode != "" {
+		if err := benchmark(mode); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	os.Exit(m.Run())
 }
 
