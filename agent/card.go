@@ -22,7 +22,8 @@ import (
 )
 
 const (
-	cardName   = "eth0"
+	cardName   = "eth0"  // unless the machine has one of that name
+	otherCard  = "eth%d" // which the kernel gives a number
 	cardMTU    = 1500
 	maxCardMTU = 16 << 10
 	frameHead  = 4        // bytes before each frame: its length, big-endian
@@ -51,15 +52,14 @@ func (s *sandbox) Network(_ context.Context, c *wire.Conn, p *wire.SandboxNetwor
 	}
 	out, err := c.Sender(p.Out)
 	if err == nil {
-		if err = s.a.opt.card.connect(mac, int(p.MTU), &p.Network, in, out); err != nil {
-			out.Abort(err)
+		var name string
+		if name, err = s.a.opt.card.connect(mac, int(p.MTU), &p.Network, in, out); err == nil {
+			return &wire.SandboxNetworkResult{Interface: name}, nil
 		}
+		out.Abort(err)
 	}
-	if err != nil {
-		_ = in.Close()
-		return nil, err
-	}
-	return &wire.SandboxNetworkResult{Interface: cardName}, nil
+	_ = in.Close()
+	return nil, err
 }
 
 // A card is a TAP device, whose frames the agent carries to the host and back.
@@ -70,8 +70,9 @@ type card struct {
 
 	mu   sync.Mutex
 	tap  *os.File // nil: there is none
-	as   string   // what it was set up as
-	stop func()   // ends the carrying, and waits for that; nil: nothing is carried
+	name string
+	as   string // what it was set up as
+	stop func() // ends the carrying, and waits for that; nil: nothing is carried
 }
 
 // A frameSender is the stream to the host.
@@ -82,7 +83,7 @@ type frameSender interface {
 
 // connect makes the device, or takes the one that is there, and carries its frames
 // from then on until one of the streams ends, or it is called again.
-func (c *card) connect(mac net.HardwareAddr, mtu int, n *wire.SandboxNetwork, in io.ReadCloser, out frameSender) error {
+func (c *card) connect(mac net.HardwareAddr, mtu int, n *wire.SandboxNetwork, in io.ReadCloser, out frameSender) (name string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.stop != nil {
@@ -90,28 +91,30 @@ func (c *card) connect(mac net.HardwareAddr, mtu int, n *wire.SandboxNetwork, in
 		c.stop = nil
 	}
 	as := fmt.Sprint(mac, mtu, n.Address, n.Gateway)
-	if c.tap != nil && (c.as != as || !linkExists(cardName)) {
+	if c.tap != nil && (c.as != as || !linkExists(c.name)) {
 		_ = c.tap.Close() // and with it the device
 		c.tap = nil
 	}
 	if c.tap == nil {
-		tap, err := openTAP(cardName)
-		if err != nil {
-			return cardError(err)
+		if c.tap, c.name, err = openTAP(); err != nil {
+			c.tap = nil
+			return "", cardError(err)
 		}
-		if err := setCard(mac, mtu); err != nil {
-			return errors.Join(cardError(err), tap.Close())
+		if err := setCard(c.name, mac, mtu); err != nil {
+			err = errors.Join(cardError(err), c.tap.Close())
+			c.tap = nil
+			return "", err
 		}
-		c.tap, c.as = tap, as
+		c.as = as
 	}
-	if err := addressUp(cardName, n); err != nil {
-		return err
+	if err := addressUp(c.name, n); err != nil {
+		return "", err
 	}
 	if err := overwrite("/etc/resolv.conf", resolvConf(n)); err != nil {
-		return cardError(err)
+		return "", cardError(err)
 	}
 	c.stop = carry(c.tap, mtu, in, out)
-	return nil
+	return c.name, nil
 }
 
 // suspend prepares for a snapshot, when no process runs. The streams end with their
@@ -130,7 +133,7 @@ func (c *card) suspend() {
 }
 
 func cardError(err error) error {
-	return &turnstone.Error{Op: wire.MethodSandboxNetwork, Kind: turnstone.Unavailable, Subject: cardName, Err: err,
+	return &turnstone.Error{Op: wire.MethodSandboxNetwork, Kind: turnstone.Unavailable, Subject: "network card", Err: err,
 		Hint: "the sandbox's network card could not be set up; run with the network off, or report this"}
 }
 
@@ -141,10 +144,14 @@ func linkExists(name string) bool {
 
 // openTAP makes the device (the kernel's Documentation/networking/tuntap.rst). It
 // goes when the file is closed.
-func openTAP(name string) (*os.File, error) {
+func openTAP() (tap *os.File, name string, err error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, &os.PathError{Op: "open", Path: "/dev/net/tun", Err: err}
+		return nil, "", &os.PathError{Op: "open", Path: "/dev/net/tun", Err: err}
+	}
+	name = cardName
+	if linkExists(name) {
+		name = otherCard
 	}
 	var req struct { // struct ifreq
 		name  [unix.IFNAMSIZ]byte
@@ -155,15 +162,16 @@ func openTAP(name string) (*os.File, error) {
 	req.flags = unix.IFF_TAP | unix.IFF_NO_PI
 	if err := ioctl(fd, unix.TUNSETIFF, unsafe.Pointer(&req)); err != nil {
 		_ = unix.Close(fd)
-		return nil, os.NewSyscallError("TUNSETIFF", err)
+		return nil, "", os.NewSyscallError("TUNSETIFF", err)
 	}
+	name = unix.ByteSliceToString(req.name[:])
 	// Only now: the poller gives a device up that it was told of before.
-	return os.NewFile(uintptr(fd), name), nil
+	return os.NewFile(uintptr(fd), name), name, nil
 }
 
 // setCard gives the device its address and size.
-func setCard(mac net.HardwareAddr, mtu int) error {
-	link, err := netlink.LinkByName(cardName)
+func setCard(name string, mac net.HardwareAddr, mtu int) error {
+	link, err := netlink.LinkByName(name)
 	if err != nil {
 		return err
 	}
