@@ -6,11 +6,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"time"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/wire"
@@ -26,6 +29,8 @@ func benchmark(mode string) error {
 	switch mode {
 	case "floor":
 		return floor(h)
+	case "script":
+		return script(h)
 	case "memory":
 		return cloneMemory(h)
 	case "bare":
@@ -34,14 +39,16 @@ func benchmark(mode string) error {
 	return fmt.Errorf("unknown benchmark %q", mode)
 }
 
-// newest returns the folder and the manifest of the snapshot that was used for
-// the default shape last.
+// newest returns the folder and the manifest of the snapshot that was taken last of the
+// template whose root image has the digest $TURNSTONE_BENCH_ROOT_DIGEST, with the default
+// shape.
 func newest(h *home.Home) (dir string, m manifest, err error) {
 	all, _ := filepath.Glob(h.Path("snapshots", "*", manifestFile))
 	for _, path := range all {
 		var other manifest
 		b, rerr := os.ReadFile(path)
-		if rerr == nil && json.Unmarshal(b, &other) == nil && other.Taken.After(m.Taken) {
+		if rerr == nil && json.Unmarshal(b, &other) == nil && other.Taken.After(m.Taken) &&
+			string(other.Identity.Root) == os.Getenv("TURNSTONE_BENCH_ROOT_DIGEST") && other.Identity.Shape == turnstone.DefaultShape() {
 			dir, m = filepath.Dir(path), other
 		}
 	}
@@ -81,7 +88,15 @@ func clone(h *home.Home) (*machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	vm, err := start(binary, arguments(man.Identity.Accel, man.Identity.Shape, true, disks{}), f, man.Identity.Shape.Network)
+	args := arguments(man.Identity.Accel, man.Identity.Shape, true, disks{})
+	if os.Getenv("TURNSTONE_BENCH_NETWORK") == "user" { // QEMU's own network in the place of ours
+		for i, arg := range args {
+			if strings.HasPrefix(arg, "stream,id=net,") {
+				args[i] = "user,id=net"
+			}
+		}
+	}
+	vm, err := start(binary, args, f, man.Identity.Shape.Network)
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +111,8 @@ func clone(h *home.Home) (*machine, error) {
 
 var benchNetwork = wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway, DNS: []string{network.DNS}}
 
-func runTrue(vm *machine) error {
+// runIn has a fresh clone run a script.
+func runIn(vm *machine, script string, stdio wire.Stdio) error {
 	link, err := wire.NewLink(vm.agent, true)
 	if err != nil {
 		return err
@@ -113,19 +129,38 @@ func runTrue(vm *machine) error {
 		Hostname: "floor", MachineID: "0123456789abcdef0123456789abcdef", Network: &benchNetwork}); err != nil {
 		return err
 	}
-	exit, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", "true"}}, wire.Stdio{})
+	exit, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", script}}, stdio)
 	if err == nil && exit.Exit.ExitCode != 0 {
-		err = fmt.Errorf("true: exit %d", exit.Exit.ExitCode)
+		err = fmt.Errorf("%s: exit %d", script, exit.Exit.ExitCode)
 	}
 	return err
 }
 
 // floor is what no `turn run` can be faster than. The agent runs nothing before
-// it is configured, so that is part of it.
+// it is configured, so that is part of it. It prints how long it took without the
+// start and end of this program, in microseconds.
 func floor(h *home.Home) error {
+	began := time.Now()
 	vm, err := clone(h)
 	if err == nil {
-		err = runTrue(vm)
+		err = runIn(vm, "true", wire.Stdio{})
+	}
+	fmt.Println(time.Since(began).Microseconds())
+	if vm != nil {
+		_ = vm.Close()
+	}
+	return err
+}
+
+// script runs what comes from standard input in a clone.
+func script(h *home.Home) error {
+	text, err := io.ReadAll(os.Stdin)
+	if err != nil {
+		return err
+	}
+	vm, err := clone(h)
+	if err == nil {
+		err = runIn(vm, string(text), wire.Stdio{Out: os.Stdout, Err: os.Stderr})
 	}
 	if vm != nil {
 		_ = vm.Close()
@@ -150,7 +185,7 @@ func cloneMemory(h *home.Home) error {
 			return err
 		}
 		vms = append(vms, vm)
-		if err := runTrue(vm); err != nil {
+		if err := runIn(vm, "true", wire.Stdio{}); err != nil {
 			return err
 		}
 	}
