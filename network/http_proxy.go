@@ -90,6 +90,7 @@ type connection struct {
 	to     netip.AddrPort
 	name   string // the host that was wanted; empty: not known
 	scheme string // "https" once TLS was opened
+	only   bool   // nothing but requests that can be looked at is passed on
 }
 
 // host is what the connection's other end is called.
@@ -159,6 +160,10 @@ func (c *connection) forward(ctx context.Context, guest *eagerConn) {
 
 // carry finds out what is spoken on a connection and serves it.
 func (c *connection) carry(ctx context.Context, guest, upstream *eagerConn) {
+	if c.only {
+		c.forwardHTTP(ctx, guest, upstream)
+		return
+	}
 	select {
 	case <-guest.first:
 	default:
@@ -173,9 +178,7 @@ func (c *connection) carry(ctx context.Context, guest, upstream *eagerConn) {
 	}
 	switch said := c.firstWord(guest); {
 	case said == spokenHTTP:
-		f := c.forwarder(ctx, upstream)
-		c.serveHTTP(guest, f)
-		f.transport.CloseIdleConnections()
+		c.forwardHTTP(ctx, guest, upstream)
 	case said == spokenTLS && c.scheme == "http" && c.opens():
 		c.openTLS(ctx, guest, upstream)
 	case said == spokenTLS:
@@ -183,6 +186,13 @@ func (c *connection) carry(ctx context.Context, guest, upstream *eagerConn) {
 	default:
 		c.copy(guest, upstream, protocolTCP)
 	}
+}
+
+// forwardHTTP passes requests on. What is none is answered with an error.
+func (c *connection) forwardHTTP(ctx context.Context, guest, upstream *eagerConn) {
+	f := c.forwarder(ctx, upstream)
+	c.serveHTTP(guest, f)
+	f.transport.CloseIdleConnections()
 }
 
 // firstWord tells what the guest speaks, for which it may have to wait for the end
@@ -324,6 +334,11 @@ func (c *connection) checked(h http.Handler) http.Handler {
 			http.Error(w, "turnstone: this connection is to another host", http.StatusMisdirectedRequest)
 			return
 		}
+		if req.Method == http.MethodConnect { // what follows could not be looked at
+			c.refused("a tunnel through " + c.host())
+			http.Error(w, "turnstone: no tunnels through this connection", http.StatusMethodNotAllowed)
+			return
+		}
 		h.ServeHTTP(w, req)
 	})
 }
@@ -463,6 +478,11 @@ func (d *digester) digest() turnstone.Digest {
 
 // passOn makes a proxy pass requests on as they are.
 func passOn(r *httputil.ProxyRequest, scheme, host string) {
+	if hidesRequests(r.Out.Header.Get("Upgrade")) {
+		r.Out.Header.Del("Upgrade")
+		r.Out.Header.Del("Connection")
+		r.Out.Header.Del("Http2-Settings")
+	}
 	r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = scheme, host, r.In.Host
 	r.Out.URL.RawQuery = r.In.URL.RawQuery // also where it is none that Go reads
 	for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
@@ -470,4 +490,16 @@ func passOn(r *httputil.ProxyRequest, scheme, host string) {
 			r.Out.Header[name] = v
 		}
 	}
+}
+
+// hidesRequests tells whether an Upgrade header asks for requests in a form that is not
+// looked at: HTTP/2 in the clear (RFC 7540, 3.2), or TLS (RFC 2817).
+func hidesRequests(upgrade string) bool {
+	for protocol := range strings.SplitSeq(strings.ToLower(upgrade), ",") {
+		name, _, _ := strings.Cut(strings.TrimSpace(protocol), "/")
+		if name == "h2c" || name == "h2" || name == "http" || name == "tls" {
+			return true
+		}
+	}
+	return false
 }

@@ -433,3 +433,58 @@ func FuzzGreeting(f *testing.F) {
 		}
 	})
 }
+
+// A first request in another form is no way to send others unseen: one with a whole URL, a
+// tunnel through the host to itself, and a change to HTTP/2.
+func TestRequestsInOtherForms(t *testing.T) {
+	for first, want := range map[string]int{
+		"GET http://api.example.com/ HTTP/1.1\r\nHost: api.example.com\r\n\r\n":                                                                      200,
+		"GET http://api.example.com/ HTTP/1.1\r\nHost: evil.example\r\n\r\n":                                                                         200,
+		"CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com\r\n\r\n":                                                                      405,
+		"GET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n": 200,
+		"GET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: Upgrade\r\nUpgrade: websocket, TLS/1.0\r\n\r\n":                                      200,
+	} {
+		w := newWorld(t, Options{Policy: Policy{Only: true, Allow: rules(t, "api.example.com")}})
+		w.host.name("api.example.com", "198.51.100.1")
+		w.host.listen("198.51.100.1:80", upgrading)
+		w.ask("api.example.com", dnsmessage.TypeA)
+		c := w.mustDial("198.51.100.1:80")
+		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		br := bufio.NewReader(c)
+		_, _ = io.WriteString(c, first)
+		res, err := http.ReadResponse(br, nil)
+		if err != nil {
+			t.Fatalf("%q: %v", first, err)
+		}
+		body, _ := io.ReadAll(res.Body)
+		if res.StatusCode != want || want == 200 && !strings.Contains(string(body), "hello from api.example.com") {
+			t.Errorf("%q: %s %s", first, res.Status, body)
+		}
+		_, _ = c.Write(httpRequest("evil.example"))
+		if res, err = http.ReadResponse(br, nil); err == nil {
+			body, _ = io.ReadAll(res.Body)
+			if res.StatusCode != http.StatusMisdirectedRequest {
+				t.Errorf("%q, and then a request to another host: %s %s", first, res.Status, body)
+			}
+		}
+		_ = c.Close()
+	}
+}
+
+// upgrading is hello, which also changes to whatever protocol it is asked for.
+func upgrading(c net.Conn) {
+	defer c.Close()
+	br := bufio.NewReader(c)
+	for {
+		req, err := http.ReadRequest(br)
+		if err != nil {
+			return
+		}
+		if to := req.Header.Get("Upgrade"); to != "" {
+			_, _ = fmt.Fprintf(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", to)
+			continue
+		}
+		text := "hello from " + req.Host
+		_, _ = fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(text), text)
+	}
+}

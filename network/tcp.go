@@ -165,7 +165,7 @@ func (c *tcpConn) carry(ctx context.Context, host net.Conn, look bool) {
 // the connection was allowed for: what shares an address may not share a rule.
 func (c *tcpConn) requests(ctx context.Context, host net.Conn) {
 	p := NewProxy(ProxyOptions{Dialer: c.s.dialer, Resolver: c.s.resolver, Observer: counting{c.s}})
-	(&connection{p: p, to: c.to, name: c.name, scheme: "http"}).carry(ctx, newEager(c.guestConn), newEager(host))
+	(&connection{p: p, to: c.to, name: c.name, scheme: "http", only: true}).carry(ctx, newEager(c.guestConn), newEager(host))
 	_ = host.Close()
 }
 
