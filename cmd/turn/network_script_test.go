@@ -147,3 +147,14 @@ func eachFile(dir string, f func(path string, b []byte)) error {
 		return err
 	})
 }
+
+// reachable tells whether a page answers.
+func reachable(url string) bool {
+	client := &http.Client{Timeout: 10 * time.Second}
+	res, err := client.Head(url)
+	if err != nil {
+		return false
+	}
+	_ = res.Body.Close()
+	return res.StatusCode == http.StatusOK
+}

@@ -59,6 +59,11 @@ func TestMachineScript(t *testing.T) {
 			env.Setenv("TURN_HOME", home)
 			env.Setenv("SHARED", shared)
 			env.Values[serversKey{}] = map[string]*scriptServer{}
+			examples, err := filepath.Abs("../../examples")
+			if err != nil {
+				return err
+			}
+			env.Setenv("EXAMPLES", examples)
 			env.Setenv("TURN_BACKGROUND", "off") // nothing may write while the script's folder is removed
 			for _, key := range []string{"TURN_SUBSTRATE", "TURN_RUNSC"} {
 				if v := os.Getenv(key); v != "" {
@@ -87,6 +92,8 @@ func condition(name string) (bool, error) {
 	switch name {
 	case "stock": // where it cannot be had, hub's test of it fails
 		return hubtest.Install(context.Background()) == nil, nil
+	case "pypi":
+		return reachable("https://pypi.org/simple/pandas/"), nil
 	case "mounts":
 		return exec.Command("unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/tmp").Run() == nil, nil
 	}
