@@ -163,9 +163,8 @@ func (p *plan) check() error {
 	if p.timeout <= 0 {
 		return invalid("timeout", "%s is not a time to run", p.timeout)
 	}
-	if !slices.Contains(substrates.Names(), p.driver) {
-		return &turnstone.Error{Op: "executor.plan", Kind: turnstone.Invalid, Subject: "substrate " + p.driver,
-			Err: errors.New("is not known"), Hint: "known are " + strings.Join(substrates.Names(), ", ")}
+	if err := substrates.Fits(p.driver, p.needs()); err != nil {
+		return err
 	}
 	for _, kv := range p.env {
 		if name, _, ok := strings.Cut(kv, "="); !ok || !validEnvName(name) || strings.ContainsRune(kv, 0) {

@@ -66,19 +66,13 @@ type drivers func(c *Chooser) []option
 // Invalid for a name that is not known or that cannot serve needs, and Unavailable when
 // nothing works here.
 func (c *Chooser) Choose(ctx context.Context, name string, needs Needs) (substrate.Substrate, error) {
-	if !slices.Contains(Names(), name) {
-		return nil, &turnstone.Error{Op: "substrates.choose", Kind: turnstone.Invalid, Subject: "substrate " + name,
-			Err: errors.New("is not known"), Hint: "known are " + strings.Join(Names(), ", ")}
+	if err := Fits(name, needs); err != nil {
+		return nil, err
 	}
 	var tried []string
 	var last error
-	unfit := ""
 	for _, o := range c.options() {
-		if name != Auto && name != o.name {
-			continue
-		}
-		if why := o.lacks(needs); why != "" {
-			unfit = why
+		if name != Auto && name != o.name || o.lacks(needs) != "" {
 			continue
 		}
 		s, err := o.open(ctx)
@@ -90,15 +84,30 @@ func (c *Chooser) Choose(ctx context.Context, name string, needs Needs) (substra
 		}
 		tried, last = append(tried, o.String()+": "+err.Error()), err
 	}
-	switch {
-	case len(tried) == 0 && unfit != "":
-		return nil, &turnstone.Error{Op: "substrates.choose", Kind: turnstone.Invalid, Subject: "substrate " + name,
-			Err: errors.New(unfit), Hint: "use --substrate auto, which chooses one that can"}
-	case len(tried) == 1:
+	if len(tried) == 1 {
 		return nil, last
 	}
 	return nil, &turnstone.Error{Op: "substrates.choose", Kind: turnstone.Unavailable, Subject: "substrate " + name,
 		Err: fmt.Errorf("nothing here can run a sandbox: %s", strings.Join(tried, "; ")), Hint: "run `turn doctor`"}
+}
+
+// Fits returns an error of kind Invalid when name is no substrate's, or is that of one
+// that cannot serve needs on any machine. It starts nothing, and looks at nothing.
+func Fits(name string, needs Needs) error {
+	if !slices.Contains(Names(), name) {
+		return &turnstone.Error{Op: "substrates.choose", Kind: turnstone.Invalid, Subject: "substrate " + name,
+			Err: errors.New("is not known"), Hint: "known are " + strings.Join(Names(), ", ")}
+	}
+	why := ""
+	for _, o := range real(&Chooser{}) {
+		if name == Auto || name == o.name {
+			if why = o.lacks(needs); why == "" {
+				return nil
+			}
+		}
+	}
+	return &turnstone.Error{Op: "substrates.choose", Kind: turnstone.Invalid, Subject: "substrate " + name,
+		Err: errors.New(why), Hint: "use --substrate auto, which chooses one that can"}
 }
 
 // lacks says what of needs o does not give; empty: nothing.
