@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/sandboxes"
+	"turnstone.dev/turnstone/substrates"
 )
 
 const (
@@ -60,21 +60,23 @@ func (b *bench) forks(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var all, ram, holder []int64
+	var all, pss, ram, holder []int64
 	for _, id := range r.ids {
 		m, err := memoryOf(s, id)
 		if err != nil {
 			return err
 		}
-		all, ram, holder = append(all, m.all), append(ram, m.ram), append(holder, m.holder)
+		all, pss, ram, holder = append(all, m.machine), append(pss, m.pss), append(ram, m.ram), append(holder, m.holder)
 	}
-	fmt.Printf("\n## Live forks\n\nOne sandbox of %s with a shell that waits, cloned %d times by one command.\n\n", turnstone.DefaultShape().Memory, n)
+	fmt.Printf("\n## Live forks%s\n\nOne sandbox of %s with a shell that waits, cloned %d times by one command.\n\n", b.on(), turnstone.DefaultShape().Memory, n)
 	fmt.Printf("| what | |\n|---|---|\n")
 	fmt.Printf("| the first clone is up | %s |\n", r.first.Round(time.Millisecond))
 	fmt.Printf("| all are up | %s |\n", r.up.Round(time.Millisecond))
 	fmt.Printf("| all have answered a first command | %s |\n", r.answered.Round(time.Millisecond))
-	fmt.Printf("| what a guest has changed of its memory, median, after its first command | %s |\n", mib(medianOf(ram)))
-	fmt.Printf("| private memory of a clone's QEMU, with that, median | %s |\n", mib(medianOf(all)))
+	if b.substrate == substrates.QEMU {
+		fmt.Printf("| what a guest has changed of its memory, median, after its first command | %s |\n", mib(medianOf(ram)))
+	}
+	fmt.Printf("| memory of a clone's machine, median, after its first command: private, Pss | %s, %s |\n", mib(medianOf(all)), mib(medianOf(pss)))
 	fmt.Printf("| private memory of a clone's holder, median | %s |\n", mib(medianOf(holder)))
 	return nil
 }
@@ -139,7 +141,7 @@ func (b *bench) fork(ctx context.Context, s *sandboxes.Store, parent turnstone.S
 }
 
 // A cloneMemory is the memory of one clone that nobody else has, in bytes.
-type cloneMemory struct{ all, ram, holder int64 }
+type cloneMemory struct{ machine, pss, ram, holder int64 }
 
 func memoryOf(s *sandboxes.Store, id turnstone.SandboxID) (cloneMemory, error) {
 	var m cloneMemory
@@ -147,36 +149,22 @@ func memoryOf(s *sandboxes.Store, id turnstone.SandboxID) (cloneMemory, error) {
 	if err != nil {
 		return m, err
 	}
-	pid, err := childOf(i.Holder.PID)
-	if err != nil {
-		return m, err
-	}
 	if m.holder, err = ownIn(i.Holder.PID, "smaps_rollup", "", "Private_Dirty:", "Private_Clean:"); err != nil {
 		return m, err
 	}
-	if m.all, err = ownIn(pid, "smaps_rollup", "", "Private_Dirty:", "Private_Clean:"); err != nil {
+	machines := children(i.Holder.PID)
+	if len(machines) != 1 {
+		return m, fmt.Errorf("the holder of %s has the processes %v", id, machines)
+	}
+	all, err := memoryOfTree(machines[0])
+	if err != nil {
 		return m, err
 	}
-	m.ram, err = ownIn(pid, "smaps", "/vm/ram", "Anonymous:")
+	m.machine, m.pss = all.private, all.pss
+	if i.Substrate == substrates.QEMU {
+		m.ram, err = ownIn(machines[0], "smaps", "/vm/ram", "Anonymous:")
+	}
 	return m, err
-}
-
-// childOf returns the machine of a holder.
-func childOf(pid int) (int, error) {
-	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
-	if err != nil {
-		return 0, err
-	}
-	for _, path := range paths {
-		b, err := os.ReadFile(path)
-		if err != nil {
-			continue
-		}
-		if f := strings.Fields(string(b)); len(f) > 0 {
-			return strconv.Atoi(f[0])
-		}
-	}
-	return 0, fmt.Errorf("process %d has no child", pid)
 }
 
 // ownIn adds up fields of a process's mappings whose lines hold text. Of the memory of

@@ -28,7 +28,7 @@ func (b *bench) history(ctx context.Context) error {
 	size := int64(b.state) / int64(b.depth)
 	blob := filepath.Join(b.dir, "blob")
 	defer func() { _ = b.command(ctx, "session", "rm", name) }()
-	fmt.Printf("\n### Start on a history\n\nEach turn added %s; %s in all at the end. p50 of %d.\n\n", turnstone.Bytes(size).Human(), b.state.Human(), b.runs)
+	fmt.Printf("\n## Start on a history%s\n\nEach turn added %s; %s in all at the end. p50 of %d.\n\n", b.on(), turnstone.Bytes(size).Human(), b.state.Human(), b.runs)
 	fmt.Println("| turns | start | of the first | images under it | a turn that changes nothing: collect + keep | such a turn, whole |")
 	fmt.Println("|---|---|---|---|---|---|")
 	var first time.Duration

@@ -1,7 +1,7 @@
 // Command bench measures what docs/benchmarks.md reports: all in one run, because
 // only ratios mean something on a noisy machine. It prints markdown.
 //
-//	go run ./bench -turn bin/turn -floor bin/floor
+//	go run ./bench -turn bin/turn -floors bin/floors
 package main
 
 import (
@@ -26,7 +26,8 @@ import (
 func main() {
 	b := bench{state: 10 << 30}
 	flag.StringVar(&b.turn, "turn", "bin/turn", "the program to measure")
-	flag.StringVar(&b.floor, "floor", "bin/floor", "the floor: the test binary of package substrate/qemu")
+	flag.StringVar(&b.floors, "floors", ".cache/floors", "folder with the floors: gvisor.test and qemu.test, the test binaries of these packages below substrate")
+	flag.StringVar(&b.substrate, "substrate", "auto", "what the parts but substrates and commit are measured on")
 	flag.IntVar(&b.runs, "runs", 20, "runs of each start")
 	flag.StringVar(&b.stream, "stream", "1G", "how much the streaming step prints")
 	flag.Func("state", "how much the turns of the history part write in all (default 10G)", func(s string) (err error) {
@@ -43,11 +44,16 @@ func main() {
 }
 
 type bench struct {
-	turn, floor, stream string
-	only                string
-	state               turnstone.Bytes
-	runs, depth         int
-	dir, root           string
+	turn, floors, stream string
+	only, substrate      string
+	state                turnstone.Bytes
+	runs, depth          int
+	dir                  string
+
+	home      *home.Home
+	template  *template.Template // base
+	isolation string             // of substrate
+	peer      *peer              // of the part substrates
 }
 
 func (b *bench) all(ctx context.Context) error {
@@ -61,7 +67,7 @@ func (b *bench) all(ctx context.Context) error {
 		name string
 		turn bool // it takes a machine
 		run  func(context.Context) error
-	}{{"start", true, b.start}, {"memory", true, b.memory}, {"streaming", true, b.streaming}, {"wire", true, b.wire},
+	}{{"substrates", true, b.substrates}, {"start", true, b.start}, {"memory", true, b.memory}, {"streaming", true, b.streaming}, {"wire", true, b.wire},
 		{"shell", true, b.shell}, {"forks", true, b.forks}, {"parsing", false, b.parsing}, {"commit", false, b.commit}, {"history", true, b.history}} {
 		if b.only != "" && !slices.Contains(strings.Split(b.only, ","), part.name) {
 			continue
@@ -125,92 +131,37 @@ func peakMemory(pid int) (peak string) {
 
 func step(script string) string { return "```bash\n" + script + "\n```\n" }
 
-// prepare builds what is missing.
+// prepare finds what the turns run on, and builds what is missing.
 func (b *bench) prepare(ctx context.Context) error {
-	if _, _, _, err := b.run(ctx, step("true"), false); err != nil {
-		return err
-	}
-	h, err := home.Open()
-	if err != nil {
-		return err
-	}
-	tmpl, err := template.NewStore(h.Path("templates")).Ensure(ctx, executor.DefaultImage, func(string) {})
-	if err != nil {
-		return err
-	}
-	b.root = tmpl.Root
-	return nil
-}
-
-func (b *bench) start(ctx context.Context) error {
-	var floors, turns []time.Duration
-	phases := map[string][]time.Duration{}
-	var names []string
-	for range b.runs {
-		began := time.Now()
-		if out, err := b.floorCommand(ctx, "floor").CombinedOutput(); err != nil {
-			return fmt.Errorf("floor: %w: %s", err, out)
-		}
-		floors = append(floors, time.Since(began))
-		t, took, _, err := b.run(ctx, step("true"), false)
+	if os.Getenv("TURN_RUNSC") == "" { // it is beside turn, and not beside this program
+		path, err := filepath.Abs(filepath.Join(filepath.Dir(b.turn), "runsc"))
 		if err != nil {
 			return err
 		}
-		turns = append(turns, took)
-		rest := took
-		for _, p := range t.Phases {
-			d := time.Duration(p.Micros) * time.Microsecond
-			if phases[p.Name] == nil {
-				names = append(names, p.Name)
-			}
-			phases[p.Name] = append(phases[p.Name], d)
-			rest -= d
+		if err := os.Setenv("TURN_RUNSC", path); err != nil {
+			return err
 		}
-		phases["process"] = append(phases["process"], rest)
 	}
-	fmt.Printf("## Start\n\n| | p50 | p99 |\n|---|---|---|\n")
-	fmt.Printf("| floor: QEMU on the snapshot, until `bash -c true` has run | %s | %s |\n", ms(quantile(floors, 50)), ms(quantile(floors, 99)))
-	fmt.Printf("| `turn run` of one step `true`, the whole process | %s | %s |\n", ms(quantile(turns, 50)), ms(quantile(turns, 99)))
-	fmt.Printf("| ratio | %.2f | %.2f |\n\n", ratio(turns, floors, 50), ratio(turns, floors, 99))
-	fmt.Printf("| phase of `turn run` | p50 | p99 |\n|---|---|---|\n")
-	for _, name := range append(names, "process") {
-		fmt.Printf("| %s | %s | %s |\n", name, ms(quantile(phases[name], 50)), ms(quantile(phases[name], 99)))
+	if err := os.Setenv("TURN_SUBSTRATE", b.substrate); err != nil {
+		return err
 	}
-	fmt.Println()
-	return nil
-}
-
-// floorCommand runs the floor program in one of its modes on the same home.
-func (b *bench) floorCommand(ctx context.Context, mode string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, b.floor)
-	cmd.Env = append(os.Environ(), "TURNSTONE_BENCH="+mode, "TURNSTONE_BENCH_ROOT="+b.root)
-	return cmd
-}
-
-func (b *bench) memory(ctx context.Context) error {
-	out, err := b.floorCommand(ctx, "memory").Output()
-	if err != nil {
-		return fmt.Errorf("memory: %w: %s", err, out)
-	}
-	fmt.Printf("## Memory of a clone\n\n%s\n", out)
-	return nil
-}
-
-func (b *bench) streaming(ctx context.Context) error {
-	t, took, peak, err := b.run(ctx, step("grep VmHWM /proc/1/status")+step("head -c "+b.stream+" /dev/zero")+
-		step("grep VmHWM /proc/1/status"), true)
+	t, _, _, err := b.run(ctx, step("true"), false)
 	if err != nil {
 		return err
 	}
-	s := t.Steps[1]
-	bytesOut := s.StdoutInfo.Bytes
-	fmt.Printf("## Streaming\n\n| | |\n|---|---|\n| standard output of one step | %d bytes, %s |\n", bytesOut, s.StdoutInfo.Digest)
-	fmt.Printf("| time of that step | %s (%.0f MB/s) |\n", ms(time.Duration(s.Millis)*time.Millisecond), float64(bytesOut)/1e6/(float64(s.Millis)/1e3))
-	fmt.Printf("| whole turn | %s |\n", ms(took))
-	fmt.Printf("| peak memory of `turn` (QEMU not counted) | %s |\n", peak)
-	fmt.Printf("| peak memory of the agent, before and after | %s, %s |\n\n", field(t.Steps[0].Stdout), field(t.Steps[2].Stdout))
-	return nil
+	b.substrate, b.isolation = t.Substrate, t.Isolation
+	if err := os.Setenv("TURN_SUBSTRATE", b.substrate); err != nil {
+		return err
+	}
+	if b.home, err = home.Open(); err != nil {
+		return err
+	}
+	b.template, err = template.NewStore(b.home.Path("templates")).Ensure(ctx, executor.DefaultImage, func(string) {})
+	return err
 }
+
+// on is what a heading says of the substrate.
+func (b *bench) on() string { return fmt.Sprintf(" (%s, %s)", b.substrate, b.isolation) }
 
 func field(s string) string {
 	_, v, _ := strings.Cut(s, ":")

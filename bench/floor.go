@@ -1,0 +1,46 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone/substrates"
+)
+
+// A floor is the test binary of a substrate's package as a program of its own, which
+// drives the bare program of that substrate: the same snapshot, without what this project
+// has around it.
+func (b *bench) floor(ctx context.Context, substrate, mode string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, filepath.Join(b.floors, substrate+".test"))
+	cmd.Env = append(os.Environ(), "TURNSTONE_BENCH="+mode, "TURNSTONE_BENCH_ROOT="+b.template.Root,
+		"TURNSTONE_BENCH_ROOT_DIGEST="+string(b.template.RootDigest))
+	return cmd
+}
+
+// floorTime runs a mode that prints how long it took, and returns also how long the
+// whole process did.
+func (b *bench) floorTime(ctx context.Context, substrate, mode string) (inner, whole time.Duration, err error) {
+	var out, said strings.Builder
+	cmd := b.floor(ctx, substrate, mode)
+	cmd.Stdout, cmd.Stderr = &out, &said
+	began := time.Now()
+	if err := cmd.Run(); err != nil {
+		return 0, 0, fmt.Errorf("floor of %s: %w: %s", substrate, err, said.String())
+	}
+	whole = time.Since(began)
+	var micros int64
+	if _, err := fmt.Sscan(out.String(), &micros); err != nil {
+		return 0, 0, fmt.Errorf("floor of %s: %w: %q", substrate, err, out.String())
+	}
+	return time.Duration(micros) * time.Microsecond, whole, nil
+}
+
+// hasFloor says whether there is a floor of a substrate.
+func hasFloor(substrate string) bool {
+	return substrate == substrates.GVisor || substrate == substrates.QEMU
+}

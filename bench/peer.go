@@ -1,0 +1,65 @@
+package main
+
+import (
+	"errors"
+	"io"
+	"net"
+	"strings"
+)
+
+// A peer is a server on this machine's loopback that sandboxes speak to. The first byte
+// of a connection says what it is for: 'u' to take everything and answer with one byte
+// at its end, 'd' to send peerSize bytes, 'e' to answer with one byte.
+type peer struct {
+	l          net.Listener
+	addr, port string
+}
+
+// peerSize is how much is sent each way.
+const peerSize = 64 << 20
+
+func newPeer() (*peer, error) {
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	p := &peer{l: l, addr: l.Addr().String()}
+	_, p.port, _ = strings.Cut(p.addr, ":")
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err == nil {
+				go serve(conn)
+			}
+		}
+	}()
+	return p, nil
+}
+
+func (p *peer) close() { _ = p.l.Close() }
+
+func serve(conn net.Conn) {
+	defer func() { _ = conn.Close() }()
+	var kind [1]byte
+	if _, err := io.ReadFull(conn, kind[:]); err != nil {
+		return
+	}
+	switch kind[0] {
+	case 'u':
+		// A plain loop, since io.Discard would have the kernel throw everything away.
+		_, _ = io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{conn}, make([]byte, 256<<10))
+		_, _ = conn.Write(kind[:])
+	case 'd':
+		block := make([]byte, 256<<10)
+		for range peerSize / len(block) {
+			if _, err := conn.Write(block); err != nil {
+				return
+			}
+		}
+	case 'e':
+		_, _ = conn.Write(kind[:])
+	}
+}

@@ -1,0 +1,38 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"turnstone.dev/turnstone/executor"
+)
+
+// phases are where the time of turns went, in the order in which they first came.
+type phases struct {
+	names []string
+	took  map[string][]time.Duration
+}
+
+func newPhases() *phases { return &phases{took: map[string][]time.Duration{}} }
+
+// add takes in a turn whose whole process took took. What is in no phase is the
+// process's own.
+func (p *phases) add(turn []executor.Phase, took time.Duration) {
+	for _, ph := range turn {
+		d := time.Duration(ph.Micros) * time.Microsecond
+		if p.took[ph.Name] == nil {
+			p.names = append(p.names, ph.Name)
+		}
+		p.took[ph.Name] = append(p.took[ph.Name], d)
+		took -= d
+	}
+	p.took["process"] = append(p.took["process"], took)
+}
+
+func (p *phases) print() {
+	fmt.Printf("| phase of `turn run` | p50 | p99 |\n|---|---|---|\n")
+	for _, name := range append(p.names, "process") {
+		fmt.Printf("| %s | %s | %s |\n", name, ms(quantile(p.took[name], 50)), ms(quantile(p.took[name], 99)))
+	}
+	fmt.Println()
+}

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone/substrates"
+)
+
+// startGoals are how many times as long as its floor a turn may take, at p50: on gVisor
+// that of `runsc restore`, which does less than a turn's floor.
+const (
+	restoreGoal = 1.5
+	floorGoal   = 1.3
+)
+
+// start measures `turn run` beside the shortest way to the same end on the same substrate.
+func (b *bench) start(ctx context.Context) error {
+	if !hasFloor(b.substrate) {
+		fmt.Printf("## Start\n\nThere is no floor to measure %s beside.\n\n", b.substrate)
+		return nil
+	}
+	var restores, floors, turns []time.Duration
+	phases := newPhases()
+	for range b.runs {
+		if b.substrate == substrates.GVisor {
+			took, _, err := b.floorTime(ctx, b.substrate, "restore")
+			if err != nil {
+				return err
+			}
+			restores = append(restores, took)
+		}
+		_, took, err := b.floorTime(ctx, b.substrate, "floor")
+		if err != nil {
+			return err
+		}
+		floors = append(floors, took)
+		t, took, _, err := b.run(ctx, step("true"), false)
+		if err != nil {
+			return err
+		}
+		turns = append(turns, took)
+		phases.add(t.Phases, took)
+	}
+	fmt.Printf("## Start%s\n\n| | p50 | p99 |\n|---|---|---|\n", b.on())
+	row := func(what string, d []time.Duration) {
+		fmt.Printf("| %s | %s | %s |\n", what, ms(quantile(d, 50)), ms(quantile(d, 99)))
+	}
+	if len(restores) > 0 {
+		row("bare `runsc restore --detach` of the checkpoint, until it returns", restores)
+	}
+	row("floor: the bare program on the snapshot, until `bash -c true` has run, the whole process", floors)
+	row("`turn run` of one step `true`, the whole process", turns)
+	if len(restores) > 0 {
+		fmt.Printf("| `turn run` : bare restore (goal: %g) | %.2f | %.2f |\n", restoreGoal, ratio(turns, restores, 50), ratio(turns, restores, 99))
+	}
+	fmt.Printf("| `turn run` : floor (goal on qemu: %g) | %.2f | %.2f |\n\n", floorGoal, ratio(turns, floors, 50), ratio(turns, floors, 99))
+	phases.print()
+	return nil
+}
+
+func (b *bench) streaming(ctx context.Context) error {
+	const peakOfAgent = "grep VmHWM /proc/1/status || grep VmRSS /proc/1/status" // gVisor knows no peak
+	t, took, peak, err := b.run(ctx, step(peakOfAgent)+step("head -c "+b.stream+" /dev/zero")+step(peakOfAgent), true)
+	if err != nil {
+		return err
+	}
+	s := t.Steps[1]
+	bytesOut := s.StdoutInfo.Bytes
+	name, _, _ := strings.Cut(t.Steps[0].Stdout, ":")
+	fmt.Printf("## Streaming%s\n\n| | |\n|---|---|\n| standard output of one step | %d bytes, %s |\n", b.on(), bytesOut, s.StdoutInfo.Digest)
+	fmt.Printf("| time of that step | %s (%.0f MB/s) |\n", ms(time.Duration(s.Millis)*time.Millisecond), float64(bytesOut)/1e6/(float64(s.Millis)/1e3))
+	fmt.Printf("| whole turn | %s |\n", ms(took))
+	fmt.Printf("| peak memory of `turn` (VmHWM; the machine is not counted) | %s |\n", peak)
+	fmt.Printf("| memory of the agent (%s), before and after | %s, %s |\n\n", name, field(t.Steps[0].Stdout), field(t.Steps[2].Stdout))
+	return nil
+}

@@ -1,0 +1,300 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/substrates"
+)
+
+// A column of the table of substrates is one way to run programs. A nil function is
+// something that it does not do.
+type column struct {
+	title, what string
+	host        string // address under which it finds this machine's loopback
+	start       func(ctx context.Context) (time.Duration, error)
+	restore     func(ctx context.Context) (time.Duration, error)
+	fork        func(ctx context.Context) (time.Duration, error)
+	script      func(ctx context.Context, text string) (string, error)
+	memory      func(ctx context.Context) (processMemory, error)
+	close       func()
+
+	took map[string][]time.Duration // by row
+	held processMemory
+}
+
+const (
+	forkRuns   = 5
+	scriptRuns = 3
+)
+
+// The rows whose times are not of a script.
+const (
+	rowStart   = "start"
+	rowRestore = "restore"
+	rowFork    = "fork"
+)
+
+// A script is a program that is measured. It prints microseconds.
+type script struct {
+	row  string
+	text string
+	// print says what a cell shows of the median, and of what is native.
+	print func(took, native time.Duration) string
+}
+
+const perSecond = float64(time.Second)
+
+// scripts are what runs in each column. HOST and PORT are where the peer is.
+var scripts = []script{
+	{"CPU: a loop in Perl (goal: 0.95 of native)", perl(`my ($x, $s, %h) = (1, ""); for (1 .. 4000000) { $x = ($x * 1103515245 + 12345) & 0x7fffffff; $h{$x % 1000} += $x; $s .= chr(65 + $x % 26) if $x % 64 == 0 }`),
+		func(took, native time.Duration) string {
+			return fmt.Sprintf("%.2f s (%.2f)", took.Seconds(), float64(native)/float64(took))
+		}},
+	{"a system call (`getppid`)", perl(`getppid for 1 .. 200000`), each(200000, time.Microsecond, "µs")},
+	{"fork + exec of `/bin/true`, by bash", `for ((i = 0; i < 10; i++)); do /bin/true; done; a=$EPOCHREALTIME; for ((i = 0; i < 200; i++)); do /bin/true; done; b=$EPOCHREALTIME; echo $((${b/./} - ${a/./}))`,
+		each(200, time.Millisecond, "ms")},
+	{"write of 256 MiB, fsync", perl(`my $b = join "", map { chr(int rand 256) } 1 .. 4096; $b x= 256; $t = Time::HiRes::time(); open my $f, ">", "/tmp/large" or die $!; for (1 .. 256) { syswrite($f, $b) == length $b or die $! } $f->sync or die $!; close $f`, `unlink "/tmp/large"`),
+		rate(256<<20/1e6, "MB/s")},
+	{"5,000 files of 1 KB", perl(`my $b = "x" x 1000; mkdir "/tmp/small" or die $!; $t = Time::HiRes::time(); for (1 .. 5000) { open my $f, ">", "/tmp/small/$_" or die $!; syswrite $f, $b; close $f or die $! }`, `unlink "/tmp/small/$_" for 1 .. 5000; rmdir "/tmp/small"`),
+		rate(5000, "files/s")},
+	{"TCP to this machine", perl(dial + `my $b = "x" x 65536; my $s = at(); syswrite $s, "u"; for (1 .. SIZE / 65536) { syswrite($s, $b) == length $b or die $! } shutdown $s, 1; sysread($s, $b, 1) == 1 or die "cut off"`),
+		rate(peerSize/1e6, "MB/s")},
+	{"TCP from this machine", perl(dial + `my $s = at(); syswrite $s, "d"; my $all = 0; while (my $n = sysread $s, my $b, 65536) { $all += $n } $all == SIZE or die "$all"`),
+		rate(peerSize/1e6, "MB/s")},
+	{"a connection, until its first byte", perl(dial + `for (1 .. 50) { my $s = at(); syswrite $s, "e"; sysread($s, my $b, 1) == 1 or die "cut off" }`), each(50, time.Millisecond, "ms")},
+}
+
+// dial defines a connection to the peer.
+const dial = `sub at { IO::Socket::INET->new(PeerAddr => "HOST", PeerPort => PORT) or die $! } at(); $t = Time::HiRes::time(); `
+
+// perl measures a program in Perl, which every Debian has; after comes when the time is taken.
+func perl(program string, after ...string) string {
+	return `exec /usr/bin/perl -MTime::HiRes -MIO::Handle -MIO::Socket::INET -e '$SIG{PIPE} = "IGNORE"; my $t = Time::HiRes::time(); ` + program +
+		`; printf "%d\n", (Time::HiRes::time() - $t) * 1e6; ` + strings.Join(after, "; ") + `'`
+}
+
+// each divides by n.
+func each(n int, unit time.Duration, name string) func(took, native time.Duration) string {
+	return func(took, _ time.Duration) string {
+		return fmt.Sprintf("%.2f %s", float64(took)/float64(n)/float64(unit), name)
+	}
+}
+
+// rate says how many of amount there are in a second.
+func rate(amount float64, name string) func(took, native time.Duration) string {
+	return func(took, _ time.Duration) string {
+		return fmt.Sprintf("%.0f %s", amount/(float64(took)/perSecond), name)
+	}
+}
+
+// substrates compares the substrates that work here with each other, with the programs
+// that they are made of, and with this machine itself.
+func (b *bench) substrates(ctx context.Context) error {
+	var err error
+	if b.peer, err = newPeer(); err != nil {
+		return err
+	}
+	defer b.peer.close()
+	columns, absent, err := b.columns(ctx)
+	defer func() {
+		for _, c := range columns {
+			if c.close != nil {
+				c.close()
+			}
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	for _, c := range columns {
+		c.took = map[string][]time.Duration{}
+	}
+	if err := b.measure(ctx, columns); err != nil {
+		return err
+	}
+	b.printSubstrates(columns, absent)
+	return nil
+}
+
+// columns are what is there to measure; absent says what is not.
+func (b *bench) columns(ctx context.Context) (all []*column, absent []string, err error) {
+	have := map[string]*product{}
+	for _, name := range []string{substrates.GVisor, substrates.QEMU, substrates.Firecracker} {
+		p, err := b.product(ctx, name)
+		if err != nil {
+			absent = append(absent, fmt.Sprintf("%s: %v", name, err))
+			continue
+		}
+		have[name] = p
+		all = append(all, &column{title: name, what: p.driver.Isolation() + "; start: `turn run` of one step `true`, the whole process; restore: the driver's restore, configure and `true`; " +
+			"fork: `turn sandbox fork`, until the clone has run `true`; the rest: in a sandbox, network: through the policy",
+			host: "10.0.2.2", start: p.start, restore: p.restore, fork: p.fork, script: p.script, memory: p.memory, close: p.close})
+	}
+	if len(all) == 0 {
+		return nil, nil, errors.New(strings.Join(absent, "; "))
+	}
+	var first *product
+	for _, name := range []string{substrates.GVisor, substrates.QEMU, substrates.Firecracker} {
+		if first = have[name]; first != nil {
+			break
+		}
+	}
+	tree, err := b.makeTree(ctx, first)
+	if err != nil {
+		return all, absent, err
+	}
+	if have[substrates.GVisor] != nil {
+		all = append(all, b.runscColumn(tree))
+	}
+	if have[substrates.QEMU] != nil {
+		all = append(all, b.qemuColumn())
+	}
+	return append(all, b.nativeColumn(tree)), absent, nil
+}
+
+// measure fills the columns, in turns, so that a slow minute is everybody's. What starts
+// a machine for the first time on this host is not counted.
+func (b *bench) measure(ctx context.Context, columns []*column) error {
+	type timed = func(ctx context.Context) (time.Duration, error)
+	for _, row := range []struct {
+		name string
+		runs int
+		of   func(c *column) timed
+	}{
+		{rowStart, b.runs, func(c *column) timed { return c.start }},
+		{rowRestore, b.runs, func(c *column) timed { return c.restore }},
+		{rowFork, forkRuns, func(c *column) timed { return c.fork }},
+	} {
+		for i := range row.runs + 1 {
+			for _, c := range columns {
+				run := row.of(c)
+				if run == nil {
+					continue
+				}
+				took, err := run(ctx)
+				if err != nil {
+					return fmt.Errorf("%s, %s: %w (%s)", c.title, row.name, err, turnstone.HintOf(err))
+				}
+				if i > 0 {
+					c.took[row.name] = append(c.took[row.name], took)
+				}
+			}
+		}
+	}
+	for _, c := range columns {
+		if c.memory != nil {
+			var err error
+			if c.held, err = c.memory(ctx); err != nil {
+				return fmt.Errorf("%s, memory: %w", c.title, err)
+			}
+		}
+	}
+	for _, s := range scripts {
+		for range scriptRuns {
+			for _, c := range columns {
+				if err := b.runScript(ctx, c, s); err != nil {
+					return fmt.Errorf("%s, %s: %w", c.title, s.row, err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func (b *bench) runScript(ctx context.Context, c *column, s script) error {
+	if err := b.flush(); err != nil {
+		return err
+	}
+	text := strings.NewReplacer("HOST", c.host, "PORT", b.peer.port, "SIZE", strconv.Itoa(peerSize)).Replace(s.text)
+	out, err := c.script(ctx, text)
+	if err != nil {
+		return err
+	}
+	micros, err := strconv.ParseInt(strings.TrimSpace(out), 10, 64)
+	if err != nil || micros <= 0 {
+		return fmt.Errorf("it printed %q", out)
+	}
+	c.took[s.row] = append(c.took[s.row], time.Duration(micros)*time.Microsecond)
+	return nil
+}
+
+func (b *bench) printSubstrates(columns []*column, absent []string) {
+	fmt.Printf("## Substrates\n\n%d starts and restores, %d forks, medians of %d of the rest; load of the machine at the end: %s.\n\n|", b.runs, forkRuns, scriptRuns, load())
+	for _, c := range columns {
+		fmt.Printf(" | %s", c.title)
+	}
+	fmt.Printf(" |\n|---|%s\n", strings.Repeat("---|", len(columns)))
+	line := func(name string, cell func(c *column) string) {
+		fmt.Printf("| %s", name)
+		for _, c := range columns {
+			text := cell(c)
+			if text == "" {
+				text = "–"
+			}
+			fmt.Printf(" | %s", text)
+		}
+		fmt.Println(" |")
+	}
+	median := func(c *column, row string, p int) string {
+		if len(c.took[row]) == 0 {
+			return ""
+		}
+		return ms(quantile(c.took[row], p))
+	}
+	line("start, p50", func(c *column) string { return median(c, rowStart, 50) })
+	line("start, p99", func(c *column) string { return median(c, rowStart, 99) })
+	line("restore, p50", func(c *column) string { return median(c, rowRestore, 50) })
+	line("live fork, p50", func(c *column) string { return median(c, rowFork, 50) })
+	bare := columns[len(columns)-1] // native
+	for _, s := range scripts {
+		line(s.row, func(c *column) string { return s.print(quantile(c.took[s.row], 50), quantile(bare.took[s.row], 50)) })
+	}
+	line("memory of a clone, private / Pss", func(c *column) string {
+		if c.memory == nil {
+			return ""
+		}
+		return mib(c.held.private) + " / " + mib(c.held.pss)
+	})
+	fmt.Println()
+	b.printGoals(columns)
+	for _, c := range columns {
+		fmt.Printf("- **%s**: %s.\n", c.title, c.what)
+	}
+	for _, why := range absent {
+		fmt.Printf("- not here: %s.\n", why)
+	}
+	fmt.Println()
+}
+
+// printGoals compares what the project has promised of gVisor.
+func (b *bench) printGoals(columns []*column) {
+	find := func(title string) *column {
+		for _, c := range columns {
+			if c.title == title {
+				return c
+			}
+		}
+		return nil
+	}
+	ours, runsc, own := find(substrates.GVisor), find("bare runsc"), find("native")
+	if ours == nil || runsc == nil {
+		return
+	}
+	cpu := scripts[0].row
+	fmt.Printf("| gvisor | measured | goal |\n|---|---|---|\n| `turn run` of `true` : bare `runsc restore` of the same checkpoint, p50 | %.2f | at most %.2f |\n", ratio(ours.took[rowStart], runsc.took[rowStart], 50), restoreGoal)
+	fmt.Printf("| CPU, of native | %.2f | at least 0.95 |\n\n", ratio(own.took[cpu], ours.took[cpu], 50))
+}
+
+// load is the machine's load average of the last minute.
+func load() string {
+	b, _ := os.ReadFile("/proc/loadavg")
+	first, _, _ := strings.Cut(string(b), " ")
+	return first
+}
