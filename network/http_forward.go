@@ -8,8 +8,10 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/http/httputil"
 	"net/netip"
+	"net/textproto"
 	"slices"
 	"sync"
 )
@@ -38,8 +40,8 @@ func (c *connection) forwarder(ctx context.Context, upstream net.Conn) *forwarde
 		return c.again(ctx) // the host has ended the first one
 	}
 	f.transport = &http.Transport{DialContext: dial, DialTLSContext: dial, DisableCompression: true, MaxConnsPerHost: 1, MaxIdleConnsPerHost: 1,
-		MaxResponseHeaderBytes: maxHeaders, TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{}}
-	f.proxy = &httputil.ReverseProxy{Transport: f.transport, FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0),
+		MaxResponseHeaderBytes: maxAnswer, TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{}}
+	f.proxy = &httputil.ReverseProxy{Transport: f, FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0),
 		Rewrite: f.rewrite, ModifyResponse: f.response, ErrorHandler: f.failed}
 	return f
 }
@@ -80,12 +82,26 @@ func (f *forwarder) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		sum := newDigester(f.c.p.opts.Secrets)
 		body := &sentBody{in: req.Body, sum: sum, rec: rec}
 		defer body.end()
+		rec.whole = body.end
 		if req.Body != nil && req.Body != http.NoBody {
 			req.Body = body
 		}
 	}
 	quiet(w)
 	f.proxy.ServeHTTP(w, req)
+}
+
+// RoundTrip implements http.RoundTripper. Secrets are masked in what comes before the answer
+// (status 100 to 199), which httputil.ReverseProxy passes on by itself.
+func (f *forwarder) RoundTrip(req *http.Request) (*http.Response, error) {
+	if needles := f.secrets.needles(); len(needles) > 0 {
+		req = req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
+			Got1xxResponse: func(_ int, h textproto.MIMEHeader) error {
+				maskHeader(http.Header(h), needles)
+				return nil
+			}}))
+	}
+	return f.transport.RoundTrip(req)
 }
 
 // quiet keeps net/http from adding headers that the answer does not have.
@@ -148,7 +164,7 @@ func (f *forwarder) response(res *http.Response) error {
 		return nil
 	}
 	rec.answered(res.StatusCode, res.Header)
-	res.Body = &receivedBody{in: newMaskReader(res.Body, needles), rec: rec}
+	res.Body = &receivedBody{in: newMaskReader(res.Body, needles), rec: rec, trailed: func() { maskHeader(res.Trailer, needles) }}
 	return nil
 }
 
@@ -156,14 +172,18 @@ func (f *forwarder) response(res *http.Response) error {
 func (f *forwarder) failed(w http.ResponseWriter, req *http.Request, err error) {
 	rec, _ := req.Context().Value(recordKey{}).(*requestRecord)
 	rec.ended(err)
-	http.Error(w, "turnstone: no answer from "+f.c.host()+": "+err.Error(), http.StatusBadGateway)
+	text := []byte(err.Error()) // has pieces of an answer that is none
+	blot(text, f.secrets.needles())
+	http.Error(w, "turnstone: no answer from "+f.c.host()+": "+shorten(string(text)), http.StatusBadGateway)
 }
 
 // A receivedBody records what an answer brings.
 type receivedBody struct {
-	in   io.ReadCloser
-	rec  *requestRecord
-	once sync.Once
+	in  io.ReadCloser
+	rec *requestRecord
+	// trailed is called when the answer is over, and its trailers are there.
+	trailed func()
+	once    sync.Once
 }
 
 // Read implements io.Reader.
@@ -171,6 +191,7 @@ func (b *receivedBody) Read(p []byte) (int, error) {
 	n, err := b.in.Read(p)
 	b.rec.received(p[:n])
 	if err != nil {
+		b.trailed()
 		b.end(err)
 	}
 	return n, err
@@ -187,6 +208,6 @@ func (b *receivedBody) end(err error) {
 		if errors.Is(err, io.EOF) {
 			err = nil
 		}
-		b.rec.ended(err)
+		b.rec.ended(err) // before the guest has the last of it, with which its turn may end
 	})
 }

@@ -56,10 +56,20 @@ func NewProxy(opts ProxyOptions) *Proxy {
 const (
 	dialTime      = 30 * time.Second
 	handshakeTime = 30 * time.Second
-	headerTime    = 5 * time.Minute // that a guest has to finish a request's headers
+	headerTime    = time.Minute     // that a guest has to finish a request's headers
 	partialTime   = 2 * time.Second // after a first word that may become HTTP
-	maxHeaders    = 1 << 20         // bytes of a request's headers
+	maxRequest    = 64 << 10        // bytes of a request's headers, which take some 20 times as much memory at worst
+	maxAnswer     = 256 << 10       // bytes of an answer's headers
+	maxReason     = 300             // bytes of what is told of a refusal, or of a failure
 )
+
+// shorten cuts s to what is told of it at most.
+func shorten(s string) string {
+	if len(s) > maxReason {
+		return s[:maxReason] + "…"
+	}
+	return s
+}
 
 // Intercept implements Interceptor.
 func (p *Proxy) Intercept(ctx context.Context, guest net.Conn, to netip.AddrPort, name string) bool {
@@ -104,7 +114,7 @@ func (c *connection) host() string {
 // refused tells that the guest was not let do something.
 func (c *connection) refused(reason string) {
 	if o := c.p.opts.Observer; o != nil {
-		o.Refused(Refusal{At: time.Now(), Protocol: "tcp", Host: c.name, Address: c.to, Reason: c.p.opts.Secrets.Mask(reason)})
+		o.Refused(Refusal{At: time.Now(), Protocol: "tcp", Host: c.name, Address: c.to, Reason: shorten(c.p.opts.Secrets.Mask(reason))})
 	}
 }
 
@@ -320,7 +330,7 @@ func (c *connection) copy(guest, upstream net.Conn, protocol string) {
 func (c *connection) serveHTTP(guest net.Conn, h http.Handler) {
 	conn := &closing{Conn: guest, closed: make(chan struct{}), idle: make(chan struct{})}
 	l := &oneConn{conn: conn}
-	srv := &http.Server{Handler: c.checked(conn.during(h)), ReadHeaderTimeout: headerTime, MaxHeaderBytes: maxHeaders, ErrorLog: log.New(io.Discard, "", 0)}
+	srv := &http.Server{Handler: c.checked(conn.during(h)), ReadHeaderTimeout: headerTime, MaxHeaderBytes: maxRequest, ErrorLog: log.New(io.Discard, "", 0)}
 	_ = srv.Serve(l)
 	_ = srv.Close()
 }

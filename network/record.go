@@ -80,6 +80,7 @@ const (
 	maxUnrecorded    = 50
 	MaxIndex         = 128 << 20 // bytes of the encoded Recording
 	maxRecordedField = 64 << 10  // bytes of a URL or a header
+	maxTexts         = 64 << 20  // bytes of an encoded Recording without pieces, of which each has at most 64
 )
 
 // Decode reads an encoded Recording, whose bytes are in a file of the given size. It may

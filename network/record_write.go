@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 
 	"turnstone.dev/turnstone"
@@ -32,6 +33,7 @@ type Recorder struct {
 	mu     sync.Mutex
 	rec    Recording
 	pieces int
+	texts  int64 // bytes of the encoded index, without pieces
 	asked  int64 // rec.Bytes when Room was asked last
 	open   map[*streamRecord]struct{}
 	done   bool
@@ -96,13 +98,38 @@ func (r *Recorder) keep(p []byte) (Span, bool) {
 	return s, true
 }
 
-// another says whether one more entry may be added to n. r.mu is held.
-func (r *Recorder) another(n int) bool {
+// another says whether one more entry, with these texts, may be added to n. r.mu is held.
+func (r *Recorder) another(n int, texts ...string) bool {
 	if r.done || r.rec.Cut != "" {
 		return false
 	}
 	if n >= maxEntries {
 		r.rec.Cut = fmt.Sprintf("it has more than %d entries", maxEntries)
+		return false
+	}
+	return r.count(append(texts, entryFrame)...)
+}
+
+// entryFrame is as long as what an entry's JSON has beside its texts, and as why it failed.
+var entryFrame = strings.Repeat("-", 300+maxReason)
+
+// count says whether texts may be added to the index, which is in memory until the turn
+// ends. r.mu is held.
+func (r *Recorder) count(texts ...string) bool {
+	for _, s := range texts {
+		if len(s) > maxRecordedField {
+			r.rec.Cut = fmt.Sprintf("an address or a header in it has more than %s", turnstone.Bytes(maxRecordedField).Human())
+			return false
+		}
+		for i := range len(s) { // JSON writes each other byte in at most six
+			if c := s[i]; c < ' ' || c > '~' || strings.IndexByte(`"\<>&`, c) >= 0 {
+				r.texts += 5
+			}
+		}
+		r.texts += int64(len(s)) + int64(len(`"",`))
+	}
+	if r.texts > maxTexts {
+		r.rec.Cut = "its index has more than " + turnstone.Bytes(maxTexts).Human()
 		return false
 	}
 	return true
@@ -139,10 +166,10 @@ func (r *Recorder) stream(s RecordedStream) *streamRecord {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.another(len(r.rec.Streams)) {
+	s.Host, s.Failed = r.opts.Secrets.Mask(s.Host), r.opts.Secrets.Mask(s.Failed)
+	if !r.another(len(r.rec.Streams), s.Host, s.Failed) {
 		return nil
 	}
-	s.Host, s.Failed = r.opts.Secrets.Mask(s.Host), r.opts.Secrets.Mask(s.Failed)
 	r.rec.Streams = append(r.rec.Streams, s)
 	rec := &streamRecord{r: r, i: len(r.rec.Streams) - 1}
 	if s.Failed == "" {
@@ -217,9 +244,10 @@ func (w pieceWriter) Write(p []byte) (int, error) {
 
 // A requestRecord is a request that is being recorded. A nil one keeps nothing.
 type requestRecord struct {
-	r *Recorder
-	i int
-	w io.WriteCloser
+	r     *Recorder
+	i     int
+	w     io.WriteCloser
+	whole func() // says what was sent, if that was not said yet; may be nil
 }
 
 // request begins the record of a request.
@@ -229,14 +257,11 @@ func (r *Recorder) request(method, url string, to netip.AddrPort) *requestRecord
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.another(len(r.rec.Answers)) {
+	url = r.opts.Secrets.Mask(url)
+	if !r.another(len(r.rec.Answers), method, url) {
 		return nil
 	}
-	if len(url) > maxRecordedField {
-		r.rec.Cut = "an address in it is too long"
-		return nil
-	}
-	r.rec.Answers = append(r.rec.Answers, RecordedRequest{Method: method, URL: r.opts.Secrets.Mask(url), Address: to, Failed: "the turn ended before the answer did"})
+	r.rec.Answers = append(r.rec.Answers, RecordedRequest{Method: method, URL: url, Address: to, Failed: "the turn ended before the answer did"})
 	q := &requestRecord{r: r, i: len(r.rec.Answers) - 1}
 	q.w = r.opts.Secrets.Writer(bodyWriter{q})
 	return q
@@ -260,7 +285,14 @@ func (q *requestRecord) answered(status int, header http.Header) {
 			kept[name] = append(kept[name], q.r.opts.Secrets.Mask(v))
 		}
 	}
-	q.edit(func(a *RecordedRequest) { a.Status, a.Header = status, kept })
+	q.edit(func(a *RecordedRequest) {
+		for name, values := range kept {
+			if q.r.rec.Cut != "" || !q.r.count(append(values, name)...) {
+				return
+			}
+		}
+		a.Status, a.Header = status, kept
+	})
 }
 
 // received keeps a part of the answer's body.
@@ -275,12 +307,19 @@ func (q *requestRecord) ended(err error) {
 	if q == nil {
 		return
 	}
+	if q.whole != nil {
+		q.whole()
+	}
 	_ = q.w.Close()
 	failed := ""
 	if err != nil {
-		failed = q.r.opts.Secrets.Mask(err.Error())
+		failed = shorten(q.r.opts.Secrets.Mask(err.Error()))
 	}
-	q.edit(func(a *RecordedRequest) { a.Failed = failed })
+	q.edit(func(a *RecordedRequest) {
+		if a.Status != 0 || failed != "" {
+			a.Failed = failed
+		}
+	})
 }
 
 func (q *requestRecord) edit(f func(*RecordedRequest)) {
@@ -325,15 +364,20 @@ func (r *Recorder) resolver(below Resolver) Resolver { return &recordingResolver
 // LookupNetIP implements Resolver.
 func (v *recordingResolver) LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error) {
 	addrs, err := v.Resolver.LookupNetIP(ctx, network, host)
-	l := RecordedLookup{Network: network, Name: bareName(host), Addresses: slices.Clone(addrs)}
+	// No more of them are used.
+	l := RecordedLookup{Network: network, Name: bareName(host), Addresses: slices.Clone(addrs[:min(len(addrs), 2*maxAnswers)])}
 	if err != nil {
 		var dns *net.DNSError
 		l.Error, l.NotFound = err.Error(), errors.As(err, &dns) && dns.IsNotFound
 	}
 	v.r.mu.Lock()
 	defer v.r.mu.Unlock()
-	if v.r.another(len(v.r.rec.Lookups)) {
-		l.Name, l.Error = v.r.opts.Secrets.Mask(l.Name), v.r.opts.Secrets.Mask(l.Error)
+	l.Name, l.Error = v.r.opts.Secrets.Mask(l.Name), v.r.opts.Secrets.Mask(l.Error)
+	texts := []string{l.Name, l.Error}
+	for _, a := range l.Addresses {
+		texts = append(texts, a.String())
+	}
+	if v.r.another(len(v.r.rec.Lookups), texts...) {
 		v.r.rec.Lookups = append(v.r.rec.Lookups, l)
 	}
 	return addrs, err
