@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -22,7 +23,9 @@ func BenchmarkStartDo(b *testing.B) {
 	s := newSubstrate(b, turntest.Home(b))
 	dir := b.TempDir()
 	for b.Loop() {
-		if out, err := s.command(dir, "do", "--quiet", "true").CombinedOutput(); err != nil {
+		cmd := s.command(dir, "do", "--quiet", "true")
+		cmd.Stdin = strings.NewReader("") // root's runsc would give /dev/null to the sandbox's user
+		if out, err := cmd.CombinedOutput(); err != nil {
 			b.Fatalf("%v: %s", err, out)
 		}
 	}
@@ -62,10 +65,16 @@ func BenchmarkStartBareRestore(b *testing.B) {
 		// Detached, runsc ends as soon as the sandbox runs.
 		cmd := s.command(dir, "restore", "--detach", "--bundle="+dir, "--pid-file="+pidFile, "--image-path="+checkpointDir, "bare")
 		cmd.ExtraFiles = in.list()
+		r, w, err := os.Pipe() // not /dev/null, which root's runsc would give to the sandbox's user
+		if err != nil {
+			b.Fatal(err)
+		}
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = r, w, w
 		if err := cmd.Run(); err != nil {
 			b.Fatal(err)
 		}
 		b.StopTimer()
+		_, _ = r.Close(), w.Close()
 		in.close()
 		_ = s.command(dir, "delete", "--force", "bare").Run()
 		b.StartTimer()
