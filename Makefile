@@ -78,7 +78,7 @@ test: setup-tests build check ## set up, build, and run every test; as root, the
 .PHONY: check
 check: ## go vet and gofmt
 	$(GO) vet ./...
-	@unformatted=$$(gofmt -l $$($(GO) list -f '{{.Dir}}' ./...)); \
+	@unformatted=$$(find . -path ./.cache -prune -o -name '*.go' -print | xargs gofmt -l); \
 	if [ -n "$$unformatted" ]; then echo "not formatted, run gofmt -w:"; echo "$$unformatted"; exit 1; fi
 
 .PHONY: short
