@@ -61,7 +61,7 @@ func TestNothingIsLeft(t *testing.T) {
 		if turn.Result != turnstone.Passed {
 			t.Errorf("%+v", turn)
 		}
-		if rep := ok[*Replay](t)(x.Replay(t.Context(), passed, nil, &observer{})); !rep.Same {
+		if rep := ok[*Replay](t)(x.Replay(t.Context(), passed, ReplayOptions{}, &observer{})); !rep.Same {
 			t.Errorf("%+v", rep)
 		}
 	}

@@ -49,10 +49,16 @@ type FileDifference struct {
 // maxDifferences bounds the files that a Replay lists.
 const maxDifferences = 1000
 
+// ReplayOptions are what a replay is given besides what is kept of the turn.
+type ReplayOptions struct {
+	Secrets   []string // NAME=VALUE: they were not kept, and have to be given again
+	Substrate string   // one of substrates.Names(); empty: what ran the turn
+}
+
 // Replay runs the turn that ref names again, in a clean sandbox on the state of
-// its parent, with what was given to it: the document, files, environment. Secrets
-// were not kept and have to be given again. The new turn becomes part of no session.
-func (x *Executor) Replay(ctx context.Context, ref string, secrets []string, obs Observer) (*Replay, error) {
+// its parent, with what was given to it: the document, files, environment. The new
+// turn becomes part of no session.
+func (x *Executor) Replay(ctx context.Context, ref string, opts ReplayOptions, obs Observer) (*Replay, error) {
 	cs, err := x.context(ctx)
 	if err != nil {
 		return nil, err
@@ -65,9 +71,12 @@ func (x *Executor) Replay(ctx context.Context, ref string, secrets []string, obs
 	if err != nil {
 		return nil, err
 	}
-	req, err := cs.again(ctx, rec, secrets)
+	req, err := cs.again(ctx, rec, opts.Secrets)
 	if err != nil {
 		return nil, err
+	}
+	if opts.Substrate != "" {
+		req.Substrate = opts.Substrate
 	}
 	turn, err := x.Run(ctx, *req, obs)
 	if turn == nil {

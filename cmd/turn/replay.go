@@ -12,10 +12,12 @@ import (
 type replayCmd struct {
 	Ref string `arg:"" help:"Turn to run again, as SESSION@N or its ID."`
 
-	Secret  []string `help:"Secret that the turn was given: NAME takes it from turn's own environment. May be given again." placeholder:"NAME[=VALUE]" sep:"none"`
-	JSON    bool     `name:"json" help:"Print the comparison as JSON, with the new receipt in it."`
-	Receipt bool     `help:"Print the new receipt instead of the comparison."`
-	Quiet   bool     `short:"q" help:"Show no progress."`
+	Secret []string `help:"Secret that the turn was given: NAME takes it from turn's own environment. May be given again." placeholder:"NAME[=VALUE]" sep:"none"`
+	// No default, and not TURN_SUBSTRATE: a replay is the same again.
+	Substrate string `help:"What runs the sandbox: auto, firecracker, qemu or gvisor (default: what ran the turn)." enum:",auto,firecracker,qemu,gvisor" default:"" placeholder:"NAME"`
+	JSON      bool   `name:"json" help:"Print the comparison as JSON, with the new receipt in it."`
+	Receipt   bool   `help:"Print the new receipt instead of the comparison."`
+	Quiet     bool   `short:"q" help:"Show no progress."`
 }
 
 // Help is shown below the flags' summary.
@@ -42,7 +44,7 @@ func (c *replayCmd) Run(a *app) error {
 	p := newProgress(a.stderr, styleOf(a.stderr, c.Quiet), 0)
 	a.logTo(p)
 	ctx, stop := interruptible(func(s string) { p.Say("turn: %s", s) }, exitAborted)
-	rep, err := executor.New(h).Replay(ctx, c.Ref, secrets, p)
+	rep, err := executor.New(h).Replay(ctx, c.Ref, executor.ReplayOptions{Secrets: secrets, Substrate: c.Substrate}, p)
 	p.Close()
 	stop()
 	switch {

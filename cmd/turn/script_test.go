@@ -19,6 +19,7 @@ import (
 	homepkg "turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/hub/hubtest"
 	"turnstone.dev/turnstone/internal/turntest"
+	"turnstone.dev/turnstone/substrates"
 )
 
 func TestMain(m *testing.M) {
@@ -33,7 +34,7 @@ func TestScript(t *testing.T) {
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		Cmds:                commands,
-		Condition:           condition,
+		Condition:           condition(""),
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("TURN_HOME", filepath.Join(env.WorkDir, "home"))
 			return nil
@@ -52,7 +53,7 @@ func TestMachineScript(t *testing.T) {
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		Cmds:                commands,
-		Condition:           condition,
+		Condition:           condition(shared),
 		Deadline:            time.Now().Add(13 * time.Minute),
 		Setup: func(env *testscript.Env) error {
 			home := filepath.Join(env.WorkDir, "home")
@@ -88,10 +89,19 @@ func TestMachineScript(t *testing.T) {
 
 // condition adds "mounts" to the conditions of scripts: a mount namespace of its own,
 // with a tmpfs in it, can be had. It takes root, and not every container allows it.
-func condition(name string) (bool, error) {
+// "gvisor" is that sandboxes start in gVisor; the home shared remembers it.
+func condition(shared string) func(name string) (bool, error) {
+	return func(name string) (bool, error) { return holds(shared, name) }
+}
+
+func holds(shared, name string) (bool, error) {
 	switch name {
 	case "stock": // where it cannot be had, hub's test of it fails
 		return hubtest.Install(context.Background()) == nil, nil
+	case "gvisor":
+		c := &substrates.Chooser{Home: &homepkg.Home{Dir: shared}}
+		_, err := c.Choose(context.Background(), substrates.GVisor, substrates.Needs{})
+		return err == nil, nil
 	case "pypi":
 		return reachable("https://pypi.org/simple/pandas/"), nil
 	case "mounts":
