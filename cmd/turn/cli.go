@@ -125,7 +125,7 @@ func newParser(c *cli, stdout, stderr io.Writer) (*kong.Kong, *bool, error) {
 	exited := new(bool)
 	p, err := kong.New(c,
 		kong.Name("turn"),
-		kong.Description("Runs the shell steps of a markdown document in a microVM and writes the results back into it."),
+		kong.Description("Runs the shell steps of a markdown document in a sandbox and writes the results back into it."),
 		kong.Writers(stdout, stderr),
 		kong.Exit(func(int) { *exited = true }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true}),

@@ -76,6 +76,9 @@ func (a *app) clean(text string) string {
 	return text
 }
 
+// replayFiles is how many files a comparison for people names: a terminal has few lines.
+const replayFiles = 50
+
 // replayText is the comparison for people.
 func replayText(rep *executor.Replay) string {
 	var b strings.Builder
@@ -96,11 +99,12 @@ func replayText(rep *executor.Replay) string {
 	for _, s := range rep.Steps {
 		fmt.Fprintf(&b, "  %s: %s\n", s.Name, strings.Join(s.What, "; "))
 	}
-	for _, f := range rep.Changes {
+	told := rep.Changes[:min(len(rep.Changes), replayFiles)]
+	for _, f := range told {
 		fmt.Fprintf(&b, "  %s: %s\n", named(f.Path), f.What)
 	}
-	if rep.More > 0 {
-		fmt.Fprintf(&b, "  and %d more files\n", rep.More)
+	if more := rep.More + len(rep.Changes) - len(told); more > 0 {
+		fmt.Fprintf(&b, "  and %d more files; --json names them, up to a bound\n", more)
 	}
 	if len(rep.Env) > 0 {
 		fmt.Fprintf(&b, "  environment: %s\n", strings.Join(rep.Env, ", "))

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -33,6 +34,18 @@ func TestNamesInLines(t *testing.T) {
 		if strings.Contains(line, evil) || strings.Contains(line, "\x1b") || !strings.Contains(line, `"/a\n\x1b[2Jb"`) {
 			t.Errorf("%q", line)
 		}
+	}
+}
+
+// TestReplayTextIsShort: a thousand files that differ do not hide the rest, and are counted.
+func TestReplayTextIsShort(t *testing.T) {
+	changes := slices.Repeat([]executor.FileDifference{{Path: "/a.pyc", What: "differs"}}, 1000)
+	text := replayText(&executor.Replay{Changes: changes, More: 7, Cwd: true})
+	if n := strings.Count(text, "/a.pyc"); n != replayFiles || !strings.Contains(text, "and 957 more files") || !strings.Contains(text, "the working directory") {
+		t.Errorf("%d files named in:\n%s", n, text)
+	}
+	if text := replayText(&executor.Replay{Changes: changes[:replayFiles]}); strings.Contains(text, "more files") {
+		t.Errorf("all are named:\n%s", text)
 	}
 }
 
