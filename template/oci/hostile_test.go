@@ -303,8 +303,19 @@ func TestOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	reg.Push(t, "short:1", short)
+	nameless, err := amd.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	nameless = nameless.DeepCopy()
+	nameless.OS, nameless.Architecture = "", ""
+	anywhere, err := mutate.ConfigFile(amd, nameless)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reg.Push(t, "anywhere:1", anywhere)
 	for name, want := range map[string]string{"arm": "linux/arm64, and not for linux/amd64", "arms": "it is for linux/arm64/v8, windows/amd64, and not", "none": "it is for nothing",
-		"liar": "linux/arm64, and not", "chart": "helm", "many": "513 layers", "short": "tells of 0", "good": "", "nested": ""} {
+		"liar": "linux/arm64, and not", "chart": "helm", "many": "513 layers", "short": "tells of 0", "good": "", "nested": "", "anywhere": ""} {
 		r, err := unpackAt(t, client(t), reg.Host+"/"+name+":1")
 		if want == "" {
 			if err != nil || r.res.Files == 0 {

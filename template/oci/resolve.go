@@ -222,7 +222,8 @@ func (img *Image) config(b []byte) error {
 	if err != nil {
 		return unusable("", "its config cannot be read: %v", err)
 	}
-	if cf.OS != platformOS || cf.Architecture != platformArch {
+	// Tools that append to nothing leave these out, against the specification; Docker takes such images too.
+	if cf.OS != "" && cf.OS != platformOS || cf.Architecture != "" && cf.Architecture != platformArch {
 		return otherPlatform([]string{platform(cf.OS, cf.Architecture, cf.Variant)})
 	}
 	if len(cf.RootFS.DiffIDs) != len(img.Layers) {
