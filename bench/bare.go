@@ -19,12 +19,18 @@ import (
 // treeScript writes a tar archive with the programs that the scripts use, and what these
 // need: the same files are measured in sandboxes, in bare ones and natively.
 const treeScript = `set -e; tar -ch $(for p in /bin/bash /bin/true /usr/bin/perl; do echo $p; ldd $p | grep -o '/[^ ]*' | grep -v :; done | sort -u) ` +
-	`/usr/lib/x86_64-linux-gnu/perl-base 2>/dev/null`
+	`$(perl -e 'print join " ", grep { -d } @INC') 2>/dev/null`
 
 // makeTree puts the programs of a sandbox's template into a folder of the host.
 func (b *bench) makeTree(ctx context.Context, p *product) (string, error) {
 	dir := filepath.Join(b.dir, "tree")
-	if err := os.MkdirAll(filepath.Join(dir, "tmp"), 0o755); err != nil {
+	for _, sub := range []string{"tmp", "dev"} {
+		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
+			return "", err
+		}
+	}
+	// perl -e reads it, and an empty file reads the same; a device would take root.
+	if err := os.WriteFile(filepath.Join(dir, "dev", "null"), nil, 0o644); err != nil {
 		return "", err
 	}
 	archive, err := p.script(ctx, treeScript)
@@ -42,7 +48,7 @@ func (b *bench) makeTree(ctx context.Context, p *product) (string, error) {
 // native returns a bash of the tree as an ordinary process of this machine.
 func native(ctx context.Context, tree, text string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "/bin/bash", "-c", text)
-	cmd.Dir, cmd.Env = "/", []string{"PATH=/usr/bin:/bin"}
+	cmd.Dir, cmd.Env = "/", []string{"PATH=/usr/bin:/bin", "LC_ALL=C"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: tree}
 	if os.Geteuid() != 0 {
 		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWUSER
@@ -52,15 +58,13 @@ func native(ctx context.Context, tree, text string) *exec.Cmd {
 	return cmd
 }
 
-// runscDo returns `runsc do` of a bash of the tree. Of gVisor's networks only the host's
-// own needs no interface to be made.
+// runscDo returns `runsc do` of a bash of the tree. Without root's rights it does not
+// change the network of this machine: for root it would make interfaces and rules.
 func runscDo(ctx context.Context, tree, state, text string) *exec.Cmd {
-	args := []string{"--root=" + state, "--platform=systrap", "--network=host", "--ignore-cgroups"}
-	if os.Geteuid() != 0 {
-		args = append(args, "--rootless")
-	}
-	args = append(args, "do", "--quiet", "--root="+tree, "--cwd=/", "/bin/bash", "-c", text)
-	return exec.CommandContext(ctx, os.Getenv("TURN_RUNSC"), args...)
+	cmd := exec.CommandContext(ctx, os.Getenv("TURN_RUNSC"), "--root="+state, "--rootless", "--platform=systrap", "--network=host", "--ignore-cgroups",
+		"do", "--quiet", "--root="+tree, "--cwd=/", "/bin/bash", "-c", text)
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
+	return cmd
 }
 
 func output(cmd *exec.Cmd) (string, error) {

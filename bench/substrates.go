@@ -72,11 +72,11 @@ var scripts = []script{
 }
 
 // dial defines a connection to the peer.
-const dial = `sub at { IO::Socket::INET->new(PeerAddr => "HOST", PeerPort => PORT) or die $! } at(); $t = Time::HiRes::time(); `
+const dial = `sub at { socket(my $s, PF_INET, SOCK_STREAM, 0) && connect($s, pack_sockaddr_in(PORT, inet_aton("HOST"))) or die $!; $s } at(); $t = Time::HiRes::time(); `
 
 // perl measures a program in Perl, which every Debian has; after comes when the time is taken.
 func perl(program string, after ...string) string {
-	return `exec /usr/bin/perl -MTime::HiRes -MIO::Handle -MIO::Socket::INET -e '$SIG{PIPE} = "IGNORE"; my $t = Time::HiRes::time(); ` + program +
+	return `exec /usr/bin/perl -MTime::HiRes -MIO::Handle -MSocket -e '$SIG{PIPE} = "IGNORE"; my $t = Time::HiRes::time(); ` + program +
 		`; printf "%d\n", (Time::HiRes::time() - $t) * 1e6; ` + strings.Join(after, "; ") + `'`
 }
 
