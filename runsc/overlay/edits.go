@@ -173,6 +173,16 @@ var edits = []edit{
 	cmd.Args = append(cmd.Args, "--total-memory", strconv.FormatUint(mem, 10))
 `},
 
+	// What root in a sandbox could do to the host's table of processes.
+	{"runsc: a limit of the host's processes", "runsc/cmd/sentry/sentrycmd/boot.go", `		timer.Reached("FD limit applied")
+	}
+`, `		timer.Reached("FD limit applied")
+	}
+	if err := limitProcesses(spec); err != nil {
+		util.Fatalf("Failed to limit processes: %v", err)
+	}
+`},
+
 	// An ordinary user who is root in a user namespace of his own may restore. gVisor
 	// refuses it because the command, unlike run, does not make that namespace itself.
 	{"runsc: restore by an ordinary user", "runsc/cmd/restore.go", `	if conf.Rootless {

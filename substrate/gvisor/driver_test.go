@@ -330,6 +330,25 @@ func TestHostLimit(t *testing.T) {
 	}
 }
 
+// TestProcessLimit: the host's kernel holds how many processes of the host a sandbox may
+// be, whatever root inside does.
+func TestProcessLimit(t *testing.T) {
+	h := turntest.Home(t)
+	s, m := newSubstrate(t, h), testMachine(t, h)
+	v := started(t, s, m)
+	pid, err := processID(v.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got unix.Rlimit
+	if err := unix.Prlimit(pid, unix.RLIMIT_NPROC, nil, &got); err != nil {
+		t.Fatal(err)
+	}
+	if want := uint64(hostProcesses(m.Shape)); got.Cur != want || got.Max != want {
+		t.Errorf("it may be %d processes, %d at most, and not %d", got.Cur, got.Max, want)
+	}
+}
+
 func TestStatusField(t *testing.T) {
 	for status, want := range map[string]int64{"VmRSS:\t  12 kB\nRssAnon:\t 345 kB\n": 345, "RssAnon: 0 kB": 0} {
 		if n, err := statusField(status, "RssAnon:"); err != nil || n != want {

@@ -30,6 +30,11 @@ var capabilities = []string{
 	"CAP_SYS_RAWIO", "CAP_SYS_RESOURCE", "CAP_SYS_TIME", "CAP_SYS_TTY_CONFIG", "CAP_SYSLOG", "CAP_WAKE_ALARM",
 }
 
+// hostProcesses is how many processes and threads of the host a sandbox may be. The
+// kernel in user space has some dozens, each process inside has one and at most one more
+// for each CPU; the agent lets there be 1024 inside.
+func hostProcesses(shape turnstone.Shape) int64 { return 512 + 1024*int64(shape.CPUs+2) }
+
 // spec returns the OCI configuration of a sandbox. It may differ between a checkpoint
 // and a restore in nothing but the paths of images and of dir, the sandbox's folder.
 func spec(dir string, in imagePaths, shape turnstone.Shape) ([]byte, error) {
@@ -77,6 +82,7 @@ func spec(dir string, in imagePaths, shape turnstone.Shape) ([]byte, error) {
 			Resources: &specs.LinuxResources{
 				Memory: &specs.LinuxMemory{Limit: &memory},
 				CPU:    &specs.LinuxCPU{Quota: &quota, Period: &period},
+				Pids:   &specs.LinuxPids{Limit: hostProcesses(shape)},
 			},
 		},
 	})
