@@ -2,7 +2,6 @@ package diagnose
 
 import (
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -10,18 +9,18 @@ import (
 )
 
 var (
-	bashLine    = regexp.MustCompile(`^(.{1,255}?): (-c: )?line (\d+): (.*)$`)
-	bashHeredoc = regexp.MustCompile("^warning: here-document at line (\\d+) delimited by end-of-file \\(wanted `(.*)'\\)$")
-	bashToken   = regexp.MustCompile("near unexpected token `(.*)'$|matching `(.*)'$|\\(error token is \"(.*)\"\\)$")
-	dashLine    = regexp.MustCompile(`^(.{1,255}?): (\d+): (.*)$`)
-	dashToken   = regexp.MustCompile(`^Syntax error: "(.*)" unexpected|can't cd to (.*)$|cannot (?:open|create) (.*): |^(?:.*: )?([^:]+): (?:not found|parameter not set|Permission denied)$`)
+	bashLine    = lazy(`^(.{1,255}?): (-c: )?line (\d+): (.*)$`)
+	bashHeredoc = lazy("^warning: here-document at line (\\d+) delimited by end-of-file \\(wanted `(.*)'\\)$")
+	bashToken   = lazy("near unexpected token `(.*)'$|matching `(.*)'$|\\(error token is \"(.*)\"\\)$")
+	dashLine    = lazy(`^(.{1,255}?): (\d+): (.*)$`)
+	dashToken   = lazy(`^Syntax error: "(.*)" unexpected|can't cd to (.*)$|cannot (?:open|create) (.*): |^(?:.*: )?([^:]+): (?:not found|parameter not set|Permission denied)$`)
 )
 
 // scanBash reads a message of bash: "NAME: line N: message", where NAME is the
 // script's path as bash was given it, or bash's own name for code from -c and from
 // standard input (Bash Reference Manual, and its error.c).
 func scanBash(c *search, ls []string, i int) (report, int, bool) {
-	m := bashLine.FindStringSubmatch(ls[i])
+	m := bashLine().FindStringSubmatch(ls[i])
 	if m == nil {
 		return report{}, 0, false
 	}
@@ -32,7 +31,7 @@ func scanBash(c *search, ls []string, i int) (report, int, bool) {
 	f.line, f.mark = number(m[3]), -1
 	r := report{tool: "bash", message: m[4], whole: m[1] == "environment"}
 	next := i + 1
-	if w := bashHeredoc.FindStringSubmatch(m[4]); w != nil {
+	if w := bashHeredoc().FindStringSubmatch(m[4]); w != nil {
 		f.line, f.words, r.rank = number(w[1]), []string{w[2]}, 1
 	} else {
 		f.words = bashWords(m[4])
@@ -55,7 +54,7 @@ func scanBash(c *search, ls []string, i int) (report, int, bool) {
 
 // scanDash reads a message of dash, Debian's sh: "NAME: N: message".
 func scanDash(c *search, ls []string, i int) (report, int, bool) {
-	m := dashLine.FindStringSubmatch(ls[i])
+	m := dashLine().FindStringSubmatch(ls[i])
 	if m == nil {
 		return report{}, 0, false
 	}
@@ -64,7 +63,7 @@ func scanDash(c *search, ls []string, i int) (report, int, bool) {
 		return report{}, 0, false
 	}
 	f.line, f.mark = number(m[2]), -1
-	if w := dashToken.FindStringSubmatch(m[3]); w != nil {
+	if w := dashToken().FindStringSubmatch(m[3]); w != nil {
 		f.words = []string{w[1], w[2], w[3], "$" + w[4], "${" + w[4], w[4]}
 	}
 	return report{tool: "sh", message: m[3], frames: []frame{f}}, i + 1, true
@@ -90,7 +89,7 @@ func (c *search) shellFrame(name string, argumentOnly bool) (frame, bool) {
 
 // bashWords returns what a message of bash is about, the likeliest first.
 func bashWords(message string) []string {
-	if m := bashToken.FindStringSubmatch(message); m != nil {
+	if m := bashToken().FindStringSubmatch(message); m != nil {
 		return []string{strings.TrimSpace(m[1] + m[2] + m[3])}
 	}
 	parts := strings.Split(message, ": ")

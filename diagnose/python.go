@@ -1,14 +1,13 @@
 package diagnose
 
 import (
-	"regexp"
 	"strings"
 )
 
 var (
-	pyFrame = regexp.MustCompile(`^( *)File "(.*?)", line (\d+)`)
-	pyError = regexp.MustCompile(`^[A-Za-z_][\w.]*(: .*|:)?$`)
-	pyGroup = regexp.MustCompile(`^ +[|+](-\+-+| |$)`) // the left edge of an exception group
+	pyFrame = lazy(`^( *)File "(.*?)", line (\d+)`)
+	pyError = lazy(`^[A-Za-z_][\w.]*(: .*|:)?$`)
+	pyGroup = lazy(`^ +[|+](-\+-+| |$)`) // the left edge of an exception group
 )
 
 const (
@@ -23,7 +22,7 @@ const (
 // traceback.
 func scanPython(_ *search, ls []string, i int) (report, int, bool) {
 	first := pyText(ls[i])
-	if !strings.HasSuffix(first, pyTraceback) && !pyFrame.MatchString(first) {
+	if !strings.HasSuffix(first, pyTraceback) && !pyFrame().MatchString(first) {
 		return report{}, 0, false
 	}
 	r := report{tool: "python"}
@@ -52,7 +51,7 @@ func scanPython(_ *search, ls []string, i int) (report, int, bool) {
 
 // pyText returns a line without the left edge that exception groups have.
 func pyText(line string) string {
-	if m := pyGroup.FindString(line); m != "" {
+	if m := pyGroup().FindString(line); m != "" {
 		return line[len(m):]
 	}
 	return line
@@ -62,13 +61,13 @@ func pyText(line string) string {
 func pyBlock(ls []string, i int) (frames []frame, message string, next int) {
 	for i < len(ls) {
 		line := pyText(ls[i])
-		m := pyFrame.FindStringSubmatch(line)
+		m := pyFrame().FindStringSubmatch(line)
 		if m == nil {
 			if strings.HasPrefix(line, "  ") && len(frames) > 0 { // [Previous line repeated 9 more times]
 				i++
 				continue
 			}
-			if pyError.MatchString(line) {
+			if pyError().MatchString(line) {
 				return frames, line, i + 1
 			}
 			return frames, "", i
@@ -78,7 +77,7 @@ func pyBlock(ls []string, i int) (frames []frame, message string, next int) {
 		indent := m[1] + "  "
 		for first := true; i < len(ls); i, first = i+1, false {
 			line := pyText(ls[i])
-			if !strings.HasPrefix(line, indent) || pyFrame.MatchString(line) {
+			if !strings.HasPrefix(line, indent) || pyFrame().MatchString(line) {
 				break
 			}
 			if first {
@@ -113,7 +112,7 @@ func pyChained(ls []string, i int) (int, bool) {
 		if line == pyDuring || line == pyCause {
 			for i++; i < len(ls) && strings.TrimSpace(pyText(ls[i])) == ""; i++ {
 			}
-			return i, i < len(ls) && (strings.HasSuffix(pyText(ls[i]), pyTraceback) || pyFrame.MatchString(pyText(ls[i])))
+			return i, i < len(ls) && (strings.HasSuffix(pyText(ls[i]), pyTraceback) || pyFrame().MatchString(pyText(ls[i])))
 		}
 		if strings.HasSuffix(line, pyTraceback) {
 			break

@@ -51,7 +51,7 @@ var languages = map[string][]string{
 
 // target is the file that a here-document is written to, in a command whose
 // language nobody knows: a Makefile, C.
-var target = regexp.MustCompile(`(?:(?:^|[^\d&>])>>?|\btee(?: -a| --append)?)\s*["']?([\w./@%+,=-]+)`)
+var target = lazy(`(?:(?:^|[^\d&>])>>?|\btee(?: -a| --append)?)\s*["']?([\w./@%+,=-]+)`)
 
 // addRegions notes the code in a step's script. What does not lie within the
 // script is left out: the script comes from a parser, but this is cheap.
@@ -87,7 +87,7 @@ func (d *Diagnoser) addRegions(step int) {
 			}) {
 				r := region{step: step, command: id, from: data, start: h.Span.Start, end: h.Span.End, verbatim: h.Verbatim}
 				head := src[c.Span.Start:min(max(c.Span.Start, r.start), c.Span.End)]
-				if m := target.FindSubmatch(head[:min(len(head), maxLine)]); m != nil && !h.String {
+				if m := target().FindSubmatch(head[:min(len(head), maxLine)]); m != nil && !h.String {
 					r.from, r.name, r.path = file, string(m[1]), absolute(s.Dir, string(m[1]))
 					r.appended = appends(head, r.name)
 				}
@@ -188,7 +188,7 @@ func (c *search) nearest(is func(region) bool) []region {
 
 // foreign are paths of code that is installed. It can have the names that an
 // author's files have, as index.js.
-var foreign = regexp.MustCompile(`^/(usr|lib|opt|snap|nix)/|/(node_modules|site-packages|dist-packages|gems|vendor)/|/lib/(python|ruby|perl|node)`)
+var foreign = lazy(`^/(usr|lib|opt|snap|nix)/|/(node_modules|site-packages|dist-packages|gems|vendor)/|/lib/(python|ruby|perl|node)`)
 
 // files returns the code that was written to a file, by its path, else by its name
 // if only one file has it. Of several writings the last counts, and before it those
@@ -214,7 +214,7 @@ func (c *search) files(name string) []region {
 			paths[r.path] = true
 		}
 	}
-	if len(exact) == 0 && len(paths) == 1 && !foreign.MatchString(name) {
+	if len(exact) == 0 && len(paths) == 1 && !foreign().MatchString(name) {
 		exact = byBase
 	}
 	for i := len(exact) - 1; i > 0; i-- {

@@ -2,7 +2,6 @@ package diagnose
 
 import (
 	"path"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -116,11 +115,11 @@ func (c *search) hasFile(name string) bool {
 }
 
 // FILE:LINE:COLUMN: message, as compilers and many other programs have it.
-var placeLine = regexp.MustCompile(`^([^\s:][^:]{0,255}):(\d+):(?:(\d+):)? ?(.+)$`)
+var placeLine = lazy(`^([^\s:][^:]{0,255}):(\d+):(?:(\d+):)? ?(.+)$`)
 
 // scanPlace reads any program's message about a file that a script wrote.
 func scanPlace(c *search, ls []string, i int) (report, int, bool) {
-	m := placeLine.FindStringSubmatch(ls[i])
+	m := placeLine().FindStringSubmatch(ls[i])
 	if m == nil || !c.hasFile(m[1]) {
 		return report{}, 0, false
 	}
@@ -132,12 +131,12 @@ func scanPlace(c *search, ls []string, i int) (report, int, bool) {
 	return r, i + 1, r.tool != ""
 }
 
-var versioned = regexp.MustCompile(`^(python|pypy|ruby|perl)[\d.]+$`)
+var versioned = lazy(`^(python|pypy|ruby|perl)[\d.]+$`)
 
 // toolName returns the name under which a program's messages are shown.
 func toolName(program string) string {
 	name := oneLine(path.Base(program))
-	if m := versioned.FindStringSubmatch(name); m != nil {
+	if m := versioned().FindStringSubmatch(name); m != nil {
 		return m[1]
 	}
 	switch name {

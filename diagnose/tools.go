@@ -1,30 +1,29 @@
 package diagnose
 
 import (
-	"regexp"
 	"strings"
 )
 
 var (
-	jqCompile = regexp.MustCompile(`^jq: error: (.*?) at <(?:top-level|unknown)>(?:, line (\d+)(?:, column (\d+))?)?:?$`)
-	jqRun     = regexp.MustCompile(`^jq: error \(at [^)]*\)(?: \(not a string\))?:? (.*)$`)
-	jqInput   = regexp.MustCompile(`^(?:jq: )?(?:parse error|error \(at [^)]*\)): (.*) at line (\d+), column (\d+)$`)
-	jqName    = regexp.MustCompile(`^([\w:$]+)(?:/\d+)? is not defined`)
+	jqCompile = lazy(`^jq: error: (.*?) at <(?:top-level|unknown)>(?:, line (\d+)(?:, column (\d+))?)?:?$`)
+	jqRun     = lazy(`^jq: error \(at [^)]*\)(?: \(not a string\))?:? (.*)$`)
+	jqInput   = lazy(`^(?:jq: )?(?:parse error|error \(at [^)]*\)): (.*) at line (\d+), column (\d+)$`)
+	jqName    = lazy(`^([\w:$]+)(?:/\d+)? is not defined`)
 
-	psqlError = regexp.MustCompile(`^(?:psql:(.{1,255}?):(\d+): )?(ERROR|FATAL|PANIC|WARNING|error): +(.*)$`)
-	psqlLine  = regexp.MustCompile(`^LINE (\d+): `)
+	psqlError = lazy(`^(?:psql:(.{1,255}?):(\d+): )?(ERROR|FATAL|PANIC|WARNING|error): +(.*)$`)
+	psqlLine  = lazy(`^LINE (\d+): `)
 
-	sqliteError = regexp.MustCompile(`^(?:Parse error|Runtime error|Error)(?::? (?:near|in) line (\d+))?(?::? (?:in prepare|stepping),?)?:? (.*)$`)
-	sqliteNear  = regexp.MustCompile(`near "(.*)": |no such (?:table|column|function|collation sequence): (\S+)|unrecognized token: "(.*)"|table (\S+) |\bon (\S+)$`)
+	sqliteError = lazy(`^(?:Parse error|Runtime error|Error)(?::? (?:near|in) line (\d+))?(?::? (?:in prepare|stepping),?)?:? (.*)$`)
+	sqliteNear  = lazy(`near "(.*)": |no such (?:table|column|function|collation sequence): (\S+)|unrecognized token: "(.*)"|table (\S+) |\bon (\S+)$`)
 
-	awkLine  = regexp.MustCompile(`^(?:\S*/)?(gawk|mawk|nawk|awk|original-awk|busybox): (?:(.{1,255}?): ?)??(?:source )?(?:line )?(\d+): ?(.*)$`)
-	awkPlain = regexp.MustCompile(`^(?:\S*/)?(?:gawk|mawk|nawk|awk|original-awk): (?:fatal: |error: |run time error: )?(.*)$`)
+	awkLine  = lazy(`^(?:\S*/)?(gawk|mawk|nawk|awk|original-awk|busybox): (?:(.{1,255}?): ?)??(?:source )?(?:line )?(\d+): ?(.*)$`)
+	awkPlain = lazy(`^(?:\S*/)?(?:gawk|mawk|nawk|awk|original-awk): (?:fatal: |error: |run time error: )?(.*)$`)
 
-	awkNear  = regexp.MustCompile(`near (\S+)$`)
-	perlName = regexp.MustCompile(`"([$@%&]?[\w:]+)"`)
-	perlAt   = regexp.MustCompile(`^(.*?) at (\S{1,255}) line (\d+)(, near "(.*?)"?|, at EOF|, <.*)?\.?$`)
-	rubyLine = regexp.MustCompile("^([^\\s:][^:]{0,255}):(\\d+): ?(?:in [`'][^']*': )?(.*)$")
-	rubyFrom = regexp.MustCompile(`^\t(?:\s*\d+: )?from ([^\s:][^:]{0,255}):(\d+):`)
+	awkNear  = lazy(`near (\S+)$`)
+	perlName = lazy(`"([$@%&]?[\w:]+)"`)
+	perlAt   = lazy(`^(.*?) at (\S{1,255}) line (\d+)(, near "(.*?)"?|, at EOF|, <.*)?\.?$`)
+	rubyLine = lazy("^([^\\s:][^:]{0,255}):(\\d+): ?(?:in [`'][^']*': )?(.*)$")
+	rubyFrom = lazy(`^\t(?:\s*\d+: )?from ([^\s:][^:]{0,255}):(\d+):`)
 )
 
 // scanJQ reads jq's message about its program, with the line below it (1.6 shows
@@ -34,22 +33,22 @@ func scanJQ(_ *search, ls []string, i int) (report, int, bool) {
 	if !strings.HasPrefix(line, "jq: ") && !strings.HasPrefix(line, "parse error: ") {
 		return report{}, 0, false
 	}
-	if m := jqCompile.FindStringSubmatch(line); m != nil {
+	if m := jqCompile().FindStringSubmatch(line); m != nil {
 		f := frame{from: argument, line: max(1, number(m[2])), column: number(m[3]), mark: -1}
 		if next := at(ls, i+1); next != "" && !strings.HasPrefix(next, "jq: ") {
 			f.quoteOf(next, at(ls, i+2))
 			i++
 		}
-		if w := jqName.FindStringSubmatch(m[1]); w != nil {
+		if w := jqName().FindStringSubmatch(m[1]); w != nil {
 			f.words = []string{w[1]}
 		}
 		return report{tool: "jq", message: m[1], frames: []frame{f}, whole: true, code: true}, i + 1, true
 	}
-	if m := jqInput.FindStringSubmatch(line); m != nil {
+	if m := jqInput().FindStringSubmatch(line); m != nil {
 		f := frame{from: data, line: number(m[2]), mark: -1}
 		return report{tool: "jq", message: m[1], frames: []frame{f}, whole: true, code: true}, i + 1, true
 	}
-	if m := jqRun.FindStringSubmatch(line); m != nil {
+	if m := jqRun().FindStringSubmatch(line); m != nil {
 		return report{tool: "jq", message: m[1], whole: true, code: true}, i + 1, true
 	}
 	return report{}, 0, false
@@ -59,7 +58,7 @@ func scanJQ(_ *search, ls []string, i int) (report, int, bool) {
 // statement's beginning; so what it quotes tells the place when there can be several
 // statements.
 func scanPsql(c *search, ls []string, i int) (report, int, bool) {
-	m := psqlError.FindStringSubmatch(ls[i])
+	m := psqlError().FindStringSubmatch(ls[i])
 	if m == nil || (m[1] == "" && !c.runs("psql")) {
 		return report{}, 0, false
 	}
@@ -71,7 +70,7 @@ func scanPsql(c *search, ls []string, i int) (report, int, bool) {
 	if m[1] != "" && m[1] != "<stdin>" {
 		f.from, f.name = file, m[1]
 	}
-	head := psqlLine.FindStringSubmatch(at(ls, i+1))
+	head := psqlLine().FindStringSubmatch(at(ls, i+1))
 	if head == nil {
 		f.line = f.limit // where the statement ends
 		if f.line > 0 {
@@ -109,7 +108,7 @@ func wordLength(s string) int {
 // scanSQLite reads a message of the sqlite3 shell. It shows the statement with its
 // blanks joined, and its line is the one in which the statement begins.
 func scanSQLite(c *search, ls []string, i int) (report, int, bool) {
-	m := sqliteError.FindStringSubmatch(ls[i])
+	m := sqliteError().FindStringSubmatch(ls[i])
 	if m == nil || !c.runs("sqlite3", "sqlite") {
 		return report{}, 0, false
 	}
@@ -118,7 +117,7 @@ func scanSQLite(c *search, ls []string, i int) (report, int, bool) {
 	if f.line == 0 {
 		f.from, f.line = argument, 1
 	}
-	if w := sqliteNear.FindStringSubmatch(m[2]); w != nil {
+	if w := sqliteNear().FindStringSubmatch(m[2]); w != nil {
 		f.words = w[1:]
 	}
 	next := i + 1
@@ -140,9 +139,9 @@ func scanSQLite(c *search, ls []string, i int) (report, int, bool) {
 // ("awk: cmd. line:2: …", with the line of source and a caret below), about code
 // from the command line or from a file.
 func scanAwk(c *search, ls []string, i int) (report, int, bool) {
-	m := awkLine.FindStringSubmatch(ls[i])
+	m := awkLine().FindStringSubmatch(ls[i])
 	if m == nil {
-		p := awkPlain.FindStringSubmatch(ls[i])
+		p := awkPlain().FindStringSubmatch(ls[i])
 		if p == nil {
 			return report{}, 0, false
 		}
@@ -165,7 +164,7 @@ func scanAwk(c *search, ls []string, i int) (report, int, bool) {
 	if strings.HasPrefix(r.message, "warning: ") {
 		r.rank = 1
 	}
-	if w := awkNear.FindStringSubmatch(r.message); w != nil {
+	if w := awkNear().FindStringSubmatch(r.message); w != nil {
 		f.words = w[1:]
 	}
 	r.frames = []frame{f}
@@ -177,7 +176,7 @@ func scanPerl(c *search, ls []string, i int) (report, int, bool) {
 	if !strings.Contains(ls[i], " line ") {
 		return report{}, 0, false
 	}
-	m := perlAt.FindStringSubmatch(ls[i])
+	m := perlAt().FindStringSubmatch(ls[i])
 	if m == nil {
 		return report{}, 0, false
 	}
@@ -192,7 +191,7 @@ func scanPerl(c *search, ls []string, i int) (report, int, bool) {
 	}
 	if near := strings.TrimSpace(m[5]); near != "" {
 		f.words = []string{near}
-	} else if w := perlName.FindStringSubmatch(m[1]); w != nil {
+	} else if w := perlName().FindStringSubmatch(m[1]); w != nil {
 		f.words = w[1:]
 	}
 	r := report{tool: "perl", message: m[1], frames: []frame{f}}
@@ -208,7 +207,7 @@ func scanPerl(c *search, ls []string, i int) (report, int, bool) {
 // scanRuby reads an error of ruby: the innermost place with the message, the line
 // of source (since 3.1), and the places that it was called from.
 func scanRuby(c *search, ls []string, i int) (report, int, bool) {
-	m := rubyLine.FindStringSubmatch(ls[i])
+	m := rubyLine().FindStringSubmatch(ls[i])
 	if m == nil || !c.isRuby(m[1]) {
 		return report{}, 0, false
 	}
@@ -224,7 +223,7 @@ func scanRuby(c *search, ls []string, i int) (report, int, bool) {
 	}
 	var outer []frame
 	for ; i < len(ls); i++ {
-		if m := rubyFrom.FindStringSubmatch(ls[i]); m != nil {
+		if m := rubyFrom().FindStringSubmatch(ls[i]); m != nil {
 			outer = append(outer, frame{from: rubySource(m[1]), name: m[1], line: number(m[2]), mark: -1})
 		} else if !strings.HasPrefix(ls[i], "\t") {
 			break
