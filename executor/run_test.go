@@ -149,11 +149,11 @@ func TestTurns(t *testing.T) {
 			turnstone.Passed, []string{"a failed 1", "b passed 0"}, []string{"No space left", "disk is full"}, nil,
 		},
 		"kernel panic": {
-			step("name=a", "echo before; sleep 0.2; echo c > /proc/sysrq-trigger") + step("name=b", "echo reached"),
+			"---\nisolation: microvm\n---\n" + step("name=a", "echo before; sleep 0.2; echo c > /proc/sysrq-trigger") + step("name=b", "echo reached"),
 			turnstone.Errored, []string{"a error -", "b skipped -"}, []string{"before", "panicked"}, nil,
 		},
 		"power off": {
-			step("name=a", "echo o > /proc/sysrq-trigger; sleep 60"), turnstone.Errored, []string{"a error -"}, []string{"shut"}, nil,
+			"---\nisolation: microvm\n---\n" + step("name=a", "echo o > /proc/sysrq-trigger; sleep 60"), turnstone.Errored, []string{"a error -"}, []string{"shut"}, nil,
 		},
 		"no steps": {"# Nothing\n", turnstone.Passed, nil, []string{"result: passed"}, nil},
 	} {

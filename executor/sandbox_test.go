@@ -20,7 +20,8 @@ type guest struct {
 	near net.Conn
 }
 
-func (g guest) Agent() io.ReadWriteCloser { return g.near }
+func (g guest) Agent() io.ReadWriteCloser  { return g.near }
+func (g guest) Frames() io.ReadWriteCloser { return nil }
 
 // configurable is an agent that knows one command.
 type configurable struct {
