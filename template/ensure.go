@@ -322,6 +322,11 @@ func (s *Store) make(ctx context.Context, spec *Spec, say func(string)) (err err
 	if err != nil {
 		return err
 	}
+	if !spec.image { // that was looked at when it was unpacked
+		if err := checkUser(root, spec.User); err != nil {
+			return err
+		}
+	}
 	m := &manifest{Packages: b.packages}
 	if m.Root, err = stamp.Of(ctx, root); err != nil {
 		return err
@@ -403,6 +408,9 @@ func (s *Store) failure(spec *Spec, err error) error {
 	switch {
 	case errors.As(err, &typed):
 		out.Kind = typed.Kind
+		if spec.image && err == error(typed) { // its name is long, and says twice what it is
+			out.Subject, out.Hint, out.Err = "image "+spec.Name, typed.Hint, typed.Err
+		}
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		out.Kind, out.Hint = turnstone.Exhausted, "free some disk space below "+s.dir+", or move TURN_HOME"
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):

@@ -163,6 +163,9 @@ func TestImageFails(t *testing.T) {
 	if turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), "leaves the image's root") {
 		t.Fatal(err)
 	}
+	if !strings.HasPrefix(err.Error(), "image "+reg.Host+"/x:1@sha256:") || strings.Count(err.Error(), "sha256:") != 1 || !strings.Contains(turnstone.HintOf(err), ".log") {
+		t.Errorf("the image is not named once: %v (%s)", err, turnstone.HintOf(err))
+	}
 	var left []string
 	walkErr := filepath.WalkDir(s.dir, func(path string, d fs.DirEntry, err error) error {
 		if err == nil && !d.IsDir() && (strings.HasSuffix(path, ".erofs") || strings.Contains(path, "/tmp/") && !strings.HasPrefix(path, s.dir)) {

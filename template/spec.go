@@ -199,6 +199,22 @@ func wrong(key, format string, args ...any) error {
 	return &keyError{key, fmt.Errorf(format, args...)}
 }
 
+// typeRule is how the decoder says that a value is not of a key's type.
+var typeRule = regexp.MustCompile(`\(last key "([^"]+)"\): (?:incompatible types: .* destination has type (\w+)|type mismatch for .*: expected (table))`)
+
+// wrongType says what kind of value a key wants, in words of TOML and not of Go.
+func wrongType(err error) error {
+	m := typeRule.FindStringSubmatch(err.Error())
+	if m == nil {
+		return err
+	}
+	want := map[string]string{"slice": "a list", "map": "a table", "struct": "a table", "string": "a string", "integer": "a whole number"}[m[2]]
+	if want == "" {
+		want = "a " + m[2] + m[3]
+	}
+	return wrong(m[1], "%s: want %s", m[1], want)
+}
+
 // lineOf returns the number of the line where key is set; 0 when that is not found.
 // The decoder tells it of its own errors only.
 func lineOf(b []byte, key string) int {
@@ -221,10 +237,13 @@ func parse(name string, b []byte, dir fs.FS) (*Spec, error) {
 	var t specTOML
 	md, err := toml.NewDecoder(bytes.NewReader(b)).Decode(&t)
 	if err != nil {
-		return nil, err
+		return nil, wrongType(err)
 	}
 	if err := knownKeys(md); err != nil {
 		return nil, err
+	}
+	if md.IsDefined("env") && md.Type("env") != "Hash" { // the decoder leaves it out without a word
+		return nil, wrong("env", "env: want a table")
 	}
 	if name == "" {
 		name = t.Name

@@ -112,6 +112,9 @@ npm install --global --no-audit --no-fund`+quote(spec.Npm))
 		}
 		add(what, c)
 	}
+	if step := userStep(spec.User); step != nil {
+		steps = append(steps, *step)
+	}
 	add("cleaning up", cleanup+"mkdir -p --"+quote([]string{or(spec.Workdir, DefaultWorkdir)}))
 	steps = append(steps, LayerStep{Name: "listing packages", Script: `dpkg-query -W -f='${Package} ${Version} ${db:Status-Abbrev}\n' 2>/dev/null || true`,
 		Done: func(out []byte) error { apt(installedList(out)); return nil }, Failed: failed("listing packages")})
