@@ -7,22 +7,27 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/wire"
 )
 
 // A CommandRequest is one command to run in a fresh sandbox.
 type CommandRequest struct {
-	Argv      []string
-	Image     string // default "base"
-	Env       []string
-	Cwd       string
-	Add, Get  []Transfer
-	Timeout   time.Duration
-	Shape     turnstone.Shape // zero: the default
-	Substrate string
-	Stdin     io.Reader // nil: nothing
-	Stdout    io.Writer
-	Stderr    io.Writer
+	Argv     []string
+	Image    string // default "base"
+	Env      []string
+	Cwd      string
+	Add, Get []Transfer
+	Timeout  time.Duration
+	Shape    turnstone.Shape // zero: the default
+	Network  *network.Spec   // rules of its network; nil: the host's
+	// HostNetwork says that nobody said whether there is to be a network, so the host's
+	// default counts, and not Shape.Network.
+	HostNetwork bool
+	Substrate   string
+	Stdin       io.Reader // nil: nothing
+	Stdout      io.Writer
+	Stderr      io.Writer
 }
 
 // Exec runs one command and returns its exit code, 128+n when signal n ended it.
@@ -41,6 +46,9 @@ func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(
 		return 0, invalid("exec", "no command given")
 	}
 	if err := errors.Join(p.check(), p.transfers(req.Add, req.Get)); err != nil {
+		return 0, err
+	}
+	if err := x.planSandbox(p, req.Network, req.HostNetwork); err != nil {
 		return 0, err
 	}
 	s, err := x.openAt(ctx, p, &branchPoint{}, preparing, newStopwatch())

@@ -57,12 +57,13 @@ func (x *Executor) planNetwork(p *plan, req Request) error {
 	return p.hideHeaders(req)
 }
 
-// planSandbox is planNetwork for a sandbox of its own.
-func (x *Executor) planSandbox(p *plan, spec *network.Spec) error {
+// planSandbox is planNetwork for a sandbox of its own. silent says that nobody said
+// whether there is to be a network.
+func (x *Executor) planSandbox(p *plan, spec *network.Spec, silent bool) error {
 	if spec != nil {
 		p.net.asked = *spec
 	}
-	if err := p.applyHostNetwork(x, false); err != nil {
+	if err := p.applyHostNetwork(x, silent); err != nil {
 		return err
 	}
 	if err := p.net.fits(p); err != nil {

@@ -248,7 +248,7 @@ func (x *Executor) Create(ctx context.Context, req SandboxRequest, preparing fun
 	if err := p.check(); err != nil {
 		return nil, err
 	}
-	if err := x.planSandbox(p, req.Network); err != nil {
+	if err := x.planSandbox(p, req.Network, false); err != nil {
 		return nil, err
 	}
 	if req.From != "" || req.Kept != "" {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"syscall"
 
 	"golang.org/x/term"
@@ -42,6 +43,14 @@ const (
 	exitNotFound = 127
 )
 
+// Validate is called by kong.
+func (c *execCmd) Validate() error {
+	if c.Network.rules.Record || c.Network.rules.Replay {
+		return errors.New("--network: record and replay are for turns")
+	}
+	return nil
+}
+
 // Run runs the command.
 func (c *execCmd) Run(a *app) error {
 	argv := c.Cmd
@@ -51,6 +60,10 @@ func (c *execCmd) Run(a *app) error {
 	if len(argv) == 0 {
 		return &exitError{exitUsage, &turnstone.Error{Op: "usage", Kind: turnstone.Invalid,
 			Err: errors.New("no command to run"), Hint: "turn exec -- CMD…"}}
+	}
+	rules, err := c.networkFlags.spec()
+	if err != nil {
+		return &exitError{exitUsage, err}
 	}
 	h, err := home.Open()
 	if err != nil {
@@ -65,6 +78,7 @@ func (c *execCmd) Run(a *app) error {
 	req := executor.CommandRequest{
 		Argv: argv, Image: c.Image, Env: c.env(), Cwd: c.Cwd, Add: transfers(c.Add), Get: transfers(c.Get),
 		Shape: c.shape(templateShape(h, c.Image)), Substrate: c.Substrate,
+		Network: rules, HostNetwork: c.networkFlags.network() == nil,
 		Stdout: &sink{file: a.stdout, progress: p, fail: broken, clean: sanitizerFor(a.stdout)},
 		Stderr: &sink{file: a.stderr, progress: p, fail: broken, clean: sanitizerFor(a.stderr)},
 	}
@@ -95,7 +109,9 @@ func execVerdict(ctx context.Context, code int, err error) error {
 		return &exitError{exitNoExec, err}
 	case errors.Is(cause, syscall.EPIPE):
 		return &exitError{128 + int(syscall.SIGPIPE), nil} // as a program that the signal ended: nobody listens
-	case fault != nil && (fault.Op == "executor.plan" || fault.Op == "template.find" && fault.Kind == turnstone.NotFound):
+	case fault != nil && fault.Kind == turnstone.Invalid && slices.Contains([]string{"executor.network", "network.policy", "network.rule"}, fault.Op):
+		return &exitError{exitUsage, err}
+	case fault != nil && (fault.Op == "executor.plan" || fault.Op == "substrates.choose" && fault.Kind == turnstone.Invalid || fault.Op == "template.find" && fault.Kind == turnstone.NotFound):
 		return &exitError{exitUsage, err}
 	case cause != nil && err != nil:
 		return &exitError{exitExec, cause}
