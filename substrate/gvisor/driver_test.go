@@ -194,10 +194,7 @@ func hold(dir string) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	for _, pid := range descendants(os.Getpid()) {
-		fmt.Print(pid, " ")
-	}
-	fmt.Println()
+	fmt.Println(strings.Trim(fmt.Sprint(descendants(os.Getpid())), "[]")) // in one write
 	select {}
 }
 
@@ -246,6 +243,7 @@ func TestKilled(t *testing.T) {
 	out, err := cmd.StdoutPipe()
 	check(t, err)
 	check(t, cmd.Start())
+	defer func() { _ = cmd.Process.Kill() }()
 	line := make([]byte, 1000)
 	n, err := out.Read(line)
 	check(t, err)
@@ -327,6 +325,56 @@ func TestHostLimit(t *testing.T) {
 	}
 	if err := v.Err(); turnstone.KindOf(err) != turnstone.Exhausted || turnstone.HintOf(err) == "" {
 		t.Errorf("it ended with %v", err)
+	}
+}
+
+// TestDiskLimit: a sandbox whose kernel lets it write more than it may is ended.
+func TestDiskLimit(t *testing.T) {
+	h := turntest.Home(t)
+	v := started(t, newSubstrate(t, h), testMachine(t, h))
+	meter := newMeter(filepath.Join(v.dir, pidFile))
+	if meter == nil || meter.store == nil {
+		t.Fatal("nothing tells of its disk")
+	}
+	defer meter.close()
+	if n := meter.written(); n > 64<<20 {
+		t.Errorf("it has written %d bytes", n)
+	}
+	v.disk.Store(-1)
+	select {
+	case <-v.Done():
+	case <-time.After(10 * time.Second):
+		t.Fatal("it goes on beyond its limit")
+	}
+	if err := v.Err(); turnstone.KindOf(err) != turnstone.Exhausted || turnstone.HintOf(err) == "" {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
+// TestConsoleFlood: a sandbox that floods its console does not keep the host busy.
+func TestConsoleFlood(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := &sandbox{ready: make(chan struct{}), silent: make(chan struct{})}
+	v.console.limit = 16 << 10
+	go v.readConsole(r)
+	_ = w.SetWriteDeadline(time.Now().Add(time.Second))
+	taken, line := 0, bytes.Repeat([]byte("flood "), 1000)
+	for err == nil {
+		var n int
+		n, err = w.Write(line)
+		taken += n
+	}
+	if most := consoleBurst + 2*consoleRate + 1<<20; taken > most {
+		t.Errorf("%d bytes were read in a second, and not %d at most", taken, most)
+	}
+	_ = w.Close()
+	select {
+	case <-v.silent:
+	case <-time.After(10 * time.Second):
+		t.Error("its end is not seen")
 	}
 }
 

@@ -147,6 +147,13 @@ var (
 	failedLine = []byte("turnstone-agent: failed: ")
 )
 
+// Of a sandbox's console so many bytes are read at once, and so many a second then. What
+// is written faster waits.
+const (
+	consoleBurst = 1 << 20
+	consoleRate  = 256 << 10
+)
+
 // readConsole reads what the agent and runsc say. Its end is the end of all that could
 // say more: of the sandbox's process too.
 func (v *sandbox) readConsole(r *os.File) {
@@ -155,8 +162,11 @@ func (v *sandbox) readConsole(r *os.File) {
 	const keep = 64
 	buf := make([]byte, keep+4096)
 	seen, have := false, 0
-	for {
+	for took := 0; ; {
 		n, err := r.Read(buf[have:])
+		if took += n; took > consoleBurst { // root in the sandbox may write as much as it likes
+			time.Sleep(time.Duration(n) * time.Second / consoleRate)
+		}
 		_, _ = v.console.Write(buf[have : have+n])
 		have += n
 		switch {

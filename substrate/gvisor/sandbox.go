@@ -31,6 +31,7 @@ type sandbox struct {
 	id        turnstone.SandboxID
 	memory    turnstone.Bytes // that its processes may take
 	limit     atomic.Int64    // bytes of the host's memory with which it is ended
+	disk      atomic.Int64    // the same of its disk
 	dir       string          // config.json, runsc's state, and as long as the sandbox starts the file of its scratch
 	lock      *home.Lock
 	process   *os.Process // runsc
@@ -66,6 +67,7 @@ func (s *Substrate) newSandbox(ctx context.Context, shape turnstone.Shape) (*san
 		ready: make(chan struct{}), silent: make(chan struct{}), done: make(chan struct{})}
 	v.console.limit = 16 << 10
 	v.limit.Store(hardLimit(shape))
+	v.disk.Store(diskLimit(shape))
 	v.dir = filepath.Join(base, folders+string(v.id))
 	// The lock is beside the folder and there before it: a folder whose lock is free has
 	// nobody any more.
@@ -232,7 +234,7 @@ func (v *sandbox) started() {
 	if v.spoke.Swap(true) {
 		return
 	}
-	names, _ := filepath.Glob(filepath.Join(v.dir, ".gvisor.filestore.*"))
+	names, _ := filepath.Glob(filepath.Join(v.dir, storePrefix+"*"))
 	for _, name := range names {
 		_ = os.Remove(name)
 	}

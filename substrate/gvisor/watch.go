@@ -22,6 +22,14 @@ const (
 	slack         = 128 << 20 // what the kernel in user space may take for itself, in bytes
 )
 
+// blindTime is how long a sandbox runs whose memory cannot be told, as where /proc shows
+// nothing of other processes.
+const blindTime = 10 * time.Second
+
+// diskLimit is how many bytes of the host's disk what a sandbox writes may take. Its own
+// kernel holds it to its disk's size; this is for one that does not.
+func diskLimit(shape turnstone.Shape) int64 { return int64(shape.Disk) + int64(shape.Disk)/8 + slack }
+
 // hardLimit is how many bytes of the host's memory a sandbox may take.
 func hardLimit(shape turnstone.Shape) int64 {
 	return int64(shape.Memory) + int64(shape.Memory)/4 + slack
@@ -34,6 +42,10 @@ func (v *sandbox) watch() {
 	defer tick.Stop()
 	var m *meter
 	defer func() { m.close() }()
+	end := func(hint, format string, args ...any) {
+		v.stop(&turnstone.Error{Op: "gvisor.run", Kind: turnstone.Exhausted, Subject: string(v.id), Err: fmt.Errorf(format, args...), Hint: hint})
+	}
+	var blind time.Duration
 	for {
 		select {
 		case <-v.done:
@@ -42,12 +54,21 @@ func (v *sandbox) watch() {
 		}
 		if m == nil {
 			m = newMeter(filepath.Join(v.dir, pidFile))
+			if blind += watchInterval; !v.spoke.Load() {
+				blind = 0
+			}
+			if m == nil && blind >= blindTime {
+				end("run `turn doctor`", "how much of the host's memory it takes cannot be told")
+				return
+			}
 			continue
 		}
 		if n := m.bytes(); n > v.limit.Load() {
-			v.stop(&turnstone.Error{Op: "gvisor.run", Kind: turnstone.Exhausted, Subject: string(v.id),
-				Err:  fmt.Errorf("it took %s of the host's memory; it has %s", turnstone.Bytes(n).Human(), v.memory),
-				Hint: "give the sandbox more memory, or run less at once"})
+			end("give the sandbox more memory, or run less at once", "it took %s of the host's memory; it has %s", turnstone.Bytes(n).Human(), v.memory)
+			return
+		}
+		if n := m.written(); n > v.disk.Load() {
+			end("give the sandbox a larger disk, or write less", "it took %s of the host's disk", turnstone.Bytes(n).Human())
 			return
 		}
 	}
@@ -57,6 +78,7 @@ func (v *sandbox) watch() {
 type meter struct {
 	pid    int
 	memory *os.File // the memory of the processes in the sandbox
+	store  *os.File // what they have written; nil: not known
 }
 
 // newMeter returns nil when the process is not there yet.
@@ -76,14 +98,32 @@ func newMeter(pidFile string) *meter {
 	}
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
-		if link, err := os.Readlink(path); err != nil || !strings.HasPrefix(link, "/memfd:runsc-memory") {
-			continue
-		}
-		if m.memory, err = os.Open(path); err == nil {
-			return m
+		link, err := os.Readlink(path)
+		switch {
+		case err != nil:
+		case m.memory == nil && strings.HasPrefix(link, "/memfd:runsc-memory"):
+			m.memory, _ = os.Open(path) // nil with an error
+		case m.store == nil && strings.HasPrefix(filepath.Base(link), storePrefix):
+			m.store, _ = os.Open(path)
 		}
 	}
-	return nil
+	if m.memory == nil {
+		m.close()
+		return nil
+	}
+	return m
+}
+
+// storePrefix begins the name of the file with what a sandbox writes.
+const storePrefix = ".gvisor.filestore."
+
+// written returns how many bytes of the disk the sandbox's files take.
+func (m *meter) written() int64 {
+	var st unix.Stat_t
+	if m.store == nil || unix.Fstat(int(m.store.Fd()), &st) != nil {
+		return 0
+	}
+	return st.Blocks * 512
 }
 
 // bytes returns the memory of the sandbox's processes and of their kernel; what can not be
@@ -98,7 +138,7 @@ func (m *meter) bytes() int64 {
 
 func (m *meter) close() {
 	if m != nil {
-		_ = m.memory.Close()
+		_, _ = m.memory.Close(), m.store.Close()
 	}
 }
 
