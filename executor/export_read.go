@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/klauspost/compress/zstd"
@@ -17,6 +18,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/session"
 	"turnstone.dev/turnstone/store"
+	"turnstone.dev/turnstone/template"
 	"turnstone.dev/turnstone/tree"
 )
 
@@ -108,6 +110,7 @@ func (x *Executor) readTemplates(ctx context.Context, m *importer, batch *store.
 		read[rec.Image] = true
 		tmpl, err := x.builtTemplate(ctx, rec.Image)
 		if err != nil {
+			m.unbuilt = append(m.unbuilt, rec.Image)
 			continue // with --full it is not needed
 		}
 		if _, err := x.templates().Tree(ctx, tmpl, batch); err != nil {
@@ -123,7 +126,26 @@ type importer struct {
 	room    func() error
 	graph   session.Graph
 	objects map[turnstone.Digest]bool // that the file has; true: something names it
+	unbuilt []string                  // templates of the turns that are not here
 	rep     ImportReport
+}
+
+// toGetTemplates says how what the file leaves out can be had.
+func (m *importer) toGetTemplates() string {
+	how := "build the same one here"
+	for i, name := range m.unbuilt[:min(len(m.unbuilt), 5)] {
+		verb := "build"
+		if template.IsImage(name) {
+			verb = "pull"
+		}
+		step := fmt.Sprintf("turn template %s %.600s", verb, strings.Trim(strconv.Quote(name), `"`))
+		if i == 0 {
+			how = step
+		} else {
+			how += ", " + step
+		}
+	}
+	return "the file leaves out what lies in the session's template: " + how + ", or export with --full"
 }
 
 func notExported(err error) error {
@@ -303,7 +325,7 @@ func (m *importer) verifyContent(ctx context.Context, c tree.Content) error {
 		if err == nil && !has {
 			err = &turnstone.Error{Op: "executor.import", Kind: turnstone.Unavailable, Subject: string(d),
 				Err:  errors.New("is neither in the file nor here"),
-				Hint: "the file leaves out what lies in the session's template: build the same one here, or export with --full"}
+				Hint: m.toGetTemplates()}
 		}
 		if err != nil {
 			return err
