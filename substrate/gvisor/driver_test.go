@@ -462,6 +462,31 @@ func TestUsable(t *testing.T) {
 	if ok, why := s.Usable(t.Context()); ok || !strings.Contains(why, "cannot create a namespace") {
 		t.Errorf("%v, %q", ok, why)
 	}
+	// A no is forgotten, for hosts are repaired; and of a crash the first line counts.
+	check(t, os.WriteFile(fake, []byte("#!/bin/sh\nprintf 'panic: out of luck\\n\\ngoroutine 1\\n\\tmain.go:7\\n' >&2; exit 2\n"), 0o755))
+	if ok, why := s.Usable(t.Context()); ok || !strings.Contains(why, "cannot create a namespace") {
+		t.Errorf("a no is not remembered: %v, %q", ok, why)
+	}
+	age := func() {
+		path := h.Path("cache", "gvisor.json")
+		var v verdict
+		b, err := os.ReadFile(path)
+		check(t, err)
+		check(t, json.Unmarshal(b, &v))
+		v.When = v.When.Add(-noLasts)
+		b, err = json.Marshal(v)
+		check(t, err)
+		check(t, os.WriteFile(path, b, 0o600))
+	}
+	age()
+	if ok, why := s.Usable(t.Context()); ok || !strings.Contains(why, "does not start: panic: out of luck (exit status 2)") {
+		t.Errorf("%v, %q", ok, why)
+	}
+	age()
+	s.binary = builtRunsc(t)
+	if ok, why := s.Usable(t.Context()); !ok {
+		t.Error(why)
+	}
 }
 
 func TestIdentityKey(t *testing.T) {

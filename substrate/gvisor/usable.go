@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -23,14 +24,19 @@ type verdict struct {
 // takes a tenth of a second.
 const proofLimit = 20 * time.Second
 
+// noLasts is how long it is remembered that no sandbox starts: hosts are repaired, and
+// may only have been short of something.
+const noLasts = time.Minute
+
 // Usable tells whether a sandbox really starts here, and says why or why not. It is found
-// out once, by starting one, and remembered until runsc, the host's kernel, its CPU or the
-// user changes.
+// out once, by starting one, and remembered until runsc, the host's kernel, its CPU, the
+// user or what lets users make namespaces changes; a no only for a minute.
 func (s *Substrate) Usable(ctx context.Context) (ok bool, why string) {
-	host := fmt.Sprintf("%s|%s|%s|%d", s.program.Binary.Digest, s.kernel, s.hostCPU, os.Geteuid())
+	host := fmt.Sprintf("%s|%s|%s|%d|%s", s.program.Binary.Digest, s.kernel, s.hostCPU, os.Geteuid(), namespaceSettings())
 	path := s.home.Path("cache", "gvisor.json")
 	var known verdict
-	if b, err := os.ReadFile(path); err == nil && json.Unmarshal(b, &known) == nil && known.Host == host {
+	if b, err := os.ReadFile(path); err == nil && json.Unmarshal(b, &known) == nil && known.Host == host &&
+		(known.Usable || time.Since(known.When).Abs() < noLasts) {
 		return known.Usable, known.Reason
 	}
 	s.progress("finding out whether gVisor runs a sandbox (once)")
@@ -71,11 +77,42 @@ func (s *Substrate) prove(ctx context.Context) (verdict, error) {
 	}
 	v := verdict{When: time.Now().UTC()}
 	if err != nil {
-		v.Reason = explainStart(printable(lastLine(out.String())) + " (" + err.Error() + ")")
+		v.Reason = explainStart(printable(complaint(out.String())) + " (" + err.Error() + ")")
 		return v, nil
 	}
 	v.Usable, v.Reason = true, fmt.Sprintf("a sandbox started in %s", time.Since(began).Round(time.Millisecond))
 	return v, nil
+}
+
+// complaint is the line of a program's output that says why it failed: the last one, but
+// of a crash the first.
+func complaint(out string) string {
+	for line := range strings.Lines(out) {
+		if strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: ") {
+			return strings.TrimSpace(line)
+		}
+	}
+	return strings.TrimSpace(lastLine(out))
+}
+
+// settings are the files that can keep ordinary users from making user namespaces, and
+// the value with which they do.
+func settings() [][2]string {
+	return [][2]string{
+		{"/proc/sys/kernel/unprivileged_userns_clone", "0"},
+		{"/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1"},
+		{"/proc/sys/user/max_user_namespaces", "0"},
+	}
+}
+
+// namespaceSettings tells which of the settings keep users from it now.
+func namespaceSettings() string {
+	var all []string
+	for _, s := range settings() {
+		b, err := os.ReadFile(s[0])
+		all = append(all, strconv.FormatBool(err == nil && strings.TrimSpace(string(b)) == s[1]))
+	}
+	return strings.Join(all, ",")
 }
 
 // explainStart says why nothing started, with what can be done about the usual reason: a
@@ -84,13 +121,9 @@ func explainStart(what string) string {
 	if !rootless() {
 		return "a sandbox does not start: " + what
 	}
-	for path, denies := range map[string]string{
-		"/proc/sys/kernel/unprivileged_userns_clone":             "0",
-		"/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1",
-		"/proc/sys/user/max_user_namespaces":                     "0",
-	} {
-		if b, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(b)) == denies {
-			return fmt.Sprintf("a sandbox does not start: users may make no user namespaces here (%s is %s): %s", path, denies, what)
+	for _, s := range settings() {
+		if b, err := os.ReadFile(s[0]); err == nil && strings.TrimSpace(string(b)) == s[1] {
+			return fmt.Sprintf("a sandbox does not start: users may make no user namespaces here (%s is %s): %s", s[0], s[1], what)
 		}
 	}
 	return "a sandbox does not start: " + what
