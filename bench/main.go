@@ -36,6 +36,7 @@ func main() {
 	})
 	flag.IntVar(&b.depth, "depth", 500, "turns of the history part")
 	flag.StringVar(&b.only, "only", "", "parts to measure, with commas; all by default")
+	flag.StringVar(&b.row, "row", "", "of the part substrates only the rows whose names have this in them")
 	flag.Parse()
 	if err := b.all(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -45,7 +46,7 @@ func main() {
 
 type bench struct {
 	turn, floors, stream string
-	only, substrate      string
+	only, row, substrate string
 	state                turnstone.Bytes
 	runs, depth          int
 	dir                  string
@@ -169,6 +170,9 @@ func field(s string) string {
 }
 
 func quantile(d []time.Duration, p int) time.Duration {
+	if len(d) == 0 {
+		return 0
+	}
 	s := slices.Sorted(slices.Values(d))
 	return s[min(len(s)-1, len(s)*p/100)]
 }

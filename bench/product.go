@@ -25,7 +25,6 @@ type product struct {
 	name    string
 	driver  substrate.Substrate
 	machine substrate.Machine
-	box     *executor.Sandbox // for scripts; made with the first
 }
 
 // product opens the substrate called name. The error says why it cannot be used here.
@@ -128,19 +127,16 @@ func (p *product) fork(ctx context.Context) (time.Duration, error) {
 	return f.answered, err
 }
 
-// script runs a script in one sandbox that stays, with the way to one port of this
-// machine open.
+// script runs a script in a fresh sandbox with the way to one port of this machine open.
 func (p *product) script(ctx context.Context, text string) (string, error) {
-	if p.box == nil {
-		box, err := executor.New(p.b.home).Create(ctx, executor.SandboxRequest{Substrate: p.name,
-			Network: &network.Spec{Allow: []string{p.b.peer.addr}}}, func(string) {})
-		if err != nil {
-			return "", err
-		}
-		p.box = box
+	box, err := executor.New(p.b.home).Create(ctx, executor.SandboxRequest{Substrate: p.name,
+		Network: &network.Spec{Allow: []string{p.b.peer.addr}}}, func(string) {})
+	if err != nil {
+		return "", err
 	}
+	defer func() { _ = box.Close() }()
 	var out, said strings.Builder
-	end, err := p.box.Client().Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", text}}, wire.Stdio{Out: &out, Err: &said})
+	end, err := box.Client().Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", text}}, wire.Stdio{Out: &out, Err: &said})
 	if err == nil && end.Exit.ExitCode != 0 {
 		err = errors.New(said.String())
 	}
@@ -157,10 +153,4 @@ func (p *product) memory(ctx context.Context) (processMemory, error) {
 		pss, private = append(pss, m.pss), append(private, m.private)
 	}
 	return processMemory{pss: medianOf(pss), private: medianOf(private)}, nil
-}
-
-func (p *product) close() {
-	if p.box != nil {
-		_ = p.box.Close()
-	}
 }

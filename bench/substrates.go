@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -23,10 +25,17 @@ type column struct {
 	fork        func(ctx context.Context) (time.Duration, error)
 	script      func(ctx context.Context, text string) (string, error)
 	memory      func(ctx context.Context) (processMemory, error)
-	close       func()
 
-	took map[string][]time.Duration // by row
-	held processMemory
+	took   map[string][]time.Duration // by row
+	held   processMemory
+	failed map[string]error // by row; what fails once is not tried again
+}
+
+// fail notes that a row cannot be measured; the others go on.
+func (c *column) fail(row string, err error) {
+	if err != nil {
+		c.failed[row] = fmt.Errorf("%s, %s: %w (%s)", c.title, row, err, turnstone.HintOf(err))
+	}
 }
 
 const (
@@ -39,6 +48,7 @@ const (
 	rowStart   = "start"
 	rowRestore = "restore"
 	rowFork    = "fork"
+	rowMemory  = "memory"
 )
 
 // A script is a program that is measured. It prints microseconds.
@@ -60,11 +70,11 @@ var scripts = []script{
 	{"a system call (`getppid`)", perl(`getppid for 1 .. 200000`), each(200000, time.Microsecond, "µs")},
 	{"fork + exec of `/bin/true`, by bash", `for ((i = 0; i < 10; i++)); do /bin/true; done; a=$EPOCHREALTIME; for ((i = 0; i < 200; i++)); do /bin/true; done; b=$EPOCHREALTIME; echo $((${b/./} - ${a/./}))`,
 		each(200, time.Millisecond, "ms")},
-	{"write of 256 MiB, fsync", perl(`my $b = join "", map { chr(int rand 256) } 1 .. 4096; $b x= 256; $t = Time::HiRes::time(); open my $f, ">", "/tmp/large" or die $!; for (1 .. 256) { syswrite($f, $b) == length $b or die $! } $f->sync or die $!; close $f`, `unlink "/tmp/large"`),
+	{"write of 256 MiB, fsync", perl(`my $b = join "", map { chr(int rand 256) } 1 .. 4096; $b x= 256; $t = Time::HiRes::time(); open my $f, ">", "/tmp/large" or die $!; for (1 .. 256) { for (my $n = 0; $n < length $b;) { $n += syswrite($f, $b, length($b) - $n, $n) || die $! } } $f->sync or die $!; close $f`, `unlink "/tmp/large"`),
 		rate(256<<20/1e6, "MB/s")},
 	{"5,000 files of 1 KB", perl(`my $b = "x" x 1000; mkdir "/tmp/small" or die $!; $t = Time::HiRes::time(); for (1 .. 5000) { open my $f, ">", "/tmp/small/$_" or die $!; syswrite $f, $b; close $f or die $! }`, `unlink "/tmp/small/$_" for 1 .. 5000; rmdir "/tmp/small"`),
 		rate(5000, "files/s")},
-	{"TCP to this machine", perl(dial + `my $b = "x" x 65536; my $s = at(); syswrite $s, "u"; for (1 .. SIZE / 65536) { syswrite($s, $b) == length $b or die $! } shutdown $s, 1; sysread($s, $b, 1) == 1 or die "cut off"`),
+	{"TCP to this machine", perl(dial + `my $b = "x" x 65536; my $s = at(); syswrite $s, "u"; for (1 .. SIZE / 65536) { for (my $n = 0; $n < 65536;) { $n += syswrite($s, $b, 65536 - $n, $n) || die $! } } shutdown $s, 1; sysread($s, $b, 1) == 1 or die "cut off"`),
 		rate(peerSize/1e6, "MB/s")},
 	{"TCP from this machine", perl(dial + `my $s = at(); syswrite $s, "d"; my $all = 0; while (my $n = sysread $s, my $b, 65536) { $all += $n } $all == SIZE or die "$all"`),
 		rate(peerSize/1e6, "MB/s")},
@@ -72,7 +82,7 @@ var scripts = []script{
 }
 
 // dial defines a connection to the peer.
-const dial = `sub at { socket(my $s, PF_INET, SOCK_STREAM, 0) && connect($s, pack_sockaddr_in(PORT, inet_aton("HOST"))) or die $!; $s } at(); $t = Time::HiRes::time(); `
+const dial = `sub at { my $s; socket($s, PF_INET, SOCK_STREAM, 0) && connect($s, pack_sockaddr_in(PORT, inet_aton("HOST"))) or die $!; $s } at(); $t = Time::HiRes::time(); `
 
 // perl measures a program in Perl, which every Debian has; after comes when the time is taken.
 func perl(program string, after ...string) string {
@@ -103,24 +113,22 @@ func (b *bench) substrates(ctx context.Context) error {
 	}
 	defer b.peer.close()
 	columns, absent, err := b.columns(ctx)
-	defer func() {
-		for _, c := range columns {
-			if c.close != nil {
-				c.close()
-			}
-		}
-	}()
 	if err != nil {
 		return err
 	}
 	for _, c := range columns {
-		c.took = map[string][]time.Duration{}
+		c.took, c.failed = map[string][]time.Duration{}, map[string]error{}
 	}
-	if err := b.measure(ctx, columns); err != nil {
-		return err
+	b.measure(ctx, columns)
+	if ctx.Err() != nil {
+		return ctx.Err()
 	}
 	b.printSubstrates(columns, absent)
-	return nil
+	var errs []error
+	for _, c := range columns {
+		errs = slices.AppendSeq(errs, maps.Values(c.failed))
+	}
+	return errors.Join(errs...)
 }
 
 // columns are what is there to measure; absent says what is not.
@@ -135,7 +143,7 @@ func (b *bench) columns(ctx context.Context) (all []*column, absent []string, er
 		have[name] = p
 		all = append(all, &column{title: name, what: p.driver.Isolation() + "; start: `turn run` of one step `true`, the whole process; restore: the driver's restore, configure and `true`; " +
 			"fork: `turn sandbox fork`, until the clone has run `true`; the rest: in a sandbox, network: through the policy",
-			host: "10.0.2.2", start: p.start, restore: p.restore, fork: p.fork, script: p.script, memory: p.memory, close: p.close})
+			host: "10.0.2.2", start: p.start, restore: p.restore, fork: p.fork, script: p.script, memory: p.memory})
 	}
 	if len(all) == 0 {
 		return nil, nil, errors.New(strings.Join(absent, "; "))
@@ -159,54 +167,58 @@ func (b *bench) columns(ctx context.Context) (all []*column, absent []string, er
 	return append(all, b.nativeColumn(tree)), absent, nil
 }
 
-// measure fills the columns, in turns, so that a slow minute is everybody's. What starts
-// a machine for the first time on this host is not counted.
-func (b *bench) measure(ctx context.Context, columns []*column) error {
-	type timed = func(ctx context.Context) (time.Duration, error)
+// measure fills the columns, in turns, so that a slow minute is everybody's. The first
+// start of each is not counted: it may have to take a snapshot.
+func (b *bench) measure(ctx context.Context, columns []*column) {
 	for _, row := range []struct {
 		name string
 		runs int
-		of   func(c *column) timed
+		of   func(c *column) func(context.Context) (time.Duration, error)
 	}{
-		{rowStart, b.runs, func(c *column) timed { return c.start }},
-		{rowRestore, b.runs, func(c *column) timed { return c.restore }},
-		{rowFork, forkRuns, func(c *column) timed { return c.fork }},
+		{rowStart, b.runs, func(c *column) func(context.Context) (time.Duration, error) { return c.start }},
+		{rowRestore, b.runs, func(c *column) func(context.Context) (time.Duration, error) { return c.restore }},
+		{rowFork, forkRuns, func(c *column) func(context.Context) (time.Duration, error) { return c.fork }},
 	} {
+		if !b.wantsRow(row.name) {
+			continue
+		}
 		for i := range row.runs + 1 {
 			for _, c := range columns {
 				run := row.of(c)
-				if run == nil {
+				if run == nil || c.failed[row.name] != nil {
 					continue
 				}
 				took, err := run(ctx)
-				if err != nil {
-					return fmt.Errorf("%s, %s: %w (%s)", c.title, row.name, err, turnstone.HintOf(err))
-				}
-				if i > 0 {
+				c.fail(row.name, err)
+				if i > 0 && err == nil {
 					c.took[row.name] = append(c.took[row.name], took)
 				}
 			}
 		}
 	}
 	for _, c := range columns {
-		if c.memory != nil {
+		if c.memory != nil && b.wantsRow(rowMemory) {
 			var err error
-			if c.held, err = c.memory(ctx); err != nil {
-				return fmt.Errorf("%s, memory: %w", c.title, err)
-			}
+			c.held, err = c.memory(ctx)
+			c.fail(rowMemory, err)
 		}
 	}
 	for _, s := range scripts {
+		if !b.wantsRow(s.row) {
+			continue
+		}
 		for range scriptRuns {
 			for _, c := range columns {
-				if err := b.runScript(ctx, c, s); err != nil {
-					return fmt.Errorf("%s, %s: %w", c.title, s.row, err)
+				if c.failed[s.row] == nil {
+					c.fail(s.row, b.runScript(ctx, c, s))
 				}
 			}
 		}
 	}
-	return nil
 }
+
+// wantsRow says whether a row is to be measured.
+func (b *bench) wantsRow(name string) bool { return strings.Contains(name, b.row) }
 
 func (b *bench) runScript(ctx context.Context, c *column, s script) error {
 	if err := b.flush(); err != nil {
@@ -236,7 +248,7 @@ func (b *bench) printSubstrates(columns []*column, absent []string) {
 		for _, c := range columns {
 			text := cell(c)
 			if text == "" {
-				text = "–"
+				text = "–" // it failed, or is nothing that c does
 			}
 			fmt.Printf(" | %s", text)
 		}
@@ -254,10 +266,15 @@ func (b *bench) printSubstrates(columns []*column, absent []string) {
 	line("live fork, p50", func(c *column) string { return median(c, rowFork, 50) })
 	bare := columns[len(columns)-1] // native
 	for _, s := range scripts {
-		line(s.row, func(c *column) string { return s.print(quantile(c.took[s.row], 50), quantile(bare.took[s.row], 50)) })
+		line(s.row, func(c *column) string {
+			if len(c.took[s.row]) == 0 {
+				return ""
+			}
+			return s.print(quantile(c.took[s.row], 50), quantile(bare.took[s.row], 50))
+		})
 	}
 	line("memory of a clone, private / Pss", func(c *column) string {
-		if c.memory == nil {
+		if c.held.pss == 0 {
 			return ""
 		}
 		return mib(c.held.private) + " / " + mib(c.held.pss)
@@ -284,7 +301,7 @@ func (b *bench) printGoals(columns []*column) {
 		return nil
 	}
 	ours, runsc, own := find(substrates.GVisor), find("bare runsc"), find("native")
-	if ours == nil || runsc == nil {
+	if ours == nil || runsc == nil || len(ours.failed)+len(runsc.failed)+len(own.failed) > 0 || b.row != "" {
 		return
 	}
 	cpu := scripts[0].row
