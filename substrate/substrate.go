@@ -19,7 +19,7 @@ type Machine struct {
 	KernelDigest turnstone.Digest       // of the file at Kernel
 	Initramfs    string                 // path of the initramfs with the agent as /init; see OwnKernel
 	InitDigest   turnstone.Digest       // of the file at Initramfs; covers the agent and its modules
-	Agent        func() ([]byte, error) // the agent's static program, for substrates without an initramfs
+	Agent        func() ([]byte, error) `json:"-"` // the agent's static program, for substrates without an initramfs
 	AgentDigest  turnstone.Digest       // of what Agent returns
 	Root         string                 // path of the template's read-only root image (EROFS)
 	RootDigest   turnstone.Digest       // of the file at Root
