@@ -28,6 +28,10 @@ func (p *docParser) readNetwork(n *yaml.Node) {
 		p.networkMap(n)
 		return
 	}
+	if n.Kind == yaml.SequenceNode {
+		p.errorNode(n, "network: a list says not whether it is allowed or denied", "write network: {allow: […]}, or deny")
+		return
+	}
 	s, ok := p.scalar(n, "network", NetworkHint)
 	if !ok {
 		return

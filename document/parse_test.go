@@ -296,6 +296,7 @@ func TestSyntaxErrors(t *testing.T) {
 		{"network key twice", "---\nnetwork: {deny: a, deny: b}\n---\n", "2:20: network: key \"deny\" is given twice"},
 		{"network rule", "---\nnetwork:\n  allow: [a.example, 'b c']\n---\n", "3:22: network: allow: \"b c\" is no name, address or range"},
 		{"network rules", "---\nnetwork:\n  deny: {a: b}\n---\n", "3:9: network: deny is not a list"},
+		{"network list", "---\nnetwork: [a.example]\n---\n", "2:10: network: a list says not whether it is allowed or denied"},
 		{"network both", "---\nnetwork: {record: true, replay: true}\n---\n", "2:10: network: a turn cannot both record and replay"},
 		{"network turn", "---\nnetwork: {replay: 'a b'}\n---\n", "2:19: network: replay: \"a b\" names no turn"},
 		{"network intercept", "---\nnetwork: {intercept: maybe}\n---\n", "2:22: network: intercept: \"maybe\" is neither true nor false"},

@@ -80,6 +80,20 @@ func (s *Store) imageReference(name string) (oci.Reference, bool) {
 // IsImage reports whether a template's name is that of an image of a registry.
 func IsImage(name string) bool { return oci.LooksLikeReference(name) }
 
+// CheckName returns an error of kind Invalid when no template, and no image of a
+// registry, can be called name. Whether there is one is not asked.
+func CheckName(name string) error {
+	if IsImage(name) {
+		_, err := oci.ParseReference(name)
+		return err
+	}
+	if !nameRule.MatchString(name) {
+		return &turnstone.Error{Op: "template.name", Kind: turnstone.Invalid, Subject: fmt.Sprintf("image %.200q", name),
+			Err: errors.New("is no name of a template"), Hint: "turn template ls lists them; an image of a registry is written NAME:TAG"}
+	}
+	return nil
+}
+
 // SameImage reports whether a template that is called stands may be asked for as asked:
 // it is the same name, or a reference whose tag stood for that digest once.
 func SameImage(asked, stands string) bool {

@@ -33,6 +33,9 @@ func (c *checkCmd) Run(a *app) error {
 	for _, file := range c.Files {
 		doc, err := a.readDocument(file)
 		if err == nil {
+			err = executor.CheckFront(doc)
+		}
+		if err == nil {
 			err = executor.CheckScripts(context.Background(), doc)
 		}
 		if err != nil {
