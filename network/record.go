@@ -79,6 +79,7 @@ const (
 	maxPieces        = 500_000 // in all
 	maxUnrecorded    = 50
 	MaxIndex         = 128 << 20 // bytes of the encoded Recording
+	maxValues        = 10_000_000 // in it
 	maxRecordedField = 64 << 10  // bytes of a URL or a header
 	maxTexts         = 64 << 20  // bytes of an encoded Recording without pieces, of which each has at most 64
 )
@@ -93,6 +94,9 @@ func Decode(index []byte, size int64) (*Recording, error) {
 	}
 	if len(index) > MaxIndex {
 		return fail("its index has %d bytes", len(index))
+	}
+	if values(index) > maxValues {
+		return fail("its index has more than %d values", maxValues)
 	}
 	r := &Recording{}
 	if err := json.Unmarshal(index, r); err != nil {
@@ -109,6 +113,23 @@ func Decode(index []byte, size int64) (*Recording, error) {
 		return fail("%w", err)
 	}
 	return r, nil
+}
+
+// values is at least how many values and objects there are in text, which is JSON: of few
+// bytes there come many.
+func values(text []byte) (n int) {
+	quoted := false
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case c == '"':
+			quoted = !quoted
+		case quoted && c == '\\':
+			i++
+		case !quoted && (c == ',' || c == '{' || c == '['):
+			n++
+		}
+	}
+	return n
 }
 
 func (r *Recording) check() error {

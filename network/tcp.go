@@ -194,7 +194,11 @@ func (c *tcpConn) serveIntercepted(ctx context.Context) {
 	if !c.greet(wait) {
 		return
 	}
-	if c.s.interceptor.Intercept(ctx, c.guestConn, c.to, c.name) {
+	var guest net.Conn = c.guestConn
+	if c.spoke == silent {
+		guest = &lateConn{guestConn: c.guestConn, c: c}
+	}
+	if c.s.interceptor.Intercept(ctx, guest, c.to, c.name) {
 		return
 	}
 	host, err := c.dial(ctx)
@@ -204,6 +208,33 @@ func (c *tcpConn) serveIntercepted(ctx context.Context) {
 	}
 	defer context.AfterFunc(ctx, func() { _ = host.Close() })()
 	c.carry(ctx, host, c.spoke == silent)
+}
+
+// A lateConn is a connection whose guest had not said anything when it was handed on: its
+// first bytes are looked at when they come.
+type lateConn struct {
+	*guestConn
+	c    *tcpConn
+	once sync.Once
+	err  error // why it was refused
+}
+
+// Read implements net.Conn.
+func (l *lateConn) Read(b []byte) (int, error) {
+	l.once.Do(func() {
+		h := l.peek(0, l.c.s.limits.hello)
+		reason := l.c.check.greeting(h, l.c.s.names)
+		if reason == "" || h.protocol == silent { // it has ended without a word
+			return
+		}
+		l.c.s.refuse(Refusal{Protocol: "tcp", Host: h.name, Address: l.c.to, Reason: reason})
+		l.Reset()
+		l.err = net.ErrClosed
+	})
+	if l.err != nil {
+		return 0, l.err
+	}
+	return l.guestConn.Read(b)
 }
 
 // interceptWait is how long a guest has to say what it wants before it is taken for

@@ -1,0 +1,153 @@
+package network
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// serveHTTP serves the requests on guest until its end.
+func (c *connection) serveHTTP(guest net.Conn, h http.Handler) {
+	conn := &closing{Conn: guest, closed: make(chan struct{}), idle: make(chan struct{})}
+	l := &oneConn{conn: conn}
+	srv := &http.Server{Handler: c.checked(conn.during(h)), ReadHeaderTimeout: headerTime, MaxHeaderBytes: maxRequest, ErrorLog: log.New(io.Discard, "", 0)}
+	_ = srv.Serve(l)
+	_ = srv.Close()
+}
+
+// checked refuses requests to another host than the connection's: what the policy, or a
+// secret, is good for must not be used for another one.
+func (c *connection) checked(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if host := hostOnly(req.Host); c.name != "" && host != c.name {
+			c.refused(fmt.Sprintf("a request to %.100q on a connection to %s", host, c.name))
+			http.Error(w, "turnstone: this connection is to another host", http.StatusMisdirectedRequest)
+			return
+		}
+		for _, r := range c.p.opts.Deny {
+			if r.matchesPort(c.to.Port()) && r.matchesName(hostOnly(req.Host)) {
+				c.refused("in deny: " + r.String())
+				http.Error(w, "turnstone: refused: in deny: "+r.String(), http.StatusForbidden)
+				return
+			}
+		}
+		if req.Method == http.MethodConnect { // what follows could not be looked at
+			c.refused("a tunnel through " + c.host())
+			http.Error(w, "turnstone: no tunnels through this connection", http.StatusMethodNotAllowed)
+			return
+		}
+		h.ServeHTTP(w, req)
+	})
+}
+
+// A oneConn is a listener with one connection. Its second Accept waits for that
+// connection's end.
+type oneConn struct {
+	conn *closing
+	once sync.Once
+}
+
+// Accept implements net.Listener.
+func (l *oneConn) Accept() (c net.Conn, err error) {
+	l.once.Do(func() { c = l.conn })
+	if c != nil {
+		return c, nil
+	}
+	<-l.conn.closed
+	return nil, net.ErrClosed
+}
+
+// Close implements net.Listener.
+func (l *oneConn) Close() error { return nil }
+
+// Addr implements net.Listener.
+func (l *oneConn) Addr() net.Addr { return l.conn.LocalAddr() }
+
+// A closing connection tells of its end. A guest that has said all it will may still wait
+// for the answer, while net/http takes the end of what it says for the end of the whole:
+// that is told only when no request is being answered.
+type closing struct {
+	net.Conn
+	once   sync.Once
+	closed chan struct{}
+
+	mu        sync.Mutex
+	answering bool
+	idle      chan struct{} // closed when answering has become false
+}
+
+// halfTime bounds how long an answer may take after a guest has said all it will.
+const halfTime = 5 * time.Minute
+
+// Read implements net.Conn.
+func (c *closing) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if n > 0 || !errors.Is(err, io.EOF) {
+		return n, err
+	}
+	c.mu.Lock()
+	answering, idle := c.answering, c.idle
+	c.mu.Unlock()
+	if answering {
+		select {
+		case <-idle:
+		case <-c.closed:
+		case <-time.After(halfTime):
+		}
+	}
+	return 0, err
+}
+
+// during notes when h answers a request. While it still reads what was sent, the end is
+// the end.
+func (c *closing) during(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		begin := func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if !c.answering {
+				c.answering, c.idle = true, make(chan struct{})
+			}
+		}
+		if req.Body == nil || req.Body == http.NoBody {
+			begin()
+		} else {
+			req.Body = &finishing{req.Body, begin}
+		}
+		defer func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if c.answering {
+				c.answering = false
+				close(c.idle)
+			}
+		}()
+		h.ServeHTTP(w, req)
+	})
+}
+
+// A finishing body tells when it has been read.
+type finishing struct {
+	io.ReadCloser
+	finished func()
+}
+
+// Read implements io.Reader.
+func (f *finishing) Read(p []byte) (int, error) {
+	n, err := f.ReadCloser.Read(p)
+	if errors.Is(err, io.EOF) {
+		f.finished()
+	}
+	return n, err
+}
+
+// Close implements net.Conn.
+func (c *closing) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
+}
