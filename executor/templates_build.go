@@ -44,9 +44,14 @@ func (b layerBuilder) Build(ctx context.Context, req template.LayerRequest, comm
 		return err
 	}
 	p := &plan{image: req.Base.Name, template: req.Base, cwd: "/", shape: req.Shape, timeout: buildLimit, driver: "auto"}
-	if p.net.policy, err = buildPolicy(req.Allow, req.Port); err != nil {
+	host, err := b.x.hostNetwork()
+	if err != nil {
 		return err
 	}
+	if p.net.policy, err = buildPolicy(host, req.Allow, req.Port); err != nil {
+		return err
+	}
+	p.net.spec.DNS = host.DNS
 	if err := p.check(); err != nil {
 		return err
 	}
@@ -66,20 +71,39 @@ func (b layerBuilder) Build(ctx context.Context, req template.LayerRequest, comm
 }
 
 // buildPolicy lets a build reach its package registries, which are at port, and what
-// its spec allows; nothing else.
-func buildPolicy(allow []string, port net.Addr) (network.Policy, error) {
-	policy := network.Policy{Only: true}
-	if port != nil {
-		allow = append(slices.Clone(allow), port.String())
-	}
-	for _, text := range allow {
-		rule, err := network.ParseRule(text)
-		if err != nil {
-			return policy, err
+// its spec allows; nothing else. What the host's policy says of turns holds for what
+// the spec allows too.
+func buildPolicy(host hostNetwork, allow []string, port net.Addr) (network.Policy, error) {
+	spec := network.Spec{Allow: allow, Only: true}
+	if host.Locked && len(allow) > 0 {
+		if host.Default == "off" {
+			return network.Policy{Only: true}, locked("network: "+allow[0], errors.New("the host's policy is off"))
 		}
-		policy.Allow = append(policy.Allow, rule)
+		var err error
+		if spec, err = host.within(spec); err != nil {
+			return network.Policy{Only: true}, err
+		}
 	}
-	return policy, nil
+	spec.Deny = append(slices.Clone(spec.Deny), host.Deny...)
+	policy, err := spec.Policy()
+	policy.Only = true // also where the spec has the word for all public addresses
+	if err != nil || port == nil {
+		return policy, err
+	}
+	own, err := network.ParseRule(port.String())
+	if err != nil {
+		return policy, err
+	}
+	// A host that denies its loopback means its own services, and not this one.
+	policy.Deny = slices.DeleteFunc(policy.Deny, func(d network.Rule) bool {
+		denies := d.Name == "" && d.Prefix.Contains(own.Prefix.Addr()) && (d.Port == 0 || d.Port == own.Port)
+		if denies {
+			policy.Allow = slices.DeleteFunc(policy.Allow, func(a network.Rule) bool { return a.Name == "" && a.Prefix.Overlaps(d.Prefix) })
+		}
+		return denies
+	})
+	policy.Allow = append(policy.Allow, own)
+	return policy, policy.Validate()
 }
 
 // layerWork is the build of one layer, in its sandbox.
