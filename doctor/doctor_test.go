@@ -215,6 +215,17 @@ func TestChosenLine(t *testing.T) {
 	}
 }
 
+// What the environment chooses is what every turn gets, or fails for.
+func TestAskedSubstrate(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	c := machineOf(t, 1000, nil)
+	for _, name := range []string{"qemu", "xen"} {
+		if f := c.asked(t.Context(), name); f.Status != Fail || f.Fix != "unset TURN_SUBSTRATE" || !strings.Contains(f.Detail, "TURN_SUBSTRATE="+name+" cannot be had: ") {
+			t.Errorf("%+v", f)
+		}
+	}
+}
+
 func TestFirecracker(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	c := machineOf(t, 1000, nil)

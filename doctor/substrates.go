@@ -26,7 +26,30 @@ func (c *checker) substrates(ctx context.Context) []Finding {
 	if best == nil {
 		return append(found, Finding{Name: "substrate", Status: Fail, Detail: "none can run a sandbox here: see the lines before"})
 	}
+	if name := os.Getenv(substrateVar); name != "" && name != substrates.Auto {
+		return append(found, c.asked(ctx, name))
+	}
 	return append(found, chosenLine(best, why, unproven))
+}
+
+// substrateVar is what --substrate is when nobody gives it.
+const substrateVar = "TURN_SUBSTRATE"
+
+// asked says whether turns can run on the substrate that the environment names.
+func (c *checker) asked(ctx context.Context, name string) Finding {
+	s, err := (&substrates.Chooser{Home: c.home}).Choose(ctx, name, substrates.Needs{})
+	if err != nil {
+		return Finding{Name: "substrate", Status: Fail, Detail: fmt.Sprintf("%s=%.40s cannot be had: %s", substrateVar, name, oneLine(err)), Fix: "unset " + substrateVar}
+	}
+	return Finding{Name: "substrate", Status: OK, Detail: describe(s) + ", as " + substrateVar + " says"}
+}
+
+// describe is a substrate with how it isolates.
+func describe(s substrate.Substrate) string {
+	if isolation := s.Isolation(); strings.HasPrefix(isolation, s.Name()) {
+		return isolation
+	}
+	return s.Name() + ", " + s.Isolation()
 }
 
 // chosenLine says which substrate a turn would get, and why not a better one.
@@ -38,10 +61,7 @@ func chosenLine(best substrate.Substrate, firecracker string, unproven bool) Fin
 			better = append(better, "KVM cannot be used")
 		}
 	}
-	detail := best.Isolation()
-	if !strings.HasPrefix(detail, best.Name()) {
-		detail = best.Name() + ", " + detail
-	}
+	detail := describe(best)
 	if len(better) > 0 {
 		detail += " (" + strings.Join(better, ", ") + ")"
 	}
