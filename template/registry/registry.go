@@ -144,9 +144,7 @@ func New(o Options) (*Server, error) {
 	}
 	s.client = &http.Client{Transport: o.Transport}
 	if o.Transport == nil {
-		s.client.Transport = &http.Transport{Proxy: http.ProxyFromEnvironment, ForceAttemptHTTP2: true, DisableCompression: false,
-			DialContext:         (&net.Dialer{Timeout: 20 * time.Second}).DialContext,
-			TLSHandshakeTimeout: 20 * time.Second, ResponseHeaderTimeout: o.Idle, MaxIdleConnsPerHost: parallel}
+		s.client.Transport = newGuard(o.Idle, append([]*url.URL{s.pip, s.npm}, s.apt...)...)
 	}
 	return s, nil
 }
