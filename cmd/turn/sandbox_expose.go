@@ -37,7 +37,7 @@ are forwarded until Ctrl-C, or until the sandbox ends. Whoever listens in the
 sandbox has to do so on all addresses (0.0.0.0) or on the sandbox's own, 10.0.2.15.
 
 Exit status: 0 after Ctrl-C; 2 there is no such sandbox; 3 the address cannot be
-had, or the sandbox has ended.`
+had, the sandbox has no network, or it has ended.`
 }
 
 // Run forwards connections.
@@ -46,6 +46,10 @@ func (c *sandboxExposeCmd) Run(a *app) error {
 		i, err := s.Find(ctx, c.Sandbox)
 		if err != nil {
 			return err
+		}
+		if !i.Shape.Network { // else every connection would fail by itself
+			return &turnstone.Error{Op: "sandbox.expose", Kind: turnstone.Unavailable, Subject: "sandbox " + i.Title(), Err: errors.New("it has no network"),
+				Hint: "create it with the network on"}
 		}
 		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.Listen)
 		if err != nil {
