@@ -294,6 +294,10 @@ func TestClosed(t *testing.T) {
 		pids := append(descendants(v.process.Pid), v.process.Pid)
 		check(t, vm.Close())
 		for _, pid := range pids {
+			// The kernel kills a child when its parent is gone, and may take its time for it.
+			for until := time.Now().Add(5 * time.Second); alive(strconv.Itoa(pid)) && time.Now().Before(until); {
+				time.Sleep(5 * time.Millisecond)
+			}
 			if alive(strconv.Itoa(pid)) {
 				t.Errorf("closed after %s: process %d of %v is still there", after, pid, pids)
 			}
