@@ -1,6 +1,7 @@
 package sandboxes
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -17,8 +18,8 @@ import (
 type Command struct {
 	Argv []string
 	Env  []string // KEY=VALUE, added to the sandbox's
-	Cwd  string   // empty: the sandbox's working directory
-	User string   // empty: root
+	Cwd  string   // empty: the template's working directory
+	User string   // empty: whom the template's steps run as, or root
 
 	Stdin          io.Reader // nil: nothing. Reading it may outlive the call by one Read.
 	Stdout, Stderr io.Writer // nil: thrown away. With a terminal there is Stdout only.
@@ -35,13 +36,17 @@ const killTime = 5 * time.Second
 // the command is killed. An error says that how the command ended is not known, but
 // for a ctx that ended.
 func (s *Store) Exec(ctx context.Context, id turnstone.SandboxID, cmd Command) (wire.ProcessExit, error) {
+	i, err := s.Get(id)
+	if err != nil {
+		return wire.ProcessExit{}, err
+	}
 	c, err := s.client(ctx, id)
 	if err != nil {
 		return wire.ProcessExit{}, err
 	}
 	defer func() { _ = c.Close() }()
 	defer closeAfter(ctx, c)()
-	p := cmd.params()
+	p := cmd.params(i)
 	p.KillOnDisconnect = true
 	done := make(chan struct{})
 	defer close(done)
@@ -88,12 +93,16 @@ func (s *Store) kill(ctx context.Context, id turnstone.SandboxID, process string
 // StartDetached starts a command that nobody waits for, and returns its name. It
 // has no standard input, and its output is kept for Attach, up to a bound.
 func (s *Store) StartDetached(ctx context.Context, id turnstone.SandboxID, cmd Command) (string, error) {
+	i, err := s.Get(id)
+	if err != nil {
+		return "", err
+	}
 	c, err := s.client(ctx, id)
 	if err != nil {
 		return "", err
 	}
 	defer func() { _ = c.Close() }()
-	p := cmd.params()
+	p := cmd.params(i)
 	p.Detach = true
 	res, err := c.ProcessStart(ctx, &p)
 	if err != nil {
@@ -102,8 +111,10 @@ func (s *Store) StartDetached(ctx context.Context, id turnstone.SandboxID, cmd C
 	return res.ProcessID, nil
 }
 
-func (c *Command) params() wire.ProcessStartParams {
-	return wire.ProcessStartParams{ProcessID: "p" + strings.ToLower(rand.Text()[:12]), Argv: c.Argv, Env: c.Env, Cwd: c.Cwd, User: c.User, Terminal: c.Terminal}
+// params is the command as the agent of i gets it.
+func (c *Command) params(i Info) wire.ProcessStartParams {
+	return wire.ProcessStartParams{ProcessID: "p" + strings.ToLower(rand.Text()[:12]), Argv: c.Argv, Env: c.Env,
+		Cwd: cmp.Or(c.Cwd, i.Workdir), User: cmp.Or(c.User, i.User), Terminal: c.Terminal}
 }
 
 // control passes signals and sizes on until done. Those that come too late, or too

@@ -37,6 +37,8 @@ type Details struct {
 	TemplateSize turnstone.Bytes
 	Substrate    string
 	Isolation    string
+	Workdir      string // where the template's steps run; empty: the agent's own default
+	User         string // whom they run as; empty: root
 }
 
 // An Opener makes the machine of a sandbox. progress is told of what takes long.
@@ -255,6 +257,7 @@ func (h *holder) start(ctx context.Context, open Opener, spec Spec, tell reporte
 	h.mu.Lock()
 	h.info.Template, h.info.TemplateSize = d.Template, d.TemplateSize
 	h.info.Substrate, h.info.Isolation = d.Substrate, d.Isolation
+	h.info.Workdir, h.info.User = d.Workdir, d.User
 	if h.ttl > 0 {
 		until := time.Now().UTC().Add(h.ttl)
 		h.info.Expires = &until

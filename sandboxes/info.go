@@ -28,6 +28,8 @@ type Info struct {
 	TemplateSize turnstone.Bytes `json:"template_size,omitempty"`
 	Substrate    string          `json:"substrate,omitempty"`
 	Isolation    string          `json:"isolation,omitempty"`
+	Workdir      string          `json:"workdir,omitempty"` // where commands run
+	User         string          `json:"user,omitempty"`    // whom they run as; empty: root
 	Shape        turnstone.Shape `json:"shape"`
 	Network      *network.Spec   `json:"network,omitempty"` // rules, without the values of secret headers
 	Created      time.Time       `json:"created"`

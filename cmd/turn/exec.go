@@ -19,7 +19,7 @@ import (
 
 type execCmd struct {
 	sandboxFlags
-	Cwd   string `help:"Working directory in the sandbox (default: /workspace)." placeholder:"DIR"`
+	Cwd   string `help:"Working directory in the sandbox (default: the template's)." placeholder:"DIR"`
 	Quiet bool   `short:"q" help:"Show no progress."`
 
 	Cmd []string `arg:"" passthrough:"partial" name:"cmd" help:"Command and its arguments, after --."`
@@ -48,7 +48,7 @@ func (c *execCmd) Validate() error {
 	if c.Network.rules.Record || c.Network.rules.Replay {
 		return errors.New("--network: record and replay are for turns")
 	}
-	return nil
+	return c.sandboxFlags.Validate() // kong calls only the outermost
 }
 
 // Run runs the command.

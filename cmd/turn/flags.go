@@ -15,7 +15,7 @@ import (
 
 // sandboxFlags are the flags of every command that starts a sandbox.
 type sandboxFlags struct {
-	Image   string          `help:"Template to run in (default: the document's, or base)." placeholder:"NAME"`
+	Image   string          `help:"Template, or image of a registry, to run in (default: the document's, or base)." placeholder:"NAME"`
 	Env     []envVar        `help:"Environment variable for the sandbox; may be given again." placeholder:"K=V" sep:"none"`
 	Add     []transfer      `help:"Copy a file or folder into the sandbox before the first step; may be given again." placeholder:"PATH[:DEST]" sep:"none"`
 	Get     []transfer      `help:"Copy a file or folder out of the sandbox after the last step; may be given again." placeholder:"PATH[:DEST]" sep:"none"`
@@ -36,7 +36,7 @@ func (f *sandboxFlags) Validate() error {
 	if err := shape.Validate(); err != nil {
 		return fmt.Errorf("--%w", err)
 	}
-	return nil
+	return f.contradiction()
 }
 
 // shape returns base with what the flags say in its place.

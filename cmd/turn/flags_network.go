@@ -32,6 +32,14 @@ func (f *networkFlags) network() *bool {
 	return nil
 }
 
+// contradiction refuses rules for a network that there is not to be.
+func (f *networkFlags) contradiction() error {
+	if f.Network.set && !f.Network.on && len(f.Allow) > 0 {
+		return errors.New("--allow: --network is off")
+	}
+	return nil
+}
+
 // rules are what the flags say beside on and off; nil: nothing.
 func (f *networkFlags) rules() *document.NetworkRules {
 	if len(f.Allow)+len(f.Deny) == 0 && !f.Network.set {

@@ -19,7 +19,7 @@ import (
 
 type sandboxCreateCmd struct {
 	Name   string          `help:"A name for it, which no other sandbox that lives has." placeholder:"NAME"`
-	Image  string          `help:"Template to run in." placeholder:"NAME" default:"base"`
+	Image  string          `help:"Template, or image of a registry, to run in." placeholder:"NAME" default:"base"`
 	Env    []envVar        `help:"Environment variable for the sandbox; may be given again." placeholder:"K=V" sep:"none"`
 	Secret []string        `help:"Secret for the environment, kept nowhere outside the sandbox; NAME takes it from turn's own environment. May be given again." placeholder:"NAME[=VALUE]" sep:"none"`
 	TTL    time.Duration   `name:"ttl" help:"Stop it after this time; 0: never (default: 1h)." placeholder:"TIME" default:"1h"`
@@ -43,10 +43,11 @@ Exit status: 0 it is ready; 2 the command line is wrong; 3 it could not be
 created.`
 }
 
-// spec makes the flags into what the library wants.
-func (c *sandboxCreateCmd) spec() sandboxes.Spec {
+// spec makes the flags into what the library wants, with a machine as base where they
+// say nothing.
+func (c *sandboxCreateCmd) spec(base turnstone.Shape) sandboxes.Spec {
 	flags := sandboxFlags{CPUs: c.CPUs, Memory: c.Memory, Disk: c.Disk, networkFlags: c.networkFlags, Env: c.Env}
-	return sandboxes.Spec{Name: c.Name, Image: c.Image, Env: flags.env(), Shape: flags.shape(turnstone.DefaultShape()),
+	return sandboxes.Spec{Name: c.Name, Image: c.Image, Env: flags.env(), Shape: flags.shape(base),
 		Substrate: c.Substrate, TTL: c.TTL}
 }
 
@@ -55,7 +56,10 @@ func (c *sandboxCreateCmd) Validate() error {
 	if c.Network.rules.Record || c.Network.rules.Replay {
 		return errors.New("--network: record and replay are for turns")
 	}
-	return c.spec().Check()
+	if err := c.contradiction(); err != nil {
+		return err
+	}
+	return c.spec(turnstone.DefaultShape()).Check()
 }
 
 // Run creates the sandbox.
@@ -64,7 +68,7 @@ func (c *sandboxCreateCmd) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	spec := c.spec()
+	spec := c.spec(templateShape(h, c.Image))
 	if spec.Secrets, err = readSecrets(c.Secret); err != nil {
 		return &exitError{exitUsage, err}
 	}
@@ -136,6 +140,6 @@ func opener(h *home.Home) sandboxes.Opener {
 			}
 		}
 		return sb, sandboxes.Details{Template: sb.Template.Digest, TemplateSize: turnstone.Bytes(sb.Template.Size),
-			Substrate: sb.Substrate(), Isolation: sb.Isolation()}, nil
+			Substrate: sb.Substrate(), Isolation: sb.Isolation(), Workdir: sb.Template.Workdir, User: sb.Template.User}, nil
 	}
 }

@@ -23,8 +23,8 @@ type sandboxExecCmd struct {
 	Terminal bool           `short:"t" help:"Give the command a terminal, and this one's keys to it."`
 	Detach   bool           `short:"d" help:"Do not wait: print the process's name and leave it running."`
 	Env      []envVar       `help:"Environment variable for the command; may be given again." placeholder:"K=V" sep:"none"`
-	Cwd      string         `help:"Working directory in the sandbox (default: the sandbox's)." placeholder:"DIR"`
-	User     string         `help:"User to run as, with :GROUP if wanted (default: root)." placeholder:"USER"`
+	Cwd      string         `help:"Working directory in the sandbox (default: the template's)." placeholder:"DIR"`
+	User     string         `help:"User to run as, with :GROUP if wanted (default: the template's, or root)." placeholder:"USER"`
 	Timeout  *time.Duration `help:"Kill the command after this time." placeholder:"TIME"`
 
 	Sandbox string   `arg:"" help:"ID, beginning of an ID, or name."`
