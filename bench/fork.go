@@ -21,7 +21,6 @@ import (
 )
 
 const (
-	wantForks = 100
 	// forkMemory is what a clone is reckoned to take of the host, before it is known.
 	forkMemory = 96 << 20
 	// forkScript is what the machine that is forked has in memory: files that were read,
@@ -36,7 +35,7 @@ func (b *bench) forks(ctx context.Context) error {
 		return err
 	}
 	s := sandboxes.NewStore(h)
-	n, err := roomFor(wantForks)
+	n, err := roomFor(b.clones)
 	if err != nil {
 		return err
 	}

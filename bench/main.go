@@ -35,6 +35,7 @@ func main() {
 		return err
 	})
 	flag.IntVar(&b.depth, "depth", 500, "turns of the history part")
+	flag.IntVar(&b.clones, "forks", 100, "clones of the part forks")
 	flag.StringVar(&b.only, "only", "", "parts to measure, with commas; all by default")
 	flag.StringVar(&b.row, "row", "", "of the part substrates only the rows whose names have this in them")
 	flag.Parse()
@@ -48,7 +49,7 @@ type bench struct {
 	turn, floors, stream string
 	only, row, substrate string
 	state                turnstone.Bytes
-	runs, depth          int
+	runs, depth, clones  int
 	dir                  string
 
 	home      *home.Home
@@ -162,7 +163,12 @@ func (b *bench) prepare(ctx context.Context) error {
 }
 
 // on is what a heading says of the substrate.
-func (b *bench) on() string { return fmt.Sprintf(" (%s, %s)", b.substrate, b.isolation) }
+func (b *bench) on() string {
+	if strings.HasPrefix(b.isolation, b.substrate) {
+		return fmt.Sprintf(" (%s)", b.isolation)
+	}
+	return fmt.Sprintf(" (%s, %s)", b.substrate, b.isolation)
+}
 
 func field(s string) string {
 	_, v, _ := strings.Cut(s, ":")
