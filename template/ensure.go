@@ -141,6 +141,13 @@ func ReadSpec(path string) (*Spec, error) {
 	if err != nil && strings.Contains(err.Error(), `"name" is missing`) {
 		spec, err = Parse(filepath.Base(dir), b, root.FS())
 	}
+	if fault := (*turnstone.Error)(nil); errors.As(err, &fault) { // names the file as the caller does
+		_, line, _ := strings.Cut(fault.Subject, SpecFile)
+		fault.Subject = path + line
+		if dir == abs {
+			fault.Subject = filepath.Join(path, SpecFile) + line
+		}
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -282,3 +282,24 @@ func TestSettle(t *testing.T) {
 		t.Errorf("srv/x lost its owner: %+v", hdr)
 	}
 }
+
+// TestReadSpecNamesTheFile: a fault is at the path that was given, whatever the spec is called.
+func TestReadSpecNamesTheFile(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, SpecFile)
+	for text, want := range map[string]string{
+		"base = \"python\"\npackges = []":                 file + `:2: unknown key "packges"`,
+		"name = \"x\"\nbase = \"debian:trixie\"":          file + `:2: base`,
+		"base = python":                                   file + ":1: ",
+		"name = \"x\"\nbase = \"python\"\nmachine = true": file + ":3: machine",
+	} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range []string{dir, file} {
+			if _, err := ReadSpec(path); err == nil || !strings.HasPrefix(err.Error(), want) {
+				t.Errorf("%s: %q: %v, want %q", path, text, err, want)
+			}
+		}
+	}
+}
