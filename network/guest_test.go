@@ -229,7 +229,6 @@ type fakeHost struct {
 	dialed  []string
 	lookups []string
 	answer  func(ctx context.Context, name string) ([]netip.Addr, error) // of further names
-	wg      sync.WaitGroup
 }
 
 func newFakeHost(tb testing.TB) *fakeHost {

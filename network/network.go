@@ -6,7 +6,6 @@ package network
 
 import (
 	"context"
-	"io"
 	"net"
 	"net/netip"
 	"time"
@@ -95,7 +94,3 @@ type Options struct {
 	Dialer      Dialer      // nil: the host's own
 	Resolver    Resolver    // nil: the host's own
 }
-
-// frames is what a Stack serves: Ethernet frames, each after its length in four
-// bytes, big-endian (QEMU's -netdev stream).
-type frames = io.ReadWriteCloser
