@@ -78,10 +78,10 @@ const (
 	maxEntries       = 50_000  // of each kind
 	maxPieces        = 500_000 // in all
 	maxUnrecorded    = 50
-	MaxIndex         = 128 << 20 // bytes of the encoded Recording
+	MaxIndex         = 128 << 20  // bytes of the encoded Recording
 	maxValues        = 10_000_000 // in it
-	maxRecordedField = 64 << 10  // bytes of a URL or a header
-	maxTexts         = 64 << 20  // bytes of an encoded Recording without pieces, of which each has at most 64
+	maxRecordedField = 64 << 10   // bytes of a URL or a header
+	maxTexts         = 64 << 20   // bytes of an encoded Recording without pieces, of which each has at most 64
 )
 
 // Decode reads an encoded Recording, whose bytes are in a file of the given size. It may
