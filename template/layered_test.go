@@ -306,6 +306,19 @@ func TestLayerThatFails(t *testing.T) {
 	if _, err := s.Spec("mine"); turnstone.KindOf(err) != turnstone.NotFound {
 		t.Error("a spec that was not built is registered")
 	}
+	for _, c := range []struct{ spec, printed, hint string }{
+		{"pip = ['six']\nnetwork = 'off'", "ERROR: No matching distribution found for six\n", `network = "off"`},
+		{"pip = ['six']\nnetwork = 'off'", "the base has no pip: begin with base = \"python\"\n", "docs/templates.md"},
+		{"commands = ['x']\nnetwork = 'off'", "exit 3\n", `network = "off"`},
+		{"commands = ['x']", "curl: (6) Could not resolve host: example.com\n", `network = ["example.com"]`},
+		{"commands = ['x']", "wrong\n", ".log"},
+	} {
+		f.fail = func(req LayerRequest) error { return req.Steps[0].Failed(1, []byte(c.printed)) }
+		_, err = s.Build(t.Context(), writeSpec(t, "mine", "base = 'python'\n"+c.spec+"\n"), BuildOptions{})
+		if err == nil || !strings.Contains(turnstone.HintOf(err), c.hint) {
+			t.Errorf("%q: %v (%s)", c.printed, err, turnstone.HintOf(err))
+		}
+	}
 	f.fail = nil
 	build(t, s, dir, BuildOptions{})
 }

@@ -197,6 +197,12 @@ func symptoms() []symptom {
 	}
 }
 
+// noNetworkHint is of builds that may reach nothing, and maybe failed for that.
+const noNetworkHint = `the spec says network = "off": then not even the package registries can be reached`
+
+// unreached is how programs say that they did not get to a host.
+var unreached = regexp.MustCompile(`(?i)could not resolve|name resolution|unable to resolve|ENOTFOUND|EAI_AGAIN|getaddrinfo|connection refused|network is unreachable`)
+
 // tailLines is how much of what a step printed is in its error.
 const tailLines = 4
 
@@ -213,14 +219,20 @@ func stepError(spec *Spec, what string, exit int, tail []byte, reg *registry.Ser
 	for _, s := range symptoms() {
 		if found := s.phrase.FindString(text); found != "" {
 			out.Kind, out.Hint, out.Err = s.kind, s.hint, errors.New(strings.TrimSpace(strings.TrimPrefix(found, "E: ")))
+			if spec.NoNetwork && s.kind == turnstone.Invalid && !strings.HasPrefix(found, "the base has no") { // they do not know why they find nothing
+				out.Hint = noNetworkHint
+			}
 			return out
 		}
 	}
 	lines := strings.Split(text, "\n")
 	last := strings.Join(lines[max(0, len(lines)-tailLines):], "\n")
 	out.Err = fmt.Errorf("exit status %d; it printed last:\n%s", exit, last)
-	if spec.NoNetwork {
-		out.Hint = `the spec says network = "off"`
+	switch {
+	case spec.NoNetwork:
+		out.Hint = noNetworkHint
+	case unreached.MatchString(text):
+		out.Hint = `a build reaches the package registries only: name what else it needs in the spec, as network = ["example.com"]`
 	}
 	return out
 }
