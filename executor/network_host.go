@@ -112,6 +112,13 @@ func (p *plan) applyHostNetwork(x *Executor, silent bool) error {
 	return err
 }
 
+// DefaultNetwork tells whether a sandbox of which nothing is said has a network here.
+// The error is of kind Invalid when the host's policy cannot be read.
+func (x *Executor) DefaultNetwork() (bool, error) {
+	host, err := x.hostNetwork()
+	return host.Default != "off", err
+}
+
 // wanted tells whether anything was said that needs a network.
 func (n *networkPlan) wanted() bool {
 	return n.record || n.replay || n.asked.Only || n.asked.Open || len(n.asked.Allow)+len(n.asked.Headers) > 0

@@ -75,6 +75,11 @@ func (c *sandboxCreateCmd) Run(a *app) error {
 	if spec.Network, err = c.networkFlags.spec(); err != nil {
 		return &exitError{exitUsage, err}
 	}
+	if c.network() == nil && spec.Shape.Network {
+		if spec.Shape.Network, err = executor.New(h).DefaultNetwork(); err != nil {
+			return &exitError{codeOf(err), err}
+		}
+	}
 	p := newProgress(a.stderr, styleOf(a.stderr, c.Quiet), 0)
 	a.logTo(p)
 	ctx, stop := interruptible(func(s string) { p.Say("turn: %s", s) }, exitAborted)
