@@ -40,8 +40,13 @@ func (x *Executor) attachNetwork(ctx context.Context, s *Sandbox, p *plan) error
 		return err
 	}
 	n := &guestNetwork{watch: network.NewWatch()}
+	card, own := s.machine.(substrate.Networker)
+	opts := p.net.options(n.watch)
+	if !own {
+		opts.MTU = network.LargeMTU
+	}
 	var err error
-	if n.stack, err = network.New(p.net.options(n.watch)); err != nil {
+	if n.stack, err = network.New(opts); err != nil {
 		return err
 	}
 	n.ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
@@ -49,8 +54,8 @@ func (x *Executor) attachNetwork(ctx context.Context, s *Sandbox, p *plan) error
 	_, _ = rand.Read(mac) // documented never to fail
 	n.mac = fmt.Sprintf("52:54:%02x:%02x:%02x:%02x", mac[0], mac[1], mac[2], mac[3])
 	s.net = n
-	if c, ok := s.machine.(substrate.Networker); ok {
-		frames := c.Frames()
+	if own {
+		frames := card.Frames()
 		if frames == nil {
 			return &turnstone.Error{Op: "executor.network", Kind: turnstone.Internal, Subject: string(s.ID()), Err: errors.New("its machine has no network card")}
 		}
@@ -109,7 +114,7 @@ func (s *Sandbox) renewNetwork(ctx context.Context) error {
 		return nil
 	}
 	n.serves.Wait() // the stream before has ended with its link
-	frames, err := s.Client().NetworkStream(ctx, wire.SandboxNetworkParams{MAC: n.mac, MTU: network.MTU, Network: wire.SandboxNetwork{
+	frames, err := s.Client().NetworkStream(ctx, wire.SandboxNetworkParams{MAC: n.mac, MTU: network.LargeMTU, Network: wire.SandboxNetwork{
 		Address: network.GuestAddress, Gateway: network.Gateway, DNS: []string{network.DNS}}})
 	if err != nil {
 		return s.fate(err)

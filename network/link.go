@@ -27,9 +27,9 @@ const (
 	// and much more than a card with our MTU does. What claims more is no frame.
 	maxFrame = 4096 + 65536
 
-	// queueFrames bounds the frames that wait for the guest; further ones are lost, as
+	// queueBytes bounds the full frames that wait for the guest; further ones are lost, as
 	// on any link, and TCP sends them again.
-	queueFrames = 2048
+	queueBytes = 2048 * MTU
 )
 
 // A link is the Ethernet between the guest and the stack, and the stack's only network card. It
@@ -37,6 +37,7 @@ const (
 // there, so there is nothing to resolve, and nothing that ARP could poison.
 type link struct {
 	counters *counters
+	mtu      int
 	guest    tcpip.Address
 	services []tcpip.Address // what ARP is answered for
 	// refuse tells of a packet to an address that nothing may be sent to, and reports
@@ -56,7 +57,7 @@ var _ stack.GSOEndpoint = (*link)(nil)
 
 // open makes the queue to the guest.
 func (l *link) open() <-chan *stack.PacketBuffer {
-	out := make(chan *stack.PacketBuffer, queueFrames)
+	out := make(chan *stack.PacketBuffer, max(queueBytes/l.mtu, 256))
 	l.mu.Lock()
 	l.out = out
 	l.mu.Unlock()
@@ -76,7 +77,7 @@ func (l *link) shut() {
 // two frames, and of kind Invalid when what it reads are no frames.
 func (l *link) read(r io.Reader) error {
 	br := bufio.NewReaderSize(r, 64<<10)
-	frame := make([]byte, header.EthernetMinimumSize+MTU)
+	frame := make([]byte, header.EthernetMinimumSize+l.mtu)
 	for {
 		var length [4]byte
 		if _, err := io.ReadFull(br, length[:]); err != nil {
@@ -298,7 +299,7 @@ func (l *link) SupportedGSO() stack.SupportedGSO { return stack.GVisorGSOSupport
 func (l *link) GSOMaxSize() uint32 { return 32 << 10 }
 
 // MTU implements stack.NetworkLinkEndpoint.
-func (l *link) MTU() uint32 { return MTU }
+func (l *link) MTU() uint32 { return uint32(l.mtu) }
 
 // SetMTU implements stack.NetworkLinkEndpoint; the MTU stays as it is.
 func (l *link) SetMTU(uint32) {}

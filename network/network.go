@@ -18,8 +18,12 @@ const (
 	DNS          = "10.0.2.3"
 )
 
-// MTU of the guest's card, in bytes.
+// MTU of a guest's card, in bytes, where Options say nothing else: Ethernet's.
 const MTU = 1500
+
+// LargeMTU is for cards that the agent makes and whose frames it carries: each frame
+// costs it several system calls, and nothing between it and the host wants small ones.
+const LargeMTU = 16 << 10
 
 // A Policy says what a guest may reach. The zero Policy is the default of
 // "network: on": every public address, and nothing else.
@@ -89,6 +93,7 @@ type Connection struct {
 // Options are what a Stack is made with.
 type Options struct {
 	Policy      Policy
+	MTU         int         // of the guest's card, in bytes; 0: MTU
 	Observer    Observer    // may be nil
 	Interceptor Interceptor // may be nil
 	Dialer      Dialer      // nil: the host's own

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -87,7 +88,7 @@ func newStack(opts Options, lim limits, addrs func() ([]net.Addr, error)) (*Stac
 		s.resolver = &net.Resolver{PreferGo: true}
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	if err := s.build(); err != nil {
+	if err := s.build(cmp.Or(opts.MTU, MTU)); err != nil {
 		s.cancel()
 		s.net.Destroy()
 		return nil, &turnstone.Error{Op: "network.new", Kind: turnstone.Internal, Err: err}
@@ -96,13 +97,13 @@ func newStack(opts Options, lim limits, addrs func() ([]net.Addr, error)) (*Stac
 }
 
 // build makes the TCP/IP stack: one card that takes packets to every address.
-func (s *Stack) build() error {
+func (s *Stack) build(mtu int) error {
 	s.net = stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol},
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4},
 	})
 	guest := netip.MustParsePrefix(GuestAddress).Addr()
-	s.link = &link{counters: &s.counters, guest: ipAddress(guest), refuse: s.refusePacket,
+	s.link = &link{counters: &s.counters, mtu: mtu, guest: ipAddress(guest), refuse: s.refusePacket,
 		services: []tcpip.Address{ipAddress(s.judge.gateway), ipAddress(s.judge.dns)}}
 	var errs []error
 	check := func(err tcpip.Error) {

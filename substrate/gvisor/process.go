@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"turnstone.dev/turnstone"
 )
 
@@ -115,6 +117,9 @@ func (s *Substrate) start(ctx context.Context, in *images, shape turnstone.Shape
 			return nil, err
 		}
 	}
+	for _, e := range ends[:2] {
+		enlarge(e.w)
+	}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = ends[0].r, ends[1].w, ends[2].w
 	v.agent = &agentPipe{v: v, r: ends[1].r, w: ends[0].w}
 	if err := launch(cmd, v.ended); err != nil {
@@ -131,6 +136,17 @@ func (s *Substrate) start(ctx context.Context, in *images, shape turnstone.Shape
 
 // pidFile is where runsc writes the id of the sandbox's process.
 const pidFile = "pid"
+
+// pipeSize is the size of the agent's pipes, in bytes: what everybody may have (pipe(7)).
+const pipeSize = 1 << 20
+
+// enlarge gives a pipe that size. What goes through is large as often as not; a user who
+// has many pipes gets small ones, and nothing else changes. Fd would make reads block.
+func enlarge(pipe *os.File) {
+	if c, err := pipe.SyscallConn(); err == nil {
+		_ = c.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeSize) })
+	}
+}
 
 type pipeEnds struct{ r, w *os.File }
 
