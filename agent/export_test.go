@@ -66,7 +66,7 @@ func must(t testing.TB, err error) {
 // of the disk that it lies on.
 func TestExportIsTheDisk(t *testing.T) {
 	image, disk := scratchDisk(t)
-	for round := range 25 {
+	for round := range 10 {
 		t.Run(fmt.Sprint(round), func(t *testing.T) { exportRound(t, image, disk, uint64(round)) })
 	}
 }
