@@ -9,10 +9,8 @@
 package firecracker
 
 import (
-	"bytes"
 	"context"
 	"debug/elf"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -29,8 +27,9 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/disk"
+	"turnstone.dev/turnstone/substrate/host"
 )
 
 var (
@@ -144,7 +143,7 @@ func open(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
 	if !s.release.atLeast(minMajor, minMinor) {
 		return unavailable(s.binary, fmt.Errorf("it is %s, and %d.%d is the oldest that is supported", s.version, minMajor, minMinor), getHint)
 	}
-	if s.hostCPU, err = hostCPU(); err != nil {
+	if s.hostCPU, err = host.CPU(); err != nil {
 		return nil, err
 	}
 	var u unix.Utsname
@@ -219,7 +218,7 @@ func (s *Substrate) boot(ctx context.Context, m substrate.Machine) (*machine, er
 	if err := checkKernel(m.Kernel); err != nil {
 		return nil, err
 	}
-	blank, err := blankDisk(ctx, s.home, m.Shape.Disk)
+	blank, err := disk.Blank(ctx, "firecracker.disk", s.home, m.Shape.Disk)
 	if err != nil {
 		return nil, err
 	}
@@ -370,49 +369,25 @@ func parseRelease(version string) (release, error) {
 	return release{major, minor}, errors.Join(err1, err2)
 }
 
-// programVersion is the remembered answer of a program's --version.
-type programVersion struct {
-	Path    string      `json:"path"`
-	Binary  stamp.Stamp `json:"binary"`
-	Version string      `json:"version"`
-}
-
 func (s *Substrate) readVersion(ctx context.Context) (string, error) {
-	cache := s.home.Path("cache", "firecracker-version.json")
-	var known programVersion
-	if b, err := os.ReadFile(cache); err == nil && json.Unmarshal(b, &known) == nil &&
-		known.Path == s.binary && known.Binary.Fresh(s.binary) {
+	const cache = "firecracker-version.json"
+	if known, ok := host.Known(s.home, cache, s.binary); ok {
 		return known.Version, nil
 	}
-	binary, err := stamp.Of(ctx, s.binary)
+	p, err := host.Ask(ctx, s.binary, func(ctx context.Context) (string, error) {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		out := &tail{limit: 4 << 10}
+		cmd := exec.CommandContext(ctx, s.binary, "--version")
+		cmd.Stdout, cmd.WaitDelay = out, time.Second
+		if err := cmd.Run(); err != nil {
+			return "", fmt.Errorf("--version: %w", err)
+		}
+		line, _, _ := strings.Cut(out.String(), "\n")
+		return printable(strings.TrimSpace(line)), nil
+	})
 	if err != nil {
 		return "", err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	out := &tail{limit: 4 << 10}
-	cmd := exec.CommandContext(ctx, s.binary, "--version")
-	cmd.Stdout, cmd.WaitDelay = out, time.Second
-	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("--version: %w", err)
-	}
-	line, _, _ := strings.Cut(out.String(), "\n")
-	line = printable(strings.TrimSpace(line))
-	if _, err := s.home.MkdirAll("cache"); err != nil {
-		return "", err
-	}
-	b, _ := json.Marshal(programVersion{s.binary, binary, line}) // plain data always encodes
-	return line, stamp.WriteFile(cache, b, 0o600)
-}
-
-var cpuLine = regexp.MustCompile(`(?m)^(model name|flags|microcode)\s*:.*$`)
-
-// hostCPU digests what the CPU says of itself: guests see its features.
-func hostCPU() (turnstone.Digest, error) {
-	b, err := os.ReadFile("/proc/cpuinfo")
-	if err != nil {
-		return "", err
-	}
-	first, _, _ := bytes.Cut(b, []byte("\n\n"))
-	return turnstone.DigestBytes(bytes.Join(cpuLine.FindAll(first, -1), []byte("\n"))), nil
+	return p.Version, p.Remember(s.home, cache)
 }

@@ -15,6 +15,7 @@ import (
 
 	"turnstone.dev/turnstone/internal/turntest"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/disk"
 )
 
 // TestGuest starts the guest that Firecracker would: its kernel by PVH with this
@@ -47,7 +48,7 @@ func TestGuest(t *testing.T) {
 func diskFiles(t *testing.T, m substrate.Machine) []string {
 	t.Helper()
 	s := &Substrate{home: turntest.Home(t)}
-	blank, err := blankDisk(t.Context(), s.home, m.Shape.Disk)
+	blank, err := disk.Blank(t.Context(), "firecracker.disk", s.home, m.Shape.Disk)
 	check(t, err)
 	scratch, err := copyFile(t.Context(), filepath.Join(t.TempDir(), "scratch"), blank, 0o600)
 	check(t, err)

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/disk"
 )
 
 // nobody is what root's Firecracker runs as.
@@ -131,7 +132,7 @@ func (f placed) owned(ctx context.Context, spare string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return path, errors.Join(cloneFile(ctx, out, in), out.Close())
+	return path, errors.Join(disk.Clone(ctx, out, in), out.Close())
 }
 
 // noHome puts something in a home disk's place that reads as zeros and takes no more

@@ -15,6 +15,7 @@ import (
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/disk"
 )
 
 // identity is everything that must be the same for a snapshot to fit. Firecracker
@@ -292,7 +293,7 @@ func (m *machine) write(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(cloneFile(ctx, f, m.scratch), f.Sync(), f.Close())
+	return errors.Join(disk.Clone(ctx, f, m.scratch), f.Sync(), f.Close())
 }
 
 // checkMemory makes sure that a memory file is all of the machine's memory.

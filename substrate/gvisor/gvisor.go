@@ -8,15 +8,12 @@
 package gvisor
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"strings"
 
@@ -24,8 +21,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/host"
 )
 
 var (
@@ -39,7 +36,7 @@ var (
 type Substrate struct {
 	home     *home.Home
 	binary   string
-	program  program
+	program  host.Program
 	hostCPU  turnstone.Digest
 	kernel   string // release of the host's kernel
 	progress func(string)
@@ -82,7 +79,7 @@ func New(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
 		return nil, &turnstone.Error{Op: "gvisor.new", Kind: turnstone.Unavailable, Subject: s.binary,
 			Err: fmt.Errorf("it says %q, and is not a runsc that was built for turn", s.program.Version), Hint: buildHint}
 	}
-	if s.hostCPU, err = hostCPU(); err != nil {
+	if s.hostCPU, err = host.CPU(); err != nil {
 		return nil, err
 	}
 	var u unix.Utsname
@@ -141,51 +138,20 @@ func (s *Substrate) Version() string { return s.program.Version }
 // Binary is the path of runsc.
 func (s *Substrate) Binary() string { return s.binary }
 
-// A program is what is remembered of runsc: its version costs a start of it, and its
-// digest reading it.
-type program struct {
-	Path    string      `json:"path"`
-	Binary  stamp.Stamp `json:"binary"`
-	Version string      `json:"version"`
-}
-
-func (s *Substrate) readProgram(ctx context.Context) (program, error) {
-	cache := s.home.Path("cache", "runsc.json")
-	var known program
-	if b, err := os.ReadFile(cache); err == nil && json.Unmarshal(b, &known) == nil &&
-		known.Path == s.binary && known.Binary.Fresh(s.binary) {
+func (s *Substrate) readProgram(ctx context.Context) (host.Program, error) {
+	const cache = "runsc.json"
+	if known, ok := host.Known(s.home, cache, s.binary); ok {
 		return known, nil
 	}
-	unavailable := func(err error) (program, error) {
-		return program{}, &turnstone.Error{Op: "gvisor.new", Kind: turnstone.Unavailable, Subject: s.binary, Err: err, Hint: buildHint}
-	}
-	binary, err := stamp.Of(ctx, s.binary)
+	p, err := host.Ask(ctx, s.binary, func(ctx context.Context) (string, error) {
+		out, err := exec.CommandContext(ctx, s.binary, "--version").Output()
+		line, _, _ := strings.Cut(string(out), "\n")
+		return line, err
+	})
 	if err != nil {
-		return unavailable(err)
+		return p, &turnstone.Error{Op: "gvisor.new", Kind: turnstone.Unavailable, Subject: s.binary, Err: err, Hint: buildHint}
 	}
-	out, err := exec.CommandContext(ctx, s.binary, "--version").Output()
-	if err != nil {
-		return unavailable(err)
-	}
-	line, _, _ := strings.Cut(string(out), "\n")
-	if _, err := s.home.MkdirAll("cache"); err != nil {
-		return program{}, err
-	}
-	p := program{s.binary, binary, line}
-	b, _ := json.Marshal(p) // plain data always encodes
-	return p, stamp.WriteFile(cache, b, 0o600)
-}
-
-var cpuLine = regexp.MustCompile(`(?m)^(model name|flags|microcode)\s*:.*$`)
-
-// hostCPU digests what the CPU says of itself: a sandbox sees its features.
-func hostCPU() (turnstone.Digest, error) {
-	b, err := os.ReadFile("/proc/cpuinfo")
-	if err != nil {
-		return "", err
-	}
-	first, _, _ := bytes.Cut(b, []byte("\n\n"))
-	return turnstone.DigestBytes(bytes.Join(cpuLine.FindAll(first, -1), []byte("\n"))), nil
+	return p, p.Remember(s.home, cache)
 }
 
 // wrap gives an error its kind and a hint.

@@ -15,6 +15,7 @@ import (
 
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/host"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -102,7 +103,7 @@ func bootWithPort(ctx context.Context, h *home.Home, man manifest, socket string
 	})
 	m.Kernel, m.Initramfs, m.Root, m.Shape = kernels[0], initramfs[0], os.Getenv("TURNSTONE_BENCH_ROOT"), man.Identity.Shape
 	s := &Substrate{home: h, accel: man.Identity.Accel}
-	binary, err := findProgram(binaryName)
+	binary, err := host.FindSystem(binaryName)
 	if err != nil {
 		return nil, err
 	}

@@ -16,6 +16,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/substrate/host"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -66,7 +67,7 @@ func clone(h *home.Home) (*machine, error) {
 		return nil, err
 	}
 	s := &Substrate{home: h}
-	binary, err := findProgram(binaryName)
+	binary, err := host.FindSystem(binaryName)
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +80,7 @@ func clone(h *home.Home) (*machine, error) {
 		f.kernel, err = s.stub()
 	}
 	if err == nil {
-		f.scratch, err = s.scratch(&snapshot{scratch: filepath.Join(dir, scratchFile)})
+		f.scratch, err = s.scratch(context.Background(), &snapshot{scratch: filepath.Join(dir, scratchFile)})
 	}
 	if err != nil {
 		return nil, err

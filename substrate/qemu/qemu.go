@@ -5,9 +5,7 @@
 package qemu
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -23,8 +21,9 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/disk"
+	"turnstone.dev/turnstone/substrate/host"
 )
 
 // Substrate starts QEMU machines. It is safe for concurrent use.
@@ -61,7 +60,7 @@ func New(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
 			Err: fmt.Errorf("the qemu substrate runs on x86-64 hosts only")}
 	}
 	if s.binary == "" {
-		path, err := findProgram(binaryName)
+		path, err := host.FindSystem(binaryName)
 		if err != nil {
 			return nil, &turnstone.Error{Op: "qemu.new", Kind: turnstone.Unavailable, Subject: binaryName, Err: err,
 				Hint: "sudo apt-get install --no-install-recommends qemu-system-x86"}
@@ -74,7 +73,7 @@ func New(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
 	if s.version, err = s.readVersion(ctx); err != nil {
 		return nil, err
 	}
-	if s.hostCPU, err = hostCPU(); err != nil {
+	if s.hostCPU, err = host.CPU(); err != nil {
 		return nil, err
 	}
 	if verdict := s.KVM(ctx, opts.Probe); verdict.Usable {
@@ -148,7 +147,7 @@ func (s *Substrate) Restore(ctx context.Context, m substrate.Machine) (substrate
 	if err != nil {
 		return nil, s.wrap(err)
 	}
-	f, err := s.restoreFiles(m, snap)
+	f, err := s.restoreFiles(ctx, m, snap)
 	if err != nil {
 		return nil, s.wrap(err)
 	}
@@ -265,13 +264,13 @@ func prepareMemory(ram *os.File, size int64) error {
 	return nil
 }
 
-func (s *Substrate) restoreFiles(m substrate.Machine, snap *snapshot) (f files, err error) {
+func (s *Substrate) restoreFiles(ctx context.Context, m substrate.Machine, snap *snapshot) (f files, err error) {
 	f.ram = snap.ram
 	if f.kernel, err = s.stub(); err == nil {
 		f.root, err = os.Open(m.Root)
 	}
 	if err == nil {
-		f.scratch, err = s.scratch(snap)
+		f.scratch, err = s.scratch(ctx, snap)
 	}
 	if err == nil {
 		err = f.fill(m)
@@ -283,17 +282,20 @@ func (s *Substrate) restoreFiles(m substrate.Machine, snap *snapshot) (f files, 
 }
 
 // scratch returns a clone's own copy of snap's scratch disk.
-func (s *Substrate) scratch(snap *snapshot) (*os.File, error) {
+func (s *Substrate) scratch(ctx context.Context, snap *snapshot) (*os.File, error) {
 	dir, err := s.home.MkdirAll("sandboxes")
 	if err != nil {
 		return nil, err
 	}
-	return newScratch(snap.scratch, dir)
+	return newScratch(ctx, snap.scratch, dir)
 }
+
+// diskOp names the making of disks in errors.
+const diskOp = "qemu.disk"
 
 // blankScratch makes f an empty file system of the given size.
 func (s *Substrate) blankScratch(ctx context.Context, f *os.File, size turnstone.Bytes) error {
-	blank, err := blankDisk(ctx, s.home, size)
+	blank, err := disk.Blank(ctx, diskOp, s.home, size)
 	if err != nil {
 		return err
 	}
@@ -302,7 +304,7 @@ func (s *Substrate) blankScratch(ctx context.Context, f *os.File, size turnstone
 		return err
 	}
 	defer func() { _ = src.Close() }()
-	return copySparse(f, src)
+	return disk.CopySparse(ctx, f, src)
 }
 
 // stub returns the stub kernel as a memory file, which every user may read.
@@ -342,38 +344,20 @@ func (s *Substrate) identity(m substrate.Machine) identity {
 	}
 }
 
-// programVersion is the cached answer of a program's --version: starting QEMU only
-// to ask takes as long as a tenth of a turn.
-type programVersion struct {
-	Path    string      `json:"path"`
-	Binary  stamp.Stamp `json:"binary"`
-	Version string      `json:"version"`
-}
-
 func (s *Substrate) readVersion(ctx context.Context) (string, error) {
-	cache := s.home.Path("cache", "qemu-version.json")
-	var known programVersion
-	if b, err := os.ReadFile(cache); err == nil && json.Unmarshal(b, &known) == nil &&
-		known.Path == s.binary && known.Binary.Fresh(s.binary) {
+	const cache = "qemu-version.json"
+	if known, ok := host.Known(s.home, cache, s.binary); ok {
 		return known.Version, nil
 	}
-	unavailable := func(err error) error {
-		return &turnstone.Error{Op: "qemu.new", Kind: turnstone.Unavailable, Subject: s.binary, Err: err, Hint: "run `turn doctor`"}
-	}
-	binary, err := stamp.Of(ctx, s.binary)
+	p, err := host.Ask(ctx, s.binary, func(ctx context.Context) (string, error) {
+		out, err := exec.CommandContext(ctx, s.binary, "--version").Output()
+		line, _, _ := strings.Cut(string(out), "\n")
+		return line, err
+	})
 	if err != nil {
-		return "", unavailable(err)
+		return "", &turnstone.Error{Op: "qemu.new", Kind: turnstone.Unavailable, Subject: s.binary, Err: err, Hint: "run `turn doctor`"}
 	}
-	out, err := exec.CommandContext(ctx, s.binary, "--version").Output()
-	if err != nil {
-		return "", unavailable(err)
-	}
-	line, _, _ := strings.Cut(string(out), "\n")
-	if _, err := s.home.MkdirAll("cache"); err != nil {
-		return "", err
-	}
-	b, _ := json.Marshal(programVersion{s.binary, binary, line}) // plain data always encodes
-	return line, stamp.WriteFile(cache, b, 0o600)
+	return p.Version, p.Remember(s.home, cache)
 }
 
 var versionNumber = regexp.MustCompile(`version (\d+)\.(\d+)`)
@@ -393,17 +377,4 @@ func (s *Substrate) hasCard(shape turnstone.Shape) error {
 	return &turnstone.Error{Op: "qemu.network", Kind: turnstone.Unavailable, Subject: s.version,
 		Err:  errors.New("has no network card that ends in this process (-netdev stream, since QEMU 7.2)"),
 		Hint: "install QEMU 7.2 or newer, or run with network: off"}
-}
-
-var cpuLine = regexp.MustCompile(`(?m)^(model name|flags|microcode)\s*:.*$`)
-
-// hostCPU digests what the CPU says of itself: guests see its features under KVM,
-// and TCG's helpers depend on them.
-func hostCPU() (turnstone.Digest, error) {
-	b, err := os.ReadFile("/proc/cpuinfo")
-	if err != nil {
-		return "", err
-	}
-	first, _, _ := bytes.Cut(b, []byte("\n\n"))
-	return turnstone.DigestBytes(bytes.Join(cpuLine.FindAll(first, -1), []byte("\n"))), nil
 }

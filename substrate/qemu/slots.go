@@ -5,11 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
-	"strings"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/disk"
 )
 
 // disks says what is in the slots.
@@ -114,7 +113,7 @@ func MakeHome(ctx context.Context, path string, size turnstone.Bytes) (err error
 	if err := f.Truncate(int64(size)); err != nil {
 		return fail(err)
 	}
-	if err := mke2fs(ctx, path, "-b", "4096", "-J", "size=4", "-O", "^resize_inode,uninit_bg,sparse_super2"); err != nil {
+	if err := disk.Format(ctx, diskOp, path, "-b", "4096", "-J", "size=4", "-O", "^resize_inode,uninit_bg,sparse_super2"); err != nil {
 		return err
 	}
 	if err := f.Truncate(substrate.SlotSize); err != nil {
@@ -124,17 +123,3 @@ func MakeHome(ctx context.Context, path string, size turnstone.Bytes) (err error
 }
 
 const minHome = 16 << 20
-
-// mke2fs makes an ext4 file system of the file at path.
-func mke2fs(ctx context.Context, path string, args ...string) error {
-	program, err := findProgram("mke2fs")
-	if err != nil {
-		return &turnstone.Error{Op: "qemu.disk", Kind: turnstone.Unavailable, Subject: "mke2fs", Err: err, Hint: "sudo apt-get install e2fsprogs"}
-	}
-	args = append([]string{"-q", "-F", "-t", "ext4", "-m", "0", "-E", "lazy_itable_init=1,nodiscard,root_owner=0:0"}, args...)
-	out, err := exec.CommandContext(ctx, program, append(args, path)...).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("mke2fs: %w: %s", err, strings.TrimSpace(string(out)))
-	}
-	return nil
-}

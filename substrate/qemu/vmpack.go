@@ -20,6 +20,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/disk"
 )
 
 var _ substrate.Keeper = (*Substrate)(nil)
@@ -364,7 +365,7 @@ func patch(ctx context.Context, base *os.File, d difference, data, path string, 
 			_ = f.Close()
 		}
 	}()
-	if err := cloneFile(ctx, f, base); err != nil {
+	if err := disk.Clone(ctx, f, base); err != nil {
 		return nil, err
 	}
 	if err := f.Truncate(size); err != nil {

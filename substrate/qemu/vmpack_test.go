@@ -14,6 +14,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/disk"
 )
 
 // TestDifference: a file is made again from another one and what differs, whatever
@@ -197,7 +198,7 @@ func TestPrivateMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = out.Close() }()
-	if err := cloneFile(t.Context(), out, f); err != nil {
+	if err := disk.Clone(t.Context(), out, f); err != nil {
 		t.Fatal(err)
 	}
 	if err := copyMemory(t.Context(), out, os.Getpid(), runs); err != nil {

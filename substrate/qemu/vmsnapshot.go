@@ -10,11 +10,10 @@ import (
 	"path/filepath"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/disk"
 )
 
 var (
@@ -135,13 +134,13 @@ func (m *machine) write(ctx context.Context, dir string, man *vmManifest) error 
 		return err
 	}
 	defer func() { _ = scratch.Close() }()
-	return cloneFile(ctx, scratch, m.scratch)
+	return disk.Clone(ctx, scratch, m.scratch)
 }
 
 // writeMemory gives dst the guest's memory: what it started from, and over that
 // what it has written since.
 func (m *machine) writeMemory(ctx context.Context, dst *os.File) error {
-	if err := cloneFile(ctx, dst, m.live.ram); err != nil {
+	if err := disk.Clone(ctx, dst, m.live.ram); err != nil {
 		return err
 	}
 	if !m.live.shared {
@@ -156,18 +155,6 @@ func (m *machine) writeMemory(ctx context.Context, dst *os.File) error {
 	return prepareMemory(dst, int64(m.live.id.Shape.Memory))
 }
 
-// cloneFile makes dst, which is empty, equal to src: sharing its blocks where the
-// file system can (ioctl_ficlone(2)), else by copying all but the holes.
-func cloneFile(ctx context.Context, dst, src *os.File) error {
-	if unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) == nil {
-		return nil
-	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	return copySparse(dst, src)
-}
-
 // RestoreFrom implements substrate.Resumer.
 func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir string) (substrate.Sandbox, error) {
 	man, snap, err := s.openVM(m, dir)
@@ -178,7 +165,7 @@ func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir st
 	for _, l := range man.Layers {
 		m.Layers = append(m.Layers, l.Path)
 	}
-	f, err := s.restoreFiles(m, snap)
+	f, err := s.restoreFiles(ctx, m, snap)
 	if err != nil {
 		return nil, s.wrap(err)
 	}

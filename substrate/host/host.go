@@ -1,0 +1,79 @@
+// Package host says what drivers of substrates have to know of the host: its CPU, and
+// the versions of the programs that they start.
+package host
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/stamp"
+)
+
+var cpuLine = regexp.MustCompile(`(?m)^(model name|flags|microcode)\s*:.*$`)
+
+// CPU digests what the CPU says of itself in /proc/cpuinfo: sandboxes see its features,
+// and QEMU's translator depends on them. A snapshot fits only where it is the same.
+func CPU() (turnstone.Digest, error) {
+	b, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return "", err
+	}
+	first, _, _ := bytes.Cut(b, []byte("\n\n"))
+	return turnstone.DigestBytes(bytes.Join(cpuLine.FindAll(first, -1), []byte("\n"))), nil
+}
+
+// A Program is what is remembered of a program: its digest costs reading it, and its
+// version a start of it, which takes as long as a tenth of a turn.
+type Program struct {
+	Path    string      `json:"path"`
+	Binary  stamp.Stamp `json:"binary"`
+	Version string      `json:"version"`
+}
+
+// Known returns what the file called name in h's cache says of the program at path, if
+// the program is still the one of then.
+func Known(h *home.Home, name, path string) (p Program, ok bool) {
+	b, err := os.ReadFile(h.Path("cache", name))
+	ok = err == nil && json.Unmarshal(b, &p) == nil && p.Path == path && p.Binary.Fresh(path)
+	return p, ok
+}
+
+// Ask finds out anew what is to be known of the program at path; version starts it.
+func Ask(ctx context.Context, path string, version func(context.Context) (string, error)) (p Program, err error) {
+	p.Path = path
+	if p.Binary, err = stamp.Of(ctx, path); err == nil { // before it is started: should it be replaced now, it is asked again
+		p.Version, err = version(ctx)
+	}
+	return p, err
+}
+
+// Remember writes p to the file called name in h's cache.
+func (p Program) Remember(h *home.Home, name string) error {
+	if _, err := h.MkdirAll("cache"); err != nil {
+		return err
+	}
+	b, _ := json.Marshal(p) // plain data always encodes
+	return stamp.WriteFile(h.Path("cache", name), b, 0o600)
+}
+
+// FindSystem returns the path of one of the system's programs. It also looks where
+// ordinary users' PATH does not.
+func FindSystem(name string) (string, error) {
+	path, err := exec.LookPath(name)
+	if err == nil {
+		return path, nil
+	}
+	for _, dir := range []string{"/usr/sbin", "/sbin"} {
+		if path, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
+			return path, nil
+		}
+	}
+	return "", err
+}
