@@ -5,17 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/disk"
+	"turnstone.dev/turnstone/substrate/snapshots"
 )
 
 // identity is everything that must be the same for a snapshot to fit. Firecracker
@@ -43,10 +40,7 @@ func (s *Substrate) identity(m substrate.Machine) identity {
 }
 
 // key names the snapshot's folder.
-func (id identity) key() string {
-	b, _ := json.Marshal(id) // plain data always encodes
-	return turnstone.DigestBytes(b).Hex()[:32]
-}
+func (id identity) key() string { return snapshots.Key(id) }
 
 // differs names the first thing in which id is not other; "" when there is none.
 func (id identity) differs(other identity) string {
@@ -73,29 +67,14 @@ func (id identity) differs(other identity) string {
 	return "version of turn"
 }
 
-// A manifest describes a snapshot on disk. The device state is checked against its
-// digest at each start; the memory is held to its stamp, and to its digest when that
-// says that it was touched.
-type manifest struct {
-	Identity identity         `json:"identity"`
-	Taken    time.Time        `json:"taken"`
-	State    turnstone.Digest `json:"state"`
-	RAM      stamp.Stamp      `json:"ram"`
-	Scratch  stamp.Stamp      `json:"scratch"`
-}
+type manifest = snapshots.Manifest[identity]
 
+// The files of a snapshot.
 const (
-	ramFile      = "ram"
-	scratchFile  = "scratch"
-	stateFile    = "state"
-	manifestFile = "manifest.json"
-)
-
-// What is read of a manifest and of a device state at most, in bytes; a state is some
-// ten KiB.
-const (
-	maxManifest = 1 << 20
-	maxState    = 64 << 20
+	ramFile      = snapshots.RAMFile
+	scratchFile  = snapshots.ScratchFile
+	stateFile    = snapshots.StateFile
+	manifestFile = snapshots.ManifestFile
 )
 
 // snapshot is one that was checked: paths of its files.
@@ -108,55 +87,8 @@ func snapshotIn(dir string) snapshot {
 // openSnapshot returns the snapshot in dir if it is id's and whole. One that is not
 // there is fs.ErrNotExist; one that must not be used is an error of kind Integrity.
 func openSnapshot(ctx context.Context, dir string, id identity) (snapshot, error) {
-	snap := snapshotIn(dir)
-	b, err := readAtMost(filepath.Join(dir, manifestFile), maxManifest)
-	if err != nil {
-		return snap, err
-	}
-	damaged := func(what string, err error) (snapshot, error) {
-		return snap, &turnstone.Error{Op: "firecracker.snapshot", Kind: turnstone.Integrity, Subject: dir, Err: fmt.Errorf("%s: %w", what, err)}
-	}
-	var m manifest
-	if err := json.Unmarshal(b, &m); err != nil {
-		return damaged("manifest", err)
-	}
-	if m.Identity != id {
-		return damaged("manifest", errors.New("was taken of another machine"))
-	}
-	if err := checkState(snap.state, m.State); err != nil {
-		return damaged("device state", err)
-	}
-	if _, err := m.RAM.Check(ctx, snap.ram); err != nil {
-		return damaged("memory", err)
-	}
-	if !m.Scratch.Fresh(snap.scratch) { // its size is mostly holes, too long to hash
-		return damaged("scratch disk", errors.New("was touched"))
-	}
-	return snap, nil
-}
-
-func checkState(path string, want turnstone.Digest) error {
-	state, err := readAtMost(path, maxState)
-	if err != nil {
-		return err
-	}
-	if turnstone.DigestBytes(state) != want {
-		return errors.New("does not match its digest")
-	}
-	return nil
-}
-
-func readAtMost(path string, limit int64) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	b, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err == nil && int64(len(b)) > limit {
-		err = fmt.Errorf("longer than %d bytes", limit)
-	}
-	return b, err
+	_, err := snapshots.Open(ctx, "firecracker.snapshot", dir, id)
+	return snapshotIn(dir), err
 }
 
 // ensureSnapshot returns the snapshot of m, which it takes where there is none that
@@ -166,66 +98,23 @@ func (s *Substrate) ensureSnapshot(ctx context.Context, m substrate.Machine, id 
 	if err != nil {
 		return snapshot{}, err
 	}
-	sweepSnapshots(base)
+	snapshots.Virtual.Sweep(base)
 	dir := filepath.Join(base, id.key())
-	if snap, err := openSnapshot(ctx, dir, id); err == nil {
-		now := time.Now()
-		_ = os.Chtimes(filepath.Join(dir, manifestFile), now, now) // when it was used last, for removeSuperseded
-		return snap, nil
-	}
-	lock, err := home.Acquire(ctx, dir+".lock", func() { s.progress("waiting for another turn to take the snapshot") })
-	if err != nil {
-		return snapshot{}, err
-	}
-	defer lock.Release()
-	snap, err := openSnapshot(ctx, dir, id)
-	if err == nil || ctx.Err() != nil {
-		return snap, err
-	}
-	if !errors.Is(err, os.ErrNotExist) {
-		s.progress("rebuilding a snapshot that cannot be used (" + err.Error() + ")")
-	}
-	if err := os.RemoveAll(dir); err != nil {
-		return snapshot{}, err
-	}
-	s.progress("taking the snapshot (firecracker)")
-	if err := s.takeSnapshot(ctx, m, id, dir); err != nil {
-		return snapshot{}, fmt.Errorf("taking the snapshot: %w", err)
-	}
-	s.removeSuperseded(base, id)
-	return openSnapshot(ctx, dir, id)
-}
-
-// newPrefix begins the name of a folder in which a snapshot is being taken; the key of
-// the snapshot follows, whose lock is held meanwhile. (Package qemu has the same.)
-const newPrefix = ".new-"
-
-// sweepSnapshots removes what processes left that were killed while they took one.
-func sweepSnapshots(base string) {
-	entries, _ := os.ReadDir(base)
-	for _, e := range entries {
-		rest, ok := strings.CutPrefix(e.Name(), newPrefix)
-		if !ok {
-			continue
-		}
-		key, _, _ := strings.Cut(rest, "-")
-		lock, err := home.TryAcquire(filepath.Join(base, key+".lock"))
-		if lock == nil || err != nil {
-			continue // it is being taken right now
-		}
-		_ = os.RemoveAll(filepath.Join(base, e.Name()))
-		lock.Release()
-	}
+	return snapshots.Ensure(ctx, snapshots.Virtual, snapshots.Want[snapshot]{
+		Dir: dir, Progress: s.progress, How: s.Name(),
+		Open:  func() (snapshot, error) { return openSnapshot(ctx, dir, id) },
+		Take:  func() error { return s.takeSnapshot(ctx, m, id, dir) },
+		Taken: func() { removeSuperseded(base, id) },
+	})
 }
 
 // takeSnapshot boots m, stops it when the agent is ready, and keeps what Firecracker
 // writes. The folder appears whole or not at all.
-func (s *Substrate) takeSnapshot(ctx context.Context, m substrate.Machine, id identity, dir string) (err error) {
-	tmp, err := os.MkdirTemp(filepath.Dir(dir), newPrefix+filepath.Base(dir)+"-*")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.RemoveAll(tmp) }()
+func (s *Substrate) takeSnapshot(ctx context.Context, m substrate.Machine, id identity, dir string) error {
+	return snapshots.Virtual.Write(dir, func(tmp string) error { return s.fillSnapshot(ctx, m, id, tmp) })
+}
+
+func (s *Substrate) fillSnapshot(ctx context.Context, m substrate.Machine, id identity, tmp string) error {
 	vm, err := s.boot(ctx, m)
 	if err != nil {
 		return err
@@ -244,28 +133,14 @@ func (s *Substrate) takeSnapshot(ctx context.Context, m substrate.Machine, id id
 		return err
 	}
 	man := manifest{Identity: id, Taken: time.Now().UTC()}
-	snap := snapshotIn(tmp)
-	if man.State, err = digestState(snap.state); err != nil {
+	if man.State, err = digestState(snapshotIn(tmp).state); err != nil {
 		return err
 	}
-	if man.RAM, err = stamp.Of(ctx, snap.ram); err != nil {
-		return err
-	}
-	if man.Scratch, err = stamp.Quick(snap.scratch); err != nil {
-		return err
-	}
-	b, err := json.MarshalIndent(man, "", "  ")
-	if err != nil {
-		return err
-	}
-	if err := stamp.WriteFile(filepath.Join(tmp, manifestFile), b, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(tmp, dir)
+	return man.Seal(ctx, tmp)
 }
 
 func digestState(path string) (turnstone.Digest, error) {
-	b, err := readAtMost(path, maxState)
+	b, err := snapshots.ReadAtMost(path, snapshots.MaxState)
 	if err != nil {
 		return "", err
 	}
@@ -338,37 +213,16 @@ func take(ctx context.Context, src, dst string) (err error) {
 	return errors.Join(f.Chmod(0o444), f.Sync())
 }
 
-// unused is how long a snapshot is kept that no sandbox starts from.
-const unused = 30 * 24 * time.Hour
-
 // removeSuperseded removes the snapshots of Firecracker's that differ from id only in
 // what has been replaced, and those that were not used for a month.
-func (s *Substrate) removeSuperseded(base string, id identity) {
-	entries, _ := os.ReadDir(base)
-	for _, e := range entries {
-		dir := filepath.Join(base, e.Name())
-		path := filepath.Join(dir, manifestFile)
-		b, err := readAtMost(path, maxManifest)
-		var m manifest
-		if err != nil || json.Unmarshal(b, &m) != nil || m.Identity.Substrate != id.Substrate || m.Identity == id {
-			continue
+func removeSuperseded(base string, id identity) {
+	snapshots.RemoveSuperseded(snapshots.Virtual, base, func(m manifest) snapshots.Verdict {
+		switch other := m.Identity; {
+		case other == id || other.Substrate != id.Substrate:
+			return snapshots.Keep
+		case other.Root == id.Root && other.Shape == id.Shape:
+			return snapshots.Replaced
 		}
-		st, err := os.Stat(path)
-		old := err == nil && time.Since(st.ModTime()) > unused
-		if old || m.Identity.Root == id.Root && m.Identity.Shape == id.Shape {
-			removeSnapshot(dir)
-		}
-	}
-}
-
-// removeSnapshot removes a snapshot, unless somebody is about to use it. A machine that
-// still runs from it keeps its mapping.
-func removeSnapshot(dir string) {
-	lock, err := home.TryAcquire(dir + ".lock")
-	if lock == nil || err != nil {
-		return
-	}
-	defer lock.Release()
-	_ = os.RemoveAll(dir)
-	_ = os.Remove(dir + ".lock")
+		return snapshots.MayAge
+	})
 }

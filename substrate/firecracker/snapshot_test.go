@@ -13,6 +13,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/snapshots"
 )
 
 // edit changes a file as somebody does who has the right to.
@@ -60,7 +61,7 @@ func TestDamagedSnapshot(t *testing.T) {
 		"broken manifest": func() error {
 			return edit(filepath.Join(dir, manifestFile), func(b []byte) []byte { return b[:len(b)/2] })
 		},
-		"a huge manifest": func() error { return os.Truncate(filepath.Join(dir, manifestFile), 2*maxManifest) },
+		"a huge manifest": func() error { return os.Truncate(filepath.Join(dir, manifestFile), 2*snapshots.MaxManifest) },
 		"of another": func() error {
 			return edit(filepath.Join(dir, manifestFile), func(b []byte) []byte { return bytes.Replace(b, []byte("v1.17.0"), []byte("v1.16.0"), 1) })
 		},
@@ -131,7 +132,7 @@ func TestSuperseded(t *testing.T) {
 	q, err := json.Marshal(map[string]any{"identity": map[string]any{"qemu": "7.2", "root": b.m.RootDigest, "shape": b.m.Shape}})
 	check(t, err)
 	check(t, os.WriteFile(filepath.Join(foreign, manifestFile), q, 0o600))
-	unfinished := b.s.home.Path("snapshots", newPrefix+strings.Repeat("e", 32)+"-1")
+	unfinished := b.s.home.Path("snapshots", snapshots.Virtual.New+strings.Repeat("e", 32)+"-1")
 	check(t, os.Mkdir(unfinished, 0o700))
 	next := b.m
 	next.InitDigest = turnstone.DigestBytes([]byte("a new agent"))

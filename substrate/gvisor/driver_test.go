@@ -22,6 +22,7 @@ import (
 	"turnstone.dev/turnstone/internal/turntest"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/snapshots"
 	"turnstone.dev/turnstone/substrate/substratetest"
 )
 
@@ -527,9 +528,9 @@ func TestSuperseded(t *testing.T) {
 		b, _ := json.Marshal(manifest{Identity: id})
 		check(t, errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, manifestFile), b, 0o600)))
 	}
-	past := time.Now().Add(-2 * unused)
+	past := time.Now().Add(-2 * snapshots.Unused)
 	check(t, os.Chtimes(filepath.Join(base, long.key(), manifestFile), past, past))
-	(&Substrate{}).removeSuperseded(base, now)
+	removeSuperseded(base, now)
 	for id, stays := range map[identity]bool{now: true, other: true, replaced: false, long: false} {
 		if _, err := os.Stat(filepath.Join(base, id.key())); (err == nil) != stays {
 			t.Errorf("%+v: %v, and should stay: %v", id, err, stays)

@@ -14,6 +14,7 @@ import (
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/snapshots"
 )
 
 // images are the files that a sandbox starts from, open: they may be removed while it
@@ -214,7 +215,7 @@ func removeOld(dir, name string) {
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
 		fi, err := e.Info()
-		if err != nil || time.Since(fi.ModTime()) < unused || strings.HasPrefix(e.Name(), name+".") {
+		if err != nil || time.Since(fi.ModTime()) < snapshots.Unused || strings.HasPrefix(e.Name(), name+".") {
 			continue
 		}
 		if strings.HasPrefix(e.Name(), "root-") || strings.HasPrefix(e.Name(), ".new-") {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"time"
@@ -12,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/snapshots"
 )
 
 // Snapshot implements substrate.Snapshotter.
@@ -46,26 +45,17 @@ func (v *sandbox) Snapshot(ctx context.Context, dir string) error {
 }
 
 func (v *sandbox) snapshot(ctx context.Context, dir string) error {
-	tmp, err := os.MkdirTemp(filepath.Dir(dir), newPrefix+filepath.Base(dir)+".*")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.RemoveAll(tmp) }()
-	if err := v.checkpoint(ctx, tmp, true); err != nil {
-		return err
-	}
-	man := manifest{Identity: v.from, Taken: time.Now().UTC()}
-	for _, path := range v.layers {
-		st, err := stamp.Quick(path)
+	return named.Write(dir, func(tmp string) error {
+		if err := v.checkpoint(ctx, tmp, true); err != nil {
+			return err
+		}
+		layers, err := snapshots.Layers(v.layers)
 		if err != nil {
 			return err
 		}
-		man.Layers = append(man.Layers, layer{path, st})
-	}
-	if err := man.seal(ctx, tmp); err != nil {
-		return err
-	}
-	return os.Rename(tmp, dir)
+		man := manifest{Identity: v.from, Taken: time.Now().UTC(), Layers: layers}
+		return man.seal(ctx, tmp)
+	})
 }
 
 // RestoreFrom implements substrate.Resumer. A clone shares no memory with others: it
@@ -114,20 +104,4 @@ func (s *Substrate) fits(m substrate.Machine, id identity) error {
 			Err: errors.New("it was saved with another " + why), Hint: "a sandbox goes on only where all of that is the same; start from its files instead"}
 	}
 	return nil
-}
-
-// maxManifest bounds what is read of a manifest, in bytes.
-const maxManifest = 1 << 20
-
-func readAtMost(path string, limit int64) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	b, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err == nil && int64(len(b)) > limit {
-		err = fmt.Errorf("longer than %d bytes", limit)
-	}
-	return b, err
 }

@@ -16,6 +16,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/snapshots"
 )
 
 // packFormat is the version of a packManifest.
@@ -125,7 +126,7 @@ func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, from, dir s
 		return &turnstone.Error{Op: "gvisor.unpack", Kind: turnstone.Integrity, Subject: "the saved sandbox", Err: fmt.Errorf("%s: %w", what, err),
 			Hint: "it cannot be used; start from its files instead"}
 	}
-	b, err := readAtMost(filepath.Join(from, packFile), maxManifest)
+	b, err := snapshots.ReadAtMost(filepath.Join(from, packFile), snapshots.MaxManifest)
 	if err != nil {
 		return damaged("manifest", err)
 	}
@@ -148,12 +149,8 @@ func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, from, dir s
 			return damaged(file.Name, err)
 		}
 	}
-	for _, path := range m.Layers {
-		st, err := stamp.Quick(path)
-		if err != nil {
-			return damaged("layers", err)
-		}
-		man.Layers = append(man.Layers, layer{path, st})
+	if man.Layers, err = snapshots.Layers(m.Layers); err != nil {
+		return damaged("layers", err)
 	}
 	return man.seal(ctx, dir)
 }

@@ -7,13 +7,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/snapshots"
 )
 
 // identity is everything that must be the same for a checkpoint to fit.
@@ -37,13 +36,13 @@ func (s *Substrate) identity(m substrate.Machine) (identity, error) {
 }
 
 // key names the snapshot's folder.
-func (id identity) key() string {
-	b, _ := json.Marshal(id) // plain data always encodes
-	return keyPrefix + turnstone.DigestBytes(b).Hex()[:32]
-}
+func (id identity) key() string { return keyPrefix + snapshots.Key(id) }
 
 // keyPrefix keeps our folders apart from those of other substrates.
 const keyPrefix = "gvisor-"
+
+// named is how we name what we keep. Other substrates sweep what begins with ".new-".
+var named = snapshots.Kind{Manifest: manifestFile, Keys: keyPrefix, New: ".taking-", End: "."}
 
 // differs names the first thing in which id is not other; "" when there is none.
 func (id identity) differs(other identity) string {
@@ -78,13 +77,7 @@ type manifest struct {
 	Identity identity               `json:"identity"`
 	Taken    time.Time              `json:"taken"`
 	Files    map[string]stamp.Stamp `json:"files"`
-	Layers   []layer                `json:"layers,omitempty"` // of a sandbox that was written down as it ran
-}
-
-// A layer is an image that a sandbox has in a slot.
-type layer struct {
-	Path  string      `json:"path"`
-	Stamp stamp.Stamp `json:"stamp"`
+	Layers   []snapshots.Layer      `json:"layers,omitempty"` // of a sandbox that was written down as it ran
 }
 
 // openCheckpoint opens the checkpoint in dir if it is whole. One that is not there is
@@ -97,7 +90,7 @@ func openCheckpoint(ctx context.Context, dir string) (man manifest, files []*os.
 		return man, nil, &turnstone.Error{Op: "gvisor.restore", Kind: turnstone.Integrity, Subject: dir, Err: fmt.Errorf("%s: %w", what, err),
 			Hint: "the saved sandbox cannot be used; start from its files instead"}
 	}
-	b, err := readAtMost(filepath.Join(dir, manifestFile), maxManifest)
+	b, err := snapshots.ReadAtMost(filepath.Join(dir, manifestFile), snapshots.MaxManifest)
 	if errors.Is(err, os.ErrNotExist) {
 		return man, nil, err
 	}
@@ -203,78 +196,34 @@ func (s *Substrate) ensureSnapshot(ctx context.Context, m substrate.Machine, id 
 		return nil, err
 	}
 	dir := filepath.Join(base, id.key())
-	if files, err := openSnapshot(ctx, dir, id); err == nil {
-		now := time.Now()
-		_ = os.Chtimes(filepath.Join(dir, manifestFile), now, now) // when it was used last, for removeSuperseded
-		return files, nil
-	}
-	lock, err := home.Acquire(ctx, dir+".lock", func() { s.progress("waiting for another turn to take the snapshot") })
-	if err != nil {
-		return nil, err
-	}
-	defer lock.Release()
-	files, err := openSnapshot(ctx, dir, id)
-	if err == nil {
-		return files, nil
-	}
-	if !errors.Is(err, os.ErrNotExist) {
-		s.progress("rebuilding a snapshot that cannot be used (" + err.Error() + ")")
-	}
-	if err := os.RemoveAll(dir); err != nil {
-		return nil, err
-	}
-	sweepNew(base)
-	s.progress("taking the snapshot (" + s.Isolation() + ")")
-	if err := s.takeSnapshot(ctx, m, id, dir); err != nil {
-		return nil, fmt.Errorf("taking the snapshot: %w", err)
-	}
-	s.removeSuperseded(base, id)
-	return openSnapshot(ctx, dir, id)
-}
-
-// newPrefix begins the name of a folder in which a snapshot is being taken; the key of
-// the snapshot follows, whose lock is held meanwhile, and then a dot. Other substrates
-// sweep what begins with ".new-".
-const newPrefix = ".taking-"
-
-// sweepNew removes what processes left behind that were killed while they took a
-// snapshot.
-func sweepNew(base string) {
-	entries, _ := filepath.Glob(filepath.Join(base, newPrefix+keyPrefix+"*"))
-	for _, path := range entries {
-		key, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), newPrefix), ".")
-		lock, err := home.TryAcquire(filepath.Join(base, key+".lock"))
-		if lock == nil || err != nil {
-			continue // it is being taken right now
-		}
-		_ = os.RemoveAll(path)
-		lock.Release()
-	}
+	return snapshots.Ensure(ctx, named, snapshots.Want[[]*os.File]{
+		Dir: dir, Progress: s.progress, How: s.Isolation(),
+		Open: func() ([]*os.File, error) { return openSnapshot(ctx, dir, id) },
+		Take: func() error {
+			named.Sweep(base)
+			return s.takeSnapshot(ctx, m, id, dir)
+		},
+		Taken: func() { removeSuperseded(base, id) },
+	})
 }
 
 // takeSnapshot boots m and checkpoints it when the agent is ready. The folder appears
 // whole or not at all.
 func (s *Substrate) takeSnapshot(ctx context.Context, m substrate.Machine, id identity, dir string) error {
-	tmp, err := os.MkdirTemp(filepath.Dir(dir), newPrefix+filepath.Base(dir)+".*")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.RemoveAll(tmp) }()
-	v, err := s.boot(ctx, m)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = v.Close() }()
-	ctx, cancel := context.WithTimeout(ctx, bootLimit)
-	defer cancel()
-	if err := v.checkpoint(ctx, tmp, false); err != nil {
-		return err
-	}
-	man := manifest{Identity: id, Taken: time.Now().UTC()}
-	if err := man.seal(ctx, tmp); err != nil {
-		return err
-	}
-	return os.Rename(tmp, dir)
+	return named.Write(dir, func(tmp string) error {
+		v, err := s.boot(ctx, m)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = v.Close() }()
+		ctx, cancel := context.WithTimeout(ctx, bootLimit)
+		defer cancel()
+		if err := v.checkpoint(ctx, tmp, false); err != nil {
+			return err
+		}
+		man := manifest{Identity: id, Taken: time.Now().UTC()}
+		return man.seal(ctx, tmp)
+	})
 }
 
 // checkpoint writes the sandbox into the folder dir. Unless it is to go on, it ends.
@@ -310,34 +259,16 @@ func (man *manifest) seal(ctx context.Context, dir string) error {
 	return stamp.WriteFile(filepath.Join(dir, manifestFile), b, 0o600)
 }
 
-// unused is how long a snapshot is kept that no sandbox starts from.
-const unused = 30 * 24 * time.Hour
-
 // removeSuperseded removes the snapshots that differ from id only in what has been
 // replaced (the agent, runsc, the host's kernel), and those that were not used for a month.
-func (s *Substrate) removeSuperseded(base string, id identity) {
-	entries, _ := filepath.Glob(filepath.Join(base, keyPrefix+"*"))
-	for _, dir := range entries {
-		b, err := readAtMost(filepath.Join(dir, manifestFile), maxManifest)
-		var man manifest
-		if err != nil || json.Unmarshal(b, &man) != nil || man.Identity == id {
-			continue
+func removeSuperseded(base string, id identity) {
+	snapshots.RemoveSuperseded(named, base, func(man manifest) snapshots.Verdict {
+		switch other := man.Identity; {
+		case other == id:
+			return snapshots.Keep
+		case other.Root == id.Root && other.Shape == id.Shape:
+			return snapshots.Replaced
 		}
-		st, err := os.Stat(filepath.Join(dir, manifestFile))
-		old := err == nil && time.Since(st.ModTime()) > unused
-		if old || man.Identity.Root == id.Root && man.Identity.Shape == id.Shape {
-			removeSnapshot(dir)
-		}
-	}
-}
-
-// removeSnapshot removes a snapshot, unless somebody is about to use it.
-func removeSnapshot(dir string) {
-	lock, err := home.TryAcquire(dir + ".lock")
-	if lock == nil || err != nil {
-		return
-	}
-	defer lock.Release()
-	_ = os.RemoveAll(dir)
-	_ = os.Remove(dir + ".lock")
+		return snapshots.MayAge
+	})
 }

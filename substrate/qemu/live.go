@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/snapshots"
 )
 
 // live is what a machine keeps of what it was made of, so that it can be written
@@ -83,5 +84,5 @@ func (m *machine) devices(ctx context.Context, path string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("saving the device state: %w", err)
 	}
-	return readAtMost(path, maxState)
+	return snapshots.ReadAtMost(path, snapshots.MaxState)
 }

@@ -24,6 +24,7 @@ import (
 	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/snapshots"
 	"turnstone.dev/turnstone/substrate/substratetest"
 	"turnstone.dev/turnstone/wire"
 )
@@ -302,7 +303,7 @@ func alive(pid int) bool {
 
 func TestSweep(t *testing.T) {
 	base := t.TempDir()
-	dead, busy := filepath.Join(base, newPrefix+"aaaa-1"), filepath.Join(base, newPrefix+"bbbb-1")
+	dead, busy := filepath.Join(base, snapshots.Virtual.New+"aaaa-1"), filepath.Join(base, snapshots.Virtual.New+"bbbb-1")
 	for _, dir := range []string{dead, busy} {
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			t.Fatal(err)
@@ -313,7 +314,7 @@ func TestSweep(t *testing.T) {
 		t.Fatal(lock, err)
 	}
 	defer lock.Release()
-	sweep(base)
+	snapshots.Virtual.Sweep(base)
 	if _, err := os.Stat(dead); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a dead process's folder is still there: %v", err)
 	}
@@ -339,11 +340,11 @@ func TestSuperseded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	past := time.Now().Add(-2 * unused)
+	past := time.Now().Add(-2 * snapshots.Unused)
 	if err := os.Chtimes(filepath.Join(base, long.key(), manifestFile), past, past); err != nil {
 		t.Fatal(err)
 	}
-	(&Substrate{}).removeSuperseded(base, now)
+	removeSuperseded(base, now)
 	for id, stays := range map[identity]bool{now: true, other: true, replaced: false, long: false} {
 		if _, err := os.Stat(filepath.Join(base, id.key())); (err == nil) != stays {
 			t.Errorf("%+v: %v, and should stay: %v", id, err, stays)

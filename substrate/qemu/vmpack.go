@@ -18,9 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/disk"
+	"turnstone.dev/turnstone/substrate/snapshots"
 )
 
 var _ substrate.Keeper = (*Substrate)(nil)
@@ -127,7 +127,7 @@ func (s *Substrate) base(ctx context.Context, id identity) (which turnstone.Dige
 		return "", nil, nil, &turnstone.Error{Op: "qemu.pack", Kind: turnstone.Unavailable, Subject: "the template's snapshot", Err: err,
 			Hint: "what a machine was started from is gone; start from its files instead"}
 	}
-	b, err := readAtMost(filepath.Join(dir, manifestFile), maxManifest)
+	b, err := snapshots.ReadAtMost(filepath.Join(dir, manifestFile), snapshots.MaxManifest)
 	var man manifest
 	if err == nil {
 		err = json.Unmarshal(b, &man)
@@ -250,7 +250,7 @@ func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, packed, dir
 		return &turnstone.Error{Op: "qemu.unpack", Kind: turnstone.Integrity, Subject: "the saved machine", Err: fmt.Errorf("%s: %w", what, err),
 			Hint: "it cannot be used; start from its files instead"}
 	}
-	b, err := readAtMost(filepath.Join(packed, manifestFile), maxPack)
+	b, err := snapshots.ReadAtMost(filepath.Join(packed, manifestFile), maxPack)
 	if err != nil {
 		return damaged("manifest", err)
 	}
@@ -273,7 +273,7 @@ func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, packed, dir
 		return &turnstone.Error{Op: "qemu.unpack", Kind: turnstone.Unavailable, Subject: "the saved machine",
 			Err: errors.New("the template's snapshot has been taken anew since, and its memory is another"), Hint: "start from its files instead"}
 	}
-	state, err := readAtMost(filepath.Join(packed, stateFile), maxState)
+	state, err := snapshots.ReadAtMost(filepath.Join(packed, stateFile), snapshots.MaxState)
 	if err == nil && turnstone.DigestBytes(state) != p.State {
 		err = errors.New("does not match its digest")
 	}
@@ -299,7 +299,7 @@ func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, packed, dir
 		return damaged("scratch disk", err)
 	}
 	_ = scratch.Close()
-	return writeVM(dir, vmManifest{Format: vmFormat, Identity: p.Identity, Taken: p.Taken, State: p.State}, m.Layers)
+	return vmManifest{Identity: p.Identity, Taken: p.Taken, State: p.State}.Seal(dir, m.Layers)
 }
 
 func sameLayers(names, paths []string) error {
@@ -388,26 +388,4 @@ func patch(ctx context.Context, base *os.File, d difference, data, path string, 
 		return nil, fmt.Errorf("it is %s instead of %s", got.Short(), d.Data.Short())
 	}
 	return f, nil
-}
-
-// writeVM writes the manifest of the snapshot whose other files are in dir.
-func writeVM(dir string, man vmManifest, layers []string) (err error) {
-	if man.RAM, err = stamp.Quick(filepath.Join(dir, ramFile)); err != nil {
-		return err
-	}
-	if man.Scratch, err = stamp.Quick(filepath.Join(dir, scratchFile)); err != nil {
-		return err
-	}
-	for _, path := range layers {
-		st, err := stamp.Quick(path)
-		if err != nil {
-			return err
-		}
-		man.Layers = append(man.Layers, vmLayer{path, st})
-	}
-	b, err := json.MarshalIndent(man, "", "  ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(dir, manifestFile), b, 0o600)
 }

@@ -2,18 +2,16 @@ package qemu
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/disk"
+	"turnstone.dev/turnstone/substrate/snapshots"
 )
 
 var (
@@ -21,27 +19,7 @@ var (
 	_ substrate.Resumer     = (*Substrate)(nil)
 )
 
-// vmFormat is the version of a vmManifest.
-const vmFormat = 1
-
-// A vmManifest describes a machine that was written down while it ran. Memory and
-// disk are held to their stamps, which cost nothing: such a folder is used soon
-// and thrown away.
-type vmManifest struct {
-	Format   int              `json:"format"`
-	Identity identity         `json:"identity"` // of the machine that it was started from
-	Taken    time.Time        `json:"taken"`
-	State    turnstone.Digest `json:"state"`
-	RAM      stamp.Stamp      `json:"ram"`
-	Scratch  stamp.Stamp      `json:"scratch"`
-	Layers   []vmLayer        `json:"layers,omitempty"`
-}
-
-// A vmLayer is an image that the machine has as a disk.
-type vmLayer struct {
-	Path  string      `json:"path"`
-	Stamp stamp.Stamp `json:"stamp"`
-}
+type vmManifest = snapshots.Live[identity]
 
 // Snapshot implements substrate.Snapshotter.
 func (m *machine) Snapshot(ctx context.Context, dir string) error {
@@ -72,7 +50,7 @@ func (m *machine) Snapshot(ctx context.Context, dir string) error {
 	return e
 }
 
-func (m *machine) snapshot(ctx context.Context, dir string) (err error) {
+func (m *machine) snapshot(ctx context.Context, dir string) error {
 	l := m.live
 	if l == nil {
 		return errors.New("nothing is known of what it was started from")
@@ -83,19 +61,13 @@ func (m *machine) snapshot(ctx context.Context, dir string) (err error) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	tmp, err := os.MkdirTemp(filepath.Dir(dir), newPrefix+filepath.Base(dir)+"-*")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.RemoveAll(tmp) }()
-	man := vmManifest{Format: vmFormat, Identity: l.id}
-	if err := m.standingStill(ctx, func() error { return m.write(ctx, tmp, &man) }); err != nil {
-		return err
-	}
-	if err := writeVM(tmp, man, l.layers); err != nil {
-		return err
-	}
-	return os.Rename(tmp, dir)
+	return snapshots.Virtual.Write(dir, func(tmp string) error {
+		man := vmManifest{Identity: l.id}
+		if err := m.standingStill(ctx, func() error { return m.write(ctx, tmp, &man) }); err != nil {
+			return err
+		}
+		return man.Seal(tmp, l.layers)
+	})
 }
 
 // standingStill calls f while the guest's CPUs stand still.
@@ -175,75 +147,24 @@ func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir st
 // openVM opens what Snapshot has written, if it is whole and a machine that is
 // started from m can go on from it.
 func (s *Substrate) openVM(m substrate.Machine, dir string) (vmManifest, *snapshot, error) {
-	var man vmManifest
-	damaged := func(what string, err error) (vmManifest, *snapshot, error) {
-		return man, nil, &turnstone.Error{Op: "qemu.restore", Kind: turnstone.Integrity, Subject: dir, Err: fmt.Errorf("%s: %w", what, err),
-			Hint: "the saved machine cannot be used; start from its files instead"}
-	}
-	b, err := readAtMost(filepath.Join(dir, manifestFile), maxManifest)
+	man, state, err := snapshots.OpenLive(restoreOp, dir, func(id identity) string { return id.differs(s.identity(m)) })
 	if err != nil {
-		return damaged("manifest", err)
-	}
-	if err := json.Unmarshal(b, &man); err != nil {
-		return damaged("manifest", err)
-	}
-	if man.Format != vmFormat {
-		return man, nil, &turnstone.Error{Op: "qemu.restore", Kind: turnstone.Unavailable, Subject: dir,
-			Err: fmt.Errorf("it has format %d, this program reads %d", man.Format, vmFormat), Hint: "use the version of turn that wrote it"}
-	}
-	if err := s.fits(m, man.Identity); err != nil {
 		return man, nil, err
 	}
-	state, err := readAtMost(filepath.Join(dir, stateFile), maxState)
+	ram, err := os.OpenFile(filepath.Join(dir, ramFile), os.O_RDWR, 0)
 	if err != nil {
-		return damaged("device state", err)
+		return man, nil, snapshots.DamagedLive(restoreOp, dir, "memory", err)
 	}
-	if turnstone.DigestBytes(state) != man.State {
-		return damaged("device state", errors.New("does not match its digest"))
-	}
-	path, scratch := filepath.Join(dir, ramFile), filepath.Join(dir, scratchFile)
-	if !man.RAM.Fresh(path) {
-		return damaged("memory", errors.New("was touched"))
-	}
-	if !man.Scratch.Fresh(scratch) {
-		return damaged("scratch disk", errors.New("was touched"))
-	}
-	for _, layer := range man.Layers {
-		if !layer.Stamp.Fresh(layer.Path) {
-			return damaged("layer "+layer.Path, errors.New("was touched or is gone"))
-		}
-	}
-	ram, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		return damaged("memory", err)
-	}
-	return man, &snapshot{ram: ram, state: state, scratch: scratch}, nil
+	return man, &snapshot{ram: ram, state: state, scratch: filepath.Join(dir, scratchFile)}, nil
 }
+
+// restoreOp names in errors what goes on from a machine that was saved.
+const restoreOp = "qemu.restore"
 
 // fits says whether a machine that is started from m can go on where one of the
 // given identity was.
 func (s *Substrate) fits(m substrate.Machine, id identity) error {
-	if why := id.differs(s.identity(m)); why != "" {
-		return &turnstone.Error{Op: "qemu.restore", Kind: turnstone.Unavailable, Subject: "the saved machine",
-			Err: errors.New("it was saved with another " + why), Hint: "a machine goes on only where all of that is the same; start from its files instead"}
-	}
-	return nil
-}
-
-// maxManifest bounds what is read of a manifest, in bytes.
-const maxManifest = 1 << 20
-
-func readAtMost(path string, limit int64) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	b, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err == nil && int64(len(b)) > limit {
-		err = fmt.Errorf("longer than %d bytes", limit)
-	}
-	return b, err
+	return snapshots.Misfit(restoreOp, id.differs(s.identity(m)))
 }
 
 // differs names the first thing in which id is not other; "" when there is none.

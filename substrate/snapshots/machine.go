@@ -1,0 +1,212 @@
+package snapshots
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// Virtual is how the substrates of virtual machines name what they keep.
+var Virtual = Kind{Manifest: ManifestFile, New: ".new-", End: "-"}
+
+// The files of a virtual machine's snapshot.
+const (
+	RAMFile      = "ram"
+	ScratchFile  = "scratch"
+	StateFile    = "state" // of its devices and CPUs
+	ManifestFile = "manifest.json"
+)
+
+// MaxState bounds the device state, in bytes; it has some ten to some hundred KiB.
+const MaxState = 64 << 20
+
+// A Manifest describes the snapshot of a virtual machine on disk. The device state is
+// checked against its digest at each start. Hashing the memory would take longer than
+// the start: its stamp tells whether anything was written to it, and then the digest
+// decides.
+type Manifest[ID comparable] struct {
+	Identity ID               `json:"identity"`
+	Taken    time.Time        `json:"taken"`
+	State    turnstone.Digest `json:"state"`
+	RAM      stamp.Stamp      `json:"ram"`
+	Scratch  stamp.Stamp      `json:"scratch"`
+}
+
+// Seal adds the manifest to the folder dir, which has the other files: m, with the
+// stamps of memory and disk.
+func (m Manifest[ID]) Seal(ctx context.Context, dir string) (err error) {
+	if m.RAM, err = stamp.Of(ctx, filepath.Join(dir, RAMFile)); err != nil {
+		return err
+	}
+	if m.Scratch, err = stamp.Quick(filepath.Join(dir, ScratchFile)); err != nil {
+		return err
+	}
+	b, err := json.MarshalIndent(m, "", "  ")
+	if err != nil {
+		return err
+	}
+	return stamp.WriteFile(filepath.Join(dir, ManifestFile), b, 0o600)
+}
+
+// Open returns the device state of the snapshot in dir if it is id's and whole. One that
+// is not there is fs.ErrNotExist; one that must not be used is an error of kind
+// Integrity, of the operation op.
+func Open[ID comparable](ctx context.Context, op, dir string, id ID) (state []byte, err error) {
+	damaged := func(what string, err error) ([]byte, error) { return nil, Damaged(op, dir, what, err) }
+	b, err := ReadAtMost(filepath.Join(dir, ManifestFile), MaxManifest)
+	if err != nil {
+		return nil, err
+	}
+	var m Manifest[ID]
+	if err := json.Unmarshal(b, &m); err != nil {
+		return damaged("manifest", err)
+	}
+	if m.Identity != id {
+		return damaged("manifest", errors.New("was taken of another machine"))
+	}
+	if state, err = readState(dir, m.State); err != nil {
+		return damaged("device state", err)
+	}
+	if _, err := m.RAM.Check(ctx, filepath.Join(dir, RAMFile)); err != nil {
+		return damaged("memory", err)
+	}
+	if !m.Scratch.Fresh(filepath.Join(dir, ScratchFile)) { // its size is mostly holes, too long to hash: a touched one is not used
+		return damaged("scratch disk", errors.New("was touched"))
+	}
+	return state, nil
+}
+
+func readState(dir string, want turnstone.Digest) ([]byte, error) {
+	state, err := ReadAtMost(filepath.Join(dir, StateFile), MaxState)
+	if err != nil {
+		return nil, err
+	}
+	if turnstone.DigestBytes(state) != want {
+		return nil, errors.New("does not match its digest")
+	}
+	return state, nil
+}
+
+// Damaged says that something of the snapshot in dir cannot be used.
+func Damaged(op, dir, what string, err error) error {
+	return &turnstone.Error{Op: op, Kind: turnstone.Integrity, Subject: dir, Err: fmt.Errorf("%s: %w", what, err)}
+}
+
+// liveFormat is the version of a Live.
+const liveFormat = 1
+
+// A Live describes a machine that was written down while it ran. Memory and disk are held
+// to their stamps, which cost nothing: such a folder is used soon and thrown away.
+type Live[ID comparable] struct {
+	Format   int              `json:"format"`
+	Identity ID               `json:"identity"` // of the machine that it was started from
+	Taken    time.Time        `json:"taken"`
+	State    turnstone.Digest `json:"state"`
+	RAM      stamp.Stamp      `json:"ram"`
+	Scratch  stamp.Stamp      `json:"scratch"`
+	Layers   []Layer          `json:"layers,omitempty"`
+}
+
+// A Layer is an image that a sandbox has in a slot.
+type Layer struct {
+	Path  string      `json:"path"`
+	Stamp stamp.Stamp `json:"stamp"`
+}
+
+// Layers describes the images at paths.
+func Layers(paths []string) (layers []Layer, err error) {
+	for _, path := range paths {
+		st, err := stamp.Quick(path)
+		if err != nil {
+			return nil, err
+		}
+		layers = append(layers, Layer{path, st})
+	}
+	return layers, nil
+}
+
+// Seal adds the manifest to the folder dir, which has the other files: m, with its
+// format, the stamps of memory and disk, and layers, paths of the machine's images.
+func (m Live[ID]) Seal(dir string, layers []string) (err error) {
+	m.Format = liveFormat
+	if m.RAM, err = stamp.Quick(filepath.Join(dir, RAMFile)); err != nil {
+		return err
+	}
+	if m.Scratch, err = stamp.Quick(filepath.Join(dir, ScratchFile)); err != nil {
+		return err
+	}
+	if m.Layers, err = Layers(layers); err != nil {
+		return err
+	}
+	b, err := json.MarshalIndent(m, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, ManifestFile), b, 0o600)
+}
+
+// OpenLive reads what is in dir, and its device state, if it is whole and a machine can
+// go on from it: differs names the first thing in which the machine that is there now is
+// another, and is "" where there is none. Errors are of kind Integrity or Unavailable, of
+// the operation op.
+func OpenLive[ID comparable](op, dir string, differs func(ID) string) (man Live[ID], state []byte, err error) {
+	damaged := func(what string, err error) (Live[ID], []byte, error) {
+		return man, nil, DamagedLive(op, dir, what, err)
+	}
+	b, err := ReadAtMost(filepath.Join(dir, ManifestFile), MaxManifest)
+	if err != nil {
+		return damaged("manifest", err)
+	}
+	if err := json.Unmarshal(b, &man); err != nil {
+		return damaged("manifest", err)
+	}
+	if man.Format != liveFormat {
+		return man, nil, &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: dir,
+			Err: fmt.Errorf("it has format %d, this program reads %d", man.Format, liveFormat), Hint: "use the version of turn that wrote it"}
+	}
+	if err := Misfit(op, differs(man.Identity)); err != nil {
+		return man, nil, err
+	}
+	if state, err = readState(dir, man.State); err != nil {
+		return damaged("device state", err)
+	}
+	if !man.RAM.Fresh(filepath.Join(dir, RAMFile)) {
+		return damaged("memory", errors.New("was touched"))
+	}
+	if !man.Scratch.Fresh(filepath.Join(dir, ScratchFile)) {
+		return damaged("scratch disk", errors.New("was touched"))
+	}
+	if len(man.Layers) > substrate.MaxLayers {
+		return damaged("layers", fmt.Errorf("there are %d", len(man.Layers)))
+	}
+	for _, layer := range man.Layers {
+		if !layer.Stamp.Fresh(layer.Path) {
+			return damaged("layer "+layer.Path, errors.New("was touched or is gone"))
+		}
+	}
+	return man, state, nil
+}
+
+// Misfit is the error for a machine that cannot go on where it was saved with another
+// why; nil where why is empty.
+func Misfit(op, why string) error {
+	if why == "" {
+		return nil
+	}
+	return &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: "the saved machine",
+		Err: errors.New("it was saved with another " + why), Hint: "a machine goes on only where all of that is the same; start from its files instead"}
+}
+
+// DamagedLive says that something of the machine that was saved in dir cannot be used.
+func DamagedLive(op, dir, what string, err error) error {
+	return &turnstone.Error{Op: op, Kind: turnstone.Integrity, Subject: dir, Err: fmt.Errorf("%s: %w", what, err),
+		Hint: "the saved machine cannot be used; start from its files instead"}
+}

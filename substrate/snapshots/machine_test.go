@@ -1,0 +1,140 @@
+package snapshots
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/substrate"
+)
+
+type identity struct {
+	Machine string `json:"machine"`
+}
+
+// TestFormat: snapshots on disk outlive the program that has written them.
+func TestFormat(t *testing.T) {
+	st := stamp.Stamp{Digest: "sha256:ab", Size: 1, Inode: 2, MtimeNs: 3, CtimeNs: 4}
+	taken := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	const stamped = `{"digest":"sha256:ab","size":1,"inode":2,"mtime_ns":3,"ctime_ns":4}`
+	const common = `"identity":{"machine":"a"},"taken":"2026-01-02T03:04:05Z","state":"sha256:cd","ram":` + stamped + `,"scratch":` + stamped
+	for want, value := range map[string]any{
+		`{` + common + `}`: Manifest[identity]{identity{"a"}, taken, "sha256:cd", st, st},
+		`{"format":1,` + common + `,"layers":[{"path":"/l","stamp":` + stamped + `}]}`: Live[identity]{1, identity{"a"}, taken, "sha256:cd", st, st, []Layer{{"/l", st}}},
+		`{"format":1,` + common + `}`: Live[identity]{1, identity{"a"}, taken, "sha256:cd", st, st, nil},
+	} {
+		if got, err := json.Marshal(value); err != nil || string(got) != want {
+			t.Errorf("%s (%v), want\n%s", got, err, want)
+		}
+	}
+	if got, want := Key(identity{"a"}), turnstone.DigestBytes([]byte(`{"machine":"a"}`)).Hex()[:32]; got != want {
+		t.Errorf("key %s, want %s", got, want)
+	}
+}
+
+func folder(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range map[string]string{RAMFile: "memory", ScratchFile: "disk", StateFile: "state"} {
+		check(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+	}
+	return dir
+}
+
+// change edits the manifest in dir.
+func change(old, replacement string) func(dir string) error {
+	return func(dir string) error {
+		path := filepath.Join(dir, ManifestFile)
+		b, err := os.ReadFile(path)
+		if err == nil && !strings.Contains(string(b), old) {
+			err = errors.New("the manifest has no " + old)
+		}
+		return errors.Join(err, os.WriteFile(path, []byte(strings.Replace(string(b), old, replacement, 1)), 0o600))
+	}
+}
+
+func rewrite(name, text string) func(dir string) error {
+	return func(dir string) error { return os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600) }
+}
+
+func touch(name string) func(dir string) error {
+	return func(dir string) error { return os.Chtimes(filepath.Join(dir, name), time.Unix(1, 0), time.Unix(1, 0)) }
+}
+
+func TestOpen(t *testing.T) {
+	id := identity{"a"}
+	for name, c := range map[string]struct {
+		damage func(dir string) error
+		ok     bool
+	}{
+		"whole":            {func(string) error { return nil }, true},
+		"touched memory":   {touch(RAMFile), true},
+		"another memory":   {rewrite(RAMFile, "Memory"), false},
+		"touched disk":     {touch(ScratchFile), false},
+		"another state":    {rewrite(StateFile, "State"), false},
+		"no state":         {func(dir string) error { return os.Remove(filepath.Join(dir, StateFile)) }, false},
+		"huge state":       {func(dir string) error { return os.Truncate(filepath.Join(dir, StateFile), MaxState+1) }, false},
+		"nonsense":         {rewrite(ManifestFile, "{"), false},
+		"another identity": {change(`"a"`, `"b"`), false},
+	} {
+		dir := folder(t)
+		check(t, Manifest[identity]{Identity: id, State: turnstone.DigestBytes([]byte("state"))}.Seal(t.Context(), dir))
+		check(t, c.damage(dir))
+		state, err := Open(t.Context(), "test.snapshot", dir, id)
+		if c.ok && (err != nil || string(state) != "state") || !c.ok && turnstone.KindOf(err) != turnstone.Integrity {
+			t.Errorf("%s: %q, %v", name, state, err)
+		}
+	}
+	if _, err := Open(t.Context(), "test.snapshot", t.TempDir(), id); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no snapshot: %v", err)
+	}
+}
+
+func TestOpenLive(t *testing.T) {
+	differs := func(id identity) string {
+		if id.Machine != "a" {
+			return "machine"
+		}
+		return ""
+	}
+	layer := filepath.Join(t.TempDir(), "layer")
+	check(t, os.WriteFile(layer, nil, 0o600))
+	for name, c := range map[string]struct {
+		damage func(dir string) error
+		want   turnstone.Kind
+	}{
+		"whole":           {func(string) error { return nil }, ""},
+		"touched memory":  {touch(RAMFile), turnstone.Integrity},
+		"touched disk":    {touch(ScratchFile), turnstone.Integrity},
+		"another state":   {rewrite(StateFile, "State"), turnstone.Integrity},
+		"no manifest":     {func(dir string) error { return os.Remove(filepath.Join(dir, ManifestFile)) }, turnstone.Integrity},
+		"nonsense":        {rewrite(ManifestFile, "{"), turnstone.Integrity},
+		"another format":  {change(`"format": 1`, `"format": 2`), turnstone.Unavailable},
+		"another machine": {change(`"a"`, `"b"`), turnstone.Unavailable},
+		"another layer":   {change(layer, layer+"x"), turnstone.Integrity},
+		"many layers":     {change(`"layers": [`, `"layers": [`+strings.Repeat(`{"path":"x"},`, substrate.MaxLayers)), turnstone.Integrity},
+	} {
+		dir := folder(t)
+		man := Live[identity]{Identity: identity{"a"}, State: turnstone.DigestBytes([]byte("state"))}
+		check(t, man.Seal(dir, []string{layer}))
+		check(t, c.damage(dir))
+		got, state, err := OpenLive("test.restore", dir, differs)
+		if c.want == "" {
+			if err != nil || string(state) != "state" || len(got.Layers) != 1 || got.Layers[0].Path != layer {
+				t.Errorf("%s: %+v, %q, %v", name, got, state, err)
+			}
+		} else if turnstone.KindOf(err) != c.want || turnstone.HintOf(err) == "" {
+			t.Errorf("%s: %v, hint %q", name, err, turnstone.HintOf(err))
+		}
+	}
+	if _, err := Layers([]string{layer + "x"}); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a layer that is not there: %v", err)
+	}
+}
