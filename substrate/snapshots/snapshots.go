@@ -7,6 +7,7 @@
 package snapshots
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -177,9 +178,13 @@ func ReadAtMost(path string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
-	b, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err == nil && int64(len(b)) > limit {
+	var b bytes.Buffer
+	if st, err := f.Stat(); err == nil { // a device state is read at each start: once, not in growing parts
+		b.Grow(int(min(st.Size(), limit)) + bytes.MinRead)
+	}
+	_, err = b.ReadFrom(io.LimitReader(f, limit+1))
+	if err == nil && int64(b.Len()) > limit {
 		err = fmt.Errorf("longer than %d bytes", limit)
 	}
-	return b, err
+	return b.Bytes(), err
 }
