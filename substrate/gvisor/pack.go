@@ -137,7 +137,7 @@ func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, from, dir s
 	if err := s.fits(m, p.Identity); err != nil {
 		return err
 	}
-	if err := sameLayers(p.Layers, m.Layers); err != nil {
+	if err := snapshots.SameLayers(p.Layers, m.Layers); err != nil {
 		return damaged("layers", err)
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -207,18 +207,6 @@ func decompress(ctx context.Context, from, to string, want packed) (err error) {
 	}
 	if digest != want.Digest {
 		return fmt.Errorf("it is %s instead of %s", digest.Short(), want.Digest.Short())
-	}
-	return nil
-}
-
-func sameLayers(names, paths []string) error {
-	if len(names) != len(paths) {
-		return fmt.Errorf("it has %d, %d were given", len(names), len(paths))
-	}
-	for i := range names {
-		if names[i] != filepath.Base(paths[i]) {
-			return fmt.Errorf("it has %.80q, %.80q was given", names[i], filepath.Base(paths[i]))
-		}
 	}
 	return nil
 }

@@ -261,7 +261,7 @@ func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, packed, dir
 	if err := s.fits(m, p.Identity); err != nil {
 		return err
 	}
-	if err := sameLayers(p.Layers, m.Layers); err != nil {
+	if err := snapshots.SameLayers(p.Layers, m.Layers); err != nil {
 		return damaged("layers", err)
 	}
 	base, baseRAM, baseScratch, err := s.base(ctx, p.Identity)
@@ -300,18 +300,6 @@ func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, packed, dir
 	}
 	_ = scratch.Close()
 	return vmManifest{Identity: p.Identity, Taken: p.Taken, State: p.State}.Seal(dir, m.Layers)
-}
-
-func sameLayers(names, paths []string) error {
-	if len(names) != len(paths) {
-		return fmt.Errorf("it has %d, %d were given", len(names), len(paths))
-	}
-	for i := range names {
-		if names[i] != filepath.Base(paths[i]) {
-			return fmt.Errorf("it has %.80q, %.80q was given", names[i], filepath.Base(paths[i]))
-		}
-	}
-	return nil
 }
 
 // parsePack checks what a manifest says. It may come from anywhere.

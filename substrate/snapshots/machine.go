@@ -133,6 +133,19 @@ func Layers(paths []string) (layers []Layer, err error) {
 	return layers, nil
 }
 
+// SameLayers says whether paths are the images that had the given names, in that order.
+func SameLayers(names, paths []string) error {
+	if len(names) != len(paths) {
+		return fmt.Errorf("it has %d, %d were given", len(names), len(paths))
+	}
+	for i := range names {
+		if names[i] != filepath.Base(paths[i]) {
+			return fmt.Errorf("it has %.80q, %.80q was given", names[i], filepath.Base(paths[i]))
+		}
+	}
+	return nil
+}
+
 // Seal adds the manifest to the folder dir, which has the other files: m, with its
 // format, the stamps of memory and disk, and layers, paths of the machine's images.
 func (m Live[ID]) Seal(dir string, layers []string) (err error) {

@@ -138,3 +138,20 @@ func TestOpenLive(t *testing.T) {
 		t.Errorf("a layer that is not there: %v", err)
 	}
 }
+
+func TestSameLayers(t *testing.T) {
+	for _, c := range []struct {
+		names, paths []string
+		same         bool
+	}{
+		{nil, nil, true},
+		{[]string{"a", "b"}, []string{"/x/a", "/y/b"}, true},
+		{[]string{"a", "b"}, []string{"/x/b", "/y/a"}, false},
+		{[]string{"a"}, []string{"/x/a", "/y/b"}, false},
+		{[]string{"a", "b"}, []string{"/x/a"}, false},
+	} {
+		if err := SameLayers(c.names, c.paths); (err == nil) != c.same {
+			t.Errorf("%q, %q: %v", c.names, c.paths, err)
+		}
+	}
+}
