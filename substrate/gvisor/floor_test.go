@@ -151,7 +151,8 @@ func (b *bare) restoreAs(name, checkpoint string) (time.Duration, error) {
 		return 0, err
 	}
 	defer func() { _ = log.Close() }()
-	cmd.Stderr = log
+	// All three: root's runsc would give /dev/null to the sandbox's user.
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = log, log, log
 	began := time.Now()
 	if err := cmd.Run(); err != nil {
 		said, _ := os.ReadFile(log.Name())
@@ -198,7 +199,12 @@ func (b *bare) floor() (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	cmd.Stdin, cmd.Stdout = theirIn, theirOut
+	console, err := os.CreateTemp(b.dir, "console-*")
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = console.Close() }()
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = theirIn, theirOut, console
 	began := time.Now()
 	ended := make(chan struct{})
 	if err := launch(cmd, func(error) { close(ended) }); err != nil {
