@@ -4,7 +4,7 @@
 //	kernel/      the guest kernel, its modules, initramfs images
 //	templates/   root images, one folder per spec digest
 //	snapshots/   memory snapshots, one folder per key
-//	sandboxes/   sandboxes that stay, one folder each; and scratch disks, which have no names
+//	sandboxes/   sandboxes that stay, one folder each; gVisor's, as long as they run; and scratch disks, which have no names
 //	store/       objects of the context store: packs (blobs/), their index, locks
 //	context.db   sessions, branches, turns
 //	leases/      a lock for each turn that runs
@@ -12,7 +12,10 @@
 //	homes/       persistent home directories, a disk each
 //	machines/    which sandbox is the machine of a session's branch
 //	turns/       receipts and kept outputs, one folder per turn
-//	cache/       verdicts that are costly to find out, as whether KVM works
+//	gvisor/      images with the agent, the root of gVisor's sandboxes
+//	firecracker/ a folder for each of Firecracker's machines, as long as it runs
+//	cache/       verdicts that are costly to find out, as whether KVM works; what registries sent
+//	config.toml  what the host's owner says of networks; there only if somebody wrote it
 package home
 
 import (
