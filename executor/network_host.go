@@ -2,85 +2,22 @@ package executor
 
 import (
 	"errors"
-	"fmt"
-	"io"
-	"io/fs"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 
-	"github.com/BurntSushi/toml"
-
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/network"
 )
 
-// configFile is the host's configuration, in the state directory.
-const configFile = "config.toml"
-
-// maxConfig bounds it, in bytes.
-const maxConfig = 1 << 20
-
-// hostConfig is what it can hold.
-type hostConfig struct {
-	Network hostNetwork `toml:"network"`
-}
-
 // hostNetwork is what the host says of every sandbox's network.
-type hostNetwork struct {
-	Default string   `toml:"default"` // of documents that say nothing: "on" (default) or "off"
-	Allow   []string `toml:"allow"`
-	Deny    []string `toml:"deny"`
-	Locked  bool     `toml:"locked"` // documents and flags may narrow it, and not widen it
-	DNS     string   `toml:"dns"`    // ADDRESS:PORT of the name server that is asked
-}
+type hostNetwork config.Network
 
 // hostNetwork reads the host's configuration; there need not be any.
 func (x *Executor) hostNetwork() (hostNetwork, error) {
-	path := x.home.Path(configFile)
-	fail := func(err error) (hostNetwork, error) {
-		return hostNetwork{}, &turnstone.Error{Op: "executor.config", Kind: turnstone.Invalid, Subject: path, Err: err, Hint: "docs/network.md says what it can hold"}
-	}
-	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return hostNetwork{}, nil
-	}
-	if err != nil {
-		return fail(err)
-	}
-	defer func() { _ = f.Close() }()
-	b, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
-	if err != nil {
-		return fail(err)
-	}
-	if len(b) > maxConfig {
-		return fail(fmt.Errorf("it has more than %d bytes", maxConfig))
-	}
-	h, err := parseConfig(string(b))
-	if err != nil {
-		return fail(err)
-	}
-	return h, nil
-}
-
-// parseConfig reads a configuration. An unknown key is an error: a policy with a
-// spelling mistake would be none.
-func parseConfig(text string) (hostNetwork, error) {
-	var c hostConfig
-	md, err := toml.Decode(text, &c)
-	if err != nil {
-		return hostNetwork{}, err
-	}
-	if u := md.Undecoded(); len(u) > 0 {
-		return hostNetwork{}, fmt.Errorf("unknown key %q", u[0].String())
-	}
-	h := c.Network
-	if h.Default != "" && h.Default != "on" && h.Default != "off" {
-		return h, fmt.Errorf(`network.default: %q is neither "on" nor "off"`, h.Default)
-	}
-	_, err = (&network.Spec{Allow: h.Allow, Deny: h.Deny, DNS: h.DNS}).Policy()
-	return h, err
+	c, err := config.Load(x.home.Dir)
+	return hostNetwork(c.Network), err
 }
 
 // applyHostNetwork puts what the host says to what is asked. silent says that neither
@@ -126,7 +63,7 @@ func (n *networkPlan) wanted() bool {
 
 func locked(what string, err error) error {
 	return &turnstone.Error{Op: "executor.network", Kind: turnstone.Invalid, Subject: what, Err: err,
-		Hint: "the policy of this host is locked: see " + configFile + " in its state directory"}
+		Hint: "the policy of this host is locked: see " + config.File + " in its state directory"}
 }
 
 // within narrows what is asked to what a locked policy allows. A rule that goes beyond is an

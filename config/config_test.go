@@ -1,0 +1,173 @@
+package config
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"turnstone.dev/turnstone"
+)
+
+const whole = `
+[network]
+default = "off"
+allow = ["10.1.2.3:3128"]
+deny = ["*.internal.example"]
+locked = true
+dns = "192.0.2.53:53"
+
+[limits]
+cpus = 4
+memory = "2GiB"
+disk = "8GiB"
+timeout = "2h"
+sandboxes = 8
+output = "1MiB"
+entries = 1000
+file_size = "1GiB"
+free_space = "10%"
+
+[documents]
+grant = ["snapshot"]
+sessions = ["ci-*"]
+homes = ["*"]
+allow = ["10.0.0.0/8"]
+
+[images]
+registries = ["registry.corp.example:5000"]
+`
+
+func TestParse(t *testing.T) {
+	c, err := Parse(whole)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := c.Limits.For(Host{CPUs: 2, Memory: 8 << 30, Disk: 100 << 30})
+	if l.CPUs != 4 || l.Memory != 2<<30 || l.Disk != 8<<30 || time.Duration(l.Timeout) != 2*time.Hour || l.Sandboxes != 8 ||
+		l.Output != 1<<20 || l.Entries != 1000 || l.FileSize != 1<<30 || l.FreeSpace.Floor(1000) != 100 {
+		t.Errorf("limits are %+v", l)
+	}
+	if !c.Network.Locked || c.Documents.Sessions[0] != "ci-*" || c.Images.Registries[0] != "registry.corp.example:5000" {
+		t.Errorf("read as %+v", c)
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	for text, want := range map[string]string{
+		"[netwrk]\n":                               `unknown key "netwrk"; the nearest known one is "network"`,
+		"[network]\ndenny = []":                    `unknown key "network.denny"; the nearest known one is "network.deny"`,
+		"[limits]\nmemroy = \"1GiB\"":              `the nearest known one is "limits.memory"`,
+		"[limits]\nmemory = \"1MiB\"":              "no sandbox runs in less",
+		"[limits]\nmemory = []":                    "memory",
+		"[limits]\ncpus = 1000":                    "not between 1 and 64",
+		"[limits]\nentries = 9000000000":           "limits.entries",
+		"[limits]\nsandboxes = -1":                 "limits.sandboxes",
+		"[limits]\ntimeout = \"5\"":                "is not a time",
+		"[limits]\nfree_space = \"95%\"":           "is not a part of the disk",
+		"[limits]\nfree_space = \"NaN%\"":          "is not a part of the disk",
+		"[documents]\ngrant = [\"netwrok\"]":       `the nearest key that can is "network"`,
+		"[documents]\ngrant = [\"env\"]":           `"env" cannot be granted`,
+		"[documents]\nsessions = [\"[\"]":          "documents.sessions",
+		"[documents]\nallow = [\"224.0.0.1\"]":     "documents: allow: 224.0.0.1",
+		"[images]\nregistries = [\"a.example/x\"]": "is not HOST or HOST:PORT",
+		"[network]\ndefault = \"maybe\"":           "network.default",
+		"[network\n":                               "line 2",
+	} {
+		if _, err := Parse(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q gives %v, want %q", text, err, want)
+		}
+	}
+}
+
+func TestLoad(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, File)
+	if c, err := Load(dir); err != nil || c.Network.Locked {
+		t.Fatalf("without a file: %+v, %v", c, err)
+	}
+	write := func(text string, mode os.FileMode) {
+		t.Helper()
+		_ = os.Remove(file)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(file, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refused := func(want string) {
+		t.Helper()
+		if _, err := Load(dir); turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), want) || turnstone.HintOf(err) == "" {
+			t.Errorf("gives %v, want %q", err, want)
+		}
+	}
+	write(whole, 0o644)
+	if c, err := Load(dir); err != nil || !c.Network.Locked {
+		t.Errorf("read as %+v, %v", c, err)
+	}
+	write(whole, 0o620)
+	refused("others can write it (mode 0620)")
+	write(whole, 0o602)
+	refused("others can write it (mode 0602)")
+	write(whole+"#"+strings.Repeat("x", maxFile), 0o600)
+	refused("it has more than 1.0 MiB")
+	write("[netwrk]", 0o600)
+	refused("unknown key")
+	_ = os.Remove(file)
+	if err := syscall.Mkfifo(file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	refused("not a regular file")
+	if os.Geteuid() == 0 {
+		write(whole, 0o600)
+		if err := os.Chown(file, 4242, -1); err != nil {
+			t.Fatal(err)
+		}
+		refused("it belongs to user 4242")
+	}
+}
+
+// The defaults never refuse what a document gets that asks for nothing, and no limit of
+// a host is left open.
+func TestDefaultLimits(t *testing.T) {
+	shape := turnstone.DefaultShape()
+	rapid.Check(t, func(t *rapid.T) {
+		h := Host{CPUs: rapid.IntRange(1, 512).Draw(t, "cpus"), Memory: turnstone.Bytes(rapid.Int64Range(0, 1<<50).Draw(t, "memory")),
+			Disk: turnstone.Bytes(rapid.Int64Range(0, 1<<60).Draw(t, "disk"))}
+		l := Limits{}.For(h)
+		if l.CPUs < shape.CPUs || turnstone.Bytes(l.Memory) < shape.Memory || turnstone.Bytes(l.Disk) < shape.Disk {
+			t.Fatalf("%+v refuses the default shape", l)
+		}
+		if l.CPUs > turnstone.MaxCPUs || h.Disk > 8<<30 && turnstone.Bytes(l.Disk) > h.Disk || h.Memory > 2<<30 && turnstone.Bytes(l.Memory) > h.Memory {
+			t.Fatalf("%+v is more than %+v has", l, h)
+		}
+		if l.Timeout <= 0 || l.Sandboxes <= 0 || l.Output <= 0 || l.Entries <= 0 || l.FileSize <= 0 {
+			t.Fatalf("%+v leaves a limit open", l)
+		}
+		total := rapid.Uint64Range(0, 1<<60).Draw(t, "total")
+		if f := l.FreeSpace.Floor(total); f > total/20 || f > defaultFree {
+			t.Fatalf("the floor of %d bytes is %d", total, f)
+		}
+	})
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add(whole)
+	f.Add("[limits]\nfree_space = \"5%\"\nfree_space = 3")
+	f.Fuzz(func(t *testing.T, text string) {
+		c, err := Parse(text)
+		if err != nil {
+			return
+		}
+		l := c.Limits.For(HostOf("/"))
+		if l.CPUs < 1 || l.Entries < 1 || l.Entries > maxEntries || l.Sandboxes < 1 || l.Memory < Size(turnstone.MinMemory) {
+			t.Errorf("%q gives %s", text, fmt.Sprintf("%+v", l))
+		}
+	})
+}

@@ -1,0 +1,162 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+)
+
+// Limits is the most that sandboxes may take of a host. A flag does not go beyond it, and
+// neither does a document. Zero values are not set: For gives them what suits the host.
+type Limits struct {
+	CPUs      int   `toml:"cpus"`      // of one sandbox
+	Memory    Size  `toml:"memory"`    // of one sandbox
+	Disk      Size  `toml:"disk"`      // what one sandbox may write
+	Timeout   Time  `toml:"timeout"`   // of one turn
+	Sandboxes int   `toml:"sandboxes"` // at once, with one state directory
+	Output    Size  `toml:"output"`    // of each stream of a step that is kept
+	Entries   int64 `toml:"entries"`   // files, folders and links that one turn may leave changed
+	FileSize  Size  `toml:"file_size"` // of one file that a turn leaves, holes included
+	FreeSpace Space `toml:"free_space"`
+}
+
+// A Size is a number of bytes, written as "4GiB".
+type Size turnstone.Bytes
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (s *Size) UnmarshalText(text []byte) error {
+	b, err := turnstone.ParseBytes(string(text))
+	if err == nil && b == 0 {
+		err = errors.New("0 is no limit that anything could run in")
+	}
+	*s = Size(b)
+	return err
+}
+
+// A Time is a duration, written as "90s" or "24h".
+type Time time.Duration
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (t *Time) UnmarshalText(text []byte) error {
+	d, err := time.ParseDuration(string(text))
+	if err != nil || d <= 0 {
+		return fmt.Errorf("%q is not a time: write a number and a unit, as 90s or 24h", text)
+	}
+	*t = Time(d)
+	return nil
+}
+
+// A Space is how much of a file system stays free: a size, or a part of the whole,
+// written as "2GiB" or "5%".
+type Space struct {
+	Bytes   turnstone.Bytes
+	Percent float64
+	set     bool
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (s *Space) UnmarshalText(text []byte) (err error) {
+	if number, ok := strings.CutSuffix(string(text), "%"); ok {
+		v, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
+		if err != nil || !(v >= 0 && v <= 90) {
+			return fmt.Errorf("%q is not a part of the disk from 0%% to 90%%", text)
+		}
+		*s = Space{Percent: v, set: true}
+		return nil
+	}
+	*s = Space{set: true}
+	s.Bytes, err = turnstone.ParseBytes(string(text))
+	return err
+}
+
+// Floor is how many bytes of a file system with total bytes stay free.
+func (s Space) Floor(total uint64) uint64 {
+	switch {
+	case !s.set:
+		return min(defaultFree, total/20)
+	case s.Percent > 0:
+		return uint64(s.Percent / 100 * float64(total))
+	}
+	return uint64(s.Bytes)
+}
+
+// Values of a host whose configuration says nothing.
+const (
+	defaultTimeout   = 24 * time.Hour
+	defaultSandboxes = 256
+	defaultOutput    = 2 << 30
+	defaultEntries   = 5_000_000
+	defaultFileSize  = 1 << 40
+	defaultFree      = 1 << 30 // of a small disk, a twentieth
+)
+
+// maxEntries bounds what a configuration can say: readers keep some hundred bytes for each.
+const maxEntries = 100_000_000
+
+// check reports the first limit below which nothing runs, or that no reader keeps.
+func (l *Limits) check() error {
+	switch {
+	case l.CPUs < 0 || l.CPUs > turnstone.MaxCPUs:
+		return fmt.Errorf("limits.cpus: %d is not between 1 and %d", l.CPUs, turnstone.MaxCPUs)
+	case l.Memory != 0 && turnstone.Bytes(l.Memory) < turnstone.MinMemory:
+		return fmt.Errorf("limits.memory: no sandbox runs in less than %s", turnstone.MinMemory)
+	case l.Disk != 0 && turnstone.Bytes(l.Disk) < turnstone.MinDisk:
+		return fmt.Errorf("limits.disk: no sandbox runs with less than %s", turnstone.MinDisk)
+	case l.Sandboxes < 0:
+		return fmt.Errorf("limits.sandboxes: %d is no number of sandboxes", l.Sandboxes)
+	case l.Entries < 0 || l.Entries > maxEntries:
+		return fmt.Errorf("limits.entries: %d is not between 1 and %d", l.Entries, maxEntries)
+	}
+	return nil
+}
+
+// A Host is what the defaults are made from.
+type Host struct {
+	CPUs   int
+	Memory turnstone.Bytes // 0: not known
+	Disk   turnstone.Bytes // size of the file system with the state directory; 0: not known
+}
+
+// HostOf asks the kernel about this machine and the file system that holds dir.
+func HostOf(dir string) Host {
+	h := Host{CPUs: runtime.NumCPU()}
+	var si unix.Sysinfo_t
+	if unix.Sysinfo(&si) == nil {
+		h.Memory = turnstone.Bytes(si.Totalram) * turnstone.Bytes(si.Unit)
+	}
+	var st unix.Statfs_t
+	if unix.Statfs(dir, &st) == nil {
+		h.Disk = turnstone.Bytes(min(st.Blocks*uint64(st.Bsize), math.MaxInt64))
+	}
+	return h
+}
+
+// For returns l with every limit set. What a document gets that asks for nothing is
+// always within the defaults.
+func (l Limits) For(h Host) Limits {
+	shape := turnstone.DefaultShape()
+	l.CPUs = or(l.CPUs, min(turnstone.MaxCPUs, max(h.CPUs, shape.CPUs)))
+	memory, disk := turnstone.MaxMemory, turnstone.MaxDisk
+	if h.Memory > 0 {
+		memory = min(memory, h.Memory/4*3)
+	}
+	if h.Disk > 0 {
+		disk = min(disk, h.Disk/2)
+	}
+	l.Memory = or(l.Memory, Size(max(memory, shape.Memory)))
+	l.Disk = or(l.Disk, Size(max(disk, shape.Disk)))
+	l.Timeout = or(l.Timeout, Time(defaultTimeout))
+	l.Sandboxes = or(l.Sandboxes, defaultSandboxes)
+	l.Output = or(l.Output, Size(defaultOutput))
+	l.Entries = or(l.Entries, int64(defaultEntries))
+	l.FileSize = or(l.FileSize, Size(defaultFileSize))
+	return l
+}
