@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"turnstone.dev/turnstone/executor"
 )
@@ -64,7 +63,7 @@ func (c *checkCmd) Run(a *app) error {
 	}
 	for _, d := range docs {
 		for _, s := range d.Steps {
-			if _, err := fmt.Fprintf(a.stdout, "%s:%d: %s (%s)\n", d.File, s.Line, s.Name, s.Language); err != nil {
+			if _, err := putf(a.stdout, "%s:%d: %s (%s)\n", d.File, s.Line, s.Name, s.Language); err != nil {
 				return err
 			}
 		}

@@ -178,10 +178,10 @@ func (a *app) report(err error) int {
 // complain prints err as "turn: …" with its hint below.
 func (a *app) complain(err error) {
 	for _, line := range messages(err) {
-		fmt.Fprintln(a.stderr, "turn: "+printable(line))
+		putln(a.stderr, "turn: "+printable(line))
 	}
 	if hint := turnstone.HintOf(err); hint != "" {
-		fmt.Fprintln(a.stderr, "hint: "+printable(hint))
+		putln(a.stderr, "hint: "+printable(hint))
 	}
 }
 
@@ -269,8 +269,9 @@ func styleOf(f *os.File, quiet bool) style {
 	}
 }
 
-// logTo sends log records to w: warnings, with -v what is done, with -vv everything.
+// logTo sends log records to w: warnings, with -v what is done, with -vv everything. slog
+// quotes what it is given; the sanitizer is for whatever it does not.
 func (a *app) logTo(w io.Writer) {
 	level := slog.LevelWarn - slog.Level(4*a.verbose)
-	slog.SetDefault(slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level})))
+	slog.SetDefault(slog.New(slog.NewTextHandler(cleanWriter{newSanitizer(false), w}, &slog.HandlerOptions{Level: level})))
 }

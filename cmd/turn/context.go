@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"time"
 
@@ -19,7 +18,7 @@ func (a *app) withExecutor(f func(ctx context.Context, x *executor.Executor) err
 	if err != nil {
 		return err
 	}
-	ctx, stop := interruptible(func(s string) { fmt.Fprintln(a.stderr, "turn: "+s) }, exitAborted)
+	ctx, stop := interruptible(func(s string) { putln(a.stderr, "turn: "+s) }, exitAborted)
 	defer stop()
 	x := executor.New(h)
 	err = errors.Join(f(ctx, x), x.Close())

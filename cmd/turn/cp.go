@@ -28,11 +28,11 @@ func (c *cpCmd) Run(a *app) error {
 		skipped := 0
 		err := x.CopyOut(ctx, c.Path.ref, c.Path.path, c.Dest, func(name, why string) {
 			if skipped++; skipped <= maxSkips {
-				fmt.Fprintln(a.stderr, "turn: "+printable(fmt.Sprintf("%q: %s", name, why)))
+				putln(a.stderr, "turn: "+printable(fmt.Sprintf("%q: %s", name, why)))
 			}
 		})
 		if skipped > maxSkips {
-			fmt.Fprintf(a.stderr, "turn: and %d more\n", skipped-maxSkips)
+			putf(a.stderr, "turn: and %d more\n", skipped-maxSkips)
 		}
 		return err
 	})

@@ -54,13 +54,13 @@ func (a *app) printDiff(d *executor.StateDiff, asJSON, patch, stat bool) error {
 			}
 			continue
 		case stat:
-			fmt.Fprintln(out, changeLine(f)+"  "+statOf(f))
+			putln(out, changeLine(f)+"  "+statOf(f))
 		default:
-			fmt.Fprintln(out, changeLine(f)+what(f))
+			putln(out, changeLine(f)+what(f))
 		}
 	}
 	if stat {
-		fmt.Fprintln(out, statSum(d))
+		putln(out, statSum(d))
 	}
 	printEnv(out, d)
 	return out.Flush()
@@ -113,15 +113,15 @@ func printEnv(out io.Writer, d *executor.StateDiff) {
 	for _, e := range d.Env {
 		switch {
 		case e.Old == nil:
-			fmt.Fprintln(out, "A env "+named(e.Name)+"="+named(*e.New))
+			putln(out, "A env "+named(e.Name)+"="+named(*e.New))
 		case e.New == nil:
-			fmt.Fprintln(out, "D env "+named(e.Name)+"="+named(*e.Old))
+			putln(out, "D env "+named(e.Name)+"="+named(*e.Old))
 		default:
-			fmt.Fprintf(out, "M env %s=%s -> %s\n", named(e.Name), named(*e.Old), named(*e.New))
+			putf(out, "M env %s=%s -> %s\n", named(e.Name), named(*e.Old), named(*e.New))
 		}
 	}
 	if d.Cwd != nil {
-		fmt.Fprintf(out, "M cwd %s -> %s\n", named(d.Cwd.Old), named(d.Cwd.New))
+		putf(out, "M cwd %s -> %s\n", named(d.Cwd.Old), named(d.Cwd.New))
 	}
 }
 

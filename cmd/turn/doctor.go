@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"text/tabwriter"
 
 	"turnstone.dev/turnstone/doctor"
@@ -29,7 +28,7 @@ func (c *doctorCmd) Run(a *app) error {
 	case c.Fix:
 		for _, f := range found {
 			if f.Fix != "" && err == nil {
-				_, err = fmt.Fprintln(a.stdout, f.Fix)
+				_, err = putln(a.stdout, f.Fix)
 			}
 		}
 	default:
@@ -47,9 +46,9 @@ func (c *doctorCmd) Run(a *app) error {
 func printFindings(a *app, found []doctor.Finding) error {
 	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
 	for _, f := range found {
-		fmt.Fprintf(w, "%s\t%s\t%s\n", f.Status, f.Name, printable(f.Detail))
+		putf(w, "%s\t%s\t%s\n", f.Status, f.Name, printable(f.Detail))
 		if f.Fix != "" {
-			fmt.Fprintf(w, "\t\tfix: %s\n", f.Fix)
+			putf(w, "\t\tfix: %s\n", f.Fix)
 		}
 	}
 	return w.Flush()

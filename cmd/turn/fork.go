@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 
 	"turnstone.dev/turnstone/executor"
 )
@@ -28,7 +27,7 @@ func (c *forkCmd) Run(a *app) error {
 		if c.JSON {
 			return writeJSON(a.stdout, b)
 		}
-		_, err = fmt.Fprintf(a.stdout, "%s %s\n", b.Name, b.Head)
+		_, err = putf(a.stdout, "%s %s\n", b.Name, b.Head)
 		return err
 	})
 }

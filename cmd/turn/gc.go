@@ -68,7 +68,7 @@ func (a *app) printGC(rep *executor.GCReport) error {
 		deleted = "would delete"
 	}
 	for _, s := range rep.Sessions {
-		if _, err := fmt.Fprintf(a.stdout, "%s session %s\n", deleted, s.Label()); err != nil {
+		if _, err := putf(a.stdout, "%s session %s\n", deleted, s.Label()); err != nil {
 			return err
 		}
 	}
@@ -76,7 +76,7 @@ func (a *app) printGC(rep *executor.GCReport) error {
 	if !rep.DryRun {
 		freed = fmt.Sprintf("; freed %s", turnstone.Bytes(max(rep.Freed, 0)).Human())
 	}
-	_, err := fmt.Fprintf(a.stdout, "%s %d sessions, %d turns, %d objects, %d folders of turns%s\n%d turns and %d objects stay\n",
+	_, err := putf(a.stdout, "%s %d sessions, %d turns, %d objects, %d folders of turns%s\n%d turns and %d objects stay\n",
 		deleted, len(rep.Sessions), len(rep.Turns), rep.Store.Objects, rep.Folders, freed, rep.Remain, rep.Objects)
 	return err
 }
@@ -118,14 +118,14 @@ func (a *app) printFsck(rep *executor.FsckReport) error {
 		if p.Repaired {
 			repaired = " (repaired)"
 		}
-		_, err := fmt.Fprintln(a.stdout, printable(p.Where+": "+p.Error)+repaired)
+		_, err := putln(a.stdout, printable(p.Where+": "+p.Error)+repaired)
 		errs = append(errs, err)
 	}
 	if rep.More > 0 {
-		_, err := fmt.Fprintf(a.stdout, "and %d more\n", rep.More)
+		_, err := putf(a.stdout, "and %d more\n", rep.More)
 		errs = append(errs, err)
 	}
-	_, err := fmt.Fprintf(a.stdout, "%d problems in %d objects (%s) of %d packs, %d turns of %d sessions\n", len(rep.Problems)+rep.More,
+	_, err := putf(a.stdout, "%d problems in %d objects (%s) of %d packs, %d turns of %d sessions\n", len(rep.Problems)+rep.More,
 		rep.Store.Objects, turnstone.Bytes(rep.Store.Bytes).Human(), rep.Store.Packs, rep.Turns, rep.Sessions)
 	return errors.Join(append(errs, err)...)
 }
@@ -153,19 +153,19 @@ func (c *duCmd) Run(a *app) error {
 		}
 		human := func(n int64) string { return turnstone.Bytes(n).Human() }
 		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-		fmt.Fprintln(w, "SESSION\tTURNS\tSIZE\tSHARED\tITS OWN")
+		putf(w, "SESSION\tTURNS\tSIZE\tSHARED\tITS OWN\n")
 		for _, s := range u.Sessions {
 			name := s.Name
 			if name == "" {
 				name = string(s.ID)
 			}
-			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\n", name, s.Turns, human(s.Logical), human(s.Shared), human(s.Unique))
+			putf(w, "%s\t%d\t%s\t%s\t%s\n", name, s.Turns, human(s.Logical), human(s.Shared), human(s.Unique))
 		}
-		fmt.Fprintf(w, "all\t\t%s\t%s\t%s\n", human(u.Logical), human(u.Shared), human(u.Logical-u.Shared))
+		putf(w, "all\t\t%s\t%s\t%s\n", human(u.Logical), human(u.Shared), human(u.Logical-u.Shared))
 		if err := w.Flush(); err != nil {
 			return err
 		}
-		_, err = fmt.Fprintf(a.stdout, "\nOn disk: %s in %d packs of %d objects (%s before compression), database %s,\nimages %s, turns %s, machines %s, homes %s, templates %s\n",
+		_, err = putf(a.stdout, "\nOn disk: %s in %d packs of %d objects (%s before compression), database %s,\nimages %s, turns %s, machines %s, homes %s, templates %s\n",
 			human(u.Store.Stored), u.Store.Packs, u.Store.Objects, human(u.Store.Bytes), human(u.Database),
 			human(u.Images), human(u.Turns), human(u.Machines), human(u.Homes), human(u.Templates))
 		return err

@@ -35,7 +35,7 @@ func (c *hashCmd) Run(a *app) error {
 		}
 		opts.Adjust = func(at *tree.Attr) { at.UID, at.GID = uid, gid }
 	}
-	ctx, stop := interruptible(func(s string) { fmt.Fprintln(a.stderr, "turn: "+s) }, exitAborted)
+	ctx, stop := interruptible(func(s string) { putln(a.stderr, "turn: "+s) }, exitAborted)
 	defer stop()
 	dir, err := hostdir.Open(c.Dir)
 	if err != nil {
@@ -52,7 +52,7 @@ func (c *hashCmd) Run(a *app) error {
 	if out.Hash = ref.Hash; c.JSON {
 		return writeJSON(a.stdout, out)
 	}
-	_, err = fmt.Fprintln(a.stdout, out.Hash)
+	_, err = putln(a.stdout, out.Hash)
 	return err
 }
 

@@ -44,9 +44,9 @@ func (c *logCmd) Run(a *app) error {
 			if c.Graph {
 				rails, below = g.turn(t)
 			}
-			fmt.Fprintln(out, rails+printable(logLine(log, t, now)))
+			putln(out, rails+printable(logLine(log, t, now)))
 			for _, line := range below {
-				fmt.Fprintln(out, line)
+				putln(out, line)
 			}
 		}
 		return out.Flush()

@@ -48,10 +48,10 @@ func (c *lsCmd) Run(a *app) error {
 			case c.JSON:
 				return writeLine(out, f)
 			case c.Names:
-				_, err := fmt.Fprintln(out, named(f.Path))
+				_, err := putln(out, named(f.Path))
 				return err
 			}
-			_, err := fmt.Fprintln(out, fileLine(f))
+			_, err := putln(out, fileLine(f))
 			return err
 		})
 		return errors.Join(err, out.Flush())
@@ -131,7 +131,7 @@ func (c cleanWriter) Write(p []byte) (int, error) {
 
 // writeLine prints v as one line of JSON.
 func writeLine(w io.Writer, v any) error {
-	enc := json.NewEncoder(w)
+	enc := json.NewEncoder(jsonWriter{w})
 	enc.SetEscapeHTML(false)
 	return enc.Encode(v)
 }

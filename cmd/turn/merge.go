@@ -88,7 +88,7 @@ func (c *mergeCmd) Run(a *app) error {
 		return err
 	}
 	a.logTo(a.stderr)
-	ctx, stop := interruptible(func(s string) { fmt.Fprintln(a.stderr, "turn: "+s) }, exitAborted)
+	ctx, stop := interruptible(func(s string) { putln(a.stderr, "turn: "+s) }, exitAborted)
 	defer stop()
 	x := executor.New(h)
 	defer func() { _ = x.Close() }()
@@ -125,40 +125,40 @@ func mergeText(r *executor.MergeReport, markers bool) string {
 	into := r.Session + "@" + r.Into
 	switch r.Outcome {
 	case executor.MergeUpToDate:
-		fmt.Fprintf(&b, "%s has turn %d already\n", into, r.Theirs.Number)
+		putf(&b, "%s has turn %d already\n", into, r.Theirs.Number)
 	case executor.MergeFastForward:
-		fmt.Fprintf(&b, "%s %s to turn %d: there was nothing of its own to merge\n", into, would("moved", "would move"), r.Theirs.Number)
+		putf(&b, "%s %s to turn %d: there was nothing of its own to merge\n", into, would("moved", "would move"), r.Theirs.Number)
 	case executor.MergeConflicts:
 		conflictsText(&b, r.Conflicts)
 		ways := "--resolve PATH=ours or PATH=theirs, --ours, --theirs, or --markers"
 		if markers {
 			ways = "--resolve PATH=ours or PATH=theirs, --ours, or --theirs: there are no markers for these"
 		}
-		fmt.Fprintf(&b, "%s; nothing was kept. Decide with "+ways+"\n", countOf(len(r.Conflicts), "conflict"))
+		putf(&b, "%s; nothing was kept. Decide with "+ways+"\n", countOf(len(r.Conflicts), "conflict"))
 	case executor.MergeDone:
 		if r.DryRun {
-			fmt.Fprintf(&b, "turn %d would be merged into %s: %s\n", r.Theirs.Number, into, mergeChanges(r))
+			putf(&b, "turn %d would be merged into %s: %s\n", r.Theirs.Number, into, mergeChanges(r))
 		} else {
-			fmt.Fprintf(&b, "turn %d: merged turn %d into %s@%s: %s\n", r.Number, r.Theirs.Number, r.Session, r.Branch, mergeChanges(r))
+			putf(&b, "turn %d: merged turn %d into %s@%s: %s\n", r.Number, r.Theirs.Number, r.Session, r.Branch, mergeChanges(r))
 		}
 		for _, p := range r.Merged {
-			fmt.Fprintf(&b, "  %s: lines merged\n", named(p))
+			putf(&b, "  %s: lines merged\n", named(p))
 		}
 		for _, n := range r.Renames {
-			fmt.Fprintf(&b, "  %s: followed to %s\n", named(n.From), named(n.To))
+			putf(&b, "  %s: followed to %s\n", named(n.From), named(n.To))
 		}
 		for _, c := range r.Resolved {
-			fmt.Fprintf(&b, "  %s: %s, %s\n", named(c.Path), c.Kind, c.Resolution)
+			putf(&b, "  %s: %s, %s\n", named(c.Path), c.Kind, c.Resolution)
 		}
 		if r.CwdGone != "" {
-			fmt.Fprintf(&b, "  the working directory %s is not there any more: %s\n", named(r.CwdGone), named(r.Cwd))
+			putf(&b, "  the working directory %s is not there any more: %s\n", named(r.CwdGone), named(r.Cwd))
 		}
 		if r.Diverged {
-			fmt.Fprintf(&b, "another turn has ended on %s meanwhile: this one is the head of a new branch, %s\n", r.Into, r.Branch)
+			putf(&b, "another turn has ended on %s meanwhile: this one is the head of a new branch, %s\n", r.Into, r.Branch)
 		}
 	}
 	if r.RenamesSkipped {
-		fmt.Fprintln(&b, "there was too much to look through for renamed files whose content changed")
+		putln(&b, "there was too much to look through for renamed files whose content changed")
 	}
 	return b.String()
 }
@@ -173,9 +173,9 @@ func mergeChanges(r *executor.MergeReport) string {
 // conflictsText lists conflicts: path, kind, and the three versions.
 func conflictsText(b *strings.Builder, all []merge.Conflict) {
 	for _, c := range all {
-		fmt.Fprintf(b, "%s: %s", named(c.Path), c.Kind)
+		putf(b, "%s: %s", named(c.Path), c.Kind)
 		if c.Detail != "" {
-			fmt.Fprintf(b, " (%s)", named(c.Detail))
+			putf(b, " (%s)", named(c.Detail))
 		}
 		for _, v := range []struct {
 			who, path string
@@ -185,7 +185,7 @@ func conflictsText(b *strings.Builder, all []merge.Conflict) {
 			if v.path != "" {
 				what += " at " + named(v.path)
 			}
-			fmt.Fprintf(b, "  %s %s", v.who, what)
+			putf(b, "  %s %s", v.who, what)
 		}
 		b.WriteByte('\n')
 	}

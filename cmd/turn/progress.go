@@ -91,7 +91,7 @@ func (p *progress) Preparing(what string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.what, p.since, p.step, p.detail, p.told = what, p.now(), nil, "", p.now()
-	p.say(what)
+	p.say("%s", what)
 }
 
 // StepStarted implements executor.Observer.
@@ -103,7 +103,7 @@ func (p *progress) StepStarted(step *document.Step) {
 	for _, s := range []executor.Stream{executor.Stdout, executor.Stderr} {
 		p.streams[s] = &lines{clean: newSanitizer(p.style.colors)}
 	}
-	p.say(p.paint(bold, p.title(step)))
+	p.say("%s", p.paint(bold, p.title(step)))
 }
 
 // StepOutput implements executor.Observer.
@@ -133,28 +133,28 @@ func (p *progress) StepFinished(step *document.Step, r executor.StepReport) {
 	case r.Status == turnstone.StepFailed && r.ExitCode != nil:
 		text += fmt.Sprintf(", exit %d", *r.ExitCode)
 	case r.Status == turnstone.StepSkipped:
-		p.say(p.paint(dim, p.title(step)+": skipped"))
+		p.say("%s", p.paint(dim, p.title(step)+": skipped"))
 		return
 	}
 	if r.Note != "" {
-		text += ": " + printable(r.Note)
+		text += ": " + r.Note
 	}
 	color := green
 	if r.Status != turnstone.StepPassed {
 		color = red
 	}
-	line := p.paint(color, text) + " (" + elapsed(time.Duration(r.Millis)*time.Millisecond) + ")"
+	before := ""
 	if !began {
-		line = p.title(step) + ": " + line
+		before = p.title(step) + ": "
 	}
-	p.say(line)
+	p.say("%s%s (%s)", before, p.paint(color, text), elapsed(time.Duration(r.Millis)*time.Millisecond))
 }
 
 // Say prints one line of turn's own.
 func (p *progress) Say(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.say(fmt.Sprintf(format, args...))
+	p.say(format, args...)
 }
 
 // Settle ends what Preparing told of: from here on something else uses the terminal.
@@ -177,17 +177,18 @@ func (p *progress) Write(b []byte) (int, error) {
 
 func (p *progress) title(step *document.Step) string {
 	if p.total == 0 {
-		return fmt.Sprintf("step %d %s", step.Index, printable(step.Name))
+		return fmt.Sprintf("step %d %s", step.Index, step.Name)
 	}
-	return fmt.Sprintf("step %d/%d %s", step.Index, p.total, printable(step.Name))
+	return fmt.Sprintf("step %d/%d %s", step.Index, p.total, step.Name)
 }
 
-func (p *progress) say(line string) {
+// say prints a line, as putf does.
+func (p *progress) say(format string, args ...any) {
 	if p.style.quiet {
 		return
 	}
 	p.erase()
-	_, _ = io.WriteString(p.out, line+"\n") // nobody is left to tell that telling fails
+	_, _ = putf(p.out, format+"\n", args...) // nobody is left to tell that telling fails
 	p.draw()
 }
 
@@ -232,16 +233,16 @@ func (p *progress) draw() {
 	if !p.style.live || p.style.quiet || p.what == "" {
 		return
 	}
-	line := fmt.Sprintf("%s %s", printable(p.what), elapsed(p.now().Sub(p.since).Truncate(100*time.Millisecond)))
+	line := fmt.Sprintf("%s %s", p.what, elapsed(p.now().Sub(p.since).Truncate(100*time.Millisecond)))
 	if p.detail != "" {
 		line += " " + p.detail
 	}
 	if len(p.partial) > 0 {
-		line += " | " + printable(ansi.Strip(string(p.partial)))
+		line += " | " + ansi.Strip(string(p.partial))
 	}
-	line = ansi.Truncate(line, max(p.style.width()-1, 1), "…")
+	line = ansi.Truncate(printable(line), max(p.style.width()-1, 1), "…")
 	p.drawn = true
-	_, _ = io.WriteString(p.out, "\r\x1b[2K"+p.paint(dim, line))
+	_, _ = putf(p.out, "\r\x1b[2K%s", p.paint(dim, line))
 }
 
 // The colours of turn's own words.
@@ -253,11 +254,12 @@ const (
 	reset = "\x1b[0m"
 )
 
-func (p *progress) paint(color, text string) string {
-	if !p.style.colors {
-		return text
+// paint returns text, which is made printable, in a colour.
+func (p *progress) paint(color, text string) own {
+	if text = printable(text); !p.style.colors {
+		return own(text)
 	}
-	return color + text + reset
+	return own(color + text + reset)
 }
 
 // elapsed writes a duration for people: tenths of a second below a minute.

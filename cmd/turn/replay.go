@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"io"
 	"strings"
 
@@ -83,37 +82,37 @@ const replayFiles = 50
 func replayText(rep *executor.Replay) string {
 	var b strings.Builder
 	if rep.Home != "" {
-		fmt.Fprintf(&b, "home %s belongs to no state, and was not mounted\n", printable(rep.Home))
+		putf(&b, "home %s belongs to no state, and was not mounted\n", printable(rep.Home))
 	}
 	if rep.Same {
-		fmt.Fprintf(&b, "turn %d: the same again: steps, outputs, files, environment\n", rep.Number)
+		putf(&b, "turn %d: the same again: steps, outputs, files, environment\n", rep.Number)
 		if rep.FSHash != "" {
-			fmt.Fprintf(&b, "fs %s\n", rep.FSHash)
+			putf(&b, "fs %s\n", rep.FSHash)
 		}
 		return b.String()
 	}
-	fmt.Fprintf(&b, "turn %d: differs\n", rep.Number)
+	putf(&b, "turn %d: differs\n", rep.Number)
 	if rep.Template != "" {
-		fmt.Fprintf(&b, "  the template was built anew: %s\n", rep.Template)
+		putf(&b, "  the template was built anew: %s\n", rep.Template)
 	}
 	for _, s := range rep.Steps {
-		fmt.Fprintf(&b, "  %s: %s\n", s.Name, strings.Join(s.What, "; "))
+		putf(&b, "  %s: %s\n", s.Name, strings.Join(s.What, "; "))
 	}
 	told := rep.Changes[:min(len(rep.Changes), replayFiles)]
 	for _, f := range told {
-		fmt.Fprintf(&b, "  %s: %s\n", named(f.Path), f.What)
+		putf(&b, "  %s: %s\n", named(f.Path), f.What)
 	}
 	if more := rep.More + len(rep.Changes) - len(told); more > 0 {
-		fmt.Fprintf(&b, "  and %d more files; --json names them, up to a bound\n", more)
+		putf(&b, "  and %d more files; --json names them, up to a bound\n", more)
 	}
 	if len(rep.Env) > 0 {
-		fmt.Fprintf(&b, "  environment: %s\n", strings.Join(rep.Env, ", "))
+		putf(&b, "  environment: %s\n", strings.Join(rep.Env, ", "))
 	}
 	if rep.Cwd {
-		fmt.Fprintln(&b, "  the working directory")
+		putln(&b, "  the working directory")
 	}
 	if rep.FSHash != "" {
-		fmt.Fprintf(&b, "fs before %s\nfs now    %s\n", rep.FSHash, rep.Turn.FSHash)
+		putf(&b, "fs before %s\nfs now    %s\n", rep.FSHash, rep.Turn.FSHash)
 	}
 	return b.String()
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"turnstone.dev/turnstone/executor"
@@ -42,9 +41,9 @@ func (c *resumeCmd) Run(a *app) error {
 			return err
 		}
 		if !c.Quiet {
-			fmt.Fprintf(a.stderr, "sandbox %s: %s, %s\n", info.Title(), info.State, info.Isolation)
+			putf(a.stderr, "sandbox %s: %s, %s\n", info.Title(), info.State, info.Isolation)
 		}
-		_, err = fmt.Fprintln(a.stdout, info.ID)
+		_, err = putln(a.stdout, info.ID)
 		return err
 	})
 }

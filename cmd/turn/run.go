@@ -206,7 +206,7 @@ func undelivered(h *home.Home, turn *executor.Turn, err error) error {
 // summary ends the progress with one line about the whole turn.
 func (c *runCmd) summary(a *app, turn *executor.Turn) {
 	if turn.Diverged { // also with -q: the next turn on the old branch does not follow this one
-		defer fmt.Fprintf(a.stderr, "turn: another turn came first: this one is the head of the new branch %s\n", turn.Branch)
+		defer putf(a.stderr, "turn: another turn came first: this one is the head of the new branch %s\n", turn.Branch)
 	}
 	if c.Quiet {
 		return
@@ -219,11 +219,11 @@ func (c *runCmd) summary(a *app, turn *executor.Turn) {
 	if turn.Isolation != "" {
 		where = ", " + turn.Isolation
 	}
-	fmt.Fprintf(a.stderr, "turn %s: %s in %s%s\n", which, turn.Result,
+	putf(a.stderr, "turn %s: %s in %s%s\n", which, turn.Result,
 		elapsed(time.Duration(turn.Millis)*time.Millisecond), where)
 	if a.verbose > 0 {
 		for _, ph := range turn.Phases {
-			fmt.Fprintf(a.stderr, "  %-12s %s\n", ph.Name, time.Duration(ph.Micros)*time.Microsecond)
+			putf(a.stderr, "  %-12s %s\n", ph.Name, time.Duration(ph.Micros)*time.Microsecond)
 		}
 	}
 }
@@ -271,7 +271,7 @@ func (a *app) readDocument(path string) (*document.Document, error) {
 
 // warnNoSteps tells of a document that would pass because nothing in it runs.
 func (a *app) warnNoSteps(name string) {
-	fmt.Fprintf(a.stderr, "turn: %s has no steps: what runs is in fenced blocks called bash or sh\n", named(name))
+	putf(a.stderr, "turn: %s has no steps: what runs is in fenced blocks called bash or sh\n", named(name))
 }
 
 func unreadable(name string, err error) error {
@@ -284,7 +284,7 @@ func unreadable(name string, err error) error {
 
 // writeJSON prints v as one JSON document.
 func writeJSON(w io.Writer, v any) error {
-	enc := json.NewEncoder(w)
+	enc := json.NewEncoder(jsonWriter{w})
 	enc.SetIndent("", "  ")
 	enc.SetEscapeHTML(false)
 	return enc.Encode(v)

@@ -34,7 +34,7 @@ func (a *app) withSandboxes(f func(ctx context.Context, s *sandboxes.Store) erro
 	if err != nil {
 		return err
 	}
-	ctx, stop := interruptible(func(s string) { fmt.Fprintln(a.stderr, "turn: "+s) }, exitAborted)
+	ctx, stop := interruptible(func(s string) { putln(a.stderr, "turn: "+s) }, exitAborted)
 	defer stop()
 	if err := f(ctx, sandboxes.NewStore(h)); err != nil {
 		var exit *exitError
@@ -70,15 +70,15 @@ func (c *sandboxLsCmd) Run(a *app) error {
 		}
 		if c.Quiet {
 			for _, i := range all {
-				fmt.Fprintln(a.stdout, i.ID)
+				putln(a.stdout, i.ID)
 			}
 			return nil
 		}
 		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-		fmt.Fprintln(w, "ID\tNAME\tSTATE\tIMAGE\tAGE\tLEFT\tREASON")
+		putf(w, "ID\tNAME\tSTATE\tIMAGE\tAGE\tLEFT\tREASON\n")
 		now := time.Now()
 		for _, i := range all {
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", i.ID, orDash(printable(cmp.Or(i.Name, i.Label))), stateOf(i), orDash(printable(i.Image)),
+			putf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", i.ID, orDash(printable(cmp.Or(i.Name, i.Label))), stateOf(i), orDash(printable(i.Image)),
 				rough(now.Sub(i.Created)), timeLeft(i, now), printable(i.Reason))
 		}
 		return w.Flush()

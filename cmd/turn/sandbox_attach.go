@@ -36,7 +36,7 @@ func (c *sandboxAttachCmd) Run(a *app) error {
 		return &exitError{exitExec, err}
 	}
 	s := sandboxes.NewStore(h)
-	ctx, stop := interruptible(func(string) { fmt.Fprintln(a.stderr, "turn: the process goes on") }, exitExec)
+	ctx, stop := interruptible(func(string) { putln(a.stderr, "turn: the process goes on") }, exitExec)
 	defer stop()
 	ctx, broken := context.WithCancelCause(ctx)
 	defer broken(nil)
@@ -49,7 +49,7 @@ func (c *sandboxAttachCmd) Run(a *app) error {
 	stdout := &sink{file: a.stdout, progress: quiet, fail: broken, clean: sanitizerFor(a.stdout)}
 	stderr := &sink{file: a.stderr, progress: quiet, fail: broken, clean: sanitizerFor(a.stderr)}
 	exit, err := s.Attach(ctx, i.ID, c.Process, stdout, stderr, func(stream wire.ProcessStream, n int64) {
-		fmt.Fprintf(a.stderr, "turn: %d bytes of %s are not kept any more\n", n, stream)
+		putf(a.stderr, "turn: %d bytes of %s are not kept any more\n", n, stream)
 	})
 	var fault *turnstone.Error
 	var sig interruption
@@ -87,10 +87,10 @@ func (c *sandboxPsCmd) Run(a *app) error {
 			return writeJSON(a.stdout, all)
 		}
 		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-		fmt.Fprintln(w, "PROCESS\tPID\tSTATE\tAGE\tOUTPUT\tCOMMAND")
+		putf(w, "PROCESS\tPID\tSTATE\tAGE\tOUTPUT\tCOMMAND\n")
 		for _, p := range all {
 			// All of this was written in the sandbox.
-			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\n", printable(p.ProcessID), p.PID, processState(p), processAge(p),
+			putf(w, "%s\t%d\t%s\t%s\t%s\t%s\n", printable(p.ProcessID), p.PID, processState(p), processAge(p),
 				turnstone.Bytes(max(0, p.StdoutEnd)+max(0, p.StderrEnd)).Human(), shorten(printable(strings.Join(p.Argv, " ")), 60))
 		}
 		return w.Flush()

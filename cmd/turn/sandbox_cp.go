@@ -110,5 +110,5 @@ func (c *sandboxCpCmd) copy(ctx context.Context, a *app, s *sandboxes.Store, id 
 		defer quiet.Close()
 		return s.ReadFile(ctx, id, src.path, &sink{file: a.stdout, progress: quiet, fail: func(error) {}, clean: sanitizerFor(a.stdout)})
 	}
-	return s.Download(ctx, id, src.path, dst.path, func(what string) { fmt.Fprintln(a.stderr, "turn: "+printable(what)) })
+	return s.Download(ctx, id, src.path, dst.path, func(what string) { putln(a.stderr, "turn: "+printable(what)) })
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"slices"
@@ -95,9 +94,9 @@ func (c *sandboxCreateCmd) Run(a *app) error {
 		return &exitError{codeOf(err), err}
 	}
 	if !c.Quiet {
-		fmt.Fprintf(a.stderr, "sandbox %s: %s in %s, %s\n", i.Title(), i.State, elapsed(time.Since(began)), i.Isolation)
+		putf(a.stderr, "sandbox %s: %s in %s, %s\n", i.Title(), i.State, elapsed(time.Since(began)), i.Isolation)
 	}
-	_, err = fmt.Fprintln(a.stdout, i.ID)
+	_, err = putln(a.stdout, i.ID)
 	return err
 }
 

@@ -93,7 +93,7 @@ func (c *sandboxExecCmd) Run(a *app) error {
 		if err != nil {
 			return sandboxVerdict(ctx, argv[0], wire.ProcessExit{}, err)
 		}
-		_, err = fmt.Fprintln(a.stdout, process)
+		_, err = putln(a.stdout, process)
 		return err
 	}
 	exit, err := c.attached(ctx, a, s, i.ID, cmd, cancel)

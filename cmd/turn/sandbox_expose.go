@@ -55,11 +55,11 @@ func (c *sandboxExposeCmd) Run(a *app) error {
 		if err != nil {
 			return &turnstone.Error{Op: "sandbox.expose", Kind: turnstone.Unavailable, Subject: c.Listen, Err: err, Hint: "choose another address with --listen"}
 		}
-		if _, err := fmt.Fprintln(a.stdout, l.Addr()); err != nil {
+		if _, err := putln(a.stdout, l.Addr()); err != nil {
 			_ = l.Close()
 			return err
 		}
-		err = s.Expose(ctx, i.ID, uint16(c.Port), l, func(err error) { fmt.Fprintln(a.stderr, "turn: "+printable(err.Error())) })
+		err = s.Expose(ctx, i.ID, uint16(c.Port), l, func(err error) { putln(a.stderr, "turn: "+printable(err.Error())) })
 		var sig interruption
 		if errors.As(context.Cause(ctx), &sig) {
 			return nil // how it is ended

@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"time"
 
 	"turnstone.dev/turnstone/sandboxes"
@@ -57,14 +55,14 @@ func (c *sandboxForkCmd) Run(a *app) error {
 		var failed error
 		all, err := s.Fork(ctx, i.ID, c.fork(), func(clone sandboxes.Info) {
 			if c.JSON {
-				failed = errors.Join(failed, json.NewEncoder(a.stdout).Encode(clone))
+				failed = errors.Join(failed, writeLine(a.stdout, clone))
 				return
 			}
-			_, err := fmt.Fprintln(a.stdout, clone.ID)
+			_, err := putln(a.stdout, clone.ID)
 			failed = errors.Join(failed, err)
 		})
 		if !c.Quiet && len(all) > 0 {
-			fmt.Fprintf(a.stderr, "sandbox %s: %d of %d clones in %s\n", i.Title(), len(all), c.N, elapsed(time.Since(began)))
+			putf(a.stderr, "sandbox %s: %d of %d clones in %s\n", i.Title(), len(all), c.N, elapsed(time.Since(began)))
 		}
 		return errors.Join(err, failed)
 	})

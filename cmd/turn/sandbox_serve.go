@@ -58,9 +58,9 @@ func (c *sandboxServeCmd) Run(a *app) error {
 			opt.Host = host
 		}
 		if t, ok := l.Addr().(*net.TCPAddr); !ok || !t.IP.IsLoopback() {
-			fmt.Fprintln(a.stderr, "turn: others can reach this address, and the token and all data travel in clear; an SSH tunnel to a loopback address is safer")
+			putln(a.stderr, "turn: others can reach this address, and the token and all data travel in clear; an SSH tunnel to a loopback address is safer")
 		}
-		fmt.Fprintf(a.stderr, "turn: sandboxes are served; Ctrl-C ends that, not them\nhttp://%s/%s/json/list\n", l.Addr(), opt.Token)
+		putf(a.stderr, "turn: sandboxes are served; Ctrl-C ends that, not them\nhttp://%s/%s/json/list\n", l.Addr(), opt.Token)
 		err = hub.NewServer(opt).Serve(ctx, l)
 		var sig interruption
 		if errors.As(context.Cause(ctx), &sig) && err == nil {

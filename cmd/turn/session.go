@@ -44,7 +44,7 @@ func (c *sessionLsCmd) Run(a *app) error {
 		}
 		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
 		if !c.Names {
-			fmt.Fprintln(w, "SESSION\tTURNS\tBRANCHES\tUSED\tTITLE OF THE LAST TURN")
+			putf(w, "SESSION\tTURNS\tBRANCHES\tUSED\tTITLE OF THE LAST TURN\n")
 		}
 		anonymous, now := 0, time.Now()
 		for _, s := range all {
@@ -52,16 +52,16 @@ func (c *sessionLsCmd) Run(a *app) error {
 			case s.Name == "" && !c.All:
 				anonymous++
 			case c.Names:
-				fmt.Fprintln(w, s.Label())
+				putln(w, s.Label())
 			default:
-				fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\n", s.Label(), s.Turns, strings.Join(s.Branches, " "), ago(s.Used, now), printable(s.Title))
+				putf(w, "%s\t%d\t%s\t%s\t%s\n", s.Label(), s.Turns, strings.Join(s.Branches, " "), ago(s.Used, now), printable(s.Title))
 			}
 		}
 		if err := w.Flush(); err != nil {
 			return err
 		}
 		if anonymous > 0 && !c.Names {
-			fmt.Fprintf(a.stderr, "turn: %d anonymous sessions are not shown; -a shows them\n", anonymous)
+			putf(a.stderr, "turn: %d anonymous sessions are not shown; -a shows them\n", anonymous)
 		}
 		return nil
 	})
@@ -83,12 +83,12 @@ func (c *sessionShowCmd) Run(a *app) error {
 			return writeJSON(a.stdout, g)
 		}
 		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-		fmt.Fprintf(w, "session\t%s\nid\t%s\ncreated\t%s\nturns\t%d\n", g.Session.Label(), g.Session.ID, g.Session.Created.Format(time.RFC3339), len(g.Turns))
+		putf(w, "session\t%s\nid\t%s\ncreated\t%s\nturns\t%d\n", g.Session.Label(), g.Session.ID, g.Session.Created.Format(time.RFC3339), len(g.Turns))
 		for _, b := range g.Branches {
-			fmt.Fprintf(w, "branch\t%s\t%s\n", b.Name, at(g, b.Head))
+			putf(w, "branch\t%s\t%s\n", b.Name, at(g, b.Head))
 		}
 		for _, t := range g.Tags {
-			fmt.Fprintf(w, "tag\t%s\t%s\n", t.Name, at(g, t.Turn))
+			putf(w, "tag\t%s\t%s\n", t.Name, at(g, t.Turn))
 		}
 		return w.Flush()
 	})
@@ -210,7 +210,7 @@ func (c *sessionExportCmd) Run(a *app) error {
 		if c.JSON {
 			return writeJSON(a.stdout, rep)
 		}
-		_, err = fmt.Fprintf(a.stdout, "%s: %d turns, %d objects, %s before compression\n", printable(path), rep.Turns, rep.Objects, turnstone.Bytes(rep.Bytes).Human())
+		_, err = putf(a.stdout, "%s: %d turns, %d objects, %s before compression\n", printable(path), rep.Turns, rep.Objects, turnstone.Bytes(rep.Bytes).Human())
 		return err
 	})
 }
@@ -274,10 +274,10 @@ func (c *sessionImportCmd) Run(a *app) error {
 			return writeJSON(a.stdout, rep)
 		}
 		if !rep.Fresh {
-			_, err = fmt.Fprintf(a.stdout, "%s was here already\n", rep.Session.Label())
+			_, err = putf(a.stdout, "%s was here already\n", rep.Session.Label())
 			return err
 		}
-		_, err = fmt.Fprintf(a.stdout, "%s: %d turns, %d objects\n", rep.Session.Label(), rep.Turns, rep.Objects)
+		_, err = putf(a.stdout, "%s: %d turns, %d objects\n", rep.Session.Label(), rep.Turns, rep.Objects)
 		return err
 	})
 }

@@ -62,7 +62,7 @@ func (a *app) printTurn(i *executor.TurnInfo) error {
 	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
 	line := func(key, value string) {
 		if value != "" {
-			fmt.Fprintf(w, "%s\t%s\n", key, printable(value))
+			putf(w, "%s\t%s\n", key, printable(value))
 		}
 	}
 	t := i.Turn

@@ -28,7 +28,7 @@ func (a *app) withStore(f func(ctx context.Context, s *template.Store) error) er
 	if err != nil {
 		return err
 	}
-	ctx, stop := interruptible(func(s string) { fmt.Fprintln(a.stderr, "turn: "+s) }, exitAborted)
+	ctx, stop := interruptible(func(s string) { putln(a.stderr, "turn: "+s) }, exitAborted)
 	defer stop()
 	if err := f(ctx, template.NewStore(h.Path("templates"))); err != nil {
 		var exit *exitError
@@ -57,14 +57,14 @@ func (c *templateLsCmd) Run(a *app) error {
 		}
 		if c.Names {
 			for _, e := range entries {
-				fmt.Fprintln(a.stdout, e.Name)
+				putln(a.stdout, e.Name)
 			}
 			return nil
 		}
 		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-		fmt.Fprintln(w, "NAME\tDIGEST\tIMAGE\tDESCRIPTION")
+		putf(w, "NAME\tDIGEST\tIMAGE\tDESCRIPTION\n")
 		for _, e := range entries {
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", e.Name, e.Digest.Short(), imageSize(e), printable(e.Description))
+			putf(w, "%s\t%s\t%s\t%s\n", e.Name, e.Digest.Short(), imageSize(e), printable(e.Description))
 		}
 		return w.Flush()
 	})
@@ -100,7 +100,7 @@ func (c *templateBuildCmd) Run(a *app) error {
 		if c.JSON {
 			return writeJSON(a.stdout, t)
 		}
-		_, err = fmt.Fprintf(a.stdout, "%s %s\n", t.Name, t.Digest)
+		_, err = putf(a.stdout, "%s %s\n", t.Name, t.Digest)
 		return err
 	})
 }
@@ -128,7 +128,7 @@ func printDetails(a *app, d *template.Details) error {
 	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
 	line := func(key, value string) {
 		if value != "" {
-			fmt.Fprintf(w, "%s\t%s\n", key, printable(value))
+			putf(w, "%s\t%s\n", key, printable(value))
 		}
 	}
 	line("name", d.Name)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"strings"
 	"time"
 
@@ -26,7 +25,7 @@ func (p *progress) Building(e template.Event) {
 	}
 	if now := p.now(); now.Sub(p.told) >= tellEvery {
 		p.told = now
-		p.say(printable(e.String()))
+		p.say("%s", e)
 	}
 }
 
@@ -38,11 +37,11 @@ func bar(e template.Event) string {
 	var b strings.Builder
 	if e.Total > 0 {
 		done := int(min(e.Done, e.Total) * barWidth / e.Total)
-		fmt.Fprintf(&b, "[%s%s] %3d%% ", strings.Repeat("#", done), strings.Repeat(" ", barWidth-done), min(e.Done, e.Total)*100/e.Total)
+		putf(&b, "[%s%s] %3d%% ", strings.Repeat("#", done), strings.Repeat(" ", barWidth-done), min(e.Done, e.Total)*100/e.Total)
 	}
-	fmt.Fprintf(&b, "%s %s", printable(e.Item), turnstone.Bytes(e.Done).Human())
+	putf(&b, "%s %s", printable(e.Item), turnstone.Bytes(e.Done).Human())
 	if e.Rate > 0 {
-		fmt.Fprintf(&b, ", %s/s", turnstone.Bytes(e.Rate).Human())
+		putf(&b, ", %s/s", turnstone.Bytes(e.Rate).Human())
 	}
 	return b.String()
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -34,12 +33,12 @@ func (c *templatePruneCmd) Run(a *app) error {
 			if name == "" {
 				name = "unnamed"
 			}
-			fmt.Fprintf(a.stdout, "%s %s %s, %s, built %s\n", word, printable(name), b.Digest.Short(), turnstone.Bytes(b.Size).Human(), b.Built.Local().Format("2006-01-02 15:04"))
+			putf(a.stdout, "%s %s %s, %s, built %s\n", word, printable(name), b.Digest.Short(), turnstone.Bytes(b.Size).Human(), b.Built.Local().Format("2006-01-02 15:04"))
 		}
 		for _, s := range rep.Stays {
-			fmt.Fprintf(a.stdout, "kept %s: %s\n", s.Digest.Short(), printable(s.Why))
+			putf(a.stdout, "kept %s: %s\n", s.Digest.Short(), printable(s.Why))
 		}
-		_, err = fmt.Fprintf(a.stdout, "%s %d builds, %d logs, %d downloads: %s\n", word, len(rep.Builds), rep.Logs, rep.Packages.Files, turnstone.Bytes(rep.Freed).Human())
+		_, err = putf(a.stdout, "%s %d builds, %d logs, %d downloads: %s\n", word, len(rep.Builds), rep.Logs, rep.Packages.Files, turnstone.Bytes(rep.Freed).Human())
 		return err
 	})
 }

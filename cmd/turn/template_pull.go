@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 
 	"turnstone.dev/turnstone/template"
 )
@@ -38,7 +37,7 @@ func (c *templatePullCmd) Run(a *app) error {
 		if c.JSON {
 			return writeJSON(a.stdout, t)
 		}
-		_, err = fmt.Fprintf(a.stdout, "%s %s\n", t.Name, t.Digest)
+		_, err = putf(a.stdout, "%s %s\n", t.Name, t.Digest)
 		return err
 	})
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"runtime"
 
 	"turnstone.dev/turnstone"
@@ -18,6 +17,6 @@ func (c *versionCmd) Run(a *app) error {
 			"version": turnstone.Version, "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH,
 		})
 	}
-	_, err := fmt.Fprintf(a.stdout, "turn %s (%s, %s/%s)\n", turnstone.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	_, err := putf(a.stdout, "turn %s (%s, %s/%s)\n", turnstone.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 	return err
 }

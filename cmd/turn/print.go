@@ -1,0 +1,72 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"reflect"
+	"unicode/utf8"
+)
+
+// What turn prints of its own goes through putf and putln. Their arguments are untrusted: a
+// guest chooses names of files, functions and processes, a document chooses titles and names
+// of steps. None of them can move the cursor, end the line, or turn the direction of writing.
+// What a step prints goes through a sanitizer. A test keeps other ways to print out.
+
+// putf is fmt.Fprintf with arguments that are made printable. The format is turn's own.
+func putf(w io.Writer, format string, args ...any) (int, error) {
+	for i := range args {
+		args[i] = shown(args[i])
+	}
+	return fmt.Fprintf(w, format, args...)
+}
+
+// putln is fmt.Fprintln with arguments that are made printable.
+func putln(w io.Writer, args ...any) (int, error) {
+	for i := range args {
+		args[i] = shown(args[i])
+	}
+	return fmt.Fprintln(w, args...)
+}
+
+// own is text of turn's own that goes to a terminal as it is, with its colours.
+type own string
+
+// shown returns v as putf may print it: numbers as they are, everything else as text.
+func shown(v any) any {
+	switch v := v.(type) {
+	case own:
+		return string(v)
+	case error:
+		return printable(v.Error())
+	}
+	switch k := reflect.ValueOf(v).Kind(); {
+	case k == reflect.String:
+		return printable(fmt.Sprint(v))
+	case k >= reflect.Bool && k <= reflect.Complex128:
+		return v // its String method, if there is one, chooses among words of the program's
+	}
+	return printable(fmt.Sprint(v))
+}
+
+// A jsonWriter writes JSON with what does not show itself as \u escapes: encoding/json
+// leaves DEL, the C1 controls and the bidirectional ones as they are, and a terminal obeys
+// them. It needs whole characters in each Write, as an Encoder makes them.
+type jsonWriter struct{ w io.Writer }
+
+// Write implements io.Writer.
+func (j jsonWriter) Write(p []byte) (int, error) {
+	out := make([]byte, 0, len(p))
+	for i := 0; i < len(p); {
+		r, size := utf8.DecodeRune(p[i:])
+		if r >= 0x7f && !visible(r) {
+			out = fmt.Appendf(out, `\u%04x`, r) // all of them are in the first plane
+		} else {
+			out = append(out, p[i:i+size]...)
+		}
+		i += size
+	}
+	if _, err := j.w.Write(out); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
