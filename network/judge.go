@@ -2,6 +2,7 @@ package network
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -20,35 +21,126 @@ func (p Policy) Decide(name string, addr netip.Addr, port uint16) Verdict {
 	return newJudge(p, func(netip.Addr) bool { return false }).decide(name, addr, port)
 }
 
-// A judge is a policy with what it needs to know to decide. It does not change.
+// A judge is a policy, and those that it is within, with what is needed to know to decide.
+// What is allowed is what all of them allow. A judge does not change.
 type judge struct {
+	terrain
+	all    []judgeOne // the first is the policy itself
+	own    []Rule     // the policy's Own
+	denies bool       // a name is in a Deny
+}
+
+// A judgeOne is one policy by itself.
+type judgeOne struct {
+	*terrain
 	Policy
+}
+
+// A terrain tells what kinds of addresses there are.
+type terrain struct {
 	kinds   []kind
 	global  netip.Prefix
 	isOwn   func(netip.Addr) bool
 	gateway netip.Addr
 	dns     netip.Addr
-	denies  bool // a name is in Deny
 }
 
 func newJudge(p Policy, isOwn func(netip.Addr) bool) *judge {
-	j := &judge{Policy: p, kinds: kinds(), global: netip.MustParsePrefix(globalUnicast), isOwn: isOwn,
-		gateway: netip.MustParseAddr(Gateway), dns: netip.MustParseAddr(DNS)}
-	for _, r := range p.Deny {
-		j.denies = j.denies || r.Name != ""
-	}
+	j := &judge{own: p.Own, terrain: terrain{kinds: kinds(), global: netip.MustParsePrefix(globalUnicast), isOwn: isOwn,
+		gateway: netip.MustParseAddr(Gateway), dns: netip.MustParseAddr(DNS)}}
+	j.add(p)
 	return j
 }
 
+func (j *judge) add(p Policy) {
+	j.all = append(j.all, judgeOne{&j.terrain, p})
+	for _, r := range p.Deny {
+		j.denies = j.denies || r.Name != ""
+	}
+	for _, w := range p.Within {
+		j.add(w)
+	}
+}
+
 // target is the address that a connection to addr really goes to.
-func (j *judge) target(addr netip.Addr) netip.Addr {
-	if addr == j.gateway {
+func (t *terrain) target(addr netip.Addr) netip.Addr {
+	if addr == t.gateway {
 		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	}
 	return embedded(addr)
 }
 
+// each asks one policy after the other, until one refuses.
+func (j *judge) each(ask func(judgeOne) Verdict) Verdict {
+	first := Verdict{Allowed: true}
+	for i, one := range j.all {
+		v := ask(one)
+		if !v.Allowed {
+			if one.Whose != "" {
+				v.Reason = one.Whose + ": " + v.Reason
+			}
+			return v
+		}
+		if i == 0 {
+			first = v
+		}
+	}
+	return first
+}
+
 func (j *judge) decide(name string, addr netip.Addr, port uint16) Verdict {
+	if v := j.serves(addr, port); v.Allowed {
+		return v
+	}
+	return j.each(func(one judgeOne) Verdict { return one.decide(name, addr, port) })
+}
+
+// serves says whether a rule of Own has the address and port.
+func (j *judge) serves(addr netip.Addr, port uint16) Verdict {
+	for _, r := range j.own {
+		a := j.target(addr)
+		if r.Port == port && r.matchesAddr(a) && r.opens(j.kindOf(a)) {
+			return Verdict{Allowed: true, Rule: r.String()}
+		}
+	}
+	return Verdict{}
+}
+
+// lookup says whether a guest may ask for the addresses of name.
+func (j *judge) lookup(name string) Verdict {
+	return j.each(func(one judgeOne) Verdict { return one.lookup(name) })
+}
+
+// answer says whether addr may be told to the guest as an address of name: whether it
+// could connect to any port of it. A name on the Internet whose address is in a private
+// range is how a web page gets at a router (DNS rebinding).
+func (j *judge) answer(name string, addr netip.Addr) Verdict {
+	return j.each(func(one judgeOne) Verdict { return one.answer(name, addr) })
+}
+
+// loopback reports whether any port of the host's loopback is open.
+func (j *judge) loopback() bool {
+	for _, r := range slices.Concat(j.own, j.all[0].Allow) {
+		if r.Name == "" && r.Prefix.Addr().IsLoopback() && j.decide("", j.gateway, r.Port).Allowed {
+			return true
+		}
+	}
+	return false
+}
+
+// pinned reports whether name may be reached at to by who does not say that it wants it:
+// every policy that does not open the address itself has a rule with a name and just this
+// port.
+func (j *judge) pinned(name string, to netip.AddrPort) bool {
+	for _, one := range j.all {
+		if !one.decide("", to.Addr(), to.Port()).Allowed && !one.pinned(name, to.Port()) {
+			return false
+		}
+	}
+	return true
+}
+
+func (j judgeOne) decide(name string, addr netip.Addr, port uint16) Verdict {
 	if addr == j.dns {
 		return Verdict{Reason: "not a service of the name server"}
 	}
@@ -76,8 +168,7 @@ func (j *judge) decide(name string, addr netip.Addr, port uint16) Verdict {
 	return Verdict{Allowed: true}
 }
 
-// lookup says whether a guest may ask for the addresses of name.
-func (j *judge) lookup(name string) Verdict {
+func (j judgeOne) lookup(name string) Verdict {
 	for _, r := range j.Deny {
 		if r.Port == 0 && r.matchesName(name) {
 			return Verdict{Rule: r.String(), Reason: "in deny: " + r.String()}
@@ -94,10 +185,7 @@ func (j *judge) lookup(name string) Verdict {
 	return Verdict{Reason: "not in allow"}
 }
 
-// answer says whether addr may be told to the guest as an address of name: whether it
-// could connect to any port of it. A name on the Internet whose address is in a private
-// range is how a web page gets at a router (DNS rebinding).
-func (j *judge) answer(name string, addr netip.Addr) Verdict {
+func (j judgeOne) answer(name string, addr netip.Addr) Verdict {
 	a := embedded(addr)
 	for _, r := range j.Deny {
 		if r.Port == 0 && (r.matchesAddr(a) || r.matchesAddr(addr)) {
@@ -117,18 +205,8 @@ func (j *judge) answer(name string, addr netip.Addr) Verdict {
 	return Verdict{Reason: k.word}
 }
 
-// loopback reports whether any rule opens a port of the host's loopback.
-func (j *judge) loopback() bool {
-	for _, r := range j.Allow {
-		if r.Name == "" && r.Prefix.Addr().IsLoopback() {
-			return true
-		}
-	}
-	return false
-}
-
 // pinned reports whether a rule with a name and just this port lets name be reached.
-func (j *judge) pinned(name string, port uint16) bool {
+func (j judgeOne) pinned(name string, port uint16) bool {
 	for _, r := range j.Allow {
 		if r.Port == port && r.matchesName(name) {
 			return true
@@ -138,7 +216,7 @@ func (j *judge) pinned(name string, port uint16) bool {
 }
 
 // kindOf tells what kind of address a is, after embedded.
-func (j *judge) kindOf(a netip.Addr) kind {
+func (j *terrain) kindOf(a netip.Addr) kind {
 	var k kind
 	switch {
 	case !a.IsValid():

@@ -33,6 +33,14 @@ type Policy struct {
 	Only  bool
 	Allow []Rule
 	Deny  []Rule // wins over Allow
+	// Within are further policies that have to allow what this one allows, such as the host's
+	// when documents may only narrow it. They may have policies that they are within, too.
+	Within []Policy
+	// Own are addresses with a port that are open whatever the other rules and Within say:
+	// services of the caller itself. Own of a policy in Within does not count.
+	Own []Rule
+	// Whose is put in front of the reason when this policy refuses, such as "the host's policy".
+	Whose string
 }
 
 // A Rule names hosts or addresses, and maybe one port: "api.example.com",

@@ -1,9 +1,11 @@
 package network
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -196,24 +198,44 @@ func (r Rule) String() string {
 	return host + ":" + strconv.Itoa(int(r.Port))
 }
 
-// Validate reports the first rule of p that cannot work, as an error of kind Invalid.
+// maxWithin bounds the policies that a policy is within, in all.
+const maxWithin = 16
+
+// Validate reports the first rule of p, or of a policy that it is within, that cannot work,
+// as an error of kind Invalid.
 func (p Policy) Validate() error {
-	if len(p.Allow) > maxRules || len(p.Deny) > maxRules {
-		return &turnstone.Error{Op: "network.policy", Kind: turnstone.Invalid,
-			Err: fmt.Errorf("more than %d rules", maxRules)}
+	left := maxWithin
+	return p.validate(&left)
+}
+
+func (p Policy) validate(left *int) error {
+	fail := func(subject string, err error) error {
+		return &turnstone.Error{Op: "network.policy", Kind: turnstone.Invalid, Subject: subject, Err: err}
+	}
+	if len(p.Allow) > maxRules || len(p.Deny) > maxRules || len(p.Own) > maxRules {
+		return fail("", fmt.Errorf("more than %d rules", maxRules))
 	}
 	for _, r := range p.Deny {
 		if err := r.check(); err != nil {
-			return &turnstone.Error{Op: "network.policy", Kind: turnstone.Invalid, Subject: "deny: " + r.String(), Err: err}
+			return fail("deny: "+r.String(), err)
 		}
 	}
-	for _, r := range p.Allow {
-		err := r.check()
-		if err == nil {
-			err = r.checkAllow()
+	for _, r := range slices.Concat(p.Allow, p.Own) {
+		if err := cmp.Or(r.check(), r.checkAllow()); err != nil {
+			return fail("allow: "+r.String(), err)
 		}
-		if err != nil {
-			return &turnstone.Error{Op: "network.policy", Kind: turnstone.Invalid, Subject: "allow: " + r.String(), Err: err}
+	}
+	for _, r := range p.Own {
+		if r.Name != "" || !r.Prefix.IsSingleIP() || r.Port == 0 {
+			return fail("own: "+r.String(), errors.New("not one address with a port"))
+		}
+	}
+	for _, w := range p.Within {
+		if *left--; *left < 0 {
+			return fail("", fmt.Errorf("within more than %d policies", maxWithin))
+		}
+		if err := w.validate(left); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -195,7 +195,7 @@ func (j *judge) check(to netip.AddrPort, names []string) check {
 	}
 	c.named = true
 	for _, name := range names {
-		c.free = c.free || !webPort(to.Port()) && j.pinned(name, to.Port()) && j.decide(name, to.Addr(), to.Port()).Allowed
+		c.free = c.free || !webPort(to.Port()) && j.pinned(name, to) && j.decide(name, to.Addr(), to.Port()).Allowed
 	}
 	c.first = !c.free
 	return c
@@ -255,7 +255,7 @@ func (j *judge) connect(protocol string, to netip.AddrPort, names []string) (Ref
 		byName := j.decide(name, to.Addr(), to.Port())
 		// Datagrams say nothing of the host, and QUIC hides it: a name opens them only
 		// together with a port, and not the port of QUIC.
-		if byName.Allowed && !v.Allowed && protocol == "udp" && (webPort(to.Port()) || !j.pinned(name, to.Port())) {
+		if byName.Allowed && !v.Allowed && protocol == "udp" && (webPort(to.Port()) || !j.pinned(name, to)) {
 			byName = Verdict{Reason: "a name opens UDP only with a port in the rule, and not 443"}
 		}
 		if byName.Allowed {

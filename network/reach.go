@@ -1,0 +1,58 @@
+package network
+
+import "strings"
+
+// MayOpen reports whether p could let through anything that the allow rule r names. False is
+// certain and is good for an early error; true promises nothing: a connection is decided when
+// it is opened.
+func (p Policy) MayOpen(r Rule) bool {
+	for _, w := range p.Within {
+		if !w.MayOpen(r) {
+			return false
+		}
+	}
+	var k kind
+	if r.Name == "" {
+		k = r.inside()
+	}
+	if !p.Only && k.class == public {
+		return true
+	}
+	for _, o := range p.Allow {
+		switch {
+		case o.Port != 0 && r.Port != 0 && o.Port != r.Port:
+		case r.Name != "":
+			// With Only, names are looked up that a rule has.
+			if o.Name != "" && patternsMeet(o.Name, r.Name) {
+				return true
+			}
+		case o.Name == "" && o.Prefix.Overlaps(r.Prefix), o.Name != "" && o.nameOpens(k):
+			return true
+		}
+	}
+	return false
+}
+
+// inside returns the kind of address that all of r's prefix is of. Public is also the answer
+// for a prefix that only a part of is.
+func (r Rule) inside() kind {
+	for _, k := range kinds() {
+		if k.prefix.Bits() <= r.Prefix.Bits() && k.prefix.Contains(r.Prefix.Addr()) {
+			return k
+		}
+	}
+	return kind{class: public}
+}
+
+// patternsMeet reports whether there is a name that both patterns match.
+func patternsMeet(a, b string) bool {
+	belowA, wildA := strings.CutPrefix(a, "*")
+	belowB, wildB := strings.CutPrefix(b, "*")
+	switch {
+	case wildA && wildB:
+		return strings.HasSuffix(belowA, belowB) || strings.HasSuffix(belowB, belowA)
+	case wildA:
+		return Rule{Name: a}.matchesName(b)
+	}
+	return Rule{Name: b}.matchesName(a)
+}
