@@ -110,7 +110,7 @@ func (r *run) openReplay(ctx context.Context) error {
 	}
 	n.player, n.playing = network.NewPlayer(recording, n.spool, n.secrets), rec.ID
 	n.policy.Allow = append(slices.Clone(n.policy.Allow), n.player.Rules(maxReplayRules-len(n.policy.Allow))...)
-	n.policy.Only = false // nothing but the recording is behind it
+	n.policy.Only, n.policy.Within = false, nil // nothing but the recording is behind it
 	return nil
 }
 

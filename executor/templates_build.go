@@ -74,19 +74,10 @@ func (b layerBuilder) Build(ctx context.Context, req template.LayerRequest, comm
 // its spec allows; nothing else. What the host's policy says of turns holds for what
 // the spec allows too.
 func buildPolicy(host hostNetwork, allow []string, port net.Addr) (network.Policy, error) {
-	spec := network.Spec{Allow: allow, Only: true}
-	if host.Locked && len(allow) > 0 {
-		if host.Default == "off" {
-			return network.Policy{Only: true}, locked("network: "+allow[0], errors.New("the host's policy is off"))
-		}
-		var err error
-		if spec, err = host.within(spec); err != nil {
-			return network.Policy{Only: true}, err
-		}
+	if host.Locked && host.Default == "off" && len(allow) > 0 {
+		return network.Policy{Only: true}, locked("network: "+allow[0], errors.New("the host's policy is off"))
 	}
-	spec.Deny = append(slices.Clone(spec.Deny), host.Deny...)
-	policy, err := spec.Policy()
-	policy.Only = true // also where the spec has the word for all public addresses
+	policy, err := host.judging(network.Spec{Allow: slices.DeleteFunc(slices.Clone(allow), isPublicWord), Only: true})
 	if err != nil || port == nil {
 		return policy, err
 	}
@@ -95,16 +86,12 @@ func buildPolicy(host hostNetwork, allow []string, port net.Addr) (network.Polic
 		return policy, err
 	}
 	// A host that denies its loopback means its own services, and not this one.
-	policy.Deny = slices.DeleteFunc(policy.Deny, func(d network.Rule) bool {
-		denies := d.Name == "" && d.Prefix.Contains(own.Prefix.Addr()) && (d.Port == 0 || d.Port == own.Port)
-		if denies {
-			policy.Allow = slices.DeleteFunc(policy.Allow, func(a network.Rule) bool { return a.Name == "" && a.Prefix.Overlaps(d.Prefix) })
-		}
-		return denies
-	})
-	policy.Allow = append(policy.Allow, own)
+	policy.Own = []network.Rule{own}
 	return policy, policy.Validate()
 }
+
+// isPublicWord reports whether a rule stands for all public addresses, which a build has to name.
+func isPublicWord(rule string) bool { return rule == network.PublicWord }
 
 // layerWork is the build of one layer, in its sandbox.
 type layerWork struct {

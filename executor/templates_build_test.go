@@ -43,7 +43,7 @@ func TestHistoryEndsWithTheTemplate(t *testing.T) {
 func TestBuildPolicy(t *testing.T) {
 	port := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 4711}
 	p, err := buildPolicy(hostNetwork{}, []string{"example.org:443"}, port)
-	if err != nil || !p.Only || len(p.Allow) != 2 || p.Allow[1].Port != 4711 || !p.Allow[1].Prefix.Contains(netip.MustParseAddr("127.0.0.1")) {
+	if err != nil || !p.Only || len(p.Allow) != 1 || len(p.Own) != 1 || p.Own[0].Port != 4711 || !p.Own[0].Prefix.Contains(netip.MustParseAddr("127.0.0.1")) {
 		t.Errorf("%+v, %v", p, err)
 	}
 	if p, err := buildPolicy(hostNetwork{}, nil, nil); err != nil || !p.Only || len(p.Allow) != 0 {
