@@ -90,9 +90,9 @@ func (f *files) Unpack(ctx context.Context, c *wire.Conn, p *wire.FileSystemUnpa
 	return fsError(op, p.Dest, f.unpackInRoot(ctx, content, p.Dest))
 }
 
-// unpack takes the client's own files: links are kept, and the disk is the limit.
+// unpack takes the client's own files: links and modes are kept, and the disk is the limit.
 func unpack(ctx context.Context, r io.Reader, dest string) error {
-	return archive.Unpack(ctx, r, dest, archive.Limits{Links: true, Entries: 1 << 40, Bytes: 1 << 60})
+	return archive.Unpack(ctx, r, dest, archive.Limits{Trusted: true, Entries: 1 << 40, Bytes: 1 << 60})
 }
 
 // unpackInRoot is unpack where names could lead out of the sandbox's root.

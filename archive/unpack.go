@@ -2,7 +2,6 @@ package archive
 
 import (
 	"archive/tar"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -23,13 +22,12 @@ type Limits struct {
 	Entries int             // default 1,000,000
 	Bytes   turnstone.Bytes // of file content together; default 64 GiB
 
-	// Links keeps symbolic links that lead out of the destination, or may. Where
-	// the stream is hostile they are left out: a later write through one would
-	// go to a file that the sender chose.
-	Links bool
-	// Room, if set, is asked now and then whether the destination's disk has room
+	// Trusted says that the stream is the caller's own, and is to be written as it
+	// is: symbolic links wherever they lead, and modes whatever the umask.
+	Trusted bool
+	// Room, if set, is asked now and then whether the file system of dir has room
 	// for more; its error ends the copy.
-	Room func() error
+	Room func(dir string) error
 	// Skipped is told of each entry that was left out, and why; may be nil.
 	Skipped func(name, why string)
 }
@@ -38,6 +36,9 @@ const (
 	defaultEntries = 1_000_000
 	defaultBytes   = 64 << 30
 	maxDepth       = 255 // path elements: far more than people use, far fewer than make walks slow
+
+	entryCost = 4096     // bytes that a name takes up, about
+	roomEvery = 16 << 20 // bytes that are written between two questions for room
 )
 
 // Unpack reads a tar stream from r and writes what it holds, as docker cp does:
@@ -47,9 +48,12 @@ const (
 //
 // Nothing is written outside of the destination, whatever the stream says: names
 // that are absolute or contain "..", and entries below symbolic links, are
-// errors of kind Invalid; devices, pipes and sockets are left out; set-user-ID
-// and set-group-ID bits are not kept. When a limit is passed the error is of
-// kind Exhausted. What was written until an error stays.
+// errors of kind Invalid; devices, pipes, sockets and hard links are left out, as
+// are symbolic links that could lead out of the top-level name which they are below,
+// now or after later copies. Modes are subject to the umask; set-user-ID and
+// set-group-ID bits are not kept; folders that are there keep their mode. When a
+// limit is passed the error is of kind Exhausted. What was written until an error
+// stays.
 func Unpack(ctx context.Context, r io.Reader, dest string, limits Limits) error {
 	if limits.Entries == 0 {
 		limits.Entries = defaultEntries
@@ -60,7 +64,7 @@ func Unpack(ctx context.Context, r io.Reader, dest string, limits Limits) error 
 	if limits.Skipped == nil {
 		limits.Skipped = func(string, string) {}
 	}
-	u := &unpacker{ctx: ctx, lim: limits, dest: dest, buf: make([]byte, 256<<10)}
+	u := &unpacker{ctx: ctx, lim: limits, dest: dest, buf: make([]byte, 256<<10), tops: map[string]*topLevel{}}
 	dir := dest
 	if st, err := os.Stat(dest); !(err == nil && st.IsDir()) && !strings.HasSuffix(dest, "/") {
 		dir, u.rename = filepath.Dir(filepath.Clean(dest)), filepath.Base(filepath.Clean(dest))
@@ -74,7 +78,9 @@ func Unpack(ctx context.Context, r io.Reader, dest string, limits Limits) error 
 	}
 	defer func() { _ = root.Close() }()
 	u.root = root
-	if err := u.all(tar.NewReader(ctxReader{ctx, r})); err != nil {
+	err = u.all(tar.NewReader(ctxReader{ctx, r}))
+	u.settle()
+	if err != nil {
 		return err
 	}
 	return u.finish()
@@ -86,11 +92,17 @@ type unpacker struct {
 	lim     Limits
 	dest    string
 	rename  string // what the top-level name becomes; empty: it stays
-	top     string // the top-level name, when there is a rename
+	only    string // the stream's top-level name, when there is a rename
 	entries int
 	bytes   int64
+	used    int64 // about what was written takes up
+	asked   int64 // of used, when room was asked
 	dirs    []dirMeta
 	buf     []byte
+
+	tops     map[string]*topLevel // by their names here
+	held     int                  // bytes of links that are held back
+	settling bool                 // what is left to do has to be done
 }
 
 // dirMeta is what a folder gets when its content is complete.
@@ -158,10 +170,10 @@ func (u *unpacker) place(name string) (string, error) {
 		return clean, nil
 	}
 	top, rest, _ := strings.Cut(clean, "/")
-	if u.top == "" {
-		u.top = top
+	if u.only == "" {
+		u.only = top
 	}
-	if top != u.top || top == "." {
+	if top != u.only || top == "." {
 		return "", errors.New("several names at the top, for one destination")
 	}
 	return path.Join(u.rename, rest), nil
@@ -172,6 +184,14 @@ func (u *unpacker) entry(tr *tar.Reader, h *tar.Header, name string) error {
 	if h.Mode&0o1000 != 0 {
 		mode |= fs.ModeSticky
 	}
+	if err := u.take(entryCost); err != nil {
+		return err
+	}
+	if !u.lim.Trusted && name != "." {
+		if _, err := u.top(name); err != nil { // before there is anything of it
+			return u.writeError(name, err)
+		}
+	}
 	var err error
 	switch h.Typeflag {
 	case tar.TypeDir:
@@ -179,13 +199,7 @@ func (u *unpacker) entry(tr *tar.Reader, h *tar.Header, name string) error {
 	case tar.TypeReg:
 		return u.file(tr, h, name, mode)
 	case tar.TypeSymlink:
-		if !u.lim.Links && leaves(name, h.Linkname) {
-			u.lim.Skipped(name, "a symbolic link that leads out of the copy")
-			return nil
-		}
-		if err = u.clear(name); err == nil {
-			err = u.root.Symlink(h.Linkname, name)
-		}
+		err = u.link(name, h.Linkname)
 	default:
 		u.lim.Skipped(name, "not a file, folder or symbolic link")
 		return nil
@@ -194,6 +208,22 @@ func (u *unpacker) entry(tr *tar.Reader, h *tar.Header, name string) error {
 		return u.writeError(name, err)
 	}
 	return nil
+}
+
+// take counts n bytes that are about to take up room, and asks now and then whether
+// there is some.
+func (u *unpacker) take(n int64) error {
+	u.used += n
+	if u.lim.Room == nil || u.asked != 0 && u.used-u.asked < roomEvery {
+		return nil
+	}
+	u.asked = u.used
+	err := u.lim.Room(u.root.Name())
+	var te *turnstone.Error
+	if err == nil || errors.As(err, &te) {
+		return err
+	}
+	return u.writeError(u.dest, err)
 }
 
 func (u *unpacker) writeError(name string, err error) error {
@@ -212,17 +242,46 @@ func (u *unpacker) dir(name string, mode fs.FileMode, mtime time.Time) error {
 	if err := u.noLinks(path.Dir(name)); err != nil {
 		return err
 	}
-	if st, err := u.root.Lstat(name); err == nil && !st.IsDir() {
+	st, err := u.root.Lstat(name)
+	if err == nil && !st.IsDir() {
 		if err := u.root.Remove(name); err != nil {
 			return err
 		}
 	}
-	if err := u.root.MkdirAll(name, 0o755); err != nil {
-		return err
+	there := err == nil && st.IsDir()
+	if !there {
+		if st, err = u.makeDir(name, mode); err != nil {
+			return err
+		}
 	}
-	u.dirs = append(u.dirs, dirMeta{name, mode, mtime})
+	now := st.Mode() & (fs.ModePerm | fs.ModeSticky | fs.ModeSetgid)
+	final := now
+	switch {
+	case u.lim.Trusted:
+		final = mode
+	case !there:
+		final = now&^(0o700&^mode) | mode&fs.ModeSticky
+	}
+	u.dirs = append(u.dirs, dirMeta{name, final, mtime})
 	// Writable until its content is there, whatever mode it gets in the end.
-	return u.root.Chmod(name, mode|0o700)
+	if writable := now | 0o700; writable != now {
+		return u.root.Chmod(name, writable)
+	}
+	return nil
+}
+
+// makeDir makes a folder, which gets what the umask leaves of its mode, and is its
+// user's to write to.
+func (u *unpacker) makeDir(name string, mode fs.FileMode) (fs.FileInfo, error) {
+	if dir := path.Dir(name); dir != "." {
+		if err := u.root.MkdirAll(dir, 0o755); err != nil {
+			return nil, err
+		}
+	}
+	if err := u.root.Mkdir(name, mode.Perm()|0o700); err != nil {
+		return nil, err
+	}
+	return u.root.Lstat(name)
 }
 
 // clear makes room for a file or link: its folder, and nothing at its name.
@@ -275,14 +334,13 @@ func (u *unpacker) file(tr *tar.Reader, h *tar.Header, name string, mode fs.File
 	if err := u.clear(name); err != nil {
 		return u.writeError(name, err)
 	}
-	f, err := u.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	f, err := u.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode.Perm())
 	if err != nil {
 		return u.writeError(name, err)
 	}
 	defer func() { _ = f.Close() }()
-	out := &sparseWriter{f: f, room: u.lim.Room}
-	n, err := io.CopyBuffer(struct{ io.Writer }{out}, struct{ io.Reader }{tr}, u.buf)
-	if err == nil {
+	out := &sparseWriter{f: f, take: u.take}
+	if err = out.copy(tr, u.buf); err == nil {
 		err = out.finish()
 	}
 	if err != nil {
@@ -295,11 +353,13 @@ func (u *unpacker) file(tr *tar.Reader, h *tar.Header, name string, mode fs.File
 		}
 		return u.broken(err)
 	}
-	if n != h.Size {
+	if out.at != h.Size {
 		return u.broken(io.ErrUnexpectedEOF)
 	}
-	if err := f.Chmod(mode); err != nil {
-		return u.writeError(name, err)
+	if u.lim.Trusted {
+		if err := f.Chmod(mode); err != nil {
+			return u.writeError(name, err)
+		}
 	}
 	if err := f.Close(); err != nil { // a full disk may show only here
 		return u.writeError(name, err)
@@ -307,62 +367,6 @@ func (u *unpacker) file(tr *tar.Reader, h *tar.Header, name string, mode fs.File
 	_ = u.root.Chtimes(name, time.Time{}, h.ModTime)
 	return nil
 }
-
-// sparseWriter writes a file and leaves holes where it is zero, so that what was
-// sparse at its source does not fill the disk here.
-type sparseWriter struct {
-	f       *os.File
-	room    func() error
-	at      int64 // where the next byte goes
-	written int64 // bytes that take room
-	asked   int64 // of written, when room was asked
-}
-
-const (
-	holeSize  = 4096     // the least that is left out
-	roomEvery = 16 << 20 // bytes that are written between two questions for room
-)
-
-var zeros [holeSize]byte
-
-// Write implements io.Writer.
-func (w *sparseWriter) Write(p []byte) (int, error) {
-	for done := 0; done < len(p); {
-		// Runs of blocks of one sort; blocks are counted from p's beginning, for
-		// p begins where a block does but for the first bytes of odd reads.
-		end := done
-		hole := isZero(p[done:])
-		for end < len(p) && isZero(p[end:]) == hole {
-			end = min(end+holeSize, len(p))
-		}
-		if !hole {
-			if err := w.put(p[done:end]); err != nil {
-				return done, err
-			}
-		}
-		w.at += int64(end - done)
-		done = end
-	}
-	return len(p), nil
-}
-
-// isZero says whether p's first block is whole and all zeros.
-func isZero(p []byte) bool { return len(p) >= holeSize && bytes.Equal(p[:holeSize], zeros[:]) }
-
-func (w *sparseWriter) put(p []byte) error {
-	if w.room != nil && (w.asked == 0 || w.written-w.asked >= roomEvery) {
-		w.asked = max(w.written, 1)
-		if err := w.room(); err != nil {
-			return &fs.PathError{Op: "write", Path: w.f.Name(), Err: err}
-		}
-	}
-	n, err := w.f.WriteAt(p, w.at)
-	w.written += int64(n)
-	return err
-}
-
-// finish gives the file its length, when it ends in a hole.
-func (w *sparseWriter) finish() error { return w.f.Truncate(w.at) }
 
 // finish gives the folders their modes and times, the deepest first.
 func (u *unpacker) finish() error {
@@ -373,35 +377,14 @@ func (u *unpacker) finish() error {
 			continue // replaced by a later entry
 		}
 		_ = u.root.Chtimes(d.name, time.Time{}, d.time)
+		if st.Mode()&(fs.ModePerm|fs.ModeSticky|fs.ModeSetgid) == d.mode {
+			continue
+		}
 		if err := u.root.Chmod(d.name, d.mode); err != nil {
 			return u.writeError(d.name, err)
 		}
 	}
 	return nil
-}
-
-// leaves says whether a link at name with this target may lead out of the root.
-// Each ".." may be one after a link, so a target that only lexically stays inside
-// is counted from where the link stands.
-func leaves(name, target string) bool {
-	if target == "" || strings.HasPrefix(target, "/") {
-		return true
-	}
-	depth := strings.Count(name, "/")
-	seenName := false
-	for p := range strings.SplitSeq(target, "/") {
-		switch p {
-		case "", ".":
-		case "..":
-			if depth--; depth < 0 || seenName {
-				return true
-			}
-		default:
-			seenName = true
-			depth++
-		}
-	}
-	return false
 }
 
 // Faults of the stream that show only where it is written.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"path"
-	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -40,8 +39,7 @@ func (x *Executor) CopyOut(ctx context.Context, ref, name, dest string, skipped 
 		base = "root" // the whole state
 	}
 	skipped = oneAtATime(skipped) // packing and unpacking go on side by side
-	limits := archive.Limits{Entries: 1 << 30, Bytes: 1 << 50, Skipped: skipped,
-		Room: func() error { return room(filepath.Dir(filepath.Clean(dest))) }}
+	limits := archive.Limits{Entries: 1 << 30, Bytes: 1 << 50, Skipped: skipped, Room: room}
 	r, w := io.Pipe()
 	packed := make(chan error, 1)
 	go func() {

@@ -107,8 +107,7 @@ const maxSkipped = 10
 // leaves out.
 func get(ctx context.Context, s *Sandbox, t Transfer, most turnstone.Bytes, tell func(string)) error {
 	limits, skipped := getLimits, 0
-	limits.Bytes = most
-	limits.Room = func() error { return room(filepath.Dir(filepath.Clean(t.Dest))) }
+	limits.Bytes, limits.Room = most, room
 	limits.Skipped = func(name, why string) {
 		if skipped++; skipped <= maxSkipped {
 			tell(fmt.Sprintf("--get %s: left out %q: %s", t.Path, name, why))

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
@@ -56,7 +55,7 @@ func (s *Store) Download(ctx context.Context, id turnstone.SandboxID, path, dest
 	defer func() { _ = c.Close() }()
 	defer closeAfter(ctx, c)()
 	skipped := 0
-	limits := archive.Limits{Bytes: i.Shape.Disk + i.TemplateSize, Room: func() error { return room(dest) },
+	limits := archive.Limits{Bytes: i.Shape.Disk + i.TemplateSize, Room: room,
 		Skipped: func(name, why string) {
 			if skipped++; skipped <= maxSkipped {
 				tell(fmt.Sprintf("left out %q: %s", name, why))
@@ -84,10 +83,10 @@ func (s *Store) Download(ctx context.Context, id turnstone.SandboxID, path, dest
 // of a small one.
 const keepFree = 1 << 30
 
-// room says whether the disk of dest has room left.
-func room(dest string) error {
+// room says whether the disk of dir has room left.
+func room(dir string) error {
 	var st unix.Statfs_t
-	if err := unix.Statfs(filepath.Dir(filepath.Clean(dest)), &st); err != nil {
+	if err := unix.Statfs(dir, &st); err != nil {
 		return err
 	}
 	total, free := st.Blocks*uint64(st.Bsize), st.Bavail*uint64(st.Bsize)
