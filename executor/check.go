@@ -27,6 +27,7 @@ func checkFront(doc *document.Document) error {
 	if err != nil {
 		return err
 	}
+	defer p.close()
 	if err := template.CheckName(p.image); err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@
 package executor
 
 import (
+	"os"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -46,7 +47,7 @@ type Transfer struct {
 	Path string
 	Dest string // empty: the same name in the working directory
 
-	below string // Path is read through this folder, and may not leave it; empty: anywhere
+	in *os.Root // Path is read in this folder, and may not leave it; nil: anywhere
 }
 
 // A Turn is what came of a Request.

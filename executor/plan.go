@@ -37,8 +37,9 @@ type plan struct {
 	env      []string
 	cwd      string
 	timeout  time.Duration
-	add      []Transfer // Path on the host, absolute; Dest in the sandbox, absolute, or ending in "/"
+	add      []Transfer // Path on the host, absolute unless it is in folder; Dest in the sandbox, absolute, or ending in "/"
 	get      []Transfer // Path in the sandbox, absolute; Dest on the host
+	folder   *os.Root   // the document's; nil: nothing of it is read
 	driver   string
 
 	isolation document.Isolation // what the document insists on
@@ -101,7 +102,11 @@ func planTurn(req Request, workdir string) (*plan, error) {
 	if err := p.noSecret(req); err != nil {
 		return nil, err
 	}
-	return p, p.files(req)
+	if err := p.files(req); err != nil {
+		p.close()
+		return nil, err
+	}
+	return p, nil
 }
 
 // files says what is copied in and out, below the working directory.
@@ -274,15 +279,23 @@ func (p *plan) documentFile(dir, file string) (Transfer, error) {
 	if !filepath.IsLocal(src) {
 		return Transfer{}, outside(errors.New("leaves the document's folder"))
 	}
-	root, err := os.OpenRoot(dir)
-	if err != nil {
+	if p.folder == nil {
+		if p.folder, err = os.OpenRoot(dir); err != nil {
+			return Transfer{}, outside(err)
+		}
+	}
+	if _, err := p.folder.Stat(src); err != nil {
 		return Transfer{}, outside(err)
 	}
-	defer func() { _ = root.Close() }()
-	if _, err := root.Stat(src); err != nil {
-		return Transfer{}, outside(err)
+	return Transfer{Path: filepath.Join(dir, src), Dest: p.inside(t.Dest, src), in: p.folder}, nil
+}
+
+// close closes the document's folder, which stays open from where its files: were
+// checked to where they are read.
+func (p *plan) close() {
+	if p.folder != nil {
+		_ = p.folder.Close()
 	}
-	return Transfer{Path: filepath.Join(dir, src), Dest: p.inside(t.Dest, src), below: dir}, nil
 }
 
 // inside returns where name goes in the sandbox: dest, else the same name in the

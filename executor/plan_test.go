@@ -120,8 +120,10 @@ func TestPlanTransfers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantAdd := []Transfer{{file, "/workspace/data.csv", dir}, {file, "/workspace/other.csv", dir}, {file, "/etc/x", dir}, {file, "/workspace/in/", dir}, {file, "/a/b/", ""}}
-	wantGet := []Transfer{{"/workspace/out", ".", ""}, {"/etc/passwd", "pw", ""}}
+	defer p.close()
+	in := p.folder
+	wantAdd := []Transfer{{file, "/workspace/data.csv", in}, {file, "/workspace/other.csv", in}, {file, "/etc/x", in}, {file, "/workspace/in/", in}, {file, "/a/b/", nil}}
+	wantGet := []Transfer{{"/workspace/out", ".", nil}, {"/etc/passwd", "pw", nil}}
 	for i, want := range wantAdd {
 		if i >= len(p.add) || p.add[i] != want {
 			t.Errorf("add %d: %+v, want %+v", i, p.add, want)
@@ -147,6 +149,7 @@ func TestFilesSwappedForALink(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer p.close()
 	var b bytes.Buffer
 	if err := pack(t.Context(), &b, p.add[0]); err != nil || !bytes.Contains(b.Bytes(), []byte("secret")) {
 		t.Fatalf("the file itself: %v", err)
@@ -160,5 +163,41 @@ func TestFilesSwappedForALink(t *testing.T) {
 	b.Reset()
 	if err := pack(t.Context(), &b, p.add[0]); err == nil || bytes.Contains(b.Bytes(), []byte("secret")) {
 		t.Errorf("%v, %q", err, b.Bytes())
+	}
+}
+
+// The document's folder is opened once: another one in its place is not read.
+func TestFilesOfAFolderThatWasSwapped(t *testing.T) {
+	dir, outside := filepath.Join(t.TempDir(), "docs"), t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "d"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(outside, "d"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"data", "d/data"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("checked"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(outside, name), []byte("secret"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p, err := planTurn(Request{Document: parse(t, "---\nfiles: [data, d]\n---\n"), Dir: dir}, "/workspace")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.close()
+	if err := os.Rename(dir, dir+".was"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(outside, dir); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range p.add {
+		var b bytes.Buffer
+		if err := pack(t.Context(), &b, f); err != nil || !bytes.Contains(b.Bytes(), []byte("checked")) || bytes.Contains(b.Bytes(), []byte("secret")) {
+			t.Errorf("%s: %v, %q", f.Path, err, b.Bytes())
+		}
 	}
 }

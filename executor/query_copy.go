@@ -18,10 +18,10 @@ import (
 
 // CopyOut copies the file or folder at name in the state of the turn that ref names
 // to dest on the host: into it when it is a folder or ends in a slash, else under
-// that name. Modes and times are kept; owners, set-user-ID and set-group-ID bits
-// are not; hard links become files of their own. Nothing is written outside of
-// dest. Devices and pipes, and symlinks that lead out of dest, are left out:
-// skipped is told of each.
+// that name. Modes, less the umask, and times are kept; owners, set-user-ID and
+// set-group-ID bits are not; hard links become files of their own. Nothing is written
+// outside of dest. Devices and pipes, and symlinks that lead out of the folder that is
+// copied, are left out: skipped is told of each.
 func (x *Executor) CopyOut(ctx context.Context, ref, name, dest string, skipped func(name, why string)) error {
 	cs, _, st, err := x.resolveState(ctx, ref)
 	if err != nil {

@@ -43,6 +43,7 @@ func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, e
 	if err != nil {
 		return nil, err
 	}
+	defer p.close()
 	p.image = spec.Name // of an image of a registry, with the digest
 	if err := x.planNetwork(p, req); err != nil {
 		return nil, err

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path"
 	"path/filepath"
 	"time"
@@ -71,25 +70,21 @@ func add(ctx context.Context, s *Sandbox, t Transfer, also io.Writer) error {
 }
 
 // pack writes t.Path as a tar stream. One that a document names is looked up again
-// in the document's folder, for links may have changed since that was checked.
+// in the document's folder, the one that is open since it was checked: whatever was
+// put in the place of either is not followed out of it.
 func pack(ctx context.Context, w io.Writer, t Transfer) error {
-	if t.below == "" {
+	if t.in == nil {
 		return archive.Pack(ctx, w, t.Path, "")
 	}
-	root, err := os.OpenRoot(t.below)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = root.Close() }()
-	rel, err := filepath.Rel(t.below, t.Path)
+	rel, err := filepath.Rel(t.in.Name(), t.Path)
 	if err != nil {
 		return err
 	}
 	name := filepath.Base(t.Path)
-	if st, err := root.Stat(rel); err != nil || !st.IsDir() {
-		return archive.PackRoot(ctx, w, root, rel, name) // says what is wrong with it
+	if st, err := t.in.Stat(rel); err != nil || !st.IsDir() {
+		return archive.PackRoot(ctx, w, t.in, rel, name) // says what is wrong with it
 	}
-	sub, err := root.OpenRoot(rel)
+	sub, err := t.in.OpenRoot(rel)
 	if err != nil {
 		return err
 	}

@@ -14,9 +14,9 @@ type cpCmd struct {
 
 // Help is shown below the flags' summary.
 func (c *cpCmd) Help() string {
-	return `Copies out of what a turn left; no sandbox is started. Modes and times are kept,
-owners are not. Devices, pipes and symlinks that lead out of DEST are left out, and
-said.`
+	return `Copies out of what a turn left; no sandbox is started. Modes (less the umask) and
+times are kept, owners are not. Devices, pipes, and symlinks that lead out of the
+folder that is copied are left out, and said.`
 }
 
 // maxSkips bounds how many files that were left out are named.

@@ -43,7 +43,8 @@ to standard error.
 
 PATH[:DEST] is split at its last colon; a PATH that has a colon ends with one
 more. A DEST that is relative is below the working directory: the sandbox's for
---add, this one for --get.
+--add, this one for --get. A symlink that --add names is followed. --get leaves
+out symlinks that lead out of the folder that it copies, and says so.
 
 Exit status: 0 all steps passed; 1 a step failed or timed out; 2 the document or
 the command line is wrong, nothing was started; 3 the turn could not be run, or

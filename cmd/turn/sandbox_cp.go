@@ -25,8 +25,9 @@ colon, and an absolute path. A destination that is a folder, or ends in a slash,
 takes the file or folder under its own name; another one takes its place. A local
 path with a colon in it begins with ./ or /. With - one file is copied.
 
-What comes out of a sandbox is written with care: no links that lead out of the
-destination, no devices, no set-user-ID bits.`
+A symlink that is named is followed; those below a folder stay symlinks. What comes
+out of a sandbox is written with care: no symlinks that lead out of the folder that
+is copied, no devices, no set-user-ID bits. Modes are subject to the umask.`
 }
 
 // A place is one end of a copy.
