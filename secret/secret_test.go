@@ -7,8 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"pgregory.net/rapid"
-
 	"turnstone.dev/turnstone"
 )
 
@@ -20,6 +18,7 @@ func TestNew(t *testing.T) {
 		"twice":  {"A=abcd", "A=efgh"},
 		"empty":  {"A="},
 		"longer": {"A=" + strings.Repeat("x", MaxValue+1)},
+		"name":   {"A=efgh", "XefghX=abcd"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := New(pairs)
@@ -55,7 +54,7 @@ func TestMask(t *testing.T) {
 		"s3cr3t-values3cr3t-value": "[secret TOKEN][secret TOKEN]",
 		"key: abcdefgh12345678":    "key: [secret KEY]",
 		"-----BEGIN-----\nabcdefgh12345678\n-----END-----\n": "[secret KEY]\n",
-		"aaaaa": "[secret A]a",
+		"aaaaa": "[secret A]", "aaaaaaaaax": "[secret A]x", "aaaabaaaa": "[secret A]b[secret A]",
 	} {
 		if got := s.Mask(in); got != want {
 			t.Errorf("%q: %q, want %q", in, got, want)
@@ -80,42 +79,6 @@ func TestHoldsBackLittle(t *testing.T) {
 	if b.String() != "prompt> s3crap" {
 		t.Errorf("%q", b.String())
 	}
-}
-
-// However a text is cut into writes, nothing of a value gets through, the rest
-// does, and the scanner sees what the mask does.
-func TestPieces(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		letter := rapid.SampledFrom([]byte("ab\nc"))
-		value := func(min int) *rapid.Generator[string] {
-			return rapid.Custom(func(t *rapid.T) string { return "a" + string(rapid.SliceOfN(letter, min, 9).Draw(t, "value")) + "b" })
-		}
-		s := set(t, "A="+value(3).Draw(t, "A"), "B="+value(5).Draw(t, "B"))
-		text := string(rapid.SliceOfN(letter, 0, 30).Draw(t, "before"))
-		if rapid.Bool().Draw(t, "there") {
-			text += s.env[rapid.IntRange(0, 1).Draw(t, "which")][2:] + string(rapid.SliceOfN(letter, 0, 30).Draw(t, "after"))
-		}
-		var b bytes.Buffer
-		w, scan := s.Writer(&b), s.Scanner()
-		for rest := text; rest != ""; {
-			n := rapid.IntRange(1, len(rest)).Draw(t, "n")
-			_, _ = w.Write([]byte(rest[:n]))
-			_, _ = scan.Write([]byte(rest[:n]))
-			rest = rest[n:]
-		}
-		_ = w.Close()
-		if got, want := b.String(), s.Mask(text); got != want {
-			t.Fatalf("in pieces %q, whole %q, of %q", got, want, text)
-		}
-		if (scan.Found() != "") != (s.In(text) != "") {
-			t.Fatalf("found %q in %q", scan.Found(), text)
-		}
-		for _, part := range strings.Split(b.String(), "[secret ") {
-			if s.In(part) != "" {
-				t.Fatalf("%q is left of %q", b.String(), text)
-			}
-		}
-	})
 }
 
 // TestArmor: the lines that all keys have in common are no secret.

@@ -1,0 +1,67 @@
+package secret
+
+import (
+	"bytes"
+	"encoding/json"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// Written returns a Set that also masks and finds the forms in which turn and the shell
+// write a value down: quoted as a string of Go, JSON or the shell, folded to one line,
+// in lower case as names of hosts are, and as valid UTF-8. It is for texts, and not for
+// outputs and files: those have the bytes as they are.
+func (s *Set) Written() *Set {
+	if s == nil {
+		return nil
+	}
+	return s.written()
+}
+
+// asWritten makes what Written returns.
+func (s *Set) asWritten() *Set {
+	w := &Set{env: s.env, needles: slices.Clone(s.needles)}
+	have := map[string]bool{}
+	for _, n := range s.needles {
+		have[string(n.value)] = true
+	}
+	for _, n := range s.needles {
+		for _, form := range forms(string(n.value)) {
+			if len(form) >= MinValue && !have[form] {
+				have[form] = true
+				w.add(n.name, form)
+			}
+		}
+	}
+	w.seal()
+	w.written = func() *Set { return w }
+	return w
+}
+
+func forms(value string) []string {
+	unquote := func(s string) string { return strings.TrimSuffix(strings.TrimPrefix(s, `"`), `"`) }
+	all := []string{value, strings.ToValidUTF8(value, "\uFFFD"), eachInvalid(value), strings.Join(strings.Fields(value), " "), strings.ToLower(value)}
+	for _, v := range slices.Clone(all) {
+		all = append(all, unquote(strconv.Quote(v)), unquote(strconv.QuoteToASCII(v)), unquote(jsonOf(v, true)), unquote(jsonOf(v, false)),
+			strings.ReplaceAll(v, "'", `'\''`), strings.ReplaceAll(v, "\n", `\n`), strings.ReplaceAll(v, "\n", " "))
+	}
+	return all
+}
+
+// eachInvalid is what encoding/json makes of bytes that are no UTF-8.
+func eachInvalid(s string) string {
+	if utf8.ValidString(s) {
+		return s
+	}
+	return string([]rune(s))
+}
+
+func jsonOf(s string, html bool) string {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(html)
+	_ = enc.Encode(s) // a string, into a buffer
+	return strings.TrimSuffix(b.String(), "\n")
+}
