@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -241,7 +242,11 @@ func (m *merging) invalid(subject string, err error, hint string) error {
 
 // lockHead keeps turns of the session from ending until unlock is called (see run.land).
 func (m *merging) lockHead(ctx context.Context) (unlock func(), err error) {
-	lock, err := home.Acquire(ctx, m.x.home.Path("leases", string(m.session.ID)+".head"), nil)
+	leases, err := m.x.home.MkdirAll("leases") // no turn may have been started here yet
+	if err != nil {
+		return nil, err
+	}
+	lock, err := home.Acquire(ctx, filepath.Join(leases, string(m.session.ID)+".head"), nil)
 	if err != nil {
 		return nil, err
 	}
