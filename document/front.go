@@ -309,19 +309,14 @@ func (p *docParser) readImage(n *yaml.Node) {
 	p.doc.Front.Image = s
 }
 
-// Name is the form of the names of sessions, branches and homes.
-var Name = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
-
-// NameHint says what Name takes.
-const NameHint = "use up to 64 letters, digits, \".\", \"_\" and \"-\", beginning with a letter or a digit"
-
+// name reads the name of a session, a branch or a home, which key says.
 func (p *docParser) name(n *yaml.Node, key string, to *string) {
-	s, ok := p.scalar(n, key, NameHint)
+	s, ok := p.scalar(n, key, turnstone.HintOf(turnstone.CheckName(key, "")))
 	if !ok {
 		return
 	}
-	if !Name.MatchString(s) {
-		p.errorNode(n, fmt.Sprintf("%s: %q is not a name", key, oneLine(s, maxName)), NameHint)
+	if err := turnstone.CheckName(key, s); err != nil {
+		p.errorNode(n, fmt.Sprintf("%s: %q is not a name", key, oneLine(s, maxName)), turnstone.HintOf(err))
 		return
 	}
 	*to = s

@@ -19,7 +19,7 @@ const NetworkHint = "write network: on, off, record or replay, or a map with all
 // what they mean is not known here.
 var (
 	ruleForm = regexp.MustCompile(`^[A-Za-z0-9*._:/\[\]-]{1,300}$`)
-	turnRef  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._@-]{0,127}$`)
+	turnRef  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._@/-]{0,199}$`)
 )
 
 // readNetwork reads a word, or a map of rules.

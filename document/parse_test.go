@@ -141,12 +141,12 @@ func TestTitle(t *testing.T) {
 }
 
 func TestFrontMatterOfSessions(t *testing.T) {
-	d, err := Parse("a.md", []byte("---\nsession: research\nbranch: explore.2\nlifetime: session\nhome: me\nsnapshot: vm\n---\n"))
+	d, err := Parse("a.md", []byte("---\nsession: research\nbranch: explore/oauth.2\nlifetime: session\nhome: me\nsnapshot: vm\n---\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	got := []string{d.Front.Session, d.Front.Branch, string(d.Front.Lifetime), d.Front.Home, string(d.Front.Snapshot)}
-	if want := []string{"research", "explore.2", "session", "me", "vm"}; !slices.Equal(got, want) {
+	if want := []string{"research", "explore/oauth.2", "session", "me", "vm"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
@@ -218,6 +218,7 @@ func TestNetworkRules(t *testing.T) {
 		"{allow: [], record: true, intercept: yes}": {HasAllow: true, Record: true, Intercept: true},
 		"{replay: t_0123456789abcdefgh}":            {Replay: true, ReplayOf: "t_0123456789abcdefgh"},
 		"{replay: research@12}":                     {Replay: true, ReplayOf: "research@12"},
+		"{replay: research@fix/auth}":               {Replay: true, ReplayOf: "research@fix/auth"},
 		"{replay: true}":                            {Replay: true}, "{replay: false}": {},
 	} {
 		d, err := Parse("d.md", []byte("---\nnetwork: "+text+"\nisolation: microvm\n---\n"))
@@ -286,6 +287,10 @@ func TestSyntaxErrors(t *testing.T) {
 		{"cpus", "---\ncpus: two\n---\n", "2:7: cpus: \"two\" is not a number of CPUs"},
 		{"session that is no name", "---\nsession: a@b\n---\n", "2:10: session: \"a@b\" is not a name"},
 		{"branch that is no name", "---\nbranch: [x]\n---\n", "2:9: branch has no value of its own"},
+		{"branch that leaves its folder", "---\nbranch: a/../../x\n---\n", "2:9: branch: \"a/../../x\" is not a name"},
+		{"branch that is a lock", "---\nbranch: fix/main.lock\n---\n", "2:9: branch: \"fix/main.lock\" is not a name"},
+		{"session with a slash", "---\nsession: a/b\n---\n", "2:10: session: \"a/b\" is not a name"},
+		{"home with a slash", "---\nhome: a/b\n---\n", "2:7: home: \"a/b\" is not a name"},
 		{"home that leaves its folder", "---\nhome: ../x\n---\n", "2:7: home: \"../x\" is not a name"},
 		{"lifetime", "---\nlifetime: ever\n---\n", "2:11: lifetime: \"ever\" is neither turn nor session"},
 		{"snapshot", "---\nsnapshot: yes\n---\n", "2:11: snapshot: \"yes\" is neither none nor vm"},

@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/session"
@@ -50,8 +49,8 @@ func (cs *contextStore) branchFree(ctx context.Context, s turnstone.SessionID, n
 	fail := func(hint, format string, args ...any) error {
 		return &turnstone.Error{Op: "executor.fork", Kind: turnstone.Invalid, Subject: "branch", Err: fmt.Errorf(format, args...), Hint: hint}
 	}
-	if !document.Name.MatchString(name) {
-		return fail(document.NameHint, "%.80q is not a name", name)
+	if err := session.CheckName(turnstone.NameOfBranch, name); err != nil {
+		return err
 	}
 	branches, err := cs.db.Branches(ctx, s)
 	for _, b := range branches {
@@ -132,8 +131,10 @@ func (x *Executor) endHeldAt(ctx context.Context, path string) error {
 	return nil
 }
 
+// heldPath is where the machine of a session's branch is written down. No name has a
+// "+", so that no two branches have one file.
 func (x *Executor) heldPath(s turnstone.SessionID, branch string) string {
-	return filepath.Join(x.home.Path("machines"), string(s)+"-"+branch+".json")
+	return filepath.Join(x.home.Path("machines"), string(s)+"-"+strings.ReplaceAll(branch, "/", "+")+".json")
 }
 
 // heldAt returns the paused machine that has the state of turn t. Its lock is held.

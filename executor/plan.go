@@ -186,8 +186,11 @@ const DefaultBranch = "main"
 func (p *plan) context(secrets []string) (err error) {
 	const op = "executor.plan"
 	for what, name := range map[string]string{"session": p.session, "branch": p.branch, "home": p.home} {
-		if name != "" && !document.Name.MatchString(name) {
-			return &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: what, Err: fmt.Errorf("%.80q is not a name", name), Hint: document.NameHint}
+		if name == "" {
+			continue
+		}
+		if err := turnstone.CheckName(what, name); err != nil {
+			return &turnstone.Error{Op: op, Kind: turnstone.Invalid, Err: err}
 		}
 	}
 	for _, kv := range secrets {

@@ -27,9 +27,10 @@ func validTurnID(id turnstone.TurnID) bool { return turnID.MatchString(string(id
 //	t_…                  a turn's ID, or an ID's beginning ("t_" and at least 6 characters)
 //
 // SESSION is a name, an s_ ID or its beginning. Behind "@" a turn's ID may stand
-// too. Each form may end in ~K: K times the first parent ("~" is "~1"). What reads
-// as a number is one, also when a branch or a tag has that name. The error is of
-// kind NotFound, with the nearest name as a hint, or Invalid.
+// too, and "turn-N" for N. Each form may end in ~K: K times the first parent ("~" is
+// "~1"). What reads as a number is one, also when a branch or a tag has that name; a
+// branch or a tag of an older program that is called "turn-N" is found under that name.
+// The error is of kind NotFound, with the nearest name as a hint, or Invalid.
 func (db *DB) Resolve(ctx context.Context, ref string) (Turn, error) {
 	base, up, err := splitUp(ref)
 	if err != nil {
@@ -147,8 +148,20 @@ func (db *DB) sel(ctx context.Context, s Session, sel string) (Turn, error) {
 		}
 		names = append(names, t.Name)
 	}
+	if number, ok := turnNumber(sel); ok {
+		return db.byNumber(ctx, s, number)
+	}
 	return Turn{}, &turnstone.Error{Op: "session.resolve", Kind: turnstone.NotFound, Subject: fmt.Sprintf("%s@%.80s", s.Label(), sel),
 		Err: errors.New("there is no such branch or tag"), Hint: meant(sel, names, "turn session show "+s.Label()+" lists them")}
+}
+
+// turnNumber returns the number of a turn that is written "turn-N".
+func turnNumber(ref string) (int, bool) {
+	if !turnstone.ReadsAsTurn(ref) {
+		return 0, false
+	}
+	number, err := strconv.Atoi(strings.TrimPrefix(ref, turnstone.TurnWord))
+	return number, err == nil
 }
 
 func (db *DB) byNumber(ctx context.Context, s Session, number int) (Turn, error) {

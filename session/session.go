@@ -6,8 +6,8 @@
 package session
 
 import (
+	"errors"
 	"fmt"
-	"regexp"
 	"strings"
 	"time"
 
@@ -85,28 +85,26 @@ type Tag struct {
 	Created time.Time           `json:"created"`
 }
 
-var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
-
-// maxName is how long a name of a session, a branch or a tag may be.
-const maxName = 64
-
-// CheckName reports why name cannot be the name of a session, a branch or a tag:
-// the error is of kind Invalid. A name is 1 to 64 letters, digits, ".", "_" and
-// "-", begins with a letter or a digit, and does not look like an ID; that of a
-// branch or a tag does not look like a turn's number either. what is "session",
+// CheckName reports why a new session, branch or tag, or one of an imported session,
+// cannot be called name: the error is of kind Invalid. Beyond turnstone.CheckName a
+// name does not look like an ID or a turn of the session at hand ("turn-6"); that of
+// a branch or a tag does not look like a turn's number either. what is "session",
 // "branch" or "tag".
 func CheckName(what, name string) error {
-	hint := "a name is 1 to 64 letters, digits, '.', '_' and '-', and begins with a letter or a digit"
-	if validName.MatchString(name) {
-		switch {
-		case strings.HasPrefix(name, "t_"), strings.HasPrefix(name, "s_"):
-			hint = "names that begin with t_ or s_ would be taken for IDs"
-		case what != "session" && strings.Trim(name, "0123456789") == "":
-			hint = "a name of digits only would be taken for a turn's number"
-		default:
-			return nil
-		}
+	hint := ""
+	err := turnstone.CheckName(what, name)
+	switch {
+	case err != nil:
+		hint = turnstone.HintOf(err)
+	case strings.HasPrefix(name, "t_"), strings.HasPrefix(name, "s_"):
+		hint = "names that begin with t_ or s_ would be taken for IDs"
+	case turnstone.ReadsAsTurn(name):
+		hint = fmt.Sprintf("%s would be taken for a turn", name)
+	case what != turnstone.NameOfSession && strings.Trim(name, "0123456789") == "":
+		hint = "a name of digits only would be taken for a turn's number"
+	default:
+		return nil
 	}
-	return &turnstone.Error{Op: "session.name", Kind: turnstone.Invalid, Subject: fmt.Sprintf("%s %q", what, name),
-		Err: fmt.Errorf("is not a name"), Hint: hint}
+	return &turnstone.Error{Op: "session.name", Kind: turnstone.Invalid, Subject: fmt.Sprintf("%s %.120q", what, name),
+		Err: errors.New("is not a name"), Hint: hint}
 }

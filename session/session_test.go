@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"pgregory.net/rapid"
+
 	"turnstone.dev/turnstone"
 )
 
@@ -226,7 +228,7 @@ func TestDiverging(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	// Of a branch that is gone by then, too; and names stay short enough.
-	long := strings.Repeat("l", 64)
+	long := strings.Repeat("l", turnstone.MaxBranch)
 	must[Branch](t)(db.Fork(ctx, base, long))
 	c := must[Turn](t)(db.Start(ctx, StartTurn{Session: s.ID, Branch: long}))
 	wantKind(t, "deleting a branch in use", db.DeleteBranch(ctx, s.ID, long), turnstone.Unavailable)
@@ -441,4 +443,28 @@ func TestWeek(t *testing.T) {
 		t.Error(err)
 	}
 	finish(t, db, running)
+}
+
+// TestFreeName: what turns that came second are put on is a name that nothing has, and
+// that is not taken for a turn.
+func TestFreeName(t *testing.T) {
+	ctx := t.Context()
+	db := open(t, t.TempDir())
+	s := must[Session](t)(db.Create(ctx, "s"))
+	base := rapid.StringMatching(`[a-z][a-z0-9._/-]{0,110}|turn`).Filter(func(s string) bool { return CheckName("branch", s) == nil })
+	rapid.Check(t, func(t *rapid.T) {
+		b, n := base.Draw(t, "base"), rapid.IntRange(1, 1<<31).Draw(t, "number")
+		name, err := freeName(ctx, db.sql, s.ID, b, n)
+		if err == nil {
+			err = CheckName("branch", name)
+		}
+		if err != nil {
+			t.Fatalf("%q: %q: %v", b, name, err)
+		}
+	})
+	for _, b := range []string{"turn", strings.Repeat("a/", 49) + "bb", strings.Repeat("a", 97) + "..."} { // the last one is of an older program
+		if name, err := freeName(ctx, db.sql, s.ID, b, 6); err != nil || CheckName("branch", name) != nil {
+			t.Errorf("%q: %q, %v", b, name, err)
+		}
+	}
 }

@@ -221,14 +221,19 @@ func (db *DB) Abandon(ctx context.Context, id turnstone.TurnID) error {
 	return err
 }
 
-// freeName makes "<base>-<number>" into a name that nothing in the session has.
+// freeName makes "<base>-<number>" into a name that nothing in the session has, and
+// that is not taken for a turn.
 func freeName(ctx context.Context, q querier, s turnstone.SessionID, base string, number int) (string, error) {
 	for i := 0; ; i++ {
 		suffix := fmt.Sprintf("-%d", number)
 		if i > 0 {
 			suffix += fmt.Sprintf("-%d", i+1)
 		}
-		name := base[:min(len(base), maxName-len(suffix))] + suffix
+		// A name that is cut may not end a part of it with what no part ends with.
+		name := strings.TrimRight(base[:min(len(base), turnstone.MaxBranch-len(suffix))], "/._-") + suffix
+		if turnstone.ReadsAsTurn(name) {
+			continue
+		}
 		used, err := nameUsed(ctx, q, s, name)
 		if err != nil || used == "" {
 			return name, err

@@ -1,0 +1,77 @@
+package turnstone
+
+import (
+	"fmt"
+	"strings"
+)
+
+// The lengths of names, in bytes.
+const (
+	MaxName   = 64  // of a session or a home
+	MaxBranch = 100 // of a branch or a tag
+)
+
+// What a name can be of, for CheckName.
+const (
+	NameOfSession = "session"
+	NameOfHome    = "home"
+	NameOfBranch  = "branch"
+	NameOfTag     = "tag"
+)
+
+// CheckName reports why name cannot be a name of what; the error is of kind Invalid.
+// The name of a session or a home is 1 to MaxName letters, digits, ".", "_" and "-",
+// and begins with a letter or a digit. That of a branch or a tag is 1 to MaxBranch
+// bytes: one or more such parts with a "/" between them, none of which has ".." in it
+// or ends with "." or ".lock". So git takes every name of a branch as one
+// (git-check-ref-format(1)), and no name leads out of a folder.
+func CheckName(what, name string) error {
+	e := &Error{Op: "name", Kind: Invalid, Subject: what, Err: fmt.Errorf("%.80q is not a name", name),
+		Hint: `use up to 64 letters, digits, ".", "_" and "-", beginning with a letter or a digit`}
+	if what != NameOfBranch && what != NameOfTag {
+		if len(name) > MaxName || !namePart(name) {
+			return e
+		}
+		return nil
+	}
+	e.Hint = `use up to 100 letters, digits, ".", "_" and "-", with "/" between parts, each beginning with a letter or a digit, as fix/auth`
+	if len(name) > MaxBranch {
+		return e
+	}
+	for part := range strings.SplitSeq(name, "/") {
+		switch {
+		case !namePart(part):
+			return e
+		case strings.Contains(part, ".."), strings.HasSuffix(part, "."), strings.HasSuffix(strings.ToLower(part), ".lock"):
+			e.Err = fmt.Errorf("%.80q is not a name: no part of it has .. or ends with . or .lock", name)
+			return e
+		}
+	}
+	return nil
+}
+
+// namePart reports whether s begins with a letter or a digit, and has only these and
+// ".", "_" and "-" after it.
+func namePart(s string) bool {
+	for i := range len(s) {
+		c := s[i]
+		switch {
+		case c >= '0' && c <= '9', c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z':
+		case i > 0 && (c == '.' || c == '_' || c == '-'):
+		default:
+			return false
+		}
+	}
+	return s != ""
+}
+
+// TurnWord is how a turn of the session at hand is called: TurnWord and its number,
+// as "turn-6".
+const TurnWord = "turn-"
+
+// ReadsAsTurn reports whether name is TurnWord and digits, which no session, branch or
+// tag may be called.
+func ReadsAsTurn(name string) bool {
+	digits, ok := strings.CutPrefix(name, TurnWord)
+	return ok && digits != "" && strings.Trim(digits, "0123456789") == ""
+}
