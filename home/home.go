@@ -15,6 +15,7 @@
 //	gvisor/      images with the agent, the root of gVisor's sandboxes
 //	firecracker/ a folder for each of Firecracker's machines, as long as it runs
 //	cache/       verdicts that are costly to find out, as whether KVM works; what registries sent
+//	last-session-UID  the session that the user used last
 //	config.toml  what the host's owner says of networks; there only if somebody wrote it
 package home
 

@@ -55,7 +55,8 @@ type cli struct {
 	Help       helpCmd       `cmd:"" help:"Print the help of a command."`
 	Completion completionCmd `cmd:"" help:"Print a completion script for a shell."`
 
-	PrepareNext prepareCmd `cmd:"" hidden:"" name:"prepare-next"`
+	PrepareNext  prepareCmd      `cmd:"" hidden:"" name:"prepare-next"`
+	CompleteRefs completeRefsCmd `cmd:"" hidden:"" name:"complete-refs"`
 
 	Verbose int `short:"v" type:"counter" help:"Say more of what is done; twice: everything."`
 }
@@ -108,7 +109,7 @@ func (a *app) main(args []string) int {
 		_, _ = parser.Parse(args)
 		return exitUsage
 	}
-	kctx, err := parser.Parse(args)
+	kctx, err := parser.Parse(shortRefs(parser.Model.Node, args))
 	if *exited {
 		return exitOK
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"reflect"
 	"strings"
 
 	"github.com/alecthomas/kong"
@@ -47,7 +48,8 @@ type completion struct {
 	// sandboxes says that its arguments are sandboxes, copies that they are paths here
 	// or in one.
 	sandboxes, copies bool
-	sessions          bool // its arguments are sessions, or turns, which begin with one
+	// sessions says that its arguments are sessions, refs that they are turns.
+	sessions, refs bool
 }
 
 type word struct{ name, help string }
@@ -64,7 +66,8 @@ func completions(node *kong.Node, path string) []completion {
 		c.commands = c.commands || p.Name == "command"
 		c.sandboxes = c.sandboxes || p.Name == "sandbox"
 		c.copies = c.copies || p.Name == "src"
-		c.sessions = c.sessions || p.Name == "session" || p.Name == "ref" || p.Name == "from"
+		c.sessions = c.sessions || p.Name == "session"
+		c.refs = c.refs || p.Name == "ref" || p.Name == "from" || p.Target.Type() == reflect.TypeFor[statePath]()
 		for _, v := range p.EnumSlice() {
 			if v != "" {
 				c.words = append(c.words, word{name: v})
@@ -86,8 +89,15 @@ func completions(node *kong.Node, path string) []completion {
 // each of the shells.
 const listImages = "turn template ls --names 2>/dev/null"
 
-// listSessions prints the names of the sessions there are.
-const listSessions = "turn session ls --names 2>/dev/null"
+// listSessions prints the names of the sessions there are, and "-" where one is at hand.
+const listSessions = "turn complete-refs --sessions 2>/dev/null"
+
+// listRefs prints the turns that the word so far, which a shell has in a variable, can
+// become: sessions, turns of the session at hand; behind SESSION@ its branches and tags.
+const (
+	bashRefs = "turn complete-refs -- \"$ref\" 2>/dev/null"
+	fishRefs = "turn complete-refs -- (commandline -ct) 2>/dev/null"
+)
 
 // listSandboxes prints the sandboxes there are, by name if they have one.
 const listSandboxes = `turn sandbox ls 2>/dev/null | awk 'NR > 1 { print $2 == "-" ? $1 : $2 }'`
@@ -104,6 +114,8 @@ func (c *completion) list() string {
 		return listSandboxes
 	case c.copies:
 		return listPlaces
+	case c.refs:
+		return bashRefs
 	case c.sessions:
 		return listSessions
 	}
@@ -156,6 +168,10 @@ func takesFile(f *kong.Flag) bool { return f.Name == "output" || f.Name == "add"
 func bashCompletion(b *strings.Builder, all []completion) {
 	b.WriteString("_turn() {\n" +
 		"  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} path= word i\n" +
+		// bash takes "@" for the end of a word: ref is the whole of it.
+		"  local ref=$cur before=${COMP_WORDS[COMP_CWORD-2]-}\n" +
+		"  [[ $cur != @ || $COMP_CWORD -lt 2 ]] || ref=$prev@\n" +
+		"  [[ $prev != @ ]] || ref=$before@$cur\n" +
 		"  for ((i = 1; i < COMP_CWORD; i++)); do\n" +
 		"    word=${COMP_WORDS[i]}\n" +
 		"    case \"$path $word\" in\n")
@@ -207,6 +223,9 @@ func bashCompletion(b *strings.Builder, all []completion) {
 			words = "\"$(" + list + ")\""
 		}
 		files := ""
+		if c.refs { // what stands before the last "@" is there already
+			files = "; [[ $ref != *@* || $ref == \"$cur\" ]] || COMPREPLY=($(compgen -W \"$(" + bashRefs + ")\" -- \"$ref\")) COMPREPLY=(\"${COMPREPLY[@]#\"${ref%@*}@\"}\")"
+		}
 		if c.copies { // a path follows the colon
 			files = "; [[ ${COMPREPLY[*]} != *: ]] || compopt -o nospace 2>/dev/null || true"
 		}
@@ -232,6 +251,9 @@ func fishCompletion(b *strings.Builder, all []completion) {
 			fmt.Fprintf(b, "complete -c turn -n %s -F\n", fishQuote(when))
 		}
 		if list := c.list(); list != "" {
+			if c.refs {
+				list = fishRefs
+			}
 			fmt.Fprintf(b, "complete -c turn -n %s -a %s\n", fishQuote(when), fishQuote("("+list+")"))
 		}
 		for _, f := range c.flags {

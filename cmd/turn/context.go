@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"os"
 	"strings"
 	"time"
 
@@ -27,6 +28,37 @@ func (a *app) withExecutor(f func(ctx context.Context, x *executor.Executor) err
 		return err
 	}
 	return &exitError{codeOf(err), err}
+}
+
+// sessionAtHand names the session at hand in the place of the last one that was used.
+const sessionAtHand = "TURN_SESSION"
+
+// withRefs is withExecutor for a command whose arguments refs name sessions or turns. What
+// stands for the session at hand is replaced; if all goes well, and also when the command
+// says no by its exit status alone, the session that the first one names is the one at hand.
+func (a *app) withRefs(refs []*string, f func(ctx context.Context, x *executor.Executor) error) error {
+	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+		given := *refs[0]
+		if err := expand(ctx, x, refs...); err != nil {
+			return err
+		}
+		err := f(ctx, x)
+		var exit *exitError
+		if err == nil || errors.As(err, &exit) && exit.err == nil {
+			x.NoteUse(ctx, given)
+		}
+		return err
+	})
+}
+
+// expand replaces what stands for the session at hand.
+func expand(ctx context.Context, x *executor.Executor, refs ...*string) (err error) {
+	for _, ref := range refs {
+		if *ref, err = x.Expand(ctx, *ref, os.Getenv(sessionAtHand)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // shortID is as much of a turn's ID as tells it from others in practice: the time

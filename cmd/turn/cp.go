@@ -24,7 +24,7 @@ const maxSkips = 20
 
 // Run copies the file or folder.
 func (c *cpCmd) Run(a *app) error {
-	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+	return a.withRefs([]*string{&c.Path.ref}, func(ctx context.Context, x *executor.Executor) error {
 		skipped := 0
 		err := x.CopyOut(ctx, c.Path.ref, c.Path.path, c.Dest, func(name, why string) {
 			if skipped++; skipped <= maxSkips {

@@ -32,7 +32,12 @@ Patches are those of git, but for binary files, of which they say only that they
 
 // Run prints what differs.
 func (c *diffCmd) Run(a *app) error {
-	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+	return a.withRefs([]*string{&c.From}, func(ctx context.Context, x *executor.Executor) error {
+		if strings.HasPrefix(c.To, "-") || strings.HasPrefix(c.To, "@") { // all else is of From's session
+			if err := expand(ctx, x, &c.To); err != nil {
+				return err
+			}
+		}
 		d, err := x.Diff(ctx, executor.DiffRequest{From: c.From, To: c.To, Text: c.Patch, Stat: c.Stat})
 		if err != nil {
 			return err

@@ -15,7 +15,7 @@ type forkCmd struct {
 
 // Run makes the branch.
 func (c *forkCmd) Run(a *app) error {
-	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+	return a.withRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
 		fork := x.Fork
 		if c.Live {
 			fork = x.ForkLive

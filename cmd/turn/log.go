@@ -28,7 +28,7 @@ its title.`
 
 // Run lists the turns.
 func (c *logCmd) Run(a *app) error {
-	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+	return a.withRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
 		log, err := x.Log(ctx, c.Ref, c.Max)
 		if err != nil {
 			return err

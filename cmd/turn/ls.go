@@ -41,7 +41,7 @@ that are no text is quoted, as "a\nb". --json has every name as it is.`
 
 // Run lists files of a state.
 func (c *lsCmd) Run(a *app) error {
-	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+	return a.withRefs([]*string{&c.Path.ref}, func(ctx context.Context, x *executor.Executor) error {
 		out := bufio.NewWriter(a.stdout)
 		err := x.ListFiles(ctx, c.Path.ref, c.Path.path, c.Recursive, func(f executor.FileInfo) error {
 			switch {
@@ -101,7 +101,7 @@ type catCmd struct {
 
 // Run prints a file of a state.
 func (c *catCmd) Run(a *app) error {
-	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+	return a.withRefs([]*string{&c.Path.ref}, func(ctx context.Context, x *executor.Executor) error {
 		in, err := x.OpenFile(ctx, c.Path.ref, c.Path.path)
 		if err != nil {
 			return err

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"strconv"
@@ -81,6 +83,23 @@ func (c *mergeCmd) request() executor.MergeRequest {
 	return req
 }
 
+// merge merges. FROM is of the session at hand only where no session is named.
+func (c *mergeCmd) merge(ctx context.Context, x *executor.Executor) (*executor.MergeReport, error) {
+	given := cmp.Or(c.Session, c.From)
+	named := []*string{&c.Session}
+	if c.Session == "" || strings.HasPrefix(c.From, "-") || strings.HasPrefix(c.From, "@") {
+		named = append(named, &c.From)
+	}
+	if err := expand(ctx, x, named...); err != nil {
+		return nil, err
+	}
+	rep, err := x.Merge(ctx, c.request())
+	if err == nil && (c.Session != "" || strings.Contains(given, "@")) { // else it is a branch
+		x.NoteUse(ctx, given)
+	}
+	return rep, err
+}
+
 // Run merges.
 func (c *mergeCmd) Run(a *app) error {
 	h, err := home.Open()
@@ -92,7 +111,7 @@ func (c *mergeCmd) Run(a *app) error {
 	defer stop()
 	x := executor.New(h)
 	defer func() { _ = x.Close() }()
-	rep, err := x.Merge(ctx, c.request())
+	rep, err := c.merge(ctx, x)
 	if err != nil {
 		return &exitError{codeOf(err), err}
 	}

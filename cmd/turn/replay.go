@@ -43,7 +43,14 @@ func (c *replayCmd) Run(a *app) error {
 	p := newProgress(a.stderr, styleOf(a.stderr, c.Quiet), 0)
 	a.logTo(p)
 	ctx, stop := interruptible(func(s string) { p.Say("turn: %s", s) }, exitAborted)
-	rep, err := executor.New(h).Replay(ctx, c.Ref, executor.ReplayOptions{Secrets: secrets, Substrate: c.Substrate}, p)
+	x, given := executor.New(h), c.Ref
+	var rep *executor.Replay
+	if err = expand(ctx, x, &c.Ref); err == nil {
+		rep, err = x.Replay(ctx, c.Ref, executor.ReplayOptions{Secrets: secrets, Substrate: c.Substrate}, p)
+	}
+	if rep != nil {
+		x.NoteUse(ctx, given)
+	}
 	p.Close()
 	stop()
 	switch {

@@ -33,7 +33,7 @@ func (c *resumeCmd) Run(a *app) error {
 	if c.TTL != nil {
 		ttl = *c.TTL
 	}
-	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+	return a.withRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
 		p := newProgress(a.stderr, styleOf(a.stderr, c.Quiet), 0)
 		info, err := x.Resume(ctx, c.Ref, c.Name, ttl, p.Preparing)
 		p.Close()

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -91,7 +92,11 @@ func (c *runCmd) Run(a *app) error {
 	p := newProgress(a.stderr, styleOf(a.stderr, c.Quiet), len(doc.Steps))
 	a.logTo(p)
 	ctx, stop := interruptible(func(s string) { p.Say("turn: %s", s) }, exitAborted)
-	turn, err := executor.New(h).Run(ctx, req, p)
+	x := executor.New(h)
+	var turn *executor.Turn
+	if err = c.expand(ctx, x, &req); err == nil {
+		turn, err = x.Run(ctx, req, p)
+	}
 	p.Close()
 	stop()
 	if turn == nil {
@@ -101,6 +106,7 @@ func (c *runCmd) Run(a *app) error {
 		return &exitError{exitAborted, undelivered(h, turn, err)}
 	}
 	if named := c.session() != "" || doc.Front.Session != ""; named {
+		x.NoteUse(context.Background(), turn.Session)
 		prepareNext(turn)
 	}
 	c.summary(a, turn)
@@ -113,6 +119,19 @@ func (c *runCmd) session() string {
 		return ""
 	}
 	return *c.Session
+}
+
+// expand replaces what stands for the session at hand. A session that TURN_SESSION names
+// need not exist yet.
+func (c *runCmd) expand(ctx context.Context, x *executor.Executor, req *executor.Request) error {
+	if named := os.Getenv(sessionAtHand); req.Session == "-" && named != "" {
+		req.Session = named
+	}
+	refs := []*string{&req.Session}
+	if req.NetworkRules != nil && c.Network.rules.ReplayOf != "" {
+		refs = append(refs, &req.NetworkRules.ReplayOf)
+	}
+	return expand(ctx, x, refs...)
 }
 
 // request makes the flags into the executor's request.

@@ -37,7 +37,9 @@ func TestScript(t *testing.T) {
 		Condition:           condition(""),
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("TURN_HOME", filepath.Join(env.WorkDir, "home"))
-			return nil
+			past, err := filepath.Abs("testdata/session.tzst") // research, with turns and files
+			env.Setenv("PAST", past)
+			return err
 		},
 	})
 }
@@ -176,7 +178,7 @@ func isFile(path string) bool {
 // environ returns the variables of the script that turn can see.
 func environ(ts *testscript.TestScript) []string {
 	var env []string
-	for _, key := range []string{"PATH", "HOME", "TMPDIR", "TURN_HOME", "TURN_AGENT", "TURN_KERNEL", "TURN_BACKGROUND", "TURN_SUBSTRATE", "TURN_RUNSC", "API_TOKEN", "KEY", "SSL_CERT_FILE", "TERM", "NO_COLOR"} {
+	for _, key := range []string{"PATH", "HOME", "TMPDIR", "TURN_HOME", "TURN_AGENT", "TURN_KERNEL", "TURN_BACKGROUND", "TURN_SUBSTRATE", "TURN_RUNSC", "TURN_SESSION", "API_TOKEN", "KEY", "SSL_CERT_FILE", "TERM", "NO_COLOR"} {
 		if v := ts.Getenv(key); v != "" {
 			env = append(env, key+"="+v)
 		}

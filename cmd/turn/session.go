@@ -74,7 +74,7 @@ type sessionShowCmd struct {
 
 // Run shows the session.
 func (c *sessionShowCmd) Run(a *app) error {
-	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+	return a.withRefs([]*string{&c.Session}, func(ctx context.Context, x *executor.Executor) error {
 		g, err := x.Session(ctx, c.Session)
 		if err != nil {
 			return err
@@ -126,6 +126,11 @@ is not removed.`
 // Run removes the sessions, in order, up to the first that cannot be.
 func (c *sessionRmCmd) Run(a *app) error {
 	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+		for i := range c.Sessions {
+			if err := expand(ctx, x, &c.Sessions[i]); err != nil {
+				return err
+			}
+		}
 		if c.Branch != "" {
 			return x.RemoveBranch(ctx, c.Sessions[0], c.Branch)
 		}
@@ -150,7 +155,7 @@ type sessionRenameCmd struct {
 
 // Run renames the session.
 func (c *sessionRenameCmd) Run(a *app) error {
-	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+	return a.withRefs([]*string{&c.Session}, func(ctx context.Context, x *executor.Executor) error {
 		_, err := x.Rename(ctx, c.Session, c.Name)
 		return err
 	})
@@ -163,7 +168,7 @@ type sessionTagCmd struct {
 
 // Run tags the turn.
 func (c *sessionTagCmd) Run(a *app) error {
-	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+	return a.withRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
 		_, err := x.Tag(ctx, c.Ref, c.Name)
 		return err
 	})
@@ -176,7 +181,7 @@ type sessionUntagCmd struct {
 
 // Run removes the tag.
 func (c *sessionUntagCmd) Run(a *app) error {
-	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+	return a.withRefs([]*string{&c.Session}, func(ctx context.Context, x *executor.Executor) error {
 		return x.Untag(ctx, c.Session, c.Name)
 	})
 }
@@ -190,7 +195,7 @@ type sessionExportCmd struct {
 
 // Run exports the session.
 func (c *sessionExportCmd) Run(a *app) error {
-	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+	return a.withRefs([]*string{&c.Session}, func(ctx context.Context, x *executor.Executor) error {
 		if c.Output == "-" {
 			_, err := x.Export(ctx, executor.ExportRequest{Session: c.Session, Full: c.Full}, a.stdout)
 			return err

@@ -18,6 +18,13 @@ type showCmd struct {
 	JSON    bool `name:"json" help:"Print all that is kept of it as JSON; with --files, what it changed."`
 }
 
+// Help is shown below the flags' summary.
+func (c *showCmd) Help() string {
+	return `The session at hand, which was named last or is named by TURN_SESSION, has short
+names: turn-6 is its turn 6, - the session, and -@BRANCH, -@N, -~K what SESSION@BRANCH,
+SESSION@N and SESSION~K are of it. They stand wherever a session or a turn is named.`
+}
+
 // Validate is called by kong.
 func (c *showCmd) Validate() error {
 	if c.Receipt && (c.Files || c.JSON) {
@@ -28,7 +35,7 @@ func (c *showCmd) Validate() error {
 
 // Run shows the turn.
 func (c *showCmd) Run(a *app) error {
-	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+	return a.withRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
 		if c.Receipt {
 			receipt, err := x.Receipt(ctx, c.Ref)
 			if err != nil {

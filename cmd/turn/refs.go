@@ -1,0 +1,133 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/alecthomas/kong"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/executor"
+)
+
+// shortRefs rewrites arguments that name the session at hand in a form that kong takes for
+// flags: "-@3" becomes "@3", and "-~1" and "-:/path" are of the branch main. The values
+// of flags, what comes after "--", and the arguments of commands that pass theirs on stay
+// as they are.
+func shortRefs(root *kong.Node, args []string) []string {
+	out := make([]string, 0, len(args))
+	node, value := root, false // value: the argument is the value of the flag before it
+	for i, arg := range args {
+		switch {
+		case arg == "--" || passesOn(node):
+			return append(out, args[i:]...)
+		case value:
+			value = false
+		case strings.HasPrefix(arg, "-@"):
+			arg = arg[1:]
+		case strings.HasPrefix(arg, "-~"), strings.HasPrefix(arg, "-:"):
+			arg = "@main" + arg[1:]
+		case len(arg) > 1 && arg[0] == '-':
+			value = wantsValue(node, arg)
+		default:
+			for _, child := range node.Children {
+				if child.Name == arg {
+					node = child
+					break
+				}
+			}
+		}
+		out = append(out, arg)
+	}
+	return out
+}
+
+// passesOn reports whether the arguments of a command are those of a program.
+func passesOn(node *kong.Node) bool {
+	for _, p := range node.Positional {
+		if p.Passthrough {
+			return true
+		}
+	}
+	return false
+}
+
+// wantsValue reports whether the argument after a flag is its value.
+func wantsValue(node *kong.Node, arg string) bool {
+	for _, group := range node.AllFlags(false) {
+		for _, f := range group {
+			if arg == "--"+f.Name || f.Short != 0 && arg[1] != '-' && strings.HasSuffix(arg, string(f.Short)) {
+				return takesValue(f)
+			}
+		}
+	}
+	return false
+}
+
+type completeRefsCmd struct {
+	Word     string `arg:"" optional:"" help:"What was typed of the reference."`
+	Sessions bool   `help:"Print sessions only."`
+}
+
+// completeTurns is how many turns of the session at hand are offered, the newest first.
+const completeTurns = 20
+
+// Run prints what the shell offers for a reference. It never fails: a shell that completes
+// has no place for a message.
+func (c *completeRefsCmd) Run(a *app) error {
+	_ = a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+		if name, _, ok := strings.Cut(c.Word, "@"); ok {
+			return completeSelectors(ctx, a, x, name)
+		}
+		all, err := x.Sessions(ctx)
+		if err != nil {
+			return err
+		}
+		for _, s := range all {
+			if s.Name != "" {
+				fmt.Fprintln(a.stdout, s.Name)
+			}
+		}
+		hand, err := x.AtHand(ctx, os.Getenv(sessionAtHand))
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(a.stdout, "-")
+		if c.Sessions {
+			return nil
+		}
+		g, err := x.Log(ctx, string(hand.ID), completeTurns)
+		if err != nil {
+			return err
+		}
+		for _, t := range g.Turns {
+			fmt.Fprintf(a.stdout, "%s%d\n", turnstone.TurnWord, t.Number)
+		}
+		return nil
+	})
+	return nil
+}
+
+// completeSelectors prints the branches and tags of a session, which name stands for.
+func completeSelectors(ctx context.Context, a *app, x *executor.Executor, name string) error {
+	ref := name
+	if ref == "" {
+		ref = "-"
+	}
+	if err := expand(ctx, x, &ref); err != nil {
+		return err
+	}
+	g, err := x.Session(ctx, ref)
+	if err != nil {
+		return err
+	}
+	for _, b := range g.Branches {
+		fmt.Fprintln(a.stdout, name+"@"+b.Name)
+	}
+	for _, t := range g.Tags {
+		fmt.Fprintln(a.stdout, name+"@"+t.Name)
+	}
+	return nil
+}
