@@ -56,6 +56,8 @@ build: bin/runsc ## build bin/turn and bin/runsc
 bin/runsc: $(RUNSC_INPUTS)
 	@mkdir -p bin
 	cd runsc && $(GO) run -mod=readonly ./overlay ../.cache/runsc
+	cd runsc && CGO_ENABLED=0 $(GO) run -mod=readonly -modfile ../.cache/runsc/go.mod -trimpath -buildvcs=false \
+		gvisor.dev/gvisor/runsc/boot/filter/turnstonegen ../.cache/runsc/gvisor/runsc/boot/filter/turnstone_programs.go
 	cd runsc && CGO_ENABLED=0 $(GO) build -mod=readonly -modfile ../.cache/runsc/go.mod -trimpath -buildvcs=false \
 		-ldflags '-s -w -X gvisor.dev/gvisor/runsc/version.version=$(RUNSC_VERSION)' -o ../bin/runsc .
 

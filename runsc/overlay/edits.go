@@ -192,4 +192,68 @@ var edits = []edit{
 		return util.Errorf("Rootless mode not supported with %q outside of a user namespace", r.Name())
 	}
 `},
+
+	// CPUs and threads. The sandbox sees as many CPUs as it was given, and as many threads
+	// run the code of one of its processes. gVisor's own kernel has two threads at least.
+	{"threads: of the kernel", "runsc/boot/loader.go", `	gomaxprocs.SetBase(args.NumCPU)
+`, `	gomaxprocs.SetBase(kernelThreads(args.NumCPU))
+`},
+	{"threads: of a process in the sandbox", "pkg/sentry/platform/systrap/systrap.go", `		maxSysmsgThreads = runtime.GOMAXPROCS(0)
+`, `		maxSysmsgThreads = runtime.GOMAXPROCS(0)
+		if opts.ApplicationCores > 0 {
+			maxSysmsgThreads = opts.ApplicationCores
+		}
+`},
+
+	// One program instead of three: the sandbox's process neither executes itself again
+	// to lose its rights, nor executes a helper to unmount /proc.
+	{"runsc: rights are given away without another execution", "runsc/cmd/sentry/sentrycmd/boot.go", `		if !conf.Rootless {
+			// /proc is umounted from a forked process, because the
+`, `		if !b.applyCaps {
+			b.renounce(timer)
+		} else if !conf.Rootless {
+			// /proc is umounted from a forked process, because the
+`},
+
+	// The seccomp filter is compiled by the build, as gVisor's own build does. One rule has
+	// the number of the process that compiles it where it should have that of the sandbox's.
+	{"seccomp: the compiled filter", "runsc/boot/filter/filter_precompiled.go", `	programs := make(map[string]precompiledseccomp.Program)
+`, `	programs := make(map[string]precompiledseccomp.Program)
+	registerTurnstone(programs)
+`},
+	{"seccomp: the process's number is known later", "pkg/sentry/platform/systrap/filters.go", `			seccomp.EqualTo(os.Getpid()),
+`, `			seccomp.EqualTo(vars.GetUint64("self_pid")),
+`},
+	{"seccomp: the process's number is known later, import", "pkg/sentry/platform/systrap/filters.go", `import (
+	"os"
+
+`, `import (
+`},
+
+	// What a start does that a sandbox has no use for.
+	{"start: garbage is collected later", "runsc/cmd/sentry/sentrycmd/boot.go", `	timer.Reached("boot subcommand dispatched")
+`, `	timer.Reached("boot subcommand dispatched")
+	collectLater()
+`},
+	// The points of a trace, one of each system call, take 7 ms to register.
+	{"start: no trace points without a trace", "runsc/boot/loader.go", `	seccheck.Initialize()
+	args.StartupTimer.Reached("seccheck initialized")
+`, `	if args.PodInitConfigFD >= 0 {
+		seccheck.Initialize()
+	}
+	args.StartupTimer.Reached("seccheck initialized")
+`},
+	// 128 readers are for storage across a network. Each is a thread, and so many more are
+	// added to GOMAXPROCS while they are there.
+	{"start: few readers of a checkpoint's pages", "pkg/sentry/state/stateio/pagesfile.go", `	pagesFileFDDefaultMaxParallel = 128
+`, `	pagesFileFDDefaultMaxParallel = 4
+`},
+	// Each of these counters is an object of its own in a checkpoint. The host's network
+	// sees no packet of the sandbox's stack.
+	{"start: fewer counters of fragments, IPv4", "pkg/tcpip/network/ipv4/ipv4.go", `	buckets = 2048
+`, `	buckets = 64
+`},
+	{"start: fewer counters of fragments, IPv6", "pkg/tcpip/network/ipv6/ipv6.go", `	buckets = 2048
+`, `	buckets = 64
+`},
 }
