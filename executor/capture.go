@@ -45,6 +45,7 @@ type capture struct {
 	file       *os.File
 	checked    int64 // size at the last look at the free space
 	note       string
+	kept       bool // there is a file, and it is whole
 }
 
 func newCapture(dir, shown, file string, live func([]byte)) *capture {
@@ -156,6 +157,18 @@ func (c *capture) whole() (io.ReadCloser, error) {
 	return os.Open(c.path)
 }
 
+// sync makes the file durable, after finish, if there is one.
+func (c *capture) sync() error {
+	if c.path == "" || !c.kept {
+		return nil
+	}
+	f, err := os.Open(c.path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
 // finish returns the output. An output that the receipt cannot show whole is in
 // the file afterwards.
 func (c *capture) finish() document.Output {
@@ -168,7 +181,7 @@ func (c *capture) finish() document.Output {
 		if err := c.file.Close(); err != nil {
 			c.drop(err)
 		} else {
-			out.File = c.name
+			out.File, c.kept = c.name, true
 		}
 		c.file = nil
 	}

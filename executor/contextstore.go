@@ -71,6 +71,20 @@ func (x *Executor) openContext(ctx context.Context) (*contextStore, error) {
 	if err != nil {
 		return nil, err
 	}
+	return x.openStore(ctx, db, blobs, dir)
+}
+
+// openWithoutSessions opens what there is when the sessions cannot be read. The
+// database of what it returns is nil.
+func (x *Executor) openWithoutSessions(ctx context.Context) (*contextStore, error) {
+	blobs, dir, err := x.blobs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return x.openStore(ctx, nil, blobs, dir)
+}
+
+func (x *Executor) openStore(ctx context.Context, db *session.DB, blobs blob.Store, dir string) (_ *contextStore, err error) {
 	cs := &contextStore{db: db, blobs: blobs, templates: &templateContents{dir: x.home.Path("templates")}}
 	if cs.store, err = store.Open(ctx, dir, cs.blobs, store.Options{Fault: x.fault}); err != nil {
 		return nil, errors.Join(err, cs.close())
@@ -106,7 +120,11 @@ func (cs *contextStore) close() error {
 	if c, ok := cs.blobs.(io.Closer); ok {
 		errs = append(errs, c.Close())
 	}
-	return errors.Join(append(errs, cs.templates.Close(), cs.db.Close())...)
+	errs = append(errs, cs.templates.Close())
+	if cs.db != nil {
+		errs = append(errs, cs.db.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // blobs returns where the packs lie, and the folder with what is local of the store.

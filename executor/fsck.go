@@ -2,6 +2,7 @@ package executor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"turnstone.dev/turnstone"
@@ -48,20 +49,29 @@ func (r *FsckReport) add(p FsckProblem) {
 
 // Fsck reads and checks every object of the store, and checks that all that the
 // turns of all sessions need is there, and that their trees have the FS hashes and
-// hard links that they are said to have. It changes nothing but the store's index,
-// which can be made again.
+// hard links that they are said to have. When the sessions are damaged or lost, that is
+// a problem as others, and the rest is checked all the same. It changes nothing but the
+// store's index, which can be made again.
 func (x *Executor) Fsck(ctx context.Context) (*FsckReport, error) {
-	cs, err := x.context(ctx)
-	if err != nil {
-		return nil, err
-	}
 	rep := &FsckReport{Problems: []FsckProblem{}}
-	found, err := cs.db.Check(ctx)
+	cs, err := x.context(ctx)
+	if turnstone.KindOf(err) == turnstone.Integrity {
+		x.noSessions(rep, err)
+		if cs, err = x.openWithoutSessions(ctx); err == nil {
+			defer func() { _ = cs.close() }()
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
-	for _, line := range found {
-		rep.add(FsckProblem{Where: x.home.Path("context.db"), Error: line})
+	if cs.db != nil {
+		found, err := cs.db.Check(ctx)
+		if err := x.orProblem(ctx, rep, err); err != nil {
+			return nil, err
+		}
+		for _, line := range found {
+			rep.add(FsckProblem{Where: x.home.Path("context.db"), Error: line})
+		}
 	}
 	damaged := map[turnstone.Digest]bool{}
 	rep.Store, err = cs.store.Fsck(ctx, func(p store.Problem) {
@@ -78,11 +88,34 @@ func (x *Executor) Fsck(ctx context.Context) (*FsckReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	return rep, cs.checkTurns(ctx, rep, damaged)
+	return rep, x.checkTurns(ctx, cs, rep, damaged)
+}
+
+// noSessions reports that the sessions cannot be read, and what then is not checked.
+func (x *Executor) noSessions(rep *FsckReport, err error) {
+	rep.add(FsckProblem{Where: x.home.Path("context.db"), Error: fmt.Sprintf("%v; what its turns need is not checked", causeOf(err))})
+}
+
+// causeOf is err without what it is about, when that is known.
+func causeOf(err error) error {
+	var te *turnstone.Error
+	if errors.As(err, &te) && te.Err != nil {
+		return te.Err
+	}
+	return err
+}
+
+// orProblem reports that the sessions are damaged, and returns any other error.
+func (x *Executor) orProblem(ctx context.Context, rep *FsckReport, err error) error {
+	if err == nil || ctx.Err() != nil || turnstone.KindOf(err) != turnstone.Integrity {
+		return err
+	}
+	x.noSessions(rep, err)
+	return nil
 }
 
 // checkTurns checks that all that turns need is there.
-func (cs *contextStore) checkTurns(ctx context.Context, rep *FsckReport, damaged map[turnstone.Digest]bool) error {
+func (x *Executor) checkTurns(ctx context.Context, cs *contextStore, rep *FsckReport, damaged map[turnstone.Digest]bool) error {
 	seen := map[turnstone.Digest]bool{}
 	first := func(d turnstone.Digest) bool {
 		news := !seen[d]
@@ -113,15 +146,20 @@ func (cs *contextStore) checkTurns(ctx context.Context, rep *FsckReport, damaged
 	}
 	layers, err := cs.layers(ctx)
 	if err != nil {
-		return err
+		if err = r.failed("templates", err); err != nil {
+			return err
+		}
 	}
 	for _, l := range layers {
 		if err := r.tree(ctx, "template "+l.Spec.Short(), l.Tree); err != nil {
 			return err
 		}
 	}
+	if cs.db == nil {
+		return nil
+	}
 	all, err := cs.db.Every(ctx)
-	if err != nil {
+	if err := x.orProblem(ctx, rep, err); err != nil {
 		return err
 	}
 	sessions := map[turnstone.SessionID]bool{}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/image"
 	"turnstone.dev/turnstone/session"
@@ -37,9 +39,10 @@ type GCReport struct {
 	Turns    []session.Turn    `json:"turns"`
 	Store    store.Swept       `json:"store"`        // of a dry run: objects only
 	Folders  int               `json:"turn_folders"` // below turns/, of turns that are in no session
-	Leases   int               `json:"leases"`       // left by processes that were killed
+	Captures int               `json:"captures"`     // outputs of turns that were killed, which no receipt names
+	Leases   int               `json:"leases"`       // left by processes that were killed; a dry run does not count them
 	Images   int               `json:"images"`       // of the cache, that led to turns that are gone
-	Freed    int64             `json:"freed_bytes"`  // packs, images and folders
+	Freed    int64             `json:"freed_bytes"`  // packs, images and folders; of a dry run: without packs
 	Remain   int               `json:"turns_remain"`
 	Objects  int               `json:"objects_remain"`
 }
@@ -83,10 +86,10 @@ func (x *Executor) GC(ctx context.Context, req GCRequest) (*GCReport, error) {
 	if err := x.sweepFolders(ctx, cs, rep, req); err != nil {
 		return nil, err
 	}
+	if err := cs.pruneImages(ctx, rep); err != nil {
+		return nil, err
+	}
 	if !req.DryRun {
-		if err := cs.pruneImages(ctx, rep); err != nil {
-			return nil, err
-		}
 		rep.Leases, err = cs.db.SweepLeases(ctx)
 	}
 	return rep, err
@@ -98,9 +101,15 @@ func (cs *contextStore) pruneImages(ctx context.Context, rep *GCReport) error {
 	if err != nil {
 		return err
 	}
+	gone := map[turnstone.TurnID]bool{} // of a dry run they are still there
+	for _, t := range rep.Turns {
+		gone[t.ID] = true
+	}
 	records := map[turnstone.Digest]bool{}
 	for _, t := range all {
-		records[t.Record] = true
+		if !gone[t.ID] {
+			records[t.Record] = true
+		}
 	}
 	layers, err := cs.layers(ctx)
 	if err != nil {
@@ -110,7 +119,7 @@ func (cs *contextStore) pruneImages(ctx context.Context, rep *GCReport) error {
 		records[l.Tree.Root] = true
 	}
 	var freed int64
-	rep.Images, freed, err = cs.images.Prune(func(r image.Recipe) bool { return records[r.Newest] })
+	rep.Images, freed, err = cs.images.Prune(func(r image.Recipe) bool { return records[r.Newest] }, rep.DryRun)
 	rep.Freed += freed
 	return err
 }
@@ -196,7 +205,8 @@ func (cs *contextStore) wouldSweep(ctx context.Context, rep *GCReport) error {
 	return err
 }
 
-// sweepFolders removes the folders of turns that are in no session and are old.
+// sweepFolders removes the folders of turns that are in no session and are old, and
+// what turns that were cut off left in theirs.
 func (x *Executor) sweepFolders(ctx context.Context, cs *contextStore, rep *GCReport, req GCRequest) error {
 	entries, err := os.ReadDir(x.home.Path("turns"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -210,29 +220,52 @@ func (x *Executor) sweepFolders(ctx context.Context, cs *contextStore, rep *GCRe
 		expired[t.ID] = true
 	}
 	for _, e := range entries {
-		id := turnstone.TurnID(e.Name())
 		if !e.IsDir() || !strings.HasPrefix(e.Name(), "t_") || ctx.Err() != nil {
 			continue
 		}
-		_, err := cs.db.Turn(ctx, id)
-		if err == nil && !expired[id] || err != nil && turnstone.KindOf(err) != turnstone.NotFound {
-			continue
-		}
-		// A turn that is not in the database yet is about to be.
-		if i, err := e.Info(); err != nil || !expired[id] && req.Now.Sub(i.ModTime()) < max(req.KeepAnonymous, time.Hour) {
-			continue
-		}
 		dir := x.home.Path("turns", e.Name())
+		if err := cs.sweepFolder(ctx, dir, expired[turnstone.TurnID(e.Name())], rep, req); err != nil {
+			return &turnstone.Error{Op: "executor.gc", Kind: turnstone.Unavailable, Subject: dir, Err: err, Hint: "check its permissions"}
+		}
+	}
+	return nil
+}
+
+func (cs *contextStore) sweepFolder(ctx context.Context, dir string, expired bool, rep *GCReport, req GCRequest) error {
+	lock, err := lockFolder(dir, unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, fs.ErrNotExist) {
+		return nil // its turn runs, or another gc was here
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = lock.Close() }()
+	t, err := cs.db.Turn(ctx, turnstone.TurnID(filepath.Base(dir)))
+	if err != nil && turnstone.KindOf(err) != turnstone.NotFound {
+		return nil
+	}
+	known := err == nil
+	st, err := lock.Stat()
+	if err != nil {
+		return err
+	}
+	// A replay is in no session: what it left stays for a while.
+	if expired || !known && req.Now.Sub(st.ModTime()) >= max(req.KeepAnonymous, time.Hour) {
 		size := diskUse(dir)
 		if !req.DryRun {
-			if err := os.RemoveAll(dir); err != nil {
-				return &turnstone.Error{Op: "executor.gc", Kind: turnstone.Unavailable, Subject: dir, Err: err, Hint: "check its permissions"}
-			}
+			err = os.RemoveAll(dir)
 		}
 		rep.Folders++
 		rep.Freed += size
+		return err
 	}
-	return nil
+	if known && !t.Interrupted() {
+		return nil
+	}
+	files, freed, err := sweepCaptures(dir, req.DryRun)
+	rep.Captures += files
+	rep.Freed += freed
+	return err
 }
 
 // diskUse is what the files below dir take up, in bytes; what cannot be read counts nothing.

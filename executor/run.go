@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -14,7 +13,6 @@ import (
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/secret"
-	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/trace"
 	"turnstone.dev/turnstone/wire"
 )
@@ -61,9 +59,8 @@ func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, e
 	r.scripts, r.commands = parseScripts(req.Document), make([]*commands, len(req.Document.Steps))
 	r.outputs, r.networks = make([][2]*capture, len(req.Document.Steps)), make([]*NetworkReport, len(req.Document.Steps))
 	r.cwd, r.table = p.cwd, req.Commands
-	if dir, err := x.home.MkdirAll("turns", string(r.info.ID)); err == nil {
-		r.dir = dir // else the outputs are not kept; the turn runs all the same
-	}
+	r.openFolder()
+	defer r.closeFolder()
 	p.turn = r.info.ID
 	// Also when the caller has given up by now: a turn that was asked for has a receipt.
 	if err := r.locate(context.WithoutCancel(ctx), req); err != nil {
@@ -107,6 +104,7 @@ type run struct {
 	obs     Observer
 	clock   *stopwatch
 	dir     string // where the turn's files are kept; empty if nowhere
+	folder  turnFolder
 	info    document.TurnInfo
 	hint    string
 	results []document.StepResult
@@ -426,28 +424,6 @@ func interrupted(ctx context.Context, err error, where string) error {
 		return err
 	}
 	return &turnstone.Error{Op: "executor.run", Kind: turnstone.Canceled, Subject: "interrupted", Err: errors.New(where)}
-}
-
-// keepReceipt writes the receipt as it stands into the turn's folder. The last
-// one has to be durable, those before it only have to be there when the executor
-// is killed.
-func (r *run) keepReceipt(last bool) {
-	if r.dir == "" {
-		return
-	}
-	path, text := filepath.Join(r.dir, "receipt.md"), r.doc.Receipt(r.info, r.results)
-	if last {
-		if err := stamp.WriteFile(path, text, 0o600); err != nil {
-			r.obs.Preparing("the receipt is not kept in the state directory: " + err.Error())
-		}
-		return
-	}
-	tmp := path + ".new"
-	if err := os.WriteFile(tmp, text, 0o600); err != nil {
-		_ = os.Remove(tmp)
-		return // a full disk: the caller still gets the receipt
-	}
-	_ = os.Rename(tmp, path)
 }
 
 func (r *run) turn() *Turn {

@@ -44,8 +44,8 @@ type gcCmd struct {
 func (c *gcCmd) Help() string {
 	return `Deletes what nothing leads to any more: anonymous sessions without a tag, turns of
 other sessions that no branch, no tag and no running turn has behind it, and what
-only they needed. All ancestors of a turn that stays are kept. It may run beside
-turns.`
+only they needed; outputs of turns that were killed, which no receipt names. All
+ancestors of a turn that stays are kept. It may run beside turns.`
 }
 
 // Run deletes.
@@ -72,12 +72,12 @@ func (a *app) printGC(rep *executor.GCReport) error {
 			return err
 		}
 	}
-	freed := ""
-	if !rep.DryRun {
-		freed = fmt.Sprintf("; freed %s", turnstone.Bytes(max(rep.Freed, 0)).Human())
+	freed := fmt.Sprintf("; freed %s", turnstone.Bytes(max(rep.Freed, 0)).Human())
+	if rep.DryRun { // what packs would shrink by is known when they are written anew
+		freed = ""
 	}
-	_, err := putf(a.stdout, "%s %d sessions, %d turns, %d objects, %d folders of turns%s\n%d turns and %d objects stay\n",
-		deleted, len(rep.Sessions), len(rep.Turns), rep.Store.Objects, rep.Folders, freed, rep.Remain, rep.Objects)
+	_, err := putf(a.stdout, "%s %d sessions, %d turns, %d objects, %d folders and %d outputs of turns, %d images%s\n%d turns and %d objects stay\n",
+		deleted, len(rep.Sessions), len(rep.Turns), rep.Store.Objects, rep.Folders, rep.Captures, rep.Images, freed, rep.Remain, rep.Objects)
 	return err
 }
 
@@ -88,8 +88,9 @@ type fsckCmd struct {
 // Help is shown below the flags' summary.
 func (c *fsckCmd) Help() string {
 	return `Reads every object of the context store, and checks that all that the turns of all
-sessions need is there, and is what it says: FS hashes, hard links. Exit status: 0 all
-is well; 1 something is wrong.`
+sessions need is there, and is what it says: FS hashes, hard links. When context.db is
+damaged or lost, packs and objects are checked all the same. Exit status: 0 all is
+well; 1 something is wrong.`
 }
 
 // Run checks.

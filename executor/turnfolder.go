@@ -1,0 +1,145 @@
+package executor
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone/stamp"
+)
+
+// A turnFolder is turns/ID of the state directory, with a turn's receipt and its long
+// outputs. It is locked (flock) as long as the turn runs: whoever finds it free knows
+// that no more comes, whatever became of the turn's process.
+type turnFolder struct {
+	lock  *os.File
+	named chan error // that its name is durable, or why not
+	told  bool       // that the receipt cannot be written
+}
+
+// openFolder makes the folder of r's turn. Without one the turn runs all the same, and
+// nothing of it is kept there.
+func (r *run) openFolder() {
+	dir, err := r.x.home.MkdirAll("turns", string(r.info.ID))
+	if err == nil {
+		r.folder.lock, err = lockFolder(dir, unix.LOCK_EX)
+	}
+	if err != nil {
+		r.obs.Preparing("receipt and long outputs are not kept in the state directory: " + err.Error())
+		return
+	}
+	r.dir, r.folder.named = dir, make(chan error, 1)
+	go func() { r.folder.named <- stamp.SyncDir(filepath.Dir(dir)) }()
+}
+
+// closeFolder lets others have the folder.
+func (r *run) closeFolder() {
+	if r.folder.lock != nil {
+		_ = r.folder.lock.Close()
+	}
+}
+
+// lockFolder locks a folder; how is of flock(2). The lock ends with the file.
+func lockFolder(dir string, how int) (*os.File, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), how); err != nil {
+		_ = f.Close()
+		return nil, &os.PathError{Op: "flock", Path: dir, Err: err}
+	}
+	return f, nil
+}
+
+// keepReceipt writes the receipt as it stands into the turn's folder. The last
+// one has to be durable with the outputs that it names, those before it only have to be
+// there when the executor is killed. That it cannot be written is said, and no reason
+// to stop: the caller still gets the receipt.
+func (r *run) keepReceipt(last bool) {
+	if r.dir == "" {
+		return
+	}
+	path, text := filepath.Join(r.dir, "receipt.md"), r.doc.Receipt(r.info, r.results)
+	if last {
+		err := errors.Join(stamp.WriteFile(path, text, 0o600), r.syncOutputs())
+		if err != nil {
+			r.obs.Preparing("the receipt, or a long output, may not be kept in the state directory: " + err.Error())
+		}
+		return
+	}
+	tmp := path + ".new"
+	err := os.WriteFile(tmp, text, 0o600)
+	if err == nil {
+		err = os.Rename(tmp, path)
+	}
+	if err == nil {
+		return
+	}
+	_ = os.Remove(tmp)
+	if !r.folder.told {
+		r.folder.told = true
+		r.obs.Preparing("the receipt is not kept in the state directory while the turn runs: " + err.Error())
+	}
+}
+
+// syncOutputs makes durable what the receipt names.
+func (r *run) syncOutputs() error {
+	var errs []error
+	for _, step := range r.outputs {
+		for _, c := range step {
+			if c != nil {
+				errs = append(errs, c.sync())
+			}
+		}
+	}
+	if r.x.fault != nil {
+		errs = append(errs, r.x.fault("turns.sync"))
+	}
+	errs = append(errs, stamp.SyncDir(r.dir))
+	if r.folder.named != nil {
+		errs = append(errs, <-r.folder.named)
+		r.folder.named = nil
+	}
+	return errors.Join(errs...)
+}
+
+// sweepCaptures removes from the folder of a turn that was cut off, whose lock is held,
+// what its receipt does not name: outputs of the step that ran, and files that were
+// being written. It returns how many there were, or would be, and what they took up.
+func sweepCaptures(dir string, dry bool) (files int, freed int64, err error) {
+	receipt, err := os.ReadFile(filepath.Join(dir, "receipt.md"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return 0, 0, err
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, e := range entries {
+		name := e.Name()
+		output := strings.HasPrefix(name, "step-") && (strings.HasSuffix(name, ".stdout") || strings.HasSuffix(name, ".stderr"))
+		unfinished := name == "receipt.md.new" || strings.HasPrefix(name, ".receipt.md.")
+		if !e.Type().IsRegular() || !output && !unfinished || output && bytes.Contains(receipt, []byte("/"+filepath.Base(dir)+"/"+name)) {
+			continue
+		}
+		i, err := e.Info()
+		if err == nil && !dry {
+			err = os.Remove(filepath.Join(dir, name))
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return files, freed, err
+		}
+		files++
+		freed += allocated(i)
+	}
+	return files, freed, nil
+}
