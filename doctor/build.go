@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"turnstone.dev/turnstone/substrate/host"
 )
 
 // builder looks at what building a template takes. What is missing there stops
@@ -89,22 +91,7 @@ func userNamespaces(ctx context.Context, worst Status) Finding {
 	}
 	if err := cmd.Run(); err != nil {
 		return Finding{Name: "user namespaces", Status: worst, Detail: "a program cannot be started in one: " + err.Error(),
-			Fix: namespaceFix()}
+			Fix: host.AllowUserNamespaces()}
 	}
 	return Finding{Name: "user namespaces", Status: OK, Detail: "a program starts in one"}
-}
-
-// namespaceFix names the switch that is off: Debian's, Ubuntu's, or the kernel's.
-func namespaceFix() string {
-	for _, s := range []struct{ file, off, on string }{
-		{"kernel/unprivileged_userns_clone", "0", "1"},
-		{"kernel/apparmor_restrict_unprivileged_userns", "1", "0"},
-		{"user/max_user_namespaces", "0", "15000"},
-	} {
-		b, err := os.ReadFile(filepath.Join("/proc/sys", s.file))
-		if err == nil && strings.TrimSpace(string(b)) == s.off {
-			return "sudo sysctl -w " + strings.ReplaceAll(s.file, "/", ".") + "=" + s.on
-		}
-	}
-	return ""
 }

@@ -261,3 +261,15 @@ func TestMissingQEMU(t *testing.T) {
 		}
 	}
 }
+
+// TestQEMUWithoutNamespaces: turns run, and doctor says what is missing.
+func TestQEMUWithoutNamespaces(t *testing.T) {
+	c := machineOf(t, 1000, nil)
+	if f := c.jail("QEMU 7.2", qemu.Jail{Wall: "filter", Reason: "mount:\noperation not permitted"}); f.Status != Warn ||
+		!strings.Contains(f.Detail, "QEMU 7.2: runs without namespaces") || !strings.HasSuffix(f.Detail, ": mount: operation not permitted") {
+		t.Errorf("%+v", f)
+	}
+	if f := c.jail("QEMU 7.2", qemu.Jail{Wall: "namespaces"}); f.Status != OK || f.Fix != "" {
+		t.Errorf("%+v", f)
+	}
+}

@@ -11,6 +11,7 @@ import (
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/firecracker"
 	"turnstone.dev/turnstone/substrate/gvisor"
+	"turnstone.dev/turnstone/substrate/host"
 	"turnstone.dev/turnstone/substrate/qemu"
 	"turnstone.dev/turnstone/substrates"
 )
@@ -151,10 +152,22 @@ func (c *checker) qemu(ctx context.Context) []Finding {
 		}
 		return one("qemu", status, oneLine(err), "sudo apt-get install --no-install-recommends -y qemu-system-x86")
 	}
-	found := one("qemu", OK, q.Version(), "")
 	v := q.KVM(ctx, nil)
 	c.underKVM = v.Usable
-	return append(found, c.kvm(v)...)
+	return append([]Finding{c.jail(q.Version(), q.Jail())}, c.kvm(v)...)
+}
+
+// jail says how QEMU is confined. Turns run without namespaces too; what breaks out of QEMU
+// then has what its user has.
+func (c *checker) jail(version string, j qemu.Jail) Finding {
+	if j.Namespaces() {
+		return Finding{Name: "qemu", Status: OK, Detail: version + ": in namespaces of its own"}
+	}
+	f := Finding{Name: "qemu", Status: Warn, Detail: version + ": runs without namespaces, behind its filters of system calls alone: " + strings.Join(strings.Fields(j.Reason), " ")}
+	if c.uid != 0 {
+		f.Fix = host.AllowUserNamespaces()
+	}
+	return f
 }
 
 // oneLine is an error's text for a Finding.

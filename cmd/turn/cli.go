@@ -16,6 +16,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/descriptors"
 )
 
 // The exit statuses of turn. "turn exec" passes on the command's instead, and
@@ -86,6 +87,10 @@ func (e *exitError) Unwrap() error { return e.err }
 
 // realMain is main without the exit.
 func realMain() int {
+	if err := descriptors.CloseOnExec(); err != nil {
+		fmt.Fprintln(os.Stderr, "turn: descriptors that turn has inherited: "+err.Error())
+		return exitAborted
+	}
 	// A reader that goes away is an error of the write, not the end of the
 	// process: the sandbox has to be put away first.
 	signal.Ignore(syscall.SIGPIPE)

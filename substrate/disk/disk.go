@@ -16,6 +16,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/descriptors"
 	"turnstone.dev/turnstone/substrate/host"
 )
 
@@ -55,6 +56,9 @@ func Format(ctx context.Context, op, path string, args ...string) error {
 		return &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: "mke2fs", Err: err, Hint: "sudo apt-get install e2fsprogs"}
 	}
 	args = append([]string{"-q", "-F", "-t", "ext4", "-m", "0", "-E", "lazy_itable_init=1,nodiscard,root_owner=0:0"}, args...)
+	if err := descriptors.CloseOnExec(); err != nil {
+		return err
+	}
 	out, err := exec.CommandContext(ctx, program, append(args, path)...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("mke2fs: %w: %s", err, strings.TrimSpace(string(out)))

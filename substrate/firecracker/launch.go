@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/descriptors"
 )
 
 // socketWait is how long a Firecracker may take to listen on its API's socket.
@@ -82,6 +83,9 @@ func (m *machine) spawn(cmd *exec.Cmd, before func() error) error {
 	cmd.Stdout, cmd.Stderr = &m.console, &m.stderr
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
 	cmd.WaitDelay = time.Second
+	if err := descriptors.CloseOnExec(); err != nil {
+		return err
+	}
 	started := make(chan error, 1)
 	go onThread(func() {
 		err := before()

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/descriptors"
 )
 
 // environment is all that runsc gets of ours.
@@ -49,6 +50,9 @@ func (s *Substrate) command(dir string, args ...string) *exec.Cmd {
 // parent-death signal belongs to the thread that forked (prctl(2), PR_SET_PDEATHSIG).
 // ended is called with the process's end.
 func launch(cmd *exec.Cmd, ended func(error)) error {
+	if err := descriptors.CloseOnExec(); err != nil {
+		return err
+	}
 	started := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()

@@ -5,11 +5,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"strconv"
 	"strings"
 	"time"
 
 	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/substrate/host"
 )
 
 // A verdict says whether sandboxes start here, with what it depends on.
@@ -32,10 +32,10 @@ const noLasts = time.Minute
 // out once, by starting one, and remembered until runsc, the host's kernel, its CPU, the
 // user or what lets users make namespaces changes; a no only for a minute.
 func (s *Substrate) Usable(ctx context.Context) (ok bool, why string) {
-	host := fmt.Sprintf("%s|%s|%s|%d|%s", s.program.Binary.Digest, s.kernel, s.hostCPU, os.Geteuid(), namespaceSettings())
+	on := fmt.Sprintf("%s|%s|%s|%d|%s", s.program.Binary.Digest, s.kernel, s.hostCPU, os.Geteuid(), host.NamespaceSettings())
 	path := s.home.Path("cache", "gvisor.json")
 	var known verdict
-	if b, err := os.ReadFile(path); err == nil && json.Unmarshal(b, &known) == nil && known.Host == host &&
+	if b, err := os.ReadFile(path); err == nil && json.Unmarshal(b, &known) == nil && known.Host == on &&
 		(known.Usable || time.Since(known.When).Abs() < noLasts) {
 		return known.Usable, known.Reason
 	}
@@ -44,7 +44,7 @@ func (s *Substrate) Usable(ctx context.Context) (ok bool, why string) {
 	if err != nil {
 		return false, err.Error() // says nothing of gVisor: ask again next time
 	}
-	v.Host = host
+	v.Host = on
 	b, _ := json.Marshal(v)             // plain data always encodes
 	_ = stamp.WriteFile(path, b, 0o600) // a verdict that is not remembered is found again
 	return v.Usable, v.Reason
@@ -95,36 +95,14 @@ func complaint(out string) string {
 	return strings.TrimSpace(lastLine(out))
 }
 
-// settings are the files that can keep ordinary users from making user namespaces, and
-// the value with which they do.
-func settings() [][2]string {
-	return [][2]string{
-		{"/proc/sys/kernel/unprivileged_userns_clone", "0"},
-		{"/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1"},
-		{"/proc/sys/user/max_user_namespaces", "0"},
-	}
-}
-
-// namespaceSettings tells which of the settings keep users from it now.
-func namespaceSettings() string {
-	var all []string
-	for _, s := range settings() {
-		b, err := os.ReadFile(s[0])
-		all = append(all, strconv.FormatBool(err == nil && strings.TrimSpace(string(b)) == s[1]))
-	}
-	return strings.Join(all, ",")
-}
-
 // explainStart says why nothing started, with what can be done about the usual reason: a
 // host that lets ordinary users make no user namespaces.
 func explainStart(what string) string {
 	if !rootless() {
 		return "a sandbox does not start: " + what
 	}
-	for _, s := range settings() {
-		if b, err := os.ReadFile(s[0]); err == nil && strings.TrimSpace(string(b)) == s[1] {
-			return fmt.Sprintf("a sandbox does not start: users may make no user namespaces here (%s is %s): %s", s[0], s[1], what)
-		}
+	if setting := host.NoUserNamespaces(); setting != "" {
+		return fmt.Sprintf("a sandbox does not start: users may make no user namespaces here (%s): %s", setting, what)
 	}
 	return "a sandbox does not start: " + what
 }

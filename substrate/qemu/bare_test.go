@@ -102,7 +102,7 @@ func bootWithPort(ctx context.Context, h *home.Home, man manifest, socket string
 		return y.ModTime().Compare(x.ModTime())
 	})
 	m.Kernel, m.Initramfs, m.Root, m.Shape = kernels[0], initramfs[0], os.Getenv("TURNSTONE_BENCH_ROOT"), man.Identity.Shape
-	s := &Substrate{home: h, accel: man.Identity.Accel}
+	s := &Substrate{home: h, accel: man.Identity.Accel, wall: Jail{Wall: open}} // the port is at a path of the host
 	binary, err := host.FindSystem(binaryName)
 	if err != nil {
 		return nil, err

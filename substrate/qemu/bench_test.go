@@ -66,11 +66,11 @@ func clone(h *home.Home) (*machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Substrate{home: h}
 	binary, err := host.FindSystem(binaryName)
 	if err != nil {
 		return nil, err
 	}
+	s := &Substrate{home: h, binary: binary, accel: man.Identity.Accel, wall: Jail{Wall: open}}
 	var f files
 	f.ram, err = os.OpenFile(filepath.Join(dir, ramFile), os.O_RDWR, 0)
 	if err == nil {
@@ -97,7 +97,7 @@ func clone(h *home.Home) (*machine, error) {
 			}
 		}
 	}
-	vm, err := start(binary, args, f, man.Identity.Shape.Network)
+	vm, err := s.start(man.Identity.Shape, args, f)
 	if err != nil {
 		return nil, err
 	}

@@ -65,7 +65,7 @@ type remembered struct {
 // at once. Else a guest must really start under it: that is tried once, within
 // ten seconds, and remembered until QEMU, the host's kernel or its CPU change.
 func (s *Substrate) KVM(ctx context.Context, probe *substrate.Machine) Verdict {
-	if err := mayOpen("/dev/kvm", unprivileged()); err != nil {
+	if err := mayOpen(kvmDevice, unprivileged()); err != nil {
 		return Verdict{Reason: err.Error(), Known: true, Denied: errors.Is(err, fs.ErrPermission)}
 	}
 	var u unix.Utsname
@@ -77,7 +77,7 @@ func (s *Substrate) KVM(ctx context.Context, probe *substrate.Machine) Verdict {
 		known.Known = true
 		return known.Verdict
 	}
-	if err := kvm.Try("/dev/kvm"); errors.Is(err, kvm.ErrEmulated) {
+	if err := kvm.Try(kvmDevice); errors.Is(err, kvm.ErrEmulated) {
 		// Not remembered: it is found out again in less time than a file takes.
 		return Verdict{Reason: err.Error(), Proven: true, Known: true, When: time.Now().UTC()}
 	}

@@ -20,6 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/descriptors"
+	"turnstone.dev/turnstone/substrate/jail"
 )
 
 // files are what a machine is made of, open. A nil file is not passed.
@@ -55,6 +57,7 @@ type machine struct {
 	live    *live         // for Snapshot; set before anybody else has the machine
 	ready   chan struct{} // closed when the agent has said on the console that it is ready
 	scratch *os.File      // the disk that takes the writes; closed with the machine
+	wall    wall          // what QEMU is behind
 
 	done   chan struct{}
 	mu     sync.Mutex
@@ -63,25 +66,24 @@ type machine struct {
 	err    error
 }
 
-// start runs QEMU. It takes ownership of f's files.
-func start(binary string, args []string, f files, card bool) (*machine, error) {
+// start runs QEMU with a machine of the given shape. It takes ownership of f's files.
+func (s *Substrate) start(shape turnstone.Shape, args []string, f files) (*machine, error) {
 	defer f.close()
-	m := &machine{id: turnstone.NewSandboxID(), done: make(chan struct{}), ready: make(chan struct{})}
+	m := &machine{id: turnstone.NewSandboxID(), wall: s.wall.Wall, done: make(chan struct{}), ready: make(chan struct{})}
 	m.console.limit, m.stderr.limit = 16<<10, 8<<10
 	var err error
 	if m.scratch, err = dup(f.scratch); err != nil {
 		return nil, err
 	}
-	if err := m.run(binary, args, f, card); err != nil {
+	if err := s.run(m, shape, args, f); err != nil {
 		_ = m.scratch.Close()
 		return nil, err
 	}
 	return m, nil
 }
 
-// run starts the process, with one end of each of its sockets. card says whether
-// there is one for a network card.
-func (m *machine) run(binary string, args []string, f files, card bool) error {
+// run starts m's process, with one end of each of its sockets.
+func (s *Substrate) run(m *machine, shape turnstone.Shape, args []string, f files) error {
 	var theirs []*os.File
 	ours := make([]net.Conn, 4) // by descriptor, from fdQMP on
 	defer func() {
@@ -92,7 +94,7 @@ func (m *machine) run(binary string, args []string, f files, card bool) error {
 		}
 	}()
 	for i := range ours {
-		if fdQMP+i == fdNet && !card {
+		if fdQMP+i == fdNet && !shape.Network {
 			theirs = append(theirs, nil)
 			continue
 		}
@@ -103,12 +105,13 @@ func (m *machine) run(binary string, args []string, f files, card bool) error {
 		}
 		ours[i], theirs = conn, append(theirs, file)
 	}
-	cmd := exec.Command(binary, args...)
-	cmd.ExtraFiles = append(append([]*os.File{}, theirs...), f.list()...)
+	cmd, release, err := s.command(m.wall, shape, f.home != nil, args, append(append([]*os.File{}, theirs...), f.list()...))
+	if err != nil {
+		closeAll(ours)
+		return err
+	}
+	defer release()
 	cmd.Stderr = &m.stderr
-	cmd.Dir = "/"
-	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true, Credential: unprivileged()}
 	m.agent, m.card = ours[1], ours[fdNet-fdQMP]
 	if err := m.spawn(cmd); err != nil {
 		closeAll(ours)
@@ -119,24 +122,35 @@ func (m *machine) run(binary string, args []string, f files, card bool) error {
 	return nil
 }
 
-// spawn starts cmd from a thread of its own that lives as long as the process:
-// the parent-death signal, by which QEMU never outlives us even when we are
-// killed, belongs to the thread that forked (prctl(2), PR_SET_PDEATHSIG).
+// spawn starts cmd, whose end is the machine's.
 func (m *machine) spawn(cmd *exec.Cmd) error {
-	started := make(chan error, 1)
+	return launchOnThread(cmd, func(err error) {
+		if err == nil {
+			m.process = cmd.Process
+		}
+	}, m.ended)
+}
+
+// launchOnThread starts cmd from a thread of its own that lives as long as the process:
+// the parent-death signal, by which QEMU never outlives us even when we are
+// killed, belongs to the thread that forked (prctl(2), PR_SET_PDEATHSIG). started is
+// called before it returns, and ended with the process's end.
+func launchOnThread(cmd *exec.Cmd, started, ended func(error)) error {
+	if err := descriptors.CloseOnExec(); err != nil {
+		return err
+	}
+	running := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
+		started(err)
+		running <- err
 		if err == nil {
-			m.process = cmd.Process
-		}
-		started <- err
-		if err == nil {
-			m.ended(cmd.Wait())
+			ended(cmd.Wait())
 		}
 	}()
-	return <-started
+	return <-running
 }
 
 // ended records why the process is gone.
@@ -168,6 +182,8 @@ func (m *machine) explain(wait error) error {
 		// Its memory is a file: a page that the disk has no room for ends it so.
 		e.Kind, e.Hint = turnstone.Exhausted, "make room where TURN_HOME is"
 		e.Err = errors.New("the host's disk is full: it has no room for the guest's memory")
+	case jailFailure(m.stderr.String(), wait) != nil:
+		e.Kind, e.Hint, e.Err = turnstone.Unavailable, "run `turn doctor`", jailFailure(m.stderr.String(), wait)
 	case strings.TrimSpace(m.stderr.String()) != "":
 		e.Err = fmt.Errorf("QEMU ended: %s", printable(strings.TrimSpace(m.stderr.String())))
 	case wait != nil:
@@ -338,15 +354,13 @@ func unprivileged() *syscall.Credential {
 	if os.Geteuid() != 0 {
 		return nil
 	}
-	c := &syscall.Credential{Uid: nobody, Gid: nobody}
+	c := &syscall.Credential{Uid: jail.Nobody, Gid: jail.Nobody}
 	var st unix.Stat_t
-	if unix.Stat("/dev/kvm", &st) == nil && st.Gid != 0 {
+	if unix.Stat(kvmDevice, &st) == nil && st.Gid != 0 {
 		c.Groups = []uint32{st.Gid}
 	}
 	return c
 }
-
-const nobody = 65534
 
 func socketpair() (net.Conn, *os.File, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

@@ -32,6 +32,7 @@ type Substrate struct {
 	binary   string
 	version  string
 	accel    accel
+	wall     Jail
 	hostCPU  turnstone.Digest
 	progress func(string)
 	more     []string // arguments for a boot that only a benchmark has
@@ -76,6 +77,9 @@ func New(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
 	if s.hostCPU, err = host.CPU(); err != nil {
 		return nil, err
 	}
+	if s.wall, err = s.findWall(ctx); err != nil {
+		return nil, err
+	}
 	if verdict := s.KVM(ctx, opts.Probe); verdict.Usable {
 		s.accel = accelKVM
 	}
@@ -90,7 +94,11 @@ func (s *Substrate) Version() string { return s.version }
 
 // Isolation implements substrate.Substrate.
 func (s *Substrate) Isolation() string {
-	return "microvm (" + strings.ToUpper(string(s.accel)) + ")"
+	how := "microvm (" + strings.ToUpper(string(s.accel)) + ")"
+	if !s.wall.Namespaces() {
+		how += ", no namespaces"
+	}
+	return how
 }
 
 // Accelerated tells whether guests run under KVM.
@@ -108,6 +116,9 @@ func (s *Substrate) Boot(ctx context.Context, m substrate.Machine) (substrate.Sa
 	err = vm.wait(ctx, vm.ready, bootLimit)
 	if err == nil {
 		_, err = vm.mon.do(ctx, negotiate)
+	}
+	if err == nil {
+		err = vm.seal(ctx)
 	}
 	if err != nil {
 		_ = vm.Close()
@@ -170,7 +181,7 @@ func (s *Substrate) launch(ctx context.Context, m substrate.Machine, f files, st
 	}
 	defer func() { _ = r.Close() }()
 	args := arguments(s.accel, m.Shape, true, disks{len(m.Layers), m.Home != ""})
-	vm, err := start(s.binary, append(args, more...), f, m.Shape.Network)
+	vm, err := s.start(m.Shape, append(args, more...), f)
 	if err != nil {
 		_ = w.Close()
 		l.close()
@@ -181,8 +192,14 @@ func (s *Substrate) launch(ctx context.Context, m substrate.Machine, f files, st
 		_, _ = w.Write(state)
 		_ = w.Close()
 	}()
-	if _, err := vm.mon.do(ctx, negotiate, passState(r), ignoreShared,
-		command{Execute: "migrate-incoming", Arguments: stateURI}); err != nil {
+	// The device state may be that of a hostile guest.
+	if _, err = vm.mon.do(ctx, negotiate); err == nil {
+		err = vm.seal(ctx)
+	}
+	if err == nil {
+		_, err = vm.mon.do(ctx, passState(r), ignoreShared, command{Execute: "migrate-incoming", Arguments: stateURI})
+	}
+	if err != nil {
 		return nil, s.failed(vm, err)
 	}
 	return vm, nil
@@ -244,7 +261,7 @@ func (s *Substrate) boot(m substrate.Machine, ram, scratch *os.File) (*machine, 
 		f.close()
 		return nil, s.wrap(err)
 	}
-	vm, err := start(s.binary, append(arguments(s.accel, m.Shape, false, disks{}), s.more...), f, m.Shape.Network)
+	vm, err := s.start(m.Shape, append(arguments(s.accel, m.Shape, false, disks{}), s.more...), f)
 	if err != nil {
 		l.close()
 		return nil, s.wrap(err)

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/descriptors"
 )
 
 // Where packages come from, unless TURN_DEBIAN_MIRROR and
@@ -275,6 +276,9 @@ const stopGrace = 20 * time.Second
 func start(args, env []string, stdout *os.File, log *transcript) (wait func() error, stop func(), err error) {
 	program, err := lookPath("mmdebstrap")
 	if err != nil {
+		return nil, nil, err
+	}
+	if err := descriptors.CloseOnExec(); err != nil {
 		return nil, nil, err
 	}
 	cmd := exec.Command(program, args...)

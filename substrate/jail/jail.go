@@ -1,0 +1,225 @@
+//go:build linux && amd64
+
+// Package jail starts a program of the host in namespaces of its own, with a root that has
+// nothing but what it names, without any right. It is for programs that a sandbox may break
+// out into: what breaks out finds an empty place.
+package jail
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Nobody is the user whose rights a jail has that root starts.
+const Nobody = 65534
+
+// A Jail is what a program gets. The zero value has namespaces and nothing in them.
+type Jail struct {
+	// Bare jails have no namespaces, for hosts that give none. The program then has the
+	// host's files, with the rights of the user, or of nobody where root starts it.
+	Bare bool
+	// Show are paths of the host that are there under the same name, read-only: folders,
+	// files, and symbolic links. What the host does not have is left out.
+	Show []string
+	// Devices are device nodes of the host that can be opened.
+	Devices []string
+	// Groups are the host's group IDs that root's program has, for the devices.
+	Groups []int
+	// FileSize bounds the files that the program writes, in bytes; 0: any size.
+	FileSize uint64
+	// Threads bounds the program's threads; 0: any number. It needs namespaces.
+	Threads uint64
+}
+
+// A Program is what runs in a jail.
+type Program struct {
+	Path  string // absolute, without symbolic links
+	Args  []string
+	Env   []string
+	Files []*os.File // from descriptor 3 on; nil is a closed one
+}
+
+// flags make the namespaces.
+const flags = unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS |
+	unix.CLONE_NEWCGROUP
+
+// OwnFiles is where the program sees its own descriptors as files until Seal.
+const OwnFiles = "/proc/self/fd"
+
+// Command returns the command that starts p, which has its SysProcAttr and its ExtraFiles.
+// The process becomes p once the jail is made; until then a failure goes to its standard
+// error, see Failure. The caller calls release after the start.
+func (j Jail) Command(p Program) (cmd *exec.Cmd, release func(), err error) {
+	own := 3 + len(p.Files)
+	code, err := j.program(p, own)
+	if err != nil {
+		return nil, nil, err
+	}
+	first, err := executable(code.elf())
+	if err != nil {
+		return nil, nil, err
+	}
+	cmd = exec.Command(fmt.Sprintf("%s/%d", OwnFiles, own))
+	cmd.Args = []string{filepath.Base(p.Path)}
+	cmd.ExtraFiles = append(append([]*os.File{}, p.Files...), first)
+	cmd.Dir, cmd.Env = "/", []string{}
+	cmd.SysProcAttr = j.attributes()
+	return cmd, func() { _ = first.Close() }, nil
+}
+
+// attributes are how the process is started. It is killed with the thread that starts it,
+// and as the first one of its PID namespace takes all of that along.
+func (j Jail) attributes() *syscall.SysProcAttr {
+	a := &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	root := os.Geteuid() == 0
+	if j.Bare {
+		if root {
+			a.Credential = &syscall.Credential{Uid: Nobody, Gid: Nobody}
+			for _, g := range j.Groups {
+				a.Credential.Groups = append(a.Credential.Groups, uint32(g))
+			}
+		}
+		return a
+	}
+	a.Cloneflags = flags
+	uid, gid := os.Getuid(), os.Getgid()
+	if root {
+		uid, gid = Nobody, Nobody
+		a.Credential = &syscall.Credential{} // the namespace's root, who is nobody outside
+		a.GidMappingsEnableSetgroups = true
+	}
+	a.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: uid, Size: 1}}
+	a.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: gid, Size: 1}}
+	if root {
+		for i, g := range j.Groups {
+			a.GidMappings = append(a.GidMappings, syscall.SysProcIDMap{ContainerID: 1 + i, HostID: g, Size: 1})
+			a.Credential.Groups = append(a.Credential.Groups, uint32(1+i))
+		}
+	}
+	return a
+}
+
+// program returns the calls that make the jail and then p of the process, whose own
+// executable is descriptor own.
+func (j Jail) program(p Program, own int) (*program, error) {
+	code := new(program)
+	if !j.Bare {
+		if err := j.root(code, p.Path); err != nil {
+			return nil, err
+		}
+		if err := code.dropRights(); err != nil {
+			return nil, err
+		}
+	}
+	j.limit(code)
+	code.confine()
+	if closeRange() {
+		code.call("close_range", unix.SYS_CLOSE_RANGE, uint64(own), 1<<32-1, 0)
+	} else {
+		code.call("fcntl", unix.SYS_FCNTL, uint64(own), unix.F_SETFD, unix.FD_CLOEXEC)
+	}
+	code.execute(p.Path, append([]string{p.Path}, p.Args...), p.Env)
+	return code, nil
+}
+
+// closeRange tells whether the kernel has close_range(2), by closing none.
+func closeRange() bool { return unix.CloseRange(1<<32-1, 1<<32-1, 0) == nil }
+
+// limit appends the resource limits.
+func (j Jail) limit(code *program) {
+	set := func(name string, resource int, n uint64) {
+		code.call("limit of "+name, unix.SYS_PRLIMIT64, 0, uint64(resource), code.values([2]uint64{n, n}), 0)
+	}
+	set("core dumps", unix.RLIMIT_CORE, 0)
+	set("open files", unix.RLIMIT_NOFILE, maxFiles)
+	if j.FileSize > 0 {
+		set("file size", unix.RLIMIT_FSIZE, j.FileSize)
+	}
+	// Before Linux 5.14 all of the user's processes count, in whatever namespace.
+	if j.Threads > 0 && !j.Bare && kernelAtLeast(5, 14) {
+		set("threads", unix.RLIMIT_NPROC, j.Threads)
+	}
+}
+
+const maxFiles = 1024
+
+func kernelAtLeast(major, minor int) bool {
+	var u unix.Utsname
+	if unix.Uname(&u) != nil {
+		return false
+	}
+	parts := strings.SplitN(unix.ByteSliceToString(u.Release[:]), ".", 3)
+	if len(parts) < 2 {
+		return false
+	}
+	a, _ := strconv.Atoi(parts[0])
+	b, _ := strconv.Atoi(strings.TrimRight(parts[1], "+-abcdefghijklmnopqrstuvwxyz"))
+	return a > major || a == major && b >= minor
+}
+
+// Bits of prctl(PR_SET_SECUREBITS) (capabilities(7)): root is no better than others, and
+// nothing of that can be undone.
+const lockedRoot = 1<<0 | 1<<1 | // SECBIT_NOROOT
+	1<<2 | 1<<3 | // SECBIT_NO_SETUID_FIXUP
+	1<<5 | // SECBIT_KEEP_CAPS_LOCKED
+	1<<6 | 1<<7 // SECBIT_NO_CAP_AMBIENT_RAISE
+
+// dropRights appends the calls that give up the capabilities in the user namespace, for good.
+func (p *program) dropRights() error {
+	b, err := os.ReadFile("/proc/sys/kernel/cap_last_cap")
+	if err != nil {
+		return err
+	}
+	last, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		return err
+	}
+	p.call("securebits", unix.SYS_PRCTL, unix.PR_SET_SECUREBITS, lockedRoot, 0, 0, 0)
+	for c := range last + 1 {
+		p.call("capability "+strconv.Itoa(c), unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, uint64(c), 0, 0, 0)
+	}
+	header := p.values([2]uint32{unix.LINUX_CAPABILITY_VERSION_3, 0})
+	p.call("capset", unix.SYS_CAPSET, header, p.values([6]uint32{}))
+	return nil
+}
+
+// executable returns a file in memory with an executable that every user may run.
+func executable(b []byte) (*os.File, error) {
+	fd, err := unix.MemfdCreate("turnstone-jail", unix.MFD_CLOEXEC|unix.MFD_EXEC)
+	if errors.Is(err, unix.EINVAL) { // before Linux 6.3
+		fd, err = unix.MemfdCreate("turnstone-jail", unix.MFD_CLOEXEC)
+	}
+	if err != nil {
+		return nil, os.NewSyscallError("memfd_create", err)
+	}
+	f := os.NewFile(uintptr(fd), "jail")
+	if _, err = f.Write(b); err == nil {
+		err = f.Chmod(0o555)
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// marker begins what a process says on its standard error when its jail fails.
+const marker = "turnstone-jail: "
+
+// Failure returns why a jail could not be made, from what its process wrote to its standard
+// error and its exit status; nil when it was not the jail that failed.
+func Failure(stderr string, status int) error {
+	what, ok := strings.CutPrefix(strings.TrimSpace(stderr), marker)
+	if !ok || strings.ContainsRune(what, '\n') {
+		return nil
+	}
+	return fmt.Errorf("its jail: %s: %w", what, syscall.Errno(status))
+}

@@ -1,0 +1,204 @@
+//go:build linux && amd64
+
+package jail
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// mountpoint is where the new root is mounted before it becomes the root: a folder that
+// every Linux has and from which a jail shows nothing.
+const mountpoint = "/sys"
+
+// A place collects the calls that furnish the new root.
+type place struct {
+	code *program
+	made map[string]bool // what is there, by its path in the jail
+}
+
+// root appends the calls that make the new root, with the program at path in it.
+func (j Jail) root(code *program, path string) error {
+	code.call("mount / private", unix.SYS_MOUNT, code.text("none"), code.text("/"), 0, unix.MS_REC|unix.MS_PRIVATE, 0)
+	code.call("mount a root", unix.SYS_MOUNT, code.text("jail"), code.text(mountpoint), code.text("tmpfs"),
+		unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, code.text("size=1m,nr_inodes=512,mode=755"))
+	p := place{code, map[string]bool{"/": true}}
+	for _, at := range append(append([]string{}, j.Show...), path) {
+		if err := p.show(at); err != nil {
+			return err
+		}
+	}
+	for _, at := range j.Devices {
+		if err := p.device(at); err != nil {
+			return err
+		}
+	}
+	p.folder(OwnFiles)
+	p.bind(OwnFiles, 0)
+	code.call("chdir", unix.SYS_CHDIR, code.text(mountpoint))
+	// The old root is mounted over the new one, and taken away from there: pivot_root(2).
+	code.call("pivot_root", unix.SYS_PIVOT_ROOT, code.text("."), code.text("."))
+	code.call("umount the host", unix.SYS_UMOUNT2, code.text("."), unix.MNT_DETACH)
+	code.call("chdir /", unix.SYS_CHDIR, code.text("/"))
+	code.call("mount / read-only", unix.SYS_MOUNT, code.text("none"), code.text("/"), 0,
+		unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, 0)
+	code.call("sethostname", unix.SYS_SETHOSTNAME, code.text("jail"), 4)
+	return nil
+}
+
+// folder makes the folder at and those above.
+func (p *place) folder(at string) {
+	if p.made[at] {
+		return
+	}
+	p.folder(filepath.Dir(at))
+	p.made[at] = true
+	p.code.call("mkdir "+at, unix.SYS_MKDIR, p.code.text(mountpoint+at), 0o755)
+}
+
+// file makes an empty file, for something to be mounted on it.
+func (p *place) file(at string) {
+	p.folder(filepath.Dir(at))
+	p.made[at] = true
+	p.code.call("mknod "+at, unix.SYS_MKNOD, p.code.text(mountpoint+at), unix.S_IFREG|0o444, 0)
+}
+
+// bind mounts what the host has at a path, and what is mounted below, at the same path.
+func (p *place) bind(at string, more uint64) {
+	p.code.call("bind "+at, unix.SYS_MOUNT, p.code.text(at), p.code.text(mountpoint+at), 0, unix.MS_BIND|more, 0)
+}
+
+// show makes the host's at visible, read-only.
+func (p *place) show(at string) error {
+	at = filepath.Clean(at)
+	if !filepath.IsAbs(at) || within(at, mountpoint) || within(at, "/proc") {
+		return fmt.Errorf("%s cannot be shown in a jail", at)
+	}
+	for dir := at; dir != "/"; dir = filepath.Dir(dir) {
+		if p.made[dir] && p.made[dir+"/."] { // below a folder that is shown as a whole
+			return nil
+		}
+	}
+	st, err := os.Lstat(at)
+	if errors.Is(err, fs.ErrNotExist) || p.made[at] {
+		return nil
+	}
+	switch {
+	case err != nil:
+		return err
+	case st.Mode()&fs.ModeSymlink != 0:
+		target, err := os.Readlink(at)
+		if err != nil {
+			return err
+		}
+		p.folder(filepath.Dir(at))
+		p.made[at] = true
+		p.code.call("symlink "+at, unix.SYS_SYMLINK, p.code.text(target), p.code.text(mountpoint+at))
+		return nil
+	case st.IsDir():
+		p.folder(at)
+		p.made[at+"/."] = true
+	case st.Mode().IsRegular():
+		p.file(at)
+	default:
+		return fmt.Errorf("%s cannot be shown in a jail: it is a %s", at, st.Mode().Type())
+	}
+	kept, err := locked(at)
+	if err != nil {
+		return err
+	}
+	p.bind(at, unix.MS_REC)
+	p.code.call("read-only "+at, unix.SYS_MOUNT, p.code.text("none"), p.code.text(mountpoint+at), 0,
+		unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|kept, 0)
+	return nil
+}
+
+// device makes a device node visible, for reading and writing.
+func (p *place) device(at string) error {
+	st, err := os.Lstat(at)
+	if err != nil {
+		return err
+	}
+	if st.Mode()&fs.ModeCharDevice == 0 {
+		return fmt.Errorf("%s is no character device", at)
+	}
+	p.file(at)
+	p.bind(at, 0)
+	return nil
+}
+
+// locked returns the flags of the mount that at is on: in a namespace of a user none of
+// them can be taken away from it (mount_namespaces(7)).
+func locked(at string) (uint64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(at, &st); err != nil {
+		return 0, &fs.PathError{Op: "statfs", Path: at, Err: err}
+	}
+	var flags uint64
+	for from, to := range map[int64]uint64{unix.ST_NOEXEC: unix.MS_NOEXEC, unix.ST_NOATIME: unix.MS_NOATIME,
+		unix.ST_NODIRATIME: unix.MS_NODIRATIME, unix.ST_RELATIME: unix.MS_RELATIME} {
+		if int64(st.Flags)&from != 0 {
+			flags |= to
+		}
+	}
+	return flags, nil
+}
+
+// within tells whether path is dir or below.
+func within(path, dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") }
+
+// Seal takes OwnFiles out of the jail of the process pid: by that name a descriptor can be
+// opened again, with other rights than it has. It is called once the program has opened
+// what it needs, and before anything hostile runs in it.
+func Seal(ctx context.Context, pid int) error {
+	var spaces []*os.File
+	defer func() {
+		for _, f := range spaces {
+			_ = f.Close()
+		}
+	}()
+	for _, name := range []string{"user", "mnt"} {
+		f, err := os.Open(fmt.Sprintf("/proc/%d/ns/%s", pid, name))
+		if err != nil {
+			return fmt.Errorf("the jail's namespaces: %w", err)
+		}
+		spaces = append(spaces, f)
+	}
+	code := new(program)
+	code.call("enter the user namespace", unix.SYS_SETNS, 3, unix.CLONE_NEWUSER)
+	code.call("enter the mount namespace", unix.SYS_SETNS, 4, unix.CLONE_NEWNS)
+	code.call("umount "+OwnFiles, unix.SYS_UMOUNT2, code.text(OwnFiles), unix.MNT_DETACH)
+	code.exit()
+	first, err := executable(code.elf())
+	if err != nil {
+		return err
+	}
+	defer func() { _ = first.Close() }()
+	cmd := exec.CommandContext(ctx, fmt.Sprintf("%s/%d", OwnFiles, 3+len(spaces)))
+	cmd.ExtraFiles = append(spaces, first)
+	cmd.Env, cmd.Dir = []string{}, "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	runtime.LockOSThread() // the parent-death signal is the thread's
+	defer runtime.UnlockOSThread()
+	err = cmd.Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		if failure := Failure(said.String(), exit.ExitCode()); failure != nil {
+			return failure
+		}
+	}
+	return err
+}
