@@ -125,6 +125,7 @@ var commands = map[string]func(ts *testscript.TestScript, neg bool, args []strin
 	"fetch":    fetch,
 	"absent":   absent,
 	"registry": registry,
+	"inherit":  inherit,
 }
 
 // status runs a program and checks how it exits: "status 2 turn run x.md". Its
