@@ -33,7 +33,8 @@ type cell struct {
 	dir  string
 	lock *home.Lock
 	// work is the folder that Firecracker works in, as it sees it, with its sockets.
-	work *os.File
+	work   *os.File
+	outDir *os.File // the folder out, open: its name could be given to another
 }
 
 const cellsDir = "firecracker"
@@ -51,6 +52,9 @@ func newCell(ctx context.Context, h *home.Home, id turnstone.SandboxID) (*cell, 
 	c := &cell{dir: dir, lock: lock}
 	if err = os.Mkdir(dir, 0o700); err == nil {
 		err = os.Mkdir(filepath.Join(dir, outName), 0o700)
+	}
+	if err == nil {
+		c.outDir, err = os.Open(filepath.Join(dir, outName))
 	}
 	if err != nil {
 		c.remove()
@@ -109,17 +113,17 @@ func (c *cell) forget(name string) { _ = os.Remove(filepath.Join(c.dir, name)) }
 // out is a file that Firecracker has written.
 func (c *cell) out(name string) string { return filepath.Join(c.dir, outName, name) }
 
-// dial connects to a socket of the Firecracker's folder, by a path that is short
-// whatever the folder is called, and that leads into its jail.
+// dial connects to a socket of the Firecracker's folder, which is that of its jail.
 func (c *cell) dial(ctx context.Context, socket string) (net.Conn, error) {
-	var d net.Dialer
-	return d.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s", c.work.Fd(), socket))
+	return dialIn(ctx, c.work, socket)
 }
 
 // remove removes the cell. Its Firecracker must have ended.
 func (c *cell) remove() {
-	if c.work != nil {
-		_ = c.work.Close()
+	for _, f := range []*os.File{c.work, c.outDir} {
+		if f != nil {
+			_ = f.Close()
+		}
 	}
 	removeCell(c.dir)
 	c.lock.Release()

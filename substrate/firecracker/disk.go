@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 
@@ -86,41 +85,4 @@ func copyFile(ctx context.Context, dst, src string, mode os.FileMode) (f *os.Fil
 		return nil, err
 	}
 	return f, nil
-}
-
-// digHoles gives back the room of pages that are all zeros, of which a machine's memory
-// has many: Firecracker writes all of them.
-func digHoles(ctx context.Context, f *os.File) error {
-	const page, part = 4096, 1 << 20
-	buf, zeros := make([]byte, part), make([]byte, page)
-	for off := int64(0); ; {
-		data, hole, err := disk.NextData(f, off)
-		if err != nil || data == hole {
-			return err
-		}
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		b := buf[:min(part, hole-data)]
-		if _, err := io.ReadFull(io.NewSectionReader(f, data, int64(len(b))), b); err != nil {
-			return err
-		}
-		for at := 0; at < len(b); {
-			begin := at
-			for at+page <= len(b) && string(b[at:at+page]) == string(zeros) {
-				at += page
-			}
-			if at > begin {
-				err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, data+int64(begin), int64(at-begin))
-				if errors.Is(err, unix.EOPNOTSUPP) {
-					return nil // it is larger, and not wrong
-				}
-				if err != nil {
-					return fmt.Errorf("fallocate: %w", err)
-				}
-			}
-			at += page
-		}
-		off = data + int64(len(b))
-	}
 }

@@ -22,17 +22,18 @@ import (
 
 // machine is one running Firecracker.
 type machine struct {
-	id      turnstone.SandboxID
-	cell    *cell
-	api     *client
-	agent   *channel
-	process *os.Process // Firecracker, or the shell above its jailer
-	cgroup  string      // to be removed in the end; empty: none
-	console console
-	stderr  tail
-	ready   chan struct{} // closed when the agent has said on the console that it is ready
-	origin  origin        // set before anybody else has the machine
-	scratch *os.File      // the disk that takes the writes; closed with the machine
+	id       turnstone.SandboxID
+	cell     *cell
+	api      *client
+	agent    *channel
+	process  *os.Process // Firecracker, or the shell above its jailer
+	confined bool        // by the jailer: it is nobody
+	cgroup   string      // to be removed in the end; empty: none
+	console  console
+	stderr   tail
+	ready    chan struct{} // closed when the agent has said on the console that it is ready
+	origin   origin        // set before anybody else has the machine
+	scratch  *os.File      // the disk that takes the writes; closed with the machine
 
 	snapping sync.Mutex // one snapshot at a time
 	cleaning sync.Once

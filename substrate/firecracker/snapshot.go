@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/disk"
@@ -152,12 +154,16 @@ func digestState(path string) (turnstone.Digest, error) {
 // alone, and everyone may read them: the folder is private, and the Firecracker of a
 // clone may be somebody else.
 func (m *machine) write(ctx context.Context, dir string) error {
-	defer func() { _, _ = os.Remove(m.cell.out(ramFile)), os.Remove(m.cell.out(stateFile)) }()
+	defer func() {
+		for _, name := range []string{ramFile, stateFile} {
+			_ = unix.Unlinkat(int(m.cell.outDir.Fd()), name, 0)
+		}
+	}()
 	if err := m.api.doWithin(ctx, snapshotLimit, createRequest()); err != nil {
 		return err
 	}
-	for _, name := range []string{ramFile, stateFile} {
-		if err := take(ctx, m.cell.out(name), filepath.Join(dir, name)); err != nil {
+	for name, limit := range map[string]int64{ramFile: mebibytes(m.origin.id.Shape.Memory) << 20, stateFile: snapshots.MaxState} {
+		if err := m.take(ctx, name, filepath.Join(dir, name), limit); err != nil {
 			return err
 		}
 	}
@@ -181,36 +187,6 @@ func (m *machine) checkMemory(path string) error {
 		return fmt.Errorf("firecracker has written %d of the %d bytes of the memory", st.Size(), want)
 	}
 	return nil
-}
-
-// take moves a file that Firecracker has written, whose owner may be another, to dst.
-func take(ctx context.Context, src, dst string) (err error) {
-	st, err := os.Lstat(src)
-	if err != nil {
-		return fmt.Errorf("firecracker has not written its snapshot: %w", err)
-	}
-	if !st.Mode().IsRegular() {
-		return errors.New("firecracker has written a snapshot that is no file")
-	}
-	var f *os.File
-	if os.Rename(src, dst) == nil {
-		f, err = os.OpenFile(dst, os.O_RDWR, 0)
-	} else { // on another file system
-		f, err = copyFile(ctx, dst, src, 0o600)
-	}
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	if os.Geteuid() == 0 {
-		if err := f.Chown(0, 0); err != nil {
-			return err
-		}
-	}
-	if err := digHoles(ctx, f); err != nil {
-		return err
-	}
-	return errors.Join(f.Chmod(0o444), f.Sync())
 }
 
 // removeSuperseded removes the snapshots of Firecracker's that differ from id only in
