@@ -26,6 +26,11 @@ func TestAgreement(t *testing.T) {
 	if n := len(kernelArgs()); n > 2048-200 { // what Firecracker adds needs room
 		t.Errorf("the command line has %d bytes", n)
 	}
+	for _, weak := range []string{"mitigations", "hardened_usercopy", "randomize_kstack_offset", "init_on_alloc", "norandmaps", "nokaslr", "lsm="} {
+		if strings.Contains(kernelArgs(), weak) {
+			t.Errorf("the guest kernel is not hardened: %s", kernelArgs())
+		}
+	}
 	if strings.Contains(kernelArgs(), "nomodule") {
 		t.Error("the agent could not load its drivers")
 	}

@@ -46,24 +46,25 @@ func (a accel) cpuModel() string {
 	return "max"
 }
 
-// kernelArgs is the guest kernel's command line. What hardens a kernel against its
-// own users is off: a guest has one tenant, who is root, and the line that is
-// defended runs around the machine. Each of them costs a start under TCG, where
-// every instruction that runs for the first time has to be translated.
+// unhardened switches off what hardens a kernel against its own users, under TCG only:
+// each costs a start there, where every instruction that runs for the first time has to be
+// translated, and TCG's own line of defense runs around the machine. With norandmaps each
+// program has the same addresses: TCG keeps its translations by virtual address, and would
+// translate every exec anew (8,500 blocks for a second bash; 70 without).
+var unhardened = []string{"mitigations=off", "hardened_usercopy=off", "randomize_kstack_offset=off", "init_on_alloc=0", "lsm=capability",
+	"norandmaps"}
+
+// kernelArgs is the guest kernel's command line. It is part of a snapshot's identity.
 func kernelArgs(a accel, shape turnstone.Shape) string {
 	args := []string{
 		"console=ttyS0", "quiet", "loglevel=3", "panic=-1", "reboot=t", "rdinit=/init",
-		"mitigations=off", "audit=0", "nowatchdog", "no_timer_check", "tsc=reliable",
-		"lsm=capability", "init_on_alloc=0", "hardened_usercopy=off", "randomize_kstack_offset=off",
+		"audit=0", "nowatchdog", "no_timer_check", "tsc=reliable",
 		"transparent_hugepage=never", // a clone pays with private memory for each page it touches
 		"rcupdate.rcu_expedited=1", "random.trust_cpu=on", "cgroup_no_v1=all",
 		"turnstone.scratch=" + scratchSerial, // the agent mounts it before the snapshot, which keeps the disk
 	}
 	if a == accelTCG {
-		// TCG keeps its translations by virtual address: with each program at an
-		// address of its own, every exec would be translated anew (8,500 blocks
-		// for a second bash; 70 without).
-		args = append(args, "norandmaps")
+		args = append(args, unhardened...)
 	}
 	if shape.Network {
 		args = append(args, "turnstone.net="+network.GuestAddress+","+network.Gateway+","+network.DNS)
