@@ -16,7 +16,7 @@ import (
 )
 
 // GrantKeys are the keys of front matter that Documents.Grant, and a caller, can grant.
-var GrantKeys = []string{"home", "image", "lifetime", "network", "session", "snapshot"}
+var GrantKeys = []string{"files", "home", "image", "lifetime", "network", "session", "snapshot"}
 
 // Parse reads a configuration. An unknown key is an error: a policy with a spelling
 // mistake would be none.

@@ -72,16 +72,19 @@ func (at *branchPoint) readParent(ctx context.Context) error {
 // inherit answers what p leaves open with what the parent left: the template and
 // the working directory.
 func (at *branchPoint) inherit(p *plan, req Request) error {
+	ts := template.NewStore(at.cs.templates.dir)
 	if at.state == nil {
-		return p.onTemplate(template.NewStore(at.cs.templates.dir))
+		return p.onTemplate(ts)
 	}
 	if p.asked != "" && !template.SameImage(p.asked, at.state.Image) {
 		return &turnstone.Error{Op: "executor.plan", Kind: turnstone.Invalid, Subject: "image " + p.asked,
 			Err:  fmt.Errorf("session %s is on %s", at.session.Label(), at.state.Image),
 			Hint: "leave the image out, or begin another session"}
 	}
-	p.image = at.state.Image
-	if err := p.onTemplate(template.NewStore(at.cs.templates.dir)); err != nil {
+	if p.image = at.state.Image; p.authority != nil {
+		p.anonymous = p.authority.strangersState(p.image, ts.Known)
+	}
+	if err := p.onTemplate(ts); err != nil {
 		return err
 	}
 	if req.Document.Front.Cwd == "" && p.cwd != at.state.Cwd {

@@ -15,15 +15,19 @@ import (
 type Request struct {
 	Document *document.Document
 	Dir      string // what the document's files: are relative to, and may not leave
-	Image    string
-	Env      []string // KEY=VALUE
-	Add      []Transfer
-	Get      []Transfer
-	Timeout  time.Duration
-	CPUs     int
-	Memory   turnstone.Bytes
-	Disk     turnstone.Bytes
-	Network  *bool
+	Piped    bool   // Dir is the caller's, and not the document's, which came through a pipe
+	// Grant are keys of front matter, of config.GrantKeys: what the document asks for there
+	// is granted as it stands. The other fields say what their caller grants by itself.
+	Grant   []string
+	Image   string
+	Env     []string // KEY=VALUE
+	Add     []Transfer
+	Get     []Transfer
+	Timeout time.Duration
+	CPUs    int
+	Memory  turnstone.Bytes
+	Disk    turnstone.Bytes
+	Network *bool
 	// NetworkRules come beside the document's: see docs/network.md. With Network the mode
 	// (Record, Replay) is theirs, and not the document's.
 	NetworkRules  *document.NetworkRules

@@ -22,8 +22,10 @@ type networkPlan struct {
 	policy   network.Policy // of spec
 	record   bool
 	replay   bool
-	replayOf string      // the turn whose recording is replayed; empty: the nearest one's
-	secrets  *secret.Set // masked in what is recorded and told
+	replayOf string // the turn whose recording is replayed; empty: the nearest one's
+	// replayNamed says that the caller named replayOf, and not the document.
+	replayNamed bool
+	secrets     *secret.Set // masked in what is recorded and told
 
 	ca       *network.CA // nil: no TLS is opened
 	recorder *network.Recorder
@@ -40,6 +42,7 @@ func (x *Executor) planNetwork(p *plan, req Request) error {
 	front := req.Document.Front
 	rules, mode := mergeRules(req, front)
 	p.net.record, p.net.replay, p.net.replayOf = mode.Record, mode.Replay, mode.ReplayOf
+	p.net.replayNamed = req.NetworkRules != nil && req.NetworkRules.ReplayOf != ""
 	p.net.asked = network.Spec{Allow: rules.Allow, Deny: rules.Deny, Only: rules.HasAllow, Open: rules.Intercept}
 	for _, text := range req.SecretHeaders {
 		h, err := network.ParseSecretHeader(text)

@@ -130,6 +130,9 @@ func (r *run) recorded(ctx context.Context) (*Record, error) {
 		if err != nil {
 			return nil, err
 		}
+		if err := r.replayable(t); err != nil {
+			return nil, err
+		}
 		rec, err := cs.record(ctx, t)
 		if err == nil && (rec.Network == nil || rec.Network.Index == nil) {
 			return nil, none("run it with network: record", "turn %d (%s) has no recording", rec.Number, rec.ID)
@@ -140,6 +143,16 @@ func (r *run) recorded(ctx context.Context) (*Record, error) {
 		return nil, none("run a turn with network: record first, in the same session, or name the turn with replay:", "there is no turn below that could have been recorded")
 	}
 	return cs.nearestRecording(ctx, *r.at.parent, none)
+}
+
+// replayable refuses a recording of another session that only the document names: it holds
+// what that session got from its network.
+func (r *run) replayable(t session.Turn) error {
+	a := r.plan.authority
+	if r.plan.net.replayNamed || a == nil || a.granted("network") || t.Session == r.at.session.ID || r.at.replay && t.Session == r.plan.replay.session {
+		return nil
+	}
+	return notGranted(r.doc.Name, "network: replay: "+r.plan.net.replayOf+", of another session", "--network replay="+r.plan.net.replayOf, "network")
 }
 
 // nearestRecording goes from parent to parent, beginning with t.

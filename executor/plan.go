@@ -43,6 +43,8 @@ type plan struct {
 	driver   string
 
 	isolation document.Isolation // what the document insists on
+	authority *authority         // what the document is granted; nil: there is no document
+	anonymous bool               // nobody but a document names image: see template.Store.Anonymous
 
 	hostname string // empty: the sandbox's ID
 

@@ -9,6 +9,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/session"
 	"turnstone.dev/turnstone/tree"
 )
 
@@ -53,6 +54,7 @@ const maxDifferences = 1000
 type ReplayOptions struct {
 	Secrets   []string // NAME=VALUE: they were not kept, and have to be given again
 	Substrate string   // one of substrates.Names(); empty: what ran the turn
+	Grant     []string // as in Request: a record may be imported, and grants no more than a document
 }
 
 // Replay runs the turn that ref names again, in a clean sandbox on the state of
@@ -71,10 +73,11 @@ func (x *Executor) Replay(ctx context.Context, ref string, opts ReplayOptions, o
 	if err != nil {
 		return nil, err
 	}
-	req, err := cs.again(ctx, rec, opts.Secrets)
+	req, err := cs.again(ctx, old, rec, opts.Secrets)
 	if err != nil {
 		return nil, err
 	}
+	req.Grant = opts.Grant
 	if opts.Substrate != "" {
 		req.Substrate = opts.Substrate
 	}
@@ -89,8 +92,9 @@ func (x *Executor) Replay(ctx context.Context, ref string, opts ReplayOptions, o
 	return rep, cs.compare(ctx, rec, rep)
 }
 
-// again makes the request that rec's turn was.
-func (cs *contextStore) again(ctx context.Context, rec *Record, secrets []string) (*Request, error) {
+// again makes the request that the turn old was, whose record is rec. Where the turn
+// stands is the database's word: a record may be imported.
+func (cs *contextStore) again(ctx context.Context, old session.Turn, rec *Record, secrets []string) (*Request, error) {
 	fail := func(kind turnstone.Kind, hint, format string, args ...any) error {
 		return &turnstone.Error{Op: "executor.replay", Kind: kind, Subject: fmt.Sprintf("turn %d", rec.Number), Err: fmt.Errorf(format, args...), Hint: hint}
 	}
@@ -105,11 +109,13 @@ func (cs *contextStore) again(ctx context.Context, rec *Record, secrets []string
 	if err != nil {
 		return nil, err
 	}
-	doc.Front.Files, doc.Front.NetworkRules = nil, nil // they come from the record
-	req := &Request{Document: doc, Image: rec.Image, Env: rec.Env, Secrets: secrets, Timeout: rec.Timeout,
-		CPUs: rec.Shape.CPUs, Memory: rec.Shape.Memory, Disk: rec.Shape.Disk, Network: &rec.Shape.Network, Substrate: rec.Substrate}
-	req.replay = &replayOf{inputs: rec.Inputs, parent: rec.Parents}
-	req.NetworkRules = rec.Network.rules(rec)
+	// What the record says was asked for is asked for again: it is no caller's word.
+	front := &doc.Front
+	front.Files, front.Session, front.Branch, front.Home, front.Lifetime, front.Snapshot = nil, "", "", "", "", ""
+	front.Image, front.Timeout, front.NetworkRules = rec.Image, rec.Timeout, rec.Network.rules(rec)
+	front.CPUs, front.Memory, front.Disk, front.Network = rec.Shape.CPUs, rec.Shape.Memory, rec.Shape.Disk, &rec.Shape.Network
+	req := &Request{Document: doc, Env: rec.Env, Secrets: secrets, Substrate: rec.Substrate}
+	req.replay = &replayOf{inputs: rec.Inputs, parent: old.Parents, session: old.Session}
 	if s := rec.Network.spec(); len(s.Headers) > 0 && rec.Network.Index == nil {
 		return nil, fail(turnstone.Invalid, "with network: record a turn can be replayed without them",
 			"it was given the secret header %s, which was not kept", s.Headers[0].Label())
@@ -133,8 +139,9 @@ func (cs *contextStore) again(ctx context.Context, rec *Record, secrets []string
 
 // replayOf is what a request has that repeats another.
 type replayOf struct {
-	inputs []RecordInput
-	parent []turnstone.TurnID
+	inputs  []RecordInput
+	parent  []turnstone.TurnID
+	session turnstone.SessionID
 }
 
 // compare says what differs between rec and the turn of rep.

@@ -33,7 +33,15 @@ func New(h *home.Home) *Executor { return &Executor{home: h, killGrace: 15 * tim
 // is wrong. A turn that began always comes back, its Result telling how it ended;
 // when ctx is cancelled it is "error" and the receipt says at which step.
 func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, error) {
-	spec, err := x.templates().Resolve(ctx, or(req.Image, req.Document.Front.Image, DefaultImage), obs.Preparing)
+	host, err := x.config()
+	if err != nil {
+		return nil, err
+	}
+	a := &authority{req: req, host: host}
+	if err := a.check(); err != nil {
+		return nil, err
+	}
+	spec, err := x.templatesFor(a.anonymous()).Resolve(ctx, or(req.Image, req.Document.Front.Image, DefaultImage), obs.Preparing)
 	if err != nil {
 		return nil, err
 	}
@@ -42,7 +50,7 @@ func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, e
 		return nil, err
 	}
 	defer p.close()
-	p.image = spec.Name // of an image of a registry, with the digest
+	p.image, p.authority, p.anonymous = spec.Name, a, a.anonymous() // of an image of a registry, with the digest
 	if err := x.planNetwork(p, req); err != nil {
 		return nil, err
 	}

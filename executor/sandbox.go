@@ -12,6 +12,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/agentbin"
+	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/kernel"
 	"turnstone.dev/turnstone/network"
@@ -152,7 +153,7 @@ func (s *Sandbox) fate(err error) error {
 func (x *Executor) machine(ctx context.Context, p *plan, progress func(string), clock *stopwatch) (*source, error) {
 	tmpl, err := p.template, error(nil)
 	if tmpl == nil {
-		if tmpl, err = x.templates().Ensure(ctx, p.image, progress); err != nil {
+		if tmpl, err = x.templatesFor(p.anonymous).Ensure(ctx, p.image, progress); err != nil {
 			return nil, err
 		}
 	}
@@ -211,6 +212,18 @@ func (p *plan) needs() substrates.Needs {
 func (x *Executor) templates() *template.Store {
 	return template.NewStore(x.home.Path("templates")).WithLayers(layerBuilder{x})
 }
+
+// templatesFor is templates, with registries asked as a stranger would ask where nobody
+// that may name one named the image.
+func (x *Executor) templatesFor(anonymous bool) *template.Store {
+	if anonymous {
+		return x.templates().Anonymous()
+	}
+	return x.templates()
+}
+
+// config reads the host's configuration.
+func (x *Executor) config() (config.Config, error) { return config.Load(x.home.Dir) }
 
 // A SandboxRequest is one sandbox to create. Zero values are the defaults.
 type SandboxRequest struct {
@@ -279,7 +292,12 @@ func (x *Executor) standOn(ctx context.Context, p *plan, ref string) (*branchPoi
 	if at.state, err = cs.state(ctx, t.State); err != nil {
 		return nil, err
 	}
+	host, err := x.config()
+	if err != nil {
+		return nil, err
+	}
 	p.image, p.cwd = at.state.Image, at.state.Cwd
+	p.anonymous = strangers(host, p.image) && !x.templates().Known(p.image) // a state may come from elsewhere, as a document may
 	return at, nil
 }
 

@@ -41,6 +41,8 @@ type ociRef struct {
 	Digest    turnstone.Digest `json:"digest"`   // that the registry has it for
 	Manifest  turnstone.Digest `json:"manifest"` // of linux/amd64
 	Checked   time.Time        `json:"checked"`
+	// Public says that the registry gave it to somebody it did not know: see Anonymous.
+	Public bool `json:"public,omitempty"`
 }
 
 // Resolve returns the spec that name stands for, as Spec does. When no template is
@@ -75,6 +77,45 @@ func (s *Store) imageReference(name string) (oci.Reference, bool) {
 	}
 	ref, err := oci.ParseReference(name)
 	return ref, err == nil
+}
+
+// Anonymous returns a store that asks registries as a stranger would: without the user's
+// credentials, at public addresses, and for an image that was pulled with them once more.
+func (s *Store) Anonymous() *Store {
+	with := *s
+	with.anonymous = true
+	return &with
+}
+
+// Known tells whether the user has pulled an image of a registry by this name, or had it
+// pulled, and not a stranger alone.
+func (s *Store) Known(name string) bool {
+	ref, ok := s.imageReference(name)
+	if !ok {
+		return false
+	}
+	kept, _, err := s.pulled(ref)
+	return err == nil && !kept.Public
+}
+
+// RegistryOf returns the host that is asked for an image of a registry, with its port if
+// one is named; "" for what is no such image.
+func RegistryOf(name string) string {
+	ref, err := oci.ParseReference(name)
+	if err != nil || !IsImage(name) {
+		return ""
+	}
+	return ref.Registry()
+}
+
+// ClosedRegistry says why the registry of an image is not on the Internet, as far as its
+// name tells; "" if it may be there.
+func ClosedRegistry(name string) string {
+	ref, err := oci.ParseReference(name)
+	if err != nil {
+		return ""
+	}
+	return ref.Closed()
 }
 
 // IsImage reports whether a template's name is that of an image of a registry.
@@ -118,11 +159,18 @@ func (s *Store) pull(ctx context.Context, ref oci.Reference, age time.Duration, 
 		progress = func(string) {}
 	}
 	kept, spec, err := s.pulled(ref)
+	if err == nil && s.anonymous && !kept.Public {
+		err = fmt.Errorf("%s: was pulled with credentials", ref)
+	}
 	if err == nil && (ref.Digest() != "" || time.Since(kept.Checked) < age) {
 		return spec, nil
 	}
 	progress("asking registry " + ref.Registry() + " for " + ref.String())
 	img, pullErr := s.ociClient(progress).Resolve(ctx, ref)
+	if s.anonymous && turnstone.KindOf(pullErr) == turnstone.NotFound {
+		pullErr = &turnstone.Error{Op: "template.pull", Kind: turnstone.NotFound, Err: pullErr,
+			Hint: "a document's image is asked for without your credentials; to use them, give it with --image " + ref.String()}
+	}
 	if pullErr != nil {
 		if err != nil || ctx.Err() != nil || age == 0 {
 			return nil, pullErr
@@ -138,7 +186,7 @@ func (s *Store) pull(ctx context.Context, ref oci.Reference, age time.Duration, 
 }
 
 func (s *Store) ociClient(progress func(string)) *oci.Client {
-	return oci.New(oci.Options{Dir: s.ociPath(), Progress: progress})
+	return oci.New(oci.Options{Dir: s.ociPath(), Progress: progress, Anonymous: s.anonymous})
 }
 
 func (s *Store) ociPath(elem ...string) string {
@@ -165,12 +213,18 @@ func (s *Store) keepImage(ref oci.Reference, img *oci.Image) error {
 		return err
 	}
 	for _, name := range slices.Compact([]string{pinned.String(), ref.String()}) {
-		rec := ociRef{name, img.Digest, img.Manifest, time.Now().UTC().Truncate(time.Second)}
+		rec := ociRef{name, img.Digest, img.Manifest, time.Now().UTC().Truncate(time.Second), s.anonymous || s.wasPublic(name, img.Digest)}
 		if err := writeJSON(s.refPath(name), rec); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// wasPublic tells whether the registry gave what name stands for to a stranger before.
+func (s *Store) wasPublic(name string, digest turnstone.Digest) bool {
+	var rec ociRef
+	return readKept(s.refPath(name), &rec) == nil && rec.Public && rec.Digest == digest
 }
 
 // readKept reads a small file of oci/. One that is damaged is as good as none: the

@@ -227,3 +227,44 @@ func TestSpecOnImage(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestStrangersImage: what the user pulled with credentials is not a document's for that.
+func TestStrangersImage(t *testing.T) {
+	noCredentials(t)
+	srv := httptest.NewServer(ocitest.Handler())
+	defer srv.Close()
+	reg := &ocitest.Registry{Host: strings.TrimPrefix(srv.URL, "http://"), URL: srv.URL}
+	reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{}, bashLayer(t)))
+	s, name := NewStore(t.TempDir()), reg.Host+"/x:1"
+	if s.Known(name) {
+		t.Error("it is known before it was pulled")
+	}
+	spec, err := s.Resolve(t.Context(), name, nil)
+	if err != nil || !s.Known(name) || !s.Known(spec.Name) {
+		t.Fatalf("after it was pulled: %v", err)
+	}
+	for _, by := range []string{name, spec.Name} {
+		if _, err := s.Anonymous().Resolve(t.Context(), by, nil); turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), "not fetched from") {
+			t.Errorf("a stranger gets %s: %v", by, err)
+		}
+	}
+	// One that a registry gave to a stranger is everybody's, until the tag moves.
+	ref, _ := s.imageReference(name)
+	img, err := s.ociClient(func(string) {}).Resolve(t.Context(), ref)
+	if err == nil {
+		err = s.Anonymous().keepImage(ref, img)
+	}
+	if err == nil {
+		err = s.keepImage(ref, img)
+	}
+	if err != nil || s.Known(name) {
+		t.Errorf("%v, known %v", err, s.Known(name))
+	}
+	if _, err := s.Anonymous().Resolve(t.Context(), name, nil); err != nil {
+		t.Error(err)
+	}
+	img.Digest = turnstone.DigestBytes([]byte("moved"))
+	if err := s.keepImage(ref, img); err != nil || !s.Known(name) {
+		t.Errorf("%v, known %v", err, s.Known(name))
+	}
+}

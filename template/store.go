@@ -34,13 +34,14 @@ import (
 //
 // Its methods are safe for concurrent use, also by several processes.
 type Store struct {
-	dir      string
-	builtin  fs.FS
-	build    builder
-	layers   LayerBuilder // nil: layered templates cannot be built
-	packages string       // folder of what came from package registries
-	registry func(o registry.Options) registry.Options
-	events   func(Event) // may be nil
+	dir       string
+	builtin   fs.FS
+	build     builder
+	layers    LayerBuilder // nil: layered templates cannot be built
+	anonymous bool         // registries of images are asked as a stranger would ask
+	packages  string       // folder of what came from package registries
+	registry  func(o registry.Options) registry.Options
+	events    func(Event) // may be nil
 }
 
 // NewStore returns the store in dir, which need not exist yet.

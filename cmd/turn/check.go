@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 
+	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/home"
 )
 
 type checkCmd struct {
@@ -16,6 +18,8 @@ type checkCmd struct {
 type checked struct {
 	File  string        `json:"file"`
 	Steps []checkedStep `json:"steps"`
+	// Needs is what a run has to be granted with flags, on this host.
+	Needs []executor.Ask `json:"needs"`
 }
 
 type checkedStep struct {
@@ -29,6 +33,10 @@ type checkedStep struct {
 func (c *checkCmd) Run(a *app) error {
 	docs := []checked{}
 	bad := false
+	host, err := hostConfig()
+	if err != nil {
+		return &exitError{exitUsage, err}
+	}
 	for _, file := range c.Files {
 		doc, err := a.readDocument(file)
 		if err == nil {
@@ -49,7 +57,7 @@ func (c *checkCmd) Run(a *app) error {
 		if len(doc.Steps) == 0 {
 			a.warnNoSteps(file)
 		}
-		d := checked{File: file, Steps: []checkedStep{}}
+		d := checked{File: file, Steps: []checkedStep{}, Needs: append([]executor.Ask{}, executor.Asks(doc, file == "-", host)...)}
 		for _, s := range doc.Steps {
 			d.Steps = append(d.Steps, checkedStep{s.Name, s.Line, s.Language, s.Skip})
 		}
@@ -67,6 +75,20 @@ func (c *checkCmd) Run(a *app) error {
 				return err
 			}
 		}
+		for _, n := range d.Needs {
+			if _, err := fmt.Fprintf(a.stdout, "%s: a run needs %s (%s)\n", d.File, n.Flag, n.What); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
+}
+
+// hostConfig reads the host's configuration without making a state directory.
+func hostConfig() (config.Config, error) {
+	dir, err := home.Locate()
+	if err != nil {
+		return config.Config{}, err
+	}
+	return config.Load(dir)
 }

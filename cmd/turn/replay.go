@@ -12,6 +12,7 @@ type replayCmd struct {
 	Ref string `arg:"" help:"Turn to run again, as SESSION@N or its ID."`
 
 	Secret []string `help:"Secret that the turn was given: NAME takes it from turn's own environment. May be given again." placeholder:"NAME[=VALUE]" sep:"none"`
+	Grant  []string `help:"Grant again what the turn had under KEY; repeatable." placeholder:"KEY" sep:","`
 	// No default, and not TURN_SUBSTRATE: a replay is the same again.
 	Substrate string `help:"What runs the sandbox: auto, firecracker, qemu or gvisor (default: what ran the turn)." enum:",auto,firecracker,qemu,gvisor" default:"" placeholder:"NAME"`
 	JSON      bool   `name:"json" help:"Print the comparison as JSON, with the new receipt in it."`
@@ -25,6 +26,9 @@ func (c *replayCmd) Help() string {
 files and the environment that it was given. What comes out is compared with what
 is kept of it: exit codes, outputs, files, environment, working directory. The new
 turn becomes part of no session.
+
+Closed addresses and registries that are not public are granted again with
+--grant network and --grant image. What is served from a recording needs no grant.
 
 Exit status: 0 nothing differs; 1 something does; 2 there is no such turn; 3 it
 could not be run.`
@@ -46,7 +50,7 @@ func (c *replayCmd) Run(a *app) error {
 	x, given := executor.New(h), c.Ref
 	var rep *executor.Replay
 	if err = expand(ctx, x, &c.Ref); err == nil {
-		rep, err = x.Replay(ctx, c.Ref, executor.ReplayOptions{Secrets: secrets, Substrate: c.Substrate}, p)
+		rep, err = x.Replay(ctx, c.Ref, executor.ReplayOptions{Secrets: secrets, Substrate: c.Substrate, Grant: c.Grant}, p)
 	}
 	if rep != nil {
 		x.NoteUse(ctx, given)

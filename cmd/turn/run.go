@@ -32,6 +32,7 @@ type runCmd struct {
 	Secret   []string `help:"Secret for the steps' environment, masked and never kept; NAME takes it from turn's own environment. May be given again." placeholder:"NAME[=VALUE]" sep:"none"`
 	Lifetime string   `help:"How long the sandbox lives: turn, or session (paused after the turn, goes on in the next)." enum:",turn,session" default:"" placeholder:"turn|session"`
 	Home     string   `help:"Persistent home directory, mounted at /root; one sandbox at a time." placeholder:"NAME"`
+	Grant    []string `help:"Grant what the front matter asks for under KEY; repeatable." placeholder:"KEY" sep:","`
 	Snapshot string   `help:"vm keeps the whole machine at the end, for turn resume." enum:",none,vm" default:"" placeholder:"vm"`
 	sandboxFlags
 }
@@ -46,6 +47,12 @@ PATH[:DEST] is split at its last colon; a PATH that has a colon ends with one
 more. A DEST that is relative is below the working directory: the sandbox's for
 --add, this one for --get. A symlink that --add names is followed. --get leaves
 out symlinks that lead out of the folder that it copies, and says so.
+
+A document may come from anybody. What goes beyond its own sandbox needs a flag:
+a session, a home, closed addresses, a registry that is not public, a machine that
+outlives the turn. --grant KEY accepts what the document asks for under that key:
+files (of a document on standard input), home, image, lifetime, network, session,
+snapshot.
 
 Exit status: 0 all steps passed; 1 a step failed or timed out; 2 the document or
 the command line is wrong, nothing was started; 3 the turn could not be run, or
@@ -141,7 +148,7 @@ func (c *runCmd) request(doc *document.Document) (executor.Request, error) {
 		dir = filepath.Dir(c.File)
 	}
 	req := executor.Request{
-		Document: doc, Dir: dir, Image: c.Image, Env: c.env(), Add: transfers(c.Add), Get: transfers(c.Get),
+		Document: doc, Dir: dir, Piped: c.File == "-", Grant: c.Grant, Image: c.Image, Env: c.env(), Add: transfers(c.Add), Get: transfers(c.Get),
 		Memory: c.Memory, Disk: c.Disk, Network: c.network(), NetworkRules: c.rules(), Substrate: c.Substrate, Commands: c.Commands,
 		Session: c.session(), Branch: c.Branch, Lifetime: document.Lifetime(c.Lifetime), Home: c.Home, Snapshot: document.Snapshot(c.Snapshot),
 	}

@@ -19,6 +19,9 @@ type Options struct {
 	Dir      string            // keeps what was downloaded; made where it is not there
 	Keychain authn.Keychain    // who the user is, per registry; nil: as the Docker config says
 	Progress func(what string) // is told of what takes long, every two seconds at most; nil: nobody is
+	// Anonymous is for references that strangers name: registries are asked without who
+	// the user is, with TLS, and at public addresses only.
+	Anonymous bool
 
 	Stall   time.Duration // how long a registry may send next to nothing; 0: one minute
 	Retries int           // of a request that failed for a reason that may pass; 0: 4; negative: none
@@ -36,6 +39,9 @@ type Client struct {
 func New(opts Options) *Client {
 	if opts.Keychain == nil {
 		opts.Keychain = authn.DefaultKeychain
+	}
+	if opts.Anonymous {
+		opts.Keychain = authn.NewMultiKeychain() // of nobody
 	}
 	if opts.Progress == nil {
 		opts.Progress = func(string) {}
@@ -67,7 +73,7 @@ type session struct {
 // connect finds out how the registry wants to be spoken to, and logs in where it
 // wants that. The caller closes the session.
 func (c *Client) connect(ctx context.Context, ref Reference) (*session, error) {
-	g := newGuard(ref, c.opts.Stall)
+	g := newGuard(ref, c.opts.Stall, c.opts.Anonymous)
 	s := &session{c: c, ref: ref, close: g.close}
 	err := c.retry(ctx, func(ctx context.Context) (bool, error) {
 		ctx, cancel := context.WithTimeoutCause(ctx, 2*c.opts.Stall, errStalled)

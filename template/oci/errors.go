@@ -103,6 +103,9 @@ func (r Reference) failed(err error) error {
 		out.Kind, out.Hint = turnstone.Invalid, content.hint
 	case errors.As(err, &refused):
 		out.Kind, out.Hint = turnstone.Invalid, "nothing was asked there; pull from a registry that serves the image itself, over TLS"
+		if refused.hint != "" {
+			out.Hint = refused.hint
+		}
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		out.Kind, out.Hint = turnstone.Exhausted, "free some disk space, or move TURN_HOME"
 	case errors.As(err, &status):

@@ -19,19 +19,24 @@ const maxRedirects = 5
 var errRedirects = errors.New("the registry redirects in circles")
 
 // A refusal is a request that is not made, whatever the registry says.
-type refusal struct{ why string }
+type refusal struct {
+	why  string
+	hint string // empty: there is nothing that the user could do
+}
 
 func (r *refusal) Error() string { return r.why }
 
-func refuse(format string, args ...any) error { return &refusal{fmt.Sprintf(format, args...)} }
+func refuse(format string, args ...any) error { return &refusal{why: fmt.Sprintf(format, args...)} }
 
 // A guard makes the requests of one session. Registries redirect to storage, and name
 // servers that give out tokens: both are addresses that a stranger chooses and that
 // this machine asks. So other hosts than the registry's own get TLS or nothing, and
 // must not be this machine, its link, or, unless the registry itself is there, a
-// private network. Without TLS only a registry on this machine is spoken to.
+// private network. Without TLS only a registry on this machine is spoken to. A registry
+// that a stranger names is treated as other hosts are.
 type guard struct {
 	ref     Reference
+	strange bool            // a stranger named the registry
 	own     *http.Transport // to the registry
 	other   *http.Transport // to whoever it names
 	proxy   *http.Transport // to either, through the user's proxy
@@ -39,8 +44,8 @@ type guard struct {
 	plain   atomic.Value    // the last error of the registry without TLS
 }
 
-func newGuard(ref Reference, patience time.Duration) *guard {
-	g := &guard{ref: ref}
+func newGuard(ref Reference, patience time.Duration, strange bool) *guard {
+	g := &guard{ref: ref, strange: strange}
 	g.own, g.other = g.transport(patience, g.met), g.transport(patience, g.allowed)
 	g.proxy = g.transport(patience, func(netip.Addr) error { return nil })
 	return g
@@ -66,6 +71,9 @@ func (g *guard) transport(patience time.Duration, check func(netip.Addr) error) 
 
 // met notes where the registry is.
 func (g *guard) met(ip netip.Addr) error {
+	if why := closed(ip); why != "" && g.strange {
+		return g.notPublic(ip.String() + ", " + why)
+	}
 	if ip.IsPrivate() {
 		g.private.Store(true)
 	}
@@ -89,6 +97,9 @@ func (g *guard) allowed(ip netip.Addr) error {
 // RoundTrip implements http.RoundTripper.
 func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 	host, own := req.URL.Hostname(), strings.EqualFold(req.URL.Host, g.ref.Registry())
+	if why := closedHost(host); why != "" && g.strange {
+		return nil, g.notPublic(host + ", " + why)
+	}
 	switch {
 	case req.URL.Scheme == "https":
 	case req.URL.Scheme == "http" && own && g.ref.loopback():
@@ -105,6 +116,9 @@ func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	// Where there is a proxy, what is connected to is not what is asked.
 	if proxy, err := http.ProxyFromEnvironment(req); err != nil || proxy != nil {
+		if err := g.resolves(req.Context(), host); err != nil {
+			return nil, err
+		}
 		return g.proxy.RoundTrip(req)
 	}
 	if !own {
@@ -115,6 +129,42 @@ func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 		g.plain.Store(&url.Error{Op: "Get", URL: req.URL.String(), Err: err})
 	}
 	return resp, err
+}
+
+// resolves refuses a host that a stranger named and that this machine knows at a closed
+// address, where a proxy would go there. What only the proxy knows is up to the proxy.
+func (g *guard) resolves(ctx context.Context, host string) error {
+	if !g.strange {
+		return nil
+	}
+	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if err != nil {
+		return nil
+	}
+	for _, ip := range addrs {
+		if why := closed(ip.Unmap()); why != "" {
+			return g.notPublic(ip.String() + ", " + why)
+		}
+	}
+	return nil
+}
+
+// notPublic refuses a registry that is not on the Internet, for somebody who may not ask
+// for one that is elsewhere.
+func (g *guard) notPublic(where string) error {
+	return &refusal{why: fmt.Sprintf("the registry is at %s, where a document's image is not fetched from", where),
+		hint: "give it with --image, or name the registry in [images] of config.toml"}
+}
+
+// closedHost says why a host is no place on the Internet by its name; "" if it may be one.
+func closedHost(host string) string {
+	if loopbackHost(host) {
+		return "which is this machine"
+	}
+	if ip, err := netip.ParseAddr(host); err == nil {
+		return closed(ip.Unmap())
+	}
+	return ""
 }
 
 func (g *guard) close() {

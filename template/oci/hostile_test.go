@@ -341,7 +341,7 @@ func TestNotSpokenTo(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		g := newGuard(r, time.Second)
+		g := newGuard(r, time.Second, false)
 		req := httptest.NewRequest(http.MethodGet, "http://"+r.Registry()+"/v2/", nil)
 		if _, err := g.RoundTrip(req); err == nil || !strings.Contains(err.Error(), "without TLS") {
 			t.Errorf("%s: %v", ref, err)

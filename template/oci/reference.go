@@ -99,6 +99,10 @@ func (r Reference) Repository() string {
 // Registry returns the host that is asked for the image, with its port if one is named.
 func (r Reference) Registry() string { return r.repo.RegistryStr() }
 
+// Closed says why the registry is not on the Internet, as far as its name tells; "" if it
+// may be there.
+func (r Reference) Closed() string { return closedHost(hostname(r.repo.RegistryStr())) }
+
 // Digest returns the digest that pins the reference; empty where it has only a tag.
 func (r Reference) Digest() turnstone.Digest { return r.digest }
 
