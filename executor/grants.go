@@ -241,7 +241,7 @@ func (a *authority) network() []Ask {
 	if on := a.front().Network; on == nil || !*on || a.req.Network != nil || a.host.Network.Default != "off" || a.replays() {
 		return nil
 	}
-	return []Ask{{What: "network: on", Flag: "--network on"}}
+	return []Ask{{What: "network: on", Flag: "--network on"}} // which also stands for a map of rules
 }
 
 // allow lists the rules that open what is closed to sandboxes. A rule with a name, which
@@ -272,6 +272,11 @@ func (a *authority) replays() bool {
 func (a *authority) ownRules() bool {
 	rules := a.front().NetworkRules
 	return rules != nil && rules.HasAllow && (a.req.NetworkRules == nil || !a.req.NetworkRules.HasAllow)
+}
+
+// onlyAsked tells whether nobody but the document stands behind its network rules.
+func (a *authority) onlyAsked() bool {
+	return a != nil && a.ownRules() && !a.granted("network")
 }
 
 // rules are those that the host grants to documents.

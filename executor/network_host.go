@@ -2,6 +2,7 @@ package executor
 
 import (
 	"errors"
+	"slices"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/config"
@@ -20,10 +21,11 @@ func (x *Executor) hostNetwork() (hostNetwork, error) {
 // applyHostNetwork puts what the host says to what is asked. silent says that neither
 // the caller nor the document said whether there is to be a network.
 func (p *plan) applyHostNetwork(x *Executor, silent bool) error {
-	host, err := x.hostNetwork()
+	c, err := x.config()
 	if err != nil {
 		return err
 	}
+	host := hostNetwork(c.Network)
 	if host.Default == "off" && silent && !p.net.wanted() {
 		p.shape.Network = false
 	}
@@ -32,8 +34,20 @@ func (p *plan) applyHostNetwork(x *Executor, silent bool) error {
 	}
 	p.net.spec = p.net.asked
 	p.net.spec.DNS = host.DNS
-	p.net.policy, err = host.judging(p.net.spec)
+	if p.net.policy, err = host.judging(p.net.spec); err != nil || !p.net.asked.Asked {
+		return err
+	}
+	granted, err := documentsPolicy(c)
+	p.net.policy.Within = append(p.net.policy.Within, granted)
 	return err
+}
+
+// documentsPolicy is what a document's own rules may open: public addresses, and what the
+// host grants. A rule with a name cannot be compared: where it leads to is in the DNS.
+func documentsPolicy(c config.Config) (network.Policy, error) {
+	p, err := (&network.Spec{Allow: append(slices.Clone(c.Network.Allow), c.Documents.Allow...)}).Policy()
+	p.Whose = "not granted to the document"
+	return p, err
 }
 
 // judging is the policy of what is asked, with what the host says to it.

@@ -43,7 +43,7 @@ func (x *Executor) planNetwork(p *plan, req Request) error {
 	rules, mode := mergeRules(req, front)
 	p.net.record, p.net.replay, p.net.replayOf = mode.Record, mode.Replay, mode.ReplayOf
 	p.net.replayNamed = req.NetworkRules != nil && req.NetworkRules.ReplayOf != ""
-	p.net.asked = network.Spec{Allow: rules.Allow, Deny: rules.Deny, Only: rules.HasAllow, Open: rules.Intercept}
+	p.net.asked = network.Spec{Allow: rules.Allow, Deny: rules.Deny, Only: rules.HasAllow, Open: rules.Intercept, Asked: p.authority.onlyAsked()}
 	for _, text := range req.SecretHeaders {
 		h, err := network.ParseSecretHeader(text)
 		if err != nil {

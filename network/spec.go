@@ -15,6 +15,9 @@ type Spec struct {
 	Deny  []string `json:"deny,omitempty"`
 	Only  bool     `json:"only,omitempty"` // what Allow does not name is refused
 	Open  bool     `json:"open,omitempty"` // TLS is opened
+	// Asked says that nobody but a document asks for Allow, which then opens no more than
+	// public addresses and what the host grants to documents. Policy does not know of it.
+	Asked bool `json:"asked,omitempty"`
 	// Headers are secret headers. What is written down has them without values.
 	Headers []SecretHeader `json:"headers,omitempty"`
 	DNS     string         `json:"dns,omitempty"` // ADDRESS:PORT of the name server to ask; empty: the host's
@@ -73,7 +76,7 @@ func (s *Spec) Same(o *Spec) bool {
 	if s == nil || o == nil {
 		s, o = or(s, &Spec{}), or(o, &Spec{})
 	}
-	return slices.Equal(s.Allow, o.Allow) && slices.Equal(s.Deny, o.Deny) && s.Only == o.Only && s.Open == o.Open && s.DNS == o.DNS &&
+	return slices.Equal(s.Allow, o.Allow) && slices.Equal(s.Deny, o.Deny) && s.Only == o.Only && s.Open == o.Open && s.Asked == o.Asked && s.DNS == o.DNS &&
 		slices.EqualFunc(s.Headers, o.Headers, func(a, b SecretHeader) bool { return a.Label() == b.Label() })
 }
 

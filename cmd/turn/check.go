@@ -76,7 +76,7 @@ func (c *checkCmd) Run(a *app) error {
 			}
 		}
 		for _, n := range d.Needs {
-			if _, err := fmt.Fprintf(a.stdout, "%s: a run needs %s (%s)\n", d.File, n.Flag, n.What); err != nil {
+			if _, err := putf(a.stdout, "%s: a run needs %s (%s)\n", d.File, n.Flag, n.What); err != nil {
 				return err
 			}
 		}
