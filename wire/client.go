@@ -20,9 +20,14 @@ import (
 type Client struct {
 	*Conn
 
-	mu   sync.Mutex
-	runs map[string]*clientRun
+	mu    sync.Mutex
+	runs  map[string]*clientRun
+	known map[string]bool // other processes of which events may come
+	past  []string        // those of known that runs were, the oldest first
 }
+
+// maxPast is of how many runs that have ended events may still come.
+const maxPast = 1024
 
 // clientRun is a process or step whose end is waited for.
 type clientRun struct {
@@ -31,11 +36,12 @@ type clientRun struct {
 	mu      sync.Mutex
 	records func([]ShellRecord) // nil for a process
 	over    bool                // nobody wants records any more
+	told    bool                // its end has come
 }
 
 // NewClient starts the protocol over stream, which then belongs to the client.
 func NewClient(stream io.ReadWriteCloser) *Client {
-	c := &Client{runs: make(map[string]*clientRun)}
+	c := &Client{runs: make(map[string]*clientRun), known: make(map[string]bool)}
 	c.Conn = newConn(stream, Options{OnEvent: c.event})
 	c.wg.Go(c.readLoop)
 	return c
@@ -49,28 +55,47 @@ func (c *Client) event(e Event) {
 	var of struct {
 		ProcessID string `json:"processId"`
 	}
-	if json.Unmarshal(e.Params, &of) == nil && c.find(of.ProcessID) == nil {
-		return // nobody waits for it
+	var v any
+	err := json.Unmarshal(e.Params, &of)
+	if err == nil {
+		v, err = DecodeEvent(e)
 	}
-	v, err := DecodeEvent(e)
 	if err != nil {
-		c.end(protocolError("a malformed event %s: %s", e.Method, err))
+		c.end(protocolError("a malformed event %s: %s", e.Method, clip(err.Error(), 200)))
 		return
 	}
+	c.mu.Lock()
+	r, known := c.runs[of.ProcessID], c.known[of.ProcessID]
+	c.mu.Unlock()
+	once := true
 	switch v := v.(type) {
 	case *ProcessExitedEvent:
-		if r := c.find(v.ProcessID); r != nil && r.records == nil {
-			r.end(v)
+		if r != nil && r.records == nil {
+			once = r.end(v)
 		}
 	case *ShellFinishedEvent:
-		if r := c.find(v.ProcessID); r != nil {
-			r.end(v)
+		if r != nil {
+			once = r.end(v)
 		}
 	case *ShellCommandsEvent:
-		if r := c.find(v.ProcessID); r != nil {
+		if r != nil {
 			r.tell(v.Records)
 		}
 	}
+	switch {
+	case r == nil && !known:
+		c.end(protocolError("an event %s of a process that this connection did not ask for", e.Method))
+	case !once:
+		c.end(protocolError("a second event %s of one process", e.Method))
+	}
+}
+
+// ProcessAttach is Process.attach, whose events then come.
+func (c *Client) ProcessAttach(ctx context.Context, p *ProcessAttachParams) (*ProcessAttachResult, error) {
+	c.mu.Lock()
+	c.known[p.ProcessID] = true
+	c.mu.Unlock()
+	return c.Conn.ProcessAttach(ctx, p)
 }
 
 func (r *clientRun) tell(records []ShellRecord) {
@@ -88,17 +113,29 @@ func (r *clientRun) close() {
 	r.over = true
 }
 
-func (r *clientRun) end(v any) {
-	select {
-	case r.ended <- v:
-	default: // told twice: the first counts
+// end takes a run's end, once.
+func (r *clientRun) end(v any) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.told {
+		return false
 	}
+	r.told = true
+	r.ended <- v
+	return true
 }
 
-func (c *Client) find(id string) *clientRun {
+// forget takes a run that has ended out of those that are waited for. What is on its
+// way may still come.
+func (c *Client) forget(id string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.runs[id]
+	delete(c.runs, id)
+	c.known[id] = true
+	if c.past = append(c.past, id); len(c.past) > maxPast {
+		delete(c.known, c.past[0])
+		c.past = c.past[1:]
+	}
 }
 
 // Stdio are a process's standard streams on the caller's side. Reading In may
@@ -198,9 +235,7 @@ func (r *run) do(ctx context.Context, start func(context.Context) error) (ended 
 	c.mu.Unlock()
 	defer func() {
 		this.close()
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		delete(c.runs, r.id)
+		c.forget(r.id)
 	}()
 
 	ctx, cancel := context.WithCancelCause(ctx)

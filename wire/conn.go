@@ -81,6 +81,9 @@ type Options struct {
 	Masked bool
 }
 
+// brokenHint is for what no agent sends.
+const brokenHint = "something in the sandbox speaks for its agent; do not trust this sandbox"
+
 // farewellTime is how long a side that is cut off has to take the reason.
 const farewellTime = time.Second
 
@@ -220,7 +223,7 @@ func (c *Conn) dead(op string) error {
 	var closed *ClosedError
 	switch {
 	case errors.As(c.err, &broken):
-		te.Kind, te.Hint = turnstone.Internal, "something in the sandbox speaks for its agent; do not trust this sandbox"
+		te.Kind, te.Subject, te.Hint = turnstone.Integrity, "the sandbox broke its channel", brokenHint
 	case errors.As(c.err, &closed) && closed.Code > 1001:
 		te.Kind, te.Subject, te.Hint = turnstone.Invalid, "connection", ""
 	}
@@ -289,9 +292,12 @@ func (c *Conn) answer(m *Message) error {
 		return protocolError("an answer has not exactly one of result and error")
 	}
 	c.mu.Lock()
-	ch := c.calls[*m.ID]
+	ch, known := c.calls[*m.ID]
 	delete(c.calls, *m.ID)
 	c.mu.Unlock()
+	if !known {
+		return protocolError("an answer to command %d, which waits for none", *m.ID)
+	}
 	if ch != nil { // else its caller gave up
 		ch <- m
 	}
@@ -320,14 +326,20 @@ func (c *Conn) Call(ctx context.Context, method string, params, result any) erro
 	id := c.lastID
 	c.calls[id] = ch
 	c.mu.Unlock()
+	sent := false
 	defer func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		delete(c.calls, id)
+		if _, waits := c.calls[id]; waits && sent {
+			c.calls[id] = nil // the answer may still come, to nobody
+		} else {
+			delete(c.calls, id)
+		}
 	}()
 	if err := ctx.Err(); err != nil {
 		return ctxError(ctx, method)
 	}
+	sent = true
 	// The other side may read nothing: ctx ends the waiting, and the connection's
 	// end the writing.
 	wrote := make(chan error, 1)
@@ -352,13 +364,13 @@ func (c *Conn) Call(ctx context.Context, method string, params, result any) erro
 	}
 	select {
 	case m := <-ch:
-		return decodeAnswer(m, method, result)
+		return c.decodeAnswer(m, method, result)
 	case <-ctx.Done():
 		return ctxError(ctx, method)
 	case <-c.done:
 		select {
 		case m := <-ch: // it came first
-			return decodeAnswer(m, method, result)
+			return c.decodeAnswer(m, method, result)
 		default:
 		}
 		c.mu.Lock()
@@ -369,7 +381,8 @@ func (c *Conn) Call(ctx context.Context, method string, params, result any) erro
 
 // writeFailed prefers the reason why the connection ended to what writing saw of it.
 func (c *Conn) writeFailed(method string, err error) error {
-	if hungUp(err) || errors.Is(err, io.ErrShortWrite) {
+	var broken *ProtocolError
+	if hungUp(err) || errors.Is(err, io.ErrShortWrite) || errors.As(err, &broken) {
 		c.end(err)
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -385,26 +398,29 @@ func (c *Conn) writeFailed(method string, err error) error {
 	}
 }
 
-func decodeAnswer(m *Message, method string, result any) error {
-	if m.Error != nil {
-		var re replyError
-		if err := json.Unmarshal(m.Error, &re); err != nil {
-			return malformed(method, err)
+// decodeAnswer reads an answer. A malformed one ends the connection.
+func (c *Conn) decodeAnswer(m *Message, method string, result any) error {
+	var err error
+	var re replyError
+	switch {
+	case m.Error != nil:
+		if err = json.Unmarshal(m.Error, &re); err == nil {
+			return re.decode(method)
 		}
-		return re.decode(method)
+	case result != nil:
+		err = json.Unmarshal(m.Result, result)
 	}
-	if result == nil {
+	if err == nil {
 		return nil
 	}
-	if err := json.Unmarshal(m.Result, result); err != nil {
-		return malformed(method, err)
-	}
-	return nil
+	c.end(protocolError("a malformed answer to %s: %s", method, clip(err.Error(), 200)))
+	return malformed(method, err)
 }
 
+// malformed is an answer or an event that no agent sends.
 func malformed(method string, err error) error {
-	return &turnstone.Error{Op: method, Kind: turnstone.Internal, Subject: "agent", Err: fmt.Errorf("malformed answer: %w", err),
-		Hint: "something in the sandbox speaks for its agent; do not trust this sandbox"}
+	return &turnstone.Error{Op: method, Kind: turnstone.Integrity, Subject: "the sandbox broke its channel",
+		Err: fmt.Errorf("malformed: %s", clip(err.Error(), 200)), Hint: brokenHint}
 }
 
 func ctxError(ctx context.Context, method string) error {

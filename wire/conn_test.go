@@ -364,7 +364,7 @@ func TestHostileAgent(t *testing.T) {
 			}()
 			var res struct{ Text string }
 			err := c.Call(ctxFor(t), "Test.echo", nil, &res)
-			if turnstone.KindOf(err) != turnstone.Internal || !strings.Contains(turnstone.HintOf(err), "do not trust") {
+			if turnstone.KindOf(err) != turnstone.Integrity || !strings.Contains(turnstone.HintOf(err), "do not trust") {
 				t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 			}
 		})

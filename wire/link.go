@@ -1,7 +1,6 @@
 package wire
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -24,7 +23,10 @@ type LinkStream interface {
 // A Link carries many byte streams over the one between a host and its agent,
 // each with flow control of its own. The host opens them, the agent accepts.
 // Each is one connection of the wire. Its methods are safe for concurrent use.
-type Link struct{ s *yamux.Session }
+type Link struct {
+	s     *yamux.Session
+	guard *linkGuard
+}
 
 const (
 	// linkWindow bounds what one stream may have on its way, and so what a
@@ -57,53 +59,68 @@ func NewLink(conn io.ReadWriteCloser, host bool) (*Link, error) {
 		cfg.AcceptBacklog = hostBacklog
 		newSession = yamux.Client
 	}
-	s, err := newSession(&linkGuard{ReadWriteCloser: conn, host: host}, cfg)
+	guard := &linkGuard{ReadWriteCloser: conn, host: host}
+	s, err := newSession(guard, cfg)
 	if err != nil {
 		return nil, err
 	}
-	return &Link{s}, nil
+	return &Link{s, guard}, nil
 }
 
 // Open opens a stream. Only the host may.
 func (l *Link) Open() (LinkStream, error) {
 	s, err := l.s.OpenStream()
 	if err != nil {
-		return nil, err
+		return nil, l.end(err)
 	}
-	return linkStream{s}, nil
+	return linkStream{s, l}, nil
 }
 
 // Accept waits for the next stream that the host opens.
 func (l *Link) Accept() (LinkStream, error) {
 	s, err := l.s.AcceptStream()
 	if err != nil {
-		return nil, err
+		return nil, l.end(err)
 	}
-	return linkStream{s}, nil
+	return linkStream{s, l}, nil
 }
 
 // Done is closed when the link has ended.
 func (l *Link) Done() <-chan struct{} { return l.s.CloseChan() }
 
+// Err is a *ProtocolError if the link was ended because the other side sent what no
+// side of a link sends.
+func (l *Link) Err() error { return l.guard.err() }
+
 // Close ends the link and all its streams.
 func (l *Link) Close() error { return l.s.Close() }
 
-type linkStream struct{ s *yamux.Stream }
+type linkStream struct {
+	s *yamux.Stream
+	l *Link
+}
 
 func (m linkStream) Read(p []byte) (int, error) {
 	n, err := m.s.Read(p)
-	return n, linkEnd(err)
+	return n, m.l.end(err)
 }
 
 func (m linkStream) Write(p []byte) (int, error) {
 	n, err := m.s.Write(p)
-	return n, linkEnd(err)
+	return n, m.l.end(err)
 }
 
-// linkEnd gives yamux's several ways to say that a stream has ended the one name
-// that other connections have for it, so that a call on a closed machine is told
-// from one that failed. A timeout is Abort's: nobody else sets a deadline.
-func linkEnd(err error) error {
+// end is why a stream has ended, as its user sees that. What the other side has broken
+// comes before its consequences. yamux's several ways to say that a stream has ended get
+// the one name that other connections have for it, so that a call on a closed machine is
+// told from one that failed. A timeout is Abort's: nobody else sets a deadline.
+func (l *Link) end(err error) error {
+	if err == nil {
+		return nil
+	}
+	if broken := l.guard.err(); broken != nil {
+		return broken
+	}
 	for _, end := range []error{yamux.ErrStreamClosed, yamux.ErrSessionShutdown, yamux.ErrConnectionReset, yamux.ErrTimeout} {
 		if errors.Is(err, end) {
 			return fmt.Errorf("%w (%w)", net.ErrClosed, err)
@@ -124,94 +141,4 @@ func (m linkStream) Abort() {
 func (m linkStream) Close() error {
 	m.Abort()
 	return nil
-}
-
-// errLink means that the other side does what neither side of a link does.
-var errLink = errors.New("the link carried a frame that has no place in it")
-
-// A linkGuard reads along with yamux and ends the link at what the other side has
-// no reason to send, because yamux spends memory on it without bound: it answers
-// each ping with a goroutine of its own, and a host's yamux keeps streams that a
-// hostile agent opens. Headers are 12 bytes: version, type, flags (2), stream (4),
-// length (4); only frames of type 0 have a body (yamux's spec.md).
-type linkGuard struct {
-	io.ReadWriteCloser
-	host bool
-	head [12]byte
-	have int   // bytes of head that have been seen
-	body int64 // bytes of the current frame's body that are still to come
-	bad  bool
-
-	out []byte // a header that was written, and waits for its body
-}
-
-// joinLimit is the largest body that is copied behind its header.
-const joinLimit = 16 << 10
-
-// Write implements io.Writer. yamux writes a frame's header and its body one after
-// the other; together they cost a guest one exit from its machine and not two. It
-// is called by yamux's one writing goroutine.
-func (g *linkGuard) Write(p []byte) (int, error) {
-	if g.out == nil && len(p) == len(g.head) && p[1] == muxData {
-		if n := binary.BigEndian.Uint32(p[8:]); n > 0 && n <= joinLimit {
-			g.out = append(make([]byte, 0, len(p)+int(n)), p...)
-			return len(p), nil
-		}
-	}
-	if g.out == nil {
-		return g.ReadWriteCloser.Write(p)
-	}
-	g.out = append(g.out, p...)
-	if len(g.out) < len(g.head)+int(binary.BigEndian.Uint32(g.out[8:])) {
-		return len(p), nil // yamux writes a body whole; this is for one that does not
-	}
-	_, err := g.ReadWriteCloser.Write(g.out)
-	g.out = nil
-	return len(p), err
-}
-
-// Read implements io.Reader. It is called by yamux's one reading goroutine.
-func (g *linkGuard) Read(p []byte) (int, error) {
-	if g.bad {
-		return 0, errLink
-	}
-	n, err := g.ReadWriteCloser.Read(p)
-	for rest := p[:n]; len(rest) > 0; {
-		if g.body > 0 {
-			skip := min(g.body, int64(len(rest)))
-			g.body -= skip
-			rest = rest[skip:]
-			continue
-		}
-		k := copy(g.head[g.have:], rest)
-		g.have += k
-		rest = rest[k:]
-		if g.have < len(g.head) {
-			break
-		}
-		g.have = 0
-		if !g.admit() {
-			g.bad = true
-			return 0, errLink
-		}
-	}
-	return n, err
-}
-
-// Types and flags of yamux's frames.
-const (
-	muxData    = 0
-	muxPing    = 2
-	muxFlagSYN = 1
-)
-
-func (g *linkGuard) admit() bool {
-	kind, flags := g.head[1], binary.BigEndian.Uint16(g.head[2:])
-	if kind == muxPing || (g.host && flags&muxFlagSYN != 0) {
-		return false
-	}
-	if kind == muxData {
-		g.body = int64(binary.BigEndian.Uint32(g.head[8:]))
-	}
-	return true
 }

@@ -188,6 +188,13 @@ func (l *lease) Write(b []byte) (int, error) {
 	return l.p.rw.Write(b)
 }
 
+// ending implements ender: a part of the other side's marker is no frame.
+func (l *lease) ending() bool {
+	l.p.mu.Lock()
+	defer l.p.mu.Unlock()
+	return l.p.marker != nil
+}
+
 func (l *lease) isClosed() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

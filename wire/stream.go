@@ -312,6 +312,9 @@ func (s *Sender) frame(f Frame) (err error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if f.Offset > s.sent+streamWindow {
+		return protocolError("stream %d is granted %d bytes, and %d were sent", s.id, f.Offset, s.sent)
+	}
 	if f.Offset > s.limit {
 		s.limit = f.Offset
 		s.ready.Broadcast()

@@ -39,9 +39,17 @@ func (c *Conn) addReceiver(id StreamID, claim bool) (*Receiver, error) {
 	if err := c.checkStream(id, len(c.recv), limit); err != nil {
 		return nil, err
 	}
+	c.chosen(id, claim)
 	r := newReceiver(c, id)
 	c.recv[id] = &recvEntry{Receiver: r, claimed: claim}
 	return r, nil
+}
+
+// chosen takes note of a number that this side has chosen. c.mu is held.
+func (c *Conn) chosen(id StreamID, own bool) {
+	if own {
+		c.lastStr = max(c.lastStr, id)
+	}
 }
 
 // claim hands a reserved stream over. One that has ended before its command's
@@ -66,6 +74,7 @@ func (c *Conn) addSender(id StreamID, claim bool) (*Sender, error) {
 	if err := c.checkStream(id, len(c.send), maxSend); err != nil {
 		return nil, err
 	}
+	c.chosen(id, claim)
 	s := newSender(c, id)
 	s.held = claim // a caller's, which its command will name
 	c.send[id] = &sendEntry{s, claim}
@@ -140,8 +149,13 @@ func (c *Conn) frame(p []byte) error {
 	c.mu.Lock()
 	r, s := c.recv[f.Stream], c.send[f.Stream]
 	over := r != nil && r.ended
+	never := c.opt.Dispatcher == nil && f.Stream > c.lastStr // it chooses the numbers
 	c.mu.Unlock()
 	switch {
+	case never:
+		return protocolError("a binary frame names stream %d, which was never opened", f.Stream)
+	case s != nil && (f.Kind == frameData || f.Kind == frameEnd):
+		return protocolError("a binary frame has data for stream %d, which goes the other way", f.Stream)
 	case r != nil && f.Kind != frameCredit && !over:
 		ended, err := r.frame(f)
 		if ended {
