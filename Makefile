@@ -17,6 +17,11 @@ TRACER = $(CC) -std=gnu11 -O2 -Wall -Wextra -Werror -Wno-unused-parameter -Wno-a
 	-fno-builtin -fno-stack-protector -fvisibility=hidden -fno-tree-loop-distribute-patterns -fno-asynchronous-unwind-tables \
 	-Wl,-z,noseparate-code,-z,norelro,-z,now,--hash-style=both,--build-id=none -s -o trace/bin/tracer.so trace/tracer.c
 
+# The first process of the namespace that a sandbox's processes are in.
+INIT = $(CC) -std=gnu11 -Os -Wall -Wextra -Werror -static -nostdlib -ffreestanding -fno-builtin -fno-stack-protector \
+	-fno-pie -no-pie -fno-asynchronous-unwind-tables -Wl,-z,noseparate-code,-z,norelro,-z,noexecstack,--build-id=none -s \
+	-o agent/process/bin/init agent/process/init.c
+
 # One file that runs everywhere: the grammars are C, and everything is linked in.
 STATIC = CGO_ENABLED=1 $(GO) build -trimpath -buildvcs=false -tags netgo,osusergo -ldflags '-s -w -linkmode external -extldflags "-static"'
 
@@ -48,6 +53,7 @@ setup-bench:
 build: bin/runsc ## build bin/turn and bin/runsc
 	@mkdir -p agentbin/bin bin
 	$(TRACER)
+	$(INIT)
 	$(STATIC) -o agentbin/bin/agent ./cmd/turn-agent
 	cd agentbin/bin && sha256sum agent > agent.sha256
 	$(STATIC) -o bin/turn ./cmd/turn
@@ -66,7 +72,7 @@ run: setup build ## set up, build, and run examples/weather.md
 	bin/turn run examples/weather.md
 
 # The scripts with machines run on whatever substrate is chosen here; these on QEMU too.
-ON_QEMU := (run|session|kept|lifetime|network|sandbox-fork|secret)
+ON_QEMU := (run|session|kept|lifetime|network|sandbox-fork|secret|channel)
 
 # The scripts that start machines run without the race detector, which makes each of their
 # many processes slow: what runs together in one, the tests of its package run with it.
@@ -104,4 +110,4 @@ lint: build ## staticcheck
 
 .PHONY: clean
 clean: ## remove what was built; the state under TURN_HOME stays
-	rm -rf bin .cache agentbin/bin/agent trace/bin/tracer.so
+	rm -rf bin .cache agentbin/bin/agent trace/bin/tracer.so agent/process/bin/init

@@ -13,6 +13,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -33,8 +34,10 @@ type Options struct {
 	// Tracing, if set, records the commands of steps. It stays the caller's.
 	Tracing *Tracing
 
+	fds       string                                                                   // where the agent's open files are; default "/proc/self/fd/"
 	groups    *process.Groups                                                          // nil: none
 	reap      process.Reaper                                                           // nil: one wait per process
+	space     *process.Space                                                           // nil: processes see the agent
 	configure func(*wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) // nil: Sandbox.configure is refused
 	disks     *disks                                                                   // nil: State.freeze is refused
 	card      *card                                                                    // nil: Sandbox.network is refused
@@ -48,6 +51,9 @@ func DefaultEnv() []string {
 		"HOME=/root", "LANG=C.UTF-8", "USER=root", "SHELL=/bin/bash", "TERM=dumb",
 	}
 }
+
+// procFDs is where a process finds its open files, as paths.
+const procFDs = "/proc/self/fd/"
 
 // maxConns bounds the connections of one agent.
 const maxConns = 64
@@ -86,11 +92,14 @@ func New(opt Options) (*Agent, error) {
 	if opt.Env == nil {
 		opt.Env = DefaultEnv()
 	}
+	if opt.fds == "" {
+		opt.fds = procFDs
+	}
 	a := &Agent{opt: opt, journal: newJournal(), clients: make(map[*wire.Conn]*client)}
 	a.configured.Store(opt.configure == nil)
 	var err error
 	a.files = &files{a: a}
-	po := process.Options{Chroot: opt.Chroot, Groups: opt.groups, Reaper: opt.reap, Keep: opt.Keep}
+	po := process.Options{Chroot: opt.Chroot, Groups: opt.groups, Reaper: opt.reap, Space: opt.space, Keep: opt.Keep}
 	if opt.Chroot != "" {
 		po.Root = rootOf{a.files}
 	}
@@ -255,6 +264,9 @@ func (a *Agent) path(p string) string {
 	}
 	return a.opt.Chroot + "/" + p
 }
+
+// procFD is the kernel's name for an open file.
+func (a *Agent) procFD(fd int) string { return a.opt.fds + strconv.Itoa(fd) }
 
 func invalid(op, subject, msg string) error {
 	if len(subject) > 200 {

@@ -66,12 +66,14 @@ func boot() error {
 	if err := loopbackUp(); err != nil {
 		consoleLog("loopback: " + err.Error())
 	}
-	groups, err := bootGroups()
-	if err != nil {
+	cmdline, _ := os.ReadFile("/proc/cmdline") // the host wrote it
+	m := &machine{base: -1, names: diskNames(string(cmdline))}
+	if err := m.newSpace(); err != nil {
 		return err
 	}
-	cmdline, _ := os.ReadFile("/proc/cmdline") // the host wrote it
-	m := &machine{groups: groups, base: -1, names: diskNames(string(cmdline))}
+	if err := m.newGroups(); err != nil {
+		return err
+	}
 	if err := m.mountRoot(); err != nil {
 		return err
 	}
@@ -81,10 +83,13 @@ func boot() error {
 	return m.serve(func() (io.ReadWriteCloser, error) { return openChannel(string(cmdline)) }, consoleLog)
 }
 
+// ownFDs is procFDs in the agent's own /proc, where the agent is: see process.Space.
+const ownFDs = "self/fd/"
+
 // serve makes the agent of a machine that is up, says that it is, and answers the
 // host until the connection ends.
 func (m *machine) serve(open func() (io.ReadWriteCloser, error), say func(line string)) error {
-	opt := Options{groups: m.groups, reap: process.NewInitReaper(), Tracing: NewTracing()}
+	opt := Options{groups: m.groups, reap: m.reap, space: m.space, fds: ownFDs, Tracing: NewTracing()}
 	warm := warmUp
 	if m.mounted != "" {
 		warm = exercise
@@ -96,6 +101,7 @@ func (m *machine) serve(open func() (io.ReadWriteCloser, error), say func(line s
 	if err != nil {
 		return err
 	}
+	m.disks.open = ownFDs
 	opt.configure, opt.renew, opt.disks, opt.card = m.configure, m.renew, &m.disks, &m.card
 	a, err := New(opt)
 	if err != nil {
@@ -185,15 +191,28 @@ func mountKernel(mounts []kernelMount, mounted func(dir string) bool) error {
 	if err := os.WriteFile(bootIDFile, []byte(strings.Repeat("0", 36)+"\n"), 0o444); err != nil {
 		return err
 	}
-	if err := unix.Mount(bootIDFile, "/proc/sys/kernel/random/boot_id", "", unix.MS_BIND, ""); err != nil {
-		return &os.PathError{Op: "mount", Path: "boot_id", Err: err}
-	}
 	for name, target := range map[string]string{
 		"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2",
 	} {
 		if err := os.Symlink(target, "/dev/"+name); err != nil && !errors.Is(err, os.ErrExist) {
 			return err
 		}
+	}
+	return nil
+}
+
+// newSpace makes the namespace of the machine's processes, and shows its /proc.
+func (m *machine) newSpace() (err error) {
+	m.reap = process.NewInitReaper()
+	m.space, err = process.NewSpace(m.reap, "/proc", showBootID)
+	return err
+}
+
+// showBootID puts the clone's own boot ID in the place of the kernel's.
+func showBootID() error {
+	err := unix.Mount(bootIDFile, "/proc/sys/kernel/random/boot_id", "", unix.MS_BIND, "")
+	if err != nil && err != unix.ENOENT { // root in the sandbox may have removed it
+		return &os.PathError{Op: "mount", Path: "boot_id", Err: err}
 	}
 	return nil
 }
@@ -228,19 +247,22 @@ func loadModule(path string) error {
 	return unix.FinitModule(int(f.Fd()), "", 0)
 }
 
-// bootGroups sets default limits, so that the agent keeps what it needs to work
+// newGroups sets default limits, so that the agent keeps what it needs to work
 // and to tell the host what happened, whatever the steps do.
-func bootGroups() (*process.Groups, error) {
+func (m *machine) newGroups() (err error) {
 	var si unix.Sysinfo_t
 	if err := unix.Sysinfo(&si); err != nil {
-		return nil, err
+		return err
 	}
 	total := int64(si.Totalram) * int64(si.Unit)
 	reserve := 24<<20 + total/20
 	// A process that does anything takes about 1 MiB, and a fork bomb that is
 	// allowed to grow large takes long to kill under emulation.
 	pids := min(4096, max(512, total>>20))
-	return process.NewGroups("/sys/fs/cgroup", total-reserve, pids)
+	if m.groups, err = process.NewGroups("/sys/fs/cgroup", total-reserve, pids); err == nil {
+		m.groups.In(m.space)
+	}
+	return err
 }
 
 // mountRoot mounts the template's root image.

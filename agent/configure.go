@@ -25,6 +25,8 @@ var kernelDirs = []string{"/proc", "/sys", "/dev", "/run"}
 // A machine is the guest as a whole.
 type machine struct {
 	gvisor  bool // it is a container of gVisor: the host has mounted its disks
+	reap    process.Reaper
+	space   *process.Space
 	groups  *process.Groups
 	mounted string               // serial number of the scratch disk that is mounted
 	network *wire.SandboxNetwork // what the network is set up as

@@ -16,6 +16,7 @@ import (
 // disks are the file systems that take the sandbox's writes.
 type disks struct {
 	gvisor bool   // the kernel cannot freeze them
+	open   string // as Options.fds
 	upper  string // which directory of the scratch disk is the overlay's upper one
 	fds    []int  // each a directory of one, the scratch disk's first
 

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -98,18 +99,18 @@ func (d *disks) export(ctx context.Context, w io.Writer) (entries int64, err err
 	if err != nil {
 		return 0, err
 	}
-	return exportDir(ctx, dir, w)
+	return exportDir(ctx, dir, cmp.Or(d.open, procFDs), w)
 }
 
-// exportDir is export for an open directory, which it closes.
-func exportDir(ctx context.Context, dir int, w io.Writer) (entries int64, err error) {
+// exportDir is export for an open directory, which it closes. fds is as in Options.
+func exportDir(ctx context.Context, dir int, fds string, w io.Writer) (entries int64, err error) {
 	buffered := bufio.NewWriterSize(w, wire.MaxChunk)
 	e := &exporter{ctx: ctx, out: tar.NewWriter(buffered), names: make(map[diskFile]string)}
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(dir, &fs); err == nil {
 		e.room = int64(fs.Blocks) * fs.Bsize
 	}
-	scan := newScanner(ctx, dir)
+	scan := newScanner(ctx, dir, fds)
 	defer scan.close()
 	for {
 		batch, err := scan.next()

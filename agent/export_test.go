@@ -90,7 +90,7 @@ func exportRound(t *testing.T, image, disk string, seed uint64) {
 		change(r, at("merged"))
 	}
 	var stream bytes.Buffer
-	entries, err := exportDir(t.Context(), openDirFD(t, at("upper")), &stream)
+	entries, err := exportDir(t.Context(), openDirFD(t, at("upper")), procFDs, &stream)
 	must(t, err)
 	u, err := upper.Read(t.Context(), &stream, t.TempDir(), upper.Options{Entries: int(entries)})
 	must(t, err)
@@ -197,7 +197,7 @@ func TestExportTooManyAttributes(t *testing.T) {
 			t.Skip("no such attributes here: ", err)
 		}
 	}
-	_, err := exportDir(t.Context(), openDirFD(t, dir), io.Discard)
+	_, err := exportDir(t.Context(), openDirFD(t, dir), procFDs, io.Discard)
 	var te *turnstone.Error
 	if !errors.As(err, &te) || te.Kind != turnstone.Exhausted || te.Subject != "/f" {
 		t.Errorf("%v", err)
@@ -212,13 +212,13 @@ func TestExportGivenUp(t *testing.T) {
 	}
 	before := openFDs(t)
 	stop := errors.New("enough")
-	_, err := exportDir(t.Context(), openDirFD(t, dir), &failAfter{n: 1 << 20, err: stop})
+	_, err := exportDir(t.Context(), openDirFD(t, dir), procFDs, &failAfter{n: 1 << 20, err: stop})
 	if !errors.Is(err, stop) {
 		t.Error(err)
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(stop)
-	if _, err := exportDir(ctx, openDirFD(t, dir), io.Discard); !errors.Is(err, stop) {
+	if _, err := exportDir(ctx, openDirFD(t, dir), procFDs, io.Discard); !errors.Is(err, stop) {
 		t.Error(err)
 	}
 	for deadline := time.Now().Add(5 * time.Second); openFDs(t) > before; time.Sleep(time.Millisecond) {
@@ -265,13 +265,13 @@ func BenchmarkExportSmall(b *testing.B) {
 	}
 	b.Run("export", func(b *testing.B) {
 		for b.Loop() {
-			if _, err := exportDir(b.Context(), openDirFD(b, dir), io.Discard); err != nil {
+			if _, err := exportDir(b.Context(), openDirFD(b, dir), procFDs, io.Discard); err != nil {
 				b.Fatal(err)
 			}
 		}
 	})
 	var tar bytes.Buffer
-	if _, err := exportDir(b.Context(), openDirFD(b, dir), &tar); err != nil {
+	if _, err := exportDir(b.Context(), openDirFD(b, dir), procFDs, &tar); err != nil {
 		b.Fatal(err)
 	}
 	b.Run("read", func(b *testing.B) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -21,6 +22,7 @@ const (
 type scanner struct {
 	ctx    context.Context
 	cancel context.CancelFunc
+	fds    string
 	found  chan []*scanned // closed at the end
 	err    error           // valid when found is closed
 
@@ -50,9 +52,9 @@ func (f *scanned) close() {
 	}
 }
 
-// newScanner scans dir, which it closes.
-func newScanner(ctx context.Context, dir int) *scanner {
-	s := &scanner{found: make(chan []*scanned, batches)}
+// newScanner scans dir, which it closes. fds is as in Options.
+func newScanner(ctx context.Context, dir int, fds string) *scanner {
+	s := &scanner{fds: fds, found: make(chan []*scanned, batches)}
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	go func() {
 		defer close(s.found)
@@ -113,7 +115,7 @@ func (s *scanner) flush() error {
 
 func (s *scanner) top(fd int) error {
 	f := &scanned{path: ".", fd: -1}
-	b := &scanBuffers{names: make([]byte, 64<<10), value: make([]byte, 64<<10), entries: make([]byte, 32<<10)}
+	b := &scanBuffers{fds: s.fds, names: make([]byte, 64<<10), value: make([]byte, 64<<10), entries: make([]byte, 32<<10)}
 	err := unix.Fstat(fd, &f.st)
 	if err == nil {
 		f.xattrs, err = b.xattrs(fd, "")
@@ -163,7 +165,10 @@ func (s *scanner) directory(b *scanBuffers, fd int, dir string) error {
 }
 
 // scanBuffers are what a scanner uses again and again.
-type scanBuffers struct{ names, value, entries []byte }
+type scanBuffers struct {
+	fds                   string
+	names, value, entries []byte
+}
 
 // list returns the names in a directory, sorted.
 func (b *scanBuffers) list(fd int) ([]string, error) {
@@ -194,7 +199,7 @@ func (b *scanBuffers) look(dir int, name, path string) (f *scanned, sub int, err
 	} else if err != nil {
 		return nil, -1, err
 	}
-	at := procFD(dir) + "/" + name
+	at := b.fds + strconv.Itoa(dir) + "/" + name
 	switch f.st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
 		fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)

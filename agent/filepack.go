@@ -68,7 +68,7 @@ func (f *files) openRoot(path string) (root *os.Root, name string, err error) {
 		return nil, "", err
 	}
 	defer func() { _ = unix.Close(fd) }()
-	root, err = os.OpenRoot(procFD(fd))
+	root, err = os.OpenRoot(f.a.procFD(fd))
 	return root, name, err
 }
 
@@ -106,7 +106,7 @@ func (f *files) unpackInRoot(ctx context.Context, r io.Reader, dest string) erro
 	fd, err := f.open(dest, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err == nil {
 		defer func() { _ = unix.Close(fd) }()
-		return unpack(ctx, r, procFD(fd)+"/")
+		return unpack(ctx, r, f.a.procFD(fd)+"/")
 	}
 	if slash || err != unix.ENOENT && err != unix.ENOTDIR {
 		return err
@@ -121,12 +121,12 @@ func (f *files) unpackInRoot(ctx context.Context, r io.Reader, dest string) erro
 		return err
 	}
 	defer at.close()
-	return unpackAs(ctx, r, at)
+	return f.unpackAs(ctx, r, at)
 }
 
 // unpackAs unpacks a stream with one name at its top, which becomes that of at: in a
 // directory of its own first, which no link can stand for.
-func unpackAs(ctx context.Context, r io.Reader, at place) error {
+func (f *files) unpackAs(ctx context.Context, r io.Reader, at place) error {
 	temp := tempPrefix + rand.Text()
 	if err := unix.Mkdirat(at.dir, temp, 0o700); err != nil {
 		return err
@@ -138,7 +138,7 @@ func unpackAs(ctx context.Context, r io.Reader, at place) error {
 	}
 	d := os.NewFile(uintptr(fd), temp)
 	defer func() { _ = d.Close() }()
-	if err := unpack(ctx, r, procFD(fd)+"/"); err != nil {
+	if err := unpack(ctx, r, f.a.procFD(fd)+"/"); err != nil {
 		return err
 	}
 	names, err := d.Readdirnames(2)

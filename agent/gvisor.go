@@ -69,12 +69,14 @@ func bootGVisor(say func(string)) error {
 	if err := loopbackUp(); err != nil {
 		say("loopback: " + err.Error())
 	}
-	groups, err := bootGroups()
-	if err != nil {
+	m := &machine{base: -1, gvisor: true}
+	if err := m.newSpace(); err != nil {
 		return err
 	}
-	groups.EnforceMemory()
-	m := &machine{groups: groups, base: -1, gvisor: true}
+	if err := m.newGroups(); err != nil {
+		return err
+	}
+	m.groups.EnforceMemory()
 	m.disks.gvisor, m.card.passing = true, true
 	if err := m.prepare(params{scratch: GVisorScratch}); err != nil {
 		return err

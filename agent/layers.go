@@ -95,7 +95,7 @@ func (m *machine) enterRoot() error {
 	if err := bindReadOnly(skelDir+contextDir, mergedDir+contextDir); err != nil {
 		return err
 	}
-	return switchRoot(mergedDir)
+	return m.switchRoot(mergedDir)
 }
 
 // bindReadOnly shows the directory src at dst too.
@@ -109,15 +109,15 @@ func bindReadOnly(src, dst string) error {
 	return nil
 }
 
-// switchRoot moves the mount at dir over the root, and goes there.
-func switchRoot(dir string) error {
+// switchRoot moves the mount at dir over the root, which becomes the agent's.
+func (m *machine) switchRoot(dir string) error {
 	if err := unix.Chdir(dir); err != nil {
 		return &os.PathError{Op: "chdir", Path: dir, Err: err}
 	}
 	return errors.Join(
 		unix.Mount(".", "/", "", unix.MS_MOVE, ""),
 		unix.Chroot("."),
-		unix.Chdir("/"),
+		m.space.Enter(),
 	)
 }
 
@@ -173,7 +173,7 @@ func (m *machine) enterStack(layers []string, id identity) error {
 	if err != nil {
 		return err
 	}
-	return switchRoot(stackDir)
+	return m.switchRoot(stackDir)
 }
 
 // resemble gives the directories of an upper directory that are the agent's own
@@ -342,5 +342,5 @@ func (m *machine) mountHome(h *wire.SandboxHomeDisk) error {
 	if err := unix.MoveMount(tree, "", target, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
 		return &os.PathError{Op: "mount", Path: h.Path, Err: err}
 	}
-	return errors.Join(unix.Fchdir(root), unix.Chroot("."), unix.Chdir("/"))
+	return errors.Join(unix.Fchdir(root), unix.Chroot("."), m.space.Enter())
 }

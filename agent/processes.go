@@ -54,7 +54,7 @@ func (s *processes) Start(ctx context.Context, c *wire.Conn, p *wire.ProcessStar
 			c.Go(func() { feed(c, proc, r) })
 		}
 	}
-	return &wire.ProcessStartResult{ProcessID: proc.ID, PID: int64(proc.PID)}, nil
+	return &wire.ProcessStartResult{ProcessID: proc.ID, PID: int64(proc.Number())}, nil
 }
 
 // attachAtStart returns what attaches to a process before any of its output is
@@ -239,7 +239,7 @@ func wireExit(e process.Exit) *wire.ProcessExit {
 }
 
 func wireInfo(p *process.Process) *wire.ProcessProcessInfo {
-	info := &wire.ProcessProcessInfo{ProcessID: p.ID, Argv: p.Argv, Cwd: p.Cwd, PID: int64(p.PID),
+	info := &wire.ProcessProcessInfo{ProcessID: p.ID, Argv: p.Argv, Cwd: p.Cwd, PID: int64(p.Number()),
 		Started: p.Started.Format(time.RFC3339Nano), Terminal: p.Terminal, Attached: p.Attached()}
 	info.StdoutFirst, info.StdoutEnd = p.Out[1].Range()
 	info.StderrFirst, info.StderrEnd = p.Out[2].Range()

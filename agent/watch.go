@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/agent/process"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -118,9 +119,6 @@ func (f *files) newWatch(name string, recursive bool) (*watch, error) {
 // close ends the watch.
 func (w *watch) close() { w.once.Do(func() { _ = w.in.Close() }) }
 
-// procFD is the kernel's name for an open file.
-func procFD(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
-
 // add watches one directory. It is opened first, so that no link leads elsewhere.
 func (w *watch) add(dir string) error {
 	if len(w.dirs) >= maxWatchedDirs {
@@ -137,8 +135,14 @@ func (w *watch) add(dir string) error {
 		return err
 	}
 	wd, werr := -1, error(nil)
+	// No path leads to an open directory but that of whoever is in it.
+	at, err := process.NewThread(func() error { return errors.Join(unix.Unshare(unix.CLONE_FS), unix.Fchdir(fd)) })
+	if err != nil {
+		return err
+	}
+	defer at.Close()
 	err = raw.Control(func(in uintptr) {
-		wd, werr = unix.InotifyAddWatch(int(in), procFD(fd), watchMask&^unix.IN_DONT_FOLLOW)
+		at.Do(func() { wd, werr = unix.InotifyAddWatch(int(in), ".", watchMask) })
 	})
 	if err = errors.Join(err, werr); err == nil {
 		w.dirs[int32(wd)] = dir

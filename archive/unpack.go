@@ -265,7 +265,7 @@ func (u *unpacker) dir(name string, mode fs.FileMode, mtime time.Time) error {
 	u.dirs = append(u.dirs, dirMeta{name, final, mtime})
 	// Writable until its content is there, whatever mode it gets in the end.
 	if writable := now | 0o700; writable != now {
-		return u.root.Chmod(name, writable)
+		return u.chmod(name, writable)
 	}
 	return nil
 }
@@ -282,6 +282,16 @@ func (u *unpacker) makeDir(name string, mode fs.FileMode) (fs.FileInfo, error) {
 		return nil, err
 	}
 	return u.root.Lstat(name)
+}
+
+// chmod sets the mode of a folder. Root.Chmod needs /proc/self on kernels before Linux
+// 6.6, which an agent outside of its processes' PID namespace does not have.
+func (u *unpacker) chmod(name string, mode fs.FileMode) error {
+	d, err := u.root.OpenFile(name, os.O_RDONLY|syscall.O_DIRECTORY, 0)
+	if err != nil { // as one that nobody may read
+		return u.root.Chmod(name, mode)
+	}
+	return errors.Join(d.Chmod(mode), d.Close())
 }
 
 // clear makes room for a file or link: its folder, and nothing at its name.
@@ -380,7 +390,7 @@ func (u *unpacker) finish() error {
 		if st.Mode()&(fs.ModePerm|fs.ModeSticky|fs.ModeSetgid) == d.mode {
 			continue
 		}
-		if err := u.root.Chmod(d.name, d.mode); err != nil {
+		if err := u.chmod(d.name, d.mode); err != nil {
 			return u.writeError(d.name, err)
 		}
 	}

@@ -139,27 +139,28 @@ func (t *Tracer) RecordIn(root int, env []string) (*Recorder, error) {
 	return r, nil
 }
 
-// checkProc says whether the kernel's own /proc/self/fd is below root, or below this
-// process's root if that is negative. What a step put in its place is not.
+// checkProc says whether the kernel's own /proc is below root, or below this process's
+// root if that is negative. What a step put in its place is not. It may be that of a PID
+// namespace that this process is not in, and has no "self" then that leads anywhere.
 func checkProc(root int) error {
-	const fds = "/proc/self/fd"
-	var st unix.Statfs_t
+	flags := uint64(unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC)
+	var fd int
+	var err error
 	if root < 0 {
-		if err := unix.Statfs(fds, &st); err != nil {
-			return err
-		}
+		fd, err = unix.Open("/proc", int(flags), 0)
 	} else {
-		fd, err := unix.Openat2(root, fds, &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
-			Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
-		if err != nil {
-			return err
-		}
-		defer func() { _ = unix.Close(fd) }()
-		if err := unix.Fstatfs(fd, &st); err != nil {
-			return err
-		}
+		fd, err = unix.Openat2(root, "/proc", &unix.OpenHow{Flags: flags, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
 	}
-	if st.Type != unix.PROC_SUPER_MAGIC {
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fs); err != nil {
+		return err
+	}
+	var self unix.Stat_t
+	if fs.Type != unix.PROC_SUPER_MAGIC || unix.Fstatat(fd, "self", &self, unix.AT_SYMLINK_NOFOLLOW) != nil {
 		return errors.New("it is not the kernel's")
 	}
 	return nil

@@ -57,6 +57,10 @@ func NewGroups(root string, memoryMax, pidsMax int64) (*Groups, error) {
 	return g, nil
 }
 
+// In makes the groups look at processes as s does, which is in none of them. It is called
+// before the first process is started.
+func (g *Groups) In(s *Space) { g.hold.proc = s.proc }
+
 // Limit sets the bounds of all processes together; a zero leaves one as it is.
 func (g *Groups) Limit(memoryMax, pidsMax int64) error {
 	if memoryMax > 0 {

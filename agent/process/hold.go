@@ -16,6 +16,8 @@ import (
 // may see that: a parent is stopped before its children and goes on after them, so
 // that when it asks for its children, all of them run.
 type holder struct {
+	proc procFS
+
 	mu   sync.Mutex
 	held []int // in the order in which they were stopped
 }
@@ -33,7 +35,7 @@ func (h *holder) hold(ctx context.Context) error {
 	defer h.mu.Unlock()
 	waiting := map[int]int{} // looks that a process was in a wait that no signal ends
 	for {
-		procs, err := processes()
+		procs, err := h.processes()
 		if err != nil {
 			return err
 		}
@@ -84,19 +86,18 @@ type procState struct {
 }
 
 // processes returns all processes but PID 1, parents before their children.
-func processes() ([]procState, error) {
-	entries, err := os.ReadDir("/proc")
+func (h *holder) processes() ([]procState, error) {
+	pids, err := h.proc.processes()
 	if err != nil {
 		return nil, err
 	}
 	byPID := map[int]*procState{}
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil || pid <= 1 {
+	for _, pid := range pids {
+		if pid == 1 {
 			continue
 		}
 		var buf [512]byte
-		n, err := readSmall("/proc/"+e.Name()+"/stat", buf[:])
+		n, err := h.proc.read(strconv.Itoa(pid)+"/stat", buf[:])
 		if err != nil {
 			continue // it has gone
 		}

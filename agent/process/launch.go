@@ -139,7 +139,16 @@ func (t *Table) launch(p *Process, s Spec) (<-chan syscall.WaitStatus, error) {
 		}
 		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, p.group.fd
 	}
-	pid, status, err := t.opt.Reaper.start(func() (int, error) { return syscall.ForkExec(path, s.Argv, attr) })
+	fork := func() (int, error) { return syscall.ForkExec(path, s.Argv, attr) }
+	if space := t.opt.Space; space != nil {
+		exec := fork
+		if err = space.ready(); err == nil {
+			fork = func() (int, error) { return space.fork(exec) }
+		} else {
+			fork = func() (int, error) { return 0, err }
+		}
+	}
+	pid, status, err := t.opt.Reaper.start(fork)
 	if err != nil {
 		io.closeParent()
 		if p.group != nil {

@@ -89,7 +89,7 @@ func (g *Groups) killLargest() bool {
 	var of *cgroup
 	for _, c := range groups {
 		_ = eachProcess(c.dir, 0, func(pid int) {
-			if n := residentPages(pid); n > most {
+			if n := g.residentPages(pid); n > most {
 				largest, most, of = pid, n, c
 			}
 		})
@@ -103,7 +103,7 @@ func (g *Groups) killLargest() bool {
 		return false
 	}
 	for deadline := time.Now().Add(deathWait); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		if residentPages(largest) <= 0 {
+		if g.residentPages(largest) <= 0 {
 			break
 		}
 	}
@@ -111,9 +111,9 @@ func (g *Groups) killLargest() bool {
 }
 
 // residentPages is how much memory a process has (proc(5), statm); -1: there is none.
-func residentPages(pid int) int64 {
+func (g *Groups) residentPages(pid int) int64 {
 	var buf [128]byte
-	n, err := readSmall("/proc/"+strconv.Itoa(pid)+"/statm", buf[:])
+	n, err := g.hold.proc.read(strconv.Itoa(pid)+"/statm", buf[:])
 	if err != nil {
 		return -1
 	}

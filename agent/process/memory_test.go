@@ -75,7 +75,7 @@ func TestEnforceMemory(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("the largest lives")
 	}
-	if residentPages(small.Process.Pid) <= 0 {
+	if g.residentPages(small.Process.Pid) <= 0 {
 		t.Error("the small one was killed")
 	}
 	if n := c.oomKills(); n != 1 {
@@ -121,7 +121,7 @@ func TestParseStat(t *testing.T) {
 			t.Errorf("%q: %+v", bad, got)
 		}
 	}
-	if procs, err := processes(); err != nil || len(procs) == 0 {
+	if procs, err := new(holder).processes(); err != nil || len(procs) == 0 {
 		t.Error(procs, err)
 	} else {
 		seen := map[int]bool{1: true, 0: true}

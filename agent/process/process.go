@@ -53,9 +53,11 @@ type Process struct {
 	Argv     []string
 	Cwd      string
 	Started  time.Time
-	PID      int
+	PID      int // as the agent has it
 	Terminal bool
 	Out      [3]*Log // standard output (1) and error (2; nil with a terminal)
+
+	number atomic.Int64 // see Number
 
 	table  *Table
 	group  *cgroup    // nil: kill by process group
@@ -79,6 +81,21 @@ type Process struct {
 	over     bool // it has ended and its logs have all its output; table.mu guards it and the next two
 	retired  bool // it is one of the table's ended ones
 	gone     bool // it was forgotten
+}
+
+// Number is the process's PID as it has it itself; 0: not known, since it has ended and
+// nobody has asked before.
+func (p *Process) Number() int {
+	space := p.table.opt.Space
+	if space == nil {
+		return p.PID
+	}
+	if n := p.number.Load(); n != 0 || p.Ended() {
+		return int(n)
+	}
+	n := space.number(p.PID)
+	p.number.Store(int64(n))
+	return n
 }
 
 // Attached counts the connections that take its output.

@@ -18,7 +18,12 @@ import (
 	"pgregory.net/rapid"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(inSpace) != "" {
+		os.Exit(playMachine())
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // put writes p to a log as a pump does.
 func put(l *Log, p []byte) {

@@ -111,13 +111,9 @@ func eachProcess(dir string, depth int, f func(pid int)) error {
 // own group, and the others of the session that it leads.
 func signalSession(pid int, sig syscall.Signal) {
 	_ = syscall.Kill(-pid, sig)
-	procs, err := os.ReadDir("/proc")
-	if err != nil {
-		return
-	}
-	for _, e := range procs {
-		other, err := strconv.Atoi(e.Name())
-		if err != nil || other <= 1 {
+	procs, _ := procFS{}.processes()
+	for _, other := range procs {
+		if other == 1 {
 			continue
 		}
 		if sid, err := unix.Getsid(other); err != nil || sid != pid {

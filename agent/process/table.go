@@ -33,6 +33,7 @@ type Options struct {
 	Root   Root    // looks up names in Chroot; nil: they are looked up as any other
 	Groups *Groups // nil: none
 	Reaper Reaper  // nil: one wait for each process
+	Space  *Space  // nil: that of the caller
 	Keep   int64   // bytes kept of each output; 0: 1 MiB
 }
 
