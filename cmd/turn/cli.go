@@ -87,6 +87,7 @@ func (e *exitError) Unwrap() error { return e.err }
 
 // realMain is main without the exit.
 func realMain() int {
+	collectLater()
 	if err := descriptors.CloseOnExec(); err != nil {
 		fmt.Fprintln(os.Stderr, "turn: descriptors that turn has inherited: "+err.Error())
 		return exitAborted
