@@ -27,7 +27,7 @@ func TestHostileTable(t *testing.T) {
 	}
 	out := newCapture("", "", "", nil)
 	out.finish()
-	s := parseScripts(doc)
+	s := parseScripts(doc, nil)
 	c := s.analyse(doc.Steps[0], end, records, out, "/", true)
 	if len(c.table) != 1 || len(c.table[0].ExitCodes) != maxExits || c.table[0].ExitCodes[0] != 3 {
 		t.Errorf("%d rows, want one with %d exit codes", len(c.table), maxExits)

@@ -10,11 +10,13 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/secret"
 )
 
 const (
@@ -45,7 +47,9 @@ type capture struct {
 	file       *os.File
 	checked    int64 // size at the last look at the free space
 	note       string
-	kept       bool // there is a file, and it is whole
+	kept       bool            // there is a file, and it is whole
+	withheld   bool            // nothing of it may be shown or kept
+	scan       *secret.Scanner // of what was masked already; nil: there is nothing to find
 }
 
 func newCapture(dir, shown, file string, live func([]byte)) *capture {
@@ -58,6 +62,11 @@ func newCapture(dir, shown, file string, live func([]byte)) *capture {
 
 // Write implements io.Writer; it never fails.
 func (c *capture) Write(p []byte) (int, error) {
+	if c.leaks(p) {
+		c.size += int64(len(p))
+		c.lines += int64(bytes.Count(p, []byte{'\n'}))
+		return len(p), nil
+	}
 	if c.live != nil {
 		c.live(p)
 	}
@@ -146,6 +155,39 @@ func (c *capture) drop(err error) {
 	}
 }
 
+// leaks reports whether a value is in what was written, up to p: what stands in the place of
+// one can be a part of another.
+func (c *capture) leaks(p []byte) bool {
+	if c.scan == nil {
+		return false
+	}
+	if _, _ = c.scan.Write(p); c.scan.Found() != "" && !c.withheld {
+		c.withhold(c.scan.Found())
+	}
+	return c.withheld
+}
+
+// withhold gives up all that was written, because it holds the value of the secret name.
+func (c *capture) withhold(name string) {
+	if c.file != nil {
+		_ = c.file.Close()
+		c.file = nil
+	}
+	if c.path != "" {
+		_ = os.Remove(c.path)
+	}
+	c.head, c.tail, c.kept, c.withheld = nil, nil, false, true
+	c.note = "not kept, because it holds the secret " + name
+}
+
+// replace takes text for all that was written, with a note that says why.
+func (c *capture) replace(text, note string) {
+	c.head, c.withheld, c.note = []byte(text), false, note
+	c.hash = sha256.New()
+	c.hash.Write(c.head)
+	c.size, c.lines = int64(len(text)), int64(strings.Count(text, "\n"))
+}
+
 // whole opens all that was written, after finish; nil when it was not kept.
 func (c *capture) whole() (io.ReadCloser, error) {
 	if c.size == int64(len(c.head)) {
@@ -174,6 +216,9 @@ func (c *capture) sync() error {
 func (c *capture) finish() document.Output {
 	out := document.Output{Head: c.head, Tail: c.tail, Size: c.size, Lines: c.lines,
 		Digest: turnstone.Digest("sha256:" + hex.EncodeToString(c.hash.Sum(nil)))}
+	if c.withheld {
+		out.Digest = "" // one could find out a short value by it
+	}
 	if _, cut := out.Text(); cut && c.file == nil {
 		c.spill(nil)
 	}

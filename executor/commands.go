@@ -87,6 +87,7 @@ func (s *scripts) analyse(step *document.Step, end *wire.StepEnd, records []wire
 	c := &commands{script: s.script(step), report: trace.FromWire(records, &end.ShellFinishedEvent)}
 	s.ran(step, end.Path, dir)
 	trace.Resolve(c.script, c.report)
+	maskReport(s.secrets, c.report) // the words as they came: below they are cut and folded
 	for i := range c.report.Records {
 		c.reports = append(c.reports, s.command(step, c.script, &c.report.Records[i]))
 	}
@@ -96,6 +97,9 @@ func (s *scripts) analyse(step *document.Step, end *wire.StepEnd, records []wire
 	if end.Exit.ExitCode != 0 {
 		s.failures(step, c, int(end.Exit.ExitCode), stderr)
 	}
+	// A message is read without escape sequences, which a value may have had in it.
+	maskAll(s.secrets, &c.failures)
+	maskAll(s.secrets, &c.shown)
 	return c
 }
 

@@ -76,7 +76,7 @@ func native(t *testing.T, step *document.Step) (*wire.StepEnd, []wire.ShellRecor
 func analyseText(t *testing.T, text string) (*document.Document, *commands) {
 	t.Helper()
 	doc := parse(t, text)
-	s := parseScripts(doc)
+	s := parseScripts(doc, nil)
 	var c *commands
 	for _, step := range doc.Steps {
 		end, records, stderr := native(t, step)
@@ -191,7 +191,7 @@ func FuzzAnalyse(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := parseScripts(doc)
+		s := parseScripts(doc, nil)
 		out := newCapture("", "", "", nil)
 		_, _ = out.Write(stderr)
 		out.finish()

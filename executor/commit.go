@@ -302,10 +302,18 @@ func (r *run) keep(ctx context.Context, l *left) (err error) {
 		defer unlock()
 	}
 	r.info.FSHash, r.info.Layer, r.info.Changes = l.tree.Hash, l.layer.Digest, l.layer.String()
+	if err := r.searchRecording(); err != nil {
+		return err
+	}
 	r.layer, r.info.Network = l.layer, r.networkInfo()
 	rec, err := r.record(ctx, l)
 	if err != nil {
 		return err
+	}
+	guests := *rec
+	guests.Image = "" // with a digest in it
+	if name := leakIn(r.plan.secrets.Written(), &guests); name != "" {
+		return leaked("the turn's record", name)
 	}
 	b, err := json.Marshal(rec)
 	if err != nil {
@@ -381,7 +389,7 @@ func (r *run) record(ctx context.Context, l *left) (*Record, error) {
 	if err := put(&rec.Document, r.doc.Clean()); err != nil {
 		return nil, err
 	}
-	if err := put(&rec.Receipt, r.doc.Receipt(r.info, r.results)); err != nil {
+	if err := put(&rec.Receipt, r.receipt()); err != nil {
 		return nil, err
 	}
 	var err error

@@ -26,6 +26,7 @@ type networkPlan struct {
 	// replayNamed says that the caller named replayOf, and not the document.
 	replayNamed bool
 	secrets     *secret.Set // masked in what is recorded and told
+	leak        string      // the secret that the recording holds all the same
 
 	ca       *network.CA // nil: no TLS is opened
 	recorder *network.Recorder
@@ -139,7 +140,7 @@ func (p *plan) hideHeaders(req Request) error {
 	for _, h := range p.net.asked.Headers {
 		p.secrets = p.secrets.With("header "+h.Name+" for "+h.Host, h.Values()...)
 	}
-	p.net.secrets = p.secrets
+	p.net.secrets = p.secrets.Written()
 	if len(p.net.asked.Headers) == 0 {
 		return nil
 	}
@@ -237,7 +238,7 @@ type maskedWatch struct {
 
 // Refused implements network.Observer.
 func (w maskedWatch) Refused(r network.Refusal) {
-	r.Host, r.Reason = w.secrets.Mask(r.Host), w.secrets.Mask(r.Reason)
+	r.Host, r.Reason = w.secrets.Hosts().Mask(r.Host), w.secrets.Mask(r.Reason)
 	w.Watch.Refused(r)
 }
 

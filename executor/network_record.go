@@ -174,6 +174,29 @@ func (cs *contextStore) nearestRecording(ctx context.Context, t session.Turn, no
 	}
 }
 
+// searchRecording looks for secrets in the recording, which is not kept if it holds one: it
+// is masked as it is written, but pieces of a value can come together in it.
+func (r *run) searchRecording() error {
+	n := &r.plan.net
+	if n.recorder == nil || r.plan.secrets == nil || n.leak != "" {
+		return nil
+	}
+	rec, words := n.recorder.Finish(), r.plan.secrets.Written()
+	n.leak = leakIn(words, rec)
+	for i := range rec.Lookups {
+		n.leak = or(n.leak, words.Hosts().In(rec.Lookups[i].Name))
+	}
+	for i := range rec.Streams {
+		n.leak = or(n.leak, words.Hosts().In(rec.Streams[i].Host))
+	}
+	scan := words.Scanner()
+	if _, err := io.Copy(scan, io.NewSectionReader(n.spool, 0, rec.Bytes)); err != nil {
+		return err
+	}
+	n.leak = or(n.leak, scan.Found())
+	return nil
+}
+
 // keepNetwork puts what is kept of the network into the batch; nil when there is nothing
 // to say.
 func (r *run) keepNetwork(ctx context.Context, b *store.Batch) (*RecordNetwork, error) {
@@ -189,6 +212,10 @@ func (r *run) keepNetwork(ctx context.Context, b *store.Batch) (*RecordNetwork, 
 		if rec.Spec == nil && rec.Replayed == "" {
 			return nil, nil
 		}
+		return rec, nil
+	}
+	if n.leak != "" {
+		r.obs.Preparing("the recording of the network is not kept, because it holds the secret " + n.leak)
 		return rec, nil
 	}
 	recording := n.recorder.Finish()
@@ -224,6 +251,8 @@ func (r *run) networkInfo() string {
 		return "replayed from " + string(n.playing)
 	case n.recorder == nil:
 		return ""
+	case n.leak != "":
+		return r.line("the recording is not kept, because it holds the secret " + n.leak)
 	}
 	rec := n.recorder.Finish()
 	s := "recorded " + rec.Facts()

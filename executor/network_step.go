@@ -93,7 +93,7 @@ func (r *run) noteNetwork(ctx context.Context, s *Sandbox, step *document.Step, 
 			rep.MoreRefused += f.Count
 			continue
 		}
-		one := RefusalReport{Protocol: f.Protocol, Host: r.line(f.Host), Target: r.line(targetOf(f.Host, f.Address)), Reason: r.line(f.Reason), Count: f.Count}
+		one := RefusalReport{Protocol: f.Protocol, Host: r.host(f.Host), Target: r.host(targetOf(f.Host, f.Address)), Reason: r.line(f.Reason), Count: f.Count}
 		if f.Address.IsValid() {
 			one.Address = f.Address.String()
 		}
@@ -109,6 +109,9 @@ func (r *run) noteNetwork(ctx context.Context, s *Sandbox, step *document.Step, 
 	}
 	res.Network, r.networks[step.Index-1] = shown, rep
 }
+
+// host is line for a text with the name of a host.
+func (r *run) host(s string) string { return r.line(r.plan.secrets.Hosts().Mask(s)) }
 
 func (n *NetworkReport) empty() bool {
 	return n.Connections == 0 && n.Sent == 0 && n.Received == 0 && len(n.Refused) == 0 && n.MoreRefused == 0

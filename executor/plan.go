@@ -130,7 +130,8 @@ func (p *plan) noSecret(req Request) error {
 	if p.secrets == nil {
 		return nil
 	}
-	at := map[string]string{"the document": string(req.Document.Clean()), "the document's name": req.Document.Name}
+	at := map[string]string{"the document": string(req.Document.Clean()), "the document's name": req.Document.Name,
+		"the session's name": p.session, "the branch's name": p.branch, "the home's name": p.home, "the image's name": p.asked}
 	for _, kv := range p.env {
 		at["env "+envName(kv)] = kv
 	}

@@ -64,7 +64,7 @@ func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, e
 	for i := range r.results {
 		r.results[i] = document.StepResult{Status: turnstone.StepSkipped, Note: "not reached"}
 	}
-	r.scripts, r.commands = parseScripts(req.Document), make([]*commands, len(req.Document.Steps))
+	r.scripts, r.commands = parseScripts(req.Document, p.secrets.Written()), make([]*commands, len(req.Document.Steps))
 	r.outputs, r.networks = make([][2]*capture, len(req.Document.Steps)), make([]*NetworkReport, len(req.Document.Steps))
 	r.cwd, r.table = p.cwd, req.Commands
 	r.openFolder()
@@ -168,7 +168,7 @@ func (r *run) fail(err error) {
 }
 
 // line is a text about the turn, which may have a guest's words in it, as it may be kept.
-func (r *run) line(s string) string { return oneLine(r.plan.secrets.Mask(s)) }
+func (r *run) line(s string) string { return oneLine(r.plan.secrets.Written().Mask(s)) }
 
 func (r *run) steps(ctx context.Context) error {
 	// Until the first step is reached the receipt on disk says that this was
@@ -279,6 +279,7 @@ func (r *run) each(ctx, turnCtx context.Context, s *Sandbox) (turnstone.Result, 
 			err = interrupted(ctx, s.fate(err), "during "+step.Name)
 			res.Note = r.line(err.Error())
 		}
+		r.scrub(step, res)
 		r.obs.StepFinished(step, r.report(step, *res))
 		if err != nil {
 			return turnstone.Errored, err
@@ -322,7 +323,7 @@ func (r *run) one(turnCtx context.Context, s *Sandbox, step *document.Step, res 
 	began := time.Now()
 	params.Spans = new(bool) // the script is parsed here
 	var records []wire.ShellRecord
-	maskOut, maskErr := r.plan.secrets.Writer(stdout), r.plan.secrets.Writer(stderr)
+	maskOut, maskErr := r.plan.secrets.Written().Writer(stdout), r.plan.secrets.Written().Writer(stderr)
 	clock := newGuestClock(began)
 	end, err := s.client.Execute(ctx, params, step.Script, wire.Stdio{Out: maskOut, Err: maskErr}, func(more []wire.ShellRecord) {
 		clock.told(more)
@@ -337,7 +338,6 @@ func (r *run) one(turnCtx context.Context, s *Sandbox, step *document.Step, res 
 	_, _ = maskOut.Close(), maskErr.Close() // a capture takes everything
 	res.Stdout, res.Stderr = stdout.finish(), stderr.finish()
 	r.outputs[step.Index-1] = [2]*capture{stdout, stderr}
-	r.maskRecords(records)
 	if end.Path != "" {
 		defer func() {
 			c := r.note(step, end, records, stderr, res)
@@ -381,21 +381,6 @@ func (r *run) note(step *document.Step, end *wire.StepEnd, records []wire.ShellR
 	return c
 }
 
-// maskRecords takes secrets out of what is known of a step's commands. The places
-// of their outputs are not those in the masked streams.
-func (r *run) maskRecords(records []wire.ShellRecord) {
-	if r.plan.secrets == nil {
-		return
-	}
-	for i := range records {
-		rec := &records[i]
-		rec.Text, rec.Stdout, rec.Stderr = r.plan.secrets.MaskCut(rec.Text), nil, nil
-		if rec.Stdin != nil {
-			rec.Stdin.Data = []byte(r.plan.secrets.MaskCut(string(rec.Stdin.Data)))
-		}
-	}
-}
-
 func (r *run) timeoutNote(turnCtx context.Context, step *document.Step) string {
 	if turnCtx.Err() != nil {
 		return fmt.Sprintf("killed: the turn's %s were up", r.plan.timeout)
@@ -422,8 +407,10 @@ func exitNote(end *wire.StepEnd) string {
 }
 
 func (r *run) capture(step *document.Step, stream Stream, name string) *capture {
-	return newCapture(r.dir, "$TURN_HOME/turns/"+string(r.info.ID), fmt.Sprintf("step-%d.%s", step.Index, name),
+	c := newCapture(r.dir, "$TURN_HOME/turns/"+string(r.info.ID), fmt.Sprintf("step-%d.%s", step.Index, name),
 		func(p []byte) { r.obs.StepOutput(step, stream, p) })
+	c.scan = r.plan.secrets.Scanner()
+	return c
 }
 
 // interrupted names the place where ctx's end cut a turn off.
@@ -435,12 +422,13 @@ func interrupted(ctx context.Context, err error, where string) error {
 }
 
 func (r *run) turn() *Turn {
+	receipt := string(r.receipt()) // first: what must not be in it is not in the rest either
 	t := &Turn{ID: r.info.ID, Result: r.info.Result, Error: r.info.Error, Hint: r.hint,
 		Substrate: r.info.Substrate, Isolation: r.info.Isolation, Template: r.info.Template, Image: r.info.Image,
 		Started: r.info.Started, Duration: r.info.Duration, Millis: r.info.Duration.Milliseconds(),
 		Session: r.info.Session, Number: r.info.Number, Branch: r.info.Branch, Diverged: r.diverged, Parents: r.info.Parents,
 		Start: r.info.Start, FSHash: r.info.FSHash, State: r.stateDigest, Record: r.recordDigest, Layer: &r.layer,
-		Network: r.network, Phases: r.clock.phases, Receipt: string(r.doc.Receipt(r.info, r.results)), Steps: []StepReport{}}
+		Network: r.network, Phases: r.clock.phases, Receipt: receipt, Steps: []StepReport{}}
 	for i, step := range r.doc.Steps {
 		t.Steps = append(t.Steps, r.report(step, r.results[i]))
 	}
@@ -475,4 +463,6 @@ type maskedObserver struct {
 }
 
 // Preparing implements Observer.
-func (o maskedObserver) Preparing(what string) { o.Observer.Preparing(o.secrets.Mask(what)) }
+func (o maskedObserver) Preparing(what string) {
+	o.Observer.Preparing(o.secrets.Written().Mask(what))
+}

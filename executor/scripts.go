@@ -5,6 +5,7 @@ import (
 
 	"turnstone.dev/turnstone/diagnose"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/secret"
 	"turnstone.dev/turnstone/syntax"
 )
 
@@ -38,15 +39,16 @@ func CheckScripts(ctx context.Context, doc *document.Document) error {
 // scripts are the parsed scripts of a document's steps. They are parsed while the
 // sandbox starts, since nothing but their commands' places depends on them.
 type scripts struct {
-	doc  *document.Document
-	done chan struct{}
+	doc     *document.Document
+	secrets *secret.Set // masked in what is said of commands
+	done    chan struct{}
 
 	parsed []*syntax.Script // valid after done
 	seen   []diagnose.Step  // by step, as far as the turn has come
 }
 
-func parseScripts(doc *document.Document) *scripts {
-	s := &scripts{doc: doc, done: make(chan struct{}), parsed: make([]*syntax.Script, len(doc.Steps)),
+func parseScripts(doc *document.Document, secrets *secret.Set) *scripts {
+	s := &scripts{doc: doc, secrets: secrets, done: make(chan struct{}), parsed: make([]*syntax.Script, len(doc.Steps)),
 		seen: make([]diagnose.Step, len(doc.Steps))}
 	go func() {
 		defer close(s.done)

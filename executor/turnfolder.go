@@ -65,7 +65,7 @@ func (r *run) keepReceipt(last bool) {
 	if r.dir == "" {
 		return
 	}
-	path, text := filepath.Join(r.dir, "receipt.md"), r.doc.Receipt(r.info, r.results)
+	path, text := filepath.Join(r.dir, "receipt.md"), r.receipt()
 	if last {
 		err := errors.Join(stamp.WriteFile(path, text, 0o600), r.syncOutputs())
 		if err != nil {

@@ -3,6 +3,7 @@ package secret
 import (
 	"bytes"
 	"fmt"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -204,13 +205,23 @@ func FuzzScanner(f *testing.F) {
 	})
 }
 
+// bash returns what it writes with value as $1.
+func bash(t *testing.T, script, value string) string {
+	out, _ := exec.Command("bash", "-c", script, "x", value).CombinedOutput() // some are to fail
+	if len(out) == 0 {
+		t.Errorf("%s has written nothing", script)
+	}
+	return string(out)
+}
+
 // TestWritten: the forms that a text gives a value are found, and those of others are not.
 func TestWritten(t *testing.T) {
 	const value = "a\"b<c\t d'é\\x"
 	s := set(t, "A="+value, "B=Line-one-XY\nLine-two-XY", "C=Upper-Case")
 	for _, text := range []string{
 		fmt.Sprintf("%q", value), fmt.Sprintf("%+q", value), jsonOf(value, true), jsonOf(value, false), strings.Join(strings.Fields(value), " "),
-		strings.ReplaceAll(value, "'", `'\''`), "see upper-case.example.org", `Line-one-XY\nLine-two-XY`, "Line-one-XY Line-two-XY", value,
+		strings.ReplaceAll(value, "'", `'\''`), bash(t, `printf %q "$1"`, value), bash(t, `set -x; : "$1"`, value), bash(t, `"no $1"`, value),
+		bash(t, `printf %q "$1"`, "Line-one-XY\nLine-two-XY"), `Line-one-XY\nLine-two-XY`, "Line-one-XY Line-two-XY", value,
 	} {
 		if got := s.Written().Mask(text); !strings.Contains(got, "[secret ") || s.Written().In(got) != "" {
 			t.Errorf("%s: %s", text, got)
@@ -222,7 +233,13 @@ func TestWritten(t *testing.T) {
 	if got := set(t, "A=ab\xff\xfecd").Written().Mask("ab\uFFFD\uFFFDcd ab\uFFFDcd"); got != "[secret A] [secret A]" {
 		t.Error(got)
 	}
-	if (*Set)(nil).Written() != nil || s.Written().Written() != s.Written() {
+	if got := s.Hosts().Mask("see upper-case.example.org"); got != "see [secret C].example.org" {
+		t.Error(got)
+	}
+	if plain := set(t, "A=plain-value"); plain.Written() != plain || plain.Hosts() != plain {
+		t.Error("a value that is written in one way only has others")
+	}
+	if (*Set)(nil).Written() != nil || (*Set)(nil).Hosts() != nil || s.Written().Written() != s.Written() {
 		t.Error("there is more to write down")
 	}
 }

@@ -8,6 +8,7 @@
 package secret
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"slices"
@@ -30,7 +31,8 @@ type Set struct {
 	needles []needle // longest first
 	find    *automaton
 	marks   []string // by needle: what stands in its place
-	written func() *Set
+
+	written, hosts func() *Set
 }
 
 type needle struct {
@@ -91,7 +93,12 @@ func (s *Set) seal() {
 			}
 		}
 	}
-	s.written = sync.OnceValue(s.asWritten)
+	s.written = sync.OnceValue(func() *Set {
+		w := s.with(writtenForms)
+		w.written = func() *Set { return w } // nothing is written down twice
+		return w
+	})
+	s.hosts = sync.OnceValue(func() *Set { return s.with(func(v string) []string { return []string{strings.ToLower(v)} }) })
 }
 
 // armor tells whether a line is the first or last of a key in a file (RFC 7468), which
@@ -153,6 +160,20 @@ func (s *Set) In(text string) string {
 	c := Scanner{set: s}
 	_, _ = c.Write([]byte(text))
 	return c.found
+}
+
+// Beyond returns the name of a secret whose value is in text and not in own, which a value
+// may be in by chance, or "".
+func (s *Set) Beyond(text, own []byte) string {
+	if s == nil {
+		return ""
+	}
+	for _, n := range s.needles {
+		if bytes.Contains(text, n.value) && !bytes.Contains(own, n.value) {
+			return n.name
+		}
+	}
+	return ""
 }
 
 // Strip returns the variables that are none of the secrets

@@ -3,6 +3,8 @@ package secret
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -10,9 +12,8 @@ import (
 )
 
 // Written returns a Set that also masks and finds the forms in which turn and the shell
-// write a value down: quoted as a string of Go, JSON or the shell, folded to one line,
-// in lower case as names of hosts are, and as valid UTF-8. It is for texts, and not for
-// outputs and files: those have the bytes as they are.
+// write a value down: quoted as a string of Go, JSON or the shell, or for a URL, folded to
+// one line, and as valid UTF-8.
 func (s *Set) Written() *Set {
 	if s == nil {
 		return nil
@@ -20,8 +21,17 @@ func (s *Set) Written() *Set {
 	return s.written()
 }
 
-// asWritten makes what Written returns.
-func (s *Set) asWritten() *Set {
+// Hosts returns a Set that also masks and finds values in lower case, as names of hosts are
+// looked up.
+func (s *Set) Hosts() *Set {
+	if s == nil {
+		return nil
+	}
+	return s.hosts()
+}
+
+// with returns s with further forms of its values.
+func (s *Set) with(forms func(value string) []string) *Set {
 	w := &Set{env: s.env, needles: slices.Clone(s.needles)}
 	have := map[string]bool{}
 	for _, n := range s.needles {
@@ -35,19 +45,50 @@ func (s *Set) asWritten() *Set {
 			}
 		}
 	}
+	if len(w.needles) == len(s.needles) {
+		return s
+	}
 	w.seal()
-	w.written = func() *Set { return w }
 	return w
 }
 
-func forms(value string) []string {
+func writtenForms(value string) []string {
 	unquote := func(s string) string { return strings.TrimSuffix(strings.TrimPrefix(s, `"`), `"`) }
-	all := []string{value, strings.ToValidUTF8(value, "\uFFFD"), eachInvalid(value), strings.Join(strings.Fields(value), " "), strings.ToLower(value)}
+	all := []string{value, strings.ToValidUTF8(value, "\uFFFD"), eachInvalid(value), strings.Join(strings.Fields(value), " ")}
 	for _, v := range slices.Clone(all) {
 		all = append(all, unquote(strconv.Quote(v)), unquote(strconv.QuoteToASCII(v)), unquote(jsonOf(v, true)), unquote(jsonOf(v, false)),
-			strings.ReplaceAll(v, "'", `'\''`), strings.ReplaceAll(v, "\n", `\n`), strings.ReplaceAll(v, "\n", " "))
+			url.QueryEscape(v), url.PathEscape(v), strings.ReplaceAll(v, "'", `'\''`), ansiC(v), backslashed(v), strings.ReplaceAll(v, "\n", `\n`), strings.ReplaceAll(v, "\n", " "))
 	}
 	return all
+}
+
+// ansiC is what bash writes between $' and ' for a text with control characters, in messages
+// and in what set -x prints (lib/sh/strtrans.c: ansic_quote).
+func ansiC(s string) string {
+	var b strings.Builder
+	for _, c := range []byte(s) {
+		if i := strings.IndexByte("\x1b\a\b\f\n\r\t\v\\'", c); i >= 0 {
+			b.WriteByte('\\')
+			b.WriteByte("Eabfnrtv\\'"[i])
+		} else if c < ' ' || c == 0x7f {
+			fmt.Fprintf(&b, "\\%03o", c)
+		} else {
+			b.WriteByte(c)
+		}
+	}
+	return b.String()
+}
+
+// backslashed is what bash's printf %q writes (lib/sh/shquote.c: sh_backslash_quote).
+func backslashed(s string) string {
+	var b strings.Builder
+	for _, c := range []byte(s) {
+		if strings.IndexByte("\t\n !\"$&'()*,;<>?[\\]^`{|}", c) >= 0 {
+			b.WriteByte('\\')
+		}
+		b.WriteByte(c)
+	}
+	return b.String()
 }
 
 // eachInvalid is what encoding/json makes of bytes that are no UTF-8.

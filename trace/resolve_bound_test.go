@@ -86,9 +86,11 @@ func TestFromWire(t *testing.T) {
 		{ID: 1, Parent: 0, Kind: "for", Text: "i", Line: 1, Site: 1},
 		{ID: 2, Parent: 1, Kind: "simple", Text: "echo again", Line: 1},
 		{ID: 0, Parent: -1, Kind: "list", Line: 1},
-		{ID: MaxRecords, Parent: 0}, {ID: -1, Parent: -1}, {ID: 3, Parent: 3}, {ID: 4, Parent: 0, Site: MaxSites},
+		{ID: MaxRecords, Parent: 0, Kind: "simple"}, {ID: -1, Parent: -1, Kind: "simple"}, {ID: 3, Parent: 3, Kind: "simple"},
+		{ID: 4, Parent: 0, Site: MaxSites, Kind: "simple"}, {ID: 5, Parent: 0, Kind: "no such"}, {ID: 6, Parent: 0},
 	}, &wire.ShellFinishedEvent{Sites: []wire.ShellSite{
-		{ID: 1, Text: "i"}, {ID: 1, Text: "again"}, {ID: -1}, {ID: MaxSites}, {ID: 3, Count: -1}, {ID: 4, Duration: -1}, {ID: 5, Line: -1}, {ID: 0},
+		{ID: 1, Kind: "for", Text: "i"}, {ID: 1, Kind: "for", Text: "again"}, {ID: -1, Kind: "for"}, {ID: MaxSites, Kind: "for"}, {ID: 3, Kind: "for", Count: -1},
+		{ID: 4, Kind: "for", Duration: -1}, {ID: 5, Kind: "for", Line: -1}, {ID: 0, Kind: "for"}, {ID: 6, Kind: "no such"}, {ID: 7},
 	}})
 	var ids, sites []int
 	for _, r := range rep.Records {

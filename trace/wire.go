@@ -111,13 +111,13 @@ func FromWire(records []wire.ShellRecord, end *wire.ShellFinishedEvent) *Report 
 func siteFromWire(w *wire.ShellSite) (Site, bool) {
 	s := Site{ID: int(w.ID), Kind: syntax.Kind(w.Kind), Line: int(w.Line), Words: cut(w.Text), Cut: w.Cut, Command: -1,
 		Count: w.Count, Failures: w.Failures, Time: time.Duration(w.Duration)}
-	return s, w.ID >= 0 && w.ID < MaxSites && w.Line >= 0 && w.Line <= 1<<31 && w.Count >= 0 && w.Failures >= 0 && w.Duration >= 0
+	return s, known(s.Kind) && w.ID >= 0 && w.ID < MaxSites && w.Line >= 0 && w.Line <= 1<<31 && w.Count >= 0 && w.Failures >= 0 && w.Duration >= 0
 }
 
 func recordFromWire(w *wire.ShellRecord) (Record, bool) {
 	r := Record{ID: int(w.ID), Parent: int(w.Parent), Site: int(w.Site), Command: -1, Kind: syntax.Kind(w.Kind), Line: int(w.Line),
 		Words: cut(w.Text), Pid: int(w.PID), Start: time.Duration(w.Start), Duration: time.Duration(w.Duration)}
-	if w.ID < 0 || w.ID >= MaxRecords || w.Parent >= w.ID || w.Parent < -1 || w.Site < 0 || w.Site >= MaxSites ||
+	if !known(r.Kind) || w.ID < 0 || w.ID >= MaxRecords || w.Parent >= w.ID || w.Parent < -1 || w.Site < 0 || w.Site >= MaxSites ||
 		w.Line < 0 || w.Line > 1<<31 || w.Start < 0 || w.Duration < 0 {
 		return r, false
 	}
@@ -132,7 +132,7 @@ func recordFromWire(w *wire.ShellRecord) (Record, bool) {
 		}
 	}
 	r.Stdout, r.Stderr = rangeFromWire(w.Stdout), rangeFromWire(w.Stderr)
-	if s := w.Stdin; s != nil {
+	if s := w.Stdin; s != nil && slices.Contains(sources[:], Source(s.Kind)) {
 		r.Stdin = Stdin{Source: Source(s.Kind), Size: s.Size, Bytes: s.Data}
 		if d, err := turnstone.ParseDigest(s.Digest); err == nil {
 			r.Stdin.Digest = d
@@ -143,6 +143,9 @@ func recordFromWire(w *wire.ShellRecord) (Record, bool) {
 	}
 	return r, true
 }
+
+// known says whether a kind of command is one that there is.
+func known(k syntax.Kind) bool { return k != "" && slices.Contains(kinds[:], k) }
 
 func rangeFromWire(w *wire.ShellRange) Range {
 	if w == nil || w.From < 0 || w.To < w.From {

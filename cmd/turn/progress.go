@@ -12,6 +12,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/secret"
 )
 
 // A progress tells the user on standard error what a turn is doing. On a terminal
@@ -25,6 +26,7 @@ type progress struct {
 	style style
 	total int // steps
 	now   func() time.Time
+	mask  func(text string) string // secrets in a line without escape sequences; nil: there are none
 
 	mu      sync.Mutex
 	what    string // what runs now: a step or a preparation; empty: nothing
@@ -50,6 +52,13 @@ type style struct {
 
 // tick is how often the live line is drawn again.
 const tick = 200 * time.Millisecond
+
+// hide masks secrets in what steps print, as far as the sanitizer makes them whole again.
+func (p *progress) hide(pairs []string) {
+	if s, err := secret.New(pairs); err == nil && s != nil { // of others the executor tells
+		p.mask = s.Written().Mask
+	}
+}
 
 // newProgress returns a progress for a document with total steps; 0: not known. It must be closed.
 func newProgress(out io.Writer, s style, total int) *progress {
@@ -200,7 +209,7 @@ func (p *progress) print(whole [][]byte) {
 	var b bytes.Buffer
 	for _, line := range whole {
 		b.WriteString("  | ")
-		b.Write(line)
+		b.Write(p.masked(line))
 		if p.style.colors && bytes.IndexByte(line, ansi.ESC) >= 0 {
 			b.WriteString(reset)
 		}
@@ -209,6 +218,18 @@ func (p *progress) print(whole [][]byte) {
 	p.erase()
 	_, _ = p.out.Write(b.Bytes())
 	p.draw()
+}
+
+// masked is line without secrets that escape sequences have split; others are masked already.
+func (p *progress) masked(line []byte) []byte {
+	if p.mask == nil {
+		return line
+	}
+	plain := ansi.Strip(string(line))
+	if text := p.mask(plain); text != plain {
+		return []byte(text)
+	}
+	return line
 }
 
 // flush prints what a step left without a newline.
@@ -238,7 +259,7 @@ func (p *progress) draw() {
 		line += " " + p.detail
 	}
 	if len(p.partial) > 0 {
-		line += " | " + ansi.Strip(string(p.partial))
+		line += " | " + ansi.Strip(string(p.masked(p.partial)))
 	}
 	line = ansi.Truncate(printable(line), max(p.style.width()-1, 1), "…")
 	p.drawn = true

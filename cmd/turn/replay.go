@@ -45,6 +45,7 @@ func (c *replayCmd) Run(a *app) error {
 		return err
 	}
 	p := newProgress(a.stderr, styleOf(a.stderr, c.Quiet), 0)
+	p.hide(secrets)
 	a.logTo(p)
 	ctx, stop := interruptible(func(s string) { p.Say("turn: %s", s) }, exitAborted)
 	x, given := executor.New(h), c.Ref

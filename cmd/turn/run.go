@@ -97,6 +97,7 @@ func (c *runCmd) Run(a *app) error {
 		return &exitError{exitUsage, err}
 	}
 	p := newProgress(a.stderr, styleOf(a.stderr, c.Quiet), len(doc.Steps))
+	p.hide(req.Secrets)
 	a.logTo(p)
 	ctx, stop := interruptible(func(s string) { p.Say("turn: %s", s) }, exitAborted)
 	x := executor.New(h)

@@ -124,6 +124,7 @@ var commands = map[string]func(ts *testscript.TestScript, neg bool, args []strin
 	"web":      web,
 	"fetch":    fetch,
 	"absent":   absent,
+	"unpack":   unpack,
 	"registry": registry,
 	"inherit":  inherit,
 }

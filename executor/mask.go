@@ -1,0 +1,213 @@
+package executor
+
+import (
+	"bytes"
+	"reflect"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/secret"
+	"turnstone.dev/turnstone/trace"
+)
+
+// Secrets are kept out of a turn's texts twice. What comes from the guest is masked as it
+// came, in each of its fields, before anything of it is cut, quoted or folded: maskAll. And
+// before a receipt, a record or a recording is kept it is searched, so that a text that was
+// forgotten, or put together anew on the way, is left out and not kept: receipt, leakIn.
+
+// eachText calls f for each text that v leads to, which v has to be a pointer for. Digests
+// and IDs, which have types of their own, are none: they hold a value only by chance.
+func eachText(v reflect.Value, f func(v reflect.Value)) {
+	switch v.Kind() {
+	case reflect.Pointer, reflect.Interface:
+		if !v.IsNil() {
+			eachText(v.Elem(), f)
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if v.Type().Field(i).IsExported() {
+				eachText(v.Field(i), f)
+			}
+		}
+	case reflect.Slice:
+		if v.Type().Elem().Kind() == reflect.Uint8 {
+			f(v)
+			return
+		}
+		for i := range v.Len() {
+			eachText(v.Index(i), f)
+		}
+	case reflect.Map:
+		eachInMap(v, f)
+	case reflect.String:
+		if v.Type().PkgPath() != vocabulary {
+			f(v)
+		}
+	}
+}
+
+// vocabulary is the package of the types whose values turn makes itself, or has parsed.
+var vocabulary = reflect.TypeFor[turnstone.Digest]().PkgPath()
+
+// eachInMap is eachText for a map, whose keys and values cannot be set in their place.
+func eachInMap(v reflect.Value, f func(v reflect.Value)) {
+	for _, key := range v.MapKeys() {
+		k, e := reflect.New(key.Type()).Elem(), reflect.New(v.Type().Elem()).Elem()
+		k.Set(key)
+		e.Set(v.MapIndex(key))
+		eachText(k, f)
+		eachText(e, f)
+		v.SetMapIndex(key, reflect.Value{})
+		v.SetMapIndex(k, e)
+	}
+}
+
+// change replaces a text that eachText has found.
+func change(v reflect.Value, to func(text string) string) {
+	text := textOf(v)
+	changed := to(text)
+	switch {
+	case changed == text || !v.CanSet():
+	case v.Kind() == reflect.String:
+		v.SetString(changed)
+	default:
+		v.SetBytes([]byte(changed))
+	}
+}
+
+func textOf(v reflect.Value) string {
+	if v.Kind() == reflect.String {
+		return v.String()
+	}
+	return string(v.Bytes())
+}
+
+// maskAll masks all texts that the pointer v leads to. What is added to a type later is
+// masked, too.
+func maskAll(secrets *secret.Set, v any) {
+	if secrets != nil {
+		eachText(reflect.ValueOf(v), func(v reflect.Value) { change(v, secrets.Mask) })
+	}
+}
+
+// leakIn returns the name of a secret whose value is in a text that v leads to, or "".
+func leakIn(secrets *secret.Set, v any) (name string) {
+	if secrets == nil {
+		return ""
+	}
+	eachText(reflect.ValueOf(v), func(v reflect.Value) {
+		if name == "" {
+			name = secrets.In(textOf(v))
+		}
+	})
+	return name
+}
+
+// maskReport takes secrets out of what is known of a step's commands. Where their outputs
+// lie is not told, because these are not the places in the masked streams, nor the digest
+// of an input, by which one could find out a short value.
+func maskReport(secrets *secret.Set, rep *trace.Report) {
+	if secrets == nil {
+		return
+	}
+	words := func(s string) string {
+		if len(s) > trace.MaxText-len("\uFFFD") { // cut off, maybe within a value
+			return secrets.MaskCut(s)
+		}
+		return secrets.Mask(s)
+	}
+	for i := range rep.Records {
+		r := &rep.Records[i]
+		r.Words, r.Stdout, r.Stderr, r.Stdin.Digest = words(r.Words), trace.Range{}, trace.Range{}, ""
+	}
+	for i := range rep.Sites {
+		rep.Sites[i].Words = words(rep.Sites[i].Words)
+	}
+	maskAll(secrets, rep)
+}
+
+// scrub takes secrets out of a step's result. A program can print a value with an escape
+// sequence in it, as grep --color does, which the receipt does not show: then the output is
+// kept as it is shown, masked; or, if it is too long to be shown, not at all.
+func (r *run) scrub(step *document.Step, res *document.StepResult) {
+	if r.plan.secrets == nil {
+		return
+	}
+	words := r.plan.secrets.Written()
+	res.Note = words.Mask(res.Note)
+	maskAll(words, &res.Failures)
+	maskAll(words, &res.Commands)
+	maskAll(words, &res.CommandsNote)
+	maskAll(words, res.Network)
+	maskAll(words, r.networks[step.Index-1])
+	for i, o := range []*document.Output{&res.Stdout, &res.Stderr} {
+		text, cut := o.Text()
+		name := words.In(text)
+		if name == "" {
+			continue
+		}
+		c := r.outputs[step.Index-1][i]
+		if c.withhold(name); !cut {
+			c.replace(words.Mask(text), "without escape sequences, because they split the secret "+name)
+		}
+		*o = c.finish()
+	}
+}
+
+// receipt returns the receipt as it stands. If there is still the value of a secret in it
+// that turn's own words do not have, it says so in the place of all that the steps did.
+func (r *run) receipt() []byte {
+	text := r.doc.Receipt(r.info, r.results)
+	if r.plan.secrets == nil {
+		return text
+	}
+	words := r.plan.secrets.Written()
+	name := words.In(string(text))
+	if name == "" {
+		return text
+	}
+	info, results := r.info, make([]document.StepResult, len(r.results))
+	for i := range results {
+		results[i] = blankResult(r.results[i])
+	}
+	info.Error, info.Network = blank(info.Error), blank(info.Network)
+	if name = words.Beyond(text, r.doc.Receipt(info, results)); name == "" {
+		return text
+	}
+	for i := range r.results {
+		res := &r.results[i]
+		*res = document.StepResult{Status: res.Status, ExitCode: res.ExitCode, Duration: res.Duration,
+			Note: "what it did is not kept, because the receipt would hold the secret " + name}
+		r.commands[i], r.networks[i], r.outputs[i] = nil, nil, [2]*capture{}
+	}
+	r.info.Error, r.info.Network = r.line(r.info.Error), r.line(r.info.Network)
+	return r.doc.Receipt(r.info, r.results)
+}
+
+// blankResult is res with other words of the guest's: what a receipt of it holds is turn's own.
+func blankResult(res document.StepResult) document.StepResult {
+	cmds := append([]document.CommandRow(nil), res.Commands...)
+	if res.Commands != nil && cmds == nil {
+		cmds = []document.CommandRow{}
+	}
+	failures := append([]document.CommandFailure(nil), res.Failures...)
+	res.Commands, res.Failures = cmds, failures
+	if res.Network != nil {
+		n := *res.Network
+		n.Refused = append([]document.NetworkRefusal(nil), n.Refused...)
+		res.Network = &n
+	}
+	res.Stdout.Head, res.Stdout.Tail = bytes.Clone(res.Stdout.Head), bytes.Clone(res.Stdout.Tail)
+	res.Stderr.Head, res.Stderr.Tail = bytes.Clone(res.Stderr.Head), bytes.Clone(res.Stderr.Tail)
+	files := [2]string{res.Stdout.File, res.Stderr.File}
+	eachText(reflect.ValueOf(&res), func(v reflect.Value) { change(v, blank) })
+	res.Stdout.File, res.Stderr.File = files[0], files[1]
+	return res
+}
+
+func blank(s string) string {
+	if s == "" {
+		return ""
+	}
+	return "x"
+}
