@@ -54,6 +54,17 @@ func TestBuiltInImages(t *testing.T) {
 					t.Errorf("%s: %v", p, err)
 				}
 			}
+			for _, p := range provided { // what hints say of images is so
+				for _, program := range p.programs {
+					_, err := fs.Stat(img, "usr/bin/"+program)
+					if _, bin := fs.Stat(img, "bin/"+program); bin == nil {
+						err = nil
+					}
+					if (err == nil) != HasProgram(name, program) {
+						t.Errorf("%s: %v, but HasProgram says %v", program, err, HasProgram(name, program))
+					}
+				}
+			}
 			for _, dir := range []string{"dev", "proc", "sys", "run", "tmp", "workspace"} {
 				if entries, err := fs.ReadDir(img, dir); err != nil || len(entries) != 0 {
 					t.Errorf("/%s holds %d entries (%v)", dir, len(entries), err)

@@ -1,0 +1,61 @@
+package template
+
+import (
+	"errors"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+
+	"turnstone.dev/turnstone/templates"
+)
+
+// TestProvided holds the list of programs against the specs: each entry is named in one, and
+// each package that a spec names has an entry.
+func TestProvided(t *testing.T) {
+	var all, images []string
+	files, err := fs.Glob(templates.FS, "*/"+SpecFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		images = append(images, path.Dir(file))
+		spec, err := fs.ReadFile(templates.FS, file)
+		parsed, _, perr := NewStore(t.TempDir()).written(path.Dir(file))
+		if err := errors.Join(err, perr); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, string(spec))
+		for _, p := range append(parsed.Packages, parsed.Npm...) {
+			if !slices.ContainsFunc(provided, func(e struct {
+				named    string
+				programs []string
+			}) bool {
+				return strings.HasPrefix(`"`+p+`"`, e.named)
+			}) {
+				t.Errorf("%s: package %s: say which programs it has", file, p)
+			}
+		}
+	}
+	for _, p := range provided {
+		if !slices.ContainsFunc(all, func(spec string) bool { return names([]byte(spec), p.named) }) {
+			t.Errorf("no spec names %s any more", p.named)
+		}
+	}
+	if order := slices.Sorted(slices.Values(builtInOrder)); !slices.Equal(order, images) {
+		t.Errorf("images %v, ordered %v", images, builtInOrder)
+	}
+}
+
+func TestWithProgram(t *testing.T) {
+	for program, image := range map[string]string{"pip": "python", "python": "python", "npm": "nodejs", "claude": "claude-code", "curl": "base",
+		"bash": "", "no-such": "", "": ""} {
+		if got := WithProgram(program); got != image {
+			t.Errorf("%s: %q, want %q", program, got, image)
+		}
+	}
+	if !HasProgram("claude-code", "npm") || HasProgram("nodejs", "claude") || !HasProgram("claude-code", "curl") || HasProgram("docker.io/x", "curl") {
+		t.Error("an image has not what it lies on, or what lies on it")
+	}
+}
