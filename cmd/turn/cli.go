@@ -89,7 +89,7 @@ func (e *exitError) Unwrap() error { return e.err }
 func realMain() int {
 	collectLater()
 	if err := descriptors.CloseOnExec(); err != nil {
-		fmt.Fprintln(os.Stderr, "turn: descriptors that turn has inherited: "+err.Error())
+		putln(os.Stderr, "turn: descriptors that turn has inherited: "+err.Error())
 		return exitAborted
 	}
 	// A reader that goes away is an error of the write, not the end of the

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"strings"
 
@@ -87,14 +86,14 @@ func (c *completeRefsCmd) Run(a *app) error {
 		}
 		for _, s := range all {
 			if s.Name != "" {
-				fmt.Fprintln(a.stdout, s.Name)
+				putln(a.stdout, s.Name)
 			}
 		}
 		hand, err := x.AtHand(ctx, os.Getenv(sessionAtHand))
 		if err != nil {
 			return err
 		}
-		fmt.Fprintln(a.stdout, "-")
+		putln(a.stdout, "-")
 		if c.Sessions {
 			return nil
 		}
@@ -103,7 +102,7 @@ func (c *completeRefsCmd) Run(a *app) error {
 			return err
 		}
 		for _, t := range g.Turns {
-			fmt.Fprintf(a.stdout, "%s%d\n", turnstone.TurnWord, t.Number)
+			putf(a.stdout, "%s%d\n", turnstone.TurnWord, t.Number)
 		}
 		return nil
 	})
@@ -124,10 +123,10 @@ func completeSelectors(ctx context.Context, a *app, x *executor.Executor, name s
 		return err
 	}
 	for _, b := range g.Branches {
-		fmt.Fprintln(a.stdout, name+"@"+b.Name)
+		putln(a.stdout, name+"@"+b.Name)
 	}
 	for _, t := range g.Tags {
-		fmt.Fprintln(a.stdout, name+"@"+t.Name)
+		putln(a.stdout, name+"@"+t.Name)
 	}
 	return nil
 }
