@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"path"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,6 +11,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
 // maxFront bounds the front matter, in bytes; maxEnv bounds the entries of env
@@ -76,10 +76,10 @@ func frontKeyNames() []string {
 }
 
 var (
-	envName      = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
-	unclosedHead = regexp.MustCompile(`^([a-z]+):([ \t]|$)`)
-	parserFault  = regexp.MustCompile(`^did not find expected (key|node content|'-' indicator|',' or '[]}]')`)
-	yamlError    = regexp.MustCompile(`^yaml: (?:line (\d+): )?(.*)$`)
+	envName      = lazyregexp.New(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	unclosedHead = lazyregexp.New(`^([a-z]+):([ \t]|$)`)
+	parserFault  = lazyregexp.New(`^did not find expected (key|node content|'-' indicator|',' or '[]}]')`)
+	yamlError    = lazyregexp.New(`^yaml: (?:line (\d+): )?(.*)$`)
 )
 
 // readFront finds the front matter and reads it; it sets p.base.

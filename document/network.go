@@ -2,11 +2,12 @@ package document
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
 // maxRules bounds the entries of a list of network rules.
@@ -18,8 +19,8 @@ const NetworkHint = "write network: on, off, record or replay, or a map with all
 // ruleForm is all that a network rule can consist of, and turnRef what names a turn;
 // what they mean is not known here.
 var (
-	ruleForm = regexp.MustCompile(`^[A-Za-z0-9*._:/\[\]-]{1,300}$`)
-	turnRef  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._@/-]{0,199}$`)
+	ruleForm = lazyregexp.New(`^[A-Za-z0-9*._:/\[\]-]{1,300}$`)
+	turnRef  = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9._@/-]{0,199}$`)
 )
 
 // readNetwork reads a word, or a map of rules.

@@ -2,11 +2,11 @@ package document
 
 import (
 	"fmt"
-	"regexp"
 
 	"github.com/yuin/goldmark/ast"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
 // The comments around a result. Only an HTML block of its own, on one line, is
@@ -14,8 +14,8 @@ import (
 const endMarker = "<!-- /turn:result -->"
 
 var (
-	reservedComment = regexp.MustCompile(`^[ \t]*<!--[ \t\r\n]*/?turn:result\b`)
-	beginComment    = regexp.MustCompile(`^<!-- turn:result( [a-z]+=[A-Za-z0-9:._-]+)+ -->$`)
+	reservedComment = lazyregexp.New(`^[ \t]*<!--[ \t\r\n]*/?turn:result\b`)
+	beginComment    = lazyregexp.New(`^<!-- turn:result( [a-z]+=[A-Za-z0-9:._-]+)+ -->$`)
 )
 
 // markerWindow bounds how much of a comment is looked at to see if it is reserved.

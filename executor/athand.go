@@ -8,10 +8,10 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/session"
 )
 
@@ -27,7 +27,7 @@ import (
 // that Show, Diff and the others take, and NoteUse remembers which session was used.
 
 // atHandForm is the form of the file that remembers it: a session's ID.
-var atHandForm = regexp.MustCompile(`^s_[0-9a-v]{18}$`)
+var atHandForm = lazyregexp.New(`^s_[0-9a-v]{18}$`)
 
 // Expand returns ref with the label of the session at hand in it, or ref itself when
 // it does not name that. named is the name or ID of the session at hand; empty: the one

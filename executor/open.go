@@ -7,12 +7,12 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/qemu"
@@ -191,4 +191,4 @@ func homeUser(path string) string {
 }
 
 // turnID is the form of what lockHome writes.
-var turnID = regexp.MustCompile(`^[a-z]+_[0-9a-z]+$`)
+var turnID = lazyregexp.New(`^[a-z]+_[0-9a-z]+$`)

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -17,12 +16,13 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/tree"
 )
 
-var keyRule = regexp.MustCompile(`^[0-9a-f]{64}$`)
+var keyRule = lazyregexp.New(`^[0-9a-f]{64}$`)
 
 var errLost = errors.New("an image is removed as soon as it is made; is the budget of images large enough?")
 

@@ -7,10 +7,10 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"regexp"
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/stamp"
 )
@@ -121,8 +121,8 @@ func parseInfo(b []byte, id turnstone.SandboxID) (Info, error) {
 }
 
 var (
-	nameForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$`)
-	idForm   = regexp.MustCompile(`^sb_[0-9a-v]{18}$`)
+	nameForm = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$`)
+	idForm   = lazyregexp.New(`^sb_[0-9a-v]{18}$`)
 )
 
 // CheckName says whether a sandbox may be called name: 1 to 63 letters, digits,

@@ -5,16 +5,16 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
 // maxNumber bounds a turn's number in what is imported.
 const maxNumber = 1 << 31
 
-var sessionID = regexp.MustCompile(`^s_[0-9a-v]{18}$`)
+var sessionID = lazyregexp.New(`^s_[0-9a-v]{18}$`)
 
 // Check reports what a Graph that comes from elsewhere cannot be: the error is of
 // kind Invalid. All turns have to be done, parents come before their turns, and

@@ -4,17 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
 	"strconv"
 	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
 // minPrefix is the least of an ID that stands for it, "t_" or "s_" with it.
 const minPrefix = 8
 
-var turnID = regexp.MustCompile(`^t_[0-9a-v]{18}$`)
+var turnID = lazyregexp.New(`^t_[0-9a-v]{18}$`)
 
 func validTurnID(id turnstone.TurnID) bool { return turnID.MatchString(string(id)) }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/BurntSushi/toml"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/spelling"
 )
 
@@ -136,9 +137,9 @@ type machineTOML struct {
 }
 
 var (
-	nameRule    = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
-	packageRule = regexp.MustCompile(`^[a-z0-9][a-z0-9+.-]*[a-z0-9+]$`) // Debian Policy 5.6.1, less what apt reads as "remove"
-	envRule     = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	nameRule    = lazyregexp.New(`^[a-z0-9][a-z0-9._-]{0,62}$`)
+	packageRule = lazyregexp.New(`^[a-z0-9][a-z0-9+.-]*[a-z0-9+]$`) // Debian Policy 5.6.1, less what apt reads as "remove"
+	envRule     = lazyregexp.New(`^[A-Za-z_][A-Za-z0-9_]*$`)
 )
 
 // Bases that are no template. A reference follows ociBase, a suite debianBase.
@@ -200,7 +201,7 @@ func wrong(key, format string, args ...any) error {
 }
 
 // typeRule is how the decoder says that a value is not of a key's type.
-var typeRule = regexp.MustCompile(`\(last key "([^"]+)"\): (?:incompatible types: .* destination has type (\w+)|type mismatch for .*: expected (table))`)
+var typeRule = lazyregexp.New(`\(last key "([^"]+)"\): (?:incompatible types: .* destination has type (\w+)|type mismatch for .*: expected (table))`)
 
 // wrongType says what kind of value a key wants, in words of TOML and not of Go.
 func wrongType(err error) error {

@@ -2,22 +2,22 @@ package template
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/spelling"
 )
 
 var (
 	// pipRule is a requirement by name (PEP 508), without markers and addresses.
-	pipRule = regexp.MustCompile(`^[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?:\[[A-Za-z0-9._-]+(?:,[A-Za-z0-9._-]+)*\])?(?:(?:===?|~=|!=|<=?|>=?)[A-Za-z0-9.*+!_-]+(?:,(?:===?|~=|!=|<=?|>=?)[A-Za-z0-9.*+!_-]+)*)?$`)
+	pipRule = lazyregexp.New(`^[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?:\[[A-Za-z0-9._-]+(?:,[A-Za-z0-9._-]+)*\])?(?:(?:===?|~=|!=|<=?|>=?)[A-Za-z0-9.*+!_-]+(?:,(?:===?|~=|!=|<=?|>=?)[A-Za-z0-9.*+!_-]+)*)?$`)
 	// npmRule is a package of the registry, with a version, a range or a tag.
-	npmRule = regexp.MustCompile(`^(?:@[a-z0-9~][a-z0-9._~-]*/)?[a-z0-9~][a-z0-9._~-]*(?:@[A-Za-z0-9^~<>=][A-Za-z0-9.^~<>=*+_-]*)?$`)
+	npmRule = lazyregexp.New(`^(?:@[a-z0-9~][a-z0-9._~-]*/)?[a-z0-9~][a-z0-9._~-]*(?:@[A-Za-z0-9^~<>=][A-Za-z0-9.^~<>=*+_-]*)?$`)
 	// userRule is what Process.start takes: a name or number, and maybe a group.
-	userRule = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,31})?$`)
+	userRule = lazyregexp.New(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,31})?$`)
 )
 
 // readMore reads what came to the language with layered templates.
@@ -51,7 +51,7 @@ func (s *Spec) readMore(t *specTOML) (err error) {
 }
 
 // requirements checks a list and sorts it.
-func requirements(key, want string, list []string, rule *regexp.Regexp) ([]string, error) {
+func requirements(key, want string, list []string, rule *lazyregexp.Regexp) ([]string, error) {
 	if len(list) > maxPackages {
 		return nil, wrong(key, "%s: more than %d", key, maxPackages)
 	}

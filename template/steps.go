@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/template/debian"
 	"turnstone.dev/turnstone/template/registry"
@@ -201,7 +202,7 @@ func symptoms() []symptom {
 const noNetworkHint = `the spec says network = "off": then not even the package registries can be reached`
 
 // unreached is how programs say that they did not get to a host.
-var unreached = regexp.MustCompile(`(?i)could not resolve|name resolution|unable to resolve|ENOTFOUND|EAI_AGAIN|getaddrinfo|connection refused|network is unreachable`)
+var unreached = lazyregexp.New(`(?i)could not resolve|name resolution|unable to resolve|ENOTFOUND|EAI_AGAIN|getaddrinfo|connection refused|network is unreachable`)
 
 // tailLines is how much of what a step printed is in its error.
 const tailLines = 4

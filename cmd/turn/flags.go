@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"reflect"
-	"regexp"
 	"strings"
 	"time"
 
@@ -11,6 +10,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
 // sandboxFlags are the flags of every command that starts a sandbox.
@@ -67,7 +67,7 @@ func (f *sandboxFlags) env() []string {
 // An envVar is KEY=VALUE.
 type envVar string
 
-var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+var envName = lazyregexp.New(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (e *envVar) UnmarshalText(text []byte) error {

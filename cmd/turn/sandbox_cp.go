@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"path"
-	"regexp"
 	"strings"
 	"syscall"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/sandboxes"
 )
 
@@ -36,7 +36,7 @@ type place struct {
 	path    string // "-": a standard stream
 }
 
-var sandboxPlace = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9_.-]*):(.*)$`)
+var sandboxPlace = lazyregexp.New(`^([A-Za-z0-9][A-Za-z0-9_.-]*):(.*)$`)
 
 func parsePlace(text string) (place, error) {
 	m := sandboxPlace.FindStringSubmatch(text)

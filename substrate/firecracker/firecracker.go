@@ -16,7 +16,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -27,6 +26,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/disk"
 	"turnstone.dev/turnstone/substrate/host"
@@ -356,7 +356,7 @@ func (r release) atLeast(major, minor int) bool {
 	return r.major > major || r.major == major && r.minor >= minor
 }
 
-var releaseText = regexp.MustCompile(`^Firecracker v(\d{1,4})\.(\d{1,4})\.`)
+var releaseText = lazyregexp.New(`^Firecracker v(\d{1,4})\.(\d{1,4})\.`)
 
 // parseRelease reads what `firecracker --version` says first.
 func parseRelease(version string) (release, error) {

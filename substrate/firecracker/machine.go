@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -18,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
 // machine is one running Firecracker.
@@ -70,8 +70,8 @@ func (m *machine) ended(wait error) {
 }
 
 var (
-	panicLine = regexp.MustCompile(`Kernel panic - not syncing: ([^\r\n]{1,200})`)
-	errorLine = regexp.MustCompile(`(?m)^.*\[sb-[^\]]{0,200}:ERROR[^\]]{0,200}\] (.{1,300})|^Error: (.{1,300})`)
+	panicLine = lazyregexp.New(`Kernel panic - not syncing: ([^\r\n]{1,200})`)
+	errorLine = lazyregexp.New(`(?m)^.*\[sb-[^\]]{0,200}:ERROR[^\]]{0,200}\] (.{1,300})|^Error: (.{1,300})`)
 )
 
 // exits are the codes by which Firecracker says why it ended (its FcExitCode).

@@ -9,14 +9,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/stamp"
 )
 
-var cpuLine = regexp.MustCompile(`(?m)^(model name|flags|microcode)\s*:.*$`)
+var cpuLine = lazyregexp.New(`(?m)^(model name|flags|microcode)\s*:.*$`)
 
 // CPU digests what the CPU says of itself in /proc/cpuinfo: sandboxes see its features,
 // and QEMU's translator depends on them. A snapshot fits only where it is the same.

@@ -10,7 +10,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"regexp"
 	"runtime"
 	"strings"
 	"sync"
@@ -21,6 +20,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/descriptors"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/substrate/jail"
 )
 
@@ -167,7 +167,7 @@ func (m *machine) ended(wait error) {
 	close(m.done)
 }
 
-var panicLine = regexp.MustCompile(`Kernel panic - not syncing: ([^\r\n]{1,200})`)
+var panicLine = lazyregexp.New(`Kernel panic - not syncing: ([^\r\n]{1,200})`)
 
 // explain turns an end nobody asked for into an error for the user.
 func (m *machine) explain(wait error) error {

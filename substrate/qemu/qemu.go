@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -21,6 +20,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/disk"
 	"turnstone.dev/turnstone/substrate/host"
@@ -377,7 +377,7 @@ func (s *Substrate) readVersion(ctx context.Context) (string, error) {
 	return p.Version, p.Remember(s.home, cache)
 }
 
-var versionNumber = regexp.MustCompile(`version (\d+)\.(\d+)`)
+var versionNumber = lazyregexp.New(`version (\d+)\.(\d+)`)
 
 // hasCard says whether this QEMU has the network card that a shape asks for:
 // -netdev stream came with QEMU 7.2. A version that cannot be read is tried.

@@ -7,13 +7,13 @@ import (
 	"net/http"
 	"net/url"
 	"path"
-	"regexp"
 	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
-var byHash = regexp.MustCompile(`/by-hash/SHA256/([0-9a-f]{64})$`)
+var byHash = lazyregexp.New(`/by-hash/SHA256/([0-9a-f]{64})$`)
 
 // serveProxy fetches from an archive of packages. What is kept of it is checked by
 // apt too, against the archive's signatures.

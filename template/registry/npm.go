@@ -9,11 +9,11 @@ import (
 	"net/http"
 	"net/url"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
 // An NpmPackage is one that npm was given.
@@ -33,8 +33,8 @@ func (p NpmPackage) Check() error {
 }
 
 var (
-	npmName    = regexp.MustCompile(`^(?:@[A-Za-z0-9~_][A-Za-z0-9._~-]*/)?[A-Za-z0-9~_][A-Za-z0-9._~-]*$`)
-	npmVersion = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z.+-]{0,255}$`)
+	npmName    = lazyregexp.New(`^(?:@[A-Za-z0-9~_][A-Za-z0-9._~-]*/)?[A-Za-z0-9~_][A-Za-z0-9._~-]*$`)
+	npmVersion = lazyregexp.New(`^[0-9A-Za-z][0-9A-Za-z.+-]{0,255}$`)
 )
 
 // integrity reads the digest that a registry says a package has.

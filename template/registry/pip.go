@@ -19,6 +19,7 @@ import (
 	"golang.org/x/net/html"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
 // A PipFile is a file that pip was given.
@@ -37,7 +38,7 @@ func (f PipFile) Check() error {
 	return nil
 }
 
-var pipName = regexp.MustCompile(`^[a-z0-9]+(?:-[a-z0-9]+)*$`)
+var pipName = lazyregexp.New(`^[a-z0-9]+(?:-[a-z0-9]+)*$`)
 
 // plainFile refuses names that would lead elsewhere.
 func plainFile(name string) bool {

@@ -1,0 +1,40 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"testing"
+)
+
+// TestStartIsCheap: no package of the project builds anything large while turn starts:
+// that would cost every command its time. What is allocated is counted, because time
+// says nothing on a busy machine.
+func TestStartIsCheap(t *testing.T) {
+	const most = 32 << 10 // bytes in one package
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	turn := filepath.Join(t.TempDir(), "turn") // under this name it is no test binary: TestMain
+	if err := os.Symlink(self, turn); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(turn, "version")
+	cmd.Env = []string{"GODEBUG=inittrace=1", "TURN_HOME=" + t.TempDir()}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	lines := regexp.MustCompile(`(?m)^init (turnstone\.dev/\S+|main) @.*, (\d+) bytes,`).FindAllSubmatch(out, -1)
+	if len(lines) < 3 {
+		t.Fatalf("no packages in %s", out)
+	}
+	for _, l := range lines {
+		if n, err := strconv.Atoi(string(l[2])); err != nil || n > most {
+			t.Errorf("%s allocates %s bytes at start: make it with sync.OnceValue or lazyregexp", l[1], l[2])
+		}
+	}
+}
