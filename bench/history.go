@@ -74,7 +74,7 @@ func (b *bench) startsOn(ctx context.Context, session string, n int) (start, com
 		}
 		var before, after time.Duration
 		for _, ph := range t.Phases {
-			d := time.Duration(ph.Micros) * time.Microsecond
+			d := time.Duration(ph.Took)
 			switch ph.Name {
 			case "steps":
 			case "collect", "keep":

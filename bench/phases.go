@@ -19,7 +19,7 @@ func newPhases() *phases { return &phases{took: map[string][]time.Duration{}} }
 // process's own.
 func (p *phases) add(turn []executor.Phase, took time.Duration) {
 	for _, ph := range turn {
-		d := time.Duration(ph.Micros) * time.Microsecond
+		d := time.Duration(ph.Took)
 		if p.took[ph.Name] == nil {
 			p.names = append(p.names, ph.Name)
 		}

@@ -16,21 +16,21 @@ import (
 
 // A CommandReport is one run of one command, as --json prints it.
 type CommandReport struct {
-	ID       int         `json:"id"`
-	Parent   int         `json:"parent"` // the run in which it ran; -1: none
-	Kind     syntax.Kind `json:"kind"`
-	Language string      `json:"language"`
-	Text     string      `json:"text"`            // its source; of code that is not in the document, its words
-	Place    *place      `json:"place,omitempty"` // in the document; absent for what eval, source or an alias brought
-	Span     *Range      `json:"span,omitempty"`  // bytes of the step's script
-	Stage    int         `json:"stage,omitempty"` // of a pipeline, from 1
-	Start    int64       `json:"start_us"`        // since the step began
-	Duration int64       `json:"duration_us"`
-	ExitCode *int        `json:"exit_code"` // null: not known
-	Stdin    *InputInfo  `json:"stdin,omitempty"`
-	Stdout   *Range      `json:"stdout,omitempty"` // its part of the step's output; absent: not known
-	Stderr   *Range      `json:"stderr,omitempty"`
-	Flags    []string    `json:"flags,omitempty"`
+	ID       int              `json:"id"`
+	Parent   int              `json:"parent"` // the run in which it ran; -1: none
+	Kind     syntax.Kind      `json:"kind"`
+	Language string           `json:"language"`
+	Text     string           `json:"text"`            // its source; of code that is not in the document, its words
+	Place    *place           `json:"place,omitempty"` // in the document; absent for what eval, source or an alias brought
+	Span     *Range           `json:"span,omitempty"`  // bytes of the step's script
+	Stage    int              `json:"stage,omitempty"` // of a pipeline, from 1
+	Start    turnstone.Millis `json:"start_ms"`        // since the step began
+	Duration turnstone.Millis `json:"duration_ms"`
+	ExitCode *int             `json:"exit_code"` // null: not known
+	Stdin    *InputInfo       `json:"stdin,omitempty"`
+	Stdout   *Range           `json:"stdout,omitempty"` // its part of the step's output; absent: not known
+	Stderr   *Range           `json:"stderr,omitempty"`
+	Flags    []string         `json:"flags,omitempty"`
 }
 
 // A Range is a part of a stream or text, in bytes, without its end.
@@ -106,7 +106,7 @@ func (s *scripts) analyse(step *document.Step, end *wire.StepEnd, records []wire
 func (s *scripts) command(step *document.Step, script *syntax.Script, r *trace.Record) CommandReport {
 	w := r.ToWire(script)
 	rep := CommandReport{ID: r.ID, Parent: r.Parent, Kind: r.Kind, Language: w.Language, Text: r.Words, Stage: int(w.Stage),
-		Start: r.Start.Microseconds(), Duration: r.Duration.Microseconds(), Flags: w.Flags}
+		Start: turnstone.Millis(r.Start), Duration: turnstone.Millis(r.Duration), Flags: w.Flags}
 	if cmd := commandOf(script, r.Command); cmd != nil {
 		at := s.place(step, cmd.Span)
 		rep.Place, rep.Span = &at, &Range{int64(cmd.Span.Start), int64(cmd.Span.End)}

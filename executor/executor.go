@@ -86,9 +86,8 @@ type Turn struct {
 
 // A Phase is one named stretch of a turn's time.
 type Phase struct {
-	Name   string        `json:"name"`
-	Took   time.Duration `json:"-"`
-	Micros int64         `json:"duration_us"`
+	Name string           `json:"name"`
+	Took turnstone.Millis `json:"duration_ms"`
 }
 
 // A StepReport is one step's result as --json prints it. Stdout and Stderr are

@@ -162,8 +162,8 @@ func runningAt(c *commands, when time.Time, host string, address netip.AddrPort)
 		if rep.Kind != syntax.Simple || rep.Text == "" {
 			continue
 		}
-		from := time.Duration(rep.Start) * time.Microsecond
-		off := max(0, from-at, at-from-time.Duration(rep.Duration)*time.Microsecond)
+		from := time.Duration(rep.Start)
+		off := max(0, from-at, at-from-time.Duration(rep.Duration))
 		if off > clockSlack {
 			continue
 		}

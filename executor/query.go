@@ -92,7 +92,7 @@ func (x *Executor) Receipt(ctx context.Context, ref string) ([]byte, error) {
 type FileInfo struct {
 	Path   string           `json:"path"` // absolute
 	Type   string           `json:"type"` // "dir", "file", "symlink", "char", "block", "fifo"
-	Mode   uint32           `json:"mode"` // permission bits, with setuid, setgid and sticky
+	Mode   turnstone.Mode   `json:"mode"` // permission bits, with setuid, setgid and sticky
 	UID    uint32           `json:"uid"`
 	GID    uint32           `json:"gid"`
 	Size   int64            `json:"size"`
@@ -102,7 +102,7 @@ type FileInfo struct {
 }
 
 func fileInfo(name string, e *tree.Entry) FileInfo {
-	return FileInfo{Path: name, Type: typeName(e.Type), Mode: e.Mode, UID: e.UID, GID: e.GID, Size: e.Size,
+	return FileInfo{Path: name, Type: typeName(e.Type), Mode: turnstone.Mode(e.Mode), UID: e.UID, GID: e.GID, Size: e.Size,
 		MTime: time.Unix(e.MTime.Sec, int64(e.MTime.Nsec)).UTC(), Target: e.Target, Digest: e.Content.Digest}
 }
 

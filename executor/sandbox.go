@@ -415,7 +415,7 @@ func (w *stopwatch) lap(name string) {
 	now := time.Now()
 	took := now.Sub(w.last)
 	w.last = now
-	w.phases = append(w.phases, Phase{Name: name, Took: took, Micros: took.Microseconds()})
+	w.phases = append(w.phases, Phase{Name: name, Took: turnstone.Millis(took)})
 }
 
 // isCancel tells an interruption by the caller from other ends.

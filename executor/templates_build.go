@@ -112,7 +112,7 @@ func (w *layerWork) steps(ctx context.Context) error {
 		fmt.Fprintf(w.req.Log, "# %s\n", step.Name)
 		if step.Script == "" {
 			for _, f := range w.req.Files {
-				if err := w.put(ctx, f.Path, f.Mode, f.Content); err != nil {
+				if err := w.put(ctx, f.Path, uint32(f.Mode), f.Content); err != nil {
 					return err
 				}
 			}

@@ -151,18 +151,19 @@ type Result struct {
 	Unused []string
 }
 
-// conflictJSON is a Conflict as --json prints it.
-type conflictJSON struct {
+// ConflictJSON is a Conflict as JSON has it.
+type ConflictJSON struct {
 	Path       string       `json:"path"`
 	Kind       Kind         `json:"kind"`
 	Detail     string       `json:"detail,omitempty"`
-	Base       *versionJSON `json:"base"`
-	Ours       *versionJSON `json:"ours"`
-	Theirs     *versionJSON `json:"theirs"`
+	Base       *VersionJSON `json:"base"`
+	Ours       *VersionJSON `json:"ours"`
+	Theirs     *VersionJSON `json:"theirs"`
 	Resolution Resolution   `json:"resolution,omitempty"`
 }
 
-type versionJSON struct {
+// VersionJSON is one of the versions that conflict.
+type VersionJSON struct {
 	Path   string           `json:"path,omitempty"`
 	Type   string           `json:"type,omitempty"`
 	Mode   string           `json:"mode,omitempty"`
@@ -177,17 +178,17 @@ type versionJSON struct {
 
 // MarshalJSON implements json.Marshaler: each version is given with its digest.
 func (c Conflict) MarshalJSON() ([]byte, error) {
-	return json.Marshal(conflictJSON{
+	return json.Marshal(ConflictJSON{
 		Path: c.Path, Kind: c.Kind, Detail: c.Detail, Resolution: c.Resolution,
 		Base: version(c.Base, c.BasePath), Ours: version(c.Ours, c.OursPath), Theirs: version(c.Theirs, c.TheirsPath),
 	})
 }
 
-func version(e *tree.Entry, path string) *versionJSON {
+func version(e *tree.Entry, path string) *VersionJSON {
 	if e == nil {
 		return nil
 	}
-	return &versionJSON{
+	return &VersionJSON{
 		Path: path, Type: typeName(e.Type), Mode: fmt.Sprintf("%04o", e.Mode), UID: e.UID, GID: e.GID,
 		Size: e.Size, Target: e.Target, Major: e.Major, Minor: e.Minor, Digest: DigestOf(e),
 	}

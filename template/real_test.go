@@ -35,7 +35,7 @@ func realTemplate(t *testing.T, name string) (*Template, fs.FS) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%s: %s, %d packages, built in %s", name, turnstone.Bytes(tmpl.Size).Human(), len(tmpl.Packages), tmpl.BuildTime)
+	t.Logf("%s: %s, %d packages, built in %s", name, turnstone.Bytes(tmpl.Size).Human(), len(tmpl.Packages), time.Duration(tmpl.BuildTime))
 	return tmpl, img
 }
 

@@ -99,9 +99,9 @@ func (m Machine) Shape(shape turnstone.Shape) turnstone.Shape {
 
 // A File is one that a spec puts into the image, owned by root.
 type File struct {
-	Path    string `json:"path"` // absolute, clean
-	Mode    uint32 `json:"mode"` // permission bits
-	Content []byte `json:"content"`
+	Path    string         `json:"path"` // absolute, clean
+	Mode    turnstone.Mode `json:"mode"` // permission bits
+	Content []byte         `json:"content"`
 }
 
 // specTOML is a spec as it is written. Its keys are the whole language: any other
@@ -392,7 +392,7 @@ func readFile(f fileTOML, dir fs.FS) (File, error) {
 		if err != nil || mode > 0o7777 {
 			return out, fmt.Errorf("mode %q: want an octal number in quotes, as \"0755\"", f.Mode)
 		}
-		out.Mode = uint32(mode)
+		out.Mode = turnstone.Mode(mode)
 	}
 	switch {
 	case (f.Content == nil) == (f.Source == nil):

@@ -52,7 +52,7 @@ func (s *Spec) Digest() turnstone.Digest {
 		canonical.Env[k] = v
 	}
 	for _, f := range s.Files {
-		canonical.Files = append(canonical.Files, file{f.Path, f.Mode, turnstone.DigestBytes(f.Content)})
+		canonical.Files = append(canonical.Files, file{f.Path, uint32(f.Mode), turnstone.DigestBytes(f.Content)})
 	}
 	h := sha256.New()
 	enc := json.NewEncoder(h)

@@ -73,7 +73,7 @@ type Template struct {
 	Machine    Machine           `json:"machine,omitzero"`
 	Layers     []Layer           `json:"layers,omitempty"` // over the image, the lowest first
 	Built      time.Time         `json:"built"`
-	BuildTime  time.Duration     `json:"build_ns"`
+	BuildTime  turnstone.Millis  `json:"build_ms"`
 }
 
 // EnvList returns the template's environment as KEY=VALUE, sorted.

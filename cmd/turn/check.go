@@ -14,21 +14,6 @@ type checkCmd struct {
 	JSON  bool     `name:"json" help:"Print the steps as JSON."`
 }
 
-// checked is one document as --json prints it.
-type checked struct {
-	File  string        `json:"file"`
-	Steps []checkedStep `json:"steps"`
-	// Needs is what a run has to be granted with flags, on this host.
-	Needs []executor.Ask `json:"needs"`
-}
-
-type checkedStep struct {
-	Name     string `json:"name"`
-	Line     int    `json:"line"`
-	Language string `json:"language"`
-	Skip     bool   `json:"skip"`
-}
-
 // Run reads every document, so that one run names the faults of all.
 func (c *checkCmd) Run(a *app) error {
 	docs := []checked{}
@@ -50,8 +35,13 @@ func (c *checkCmd) Run(a *app) error {
 			if errors.As(err, &exit) && exit.err != nil {
 				err = exit.err
 			}
-			a.complain(err)
 			bad = true
+			if c.JSON {
+				body := newErrorBody(err)
+				docs = append(docs, checked{File: file, Steps: []checkedStep{}, Needs: []executor.Ask{}, Error: &body})
+				continue
+			}
+			a.complain(err)
 			continue
 		}
 		if len(doc.Steps) == 0 {
@@ -63,11 +53,16 @@ func (c *checkCmd) Run(a *app) error {
 		}
 		docs = append(docs, d)
 	}
+	if c.JSON {
+		if err := a.writeJSON(checkReport{docs}); err != nil {
+			return err
+		}
+	}
 	if bad {
 		return &exitError{exitUsage, nil}
 	}
 	if c.JSON {
-		return writeJSON(a.stdout, docs)
+		return nil
 	}
 	for _, d := range docs {
 		for _, s := range d.Steps {

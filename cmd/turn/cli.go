@@ -68,6 +68,10 @@ type app struct {
 	stdout, stderr *os.File
 	kong           *kong.Kong
 	verbose        int
+	json           bool   // what the command prints is JSON, errors too
+	command        string // the one that runs, as "session ls"
+
+	onJSON func(command string, doc []byte) // is given what is printed; for tests
 }
 
 // An exitError ends turn with a status of its own. Err may be nil when all has been said.
@@ -85,8 +89,8 @@ func (e *exitError) Error() string {
 
 func (e *exitError) Unwrap() error { return e.err }
 
-// realMain is main without the exit.
-func realMain() int {
+// realMain is main without the exit. onJSON, if it is not nil, is given what --json prints.
+func realMain(onJSON func(command string, doc []byte)) int {
 	collectLater()
 	if err := descriptors.CloseOnExec(); err != nil {
 		putln(os.Stderr, "turn: descriptors that turn has inherited: "+err.Error())
@@ -98,7 +102,7 @@ func realMain() int {
 	if os.Getenv("TURN_SUBSTRATE") == "" { // empty is as good as not set
 		_ = os.Unsetenv("TURN_SUBSTRATE")
 	}
-	a := &app{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr}
+	a := &app{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, onJSON: onJSON}
 	return a.main(os.Args[1:])
 }
 
@@ -120,9 +124,10 @@ func (a *app) main(args []string) int {
 		return exitOK
 	}
 	if err != nil {
+		a.json = saysJSON(args)
 		return a.report(usage(err))
 	}
-	a.verbose = c.Verbose
+	a.verbose, a.json, a.command = c.Verbose, wantsJSON(kctx), commandWords(kctx)
 	return a.report(kctx.Run(a))
 }
 
@@ -182,8 +187,13 @@ func (a *app) report(err error) int {
 	return code
 }
 
-// complain prints err as "turn: …" with its hint below.
+// complain prints err as "turn: …" with its hint below, or as one line of JSON.
 func (a *app) complain(err error) {
+	if a.json {
+		a.command = "" // of all commands the same
+		_ = a.writeLine(a.stderr, errorReport{newErrorBody(err)})
+		return
+	}
 	for _, line := range messages(err) {
 		putln(a.stderr, "turn: "+printable(line))
 	}

@@ -10,6 +10,7 @@ import (
 type cpCmd struct {
 	Path statePath `arg:"" help:"TURN:PATH, as research@2:/workspace/out.csv, or a folder." placeholder:"TURN:PATH"`
 	Dest string    `arg:"" help:"Where to: a folder, or a new name."`
+	JSON bool      `name:"json" help:"Print what was left out as JSON."`
 }
 
 // Help is shown below the flags' summary.
@@ -19,20 +20,35 @@ times are kept, owners are not. Devices, pipes, and symlinks that lead out of th
 folder that is copied are left out, and said.`
 }
 
-// maxSkips bounds how many files that were left out are named.
-const maxSkips = 20
+// How many files that were left out are named.
+const (
+	maxSkips     = 20
+	maxSkipsJSON = 10_000
+)
 
 // Run copies the file or folder.
 func (c *cpCmd) Run(a *app) error {
 	return a.withRefs([]*string{&c.Path.ref}, func(ctx context.Context, x *executor.Executor) error {
-		skipped := 0
+		rep := copyReport{Skipped: []skipped{}}
+		most := maxSkips
+		if c.JSON {
+			most = maxSkipsJSON
+		}
 		err := x.CopyOut(ctx, c.Path.ref, c.Path.path, c.Dest, func(name, why string) {
-			if skipped++; skipped <= maxSkips {
+			if len(rep.Skipped) == most {
+				rep.More++
+				return
+			}
+			rep.Skipped = append(rep.Skipped, skipped{name, why})
+			if !c.JSON {
 				putln(a.stderr, "turn: "+printable(fmt.Sprintf("%q: %s", name, why)))
 			}
 		})
-		if skipped > maxSkips {
-			putf(a.stderr, "turn: and %d more\n", skipped-maxSkips)
+		switch {
+		case c.JSON && err == nil:
+			return a.writeJSON(rep)
+		case !c.JSON && rep.More > 0:
+			putf(a.stderr, "turn: and %d more\n", rep.More)
 		}
 		return err
 	})

@@ -48,7 +48,7 @@ func (c *diffCmd) Run(a *app) error {
 
 func (a *app) printDiff(d *executor.StateDiff, asJSON, patch, stat bool) error {
 	if asJSON {
-		return writeJSON(a.stdout, d)
+		return a.writeJSON(d)
 	}
 	out := bufio.NewWriter(a.stdout)
 	for _, f := range d.Files {

@@ -24,7 +24,7 @@ func (c *doctorCmd) Run(a *app) error {
 	found := doctor.Check(ctx, h)
 	switch {
 	case c.JSON:
-		err = writeJSON(a.stdout, found)
+		err = a.writeJSON(doctorReport{doctor.Usable(found), append([]doctor.Finding{}, found...)})
 	case c.Fix:
 		for _, f := range found {
 			if f.Fix != "" && err == nil {

@@ -25,7 +25,7 @@ func (c *forkCmd) Run(a *app) error {
 			return err
 		}
 		if c.JSON {
-			return writeJSON(a.stdout, b)
+			return a.writeJSON(b)
 		}
 		_, err = putf(a.stdout, "%s %s\n", b.Name, b.Head)
 		return err

@@ -56,7 +56,7 @@ func (c *gcCmd) Run(a *app) error {
 			return err
 		}
 		if c.JSON {
-			return writeJSON(a.stdout, rep)
+			return a.writeJSON(rep)
 		}
 		return a.printGC(rep)
 	})
@@ -101,7 +101,7 @@ func (c *fsckCmd) Run(a *app) error {
 			return err
 		}
 		if c.JSON {
-			err = writeJSON(a.stdout, rep)
+			err = a.writeJSON(rep)
 		} else {
 			err = a.printFsck(rep)
 		}
@@ -150,7 +150,7 @@ func (c *duCmd) Run(a *app) error {
 			return err
 		}
 		if c.JSON {
-			return writeJSON(a.stdout, u)
+			return a.writeJSON(u)
 		}
 		human := func(n int64) string { return turnstone.Bytes(n).Human() }
 		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"syscall"
 
-	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/tree"
 	"turnstone.dev/turnstone/tree/hostdir"
 )
@@ -18,15 +17,9 @@ type hashCmd struct {
 	JSON  bool   `name:"json" help:"Print the hash as JSON, with what was counted."`
 }
 
-// hashed is what --json prints.
-type hashed struct {
-	Hash turnstone.Digest `json:"fs_hash"`
-	tree.Counts
-}
-
 // Run prints the FS hash of a folder; docs/fs-hash.md says what it covers.
 func (c *hashCmd) Run(a *app) error {
-	out := hashed{}
+	out := hashReport{}
 	opts := tree.BuildOptions{Counts: &out.Counts}
 	if c.Owner != "" {
 		uid, gid, err := parseOwner(c.Owner)
@@ -50,7 +43,7 @@ func (c *hashCmd) Run(a *app) error {
 		return &exitError{exitAborted, err}
 	}
 	if out.Hash = ref.Hash; c.JSON {
-		return writeJSON(a.stdout, out)
+		return a.writeJSON(out)
 	}
 	_, err = putln(a.stdout, out.Hash)
 	return err

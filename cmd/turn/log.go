@@ -34,7 +34,7 @@ func (c *logCmd) Run(a *app) error {
 			return err
 		}
 		if c.JSON {
-			return writeJSON(a.stdout, log)
+			return a.writeJSON(log)
 		}
 		out := bufio.NewWriter(a.stdout)
 		now := time.Now()

@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -46,7 +45,7 @@ func (c *lsCmd) Run(a *app) error {
 		err := x.ListFiles(ctx, c.Path.ref, c.Path.path, c.Recursive, func(f executor.FileInfo) error {
 			switch {
 			case c.JSON:
-				return writeLine(out, f)
+				return a.writeLine(out, f)
 			case c.Names:
 				_, err := putln(out, named(f.Path))
 				return err
@@ -84,7 +83,7 @@ func modeOf(f executor.FileInfo) string {
 		at   int
 		sign byte
 	}{{0o4000, 3, 's'}, {0o2000, 6, 's'}, {0o1000, 9, 't'}} {
-		if f.Mode&special.bit == 0 {
+		if uint32(f.Mode)&special.bit == 0 {
 			continue
 		}
 		if mode[special.at] == '-' {
@@ -127,11 +126,4 @@ func (c cleanWriter) Write(p []byte) (int, error) {
 		return 0, err
 	}
 	return len(p), nil
-}
-
-// writeLine prints v as one line of JSON.
-func writeLine(w io.Writer, v any) error {
-	enc := json.NewEncoder(jsonWriter{w})
-	enc.SetEscapeHTML(false)
-	return enc.Encode(v)
 }

@@ -5,4 +5,4 @@ package main
 
 import "os"
 
-func main() { os.Exit(realMain()) }
+func main() { os.Exit(realMain(nil)) }

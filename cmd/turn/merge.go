@@ -117,7 +117,7 @@ func (c *mergeCmd) Run(a *app) error {
 	}
 	switch {
 	case c.JSON:
-		err = writeJSON(a.stdout, rep)
+		err = a.writeJSON(rep)
 	case c.Receipt && rep.Receipt != "":
 		_, err = io.WriteString(a.stdout, a.clean(rep.Receipt))
 	default:

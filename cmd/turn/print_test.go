@@ -122,7 +122,7 @@ func TestPutf(t *testing.T) {
 func TestJSONShowsItself(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		in := map[string]string{"a": strings.ToValidUTF8(rapid.OneOf(rapid.String(), rapid.Just(hostile)).Draw(t, "text"), "")}
-		for _, write := range []func(io.Writer, any) error{writeJSON, writeLine} {
+		for _, write := range []func(io.Writer, any) error{(&app{}).writeLine, func(w io.Writer, v any) error { return (&app{}).encode(w, v, "  ") }} {
 			var b bytes.Buffer
 			if err := write(&b, in); err != nil {
 				t.Fatal(err)

@@ -64,7 +64,7 @@ func (c *replayCmd) Run(a *app) error {
 	case err != nil:
 		return &exitError{exitAborted, err}
 	case c.JSON:
-		err = writeJSON(a.stdout, rep)
+		err = a.writeJSON(rep)
 	case c.Receipt:
 		_, err = io.WriteString(a.stdout, a.clean(rep.Turn.Receipt))
 	default:

@@ -15,6 +15,7 @@ type resumeCmd struct {
 	Name  string         `help:"Name of the sandbox." placeholder:"NAME"`
 	TTL   *time.Duration `name:"ttl" help:"Stop it after this time, as 10m or 8h; 0: never (default: 1h)." placeholder:"TIME"`
 	Quiet bool           `short:"q" help:"Show no progress."`
+	JSON  bool           `name:"json" help:"Print the sandbox as JSON."`
 }
 
 // Help is shown below the flags' summary.
@@ -42,6 +43,9 @@ func (c *resumeCmd) Run(a *app) error {
 		}
 		if !c.Quiet {
 			putf(a.stderr, "sandbox %s: %s, %s\n", info.Title(), info.State, info.Isolation)
+		}
+		if c.JSON {
+			return a.writeJSON(info)
 		}
 		_, err = putln(a.stdout, info.ID)
 		return err

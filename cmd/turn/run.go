@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -207,7 +206,7 @@ func (c *runCmd) deliver(a *app, turn *executor.Turn, out *output) error {
 		}
 	}
 	if c.JSON {
-		return writeJSON(a.stdout, turn)
+		return a.writeJSON(turn)
 	}
 	if out == nil {
 		receipt := []byte(turn.Receipt)
@@ -251,7 +250,7 @@ func (c *runCmd) summary(a *app, turn *executor.Turn) {
 		elapsed(time.Duration(turn.Millis)*time.Millisecond), where)
 	if a.verbose > 0 {
 		for _, ph := range turn.Phases {
-			putf(a.stderr, "  %-12s %s\n", ph.Name, time.Duration(ph.Micros)*time.Microsecond)
+			putf(a.stderr, "  %-12s %s\n", ph.Name, time.Duration(ph.Took))
 		}
 	}
 }
@@ -308,12 +307,4 @@ func unreadable(name string, err error) error {
 		err = path.Err
 	}
 	return &exitError{exitUsage, &turnstone.Error{Op: "read", Kind: turnstone.Invalid, Subject: name, Err: err}}
-}
-
-// writeJSON prints v as one JSON document.
-func writeJSON(w io.Writer, v any) error {
-	enc := json.NewEncoder(jsonWriter{w})
-	enc.SetIndent("", "  ")
-	enc.SetEscapeHTML(false)
-	return enc.Encode(v)
 }

@@ -66,7 +66,7 @@ func (c *sandboxLsCmd) Run(a *app) error {
 			return err
 		}
 		if c.JSON {
-			return writeJSON(a.stdout, all)
+			return a.writeJSON(sandboxesReport{append([]sandboxes.Info{}, all...)})
 		}
 		if c.Quiet {
 			for _, i := range all {

@@ -84,7 +84,7 @@ func (c *sandboxPsCmd) Run(a *app) error {
 			return err
 		}
 		if c.JSON {
-			return writeJSON(a.stdout, all)
+			return a.writeJSON(newProcessesReport(all))
 		}
 		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
 		putf(w, "PROCESS\tPID\tSTATE\tAGE\tOUTPUT\tCOMMAND\n")

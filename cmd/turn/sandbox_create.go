@@ -28,6 +28,7 @@ type sandboxCreateCmd struct {
 	networkFlags
 	Substrate string `help:"What runs the sandbox: ${enum}." enum:"auto,firecracker,qemu,gvisor" default:"auto" env:"TURN_SUBSTRATE"`
 	Quiet     bool   `short:"q" help:"Show no progress."`
+	JSON      bool   `name:"json" help:"Print the sandbox as JSON."`
 }
 
 // Help is shown below the flags' summary.
@@ -95,6 +96,9 @@ func (c *sandboxCreateCmd) Run(a *app) error {
 	}
 	if !c.Quiet {
 		putf(a.stderr, "sandbox %s: %s in %s, %s\n", i.Title(), i.State, elapsed(time.Since(began)), i.Isolation)
+	}
+	if c.JSON {
+		return a.writeJSON(i)
 	}
 	_, err = putln(a.stdout, i.ID)
 	return err

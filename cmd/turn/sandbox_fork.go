@@ -55,7 +55,7 @@ func (c *sandboxForkCmd) Run(a *app) error {
 		var failed error
 		all, err := s.Fork(ctx, i.ID, c.fork(), func(clone sandboxes.Info) {
 			if c.JSON {
-				failed = errors.Join(failed, writeLine(a.stdout, clone))
+				failed = errors.Join(failed, a.writeLine(a.stdout, clone))
 				return
 			}
 			_, err := putln(a.stdout, clone.ID)

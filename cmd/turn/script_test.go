@@ -23,7 +23,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"turn": func() { os.Exit(realMain()) }})
+	testscript.Main(m, map[string]func(){"turn": func() { os.Exit(realMain(checkSchema)) }})
 }
 
 // TestScript runs the scripts that start no machine. Each has an empty TURN_HOME

@@ -40,7 +40,7 @@ func (c *sessionLsCmd) Run(a *app) error {
 			return err
 		}
 		if c.JSON {
-			return writeJSON(a.stdout, all)
+			return a.writeJSON(sessionsReport{all})
 		}
 		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
 		if !c.Names {
@@ -80,7 +80,7 @@ func (c *sessionShowCmd) Run(a *app) error {
 			return err
 		}
 		if c.JSON {
-			return writeJSON(a.stdout, g)
+			return a.writeJSON(g)
 		}
 		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
 		putf(w, "session\t%s\nid\t%s\ncreated\t%s\nturns\t%d\n", g.Session.Label(), g.Session.ID, g.Session.Created.Format(time.RFC3339), len(g.Turns))
@@ -107,6 +107,7 @@ func at(g *session.Graph, id turnstone.TurnID) string {
 type sessionRmCmd struct {
 	Sessions []string `arg:"" name:"session" help:"Names or IDs; with --branch, one."`
 	Branch   string   `short:"b" help:"Remove this branch only. Its turns stay until turn gc." placeholder:"NAME"`
+	JSON     bool     `name:"json" help:"Print what was removed as JSON."`
 }
 
 // Validate is called by kong.
@@ -131,32 +132,51 @@ func (c *sessionRmCmd) Run(a *app) error {
 				return err
 			}
 		}
-		if c.Branch != "" {
-			return x.RemoveBranch(ctx, c.Sessions[0], c.Branch)
+		rep := removedReport{Removed: []string{}}
+		err := c.remove(ctx, x, &rep)
+		if c.JSON {
+			err = errors.Join(a.writeJSON(rep), err)
 		}
-		for _, s := range c.Sessions {
-			if _, err := x.Session(ctx, s); err != nil {
-				return err
-			}
-		}
-		for _, s := range c.Sessions {
-			if _, err := x.RemoveSession(ctx, s); err != nil {
-				return err
-			}
-		}
-		return nil
+		return err
 	})
+}
+
+// remove notes in rep what it has removed.
+func (c *sessionRmCmd) remove(ctx context.Context, x *executor.Executor, rep *removedReport) error {
+	if c.Branch != "" {
+		err := x.RemoveBranch(ctx, c.Sessions[0], c.Branch)
+		if err == nil {
+			rep.Removed = append(rep.Removed, c.Sessions[0]+"@"+c.Branch)
+		}
+		return err
+	}
+	for _, s := range c.Sessions {
+		if _, err := x.Session(ctx, s); err != nil {
+			return err
+		}
+	}
+	for _, s := range c.Sessions {
+		if _, err := x.RemoveSession(ctx, s); err != nil {
+			return err
+		}
+		rep.Removed = append(rep.Removed, s)
+	}
+	return nil
 }
 
 type sessionRenameCmd struct {
 	Session string `arg:"" help:"Name or ID."`
 	Name    string `arg:"" help:"The new name."`
+	JSON    bool   `name:"json" help:"Print the session as JSON."`
 }
 
 // Run renames the session.
 func (c *sessionRenameCmd) Run(a *app) error {
 	return a.withRefs([]*string{&c.Session}, func(ctx context.Context, x *executor.Executor) error {
-		_, err := x.Rename(ctx, c.Session, c.Name)
+		s, err := x.Rename(ctx, c.Session, c.Name)
+		if err == nil && c.JSON {
+			return a.writeJSON(s)
+		}
 		return err
 	})
 }
@@ -164,12 +184,16 @@ func (c *sessionRenameCmd) Run(a *app) error {
 type sessionTagCmd struct {
 	Ref  string `arg:"" help:"Turn: SESSION@N, SESSION@BRANCH, a turn's ID."`
 	Name string `arg:"" help:"The tag."`
+	JSON bool   `name:"json" help:"Print the tag as JSON."`
 }
 
 // Run tags the turn.
 func (c *sessionTagCmd) Run(a *app) error {
 	return a.withRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
-		_, err := x.Tag(ctx, c.Ref, c.Name)
+		tag, err := x.Tag(ctx, c.Ref, c.Name)
+		if err == nil && c.JSON {
+			return a.writeJSON(tag)
+		}
 		return err
 	})
 }
@@ -177,12 +201,17 @@ func (c *sessionTagCmd) Run(a *app) error {
 type sessionUntagCmd struct {
 	Session string `arg:"" help:"Name or ID."`
 	Name    string `arg:"" help:"The tag."`
+	JSON    bool   `name:"json" help:"Print what was removed as JSON."`
 }
 
 // Run removes the tag.
 func (c *sessionUntagCmd) Run(a *app) error {
 	return a.withRefs([]*string{&c.Session}, func(ctx context.Context, x *executor.Executor) error {
-		return x.Untag(ctx, c.Session, c.Name)
+		err := x.Untag(ctx, c.Session, c.Name)
+		if err == nil && c.JSON {
+			return a.writeJSON(removedReport{[]string{c.Name}})
+		}
+		return err
 	})
 }
 
@@ -213,7 +242,7 @@ func (c *sessionExportCmd) Run(a *app) error {
 			return err
 		}
 		if c.JSON {
-			return writeJSON(a.stdout, rep)
+			return a.writeJSON(rep)
 		}
 		_, err = putf(a.stdout, "%s: %d turns, %d objects, %s before compression\n", printable(path), rep.Turns, rep.Objects, turnstone.Bytes(rep.Bytes).Human())
 		return err
@@ -276,7 +305,7 @@ func (c *sessionImportCmd) Run(a *app) error {
 			return err
 		}
 		if c.JSON {
-			return writeJSON(a.stdout, rep)
+			return a.writeJSON(rep)
 		}
 		if !rep.Fresh {
 			_, err = putf(a.stdout, "%s was here already\n", rep.Session.Label())

@@ -52,6 +52,7 @@ func (c *showCmd) Run(a *app) error {
 			if err != nil {
 				return err
 			}
+			a.command = "diff" // what is printed is what that prints
 			return a.printDiff(d, c.JSON, false, false)
 		}
 		info, err := x.Show(ctx, c.Ref)
@@ -59,7 +60,7 @@ func (c *showCmd) Run(a *app) error {
 			return err
 		}
 		if c.JSON {
-			return writeJSON(a.stdout, info)
+			return a.writeJSON(newTurnReport(info))
 		}
 		return a.printTurn(info)
 	})

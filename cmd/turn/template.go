@@ -53,7 +53,7 @@ func (c *templateLsCmd) Run(a *app) error {
 			return err
 		}
 		if c.JSON {
-			return writeJSON(a.stdout, entries)
+			return a.writeJSON(templatesReport{append([]template.Entry{}, entries...)})
 		}
 		if c.Names {
 			for _, e := range entries {
@@ -98,7 +98,7 @@ func (c *templateBuildCmd) Run(a *app) error {
 			return err
 		}
 		if c.JSON {
-			return writeJSON(a.stdout, t)
+			return a.writeJSON(t)
 		}
 		_, err = putf(a.stdout, "%s %s\n", t.Name, t.Digest)
 		return err
@@ -118,7 +118,7 @@ func (c *templateShowCmd) Run(a *app) error {
 			return err
 		}
 		if c.JSON {
-			return writeJSON(a.stdout, d)
+			return a.writeJSON(d)
 		}
 		return printDetails(a, d)
 	})
@@ -168,7 +168,7 @@ func printDetails(a *app, d *template.Details) error {
 			line("env", kv)
 		}
 		line("root", d.Template.Root)
-		line("built", d.Built.Format(time.RFC3339)+" in "+elapsed(d.Template.BuildTime))
+		line("built", d.Built.Format(time.RFC3339)+" in "+elapsed(time.Duration(d.Template.BuildTime)))
 	}
 	line("log", d.Log)
 	return w.Flush()
@@ -193,7 +193,7 @@ func (c *templateRmCmd) Run(a *app) error {
 			removed = append(removed, name)
 		}
 		if c.JSON {
-			err = errors.Join(writeJSON(a.stdout, map[string][]string{"removed": removed}), err)
+			err = errors.Join(a.writeJSON(removedReport{removed}), err)
 		}
 		return err
 	})

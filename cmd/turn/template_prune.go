@@ -22,7 +22,7 @@ func (c *templatePruneCmd) Run(a *app) error {
 			return err
 		}
 		if c.JSON {
-			return writeJSON(a.stdout, rep)
+			return a.writeJSON(rep)
 		}
 		word := "removed"
 		if c.DryRun {

@@ -35,7 +35,7 @@ func (c *templatePullCmd) Run(a *app) error {
 			return err
 		}
 		if c.JSON {
-			return writeJSON(a.stdout, t)
+			return a.writeJSON(t)
 		}
 		_, err = putf(a.stdout, "%s %s\n", t.Name, t.Digest)
 		return err

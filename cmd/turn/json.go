@@ -1,0 +1,243 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/doctor"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/sandboxes"
+	"turnstone.dev/turnstone/template"
+	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/wire"
+)
+
+// What --json prints is a type of the library, or one of these. docs/json.md has the rules;
+// docs/schemas has a schema of each, which a test makes from the types.
+
+// A versionReport is what turn version prints.
+type versionReport struct {
+	Version string `json:"version"`
+	Go      string `json:"go"`
+	OS      string `json:"os"`
+	Arch    string `json:"arch"`
+}
+
+// A checkReport is what turn check prints: all documents, also those with faults.
+type checkReport struct {
+	Documents []checked `json:"documents"`
+}
+
+// checked is one document.
+type checked struct {
+	File  string         `json:"file"`
+	Steps []checkedStep  `json:"steps"`           // empty when there are faults
+	Needs []executor.Ask `json:"needs"`           // what a run has to be granted with flags, on this host
+	Error *errorBody     `json:"error,omitempty"` // what is wrong with it
+}
+
+type checkedStep struct {
+	Name     string `json:"name"`
+	Line     int    `json:"line"`
+	Language string `json:"language"`
+	Skip     bool   `json:"skip"`
+}
+
+// A turnReport is what turn show prints.
+type turnReport struct {
+	*executor.TurnInfo
+	Record *recordReport `json:"record"` // null while it runs, and when it was interrupted
+}
+
+// A recordReport is a record with its timeout in milliseconds; as it is kept it has
+// nanoseconds.
+type recordReport struct {
+	*executor.Record
+	Timeout *struct{}        `json:"timeout,omitempty"` // hides the record's
+	Limit   turnstone.Millis `json:"timeout_ms,omitzero"`
+}
+
+func newTurnReport(i *executor.TurnInfo) turnReport {
+	r := turnReport{TurnInfo: i}
+	if i.Record != nil {
+		r.Record = &recordReport{Record: i.Record, Limit: turnstone.Millis(i.Record.Timeout)}
+	}
+	return r
+}
+
+// A copyReport is what turn cp prints.
+type copyReport struct {
+	Skipped []skipped `json:"skipped"` // what was left out
+	More    int       `json:"skipped_more,omitempty"`
+}
+
+type skipped struct {
+	Path   string `json:"path"`
+	Reason string `json:"reason"`
+}
+
+// A sessionsReport is what turn session ls prints.
+type sessionsReport struct {
+	Sessions []executor.SessionInfo `json:"sessions"` // the one that was used last first
+}
+
+// A removedReport says what was removed, up to the first that could not be.
+type removedReport struct {
+	Removed []string `json:"removed"`
+}
+
+// A sandboxesReport is what turn sandbox ls prints.
+type sandboxesReport struct {
+	Sandboxes []sandboxes.Info `json:"sandboxes"`
+}
+
+// A processesReport is what turn sandbox ps prints.
+type processesReport struct {
+	Processes []processReport `json:"processes"`
+}
+
+// A processReport is one process, as the sandbox tells of it.
+type processReport struct {
+	Process     string      `json:"process"` // its name
+	Argv        []string    `json:"argv"`
+	Cwd         string      `json:"cwd"`
+	PID         int64       `json:"pid"` // in the sandbox
+	Started     time.Time   `json:"started"`
+	Terminal    bool        `json:"terminal"`
+	Attached    int64       `json:"attached"`     // connections
+	StdoutFirst int64       `json:"stdout_first"` // offset of the oldest byte that is kept
+	StdoutEnd   int64       `json:"stdout_end"`   // bytes so far
+	StderrFirst int64       `json:"stderr_first"`
+	StderrEnd   int64       `json:"stderr_end"`
+	Exit        *exitReport `json:"exit"` // null: it runs
+}
+
+// An exitReport is how a process ended.
+type exitReport struct {
+	Code      int64            `json:"exit_code"` // 128 plus the signal's number when a signal ended it
+	Signal    string           `json:"signal,omitempty"`
+	OOMKilled bool             `json:"oom_killed"`
+	DiskFull  bool             `json:"disk_full"`
+	Killed    bool             `json:"killed"` // on request, or because its connection ended
+	Duration  turnstone.Millis `json:"duration_ms"`
+}
+
+func newProcessesReport(all []wire.ProcessProcessInfo) processesReport {
+	r := processesReport{Processes: []processReport{}}
+	for _, p := range all {
+		started, _ := time.Parse(time.RFC3339Nano, p.Started) // the sandbox's word: zero when it is no time
+		out := processReport{Process: p.ProcessID, Argv: slices.Concat([]string{}, p.Argv), Cwd: p.Cwd, PID: p.PID, Started: started, Terminal: p.Terminal,
+			Attached: p.Attached, StdoutFirst: p.StdoutFirst, StdoutEnd: p.StdoutEnd, StderrFirst: p.StderrFirst, StderrEnd: p.StderrEnd}
+		if e := p.Exit; e != nil {
+			out.Exit = &exitReport{Code: e.ExitCode, Signal: e.Signal, OOMKilled: e.OOMKilled, DiskFull: e.DiskFull, Killed: e.Killed,
+				Duration: turnstone.Millis(e.Duration)}
+		}
+		r.Processes = append(r.Processes, out)
+	}
+	return r
+}
+
+// A templatesReport is what turn template ls prints.
+type templatesReport struct {
+	Templates []template.Entry `json:"templates"`
+}
+
+// A hashReport is what turn hash prints.
+type hashReport struct {
+	Hash turnstone.Digest `json:"fs_hash"`
+	tree.Counts
+}
+
+// A doctorReport is what turn doctor prints.
+type doctorReport struct {
+	Usable   bool             `json:"usable"` // turns can run here
+	Findings []doctor.Finding `json:"findings"`
+}
+
+// An errorReport is the last line on standard error when a command with --json fails.
+type errorReport struct {
+	Error errorBody `json:"error"`
+}
+
+// An errorBody is an error. Op and Kind are for programs, the rest for people.
+type errorBody struct {
+	Op      string         `json:"op"`      // what was being done, as "session.resolve"
+	Kind    turnstone.Kind `json:"kind"`    // what kind of error it is
+	Subject string         `json:"subject"` // what it was done to; may be empty
+	Message string         `json:"message"`
+	Hint    string         `json:"hint"`             // what to do; may be empty
+	Faults  []faultReport  `json:"faults,omitempty"` // of a document, each with its place
+}
+
+// A faultReport is one fault of a document.
+type faultReport struct {
+	File    string `json:"file"`
+	Line    int    `json:"line"`   // from 1
+	Column  int    `json:"column"` // from 1, in bytes
+	Message string `json:"message"`
+	Hint    string `json:"hint,omitempty"`
+}
+
+func newErrorBody(err error) errorBody {
+	b := errorBody{Kind: turnstone.KindOf(err), Message: strings.TrimRight(err.Error(), "\n"), Hint: turnstone.HintOf(err)}
+	var typed *turnstone.Error
+	if errors.As(err, &typed) {
+		b.Op, b.Subject = typed.Op, typed.Subject
+	}
+	var several document.SyntaxErrors
+	if errors.As(err, &several) {
+		for _, f := range several {
+			b.Faults = append(b.Faults, faultReport{f.File, f.Line, f.Column, f.Msg, f.Hint})
+		}
+	}
+	return b
+}
+
+// writeJSON prints v as one JSON document on standard output.
+func (a *app) writeJSON(v any) error { return a.encode(a.stdout, v, "  ") }
+
+// writeLine prints v as one line of JSON.
+func (a *app) writeLine(w io.Writer, v any) error { return a.encode(w, v, "") }
+
+func (a *app) encode(w io.Writer, v any, indent string) error {
+	var b bytes.Buffer
+	enc := json.NewEncoder(jsonWriter{&b})
+	enc.SetIndent("", indent)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return err
+	}
+	if a.onJSON != nil {
+		a.onJSON(a.command, b.Bytes())
+	}
+	_, err := w.Write(b.Bytes())
+	return err
+}
+
+// wantsJSON reports whether the command that was chosen was given --json.
+func wantsJSON(ctx *kong.Context) bool {
+	for _, f := range ctx.Flags() {
+		if f.Name == "json" {
+			on, _ := ctx.FlagValue(f).(bool)
+			return on
+		}
+	}
+	return false
+}
+
+// saysJSON is wantsJSON for arguments that no command was found in.
+func saysJSON(args []string) bool {
+	if end := slices.Index(args, "--"); end >= 0 {
+		args = args[:end]
+	}
+	return slices.Contains(args, "--json")
+}

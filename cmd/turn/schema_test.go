@@ -1,0 +1,368 @@
+package main
+
+import (
+	"bytes"
+	"encoding"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alecthomas/kong"
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/doctor"
+	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/merge"
+	"turnstone.dev/turnstone/sandboxes"
+	"turnstone.dev/turnstone/session"
+	"turnstone.dev/turnstone/template"
+)
+
+var update = flag.Bool("update", false, "write docs/schemas")
+
+// printed are the types that commands print with --json. "ls" and "sandbox fork" print one
+// on each line.
+var printed = map[string]reflect.Type{
+	"run": reflect.TypeFor[executor.Turn](), "check": reflect.TypeFor[checkReport](), "replay": reflect.TypeFor[executor.Replay](),
+	"log": reflect.TypeFor[session.Graph](), "show": reflect.TypeFor[turnReport](), "diff": reflect.TypeFor[executor.StateDiff](),
+	"fork": reflect.TypeFor[session.Branch](), "merge": reflect.TypeFor[executor.MergeReport](), "ls": reflect.TypeFor[executor.FileInfo](),
+	"cp": reflect.TypeFor[copyReport](), "resume": reflect.TypeFor[sandboxes.Info](),
+	"session ls": reflect.TypeFor[sessionsReport](), "session show": reflect.TypeFor[session.Graph](), "session rm": reflect.TypeFor[removedReport](),
+	"session rename": reflect.TypeFor[session.Session](), "session tag": reflect.TypeFor[session.Tag](), "session untag": reflect.TypeFor[removedReport](),
+	"session export": reflect.TypeFor[executor.ExportReport](), "session import": reflect.TypeFor[executor.ImportReport](),
+	"gc": reflect.TypeFor[executor.GCReport](), "fsck": reflect.TypeFor[executor.FsckReport](), "du": reflect.TypeFor[executor.Usage](),
+	"sandbox create": reflect.TypeFor[sandboxes.Info](), "sandbox ls": reflect.TypeFor[sandboxesReport](), "sandbox ps": reflect.TypeFor[processesReport](),
+	"sandbox fork": reflect.TypeFor[sandboxes.Info](),
+	"template ls":  reflect.TypeFor[templatesReport](), "template build": reflect.TypeFor[template.Template](), "template pull": reflect.TypeFor[template.Template](),
+	"template show": reflect.TypeFor[template.Details](), "template prune": reflect.TypeFor[executor.TemplatePruned](), "template rm": reflect.TypeFor[removedReport](),
+	"hash": reflect.TypeFor[hashReport](), "doctor": reflect.TypeFor[doctorReport](), "version": reflect.TypeFor[versionReport](),
+	"": reflect.TypeFor[errorReport](),
+}
+
+// words are the types whose values are among a few words.
+var words = map[reflect.Type][]string{
+	reflect.TypeFor[turnstone.Kind]():        wordsOf(turnstone.Invalid, turnstone.NotFound, turnstone.Unavailable, turnstone.Exhausted, turnstone.Canceled, turnstone.Timeout, turnstone.Integrity, turnstone.Dead, turnstone.Internal),
+	reflect.TypeFor[turnstone.Result]():      wordsOf(turnstone.Passed, turnstone.Failed, turnstone.TimedOut, turnstone.Errored),
+	reflect.TypeFor[turnstone.Status]():      wordsOf(turnstone.StepPassed, turnstone.StepFailed, turnstone.StepTimeout, turnstone.StepSkipped, turnstone.StepError),
+	reflect.TypeFor[session.Status]():        wordsOf(session.Running, session.Done),
+	reflect.TypeFor[doctor.Status]():         wordsOf(doctor.OK, doctor.Warn, doctor.Fail),
+	reflect.TypeFor[sandboxes.State]():       wordsOf(sandboxes.Creating, sandboxes.Ready, sandboxes.Running, sandboxes.Stopped, sandboxes.Failed),
+	reflect.TypeFor[executor.MergeOutcome](): wordsOf(executor.MergeDone, executor.MergeFastForward, executor.MergeUpToDate, executor.MergeConflicts),
+	reflect.TypeFor[executor.ChangeStatus](): wordsOf(executor.Added, executor.Modified, executor.Deleted, executor.Retyped, executor.Renamed),
+}
+
+func wordsOf[T ~string](all ...T) (list []string) {
+	for _, w := range all {
+		list = append(list, string(w))
+	}
+	return list
+}
+
+// forms are the types that JSON has otherwise than their fields say.
+var forms = map[reflect.Type]any{
+	reflect.TypeFor[time.Time]():           map[string]any{"type": "string", "format": "date-time"},
+	reflect.TypeFor[turnstone.Millis]():    map[string]any{"type": "number", "minimum": 0},
+	reflect.TypeFor[turnstone.Mode]():      map[string]any{"type": "string", "pattern": "^[0-7]{4}$"},
+	reflect.TypeFor[turnstone.Digest]():    map[string]any{"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
+	reflect.TypeFor[turnstone.TurnID]():    map[string]any{"type": "string", "pattern": "^(t_[0-9a-v]{18})?$"},
+	reflect.TypeFor[turnstone.SessionID](): map[string]any{"type": "string", "pattern": "^s_[0-9a-v]{18}$"},
+	reflect.TypeFor[turnstone.SandboxID](): map[string]any{"type": "string", "pattern": "^sb_[0-9a-v]{18}$"},
+}
+
+// A schemaMaker makes a JSON Schema (2020-12) of Go types as encoding/json prints them.
+type schemaMaker struct {
+	defs map[string]any
+	errs []error
+}
+
+// schemaOf returns the schema of what a command prints.
+func schemaOf(command string) (map[string]any, error) {
+	m := &schemaMaker{defs: map[string]any{}}
+	root := m.object(printed[command])
+	root["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+	root["title"] = strings.TrimSpace("turn " + command + " --json")
+	if command == "" {
+		root["title"] = "the last line on standard error of a command with --json that fails"
+	}
+	if len(m.defs) > 0 {
+		root["$defs"] = m.defs
+	}
+	return root, errors.Join(m.errs...)
+}
+
+func (m *schemaMaker) of(t reflect.Type) any {
+	if form, ok := forms[t]; ok {
+		return form
+	}
+	if list, ok := words[t]; ok {
+		return map[string]any{"type": "string", "enum": list}
+	}
+	if t == reflect.TypeFor[merge.Conflict]() {
+		t = reflect.TypeFor[merge.ConflictJSON]()
+	}
+	if t.Implements(reflect.TypeFor[encoding.TextMarshaler]()) {
+		return map[string]any{"type": "string"}
+	}
+	if t.Implements(reflect.TypeFor[json.Marshaler]()) {
+		m.errs = append(m.errs, fmt.Errorf("%s has a MarshalJSON: add it to forms", t))
+	}
+	switch t.Kind() {
+	case reflect.String:
+		return map[string]any{"type": "string"}
+	case reflect.Bool:
+		return map[string]any{"type": "boolean"}
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64, reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		if t == reflect.TypeFor[time.Duration]() {
+			m.errs = append(m.errs, errors.New("a time.Duration is printed: use turnstone.Millis"))
+		}
+		return map[string]any{"type": "integer"}
+	case reflect.Float32, reflect.Float64:
+		return map[string]any{"type": "number"}
+	case reflect.Pointer:
+		return m.of(t.Elem())
+	case reflect.Slice:
+		if t.Elem().Kind() == reflect.Uint8 {
+			return map[string]any{"type": "string", "contentEncoding": "base64"}
+		}
+		return map[string]any{"type": "array", "items": m.of(t.Elem())}
+	case reflect.Array:
+		return map[string]any{"type": "array", "items": m.of(t.Elem()), "minItems": t.Len(), "maxItems": t.Len()}
+	case reflect.Map:
+		return map[string]any{"type": "object", "additionalProperties": m.of(t.Elem())}
+	case reflect.Struct:
+		name := t.String()[strings.LastIndexByte(t.String(), '.')+1:]
+		name = strings.ToLower(filepath.Base(t.PkgPath())) + "." + strings.ToUpper(name[:1]) + name[1:]
+		if _, ok := m.defs[name]; !ok {
+			m.defs[name] = nil // it may have itself in it
+			m.defs[name] = m.object(t)
+		}
+		return map[string]any{"$ref": "#/$defs/" + name}
+	}
+	m.errs = append(m.errs, fmt.Errorf("%s has no schema", t))
+	return nil
+}
+
+// snake is the form of the names of fields.
+var snake = regexp.MustCompile(`^[a-z][a-z0-9]*(_[a-z0-9]+)*$`)
+
+func (m *schemaMaker) object(t reflect.Type) map[string]any {
+	properties, required := map[string]any{}, []string{}
+	for _, f := range reflect.VisibleFields(t) {
+		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if f.Anonymous && name == "" || !f.IsExported() || name == "-" || hidden(t, f, name) {
+			continue
+		}
+		if !snake.MatchString(name) {
+			m.errs = append(m.errs, fmt.Errorf("%s.%s is called %q", t, f.Name, name))
+		}
+		optional := strings.Contains(options, "omitempty") || strings.Contains(options, "omitzero")
+		if optional && f.Type == reflect.TypeFor[*struct{}]() {
+			continue // it only hides another field, and is never there
+		}
+		schema := m.of(f.Type)
+		if !optional {
+			required = append(required, name)
+			if f.Type.Kind() == reflect.Pointer {
+				schema = map[string]any{"anyOf": []any{schema, map[string]any{"type": "null"}}}
+			}
+		}
+		properties[name] = schema
+	}
+	slices.Sort(required)
+	return map[string]any{"type": "object", "properties": properties, "required": required, "additionalProperties": false}
+}
+
+// hidden reports whether a field nearer to t has the same name in JSON.
+func hidden(t reflect.Type, f reflect.StructField, name string) bool {
+	return slices.ContainsFunc(reflect.VisibleFields(t), func(g reflect.StructField) bool {
+		other, _, _ := strings.Cut(g.Tag.Get("json"), ",")
+		return other == name && len(g.Index) < len(f.Index)
+	})
+}
+
+// checkSchema ends the process when what a command prints is not what its schema says. All
+// scripts run turn with it.
+func checkSchema(command string, doc []byte) {
+	if err := matchesSchema(command, doc); err != nil {
+		fmt.Fprintf(os.Stderr, "turn %s --json: %v\n%s\n", command, err, doc)
+		os.Exit(97)
+	}
+}
+
+func matchesSchema(command string, doc []byte) error {
+	if _, ok := printed[command]; !ok {
+		return errors.New("there is no schema")
+	}
+	schema, err := schemaOf(command)
+	if err != nil {
+		return err
+	}
+	return validate(schema, doc)
+}
+
+func validate(schema map[string]any, doc []byte) error {
+	b, err := json.Marshal(schema)
+	if err != nil {
+		return err
+	}
+	plain, err := jsonschema.UnmarshalJSON(bytes.NewReader(b))
+	if err != nil {
+		return err
+	}
+	c := jsonschema.NewCompiler()
+	c.AssertFormat()
+	if err := c.AddResource("schema.json", plain); err != nil {
+		return err
+	}
+	compiled, err := c.Compile("schema.json")
+	if err != nil {
+		return err
+	}
+	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(doc))
+	if err != nil {
+		return err
+	}
+	return compiled.Validate(value)
+}
+
+func schemaFile(command string) string {
+	if command == "" {
+		command = "error"
+	}
+	return strings.ReplaceAll(command, " ", "-") + ".json"
+}
+
+// TestSchemas: docs/schemas has the schema of each command with --json, and no other file.
+// With -update it is written anew.
+func TestSchemas(t *testing.T) {
+	const dir = "../../docs/schemas"
+	want := map[string][]byte{}
+	for command := range printed {
+		schema, err := schemaOf(command)
+		if err != nil {
+			t.Errorf("%s: %v", command, err)
+		}
+		b, err := json.MarshalIndent(schema, "", "  ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		want[schemaFile(command)] = append(b, '\n')
+	}
+	if *update {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for name, b := range want {
+			if err := os.WriteFile(filepath.Join(dir, name), b, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		b, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err != nil || !bytes.Equal(b, want[e.Name()]) {
+			t.Errorf("%s is not what the types say: go test ./cmd/turn -run TestSchemas -update (%v)", e.Name(), err)
+		}
+		delete(want, e.Name())
+	}
+	for name := range want {
+		t.Errorf("there is no %s", name)
+	}
+}
+
+// jsonCommands are the commands that have --json.
+func jsonCommands(t *testing.T) []string {
+	t.Helper()
+	var c cli
+	parser, _, err := newParser(&c, io.Discard, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []string
+	var walk func(n *kong.Node, path string)
+	walk = func(n *kong.Node, path string) {
+		if slices.ContainsFunc(n.Flags, func(f *kong.Flag) bool { return f.Name == "json" }) {
+			list = append(list, path)
+		}
+		for _, child := range n.Children {
+			walk(child, strings.TrimSpace(path+" "+child.Name))
+		}
+	}
+	walk(parser.Model.Node, "")
+	return list
+}
+
+// TestEveryCommandHasASchema: and a script that runs it with --json, and a row in docs/json.md.
+func TestEveryCommandHasASchema(t *testing.T) {
+	list := jsonCommands(t)
+	known := slices.DeleteFunc(slices.Collect(maps.Keys(printed)), func(s string) bool { return s == "" })
+	slices.Sort(list)
+	slices.Sort(known)
+	if !slices.Equal(list, known) {
+		t.Errorf("commands with --json:\n%q\nschemas:\n%q", list, known)
+	}
+	scripts := readAll(t, "testdata/*/*.txtar")
+	page := readAll(t, "../../docs/json.md")
+	for _, command := range list {
+		if !regexp.MustCompile(`(?m)^(?:exec|status [0-9]+) turn ` + command + ` [^\n]*--json|sh -c 'turn ` + command + ` [^\n]*--json`).MatchString(scripts) {
+			t.Errorf("no script runs turn %s --json", command)
+		}
+		if !strings.Contains(page, "| `turn "+command+"` |") || !strings.Contains(page, "(schemas/"+schemaFile(command)+")") {
+			t.Errorf("docs/json.md has no row of turn %s", command)
+		}
+	}
+}
+
+func readAll(t *testing.T, pattern string) string {
+	t.Helper()
+	files, err := filepath.Glob(pattern)
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%s: %v", pattern, err)
+	}
+	var all strings.Builder
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all.Write(b)
+	}
+	return all.String()
+}
+
+// TestSchemasRefuse: what is not as the rules say does not pass.
+func TestSchemasRefuse(t *testing.T) {
+	good := `{"version":"1","go":"go1","os":"linux","arch":"amd64"}`
+	if err := matchesSchema("version", []byte(good)); err != nil {
+		t.Error(err)
+	}
+	for command, docs := range map[string][]string{
+		"version":    {`[]`, `{}`, strings.Replace(good, "{", `{"more":1,`, 1), strings.Replace(good, `"1"`, "1", 1), good + good},
+		"fork":       {`{"session":"s_x","name":"b","created":"2026-01-01T00:00:00Z"}`, `{"session":"s_000000000000000000","name":"b","created":"yesterday"}`},
+		"session ls": {`{"sessions":null}`, `[]`},
+		"":           {`{"error":{"op":"","kind":"odd","subject":"","message":"","hint":""}}`, `{"error":"x"}`},
+		"nothing":    {`{}`},
+	} {
+		for _, doc := range docs {
+			if matchesSchema(command, []byte(doc)) == nil {
+				t.Errorf("%s: %s passes", command, doc)
+			}
+		}
+	}
+}

@@ -1,0 +1,50 @@
+package turnstone
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"time"
+)
+
+// Millis is a duration that JSON has as a number of milliseconds, to the microsecond.
+type Millis time.Duration
+
+// MarshalJSON implements json.Marshaler.
+func (m Millis) MarshalJSON() ([]byte, error) {
+	us := time.Duration(m).Microseconds()
+	if us%1000 == 0 {
+		return strconv.AppendInt(nil, us/1000, 10), nil
+	}
+	return strconv.AppendFloat(nil, float64(us)/1000, 'f', -1, 64), nil
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (m *Millis) UnmarshalJSON(b []byte) error {
+	var ms float64
+	if err := json.Unmarshal(b, &ms); err != nil {
+		return err
+	}
+	*m = Millis(ms * float64(time.Millisecond))
+	return nil
+}
+
+// Mode is the permission bits of a file, with set-user-ID, set-group-ID and sticky, which
+// text has as four octal digits, as "0644".
+type Mode uint32
+
+// String returns four octal digits.
+func (m Mode) String() string { return fmt.Sprintf("%04o", uint32(m)) }
+
+// MarshalText implements encoding.TextMarshaler.
+func (m Mode) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (m *Mode) UnmarshalText(text []byte) error {
+	bits, err := strconv.ParseUint(string(text), 8, 12)
+	if err != nil {
+		return fmt.Errorf("%q is no mode: write octal digits, as 0644", text)
+	}
+	*m = Mode(bits)
+	return nil
+}
