@@ -64,19 +64,26 @@ type drivers func(c *Chooser) []option
 // gVisor comes before TCG, which QEMU's project does not count among its security
 // boundaries (https://www.qemu.org/docs/master/system/security.html). Errors are of kind
 // Invalid for a name that is not known or that cannot serve needs, and Unavailable when
-// nothing works here.
+// nothing works here. Where a better one is passed over because of needs, Progress is told.
 func (c *Chooser) Choose(ctx context.Context, name string, needs Needs) (substrate.Substrate, error) {
 	if err := Fits(name, needs); err != nil {
 		return nil, err
 	}
-	var tried []string
+	var tried, unfit []string
 	var last error
 	for _, o := range c.options() {
-		if name != Auto && name != o.name || o.lacks(needs) != "" {
+		if name != Auto && name != o.name {
+			continue
+		}
+		if why := o.lacks(needs); why != "" {
+			unfit = append(unfit, why)
 			continue
 		}
 		s, err := o.open(ctx)
 		if err == nil {
+			if len(unfit) > 0 { // a better one would have been tried
+				c.say(fmt.Sprintf("substrate %s, %s: %s; suitable: %s", s.Name(), s.Isolation(), strings.Join(unfit, ", "), strings.Join(able(needs), ", ")))
+			}
 			return s, nil
 		}
 		if ctx.Err() != nil {
@@ -84,9 +91,10 @@ func (c *Chooser) Choose(ctx context.Context, name string, needs Needs) (substra
 		}
 		tried, last = append(tried, o.String()+": "+err.Error()), err
 	}
-	if len(tried) == 1 {
+	if len(tried) == 1 && len(unfit) == 0 {
 		return nil, last
 	}
+	tried = append(tried, unfit...)
 	return nil, &turnstone.Error{Op: "substrates.choose", Kind: turnstone.Unavailable, Subject: "substrate " + name,
 		Err: fmt.Errorf("nothing here can run a sandbox: %s", strings.Join(tried, "; ")), Hint: "run `turn doctor`"}
 }
@@ -107,7 +115,18 @@ func Fits(name string, needs Needs) error {
 		}
 	}
 	return &turnstone.Error{Op: "substrates.choose", Kind: turnstone.Invalid, Subject: "substrate " + name,
-		Err: errors.New(why), Hint: "use --substrate auto, which chooses one that can"}
+		Err: errors.New(why), Hint: "use --substrate " + strings.Join(append(able(needs), Auto), " or ")}
+}
+
+// able returns the names of the substrates that can serve needs, on some machine.
+func able(needs Needs) []string {
+	var names []string
+	for _, o := range real(&Chooser{}) {
+		if o.lacks(needs) == "" && !slices.Contains(names, o.name) {
+			names = append(names, o.name)
+		}
+	}
+	return names
 }
 
 // lacks says what of needs o does not give; empty: nothing.

@@ -77,6 +77,36 @@ func TestChoose(t *testing.T) {
 	}
 }
 
+// TestChooseTells: who asks for what only some substrates have is told which one was taken
+// and why, also when none is left.
+func TestChooseTells(t *testing.T) {
+	everything := []string{"firecracker (KVM)", "qemu (KVM)", "gvisor", "qemu (TCG)"}
+	for _, tt := range []struct {
+		works []string
+		ask   string
+		needs Needs
+		want  string
+	}{
+		{everything, Auto, Needs{Home: true}, ""},
+		{everything[1:], Auto, Needs{Home: true}, ""},
+		{everything[2:], Auto, Needs{Home: true}, "substrate qemu, TCG: gvisor has no disk for a persistent home; suitable: firecracker, qemu"},
+		{everything[2:], Auto, Needs{MicroVM: true}, "substrate qemu, TCG: gvisor is no microVM, which `isolation: microvm` asks for; suitable: firecracker, qemu"},
+		{everything[2:], Auto, Needs{}, ""},
+		{everything[2:], QEMU, Needs{Home: true}, ""},
+		{everything[2:3], Auto, Needs{Home: true}, "gvisor has no disk for a persistent home"},
+		{everything[2:], GVisor, Needs{Home: true}, "use --substrate firecracker or qemu or auto"},
+	} {
+		said := ""
+		c := Chooser{drivers: host(tt.works...), Progress: func(what string) { said += what }}
+		if _, err := c.Choose(t.Context(), tt.ask, tt.needs); err != nil {
+			said += err.Error() + "; " + turnstone.HintOf(err)
+		}
+		if said != tt.want && (tt.want == "" || !strings.Contains(said, tt.want)) {
+			t.Errorf("%v of %v, %+v: says %q, want %q", tt.ask, tt.works, tt.needs, said, tt.want)
+		}
+	}
+}
+
 func TestChooseCanceled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
