@@ -61,6 +61,33 @@ func BenchmarkStart(b *testing.B) {
 	}
 }
 
+// BenchmarkWall restores machines with and without QEMU's jail, one after the other.
+func BenchmarkWall(b *testing.B) {
+	h := turntest.Home(b)
+	m := turntest.Machine(b, h, "base")
+	s, err := New(b.Context(), h, Options{Probe: &m})
+	if err != nil {
+		b.Fatal(err)
+	}
+	took := map[wall][]time.Duration{}
+	for b.Loop() {
+		for _, w := range []wall{jailed, filtered, open} {
+			s.wall.Wall = w
+			begin := time.Now()
+			vm, err := s.Restore(b.Context(), m)
+			if err != nil {
+				b.Fatal(err)
+			}
+			took[w] = append(took[w], time.Since(begin))
+			_ = vm.Close()
+		}
+	}
+	for w, all := range took {
+		slices.Sort(all)
+		b.ReportMetric(float64(all[len(all)/2].Microseconds())/1000, "ms-"+string(w))
+	}
+}
+
 func startTrue(ctx context.Context, b *testing.B, s *Substrate, m substrate.Machine) [5]time.Duration {
 	b.Helper()
 	begin := time.Now()
