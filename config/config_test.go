@@ -150,6 +150,9 @@ func TestDefaultLimits(t *testing.T) {
 		if l.Timeout <= 0 || l.Sandboxes <= 0 || l.Output <= 0 || l.Entries <= 0 || l.FileSize <= 0 {
 			t.Fatalf("%+v leaves a limit open", l)
 		}
+		if l.Entries > defaultEntries || h.Memory > 1<<30 && l.Entries*entryCost > int64(h.Memory)/4 {
+			t.Fatalf("%d entries in %d bytes of memory", l.Entries, h.Memory)
+		}
 		total := rapid.Uint64Range(0, 1<<60).Draw(t, "total")
 		if f := l.FreeSpace.Floor(total); f > total/20 || f > defaultFree {
 			t.Fatalf("the floor of %d bytes is %d", total, f)

@@ -94,6 +94,8 @@ const (
 	defaultSandboxes = 256
 	defaultOutput    = 2 << 30
 	defaultEntries   = 5_000_000
+	leastEntries     = 256 << 10
+	entryCost        = 512 // bytes of memory, about
 	defaultFileSize  = 1 << 40
 	defaultFree      = 1 << 30 // of a small disk, a twentieth
 )
@@ -156,7 +158,11 @@ func (l Limits) For(h Host) Limits {
 	l.Timeout = or(l.Timeout, Time(defaultTimeout))
 	l.Sandboxes = or(l.Sandboxes, defaultSandboxes)
 	l.Output = or(l.Output, Size(defaultOutput))
-	l.Entries = or(l.Entries, int64(defaultEntries))
+	entries := int64(defaultEntries)
+	if h.Memory > 0 { // a reader holds all of them: a quarter of the memory is the most
+		entries = max(leastEntries, min(entries, int64(h.Memory)/4/entryCost))
+	}
+	l.Entries = or(l.Entries, entries)
 	l.FileSize = or(l.FileSize, Size(defaultFileSize))
 	return l
 }

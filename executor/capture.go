@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/secret"
 )
@@ -22,11 +23,10 @@ import (
 const (
 	headLimit = 64 << 10 // bytes of a stream's beginning kept in memory
 	tailLimit = 64 << 10 // bytes of its end
-	// keepLimit bounds what one stream may put on the host's disk, and freeLimit
-	// what all of them leave there. What comes after is counted and hashed, but not
-	// kept: a guest must not fill its host.
+	// keepLimit bounds what one stream may put on the host's disk where no limit is
+	// set. What comes after is counted and hashed, but not kept: a guest must not fill
+	// its host.
 	keepLimit = 2 << 30
-	freeLimit = 1 << 30
 	// checkEvery is how many bytes are written between two looks at the free space.
 	checkEvery = 16 << 20
 )
@@ -39,6 +39,9 @@ type capture struct {
 	path string // where the whole goes; empty: nowhere
 	name string // how the receipt names that file
 	live func([]byte)
+
+	limit int64        // bytes of the file
+	floor config.Space // that it leaves free on its disk
 
 	head, tail []byte
 	size       int64
@@ -53,7 +56,7 @@ type capture struct {
 }
 
 func newCapture(dir, shown, file string, live func([]byte)) *capture {
-	c := &capture{live: live, hash: sha256.New()}
+	c := &capture{live: live, hash: sha256.New(), limit: keepLimit}
 	if dir != "" {
 		c.path, c.name = filepath.Join(dir, file), shown+"/"+file
 	}
@@ -101,13 +104,13 @@ func (c *capture) spill(p []byte) {
 	if c.path == "" || c.note != "" {
 		return
 	}
-	if c.size > keepLimit {
-		c.drop(fmt.Errorf("it is longer than %s", turnstone.Bytes(keepLimit).Human()))
+	if c.size > c.limit {
+		c.drop(fmt.Errorf("it is longer than %s", turnstone.Bytes(c.limit).Human()))
 		return
 	}
 	if c.file == nil || c.size-c.checked > checkEvery {
 		c.checked = c.size
-		if err := room(filepath.Dir(c.path)); err != nil {
+		if err := room(filepath.Dir(c.path), c.floor); err != nil {
 			c.drop(err)
 			return
 		}
@@ -128,17 +131,13 @@ func (c *capture) spill(p []byte) {
 	}
 }
 
-// room is an error when the disk that holds dir is nearly full.
-func room(dir string) error {
-	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
-		return err
+// room is an error when less than floor is free of the disk that holds dir.
+func room(dir string, floor config.Space) error {
+	total, free, err := freeSpace(dir)
+	if err == nil && free < floor.Floor(total) {
+		err = unix.ENOSPC
 	}
-	total, free := st.Blocks*uint64(st.Bsize), st.Bavail*uint64(st.Bsize)
-	if free < min(freeLimit, total/20) { // of a small disk, a twentieth
-		return unix.ENOSPC
-	}
-	return nil
+	return err
 }
 
 // drop gives the file up: half an output under the name of the whole would lie.
@@ -233,3 +232,6 @@ func (c *capture) finish() document.Output {
 	out.Note = c.note
 	return out
 }
+
+// roomToCopy is room for copies to folders of the user's, which free_space is not about.
+func roomToCopy(dir string) error { return room(dir, config.Space{}) }

@@ -97,7 +97,7 @@ func (f *frozen) check(id turnstone.SandboxID) error {
 // it is the session's.
 func (r *run) freeze(ctx context.Context, s *Sandbox) (*frozen, leftover, error) {
 	if r.held != nil {
-		return r.held.standStill(ctx, s)
+		return r.held.standStill(ctx, s, r.plan)
 	}
 	ctx, cancel := context.WithTimeout(ctx, freezeLimit)
 	defer cancel()
@@ -167,7 +167,7 @@ func (r *run) apply(ctx context.Context, w tree.Writer, base tree.Ref, f *frozen
 	if err != nil {
 		return tree.Ref{}, layer.Stats{}, err
 	}
-	return layer.Apply(ctx, w, base, upper, opts)
+	return layer.Apply(ctx, w, base, upper, r.plan.bounded(opts))
 }
 
 // hashOnly keeps nothing of what is put, and gets what others have.

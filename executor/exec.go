@@ -48,6 +48,9 @@ func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(
 	if err := errors.Join(p.check(), p.transfers(req.Add, req.Get)); err != nil {
 		return 0, err
 	}
+	if err := x.admit(p); err != nil {
+		return 0, err
+	}
 	if err := x.planSandbox(p, req.Network, req.HostNetwork); err != nil {
 		return 0, err
 	}

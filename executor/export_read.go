@@ -64,7 +64,7 @@ func (x *Executor) Import(ctx context.Context, req ImportRequest, r io.Reader) (
 		return nil, notExported(err)
 	}
 	defer z.Close()
-	m := &importer{cs: cs, tr: tar.NewReader(z), room: func() error { return room(x.home.Dir) }, objects: map[turnstone.Digest]bool{}}
+	m := &importer{cs: cs, tr: tar.NewReader(z), room: func() error { return x.roomToImport() }, objects: map[turnstone.Digest]bool{}}
 	if err := m.head(); err != nil {
 		return nil, err
 	}

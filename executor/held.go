@@ -167,6 +167,11 @@ func (r *run) makeHeld(ctx context.Context, h *held) (*Sandbox, error) {
 		spec.On = string(r.at.parent.ID)
 		h.Base = r.at.state.Tree
 	}
+	if r.plan.anonymous { // its holder would ask for the image with the user's credentials
+		if _, err := r.x.templatesFor(true).Ensure(ctx, r.plan.image, r.obs.Preparing); err != nil {
+			return nil, err
+		}
+	}
 	info, err := h.store.Create(ctx, spec, r.obs.Preparing)
 	if err != nil {
 		return nil, err
@@ -318,7 +323,7 @@ func (d heldDriver) Restore(context.Context, substrate.Machine) (substrate.Sandb
 }
 
 // standStill pauses the machine and returns its disk and its shell session.
-func (h *held) standStill(ctx context.Context, s *Sandbox) (*frozen, leftover, error) {
+func (h *held) standStill(ctx context.Context, s *Sandbox, p *plan) (*frozen, leftover, error) {
 	ctx, cancel := context.WithTimeout(ctx, freezeLimit)
 	defer cancel()
 	defer h.x.guard(ctx, s)()
@@ -345,13 +350,13 @@ func (h *held) standStill(ctx context.Context, s *Sandbox) (*frozen, leftover, e
 	if st.Upper == exportedUpper {
 		defer func() { _ = d.Close() }()
 		f.upper = "upper"
-		l, err := h.x.readExport(ctx, d, size)
+		l, err := h.x.readExport(ctx, d, p.upperOptions(size))
 		if err != nil {
 			return nil, nil, err
 		}
 		return f, l, f.check(s.ID())
 	}
-	return f, diskLeftover{d, int64(size)}, f.check(s.ID())
+	return f, diskLeftover{d, int64(size), p.ext4Options()}, f.check(s.ID())
 }
 
 // settle ends the turn's use of the session's machine: it stays when the turn is

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/secret"
 	"turnstone.dev/turnstone/store"
 )
@@ -17,6 +18,8 @@ type input struct {
 	file *os.File // a tar stream; it has no name any more
 	over bool     // it was too large to be kept, and cannot be replayed
 	scan *secret.Scanner
+
+	floor config.Space // that the copy leaves free on its disk
 }
 
 // addAll copies what the plan adds into the sandbox, and keeps a copy for whoever
@@ -34,7 +37,7 @@ func (r *run) addAll(ctx context.Context, s *Sandbox) error {
 		}
 	}
 	for _, t := range r.plan.add {
-		in := &input{dest: t.Dest}
+		in := &input{dest: t.Dest, floor: r.plan.limits.FreeSpace}
 		r.added = append(r.added, in)
 		if err := add(ctx, s, t, in.writer(r.dir, r.plan.secrets)); err != nil {
 			return s.fate(err)
@@ -88,7 +91,7 @@ func (in *inputWriter) Write(p []byte) (int, error) {
 		in.over = true
 	}
 	if err == nil && at/checkEvery != (at+int64(len(p)))/checkEvery {
-		err = room(filepath.Dir(in.file.Name()))
+		err = room(filepath.Dir(in.file.Name()), in.floor)
 	}
 	if err != nil {
 		in.over = true

@@ -25,10 +25,11 @@ type leftover interface {
 type diskLeftover struct {
 	*os.File
 	size int64
+	opts ext4.Options
 }
 
 func (d diskLeftover) open(name string) (tree.Node, error) {
-	fs, err := ext4.Open(d, d.size)
+	fs, err := ext4.OpenOptions(d, d.size, d.opts)
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +80,7 @@ func (s *Sandbox) dropExport() {
 }
 
 // readExport reads what another process has spooled.
-func (x *Executor) readExport(ctx context.Context, f *os.File, size turnstone.Bytes) (leftover, error) {
+func (x *Executor) readExport(ctx context.Context, f *os.File, opts upper.Options) (leftover, error) {
 	dir, err := x.home.MkdirAll("sandboxes")
 	if err != nil {
 		return nil, err
@@ -88,7 +89,7 @@ func (x *Executor) readExport(ctx context.Context, f *os.File, size turnstone.By
 	if err != nil {
 		return nil, err
 	}
-	u, err := upper.Read(ctx, io.NewSectionReader(f, 0, st.Size()), dir, upper.Options{Bytes: int64(size)})
+	u, err := upper.Read(ctx, io.NewSectionReader(f, 0, st.Size()), dir, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -99,7 +100,7 @@ func (x *Executor) readExport(ctx context.Context, f *os.File, size turnstone.By
 func (r *run) takeLeftover(ctx context.Context, s *Sandbox) (leftover, error) {
 	if d, ok := s.machine.(substrate.Disker); ok {
 		f, err := d.Disk()
-		return diskLeftover{f, int64(r.plan.shape.Disk)}, err
+		return diskLeftover{f, int64(r.plan.shape.Disk), r.plan.ext4Options()}, err
 	}
 	dir, err := r.x.home.MkdirAll("sandboxes")
 	if err != nil {
@@ -107,7 +108,7 @@ func (r *run) takeLeftover(ctx context.Context, s *Sandbox) (leftover, error) {
 	}
 	var u *upper.Upper
 	err = s.Client().Export(ctx, func(in io.Reader) (err error) {
-		u, err = upper.Read(ctx, in, dir, upper.Options{Bytes: int64(r.plan.shape.Disk)})
+		u, err = upper.Read(ctx, in, dir, r.plan.upperOptions(r.plan.shape.Disk))
 		return err
 	})
 	if err != nil {

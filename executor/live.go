@@ -248,11 +248,16 @@ func (x *Executor) revive(ctx context.Context, p *plan, req SandboxRequest, prog
 		}
 		defer remove()
 	}
-	vm, err := driver.RestoreFrom(ctx, m, dir)
+	slot, err := x.slot(p.limits.Sandboxes)
 	if err != nil {
 		return nil, err
 	}
-	s := &Sandbox{Template: src.tmpl, Image: p.image, machine: vm, source: m, driver: src.driver, spoolDir: x.home.Path("sandboxes"), port: wire.NewPort(vm.Agent(), true)}
+	vm, err := driver.RestoreFrom(ctx, m, dir)
+	if err != nil {
+		slot.Release()
+		return nil, err
+	}
+	s := &Sandbox{Template: src.tmpl, Image: p.image, slot: slot, machine: vm, source: m, driver: src.driver, spoolDir: x.home.Path("sandboxes"), port: wire.NewPort(vm.Agent(), true)}
 	id := make([]byte, 16)
 	_, _ = rand.Read(id)
 	renew := wire.SandboxRenewParams{Hostname: or(p.hostname, strings.ReplaceAll(string(s.ID()), "_", "-")), MachineID: hex.EncodeToString(id)}

@@ -65,7 +65,7 @@ func (r *run) openNetwork(ctx context.Context) error {
 		if n.spool, err = r.x.newSpool(); err != nil {
 			return err
 		}
-		n.recorder = network.NewRecorder(network.RecorderOptions{Out: n.spool, Secrets: n.secrets, Room: func() error { return room(r.x.home.Dir) }})
+		n.recorder = network.NewRecorder(network.RecorderOptions{Out: n.spool, Secrets: n.secrets, Room: func() error { return room(r.x.home.Dir, r.plan.limits.FreeSpace) }})
 	}
 	if n.replay {
 		if err := r.openReplay(ctx); err != nil {

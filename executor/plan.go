@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/secret"
 	"turnstone.dev/turnstone/substrate"
@@ -54,10 +55,11 @@ type plan struct {
 	turn            turnstone.TurnID // that this is the plan of; empty: of no turn
 	snapshot        document.Snapshot
 	secrets         *secret.Set
-	asked           string    // the image that the caller or the document names; may be empty
-	given           []string  // environment that the caller gave beside the document
-	replay          *replayOf // the turn repeats another one
-	wants           wants     // of the machine
+	asked           string        // the image that the caller or the document names; may be empty
+	given           []string      // environment that the caller gave beside the document
+	replay          *replayOf     // the turn repeats another one
+	wants           wants         // of the machine
+	limits          config.Limits // of this host; zero before admit
 	net             networkPlan
 
 	// prepare completes the machine before it is started; nil: there is nothing to do.

@@ -39,7 +39,7 @@ func (x *Executor) CopyOut(ctx context.Context, ref, name, dest string, skipped 
 		base = "root" // the whole state
 	}
 	skipped = oneAtATime(skipped) // packing and unpacking go on side by side
-	limits := archive.Limits{Entries: 1 << 30, Bytes: 1 << 50, Skipped: skipped, Room: room}
+	limits := archive.Limits{Entries: 1 << 30, Bytes: 1 << 50, Skipped: skipped, Room: roomToCopy}
 	r, w := io.Pipe()
 	packed := make(chan error, 1)
 	go func() {

@@ -21,12 +21,18 @@ import (
 type Executor struct {
 	home      *home.Home
 	killGrace time.Duration // how long a killed step may take to be gone before its machine is
-	kept      lazyContext
-	fault     func(op string) error // of the store, for tests; nil: none
+	// statfs tells how large the file system with a folder is and what is free of it, and
+	// spaceEvery how often a turn asks; tests have their own.
+	statfs     func(dir string) (total, free uint64, err error)
+	spaceEvery time.Duration
+	kept       lazyContext
+	fault      func(op string) error // of the store, for tests; nil: none
 }
 
 // New returns an executor on h.
-func New(h *home.Home) *Executor { return &Executor{home: h, killGrace: 15 * time.Second} }
+func New(h *home.Home) *Executor {
+	return &Executor{home: h, killGrace: 15 * time.Second, statfs: freeSpace, spaceEvery: spaceEvery}
+}
 
 // Run runs one turn and returns it with its receipt. An error without a Turn
 // means that nothing was started: of kind Invalid or NotFound, that the request
@@ -51,6 +57,9 @@ func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, e
 	}
 	defer p.close()
 	p.image, p.authority, p.anonymous = spec.Name, a, a.anonymous() // of an image of a registry, with the digest
+	if err := x.admit(p); err != nil {
+		return nil, err
+	}
 	if err := x.planNetwork(p, req); err != nil {
 		return nil, err
 	}
@@ -187,8 +196,10 @@ func (r *run) steps(ctx context.Context) error {
 	}()
 	r.info.Template, r.info.Substrate, r.info.Isolation = s.Template.Digest, s.Substrate(), s.Isolation()
 	r.beginNetwork(ctx, s)
-	turnCtx, cancel := context.WithTimeout(ctx, r.plan.timeout)
+	timed, cancel := context.WithTimeout(ctx, r.plan.timeout)
 	defer cancel()
+	turnCtx, unwatch := r.x.watchSpace(timed, r.plan.limits.FreeSpace)
+	defer unwatch()
 	if err := r.addAll(turnCtx, s); err != nil {
 		if ctx.Err() == nil && errors.Is(turnCtx.Err(), context.DeadlineExceeded) {
 			r.info.Result = turnstone.TimedOut
@@ -202,6 +213,9 @@ func (r *run) steps(ctx context.Context) error {
 	}
 	result, err := r.each(ctx, turnCtx, s)
 	r.clock.lap("steps")
+	if low := lowSpace(turnCtx); low != nil && err != nil && s.Err() == nil && !isCancel(ctx) {
+		return r.salvage(ctx, s, low)
+	}
 	if err != nil {
 		return err
 	}
@@ -241,6 +255,19 @@ func (r *run) steps(ctx context.Context) error {
 	return missed
 }
 
+// salvage keeps what the steps did until the host's disk was nearly full, if there is room
+// for it, and returns why the turn ended.
+func (r *run) salvage(ctx context.Context, s *Sandbox, low error) error {
+	left, err := r.collect(ctx, s)
+	r.clock.lap("collect")
+	if err != nil {
+		r.obs.Preparing("what the turn changed is not kept: " + err.Error())
+		return low
+	}
+	r.left = left
+	return low
+}
+
 // lost says, in the receipt too, that there is no state.
 func (r *run) lost() {
 	const what = "what the turn changed is lost with its machine, which did not obey"
@@ -275,6 +302,9 @@ func (r *run) each(ctx, turnCtx context.Context, s *Sandbox) (turnstone.Result, 
 		err := r.one(turnCtx, s, step, res, first)
 		first = false
 		r.noteNetwork(ctx, s, step, res)
+		if low := lowSpace(turnCtx); err != nil && low != nil {
+			err = low // and not what the step's end looked like
+		}
 		if err != nil {
 			err = interrupted(ctx, s.fate(err), "during "+step.Name)
 			res.Note = r.line(err.Error())
@@ -410,6 +440,7 @@ func (r *run) capture(step *document.Step, stream Stream, name string) *capture 
 	c := newCapture(r.dir, "$TURN_HOME/turns/"+string(r.info.ID), fmt.Sprintf("step-%d.%s", step.Index, name),
 		func(p []byte) { r.obs.StepOutput(step, stream, p) })
 	c.scan = r.plan.secrets.Scanner()
+	c.limit, c.floor = int64(r.plan.limits.Output), r.plan.limits.FreeSpace
 	return c
 }
 

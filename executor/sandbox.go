@@ -14,6 +14,7 @@ import (
 	"turnstone.dev/turnstone/agentbin"
 	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/kernel"
 	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/substrate"
@@ -37,7 +38,8 @@ type Sandbox struct {
 
 	net *guestNetwork // nil: none
 
-	free     func() // frees what it lies on; may be nil
+	slot     *home.Lock // its place among those that run at once
+	free     func()     // frees what it lies on; may be nil
 	freeOnce sync.Once
 
 	mu     sync.Mutex // for link and client, which are others after a Pause or Snapshot
@@ -88,9 +90,12 @@ func (s *Sandbox) Err() error { return s.machine.Err() }
 func (s *Sandbox) Close() error {
 	err := s.machine.Close()
 	s.net.close()
-	if s.free != nil {
-		s.freeOnce.Do(s.free)
-	}
+	s.freeOnce.Do(func() {
+		if s.free != nil {
+			s.free()
+		}
+		s.slot.Release()
+	})
 	s.live.Lock()
 	s.dropExport()
 	s.live.Unlock()
@@ -261,6 +266,9 @@ func (x *Executor) Create(ctx context.Context, req SandboxRequest, preparing fun
 	if err := p.check(); err != nil {
 		return nil, err
 	}
+	if err := x.admit(p); err != nil {
+		return nil, err
+	}
 	if err := x.planSandbox(p, req.Network, false); err != nil {
 		return nil, err
 	}
@@ -325,12 +333,17 @@ func (x *Executor) open(ctx context.Context, p *plan, progress func(string), clo
 
 // start restores src for p and makes it its own.
 func (x *Executor) start(ctx context.Context, p *plan, src *source, clock *stopwatch) (*Sandbox, error) {
-	vm, err := src.driver.Restore(ctx, src.machine)
+	slot, err := x.slot(p.limits.Sandboxes)
 	if err != nil {
 		return nil, err
 	}
+	vm, err := src.driver.Restore(ctx, src.machine)
+	if err != nil {
+		slot.Release()
+		return nil, err
+	}
 	clock.lap("restore")
-	s := &Sandbox{Template: src.tmpl, Image: p.image, machine: vm, source: src.machine, driver: src.driver, spoolDir: x.home.Path("sandboxes"), port: wire.NewPort(vm.Agent(), true),
+	s := &Sandbox{Template: src.tmpl, Image: p.image, slot: slot, machine: vm, source: src.machine, driver: src.driver, spoolDir: x.home.Path("sandboxes"), port: wire.NewPort(vm.Agent(), true),
 		layers: len(src.machine.Layers), home: src.machine.Home != ""}
 	if err = s.connect(ctx, p); err == nil {
 		err = x.attachNetwork(ctx, s, p)

@@ -55,6 +55,9 @@ func (b layerBuilder) Build(ctx context.Context, req template.LayerRequest, comm
 	if err := p.check(); err != nil {
 		return err
 	}
+	if err := b.x.admit(p); err != nil {
+		return err
+	}
 	req.Say("starting a sandbox")
 	at := &branchPoint{cs: cs}
 	s, err := b.x.openAt(ctx, p, at, req.Say, newStopwatch())

@@ -16,5 +16,8 @@ func (p *plan) onTemplate(ts *template.Store) error {
 	def := spec.Machine.Shape(turnstone.DefaultShape())
 	p.shape.CPUs = or(p.wants.cpus, def.CPUs)
 	p.shape.Memory, p.shape.Disk = or(p.wants.memory, def.Memory), or(p.wants.disk, def.Disk)
-	return p.check()
+	if err := p.check(); err != nil {
+		return err
+	}
+	return p.fitLimits()
 }

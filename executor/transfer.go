@@ -102,7 +102,7 @@ const maxSkipped = 10
 // leaves out.
 func get(ctx context.Context, s *Sandbox, t Transfer, most turnstone.Bytes, tell func(string)) error {
 	limits, skipped := getLimits, 0
-	limits.Bytes, limits.Room = most, room
+	limits.Bytes, limits.Room = most, roomToCopy
 	limits.Skipped = func(name, why string) {
 		if skipped++; skipped <= maxSkipped {
 			tell(fmt.Sprintf("--get %s: left out %q: %s", t.Path, name, why))

@@ -32,6 +32,8 @@ type Options struct {
 	// MaxMeta bounds the bytes of paths, link targets and extended attributes that
 	// are taken; 0 is DefaultMaxMeta.
 	MaxMeta int64
+	// MaxFile bounds the bytes of one file, holes included; 0 is no bound.
+	MaxFile int64
 	// Parallel is how many files are read at a time; 0 is one for each CPU.
 	Parallel int
 }

@@ -3,6 +3,7 @@ package layer
 import (
 	"context"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/tree"
 )
 
@@ -232,6 +233,9 @@ func (a *applier) take(path string, attr *tree.Attr) (notes, error) {
 	}
 	if a.entries > a.opts.MaxEntries {
 		return n, exhausted(path, "more than %d files were changed", a.opts.MaxEntries)
+	}
+	if most := a.opts.MaxFile; most > 0 && attr.Type == tree.File && attr.Size > most {
+		return n, exhausted(path, "a file of more than %s", turnstone.Bytes(most).Human())
 	}
 	if a.opts.Check != nil {
 		if err := a.opts.Check(path, attr); err != nil {

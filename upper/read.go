@@ -308,6 +308,9 @@ func xattrs(path string, h *tar.Header) ([]tree.Xattr, error) {
 func (d *reader) file(path string, n *node, h *tar.Header) error {
 	list, sparse := h.PAXRecords[recordSparse]
 	if !sparse {
+		if h.Size > d.opts.FileSize {
+			return d.tooLarge(path)
+		}
 		n.attr.Size = h.Size
 		if h.Size == 0 {
 			return nil
@@ -318,6 +321,9 @@ func (d *reader) file(path string, n *node, h *tar.Header) error {
 	size, err := strconv.ParseInt(h.PAXRecords[recordSize], 10, 64)
 	if err != nil || size < 0 || size > maxSize {
 		return integrity(path, "a file of %q bytes", clip(h.PAXRecords[recordSize]))
+	}
+	if size > d.opts.FileSize {
+		return d.tooLarge(path)
 	}
 	if size > d.opts.Holes+d.opts.Bytes { // which also keeps the sum in its bounds
 		return d.tooManyHoles(path)
@@ -394,6 +400,10 @@ func (d *reader) countHoles(path string) error {
 		return d.tooManyHoles(path)
 	}
 	return nil
+}
+
+func (d *reader) tooLarge(path string) error {
+	return exhausted(path, "make the file smaller, or remove it", "a file of more than %s", turnstone.Bytes(d.opts.FileSize).Human())
 }
 
 func (d *reader) tooManyHoles(path string) error {

@@ -30,9 +30,12 @@ type Options struct {
 	// Holes is how many bytes of files may be holes, in all files together: they
 	// take no room in the stream and all the time to read. The default is 64 GiB.
 	Holes int64
-	// Entries is how many files there may be. The default is what an ext4 disk of
-	// Bytes has room for, one for each 8 KiB, and at least 256 Ki.
+	// Entries is how many files there may be: each takes memory while the stream is
+	// read. The default, and the most of it, is what an ext4 disk of Bytes has room for,
+	// one for each 8 KiB, at least 256 Ki, and at most 5 million.
 	Entries int
+	// FileSize is how large one file may be, holes included. The default is 1 TiB.
+	FileSize int64
 	// Meta bounds the bytes of names, link targets and extended attributes in all;
 	// the default is 256 MiB.
 	Meta int64
@@ -43,7 +46,9 @@ const (
 	defaultHoles  = 64 << 30
 	leastEntries  = 256 << 10
 	bytesPerEntry = 8 << 10
+	mostEntries   = 5_000_000
 	defaultMeta   = 256 << 20
+	defaultFile   = 1 << 40
 )
 
 func (o *Options) defaults() {
@@ -53,8 +58,13 @@ func (o *Options) defaults() {
 	if o.Holes == 0 {
 		o.Holes = defaultHoles
 	}
-	if o.Entries == 0 {
-		o.Entries = int(max(leastEntries, o.Bytes/bytesPerEntry))
+	if room := int(max(leastEntries, o.Bytes/bytesPerEntry)); o.Entries == 0 {
+		o.Entries = min(room, mostEntries)
+	} else {
+		o.Entries = min(room, o.Entries)
+	}
+	if o.FileSize == 0 {
+		o.FileSize = defaultFile
 	}
 	if o.Meta == 0 {
 		o.Meta = defaultMeta

@@ -1,0 +1,91 @@
+package upper
+
+import (
+	"archive/tar"
+	"bytes"
+	"io"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"turnstone.dev/turnstone"
+)
+
+// However large a disk is, what is read of it has bounds that do not grow with it.
+func TestBoundsAreAbsolute(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		o := Options{Bytes: rapid.Int64Range(0, 1<<62).Draw(t, "bytes"), Entries: rapid.IntRange(0, 1<<62).Draw(t, "entries")}
+		given := o.Entries
+		o.defaults()
+		if o.Entries < 1 || given == 0 && o.Entries > mostEntries || given > 0 && o.Entries > given || o.FileSize > defaultFile || o.Meta > defaultMeta {
+			t.Fatalf("%+v", o)
+		}
+	})
+}
+
+// endless is a stream of more and more entries.
+type endless struct {
+	n   int
+	buf bytes.Buffer
+}
+
+func (e *endless) Read(b []byte) (int, error) {
+	for e.buf.Len() == 0 {
+		w := tar.NewWriter(&e.buf)
+		h := &tar.Header{Name: "./", Typeflag: tar.TypeDir}
+		if e.n > 0 {
+			h = &tar.Header{Name: "f" + strings.Repeat("x", e.n%50) + string(rune('a'+e.n%26)) + itoa(e.n), Typeflag: tar.TypeReg}
+		}
+		e.n++
+		if err := w.WriteHeader(h); err != nil {
+			return 0, err
+		}
+		_ = w.Flush()
+	}
+	return e.buf.Read(b)
+}
+
+func itoa(n int) string {
+	var digits []byte
+	for ; n > 0; n /= 10 {
+		digits = append(digits, byte('0'+n%10))
+	}
+	return string(digits)
+}
+
+// A guest that never stops is stopped by the number of its entries, on the largest disk.
+func TestEndlessExport(t *testing.T) {
+	e := &endless{}
+	_, err := Read(t.Context(), e, t.TempDir(), Options{Bytes: int64(turnstone.MaxDisk), Entries: 20_000})
+	if turnstone.KindOf(err) != turnstone.Exhausted || !strings.Contains(err.Error(), "more than 20000 of them") {
+		t.Errorf("after %d entries: %v", e.n, err)
+	}
+	if e.n > 30_000 {
+		t.Errorf("%d entries were read", e.n)
+	}
+}
+
+// A file is refused by what it says of its size, before any of it is read.
+func TestLargeFile(t *testing.T) {
+	for name, h := range map[string]*tar.Header{
+		"whole":  {Name: "a", Typeflag: tar.TypeReg, Size: 2 << 40},
+		"sparse": {Name: "a", Typeflag: tar.TypeReg, PAXRecords: map[string]string{recordSize: "2199023255552", recordSparse: ""}},
+	} {
+		var buf bytes.Buffer
+		w := tar.NewWriter(&buf)
+		for _, h := range []*tar.Header{{Name: "./", Typeflag: tar.TypeDir}, h} {
+			if err := w.WriteHeader(h); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, err := Read(t.Context(), io.MultiReader(&buf, zeros{}), t.TempDir(), Options{Bytes: int64(turnstone.MaxDisk), Holes: 4 << 40})
+		if turnstone.KindOf(err) != turnstone.Exhausted || !strings.Contains(err.Error(), "a file of more than 1.0 TiB") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
