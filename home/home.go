@@ -16,7 +16,8 @@
 //	firecracker/ a folder for each of Firecracker's machines, as long as it runs
 //	cache/       verdicts that are costly to find out, as whether KVM works; what registries sent
 //	last-session-UID  the session that the user used last
-//	config.toml  what the host's owner says of networks; there only if somebody wrote it
+//	slots/       a lock for each sandbox that runs at once
+//	config.toml  what the host's owner says: package config; there only if somebody wrote it
 package home
 
 import (
@@ -53,7 +54,8 @@ func Locate() (string, error) {
 	return filepath.Join(user, ".local", "share", "turnstone"), nil
 }
 
-// Open makes the directory, private to its user, where it does not exist yet.
+// Open makes the directory, private to its user, where it does not exist yet. One that
+// somebody else could write or replace is an error of kind Invalid.
 func Open() (*Home, error) {
 	dir, err := Locate()
 	if err == nil {
@@ -62,6 +64,9 @@ func Open() (*Home, error) {
 	if err != nil {
 		return nil, &turnstone.Error{Op: "home.open", Kind: turnstone.Unavailable, Subject: dir, Err: err,
 			Hint: "set TURN_HOME to a directory that you may write"}
+	}
+	if err := checkPrivate(dir); err != nil {
+		return nil, err
 	}
 	return &Home{Dir: dir}, nil
 }
