@@ -59,8 +59,10 @@ func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(
 		return 0, interrupted(ctx, err, "while the sandbox was prepared")
 	}
 	defer func() { _ = s.Close() }()
-	timed, cancel := context.WithTimeout(ctx, p.timeout)
+	timeCtx, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
+	timed, unwatch := x.watchSpace(timeCtx, p.limits.FreeSpace)
+	defer unwatch()
 	if err := x.addAll(timed, s, p); err != nil {
 		return 0, interrupted(ctx, err, "while files were added")
 	}
@@ -68,7 +70,9 @@ func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(
 	exit, err := s.client.Start(timed, wire.ProcessStartParams{Argv: req.Argv, Cwd: p.cwd, User: s.Template.User},
 		wire.Stdio{In: req.Stdin, Out: req.Stdout, Err: req.Stderr})
 	release()
-	switch {
+	switch low := lowSpace(timed); {
+	case low != nil:
+		return 0, low
 	case errors.Is(timed.Err(), context.DeadlineExceeded):
 		return 0, &turnstone.Error{Op: "executor.exec", Kind: turnstone.Timeout, Subject: req.Argv[0], Err: errors.New("killed after " + p.timeout.String())}
 	case err != nil || exit.Exit.Killed:

@@ -227,6 +227,13 @@ func (x *Executor) templatesFor(anonymous bool) *template.Store {
 	return x.templates()
 }
 
+// strangersImage tells whether an image that a state or a record names is asked for as a
+// document's is: they may be imported.
+func (x *Executor) strangersImage(image string) (bool, error) {
+	host, err := x.config()
+	return strangers(host, image) && !x.templates().Known(image), err
+}
+
 // config reads the host's configuration.
 func (x *Executor) config() (config.Config, error) { return config.Load(x.home.Dir) }
 
@@ -300,13 +307,9 @@ func (x *Executor) standOn(ctx context.Context, p *plan, ref string) (*branchPoi
 	if at.state, err = cs.state(ctx, t.State); err != nil {
 		return nil, err
 	}
-	host, err := x.config()
-	if err != nil {
-		return nil, err
-	}
 	p.image, p.cwd = at.state.Image, at.state.Cwd
-	p.anonymous = strangers(host, p.image) && !x.templates().Known(p.image) // a state may come from elsewhere, as a document may
-	return at, nil
+	p.anonymous, err = x.strangersImage(p.image)
+	return at, err
 }
 
 // open restores a sandbox for p and makes it its own.

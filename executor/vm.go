@@ -148,6 +148,9 @@ func (x *Executor) unpackVM(ctx context.Context, cs *contextStore, rec *Record, 
 		}
 	}
 	p := &plan{image: rec.Image, shape: rec.Shape, driver: or(rec.Substrate, "auto")}
+	if p.anonymous, err = x.strangersImage(rec.Image); err != nil {
+		return "", nil, err
+	}
 	src, err := x.machine(ctx, p, progress, newStopwatch())
 	if err != nil {
 		return "", nil, err

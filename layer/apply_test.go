@@ -252,6 +252,7 @@ func TestRefused(t *testing.T) {
 		"long name":    {upper: odd(strings.Repeat("n", 256)), kind: turnstone.Integrity},
 		"deep":         {upper: deep, kind: turnstone.Exhausted},
 		"many entries": {upper: files(map[string]string{"a": "", "b": "", "c": ""}), opts: layer.Options{MaxEntries: 3}, kind: turnstone.Exhausted},
+		"large file":   {upper: files(map[string]string{"a": "12345"}), opts: layer.Options{MaxFile: 4}, kind: turnstone.Exhausted},
 		"long names":   {upper: files(map[string]string{strings.Repeat("n", 100): ""}), opts: layer.Options{MaxMeta: 99}, kind: turnstone.Exhausted},
 		"attributes":   {upper: with("user.x"), opts: layer.Options{MaxMeta: 20}, kind: turnstone.Exhausted},
 	} {
