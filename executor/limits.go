@@ -173,3 +173,16 @@ func (x *Executor) roomToImport() error {
 	}
 	return room(x.home.Dir, c.Limits.FreeSpace)
 }
+
+// salvage keeps what the steps did until the host's disk was nearly full, if there is room
+// for it, and returns why the turn ended.
+func (r *run) salvage(ctx context.Context, s *Sandbox, low error) error {
+	left, err := r.collect(ctx, s)
+	r.clock.lap("collect")
+	if err != nil {
+		r.obs.Preparing("what the turn changed is not kept: " + err.Error())
+		return low
+	}
+	r.left = left
+	return low
+}

@@ -255,19 +255,6 @@ func (r *run) steps(ctx context.Context) error {
 	return missed
 }
 
-// salvage keeps what the steps did until the host's disk was nearly full, if there is room
-// for it, and returns why the turn ended.
-func (r *run) salvage(ctx context.Context, s *Sandbox, low error) error {
-	left, err := r.collect(ctx, s)
-	r.clock.lap("collect")
-	if err != nil {
-		r.obs.Preparing("what the turn changed is not kept: " + err.Error())
-		return low
-	}
-	r.left = left
-	return low
-}
-
 // lost says, in the receipt too, that there is no state.
 func (r *run) lost() {
 	const what = "what the turn changed is lost with its machine, which did not obey"
