@@ -207,7 +207,21 @@ func (s *Sandbox) dial() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.link, s.client = link, wire.NewClient(stream)
+	go s.watch(link)
 	return nil
+}
+
+// watch ends the machine when its guest has broken the link, since nothing more can be
+// asked of it, nor believed.
+func (s *Sandbox) watch(link *wire.Link) {
+	<-link.Done()
+	if err := link.Err(); err != nil {
+		s.mu.Lock()
+		s.broken = &turnstone.Error{Op: "executor.channel", Kind: turnstone.Integrity, Subject: string(s.ID()) + ": the sandbox broke its channel", Err: err,
+			Hint: "something in the sandbox speaks for its agent; do not trust this sandbox"}
+		s.mu.Unlock()
+		_ = s.machine.Close()
+	}
 }
 
 // Keep writes the machine as it is into the folder dir, which it makes, in a form

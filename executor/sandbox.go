@@ -45,6 +45,7 @@ type Sandbox struct {
 	mu     sync.Mutex // for link and client, which are others after a Pause or Snapshot
 	link   *wire.Link
 	client *wire.Client
+	broken error // what ended the machine that its guest's link was ended for
 
 	live   sync.Mutex // one Pause, Resume or Snapshot at a time
 	paused bool
@@ -83,7 +84,14 @@ func (s *Sandbox) Connect() (wire.LinkStream, error) {
 func (s *Sandbox) Done() <-chan struct{} { return s.machine.Done() }
 
 // Err says why the machine ended: nil before Done and after Close.
-func (s *Sandbox) Err() error { return s.machine.Err() }
+func (s *Sandbox) Err() error {
+	if err := s.machine.Err(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.broken
+}
 
 // Close ends the machine at once and frees all it holds. The machine goes first:
 // a guest that reads nothing could hold up a connection's end.

@@ -97,11 +97,12 @@ func (g *linkGuard) Read(p []byte) (int, error) {
 	good := 0
 	for good < n {
 		rest, h := g.in.next(p[good:n])
+		bad, head := g.admit(h), muxHead
 		if h == nil {
-			break
+			head = g.in.have
 		}
-		if bad := g.admit(h); bad != nil {
-			if good = max(good, n-len(rest)-muxHead); good == 0 {
+		if bad != nil {
+			if good = max(good, n-len(rest)-head); good == 0 {
 				return 0, bad
 			}
 			return good, nil // the next call ends the link
@@ -125,11 +126,20 @@ func (g *linkGuard) err() error {
 	return g.stop
 }
 
-// admit judges a frame of the other side.
+// admit judges a frame of the other side; nil: what there is of one. Its rest may not
+// come, and a call would wait for it.
 func (g *linkGuard) admit(h *linkFrame) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	why := g.judge(h)
+	why := ""
+	switch {
+	case h != nil:
+		why = g.judge(h)
+	case g.in.have > 0 && g.in.head[0] != 0:
+		why = fmt.Sprintf("its version is %d", g.in.head[0])
+	case g.in.have > 1 && g.in.head[1] > muxWindow:
+		why = fmt.Sprintf("its type is %d", g.in.head[1])
+	}
 	if why == "" {
 		return nil
 	}

@@ -35,6 +35,8 @@ func TestLinkEndsAtWhatHasNoPlace(t *testing.T) {
 	}{
 		"what a shell wrote":     {[][]byte{[]byte("\x00\x00\x00\x00garbage garbage")}, "nobody has opened"},
 		"text":                   {[][]byte{[]byte("hello, host, how are you?")}, "version"},
+		"the beginning of text":  {[][]byte{[]byte("x")}, "version is 120"},
+		"of an unknown type":     {[][]byte{{0, 9}}, "type is 9"},
 		"ping":                   {[][]byte{muxHeader(2, muxFlagSYN, 0, 1)}, "type is 2"},
 		"pong":                   {[][]byte{muxHeader(2, muxFlagACK, 0, 1)}, "type is 2"},
 		"goes away":              {[][]byte{muxHeader(3, 0, 0, 0)}, "type is 3"},
@@ -122,7 +124,7 @@ func TestGuardFindsHeaders(t *testing.T) {
 				if bad < 0 {
 					t.Fatal("a good link was ended:", err)
 				}
-				if read < bad || read >= bad+muxHead {
+				if read < bad || read >= bad+2 {
 					t.Fatalf("%d bytes were passed on, the bad header begins at %d", read, bad)
 				}
 				if again, err := g.Read(p); again != 0 || err == nil {

@@ -1,0 +1,99 @@
+package executor
+
+import (
+	"context"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/agent"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/template"
+	"turnstone.dev/turnstone/wire"
+)
+
+// A noisyMachine is a machine in which something besides the agent writes to the
+// agent's channel. It does not end with its channel.
+type noisyMachine struct {
+	host, guest net.Conn
+	done        chan struct{}
+	once        sync.Once
+}
+
+func (m *noisyMachine) ID() turnstone.SandboxID   { return "sb_noisy" }
+func (m *noisyMachine) Agent() io.ReadWriteCloser { return m.host }
+func (m *noisyMachine) Scratch() string           { return "scratch" }
+func (m *noisyMachine) Done() <-chan struct{}     { return m.done }
+func (m *noisyMachine) Err() error                { return nil }
+func (m *noisyMachine) Close() error {
+	m.once.Do(func() { _ = m.host.Close(); close(m.done) })
+	return nil
+}
+
+// TestBrokenChannel: a turn whose sandbox writes something of its own to the agent's
+// channel ends at once. Its receipt says in which step and why, and its machine is ended.
+func TestBrokenChannel(t *testing.T) {
+	for name, noise := range map[string]string{
+		"a frame without end":         "\x00\x00\x00\x00garbage garbage",
+		"another agent's words":       "\x81\x02{}",
+		"an answer nobody waits for":  string(linkData("\x81\x13" + `{"id":99,"result":1}`[:19])),
+		"a frame of no known version": "hello, host, how are you?",
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := &noisyMachine{done: make(chan struct{})}
+			m.host, m.guest = net.Pipe()
+			dir := t.TempDir()
+			a, err := agent.New(agent.Options{RunDir: dir, Cwd: dir})
+			if err != nil {
+				t.Fatal(err)
+			}
+			served := make(chan struct{})
+			go func() { _ = a.Serve(context.Background(), m.guest); close(served) }()
+			s := &Sandbox{Template: &template.Template{}, machine: m, port: wire.NewPort(m.Agent(), true)}
+			if err := s.dial(); err != nil {
+				t.Fatal(err)
+			}
+			obs := &speaking{begun: func() { _, _ = m.guest.Write([]byte(noise)) }}
+			doc := parse(t, "```bash name=a\necho begun; sleep 600\n```\n\n```bash\necho never\n```\n")
+			r := &run{x: New(&home.Home{Dir: t.TempDir()}), plan: &plan{cwd: dir, timeout: time.Hour}, doc: doc, obs: obs, clock: newStopwatch(),
+				scripts: parseScripts(doc, nil), results: make([]document.StepResult, 2), outputs: make([][2]*capture, 2), commands: make([]*commands, 2), networks: make([]*NetworkReport, 2)}
+			r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now()}
+			r.openFolder()
+			defer r.closeFolder()
+			result, err := r.each(t.Context(), t.Context(), s)
+			if result != turnstone.Errored || turnstone.KindOf(err) != turnstone.Integrity || !strings.Contains(err.Error(), "broke its channel") {
+				t.Errorf("%s: %v", result, err)
+			}
+			if got := r.results[0]; got.Status != turnstone.StepError || !strings.Contains(got.Note, "broke its channel") || r.results[1].Status == turnstone.StepPassed {
+				t.Errorf("%+v", r.results)
+			}
+			if strings.Contains(name, "nobody waits") {
+				_ = s.Close() // only the connection was broken
+			}
+			<-m.done
+			<-served
+			if err := a.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// linkData is a frame of the link with data of its first stream.
+func linkData(data string) []byte {
+	return append([]byte{0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, byte(len(data))}, data...)
+}
+
+// A speaking observer calls begun at a step's first output.
+type speaking struct {
+	observer
+	begun func()
+	once  sync.Once
+}
+
+func (o *speaking) StepOutput(*document.Step, Stream, []byte) { o.once.Do(func() { go o.begun() }) }
