@@ -451,6 +451,11 @@ func FuzzFrames(f *testing.F) {
 	})
 }
 
+// A gate is at its end when it is opened.
+type gate struct{ open chan struct{} }
+
+func (g *gate) Read([]byte) (int, error) { <-g.open; return 0, io.EOF }
+
 type nopStream struct{ io.Reader }
 
 func (nopStream) Write(p []byte) (int, error) { return len(p), nil }
@@ -473,12 +478,45 @@ func FuzzConn(f *testing.F) {
 		if !server {
 			opt = Options{OnEvent: func(e Event) { _ = json.Valid(e.Params) }}
 		}
-		c := NewConn(nopStream{bytes.NewReader(b)}, opt)
-		if !server {
-			if r, err := c.Receiver(1); err == nil {
-				_, _ = io.Copy(io.Discard, r)
-			}
+		held := make(chan struct{}) // the answer to nothing comes before a command does
+		c := newConn(nopStream{io.MultiReader(&gate{held}, bytes.NewReader(b))}, opt)
+		c.wg.Go(c.readLoop)
+		if server {
+			close(held)
+			c.Wait()
+			return
 		}
+		r, err := c.Receiver(1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := c.Sender(2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var calls sync.WaitGroup
+		for range 3 {
+			calls.Go(func() {
+				_ = c.Call(context.Background(), "Test.echo", &echoParams{In: 2, Out: 1}, &struct{ Text string }{})
+			})
+		}
+		calls.Go(func() { _, _ = s.Write(make([]byte, 3*streamWindow)); _ = s.Close() })
+		close(held)
+		<-c.Done()
+		r.mu.Lock()
+		kept := 0
+		for _, q := range r.queue {
+			kept += cap(q)
+		}
+		r.mu.Unlock()
+		if kept > 2*streamWindow {
+			t.Errorf("%d bytes are kept", kept)
+		}
+		calls.Wait() // each ends with the connection
+		if s.sent > s.limit {
+			t.Errorf("%d bytes were sent with a credit of %d", s.sent, s.limit)
+		}
+		_, _ = io.Copy(io.Discard, r)
 		c.Wait()
 	})
 }
