@@ -289,6 +289,7 @@ func (r *run) each(ctx, turnCtx context.Context, s *Sandbox) (turnstone.Result, 
 		err := r.one(turnCtx, s, step, res, first)
 		first = false
 		r.noteNetwork(ctx, s, step, res)
+		r.noteImage(step, res)
 		if low := lowSpace(turnCtx); err != nil && low != nil {
 			err = low // and not what the step's end looked like
 		}

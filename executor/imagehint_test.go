@@ -1,0 +1,46 @@
+package executor
+
+import (
+	"errors"
+	"testing"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/wire"
+)
+
+// TestImageHint: what shells say of a program that is not there, and images that have it.
+func TestImageHint(t *testing.T) {
+	for _, tt := range []struct {
+		image string
+		f     FailureReport
+		want  string
+	}{
+		{"base", FailureReport{ExitCode: 127, Message: "pip: command not found"}, "image: python has pip"},
+		{"base", FailureReport{ExitCode: 127, Message: "node: not found"}, "image: nodejs has node"},
+		{"base", FailureReport{ExitCode: 127, Message: "'python3': No such file or directory", Text: "./x.py"}, "image: python has python3"},
+		{"base", FailureReport{ExitCode: 127, Message: "/usr/bin/env: ‘npm’: No such file or directory"}, "image: nodejs has npm"},
+		{"docker.io/library/alpine:3@sha256:00", FailureReport{ExitCode: 127, Text: "curl -s x"}, "image: base has curl"},
+		{"nodejs", FailureReport{ExitCode: 127, Text: "claude -p x"}, "image: claude-code has claude"},
+		{"python", FailureReport{ExitCode: 127, Message: "pip: command not found"}, ""},
+		{"claude-code", FailureReport{ExitCode: 127, Message: "npm: command not found"}, ""},
+		{"base", FailureReport{ExitCode: 127, Message: "no-such-program: command not found"}, ""},
+		{"base", FailureReport{ExitCode: 1, Message: "pip: command not found"}, ""},
+		{"base", FailureReport{ExitCode: 127, Message: "pip\nforged: command not found", Text: "(x)"}, ""},
+	} {
+		r := &run{plan: &plan{image: tt.image}, commands: []*commands{{failures: []FailureReport{tt.f}}}}
+		res := &document.StepResult{Status: turnstone.StepFailed}
+		if r.noteImage(&document.Step{Index: 1}, res); res.Note != tt.want {
+			t.Errorf("%+v on %s: %q, want %q", tt.f, tt.image, res.Note, tt.want)
+		}
+	}
+	r := &run{plan: &plan{image: "base"}, commands: []*commands{{failures: []FailureReport{{ExitCode: 127, Text: "pip"}, {ExitCode: 2, Text: "x"}}}}}
+	res := &document.StepResult{Status: turnstone.StepFailed, Note: "ended by HUP"}
+	if r.noteImage(&document.Step{Index: 1}, res); res.Note != "ended by HUP; image: python has pip" {
+		t.Error(res.Note)
+	}
+	start := &turnstone.Error{Op: wire.MethodProcessStart, Kind: turnstone.NotFound, Subject: "pip", Err: errors.New("no such program")}
+	if err := hintImage("base", "pip", start); turnstone.HintOf(err) != "--image python has pip" {
+		t.Error(turnstone.HintOf(err))
+	}
+}
