@@ -214,7 +214,7 @@ func (n *networkPlan) options(watch *network.Watch) network.Options {
 		return o
 	}
 	proxy := network.NewProxy(network.ProxyOptions{Resolver: o.Resolver, CA: n.ca, Open: n.spec.Open || n.player != nil, Headers: n.spec.Headers,
-		Recorder: n.recorder, Player: n.player, Secrets: n.secrets, Deny: n.policy.Deny, Observer: o.Observer})
+		Recorder: n.recorder, Player: n.player, Secrets: n.secrets, Observer: o.Observer})
 	o.Interceptor = proxy
 	o.Dialer, o.Resolver = proxy.Below()
 	return o

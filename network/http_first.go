@@ -1,7 +1,6 @@
 package network
 
 import (
-	"bytes"
 	"net"
 	"strings"
 	"sync"
@@ -65,44 +64,14 @@ func (e *eagerConn) more(want int) {
 // CloseWrite ends what is sent, where the connection can.
 func (e *eagerConn) CloseWrite() error { return closeWrite(e.Conn) }
 
+// Reset ends the connection with a reset, where it can.
+func (e *eagerConn) Reset() { reset(e.Conn) }
+
 func closeWrite(c net.Conn) error {
 	if w, ok := c.(interface{ CloseWrite() error }); ok {
 		return w.CloseWrite()
 	}
 	return c.Close()
-}
-
-// A spoken is what a connection's first bytes look like.
-type spoken int
-
-const (
-	spokenOther   spoken = iota
-	spokenTLS            // a TLS record with a handshake (RFC 8446, section 5.1)
-	spokenHTTP           // a request of HTTP/1 to a host that is no proxy (RFC 9112, section 3.2.1)
-	spokenPartial        // it could become HTTP
-)
-
-const maxMethod = 20 // bytes of an HTTP method
-
-// speaks tells what b begins.
-func speaks(b []byte) spoken {
-	if len(b) == 0 {
-		return spokenOther
-	}
-	if b[0] == 0x16 {
-		return spokenTLS
-	}
-	method, rest, ok := bytes.Cut(b, []byte(" "))
-	if len(method) == 0 || len(method) > maxMethod || bytes.ContainsFunc(method, func(r rune) bool { return (r < 'A' || r > 'Z') && r != '-' }) {
-		return spokenOther
-	}
-	if !ok || len(rest) == 0 {
-		return spokenPartial
-	}
-	if rest[0] == '/' || rest[0] == '*' {
-		return spokenHTTP
-	}
-	return spokenOther
 }
 
 // bareName is a host's name as it is compared: lower case, without a final dot.

@@ -15,7 +15,6 @@ import (
 	"net/http/httputil"
 	"net/netip"
 	"strings"
-	"sync"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -33,7 +32,6 @@ type ProxyOptions struct {
 	Recorder *Recorder // nil: nothing is recorded
 	Player   *Player   // nil: nothing is replayed; else nothing is dialed
 	Secrets  *secret.Set
-	Deny     []Rule   // names in it are refused in each request, also where the connection's host is not known
 	Observer Observer // is told of what is refused here; may be nil
 }
 
@@ -72,19 +70,14 @@ func shorten(s string) string {
 }
 
 // Intercept implements Interceptor.
-func (p *Proxy) Intercept(ctx context.Context, guest net.Conn, to netip.AddrPort, name string) bool {
-	name = bareName(name)
-	host := name
-	if host == "" {
-		host = to.Addr().String()
-	}
-	if p.opts.Recorder == nil && p.opts.Player == nil && !p.opts.Open && len(secretHeaders(p.opts.Headers).of("", host, to)) == 0 {
+func (p *Proxy) Intercept(ctx context.Context, guest net.Conn, to Target) bool {
+	c := &connection{p: p, to: to.Address, name: bareName(to.Name), request: to.Request, scheme: "http"}
+	if p.opts.Recorder == nil && p.opts.Player == nil && !p.opts.Open && len(c.headers("")) == 0 {
 		return false
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { _ = guest.Close() })()
-	c := &connection{p: p, to: to, name: name, scheme: "http"}
 	if p.opts.Player != nil {
 		c.replay(ctx, newEager(guest))
 	} else {
@@ -100,8 +93,12 @@ type connection struct {
 	to     netip.AddrPort
 	name   string // the host that was wanted; empty: not known
 	scheme string // "https" once TLS was opened
-	only   bool   // nothing but requests that can be looked at is passed on
+	// request returns why a request for a host is refused, or ""; nil: the policy names none.
+	request func(host string) string
 }
+
+// strict reports whether what is HTTP goes through request by request, and never as bytes.
+func (c *connection) strict() bool { return c.request != nil || len(c.headers("")) > 0 }
 
 // host is what the connection's other end is called.
 func (c *connection) host() string {
@@ -112,9 +109,12 @@ func (c *connection) host() string {
 }
 
 // refused tells that the guest was not let do something.
-func (c *connection) refused(reason string) {
+func (c *connection) refused(reason string) { c.refusedFor(c.name, reason) }
+
+// refusedFor is refused for a host other than the connection's.
+func (c *connection) refusedFor(host, reason string) {
 	if o := c.p.opts.Observer; o != nil {
-		o.Refused(Refusal{At: time.Now(), Protocol: "tcp", Host: c.name, Address: c.to, Reason: shorten(c.p.opts.Secrets.Mask(reason))})
+		o.Refused(Refusal{At: time.Now(), Protocol: "tcp", Host: host, Address: c.to, Reason: shorten(c.p.opts.Secrets.Mask(reason))})
 	}
 }
 
@@ -168,60 +168,11 @@ func (c *connection) forward(ctx context.Context, guest *eagerConn) {
 	c.carry(ctx, guest, newEager(upstream))
 }
 
-// carry finds out what is spoken on a connection and serves it.
-func (c *connection) carry(ctx context.Context, guest, upstream *eagerConn) {
-	if c.only {
-		c.forwardHTTP(ctx, guest, upstream)
-		return
-	}
-	select {
-	case <-guest.first:
-	default:
-		select {
-		case <-ctx.Done():
-			return
-		case <-upstream.first: // the other side begins: no HTTP, and no TLS
-			c.copy(guest, upstream, protocolTCP)
-			return
-		case <-guest.first:
-		}
-	}
-	switch said := c.firstWord(guest); {
-	case said == spokenHTTP:
-		c.forwardHTTP(ctx, guest, upstream)
-	case said == spokenTLS && c.scheme == "http" && c.opens():
-		c.openTLS(ctx, guest, upstream)
-	case said == spokenTLS:
-		c.copy(guest, upstream, protocolTLS)
-	default:
-		c.copy(guest, upstream, protocolTCP)
-	}
-}
-
 // forwardHTTP passes requests on. What is none is answered with an error.
 func (c *connection) forwardHTTP(ctx context.Context, guest, upstream *eagerConn) {
 	f := c.forwarder(ctx, upstream)
 	c.serveHTTP(guest, f)
 	f.transport.CloseIdleConnections()
-}
-
-// firstWord tells what the guest speaks, for which it may have to wait for the end
-// of a method.
-func (c *connection) firstWord(guest *eagerConn) spoken {
-	said := speaks(guest.peek())
-	if said != spokenPartial {
-		return said
-	}
-	_ = guest.SetReadDeadline(time.Now().Add(partialTime))
-	for n := len(guest.peek()); said == spokenPartial && guest.err == nil; n++ {
-		guest.more(n + 1)
-		said = speaks(guest.peek())
-	}
-	_ = guest.SetReadDeadline(time.Time{})
-	if t, ok := guest.err.(net.Error); ok && t.Timeout() {
-		guest.err = nil
-	}
-	return said
 }
 
 // openTLS ends the guest's TLS here, with a certificate of the sandbox's own authority,
@@ -262,6 +213,12 @@ func (c *connection) serverName(hello *tls.ClientHelloInfo) (string, error) {
 		c.refused(fmt.Sprintf("TLS for %.100q on a connection to %s", name, c.name))
 		return "", errors.New("another host's name")
 	}
+	if c.request != nil {
+		if reason := c.request(name); reason != "" {
+			c.refused(reason)
+			return "", errors.New("a host that is not allowed")
+		}
+	}
 	return name, nil
 }
 
@@ -293,37 +250,6 @@ func withoutHTTP2(offered []string) []string {
 		}
 	}
 	return kept
-}
-
-// copy carries bytes both ways until both sides have ended.
-func (c *connection) copy(guest, upstream net.Conn, protocol string) {
-	rec := c.p.opts.Recorder.stream(RecordedStream{Host: c.name, Address: c.to, Protocol: protocol, Opened: c.scheme == "https"})
-	defer rec.close()
-	var both sync.WaitGroup
-	pump := func(dst, src net.Conn, sent bool) {
-		buf := make([]byte, 32<<10)
-		for {
-			n, err := src.Read(buf)
-			if n > 0 {
-				rec.note(sent, buf[:n]) // before it can be answered
-				if _, werr := dst.Write(buf[:n]); werr != nil {
-					err = werr
-				}
-			}
-			if err == nil {
-				continue
-			}
-			if errors.Is(err, io.EOF) {
-				_ = closeWrite(dst)
-			} else {
-				_, _ = guest.Close(), upstream.Close()
-			}
-			return
-		}
-	}
-	both.Go(func() { pump(upstream, guest, true) })
-	both.Go(func() { pump(guest, upstream, false) })
-	both.Wait()
 }
 
 // url is the address of a request, as recordings have it.

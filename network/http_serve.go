@@ -7,6 +7,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 )
@@ -29,20 +30,31 @@ func (c *connection) checked(h http.Handler) http.Handler {
 			http.Error(w, "turnstone: this connection is to another host", http.StatusMisdirectedRequest)
 			return
 		}
-		for _, r := range c.p.opts.Deny {
-			if r.matchesPort(c.to.Port()) && r.matchesName(hostOnly(req.Host)) {
-				c.refused("in deny: " + r.String())
-				http.Error(w, "turnstone: refused: in deny: "+r.String(), http.StatusForbidden)
+		if c.request != nil {
+			if reason := c.request(req.Host); reason != "" {
+				c.refusedFor(hostName(hostOnly(req.Host)), reason)
+				status := http.StatusMisdirectedRequest
+				if strings.Contains(reason, "in deny: ") {
+					status = http.StatusForbidden
+				}
+				http.Error(w, "turnstone: refused: "+reason, status)
 				return
 			}
 		}
-		if req.Method == http.MethodConnect { // what follows could not be looked at
+		if opaque(req) { // what follows could not be looked at
 			c.refused("a tunnel through " + c.host())
 			http.Error(w, "turnstone: no tunnels through this connection", http.StatusMethodNotAllowed)
 			return
 		}
 		h.ServeHTTP(w, req)
 	})
+}
+
+// opaque tells of requests behind which there may be others that are not looked at: tunnels, and
+// HTTP/2 in the clear (RFC 9113, section 3.4). A target that is neither a path nor a URL is for
+// a proxy, too.
+func opaque(req *http.Request) bool {
+	return strings.EqualFold(req.Method, http.MethodConnect) || req.ProtoMajor != 1 || req.URL.Opaque != ""
 }
 
 // A oneConn is a listener with one connection. Its second Accept waits for that

@@ -36,6 +36,8 @@ type proxied struct {
 	proxy *Proxy
 	watch *Watch
 	sites []site
+	// request is what the policy says of each request, if it names hosts.
+	request func(host string) string
 
 	mu    sync.Mutex
 	dials int
@@ -82,7 +84,7 @@ func (p *proxied) connect(s site) net.Conn {
 		if err != nil {
 			return
 		}
-		if !p.proxy.Intercept(p.t.Context(), c, s.to, s.name) {
+		if !p.proxy.Intercept(p.t.Context(), c, Target{Address: s.to, Name: s.name, Request: p.request}) {
 			c.Close()
 			p.t.Errorf("a connection to %s was not taken", s.name)
 		}
@@ -214,7 +216,7 @@ func testHeader(t *testing.T, text string) SecretHeader {
 func TestProxyLeavesAlone(t *testing.T) {
 	p := newProxied(t, ProxyOptions{Headers: []SecretHeader{testHeader(t, "api.example.com=Authorization: Bearer sesame-open")}})
 	guest, _ := net.Pipe()
-	if p.proxy.Intercept(t.Context(), guest, netip.MustParseAddrPort("192.0.2.1:443"), "other.example.com") {
+	if p.proxy.Intercept(t.Context(), guest, Target{Address: netip.MustParseAddrPort("192.0.2.1:443"), Name: "other.example.com"}) {
 		t.Error("a connection to a host without secrets was taken")
 	}
 }

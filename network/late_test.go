@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -19,7 +18,7 @@ func TestLateGreetingIsInterceptedToo(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			took := make(chan struct{}, 1)
 			w := newWorld(t, Options{Policy: Policy{Deny: rules(t, "bad.example")},
-				Interceptor: intercept(func(_ context.Context, guest net.Conn, _ netip.AddrPort, _ string) bool {
+				Interceptor: intercept(func(_ context.Context, guest net.Conn, _ Target) bool {
 					took <- struct{}{}
 					_, _ = io.Copy(guest, guest)
 					return true
@@ -50,7 +49,9 @@ func TestDeniedNameInARequest(t *testing.T) {
 	plain, _ := testServer(t, false)
 	rec, _ := recordInto(t, RecorderOptions{})
 	web := at("", "192.0.2.2:80", plain)
-	p := newProxied(t, ProxyOptions{Recorder: rec, Deny: rules(t, "bad.example", "*.bad.example:80", "other.example:81")}, web)
+	p := newProxied(t, ProxyOptions{Recorder: rec}, web)
+	j := newJudge(Policy{Deny: rules(t, "bad.example", "*.bad.example:80", "other.example:81")}, edgeIsOwn)
+	p.request = func(host string) string { return j.check(web.to, nil).request(host, newNames(1, time.Hour)) }
 	c := p.connect(web)
 	br := bufio.NewReader(c)
 	for _, q := range []struct {

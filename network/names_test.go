@@ -77,7 +77,7 @@ func hello(c net.Conn) {
 
 // On a connection that a name opened, each request has to be for that name.
 func TestEachRequestHasItsName(t *testing.T) {
-	none := intercept(func(context.Context, net.Conn, netip.AddrPort, string) bool { return false })
+	none := intercept(func(context.Context, net.Conn, Target) bool { return false })
 	for what, i := range map[string]Interceptor{"plain": nil, "intercepted": none} {
 		t.Run(what, func(t *testing.T) { eachRequest(t, i) })
 	}
@@ -233,8 +233,8 @@ func TestServerSpeaksFirst(t *testing.T) {
 	if _, err := io.ReadFull(c, make([]byte, 11)); err != nil {
 		t.Fatal(err)
 	}
-	_, _ = c.Write([]byte("EHLO x"))
-	if _, err := io.ReadFull(c, make([]byte, 6)); err != nil {
+	_, _ = c.Write([]byte("EHLO x\r\n")) // what may become a request is held until its line ends
+	if _, err := io.ReadFull(c, make([]byte, 8)); err != nil {
 		t.Fatal(err)
 	}
 	_ = c.Close()
@@ -254,6 +254,7 @@ func TestDeniedNameAtTheConnection(t *testing.T) {
 	for _, to := range []string{"198.51.100.1:443", "198.51.100.1:80", "198.51.100.2:443", "198.51.100.2:80"} {
 		w.host.listen(to, echo)
 	}
+	w.host.listen("198.51.100.2:80", hello) // requests are looked at one by one
 	w.ask("half.example", dnsmessage.TypeA)
 	for _, c := range []struct {
 		to   string
@@ -293,21 +294,21 @@ func TestObservedNames(t *testing.T) {
 	}
 }
 
-type intercept func(ctx context.Context, guest net.Conn, to netip.AddrPort, name string) bool
+type intercept func(ctx context.Context, guest net.Conn, to Target) bool
 
-func (f intercept) Intercept(ctx context.Context, guest net.Conn, to netip.AddrPort, name string) bool {
-	return f(ctx, guest, to, name)
+func (f intercept) Intercept(ctx context.Context, guest net.Conn, to Target) bool {
+	return f(ctx, guest, to)
 }
 
 func TestInterceptor(t *testing.T) {
 	var mu sync.Mutex
 	var seen []string
 	w := newWorld(t, Options{Policy: Policy{Only: true, Allow: rules(t, "api.example.com", "ssh.example.com:22", "198.51.100.9")},
-		Interceptor: intercept(func(_ context.Context, guest net.Conn, to netip.AddrPort, name string) bool {
+		Interceptor: intercept(func(_ context.Context, guest net.Conn, to Target) bool {
 			mu.Lock()
-			seen = append(seen, to.String()+" "+name)
+			seen = append(seen, to.Address.String()+" "+to.Name)
 			mu.Unlock()
-			if name != "api.example.com" {
+			if to.Name != "api.example.com" {
 				return false
 			}
 			b, _ := io.ReadAll(guest)
@@ -358,7 +359,7 @@ func TestInterceptor(t *testing.T) {
 // A guest that says nothing for a while is looked at when it does.
 func TestLateGreetingIsLookedAt(t *testing.T) {
 	w := newWorld(t, Options{Policy: Policy{Deny: rules(t, "bad.example")},
-		Interceptor: intercept(func(context.Context, net.Conn, netip.AddrPort, string) bool { return false })})
+		Interceptor: intercept(func(context.Context, net.Conn, Target) bool { return false })})
 	w.host.listen("198.51.100.1:443", echo)
 	c := w.mustDial("198.51.100.1:443")
 	defer c.Close()

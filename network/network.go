@@ -62,12 +62,22 @@ type Resolver interface {
 }
 
 // An Interceptor may take a connection that the policy allows away from the host's
-// dialer: to record it, to replay it, or to put a credential into what is sent. name
-// is the host that the guest said it wants (TLS server name, HTTP host, or the name
-// it had resolved the address from), or empty.
+// dialer: to record it, to replay it, or to put a credential into what is sent.
 type Interceptor interface {
 	// Intercept serves guest until its end and reports true; or reports false at once.
-	Intercept(ctx context.Context, guest net.Conn, to netip.AddrPort, name string) bool
+	Intercept(ctx context.Context, guest net.Conn, to Target) bool
+}
+
+// A Target is what a connection of the guest goes to.
+type Target struct {
+	Address netip.AddrPort
+	// Name is the host that the guest said it wants (TLS server name, HTTP host, or the name
+	// it had resolved the address from), or empty.
+	Name string
+	// Request returns why a request for a host, as HTTP's Host has it, may not go over the
+	// connection, or "". When it is not nil, what is HTTP has to be passed on request by
+	// request, because the policy names hosts.
+	Request func(host string) string
 }
 
 // An Observer is told what happens on the network. Its methods are called from many

@@ -2,7 +2,6 @@ package network
 
 import (
 	"bufio"
-	"bytes"
 	"crypto/tls"
 	"errors"
 	"io"
@@ -26,9 +25,9 @@ type greeting struct {
 type greetingProtocol int
 
 const (
-	silent  greetingProtocol = iota // nothing came in time
+	silent  greetingProtocol = iota // nothing came in time, or nothing but white space
 	partial                         // TLS or HTTP, and not all of it came in time, or it is broken
-	unknown                         // neither TLS nor HTTP/1
+	unknown                         // neither TLS nor HTTP
 	isTLS
 	isHTTP
 )
@@ -36,9 +35,18 @@ const (
 var errGreetingTooLong = errors.New("greeting too long")
 
 // peek reads and parses the guest's first bytes, which are read again by the next Read. It
-// waits for the first one (0: for ever), and then for the rest.
-func (c *guestConn) peek(first, rest time.Duration) greeting {
-	r := &recorder{from: c.readNew}
+// waits for the first one (0: for ever), and then for the rest. Without strict it does not
+// wait for what is only odd to become HTTP.
+func (c *guestConn) peek(first, rest time.Duration, strict bool) greeting {
+	return c.look(&recorder{from: c.readNew, seen: c.head, easy: !strict}, first, rest)
+}
+
+// peekLate is peek for a guest that may take its time: white space alone is an answer, too.
+func (c *guestConn) peekLate(rest time.Duration, strict bool) greeting {
+	return c.look(&recorder{from: c.readNew, seen: c.head, blank: true, easy: !strict}, 0, rest)
+}
+
+func (c *guestConn) look(r *recorder, first, rest time.Duration) greeting {
 	if first > 0 {
 		_ = c.SetReadDeadline(time.Now().Add(first))
 	}
@@ -57,6 +65,10 @@ type recorder struct {
 	seen []byte
 	off  int
 	err  error
+	// blank says that white space is to be told of before anything else has come.
+	blank bool
+	// easy says that only a plain request is waited for.
+	easy bool
 }
 
 func (r *recorder) Read(b []byte) (int, error) {
@@ -92,13 +104,39 @@ func (r *recorder) more(n int) bool {
 }
 
 func parseGreeting(r *recorder) greeting {
-	if !r.more(1) {
+	r.more(1)
+	for {
+		switch speaks(r.seen) {
+		case spokenTLS:
+			return parseTLS(r)
+		case spokenHTTP:
+			return parseHTTP(r)
+		case spokenOther:
+			return greeting{protocol: unknown}
+		case spokenPartial:
+			if r.easy && !maybePlain(r.seen) {
+				return greeting{protocol: unknown}
+			}
+		case spokenBlank:
+			if r.blank && len(r.seen) > 0 {
+				return greeting{protocol: silent}
+			}
+		}
+		if !r.more(len(r.seen) + 1) {
+			break
+		}
+	}
+	said := speaks(r.seen)
+	if errors.Is(r.err, io.EOF) {
+		said = speaksAtEnd(r.seen)
+	}
+	switch said {
+	case spokenBlank:
 		return greeting{protocol: silent}
+	case spokenOther:
+		return greeting{protocol: unknown}
 	}
-	if r.seen[0] == recordHandshake {
-		return parseTLS(r)
-	}
-	return parseHTTP(r)
+	return greeting{protocol: partial}
 }
 
 // recordHandshake is the type of the record that a TLS connection begins with (RFC 8446, 5.1).
@@ -118,44 +156,11 @@ func parseTLS(r *recorder) greeting {
 
 // parseHTTP takes the host from the header of an HTTP/1 request.
 func parseHTTP(r *recorder) greeting {
-	for n := 1; !bytes.ContainsRune(r.seen, '\n'); n = len(r.seen) + 1 {
-		if !maybeRequest(r.seen) {
-			return greeting{protocol: unknown}
-		}
-		if !r.more(n) {
-			return greeting{protocol: partial}
-		}
-	}
-	line, _, _ := bytes.Cut(r.seen, []byte("\n"))
-	line = bytes.TrimSuffix(line, []byte("\r"))
-	if !maybeRequest(r.seen) || !bytes.Contains(line, []byte(" HTTP/1.")) {
-		return greeting{protocol: unknown}
-	}
 	req, err := http.ReadRequest(bufio.NewReader(r))
 	if err != nil {
 		return greeting{protocol: partial}
 	}
-	host := req.Host
-	if h, _, err := net.SplitHostPort(host); err == nil {
-		host = h
-	}
-	return greeting{protocol: isHTTP, name: hostName(host)}
-}
-
-// maybeRequest reports whether b is, or may be the beginning of, a request line of HTTP/1: a
-// method of capital letters, a space, and a target: a path, "*", a URL, or what CONNECT
-// has (RFC 9112, 3). Commands of other protocols, as "EHLO host", seldom look like it.
-func maybeRequest(b []byte) bool {
-	for i, c := range b {
-		switch {
-		case c == ' ':
-			rest := b[i+1:]
-			return i > 2 && (len(rest) == 0 || bytes.IndexByte([]byte("/*hH"), rest[0]) >= 0 || string(b[:i]) == http.MethodConnect)
-		case (c < 'A' || c > 'Z') && c != '-' || i > 20:
-			return false
-		}
-	}
-	return true
+	return greeting{protocol: isHTTP, name: hostName(hostOnly(req.Host))}
 }
 
 // hostName returns s as policies have it, or "" for what is no name.
@@ -178,7 +183,8 @@ func (readOnly) SetDeadline(time.Time) error      { return nil }
 func (readOnly) SetReadDeadline(time.Time) error  { return nil }
 func (readOnly) SetWriteDeadline(time.Time) error { return nil }
 
-// A check says what has to hold for the guest's first bytes on a connection.
+// A check says what has to hold for the guest's first bytes on a connection, and for each
+// request of HTTP on it.
 type check struct {
 	j     *judge
 	to    netip.AddrPort
@@ -199,6 +205,15 @@ func (j *judge) check(to netip.AddrPort, names []string) check {
 	}
 	c.first = !c.free
 	return c
+}
+
+// strict reports whether what is HTTP is passed on request by request: the policy has rules with
+// names for the connection.
+func (c check) strict() bool { return c.named || c.j.denies }
+
+// request returns why a request for a host, as HTTP's Host has it, is refused, or "".
+func (c check) request(host string, known *names) string {
+	return c.greeting(greeting{protocol: isHTTP, name: hostName(hostOnly(host))}, known)
 }
 
 // webPort tells the ports on which whoever does not name a host hides it.

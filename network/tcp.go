@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -103,9 +104,9 @@ type tcpConn struct {
 	s     *Stack
 	req   *tcp.ForwarderRequest
 	id    stack.TransportEndpointID
-	to    netip.AddrPort // as the guest has it
-	names []string       // that to's address was answered for
-	name  string         // of the host that the guest wants, where it is known
+	to    netip.AddrPort         // as the guest has it
+	names []string               // that to's address was answered for
+	name  atomic.Pointer[string] // of the host that the guest said it wants; nil: it has not
 	check check
 	spoke greetingProtocol // what the guest's first bytes were, when they were looked at
 	start time.Time
@@ -118,9 +119,6 @@ func (s *Stack) serveTCP(req *tcp.ForwarderRequest) {
 	id := req.ID()
 	c := &tcpConn{s: s, req: req, id: id, to: netip.AddrPortFrom(addressOf(id.LocalAddress), id.LocalPort), start: time.Now()}
 	c.names = s.names.of(c.to.Addr())
-	if len(c.names) > 0 {
-		c.name = c.names[0]
-	}
 	c.check = s.judge.check(c.to, c.names)
 	ctx, cancel := context.WithCancel(s.ctx)
 	defer cancel()
@@ -149,25 +147,31 @@ func (c *tcpConn) serve(ctx context.Context) {
 		reset(host)
 		return
 	}
-	c.carry(ctx, host, !c.check.first)
+	c.carry(ctx, host, c.check.first)
 }
 
-// carry serves the connection once it is open on both sides.
-func (c *tcpConn) carry(ctx context.Context, host net.Conn, look bool) {
-	if c.check.first && c.spoke == isHTTP {
-		c.requests(ctx, host)
+// carry serves the connection once it is open on both sides. looked says that the guest's
+// first bytes are known.
+func (c *tcpConn) carry(ctx context.Context, host net.Conn, looked bool) {
+	if !c.check.strict() {
+		c.pump(host, !looked)
 		return
 	}
-	c.pump(host, look)
-}
-
-// requests passes on one request after the other, each of which has to be for the host that
-// the connection was allowed for: what shares an address may not share a rule.
-func (c *tcpConn) requests(ctx context.Context, host net.Conn) {
 	p := NewProxy(ProxyOptions{Dialer: c.s.dialer, Resolver: c.s.resolver, Observer: counting{c.s}})
-	(&connection{p: p, to: c.to, name: c.name, scheme: "http", only: true}).carry(ctx, newEager(c.guestConn), newEager(host))
+	(&connection{p: p, to: c.to, request: c.request, scheme: "http"}).carry(ctx, newEager(c.guest(looked)), newEager(host))
 	_ = host.Close()
 }
+
+// guest is the guest's side for whoever serves the connection.
+func (c *tcpConn) guest(looked bool) net.Conn {
+	if looked {
+		return c.guestConn
+	}
+	return &lateConn{guestConn: c.guestConn, c: c}
+}
+
+// request returns why a request for a host is refused, or "".
+func (c *tcpConn) request(host string) string { return c.check.request(host, c.s.names) }
 
 // counting is the Observer of what works for a Stack.
 type counting struct{ s *Stack }
@@ -194,11 +198,11 @@ func (c *tcpConn) serveIntercepted(ctx context.Context) {
 	if !c.greet(wait) {
 		return
 	}
-	var guest net.Conn = c.guestConn
-	if c.spoke == silent {
-		guest = &lateConn{guestConn: c.guestConn, c: c}
+	to := Target{Address: c.to, Name: c.host()}
+	if c.check.strict() {
+		to.Request = c.request
 	}
-	if c.s.interceptor.Intercept(ctx, guest, c.to, c.name) {
+	if c.s.interceptor.Intercept(ctx, c.guest(c.spoke != silent), to) {
 		return
 	}
 	host, err := c.dial(ctx)
@@ -207,30 +211,27 @@ func (c *tcpConn) serveIntercepted(ctx context.Context) {
 		return
 	}
 	defer context.AfterFunc(ctx, func() { _ = host.Close() })()
-	c.carry(ctx, host, c.spoke == silent)
+	c.carry(ctx, host, c.spoke != silent)
 }
 
 // A lateConn is a connection whose guest had not said anything when it was handed on: its
-// first bytes are looked at when they come.
+// first bytes are looked at when they come. White space comes through before them.
 type lateConn struct {
 	*guestConn
-	c    *tcpConn
-	once sync.Once
-	err  error // why it was refused
+	c      *tcpConn
+	looked bool
+	err    error // why it was refused
 }
 
 // Read implements net.Conn.
 func (l *lateConn) Read(b []byte) (int, error) {
-	l.once.Do(func() {
-		h := l.peek(0, l.c.s.limits.hello)
-		reason := l.c.check.greeting(h, l.c.s.names)
-		if reason == "" || h.protocol == silent { // it has ended without a word
-			return
+	if !l.looked {
+		h := l.peekLate(l.c.s.limits.hello, l.c.check.strict())
+		l.looked = h.protocol != silent
+		if l.looked {
+			l.err = l.c.heed(h)
 		}
-		l.c.s.refuse(Refusal{Protocol: "tcp", Host: h.name, Address: l.c.to, Reason: reason})
-		l.Reset()
-		l.err = net.ErrClosed
-	})
+	}
 	if l.err != nil {
 		return 0, l.err
 	}
@@ -318,18 +319,34 @@ func (c *tcpConn) watchHandshake(ctx context.Context, done <-chan struct{}) {
 // host that it may not reach. What was read is read again by the next reader. The guest
 // has that time to send the first one, or, when it is 0, any time; and then for the others.
 func (c *tcpConn) greet(wait time.Duration) bool {
-	h := c.peek(wait, c.s.limits.hello)
+	h := c.peek(wait, c.s.limits.hello, c.check.strict())
 	c.spoke = h.protocol
+	return c.heed(h) == nil
+}
+
+// heed refuses the connection when its greeting is for a host that the guest may not reach.
+func (c *tcpConn) heed(h greeting) error {
 	if h.name != "" {
-		c.name = h.name
+		c.name.Store(&h.name)
 	}
 	reason := c.check.greeting(h, c.s.names)
 	if reason == "" {
-		return true
+		return nil
 	}
-	c.s.refuse(Refusal{Protocol: "tcp", Host: c.name, Address: c.to, Reason: reason})
+	c.s.refuse(Refusal{Protocol: "tcp", Host: c.host(), Address: c.to, Reason: reason})
 	c.Reset()
-	return false
+	return net.ErrClosed
+}
+
+// host is the name of the host that the guest wants, where it is known.
+func (c *tcpConn) host() string {
+	if name := c.name.Load(); name != nil {
+		return *name
+	}
+	if len(c.names) > 0 {
+		return c.names[0]
+	}
+	return ""
 }
 
 // pump copies both ways until both have ended. With look, the guest's first bytes are
@@ -353,7 +370,7 @@ func (c *tcpConn) pump(host net.Conn, look bool) {
 func (c *tcpConn) end() {
 	c.guestConn.finish(c.s.ctx, c.s.limits.linger)
 	if c.s.observer != nil {
-		c.s.observer.Closed(Connection{Start: c.start, End: time.Now(), Protocol: "tcp", Host: c.name, Address: c.to,
+		c.s.observer.Closed(Connection{Start: c.start, End: time.Now(), Protocol: "tcp", Host: c.host(), Address: c.to,
 			Sent: c.sent.Load(), Received: c.received.Load()})
 	}
 }

@@ -1,0 +1,138 @@
+package network
+
+import (
+	"bytes"
+	"strings"
+)
+
+// A spoken is what a connection's first bytes are.
+type spoken int
+
+const (
+	spokenOther   spoken = iota
+	spokenTLS            // a TLS record with a handshake (RFC 8446, section 5.1)
+	spokenHTTP           // a request line, of any version of HTTP, and also one that is broken
+	spokenPartial        // it could become HTTP
+	spokenBlank          // nothing but white space, which servers skip in front of a request (RFC 9112, section 2.2)
+)
+
+// speaks tells what b begins. It takes for HTTP whatever any server could take for it, not only
+// what RFC 9112 has: requests behind white space, methods in lower case or of other letters,
+// fields separated by what some languages call white space, lines that end with LF alone.
+func speaks(b []byte) spoken {
+	if len(b) > 0 && b[0] == recordHandshake {
+		return spokenTLS
+	}
+	b = bytes.TrimLeftFunc(b, func(r rune) bool { return r < 0x80 && isGap(byte(r)) })
+	for len(b) > 0 && isGap(b[0]) { // also those that are no ASCII
+		b = b[1:]
+	}
+	if len(b) == 0 {
+		return spokenBlank
+	}
+	method := b[:tokenLength(b)]
+	switch {
+	case len(method) == 0:
+		return spokenOther
+	case len(method) == len(b):
+		return spokenPartial
+	}
+	line, _, whole := bytes.Cut(b, []byte("\n"))
+	line = bytes.TrimSuffix(line, []byte("\r"))
+	// Binary protocols begin with a letter, too, and then have a length or an end of text.
+	// Methods that are no words are only taken by servers that take nothing else odd.
+	if !isWord(method) && (bytes.ContainsFunc(line, isControl) || len(line) > len(method) && line[len(method)] != ' ' && line[len(method)] != '\t') {
+		return spokenOther
+	}
+	if len(line) > len(method) && !isGap(line[len(method)]) {
+		return spokenOther
+	}
+	if !whole {
+		return spokenPartial
+	}
+	fields := splitGaps(line)
+	for _, f := range fields[1:] {
+		if len(f) >= 5 && strings.EqualFold(string(f[:5]), "HTTP/") {
+			return spokenHTTP
+		}
+	}
+	if len(fields) == 2 && string(method) == "GET" && (fields[1][0] == '/' || bytes.Contains(fields[1], []byte("://"))) {
+		return spokenHTTP // HTTP/0.9
+	}
+	return spokenOther
+}
+
+// speaksAtEnd is speaks for a connection on which nothing comes after b.
+func speaksAtEnd(b []byte) spoken {
+	said := speaks(b)
+	if said != spokenPartial {
+		return said
+	}
+	if speaks(append(bytes.Clone(b), '\n')) == spokenHTTP {
+		return spokenPartial
+	}
+	return spokenOther
+}
+
+// isPlainRequest reports whether b begins a request to a host that is no proxy, in the form that
+// clients have it (RFC 9112, section 3.2.1).
+func isPlainRequest(b []byte) bool {
+	method, rest, _ := bytes.Cut(b, []byte(" "))
+	if len(method) == 0 || len(rest) == 0 || bytes.ContainsFunc(method, func(r rune) bool { return (r < 'A' || r > 'Z') && r != '-' }) {
+		return false
+	}
+	return (rest[0] == '/' || rest[0] == '*' && string(method) != "PRI") && bytes.Contains(rest, []byte(" HTTP/1."))
+}
+
+// maybePlain reports whether b is, or may become, the request line of a client: a method of
+// capital letters, a space, and a path, "*", a URL, or what CONNECT has.
+func maybePlain(b []byte) bool {
+	method, target, ok := bytes.Cut(b, []byte(" "))
+	switch {
+	case len(method) > 20 || bytes.ContainsFunc(method, func(r rune) bool { return (r < 'A' || r > 'Z') && r != '-' }):
+		return false
+	case !ok || len(target) == 0:
+		return true
+	}
+	return bytes.IndexByte([]byte("/*hH"), target[0]) >= 0 || string(method) == "CONNECT"
+}
+
+// isGap reports whether c separates the fields of a line for some server: what Python's
+// str.split does with bytes.
+func isGap(c byte) bool {
+	return c == ' ' || c >= '\t' && c <= '\r' || c >= 0x1c && c <= 0x1f || c == 0x85 || c == 0xa0
+}
+
+func isControl(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }
+
+// isWord reports whether a method is made of letters, hyphens and underscores.
+func isWord(method []byte) bool {
+	return !bytes.ContainsFunc(method, func(r rune) bool { return (r|0x20 < 'a' || r|0x20 > 'z') && r != '-' && r != '_' })
+}
+
+// tokenLength is the length of the token that b begins with (RFC 9110, section 5.6.2).
+func tokenLength(b []byte) int {
+	for i, c := range b {
+		if c <= ' ' || c >= 0x7f || strings.IndexByte("\"(),/:;<=>?@[\\]{}", c) >= 0 {
+			return i
+		}
+	}
+	return len(b)
+}
+
+// splitGaps splits a line at its gaps.
+func splitGaps(line []byte) (fields [][]byte) {
+	from := -1
+	for i, c := range line {
+		switch {
+		case isGap(c) && from >= 0:
+			fields, from = append(fields, line[from:i]), -1
+		case !isGap(c) && from < 0:
+			from = i
+		}
+	}
+	if from >= 0 {
+		fields = append(fields, line[from:])
+	}
+	return fields
+}
