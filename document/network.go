@@ -14,7 +14,7 @@ import (
 const maxRules = 500
 
 // NetworkHint says what network: takes.
-const NetworkHint = "write network: on, off, record or replay, or a map with allow, deny, record, replay and intercept"
+const NetworkHint = "write network: on, off, record or replay, or a map with allow, deny, record, replay, intercept and host_ca"
 
 // ruleForm is all that a network rule can consist of, and turnRef what names a turn;
 // what they mean is not known here.
@@ -61,7 +61,7 @@ func NetworkMode(word string) (on bool, rules *NetworkRules, ok bool) {
 }
 
 // networkKeys are the keys of the map that network: can be.
-var networkKeys = []string{"allow", "deny", "record", "replay", "intercept"}
+var networkKeys = []string{"allow", "deny", "record", "replay", "intercept", "host_ca"}
 
 func (p *docParser) networkMap(n *yaml.Node) {
 	on, r := true, &NetworkRules{}
@@ -86,6 +86,8 @@ func (p *docParser) networkMap(n *yaml.Node) {
 			r.Record = p.yesNo(value, "network: record")
 		case "intercept":
 			r.Intercept = p.yesNo(value, "network: intercept")
+		case "host_ca":
+			r.NoHostCA = !p.yesNo(value, "network: host_ca")
 		case "replay":
 			p.networkReplay(value, r)
 		}

@@ -52,6 +52,7 @@ type NetworkRules struct {
 	Replay      bool   // it is served from what a turn kept, and the network is not touched
 	ReplayOf    string // the turn whose recording it is; empty: the nearest one's
 	Intercept   bool   // TLS is opened with a certificate authority of the sandbox's own
+	NoHostCA    bool   // the sandbox does not trust the authorities that the host adds to the public ones
 }
 
 // An Isolation is how well a sandbox is kept apart from the host.

@@ -66,6 +66,7 @@ func frontClaims() []claim {
 		{field: "NetworkRules.Replay", why: "the network is not touched"},
 		{field: "NetworkRules.ReplayOf", key: "network"}, // checked when the session is known: replayable
 		{field: "NetworkRules.Intercept", why: "the host's authorities verify the same hosts"},
+		{field: "NetworkRules.NoHostCA", why: "it narrows"},
 	}
 }
 

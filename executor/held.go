@@ -99,6 +99,14 @@ func (r *run) goOn(ctx context.Context, h *held) (*Sandbox, error) {
 		return nil, ctx.Err()
 	}
 	r.plan.shape = s.driver.(heldDriver).info.Shape
+	r.plan.env = r.plan.net.giveWay(r.plan.env, s.Template.EnvList())
+	if r.plan.net.ca == nil { // the host's authorities may be others than when it was made
+		if err := s.trust(ctx, &r.plan.net); err != nil {
+			_ = s.Close()
+			h.remove(ctx)
+			return nil, err
+		}
+	}
 	if err := s.client.StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: r.plan.cwd, Env: mergeEnv(r.at.state.Env, r.plan.env)}); err != nil {
 		err = s.fate(err)
 		_ = s.Close()
@@ -151,6 +159,7 @@ func (h *held) enter(ctx context.Context, r *run) (*Sandbox, error) {
 		s, err = h.resume(ctx)
 	}
 	if err == nil && r.at.state != nil {
+		r.plan.env = r.plan.net.giveWay(r.plan.env, s.Template.EnvList())
 		err = s.client.StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: r.plan.cwd, Env: mergeEnv(r.at.state.Env, r.plan.env)})
 	}
 	if err != nil {

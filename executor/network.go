@@ -66,34 +66,6 @@ func (x *Executor) attachNetwork(ctx context.Context, s *Sandbox, p *plan) error
 	return s.renewNetwork(ctx)
 }
 
-// maxBundle bounds the certificates that a guest trusts, in bytes.
-const maxBundle = 4 << 20
-
-// trust puts the certificates that the guest is to trust where caPath says: its own, and
-// that of the authority of its network.
-func (s *Sandbox) trust(ctx context.Context, p *networkPlan) error {
-	if p.ca == nil {
-		return nil
-	}
-	var bundle []byte
-	for len(bundle) < maxBundle {
-		res, err := s.Client().FileSystemRead(ctx, &wire.FileSystemReadParams{Path: p.bundle, Offset: int64(len(bundle))})
-		if turnstone.KindOf(err) == turnstone.NotFound {
-			break // a small image has none
-		}
-		if err != nil {
-			return s.fate(err)
-		}
-		if bundle = append(bundle, res.Data...); len(res.Data) == 0 || res.Eof {
-			break
-		}
-	}
-	if n := len(bundle); n > 0 && bundle[n-1] != '\n' {
-		bundle = append(bundle, '\n')
-	}
-	return s.put(ctx, caPath, append(bundle, p.ca.PEM()...))
-}
-
 // put writes a file into the guest.
 func (s *Sandbox) put(ctx context.Context, path string, content []byte) error {
 	err := s.Client().Feed(bytes.NewReader(content), func(stream wire.StreamID) error {

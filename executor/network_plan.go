@@ -2,12 +2,12 @@ package executor
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
@@ -28,7 +28,8 @@ type networkPlan struct {
 	secrets     *secret.Set // masked in what is recorded and told
 	leak        string      // the secret that the recording holds all the same
 
-	ca       *network.CA // nil: no TLS is opened
+	ca       *network.CA         // nil: no TLS is opened
+	hostCA   []*x509.Certificate // that the guest trusts because its host does, beyond the public ones
 	recorder *network.Recorder
 	spool    spool // of the recorder, or the player
 	player   *network.Player
@@ -44,7 +45,7 @@ func (x *Executor) planNetwork(p *plan, req Request) error {
 	rules, mode := mergeRules(req, front)
 	p.net.record, p.net.replay, p.net.replayOf = mode.Record, mode.Replay, mode.ReplayOf
 	p.net.replayNamed = req.NetworkRules != nil && req.NetworkRules.ReplayOf != ""
-	p.net.asked = network.Spec{Allow: rules.Allow, Deny: rules.Deny, Only: rules.HasAllow, Open: rules.Intercept, Asked: p.authority.onlyAsked()}
+	p.net.asked = network.Spec{Allow: rules.Allow, Deny: rules.Deny, Only: rules.HasAllow, Open: rules.Intercept, NoHostCA: rules.NoHostCA, Asked: p.authority.onlyAsked()}
 	for _, text := range req.SecretHeaders {
 		h, err := network.ParseSecretHeader(text)
 		if err != nil {
@@ -79,7 +80,7 @@ func (x *Executor) planSandbox(p *plan, spec *network.Spec, silent bool) error {
 	if !p.shape.Network {
 		return nil
 	}
-	more, err := p.net.trust(p.env)
+	more, err := x.trusted(&p.net, p.env)
 	p.env = append(slices.Clone(p.env), more...)
 	return err
 }
@@ -99,6 +100,7 @@ func mergeRules(req Request, front document.FrontMatter) (rules, mode document.N
 	}
 	rules.Deny = append(slices.Clone(rules.Deny), asked.Deny...)
 	rules.Intercept = rules.Intercept || asked.Intercept
+	rules.NoHostCA = rules.NoHostCA || asked.NoHostCA
 	if req.Network != nil || asked.Record || asked.Replay {
 		mode = *asked
 	}
@@ -145,66 +147,6 @@ func (p *plan) hideHeaders(req Request) error {
 		return nil
 	}
 	return p.noSecret(req)
-}
-
-// needsCA tells whether the guest has to trust an authority of ours.
-func (n *networkPlan) needsCA() bool {
-	return n.spec.Open || n.player != nil && n.playerOpens() ||
-		slices.ContainsFunc(n.spec.Headers, func(h network.SecretHeader) bool { return h.Scheme == "https" })
-}
-
-// caPath is where the guest finds the certificates that it is to trust. It lies on no
-// disk, and so in no state.
-const caPath = "/run/turnstone/ca-certificates.crt"
-
-// caBundle is where Debian has the certificates that it trusts.
-const caBundle = "/etc/ssl/certs/ca-certificates.crt"
-
-// caVariables tell programs of caPath: OpenSSL's and Go's, curl, Python's requests, Node, git.
-var caVariables = []string{"SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO"}
-
-// trust makes the authority, where one is needed, and returns the variables with which
-// programs find its certificate. env is what the sandbox's would be without.
-func (n *networkPlan) trust(env []string) ([]string, error) {
-	if !n.needsCA() {
-		return nil, nil
-	}
-	var err error
-	if n.ca, err = network.NewCA(); err != nil {
-		return nil, err
-	}
-	n.outer, n.bundle = map[string]string{}, caBundle
-	for _, kv := range env {
-		name, value, _ := strings.Cut(kv, "=")
-		if slices.Contains(caVariables, name) && value != caPath {
-			n.outer[name] = value
-		}
-	}
-	if b := n.outer["SSL_CERT_FILE"]; b != "" {
-		n.bundle = b
-	}
-	var more []string
-	for _, name := range caVariables {
-		more = append(more, name+"="+caPath)
-	}
-	return more, nil
-}
-
-// inherited is env as later turns get it: without what is of use in this sandbox only.
-func (n *networkPlan) inherited(env []string) []string {
-	if n.ca == nil {
-		return env
-	}
-	var kept []string
-	for _, kv := range env {
-		name, value, _ := strings.Cut(kv, "=")
-		if value != caPath || !slices.Contains(caVariables, name) {
-			kept = append(kept, kv)
-		} else if was, ok := n.outer[name]; ok {
-			kept = append(kept, name+"="+was)
-		}
-	}
-	return kept
 }
 
 // options are those of the network's stack.

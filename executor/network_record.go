@@ -76,7 +76,7 @@ func (r *run) openNetwork(ctx context.Context) error {
 	if r.at.state != nil {
 		before = slices.Clone(r.at.state.Env)
 	}
-	more, err := n.trust(append(before, r.plan.env...))
+	more, err := r.x.trusted(n, append(before, r.plan.env...))
 	r.plan.env = append(r.plan.env, more...)
 	return err
 }
@@ -282,7 +282,7 @@ func (n *RecordNetwork) spec() network.Spec {
 // rules are those of a turn that repeats rec's. What was recorded is replayed.
 func (n *RecordNetwork) rules(rec *Record) *document.NetworkRules {
 	s := n.spec()
-	r := &document.NetworkRules{Allow: s.Allow, HasAllow: s.Only, Deny: s.Deny, Intercept: s.Open}
+	r := &document.NetworkRules{Allow: s.Allow, HasAllow: s.Only, Deny: s.Deny, Intercept: s.Open, NoHostCA: s.NoHostCA}
 	switch {
 	case n == nil:
 	case n.Index != nil:

@@ -354,6 +354,7 @@ func (x *Executor) start(ctx context.Context, p *plan, src *source, clock *stopw
 		return nil, err
 	}
 	clock.lap("restore")
+	p.env = p.net.giveWay(p.env, src.tmpl.EnvList())
 	s := &Sandbox{Template: src.tmpl, Image: p.image, slot: slot, machine: vm, source: src.machine, driver: src.driver, spoolDir: x.home.Path("sandboxes"), port: wire.NewPort(vm.Agent(), true),
 		layers: len(src.machine.Layers), home: src.machine.Home != ""}
 	if err = s.connect(ctx, p); err == nil {

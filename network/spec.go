@@ -20,7 +20,9 @@ type Spec struct {
 	Asked bool `json:"asked,omitempty"`
 	// Headers are secret headers. What is written down has them without values.
 	Headers []SecretHeader `json:"headers,omitempty"`
-	DNS     string         `json:"dns,omitempty"` // ADDRESS:PORT of the name server to ask; empty: the host's
+	// NoHostCA says that the sandbox does not trust what its host trusts beyond the public authorities.
+	NoHostCA bool   `json:"no_host_ca,omitempty"`
+	DNS      string `json:"dns,omitempty"` // ADDRESS:PORT of the name server to ask; empty: the host's
 }
 
 // PublicWord stands for all public addresses in a list of rules.
@@ -76,7 +78,8 @@ func (s *Spec) Same(o *Spec) bool {
 	if s == nil || o == nil {
 		s, o = or(s, &Spec{}), or(o, &Spec{})
 	}
-	return slices.Equal(s.Allow, o.Allow) && slices.Equal(s.Deny, o.Deny) && s.Only == o.Only && s.Open == o.Open && s.Asked == o.Asked && s.DNS == o.DNS &&
+	return slices.Equal(s.Allow, o.Allow) && slices.Equal(s.Deny, o.Deny) && s.Only == o.Only && s.Open == o.Open && s.Asked == o.Asked && s.NoHostCA == o.NoHostCA &&
+		s.DNS == o.DNS &&
 		slices.EqualFunc(s.Headers, o.Headers, func(a, b SecretHeader) bool { return a.Label() == b.Label() })
 }
 

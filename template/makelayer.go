@@ -6,17 +6,13 @@ import (
 	"io"
 	"maps"
 	"net"
-	"os"
 	"slices"
-	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/hostca"
 	"turnstone.dev/turnstone/template/debian"
 	"turnstone.dev/turnstone/template/registry"
 )
-
-// caFiles are where hosts have the certificates that they trust.
-var caFiles = []string{"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem"}
 
 // makeLayer builds spec, which is layered, on base. The caller holds the digest's lock.
 func (s *Store) makeLayer(ctx context.Context, spec *Spec, base *Template, say func(string)) (err error) {
@@ -43,7 +39,7 @@ func (s *Store) makeLayer(ctx context.Context, spec *Spec, base *Template, say f
 		Shape: buildShape(spec), Temp: map[string][]byte{"apt.conf": aptConf(reg, addr)}, Log: w.log, Skip: skipped, Settle: settled, Say: saying}
 	if !spec.NoNetwork && len(spec.Network) > 0 {
 		req.Allow = spec.Network
-		if ca := hostCertificates(); ca != nil {
+		if ca, _ := (hostca.Host{}).Bundle(); ca != nil {
 			req.Temp["ca.pem"] = ca
 			for _, name := range []string{"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS"} {
 				req.Env = append(req.Env, name+"="+buildDir+"/ca.pem")
@@ -105,22 +101,6 @@ func (s *Store) openRegistry(spec *Spec, log io.Writer, tell *teller) (*registry
 		return nil, nil, err
 	}
 	return reg, addr, nil
-}
-
-// maxCertificates bounds a host's file of certificates, in bytes.
-const maxCertificates = 4 << 20
-
-// hostCertificates are what the host trusts, for what a build reaches as the host does.
-func hostCertificates() []byte {
-	for _, path := range append([]string{os.Getenv("SSL_CERT_FILE")}, caFiles...) {
-		if fi, err := os.Stat(path); path == "" || err != nil || !fi.Mode().IsRegular() || fi.Size() > maxCertificates {
-			continue
-		}
-		if b, err := os.ReadFile(path); err == nil && strings.Contains(string(b), "BEGIN CERTIFICATE") {
-			return b
-		}
-	}
-	return nil
 }
 
 // unlocked returns the spec without its lock.

@@ -18,6 +18,7 @@ type networkFlags struct {
 	Allow        []rule       `help:"Name, address or range that may be reached, as api.example.com:443, and then nothing else; may be given again." placeholder:"RULE" sep:"none"`
 	Deny         []rule       `help:"Name, address or range that may not be reached; may be given again." placeholder:"RULE" sep:"none"`
 	SecretHeader []headerFlag `help:"Header for requests to one host, set outside of the sandbox, which never has it; VARIABLE is of turn's own environment. May be given again." placeholder:"HOST=NAME=VARIABLE" sep:"none"`
+	NoHostCA     bool         `name:"no-host-ca" help:"Do not trust the host's own certificate authorities."`
 }
 
 // network says whether there is to be one; nil: nothing is said.
@@ -42,10 +43,11 @@ func (f *networkFlags) contradiction() error {
 
 // rules are what the flags say beside on and off; nil: nothing.
 func (f *networkFlags) rules() *document.NetworkRules {
-	if len(f.Allow)+len(f.Deny) == 0 && !f.Network.set {
+	if len(f.Allow)+len(f.Deny) == 0 && !f.Network.set && !f.NoHostCA {
 		return nil
 	}
 	r := f.Network.rules
+	r.NoHostCA = f.NoHostCA
 	r.HasAllow = len(f.Allow) > 0
 	for _, a := range f.Allow {
 		r.Allow = append(r.Allow, string(a))
@@ -68,7 +70,7 @@ func (f *networkFlags) spec() (*network.Spec, error) {
 	}
 	s := &network.Spec{}
 	if r != nil {
-		s.Allow, s.Only, s.Deny = r.Allow, r.HasAllow, r.Deny
+		s.Allow, s.Only, s.Deny, s.NoHostCA = r.Allow, r.HasAllow, r.Deny, r.NoHostCA
 	}
 	for _, text := range headers {
 		h, err := network.ParseSecretHeader(text)
