@@ -171,14 +171,19 @@ func openTAP() (tap *os.File, name string, err error) {
 
 // setCard gives the device its address and size.
 func setCard(name string, mac net.HardwareAddr, mtu int) error {
-	link, err := netlink.LinkByName(name)
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return err
 	}
-	if err := netlink.LinkSetHardwareAddr(link, mac); err != nil {
+	defer h.Close()
+	link, err := h.LinkByName(name)
+	if err != nil {
 		return err
 	}
-	return netlink.LinkSetMTU(link, mtu)
+	if err := h.LinkSetHardwareAddr(link, mac); err != nil {
+		return err
+	}
+	return h.LinkSetMTU(link, mtu)
 }
 
 // carry copies frames both ways until one of the streams ends. stop ends that and

@@ -47,19 +47,24 @@ func addressUp(name string, n *wire.SandboxNetwork) error {
 	if gw == nil {
 		return fail(errors.New("malformed gateway address"))
 	}
-	link, err := netlink.LinkByName(name)
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE) // one socket: without it, each request makes one
+	if err != nil {
+		return fail(err)
+	}
+	defer h.Close()
+	link, err := h.LinkByName(name)
 	if err != nil {
 		return fail(err)
 	}
 	ipnet.IP = ip
-	if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: ipnet}); err != nil && !errors.Is(err, unix.EEXIST) {
+	if err := h.AddrAdd(link, &netlink.Addr{IPNet: ipnet}); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fail(err)
 	}
-	if err := netlink.LinkSetUp(link); err != nil {
+	if err := h.LinkSetUp(link); err != nil {
 		return fail(err)
 	}
 	route := &netlink.Route{LinkIndex: link.Attrs().Index, Gw: gw}
-	if err := netlink.RouteAdd(route); err != nil && !errors.Is(err, unix.EEXIST) {
+	if err := h.RouteAdd(route); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fail(err)
 	}
 	return nil

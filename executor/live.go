@@ -276,7 +276,10 @@ func (x *Executor) revive(ctx context.Context, p *plan, req SandboxRequest, prog
 	_, _ = rand.Read(id)
 	renew := wire.SandboxRenewParams{Hostname: or(p.hostname, strings.ReplaceAll(string(s.ID()), "_", "-")), MachineID: hex.EncodeToString(id)}
 	if err = s.renew(ctx, renew); err == nil {
-		err = x.attachNetwork(ctx, s, p)
+		err = s.makeNetwork(ctx, p)
+	}
+	if err == nil {
+		err = s.attachNetwork(ctx, p)
 	}
 	if err != nil {
 		_ = s.Close()

@@ -29,20 +29,17 @@ type guestNetwork struct {
 	serves sync.WaitGroup
 }
 
-// attachNetwork gives the configured sandbox s the network that p asks for: none when
-// its shape has none. It ends with s.Close. An error is of kind Invalid when a rule is
-// wrong, and of those of the wire.
-func (x *Executor) attachNetwork(ctx context.Context, s *Sandbox, p *plan) error {
+// makeNetwork makes the network that p asks for, for s, which need not be there yet: none
+// when its shape has none. It ends with s.Close. An error is of kind Invalid when a rule is
+// wrong.
+func (s *Sandbox) makeNetwork(ctx context.Context, p *plan) error {
 	if !s.source.Shape.Network {
 		return nil
 	}
-	if err := s.trust(ctx, &p.net); err != nil {
-		return err
-	}
 	n := &guestNetwork{watch: network.NewWatch()}
-	card, own := s.machine.(substrate.Networker)
+	_, n.card = s.machine.(substrate.Networker)
 	opts := p.net.options(n.watch)
-	if !own {
+	if !n.card {
 		opts.MTU = network.LargeMTU
 	}
 	var err error
@@ -54,12 +51,24 @@ func (x *Executor) attachNetwork(ctx context.Context, s *Sandbox, p *plan) error
 	_, _ = rand.Read(mac) // documented never to fail
 	n.mac = fmt.Sprintf("52:54:%02x:%02x:%02x:%02x", mac[0], mac[1], mac[2], mac[3])
 	s.net = n
-	if own {
+	return nil
+}
+
+// attachNetwork connects the configured sandbox s with its network, if it has one. An
+// error is of those of the wire.
+func (s *Sandbox) attachNetwork(ctx context.Context, p *plan) error {
+	n := s.net
+	if n == nil {
+		return nil
+	}
+	if err := s.trust(ctx, &p.net); err != nil {
+		return err
+	}
+	if card, own := s.machine.(substrate.Networker); own {
 		frames := card.Frames()
 		if frames == nil {
 			return &turnstone.Error{Op: "executor.network", Kind: turnstone.Internal, Subject: string(s.ID()), Err: errors.New("its machine has no network card")}
 		}
-		n.card = true
 		n.serve(frames)
 		return nil
 	}

@@ -357,8 +357,11 @@ func (x *Executor) start(ctx context.Context, p *plan, src *source, clock *stopw
 	p.env = p.net.giveWay(p.env, src.tmpl.EnvList())
 	s := &Sandbox{Template: src.tmpl, Image: p.image, slot: slot, machine: vm, source: src.machine, driver: src.driver, spoolDir: x.home.Path("sandboxes"), port: wire.NewPort(vm.Agent(), true),
 		layers: len(src.machine.Layers), home: src.machine.Home != ""}
-	if err = s.connect(ctx, p); err == nil {
-		err = x.attachNetwork(ctx, s, p)
+	if err = s.makeNetwork(ctx, p); err == nil { // while the machine wakes up
+		err = s.connect(ctx, p)
+	}
+	if err == nil {
+		err = s.attachNetwork(ctx, p)
 	}
 	if err != nil {
 		err = s.fate(err)
