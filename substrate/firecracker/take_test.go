@@ -2,6 +2,7 @@ package firecracker
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -129,5 +130,27 @@ func TestDialIn(t *testing.T) {
 	var op *net.OpError
 	if _, err := dialIn(t.Context(), f, "none"); !errors.As(err, &op) || op.Op != "dial" || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a socket that is not there yet: %v", err)
+	}
+}
+
+// TestInherited: a machine's processes have no descriptor that this one was started with.
+func TestInherited(t *testing.T) {
+	canary := filepath.Join(t.TempDir(), "canary")
+	check(t, os.WriteFile(canary, nil, 0o600))
+	fd, err := unix.Open(canary, unix.O_RDONLY, 0) // as a shell's `7<canary`
+	check(t, err)
+	defer func() { _ = unix.Close(fd) }()
+	b := newBench(t, "")
+	vm, err := b.s.Restore(within(t), b.m)
+	check(t, err)
+	defer func() { _ = vm.Close() }()
+	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", vm.(*machine).process.Pid))
+	if err != nil || len(links) < 3 {
+		t.Fatal(links, err)
+	}
+	for _, link := range links {
+		if to, _ := os.Readlink(link); to == canary {
+			t.Errorf("it has %s open", to)
+		}
 	}
 }

@@ -53,7 +53,10 @@ func privateMemory(ctx context.Context, pid int, f *os.File) ([]run, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		covered += m.end - m.start
+		// The process may be hostile: what it maps too often would take our memory.
+		if covered += m.end - m.start; covered > st.Size || m.offset < 0 || m.offset > st.Size-(m.end-m.start) {
+			return nil, errors.New("QEMU maps the memory more than once, or what lies behind it")
+		}
 		if runs, err = written(runs, pages, m); err != nil {
 			return nil, err
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"sync"
@@ -49,8 +50,10 @@ func newMonitor(conn net.Conn, onEvent func(event)) *monitor {
 }
 
 func (m *monitor) read() {
-	dec := json.NewDecoder(m.conn)
+	in := &bounded{r: m.conn}
+	dec := json.NewDecoder(in)
 	for {
+		in.left = maxMessage
 		var msg struct {
 			QMP    json.RawMessage `json:"QMP"`
 			Return json.RawMessage `json:"return"`
@@ -74,6 +77,25 @@ func (m *monitor) read() {
 			m.answer(answer{value: msg.Return})
 		}
 	}
+}
+
+// maxMessage bounds a message of QEMU's, in bytes: what has broken out into QEMU may write
+// one that never ends. The longest that is asked for has some kilobytes.
+const maxMessage = 4 << 20
+
+// A bounded fails once it was read to its bound.
+type bounded struct {
+	r    io.Reader
+	left int
+}
+
+func (b *bounded) Read(p []byte) (int, error) {
+	if b.left <= 0 {
+		return 0, fmt.Errorf("a message has more than %d bytes", maxMessage)
+	}
+	n, err := b.r.Read(p[:min(len(p), b.left)])
+	b.left -= n
+	return n, err
 }
 
 func (m *monitor) answer(a answer) {
