@@ -107,8 +107,7 @@ func realMain(onJSON func(command string, doc []byte)) int {
 }
 
 func (a *app) main(args []string) int {
-	var c cli
-	parser, exited, err := newParser(&c, a.stdout, a.stderr)
+	parser, exited, err := newParser(grammarFor(args), a.stdout, a.stderr)
 	if err != nil {
 		return a.report(&exitError{exitAborted, err})
 	}
@@ -127,15 +126,15 @@ func (a *app) main(args []string) int {
 		a.json = saysJSON(args)
 		return a.report(usage(err))
 	}
-	a.verbose, a.json, a.command = c.Verbose, wantsJSON(kctx), commandWords(kctx)
+	a.verbose, a.json, a.command = verbosity(kctx), wantsJSON(kctx), commandWords(kctx)
 	return a.report(kctx.Run(a))
 }
 
 // newParser returns kong's parser; exited becomes true when it has printed help
-// and there is nothing left to do.
-func newParser(c *cli, stdout, stderr io.Writer) (*kong.Kong, *bool, error) {
+// and there is nothing left to do. grammar is one of grammarFor's.
+func newParser(grammar any, stdout, stderr io.Writer) (*kong.Kong, *bool, error) {
 	exited := new(bool)
-	p, err := kong.New(c,
+	p, err := kong.New(grammar,
 		kong.Name("turn"),
 		kong.Description("Runs the shell steps of a markdown document in a sandbox and writes the results back into it."),
 		kong.Writers(stdout, stderr),

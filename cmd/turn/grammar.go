@@ -1,0 +1,60 @@
+package main
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/alecthomas/kong"
+)
+
+// grammarFor returns a command line for kong, as a pointer to cli or to a struct that has
+// one of its commands only: kong takes 4 ms to read all of them, and most runs of turn need
+// one. Where help may be printed, and where no command is named, it is the whole.
+func grammarFor(args []string) any {
+	i := slices.IndexFunc(args, func(arg string) bool { return !strings.HasPrefix(arg, "-") })
+	if i < 0 || args[i] == "help" || args[i] == "completion" || asksForHelp(args) {
+		return new(cli)
+	}
+	var fields []reflect.StructField
+	found := false
+	for f := range reflect.TypeFor[cli]().Fields() {
+		if _, command := f.Tag.Lookup("cmd"); command {
+			if commandName(f) != args[i] {
+				continue
+			}
+			found = true
+		}
+		fields = append(fields, reflect.StructField{Name: f.Name, Type: f.Type, Tag: f.Tag})
+	}
+	if !found {
+		return new(cli)
+	}
+	return reflect.New(reflect.StructOf(fields)).Interface()
+}
+
+// asksForHelp reports whether kong may take one of the arguments for --help.
+func asksForHelp(args []string) bool {
+	return slices.ContainsFunc(args, func(arg string) bool {
+		return strings.HasPrefix(arg, "--h") || strings.HasPrefix(arg, "-") && !strings.HasPrefix(arg, "--") && strings.Contains(arg, "h")
+	})
+}
+
+// commandName is what a command of cli is called.
+func commandName(f reflect.StructField) string {
+	if name := f.Tag.Get("name"); name != "" {
+		return name
+	}
+	return strings.ToLower(f.Name)
+}
+
+// verbosity is how often -v was given.
+func verbosity(ctx *kong.Context) int {
+	for _, f := range ctx.Flags() {
+		if f.Name == "verbose" {
+			n, _ := ctx.FlagValue(f).(int)
+			return n
+		}
+	}
+	return 0
+}
