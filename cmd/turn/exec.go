@@ -21,6 +21,7 @@ type execCmd struct {
 	sandboxFlags
 	Cwd   string `help:"Working directory in the sandbox (default: the template's)." placeholder:"DIR"`
 	Quiet bool   `short:"q" help:"Show no progress."`
+	JSON  bool   `name:"json" help:"Print status and outputs as JSON when the command has ended."`
 
 	Cmd []string `arg:"" passthrough:"partial" name:"cmd" help:"Command and its arguments, after --."`
 }
@@ -88,8 +89,17 @@ func (c *execCmd) Run(a *app) error {
 	if !term.IsTerminal(int(a.stdin.Fd())) {
 		req.Stdin = a.stdin
 	}
+	captured := newCapturedCommand(argv)
+	if c.JSON {
+		req.Stdout, req.Stderr = &captured.stdout, &captured.stderr
+	}
 	code, err := executor.New(h).Exec(ctx, req, p.Preparing)
 	p.Close()
+	if c.JSON && err == nil {
+		if err := a.writeJSON(captured.report(code)); err != nil {
+			return &exitError{exitExec, err}
+		}
+	}
 	return execVerdict(ctx, code, err)
 }
 

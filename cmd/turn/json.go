@@ -95,6 +95,11 @@ type removedReport struct {
 	Removed []string `json:"removed"`
 }
 
+// A stoppedReport says which sandboxes were stopped, up to the first that could not be.
+type stoppedReport struct {
+	Stopped []string `json:"stopped"`
+}
+
 // A sandboxesReport is what turn sandbox ls prints.
 type sandboxesReport struct {
 	Sandboxes []sandboxes.Info `json:"sandboxes"`

@@ -127,18 +127,24 @@ func rough(d time.Duration) string {
 
 type sandboxStopCmd struct {
 	Sandboxes []string `arg:"" name:"sandbox" help:"IDs, beginnings of IDs, or names."`
+	JSON      bool     `name:"json" help:"Print what was stopped as JSON."`
 }
 
 // Run stops the sandboxes, in order, up to the first that cannot be.
 func (c *sandboxStopCmd) Run(a *app) error {
 	return a.withSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
-		return each(ctx, s, c.Sandboxes, s.Stop)
+		stopped, err := each(ctx, s, c.Sandboxes, s.Stop)
+		if c.JSON {
+			err = errors.Join(a.writeJSON(stoppedReport{stopped}), err)
+		}
+		return err
 	})
 }
 
 type sandboxRmCmd struct {
 	Sandboxes []string `arg:"" optional:"" name:"sandbox" help:"IDs, beginnings of IDs, or names."`
 	All       bool     `help:"Remove all there are."`
+	JSON      bool     `name:"json" help:"Print what was removed as JSON."`
 }
 
 // Validate is called by kong.
@@ -152,30 +158,47 @@ func (c *sandboxRmCmd) Validate() error {
 // Run removes the sandboxes.
 func (c *sandboxRmCmd) Run(a *app) error {
 	return a.withSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
+		remove := c.removeAll
 		if !c.All {
-			return each(ctx, s, c.Sandboxes, s.Remove)
-		}
-		all, err := s.List(ctx)
-		if err != nil {
-			return err
-		}
-		var errs []error
-		for _, i := range all {
-			if err := s.Remove(ctx, i.ID); turnstone.KindOf(err) != turnstone.NotFound {
-				errs = append(errs, err)
+			remove = func(ctx context.Context, s *sandboxes.Store) ([]string, error) {
+				return each(ctx, s, c.Sandboxes, s.Remove)
 			}
 		}
-		return errors.Join(errs...)
+		removed, err := remove(ctx, s)
+		if c.JSON {
+			err = errors.Join(a.writeJSON(removedReport{removed}), err)
+		}
+		return err
 	})
 }
 
-// each finds all sandboxes before it does anything to one.
-func each(ctx context.Context, s *sandboxes.Store, refs []string, do func(context.Context, turnstone.SandboxID) error) error {
+func (c *sandboxRmCmd) removeAll(ctx context.Context, s *sandboxes.Store) ([]string, error) {
+	all, err := s.List(ctx)
+	if err != nil {
+		return []string{}, err
+	}
+	removed := []string{}
+	var errs []error
+	for _, i := range all {
+		switch err := s.Remove(ctx, i.ID); {
+		case err == nil:
+			removed = append(removed, string(i.ID))
+		case turnstone.KindOf(err) != turnstone.NotFound: // else somebody else was quicker
+			errs = append(errs, err)
+		}
+	}
+	return removed, errors.Join(errs...)
+}
+
+// each finds all sandboxes before it does anything to one, and returns the IDs of those
+// that it was done to.
+func each(ctx context.Context, s *sandboxes.Store, refs []string, do func(context.Context, turnstone.SandboxID) error) ([]string, error) {
+	done := []string{}
 	var ids []turnstone.SandboxID
 	for _, ref := range refs {
 		i, err := s.Find(ctx, ref)
 		if err != nil && turnstone.KindOf(err) != turnstone.Integrity {
-			return err
+			return done, err
 		}
 		if err != nil { // damaged, and named by its whole ID
 			i.ID = turnstone.SandboxID(ref)
@@ -184,8 +207,9 @@ func each(ctx context.Context, s *sandboxes.Store, refs []string, do func(contex
 	}
 	for _, id := range ids {
 		if err := do(ctx, id); err != nil {
-			return err
+			return done, err
 		}
+		done = append(done, string(id))
 	}
-	return nil
+	return done, nil
 }

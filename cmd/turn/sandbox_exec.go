@@ -26,6 +26,7 @@ type sandboxExecCmd struct {
 	Cwd      string         `help:"Working directory in the sandbox (default: the template's)." placeholder:"DIR"`
 	User     string         `help:"User to run as, with :GROUP if wanted (default: the template's, or root)." placeholder:"USER"`
 	Timeout  *time.Duration `help:"Kill the command after this time." placeholder:"TIME"`
+	JSON     bool           `name:"json" help:"Print status and outputs as JSON when the command has ended."`
 
 	Sandbox string   `arg:"" help:"ID, beginning of an ID, or name."`
 	Cmd     []string `arg:"" passthrough:"partial" name:"cmd" help:"Command and its arguments, after --."`
@@ -49,6 +50,8 @@ func (c *sandboxExecCmd) Validate() error {
 	switch {
 	case c.Timeout != nil && *c.Timeout <= 0:
 		return fmt.Errorf("--timeout: %s is no time to run in", *c.Timeout)
+	case c.JSON && (c.Terminal || c.Detach):
+		return errors.New("--json cannot be used with -t or -d: it prints what a command wrote until its end")
 	case c.Timeout != nil && c.Detach:
 		return errors.New("--timeout and -d cannot be used together: nobody would be there to kill the command")
 	}
@@ -96,9 +99,18 @@ func (c *sandboxExecCmd) Run(a *app) error {
 		_, err = putln(a.stdout, process)
 		return err
 	}
-	exit, err := c.attached(ctx, a, s, i.ID, cmd, cancel)
+	var captured *capturedCommand
+	if c.JSON {
+		captured = newCapturedCommand(argv)
+	}
+	exit, err := c.attached(ctx, a, s, i.ID, cmd, captured, cancel)
 	if c.Timeout != nil && errors.Is(err, errTimeUp) {
 		err = &turnstone.Error{Op: "sandbox.exec", Kind: turnstone.Timeout, Subject: argv[0], Err: fmt.Errorf("killed after %s", *c.Timeout)}
+	}
+	if c.JSON && err == nil {
+		if err := a.writeJSON(captured.report(int(exit.ExitCode))); err != nil {
+			return &exitError{exitExec, err}
+		}
 	}
 	return sandboxVerdict(ctx, argv[0], exit, err)
 }
@@ -106,12 +118,16 @@ func (c *sandboxExecCmd) Run(a *app) error {
 // errTimeUp is why a context ended that --timeout ends.
 var errTimeUp = errors.New("the time is up")
 
-// attached runs a command that this process's streams belong to.
-func (c *sandboxExecCmd) attached(ctx context.Context, a *app, s *sandboxes.Store, id turnstone.SandboxID, cmd sandboxes.Command, cancel context.CancelCauseFunc) (wire.ProcessExit, error) {
+// attached runs a command that this process's streams belong to; its outputs go to captured, if
+// that is not nil.
+func (c *sandboxExecCmd) attached(ctx context.Context, a *app, s *sandboxes.Store, id turnstone.SandboxID, cmd sandboxes.Command, captured *capturedCommand, cancel context.CancelCauseFunc) (wire.ProcessExit, error) {
 	quiet := newProgress(a.stderr, style{quiet: true}, 0)
 	defer quiet.Close()
 	cmd.Stdout = &sink{file: a.stdout, progress: quiet, fail: cancel, clean: sanitizerFor(a.stdout)}
 	cmd.Stderr = &sink{file: a.stderr, progress: quiet, fail: cancel, clean: sanitizerFor(a.stderr)}
+	if captured != nil {
+		cmd.Stdout, cmd.Stderr = &captured.stdout, &captured.stderr
+	}
 	onTerminal := term.IsTerminal(int(a.stdin.Fd()))
 	if !onTerminal || c.Terminal {
 		cmd.Stdin = a.stdin

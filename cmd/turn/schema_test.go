@@ -44,6 +44,8 @@ var printed = map[string]reflect.Type{
 	"session export": reflect.TypeFor[executor.ExportReport](), "session import": reflect.TypeFor[executor.ImportReport](),
 	"gc": reflect.TypeFor[executor.GCReport](), "fsck": reflect.TypeFor[executor.FsckReport](), "du": reflect.TypeFor[executor.Usage](),
 	"sandbox create": reflect.TypeFor[sandboxes.Info](), "sandbox ls": reflect.TypeFor[sandboxesReport](), "sandbox ps": reflect.TypeFor[processesReport](),
+	"exec": reflect.TypeFor[commandReport](), "sandbox exec": reflect.TypeFor[commandReport](),
+	"sandbox stop": reflect.TypeFor[stoppedReport](), "sandbox rm": reflect.TypeFor[removedReport](),
 	"sandbox fork": reflect.TypeFor[sandboxes.Info](),
 	"template ls":  reflect.TypeFor[templatesReport](), "template build": reflect.TypeFor[template.Template](), "template pull": reflect.TypeFor[template.Template](),
 	"template show": reflect.TypeFor[template.Details](), "template prune": reflect.TypeFor[executor.TemplatePruned](), "template rm": reflect.TypeFor[removedReport](),
