@@ -138,7 +138,7 @@ func (x *Executor) homeDisk(ctx context.Context, p *plan, progress func(string))
 	if err != nil {
 		return "", nil, err
 	}
-	path = filepath.Join(dir, p.home+".ext4")
+	path = filepath.Join(dir, p.home+homeSuffix)
 	lock, err := lockHome(ctx, p, path, progress)
 	if err != nil {
 		return "", nil, err
@@ -179,15 +179,24 @@ func lockHome(ctx context.Context, p *plan, path string, progress func(string)) 
 
 // homeUser says in words who has the home whose disk is at path.
 func homeUser(path string) string {
+	if id := homeTurn(path); id != "" {
+		return "turn " + string(id)
+	}
+	return "another turn"
+}
+
+// homeTurn returns the turn that has the home whose disk is at path, or had it last;
+// empty when that is not known.
+func homeTurn(path string) turnstone.TurnID {
 	f, err := os.Open(path + ".user")
 	if err != nil {
-		return "another turn"
+		return ""
 	}
 	defer func() { _ = f.Close() }()
 	if b, err := io.ReadAll(io.LimitReader(f, 64)); err == nil && turnID.Match(b) {
-		return "turn " + string(b)
+		return turnstone.TurnID(b)
 	}
-	return "another turn"
+	return ""
 }
 
 // turnID is the form of what lockHome writes.

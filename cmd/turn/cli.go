@@ -50,6 +50,7 @@ type cli struct {
 	Resume     resumeCmd     `cmd:"" help:"Go on with the machine that a turn was kept with."`
 	Sandbox    sandboxCmd    `cmd:"" help:"Create, use and remove sandboxes that stay."`
 	Template   templateCmd   `cmd:"" help:"List, build, show and remove templates."`
+	Home       homeCmd       `cmd:"" help:"List and remove home directories that outlive sessions."`
 	Hash       hashCmd       `cmd:"" help:"Print the FS hash of a folder."`
 	Doctor     doctorCmd     `cmd:"" help:"Say what this machine can run, and how to fix what it cannot."`
 	Version    versionCmd    `cmd:"" help:"Print the version."`

@@ -50,6 +50,7 @@ type completion struct {
 	sandboxes, copies bool
 	// sessions says that its arguments are sessions, refs that they are turns.
 	sessions, refs bool
+	homes          bool // its arguments are homes
 }
 
 type word struct{ name, help string }
@@ -67,6 +68,7 @@ func completions(node *kong.Node, path string) []completion {
 		c.sandboxes = c.sandboxes || p.Name == "sandbox"
 		c.copies = c.copies || p.Name == "src"
 		c.sessions = c.sessions || p.Name == "session"
+		c.homes = c.homes || p.Name == "home"
 		c.refs = c.refs || p.Name == "ref" || p.Name == "from" || p.Target.Type() == reflect.TypeFor[statePath]()
 		for _, v := range p.EnumSlice() {
 			if v != "" {
@@ -88,6 +90,9 @@ func completions(node *kong.Node, path string) []completion {
 // listImages prints the names of the templates there are when the user asks, in
 // each of the shells.
 const listImages = "turn template ls --names 2>/dev/null"
+
+// listHomes prints the names of the homes there are.
+const listHomes = "turn home ls --names 2>/dev/null"
 
 // listSessions prints the names of the sessions there are, and "-" where one is at hand.
 const listSessions = "turn complete-refs --sessions 2>/dev/null"
@@ -118,6 +123,8 @@ func (c *completion) list() string {
 		return bashRefs
 	case c.sessions:
 		return listSessions
+	case c.homes:
+		return listHomes
 	}
 	return ""
 }
@@ -129,6 +136,8 @@ func listed(f *kong.Flag) string {
 		return listImages
 	case "session":
 		return listSessions
+	case "home":
+		return listHomes
 	}
 	return ""
 }

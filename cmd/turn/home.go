@@ -1,0 +1,73 @@
+package main
+
+import (
+	"context"
+	"text/tabwriter"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/executor"
+)
+
+type homeCmd struct {
+	Ls homeLsCmd `cmd:"" help:"List the home directories that outlive sessions."`
+	Rm homeRmCmd `cmd:"" help:"Delete home directories with all that is in them."`
+}
+
+type homeLsCmd struct {
+	JSON  bool `name:"json" help:"Print them as JSON." xor:"form"`
+	Names bool `help:"Print their names only." xor:"form"`
+}
+
+// Run lists the homes.
+func (c *homeLsCmd) Run(a *app) error {
+	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+		all, err := x.Homes(ctx)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return writeJSON(a.stdout, all)
+		}
+		if c.Names {
+			for _, h := range all {
+				if _, err := putln(a.stdout, h.Name); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		w, now := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0), time.Now()
+		putf(w, "HOME\tSIZE\tUSED\tTURN\n")
+		for _, h := range all {
+			used := ago(h.Used, now)
+			if h.InUse {
+				used = "now"
+			}
+			putf(w, "%s\t%s\t%s\t%s\n", h.Name, turnstone.Bytes(h.Bytes).Human(), used, h.Turn)
+		}
+		return w.Flush()
+	})
+}
+
+type homeRmCmd struct {
+	Homes []string `arg:"" name:"home" help:"Names of homes."`
+}
+
+// Help is shown below the flags' summary.
+func (c *homeRmCmd) Help() string {
+	return `What is in a home is in no session and no export: it is gone. A home that a turn
+uses is not removed.`
+}
+
+// Run removes the homes, in order, up to the first that cannot be.
+func (c *homeRmCmd) Run(a *app) error {
+	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+		for _, name := range c.Homes {
+			if err := x.RemoveHome(ctx, name); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,107 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/spelling"
+	"turnstone.dev/turnstone/stamp"
+)
+
+// HomeInfo is a persistent home directory.
+type HomeInfo struct {
+	Name  string           `json:"name"`
+	Bytes int64            `json:"bytes"` // that it takes up on disk
+	Used  time.Time        `json:"used"`  // when it was written to last
+	InUse bool             `json:"in_use"`
+	Turn  turnstone.TurnID `json:"turn,omitempty"` // that has it, or had it last
+}
+
+const homeSuffix = ".ext4"
+
+// Homes lists the persistent home directories, by name.
+func (x *Executor) Homes(ctx context.Context) ([]HomeInfo, error) {
+	all := []HomeInfo{}
+	entries, err := os.ReadDir(x.home.Path("homes"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, &turnstone.Error{Op: "executor.home", Kind: turnstone.Unavailable, Subject: x.home.Path("homes"), Err: err, Hint: "check its permissions"}
+	}
+	for _, e := range entries {
+		name, is := strings.CutSuffix(e.Name(), homeSuffix)
+		if !is || !e.Type().IsRegular() || ctx.Err() != nil {
+			continue
+		}
+		fi, err := e.Info()
+		if err != nil {
+			continue // it was removed meanwhile
+		}
+		path := x.home.Path("homes", e.Name())
+		h := HomeInfo{Name: name, Bytes: allocated(fi), Used: fi.ModTime().UTC(), Turn: homeTurn(path)}
+		if _, err := os.Stat(path + ".lock"); err == nil {
+			lock, err := home.TryAcquire(path + ".lock")
+			h.InUse = err == nil && lock == nil
+			lock.Release()
+		}
+		all = append(all, h)
+	}
+	return all, ctx.Err()
+}
+
+// RemoveHome deletes a persistent home directory with all that is in it. One that a turn
+// uses is refused: kind Unavailable.
+func (x *Executor) RemoveHome(ctx context.Context, name string) error {
+	fail := func(kind turnstone.Kind, err error, hint string) error {
+		return &turnstone.Error{Op: "executor.home", Kind: kind, Subject: "home " + name, Err: err, Hint: hint}
+	}
+	if err := turnstone.CheckName("home", name); err != nil {
+		return err
+	}
+	path := x.home.Path("homes", name+homeSuffix)
+	if _, err := os.Lstat(path); err != nil {
+		return x.noHome(ctx, name)
+	}
+	lock, err := home.TryAcquire(path + ".lock")
+	if err != nil {
+		return fail(turnstone.Unavailable, err, "check the permissions of the state directory")
+	}
+	if lock == nil {
+		return fail(turnstone.Unavailable, fmt.Errorf("%s uses it", homeUser(path)), "wait for the turn, or end it")
+	}
+	defer lock.Release()
+	// The disk goes first: what is left is of no home, and the next one's.
+	if err := os.Remove(path); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return x.noHome(ctx, name)
+		}
+		return fail(turnstone.Unavailable, err, "check the permissions of the state directory")
+	}
+	for _, suffix := range []string{".new", ".user", ".lock"} {
+		_ = os.Remove(path + suffix)
+	}
+	return stamp.SyncDir(filepath.Dir(path))
+}
+
+// noHome says that there is no such home, and which one may have been meant.
+func (x *Executor) noHome(ctx context.Context, name string) error {
+	all, err := x.Homes(ctx)
+	if err != nil {
+		return err
+	}
+	var names []string
+	for _, h := range all {
+		names = append(names, h.Name)
+	}
+	hint := "turn home ls lists the homes"
+	if nearest, edits := spelling.Nearest(name, names); nearest != "" && edits <= 1+len(name)/4 {
+		hint = "did you mean " + nearest + "? " + hint
+	}
+	return &turnstone.Error{Op: "executor.home", Kind: turnstone.NotFound, Subject: "home " + name, Err: errors.New("there is no such home"), Hint: hint}
+}
