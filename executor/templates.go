@@ -26,17 +26,25 @@ type TemplateRemoval struct {
 // TemplateUse says who needs a template.
 type TemplateUse struct {
 	Sessions []session.Session // that need files of its image, or began on a spec that only this host has
-	Files    int               // contents that are in no other place
+	Files    int               // contents of theirs that are in no other place
 	Bytes    int64             // of these
+	// Anonymous are sessions without a name and a tag that need files of its image: no
+	// reason to keep it, but without it they are nothing.
+	Anonymous []session.Session
 
-	contents map[turnstone.Digest]tree.Content
+	contents map[turnstone.Digest]tree.Content // of Sessions
+	dropped  map[turnstone.Digest]tree.Content // of Anonymous
+}
+
+func newTemplateUse() *TemplateUse {
+	return &TemplateUse{Sessions: []session.Session{}, contents: map[turnstone.Digest]tree.Content{}, dropped: map[turnstone.Digest]tree.Content{}}
 }
 
 // TemplateUse tells which sessions need a template: a file of one of their turns
 // is nowhere but in its image, or they stand on it and its spec was registered
 // here. It goes through the files of all turns.
 func (x *Executor) TemplateUse(ctx context.Context, name string) (*TemplateUse, error) {
-	use := &TemplateUse{Sessions: []session.Session{}, contents: map[turnstone.Digest]tree.Content{}}
+	use := newTemplateUse()
 	dir, own, err := x.templateFolder(ctx, name)
 	if err != nil {
 		return nil, err
@@ -61,13 +69,22 @@ func (cs *contextStore) folderUse(ctx context.Context, dir string, use *Template
 	if err != nil {
 		return err
 	}
-	u := &templateUser{cs: cs, dir: dir, use: use, free: map[turnstone.Digest]bool{}}
+	u := &templateUser{cs: cs, dir: dir, free: map[turnstone.Digest]bool{}}
 	for _, s := range all {
-		needs, err := u.session(ctx, s, own, name)
+		anonymous, err := cs.anonymous(ctx, s)
 		if err != nil {
 			return err
 		}
-		if needs {
+		if u.contents = use.contents; anonymous {
+			u.contents = use.dropped
+		}
+		needs, err := u.session(ctx, s, own && !anonymous, name)
+		switch {
+		case err != nil:
+			return err
+		case needs && anonymous:
+			use.Anonymous = append(use.Anonymous, s)
+		case needs:
 			use.Sessions = append(use.Sessions, s)
 		}
 	}
@@ -76,6 +93,15 @@ func (cs *contextStore) folderUse(ctx context.Context, dir string, use *Template
 		use.Bytes += c.Size
 	}
 	return nil
+}
+
+// anonymous tells whether s has neither a name nor a tag: gc forgets it after a while.
+func (cs *contextStore) anonymous(ctx context.Context, s session.Session) (bool, error) {
+	if s.Name != "" {
+		return false, nil
+	}
+	tags, err := cs.db.Tags(ctx, s.ID)
+	return len(tags) == 0, err
 }
 
 // templateFolder returns the folder of a template's image; none when another name
@@ -101,8 +127,9 @@ func (x *Executor) templateFolder(ctx context.Context, name string) (dir string,
 type templateUser struct {
 	cs   *contextStore
 	dir  string
-	use  *TemplateUse
 	free map[turnstone.Digest]bool // objects that need nothing of it, nor what they name
+
+	contents map[turnstone.Digest]tree.Content // that are found to be needed
 }
 
 // session goes through all that s needs.
@@ -127,7 +154,7 @@ func (u *templateUser) session(ctx context.Context, s session.Session, own bool,
 		has, err := u.cs.store.Has(ctx, c.Digest)
 		if err == nil && !has {
 			needs = true
-			u.use.contents[c.Digest] = c
+			u.contents[c.Digest] = c
 		}
 		return err
 	}
@@ -151,22 +178,25 @@ func (u *templateUser) session(ctx context.Context, s session.Session, own bool,
 
 // RemoveTemplate removes a template's image and, when a user registered it, its
 // spec. When sessions need it that is an error of kind Unavailable that names them, unless
-// req says otherwise. Turns that run wait for it, and it for turns that are being kept.
-func (x *Executor) RemoveTemplate(ctx context.Context, req TemplateRemoval) error {
+// req says otherwise. Anonymous sessions that need files of it are removed with it, and
+// returned; one whose turn runs is a reason to refuse. Turns that run wait for it, and it
+// for turns that are being kept.
+func (x *Executor) RemoveTemplate(ctx context.Context, req TemplateRemoval) ([]session.Session, error) {
 	remove := func() error { return x.templates().Remove(ctx, req.Name) }
 	if on, err := x.templates().Dependents(ctx, req.Name); err != nil {
-		return err
+		return nil, err
 	} else if len(on) > 0 && !req.Force {
-		return &turnstone.Error{Op: "executor.template", Kind: turnstone.Unavailable, Subject: "template " + req.Name,
+		return nil, &turnstone.Error{Op: "executor.template", Kind: turnstone.Unavailable, Subject: "template " + req.Name,
 			Err: fmt.Errorf("is below other templates: %s", strings.Join(on, ", ")), Hint: "remove them first; --force removes it all the same, and they are built anew when they are needed"}
 	}
 	if _, err := os.Stat(x.home.Path("context.db")); req.Force || errors.Is(err, fs.ErrNotExist) {
-		return remove()
+		return nil, remove()
 	}
 	cs, err := x.context(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	var gone []session.Session
 	// What is kept while files are copied may need more of them.
 	for range 10 {
 		var more *TemplateUse
@@ -176,22 +206,29 @@ func (x *Executor) RemoveTemplate(ctx context.Context, req TemplateRemoval) erro
 				return err
 			}
 			switch {
-			case len(use.Sessions) == 0, req.Keep && use.Files == 0:
-				return remove()
-			case req.Keep:
+			case req.Keep && len(use.contents)+len(use.dropped) > 0:
 				more = use
 				return nil
+			case !req.Keep && len(use.Sessions) > 0:
+				return inUse(req.Name, use)
 			}
-			return inUse(req.Name, use)
+			// First the sessions: without the image they would be damaged.
+			for _, s := range use.Anonymous {
+				if err := cs.db.Remove(ctx, s.ID); err != nil && turnstone.KindOf(err) != turnstone.NotFound {
+					return err
+				}
+				gone = append(gone, s)
+			}
+			return remove()
 		})
 		if err != nil || more == nil {
-			return err
+			return gone, err
 		}
 		if err := cs.copyIn(ctx, more); err != nil {
-			return err
+			return gone, err
 		}
 	}
-	return &turnstone.Error{Op: "executor.template", Kind: turnstone.Unavailable, Subject: "template " + req.Name,
+	return gone, &turnstone.Error{Op: "executor.template", Kind: turnstone.Unavailable, Subject: "template " + req.Name,
 		Err: errors.New("more and more files of its image come to be needed"), Hint: "try again when fewer turns run"}
 }
 
@@ -221,8 +258,10 @@ func (cs *contextStore) copyIn(ctx context.Context, use *TemplateUse) error {
 		return err
 	}
 	defer func() { _ = batch.Close() }()
-	for _, d := range slices.Sorted(maps.Keys(use.contents)) {
-		b, err := cs.read(ctx, use.contents[d], maxExportObject)
+	all := maps.Clone(use.contents)
+	maps.Copy(all, use.dropped)
+	for _, d := range slices.Sorted(maps.Keys(all)) {
+		b, err := cs.read(ctx, all[d], maxExportObject)
 		if err != nil {
 			return err
 		}

@@ -135,14 +135,15 @@ func (x *Executor) stays(ctx context.Context, k template.Kept, uses map[turnston
 	if err != nil {
 		return "", err
 	}
-	use := &TemplateUse{contents: map[turnstone.Digest]tree.Content{}}
+	use := newTemplateUse()
 	// What a tag stood for may be gone from its registry: sessions on it keep it.
 	if err := cs.folderUse(ctx, k.Dir, use, k.Name, template.IsImage(k.Name)); err != nil {
 		return "", err
 	}
-	if len(use.Sessions) > 0 {
+	// Nobody named what is removed here: anonymous sessions count as others.
+	if all := append(use.Sessions, use.Anonymous...); len(all) > 0 {
 		var names []string
-		for _, s := range use.Sessions[:min(len(use.Sessions), 5)] {
+		for _, s := range all[:min(len(all), 5)] {
 			names = append(names, s.Label())
 		}
 		return fmt.Sprintf("has files of sessions that are nowhere else: %s", strings.Join(names, ", ")), nil

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/session"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/template"
 	"turnstone.dev/turnstone/template/rootfs"
@@ -66,7 +67,13 @@ func TestTemplateThatIsNeeded(t *testing.T) {
 	p.leaves(p.session("on-mine"), files)
 	p.leaves(p.session("on-other"), others)
 	time.Sleep(2 * lookAgain) // what was not there a moment ago is taken for not there
-	remove := func(r TemplateRemoval) error { return p.x.RemoveTemplate(ctx, r) }
+	remove := func(r TemplateRemoval) error {
+		gone, err := p.x.RemoveTemplate(ctx, r)
+		if len(gone) > 0 {
+			t.Errorf("sessions went with it: %+v", gone)
+		}
+		return err
+	}
 	if err := remove(TemplateRemoval{Name: "unused"}); err != nil {
 		t.Errorf("what nobody needs: %v", err)
 	}
@@ -114,6 +121,57 @@ func TestTemplateThatIsNeeded(t *testing.T) {
 	}
 	if err := p.x.CopyOut(ctx, "on-other", "/x", filepath.Join(t.TempDir(), "x"), nil); turnstone.KindOf(err) != turnstone.NotFound && turnstone.KindOf(err) != turnstone.Unavailable {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestTemplateOfAnonymousSessions: what only anonymous sessions need is no reason to keep
+// a template; they go with it, so that nothing damaged is left.
+func TestTemplateOfAnonymousSessions(t *testing.T) {
+	p := newPast(t)
+	ctx := t.Context()
+	files := p.template("mine", map[string]string{"/etc/own": "only here"})
+	nameless, tagged, named := p.session(""), p.session(""), p.session("named")
+	for _, s := range []session.Session{nameless, tagged, named} {
+		p.leaves(s, files)
+	}
+	p.leaves(p.session(""), p.template("other", map[string]string{"/x": "of the other"}))
+	g := ok[*session.Graph](t)(p.x.Session(ctx, string(tagged.ID)))
+	ok[session.Tag](t)(p.x.Tag(ctx, string(g.Turns[0].ID), "keep"))
+	time.Sleep(2 * lookAgain) // what was not there a moment ago is taken for not there
+	for _, s := range []session.Session{named, tagged} {
+		gone, err := p.x.RemoveTemplate(ctx, TemplateRemoval{Name: "mine"})
+		if turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(err.Error(), s.Label()) || strings.Contains(err.Error(), nameless.Label()) || len(gone) > 0 {
+			t.Errorf("%+v, %v", gone, err)
+		}
+		ok[session.Session](t)(p.x.RemoveSession(ctx, string(s.ID)))
+	}
+	// A turn of it that runs keeps it.
+	runs := ok[session.Turn](t)(p.cs.db.Start(ctx, session.StartTurn{Session: nameless.ID, Kind: string(KindRun)}))
+	if gone, err := p.x.RemoveTemplate(ctx, TemplateRemoval{Name: "mine"}); turnstone.KindOf(err) != turnstone.Unavailable || len(gone) > 0 {
+		t.Errorf("%+v, %v", gone, err)
+	}
+	if err := p.cs.db.Abandon(ctx, runs.ID); err != nil {
+		t.Fatal(err)
+	}
+	gone := ok[[]session.Session](t)(p.x.RemoveTemplate(ctx, TemplateRemoval{Name: "mine"}))
+	if len(gone) != 1 || gone[0].ID != nameless.ID {
+		t.Errorf("%+v", gone)
+	}
+	if _, err := p.x.Session(ctx, string(nameless.ID)); turnstone.KindOf(err) != turnstone.NotFound {
+		t.Errorf("%v", err)
+	}
+	if all := ok[[]SessionInfo](t)(p.x.Sessions(ctx)); len(all) != 1 {
+		t.Errorf("%+v", all)
+	}
+	if r := ok[*FsckReport](t)(p.x.Fsck(ctx)); !r.OK() {
+		t.Errorf("%+v", r.Problems)
+	}
+	// With its files copied nobody has to go.
+	if gone, err := p.x.RemoveTemplate(ctx, TemplateRemoval{Name: "other", Keep: true}); err != nil || len(gone) > 0 {
+		t.Errorf("%+v, %v", gone, err)
+	}
+	if r := ok[*FsckReport](t)(p.x.Fsck(ctx)); !r.OK() || r.Sessions != 1 {
+		t.Errorf("%+v", r)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/session"
 	"turnstone.dev/turnstone/template"
 )
 
@@ -174,6 +175,12 @@ func printDetails(a *app, d *template.Details) error {
 	return w.Flush()
 }
 
+// templatesRemoved says which templates were removed, and which sessions with them.
+type templatesRemoved struct {
+	removedReport
+	Sessions []string `json:"sessions"` // IDs of anonymous ones
+}
+
 type templateRmCmd struct {
 	Templates []string `arg:"" name:"template" help:"Names of templates."`
 	KeepFiles bool     `help:"First copy the files that sessions have of the image into the store." xor:"how"`
@@ -181,19 +188,33 @@ type templateRmCmd struct {
 	JSON      bool     `name:"json" help:"Print what was removed as JSON."`
 }
 
+// Help is shown below the flags' summary.
+func (c *templateRmCmd) Help() string {
+	return `A template that sessions need is not removed. Anonymous sessions do not count: those
+that have files which are only in its image are removed with it, and said.`
+}
+
 // Run removes the templates, in order, up to the first that cannot be.
 func (c *templateRmCmd) Run(a *app) error {
 	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
-		removed := []string{}
+		removed, sessions := []string{}, []string{}
 		var err error
 		for _, name := range c.Templates {
-			if err = x.RemoveTemplate(ctx, executor.TemplateRemoval{Name: name, Keep: c.KeepFiles, Force: c.Force}); err != nil {
+			var gone []session.Session
+			gone, err = x.RemoveTemplate(ctx, executor.TemplateRemoval{Name: name, Keep: c.KeepFiles, Force: c.Force})
+			for _, s := range gone {
+				sessions = append(sessions, string(s.ID))
+			}
+			if err != nil {
 				break
 			}
 			removed = append(removed, name)
 		}
 		if c.JSON {
-			err = errors.Join(a.writeJSON(removedReport{removed}), err)
+			return errors.Join(a.writeJSON(templatesRemoved{removedReport{removed}, sessions}), err)
+		}
+		if len(sessions) > 0 {
+			putf(a.stderr, "turn: %d anonymous sessions had files that were only there, and went with it\n", len(sessions))
 		}
 		return err
 	})
