@@ -25,6 +25,8 @@ type past struct {
 	t  *testing.T
 	x  *Executor
 	cs *contextStore
+
+	image string // of turns that leaves makes; empty: base
 }
 
 func newPast(t *testing.T) *past {
@@ -39,7 +41,7 @@ func newPast(t *testing.T) *past {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &past{t, x, cs}
+	return &past{t: t, x: x, cs: cs}
 }
 
 func ok[T any](t testing.TB) func(v T, err error) T {

@@ -7,22 +7,27 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 
 	"github.com/klauspost/compress/zstd"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/session"
+	"turnstone.dev/turnstone/template"
 	"turnstone.dev/turnstone/tree"
 )
 
 // An exported session is one file: tar, compressed with zstd. Its first entry is
 // session.json, an exportHead; then comes objects/<hex> for each object that the
 // session needs, which <hex> is the SHA-256 of. An object comes after one that
-// names it. docs/sessions.md describes it.
+// names it. The last entry is templates.json, an exportTail. docs/sessions.md
+// describes it.
 
 const (
-	exportFormat = 1
+	exportFormat = 2 // 1 had no tail
 	exportHeadAt = "session.json"
+	exportTailAt = "templates.json"
 	exportObject = "objects/"
 )
 
@@ -30,6 +35,15 @@ type exportHead struct {
 	Format  int    `json:"format"`
 	Version string `json:"turnstone"` // of the program that wrote it
 	session.Graph
+}
+
+// An exportTail is what the file says of the templates that the session's turns began on.
+type exportTail struct {
+	// LeftOut are the contents that are in no object of the file, because they lie in a
+	// template's image; sorted.
+	LeftOut []turnstone.Digest `json:"left_out"`
+	// Specs are those that a user registered, each after what it lies on.
+	Specs []*template.Spec `json:"specs"`
 }
 
 // ExportRequest says what to write.
@@ -69,7 +83,7 @@ func (x *Executor) Export(ctx context.Context, req ExportRequest, w io.Writer) (
 	if err != nil {
 		return nil, err
 	}
-	e := &exporter{cs: cs, tw: tar.NewWriter(z), full: req.Full, seen: map[turnstone.Digest]bool{}}
+	e := &exporter{cs: cs, tw: tar.NewWriter(z), full: req.Full, seen: map[turnstone.Digest]bool{}, templates: x.templates()}
 	e.rep = ExportReport{Session: g.Session, Turns: len(g.Turns)}
 	err = e.all(ctx, g)
 	if err == nil {
@@ -87,6 +101,9 @@ type exporter struct {
 	full bool
 	seen map[turnstone.Digest]bool
 	rep  ExportReport
+
+	templates *template.Store
+	tail      exportTail
 }
 
 func (e *exporter) all(ctx context.Context, g *session.Graph) error {
@@ -100,12 +117,43 @@ func (e *exporter) all(ctx context.Context, g *session.Graph) error {
 	r := &reach{cs: e.cs, object: e.first, got: e.write, content: e.content, failed: func(what string, err error) error {
 		return &turnstone.Error{Op: "executor.export", Kind: turnstone.KindOf(err), Subject: what, Err: err, Hint: turnstone.HintOf(err)}
 	}}
+	images := map[string]bool{}
 	for _, t := range g.Turns {
 		if err := r.turn(ctx, t); err != nil {
 			return err
 		}
+		if t.Record != "" {
+			rec, err := e.cs.record(ctx, t)
+			if err != nil {
+				return err
+			}
+			images[rec.Image] = true
+		}
 	}
-	return nil
+	return e.writeTail(images)
+}
+
+// writeTail writes the last entry; the templates are called images.
+func (e *exporter) writeTail(images map[string]bool) error {
+	slices.Sort(e.tail.LeftOut)
+	written := map[string]bool{}
+	for _, name := range slices.Sorted(maps.Keys(images)) {
+		specs, err := e.templates.Registered(name)
+		if err != nil {
+			continue // what is damaged here cannot be given to others; the files can
+		}
+		for _, s := range specs {
+			if !written[s.Name] {
+				e.tail.Specs = append(e.tail.Specs, s)
+			}
+			written[s.Name] = true
+		}
+	}
+	b, err := json.Marshal(e.tail)
+	if err != nil {
+		return err
+	}
+	return e.entry(exportTailAt, b)
 }
 
 func (e *exporter) first(d turnstone.Digest) bool {
@@ -139,7 +187,11 @@ func (e *exporter) content(ctx context.Context, c tree.Content) error {
 
 // elsewhere writes a content that lies in a template, if it is to be written.
 func (e *exporter) elsewhere(ctx context.Context, c tree.Content) error {
-	if !e.full || !e.first(c.Digest) {
+	if !e.first(c.Digest) {
+		return nil
+	}
+	if !e.full {
+		e.tail.LeftOut = append(e.tail.LeftOut, c.Digest)
 		return nil
 	}
 	if c.Size > maxExportObject {

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/klauspost/compress/zstd"
@@ -18,13 +17,13 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/session"
 	"turnstone.dev/turnstone/store"
-	"turnstone.dev/turnstone/template"
 	"turnstone.dev/turnstone/tree"
 )
 
-// Bounds of what is imported: the file is anybody's.
+// Bounds of what is imported: the file is untrusted.
 const (
 	maxExportHead   = 64 << 20
+	maxExportTail   = 192 << 20
 	maxExportObject = 256 << 20 // the store takes no larger ones
 	maxExportWindow = 64 << 20  // of zstd: what its decoder may hold
 	roomEvery       = 64 << 20  // bytes of objects, after which the disk's room is looked at again
@@ -32,8 +31,20 @@ const (
 
 // ImportRequest says how to import.
 type ImportRequest struct {
-	As string // another name for the session; empty: its own
+	As       string       // another name for the session; empty: its own
+	Build    ImportBuild  // empty: BuildNone
+	Progress func(string) // told of what is built; may be nil
 }
+
+// ImportBuild says which of the templates that are not here an import builds.
+type ImportBuild string
+
+// The values of ImportBuild. What a file says of templates is as untrusted as the file.
+const (
+	BuildNone  ImportBuild = "none"
+	BuildKnown ImportBuild = "known" // those that this host has the same spec of
+	BuildAll   ImportBuild = "all"   // also by the specs in the file, and images of registries that it names
+)
 
 // ImportReport says what was imported.
 type ImportReport struct {
@@ -42,11 +53,27 @@ type ImportReport struct {
 	Turns   int             `json:"turns"`
 	Objects int             `json:"objects"`
 	Bytes   int64           `json:"bytes"`
+	// Missing counts the files that lie in templates which are not here. They are there as
+	// soon as the templates are.
+	Missing      int               `json:"missing"`
+	MissingBytes int64             `json:"missing_bytes"`
+	Templates    []UnbuiltTemplate `json:"templates"` // that they lie in, or may
+}
+
+// An UnbuiltTemplate is one that turns of an imported session began on, and that is not
+// here.
+type UnbuiltTemplate struct {
+	Name   string           `json:"name"`
+	Digest turnstone.Digest `json:"digest"` // of its spec
+	Why    string           `json:"why"`
+	Hint   string           `json:"hint"`
 }
 
 // Import adds the session that Export wrote to r, under the IDs that it had. Every
 // object is checked against its name, every content, record and FS hash against
-// what names it; what is not named by anything is refused, as is what is missing.
+// what names it; what is not named by anything is refused, as is what is missing,
+// unless the file says that it lies in a template: then the report says what is not
+// here. Templates are built as req says; one that cannot be is no reason to fail.
 // The session is there as a whole, or not at all; of a file that is refused, objects
 // may take up room until GC.
 func (x *Executor) Import(ctx context.Context, req ImportRequest, r io.Reader) (*ImportReport, error) {
@@ -64,7 +91,8 @@ func (x *Executor) Import(ctx context.Context, req ImportRequest, r io.Reader) (
 		return nil, notExported(err)
 	}
 	defer z.Close()
-	m := &importer{cs: cs, tr: tar.NewReader(z), room: func() error { return x.roomToImport() }, objects: map[turnstone.Digest]bool{}}
+	m := &importer{cs: cs, tr: tar.NewReader(z), room: x.roomToImport, objects: map[turnstone.Digest]bool{},
+		leftOut: map[turnstone.Digest]bool{}, missing: map[turnstone.Digest]int64{}}
 	if err := m.head(); err != nil {
 		return nil, err
 	}
@@ -85,12 +113,13 @@ func (x *Executor) Import(ctx context.Context, req ImportRequest, r io.Reader) (
 	if err := batch.Flush(ctx); err != nil {
 		return nil, err
 	}
-	if err := x.readTemplates(ctx, m, batch); err != nil {
+	if err := x.readTemplates(ctx, m, batch, req); err != nil {
 		return nil, err
 	}
 	if err := m.verify(ctx); err != nil {
 		return nil, err
 	}
+	m.report()
 	m.rep.Fresh, err = cs.db.Import(ctx, &m.graph)
 	if err != nil {
 		return nil, err
@@ -98,54 +127,18 @@ func (x *Executor) Import(ctx context.Context, req ImportRequest, r io.Reader) (
 	return &m.rep, nil
 }
 
-// readTemplates lets the store find what lies in the templates that m's turns began
-// on, where they are built here: nobody may have asked for their files yet.
-func (x *Executor) readTemplates(ctx context.Context, m *importer, batch *store.Batch) error {
-	read := map[string]bool{}
-	for _, t := range m.graph.Turns {
-		rec, err := m.cs.record(ctx, t)
-		if err != nil || read[rec.Image] {
-			continue // verify says what is wrong with it
-		}
-		read[rec.Image] = true
-		tmpl, err := x.builtTemplate(ctx, rec.Image)
-		if err != nil {
-			m.unbuilt = append(m.unbuilt, rec.Image)
-			continue // with --full it is not needed
-		}
-		if _, err := x.templates().Tree(ctx, tmpl, batch); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 type importer struct {
 	cs      *contextStore
 	tr      *tar.Reader
 	room    func() error
+	format  int
 	graph   session.Graph
 	objects map[turnstone.Digest]bool // that the file has; true: something names it
-	unbuilt []string                  // templates of the turns that are not here
+	tail    *exportTail               // nil: the file has none
+	leftOut map[turnstone.Digest]bool // by tail
+	missing map[turnstone.Digest]int64
+	unbuilt []UnbuiltTemplate
 	rep     ImportReport
-}
-
-// toGetTemplates says how what the file leaves out can be had.
-func (m *importer) toGetTemplates() string {
-	how := "build the same one here"
-	for i, name := range m.unbuilt[:min(len(m.unbuilt), 5)] {
-		verb := "build"
-		if template.IsImage(name) {
-			verb = "pull"
-		}
-		step := fmt.Sprintf("turn template %s %.600s", verb, strings.Trim(strconv.Quote(name), `"`))
-		if i == 0 {
-			how = step
-		} else {
-			how += ", " + step
-		}
-	}
-	return "the file leaves out what lies in the session's template: " + how + ", or export with --full"
 }
 
 func notExported(err error) error {
@@ -181,13 +174,13 @@ func (m *importer) head() error {
 	if err := json.Unmarshal(b, &head); err != nil {
 		return notExported(err)
 	}
-	if head.Format != exportFormat {
+	if head.Format < 1 || head.Format > exportFormat {
 		return &turnstone.Error{Op: "executor.import", Kind: turnstone.Unavailable, Subject: "the file",
-			Err:  fmt.Errorf("is of format %d, and this program knows %d", head.Format, exportFormat),
+			Err:  fmt.Errorf("is of format %d, and this program knows formats up to %d", head.Format, exportFormat),
 			Hint: fmt.Sprintf("use the turn that made it: %.40q", head.Version)}
 	}
-	m.graph = head.Graph
-	m.rep = ImportReport{Session: m.graph.Session, Turns: len(m.graph.Turns)}
+	m.graph, m.format = head.Graph, head.Format
+	m.rep = ImportReport{Session: m.graph.Session, Turns: len(m.graph.Turns), Templates: []UnbuiltTemplate{}}
 	return m.graph.Check()
 }
 
@@ -213,11 +206,20 @@ func (m *importer) copy(ctx context.Context, batch *store.Batch) error {
 	next := int64(0)
 	for {
 		h, err := m.tr.Next()
+		if err == io.EOF && m.format > 1 && m.tail == nil {
+			return refused("has no %s: it is cut off", exportTailAt)
+		}
 		if err == io.EOF {
 			return nil
 		}
 		if err != nil {
 			return notExported(err)
+		}
+		if h.Name == exportTailAt {
+			if err := m.readTail(h); err != nil {
+				return err
+			}
+			continue
 		}
 		d, err := objectName(h)
 		if err != nil {
@@ -322,6 +324,10 @@ func (m *importer) verifyContent(ctx context.Context, c tree.Content) error {
 	}
 	for _, d := range objects {
 		has, err := m.cs.store.Has(ctx, d)
+		if err == nil && !has && m.leftOut[d] && c.Chunks == "" && d == c.Digest {
+			m.missing[d] = c.Size
+			return nil
+		}
 		if err == nil && !has {
 			err = &turnstone.Error{Op: "executor.import", Kind: turnstone.Unavailable, Subject: string(d),
 				Err:  errors.New("is neither in the file nor here"),

@@ -193,5 +193,16 @@ func (x *Executor) OpenFile(ctx context.Context, ref, name string) (io.ReadClose
 		return nil, &turnstone.Error{Op: "executor.open", Kind: turnstone.Invalid, Subject: real,
 			Err: fmt.Errorf("is no file but a %s", typeName(e.Type)), Hint: "turn ls lists a directory, turn cp copies one"}
 	}
-	return cs.store.OpenContent(ctx, e.Content)
+	return cs.openContent(ctx, st, real, e.Content)
+}
+
+// openContent opens the content of the file at path in the state st. One that is not here
+// is an error of kind Unavailable: it may lie in a template that is not.
+func (cs *contextStore) openContent(ctx context.Context, st *State, path string, c tree.Content) (io.ReadCloser, error) {
+	in, err := cs.store.OpenContent(ctx, c)
+	if turnstone.KindOf(err) != turnstone.NotFound {
+		return in, err
+	}
+	return nil, &turnstone.Error{Op: "executor.open", Kind: turnstone.Unavailable, Subject: path, Err: fmt.Errorf("its content is not here: %w", err),
+		Hint: fmt.Sprintf("if it lies in the template, turn template build %.200s brings it back; turn fsck lists all that is missing", st.Image)}
 }

@@ -43,7 +43,7 @@ func (x *Executor) CopyOut(ctx context.Context, ref, name, dest string, skipped 
 	r, w := io.Pipe()
 	packed := make(chan error, 1)
 	go func() {
-		err := cs.pack(ctx, w, st.Tree, real, base, skipped)
+		err := cs.pack(ctx, w, st, real, base, skipped)
 		_ = w.CloseWithError(err)
 		packed <- err
 	}()
@@ -68,10 +68,10 @@ func oneAtATime(f func(name, why string)) func(name, why string) {
 
 // pack writes the file or directory at real as a tar stream, whose entries are
 // called name and name/….
-func (cs *contextStore) pack(ctx context.Context, w io.Writer, ref tree.Ref, real, name string, skipped func(name, why string)) error {
+func (cs *contextStore) pack(ctx context.Context, w io.Writer, st *State, real, name string, skipped func(name, why string)) error {
 	tw := tar.NewWriter(w)
 	buf := make([]byte, 256<<10)
-	err := tree.Walk(ctx, cs.store, ref, real, func(p string, e *tree.Entry) error {
+	err := tree.Walk(ctx, cs.store, st.Tree, real, func(p string, e *tree.Entry) error {
 		h := &tar.Header{Name: path.Join(name, strings.TrimPrefix(p, real)), Mode: int64(e.Mode & 0o1777), Format: tar.FormatPAX,
 			ModTime: time.Unix(e.MTime.Sec, int64(e.MTime.Nsec))}
 		if e.Mode&0o6000 != 0 && e.Type == tree.File {
@@ -91,7 +91,7 @@ func (cs *contextStore) pack(ctx context.Context, w io.Writer, ref tree.Ref, rea
 		if err := tw.WriteHeader(h); err != nil || e.Type != tree.File {
 			return err
 		}
-		in, err := cs.store.OpenContent(ctx, e.Content)
+		in, err := cs.openContent(ctx, st, p, e.Content)
 		if err != nil {
 			return err
 		}

@@ -71,22 +71,26 @@ func (s *Store) Build(ctx context.Context, nameOrPath string, opts BuildOptions)
 	if _, err := fs.Stat(s.builtin, spec.Name); err == nil {
 		return nil, invalid("give the spec another name", "%s is the name of a built-in template", spec.Name)
 	}
-	if err := s.pullBase(ctx, spec, opts.Progress); err != nil {
+	lock := lockFits
+	if opts.Lock {
+		lock = func(spec *Spec) error { return s.writeLock(ctx, nameOrPath, spec, opts.Progress) }
+	}
+	return s.buildSpec(ctx, spec, lock, opts.Progress)
+}
+
+// buildSpec builds a spec, and registers it when that was good.
+func (s *Store) buildSpec(ctx context.Context, spec *Spec, lock func(*Spec) error, progress func(string)) (*Template, error) {
+	if err := s.pullBase(ctx, spec, progress); err != nil {
 		return nil, err
 	}
 	written := *spec // its base may be another one tomorrow, and give it other things
 	if err := s.resolve(spec); err != nil {
 		return nil, err
 	}
-	if opts.Lock {
-		err = s.writeLock(ctx, nameOrPath, spec, opts.Progress)
-	} else {
-		err = lockFits(spec)
-	}
-	if err != nil {
+	if err := lock(spec); err != nil {
 		return nil, err
 	}
-	t, err := s.ensure(ctx, spec, opts.Progress)
+	t, err := s.ensure(ctx, spec, progress)
 	if err != nil {
 		return nil, err
 	}

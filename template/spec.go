@@ -246,6 +246,11 @@ func parse(name string, b []byte, dir fs.FS) (*Spec, error) {
 	if md.IsDefined("env") && md.Type("env") != "Hash" { // the decoder leaves it out without a word
 		return nil, wrong("env", "env: want a table")
 	}
+	return t.spec(name, dir)
+}
+
+// spec checks what t says.
+func (t *specTOML) spec(name string, dir fs.FS) (_ *Spec, err error) {
 	if name == "" {
 		name = t.Name
 	}
@@ -275,7 +280,7 @@ func parse(name string, b []byte, dir fs.FS) (*Spec, error) {
 	if err := checkEnv(s.Env); err != nil {
 		return nil, err
 	}
-	if err := s.readMore(&t); err != nil {
+	if err := s.readMore(t); err != nil {
 		return nil, err
 	}
 	s.Files, err = readFiles(t.Files, dir)

@@ -273,16 +273,23 @@ func exportTo(ctx context.Context, x *executor.Executor, req executor.ExportRequ
 }
 
 type sessionImportCmd struct {
-	File string `arg:"" help:"File that turn session export wrote; - is standard input."`
-	As   string `help:"Give the session this name here." placeholder:"NAME"`
-	JSON bool   `name:"json" help:"Print what was imported as JSON."`
+	File  string `arg:"" help:"File that turn session export wrote; - is standard input."`
+	As    string `help:"Give the session this name here." placeholder:"NAME"`
+	Build string `help:"Templates to build: ${enum}; known ones have their spec here (default: ${default})." enum:"known,all,none" default:"known" placeholder:"WHICH"`
+	JSON  bool   `name:"json" help:"Print what was imported as JSON."`
+	Quiet bool   `short:"q" help:"Show no progress."`
 }
 
 // Help is shown below the flags' summary.
 func (c *sessionImportCmd) Help() string {
 	return `Every object is checked against its digest, and every digest against what names it.
 A file that is damaged, or is not what it says, leaves no session. Importing the
-same file again changes nothing.`
+same file again changes nothing.
+
+What lies in a template that is not here comes with the template. Built-in ones, and
+others that are known here, are built; --build all also builds by the specs in the
+file, which run what their author chose, and pulls images of registries. What is then
+missing is said, and all else imported.`
 }
 
 // Run imports the session.
@@ -297,7 +304,10 @@ func (c *sessionImportCmd) Run(a *app) error {
 		in = f
 	}
 	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
-		rep, err := x.Import(ctx, executor.ImportRequest{As: c.As}, in)
+		p := newProgress(a.stderr, styleOf(a.stderr, c.Quiet), 0)
+		a.logTo(p)
+		rep, err := x.Import(ctx, executor.ImportRequest{As: c.As, Build: executor.ImportBuild(c.Build), Progress: p.Preparing}, in)
+		p.Close()
 		if err != nil {
 			if c.File != "-" {
 				err = fmt.Errorf("%s: %w", c.File, err)
@@ -310,6 +320,12 @@ func (c *sessionImportCmd) Run(a *app) error {
 		if !rep.Fresh {
 			_, err = putf(a.stdout, "%s was here already\n", rep.Session.Label())
 			return err
+		}
+		if rep.Missing > 0 {
+			putf(a.stderr, "turn: %d files (%s) lie in templates that are not here, and cannot be read until they are:\n", rep.Missing, turnstone.Bytes(rep.MissingBytes).Human())
+			for _, t := range rep.Templates {
+				putf(a.stderr, "turn: template %s: %s\nhint: %s\n", t.Name, t.Why, t.Hint)
+			}
 		}
 		_, err = putf(a.stdout, "%s: %d turns, %d objects\n", rep.Session.Label(), rep.Turns, rep.Objects)
 		return err

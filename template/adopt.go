@@ -1,0 +1,116 @@
+package template
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strconv"
+
+	"turnstone.dev/turnstone"
+)
+
+// Registered returns what a user registered of the template called name: its spec and
+// those of the templates that it lies on, the lowest first. Of built-in templates and
+// images of registries there is none.
+func (s *Store) Registered(name string) ([]*Spec, error) {
+	var specs []*Spec
+	for seen := map[string]bool{}; nameRule.MatchString(name) && !seen[name]; {
+		seen[name] = true
+		if _, err := fs.Stat(s.builtin, name); err == nil {
+			break
+		}
+		spec, err := s.registered(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		specs = append([]*Spec{spec}, specs...)
+		name = spec.Base
+	}
+	return specs, nil
+}
+
+// Adopt builds a spec that came from another machine, and registers it under its name.
+// The spec may be hostile: it is checked as one that Parse reads. A name that stands for
+// something else here is an error of kind Invalid.
+func (s *Store) Adopt(ctx context.Context, spec *Spec, progress func(string)) (*Template, error) {
+	fail := func(kind turnstone.Kind, hint string, err error) error {
+		return &turnstone.Error{Op: "template.adopt", Kind: kind, Subject: fmt.Sprintf("template %.100q", spec.Name), Err: err, Hint: hint}
+	}
+	checked, err := spec.reread()
+	if err != nil {
+		return nil, fail(turnstone.Invalid, "export the session again", err)
+	}
+	if _, err := fs.Stat(s.builtin, checked.Name); err == nil {
+		return nil, fail(turnstone.Invalid, "", errors.New("is the name of a built-in template"))
+	}
+	have, err := s.registered(checked.Name)
+	switch {
+	case err == nil && !same(have, checked):
+		return nil, fail(turnstone.Invalid, "remove the one that is here first, or keep it and do without the files", errors.New("another template has this name here"))
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return nil, err
+	}
+	return s.buildSpec(ctx, checked, lockFits, progress)
+}
+
+// same tells whether two specs say the same.
+func same(a, b *Spec) bool {
+	x, err := json.Marshal(a)
+	y, err2 := json.Marshal(b)
+	return err == nil && err2 == nil && bytes.Equal(x, y)
+}
+
+// reread checks a spec as if it was read from a file.
+func (s *Spec) reread() (*Spec, error) {
+	t := specTOML{Name: s.Name, Description: s.Description, Base: s.Base, Packages: s.Packages, Pip: s.Pip, Npm: s.Npm,
+		Commands: s.Commands, Env: s.Env, Workdir: s.Workdir, User: s.User}
+	for _, f := range s.Files {
+		content := string(f.Content)
+		t.Files = append(t.Files, fileTOML{Path: f.Path, Content: &content, Mode: strconv.FormatUint(uint64(f.Mode), 8)})
+	}
+	if s.Machine.CPUs != 0 {
+		t.Machine.CPUs = &s.Machine.CPUs
+	}
+	for _, m := range []struct {
+		n  turnstone.Bytes
+		to **string
+	}{{s.Machine.Memory, &t.Machine.Memory}, {s.Machine.Disk, &t.Machine.Disk}} {
+		if m.n != 0 {
+			text := strconv.FormatInt(int64(m.n), 10)
+			*m.to = &text
+		}
+	}
+	switch {
+	case s.NoNetwork:
+		t.Network = "off"
+	case len(s.Network) > 0:
+		var hosts []any
+		for _, h := range s.Network {
+			hosts = append(hosts, h)
+		}
+		t.Network = hosts
+	}
+	checked, err := t.spec(s.Name, nil)
+	if err != nil {
+		return nil, err
+	}
+	if s.Lock != nil {
+		b, err := s.Lock.Encode()
+		if err != nil {
+			return nil, err
+		}
+		if checked.Lock, err = ParseLock(b); err != nil {
+			return nil, err
+		}
+	}
+	if !same(s, checked) {
+		return nil, errors.New("is not as a spec is written")
+	}
+	return checked, nil
+}
