@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"text/tabwriter"
 	"time"
 
@@ -27,7 +28,7 @@ func (c *homeLsCmd) Run(a *app) error {
 			return err
 		}
 		if c.JSON {
-			return writeJSON(a.stdout, all)
+			return a.writeJSON(homesReport{all})
 		}
 		if c.Names {
 			for _, h := range all {
@@ -50,8 +51,14 @@ func (c *homeLsCmd) Run(a *app) error {
 	})
 }
 
+// A homesReport is what turn home ls prints as JSON.
+type homesReport struct {
+	Homes []executor.HomeInfo `json:"homes"`
+}
+
 type homeRmCmd struct {
 	Homes []string `arg:"" name:"home" help:"Names of homes."`
+	JSON  bool     `name:"json" help:"Print what was removed as JSON."`
 }
 
 // Help is shown below the flags' summary.
@@ -63,11 +70,17 @@ uses is not removed.`
 // Run removes the homes, in order, up to the first that cannot be.
 func (c *homeRmCmd) Run(a *app) error {
 	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+		rep := removedReport{Removed: []string{}}
+		var err error
 		for _, name := range c.Homes {
-			if err := x.RemoveHome(ctx, name); err != nil {
-				return err
+			if err = x.RemoveHome(ctx, name); err != nil {
+				break
 			}
+			rep.Removed = append(rep.Removed, name)
 		}
-		return nil
+		if c.JSON {
+			return errors.Join(a.writeJSON(rep), err)
+		}
+		return err
 	})
 }

@@ -48,7 +48,8 @@ var printed = map[string]reflect.Type{
 	"sandbox stop": reflect.TypeFor[stoppedReport](), "sandbox rm": reflect.TypeFor[removedReport](),
 	"sandbox fork": reflect.TypeFor[sandboxes.Info](),
 	"template ls":  reflect.TypeFor[templatesReport](), "template build": reflect.TypeFor[template.Template](), "template pull": reflect.TypeFor[template.Template](),
-	"template show": reflect.TypeFor[template.Details](), "template prune": reflect.TypeFor[executor.TemplatePruned](), "template rm": reflect.TypeFor[removedReport](),
+	"template show": reflect.TypeFor[template.Details](), "template prune": reflect.TypeFor[executor.TemplatePruned](), "template rm": reflect.TypeFor[templatesRemoved](),
+	"home ls": reflect.TypeFor[homesReport](), "home rm": reflect.TypeFor[removedReport](),
 	"hash": reflect.TypeFor[hashReport](), "doctor": reflect.TypeFor[doctorReport](), "version": reflect.TypeFor[versionReport](),
 	"": reflect.TypeFor[errorReport](),
 }

@@ -177,8 +177,8 @@ func printDetails(a *app, d *template.Details) error {
 
 // templatesRemoved says which templates were removed, and which sessions with them.
 type templatesRemoved struct {
-	removedReport
-	Sessions []string `json:"sessions"` // IDs of anonymous ones
+	Removed  []string              `json:"removed"`
+	Sessions []turnstone.SessionID `json:"sessions"` // anonymous ones
 }
 
 type templateRmCmd struct {
@@ -197,13 +197,13 @@ that have files which are only in its image are removed with it, and said.`
 // Run removes the templates, in order, up to the first that cannot be.
 func (c *templateRmCmd) Run(a *app) error {
 	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
-		removed, sessions := []string{}, []string{}
+		removed, sessions := []string{}, []turnstone.SessionID{}
 		var err error
 		for _, name := range c.Templates {
 			var gone []session.Session
 			gone, err = x.RemoveTemplate(ctx, executor.TemplateRemoval{Name: name, Keep: c.KeepFiles, Force: c.Force})
 			for _, s := range gone {
-				sessions = append(sessions, string(s.ID))
+				sessions = append(sessions, s.ID)
 			}
 			if err != nil {
 				break
@@ -211,7 +211,7 @@ func (c *templateRmCmd) Run(a *app) error {
 			removed = append(removed, name)
 		}
 		if c.JSON {
-			return errors.Join(a.writeJSON(templatesRemoved{removedReport{removed}, sessions}), err)
+			return errors.Join(a.writeJSON(templatesRemoved{removed, sessions}), err)
 		}
 		if len(sessions) > 0 {
 			putf(a.stderr, "turn: %d anonymous sessions had files that were only there, and went with it\n", len(sessions))
