@@ -4,18 +4,19 @@ import (
 	"errors"
 	"fmt"
 	"path"
-	"regexp"
+
 	"slices"
 	"strings"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/template"
 	"turnstone.dev/turnstone/wire"
 )
 
 // notFound is what bash, dash and env say of a program that is not there.
-var notFound = regexp.MustCompile(`(?:^|[ /'‘"])([A-Za-z0-9._+-]{1,64})(?:: (?:command )?not found|['’"]?: No such file or directory)$`)
+var notFound = lazyregexp.New(`(?:^|[ /'‘"])([A-Za-z0-9._+-]{1,64})(?:: (?:command )?not found|['’"]?: No such file or directory)$`)
 
 // missing returns the program that a failing command did not find, or "".
 func missing(f *FailureReport) string {

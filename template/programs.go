@@ -1,8 +1,8 @@
 package template
 
 import (
+	"bytes"
 	"io/fs"
-	"regexp"
 	"slices"
 
 	"turnstone.dev/turnstone/templates"
@@ -46,8 +46,6 @@ func WithProgram(program string) string {
 	return ""
 }
 
-var baseOf = regexp.MustCompile(`(?m)^base = "([a-z-]+)"$`)
-
 // HasProgram tells whether the built-in image is known to have the program. Of what every
 // Debian has, and of other images, nothing is known.
 func HasProgram(image, program string) bool {
@@ -63,11 +61,20 @@ func HasProgram(image, program string) bool {
 			return true
 		}
 	}
-	m := baseOf.FindSubmatch(spec)
-	return m != nil && HasProgram(string(m[1]), program)
+	for _, base := range builtInOrder {
+		if names(spec, `base = "`+base+`"`) {
+			return HasProgram(base, program)
+		}
+	}
+	return false
 }
 
 // names tells whether a spec has a text, not in a comment.
 func names(spec []byte, text string) bool {
-	return regexp.MustCompile(`(?m)^[^#\n]*` + regexp.QuoteMeta(text)).Match(spec)
+	for line := range bytes.Lines(spec) {
+		if code, _, _ := bytes.Cut(line, []byte("#")); bytes.Contains(code, []byte(text)) {
+			return true
+		}
+	}
+	return false
 }
