@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -62,7 +63,21 @@ func TestAnonymousAddresses(t *testing.T) {
 			t.Errorf("the user's registry may not be at %s: %v", ip, err)
 		}
 	}
-	if err := strange.met(netip.MustParseAddr("192.0.2.7")); err != nil {
+	if err := strange.met(netip.MustParseAddr("203.0.113.7")); err != nil {
 		t.Error(err)
+	}
+	for _, ip := range []string{"168.63.129.16", "192.0.0.192", "198.18.0.1"} {
+		if strange.met(netip.MustParseAddr(ip)) == nil || strange.allowed(netip.MustParseAddr(ip)) == nil {
+			t.Errorf("a stranger's registry, or its storage, may be at %s", ip)
+		}
+	}
+	own, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range own { // also those that are public
+		if p, err := netip.ParsePrefix(a.String()); err == nil && (strange.met(p.Addr().Unmap()) == nil || strange.allowed(p.Addr().Unmap()) == nil) {
+			t.Errorf("a stranger's registry may be at this machine's %s", a)
+		}
 	}
 }

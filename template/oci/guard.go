@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"turnstone.dev/turnstone/network"
 )
 
 const maxRedirects = 5
@@ -71,8 +73,8 @@ func (g *guard) transport(patience time.Duration, check func(netip.Addr) error) 
 
 // met notes where the registry is.
 func (g *guard) met(ip netip.Addr) error {
-	if why := closed(ip); why != "" && g.strange {
-		return g.notPublic(ip.String() + ", " + why)
+	if why := notPublic(ip); why != "" && g.strange {
+		return g.refuses(ip.String() + ", " + why)
 	}
 	if ip.IsPrivate() {
 		g.private.Store(true)
@@ -88,7 +90,11 @@ func (g *guard) allowed(ip netip.Addr) error {
 	if ip.IsPrivate() && g.private.Load() {
 		return nil
 	}
-	if why := closed(ip); why != "" {
+	why := closed(ip)
+	if g.strange {
+		why = notPublic(ip)
+	}
+	if why != "" {
 		return refuse("the registry leads to %s, %s", ip, why)
 	}
 	return nil
@@ -98,7 +104,7 @@ func (g *guard) allowed(ip netip.Addr) error {
 func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 	host, own := req.URL.Hostname(), strings.EqualFold(req.URL.Host, g.ref.Registry())
 	if why := closedHost(host); why != "" && g.strange {
-		return nil, g.notPublic(host + ", " + why)
+		return nil, g.refuses(host + ", " + why)
 	}
 	switch {
 	case req.URL.Scheme == "https":
@@ -142,16 +148,16 @@ func (g *guard) resolves(ctx context.Context, host string) error {
 		return nil
 	}
 	for _, ip := range addrs {
-		if why := closed(ip.Unmap()); why != "" {
-			return g.notPublic(ip.String() + ", " + why)
+		if why := notPublic(ip.Unmap()); why != "" {
+			return g.refuses(ip.String() + ", " + why)
 		}
 	}
 	return nil
 }
 
-// notPublic refuses a registry that is not on the Internet, for somebody who may not ask
+// refuses refuses a registry that is not on the Internet, for somebody who may not ask
 // for one that is elsewhere.
-func (g *guard) notPublic(where string) error {
+func (g *guard) refuses(where string) error {
 	return &refusal{why: fmt.Sprintf("the registry is at %s, where a document's image is not fetched from", where),
 		hint: "give it with --image, or name the registry in [images] of config.toml"}
 }
@@ -162,7 +168,29 @@ func closedHost(host string) string {
 		return "which is this machine"
 	}
 	if ip, err := netip.ParseAddr(host); err == nil {
-		return closed(ip.Unmap())
+		return notPublic(ip.Unmap())
+	}
+	return ""
+}
+
+// notPublic says why a sandbox with the network on could not reach ip either: beside what
+// is closed to registries, metadata services, reserved ranges and this machine's own
+// addresses, which may be public. "" if it could.
+func notPublic(ip netip.Addr) string {
+	if why := closed(ip); why != "" {
+		return why
+	}
+	if v := (network.Policy{}).Decide("", ip, 443); !v.Allowed {
+		return "a " + v.Reason
+	}
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return "which may be this machine: " + err.Error()
+	}
+	for _, a := range addrs {
+		if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().Unmap() == ip {
+			return "which is this machine"
+		}
 	}
 	return ""
 }
