@@ -29,7 +29,8 @@ func (x *Executor) admit(p *plan) error {
 	if err := p.fitLimits(); err != nil {
 		return err
 	}
-	return x.space(p.limits.FreeSpace)
+	p.room = func() error { return x.space(p.limits.FreeSpace, 1) }
+	return p.room()
 }
 
 // fitLimits holds p to the host's limits. What nobody asked for is made smaller.
@@ -84,13 +85,14 @@ func freeSpace(dir string) (total, free uint64, err error) {
 	return st.Blocks * uint64(st.Bsize), st.Bavail * uint64(st.Bsize), nil
 }
 
-// space is an error when less than floor is free of the disk with the state directory.
-func (x *Executor) space(floor config.Space) error {
+// space is an error when less than 1/parts of floor is free of the disk with the state
+// directory.
+func (x *Executor) space(floor config.Space, parts uint64) error {
 	total, free, err := x.statfs(x.home.Dir)
 	if err != nil {
 		return err
 	}
-	if low := floor.Floor(total); free < low {
+	if low := floor.Floor(total) / parts; free < low {
 		return errLowSpace(x.home.Dir, free, low)
 	}
 	return nil
@@ -113,7 +115,7 @@ func (x *Executor) watchSpace(ctx context.Context, floor config.Space) (watched 
 				return
 			case <-tick.C:
 			}
-			if err := x.space(floor); turnstone.KindOf(err) == turnstone.Exhausted {
+			if err := x.space(floor, 1); turnstone.KindOf(err) == turnstone.Exhausted {
 				cancel(err)
 				return
 			}
@@ -153,7 +155,7 @@ func (x *Executor) slot(limit int) (*home.Lock, error) {
 
 // upperOptions bounds what an export may hold.
 func (p *plan) upperOptions(size turnstone.Bytes) upper.Options {
-	return upper.Options{Bytes: int64(size), Entries: int(p.limits.Entries), FileSize: int64(p.limits.FileSize)}
+	return upper.Options{Bytes: int64(size), Entries: int(p.limits.Entries), FileSize: int64(p.limits.FileSize), Room: p.room}
 }
 
 // ext4Options bounds what is read of a scratch disk.
@@ -177,11 +179,11 @@ func (x *Executor) roomToImport() error {
 // salvage keeps what the steps did until the host's disk was nearly full, if there is room
 // for it, and returns why the turn ended.
 func (r *run) salvage(ctx context.Context, s *Sandbox, low error) error {
+	r.plan.room = func() error { return r.x.space(r.plan.limits.FreeSpace, 2) } // the rest is for others
 	left, err := r.collect(ctx, s)
 	r.clock.lap("collect")
 	if err != nil {
-		r.obs.Preparing("what the turn changed is not kept: " + err.Error())
-		return low
+		return &turnstone.Error{Op: "executor.space", Kind: turnstone.Exhausted, Err: fmt.Errorf("%w; what the turn changed is not kept: %w", low, err), Hint: turnstone.HintOf(low)}
 	}
 	r.left = left
 	return low

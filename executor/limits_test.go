@@ -124,7 +124,7 @@ func TestLowSpaceEndsTheTurn(t *testing.T) {
 	x.spaceEvery = 10 * time.Millisecond
 	x.statfs = func(dir string) (uint64, uint64, error) {
 		if full.Load() {
-			return 100 << 30, 5 << 20, nil
+			return 100 << 30, 600 << 20, nil
 		}
 		return freeSpace(dir)
 	}

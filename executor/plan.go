@@ -60,6 +60,7 @@ type plan struct {
 	replay          *replayOf     // the turn repeats another one
 	wants           wants         // of the machine
 	limits          config.Limits // of this host; zero before admit
+	room            func() error  // an error when the host's disk is nearly full; nil: nobody asks
 	net             networkPlan
 
 	// prepare completes the machine before it is started; nil: there is nothing to do.

@@ -3,6 +3,7 @@ package upper
 import (
 	"archive/tar"
 	"bytes"
+	"errors"
 	"io"
 	"strings"
 	"testing"
@@ -89,3 +90,25 @@ func TestLargeFile(t *testing.T) {
 type zeros struct{}
 
 func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
+
+// A full disk ends the reading before it is fuller.
+func TestRoom(t *testing.T) {
+	full := errors.New("full")
+	asked := 0
+	var buf bytes.Buffer
+	w := tar.NewWriter(&buf)
+	for _, h := range []*tar.Header{{Name: "./", Typeflag: tar.TypeDir}, {Name: "a", Typeflag: tar.TypeReg, Size: 64 << 20}} {
+		if err := w.WriteHeader(h); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := Read(t.Context(), io.MultiReader(&buf, zeros{}), t.TempDir(), Options{Room: func() error {
+		if asked++; asked > 3 {
+			return full
+		}
+		return nil
+	}})
+	if !errors.Is(err, full) || asked != 4 {
+		t.Errorf("asked %d times: %v", asked, err)
+	}
+}

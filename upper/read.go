@@ -59,7 +59,7 @@ type openDir struct {
 func read(ctx context.Context, r io.Reader, spool *os.File, opts Options) (*node, error) {
 	in := &counter{r: bufio.NewReaderSize(r, readSize)}
 	d := &reader{ctx: ctx, in: tar.NewReader(in), opts: opts, linked: map[string]*node{},
-		spool: &spoolWriter{f: spool, buf: make([]byte, 0, spoolBuffer)}}
+		spool: &spoolWriter{f: spool, may: opts.Room, buf: make([]byte, 0, spoolBuffer)}}
 	for {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)

@@ -11,6 +11,7 @@ const spoolBuffer = 1 << 20
 // A spoolWriter writes contents one after another.
 type spoolWriter struct {
 	f   *os.File
+	may func() error // nil: always
 	buf []byte
 	off int64 // of what is in buf
 }
@@ -31,6 +32,11 @@ func (w *spoolWriter) room() ([]byte, error) {
 func (w *spoolWriter) take(n int) { w.buf = w.buf[:len(w.buf)+n] }
 
 func (w *spoolWriter) flush() error {
+	if w.may != nil && len(w.buf) > 0 {
+		if err := w.may(); err != nil {
+			return err
+		}
+	}
 	if _, err := w.f.WriteAt(w.buf, w.off); err != nil {
 		return unavailable(w.f.Name(), err)
 	}

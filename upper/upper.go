@@ -36,6 +36,9 @@ type Options struct {
 	Entries int
 	// FileSize is how large one file may be, holes included. The default is 1 TiB.
 	FileSize int64
+	// Room is asked before more of the contents is written to the folder; an error ends
+	// Read. It may be nil.
+	Room func() error
 	// Meta bounds the bytes of names, link targets and extended attributes in all;
 	// the default is 256 MiB.
 	Meta int64
