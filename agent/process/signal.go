@@ -42,6 +42,7 @@ func (p *Process) Signal(sig syscall.Signal) error {
 	if sig == syscall.SIGKILL {
 		p.killed.Store(true)
 		if p.group != nil && p.group.kill() == nil {
+			_ = syscall.Kill(p.PID, sig) // root may have left the group
 			return nil
 		}
 	} else if p.group != nil && p.group.signal(sig) == nil {
