@@ -32,6 +32,7 @@ func (p *plan) applyHostNetwork(x *Executor, silent bool) error {
 	if host.Default == "off" && host.Locked && p.shape.Network {
 		return locked("network: on", errors.New("the host's policy is off"))
 	}
+	p.net.opened = x.opened.Share()
 	p.net.spec = p.net.asked
 	p.net.spec.DNS = host.DNS
 	if p.net.policy, err = host.judging(p.net.spec); err != nil || !p.net.asked.Asked {

@@ -31,7 +31,8 @@ type networkPlan struct {
 	ca       *network.CA         // nil: no TLS is opened
 	hostCA   []*x509.Certificate // that the guest trusts because its host does, beyond the public ones
 	recorder *network.Recorder
-	spool    spool // of the recorder, or the player
+	spool    spool           // of the recorder, or the player
+	opened   *network.Budget // of the connections that it opens; nil: one of its own
 	player   *network.Player
 	playing  turnstone.TurnID
 	outer    map[string]string // variables that trust replaces, as they would be
@@ -151,12 +152,12 @@ func (p *plan) hideHeaders(req Request) error {
 
 // options are those of the network's stack.
 func (n *networkPlan) options(watch *network.Watch) network.Options {
-	o := network.Options{Policy: n.policy, Observer: maskedWatch{watch, n.secrets}, Resolver: resolverAt(n.spec.DNS)}
+	o := network.Options{Policy: n.policy, Budget: n.opened, Observer: maskedWatch{watch, n.secrets}, Resolver: resolverAt(n.spec.DNS)}
 	if n.recorder == nil && n.player == nil && n.ca == nil && len(n.spec.Headers) == 0 {
 		return o
 	}
 	proxy := network.NewProxy(network.ProxyOptions{Resolver: o.Resolver, CA: n.ca, Open: n.spec.Open || n.player != nil, Headers: n.spec.Headers,
-		Recorder: n.recorder, Player: n.player, Secrets: n.secrets, Observer: o.Observer})
+		Recorder: n.recorder, Player: n.player, Secrets: n.secrets, Budget: n.opened, Observer: o.Observer})
 	o.Interceptor = proxy
 	o.Dialer, o.Resolver = proxy.Below()
 	return o

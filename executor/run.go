@@ -27,11 +27,13 @@ type Executor struct {
 	spaceEvery time.Duration
 	kept       lazyContext
 	fault      func(op string) error // of the store, for tests; nil: none
+	opened     *network.Budget       // of the connections that sandboxes have opened
 }
 
 // New returns an executor on h.
 func New(h *home.Home) *Executor {
-	return &Executor{home: h, killGrace: 15 * time.Second, statfs: freeSpace, spaceEvery: spaceEvery}
+	return &Executor{home: h, killGrace: 15 * time.Second, statfs: freeSpace, spaceEvery: spaceEvery,
+		opened: network.NewBudget(network.DefaultBudget)}
 }
 
 // Run runs one turn and returns it with its receipt. An error without a Turn

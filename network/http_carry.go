@@ -28,9 +28,9 @@ func (c *connection) carry(ctx context.Context, guest, upstream *eagerConn) {
 	}
 	switch {
 	case said == spokenHTTP:
-		c.forwardHTTP(ctx, guest, upstream)
+		c.budgeted(ctx, guest, func() { c.forwardHTTP(ctx, guest, upstream) })
 	case said == spokenTLS && c.scheme == "http" && c.opens():
-		c.openTLS(ctx, guest, upstream)
+		c.budgeted(ctx, guest, func() { c.openTLS(ctx, guest, upstream) })
 	case said == spokenTLS:
 		c.copy(guest, upstream, protocolTLS, nil)
 	default:

@@ -22,6 +22,22 @@ type forwarder struct {
 	transport *http.Transport
 	proxy     *httputil.ReverseProxy
 	secrets   secretHeaders
+	head      headCounter // of the answers
+}
+
+// A countedConn has the lines of the answers' headers counted.
+type countedConn struct {
+	net.Conn
+	head *headCounter
+}
+
+// Read implements net.Conn.
+func (c countedConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if many := c.head.saw(p[:n]); many != nil {
+		return 0, many
+	}
+	return n, err
 }
 
 // forwarder returns one whose first connection is upstream.
@@ -34,10 +50,13 @@ func (c *connection) forwarder(ctx context.Context, upstream net.Conn) *forwarde
 	var once sync.Once
 	dial := func(ctx context.Context, _, _ string) (conn net.Conn, err error) {
 		once.Do(func() { conn = upstream })
-		if conn != nil {
-			return conn, nil
+		if conn == nil {
+			conn, err = c.again(ctx) // the host has ended the first one
 		}
-		return c.again(ctx) // the host has ended the first one
+		if err != nil {
+			return nil, err
+		}
+		return countedConn{conn, &f.head}, nil
 	}
 	f.transport = &http.Transport{DialContext: dial, DialTLSContext: dial, DisableCompression: true, MaxConnsPerHost: 1, MaxIdleConnsPerHost: 1,
 		MaxResponseHeaderBytes: maxAnswer, TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{}}
@@ -101,6 +120,8 @@ func (f *forwarder) RoundTrip(req *http.Request) (*http.Response, error) {
 				return nil
 			}}))
 	}
+	f.head.begin() // requests of one connection come one after the other
+	defer f.head.end()
 	return f.transport.RoundTrip(req)
 }
 

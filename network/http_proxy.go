@@ -32,6 +32,7 @@ type ProxyOptions struct {
 	Recorder *Recorder // nil: nothing is recorded
 	Player   *Player   // nil: nothing is replayed; else nothing is dialed
 	Secrets  *secret.Set
+	Budget   *Budget  // of the connections that are opened; nil: a share of one of its own
 	Observer Observer // is told of what is refused here; may be nil
 }
 
@@ -48,6 +49,9 @@ func NewProxy(opts ProxyOptions) *Proxy {
 	if opts.Resolver == nil {
 		opts.Resolver = &net.Resolver{PreferGo: true}
 	}
+	if opts.Budget == nil {
+		opts.Budget = NewBudget(DefaultBudget).Share()
+	}
 	return &Proxy{opts}
 }
 
@@ -55,9 +59,10 @@ const (
 	dialTime      = 30 * time.Second
 	handshakeTime = 30 * time.Second
 	headerTime    = time.Minute     // that a guest has to finish a request's headers
+	idleTime      = 2 * time.Minute // between two requests
 	partialTime   = 2 * time.Second // after a first word that may become HTTP
-	maxRequest    = 64 << 10        // bytes of a request's headers, which take some 20 times as much memory at worst
-	maxAnswer     = 256 << 10       // bytes of an answer's headers
+	maxRequest    = 64 << 10        // bytes of a request's headers
+	maxAnswer     = 128 << 10       // bytes of an answer's headers
 	maxReason     = 300             // bytes of what is told of a refusal, or of a failure
 )
 
@@ -93,6 +98,7 @@ type connection struct {
 	to     netip.AddrPort
 	name   string // the host that was wanted; empty: not known
 	scheme string // "https" once TLS was opened
+	placed bool   // it has a place in the budget
 	// request returns why a request for a host is refused, or ""; nil: the policy names none.
 	request func(host string) string
 }

@@ -35,9 +35,9 @@ func (c *connection) replay(ctx context.Context, guest *eagerConn) {
 	}
 	switch said := c.firstWord(guest); {
 	case said == spokenHTTP:
-		c.replayHTTP(guest)
+		c.budgeted(ctx, guest, func() { c.replayHTTP(guest) })
 	case said == spokenTLS && !opened:
-		c.replayTLS(ctx, guest)
+		c.budgeted(ctx, guest, func() { c.replayTLS(ctx, guest) })
 	case len(guest.peek()) == 0 && guest.err != nil:
 		return // it said nothing
 	default:

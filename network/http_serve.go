@@ -15,8 +15,9 @@ import (
 // serveHTTP serves the requests on guest until its end.
 func (c *connection) serveHTTP(guest net.Conn, h http.Handler) {
 	conn := &closing{Conn: guest, closed: make(chan struct{}), idle: make(chan struct{})}
+	conn.head.begin()
 	l := &oneConn{conn: conn}
-	srv := &http.Server{Handler: c.checked(conn.during(h)), ReadHeaderTimeout: headerTime, MaxHeaderBytes: maxRequest, ErrorLog: log.New(io.Discard, "", 0)}
+	srv := &http.Server{Handler: c.checked(conn.during(h)), ReadHeaderTimeout: headerTime, IdleTimeout: idleTime, MaxHeaderBytes: maxRequest, ErrorLog: log.New(io.Discard, "", 0)}
 	_ = srv.Serve(l)
 	_ = srv.Close()
 }
@@ -85,6 +86,7 @@ func (l *oneConn) Addr() net.Addr { return l.conn.LocalAddr() }
 // that is told only when no request is being answered.
 type closing struct {
 	net.Conn
+	head   headCounter
 	once   sync.Once
 	closed chan struct{}
 
@@ -99,6 +101,10 @@ const halfTime = 5 * time.Minute
 // Read implements net.Conn.
 func (c *closing) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
+	if c.head.saw(p[:n]) != nil {
+		c.tooMany()
+		return 0, io.EOF
+	}
 	if n > 0 || !errors.Is(err, io.EOF) {
 		return n, err
 	}
@@ -115,10 +121,21 @@ func (c *closing) Read(p []byte) (int, error) {
 	return 0, err
 }
 
+// tooMany answers a request with too many headers, of which net/http knows only the bytes. What is
+// still being sent is read for a while, because a reset would take the answer away.
+func (c *closing) tooMany() {
+	_, _ = io.WriteString(c.Conn, "HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+	_ = closeWrite(c.Conn)
+	_ = c.SetReadDeadline(time.Now().Add(500 * time.Millisecond))
+	_, _ = io.Copy(io.Discard, io.LimitReader(c.Conn, 4<<20))
+}
+
 // during notes when h answers a request. While it still reads what was sent, the end is
 // the end.
 func (c *closing) during(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		c.head.end()
+		defer c.head.begin()
 		begin := func() {
 			c.mu.Lock()
 			defer c.mu.Unlock()

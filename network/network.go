@@ -116,4 +116,5 @@ type Options struct {
 	Interceptor Interceptor // may be nil
 	Dialer      Dialer      // nil: the host's own
 	Resolver    Resolver    // nil: the host's own
+	Budget      *Budget     // of connections whose requests are looked at; nil: a share of one of its own
 }

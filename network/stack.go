@@ -34,6 +34,7 @@ type Stack struct {
 	interceptor Interceptor
 	dialer      Dialer
 	resolver    Resolver
+	proxy       *Proxy // for connections whose requests are looked at
 
 	net      *stack.Stack
 	link     *link
@@ -87,6 +88,7 @@ func newStack(opts Options, lim limits, addrs func() ([]net.Addr, error)) (*Stac
 	if s.resolver == nil {
 		s.resolver = &net.Resolver{PreferGo: true}
 	}
+	s.proxy = NewProxy(ProxyOptions{Dialer: s.dialer, Resolver: s.resolver, Budget: opts.Budget, Observer: counting{s}})
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	if err := s.build(cmp.Or(opts.MTU, MTU)); err != nil {
 		s.cancel()

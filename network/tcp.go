@@ -157,8 +157,7 @@ func (c *tcpConn) carry(ctx context.Context, host net.Conn, looked bool) {
 		c.pump(host, !looked)
 		return
 	}
-	p := NewProxy(ProxyOptions{Dialer: c.s.dialer, Resolver: c.s.resolver, Observer: counting{c.s}})
-	(&connection{p: p, to: c.to, request: c.request, scheme: "http"}).carry(ctx, newEager(c.guest(looked)), newEager(host))
+	(&connection{p: c.s.proxy, to: c.to, request: c.request, scheme: "http"}).carry(ctx, newEager(c.guest(looked)), newEager(host))
 	_ = host.Close()
 }
 
