@@ -2,6 +2,7 @@ package executor
 
 import (
 	"context"
+	"io"
 	"slices"
 	"strings"
 
@@ -119,18 +120,9 @@ func (s *Sandbox) trust(ctx context.Context, p *networkPlan) error {
 	if p.ca == nil && len(p.hostCA) == 0 {
 		return nil
 	}
-	var bundle []byte
-	for len(bundle) < maxBundle {
-		res, err := s.Client().FileSystemRead(ctx, &wire.FileSystemReadParams{Path: p.bundle, Offset: int64(len(bundle))})
-		if turnstone.KindOf(err) == turnstone.NotFound {
-			break // a small image has none
-		}
-		if err != nil {
-			return s.fate(err)
-		}
-		if bundle = append(bundle, res.Data...); len(res.Data) == 0 || res.Eof {
-			break
-		}
+	bundle, err := s.read(ctx, p.bundle, maxBundle)
+	if err != nil && turnstone.KindOf(err) != turnstone.NotFound { // a small image has none
+		return s.fate(err)
 	}
 	if n := len(bundle); n > 0 && bundle[n-1] != '\n' {
 		bundle = append(bundle, '\n')
@@ -140,4 +132,31 @@ func (s *Sandbox) trust(ctx context.Context, p *networkPlan) error {
 		bundle = append(bundle, p.ca.PEM()...)
 	}
 	return s.put(ctx, caPath, bundle)
+}
+
+// read returns at most so many bytes of a file of the guest. They come as they are, and not as
+// text in an answer, which takes several times as long.
+func (s *Sandbox) read(ctx context.Context, path string, most int64) ([]byte, error) {
+	c := s.Client()
+	id := c.NewStream()
+	r, err := c.Receiver(id)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = r.Close() }()
+	defer context.AfterFunc(ctx, func() { _ = r.Close() })()
+	answer := make(chan error, 1)
+	go func() {
+		_, err := c.FileSystemRead(ctx, &wire.FileSystemReadParams{Path: path, Length: most, Stream: id})
+		if err != nil {
+			_ = r.Close()
+		}
+		answer <- err
+	}()
+	b, readErr := io.ReadAll(io.LimitReader(r, most))
+	_ = r.Close()
+	if err := <-answer; err != nil {
+		return nil, err
+	}
+	return b, readErr
 }
