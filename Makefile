@@ -27,7 +27,7 @@ STATIC = CGO_ENABLED=1 $(GO) build -trimpath -buildvcs=false -tags netgo,osuserg
 
 # gVisor's program, with the additions in runsc/, which raise the last number when they
 # change in a way that a running turn has to know of: see package substrate/gvisor.
-RUNSC_VERSION := 20260905.0+turnstone.1
+RUNSC_VERSION := 20260905.0+turnstone.2
 RUNSC_INPUTS := $(shell find runsc -type f ! -name '*.md' ! -name '*_test.go') Makefile
 
 .PHONY: help

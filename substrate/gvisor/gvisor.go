@@ -54,7 +54,7 @@ const (
 	binaryEnv = "TURN_RUNSC"
 	// edition is in the version of a runsc that was built with our additions, in the
 	// edition that this package knows. See VERSION in the Makefile.
-	edition = "+turnstone.1"
+	edition = "+turnstone.2"
 )
 
 // New finds runsc. Where there is none, or one without our additions, the error is of
