@@ -6,6 +6,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,6 +24,7 @@ type noisyMachine struct {
 	host, guest net.Conn
 	done        chan struct{}
 	once        sync.Once
+	silent      atomic.Bool // the agent is not heard any more
 }
 
 func (m *noisyMachine) ID() turnstone.SandboxID   { return "sb_noisy" }
@@ -45,27 +47,9 @@ func TestBrokenChannel(t *testing.T) {
 		"a frame of no known version": "hello, host, how are you?",
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := &noisyMachine{done: make(chan struct{})}
-			m.host, m.guest = net.Pipe()
-			dir := t.TempDir()
-			a, err := agent.New(agent.Options{RunDir: dir, Cwd: dir})
-			if err != nil {
-				t.Fatal(err)
-			}
-			served := make(chan struct{})
-			go func() { _ = a.Serve(context.Background(), m.guest); close(served) }()
-			s := &Sandbox{Template: &template.Template{}, machine: m, port: wire.NewPort(m.Agent(), true)}
-			if err := s.dial(); err != nil {
-				t.Fatal(err)
-			}
-			obs := &speaking{begun: func() { _, _ = m.guest.Write([]byte(noise)) }}
-			doc := parse(t, "```bash name=a\necho begun; sleep 600\n```\n\n```bash\necho never\n```\n")
-			r := &run{x: New(&home.Home{Dir: t.TempDir()}), plan: &plan{cwd: dir, timeout: time.Hour}, doc: doc, obs: obs, clock: newStopwatch(),
-				scripts: parseScripts(doc, nil), results: make([]document.StepResult, 2), outputs: make([][2]*capture, 2), commands: make([]*commands, 2), networks: make([]*NetworkReport, 2)}
-			r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now()}
-			r.openFolder()
-			defer r.closeFolder()
-			result, err := r.each(t.Context(), t.Context(), s)
+			m, r, sandbox, closeAll := runNoisy(t, "```bash name=a\necho begun; sleep 600\n```\n\n```bash\necho never\n```\n",
+				func(m *noisyMachine) { _, _ = m.guest.Write([]byte(noise)) })
+			result, err := r.each(t.Context(), t.Context(), sandbox)
 			if result != turnstone.Errored || turnstone.KindOf(err) != turnstone.Integrity || !strings.Contains(err.Error(), "broke its channel") {
 				t.Errorf("%s: %v", result, err)
 			}
@@ -73,15 +57,77 @@ func TestBrokenChannel(t *testing.T) {
 				t.Errorf("%+v", r.results)
 			}
 			if strings.Contains(name, "nobody waits") {
-				_ = s.Close() // only the connection was broken
+				_ = sandbox.Close() // only the connection was broken
 			}
 			<-m.done
-			<-served
-			if err := a.Close(); err != nil {
-				t.Error(err)
-			}
+			closeAll()
 		})
 	}
+}
+
+// TestSilentAgent: an agent that does not say any more that a step was killed holds nobody
+// up. Its machine is ended.
+func TestSilentAgent(t *testing.T) {
+	m, r, s, closeAll := runNoisy(t, "```bash name=a timeout=1s\necho begun; sleep 600\n```\n\n```bash\necho never\n```\n",
+		func(m *noisyMachine) { m.silent.Store(true) })
+	r.x.killGrace = time.Second
+	result, err := r.each(t.Context(), t.Context(), s)
+	if result != turnstone.TimedOut || err != nil || !s.ended() {
+		t.Errorf("%s: %v", result, err)
+	}
+	if r.results[0].Status != turnstone.StepTimeout || r.results[1].Status == turnstone.StepPassed {
+		t.Errorf("%+v", r.results)
+	}
+	if _, err := r.collect(t.Context(), s); turnstone.KindOf(err) != turnstone.Dead {
+		t.Errorf("collect: %v", err)
+	}
+	<-m.done
+	closeAll()
+}
+
+// runNoisy makes a turn with an agent in this process. then is called at the first step's
+// first output. closeAll waits for the agent to end.
+func runNoisy(t *testing.T, text string, then func(*noisyMachine)) (m *noisyMachine, r *run, s *Sandbox, closeAll func()) {
+	t.Helper()
+	m = &noisyMachine{done: make(chan struct{})}
+	m.host, m.guest = net.Pipe()
+	dir := t.TempDir()
+	a, err := agent.New(agent.Options{RunDir: dir, Cwd: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan struct{})
+	go func() { _ = a.Serve(context.Background(), silenced{m.guest, &m.silent}); close(served) }()
+	s = &Sandbox{Template: &template.Template{}, machine: m, port: wire.NewPort(m.Agent(), true)}
+	if err := s.dial(); err != nil {
+		t.Fatal(err)
+	}
+	doc := parse(t, text)
+	r = &run{x: New(&home.Home{Dir: t.TempDir()}), plan: &plan{cwd: dir, timeout: time.Hour}, doc: doc, obs: &speaking{begun: func() { then(m) }},
+		clock: newStopwatch(), scripts: parseScripts(doc, nil), results: make([]document.StepResult, 2), outputs: make([][2]*capture, 2),
+		commands: make([]*commands, 2), networks: make([]*NetworkReport, 2)}
+	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now()}
+	r.openFolder()
+	return m, r, s, func() {
+		<-served
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+		r.closeFolder()
+	}
+}
+
+// silenced loses what is written once silent is set.
+type silenced struct {
+	net.Conn
+	silent *atomic.Bool
+}
+
+func (s silenced) Write(p []byte) (int, error) {
+	if s.silent.Load() {
+		return len(p), nil
+	}
+	return s.Conn.Write(p)
 }
 
 // linkData is a frame of the link with data of its first stream.
