@@ -15,7 +15,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
-	"runtime"
 	"strings"
 	"time"
 )
@@ -114,8 +113,6 @@ func (s Shape) Validate() error {
 	switch {
 	case s.CPUs < 1 || s.CPUs > MaxCPUs:
 		return fmt.Errorf("cpus: %d is not between 1 and %d", s.CPUs, MaxCPUs)
-	case s.CPUs > 4*runtime.NumCPU():
-		return fmt.Errorf("cpus: %d is more than four times the %d this machine has", s.CPUs, runtime.NumCPU())
 	case s.Memory < MinMemory || s.Memory > MaxMemory:
 		return fmt.Errorf("memory: %s is not between %s and %s", s.Memory, MinMemory, MaxMemory)
 	case s.Disk < MinDisk || s.Disk > MaxDisk:

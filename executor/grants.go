@@ -113,7 +113,10 @@ func (a *authority) check() error {
 	}
 	var what, flags, keys []string
 	for _, ask := range missing {
-		what, flags = append(what, ask.What), append(flags, ask.Flag)
+		what = append(what, ask.What)
+		if !slices.Contains(flags, ask.Flag) {
+			flags = append(flags, ask.Flag)
+		}
 		if !slices.Contains(keys, ask.Key) {
 			keys = append(keys, ask.Key)
 		}
@@ -127,7 +130,7 @@ func (a *authority) check() error {
 // notGranted is the error of a document that asks for more than it is given.
 func notGranted(name, what, flags, keys string) error {
 	hint := "add --grant " + keys + ", which grants what the document asks for there, as it stands"
-	if flags != "" {
+	if flags != "" && flags != "--grant "+keys {
 		hint = "add " + flags + "; or " + strings.TrimPrefix(hint, "add ")
 	}
 	return &turnstone.Error{Op: "executor.grants", Kind: turnstone.Invalid, Subject: name,
@@ -185,14 +188,15 @@ func (a *authority) snapshot() []Ask {
 	return named("snapshot", string(document.SnapshotVM), string(a.req.Snapshot), nil)
 }
 
-// files: a document from a pipe has no folder; the caller's directory is not its own.
+// files: a document from a pipe has no folder; the caller's directory is not its own. A
+// flag that adds the same file does not answer what the document asks for.
 func (a *authority) files() []Ask {
 	if !a.req.Piped {
 		return nil
 	}
 	var asks []Ask
 	for _, f := range a.front().Files {
-		asks = append(asks, Ask{What: "files: " + f, Flag: "--add " + f})
+		asks = append(asks, Ask{What: "files: " + f, Flag: "--grant files"})
 	}
 	return asks
 }
@@ -242,7 +246,14 @@ func (a *authority) network() []Ask {
 	if on := a.front().Network; on == nil || !*on || a.req.Network != nil || a.host.Network.Default != "off" || a.replays() {
 		return nil
 	}
-	return []Ask{{What: "network: on", Flag: "--network on"}} // which also stands for a map of rules
+	rules := a.front().NetworkRules
+	switch {
+	case rules == nil:
+		return []Ask{{What: "network: on", Flag: "--network on"}}
+	case rules.Record: // with another mode the caller would take the recording away
+		return []Ask{{What: "network: {…}, a network, where the host's default is off", Flag: "--network record"}}
+	}
+	return []Ask{{What: "network: {…}, a network, where the host's default is off", Flag: "--network on"}}
 }
 
 // allow lists the rules that open what is closed to sandboxes. A rule with a name, which

@@ -61,6 +61,10 @@ func (p *plan) fitLimits() error {
 	case p.timeout > time.Duration(l.Timeout):
 		return beyond("timeout", p.timeout, time.Duration(l.Timeout))
 	}
+	// The operator may have raised the limit beyond what there is.
+	if has := config.HostOf("").Memory; has > 0 && p.shape.Memory > has {
+		return invalid("memory", "%s is more than the %s that this machine has", p.shape.Memory.Human(), has.Human())
+	}
 	return nil
 }
 

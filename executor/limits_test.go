@@ -2,7 +2,9 @@ package executor
 
 import (
 	"context"
+	"fmt"
 	"os"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -37,16 +39,19 @@ func TestLimits(t *testing.T) {
 		req           Request
 		says          string
 	}{
-		"more disk than the host": {front: "disk: 16TiB", says: "disk: 16.0 TiB is more than the "},
-		"more disk":               {front: "disk: 2GiB", config: small, says: "disk: 2.0 GiB is more than the 1.0 GiB"},
-		"more memory":             {front: "memory: 600MiB", config: small, says: "memory: 600.0 MiB is more than the 512.0 MiB"},
-		"more cpus":               {front: "cpus: 3", config: small, says: "cpus: 3 is more than the 1"},
-		"more time":               {front: "timeout: 11m", config: small, says: "timeout: 11m0s is more than the 10m0s"},
-		"a flag does not help":    {req: Request{Disk: 2 << 30}, config: small, says: "disk: 2.0 GiB is more"},
-		"a long time":             {req: Request{Timeout: 25 * time.Hour}, says: "timeout: 25h0m0s is more than the 24h0m0s"},
-		"within":                  {front: "disk: 1GiB\nmemory: 512MiB\ncpus: 1\ntimeout: 10m", config: small},
-		"nothing":                 {config: small},
-		"nothing at all":          {},
+		"more disk than the host":   {front: "disk: 16TiB", says: "disk: 16.0 TiB is more than the "},
+		"more disk":                 {front: "disk: 2GiB", config: small, says: "disk: 2.0 GiB is more than the 1.0 GiB"},
+		"more memory":               {front: "memory: 600MiB", config: small, says: "memory: 600.0 MiB is more than the 512.0 MiB"},
+		"more cpus":                 {front: "cpus: 3", config: small, says: "cpus: 3 is more than the 1"},
+		"more time":                 {front: "timeout: 11m", config: small, says: "timeout: 11m0s is more than the 10m0s"},
+		"many cpus":                 {front: fmt.Sprintf("cpus: %d", 4*max(2, runtime.NumCPU())+1), says: fmt.Sprintf(" is more than the %d that this host gives a sandbox", max(2, runtime.NumCPU()))},
+		"some cpus":                 {front: fmt.Sprintf("cpus: %d", 4*max(2, runtime.NumCPU())), says: fmt.Sprintf(" is more than the %d that this host gives a sandbox", max(2, runtime.NumCPU()))},
+		"more memory than there is": {front: "memory: 1000GiB", says: "memory: 1000.0 GiB is more than the "},
+		"a flag does not help":      {req: Request{Disk: 2 << 30}, config: small, says: "disk: 2.0 GiB is more"},
+		"a long time":               {req: Request{Timeout: 25 * time.Hour}, says: "timeout: 25h0m0s is more than the 24h0m0s"},
+		"within":                    {front: "disk: 1GiB\nmemory: 512MiB\ncpus: 1\ntimeout: 10m", config: small},
+		"nothing":                   {config: small},
+		"nothing at all":            {},
 	} {
 		c.req.Document = parse(t, "---\n"+c.front+"\n---\n")
 		p, err := admitted(t, c.config, c.req)

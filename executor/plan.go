@@ -12,8 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/document"
@@ -167,10 +165,6 @@ func (p *plan) check() error {
 	if err := p.shape.Validate(); err != nil {
 		return &turnstone.Error{Op: "executor.plan", Kind: turnstone.Invalid, Err: err}
 	}
-	if host := hostMemory(); host > 0 && p.shape.Memory > host {
-		return &turnstone.Error{Op: "executor.plan", Kind: turnstone.Invalid, Subject: "memory",
-			Err: fmt.Errorf("%s is more than the %s this machine has", p.shape.Memory, host.Human()), Hint: "ask for less with memory: or --memory"}
-	}
 	if p.timeout <= 0 {
 		return invalid("timeout", "%s is not a time to run", p.timeout)
 	}
@@ -231,19 +225,9 @@ func (p *plan) context(secrets []string) (err error) {
 			Hint: "leave out --secret, or the home"}
 	}
 	if p.lifetime == document.LifetimeSession && p.session == "" {
-		return &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "lifetime: session", Err: errors.New("no session is named"),
-			Hint: "name one with --session or session:"}
+		return noSession("lifetime: session")
 	}
 	return nil
-}
-
-// hostMemory is the RAM of this machine; 0 when it is not known.
-func hostMemory() turnstone.Bytes {
-	var si unix.Sysinfo_t
-	if unix.Sysinfo(&si) != nil {
-		return 0
-	}
-	return turnstone.Bytes(si.Totalram) * turnstone.Bytes(si.Unit)
 }
 
 func validEnvName(s string) bool {
@@ -278,23 +262,19 @@ func (p *plan) documentFile(dir, file string) (Transfer, error) {
 		return t, invalid("files", "%w", err)
 	}
 	src := t.Path
-	outside := func(err error) error {
-		return &turnstone.Error{Op: "executor.plan", Kind: turnstone.Invalid, Subject: "files: " + src, Err: err,
-			Hint: "a document names files in its own folder; give others with --add"}
-	}
 	if dir == "" {
-		return Transfer{}, outside(errors.New("the document has no folder"))
+		return Transfer{}, outsideFolder(src, errors.New("the document has no folder"))
 	}
 	if !filepath.IsLocal(src) {
-		return Transfer{}, outside(errors.New("leaves the document's folder"))
+		return Transfer{}, outsideFolder(src, errLeaves)
 	}
 	if p.folder == nil {
 		if p.folder, err = os.OpenRoot(dir); err != nil {
-			return Transfer{}, outside(err)
+			return Transfer{}, outsideFolder(src, err)
 		}
 	}
 	if _, err := p.folder.Stat(src); err != nil {
-		return Transfer{}, outside(err)
+		return Transfer{}, outsideFolder(src, err)
 	}
 	return Transfer{Path: filepath.Join(dir, src), Dest: p.inside(t.Dest, src), in: p.folder}, nil
 }

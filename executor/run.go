@@ -46,6 +46,9 @@ func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, e
 		return nil, err
 	}
 	a := &authority{req: req, host: host}
+	if err := a.valid(); err != nil { // first: no grant makes it right
+		return nil, err
+	}
 	if err := a.check(); err != nil {
 		return nil, err
 	}
