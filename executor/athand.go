@@ -130,7 +130,7 @@ func (x *Executor) NoteUse(ctx context.Context, ref string) {
 	if err == nil {
 		err = x.writeAtHand(s.ID)
 	}
-	if err != nil {
+	if err != nil && turnstone.KindOf(err) != turnstone.NotFound {
 		slog.Info("the session at hand was not noted", "session", name, "error", err)
 	}
 }

@@ -60,6 +60,7 @@ type Turn struct {
 	Result    turnstone.Result `json:"result"`
 	Error     string           `json:"error,omitempty"` // why Result is "error"
 	Hint      string           `json:"hint,omitempty"`
+	Kind      turnstone.Kind   `json:"-"` // of Error; empty when there is none
 	Substrate string           `json:"substrate"`
 	Isolation string           `json:"isolation"`
 	Template  turnstone.Digest `json:"template"`

@@ -26,7 +26,7 @@ const (
 
 // GCRequest says what is old enough to be deleted.
 type GCRequest struct {
-	KeepAnonymous   time.Duration // sessions without a name and without a tag; counted from their last turn
+	KeepAnonymous   time.Duration // sessions without a name and without a tag, counted from their last turn; folders of turns in no session
 	KeepUnreachable time.Duration // turns that no branch, tag or running turn has behind it
 	DryRun          bool
 	Now             time.Time // zero: the time it is
@@ -249,8 +249,9 @@ func (cs *contextStore) sweepFolder(ctx context.Context, dir string, expired boo
 	if err != nil {
 		return err
 	}
-	// A replay is in no session: what it left stays for a while.
-	if expired || !known && req.Now.Sub(st.ModTime()) >= max(req.KeepAnonymous, time.Hour) {
+	// A replay is in no session, and a session that was removed is none: what they left
+	// stays for a while. The lock says that nobody writes it any more.
+	if expired || !known && req.Now.Sub(st.ModTime()) >= req.KeepAnonymous {
 		size := diskUse(dir)
 		if !req.DryRun {
 			err = os.RemoveAll(dir)

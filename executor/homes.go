@@ -55,19 +55,27 @@ func (x *Executor) Homes(ctx context.Context) ([]HomeInfo, error) {
 	return all, ctx.Err()
 }
 
+// HasHome returns an error when there is no persistent home directory called name.
+func (x *Executor) HasHome(ctx context.Context, name string) error {
+	if err := turnstone.CheckName("home", name); err != nil {
+		return err
+	}
+	if _, err := os.Lstat(x.home.Path("homes", name+homeSuffix)); err != nil {
+		return x.noHome(ctx, name)
+	}
+	return nil
+}
+
 // RemoveHome deletes a persistent home directory with all that is in it. One that a turn
 // uses is refused: kind Unavailable.
 func (x *Executor) RemoveHome(ctx context.Context, name string) error {
 	fail := func(kind turnstone.Kind, err error, hint string) error {
 		return &turnstone.Error{Op: "executor.home", Kind: kind, Subject: "home " + name, Err: err, Hint: hint}
 	}
-	if err := turnstone.CheckName("home", name); err != nil {
+	if err := x.HasHome(ctx, name); err != nil {
 		return err
 	}
 	path := x.home.Path("homes", name+homeSuffix)
-	if _, err := os.Lstat(path); err != nil {
-		return x.noHome(ctx, name)
-	}
 	lock, err := home.TryAcquire(path + ".lock")
 	if err != nil {
 		return fail(turnstone.Unavailable, err, "check the permissions of the state directory")

@@ -129,6 +129,7 @@ type run struct {
 	folder  turnFolder
 	info    document.TurnInfo
 	hint    string
+	kind    turnstone.Kind // of what ended it early
 	results []document.StepResult
 
 	outputs                   [][2]*capture // by step: standard output and error
@@ -178,7 +179,13 @@ func (r *run) end(ctx context.Context) {
 const keepLimitTime = 10 * time.Minute
 
 func (r *run) fail(err error) {
-	r.info.Result, r.info.Error, r.hint = turnstone.Errored, r.line(err.Error()), r.line(turnstone.HintOf(err))
+	r.info.Result = turnstone.Errored
+	r.says(err)
+}
+
+// says keeps what err says.
+func (r *run) says(err error) {
+	r.info.Error, r.hint, r.kind = r.line(err.Error()), r.line(turnstone.HintOf(err)), turnstone.KindOf(err)
 }
 
 // line is a text about the turn, which may have a guest's words in it, as it may be kept.
@@ -254,7 +261,7 @@ func (r *run) steps(ctx context.Context) error {
 	}
 	if missed != nil && result != turnstone.Passed && !isCancel(ctx) {
 		// What a failed step did not make cannot be fetched: the step is the news.
-		r.info.Error, r.hint = r.line(missed.Error()), r.line(turnstone.HintOf(missed))
+		r.says(missed)
 		return nil
 	}
 	return missed
@@ -447,7 +454,7 @@ func interrupted(ctx context.Context, err error, where string) error {
 
 func (r *run) turn() *Turn {
 	receipt := string(r.receipt()) // first: what must not be in it is not in the rest either
-	t := &Turn{ID: r.info.ID, Result: r.info.Result, Error: r.info.Error, Hint: r.hint,
+	t := &Turn{ID: r.info.ID, Result: r.info.Result, Error: r.info.Error, Hint: r.hint, Kind: r.kind,
 		Substrate: r.info.Substrate, Isolation: r.info.Isolation, Template: r.info.Template, Image: r.info.Image,
 		Started: r.info.Started, Duration: r.info.Duration, Millis: r.info.Duration.Milliseconds(),
 		Session: r.info.Session, Number: r.info.Number, Branch: r.info.Branch, Diverged: r.diverged, Parents: r.info.Parents,

@@ -29,12 +29,28 @@ func (r *run) openFolder() {
 	if err == nil {
 		r.folder.lock, err = lockFolder(dir, unix.LOCK_EX)
 	}
+	for n := 0; n < 5 && (err != nil && errors.Is(err, fs.ErrNotExist) || err == nil && !isAt(r.folder.lock, dir)); n++ {
+		r.closeFolder() // a gc that keeps nothing came between: no turn had it yet
+		if dir, err = r.x.home.MkdirAll("turns", string(r.info.ID)); err == nil {
+			r.folder.lock, err = lockFolder(dir, unix.LOCK_EX)
+		}
+	}
 	if err != nil {
 		r.obs.Preparing("receipt and long outputs are not kept in the state directory: " + err.Error())
 		return
 	}
 	r.dir, r.folder.named = dir, make(chan error, 1)
 	go func() { r.folder.named <- stamp.SyncDir(filepath.Dir(dir)) }()
+}
+
+// isAt reports whether f is what is at path.
+func isAt(f *os.File, path string) bool {
+	have, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	there, err := os.Lstat(path)
+	return err == nil && os.SameFile(have, there)
 }
 
 // closeFolder lets others have the folder.

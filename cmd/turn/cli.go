@@ -128,6 +128,7 @@ func (a *app) main(args []string) int {
 		return a.report(usage(err))
 	}
 	a.verbose, a.json, a.command = verbosity(kctx), wantsJSON(kctx), commandWords(kctx)
+	a.logTo(a.stderr) // what a command logs before it shows its progress, and all of those that show none
 	return a.report(kctx.Run(a))
 }
 

@@ -20,7 +20,6 @@ func (c *doctorCmd) Run(a *app) error {
 	}
 	ctx, stop := interruptible(func(string) {}, exitAborted)
 	defer stop()
-	a.logTo(a.stderr)
 	found := doctor.Check(ctx, h)
 	switch {
 	case c.JSON:

@@ -34,7 +34,7 @@ func (g *age) UnmarshalText(text []byte) error {
 }
 
 type gcCmd struct {
-	KeepAnonymous   age  `help:"Keep anonymous sessions that were used within this time (default: ${default})." default:"7d" placeholder:"AGE"`
+	KeepAnonymous   age  `help:"Keep anonymous sessions that were used within this time, and outputs of replays and removed sessions (default: ${default})." default:"7d" placeholder:"AGE"`
 	KeepUnreachable age  `help:"Keep turns that no branch and no tag leads to for this time (default: ${default})." default:"30d" placeholder:"AGE"`
 	DryRun          bool `short:"n" help:"Say what would be deleted, and delete nothing."`
 	JSON            bool `name:"json" help:"Print what was deleted as JSON."`

@@ -64,7 +64,7 @@ type homeRmCmd struct {
 // Help is shown below the flags' summary.
 func (c *homeRmCmd) Help() string {
 	return `What is in a home is in no session and no export: it is gone. A home that a turn
-uses is not removed.`
+uses is not removed. When there is no home of one of the names, none is removed.`
 }
 
 // Run removes the homes, in order, up to the first that cannot be.
@@ -72,7 +72,15 @@ func (c *homeRmCmd) Run(a *app) error {
 	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
 		rep := removedReport{Removed: []string{}}
 		var err error
+		for _, name := range c.Homes { // one that is not there is a mistake: nothing is removed then
+			if err == nil {
+				err = x.HasHome(ctx, name)
+			}
+		}
 		for _, name := range c.Homes {
+			if err != nil {
+				break
+			}
 			if err = x.RemoveHome(ctx, name); err != nil {
 				break
 			}

@@ -106,7 +106,6 @@ func (c *mergeCmd) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	a.logTo(a.stderr)
 	ctx, stop := interruptible(func(s string) { putln(a.stderr, "turn: "+s) }, exitAborted)
 	defer stop()
 	x := executor.New(h)

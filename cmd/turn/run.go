@@ -257,17 +257,21 @@ func (c *runCmd) summary(a *app, turn *executor.Turn) {
 
 // verdict makes a turn's result into the exit status.
 func verdict(turn *executor.Turn, err error) error {
+	said := &turnstone.Error{Op: "run", Kind: turn.Kind, Err: errors.New(turn.Error), Hint: turn.Hint}
 	switch turn.Result {
 	case turnstone.Passed:
 		return nil
 	case turnstone.Failed, turnstone.TimedOut:
 		if turn.Error != "" { // beside the failed step, as a file that it did not make
-			return &exitError{exitFailed, &turnstone.Error{Op: "run", Kind: turnstone.NotFound, Err: errors.New(turn.Error), Hint: turn.Hint}}
+			if said.Kind == "" {
+				said.Kind = turnstone.Timeout // files were added until the turn's time was up
+			}
+			return &exitError{exitFailed, said}
 		}
 		return &exitError{exitFailed, nil}
 	}
 	if err == nil {
-		err = &turnstone.Error{Op: "run", Kind: turnstone.Dead, Err: errors.New(turn.Error), Hint: turn.Hint}
+		err = said
 	}
 	return &exitError{exitAborted, err}
 }

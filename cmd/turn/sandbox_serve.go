@@ -46,7 +46,6 @@ func (c *sandboxServeCmd) Validate() error {
 // Run serves until it is interrupted.
 func (c *sandboxServeCmd) Run(a *app) error {
 	return a.withSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
-		a.logTo(a.stderr)
 		l, err := net.Listen("tcp", c.Listen)
 		if err != nil {
 			return &turnstone.Error{Op: "sandbox.serve", Kind: turnstone.Unavailable, Subject: c.Listen, Err: err,

@@ -120,7 +120,8 @@ func (c *sessionRmCmd) Validate() error {
 
 // Help is shown below the flags' summary.
 func (c *sessionRmCmd) Help() string {
-	return `What the turns left takes up room until turn gc. A session whose turn is running
+	return `What the turns left takes up room until turn gc; their long outputs until
+turn gc --keep-anonymous 0s, or 7 days. A session whose turn is running
 is not removed.`
 }
 
@@ -172,12 +173,22 @@ type sessionRenameCmd struct {
 
 // Run renames the session.
 func (c *sessionRenameCmd) Run(a *app) error {
-	return a.withRefs([]*string{&c.Session}, func(ctx context.Context, x *executor.Executor) error {
+	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+		given := c.Session
+		if err := expand(ctx, x, &c.Session); err != nil {
+			return err
+		}
 		s, err := x.Rename(ctx, c.Session, c.Name)
-		if err == nil && c.JSON {
+		if err != nil {
+			return err
+		}
+		if given == c.Session { // else it is the session at hand already, or TURN_SESSION says which is
+			x.NoteUse(ctx, string(s.ID)) // its name is another one now
+		}
+		if c.JSON {
 			return a.writeJSON(s)
 		}
-		return err
+		return nil
 	})
 }
 

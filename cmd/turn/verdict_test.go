@@ -1,0 +1,55 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/executor"
+)
+
+// TestVerdictKeepsKind: what --json says of a turn that was cut off is the kind of what
+// cut it off.
+func TestVerdictKeepsKind(t *testing.T) {
+	for _, kind := range []turnstone.Kind{turnstone.NotFound, turnstone.Unavailable, turnstone.Canceled, turnstone.Dead, turnstone.Exhausted} {
+		for result, code := range map[turnstone.Result]int{turnstone.Errored: exitAborted, turnstone.Failed: exitFailed} {
+			err := verdict(&executor.Turn{Result: result, Error: "why", Hint: "do", Kind: kind}, nil)
+			var exit *exitError
+			if !errors.As(err, &exit) || exit.code != code {
+				t.Fatalf("%s: %v", result, err)
+			}
+			if b := newErrorBody(exit.err); b.Kind != kind || b.Op != "run" || b.Message != "why" || b.Hint != "do" {
+				t.Errorf("%s, %s: %+v", result, kind, b)
+			}
+		}
+	}
+}
+
+// TestEveryCommandHasALog: no command logs before it is known how much is to be said.
+func TestEveryCommandHasALog(t *testing.T) {
+	t.Cleanup(func(old *slog.Logger) func() { return func() { slog.SetDefault(old) } }(slog.Default()))
+	sink, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = sink.Close() }()
+	for _, verbose := range []bool{false, true} {
+		args := []string{"version"}
+		if verbose {
+			args = append(args, "-v")
+		}
+		slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})))
+		a := &app{stdin: os.Stdin, stdout: sink, stderr: sink}
+		if code := a.main(args); code != exitOK {
+			t.Fatalf("%q: status %d", args, code)
+		}
+		l := slog.Default()
+		if l.Enabled(context.Background(), slog.LevelInfo) != verbose || l.Enabled(context.Background(), slog.LevelDebug) {
+			t.Errorf("%q: the level is not what was asked for", args)
+		}
+	}
+}

@@ -1,0 +1,92 @@
+package executor
+
+import (
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/session"
+)
+
+// TestGCSweepsRemovedSessions: what a session wrote that was removed stays as long as it is
+// told, and no longer; what runs stays.
+func TestGCSweepsRemovedSessions(t *testing.T) {
+	p := newPast(t)
+	ctx := t.Context()
+	folder := func(id turnstone.TurnID) string {
+		dir := ok[string](t)(p.x.home.MkdirAll("turns", string(id)))
+		if err := os.WriteFile(filepath.Join(dir, "step-1.stdout"), []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return dir
+	}
+	gone, kept := folder(p.turn(p.session("o"), "main", texts(map[string]string{"/a": "x"})...).ID), folder(p.turn(p.session("other"), "main", texts(map[string]string{"/a": "x"})...).ID)
+	runs := folder(turnstone.NewTurnID())
+	lock := ok[*os.File](t)(lockFolder(runs, syscall.LOCK_EX))
+	defer func() { _ = lock.Close() }()
+	ok[session.Session](t)(p.x.RemoveSession(ctx, "o"))
+	for _, tc := range []struct {
+		keep    time.Duration
+		folders int
+	}{{time.Hour, 0}, {0, 1}} {
+		if rep := ok[*GCReport](t)(p.x.GC(ctx, GCRequest{KeepAnonymous: tc.keep, KeepUnreachable: tc.keep})); rep.Folders != tc.folders {
+			t.Errorf("keep %s: %+v", tc.keep, rep)
+		}
+	}
+	for dir, there := range map[string]bool{gone: false, kept: true, runs: true} {
+		if _, err := os.Stat(dir); (err == nil) != there {
+			t.Errorf("%s: %v", dir, err)
+		}
+	}
+}
+
+// TestFolderBesideGC: a turn has its folder, locked, also when a gc that keeps nothing was
+// beside it before the session knew of the turn.
+func TestFolderBesideGC(t *testing.T) {
+	x := New(&home.Home{Dir: t.TempDir()})
+	t.Cleanup(func() { _ = x.Close() })
+	stop, done := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for {
+			select {
+			case <-stop:
+				done <- nil
+				return
+			default:
+			}
+			if _, err := x.GC(t.Context(), GCRequest{}); err != nil {
+				done <- err
+				return
+			}
+		}
+	}()
+	for range 300 {
+		told := &tellings{}
+		r := &run{x: x, plan: &plan{}, obs: told, info: document.TurnInfo{ID: turnstone.NewTurnID()}}
+		r.openFolder()
+		if r.dir == "" || !isAt(r.folder.lock, r.dir) {
+			t.Errorf("the turn has no folder: %q", told.said)
+		}
+		r.closeFolder()
+	}
+	close(stop)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestTurnKeepsKind: a turn that was cut off says what kind of error did it.
+func TestTurnKeepsKind(t *testing.T) {
+	for _, kind := range []turnstone.Kind{turnstone.NotFound, turnstone.Unavailable, turnstone.Canceled, turnstone.Dead} {
+		r := &run{plan: &plan{}, doc: parse(t, "# A turn\n\ntext\n"), clock: newStopwatch()}
+		r.fail(&turnstone.Error{Op: "executor.get", Kind: kind, Subject: "/nofile"})
+		if turn := r.turn(); turn.Kind != kind || turn.Result != turnstone.Errored {
+			t.Errorf("%s: %+v", kind, turn)
+		}
+	}
+}
