@@ -35,7 +35,7 @@ func Check(ctx context.Context, h *home.Home) []Finding {
 	c := &checker{home: h, root: "/", uid: os.Getuid()}
 	var found []Finding
 	for _, check := range []func(context.Context) []Finding{
-		c.platform, c.substrates, c.disk, c.memory, c.kernel, c.templates, c.snapshots, c.builder, c.authorities,
+		c.platform, c.config, c.substrates, c.disk, c.memory, c.kernel, c.templates, c.snapshots, c.builder, c.authorities,
 	} {
 		found = append(found, check(ctx)...)
 	}

@@ -56,6 +56,22 @@ func TestCheckNamesEverything(t *testing.T) {
 	}
 }
 
+func TestSnapshotsOfAllSubstrates(t *testing.T) {
+	c := machineOf(t, 0, nil)
+	for n, name := range []string{"a/manifest.json", "gvisor-b/sandbox.json"} {
+		path := c.home.Path("snapshots", name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte("{}"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if f := c.snapshots(t.Context())[0]; !strings.HasPrefix(f.Detail, strconv.Itoa(n+1)+" snapshot") {
+			t.Errorf("%s: %+v", name, f)
+		}
+	}
+}
+
 func TestUsable(t *testing.T) {
 	if !Usable([]Finding{{Status: OK}, {Status: Warn}}) || Usable([]Finding{{Status: OK}, {Status: Fail}}) {
 		t.Error("only a failure means that nothing can run")

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/substrate/kvm"
 	"turnstone.dev/turnstone/substrate/qemu"
 	"turnstone.dev/turnstone/substrates"
@@ -100,6 +102,18 @@ func (c *checker) kvmAccess() string {
 	return openKVM + " && " + join
 }
 
+// config reads the host's configuration, without which nothing starts when it is wrong.
+func (c *checker) config(context.Context) []Finding {
+	path := c.home.Path(config.File)
+	if _, err := config.Load(c.home.Dir); err != nil {
+		return one("config", Fail, strings.Join(strings.Fields(err.Error()), " "), "${EDITOR:-vi} "+quote(path))
+	}
+	if _, err := os.Lstat(path); err != nil {
+		return one("config", OK, "no config.toml: the defaults", "")
+	}
+	return one("config", OK, path, "")
+}
+
 func (c *checker) disk(context.Context) []Finding {
 	var st unix.Statfs_t
 	if err := unix.Statfs(c.home.Dir, &st); err != nil {
@@ -107,6 +121,12 @@ func (c *checker) disk(context.Context) []Finding {
 	}
 	free := turnstone.Bytes(int64(st.Bavail) * int64(st.Bsize))
 	detail := fmt.Sprintf("%s free in %s", free.Human(), c.home.Dir)
+	if cfg, err := config.Load(c.home.Dir); err == nil { // else there is another finding
+		floor := turnstone.Bytes(min(cfg.Limits.FreeSpace.Floor(st.Blocks*uint64(st.Bsize)), math.MaxInt64))
+		if free < floor {
+			return one("disk", Fail, fmt.Sprintf("%s, and free_space of config.toml has %s stay free: nothing starts", detail, floor.Human()), c.diskFix(0))
+		}
+	}
 	return one("disk", grade(free, diskNeeded, diskWanted), detail, c.diskFix(free))
 }
 

@@ -69,6 +69,8 @@ func list(words []string) string {
 func (c *checker) snapshots(context.Context) []Finding {
 	dir := c.home.Path("snapshots")
 	manifests, _ := filepath.Glob(filepath.Join(dir, "*", "manifest.json"))
+	ofGVisor, _ := filepath.Glob(filepath.Join(dir, "*", "sandbox.json"))
+	manifests = append(manifests, ofGVisor...)
 	if len(manifests) == 0 {
 		return one("snapshots", OK, "none yet: the first turn of each template and machine size takes one", "")
 	}

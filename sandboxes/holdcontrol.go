@@ -101,7 +101,11 @@ func (h *holder) snapshot(ctx context.Context, q controlRequest, write func() er
 	secrets := len(h.info.Secrets)
 	h.mu.Unlock()
 	if secrets > 0 && !q.Secrets {
-		return fail(turnstone.Invalid, fmt.Errorf("it holds %d secrets, and a copy of it would too", secrets), "--with-secrets copies them on purpose")
+		held := fmt.Sprintf("%d secrets", secrets)
+		if secrets == 1 {
+			held = "a secret"
+		}
+		return fail(turnstone.Invalid, fmt.Errorf("it holds %s, and a copy of it would too", held), "--with-secrets copies them on purpose")
 	}
 	h.still.Lock()
 	defer h.still.Unlock()

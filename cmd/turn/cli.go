@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -183,6 +184,11 @@ func (a *app) report(err error) int {
 			return code
 		}
 		err = exit.err
+	}
+	var typed *turnstone.Error
+	var write *fs.PathError
+	if !errors.As(err, &typed) && errors.As(err, &write) && write.Path == a.stdout.Name() && errors.Is(err, syscall.EPIPE) {
+		return 128 + int(syscall.SIGPIPE) // as a program that the signal ended: nobody listens
 	}
 	a.complain(err)
 	return code

@@ -111,7 +111,7 @@ func statSum(d *executor.StateDiff) string {
 	for _, f := range d.Files {
 		plus, minus = plus+f.Plus, minus+f.Minus
 	}
-	return fmt.Sprintf("%d paths changed, %d lines added, %d removed", len(d.Files), plus, minus)
+	return fmt.Sprintf("%s changed, %s added, %d removed", plural(len(d.Files), "path", "paths"), plural(plus, "line", "lines"), minus)
 }
 
 func printEnv(out io.Writer, d *executor.StateDiff) {

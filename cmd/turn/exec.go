@@ -95,12 +95,11 @@ func (c *execCmd) Run(a *app) error {
 	}
 	code, err := executor.New(h).Exec(ctx, req, p.Preparing)
 	p.Close()
-	if c.JSON && err == nil {
-		if err := a.writeJSON(captured.report(code)); err != nil {
-			return &exitError{exitExec, err}
-		}
+	verdict := execVerdict(ctx, code, err)
+	if c.JSON {
+		return captured.deliver(a, code, err, verdict)
 	}
-	return execVerdict(ctx, code, err)
+	return verdict
 }
 
 // execVerdict makes the outcome into the exit status.

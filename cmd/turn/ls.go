@@ -35,7 +35,8 @@ type lsCmd struct {
 // Help is shown below the flags' summary.
 func (c *lsCmd) Help() string {
 	return `One file is one line: a name with a line break, another control character, or bytes
-that are no text is quoted, as "a\nb". --json has every name as it is.`
+that are no text is quoted, as "a\nb". --json has
+U+FFFD for them; turn cp copies every name as it is.`
 }
 
 // Run lists files of a state.

@@ -28,6 +28,14 @@ func putln(w io.Writer, args ...any) (int, error) {
 	return fmt.Fprintln(w, args...)
 }
 
+// plural is "1 one", or "2 many".
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}
+
 // own is text of turn's own that goes to a terminal as it is, with its colours.
 type own string
 

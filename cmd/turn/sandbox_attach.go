@@ -59,9 +59,7 @@ func (c *sandboxAttachCmd) Run(a *app) error {
 	case errors.Is(context.Cause(ctx), syscall.EPIPE):
 		return &exitError{128 + int(syscall.SIGPIPE), nil}
 	case errors.As(err, &fault) && fault.Op == wire.MethodProcessAttach && fault.Kind == turnstone.NotFound:
-		if fault.Hint == "" {
-			fault.Hint = "turn sandbox ps " + c.Sandbox + " lists the processes"
-		}
+		fault.Hint = "turn sandbox ps " + c.Sandbox + " lists the processes; of those that have ended only the latest are kept"
 		return &exitError{exitUsage, err}
 	}
 	return sandboxVerdict(ctx, "", exit, err)

@@ -107,12 +107,11 @@ func (c *sandboxExecCmd) Run(a *app) error {
 	if c.Timeout != nil && errors.Is(err, errTimeUp) {
 		err = &turnstone.Error{Op: "sandbox.exec", Kind: turnstone.Timeout, Subject: argv[0], Err: fmt.Errorf("killed after %s", *c.Timeout)}
 	}
-	if c.JSON && err == nil {
-		if err := a.writeJSON(captured.report(int(exit.ExitCode))); err != nil {
-			return &exitError{exitExec, err}
-		}
+	verdict := sandboxVerdict(ctx, argv[0], exit, err)
+	if c.JSON {
+		return captured.deliver(a, int(exit.ExitCode), err, verdict)
 	}
-	return sandboxVerdict(ctx, argv[0], exit, err)
+	return verdict
 }
 
 // errTimeUp is why a context ended that --timeout ends.

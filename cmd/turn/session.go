@@ -61,7 +61,7 @@ func (c *sessionLsCmd) Run(a *app) error {
 			return err
 		}
 		if anonymous > 0 && !c.Names {
-			putf(a.stderr, "turn: %d anonymous sessions are not shown; -a shows them\n", anonymous)
+			putf(a.stderr, "turn: %s not shown; -a shows them\n", plural(anonymous, "anonymous session is", "anonymous sessions are"))
 		}
 		return nil
 	})
@@ -329,7 +329,7 @@ func (c *sessionImportCmd) Run(a *app) error {
 			return a.writeJSON(rep)
 		}
 		if !rep.Fresh {
-			_, err = putf(a.stdout, "%s was here already\n", rep.Session.Label())
+			_, err = putf(a.stdout, "%s was here already; turn fsck says whether all that it needs is\n", rep.Session.Label())
 			return err
 		}
 		if rep.Missing > 0 {

@@ -214,7 +214,7 @@ func (c *templateRmCmd) Run(a *app) error {
 			return errors.Join(a.writeJSON(templatesRemoved{removed, sessions}), err)
 		}
 		if len(sessions) > 0 {
-			putf(a.stderr, "turn: %d anonymous sessions had files that were only there, and went with it\n", len(sessions))
+			putf(a.stderr, "turn: %s had files that were only there, and went with it\n", plural(len(sessions), "anonymous session", "anonymous sessions"))
 		}
 		return err
 	})

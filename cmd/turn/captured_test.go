@@ -1,0 +1,71 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"turnstone.dev/turnstone"
+)
+
+// TestCutOffCommandIsReported: what a command wrote before it was cut off is printed, with
+// the status that turn ends with.
+func TestCutOffCommandIsReported(t *testing.T) {
+	fault := &turnstone.Error{Op: "executor.exec", Kind: turnstone.Timeout, Subject: "sh"}
+	for _, tc := range []struct {
+		code    int
+		wrote   string
+		printed bool
+	}{{exitTimeout, "partial", true}, {exitTimeout, "", true}, {exitExec, "partial", true}, {exitExec, "", false}} {
+		path := filepath.Join(t.TempDir(), "out")
+		f, err := os.Create(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := newCapturedCommand([]string{"sh"})
+		_, _ = c.stdout.Write([]byte(tc.wrote))
+		verdict := &exitError{tc.code, fault}
+		if got := c.deliver(&app{stdout: f}, 0, fault, verdict); !errors.Is(got, verdict) {
+			t.Errorf("%+v: %v", tc, got)
+		}
+		_ = f.Close()
+		b, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var r commandReport
+		if (json.Unmarshal(b, &r) == nil) != tc.printed || tc.printed && (r.Stdout != tc.wrote || r.ExitCode != tc.code) {
+			t.Errorf("%+v: %s", tc, b)
+		}
+	}
+}
+
+// TestNobodyListens: a reader of standard output that goes away is no fault.
+func TestNobodyListens(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = r.Close()
+	said, err := os.Create(filepath.Join(t.TempDir(), "err"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &app{stdout: w, stderr: said}
+	_, err = w.Write([]byte("x"))
+	if code := a.report(&exitError{exitAborted, errors.Join(err, nil)}); code != 128+int(syscall.SIGPIPE) {
+		t.Errorf("status %d (%v)", code, err)
+	}
+	if st, err := said.Stat(); err != nil || st.Size() != 0 {
+		t.Errorf("something is said: %v", err)
+	}
+	if code := a.report(&turnstone.Error{Op: "run", Subject: "the receipt was not written", Err: err}); code != exitAborted {
+		t.Errorf("a receipt that is lost: status %d", code)
+	}
+	if st, err := said.Stat(); err != nil || st.Size() == 0 {
+		t.Errorf("a receipt that is lost is not said: %v", err)
+	}
+}
