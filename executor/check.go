@@ -1,7 +1,12 @@
 package executor
 
 import (
+	"os"
+	"path/filepath"
+	"strings"
+
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/template"
@@ -38,4 +43,93 @@ func checkFront(doc *document.Document) error {
 		return err
 	}
 	return p.net.fits(p)
+}
+
+// Check is CheckFront and what doc could not have on this host: its limits, its locked
+// policy, files that are not there. dir and piped are as in Request. It starts nothing, and
+// makes no state directory.
+func (x *Executor) Check(doc *document.Document, dir string, piped bool) error {
+	if err := CheckFront(doc); err != nil {
+		return err
+	}
+	if err := x.check(Request{Document: doc, Dir: dir, Piped: piped}); err != nil {
+		return &turnstone.Error{Op: "executor.check", Kind: turnstone.Invalid, Subject: doc.Name, Err: err, Hint: turnstone.HintOf(err)}
+	}
+	return nil
+}
+
+func (x *Executor) check(req Request) error {
+	host, err := x.config()
+	if err != nil {
+		return err
+	}
+	req.Session = unnamed(req, "s") // Asks says that one is needed
+	a := &authority{req: req, host: host}
+	if err := a.valid(); err != nil {
+		return err
+	}
+	if req.Piped && !a.granted("files") { // they are asked for first, and then looked at
+		front := *req.Document
+		front.Front.Files = nil
+		req.Document, a.req.Document = &front, &front
+	}
+	p, err := planTurn(req, template.DefaultWorkdir)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	p.authority, p.limits = a, host.Limits.For(config.HostOf(existing(x.home.Dir)))
+	if err := p.fitLimits(); err != nil {
+		return err
+	}
+	return x.planNetwork(p, req)
+}
+
+// unnamed is the session that a run has to name: name when the document asks for what
+// belongs to one and names none, else "".
+func unnamed(req Request, name string) string {
+	if (&authority{req: req}).needsSession() == "" {
+		return ""
+	}
+	return name
+}
+
+// existing is dir, or the nearest folder above it that is there, on whose disk it would be.
+func existing(dir string) string {
+	for {
+		if _, err := os.Stat(dir); err == nil || filepath.Dir(dir) == dir {
+			return dir
+		}
+		dir = filepath.Dir(dir)
+	}
+}
+
+// Asks lists what doc asks for and a run on a host with this configuration, and without
+// any flags, would not grant; and the session that it needs. piped says that doc came
+// through a pipe.
+func Asks(doc *document.Document, piped bool, host config.Config) []Ask {
+	a := &authority{req: Request{Document: doc, Piped: piped}, host: host}
+	var all []Ask
+	if what := a.needsSession(); what != "" {
+		all = append(all, Ask{What: what + ", of a session", Flag: "--session NAME"})
+		a.req.Session = "NAME"
+	}
+	all = append(all, a.missing()...)
+	if a.otherRecording() {
+		of := doc.Front.NetworkRules.ReplayOf
+		all = append(all, Ask{Key: "network", What: "network: replay: " + of + ", of another session", Flag: "--network replay=" + of})
+	}
+	return all
+}
+
+// otherRecording tells whether the document names a recording that is not known to be of
+// its own session. A run asks the store: see replayable.
+func (a *authority) otherRecording() bool {
+	front := a.front()
+	if front.NetworkRules == nil || front.NetworkRules.ReplayOf == "" || a.granted("network") {
+		return false
+	}
+	of, _, _ := strings.Cut(front.NetworkRules.ReplayOf, "@")
+	byID := func(s string) bool { return strings.HasPrefix(s, "s_") || strings.HasPrefix(s, "t_") }
+	return front.Session == "" || of != front.Session && !byID(of) && !byID(front.Session)
 }

@@ -19,15 +19,9 @@ import (
 // An Ask is something that a document asks for and that only its caller, or the host's
 // configuration, grants.
 type Ask struct {
-	Key  string `json:"key"`  // that grants it as it stands: one of config.GrantKeys
+	Key  string `json:"key"`  // that grants it as it stands: one of config.GrantKeys; empty: none does
 	What string `json:"what"` // as front matter has it: "session: research"
 	Flag string `json:"flag"` // of turn run that grants it: "--session research"
-}
-
-// Asks lists what doc asks for and a run on a host with this configuration, and without
-// any flags, would not grant. piped says that doc came through a pipe.
-func Asks(doc *document.Document, piped bool, host config.Config) []Ask {
-	return (&authority{req: Request{Document: doc, Piped: piped}, host: host}).missing()
 }
 
 // A claim is one field of document.FrontMatter or document.NetworkRules, and whether a

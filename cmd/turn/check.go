@@ -18,14 +18,14 @@ type checkCmd struct {
 func (c *checkCmd) Run(a *app) error {
 	docs := []checked{}
 	bad := false
-	host, err := hostConfig()
+	x, host, err := hostOnly()
 	if err != nil {
 		return &exitError{exitUsage, err}
 	}
 	for _, file := range c.Files {
 		doc, err := a.readDocument(file)
 		if err == nil {
-			err = executor.CheckFront(doc)
+			err = x.Check(doc, documentDir(file), file == "-")
 		}
 		if err == nil {
 			err = executor.CheckScripts(context.Background(), doc)
@@ -79,11 +79,13 @@ func (c *checkCmd) Run(a *app) error {
 	return nil
 }
 
-// hostConfig reads the host's configuration without making a state directory.
-func hostConfig() (config.Config, error) {
+// hostOnly returns an executor that plans and runs nothing, and the host's configuration,
+// without making a state directory.
+func hostOnly() (*executor.Executor, config.Config, error) {
 	dir, err := home.Locate()
 	if err != nil {
-		return config.Config{}, err
+		return nil, config.Config{}, err
 	}
-	return config.Load(dir)
+	host, err := config.Load(dir)
+	return executor.New(&home.Home{Dir: dir}), host, err
 }

@@ -141,14 +141,18 @@ func (c *runCmd) expand(ctx context.Context, x *executor.Executor, req *executor
 	return expand(ctx, x, refs...)
 }
 
+// documentDir is what the files: of a document are relative to.
+func documentDir(file string) string {
+	if file == "-" {
+		return "."
+	}
+	return filepath.Dir(file)
+}
+
 // request makes the flags into the executor's request.
 func (c *runCmd) request(doc *document.Document) (executor.Request, error) {
-	dir := "."
-	if c.File != "-" {
-		dir = filepath.Dir(c.File)
-	}
 	req := executor.Request{
-		Document: doc, Dir: dir, Piped: c.File == "-", Grant: c.Grant, Image: c.Image, Env: c.env(), Add: transfers(c.Add), Get: transfers(c.Get),
+		Document: doc, Dir: documentDir(c.File), Piped: c.File == "-", Grant: c.Grant, Image: c.Image, Env: c.env(), Add: transfers(c.Add), Get: transfers(c.Get),
 		Memory: c.Memory, Disk: c.Disk, Network: c.network(), NetworkRules: c.rules(), Substrate: c.Substrate, Commands: c.Commands,
 		Session: c.session(), Branch: c.Branch, Lifetime: document.Lifetime(c.Lifetime), Home: c.Home, Snapshot: document.Snapshot(c.Snapshot),
 	}
