@@ -15,11 +15,11 @@ import (
 
 // sandboxFlags are the flags of every command that starts a sandbox.
 type sandboxFlags struct {
-	Image   string          `help:"Template, or image of a registry, to run in (default: the document's, or base)." placeholder:"NAME"`
+	Image   string          `help:"Template, or image of a registry, to run in (default: base, or what a document says)." placeholder:"NAME"`
 	Env     []envVar        `help:"Environment variable for the sandbox; may be given again." placeholder:"K=V" sep:"none"`
-	Add     []transfer      `help:"Copy a file or folder into the sandbox before the first step; may be given again." placeholder:"PATH[:DEST]" sep:"none"`
-	Get     []transfer      `help:"Copy a file or folder out of the sandbox after the last step; may be given again." placeholder:"PATH[:DEST]" sep:"none"`
-	Timeout *time.Duration  `help:"Wall time for the whole turn, as 90s or 10m (default: the document's, or 1h)." placeholder:"TIME"`
+	Add     []transfer      `help:"Copy a file or folder into the sandbox before anything runs; may be given again." placeholder:"PATH[:DEST]" sep:"none"`
+	Get     []transfer      `help:"Copy a file or folder out of the sandbox when all has run; may be given again." placeholder:"PATH[:DEST]" sep:"none"`
+	Timeout *time.Duration  `help:"Wall time for all that runs, as 90s or 10m (default: 1h, or what a document says)." placeholder:"TIME"`
 	CPUs    *int            `name:"cpus" help:"Number of virtual CPUs." placeholder:"N"`
 	Memory  turnstone.Bytes `help:"Memory of the sandbox, as 2GiB." placeholder:"SIZE"`
 	Disk    turnstone.Bytes `help:"What the sandbox may write to its disk, as 10GiB." placeholder:"SIZE"`

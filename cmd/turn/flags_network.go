@@ -14,7 +14,7 @@ import (
 
 // networkFlags say what a sandbox may reach.
 type networkFlags struct {
-	Network      networkMode  `help:"Network of the sandbox: on, off, record (keep what comes from it) or replay (serve it from what a turn kept); the last two are for turns." placeholder:"on|off|record|replay[=TURN]"`
+	Network      networkMode  `help:"Network of the sandbox: on, off, record (keep what comes from it) or replay (serve it from what a turn kept); the last two are for turn run." placeholder:"on|off|record|replay[=TURN]"`
 	Allow        []rule       `help:"Name, address or range that may be reached, as api.example.com:443, and then nothing else; may be given again." placeholder:"RULE" sep:"none"`
 	Deny         []rule       `help:"Name, address or range that may not be reached; may be given again." placeholder:"RULE" sep:"none"`
 	SecretHeader []headerFlag `help:"Header for requests to one host, set outside of the sandbox, which never has it; VARIABLE is of turn's own environment. May be given again." placeholder:"HOST=NAME=VARIABLE" sep:"none"`
