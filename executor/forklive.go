@@ -35,11 +35,15 @@ func (x *Executor) ForkLive(ctx context.Context, ref, name string) (session.Bran
 	if err != nil {
 		return session.Branch{}, err
 	}
+	rules, err := x.hostRules()
+	if err != nil {
+		return session.Branch{}, err
+	}
 	clones, err := from.store.Fork(ctx, from.Sandbox, sandboxes.Fork{Count: 1, TTL: heldTime, Label: heldLabel(s, name)}, nil)
 	if err != nil {
 		return session.Branch{}, err
 	}
-	to := &held{Sandbox: clones[0].ID, Turn: t.ID, Base: from.Base, x: x, store: from.store,
+	to := &held{Sandbox: clones[0].ID, Turn: t.ID, Base: from.Base, Rules: x.stillHostRules(rules), x: x, store: from.store,
 		path: x.heldPath(t.Session, name)}
 	return to.adopt(ctx, cs, t, name)
 }

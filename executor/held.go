@@ -30,6 +30,8 @@ type held struct {
 	Sandbox turnstone.SandboxID `json:"sandbox"`
 	Turn    turnstone.TurnID    `json:"turn"` // whose state it has; empty before its first turn ended
 	Base    tree.Ref            `json:"base"` // that its disk's changes are on
+	// Rules is what the host said of networks when its own was made; empty: not known.
+	Rules turnstone.Digest `json:"rules,omitempty"`
 
 	x     *Executor
 	path  string
@@ -80,7 +82,7 @@ func (r *run) goOn(ctx context.Context, h *held) (*Sandbox, error) {
 		h.remove(ctx)
 		return nil, ctx.Err()
 	}
-	if info, err := h.store.Get(h.Sandbox); err == nil && (!r.plan.wants.fit(info.Shape) || info.Shape.Network && !r.plan.net.asked.Same(info.Network)) {
+	if info, err := h.store.Get(h.Sandbox); err == nil && !r.plan.goesOnIn(info, h.Rules) {
 		r.info.Start += ", for the session's machine is not as asked for"
 		h.remove(ctx)
 		return nil, ctx.Err()
@@ -118,6 +120,15 @@ func (r *run) goOn(ctx context.Context, h *held) (*Sandbox, error) {
 	return s, nil
 }
 
+// goesOnIn tells whether a machine is what p asks for, and its network what p would get today:
+// rules is what the host said when it was made.
+func (p *plan) goesOnIn(m sandboxes.Info, rules turnstone.Digest) bool {
+	if !p.wants.fit(m.Shape) {
+		return false
+	}
+	return !m.Shape.Network || p.shape.Network && p.net.host != "" && p.net.host == rules && p.net.asked.Same(m.Network)
+}
+
 // wake restores the machine that the turn below was kept with, or returns nil when
 // there is none that can be used.
 func (r *run) wake(ctx context.Context, h *held) (*Sandbox, error) {
@@ -125,7 +136,7 @@ func (r *run) wake(ctx context.Context, h *held) (*Sandbox, error) {
 		return nil, nil
 	}
 	rec, err := r.at.cs.record(ctx, *r.at.parent)
-	if err != nil || rec.VM == nil || !r.plan.wants.fit(rec.Shape) {
+	if err != nil || rec.VM == nil || !r.plan.wants.fit(rec.Shape) || rec.Shape.Network && !r.plan.shape.Network {
 		return nil, err
 	}
 	if len(rec.Parents) > 0 { // its disk lies on what it began with
@@ -153,6 +164,7 @@ func (r *run) wake(ctx context.Context, h *held) (*Sandbox, error) {
 // enter connects to a machine that was made for the session, and gives its shell
 // the state's environment with what this turn adds.
 func (h *held) enter(ctx context.Context, r *run) (*Sandbox, error) {
+	h.Rules = r.x.stillHostRules(r.plan.net.host)
 	err := h.write() // before anything else: it has to be found again
 	var s *Sandbox
 	if err == nil {
@@ -211,7 +223,7 @@ func (h *held) remove(ctx context.Context) {
 		_ = h.store.Remove(ctx, h.Sandbox)
 	}
 	_ = os.Remove(h.path)
-	h.Sandbox, h.Turn, h.Base = "", "", tree.Ref{}
+	h.Sandbox, h.Turn, h.Base, h.Rules = "", "", tree.Ref{}, ""
 }
 
 // control makes c the connection to the machine's holder, and ends the one before.

@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"encoding/json"
 	"errors"
 	"slices"
 
@@ -26,6 +27,9 @@ func (p *plan) applyHostNetwork(x *Executor, silent bool) error {
 		return err
 	}
 	host := hostNetwork(c.Network)
+	if p.net.host, err = rulesOf(c); err != nil {
+		return err
+	}
 	if host.Default == "off" && silent && !p.net.wanted() {
 		p.shape.Network = false
 	}
@@ -41,6 +45,32 @@ func (p *plan) applyHostNetwork(x *Executor, silent bool) error {
 	granted, err := documentsPolicy(c)
 	p.net.policy.Within = append(p.net.policy.Within, granted)
 	return err
+}
+
+// rulesOf names all that the host says of what a network reaches. Whether there is one
+// by default is not part of it.
+func rulesOf(c config.Config) (turnstone.Digest, error) {
+	c.Network.Default = ""
+	b, err := json.Marshal([]any{c.Network, c.Documents.Allow})
+	return turnstone.DigestBytes(b), err
+}
+
+// hostRules is rulesOf today.
+func (x *Executor) hostRules() (turnstone.Digest, error) {
+	c, err := x.config()
+	if err != nil {
+		return "", err
+	}
+	return rulesOf(c)
+}
+
+// stillHostRules is was where the host still says that, else empty: a machine was made
+// meanwhile, and nobody knows by which rules.
+func (x *Executor) stillHostRules(was turnstone.Digest) turnstone.Digest {
+	if now, err := x.hostRules(); err != nil || now != was {
+		return ""
+	}
+	return was
 }
 
 // documentsPolicy is what a document's own rules may open: public addresses, and what the

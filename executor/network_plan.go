@@ -17,9 +17,10 @@ import (
 
 // A networkPlan is what a plan asks of the sandbox's network, and what that needs.
 type networkPlan struct {
-	asked    network.Spec   // by the caller and the document
-	spec     network.Spec   // with what the host's policy says
-	policy   network.Policy // of spec
+	asked    network.Spec     // by the caller and the document
+	spec     network.Spec     // with what the host's policy says
+	policy   network.Policy   // of spec
+	host     turnstone.Digest // what the host says of networks: rulesOf
 	record   bool
 	replay   bool
 	replayOf string // the turn whose recording is replayed; empty: the nearest one's
