@@ -274,6 +274,11 @@ func (s *Store) Show(ctx context.Context, name string) (*Details, error) {
 	if log := s.logPath(spec.Digest()); exists(log) {
 		d.Log = log
 	}
+	if spec.Packages == nil { // such as of a spec that has only pip: a list in JSON all the same
+		shown := *spec
+		shown.Packages = []string{}
+		d.Spec = &shown
+	}
 	return d, nil
 }
 
