@@ -27,6 +27,7 @@ const refresh = 24 * time.Hour
 //	images/<hex>.json   an image: its layers and its config; <hex> is of its repository and manifest
 //	refs/<hex>.json     what a reference stands for, and since when; <hex> is of the reference
 //	blobs, partial      layers that were downloaded
+//	anonymous/          the same, downloaded for documents alone: see oci.Options.Anonymous
 //	bash-<hex>          a bash that runs without libraries
 //
 // An ociImage is a file of images/.

@@ -27,6 +27,11 @@ import (
 //	blobs/<hex>        what was downloaded and had that digest
 //	partial/<hex>      what is being downloaded, or was when the power failed
 //	locks/<hex>.lock   held while it is
+//	anonymous/         the same, of anonymous clients
+//
+// A digest alone is no right to what it is of: a stranger's manifest could name a layer
+// that came with the user's credentials. So an anonymous client reads only what registries
+// gave to somebody unknown.
 func (c *Client) makeDirs() error {
 	for _, sub := range []string{"blobs", "partial", "locks"} {
 		if err := os.MkdirAll(c.path(sub), 0o700); err != nil {

@@ -33,15 +33,21 @@ type Options struct {
 // processes with one Dir.
 type Client struct {
 	opts Options
+	dir  string // Options.Dir, or the folder of anonymous clients in it
 }
+
+// anonymousDir is that folder.
+const anonymousDir = "anonymous"
 
 // New returns a client.
 func New(opts Options) *Client {
+	dir := opts.Dir
 	if opts.Keychain == nil {
 		opts.Keychain = authn.DefaultKeychain
 	}
 	if opts.Anonymous {
 		opts.Keychain = authn.NewMultiKeychain() // of nobody
+		dir = filepath.Join(dir, anonymousDir)
 	}
 	if opts.Progress == nil {
 		opts.Progress = func(string) {}
@@ -58,7 +64,7 @@ func New(opts Options) *Client {
 	if opts.MaxKept == 0 {
 		opts.MaxKept = MaxKept
 	}
-	return &Client{opts: opts}
+	return &Client{opts, dir}
 }
 
 // A session is a conversation with one registry about one repository.
@@ -108,5 +114,5 @@ func (c *Client) connect(ctx context.Context, ref Reference) (*session, error) {
 func (s *session) digest(d turnstone.Digest) name.Reference { return s.ref.repo.Digest(string(d)) }
 
 func (c *Client) path(elem ...string) string {
-	return filepath.Join(append([]string{c.opts.Dir}, elem...)...)
+	return filepath.Join(append([]string{c.dir}, elem...)...)
 }

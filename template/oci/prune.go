@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -27,31 +28,23 @@ func (c *Client) evict() {
 // Prune removes downloads that are kept, those that were not used for the longest first:
 // what was not used since the time before, and of the rest what goes beyond most bytes.
 // It returns how many bytes that were. Pulls that are going on are not disturbed. With dry
-// it only tells.
+// it only tells. Downloads of anonymous clients count with the others, whichever c is.
 func (c *Client) Prune(most int64, before time.Time, dry bool) (freed int64, err error) {
 	for _, sub := range []string{"blobs", "partial"} {
-		entries, e := os.ReadDir(c.path(sub))
-		if e != nil && !errors.Is(e, os.ErrNotExist) {
-			err = errors.Join(err, e)
-		}
-		var infos []os.FileInfo
-		for _, entry := range entries {
-			if info, e := entry.Info(); e == nil {
-				infos = append(infos, info)
-			}
-		}
-		slices.SortFunc(infos, func(a, b os.FileInfo) int { return b.ModTime().Compare(a.ModTime()) })
+		all, e := c.downloads(sub)
+		err = errors.Join(err, e)
+		slices.SortFunc(all, func(a, b download) int { return b.ModTime().Compare(a.ModTime()) })
 		left := most
-		for _, info := range infos {
-			if info.Size() <= left && !info.ModTime().Before(before) {
-				left -= info.Size()
+		for _, d := range all {
+			if d.Size() <= left && !d.ModTime().Before(before) {
+				left -= d.Size()
 				continue
 			}
 			if dry {
-				freed += info.Size()
+				freed += d.Size()
 				continue
 			}
-			n, e := c.drop(sub, info)
+			n, e := d.drop(sub)
 			freed += n
 			err = errors.Join(err, e)
 		}
@@ -62,10 +55,32 @@ func (c *Client) Prune(most int64, before time.Time, dry bool) (freed int64, err
 	return freed, err
 }
 
+// A download is a file in the folder sub of dir.
+type download struct {
+	dir string
+	os.FileInfo
+}
+
+// downloads returns all in the folder sub, of anonymous clients and of others.
+func (c *Client) downloads(sub string) (all []download, err error) {
+	for _, dir := range []string{c.opts.Dir, filepath.Join(c.opts.Dir, anonymousDir)} {
+		entries, e := os.ReadDir(filepath.Join(dir, sub))
+		if e != nil && !errors.Is(e, os.ErrNotExist) {
+			err = errors.Join(err, e)
+		}
+		for _, entry := range entries {
+			if info, e := entry.Info(); e == nil {
+				all = append(all, download{dir, info})
+			}
+		}
+	}
+	return all, err
+}
+
 // drop removes one download, unless it is going on.
-func (c *Client) drop(sub string, info os.FileInfo) (int64, error) {
+func (d download) drop(sub string) (int64, error) {
 	if sub == "partial" {
-		path := c.path("locks", info.Name()+".lock")
+		path := filepath.Join(d.dir, "locks", d.Name()+".lock")
 		lock, err := home.TryAcquire(path)
 		if err != nil || lock == nil {
 			return 0, err
@@ -73,8 +88,8 @@ func (c *Client) drop(sub string, info os.FileInfo) (int64, error) {
 		defer lock.Release()
 		defer os.Remove(path)
 	}
-	if err := removeIfThere(c.path(sub, info.Name())); err != nil {
-		return 0, fmt.Errorf("download %s: %w", info.Name(), err)
+	if err := removeIfThere(filepath.Join(d.dir, sub, d.Name())); err != nil {
+		return 0, fmt.Errorf("download %s: %w", d.Name(), err)
 	}
-	return info.Size(), nil
+	return d.Size(), nil
 }
