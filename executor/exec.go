@@ -38,7 +38,7 @@ func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(
 		return 0, err
 	}
 	p := &plan{image: spec.Name, cwd: inCwd(spec.Workdir, req.Cwd), shape: req.Shape, env: req.Env,
-		timeout: or(req.Timeout, DefaultTimeout), driver: or(req.Substrate, "auto")}
+		timeout: or(req.Timeout, DefaultTimeout), timed: req.Timeout != 0, driver: or(req.Substrate, "auto")}
 	if p.shape == (turnstone.Shape{}) {
 		p.shape = spec.Machine.Shape(turnstone.DefaultShape())
 	}

@@ -39,7 +39,7 @@ func (p *plan) fitLimits() error {
 	if l.CPUs == 0 { // not admitted yet
 		return nil
 	}
-	if p.timeout == DefaultTimeout {
+	if !p.timed {
 		p.timeout = min(p.timeout, time.Duration(l.Timeout))
 	}
 	if p.shape.CPUs == def.CPUs && p.wants.cpus == 0 {

@@ -44,6 +44,8 @@ func TestLimits(t *testing.T) {
 		"more memory":               {front: "memory: 600MiB", config: small, says: "memory: 600.0 MiB is more than the 512.0 MiB"},
 		"more cpus":                 {front: "cpus: 3", config: small, says: "cpus: 3 is more than the 1"},
 		"more time":                 {front: "timeout: 11m", config: small, says: "timeout: 11m0s is more than the 10m0s"},
+		"the default, asked for":    {front: "timeout: 1h", config: small, says: "timeout: 1h0m0s is more than the 10m0s"},
+		"the default, by a flag":    {req: Request{Timeout: DefaultTimeout}, config: small, says: "timeout: 1h0m0s is more than the 10m0s"},
 		"many cpus":                 {front: fmt.Sprintf("cpus: %d", 4*max(2, runtime.NumCPU())+1), says: fmt.Sprintf(" is more than the %d that this host gives a sandbox", max(2, runtime.NumCPU()))},
 		"some cpus":                 {front: fmt.Sprintf("cpus: %d", 4*max(2, runtime.NumCPU())), says: fmt.Sprintf(" is more than the %d that this host gives a sandbox", max(2, runtime.NumCPU()))},
 		"more memory than there is": {front: "memory: 1000GiB", says: "memory: 1000.0 GiB is more than the "},

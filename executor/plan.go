@@ -36,6 +36,7 @@ type plan struct {
 	env      []string
 	cwd      string
 	timeout  time.Duration
+	timed    bool       // somebody asked for timeout
 	add      []Transfer // Path on the host, absolute unless it is in folder; Dest in the sandbox, absolute, or ending in "/"
 	get      []Transfer // Path in the sandbox, absolute; Dest on the host
 	folder   *os.Root   // the document's; nil: nothing of it is read
@@ -81,7 +82,7 @@ func planTurn(req Request, workdir string) (*plan, error) {
 		env:     append(slices.Clone(front.Env), req.Env...),
 		driver:  or(req.Substrate, "auto"),
 	}
-	p.isolation = front.Isolation
+	p.isolation, p.timed = front.Isolation, req.Timeout != 0 || front.Timeout != 0
 	p.session, p.branch = or(req.Session, front.Session), or(req.Branch, front.Branch, DefaultBranch)
 	p.lifetime, p.snapshot = or(req.Lifetime, front.Lifetime, document.LifetimeTurn), or(req.Snapshot, front.Snapshot, document.SnapshotNone)
 	p.home, p.asked, p.given = or(req.Home, front.Home), or(req.Image, front.Image), req.Env
