@@ -61,9 +61,13 @@ func Load(dir string) (Config, error) {
 		return Config{}, &turnstone.Error{Op: "config.load", Kind: turnstone.Invalid, Subject: path, Err: err, Hint: hint}
 	}
 	// O_NONBLOCK: opening a pipe does not wait for a writer.
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	// O_NOFOLLOW: where a link leads, others may be able to replace the file.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return Config{}, nil
+	}
+	if errors.Is(err, syscall.ELOOP) {
+		return fail(errors.New("it is a symbolic link"), "copy the file that it leads to here")
 	}
 	if err != nil {
 		return fail(err, "make it a file that you can read")

@@ -124,6 +124,20 @@ func TestLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused("not a regular file")
+	target := filepath.Join(t.TempDir(), File)
+	for _, text := range []string{whole, ""} { // where the link leads to nothing, somebody can make something
+		_ = os.Remove(file)
+		_ = os.Remove(target)
+		if text != "" {
+			if err := os.WriteFile(target, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.Symlink(target, file); err != nil {
+			t.Fatal(err)
+		}
+		refused("it is a symbolic link")
+	}
 	if os.Geteuid() == 0 {
 		write(whole, 0o600)
 		if err := os.Chown(file, 4242, -1); err != nil {
