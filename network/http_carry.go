@@ -1,6 +1,7 @@
 package network
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -22,6 +23,10 @@ func (c *connection) carry(ctx context.Context, guest, upstream *eagerConn) {
 		select {
 		case said = <-word:
 		default: // the other side begins: no HTTP, and no TLS
+			if c.onlyHTTP() {
+				c.refuseOther(guest, upstream, len(upstream.peek()) > 0)
+				return
+			}
 			c.copy(guest, upstream, protocolTCP, word)
 			return
 		}
@@ -31,12 +36,30 @@ func (c *connection) carry(ctx context.Context, guest, upstream *eagerConn) {
 		c.budgeted(ctx, guest, func() { c.forwardHTTP(ctx, guest, upstream) })
 	case said == spokenTLS && c.scheme == "http" && c.opens():
 		c.budgeted(ctx, guest, func() { c.openTLS(ctx, guest, upstream) })
-	case said == spokenTLS:
+	case c.onlyHTTP():
+		c.refuseOther(guest, upstream, len(guest.peek()) > 0)
+	case said == spokenTLS && c.scheme == "http" && bytes.HasPrefix(guest.peek(), []byte{recordHandshake, 3}):
 		c.copy(guest, upstream, protocolTLS, nil)
 	default:
 		word <- said
 		c.copy(guest, upstream, protocolTCP, word)
 	}
+}
+
+// onlyHTTP reports whether nothing but HTTP goes through: in opened TLS, on a port of the web,
+// where each request is looked at.
+func (c *connection) onlyHTTP() bool {
+	return c.scheme == "https" && c.strict() && webPort(c.to.Port())
+}
+
+// refuseOther ends a connection on which HTTP is not spoken, and has to be.
+// spoke says that something was said.
+func (c *connection) refuseOther(guest, upstream *eagerConn, spoke bool) {
+	if spoke {
+		c.refused("no HTTP inside of TLS, on a port of the web")
+	}
+	guest.Reset()
+	upstream.Reset()
 }
 
 // firstWord tells what the guest speaks. Where requests are looked at it waits until that is
@@ -97,13 +120,16 @@ func (c *connection) copy(guest, upstream *eagerConn, protocol string, word <-ch
 		}
 	}
 	var both sync.WaitGroup
-	both.Go(func() { pump(upstream, &watched{guest: guest, c: c, word: word, settled: word == nil}, true) })
+	both.Go(func() {
+		pump(upstream, &watched{guest: guest, c: c, word: word, settled: word == nil, scanned: word != nil && c.strict()}, true)
+	})
 	both.Go(func() { pump(guest, upstream, false) })
 	both.Wait()
 }
 
 // A watched reader reads what a guest says to a host that it may say anything to but HTTP,
-// where that has to be looked at. It holds back what may become a request.
+// where that has to be looked at. It holds back what may become a request, and ends the connection
+// at one behind something else.
 type watched struct {
 	guest   *eagerConn
 	c       *connection
@@ -112,6 +138,8 @@ type watched struct {
 	pending []byte        // may become a request
 	ready   []byte
 	err     error // after ready
+	scanned bool
+	scan    requestScan
 }
 
 // errUnseen ends a connection on which requests would not be looked at.
@@ -119,6 +147,15 @@ var errUnseen = errors.New("HTTP that could not be looked at")
 
 // Read implements io.Reader.
 func (w *watched) Read(p []byte) (int, error) {
+	n, err := w.read(p)
+	if w.scanned && w.scan.saw(p[:n]) {
+		w.c.refused("HTTP behind something else")
+		return 0, errUnseen
+	}
+	return n, err
+}
+
+func (w *watched) read(p []byte) (int, error) {
 	if w.word != nil {
 		said := <-w.word
 		w.word, w.settled = nil, !w.c.strict() || said == spokenOther || said == spokenTLS

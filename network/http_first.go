@@ -2,6 +2,7 @@ package network
 
 import (
 	"net"
+	"net/netip"
 	"strings"
 	"sync"
 )
@@ -77,10 +78,25 @@ func closeWrite(c net.Conn) error {
 // bareName is a host's name as it is compared: lower case, without a final dot.
 func bareName(host string) string { return strings.ToLower(strings.TrimSuffix(host, ".")) }
 
-// hostOnly is the host of a request's Host header, as it is compared.
+// hostOnly is the host of a request's Host header, as it is compared; "" when it is not a host with
+// or without a port: what comes behind could be the host for another reader.
 func hostOnly(host string) string {
-	if h, _, err := net.SplitHostPort(host); err == nil {
-		host = h
+	name, port, _ := strings.Cut(host, ":")
+	if inner, ok := strings.CutPrefix(host, "["); ok {
+		var rest string
+		var closed, colon bool
+		name, rest, closed = strings.Cut(inner, "]")
+		port, colon = strings.CutPrefix(rest, ":")
+		if a, err := netip.ParseAddr(name); err != nil || !a.Is6() || a.Zone() != "" || !closed || rest != "" && !colon {
+			return ""
+		}
+	} else if strings.ContainsFunc(name, func(r rune) bool {
+		return (r|0x20 < 'a' || r|0x20 > 'z') && (r < '0' || r > '9') && !strings.ContainsRune(".-_", r)
+	}) {
+		return ""
 	}
-	return bareName(strings.Trim(host, "[]"))
+	if strings.Trim(port, "0123456789") != "" || len(port) > 5 {
+		return ""
+	}
+	return bareName(name)
 }

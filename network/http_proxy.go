@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -286,7 +287,7 @@ func (d *digester) digest() turnstone.Digest {
 
 // passOn makes a proxy pass requests on as they are.
 func passOn(r *httputil.ProxyRequest, scheme, host string) {
-	if hidesRequests(r.Out.Header.Get("Upgrade")) {
+	if hidesRequests(strings.Join(r.Out.Header.Values("Upgrade"), ",")) {
 		r.Out.Header.Del("Upgrade")
 		r.Out.Header.Del("Connection")
 		r.Out.Header.Del("Http2-Settings")
@@ -301,13 +302,9 @@ func passOn(r *httputil.ProxyRequest, scheme, host string) {
 }
 
 // hidesRequests tells whether an Upgrade header asks for requests in a form that is not
-// looked at: HTTP/2 in the clear (RFC 7540, 3.2), or TLS (RFC 2817).
+// looked at: HTTP/2 in the clear (RFC 7540, 3.2), or TLS (RFC 2817). Whatever is between the
+// names of protocols may separate them for a server.
 func hidesRequests(upgrade string) bool {
-	for protocol := range strings.SplitSeq(strings.ToLower(upgrade), ",") {
-		name, _, _ := strings.Cut(strings.TrimSpace(protocol), "/")
-		if name == "h2c" || name == "h2" || name == "http" || name == "tls" {
-			return true
-		}
-	}
-	return false
+	names := strings.FieldsFunc(strings.ToLower(upgrade), func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' && r != '_' })
+	return slices.ContainsFunc(names, func(name string) bool { return name == "h2c" || name == "h2" || name == "http" || name == "tls" })
 }

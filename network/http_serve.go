@@ -26,6 +26,11 @@ func (c *connection) serveHTTP(guest net.Conn, h http.Handler) {
 // secret, is good for must not be used for another one.
 func (c *connection) checked(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if req.Host != "" && hostOnly(req.Host) == "" {
+			c.refused(fmt.Sprintf("a request whose host cannot be read: %.100q", req.Host))
+			http.Error(w, "turnstone: this is no host", http.StatusBadRequest)
+			return
+		}
 		if host := hostOnly(req.Host); c.name != "" && host != c.name {
 			c.refused(fmt.Sprintf("a request to %.100q on a connection to %s", host, c.name))
 			http.Error(w, "turnstone: this connection is to another host", http.StatusMisdirectedRequest)

@@ -90,30 +90,52 @@ func (s *lenientServer) hosts() (all []string) {
 	return all
 }
 
-// looseHosts is the most that the first request of b could name.
+// looseHosts is the most that b could name: its first request, of any method and with any
+// version or none; and when that is none of a kind that everybody reads, requests behind it.
 func looseHosts(b []byte) (all []string) {
 	latin := make([]rune, len(b))
 	for i, c := range b {
 		latin[i] = rune(c)
 	}
-	lines := strings.Split(strings.TrimSpace(string(latin)), "\n")
-	fields := strings.Fields(lines[0])
-	if len(fields) < 3 || !strings.HasPrefix(strings.ToUpper(fields[len(fields)-1]), "HTTP/") {
-		return nil
+	if len(b) > 2 && b[0] == recordHandshake && b[1] == 3 {
+		return nil // no server reads anything but TLS from there
 	}
-	if strings.Trim(strings.ToUpper(fields[0]), "ABCDEFGHIJKLMNOPQRSTUVWXYZ-_") != "" {
-		return nil // servers that are as loose as this look for a method by its name
+	text := strings.TrimSpace(string(latin))
+	blocks := []string{text}
+	if _, err := readLenient(bufio.NewReader(bytes.NewReader(b))); err != nil {
+		blocks = strings.Split(strings.ReplaceAll(text, "\r\n", "\n"), "\n\n")
 	}
-	if _, rest, ok := strings.Cut(fields[1], "://"); ok {
-		host, _, _ := strings.Cut(rest, "/")
-		all = append(all, host)
+	for _, block := range blocks {
+		all = append(all, blockHosts(strings.Split(block, "\n"))...)
 	}
-	for _, line := range lines[1:] {
-		if strings.TrimSpace(line) == "" {
-			break
-		}
-		if name, value, ok := strings.Cut(line, ":"); ok && strings.EqualFold(strings.TrimSpace(name), "Host") {
+	return all
+}
+
+// blockHosts are the hosts that lines without an empty one could name to a server that skips
+// lines which it does not know.
+func blockHosts(lines []string) (all []string) {
+	words := false
+	for i, line := range lines {
+		if name, value, ok := strings.Cut(line, ":"); ok && words && strings.EqualFold(strings.TrimSpace(name), "Host") {
 			all = append(all, strings.TrimSpace(value))
+		}
+		if i > 0 && strings.TrimSpace(line) == "" {
+			return all
+		}
+		fields := strings.Fields(line)
+		if len(fields) < 2 {
+			continue
+		}
+		words = true
+		end := fields[len(fields)-1]
+		name, number, versioned := strings.Cut(end, "/")
+		versioned = versioned && name != "" && strings.Trim(strings.ToUpper(name), "ABCDEFGHIJKLMNOPQRSTUVWXYZ") == "" && strings.Trim(number, "0123456789.") == "" && number != "" && number[0] != '.'
+		if scheme, rest, ok := strings.Cut(fields[len(fields)-2], "://"); ok && versioned && len(end) <= 16 && (strings.EqualFold(scheme, "http") || strings.EqualFold(scheme, "https")) {
+			host, _, _ := strings.Cut(rest, "/")
+			all = append(all, host)
+		}
+		if end == "HTTP/2.0" {
+			all = append(all, "HTTP/2")
 		}
 	}
 	return all
@@ -140,6 +162,29 @@ var smuggling = []string{
 	"%[1]sGET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\nGET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
 	"%[1]sGET / HTTP/1.0\r\n\r\n",
 	"%[1]sGET http://evil.example/\r\n",
+	"%[1]sPOST /E\r\nHost: evil.example\r\n\r\n",
+	"%[1]sPUT /E\r\nHost: evil.example\r\nContent-Length: 2\r\n\r\nok",
+	"%[1]sOPTIONS http://evil.example/E\r\n\r\n",
+	"%[1]sPOST E\r\n|Ho|st: evil.example\r\n\r\n",
+	"%[1]sGET /E RTSP/1.0\r\nHost: evil.example\r\n\r\n",
+	"%[1]sSOURCE /E ICE/1.0\r\nX: y\r\nhOsT : evil.example\r\n\r\n",
+	"%[1]sOPTIONS rtsp://x/ RTSP/1.0\r\nHost: evil.example\r\n\r\n",
+	"%[1]sGET http://evil.example/ RTSP/1.0\r\n\r\n",
+	"PROXY TCP4 192.0.2.1 192.0.2.2 1 80\r\n%[1]sGET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+	"\r\n\r\n\x00\r\nQUIT\n\x21\x11\x00\x0c            |GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+	"hello\r\n|GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+	"hello\r\nPOST E\r\nHost: evil.example\r\n\r\n",
+	"hello\r\n|PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n evil.example",
+	"hello\r\n\r\nGET http://evil.example/ HTTP/1.1\r\n\r\n",
+	"\x00GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+	"\xef\xbb\xbfGET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+	"\"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+	"\x16GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+	"%[1]sGET / HTTP/1.1\r\nHost: api.example.com:.evil.example\r\n\r\n",
+	"%[1]sGET / HTTP/1.1\r\nHost: api.example.com:80,evil.example\r\n\r\n",
+	"%[1]sGET / HTTP/1.1\r\nHost: [api.example.com]:evil.example\r\n\r\n",
+	"%[1]sGET / HTTP/1.1\r\nHost: [api.example.com]\r\n\r\n",
+	"%[1]sGET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: Upgrade\r\nUpgrade: websocket h2c\r\n\r\nGET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
 }
 
 const goodRequest = "GET /good HTTP/1.1\r\nHost: api.example.com\r\n\r\n"
@@ -251,6 +296,8 @@ func FuzzGuestRequests(f *testing.F) {
 		}
 		f.Add([]byte(text), []byte{1, 3, 0, 7}, uint8(i))
 	}
+	f.Add([]byte("a: b\n\x1cHost\x85:evil.example\n\n"), []byte{1, 1, 1, 1}, uint8(0))
+	f.Add([]byte("POST\r/E\rHost: evil.example\r\n\r\n"), []byte{5}, uint8(2))
 	f.Add([]byte("EHLO there\r\nGET / HTTP/1.1\r\nHost: evil.example\r\n\r\n"), []byte{9}, uint8(0))
 	f.Fuzz(func(t *testing.T, b, cuts []byte, mode uint8) {
 		if len(b) > 8<<10 {
@@ -337,6 +384,95 @@ func TestOtherProtocolsArePassedOn(t *testing.T) {
 		got := make([]byte, len(b))
 		if _, err := io.ReadFull(c, got); err != nil || string(got) != b {
 			t.Errorf("%s: %q, %v", what, got, err)
+		}
+		_ = c.Close()
+	}
+}
+
+// TestOtherProtocolsGoOn holds that what is no HTTP goes on for as long as it likes, in lines that
+// look like those of requests, too.
+func TestOtherProtocolsGoOn(t *testing.T) {
+	for what, b := range map[string]string{
+		"STOMP": "CONNECT\naccept-version:1.0,1.1,1.2\nhost:broker\n\n\x00", "memcached": "get /a/b\r\nget http://x/\r\n", "FTP": "USER x\r\nCWD /a\r\nRETR /b\r\n",
+		"RTSP": "OPTIONS rtsp://x/ RTSP/1.0\r\nCSeq: 1\r\n\r\nSETUP rtsp://x/1 RTSP/1.0\r\nCSeq: 2\r\n\r\n", "SIP": "REGISTER sip:x SIP/2.0\r\nVia: SIP/2.0/TCP x\r\n\r\n",
+		"SMTP": "EHLO me\r\nDATA\r\nSubject: see http://x/ and HTTP/1.1 there\r\n\r\nHost: x\r\n.\r\n", "SQL": "Q\x00\x00\x00\x20select 'http://x/' /* HTTP/1.1 */\x00",
+		"a long line": strings.Repeat("words ", 20000) + "HTTP/\n", "lines": strings.Repeat("a line\r\nhosts: 1\r\nmy host:\r\n", 3000),
+	} {
+		for cut := 1; cut <= len(b); cut = cut*7 + 1 {
+			var s requestScan
+			for rest := b; len(rest) > 0; rest = rest[min(cut, len(rest)):] {
+				if s.saw([]byte(rest[:min(cut, len(rest))])) {
+					t.Errorf("%s, in pieces of %d: taken for a request at %.40q", what, cut, rest)
+					break
+				}
+			}
+		}
+	}
+}
+
+// TestOddHosts holds that a host is one to every reader, or none.
+func TestOddHosts(t *testing.T) {
+	for host, want := range map[string]string{
+		"API.example.com": "api.example.com", "api.example.com.:80": "api.example.com", "192.0.2.1:8080": "192.0.2.1", "[2001:db8::1]": "2001:db8::1", "[2001:db8::1]:80": "2001:db8::1", "a_b:1": "a_b",
+		"ok.test:.evil.test": "", "ok.test:80,evil.test": "", "ok.test,evil.test": "", "[ok.test]:evil.test": "", "[ok.test]": "", "[::1]x": "", "[::1": "", "[::1%x]": "", "ok.test:80:80": "", "ok.test:+80": "", "ok.test:123456": "", "a b": "", "a@b": "", "a/b": "",
+	} {
+		if got := hostOnly(host); got != want {
+			t.Errorf("%q: %q, want %q", host, got, want)
+		}
+	}
+	w := newWorld(t, Options{Policy: Policy{Only: true, Allow: rules(t, "ok.test:8090")}})
+	w.host.name("ok.test", "198.51.100.1")
+	w.host.listen("198.51.100.1:8090", hello)
+	w.ask("ok.test", dnsmessage.TypeA)
+	c := w.mustDial("198.51.100.1:8090")
+	defer c.Close()
+	br := bufio.NewReader(c)
+	for _, q := range []struct {
+		host string
+		want int
+	}{{"ok.test:8090", 200}, {"ok.test:.evil.test", 400}, {"ok.test:80,evil.test", 400}, {"[ok.test]:evil.test", 400}, {"ok.test", 200}} {
+		_, _ = c.Write(httpRequest(q.host))
+		res, err := http.ReadResponse(br, nil)
+		if err != nil {
+			t.Fatal(q.host, err)
+		}
+		_, _ = io.Copy(io.Discard, res.Body)
+		if res.StatusCode != q.want {
+			t.Errorf("%s: %s, want %d", q.host, res.Status, q.want)
+		}
+	}
+}
+
+// TestUpgradesThatHideRequests holds that no way to write an Upgrade header hides one of them.
+func TestUpgradesThatHideRequests(t *testing.T) {
+	for upgrade, want := range map[string]bool{"websocket": false, "echo, x": false, "h2c": true, "websocket h2c": true, "websocket;H2C": true, "websocket,\tTLS/1.0": true, "websocket/13 HTTP/2": true} {
+		if hidesRequests(upgrade) != want {
+			t.Errorf("%q: %v", upgrade, !want)
+		}
+	}
+}
+
+// TestOnlyHTTPInOpenedTLS holds that on a port of the web nothing but HTTP goes through opened TLS,
+// whichever side begins.
+func TestOnlyHTTPInOpenedTLS(t *testing.T) {
+	ca, upstream := testCA(t), testCA(t)
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(upstream.PEM())
+	for port, want := range map[string]bool{"443": false, "993": true} {
+		host := newFakeHost(t)
+		w := newWorld(t, Options{Policy: Policy{Only: true, Allow: rules(t, "ok.test")}, Dialer: host, Resolver: host,
+			Interceptor: NewProxy(ProxyOptions{CA: ca, Roots: roots, Open: true, Dialer: host, Resolver: host})})
+		host.name("ok.test", "198.51.100.1")
+		host.listen("198.51.100.1:"+port, func(c net.Conn) {
+			echo(tls.Server(c, &tls.Config{GetCertificate: func(h *tls.ClientHelloInfo) (*tls.Certificate, error) { return upstream.Leaf(h.ServerName) }}))
+		})
+		w.ask("ok.test", dnsmessage.TypeA)
+		c := tls.Client(w.mustDial("198.51.100.1:"+port), &tls.Config{ServerName: "ok.test", InsecureSkipVerify: true})
+		_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+		_, _ = io.WriteString(c, "a1 LOGIN x y\r\n")
+		_, err := io.ReadFull(c, make([]byte, 14))
+		if got := err == nil; got != want {
+			t.Errorf("port %s: %v", port, err)
 		}
 		_ = c.Close()
 	}

@@ -56,10 +56,24 @@ func speaks(b []byte) spoken {
 			return spokenHTTP
 		}
 	}
-	if len(fields) == 2 && string(method) == "GET" && (fields[1][0] == '/' || bytes.Contains(fields[1], []byte("://"))) {
-		return spokenHTTP // HTTP/0.9
+	if isUnusual(string(method), fields) {
+		return spokenHTTP
 	}
 	return spokenOther
+}
+
+// isUnusual reports whether a line without a version of HTTP is a request to some server all the
+// same: without any version, or with that of another protocol ("ICE/1.0", "RTSP/1.0"). Other
+// protocols have such lines in lower case, and with other targets: those are watched (requestScan).
+func isUnusual(method string, fields [][]byte) bool {
+	if len(fields) < 2 || len(fields) > 3 || !isWord([]byte(method)) || len(fields) == 3 && !isVersion(string(fields[2])) {
+		return false
+	}
+	target := fields[1]
+	if len(fields) == 2 {
+		return strings.ToUpper(method) == method && (target[0] == '/' || isWebURL(string(target)) || method == "GET" && bytes.Contains(target, []byte("://")))
+	}
+	return target[0] == '/' || isWebURL(string(target)) || strings.EqualFold(method, "CONNECT")
 }
 
 // speaksAtEnd is speaks for a connection on which nothing comes after b.
