@@ -10,7 +10,9 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/image"
+	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/store"
 	"turnstone.dev/turnstone/substrate"
@@ -83,6 +85,28 @@ func (x *Executor) Resume(ctx context.Context, ref, name string, ttl time.Durati
 	return x.resume(ctx, ref, sandboxes.Spec{Name: name, TTL: ttl}, progress)
 }
 
+// resumedNetwork is what a resumed machine asks of its network where its caller says nothing:
+// its turn's rules. They may be imported, and count as a document's, within what is granted today.
+// src is the document that was run.
+func (x *Executor) resumedNetwork(rec *Record, src []byte) (*network.Spec, error) {
+	s := rec.Network.spec()
+	asked := network.Spec{Allow: s.Allow, Deny: s.Deny, Only: s.Only, NoHostCA: s.NoHostCA, Asked: true}
+	host, err := x.hostNetwork()
+	if err != nil {
+		return nil, err
+	}
+	if host.Default == "off" && len(asked.Allow) == 0 && !saysNetwork(src) {
+		asked.Only = true // its card is part of the machine, and nobody answers
+	}
+	return &asked, nil
+}
+
+// saysNetwork tells whether a document that ran says that there is to be a network.
+func saysNetwork(src []byte) bool {
+	doc, err := document.Parse("turn.md", src)
+	return err == nil && doc.Front.Network != nil && *doc.Front.Network
+}
+
 // resume is Resume into a sandbox that spec names.
 func (x *Executor) resume(ctx context.Context, ref string, spec sandboxes.Spec, progress func(string)) (sandboxes.Info, error) {
 	var none sandboxes.Info
@@ -101,6 +125,15 @@ func (x *Executor) resume(ctx context.Context, ref string, spec sandboxes.Spec, 
 	if rec.VM == nil {
 		return none, &turnstone.Error{Op: "executor.resume", Kind: turnstone.NotFound, Subject: fmt.Sprintf("turn %d", rec.Number),
 			Err: errors.New("its machine was not kept"), Hint: "run it with snapshot: vm, or begin a turn on its files"}
+	}
+	if spec.Network == nil && rec.Shape.Network {
+		src, err := cs.read(ctx, rec.Document, document.MaxFile)
+		if err != nil {
+			return none, err
+		}
+		if spec.Network, err = x.resumedNetwork(rec, src); err != nil {
+			return none, err
+		}
 	}
 	var below image.History = func(func(image.Item, error) bool) {}
 	at := &branchPoint{cs: cs} // its disk lies on what it began with

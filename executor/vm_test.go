@@ -1,0 +1,60 @@
+package executor
+
+import (
+	"net/netip"
+	"os"
+	"slices"
+	"testing"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/network"
+)
+
+// TestResumedNetwork holds that a resumed machine reaches what its turn's rules open today, and
+// that a record, which may be imported, grants nothing.
+func TestResumedNetwork(t *testing.T) {
+	const quiet, on = "```bash\ntrue\n```\n", "---\nnetwork: on\n---\n```bash\ntrue\n```\n"
+	open := network.Spec{}
+	for name, c := range map[string]struct {
+		config, document string
+		kept             *network.Spec
+		reaches, not     []string // NAME ADDRESS
+		refused          bool
+	}{
+		"nothing said":              {kept: nil, reaches: []string{"8.8.8.8"}, not: []string{"10.1.2.3", "127.0.0.1"}},
+		"its rules":                 {kept: &network.Spec{Allow: []string{"8.8.8.8"}, Only: true}, reaches: []string{"8.8.8.8"}, not: []string{"9.9.9.9"}},
+		"its denials":               {kept: &network.Spec{Deny: []string{"9.9.9.9"}}, reaches: []string{"8.8.8.8"}, not: []string{"9.9.9.9"}},
+		"a record grants nothing":   {kept: &network.Spec{Allow: []string{"0.0.0.0/0", "10.1.2.3", "127.0.0.1:443"}, Only: true}, reaches: []string{"8.8.8.8"}, not: []string{"10.1.2.3", "127.0.0.1"}},
+		"what documents may":        {config: "[documents]\nallow = [\"10.1.0.0/16\"]", kept: &network.Spec{Allow: []string{"10.1.2.3"}, Only: true}, reaches: []string{"10.1.2.3"}, not: []string{"8.8.8.8"}},
+		"the host denies today":     {config: "[network]\ndeny = [\"8.8.8.8\"]", kept: &open, reaches: []string{"9.9.9.9"}, not: []string{"8.8.8.8"}},
+		"off by default":            {config: "[network]\ndefault = \"off\"", not: []string{"8.8.8.8", "10.1.2.3"}},
+		"off by default, but asked": {config: "[network]\ndefault = \"off\"", document: on, reaches: []string{"8.8.8.8"}, not: []string{"10.1.2.3"}},
+		"off by default, and rules": {config: "[network]\ndefault = \"off\"", kept: &network.Spec{Allow: []string{"8.8.8.8"}, Only: true}, reaches: []string{"8.8.8.8"}, not: []string{"9.9.9.9"}},
+		"off, and locked":           {config: "[network]\ndefault = \"off\"\nlocked = true", document: on, refused: true},
+	} {
+		x := New(&home.Home{Dir: t.TempDir()})
+		if err := os.WriteFile(x.home.Path("config.toml"), []byte(c.config), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		rec := &Record{}
+		if c.kept != nil {
+			rec.Network = &RecordNetwork{Spec: c.kept}
+		}
+		if c.document == "" {
+			c.document = quiet
+		}
+		asked := ok[*network.Spec](t)(x.resumedNetwork(rec, []byte(c.document)))
+		p := &plan{shape: turnstone.DefaultShape()}
+		err := x.planSandbox(p, asked, false)
+		if c.refused != (err != nil) {
+			t.Errorf("%s: %v", name, err)
+		}
+		for _, to := range append(c.reaches, c.not...) {
+			want := slices.Contains(c.reaches, to)
+			if v := p.net.policy.Decide("", netip.MustParseAddr(to), 443); v.Allowed != want {
+				t.Errorf("%s: %s: %+v", name, to, v)
+			}
+		}
+	}
+}
