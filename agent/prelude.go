@@ -15,8 +15,9 @@ import (
 
 const (
 	bashPath   = "/bin/bash"
-	stateFile  = "state" // in RunDir: what a step's shell left
-	maxCapture = 1 << 20 // bytes; more than that cannot be passed to a program anyway
+	stateFile  = "state"        // in RunDir: what a step's shell left
+	commonFile = "capture.bash" // there too: what most bash steps begin with
+	maxCapture = 1 << 20        // bytes; more than that cannot be passed to a program anyway
 )
 
 // What is put in front of a step's script, so that the shell writes its working
@@ -40,16 +41,18 @@ func (s *shell) fill(parts ...string) []byte {
 	return []byte(strings.ReplaceAll(strings.Join(parts, ""), "@RUN@", s.a.opt.RunDir))
 }
 
-// writePrelude writes what most bash steps begin with.
+// common is what most bash steps begin with.
+func (s *shell) common() []byte { return s.fill(captureBash, "\nunset BASH_ENV\n") }
+
 func (s *shell) writePrelude() error {
-	return os.WriteFile(filepath.Join(s.a.path(s.a.opt.RunDir), "capture.bash"), s.fill(captureBash, "\nunset BASH_ENV\n"), 0o644)
+	return os.WriteFile(filepath.Join(s.a.path(s.a.opt.RunDir), commonFile), s.common(), 0o644)
 }
 
 // bash prepares a bash step. BASH_ENV is sourced before the script, which so has
 // the $0, line numbers and exit status of "bash script". own is the file that was
 // made for this step alone, if one was.
 func (s *shell) bash(dir runDir, sp *process.Spec, script, text string, number int) (own string, err error) {
-	prelude := "capture.bash"
+	prelude := commonFile
 	user := process.LookupEnv(sp.Env, "BASH_ENV")
 	traps := setsExitTrap(text)
 	if user != "" || traps {
@@ -69,6 +72,10 @@ func (s *shell) bash(dir runDir, sp *process.Spec, script, text string, number i
 			return "", err
 		}
 		own = prelude
+	} else if !dir.has(prelude) { // a step removed it
+		if err := dir.write(prelude, s.common()); err != nil {
+			return "", err
+		}
 	}
 	sp.Argv = []string{bashPath, script}
 	sp.Env = process.MergeEnv(sp.Env, []string{"BASH_ENV=" + filepath.Join(s.a.opt.RunDir, prelude)})

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"io"
 	"os"
+	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -30,6 +32,62 @@ func (s *shell) openRun() (runDir, error) {
 		return runDir{}, runDirError(err)
 	}
 	return runDir{place{dir: fd}}, nil
+}
+
+// needRun is openRun, but for a directory that a step has removed, or covered with a
+// mount: it is made anew.
+func (s *shell) needRun() (runDir, error) {
+	if dir, err := s.openRun(); err == nil {
+		return dir, nil
+	}
+	root, err := s.a.files.rootFD()
+	if err != nil {
+		return runDir{}, runDirError(err)
+	}
+	at, err := unix.FcntlInt(uintptr(root), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return runDir{}, runDirError(err)
+	}
+	d := runDir{place{dir: at}}
+	names := strings.Split(strings.Trim(filepath.Clean(s.a.opt.RunDir), "/"), "/")
+	for i, name := range names {
+		next, err := d.enter(name, i == len(names)-1)
+		d.close()
+		if err != nil {
+			return runDir{}, err
+		}
+		d = next
+	}
+	return d, nil
+}
+
+// enter opens a directory in this one, which it makes if need be. It follows no link:
+// one may have been put there so that the agent makes something where it leads. The
+// last name is the agent's own, and what else has it goes.
+func (d runDir) enter(name string, last bool) (runDir, error) {
+	const flags = unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	fd, err := unix.Openat(d.dir, name, flags, 0)
+	for tries := 0; err != nil && tries < 10; tries++ {
+		if last {
+			if err := d.remove(name); err != nil {
+				return runDir{}, err
+			}
+		}
+		if err := unix.Mkdirat(d.dir, name, 0o755); err != nil && err != unix.EEXIST {
+			return runDir{}, runDirError(err)
+		}
+		fd, err = unix.Openat(d.dir, name, flags, 0)
+	}
+	if err != nil {
+		return runDir{}, runDirError(err)
+	}
+	return runDir{place{dir: fd}}, nil
+}
+
+// has says whether there is something of that name.
+func (d runDir) has(name string) bool {
+	var st unix.Stat_t
+	return unix.Fstatat(d.dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil
 }
 
 // write makes a new file, in the place of whatever has its name.

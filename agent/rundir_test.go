@@ -73,6 +73,61 @@ func TestRunDirInRoot(t *testing.T) {
 	}
 }
 
+// TestRemovedRunDir: a step that removes what the agent keeps, or puts something else
+// there, spoils no later one: session and state go on, and no link is followed.
+func TestRemovedRunDir(t *testing.T) {
+	out := t.TempDir()
+	for name, lose := range map[string]func(run string) error{
+		"removed":       func(string) error { return nil },
+		"empty":         func(run string) error { return os.Mkdir(run, 0o700) },
+		"file":          func(run string) error { return os.WriteFile(run, nil, 0o600) },
+		"dangling link": func(run string) error { return os.Symlink(filepath.Join(out, "planted"), run) },
+		"pipe":          func(run string) error { return syscall.Mkfifo(run, 0o600) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t)
+			run := filepath.Join(h.dir, "run")
+			h.bash("export A=1")
+			if err := errors.Join(os.RemoveAll(run), lose(run)); err != nil {
+				t.Fatal(err)
+			}
+			if r := h.bash("echo $A; export B=2"); r.stdout != "1\n" || r.finished.StateLost {
+				t.Errorf("%+v", r)
+			}
+			if r := h.bash("trap 'echo bye' EXIT; echo $A$B"); r.stdout != "12\nbye\n" || r.finished.StateLost {
+				t.Errorf("%+v", r)
+			}
+		})
+	}
+	if left, err := os.ReadDir(out); err != nil || len(left) != 0 {
+		t.Errorf("made behind a link: %v %v", left, err)
+	}
+}
+
+// TestRunDirBehindLink: the directory is not made anew behind a link on its way.
+func TestRunDirBehindLink(t *testing.T) {
+	dir, out := t.TempDir(), t.TempDir()
+	a, err := New(Options{RunDir: filepath.Join(dir, "run", "turn"), Cwd: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := serve(t, a)
+	if err := errors.Join(os.RemoveAll(dir+"/run"), os.Symlink(out, dir+"/run")); err != nil {
+		t.Fatal(err)
+	}
+	_, err = h.ShellExecute(t.Context(), &wire.ShellExecuteParams{Script: "true"})
+	kindIs(t, err, turnstone.Unavailable)
+	if left, err := os.ReadDir(out); err != nil || len(left) != 0 {
+		t.Errorf("made behind a link: %v %v", left, err)
+	}
+	if err := os.Remove(dir + "/run"); err != nil {
+		t.Fatal(err)
+	}
+	if r := h.bash("echo on"); r.stdout != "on\n" || r.finished.StateLost {
+		t.Errorf("%+v", r)
+	}
+}
+
 // TestScriptFiles: the scripts of many steps do not fill the run directory.
 func TestScriptFiles(t *testing.T) {
 	h := newHarness(t)

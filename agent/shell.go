@@ -214,7 +214,7 @@ func (s *shell) prepare(p *wire.ShellExecuteParams, script []byte) (*step, proce
 	number := s.steps
 	s.mu.Unlock()
 
-	dir, err := s.openRun()
+	dir, err := s.needRun()
 	if err != nil {
 		return nil, spec, err
 	}
