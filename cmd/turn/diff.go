@@ -54,7 +54,7 @@ func (a *app) printDiff(d *executor.StateDiff, asJSON, patch, stat bool) error {
 	for _, f := range d.Files {
 		switch {
 		case patch && f.Patch != "":
-			if _, err := io.WriteString(out, a.clean(f.Patch)); err != nil {
+			if _, err := io.WriteString(out, a.cleanPatch(f.Patch)); err != nil {
 				return err
 			}
 			continue

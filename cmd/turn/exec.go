@@ -140,6 +140,14 @@ func sanitizerFor(f *os.File) *sanitizer {
 	return newSanitizer(styleOf(f, false).colors)
 }
 
+// markerFor is sanitizerFor for what is read, not watched.
+func markerFor(f *os.File, escapes bool) *sanitizer {
+	if !term.IsTerminal(int(f.Fd())) {
+		return nil
+	}
+	return newMarker(styleOf(f, false).colors, escapes)
+}
+
 // A sink passes a command's output on. When that fails nobody reads it any more,
 // and the command is ended.
 type sink struct {

@@ -107,11 +107,15 @@ func (c *catCmd) Run(a *app) error {
 			return err
 		}
 		defer func() { _ = in.Close() }()
-		var to io.Writer = a.stdout
-		if clean := sanitizerFor(a.stdout); clean != nil {
-			to = cleanWriter{clean, a.stdout}
+		clean := markerFor(a.stdout, false)
+		if clean == nil {
+			_, err = io.Copy(a.stdout, in)
+			return err
 		}
-		_, err = io.Copy(to, in)
+		_, err = io.Copy(cleanWriter{clean, a.stdout}, in)
+		if _, lerr := a.stdout.Write(clean.last()); err == nil {
+			err = lerr
+		}
 		return err
 	})
 }

@@ -81,8 +81,16 @@ func (c *replayCmd) Run(a *app) error {
 
 // clean makes text that may be anybody's safe for the terminal that it goes to.
 func (a *app) clean(text string) string {
-	if s := sanitizerFor(a.stdout); s != nil {
-		return string(s.clean([]byte(text)))
+	if s := markerFor(a.stdout, false); s != nil {
+		return string(s.text([]byte(text)))
+	}
+	return text
+}
+
+// cleanPatch is clean for a patch, which hides nothing of what it would change.
+func (a *app) cleanPatch(text string) string {
+	if s := markerFor(a.stdout, true); s != nil {
+		return string(s.text([]byte(text)))
 	}
 	return text
 }

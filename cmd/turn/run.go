@@ -214,8 +214,8 @@ func (c *runCmd) deliver(a *app, turn *executor.Turn, out *output) error {
 	}
 	if out == nil {
 		receipt := []byte(turn.Receipt)
-		if clean := sanitizerFor(a.stdout); clean != nil {
-			receipt = clean.clean(receipt) // the document may be anybody's, as the output is
+		if clean := markerFor(a.stdout, false); clean != nil {
+			receipt = clean.text(receipt) // the document may be anybody's, as the output is
 		}
 		if _, err := a.stdout.Write(receipt); err != nil {
 			return fmt.Errorf("standard output: %w", err)

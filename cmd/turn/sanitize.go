@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 	"unicode"
@@ -19,6 +20,9 @@ import (
 // It keeps its state between calls, so that a sequence cut in two is still one,
 // and holds at most a few KiB. It is not safe for concurrent use.
 type sanitizer struct {
+	marks     bool // see newMarker
+	escapes   bool // sequences are marked too, not obeyed or left out
+	held      bool // a carriage return, of which it is not known yet what follows
 	sequences *ansi.Parser
 	pending   []byte // the first bytes of a rune whose rest has not come yet
 	out       []byte
@@ -39,6 +43,37 @@ func newSanitizer(colors bool) *sanitizer {
 	return s
 }
 
+// newMarker is newSanitizer for what is read, not watched: files, patches, receipts. A
+// carriage return that ends no line would let a line hide its beginning, and is shown
+// as ^M; so are other controls, and marks that reorder text by their number. With
+// escapes the sequences are shown too, colours among them, as a patch has to.
+func newMarker(colors, escapes bool) *sanitizer {
+	s := newSanitizer(colors)
+	s.marks, s.escapes = true, escapes
+	return s
+}
+
+// text is clean for a whole text.
+func (s *sanitizer) text(text []byte) []byte {
+	out := append([]byte(nil), s.clean(text)...)
+	return append(out, s.last()...)
+}
+
+// last returns what clean has held back at the end of a text.
+func (s *sanitizer) last() []byte {
+	s.out = s.out[:0]
+	s.release()
+	return s.out
+}
+
+// release shows a carriage return that was held, as nothing has followed that ends a line.
+func (s *sanitizer) release() {
+	if s.held {
+		s.held = false
+		s.out = append(s.out, "^M"...)
+	}
+}
+
 // clean returns what may be shown of p. The result is valid until the next call.
 func (s *sanitizer) clean(p []byte) []byte {
 	s.out = s.out[:0]
@@ -48,7 +83,13 @@ func (s *sanitizer) clean(p []byte) []byte {
 	}
 	for i := 0; i < len(p); {
 		b := p[i]
+		if b != '\n' {
+			s.release()
+		}
 		switch {
+		case b == ansi.ESC && s.escapes:
+			s.control(b)
+			i++
 		case b == ansi.ESC || s.sequences.State() != parser.GroundState:
 			s.sequences.Advance(b)
 			i++
@@ -65,6 +106,8 @@ func (s *sanitizer) clean(p []byte) []byte {
 			r, size := utf8.DecodeRune(p[i:])
 			if visible(r) {
 				s.out = utf8.AppendRune(s.out, r)
+			} else if s.marks {
+				s.out = fmt.Appendf(s.out, "\\u%04x", r)
 			}
 			i += size
 		}
@@ -73,9 +116,17 @@ func (s *sanitizer) clean(p []byte) []byte {
 }
 
 func (s *sanitizer) control(b byte) {
-	switch b {
-	case '\n', '\r', '\t':
+	switch {
+	case b == '\n' && s.held:
+		s.held = false
+		s.out = append(s.out, "\r\n"...)
+	case b == '\r' && s.marks:
+		s.release()
+		s.held = true
+	case b == '\n', b == '\r', b == '\t':
 		s.out = append(s.out, b)
+	case s.marks:
+		s.out = append(s.out, '^', b^0x40)
 	}
 }
 

@@ -47,6 +47,52 @@ func TestSanitizer(t *testing.T) {
 	}
 }
 
+// TestMarker: what is read hides nothing behind a carriage return or another control.
+func TestMarker(t *testing.T) {
+	for _, tc := range []struct{ name, in, text, patch string }{
+		{"hidden beginning", "rm -rf /\recho hello  \n", "rm -rf /^Mecho hello  \n", "rm -rf /^Mecho hello  \n"},
+		{"line ends of DOS", "a\r\nb\r\n", "a\r\nb\r\n", "a\r\nb\r\n"},
+		{"one too many", "a\r\r\nb", "a^M\r\nb", "a^M\r\nb"},
+		{"at the end", "a\r", "a^M", "a^M"},
+		{"controls", "a\x08\x00\x7fb\u202ec", "a^H^@^?b\\u202ec", "a^H^@^?b\\u202ec"},
+		{"sequences", "a\x1b[2K\x1b[8mb\x1b]0;x\x07c", "a\x1b[8mbc", "a^[[2K^[[8mb^[]0;x^Gc"},
+		{"return in a sequence", "a\x1b[\r2Kb", "a^Mb", "a^[[^M2Kb"},
+		{"not UTF-8", "a\xffb", "a\uFFFDb", "a\uFFFDb"},
+	} {
+		for escapes, want := range map[bool]string{false: tc.text, true: tc.patch} {
+			if got := string(newMarker(true, escapes).text([]byte(tc.in))); got != want {
+				t.Errorf("%s, escapes %v: got %q, want %q", tc.name, escapes, got, want)
+			}
+			s, got := newMarker(true, escapes), ""
+			for i := range len(tc.in) {
+				got += string(s.clean([]byte{tc.in[i]}))
+			}
+			if got += string(s.last()); got != want {
+				t.Errorf("%s, escapes %v, byte by byte: got %q, want %q", tc.name, escapes, got, want)
+			}
+		}
+	}
+}
+
+func FuzzMarker(f *testing.F) {
+	f.Add([]byte("a\rb\r\n\x1b[\rc\xc3\r"), 3, false)
+	f.Fuzz(func(t *testing.T, in []byte, cut int, escapes bool) {
+		cut = min(max(cut, 0), len(in))
+		s := newMarker(false, escapes)
+		got := append([]byte(nil), s.clean(in[:cut])...)
+		got = append(got, s.clean(in[cut:])...)
+		got = append(got, s.last()...)
+		for _, r := range strings.ReplaceAll(string(got), "\r\n", "\n") {
+			if r != '\n' && r != '\t' && !visible(r) {
+				t.Errorf("%q passed in %q", r, got)
+			}
+		}
+		if whole := newMarker(false, escapes).text(in); !bytes.Equal(whole, got) {
+			t.Errorf("cut at %d: got %q, whole %q", cut, got, whole)
+		}
+	})
+}
+
 func TestPrintable(t *testing.T) {
 	if got, want := printable("a\x1b]0;x\x07\tb\u202ec\r\nhint: d"), "a]0;x bc  hint: d"; got != want {
 		t.Errorf("got %q, want %q", got, want)

@@ -41,8 +41,8 @@ func (c *showCmd) Run(a *app) error {
 			if err != nil {
 				return err
 			}
-			if clean := sanitizerFor(a.stdout); clean != nil {
-				receipt = clean.clean(receipt)
+			if clean := markerFor(a.stdout, false); clean != nil {
+				receipt = clean.text(receipt)
 			}
 			_, err = a.stdout.Write(receipt)
 			return err
