@@ -236,7 +236,7 @@ func TestWritten(t *testing.T) {
 	if got := s.Hosts().Mask("see upper-case.example.org"); got != "see [secret C].example.org" {
 		t.Error(got)
 	}
-	if plain := set(t, "A=plain-value"); plain.Written() != plain || plain.Hosts() != plain {
+	if plain := set(t, "A=plain-value"); plain.Hosts() != plain {
 		t.Error("a value that is written in one way only has others")
 	}
 	if (*Set)(nil).Written() != nil || (*Set)(nil).Hosts() != nil || s.Written().Written() != s.Written() {

@@ -177,17 +177,17 @@ func (s *Set) Beyond(text, own []byte) string {
 }
 
 // Strip returns the variables that are none of the secrets
-// and hold no value of one, and the names of the others that it left out.
+// and hold no value of one, in no form of Written, and the names of the others that it left out.
 func (s *Set) Strip(env []string) (kept, dropped []string) {
 	if s == nil {
 		return env, nil
 	}
-	names := s.Names()
+	names, written := s.Names(), s.Written()
 	for _, kv := range env {
 		name, _, _ := strings.Cut(kv, "=")
 		switch {
 		case slices.Contains(names, name):
-		case s.In(kv) != "":
+		case written.In(kv) != "":
 			dropped = append(dropped, name)
 		default:
 			kept = append(kept, kv)

@@ -3,7 +3,6 @@ package secret
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"net/url"
 	"slices"
 	"strconv"
@@ -54,41 +53,18 @@ func (s *Set) with(forms func(value string) []string) *Set {
 
 func writtenForms(value string) []string {
 	unquote := func(s string) string { return strings.TrimSuffix(strings.TrimPrefix(s, `"`), `"`) }
-	all := []string{value, strings.ToValidUTF8(value, "\uFFFD"), eachInvalid(value), strings.Join(strings.Fields(value), " ")}
+	all := []string{value}
+	for _, v := range []string{strings.ToValidUTF8(value, "\uFFFD"), eachInvalid(value), strings.Join(strings.Fields(value), " ")} {
+		if !slices.Contains(all, v) {
+			all = append(all, v)
+		}
+	}
 	for _, v := range slices.Clone(all) {
 		all = append(all, unquote(strconv.Quote(v)), unquote(strconv.QuoteToASCII(v)), unquote(jsonOf(v, true)), unquote(jsonOf(v, false)),
-			url.QueryEscape(v), url.PathEscape(v), strings.ReplaceAll(v, "'", `'\''`), ansiC(v), backslashed(v), strings.ReplaceAll(v, "\n", `\n`), strings.ReplaceAll(v, "\n", " "))
+			url.QueryEscape(v), url.PathEscape(v), strings.ReplaceAll(v, "\n", `\n`), strings.ReplaceAll(v, "\n", " "))
+		all = append(all, shellForms(v)...)
 	}
 	return all
-}
-
-// ansiC is what bash writes between $' and ' for a text with control characters, in messages
-// and in what set -x prints (lib/sh/strtrans.c: ansic_quote).
-func ansiC(s string) string {
-	var b strings.Builder
-	for _, c := range []byte(s) {
-		if i := strings.IndexByte("\x1b\a\b\f\n\r\t\v\\'", c); i >= 0 {
-			b.WriteByte('\\')
-			b.WriteByte("Eabfnrtv\\'"[i])
-		} else if c < ' ' || c == 0x7f {
-			fmt.Fprintf(&b, "\\%03o", c)
-		} else {
-			b.WriteByte(c)
-		}
-	}
-	return b.String()
-}
-
-// backslashed is what bash's printf %q writes (lib/sh/shquote.c: sh_backslash_quote).
-func backslashed(s string) string {
-	var b strings.Builder
-	for _, c := range []byte(s) {
-		if strings.IndexByte("\t\n !\"$&'()*,;<>?[\\]^`{|}", c) >= 0 {
-			b.WriteByte('\\')
-		}
-		b.WriteByte(c)
-	}
-	return b.String()
 }
 
 // eachInvalid is what encoding/json makes of bytes that are no UTF-8.
