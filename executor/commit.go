@@ -126,7 +126,7 @@ func (r *run) readDisk(ctx context.Context, s *Sandbox, l *left, f *frozen, d le
 	}
 	opts := layer.Options{Skip: func(path string) bool { return slices.Contains(identityFiles, path) }}
 	if r.plan.secrets != nil { // looked through first: nothing of a value may get as far as a pack
-		leaks := &leakWatch{secrets: r.plan.secrets}
+		leaks := newLeakWatch(r.plan.secrets)
 		watched := opts
 		watched.Inspect, watched.Check = leaks.inspect, leaks.check
 		_, _, err := r.apply(ctx, hashOnly{tree.NewHasher(), l.batch}, base, f, d, watched)
@@ -149,7 +149,7 @@ func (r *run) readDisk(ctx context.Context, s *Sandbox, l *left, f *frozen, d le
 	if len(dropped) > 0 {
 		r.obs.Preparing("not kept, for they hold a secret: " + strings.Join(dropped, ", "))
 	}
-	if name := r.plan.secrets.In(f.cwd); name != "" {
+	if name := r.plan.secrets.Written().In(f.cwd); name != "" {
 		return leaked("the working directory", name)
 	}
 	slices.Sort(env)
@@ -233,6 +233,9 @@ type leakWatch struct {
 	mu      sync.Mutex
 	scans   map[string]*secret.Scanner
 }
+
+// newLeakWatch returns one that finds secrets in all forms in which they are masked.
+func newLeakWatch(secrets *secret.Set) *leakWatch { return &leakWatch{secrets: secrets.Written()} }
 
 func (w *leakWatch) inspect(path string) io.Writer {
 	if w.secrets == nil {

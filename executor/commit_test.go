@@ -18,6 +18,7 @@ import (
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/secret"
 	"turnstone.dev/turnstone/session"
+	"turnstone.dev/turnstone/tree"
 	"turnstone.dev/turnstone/tree/treetest"
 )
 
@@ -200,12 +201,13 @@ func TestCommitCrashes(t *testing.T) {
 // its caller says one openly.
 func TestNoSecretIsGiven(t *testing.T) {
 	const value = "tok-5f3a-XYZZY"
-	secrets := []string{"TOKEN=" + value}
+	secrets := []string{"TOKEN=" + value, "QUOTED=p&ss'$XYZZYrd"}
 	for name, req := range map[string]Request{
 		"document": {Document: parse(t, "# Fetch\n\n```bash\ncurl -H 'X: "+value+"' example.org\n```\n")},
 		"title":    {Document: parse(t, "# "+value+"\n")},
 		"front":    {Document: parse(t, "---\nenv:\n  COPY: "+value+"\n---\n")},
 		"env":      {Document: parse(t, "# A\n"), Env: []string{"COPY=Bearer " + value}},
+		"quoted":   {Document: parse(t, "# A\n\n```bash\nX=\"p&ss'\\$XYZZYrd\"\n```\n")},
 		"get":      {Document: parse(t, "# A\n"), Get: []Transfer{{Path: "/" + value}}},
 	} {
 		req.Secrets = secrets
@@ -217,6 +219,32 @@ func TestNoSecretIsGiven(t *testing.T) {
 	// The results of an earlier run are not run again.
 	if _, err := planTurn(Request{Document: parse(t, "# A\n"), Env: []string{"COPY=other"}, Secrets: secrets}, "/workspace"); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestQuotedIsNotKept: what a state would keep is searched for all forms in which bash writes a
+// value down: in contents, names, targets of links and attributes.
+func TestQuotedIsNotKept(t *testing.T) {
+	const value = "p&ss'$XYZZYrd"
+	for _, form := range []string{value, `declare -x API_TOKEN="p&ss'\$XYZZYrd"`, `COPY='p&ss'\''$XYZZYrd'`, `p\&ss\'\$XYZZYrd`} {
+		set := secrets(t, "TOKEN="+value)
+		contents := newLeakWatch(set)
+		if _, err := contents.inspect("/root/env.sh").Write([]byte("x\n" + form + "\n")); err != nil {
+			t.Fatal(err)
+		}
+		for where, err := range map[string]error{
+			"contents": contents.found(), "name": newLeakWatch(set).check("/"+form, &tree.Attr{}), "target": newLeakWatch(set).check("/x", &tree.Attr{Target: form}),
+			"attribute": newLeakWatch(set).check("/x", &tree.Attr{Xattrs: []tree.Xattr{{Name: "user.x", Value: []byte(form)}}}),
+		} {
+			if !errors.Is(err, secret.ErrFound) || strings.Contains(err.Error(), "XYZZY") {
+				t.Errorf("%s of %s: %v", where, form, err)
+			}
+		}
+		in := &input{dest: "/x"}
+		if _, err := in.writer(t.TempDir(), set).Write([]byte(form)); err != nil || in.scan.Found() != "TOKEN" {
+			t.Errorf("%s is kept as an input: %v", form, err)
+		}
+		_ = in.file.Close()
 	}
 }
 

@@ -56,7 +56,7 @@ func (p *plan) replayed() []RecordInput {
 
 // writer returns where the copy goes. One that cannot be kept is no reason not to
 // run the turn.
-// One that holds the value of a secret is not kept.
+// One that holds the value of a secret, in any form of Written, is not kept.
 func (in *input) writer(dir string, secrets *secret.Set) io.Writer {
 	in.over = true
 	if dir == "" {
@@ -66,7 +66,7 @@ func (in *input) writer(dir string, secrets *secret.Set) io.Writer {
 	if err != nil {
 		return io.Discard
 	}
-	in.over, in.scan = false, secrets.Scanner()
+	in.over, in.scan = false, secrets.Written().Scanner()
 	_ = os.Remove(f.Name())
 	in.file = f
 	return (*inputWriter)(in)

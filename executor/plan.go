@@ -141,8 +141,8 @@ func (p *plan) noSecret(req Request) error {
 		at["a file's name"] += t.Path + "\n" + t.Dest + "\n"
 	}
 	for _, where := range slices.Sorted(maps.Keys(at)) {
-		if name := p.secrets.In(at[where]); name != "" {
-			return &turnstone.Error{Op: "executor.plan", Kind: turnstone.Invalid, Subject: p.secrets.Mask(where), Err: fmt.Errorf("%w (%s), and would be kept with it", secret.ErrFound, name),
+		if name := p.secrets.Written().In(at[where]); name != "" {
+			return &turnstone.Error{Op: "executor.plan", Kind: turnstone.Invalid, Subject: p.secrets.Written().Mask(where), Err: fmt.Errorf("%w (%s), and would be kept with it", secret.ErrFound, name),
 				Hint: "take it out there; steps have it as $" + name}
 		}
 	}
