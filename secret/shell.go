@@ -10,7 +10,7 @@ import (
 // around it.
 func shellForms(v string) []string {
 	return append(wordForms(v),
-		strings.ReplaceAll(v, "'", `'\''`), strings.ReplaceAll(v, "'", `'"'"'`), ansiC(v, false), ansiC(v, true), doubleQuoted(v),
+		inSingle(v), strings.ReplaceAll(v, "'", `'"'"'`), ansiC(v, false), ansiC(v, true), doubleQuoted(v),
 		backslashed(v, false), backslashed(v, true), escaped(v, `.[\()*+?{|^$`), // the last: [[ a =~ "$V" ]] under set -x
 		eachBackslashed(v, func(string) int { return 1 }), eachBackslashed(v, func(rest string) int { _, n := utf8.DecodeRuneInString(rest); return n }))
 }
@@ -61,8 +61,11 @@ func wordForms(v string) []string {
 					if i == last {
 						around += behind
 					}
-					if needsQuotes(around) {
-						return orC(w, singleQuoted(w))
+					switch {
+					case around == "'":
+						return singleQuoted(w)
+					case needsQuotes(around):
+						return "'" + inSingle(w) + "'"
 					}
 					return orC(w, w)
 				})))
@@ -78,7 +81,15 @@ func control(r rune) bool { return r < ' ' || r == 0x7f || r == utf8.RuneError }
 
 func notASCII(r rune) bool { return control(r) || r >= utf8.RuneSelf }
 
-func singleQuoted(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+// singleQuoted is what set -x and @Q write (lib/sh/shquote.c: sh_single_quote).
+func singleQuoted(s string) string {
+	if s == "'" {
+		return `\'`
+	}
+	return "'" + inSingle(s) + "'"
+}
+
+func inSingle(s string) string { return strings.ReplaceAll(s, "'", `'\''`) }
 
 // bare is s without the quotes at its ends, which may stand elsewhere.
 func bare(s string) string {
@@ -86,7 +97,9 @@ func bare(s string) string {
 }
 
 // needsQuotes tells whether set -x quotes a word (lib/sh/shquote.c: sh_contains_shell_metas).
-func needsQuotes(s string) bool { return leading(s)+backslashed(s, true) != s }
+func needsQuotes(s string) bool {
+	return strings.ContainsAny(s, " \t\n'\"\\|&;()<>!{}*[?]^$`") || leading(s) != "" || strings.Contains(s, ":~") || strings.Contains(s, "=~")
+}
 
 // leading is what printf %q writes before a word for its first byte alone.
 func leading(s string) string {

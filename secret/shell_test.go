@@ -69,7 +69,7 @@ func TestBashWrites(t *testing.T) {
 			}
 		}
 	}
-	for _, value := range []string{"p&ss$XYZZYrd", "pa$sXYZZY\"q\\w`z", "foo bXYZZY$r baz", "~abc:~d=~e", "it's a\tqu\"ote", "$o.[m]e (r)e+{g}e^x|", "h\u00e9ll\u00f6 w\u00f6rld"} {
+	for _, value := range []string{"p&ss$XYZZYrd", "pa$sXYZZY\"q\\w`z", "foo bXYZZY$r baz", "~abc:~d=~e", "' aaaa", "aaaa '", "it's a\tqu\"ote", "$o.[m]e (r)e+{g}e^x|", "h\u00e9ll\u00f6 w\u00f6rld"} {
 		check(t, value)
 	}
 	rapid.Check(t, func(t *rapid.T) {
