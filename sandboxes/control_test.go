@@ -307,7 +307,7 @@ func TestSecrets(t *testing.T) {
 		}
 	}
 	hidden(i)
-	if _, err := s.Fork(t.Context(), i.ID, sandboxes.Fork{Count: 1}, nil); turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), "1 secret") || turnstone.HintOf(err) == "" {
+	if _, err := s.Fork(t.Context(), i.ID, sandboxes.Fork{Count: 1}, nil); turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), "holds a secret") || turnstone.HintOf(err) == "" {
 		t.Errorf("%v", err)
 	}
 	if _, err := control(t, s, i.ID).Keep(t.Context(), filepath.Join(t.TempDir(), "kept"), sandboxes.SnapshotOptions{}); turnstone.KindOf(err) != turnstone.Invalid {

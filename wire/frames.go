@@ -61,7 +61,7 @@ type Frames struct {
 
 	wmu    sync.Mutex
 	wbuf   []byte
-	closed bool // a closing frame was written; guarded by wmu
+	closed error // why nothing more is written: a closing frame was; guarded by wmu
 }
 
 // NewFrames returns the frames of stream, which then belongs to them. A WebSocket
@@ -189,8 +189,11 @@ func (f *Frames) WriteText(p []byte) error {
 // WriteBinary writes one binary frame, given in parts.
 func (f *Frames) WriteBinary(parts ...[]byte) error { return f.write(ws.OpBinary, parts...) }
 
-// write writes a frame with one Write, so that it costs the stream below one frame too.
-func (f *Frames) write(op ws.OpCode, parts ...[]byte) error {
+func (f *Frames) write(op ws.OpCode, parts ...[]byte) error { return f.writeLast(nil, op, parts...) }
+
+// writeLast writes a frame with one Write, so that it costs the stream below one frame
+// too. If last is not nil, every later write fails with it.
+func (f *Frames) writeLast(last error, op ws.OpCode, parts ...[]byte) error {
 	h := ws.Header{Fin: true, OpCode: op, Masked: f.masked}
 	for _, p := range parts {
 		h.Length += int64(len(p))
@@ -200,10 +203,10 @@ func (f *Frames) write(op ws.OpCode, parts ...[]byte) error {
 	}
 	f.wmu.Lock()
 	defer f.wmu.Unlock()
-	if f.closed {
-		return io.ErrClosedPipe
+	if f.closed != nil {
+		return f.closed
 	}
-	f.closed = op == ws.OpClose
+	f.closed = last
 	b := (*headerBuffer)(&f.wbuf)
 	*b = (*b)[:0]
 	if err := ws.WriteHeader(b, h); err != nil {
@@ -231,13 +234,13 @@ func (b *headerBuffer) Write(p []byte) (int, error) {
 }
 
 // Farewell writes a closing frame; err says why, nil that all is well. It blocks
-// as any write does.
+// as any write does. What is written later fails for the same reason.
 func (f *Frames) Farewell(err error) error {
-	code, reason := int(ws.StatusNormalClosure), ""
+	code, reason, last := int(ws.StatusNormalClosure), "", io.ErrClosedPipe
 	var broken *ProtocolError
 	switch {
 	case errors.As(err, &broken):
-		code, reason = broken.Code, broken.Reason
+		code, reason, last = broken.Code, broken.Reason, err
 	case err != nil:
 		code, reason = int(ws.StatusInternalServerError), err.Error()
 	}
@@ -245,7 +248,7 @@ func (f *Frames) Farewell(err error) error {
 		_, n := utf8.DecodeLastRuneInString(reason)
 		reason = reason[:len(reason)-n]
 	}
-	return f.write(ws.OpClose, ws.NewCloseFrameBody(ws.StatusCode(code), reason))
+	return f.writeLast(last, ws.OpClose, ws.NewCloseFrameBody(ws.StatusCode(code), reason))
 }
 
 // Close closes the stream, with no farewell.

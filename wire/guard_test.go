@@ -27,7 +27,7 @@ func muxHeader(kind byte, flags uint16, stream, length uint32) []byte {
 // What an agent never sends ends the link at once, and every call on it with the reason.
 func TestLinkEndsAtWhatHasNoPlace(t *testing.T) {
 	ack := muxHeader(muxWindow, muxFlagACK, 1, linkWindow-muxInitial)
-	half := make([]byte, linkWindow/2+1) // the beginning of a message of 1 MiB
+	half := make([]byte, linkWindow/2-1) // the beginning of a message of 1 MiB, too short for more to be granted
 	copy(half, "\x81\x7f\x00\x00\x00\x00\x00\x10\x00\x00")
 	for name, tt := range map[string]struct {
 		sends [][]byte
@@ -46,8 +46,8 @@ func TestLinkEndsAtWhatHasNoPlace(t *testing.T) {
 		"no stream":              {[][]byte{muxHeader(muxWindow, 0, 0, 0)}, "nobody has opened"},
 		"a stream to come":       {[][]byte{muxHeader(muxWindow, 0, 3, 0)}, "nobody has opened"},
 		"longer than the window": {[][]byte{ack, muxHeader(muxData, 0, 1, linkWindow+1)}, "were granted"},
-		"more than the window": {[][]byte{ack, muxHeader(muxData, 0, 1, linkWindow/2+1), half,
-			muxHeader(muxData, 0, 1, linkWindow/2)}, "were granted"},
+		"more than the window": {[][]byte{ack, muxHeader(muxData, 0, 1, linkWindow/2-1), half,
+			muxHeader(muxData, 0, 1, linkWindow/2+2)}, "were granted"},
 		"an end with data":    {[][]byte{ack, muxHeader(muxData, muxFlagFIN, 1, 1)}, "flags"},
 		"unknown flags":       {[][]byte{ack, muxHeader(muxWindow, 16, 1, 1)}, "flags"},
 		"a window too large":  {[][]byte{ack, muxHeader(muxWindow, 0, 1, 1<<31)}, "more than a window"},

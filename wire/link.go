@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/yamux"
@@ -26,6 +27,9 @@ type LinkStream interface {
 type Link struct {
 	s     *yamux.Session
 	guard *linkGuard
+	// opening keeps streams in order: yamux numbers them before it sends them, and the
+	// other side's guard takes a stream behind a newer one for a fault.
+	opening sync.Mutex
 }
 
 const (
@@ -64,11 +68,13 @@ func NewLink(conn io.ReadWriteCloser, host bool) (*Link, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Link{s, guard}, nil
+	return &Link{s: s, guard: guard}, nil
 }
 
 // Open opens a stream. Only the host may.
 func (l *Link) Open() (LinkStream, error) {
+	l.opening.Lock()
+	defer l.opening.Unlock()
 	s, err := l.s.OpenStream()
 	if err != nil {
 		return nil, l.end(err)

@@ -3,8 +3,10 @@ package wire
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"sync"
 	"testing"
 
 	"turnstone.dev/turnstone"
@@ -83,5 +85,66 @@ func TestLinkEnds(t *testing.T) {
 			}
 			_ = c.Close()
 		})
+	}
+}
+
+// What is written behind a farewell fails for the farewell's reason: a call that comes
+// between the two would otherwise call a broken channel a lost one.
+func TestWritesBehindFarewell(t *testing.T) {
+	broken := protocolError("a frame that has no place")
+	f := NewFrames(nopStream{new(bytes.Buffer)}, false)
+	if err := f.Farewell(fmt.Errorf("reading: %w", broken)); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.WriteText([]byte("{}")); !errors.Is(err, broken) {
+		t.Errorf("%v", err)
+	}
+	f = NewFrames(nopStream{new(bytes.Buffer)}, false)
+	if err := f.Farewell(nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.WriteText([]byte("{}")); !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("%v", err)
+	}
+}
+
+// Streams that are opened at once are no fault of a side of the link.
+func TestOpenAtOnce(t *testing.T) {
+	host, agent := linkPair(t)
+	var all sync.WaitGroup
+	for range 32 {
+		all.Go(func() {
+			for range 20 {
+				s, err := host.Open()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if _, err := s.Write([]byte{7}); err != nil {
+					t.Error(err)
+				}
+				var p [1]byte
+				if _, err := io.ReadFull(s, p[:]); err != nil || p[0] != 7 {
+					t.Errorf("%v, %v", p, err)
+				}
+				_ = s.Close()
+			}
+		})
+	}
+	go func() {
+		for {
+			s, err := agent.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				_, _ = io.Copy(s, s)
+				_ = s.Close()
+			}()
+		}
+	}()
+	all.Wait()
+	if err := agent.Err(); err != nil {
+		t.Error(err)
 	}
 }
