@@ -76,12 +76,15 @@ ON_QEMU := (run|session|kept|lifetime|network|sandbox-fork|secret|channel)
 
 # The scripts that start machines run without the race detector, which makes each of their
 # many processes slow: what runs together in one, the tests of its package run with it.
+# A part that fails does not hide what the others find.
 .PHONY: test
 test: setup-tests build check ## set up, build, and run every test; as root, the tests with machines also as an ordinary user
-	$(GO) test -race -timeout $(TIMEOUT) -skip '^TestMachineScript$$' ./...
-	$(GO) test -timeout $(TIMEOUT) -run '^TestMachineScript$$' ./cmd/turn
-	TURN_SUBSTRATE=qemu $(GO) test -timeout $(TIMEOUT) -run '^TestMachineScript$$/^$(ON_QEMU)$$' ./cmd/turn
-	@scripts/test-as-user
+	@set -x; failed=0; \
+	$(GO) test -race -timeout $(TIMEOUT) -skip '^TestMachineScript$$' ./... || failed=1; \
+	$(GO) test -timeout $(TIMEOUT) -run '^TestMachineScript$$' ./cmd/turn || failed=1; \
+	TURN_SUBSTRATE=qemu $(GO) test -timeout $(TIMEOUT) -run '^TestMachineScript$$/^$(ON_QEMU)$$' ./cmd/turn || failed=1; \
+	scripts/test-as-user || failed=1; \
+	exit $$failed
 
 .PHONY: check
 check: ## go vet and gofmt

@@ -81,7 +81,7 @@ func (x *Executor) importTemplate(ctx context.Context, m *importer, rec *Record,
 	name := fmt.Sprintf("%.600s", strings.Trim(strconv.Quote(rec.Image), `"`))
 	all := "turn session import --build all"
 	ts := x.templates()
-	spec, err := ts.Spec(rec.Image)
+	_, err := ts.Spec(rec.Image)
 	switch {
 	case err == nil && how != BuildKnown && how != BuildAll:
 		return nil, fail("turn template build "+name, "is not built here")
@@ -92,7 +92,8 @@ func (x *Executor) importTemplate(ctx context.Context, m *importer, rec *Record,
 	case template.IsImage(rec.Image) && how != BuildAll:
 		return nil, fail("turn template pull "+name+", or "+all, "is an image that was not pulled here")
 	case template.IsImage(rec.Image):
-		if spec, err = ts.Resolve(ctx, rec.Image, progress); err != nil {
+		spec, err := ts.Resolve(ctx, rec.Image, progress)
+		if err != nil {
 			return nil, err
 		}
 		return ts.Ensure(ctx, spec.Name, progress)
