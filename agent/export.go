@@ -27,6 +27,10 @@ import (
 // extended headers of 1 MiB at most.
 const maxHeader = 768 << 10
 
+// longestPath bounds a path, in bytes: each entry carries its own whole, so that deep directories
+// cost the square of their depth.
+const longestPath = 64 << 10
+
 // Export is State.export.
 func (s *shell) Export(ctx context.Context, c *wire.Conn, p *wire.StateExportParams) (*wire.StateExportResult, error) {
 	const op = wire.MethodStateExport
@@ -156,6 +160,10 @@ func (e *exporter) entry(f *scanned) error {
 	defer f.close()
 	if err := e.ctx.Err(); err != nil {
 		return context.Cause(e.ctx)
+	}
+	if len(f.path) > longestPath {
+		return &turnstone.Error{Op: wire.MethodStateExport, Kind: turnstone.Exhausted, Subject: "/" + f.path[:100] + "…",
+			Err: errors.New("directories are nested so deep that a path has more than 64 KiB"), Hint: "remove the directory before the turn ends"}
 	}
 	h := &tar.Header{Name: f.path, Format: tar.FormatPAX, Mode: int64(f.st.Mode & 0o7777), Uid: int(f.st.Uid), Gid: int(f.st.Gid),
 		ModTime: time.Unix(f.st.Mtim.Unix()), PAXRecords: make(map[string]string, 1+len(f.xattrs))}

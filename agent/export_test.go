@@ -204,6 +204,26 @@ func TestExportTooManyAttributes(t *testing.T) {
 	}
 }
 
+// A path that is too long ends the export, by name: it would cost the square of its depth.
+func TestExportTooDeep(t *testing.T) {
+	dir := t.TempDir()
+	fd := openDirFD(t, dir)
+	name := strings.Repeat("d", 200)
+	for range longestPath/201 + 1 {
+		must(t, unix.Mkdirat(fd, name, 0o755))
+		next, err := unix.Openat(fd, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		must(t, err)
+		must(t, unix.Close(fd))
+		fd = next
+	}
+	must(t, unix.Close(fd))
+	_, err := exportDir(t.Context(), openDirFD(t, dir), procFDs, io.Discard)
+	var te *turnstone.Error
+	if !errors.As(err, &te) || te.Kind != turnstone.Exhausted || te.Hint == "" || !strings.HasPrefix(te.Subject, "/ddd") || len(te.Subject) > 200 {
+		t.Errorf("%v", err)
+	}
+}
+
 // A reader that gives up ends the export, and no descriptor is left.
 func TestExportGivenUp(t *testing.T) {
 	dir := t.TempDir()

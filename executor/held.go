@@ -103,7 +103,11 @@ func (r *run) goOn(ctx context.Context, h *held) (*Sandbox, error) {
 	r.plan.shape = s.driver.(heldDriver).info.Shape
 	r.plan.env = r.plan.net.giveWay(r.plan.env, s.Template.EnvList())
 	if r.plan.net.ca == nil { // the host's authorities may be others than when it was made
-		if err := s.trust(ctx, &r.plan.net); err != nil {
+		err := s.distrust(ctx, &r.plan.net)
+		if err == nil {
+			err = s.trust(ctx, &r.plan.net)
+		}
+		if err != nil {
 			_ = s.Close()
 			h.remove(ctx)
 			return nil, err

@@ -279,6 +279,9 @@ func (x *Executor) revive(ctx context.Context, p *plan, req SandboxRequest, prog
 		err = s.makeNetwork(ctx, p)
 	}
 	if err == nil {
+		err = s.distrust(ctx, &p.net)
+	}
+	if err == nil {
 		err = s.attachNetwork(ctx, p)
 	}
 	if err != nil {

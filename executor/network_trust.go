@@ -117,9 +117,29 @@ const maxBundle = 4 << 20
 // trust puts the certificates that the guest is to trust where caPath says: its own, those that
 // its host has beyond the public ones, and that of the authority of its network.
 func (s *Sandbox) trust(ctx context.Context, p *networkPlan) error {
-	if p.ca == nil && len(p.hostCA) == 0 {
+	if !p.trusts() {
 		return nil
 	}
+	return s.writeTrusted(ctx, p)
+}
+
+// trusts tells whether the guest is to trust more than its image says.
+func (n *networkPlan) trusts() bool { return n.ca != nil || len(n.hostCA) > 0 }
+
+// distrust removes what a restored machine trusted where it was saved, on this host or on
+// another one, unless trust will replace it. The machine's variables still name the file.
+func (s *Sandbox) distrust(ctx context.Context, p *networkPlan) error {
+	if p.trusts() {
+		return nil
+	}
+	if _, err := s.read(ctx, caPath, 1); turnstone.KindOf(err) == turnstone.NotFound {
+		return nil
+	}
+	return s.writeTrusted(ctx, &networkPlan{bundle: caBundle})
+}
+
+// writeTrusted writes the file at caPath.
+func (s *Sandbox) writeTrusted(ctx context.Context, p *networkPlan) error {
 	bundle, err := s.read(ctx, p.bundle, maxBundle)
 	if err != nil && turnstone.KindOf(err) != turnstone.NotFound { // a small image has none
 		return s.fate(err)

@@ -87,6 +87,35 @@ func TestLargeFile(t *testing.T) {
 	}
 }
 
+// A path's length is bounded, whatever the agent keeps to.
+func TestLongPath(t *testing.T) {
+	for length, ok := range map[int]bool{maxPath: true, maxPath + 1: false} {
+		var buf bytes.Buffer
+		w := tar.NewWriter(&buf)
+		if err := w.WriteHeader(&tar.Header{Name: "./", Typeflag: tar.TypeDir}); err != nil {
+			t.Fatal(err)
+		}
+		path := ""
+		for len(path) < length {
+			path += strings.Repeat("d", min(200, length-len(path)))
+			h := &tar.Header{Name: path + "/", Typeflag: tar.TypeDir, Mode: 0o755, Format: tar.FormatPAX}
+			if err := w.WriteHeader(h); err != nil {
+				t.Fatal(err)
+			}
+			if len(path) < length-1 {
+				path += "/"
+			}
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		_, err := Read(t.Context(), &buf, t.TempDir(), Options{Bytes: int64(turnstone.MaxDisk)})
+		if ok && err != nil || !ok && (turnstone.KindOf(err) != turnstone.Exhausted || !strings.Contains(err.Error(), "nested so deep")) {
+			t.Errorf("%d: %v", length, err)
+		}
+	}
+}
+
 type zeros struct{}
 
 func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }

@@ -29,6 +29,7 @@ const (
 const (
 	readSize = 256 << 10 // bytes read at a time
 	maxSize  = 1 << 62   // bytes of a file, holes included
+	maxPath  = 64 << 10  // bytes of a path
 )
 
 // A reader reads one stream.
@@ -122,6 +123,9 @@ func (d *reader) entry(h *tar.Header) error {
 	d.last = nil
 	if d.entries++; d.entries > d.opts.Entries {
 		return exhausted("the sandbox's files", "remove files that the next turn does not need", "more than %d of them were changed", d.opts.Entries)
+	}
+	if len(h.Name) > maxPath+1 { // a directory's has a slash at the end
+		return exhausted("/"+h.Name, "remove the directory before the turn ends", "directories are nested so deep that a path has more than %d bytes", maxPath)
 	}
 	if err := d.count(h); err != nil {
 		return err

@@ -1990,12 +1990,13 @@ type StateExportResult struct {
 // holds as a tar stream with extended headers (PAX), for a machine whose disk the host
 // cannot read. It has what an overlay keeps there: whiteouts as character devices 0/0,
 // opaque directories by their attribute trusted.overlay.opaque, all extended attributes
-// as SCHILY.xattr records, hard links, devices; no sockets. The first entry is the
-// directory itself, "./". Of a large file, and of one with holes, only the data is sent:
-// TURNSTONE.size is the file's size, TURNSTONE.sparse lists offset and length of each
-// part that the entry has, and entries of the same name that follow at once bring more
-// parts (TURNSTONE.more). TURNSTONE.links is on the first name of a file that has
-// several. A stream without a tar's end, two blocks of zeros, was cut off.
+// as SCHILY.xattr records, hard links, devices; no sockets. A path of more than 64 KiB
+// ends it with an error. The first entry is the directory itself, "./". Of a large file,
+// and of one with holes, only the data is sent: TURNSTONE.size is the file's size,
+// TURNSTONE.sparse lists offset and length of each part that the entry has, and entries
+// of the same name that follow at once bring more parts (TURNSTONE.more). TURNSTONE.links
+// is on the first name of a file that has several. A stream without a tar's end, two
+// blocks of zeros, was cut off.
 func (c *Conn) StateExport(ctx context.Context, p *StateExportParams) (*StateExportResult, error) {
 	var r StateExportResult
 	if err := c.Call(ctx, MethodStateExport, p, &r); err != nil {
@@ -2025,12 +2026,12 @@ type StateServer interface {
 	// headers (PAX), for a machine whose disk the host cannot read. It has what an overlay
 	// keeps there: whiteouts as character devices 0/0, opaque directories by their attribute
 	// trusted.overlay.opaque, all extended attributes as SCHILY.xattr records, hard links,
-	// devices; no sockets. The first entry is the directory itself, "./". Of a large file,
-	// and of one with holes, only the data is sent: TURNSTONE.size is the file's size,
-	// TURNSTONE.sparse lists offset and length of each part that the entry has, and entries
-	// of the same name that follow at once bring more parts (TURNSTONE.more). TURNSTONE.links
-	// is on the first name of a file that has several. A stream without a tar's end, two
-	// blocks of zeros, was cut off.
+	// devices; no sockets. A path of more than 64 KiB ends it with an error. The first entry
+	// is the directory itself, "./". Of a large file, and of one with holes, only the data is
+	// sent: TURNSTONE.size is the file's size, TURNSTONE.sparse lists offset and length of
+	// each part that the entry has, and entries of the same name that follow at once bring
+	// more parts (TURNSTONE.more). TURNSTONE.links is on the first name of a file that has
+	// several. A stream without a tar's end, two blocks of zeros, was cut off.
 	Export(ctx context.Context, c *Conn, p *StateExportParams) (*StateExportResult, error)
 	// Ends State.freeze: the disks take writes again. The processes stay dead.
 	Thaw(ctx context.Context, c *Conn) error
