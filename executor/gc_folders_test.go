@@ -45,39 +45,44 @@ func TestGCSweepsRemovedSessions(t *testing.T) {
 	}
 }
 
-// TestFolderBesideGC: a turn has its folder, locked, also when a gc that keeps nothing was
-// beside it before the session knew of the turn.
+// TestFolderBesideGC: a turn has its folder, locked, also when a gc removes the folder, which
+// no session knows yet, between the turn's opening it and its locking it.
 func TestFolderBesideGC(t *testing.T) {
 	x := New(&home.Home{Dir: t.TempDir()})
 	t.Cleanup(func() { _ = x.Close() })
-	stop, done := make(chan struct{}), make(chan error, 1)
+	told := &tellings{}
+	r := &run{x: x, plan: &plan{}, obs: told, info: document.TurnInfo{ID: turnstone.NewTurnID()}}
+	dir := ok[string](t)(x.home.MkdirAll("turns", string(r.info.ID)))
+	gc := ok[*os.File](t)(lockFolder(dir, syscall.LOCK_EX))
+	opened := make(chan struct{})
 	go func() {
-		for {
-			select {
-			case <-stop:
-				done <- nil
-				return
-			default:
-			}
-			if _, err := x.GC(t.Context(), GCRequest{}); err != nil {
-				done <- err
-				return
-			}
-		}
-	}()
-	for range 300 {
-		told := &tellings{}
-		r := &run{x: x, plan: &plan{}, obs: told, info: document.TurnInfo{ID: turnstone.NewTurnID()}}
 		r.openFolder()
-		if r.dir == "" || !isAt(r.folder.lock, r.dir) {
-			t.Errorf("the turn has no folder: %q", told.said)
+		close(opened)
+	}()
+	for descriptorsOf(t, dir) < 2 {
+		time.Sleep(time.Millisecond)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	_ = gc.Close()
+	<-opened
+	if r.dir == "" || !isAt(r.folder.lock, r.dir) {
+		t.Errorf("the turn has no folder: %q", told.said)
+	}
+	r.closeFolder()
+}
+
+// descriptorsOf counts this process's descriptors of a folder.
+func descriptorsOf(t *testing.T, dir string) (n int) {
+	t.Helper()
+	all := ok[[]os.DirEntry](t)(os.ReadDir("/proc/self/fd"))
+	for _, e := range all {
+		if to, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name())); err == nil && to == dir {
+			n++
 		}
-		r.closeFolder()
 	}
-	close(stop)
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	return n
 }
 
 // TestTurnKeepsKind: a turn that was cut off says what kind of error did it.
