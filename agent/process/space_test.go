@@ -103,10 +103,6 @@ func useSpace(table *Table, s *Space) error {
 		if err != nil {
 			return err
 		}
-		n := p.Number()
-		if !p.Ended() && (n <= 1 || n == p.PID) {
-			return fmt.Errorf("the number of %d is %d", p.PID, n)
-		}
 		<-p.Done()
 		r, _ := p.Out[1].Attach(context.Background(), 0, false)
 		for {
@@ -123,6 +119,13 @@ func useSpace(table *Table, s *Space) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
+	waits, err := table.Start(Spec{Argv: []string{"/bin/sleep", "1000"}, Env: os.Environ(), Cwd: "/"})
+	if err != nil {
+		return err
+	}
+	if n := waits.Number(); n <= 1 || n == waits.PID {
+		return fmt.Errorf("the number of %d is %d", waits.PID, n)
+	}
 	p, err := table.Start(Spec{Argv: []string{"/bin/sh", "-c", "kill -9 1; kill -STOP 1; exit 3"}, Env: os.Environ(), Cwd: "/"})
 	if err != nil {
 		return err
