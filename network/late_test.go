@@ -53,11 +53,20 @@ func TestDeniedNameInARequest(t *testing.T) {
 	j := newJudge(Policy{Deny: rules(t, "bad.example", "*.bad.example:80", "other.example:81")}, edgeIsOwn)
 	p.request = func(host string) string { return j.check(web.to, nil).request(host, newNames(1, time.Hour)) }
 	c := p.connect(web)
+	answers(t, c, []answered{{"good.example", 200}, {"bad.example", 403}, {"good.example", 200}, {"A.Bad.Example.:80", 403}, {"other.example", 200}})
+}
+
+// An answered is a request's host and the status that it is to get.
+type answered struct {
+	host string
+	want int
+}
+
+// answers sends requests over c, one after the other.
+func answers(t *testing.T, c net.Conn, all []answered) {
+	t.Helper()
 	br := bufio.NewReader(c)
-	for _, q := range []struct {
-		host string
-		want int
-	}{{"good.example", 200}, {"bad.example", 403}, {"good.example", 200}, {"A.Bad.Example.:80", 403}, {"other.example", 200}} {
+	for _, q := range all {
 		_, _ = c.Write(httpRequest(q.host))
 		res, err := http.ReadResponse(br, nil)
 		if err != nil {
@@ -65,7 +74,7 @@ func TestDeniedNameInARequest(t *testing.T) {
 		}
 		_, _ = io.Copy(io.Discard, res.Body)
 		if res.StatusCode != q.want {
-			t.Errorf("%s: %s", q.host, res.Status)
+			t.Errorf("%s: %s, want %d", q.host, res.Status, q.want)
 		}
 	}
 }

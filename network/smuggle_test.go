@@ -426,21 +426,7 @@ func TestOddHosts(t *testing.T) {
 	w.ask("ok.test", dnsmessage.TypeA)
 	c := w.mustDial("198.51.100.1:8090")
 	defer c.Close()
-	br := bufio.NewReader(c)
-	for _, q := range []struct {
-		host string
-		want int
-	}{{"ok.test:8090", 200}, {"ok.test:.evil.test", 400}, {"ok.test:80,evil.test", 400}, {"[ok.test]:evil.test", 400}, {"ok.test", 200}} {
-		_, _ = c.Write(httpRequest(q.host))
-		res, err := http.ReadResponse(br, nil)
-		if err != nil {
-			t.Fatal(q.host, err)
-		}
-		_, _ = io.Copy(io.Discard, res.Body)
-		if res.StatusCode != q.want {
-			t.Errorf("%s: %s, want %d", q.host, res.Status, q.want)
-		}
-	}
+	answers(t, c, []answered{{"ok.test:8090", 200}, {"ok.test:.evil.test", 400}, {"ok.test:80,evil.test", 400}, {"[ok.test]:evil.test", 400}, {"ok.test", 200}})
 }
 
 // TestUpgradesThatHideRequests holds that no way to write an Upgrade header hides one of them.
