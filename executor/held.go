@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"turnstone.dev/turnstone/session"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrates"
 	"turnstone.dev/turnstone/tree"
 	"turnstone.dev/turnstone/wire"
 )
@@ -127,10 +129,19 @@ func (r *run) goOn(ctx context.Context, h *held) (*Sandbox, error) {
 // goesOnIn tells whether a machine is what p asks for, and its network what p would get today:
 // rules is what the host said when it was made.
 func (p *plan) goesOnIn(m sandboxes.Info, rules turnstone.Digest) bool {
-	if !p.wants.fit(m.Shape) {
+	if !p.wants.fit(m.Shape) || !p.runsOn(m.Substrate, m.Isolation) {
 		return false
 	}
 	return !m.Shape.Network || p.shape.Network && p.net.host != "" && p.net.host == rules && p.net.asked.Same(m.Network)
+}
+
+// runsOn tells whether a machine of a substrate, with its word on how it isolates, is what p
+// asks for.
+func (p *plan) runsOn(name, isolation string) bool {
+	if p.driver != "" && p.driver != substrates.Auto && p.driver != name {
+		return false
+	}
+	return p.isolation != document.IsolationMicroVM || strings.HasPrefix(isolation, "microvm ")
 }
 
 // wake restores the machine that the turn below was kept with, or returns nil when
@@ -140,7 +151,7 @@ func (r *run) wake(ctx context.Context, h *held) (*Sandbox, error) {
 		return nil, nil
 	}
 	rec, err := r.at.cs.record(ctx, *r.at.parent)
-	if err != nil || rec.VM == nil || !r.plan.wants.fit(rec.Shape) || rec.Shape.Network && !r.plan.shape.Network {
+	if err != nil || rec.VM == nil || !r.plan.runsOn(rec.Substrate, rec.Isolation) || !r.plan.wants.fit(rec.Shape) || rec.Shape.Network && !r.plan.shape.Network {
 		return nil, err
 	}
 	if len(rec.Parents) > 0 { // its disk lies on what it began with
@@ -155,6 +166,11 @@ func (r *run) wake(ctx context.Context, h *held) (*Sandbox, error) {
 		return nil, ctx.Err()
 	}
 	h.Sandbox, h.Turn = info.ID, ""
+	if !r.plan.runsOn(info.Substrate, info.Isolation) { // the record may be imported
+		h.remove(ctx)
+		h.Base = tree.Ref{}
+		return nil, ctx.Err()
+	}
 	s, err := h.enter(ctx, r)
 	if err != nil {
 		return nil, err
@@ -197,11 +213,23 @@ func (r *run) makeHeld(ctx context.Context, h *held) (*Sandbox, error) {
 			return nil, err
 		}
 	}
+	if r.plan.isolation != "" { // the best that serves it, and not the best there is
+		src, err := r.x.machine(ctx, r.plan, r.obs.Preparing, newStopwatch())
+		if err != nil {
+			return nil, err
+		}
+		spec.Substrate = src.driver.Name()
+	}
 	info, err := h.store.Create(ctx, spec, r.obs.Preparing)
 	if err != nil {
 		return nil, err
 	}
 	h.Sandbox, h.Turn = info.ID, ""
+	if !r.plan.runsOn(info.Substrate, info.Isolation) { // a holder knows of names only
+		h.remove(ctx)
+		return nil, &turnstone.Error{Op: "executor.held", Kind: turnstone.Internal, Subject: "the session's machine",
+			Err: fmt.Errorf("it runs on %s, %s, which is not what the turn asks for", info.Substrate, info.Isolation), Hint: "name a --substrate"}
+	}
 	s, err := h.enter(ctx, r)
 	if err != nil {
 		return nil, err

@@ -76,3 +76,30 @@ func TestMachineOfOtherRules(t *testing.T) {
 		}
 	})
 }
+
+// A machine is gone on in only where it is on the substrate and of the isolation that a turn
+// asks for.
+func TestMachineOfOtherIsolation(t *testing.T) {
+	for _, c := range []struct {
+		driver    string
+		isolation document.Isolation
+		name, is  string
+		want      bool
+	}{
+		{"auto", "", "gvisor", "gvisor (systrap)", true},
+		{"", "", "gvisor", "gvisor (systrap)", true},
+		{"gvisor", "", "gvisor", "gvisor (systrap)", true},
+		{"qemu", "", "gvisor", "gvisor (systrap)", false},
+		{"qemu", "", "qemu", "microvm (TCG)", true},
+		{"auto", document.IsolationMicroVM, "gvisor", "gvisor (systrap)", false},
+		{"auto", document.IsolationMicroVM, "qemu", "microvm (TCG)", true},
+		{"auto", document.IsolationMicroVM, "qemu", "", false},
+		{"auto", document.IsolationMicroVM, "firecracker", "microvm (KVM, jailed)", true},
+		{"qemu", document.IsolationMicroVM, "firecracker", "microvm (KVM, jailed)", false},
+	} {
+		p := &plan{driver: c.driver, isolation: c.isolation}
+		if got := p.goesOnIn(sandboxes.Info{Substrate: c.name, Isolation: c.is}, ""); got != c.want {
+			t.Errorf("%+v: %t", c, got)
+		}
+	}
+}
