@@ -17,8 +17,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -26,7 +24,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/disk"
 	"turnstone.dev/turnstone/substrate/host"
@@ -142,6 +139,11 @@ func open(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
 	}
 	if !s.release.atLeast(minMajor, minMinor) {
 		return unavailable(s.binary, fmt.Errorf("it is %s, and %d.%d is the oldest that is supported", s.version, minMajor, minMinor), getHint)
+	}
+	if s.jailer != "" {
+		if err := s.checkJailer(ctx); err != nil {
+			return unavailable(s.jailer, err, "put the jailer of Firecracker's own release beside firecracker, or set TURN_JAILER")
+		}
 	}
 	if s.hostCPU, err = host.CPU(); err != nil {
 		return nil, err
@@ -347,47 +349,4 @@ func checkKernel(path string) error {
 			Err: fmt.Errorf("firecracker boots an ELF kernel (vmlinux) only: %w", err), Hint: "unset TURN_KERNEL, or set it to a vmlinux"}
 	}
 	return f.Close()
-}
-
-// A release is the version of a Firecracker as numbers.
-type release struct{ major, minor int }
-
-func (r release) atLeast(major, minor int) bool {
-	return r.major > major || r.major == major && r.minor >= minor
-}
-
-var releaseText = lazyregexp.New(`^Firecracker v(\d{1,4})\.(\d{1,4})\.`)
-
-// parseRelease reads what `firecracker --version` says first.
-func parseRelease(version string) (release, error) {
-	m := releaseText.FindStringSubmatch(version)
-	if m == nil {
-		return release{}, fmt.Errorf("it calls itself %.80q, which is no version of Firecracker", version)
-	}
-	major, err1 := strconv.Atoi(m[1])
-	minor, err2 := strconv.Atoi(m[2])
-	return release{major, minor}, errors.Join(err1, err2)
-}
-
-func (s *Substrate) readVersion(ctx context.Context) (string, error) {
-	const cache = "firecracker-version.json"
-	if known, ok := host.Known(s.home, cache, s.binary); ok {
-		return known.Version, nil
-	}
-	p, err := host.Ask(ctx, s.binary, func(ctx context.Context) (string, error) {
-		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-		defer cancel()
-		out := &tail{limit: 4 << 10}
-		cmd := exec.CommandContext(ctx, s.binary, "--version")
-		cmd.Stdout, cmd.WaitDelay = out, time.Second
-		if err := cmd.Run(); err != nil {
-			return "", fmt.Errorf("--version: %w", err)
-		}
-		line, _, _ := strings.Cut(out.String(), "\n")
-		return printable(strings.TrimSpace(line)), nil
-	})
-	if err != nil {
-		return "", err
-	}
-	return p.Version, p.Remember(s.home, cache)
 }

@@ -394,7 +394,7 @@ func TestNew(t *testing.T) {
 			t.Errorf("%s: %v (%s)", name, err, turnstone.HintOf(err))
 		}
 	}
-	path, version, err := Find(t.Context(), h, Options{Binary: b.s.binary, Jailer: b.script(t, "j", "true")})
+	path, version, err := Find(t.Context(), h, Options{Binary: b.s.binary, Jailer: b.script(t, "j", sayJailer)})
 	if err != nil || path != b.s.binary || version != "Firecracker v1.17.0" {
 		t.Errorf("%s, %s, %v", path, version, err)
 	}
@@ -411,12 +411,12 @@ func TestNew(t *testing.T) {
 }
 
 func TestRelease(t *testing.T) {
-	for text, want := range map[string]release{"Firecracker v1.17.0": {1, 17}, "Firecracker v1.9.1-dirty": {1, 9}, "Firecracker v12.0.3": {12, 0}} {
+	for text, want := range map[string]release{"Firecracker v1.17.0-dev": {1, 17, 0}, "Firecracker v1.9.1-dirty": {1, 9, 1}, "Firecracker v12.0.3": {12, 0, 3}} {
 		if got, err := parseRelease(text); err != nil || got != want {
 			t.Errorf("%s: %v, %v", text, got, err)
 		}
 	}
-	if (release{1, 9}).atLeast(1, 12) || !(release{2, 0}).atLeast(1, 12) || !(release{1, 12}).atLeast(1, 12) {
+	if (release{1, 9, 0}).atLeast(1, 12) || !(release{2, 0, 0}).atLeast(1, 12) || !(release{1, 12, 0}).atLeast(1, 12) {
 		t.Error("releases are compared wrongly")
 	}
 }

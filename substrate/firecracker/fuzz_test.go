@@ -56,7 +56,7 @@ func FuzzRelease(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		if r, err := parseRelease(text); err == nil && (r.major < 0 || r.minor < 0 || !strings.HasPrefix(text, "Firecracker v")) {
+		if r, err := parseRelease(text); err == nil && (r.major < 0 || r.minor < 0 || r.patch < 0 || !strings.HasPrefix(text, "Firecracker v")) {
 			t.Errorf("%q is %v", text, r)
 		}
 	})

@@ -29,6 +29,7 @@ func (s *Substrate) launch(ctx context.Context, shape turnstone.Shape, files []p
 		return nil, err
 	}
 	m := newMachine(id, c)
+	m.rooted = s.Standstill()
 	if m.scratch, err = c.copies(ctx, files); err != nil {
 		c.remove()
 		return nil, err

@@ -34,6 +34,7 @@ type machine struct {
 	ready    chan struct{} // closed when the agent has said on the console that it is ready
 	origin   origin        // set before anybody else has the machine
 	scratch  *os.File      // the disk that takes the writes; closed with the machine
+	rooted   error         // why it must not stand still; see Substrate.Standstill
 
 	snapping sync.Mutex // one snapshot at a time
 	cleaning sync.Once
@@ -191,6 +192,9 @@ func (m *machine) removeCgroup() {
 
 // Pause implements substrate.Pauser.
 func (m *machine) Pause(ctx context.Context) error {
+	if m.rooted != nil {
+		return m.rooted
+	}
 	return m.told(m.api.send(ctx, stateRequest(statePaused)))
 }
 

@@ -30,6 +30,7 @@ import (
 // A held is what a process that holds a machine is told.
 type held struct {
 	Home, Binary, Jailer string
+	Jailed               bool
 	Machine              substrate.Machine
 }
 
@@ -49,7 +50,7 @@ func hold(dir string) error {
 	if err != nil {
 		return err
 	}
-	if h.Jailer == "/bin/true" {
+	if !h.Jailed {
 		s.jailer = ""
 	}
 	vm, err := s.Restore(ctx, h.Machine)
@@ -66,14 +67,15 @@ func (b *bench) killed(t *testing.T) {
 	t.Helper()
 	jailer := b.s.jailer
 	if jailer == "" {
-		jailer = "/bin/true"
+		jailer = b.script(t, "none", sayJailer)
 	}
 	m := b.m
 	m.Agent = nil
 	text, err := json.Marshal(struct {
 		Home, Binary, Jailer string
+		Jailed               bool
 		Machine              map[string]any
-	}{b.s.home.Dir, b.s.binary, jailer, map[string]any{"Kernel": m.Kernel, "KernelDigest": m.KernelDigest, "Initramfs": m.Initramfs,
+	}{b.s.home.Dir, b.s.binary, jailer, b.s.jailer != "", map[string]any{"Kernel": m.Kernel, "KernelDigest": m.KernelDigest, "Initramfs": m.Initramfs,
 		"InitDigest": m.InitDigest, "Root": m.Root, "RootDigest": m.RootDigest, "Shape": m.Shape, "Layers": m.Layers, "Home": m.Home}})
 	check(t, err)
 	check(t, os.WriteFile(filepath.Join(b.dir, "held.json"), text, 0o600))

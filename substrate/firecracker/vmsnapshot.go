@@ -37,6 +37,9 @@ func (m *machine) Snapshot(ctx context.Context, dir string) error {
 }
 
 func (m *machine) snapshot(ctx context.Context, dir string) error {
+	if m.rooted != nil {
+		return m.rooted
+	}
 	if m.origin.home {
 		return &turnstone.Error{Op: "firecracker.snapshot", Kind: turnstone.Invalid, Subject: string(m.id),
 			Err: errors.New("it has a home disk, which has one writer at a time"), Hint: "a sandbox with a home is not cloned as it runs"}
@@ -86,6 +89,9 @@ func (m *machine) standingStill(ctx context.Context, f func() error) (err error)
 
 // RestoreFrom implements substrate.Resumer.
 func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir string) (substrate.Sandbox, error) {
+	if err := s.Standstill(); err != nil {
+		return nil, err
+	}
 	man, err := s.openVM(m, dir)
 	if err != nil {
 		return nil, s.wrap(ctx, err)

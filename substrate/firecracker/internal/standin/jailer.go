@@ -25,6 +25,9 @@ func jail(args []string) error {
 	var extra []string
 	for i := 0; i < len(args); i++ {
 		switch args[i] {
+		case "--version":
+			fmt.Printf("Jailer v%s\n\n", version)
+			return nil
 		case "--":
 			extra = args[i+1:]
 			i = len(args)

@@ -1,0 +1,105 @@
+package firecracker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/lazyregexp"
+	"turnstone.dev/turnstone/substrate/host"
+)
+
+// A release is the version of a Firecracker as numbers.
+type release struct{ major, minor, patch int }
+
+func (r release) atLeast(major, minor int) bool {
+	return r.major > major || r.major == major && r.minor >= minor
+}
+
+func (r release) String() string { return fmt.Sprintf("%d.%d.%d", r.major, r.minor, r.patch) }
+
+// losesVsock says whether a guest of this release cannot be reached by its vsock any more
+// once it was paused and resumed. 1.16.0 closed the host's way to the guest until the guest
+// acknowledges an event ("gate RX delivery on TRANSPORT_RESET ack to fix snapshot race"),
+// and closes it for a resume without a snapshot too, where there is no such event. 1.17
+// does not ("do not arm the TRANSPORT_RESET RX gate on bare resume"). Of 1.16 there is
+// no release with that fix so far.
+func (r release) losesVsock() bool { return r.major == 1 && r.minor == 16 && r.patch <= 1 }
+
+// Standstill says whether sandboxes may be paused, and cloned as they run. Errors are of
+// kind Unavailable, with the versions that can do it. It starts nothing.
+func (s *Substrate) Standstill() error {
+	if !s.release.losesVsock() {
+		return nil
+	}
+	return &turnstone.Error{Op: "firecracker.pause", Kind: turnstone.Unavailable, Subject: "Firecracker " + s.release.String(),
+		Err:  errors.New("it loses the connection to a guest that is paused and resumed, so its sandboxes are neither paused nor cloned as they run"),
+		Hint: "use Firecracker 1.12.1 to 1.15.1, or 1.17 or newer, or another substrate"}
+}
+
+var (
+	releaseText = lazyregexp.New(`^Firecracker v(\d{1,4})\.(\d{1,4})\.(\d{1,4})`)
+	jailerText  = lazyregexp.New(`^Jailer v(\S{1,60})$`)
+)
+
+// parseRelease reads what `firecracker --version` says first.
+func parseRelease(version string) (release, error) {
+	m := releaseText.FindStringSubmatch(version)
+	if m == nil {
+		return release{}, fmt.Errorf("it calls itself %.80q, which is no version of Firecracker", version)
+	}
+	major, err1 := strconv.Atoi(m[1])
+	minor, err2 := strconv.Atoi(m[2])
+	patch, err3 := strconv.Atoi(m[3])
+	return release{major, minor, patch}, errors.Join(err1, err2, err3)
+}
+
+// checkJailer makes sure that the jailer is of Firecracker's release: what one of them
+// expects of the other is no stable interface.
+func (s *Substrate) checkJailer(ctx context.Context) error {
+	says, err := s.programVersion(ctx, s.jailer, "firecracker-jailer-version.json")
+	if err != nil {
+		return err
+	}
+	m := jailerText.FindStringSubmatch(says)
+	if m == nil {
+		return fmt.Errorf("it calls itself %.80q, which is no version of Firecracker's jailer", says)
+	}
+	if want := strings.TrimPrefix(s.version, "Firecracker v"); m[1] != want {
+		return fmt.Errorf("it is %s, and %s is Firecracker %s", m[1], s.binary, clip(want, 60))
+	}
+	return nil
+}
+
+func (s *Substrate) readVersion(ctx context.Context) (string, error) {
+	return s.programVersion(ctx, s.binary, "firecracker-version.json")
+}
+
+// programVersion returns the first line of what a program says of its version, which is
+// remembered in the cache of the home.
+func (s *Substrate) programVersion(ctx context.Context, path, cache string) (string, error) {
+	if known, ok := host.Known(s.home, cache, path); ok {
+		return known.Version, nil
+	}
+	p, err := host.Ask(ctx, path, func(ctx context.Context) (string, error) {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		out := &tail{limit: 4 << 10}
+		cmd := exec.CommandContext(ctx, path, "--version")
+		cmd.Stdout, cmd.WaitDelay = out, time.Second
+		if err := cmd.Run(); err != nil {
+			return "", fmt.Errorf("--version: %w", err)
+		}
+		line, _, _ := strings.Cut(out.String(), "\n")
+		return printable(strings.TrimSpace(line)), nil
+	})
+	if err != nil {
+		return "", err
+	}
+	return p.Version, p.Remember(s.home, cache)
+}

@@ -1,0 +1,71 @@
+package firecracker
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// Firecracker 1.16.0 and 1.16.1 do not get a guest back that they have paused.
+func TestStandstill(t *testing.T) {
+	for text, can := range map[string]bool{"1.12.0": true, "1.15.1": true, "1.16.0-dev": false, "1.16.0": false, "1.16.1": false,
+		"1.16.2": true, "1.17.0-dev": true, "1.17.0": true, "2.16.0": true} {
+		r, err := parseRelease("Firecracker v" + text)
+		check(t, err)
+		err = (&Substrate{release: r}).Standstill()
+		if (err == nil) != can {
+			t.Errorf("%s: %v", text, err)
+		}
+		if err != nil && (turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(turnstone.HintOf(err), "1.15.1") || !strings.Contains(turnstone.HintOf(err), "1.17")) {
+			t.Errorf("%s: %v (%s)", text, err, turnstone.HintOf(err))
+		}
+	}
+}
+
+// What pauses is refused before anything of it happens, and the rest works.
+func TestNoStandstill(t *testing.T) {
+	b := newBench(t, "")
+	b.s.release = release{1, 16, 1}
+	vm, err := b.s.Restore(within(t), b.m)
+	check(t, err)
+	before := len(notes(t, b.log))
+	dir := filepath.Join(t.TempDir(), "vm")
+	_, resumed := b.s.RestoreFrom(within(t), b.m, dir)
+	for what, err := range map[string]error{
+		"pause": vm.(substrate.Pauser).Pause(within(t)), "snapshot": vm.(substrate.Snapshotter).Snapshot(within(t), dir), "clone": resumed,
+	} {
+		if turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(turnstone.HintOf(err), "1.15.1") {
+			t.Errorf("%s: %v (%s)", what, err, turnstone.HintOf(err))
+		}
+	}
+	if asked := requests(notes(t, b.log)[before:]); len(asked) > 0 {
+		t.Errorf("Firecracker was asked %q", asked)
+	}
+	if _, err := os.Stat(dir); err == nil {
+		t.Error("a folder is left")
+	}
+	speak(t, vm)
+	b.nothingLeft(t)
+}
+
+// A jailer of another release is refused, whether it is older or newer.
+func TestJailerVersion(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root's Firecracker is jailed")
+	}
+	b := newBench(t, "")
+	for text, good := range map[string]bool{"Jailer v1.17.0": true, "Jailer v1.16.1": false, "Jailer v1.17.0-dev": false, "Firecracker v1.17.0": false, "": false, "Jailer v\x1b": false} {
+		_, _, err := Find(t.Context(), &home.Home{Dir: t.TempDir()}, Options{Binary: b.s.binary, Jailer: b.script(t, "says", "echo '"+text+"'")})
+		if (err == nil) != good {
+			t.Errorf("%q: %v", text, err)
+		}
+		if err != nil && (turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(turnstone.HintOf(err), "jailer") || strings.Contains(err.Error(), "\x1b")) {
+			t.Errorf("%q: %s %v (%s)", text, turnstone.KindOf(err), err, turnstone.HintOf(err))
+		}
+	}
+}
