@@ -41,15 +41,15 @@ func (b *bench) product(ctx context.Context, name string) (*product, error) {
 		if err != nil {
 			return m, err
 		}
-		k, err := kernel.Ensure(ctx, dir, func(string) {})
+		k, err := kernel.Ensure(ctx, dir, kernel.Choice{}, func(string) {})
 		if err != nil {
 			return m, err
 		}
-		m.Kernel, m.KernelDigest = k.Vmlinux, k.Digest
+		m.Kernel, m.KernelDigest, m.KernelIs = k.Vmlinux, k.Digest, substrate.KernelKind{Own: k.Own, Test: k.Test}
 		m.Initramfs, m.InitDigest, err = k.Initramfs(ctx, dir, kernel.Program(agent))
 		return m, err
 	}
-	choose := substrates.Chooser{Home: b.home, Probe: withKernel}
+	choose := substrates.Chooser{Home: b.home, Probe: withKernel, Kernel: substrates.KernelIn(b.home, kernel.Choice{}, nil)}
 	if p.driver, err = choose.Choose(ctx, name, substrates.Needs{}); err != nil {
 		return nil, err
 	}

@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/kernel"
 )
 
 // File is the configuration's name in the state directory.
@@ -27,6 +28,15 @@ type Config struct {
 	Limits    Limits    `toml:"limits"`
 	Documents Documents `toml:"documents"`
 	Images    Images    `toml:"images"`
+
+	// The guest kernel in place of Debian's; TURN_KERNEL and TURN_KERNEL_MODULES win.
+	Kernel        string `toml:"kernel"`         // absolute path of a vmlinux or a bzImage
+	KernelModules string `toml:"kernel_modules"` // absolute path of its folder lib/modules/<release>; empty: built in
+}
+
+// GuestKernel is the guest kernel that c chooses.
+func (c Config) GuestKernel() kernel.Choice {
+	return kernel.Choice{Image: c.Kernel, Modules: c.KernelModules}
 }
 
 // Network is what the host says of every sandbox's network.

@@ -12,9 +12,13 @@ import (
 	"pgregory.net/rapid"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/kernel"
 )
 
 const whole = `
+kernel = "/srv/vmlinux"
+kernel_modules = "/srv/modules/6.9.0"
+
 [network]
 default = "off"
 allow = ["10.1.2.3:3128"]
@@ -53,6 +57,9 @@ func TestParse(t *testing.T) {
 		l.Output != 1<<20 || l.Entries != 1000 || l.FileSize != 1<<30 || l.FreeSpace.Floor(1000) != 100 {
 		t.Errorf("limits are %+v", l)
 	}
+	if c.GuestKernel() != (kernel.Choice{Image: "/srv/vmlinux", Modules: "/srv/modules/6.9.0"}) {
+		t.Errorf("the kernel is %+v", c.GuestKernel())
+	}
 	if !c.Network.Locked || c.Documents.Sessions[0] != "ci-*" || c.Images.Registries[0] != "registry.corp.example:5000" {
 		t.Errorf("read as %+v", c)
 	}
@@ -78,6 +85,10 @@ func TestParseRefuses(t *testing.T) {
 		"[images]\nregistries = [\"a.example/x\"]": "is not HOST or HOST:PORT",
 		"[network]\ndefault = \"maybe\"":           "network.default",
 		"[network\n":                               "line 2",
+		"kernel = \"vmlinux\"":                     `kernel: "vmlinux" is not an absolute path`,
+		"kernel_modules = \"/lib/modules\"":        "is set without kernel",
+		"[kernel]\nimage = \"/a\"":                 "kernel",
+		"kernal = \"/a\"":                          `the nearest known one is "kernel"`,
 	} {
 		if _, err := Parse(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q gives %v, want %q", text, err, want)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -87,7 +88,22 @@ func (c *Config) check() error {
 			return fmt.Errorf("images.registries: %q %w", host, err)
 		}
 	}
+	if err := c.checkKernel(); err != nil {
+		return err
+	}
 	return c.Limits.check()
+}
+
+func (c *Config) checkKernel() error {
+	for key, path := range map[string]string{"kernel": c.Kernel, "kernel_modules": c.KernelModules} {
+		if path != "" && !filepath.IsAbs(path) {
+			return fmt.Errorf("%s: %q is not an absolute path", key, path)
+		}
+	}
+	if c.KernelModules != "" && c.Kernel == "" {
+		return errors.New("kernel_modules: is set without kernel, the image that the modules belong to")
+	}
+	return nil
 }
 
 // checkRegistry refuses what is more, or less, than HOST or HOST:PORT.

@@ -12,6 +12,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/kvm"
 	"turnstone.dev/turnstone/substrate/qemu"
 )
 
@@ -83,16 +84,16 @@ func TestKVM(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		files   map[string]string
-		verdict qemu.Verdict
+		verdict kvm.Verdict
 		status  Status
 		detail  string
 		fix     string
 	}{
-		{"works", there, qemu.Verdict{Usable: true, Proven: true}, OK, "a guest runs under it", ""},
-		{"no guest starts", there, qemu.Verdict{Proven: true, Reason: "emulation failure"}, Warn, "emulation failure", ""},
-		{"root's alone", there, qemu.Verdict{Denied: true, Reason: "permission denied"}, Warn, "may not be opened", "sudo groupadd -rf kvm"},
-		{"not tried", there, qemu.Verdict{Reason: "not proven yet"}, Warn, "not tried yet", "turn exec"},
-		{"no device", nil, qemu.Verdict{}, Warn, "there is no /dev/kvm", ""},
+		{"works", there, kvm.Verdict{Usable: true, Proven: true}, OK, "a guest runs under it", ""},
+		{"no guest starts", there, kvm.Verdict{Proven: true, Reason: "emulation failure"}, Warn, "emulation failure", ""},
+		{"root's alone", there, kvm.Verdict{Denied: true, Reason: "permission denied"}, Warn, "may not be opened", "sudo groupadd -rf kvm"},
+		{"not tried", there, kvm.Verdict{Reason: "not proven yet"}, Warn, "not tried yet", "turn exec"},
+		{"no device", nil, kvm.Verdict{}, Warn, "there is no /dev/kvm", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			f := machineOf(t, 1000, tc.files).kvm(tc.verdict)[0]
@@ -111,7 +112,7 @@ func TestKVMPermission(t *testing.T) {
 	if err := os.Chmod(filepath.Join(c.root, "dev/kvm"), 0); err != nil {
 		t.Fatal(err)
 	}
-	if f := c.kvm(qemu.Verdict{})[0]; f.Status != Warn || !strings.Contains(f.Fix, "usermod -aG kvm") {
+	if f := c.kvm(kvm.Verdict{})[0]; f.Status != Warn || !strings.Contains(f.Fix, "usermod -aG kvm") {
 		t.Errorf("got %+v", f)
 	}
 }

@@ -19,7 +19,6 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/substrate/kvm"
-	"turnstone.dev/turnstone/substrate/qemu"
 	"turnstone.dev/turnstone/substrates"
 )
 
@@ -46,7 +45,7 @@ func (c *checker) platform(context.Context) []Finding {
 
 // kvm explains a verdict on KVM. Without KVM turns run under gVisor, or many times
 // slower.
-func (c *checker) kvm(v qemu.Verdict) []Finding {
+func (c *checker) kvm(v kvm.Verdict) []Finding {
 	slow := "; guests run under QEMU's translator (TCG), many times slower"
 	if c.chosen == substrates.GVisor {
 		slow = "; turns run under gVisor"

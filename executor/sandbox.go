@@ -177,10 +177,15 @@ func (x *Executor) machine(ctx context.Context, p *plan, progress func(string), 
 	}
 	src := &source{tmpl: tmpl, machine: substrate.Machine{Agent: agent.Read, AgentDigest: agent.Digest,
 		Root: tmpl.Root, RootDigest: tmpl.RootDigest, Shape: p.shape}}
-	withKernel := func(ctx context.Context) (substrate.Machine, error) {
-		return x.withKernel(ctx, src.machine, agent, progress)
+	host, err := x.config()
+	if err != nil {
+		return nil, err
 	}
-	choose := substrates.Chooser{Home: x.home, Progress: progress, Probe: withKernel}
+	choice := host.GuestKernel()
+	withKernel := func(ctx context.Context) (substrate.Machine, error) {
+		return x.withKernel(ctx, src.machine, agent, choice, progress)
+	}
+	choose := substrates.Chooser{Home: x.home, Progress: progress, Probe: withKernel, Kernel: substrates.KernelIn(x.home, choice, progress)}
 	if src.driver, err = choose.Choose(ctx, p.driver, p.needs()); err != nil {
 		return nil, err
 	}
@@ -203,16 +208,17 @@ type source struct {
 }
 
 // withKernel returns m with a kernel and an initramfs.
-func (x *Executor) withKernel(ctx context.Context, m substrate.Machine, agent agentbin.Program, progress func(string)) (substrate.Machine, error) {
+func (x *Executor) withKernel(ctx context.Context, m substrate.Machine, agent agentbin.Program, choice kernel.Choice,
+	progress func(string)) (substrate.Machine, error) {
 	dir, err := x.home.MkdirAll("kernel")
 	if err != nil {
 		return m, err
 	}
-	k, err := kernel.Ensure(ctx, dir, progress)
+	k, err := kernel.Ensure(ctx, dir, choice, progress)
 	if err != nil {
 		return m, err
 	}
-	m.Kernel, m.KernelDigest = k.Vmlinux, k.Digest
+	m.Kernel, m.KernelDigest, m.KernelIs = k.Vmlinux, k.Digest, substrate.KernelKind{Own: k.Own, Test: k.Test}
 	m.Initramfs, m.InitDigest, err = k.Initramfs(ctx, dir, kernel.Program(agent))
 	return m, err
 }

@@ -22,6 +22,26 @@ type Kernel struct {
 	Digest  turnstone.Digest // of the file at Vmlinux
 	Version string           // the release, as "6.1.0-50-cloud-amd64"; "" when a foreign image does not tell
 	Modules []Module         // what the guest loads, in this order
+	Own     bool             // it is the user's, not Debian's
+	Test    bool             // it is made for tests: inside the guest nothing separates programs from the kernel
+}
+
+// A Choice is a kernel of the user's. The zero value chooses Debian's.
+type Choice struct {
+	Image   string // path of a vmlinux or a bzImage
+	Modules string // path of its folder lib/modules/<release>; empty: the drivers are built in
+}
+
+// OrEnv returns what TURN_KERNEL and TURN_KERNEL_MODULES say, or c where they say nothing.
+// The modules of c do not go with an image of the environment's.
+func (c Choice) OrEnv() Choice {
+	if image := os.Getenv("TURN_KERNEL"); image != "" {
+		c = Choice{Image: image}
+	}
+	if modules := os.Getenv("TURN_KERNEL_MODULES"); modules != "" {
+		c.Modules = modules
+	}
+	return c
 }
 
 // A Module is one driver of the guest kernel.
@@ -61,12 +81,11 @@ type keptModule struct {
 // that call it at once do the work once, under a lock. progress, which may be nil,
 // is told of anything that takes long.
 //
-// TURN_KERNEL names another image, a vmlinux or a bzImage; its modules are in the
-// folder TURN_KERNEL_MODULES (as /lib/modules/<release>), or built in without it.
+// choice names another kernel, and the environment overrides it: see Choice.OrEnv.
 //
 // Errors are *turnstone.Error: Invalid for an override that cannot be used, else
 // what getting the package met.
-func Ensure(ctx context.Context, dir string, progress func(string)) (*Kernel, error) {
+func Ensure(ctx context.Context, dir string, choice Choice, progress func(string)) (*Kernel, error) {
 	if progress == nil {
 		progress = func(string) {}
 	}
@@ -78,7 +97,7 @@ func Ensure(ctx context.Context, dir string, progress func(string)) (*Kernel, er
 		return nil, &turnstone.Error{Op: "kernel.ensure", Kind: turnstone.Unavailable, Subject: dir, Err: err,
 			Hint: "set TURN_HOME to a folder that you may write"}
 	}
-	src, err := choose()
+	src, err := choice.OrEnv().source()
 	if err != nil {
 		return nil, err
 	}
@@ -190,7 +209,7 @@ func load(ctx context.Context, dir string) (*Kernel, error) {
 		f.Stamp = now
 		return path, nil
 	}
-	k := &Kernel{Version: m.Version, Digest: m.Image.Stamp.Digest}
+	k := &Kernel{Version: m.Version, Digest: m.Image.Stamp.Digest, Own: len(m.Sources) > 0, Test: isTest(m.Version)}
 	for i := range m.Sources {
 		if _, err := check(&m.Sources[i]); err != nil {
 			return nil, err

@@ -25,7 +25,7 @@ func debianKernel(t *testing.T) *Kernel {
 	dir := filepath.Join(testhome.Dir(t), "kernel")
 	t.Setenv("TURN_KERNEL", "")
 	t.Setenv("TURN_KERNEL_MODULES", "")
-	k, err := Ensure(context.Background(), dir, func(s string) { t.Log(s) })
+	k, err := Ensure(context.Background(), dir, Choice{}, func(s string) { t.Log(s) })
 	if err != nil {
 		t.Fatalf("%v\n%s", err, turnstone.HintOf(err))
 	}
@@ -77,7 +77,7 @@ func TestDebianKernel(t *testing.T) {
 		}
 	}
 
-	again, err := Ensure(context.Background(), filepath.Join(testhome.Dir(t), "kernel"), func(s string) {
+	again, err := Ensure(context.Background(), filepath.Join(testhome.Dir(t), "kernel"), Choice{}, func(s string) {
 		t.Errorf("the second call works: %s", s)
 	})
 	if err != nil || again.Digest != k.Digest || again.Vmlinux != k.Vmlinux {
@@ -98,7 +98,7 @@ func TestOverride(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	ensure := func() (*Kernel, error) { return Ensure(context.Background(), dir, nil) }
+	ensure := func() (*Kernel, error) { return Ensure(context.Background(), dir, Choice{}, nil) }
 	write(image, bzImage(pack(t, "zstd", vmlinux)))
 	t.Setenv("TURN_KERNEL", image)
 	t.Setenv("TURN_KERNEL_MODULES", "")

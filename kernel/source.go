@@ -26,11 +26,10 @@ const (
 // maxImage bounds a kernel image, in bytes.
 const maxImage = 256 << 20
 
-// choose returns the source that the environment asks for.
-func choose() (source, error) {
-	image, modules := os.Getenv("TURN_KERNEL"), os.Getenv("TURN_KERNEL_MODULES")
-	if image == "" {
-		if modules != "" {
+// source returns where the kernel is taken from.
+func (c Choice) source() (source, error) {
+	if c.Image == "" {
+		if c.Modules != "" {
 			return nil, &turnstone.Error{Op: "kernel.ensure", Kind: turnstone.Invalid, Subject: "TURN_KERNEL_MODULES",
 				Err: errors.New("is set without TURN_KERNEL"), Hint: "set TURN_KERNEL to the image that the modules belong to, or unset both"}
 		}
@@ -38,8 +37,8 @@ func choose() (source, error) {
 	}
 	o := override{}
 	var err error
-	if o.image, err = filepath.Abs(image); err == nil && modules != "" {
-		o.modules, err = filepath.Abs(modules)
+	if o.image, err = filepath.Abs(c.Image); err == nil && c.Modules != "" {
+		o.modules, err = filepath.Abs(c.Modules)
 	}
 	return o, err
 }
@@ -224,8 +223,11 @@ func keep(ctx context.Context, dir, name string) (keptFile, error) {
 // override is a kernel of the user's own.
 type override struct{ image, modules string }
 
+// ownGeneration is part of the kept kernel's name. It changes with what the manifest says.
+const ownGeneration = "2"
+
 func (o override) key() string {
-	return "own-" + turnstone.DigestBytes([]byte(o.image+"\x00"+o.modules)).Short()
+	return "own-" + ownGeneration + "-" + turnstone.DigestBytes([]byte(o.image+"\x00"+o.modules)).Short()
 }
 
 func (o override) describe() string { return "preparing the guest kernel " + o.image }
@@ -249,9 +251,17 @@ func (o override) take(ctx context.Context, dir string, _ func(string)) (*manife
 	if !isELF(image) && !isBzImage(image) {
 		return nil, invalid("TURN_KERNEL", fmt.Errorf("%s is neither a vmlinux nor a bzImage", o.image))
 	}
-	m := &manifest{Version: version(image)}
+	m := new(manifest)
 	if m.Image, err = keepImage(ctx, dir, image); err != nil {
 		return nil, err
+	}
+	kept, err := os.ReadFile(filepath.Join(dir, m.Image.Path))
+	if err != nil {
+		return nil, err
+	}
+	// The banner is what the kernel itself says; a bzImage's header can say anything.
+	if m.Version = bannerRelease(kept); m.Version == "" {
+		m.Version = version(image)
 	}
 	if isELF(image) && m.Image.Path != "vmlinux" {
 		return nil, invalid("TURN_KERNEL", fmt.Errorf("%s has no PVH entry (CONFIG_PVH)", o.image))

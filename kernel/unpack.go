@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
@@ -147,6 +149,34 @@ func version(image []byte) string {
 		return string(text[:i])
 	}
 	return ""
+}
+
+// banner begins the line with which every kernel introduces itself (init/version.c).
+const banner = "Linux version "
+
+// bannerRelease returns the release that an unpacked kernel names in its banner, as
+// "6.1.0-50-cloud-amd64", or "".
+func bannerRelease(vmlinux []byte) string {
+	for {
+		at := bytes.Index(vmlinux, []byte(banner))
+		if at < 0 {
+			return ""
+		}
+		vmlinux = vmlinux[at+len(banner):]
+		text := vmlinux[:min(129, len(vmlinux))]
+		if i := bytes.Index(text, []byte(" (")); i > 0 && isRelease(string(text[:i])) {
+			return string(text[:i])
+		}
+	}
+}
+
+// testVersion is the local version (CONFIG_LOCALVERSION) of kernels that are made for
+// testing drivers on hosts whose KVM emulates ring 0. They run at ring 3 as a whole.
+const testVersion = "tpv"
+
+// isTest tells whether a kernel of this release is made for tests.
+func isTest(release string) bool {
+	return slices.Contains(strings.FieldsFunc(release, func(r rune) bool { return strings.ContainsRune("-+_~", r) }), testVersion)
 }
 
 // isRelease reports whether s can be a kernel release, and a file name.

@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -167,4 +169,66 @@ func (l *limited) Write(p []byte) (int, error) {
 		return 0, errFull
 	}
 	return len(p), nil
+}
+
+// TestKernelNamesItself: the banner of the kernel that is booted decides, whatever a
+// bzImage's header says.
+func TestKernelNamesItself(t *testing.T) {
+	dir, image := t.TempDir(), filepath.Join(t.TempDir(), "image")
+	t.Setenv("TURN_KERNEL", "")
+	t.Setenv("TURN_KERNEL_MODULES", "")
+	elf := func(banner string) []byte { return append(pvhKernel(), banner...) }
+	for _, tt := range []struct {
+		what    string
+		image   []byte
+		version string
+		test    bool
+	}{
+		{"an ELF image", elf("Linux version 6.1.192-tpv (tpv@tpv) (gcc) #1"), "6.1.192-tpv", true},
+		{"a kernel inside a bzImage", bzImage(pack(t, "zstd", elf("%s version %s (x)\x00Linux version 6.1.192-tpv+ (a@b) #1"))), "6.1.192-tpv+", true},
+		{"another kernel", elf("Linux version is what it says\x00Linux version 6.9.0-tpvx (a@b)"), "6.9.0-tpvx", false},
+		{"no banner", elf("Linux version "), "", false},
+		{"a packed kernel that cannot be unpacked", bzImage([]byte("unknown")), "6.1.0-test-amd64", false},
+	} {
+		if err := os.WriteFile(image, tt.image, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		k, err := Ensure(t.Context(), dir, Choice{Image: image}, nil)
+		if err != nil {
+			t.Fatalf("%s: %v", tt.what, err)
+		}
+		if k.Version != tt.version || k.Test != tt.test || !k.Own {
+			t.Errorf("%s: %+v", tt.what, k)
+		}
+	}
+}
+
+// TestChoice: the environment wins, and takes no modules of another image.
+func TestChoice(t *testing.T) {
+	config := Choice{Image: "/config/image", Modules: "/config/modules"}
+	for _, tt := range []struct {
+		image, modules string
+		given, want    Choice
+	}{
+		{"", "", Choice{}, Choice{}},
+		{"", "", config, config},
+		{"/env/image", "", config, Choice{Image: "/env/image"}},
+		{"", "/env/modules", config, Choice{Image: "/config/image", Modules: "/env/modules"}},
+		{"/env/image", "/env/modules", config, Choice{Image: "/env/image", Modules: "/env/modules"}},
+	} {
+		t.Setenv("TURN_KERNEL", tt.image)
+		t.Setenv("TURN_KERNEL_MODULES", tt.modules)
+		if got := tt.given.OrEnv(); got != tt.want {
+			t.Errorf("%+v: %+v", tt, got)
+		}
+	}
+}
+
+func FuzzBannerRelease(f *testing.F) {
+	f.Add([]byte("Linux version 6.1.192-tpv (tpv@tpv) (gcc)"))
+	f.Fuzz(func(t *testing.T, image []byte) {
+		if r := bannerRelease(image); r != "" && !isRelease(r) {
+			t.Errorf("%q", r)
+		}
+	})
 }

@@ -17,6 +17,7 @@ import (
 type Machine struct {
 	Kernel       string                 // path of an ELF vmlinux or a bzImage; see OwnKernel
 	KernelDigest turnstone.Digest       // of the file at Kernel
+	KernelIs     KernelKind             // whose Kernel it is
 	Initramfs    string                 // path of the initramfs with the agent as /init; see OwnKernel
 	InitDigest   turnstone.Digest       // of the file at Initramfs; covers the agent and its modules
 	Agent        func() ([]byte, error) `json:"-"` // the agent's static program, for substrates without an initramfs
@@ -33,6 +34,36 @@ type Machine struct {
 	// Home is the path of a disk image for a home directory that outlives the
 	// sandbox, of exactly SlotSize bytes; empty: none. It gets the sandbox's writes.
 	Home string
+}
+
+// A KernelKind says whose a guest kernel is. The zero value is Turnstone's: Debian's.
+type KernelKind struct {
+	Own  bool // the user's choice
+	Test bool // made for tests: inside the guest nothing separates programs from the kernel
+}
+
+// A GuestKernel is the kernel that a driver's guests boot, as far as it is known before
+// a machine is there. The zero value is Turnstone's.
+type GuestKernel struct {
+	KernelKind
+	Digest turnstone.Digest // of the image; empty for Turnstone's
+}
+
+// Isolation is what a driver adds to how it isolates because of the kernel.
+func (k KernelKind) Isolation() string {
+	if k.Test {
+		return ", test kernel"
+	}
+	return ""
+}
+
+// GuestKernel returns what m says of its kernel.
+func (m Machine) GuestKernel() GuestKernel {
+	k := GuestKernel{KernelKind: m.KernelIs}
+	if k.Own {
+		k.Digest = m.KernelDigest
+	}
+	return k
 }
 
 // The disks that a machine may be given beside its root and scratch disks. Each

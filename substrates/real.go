@@ -15,9 +15,9 @@ import (
 func real(c *Chooser) []option {
 	return []option{
 		{name: Firecracker, how: "KVM", microVM: true, home: true, open: c.firecracker},
-		{name: QEMU, how: "KVM", microVM: true, home: true, open: func(ctx context.Context) (substrate.Substrate, error) { return c.qemu(ctx, true) }},
-		{name: GVisor, open: c.gvisor},
-		{name: QEMU, how: "TCG", microVM: true, home: true, open: func(ctx context.Context) (substrate.Substrate, error) { return c.qemu(ctx, false) }},
+		{name: QEMU, how: "KVM", microVM: true, home: true, open: c.accelerated},
+		{name: GVisor, own: true, open: c.gvisor},
+		{name: QEMU, how: "TCG", microVM: true, home: true, open: c.translated},
 	}
 }
 
@@ -30,14 +30,23 @@ func (c *Chooser) machine(ctx context.Context) (*substrate.Machine, error) {
 	return &m, err
 }
 
-// qemu opens QEMU; only says that KVM has to work. What rules KVM out without a guest
-// comes first: proving it takes a kernel, and up to ten seconds.
-func (c *Chooser) qemu(ctx context.Context, kvm bool) (substrate.Substrate, error) {
-	s, err := qemu.New(ctx, c.Home, qemu.Options{Progress: c.say})
+// translated opens QEMU, with or without KVM.
+func (c *Chooser) translated(ctx context.Context, kernel substrate.GuestKernel) (substrate.Substrate, error) {
+	s, err := qemu.New(ctx, c.Home, qemu.Options{Progress: c.say, Kernel: kernel})
+	if err != nil { // a nil *Substrate is no nil Substrate
+		return nil, err
+	}
+	return s, nil
+}
+
+// accelerated opens QEMU with KVM. What rules KVM out without a guest comes first:
+// proving it takes a kernel, and up to a minute.
+func (c *Chooser) accelerated(ctx context.Context, kernel substrate.GuestKernel) (substrate.Substrate, error) {
+	s, err := qemu.New(ctx, c.Home, qemu.Options{Progress: c.say, Kernel: kernel})
 	if err != nil {
 		return nil, err
 	}
-	if !kvm || s.Accelerated() {
+	if s.Accelerated() {
 		return s, nil
 	}
 	verdict := s.KVM(ctx, nil)
@@ -54,11 +63,10 @@ func (c *Chooser) qemu(ctx context.Context, kvm bool) (substrate.Substrate, erro
 			verdict = s.KVM(ctx, nil)
 		}
 	}
-	return nil, &turnstone.Error{Op: "substrates.qemu", Kind: turnstone.Unavailable, Subject: "KVM", Err: errors.New(verdict.Reason),
-		Hint: "run `turn doctor`"}
+	return nil, verdict.Unavailable("substrates.qemu")
 }
 
-func (c *Chooser) gvisor(ctx context.Context) (substrate.Substrate, error) {
+func (c *Chooser) gvisor(ctx context.Context, _ substrate.GuestKernel) (substrate.Substrate, error) {
 	s, err := gvisor.New(ctx, c.Home, gvisor.Options{Progress: c.say})
 	if err != nil {
 		return nil, err
@@ -70,8 +78,8 @@ func (c *Chooser) gvisor(ctx context.Context) (substrate.Substrate, error) {
 }
 
 // firecracker opens Firecracker. It says itself what rules KVM out without a guest.
-func (c *Chooser) firecracker(ctx context.Context) (substrate.Substrate, error) {
-	s, err := firecracker.New(ctx, c.Home, firecracker.Options{Progress: c.say})
+func (c *Chooser) firecracker(ctx context.Context, kernel substrate.GuestKernel) (substrate.Substrate, error) {
+	s, err := firecracker.New(ctx, c.Home, firecracker.Options{Progress: c.say, Kernel: kernel})
 	if errors.Is(err, firecracker.ErrUnproven) {
 		m, probeErr := c.machine(ctx)
 		if probeErr != nil {

@@ -3,6 +3,7 @@
 package substrates
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/kernel"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -41,6 +43,8 @@ type Chooser struct {
 	// only where that is not known yet, and may take minutes. Nil: what is unproven
 	// counts as unusable.
 	Probe func(ctx context.Context) (substrate.Machine, error)
+	// Kernel returns the kernel of guests that have one of Linux. Nil: Turnstone's.
+	Kernel func(ctx context.Context) (substrate.GuestKernel, error)
 
 	drivers drivers // nil: the real ones
 }
@@ -51,8 +55,10 @@ type option struct {
 	how     string // "KVM", "TCG" or ""
 	microVM bool
 	home    bool
+	own     bool                  // the substrate has a kernel of its own; others boot one of Linux
+	kernel  substrate.GuestKernel // that is booted
 	// open returns the driver, or an error that says why it cannot be used here.
-	open func(ctx context.Context) (substrate.Substrate, error)
+	open func(ctx context.Context, kernel substrate.GuestKernel) (substrate.Substrate, error)
 }
 
 // drivers makes the options of a machine, the best first.
@@ -60,7 +66,8 @@ type drivers func(c *Chooser) []option
 
 // Choose returns the substrate called name that serves needs. For Auto it is the first
 // that works here of: firecracker, qemu with KVM, gvisor, qemu with TCG. KVM counts as
-// working when a guest has really started under it. Isolation by hardware comes first;
+// working when a guest has really started under it. Isolation by hardware comes first,
+// except that of guests with a test kernel, which comes last;
 // gVisor comes before TCG, which QEMU's project does not count among its security
 // boundaries (https://www.qemu.org/docs/master/system/security.html). Errors are of kind
 // Invalid for a name that is not known or that cannot serve needs, and Unavailable when
@@ -69,17 +76,22 @@ func (c *Chooser) Choose(ctx context.Context, name string, needs Needs) (substra
 	if err := Fits(name, needs); err != nil {
 		return nil, err
 	}
+	options, err := c.options(ctx, name)
+	if err != nil {
+		return nil, err
+	}
 	var tried, unfit []string
 	var last error
-	for _, o := range c.options() {
-		if name != Auto && name != o.name {
-			continue
-		}
+	hint := "run `turn doctor`"
+	for _, o := range options {
 		if why := o.lacks(needs); why != "" {
 			unfit = append(unfit, why)
+			if o.kernel.Test {
+				hint = withoutKernel
+			}
 			continue
 		}
-		s, err := o.open(ctx)
+		s, err := o.open(ctx, o.kernel)
 		if err == nil {
 			if len(unfit) > 0 { // a better one would have been tried
 				c.say(fmt.Sprintf("substrate %s, %s: %s; suitable: %s", s.Name(), s.Isolation(), strings.Join(unfit, ", "), strings.Join(able(needs), ", ")))
@@ -96,8 +108,11 @@ func (c *Chooser) Choose(ctx context.Context, name string, needs Needs) (substra
 	}
 	tried = append(tried, unfit...)
 	return nil, &turnstone.Error{Op: "substrates.choose", Kind: turnstone.Unavailable, Subject: "substrate " + name,
-		Err: fmt.Errorf("nothing here can run a sandbox: %s", strings.Join(tried, "; ")), Hint: "run `turn doctor`"}
+		Err: fmt.Errorf("nothing here can run a sandbox: %s", strings.Join(tried, "; ")), Hint: hint}
 }
+
+// withoutKernel is what helps against a kernel of the user's.
+const withoutKernel = "unset TURN_KERNEL, and take kernel out of config.toml: guests then boot Debian's"
 
 // Fits returns an error of kind Invalid when name is no substrate's, or is that of one
 // that cannot serve needs on any machine. It starts nothing, and looks at nothing.
@@ -134,6 +149,8 @@ func (o option) lacks(needs Needs) string {
 	switch {
 	case needs.MicroVM && !o.microVM:
 		return o.name + " is no microVM, which `isolation: microvm` asks for"
+	case needs.MicroVM && o.kernel.Test:
+		return o.String() + " boots a test kernel, which does not give what `isolation: microvm` asks for"
 	case needs.Home && !o.home:
 		return o.name + " has no disk for a persistent home"
 	}
@@ -147,11 +164,57 @@ func (o option) String() string {
 	return o.name + " (" + o.how + ")"
 }
 
-func (c *Chooser) options() []option {
-	if c.drivers != nil {
-		return c.drivers(c)
+// options returns the options of this machine that name stands for. A kernel that cannot
+// be used rules out those that boot one; without another, that is the error.
+func (c *Chooser) options(ctx context.Context, name string) ([]option, error) {
+	made := c.drivers
+	if made == nil {
+		made = real
 	}
-	return real(c)
+	all := slices.DeleteFunc(made(c), func(o option) bool { return name != Auto && name != o.name })
+	if c.Kernel == nil || !slices.ContainsFunc(all, func(o option) bool { return !o.own }) {
+		return all, nil
+	}
+	kernel, err := c.Kernel(ctx)
+	if err != nil && name != Auto {
+		return nil, err
+	}
+	for i := range all {
+		switch o := &all[i]; {
+		case o.own:
+		case err != nil:
+			o.open = func(context.Context, substrate.GuestKernel) (substrate.Substrate, error) { return nil, err }
+		default:
+			o.kernel = kernel
+		}
+	}
+	slices.SortStableFunc(all, func(a, b option) int { return cmp.Compare(rank(a), rank(b)) })
+	return all, nil
+}
+
+func rank(o option) int {
+	if o.kernel.Test {
+		return 1
+	}
+	return 0
+}
+
+// KernelIn returns what a Chooser asks about the kernel that choice names and h keeps.
+func KernelIn(h *home.Home, choice kernel.Choice, progress func(string)) func(context.Context) (substrate.GuestKernel, error) {
+	return func(ctx context.Context) (substrate.GuestKernel, error) {
+		if choice.OrEnv() == (kernel.Choice{}) {
+			return substrate.GuestKernel{}, nil
+		}
+		dir, err := h.MkdirAll("kernel")
+		if err != nil {
+			return substrate.GuestKernel{}, err
+		}
+		k, err := kernel.Ensure(ctx, dir, choice, progress)
+		if err != nil {
+			return substrate.GuestKernel{}, err
+		}
+		return substrate.GuestKernel{KernelKind: substrate.KernelKind{Own: k.Own, Test: k.Test}, Digest: k.Digest}, nil
+	}
 }
 
 func (c *Chooser) say(what string) {

@@ -24,7 +24,7 @@ func host(works ...string) drivers {
 	return func(c *Chooser) []option {
 		all := real(c)
 		for i, o := range all {
-			all[i].open = func(context.Context) (substrate.Substrate, error) {
+			all[i].open = func(context.Context, substrate.GuestKernel) (substrate.Substrate, error) {
 				for _, w := range works {
 					if w == o.String() {
 						return named{name: o.name, how: o.how}, nil
@@ -113,5 +113,48 @@ func TestChooseCanceled(t *testing.T) {
 	c := Chooser{drivers: host()}
 	if _, err := c.Choose(ctx, Auto, Needs{}); turnstone.KindOf(err) != turnstone.Canceled {
 		t.Error(err)
+	}
+}
+
+// TestTestKernel: a test kernel is the last choice, and nothing that `isolation: microvm`
+// is satisfied by.
+func TestTestKernel(t *testing.T) {
+	everything := []string{"firecracker (KVM)", "qemu (KVM)", "gvisor", "qemu (TCG)"}
+	broken := &turnstone.Error{Op: "kernel.ensure", Kind: turnstone.Invalid, Subject: "TURN_KERNEL", Err: errors.New("is no kernel")}
+	for _, tt := range []struct {
+		works  []string
+		ask    string
+		needs  Needs
+		kernel substrate.KernelKind
+		err    error
+		want   string
+	}{
+		{everything, Auto, Needs{}, substrate.KernelKind{Own: true}, nil, "firecracker KVM"},
+		{everything, Auto, Needs{MicroVM: true}, substrate.KernelKind{Own: true}, nil, "firecracker KVM"},
+		{everything, Auto, Needs{}, substrate.KernelKind{Own: true, Test: true}, nil, "gvisor "},
+		{append(everything[:2:2], everything[3]), Auto, Needs{}, substrate.KernelKind{Own: true, Test: true}, nil, "firecracker KVM"},
+		{everything, Auto, Needs{Home: true}, substrate.KernelKind{Own: true, Test: true}, nil, "firecracker KVM"},
+		{everything, QEMU, Needs{}, substrate.KernelKind{Own: true, Test: true}, nil, "qemu KVM"},
+		{everything, QEMU, Needs{MicroVM: true}, substrate.KernelKind{Own: true, Test: true}, nil,
+			"nothing here can run a sandbox: qemu (KVM) boots a test kernel, which does not give what `isolation: microvm` asks for; qemu (TCG) boots"},
+		{everything, Auto, Needs{MicroVM: true}, substrate.KernelKind{Own: true, Test: true}, nil, "unset TURN_KERNEL"},
+		{everything, GVisor, Needs{}, substrate.KernelKind{}, broken, "gvisor "},
+		{everything, Auto, Needs{}, substrate.KernelKind{}, broken, "gvisor "},
+		{everything, QEMU, Needs{}, substrate.KernelKind{}, broken, "TURN_KERNEL: is no kernel"},
+		{append(everything[:2:2], everything[3]), Auto, Needs{}, substrate.KernelKind{}, broken, "firecracker (KVM): TURN_KERNEL: is no kernel"},
+	} {
+		c := Chooser{drivers: host(tt.works...), Kernel: func(context.Context) (substrate.GuestKernel, error) {
+			return substrate.GuestKernel{KernelKind: tt.kernel}, tt.err
+		}}
+		s, err := c.Choose(t.Context(), tt.ask, tt.needs)
+		got := ""
+		if err != nil {
+			got = err.Error() + "; " + turnstone.HintOf(err)
+		} else {
+			got = s.Name() + " " + s.Isolation()
+		}
+		if err == nil && got != tt.want || !strings.Contains(got, tt.want) {
+			t.Errorf("%s of %v, %+v, %+v: %q, want %q", tt.ask, tt.works, tt.needs, tt.kernel, got, tt.want)
+		}
 	}
 }

@@ -30,13 +30,14 @@ func Machine(t testing.TB, h *home.Home, image string) substrate.Machine {
 	fatal(t, err)
 	dir, err := h.MkdirAll("kernel")
 	fatal(t, err)
-	k, err := kernel.Ensure(ctx, dir, progress)
+	k, err := kernel.Ensure(ctx, dir, kernel.Choice{}, progress)
 	fatal(t, err)
 	agent, err := agentbin.Agent()
 	fatal(t, err)
 	initramfs, digest, err := k.Initramfs(ctx, dir, kernel.Program(agent))
 	fatal(t, err)
-	return substrate.Machine{Kernel: k.Vmlinux, KernelDigest: k.Digest, Initramfs: initramfs, InitDigest: digest,
+	return substrate.Machine{Kernel: k.Vmlinux, KernelDigest: k.Digest, KernelIs: substrate.KernelKind{Own: k.Own, Test: k.Test},
+		Initramfs: initramfs, InitDigest: digest,
 		Agent: agent.Read, AgentDigest: agent.Digest, Root: tmpl.Root, RootDigest: tmpl.RootDigest, Shape: turnstone.DefaultShape()}
 }
 

@@ -48,8 +48,10 @@ type Substrate struct {
 	release  release
 	hostCPU  turnstone.Digest
 	kernel   string // release of the host's kernel
+	guest    substrate.GuestKernel
 	limits   limits
 	progress func(string)
+	mayOpen  func() error
 	tryKVM   func() error
 }
 
@@ -59,7 +61,8 @@ type Options struct {
 	Jailer   string       // used by root only; empty: TURN_JAILER, then beside Binary, then PATH
 	Progress func(string) // told before work that takes long; may be nil
 	// Probe is a small machine to prove KVM with, should that not be known yet.
-	Probe *substrate.Machine
+	Probe  *substrate.Machine
+	Kernel substrate.GuestKernel // that guests boot; Probe's where there is one
 	// DiskBandwidth and DiskOps bound what the guest does to each disk that it writes, in
 	// bytes and operations per second; 0: no bound.
 	DiskBandwidth turnstone.Bytes
@@ -111,7 +114,10 @@ func Find(ctx context.Context, h *home.Home, opts Options) (path, version string
 
 // open finds the programs.
 func open(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
-	s := &Substrate{home: h, progress: opts.Progress, limits: limits{opts.DiskBandwidth, opts.DiskOps}, tryKVM: tryKVM}
+	s := &Substrate{home: h, progress: opts.Progress, limits: limits{opts.DiskBandwidth, opts.DiskOps}, mayOpen: mayOpenKVM, tryKVM: tryKVM, guest: opts.Kernel}
+	if opts.Probe != nil {
+		s.guest = opts.Probe.GuestKernel()
+	}
 	if s.progress == nil {
 		s.progress = func(string) {}
 	}
@@ -184,10 +190,11 @@ func (s *Substrate) Name() string { return "firecracker" }
 
 // Isolation implements substrate.Substrate.
 func (s *Substrate) Isolation() string {
+	how := "microvm (KVM" + s.guest.Isolation()
 	if s.jailer != "" {
-		return "microvm (KVM, jailed)"
+		how += ", jailed"
 	}
-	return "microvm (KVM)"
+	return how + ")"
 }
 
 // Version is the text by which Firecracker names its version.

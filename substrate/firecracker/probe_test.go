@@ -9,6 +9,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/substrate"
 )
 
 // tries counts how often a stand-in was started to find out about KVM.
@@ -71,6 +72,18 @@ func TestKVMThatFails(t *testing.T) {
 	}
 	if v := b.s.KVM(t.Context(), &b.m); !v.Usable {
 		t.Errorf("with one: %+v", v)
+	}
+}
+
+// TestIsolationNamesTestKernel: receipts say what the kernel is.
+func TestIsolationNamesTestKernel(t *testing.T) {
+	s := &Substrate{guest: substrate.GuestKernel{KernelKind: substrate.KernelKind{Own: true, Test: true}}}
+	if got := s.Isolation(); got != "microvm (KVM, test kernel)" {
+		t.Errorf("%q", got)
+	}
+	s.jailer = "/jailer"
+	if got := s.Isolation(); got != "microvm (KVM, test kernel, jailed)" {
+		t.Errorf("%q", got)
 	}
 }
 

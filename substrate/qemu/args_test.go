@@ -35,3 +35,17 @@ func TestKernelArgs(t *testing.T) {
 		t.Error("a snapshot of another command line has the same identity")
 	}
 }
+
+// TestIsolationNamesTestKernel: receipts say what the kernel is.
+func TestIsolationNamesTestKernel(t *testing.T) {
+	test := substrate.GuestKernel{KernelKind: substrate.KernelKind{Own: true, Test: true}}
+	for want, s := range map[string]*Substrate{
+		"microvm (KVM)":                             {accel: accelKVM, wall: Jail{Wall: jailed}},
+		"microvm (KVM, test kernel)":                {accel: accelKVM, wall: Jail{Wall: jailed}, kernel: test},
+		"microvm (TCG, test kernel), no namespaces": {accel: accelTCG, kernel: test},
+	} {
+		if got := s.Isolation(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

@@ -2,7 +2,6 @@ package qemu
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,24 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/kvm"
 )
-
-// probeLimit is how long a guest may take to prove KVM. With KVM that works it
-// starts in well under a second.
-const probeLimit = 10 * time.Second
-
-// A Verdict says whether guests run under KVM here, and why not.
-type Verdict struct {
-	Usable bool      `json:"usable"`
-	Reason string    `json:"reason"`
-	Proven bool      `json:"proven"` // a guest was started to find out, here or in an earlier run
-	Known  bool      `json:"-"`      // asking again with a machine changes nothing
-	Denied bool      `json:"-"`      // the device is there, and may not be opened by those who run QEMU
-	When   time.Time `json:"when"`
-}
 
 // mayOpen tells whether a QEMU that runs as who, or as this user when that is nil,
 // may open the device for reading and writing.
@@ -55,66 +39,44 @@ func mayOpen(device string, who *syscall.Credential) error {
 	return &fs.PathError{Op: "open", Path: device, Err: fmt.Errorf("it is root's alone, and root's QEMU runs as nobody: %w", fs.ErrPermission)}
 }
 
-// remembered is a verdict with what it depends on.
-type remembered struct {
-	Verdict
-	Host string `json:"host"`
-}
-
-// KVM tells whether KVM runs a guest. A device that cannot be opened is answered
-// at once. Else a guest must really start under it: that is tried once, within
-// ten seconds, and remembered until QEMU, the host's kernel or its CPU change.
-func (s *Substrate) KVM(ctx context.Context, probe *substrate.Machine) Verdict {
-	if err := mayOpen(kvmDevice, unprivileged()); err != nil {
-		return Verdict{Reason: err.Error(), Known: true, Denied: errors.Is(err, fs.ErrPermission)}
-	}
+// KVM tells whether KVM runs a guest. What rules it out without one is answered at once.
+// Else a guest must really start under it: that is tried once, with probe, and remembered
+// until QEMU, the host's kernel, its CPU or a guest kernel of the user's changes.
+func (s *Substrate) KVM(ctx context.Context, probe *substrate.Machine) kvm.Verdict {
 	var u unix.Utsname
 	_ = unix.Uname(&u)
-	host := fmt.Sprintf("%s|%s|%s", s.version, unix.ByteSliceToString(u.Release[:]), s.hostCPU)
-	path := s.home.Path("cache", "kvm.json")
-	var known remembered
-	if b, err := os.ReadFile(path); err == nil && json.Unmarshal(b, &known) == nil && known.Host == host {
-		known.Known = true
-		return known.Verdict
+	q := kvm.Question{
+		Home: s.home, Name: "qemu", On: fmt.Sprintf("%s|%s|%s", s.version, unix.ByteSliceToString(u.Release[:]), s.hostCPU), Kernel: s.kernel,
+		May: func() error { return mayOpen(kvmDevice, unprivileged()) },
+		Try: func() error { return kvm.Try(kvmDevice) },
 	}
-	if err := kvm.Try(kvmDevice); errors.Is(err, kvm.ErrEmulated) {
-		// Not remembered: it is found out again in less time than a file takes.
-		return Verdict{Reason: err.Error(), Proven: true, Known: true, When: time.Now().UTC()}
+	if probe != nil {
+		q.Prove = func(ctx context.Context, limit time.Duration) (kvm.Verdict, error) {
+			s.progress("finding out whether KVM runs a guest (once)")
+			return s.prove(ctx, *probe, limit)
+		}
 	}
-	if probe == nil {
-		return Verdict{Reason: "not proven yet"}
-	}
-	s.progress("finding out whether KVM runs a guest (once)")
-	v, err := s.prove(ctx, *probe)
-	if err != nil {
-		return Verdict{Reason: err.Error()} // says nothing of KVM: ask again next time
-	}
-	b, _ := json.Marshal(remembered{v, host})
-	_ = stamp.WriteFile(path, b, 0o600) // a verdict that is not remembered is found again
-	return v
+	return q.Ask(ctx)
 }
 
-func (s *Substrate) prove(ctx context.Context, m substrate.Machine) (Verdict, error) {
+// prove boots m. An error has nothing to do with KVM.
+func (s *Substrate) prove(ctx context.Context, m substrate.Machine, limit time.Duration) (kvm.Verdict, error) {
 	k := *s
 	k.accel = accelKVM
 	began := time.Now()
 	vm, err := k.bootFresh(ctx, m)
 	if err != nil {
-		return Verdict{}, err
+		return kvm.Verdict{}, err
 	}
 	defer func() { _ = vm.Close() }()
-	v := Verdict{Proven: true, Known: true, When: time.Now().UTC()}
-	err = vm.wait(ctx, vm.ready, probeLimit)
+	err = vm.wait(ctx, vm.ready, limit)
 	switch {
 	case ctx.Err() != nil:
-		return Verdict{}, ctx.Err()
+		return kvm.Verdict{}, ctx.Err()
 	case err != nil:
-		v.Reason = "a guest does not start under it: " + err.Error()
-	default:
-		v.Usable = true
-		v.Reason = fmt.Sprintf("a guest started in %s", time.Since(began).Round(time.Millisecond))
+		return kvm.Failed(err, errors.Is(err, errLate)), nil
 	}
-	return v, nil
+	return kvm.Ran(time.Since(began)), nil
 }
 
 func isNoSpace(err error) bool {

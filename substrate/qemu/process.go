@@ -331,6 +331,7 @@ func (m *machine) Resume(ctx context.Context) error {
 
 // wait blocks until ready is closed; the machine's end or ctx's end is an error.
 func (m *machine) wait(ctx context.Context, ready <-chan struct{}, limit time.Duration) error {
+	given := ctx
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	select {
@@ -339,9 +340,15 @@ func (m *machine) wait(ctx context.Context, ready <-chan struct{}, limit time.Du
 	case <-m.done:
 		return m.Err()
 	case <-ctx.Done():
-		return fmt.Errorf("the guest did not start within %s; its console ends: %q", limit, printable(lastLine(m.console.String())))
+		err := errLate
+		if given.Err() != nil {
+			err = given.Err()
+		}
+		return fmt.Errorf("the guest did not start within %s: %w; its console ends: %q", limit, err, printable(lastLine(m.console.String())))
 	}
 }
+
+var errLate = errors.New("that is too long")
 
 func lastLine(s string) string {
 	s = strings.TrimSpace(s)

@@ -34,6 +34,7 @@ type Substrate struct {
 	accel    accel
 	wall     Jail
 	hostCPU  turnstone.Digest
+	kernel   substrate.GuestKernel
 	progress func(string)
 	more     []string // arguments for a boot that only a benchmark has
 }
@@ -44,7 +45,8 @@ type Options struct {
 	Progress func(string) // told before work that takes long; may be nil
 	// Probe is a small machine to prove KVM with, should that not be known yet.
 	// Nil: an unproven KVM counts as unusable.
-	Probe *substrate.Machine
+	Probe  *substrate.Machine
+	Kernel substrate.GuestKernel // that guests boot; Probe's where there is one
 }
 
 const binaryName = "qemu-system-x86_64"
@@ -52,7 +54,10 @@ const binaryName = "qemu-system-x86_64"
 // New finds QEMU and decides how guests are run. The verdict on KVM is found out
 // once and remembered in h.
 func New(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
-	s := &Substrate{home: h, binary: opts.Binary, progress: opts.Progress, accel: accelTCG}
+	s := &Substrate{home: h, binary: opts.Binary, progress: opts.Progress, accel: accelTCG, kernel: opts.Kernel}
+	if opts.Probe != nil {
+		s.kernel = opts.Probe.GuestKernel()
+	}
 	if s.progress == nil {
 		s.progress = func(string) {}
 	}
@@ -94,7 +99,7 @@ func (s *Substrate) Version() string { return s.version }
 
 // Isolation implements substrate.Substrate.
 func (s *Substrate) Isolation() string {
-	how := "microvm (" + strings.ToUpper(string(s.accel)) + ")"
+	how := "microvm (" + strings.ToUpper(string(s.accel)) + s.kernel.Isolation() + ")"
 	if !s.wall.Namespaces() {
 		how += ", no namespaces"
 	}

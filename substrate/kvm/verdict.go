@@ -1,0 +1,166 @@
+package kvm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// Device is where Linux has KVM.
+const Device = "/dev/kvm"
+
+// A Verdict says whether guests of a driver run under KVM here, and why not.
+type Verdict struct {
+	Usable   bool      `json:"usable"`
+	Reason   string    `json:"reason"`
+	Proven   bool      `json:"proven"`             // a guest was started to find out, here or in an earlier run
+	Emulated bool      `json:"emulated,omitempty"` // the host emulates the kernels of its guests: Debian's does not start
+	Late     bool      `json:"late,omitempty"`     // the guest was not ready in time, which a busy host explains too
+	CPU      string    `json:"cpu,omitempty"`      // the model of the virtual CPU, where the driver names one
+	Why      string    `json:"why,omitempty"`      // why CPU is not what the driver tries first
+	Known    bool      `json:"-"`                  // asking again with a machine changes nothing
+	Denied   bool      `json:"-"`                  // the device is there, and may not be opened by those who run the guests
+	When     time.Time `json:"when"`
+}
+
+// How long a guest may take to prove KVM. It starts in a second where KVM works. Where a
+// kernel is emulated it took 6.4 seconds on an idle host.
+const (
+	limit         = 20 * time.Second
+	limitEmulated = time.Minute
+)
+
+// lateLasts is how long it is remembered that a guest was not ready in time.
+const lateLasts = time.Hour
+
+// A Question is what a driver asks about KVM.
+type Question struct {
+	Home *home.Home
+	// Name is the driver's, and its file's in Home's cache.
+	Name string
+	// On is what the verdict depends on beside the host's kernel and the guest's.
+	On string
+	// Kernel is what guests boot. One of the user's may start where others do not: then
+	// it is the real guest that decides.
+	Kernel substrate.GuestKernel
+	// May says why those who run guests may not open the device; nil: they may.
+	May func() error
+	// Try is a quick test without a kernel: see Try. It may return ErrEmulated.
+	Try func() error
+	// Prove starts a guest that has to be ready within limit. An error has nothing to do
+	// with KVM. Nil: nothing is started, and what is not known stays so.
+	Prove func(ctx context.Context, limit time.Duration) (Verdict, error)
+}
+
+// remembered is a verdict with what it depends on.
+type remembered struct {
+	Verdict
+	Host string `json:"host"`
+}
+
+// Ask answers q: at once where the device cannot be opened or used, from what is
+// remembered, or by starting a guest.
+func (q Question) Ask(ctx context.Context) Verdict {
+	if err := q.May(); err != nil {
+		return ruledOut(err)
+	}
+	if v, ok := q.recall(); ok {
+		return v
+	}
+	err := q.Try()
+	emulated := errors.Is(err, ErrEmulated)
+	switch {
+	case err != nil && !emulated:
+		return ruledOut(err)
+	case emulated && !q.Kernel.Own:
+		// Not remembered: it is found out again in less time than a file takes.
+		return Verdict{Reason: err.Error(), Proven: true, Emulated: true, Known: true, When: time.Now().UTC()}
+	case q.Prove == nil:
+		return Verdict{Reason: "not proven yet", Emulated: emulated}
+	}
+	within := limit
+	if emulated {
+		within = limitEmulated
+	}
+	v, err := q.Prove(ctx, within)
+	if err != nil { // says nothing of KVM: ask again next time
+		return Verdict{Reason: "finding out failed: " + err.Error(), Emulated: emulated}
+	}
+	v.Proven, v.Known, v.Emulated, v.When = true, true, emulated, time.Now().UTC()
+	q.remember(v)
+	return v
+}
+
+func ruledOut(err error) Verdict {
+	return Verdict{Reason: err.Error(), Known: true, Denied: errors.Is(err, fs.ErrPermission)}
+}
+
+// path is where the verdict is remembered: one for each kernel.
+func (q Question) path() string {
+	name := "kvm-" + q.Name
+	if q.Kernel.Own {
+		name += "-" + q.Kernel.Digest.Short()
+	}
+	return q.Home.Path("cache", name+".json")
+}
+
+// host is what the verdict depends on.
+func (q Question) host() string {
+	return fmt.Sprintf("%s|%s", q.On, q.Kernel.Digest)
+}
+
+func (q Question) recall() (Verdict, bool) {
+	b, err := os.ReadFile(q.path())
+	var known remembered
+	if err != nil || json.Unmarshal(b, &known) != nil || known.Host != q.host() {
+		return Verdict{}, false
+	}
+	if known.Late && time.Since(known.When).Abs() > lateLasts {
+		return Verdict{}, false
+	}
+	known.Known = true
+	return known.Verdict, true
+}
+
+// remember writes v down. A verdict that is not remembered is found again.
+func (q Question) remember(v Verdict) {
+	b, _ := json.Marshal(remembered{v, q.host()}) // plain data always encodes
+	if _, err := q.Home.MkdirAll("cache"); err == nil {
+		_ = stamp.WriteFile(q.path(), b, 0o600)
+	}
+}
+
+// MayOpen tells whether this process may open device for reading and writing.
+func MayOpen(device string) error {
+	f, err := os.OpenFile(filepath.Clean(device), os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// Failed returns the verdict on a guest that did not get ready: err says why. late tells
+// that its time was over.
+func Failed(err error, late bool) Verdict {
+	return Verdict{Reason: "a guest does not start under it: " + err.Error(), Late: late}
+}
+
+// Ran returns the verdict on a guest that got ready after took.
+func Ran(took time.Duration) Verdict {
+	return Verdict{Usable: true, Reason: fmt.Sprintf("a guest started in %s", took.Round(time.Millisecond))}
+}
+
+// Unavailable returns the error of a driver that v rules out.
+func (v Verdict) Unavailable(op string) error {
+	return &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: "KVM", Err: errors.New(v.Reason), Hint: "run `turn doctor`"}
+}
