@@ -27,10 +27,12 @@ func TestStandstill(t *testing.T) {
 	}
 }
 
+var release1161 = release{1, 16, 1}
+
 // What pauses is refused before anything of it happens, and the rest works.
 func TestNoStandstill(t *testing.T) {
 	b := newBench(t, "")
-	b.s.release = release{1, 16, 1}
+	b.s.release = release1161
 	vm, err := b.s.Restore(within(t), b.m)
 	check(t, err)
 	before := len(notes(t, b.log))

@@ -2,150 +2,19 @@ package qemu
 
 import (
 	"bytes"
-	"encoding/json"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
-	"pgregory.net/rapid"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/disk"
+	"turnstone.dev/turnstone/substrate/snapshots"
 )
-
-// TestDifference: a file is made again from another one and what differs, whatever
-// of both is holes.
-func TestDifference(t *testing.T) {
-	dir := t.TempDir()
-	n := 0
-	rapid.Check(t, func(r *rapid.T) {
-		n++
-		size := rapid.Int64Range(1, 40*pageSize).Draw(r, "size")
-		if rapid.Bool().Draw(r, "large") {
-			size += 5 * comparePart
-		}
-		file := func(name string) *os.File {
-			f, err := os.CreateTemp(dir, name)
-			if err != nil {
-				r.Fatal(err)
-			}
-			if err := f.Truncate(size); err != nil {
-				r.Fatal(err)
-			}
-			return f
-		}
-		from, to := file("from"), file("to")
-		defer func() { _, _ = from.Close(), to.Close() }()
-		for range rapid.IntRange(0, 6).Draw(r, "writes") {
-			f := rapid.SampledFrom([]*os.File{from, to}).Draw(r, "file")
-			at := rapid.Int64Range(0, size-1).Draw(r, "at")
-			b := bytes.Repeat([]byte{rapid.Byte().Draw(r, "byte")}, rapid.IntRange(1, 3*pageSize).Draw(r, "length"))
-			if _, err := f.WriteAt(b[:min(int64(len(b)), size-at)], at); err != nil {
-				r.Fatal(err)
-			}
-		}
-		data, out := filepath.Join(dir, "data"), filepath.Join(dir, "out")
-		defer func() { _, _ = os.Remove(data), os.Remove(out) }()
-		d, err := diff(t.Context(), from, to, data)
-		if err != nil {
-			r.Fatal(err)
-		}
-		m := packManifest{Format: packFormat, RAM: d}
-		m.Sum = m.sum()
-		b, err := json.Marshal(m)
-		if err != nil {
-			r.Fatal(err)
-		}
-		p, err := parsePack(b)
-		if err != nil {
-			r.Fatal(err)
-		}
-		made, err := patch(t.Context(), from, p.RAM, data, out, size)
-		if err != nil {
-			r.Fatal(err)
-		}
-		_ = made.Close()
-		want, err := os.ReadFile(to.Name())
-		if err != nil {
-			r.Fatal(err)
-		}
-		got, err := os.ReadFile(out)
-		if err != nil || !bytes.Equal(got, want) {
-			r.Fatalf("%d bytes, want %d: they differ (%v)", len(got), len(want), err)
-		}
-		_, _ = os.Remove(from.Name()), os.Remove(to.Name())
-	})
-	if n < 10 {
-		t.Errorf("only %d cases", n)
-	}
-}
-
-// TestPatchRefuses what does not fit.
-func TestPatchRefuses(t *testing.T) {
-	dir := t.TempDir()
-	base, err := os.Create(filepath.Join(dir, "base"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = base.Close() }()
-	data := filepath.Join(dir, "data")
-	content := make([]byte, pageSize)
-	if err := os.WriteFile(data, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	good := difference{Size: 4 * pageSize, Runs: [][2]int64{{pageSize, pageSize}}, Data: turnstone.DigestBytes(content)}
-	for name, change := range map[string]func(*difference){
-		"another size":      func(d *difference) { d.Size = pageSize },
-		"another digest":    func(d *difference) { d.Data = turnstone.DigestBytes(nil) },
-		"bytes are missing": func(d *difference) { d.Runs = [][2]int64{{0, 2 * pageSize}} },
-		"bytes are left":    func(d *difference) { d.Runs = nil },
-	} {
-		d := good
-		change(&d)
-		if f, err := patch(t.Context(), base, d, data, filepath.Join(dir, "out "+name), 4*pageSize); err == nil {
-			_ = f.Close()
-			t.Errorf("%s: no error", name)
-		}
-	}
-	f, err := patch(t.Context(), base, good, data, filepath.Join(dir, "out"), 4*pageSize)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = f.Close()
-}
-
-// FuzzPack: whatever a manifest says, it is refused, or its stretches are in order
-// and within the file.
-func FuzzPack(f *testing.F) {
-	f.Add([]byte(`{"format":1,"ram":{"size":8192,"runs":[[0,4096]]}}`))
-	f.Add([]byte(`{"format":1,"ram":{"size":8192,"runs":[[4096,9223372036854775807]]}}`))
-	f.Add([]byte(`{"format":1,"scratch":{"size":1,"runs":[[0,1],[0,1]]},"layers":["../x"]}`))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		var p packManifest
-		if json.Unmarshal(b, &p) != nil || p.check() != nil {
-			if _, err := parsePack(b); err == nil {
-				t.Fatal("it is taken")
-			}
-			return
-		}
-		for _, d := range []difference{p.RAM, p.Scratch} {
-			at, sum := int64(0), int64(0)
-			for _, r := range d.Runs {
-				if r[0] < at || r[1] <= 0 || r[0]+r[1] > d.Size {
-					t.Fatalf("%v of %d", r, d.Size)
-				}
-				at, sum = r[0]+r[1], sum+r[1]
-			}
-			if sum > d.Size {
-				t.Fatalf("%d bytes of %d", sum, d.Size)
-			}
-		}
-	})
-}
 
 // FuzzMapping: a line of /proc/PID/maps holds a file's name, which may be anything.
 func FuzzMapping(f *testing.F) {
@@ -216,14 +85,9 @@ func TestUnpackAfterUpdate(t *testing.T) {
 	s := &Substrate{home: &home.Home{Dir: t.TempDir()}, accel: accelTCG, version: "QEMU 7"}
 	m := substrate.Machine{Shape: turnstone.DefaultShape()}
 	packed, dir := t.TempDir(), filepath.Join(t.TempDir(), "vm")
-	write := func(p packManifest) {
+	write := func(p snapshots.Packed[identity]) {
 		t.Helper()
-		p.Sum = p.sum()
-		b, err := json.Marshal(p)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(packed, manifestFile), b, 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(packed, manifestFile), p.Encode(), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -236,14 +100,14 @@ func TestUnpackAfterUpdate(t *testing.T) {
 	}
 	refused("nothing there", turnstone.Integrity)
 	id := s.identity(m)
-	write(packManifest{Format: packFormat, Identity: id})
+	write(snapshots.Packed[identity]{Format: snapshots.PackFormat, Identity: id})
 	refused("the template's snapshot is gone", turnstone.Unavailable)
 	id.Init = turnstone.DigestBytes(nil)
-	write(packManifest{Format: packFormat, Identity: id})
+	write(snapshots.Packed[identity]{Format: snapshots.PackFormat, Identity: id})
 	refused("another agent", turnstone.Unavailable)
-	write(packManifest{Format: packFormat, Identity: s.identity(m), Layers: []string{"l"}})
+	write(snapshots.Packed[identity]{Format: snapshots.PackFormat, Identity: s.identity(m), Layers: []string{"l"}})
 	refused("layers", turnstone.Integrity)
-	write(packManifest{Format: packFormat + 1})
+	write(snapshots.Packed[identity]{Format: snapshots.PackFormat + 1})
 	refused("another format", turnstone.Integrity)
 }
 

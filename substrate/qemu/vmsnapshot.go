@@ -161,12 +161,6 @@ func (s *Substrate) openVM(m substrate.Machine, dir string) (vmManifest, *snapsh
 // restoreOp names in errors what goes on from a machine that was saved.
 const restoreOp = "qemu.restore"
 
-// fits says whether a machine that is started from m can go on where one of the
-// given identity was.
-func (s *Substrate) fits(m substrate.Machine, id identity) error {
-	return snapshots.Misfit(restoreOp, id.differs(s.identity(m)))
-}
-
 // differs names the first thing in which id is not other; "" when there is none.
 func (id identity) differs(other identity) string {
 	switch {

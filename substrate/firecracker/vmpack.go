@@ -1,0 +1,42 @@
+package firecracker
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+
+	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/snapshots"
+)
+
+var _ substrate.Keeper = (*Substrate)(nil)
+
+// Pack implements substrate.Keeper.
+func (s *Substrate) Pack(ctx context.Context, m substrate.Machine, dir, out string) (substrate.Packed, error) {
+	p, err := s.packer(m).Pack(ctx, dir, out)
+	if err != nil {
+		return p, s.wrap(ctx, err)
+	}
+	return p, nil
+}
+
+// Unpack implements substrate.Keeper.
+func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed, dir string) error {
+	if err := s.Standstill(); err != nil { // nothing could start from it
+		return err
+	}
+	if err := s.packer(m).Unpack(ctx, packed, dir); err != nil {
+		return s.wrap(ctx, err)
+	}
+	return nil
+}
+
+func (s *Substrate) packer(m substrate.Machine) snapshots.Packer[identity] {
+	return snapshots.Packer[identity]{Op: s.Name(), Machine: m, RAM: mebibytes(m.Shape.Memory) << 20,
+		Base:    func(id identity) string { return s.home.Path("snapshots", id.key()) },
+		Differs: func(id identity) string { return id.differs(s.identity(m)) },
+		Prepare: func(dir string) error { // as take has them
+			return errors.Join(os.Chmod(filepath.Join(dir, ramFile), 0o444), os.Chmod(filepath.Join(dir, stateFile), 0o444))
+		}}
+}

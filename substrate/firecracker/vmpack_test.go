@@ -1,0 +1,73 @@
+package firecracker
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// A machine that was kept goes on with its disk and its layers; one whose template's
+// snapshot is gone, or was taken by another Firecracker, does not.
+func TestKeep(t *testing.T) {
+	b := newBench(t, "")
+	m := b.m
+	m.Layers = []string{b.slot(t, "one", 0o444)}
+	vm, err := b.s.Restore(within(t), m)
+	check(t, err)
+	disk, err := vm.(substrate.Disker).Disk()
+	check(t, err)
+	_, err = disk.WriteAt([]byte("written"), 4096)
+	check(t, err)
+	check(t, disk.Close())
+	tmp := t.TempDir()
+	whole, packed := filepath.Join(tmp, "whole"), filepath.Join(tmp, "packed")
+	check(t, vm.(substrate.Snapshotter).Snapshot(within(t), whole))
+	check(t, vm.Close())
+	p, err := b.s.Pack(within(t), b.m, whole, packed)
+	check(t, err)
+	if len(p.Layers) != 1 || p.Layers[0] != "one" {
+		t.Errorf("layers %q", p.Layers)
+	}
+	for _, name := range p.Files { // all else is the template's
+		if size := onDisk(t, filepath.Join(packed, name)); size > 1<<20 {
+			t.Errorf("%s has %d bytes", name, size)
+		}
+	}
+	check(t, os.RemoveAll(whole))
+	check(t, b.s.Unpack(within(t), m, packed, whole))
+	for _, name := range []string{ramFile, stateFile} {
+		if st, err := os.Stat(filepath.Join(whole, name)); err != nil || st.Mode().Perm()&0o004 == 0 {
+			t.Errorf("%s cannot be read by another user: %v", name, err)
+		}
+	}
+	clone, err := b.s.RestoreFrom(within(t), b.m, whole)
+	check(t, err)
+	b.checkLayer(t)
+	buf := make([]byte, 7)
+	if _, err := clone.(*machine).scratch.ReadAt(buf, 4096); err != nil || string(buf) != "written" {
+		t.Errorf("the clone's disk has %q, %v", buf, err)
+	}
+	speak(t, clone)
+	b.nothingLeft(t)
+	refused := func(what string, kind turnstone.Kind) {
+		t.Helper()
+		dir := filepath.Join(tmp, "refused")
+		if err := b.s.Unpack(within(t), m, packed, dir); turnstone.KindOf(err) != kind || turnstone.HintOf(err) == "" {
+			t.Errorf("%s: %s, %v (%s)", what, turnstone.KindOf(err), err, turnstone.HintOf(err))
+		}
+		if _, err := os.Stat(dir); err == nil {
+			t.Errorf("%s: a folder is left", what)
+		}
+	}
+	version, release := b.s.version, b.s.release
+	b.s.version = "Firecracker v1.18.0"
+	refused("another Firecracker", turnstone.Unavailable)
+	b.s.version, b.s.release = version, release1161
+	refused("one that does not pause", turnstone.Unavailable)
+	b.s.release = release
+	check(t, os.RemoveAll(b.s.home.Path("snapshots", b.s.identity(b.m).key())))
+	refused("the template's snapshot is gone", turnstone.Unavailable)
+}
