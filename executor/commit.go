@@ -304,6 +304,9 @@ func (r *run) keep(ctx context.Context, l *left) (err error) {
 		}
 		defer unlock()
 	}
+	if err := r.putMachine(ctx); err != nil {
+		return err
+	}
 	r.info.FSHash, r.info.Layer, r.info.Changes = l.tree.Hash, l.layer.Digest, l.layer.String()
 	if err := r.searchRecording(); err != nil {
 		return err
@@ -395,12 +398,10 @@ func (r *run) record(ctx context.Context, l *left) (*Record, error) {
 	if err := put(&rec.Receipt, r.receipt()); err != nil {
 		return nil, err
 	}
-	var err error
 	if r.vm != nil {
-		if rec.VM, err = r.vm.put(ctx, l.batch); err != nil {
-			return nil, err
-		}
+		rec.VM = r.vm.ref
 	}
+	var err error
 	if rec.Network, err = r.keepNetwork(ctx, l.batch); err != nil {
 		return nil, err
 	}

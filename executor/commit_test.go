@@ -26,6 +26,12 @@ import (
 // of those that a machine has changed.
 func end(t *testing.T, x *Executor, files map[string]string) (*run, error) {
 	t.Helper()
+	return endWith(t, x, files, nil)
+}
+
+// endWith is end of a turn whose machine was kept.
+func endWith(t *testing.T, x *Executor, files map[string]string, vm *keptVM) (*run, error) {
+	t.Helper()
 	ctx := t.Context()
 	r := &run{x: x, plan: &plan{image: "base", session: "s", branch: DefaultBranch}, doc: parse(t, "# A turn\n"), obs: &observer{}, clock: newStopwatch()}
 	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now(), Result: turnstone.Passed}
@@ -54,7 +60,10 @@ func end(t *testing.T, x *Executor, files map[string]string) (*run, error) {
 		_ = batch.Close()
 		return nil, err
 	}
-	r.left = l
+	if r.left, r.vm = l, vm; vm != nil {
+		r.info.Snapshot = document.SnapshotVM
+	}
+	defer func() { r.vm.remove() }()
 	r.end(ctx)
 	return r, nil
 }

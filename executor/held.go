@@ -203,7 +203,7 @@ func (h *held) enter(ctx context.Context, r *run) (*Sandbox, error) {
 
 // makeHeld makes a machine that stays, on the state that the turn begins with.
 func (r *run) makeHeld(ctx context.Context, h *held) (*Sandbox, error) {
-	spec := sandboxes.Spec{Image: r.plan.image, Env: r.plan.env, Shape: r.plan.shape, Network: &r.plan.net.asked, Substrate: r.plan.driver, TTL: heldTime, Label: heldLabel(r.at.session, r.plan.branch)}
+	spec := sandboxes.Spec{Image: r.plan.image, Env: r.plan.env, Shape: r.plan.shape, Network: &r.plan.net.asked, Substrate: r.plan.driver, TTL: heldTime, Live: true, Label: heldLabel(r.at.session, r.plan.branch)}
 	if r.at.parent != nil {
 		spec.On = string(r.at.parent.ID)
 		h.Base = r.at.state.Tree

@@ -37,6 +37,9 @@ func (s *Sandbox) Pause(ctx context.Context) (upper string, err error) {
 	if !ok {
 		return "", s.cannot("be paused")
 	}
+	if err := s.restricted(); err != nil {
+		return "", err
+	}
 	if _, disk := s.machine.(substrate.Disker); !disk {
 		if err := s.spoolExport(ctx); err != nil {
 			return "", err
@@ -90,8 +93,11 @@ func (s *Sandbox) Snapshot(ctx context.Context, dir string) error {
 	s.live.Lock()
 	defer s.live.Unlock()
 	sn, ok := s.machine.(substrate.Snapshotter)
-	if !ok {
-		return s.cannot("be cloned as it runs")
+	if _, resumes := s.driver.(substrate.Resumer); !ok || !resumes {
+		return s.cannot("be cloned as they run")
+	}
+	if err := s.restricted(); err != nil {
+		return err
 	}
 	if s.paused {
 		return sn.Snapshot(ctx, dir)
@@ -126,6 +132,14 @@ func (s *Sandbox) Disk() (*os.File, error) {
 		return nil, s.cannot("show its disk")
 	}
 	return d.Disk()
+}
+
+// restricted says why the machine must not stand still, where its driver knows of a fault.
+func (s *Sandbox) restricted() error {
+	if r, ok := s.driver.(substrate.Restricted); ok {
+		return r.Standstill()
+	}
+	return nil
 }
 
 func (s *Sandbox) cannot(what string) error {
@@ -244,20 +258,25 @@ func (s *Sandbox) Keep(ctx context.Context, dir string) (substrate.Packed, error
 // revive starts a clone of the machine that Snapshot or Keep has written, which was
 // one of p's, and gives it an identity of its own.
 func (x *Executor) revive(ctx context.Context, p *plan, req SandboxRequest, progress func(string)) (*Sandbox, error) {
+	p.live, p.kept = true, req.From == ""
 	src, err := x.machine(ctx, p, progress, newStopwatch())
 	if err != nil {
 		return nil, err
 	}
-	driver, err := src.keeper()
-	if err != nil {
-		return nil, err
+	driver, ok := src.driver.(substrate.Resumer)
+	if !ok { // needs has asked for one
+		return nil, fmt.Errorf("substrate %s clones no sandboxes", src.driver.Name())
 	}
 	m := src.machine
 	m.Layers = req.KeptLayers
 	dir := req.From
 	if dir == "" {
+		k, err := src.keeper()
+		if err != nil {
+			return nil, err
+		}
 		var remove func()
-		if dir, remove, err = x.unpack(ctx, driver, m, req.Kept); err != nil {
+		if dir, remove, err = x.unpack(ctx, k, m, req.Kept); err != nil {
 			return nil, err
 		}
 		defer remove()
@@ -291,12 +310,12 @@ func (x *Executor) revive(ctx context.Context, p *plan, req SandboxRequest, prog
 	return s, nil
 }
 
-// keeper is the substrate as one that starts machines as they were.
+// keeper is the substrate as one that keeps machines.
 func (src *source) keeper() (substrate.Keeper, error) {
 	k, ok := src.driver.(substrate.Keeper)
 	if !ok {
 		return nil, &turnstone.Error{Op: "executor.live", Kind: turnstone.Unavailable, Subject: "substrate " + src.driver.Name(),
-			Err: errors.New("its sandboxes cannot be cloned or kept as they run")}
+			Err: errors.New("its sandboxes cannot be kept")}
 	}
 	return k, nil
 }

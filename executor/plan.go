@@ -41,6 +41,8 @@ type plan struct {
 	get      []Transfer // Path in the sandbox, absolute; Dest on the host
 	folder   *os.Root   // the document's; nil: nothing of it is read
 	driver   string
+	live     bool // its machine is paused, or cloned as it runs
+	kept     bool // its machine is one that was kept
 
 	isolation document.Isolation // what the document insists on
 	authority *authority         // what the document is granted; nil: there is no document

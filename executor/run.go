@@ -13,6 +13,7 @@ import (
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/secret"
+	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/trace"
 	"turnstone.dev/turnstone/wire"
 )
@@ -26,8 +27,9 @@ type Executor struct {
 	statfs     func(dir string) (total, free uint64, err error)
 	spaceEvery time.Duration
 	kept       lazyContext
-	fault      func(op string) error // of the store, for tests; nil: none
-	opened     *network.Budget       // of the connections that sandboxes have opened
+	fault      func(op string) error                         // of the store, for tests; nil: none
+	opened     *network.Budget                               // of the connections that sandboxes have opened
+	wrap       func(substrate.Substrate) substrate.Substrate // of substrates.Chooser, for tests
 }
 
 // New returns an executor on h.
@@ -240,24 +242,9 @@ func (r *run) steps(ctx context.Context) error {
 	}
 	r.info.Result, r.info.Error = result, ""
 	if s.Err() == nil && !isCancel(ctx) {
-		if r.plan.snapshot == document.SnapshotVM {
-			if err := r.keepMachine(ctx, s); err != nil {
-				return interrupted(ctx, err, "while its machine was kept")
-			}
-			r.info.Snapshot = document.SnapshotVM
-			r.clock.lap("snapshot")
+		if err := r.leave(ctx, s); err != nil {
+			return err
 		}
-		left, err := r.collect(ctx, s)
-		r.clock.lap("collect")
-		if err != nil && turnstone.KindOf(err) == turnstone.Dead && s.ended() && result != turnstone.Passed {
-			// It had to be ended to end the step, and what it changed with it.
-			r.lost()
-			left, err = nil, nil
-		}
-		if err != nil {
-			return interrupted(ctx, err, "while what the turn changed was taken")
-		}
-		r.left = left
 	}
 	if missed != nil && result != turnstone.Passed && !isCancel(ctx) {
 		// What a failed step did not make cannot be fetched: the step is the news.

@@ -185,7 +185,7 @@ func (x *Executor) machine(ctx context.Context, p *plan, progress func(string), 
 	withKernel := func(ctx context.Context) (substrate.Machine, error) {
 		return x.withKernel(ctx, src.machine, agent, choice, progress)
 	}
-	choose := substrates.Chooser{Home: x.home, Progress: progress, Probe: withKernel, Kernel: substrates.KernelIn(x.home, choice, progress)}
+	choose := substrates.Chooser{Home: x.home, Progress: progress, Probe: withKernel, Kernel: substrates.KernelIn(x.home, choice, progress), Wrap: x.wrap}
 	if src.driver, err = choose.Choose(ctx, p.driver, p.needs()); err != nil {
 		return nil, err
 	}
@@ -225,7 +225,8 @@ func (x *Executor) withKernel(ctx context.Context, m substrate.Machine, agent ag
 
 // needs is what p asks of its substrate.
 func (p *plan) needs() substrates.Needs {
-	return substrates.Needs{MicroVM: p.isolation == document.IsolationMicroVM, Home: p.home != ""}
+	return substrates.Needs{MicroVM: p.isolation == document.IsolationMicroVM, Home: p.home != "",
+		Live: p.live || p.lifetime == document.LifetimeSession, Keep: p.kept || p.snapshot == document.SnapshotVM}
 }
 
 func (x *Executor) templates() *template.Store {
@@ -270,6 +271,8 @@ type SandboxRequest struct {
 	KeptLayers []string
 	// On is the turn on whose state it begins; Env comes on top. Empty: none.
 	On string
+	// Live asks for a substrate whose sandboxes can be paused, and cloned as they run.
+	Live bool
 }
 
 // Create makes a sandbox of its own for the caller. preparing is called before
@@ -280,7 +283,7 @@ func (x *Executor) Create(ctx context.Context, req SandboxRequest, preparing fun
 		return nil, err
 	}
 	p := &plan{image: spec.Name, cwd: spec.Workdir, shape: req.Shape, env: req.Env, hostname: req.Hostname,
-		timeout: DefaultTimeout, driver: or(req.Substrate, "auto")}
+		timeout: DefaultTimeout, driver: or(req.Substrate, "auto"), live: req.Live}
 	if p.shape == (turnstone.Shape{}) {
 		p.shape = spec.Machine.Shape(turnstone.DefaultShape())
 	}

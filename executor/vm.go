@@ -14,70 +14,8 @@ import (
 	"turnstone.dev/turnstone/image"
 	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/sandboxes"
-	"turnstone.dev/turnstone/store"
-	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/tree"
 )
-
-// A keptVM is a machine in a folder, until it is in the store.
-type keptVM struct {
-	dir     string
-	release func()
-	packed  substrate.Packed
-	recipes []image.Recipe // of the images that it lies on
-}
-
-// keepMachine writes the machine down as it is at the end of the steps.
-func (r *run) keepMachine(ctx context.Context, s *Sandbox) error {
-	dir, release, err := sandboxes.NewStore(r.x.home).Folder()
-	if err != nil {
-		return err
-	}
-	vm := &keptVM{dir: dir, release: release}
-	defer r.x.guard(ctx, s)()
-	if vm.packed, err = s.Keep(ctx, filepath.Join(dir, "vm")); err != nil {
-		vm.remove()
-		return err
-	}
-	if vm.recipes, err = r.at.cs.images.Recipes(s.source.Layers); err != nil {
-		vm.remove()
-		return err
-	}
-	r.vm = vm
-	return nil
-}
-
-func (vm *keptVM) remove() {
-	if vm != nil {
-		vm.release()
-	}
-}
-
-// put puts the machine's files into the batch.
-func (vm *keptVM) put(ctx context.Context, b *store.Batch) (*VMRef, error) {
-	ref := &VMRef{Layers: vm.recipes}
-	for _, name := range vm.packed.Files {
-		c, err := putFile(ctx, b, filepath.Join(vm.dir, "vm", name))
-		if err != nil {
-			return nil, err
-		}
-		ref.Files = append(ref.Files, VMFile{name, c})
-	}
-	return ref, nil
-}
-
-func putFile(ctx context.Context, w tree.ContentPutter, path string) (tree.Content, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return tree.Content{}, err
-	}
-	defer func() { _ = f.Close() }()
-	st, err := f.Stat()
-	if err != nil {
-		return tree.Content{}, err
-	}
-	return w.PutContent(ctx, f, st.Size())
-}
 
 // Resume starts the machine that the turn ref was kept with (snapshot: vm): it goes
 // on with the processes that ran, in a sandbox that stays. ttl is how long, 0 for ever.
@@ -180,7 +118,7 @@ func (x *Executor) unpackVM(ctx context.Context, cs *contextStore, rec *Record, 
 			return "", nil, err
 		}
 	}
-	p := &plan{image: rec.Image, shape: rec.Shape, driver: or(rec.Substrate, "auto")}
+	p := &plan{image: rec.Image, shape: rec.Shape, driver: or(rec.Substrate, "auto"), kept: true}
 	if p.anonymous, err = x.strangersImage(rec.Image); err != nil {
 		return "", nil, err
 	}

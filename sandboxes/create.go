@@ -40,6 +40,9 @@ type Spec struct {
 	// Label says what the sandbox is for, in a few words: "session research@main".
 	Label string `json:"label,omitempty"`
 
+	// Live asks for a substrate whose sandboxes can be paused, and cloned as they run.
+	Live bool `json:"live,omitempty"`
+
 	// Of a fork: the folder with the snapshot, the sandbox it was taken of, and the
 	// names of the secrets that it holds. Env and Secrets are in it already.
 	From   string              `json:"from,omitempty"`

@@ -13,7 +13,9 @@ type Snapshotter interface {
 	Snapshot(ctx context.Context, dir string) error
 }
 
-// A Resumer is a Substrate that starts sandboxes from what a Snapshotter has written.
+// A Resumer is a Substrate that starts sandboxes from what a Snapshotter has written. Its
+// sandboxes are Snapshotters and Pausers. A clone of a running sandbox takes no more than
+// this; only what is kept takes a Keeper.
 type Resumer interface {
 	// RestoreFrom starts a clone of the sandbox in dir, which was started from m. Its
 	// memory is copy-on-write, and dir may be removed once it has started. The agent
@@ -21,6 +23,14 @@ type Resumer interface {
 	// folder is damaged, one of kind Unavailable that it was written by a machine that
 	// this one cannot take the place of; then no other try helps.
 	RestoreFrom(ctx context.Context, m Machine, dir string) (Sandbox, error)
+}
+
+// A Restricted is a Resumer whose program may have a fault that rules out what its
+// interfaces promise.
+type Restricted interface {
+	// Standstill returns an error, with a hint that names a remedy, where sandboxes must not
+	// be paused, cloned or kept as they run, and nil where they may be. It starts nothing.
+	Standstill() error
 }
 
 // A Keeper is a Resumer that turns what a Snapshotter has written into something to

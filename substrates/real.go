@@ -14,10 +14,10 @@ import (
 // real returns what there is, the best first.
 func real(c *Chooser) []option {
 	return []option{
-		{name: Firecracker, how: "KVM", microVM: true, home: true, open: c.firecracker},
-		{name: QEMU, how: "KVM", microVM: true, home: true, open: c.accelerated},
-		{name: GVisor, own: true, open: c.gvisor},
-		{name: QEMU, how: "TCG", microVM: true, home: true, open: c.translated},
+		{name: Firecracker, how: "KVM", microVM: true, home: true, can: abilities((*firecracker.Substrate)(nil)), open: c.firecracker},
+		{name: QEMU, how: "KVM", microVM: true, home: true, can: abilities((*qemu.Substrate)(nil)), open: c.accelerated},
+		{name: GVisor, own: true, can: abilities((*gvisor.Substrate)(nil)), open: c.gvisor},
+		{name: QEMU, how: "TCG", microVM: true, home: true, can: abilities((*qemu.Substrate)(nil)), open: c.translated},
 	}
 }
 

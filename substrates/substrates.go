@@ -33,6 +33,8 @@ func Names() []string { return []string{Auto, Firecracker, QEMU, GVisor} }
 type Needs struct {
 	MicroVM bool // hardware's isolation, or its emulation: no shared kernel of any kind
 	Home    bool // a home directory on a disk of its own
+	Live    bool // its sandboxes are paused, or cloned as they run: substrate.Resumer
+	Keep    bool // its sandboxes are kept whole: substrate.Keeper
 }
 
 // A Chooser finds substrates. Its methods are safe for concurrent use.
@@ -46,6 +48,9 @@ type Chooser struct {
 	// Kernel returns the kernel of guests that have one of Linux. Nil: Turnstone's.
 	Kernel func(ctx context.Context) (substrate.GuestKernel, error)
 
+	// Wrap replaces what was opened, so that tests can take abilities away; nil: nothing does.
+	Wrap func(substrate.Substrate) substrate.Substrate
+
 	drivers drivers // nil: the real ones
 }
 
@@ -57,8 +62,19 @@ type option struct {
 	home    bool
 	own     bool                  // the substrate has a kernel of its own; others boot one of Linux
 	kernel  substrate.GuestKernel // that is booted
+	can     ability
 	// open returns the driver, or an error that says why it cannot be used here.
 	open func(ctx context.Context, kernel substrate.GuestKernel) (substrate.Substrate, error)
+}
+
+// An ability is what only some drivers can do.
+type ability struct{ live, keep bool }
+
+// abilities tells what a driver can do by its type. s may be a nil pointer.
+func abilities(s substrate.Substrate) (a ability) {
+	_, a.live = s.(substrate.Resumer)
+	_, a.keep = s.(substrate.Keeper)
+	return a
 }
 
 // drivers makes the options of a machine, the best first.
@@ -91,7 +107,7 @@ func (c *Chooser) Choose(ctx context.Context, name string, needs Needs) (substra
 			}
 			continue
 		}
-		s, err := o.open(ctx, o.kernel)
+		s, err := c.open(ctx, o, needs)
 		if err == nil {
 			if len(unfit) > 0 { // a better one would have been tried
 				c.say(fmt.Sprintf("substrate %s, %s: %s; suitable: %s", s.Name(), s.Isolation(), strings.Join(unfit, ", "), strings.Join(able(needs), ", ")))
@@ -113,6 +129,28 @@ func (c *Chooser) Choose(ctx context.Context, name string, needs Needs) (substra
 
 // withoutKernel is what helps against a kernel of the user's.
 const withoutKernel = "unset TURN_KERNEL, and take kernel out of config.toml: guests then boot Debian's"
+
+// open opens o, and refuses a driver that turns out to be unable to serve needs.
+func (c *Chooser) open(ctx context.Context, o option, needs Needs) (substrate.Substrate, error) {
+	s, err := o.open(ctx, o.kernel)
+	if err != nil {
+		return nil, err
+	}
+	if c.Wrap != nil {
+		s = c.Wrap(s)
+		o.can = abilities(s)
+	}
+	if why := o.lacks(needs); why != "" {
+		return nil, &turnstone.Error{Op: "substrates.choose", Kind: turnstone.Unavailable, Subject: "substrate " + o.name,
+			Err: errors.New(why), Hint: "choose another substrate, or leave out what asks for it"}
+	}
+	if r, ok := s.(substrate.Restricted); ok && (needs.Live || needs.Keep) {
+		if err := r.Standstill(); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
 
 // Fits returns an error of kind Invalid when name is no substrate's, or is that of one
 // that cannot serve needs on any machine. It starts nothing, and looks at nothing.
@@ -153,6 +191,10 @@ func (o option) lacks(needs Needs) string {
 		return o.String() + " boots a test kernel, which does not give what `isolation: microvm` asks for"
 	case needs.Home && !o.home:
 		return o.name + " has no disk for a persistent home"
+	case needs.Keep && !o.can.keep:
+		return o.name + " does not keep machines, which `snapshot: vm` asks for"
+	case needs.Live && !o.can.live:
+		return o.name + " neither pauses nor clones machines as they run, which `lifetime: session` and forks ask for"
 	}
 	return ""
 }

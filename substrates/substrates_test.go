@@ -158,3 +158,70 @@ func TestTestKernel(t *testing.T) {
 		}
 	}
 }
+
+// A faulty is a substrate that can do everything, and whose program has a fault.
+type faulty struct {
+	substrate.Substrate
+	substrate.Keeper
+}
+
+func (faulty) Name() string      { return "faulty" }
+func (faulty) Standstill() error { return errors.New("this version does not wake up") }
+
+// TestChooseAbilities: what a turn asks of its machine is refused before it starts where the
+// driver, or this version of its program, cannot do it, and the next one is taken where nobody
+// has named one.
+func TestChooseAbilities(t *testing.T) {
+	opened := 0
+	one := func(name string, can ability, s substrate.Substrate) option {
+		return option{name: name, can: can, open: func(context.Context, substrate.GuestKernel) (substrate.Substrate, error) {
+			opened++
+			return s, nil
+		}}
+	}
+	all := []option{
+		one("faulty", ability{live: true, keep: true}, faulty{}),
+		one(GVisor, ability{}, named{name: "nothing"}),
+		one(Firecracker, ability{live: true}, named{name: "resumer"}),
+		one(QEMU, ability{live: true, keep: true}, named{name: "keeper"}),
+	}
+	c := Chooser{drivers: func(*Chooser) []option { return all }}
+	for _, tt := range []struct {
+		needs Needs
+		want  string
+		opens int
+	}{
+		{Needs{}, "faulty", 1},
+		{Needs{Live: true}, "resumer", 2},
+		{Needs{Keep: true}, "keeper", 2},
+	} {
+		opened = 0
+		s, err := c.Choose(t.Context(), Auto, tt.needs)
+		if err != nil || s.Name() != tt.want || opened != tt.opens {
+			t.Errorf("%+v: %v, %v, %d opened", tt.needs, s, err, opened)
+		}
+	}
+	all = all[:1]
+	if _, err := c.Choose(t.Context(), Auto, Needs{Live: true}); err == nil || !strings.Contains(err.Error(), "does not wake up") {
+		t.Error(err)
+	}
+	c.Wrap = func(substrate.Substrate) substrate.Substrate { return named{name: "nothing"} }
+	for _, needs := range []Needs{{Live: true}, {Keep: true}} {
+		if _, err := c.Choose(t.Context(), Auto, needs); turnstone.KindOf(err) != turnstone.Unavailable {
+			t.Errorf("%+v: %v", needs, err)
+		}
+	}
+}
+
+// TestAbilities: what the drivers are taken to be able to do is what their types say.
+func TestAbilities(t *testing.T) {
+	for _, o := range real(&Chooser{}) {
+		if !o.can.live {
+			t.Errorf("%s clones nothing that runs", o)
+		}
+		err := Fits(o.name, Needs{Keep: true})
+		if o.can.keep != (err == nil) || err != nil && turnstone.KindOf(err) != turnstone.Invalid {
+			t.Errorf("%s: %+v, %v", o, o.can, err)
+		}
+	}
+}

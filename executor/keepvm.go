@@ -1,0 +1,157 @@
+package executor
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/image"
+	"turnstone.dev/turnstone/sandboxes"
+	"turnstone.dev/turnstone/store"
+	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/tree"
+)
+
+// A keptVM is a machine in a folder, until it is in the store.
+type keptVM struct {
+	dir     string
+	release func()
+	packed  substrate.Packed
+	recipes []image.Recipe // of the images that it lies on
+	batch   *store.Batch   // with its files, once they are in the store
+	ref     *VMRef         // nil before
+}
+
+// leave takes what the turn leaves out of the sandbox whose steps are over: its machine
+// where that was asked for, and its files, also where the machine cannot be kept.
+func (r *run) leave(ctx context.Context, s *Sandbox) error {
+	var unkept error
+	if r.plan.snapshot == document.SnapshotVM {
+		if unkept = r.keepMachine(ctx, s); unkept != nil && isCancel(ctx) {
+			return interrupted(ctx, unkept, "while its machine was kept")
+		}
+		r.clock.lap("snapshot")
+	}
+	left, err := r.collect(ctx, s)
+	r.clock.lap("collect")
+	switch {
+	case err != nil && turnstone.KindOf(err) == turnstone.Dead && s.ended() && r.info.Result != turnstone.Passed:
+		// It had to be ended to end the step, and what it changed with it.
+		r.lost()
+		left = nil
+	case err != nil && unkept != nil:
+		return fmt.Errorf("%w; nor are its files: %w", unkeptError(unkept), err)
+	case err != nil:
+		return interrupted(ctx, err, "while what the turn changed was taken")
+	}
+	if r.left = left; unkept != nil {
+		r.notKept(unkept)
+	}
+	return nil
+}
+
+// notKept says that the turn's machine is not kept, and why. The turn's files are.
+func (r *run) notKept(err error) {
+	r.vm.remove()
+	r.vm, r.info.Snapshot = nil, ""
+	if err = unkeptError(err); r.info.Result != turnstone.Passed {
+		if r.info.Error == "" { // the step is the news
+			r.says(err)
+		}
+		return
+	}
+	r.fail(err)
+}
+
+func unkeptError(err error) error {
+	return &turnstone.Error{Op: "executor.keep", Kind: turnstone.KindOf(err), Subject: "its machine is not kept", Err: err, Hint: turnstone.HintOf(err)}
+}
+
+// keepMachine writes the machine down as it is at the end of the steps.
+func (r *run) keepMachine(ctx context.Context, s *Sandbox) error {
+	dir, release, err := sandboxes.NewStore(r.x.home).Folder()
+	if err != nil {
+		return err
+	}
+	vm := &keptVM{dir: dir, release: release}
+	defer r.x.guard(ctx, s)()
+	if vm.packed, err = s.Keep(ctx, filepath.Join(dir, "vm")); err != nil {
+		vm.remove()
+		return err
+	}
+	if vm.recipes, err = r.at.cs.images.Recipes(s.source.Layers); err != nil {
+		vm.remove()
+		return err
+	}
+	r.vm, r.info.Snapshot = vm, document.SnapshotVM
+	return nil
+}
+
+// remove frees the folder, and what is in the store without a record that names it.
+func (vm *keptVM) remove() {
+	if vm == nil {
+		return
+	}
+	if vm.batch != nil {
+		_ = vm.batch.Close()
+	}
+	vm.release()
+}
+
+// put puts the machine's files into the store, in a batch of their own: an error ends a
+// batch, and the turn's files are in another. The batch stays open, so that nothing of it is
+// deleted before the turn's record names it.
+func (vm *keptVM) put(ctx context.Context, s *store.Store) error {
+	if vm.ref != nil {
+		return nil
+	}
+	b, err := s.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	vm.batch = b
+	ref := &VMRef{Layers: vm.recipes}
+	for _, name := range vm.packed.Files {
+		c, err := putFile(ctx, b, filepath.Join(vm.dir, "vm", name))
+		if err != nil {
+			return err
+		}
+		ref.Files = append(ref.Files, VMFile{name, c})
+	}
+	if err := b.Flush(ctx); err != nil {
+		return err
+	}
+	vm.ref = ref
+	return nil
+}
+
+// putMachine puts the turn's machine into the store. Where that fails, the turn is kept
+// without it.
+func (r *run) putMachine(ctx context.Context) error {
+	if r.vm == nil {
+		return nil
+	}
+	if err := r.vm.put(ctx, r.at.cs.store); err != nil {
+		if ctx.Err() != nil {
+			return err
+		}
+		r.notKept(err)
+	}
+	return nil
+}
+
+func putFile(ctx context.Context, w tree.ContentPutter, path string) (tree.Content, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return tree.Content{}, err
+	}
+	defer func() { _ = f.Close() }()
+	st, err := f.Stat()
+	if err != nil {
+		return tree.Content{}, err
+	}
+	return w.PutContent(ctx, f, st.Size())
+}
