@@ -57,6 +57,14 @@ func (k KernelKind) Isolation() string {
 	return ""
 }
 
+// Advice is what helps when the kernel does not start.
+func (k KernelKind) Advice() string {
+	if k.Own {
+		return "use another kernel, or Debian's: unset TURN_KERNEL, and take kernel out of config.toml"
+	}
+	return "run `turn doctor`"
+}
+
 // GuestKernel returns what m says of its kernel.
 func (m Machine) GuestKernel() GuestKernel {
 	k := GuestKernel{KernelKind: m.KernelIs}

@@ -11,6 +11,8 @@ import (
 	"net/http"
 	"net/url"
 	"time"
+
+	"turnstone.dev/turnstone/substrate/console"
 )
 
 // The parts of Firecracker's API that are used, named as there
@@ -222,7 +224,7 @@ func decodeAnswer(status int, body []byte, out any) error {
 			Message string `json:"fault_message"`
 		}
 		_ = json.Unmarshal(body, &fault) // an answer of another form has no message
-		return &apiError{status, clip(printable(fault.Message), maxMessage)}
+		return &apiError{status, clip(console.Printable(fault.Message), maxMessage)}
 	}
 	if out == nil {
 		return nil

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"turnstone.dev/turnstone/substrate/console"
 )
 
 // channel is the byte stream to the agent. The connection below it is replaced when a
@@ -206,7 +208,7 @@ func checkOK(line string) error {
 		ok = err == nil
 	}
 	if !ok {
-		return fmt.Errorf("vsock: an answer to CONNECT that is none: %q", printable(line))
+		return fmt.Errorf("vsock: an answer to CONNECT that is none: %q", console.Printable(line))
 	}
 	return nil
 }

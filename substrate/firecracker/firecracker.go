@@ -206,7 +206,7 @@ func (s *Substrate) Boot(ctx context.Context, m substrate.Machine) (substrate.Sa
 	if err != nil {
 		return nil, s.wrap(ctx, err)
 	}
-	err = vm.wait(ctx, vm.ready, bootLimit)
+	err = vm.wait(ctx, bootLimit)
 	if err == nil {
 		err = vm.connect(ctx)
 	}

@@ -16,11 +16,12 @@ import (
 	"turnstone.dev/turnstone/agent"
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/console"
 )
 
 // What the host and the agent agree on, without importing one another.
 func TestAgreement(t *testing.T) {
-	if agentPort != agent.VsockPort || hello != agent.Hello || helloSize != agent.HelloSize || rootName != agent.RootSerial || readyLine != agent.ReadyLine {
+	if agentPort != agent.VsockPort || hello != agent.Hello || helloSize != agent.HelloSize || rootName != agent.RootSerial || console.ReadyLine != agent.ReadyLine {
 		t.Error("host and agent differ")
 	}
 	if n := len(kernelArgs()); n > 2048-200 { // what Firecracker adds needs room
@@ -214,6 +215,7 @@ func TestFaults(t *testing.T) {
 		{"die:/snapshot/load", load, turnstone.Dead, "SIGBUS"},
 		{"refuse:/snapshot/load", load, turnstone.Unavailable, "to refuse /snapshot/load"},
 		{"panic", boot, turnstone.Dead, "kernel panicked: VFS: Unable to mount ?[2J root fs"},
+		{"panic and hang", boot, turnstone.Dead, "kernel panicked: No working init found"},
 		{"poweroff", boot, turnstone.Dead, "shut its machine down"},
 	} {
 		t.Run(tc.fault, func(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 
 	"turnstone.dev/turnstone/internal/turntest"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/console"
 	"turnstone.dev/turnstone/substrate/disk"
 )
 
@@ -31,14 +32,14 @@ func TestGuest(t *testing.T) {
 	m := turntest.Machine(t, h, "base")
 	disks := diskFiles(t, m)
 	t.Run("ready", func(t *testing.T) {
-		if out := guest(t, qemu, m, disks); !strings.Contains(out, readyLine) {
+		if out := guest(t, qemu, m, disks); !strings.Contains(out, console.ReadyLine) {
 			t.Errorf("its console: %q", out)
 		}
 	})
 	t.Run("another order", func(t *testing.T) { // the names do depend on it
 		wrong := slices.Clone(disks)
 		wrong[0], wrong[2] = wrong[2], wrong[0]
-		if out := guest(t, qemu, m, wrong); strings.Contains(out, readyLine) || !strings.Contains(out, "turnstone-agent: failed: ") {
+		if out := guest(t, qemu, m, wrong); strings.Contains(out, console.ReadyLine) || !strings.Contains(out, "turnstone-agent: failed: ") {
 			t.Errorf("its console: %q", out)
 		}
 	})
@@ -77,20 +78,20 @@ func guest(t *testing.T, qemu string, m substrate.Machine, disks []string) strin
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, qemu, args...)
-	ready := make(chan struct{})
-	out := &console{ready: ready, tail: tail{limit: 64 << 10}}
+	out := console.New()
+	out.Limit = 64 << 10
 	failed := &watch{word: []byte("turnstone-agent: failed"), hit: cancel}
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = io.MultiWriter(out, failed), os.Stderr, time.Second
 	check(t, cmd.Start())
 	ended := make(chan struct{})
 	go func() { _ = cmd.Wait(); close(ended) }()
 	select {
-	case <-ready:
+	case <-out.Ready():
 	case <-ended:
 	}
 	cancel()
 	<-ended
-	return out.tail.String()
+	return out.String()
 }
 
 func onOff(on bool) string {

@@ -15,6 +15,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/descriptors"
+	"turnstone.dev/turnstone/substrate/console"
 )
 
 // socketWait is how long a Firecracker may take to listen on its API's socket.
@@ -29,6 +30,7 @@ func (s *Substrate) launch(ctx context.Context, shape turnstone.Shape, files []p
 		return nil, err
 	}
 	m := newMachine(id, c)
+	m.advice = s.guest.Advice()
 	m.rooted = s.Standstill()
 	if m.scratch, err = c.copies(ctx, files); err != nil {
 		c.remove()
@@ -81,7 +83,7 @@ func (s *Substrate) startPlain(m *machine, files []placed) error {
 // which nothing else ever runs on, so it may change what is the thread's own, as its
 // mount namespace.
 func (m *machine) spawn(cmd *exec.Cmd, before func() error) error {
-	cmd.Stdout, cmd.Stderr = &m.console, &m.stderr
+	cmd.Stdout, cmd.Stderr = m.console, &m.stderr
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
 	cmd.WaitDelay = time.Second
 	if err := descriptors.CloseOnExec(); err != nil {
@@ -130,7 +132,7 @@ func (m *machine) answers(ctx context.Context) error {
 		case err == nil && info.State == stateNotStarted:
 			return nil
 		case err == nil:
-			return fmt.Errorf("what answers is no Firecracker that was just started: its state is %q", clip(printable(info.State), 40))
+			return fmt.Errorf("what answers is no Firecracker that was just started: its state is %q", clip(console.Printable(info.State), 40))
 		}
 		var op *net.OpError
 		if !errors.As(err, &op) || op.Op != "dial" {

@@ -1,7 +1,6 @@
 package firecracker
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +17,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/lazyregexp"
+	"turnstone.dev/turnstone/substrate/console"
 )
 
 // machine is one running Firecracker.
@@ -29,12 +29,12 @@ type machine struct {
 	process  *os.Process // Firecracker, or the shell above its jailer
 	confined bool        // by the jailer: it is nobody
 	cgroup   string      // to be removed in the end; empty: none
-	console  console
-	stderr   tail
-	ready    chan struct{} // closed when the agent has said on the console that it is ready
-	origin   origin        // set before anybody else has the machine
-	scratch  *os.File      // the disk that takes the writes; closed with the machine
-	rooted   error         // why it must not stand still; see Substrate.Standstill
+	console  *console.Watch
+	stderr   console.Tail
+	advice   string   // what helps when the guest does not start
+	origin   origin   // set before anybody else has the machine
+	scratch  *os.File // the disk that takes the writes; closed with the machine
+	rooted   error    // why it must not stand still; see Substrate.Standstill
 
 	snapping sync.Mutex // one snapshot at a time
 	cleaning sync.Once
@@ -53,8 +53,8 @@ type origin struct {
 }
 
 func newMachine(id turnstone.SandboxID, c *cell) *machine {
-	m := &machine{id: id, cell: c, done: make(chan struct{}), ready: make(chan struct{}), agent: new(channel)}
-	m.console.tail.limit, m.console.ready, m.stderr.limit = 16<<10, m.ready, 8<<10
+	m := &machine{id: id, cell: c, console: console.New(), done: make(chan struct{}), agent: new(channel)}
+	m.stderr.Limit = 8 << 10
 	m.api = newClient(func(ctx context.Context) (net.Conn, error) { return c.dial(ctx, apiSocket) })
 	return m
 }
@@ -70,10 +70,7 @@ func (m *machine) ended(wait error) {
 	close(m.done)
 }
 
-var (
-	panicLine = lazyregexp.New(`Kernel panic - not syncing: ([^\r\n]{1,200})`)
-	errorLine = lazyregexp.New(`(?m)^.*\[sb-[^\]]{0,200}:ERROR[^\]]{0,200}\] (.{1,300})|^Error: (.{1,300})`)
-)
+var errorLine = lazyregexp.New(`(?m)^.*\[sb-[^\]]{0,200}:ERROR[^\]]{0,200}\] (.{1,300})|^Error: (.{1,300})`)
 
 // exits are the codes by which Firecracker says why it ended (its FcExitCode).
 var exits = map[int]string{
@@ -85,7 +82,7 @@ var exits = map[int]string{
 // explain turns an end nobody asked for into an error for the user.
 func (m *machine) explain(wait error) error {
 	e := &turnstone.Error{Op: "firecracker.run", Kind: turnstone.Dead, Subject: string(m.id)}
-	console, stderr := m.console.tail.String(), strings.TrimSpace(m.stderr.String())
+	stderr := strings.TrimSpace(m.stderr.String())
 	code := -1
 	var exit *exec.ExitError
 	if errors.As(wait, &exit) {
@@ -94,16 +91,16 @@ func (m *machine) explain(wait error) error {
 			code = 149
 		}
 	}
-	fault := lastFault(console + "\n" + stderr)
-	switch match := panicLine.FindStringSubmatch(console); {
-	case match != nil:
-		e.Err = fmt.Errorf("the guest kernel panicked: %s", printable(match[1]))
+	fault := lastFault(m.console.String() + "\n" + stderr)
+	switch guest := m.console.Fault(); {
+	case guest != "":
+		e.Err, e.Hint = errors.New(guest), m.hint()
 	case exits[code] != "":
 		e.Err = fmt.Errorf("firecracker ended: %s", exits[code])
 	case wait != nil && fault != "":
 		e.Err = fmt.Errorf("firecracker ended: %s", fault)
 	case wait != nil && stderr != "":
-		e.Err = fmt.Errorf("firecracker ended: %s", clip(printable(lastLine(stderr)), maxMessage))
+		e.Err = fmt.Errorf("firecracker ended: %s", clip(console.Printable(console.LastLine(stderr)), maxMessage))
 	case wait != nil:
 		e.Err = fmt.Errorf("firecracker ended: %w", wait)
 	default:
@@ -122,7 +119,7 @@ func lastFault(text string) string {
 			fault = said
 		}
 	}
-	return clip(printable(fault), maxMessage)
+	return clip(console.Printable(fault), maxMessage)
 }
 
 func (m *machine) ID() turnstone.SandboxID   { return m.id }
@@ -246,96 +243,33 @@ func (m *machine) told(err error) error {
 	return &turnstone.Error{Op: "firecracker.run", Kind: kind, Subject: string(m.id), Err: err}
 }
 
-// wait blocks until ready is closed; the machine's end or ctx's end is an error.
-func (m *machine) wait(ctx context.Context, ready <-chan struct{}, limit time.Duration) error {
+// hint is what helps when the guest does not start; nothing once it has.
+func (m *machine) hint() string {
+	select {
+	case <-m.console.Ready():
+		return ""
+	default:
+		return m.advice
+	}
+}
+
+// wait blocks until the agent is ready. What the guest says of itself, the machine's end
+// and ctx's end are errors.
+func (m *machine) wait(ctx context.Context, limit time.Duration) error {
 	late := time.NewTimer(limit)
 	defer late.Stop()
-	began, err := time.Now(), error(nil)
+	began := time.Now()
+	after := func() time.Duration { return time.Since(began).Round(time.Millisecond) }
 	select {
-	case <-ready:
+	case <-m.console.Ready():
 		return nil
+	case <-m.console.Failed():
+		return &turnstone.Error{Op: "firecracker.boot", Kind: turnstone.Dead, Subject: string(m.id), Err: errors.New(m.console.Fault()), Hint: m.hint()}
 	case <-m.done:
 		return m.Err()
 	case <-ctx.Done():
-		err = ctx.Err()
+		return m.console.Late(after(), ctx.Err())
 	case <-late.C:
-		err = errLate
+		return m.console.Late(after(), console.ErrLate)
 	}
-	return fmt.Errorf("the guest did not start within %s: %w; its console ends: %q", time.Since(began).Round(time.Millisecond), err,
-		clip(printable(lastLine(m.console.tail.String())), maxMessage))
-}
-
-var errLate = errors.New("that is too long")
-
-func lastLine(s string) string {
-	s = strings.TrimSpace(s)
-	return s[strings.LastIndexByte(s, '\n')+1:]
-}
-
-// printable keeps a hostile guest's text out of the terminal's hands.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		switch {
-		case r == '\n' || r == '\r' || r == '\t':
-			return ' '
-		case r < 0x20 || r > 0x7e:
-			return '?'
-		}
-		return r
-	}, s)
-}
-
-// readyLine is what the agent prints on the console when a snapshot may be taken.
-const readyLine = "turnstone-agent: ready"
-
-// A console takes what Firecracker prints, of which the guest's console is a part. It
-// looks at each byte once, however much a guest prints.
-type console struct {
-	tail  tail
-	ready chan struct{}
-	end   []byte // what was written last, shorter than readyLine
-	seen  bool
-}
-
-func (c *console) Write(p []byte) (int, error) {
-	_, _ = c.tail.Write(p)
-	if c.seen {
-		return len(p), nil
-	}
-	const keep = len(readyLine) - 1
-	joint := append(c.end, p[:min(len(p), keep)]...)
-	if bytes.Contains(joint, []byte(readyLine)) || bytes.Contains(p, []byte(readyLine)) {
-		c.seen, c.end = true, nil
-		close(c.ready)
-		return len(p), nil
-	}
-	if len(p) >= keep {
-		c.end = bytes.Clone(p[len(p)-keep:])
-	} else {
-		c.end = bytes.Clone(joint[max(0, len(joint)-keep):])
-	}
-	return len(p), nil
-}
-
-// tail keeps the last bytes written to it.
-type tail struct {
-	limit int
-	mu    sync.Mutex
-	buf   []byte
-}
-
-func (t *tail) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.buf = append(t.buf, p[max(0, len(p)-t.limit):]...)
-	if over := len(t.buf) - t.limit; over > 0 {
-		t.buf = append(t.buf[:0], t.buf[over:]...)
-	}
-	return len(p), nil
-}
-
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return string(t.buf)
 }

@@ -8,6 +8,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/console"
 	"turnstone.dev/turnstone/substrate/kvm"
 )
 
@@ -41,7 +42,7 @@ func (s *Substrate) prove(ctx context.Context, m substrate.Machine, limit time.D
 	vm, err := s.boot(ctx, m)
 	if err == nil {
 		defer func() { _ = vm.Close() }()
-		err = vm.wait(ctx, vm.ready, limit)
+		err = vm.wait(ctx, limit)
 	}
 	var refused *apiError
 	switch {
@@ -50,7 +51,7 @@ func (s *Substrate) prove(ctx context.Context, m substrate.Machine, limit time.D
 	case err != nil && vm == nil && turnstone.KindOf(err) != turnstone.Dead && !errors.As(err, &refused):
 		return kvm.Verdict{}, err
 	case err != nil:
-		return kvm.Failed(err, errors.Is(err, errLate)), nil
+		return kvm.Failed(err, errors.Is(err, console.ErrLate)), nil
 	}
 	return kvm.Ran(time.Since(began)), nil
 }

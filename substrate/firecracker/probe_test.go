@@ -51,7 +51,7 @@ func TestKVM(t *testing.T) {
 }
 
 func TestKVMThatFails(t *testing.T) {
-	for fault, want := range map[string]string{"panic": "panicked", "refuse:/actions": "refuse", "exit": "broken", "poweroff": "shut"} {
+	for fault, want := range map[string]string{"panic": "panicked", "panic and hang": "panicked: No working init", "refuse:/actions": "refuse", "exit": "broken", "poweroff": "shut"} {
 		b := newBench(t, "")
 		s := b.substrate(t, fault)
 		s.tryKVM = func() error { return nil }

@@ -320,40 +320,6 @@ func TestCgroupLimits(t *testing.T) {
 	}
 }
 
-// A Firecracker that prints without end is heard to its end, and no more is kept.
-func TestConsole(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		c := &console{ready: make(chan struct{})}
-		c.tail.limit = 64
-		noise := strings.Repeat(rapid.SampledFrom([]string{"x", "turnstone-agent: read", "\n"}).Draw(t, "noise"), rapid.IntRange(0, 50).Draw(t, "times"))
-		has := rapid.Bool().Draw(t, "ready")
-		text := noise
-		if has {
-			text += readyLine + noise
-		}
-		for rest := text; rest != ""; {
-			n := rapid.IntRange(1, len(rest)).Draw(t, "part")
-			if got, err := c.Write([]byte(rest[:n])); got != n || err != nil {
-				t.Fatalf("%d, %v", got, err)
-			}
-			rest = rest[n:]
-		}
-		select {
-		case <-c.ready:
-			if !has {
-				t.Fatal("ready without the line")
-			}
-		default:
-			if has {
-				t.Fatal("the line was not seen")
-			}
-		}
-		if want := text[max(0, len(text)-64):]; c.tail.String() != want {
-			t.Fatalf("kept %q, want %q", c.tail.String(), want)
-		}
-	})
-}
-
 // TestCopyPages: a copy is equal up to its limit, and has no page of zeros.
 func TestCopyPages(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {

@@ -13,6 +13,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/console"
 	"turnstone.dev/turnstone/substrate/disk"
 	"turnstone.dev/turnstone/substrate/snapshots"
 )
@@ -50,9 +51,9 @@ func (id identity) differs(other identity) string {
 	case id == other:
 		return ""
 	case id.Substrate != other.Substrate:
-		return "substrate (" + printable(clip(id.Substrate, 40)) + ")"
+		return "substrate (" + console.Printable(clip(id.Substrate, 40)) + ")"
 	case id.Version != other.Version:
-		return fmt.Sprintf("Firecracker (%s, now %s)", printable(clip(id.Version, 80)), other.Version)
+		return fmt.Sprintf("Firecracker (%s, now %s)", console.Printable(clip(id.Version, 80)), other.Version)
 	case id.HostCPU != other.HostCPU:
 		return "CPU"
 	case id.HostKernel != other.HostKernel:
@@ -122,7 +123,7 @@ func (s *Substrate) fillSnapshot(ctx context.Context, m substrate.Machine, id id
 		return err
 	}
 	defer func() { _ = vm.Close() }()
-	if err := vm.wait(ctx, vm.ready, bootLimit); err != nil {
+	if err := vm.wait(ctx, bootLimit); err != nil {
 		return err
 	}
 	if err := vm.api.send(ctx, stateRequest(statePaused)); err != nil {

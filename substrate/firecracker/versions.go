@@ -11,6 +11,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/lazyregexp"
+	"turnstone.dev/turnstone/substrate/console"
 	"turnstone.dev/turnstone/substrate/host"
 )
 
@@ -89,14 +90,14 @@ func (s *Substrate) programVersion(ctx context.Context, path, cache string) (str
 	p, err := host.Ask(ctx, path, func(ctx context.Context) (string, error) {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
-		out := &tail{limit: 4 << 10}
+		out := &console.Tail{Limit: 4 << 10}
 		cmd := exec.CommandContext(ctx, path, "--version")
 		cmd.Stdout, cmd.WaitDelay = out, time.Second
 		if err := cmd.Run(); err != nil {
 			return "", fmt.Errorf("--version: %w", err)
 		}
 		line, _, _ := strings.Cut(out.String(), "\n")
-		return printable(strings.TrimSpace(line)), nil
+		return console.Printable(strings.TrimSpace(line)), nil
 	})
 	if err != nil {
 		return "", err

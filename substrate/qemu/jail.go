@@ -17,6 +17,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/console"
 	"turnstone.dev/turnstone/substrate/host"
 	"turnstone.dev/turnstone/substrate/jail"
 )
@@ -87,7 +88,7 @@ func (s *Substrate) tryWall(ctx context.Context, w wall) error {
 		return err
 	}
 	defer release()
-	out, said := tail{limit: 8 << 10}, tail{limit: 8 << 10}
+	out, said := console.Tail{Limit: 8 << 10}, console.Tail{Limit: 8 << 10}
 	cmd.Stdout, cmd.Stderr = &out, &said
 	done := make(chan error, 1)
 	if err := launchOnThread(cmd, func(error) {}, func(err error) { done <- err }); err != nil {
@@ -107,10 +108,10 @@ func (s *Substrate) tryWall(ctx context.Context, w wall) error {
 		return failure
 	}
 	if err != nil {
-		return fmt.Errorf("QEMU does not start there: %w: %s", err, printable(lastLine(said.String())))
+		return fmt.Errorf("QEMU does not start there: %w: %s", err, console.Printable(console.LastLine(said.String())))
 	}
 	if line, _, _ := strings.Cut(out.String(), "\n"); line != s.version {
-		return fmt.Errorf("QEMU says there that it is %q", printable(line))
+		return fmt.Errorf("QEMU says there that it is %q", console.Printable(line))
 	}
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/console"
 	"turnstone.dev/turnstone/substrate/kvm"
 )
 
@@ -69,12 +70,12 @@ func (s *Substrate) prove(ctx context.Context, m substrate.Machine, limit time.D
 		return kvm.Verdict{}, err
 	}
 	defer func() { _ = vm.Close() }()
-	err = vm.wait(ctx, vm.ready, limit)
+	err = vm.wait(ctx, limit)
 	switch {
 	case ctx.Err() != nil:
 		return kvm.Verdict{}, ctx.Err()
 	case err != nil:
-		return kvm.Failed(err, errors.Is(err, errLate)), nil
+		return kvm.Failed(err, errors.Is(err, console.ErrLate)), nil
 	}
 	return kvm.Ran(time.Since(began)), nil
 }

@@ -1,7 +1,6 @@
 package qemu
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -20,7 +19,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/descriptors"
-	"turnstone.dev/turnstone/internal/lazyregexp"
+	"turnstone.dev/turnstone/substrate/console"
 	"turnstone.dev/turnstone/substrate/jail"
 )
 
@@ -52,12 +51,12 @@ type machine struct {
 	agent   net.Conn
 	card    net.Conn // the host's end of the network card; nil when there is none
 	process *os.Process
-	console tail
-	stderr  tail
-	live    *live         // for Snapshot; set before anybody else has the machine
-	ready   chan struct{} // closed when the agent has said on the console that it is ready
-	scratch *os.File      // the disk that takes the writes; closed with the machine
-	wall    wall          // what QEMU is behind
+	console *console.Watch
+	stderr  console.Tail
+	live    *live    // for Snapshot; set before anybody else has the machine
+	advice  string   // what helps when the guest does not start
+	scratch *os.File // the disk that takes the writes; closed with the machine
+	wall    wall     // what QEMU is behind
 
 	done   chan struct{}
 	mu     sync.Mutex
@@ -69,8 +68,8 @@ type machine struct {
 // start runs QEMU with a machine of the given shape. It takes ownership of f's files.
 func (s *Substrate) start(shape turnstone.Shape, args []string, f files) (*machine, error) {
 	defer f.close()
-	m := &machine{id: turnstone.NewSandboxID(), wall: s.wall.Wall, done: make(chan struct{}), ready: make(chan struct{})}
-	m.console.limit, m.stderr.limit = 16<<10, 8<<10
+	m := &machine{id: turnstone.NewSandboxID(), wall: s.wall.Wall, console: console.New(), advice: s.kernel.Advice(), done: make(chan struct{})}
+	m.stderr.Limit = 8 << 10
 	var err error
 	if m.scratch, err = dup(f.scratch); err != nil {
 		return nil, err
@@ -167,17 +166,14 @@ func (m *machine) ended(wait error) {
 	close(m.done)
 }
 
-var panicLine = lazyregexp.New(`Kernel panic - not syncing: ([^\r\n]{1,200})`)
-
 // explain turns an end nobody asked for into an error for the user.
 func (m *machine) explain(wait error) error {
 	e := &turnstone.Error{Op: "qemu.run", Kind: turnstone.Dead, Subject: string(m.id)}
-	console := m.console.String()
-	switch match := panicLine.FindStringSubmatch(console); {
+	switch fault := m.console.Fault(); {
 	case m.cause != nil:
 		return m.cause
-	case match != nil:
-		e.Err = fmt.Errorf("the guest kernel panicked: %s", printable(match[1]))
+	case fault != "":
+		e.Err, e.Hint = errors.New(fault), m.hint()
 	case busError(wait):
 		// Its memory is a file: a page that the disk has no room for ends it so.
 		e.Kind, e.Hint = turnstone.Exhausted, "make room where TURN_HOME is"
@@ -185,7 +181,7 @@ func (m *machine) explain(wait error) error {
 	case jailFailure(m.stderr.String(), wait) != nil:
 		e.Kind, e.Hint, e.Err = turnstone.Unavailable, "run `turn doctor`", jailFailure(m.stderr.String(), wait)
 	case strings.TrimSpace(m.stderr.String()) != "":
-		e.Err = fmt.Errorf("QEMU ended: %s", printable(strings.TrimSpace(m.stderr.String())))
+		e.Err = fmt.Errorf("QEMU ended: %s", console.Printable(strings.TrimSpace(m.stderr.String())))
 	case wait != nil:
 		e.Err = fmt.Errorf("QEMU ended: %w", wait)
 	default:
@@ -201,19 +197,6 @@ func busError(wait error) bool {
 	}
 	status, ok := exit.Sys().(syscall.WaitStatus)
 	return ok && status.Signaled() && status.Signal() == syscall.SIGBUS
-}
-
-// printable keeps a hostile guest's console out of the terminal's hands.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r == '\n' || r == '\r' || r == '\t' {
-			return ' '
-		}
-		if r < 0x20 || r == 0x7f || r > 0x7e {
-			return '?'
-		}
-		return r
-	}, s)
 }
 
 // event reacts to what QEMU tells: a disk write that failed for want of room on
@@ -242,28 +225,9 @@ func (m *machine) event(e event) {
 	_ = m.process.Kill()
 }
 
-// readyLine is what the agent prints on the console when a snapshot may be taken.
-var readyLine = []byte("turnstone-agent: ready")
-
 func (m *machine) readConsole(conn net.Conn) {
 	defer func() { _ = conn.Close() }()
-	// Each byte is looked at once, however much a guest prints: the end of what
-	// was read stays in front of what comes next.
-	const keep = 64
-	buf := make([]byte, keep+4096)
-	seen, have := false, 0
-	for {
-		n, err := conn.Read(buf[have:])
-		_, _ = m.console.Write(buf[have : have+n])
-		if have += n; !seen && bytes.Contains(buf[:have], readyLine) {
-			seen = true
-			close(m.ready)
-		}
-		have = copy(buf, buf[max(0, have-keep):have])
-		if err != nil {
-			return
-		}
-	}
+	_, _ = io.Copy(m.console, conn)
 }
 
 func (m *machine) ID() turnstone.SandboxID   { return m.id }
@@ -329,30 +293,33 @@ func (m *machine) Resume(ctx context.Context) error {
 	return err
 }
 
-// wait blocks until ready is closed; the machine's end or ctx's end is an error.
-func (m *machine) wait(ctx context.Context, ready <-chan struct{}, limit time.Duration) error {
-	given := ctx
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
+// hint is what helps when the guest does not start; nothing once it has.
+func (m *machine) hint() string {
 	select {
-	case <-ready:
-		return nil
-	case <-m.done:
-		return m.Err()
-	case <-ctx.Done():
-		err := errLate
-		if given.Err() != nil {
-			err = given.Err()
-		}
-		return fmt.Errorf("the guest did not start within %s: %w; its console ends: %q", limit, err, printable(lastLine(m.console.String())))
+	case <-m.console.Ready():
+		return ""
+	default:
+		return m.advice
 	}
 }
 
-var errLate = errors.New("that is too long")
-
-func lastLine(s string) string {
-	s = strings.TrimSpace(s)
-	return s[strings.LastIndexByte(s, '\n')+1:]
+// wait blocks until the agent is ready. What the guest says of itself, the machine's end
+// and ctx's end are errors.
+func (m *machine) wait(ctx context.Context, limit time.Duration) error {
+	late := time.NewTimer(limit)
+	defer late.Stop()
+	select {
+	case <-m.console.Ready():
+		return nil
+	case <-m.console.Failed():
+		return &turnstone.Error{Op: "qemu.boot", Kind: turnstone.Dead, Subject: string(m.id), Err: errors.New(m.console.Fault()), Hint: m.hint()}
+	case <-m.done:
+		return m.Err()
+	case <-ctx.Done():
+		return m.console.Late(limit, ctx.Err())
+	case <-late.C:
+		return m.console.Late(limit, console.ErrLate)
+	}
 }
 
 // unprivileged is what root's QEMU runs as: nobody, with the group that may use
@@ -390,27 +357,4 @@ func closeAll(conns []net.Conn) {
 			_ = c.Close()
 		}
 	}
-}
-
-// tail keeps the last bytes written to it.
-type tail struct {
-	limit int
-	mu    sync.Mutex
-	buf   []byte
-}
-
-func (t *tail) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.buf = append(t.buf, p...)
-	if over := len(t.buf) - t.limit; over > 0 {
-		t.buf = append(t.buf[:0], t.buf[over:]...)
-	}
-	return len(p), nil
-}
-
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return string(t.buf)
 }

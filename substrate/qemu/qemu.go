@@ -118,7 +118,7 @@ func (s *Substrate) Boot(ctx context.Context, m substrate.Machine) (substrate.Sa
 	if err != nil {
 		return nil, err
 	}
-	err = vm.wait(ctx, vm.ready, bootLimit)
+	err = vm.wait(ctx, bootLimit)
 	if err == nil {
 		_, err = vm.mon.do(ctx, negotiate)
 	}

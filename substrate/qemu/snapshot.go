@@ -138,7 +138,7 @@ func (s *Substrate) bootAndSave(ctx context.Context, m substrate.Machine, ram, s
 		return nil, err
 	}
 	defer func() { _ = vm.Close() }()
-	if err := vm.wait(ctx, vm.ready, bootLimit); err != nil {
+	if err := vm.wait(ctx, bootLimit); err != nil {
 		return nil, err
 	}
 	type read struct {

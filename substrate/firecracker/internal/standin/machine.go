@@ -60,6 +60,9 @@ func (v *vmm) start() error {
 		case "panic":
 			fmt.Print("[    0.1] Kernel panic - not syncing: VFS: Unable to mount \x1b[2J root fs\r\n")
 			os.Exit(0)
+		case "panic and hang":
+			fmt.Print("[    0.1] Kernel panic - not syncing: No working init found\r\n")
+			return
 		case "poweroff":
 			os.Exit(0)
 		case "silent":

@@ -1,0 +1,176 @@
+// Package console reads what a guest prints on its console: that its agent is ready, or
+// why it never will be.
+package console
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	"turnstone.dev/turnstone/internal/lazyregexp"
+)
+
+// ReadyLine is what the agent prints when a snapshot may be taken.
+const ReadyLine = "turnstone-agent: ready"
+
+// failedLine begins the line in which the agent says why it gives up as it starts.
+const failedLine = "turnstone-agent: failed: "
+
+// panicText begins what the kernel says as it gives up (kernel/panic.c).
+const panicText = "Kernel panic - not syncing: "
+
+const (
+	kept    = 16 << 10 // bytes of the console that are kept
+	maxLine = 512      // bytes of a line that are looked at together
+)
+
+// A Watch takes what a guest prints. It looks at each byte once, however much that is,
+// and only until the agent is ready: from then on a guest is hostile, and can print what
+// it likes. It has one writer; its other methods are safe for concurrent use.
+type Watch struct {
+	Tail
+	ready, failed chan struct{}
+
+	over bool   // ready or failed
+	line []byte // the end of what was written of the last line, less than maxLine
+	why  string // why it failed; written before failed is closed
+}
+
+// New returns a Watch that keeps the last 16 KiB.
+func New() *Watch {
+	return &Watch{Tail: Tail{Limit: kept}, ready: make(chan struct{}), failed: make(chan struct{})}
+}
+
+// Ready is closed when the agent has said that it is ready.
+func (w *Watch) Ready() <-chan struct{} { return w.ready }
+
+// Failed is closed when the guest has said that it never will be.
+func (w *Watch) Failed() <-chan struct{} { return w.failed }
+
+// Fault is why the guest failed, or the panic that the console ends with; empty: neither.
+// It is one line that a terminal may print.
+func (w *Watch) Fault() string {
+	select {
+	case <-w.failed:
+		return w.why
+	default:
+	}
+	if match := panicLine.FindStringSubmatch(w.String()); match != nil {
+		return panicked(match[1])
+	}
+	return ""
+}
+
+var panicLine = lazyregexp.New(panicText + `([^\r\n]{1,200})`)
+
+func panicked(what string) string { return "the guest kernel panicked: " + clip(what) }
+
+// Write implements io.Writer. It does not fail.
+func (w *Watch) Write(p []byte) (int, error) {
+	_, _ = w.Tail.Write(p)
+	for rest := p; len(rest) > 0 && !w.over; {
+		n, skip, ended := min(len(rest), maxLine-len(w.line)), 0, false
+		if i := bytes.IndexAny(rest[:n], "\r\n"); i >= 0 {
+			n, skip, ended = i, 1, true
+		}
+		w.line = append(w.line, rest[:n]...)
+		rest = rest[n+skip:]
+		full := len(w.line) == maxLine
+		w.look(ended || full)
+		switch {
+		case ended:
+			w.line = w.line[:0]
+		case full: // what is looked for may begin in its end
+			w.line = append(w.line[:0], w.line[maxLine/2:]...)
+		}
+	}
+	return len(p), nil
+}
+
+// look looks at the line as it is now; whole says that no more of it is kept.
+func (w *Watch) look(whole bool) {
+	if bytes.Contains(w.line, []byte(ReadyLine)) {
+		w.over = true
+		close(w.ready)
+		return
+	}
+	if !whole { // so that a reason is told to its end
+		return
+	}
+	if _, what, ok := bytes.Cut(w.line, []byte(failedLine)); ok {
+		w.fail("the guest's agent does not start: " + clip(string(what)))
+	} else if _, what, ok := bytes.Cut(w.line, []byte(panicText)); ok {
+		w.fail(panicked(string(what)))
+	}
+}
+
+func (w *Watch) fail(why string) {
+	w.over, w.why = true, why
+	close(w.failed)
+}
+
+// A Tail keeps the last bytes written to it. It is safe for concurrent use.
+type Tail struct {
+	Limit int // of the bytes that are kept
+	mu    sync.Mutex
+	buf   []byte
+}
+
+// Write implements io.Writer. It does not fail.
+func (t *Tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.buf = append(t.buf, p[max(0, len(p)-t.Limit):]...)
+	if over := len(t.buf) - t.Limit; over > 0 {
+		t.buf = append(t.buf[:0], t.buf[over:]...)
+	}
+	return len(p), nil
+}
+
+// String returns what is kept.
+func (t *Tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return string(t.buf)
+}
+
+// LastLine returns the last line of s that is not empty.
+func LastLine(s string) string {
+	s = strings.TrimSpace(s)
+	return s[strings.LastIndexAny(s, "\r\n")+1:]
+}
+
+// Printable keeps a hostile guest's text out of the terminal's hands: what is no ASCII
+// letter, sign or space becomes a question mark.
+func Printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r == '\n' || r == '\r' || r == '\t':
+			return ' '
+		case r < 0x20 || r > 0x7e:
+			return '?'
+		}
+		return r
+	}, s)
+}
+
+const maxText = 300
+
+func clip(s string) string {
+	s = strings.TrimSpace(Printable(s))
+	if len(s) > maxText {
+		return s[:maxText]
+	}
+	return s
+}
+
+// ErrLate says that a guest was not ready in the time that it had.
+var ErrLate = errors.New("that is too long")
+
+// Late returns the error of a guest that was not ready: err says why nobody waits any
+// longer.
+func (w *Watch) Late(after fmt.Stringer, err error) error {
+	return fmt.Errorf("the guest did not start within %s: %w; its console ends: %q", after, err, clip(LastLine(w.String())))
+}
