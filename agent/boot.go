@@ -14,7 +14,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/agent/process"
+	"turnstone.dev/turnstone/kernel/need"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -23,6 +25,7 @@ const (
 	PortName   = "turnstone.agent"        // of the virtio-serial port
 	RootSerial = "root"                   // of the block device with the template's root image
 	ReadyLine  = "turnstone-agent: ready" // on the console, when the agent waits for the host
+	FailedWord = "failed: "               // on the console after the agent's name: why there will be no such line
 )
 
 // Where things stand before the sandbox's own root takes their place.
@@ -52,21 +55,39 @@ const (
 func Boot() {
 	err := boot()
 	if err != nil {
-		consoleLog("failed: " + err.Error())
+		consoleLog(failedLine(err))
 	}
 	powerOff()
 }
 
+// failedLine is what the host shows of a start that failed.
+func failedLine(err error) string {
+	line := FailedWord + err.Error()
+	if hint := turnstone.HintOf(err); hint != "" {
+		line += "; " + hint
+	}
+	return line
+}
+
 func boot() error {
 	keepSignals()
-	if err := mountKernel(kernelMounts, func(string) bool { return false }); err != nil {
+	mounts := mountKernel(kernelMounts, func(string) bool { return false })
+	loadModules("/modules")
+	cmdline, _ := os.ReadFile("/proc/cmdline") // the host wrote it
+	if checks(string(cmdline)) {
+		_, _ = unix.Klogctl(unix.SYSLOG_ACTION_CONSOLE_OFF, nil) // its messages would fall into the report's lines
+		runningKernel.report(consoleLog)
+		return nil
+	}
+	if mounts != nil {
+		return mounts
+	}
+	if err := runningKernel.lacks(kindOf(string(cmdline))); err != nil {
 		return err
 	}
-	loadModules("/modules")
 	if err := loopbackUp(); err != nil {
 		consoleLog("loopback: " + err.Error())
 	}
-	cmdline, _ := os.ReadFile("/proc/cmdline") // the host wrote it
 	m := &machine{base: -1, names: diskNames(string(cmdline))}
 	if err := m.newSpace(); err != nil {
 		return err
@@ -175,18 +196,20 @@ var kernelMounts = []kernelMount{
 	{"/sys/fs/cgroup", "cgroup2", "", noFiles},
 }
 
-// mountKernel mounts what the kernel offers, but where there is something already.
+// mountKernel mounts what the kernel offers, but where there is something already. It
+// mounts all that it can, and returns the first failure.
 func mountKernel(mounts []kernelMount, mounted func(dir string) bool) error {
+	var failed error
 	for _, m := range mounts {
 		if mounted(m.dir) {
 			continue
 		}
-		if err := os.MkdirAll(m.dir, 0o755); err != nil {
-			return err
+		if err := m.mount(); err != nil && failed == nil {
+			failed = err
 		}
-		if err := unix.Mount(m.fs, m.dir, m.fs, m.flags, m.data); err != nil && err != unix.EBUSY {
-			return &os.PathError{Op: "mount", Path: m.dir, Err: err}
-		}
+	}
+	if failed != nil {
+		return failed
 	}
 	if err := os.WriteFile(bootIDFile, []byte(strings.Repeat("0", 36)+"\n"), 0o444); err != nil {
 		return err
@@ -197,6 +220,21 @@ func mountKernel(mounts []kernelMount, mounted func(dir string) bool) error {
 		if err := os.Symlink(target, "/dev/"+name); err != nil && !errors.Is(err, os.ErrExist) {
 			return err
 		}
+	}
+	return nil
+}
+
+// mount mounts it. A file system that the kernel does not know is a lackError.
+func (m kernelMount) mount() error {
+	if err := os.MkdirAll(m.dir, 0o755); err != nil {
+		return err
+	}
+	err := unix.Mount(m.fs, m.dir, m.fs, m.flags, m.data)
+	if n, known := need.Of(m.fs); known && err == unix.ENODEV {
+		return &lackError{n}
+	}
+	if err != nil && err != unix.EBUSY {
+		return &os.PathError{Op: "mount", Path: m.dir, Err: err}
 	}
 	return nil
 }

@@ -98,6 +98,9 @@ func (c *card) connect(mac net.HardwareAddr, mtu int, n *wire.SandboxNetwork, in
 	if c.tap == nil {
 		if c.tap, c.name, err = openTAP(); err != nil {
 			c.tap = nil
+			if lack := runningKernel.lacksAny("inet", "tun"); lack != nil {
+				err = lack
+			}
 			return "", cardError(err)
 		}
 		if err := setCard(c.name, mac, mtu); err != nil {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -22,14 +23,22 @@ func loopbackUp() error {
 	return netlink.LinkSetUp(lo)
 }
 
-// networkUp configures the machine's one network card.
+// networkUp configures the machine's one network card. Where that fails because the
+// kernel lacks something, the error says what.
 func networkUp(n *wire.SandboxNetwork) error {
-	name, err := firstInterface()
-	if err != nil {
-		return &turnstone.Error{Op: "sandbox.network", Kind: turnstone.Unavailable, Subject: n.Address, Err: err,
-			Hint: "run with the network off, or report this"}
+	name, err := firstInterface("/sys/class/net")
+	if err == nil {
+		err = addressUp(name, n)
 	}
-	return addressUp(name, n)
+	if err == nil {
+		return nil
+	}
+	failure := &turnstone.Error{Op: "sandbox.network", Kind: turnstone.Unavailable, Subject: n.Address, Err: err,
+		Hint: "run with network: off, or report this"}
+	if lack := runningKernel.lacksAny("inet", "virtio-net"); lack != nil {
+		failure.Err, failure.Hint = lack, "run with network: off"
+	}
+	return failure
 }
 
 // addressUp configures a network card. The order is that of a router's needs:
@@ -70,14 +79,15 @@ func addressUp(name string, n *wire.SandboxNetwork) error {
 	return nil
 }
 
-// firstInterface names the network card: the one interface that is not loopback.
-func firstInterface() (string, error) {
-	entries, err := os.ReadDir("/sys/class/net")
+// firstInterface names the network card: the one interface below dir, as /sys/class/net,
+// that has a device. Kernels have others from the start, as dummy0, sit0 and tunl0.
+func firstInterface(dir string) (string, error) {
+	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return "", err
 	}
 	for _, e := range entries {
-		if e.Name() != "lo" && !strings.HasPrefix(e.Name(), "bonding") {
+		if _, err := os.Stat(filepath.Join(dir, e.Name(), "device")); err == nil {
 			return e.Name(), nil
 		}
 	}

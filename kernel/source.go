@@ -237,19 +237,9 @@ func (o override) take(ctx context.Context, dir string, _ func(string)) (*manife
 		return &turnstone.Error{Op: "kernel.ensure", Kind: turnstone.Invalid, Subject: subject, Err: err,
 			Hint: "TURN_KERNEL must name a vmlinux or bzImage for x86-64, TURN_KERNEL_MODULES its folder lib/modules/<release>"}
 	}
-	fi, err := os.Stat(o.image)
+	image, err := readImage(o.image)
 	if err != nil {
-		return nil, invalid("TURN_KERNEL", err)
-	}
-	if !fi.Mode().IsRegular() || fi.Size() > maxVmlinux {
-		return nil, invalid("TURN_KERNEL", fmt.Errorf("%s is no kernel image", o.image))
-	}
-	image, err := os.ReadFile(o.image)
-	if err != nil {
-		return nil, invalid("TURN_KERNEL", err)
-	}
-	if !isELF(image) && !isBzImage(image) {
-		return nil, invalid("TURN_KERNEL", fmt.Errorf("%s is neither a vmlinux nor a bzImage", o.image))
+		return nil, invalid("TURN_KERNEL", fmt.Errorf("%s: %w", o.image, err))
 	}
 	m := new(manifest)
 	if m.Image, err = keepImage(ctx, dir, image); err != nil {
@@ -262,9 +252,6 @@ func (o override) take(ctx context.Context, dir string, _ func(string)) (*manife
 	// The banner is what the kernel itself says; a bzImage's header can say anything.
 	if m.Version = bannerRelease(kept); m.Version == "" {
 		m.Version = version(image)
-	}
-	if isELF(image) && m.Image.Path != "vmlinux" {
-		return nil, invalid("TURN_KERNEL", fmt.Errorf("%s has no PVH entry (CONFIG_PVH)", o.image))
 	}
 	source, err := resolvedSource(ctx, o.image)
 	if err != nil {

@@ -58,6 +58,7 @@ func bzImage(payload []byte) []byte {
 	copy(image[setupMagic:], "HdrS")
 	binary.LittleEndian.PutUint16(image[setupVersion:], 0x20f)
 	binary.LittleEndian.PutUint16(image[setupKernel:], 0x100)
+	image[setupXLoad] = xloadKernel64
 	copy(image[0x300:], "6.1.0-test-amd64 (builder@host) #1\x00")
 	binary.LittleEndian.PutUint32(image[setupPayload:], 64)
 	binary.LittleEndian.PutUint32(image[setupPayload+4:], uint32(len(payload)))

@@ -1,0 +1,237 @@
+package agent
+
+import (
+	"bufio"
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone/kernel/need"
+)
+
+// A kernelView is where the running kernel tells what it has. The zero value looks at
+// none; tests look at folders of their own.
+type kernelView struct {
+	proc, sys, dev string
+}
+
+var runningKernel = kernelView{proc: "/proc", sys: "/sys", dev: "/dev"}
+
+// errUntold says that the running kernel does not tell.
+var errUntold = errors.New("the kernel does not tell")
+
+// has returns nil where the kernel has n, errUntold where it does not say, and else why
+// it does not have it.
+func (k kernelView) has(n need.Need) error {
+	switch n.Name {
+	case "proc", "sysfs", "devtmpfs", "devpts", "tmpfs", "cgroup2", "erofs", "ext4", "overlay":
+		return k.hasFileSystem(n.Name)
+	case "cgroup-memory", "cgroup-pids", "cgroup-cpu":
+		return k.hasController(strings.TrimPrefix(n.Name, "cgroup-"))
+	case "cgroup-kill":
+		return k.hasGroupKill()
+	case "virtio-pci":
+		return exists(k.sys + "/bus/pci/drivers/virtio-pci")
+	case "virtio-mmio":
+		return exists(k.sys + "/bus/platform/drivers/virtio-mmio")
+	case "virtio-blk", "virtio-console", "virtio-net", "virtio-rng", "virtio-balloon":
+		return exists(k.sys + "/bus/virtio/drivers/" + strings.ReplaceAll(n.Name, "-", "_"))
+	case "virtio-vsock":
+		return exists(k.sys + "/bus/virtio/drivers/vmw_vsock_virtio_transport")
+	case "vmgenid": // a driver of ACPI before Linux 6.10, of the platform since
+		if exists(k.sys+"/bus/acpi/drivers/vmgenid") == nil {
+			return nil
+		}
+		return exists(k.sys + "/bus/platform/drivers/vmgenid")
+	case "acpi":
+		return exists(k.sys + "/bus/acpi")
+	case "pid-namespaces":
+		return exists(k.proc + "/self/ns/pid")
+	case "user-namespaces":
+		return exists(k.proc + "/self/ns/user")
+	case "modules":
+		return exists(k.proc + "/modules")
+	case "tun":
+		return exists(k.dev + "/net/tun")
+	case "smp":
+		return k.hasCPUs()
+	case "initramfs", "elf", "console", "futex", "epoll", "eventfd":
+		return nil // the agent, which says so, would not run, or not be heard
+	}
+	return tryNeed(n.Name)
+}
+
+// tryNeed finds out by doing it.
+func tryNeed(name string) error {
+	switch name {
+	case "memfd":
+		return closed(unix.MemfdCreate("turnstone", unix.MFD_CLOEXEC))
+	case "inotify":
+		return closed(unix.InotifyInit1(unix.IN_CLOEXEC))
+	case "unix":
+		return closed(unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0))
+	case "inet":
+		return closed(unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0))
+	case "packet":
+		return closed(unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0))
+	case "seccomp":
+		// Without a filter to install this is EFAULT; without seccomp EINVAL (prctl(2)).
+		if err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, 0, 0, 0); err != unix.EFAULT {
+			return os.NewSyscallError("prctl", err)
+		}
+		return nil
+	case "dummy":
+		return tryDummy()
+	}
+	return errUntold
+}
+
+func closed(fd int, err error) error {
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
+}
+
+// tryDummy makes a dummy network card in a network namespace of its own, which goes with
+// the thread.
+func tryDummy() error {
+	result := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()                                                        // for good: the thread ends with its namespace
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil && err != unix.EINVAL { // EINVAL: there are none
+			result <- err
+			return
+		}
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err == nil {
+			err = h.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "turnstone0"}})
+			h.Close()
+		}
+		result <- err
+	}()
+	return <-result
+}
+
+func exists(path string) error {
+	_, err := os.Stat(path)
+	return err
+}
+
+// hasFileSystem looks into /proc/filesystems. That proc is there is known by it.
+func (k kernelView) hasFileSystem(name string) error {
+	f, err := os.Open(k.proc + "/filesystems")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if words := strings.Fields(lines.Text()); len(words) > 0 && words[len(words)-1] == name {
+			return nil
+		}
+	}
+	return unix.ENODEV
+}
+
+// hasController looks at what the root of the control groups has to give.
+func (k kernelView) hasController(name string) error {
+	b, err := os.ReadFile(k.sys + "/fs/cgroup/cgroup.controllers")
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(strings.Fields(string(b)), name) {
+		return unix.ENODEV
+	}
+	return nil
+}
+
+// hasGroupKill makes a group for a moment: the root has no such file.
+func (k kernelView) hasGroupKill() error {
+	dir := filepath.Join(k.sys, "fs/cgroup/turnstone-check")
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	defer func() { _ = unix.Rmdir(dir) }()
+	return exists(filepath.Join(dir, "cgroup.kill"))
+}
+
+// hasCPUs asks how many CPUs the kernel was built for: kernel_max is the highest number
+// of one.
+func (k kernelView) hasCPUs() error {
+	b, err := os.ReadFile(k.sys + "/devices/system/cpu/kernel_max")
+	if err == nil && strings.TrimSpace(string(b)) == "0" {
+		return unix.ENODEV
+	}
+	return err
+}
+
+// A lackError ends a start: the kernel does not have what the agent needs.
+type lackError struct{ need need.Need }
+
+func (e *lackError) Error() string { return e.need.Lack() }
+
+// lacks returns the first necessity, for a machine of this kind, that the kernel does not have.
+func (k kernelView) lacks(kind need.Level) error {
+	for _, n := range need.All() {
+		if n.Level != need.Always && n.Level != kind {
+			continue
+		}
+		if err := k.has(n); err != nil && err != errUntold {
+			return &lackError{n}
+		}
+	}
+	return nil
+}
+
+// lacksAny returns the first of these needs that the kernel does not have, as an error.
+func (k kernelView) lacksAny(names ...string) error {
+	for _, name := range names {
+		n, _ := need.Of(name)
+		if err := k.has(n); err != nil && err != errUntold {
+			return &lackError{n}
+		}
+	}
+	return nil
+}
+
+// kindOf tells which kind of machine a command line is for.
+func kindOf(cmdline string) need.Level {
+	for word := range strings.FieldsSeq(cmdline) {
+		if strings.HasPrefix(word, "turnstone.vsock=") {
+			return need.Firecracker
+		}
+	}
+	return need.QEMU
+}
+
+// The report that a machine with the word turnstone.check on its command line gives on
+// its console, instead of a start: a line for each need, and a last one.
+const (
+	CheckWord = "turnstone.check"
+	CheckHas  = "check has "   // and the need's name
+	CheckNot  = "check lacks " // and the need's name
+	CheckEnd  = "check ends"
+)
+
+// checks tells whether the command line asks for the report.
+func checks(cmdline string) bool { return slices.Contains(strings.Fields(cmdline), CheckWord) }
+
+// report says what the kernel has.
+func (k kernelView) report(say func(line string)) {
+	for _, n := range need.All() {
+		switch err := k.has(n); err {
+		case nil:
+			say(CheckHas + n.Name)
+		case errUntold:
+		default:
+			say(CheckNot + n.Name)
+		}
+	}
+	say(CheckEnd)
+}

@@ -1,0 +1,158 @@
+package agent
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/kernel/need"
+)
+
+// fakeKernel returns a kernel that has all that is looked for in files, and the file or
+// directory of each need of which a test may take it away.
+func fakeKernel(t *testing.T) (k kernelView, take map[string]func()) {
+	t.Helper()
+	root := t.TempDir()
+	k = kernelView{proc: filepath.Join(root, "proc"), sys: filepath.Join(root, "sys"), dev: filepath.Join(root, "dev")}
+	take = map[string]func(){}
+	write := func(path, text string) string {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	filesystems := []string{"proc", "sysfs", "devtmpfs", "devpts", "tmpfs", "cgroup2", "erofs", "ext4", "overlay"}
+	list := func(names []string) string {
+		return "nodev\t" + strings.Join(names, "\nnodev\t") + "\n\text9\n"
+	}
+	write(k.proc+"/filesystems", list(filesystems))
+	for _, name := range filesystems {
+		take[name] = func() {
+			write(k.proc+"/filesystems", list(slices.DeleteFunc(slices.Clone(filesystems), func(n string) bool { return n == name })))
+		}
+	}
+	controllers := []string{"cpuset", "cpu", "memory", "pids"}
+	write(k.sys+"/fs/cgroup/cgroup.controllers", strings.Join(controllers, " ")+"\n")
+	for _, name := range controllers[1:] {
+		take["cgroup-"+name] = func() {
+			write(k.sys+"/fs/cgroup/cgroup.controllers",
+				strings.Join(slices.DeleteFunc(slices.Clone(controllers), func(n string) bool { return n == name }), " "))
+		}
+	}
+	write(k.sys+"/devices/system/cpu/kernel_max", "511\n")
+	take["smp"] = func() { write(k.sys+"/devices/system/cpu/kernel_max", "0\n") }
+	for name, path := range map[string]string{
+		"virtio-pci": k.sys + "/bus/pci/drivers/virtio-pci/x", "virtio-mmio": k.sys + "/bus/platform/drivers/virtio-mmio/x",
+		"virtio-blk": k.sys + "/bus/virtio/drivers/virtio_blk/x", "virtio-console": k.sys + "/bus/virtio/drivers/virtio_console/x",
+		"virtio-net": k.sys + "/bus/virtio/drivers/virtio_net/x", "virtio-rng": k.sys + "/bus/virtio/drivers/virtio_rng/x",
+		"virtio-balloon": k.sys + "/bus/virtio/drivers/virtio_balloon/x", "virtio-vsock": k.sys + "/bus/virtio/drivers/vmw_vsock_virtio_transport/x",
+		"vmgenid": k.sys + "/bus/acpi/drivers/vmgenid/x",
+	} {
+		dir := filepath.Dir(write(path, ""))
+		take[name] = func() { _ = os.RemoveAll(dir) }
+	}
+	for name, path := range map[string]string{
+		"pid-namespaces": k.proc + "/self/ns/pid", "user-namespaces": k.proc + "/self/ns/user", "modules": k.proc + "/modules",
+		"tun": k.dev + "/net/tun", "cgroup-kill": k.sys + "/fs/cgroup/turnstone-check/cgroup.kill",
+	} {
+		write(path, "")
+		take[name] = func() { _ = os.Remove(path) }
+	}
+	take["acpi"] = func() { _ = os.RemoveAll(k.sys + "/bus/acpi") }
+	return k, take
+}
+
+// TestMissingNecessity: whatever necessity a kernel lacks, the start ends with its name,
+// on machines of the kind that needs it and on no other.
+func TestMissingNecessity(t *testing.T) {
+	whole, take := fakeKernel(t)
+	for _, kind := range []need.Level{need.QEMU, need.Firecracker} {
+		if err := whole.lacks(kind); err != nil {
+			t.Fatalf("a kernel that has everything: %v", err)
+		}
+	}
+	untaken := []string{"initramfs", "elf", "console", "futex", "epoll", "eventfd", "memfd"} // cannot be taken from the test
+	for _, n := range need.All() {
+		if take[n.Name] == nil {
+			if n.Level != need.Optional && !slices.Contains(untaken, n.Name) {
+				t.Errorf("%s is not tried", n.Name)
+			}
+			continue
+		}
+		k, take := fakeKernel(t)
+		take[n.Name]()
+		if err := k.has(n); err == nil || errors.Is(err, errUntold) {
+			t.Errorf("%s is not missed: %v", n.Name, err)
+		}
+		for _, kind := range []need.Level{need.QEMU, need.Firecracker} {
+			err := k.lacks(kind)
+			if wanted := n.Level == need.Always || n.Level == kind; (err != nil) != wanted || wanted && err.Error() != n.Lack() {
+				t.Errorf("without %s a machine of %s: %v", n.Name, kind, err)
+			}
+		}
+	}
+}
+
+// TestNeedReport: the report has a line for each need, and one that ends it.
+func TestNeedReport(t *testing.T) {
+	k, take := fakeKernel(t)
+	take["erofs"]()
+	var lines []string
+	k.report(func(line string) { lines = append(lines, line) })
+	for _, want := range []string{CheckHas + "ext4", CheckNot + "erofs", CheckHas + "console", CheckEnd} {
+		if !slices.Contains(lines, want) {
+			t.Errorf("no %q in %q", want, lines)
+		}
+	}
+	if lines[len(lines)-1] != CheckEnd {
+		t.Errorf("the last line is %q", lines[len(lines)-1])
+	}
+}
+
+func TestKindOf(t *testing.T) {
+	if kindOf("console=ttyS0 turnstone.vsock=1024") != need.Firecracker || kindOf("console=ttyS0 xturnstone.vsock=1") != need.QEMU {
+		t.Error("the kind of machine is not told by its channel")
+	}
+	if checks("a turnstone.checked turnstone.check=1") || !checks("quiet turnstone.check\n") {
+		t.Error("the word that asks for the report is not found")
+	}
+}
+
+// TestFailedLine: the host shows what is to be done, too.
+func TestFailedLine(t *testing.T) {
+	n, _ := need.Of("erofs")
+	if got, want := failedLine(&lackError{n}), "failed: the kernel has no EROFS (CONFIG_EROFS_FS)"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	err := &turnstone.Error{Subject: "10.0.0.2/24", Err: errors.New("no card"), Hint: "run with network: off"}
+	if got, want := failedLine(err), "failed: 10.0.0.2/24: no card; run with network: off"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// TestFirstInterface: kernels with built-in drivers have interfaces that are no card.
+func TestFirstInterface(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"bond0", "dummy0", "lo", "sit0"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if name, err := firstInterface(dir); err == nil {
+		t.Errorf("%s is taken for a network card", name)
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "eth0", "device"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if name, err := firstInterface(dir); err != nil || name != "eth0" {
+		t.Errorf("the network card is %q, %v", name, err)
+	}
+}

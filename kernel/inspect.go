@@ -1,0 +1,282 @@
+package kernel
+
+import (
+	"bytes"
+	"context"
+	"debug/elf"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/klauspost/compress/gzip"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+)
+
+// maxConfig bounds a kernel's configuration, unpacked, in bytes.
+const maxConfig = 4 << 20
+
+// Facts are what a kernel's files tell of it.
+type Facts struct {
+	Format  string            // "vmlinux" or "bzImage"
+	Version string            // "" when the image does not tell
+	Config  map[string]string // its options without CONFIG_, as "EROFS_FS" → "m"; nil when the image has none (IKCONFIG)
+	Builtin map[string]bool   // modules that modules.builtin names; nil without a folder of modules
+	Modules map[string]bool   // modules that there are as files; nil without a folder of modules
+}
+
+// An Inspected kernel is one that was taken out of the files of a user for a moment.
+// The caller must Close it.
+type Inspected struct {
+	Kernel Kernel
+	Facts  Facts
+	Dir    string // where its files are, and others may be put; removed by Close
+	lock   *home.Lock
+}
+
+// Close removes what was taken out.
+func (i *Inspected) Close() error {
+	err := os.RemoveAll(i.Dir)
+	i.lock.Release()
+	return err
+}
+
+// Inspect takes a user's kernel out below dir and says what its files tell of it: image,
+// a vmlinux or a bzImage, and modules, its folder lib/modules/<release>, which may be
+// empty. What modules lacks is no error, as opposed to Ensure. One process does it at a
+// time. Errors are of kind Invalid for files that are no kernel that can be started.
+func Inspect(ctx context.Context, dir, image, modules string) (*Inspected, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, &turnstone.Error{Op: inspectOp, Kind: turnstone.Unavailable, Subject: dir, Err: err}
+	}
+	content, err := readImage(image)
+	if err != nil {
+		return nil, notKernel(inspectOp, image, err)
+	}
+	lock, err := home.Acquire(ctx, filepath.Join(dir, "inspect.lock"), nil)
+	if err != nil {
+		return nil, err
+	}
+	i := &Inspected{Dir: filepath.Join(dir, "inspect.tmp"), lock: lock} // one name: what a crash left is removed
+	if err = errors.Join(os.RemoveAll(i.Dir), os.Mkdir(i.Dir, 0o755)); err == nil {
+		err = i.take(ctx, image, content, modules)
+	}
+	if err != nil {
+		_ = i.Close()
+		return nil, err
+	}
+	return i, nil
+}
+
+const inspectOp = "kernel.inspect"
+
+func (i *Inspected) take(ctx context.Context, name string, image []byte, modules string) error {
+	kept, err := keepImage(ctx, i.Dir, image)
+	if err != nil {
+		return &turnstone.Error{Op: inspectOp, Kind: turnstone.Unavailable, Subject: name, Err: err}
+	}
+	i.Kernel.Vmlinux, i.Kernel.Digest = filepath.Join(i.Dir, kept.Path), kept.Stamp.Digest
+	i.Facts.Format = "vmlinux"
+	if isBzImage(image) {
+		i.Facts.Format = "bzImage"
+		if image, err = os.ReadFile(i.Kernel.Vmlinux); err != nil {
+			return err
+		}
+	}
+	i.Facts.Version = bannerRelease(image)
+	if i.Facts.Version == "" {
+		i.Facts.Version = version(image)
+	}
+	i.Kernel.Version = i.Facts.Version
+	i.Facts.Config = embeddedConfig(image)
+	if modules == "" {
+		return nil
+	}
+	if err := i.takeModules(modules); err != nil {
+		return &turnstone.Error{Op: inspectOp, Kind: turnstone.Invalid, Subject: modules, Err: err,
+			Hint: "name the folder lib/modules/<release> that belongs to the kernel"}
+	}
+	return nil
+}
+
+// takeModules takes all wanted modules that are there.
+func (i *Inspected) takeModules(from string) error {
+	root, err := os.OpenRoot(from)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	t, err := openTree(root.FS())
+	if err != nil {
+		return err
+	}
+	want := wantedModules()
+	for w := range want {
+		want[w].optional = true
+	}
+	mods, err := t.resolve(want)
+	if err != nil {
+		return err
+	}
+	i.Facts.Builtin, i.Facts.Modules = maps.Clone(t.builtin), map[string]bool{}
+	for name := range t.files {
+		i.Facts.Modules[name] = true
+	}
+	i.Kernel.Modules, err = writeModules(filepath.Join(i.Dir, "modules"), mods)
+	return err
+}
+
+// notKernel is the error for a file that is no kernel that can be started.
+func notKernel(op, subject string, err error) error {
+	return &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: subject, Err: err,
+		Hint: "name a vmlinux with a PVH entry (CONFIG_PVH) or a bzImage, of Linux for x86-64"}
+}
+
+// readImage reads a kernel image, and refuses what is none.
+func readImage(name string) ([]byte, error) {
+	fi, err := os.Stat(name) // before it is opened: a FIFO would be waited for
+	switch {
+	case err != nil:
+		return nil, err
+	case fi.IsDir():
+		return nil, errors.New("is a directory, no kernel image")
+	case !fi.Mode().IsRegular():
+		return nil, errors.New("is no regular file")
+	case fi.Size() == 0:
+		return nil, errors.New("is empty")
+	case fi.Size() > maxVmlinux:
+		return nil, fmt.Errorf("is larger than any kernel is (%d bytes)", fi.Size())
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	image, err := io.ReadAll(io.LimitReader(f, maxVmlinux+1))
+	if err != nil {
+		return nil, err
+	}
+	return image, checkImage(image)
+}
+
+// checkImage says why image is no kernel that a machine can be started with.
+func checkImage(image []byte) error {
+	if isELF(image) {
+		return checkELF(image)
+	}
+	if isBzImage(image) {
+		return checkBzImage(image)
+	}
+	if len(image) >= 64 && string(image[56:60]) == "ARM\x64" { // Documentation/arch/arm64/booting.rst
+		return errors.New("is a kernel for aarch64, and machines are x86-64")
+	}
+	for _, f := range formats() {
+		if bytes.HasPrefix(image, f.magic) {
+			return fmt.Errorf("is compressed with %s: unpack it first", f.name)
+		}
+	}
+	return errors.New("is neither a vmlinux (ELF) nor a bzImage")
+}
+
+func checkELF(image []byte) error {
+	f, err := elf.NewFile(bytes.NewReader(image))
+	if err != nil {
+		return fmt.Errorf("is a damaged ELF file: %w", err)
+	}
+	name := strings.ToLower(strings.TrimPrefix(f.Machine.String(), "EM_"))
+	switch {
+	case f.Class != elf.ELFCLASS64 && (f.Machine == elf.EM_386 || f.Machine == elf.EM_X86_64):
+		return errors.New("is for 32-bit x86, and machines are x86-64")
+	case f.Machine != elf.EM_X86_64:
+		return fmt.Errorf("is for %s, and machines are x86-64", printableName(name))
+	}
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_LOAD && (p.Off > uint64(len(image)) || p.Filesz > uint64(len(image))-p.Off) {
+			return fmt.Errorf("is truncated: it has %d bytes, and says that it has more", len(image))
+		}
+	}
+	switch {
+	case bootsByPVH(bytes.NewReader(image)):
+		return nil
+	case f.Type == elf.ET_REL:
+		return errors.New("is an object file or a module, no kernel")
+	case bannerRelease(image) != "":
+		return errors.New("has no PVH entry (CONFIG_PVH)")
+	}
+	return errors.New("is an ELF program, no kernel: it has no PVH entry")
+}
+
+// printableName bounds what debug/elf makes of a number that it does not know.
+func printableName(s string) string { return s[:min(len(s), 20)] }
+
+// More of bzImage's setup header.
+const (
+	setupSyssize  = 0x1f4 // u32: the size of the protected-mode code, in 16 bytes
+	setupXLoad    = 0x236 // u16
+	xloadKernel64 = 1     // the kernel has a 64-bit entry
+	xloadSince    = 0x020c
+)
+
+func checkBzImage(image []byte) error {
+	sects := int64(image[setupSects])
+	if sects == 0 {
+		sects = 4
+	}
+	want := (sects+1)*512 + 16*int64(binary.LittleEndian.Uint32(image[setupSyssize:]))
+	if want > int64(len(image))+16 { // the last 16 bytes may be cut
+		return fmt.Errorf("is truncated: it has %d bytes of %d", len(image), want)
+	}
+	protocol, flags := binary.LittleEndian.Uint16(image[setupVersion:]), binary.LittleEndian.Uint16(image[setupXLoad:])
+	if protocol >= xloadSince && flags&xloadKernel64 == 0 {
+		return errors.New("is for 32-bit x86, and machines are x86-64")
+	}
+	return nil
+}
+
+// embeddedConfig returns the configuration that a kernel carries (CONFIG_IKCONFIG): a
+// gzip stream between two marks (kernel/configs.c); nil without one.
+func embeddedConfig(image []byte) map[string]string {
+	for {
+		_, rest, found := bytes.Cut(image, []byte("IKCFG_ST"))
+		if !found {
+			return nil
+		}
+		if bytes.HasPrefix(rest, []byte{0x1f, 0x8b}) {
+			if config := unpackConfig(rest); len(config) > 0 {
+				return config
+			}
+		}
+		image = rest
+	}
+}
+
+func unpackConfig(packed []byte) map[string]string {
+	z, err := gzip.NewReader(bytes.NewReader(packed))
+	if err != nil {
+		return nil
+	}
+	z.Multistream(false)
+	text, err := io.ReadAll(io.LimitReader(z, maxConfig+1))
+	if err != nil || len(text) > maxConfig {
+		return nil
+	}
+	return parseConfig(text)
+}
+
+// parseConfig reads a configuration as the kernel's build writes it.
+func parseConfig(text []byte) map[string]string {
+	config := map[string]string{}
+	for line := range bytes.Lines(text) {
+		name, value, found := strings.Cut(strings.TrimSpace(string(line)), "=")
+		if name, ok := strings.CutPrefix(name, "CONFIG_"); ok && found {
+			config[name] = value
+		}
+	}
+	return config
+}

@@ -1,0 +1,200 @@
+package kernel
+
+import (
+	"bytes"
+	"debug/elf"
+	"encoding/binary"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"turnstone.dev/turnstone"
+)
+
+// program64 is the start of an ELF file of this type for this machine.
+func program64(kind elf.Type, machine elf.Machine, more string) []byte {
+	var b bytes.Buffer
+	_ = binary.Write(&b, binary.LittleEndian, elf.Header64{
+		Ident: [16]byte{0x7f, 'E', 'L', 'F', byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), byte(elf.EV_CURRENT)},
+		Type:  uint16(kind), Machine: uint16(machine), Version: uint32(elf.EV_CURRENT), Ehsize: 64, Phentsize: 56, Shentsize: 64,
+	})
+	b.WriteString(more)
+	return b.Bytes()
+}
+
+// program32 is the same of 32 bits.
+func program32() []byte {
+	var b bytes.Buffer
+	_ = binary.Write(&b, binary.LittleEndian, elf.Header32{
+		Ident: [16]byte{0x7f, 'E', 'L', 'F', byte(elf.ELFCLASS32), byte(elf.ELFDATA2LSB), byte(elf.EV_CURRENT)},
+		Type:  uint16(elf.ET_EXEC), Machine: uint16(elf.EM_386), Version: uint32(elf.EV_CURRENT), Ehsize: 52, Phentsize: 32, Shentsize: 40,
+	})
+	return b.Bytes()
+}
+
+// beyond is an ELF kernel whose one segment does not fit into the file.
+func beyond() []byte {
+	b := program64(elf.ET_EXEC, elf.EM_X86_64, "")
+	binary.LittleEndian.PutUint64(b[32:], 64) // e_phoff
+	binary.LittleEndian.PutUint16(b[56:], 1)  // e_phnum
+	var p bytes.Buffer
+	_ = binary.Write(&p, binary.LittleEndian, elf.Prog64{Type: uint32(elf.PT_LOAD), Off: 4096, Filesz: 1 << 20, Memsz: 1 << 20})
+	return append(b, p.Bytes()...)
+}
+
+// refused are files that are no kernel, and what has to be said of each.
+func refused(t testing.TB) map[string]struct {
+	image []byte
+	says  string
+} {
+	arm := make([]byte, 128)
+	copy(arm[56:], "ARM\x64")
+	good := bzImage(pack(t, "zstd", pvhKernel()))
+	change := func(at int, b ...byte) []byte {
+		image := append([]byte(nil), good...)
+		copy(image[at:], b)
+		return image
+	}
+	return map[string]struct {
+		image []byte
+		says  string
+	}{
+		"empty":                 {nil, "is empty"},
+		"text":                  {[]byte("#!/bin/sh\n"), "neither a vmlinux"},
+		"an ELF header alone":   {[]byte("\x7fELF"), "damaged ELF file"},
+		"an ELF program":        {program64(elf.ET_DYN, elf.EM_X86_64, "usage:"), "is an ELF program, no kernel"},
+		"an object file":        {program64(elf.ET_REL, elf.EM_X86_64, ""), "object file or a module"},
+		"a vmlinux for aarch64": {program64(elf.ET_EXEC, elf.EM_AARCH64, "Linux version 6.1.0 (a@b)"), "is for aarch64"},
+		"an unknown machine":    {program64(elf.ET_EXEC, 60000, ""), "x86-64"},
+		"a vmlinux of 32 bits":  {program32(), "32-bit x86"},
+		"no PVH entry":          {program64(elf.ET_EXEC, elf.EM_X86_64, "Linux version 6.1.0 (a@b) #1"), "no PVH entry (CONFIG_PVH)"},
+		"a truncated vmlinux":   {beyond(), "is truncated"},
+		"an Image for aarch64":  {arm, "aarch64"},
+		"a truncated bzImage":   {change(setupSyssize, 0xff, 0xff, 0xff, 0x00), "is truncated"},
+		"a bzImage of 32 bits":  {change(setupXLoad, 0), "32-bit x86"},
+		"a packed vmlinux":      {pack(t, "gzip", pvhKernel()), "compressed with gzip"},
+	}
+}
+
+// TestRefusedImages: each file that is no kernel is refused by name, by the doctor and by
+// TURN_KERNEL, and nothing of it stays.
+func TestRefusedImages(t *testing.T) {
+	own := t.TempDir()
+	t.Setenv("TURN_KERNEL_MODULES", "")
+	try := func(name, path, says string) {
+		t.Helper()
+		dir := t.TempDir()
+		_, err := Inspect(t.Context(), dir, path, "")
+		if turnstone.KindOf(err) != turnstone.Invalid || turnstone.HintOf(err) == "" || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: Inspect: %v", name, err)
+		}
+		t.Setenv("TURN_KERNEL", path)
+		_, err = Ensure(t.Context(), dir, Choice{}, nil)
+		if turnstone.KindOf(err) != turnstone.Invalid || turnstone.HintOf(err) == "" || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: Ensure: %v", name, err)
+		}
+		left, _ := os.ReadDir(dir)
+		for _, e := range left {
+			if !strings.HasSuffix(e.Name(), ".lock") {
+				t.Errorf("%s: left behind: %s", name, e.Name())
+			}
+		}
+	}
+	for name, tt := range refused(t) {
+		path := filepath.Join(own, "image")
+		if err := os.WriteFile(path, tt.image, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		try(name, path, tt.says)
+	}
+	fifo := filepath.Join(own, "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	try("a FIFO", fifo, "no regular file")
+	try("a directory", own, "is a directory")
+	try("a device", "/dev/zero", "no regular file")
+	try("nothing", filepath.Join(own, "nothing"), "no such file")
+	large := filepath.Join(own, "large")
+	if err := os.WriteFile(large, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(large, maxVmlinux+1); err != nil {
+		t.Fatal(err)
+	}
+	try("a large file", large, "larger than any kernel")
+}
+
+// withConfig is a kernel that carries this configuration.
+func withConfig(t testing.TB, config string) []byte {
+	image := append(pvhKernel(), "%s version %s (\x00Linux version 6.9.1-own (a@b) #1\x00IKCFG_ST is a mark\x00IKCFG_ST"...)
+	image = append(image, pack(t, "gzip", []byte(config))...)
+	return append(image, "IKCFG_ED and more"...)
+}
+
+func TestInspect(t *testing.T) {
+	dir, own := t.TempDir(), t.TempDir()
+	image, modules := filepath.Join(own, "bzImage"), filepath.Join(own, "6.9.1-own")
+	content := withConfig(t, "# CONFIG_SMP is not set\nCONFIG_EXT4_FS=y\nCONFIG_EROFS_FS=m\nCONFIG_DEFAULT_HOSTNAME=\"a=b\"\n")
+	for name, b := range map[string][]byte{
+		image: bzImage(pack(t, "zstd", content)), filepath.Join(modules, "fs/erofs.ko"): module("depends=libcrc32c"),
+		filepath.Join(modules, "lib/libcrc32c.ko"): module("depends="), filepath.Join(modules, "modules.builtin"): []byte("kernel/fs/ext4/ext4.ko\n"),
+	} {
+		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name, b, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	i, err := Inspect(t.Context(), dir, image, modules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := i.Facts
+	if f.Format != "bzImage" || f.Version != "6.9.1-own" || len(f.Config) != 3 || f.Config["EROFS_FS"] != "m" || f.Config["DEFAULT_HOSTNAME"] != `"a=b"` {
+		t.Errorf("facts: %+v", f)
+	}
+	if !f.Builtin["ext4"] || !f.Modules["erofs"] || f.Modules["ext4"] {
+		t.Errorf("modules: %v, built in: %v", f.Modules, f.Builtin)
+	}
+	if len(i.Kernel.Modules) != 2 || i.Kernel.Modules[0].Name != "libcrc32c" || i.Kernel.Digest != turnstone.DigestBytes(content) {
+		t.Errorf("kernel: %+v", i.Kernel)
+	}
+	if err := i.Close(); err != nil {
+		t.Error(err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, "*.tmp")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	if _, err := Inspect(t.Context(), dir, image, image); turnstone.KindOf(err) != turnstone.Invalid {
+		t.Errorf("a file as the folder of modules: %v", err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, "*.tmp")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// FuzzInspect: whatever the image, it is refused, or read within bounds.
+func FuzzInspect(f *testing.F) {
+	f.Add(withConfig(f, "CONFIG_A=y\n"))
+	f.Add([]byte("IKCFG_STIKCFG_ST\x1f\x8b"))
+	for _, r := range refused(f) {
+		f.Add(r.image)
+	}
+	f.Fuzz(func(t *testing.T, image []byte) {
+		if err := checkImage(image); err != nil && len(err.Error()) > 400 {
+			t.Errorf("an error of %d bytes", len(err.Error()))
+		}
+		for name := range embeddedConfig(image) {
+			if strings.Contains(name, "\n") {
+				t.Errorf("the option %q", name)
+			}
+		}
+		if r := bannerRelease(image); r != "" && !isRelease(r) {
+			t.Errorf("the release %q", r)
+		}
+	})
+}

@@ -1,0 +1,31 @@
+package need
+
+import (
+	"regexp"
+	"testing"
+)
+
+// TestAll: each need has a name of its own, that fits into a line, and says what is lost.
+func TestAll(t *testing.T) {
+	name, seen := regexp.MustCompile(`^[a-z0-9-]{1,20}$`), map[string]bool{}
+	optional := false
+	for _, n := range All() {
+		if !name.MatchString(n.Name) || seen[n.Name] {
+			t.Errorf("the name %q", n.Name)
+		}
+		seen[n.Name] = true
+		if n.What == "" || n.Without == "" || (len(n.Options) == 0) == (n.Since == "") {
+			t.Errorf("%+v says too little", n)
+		}
+		if optional && n.Level != Optional {
+			t.Errorf("%s is necessary, and comes after what is optional", n.Name)
+		}
+		optional = n.Level == Optional
+		if got, ok := Of(n.Name); !ok || got.Lack() != n.Lack() {
+			t.Errorf("%s is not found", n.Name)
+		}
+	}
+	if _, ok := Of("nothing"); ok {
+		t.Error("what is not in the list is found")
+	}
+}
