@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -87,21 +88,59 @@ func CopySparse(ctx context.Context, dst, src *os.File) error {
 	if err := dst.Truncate(st.Size()); err != nil {
 		return err
 	}
+	return Overlay(ctx, dst, src, st.Size())
+}
+
+// Overlay writes over dst what of the first limit bytes of src is no hole.
+func Overlay(ctx context.Context, dst, src *os.File, limit int64) error {
 	const part = 16 << 20
 	for off := int64(0); ; {
 		data, hole, err := NextData(src, off)
-		if err != nil || data == hole {
+		if err != nil || data == hole || data >= limit {
 			return err
 		}
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		hole = min(hole, data+part)
+		hole = min(hole, data+part, limit)
 		if _, err := io.Copy(io.NewOffsetWriter(dst, data), io.NewSectionReader(src, data, hole-data)); err != nil {
 			return err
 		}
 		off = hole
 	}
+}
+
+// KeepsHoles says whether files in dir tell page by page (4096 bytes) what was written to
+// them, zeros too. Some file systems have larger blocks, make holes of written zeros, or
+// know no holes at all (lseek(2), SEEK_DATA).
+func KeepsHoles(dir string) bool {
+	f, err := os.CreateTemp(dir, ".holes-*")
+	if err != nil {
+		return false
+	}
+	defer func() { _, _ = f.Close(), os.Remove(f.Name()) }()
+	const page, at = 4096, 1<<20 + 5*4096
+	err = f.Truncate(2 << 20)
+	for _, off := range []int64{at, at + 2*page} {
+		if err == nil {
+			_, err = f.WriteAt(make([]byte, page), off)
+		}
+	}
+	if err != nil || f.Sync() != nil {
+		return false
+	}
+	var found []int64
+	for off := int64(0); ; {
+		data, hole, err := NextData(f, off)
+		if err != nil {
+			return false
+		}
+		if data == hole {
+			break
+		}
+		found, off = append(found, data, hole), hole
+	}
+	return slices.Equal(found, []int64{at, at + page, at + 2*page, at + 3*page})
 }
 
 // NextData returns the first stretch of f behind off that is no hole; an empty one at

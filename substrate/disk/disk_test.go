@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 
+	"pgregory.net/rapid"
+
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/substrate/host"
@@ -118,5 +120,57 @@ func TestNoMke2fs(t *testing.T) {
 	err := Format(t.Context(), "test.disk", filepath.Join(t.TempDir(), "none"))
 	if err == nil {
 		t.Error("a file that is not there became a disk")
+	}
+}
+
+// What is written over a file has its zeros too, and nothing beyond the limit.
+func TestOverlay(t *testing.T) {
+	dir := t.TempDir()
+	if !KeepsHoles(dir) {
+		t.Skip("the file system does not tell what was written")
+	}
+	n := 0
+	rapid.Check(t, func(r *rapid.T) {
+		n++
+		const page, pages = 4096, 40
+		file := func(name string) *os.File {
+			f, err := os.Create(filepath.Join(dir, name))
+			if err != nil {
+				r.Fatal(err)
+			}
+			return f
+		}
+		dst, src := file("dst"), file("src")
+		defer func() { _, _ = dst.Close(), src.Close() }()
+		want := bytes.Repeat([]byte{1}, page*pages)
+		if _, err := dst.WriteAt(want, 0); err != nil {
+			r.Fatal(err)
+		}
+		if err := src.Truncate(page * pages); err != nil {
+			r.Fatal(err)
+		}
+		limit := rapid.Int64Range(0, page*pages).Draw(r, "limit")
+		for i := range pages {
+			if !rapid.Bool().Draw(r, "written") {
+				continue
+			}
+			b := bytes.Repeat([]byte{rapid.SampledFrom([]byte{0, 2}).Draw(r, "byte")}, page)
+			if _, err := src.WriteAt(b, int64(i*page)); err != nil {
+				r.Fatal(err)
+			}
+			if off := int64(i * page); off < limit {
+				copy(want[off:min(limit, off+page)], b)
+			}
+		}
+		if err := Overlay(t.Context(), dst, src, limit); err != nil {
+			r.Fatal(err)
+		}
+		got, err := os.ReadFile(dst.Name())
+		if err != nil || !bytes.Equal(got, want) {
+			r.Fatalf("the file is another: %v", err)
+		}
+	})
+	if n < 10 {
+		t.Errorf("only %d cases", n)
 	}
 }

@@ -71,6 +71,9 @@ type (
 		SnapshotPath string        `json:"snapshot_path"`
 		MemBackend   memoryBackend `json:"mem_backend"`
 		ResumeVM     bool          `json:"resume_vm"`
+		// Both ask for the same; the first is the newer name.
+		TrackDirtyPages     bool `json:"track_dirty_pages,omitempty"`
+		EnableDiffSnapshots bool `json:"enable_diff_snapshots,omitempty"`
 	}
 	memoryBackend struct {
 		BackendType string `json:"backend_type"`
@@ -90,6 +93,7 @@ const (
 	stateNotStarted = "Not started"
 	instanceStart   = "InstanceStart"
 	fullSnapshot    = "Full"
+	diffSnapshot    = "Diff" // the pages written since the one before, or since the load
 	fileBackend     = "File"
 	unsafeCache     = "Unsafe" // a flush of the guest's is not waited for: the disk lives as long as the machine
 	writeback       = "Writeback"

@@ -95,14 +95,17 @@ func (s *Substrate) drive(name string) drive {
 }
 
 // loadRequest starts a machine from a snapshot: its memory is mapped copy-on-write
-// from the file (MAP_PRIVATE), with no page faults served by a process.
-func loadRequest() request {
+// from the file (MAP_PRIVATE), with no page faults served by a process. KVM notes which
+// pages are written, for a snapshot of the machine as it runs.
+func (s *Substrate) loadRequest() request {
+	renamed := s.release.atLeast(1, 13)
 	return request{http.MethodPut, "/snapshot/load", snapshotLoad{SnapshotPath: stateName,
-		MemBackend: memoryBackend{BackendType: fileBackend, BackendPath: ramName}, ResumeVM: true}}
+		MemBackend: memoryBackend{BackendType: fileBackend, BackendPath: ramName}, ResumeVM: true,
+		TrackDirtyPages: renamed, EnableDiffSnapshots: !renamed}}
 }
 
-func createRequest() request {
-	return request{http.MethodPut, "/snapshot/create", snapshotCreate{SnapshotType: fullSnapshot,
+func createRequest(kind string) request {
+	return request{http.MethodPut, "/snapshot/create", snapshotCreate{SnapshotType: kind,
 		SnapshotPath: outName + "/" + stateFile, MemFilePath: outName + "/" + ramFile}}
 }
 

@@ -17,6 +17,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"sync"
 	"syscall"
 	"time"
 
@@ -53,6 +54,7 @@ type Substrate struct {
 	progress func(string)
 	mayOpen  func() error
 	tryKVM   func() error
+	holes    func() bool // the file system of the machines' folders tells what of a file was written
 }
 
 // Options are what a Substrate is made with.
@@ -118,6 +120,7 @@ func open(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
 	if opts.Probe != nil {
 		s.guest = opts.Probe.GuestKernel()
 	}
+	s.holes = sync.OnceValue(s.keepsHoles)
 	if s.progress == nil {
 		s.progress = func(string) {}
 	}
@@ -276,12 +279,18 @@ func (s *Substrate) load(ctx context.Context, m substrate.Machine, snap snapshot
 	if err != nil {
 		return nil, err
 	}
-	vm, err := s.launch(ctx, m.Shape, files)
+	base, err := os.Open(snap.ram) // its name may be gone when it is needed
 	if err != nil {
 		return nil, err
 	}
+	vm, err := s.launch(ctx, m.Shape, files)
+	if err != nil {
+		_ = base.Close()
+		return nil, err
+	}
+	vm.memory = memory{base: base, holes: s.holes}
 	vm.origin = origin{id: s.identity(m), layers: m.Layers, home: m.Home != ""}
-	err = vm.api.send(ctx, loadRequest())
+	err = vm.api.send(ctx, s.loadRequest())
 	if err == nil {
 		err = vm.connect(ctx)
 	}

@@ -34,9 +34,11 @@ type machine struct {
 	advice   string   // what helps when the guest does not start
 	origin   origin   // set before anybody else has the machine
 	scratch  *os.File // the disk that takes the writes; closed with the machine
+	memory   memory   // what its memory differs from; for snapshots of it as it runs
 	rooted   error    // why it must not stand still; see Substrate.Standstill
 
-	snapping sync.Mutex // one snapshot at a time
+	snapping sync.Mutex    // one snapshot at a time
+	stood    time.Duration // how long the latest snapshot kept a running guest from running
 	cleaning sync.Once
 	done     chan struct{}
 	mu       sync.Mutex
@@ -169,6 +171,7 @@ func (m *machine) Close() error {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		_ = m.scratch.Close()
+		m.memory.close()
 	})
 	return nil
 }

@@ -155,22 +155,41 @@ func digestState(path string) (turnstone.Digest, error) {
 // alone, and everyone may read them: the folder is private, and the Firecracker of a
 // clone may be somebody else.
 func (m *machine) write(ctx context.Context, dir string) error {
-	defer func() {
-		for _, name := range []string{ramFile, stateFile} {
-			_ = unix.Unlinkat(int(m.cell.outDir.Fd()), name, 0)
-		}
-	}()
-	if err := m.api.doWithin(ctx, snapshotLimit, createRequest()); err != nil {
+	defer m.dropWritten()
+	if err := m.api.doWithin(ctx, snapshotLimit, createRequest(fullSnapshot)); err != nil {
 		return err
 	}
-	for name, limit := range map[string]int64{ramFile: mebibytes(m.origin.id.Shape.Memory) << 20, stateFile: snapshots.MaxState} {
-		if err := m.take(ctx, name, filepath.Join(dir, name), limit); err != nil {
-			return err
-		}
-	}
-	if err := m.checkMemory(filepath.Join(dir, ramFile)); err != nil {
+	if err := m.take(ctx, stateFile, filepath.Join(dir, stateFile), snapshots.MaxState); err != nil {
 		return err
 	}
+	if err := m.takeMemory(ctx, dir); err != nil {
+		return err
+	}
+	return m.writeDisk(ctx, dir)
+}
+
+// takeMemory takes all of the memory, which Firecracker has written.
+func (m *machine) takeMemory(ctx context.Context, dir string) error {
+	path := filepath.Join(dir, ramFile)
+	if err := m.take(ctx, ramFile, path, m.memorySize()); err != nil {
+		return err
+	}
+	st, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	return m.checkMemory(st.Size())
+}
+
+// dropWritten removes what Firecracker has written of a snapshot.
+func (m *machine) dropWritten() {
+	for _, name := range []string{ramFile, stateFile} {
+		_ = unix.Unlinkat(int(m.cell.outDir.Fd()), name, 0)
+	}
+}
+
+// writeDisk copies the scratch disk into the folder dir.
+func (m *machine) writeDisk(ctx context.Context, dir string) error {
 	f, err := os.OpenFile(filepath.Join(dir, scratchFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
@@ -178,14 +197,13 @@ func (m *machine) write(ctx context.Context, dir string) error {
 	return errors.Join(disk.Clone(ctx, f, m.scratch), f.Sync(), f.Close())
 }
 
-// checkMemory makes sure that a memory file is all of the machine's memory.
-func (m *machine) checkMemory(path string) error {
-	st, err := os.Stat(path)
-	if err != nil {
-		return err
-	}
-	if want := mebibytes(m.origin.id.Shape.Memory) << 20; st.Size() != want {
-		return fmt.Errorf("firecracker has written %d of the %d bytes of the memory", st.Size(), want)
+// memorySize is how much memory the machine has, in bytes.
+func (m *machine) memorySize() int64 { return mebibytes(m.origin.id.Shape.Memory) << 20 }
+
+// checkMemory makes sure that a memory file of size bytes is all of the machine's memory.
+func (m *machine) checkMemory(size int64) error {
+	if want := m.memorySize(); size != want {
+		return fmt.Errorf("firecracker has written %d of the %d bytes of the memory", size, want)
 	}
 	return nil
 }

@@ -14,8 +14,7 @@ import (
 
 type vmManifest = snapshots.Live[identity]
 
-// Snapshot implements substrate.Snapshotter. All of the memory is written: Firecracker's
-// difference against what a clone was loaded from is in developer preview.
+// Snapshot implements substrate.Snapshotter. See memory for how much is written.
 func (m *machine) Snapshot(ctx context.Context, dir string) error {
 	err := m.snapshot(ctx, dir)
 	if err == nil {
@@ -50,7 +49,7 @@ func (m *machine) snapshot(ctx context.Context, dir string) error {
 		return &turnstone.Error{Op: "firecracker.snapshot", Kind: turnstone.Dead, Subject: string(m.id), Err: errors.New("the sandbox is closed")}
 	}
 	return snapshots.Virtual.Write(dir, func(tmp string) error {
-		if err := m.standingStill(ctx, func() error { return m.write(ctx, tmp) }); err != nil {
+		if err := m.writeLive(ctx, tmp); err != nil {
 			return err
 		}
 		state, err := digestState(snapshotIn(tmp).state)
@@ -76,10 +75,14 @@ func (m *machine) standingStill(ctx context.Context, f func() error) (err error)
 		return err
 	}
 	if info.State == stateRunning {
+		began := time.Now()
 		if err := m.Pause(ctx); err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, m.Resume(context.WithoutCancel(ctx))) }()
+		defer func() {
+			err = errors.Join(err, m.Resume(context.WithoutCancel(ctx)))
+			m.stood = time.Since(began)
+		}()
 	}
 	m.mu.Lock()
 	m.severed = true

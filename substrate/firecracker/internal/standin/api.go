@@ -28,9 +28,11 @@ type vmm struct {
 		Initrd *string `json:"initrd_path"`
 		Args   *string `json:"boot_args"`
 	}
-	memory int64 // MiB
-	drives []*disk
-	vsock  *vsock
+	memory    int64 // MiB
+	tracked   bool  // differences may be written
+	snapshots int   // that were differences
+	drives    []*disk
+	vsock     *vsock
 }
 
 const (

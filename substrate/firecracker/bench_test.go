@@ -1,0 +1,85 @@
+package firecracker
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/turntest"
+	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/substratetest"
+	"turnstone.dev/turnstone/wire"
+)
+
+// started returns the Firecracker that is there, and a machine for it; the test is skipped where
+// there is none or no guest starts.
+func started(t testing.TB) (*Substrate, substrate.Machine) {
+	t.Helper()
+	h := turntest.Home(t)
+	if _, _, err := Find(t.Context(), h, Options{}); err != nil {
+		t.Skipf("%v (%s)", err, turnstone.HintOf(err))
+	}
+	m := turntest.Machine(t, h, "base")
+	s, err := New(t.Context(), h, Options{Probe: &m, Progress: func(what string) { t.Log(what) }})
+	if err != nil {
+		t.Skipf("%v (%s)", err, turnstone.HintOf(err))
+	}
+	return s, m
+}
+
+// BenchmarkStart is a turn's start: restore, configure, one command, end.
+func BenchmarkStart(b *testing.B) {
+	s, m := started(b)
+	for range b.N {
+		vm, err := s.Restore(b.Context(), m)
+		check(b, err)
+		client, link, err := substratetest.Configure(b.Context(), vm, m, nil)
+		check(b, err)
+		_, err = client.Start(b.Context(), wire.ProcessStartParams{Argv: []string{"bash", "-c", "true"}}, wire.Stdio{})
+		check(b, err)
+		_, _, _ = vm.Close(), client.Close(), link.Close()
+	}
+}
+
+// BenchmarkCommands is a hundred processes in a clone: what their pages cost.
+func BenchmarkCommands(b *testing.B) {
+	s, m := started(b)
+	for range b.N {
+		vm, err := s.Restore(b.Context(), m)
+		check(b, err)
+		client, link, err := substratetest.Configure(b.Context(), vm, m, nil)
+		check(b, err)
+		_, err = client.Start(b.Context(), wire.ProcessStartParams{Argv: []string{"bash", "-c", "for i in {1..100}; do /bin/true; done"}}, wire.Stdio{})
+		check(b, err)
+		_, _, _ = vm.Close(), client.Close(), link.Close()
+	}
+}
+
+// BenchmarkSnapshot writes down a clone that has run some commands: how long it takes, and
+// how long its CPUs stand still meanwhile.
+func BenchmarkSnapshot(b *testing.B) {
+	s, m := started(b)
+	for name, holes := range map[string]func() bool{"dirty pages": s.holes, "all memory": func() bool { return false }} {
+		b.Run(name, func(b *testing.B) {
+			var still time.Duration
+			for range b.N {
+				b.StopTimer()
+				vm, err := s.Restore(b.Context(), m)
+				check(b, err)
+				client, link, err := substratetest.Configure(b.Context(), vm, m, nil)
+				check(b, err)
+				_, err = client.Start(b.Context(), wire.ProcessStartParams{Argv: []string{"bash", "-c", "for i in {1..20}; do /bin/true; done; head -c 8M /dev/urandom > /dev/shm/x"}}, wire.Stdio{})
+				check(b, err)
+				_, _ = client.Close(), link.Close()
+				vm.(*machine).memory.holes = holes
+				b.StartTimer()
+				check(b, vm.(*machine).Snapshot(context.Background(), b.TempDir()+"/vm"))
+				b.StopTimer()
+				still += vm.(*machine).stood
+				_ = vm.Close()
+			}
+			b.ReportMetric(float64(still.Milliseconds())/float64(b.N), "still-ms/op")
+		})
+	}
+}
