@@ -1,18 +1,31 @@
 package main
 
 import (
+	"errors"
 	"text/tabwriter"
 
 	"turnstone.dev/turnstone/doctor"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/kernel/need"
 )
 
 type doctorCmd struct {
 	JSON bool `name:"json" help:"Print the findings as JSON." xor:"form"`
-	Fix  bool `help:"Print only the commands that mend what was found, one on each line." xor:"form"`
+	Fix  bool `help:"Print only the commands that mend what was found, one on each line." xor:"form,what"`
+
+	Kernel        string `help:"Look at this guest kernel instead: boot it, and say what it lacks." placeholder:"FILE" type:"path" xor:"what"`
+	KernelModules string `help:"The kernel's folder lib/modules/VERSION." placeholder:"DIR" type:"path"`
 }
 
-// Run looks at the machine.
+// Validate is called by kong.
+func (c *doctorCmd) Validate() error {
+	if c.KernelModules != "" && c.Kernel == "" {
+		return errors.New("--kernel-modules: give --kernel too")
+	}
+	return nil
+}
+
+// Run looks at the machine, or at a kernel.
 func (c *doctorCmd) Run(a *app) error {
 	h, err := home.Open()
 	if err != nil {
@@ -20,10 +33,24 @@ func (c *doctorCmd) Run(a *app) error {
 	}
 	ctx, stop := interruptible(func(string) {}, exitAborted)
 	defer stop()
-	found := doctor.Check(ctx, h)
+	report := doctorReport{}
+	if c.Kernel != "" {
+		p := newProgress(a.stderr, styleOf(a.stderr, c.JSON), 0)
+		report.Kernel, err = doctor.Kernel(ctx, h, c.Kernel, c.KernelModules, p.Preparing)
+		p.Close()
+		if err != nil {
+			return err
+		}
+		report.Findings = report.Kernel.Findings()
+		report.Usable = report.Kernel.Usable(need.QEMU) || report.Kernel.Usable(need.Firecracker)
+	} else {
+		report.Findings = append([]doctor.Finding{}, doctor.Check(ctx, h)...)
+		report.Usable = doctor.Usable(report.Findings)
+	}
+	found := report.Findings
 	switch {
 	case c.JSON:
-		err = a.writeJSON(doctorReport{doctor.Usable(found), append([]doctor.Finding{}, found...)})
+		err = a.writeJSON(report)
 	case c.Fix:
 		for _, f := range found {
 			if f.Fix != "" && err == nil {
@@ -36,7 +63,7 @@ func (c *doctorCmd) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	if !doctor.Usable(found) {
+	if !report.Usable {
 		return &exitError{exitFailed, nil}
 	}
 	return nil

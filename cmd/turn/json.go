@@ -164,8 +164,9 @@ type hashReport struct {
 
 // A doctorReport is what turn doctor prints.
 type doctorReport struct {
-	Usable   bool             `json:"usable"` // turns can run here
-	Findings []doctor.Finding `json:"findings"`
+	Usable   bool                 `json:"usable"` // turns can run here, or machines with the kernel
+	Findings []doctor.Finding     `json:"findings"`
+	Kernel   *doctor.KernelReport `json:"kernel,omitempty"` // with --kernel
 }
 
 // An errorReport is the last line on standard error when a command with --json fails.

@@ -24,6 +24,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/doctor"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/kernel/need"
 	"turnstone.dev/turnstone/merge"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/session"
@@ -61,6 +62,8 @@ var words = map[reflect.Type][]string{
 	reflect.TypeFor[turnstone.Status]():      wordsOf(turnstone.StepPassed, turnstone.StepFailed, turnstone.StepTimeout, turnstone.StepSkipped, turnstone.StepError),
 	reflect.TypeFor[session.Status]():        wordsOf(session.Running, session.Done),
 	reflect.TypeFor[doctor.Status]():         wordsOf(doctor.OK, doctor.Warn, doctor.Fail),
+	reflect.TypeFor[doctor.Presence]():       wordsOf(doctor.BuiltIn, doctor.AsModule, doctor.Present, doctor.Missing, doctor.Unknown),
+	reflect.TypeFor[need.Level]():            wordsOf(need.Always, need.QEMU, need.Firecracker, need.Optional),
 	reflect.TypeFor[sandboxes.State]():       wordsOf(sandboxes.Creating, sandboxes.Ready, sandboxes.Running, sandboxes.Stopped, sandboxes.Failed),
 	reflect.TypeFor[executor.MergeOutcome](): wordsOf(executor.MergeDone, executor.MergeFastForward, executor.MergeUpToDate, executor.MergeConflicts),
 	reflect.TypeFor[executor.ChangeStatus](): wordsOf(executor.Added, executor.Modified, executor.Deleted, executor.Retyped, executor.Renamed),

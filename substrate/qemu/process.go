@@ -59,6 +59,7 @@ type machine struct {
 	wall    wall     // what QEMU is behind
 
 	done   chan struct{}
+	heard  chan struct{} // closed when the console has ended, soon after the process
 	mu     sync.Mutex
 	closed bool
 	cause  error // what an event said before the end
@@ -68,7 +69,7 @@ type machine struct {
 // start runs QEMU with a machine of the given shape. It takes ownership of f's files.
 func (s *Substrate) start(shape turnstone.Shape, args []string, f files) (*machine, error) {
 	defer f.close()
-	m := &machine{id: turnstone.NewSandboxID(), wall: s.wall.Wall, console: console.New(), advice: s.kernel.Advice(), done: make(chan struct{})}
+	m := &machine{id: turnstone.NewSandboxID(), wall: s.wall.Wall, console: console.New(), advice: s.kernel.Advice(), done: make(chan struct{}), heard: make(chan struct{})}
 	m.stderr.Limit = 8 << 10
 	var err error
 	if m.scratch, err = dup(f.scratch); err != nil {
@@ -227,6 +228,7 @@ func (m *machine) event(e event) {
 
 func (m *machine) readConsole(conn net.Conn) {
 	defer func() { _ = conn.Close() }()
+	defer close(m.heard)
 	_, _ = io.Copy(m.console, conn)
 }
 

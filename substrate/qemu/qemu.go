@@ -36,7 +36,7 @@ type Substrate struct {
 	hostCPU  turnstone.Digest
 	kernel   substrate.GuestKernel
 	progress func(string)
-	more     []string // arguments for a boot that only a benchmark has
+	more     []string // arguments for a boot that only a benchmark or a check of a kernel has
 }
 
 // Options are what a Substrate is made with.

@@ -1,0 +1,183 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/console"
+	"turnstone.dev/turnstone/substrate/kvm"
+)
+
+// A KernelReport is what a kernel has, as the agent saw it in a small machine.
+type KernelReport struct {
+	Has       map[string]bool // by the name of a need; what is not in it the kernel does not tell
+	Isolation string          // how the machine ran, as "microvm (TCG)"
+	Took      time.Duration
+}
+
+// How long a kernel may take to report. Kernels print all the time as they boot, so the
+// limit of silence ends one that is stuck; a busy host and TCG together are slow.
+const (
+	checkSilence = 30 * time.Second
+	checkLimit   = 2 * time.Minute
+)
+
+// checkMemory and checkDisk are enough for a machine that only looks around.
+const (
+	checkMemory turnstone.Bytes = 256 << 20
+	checkDisk                   = 1 << 20
+)
+
+// errSilent ends the wait for a kernel that prints nothing.
+var errSilent = errors.New("it prints nothing on the serial console")
+
+// CheckKernel boots m's kernel with m's initramfs, of which the agent says what the kernel
+// has, and nothing else of m. It tries KVM where that may work, and the translator; where
+// the one is known to be of no use, the other is first. Errors are *turnstone.Error; of
+// kind Dead when the kernel did not get as far as the report, whatever ran it.
+func (s *Substrate) CheckKernel(ctx context.Context, m substrate.Machine) (*KernelReport, error) {
+	return s.checkKernel(ctx, m, checkSilence, checkLimit)
+}
+
+func (s *Substrate) checkKernel(ctx context.Context, m substrate.Machine, silence, limit time.Duration) (*KernelReport, error) {
+	order, failures := checkOrder()
+	for _, a := range order {
+		k := *s
+		k.accel = a
+		report, err := k.reportOf(ctx, m, silence, limit)
+		var e *turnstone.Error
+		switch {
+		case err == nil:
+			return report, nil
+		case ctx.Err() != nil:
+			return nil, s.wrap(ctx.Err())
+		case turnstone.KindOf(err) != turnstone.Dead || !errors.As(err, &e):
+			return nil, s.wrap(err)
+		}
+		failures = append(failures, "under "+strings.ToUpper(string(a))+" "+e.Err.Error())
+	}
+	return nil, &turnstone.Error{Op: checkOp, Kind: turnstone.Dead, Subject: "kernel", Err: errors.New(strings.Join(failures, "; ")),
+		Hint: "CONFIG_SERIAL_8250_CONSOLE, CONFIG_PVH and CONFIG_BLK_DEV_INITRD have to be y"}
+}
+
+// checkOrder says what runs a kernel that is looked at, and what was ruled out, as text.
+func checkOrder() (order []accel, ruledOut []string) {
+	if err := mayOpen(kvmDevice, unprivileged()); err != nil {
+		return []accel{accelTCG}, []string{"KVM was not tried (" + err.Error() + ")"}
+	}
+	if kvm.Try(kvmDevice) == nil {
+		return []accel{accelKVM, accelTCG}, nil
+	}
+	return []accel{accelTCG, accelKVM}, nil
+}
+
+const checkOp = "qemu.checkKernel"
+
+// checkArgs is the kernel's command line for a report. The kernel is to print from its
+// first instructions on, so that one that stands still is told from a slow one.
+func checkArgs(a accel) string {
+	args := []string{"console=ttyS0", "earlyprintk=serial,ttyS0,115200", "loglevel=6", "panic=-1", "reboot=t", "rdinit=/init", "audit=0",
+		"nowatchdog", "no_timer_check", "tsc=reliable", "random.trust_cpu=on", "cgroup_no_v1=all", console.CheckWord}
+	if a == accelTCG {
+		args = append(args, unhardened...)
+	}
+	return strings.Join(args, " ")
+}
+
+// reportOf runs one machine for the report.
+func (s *Substrate) reportOf(ctx context.Context, m substrate.Machine, silence, limit time.Duration) (*KernelReport, error) {
+	ram, err := memory("ram")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = ram.Close() }()
+	empty, err := memory("disk")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = empty.Close() }()
+	if err := empty.Truncate(checkDisk); err != nil {
+		return nil, err
+	}
+	m.Root = fmt.Sprintf("/proc/self/fd/%d", empty.Fd())
+	m.Shape = turnstone.Shape{CPUs: 1, Memory: checkMemory, Disk: checkDisk}
+	s.more = []string{"-append", checkArgs(s.accel)} // the last one counts
+	began := time.Now()
+	vm, err := s.boot(m, ram, empty)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = vm.Close() }()
+	has, err := vm.report(ctx, silence, limit)
+	if err != nil {
+		return nil, err
+	}
+	return &KernelReport{Has: has, Isolation: s.Isolation(), Took: time.Since(began)}, nil
+}
+
+// report waits for the agent's report. Any other end is an error of kind Dead, except one
+// that is the host's.
+func (m *machine) report(ctx context.Context, silence, limit time.Duration) (map[string]bool, error) {
+	late := time.NewTimer(limit)
+	defer late.Stop()
+	look := time.NewTicker(20 * time.Millisecond)
+	defer look.Stop()
+	before, heard := "", time.Now()
+	for {
+		ended := false
+		var why error
+		select {
+		case <-look.C:
+		case <-m.console.Failed():
+			ended = true
+		case <-m.done:
+			<-m.heard
+			ended, why = true, m.Err()
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-late.C:
+			ended, why = true, fmt.Errorf("no report after %s", limit)
+		}
+		text := m.console.String()
+		has, err := console.Report(text)
+		switch {
+		case err == nil:
+			return has, nil
+		case ended:
+			return nil, m.noReport(why)
+		case text != before:
+			before, heard = text, time.Now()
+		case time.Since(heard) > silence:
+			return nil, m.noReport(fmt.Errorf("%w for %s", errSilent, silence))
+		}
+	}
+}
+
+// firmwareEnd is the last that QEMU's firmware prints (SeaBIOS).
+const firmwareEnd = "Booting from ROM.."
+
+// noReport says why a kernel does not report: in its own words, if it has any.
+func (m *machine) noReport(why error) error {
+	e := &turnstone.Error{Op: checkOp, Kind: turnstone.Dead, Subject: "guest", Err: why}
+	text := m.console.String()
+	if _, after, found := strings.Cut(text, firmwareEnd); found {
+		text = after
+	}
+	last := console.Printable(console.LastLine(text))
+	switch fault := m.console.Fault(); {
+	case fault != "":
+		e.Err = errors.New(fault)
+	case turnstone.KindOf(why) != turnstone.Internal && turnstone.KindOf(why) != turnstone.Dead:
+		return why
+	case last == "":
+		e.Err = fmt.Errorf("%w; the console is empty", why)
+	default:
+		e.Err = fmt.Errorf("%w; the console ends: %q", why, last[:min(len(last), 200)])
+	}
+	return e
+}
