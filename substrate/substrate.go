@@ -60,7 +60,7 @@ func (k KernelKind) Isolation() string {
 // Advice is what helps when the kernel does not start.
 func (k KernelKind) Advice() string {
 	if k.Own {
-		return "use another kernel, or Debian's: unset TURN_KERNEL, and take kernel out of config.toml"
+		return "run `turn doctor --kernel` with its file, use another kernel, or Debian's: unset TURN_KERNEL, and take kernel out of config.toml"
 	}
 	return "run `turn doctor`"
 }

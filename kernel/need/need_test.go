@@ -1,7 +1,9 @@
 package need
 
 import (
+	"os"
 	"regexp"
+	"strings"
 	"testing"
 )
 
@@ -27,5 +29,23 @@ func TestAll(t *testing.T) {
 	}
 	if _, ok := Of("nothing"); ok {
 		t.Error("what is not in the list is found")
+	}
+}
+
+// TestDocumented: docs/kernel.md names every option.
+func TestDocumented(t *testing.T) {
+	page, err := os.ReadFile("../../docs/kernel.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range All() {
+		for _, option := range n.Options {
+			if !strings.Contains(string(page), "`"+option+"`") {
+				t.Errorf("%s: CONFIG_%s is not in docs/kernel.md", n.Name, option)
+			}
+		}
+		if !strings.Contains(string(page), n.Since) {
+			t.Errorf("%s: Linux %s is not in docs/kernel.md", n.Name, n.Since)
+		}
 	}
 }
