@@ -79,6 +79,9 @@ func look(hostFile string) report {
 	}
 	_, err := os.ReadFile(hostFile)
 	try("read the host", err)
+	if path := os.Getenv("JAIL_TEST_DEVICE"); path != "" {
+		r.device(path, try)
+	}
 	try("write the root", os.WriteFile("/new", nil, 0o600))
 	try("write libraries", os.WriteFile("/usr/lib/new", nil, 0o600))
 	again, err := os.OpenFile(fmt.Sprintf("%s/%d", OwnFiles, fdImage), os.O_RDWR, 0)
@@ -185,7 +188,7 @@ func imprison(t *testing.T, j Jail) (cmd *exec.Cmd, next func() report, letGo fu
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd, done, err := j.Command(Program{Path: self, Env: []string{"JAIL_TEST_HOST=" + secret}, Files: []*os.File{theirs, waits, readOnly}})
+	cmd, done, err := j.Command(Program{Path: self, Env: []string{"JAIL_TEST_HOST=" + secret, "JAIL_TEST_DEVICE=" + strings.Join(j.Devices, "")}, Files: []*os.File{theirs, waits, readOnly}})
 	if err != nil {
 		t.Fatal(err)
 	}

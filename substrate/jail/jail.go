@@ -29,9 +29,11 @@ type Jail struct {
 	// Show are paths of the host that are there under the same name, read-only: folders,
 	// files, and symbolic links. What the host does not have is left out.
 	Show []string
-	// Devices are device nodes of the host that can be opened.
+	// Devices are device nodes of the host that can be opened, all in one folder. Root's
+	// program gets nodes of its own in their place where the kernel can make them (see
+	// OwnsDevices): whoever may open the host's, the program may.
 	Devices []string
-	// Groups are the host's group IDs that root's program has, for the devices.
+	// Groups are the host's group IDs that root's program has, for devices of the host.
 	Groups []int
 	// FileSize bounds the files that the program writes, in bytes; 0: any size.
 	FileSize uint64
@@ -59,20 +61,37 @@ const OwnFiles = "/proc/self/fd"
 // error, see Failure. The caller calls release after the start.
 func (j Jail) Command(p Program) (cmd *exec.Cmd, release func(), err error) {
 	own := 3 + len(p.Files)
-	code, err := j.program(p, own)
+	devices := -1
+	var made *os.File
+	if os.Geteuid() == 0 && !j.Bare && len(j.Devices) > 0 {
+		if made, err = nodes(j.Devices); err == nil {
+			devices, j.Groups = own+1, nil
+		}
+	}
+	drop := func() {
+		if made != nil {
+			_ = made.Close()
+		}
+	}
+	code, err := j.program(p, own, devices)
 	if err != nil {
+		drop()
 		return nil, nil, err
 	}
 	first, err := executable(code.elf())
 	if err != nil {
+		drop()
 		return nil, nil, err
 	}
 	cmd = exec.Command(fmt.Sprintf("%s/%d", OwnFiles, own))
 	cmd.Args = []string{filepath.Base(p.Path)}
 	cmd.ExtraFiles = append(append([]*os.File{}, p.Files...), first)
+	if made != nil {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, made)
+	}
 	cmd.Dir, cmd.Env = "/", []string{}
 	cmd.SysProcAttr = j.attributes()
-	return cmd, func() { _ = first.Close() }, nil
+	return cmd, func() { _ = first.Close(); drop() }, nil
 }
 
 // attributes are how the process is started. It is killed with the thread that starts it,
@@ -108,11 +127,12 @@ func (j Jail) attributes() *syscall.SysProcAttr {
 }
 
 // program returns the calls that make the jail and then p of the process, whose own
-// executable is descriptor own.
-func (j Jail) program(p Program, own int) (*program, error) {
+// executable is descriptor own, and the file system of its devices descriptor devices;
+// negative: they are the host's.
+func (j Jail) program(p Program, own, devices int) (*program, error) {
 	code := new(program)
 	if !j.Bare {
-		if err := j.root(code, p.Path); err != nil {
+		if err := j.root(code, p.Path, devices); err != nil {
 			return nil, err
 		}
 		if err := code.dropRights(); err != nil {

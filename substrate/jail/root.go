@@ -29,7 +29,7 @@ type place struct {
 }
 
 // root appends the calls that make the new root, with the program at path in it.
-func (j Jail) root(code *program, path string) error {
+func (j Jail) root(code *program, path string, devices int) error {
 	code.call("mount / private", unix.SYS_MOUNT, code.text("none"), code.text("/"), 0, unix.MS_REC|unix.MS_PRIVATE, 0)
 	code.call("mount a root", unix.SYS_MOUNT, code.text("jail"), code.text(mountpoint), code.text("tmpfs"),
 		unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, code.text("size=1m,nr_inodes=512,mode=755"))
@@ -39,9 +39,13 @@ func (j Jail) root(code *program, path string) error {
 			return err
 		}
 	}
-	for _, at := range j.Devices {
-		if err := p.device(at); err != nil {
-			return err
+	if devices >= 0 {
+		p.devices(filepath.Dir(j.Devices[0]), devices)
+	} else {
+		for _, at := range j.Devices {
+			if err := p.device(at); err != nil {
+				return err
+			}
 		}
 	}
 	p.folder(OwnFiles)
@@ -123,6 +127,16 @@ func (p *place) show(at string) error {
 		unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|kept, 0)
 	return nil
 }
+
+// devices mounts what nodes has made, which is descriptor fd.
+func (p *place) devices(at string, fd int) {
+	p.folder(at)
+	p.code.call("mount devices", unix.SYS_MOVE_MOUNT, uint64(fd), p.code.text(""), negative(unix.AT_FDCWD), p.code.text(mountpoint+at), unix.MOVE_MOUNT_F_EMPTY_PATH)
+	p.code.call("close devices", unix.SYS_CLOSE, uint64(fd))
+}
+
+// negative is a number as a system call's argument.
+func negative(n int) uint64 { return uint64(n) }
 
 // device makes a device node visible, for reading and writing.
 func (p *place) device(at string) error {

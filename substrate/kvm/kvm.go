@@ -178,12 +178,7 @@ func execute(kvm, vcpu int) error {
 		return err
 	}
 	defer func() { _ = unix.Munmap(shared) }()
-	for range 100 { // signals of the Go runtime interrupt it
-		if _, err = ioctl(vcpu, run, 0); err != unix.EINTR {
-			break
-		}
-	}
-	if err != nil {
+	if _, err = ioctl(vcpu, run, 0); err != nil {
 		return fmt.Errorf("a guest does not run: %w", err)
 	}
 	switch reason := binary.LittleEndian.Uint32(shared[8:]); reason { // struct kvm_run
@@ -196,10 +191,23 @@ func execute(kvm, vcpu int) error {
 	}
 }
 
+// maxInterrupted bounds how often a request is repeated.
+const maxInterrupted = 10_000
+
+// ioctl makes a request, again where a signal of the Go runtime has interrupted it: making
+// a machine and running it end so.
+//
+//go:uintptrescapes
 func ioctl(fd int, req, arg uintptr) (int, error) {
-	r, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), req, arg)
-	if errno != 0 {
-		return int(r), errno
+	for range maxInterrupted {
+		r, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), req, arg)
+		switch errno {
+		case 0:
+			return int(r), nil
+		case unix.EINTR:
+		default:
+			return 0, errno
+		}
 	}
-	return int(r), nil
+	return 0, unix.EINTR
 }

@@ -6,9 +6,13 @@ import (
 	"bytes"
 	"errors"
 	"io/fs"
+	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // What the program begins with has to run wherever there is KVM, so that nothing but
@@ -32,6 +36,40 @@ func TestTry(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+}
+
+// TestInterrupted: signals, which the Go runtime sends its threads, are no verdict. The
+// kernel ends the making of a machine with EINTR for them.
+func TestInterrupted(t *testing.T) {
+	want := Try("/dev/kvm")
+	if want != nil && !errors.Is(want, ErrEmulated) {
+		t.Skip(want)
+	}
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			tasks, _ := os.ReadDir("/proc/self/task")
+			for _, task := range tasks {
+				if tid, err := strconv.Atoi(task.Name()); err == nil {
+					_ = unix.Tgkill(os.Getpid(), tid, unix.SIGURG)
+				}
+			}
+			select {
+			case <-stop:
+				return
+			default:
+			}
+		}
+	}()
+	for range 100 {
+		if err := Try("/dev/kvm"); !errors.Is(err, want) {
+			t.Error(err)
+			break
+		}
+	}
+	close(stop)
+	<-stopped
 }
 
 func TestNoDevice(t *testing.T) {

@@ -23,7 +23,7 @@ import (
 
 // intended are the things that a machine's QEMU has open: its sockets, its files, and what
 // it makes for itself.
-var intended = regexp.MustCompile(`^(/dev/null|(socket|pipe):\[\d+\]|anon_inode:.*|/memfd:turnstone-stub .*|.*/(ram|scratch|#\d+|root\.[a-z0-9]+|layer-[^/]*)( \(deleted\))?)$`)
+var intended = regexp.MustCompile(`^(/dev/null|/dev/kvm|/kvm|(socket|pipe):\[\d+\]|anon_inode:.*|/memfd:turnstone-stub .*|.*/(ram|scratch|#\d+|root\.[a-z0-9]+|layer-[^/]*)( \(deleted\))?)$`)
 
 // TestJail: QEMU has namespaces of its own, an empty root, no right and no descriptor but
 // the machine's, and cannot open those again.
@@ -53,8 +53,12 @@ func TestJail(t *testing.T) {
 			t.Errorf("%s is %s, want %s", name, got, want)
 		}
 	}
-	root := fmt.Sprintf("/proc/%d/root", pid)
-	for at, want := range map[string][]string{"": {"etc", "lib", "lib64", "proc", "usr"}, "/etc": {"ld.so.cache"}, "/proc": {"self"},
+	root, top := fmt.Sprintf("/proc/%d/root", pid), []string{"etc", "lib", "lib64", "proc", "usr"}
+	if s.Accelerated() {
+		top = append(top, "dev")
+		checkDevice(t, pid)
+	}
+	for at, want := range map[string][]string{"": top, "/etc": {"ld.so.cache"}, "/proc": {"self"},
 		"/proc/self/fd": nil, "/usr": {"bin", "lib", "lib64", "local", "share"}, "/usr/bin": {filepath.Base(s.binary)}} {
 		entries, err := os.ReadDir(root + at)
 		if err != nil {
@@ -70,6 +74,27 @@ func TestJail(t *testing.T) {
 		t.Errorf("its root can be written: %v", err)
 	}
 	checkDescriptors(t, pid, foreign)
+}
+
+// checkDevice: a QEMU that uses KVM has that device, which nobody beside it may open or
+// change, and no other.
+func checkDevice(t *testing.T, pid int) {
+	t.Helper()
+	dir := fmt.Sprintf("/proc/%d/root/dev", pid)
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != 1 || entries[0].Name() != "kvm" {
+		t.Errorf("it sees the devices %v, %v", entries, err)
+	}
+	var st, host unix.Stat_t
+	if err := errors.Join(unix.Stat(dir+"/kvm", &st), unix.Stat(kvmDevice, &host)); err != nil || st.Rdev != host.Rdev {
+		t.Fatalf("%+v, the host's %+v: %v", st, host, err)
+	}
+	if os.Geteuid() == 0 && (st.Uid != jail.Nobody || st.Mode&0o777 != 0o600 || st.Dev == host.Dev) {
+		t.Errorf("its device has mode %o and is user %d's, on device %d; the host's is on %d", st.Mode, st.Uid, st.Dev, host.Dev)
+	}
+	if err := os.Chmod(dir+"/kvm", 0o666); os.Geteuid() == 0 && !errors.Is(err, unix.EROFS) {
+		t.Errorf("its device can be changed: %v", err)
+	}
 }
 
 // statusOf returns a field of /proc/PID/status.

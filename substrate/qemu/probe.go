@@ -15,8 +15,19 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/console"
+	"turnstone.dev/turnstone/substrate/jail"
 	"turnstone.dev/turnstone/substrate/kvm"
 )
+
+// mayOpen tells whether QEMU may open KVM's device. In root's namespaces it has a node of
+// its own, and the mode of the host's does not matter.
+func (s *Substrate) mayOpen() error {
+	who := unprivileged()
+	if who != nil && s.wall.Namespaces() && jail.OwnsDevices(kvmDevice) == nil {
+		who = nil
+	}
+	return mayOpen(kvmDevice, who)
+}
 
 // mayOpen tells whether a QEMU that runs as who, or as this user when that is nil,
 // may open the device for reading and writing.
@@ -48,7 +59,7 @@ func (s *Substrate) KVM(ctx context.Context, probe *substrate.Machine) kvm.Verdi
 	_ = unix.Uname(&u)
 	q := kvm.Question{
 		Home: s.home, Name: "qemu", On: fmt.Sprintf("%s|%s|%s", s.version, unix.ByteSliceToString(u.Release[:]), s.hostCPU), Kernel: s.kernel,
-		May: func() error { return mayOpen(kvmDevice, unprivileged()) },
+		May: s.mayOpen,
 		Try: func() error { return kvm.Try(kvmDevice) },
 	}
 	if probe != nil {

@@ -50,6 +50,9 @@ func newSubstrate(t *testing.T, h *home.Home, m *substrate.Machine) *Substrate {
 	if err != nil {
 		t.Fatalf("%v (%s)", err, turnstone.HintOf(err))
 	}
+	if v := s.KVM(t.Context(), nil); !v.Usable {
+		t.Logf("KVM: %s", v.Reason)
+	}
 	return s
 }
 
