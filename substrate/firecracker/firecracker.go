@@ -339,6 +339,12 @@ func (s *Substrate) failed(ctx context.Context, vm *machine, err error) error {
 // so, whatever it was that broke.
 func (s *Substrate) wrap(ctx context.Context, err error) error {
 	kind, hint := turnstone.Unavailable, "run `turn doctor`"
+	var refused *apiError
+	if errors.As(err, &refused) && ctx.Err() == nil {
+		if away := turnedAway(refused); away != nil {
+			return away
+		}
+	}
 	switch ended := ctx.Err(); {
 	case ended != nil:
 		kind, hint = turnstone.Canceled, ""
