@@ -43,7 +43,7 @@ func (s *Substrate) startJailed(ctx context.Context, m *machine, cpus int, files
 	if err := os.Chown(filepath.Join(m.cell.dir, outName), nobody, nobody); err != nil {
 		return err
 	}
-	limits := cgroupLimits(cpus, "/sys/fs/cgroup")
+	limits, group := cgroupLimits(cpus, "/sys/fs/cgroup")
 	args := []string{"-c", `"$@"; exit $?`, "sh", s.jailer, "--id", id, "--exec-file", s.binary,
 		"--uid", strconv.Itoa(nobody), "--gid", strconv.Itoa(nobody), "--chroot-base-dir", jail}
 	args = append(append(args, limits...), "--")
@@ -51,7 +51,7 @@ func (s *Substrate) startJailed(ctx context.Context, m *machine, cpus int, files
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true, Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWIPC}
 	if len(limits) > 0 {
-		m.cgroup = filepath.Join("/sys/fs/cgroup", cgroupParent, id)
+		m.cgroup = filepath.Join(group, id)
 	}
 	// <chroot-base-dir>/<name of exec-file>/<id>/root (docs/jailer.md)
 	root := filepath.Join(jail, filepath.Base(s.binary), id, "root")
@@ -172,13 +172,22 @@ func mount(what, at, kind string, flags uintptr, data string) error {
 // cgroupParent is the control group in which each machine has its own.
 const cgroupParent = "turnstone"
 
-// cgroupLimits are the jailer's arguments for a control group, where the host has the
-// unified hierarchy (cgroups(7)) at dir and lets groups be made: Firecracker has a thread for each CPU and a few
-// more, and starts no processes.
-func cgroupLimits(cpus int, dir string) []string {
+// cgroupLimits are the jailer's arguments for a control group, where the host lets groups
+// be made below dir, and the folder in which the group of a machine will be: in the
+// unified hierarchy (cgroups(7)), or in version 1's of processes. Firecracker has a thread
+// for each CPU and a few more, and starts no processes.
+func cgroupLimits(cpus int, dir string) (args []string, parent string) {
+	version, hierarchy := "2", dir
 	b, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
-	if err != nil || !slices.Contains(strings.Fields(string(b)), "pids") || unix.Access(dir, unix.W_OK) != nil {
-		return nil
+	if err != nil {
+		version, hierarchy = "1", filepath.Join(dir, "pids")
+		_, err = os.Stat(filepath.Join(hierarchy, "cgroup.procs"))
+	} else if !slices.Contains(strings.Fields(string(b)), "pids") {
+		err = errors.ErrUnsupported
 	}
-	return []string{"--cgroup-version", "2", "--parent-cgroup", cgroupParent, "--cgroup", fmt.Sprintf("pids.max=%d", cpus+16)}
+	if err != nil || unix.Access(hierarchy, unix.W_OK) != nil {
+		return nil, ""
+	}
+	return []string{"--cgroup-version", version, "--parent-cgroup", cgroupParent, "--cgroup", fmt.Sprintf("pids.max=%d", cpus+16)},
+		filepath.Join(hierarchy, cgroupParent)
 }

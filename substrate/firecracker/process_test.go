@@ -306,18 +306,22 @@ func TestJailFails(t *testing.T) {
 
 func TestCgroupLimits(t *testing.T) {
 	dir := t.TempDir()
-	if got := cgroupLimits(2, dir); got != nil {
-		t.Errorf("without the unified hierarchy: %v", got)
+	expect := func(what, args, parent string) {
+		t.Helper()
+		if got, group := cgroupLimits(2, dir); strings.Join(got, " ") != args || group != parent {
+			t.Errorf("%s: %q in %q", what, got, group)
+		}
 	}
+	expect("without control groups", "", "")
+	check(t, os.Mkdir(filepath.Join(dir, "pids"), 0o755))
+	expect("without version 1's processes", "", "")
+	check(t, os.WriteFile(filepath.Join(dir, "pids", "cgroup.procs"), nil, 0o644))
+	expect("version 1", "--cgroup-version 1 --parent-cgroup turnstone --cgroup pids.max=18", filepath.Join(dir, "pids", "turnstone"))
 	path := filepath.Join(dir, "cgroup.controllers")
 	check(t, os.WriteFile(path, []byte("cpu memory\n"), 0o644))
-	if got := cgroupLimits(2, dir); got != nil {
-		t.Errorf("without its pids: %v", got)
-	}
+	expect("version 2 without processes", "", "")
 	check(t, os.WriteFile(path, []byte("cpu memory pids\n"), 0o644))
-	if got := strings.Join(cgroupLimits(2, dir), " "); got != "--cgroup-version 2 --parent-cgroup turnstone --cgroup pids.max=18" {
-		t.Errorf("got %q", got)
-	}
+	expect("version 2", "--cgroup-version 2 --parent-cgroup turnstone --cgroup pids.max=18", filepath.Join(dir, "turnstone"))
 }
 
 // TestCopyPages: a copy is equal up to its limit, and has no page of zeros.
