@@ -177,6 +177,39 @@ func TestInspect(t *testing.T) {
 	}
 }
 
+// TestUnreadableModules: a folder in which nothing is what it should be is refused at once.
+func TestUnreadableModules(t *testing.T) {
+	image := filepath.Join(t.TempDir(), "vmlinux")
+	if err := os.WriteFile(image, pvhKernel(), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for name, put := range map[string]func(dir string) error{
+		"a FIFO as the list":    func(dir string) error { return syscall.Mkfifo(filepath.Join(dir, "modules.builtin"), 0o600) },
+		"a folder as the list":  func(dir string) error { return os.Mkdir(filepath.Join(dir, "modules.builtin"), 0o700) },
+		"text as a module":      func(dir string) error { return os.WriteFile(filepath.Join(dir, "erofs.ko"), []byte("text"), 0o600) },
+		"a list that leads out": func(dir string) error { return os.Symlink("/etc/passwd", filepath.Join(dir, "modules.builtin")) },
+	} {
+		modules := t.TempDir()
+		if err := put(modules); err != nil {
+			t.Fatal(err)
+		}
+		if i, err := Inspect(t.Context(), t.TempDir(), image, modules); turnstone.KindOf(err) != turnstone.Invalid {
+			t.Errorf("%s: %+v, %v", name, i, err)
+		}
+	}
+	modules := t.TempDir()
+	if err := syscall.Mkfifo(filepath.Join(modules, "erofs.ko"), 0o600); err != nil { // is no file, so no module
+		t.Fatal(err)
+	}
+	i, err := Inspect(t.Context(), t.TempDir(), image, modules)
+	if err != nil || len(i.Facts.Modules) != 0 {
+		t.Fatalf("%+v, %v", i, err)
+	}
+	if err := i.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 // FuzzInspect: whatever the image, it is refused, or read within bounds.
 func FuzzInspect(f *testing.F) {
 	f.Add(withConfig(f, "CONFIG_A=y\n"))

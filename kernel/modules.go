@@ -72,8 +72,8 @@ func openTree(root fs.FS) (*tree, error) {
 	if err != nil {
 		return nil, err
 	}
-	list, err := fs.ReadFile(root, "modules.builtin")
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	list, err := readBuiltin(root)
+	if err != nil {
 		return nil, err
 	}
 	for line := range strings.Lines(string(list)) {
@@ -82,6 +82,24 @@ func openTree(root fs.FS) (*tree, error) {
 		}
 	}
 	return t, nil
+}
+
+// maxBuiltin bounds the list of what is built in, in bytes.
+const maxBuiltin = 4 << 20
+
+// readBuiltin reads the list of what is built in, which need not be there.
+func readBuiltin(root fs.FS) ([]byte, error) {
+	const name = "modules.builtin"
+	fi, err := fs.Stat(root, name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case !fi.Mode().IsRegular() || fi.Size() > maxBuiltin: // a FIFO would be waited for
+		return nil, errors.New(name + " is no regular file, or too large")
+	}
+	return fs.ReadFile(root, name)
 }
 
 // moduleName returns the name by which the kernel knows the module in file p.

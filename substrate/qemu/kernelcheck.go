@@ -136,7 +136,6 @@ func (m *machine) report(ctx context.Context, silence, limit time.Duration) (map
 		case <-m.console.Failed():
 			ended = true
 		case <-m.done:
-			<-m.heard
 			ended, why = true, m.Err()
 		case <-ctx.Done():
 			return nil, ctx.Err()

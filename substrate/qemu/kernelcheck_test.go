@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"debug/elf"
 	"encoding/binary"
+	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +19,7 @@ import (
 	"turnstone.dev/turnstone/kernel"
 	"turnstone.dev/turnstone/kernel/need"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/console"
 )
 
 // tinyKernel is an ELF file that starts by PVH, in 32-bit protected mode, at code, which
@@ -114,6 +117,27 @@ func TestKernelsThatDoNotStart(t *testing.T) {
 	entries, _ := os.ReadDir(h.Path("sandboxes"))
 	if len(entries) > 0 {
 		t.Errorf("left behind: %v", entries)
+	}
+}
+
+// TestLastWords: what a guest has printed right before its machine ends explains the end,
+// although it is read after that.
+func TestLastWords(t *testing.T) {
+	for range 200 {
+		near, far := net.Pipe()
+		agent, _ := net.Pipe()
+		m := &machine{console: console.New(), agent: agent, done: make(chan struct{}), heard: make(chan struct{})}
+		go m.ended(nil)
+		runtime.Gosched()
+		go m.readConsole(near)
+		if _, err := far.Write([]byte("Kernel panic - not syncing: the last\n")); err != nil {
+			t.Fatal(err)
+		}
+		_ = far.Close()
+		<-m.done
+		if err := m.Err(); err == nil || !strings.HasSuffix(err.Error(), "panicked: the last") {
+			t.Fatalf("the end is explained by %v", err)
+		}
 	}
 }
 

@@ -59,7 +59,7 @@ type machine struct {
 	wall    wall     // what QEMU is behind
 
 	done   chan struct{}
-	heard  chan struct{} // closed when the console has ended, soon after the process
+	heard  chan struct{} // closed when the console has been read to its end
 	mu     sync.Mutex
 	closed bool
 	cause  error // what an event said before the end
@@ -153,8 +153,15 @@ func launchOnThread(cmd *exec.Cmd, started, ended func(error)) error {
 	return <-running
 }
 
+// drainWait bounds how long what a machine has printed last may take to be read.
+const drainWait = time.Second
+
 // ended records why the process is gone.
 func (m *machine) ended(wait error) {
+	select {
+	case <-m.heard: // its last words may explain the end
+	case <-time.After(drainWait):
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.closed {
