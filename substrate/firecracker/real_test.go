@@ -1,6 +1,10 @@
 package firecracker
 
 import (
+	"bytes"
+	"context"
+	"debug/elf"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,6 +20,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/console"
 	"turnstone.dev/turnstone/substrate/substratetest"
 	"turnstone.dev/turnstone/wire"
 )
@@ -220,5 +225,67 @@ func shell(t testing.TB, client *wire.Client, script string) {
 	t.Helper()
 	if out, exit := substratetest.Shell(t, client, script); exit.ExitCode != 0 {
 		t.Fatalf("%s: %q, exit %d", script, out, exit.ExitCode)
+	}
+}
+
+// initramfs writes one whose /init is the given program.
+func initramfs(t testing.TB, program []byte) string {
+	t.Helper()
+	var b bytes.Buffer
+	entry := func(name string, mode int, data []byte) { // newc, docs.kernel.org/driver-api/early-userspace/buffer-format.html
+		fmt.Fprintf(&b, "070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x", 1, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(name)+1, 0)
+		b.WriteString(name + "\x00")
+		b.Write(make([]byte, (4-b.Len()%4)%4))
+		b.Write(data)
+		b.Write(make([]byte, (4-b.Len()%4)%4))
+	}
+	entry("init", 0o100755, program)
+	entry("TRAILER!!!", 0, nil)
+	path := filepath.Join(t.TempDir(), "init.cpio")
+	check(t, os.WriteFile(path, b.Bytes(), 0o644))
+	return path
+}
+
+// endless is a program that does nothing for ever: an ELF header, one segment, `jmp .`.
+func endless() []byte {
+	const base = 0x400000
+	var b bytes.Buffer
+	put := func(v any) { _ = binary.Write(&b, binary.LittleEndian, v) }
+	put(elf.Header64{Ident: [16]byte{0x7f, 'E', 'L', 'F', 2, 1, 1}, Type: uint16(elf.ET_EXEC), Machine: uint16(elf.EM_X86_64), Version: 1,
+		Entry: base + 120, Phoff: 64, Ehsize: 64, Phentsize: 56, Phnum: 1})
+	put(elf.Prog64{Type: uint32(elf.PT_LOAD), Flags: uint32(elf.PF_R | elf.PF_X), Vaddr: base, Paddr: base, Filesz: 122, Memsz: 122, Align: 0x1000})
+	put([]byte{0xeb, 0xfe})
+	return b.Bytes()
+}
+
+// A guest that panics as it boots is told in its own words; one that boots and never
+// answers, as one that is late. Nothing is left of either, and no snapshot is taken.
+func TestRealBadGuest(t *testing.T) {
+	s, m := started(t)
+	m.InitDigest = turnstone.DigestBytes([]byte("another"))
+	m.Shape.Memory = turnstone.MinMemory
+	m.Initramfs = initramfs(t, []byte("no program"))
+	for what, start := range map[string]func(context.Context, substrate.Machine) (substrate.Sandbox, error){"boot": s.Boot, "restore": s.Restore} {
+		vm, err := start(within(t), m)
+		if err == nil {
+			_ = vm.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), "the guest kernel panicked: ") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if _, err := os.Stat(s.home.Path("snapshots", s.identity(m).key())); err == nil {
+		t.Error("a snapshot of it is there")
+	}
+	m.Initramfs = initramfs(t, endless())
+	vm, err := s.boot(within(t), m)
+	check(t, err)
+	cell := vm.cell.dir
+	err = s.failed(t.Context(), vm, vm.wait(within(t), 3*time.Second))
+	if turnstone.KindOf(err) != turnstone.Unavailable || !errors.Is(err, console.ErrLate) || turnstone.HintOf(err) == "" {
+		t.Errorf("a mute one: %s, %v (%s)", turnstone.KindOf(err), err, turnstone.HintOf(err))
+	}
+	if _, err := os.Stat(cell); err == nil {
+		t.Error("its folder is left")
 	}
 }
