@@ -197,6 +197,9 @@ func checkELF(image []byte) error {
 		return fmt.Errorf("is for %s, and machines are x86-64", printableName(name))
 	}
 	for _, p := range f.Progs {
+		if p.Type == elf.PT_LOAD && p.Filesz > p.Memsz {
+			return errors.New("is a damaged ELF file: a segment is larger in the file than in memory")
+		}
 		if p.Type == elf.PT_LOAD && (p.Off > uint64(len(image)) || p.Filesz > uint64(len(image))-p.Off) {
 			return fmt.Errorf("is truncated: it has %d bytes, and says that it has more", len(image))
 		}

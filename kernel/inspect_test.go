@@ -34,13 +34,14 @@ func program32() []byte {
 	return b.Bytes()
 }
 
-// beyond is an ELF kernel whose one segment does not fit into the file.
-func beyond() []byte {
+// segment is an ELF kernel with one segment.
+func segment(p64 elf.Prog64) []byte {
 	b := program64(elf.ET_EXEC, elf.EM_X86_64, "")
 	binary.LittleEndian.PutUint64(b[32:], 64) // e_phoff
 	binary.LittleEndian.PutUint16(b[56:], 1)  // e_phnum
 	var p bytes.Buffer
-	_ = binary.Write(&p, binary.LittleEndian, elf.Prog64{Type: uint32(elf.PT_LOAD), Off: 4096, Filesz: 1 << 20, Memsz: 1 << 20})
+	p64.Type = uint32(elf.PT_LOAD)
+	_ = binary.Write(&p, binary.LittleEndian, p64)
 	return append(b, p.Bytes()...)
 }
 
@@ -61,20 +62,22 @@ func refused(t testing.TB) map[string]struct {
 		image []byte
 		says  string
 	}{
-		"empty":                 {nil, "is empty"},
-		"text":                  {[]byte("#!/bin/sh\n"), "neither a vmlinux"},
-		"an ELF header alone":   {[]byte("\x7fELF"), "damaged ELF file"},
-		"an ELF program":        {program64(elf.ET_DYN, elf.EM_X86_64, "usage:"), "is an ELF program, no kernel"},
-		"an object file":        {program64(elf.ET_REL, elf.EM_X86_64, ""), "object file or a module"},
-		"a vmlinux for aarch64": {program64(elf.ET_EXEC, elf.EM_AARCH64, "Linux version 6.1.0 (a@b)"), "is for aarch64"},
-		"an unknown machine":    {program64(elf.ET_EXEC, 60000, ""), "x86-64"},
-		"a vmlinux of 32 bits":  {program32(), "32-bit x86"},
-		"no PVH entry":          {program64(elf.ET_EXEC, elf.EM_X86_64, "Linux version 6.1.0 (a@b) #1"), "no PVH entry (CONFIG_PVH)"},
-		"a truncated vmlinux":   {beyond(), "is truncated"},
-		"an Image for aarch64":  {arm, "aarch64"},
-		"a truncated bzImage":   {change(setupSyssize, 0xff, 0xff, 0xff, 0x00), "is truncated"},
-		"a bzImage of 32 bits":  {change(setupXLoad, 0), "32-bit x86"},
-		"a packed vmlinux":      {pack(t, "gzip", pvhKernel()), "compressed with gzip"},
+		"empty":                        {nil, "is empty"},
+		"text":                         {[]byte("#!/bin/sh\n"), "neither a vmlinux"},
+		"an ELF header alone":          {[]byte("\x7fELF"), "damaged ELF file"},
+		"an ELF program":               {program64(elf.ET_DYN, elf.EM_X86_64, "usage:"), "is an ELF program, no kernel"},
+		"an object file":               {program64(elf.ET_REL, elf.EM_X86_64, ""), "object file or a module"},
+		"a vmlinux for aarch64":        {program64(elf.ET_EXEC, elf.EM_AARCH64, "Linux version 6.1.0 (a@b)"), "is for aarch64"},
+		"an unknown machine":           {program64(elf.ET_EXEC, 60000, ""), "x86-64"},
+		"a vmlinux of 32 bits":         {program32(), "32-bit x86"},
+		"no PVH entry":                 {program64(elf.ET_EXEC, elf.EM_X86_64, "Linux version 6.1.0 (a@b) #1"), "no PVH entry (CONFIG_PVH)"},
+		"a truncated vmlinux":          {segment(elf.Prog64{Off: 4096, Filesz: 1 << 20, Memsz: 1 << 20}), "is truncated"},
+		"a segment that overflows":     {segment(elf.Prog64{Off: 1 << 62, Filesz: 3 << 62, Memsz: 3 << 62}), ""},
+		"a segment larger in the file": {segment(elf.Prog64{Filesz: 100, Memsz: 8}), "is a damaged ELF file"},
+		"an Image for aarch64":         {arm, "aarch64"},
+		"a truncated bzImage":          {change(setupSyssize, 0xff, 0xff, 0xff, 0x00), "is truncated"},
+		"a bzImage of 32 bits":         {change(setupXLoad, 0), "32-bit x86"},
+		"a packed vmlinux":             {pack(t, "gzip", pvhKernel()), "compressed with gzip"},
 	}
 }
 

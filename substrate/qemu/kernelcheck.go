@@ -168,15 +168,25 @@ func (m *machine) noReport(why error) error {
 		text = after
 	}
 	last := console.Printable(console.LastLine(text))
+	kind := turnstone.KindOf(why)
+	var typed *turnstone.Error
+	if errors.As(why, &typed) { // of this machine, whose name says nothing here
+		why = errors.New(clip(typed.Err.Error()))
+	}
 	switch fault := m.console.Fault(); {
 	case fault != "":
 		e.Err = errors.New(fault)
-	case turnstone.KindOf(why) != turnstone.Internal && turnstone.KindOf(why) != turnstone.Dead:
-		return why
+	case kind != turnstone.Internal && kind != turnstone.Dead:
+		return typed
 	case last == "":
 		e.Err = fmt.Errorf("%w; the console is empty", why)
 	default:
-		e.Err = fmt.Errorf("%w; the console ends: %q", why, last[:min(len(last), 200)])
+		e.Err = fmt.Errorf("%w; the console ends: %q", why, clip(last))
 	}
 	return e
 }
+
+// maxSaid bounds what is quoted of a program, in bytes.
+const maxSaid = 200
+
+func clip(s string) string { return s[:min(len(s), maxSaid)] }
