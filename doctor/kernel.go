@@ -84,8 +84,7 @@ func (r *KernelReport) Usable(level need.Level) bool {
 
 // Kernel looks at a guest kernel: image is a vmlinux or a bzImage, modules its folder
 // lib/modules/<release> or empty. Where there is QEMU the kernel is booted for it, in a
-// small machine of its own that has nothing of the host's and ends within minutes at
-// the latest. A file that is no kernel is an error of kind Invalid. Nothing stays.
+// small machine of its own that has nothing of the host's and ends within minutes. A file that is no kernel is an error of kind Invalid. Nothing stays.
 func Kernel(ctx context.Context, h *home.Home, image, modules string, progress func(string)) (*KernelReport, error) {
 	dir, err := h.MkdirAll("kernel")
 	if err != nil {
@@ -119,7 +118,7 @@ func (r *KernelReport) boot(ctx context.Context, h *home.Home, k *kernel.Inspect
 		r.Boot.Why = oneLine(err)
 		return nil, nil
 	}
-	m := substrate.Machine{Kernel: k.Kernel.Vmlinux, KernelDigest: k.Kernel.Digest}
+	m := substrate.Machine{Kernel: k.Kernel.Vmlinux, KernelDigest: k.Kernel.Digest, KernelIs: substrate.KernelKind{Own: true, Test: k.Kernel.Test}}
 	if m.Initramfs, m.InitDigest, err = k.Kernel.Initramfs(ctx, k.Dir, kernel.Program(agent)); err != nil {
 		return nil, err
 	}

@@ -1,11 +1,14 @@
 package doctor
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
 
+	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/kernel"
 	"turnstone.dev/turnstone/kernel/need"
 )
@@ -60,6 +63,41 @@ func TestJudge(t *testing.T) {
 		if k.Presence != tt.presence || k.Source != tt.source || !strings.Contains(k.Detail, tt.detail) {
 			t.Errorf("%s: %+v", tt.what, k)
 		}
+	}
+}
+
+// TestTestKernel looks at the kernel for tests, where there is one and KVM runs it: the
+// running kernel and its configuration say the same.
+func TestTestKernel(t *testing.T) {
+	image := os.Getenv("TEST_KERNEL")
+	if image == "" {
+		t.Skip("TEST_KERNEL names no kernel")
+	}
+	h := &home.Home{Dir: t.TempDir()}
+	r, err := Kernel(t.Context(), h, image, "", func(string) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !r.Boot.Done && strings.Contains(r.Boot.Why, "KVM was not tried") {
+		t.Skip(r.Boot.Why)
+	}
+	if !r.Boot.Done || !strings.Contains(r.Boot.Isolation, "test kernel") || !r.Config || !strings.HasSuffix(r.Version, "-tpv") {
+		t.Errorf("%+v, configuration %t, version %s", r.Boot, r.Config, r.Version)
+	}
+	if !r.Usable(need.QEMU) || !r.Usable(need.Firecracker) {
+		t.Errorf("it is not usable: %+v", r.Findings())
+	}
+	for _, n := range r.Needs {
+		want := BuiltIn
+		if n.Name == "smp" || n.Name == "dummy" {
+			want = Missing
+		}
+		if n.Presence != want {
+			t.Errorf("%s: %+v", n.Name, n)
+		}
+	}
+	if left, _ := filepath.Glob(h.Path("kernel", "*.tmp")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
 	}
 }
 

@@ -45,10 +45,10 @@ func (s *Substrate) CheckKernel(ctx context.Context, m substrate.Machine) (*Kern
 }
 
 func (s *Substrate) checkKernel(ctx context.Context, m substrate.Machine, silence, limit time.Duration) (*KernelReport, error) {
-	order, failures := checkOrder()
+	order, failures := s.checkOrder()
 	for _, a := range order {
 		k := *s
-		k.accel = a
+		k.accel, k.kernel = a, m.GuestKernel()
 		report, err := k.reportOf(ctx, m, silence, limit)
 		var e *turnstone.Error
 		switch {
@@ -66,8 +66,8 @@ func (s *Substrate) checkKernel(ctx context.Context, m substrate.Machine, silenc
 }
 
 // checkOrder says what runs a kernel that is looked at, and what was ruled out, as text.
-func checkOrder() (order []accel, ruledOut []string) {
-	if err := mayOpen(kvmDevice, unprivileged()); err != nil {
+func (s *Substrate) checkOrder() (order []accel, ruledOut []string) {
+	if err := s.mayOpen(); err != nil {
 		return []accel{accelTCG}, []string{"KVM was not tried (" + err.Error() + ")"}
 	}
 	if kvm.Try(kvmDevice) == nil {
