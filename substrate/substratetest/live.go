@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -313,7 +314,7 @@ func testDamagedFork(t *testing.T, s substrate.Substrate, c Config) {
 		flip(t, path)
 		refused(e.Name()+" changed", c.Machine, turnstone.Integrity, turnstone.Unavailable)
 		flip(t, path)
-		if err := os.Truncate(path, 1); err != nil {
+		if err := errors.Join(os.Chmod(path, 0o644), os.Truncate(path, 1)); err != nil {
 			t.Fatal(err)
 		}
 		refused(e.Name()+" cut off", c.Machine, turnstone.Integrity)
@@ -327,9 +328,17 @@ func testDamagedFork(t *testing.T, s substrate.Substrate, c Config) {
 	}
 }
 
-// flip changes one bit in the middle of a file.
+// flip changes one bit in the middle of a file, which may be read-only.
 func flip(t *testing.T, path string) {
 	t.Helper()
+	before, err := os.Stat(path)
+	if err == nil {
+		err = os.Chmod(path, before.Mode()|0o200)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = os.Chmod(path, before.Mode()) }()
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
