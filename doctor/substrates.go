@@ -84,8 +84,14 @@ func (c *checker) firecracker(ctx context.Context) (f Finding, why string, unpro
 		return c.noFirecracker(err)
 	}
 	found := fmt.Sprintf("%s (%s)", version, path)
-	_, err = firecracker.New(ctx, c.home, firecracker.Options{})
+	s, err := firecracker.New(ctx, c.home, firecracker.Options{})
+	var restricted error
+	if err == nil {
+		restricted = s.Standstill()
+	}
 	switch {
+	case restricted != nil:
+		return Finding{Name: "firecracker", Status: Warn, Detail: found + ": a guest runs under it, but " + oneLine(restricted) + "; " + turnstone.HintOf(restricted)}, "is used", false
 	case err == nil:
 		return Finding{Name: "firecracker", Status: OK, Detail: found + ": a guest runs under it"}, "is used", false
 	case errors.Is(err, firecracker.ErrUnproven):

@@ -32,7 +32,8 @@ import (
 
 var (
 	_ substrate.Substrate   = (*Substrate)(nil)
-	_ substrate.Resumer     = (*Substrate)(nil)
+	_ substrate.Keeper      = (*Substrate)(nil)
+	_ substrate.Restricted  = (*Substrate)(nil)
 	_ substrate.Sandbox     = (*machine)(nil)
 	_ substrate.Pauser      = (*machine)(nil)
 	_ substrate.Disker      = (*machine)(nil)

@@ -135,11 +135,23 @@ func (s *Substrate) fillSnapshot(ctx context.Context, m substrate.Machine, id id
 	if err := vm.Close(); err != nil {
 		return err
 	}
+	if err := syncFile(snapshotIn(tmp).scratch); err != nil {
+		return err
+	}
 	man := manifest{Identity: id, Taken: time.Now().UTC()}
 	if man.State, err = digestState(snapshotIn(tmp).state); err != nil {
 		return err
 	}
 	return man.Seal(ctx, tmp)
+}
+
+// syncFile makes sure that a file is on disk.
+func syncFile(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
 }
 
 func digestState(path string) (turnstone.Digest, error) {
@@ -188,13 +200,14 @@ func (m *machine) dropWritten() {
 	}
 }
 
-// writeDisk copies the scratch disk into the folder dir.
+// writeDisk copies the scratch disk into the folder dir. A snapshot of a machine as it runs
+// is used soon and thrown away, and the guest stands still: the copy is not waited for.
 func (m *machine) writeDisk(ctx context.Context, dir string) error {
 	f, err := os.OpenFile(filepath.Join(dir, scratchFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
-	return errors.Join(disk.Clone(ctx, f, m.scratch), f.Sync(), f.Close())
+	return errors.Join(disk.Clone(ctx, f, m.scratch), f.Close())
 }
 
 // memorySize is how much memory the machine has, in bytes.

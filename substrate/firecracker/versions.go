@@ -32,8 +32,8 @@ func (r release) String() string { return fmt.Sprintf("%d.%d.%d", r.major, r.min
 // no release with that fix so far.
 func (r release) losesVsock() bool { return r.major == 1 && r.minor == 16 && r.patch <= 1 }
 
-// Standstill says whether sandboxes may be paused, and cloned as they run. Errors are of
-// kind Unavailable, with the versions that can do it. It starts nothing.
+// Standstill implements substrate.Restricted. Errors are of kind Unavailable, with the
+// versions that can do it.
 func (s *Substrate) Standstill() error {
 	if !s.release.losesVsock() {
 		return nil

@@ -10,8 +10,6 @@ import (
 	"turnstone.dev/turnstone/substrate/snapshots"
 )
 
-var _ substrate.Keeper = (*Substrate)(nil)
-
 // Pack implements substrate.Keeper.
 func (s *Substrate) Pack(ctx context.Context, m substrate.Machine, dir, out string) (substrate.Packed, error) {
 	p, err := s.packer(m).Pack(ctx, dir, out)
