@@ -68,7 +68,7 @@ func TestMachineScript(t *testing.T) {
 			}
 			env.Setenv("EXAMPLES", examples)
 			env.Setenv("TURN_BACKGROUND", "off") // nothing may write while the script's folder is removed
-			for _, key := range []string{"TURN_SUBSTRATE", "TURN_RUNSC"} {
+			for _, key := range []string{"TURN_SUBSTRATE", "TURN_RUNSC", "TURN_KERNEL"} {
 				if v := os.Getenv(key); v != "" {
 					env.Setenv(key, v)
 				}
@@ -91,7 +91,8 @@ func TestMachineScript(t *testing.T) {
 
 // condition adds "mounts" to the conditions of scripts: a mount namespace of its own,
 // with a tmpfs in it, can be had. It takes root, and not every container allows it.
-// "gvisor" is that sandboxes start in gVisor; the home shared remembers it.
+// "gvisor" is that sandboxes start in gVisor; the home shared remembers it. "testkernel"
+// is that guests boot a kernel made for tests, under KVM.
 func condition(shared string) func(name string) (bool, error) {
 	return func(name string) (bool, error) { return holds(shared, name) }
 }
@@ -104,6 +105,8 @@ func holds(shared, name string) (bool, error) {
 		c := &substrates.Chooser{Home: &homepkg.Home{Dir: shared}}
 		_, err := c.Choose(context.Background(), substrates.GVisor, substrates.Needs{})
 		return err == nil, nil
+	case "testkernel":
+		return os.Getenv("TURN_TEST_KVM") != "", nil
 	case "pypi":
 		return reachable("https://pypi.org/simple/pandas/"), nil
 	case "mounts":

@@ -3,6 +3,7 @@
 package turntest
 
 import (
+	"os"
 	"testing"
 
 	"turnstone.dev/turnstone"
@@ -40,6 +41,10 @@ func Machine(t testing.TB, h *home.Home, image string) substrate.Machine {
 		Initramfs: initramfs, InitDigest: digest,
 		Agent: agent.Read, AgentDigest: agent.Digest, Root: tmpl.Root, RootDigest: tmpl.RootDigest, Shape: turnstone.DefaultShape()}
 }
+
+// UnderKVM tells whether guests have to run under KVM: scripts/test-kvm has said so, and
+// nothing may take its place, or be skipped.
+func UnderKVM() bool { return os.Getenv("TURN_TEST_KVM") != "" }
 
 func fatal(t testing.TB, err error) {
 	t.Helper()

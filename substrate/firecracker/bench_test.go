@@ -17,13 +17,17 @@ import (
 func started(t testing.TB) (*Substrate, substrate.Machine) {
 	t.Helper()
 	h := turntest.Home(t)
+	missing := t.Skipf
+	if turntest.UnderKVM() {
+		missing = t.Fatalf
+	}
 	if _, _, err := Find(t.Context(), h, Options{}); err != nil {
-		t.Skipf("%v (%s)", err, turnstone.HintOf(err))
+		missing("%v (%s)", err, turnstone.HintOf(err))
 	}
 	m := turntest.Machine(t, h, "base")
 	s, err := New(t.Context(), h, Options{Probe: &m, Progress: func(what string) { t.Log(what) }})
 	if err != nil {
-		t.Skipf("%v (%s)", err, turnstone.HintOf(err))
+		missing("%v (%s)", err, turnstone.HintOf(err))
 	}
 	return s, m
 }

@@ -61,7 +61,11 @@ var guestNetwork = wire.SandboxNetwork{Address: network.GuestAddress, Gateway: n
 func TestConformance(t *testing.T) {
 	h := turntest.Home(t)
 	m := turntest.Machine(t, h, "base")
-	substratetest.Run(t, newSubstrate(t, h, &m), substratetest.Config{Machine: m, Network: guestNetwork, MakeHome: MakeHome})
+	s := newSubstrate(t, h, &m)
+	if turntest.UnderKVM() && !s.Accelerated() {
+		t.Fatalf("KVM does not run guests: %+v", s.KVM(t.Context(), nil))
+	}
+	substratetest.Run(t, s, substratetest.Config{Machine: m, Network: guestNetwork, MakeHome: MakeHome})
 }
 
 // TestDamagedSnapshot damages a snapshot in every way and expects that it is taken
