@@ -106,8 +106,8 @@ short: build ## the tests that start no machine
 bench: setup-bench build ## measure speed and size, all in one run; prints markdown
 	@mkdir -p .cache
 	$(GO) build -trimpath -buildvcs=false -o .cache/bench ./bench
-	$(GO) test -c -trimpath -o .cache/floors/ ./substrate/gvisor ./substrate/qemu
-	.cache/bench -turn bin/turn -floors .cache/floors $(if $(ONLY),-only $(ONLY))
+	$(GO) test -c -trimpath -o .cache/floors/ ./substrate/gvisor ./substrate/qemu ./substrate/firecracker
+	.cache/bench -turn bin/turn -floors .cache/floors $(if $(TEST_KERNEL),-kernel '$(TEST_KERNEL)') $(if $(ONLY),-only $(ONLY))
 
 .PHONY: fuzz
 fuzz: build ## fuzz every decoder for FUZZTIME each (default 10s)

@@ -18,7 +18,7 @@ import (
 func (b *bench) floor(ctx context.Context, substrate, mode string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, filepath.Join(b.floors, substrate+".test"))
 	cmd.Env = append(os.Environ(), "TURNSTONE_BENCH="+mode, "TURNSTONE_BENCH_ROOT="+b.template.Root,
-		"TURNSTONE_BENCH_ROOT_DIGEST="+string(b.template.RootDigest))
+		"TURNSTONE_BENCH_ROOT_DIGEST="+string(b.template.RootDigest), "TURNSTONE_BENCH_ACCEL="+b.accel)
 	return cmd
 }
 

@@ -26,7 +26,7 @@ import (
 func main() {
 	b := bench{state: 10 << 30}
 	flag.StringVar(&b.turn, "turn", "bin/turn", "the program to measure")
-	flag.StringVar(&b.floors, "floors", ".cache/floors", "folder with the floors: gvisor.test and qemu.test, the test binaries of these packages below substrate")
+	flag.StringVar(&b.floors, "floors", ".cache/floors", "folder with the floors: gvisor.test, qemu.test and firecracker.test, the test binaries of these packages below substrate")
 	flag.StringVar(&b.substrate, "substrate", "auto", "what the parts but substrates and commit are measured on")
 	flag.IntVar(&b.runs, "runs", 20, "runs of each start")
 	flag.StringVar(&b.stream, "stream", "1G", "how much the streaming step prints")
@@ -37,6 +37,7 @@ func main() {
 	flag.IntVar(&b.depth, "depth", 500, "turns of the history part")
 	flag.IntVar(&b.clones, "forks", 100, "clones of the part forks")
 	flag.StringVar(&b.only, "only", "", "parts to measure, with commas; all by default")
+	flag.StringVar(&b.kernel, "kernel", "", "a guest kernel made for tests, for the part substrates where KVM runs no stock kernel")
 	flag.StringVar(&b.row, "row", "", "of the part substrates only the rows whose names have this in them")
 	flag.Parse()
 	if err := b.all(context.Background()); err != nil {
@@ -48,6 +49,7 @@ func main() {
 type bench struct {
 	turn, floors, stream string
 	only, row, substrate string
+	kernel, accel        string // accel: of the QEMU whose floor is measured; empty: any
 	state                turnstone.Bytes
 	runs, depth, clones  int
 	dir                  string
@@ -69,9 +71,9 @@ func (b *bench) all(ctx context.Context) error {
 		name string
 		turn bool // it takes a machine
 		run  func(context.Context) error
-	}{{"substrates", true, b.substrates}, {"start", true, b.start}, {"memory", true, b.memory}, {"streaming", true, b.streaming}, {"wire", true, b.wire},
+	}{{"substrates", true, b.substrates}, {"kvm", true, b.underKVM}, {"start", true, b.start}, {"memory", true, b.memory}, {"streaming", true, b.streaming}, {"wire", true, b.wire},
 		{"shell", true, b.shell}, {"forks", true, b.forks}, {"parsing", false, b.parsing}, {"commit", false, b.commit}, {"history", true, b.history}} {
-		if b.only != "" && !slices.Contains(strings.Split(b.only, ","), part.name) {
+		if b.only != "" && !slices.Contains(strings.Split(b.only, ","), part.name) && !(part.name == "kvm" && slices.Contains(strings.Split(b.only, ","), "substrates")) {
 			continue
 		}
 		if part.turn && !prepared {

@@ -64,6 +64,7 @@ type running struct {
 	vm     substrate.Sandbox
 	client *wire.Client
 	link   *wire.Link
+	took   time.Duration // of its first command
 }
 
 func (r *running) close() { _, _, _ = r.vm.Close(), r.client.Close(), r.link.Close() }
@@ -79,7 +80,9 @@ func startTrue(ctx context.Context, driver substrate.Substrate, m substrate.Mach
 		return nil, errors.Join(err, vm.Close())
 	}
 	r := &running{vm: vm, client: client, link: link}
+	began := time.Now()
 	end, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", "true"}}, wire.Stdio{})
+	r.took = time.Since(began)
 	if err == nil && end.Exit.ExitCode != 0 {
 		err = errors.New("true failed")
 	}
@@ -106,6 +109,16 @@ func (p *product) restore(ctx context.Context) (time.Duration, error) {
 		r.close()
 	}
 	return took, err
+}
+
+// command is the first command of a clone.
+func (p *product) command(ctx context.Context) (time.Duration, error) {
+	r, err := startTrue(ctx, p.driver, p.machine)
+	if err != nil {
+		return 0, err
+	}
+	defer r.close()
+	return r.took, nil
 }
 
 // fork is from `turn sandbox fork` until the clone has run true.

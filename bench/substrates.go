@@ -23,6 +23,7 @@ type column struct {
 	start       func(ctx context.Context) (time.Duration, error)
 	restore     func(ctx context.Context) (time.Duration, error)
 	fork        func(ctx context.Context) (time.Duration, error)
+	command     func(ctx context.Context) (time.Duration, error)
 	script      func(ctx context.Context, text string) (string, error)
 	memory      func(ctx context.Context) (processMemory, error)
 
@@ -48,6 +49,7 @@ const (
 	rowStart   = "start"
 	rowRestore = "restore"
 	rowFork    = "fork"
+	rowCommand = "first command"
 	rowMemory  = "memory"
 )
 
@@ -116,9 +118,6 @@ func (b *bench) substrates(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, c := range columns {
-		c.took, c.failed = map[string][]time.Duration{}, map[string]error{}
-	}
 	b.measure(ctx, columns)
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -170,6 +169,9 @@ func (b *bench) columns(ctx context.Context) (all []*column, absent []string, er
 // measure fills the columns, in turns, so that a slow minute is everybody's. The first
 // start of each is not counted: it may have to take a snapshot.
 func (b *bench) measure(ctx context.Context, columns []*column) {
+	for _, c := range columns {
+		c.took, c.failed = map[string][]time.Duration{}, map[string]error{}
+	}
 	for _, row := range []struct {
 		name string
 		runs int
@@ -178,6 +180,7 @@ func (b *bench) measure(ctx context.Context, columns []*column) {
 		{rowStart, b.runs, func(c *column) func(context.Context) (time.Duration, error) { return c.start }},
 		{rowRestore, b.runs, func(c *column) func(context.Context) (time.Duration, error) { return c.restore }},
 		{rowFork, forkRuns, func(c *column) func(context.Context) (time.Duration, error) { return c.fork }},
+		{rowCommand, b.runs, func(c *column) func(context.Context) (time.Duration, error) { return c.command }},
 	} {
 		if !b.wantsRow(row.name) {
 			continue
@@ -209,7 +212,7 @@ func (b *bench) measure(ctx context.Context, columns []*column) {
 		}
 		for range scriptRuns {
 			for _, c := range columns {
-				if c.failed[s.row] == nil {
+				if c.script != nil && c.failed[s.row] == nil {
 					c.fail(s.row, b.runScript(ctx, c, s))
 				}
 			}

@@ -33,6 +33,13 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	if mode := os.Getenv("TURNSTONE_BENCH"); mode != "" {
+		if err := benchmark(mode); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
 		if standinDir != "" {
 			_ = os.RemoveAll(standinDir)

@@ -16,7 +16,9 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/host"
+	"turnstone.dev/turnstone/substrate/substratetest"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -37,18 +39,43 @@ func benchmark(mode string) error {
 	case "bare":
 		return bareChannel(h)
 	}
-	return fmt.Errorf("unknown benchmark %q", mode)
+	return bare(h).Run(context.Background(), mode)
+}
+
+// bare is QEMU on the newest snapshot.
+func bare(h *home.Home) substratetest.Bare {
+	started := func(vm *machine, err error) (substrate.Sandbox, int, error) {
+		if err != nil {
+			return nil, 0, err
+		}
+		return vm, vm.PID(), nil
+	}
+	return substratetest.Bare{Network: benchNetwork,
+		Start: func(context.Context) (substrate.Sandbox, int, error) { return started(clone(h)) },
+		Write: func(ctx context.Context, vm substrate.Sandbox, dir string) error {
+			m := vm.(*machine)
+			return m.standingStill(ctx, func() error { return m.write(ctx, dir, &vmManifest{}) })
+		},
+		Load: func(_ context.Context, dir string) (substrate.Sandbox, int, error) {
+			_, man, err := newest(h)
+			if err != nil {
+				return nil, 0, err
+			}
+			return started(cloneOf(h, dir, man.Identity))
+		},
+	}
 }
 
 // newest returns the folder and the manifest of the snapshot that was taken last of the
 // template whose root image has the digest $TURNSTONE_BENCH_ROOT_DIGEST, with the default
-// shape.
+// shape; $TURNSTONE_BENCH_ACCEL says whether with kvm or tcg.
 func newest(h *home.Home) (dir string, m manifest, err error) {
 	all, _ := filepath.Glob(h.Path("snapshots", "*", manifestFile))
 	for _, path := range all {
 		var other manifest
 		b, rerr := os.ReadFile(path)
 		if rerr == nil && json.Unmarshal(b, &other) == nil && other.Taken.After(m.Taken) &&
+			other.Identity.Accel != "" && strings.HasPrefix(string(other.Identity.Accel), os.Getenv("TURNSTONE_BENCH_ACCEL")) &&
 			string(other.Identity.Root) == os.Getenv("TURNSTONE_BENCH_ROOT_DIGEST") && other.Identity.Shape == turnstone.DefaultShape() {
 			dir, m = filepath.Dir(path), other
 		}
@@ -66,11 +93,16 @@ func clone(h *home.Home) (*machine, error) {
 	if err != nil {
 		return nil, err
 	}
+	return cloneOf(h, dir, man.Identity)
+}
+
+// cloneOf is clone of the snapshot in dir, which was taken of id.
+func cloneOf(h *home.Home, dir string, id identity) (*machine, error) {
 	binary, err := host.FindSystem(binaryName)
 	if err != nil {
 		return nil, err
 	}
-	s := &Substrate{home: h, binary: binary, accel: man.Identity.Accel, wall: Jail{Wall: open}}
+	s := &Substrate{home: h, binary: binary, accel: id.Accel, wall: Jail{Wall: open}}
 	var f files
 	f.ram, err = os.OpenFile(filepath.Join(dir, ramFile), os.O_RDWR, 0)
 	if err == nil {
@@ -89,7 +121,7 @@ func clone(h *home.Home) (*machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	args := arguments(man.Identity.Accel, man.Identity.Shape, true, disks{})
+	args := arguments(id.Accel, id.Shape, true, disks{})
 	if os.Getenv("TURNSTONE_BENCH_NETWORK") == "user" { // QEMU's own network in the place of ours
 		for i, arg := range args {
 			if strings.HasPrefix(arg, "stream,id=net,") {
@@ -97,10 +129,15 @@ func clone(h *home.Home) (*machine, error) {
 			}
 		}
 	}
-	vm, err := s.start(man.Identity.Shape, args, f)
+	ram, err := os.Open(filepath.Join(dir, ramFile)) // for a snapshot of the clone
 	if err != nil {
 		return nil, err
 	}
+	vm, err := s.start(id.Shape, args, f)
+	if err != nil {
+		return nil, err
+	}
+	vm.live = &live{id: id, ram: ram}
 	go func() {
 		state, _ := os.ReadFile(filepath.Join(dir, stateFile))
 		_, _ = w.Write(state)

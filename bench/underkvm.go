@@ -1,0 +1,116 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone/substrates"
+)
+
+// bareGoal is how many times as long as with the bare program a restore may take under KVM.
+const bareGoal = 1.2
+
+// underKVM compares the drivers that run guests under KVM with the programs that they drive,
+// on a host whose KVM runs no stock kernel, with a kernel that is made for tests.
+func (b *bench) underKVM(ctx context.Context) error {
+	if b.kernel == "" {
+		return nil
+	}
+	if p, err := b.product(ctx, substrates.QEMU); err == nil && strings.Contains(p.driver.Isolation(), "(KVM)") {
+		return nil // it is in the table of all substrates
+	}
+	before, had := os.LookupEnv("TURN_KERNEL")
+	if err := os.Setenv("TURN_KERNEL", b.kernel); err != nil {
+		return err
+	}
+	b.accel = "kvm"
+	defer func() {
+		b.accel = ""
+		if _ = os.Unsetenv("TURN_KERNEL"); had {
+			_ = os.Setenv("TURN_KERNEL", before)
+		}
+	}()
+	var columns []*column
+	var absent []string
+	for _, name := range []string{substrates.QEMU, substrates.Firecracker} {
+		p, err := b.product(ctx, name)
+		if err == nil && !strings.Contains(p.driver.Isolation(), "(KVM") {
+			err = errors.New("KVM runs no guest")
+		}
+		if err != nil {
+			absent = append(absent, fmt.Sprintf("%s: %v", name, err))
+			continue
+		}
+		columns = append(columns, &column{title: name, what: p.driver.Isolation(), start: p.start, restore: p.restore, fork: p.fork,
+			command: p.command, memory: p.memory}, b.bareColumn(name))
+	}
+	if len(columns) > 0 {
+		b.measure(ctx, columns)
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	b.printUnderKVM(columns, absent)
+	var errs []error
+	for _, c := range columns {
+		errs = slices.AppendSeq(errs, maps.Values(c.failed))
+	}
+	return errors.Join(errs...)
+}
+
+// bareColumn is the program that the substrate called name drives, without the driver.
+func (b *bench) bareColumn(name string) *column {
+	inner := func(mode string) func(context.Context) (time.Duration, error) {
+		return func(ctx context.Context) (time.Duration, error) {
+			took, _, err := b.floorTime(ctx, name, mode)
+			return took, err
+		}
+	}
+	return &column{title: "bare " + name, restore: inner("floor"), fork: inner("fork"), command: inner("command"),
+		start: func(ctx context.Context) (time.Duration, error) {
+			_, whole, err := b.floorTime(ctx, name, "floor")
+			return whole, err
+		},
+		memory: func(ctx context.Context) (m processMemory, err error) {
+			out, err := output(b.floor(ctx, name, "held"))
+			if err == nil {
+				_, err = fmt.Sscan(out, &m.private, &m.pss)
+			}
+			return m, err
+		},
+	}
+}
+
+func (b *bench) printUnderKVM(columns []*column, absent []string) {
+	fmt.Printf("## Under KVM, with a kernel made for tests\n\nRing 0 of these guests is emulated here: a guest's own work takes a multiple of its time elsewhere, and only ratios mean "+
+		"something. %d starts, restores and first commands, %d forks; load of the machine at the end: %s.\n\n", b.runs, forkRuns, load())
+	for ; len(columns) > 1; columns = columns[2:] {
+		ours, bare := columns[0], columns[1]
+		fmt.Printf("| %s, %s | driver | bare program | ratio |\n|---|---|---|---|\n", ours.title, ours.what)
+		for _, row := range []struct{ row, name string }{
+			{rowStart, "start: `turn run` of `true`; the bare program until `true` has run; the whole process, p50"},
+			{rowRestore, fmt.Sprintf("restore, configure and `true`, p50 (goal: %.1f)", bareGoal)},
+			{rowCommand, "first command of a clone, p50"},
+			{rowFork, "fork: `turn sandbox fork`; write down and load; until `true` has run, p50"},
+		} {
+			if d, floor := ours.took[row.row], bare.took[row.row]; len(d) > 0 && len(floor) > 0 {
+				fmt.Printf("| %s | %s | %s | %.2f |\n", row.name, ms(quantile(d, 50)), ms(quantile(floor, 50)), ratio(d, floor, 50))
+			}
+		}
+		if d, floor := ours.held, bare.held; d.pss > 0 && floor.pss > 0 {
+			fmt.Printf("| memory of a clone, private / Pss | %s / %s | %s / %s | %.2f / %.2f |\n", mib(d.private), mib(d.pss), mib(floor.private), mib(floor.pss),
+				float64(d.private)/float64(floor.private), float64(d.pss)/float64(floor.pss))
+		}
+		fmt.Println()
+	}
+	for _, why := range absent {
+		fmt.Printf("- not here: %s.\n", why)
+	}
+	fmt.Println()
+}
