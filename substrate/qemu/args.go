@@ -39,13 +39,6 @@ const (
 	accelTCG accel = "tcg"
 )
 
-func (a accel) cpuModel() string {
-	if a == accelKVM {
-		return "host"
-	}
-	return "max"
-}
-
 // unhardened switches off what hardens a kernel against its own users, under TCG only:
 // each costs a start there, where every instruction that runs for the first time has to be
 // translated, and TCG's own line of defense runs around the machine. With norandmaps each
@@ -75,7 +68,7 @@ func kernelArgs(a accel, shape turnstone.Shape) string {
 // arguments returns QEMU's command line. A restore has the same devices as the
 // boot whose state it loads; only the memory becomes copy-on-write, the kernel a
 // stub (see stubKernel), and there may be images in the slots.
-func arguments(a accel, shape turnstone.Shape, restore bool, in disks) []string {
+func arguments(e engine, shape turnstone.Shape, restore bool, in disks) []string {
 	share := "on"
 	if restore {
 		share = "off"
@@ -84,7 +77,7 @@ func arguments(a accel, shape turnstone.Shape, restore bool, in disks) []string 
 		"-name", "turnstone", "-no-user-config", "-nodefaults", "-display", "none", "-no-reboot",
 		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
 		"-machine", machineType + ",memory-backend=ram,vmport=off,smm=off,usb=off,graphics=off,sata=off,smbus=off,i8042=off",
-		"-accel", accelArgument(a), "-cpu", a.cpuModel(),
+		"-accel", accelArgument(e.accel), "-cpu", e.model(),
 		"-smp", fmt.Sprint(shape.CPUs), "-m", fmt.Sprintf("%dK", int64(shape.Memory)>>10),
 		"-object", fmt.Sprintf("memory-backend-file,id=ram,size=%d,mem-path=/proc/self/fd/%d,share=%s", int64(shape.Memory), fdRAM, share),
 		"-chardev", fmt.Sprintf("socket,id=qmp,fd=%d", fdQMP), "-mon", "chardev=qmp,mode=control",
@@ -106,7 +99,7 @@ func arguments(a accel, shape turnstone.Shape, restore bool, in disks) []string 
 	if restore {
 		return append(args, "-incoming", "defer")
 	}
-	return append(args, "-initrd", fmt.Sprintf("/proc/self/fd/%d", fdInitramfs), "-append", kernelArgs(a, shape))
+	return append(args, "-initrd", fmt.Sprintf("/proc/self/fd/%d", fdInitramfs), "-append", kernelArgs(e.accel, shape))
 }
 
 func accelArgument(a accel) string {

@@ -121,7 +121,7 @@ func cloneOf(h *home.Home, dir string, id identity) (*machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	args := arguments(id.Accel, id.Shape, true, disks{})
+	args := arguments(engine{id.Accel, id.CPUModel}, id.Shape, true, disks{})
 	if os.Getenv("TURNSTONE_BENCH_NETWORK") == "user" { // QEMU's own network in the place of ours
 		for i, arg := range args {
 			if strings.HasPrefix(arg, "stream,id=net,") {

@@ -71,24 +71,49 @@ func (s *Substrate) KVM(ctx context.Context, probe *substrate.Machine) kvm.Verdi
 	return q.Ask(ctx)
 }
 
-// prove boots m. An error has nothing to do with KVM.
+// prove boots m. Where QEMU refuses the virtual CPU it tries with less of one. An error has
+// nothing to do with KVM.
 func (s *Substrate) prove(ctx context.Context, m substrate.Machine, limit time.Duration) (kvm.Verdict, error) {
 	k := *s
-	k.accel = accelKVM
+	k.accel, k.cpu = accelKVM, ""
+	for why := ""; ; {
+		v, said, err := k.proveOnce(ctx, m, limit)
+		if err != nil {
+			return kvm.Verdict{}, err
+		}
+		v.CPU, v.Why = k.engine().model(), why
+		next, refused := nextModel(v.CPU, said)
+		if v.Usable || next == "" {
+			return v, nil
+		}
+		k.cpu = next
+		if why == "" { // what is said of the host's CPU
+			why = refused
+		}
+	}
+}
+
+// proveOnce also returns what a QEMU that has ended by itself has said.
+func (s *Substrate) proveOnce(ctx context.Context, m substrate.Machine, limit time.Duration) (v kvm.Verdict, said string, err error) {
 	began := time.Now()
-	vm, err := k.bootFresh(ctx, m)
+	vm, err := s.bootFresh(ctx, m)
 	if err != nil {
-		return kvm.Verdict{}, err
+		return kvm.Verdict{}, "", err
 	}
 	defer func() { _ = vm.Close() }()
 	err = vm.wait(ctx, limit)
+	select {
+	case <-vm.done:
+		said = vm.stderr.String()
+	default:
+	}
 	switch {
 	case ctx.Err() != nil:
-		return kvm.Verdict{}, ctx.Err()
+		return kvm.Verdict{}, "", ctx.Err()
 	case err != nil:
-		return kvm.Failed(err, errors.Is(err, console.ErrLate)), nil
+		return kvm.Failed(err, errors.Is(err, console.ErrLate)), said, nil
 	}
-	return kvm.Ran(time.Since(began)), nil
+	return kvm.Ran(time.Since(began)), "", nil
 }
 
 func isNoSpace(err error) bool {

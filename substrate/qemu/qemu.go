@@ -32,6 +32,7 @@ type Substrate struct {
 	binary   string
 	version  string
 	accel    accel
+	cpu      string // see engine
 	wall     Jail
 	hostCPU  turnstone.Digest
 	kernel   substrate.GuestKernel
@@ -86,7 +87,7 @@ func New(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
 		return nil, err
 	}
 	if verdict := s.KVM(ctx, opts.Probe); verdict.Usable {
-		s.accel = accelKVM
+		s.accel, s.cpu = accelKVM, verdict.CPU
 	}
 	return s, nil
 }
@@ -105,6 +106,8 @@ func (s *Substrate) Isolation() string {
 	}
 	return how
 }
+
+func (s *Substrate) engine() engine { return engine{s.accel, s.cpu} }
 
 // Accelerated tells whether guests run under KVM.
 func (s *Substrate) Accelerated() bool { return s.accel == accelKVM }
@@ -185,7 +188,7 @@ func (s *Substrate) launch(ctx context.Context, m substrate.Machine, f files, st
 		return nil, s.wrap(err)
 	}
 	defer func() { _ = r.Close() }()
-	args := arguments(s.accel, m.Shape, true, disks{len(m.Layers), m.Home != ""})
+	args := arguments(s.engine(), m.Shape, true, disks{len(m.Layers), m.Home != ""})
 	vm, err := s.start(m.Shape, append(args, more...), f)
 	if err != nil {
 		_ = w.Close()
@@ -266,7 +269,7 @@ func (s *Substrate) boot(m substrate.Machine, ram, scratch *os.File) (*machine, 
 		f.close()
 		return nil, s.wrap(err)
 	}
-	vm, err := s.start(m.Shape, append(arguments(s.accel, m.Shape, false, disks{}), s.more...), f)
+	vm, err := s.start(m.Shape, append(arguments(s.engine(), m.Shape, false, disks{}), s.more...), f)
 	if err != nil {
 		l.close()
 		return nil, s.wrap(err)
@@ -359,9 +362,9 @@ func dup(f *os.File) (*os.File, error) {
 }
 
 func (s *Substrate) identity(m substrate.Machine) identity {
-	args := strings.Join(arguments(s.accel, m.Shape, false, disks{}), "\x00")
+	args := strings.Join(arguments(s.engine(), m.Shape, false, disks{}), "\x00")
 	return identity{
-		Format: snapshotFormat, QEMU: s.version, Accel: s.accel, CPUModel: s.accel.cpuModel(), HostCPU: s.hostCPU,
+		Format: snapshotFormat, QEMU: s.version, Accel: s.accel, CPUModel: s.engine().model(), HostCPU: s.hostCPU,
 		Arguments: turnstone.DigestBytes([]byte(args)), Kernel: m.KernelDigest, Init: m.InitDigest, Root: m.RootDigest, Shape: m.Shape,
 	}
 }

@@ -361,7 +361,7 @@ func TestSuperseded(t *testing.T) {
 
 func TestArguments(t *testing.T) {
 	shape := turnstone.Shape{CPUs: 2, Memory: 512 << 20, Disk: 1 << 30, Network: true}
-	boot, restore := strings.Join(arguments(accelTCG, shape, false, disks{}), " "), strings.Join(arguments(accelTCG, shape, true, disks{}), " ")
+	boot, restore := strings.Join(arguments(engine{accel: accelTCG}, shape, false, disks{}), " "), strings.Join(arguments(engine{accel: accelTCG}, shape, true, disks{}), " ")
 	for _, must := range []string{
 		"-sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny", "-nodefaults", "-no-user-config",
 		"-no-reboot", "-display none", "-smp 2", "-m 524288K", "read-only=on", "-netdev stream,id=net,server=off,addr.type=fd",
@@ -375,7 +375,7 @@ func TestArguments(t *testing.T) {
 	}
 	shape.Network = false
 	for _, restore := range []bool{false, true} {
-		if off := strings.Join(arguments(accelTCG, shape, restore, disks{}), " "); strings.Contains(off, "net") {
+		if off := strings.Join(arguments(engine{accel: accelTCG}, shape, restore, disks{}), " "); strings.Contains(off, "net") {
 			t.Errorf("with the network off there still is: %s", off)
 		}
 	}
