@@ -6,7 +6,11 @@ import (
 	"context"
 	"os"
 
+	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/kernel"
+	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrates"
 )
 
 // A Status is how bad a Finding is.
@@ -33,6 +37,10 @@ type Finding struct {
 // not been tried with a guest yet it says so: the first turn does that.
 func Check(ctx context.Context, h *home.Home) []Finding {
 	c := &checker{home: h, root: "/", uid: os.Getuid()}
+	if cfg, err := config.Load(h.Dir); err == nil { // else there is a finding
+		c.choice = cfg.GuestKernel()
+	}
+	c.guest, _ = substrates.KernelIn(h, c.choice, nil)(ctx) // that it cannot be had is a finding too
 	var found []Finding
 	for _, check := range []func(context.Context) []Finding{
 		c.platform, c.config, c.substrates, c.disk, c.memory, c.kernel, c.templates, c.snapshots, c.builder, c.authorities,
@@ -58,6 +66,9 @@ type checker struct {
 	home *home.Home
 	root string
 	uid  int
+
+	choice kernel.Choice         // of the guest kernel, by config.toml
+	guest  substrate.GuestKernel // that guests boot, where it can be had
 
 	chosen   string // name of the substrate that a turn would get; empty: none
 	underKVM bool   // QEMU's guests run under KVM

@@ -81,6 +81,7 @@ func TestUsable(t *testing.T) {
 
 func TestKVM(t *testing.T) {
 	there := map[string]string{"dev/kvm": ""}
+	t.Setenv("TURN_KERNEL", "/srv/vmlinux")
 	for _, tc := range []struct {
 		name    string
 		files   map[string]string
@@ -90,8 +91,14 @@ func TestKVM(t *testing.T) {
 		fix     string
 	}{
 		{"works", there, kvm.Verdict{Usable: true, Proven: true}, OK, "a guest runs under it", ""},
+		{"works, with a module", map[string]string{"dev/kvm": "", "sys/module/kvm_pvm/x": ""}, kvm.Verdict{Usable: true, Proven: true, CPU: "host"}, OK,
+			"kvm_pvm: a guest runs under it; CPU model host", ""},
+		{"works with this kernel", there, kvm.Verdict{Usable: true, Proven: true, Emulated: true, CPU: "host,-x", Why: "failed to set MSR 0x1"}, OK,
+			"a guest runs under it with this kernel only (TURN_KERNEL=/srv/vmlinux), and not with Debian's: its guests are emulated, and xrstor or cmpxchg16b is not; " +
+				"CPU model host,-x, since QEMU refuses the host's: failed to set MSR 0x1", ""},
+		{"turns away later", there, kvm.Verdict{Known: true, Reason: "no virtual machine can be made: device or resource busy"}, Warn, "cannot be used: no virtual machine", ""},
 		{"no guest starts", there, kvm.Verdict{Proven: true, Reason: "emulation failure"}, Warn, "emulation failure", ""},
-		{"root's alone", there, kvm.Verdict{Denied: true, Reason: "permission denied"}, Warn, "may not be opened", "sudo groupadd -rf kvm"},
+		{"root's alone", there, kvm.Verdict{Denied: true, Reason: "permission denied"}, Warn, "may not be opened", "sudo setfacl"},
 		{"not tried", there, kvm.Verdict{Reason: "not proven yet"}, Warn, "not tried yet", "turn exec"},
 		{"no device", nil, kvm.Verdict{}, Warn, "there is no /dev/kvm", ""},
 	} {
@@ -112,7 +119,7 @@ func TestKVMPermission(t *testing.T) {
 	if err := os.Chmod(filepath.Join(c.root, "dev/kvm"), 0); err != nil {
 		t.Fatal(err)
 	}
-	if f := c.kvm(kvm.Verdict{})[0]; f.Status != Warn || !strings.Contains(f.Fix, "usermod -aG kvm") {
+	if f := c.kvm(kvm.Verdict{})[0]; f.Status != Warn || !strings.Contains(f.Fix, "setfacl") {
 		t.Errorf("got %+v", f)
 	}
 }
@@ -182,9 +189,25 @@ func TestKernelOverride(t *testing.T) {
 	if f := c.kernel(t.Context())[0]; f.Status != Fail || f.Fix != "unset TURN_KERNEL" {
 		t.Errorf("got %+v", f)
 	}
-	t.Setenv("TURN_KERNEL", "/proc/self/exe")
-	if f := c.kernel(t.Context())[0]; f.Status != OK {
+	t.Setenv("TURN_KERNEL", "/proc/self/exe") // this is looked into: it is none
+	if f := c.kernel(t.Context())[0]; f.Status != Fail || f.Fix != "unset TURN_KERNEL" {
 		t.Errorf("got %+v", f)
+	}
+	t.Setenv("TURN_KERNEL", "")
+	image := filepath.Join(t.TempDir(), "image")
+	for version, want := range map[string]Status{"6.9.0-own": OK, "6.1.192-tpv": Warn} {
+		b := make([]byte, 4096) // a bzImage whose payload is in no known format (boot.rst)
+		copy(b[0x202:], "HdrS\x0f\x02")
+		b[0x1f1], b[0x20f], b[0x236], b[0x249], b[0x24c] = 1, 1, 1, 2, 8
+		copy(b[0x300:], version+" (a@b)")
+		if err := os.WriteFile(image, b, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		c.choice.Image = image
+		f := c.kernel(t.Context())[0]
+		if f.Status != want || !strings.HasPrefix(f.Detail, "config.toml: kernel = "+image) || strings.Contains(f.Detail, "test kernel") != (want == Warn) {
+			t.Errorf("%s: %+v", version, f)
+		}
 	}
 }
 

@@ -43,33 +43,56 @@ func (c *checker) platform(context.Context) []Finding {
 	return one("platform", OK, fmt.Sprintf("%s, %d CPUs", what, runtime.NumCPU()), "")
 }
 
-// kvm explains a verdict on KVM. Without KVM turns run under gVisor, or many times
-// slower.
+// kvm explains a verdict on KVM: it works, works with this kernel only, or does not. Without
+// KVM turns run under gVisor, or many times slower.
 func (c *checker) kvm(v kvm.Verdict) []Finding {
 	slow := "; guests run under QEMU's translator (TCG), many times slower"
 	if c.chosen == substrates.GVisor {
 		slow = "; turns run under gVisor"
 	}
+	say := func(status Status, detail, fix string) []Finding {
+		if modules := kvm.Modules(c.root); len(modules) > 0 {
+			detail = strings.Join(modules, ", ") + ": " + detail
+		}
+		return one("kvm", status, detail, fix)
+	}
+	if v.Usable && v.Emulated {
+		return say(OK, "a guest runs under it with this kernel only ("+c.kernelName()+"), and not with Debian's: "+kvm.ErrEmulated.Error()+ofCPU(v), "")
+	}
 	if v.Usable {
-		return one("kvm", OK, "a guest runs under it", "")
+		return say(OK, "a guest runs under it"+ofCPU(v), "")
 	}
 	if v.Proven {
-		return one("kvm", Warn, v.Reason+slow, "")
+		return say(Warn, v.Reason+slow, "")
 	}
 	if v.Denied {
-		return one("kvm", Warn, "/dev/kvm may not be opened by those who run QEMU"+slow, c.kvmAccess())
+		return say(Warn, "/dev/kvm may not be opened by those who run QEMU: "+v.Reason+slow, c.kvmAccess())
 	}
 	f, err := os.OpenFile(filepath.Join(c.root, "dev/kvm"), os.O_RDWR, 0)
 	switch {
 	case err == nil:
 		_ = f.Close()
-		return one("kvm", Warn, "not tried yet, the first turn does: "+v.Reason, "turn exec -- true")
+		if v.Known { // it turns away later
+			return say(Warn, "/dev/kvm cannot be used: "+v.Reason+slow, "")
+		}
+		return say(Warn, "not tried yet, the first turn does: "+v.Reason, "turn exec -- true")
 	case errors.Is(err, fs.ErrPermission):
-		return one("kvm", Warn, "/dev/kvm may not be opened by you"+slow, c.kvmAccess())
+		return say(Warn, "/dev/kvm may not be opened by you"+slow, c.kvmAccess())
 	case errors.Is(err, fs.ErrNotExist):
-		return one("kvm", Warn, "there is no /dev/kvm: virtualization is off in the firmware, or this is a virtual machine itself"+slow, "")
+		return say(Warn, "there is no /dev/kvm: virtualization is off in the firmware, or this is a virtual machine itself"+slow, "")
 	}
-	return one("kvm", Warn, err.Error()+slow, "")
+	return say(Warn, err.Error()+slow, "")
+}
+
+// ofCPU tells the virtual CPU's model, and why it is not the host's.
+func ofCPU(v kvm.Verdict) string {
+	switch {
+	case v.CPU == "":
+		return ""
+	case v.Why == "":
+		return "; CPU model " + v.CPU
+	}
+	return fmt.Sprintf("; CPU model %s, since QEMU refuses the host's: %s", v.CPU, v.Why)
 }
 
 // noKVM says that there is no KVM, or that it is ruled out without a guest.
@@ -77,28 +100,23 @@ func (c *checker) noKVM() bool {
 	if _, err := os.Stat(filepath.Join(c.root, "dev/kvm")); err != nil {
 		return true
 	}
-	return c.root == "/" && errors.Is(kvm.Try("/dev/kvm"), kvm.ErrEmulated)
+	return c.root == "/" && !c.guest.Own && errors.Is(kvm.Try(kvm.Device), kvm.ErrEmulated)
 }
 
-// openKVM gives the device to the group that distributions have for it, as their
-// udev rules do. (Root's QEMU gives root up, and is in that group.)
-const openKVM = "sudo groupadd -rf kvm && sudo chgrp kvm /dev/kvm && sudo chmod 660 /dev/kvm"
-
-// kvmAccess is what lets this user open the device: to be in its group, if that
-// may open it at all.
+// kvmAccess is what lets this user open the device: to be in its group, if that may open it
+// at all. Nobody else gets more than before. Root's QEMU has a device of its own wherever it
+// has namespaces, and there is no command that gives it those.
 func (c *checker) kvmAccess() string {
 	if c.uid == 0 {
-		return openKVM
+		return ""
 	}
-	const join = `sudo usermod -aG kvm "$(id -un)" # then log in again`
 	fi, err := os.Stat(filepath.Join(c.root, "dev/kvm"))
-	if err != nil {
-		return join
+	if err == nil {
+		if st, ok := fi.Sys().(*syscall.Stat_t); fi.Mode().Perm()&0o060 == 0o060 && ok && st.Gid != 0 {
+			return `sudo usermod -aG kvm "$(id -un)" # then log in again`
+		}
 	}
-	if st, ok := fi.Sys().(*syscall.Stat_t); fi.Mode().Perm()&0o060 == 0o060 && ok && st.Gid != 0 {
-		return join
-	}
-	return openKVM + " && " + join
+	return `sudo setfacl -m "u:$(id -un):rw" /dev/kvm`
 }
 
 // config reads the host's configuration, without which nothing starts when it is wrong.

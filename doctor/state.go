@@ -13,18 +13,37 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/config"
+	"turnstone.dev/turnstone/kernel"
+	"turnstone.dev/turnstone/substrates"
 	"turnstone.dev/turnstone/template"
 )
 
-// kernel looks for the guest kernel that is kept, or that TURN_KERNEL names.
-func (c *checker) kernel(context.Context) []Finding {
-	if path := os.Getenv("TURN_KERNEL"); path != "" {
-		if err := unix.Access(path, unix.R_OK); err != nil {
-			return one("kernel", Fail, fmt.Sprintf("TURN_KERNEL=%s: %v", path, err), "unset TURN_KERNEL")
-		}
-		return one("kernel", OK, "TURN_KERNEL="+path, "")
+// kernelName says which kernel of the user's guests boot, and who says so.
+func (c *checker) kernelName() string {
+	if os.Getenv("TURN_KERNEL") == "" && c.choice.Image != "" {
+		return "config.toml: kernel = " + c.choice.Image
 	}
-	manifests, _ := filepath.Glob(c.home.Path("kernel", "*", "manifest.json")) // fails for a malformed pattern only
+	return "TURN_KERNEL=" + c.choice.OrEnv().Image
+}
+
+// kernel looks for the guest kernel that is kept, or that the user has chosen.
+func (c *checker) kernel(ctx context.Context) []Finding {
+	if c.choice.OrEnv() != (kernel.Choice{}) {
+		fix := "unset TURN_KERNEL"
+		if os.Getenv("TURN_KERNEL") == "" && c.choice.Image != "" {
+			fix = "${EDITOR:-vi} " + quote(c.home.Path(config.File))
+		}
+		guest, err := substrates.KernelIn(c.home, c.choice, nil)(ctx)
+		if err != nil {
+			return one("kernel", Fail, c.kernelName()+": "+oneLine(err), fix)
+		}
+		if guest.Test {
+			return one("kernel", Warn, c.kernelName()+" is a test kernel, which is no isolation: auto takes it last, and `isolation: microvm` is refused", fix)
+		}
+		return one("kernel", OK, c.kernelName(), "")
+	}
+	manifests, _ := filepath.Glob(c.home.Path("kernel", "debian-*", "manifest.json")) // fails for a malformed pattern only
 	for _, path := range manifests {
 		var m struct {
 			Version string `json:"version"`

@@ -18,7 +18,7 @@ import (
 
 // substrates looks at what could run a sandbox, and at what would.
 func (c *checker) substrates(ctx context.Context) []Finding {
-	best, err := (&substrates.Chooser{Home: c.home}).Choose(ctx, substrates.Auto, substrates.Needs{})
+	best, err := c.chooser().Choose(ctx, substrates.Auto, substrates.Needs{})
 	if err == nil {
 		c.chosen = best.Name()
 	}
@@ -33,12 +33,17 @@ func (c *checker) substrates(ctx context.Context) []Finding {
 	return append(found, chosenLine(best, why, unproven))
 }
 
+// chooser is what a turn would ask.
+func (c *checker) chooser() *substrates.Chooser {
+	return &substrates.Chooser{Home: c.home, Kernel: substrates.KernelIn(c.home, c.choice, nil)}
+}
+
 // substrateVar is what --substrate is when nobody gives it.
 const substrateVar = "TURN_SUBSTRATE"
 
 // asked says whether turns can run on the substrate that the environment names.
 func (c *checker) asked(ctx context.Context, name string) Finding {
-	s, err := (&substrates.Chooser{Home: c.home}).Choose(ctx, name, substrates.Needs{})
+	s, err := c.chooser().Choose(ctx, name, substrates.Needs{})
 	if err != nil {
 		return Finding{Name: "substrate", Status: Fail, Detail: fmt.Sprintf("%s=%.40s cannot be had: %s", substrateVar, name, oneLine(err)), Fix: "unset " + substrateVar}
 	}
@@ -84,7 +89,7 @@ func (c *checker) firecracker(ctx context.Context) (f Finding, why string, unpro
 		return c.noFirecracker(err)
 	}
 	found := fmt.Sprintf("%s (%s)", version, path)
-	s, err := firecracker.New(ctx, c.home, firecracker.Options{})
+	s, err := firecracker.New(ctx, c.home, firecracker.Options{Kernel: c.guest})
 	var restricted error
 	if err == nil {
 		restricted = s.Standstill()
@@ -150,7 +155,7 @@ func (c *checker) unlessFine(fix string) string {
 // qemu looks at QEMU and, through it, at KVM. Where something else runs turns, they do
 // without it.
 func (c *checker) qemu(ctx context.Context) []Finding {
-	q, err := qemu.New(ctx, c.home, qemu.Options{})
+	q, err := qemu.New(ctx, c.home, qemu.Options{Kernel: c.guest})
 	if err != nil {
 		status := Fail
 		if c.chosen != "" {

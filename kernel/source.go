@@ -235,11 +235,11 @@ func (o override) describe() string { return "preparing the guest kernel " + o.i
 func (o override) take(ctx context.Context, dir string, _ func(string)) (*manifest, error) {
 	invalid := func(subject string, err error) error {
 		return &turnstone.Error{Op: "kernel.ensure", Kind: turnstone.Invalid, Subject: subject, Err: err,
-			Hint: "TURN_KERNEL must name a vmlinux or bzImage for x86-64, TURN_KERNEL_MODULES its folder lib/modules/<release>"}
+			Hint: "TURN_KERNEL, or kernel in config.toml, must name a vmlinux or bzImage for x86-64, TURN_KERNEL_MODULES or kernel_modules its folder lib/modules/<release>"}
 	}
 	image, err := readImage(o.image)
 	if err != nil {
-		return nil, invalid("TURN_KERNEL", fmt.Errorf("%s: %w", o.image, err))
+		return nil, invalid("guest kernel", fmt.Errorf("%s: %w", o.image, err))
 	}
 	m := new(manifest)
 	if m.Image, err = keepImage(ctx, dir, image); err != nil {
@@ -265,7 +265,7 @@ func (o override) take(ctx context.Context, dir string, _ func(string)) (*manife
 		m.Version = filepath.Base(o.modules)
 	}
 	if m.Modules, err = keepModules(ctx, dir, o.modules); err != nil {
-		return nil, invalid("TURN_KERNEL_MODULES", err)
+		return nil, invalid("guest kernel's modules", err)
 	}
 	return m, nil
 }
