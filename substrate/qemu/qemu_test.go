@@ -24,6 +24,7 @@ import (
 	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/console"
 	"turnstone.dev/turnstone/substrate/snapshots"
 	"turnstone.dev/turnstone/substrate/substratetest"
 	"turnstone.dev/turnstone/wire"
@@ -468,7 +469,7 @@ func TestMayOpen(t *testing.T) {
 
 func TestNoSpaceEvent(t *testing.T) {
 	cmd := exec.Command("sleep", "60")
-	m := &machine{id: "sb_x", done: make(chan struct{})}
+	m := &machine{id: "sb_x", console: console.New(), done: make(chan struct{})}
 	m.agent, _, _ = socketpair()
 	if err := m.spawn(cmd); err != nil {
 		t.Fatal(err)
@@ -482,7 +483,7 @@ func TestNoSpaceEvent(t *testing.T) {
 
 // TestBusError: a machine whose memory file the disk has no room for.
 func TestBusError(t *testing.T) {
-	m := &machine{id: "sb_x", done: make(chan struct{})}
+	m := &machine{id: "sb_x", console: console.New(), done: make(chan struct{})}
 	m.agent, _, _ = socketpair()
 	if err := m.spawn(exec.Command("sh", "-c", "kill -BUS $$")); err != nil {
 		t.Fatal(err)
