@@ -189,6 +189,9 @@ func TestRealRateLimit(t *testing.T) {
 // and nothing is left; neither is where that happens in a snapshot.
 func TestRealKilled(t *testing.T) {
 	s, m := started(t)
+	if err := s.Standstill(); err != nil {
+		t.Skip(err)
+	}
 	vm, client := substratetest.Clone(t, s, m, nil)
 	fc := vm.(*machine)
 	cell, group := fc.cell.dir, fc.cgroup

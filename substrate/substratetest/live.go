@@ -193,11 +193,20 @@ func (g *Guest) goesOn(t *testing.T, from int) {
 
 func resumer(t *testing.T, s substrate.Substrate) substrate.Resumer {
 	t.Helper()
+	standsStill(t, s)
 	r, ok := s.(substrate.Resumer)
 	if !ok {
 		t.Skip("this substrate does not clone what runs")
 	}
 	return r
+}
+
+// standsStill skips what a substrate says it must not be asked for.
+func standsStill(t *testing.T, s substrate.Substrate) {
+	t.Helper()
+	if r, ok := s.(substrate.Restricted); ok && r.Standstill() != nil {
+		t.Skip(r.Standstill())
+	}
 }
 
 // testFork clones a machine that runs, and a clone of it in turn.
@@ -364,6 +373,7 @@ func testKeep(t *testing.T, s substrate.Substrate, c Config) {
 	if !ok {
 		t.Skip("this substrate keeps no machines")
 	}
+	standsStill(t, s)
 	g := Start(t, s, c.Machine, &c.Network)
 	g.counter(t)
 	want(t, g.Client, "head -c 3000000 /dev/urandom > /dev/shm/random; cp /dev/shm/random /workspace; sync", "")

@@ -399,6 +399,7 @@ func testPause(t *testing.T, s substrate.Substrate, c Config) {
 	if !ok {
 		t.Skip("this substrate cannot pause")
 	}
+	standsStill(t, s)
 	if err := p.Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
