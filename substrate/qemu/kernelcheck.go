@@ -89,20 +89,34 @@ func checkArgs(a accel) string {
 	return strings.Join(args, " ")
 }
 
-// reportOf runs one machine for the report.
+// reportOf runs a machine for the report; where QEMU refuses its virtual CPU, another one
+// with less of a CPU.
 func (s *Substrate) reportOf(ctx context.Context, m substrate.Machine, silence, limit time.Duration) (*KernelReport, error) {
+	k := *s
+	for {
+		report, said, err := k.reportOnce(ctx, m, silence, limit)
+		next, _ := nextModel(k.engine().model(), said)
+		if err == nil || next == "" {
+			return report, err
+		}
+		k.cpu = next
+	}
+}
+
+// reportOnce also returns what a QEMU that has ended by itself has said.
+func (s *Substrate) reportOnce(ctx context.Context, m substrate.Machine, silence, limit time.Duration) (report *KernelReport, said string, err error) {
 	ram, err := memory("ram")
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	defer func() { _ = ram.Close() }()
 	empty, err := memory("disk")
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	defer func() { _ = empty.Close() }()
 	if err := empty.Truncate(checkDisk); err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	m.Root = fmt.Sprintf("/proc/self/fd/%d", empty.Fd())
 	m.Shape = turnstone.Shape{CPUs: 1, Memory: checkMemory, Disk: checkDisk}
@@ -110,14 +124,19 @@ func (s *Substrate) reportOf(ctx context.Context, m substrate.Machine, silence, 
 	began := time.Now()
 	vm, err := s.boot(m, ram, empty)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	defer func() { _ = vm.Close() }()
 	has, err := vm.report(ctx, silence, limit)
 	if err != nil {
-		return nil, err
+		select {
+		case <-vm.done:
+			said = vm.stderr.String()
+		default:
+		}
+		return nil, said, err
 	}
-	return &KernelReport{Has: has, Isolation: s.Isolation(), Took: time.Since(began)}, nil
+	return &KernelReport{Has: has, Isolation: s.Isolation(), Took: time.Since(began)}, "", nil
 }
 
 // report waits for the agent's report. Any other end is an error of kind Dead, except one

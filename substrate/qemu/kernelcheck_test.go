@@ -68,6 +68,26 @@ var (
 	reset = []byte{0x31, 0xc0, 0x50, 0x50, 0x0f, 0x01, 0x1c, 0x24, 0xcc} // push 0, twice; lidt [esp]; int3
 )
 
+// TestKernelCheckReplacesTheCPU: a virtual CPU that QEMU refuses says nothing of the kernel.
+func TestKernelCheckReplacesTheCPU(t *testing.T) {
+	dir := t.TempDir()
+	m := substrate.Machine{Kernel: filepath.Join(dir, "kernel"), Initramfs: filepath.Join(dir, "initramfs")}
+	report := "turnstone-agent: check has erofs\nturnstone-agent: check ends\n"
+	for path, content := range map[string][]byte{m.Kernel: tinyKernel(join(printThen, halt), report), m.Initramfs: make([]byte, 512)} {
+		if err := os.WriteFile(path, content, 0o444); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, err := New(t.Context(), &home.Home{Dir: t.TempDir()}, Options{Binary: picky(t, "host")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.wall, s.accel = Jail{Wall: open}, accelKVM
+	if r, err := s.reportOf(t.Context(), m, time.Minute, time.Minute); err != nil || !r.Has["erofs"] {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
 // oversized is a kernel that QEMU itself gives up on.
 func oversized() []byte {
 	b := tinyKernel(halt, "")
