@@ -55,12 +55,16 @@ var (
 	halt = []byte{0xfa, 0xf4, 0xeb, 0xfd} // cli; hlt; jmp to hlt
 	// printThen prints the text on the serial port at 0x3f8, then goes on behind itself.
 	printThen = []byte{
-		0xba, 0xf8, 0x03, 0x00, 0x00, // mov edx, 0x3f8
+		0xba, 0xfd, 0x03, 0x00, 0x00, // mov edx, 0x3fd
+		0xec,       // in al, dx
+		0xa8, 0x20, // test al, 0x20: the port takes a byte
+		0x74, 0xfb, // jz to in
 		0xac,       // lodsb
 		0x84, 0xc0, // test al, al
-		0x74, 0x03, // jz behind
+		0x74, 0x08, // jz behind
+		0xba, 0xf8, 0x03, 0x00, 0x00, // mov edx, 0x3f8
 		0xee,       // out dx, al
-		0xeb, 0xf8, // jmp to lodsb
+		0xeb, 0xe9, // jmp to the start
 	}
 	// printAlways prints one character, without end.
 	printAlways = []byte{0xba, 0xf8, 0x03, 0x00, 0x00, 0xb0, 'x', 0xee, 0xeb, 0xfb}
@@ -116,12 +120,12 @@ func TestKernelsThatDoNotStart(t *testing.T) {
 		says           string
 	}{
 		{"halts", tinyKernel(halt, ""), second, 60 * second, "prints nothing on the serial console for 1s; the console is empty"},
-		{"says something and halts", tinyKernel(join(printThen, halt), "hello \x1b[2J"), second, 60 * second, `prints nothing on the serial console for 1s; the console ends: "hello ?[2J"`},
+		{"says something and halts", tinyKernel(join(printThen, halt), "\nhello \x1b[2J"), second, 60 * second, `prints nothing on the serial console for 1s; the console ends: "hello ?[2J"`},
 		{"panics at once", tinyKernel(join(printThen, halt), "[ 0.0] Kernel panic - not syncing: no \x1b\atables\n"), 60 * second, 60 * second, "the guest kernel panicked: no ??tables"},
 		{"panics in half a line", tinyKernel(join(printThen, halt), "Kernel panic - not syncing: half"), second, 60 * second, "the guest kernel panicked: half"},
 		{"prints without end", tinyKernel(printAlways, ""), 60 * second, 2 * second, "no report after 2s"},
 		{"resets", tinyKernel(reset, ""), 60 * second, 60 * second, "the guest shut its machine down"},
-		{"prints and resets", tinyKernel(join(printThen, reset), "so far\r\n"), 60 * second, 60 * second, `the guest shut its machine down; the console ends: "so far"`},
+		{"prints and resets", tinyKernel(join(printThen, reset), "\r\nso far\r\n"), 60 * second, 60 * second, `the guest shut its machine down; the console ends: "so far"`},
 		{"an agent that gives up", tinyKernel(join(printThen, halt), "turnstone-agent: failed: the kernel has no EROFS (CONFIG_EROFS_FS)\n"), 60 * second, 60 * second,
 			"the guest's agent does not start: the kernel has no EROFS (CONFIG_EROFS_FS)"},
 		{"a report that breaks off", tinyKernel(join(printThen, reset), forged), 60 * second, 60 * second, "the guest shut its machine down"},
