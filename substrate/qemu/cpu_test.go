@@ -59,6 +59,21 @@ func picky(t *testing.T, refuses string) string {
 	if err != nil {
 		t.Skip(err)
 	}
+	return program(t, `for a; do
+	shift
+	case $a in
+	`+refuses+`) echo 'qemu: error: failed to set MSR 0x10a to 0x8000000' >&2; kill -ABRT $$;;
+	kvm) a=tcg;;
+	host*) a=max;;
+	esac
+	set -- "$@" "$a"
+done
+exec `+real+` "$@"`)
+}
+
+// program returns a shell script that every user may run.
+func program(t *testing.T, script string) string {
+	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "turn-qemu-*")
 	if err == nil {
 		err = os.Chmod(dir, 0o755) // root's QEMU is nobody
@@ -68,19 +83,7 @@ func picky(t *testing.T, refuses string) string {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	path := filepath.Join(dir, "qemu")
-	script := `#!/bin/sh
-for a; do
-	shift
-	case $a in
-	` + refuses + `) echo 'qemu: error: failed to set MSR 0x10a to 0x8000000' >&2; kill -ABRT $$;;
-	kvm) a=tcg;;
-	host*) a=max;;
-	esac
-	set -- "$@" "$a"
-done
-exec ` + real + ` "$@"
-`
-	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	return path

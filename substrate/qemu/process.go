@@ -52,11 +52,12 @@ type machine struct {
 	card    net.Conn // the host's end of the network card; nil when there is none
 	process *os.Process
 	console *console.Watch
-	stderr  console.Tail
-	live    *live    // for Snapshot; set before anybody else has the machine
-	advice  string   // what helps when the guest does not start
-	scratch *os.File // the disk that takes the writes; closed with the machine
-	wall    wall     // what QEMU is behind
+	stderr  complaints
+	noKVM   chan struct{} // closed when KVM has turned the machine away
+	live    *live         // for Snapshot; set before anybody else has the machine
+	advice  string        // what helps when the guest does not start
+	scratch *os.File      // the disk that takes the writes; closed with the machine
+	wall    wall          // what QEMU is behind
 
 	done   chan struct{}
 	heard  chan struct{} // closed when the console has been read to its end
@@ -70,7 +71,7 @@ type machine struct {
 func (s *Substrate) start(shape turnstone.Shape, args []string, f files) (*machine, error) {
 	defer f.close()
 	m := &machine{id: turnstone.NewSandboxID(), wall: s.wall.Wall, console: console.New(), advice: s.kernel.Advice(), done: make(chan struct{}), heard: make(chan struct{})}
-	m.stderr.Limit = 8 << 10
+	m.stderr.Limit, m.stderr.fault, m.noKVM = 8<<10, m.turnedAway, make(chan struct{})
 	var err error
 	if m.scratch, err = dup(f.scratch); err != nil {
 		return nil, err
@@ -127,6 +128,7 @@ func (m *machine) spawn(cmd *exec.Cmd) error {
 	return launchOnThread(cmd, func(err error) {
 		if err == nil {
 			m.process = cmd.Process
+			go m.endWithKVM()
 		}
 	}, m.ended)
 }
