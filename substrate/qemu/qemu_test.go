@@ -76,7 +76,7 @@ func TestDamagedSnapshot(t *testing.T) {
 	m := turntest.Machine(t, shared, "base")
 	m.Shape.Memory = 320 << 20
 	h := &home.Home{Dir: t.TempDir()}
-	s := newSubstrate(t, h, nil)
+	s := newSubstrate(t, h, &m)
 	id := s.identity(m)
 	dir := h.Path("snapshots", id.key())
 	run := func() {
@@ -247,7 +247,7 @@ func hold(dir string) {
 	err := json.Unmarshal([]byte(os.Getenv("TURNSTONE_TEST_MACHINE")), &m)
 	var s *Substrate
 	if err == nil {
-		s, err = New(context.Background(), &home.Home{Dir: dir}, Options{})
+		s, err = New(context.Background(), &home.Home{Dir: dir}, Options{Kernel: m.GuestKernel()})
 	}
 	var vm substrate.Sandbox
 	if err == nil {
