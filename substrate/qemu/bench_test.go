@@ -44,26 +44,13 @@ func benchmark(mode string) error {
 
 // bare is QEMU on the newest snapshot.
 func bare(h *home.Home) substratetest.Bare {
-	started := func(vm *machine, err error) (substrate.Sandbox, int, error) {
-		if err != nil {
+	return substratetest.Bare{Network: benchNetwork, Start: func(context.Context) (substrate.Sandbox, int, error) {
+		vm, err := clone(h)
+		if err != nil { // a nil *machine is no nil Sandbox
 			return nil, 0, err
 		}
 		return vm, vm.PID(), nil
-	}
-	return substratetest.Bare{Network: benchNetwork,
-		Start: func(context.Context) (substrate.Sandbox, int, error) { return started(clone(h)) },
-		Write: func(ctx context.Context, vm substrate.Sandbox, dir string) error {
-			m := vm.(*machine)
-			return m.standingStill(ctx, func() error { return m.write(ctx, dir, &vmManifest{}) })
-		},
-		Load: func(_ context.Context, dir string) (substrate.Sandbox, int, error) {
-			_, man, err := newest(h)
-			if err != nil {
-				return nil, 0, err
-			}
-			return started(cloneOf(h, dir, man.Identity))
-		},
-	}
+	}}
 }
 
 // newest returns the folder and the manifest of the snapshot that was taken last of the
@@ -93,16 +80,15 @@ func clone(h *home.Home) (*machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return cloneOf(h, dir, man.Identity)
-}
-
-// cloneOf is clone of the snapshot in dir, which was taken of id.
-func cloneOf(h *home.Home, dir string, id identity) (*machine, error) {
+	id := man.Identity
 	binary, err := host.FindSystem(binaryName)
 	if err != nil {
 		return nil, err
 	}
 	s := &Substrate{home: h, binary: binary, accel: id.Accel, wall: Jail{Wall: open}}
+	if id.Accel == accelKVM && os.Geteuid() == 0 {
+		s.wall.Wall = jailed // root's QEMU has the device nowhere else
+	}
 	var f files
 	f.ram, err = os.OpenFile(filepath.Join(dir, ramFile), os.O_RDWR, 0)
 	if err == nil {
@@ -129,15 +115,10 @@ func cloneOf(h *home.Home, dir string, id identity) (*machine, error) {
 			}
 		}
 	}
-	ram, err := os.Open(filepath.Join(dir, ramFile)) // for a snapshot of the clone
-	if err != nil {
-		return nil, err
-	}
 	vm, err := s.start(id.Shape, args, f)
 	if err != nil {
 		return nil, err
 	}
-	vm.live = &live{id: id, ram: ram}
 	go func() {
 		state, _ := os.ReadFile(filepath.Join(dir, stateFile))
 		_, _ = w.Write(state)

@@ -22,7 +22,7 @@ type Bare struct {
 	// Start starts a clone of the snapshot that turns start from, and returns its process.
 	Start func(ctx context.Context) (substrate.Sandbox, int, error)
 	// Write writes a machine that is ready for it into the folder dir, and Load starts a clone
-	// from there.
+	// from there. Nil: there is no fork to measure.
 	Write func(ctx context.Context, vm substrate.Sandbox, dir string) error
 	Load  func(ctx context.Context, dir string) (substrate.Sandbox, int, error)
 }
@@ -74,6 +74,9 @@ func runTrue(ctx context.Context, client *wire.Client) error {
 
 // fork writes down a machine as it runs and starts a clone from that.
 func (b Bare) fork(ctx context.Context) error {
+	if b.Write == nil {
+		return errors.New("this program forks nothing by itself")
+	}
 	dir, err := os.MkdirTemp("", "turn-bare-*")
 	if err != nil {
 		return err
@@ -109,7 +112,7 @@ func (b Bare) fork(ctx context.Context) error {
 		return err
 	}
 	if err := errors.Join(port.End(ctx), b.Write(ctx, parent, dir)); err != nil {
-		return err
+		return fmt.Errorf("written down: %w", err)
 	}
 	clone, _, err := b.Load(ctx, dir)
 	if err != nil {
@@ -122,7 +125,7 @@ func (b Bare) fork(ctx context.Context) error {
 	_, _ = rand.Read(id)
 	if _, err := client.SandboxRenew(ctx, &wire.SandboxRenewParams{Entropy: entropy, Time: time.Now().Format(time.RFC3339Nano),
 		Hostname: "clone", MachineID: hex.EncodeToString(id)}); err != nil {
-		return err
+		return errors.Join(err, clone.Err(), parent.Err())
 	}
 	err = runTrue(ctx, client)
 	fmt.Println(time.Since(began).Microseconds())
