@@ -141,7 +141,7 @@ func (p *plan) runsOn(name, isolation string) bool {
 	if p.driver != "" && p.driver != substrates.Auto && p.driver != name {
 		return false
 	}
-	return p.isolation != document.IsolationMicroVM || strings.HasPrefix(isolation, "microvm ")
+	return p.isolation != document.IsolationMicroVM || strings.HasPrefix(isolation, "microvm ") && !strings.Contains(isolation, substrate.TestKernel)
 }
 
 // wake restores the machine that the turn below was kept with, or returns nil when

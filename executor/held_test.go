@@ -95,6 +95,8 @@ func TestMachineOfOtherIsolation(t *testing.T) {
 		{"auto", document.IsolationMicroVM, "qemu", "microvm (TCG)", true},
 		{"auto", document.IsolationMicroVM, "qemu", "", false},
 		{"auto", document.IsolationMicroVM, "firecracker", "microvm (KVM, jailed)", true},
+		{"auto", document.IsolationMicroVM, "firecracker", "microvm (KVM, test kernel, jailed)", false},
+		{"auto", document.IsolationMicroVM, "qemu", "microvm (KVM, test kernel)", false},
 		{"qemu", document.IsolationMicroVM, "firecracker", "microvm (KVM, jailed)", false},
 	} {
 		p := &plan{driver: c.driver, isolation: c.isolation}

@@ -155,17 +155,23 @@ func version(image []byte) string {
 const banner = "Linux version "
 
 // bannerRelease returns the release that an unpacked kernel names in its banner, as
-// "6.1.0-50-cloud-amd64", or "".
-func bannerRelease(vmlinux []byte) string {
+// "6.1.0-50-cloud-amd64", or "". Of several banners one of a test kernel counts: another
+// one in front of it, which nobody prints, must not hide it.
+func bannerRelease(vmlinux []byte) (release string) {
 	for {
 		at := bytes.Index(vmlinux, []byte(banner))
 		if at < 0 {
-			return ""
+			return release
 		}
 		vmlinux = vmlinux[at+len(banner):]
 		text := vmlinux[:min(129, len(vmlinux))]
 		if i := bytes.Index(text, []byte(" (")); i > 0 && isRelease(string(text[:i])) {
-			return string(text[:i])
+			if found := string(text[:i]); release == "" || isTest(found) {
+				release = found
+			}
+			if isTest(release) {
+				return release
+			}
 		}
 	}
 }

@@ -233,3 +233,14 @@ func FuzzBannerRelease(f *testing.F) {
 		}
 	})
 }
+
+// TestDecoyBanner: a banner that nobody prints does not hide that of a test kernel.
+func TestDecoyBanner(t *testing.T) {
+	const stock, test = "Linux version 6.1.0-50-cloud-amd64 (x)\x00", "Linux version 6.1.192-tpv (y)\x00"
+	for image, want := range map[string]string{stock + test: "6.1.192-tpv", test + stock: "6.1.192-tpv", stock: "6.1.0-50-cloud-amd64",
+		stock + "Linux version 5.0 (z)": "6.1.0-50-cloud-amd64"} {
+		if got := bannerRelease([]byte(image)); got != want {
+			t.Errorf("%q: %q, want %q", image, got, want)
+		}
+	}
+}

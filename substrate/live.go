@@ -33,6 +33,14 @@ type Restricted interface {
 	Standstill() error
 }
 
+// A KeepRestricted is a Keeper that must not restore kept machines on some hosts: their files
+// may be another's, and say what its program opens.
+type KeepRestricted interface {
+	// Keeping returns an error, with a hint that names a remedy, where no machine is to be
+	// kept, nor restored from what was. It starts nothing.
+	Keeping() error
+}
+
 // A Keeper is a Resumer that turns what a Snapshotter has written into something to
 // keep for long, and back.
 type Keeper interface {

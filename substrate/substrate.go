@@ -49,10 +49,13 @@ type GuestKernel struct {
 	Digest turnstone.Digest // of the image; empty for Turnstone's
 }
 
+// TestKernel is in the isolation of machines with a kernel made for tests.
+const TestKernel = "test kernel"
+
 // Isolation is what a driver adds to how it isolates because of the kernel.
 func (k KernelKind) Isolation() string {
 	if k.Test {
-		return ", test kernel"
+		return ", " + TestKernel
 	}
 	return ""
 }

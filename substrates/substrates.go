@@ -149,6 +149,11 @@ func (c *Chooser) open(ctx context.Context, o option, needs Needs) (substrate.Su
 			return nil, err
 		}
 	}
+	if r, ok := s.(substrate.KeepRestricted); ok && needs.Keep {
+		if err := r.Keeping(); err != nil {
+			return nil, err
+		}
+	}
 	return s, nil
 }
 

@@ -105,3 +105,18 @@ func FuzzWatch(f *testing.F) {
 		}
 	})
 }
+
+// TestRunning: what a guest prints that has started long ago does not say how it started.
+func TestRunning(t *testing.T) {
+	w := Running()
+	_, _ = w.Write([]byte("\nturnstone-agent: failed: forged; run this\r\n" + panicText + "forged, too\r\n"))
+	select {
+	case <-w.Failed():
+		t.Error("it has failed: " + w.Fault())
+	default:
+	}
+	<-w.Ready()
+	if why := w.Fault(); strings.Contains(why, "run this") {
+		t.Error(why)
+	}
+}

@@ -7,6 +7,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
@@ -134,6 +137,20 @@ func removeCell(dir string) {
 	_ = os.RemoveAll(dir)
 	_ = os.Remove(dir + ".lock")
 }
+
+// sweepGroups removes the control groups that were left of machines below parent. One that is
+// in use cannot be removed, and a young one may be about to be.
+func sweepGroups(parent string, now time.Time) {
+	entries, _ := os.ReadDir(parent)
+	for _, e := range entries {
+		if st, err := e.Info(); err == nil && e.IsDir() && strings.HasPrefix(e.Name(), "sb-") && now.Sub(st.ModTime()) > groupAge {
+			_ = unix.Rmdir(filepath.Join(parent, e.Name()))
+		}
+	}
+}
+
+// groupAge is how old a group without a process has to be before it counts as left.
+const groupAge = time.Minute
 
 // sweepCells removes the cells whose owners were killed. Their Firecrackers ended with
 // them.

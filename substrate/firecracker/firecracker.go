@@ -31,13 +31,14 @@ import (
 )
 
 var (
-	_ substrate.Substrate   = (*Substrate)(nil)
-	_ substrate.Keeper      = (*Substrate)(nil)
-	_ substrate.Restricted  = (*Substrate)(nil)
-	_ substrate.Sandbox     = (*machine)(nil)
-	_ substrate.Pauser      = (*machine)(nil)
-	_ substrate.Disker      = (*machine)(nil)
-	_ substrate.Snapshotter = (*machine)(nil)
+	_ substrate.Substrate      = (*Substrate)(nil)
+	_ substrate.Keeper         = (*Substrate)(nil)
+	_ substrate.Restricted     = (*Substrate)(nil)
+	_ substrate.KeepRestricted = (*Substrate)(nil)
+	_ substrate.Sandbox        = (*machine)(nil)
+	_ substrate.Pauser         = (*machine)(nil)
+	_ substrate.Disker         = (*machine)(nil)
+	_ substrate.Snapshotter    = (*machine)(nil)
 )
 
 // Substrate starts Firecracker's machines. It is safe for concurrent use, also from
@@ -162,6 +163,11 @@ func open(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
 	_ = unix.Uname(&u)
 	s.kernel = unix.ByteSliceToString(u.Release[:])
 	sweepCells(h)
+	if s.jailer != "" {
+		if _, parent := cgroupLimits(1, "/sys/fs/cgroup"); parent != "" {
+			sweepGroups(parent, time.Now())
+		}
+	}
 	return s, nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -31,6 +32,9 @@ func (s *Substrate) launch(ctx context.Context, shape turnstone.Shape, files []p
 	}
 	m := newMachine(id, c)
 	m.advice = s.guest.Advice()
+	if !slices.ContainsFunc(files, func(f placed) bool { return f.name == kernelName }) { // only a boot has one
+		m.console = console.Running()
+	}
 	m.rooted = s.Standstill()
 	if m.scratch, err = c.copies(ctx, files); err != nil {
 		c.remove()

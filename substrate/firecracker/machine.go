@@ -182,11 +182,11 @@ func (m *machine) removeCgroup() {
 	if m.cgroup == "" {
 		return
 	}
-	for range 50 {
+	for range 200 {
 		if err := os.Remove(m.cgroup); err == nil || errors.Is(err, os.ErrNotExist) {
 			return
 		}
-		time.Sleep(2 * time.Millisecond)
+		time.Sleep(5 * time.Millisecond)
 	}
 }
 

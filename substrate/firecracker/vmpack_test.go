@@ -37,7 +37,7 @@ func TestKeep(t *testing.T) {
 		}
 	}
 	check(t, os.RemoveAll(whole))
-	check(t, b.s.Unpack(within(t), m, packed, whole))
+	check(t, b.s.unpack(within(t), m, packed, whole))
 	for _, name := range []string{ramFile, stateFile} {
 		if st, err := os.Stat(filepath.Join(whole, name)); err != nil || st.Mode().Perm()&0o004 == 0 {
 			t.Errorf("%s cannot be read by another user: %v", name, err)
@@ -55,7 +55,7 @@ func TestKeep(t *testing.T) {
 	refused := func(what string, kind turnstone.Kind) {
 		t.Helper()
 		dir := filepath.Join(tmp, "refused")
-		if err := b.s.Unpack(within(t), m, packed, dir); turnstone.KindOf(err) != kind || turnstone.HintOf(err) == "" {
+		if err := b.s.unpack(within(t), m, packed, dir); turnstone.KindOf(err) != kind || turnstone.HintOf(err) == "" {
 			t.Errorf("%s: %s, %v (%s)", what, turnstone.KindOf(err), err, turnstone.HintOf(err))
 		}
 		if _, err := os.Stat(dir); err == nil {
@@ -70,4 +70,20 @@ func TestKeep(t *testing.T) {
 	b.s.release = release
 	check(t, os.RemoveAll(b.s.home.Path("snapshots", b.s.identity(b.m).key())))
 	refused("the template's snapshot is gone", turnstone.Unavailable)
+}
+
+// Without a jail a kept machine is neither made nor restored, whatever it holds.
+func TestKeepTakesAJail(t *testing.T) {
+	s := &Substrate{}
+	if err := s.Keeping(); turnstone.KindOf(err) != turnstone.Unavailable || turnstone.HintOf(err) == "" {
+		t.Errorf("%v", err)
+	}
+	dir := filepath.Join(t.TempDir(), "vm")
+	if err := s.Unpack(t.Context(), substrate.Machine{}, t.TempDir(), dir); turnstone.KindOf(err) != turnstone.Unavailable || err.Error() != s.Keeping().Error() {
+		t.Errorf("%v", err)
+	}
+	s.jailer = "/usr/local/bin/jailer"
+	if err := s.Keeping(); err != nil {
+		t.Error(err)
+	}
 }

@@ -72,6 +72,9 @@ func (s *Substrate) start(shape turnstone.Shape, args []string, f files) (*machi
 	defer f.close()
 	m := &machine{id: turnstone.NewSandboxID(), wall: s.wall.Wall, console: console.New(), advice: s.kernel.Advice(), done: make(chan struct{}), heard: make(chan struct{})}
 	m.stderr.Limit, m.stderr.fault, m.noKVM = 8<<10, m.turnedAway, make(chan struct{})
+	if f.initramfs == nil { // only a boot has one
+		m.console = console.Running()
+	}
 	var err error
 	if m.scratch, err = dup(f.scratch); err != nil {
 		return nil, err

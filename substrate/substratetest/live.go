@@ -374,6 +374,9 @@ func testKeep(t *testing.T, s substrate.Substrate, c Config) {
 		t.Skip("this substrate keeps no machines")
 	}
 	standsStill(t, s)
+	if r, ok := s.(substrate.KeepRestricted); ok && r.Keeping() != nil {
+		t.Skip(r.Keeping())
+	}
 	g := Start(t, s, c.Machine, &c.Network)
 	g.counter(t)
 	want(t, g.Client, "head -c 3000000 /dev/urandom > /dev/shm/random; cp /dev/shm/random /workspace; sync", "")
