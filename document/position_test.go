@@ -109,7 +109,8 @@ func TestPositionOfEveryByte(t *testing.T) {
 		steps, moved = steps+len(d.Steps), moved+n
 	})
 	t.Logf("%d steps, %d bytes that containers moved", steps, moved)
-	if steps < 50 || moved < 100 {
+	// A short run draws a fifth of the documents, which can be this few by chance.
+	if !testing.Short() && (steps < 50 || moved < 100) {
 		t.Error("too few to test anything")
 	}
 }
