@@ -118,11 +118,16 @@ func (b *bench) substrates(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	return b.fill(ctx, columns, func() { b.printSubstrates(columns, absent) })
+}
+
+// fill measures the columns and prints them; the error is of all that could not be measured.
+func (b *bench) fill(ctx context.Context, columns []*column, print func()) error {
 	b.measure(ctx, columns)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	b.printSubstrates(columns, absent)
+	print()
 	var errs []error
 	for _, c := range columns {
 		errs = slices.AppendSeq(errs, maps.Values(c.failed))

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -50,18 +48,7 @@ func (b *bench) underKVM(ctx context.Context) error {
 		columns = append(columns, &column{title: name, what: p.driver.Isolation(), start: p.start, restore: p.restore, fork: p.fork,
 			command: p.command, memory: p.memory}, b.bareColumn(name))
 	}
-	if len(columns) > 0 {
-		b.measure(ctx, columns)
-	}
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	b.printUnderKVM(columns, absent)
-	var errs []error
-	for _, c := range columns {
-		errs = slices.AppendSeq(errs, maps.Values(c.failed))
-	}
-	return errors.Join(errs...)
+	return b.fill(ctx, columns, func() { b.printUnderKVM(columns, absent) })
 }
 
 // bareColumn is the program that the substrate called name drives, without the driver.
