@@ -20,6 +20,7 @@ type keptVM struct {
 	dir     string
 	release func()
 	packed  substrate.Packed
+	base    *machineBase   // nil: it stands alone
 	recipes []image.Recipe // of the images that it lies on
 	batch   *store.Batch   // with its files, once they are in the store
 	ref     *VMRef         // nil before
@@ -82,7 +83,10 @@ func (r *run) keepMachine(ctx context.Context, s *Sandbox) error {
 		vm.remove()
 		return err
 	}
-	if vm.recipes, err = r.at.cs.images.Recipes(s.source.Layers); err != nil {
+	if vm.base, err = baseOf(r.x.home, s.driver, s.source, vm.packed); err == nil {
+		vm.recipes, err = r.at.cs.images.Recipes(s.source.Layers)
+	}
+	if err != nil {
 		vm.remove()
 		return err
 	}
@@ -121,9 +125,15 @@ func (vm *keptVM) put(ctx context.Context, s *store.Store) error {
 		}
 		ref.Files = append(ref.Files, VMFile{name, c})
 	}
+	base, noted, err := vm.base.put(ctx, s, b, filepath.Join(vm.dir, "base"))
+	if err != nil {
+		return err
+	}
+	ref.Files = append(ref.Files, base...)
 	if err := b.Flush(ctx); err != nil {
 		return err
 	}
+	noted()
 	vm.ref = ref
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -276,7 +277,7 @@ func (x *Executor) revive(ctx context.Context, p *plan, req SandboxRequest, prog
 			return nil, err
 		}
 		var remove func()
-		if dir, remove, err = x.unpack(ctx, k, m, req.Kept); err != nil {
+		if dir, remove, err = x.unpack(ctx, k, m, os.DirFS(req.Kept)); err != nil {
 			return nil, err
 		}
 		defer remove()
@@ -321,7 +322,7 @@ func (src *source) keeper() (substrate.Keeper, error) {
 }
 
 // unpack makes a folder to restore from of what Keep has written.
-func (x *Executor) unpack(ctx context.Context, k substrate.Keeper, m substrate.Machine, kept string) (dir string, remove func(), err error) {
+func (x *Executor) unpack(ctx context.Context, k substrate.Keeper, m substrate.Machine, kept fs.FS) (dir string, remove func(), err error) {
 	tmp, remove, err := sandboxes.NewStore(x.home).Folder()
 	if err != nil {
 		return "", nil, err

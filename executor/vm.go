@@ -5,8 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
+	"io/fs"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -14,7 +13,6 @@ import (
 	"turnstone.dev/turnstone/image"
 	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/sandboxes"
-	"turnstone.dev/turnstone/tree"
 )
 
 // Resume starts the machine that the turn ref was kept with (snapshot: vm): it goes
@@ -101,24 +99,16 @@ func (x *Executor) resume(ctx context.Context, ref string, spec sandboxes.Spec, 
 
 // unpackVM makes a folder that a machine can be restored from.
 func (x *Executor) unpackVM(ctx context.Context, cs *contextStore, rec *Record, layers []string, progress func(string)) (dir string, remove func(), err error) {
-	folder, release, err := sandboxes.NewStore(x.home).Folder()
-	if err != nil {
+	p := &plan{image: rec.Image, shape: rec.Shape, driver: or(rec.Substrate, "auto"), kept: true,
+		wants: wants{cpus: rec.Shape.CPUs, memory: rec.Shape.Memory, disk: rec.Shape.Disk}}
+	if err := rec.Shape.Validate(); err != nil { // the record may be imported
 		return "", nil, err
 	}
-	defer release()
-	packed := filepath.Join(folder, "kept")
-	if err := os.Mkdir(packed, 0o700); err != nil {
+	if err := x.admit(p); err != nil {
 		return "", nil, err
 	}
-	for _, f := range rec.VM.Files {
-		if !filepath.IsLocal(f.Name) || filepath.Base(f.Name) != f.Name {
-			return "", nil, &turnstone.Error{Op: "executor.resume", Kind: turnstone.Integrity, Subject: string(rec.ID), Err: fmt.Errorf("%q is no file of a machine", f.Name)}
-		}
-		if err := cs.extract(ctx, f.Content, filepath.Join(packed, f.Name)); err != nil {
-			return "", nil, err
-		}
-	}
-	p := &plan{image: rec.Image, shape: rec.Shape, driver: or(rec.Substrate, "auto"), kept: true}
+	ctx, stop := x.watchSpace(ctx, p.limits.FreeSpace)
+	defer stop()
 	if p.anonymous, err = x.strangersImage(rec.Image); err != nil {
 		return "", nil, err
 	}
@@ -136,20 +126,39 @@ func (x *Executor) unpackVM(ctx context.Context, cs *contextStore, rec *Record, 
 	}
 	m := src.machine
 	m.Layers = layers
-	return x.unpack(ctx, driver, m, packed)
+	return x.unpack(ctx, driver, m, cs.machineFiles(ctx, rec.VM))
 }
 
-// extract writes a content into a new file.
-func (cs *contextStore) extract(ctx context.Context, c tree.Content, path string) error {
-	in, err := cs.store.OpenContent(ctx, c)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = in.Close() }()
-	out, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(out, in)
-	return errors.Join(err, out.Close())
+// machineFiles are the files of a machine that was kept, which lie in the store.
+func (cs *contextStore) machineFiles(ctx context.Context, vm *VMRef) fs.FS {
+	return &machineFiles{ctx: ctx, cs: cs, vm: vm}
 }
+
+// A machineFiles opens contents by the names that a record has for them, and nothing by a
+// path: the record may be imported.
+type machineFiles struct {
+	ctx context.Context
+	cs  *contextStore
+	vm  *VMRef
+}
+
+// Open implements fs.FS. What it returns is verified as it is read.
+func (m *machineFiles) Open(name string) (fs.File, error) {
+	for _, f := range m.vm.Files {
+		if f.Name != name {
+			continue
+		}
+		in, err := m.cs.store.OpenContent(m.ctx, f.Content)
+		if err != nil {
+			return nil, err
+		}
+		return machineFile{in}, nil
+	}
+	return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
+}
+
+// A machineFile is one of them, of which nothing is known but what is in it.
+type machineFile struct{ io.ReadCloser }
+
+// Stat implements fs.File.
+func (machineFile) Stat() (fs.FileInfo, error) { return nil, errors.ErrUnsupported }

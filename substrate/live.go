@@ -1,6 +1,11 @@
 package substrate
 
-import "context"
+import (
+	"context"
+	"io/fs"
+
+	"turnstone.dev/turnstone"
+)
 
 // A Snapshotter is a Sandbox that can be written down as it runs, memory and all.
 // The agent must not be in the middle of a conversation then: see Sandbox.suspend
@@ -49,16 +54,29 @@ type Keeper interface {
 	// m's machines start from anyway: the memory and the disk as differences against
 	// the snapshot of the template.
 	Pack(ctx context.Context, m Machine, dir, out string) (Packed, error)
-	// Unpack makes the folder dir of what Pack has written, for RestoreFrom. m.Layers
-	// are the images that Packed.Layers has named, in that order. An error of kind
-	// Integrity says that something of packed is damaged; one of kind Unavailable that
-	// the template's snapshot is not the one of then, as after an update of turn, and that
-	// no other try helps.
-	Unpack(ctx context.Context, m Machine, packed, dir string) error
+	// Unpack makes the folder dir of the files that Pack and PackBase have written, for
+	// RestoreFrom. m.Layers are the images that Packed.Layers has named, in that order.
+	// packed may come from anywhere, and names what it opens by the names that Pack and
+	// PackBase return. An error of kind Integrity says that something of packed is damaged;
+	// one of kind Unavailable that something that has to be the same is another here, and
+	// that no other try helps.
+	Unpack(ctx context.Context, m Machine, packed fs.FS, dir string) error
+}
+
+// A BasePacker is a Keeper whose packed machines are differences against a base: the
+// snapshot of the template that they were started from, which many have in common.
+type BasePacker interface {
+	Keeper
+	// PackBase writes the base that Packed.Base of a machine of m names into the folder out,
+	// which it makes, and returns the files' names: Unpack takes them where that snapshot is
+	// gone, or another. One that is not there is an error of kind Unavailable.
+	PackBase(ctx context.Context, m Machine, base turnstone.Digest, out string) (files []string, err error)
 }
 
 // Packed says what Pack has written.
 type Packed struct {
 	Files  []string // names in the folder; each is worth its size, none has holes
 	Layers []string // names of the images that the machine has as layers, the lowest first
+	// Base names what the files differ from; see BasePacker. Empty: they stand alone.
+	Base turnstone.Digest
 }

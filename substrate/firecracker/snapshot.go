@@ -13,8 +13,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/substrate/console"
 	"turnstone.dev/turnstone/substrate/disk"
+	"turnstone.dev/turnstone/substrate/host"
 	"turnstone.dev/turnstone/substrate/snapshots"
 )
 
@@ -51,21 +51,21 @@ func (id identity) differs(other identity) string {
 	case id == other:
 		return ""
 	case id.Substrate != other.Substrate:
-		return "substrate (" + console.Printable(clip(id.Substrate, 40)) + ")"
+		return fmt.Sprintf("substrate (%s)", host.Clip(id.Substrate))
 	case id.Version != other.Version:
-		return fmt.Sprintf("Firecracker (%s, now %s)", console.Printable(clip(id.Version, 80)), other.Version)
+		return fmt.Sprintf("Firecracker (%s, now %s)", host.Clip(id.Version), other.Version)
 	case id.HostCPU != other.HostCPU:
 		return "CPU"
 	case id.HostKernel != other.HostKernel:
-		return "host kernel"
+		return fmt.Sprintf("host kernel (%s, now %s)", host.Clip(id.HostKernel), other.HostKernel)
 	case id.Shape != other.Shape:
-		return "shape"
+		return snapshots.Shapes(id.Shape, other.Shape)
 	case id.Kernel != other.Kernel:
-		return "kernel"
+		return fmt.Sprintf("guest kernel (%s, now %s)", host.Clip(id.Kernel.Short()), other.Kernel.Short())
 	case id.Init != other.Init:
-		return "agent"
+		return fmt.Sprintf("version of turn: its agent (%s, now %s)", host.Clip(id.Init.Short()), other.Init.Short())
 	case id.Root != other.Root:
-		return "template"
+		return fmt.Sprintf("image of the template (%s, now %s)", host.Clip(id.Root.Short()), other.Root.Short())
 	}
 	return "version of turn"
 }

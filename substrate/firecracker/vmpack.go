@@ -1,13 +1,16 @@
 package firecracker
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/host"
 	"turnstone.dev/turnstone/substrate/snapshots"
 )
 
@@ -18,6 +21,15 @@ func (s *Substrate) Pack(ctx context.Context, m substrate.Machine, dir, out stri
 		return p, s.wrap(ctx, err)
 	}
 	return p, nil
+}
+
+// PackBase implements substrate.BasePacker.
+func (s *Substrate) PackBase(ctx context.Context, m substrate.Machine, base turnstone.Digest, out string) ([]string, error) {
+	files, err := s.packer(m).PackBase(ctx, base, out)
+	if err != nil {
+		return nil, s.wrap(ctx, err)
+	}
+	return files, nil
 }
 
 // Keeping implements substrate.KeepRestricted. The paths of a machine's disks are in its state,
@@ -33,14 +45,14 @@ func (s *Substrate) Keeping() error {
 }
 
 // Unpack implements substrate.Keeper.
-func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed, dir string) error {
+func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed fs.FS, dir string) error {
 	if err := s.Keeping(); err != nil {
 		return err
 	}
 	return s.unpack(ctx, m, packed, dir)
 }
 
-func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, packed, dir string) error {
+func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, packed fs.FS, dir string) error {
 	if err := s.Standstill(); err != nil { // nothing could start from it
 		return err
 	}
@@ -51,10 +63,25 @@ func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, packed, dir
 }
 
 func (s *Substrate) packer(m substrate.Machine) snapshots.Packer[identity] {
-	return snapshots.Packer[identity]{Op: s.Name(), Machine: m, RAM: mebibytes(m.Shape.Memory) << 20,
+	now := s.identity(m)
+	return snapshots.Packer[identity]{Op: s.Name(), Machine: m, Identity: now, RAM: mebibytes(m.Shape.Memory) << 20,
 		Base:    func(id identity) string { return s.home.Path("snapshots", id.key()) },
-		Differs: func(id identity) string { return id.differs(s.identity(m)) },
+		Differs: func(id identity, cpu *host.Model) string { return id.movedTo(now, cpu) },
 		Prepare: func(dir string) error { // as take has them
 			return errors.Join(os.Chmod(filepath.Join(dir, ramFile), 0o444), os.Chmod(filepath.Join(dir, stateFile), 0o444))
 		}}
+}
+
+// movedTo names the first thing in which a kept machine of identity id, of a CPU of the given
+// model, cannot take the place of one of now; "" when there is none. The microcode may be
+// another, the CPU may have more features, and the host's kernel another patch level.
+func (id identity) movedTo(now identity, cpu *host.Model) string {
+	why := ""
+	if id.HostCPU != now.HostCPU {
+		why, id.HostCPU = cpu.Differs(), now.HostCPU
+	}
+	if host.Series(id.HostKernel) == host.Series(now.HostKernel) {
+		id.HostKernel = now.HostKernel
+	}
+	return cmp.Or(id.differs(now), why)
 }

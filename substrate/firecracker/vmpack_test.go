@@ -3,10 +3,12 @@ package firecracker
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/host"
 )
 
 // A machine that was kept goes on with its disk and its layers; one whose template's
@@ -37,7 +39,7 @@ func TestKeep(t *testing.T) {
 		}
 	}
 	check(t, os.RemoveAll(whole))
-	check(t, b.s.unpack(within(t), m, packed, whole))
+	check(t, b.s.unpack(within(t), m, os.DirFS(packed), whole))
 	for _, name := range []string{ramFile, stateFile} {
 		if st, err := os.Stat(filepath.Join(whole, name)); err != nil || st.Mode().Perm()&0o004 == 0 {
 			t.Errorf("%s cannot be read by another user: %v", name, err)
@@ -55,7 +57,7 @@ func TestKeep(t *testing.T) {
 	refused := func(what string, kind turnstone.Kind) {
 		t.Helper()
 		dir := filepath.Join(tmp, "refused")
-		if err := b.s.unpack(within(t), m, packed, dir); turnstone.KindOf(err) != kind || turnstone.HintOf(err) == "" {
+		if err := b.s.unpack(within(t), m, os.DirFS(packed), dir); turnstone.KindOf(err) != kind || turnstone.HintOf(err) == "" {
 			t.Errorf("%s: %s, %v (%s)", what, turnstone.KindOf(err), err, turnstone.HintOf(err))
 		}
 		if _, err := os.Stat(dir); err == nil {
@@ -79,11 +81,50 @@ func TestKeepTakesAJail(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	dir := filepath.Join(t.TempDir(), "vm")
-	if err := s.Unpack(t.Context(), substrate.Machine{}, t.TempDir(), dir); turnstone.KindOf(err) != turnstone.Unavailable || err.Error() != s.Keeping().Error() {
+	if err := s.Unpack(t.Context(), substrate.Machine{}, os.DirFS(t.TempDir()), dir); turnstone.KindOf(err) != turnstone.Unavailable || err.Error() != s.Keeping().Error() {
 		t.Errorf("%v", err)
 	}
 	s.jailer = "/usr/local/bin/jailer"
 	if err := s.Keeping(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestMovedTo: a kept machine goes on where all is the same that it sees, and else it is said
+// what is another, both then and now.
+func TestMovedTo(t *testing.T) {
+	here, err := host.CPUModel()
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := identity{Version: "1.0", HostCPU: "c", HostKernel: "6.1.0-25-amd64", Kernel: turnstone.DigestBytes([]byte("kernel")), Root: turnstone.DigestBytes([]byte("root"))}
+	none := turnstone.DigestBytes(nil)
+	for name, c := range map[string]struct {
+		change func(*identity)
+		cpu    *host.Model
+		says   []string
+	}{
+		"the same":             {func(*identity) {}, nil, nil},
+		"another microcode":    {func(id *identity) { id.HostCPU = "d" }, here, nil},
+		"another CPU":          {func(id *identity) { id.HostCPU = "d" }, &host.Model{Name: "EPYC"}, []string{"CPU", "EPYC", here.Name}},
+		"an older pack's CPU":  {func(id *identity) { id.HostCPU = "d" }, nil, []string{"CPU", here.Name}},
+		"another program":      {func(id *identity) { id.Version = "2.0\x1b" }, here, []string{"2.0?, now 1.0"}},
+		"another guest kernel": {func(id *identity) { id.Kernel = none }, here, []string{"kernel", now.Kernel.Short(), none.Short()}},
+		"another template":     {func(id *identity) { id.Root = none }, here, []string{"template", now.Root.Short(), none.Short()}},
+		"another shape":        {func(id *identity) { id.Shape.CPUs = 7 }, here, []string{"7 CPUs"}},
+		"another patch level":  {func(id *identity) { id.HostKernel = "6.1.99" }, here, nil},
+		"another host kernel":  {func(id *identity) { id.HostKernel = "6.12.1" }, here, []string{"host kernel", "6.12.1", "6.1.0-25"}},
+	} {
+		was := now
+		c.change(&was)
+		got := was.movedTo(now, c.cpu)
+		if len(c.says) == 0 && got != "" {
+			t.Errorf("%s: %q", name, got)
+		}
+		for _, text := range c.says {
+			if !strings.Contains(got, text) {
+				t.Errorf("%s: %q has no %q", name, got, text)
+			}
+		}
 	}
 }

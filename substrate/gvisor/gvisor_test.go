@@ -53,7 +53,8 @@ func testMachine(t testing.TB, h *home.Home) substrate.Machine {
 func TestConformance(t *testing.T) {
 	h := turntest.Home(t)
 	m := testMachine(t, h)
-	substratetest.Run(t, newSubstrate(t, h), substratetest.Config{Machine: m, Network: network, End: endSandbox})
+	substratetest.Run(t, newSubstrate(t, h), substratetest.Config{Machine: m, Network: network, End: endSandbox,
+		Elsewhere: func(t *testing.T) substrate.Substrate { return newSubstrate(t, &home.Home{Dir: t.TempDir()}) }})
 }
 
 // Root's runsc changes the owner of what it has as standard streams.

@@ -1,21 +1,25 @@
 package gvisor
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"time"
 
 	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/host"
 	"turnstone.dev/turnstone/substrate/snapshots"
 )
 
@@ -30,6 +34,7 @@ const packFile = "pack.json"
 type packManifest struct {
 	Format   int              `json:"format"`
 	Identity identity         `json:"identity"`
+	CPU      *host.Model      `json:"cpu,omitempty"` // that Identity has the digest of; nil in older ones
 	Taken    time.Time        `json:"taken"`
 	Files    []packed         `json:"files"`
 	Layers   []string         `json:"layers,omitempty"` // names of images, the lowest first
@@ -75,6 +80,9 @@ func (s *Substrate) pack(ctx context.Context, m substrate.Machine, dir, out stri
 		return result, err
 	}
 	p := packManifest{Format: packFormat, Identity: man.Identity, Taken: man.Taken}
+	if p.CPU, err = host.CPUModel(); err != nil {
+		return result, err
+	}
 	for i, name := range checkpointFiles {
 		if err := compress(ctx, files[i], filepath.Join(out, name+suffix)); err != nil {
 			return result, err
@@ -110,7 +118,7 @@ func compress(ctx context.Context, src io.Reader, path string) (err error) {
 }
 
 // Unpack implements substrate.Keeper.
-func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed, dir string) error {
+func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed fs.FS, dir string) error {
 	err := s.unpack(ctx, m, packed, dir)
 	if err != nil {
 		_ = os.RemoveAll(dir)
@@ -118,15 +126,18 @@ func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed, dir
 	return s.wrap("gvisor.unpack", err)
 }
 
-func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, from, dir string) error {
+func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, from fs.FS, dir string) error {
 	damaged := func(what string, err error) error {
-		if ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
 			return ctx.Err()
+		case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+			return err
 		}
 		return &turnstone.Error{Op: "gvisor.unpack", Kind: turnstone.Integrity, Subject: "the saved sandbox", Err: fmt.Errorf("%s: %w", what, err),
 			Hint: "it cannot be used; start from its files instead"}
 	}
-	b, err := snapshots.ReadAtMost(filepath.Join(from, packFile), snapshots.MaxManifest)
+	b, err := snapshots.ReadIn(from, packFile, snapshots.MaxManifest)
 	if err != nil {
 		return damaged("manifest", err)
 	}
@@ -134,7 +145,11 @@ func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, from, dir s
 	if err != nil {
 		return damaged("manifest", err)
 	}
-	if err := s.fits(m, p.Identity); err != nil {
+	now, err := s.identity(m)
+	if err != nil {
+		return err
+	}
+	if err := snapshots.Misfit("gvisor.restore", p.Identity.movedTo(now, p.CPU)); err != nil {
 		return err
 	}
 	if err := snapshots.SameLayers(p.Layers, m.Layers); err != nil {
@@ -143,9 +158,12 @@ func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, from, dir s
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
-	man := manifest{Identity: p.Identity, Taken: p.Taken}
+	man := manifest{Identity: now, Taken: p.Taken} // from here on it is a sandbox of this host
 	for _, file := range p.Files {
-		if err := decompress(ctx, filepath.Join(from, file.Name+suffix), filepath.Join(dir, file.Name), file); err != nil {
+		if most := int64(m.Shape.Memory) + int64(m.Shape.Disk) + maxObjects; file.Size > most {
+			return damaged(file.Name, fmt.Errorf("it has %d bytes, at most %d can be right", file.Size, most))
+		}
+		if err := decompress(ctx, from, filepath.Join(dir, file.Name), file); err != nil {
 			return damaged(file.Name, err)
 		}
 	}
@@ -184,9 +202,14 @@ func parsePack(b []byte) (packManifest, error) {
 // and its disk.
 const maxFile = int64(turnstone.MaxMemory) + int64(turnstone.MaxDisk)
 
-// decompress writes what is in the file at from to a new file at to, if it is what want says.
-func decompress(ctx context.Context, from, to string, want packed) (err error) {
-	in, err := os.Open(from)
+// maxObjects bounds what a checkpoint has beside the sandbox's memory and disk, in bytes:
+// the kernel's own objects.
+const maxObjects = 1 << 30
+
+// decompress writes the file of from that want describes to a new file at to, if it is what
+// want says.
+func decompress(ctx context.Context, from fs.FS, to string, want packed) (err error) {
+	in, err := from.Open(want.Name + suffix)
 	if err != nil {
 		return err
 	}
@@ -222,4 +245,17 @@ func (c contextReader) Read(p []byte) (int, error) {
 		return 0, err
 	}
 	return c.r.Read(p)
+}
+
+// movedTo names the first thing in which a kept sandbox of identity id, of a CPU of the given
+// model, cannot take the place of one of now; "" when there is none. The microcode may be
+// another, the CPU may have more features, and the host's kernel is not part of a sandbox: it
+// has gVisor's.
+func (id identity) movedTo(now identity, cpu *host.Model) string {
+	why := ""
+	if id.HostCPU != now.HostCPU {
+		why, id.HostCPU = cpu.Differs(), now.HostCPU
+	}
+	id.Kernel = now.Kernel
+	return cmp.Or(id.differs(now), why)
 }

@@ -12,6 +12,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/host"
 	"turnstone.dev/turnstone/substrate/snapshots"
 )
 
@@ -50,17 +51,17 @@ func (id identity) differs(other identity) string {
 	case id == other:
 		return ""
 	case id.Runsc != other.Runsc:
-		return "runsc"
+		return fmt.Sprintf("runsc (%s, now %s)", host.Clip(id.Runsc.Short()), other.Runsc.Short())
 	case id.HostCPU != other.HostCPU:
 		return "CPU"
 	case id.Kernel != other.Kernel:
-		return fmt.Sprintf("host kernel (%s, now %s)", id.Kernel, other.Kernel)
+		return fmt.Sprintf("host kernel (%s, now %s)", host.Clip(id.Kernel), other.Kernel)
 	case id.Shape != other.Shape:
-		return "shape"
+		return snapshots.Shapes(id.Shape, other.Shape)
 	case id.Agent != other.Agent:
-		return "agent"
+		return fmt.Sprintf("version of turn: its agent (%s, now %s)", host.Clip(id.Agent.Short()), other.Agent.Short())
 	case id.Root != other.Root:
-		return "template"
+		return fmt.Sprintf("image of the template (%s, now %s)", host.Clip(id.Root.Short()), other.Root.Short())
 	}
 	return "version of turn"
 }

@@ -3,31 +3,15 @@
 package host
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
 
-	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/stamp"
 )
-
-var cpuLine = lazyregexp.New(`(?m)^(model name|flags|microcode)\s*:.*$`)
-
-// CPU digests what the CPU says of itself in /proc/cpuinfo: sandboxes see its features,
-// and QEMU's translator depends on them. A snapshot fits only where it is the same.
-func CPU() (turnstone.Digest, error) {
-	b, err := os.ReadFile("/proc/cpuinfo")
-	if err != nil {
-		return "", err
-	}
-	first, _, _ := bytes.Cut(b, []byte("\n\n"))
-	return turnstone.DigestBytes(bytes.Join(cpuLine.FindAll(first, -1), []byte("\n"))), nil
-}
 
 // A Program is what is remembered of a program: its digest costs reading it, and its
 // version a start of it, which takes as long as a tenth of a turn.

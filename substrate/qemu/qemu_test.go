@@ -66,7 +66,8 @@ func TestConformance(t *testing.T) {
 	if turntest.UnderKVM() && !s.Accelerated() {
 		t.Fatalf("KVM does not run guests: %+v", s.KVM(t.Context(), nil))
 	}
-	substratetest.Run(t, s, substratetest.Config{Machine: m, Network: guestNetwork, MakeHome: MakeHome})
+	substratetest.Run(t, s, substratetest.Config{Machine: m, Network: guestNetwork, MakeHome: MakeHome,
+		Elsewhere: func(t *testing.T) substrate.Substrate { return newSubstrate(t, &home.Home{Dir: t.TempDir()}, &m) }})
 }
 
 // TestDamagedSnapshot damages a snapshot in every way and expects that it is taken

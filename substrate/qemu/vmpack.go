@@ -1,15 +1,19 @@
 package qemu
 
 import (
+	"cmp"
 	"context"
+	"io/fs"
 	"os"
 	"path/filepath"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/host"
 	"turnstone.dev/turnstone/substrate/snapshots"
 )
 
-var _ substrate.Keeper = (*Substrate)(nil)
+var _ substrate.BasePacker = (*Substrate)(nil)
 
 // Pack implements substrate.Keeper.
 func (s *Substrate) Pack(ctx context.Context, m substrate.Machine, dir, out string) (substrate.Packed, error) {
@@ -20,8 +24,17 @@ func (s *Substrate) Pack(ctx context.Context, m substrate.Machine, dir, out stri
 	return p, nil
 }
 
+// PackBase implements substrate.BasePacker.
+func (s *Substrate) PackBase(ctx context.Context, m substrate.Machine, base turnstone.Digest, out string) ([]string, error) {
+	files, err := s.packer(m).PackBase(ctx, base, out)
+	if err != nil {
+		return nil, s.wrap(err)
+	}
+	return files, nil
+}
+
 // Unpack implements substrate.Keeper.
-func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed, dir string) error {
+func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed fs.FS, dir string) error {
 	if err := s.packer(m).Unpack(ctx, packed, dir); err != nil {
 		return s.wrap(err)
 	}
@@ -30,9 +43,10 @@ func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed, dir
 
 func (s *Substrate) packer(m substrate.Machine) snapshots.Packer[identity] {
 	size := int64(m.Shape.Memory)
-	return snapshots.Packer[identity]{Op: "qemu", Machine: m, RAM: size,
+	now := s.identity(m)
+	return snapshots.Packer[identity]{Op: "qemu", Machine: m, Identity: now, RAM: size,
 		Base:    func(id identity) string { return s.home.Path("snapshots", id.key()) },
-		Differs: func(id identity) string { return id.differs(s.identity(m)) },
+		Differs: func(id identity, cpu *host.Model) string { return id.movedTo(now, cpu) },
 		Prepare: func(dir string) error {
 			ram, err := os.OpenFile(filepath.Join(dir, ramFile), os.O_RDWR, 0)
 			if err != nil {
@@ -41,4 +55,15 @@ func (s *Substrate) packer(m substrate.Machine) snapshots.Packer[identity] {
 			defer func() { _ = ram.Close() }()
 			return prepareMemory(ram, size)
 		}}
+}
+
+// movedTo names the first thing in which a kept machine of identity id, of a CPU of the given
+// model, cannot take the place of one of now; "" when there is none. The microcode may be
+// another, and the CPU may have more features.
+func (id identity) movedTo(now identity, cpu *host.Model) string {
+	why := ""
+	if id.HostCPU != now.HostCPU {
+		why, id.HostCPU = cpu.Differs(), now.HostCPU
+	}
+	return cmp.Or(id.differs(now), why)
 }

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -13,6 +14,7 @@ import (
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/disk"
+	"turnstone.dev/turnstone/substrate/host"
 	"turnstone.dev/turnstone/substrate/snapshots"
 )
 
@@ -93,7 +95,7 @@ func TestUnpackAfterUpdate(t *testing.T) {
 	}
 	refused := func(what string, kind turnstone.Kind) {
 		t.Helper()
-		err := s.Unpack(t.Context(), m, packed, dir)
+		err := s.Unpack(t.Context(), m, os.DirFS(packed), dir)
 		if turnstone.KindOf(err) != kind || turnstone.HintOf(err) == "" {
 			t.Errorf("%s: %v (%s)", what, err, turnstone.KindOf(err))
 		}
@@ -119,4 +121,41 @@ func mapPrivate(t *testing.T, f *os.File, size int) (mem []byte, unmap func()) {
 		t.Fatal(err)
 	}
 	return mem, func() { _ = unix.Munmap(mem) }
+}
+
+// TestMovedTo: a kept machine goes on where all is the same that it sees, and else it is said
+// what is another, both then and now.
+func TestMovedTo(t *testing.T) {
+	here, err := host.CPUModel()
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := identity{QEMU: "1.0", HostCPU: "c", Kernel: turnstone.DigestBytes([]byte("kernel")), Root: turnstone.DigestBytes([]byte("root"))}
+	none := turnstone.DigestBytes(nil)
+	for name, c := range map[string]struct {
+		change func(*identity)
+		cpu    *host.Model
+		says   []string
+	}{
+		"the same":             {func(*identity) {}, nil, nil},
+		"another microcode":    {func(id *identity) { id.HostCPU = "d" }, here, nil},
+		"another CPU":          {func(id *identity) { id.HostCPU = "d" }, &host.Model{Name: "EPYC"}, []string{"CPU", "EPYC", here.Name}},
+		"an older pack's CPU":  {func(id *identity) { id.HostCPU = "d" }, nil, []string{"CPU", here.Name}},
+		"another program":      {func(id *identity) { id.QEMU = "2.0\x1b" }, here, []string{"2.0?, now 1.0"}},
+		"another guest kernel": {func(id *identity) { id.Kernel = none }, here, []string{"kernel", now.Kernel.Short(), none.Short()}},
+		"another template":     {func(id *identity) { id.Root = none }, here, []string{"template", now.Root.Short(), none.Short()}},
+		"another shape":        {func(id *identity) { id.Shape.CPUs = 7 }, here, []string{"7 CPUs"}},
+	} {
+		was := now
+		c.change(&was)
+		got := was.movedTo(now, c.cpu)
+		if len(c.says) == 0 && got != "" {
+			t.Errorf("%s: %q", name, got)
+		}
+		for _, text := range c.says {
+			if !strings.Contains(got, text) {
+				t.Errorf("%s: %q has no %q", name, got, text)
+			}
+		}
+	}
 }

@@ -11,6 +11,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/disk"
+	"turnstone.dev/turnstone/substrate/host"
 	"turnstone.dev/turnstone/substrate/snapshots"
 )
 
@@ -167,19 +168,21 @@ func (id identity) differs(other identity) string {
 	case id == other:
 		return ""
 	case id.QEMU != other.QEMU:
-		return fmt.Sprintf("QEMU (%s, now %s)", id.QEMU, other.QEMU)
-	case id.Accel != other.Accel || id.CPUModel != other.CPUModel:
-		return fmt.Sprintf("way of running guests (%s, now %s)", id.Accel, other.Accel)
+		return fmt.Sprintf("QEMU (%s, now %s)", host.Clip(id.QEMU), other.QEMU)
+	case id.Accel != other.Accel:
+		return fmt.Sprintf("way of running guests (%s, now %s)", host.Clip(string(id.Accel)), other.Accel)
+	case id.CPUModel != other.CPUModel:
+		return fmt.Sprintf("model of the guest's CPU (%s, now %s)", host.Clip(id.CPUModel), other.CPUModel)
 	case id.HostCPU != other.HostCPU:
 		return "CPU"
 	case id.Shape != other.Shape:
-		return "shape"
+		return snapshots.Shapes(id.Shape, other.Shape)
 	case id.Kernel != other.Kernel:
-		return "kernel"
+		return fmt.Sprintf("guest kernel (%s, now %s)", host.Clip(id.Kernel.Short()), other.Kernel.Short())
 	case id.Init != other.Init:
-		return "agent"
+		return fmt.Sprintf("version of turn: its agent (%s, now %s)", host.Clip(id.Init.Short()), other.Init.Short())
 	case id.Root != other.Root:
-		return "template"
+		return fmt.Sprintf("image of the template (%s, now %s)", host.Clip(id.Root.Short()), other.Root.Short())
 	}
 	return "version of turn"
 }

@@ -55,7 +55,7 @@ func diffFile(ctx context.Context, from *os.File, to, path string) (difference, 
 }
 
 // diff writes what to has in another way than from to a new file at path. Both may
-// have holes, which are zeros, and are not read.
+// have holes, which are zeros, and are not read; no from is all zeros.
 func diff(ctx context.Context, from, to *os.File, path string) (d difference, err error) {
 	st, err := to.Stat()
 	if err != nil {
@@ -96,6 +96,9 @@ const comparePart = 1 << 20
 func nextData(at, size int64, files ...*os.File) (begin, end int64, err error) {
 	begin = size
 	for _, f := range files {
+		if f == nil {
+			continue
+		}
 		data, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
 			continue
@@ -123,8 +126,10 @@ type packWriter struct {
 func (w *packWriter) compare(from, to *os.File, begin, end int64) error {
 	a, b := w.a[:end-begin], w.b[:end-begin]
 	clear(a) // from may be shorter
-	if _, err := from.ReadAt(a, begin); err != nil && !errors.Is(err, io.EOF) {
-		return err
+	if from != nil {
+		if _, err := from.ReadAt(a, begin); err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
 	}
 	if _, err := io.ReadFull(io.NewSectionReader(to, begin, end-begin), b); err != nil {
 		return err
@@ -148,55 +153,71 @@ func (w *packWriter) compare(from, to *os.File, begin, end int64) error {
 	return nil
 }
 
-// patchFile is patch, of a file that nobody needs open.
-func patchFile(ctx context.Context, base *os.File, d difference, data, path string, size int64) error {
-	f, err := patch(ctx, base, d, data, path, size)
+// A part is a difference with its bytes.
+type part struct {
+	difference
+	data io.Reader
+}
+
+// patch makes a new file at path of base, nil for zeros, with the parts over it, one after
+// the other. All of them are of files of size bytes.
+func patch(ctx context.Context, base *os.File, path string, size int64, parts ...part) (err error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
-	return f.Close()
-}
-
-// patch makes a file at path of base and d, whose bytes are in the file data.
-func patch(ctx context.Context, base *os.File, d difference, data, path string, size int64) (out *os.File, err error) {
-	if d.Size != size {
-		return nil, fmt.Errorf("it has %d bytes, the machine %d", d.Size, size)
-	}
-	in, err := os.Open(data)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = in.Close() }()
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			_ = f.Close()
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if base != nil {
+		if err := disk.Clone(ctx, f, base); err != nil {
+			return err
 		}
-	}()
-	if err := disk.Clone(ctx, f, base); err != nil {
-		return nil, err
 	}
 	if err := f.Truncate(size); err != nil {
-		return nil, err
+		return err
 	}
-	sum := sha256.New()
-	r := io.TeeReader(bufio.NewReaderSize(in, 1<<20), sum)
-	for _, run := range d.Runs {
-		if err := ctx.Err(); err != nil {
-			return nil, err
+	for _, p := range parts {
+		if p.Size != size {
+			return fmt.Errorf("it has %d bytes, the machine %d", p.Size, size)
 		}
-		if _, err := io.CopyN(io.NewOffsetWriter(f, run[0]), r, run[1]); err != nil {
-			return nil, err
+		if err := p.write(ctx, f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// write writes the stretches to f.
+func (p part) write(ctx context.Context, f *os.File) error {
+	sum, buf := sha256.New(), make([]byte, comparePart)
+	r := io.TeeReader(p.data, sum)
+	for _, run := range p.Runs {
+		for at, end := run[0], run[0]+run[1]; at < end; {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			b := buf[:min(int64(len(buf)), end-at)]
+			if _, err := io.ReadFull(r, b); err != nil {
+				return noEOF(err)
+			}
+			if _, err := f.WriteAt(b, at); err != nil {
+				return err
+			}
+			at += int64(len(b))
 		}
 	}
 	if n, err := io.Copy(io.Discard, io.LimitReader(r, 1)); err != nil || n > 0 {
-		return nil, errors.Join(errors.New("there are more bytes than the manifest says"), err)
+		return errors.Join(errors.New("there are more bytes than the manifest says"), err)
 	}
-	if got := turnstone.Digest("sha256:" + hex.EncodeToString(sum.Sum(nil))); got != d.Data {
-		return nil, fmt.Errorf("it is %s instead of %s", got.Short(), d.Data.Short())
+	if got := turnstone.Digest("sha256:" + hex.EncodeToString(sum.Sum(nil))); got != p.Data {
+		return fmt.Errorf("it is %s instead of %s", got.Short(), p.Data.Short())
 	}
-	return f, nil
+	return nil
+}
+
+// noEOF makes an end in the middle an error that says so.
+func noEOF(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
 }

@@ -54,11 +54,14 @@ func TestDifference(t *testing.T) {
 		if err != nil {
 			r.Fatal(err)
 		}
-		made, err := patch(t.Context(), from, p.RAM, data, out, size)
+		in, err := os.Open(data)
 		if err != nil {
 			r.Fatal(err)
 		}
-		_ = made.Close()
+		defer func() { _ = in.Close() }()
+		if err := patch(t.Context(), from, out, size, part{p.RAM, in}); err != nil {
+			r.Fatal(err)
+		}
 		want, err := os.ReadFile(to.Name())
 		if err != nil {
 			r.Fatal(err)
@@ -82,11 +85,7 @@ func TestPatchRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = base.Close() }()
-	data := filepath.Join(dir, "data")
 	content := make([]byte, pageSize)
-	if err := os.WriteFile(data, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
 	good := difference{Size: 4 * pageSize, Runs: [][2]int64{{pageSize, pageSize}}, Data: turnstone.DigestBytes(content)}
 	for name, change := range map[string]func(*difference){
 		"another size":      func(d *difference) { d.Size = pageSize },
@@ -96,16 +95,13 @@ func TestPatchRefuses(t *testing.T) {
 	} {
 		d := good
 		change(&d)
-		if f, err := patch(t.Context(), base, d, data, filepath.Join(dir, "out "+name), 4*pageSize); err == nil {
-			_ = f.Close()
+		if err := patch(t.Context(), base, filepath.Join(dir, "out "+name), 4*pageSize, part{d, bytes.NewReader(content)}); err == nil {
 			t.Errorf("%s: no error", name)
 		}
 	}
-	f, err := patch(t.Context(), base, good, data, filepath.Join(dir, "out"), 4*pageSize)
-	if err != nil {
+	if err := patch(t.Context(), base, filepath.Join(dir, "out"), 4*pageSize, part{good, bytes.NewReader(content)}); err != nil {
 		t.Fatal(err)
 	}
-	_ = f.Close()
 }
 
 // FuzzPack: whatever a manifest says, it is refused, or its stretches are in order

@@ -367,8 +367,9 @@ func flip(t *testing.T, path string) {
 	}
 }
 
-// testKeep packs a machine that runs, and goes on with what was packed.
-func testKeep(t *testing.T, s substrate.Substrate, c Config) {
+// keeper skips substrates that keep no machines.
+func keeper(t *testing.T, s substrate.Substrate) substrate.Keeper {
+	t.Helper()
 	k, ok := s.(substrate.Keeper)
 	if !ok {
 		t.Skip("this substrate keeps no machines")
@@ -377,6 +378,12 @@ func testKeep(t *testing.T, s substrate.Substrate, c Config) {
 	if r, ok := s.(substrate.KeepRestricted); ok && r.Keeping() != nil {
 		t.Skip(r.Keeping())
 	}
+	return k
+}
+
+// testKeep packs a machine that runs, and goes on with what was packed.
+func testKeep(t *testing.T, s substrate.Substrate, c Config) {
+	k := keeper(t, s)
 	g := Start(t, s, c.Machine, &c.Network)
 	g.counter(t)
 	want(t, g.Client, "head -c 3000000 /dev/urandom > /dev/shm/random; cp /dev/shm/random /workspace; sync", "")
@@ -400,7 +407,7 @@ func testKeep(t *testing.T, s substrate.Substrate, c Config) {
 		t.Errorf("what is kept has %s", turnstone.Bytes(size))
 	}
 	_ = g.Machine.Close()
-	if err := k.Unpack(t.Context(), c.Machine, packed, again); err != nil {
+	if err := k.Unpack(t.Context(), c.Machine, os.DirFS(packed), again); err != nil {
 		t.Fatal(err)
 	}
 	f := Resume(t, s, c.Machine, again)
@@ -409,7 +416,7 @@ func testKeep(t *testing.T, s substrate.Substrate, c Config) {
 	for _, name := range p.Files {
 		flip(t, filepath.Join(packed, name))
 		dir := filepath.Join(tmp, "damaged")
-		if err := k.Unpack(t.Context(), c.Machine, packed, dir); turnstone.KindOf(err) != turnstone.Integrity && turnstone.KindOf(err) != turnstone.Unavailable {
+		if err := k.Unpack(t.Context(), c.Machine, os.DirFS(packed), dir); turnstone.KindOf(err) != turnstone.Integrity && turnstone.KindOf(err) != turnstone.Unavailable {
 			t.Errorf("%s changed: %v", name, err)
 		}
 		if _, err := os.Stat(dir); err == nil {

@@ -31,6 +31,9 @@ type Config struct {
 	Network wire.SandboxNetwork
 	// MakeHome makes an empty home disk; nil: the substrate has none.
 	MakeHome func(ctx context.Context, path string, size turnstone.Bytes) error
+	// Elsewhere returns the substrate in a state directory of its own, which is empty: on
+	// another host of the same kind. A substrate that keeps machines needs it.
+	Elsewhere func(t *testing.T) substrate.Substrate
 	// End ends a machine from outside, as a fault of its own would; nil: its kernel is
 	// made to panic. A kernel without a way to do that from inside needs it.
 	End func(vm substrate.Sandbox) error
@@ -73,6 +76,7 @@ func Run(t *testing.T, s substrate.Substrate, c Config) {
 	t.Run("live fork of a paused machine", func(t *testing.T) { testPausedSnapshot(t, s, c) })
 	t.Run("damaged live fork", func(t *testing.T) { testDamagedFork(t, s, c) })
 	t.Run("machines are kept", func(t *testing.T) { testKeep(t, s, c) })
+	t.Run("kept machines move", func(t *testing.T) { testMove(t, s, c) })
 	t.Run("cancelled restore", func(t *testing.T) { testCancel(t, s, c) })
 }
 

@@ -1,0 +1,118 @@
+package host
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/lazyregexp"
+)
+
+var cpuLine = lazyregexp.New(`(?m)^(model name|flags|microcode)\s*:.*$`)
+
+// firstCPU returns what /proc/cpuinfo says of the first CPU, as lines.
+func firstCPU() ([][]byte, error) {
+	b, err := os.ReadFile("/proc/cpuinfo")
+	first, _, _ := bytes.Cut(b, []byte("\n\n"))
+	return cpuLine.FindAll(first, -1), err
+}
+
+// CPU digests what the CPU says of itself in /proc/cpuinfo: sandboxes see its features,
+// and QEMU's translator depends on them. A snapshot fits only where it is the same.
+func CPU() (turnstone.Digest, error) {
+	lines, err := firstCPU()
+	if err != nil {
+		return "", err
+	}
+	return turnstone.DigestBytes(bytes.Join(lines, []byte("\n"))), nil
+}
+
+// A Model is what CPU digests, less the microcode's version, which no sandbox sees: what
+// microcode takes away is missing among the features.
+type Model struct {
+	Name     string   `json:"name"`
+	Features []string `json:"features"` // sorted
+}
+
+// CPUModel returns this host's.
+func CPUModel() (*Model, error) {
+	lines, err := firstCPU()
+	if err != nil {
+		return nil, err
+	}
+	m := &Model{}
+	for _, line := range lines {
+		key, value, _ := strings.Cut(string(line), ":")
+		switch value = strings.TrimSpace(value); strings.TrimSpace(key) {
+		case "model name":
+			m.Name = value
+		case "flags":
+			m.Features = strings.Fields(value)
+			slices.Sort(m.Features)
+		}
+	}
+	return m, nil
+}
+
+// Differs says why a machine that ran on a CPU of the model m cannot go on on this host's: ""
+// where it can. m may come from anywhere, and may be nil: then it is not known.
+func (m *Model) Differs() string {
+	now, err := CPUModel()
+	if err != nil {
+		return "CPU"
+	}
+	return m.lacks(now)
+}
+
+// lacks is Differs where this host's model is now. A feature more does not matter.
+func (m *Model) lacks(now *Model) string {
+	if m == nil {
+		return "CPU (now " + Clip(now.Name) + ")"
+	}
+	if m.Name != now.Name {
+		return fmt.Sprintf("CPU (%s, now %s)", Clip(m.Name), Clip(now.Name))
+	}
+	var missing []string
+	for _, f := range m.Features {
+		if _, has := slices.BinarySearch(now.Features, f); !has {
+			missing = append(missing, f)
+		}
+	}
+	if len(missing) == 0 {
+		return ""
+	}
+	const most = 8
+	what := strings.Join(missing[:min(most, len(missing))], " ")
+	if n := len(missing) - most; n > 0 {
+		what += fmt.Sprintf(" and %d more", n)
+	}
+	return fmt.Sprintf("CPU (%s with %s, now without)", Clip(m.Name), Clip(what))
+}
+
+// Series returns the version of a kernel's release whose interfaces stay as they are, as
+// 6.1 of 6.1.0-25-amd64.
+func Series(release string) string {
+	parts := strings.SplitN(release, ".", 3)
+	if len(parts) < 3 {
+		return release
+	}
+	return parts[0] + "." + parts[1]
+}
+
+// Clip makes a text that may come from anywhere short and printable.
+func Clip(s string) string {
+	const most = 120
+	cut := strings.Map(func(r rune) rune {
+		if r < 0x20 || r > 0x7e {
+			return '?'
+		}
+		return r
+	}, s[:min(most, len(s))])
+	if len(s) > most {
+		cut += "…"
+	}
+	return cut
+}

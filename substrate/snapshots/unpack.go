@@ -1,0 +1,177 @@
+package snapshots
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+)
+
+// Unpack does what substrate.Keeper says. Its errors may have no type.
+func (k Packer[ID]) Unpack(ctx context.Context, packed fs.FS, dir string) error {
+	u := unpacking[ID]{Packer: k, packed: packed, dir: dir}
+	err := u.all(ctx)
+	if err != nil {
+		_ = os.RemoveAll(dir)
+	}
+	return err
+}
+
+// An unpacking is one machine that is made ready to be restored.
+type unpacking[ID comparable] struct {
+	Packer[ID]
+	packed fs.FS
+	dir    string
+	man    Packed[ID]
+
+	// What the machine differs from: the snapshot that is here, or what came along.
+	local *base
+	came  packedBase
+}
+
+func (u *unpacking[ID]) all(ctx context.Context) (err error) {
+	b, err := ReadIn(u.packed, ManifestFile, maxPack)
+	if err == nil {
+		u.man, err = parsePacked[ID](b)
+	}
+	if err != nil {
+		return u.damaged(ctx, "manifest", err)
+	}
+	if err := Misfit(u.Op+".restore", u.Differs(u.man.Identity, u.man.CPU)); err != nil {
+		return err
+	}
+	if err := SameLayers(u.man.Layers, u.Machine.Layers); err != nil {
+		return u.damaged(ctx, "layers", err)
+	}
+	if err := u.findBase(ctx); err != nil {
+		return err
+	}
+	defer u.local.close()
+	state, err := ReadIn(u.packed, StateFile, MaxState)
+	if err == nil && turnstone.DigestBytes(state) != u.man.State {
+		err = errors.New("does not match its digest")
+	}
+	if err != nil {
+		return u.damaged(ctx, "device state", err)
+	}
+	if err := os.Mkdir(u.dir, 0o700); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(u.dir, StateFile), state, 0o600); err != nil {
+		return err
+	}
+	if err := u.files(ctx); err != nil {
+		return err
+	}
+	if err := u.Prepare(u.dir); err != nil {
+		return err
+	}
+	// From here on it is a machine of this host: what differs may differ.
+	return Live[ID]{Identity: u.Identity, Taken: u.man.Taken, State: u.man.State}.Seal(u.dir, u.Machine.Layers)
+}
+
+// findBase takes the snapshot that is here, if it is the one of then, else what came along.
+func (u *unpacking[ID]) findBase(ctx context.Context) error {
+	here, err := u.base(ctx, u.man.Identity)
+	if err == nil && here.is(u.man.Snapshot, u.man.Base) {
+		u.local = here
+		return nil
+	}
+	here.close()
+	if err == nil {
+		err = &turnstone.Error{Op: u.Op + ".unpack", Kind: turnstone.Unavailable, Subject: "the saved machine",
+			Err: errors.New("the template's snapshot has been taken anew since, and its memory is another"), Hint: "start from its files instead"}
+	}
+	came, cerr := readBase(u.packed, u.man.Snapshot)
+	if errors.Is(cerr, fs.ErrNotExist) {
+		return err // kept by a program that did not keep the base
+	}
+	if cerr != nil {
+		return u.damaged(ctx, "base", cerr)
+	}
+	u.came = came
+	return nil
+}
+
+// files writes the memory and the disk.
+func (u *unpacking[ID]) files(ctx context.Context) error {
+	var here base
+	if u.local != nil {
+		here = *u.local
+	}
+	for _, f := range []struct {
+		what, name     string
+		size           int64
+		here           *os.File
+		came, over     difference
+		cameIn, overIn string
+	}{
+		{"memory", RAMFile, u.RAM, here.ram, u.came.RAM, u.man.RAM, baseRAMData, ramData},
+		{"scratch disk", ScratchFile, int64(u.Machine.Shape.Disk), here.scratch, u.came.Scratch, u.man.Scratch, baseScratchData, scratchData},
+	} {
+		names, differences := []string{f.overIn}, []difference{f.over}
+		if f.here == nil {
+			names, differences = []string{f.cameIn, f.overIn}, []difference{f.came, f.over}
+		}
+		if err := u.file(ctx, f.here, f.name, f.size, names, differences); err != nil {
+			return u.damaged(ctx, f.what, err)
+		}
+	}
+	return nil
+}
+
+// file writes one file of here, nil for zeros, and the differences over it.
+func (u *unpacking[ID]) file(ctx context.Context, here *os.File, name string, size int64, names []string, differences []difference) error {
+	var parts []part
+	for i, d := range differences {
+		in, err := u.packed.Open(names[i])
+		if err != nil {
+			return err
+		}
+		defer func() { _ = in.Close() }()
+		parts = append(parts, part{d, in})
+	}
+	return patch(ctx, here, filepath.Join(u.dir, name), size, parts...)
+}
+
+// damaged says that something of the packed machine cannot be used; unless the reason is
+// another one.
+func (u *unpacking[ID]) damaged(ctx context.Context, what string, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		return err
+	}
+	return &turnstone.Error{Op: u.Op + ".unpack", Kind: turnstone.Integrity, Subject: "the saved machine", Err: fmt.Errorf("%s: %w", what, err),
+		Hint: "it cannot be used; start from its files instead"}
+}
+
+// ReadIn reads a file of packed; one longer than limit bytes is an error.
+func ReadIn(packed fs.FS, name string, limit int64) ([]byte, error) {
+	f, err := packed.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	b, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(b)) > limit {
+		err = fmt.Errorf("longer than %d bytes", limit)
+	}
+	return b, err
+}
+
+// Shapes says in what way the shape of a machine is another now.
+func Shapes(was, now turnstone.Shape) string {
+	text := func(s turnstone.Shape) string {
+		return fmt.Sprintf("%d CPUs, %s of memory, %s of disk, network %t", s.CPUs, s.Memory.Human(), s.Disk.Human(), s.Network)
+	}
+	return fmt.Sprintf("shape (%s; now %s)", text(was), text(now))
+}
