@@ -82,6 +82,9 @@ func look(hostFile string) report {
 	if path := os.Getenv("JAIL_TEST_DEVICE"); path != "" {
 		r.device(path, try)
 	}
+	if dir := os.Getenv("JAIL_TEST_PLACES"); dir != "" {
+		r.places(dir, try)
+	}
 	try("write the root", os.WriteFile("/new", nil, 0o600))
 	try("write libraries", os.WriteFile("/usr/lib/new", nil, 0o600))
 	again, err := os.OpenFile(fmt.Sprintf("%s/%d", OwnFiles, fdImage), os.O_RDWR, 0)
@@ -92,8 +95,9 @@ func look(hostFile string) report {
 	}
 	try("find another process", unix.Kill(-1, 0))
 	for name, family := range map[string]int{"internet": unix.AF_INET, "netlink": unix.AF_NETLINK, "vsock": unix.AF_VSOCK, "unix": unix.AF_UNIX} {
-		_, err := unix.Socket(family, unix.SOCK_STREAM, 0)
+		fd, err := unix.Socket(family, unix.SOCK_STREAM, 0)
 		try("a socket: "+name, err)
+		_ = unix.Close(fd)
 	}
 	try("become root", syscall.Setuid(1))
 	try("a user namespace", unix.Unshare(unix.CLONE_NEWUSER))
@@ -188,7 +192,7 @@ func imprison(t *testing.T, j Jail) (cmd *exec.Cmd, next func() report, letGo fu
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd, done, err := j.Command(Program{Path: self, Env: []string{"JAIL_TEST_HOST=" + secret, "JAIL_TEST_DEVICE=" + strings.Join(j.Devices, "")}, Files: []*os.File{theirs, waits, readOnly}})
+	cmd, done, err := j.Command(Program{Path: self, Env: []string{"JAIL_TEST_HOST=" + secret, "JAIL_TEST_DEVICE=" + strings.Join(j.Devices, ""), "JAIL_TEST_PLACES=" + j.Dir}, Files: []*os.File{theirs, waits, readOnly}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -37,8 +37,9 @@ const (
 )
 
 // filter returns the program for the kernel's filter of system calls: denied ones fail with
-// EPERM, unknown ones with ENOSYS, and new processes, other than threads, with EPERM.
-func filter() []unix.SockFilter {
+// EPERM, unknown ones with ENOSYS, and new processes, other than threads, with EPERM. Of
+// sockets, those of the family AF_UNIX may be allowed.
+func filter(unixSockets bool) []unix.SockFilter {
 	load := func(offset uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offset}
 	}
@@ -55,6 +56,10 @@ func filter() []unix.SockFilter {
 		answer(unix.SECCOMP_RET_KILL_PROCESS),
 		load(dataNumber),
 		skipUnless(unix.BPF_JGE, x32), refuse(unix.ENOSYS),
+	}
+	if unixSockets {
+		f = append(f, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_K | unix.BPF_JEQ, Jf: 4, K: unix.SYS_SOCKET},
+			load(dataArgument), skipUnless(unix.BPF_JEQ, unix.AF_UNIX), answer(unix.SECCOMP_RET_ALLOW), refuse(unix.EPERM))
 	}
 	for _, n := range denied {
 		f = append(f, skipUnless(unix.BPF_JEQ, n), refuse(unix.EPERM))
@@ -75,9 +80,9 @@ func filter() []unix.SockFilter {
 
 // confine appends the calls after which no right comes back: new programs have none that
 // this one has not, and the kernel refuses the calls of the filter.
-func (p *program) confine() {
+func (p *program) confine(unixSockets bool) {
 	p.call("no_new_privs", unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-	f := filter()
+	f := filter(unixSockets)
 	instructions := p.values(f)
 	fprog := p.values(struct {
 		Len uint16

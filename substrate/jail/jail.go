@@ -33,6 +33,16 @@ type Jail struct {
 	// program gets nodes of its own in their place where the kernel can make them (see
 	// OwnsDevices): whoever may open the host's, the program may.
 	Devices []string
+	// Places are files and folders that the program finds under names of its own, in an order
+	// in which a folder comes before what is put into it. They need namespaces.
+	Places []Place
+	// Dir is the folder that the program starts in; empty: /.
+	Dir string
+	// UnixSockets lets the program make sockets of the family AF_UNIX. In namespaces it finds
+	// no other end than those in its Places.
+	UnixSockets bool
+	// Sealed jails have no OwnFiles from the start.
+	Sealed bool
 	// Groups are the host's group IDs that root's program has, for devices of the host.
 	Groups []int
 	// FileSize bounds the files that the program writes, in bytes; 0: any size.
@@ -60,20 +70,22 @@ const OwnFiles = "/proc/self/fd"
 // The process becomes p once the jail is made; until then a failure goes to its standard
 // error, see Failure. The caller calls release after the start.
 func (j Jail) Command(p Program) (cmd *exec.Cmd, release func(), err error) {
-	own := 3 + len(p.Files)
-	devices := -1
-	var made *os.File
-	if os.Geteuid() == 0 && !j.Bare && len(j.Devices) > 0 {
-		if made, err = nodes(j.Devices); err == nil {
-			devices, j.Groups = own+1, nil
+	in := inherited{own: 3 + len(p.Files), devices: -1, places: -1}
+	var made []*os.File
+	if os.Geteuid() == 0 && !j.Bare {
+		devices, places, err := j.inRoot()
+		if err != nil {
+			return nil, nil, err
 		}
-	}
-	drop := func() {
-		if made != nil {
-			_ = made.Close()
+		if devices != nil {
+			in.devices, j.Groups = in.own+1, nil
+			made = append(made, devices)
 		}
+		in.places = in.own + 1 + len(made)
+		made = append(made, places...)
 	}
-	code, err := j.program(p, own, devices)
+	drop := func() { closeAll(made) }
+	code, err := j.program(p, in)
 	if err != nil {
 		drop()
 		return nil, nil, err
@@ -83,12 +95,9 @@ func (j Jail) Command(p Program) (cmd *exec.Cmd, release func(), err error) {
 		drop()
 		return nil, nil, err
 	}
-	cmd = exec.Command(fmt.Sprintf("%s/%d", OwnFiles, own))
+	cmd = exec.Command(fmt.Sprintf("%s/%d", OwnFiles, in.own))
 	cmd.Args = []string{filepath.Base(p.Path)}
-	cmd.ExtraFiles = append(append([]*os.File{}, p.Files...), first)
-	if made != nil {
-		cmd.ExtraFiles = append(cmd.ExtraFiles, made)
-	}
+	cmd.ExtraFiles = append(append(append([]*os.File{}, p.Files...), first), made...)
 	cmd.Dir, cmd.Env = "/", []string{}
 	cmd.SysProcAttr = j.attributes()
 	return cmd, func() { _ = first.Close(); drop() }, nil
@@ -126,13 +135,18 @@ func (j Jail) attributes() *syscall.SysProcAttr {
 	return a
 }
 
-// program returns the calls that make the jail and then p of the process, whose own
-// executable is descriptor own, and the file system of its devices descriptor devices;
-// negative: they are the host's.
-func (j Jail) program(p Program, own, devices int) (*program, error) {
+// inherited are descriptors that the process starts with and its program does not get.
+type inherited struct {
+	own     int // its executable
+	devices int // the file system of its devices; negative: they are the host's
+	places  int // the first of the mounts of its places; negative: the host's paths are bound
+}
+
+// program returns the calls that make the jail and then p of the process.
+func (j Jail) program(p Program, in inherited) (*program, error) {
 	code := new(program)
 	if !j.Bare {
-		if err := j.root(code, p.Path, devices); err != nil {
+		if err := j.root(code, p.Path, in); err != nil {
 			return nil, err
 		}
 		if err := code.dropRights(); err != nil {
@@ -140,11 +154,11 @@ func (j Jail) program(p Program, own, devices int) (*program, error) {
 		}
 	}
 	j.limit(code)
-	code.confine()
+	code.confine(j.UnixSockets)
 	if closeRange() {
-		code.call("close_range", unix.SYS_CLOSE_RANGE, uint64(own), 1<<32-1, 0)
+		code.call("close_range", unix.SYS_CLOSE_RANGE, uint64(in.own), 1<<32-1, 0)
 	} else {
-		code.call("fcntl", unix.SYS_FCNTL, uint64(own), unix.F_SETFD, unix.FD_CLOEXEC)
+		code.call("fcntl", unix.SYS_FCNTL, uint64(in.own), unix.F_SETFD, unix.FD_CLOEXEC)
 	}
 	code.execute(p.Path, append([]string{p.Path}, p.Args...), p.Env)
 	return code, nil

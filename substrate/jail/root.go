@@ -29,7 +29,7 @@ type place struct {
 }
 
 // root appends the calls that make the new root, with the program at path in it.
-func (j Jail) root(code *program, path string, devices int) error {
+func (j Jail) root(code *program, path string, in inherited) error {
 	code.call("mount / private", unix.SYS_MOUNT, code.text("none"), code.text("/"), 0, unix.MS_REC|unix.MS_PRIVATE, 0)
 	code.call("mount a root", unix.SYS_MOUNT, code.text("jail"), code.text(mountpoint), code.text("tmpfs"),
 		unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, code.text("size=1m,nr_inodes=512,mode=755"))
@@ -39,8 +39,10 @@ func (j Jail) root(code *program, path string, devices int) error {
 			return err
 		}
 	}
-	if devices >= 0 {
-		p.devices(filepath.Dir(j.Devices[0]), devices)
+	if in.devices >= 0 {
+		at := filepath.Dir(j.Devices[0])
+		p.folder(at)
+		p.attach(at, in.devices)
 	} else {
 		for _, at := range j.Devices {
 			if err := p.device(at); err != nil {
@@ -48,13 +50,19 @@ func (j Jail) root(code *program, path string, devices int) error {
 			}
 		}
 	}
-	p.folder(OwnFiles)
-	p.bind(OwnFiles, 0)
+	if err := p.places(j.Places, in.places); err != nil {
+		return err
+	}
+	if !j.Sealed {
+		p.folder(OwnFiles)
+		p.bind(OwnFiles, OwnFiles, 0)
+	}
 	code.call("chdir", unix.SYS_CHDIR, code.text(mountpoint))
 	// The old root is mounted over the new one, and taken away from there: pivot_root(2).
 	code.call("pivot_root", unix.SYS_PIVOT_ROOT, code.text("."), code.text("."))
 	code.call("umount the host", unix.SYS_UMOUNT2, code.text("."), unix.MNT_DETACH)
-	code.call("chdir /", unix.SYS_CHDIR, code.text("/"))
+	dir := filepath.Join("/", j.Dir)
+	code.call("chdir "+dir, unix.SYS_CHDIR, code.text(dir))
 	code.call("mount / read-only", unix.SYS_MOUNT, code.text("none"), code.text("/"), 0,
 		unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, 0)
 	code.call("sethostname", unix.SYS_SETHOSTNAME, code.text("jail"), 4)
@@ -78,9 +86,22 @@ func (p *place) file(at string) {
 	p.code.call("mknod "+at, unix.SYS_MKNOD, p.code.text(mountpoint+at), unix.S_IFREG|0o444, 0)
 }
 
-// bind mounts what the host has at a path, and what is mounted below, at the same path.
-func (p *place) bind(at string, more uint64) {
-	p.code.call("bind "+at, unix.SYS_MOUNT, p.code.text(at), p.code.text(mountpoint+at), 0, unix.MS_BIND|more, 0)
+// bind mounts what is at the path from.
+func (p *place) bind(from, at string, more uint64) {
+	p.code.call("bind "+at, unix.SYS_MOUNT, p.code.text(from), p.code.text(mountpoint+at), 0, unix.MS_BIND|more, 0)
+}
+
+// attach mounts the descriptor fd, which is a mount that is nowhere, and closes it.
+func (p *place) attach(at string, fd int) {
+	p.code.call("mount "+at, unix.SYS_MOVE_MOUNT, uint64(fd), p.code.text(""), negative(unix.AT_FDCWD), p.code.text(mountpoint+at), unix.MOVE_MOUNT_F_EMPTY_PATH)
+	p.code.call("close "+at, unix.SYS_CLOSE, uint64(fd))
+}
+
+// restrict takes devices and the rights of programs from what is mounted at a path, and what
+// more says.
+func (p *place) restrict(at string, more uint64) {
+	p.code.call("restrict "+at, unix.SYS_MOUNT, p.code.text("none"), p.code.text(mountpoint+at), 0,
+		unix.MS_REMOUNT|unix.MS_BIND|unix.MS_NOSUID|unix.MS_NODEV|more, 0)
 }
 
 // show makes the host's at visible, read-only.
@@ -122,17 +143,9 @@ func (p *place) show(at string) error {
 	if err != nil {
 		return err
 	}
-	p.bind(at, unix.MS_REC)
-	p.code.call("read-only "+at, unix.SYS_MOUNT, p.code.text("none"), p.code.text(mountpoint+at), 0,
-		unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|kept, 0)
+	p.bind(at, at, unix.MS_REC)
+	p.restrict(at, unix.MS_RDONLY|kept)
 	return nil
-}
-
-// devices mounts what nodes has made, which is descriptor fd.
-func (p *place) devices(at string, fd int) {
-	p.folder(at)
-	p.code.call("mount devices", unix.SYS_MOVE_MOUNT, uint64(fd), p.code.text(""), negative(unix.AT_FDCWD), p.code.text(mountpoint+at), unix.MOVE_MOUNT_F_EMPTY_PATH)
-	p.code.call("close devices", unix.SYS_CLOSE, uint64(fd))
 }
 
 // negative is a number as a system call's argument.
@@ -148,7 +161,7 @@ func (p *place) device(at string) error {
 		return fmt.Errorf("%s is no character device", at)
 	}
 	p.file(at)
-	p.bind(at, 0)
+	p.bind(at, at, 0)
 	return nil
 }
 
