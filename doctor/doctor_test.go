@@ -12,6 +12,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/firecracker"
 	"turnstone.dev/turnstone/substrate/kvm"
 	"turnstone.dev/turnstone/substrate/qemu"
 )
@@ -288,6 +289,15 @@ func TestFirecracker(t *testing.T) {
 	t.Setenv("TURN_FIRECRACKER", "/none")
 	if f, _, _ := c.firecracker(t.Context()); f.Status != Warn || f.Fix != "unset TURN_FIRECRACKER" {
 		t.Errorf("one that is not there: %+v", f)
+	}
+}
+
+// A Firecracker without a jail runs turns, and doctor says what it does not do, and why.
+func TestFirecrackerWithoutJail(t *testing.T) {
+	c := machineOf(t, 1000, nil)
+	f := c.notJailed("Firecracker v1.17.0 (/firecracker)", firecracker.Jail{Reason: "users may make no\nuser namespaces"})
+	if f.Status != Warn || !strings.Contains(f.Detail, "without a jail") || !strings.Contains(f.Detail, "neither kept nor resumed: users may make no user namespaces") {
+		t.Errorf("%+v", f)
 	}
 }
 

@@ -79,7 +79,7 @@ func chosenLine(best substrate.Substrate, firecracker string, unproven bool) Fin
 
 // getFirecracker says where Firecracker comes from.
 const getFirecracker = "the release for x86_64 is at https://github.com/firecracker-microvm/firecracker/releases, with checksums; " +
-	"put firecracker and jailer into PATH, or set TURN_FIRECRACKER"
+	"put firecracker into PATH, or set TURN_FIRECRACKER"
 
 // firecracker also tells in a few words why it is not used, and whether all that is
 // missing is a guest that has started.
@@ -95,14 +95,23 @@ func (c *checker) firecracker(ctx context.Context) (f Finding, why string, unpro
 		restricted = s.Standstill()
 	}
 	switch {
+	case restricted == nil && err == nil && !s.Jail().Confined():
+		return c.notJailed(found, s.Jail()), "is used", false
 	case restricted != nil:
 		return Finding{Name: "firecracker", Status: Warn, Detail: found + ": a guest runs under it, but " + oneLine(restricted) + "; " + turnstone.HintOf(restricted)}, "is used", false
 	case err == nil:
-		return Finding{Name: "firecracker", Status: OK, Detail: found + ": a guest runs under it"}, "is used", false
+		return Finding{Name: "firecracker", Status: OK, Detail: found + ": a guest runs under it, in a jail"}, "is used", false
 	case errors.Is(err, firecracker.ErrUnproven):
 		return Finding{Name: "firecracker", Status: OK, Detail: found + ": no guest was started yet, the first turn does"}, "was not tried yet", true
 	}
 	return Finding{Name: "firecracker", Status: Warn, Detail: found + " cannot be used: " + oneLine(err)}, "cannot be used", false
+}
+
+// notJailed says why Firecracker has no jail. Turns run without one, and keep no machines.
+func (c *checker) notJailed(found string, j firecracker.Jail) Finding {
+	return Finding{Name: "firecracker", Status: Warn, Fix: host.AllowUserNamespaces(),
+		Detail: found + ": a guest runs under it, but it runs without a jail, behind its filters of system calls alone, and machines are neither kept nor resumed: " +
+			strings.Join(strings.Fields(j.Reason), " ")}
 }
 
 // noFirecracker is no fault: other substrates do. One that was named and is not there,

@@ -3,9 +3,10 @@
 // on a unix socket. A sandbox starts from a snapshot of its booted agent, whose memory
 // is mapped copy-on-write.
 //
-// Root's Firecracker runs in a jail that its jailer makes: as nobody, in a folder, a
-// mount and a PID namespace of its own. An ordinary user's runs as that user. Its own
-// seccomp filters are on in both cases.
+// Firecracker runs in a jail: of root's its jailer makes one, as nobody, in a folder, a mount
+// and a PID namespace of its own; without a jailer, and for ordinary users, package jail does.
+// Hosts that let users make no user namespaces have no jail for these. Firecracker's own
+// seccomp filters are on in all cases.
 package firecracker
 
 import (
@@ -46,7 +47,8 @@ var (
 type Substrate struct {
 	home     *home.Home
 	binary   string
-	jailer   string // empty: Firecracker runs as this user, without a jail
+	jailer   string // empty: there is none, or this is not root
+	wall     Jail
 	version  string
 	release  release
 	hostCPU  turnstone.Digest
@@ -81,7 +83,7 @@ var ErrUnproven = errors.New("no guest was started under KVM yet")
 const (
 	releases = "https://github.com/firecracker-microvm/firecracker/releases"
 	getHint  = "download the release for x86_64 from " + releases +
-		", check it against its .sha256.txt, and put firecracker and jailer into PATH, or set TURN_FIRECRACKER"
+		", check it against its .sha256.txt, and put firecracker into PATH, or set TURN_FIRECRACKER"
 	minMajor, minMinor = 1, 12
 )
 
@@ -136,12 +138,6 @@ func open(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
 	if s.binary, err = find(opts.Binary, "TURN_FIRECRACKER", "firecracker", ""); err != nil {
 		return unavailable("firecracker", err, getHint)
 	}
-	if os.Geteuid() == 0 {
-		if s.jailer, err = find(opts.Jailer, "TURN_JAILER", "jailer", filepath.Dir(s.binary)); err != nil {
-			return unavailable("jailer", fmt.Errorf("root's Firecracker is jailed: %w", err),
-				"put jailer, which is in Firecracker's release, beside firecracker, or set TURN_JAILER")
-		}
-	}
 	if s.version, err = s.readVersion(ctx); err != nil {
 		return unavailable(s.binary, err, getHint)
 	}
@@ -151,11 +147,6 @@ func open(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
 	if !s.release.atLeast(minMajor, minMinor) {
 		return unavailable(s.binary, fmt.Errorf("it is %s, and %d.%d is the oldest that is supported", s.version, minMajor, minMinor), getHint)
 	}
-	if s.jailer != "" {
-		if err := s.checkJailer(ctx); err != nil {
-			return unavailable(s.jailer, err, "put the jailer of Firecracker's own release beside firecracker, or set TURN_JAILER")
-		}
-	}
 	if s.hostCPU, err = host.CPU(); err != nil {
 		return nil, err
 	}
@@ -163,12 +154,42 @@ func open(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
 	_ = unix.Uname(&u)
 	s.kernel = unix.ByteSliceToString(u.Release[:])
 	sweepCells(h)
+	if err := s.confine(ctx, opts); err != nil {
+		return nil, err
+	}
 	if s.jailer != "" {
 		if _, parent := cgroupLimits(1, "/sys/fs/cgroup"); parent != "" {
 			sweepGroups(parent, time.Now())
 		}
 	}
 	return s, nil
+}
+
+// confine decides what Firecracker is behind.
+func (s *Substrate) confine(ctx context.Context, opts Options) (err error) {
+	if os.Geteuid() != 0 {
+		s.wall, err = s.findWall(ctx)
+		return err
+	}
+	unavailable := func(subject string, err error) error {
+		return &turnstone.Error{Op: "firecracker.new", Kind: turnstone.Unavailable, Subject: subject, Err: err,
+			Hint: "put the jailer of Firecracker's own release beside firecracker, or set TURN_JAILER"}
+	}
+	s.jailer, err = find(opts.Jailer, "TURN_JAILER", "jailer", filepath.Dir(s.binary))
+	switch named := opts.Jailer != "" || os.Getenv("TURN_JAILER") != ""; {
+	case err == nil:
+		s.wall = Jail{Wall: byJailer}
+		if err := s.checkJailer(ctx); err != nil {
+			return unavailable(s.jailer, err)
+		}
+		return nil
+	case named:
+		return unavailable("jailer", fmt.Errorf("root's Firecracker is jailed: %w", err))
+	}
+	if s.wall, err = s.findWall(ctx); err == nil && !s.wall.Confined() {
+		err = unavailable("jailer", fmt.Errorf("root's Firecracker is jailed, there is no jailer, and no other jail can be made: %s", s.wall.Reason))
+	}
+	return err
 }
 
 // find returns the path of a program: as given, as a variable of the environment says,
@@ -201,8 +222,8 @@ func (s *Substrate) Name() string { return "firecracker" }
 // Isolation implements substrate.Substrate.
 func (s *Substrate) Isolation() string {
 	how := "microvm (KVM" + s.guest.Isolation()
-	if s.jailer != "" {
-		how += ", jailed"
+	if s.wall.Confined() {
+		return how + ", jailed)"
 	}
 	return how + ")"
 }

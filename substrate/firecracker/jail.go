@@ -34,7 +34,7 @@ const jailSize = "size=64m,nr_inodes=256,mode=755"
 // it, as the first process of a PID namespace: it is killed with us, and the kernel
 // kills the rest of the namespace with it.
 func (s *Substrate) startJailed(ctx context.Context, m *machine, cpus int, files []placed) error {
-	m.confined = true
+	m.owner = nobody
 	id := instanceID(m.id)
 	jail := filepath.Join(m.cell.dir, "jail")
 	if err := os.Mkdir(jail, 0o700); err != nil {

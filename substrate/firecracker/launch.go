@@ -40,9 +40,12 @@ func (s *Substrate) launch(ctx context.Context, shape turnstone.Shape, files []p
 		c.remove()
 		return nil, err
 	}
-	if s.jailer != "" {
+	switch m.wall = s.wall.Wall; m.wall {
+	case byJailer:
 		err = s.startJailed(ctx, m, shape.CPUs, files)
-	} else {
+	case jailed:
+		err = s.startInJail(ctx, m, shape, files, m.withID())
+	default:
 		err = s.startPlain(m, files)
 	}
 	if err != nil {
@@ -56,10 +59,18 @@ func (s *Substrate) launch(ctx context.Context, shape turnstone.Shape, files []p
 	return m, nil
 }
 
-// arguments are Firecracker's. What it logs goes where its console goes.
+// arguments are Firecracker's. What it logs goes where its console goes. The jailer adds the ID.
 func arguments() []string {
 	return []string{"--api-sock", apiSocket, "--level", "Warning", "--show-level"}
 }
+
+// withID are the arguments of a Firecracker that no jailer starts.
+func (m *machine) withID() []string {
+	return append([]string{"--id", instanceID(m.id)}, arguments()...)
+}
+
+// environment is Firecracker's.
+func environment() []string { return []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"} }
 
 // instanceID is the sandbox's ID in letters that Firecracker takes.
 func instanceID(id turnstone.SandboxID) string { return strings.ReplaceAll(string(id), "_", "-") }
@@ -75,7 +86,7 @@ func (s *Substrate) startPlain(m *machine, files []placed) error {
 	if err != nil {
 		return err
 	}
-	cmd := exec.Command(s.binary, append([]string{"--id", instanceID(m.id)}, arguments()...)...)
+	cmd := exec.Command(s.binary, m.withID()...)
 	cmd.Dir, cmd.ExtraFiles = m.cell.dir, extra
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	return m.spawn(cmd, func() error { return nil })
@@ -88,7 +99,7 @@ func (s *Substrate) startPlain(m *machine, files []placed) error {
 // mount namespace.
 func (m *machine) spawn(cmd *exec.Cmd, before func() error) error {
 	cmd.Stdout, cmd.Stderr = m.console, &m.stderr
-	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
+	cmd.Env = environment() // a jail's program has its own
 	cmd.WaitDelay = time.Second
 	if err := descriptors.CloseOnExec(); err != nil {
 		return err

@@ -22,20 +22,21 @@ import (
 
 // machine is one running Firecracker.
 type machine struct {
-	id       turnstone.SandboxID
-	cell     *cell
-	api      *client
-	agent    *channel
-	process  *os.Process // Firecracker, or the shell above its jailer
-	confined bool        // by the jailer: it is nobody
-	cgroup   string      // to be removed in the end; empty: none
-	console  *console.Watch
-	stderr   console.Tail
-	advice   string   // what helps when the guest does not start
-	origin   origin   // set before anybody else has the machine
-	scratch  *os.File // the disk that takes the writes; closed with the machine
-	memory   memory   // what its memory differs from; for snapshots of it as it runs
-	rooted   error    // why it must not stand still; see Substrate.Standstill
+	id      turnstone.SandboxID
+	cell    *cell
+	api     *client
+	agent   *channel
+	process *os.Process // Firecracker, or the shell above its jailer
+	wall    wall        // what it is behind
+	owner   uint32      // the user that its files belong to
+	cgroup  string      // to be removed in the end; empty: none
+	console *console.Watch
+	stderr  console.Tail
+	advice  string   // what helps when the guest does not start
+	origin  origin   // set before anybody else has the machine
+	scratch *os.File // the disk that takes the writes; closed with the machine
+	memory  memory   // what its memory differs from; for snapshots of it as it runs
+	rooted  error    // why it must not stand still; see Substrate.Standstill
 
 	snapping sync.Mutex    // one snapshot at a time
 	stood    time.Duration // how long the latest snapshot kept a running guest from running
@@ -55,7 +56,7 @@ type origin struct {
 }
 
 func newMachine(id turnstone.SandboxID, c *cell) *machine {
-	m := &machine{id: id, cell: c, console: console.New(), done: make(chan struct{}), agent: new(channel)}
+	m := &machine{id: id, cell: c, console: console.New(), owner: uint32(os.Geteuid()), done: make(chan struct{}), agent: new(channel)}
 	m.stderr.Limit = 8 << 10
 	m.api = newClient(func(ctx context.Context) (net.Conn, error) { return c.dial(ctx, apiSocket) })
 	return m
@@ -93,10 +94,13 @@ func (m *machine) explain(wait error) error {
 			code = 149
 		}
 	}
+	notJailed := jailFailure(stderr, wait)
 	fault := lastFault(m.console.String() + "\n" + stderr)
 	switch guest := m.console.Fault(); {
 	case guest != "":
 		e.Err, e.Hint = errors.New(guest), m.hint()
+	case notJailed != nil:
+		e.Err = notJailed
 	case exits[code] != "":
 		e.Err = fmt.Errorf("firecracker ended: %s", exits[code])
 	case wait != nil && fault != "":

@@ -91,7 +91,7 @@ func (m *machine) before(ctx context.Context, ram *os.File) error {
 
 // after puts what Firecracker has written over what was before.
 func (m *machine) after(ctx context.Context, ram *os.File) error {
-	written, err := openWritten(m.cell.outDir, ramFile, m.owner(), m.memorySize())
+	written, err := openWritten(m.cell.outDir, ramFile, m.owner, m.memorySize())
 	if err != nil {
 		return err
 	}

@@ -18,7 +18,7 @@ import (
 // a probe the answer may be that it is not known.
 func (s *Substrate) KVM(ctx context.Context, probe *substrate.Machine) kvm.Verdict {
 	q := kvm.Question{
-		Home: s.home, Name: "firecracker", On: fmt.Sprintf("%s|%s|%s|%s|%t", s.binary, s.version, s.kernel, s.hostCPU, s.jailer != ""),
+		Home: s.home, Name: "firecracker", On: fmt.Sprintf("%s|%s|%s|%s|%s", s.binary, s.version, s.kernel, s.hostCPU, s.wall.Wall),
 		Kernel: s.guest, May: s.mayOpen, Try: s.tryKVM,
 	}
 	if probe != nil {

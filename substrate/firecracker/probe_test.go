@@ -81,7 +81,7 @@ func TestIsolationNamesTestKernel(t *testing.T) {
 	if got := s.Isolation(); got != "microvm (KVM, test kernel)" {
 		t.Errorf("%q", got)
 	}
-	s.jailer = "/jailer"
+	s.wall.Wall = byJailer
 	if got := s.Isolation(); got != "microvm (KVM, test kernel, jailed)" {
 		t.Errorf("%q", got)
 	}

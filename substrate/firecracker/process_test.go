@@ -30,7 +30,7 @@ import (
 // A held is what a process that holds a machine is told.
 type held struct {
 	Home, Binary, Jailer string
-	Jailed               bool
+	Wall                 wall
 	Machine              substrate.Machine
 }
 
@@ -50,9 +50,7 @@ func hold(dir string) error {
 	if err != nil {
 		return err
 	}
-	if !h.Jailed {
-		s.jailer = ""
-	}
+	s.wall.Wall = h.Wall
 	vm, err := s.Restore(ctx, h.Machine)
 	if err != nil {
 		return err
@@ -73,9 +71,9 @@ func (b *bench) killed(t *testing.T) {
 	m.Agent = nil
 	text, err := json.Marshal(struct {
 		Home, Binary, Jailer string
-		Jailed               bool
+		Wall                 wall
 		Machine              map[string]any
-	}{b.s.home.Dir, b.s.binary, jailer, b.s.jailer != "", map[string]any{"Kernel": m.Kernel, "KernelDigest": m.KernelDigest, "Initramfs": m.Initramfs,
+	}{b.s.home.Dir, b.s.binary, jailer, b.s.wall.Wall, map[string]any{"Kernel": m.Kernel, "KernelDigest": m.KernelDigest, "Initramfs": m.Initramfs,
 		"InitDigest": m.InitDigest, "Root": m.Root, "RootDigest": m.RootDigest, "Shape": m.Shape, "Layers": m.Layers, "Home": m.Home}})
 	check(t, err)
 	check(t, os.WriteFile(filepath.Join(b.dir, "held.json"), text, 0o600))
@@ -138,108 +136,6 @@ func TestKilledHolder(t *testing.T) {
 	b.nothingLeft(t)
 }
 
-// jailed gives the bench a jailer. Making a jail takes root.
-func (b *bench) jailed(t *testing.T) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("a jail is made by root")
-	}
-	host := owners(t)
-	t.Cleanup(func() {
-		if now := owners(t); now != host {
-			t.Errorf("the host's own folders were changed from %s to %s", host, now)
-		}
-	})
-	program := standin(t)
-	jailer := filepath.Join(b.dir, "jailer-standin")
-	check(t, os.Symlink(program, jailer))
-	b.s.binary = program
-	b.s.jailer = b.script(t, "jailer", fmt.Sprintf("STANDIN='' STANDIN_LOG=/out/log exec '%s' \"$@\"", jailer))
-	if err := exec.Command("unshare", "-m", "true").Run(); err != nil {
-		t.Skipf("no mount namespace can be made: %v", err)
-	}
-}
-
-// owners says whose the host's folders are that a jail has too.
-func owners(t *testing.T) string {
-	t.Helper()
-	var all strings.Builder
-	for _, path := range []string{"/", "/dev", "/run"} {
-		var st unix.Stat_t
-		check(t, unix.Stat(path, &st))
-		fmt.Fprintf(&all, "%s %d:%d %o; ", path, st.Uid, st.Gid, st.Mode)
-	}
-	return all.String()
-}
-
-func TestJail(t *testing.T) {
-	b := newBench(t, "")
-	b.jailed(t)
-	m := b.m
-	m.Layers = []string{b.slot(t, "one", 0o600), b.slot(t, "two", 0o444)}
-	layer, err := os.Stat(m.Layers[0])
-	check(t, err)
-	vm, err := b.s.Restore(within(t), m)
-	check(t, err)
-	defer func() { _ = vm.Close() }()
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	check(t, err)
-	if bytes.Contains(mounts, []byte(b.dir)) {
-		t.Errorf("the host sees the jail's mounts:\n%s", mounts)
-	}
-	b.checkDrives(t, notes(t, vm.(*machine).cell.out("log")), m, true)
-	b.checkJailed(t, vm.(*machine))
-	if now, err := os.Stat(m.Layers[0]); err != nil || !os.SameFile(layer, now) || now.Mode() != layer.Mode() || !now.ModTime().Equal(layer.ModTime()) {
-		t.Errorf("the layer's image was touched: %v", err)
-	}
-	dir := filepath.Join(t.TempDir(), "vm")
-	check(t, vm.(substrate.Snapshotter).Snapshot(within(t), dir))
-	clone, err := b.s.RestoreFrom(within(t), b.m, dir)
-	check(t, err)
-	speak(t, clone)
-	speak(t, vm)
-	if !strings.Contains(b.s.Isolation(), "jailed") {
-		t.Error(b.s.Isolation())
-	}
-	b.nothingLeft(t)
-}
-
-// checkJailed looks at the processes of a machine: the shell, and Firecracker below it.
-func (b *bench) checkJailed(t *testing.T, m *machine) {
-	t.Helper()
-	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", m.process.Pid, m.process.Pid))
-	check(t, err)
-	pids := strings.Fields(string(children))
-	if len(pids) != 1 {
-		t.Fatalf("children %q", children)
-	}
-	status, err := os.ReadFile("/proc/" + pids[0] + "/status")
-	check(t, err)
-	for _, want := range []string{"Uid:\t65534\t65534\t65534\t65534", "Gid:\t65534\t65534\t65534\t65534", "Groups:\t \n", "CapEff:\t0000000000000000"} {
-		if !strings.Contains(string(status), want) {
-			t.Errorf("its status has not got %q:\n%s", want, status)
-		}
-	}
-	seen, err := os.ReadDir("/proc/" + pids[0] + "/root")
-	check(t, err)
-	var names []string
-	for _, e := range seen {
-		names = append(names, e.Name())
-	}
-	for _, secret := range []string{"etc", "proc", "work", "tmp"} {
-		if _, err := os.Stat("/proc/" + pids[0] + "/root/" + secret); err == nil {
-			t.Errorf("it sees /%s: %v", secret, names)
-		}
-	}
-	for _, ns := range []string{"mnt", "pid", "ipc"} {
-		ours, err1 := os.Readlink("/proc/self/ns/" + ns)
-		theirs, err2 := os.Readlink("/proc/" + pids[0] + "/ns/" + ns)
-		if err := errors.Join(err1, err2); err != nil || ours == theirs {
-			t.Errorf("namespace %s: %s and %s, %v", ns, ours, theirs, err)
-		}
-	}
-}
-
 // Not even when it is the main thread that is asked first.
 func TestOnThread(t *testing.T) {
 	var wg sync.WaitGroup
@@ -255,73 +151,6 @@ func TestOnThread(t *testing.T) {
 		}
 	}
 	wg.Wait()
-}
-
-func TestJailedHome(t *testing.T) {
-	b := newBench(t, "")
-	b.jailed(t)
-	m := b.m
-	m.Home = b.slot(t, "homedisk", 0o600)
-	for range 2 {
-		vm, err := b.s.Restore(within(t), m)
-		check(t, err)
-		b.checkDrives(t, notes(t, vm.(*machine).cell.out("log")), m, true)
-		check(t, vm.Close())
-	}
-	b.nothingLeft(t)
-}
-
-func TestJailedKilledHolder(t *testing.T) {
-	b := newBench(t, "")
-	b.jailed(t)
-	b.killed(t)
-	sweepCells(b.s.home)
-	b.nothingLeft(t)
-}
-
-func TestJailFails(t *testing.T) {
-	b := newBench(t, "")
-	b.jailed(t)
-	good := b.s.jailer
-	for name, tc := range map[string]struct {
-		script, text string
-		kind         turnstone.Kind
-	}{
-		"refuses": {"echo 'Error: it is late' >&2; exit 1", "it is late", turnstone.Dead},
-		"mute":    {"exit 3", "exit status 3", turnstone.Dead},
-	} {
-		b.s.jailer = b.script(t, name, tc.script)
-		if _, err := b.s.Boot(within(t), b.m); turnstone.KindOf(err) != tc.kind || !strings.Contains(err.Error(), tc.text) {
-			t.Errorf("%s: %s, %v", name, turnstone.KindOf(err), err)
-		}
-	}
-	b.s.jailer = good
-	m := b.m
-	m.Initramfs = "/none"
-	if _, err := b.s.Boot(within(t), m); turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(err.Error(), "initrd") {
-		t.Errorf("got %v", err)
-	}
-	b.nothingLeft(t)
-}
-
-func TestCgroupLimits(t *testing.T) {
-	dir := t.TempDir()
-	expect := func(what, args, parent string) {
-		t.Helper()
-		if got, group := cgroupLimits(2, dir); strings.Join(got, " ") != args || group != parent {
-			t.Errorf("%s: %q in %q", what, got, group)
-		}
-	}
-	expect("without control groups", "", "")
-	check(t, os.Mkdir(filepath.Join(dir, "pids"), 0o755))
-	expect("without version 1's processes", "", "")
-	check(t, os.WriteFile(filepath.Join(dir, "pids", "cgroup.procs"), nil, 0o644))
-	expect("version 1", "--cgroup-version 1 --parent-cgroup turnstone --cgroup pids.max=18", filepath.Join(dir, "pids", "turnstone"))
-	path := filepath.Join(dir, "cgroup.controllers")
-	check(t, os.WriteFile(path, []byte("cpu memory\n"), 0o644))
-	expect("version 2 without processes", "", "")
-	check(t, os.WriteFile(path, []byte("cpu memory pids\n"), 0o644))
-	expect("version 2", "--cgroup-version 2 --parent-cgroup turnstone --cgroup pids.max=18", filepath.Join(dir, "turnstone"))
 }
 
 // TestCopyPages: a copy is equal up to its limit, and has no page of zeros.

@@ -28,10 +28,10 @@ import (
 // The tests of this file ask a Firecracker that runs, and its guest. They run wherever
 // TestConformance does.
 
-// firecrackerOf is the process ID of a machine's Firecracker: below a shell where it is jailed.
+// firecrackerOf is the process ID of a machine's Firecracker: below a shell where its jailer has started it.
 func firecrackerOf(t testing.TB, m *machine) int {
 	t.Helper()
-	if !m.confined {
+	if m.wall != byJailer {
 		return m.process.Pid
 	}
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", m.process.Pid, m.process.Pid))
@@ -55,7 +55,7 @@ func TestRealConfined(t *testing.T) {
 		t.Errorf("%d threads", len(tasks))
 	}
 	want := []string{"Seccomp:\t2\n", "CapPrm:\t0000000000000000\n", "CapEff:\t0000000000000000\n", "NoNewPrivs:\t1\n"}
-	if s.jailer != "" {
+	if m := vm.(*machine); m.owner == nobody {
 		want = append(want, "Uid:\t65534\t65534\t65534\t65534\n", "Gid:\t65534\t65534\t65534\t65534\n")
 	}
 	for _, path := range tasks {
@@ -68,7 +68,7 @@ func TestRealConfined(t *testing.T) {
 		}
 	}
 	group := vm.(*machine).cgroup
-	if s.jailer == "" || group == "" {
+	if group == "" {
 		t.Log("no control group here")
 		return
 	}
@@ -152,9 +152,7 @@ func TestRealRateLimit(t *testing.T) {
 	fc.origin = origin{id: s.identity(m)}
 	path := filepath.Join(fc.cell.dir, outName, "metrics")
 	check(t, os.WriteFile(path, nil, 0o600))
-	if fc.confined {
-		check(t, os.Chown(path, nobody, nobody))
-	}
+	check(t, os.Chown(path, int(fc.owner), -1))
 	check(t, fc.api.send(within(t), request{"PUT", "/metrics", map[string]string{"metrics_path": outName + "/metrics"}}, s.loadRequest()))
 	check(t, fc.connect(within(t)))
 	client, link, err := substratetest.Configure(within(t), fc, m, nil)
@@ -162,7 +160,7 @@ func TestRealRateLimit(t *testing.T) {
 	defer func() { _, _, _ = fc.Close(), client.Close(), link.Close() }()
 	shell(t, client, "head -c 4000000 /dev/urandom > /workspace/x; sync")
 	check(t, fc.api.send(within(t), request{"PUT", "/actions", action{"FlushMetrics"}}))
-	f, err := openWritten(fc.cell.outDir, "metrics", fc.owner(), 16<<20)
+	f, err := openWritten(fc.cell.outDir, "metrics", fc.owner, 16<<20)
 	check(t, err)
 	defer func() { _ = f.Close() }()
 	var throttled, written int64 // since the start; each line has what came to it

@@ -113,7 +113,7 @@ func (b *bench) substrate(t testing.TB, fault string) *Substrate {
 		t.Fatalf("%v (%s)", err, turnstone.HintOf(err))
 	}
 	s.mayOpen = func() error { return nil }
-	s.jailer = ""
+	s.jailer, s.wall = "", Jail{Wall: noWall}
 	return s
 }
 
@@ -211,7 +211,7 @@ func within(t testing.TB) context.Context {
 // speak has the agent behind a machine's channel run something, and ends the link.
 func speak(t testing.TB, vm substrate.Sandbox) {
 	t.Helper()
-	if vm.(*machine).jailed() {
+	if vm.(*machine).wall != noWall {
 		echo(t, vm)
 		return
 	}
@@ -243,11 +243,6 @@ func echo(t testing.TB, vm substrate.Sandbox) {
 		t.Fatalf("it sends back %q, %v (machine: %v)", back, err, vm.Err())
 	}
 	check(t, vm.Close())
-}
-
-func (m *machine) jailed() bool {
-	_, err := os.Stat(filepath.Join(m.cell.dir, "jail"))
-	return err == nil
 }
 
 // nothingLeft checks that no cell is there, and no process that was started for one.

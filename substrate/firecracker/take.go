@@ -47,17 +47,9 @@ func openWritten(dir *os.File, name string, owner uint32, limit int64) (*os.File
 	return f, nil
 }
 
-// owner is the user that Firecracker's files belong to.
-func (m *machine) owner() uint32 {
-	if m.confined {
-		return nobody
-	}
-	return uint32(os.Geteuid())
-}
-
 // take makes the new file dst a copy of a file that the machine's Firecracker has written.
 func (m *machine) take(ctx context.Context, name, dst string, limit int64) (err error) {
-	src, err := openWritten(m.cell.outDir, name, m.owner(), limit)
+	src, err := openWritten(m.cell.outDir, name, m.owner, limit)
 	if err != nil {
 		return err
 	}

@@ -21,7 +21,7 @@ func outOf(t *testing.T) (m *machine, dir string) {
 	f, err := os.Open(dir)
 	check(t, err)
 	t.Cleanup(func() { _ = f.Close() })
-	return &machine{cell: &cell{dir: filepath.Dir(dir), outDir: f}}, dir
+	return &machine{owner: uint32(os.Geteuid()), cell: &cell{dir: filepath.Dir(dir), outDir: f}}, dir
 }
 
 // TestTake: only a file that Firecracker itself has written there is taken, and nothing
@@ -72,7 +72,7 @@ func TestTake(t *testing.T) {
 func TestTakeOwner(t *testing.T) {
 	m, dir := outOf(t)
 	check(t, os.WriteFile(filepath.Join(dir, stateFile), []byte("state"), 0o600))
-	m.confined = true
+	m.owner = nobody
 	if err := m.take(t.Context(), stateFile, filepath.Join(t.TempDir(), stateFile), 1<<20); err == nil || !strings.Contains(err.Error(), "it is user ") {
 		t.Errorf("got %v", err)
 	}

@@ -33,15 +33,19 @@ func (s *Substrate) PackBase(ctx context.Context, m substrate.Machine, base turn
 }
 
 // Keeping implements substrate.KeepRestricted. The paths of a machine's disks are in its state,
-// which may come with an imported session: without a jail, Firecracker opens whatever file of
+// which may come with an imported session: outside a jail, Firecracker opens whatever file of
 // its user they name, and its guest reads and writes it.
 func (s *Substrate) Keeping() error {
-	if s.jailer != "" {
+	if s.wall.Confined() {
 		return nil
 	}
+	hint := "keep and resume machines with --substrate qemu or gvisor, or as root"
+	if allow := host.AllowUserNamespaces(); allow != "" {
+		hint = "let users make namespaces (" + allow + "), or keep and resume machines with --substrate qemu or gvisor"
+	}
 	return &turnstone.Error{Op: "firecracker.keep", Kind: turnstone.Unavailable, Subject: "firecracker",
-		Err:  errors.New("without its jailer, which takes root, a kept machine could name any file of yours as its disk"),
-		Hint: "keep and resume machines with --substrate qemu or gvisor, or as root"}
+		Err:  errors.New("it runs without a jail, so a kept machine could name any file of yours as its disk: " + s.wall.Reason),
+		Hint: hint}
 }
 
 // Unpack implements substrate.Keeper.

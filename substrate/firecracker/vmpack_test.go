@@ -84,7 +84,7 @@ func TestKeepTakesAJail(t *testing.T) {
 	if err := s.Unpack(t.Context(), substrate.Machine{}, os.DirFS(t.TempDir()), dir); turnstone.KindOf(err) != turnstone.Unavailable || err.Error() != s.Keeping().Error() {
 		t.Errorf("%v", err)
 	}
-	s.jailer = "/usr/local/bin/jailer"
+	s.wall.Wall = jailed
 	if err := s.Keeping(); err != nil {
 		t.Error(err)
 	}

@@ -5,7 +5,8 @@
 // does.
 //
 // What it is to do wrong is in the environment: STANDIN=FAULT or FAULT:PATH, for the
-// request to that path. STANDIN_LOG names a file for what it was asked.
+// request to that path. STANDIN_LOG names a file for what it was asked; else that
+// is out/log, where there is a folder out.
 package main
 
 import (
@@ -99,10 +100,7 @@ func or(a, b string) string {
 
 // note writes a line to the log.
 func note(v any) {
-	path := os.Getenv("STANDIN_LOG")
-	if path == "" {
-		return
-	}
+	path := or(os.Getenv("STANDIN_LOG"), "out/log")
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o666)
 	if err != nil {
 		return
