@@ -29,6 +29,7 @@ type identity struct {
 	HostKernel string           `json:"hostKernel"`
 	Config     turnstone.Digest `json:"config"` // of the requests that made the machine
 	Kernel     turnstone.Digest `json:"kernel"`
+	OwnKernel  bool             `json:"ownKernel,omitempty"` // it is the user's choice
 	Init       turnstone.Digest `json:"init"`
 	Root       turnstone.Digest `json:"root"`
 	Shape      turnstone.Shape  `json:"shape"`
@@ -39,7 +40,7 @@ const snapshotFormat = 1
 func (s *Substrate) identity(m substrate.Machine) identity {
 	config, _ := json.Marshal(s.bootRequests(m.Shape)) // plain data always encodes
 	return identity{Substrate: s.Name(), Format: snapshotFormat, Version: s.version, HostCPU: s.hostCPU, HostKernel: s.kernel,
-		Config: turnstone.DigestBytes(config), Kernel: m.KernelDigest, Init: m.InitDigest, Root: m.RootDigest, Shape: m.Shape}
+		Config: turnstone.DigestBytes(config), Kernel: m.KernelDigest, OwnKernel: m.KernelIs.Own, Init: m.InitDigest, Root: m.RootDigest, Shape: m.Shape}
 }
 
 // key names the snapshot's folder.
@@ -222,13 +223,15 @@ func (m *machine) checkMemory(size int64) error {
 }
 
 // removeSuperseded removes the snapshots of Firecracker's that differ from id only in
-// what has been replaced, and those that were not used for a month.
+// what has been replaced (the agent, Turnstone's kernel, Firecracker, the host's kernel), and
+// those that were not used for a month. A kernel of the user's replaces none: it may be used in
+// turn with another.
 func removeSuperseded(base string, id identity) {
 	snapshots.RemoveSuperseded(snapshots.Virtual, base, func(m manifest) snapshots.Verdict {
 		switch other := m.Identity; {
 		case other == id || other.Substrate != id.Substrate:
 			return snapshots.Keep
-		case other.Root == id.Root && other.Shape == id.Shape:
+		case other.Root == id.Root && other.Shape == id.Shape && (other.Kernel == id.Kernel || !other.OwnKernel && !id.OwnKernel):
 			return snapshots.Replaced
 		}
 		return snapshots.MayAge

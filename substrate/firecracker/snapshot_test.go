@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"pgregory.net/rapid"
+
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/snapshots"
@@ -114,6 +116,38 @@ func TestBadSnapshot(t *testing.T) {
 }
 
 // What has been replaced is removed, and what others keep there is not.
+// TestSupersededKernel: Turnstone's kernel replaces an older one. One of the user's replaces
+// none, and is not replaced by another: both may be used in turn.
+func TestSupersededKernel(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		base, err := os.MkdirTemp(t.TempDir(), "")
+		check(t, err)
+		now, all := identity{}, map[identity]bool{}
+		draw := func(name string) identity {
+			return identity{Substrate: "firecracker", Shape: turnstone.DefaultShape(), Root: turnstone.Digest(rapid.SampledFrom([]string{"r", "s"}).Draw(rt, name+" root")),
+				Init:   turnstone.Digest(rapid.SampledFrom([]string{"new", "old"}).Draw(rt, name+" init")),
+				Kernel: turnstone.Digest(rapid.SampledFrom([]string{"k", "l"}).Draw(rt, name+" kernel")), OwnKernel: rapid.Bool().Draw(rt, name+" own")}
+		}
+		now = draw("now")
+		for range rapid.IntRange(0, 5).Draw(rt, "others") {
+			all[draw("other")] = false
+		}
+		for id := range all {
+			sameKernel := id.Kernel == now.Kernel
+			all[id] = id == now || id.Root != now.Root || !sameKernel && (id.OwnKernel || now.OwnKernel)
+			man, err := json.Marshal(manifest{Identity: id})
+			check(t, err)
+			check(t, errors.Join(os.Mkdir(filepath.Join(base, id.key()), 0o700), os.WriteFile(filepath.Join(base, id.key(), manifestFile), man, 0o600)))
+		}
+		removeSuperseded(base, now)
+		for id, stays := range all {
+			if _, err := os.Stat(filepath.Join(base, id.key())); (err == nil) != stays {
+				rt.Errorf("%+v: %v, and should stay: %v; now %+v", id, err, stays, now)
+			}
+		}
+	})
+}
+
 func TestSuperseded(t *testing.T) {
 	b := newBench(t, "")
 	start := func(m substrate.Machine) string {

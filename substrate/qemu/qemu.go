@@ -365,7 +365,7 @@ func (s *Substrate) identity(m substrate.Machine) identity {
 	args := strings.Join(arguments(s.engine(), m.Shape, false, disks{}), "\x00")
 	return identity{
 		Format: snapshotFormat, QEMU: s.version, Accel: s.accel, CPUModel: s.engine().model(), HostCPU: s.hostCPU,
-		Arguments: turnstone.DigestBytes([]byte(args)), Kernel: m.KernelDigest, Init: m.InitDigest, Root: m.RootDigest, Shape: m.Shape,
+		Arguments: turnstone.DigestBytes([]byte(args)), Kernel: m.KernelDigest, OwnKernel: m.KernelIs.Own, Init: m.InitDigest, Root: m.RootDigest, Shape: m.Shape,
 	}
 }
 

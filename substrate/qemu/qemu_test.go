@@ -342,7 +342,10 @@ func TestSuperseded(t *testing.T) {
 	replaced.Init = "old"
 	long := other
 	long.Kernel = "long ago"
-	for _, id := range []identity{now, other, replaced, long} {
+	older, own := now, now
+	older.Kernel = "an older one of Turnstone's"
+	own.Kernel, own.OwnKernel = "the user's, used in turn", true
+	for _, id := range []identity{now, other, replaced, long, older, own} {
 		dir := filepath.Join(base, id.key())
 		b, _ := json.Marshal(manifest{Identity: id})
 		if err := errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, manifestFile), b, 0o600)); err != nil {
@@ -354,7 +357,7 @@ func TestSuperseded(t *testing.T) {
 		t.Fatal(err)
 	}
 	removeSuperseded(base, now)
-	for id, stays := range map[identity]bool{now: true, other: true, replaced: false, long: false} {
+	for id, stays := range map[identity]bool{now: true, other: true, replaced: false, long: false, older: false, own: true} {
 		if _, err := os.Stat(filepath.Join(base, id.key())); (err == nil) != stays {
 			t.Errorf("%+v: %v, and should stay: %v", id, err, stays)
 		}

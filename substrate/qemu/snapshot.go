@@ -26,6 +26,7 @@ type identity struct {
 	HostCPU   turnstone.Digest `json:"hostCpu"` // of the CPU's model and flags
 	Arguments turnstone.Digest `json:"arguments"`
 	Kernel    turnstone.Digest `json:"kernel"`
+	OwnKernel bool             `json:"ownKernel,omitempty"` // it is the user's choice
 	Init      turnstone.Digest `json:"init"`
 	Root      turnstone.Digest `json:"root"`
 	Shape     turnstone.Shape  `json:"shape"`
@@ -194,14 +195,14 @@ func (m *machine) migrated(ctx context.Context) error {
 }
 
 // removeSuperseded removes the snapshots that differ from id only in what has
-// been replaced: the agent, the kernel or QEMU; and those that were not used for
-// a month.
+// been replaced: the agent, Turnstone's kernel or QEMU; and those that were not used for
+// a month. A kernel of the user's replaces none: it may be used in turn with another.
 func removeSuperseded(base string, id identity) {
 	snapshots.RemoveSuperseded(snapshots.Virtual, base, func(m manifest) snapshots.Verdict {
 		switch other := m.Identity; {
 		case other == id:
 			return snapshots.Keep
-		case other.Root == id.Root && other.Shape == id.Shape && other.Accel == id.Accel:
+		case other.Root == id.Root && other.Shape == id.Shape && other.Accel == id.Accel && (other.Kernel == id.Kernel || !other.OwnKernel && !id.OwnKernel):
 			return snapshots.Replaced
 		}
 		return snapshots.MayAge
