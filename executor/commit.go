@@ -97,17 +97,13 @@ func (f *frozen) check(id turnstone.SandboxID) error {
 // it is the session's.
 func (r *run) freeze(ctx context.Context, s *Sandbox) (*frozen, leftover, error) {
 	if r.held != nil {
-		return r.held.standStill(ctx, s, r.plan)
+		return r.held.standStill(ctx, s, r)
 	}
 	ctx, cancel := context.WithTimeout(ctx, freezeLimit)
 	defer cancel()
 	defer r.x.guard(ctx, s)()
-	res, err := s.Client().StateFreeze(ctx)
+	f, err := s.freeze(ctx)
 	if err != nil {
-		return nil, nil, s.fate(err)
-	}
-	f := &frozen{cwd: res.Cwd, upper: res.Upper, env: res.Env}
-	if err := f.check(s.ID()); err != nil {
 		return nil, nil, err
 	}
 	d, err := r.takeLeftover(ctx, s)
@@ -116,6 +112,16 @@ func (r *run) freeze(ctx context.Context, s *Sandbox) (*frozen, leftover, error)
 	}
 	_ = s.Close() // what it wrote is in the file, and its CPU is wanted
 	return f, d, nil
+}
+
+// freeze ends the processes, brings the disk to rest and returns the shell session.
+func (s *Sandbox) freeze(ctx context.Context) (*frozen, error) {
+	res, err := s.Client().StateFreeze(ctx)
+	if err != nil {
+		return nil, s.fate(err)
+	}
+	f := &frozen{cwd: res.Cwd, upper: res.Upper, env: res.Env}
+	return f, f.check(s.ID())
 }
 
 // readDisk puts the state into the batch.

@@ -38,6 +38,7 @@ type held struct {
 	x     *Executor
 	path  string
 	lock  *home.Lock // one turn at a time
+	spent bool       // it does not stay: it was ended to take the turn's files
 	store *sandboxes.Store
 
 	mu  sync.Mutex // for ctl: who guards a turn ends its machine from beside it
@@ -375,8 +376,9 @@ func (d heldDriver) Restore(context.Context, substrate.Machine) (substrate.Sandb
 	return nil, errors.ErrUnsupported
 }
 
-// standStill pauses the machine and returns its disk and its shell session.
-func (h *held) standStill(ctx context.Context, s *Sandbox, p *plan) (*frozen, leftover, error) {
+// standStill pauses the machine and returns its disk and its shell session. The turn of one
+// that does not stand still goes without it: see giveUp.
+func (h *held) standStill(ctx context.Context, s *Sandbox, r *run) (*frozen, leftover, error) {
 	ctx, cancel := context.WithTimeout(ctx, freezeLimit)
 	defer cancel()
 	defer h.x.guard(ctx, s)()
@@ -392,7 +394,7 @@ func (h *held) standStill(ctx context.Context, s *Sandbox, p *plan) (*frozen, le
 	}
 	st, err := ctl.Pause(ctx)
 	if err != nil {
-		return nil, nil, err
+		return h.giveUp(ctx, r, err)
 	}
 	d, err := ctl.Disk(ctx)
 	if err != nil {
@@ -403,13 +405,39 @@ func (h *held) standStill(ctx context.Context, s *Sandbox, p *plan) (*frozen, le
 	if st.Upper == exportedUpper {
 		defer func() { _ = d.Close() }()
 		f.upper = "upper"
-		l, err := h.x.readExport(ctx, d, p.upperOptions(size))
+		l, err := h.x.readExport(ctx, d, r.plan.upperOptions(size))
 		if err != nil {
 			return nil, nil, err
 		}
 		return f, l, f.check(s.ID())
 	}
-	return f, diskLeftover{d, int64(size), p.ext4Options()}, f.check(s.ID())
+	return f, diskLeftover{d, int64(size), r.plan.ext4Options()}, f.check(s.ID())
+}
+
+// giveUp takes what the turn leaves out of a machine that does not stand still, as why says,
+// and ends the machine. What has died leaves nothing.
+func (h *held) giveUp(ctx context.Context, r *run, why error) (*frozen, leftover, error) {
+	r.restless, h.spent = why, true
+	s, err := h.resume(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() { _ = s.Close() }()
+	f, err := s.freeze(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	h.mu.Lock()
+	ctl := h.ctl
+	h.mu.Unlock()
+	if d, err := ctl.Disk(ctx); err == nil {
+		return f, diskLeftover{d, int64(s.driver.(heldDriver).info.Shape.Disk), r.plan.ext4Options()}, nil
+	}
+	l, err := r.takeLeftover(ctx, s) // its disk cannot be read from outside
+	if err != nil {
+		return nil, nil, err
+	}
+	return f, l, nil
 }
 
 // settle ends the turn's use of the session's machine: it stays when the turn is
@@ -424,7 +452,7 @@ func (r *run) settle(ctx context.Context, kept bool) {
 		return
 	}
 	defer h.lock.Release()
-	if !kept || r.diverged || h.Sandbox == "" {
+	if !kept || r.diverged || h.spent || h.Sandbox == "" {
 		h.remove(ctx)
 		return
 	}

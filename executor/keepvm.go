@@ -37,7 +37,9 @@ func (r *run) leave(ctx context.Context, s *Sandbox) error {
 		r.clock.lap("snapshot")
 	}
 	left, err := r.collect(ctx, s)
-	r.clock.lap("collect")
+	if r.clock.lap("collect"); unkept == nil {
+		unkept = r.restless
+	}
 	switch {
 	case err != nil && turnstone.KindOf(err) == turnstone.Dead && s.ended() && r.info.Result != turnstone.Passed:
 		// It had to be ended to end the step, and what it changed with it.
@@ -57,7 +59,7 @@ func (r *run) leave(ctx context.Context, s *Sandbox) error {
 // notKept says that the turn's machine is not kept, and why. The turn's files are.
 func (r *run) notKept(err error) {
 	r.vm.remove()
-	r.vm, r.info.Snapshot = nil, ""
+	r.vm, r.info.Snapshot, r.info.Lifetime = nil, "", ""
 	if err = unkeptError(err); r.info.Result != turnstone.Passed {
 		if r.info.Error == "" { // the step is the news
 			r.says(err)

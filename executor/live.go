@@ -28,6 +28,8 @@ const suspendLimit = time.Minute
 // connections to it end, Client's too, and there are none until Resume. The disk
 // (Disk) is complete meanwhile; upper is the folder of it that has the sandbox's
 // changes, as the guest says. A second Pause does nothing.
+//
+// Where the machine does not stand still it goes on, with a new Client, as far as it lives.
 func (s *Sandbox) Pause(ctx context.Context) (upper string, err error) {
 	s.live.Lock()
 	defer s.live.Unlock()
@@ -45,6 +47,11 @@ func (s *Sandbox) Pause(ctx context.Context) (upper string, err error) {
 		if err := s.spoolExport(ctx); err != nil {
 			return "", err
 		}
+		defer func() {
+			if err != nil {
+				s.dropExport()
+			}
+		}()
 	}
 	if err := s.suspend(ctx, true); err != nil {
 		return "", err
@@ -53,10 +60,22 @@ func (s *Sandbox) Pause(ctx context.Context) (upper string, err error) {
 		s.upper = exportedUpper
 	}
 	if err := p.Pause(context.WithoutCancel(ctx)); err != nil {
-		return "", s.lost(err)
+		return "", s.goOn(ctx, p, err)
 	}
 	s.paused = true
 	return s.upper, nil
+}
+
+// goOn lets a machine go on whose guest is suspended, and which does not stand still, as why
+// says. One that does not come back is ended. s.live is held.
+func (s *Sandbox) goOn(ctx context.Context, p substrate.Pauser, why error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), suspendLimit)
+	defer cancel()
+	_ = p.Resume(ctx) // it may stand still all the same
+	if err := s.renew(ctx, wire.SandboxRenewParams{}); err != nil {
+		return s.lost(why)
+	}
+	return why
 }
 
 // Resume lets a paused machine go on: with fresh entropy, the host's clock and a

@@ -143,6 +143,7 @@ type run struct {
 	at                        *branchPoint
 	left                      *left    // what is to be kept; nil when there is no state
 	held                      *held    // the session's machine; nil: the turn has one of its own
+	restless                  error    // why it could not be made to stand still
 	vm                        *keptVM  // the machine as it was at the end; nil: it was not asked for
 	added                     []*input // files that were
 	diverged                  bool     // another turn came first: its branch is a new one

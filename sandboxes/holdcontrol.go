@@ -76,7 +76,10 @@ func (h *holder) pause(ctx context.Context, m Controlled, on bool) error {
 	var err error
 	if on {
 		upper, err = m.Pause(ctx)
-	} else if err = m.Resume(ctx); err == nil {
+	} else {
+		err = m.Resume(ctx)
+	}
+	if on == (err != nil) { // it runs
 		h.use.watch(context.WithoutCancel(ctx), h.machine, h.log)
 	}
 	if err != nil {

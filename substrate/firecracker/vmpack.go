@@ -78,7 +78,8 @@ func (s *Substrate) packer(m substrate.Machine) snapshots.Packer[identity] {
 
 // movedTo names the first thing in which a kept machine of identity id, of a CPU of the given
 // model, cannot take the place of one of now; "" when there is none. The microcode may be
-// another, the CPU may have more features, and the host's kernel another patch level.
+// another, the CPU may have more features, the host's kernel another patch level, and whose
+// choice the guest's kernel is does not matter.
 func (id identity) movedTo(now identity, cpu *host.Model) string {
 	why := ""
 	if id.HostCPU != now.HostCPU {
@@ -87,5 +88,6 @@ func (id identity) movedTo(now identity, cpu *host.Model) string {
 	if host.Series(id.HostKernel) == host.Series(now.HostKernel) {
 		id.HostKernel = now.HostKernel
 	}
+	id.OwnKernel = now.OwnKernel
 	return cmp.Or(id.differs(now), why)
 }

@@ -59,11 +59,12 @@ func (s *Substrate) packer(m substrate.Machine) snapshots.Packer[identity] {
 
 // movedTo names the first thing in which a kept machine of identity id, of a CPU of the given
 // model, cannot take the place of one of now; "" when there is none. The microcode may be
-// another, and the CPU may have more features.
+// another, the CPU may have more features, and whose choice the guest's kernel is does not matter.
 func (id identity) movedTo(now identity, cpu *host.Model) string {
 	why := ""
 	if id.HostCPU != now.HostCPU {
 		why, id.HostCPU = cpu.Differs(), now.HostCPU
 	}
+	id.OwnKernel = now.OwnKernel
 	return cmp.Or(id.differs(now), why)
 }
