@@ -32,8 +32,9 @@ type templateContents struct {
 // A foundTemplate is an image that was seen.
 type foundTemplate struct {
 	*template.Content
-	root string
-	file os.FileInfo // the image's, when it was seen
+	root   string
+	digest turnstone.Digest
+	file   os.FileInfo // the image's, when it was seen
 }
 
 // there tells whether the image is still what was seen: another process may have
@@ -115,10 +116,30 @@ func (t *templateContents) look() (news bool) {
 		if t.found == nil {
 			t.found = map[string]*foundTemplate{}
 		}
-		t.found[dir] = &foundTemplate{tmpl.Content(), tmpl.Root, file}
+		t.found[dir] = &foundTemplate{tmpl.Content(), tmpl.Root, tmpl.RootDigest, file}
 		news = true
 	}
 	return news
+}
+
+// The image itself is a content, too: kept machines need it as it is.
+
+// HasContent tells whether the image has the content d, or is it.
+func (f *foundTemplate) HasContent(d turnstone.Digest) bool {
+	return d == f.digest || f.Content.HasContent(d)
+}
+
+// HasSize tells whether the image has a content of size bytes, or is one.
+func (f *foundTemplate) HasSize(size int64) bool {
+	return size == f.file.Size() || f.Content.HasSize(size)
+}
+
+// OpenContent opens a content of the image, or the image.
+func (f *foundTemplate) OpenContent(ctx context.Context, c tree.Content) (io.ReadCloser, error) {
+	if c.Digest == f.digest {
+		return os.Open(f.root)
+	}
+	return f.Content.OpenContent(ctx, c)
 }
 
 // HasContent tells whether a template has the content d.

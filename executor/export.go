@@ -25,7 +25,10 @@ import (
 // describes it.
 
 const (
-	exportFormat = 2 // 1 had no tail
+	// exportFormat is 3 where the file has trees of a kept machine's images, which programs that
+	// know 2 take for objects that nothing names. 1 had no tail.
+	exportFormat = 3
+	withoutTrees = 2
 	exportHeadAt = "session.json"
 	exportTailAt = "templates.json"
 	exportObject = "objects/"
@@ -104,10 +107,16 @@ type exporter struct {
 
 	templates *template.Store
 	tail      exportTail
+	images    map[string]bool           // names of templates
+	machines  map[turnstone.Digest]bool // images of templates that kept machines run on
 }
 
 func (e *exporter) all(ctx context.Context, g *session.Graph) error {
-	head, err := json.MarshalIndent(exportHead{Format: exportFormat, Version: turnstone.Version, Graph: *g}, "", "  ")
+	format, err := e.look(ctx, g)
+	if err != nil {
+		return err
+	}
+	head, err := json.MarshalIndent(exportHead{Format: format, Version: turnstone.Version, Graph: *g}, "", "  ")
 	if err != nil {
 		return err
 	}
@@ -117,20 +126,34 @@ func (e *exporter) all(ctx context.Context, g *session.Graph) error {
 	r := &reach{cs: e.cs, object: e.first, got: e.write, content: e.content, failed: func(what string, err error) error {
 		return &turnstone.Error{Op: "executor.export", Kind: turnstone.KindOf(err), Subject: what, Err: err, Hint: turnstone.HintOf(err)}
 	}}
-	images := map[string]bool{}
 	for _, t := range g.Turns {
 		if err := r.turn(ctx, t); err != nil {
 			return err
 		}
-		if t.Record != "" {
-			rec, err := e.cs.record(ctx, t)
-			if err != nil {
-				return err
+	}
+	return e.writeTail(e.images)
+}
+
+// look notes what templates and images g's turns need, and returns the format that they take.
+func (e *exporter) look(ctx context.Context, g *session.Graph) (format int, err error) {
+	e.images, e.machines, format = map[string]bool{}, map[turnstone.Digest]bool{}, withoutTrees
+	for _, t := range g.Turns {
+		if t.Record == "" {
+			continue
+		}
+		rec, err := e.cs.record(ctx, t)
+		if err != nil {
+			return 0, &turnstone.Error{Op: "executor.export", Kind: turnstone.KindOf(err), Subject: fmt.Sprintf("turn %d (%s): record", t.Number, t.ID), Err: err, Hint: turnstone.HintOf(err)}
+		}
+		e.images[rec.Image] = true
+		if rec.VM != nil && rec.VM.Image != nil {
+			e.machines[rec.VM.Image.Digest] = true
+			if len(rec.VM.Layers)+len(rec.VM.Below) > 0 {
+				format = exportFormat
 			}
-			images[rec.Image] = true
 		}
 	}
-	return e.writeTail(images)
+	return format, nil
 }
 
 // writeTail writes the last entry; the templates are called images.
@@ -190,7 +213,7 @@ func (e *exporter) elsewhere(ctx context.Context, c tree.Content) error {
 	if !e.first(c.Digest) {
 		return nil
 	}
-	if !e.full {
+	if !e.full || c.Size > maxExportObject && e.machines[c.Digest] {
 		e.tail.LeftOut = append(e.tail.LeftOut, c.Digest)
 		return nil
 	}

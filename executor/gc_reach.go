@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/session"
@@ -59,10 +60,35 @@ func (r *reach) turn(ctx context.Context, t session.Turn) error {
 			}
 		}
 	}
-	if rec.State == "" {
-		return nil
+	if err := r.below(ctx, what, rec.VM); err != nil || rec.State == "" {
+		return err
 	}
 	return r.state(ctx, what, rec.State)
+}
+
+// below goes through the trees that the images of a kept machine are made of, as far as they
+// are here: those of a template may come with it.
+func (r *reach) below(ctx context.Context, what string, vm *VMRef) error {
+	if vm == nil || vm.Image == nil {
+		return nil
+	}
+	refs := slices.Clone(vm.Below)
+	for _, l := range vm.Layers {
+		refs = append(refs, l.From, l.To)
+	}
+	for _, ref := range refs {
+		if ref.Root == "" {
+			continue
+		}
+		has, err := r.cs.store.Has(ctx, ref.Root)
+		if err == nil && has {
+			err = r.tree(ctx, what+": machine", ref)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (r *reach) state(ctx context.Context, what string, d turnstone.Digest) error {
@@ -196,6 +222,9 @@ func recordContents(rec *Record) []recordContent {
 	if rec.VM != nil {
 		for _, f := range rec.VM.Files {
 			all = append(all, recordContent{"machine: " + f.Name, f.Content})
+		}
+		if rec.VM.Image != nil {
+			all = append(all, recordContent{"machine: the template's image", *rec.VM.Image})
 		}
 	}
 	if n := rec.Network; n != nil && n.Index != nil {

@@ -291,6 +291,9 @@ func (h *held) resume(ctx context.Context) (*Sandbox, error) {
 		return nil, err
 	}
 	tmpl, err := h.x.templates().Ensure(ctx, info.Image, func(string) {})
+	if err != nil && info.Root != "" { // it needs no more than its image
+		tmpl, err = h.x.templateOn(ctx, info.Image, info.Root)
+	}
 	if err != nil {
 		_ = conn.Close()
 		return nil, err

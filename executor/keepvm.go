@@ -22,6 +22,8 @@ type keptVM struct {
 	packed  substrate.Packed
 	base    *machineBase   // nil: it stands alone
 	recipes []image.Recipe // of the images that it lies on
+	image   *tree.Content  // the template's
+	below   []tree.Ref     // the template's layers
 	batch   *store.Batch   // with its files, once they are in the store
 	ref     *VMRef         // nil before
 }
@@ -88,6 +90,13 @@ func (r *run) keepMachine(ctx context.Context, s *Sandbox) error {
 	if vm.base, err = baseOf(r.x.home, s.driver, s.source, vm.packed); err == nil {
 		vm.recipes, err = r.at.cs.images.Recipes(s.source.Layers)
 	}
+	if err == nil {
+		vm.image = &tree.Content{Digest: s.source.RootDigest}
+		vm.image.Size, err = fileSize(s.source.Root)
+	}
+	for _, l := range r.at.layers {
+		vm.below = append(vm.below, l.Tree)
+	}
 	if err != nil {
 		vm.remove()
 		return err
@@ -119,7 +128,7 @@ func (vm *keptVM) put(ctx context.Context, s *store.Store) error {
 		return err
 	}
 	vm.batch = b
-	ref := &VMRef{Layers: vm.recipes}
+	ref := &VMRef{Layers: vm.recipes, Image: vm.image, Below: vm.below}
 	for _, name := range vm.packed.Files {
 		c, err := putFile(ctx, b, filepath.Join(vm.dir, "vm", name))
 		if err != nil {
@@ -153,6 +162,14 @@ func (r *run) putMachine(ctx context.Context) error {
 		r.notKept(err)
 	}
 	return nil
+}
+
+func fileSize(path string) (int64, error) {
+	st, err := os.Stat(path)
+	if err != nil {
+		return 0, err
+	}
+	return st.Size(), nil
 }
 
 func putFile(ctx context.Context, w tree.ContentPutter, path string) (tree.Content, error) {

@@ -279,6 +279,12 @@ func (s *Sandbox) Keep(ctx context.Context, dir string) (substrate.Packed, error
 // one of p's, and gives it an identity of its own.
 func (x *Executor) revive(ctx context.Context, p *plan, req SandboxRequest, progress func(string)) (*Sandbox, error) {
 	p.live, p.kept = true, req.From == ""
+	if req.Root != "" {
+		var err error
+		if p.template, err = x.templateOn(ctx, req.Image, req.Root); err != nil {
+			return nil, err
+		}
+	}
 	src, err := x.machine(ctx, p, progress, newStopwatch())
 	if err != nil {
 		return nil, err

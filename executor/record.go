@@ -83,6 +83,10 @@ type LayerInfo struct {
 type VMRef struct {
 	Files  []VMFile       `json:"files"`
 	Layers []image.Recipe `json:"layers,omitempty"` // the images that it lies on, the lowest first
+	// Image is the template's root image, which lies with the template, and Below are the trees
+	// of the template's layers, the lowest first. A nil Image is an older program's.
+	Image *tree.Content `json:"image,omitempty"`
+	Below []tree.Ref    `json:"below,omitempty"`
 }
 
 // A VMFile is one file of a machine that was kept.

@@ -269,6 +269,9 @@ type SandboxRequest struct {
 	// on where that one was. Both are needed until Create returns.
 	Kept       string
 	KeptLayers []string
+	// Root is the template's image that the sandbox of From or Kept had; empty: the one that
+	// the template has today.
+	Root turnstone.Digest
 	// On is the turn on whose state it begins; Env comes on top. Empty: none.
 	On string
 	// Live asks for a substrate whose sandboxes can be paused, and cloned as they run.
@@ -278,9 +281,12 @@ type SandboxRequest struct {
 // Create makes a sandbox of its own for the caller. preparing is called before
 // what can take long.
 func (x *Executor) Create(ctx context.Context, req SandboxRequest, preparing func(string)) (*Sandbox, error) {
-	spec, err := x.templates().Resolve(ctx, or(req.Image, DefaultImage), preparing)
-	if err != nil {
-		return nil, err
+	spec := &template.Spec{Name: req.Image}
+	var err error
+	if req.Root == "" {
+		if spec, err = x.templates().Resolve(ctx, or(req.Image, DefaultImage), preparing); err != nil {
+			return nil, err
+		}
 	}
 	p := &plan{image: spec.Name, cwd: spec.Workdir, shape: req.Shape, env: req.Env, hostname: req.Hostname,
 		timeout: DefaultTimeout, driver: or(req.Substrate, "auto"), live: req.Live}

@@ -13,6 +13,7 @@ import (
 	"turnstone.dev/turnstone/image"
 	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/sandboxes"
+	"turnstone.dev/turnstone/template"
 )
 
 // Resume starts the machine that the turn ref was kept with (snapshot: vm): it goes
@@ -73,8 +74,8 @@ func (x *Executor) resume(ctx context.Context, ref string, spec sandboxes.Spec, 
 	}
 	var below image.History = func(func(image.Item, error) bool) {}
 	at := &branchPoint{cs: cs} // its disk lies on what it began with
-	if tmpl, err := x.builtTemplate(ctx, rec.Image); err == nil {
-		at.layers, below = tmpl.Layers, at.history(ctx)
+	if at.layers = x.layersBelow(ctx, rec); at.layers != nil {
+		below = at.history(ctx)
 	}
 	if p := t.Parent(); p != "" {
 		parent, err := cs.db.Turn(ctx, p)
@@ -94,7 +95,23 @@ func (x *Executor) resume(ctx context.Context, ref string, spec sandboxes.Spec, 
 	}
 	defer remove()
 	spec.Image, spec.Shape, spec.Substrate, spec.From = rec.Image, rec.Shape, or(rec.Substrate, "auto"), dir
+	if rec.VM.Image != nil {
+		spec.Root = rec.VM.Image.Digest
+	}
 	return sandboxes.NewStore(x.home).Create(ctx, spec, progress)
+}
+
+// layersBelow are the template's layers, below the first turn of rec's session.
+func (x *Executor) layersBelow(ctx context.Context, rec *Record) (layers []template.Layer) {
+	if rec.VM.Image == nil { // of an older program
+		if tmpl, err := x.builtTemplate(ctx, rec.Image); err == nil {
+			return tmpl.Layers
+		}
+	}
+	for _, ref := range rec.VM.Below {
+		layers = append(layers, template.Layer{Tree: ref})
+	}
+	return layers
 }
 
 // unpackVM makes a folder that a machine can be restored from.
@@ -112,13 +129,12 @@ func (x *Executor) unpackVM(ctx context.Context, cs *contextStore, rec *Record, 
 	if p.anonymous, err = x.strangersImage(rec.Image); err != nil {
 		return "", nil, err
 	}
+	if p.template, err = x.keptTemplate(ctx, cs, rec, p.anonymous, progress); err != nil {
+		return "", nil, err
+	}
 	src, err := x.machine(ctx, p, progress, newStopwatch())
 	if err != nil {
 		return "", nil, err
-	}
-	if src.tmpl.Digest != rec.Template {
-		return "", nil, &turnstone.Error{Op: "executor.resume", Kind: turnstone.Unavailable, Subject: fmt.Sprintf("turn %d", rec.Number),
-			Err: fmt.Errorf("template %s is not the one that its machine was made of", rec.Image), Hint: "begin a turn on its files"}
 	}
 	driver, err := src.keeper()
 	if err != nil {
@@ -126,7 +142,11 @@ func (x *Executor) unpackVM(ctx context.Context, cs *contextStore, rec *Record, 
 	}
 	m := src.machine
 	m.Layers = layers
-	return x.unpack(ctx, driver, m, cs.machineFiles(ctx, rec.VM))
+	dir, remove, err = x.unpack(ctx, driver, m, cs.machineFiles(ctx, rec.VM))
+	if low := lowSpace(ctx); err != nil && low != nil {
+		err = low
+	}
+	return dir, remove, err
 }
 
 // machineFiles are the files of a machine that was kept, which lie in the store.

@@ -46,6 +46,7 @@ type Spec struct {
 	// Of a fork: the folder with the snapshot, the sandbox it was taken of, and the
 	// names of the secrets that it holds. Env and Secrets are in it already.
 	From   string              `json:"from,omitempty"`
+	Root   turnstone.Digest    `json:"root,omitempty"` // the template's image that it had; empty: that of today
 	Parent turnstone.SandboxID `json:"parent,omitempty"`
 	Holds  []string            `json:"holds,omitempty"`
 }
@@ -87,6 +88,11 @@ func (s Spec) Check() error {
 	}
 	if s.TTL < 0 {
 		return fail(fmt.Errorf("%s is no time to live", s.TTL))
+	}
+	if s.Root != "" {
+		if _, err := turnstone.ParseDigest(string(s.Root)); err != nil || s.From == "" {
+			return fail(errors.New("only a fork names its template's image, by digest"))
+		}
 	}
 	if s.From != "" && (!filepath.IsAbs(s.From) || len(s.Env)+len(s.Secrets) > 0) {
 		return fail(errors.New("a fork has an absolute path, and the environment that it had"))

@@ -180,7 +180,7 @@ func (h *holder) register(ctx context.Context, spec Spec) error {
 		return createError(err)
 	}
 	now := time.Now().UTC()
-	h.info = Info{ID: h.id, Name: spec.Name, Label: spec.Label, Network: spec.Network.Bare(), State: Creating, Image: spec.Image, Shape: spec.Shape,
+	h.info = Info{ID: h.id, Name: spec.Name, Label: spec.Label, Network: spec.Network.Bare(), State: Creating, Image: spec.Image, Root: spec.Root, Shape: spec.Shape,
 		Created: now, Changed: now, Holder: self, Secrets: spec.secretNames(), Parent: spec.Parent}
 	h.ttl = spec.TTL
 	if err := writeInfo(fresh, h.info); err != nil {

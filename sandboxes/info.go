@@ -24,6 +24,8 @@ type Info struct {
 	Reason   string              `json:"reason,omitempty"` // why it is stopped or failed
 	Image    string              `json:"image"`
 	Template turnstone.Digest    `json:"template,omitempty"`
+	// Root is the template's image that a resumed machine has, and its forks; empty: the template's.
+	Root turnstone.Digest `json:"root,omitempty"`
 	// TemplateSize is what the template's image holds, in bytes.
 	TemplateSize turnstone.Bytes `json:"template_size,omitempty"`
 	Substrate    string          `json:"substrate,omitempty"`

@@ -59,6 +59,29 @@ func (s *Store) Kept() ([]Kept, error) {
 	return all, nil
 }
 
+// Image returns the path of the root image with that digest, of whatever build, if it is
+// whole. One that is not here is an error of kind NotFound.
+func (s *Store) Image(ctx context.Context, root turnstone.Digest) (string, error) {
+	entries, err := os.ReadDir(s.dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	for _, e := range entries {
+		if _, err := turnstone.ParseDigest("sha256:" + e.Name()); err != nil {
+			continue
+		}
+		m, err := readManifest(filepath.Join(s.dir, e.Name(), "manifest.json"))
+		if err != nil || m.Root.Digest != root {
+			continue
+		}
+		path := filepath.Join(s.dir, e.Name(), "root.erofs")
+		if _, err := m.Root.Check(ctx, path); err == nil {
+			return path, nil
+		}
+	}
+	return "", &turnstone.Error{Op: "template.image", Kind: turnstone.NotFound, Subject: "image " + root.Short(), Err: errors.New("is no template's here")}
+}
+
 // Needed returns the digests of all known templates and of all that is below them,
 // as they are now. What an image's tag stood for before is not needed by that.
 func (s *Store) Needed() (map[turnstone.Digest]bool, error) {

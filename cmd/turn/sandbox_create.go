@@ -137,7 +137,7 @@ func (c *sandboxHoldCmd) Run(a *app) error {
 func opener(h *home.Home) sandboxes.Opener {
 	return func(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec, progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
 		sb, err := executor.New(h).Create(ctx, executor.SandboxRequest{Image: spec.Image, Env: append(slices.Clone(spec.Env), spec.Secrets...), Shape: spec.Shape,
-			Network: spec.Network, Substrate: spec.Substrate, Hostname: strings.ReplaceAll(string(id), "_", "-"), From: spec.From, On: spec.On, Live: spec.Live}, progress)
+			Network: spec.Network, Substrate: spec.Substrate, Hostname: strings.ReplaceAll(string(id), "_", "-"), From: spec.From, Root: spec.Root, On: spec.On, Live: spec.Live}, progress)
 		if err != nil {
 			return nil, sandboxes.Details{}, err
 		}
