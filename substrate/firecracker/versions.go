@@ -32,6 +32,13 @@ func (r release) String() string { return fmt.Sprintf("%d.%d.%d", r.major, r.min
 // no release with that fix so far.
 func (r release) losesVsock() bool { return r.major == 1 && r.minor == 16 && r.patch <= 1 }
 
+// What is said of releases, here and in docs/firecracker.md.
+const (
+	minMajor, minMinor = 1, 12 // the oldest that is supported
+	wholeReleases      = "1.12 to 1.15, 1.17 and newer"
+	losingReleases     = "1.16.0, 1.16.1" // losesVsock
+)
+
 // Standstill implements substrate.Restricted. Errors are of kind Unavailable, with the
 // versions that can do it.
 func (s *Substrate) Standstill() error {
@@ -40,7 +47,7 @@ func (s *Substrate) Standstill() error {
 	}
 	return &turnstone.Error{Op: "firecracker.pause", Kind: turnstone.Unavailable, Subject: "Firecracker " + s.release.String(),
 		Err:  errors.New("it loses the connection to a guest that is paused and resumed, so its sandboxes are neither paused nor cloned as they run"),
-		Hint: "use Firecracker 1.12.1 to 1.15.1, or 1.17 or newer, or another substrate"}
+		Hint: "use Firecracker " + wholeReleases + ", or another substrate"}
 }
 
 var (
@@ -60,19 +67,44 @@ func parseRelease(version string) (release, error) {
 	return release{major, minor, patch}, errors.Join(err1, err2, err3)
 }
 
+// A JailerError says that there is no jailer that goes with Firecracker.
+type JailerError struct {
+	Jailer, JailerRelease string // path, and the release that it says it is of; empty: there is none, or it says none
+	Binary, Release       string // the same of Firecracker
+	Err                   error  // why, where it is not that the releases differ
+}
+
+// Error implements error.
+func (e *JailerError) Error() string {
+	if e.Err != nil {
+		return e.Err.Error()
+	}
+	return fmt.Sprintf("it is the jailer of Firecracker %s, and %s is Firecracker %s", e.JailerRelease, e.Binary, e.Release)
+}
+
+// Unwrap returns the cause.
+func (e *JailerError) Unwrap() error { return e.Err }
+
+// releaseText is what Firecracker says of its release.
+func (s *Substrate) releaseText() string {
+	return clip(strings.TrimPrefix(s.version, "Firecracker v"), 60)
+}
+
 // checkJailer makes sure that the jailer is of Firecracker's release: what one of them
-// expects of the other is no stable interface.
+// expects of the other is no stable interface. Errors are *JailerError.
 func (s *Substrate) checkJailer(ctx context.Context) error {
+	e := &JailerError{Jailer: s.jailer, Binary: s.binary, Release: s.releaseText()}
 	says, err := s.programVersion(ctx, s.jailer, "firecracker-jailer-version.json")
-	if err != nil {
-		return err
+	if e.Err = err; err != nil {
+		return e
 	}
 	m := jailerText.FindStringSubmatch(says)
 	if m == nil {
-		return fmt.Errorf("it calls itself %.80q, which is no version of Firecracker's jailer", says)
+		e.Err = fmt.Errorf("it calls itself %.80q, which is no version of Firecracker's jailer", says)
+		return e
 	}
-	if want := strings.TrimPrefix(s.version, "Firecracker v"); m[1] != want {
-		return fmt.Errorf("it is %s, and %s is Firecracker %s", m[1], s.binary, clip(want, 60))
+	if e.JailerRelease = m[1]; m[1] != strings.TrimPrefix(s.version, "Firecracker v") {
+		return e
 	}
 	return nil
 }

@@ -1,8 +1,11 @@
 package firecracker
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -21,7 +24,7 @@ func TestStandstill(t *testing.T) {
 		if (err == nil) != can {
 			t.Errorf("%s: %v", text, err)
 		}
-		if err != nil && (turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(turnstone.HintOf(err), "1.15.1") || !strings.Contains(turnstone.HintOf(err), "1.17")) {
+		if err != nil && (turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(turnstone.HintOf(err), wholeReleases)) {
 			t.Errorf("%s: %v (%s)", text, err, turnstone.HintOf(err))
 		}
 	}
@@ -41,7 +44,7 @@ func TestNoStandstill(t *testing.T) {
 	for what, err := range map[string]error{
 		"pause": vm.(substrate.Pauser).Pause(within(t)), "snapshot": vm.(substrate.Snapshotter).Snapshot(within(t), dir), "clone": resumed,
 	} {
-		if turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(turnstone.HintOf(err), "1.15.1") {
+		if turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(turnstone.HintOf(err), wholeReleases) {
 			t.Errorf("%s: %v (%s)", what, err, turnstone.HintOf(err))
 		}
 	}
@@ -68,6 +71,68 @@ func TestJailerVersion(t *testing.T) {
 		}
 		if err != nil && (turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(turnstone.HintOf(err), "jailer") || strings.Contains(err.Error(), "\x1b")) {
 			t.Errorf("%q: %s %v (%s)", text, turnstone.KindOf(err), err, turnstone.HintOf(err))
+		}
+		var e *JailerError
+		if err != nil && !errors.As(err, &e) {
+			t.Errorf("%q: %v is no JailerError", text, err)
+		}
+		if other, ok := strings.CutPrefix(text, "Jailer v"); ok && !good && other != "\x1b" {
+			if !strings.Contains(err.Error(), other) || !strings.Contains(err.Error(), b.s.binary+" is Firecracker 1.17.0") {
+				t.Errorf("%q: %v does not name both", text, err)
+			}
+		}
+	}
+}
+
+// TestReleasesInDocs: the documentation and the errors name the releases that the code tells
+// apart.
+func TestReleasesInDocs(t *testing.T) {
+	b, err := os.ReadFile("../../docs/firecracker.md")
+	check(t, err)
+	for _, row := range []string{
+		fmt.Sprintf("\n| older than %d.%d | refused |\n", minMajor, minMinor),
+		"\n| " + wholeReleases + " | everything |\n",
+		"\n| " + losingReleases + " | turns. ",
+	} {
+		if !strings.Contains(string(b), row) {
+			t.Errorf("docs/firecracker.md has no row %q", row)
+		}
+	}
+	for minor := minMinor - 1; minor < 30; minor++ {
+		r := release{1, minor, 0}
+		text := fmt.Sprintf("1.%d", minor)
+		said := "refused"
+		switch {
+		case strings.Contains(losingReleases, text+".0"):
+			said = "loses"
+		case minor >= minMinor:
+			said = "whole" // no gap: what is between the ends of wholeReleases, or beyond
+		}
+		is := "whole"
+		if !r.atLeast(minMajor, minMinor) {
+			is = "refused"
+		} else if r.losesVsock() {
+			is = "loses"
+		}
+		if said != is {
+			t.Errorf("%s: said to be %s, and is %s", r, said, is)
+		}
+	}
+	for _, text := range strings.Split(losingReleases, ", ") {
+		if r, err := parseRelease("Firecracker v" + text); err != nil || !r.losesVsock() {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	ends := regexp.MustCompile(`\d+\.\d+`).FindAllString(wholeReleases, -1)
+	for i, text := range ends { // the ends of the ranges, and what is beside them
+		r, err := parseRelease("Firecracker v" + text + ".0")
+		check(t, err)
+		if r.losesVsock() || !r.atLeast(minMajor, minMinor) {
+			t.Errorf("%s is said to do everything", r)
+		}
+		next := release{1, r.minor + 1 - 2*(i%2^1), 0} // outside of a range: above its end, below its beginning
+		if next.atLeast(minMajor, minMinor) && !next.losesVsock() {
+			t.Errorf("%s does everything, and nobody says so", next)
 		}
 	}
 }
