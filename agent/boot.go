@@ -74,9 +74,9 @@ func boot() error {
 	mounts := mountKernel(kernelMounts, func(string) bool { return false })
 	loadModules("/modules")
 	cmdline, _ := os.ReadFile("/proc/cmdline") // the host wrote it
-	if checks(string(cmdline)) {
+	if nonce := checks(string(cmdline)); nonce != "" {
 		_, _ = unix.Klogctl(unix.SYSLOG_ACTION_CONSOLE_OFF, nil) // its messages would fall into the report's lines
-		runningKernel.report(consoleLog)
+		runningKernel.report(nonce, askKernel(), consoleLog)
 		return nil
 	}
 	if mounts != nil {
@@ -88,7 +88,7 @@ func boot() error {
 	if err := loopbackUp(); err != nil {
 		consoleLog("loopback: " + err.Error())
 	}
-	m := &machine{base: -1, names: diskNames(string(cmdline))}
+	m := &machine{base: -1, names: diskNames(string(cmdline)), kernel: askKernel()}
 	if err := m.newSpace(); err != nil {
 		return err
 	}

@@ -25,6 +25,7 @@ var kernelDirs = []string{"/proc", "/sys", "/dev", "/run"}
 // A machine is the guest as a whole.
 type machine struct {
 	gvisor  bool // it is a container of gVisor: the host has mounted its disks
+	kernel  kernelWord
 	reap    process.Reaper
 	space   *process.Space
 	groups  *process.Groups
@@ -91,6 +92,7 @@ func (m *machine) configure(p *wire.SandboxConfigureParams) (*wire.SandboxConfig
 		return res, failed("the root file system", err)
 	}
 	res.Upper = m.disks.upper
+	res.Kernel, res.KernelOpen, res.CPUs = m.kernel.release, m.kernel.open, int64(m.kernel.cpus)
 	if res.BootID, err = newBootID(); err != nil {
 		return res, failed("the boot id", err)
 	}

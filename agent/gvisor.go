@@ -69,7 +69,7 @@ func bootGVisor(say func(string)) error {
 	if err := loopbackUp(); err != nil {
 		say("loopback: " + err.Error())
 	}
-	m := &machine{base: -1, gvisor: true}
+	m := &machine{base: -1, gvisor: true, kernel: askKernel()}
 	if err := m.newSpace(); err != nil {
 		return err
 	}

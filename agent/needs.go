@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -210,28 +211,47 @@ func kindOf(cmdline string) need.Level {
 	return need.QEMU
 }
 
-// The report that a machine with the word turnstone.check on its command line gives on
-// its console, instead of a start: a line for each need, and a last one.
+// The report that a machine with the word turnstone.check=NONCE on its command line gives on
+// its console, instead of a start: a line for each need, what the kernel says of itself, and a
+// last one. Each begins with the nonce, so that nothing else that is printed is taken for it.
 const (
-	CheckWord = "turnstone.check"
-	CheckHas  = "check has "   // and the need's name
-	CheckNot  = "check lacks " // and the need's name
-	CheckEnd  = "check ends"
+	CheckWord   = "turnstone.check="
+	CheckStart  = "check "  // and the nonce and a blank
+	CheckHas    = "has "    // and the need's name
+	CheckNot    = "lacks "  // and the need's name
+	CheckKernel = "kernel " // and its release
+	CheckCPUs   = "cpus "   // and their number
+	CheckOpen   = "open"    // programs can read the kernel's memory
+	CheckEnd    = "ends"
 )
 
-// checks tells whether the command line asks for the report.
-func checks(cmdline string) bool { return slices.Contains(strings.Fields(cmdline), CheckWord) }
+// checks returns the nonce of the report that the command line asks for; empty: it asks for
+// none.
+func checks(cmdline string) string {
+	for word := range strings.FieldsSeq(cmdline) {
+		if nonce, ok := strings.CutPrefix(word, CheckWord); ok {
+			return nonce
+		}
+	}
+	return ""
+}
 
-// report says what the kernel has.
-func (k kernelView) report(say func(line string)) {
+// report says what the kernel has, and is.
+func (k kernelView) report(nonce string, is kernelWord, say func(line string)) {
+	tell := func(what string) { say(CheckStart + nonce + " " + what) }
 	for _, n := range need.All() {
 		switch err := k.has(n); err {
 		case nil:
-			say(CheckHas + n.Name)
+			tell(CheckHas + n.Name)
 		case errUntold:
 		default:
-			say(CheckNot + n.Name)
+			tell(CheckNot + n.Name)
 		}
 	}
-	say(CheckEnd)
+	tell(CheckKernel + is.release)
+	tell(CheckCPUs + strconv.Itoa(is.cpus))
+	if is.open {
+		tell(CheckOpen)
+	}
+	tell(CheckEnd)
 }

@@ -106,13 +106,15 @@ func TestNeedReport(t *testing.T) {
 	k, take := fakeKernel(t)
 	take["erofs"]()
 	var lines []string
-	k.report(func(line string) { lines = append(lines, line) })
-	for _, want := range []string{CheckHas + "ext4", CheckNot + "erofs", CheckHas + "console", CheckEnd} {
+	k.report("0123", kernelWord{release: "6.9.0-own", cpus: 2, open: true}, func(line string) { lines = append(lines, line) })
+	const at = "check 0123 "
+	for _, want := range []string{at + CheckHas + "ext4", at + CheckNot + "erofs", at + CheckHas + "console", at + CheckEnd,
+		at + CheckKernel + "6.9.0-own", at + CheckCPUs + "2", at + CheckOpen} {
 		if !slices.Contains(lines, want) {
 			t.Errorf("no %q in %q", want, lines)
 		}
 	}
-	if lines[len(lines)-1] != CheckEnd {
+	if lines[len(lines)-1] != at+CheckEnd {
 		t.Errorf("the last line is %q", lines[len(lines)-1])
 	}
 }
@@ -121,7 +123,7 @@ func TestKindOf(t *testing.T) {
 	if kindOf("console=ttyS0 turnstone.vsock=1024") != need.Firecracker || kindOf("console=ttyS0 xturnstone.vsock=1") != need.QEMU {
 		t.Error("the kind of machine is not told by its channel")
 	}
-	if checks("a turnstone.checked turnstone.check=1") || !checks("quiet turnstone.check\n") {
+	if checks("a turnstone.checked=2 xturnstone.check=1 turnstone.check") != "" || checks("quiet turnstone.check=ab01\n") != "ab01" {
 		t.Error("the word that asks for the report is not found")
 	}
 }

@@ -414,6 +414,14 @@ type SandboxConfigureResult struct {
 	// The directory of the scratch disk that takes the writes to the root file system: upper,
 	// or upper2 over layers.
 	Upper string `json:"upper"`
+	// The release of the kernel that runs. The host refuses a sandbox whose kernel is another
+	// than the one that it has booted.
+	Kernel string `json:"kernel"`
+	// Programs can read the kernel's memory: nothing in the guest separates them from it, as
+	// in a kernel made for tests.
+	KernelOpen bool `json:"kernelOpen"`
+	// CPUs that the kernel has brought up.
+	CPUs int64 `json:"cpus"`
 }
 
 // SandboxConfigure calls Sandbox.configure. Makes a restored clone a sandbox of its own:

@@ -2,7 +2,10 @@ package console
 
 import (
 	"errors"
+	"strings"
 	"testing"
+
+	"pgregory.net/rapid"
 
 	"turnstone.dev/turnstone/agent"
 	"turnstone.dev/turnstone/kernel/need"
@@ -10,36 +13,66 @@ import (
 
 // TestAgentsWords: both sides know the same words.
 func TestAgentsWords(t *testing.T) {
-	if failedLine != agentName+agent.FailedWord || CheckWord != agent.CheckWord || checkHas != agentName+agent.CheckHas ||
-		checkNot != agentName+agent.CheckNot || checkEnd != agentName+agent.CheckEnd || ReadyLine != agent.ReadyLine {
+	if failedLine != agentName+agent.FailedWord || CheckWord != agent.CheckWord || checkStart != agentName+agent.CheckStart || checkHas != agent.CheckHas ||
+		checkNot != agent.CheckNot || checkKernel != agent.CheckKernel || checkCPUs != agent.CheckCPUs || checkOpen != agent.CheckOpen ||
+		checkEnd != agent.CheckEnd || ReadyLine != agent.ReadyLine {
 		t.Error("the agent's words are others")
 	}
 }
 
 func TestReport(t *testing.T) {
-	const text = "[    0.1] x\r\nturnstone-agent: check has erofs\r\nhalf a lineturnstone-agent: check lacks tun\r\n" +
-		"turnstone-agent: check has \x1b[2J\r\nturnstone-agent: check lacks never-heard-of\r\nturnstone-agent: check is odd\r\n"
-	has, err := Report(text + "turnstone-agent: check ends\r\nturnstone-agent: check has overlay\r\n")
-	if err != nil || len(has) != 2 || !has["erofs"] || has["tun"] {
-		t.Errorf("%v, %v", has, err)
+	const text = "[    0.1] x\r\nturnstone-agent: check 17 has erofs\r\nhalf a lineturnstone-agent: check 17 lacks tun\r\n" +
+		"turnstone-agent: check 17 has \x1b[2J\r\nturnstone-agent: check 17 lacks never-heard-of\r\nturnstone-agent: check 17 is odd\r\n" +
+		"turnstone-agent: check 17 kernel 6.9.0-own\r\nturnstone-agent: check 17 cpus 2\r\nturnstone-agent: check 17 open\r\n"
+	r, err := Report(text+"turnstone-agent: check 17 ends\r\nturnstone-agent: check 17 has overlay\r\n", "17")
+	if err != nil || len(r.Has) != 2 || !r.Has["erofs"] || r.Has["tun"] || r.Release != "6.9.0-own" || r.CPUs != 2 || !r.Open {
+		t.Errorf("%+v, %v", r, err)
 	}
-	if _, err := Report(text); !errors.Is(err, ErrNoEnd) {
+	if _, err := Report(text, "17"); !errors.Is(err, ErrNoEnd) {
 		t.Error("a report without an end is whole")
 	}
-	if _, err := Report(text + "turnstone-agent: check ends"); !errors.Is(err, ErrNoEnd) {
+	if _, err := Report(text+"turnstone-agent: check 17 ends", "17"); !errors.Is(err, ErrNoEnd) {
 		t.Error("a report whose last line is cut is whole")
 	}
 }
 
-// FuzzReport: whatever a guest writes, it speaks of known needs only.
+// TestForeignReport: what else a console prints, as a report without a nonce or with that of
+// another time, adds nothing to a report, and ends none.
+func TestForeignReport(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		nonce := rapid.StringMatching(`[0-9a-f]{32}`).Draw(t, "nonce")
+		lines := rapid.SliceOf(rapid.Custom(func(t *rapid.T) string {
+			what := rapid.SampledFrom([]string{"has erofs", "has overlay", "lacks tun", "ends", "open", "kernel 9.9.9", "cpus 64", "ready"}).Draw(t, "what")
+			other := rapid.SampledFrom([]string{"", nonce[:31] + " ", nonce + "0 ", "x" + nonce + " ", strings.ToUpper(nonce) + "x ", "ab01 ", nonce + "\n", nonce + "\t"}).Draw(t, "other")
+			return rapid.SampledFrom([]string{"", "[    0.1] ", "Kernel command line: turnstone.check=" + nonce + " "}).Draw(t, "front") +
+				rapid.SampledFrom([]string{checkStart, agentName}).Draw(t, "start") + other + what + "\r\n"
+		})).Draw(t, "lines")
+		noise := strings.Join(lines, "")
+		if r, err := Report(noise, nonce); !errors.Is(err, ErrNoEnd) || len(r.Has) > 0 || r.Open || r.Release != "" || r.CPUs != 0 {
+			t.Fatalf("%+v, %v of %q", r, err, noise)
+		}
+		own := checkStart + nonce + " has ext4\r\n" + noise + checkStart + nonce + " ends\r\n"
+		if r, err := Report(own, nonce); err != nil || len(r.Has) != 1 || !r.Has["ext4"] || r.Open {
+			t.Fatalf("%+v, %v of %q", r, err, own)
+		}
+		if _, err := Report(own, ""); !errors.Is(err, ErrNoEnd) {
+			t.Fatal("a report is taken without a nonce")
+		}
+	})
+}
+
+// FuzzReport: whatever a guest writes, it speaks of known needs only, and in a printable line.
 func FuzzReport(f *testing.F) {
-	f.Add("turnstone-agent: check has erofs\r\nturnstone-agent: check lacks tun\nturnstone-agent: check ends\r\n")
+	f.Add("turnstone-agent: check 0 has erofs\r\nturnstone-agent: check 0 lacks tun\nturnstone-agent: check 0 kernel \x1b\r\nturnstone-agent: check 0 ends\r\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		has, _ := Report(text)
-		for name := range has {
+		r, _ := Report(text, "0")
+		for name := range r.Has {
 			if _, known := need.Of(name); !known {
 				t.Errorf("the need %q", name)
 			}
+		}
+		if r.Release != Printable(r.Release) || len(r.Release) > maxRelease || r.CPUs < 0 {
+			t.Errorf("%+v", r)
 		}
 	})
 }

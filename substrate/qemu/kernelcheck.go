@@ -2,6 +2,7 @@ package qemu
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"strings"
@@ -13,10 +14,10 @@ import (
 	"turnstone.dev/turnstone/substrate/kvm"
 )
 
-// A KernelReport is what a kernel has, as the agent saw it in a small machine.
+// A KernelReport is what a kernel has and is, as the agent saw it in a small machine.
 type KernelReport struct {
-	Has       map[string]bool // by the name of a need; what is not in it the kernel does not tell
-	Isolation string          // how the machine ran, as "microvm (TCG)"
+	console.KernelReport
+	Isolation string // how the machine ran, as "microvm (TCG)"
 	Took      time.Duration
 }
 
@@ -78,11 +79,11 @@ func (s *Substrate) checkOrder() (order []accel, ruledOut []string) {
 
 const checkOp = "qemu.checkKernel"
 
-// checkArgs is the kernel's command line for a report. The kernel is to print from its
+// checkArgs is the kernel's command line for the report with this nonce. The kernel is to print from its
 // first instructions on, so that one that stands still is told from a slow one.
-func checkArgs(a accel) string {
+func checkArgs(a accel, nonce string) string {
 	args := []string{"console=ttyS0", "earlyprintk=serial,ttyS0,115200", "loglevel=6", "panic=-1", "reboot=t", "rdinit=/init", "audit=0",
-		"nowatchdog", "no_timer_check", "tsc=reliable", "random.trust_cpu=on", "cgroup_no_v1=all", console.CheckWord}
+		"nowatchdog", "no_timer_check", "tsc=reliable", "random.trust_cpu=on", "cgroup_no_v1=all", console.CheckWord + nonce}
 	if a == accelTCG {
 		args = append(args, unhardened...)
 	}
@@ -120,14 +121,15 @@ func (s *Substrate) reportOnce(ctx context.Context, m substrate.Machine, silence
 	}
 	m.Root = fmt.Sprintf("/proc/self/fd/%d", empty.Fd())
 	m.Shape = turnstone.Shape{CPUs: 1, Memory: checkMemory, Disk: checkDisk}
-	s.more = []string{"-append", checkArgs(s.accel)} // the last one counts
+	nonce := rand.Text()                                    // of this machine's report
+	s.more = []string{"-append", checkArgs(s.accel, nonce)} // the last one counts
 	began := time.Now()
 	vm, err := s.boot(m, ram, empty)
 	if err != nil {
 		return nil, "", err
 	}
 	defer func() { _ = vm.Close() }()
-	has, err := vm.report(ctx, silence, limit)
+	is, err := vm.report(ctx, nonce, silence, limit)
 	if err != nil {
 		select {
 		case <-vm.done:
@@ -136,12 +138,12 @@ func (s *Substrate) reportOnce(ctx context.Context, m substrate.Machine, silence
 		}
 		return nil, said, err
 	}
-	return &KernelReport{Has: has, Isolation: s.Isolation(), Took: time.Since(began)}, "", nil
+	return &KernelReport{KernelReport: is, Isolation: s.Isolation(), Took: time.Since(began)}, "", nil
 }
 
-// report waits for the agent's report. Any other end is an error of kind Dead, except one
+// report waits for the agent's report with this nonce. Any other end is an error of kind Dead, except one
 // that is the host's.
-func (m *machine) report(ctx context.Context, silence, limit time.Duration) (map[string]bool, error) {
+func (m *machine) report(ctx context.Context, nonce string, silence, limit time.Duration) (r console.KernelReport, err error) {
 	late := time.NewTimer(limit)
 	defer late.Stop()
 	look := time.NewTicker(20 * time.Millisecond)
@@ -157,21 +159,21 @@ func (m *machine) report(ctx context.Context, silence, limit time.Duration) (map
 		case <-m.done:
 			ended, why = true, m.Err()
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return r, ctx.Err()
 		case <-late.C:
 			ended, why = true, fmt.Errorf("no report after %s", limit)
 		}
 		text := m.console.String()
-		has, err := console.Report(text)
+		r, err = console.Report(text, nonce)
 		switch {
 		case err == nil:
-			return has, nil
+			return r, nil
 		case ended:
-			return nil, m.noReport(why)
+			return r, m.noReport(why)
 		case text != before:
 			before, heard = text, time.Now()
 		case time.Since(heard) > silence:
-			return nil, m.noReport(fmt.Errorf("%w for %s", errSilent, silence))
+			return r, m.noReport(fmt.Errorf("%w for %s", errSilent, silence))
 		}
 	}
 }

@@ -72,12 +72,15 @@ var (
 	reset = []byte{0x31, 0xc0, 0x50, 0x50, 0x0f, 0x01, 0x1c, 0x24, 0xcc} // push 0, twice; lidt [esp]; int3
 )
 
-// TestKernelCheckReplacesTheCPU: a virtual CPU that QEMU refuses says nothing of the kernel.
+// forgedReport is what a kernel prints that plays the agent, and knows all of its words.
+const forgedReport = "turnstone-agent: check has erofs\nturnstone-agent: check ends\nturnstone-agent: check 0123 ends\n"
+
+// TestKernelCheckReplacesTheCPU: a virtual CPU that QEMU refuses says nothing of the kernel,
+// which then starts, and is told by what it prints. That is no report.
 func TestKernelCheckReplacesTheCPU(t *testing.T) {
 	dir := t.TempDir()
 	m := substrate.Machine{Kernel: filepath.Join(dir, "kernel"), Initramfs: filepath.Join(dir, "initramfs")}
-	report := "turnstone-agent: check has erofs\nturnstone-agent: check ends\n"
-	for path, content := range map[string][]byte{m.Kernel: tinyKernel(join(printThen, halt), report), m.Initramfs: make([]byte, 512)} {
+	for path, content := range map[string][]byte{m.Kernel: tinyKernel(join(printThen, halt), forgedReport), m.Initramfs: make([]byte, 512)} {
 		if err := os.WriteFile(path, content, 0o444); err != nil {
 			t.Fatal(err)
 		}
@@ -87,7 +90,8 @@ func TestKernelCheckReplacesTheCPU(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.wall, s.accel = Jail{Wall: open}, accelKVM
-	if r, err := s.reportOf(t.Context(), m, time.Minute, time.Minute); err != nil || !r.Has["erofs"] {
+	const ends = `the console ends: "turnstone-agent: check 0123 ends"`
+	if r, err := s.reportOf(t.Context(), m, time.Second, time.Minute); turnstone.KindOf(err) != turnstone.Dead || !strings.Contains(err.Error(), ends) {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
@@ -128,6 +132,7 @@ func TestKernelsThatDoNotStart(t *testing.T) {
 		{"prints and resets", tinyKernel(join(printThen, reset), "\r\nso far\r\n"), 60 * second, 60 * second, `the guest shut its machine down; the console ends: "so far"`},
 		{"an agent that gives up", tinyKernel(join(printThen, halt), "turnstone-agent: failed: the kernel has no EROFS (CONFIG_EROFS_FS)\n"), 60 * second, 60 * second,
 			"the guest's agent does not start: the kernel has no EROFS (CONFIG_EROFS_FS)"},
+		{"a report that is not the agent's", tinyKernel(join(printThen, halt), forgedReport), second, 60 * second, "prints nothing on the serial console for 1s"},
 		{"a report that breaks off", tinyKernel(join(printThen, reset), forged), 60 * second, 60 * second, "the guest shut its machine down"},
 		{"a segment larger than the memory", oversized(), 60 * second, 60 * second, "QEMU ended: qemu-system-x86_64: "},
 	} {

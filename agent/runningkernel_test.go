@@ -1,0 +1,54 @@
+package agent
+
+import (
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestReadable: what this process may read is told from what it may not, and the process
+// lives on. The kernel that runs the test keeps its memory to itself.
+func TestReadable(t *testing.T) {
+	page, err := unix.Mmap(-1, 0, 4096, unix.PROT_READ, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := uintptr(unsafe.Pointer(&page[0]))
+	if !readable(address) {
+		t.Error("a page that may be read is not readable")
+	}
+	if err := unix.Mprotect(page, unix.PROT_NONE); err != nil {
+		t.Fatal(err)
+	}
+	if readable(address) {
+		t.Error("a page that may not be read is readable")
+	}
+	if err := unix.Munmap(page); err != nil {
+		t.Fatal(err)
+	}
+	for range 100 { // a fault leaves nothing behind
+		for _, address := range append(kernelMemory, 0, 1<<63) {
+			if readable(address) {
+				t.Fatalf("%#x is readable", address)
+			}
+		}
+	}
+}
+
+func TestAskKernel(t *testing.T) {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		t.Fatal(err)
+	}
+	w := askKernel()
+	if w.release == "" || w.release != unix.ByteSliceToString(u.Release[:]) || w.cpus < 1 || w.open {
+		t.Errorf("%+v", w)
+	}
+}
+
+func BenchmarkReadable(b *testing.B) {
+	for b.Loop() {
+		readable(kernelMemory[0])
+	}
+}
