@@ -35,21 +35,11 @@ func (b *bench) product(ctx context.Context, name string) (*product, error) {
 	}
 	p := &product{b: b, name: name, machine: substrate.Machine{Agent: agent.Read, AgentDigest: agent.Digest,
 		Root: b.template.Root, RootDigest: b.template.RootDigest, Shape: turnstone.DefaultShape()}}
+	guest := substrates.KernelIn(b.home, kernel.Choice{}, func(string) {})
 	withKernel := func(ctx context.Context) (substrate.Machine, error) {
-		m := p.machine
-		dir, err := b.home.MkdirAll("kernel")
-		if err != nil {
-			return m, err
-		}
-		k, err := kernel.Ensure(ctx, dir, kernel.Choice{}, func(string) {})
-		if err != nil {
-			return m, err
-		}
-		m.Kernel, m.KernelDigest, m.KernelIs = k.Vmlinux, k.Digest, substrate.KernelKind{Own: k.Own, Test: k.Test}
-		m.Initramfs, m.InitDigest, err = k.Initramfs(ctx, dir, kernel.Program(agent))
-		return m, err
+		return guest.Fill(ctx, p.machine, kernel.Program(agent))
 	}
-	choose := substrates.Chooser{Home: b.home, Probe: withKernel, Kernel: substrates.KernelIn(b.home, kernel.Choice{}, nil)}
+	choose := substrates.Chooser{Home: b.home, Probe: withKernel, Kernel: guest.Guest}
 	if p.driver, err = choose.Choose(ctx, name, substrates.Needs{}); err != nil {
 		return nil, err
 	}

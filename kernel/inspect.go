@@ -93,7 +93,7 @@ func (i *Inspected) take(ctx context.Context, name string, image []byte, modules
 	if i.Facts.Version == "" {
 		i.Facts.Version = version(image)
 	}
-	i.Kernel.Version, i.Kernel.Own, i.Kernel.Test = i.Facts.Version, true, isTest(i.Facts.Version)
+	i.Kernel.Version, i.Kernel.Release, i.Kernel.Own, i.Kernel.Test = i.Facts.Version, i.Facts.Version, true, IsTest(i.Facts.Version)
 	i.Facts.Config = embeddedConfig(image)
 	if modules == "" {
 		return nil

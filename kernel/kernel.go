@@ -20,7 +20,8 @@ import (
 type Kernel struct {
 	Vmlinux string           // path of an ELF kernel with a PVH entry, or of a bzImage where that cannot be had
 	Digest  turnstone.Digest // of the file at Vmlinux
-	Version string           // the release, as "6.1.0-50-cloud-amd64"; "" when a foreign image does not tell
+	Version string           // the release, as "6.1.0-50-cloud-amd64"; "" when neither a foreign image nor its modules' folder tell
+	Release string           // the release that the running kernel has to tell (uname); "" when the image does not
 	Modules []Module         // what the guest loads, in this order
 	Own     bool             // it is the user's, not Debian's
 	Test    bool             // it is made for tests: inside the guest nothing separates programs from the kernel
@@ -58,6 +59,7 @@ const manifestVersion = 1
 type manifest struct {
 	Format  int          `json:"format"`
 	Version string       `json:"version"`
+	Release string       `json:"release,omitempty"` // of an override: what its image names
 	Image   keptFile     `json:"image"`
 	Modules []keptModule `json:"modules"`
 	Sources []keptFile   `json:"sources,omitempty"` // what an override was made from
@@ -209,7 +211,10 @@ func load(ctx context.Context, dir string) (*Kernel, error) {
 		f.Stamp = now
 		return path, nil
 	}
-	k := &Kernel{Version: m.Version, Digest: m.Image.Stamp.Digest, Own: len(m.Sources) > 0, Test: isTest(m.Version)}
+	k := &Kernel{Version: m.Version, Release: m.Release, Digest: m.Image.Stamp.Digest, Own: len(m.Sources) > 0, Test: IsTest(m.Version)}
+	if !k.Own {
+		k.Release = k.Version // its package names it
+	}
 	for i := range m.Sources {
 		if _, err := check(&m.Sources[i]); err != nil {
 			return nil, err

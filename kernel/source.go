@@ -224,7 +224,7 @@ func keep(ctx context.Context, dir, name string) (keptFile, error) {
 type override struct{ image, modules string }
 
 // ownGeneration is part of the kept kernel's name. It changes with what the manifest says.
-const ownGeneration = "2"
+const ownGeneration = "3"
 
 func (o override) key() string {
 	return "own-" + ownGeneration + "-" + turnstone.DigestBytes([]byte(o.image+"\x00"+o.modules)).Short()
@@ -245,6 +245,9 @@ func (o override) take(ctx context.Context, dir string, _ func(string)) (*manife
 	if m.Image, err = keepImage(ctx, dir, image); err != nil {
 		return nil, err
 	}
+	if m.Image, err = nameByDigest(ctx, dir, m.Image); err != nil {
+		return nil, err
+	}
 	kept, err := os.ReadFile(filepath.Join(dir, m.Image.Path))
 	if err != nil {
 		return nil, err
@@ -253,9 +256,14 @@ func (o override) take(ctx context.Context, dir string, _ func(string)) (*manife
 	if m.Version = bannerRelease(kept); m.Version == "" {
 		m.Version = version(image)
 	}
+	m.Release = m.Version
 	source, err := resolvedSource(ctx, o.image)
 	if err != nil {
 		return nil, err
+	}
+	if source.Stamp.Digest != turnstone.DigestBytes(image) {
+		return nil, &turnstone.Error{Op: "kernel.ensure", Kind: turnstone.Unavailable, Subject: o.image,
+			Err: errors.New("the file changed while it was read"), Hint: "run it again when the file is whole"}
 	}
 	m.Sources = []keptFile{source}
 	if o.modules == "" {
@@ -268,6 +276,16 @@ func (o override) take(ctx context.Context, dir string, _ func(string)) (*manife
 		return nil, invalid("guest kernel's modules", err)
 	}
 	return m, nil
+}
+
+// nameByDigest gives the image a name that no other content has: a process that is about to
+// boot it finds it, or nothing once the user's file has changed and another one is kept.
+func nameByDigest(ctx context.Context, dir string, f keptFile) (keptFile, error) {
+	name := f.Path + "-" + f.Stamp.Digest.Short()
+	if err := os.Rename(filepath.Join(dir, f.Path), filepath.Join(dir, name)); err != nil {
+		return keptFile{}, err
+	}
+	return keep(ctx, dir, name)
 }
 
 // resolvedSource stamps the file that a user named, through links.

@@ -166,10 +166,10 @@ func bannerRelease(vmlinux []byte) (release string) {
 		vmlinux = vmlinux[at+len(banner):]
 		text := vmlinux[:min(129, len(vmlinux))]
 		if i := bytes.Index(text, []byte(" (")); i > 0 && isRelease(string(text[:i])) {
-			if found := string(text[:i]); release == "" || isTest(found) {
+			if found := string(text[:i]); release == "" || IsTest(found) {
 				release = found
 			}
-			if isTest(release) {
+			if IsTest(release) {
 				return release
 			}
 		}
@@ -180,8 +180,8 @@ func bannerRelease(vmlinux []byte) (release string) {
 // testing drivers on hosts whose KVM emulates ring 0. They run at ring 3 as a whole.
 const testVersion = "tpv"
 
-// isTest tells whether a kernel of this release is made for tests.
-func isTest(release string) bool {
+// IsTest tells whether a kernel of this release is made for tests.
+func IsTest(release string) bool {
 	return slices.Contains(strings.FieldsFunc(release, func(r rune) bool { return strings.ContainsRune("-+_~", r) }), testVersion)
 }
 

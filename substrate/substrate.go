@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"strconv"
+	"strings"
 
 	"turnstone.dev/turnstone"
 )
@@ -38,8 +39,11 @@ type Machine struct {
 
 // A KernelKind says whose a guest kernel is. The zero value is Turnstone's: Debian's.
 type KernelKind struct {
-	Own  bool // the user's choice
-	Test bool // made for tests: inside the guest nothing separates programs from the kernel
+	Own     bool   // the user's choice
+	Test    bool   // made for tests: inside the guest nothing separates programs from the kernel
+	Release string // that the image names, as "6.1.0-50-cloud-amd64"; empty: not known
+	File    string // path of the image that the user named; empty: not known, or Turnstone's
+	Modules string // path of its modules that the user named; empty: none
 }
 
 // A GuestKernel is the kernel that a driver's guests boot, as far as it is known before
@@ -60,12 +64,30 @@ func (k KernelKind) Isolation() string {
 	return ""
 }
 
-// Advice is what helps when the kernel does not start.
+// Advice is what helps when a machine does not start, and the kernel may be to blame.
 func (k KernelKind) Advice() string {
-	if k.Own {
-		return "run `turn doctor --kernel` with its file, use another kernel, or Debian's: unset TURN_KERNEL, and take kernel out of config.toml"
+	if !k.Own {
+		return "run `turn doctor`"
 	}
-	return "run `turn doctor`"
+	look := "turn doctor --kernel FILE"
+	if k.File != "" {
+		look = "turn doctor --kernel " + quote(k.File)
+		if k.Modules != "" {
+			look += " --kernel-modules " + quote(k.Modules)
+		}
+	}
+	return "run `" + look + "`, use another kernel, or Debian's: unset TURN_KERNEL, and take kernel out of config.toml"
+}
+
+// quote makes path one word of a shell's command line, and leaves it as it is where it is one.
+func quote(path string) string {
+	plain := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("/._-+,:@%=", r)
+	}
+	if strings.IndexFunc(path, func(r rune) bool { return !plain(r) }) < 0 {
+		return path
+	}
+	return "'" + strings.ReplaceAll(path, "'", `'\''`) + "'"
 }
 
 // GuestKernel returns what m says of its kernel.

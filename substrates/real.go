@@ -61,9 +61,11 @@ func (c *Chooser) accelerated(ctx context.Context, kernel substrate.GuestKernel)
 				return s, nil
 			}
 			verdict = s.KVM(ctx, nil)
+		} else {
+			return nil, &turnstone.Error{Op: "substrates.qemu", Kind: turnstone.Unavailable, Subject: "KVM", Err: ErrUnproven, Hint: "run a turn, which tries"}
 		}
 	}
-	return nil, verdict.Unavailable("substrates.qemu")
+	return nil, verdict.Unavailable("substrates.qemu", kernel.KernelKind)
 }
 
 func (c *Chooser) gvisor(ctx context.Context, _ substrate.GuestKernel) (substrate.Substrate, error) {
@@ -85,7 +87,9 @@ func (c *Chooser) firecracker(ctx context.Context, kernel substrate.GuestKernel)
 		if probeErr != nil {
 			return nil, probeErr
 		}
-		s, err = firecracker.New(ctx, c.Home, firecracker.Options{Progress: c.say, Probe: m})
+		if m != nil {
+			s, err = firecracker.New(ctx, c.Home, firecracker.Options{Progress: c.say, Probe: m})
+		}
 	}
 	if err != nil { // a nil *Substrate is no nil Substrate
 		return nil, err

@@ -12,7 +12,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/kernel"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -50,6 +49,10 @@ type Chooser struct {
 
 	// Wrap replaces what was opened, so that tests can take abilities away; nil: nothing does.
 	Wrap func(substrate.Substrate) substrate.Substrate
+
+	// Open opens a driver in place of the real ones, so that tests can make up a host: name and
+	// how are a Trial's. Nil: the real ones.
+	Open func(ctx context.Context, name, how string, kernel substrate.GuestKernel) (substrate.Substrate, error)
 
 	drivers drivers // nil: the real ones
 }
@@ -89,42 +92,20 @@ type drivers func(c *Chooser) []option
 // Invalid for a name that is not known or that cannot serve needs, and Unavailable when
 // nothing works here. Where a better one is passed over because of needs, Progress is told.
 func (c *Chooser) Choose(ctx context.Context, name string, needs Needs) (substrate.Substrate, error) {
-	if err := Fits(name, needs); err != nil {
-		return nil, err
+	d := c.Decide(ctx, name, needs)
+	if d.Err != nil {
+		return nil, d.Err
 	}
-	options, err := c.options(ctx, name)
-	if err != nil {
-		return nil, err
-	}
-	var tried, unfit []string
-	var last error
-	hint := "run `turn doctor`"
-	for _, o := range options {
-		if why := o.lacks(needs); why != "" {
-			unfit = append(unfit, why)
-			if o.kernel.Test {
-				hint = withoutKernel
-			}
-			continue
+	var unfit []string // better ones that would have been tried
+	for _, t := range d.Trials {
+		if t.unfit {
+			unfit = append(unfit, t.Err.Error())
 		}
-		s, err := c.open(ctx, o, needs)
-		if err == nil {
-			if len(unfit) > 0 { // a better one would have been tried
-				c.say(fmt.Sprintf("substrate %s, %s: %s; suitable: %s", s.Name(), s.Isolation(), strings.Join(unfit, ", "), strings.Join(able(needs), ", ")))
-			}
-			return s, nil
-		}
-		if ctx.Err() != nil {
-			return nil, &turnstone.Error{Op: "substrates.choose", Kind: turnstone.Canceled, Subject: "substrate " + name, Err: ctx.Err()}
-		}
-		tried, last = append(tried, o.String()+": "+err.Error()), err
 	}
-	if len(tried) == 1 && len(unfit) == 0 {
-		return nil, last
+	if s := d.Substrate; len(unfit) > 0 {
+		c.say(fmt.Sprintf("substrate %s, %s: %s; suitable: %s", s.Name(), s.Isolation(), strings.Join(unfit, ", "), strings.Join(able(needs), ", ")))
 	}
-	tried = append(tried, unfit...)
-	return nil, &turnstone.Error{Op: "substrates.choose", Kind: turnstone.Unavailable, Subject: "substrate " + name,
-		Err: fmt.Errorf("nothing here can run a sandbox: %s", strings.Join(tried, "; ")), Hint: hint}
+	return d.Substrate, nil
 }
 
 // withoutKernel is what helps against a kernel of the user's.
@@ -219,10 +200,17 @@ func (c *Chooser) options(ctx context.Context, name string) ([]option, error) {
 		made = real
 	}
 	all := slices.DeleteFunc(made(c), func(o option) bool { return name != Auto && name != o.name })
+	for i := range all {
+		if o := all[i]; c.Open != nil {
+			all[i].open = func(ctx context.Context, kernel substrate.GuestKernel) (substrate.Substrate, error) {
+				return c.Open(ctx, o.name, o.how, kernel)
+			}
+		}
+	}
 	if c.Kernel == nil || !slices.ContainsFunc(all, func(o option) bool { return !o.own }) {
 		return all, nil
 	}
-	kernel, err := c.Kernel(ctx)
+	guest, err := c.Kernel(ctx)
 	if err != nil && name != Auto {
 		return nil, err
 	}
@@ -232,7 +220,7 @@ func (c *Chooser) options(ctx context.Context, name string) ([]option, error) {
 		case err != nil:
 			o.open = func(context.Context, substrate.GuestKernel) (substrate.Substrate, error) { return nil, err }
 		default:
-			o.kernel = kernel
+			o.kernel = guest
 		}
 	}
 	slices.SortStableFunc(all, func(a, b option) int { return cmp.Compare(rank(a), rank(b)) })
@@ -244,24 +232,6 @@ func rank(o option) int {
 		return 1
 	}
 	return 0
-}
-
-// KernelIn returns what a Chooser asks about the kernel that choice names and h keeps.
-func KernelIn(h *home.Home, choice kernel.Choice, progress func(string)) func(context.Context) (substrate.GuestKernel, error) {
-	return func(ctx context.Context) (substrate.GuestKernel, error) {
-		if choice.OrEnv() == (kernel.Choice{}) {
-			return substrate.GuestKernel{}, nil
-		}
-		dir, err := h.MkdirAll("kernel")
-		if err != nil {
-			return substrate.GuestKernel{}, err
-		}
-		k, err := kernel.Ensure(ctx, dir, choice, progress)
-		if err != nil {
-			return substrate.GuestKernel{}, err
-		}
-		return substrate.GuestKernel{KernelKind: substrate.KernelKind{Own: k.Own, Test: k.Test}, Digest: k.Digest}, nil
-	}
 }
 
 func (c *Chooser) say(what string) {

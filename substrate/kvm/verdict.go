@@ -160,7 +160,16 @@ func Ran(took time.Duration) Verdict {
 	return Verdict{Usable: true, Reason: fmt.Sprintf("a guest started in %s", took.Round(time.Millisecond))}
 }
 
-// Unavailable returns the error of a driver that v rules out.
-func (v Verdict) Unavailable(op string) error {
-	return &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: "KVM", Err: errors.New(v.Reason), Hint: "run `turn doctor`"}
+// Unavailable returns the error of a driver that v rules out for guests with this kernel.
+func (v Verdict) Unavailable(op string, kernel substrate.KernelKind) error {
+	return &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: "KVM", Err: errors.New(v.Reason), Hint: v.Advice(kernel)}
+}
+
+// Advice is what helps where v rules KVM out for guests with this kernel: the kernel is to
+// blame only where a guest was started.
+func (v Verdict) Advice(kernel substrate.KernelKind) string {
+	if !v.Proven {
+		kernel = substrate.KernelKind{}
+	}
+	return kernel.Advice()
 }
