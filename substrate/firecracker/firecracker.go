@@ -27,6 +27,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/console"
 	"turnstone.dev/turnstone/substrate/disk"
 	"turnstone.dev/turnstone/substrate/host"
 )
@@ -84,7 +85,6 @@ const (
 	releases = "https://github.com/firecracker-microvm/firecracker/releases"
 	getHint  = "download the release for x86_64 from " + releases +
 		", check it against its .sha256.txt, and put firecracker into PATH, or set TURN_FIRECRACKER"
-	minMajor, minMinor = 1, 12
 )
 
 // New finds Firecracker and makes sure that a guest runs under it. That is tried once,
@@ -103,7 +103,7 @@ func New(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
 	case !v.Known && opts.Probe == nil:
 		e.Err, e.Hint = ErrUnproven, "run a turn with --substrate firecracker, which tries"
 	default:
-		e.Err = fmt.Errorf("KVM: %s", v.Reason)
+		e.Err, e.Hint = fmt.Errorf("KVM: %s", v.Reason), v.Advice(s.guest.KernelKind)
 	}
 	return nil, e
 }
@@ -172,8 +172,12 @@ func (s *Substrate) confine(ctx context.Context, opts Options) (err error) {
 		return err
 	}
 	unavailable := func(subject string, err error) error {
+		var typed *JailerError
+		if !errors.As(err, &typed) {
+			err = &JailerError{Binary: s.binary, Release: s.releaseText(), Err: err}
+		}
 		return &turnstone.Error{Op: "firecracker.new", Kind: turnstone.Unavailable, Subject: subject, Err: err,
-			Hint: "put the jailer of Firecracker's own release beside firecracker, or set TURN_JAILER"}
+			Hint: "put the jailer of Firecracker's release beside firecracker, or set TURN_JAILER to it"}
 	}
 	s.jailer, err = find(opts.Jailer, "TURN_JAILER", "jailer", filepath.Dir(s.binary))
 	switch named := opts.Jailer != "" || os.Getenv("TURN_JAILER") != ""; {
@@ -247,6 +251,9 @@ func (s *Substrate) Boot(ctx context.Context, m substrate.Machine) (substrate.Sa
 	return vm, nil
 }
 
+// errBoot says that Firecracker boots no machine, for which the kernel may be to blame.
+var errBoot = errors.New("the machine is not booted")
+
 // bootLimit bounds a boot, which takes less than a second where KVM works.
 const bootLimit = time.Minute
 
@@ -255,7 +262,7 @@ func (s *Substrate) boot(ctx context.Context, m substrate.Machine) (*machine, er
 	if err := checkMachine(m); err != nil {
 		return nil, err
 	}
-	if err := checkKernel(m.Kernel); err != nil {
+	if err := checkKernel(m.Kernel, m.KernelIs); err != nil {
 		return nil, err
 	}
 	blank, err := disk.Blank(ctx, "firecracker.disk", s.home, m.Shape.Disk)
@@ -280,7 +287,7 @@ func (s *Substrate) boot(ctx context.Context, m substrate.Machine) (*machine, er
 	}
 	vm.origin = origin{id: s.identity(m)}
 	if err := vm.api.send(ctx, s.bootRequests(m.Shape)...); err != nil {
-		return nil, s.failed(ctx, vm, err)
+		return nil, s.failed(ctx, vm, fmt.Errorf("%w: %w", errBoot, err))
 	}
 	return vm, nil
 }
@@ -368,6 +375,9 @@ func (s *Substrate) failed(ctx context.Context, vm *machine, err error) error {
 func (s *Substrate) wrap(ctx context.Context, err error) error {
 	kind, hint := turnstone.Unavailable, "run `turn doctor`"
 	var refused *apiError
+	if errors.Is(err, console.ErrLate) || errors.Is(err, errBoot) {
+		hint = s.guest.Advice()
+	}
 	if errors.As(err, &refused) && ctx.Err() == nil {
 		if away := turnedAway(refused); away != nil {
 			return away
@@ -392,11 +402,11 @@ func isNoSpace(err error) bool {
 }
 
 // checkKernel refuses an image that Firecracker would not boot.
-func checkKernel(path string) error {
+func checkKernel(path string, is substrate.KernelKind) error {
 	f, err := elf.Open(path)
 	if err != nil {
 		return &turnstone.Error{Op: "firecracker.boot", Kind: turnstone.Unavailable, Subject: path,
-			Err: fmt.Errorf("firecracker boots an ELF kernel (vmlinux) only: %w", err), Hint: "unset TURN_KERNEL, or set it to a vmlinux"}
+			Err: fmt.Errorf("firecracker boots an ELF kernel (vmlinux) only: %w", err), Hint: is.Advice()}
 	}
 	return f.Close()
 }

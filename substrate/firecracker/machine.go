@@ -110,7 +110,7 @@ func (m *machine) explain(wait error) error {
 	case wait != nil:
 		e.Err = fmt.Errorf("firecracker ended: %w", wait)
 	default:
-		e.Err = errors.New("the guest shut its machine down")
+		e.Err, e.Hint = errors.New("the guest shut its machine down"), m.hint()
 	}
 	return e
 }

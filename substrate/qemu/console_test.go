@@ -6,10 +6,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/console"
 )
 
 // talkingKernel returns a kernel that prints text on the first serial port and hangs.
@@ -49,7 +51,7 @@ func TestPanicAtBoot(t *testing.T) {
 		"turnstone-agent: failed: the kernel has no vsock\n":                               "the guest's agent does not start: the kernel has no vsock",
 	} {
 		m := substrate.Machine{Kernel: filepath.Join(dir, "kernel"), Initramfs: empty, Root: empty, Shape: turnstone.DefaultShape(),
-			KernelDigest: turnstone.DigestBytes([]byte(text)), KernelIs: substrate.KernelKind{Own: true}}
+			KernelDigest: turnstone.DigestBytes([]byte(text)), KernelIs: substrate.KernelKind{Own: true, File: "/srv/a kernel"}}
 		if err := os.WriteFile(m.Kernel, talkingKernel(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -65,7 +67,7 @@ func TestPanicAtBoot(t *testing.T) {
 			if err == nil {
 				_ = vm.Close()
 			}
-			if turnstone.KindOf(err) != turnstone.Dead || !strings.Contains(err.Error(), want) || !strings.Contains(turnstone.HintOf(err), "unset TURN_KERNEL") {
+			if turnstone.KindOf(err) != turnstone.Dead || !strings.Contains(err.Error(), want) || turnstone.HintOf(err) != m.KernelIs.Advice() {
 				t.Errorf("%s: %v (%s)", what, err, turnstone.HintOf(err))
 			}
 		}
@@ -77,5 +79,28 @@ func TestPanicAtBoot(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestKernelAdvice: a kernel of the user's that resets, or is late, is told with how to look at
+// that file.
+func TestKernelAdvice(t *testing.T) {
+	h, dir := &home.Home{Dir: t.TempDir()}, t.TempDir()
+	m := substrate.Machine{Kernel: filepath.Join(dir, "kernel"), Initramfs: filepath.Join(dir, "empty"), Root: filepath.Join(dir, "empty"), Shape: turnstone.DefaultShape(),
+		KernelIs: substrate.KernelKind{Own: true, File: "/srv/a kernel"}}
+	for path, content := range map[string][]byte{m.Kernel: tinyKernel(reset, ""), m.Root: make([]byte, 4096)} {
+		if err := os.WriteFile(path, content, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, err := New(t.Context(), h, Options{Kernel: m.GuestKernel()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Boot(t.Context(), m); turnstone.HintOf(err) != m.KernelIs.Advice() {
+		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
+	}
+	if err := s.wrap(console.New().Late(time.Minute, console.ErrLate)); turnstone.HintOf(err) != m.KernelIs.Advice() {
+		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
 }

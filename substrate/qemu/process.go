@@ -198,7 +198,7 @@ func (m *machine) explain(wait error) error {
 	case wait != nil:
 		e.Err = fmt.Errorf("QEMU ended: %w", wait)
 	default:
-		e.Err = errors.New("the guest shut its machine down")
+		e.Err, e.Hint = errors.New("the guest shut its machine down"), m.hint()
 	}
 	return e
 }

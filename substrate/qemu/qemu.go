@@ -22,6 +22,7 @@ import (
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/console"
 	"turnstone.dev/turnstone/substrate/disk"
 	"turnstone.dev/turnstone/substrate/host"
 )
@@ -232,6 +233,8 @@ func (s *Substrate) wrap(err error) error {
 	}
 	kind, hint := turnstone.Unavailable, "run `turn doctor`"
 	switch {
+	case errors.Is(err, console.ErrLate): // the kernel may be to blame
+		hint = s.kernel.Advice()
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		kind, hint = turnstone.Canceled, ""
 	case isNoSpace(err):

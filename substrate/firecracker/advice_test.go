@@ -1,0 +1,41 @@
+package firecracker
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/console"
+)
+
+// TestKernelAdvice: whatever a kernel of the user's does as it starts, the user is told how to
+// look at that file.
+func TestKernelAdvice(t *testing.T) {
+	for _, fault := range []string{"panic", "panic and hang", "refuse:/actions", "refuse:/boot-source", "poweroff", "no kernel", "late"} {
+		b := newBench(t, "")
+		s, m := b.substrate(t, fault), b.m
+		m.KernelIs = substrate.KernelKind{Own: true, File: "/srv/a kernel"}
+		s.guest = m.GuestKernel()
+		if fault == "no kernel" {
+			m.Kernel = filepath.Join(t.TempDir(), "text")
+			check(t, os.WriteFile(m.Kernel, []byte("#!/bin/sh"), 0o644))
+		}
+		var err error
+		if fault == "late" { // a minute's wait, whose end this is
+			err = s.wrap(t.Context(), console.New().Late(time.Minute, console.ErrLate))
+		} else {
+			vm, failed := s.Boot(within(t), m)
+			if failed == nil {
+				_ = vm.Close()
+			}
+			err = failed
+		}
+		if err == nil || turnstone.HintOf(err) != m.KernelIs.Advice() {
+			t.Errorf("%s: %v (%s)", fault, err, turnstone.HintOf(err))
+		}
+		b.nothingLeft(t)
+	}
+}
