@@ -114,6 +114,7 @@ func (d *Document) renderTurn(info TurnInfo, indent int, added bool) []byte {
 	text("image", info.Image)
 	text("substrate", info.Substrate)
 	text("isolation", info.Isolation)
+	text("machine", info.Machine)
 	text("result", string(info.Result))
 	text("error", info.Error)
 	text("session", info.Session)

@@ -105,6 +105,7 @@ type TurnInfo struct {
 	Image     string
 	Substrate string
 	Isolation string
+	Machine   string // what it has not got of what was asked for, as "1 of 2 CPUs: …"; empty: nothing
 	Result    turnstone.Result
 	Error     string // why Result is "error"; one line
 

@@ -63,6 +63,7 @@ type Turn struct {
 	Kind      turnstone.Kind   `json:"-"` // of Error; empty when there is none
 	Substrate string           `json:"substrate"`
 	Isolation string           `json:"isolation"`
+	Machine   string           `json:"machine,omitempty"` // what it has not got of what was asked for
 	Template  turnstone.Digest `json:"template"`
 	Image     string           `json:"image"`
 	Started   time.Time        `json:"started"`

@@ -209,7 +209,7 @@ func (r *run) steps(ctx context.Context) error {
 		}
 		r.clock.lap("close")
 	}()
-	r.info.Template, r.info.Substrate, r.info.Isolation = s.Template.Digest, s.Substrate(), s.Isolation()
+	r.info.Template, r.info.Substrate, r.info.Isolation, r.info.Machine = s.Template.Digest, s.Substrate(), s.Isolation(), s.Fewer()
 	r.beginNetwork(ctx, s)
 	timed, cancel := context.WithTimeout(ctx, r.plan.timeout)
 	defer cancel()
@@ -443,7 +443,7 @@ func interrupted(ctx context.Context, err error, where string) error {
 func (r *run) turn() *Turn {
 	receipt := string(r.receipt()) // first: what must not be in it is not in the rest either
 	t := &Turn{ID: r.info.ID, Result: r.info.Result, Error: r.info.Error, Hint: r.hint, Kind: r.kind,
-		Substrate: r.info.Substrate, Isolation: r.info.Isolation, Template: r.info.Template, Image: r.info.Image,
+		Substrate: r.info.Substrate, Isolation: r.info.Isolation, Machine: r.info.Machine, Template: r.info.Template, Image: r.info.Image,
 		Started: r.info.Started, Duration: r.info.Duration, Millis: r.info.Duration.Milliseconds(),
 		Session: r.info.Session, Number: r.info.Number, Branch: r.info.Branch, Diverged: r.diverged, Parents: r.info.Parents,
 		Start: r.info.Start, FSHash: r.info.FSHash, State: r.stateDigest, Record: r.recordDigest, Layer: &r.layer,

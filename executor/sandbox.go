@@ -35,6 +35,7 @@ type Sandbox struct {
 	port    *wire.Port
 	layers  int  // that lie in its slots
 	home    bool // it has a home disk
+	cpus    int  // that its kernel has brought up; 0: not known
 
 	net *guestNetwork // nil: none
 
@@ -181,11 +182,11 @@ func (x *Executor) machine(ctx context.Context, p *plan, progress func(string), 
 	if err != nil {
 		return nil, err
 	}
-	choice := host.GuestKernel()
+	guest := substrates.KernelIn(x.home, host.GuestKernel(), progress)
 	withKernel := func(ctx context.Context) (substrate.Machine, error) {
-		return x.withKernel(ctx, src.machine, agent, choice, progress)
+		return guest.Fill(ctx, src.machine, kernel.Program(agent))
 	}
-	choose := substrates.Chooser{Home: x.home, Progress: progress, Probe: withKernel, Kernel: substrates.KernelIn(x.home, choice, progress), Wrap: x.wrap}
+	choose := substrates.Chooser{Home: x.home, Progress: progress, Probe: withKernel, Kernel: guest.Guest, Wrap: x.wrap}
 	if src.driver, err = choose.Choose(ctx, p.driver, p.needs()); err != nil {
 		return nil, err
 	}
@@ -205,22 +206,6 @@ type source struct {
 	tmpl    *template.Template
 	machine substrate.Machine
 	driver  substrate.Substrate
-}
-
-// withKernel returns m with a kernel and an initramfs.
-func (x *Executor) withKernel(ctx context.Context, m substrate.Machine, agent agentbin.Program, choice kernel.Choice,
-	progress func(string)) (substrate.Machine, error) {
-	dir, err := x.home.MkdirAll("kernel")
-	if err != nil {
-		return m, err
-	}
-	k, err := kernel.Ensure(ctx, dir, choice, progress)
-	if err != nil {
-		return m, err
-	}
-	m.Kernel, m.KernelDigest, m.KernelIs = k.Vmlinux, k.Digest, substrate.KernelKind{Own: k.Own, Test: k.Test}
-	m.Initramfs, m.InitDigest, err = k.Initramfs(ctx, dir, kernel.Program(agent))
-	return m, err
 }
 
 // needs is what p asks of its substrate.
@@ -354,6 +339,9 @@ func (x *Executor) open(ctx context.Context, p *plan, progress func(string), clo
 		return nil, err
 	}
 	s.free = free
+	if fewer := s.Fewer(); fewer != "" {
+		progress("the sandbox has " + fewer)
+	}
 	return s, nil
 }
 
@@ -432,7 +420,7 @@ func (s *Sandbox) configure(ctx context.Context, p *plan) error {
 		return &turnstone.Error{Op: "executor.configure", Kind: turnstone.Integrity, Subject: string(s.ID()),
 			Err: errors.New("the sandbox did not confirm fresh random numbers; it is not used")}
 	}
-	return nil
+	return s.accept(res)
 }
 
 // homePath is where a persistent home directory is mounted: at $HOME.

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"slices"
+	"strings"
 	"testing"
 
 	"turnstone.dev/turnstone"
@@ -27,12 +28,15 @@ func (g guest) Frames() io.ReadWriteCloser { return nil }
 type configurable struct {
 	wire.SandboxServer
 	reseeded bool
+	says     wire.SandboxConfigureResult // beside that
 	got      wire.SandboxConfigureParams
 }
 
 func (c *configurable) Configure(_ context.Context, _ *wire.Conn, p *wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) {
 	c.got = *p
-	return &wire.SandboxConfigureResult{Reseeded: c.reseeded}, nil
+	res := c.says
+	res.Reseeded = c.reseeded
+	return &res, nil
 }
 
 func (guest) ID() turnstone.SandboxID { return "sb_test" }
@@ -41,27 +45,33 @@ func (g guest) Done() <-chan struct{} { return g.done }
 func (guest) Err() error              { return nil }
 func (guest) Close() error            { return nil }
 
+// sandboxOf returns a sandbox of m whose agent is agent. served is closed when its connection
+// has ended.
+func sandboxOf(agent *configurable, m substrate.Machine) (s *Sandbox, served chan struct{}) {
+	near, far := net.Pipe()
+	d := wire.NewDispatcher()
+	wire.RegisterSandbox(d, agent)
+	served = make(chan struct{})
+	go func() {
+		defer close(served)
+		link, err := wire.NewPort(far, false).Link()
+		if err != nil {
+			return
+		}
+		if s, err := link.Accept(); err == nil {
+			wire.NewConn(s, wire.Options{Dispatcher: d}).Wait()
+		}
+		_ = link.Close()
+	}()
+	return &Sandbox{machine: guest{done: make(chan struct{}), near: near}, source: m, port: wire.NewPort(near, true), Template: &template.Template{}}, served
+}
+
 // TestUnconfirmedReseed: a clone that does not say that its random numbers are
 // its own is not used.
 func TestUnconfirmedReseed(t *testing.T) {
 	for _, reseeded := range []bool{true, false} {
-		near, far := net.Pipe()
 		agent := &configurable{reseeded: reseeded}
-		d := wire.NewDispatcher()
-		wire.RegisterSandbox(d, agent)
-		served := make(chan struct{})
-		go func() {
-			defer close(served)
-			link, err := wire.NewPort(far, false).Link()
-			if err != nil {
-				return
-			}
-			if s, err := link.Accept(); err == nil {
-				wire.NewConn(s, wire.Options{Dispatcher: d}).Wait()
-			}
-			_ = link.Close()
-		}()
-		s := &Sandbox{machine: guest{done: make(chan struct{}), near: near}, port: wire.NewPort(near, true), Template: &template.Template{}}
+		s, served := sandboxOf(agent, substrate.Machine{})
 		err := s.connect(t.Context(), &plan{shape: turnstone.DefaultShape(), env: []string{"A=b"}})
 		if reseeded && err != nil || !reseeded && turnstone.KindOf(err) != turnstone.Integrity {
 			t.Errorf("reseeded %v: %v", reseeded, err)
@@ -72,5 +82,43 @@ func TestUnconfirmedReseed(t *testing.T) {
 		if len(got.Entropy) < 32 || len(got.MachineID) != 32 || got.Hostname != "sb-test" || got.Network == nil || !slices.Equal(got.Env, []string{"A=b"}) {
 			t.Errorf("configured with %+v", got)
 		}
+	}
+}
+
+// TestGuestsKernel: a clone that runs another kernel than the one that it was taken for is not
+// used, and one with fewer CPUs than it should have is told.
+func TestGuestsKernel(t *testing.T) {
+	own := substrate.KernelKind{Own: true, Release: "6.9.0-own", File: "/srv/vmlinux"}
+	for _, tt := range []struct {
+		what   string
+		kernel string
+		is     substrate.KernelKind
+		says   wire.SandboxConfigureResult
+		refuse string
+		fewer  string
+	}{
+		{"the same kernel", "vmlinux", own, wire.SandboxConfigureResult{Kernel: "6.9.0-own", CPUs: 2}, "", ""},
+		{"another kernel", "vmlinux", own, wire.SandboxConfigureResult{Kernel: "6.9.0-x\x1b", CPUs: 2}, "says that it is 6.9.0-x?, and its image is of 6.9.0-own", ""},
+		{"a test kernel", "vmlinux", substrate.KernelKind{Own: true}, wire.SandboxConfigureResult{Kernel: "6.9.0-tpv"}, "6.9.0-tpv, a test kernel, and its image does not tell", ""},
+		{"a test kernel under another name", "vmlinux", own, wire.SandboxConfigureResult{Kernel: "6.9.0-own", KernelOpen: true}, "programs can read the memory of the kernel", ""},
+		{"a kernel of gVisor", "", substrate.KernelKind{}, wire.SandboxConfigureResult{Kernel: "4.19.0-gvisor", CPUs: 2}, "", ""},
+		{"one CPU", "vmlinux", own, wire.SandboxConfigureResult{Kernel: "6.9.0-own", CPUs: 1}, "", "1 of 2 CPUs: the guest kernel brings up no more"},
+		{"more CPUs than there are", "vmlinux", own, wire.SandboxConfigureResult{Kernel: "6.9.0-own", CPUs: 1 << 40}, "", ""},
+		{"nobody says how many", "vmlinux", own, wire.SandboxConfigureResult{Kernel: "6.9.0-own", CPUs: -1}, "", ""},
+	} {
+		shape := turnstone.DefaultShape()
+		shape.CPUs = 2
+		s, served := sandboxOf(&configurable{reseeded: true, says: tt.says}, substrate.Machine{Kernel: tt.kernel, KernelIs: tt.is, Shape: shape})
+		err := s.connect(t.Context(), &plan{shape: shape})
+		switch {
+		case tt.refuse == "" && err != nil:
+			t.Errorf("%s: %v", tt.what, err)
+		case tt.refuse != "" && (turnstone.KindOf(err) != turnstone.Integrity || !strings.Contains(err.Error(), tt.refuse) || turnstone.HintOf(err) != tt.is.Advice()):
+			t.Errorf("%s: %v (%s)", tt.what, err, turnstone.HintOf(err))
+		case tt.refuse == "" && s.Fewer() != tt.fewer:
+			t.Errorf("%s: fewer: %q", tt.what, s.Fewer())
+		}
+		_ = s.Close()
+		<-served
 	}
 }

@@ -1,0 +1,29 @@
+package executor
+
+import (
+	"fmt"
+
+	"turnstone.dev/turnstone/substrates"
+	"turnstone.dev/turnstone/wire"
+)
+
+// accept refuses a machine that runs another kernel than it was taken for, and notes its CPUs.
+// Nothing but the agent has run in the guest so far.
+func (s *Sandbox) accept(res *wire.SandboxConfigureResult) error {
+	if s.source.Kernel != "" { // else the substrate brings its own
+		if err := substrates.CheckRunning(s.source.KernelIs, res.Kernel, res.KernelOpen); err != nil {
+			return err
+		}
+	}
+	s.cpus = int(min(max(res.CPUs, 0), int64(s.source.Shape.CPUs)))
+	return nil
+}
+
+// Fewer says that the sandbox has fewer CPUs than its shape; empty: it has them, or does not
+// tell.
+func (s *Sandbox) Fewer() string {
+	if asked := s.source.Shape.CPUs; s.cpus > 0 && s.cpus < asked {
+		return fmt.Sprintf("%d of %d CPUs: the guest kernel brings up no more", s.cpus, asked)
+	}
+	return ""
+}
