@@ -40,7 +40,7 @@ func Check(ctx context.Context, h *home.Home) []Finding {
 	if cfg, err := config.Load(h.Dir); err == nil { // else there is a finding
 		c.choice = cfg.GuestKernel()
 	}
-	c.guest, _ = substrates.KernelIn(h, c.choice, nil)(ctx) // that it cannot be had is a finding too
+	c.guest, c.guestErr = substrates.KernelIn(h, c.choice, nil).Guest(ctx)
 	var found []Finding
 	for _, check := range []func(context.Context) []Finding{
 		c.platform, c.config, c.substrates, c.disk, c.memory, c.kernel, c.templates, c.snapshots, c.builder, c.authorities,
@@ -67,12 +67,11 @@ type checker struct {
 	root string
 	uid  int
 
-	choice kernel.Choice         // of the guest kernel, by config.toml
-	guest  substrate.GuestKernel // that guests boot, where it can be had
+	choice   kernel.Choice         // of the guest kernel, by config.toml
+	guest    substrate.GuestKernel // that guests boot, where it can be had
+	guestErr error                 // why it cannot be had
 
-	chosen   string // name of the substrate that a turn would get; empty: none
-	underKVM bool   // QEMU's guests run under KVM
-	built    bool   // a template is built; set by the check of templates, which comes before builder
+	built bool // a template is built; set by the check of templates, which comes before builder
 }
 
 func one(name string, status Status, detail, fix string) []Finding {

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -15,6 +16,7 @@ import (
 	"turnstone.dev/turnstone/substrate/firecracker"
 	"turnstone.dev/turnstone/substrate/kvm"
 	"turnstone.dev/turnstone/substrate/qemu"
+	"turnstone.dev/turnstone/substrates"
 )
 
 // machineOf returns a checker of a made-up machine that has the files given.
@@ -50,6 +52,13 @@ func TestCheckNamesEverything(t *testing.T) {
 		if f.Status == OK && f.Fix != "" {
 			t.Errorf("%s is fine, and has the fix %q", f.Name, f.Fix)
 		}
+	}
+	lines := map[string]Finding{}
+	for _, f := range found {
+		lines[f.Name] = f
+	}
+	if strings.HasPrefix(lines["substrate"].Detail, "gvisor") != (lines["gvisor"].Status == OK && !strings.Contains(lines["substrate"].Detail, "microvm (KVM")) && os.Getenv(substrateVar) == "" {
+		t.Errorf("gVisor is chosen, and cannot be used, or the other way round: %+v, %+v", lines["substrate"], lines["gvisor"])
 	}
 	for _, name := range []string{"platform", "firecracker", "qemu", "gvisor", "substrate", "disk", "memory", "kernel", "templates", "snapshots", "mmdebstrap", "newuidmap", "mke2fs"} {
 		if !seen[name] {
@@ -104,7 +113,7 @@ func TestKVM(t *testing.T) {
 		{"no device", nil, kvm.Verdict{}, Warn, "there is no /dev/kvm", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			f := machineOf(t, 1000, tc.files).kvm(tc.verdict)[0]
+			f := machineOf(t, 1000, tc.files).kvm(untriedScene(tc.verdict))[0]
 			if f.Status != tc.status || !strings.Contains(f.Detail, tc.detail) || !strings.HasPrefix(f.Fix, tc.fix) || (f.Fix == "") != (tc.fix == "") {
 				t.Errorf("got %+v", f)
 			}
@@ -120,7 +129,7 @@ func TestKVMPermission(t *testing.T) {
 	if err := os.Chmod(filepath.Join(c.root, "dev/kvm"), 0); err != nil {
 		t.Fatal(err)
 	}
-	if f := c.kvm(kvm.Verdict{})[0]; f.Status != Warn || !strings.Contains(f.Fix, "setfacl") {
+	if f := c.kvm(untriedScene(kvm.Verdict{}))[0]; f.Status != Warn || !strings.Contains(f.Fix, "setfacl") {
 		t.Errorf("got %+v", f)
 	}
 }
@@ -238,22 +247,10 @@ type named struct {
 func (n named) Name() string      { return n.name }
 func (n named) Isolation() string { return n.isolation }
 
-func TestChosenLine(t *testing.T) {
-	for _, tc := range []struct {
-		best     named
-		why      string
-		unproven bool
-		want     string
-	}{
-		{named{name: "firecracker", isolation: "microvm (KVM)"}, "is used", false, "firecracker, microvm (KVM)"},
-		{named{name: "qemu", isolation: "microvm (KVM)"}, "is not installed", false, "qemu, microvm (KVM) (firecracker is not installed)"},
-		{named{name: "gvisor", isolation: "gvisor (systrap)"}, "is not installed", false, "gvisor (systrap) (firecracker is not installed, KVM cannot be used)"},
-		{named{name: "gvisor", isolation: "gvisor (systrap)"}, "was not tried yet", true, "gvisor (systrap) (firecracker was not tried yet); KVM was not tried yet, the first turn does and may choose a better one"},
-	} {
-		if got := chosenLine(tc.best, tc.why, tc.unproven); got.Detail != tc.want || got.Status != OK {
-			t.Errorf("got %+v, want %q", got, tc.want)
-		}
-	}
+// untriedScene is one in which the first turn tries QEMU's KVM, of which v is known.
+func untriedScene(v kvm.Verdict) scene {
+	return scene{asked: "auto", qemu: qemuScene{kvm: v},
+		decision: substrates.Decision{Trials: []substrates.Trial{{Name: "qemu", How: "KVM", Err: substrates.ErrUnproven}}}}
 }
 
 // What the environment chooses is what every turn gets, or fails for.
@@ -261,7 +258,8 @@ func TestAskedSubstrate(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	c := machineOf(t, 1000, nil)
 	for _, name := range []string{"qemu", "xen"} {
-		if f := c.asked(t.Context(), name); f.Status != Fail || f.Fix != "unset TURN_SUBSTRATE" || !strings.Contains(f.Detail, "TURN_SUBSTRATE="+name+" cannot be had: ") {
+		t.Setenv(substrateVar, name)
+		if f := chosenLine(c.look(t.Context())); f.Status != Fail || f.Fix != "unset TURN_SUBSTRATE" || !strings.Contains(f.Detail, "TURN_SUBSTRATE="+name+" cannot be had: ") {
 			t.Errorf("%+v", f)
 		}
 	}
@@ -269,12 +267,17 @@ func TestAskedSubstrate(t *testing.T) {
 
 func TestFirecracker(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
+	t.Setenv("TURN_FIRECRACKER", "")
+	t.Setenv("TURN_JAILER", "")
+	line := func(c *checker) Finding {
+		return c.firecracker(scene{asked: "auto", fc: c.lookAtFirecracker(t.Context())})
+	}
 	c := machineOf(t, 1000, nil)
-	if f, why, _ := c.firecracker(t.Context()); f.Status != OK || !strings.Contains(f.Detail, "of no use without KVM") || why != "is not installed" {
-		t.Errorf("without KVM: %+v, %s", f, why)
+	if f := line(c); f.Status != OK || !strings.Contains(f.Detail, "of no use without KVM") {
+		t.Errorf("without KVM: %+v", f)
 	}
 	c = machineOf(t, 1000, map[string]string{"dev/kvm": ""})
-	if f, _, _ := c.firecracker(t.Context()); f.Status != OK || !strings.Contains(f.Detail, "https://github.com/firecracker-microvm/firecracker/releases") {
+	if f := line(c); f.Status != OK || !strings.Contains(f.Detail, "https://github.com/firecracker-microvm/firecracker/releases") {
 		t.Errorf("with KVM: %+v", f)
 	}
 	program := filepath.Join(t.TempDir(), "firecracker")
@@ -283,11 +286,11 @@ func TestFirecracker(t *testing.T) {
 	}
 	t.Setenv("TURN_FIRECRACKER", program)
 	t.Setenv("TURN_JAILER", program)
-	if f, _, _ := c.firecracker(t.Context()); f.Status != Warn || !strings.Contains(f.Detail, "1.2.0") || f.Fix != "unset TURN_FIRECRACKER" {
+	if f := line(c); f.Status != Warn || !strings.Contains(f.Detail, "1.2.0") || f.Fix != "unset TURN_FIRECRACKER" {
 		t.Errorf("an old one: %+v", f)
 	}
 	t.Setenv("TURN_FIRECRACKER", "/none")
-	if f, _, _ := c.firecracker(t.Context()); f.Status != Warn || f.Fix != "unset TURN_FIRECRACKER" {
+	if f := line(c); f.Status != Warn || f.Fix != "unset TURN_FIRECRACKER" {
 		t.Errorf("one that is not there: %+v", f)
 	}
 }
@@ -301,13 +304,63 @@ func TestFirecrackerWithoutJail(t *testing.T) {
 	}
 }
 
+// TestJailer: what is wrong with the jailer is mended there, and not by another Firecracker.
+func TestJailer(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root's Firecracker is jailed")
+	}
+	t.Setenv("PATH", os.Getenv("PATH")) // of the scripts
+	dir := t.TempDir()
+	says := func(name, what string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte("#!/bin/sh\necho '"+what+"'\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	binary, dev := says("firecracker", "Firecracker v1.15.1"), says("dev", "Firecracker v1.17.0-dev")
+	other, good, none := says("other", "Jailer v1.14.0"), says("good", "Jailer v1.15.1"), filepath.Join(dir, "none")
+	for _, tt := range []struct {
+		what                   string
+		binary, jailer, beside string
+		fix                    string
+		names                  []string
+	}{
+		{"by TURN_JAILER", binary, other, "", "unset TURN_JAILER", []string{"TURN_JAILER=" + other, other, "1.14.0", binary + " is Firecracker 1.15.1"}},
+		{"by TURN_JAILER, which is not there", binary, none, "", "unset TURN_JAILER", []string{"TURN_JAILER=" + none}},
+		{"beside it", binary, "", "Jailer v1.14.0", "(v=v1.15.1 ", []string{filepath.Join(dir, "jailer"), "1.14.0", binary + " is Firecracker 1.15.1", "beside firecracker"}},
+		{"beside a build of one's own", dev, "", "Jailer v1.16.1", "", []string{"1.16.1", dev + " is Firecracker 1.17.0-dev", "beside firecracker"}},
+		{"nowhere, and no other jail", binary, "", "", "(v=v1.15.1 ", []string{"root's Firecracker is jailed", "beside firecracker"}},
+		{"of the same release", binary, good, "", "", []string{"Firecracker v1.15.1 (" + binary + ")"}},
+	} {
+		t.Setenv("TURN_FIRECRACKER", tt.binary)
+		t.Setenv("TURN_JAILER", tt.jailer)
+		_ = os.Remove(filepath.Join(dir, "jailer"))
+		if tt.beside != "" {
+			says("jailer", tt.beside)
+		}
+		c := machineOf(t, 0, map[string]string{"dev/kvm": ""})
+		f := c.firecracker(scene{asked: "auto", fc: c.lookAtFirecracker(t.Context())})
+		if !strings.HasPrefix(f.Fix, tt.fix) || (tt.fix == "") != (f.Fix == "") {
+			t.Errorf("%s: %+v", tt.what, f)
+		}
+		for _, name := range tt.names {
+			if !strings.Contains(f.Detail, name) {
+				t.Errorf("%s: %q does not name %q", tt.what, f.Detail, name)
+			}
+		}
+		if f.Fix != "" && f.Fix[0] == '(' && !strings.Contains(f.Fix, "sha256sum -c") {
+			t.Errorf("%s: the program is not checked: %s", tt.what, f.Fix)
+		}
+	}
+}
+
 func TestMissingQEMU(t *testing.T) {
-	t.Setenv("PATH", t.TempDir())
-	for chosen, want := range map[string]Status{"": Fail, "gvisor": Warn} {
-		c := machineOf(t, 1000, nil)
-		c.chosen = chosen
-		if f := c.qemu(t.Context())[0]; f.Status != want || f.Fix == "" {
-			t.Errorf("beside %q: %+v", chosen, f)
+	c := machineOf(t, 1000, nil)
+	none := qemuScene{err: errors.New("qemu-system-x86_64 is not found")}
+	for want, s := range map[Status]scene{Fail: {qemu: none}, Warn: {qemu: none, decision: substrates.Decision{Substrate: named{name: "gvisor"}}}} {
+		if f := c.qemu(s)[0]; f.Status != want || f.Fix == "" {
+			t.Errorf("%s: %+v", want, f)
 		}
 	}
 }

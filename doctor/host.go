@@ -43,18 +43,18 @@ func (c *checker) platform(context.Context) []Finding {
 	return one("platform", OK, fmt.Sprintf("%s, %d CPUs", what, runtime.NumCPU()), "")
 }
 
-// kvm explains a verdict on KVM: it works, works with this kernel only, or does not. Without
-// KVM turns run under gVisor, or many times slower.
-func (c *checker) kvm(v kvm.Verdict) []Finding {
-	slow := "; guests run under QEMU's translator (TCG), many times slower"
-	if c.chosen == substrates.GVisor {
-		slow = "; turns run under gVisor"
-	}
+// kvm explains what QEMU says of KVM: it works, works with this kernel only, or does not.
+// Without KVM turns run under gVisor, or many times slower.
+func (c *checker) kvm(s scene) []Finding {
+	v, slow := s.qemu.kvm, s.withoutKVM()
 	say := func(status Status, detail, fix string) []Finding {
 		if modules := kvm.Modules(c.root); len(modules) > 0 {
 			detail = strings.Join(modules, ", ") + ": " + detail
 		}
 		return one("kvm", status, detail, fix)
+	}
+	if s.guestErr != nil && (v.Proven || v.Usable || !v.Known) { // of another kernel than that of the guests
+		return say(Warn, "not looked at: the guest kernel, which has to start under it, cannot be had"+slow, "")
 	}
 	if v.Usable && v.Emulated {
 		return say(OK, "a guest runs under it with this kernel only ("+c.kernelName()+"), and not with Debian's: "+kvm.ErrEmulated.Error()+ofCPU(v), "")
@@ -75,13 +75,30 @@ func (c *checker) kvm(v kvm.Verdict) []Finding {
 		if v.Known { // it turns away later
 			return say(Warn, "/dev/kvm cannot be used: "+v.Reason+slow, "")
 		}
-		return say(Warn, "not tried yet, the first turn does: "+v.Reason, "turn exec -- true")
+		if who, does := s.firstTurn(substrates.QEMU, "KVM"); does {
+			return say(Warn, "not tried yet, "+who, tryTurn)
+		} else {
+			return say(OK, "not tried yet, and "+who, "")
+		}
 	case errors.Is(err, fs.ErrPermission):
 		return say(Warn, "/dev/kvm may not be opened by you"+slow, c.kvmAccess())
 	case errors.Is(err, fs.ErrNotExist):
 		return say(Warn, "there is no /dev/kvm: virtualization is off in the firmware, or this is a virtual machine itself"+slow, "")
 	}
 	return say(Warn, err.Error()+slow, "")
+}
+
+// withoutKVM says what turns run on where QEMU has no KVM; empty where that is not known, or
+// they have it all the same.
+func (s scene) withoutKVM() string {
+	switch {
+	case len(s.decision.Unproven()) > 0:
+	case s.chosen() == substrates.GVisor:
+		return "; turns run under gVisor"
+	case s.chosen() == substrates.QEMU:
+		return "; guests run under QEMU's translator (TCG), many times slower"
+	}
+	return ""
 }
 
 // ofCPU tells the virtual CPU's model, and why it is not the host's.

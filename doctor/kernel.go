@@ -14,6 +14,7 @@ import (
 	"turnstone.dev/turnstone/kernel/need"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/qemu"
+	"turnstone.dev/turnstone/substrates"
 )
 
 // A KernelReport says what a guest kernel has of what machines need.
@@ -23,6 +24,7 @@ type KernelReport struct {
 	Version string           `json:"version"` // "" when the image does not tell
 	Digest  turnstone.Digest `json:"digest"`  // of what is booted: of a bzImage, the vmlinux inside it where there is one
 	Config  bool             `json:"config"`  // the image carries its configuration
+	Test    bool             `json:"test"`    // the image says that it is made for tests
 	Boot    KernelBoot       `json:"boot"`
 	Needs   []KernelNeed     `json:"needs"`
 }
@@ -34,6 +36,10 @@ type KernelBoot struct {
 	Isolation string           `json:"isolation,omitempty"` // what it ran on, as "microvm (TCG)"
 	Took      turnstone.Millis `json:"took_ms,omitempty"`
 	Why       string           `json:"why,omitempty"` // why it is not done
+	// What the running kernel says of itself, or shows.
+	Release string `json:"release,omitempty"` // by uname(2)
+	Open    bool   `json:"open,omitempty"`    // programs can read its memory: in the guest nothing separates them
+	Refused string `json:"refused,omitempty"` // why no machine is used that runs this kernel
 }
 
 // A Presence says whether a kernel has something.
@@ -79,7 +85,7 @@ func (r *KernelReport) Usable(level need.Level) bool {
 			return false
 		}
 	}
-	return !r.Boot.Failed
+	return !r.Boot.Failed && r.Boot.Refused == ""
 }
 
 // Kernel looks at a guest kernel: image is a vmlinux or a bzImage, modules its folder
@@ -94,7 +100,7 @@ func Kernel(ctx context.Context, h *home.Home, image, modules string, progress f
 	if err != nil {
 		return nil, err
 	}
-	r := &KernelReport{File: image, Format: k.Facts.Format, Version: k.Facts.Version, Digest: k.Kernel.Digest, Config: k.Facts.Config != nil}
+	r := &KernelReport{File: image, Format: k.Facts.Format, Version: k.Facts.Version, Digest: k.Kernel.Digest, Config: k.Facts.Config != nil, Test: k.Kernel.Test}
 	has, err := r.boot(ctx, h, k, progress)
 	if err = errors.Join(err, k.Close()); err != nil {
 		return nil, err
@@ -118,7 +124,8 @@ func (r *KernelReport) boot(ctx context.Context, h *home.Home, k *kernel.Inspect
 		r.Boot.Why = oneLine(err)
 		return nil, nil
 	}
-	m := substrate.Machine{Kernel: k.Kernel.Vmlinux, KernelDigest: k.Kernel.Digest, KernelIs: substrate.KernelKind{Own: true, Test: k.Kernel.Test}}
+	m := substrate.Machine{Kernel: k.Kernel.Vmlinux, KernelDigest: k.Kernel.Digest,
+		KernelIs: substrate.KernelKind{Own: true, Test: k.Kernel.Test, Release: k.Kernel.Release, File: r.File}}
 	if m.Initramfs, m.InitDigest, err = k.Kernel.Initramfs(ctx, k.Dir, kernel.Program(agent)); err != nil {
 		return nil, err
 	}
@@ -126,7 +133,10 @@ func (r *KernelReport) boot(ctx context.Context, h *home.Home, k *kernel.Inspect
 	report, err := q.CheckKernel(ctx, m)
 	switch {
 	case err == nil:
-		r.Boot = KernelBoot{Done: true, Isolation: report.Isolation, Took: turnstone.Millis(report.Took)}
+		r.Boot = KernelBoot{Done: true, Isolation: report.Isolation, Took: turnstone.Millis(report.Took), Release: report.Release, Open: report.Open}
+		if err := substrates.CheckRunning(m.KernelIs, report.Release, report.Open); err != nil {
+			r.Boot.Refused = oneLine(err)
+		}
 		return report.Has, nil
 	case turnstone.KindOf(err) == turnstone.Dead:
 		r.Boot = KernelBoot{Failed: true, Why: oneLine(err)}
@@ -230,10 +240,25 @@ func (r *KernelReport) Findings() []Finding {
 	default:
 		found = append(found, Finding{Name: "boot", Status: Warn, Detail: "not tried: " + r.Boot.Why})
 	}
+	found = append(found, r.separation())
 	for _, n := range r.Needs {
 		found = append(found, Finding{Name: n.Name, Status: n.Status(), Detail: n.line()})
 	}
 	return append(found, r.substrate("qemu", need.QEMU), r.substrate("firecracker", need.Firecracker))
+}
+
+// separation says whether the kernel keeps programs apart from itself, as far as it is known.
+func (r *KernelReport) separation() Finding {
+	f := Finding{Name: "isolation", Status: OK, Detail: "programs cannot read the memory of the kernel at its usual addresses, and " + r.Boot.Release + " is no test kernel"}
+	switch {
+	case r.Boot.Refused != "":
+		f.Status, f.Detail = Fail, r.Boot.Refused
+	case r.Test:
+		f.Status, f.Detail = Warn, "a test kernel, which is none inside the guest: auto takes it last, and `isolation: microvm` is refused"
+	case !r.Boot.Done:
+		f.Status, f.Detail = Warn, "not known, as the kernel was not looked at while it ran"
+	}
+	return f
 }
 
 func orUnknown(version string) string {
@@ -274,6 +299,8 @@ func (r *KernelReport) substrate(name string, level need.Level) Finding {
 		return Finding{Name: name, Status: Warn, Detail: "machines do not start with this kernel: it has no " + strings.Join(lacks, ", ")}
 	case r.Boot.Failed:
 		return Finding{Name: name, Status: Warn, Detail: "machines do not start with this kernel: it does not boot"}
+	case r.Boot.Refused != "":
+		return Finding{Name: name, Status: Warn, Detail: "machines with this kernel are refused: it is not what its image says"}
 	case len(unknown) > 0:
 		return Finding{Name: name, Status: Warn, Detail: "not known, as it depends on " + strings.Join(unknown, ", ")}
 	}

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"strings"
@@ -84,6 +85,9 @@ func TestTestKernel(t *testing.T) {
 	if !r.Boot.Done || !strings.Contains(r.Boot.Isolation, "test kernel") || !r.Config || !strings.HasSuffix(r.Version, "-tpv") {
 		t.Errorf("%+v, configuration %t, version %s", r.Boot, r.Config, r.Version)
 	}
+	if !r.Boot.Open || r.Boot.Release != r.Version {
+		t.Errorf("the running kernel is not seen to be open: %+v", r.Boot)
+	}
 	if !r.Usable(need.QEMU) || !r.Usable(need.Firecracker) {
 		t.Errorf("it is not usable: %+v", r.Findings())
 	}
@@ -98,6 +102,33 @@ func TestTestKernel(t *testing.T) {
 	}
 	if left, _ := filepath.Glob(h.Path("kernel", "*.tmp")); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
+	}
+}
+
+// TestHiddenTestKernel: a test kernel that bears another name, in its file and when it runs, is
+// told by what it does.
+func TestHiddenTestKernel(t *testing.T) {
+	image := os.Getenv("TEST_KERNEL")
+	if image == "" {
+		t.Skip("TEST_KERNEL names no kernel")
+	}
+	b, err := os.ReadFile(image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hidden := filepath.Join(t.TempDir(), "vmlinux")
+	if err := os.WriteFile(hidden, bytes.ReplaceAll(b, []byte("-tpv"), []byte("-abc")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r, err := Kernel(t.Context(), &home.Home{Dir: t.TempDir()}, hidden, "", func(string) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !r.Boot.Done && strings.Contains(r.Boot.Why, "KVM was not tried") {
+		t.Skip(r.Boot.Why)
+	}
+	if r.Test || !r.Boot.Done || !strings.HasSuffix(r.Boot.Release, "-abc") || !strings.Contains(r.Boot.Refused, "programs can read the memory") || r.Usable(need.QEMU) {
+		t.Errorf("%+v", r.Boot)
 	}
 }
 
@@ -144,6 +175,10 @@ func TestKernelFindings(t *testing.T) {
 		}
 		if !r.Usable(need.QEMU) && lines["qemu"].Status == OK {
 			t.Fatalf("%+v", lines["qemu"])
+		}
+		r.Boot = KernelBoot{Done: true, Refused: "it says that it is another"}
+		if r.Usable(need.QEMU) || r.Usable(need.Firecracker) || r.separation().Status != Fail {
+			t.Fatal("a kernel whose machines are refused is usable")
 		}
 		r.Boot = KernelBoot{Failed: true, Why: "the guest kernel panicked: x"}
 		if r.Usable(need.QEMU) || r.Usable(need.Firecracker) {

@@ -34,7 +34,7 @@ func (c *checker) kernel(ctx context.Context) []Finding {
 		if os.Getenv("TURN_KERNEL") == "" && c.choice.Image != "" {
 			fix = "${EDITOR:-vi} " + quote(c.home.Path(config.File))
 		}
-		guest, err := substrates.KernelIn(c.home, c.choice, nil)(ctx)
+		guest, err := substrates.KernelIn(c.home, c.choice, nil).Guest(ctx)
 		if err != nil {
 			return one("kernel", Fail, c.kernelName()+": "+oneLine(err), fix)
 		}

@@ -2,53 +2,142 @@ package doctor
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"strings"
 
-	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/substrate/firecracker"
 	"turnstone.dev/turnstone/substrate/gvisor"
 	"turnstone.dev/turnstone/substrate/host"
+	"turnstone.dev/turnstone/substrate/kvm"
 	"turnstone.dev/turnstone/substrate/qemu"
 	"turnstone.dev/turnstone/substrates"
 )
 
+// A scene is what was seen of the substrates, and what a turn would decide. All lines about
+// substrates follow from it.
+type scene struct {
+	asked    string // the substrate that turns ask for: TURN_SUBSTRATE, else auto
+	decision substrates.Decision
+	guestErr error // why the user's guest kernel cannot be had; nil: it can, or there is none
+
+	fc     fcScene
+	qemu   qemuScene
+	gvisor gvisorScene
+}
+
+type qemuScene struct {
+	err     error // why it cannot be had; nil: the others are set
+	version string
+	jail    qemu.Jail
+	kvm     kvm.Verdict
+}
+
+type gvisorScene struct {
+	err     error  // why it cannot be had; nil: the others are set
+	why     string // why no sandbox runs; empty: one does
+	version string
+}
+
 // substrates looks at what could run a sandbox, and at what would.
-func (c *checker) substrates(ctx context.Context) []Finding {
-	best, err := c.chooser().Choose(ctx, substrates.Auto, substrates.Needs{})
-	if err == nil {
-		c.chosen = best.Name()
+func (c *checker) substrates(ctx context.Context) []Finding { return c.tell(c.look(ctx)) }
+
+// look asks the drivers, and makes the decision that a turn makes: see Chooser.Decide.
+func (c *checker) look(ctx context.Context) scene {
+	s := scene{asked: substrates.Auto, guestErr: c.guestErr}
+	if name := os.Getenv(substrateVar); name != "" {
+		s.asked = name
 	}
-	f, why, unproven := c.firecracker(ctx)
-	found := append(c.qemu(ctx), f, c.gvisor(ctx))
-	if best == nil {
-		return append(found, Finding{Name: "substrate", Status: Fail, Detail: "none can run a sandbox here: see the lines before"})
+	s.decision = c.chooser().Decide(ctx, s.asked, substrates.Needs{})
+	s.fc = c.lookAtFirecracker(ctx)
+	if q, err := qemu.New(ctx, c.home, qemu.Options{Kernel: c.guest}); err != nil {
+		s.qemu.err = err
+	} else {
+		s.qemu.version, s.qemu.jail, s.qemu.kvm = q.Version(), q.Jail(), q.KVM(ctx, nil)
 	}
-	if name := os.Getenv(substrateVar); name != "" && name != substrates.Auto {
-		return append(found, c.asked(ctx, name))
+	if g, err := gvisor.New(ctx, c.home, gvisor.Options{}); err != nil {
+		s.gvisor.err = err
+	} else {
+		s.gvisor.version = g.Version()
+		if ok, why := g.Usable(ctx); !ok { // takes less than a second, and is remembered
+			s.gvisor.why = why
+		}
 	}
-	return append(found, chosenLine(best, why, unproven))
+	return s
+}
+
+// tell says of each substrate what it can do here, and which one turns get.
+func (c *checker) tell(s scene) []Finding {
+	return append(c.qemu(s), c.firecracker(s), gvisorLine(s), chosenLine(s))
 }
 
 // chooser is what a turn would ask.
 func (c *checker) chooser() *substrates.Chooser {
-	return &substrates.Chooser{Home: c.home, Kernel: substrates.KernelIn(c.home, c.choice, nil)}
+	return &substrates.Chooser{Home: c.home, Kernel: func(context.Context) (substrate.GuestKernel, error) { return c.guest, c.guestErr }}
 }
 
 // substrateVar is what --substrate is when nobody gives it.
 const substrateVar = "TURN_SUBSTRATE"
 
-// asked says whether turns can run on the substrate that the environment names.
-func (c *checker) asked(ctx context.Context, name string) Finding {
-	s, err := c.chooser().Choose(ctx, name, substrates.Needs{})
-	if err != nil {
-		return Finding{Name: "substrate", Status: Fail, Detail: fmt.Sprintf("%s=%.40s cannot be had: %s", substrateVar, name, oneLine(err)), Fix: "unset " + substrateVar}
+// chosen names what turns get; empty: nothing that is known to work.
+func (s scene) chosen() string {
+	if s.decision.Substrate == nil {
+		return ""
 	}
-	return Finding{Name: "substrate", Status: OK, Detail: describe(s) + ", as " + substrateVar + " says"}
+	return s.decision.Substrate.Name()
 }
+
+// runs says that turns run, or may run: a guest will tell.
+func (s scene) runs() bool { return s.decision.Substrate != nil || len(s.decision.Unproven()) > 0 }
+
+// underKVM says that turns run under KVM, with a kernel that is not for tests: what comes
+// after that in the order is not missed.
+func (s scene) underKVM() bool {
+	if s.decision.Substrate == nil {
+		return false
+	}
+	last := s.decision.Trials[len(s.decision.Trials)-1]
+	return last.How == "KVM" && !last.Test
+}
+
+// firstTurn says who starts the guest that tells whether this way works, and whether the first
+// turn does.
+func (s scene) firstTurn(name, how string) (who string, does bool) {
+	before := ""
+	for _, t := range s.decision.Unproven() {
+		if t.Name == name && t.How == how {
+			if before != "" {
+				before = ", unless " + before + " works"
+			}
+			return "the first turn does" + before, true
+		}
+		before = words(t)
+	}
+	who = "no turn does, since " + substrateVar + "=" + clip(s.asked) + " names another substrate"
+	if s.asked == name || s.asked == substrates.Auto {
+		who = "no turn does, since turns run on " + s.chosen()
+	}
+	return who + "; `turn exec --substrate " + name + " -- true` does", false
+}
+
+// words names a trial in a sentence.
+func words(t substrates.Trial) string {
+	if t.Name == substrates.QEMU && t.How != "" {
+		return "qemu with " + t.How
+	}
+	return t.Name
+}
+
+func names(trials []substrates.Trial) string {
+	var all []string
+	for _, t := range trials {
+		all = append(all, words(t))
+	}
+	return strings.Join(all, " and ")
+}
+
+// clip bounds what is quoted of the environment.
+func clip(s string) string { return s[:min(len(s), 40)] }
 
 // describe is a substrate with how it isolates.
 func describe(s substrate.Substrate) string {
@@ -58,123 +147,94 @@ func describe(s substrate.Substrate) string {
 	return s.Name() + ", " + s.Isolation()
 }
 
-// chosenLine says which substrate a turn would get, and why not a better one.
-func chosenLine(best substrate.Substrate, firecracker string, unproven bool) Finding {
-	var better []string
-	if best.Name() != substrates.Firecracker {
-		better = append(better, "firecracker "+firecracker)
-		if !strings.Contains(best.Isolation(), "KVM") && !unproven {
-			better = append(better, "KVM cannot be used")
-		}
-	}
-	detail := describe(best)
-	if len(better) > 0 {
-		detail += " (" + strings.Join(better, ", ") + ")"
-	}
-	if unproven && !strings.Contains(best.Isolation(), "KVM") {
-		detail += "; KVM was not tried yet, the first turn does and may choose a better one"
-	}
-	return Finding{Name: "substrate", Status: OK, Detail: detail}
-}
-
-// getFirecracker says where Firecracker comes from.
-const getFirecracker = "the release for x86_64 is at https://github.com/firecracker-microvm/firecracker/releases, with checksums; " +
-	"put firecracker into PATH, or set TURN_FIRECRACKER"
-
-// firecracker also tells in a few words why it is not used, and whether all that is
-// missing is a guest that has started.
-func (c *checker) firecracker(ctx context.Context) (f Finding, why string, unproven bool) {
-	path, version, err := firecracker.Find(ctx, c.home, firecracker.Options{})
-	if err != nil {
-		return c.noFirecracker(err)
-	}
-	found := fmt.Sprintf("%s (%s)", version, path)
-	s, err := firecracker.New(ctx, c.home, firecracker.Options{Kernel: c.guest})
-	var restricted error
-	if err == nil {
-		restricted = s.Standstill()
+// chosenLine says which substrate a turn gets, and why not a better one.
+func chosenLine(s scene) Finding {
+	d := s.decision
+	by := ""
+	if s.asked != substrates.Auto {
+		by = ", as " + substrateVar + " says"
 	}
 	switch {
-	case restricted == nil && err == nil && !s.Jail().Confined():
-		return c.notJailed(found, s.Jail()), "is used", false
-	case restricted != nil:
-		return Finding{Name: "firecracker", Status: Warn, Detail: found + ": a guest runs under it, but " + oneLine(restricted) + "; " + turnstone.HintOf(restricted)}, "is used", false
-	case err == nil:
-		return Finding{Name: "firecracker", Status: OK, Detail: found + ": a guest runs under it, in a jail"}, "is used", false
-	case errors.Is(err, firecracker.ErrUnproven):
-		return Finding{Name: "firecracker", Status: OK, Detail: found + ": no guest was started yet, the first turn does"}, "was not tried yet", true
+	case d.Substrate != nil:
+		return Finding{Name: "substrate", Status: OK, Detail: describe(d.Substrate) + by + s.instead() + s.later()}
+	case len(d.Unproven()) > 0:
+		return Finding{Name: "substrate", Status: Warn, Detail: "none is known to work" + s.instead() + s.later(), Fix: tryTurn}
+	case by != "":
+		return Finding{Name: "substrate", Status: Fail, Detail: fmt.Sprintf("%s=%s cannot be had: %s", substrateVar, clip(s.asked), oneLine(d.Err)), Fix: "unset " + substrateVar}
 	}
-	return Finding{Name: "firecracker", Status: Warn, Detail: found + " cannot be used: " + oneLine(err)}, "cannot be used", false
+	return Finding{Name: "substrate", Status: Fail, Detail: "none can run a sandbox here: see the lines before"}
 }
 
-// notJailed says why Firecracker has no jail. Turns run without one, and keep no machines.
-func (c *checker) notJailed(found string, j firecracker.Jail) Finding {
-	return Finding{Name: "firecracker", Status: Warn, Fix: host.AllowUserNamespaces(),
-		Detail: found + ": a guest runs under it, but it runs without a jail, behind its filters of system calls alone, and machines are neither kept nor resumed: " +
-			strings.Join(strings.Fields(j.Reason), " ")}
-}
+// tryTurn is the smallest first turn.
+const tryTurn = "turn exec -- true"
 
-// noFirecracker is no fault: other substrates do. One that was named and is not there,
-// or cannot be used, is.
-func (c *checker) noFirecracker(err error) (f Finding, why string, unproven bool) {
-	for _, name := range []string{"TURN_FIRECRACKER", "TURN_JAILER"} {
-		if v := os.Getenv(name); v != "" {
-			return Finding{Name: "firecracker", Status: Warn, Detail: fmt.Sprintf("%s=%s: %s", name, v, oneLine(err)), Fix: "unset " + name}, "cannot be used", false
+// instead says what comes before the choice and cannot be had, and what would come first did
+// its guests not boot a test kernel.
+func (s scene) instead() string {
+	var not []string
+	for _, t := range s.decision.Trials {
+		switch {
+		case t.Err == nil || t.Unproven():
+		case t.Name == substrates.Firecracker && s.fc.missing():
+			not = append(not, "firecracker is not installed")
+		default:
+			not = append(not, words(t)+" cannot be used")
 		}
 	}
-	var e *turnstone.Error
-	if errors.As(err, &e) && e.Subject != "firecracker" { // it is there, and old, or without its jailer
-		return Finding{Name: "firecracker", Status: Warn, Detail: oneLine(err) + "; " + e.Hint}, "cannot be used", false
+	var last []substrates.Trial
+	for _, t := range s.decision.Later {
+		if t.Test && t.How == "KVM" && s.chosen() == substrates.GVisor {
+			last = append(last, t)
+		}
 	}
-	if c.noKVM() {
-		return Finding{Name: "firecracker", Status: OK, Detail: "not installed, and of no use without KVM"}, "is not installed", false
+	if len(last) > 0 {
+		not = append(not, names(last)+" would boot a test kernel, which is taken last")
 	}
-	return Finding{Name: "firecracker", Status: OK, Detail: "not installed, and not needed: " + getFirecracker}, "is not installed", false
-}
-
-// gvisor tries a sandbox, which takes less than a second and is remembered.
-func (c *checker) gvisor(ctx context.Context) Finding {
-	const build = "make build # in Turnstone's source: builds bin/runsc, which belongs beside turn, or into PATH, or into TURN_RUNSC"
-	s, err := gvisor.New(ctx, c.home, gvisor.Options{})
-	if err != nil {
-		return Finding{Name: "gvisor", Status: c.unlessChosen(Warn), Detail: oneLine(err), Fix: c.unlessFine(build)}
-	}
-	if ok, why := s.Usable(ctx); !ok {
-		return Finding{Name: "gvisor", Status: Warn, Detail: s.Version() + " cannot be used: " + why}
-	}
-	return Finding{Name: "gvisor", Status: OK, Detail: s.Version() + ": a sandbox runs"}
-}
-
-// unlessChosen is OK where turns run under KVM anyway: what comes after that in the
-// order is not missed.
-func (c *checker) unlessChosen(s Status) Status {
-	if c.underKVM {
-		return OK
-	}
-	return s
-}
-
-func (c *checker) unlessFine(fix string) string {
-	if c.underKVM {
+	if len(not) == 0 {
 		return ""
 	}
-	return fix
+	return " (" + strings.Join(not, ", ") + ")"
 }
 
-// qemu looks at QEMU and, through it, at KVM. Where something else runs turns, they do
-// without it.
-func (c *checker) qemu(ctx context.Context) []Finding {
-	q, err := qemu.New(ctx, c.home, qemu.Options{Kernel: c.guest})
-	if err != nil {
+// later says what the first turn tries.
+func (s scene) later() string {
+	switch unproven := s.decision.Unproven(); len(unproven) {
+	case 0:
+		return ""
+	case 1:
+		return "; " + names(unproven) + " was not tried yet: the first turn does, and takes it if it works"
+	default:
+		return "; " + names(unproven) + " were not tried yet: the first turn tries them in this order, and takes the first that works"
+	}
+}
+
+// gvisorLine says whether a sandbox of gVisor runs.
+func gvisorLine(s scene) Finding {
+	const build = "make build # in Turnstone's source: builds bin/runsc, which belongs beside turn, or into PATH, or into TURN_RUNSC"
+	f := Finding{Name: "gvisor", Status: OK, Detail: s.gvisor.version + ": a sandbox runs"}
+	switch {
+	case s.gvisor.err != nil:
+		f.Detail = oneLine(s.gvisor.err)
+		if !s.underKVM() {
+			f.Status, f.Fix = Warn, build
+		}
+	case s.gvisor.why != "":
+		f.Status, f.Detail = Warn, s.gvisor.version+" cannot be used: "+s.gvisor.why
+	}
+	return f
+}
+
+// qemu says of QEMU and, through it, of KVM what they can do. Where something else runs turns,
+// they do without it.
+func (c *checker) qemu(s scene) []Finding {
+	if s.qemu.err != nil {
 		status := Fail
-		if c.chosen != "" {
+		if s.runs() {
 			status = Warn
 		}
-		return one("qemu", status, oneLine(err), "sudo apt-get install --no-install-recommends -y qemu-system-x86")
+		return one("qemu", status, oneLine(s.qemu.err), "sudo apt-get install --no-install-recommends -y qemu-system-x86")
 	}
-	v := q.KVM(ctx, nil)
-	c.underKVM = v.Usable
-	return append([]Finding{c.jail(q.Version(), q.Jail())}, c.kvm(v)...)
+	return append([]Finding{c.jail(s.qemu.version, s.qemu.jail)}, c.kvm(s)...)
 }
 
 // jail says how QEMU is confined. Turns run without namespaces too; what breaks out of QEMU

@@ -1,0 +1,122 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/lazyregexp"
+	"turnstone.dev/turnstone/substrate/firecracker"
+	"turnstone.dev/turnstone/substrate/host"
+	"turnstone.dev/turnstone/substrates"
+)
+
+// An fcScene is what was seen of Firecracker.
+type fcScene struct {
+	path, version string
+	findErr       error // why its programs cannot be used; nil: path and version are set
+	err           error // why no guest runs under it; nil: one does
+	restricted    error // what it cannot do with a guest that runs; nil: everything
+	jail          firecracker.Jail
+}
+
+// missing says that nothing is installed.
+func (s fcScene) missing() bool {
+	var e *turnstone.Error
+	return errors.As(s.findErr, &e) && e.Subject == "firecracker"
+}
+
+func (c *checker) lookAtFirecracker(ctx context.Context) (s fcScene) {
+	if s.path, s.version, s.findErr = firecracker.Find(ctx, c.home, firecracker.Options{}); s.findErr != nil {
+		return s
+	}
+	fc, err := firecracker.New(ctx, c.home, firecracker.Options{Kernel: c.guest})
+	if s.err = err; err == nil {
+		s.restricted, s.jail = fc.Standstill(), fc.Jail()
+	}
+	return s
+}
+
+// releases is where Firecracker's are.
+const releases = "https://github.com/firecracker-microvm/firecracker/releases"
+
+// getFirecracker says where Firecracker comes from.
+const getFirecracker = "the release for x86_64 is at " + releases + ", with checksums; put firecracker into PATH, or set TURN_FIRECRACKER"
+
+// firecracker says whether a guest runs under Firecracker.
+func (c *checker) firecracker(s scene) Finding {
+	f := Finding{Name: "firecracker", Status: OK}
+	found := fmt.Sprintf("%s (%s)", s.fc.version, s.fc.path)
+	switch {
+	case s.fc.findErr != nil:
+		return c.noFirecracker(s)
+	case s.guestErr != nil:
+		f.Status, f.Detail = Warn, found+" cannot be used: the guest kernel cannot be had"
+	case s.fc.err == nil && s.fc.restricted != nil:
+		f.Status, f.Detail = Warn, found+": a guest runs under it, but "+oneLine(s.fc.restricted)+"; "+turnstone.HintOf(s.fc.restricted)
+	case s.fc.err == nil && !s.fc.jail.Confined():
+		return c.notJailed(found, s.fc.jail)
+	case s.fc.err == nil:
+		f.Detail = found + ": a guest runs under it, in a jail"
+	case errors.Is(s.fc.err, firecracker.ErrUnproven):
+		who, _ := s.firstTurn(substrates.Firecracker, "KVM")
+		f.Detail = found + ": no guest was started yet, " + who
+	default:
+		f.Status, f.Detail = Warn, found+" cannot be used: "+oneLine(s.fc.err)
+	}
+	return f
+}
+
+// notJailed says why Firecracker has no jail. Turns run without one, and keep no machines.
+func (c *checker) notJailed(found string, j firecracker.Jail) Finding {
+	return Finding{Name: "firecracker", Status: Warn, Fix: host.AllowUserNamespaces(),
+		Detail: found + ": a guest runs under it, but it runs without a jail, behind its filters of system calls alone, and machines are neither kept nor resumed: " +
+			strings.Join(strings.Fields(j.Reason), " ")}
+}
+
+// noFirecracker is no fault: other substrates do. One that was named and is not there, or
+// cannot be used, is.
+func (c *checker) noFirecracker(s scene) Finding {
+	err := s.fc.findErr
+	f := Finding{Name: "firecracker", Status: Warn, Detail: oneLine(err) + "; " + turnstone.HintOf(err)}
+	var jailer *firecracker.JailerError
+	switch errors.As(err, &jailer); {
+	case jailer != nil && os.Getenv("TURN_JAILER") != "":
+		return f.names("TURN_JAILER", err)
+	case jailer != nil:
+		f.Fix = installJailer(jailer.Release, filepath.Dir(jailer.Binary))
+		return f
+	case os.Getenv("TURN_FIRECRACKER") != "":
+		return f.names("TURN_FIRECRACKER", err)
+	case !s.fc.missing(): // it is there, and old
+		return f
+	case c.noKVM():
+		return Finding{Name: "firecracker", Status: OK, Detail: "not installed, and of no use without KVM"}
+	}
+	return Finding{Name: "firecracker", Status: OK, Detail: "not installed, and not needed: " + getFirecracker}
+}
+
+// names makes f about a program that a variable of the environment names.
+func (f Finding) names(variable string, err error) Finding {
+	f.Detail = fmt.Sprintf("%s=%s: %s", variable, os.Getenv(variable), oneLine(err))
+	f.Fix = "unset " + variable
+	return f
+}
+
+// released is what a release of Firecracker is called, as opposed to a build of somebody's.
+var released = lazyregexp.New(`^[0-9]+\.[0-9]+\.[0-9]+$`)
+
+// installJailer is a command that puts the jailer of this release into dir, checked against
+// the checksum that the release has; empty where there is no such release.
+func installJailer(release, dir string) string {
+	if !released.MatchString(release) {
+		return ""
+	}
+	const script = `v=v%s && d=$(mktemp -d) && cd "$d" && curl -fsSLO %s/download/$v/firecracker-$v-x86_64.tgz -O %[2]s/download/$v/firecracker-$v-x86_64.tgz.sha256.txt && ` +
+		`sha256sum -c firecracker-$v-x86_64.tgz.sha256.txt && tar xf firecracker-$v-x86_64.tgz && install release-$v-x86_64/jailer-$v-x86_64 %s`
+	return "(" + fmt.Sprintf(script, release, releases, quote(filepath.Join(dir, "jailer"))) + ")"
+}
