@@ -85,19 +85,29 @@ func (u *unpacking[ID]) findBase(ctx context.Context) error {
 		return nil
 	}
 	here.close()
-	if err == nil {
-		err = &turnstone.Error{Op: u.Op + ".unpack", Kind: turnstone.Unavailable, Subject: "the saved machine",
-			Err: errors.New("the template's snapshot has been taken anew since, and its memory is another"), Hint: "start from its files instead"}
+	why := errors.New("it has been taken anew since")
+	if err != nil {
+		why = causeOf(err)
 	}
 	came, cerr := readBase(u.packed, u.man.Snapshot)
 	if errors.Is(cerr, fs.ErrNotExist) {
-		return err // kept by a program that did not keep the base
+		return &turnstone.Error{Op: u.Op + ".unpack", Kind: turnstone.Unavailable, Subject: "the saved machine",
+			Err: fmt.Errorf("it was kept by an earlier version of turn, as what differs from a snapshot of the template that is not here: %w", why), Hint: "start from its files instead"}
 	}
 	if cerr != nil {
 		return u.damaged(ctx, "base", cerr)
 	}
 	u.came = came
 	return nil
+}
+
+// causeOf returns why there is no snapshot, without a word on what that means.
+func causeOf(err error) error {
+	var e *turnstone.Error
+	if errors.As(err, &e) && e.Err != nil {
+		return e.Err
+	}
+	return err
 }
 
 // files writes the memory and the disk.
