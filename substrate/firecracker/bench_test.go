@@ -32,32 +32,49 @@ func started(t testing.TB) (*Substrate, substrate.Machine) {
 	return s, m
 }
 
+// ran returns a clone that has run a script, without its connection.
+func ran(b *testing.B, s *Substrate, m substrate.Machine, script string) *machine {
+	b.Helper()
+	vm, err := s.Restore(b.Context(), m)
+	check(b, err)
+	client, link, err := substratetest.Configure(b.Context(), vm, m, nil)
+	check(b, err)
+	_, err = client.Start(b.Context(), wire.ProcessStartParams{Argv: []string{"bash", "-c", script}}, wire.Stdio{})
+	check(b, err)
+	_, _ = client.Close(), link.Close()
+	return vm.(*machine)
+}
+
+// clones measures restore, configuration, one script and the end of a clone.
+func clones(b *testing.B, s *Substrate, m substrate.Machine, script string) {
+	b.ResetTimer()
+	for range b.N {
+		check(b, ran(b, s, m, script).Close())
+	}
+}
+
 // BenchmarkStart is a turn's start: restore, configure, one command, end.
 func BenchmarkStart(b *testing.B) {
 	s, m := started(b)
-	for range b.N {
-		vm, err := s.Restore(b.Context(), m)
-		check(b, err)
-		client, link, err := substratetest.Configure(b.Context(), vm, m, nil)
-		check(b, err)
-		_, err = client.Start(b.Context(), wire.ProcessStartParams{Argv: []string{"bash", "-c", "true"}}, wire.Stdio{})
-		check(b, err)
-		_, _, _ = vm.Close(), client.Close(), link.Close()
+	clones(b, s, m, "true")
+}
+
+// BenchmarkWall is BenchmarkStart behind each wall.
+func BenchmarkWall(b *testing.B) {
+	s, m := started(b)
+	for _, w := range []wall{byJailer, jailed, noWall} {
+		if w == byJailer && s.jailer == "" || w == jailed && s.wall.Wall == noWall {
+			continue
+		}
+		s.wall.Wall = w
+		b.Run(string(w), func(b *testing.B) { clones(b, s, m, "true") })
 	}
 }
 
 // BenchmarkCommands is a hundred processes in a clone: what their pages cost.
 func BenchmarkCommands(b *testing.B) {
 	s, m := started(b)
-	for range b.N {
-		vm, err := s.Restore(b.Context(), m)
-		check(b, err)
-		client, link, err := substratetest.Configure(b.Context(), vm, m, nil)
-		check(b, err)
-		_, err = client.Start(b.Context(), wire.ProcessStartParams{Argv: []string{"bash", "-c", "for i in {1..100}; do /bin/true; done"}}, wire.Stdio{})
-		check(b, err)
-		_, _, _ = vm.Close(), client.Close(), link.Close()
-	}
+	clones(b, s, m, "for i in {1..100}; do /bin/true; done")
 }
 
 // BenchmarkSnapshot writes down a clone that has run some commands: how long it takes, and
@@ -72,18 +89,12 @@ func BenchmarkSnapshot(b *testing.B) {
 			var still time.Duration
 			for range b.N {
 				b.StopTimer()
-				vm, err := s.Restore(b.Context(), m)
-				check(b, err)
-				client, link, err := substratetest.Configure(b.Context(), vm, m, nil)
-				check(b, err)
-				_, err = client.Start(b.Context(), wire.ProcessStartParams{Argv: []string{"bash", "-c", "for i in {1..20}; do /bin/true; done; head -c 8M /dev/urandom > /dev/shm/x"}}, wire.Stdio{})
-				check(b, err)
-				_, _ = client.Close(), link.Close()
-				vm.(*machine).memory.holes = holes
+				vm := ran(b, s, m, "for i in {1..20}; do /bin/true; done; head -c 8M /dev/urandom > /dev/shm/x")
+				vm.memory.holes = holes
 				b.StartTimer()
-				check(b, vm.(*machine).Snapshot(context.Background(), b.TempDir()+"/vm"))
+				check(b, vm.Snapshot(context.Background(), b.TempDir()+"/vm"))
 				b.StopTimer()
-				still += vm.(*machine).stood
+				still += vm.stood
 				_ = vm.Close()
 			}
 			b.ReportMetric(float64(still.Milliseconds())/float64(b.N), "still-ms/op")
