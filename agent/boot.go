@@ -74,9 +74,11 @@ func boot() error {
 	mounts := mountKernel(kernelMounts, func(string) bool { return false })
 	loadModules("/modules")
 	cmdline, _ := os.ReadFile("/proc/cmdline") // the host wrote it
+	is := askKernel()
+	is.open = runningKernel.open()
 	if nonce := checks(string(cmdline)); nonce != "" {
 		_, _ = unix.Klogctl(unix.SYSLOG_ACTION_CONSOLE_OFF, nil) // its messages would fall into the report's lines
-		runningKernel.report(nonce, askKernel(), consoleLog)
+		runningKernel.report(nonce, is, consoleLog)
 		return nil
 	}
 	if mounts != nil {
@@ -88,7 +90,7 @@ func boot() error {
 	if err := loopbackUp(); err != nil {
 		consoleLog("loopback: " + err.Error())
 	}
-	m := &machine{base: -1, names: diskNames(string(cmdline)), kernel: askKernel()}
+	m := &machine{base: -1, names: diskNames(string(cmdline)), kernel: is}
 	if err := m.newSpace(); err != nil {
 		return err
 	}

@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
 	"unsafe"
 
@@ -44,6 +46,32 @@ func TestAskKernel(t *testing.T) {
 	w := askKernel()
 	if w.release == "" || w.release != unix.ByteSliceToString(u.Release[:]) || w.cpus < 1 || w.open {
 		t.Errorf("%+v", w)
+	}
+}
+
+// TestOpenKeepsQuiet: the kernel says nothing of the reads that fail, and what it says of others
+// stays as it was.
+func TestOpenKeepsQuiet(t *testing.T) {
+	k := kernelView{proc: t.TempDir()}
+	if k.open() {
+		t.Error("the memory of this kernel is open")
+	}
+	trace := filepath.Join(k.proc, "sys/debug/exception-trace")
+	if err := os.MkdirAll(filepath.Dir(trace), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, before := range []string{"1\n", "0\n"} {
+		if err := os.WriteFile(trace, []byte(before), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		said := ""
+		k.quietly(func() {
+			b, _ := os.ReadFile(trace)
+			said = string(b)
+		})
+		if after, err := os.ReadFile(trace); err != nil || said != "0\n" || string(after) != before {
+			t.Errorf("%q, then %q, %v", said, after, err)
+		}
 	}
 }
 

@@ -360,3 +360,59 @@ func TestInitramfsOfDebiansKernel(t *testing.T) {
 		t.Errorf("%s has %d bytes (%v)", digest, fi.Size(), err)
 	}
 }
+
+// TestChangingImage: a file that changes all the time is refused, or kept as one of the kernels
+// that it was: the name, the digest, the release and the verdict are of the same content.
+func TestChangingImage(t *testing.T) {
+	t.Setenv("TURN_KERNEL", "")
+	t.Setenv("TURN_KERNEL_MODULES", "")
+	dir, own := t.TempDir(), t.TempDir()
+	image, next := filepath.Join(own, "image"), filepath.Join(own, "next")
+	releases := map[turnstone.Digest]string{}
+	var contents [][]byte
+	for _, release := range []string{"6.9.0-own", "6.1.192-tpv"} {
+		b := append(pvhKernel(), "Linux version "+release+" (a@b)"...)
+		contents = append(contents, b)
+		releases[turnstone.DigestBytes(b)] = release
+	}
+	put := func(b []byte) error {
+		if err := os.WriteFile(next, b, 0o600); err != nil {
+			return err
+		}
+		return os.Rename(next, image)
+	}
+	if err := put(contents[0]); err != nil {
+		t.Fatal(err)
+	}
+	stop, stopped := make(chan struct{}), make(chan error)
+	go func() {
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				stopped <- nil
+				return
+			default:
+			}
+			if err := put(contents[i%2]); err != nil {
+				stopped <- err
+				return
+			}
+		}
+	}()
+	for range 60 {
+		k, err := Ensure(t.Context(), dir, Choice{Image: image}, nil)
+		if err != nil { // it changed while it was read, or compared
+			continue
+		}
+		if want := releases[k.Digest]; want == "" || k.Release != want || k.Test != IsTest(want) {
+			t.Fatalf("%+v is of %q", k, want)
+		}
+		if b, err := os.ReadFile(k.Vmlinux); err == nil && turnstone.DigestBytes(b) != k.Digest {
+			t.Fatalf("%s has the content of another kernel", k.Vmlinux)
+		}
+	}
+	close(stop)
+	if err := <-stopped; err != nil {
+		t.Fatal(err)
+	}
+}
