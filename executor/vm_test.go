@@ -58,3 +58,21 @@ func TestResumedNetwork(t *testing.T) {
 		}
 	}
 }
+
+// TestResumeHugeMachine: a record, which may be imported, has no machine made that this host
+// would not give a turn, and nothing of it is written.
+func TestResumeHugeMachine(t *testing.T) {
+	p := newPast(t)
+	for what, change := range map[string]func(*turnstone.Shape){
+		"memory":          func(s *turnstone.Shape) { s.Memory = turnstone.MaxMemory },
+		"disk":            func(s *turnstone.Shape) { s.Disk = turnstone.MaxDisk },
+		"negative memory": func(s *turnstone.Shape) { s.Memory = -1 },
+		"too many CPUs":   func(s *turnstone.Shape) { s.CPUs = turnstone.MaxCPUs + 1 },
+	} {
+		rec := &Record{Image: "base", Shape: turnstone.DefaultShape(), VM: &VMRef{}}
+		change(&rec.Shape)
+		if _, _, err := p.x.unpackVM(t.Context(), p.cs, rec, nil, func(string) { t.Errorf("%s: something is prepared", what) }); turnstone.KindOf(err) != turnstone.Invalid {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}

@@ -3,6 +3,7 @@ package qemu
 import (
 	"cmp"
 	"context"
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -13,7 +14,26 @@ import (
 	"turnstone.dev/turnstone/substrate/snapshots"
 )
 
-var _ substrate.BasePacker = (*Substrate)(nil)
+var (
+	_ substrate.BasePacker     = (*Substrate)(nil)
+	_ substrate.KeepRestricted = (*Substrate)(nil)
+)
+
+// Keeping implements substrate.KeepRestricted. A kept machine's device state may come with an
+// imported session, and QEMU's readers of it are not made for an attacker's: what takes QEMU
+// over there has to find itself in a jail.
+func (s *Substrate) Keeping() error {
+	if s.wall.Namespaces() {
+		return nil
+	}
+	hint := "keep and resume machines with --substrate gvisor"
+	if allow := host.AllowUserNamespaces(); allow != "" {
+		hint = "let users make namespaces (" + allow + "), or keep and resume machines with --substrate gvisor"
+	}
+	return &turnstone.Error{Op: "qemu.keep", Kind: turnstone.Unavailable, Subject: "qemu",
+		Err:  errors.New("it has no namespaces of its own here, and a kept machine's devices may be an attacker's: " + s.wall.Reason),
+		Hint: hint}
+}
 
 // Pack implements substrate.Keeper.
 func (s *Substrate) Pack(ctx context.Context, m substrate.Machine, dir, out string) (substrate.Packed, error) {
@@ -35,6 +55,9 @@ func (s *Substrate) PackBase(ctx context.Context, m substrate.Machine, base turn
 
 // Unpack implements substrate.Keeper.
 func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed fs.FS, dir string) error {
+	if err := s.Keeping(); err != nil {
+		return err
+	}
 	if err := s.packer(m).Unpack(ctx, packed, dir); err != nil {
 		return s.wrap(err)
 	}

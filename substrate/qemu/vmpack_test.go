@@ -84,7 +84,7 @@ func TestPrivateMemory(t *testing.T) {
 // TestUnpackAfterUpdate: a machine that was kept goes on only from the snapshot that
 // it is the difference to, and it is said when that is gone.
 func TestUnpackAfterUpdate(t *testing.T) {
-	s := &Substrate{home: &home.Home{Dir: t.TempDir()}, accel: accelTCG, version: "QEMU 7"}
+	s := &Substrate{home: &home.Home{Dir: t.TempDir()}, accel: accelTCG, version: "QEMU 7", wall: Jail{Wall: jailed}}
 	m := substrate.Machine{Shape: turnstone.DefaultShape()}
 	packed, dir := t.TempDir(), filepath.Join(t.TempDir(), "vm")
 	write := func(p snapshots.Packed[identity]) {
@@ -157,5 +157,23 @@ func TestMovedTo(t *testing.T) {
 				t.Errorf("%s: %q has no %q", name, got, text)
 			}
 		}
+	}
+}
+
+// TestKeepTakesAJail: without namespaces a kept machine is neither made nor restored, whatever
+// it holds.
+func TestKeepTakesAJail(t *testing.T) {
+	for _, w := range []wall{filtered, open} {
+		s := &Substrate{wall: Jail{Wall: w, Reason: "none here"}}
+		err := s.Keeping()
+		if turnstone.KindOf(err) != turnstone.Unavailable || turnstone.HintOf(err) == "" || !strings.Contains(err.Error(), "none here") {
+			t.Errorf("%s: %v", w, err)
+		}
+		if got := s.Unpack(t.Context(), substrate.Machine{}, os.DirFS(t.TempDir()), filepath.Join(t.TempDir(), "vm")); got == nil || got.Error() != err.Error() {
+			t.Errorf("%s: %v", w, got)
+		}
+	}
+	if err := (&Substrate{wall: Jail{Wall: jailed}}).Keeping(); err != nil {
+		t.Error(err)
 	}
 }
