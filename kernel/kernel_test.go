@@ -361,6 +361,20 @@ func TestInitramfsOfDebiansKernel(t *testing.T) {
 	}
 }
 
+// TestChangedWhileRead: what was read is not kept as what the file has now.
+func TestChangedWhileRead(t *testing.T) {
+	o := override{image: filepath.Join(t.TempDir(), "image")}
+	if err := os.WriteFile(o.image, append(pvhKernel(), "now"...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := o.keep(t.Context(), t.TempDir(), append(pvhKernel(), "before"...)); turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(err.Error(), "changed while it was read") {
+		t.Error(err)
+	}
+	if _, err := o.keep(t.Context(), t.TempDir(), append(pvhKernel(), "now"...)); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestChangingImage: a file that changes all the time is refused, or kept as one of the kernels
 // that it was: the name, the digest, the release and the verdict are of the same content.
 func TestChangingImage(t *testing.T) {

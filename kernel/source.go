@@ -233,14 +233,21 @@ func (o override) key() string {
 func (o override) describe() string { return "preparing the guest kernel " + o.image }
 
 func (o override) take(ctx context.Context, dir string, _ func(string)) (*manifest, error) {
-	invalid := func(subject string, err error) error {
-		return &turnstone.Error{Op: "kernel.ensure", Kind: turnstone.Invalid, Subject: subject, Err: err,
-			Hint: "TURN_KERNEL, or kernel in config.toml, must name a vmlinux or bzImage for x86-64, TURN_KERNEL_MODULES or kernel_modules its folder lib/modules/<release>"}
-	}
 	image, err := readImage(o.image)
 	if err != nil {
-		return nil, invalid("guest kernel", fmt.Errorf("%s: %w", o.image, err))
+		return nil, invalidOverride("guest kernel", fmt.Errorf("%s: %w", o.image, err))
 	}
+	return o.keep(ctx, dir, image)
+}
+
+func invalidOverride(subject string, err error) error {
+	return &turnstone.Error{Op: "kernel.ensure", Kind: turnstone.Invalid, Subject: subject, Err: err,
+		Hint: "TURN_KERNEL, or kernel in config.toml, must name a vmlinux or bzImage for x86-64, TURN_KERNEL_MODULES or kernel_modules its folder lib/modules/<release>"}
+}
+
+// keep keeps image, which was read from o's file, and the modules. A file that has another
+// content by now is an error.
+func (o override) keep(ctx context.Context, dir string, image []byte) (_ *manifest, err error) {
 	m := new(manifest)
 	if m.Image, err = keepImage(ctx, dir, image); err != nil {
 		return nil, err
@@ -273,7 +280,7 @@ func (o override) take(ctx context.Context, dir string, _ func(string)) (*manife
 		m.Version = filepath.Base(o.modules)
 	}
 	if m.Modules, err = keepModules(ctx, dir, o.modules); err != nil {
-		return nil, invalid("guest kernel's modules", err)
+		return nil, invalidOverride("guest kernel's modules", err)
 	}
 	return m, nil
 }
