@@ -119,7 +119,7 @@ func (x *Executor) unpackVM(ctx context.Context, cs *contextStore, rec *Record, 
 	p := &plan{image: rec.Image, shape: rec.Shape, driver: or(rec.Substrate, "auto"), kept: true,
 		wants: wants{cpus: rec.Shape.CPUs, memory: rec.Shape.Memory, disk: rec.Shape.Disk}}
 	if err := rec.Shape.Validate(); err != nil { // the record may be imported
-		return "", nil, err
+		return "", nil, &turnstone.Error{Op: "executor.resume", Kind: turnstone.Integrity, Subject: fmt.Sprintf("turn %d", rec.Number), Err: err, Hint: "begin a turn on its files"}
 	}
 	if err := x.admit(p); err != nil {
 		return "", nil, err

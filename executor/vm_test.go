@@ -63,15 +63,18 @@ func TestResumedNetwork(t *testing.T) {
 // would not give a turn, and nothing of it is written.
 func TestResumeHugeMachine(t *testing.T) {
 	p := newPast(t)
-	for what, change := range map[string]func(*turnstone.Shape){
-		"memory":          func(s *turnstone.Shape) { s.Memory = turnstone.MaxMemory },
-		"disk":            func(s *turnstone.Shape) { s.Disk = turnstone.MaxDisk },
-		"negative memory": func(s *turnstone.Shape) { s.Memory = -1 },
-		"too many CPUs":   func(s *turnstone.Shape) { s.CPUs = turnstone.MaxCPUs + 1 },
+	for what, c := range map[string]struct {
+		change func(*turnstone.Shape)
+		kind   turnstone.Kind
+	}{
+		"memory":          {func(s *turnstone.Shape) { s.Memory = turnstone.MaxMemory }, turnstone.Invalid},
+		"disk":            {func(s *turnstone.Shape) { s.Disk = turnstone.MaxDisk }, turnstone.Invalid},
+		"negative memory": {func(s *turnstone.Shape) { s.Memory = -1 }, turnstone.Integrity},
+		"too many CPUs":   {func(s *turnstone.Shape) { s.CPUs = turnstone.MaxCPUs + 1 }, turnstone.Integrity},
 	} {
 		rec := &Record{Image: "base", Shape: turnstone.DefaultShape(), VM: &VMRef{}}
-		change(&rec.Shape)
-		if _, _, err := p.x.unpackVM(t.Context(), p.cs, rec, nil, func(string) { t.Errorf("%s: something is prepared", what) }); turnstone.KindOf(err) != turnstone.Invalid {
+		c.change(&rec.Shape)
+		if _, _, err := p.x.unpackVM(t.Context(), p.cs, rec, nil, func(string) { t.Errorf("%s: something is prepared", what) }); turnstone.KindOf(err) != c.kind || turnstone.HintOf(err) == "" {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
