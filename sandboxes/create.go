@@ -148,8 +148,8 @@ func (f *fault) err() error {
 
 // Create starts a holder for a new sandbox and returns when it is ready. progress
 // is told of what takes long. When ctx ends before that, nothing is left of it.
-// When the sandbox cannot be created it stays as one that failed, unless it was
-// wrong to ask for it.
+// Of a sandbox that cannot be created nothing is left either: the error says why. Only when
+// this process is killed before it could tell, it stays as one that failed.
 func (s *Store) Create(ctx context.Context, spec Spec, progress func(string)) (Info, error) {
 	if err := spec.Check(); err != nil {
 		return Info{}, err
@@ -158,21 +158,19 @@ func (s *Store) Create(ctx context.Context, spec Spec, progress func(string)) (I
 		return Info{}, createError(err)
 	}
 	s.sweep()
-	_, i, err := s.create(ctx, spec, progress)
-	return i, err
+	return s.create(ctx, spec, progress)
 }
 
-// create is Create that also says which ID a sandbox would have had.
-func (s *Store) create(ctx context.Context, spec Spec, progress func(string)) (turnstone.SandboxID, Info, error) {
+func (s *Store) create(ctx context.Context, spec Spec, progress func(string)) (Info, error) {
 	id := turnstone.NewSandboxID()
 	dir := filepath.Join(s.dir, newPrefix+string(id))
 	if err := os.Mkdir(dir, 0o700); err != nil {
-		return id, Info{}, createError(err)
+		return Info{}, createError(err)
 	}
 	h, err := s.startHolder(id, dir, spec)
 	if err != nil {
 		_ = os.RemoveAll(dir)
-		return id, Info{}, createError(err)
+		return Info{}, createError(err)
 	}
 	defer context.AfterFunc(ctx, func() { h.interrupt(s.KillAfter) })()
 	info, err := h.follow(progress)
@@ -181,14 +179,15 @@ func (s *Store) create(ctx context.Context, spec Spec, progress func(string)) (t
 		<-h.ended
 		_ = s.Remove(context.WithoutCancel(ctx), id)
 		_ = os.RemoveAll(dir)
-		return id, Info{}, canceled(ctx, "sandbox.create")
+		return Info{}, canceled(ctx, "sandbox.create")
 	}
 	if err != nil {
 		<-h.ended
 		_ = os.RemoveAll(dir) // is there only when the holder refused or never came to itself
-		return id, Info{}, err
+		_ = s.Remove(context.WithoutCancel(ctx), id)
+		return Info{}, err
 	}
-	return id, info, nil
+	return info, nil
 }
 
 func createError(err error) error {

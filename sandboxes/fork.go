@@ -142,10 +142,7 @@ func (s *Store) clones(ctx context.Context, spec Spec, f Fork, ready func(Info))
 		}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			id, i, err := s.create(ctx, one, nil)
-			if err != nil {
-				_ = s.Remove(context.WithoutCancel(ctx), id) // what is left of it
-			}
+			i, err := s.create(ctx, one, nil)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
