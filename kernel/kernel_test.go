@@ -127,6 +127,10 @@ func TestOverride(t *testing.T) {
 	}
 
 	modules := filepath.Join(own, "6.2.0-own")
+	t.Setenv("TURN_KERNEL_MODULES", own)
+	if _, err = ensure(); turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), own+": has no kernel modules") {
+		t.Fatalf("a folder without modules: %v", err)
+	}
 	t.Setenv("TURN_KERNEL_MODULES", modules)
 	write(filepath.Join(modules, "kernel", "virtio_pci.ko"), module("depends="))
 	if _, err = ensure(); turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), "virtio_blk") {

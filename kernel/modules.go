@@ -56,7 +56,7 @@ type tree struct {
 	builtin map[string]bool
 }
 
-// openTree lists the modules below root. It reads .modinfo of the modules, not
+// openTree lists the modules below root. A folder without any is an error. It reads .modinfo of the modules, not
 // depmod's modules.dep, which packages that are only unpacked do not have.
 func openTree(root fs.FS) (*tree, error) {
 	t := &tree{root: root, files: map[string]string{}, builtin: map[string]bool{}}
@@ -80,6 +80,9 @@ func openTree(root fs.FS) (*tree, error) {
 		if name, ok := moduleName(strings.TrimSpace(line)); ok {
 			t.builtin[name] = true
 		}
+	}
+	if len(t.files)+len(t.builtin) == 0 {
+		return nil, errors.New("has no kernel modules in it: no .ko file, and no modules.builtin that names one")
 	}
 	return t, nil
 }

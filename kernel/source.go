@@ -280,7 +280,7 @@ func (o override) keep(ctx context.Context, dir string, image []byte) (_ *manife
 		m.Version = filepath.Base(o.modules)
 	}
 	if m.Modules, err = keepModules(ctx, dir, o.modules); err != nil {
-		return nil, invalidOverride("guest kernel's modules", err)
+		return nil, invalidOverride("guest kernel's modules", fmt.Errorf("%s: %w", o.modules, err))
 	}
 	return m, nil
 }
