@@ -62,6 +62,9 @@ func (c *checker) kvm(s scene) []Finding {
 	if v.Usable {
 		return say(OK, "a guest runs under it"+ofCPU(v), "")
 	}
+	if v.Kernel {
+		return say(Warn, v.Reason+slow, c.guest.Look())
+	}
 	if v.Proven {
 		return say(Warn, v.Reason+slow, "")
 	}

@@ -150,7 +150,7 @@ func TestTurns(t *testing.T) {
 		},
 		"kernel panic": {
 			"---\nisolation: microvm\n---\n" + step("name=a", "echo before; sleep 0.2; echo c > /proc/sysrq-trigger") + step("name=b", "echo reached"),
-			turnstone.Errored, []string{"a error -", "b skipped -"}, []string{"before", "panicked"}, nil,
+			turnstone.Errored, []string{"a error -", "b skipped -"}, []string{"before", "Kernel panic"}, nil,
 		},
 		"power off": {
 			"---\nisolation: microvm\n---\n" + step("name=a", "echo o > /proc/sysrq-trigger; sleep 60"), turnstone.Errored, []string{"a error -"}, []string{"shut"}, nil,

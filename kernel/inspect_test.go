@@ -187,12 +187,14 @@ func TestUnreadableModules(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, put := range map[string]func(dir string) error{
-		"a FIFO as the list":    func(dir string) error { return syscall.Mkfifo(filepath.Join(dir, "modules.builtin"), 0o600) },
-		"a folder as the list":  func(dir string) error { return os.Mkdir(filepath.Join(dir, "modules.builtin"), 0o700) },
-		"text as a module":      func(dir string) error { return os.WriteFile(filepath.Join(dir, "erofs.ko"), []byte("text"), 0o600) },
-		"a FIFO as a module":    func(dir string) error { return syscall.Mkfifo(filepath.Join(dir, "erofs.ko"), 0o600) },
-		"nothing":               func(string) error { return nil },
-		"an empty list":         func(dir string) error { return os.WriteFile(filepath.Join(dir, "modules.builtin"), []byte("\n"), 0o600) },
+		"a FIFO as the list":   func(dir string) error { return syscall.Mkfifo(filepath.Join(dir, "modules.builtin"), 0o600) },
+		"a folder as the list": func(dir string) error { return os.Mkdir(filepath.Join(dir, "modules.builtin"), 0o700) },
+		"text as a module":     func(dir string) error { return os.WriteFile(filepath.Join(dir, "erofs.ko"), []byte("text"), 0o600) },
+		"a FIFO as a module":   func(dir string) error { return syscall.Mkfifo(filepath.Join(dir, "erofs.ko"), 0o600) },
+		"nothing":              func(string) error { return nil },
+		"an empty list": func(dir string) error {
+			return os.WriteFile(filepath.Join(dir, "modules.builtin"), []byte("\n"), 0o600)
+		},
 		"a list that leads out": func(dir string) error { return os.Symlink("/etc/passwd", filepath.Join(dir, "modules.builtin")) },
 	} {
 		modules := t.TempDir()

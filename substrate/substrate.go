@@ -69,14 +69,19 @@ func (k KernelKind) Advice() string {
 	if !k.Own {
 		return "run `turn doctor`"
 	}
-	look := "turn doctor --kernel FILE"
-	if k.File != "" {
-		look = "turn doctor --kernel " + quote(k.File)
-		if k.Modules != "" {
-			look += " --kernel-modules " + quote(k.Modules)
-		}
+	return "run `" + k.Look() + "`, use another kernel, or Debian's: unset TURN_KERNEL, and take kernel out of config.toml"
+}
+
+// Look is the command that says what a kernel of the user's lacks.
+func (k KernelKind) Look() string {
+	if k.File == "" {
+		return "turn doctor --kernel FILE"
 	}
-	return "run `" + look + "`, use another kernel, or Debian's: unset TURN_KERNEL, and take kernel out of config.toml"
+	look := "turn doctor --kernel " + quote(k.File)
+	if k.Modules != "" {
+		look += " --kernel-modules " + quote(k.Modules)
+	}
+	return look
 }
 
 // quote makes path one word of a shell's command line, and leaves it as it is where it is one.

@@ -39,6 +39,8 @@ type Decision struct {
 	Err       error               // why there is none
 	Trials    []Trial             // in the order of the trials; the last is the choice where there is one
 	Later     []Trial             // what would have come after the choice, in order
+
+	told []string // why the user's kernel does not run in a better way, or KVM turned away
 }
 
 // Unproven returns those of the trials that a guest would decide, in order: with
@@ -64,6 +66,7 @@ func (c *Chooser) Decide(ctx context.Context, name string, needs Needs) (d Decis
 		return d
 	}
 	hint := "run `turn doctor`"
+	before := map[string]error{} // why a substrate was not opened, by its name
 	for i, o := range options {
 		t := Trial{Name: o.name, How: o.how, Test: o.kernel.Test}
 		var s substrate.Substrate
@@ -72,7 +75,9 @@ func (c *Chooser) Decide(ctx context.Context, name string, needs Needs) (d Decis
 			if o.kernel.Test {
 				hint = withoutKernel
 			}
-		} else if s, t.Err = c.open(ctx, o, needs); t.Err != nil && ctx.Err() != nil {
+		} else if o.pointless(before[o.name]) {
+			continue
+		} else if s, t.Err = c.open(ctx, o, needs, before[o.name]); t.Err != nil && ctx.Err() != nil {
 			d.Err = &turnstone.Error{Op: "substrates.choose", Kind: turnstone.Canceled, Subject: "substrate " + name, Err: ctx.Err()}
 			return d
 		}
@@ -83,6 +88,9 @@ func (c *Chooser) Decide(ctx context.Context, name string, needs Needs) (d Decis
 				d.Later = append(d.Later, Trial{Name: o.name, How: o.how, Test: o.kernel.Test})
 			}
 			return d
+		}
+		if !t.unfit && o.surprises(name, t.Err) {
+			d.told, before[o.name] = append(d.told, o.String()+": "+reason(t.Err)), t.Err
 		}
 		if o.kernel.Own && turnstone.HintOf(t.Err) == o.kernel.Advice() {
 			hint = o.kernel.Advice()

@@ -14,10 +14,10 @@ import (
 // real returns what there is, the best first.
 func real(c *Chooser) []option {
 	return []option{
-		{name: Firecracker, how: "KVM", microVM: true, home: true, can: abilities((*firecracker.Substrate)(nil)), open: c.firecracker},
-		{name: QEMU, how: "KVM", microVM: true, home: true, can: abilities((*qemu.Substrate)(nil)), open: c.accelerated},
+		{name: Firecracker, how: withKVM, microVM: true, home: true, can: abilities((*firecracker.Substrate)(nil)), open: c.firecracker},
+		{name: QEMU, how: withKVM, microVM: true, home: true, can: abilities((*qemu.Substrate)(nil)), open: c.accelerated},
 		{name: GVisor, own: true, can: abilities((*gvisor.Substrate)(nil)), open: c.gvisor},
-		{name: QEMU, how: "TCG", microVM: true, home: true, can: abilities((*qemu.Substrate)(nil)), open: c.translated},
+		{name: QEMU, how: withTCG, microVM: true, home: true, can: abilities((*qemu.Substrate)(nil)), open: c.translated},
 	}
 }
 
@@ -31,8 +31,8 @@ func (c *Chooser) machine(ctx context.Context) (*substrate.Machine, error) {
 }
 
 // translated opens QEMU, with or without KVM.
-func (c *Chooser) translated(ctx context.Context, kernel substrate.GuestKernel) (substrate.Substrate, error) {
-	s, err := qemu.New(ctx, c.Home, qemu.Options{Progress: c.say, Kernel: kernel})
+func (c *Chooser) translated(ctx context.Context, kernel substrate.GuestKernel, before error) (substrate.Substrate, error) {
+	s, err := qemu.New(ctx, c.Home, qemu.Options{Progress: c.say, Kernel: kernel, Fallback: before})
 	if err != nil { // a nil *Substrate is no nil Substrate
 		return nil, err
 	}
@@ -41,7 +41,7 @@ func (c *Chooser) translated(ctx context.Context, kernel substrate.GuestKernel) 
 
 // accelerated opens QEMU with KVM. What rules KVM out without a guest comes first:
 // proving it takes a kernel, and up to a minute.
-func (c *Chooser) accelerated(ctx context.Context, kernel substrate.GuestKernel) (substrate.Substrate, error) {
+func (c *Chooser) accelerated(ctx context.Context, kernel substrate.GuestKernel, _ error) (substrate.Substrate, error) {
 	s, err := qemu.New(ctx, c.Home, qemu.Options{Progress: c.say, Kernel: kernel})
 	if err != nil {
 		return nil, err
@@ -49,8 +49,7 @@ func (c *Chooser) accelerated(ctx context.Context, kernel substrate.GuestKernel)
 	if s.Accelerated() {
 		return s, nil
 	}
-	verdict := s.KVM(ctx, nil)
-	if !verdict.Known {
+	if v := s.Verdict(); !v.Known && (c.Probe != nil || !v.Kernel) { // a kernel's fault is told until there is something to ask with
 		if m, err := c.machine(ctx); err != nil {
 			return nil, err
 		} else if m != nil {
@@ -60,15 +59,14 @@ func (c *Chooser) accelerated(ctx context.Context, kernel substrate.GuestKernel)
 			if s.Accelerated() {
 				return s, nil
 			}
-			verdict = s.KVM(ctx, nil)
 		} else {
 			return nil, &turnstone.Error{Op: "substrates.qemu", Kind: turnstone.Unavailable, Subject: "KVM", Err: ErrUnproven, Hint: "run a turn, which tries"}
 		}
 	}
-	return nil, verdict.Unavailable("substrates.qemu", kernel.KernelKind)
+	return nil, s.Verdict().Unavailable("substrates.qemu", kernel.KernelKind)
 }
 
-func (c *Chooser) gvisor(ctx context.Context, _ substrate.GuestKernel) (substrate.Substrate, error) {
+func (c *Chooser) gvisor(ctx context.Context, _ substrate.GuestKernel, _ error) (substrate.Substrate, error) {
 	s, err := gvisor.New(ctx, c.Home, gvisor.Options{Progress: c.say})
 	if err != nil {
 		return nil, err
@@ -80,7 +78,7 @@ func (c *Chooser) gvisor(ctx context.Context, _ substrate.GuestKernel) (substrat
 }
 
 // firecracker opens Firecracker. It says itself what rules KVM out without a guest.
-func (c *Chooser) firecracker(ctx context.Context, kernel substrate.GuestKernel) (substrate.Substrate, error) {
+func (c *Chooser) firecracker(ctx context.Context, kernel substrate.GuestKernel, _ error) (substrate.Substrate, error) {
 	s, err := firecracker.New(ctx, c.Home, firecracker.Options{Progress: c.say, Kernel: kernel})
 	if errors.Is(err, firecracker.ErrUnproven) {
 		m, probeErr := c.machine(ctx)

@@ -7,12 +7,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/kvm"
 )
 
 // Auto asks for the best that works.
@@ -60,15 +62,22 @@ type Chooser struct {
 // An option is one way to run a sandbox. All fields are about this machine, now.
 type option struct {
 	name    string // "qemu"
-	how     string // "KVM", "TCG" or ""
+	how     string // withKVM, withTCG or ""
 	microVM bool
 	home    bool
 	own     bool                  // the substrate has a kernel of its own; others boot one of Linux
 	kernel  substrate.GuestKernel // that is booted
 	can     ability
-	// open returns the driver, or an error that says why it cannot be used here.
-	open func(ctx context.Context, kernel substrate.GuestKernel) (substrate.Substrate, error)
+	// open returns the driver, or an error that says why it cannot be used here. before is
+	// why the same substrate was not opened in a better way, where that is worth telling.
+	open func(ctx context.Context, kernel substrate.GuestKernel, before error) (substrate.Substrate, error)
 }
+
+// How an option runs the guest's instructions.
+const (
+	withKVM = "KVM"
+	withTCG = "TCG"
+)
 
 // An ability is what only some drivers can do.
 type ability struct{ live, keep bool }
@@ -105,15 +114,45 @@ func (c *Chooser) Choose(ctx context.Context, name string, needs Needs) (substra
 	if s := d.Substrate; len(unfit) > 0 {
 		c.say(fmt.Sprintf("substrate %s, %s: %s; suitable: %s", s.Name(), s.Isolation(), strings.Join(unfit, ", "), strings.Join(able(needs), ", ")))
 	}
+	if s := d.Substrate; len(d.told) > 0 {
+		c.say(fmt.Sprintf("substrate %s, %s: %s", s.Name(), s.Isolation(), strings.Join(d.told, "; ")))
+	}
 	return d.Substrate, nil
+}
+
+// surprises tells whether a user who asked for name should hear why o is not used. It is no
+// surprise that a host has no KVM, or that it emulates guests.
+func (o option) surprises(name string, err error) bool {
+	switch {
+	case o.own:
+		return false
+	case o.kernel.Own && errors.Is(err, kvm.ErrNotStarted):
+		return true
+	}
+	return name == o.name && o.how == withKVM && (o.kernel.Own || !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, kvm.ErrEmulated) && !errors.Is(err, ErrUnproven))
+}
+
+// reason is err without what it is about.
+func reason(err error) string {
+	var e *turnstone.Error
+	if errors.As(err, &e) && e.Err != nil {
+		return e.Err.Error()
+	}
+	return err.Error()
+}
+
+// pointless tells that o cannot be of use after what happened before under KVM: a kernel
+// whose own fault it was has it without KVM, too, and one that is made for tests is made for KVM.
+func (o option) pointless(before error) bool {
+	return o.how == withTCG && (o.kernel.Test || errors.Is(before, kvm.ErrKernel))
 }
 
 // withoutKernel is what helps against a kernel of the user's.
 const withoutKernel = "unset TURN_KERNEL, and take kernel out of config.toml: guests then boot Debian's"
 
 // open opens o, and refuses a driver that turns out to be unable to serve needs.
-func (c *Chooser) open(ctx context.Context, o option, needs Needs) (substrate.Substrate, error) {
-	s, err := o.open(ctx, o.kernel)
+func (c *Chooser) open(ctx context.Context, o option, needs Needs, before error) (substrate.Substrate, error) {
+	s, err := o.open(ctx, o.kernel, before)
 	if err != nil {
 		return nil, err
 	}
@@ -218,7 +257,7 @@ func (c *Chooser) options(ctx context.Context, name string) ([]option, error) {
 		switch o := &all[i]; {
 		case o.own:
 		case err != nil:
-			o.open = func(context.Context, substrate.GuestKernel) (substrate.Substrate, error) { return nil, err }
+			o.open = func(context.Context, substrate.GuestKernel, error) (substrate.Substrate, error) { return nil, err }
 		default:
 			o.kernel = guest
 		}

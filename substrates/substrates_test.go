@@ -8,6 +8,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/console"
+	"turnstone.dev/turnstone/substrate/kvm"
 )
 
 // A named is a substrate with nothing but names.
@@ -24,7 +26,7 @@ func host(works ...string) drivers {
 	return func(c *Chooser) []option {
 		all := real(c)
 		for i, o := range all {
-			all[i].open = func(context.Context, substrate.GuestKernel) (substrate.Substrate, error) {
+			all[i].open = func(context.Context, substrate.GuestKernel, error) (substrate.Substrate, error) {
 				for _, w := range works {
 					if w == o.String() {
 						return named{name: o.name, how: o.how}, nil
@@ -92,7 +94,8 @@ func TestChooseTells(t *testing.T) {
 		{everything[2:], Auto, Needs{Home: true}, "substrate qemu, TCG: gvisor has no disk for a persistent home; suitable: firecracker, qemu"},
 		{everything[2:], Auto, Needs{MicroVM: true}, "substrate qemu, TCG: gvisor is no microVM, which `isolation: microvm` asks for; suitable: firecracker, qemu"},
 		{everything[2:], Auto, Needs{}, ""},
-		{everything[2:], QEMU, Needs{Home: true}, ""},
+		{everything[2:], QEMU, Needs{Home: true}, "substrate qemu, TCG: qemu (KVM): "},
+		{everything[1:], QEMU, Needs{Home: true}, ""},
 		{everything[2:3], Auto, Needs{Home: true}, "gvisor has no disk for a persistent home"},
 		{everything[2:], GVisor, Needs{Home: true}, "use --substrate firecracker or qemu or auto"},
 	} {
@@ -174,7 +177,7 @@ func (faulty) Standstill() error { return errors.New("this version does not wake
 func TestChooseAbilities(t *testing.T) {
 	opened := 0
 	one := func(name string, can ability, s substrate.Substrate) option {
-		return option{name: name, can: can, open: func(context.Context, substrate.GuestKernel) (substrate.Substrate, error) {
+		return option{name: name, can: can, open: func(context.Context, substrate.GuestKernel, error) (substrate.Substrate, error) {
 			opened++
 			return s, nil
 		}}
@@ -222,6 +225,61 @@ func TestAbilities(t *testing.T) {
 		err := Fits(o.name, Needs{Keep: true})
 		if o.can.keep != (err == nil) || err != nil && turnstone.KindOf(err) != turnstone.Invalid {
 			t.Errorf("%s: %+v, %v", o, o.can, err)
+		}
+	}
+}
+
+// TestKernelAtFault: a kernel of the user's that fails by itself under KVM is not tried again
+// without, one that KVM is at odds with is, and both are told; a test kernel is for KVM only.
+func TestKernelAtFault(t *testing.T) {
+	proven := func(v kvm.Verdict) kvm.Verdict { v.Proven = true; return v }
+	fault := proven(kvm.Failed(&console.GaveUp{Why: "it panicked"}, substrate.KernelKind{Own: true}))
+	hangs := proven(kvm.Failed(console.ErrHangs, substrate.KernelKind{Own: true}))
+	for _, tt := range []struct {
+		ask     string
+		verdict kvm.Verdict
+		kernel  substrate.KernelKind
+		want    string // what is opened; empty: nothing
+		told    string // by the progress or the error
+		before  string // what the one without KVM is told
+	}{
+		{QEMU, fault, substrate.KernelKind{Own: true}, "", "the guest's kernel is at fault: it panicked", ""},
+		{QEMU, hangs, substrate.KernelKind{Own: true}, "qemu TCG", "substrate qemu, TCG: qemu (KVM): a guest does not start under it: the guest hangs", "KVM: a guest does not start"},
+		{QEMU, hangs, substrate.KernelKind{Own: true, Test: true}, "", "the guest hangs", ""},
+		{QEMU, kvm.Verdict{Reason: "device or resource busy"}, substrate.KernelKind{}, "qemu TCG", "device or resource busy", "device or resource busy"},
+		{Auto, fault, substrate.KernelKind{Own: true}, "gvisor ", "substrate gvisor, : qemu (KVM): the guest's kernel is at fault: it panicked", ""},
+		{Auto, hangs, substrate.KernelKind{Own: true}, "gvisor ", "a guest does not start under it: the guest hangs", ""},
+		{Auto, kvm.Verdict{Reason: "device or resource busy"}, substrate.KernelKind{Own: true}, "gvisor ", "", ""},
+	} {
+		said, before := "", ""
+		c := Chooser{Progress: func(what string) { said += what }}
+		c.Kernel = func(context.Context) (substrate.GuestKernel, error) {
+			return substrate.GuestKernel{KernelKind: tt.kernel}, nil
+		}
+		c.drivers = func(c *Chooser) []option {
+			all := host("gvisor", "qemu (TCG)")(c)
+			for i, o := range all {
+				all[i].open = func(ctx context.Context, k substrate.GuestKernel, b error) (substrate.Substrate, error) {
+					if b != nil {
+						before = b.Error()
+					}
+					if o.String() == "qemu (KVM)" {
+						return nil, tt.verdict.Unavailable("test", k.KernelKind)
+					}
+					return o.open(ctx, k, b)
+				}
+			}
+			return all
+		}
+		got := ""
+		s, err := c.Choose(t.Context(), tt.ask, Needs{})
+		if err == nil {
+			got = s.Name() + " " + s.Isolation()
+		} else {
+			said += err.Error()
+		}
+		if got != tt.want || !strings.Contains(said, tt.told) || tt.told == "" && said != "" || !strings.Contains(before, tt.before) || tt.before == "" && before != "" {
+			t.Errorf("%s, %+v, %+v: %q, says %q, %q before", tt.ask, tt.verdict, tt.kernel, got, said, before)
 		}
 	}
 }

@@ -4,7 +4,6 @@ package console
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -58,21 +57,41 @@ func (w *Watch) Ready() <-chan struct{} { return w.ready }
 // Failed is closed when the guest has said that it never will be.
 func (w *Watch) Failed() <-chan struct{} { return w.failed }
 
-// Fault is why the guest failed, or the panic that the console ends with; empty: neither.
-// It is one line that a terminal may print.
-func (w *Watch) Fault() string {
+// A GaveUp is the error of a guest whose kernel or agent has said that the agent will never
+// be ready.
+type GaveUp struct {
+	Why string // one line that a terminal may print
+}
+
+// Error implements error.
+func (e *GaveUp) Error() string { return e.Why }
+
+// Fault returns why the guest gave up as it started; nil: it did not say so. What a guest
+// prints whose agent is ready says nothing of its start: see Words.
+func (w *Watch) Fault() *GaveUp {
 	select {
 	case <-w.failed:
-		return w.why
+		return &GaveUp{w.why}
+	case <-w.ready:
+		return nil
 	default:
 	}
-	if match := panicLine.FindStringSubmatch(w.String()); match != nil {
-		return panicked(match[1])
+	if match := panicLine.FindStringSubmatch(w.String()); match != nil { // a line without its end
+		return &GaveUp{panicked(match[1])}
 	}
-	return ""
+	return nil
 }
 
 var panicLine = lazyregexp.New(panicText + `([^\r\n]{1,200})`)
+
+// Words quotes the panic that a started guest has printed, so that it can be put behind the
+// error of its machine; empty: there is none. It is the guest's word, and proves nothing.
+func (w *Watch) Words() string {
+	if match := panicLine.FindStringSubmatch(w.String()); match != nil {
+		return fmt.Sprintf("; its console says: %q", clip(panicText+match[1]))
+	}
+	return ""
+}
 
 func panicked(what string) string { return "the guest kernel panicked: " + clip(what) }
 
@@ -125,12 +144,14 @@ type Tail struct {
 	Limit int // of the bytes that are kept
 	mu    sync.Mutex
 	buf   []byte
+	lines int // that were ended
 }
 
 // Write implements io.Writer. It does not fail.
 func (t *Tail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.lines += bytes.Count(p, []byte("\n"))
 	t.buf = append(t.buf, p[max(0, len(p)-t.Limit):]...)
 	if over := len(t.buf) - t.Limit; over > 0 {
 		t.buf = append(t.buf[:0], t.buf[over:]...)
@@ -143,6 +164,13 @@ func (t *Tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return string(t.buf)
+}
+
+// Lines returns how many lines were written to their end.
+func (t *Tail) Lines() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.lines
 }
 
 // LastLine returns the last line of s that is not empty.
@@ -173,13 +201,4 @@ func clip(s string) string {
 		return s[:maxText]
 	}
 	return s
-}
-
-// ErrLate says that a guest was not ready in the time that it had.
-var ErrLate = errors.New("that is too long")
-
-// Late returns the error of a guest that was not ready: err says why nobody waits any
-// longer.
-func (w *Watch) Late(after fmt.Stringer, err error) error {
-	return fmt.Errorf("the guest did not start within %s: %w; its console ends: %q", after, err, clip(LastLine(w.String())))
 }

@@ -103,7 +103,7 @@ func New(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
 	case !v.Known && opts.Probe == nil:
 		e.Err, e.Hint = ErrUnproven, "run a turn with --substrate firecracker, which tries"
 	default:
-		e.Err, e.Hint = fmt.Errorf("KVM: %s", v.Reason), v.Advice(s.guest.KernelKind)
+		e.Err, e.Hint = v.Unavailable(e.Op, s.guest.KernelKind), v.Advice(s.guest.KernelKind)
 	}
 	return nil, e
 }

@@ -97,8 +97,8 @@ func (m *machine) explain(wait error) error {
 	notJailed := jailFailure(stderr, wait)
 	fault := lastFault(m.console.String() + "\n" + stderr)
 	switch guest := m.console.Fault(); {
-	case guest != "":
-		e.Err, e.Hint = errors.New(guest), m.hint()
+	case guest != nil:
+		e.Err, e.Hint = guest, m.hint()
 	case notJailed != nil:
 		e.Err = notJailed
 	case exits[code] != "":
@@ -110,7 +110,7 @@ func (m *machine) explain(wait error) error {
 	case wait != nil:
 		e.Err = fmt.Errorf("firecracker ended: %w", wait)
 	default:
-		e.Err, e.Hint = errors.New("the guest shut its machine down"), m.hint()
+		e.Err, e.Hint = fmt.Errorf("the guest shut its machine down%s", m.console.Words()), m.hint()
 	}
 	return e
 }
@@ -271,7 +271,7 @@ func (m *machine) wait(ctx context.Context, limit time.Duration) error {
 	case <-m.console.Ready():
 		return nil
 	case <-m.console.Failed():
-		return &turnstone.Error{Op: "firecracker.boot", Kind: turnstone.Dead, Subject: string(m.id), Err: errors.New(m.console.Fault()), Hint: m.hint()}
+		return &turnstone.Error{Op: "firecracker.boot", Kind: turnstone.Dead, Subject: string(m.id), Err: m.console.Fault(), Hint: m.hint()}
 	case <-m.done:
 		return m.Err()
 	case <-ctx.Done():

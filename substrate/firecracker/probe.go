@@ -8,7 +8,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/substrate/console"
 	"turnstone.dev/turnstone/substrate/kvm"
 )
 
@@ -51,7 +50,7 @@ func (s *Substrate) prove(ctx context.Context, m substrate.Machine, limit time.D
 	case err != nil && vm == nil && turnstone.KindOf(err) != turnstone.Dead && !errors.As(err, &refused):
 		return kvm.Verdict{}, err
 	case err != nil:
-		return kvm.Failed(err, errors.Is(err, console.ErrLate)), nil
+		return kvm.Failed(err, s.guest.KernelKind), nil
 	}
 	return kvm.Ran(time.Since(began)), nil
 }

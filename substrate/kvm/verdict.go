@@ -14,6 +14,7 @@ import (
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/console"
 )
 
 // Device is where Linux has KVM.
@@ -25,12 +26,16 @@ type Verdict struct {
 	Reason   string    `json:"reason"`
 	Proven   bool      `json:"proven"`             // a guest was started to find out, here or in an earlier run
 	Emulated bool      `json:"emulated,omitempty"` // the host emulates the kernels of its guests: Debian's does not start
-	Late     bool      `json:"late,omitempty"`     // the guest was not ready in time, which a busy host explains too
+	Kernel   bool      `json:"kernel,omitempty"`   // the fault is that of the guest's kernel, which is the user's: it says nothing of KVM
+	Lasts    bool      `json:"lasts,omitempty"`    // asking again later changes nothing
 	CPU      string    `json:"cpu,omitempty"`      // the model of the virtual CPU, where the driver names one
 	Why      string    `json:"why,omitempty"`      // why CPU is not what the driver tries first
 	Known    bool      `json:"-"`                  // asking again with a machine changes nothing
 	Denied   bool      `json:"-"`                  // the device is there, and may not be opened by those who run the guests
 	When     time.Time `json:"when"`
+
+	cause   error // where it was ruled out without a guest
+	passing bool  // it held for this one start
 }
 
 // How long a guest may take to prove KVM. It starts in a second where KVM works. Where a
@@ -40,8 +45,25 @@ const (
 	limitEmulated = time.Minute
 )
 
-// lateLasts is how long it is remembered that a guest was not ready in time.
-const lateLasts = time.Hour
+// failedLasts is how long it is remembered that a guest did not start where another try may
+// end otherwise: a busy host explains a guest that is late, too.
+const failedLasts = time.Hour
+
+// What the error of a verdict is.
+var (
+	// ErrKernel: KVM may work, and the guest's kernel, which is the user's, does not.
+	ErrKernel = errors.New("the guest's kernel is at fault")
+	// ErrNotStarted: a guest was started, here or in an earlier run, and did not get ready.
+	ErrNotStarted = errors.New("a guest does not start under it")
+)
+
+// What a driver's error wraps that ends a machine because of KVM.
+var (
+	// ErrTurnedAway: the device refuses a machine, or its next instruction.
+	ErrTurnedAway = errors.New("KVM turned away")
+	// ErrBroken: KVM cannot go on with the guest, or the guest has reset its machine.
+	ErrBroken = errors.New("KVM cannot run the guest")
+)
 
 // A Question is what a driver asks about KVM.
 type Question struct {
@@ -53,6 +75,9 @@ type Question struct {
 	// Kernel is what guests boot. One of the user's may start where others do not: then
 	// it is the real guest that decides.
 	Kernel substrate.GuestKernel
+	// Init is the digest of the initramfs, which has the kernel's modules in it; empty: it is
+	// not known yet, and then a verdict on the kernel that is remembered may be an old one.
+	Init turnstone.Digest
 	// May says why those who run guests may not open the device; nil: they may.
 	May func() error
 	// Try is a quick test without a kernel: see Try. It may return ErrEmulated.
@@ -65,7 +90,8 @@ type Question struct {
 // remembered is a verdict with what it depends on.
 type remembered struct {
 	Verdict
-	Host string `json:"host"`
+	Host string           `json:"host"`
+	Init turnstone.Digest `json:"init,omitempty"` // of a verdict on the kernel
 }
 
 // Ask answers q: at once where the device cannot be opened or used, from what is
@@ -84,7 +110,7 @@ func (q Question) Ask(ctx context.Context) Verdict {
 		return ruledOut(err)
 	case emulated && !q.Kernel.Own:
 		// Not remembered: it is found out again in less time than a file takes.
-		return Verdict{Reason: err.Error(), Proven: true, Emulated: true, Known: true, When: time.Now().UTC()}
+		return Verdict{Reason: err.Error(), Proven: true, Emulated: true, Known: true, When: time.Now().UTC(), cause: err}
 	case q.Prove == nil:
 		return Verdict{Reason: "not proven yet", Emulated: emulated}
 	}
@@ -97,12 +123,14 @@ func (q Question) Ask(ctx context.Context) Verdict {
 		return Verdict{Reason: "finding out failed: " + err.Error(), Emulated: emulated}
 	}
 	v.Proven, v.Known, v.Emulated, v.When = true, true, emulated, time.Now().UTC()
-	q.remember(v)
+	if !v.passing {
+		q.remember(v)
+	}
 	return v
 }
 
 func ruledOut(err error) Verdict {
-	return Verdict{Reason: err.Error(), Known: true, Denied: errors.Is(err, fs.ErrPermission)}
+	return Verdict{Reason: err.Error(), Known: true, Denied: errors.Is(err, fs.ErrPermission), cause: err}
 }
 
 // path is where the verdict is remembered: one for each kernel.
@@ -125,16 +153,20 @@ func (q Question) recall() (Verdict, bool) {
 	if err != nil || json.Unmarshal(b, &known) != nil || known.Host != q.host() {
 		return Verdict{}, false
 	}
-	if known.Late && time.Since(known.When).Abs() > lateLasts {
+	if !known.Usable && !known.Lasts && time.Since(known.When).Abs() > failedLasts {
 		return Verdict{}, false
 	}
-	known.Known = true
-	return known.Verdict, true
+	known.Verdict.Known = !known.Kernel || known.Init == q.Init
+	return known.Verdict, known.Verdict.Known || q.Init == "" && q.Prove == nil
 }
 
 // remember writes v down. A verdict that is not remembered is found again.
 func (q Question) remember(v Verdict) {
-	b, _ := json.Marshal(remembered{v, q.host()}) // plain data always encodes
+	known := remembered{Verdict: v, Host: q.host()}
+	if v.Kernel {
+		known.Init = q.Init
+	}
+	b, _ := json.Marshal(known) // plain data always encodes
 	if _, err := q.Home.MkdirAll("cache"); err == nil {
 		_ = stamp.WriteFile(q.path(), b, 0o600)
 	}
@@ -149,10 +181,19 @@ func MayOpen(device string) error {
 	return f.Close()
 }
 
-// Failed returns the verdict on a guest that did not get ready: err says why. late tells
-// that its time was over.
-func Failed(err error, late bool) Verdict {
-	return Verdict{Reason: "a guest does not start under it: " + err.Error(), Late: late}
+// Failed returns the verdict on a guest with this kernel that did not get ready: err says
+// why. What a kernel of the user's says itself is its own fault; where Turnstone's fails, it
+// is the host's.
+func Failed(err error, kernel substrate.KernelKind) Verdict {
+	var gaveUp *console.GaveUp
+	var typed *turnstone.Error
+	if errors.As(err, &typed) && typed.Err != nil { // a machine's name says nothing here
+		err = typed.Err
+	}
+	if errors.As(err, &gaveUp) && kernel.Own {
+		return Verdict{Reason: ErrKernel.Error() + ": " + gaveUp.Why, Kernel: true}
+	}
+	return Verdict{Reason: ErrNotStarted.Error() + ": " + err.Error(), Lasts: errors.Is(err, ErrBroken), passing: errors.Is(err, ErrTurnedAway)}
 }
 
 // Ran returns the verdict on a guest that got ready after took.
@@ -160,9 +201,10 @@ func Ran(took time.Duration) Verdict {
 	return Verdict{Usable: true, Reason: fmt.Sprintf("a guest started in %s", took.Round(time.Millisecond))}
 }
 
-// Unavailable returns the error of a driver that v rules out for guests with this kernel.
+// Unavailable returns the error of a driver that v rules out for guests with this kernel. It
+// wraps those of ErrKernel, ErrNotStarted, ErrEmulated and what the device said that hold.
 func (v Verdict) Unavailable(op string, kernel substrate.KernelKind) error {
-	return &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: "KVM", Err: errors.New(v.Reason), Hint: v.Advice(kernel)}
+	return &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: "KVM", Err: ruling{v}, Hint: v.Advice(kernel)}
 }
 
 // Advice is what helps where v rules KVM out for guests with this kernel: the kernel is to
@@ -173,3 +215,15 @@ func (v Verdict) Advice(kernel substrate.KernelKind) string {
 	}
 	return kernel.Advice()
 }
+
+// A ruling is a verdict as an error.
+type ruling struct{ Verdict }
+
+func (r ruling) Error() string { return r.Reason }
+
+// Is implements what errors.Is looks for.
+func (r ruling) Is(target error) bool {
+	return target == ErrKernel && r.Kernel || target == ErrNotStarted && r.Proven
+}
+
+func (r ruling) Unwrap() error { return r.cause }

@@ -3,6 +3,7 @@ package kvm
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/console"
 )
 
 // asked is a Question whose guests are counted, on a host that says what it is told to.
@@ -34,7 +36,7 @@ func newAsked(t *testing.T, try error, answer Verdict) *asked {
 }
 
 func own(image string) substrate.GuestKernel {
-	return substrate.GuestKernel{KernelKind: substrate.KernelKind{Own: true}, Digest: turnstone.DigestBytes([]byte(image))}
+	return substrate.GuestKernel{KernelKind: substrate.KernelKind{Own: true, File: "/" + image}, Digest: turnstone.DigestBytes([]byte(image))}
 }
 
 // TestOwnKernelDecides: a host that emulates its guests is ruled out for Debian's kernel
@@ -120,16 +122,73 @@ func TestProofFails(t *testing.T) {
 		t.Errorf("nothing is started: %+v", v)
 	}
 	a.Prove = prove
-	late := newAsked(t, nil, Failed(errors.New("it is late"), true))
+	late := newAsked(t, nil, Failed(errors.New("it is late"), substrate.KernelKind{}))
 	for range 2 {
-		if v := late.Ask(t.Context()); v.Usable || !v.Late || late.guests != 1 {
+		if v := late.Ask(t.Context()); v.Usable || v.Lasts || late.guests != 1 {
 			t.Errorf("late: %+v after %d guests", v, late.guests)
 		}
 	}
-	v, _ := late.recall()
-	v.When = v.When.Add(-2 * lateLasts)
-	late.remember(v)
-	if late.Ask(t.Context()); late.guests != 2 {
-		t.Error("a guest that was late is held against the host for ever")
+}
+
+// TestKernelAtFault: what a kernel of the user's says itself is no verdict on KVM: it holds
+// for this kernel with these modules, and is told as the kernel's. Of Turnstone's kernel, which
+// starts elsewhere, it is the host's fault.
+func TestKernelAtFault(t *testing.T) {
+	gaveUp := &turnstone.Error{Op: "qemu.boot", Subject: "sb_x", Err: &console.GaveUp{Why: "the guest kernel panicked: no tables"}}
+	a := newAsked(t, nil, Failed(gaveUp, own("a").KernelKind))
+	a.Kernel, a.Init = own("a"), "sha256:modules"
+	for range 2 {
+		v := a.Ask(t.Context())
+		if v.Usable || !v.Known || !v.Kernel || v.Reason != "the guest's kernel is at fault: the guest kernel panicked: no tables" || a.guests != 1 {
+			t.Fatalf("%+v after %d guests", v, a.guests)
+		}
+		if err := v.Unavailable("test", a.Kernel.KernelKind); !errors.Is(err, ErrKernel) || !strings.Contains(turnstone.HintOf(err), "turn doctor --kernel /a") {
+			t.Errorf("%v (%s)", err, turnstone.HintOf(err))
+		}
+	}
+	prove := a.Prove
+	a.Init, a.Prove = "", nil // as doctor asks, which makes no initramfs
+	if v := a.Ask(t.Context()); v.Known || !v.Kernel {
+		t.Errorf("without its modules: %+v", v)
+	}
+	a.Init, a.Prove = "sha256:more modules", prove
+	if a.Ask(t.Context()); a.guests != 2 {
+		t.Error("other modules are not tried")
+	}
+	a.Kernel = substrate.GuestKernel{}
+	if v := Failed(gaveUp, a.Kernel.KernelKind); v.Kernel || strings.Contains(v.Reason, "sb_x") {
+		t.Errorf("Debian's: %+v", v)
+	}
+	if err := (Verdict{Reason: "x", Proven: true}).Unavailable("test", a.Kernel.KernelKind); errors.Is(err, ErrKernel) {
+		t.Error(err)
+	}
+}
+
+// TestHowLong: what cannot change is remembered for good, what KVM says in the middle of one
+// start not at all, and all else for some time.
+func TestHowLong(t *testing.T) {
+	for _, tt := range []struct {
+		err         error
+		soon, later int // guests that are started until the question is asked again, now and tomorrow
+	}{
+		{fmt.Errorf("%w: KVM internal error", ErrBroken), 1, 1},
+		{fmt.Errorf("%w: kvm run failed Device or resource busy", ErrTurnedAway), 2, 3},
+		{console.ErrHangs, 1, 2},
+		{errors.New("QEMU ended"), 1, 2},
+		{&console.GaveUp{Why: "the guest kernel panicked"}, 1, 2},
+	} {
+		a := newAsked(t, nil, Failed(tt.err, own("a").KernelKind))
+		a.Kernel = own("a")
+		a.Ask(t.Context())
+		if v := a.Ask(t.Context()); v.Usable || !v.Known || a.guests != tt.soon {
+			t.Errorf("%v: %+v after %d guests", tt.err, v, a.guests)
+		}
+		if v, ok := a.recall(); ok {
+			v.When = v.When.Add(-24 * time.Hour)
+			a.remember(v)
+		}
+		if a.Ask(t.Context()); a.guests != tt.later {
+			t.Errorf("%v: tomorrow: %d guests", tt.err, a.guests)
+		}
 	}
 }

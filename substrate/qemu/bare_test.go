@@ -53,7 +53,7 @@ func bareChannel(h *home.Home) error {
 	if err != nil {
 		return err
 	}
-	if err := vm.wait(ctx, bootLimit); err != nil {
+	if err := vm.wait(ctx, accelTCG.patience()); err != nil {
 		return err
 	}
 	link, err := wire.NewLink(vm.agent, true)

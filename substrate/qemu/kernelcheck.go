@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -46,7 +47,10 @@ func (s *Substrate) CheckKernel(ctx context.Context, m substrate.Machine) (*Kern
 }
 
 func (s *Substrate) checkKernel(ctx context.Context, m substrate.Machine, silence, limit time.Duration) (*KernelReport, error) {
-	order, failures := s.checkOrder()
+	order, failures := s.checkOrder(m.KernelIs.Test)
+	if len(order) == 0 {
+		return nil, &turnstone.Error{Op: checkOp, Kind: turnstone.Unavailable, Subject: "kernel", Err: errors.New(strings.Join(failures, "; "))}
+	}
 	for _, a := range order {
 		k := *s
 		k.accel, k.kernel = a, m.GuestKernel()
@@ -61,17 +65,31 @@ func (s *Substrate) checkKernel(ctx context.Context, m substrate.Machine, silenc
 			return nil, s.wrap(err)
 		}
 		failures = append(failures, "under "+strings.ToUpper(string(a))+" "+e.Err.Error())
+		var gaveUp *console.GaveUp
+		if errors.As(err, &gaveUp) { // its own word: another machine does not help it
+			break
+		}
 	}
+	slices.SortStableFunc(failures, func(a, b string) int { return strings.Compare(a[:len("under KVM")], b[:len("under KVM")]) })
 	return nil, &turnstone.Error{Op: checkOp, Kind: turnstone.Dead, Subject: "kernel", Err: errors.New(strings.Join(failures, "; ")),
 		Hint: "CONFIG_SERIAL_8250_CONSOLE, CONFIG_PVH and CONFIG_BLK_DEV_INITRD have to be y"}
 }
 
-// checkOrder says what runs a kernel that is looked at, and what was ruled out, as text.
-func (s *Substrate) checkOrder() (order []accel, ruledOut []string) {
-	if err := s.mayOpen(); err != nil {
-		return []accel{accelTCG}, []string{"KVM was not tried (" + err.Error() + ")"}
+// checkOrder says what runs a kernel that is looked at, and what was ruled out, as text. A
+// test kernel runs under KVM only.
+func (s *Substrate) checkOrder(test bool) (order []accel, ruledOut []string) {
+	mayNot := s.mayOpen()
+	if mayNot != nil {
+		ruledOut = []string{"KVM was not tried (" + mayNot.Error() + ")"}
 	}
-	if kvm.Try(kvmDevice) == nil {
+	switch {
+	case test && mayNot != nil:
+		return nil, append(ruledOut, "a test kernel runs under KVM only")
+	case test:
+		return []accel{accelKVM}, nil
+	case mayNot != nil:
+		return []accel{accelTCG}, ruledOut
+	case kvm.Try(kvmDevice) == nil:
 		return []accel{accelKVM, accelTCG}, nil
 	}
 	return []accel{accelTCG, accelKVM}, nil
@@ -178,25 +196,18 @@ func (m *machine) report(ctx context.Context, nonce string, silence, limit time.
 	}
 }
 
-// firmwareEnd is the last that QEMU's firmware prints (SeaBIOS).
-const firmwareEnd = "Booting from ROM.."
-
 // noReport says why a kernel does not report: in its own words, if it has any.
 func (m *machine) noReport(why error) error {
 	e := &turnstone.Error{Op: checkOp, Kind: turnstone.Dead, Subject: "guest", Err: why}
-	text := m.console.String()
-	if _, after, found := strings.Cut(text, firmwareEnd); found {
-		text = after
-	}
-	last := console.Printable(console.LastLine(text))
+	last := m.console.LastWords()
 	kind := turnstone.KindOf(why)
 	var typed *turnstone.Error
 	if errors.As(why, &typed) { // of this machine, whose name says nothing here
 		why = errors.New(clip(typed.Err.Error()))
 	}
 	switch fault := m.console.Fault(); {
-	case fault != "":
-		e.Err = errors.New(fault)
+	case fault != nil:
+		e.Err = fault
 	case kind != turnstone.Internal && kind != turnstone.Dead:
 		return typed
 	case last == "":

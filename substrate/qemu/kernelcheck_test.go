@@ -69,6 +69,7 @@ var (
 	// printAlways prints one character, without end.
 	printAlways = []byte{0xba, 0xf8, 0x03, 0x00, 0x00, 0xb0, 'x', 0xee, 0xeb, 0xfb}
 	// reset faults three times: there is no table of interrupts.
+	spin  = []byte{0xeb, 0xfe}                                           // jmp to itself
 	reset = []byte{0x31, 0xc0, 0x50, 0x50, 0x0f, 0x01, 0x1c, 0x24, 0xcc} // push 0, twice; lidt [esp]; int3
 )
 
@@ -128,12 +129,12 @@ func TestKernelsThatDoNotStart(t *testing.T) {
 		{"panics at once", tinyKernel(join(printThen, halt), "[ 0.0] Kernel panic - not syncing: no \x1b\atables\n"), 60 * second, 60 * second, "the guest kernel panicked: no ??tables"},
 		{"panics in half a line", tinyKernel(join(printThen, halt), "Kernel panic - not syncing: half"), second, 60 * second, "the guest kernel panicked: half"},
 		{"prints without end", tinyKernel(printAlways, ""), 60 * second, 2 * second, "no report after 2s"},
-		{"resets", tinyKernel(reset, ""), 60 * second, 60 * second, "the guest shut its machine down"},
-		{"prints and resets", tinyKernel(join(printThen, reset), "\r\nso far\r\n"), 60 * second, 60 * second, `the guest shut its machine down; the console ends: "so far"`},
+		{"resets", tinyKernel(reset, ""), 60 * second, 60 * second, "the guest reset its machine, or shut it down, before its agent was ready"},
+		{"prints and resets", tinyKernel(join(printThen, reset), "\r\nso far\r\n"), 60 * second, 60 * second, `before its agent was ready; the console ends: "so far"`},
 		{"an agent that gives up", tinyKernel(join(printThen, halt), "turnstone-agent: failed: the kernel has no EROFS (CONFIG_EROFS_FS)\n"), 60 * second, 60 * second,
 			"the guest's agent does not start: the kernel has no EROFS (CONFIG_EROFS_FS)"},
 		{"a report that is not the agent's", tinyKernel(join(printThen, halt), forgedReport), second, 60 * second, "prints nothing on the serial console for 1s"},
-		{"a report that breaks off", tinyKernel(join(printThen, reset), forged), 60 * second, 60 * second, "the guest shut its machine down"},
+		{"a report that breaks off", tinyKernel(join(printThen, reset), forged), 60 * second, 60 * second, "the guest reset its machine, or shut it down, before its agent was ready"},
 		{"a segment larger than the memory", oversized(), 60 * second, 60 * second, "QEMU ended: qemu-system-x86_64: "},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

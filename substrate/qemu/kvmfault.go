@@ -1,17 +1,21 @@
 package qemu
 
 import (
-	"errors"
+	"fmt"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/substrate/console"
+	"turnstone.dev/turnstone/substrate/kvm"
 )
 
 // kvmFault is what QEMU says when KVM turns away: as it is opened, and as a guest runs, where
 // QEMU then stands still for ever (accel/kvm/kvm-all.c).
 var kvmFault = lazyregexp.New(`(Could not access KVM kernel module: |failed to initialize kvm: |kvm run failed |KVM internal error\. |` +
 	`KVM: entry failed, |kvm_init_vcpu: )[^\r\n]{0,200}`)
+
+// stuck is what it says where KVM cannot go on with this guest, whose kernel may be the reason.
+var stuck = lazyregexp.New(`^(KVM internal error\. |KVM: entry failed, )`)
 
 // A complaints is the end of what QEMU has said on its standard error. fault is called once,
 // with the line by which KVM turned away.
@@ -36,7 +40,14 @@ func (c *complaints) Write(p []byte) (int, error) {
 func (m *machine) turnedAway(line string) {
 	m.mu.Lock()
 	if m.cause == nil {
-		m.cause = &turnstone.Error{Op: "qemu.run", Kind: turnstone.Dead, Subject: string(m.id), Err: errors.New("KVM turned away: " + line), Hint: "run `turn doctor`"}
+		e := &turnstone.Error{Op: "qemu.run", Kind: turnstone.Dead, Subject: string(m.id), Err: fmt.Errorf("%w: %s", kvm.ErrTurnedAway, line), Hint: "run `turn doctor`"}
+		if stuck.MatchString(line) {
+			e.Err = fmt.Errorf("%w: %s", kvm.ErrBroken, line)
+			if m.starting() {
+				e.Hint = m.advice
+			}
+		}
+		m.cause = e
 	}
 	m.mu.Unlock()
 	close(m.noKVM)

@@ -14,7 +14,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/substrate/console"
 	"turnstone.dev/turnstone/substrate/jail"
 	"turnstone.dev/turnstone/substrate/kvm"
 )
@@ -63,6 +62,7 @@ func (s *Substrate) KVM(ctx context.Context, probe *substrate.Machine) kvm.Verdi
 		Try: func() error { return kvm.Try(kvmDevice) },
 	}
 	if probe != nil {
+		q.Init = probe.InitDigest
 		q.Prove = func(ctx context.Context, limit time.Duration) (kvm.Verdict, error) {
 			s.progress("finding out whether KVM runs a guest (once)")
 			return s.prove(ctx, *probe, limit)
@@ -101,7 +101,9 @@ func (s *Substrate) proveOnce(ctx context.Context, m substrate.Machine, limit ti
 		return kvm.Verdict{}, "", err
 	}
 	defer func() { _ = vm.Close() }()
-	err = vm.wait(ctx, limit)
+	p := accelKVM.patience()
+	p.Work, p.Limit = min(p.Work, limit), 3*limit // a busy host gives it a third of its time
+	err = vm.wait(ctx, p)
 	select {
 	case <-vm.done:
 		said = vm.stderr.String()
@@ -110,8 +112,10 @@ func (s *Substrate) proveOnce(ctx context.Context, m substrate.Machine, limit ti
 	switch {
 	case ctx.Err() != nil:
 		return kvm.Verdict{}, "", ctx.Err()
+	case turnstone.KindOf(err) == turnstone.Exhausted, turnstone.KindOf(err) == turnstone.Unavailable:
+		return kvm.Verdict{}, "", err // the host's disk, or QEMU's jail
 	case err != nil:
-		return kvm.Failed(err, errors.Is(err, console.ErrLate)), said, nil
+		return kvm.Failed(err, s.kernel.KernelKind), said, nil
 	}
 	return kvm.Ran(time.Since(began)), "", nil
 }

@@ -20,7 +20,9 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/descriptors"
 	"turnstone.dev/turnstone/substrate/console"
+	"turnstone.dev/turnstone/substrate/host"
 	"turnstone.dev/turnstone/substrate/jail"
+	"turnstone.dev/turnstone/substrate/kvm"
 )
 
 // files are what a machine is made of, open. A nil file is not passed.
@@ -185,8 +187,8 @@ func (m *machine) explain(wait error) error {
 	switch fault := m.console.Fault(); {
 	case m.cause != nil:
 		return m.cause
-	case fault != "":
-		e.Err, e.Hint = errors.New(fault), m.hint()
+	case fault != nil:
+		e.Err, e.Hint = fault, m.hint()
 	case busError(wait):
 		// Its memory is a file: a page that the disk has no room for ends it so.
 		e.Kind, e.Hint = turnstone.Exhausted, "make room where TURN_HOME is"
@@ -197,11 +199,23 @@ func (m *machine) explain(wait error) error {
 		e.Err = fmt.Errorf("QEMU ended: %s", console.Printable(strings.TrimSpace(m.stderr.String())))
 	case wait != nil:
 		e.Err = fmt.Errorf("QEMU ended: %w", wait)
+	case m.starting():
+		e.Err, e.Hint = endedEarly{}, m.hint()
 	default:
-		e.Err, e.Hint = errors.New("the guest shut its machine down"), m.hint()
+		e.Err = fmt.Errorf("the guest shut its machine down%s", m.console.Words())
 	}
 	return e
 }
+
+// An endedEarly is what is seen of a triple fault, too: QEMU ends with the machine's first reset.
+type endedEarly struct{}
+
+func (endedEarly) Error() string {
+	return "the guest reset its machine, or shut it down, before its agent was ready"
+}
+
+// Is says what that means under KVM.
+func (endedEarly) Is(target error) bool { return target == kvm.ErrBroken }
 
 func busError(wait error) bool {
 	var exit *exec.ExitError
@@ -307,33 +321,45 @@ func (m *machine) Resume(ctx context.Context) error {
 	return err
 }
 
-// hint is what helps when the guest does not start; nothing once it has.
-func (m *machine) hint() string {
+// starting tells whether the agent is not ready yet.
+func (m *machine) starting() bool {
 	select {
 	case <-m.console.Ready():
-		return ""
+		return false
 	default:
-		return m.advice
+		return true
 	}
 }
 
-// wait blocks until the agent is ready. What the guest says of itself, the machine's end
-// and ctx's end are errors.
-func (m *machine) wait(ctx context.Context, limit time.Duration) error {
-	late := time.NewTimer(limit)
-	defer late.Stop()
-	select {
-	case <-m.console.Ready():
-		return nil
-	case <-m.console.Failed():
-		return &turnstone.Error{Op: "qemu.boot", Kind: turnstone.Dead, Subject: string(m.id), Err: errors.New(m.console.Fault()), Hint: m.hint()}
-	case <-m.done:
-		return m.Err()
-	case <-ctx.Done():
-		return m.console.Late(limit, ctx.Err())
-	case <-late.C:
-		return m.console.Late(limit, console.ErrLate)
+// hint is what helps when the guest does not start; nothing once it has.
+func (m *machine) hint() string {
+	if m.starting() {
+		return m.advice
 	}
+	return ""
+}
+
+// wait blocks until the agent is ready. What the guest says of itself, that it hangs, the
+// machine's end and ctx's end are errors.
+func (m *machine) wait(ctx context.Context, p console.Patience) error {
+	err := m.console.Await(ctx, p, func() (console.Load, error) { return host.Load(m.process.Pid) }, m.done)
+	switch {
+	case err == nil, ctx.Err() != nil:
+		return err
+	case errors.Is(err, console.ErrEnded):
+		return m.Err()
+	}
+	return &turnstone.Error{Op: "qemu.boot", Kind: turnstone.Dead, Subject: string(m.id), Err: err, Hint: m.hint()}
+}
+
+// patience is how long a guest may take to start. Under KVM that takes a second, and up to
+// ten of processor time where the host emulates kernels; under TCG up to three, and a busy
+// host has other bounds than an idle one. Ordinary kernels print nothing meanwhile.
+func (a accel) patience() console.Patience {
+	if a == accelKVM {
+		return console.Patience{Idle: 15 * time.Second, Work: 30 * time.Second, Limit: 3 * time.Minute}
+	}
+	return console.Patience{Idle: 30 * time.Second, Work: time.Minute, Limit: 5 * time.Minute}
 }
 
 // unprivileged is what root's QEMU runs as: nobody, with the group that may use

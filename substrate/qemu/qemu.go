@@ -25,6 +25,7 @@ import (
 	"turnstone.dev/turnstone/substrate/console"
 	"turnstone.dev/turnstone/substrate/disk"
 	"turnstone.dev/turnstone/substrate/host"
+	"turnstone.dev/turnstone/substrate/kvm"
 )
 
 // Substrate starts QEMU machines. It is safe for concurrent use.
@@ -36,6 +37,8 @@ type Substrate struct {
 	cpu      string // see engine
 	wall     Jail
 	hostCPU  turnstone.Digest
+	verdict  kvm.Verdict
+	fallback error // see Options
 	kernel   substrate.GuestKernel
 	progress func(string)
 	more     []string // arguments for a boot that only a benchmark or a check of a kernel has
@@ -49,6 +52,9 @@ type Options struct {
 	// Nil: an unproven KVM counts as unusable.
 	Probe  *substrate.Machine
 	Kernel substrate.GuestKernel // that guests boot; Probe's where there is one
+	// Fallback is why guests do not run under KVM, where that is worth telling: the error
+	// of one that does not start without it has both reasons. Nil: only its own.
+	Fallback error
 }
 
 const binaryName = "qemu-system-x86_64"
@@ -56,7 +62,7 @@ const binaryName = "qemu-system-x86_64"
 // New finds QEMU and decides how guests are run. The verdict on KVM is found out
 // once and remembered in h.
 func New(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
-	s := &Substrate{home: h, binary: opts.Binary, progress: opts.Progress, accel: accelTCG, kernel: opts.Kernel}
+	s := &Substrate{home: h, binary: opts.Binary, progress: opts.Progress, accel: accelTCG, kernel: opts.Kernel, fallback: opts.Fallback}
 	if opts.Probe != nil {
 		s.kernel = opts.Probe.GuestKernel()
 	}
@@ -87,8 +93,8 @@ func New(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
 	if s.wall, err = s.findWall(ctx); err != nil {
 		return nil, err
 	}
-	if verdict := s.KVM(ctx, opts.Probe); verdict.Usable {
-		s.accel, s.cpu = accelKVM, verdict.CPU
+	if s.verdict = s.KVM(ctx, opts.Probe); s.verdict.Usable {
+		s.accel, s.cpu = accelKVM, s.verdict.CPU
 	}
 	return s, nil
 }
@@ -113,6 +119,9 @@ func (s *Substrate) engine() engine { return engine{s.accel, s.cpu} }
 // Accelerated tells whether guests run under KVM.
 func (s *Substrate) Accelerated() bool { return s.accel == accelKVM }
 
+// Verdict is what New has found out about KVM.
+func (s *Substrate) Verdict() kvm.Verdict { return s.verdict }
+
 // Boot implements substrate.Substrate.
 func (s *Substrate) Boot(ctx context.Context, m substrate.Machine) (substrate.Sandbox, error) {
 	if err := s.hasCard(m.Shape); err != nil {
@@ -122,7 +131,7 @@ func (s *Substrate) Boot(ctx context.Context, m substrate.Machine) (substrate.Sa
 	if err != nil {
 		return nil, err
 	}
-	err = vm.wait(ctx, bootLimit)
+	err = vm.wait(ctx, s.accel.patience())
 	if err == nil {
 		_, err = vm.mon.do(ctx, negotiate)
 	}
@@ -131,9 +140,20 @@ func (s *Substrate) Boot(ctx context.Context, m substrate.Machine) (substrate.Sa
 	}
 	if err != nil {
 		_ = vm.Close()
-		return nil, s.wrap(err)
+		return nil, s.wrap(s.notStarted(err))
 	}
 	return vm, nil
+}
+
+// notStarted puts why KVM is not used before what a guest without it died of.
+func (s *Substrate) notStarted(err error) error {
+	var e *turnstone.Error
+	if s.fallback == nil || s.accel == accelKVM || !errors.As(err, &e) || e.Kind != turnstone.Dead {
+		return err
+	}
+	both := *e
+	both.Subject, both.Err = "", fmt.Errorf("%w; and without it, under TCG: %w", s.fallback, e.Err)
+	return &both
 }
 
 // bootFresh starts m from its kernel with memory and a disk that nobody else has.

@@ -112,7 +112,7 @@ func (s *Substrate) fillSnapshot(ctx context.Context, m substrate.Machine, id id
 	}
 	state, err := s.bootAndSave(ctx, m, ram, scratch)
 	if err != nil {
-		return err
+		return s.notStarted(err)
 	}
 	man := manifest{Identity: id, Taken: time.Now().UTC(), State: turnstone.DigestBytes(state)}
 	if err := errors.Join(ram.Sync(), scratch.Sync()); err != nil {
@@ -123,9 +123,6 @@ func (s *Substrate) fillSnapshot(ctx context.Context, m substrate.Machine, id id
 	}
 	return man.Seal(ctx, tmp)
 }
-
-// bootLimit bounds a boot under TCG on a busy machine; a boot takes seconds.
-const bootLimit = 3 * time.Minute
 
 func (s *Substrate) bootAndSave(ctx context.Context, m substrate.Machine, ram, scratch *os.File) ([]byte, error) {
 	r, w, err := os.Pipe()
@@ -139,7 +136,7 @@ func (s *Substrate) bootAndSave(ctx context.Context, m substrate.Machine, ram, s
 		return nil, err
 	}
 	defer func() { _ = vm.Close() }()
-	if err := vm.wait(ctx, bootLimit); err != nil {
+	if err := vm.wait(ctx, s.accel.patience()); err != nil {
 		return nil, err
 	}
 	type read struct {

@@ -1,0 +1,126 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// A Patience bounds the wait for a guest's agent. The first two begin anew with each line on
+// the console. They are measured by what the machine has had of the host, so that a busy host
+// or a slow disk takes nothing of them.
+type Patience struct {
+	Idle  time.Duration // in which the machine neither computes nor waits for the host
+	Work  time.Duration // of processor time
+	Limit time.Duration // in all, however much the guest prints
+}
+
+// A Load is what a machine takes of the host.
+type Load struct {
+	CPU  time.Duration // processor time since its start
+	Busy bool          // it computes now, or waits for a processor or a disk
+}
+
+// What ends the wait for a guest.
+var (
+	ErrLate  = errors.New("that is too long")
+	ErrHangs = errors.New("the guest hangs as it starts")
+	ErrEnded = errors.New("the machine has ended")
+)
+
+// look is how often the load is asked for.
+const look = 100 * time.Millisecond
+
+// quiet is the part of a processor below which a machine counts as idle, as 1/quiet.
+const quiet = 10
+
+// Await blocks until the agent is ready. Else it returns a *GaveUp, ErrEnded once done is
+// closed, ErrHangs, ErrLate or ctx's error, with how the console ends. load may fail: then
+// all time counts as computing.
+func (w *Watch) Await(ctx context.Context, p Patience, load func() (Load, error), done <-chan struct{}) error {
+	began := time.Now()
+	tick := time.NewTicker(look)
+	defer tick.Stop()
+	var h hanging
+	for {
+		select {
+		case <-w.Ready():
+			return nil
+		case <-w.Failed():
+			return w.Fault()
+		case <-done:
+			return ErrEnded
+		case <-ctx.Done():
+			return w.Late(time.Since(began).Round(time.Millisecond), ctx.Err())
+		case <-tick.C:
+		}
+		l, err := load()
+		if err := h.look(p, w.Lines(), time.Now(), l, err == nil); err != nil {
+			return w.end(err)
+		}
+		if time.Since(began) > p.Limit {
+			return w.Late(p.Limit, ErrLate)
+		}
+	}
+}
+
+// A hanging adds up what a guest has done since its console's last line.
+type hanging struct {
+	lines      int
+	at         time.Time
+	cpu        time.Duration
+	idle, work time.Duration
+}
+
+// look takes the state of now, and returns an error when one of p's bounds is passed.
+func (h *hanging) look(p Patience, lines int, now time.Time, l Load, known bool) error {
+	passed, worked := now.Sub(h.at), l.CPU-h.cpu
+	first := h.at.IsZero()
+	h.at, h.cpu = now, l.CPU
+	switch {
+	case first || lines != h.lines:
+		h.lines, h.idle, h.work = lines, 0, 0
+	case !known:
+		h.work += passed
+	case !l.Busy && worked*quiet < passed:
+		h.idle += passed
+	default:
+		h.work += worked
+	}
+	switch {
+	case h.idle > p.Idle:
+		return fmt.Errorf("%w: it has neither computed nor printed a line for %s", ErrHangs, p.Idle)
+	case h.work > p.Work:
+		return fmt.Errorf("%w: it has computed for %s and printed no line", ErrHangs, p.Work)
+	}
+	return nil
+}
+
+// firmwareEnd is the last that QEMU's firmware prints (SeaBIOS).
+const firmwareEnd = "Booting from ROM.."
+
+// LastWords returns the last line that the guest itself has printed; empty: none. It is one
+// line that a terminal may print.
+func (w *Watch) LastWords() string {
+	text := w.String()
+	if _, after, found := strings.Cut(text, firmwareEnd); found {
+		text = strings.TrimLeft(after, ".")
+	}
+	return clip(LastLine(text))
+}
+
+// end adds to err how the console ends.
+func (w *Watch) end(err error) error {
+	if last := w.LastWords(); last != "" {
+		return fmt.Errorf("%w; the console ends: %q", err, last)
+	}
+	return fmt.Errorf("%w; the console is empty", err)
+}
+
+// Late returns the error of a guest that was not ready: err says why nobody waits any
+// longer.
+func (w *Watch) Late(after time.Duration, err error) error {
+	return w.end(fmt.Errorf("the guest did not start within %s: %w", after, err))
+}

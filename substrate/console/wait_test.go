@@ -1,0 +1,85 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// TestHanging: a guest hangs when it has been idle, or has computed, for longer than it may
+// since its last line; time in which the host gives it nothing does not count.
+func TestHanging(t *testing.T) {
+	p := Patience{Idle: 3 * time.Second, Work: 5 * time.Second}
+	rapid.Check(t, func(t *rapid.T) {
+		var h hanging
+		var cpu, idle, work time.Duration
+		now, lines := time.Unix(1, 0), 0
+		_ = h.look(p, lines, now, Load{}, true)
+		for range rapid.IntRange(0, 60).Draw(t, "looks") {
+			passed := time.Duration(rapid.IntRange(1, 1000).Draw(t, "passed")) * time.Millisecond
+			now = now.Add(passed)
+			l, known := Load{}, true
+			switch rapid.SampledFrom([]string{"idle", "starved", "works", "unknown", "line"}).Draw(t, "does") {
+			case "idle":
+				idle += passed
+			case "starved": // it would run, and gets no processor, or a slow disk
+				l.Busy = true
+			case "works":
+				cpu, work, l.Busy = cpu+passed, work+passed, true
+			case "unknown":
+				work, known = work+passed, false
+			case "line":
+				lines, idle, work = lines+1, 0, 0
+			}
+			l.CPU = cpu
+			if err, want := h.look(p, lines, now, l, known), idle > p.Idle || work > p.Work; errors.Is(err, ErrHangs) != want {
+				t.Fatalf("idle for %s, worked for %s: %v", idle, work, err)
+			} else if want {
+				return
+			}
+		}
+	})
+}
+
+// TestAwait: what ends the wait is told with the guest's last words, without the firmware's.
+func TestAwait(t *testing.T) {
+	idle := func() (Load, error) { return Load{}, nil }
+	ended, canceled := make(chan struct{}), func() context.Context {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		return ctx
+	}()
+	close(ended)
+	short := Patience{Idle: time.Millisecond, Work: time.Millisecond, Limit: time.Hour}
+	for _, tt := range []struct {
+		said string
+		ctx  context.Context
+		p    Patience
+		done chan struct{}
+		is   error
+		says string
+	}{
+		{"turnstone-agent: ready\n", t.Context(), short, nil, nil, ""},
+		{"Booting from ROM...", t.Context(), short, nil, ErrHangs, "; the console is empty"},
+		{"Booting from ROM...\r\nso \x1b[2Jfar\r\n", t.Context(), short, nil, ErrHangs, `; the console ends: "so ?[2Jfar"`},
+		{"x", t.Context(), Patience{Idle: time.Hour, Work: time.Hour}, nil, ErrLate, `within 0s: that is too long; the console ends: "x"`},
+		{"", canceled, short, nil, context.Canceled, ""},
+		{"", t.Context(), Patience{Idle: time.Hour, Work: time.Hour, Limit: time.Hour}, ended, ErrEnded, ""},
+	} {
+		w := New()
+		_, _ = w.Write([]byte(tt.said))
+		if err := w.Await(tt.ctx, tt.p, idle, tt.done); !errors.Is(err, tt.is) || err != nil && !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%q: %v", tt.said, err)
+		}
+	}
+	w := New()
+	_, _ = w.Write([]byte(panicText + "no tables\n"))
+	var gaveUp *GaveUp
+	if err := w.Await(t.Context(), short, idle, nil); !errors.As(err, &gaveUp) || gaveUp.Why != "the guest kernel panicked: no tables" {
+		t.Error(err)
+	}
+}
