@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -53,7 +54,7 @@ func (c *checker) look(ctx context.Context) scene {
 	if q, err := qemu.New(ctx, c.home, qemu.Options{Kernel: c.guest}); err != nil {
 		s.qemu.err = err
 	} else {
-		s.qemu.version, s.qemu.jail, s.qemu.kvm = q.Version(), q.Jail(), q.KVM(ctx, nil)
+		s.qemu.version, s.qemu.jail, s.qemu.kvm = q.Version(), q.Jail(), stillUsable(q.KVM(ctx, nil), kvm.Try(kvm.Device))
 	}
 	if g, err := gvisor.New(ctx, c.home, gvisor.Options{}); err != nil {
 		s.gvisor.err = err
@@ -64,6 +65,14 @@ func (c *checker) look(ctx context.Context) scene {
 		}
 	}
 	return s
+}
+
+// stillUsable is v, which may be of yesterday, after the device was tried again.
+func stillUsable(v kvm.Verdict, try error) kvm.Verdict {
+	if v.Usable && try != nil && !errors.Is(try, kvm.ErrEmulated) {
+		return kvm.Verdict{Reason: "a guest ran under it before, and it turns away now: " + try.Error(), Proven: true, Known: true}
+	}
+	return v
 }
 
 // tell says of each substrate what it can do here, and which one turns get.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 	"testing"
 
 	"turnstone.dev/turnstone"
@@ -258,5 +259,21 @@ func TestDoctorLines(t *testing.T) {
 		if !strings.HasPrefix(lines["kvm"], tt.kvm) || !strings.HasPrefix(lines["substrate"], tt.substrate) {
 			t.Errorf("%s:\n%s\n%s", tt.host, lines["kvm"], lines["substrate"])
 		}
+	}
+}
+
+// TestStillUsable: a device that turns away now is told, whatever ran under it yesterday.
+func TestStillUsable(t *testing.T) {
+	usable := kvm.Verdict{Usable: true, Proven: true, Known: true}
+	for _, try := range []error{nil, kvm.ErrEmulated} {
+		if v := stillUsable(usable, try); !v.Usable {
+			t.Errorf("%v: %+v", try, v)
+		}
+	}
+	if v := stillUsable(usable, syscall.EBUSY); v.Usable || !strings.Contains(v.Reason, "busy") {
+		t.Errorf("%+v", v)
+	}
+	if v := stillUsable(kvm.Verdict{Reason: "x"}, syscall.EBUSY); v.Reason != "x" {
+		t.Errorf("%+v", v)
 	}
 }

@@ -64,7 +64,7 @@ func (s *Substrate) checkKernel(ctx context.Context, m substrate.Machine, silenc
 		case turnstone.KindOf(err) != turnstone.Dead || !errors.As(err, &e):
 			return nil, s.wrap(err)
 		}
-		failures = append(failures, "under "+strings.ToUpper(string(a))+" "+e.Err.Error())
+		failures = append(failures, "under "+strings.ToUpper(string(a))+": "+e.Err.Error())
 		var gaveUp *console.GaveUp
 		if errors.As(err, &gaveUp) { // its own word: another machine does not help it
 			break
