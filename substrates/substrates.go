@@ -241,7 +241,7 @@ func (c *Chooser) options(ctx context.Context, name string) ([]option, error) {
 	all := slices.DeleteFunc(made(c), func(o option) bool { return name != Auto && name != o.name })
 	for i := range all {
 		if o := all[i]; c.Open != nil {
-			all[i].open = func(ctx context.Context, kernel substrate.GuestKernel) (substrate.Substrate, error) {
+			all[i].open = func(ctx context.Context, kernel substrate.GuestKernel, _ error) (substrate.Substrate, error) {
 				return c.Open(ctx, o.name, o.how, kernel)
 			}
 		}
