@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
 // A Patience bounds the wait for a guest's agent. The first two begin anew with each line on
@@ -101,6 +103,10 @@ func (h *hanging) look(p Patience, lines int, now time.Time, l Load, known bool)
 // firmwareEnd is the last that QEMU's firmware prints (SeaBIOS).
 const firmwareEnd = "Booting from ROM.."
 
+// logged is a line of Firecracker's log, which it writes between what its guest prints, behind
+// what that has printed of a line.
+var logged = lazyregexp.New(`^(.*?)\d{4}-\d\d-\d\dT[\d:.]{8,20} \[sb-[^\]]{1,200}:(?:ERROR|WARN|INFO|DEBUG)[^\]]{0,200}\] `)
+
 // LastWords returns the last line that the guest itself has printed; empty: none. It is one
 // line that a terminal may print.
 func (w *Watch) LastWords() string {
@@ -108,7 +114,17 @@ func (w *Watch) LastWords() string {
 	if _, after, found := strings.Cut(text, firmwareEnd); found {
 		text = strings.TrimLeft(after, ".")
 	}
-	return clip(LastLine(text))
+	for text = strings.TrimSpace(text); text != ""; {
+		line := LastLine(text)
+		text = strings.TrimSpace(strings.TrimSuffix(text, line))
+		if match := logged.FindStringSubmatch(line); match != nil {
+			line = match[1]
+		}
+		if line = clip(line); line != "" {
+			return line
+		}
+	}
+	return ""
 }
 
 // end adds to err how the console ends.

@@ -30,6 +30,7 @@ import (
 	"turnstone.dev/turnstone/substrate/console"
 	"turnstone.dev/turnstone/substrate/disk"
 	"turnstone.dev/turnstone/substrate/host"
+	"turnstone.dev/turnstone/substrate/kvm"
 )
 
 var (
@@ -241,7 +242,7 @@ func (s *Substrate) Boot(ctx context.Context, m substrate.Machine) (substrate.Sa
 	if err != nil {
 		return nil, s.wrap(ctx, err)
 	}
-	err = vm.wait(ctx, bootLimit)
+	err = vm.wait(ctx, kvm.Patience())
 	if err == nil {
 		err = vm.connect(ctx)
 	}
@@ -253,9 +254,6 @@ func (s *Substrate) Boot(ctx context.Context, m substrate.Machine) (substrate.Sa
 
 // errBoot says that Firecracker boots no machine, for which the kernel may be to blame.
 var errBoot = errors.New("the machine is not booted")
-
-// bootLimit bounds a boot, which takes less than a second where KVM works.
-const bootLimit = time.Minute
 
 // boot starts m from its kernel, with a disk that nobody else has.
 func (s *Substrate) boot(ctx context.Context, m substrate.Machine) (*machine, error) {

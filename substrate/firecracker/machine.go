@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -18,6 +19,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/substrate/console"
+	"turnstone.dev/turnstone/substrate/host"
 )
 
 // machine is one running Firecracker.
@@ -260,23 +262,36 @@ func (m *machine) hint() string {
 	}
 }
 
-// wait blocks until the agent is ready. What the guest says of itself, the machine's end
-// and ctx's end are errors.
-func (m *machine) wait(ctx context.Context, limit time.Duration) error {
-	late := time.NewTimer(limit)
-	defer late.Stop()
-	began := time.Now()
-	after := func() time.Duration { return time.Since(began).Round(time.Millisecond) }
-	select {
-	case <-m.console.Ready():
-		return nil
-	case <-m.console.Failed():
-		return &turnstone.Error{Op: "firecracker.boot", Kind: turnstone.Dead, Subject: string(m.id), Err: m.console.Fault(), Hint: m.hint()}
-	case <-m.done:
+// wait blocks until the agent is ready. What the guest says of itself, that it hangs, the
+// machine's end and ctx's end are errors.
+func (m *machine) wait(ctx context.Context, p console.Patience) error {
+	err := m.console.Await(ctx, p, m.load, m.done)
+	switch {
+	case err == nil, ctx.Err() != nil:
+		return err
+	case errors.Is(err, console.ErrEnded):
 		return m.Err()
-	case <-ctx.Done():
-		return m.console.Late(after(), ctx.Err())
-	case <-late.C:
-		return m.console.Late(after(), console.ErrLate)
 	}
+	return &turnstone.Error{Op: "firecracker.boot", Kind: turnstone.Dead, Subject: string(m.id), Err: err, Hint: m.hint()}
+}
+
+// load is what Firecracker takes of the host.
+func (m *machine) load() (console.Load, error) {
+	pid, err := m.pid()
+	if err != nil {
+		return console.Load{}, err
+	}
+	return host.Load(pid)
+}
+
+// pid is Firecracker's process ID: below a shell where its jailer has started it.
+func (m *machine) pid() (int, error) {
+	if m.wall != byJailer {
+		return m.process.Pid, nil
+	}
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", m.process.Pid, m.process.Pid))
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(b)))
 }

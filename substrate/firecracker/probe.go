@@ -21,6 +21,7 @@ func (s *Substrate) KVM(ctx context.Context, probe *substrate.Machine) kvm.Verdi
 		Kernel: s.guest, May: s.mayOpen, Try: s.tryKVM,
 	}
 	if probe != nil {
+		q.Init = probe.InitDigest
 		q.Prove = func(ctx context.Context, limit time.Duration) (kvm.Verdict, error) {
 			s.progress("finding out whether KVM runs a guest of Firecracker (once)")
 			return s.prove(ctx, *probe, limit)
@@ -41,7 +42,7 @@ func (s *Substrate) prove(ctx context.Context, m substrate.Machine, limit time.D
 	vm, err := s.boot(ctx, m)
 	if err == nil {
 		defer func() { _ = vm.Close() }()
-		err = vm.wait(ctx, limit)
+		err = vm.wait(ctx, kvm.Proving(limit))
 	}
 	var refused *apiError
 	switch {

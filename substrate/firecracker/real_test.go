@@ -28,18 +28,11 @@ import (
 // The tests of this file ask a Firecracker that runs, and its guest. They run wherever
 // TestConformance does.
 
-// firecrackerOf is the process ID of a machine's Firecracker: below a shell where its jailer has started it.
+// firecrackerOf is the process ID of a machine's Firecracker.
 func firecrackerOf(t testing.TB, m *machine) int {
 	t.Helper()
-	if m.wall != byJailer {
-		return m.process.Pid
-	}
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", m.process.Pid, m.process.Pid))
+	pid, err := m.pid()
 	check(t, err)
-	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
-	if err != nil {
-		t.Fatalf("children %q", b)
-	}
 	return pid
 }
 
@@ -260,7 +253,7 @@ func endless() []byte {
 }
 
 // A guest that panics as it boots is told in its own words; one that boots and never
-// answers, as one that is late. Nothing is left of either, and no snapshot is taken.
+// answers, or hangs at its entry, as one that hangs. Nothing is left of either, and no snapshot is taken.
 func TestRealBadGuest(t *testing.T) {
 	s, m := started(t)
 	m.InitDigest = turnstone.DigestBytes([]byte("another"))
@@ -278,15 +271,25 @@ func TestRealBadGuest(t *testing.T) {
 	if _, err := os.Stat(s.home.Path("snapshots", s.identity(m).key())); err == nil {
 		t.Error("a snapshot of it is there")
 	}
-	m.Initramfs = initramfs(t, endless())
-	vm, err := s.boot(within(t), m)
-	check(t, err)
-	cell := vm.cell.dir
-	err = s.failed(t.Context(), vm, vm.wait(within(t), 3*time.Second))
-	if turnstone.KindOf(err) != turnstone.Unavailable || !errors.Is(err, console.ErrLate) || turnstone.HintOf(err) == "" {
-		t.Errorf("a mute one: %s, %v (%s)", turnstone.KindOf(err), err, turnstone.HintOf(err))
-	}
-	if _, err := os.Stat(cell); err == nil {
-		t.Error("its folder is left")
+	image := filepath.Join(t.TempDir(), "vmlinux")
+	check(t, os.WriteFile(image, endless(), 0o644))
+	for what, change := range map[string]func(m *substrate.Machine){
+		"an agent that never answers":      func(m *substrate.Machine) { m.Initramfs = initramfs(t, endless()) },
+		"a kernel that hangs at its entry": func(m *substrate.Machine) { m.Kernel = image },
+	} {
+		m := m
+		change(&m)
+		vm, err := s.boot(within(t), m)
+		check(t, err)
+		cell := vm.cell.dir
+		err = s.failed(t.Context(), vm, vm.wait(within(t), console.Patience{Idle: time.Second, Work: 3 * time.Second, Limit: limit}))
+		if turnstone.KindOf(err) != turnstone.Dead || !errors.Is(err, console.ErrHangs) || turnstone.HintOf(err) == "" || strings.Contains(err.Error(), "Vcpu") ||
+			m.Kernel == image && !strings.Contains(err.Error(), "the console is empty") {
+			t.Errorf("%s: %s, %v (%s)", what, turnstone.KindOf(err), err, turnstone.HintOf(err))
+		}
+		t.Logf("%s: %v", what, err)
+		if _, err := os.Stat(cell); err == nil {
+			t.Errorf("%s: its folder is left", what)
+		}
 	}
 }

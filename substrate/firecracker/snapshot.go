@@ -15,6 +15,7 @@ import (
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/disk"
 	"turnstone.dev/turnstone/substrate/host"
+	"turnstone.dev/turnstone/substrate/kvm"
 	"turnstone.dev/turnstone/substrate/snapshots"
 )
 
@@ -124,7 +125,7 @@ func (s *Substrate) fillSnapshot(ctx context.Context, m substrate.Machine, id id
 		return err
 	}
 	defer func() { _ = vm.Close() }()
-	if err := vm.wait(ctx, bootLimit); err != nil {
+	if err := vm.wait(ctx, kvm.Patience()); err != nil {
 		return err
 	}
 	if err := vm.api.send(ctx, stateRequest(statePaused)); err != nil {

@@ -181,6 +181,19 @@ func MayOpen(device string) error {
 	return f.Close()
 }
 
+// Patience is how long a guest may take to start under KVM: that takes a second, and up to
+// ten of processor time where the host emulates kernels. Ordinary kernels print nothing meanwhile.
+func Patience() console.Patience {
+	return console.Patience{Idle: 15 * time.Second, Work: 30 * time.Second, Limit: 3 * time.Minute}
+}
+
+// Proving is Patience for a guest that has limit to prove that KVM works.
+func Proving(limit time.Duration) console.Patience {
+	p := Patience()
+	p.Work, p.Limit = min(p.Work, limit), 3*limit // a busy host gives it a third of its time
+	return p
+}
+
 // Failed returns the verdict on a guest with this kernel that did not get ready: err says
 // why. What a kernel of the user's says itself is its own fault; where Turnstone's fails, it
 // is the host's.

@@ -101,9 +101,7 @@ func (s *Substrate) proveOnce(ctx context.Context, m substrate.Machine, limit ti
 		return kvm.Verdict{}, "", err
 	}
 	defer func() { _ = vm.Close() }()
-	p := accelKVM.patience()
-	p.Work, p.Limit = min(p.Work, limit), 3*limit // a busy host gives it a third of its time
-	err = vm.wait(ctx, p)
+	err = vm.wait(ctx, kvm.Proving(limit))
 	select {
 	case <-vm.done:
 		said = vm.stderr.String()

@@ -352,12 +352,11 @@ func (m *machine) wait(ctx context.Context, p console.Patience) error {
 	return &turnstone.Error{Op: "qemu.boot", Kind: turnstone.Dead, Subject: string(m.id), Err: err, Hint: m.hint()}
 }
 
-// patience is how long a guest may take to start. Under KVM that takes a second, and up to
-// ten of processor time where the host emulates kernels; under TCG up to three, and a busy
-// host has other bounds than an idle one. Ordinary kernels print nothing meanwhile.
+// patience is how long a guest may take to start: under TCG up to three seconds. A busy
+// host has other bounds than an idle one.
 func (a accel) patience() console.Patience {
 	if a == accelKVM {
-		return console.Patience{Idle: 15 * time.Second, Work: 30 * time.Second, Limit: 3 * time.Minute}
+		return kvm.Patience()
 	}
 	return console.Patience{Idle: 30 * time.Second, Work: time.Minute, Limit: 5 * time.Minute}
 }
