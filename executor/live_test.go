@@ -32,24 +32,35 @@ type onlyResumer struct {
 // A bare can neither.
 type bare struct{ substrate.Substrate }
 
+// withKernel makes a wrapped driver a substrate.OwnKernel. The interface itself cannot be
+// embedded: the field would hide the method, since both have one name.
+type withKernel struct{}
+
+func (withKernel) OwnKernel() {}
+
+func bringsKernel(s substrate.Substrate) bool {
+	_, own := s.(substrate.OwnKernel)
+	return own
+}
+
 // weaken hides what s can do beyond cloning.
 func weaken(s substrate.Substrate) substrate.Substrate {
 	w := onlyResumer{s, s.(substrate.Resumer)}
-	if _, own := s.(substrate.OwnKernel); own {
+	if bringsKernel(s) {
 		return struct {
 			onlyResumer
-			substrate.OwnKernel
-		}{w, s.(substrate.OwnKernel)}
+			withKernel
+		}{onlyResumer: w}
 	}
 	return w
 }
 
 func strip(s substrate.Substrate) substrate.Substrate {
-	if own, ok := s.(substrate.OwnKernel); ok {
+	if bringsKernel(s) {
 		return struct {
 			bare
-			substrate.OwnKernel
-		}{bare{s}, own}
+			withKernel
+		}{bare: bare{s}}
 	}
 	return bare{s}
 }
@@ -154,7 +165,7 @@ func TestRefusedBeforeItStarts(t *testing.T) {
 type faulty struct {
 	substrate.Substrate
 	substrate.Keeper
-	substrate.OwnKernel
+	withKernel
 }
 
 func (faulty) Standstill() error {
@@ -162,22 +173,21 @@ func (faulty) Standstill() error {
 }
 
 func restricted(s substrate.Substrate) substrate.Substrate {
-	own, _ := s.(substrate.OwnKernel)
-	if own == nil {
+	if !bringsKernel(s) {
 		return struct {
 			substrate.Substrate
 			substrate.Keeper
 			substrate.Restricted
 		}{s, s.(substrate.Keeper), faulty{}}
 	}
-	return faulty{s, s.(substrate.Keeper), own}
+	return faulty{Substrate: s, Keeper: s.(substrate.Keeper)}
 }
 
 // A failingKeeper fails when all has been written down.
 type failingKeeper struct {
 	substrate.Substrate
 	substrate.Keeper
-	substrate.OwnKernel
+	withKernel
 }
 
 func (failingKeeper) Pack(context.Context, substrate.Machine, string, string) (substrate.Packed, error) {
@@ -189,14 +199,13 @@ func (failingKeeper) Pack(context.Context, substrate.Machine, string, string) (s
 func TestFilesOutliveTheirMachine(t *testing.T) {
 	h := turntest.Home(t)
 	fails := func(s substrate.Substrate) substrate.Substrate {
-		own, _ := s.(substrate.OwnKernel)
-		if own == nil {
+		if !bringsKernel(s) {
 			return struct {
 				substrate.Substrate
 				substrate.Keeper
 			}{s, failingKeeper{Substrate: s, Keeper: s.(substrate.Keeper)}}
 		}
-		return failingKeeper{s, s.(substrate.Keeper), own}
+		return failingKeeper{Substrate: s, Keeper: s.(substrate.Keeper)}
 	}
 	for name, c := range map[string]struct {
 		wrap   func(substrate.Substrate) substrate.Substrate

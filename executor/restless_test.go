@@ -59,11 +59,11 @@ type restlessDriver struct {
 
 func agitate(s substrate.Substrate, fault string) substrate.Substrate {
 	d := restlessDriver{s, s.(substrate.Resumer), fault}
-	if own, ok := s.(substrate.OwnKernel); ok {
+	if bringsKernel(s) {
 		return struct {
 			restlessDriver
-			substrate.OwnKernel
-		}{d, own}
+			withKernel
+		}{restlessDriver: d}
 	}
 	return d
 }
