@@ -107,6 +107,13 @@ func (h *headCounter) end() {
 	h.active = false
 }
 
+// complete reports whether a header has come whole, and begin was not called since.
+func (h *headCounter) complete() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return !h.active && h.lines > 0
+}
+
 // saw counts what was read. It stops at the header's end, behind which there may be a body.
 func (h *headCounter) saw(p []byte) error {
 	h.mu.Lock()

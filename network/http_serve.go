@@ -97,7 +97,7 @@ type closing struct {
 
 	mu        sync.Mutex
 	answering bool
-	idle      chan struct{} // closed when answering has become false
+	idle      chan struct{} // closed when the present request is answered
 }
 
 // halfTime bounds how long an answer may take after a guest has said all it will.
@@ -114,7 +114,9 @@ func (c *closing) Read(p []byte) (int, error) {
 		return n, err
 	}
 	c.mu.Lock()
-	answering, idle := c.answering, c.idle
+	// While a request is handled, net/http reads single bytes, and nothing else does, to learn of the
+	// end. It begins before the handler does, and before the handler knows that the body has ended.
+	answering, idle := c.answering || len(p) == 1 && c.head.complete(), c.idle
 	c.mu.Unlock()
 	if answering {
 		select {
@@ -140,13 +142,10 @@ func (c *closing) tooMany() {
 func (c *closing) during(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		c.head.end()
-		defer c.head.begin()
 		begin := func() {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			if !c.answering {
-				c.answering, c.idle = true, make(chan struct{})
-			}
+			c.answering = true
 		}
 		if req.Body == nil || req.Body == http.NoBody {
 			begin()
@@ -156,10 +155,10 @@ func (c *closing) during(h http.Handler) http.Handler {
 		defer func() {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			if c.answering {
-				c.answering = false
-				close(c.idle)
-			}
+			c.head.begin()
+			c.answering = false
+			close(c.idle)
+			c.idle = make(chan struct{})
 		}()
 		h.ServeHTTP(w, req)
 	})
