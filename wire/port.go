@@ -31,6 +31,7 @@ type Port struct {
 	marker []byte // nil: no end is expected
 	recent []byte // what was read last, less than a marker's length
 	met    bool   // the other side's marker has been read
+	behind bool   // and something behind it; whoever read that may be the link, which has ended since
 }
 
 // NewPort returns the port over rw, which then belongs to it. A host's rw must have
@@ -57,7 +58,7 @@ func (p *Port) Expect(marker []byte) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.marker, p.recent, p.met = bytes.Clone(marker), nil, false
+	p.marker, p.recent, p.met, p.behind = bytes.Clone(marker), nil, false, false
 	return nil
 }
 
@@ -65,7 +66,7 @@ func (p *Port) Expect(marker []byte) error {
 func (p *Port) Forget() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.marker, p.recent, p.met = nil, nil, false
+	p.marker, p.recent, p.met, p.behind = nil, nil, false, false
 }
 
 // Ended says whether the other side's marker has come.
@@ -146,7 +147,13 @@ var errBehindMarker = errors.New("something came behind the link's end")
 // read reads, and looks for the marker if one is expected. It returns io.EOF when
 // it has come. It is called by one goroutine at a time.
 func (p *Port) read(b []byte) (int, error) {
-	if p.Ended() {
+	p.mu.Lock()
+	met, behind := p.met, p.behind
+	p.mu.Unlock()
+	switch {
+	case behind:
+		return 0, errBehindMarker
+	case met:
 		return 0, io.EOF
 	}
 	n, err := p.rw.Read(b)
@@ -158,6 +165,7 @@ func (p *Port) read(b []byte) (int, error) {
 	seen := append(p.recent, b[:n]...)
 	if at := bytes.Index(seen, p.marker); at >= 0 {
 		if at+MarkerSize != len(seen) {
+			p.behind = true
 			return 0, errBehindMarker
 		}
 		p.met, p.recent = true, nil

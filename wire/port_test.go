@@ -169,14 +169,23 @@ func TestPortHostile(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	})
-	t.Run("goes on", func(t *testing.T) {
-		p, b := start(t)
-		go func() { _, _ = io.Copy(io.Discard, b) }()
-		go func() { _, _ = b.Write(append(marker(9), 1)) }()
-		if err := p.End(ctxFor(t)); !errors.Is(err, errBehindMarker) {
-			t.Errorf("%v", err)
-		}
-	})
+	for name, early := range map[string]bool{"goes on": false, "goes on, and the link reads it": true} {
+		t.Run(name, func(t *testing.T) {
+			p, b := start(t)
+			go func() { _, _ = io.Copy(io.Discard, b) }()
+			written := make(chan struct{})
+			go func() {
+				defer close(written)
+				_, _ = b.Write(append(marker(9), 1))
+			}()
+			if early {
+				<-written
+			}
+			if err := p.End(ctxFor(t)); !errors.Is(err, errBehindMarker) {
+				t.Errorf("%v", err)
+			}
+		})
+	}
 	t.Run("is gone", func(t *testing.T) {
 		p, b := start(t)
 		_ = b.Close()
