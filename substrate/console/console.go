@@ -32,9 +32,13 @@ type Watch struct {
 	Tail
 	ready, failed chan struct{}
 
-	over bool   // ready or failed
-	line []byte // the end of what was written of the last line, less than maxLine
-	why  string // why it failed; written before failed is closed
+	lines  int    // of the guest's that were ended, until it was ready; mu
+	spoken string // the last of them that has text; mu
+	over   bool   // ready or failed
+	line   []byte // the end of what was written of the last line, less than maxLine
+	log    bool   // the last line has a line of the machine's log in it
+	before string // what the guest has printed of that line
+	why    string // why it failed; written before failed is closed
 }
 
 // New returns a Watch that keeps the last 16 KiB.
@@ -99,17 +103,21 @@ func panicked(what string) string { return "the guest kernel panicked: " + clip(
 func (w *Watch) Write(p []byte) (int, error) {
 	_, _ = w.Tail.Write(p)
 	for rest := p; len(rest) > 0 && !w.over; {
-		n, skip, ended := min(len(rest), maxLine-len(w.line)), 0, false
+		n, skip, ended, feeds := min(len(rest), maxLine-len(w.line)), 0, false, false
 		if i := bytes.IndexAny(rest[:n], "\r\n"); i >= 0 {
-			n, skip, ended = i, 1, true
+			n, skip, ended, feeds = i, 1, true, rest[i] == '\n'
 		}
 		w.line = append(w.line, rest[:n]...)
 		rest = rest[n+skip:]
 		full := len(w.line) == maxLine
 		w.look(ended || full)
+		if (ended || full) && !w.log && isLogged(w.line) {
+			w.log, w.before = true, guests(string(w.line))
+		}
 		switch {
 		case ended:
-			w.line = w.line[:0]
+			w.spoke(feeds)
+			w.line, w.log = w.line[:0], false
 		case full: // what is looked for may begin in its end
 			w.line = append(w.line[:0], w.line[maxLine/2:]...)
 		}
@@ -134,6 +142,24 @@ func (w *Watch) look(whole bool) {
 	}
 }
 
+// spoke takes note of a line that has ended. One of the machine's log is not the guest's.
+// One that feeds ends for good, and is counted.
+func (w *Watch) spoke(feeds bool) {
+	said := string(w.line)
+	if w.log {
+		said = w.before
+	}
+	said = clip(said)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if feeds && !w.log {
+		w.lines++
+	}
+	if said != "" {
+		w.spoken = said
+	}
+}
+
 func (w *Watch) fail(why string) {
 	w.over, w.why = true, why
 	close(w.failed)
@@ -144,14 +170,14 @@ type Tail struct {
 	Limit int // of the bytes that are kept
 	mu    sync.Mutex
 	buf   []byte
-	lines int // that were ended
+	cut   bool // there was more before buf
 }
 
 // Write implements io.Writer. It does not fail.
 func (t *Tail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.lines += bytes.Count(p, []byte("\n"))
+	t.cut = t.cut || len(t.buf)+len(p) > t.Limit
 	t.buf = append(t.buf, p[max(0, len(p)-t.Limit):]...)
 	if over := len(t.buf) - t.Limit; over > 0 {
 		t.buf = append(t.buf[:0], t.buf[over:]...)
@@ -166,11 +192,11 @@ func (t *Tail) String() string {
 	return string(t.buf)
 }
 
-// Lines returns how many lines were written to their end.
-func (t *Tail) Lines() int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.lines
+// Lines returns how many lines the guest itself has ended.
+func (w *Watch) Lines() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.lines
 }
 
 // LastLine returns the last line of s that is not empty.

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -107,22 +108,40 @@ const firmwareEnd = "Booting from ROM.."
 // what that has printed of a line.
 var logged = lazyregexp.New(`^(.*?)\d{4}-\d\d-\d\dT[\d:.]{8,20} \[sb-[^\]]{1,200}:(?:ERROR|WARN|INFO|DEBUG)[^\]]{0,200}\] `)
 
+// isLogged says whether a line of Firecracker's log begins in line.
+func isLogged(line []byte) bool { // most lines are told at a glance
+	return bytes.Contains(line, []byte(" [sb-")) && logged.Match(line)
+}
+
+// guests is what the guest has printed of line.
+func guests(line string) string {
+	if match := logged.FindStringSubmatch(line); match != nil {
+		return match[1]
+	}
+	return line
+}
+
 // LastWords returns the last line that the guest itself has printed; empty: none. It is one
 // line that a terminal may print.
 func (w *Watch) LastWords() string {
-	text := w.String()
+	w.mu.Lock()
+	text, cut, spoken := string(w.buf), w.cut, w.spoken
+	w.mu.Unlock()
+	if _, rest, found := strings.Cut(text, "\n"); cut && found {
+		text = rest // what is kept begins within a line
+	}
 	if _, after, found := strings.Cut(text, firmwareEnd); found {
-		text = strings.TrimLeft(after, ".")
+		text, cut = strings.TrimLeft(after, "."), false
 	}
 	for text = strings.TrimSpace(text); text != ""; {
 		line := LastLine(text)
 		text = strings.TrimSpace(strings.TrimSuffix(text, line))
-		if match := logged.FindStringSubmatch(line); match != nil {
-			line = match[1]
-		}
-		if line = clip(line); line != "" {
+		if line = clip(guests(line)); line != "" {
 			return line
 		}
+	}
+	if cut { // the log has displaced it
+		return spoken
 	}
 	return ""
 }

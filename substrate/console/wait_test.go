@@ -94,3 +94,53 @@ func TestAwait(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestLogIsNotTheGuests: however a guest's lines, those of Firecracker's log and the chunks
+// they come in are mixed, only the guest's count and are quoted, also when the log has
+// displaced them from what is kept.
+func TestLogIsNotTheGuests(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var all strings.Builder
+		lines, last, open := 0, "", ""
+		for range rapid.IntRange(0, 15).Draw(t, "steps") {
+			switch rapid.SampledFrom([]string{"line", "part", "log"}).Draw(t, "step") {
+			case "line":
+				said := rapid.StringMatching(`[a-z]{0,9}`).Draw(t, "said")
+				all.WriteString(said + "\r\n")
+				if open += said; open != "" {
+					last = open
+				}
+				lines, open = lines+1, ""
+			case "part":
+				open += "part"
+				all.WriteString("part")
+			case "log":
+				log := "2026-11-22T04:00:01.123456789 [sb-06h03:fc_vcpu 0:WARN] Invalid MMIO read @ 0xfffffffd:0x1"
+				n := rapid.SampledFrom([]int{0, 400, 2000}).Draw(t, "long")
+				log += strings.Repeat(".", n) + "\n"
+				all.WriteString(log)
+				if rapid.Bool().Draw(t, "flood") {
+					all.WriteString(strings.Repeat(log, kept/len(log)+1))
+				}
+				if open != "" {
+					last, open = open, ""
+				}
+			}
+		}
+		if open != "" {
+			last = open
+		}
+		w := New()
+		for text := all.String(); text != ""; {
+			n := min(len(text), rapid.SampledFrom([]int{500, 4096, 1 << 20}).Draw(t, "chunk"))
+			_, _ = w.Write([]byte(text[:n]))
+			text = text[n:]
+		}
+		if got := w.Lines(); got != lines {
+			t.Fatalf("%d lines, want %d", got, lines)
+		}
+		if got := w.LastWords(); got != last {
+			t.Fatalf("ends with %q, want %q", got, last)
+		}
+	})
+}
