@@ -185,14 +185,15 @@ func checkImage(image []byte) error {
 }
 
 func checkELF(image []byte) error {
+	if len(image) > elf.EI_CLASS && elf.Class(image[elf.EI_CLASS]) == elf.ELFCLASS32 { // before its headers, which it may lack
+		return errors.New("is a 32-bit ELF file, and machines are x86-64")
+	}
 	f, err := elf.NewFile(bytes.NewReader(image))
 	if err != nil {
 		return fmt.Errorf("is a damaged ELF file: %w", err)
 	}
 	name := strings.ToLower(strings.TrimPrefix(f.Machine.String(), "EM_"))
 	switch {
-	case f.Class != elf.ELFCLASS64 && (f.Machine == elf.EM_386 || f.Machine == elf.EM_X86_64):
-		return errors.New("is for 32-bit x86, and machines are x86-64")
 	case f.Machine != elf.EM_X86_64:
 		return fmt.Errorf("is for %s, and machines are x86-64", printableName(name))
 	}

@@ -134,6 +134,8 @@ func ensure(ctx context.Context, dir string, src source, progress func(string)) 
 		return k, nil
 	case ctx.Err() != nil:
 		return nil, &turnstone.Error{Op: "kernel.ensure", Kind: turnstone.Canceled, Err: ctx.Err()}
+	case errors.Is(err, errChanged):
+		progress(fmt.Sprintf("%v: preparing it again", err))
 	case !errors.Is(err, os.ErrNotExist):
 		progress(fmt.Sprintf("the kept guest kernel is not whole (%v): preparing it again", err))
 	}
@@ -183,6 +185,9 @@ func build(ctx context.Context, kept string, src source, progress func(string)) 
 	return stamp.SyncDir(filepath.Dir(kept))
 }
 
+// errChanged is wrapped by what load returns where a file of the user's is another now.
+var errChanged = errors.New("has changed since it was prepared")
+
 // load reads a kept kernel and checks that its files are what the manifest says.
 func load(ctx context.Context, dir string) (*Kernel, error) {
 	path := filepath.Join(dir, "manifest.json")
@@ -217,6 +222,9 @@ func load(ctx context.Context, dir string) (*Kernel, error) {
 	}
 	for i := range m.Sources {
 		if _, err := check(&m.Sources[i]); err != nil {
+			if _, gone := os.Stat(m.Sources[i].Path); gone == nil && ctx.Err() == nil {
+				err = fmt.Errorf("%s %w", m.Sources[i].Path, errChanged)
+			}
 			return nil, err
 		}
 	}

@@ -98,7 +98,11 @@ func TestOverride(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	ensure := func() (*Kernel, error) { return Ensure(context.Background(), dir, Choice{}, nil) }
+	var said []string
+	ensure := func() (*Kernel, error) {
+		said = nil
+		return Ensure(context.Background(), dir, Choice{}, func(what string) { said = append(said, what) })
+	}
 	write(image, bzImage(pack(t, "zstd", vmlinux)))
 	t.Setenv("TURN_KERNEL", image)
 	t.Setenv("TURN_KERNEL_MODULES", "")
@@ -120,6 +124,9 @@ func TestOverride(t *testing.T) {
 	}
 	if got, _ := os.ReadFile(k.Vmlinux); !isBzImage(got) {
 		t.Error("an image that cannot be unpacked is not kept as it is")
+	}
+	if all := strings.Join(said, "\n"); !strings.Contains(all, image+" has changed since it was prepared: ") || strings.Contains(all, "whole") {
+		t.Errorf("of an image that was changed it is said: %s", all)
 	}
 	write(image, vmlinux)
 	if k, err = ensure(); err != nil || k.Digest != turnstone.DigestBytes(vmlinux) {
