@@ -106,6 +106,8 @@ func TestKVM(t *testing.T) {
 		{"works with this kernel", there, kvm.Verdict{Usable: true, Proven: true, Emulated: true, CPU: "host,-x", Why: "failed to set MSR 0x1"}, OK,
 			"a guest runs under it with this kernel only (TURN_KERNEL=/srv/vmlinux), and not with Debian's: its guests are emulated, and xrstor or cmpxchg16b is not; " +
 				"CPU model host,-x, since QEMU refuses the host's: failed to set MSR 0x1", ""},
+		{"works with no stock kernel", there, kvm.Verdict{Proven: true, Emulated: true, Known: true, Reason: "emulated"}, Warn,
+			"; `turn doctor --kernel FILE` tries another kernel", ""},
 		{"turns away later", there, kvm.Verdict{Known: true, Reason: "no virtual machine can be made: device or resource busy"}, Warn, "cannot be used: no virtual machine", ""},
 		{"no guest starts", there, kvm.Verdict{Proven: true, Reason: "emulation failure"}, Warn, "emulation failure", ""},
 		{"root's alone", there, kvm.Verdict{Denied: true, Reason: "permission denied"}, Warn, "may not be opened", "sudo setfacl"},
@@ -327,7 +329,7 @@ func TestJailer(t *testing.T) {
 		names                  []string
 	}{
 		{"by TURN_JAILER", binary, other, "", "unset TURN_JAILER", []string{"TURN_JAILER=" + other, other, "1.14.0", binary + " is Firecracker 1.15.1"}},
-		{"by TURN_JAILER, which is not there", binary, none, "", "unset TURN_JAILER", []string{"TURN_JAILER=" + none}},
+		{"by TURN_JAILER, which is not there", binary, none, "", "unset TURN_JAILER", []string{"TURN_JAILER=" + none + ": no such file"}},
 		{"beside it", binary, "", "Jailer v1.14.0", "(v=v1.15.1 ", []string{filepath.Join(dir, "jailer"), "1.14.0", binary + " is Firecracker 1.15.1", "beside firecracker"}},
 		{"beside a build of one's own", dev, "", "Jailer v1.16.1", "", []string{"1.16.1", dev + " is Firecracker 1.17.0-dev", "beside firecracker"}},
 		{"nowhere, and no other jail", binary, "", "", "(v=v1.15.1 ", []string{"root's Firecracker is jailed", "beside firecracker"}},
@@ -348,6 +350,9 @@ func TestJailer(t *testing.T) {
 			if !strings.Contains(f.Detail, name) {
 				t.Errorf("%s: %q does not name %q", tt.what, f.Detail, name)
 			}
+		}
+		if tt.jailer != "" && strings.Count(f.Detail, tt.jailer) > 1 {
+			t.Errorf("%s: %q names the jailer twice", tt.what, f.Detail)
 		}
 		if f.Fix != "" && f.Fix[0] == '(' && !strings.Contains(f.Fix, "sha256sum -c") {
 			t.Errorf("%s: the program is not checked: %s", tt.what, f.Fix)

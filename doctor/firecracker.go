@@ -20,7 +20,7 @@ type fcScene struct {
 	path, version string
 	findErr       error // why its programs cannot be used; nil: path and version are set
 	err           error // why no guest runs under it; nil: one does
-	restricted    error // what it cannot do with a guest that runs; nil: everything
+	restricted    error // what its version cannot do with a guest that runs; nil: everything
 	jail          firecracker.Jail
 }
 
@@ -34,9 +34,10 @@ func (c *checker) lookAtFirecracker(ctx context.Context) (s fcScene) {
 	if s.path, s.version, s.findErr = firecracker.Find(ctx, c.home, firecracker.Options{}); s.findErr != nil {
 		return s
 	}
+	s.restricted = firecracker.Standstill(s.version)
 	fc, err := firecracker.New(ctx, c.home, firecracker.Options{Kernel: c.guest})
 	if s.err = err; err == nil {
-		s.restricted, s.jail = fc.Standstill(), fc.Jail()
+		s.jail = fc.Jail()
 	}
 	return s
 }
@@ -57,7 +58,7 @@ func (c *checker) firecracker(s scene) Finding {
 	case s.guestErr != nil:
 		f.Status, f.Detail = Warn, found+" cannot be used: the guest kernel cannot be had"
 	case s.fc.err == nil && s.fc.restricted != nil:
-		f.Status, f.Detail = Warn, found+": a guest runs under it, but "+oneLine(s.fc.restricted)+"; "+turnstone.HintOf(s.fc.restricted)
+		f.Status, f.Detail = Warn, found+": a guest runs under it, but "+unnamed(s.fc.restricted)
 	case s.fc.err == nil && !s.fc.jail.Confined():
 		return c.notJailed(found, s.fc.jail)
 	case s.fc.err == nil:
@@ -65,6 +66,9 @@ func (c *checker) firecracker(s scene) Finding {
 	case errors.Is(s.fc.err, firecracker.ErrUnproven):
 		who, _ := s.firstTurn(substrates.Firecracker, "KVM")
 		f.Detail = found + ": no guest was started yet, " + who
+		if s.fc.restricted != nil {
+			f.Status, f.Detail = Warn, f.Detail+"; "+unnamed(s.fc.restricted)
+		}
 	default:
 		f.Status, f.Detail = Warn, found+" cannot be used: "+oneLine(s.fc.err)
 	}
@@ -100,9 +104,23 @@ func (c *checker) noFirecracker(s scene) Finding {
 	return Finding{Name: "firecracker", Status: OK, Detail: "not installed, and not needed: " + getFirecracker}
 }
 
+// unnamed is err's text without what it is about, which is named already.
+func unnamed(err error) string {
+	var e *turnstone.Error
+	if errors.As(err, &e) && e.Err != nil {
+		err = e.Err
+	}
+	return oneLine(err)
+}
+
 // names makes f about a program that a variable of the environment names.
 func (f Finding) names(variable string, err error) Finding {
-	f.Detail = fmt.Sprintf("%s=%s: %s", variable, os.Getenv(variable), oneLine(err))
+	value, detail := os.Getenv(variable), oneLine(err)
+	var e *turnstone.Error
+	if errors.As(err, &e) && (e.Subject == value || e.Subject == variable+"="+value) {
+		detail = unnamed(err)
+	}
+	f.Detail = fmt.Sprintf("%s=%s: %s", variable, value, detail)
 	f.Fix = "unset " + variable
 	return f
 }

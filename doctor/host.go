@@ -65,6 +65,9 @@ func (c *checker) kvm(s scene) []Finding {
 	if v.Kernel {
 		return say(Warn, v.Reason+slow, c.guest.Look())
 	}
+	if v.Proven && v.Emulated && !c.guest.Own {
+		return say(Warn, v.Reason+slow+"; `"+c.guest.Look()+"` tries another kernel", "")
+	}
 	if v.Proven {
 		return say(Warn, v.Reason+slow, "")
 	}

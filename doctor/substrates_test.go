@@ -277,3 +277,21 @@ func TestStillUsable(t *testing.T) {
 		t.Errorf("%+v", v)
 	}
 }
+
+// TestRestrictedFirecracker: what a version of Firecracker cannot do is told before a guest
+// was started, and after; its name stands there once.
+func TestRestrictedFirecracker(t *testing.T) {
+	c := machineOf(t, 0, map[string]string{"dev/kvm": ""})
+	for _, fc := range []string{"untried", "there"} {
+		for version, want := range map[string]Status{"1.16.1": Warn, "1.15.1": OK} {
+			s := madeUp{"firecracker", "stock", fc, true, "default"}.scene(t.Context())
+			s.fc.version = "Firecracker v" + version
+			s.fc.restricted = firecracker.Standstill(s.fc.version)
+			f := c.firecracker(s)
+			if f.Status != want || strings.Contains(f.Detail, "it loses the connection") != (want == Warn) ||
+				strings.Contains(f.Detail, "no guest was started yet") != (fc == "untried") || strings.Count(f.Detail, version) != 1 {
+				t.Errorf("%s: %+v", fc, f)
+			}
+		}
+	}
+}

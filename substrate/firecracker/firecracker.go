@@ -14,6 +14,7 @@ import (
 	"debug/elf"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -189,10 +190,27 @@ func (s *Substrate) confine(ctx context.Context, opts Options) (err error) {
 		}
 		return nil
 	case named:
-		return unavailable("jailer", fmt.Errorf("root's Firecracker is jailed: %w", err))
+		subject := opts.Jailer
+		if subject == "" {
+			subject = "TURN_JAILER=" + os.Getenv("TURN_JAILER")
+		}
+		return unavailable(subject, notFound(err))
 	}
 	if s.wall, err = s.findWall(ctx); err == nil && !s.wall.Confined() {
 		err = unavailable("jailer", fmt.Errorf("root's Firecracker is jailed, there is no jailer, and no other jail can be made: %s", s.wall.Reason))
+	}
+	return err
+}
+
+// notFound is why a program that is named is not to be had, without its name.
+func notFound(err error) error {
+	var path *fs.PathError
+	var named *exec.Error
+	switch {
+	case errors.As(err, &path):
+		return path.Err
+	case errors.As(err, &named):
+		return named.Err
 	}
 	return err
 }

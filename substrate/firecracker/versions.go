@@ -41,12 +41,25 @@ const (
 
 // Standstill implements substrate.Restricted. Errors are of kind Unavailable, with the
 // versions that can do it.
-func (s *Substrate) Standstill() error {
-	if !s.release.losesVsock() {
+func (s *Substrate) Standstill() error { return s.release.standstill() }
+
+// Standstill is what Substrate.Standstill says of the version that Find returns, before any
+// guest was started.
+func Standstill(version string) error {
+	r, err := parseRelease(version)
+	if err != nil {
+		return err
+	}
+	return r.standstill()
+}
+
+func (r release) standstill() error {
+	if !r.losesVsock() {
 		return nil
 	}
-	return &turnstone.Error{Op: "firecracker.pause", Kind: turnstone.Unavailable, Subject: "Firecracker " + s.release.String(),
-		Err:  errors.New("it loses the connection to a guest that is paused and resumed, so its sandboxes are neither paused nor cloned as they run"),
+	return &turnstone.Error{Op: "firecracker.pause", Kind: turnstone.Unavailable, Subject: "Firecracker " + r.String(),
+		Err: errors.New("it loses the connection to a guest that is paused and resumed, so its sandboxes are neither paused nor cloned as they run; " +
+			"Firecracker " + wholeReleases + " can do that"),
 		Hint: "use Firecracker " + wholeReleases + ", or another substrate"}
 }
 

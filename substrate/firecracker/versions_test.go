@@ -24,8 +24,12 @@ func TestStandstill(t *testing.T) {
 		if (err == nil) != can {
 			t.Errorf("%s: %v", text, err)
 		}
-		if err != nil && (turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(turnstone.HintOf(err), wholeReleases)) {
+		if err != nil && (turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(turnstone.HintOf(err), wholeReleases) ||
+			!strings.Contains(err.Error(), wholeReleases)) { // a receipt has the error alone
 			t.Errorf("%s: %v (%s)", text, err, turnstone.HintOf(err))
+		}
+		if early := Standstill("Firecracker v" + text); (early == nil) != can {
+			t.Errorf("%s: before there is a guest: %v", text, early)
 		}
 	}
 }
