@@ -25,6 +25,9 @@ const nobody = 65534
 // Firecracker, some devices and two sockets.
 const jailSize = "size=64m,nr_inodes=256,mode=755"
 
+// afterLine is the shell's program that runs another one after a line on descriptor 3.
+const afterLine = `read -r line <&3 || exit 1; exec 3<&-; "$@"; exit $?`
+
 // startJailed runs Firecracker by its jailer. The jail is built in a mount namespace
 // that only the starting thread and what it starts are in: a file system in memory,
 // into which the machine's files are bound. Nothing of it is in the host's namespace,
@@ -32,7 +35,8 @@ const jailSize = "size=64m,nr_inodes=256,mode=755"
 //
 // The jailer gives root up, which ends the parent-death signal. So a shell stays above
 // it, as the first process of a PID namespace: it is killed with us, and the kernel
-// kills the rest of the namespace with it.
+// kills the rest of the namespace with it. It waits for a line on descriptor 3, which it
+// gets once that signal is set: a parent that died before is noticed by its missing.
 func (s *Substrate) startJailed(ctx context.Context, m *machine, cpus int, files []placed) error {
 	m.owner = nobody
 	id := instanceID(m.id)
@@ -44,11 +48,16 @@ func (s *Substrate) startJailed(ctx context.Context, m *machine, cpus int, files
 		return err
 	}
 	limits, group := cgroupLimits(cpus, "/sys/fs/cgroup")
-	args := []string{"-c", `"$@"; exit $?`, "sh", s.jailer, "--id", id, "--exec-file", s.binary,
+	waits, start, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer func() { _, _ = start.WriteString("\n"); _ = start.Close(); _ = waits.Close() }()
+	args := []string{"-c", afterLine, "sh", s.jailer, "--id", id, "--exec-file", s.binary,
 		"--uid", strconv.Itoa(nobody), "--gid", strconv.Itoa(nobody), "--chroot-base-dir", jail}
 	args = append(append(args, limits...), "--")
 	cmd := exec.Command("/bin/sh", append(args, arguments()...)...)
-	cmd.Dir = "/"
+	cmd.Dir, cmd.ExtraFiles = "/", []*os.File{waits}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true, Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWIPC}
 	if len(limits) > 0 {
 		m.cgroup = filepath.Join(group, id)

@@ -45,6 +45,10 @@ func TestMain(m *testing.M) {
 		prisoner(host)
 		return
 	}
+	if kind := os.Getenv("JAIL_TEST_HOLDER"); kind != "" {
+		holder(kind == "bare")
+		return
+	}
 	os.Exit(m.Run())
 }
 
@@ -325,12 +329,17 @@ func TestFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer release()
 	if err := os.Remove(gone); err != nil {
 		t.Fatal(err)
 	}
-	out, err := cmd.CombinedOutput()
-	failure := Failure(string(out), cmd.ProcessState.ExitCode())
+	var out bytes.Buffer
+	cmd.Stderr = &out
+	err = cmd.Start()
+	release()
+	if err == nil {
+		err = cmd.Wait()
+	}
+	failure := Failure(out.String(), cmd.ProcessState.ExitCode())
 	if err == nil || !errors.Is(failure, syscall.ENOENT) || !strings.Contains(failure.Error(), "bind "+gone) {
 		t.Errorf("%v: %v", err, failure)
 	}

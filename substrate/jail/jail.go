@@ -68,23 +68,28 @@ const OwnFiles = "/proc/self/fd"
 
 // Command returns the command that starts p, which has its SysProcAttr and its ExtraFiles.
 // The process becomes p once the jail is made; until then a failure goes to its standard
-// error, see Failure. The caller calls release after the start.
+// error, see Failure. The caller calls release after the start: the process waits for it.
 func (j Jail) Command(p Program) (cmd *exec.Cmd, release func(), err error) {
-	in := inherited{own: 3 + len(p.Files), devices: -1, places: -1}
-	var made []*os.File
+	in := inherited{own: 3 + len(p.Files), start: 4 + len(p.Files), devices: -1, places: -1}
+	waits, start, err := os.Pipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	made := []*os.File{waits}
 	if os.Geteuid() == 0 && !j.Bare {
 		devices, places, err := j.inRoot()
 		if err != nil {
+			closeAll([]*os.File{waits, start})
 			return nil, nil, err
 		}
 		if devices != nil {
-			in.devices, j.Groups = in.own+1, nil
+			in.devices, j.Groups = in.own+1+len(made), nil
 			made = append(made, devices)
 		}
 		in.places = in.own + 1 + len(made)
 		made = append(made, places...)
 	}
-	drop := func() { closeAll(made) }
+	drop := func() { closeAll(append(made, start)) }
 	code, err := j.program(p, in)
 	if err != nil {
 		drop()
@@ -100,7 +105,7 @@ func (j Jail) Command(p Program) (cmd *exec.Cmd, release func(), err error) {
 	cmd.ExtraFiles = append(append(append([]*os.File{}, p.Files...), first), made...)
 	cmd.Dir, cmd.Env = "/", []string{}
 	cmd.SysProcAttr = j.attributes()
-	return cmd, func() { _ = first.Close(); drop() }, nil
+	return cmd, func() { _, _ = start.WriteString("/"); _ = first.Close(); drop() }, nil
 }
 
 // attributes are how the process is started. It is killed with the thread that starts it,
@@ -138,6 +143,7 @@ func (j Jail) attributes() *syscall.SysProcAttr {
 // inherited are descriptors that the process starts with and its program does not get.
 type inherited struct {
 	own     int // its executable
+	start   int // a pipe with what await waits for
 	devices int // the file system of its devices; negative: they are the host's
 	places  int // the first of the mounts of its places; negative: the host's paths are bound
 }
@@ -145,6 +151,7 @@ type inherited struct {
 // program returns the calls that make the jail and then p of the process.
 func (j Jail) program(p Program, in inherited) (*program, error) {
 	code := new(program)
+	code.await(in.start)
 	if !j.Bare {
 		if err := j.root(code, p.Path, in); err != nil {
 			return nil, err

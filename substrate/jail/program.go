@@ -102,6 +102,23 @@ func (p *program) execute(path string, argv, env []string) {
 	p.call("execve "+path, unix.SYS_EXECVE, p.text(path), p.texts(argv), p.texts(env))
 }
 
+// awaitAt is a page that is nowhere near the program.
+const awaitAt = 0x10000000
+
+// await appends the calls that wait until the parent writes "/" to the pipe fd, and fail when
+// nobody can any more. The parent does so after the start, when the parent-death signal is
+// set: one that died before that is noticed here, one that dies later sends the signal. Asking
+// for the parent's ID does not tell: in a new PID namespace it is 0 in any case, and the
+// namespace's first process cannot kill itself. What was read is used as a path, since a call
+// that reads nothing does not fail.
+func (p *program) await(fd int) {
+	const what = "the process that starts it is gone"
+	p.call("mmap", unix.SYS_MMAP, awaitAt, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED, negative(-1), 0)
+	p.call("read", unix.SYS_READ, uint64(fd), awaitAt, 1)
+	p.call(what, unix.SYS_ACCESS, awaitAt, unix.F_OK)
+	p.call("close", unix.SYS_CLOSE, uint64(fd))
+}
+
 // exit appends a successful end.
 func (p *program) exit() { p.call("exit", unix.SYS_EXIT_GROUP, 0) }
 

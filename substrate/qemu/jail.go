@@ -87,11 +87,12 @@ func (s *Substrate) tryWall(ctx context.Context, w wall) error {
 	if err != nil {
 		return err
 	}
-	defer release()
 	out, said := console.Tail{Limit: 8 << 10}, console.Tail{Limit: 8 << 10}
 	cmd.Stdout, cmd.Stderr = &out, &said
 	done := make(chan error, 1)
-	if err := launchOnThread(cmd, func(error) {}, func(err error) { done <- err }); err != nil {
+	err = launchOnThread(cmd, func(error) {}, func(err error) { done <- err })
+	release()
+	if err != nil {
 		return err
 	}
 	select {
