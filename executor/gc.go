@@ -45,6 +45,7 @@ type GCReport struct {
 	Freed    int64             `json:"freed_bytes"`  // packs, images and folders; of a dry run: without packs
 	Remain   int               `json:"turns_remain"`
 	Objects  int               `json:"objects_remain"`
+	Stuck    []string          `json:"stuck,omitempty"` // what broken-out machines left and cannot be removed, with the reason
 }
 
 // GC deletes what nothing leads to any more. What stays: every turn behind a
@@ -91,6 +92,7 @@ func (x *Executor) GC(ctx context.Context, req GCRequest) (*GCReport, error) {
 	}
 	if !req.DryRun {
 		rep.Leases, err = cs.db.SweepLeases(ctx)
+		rep.Stuck = x.home.EmptyTrash(ctx)
 	}
 	return rep, err
 }

@@ -44,7 +44,8 @@ type gcCmd struct {
 func (c *gcCmd) Help() string {
 	return `Deletes what nothing leads to any more: anonymous sessions without a tag, turns of
 other sessions that no branch, no tag and no running turn has behind it, and what
-only they needed; outputs of turns that were killed, which no receipt names. All
+only they needed; outputs of turns that were killed, which no receipt names; what
+broken-out machines left in trash, and what of it cannot be removed is told. All
 ancestors of a turn that stays are kept. It may run beside turns.`
 }
 
@@ -69,6 +70,11 @@ func (a *app) printGC(rep *executor.GCReport) error {
 	}
 	for _, s := range rep.Sessions {
 		if _, err := putf(a.stdout, "%s session %s\n", deleted, s.Label()); err != nil {
+			return err
+		}
+	}
+	for _, s := range rep.Stuck {
+		if _, err := putf(a.stdout, "cannot remove what a machine left: %s\n", printable(s)); err != nil {
 			return err
 		}
 	}

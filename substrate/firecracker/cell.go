@@ -33,6 +33,7 @@ type placed struct {
 // A lock beside it is held as long as the cell's owner lives, so that others can tell
 // what is left over.
 type cell struct {
+	home *home.Home
 	dir  string
 	lock *home.Lock
 	// work is the folder that Firecracker works in, as it sees it, with its sockets.
@@ -52,7 +53,7 @@ func newCell(ctx context.Context, h *home.Home, id turnstone.SandboxID) (*cell, 
 	if err != nil {
 		return nil, err
 	}
-	c := &cell{dir: dir, lock: lock}
+	c := &cell{home: h, dir: dir, lock: lock}
 	if err = os.Mkdir(dir, 0o700); err == nil {
 		err = os.Mkdir(filepath.Join(dir, outName), 0o700)
 	}
@@ -128,13 +129,19 @@ func (c *cell) remove() {
 			_ = f.Close()
 		}
 	}
-	removeCell(c.dir)
+	budget := sweepBudget
+	removeCell(c.home, c.dir, &budget)
 	c.lock.Release()
 }
 
-// removeCell removes a cell's folder and the name of its lock, which the caller holds.
-func removeCell(dir string) {
-	_ = os.RemoveAll(dir)
+// sweepBudget is how many files a sweep, or a machine's end, removes.
+const sweepBudget = 2000
+
+// removeCell removes a cell's folder and the name of its lock, which the caller holds. What
+// broke out into Firecracker may have filled the folder: what takes too long or cannot be
+// removed is left to `turn gc`.
+func removeCell(h *home.Home, dir string, budget *int) {
+	h.Discard(dir, budget)
 	_ = os.Remove(dir + ".lock")
 }
 
@@ -155,7 +162,7 @@ const groupAge = time.Minute
 // sweepCells removes the cells whose owners were killed. Their Firecrackers ended with
 // them.
 func sweepCells(h *home.Home) {
-	base := h.Path(cellsDir)
+	base, budget := h.Path(cellsDir), sweepBudget
 	entries, _ := os.ReadDir(base)
 	for _, e := range entries {
 		dir := filepath.Join(base, strings.TrimSuffix(e.Name(), ".lock"))
@@ -163,7 +170,7 @@ func sweepCells(h *home.Home) {
 		if lock == nil || err != nil {
 			continue // it runs
 		}
-		removeCell(dir)
+		removeCell(h, dir, &budget)
 		lock.Release()
 	}
 }
