@@ -11,6 +11,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/klauspost/compress/zstd"
 
@@ -27,6 +28,12 @@ const (
 	maxExportObject = 256 << 20 // the store takes no larger ones
 	maxExportWindow = 64 << 20  // of zstd: what its decoder may hold
 	roomEvery       = 64 << 20  // bytes of objects, after which the disk's room is looked at again
+
+	// A list of chunks can name one chunk many times, and every byte of a content is hashed:
+	// all contents together may have so many bytes, and as many times the file's own. Zeros,
+	// of sparse files and of the memory of machines, are what is repeated.
+	maxUnpacked  = 32 << 30
+	maxUnpacking = 1024
 )
 
 // ImportRequest says how to import.
@@ -86,7 +93,8 @@ func (x *Executor) Import(ctx context.Context, req ImportRequest, r io.Reader) (
 			return nil, err
 		}
 	}
-	z, err := zstd.NewReader(r, zstd.WithDecoderMaxWindow(maxExportWindow), zstd.WithDecoderConcurrency(2))
+	in := &counting{r: r}
+	z, err := zstd.NewReader(in, zstd.WithDecoderMaxWindow(maxExportWindow), zstd.WithDecoderConcurrency(2))
 	if err != nil {
 		return nil, notExported(err)
 	}
@@ -116,6 +124,7 @@ func (x *Executor) Import(ctx context.Context, req ImportRequest, r io.Reader) (
 	if err := x.readTemplates(ctx, m, batch, req); err != nil {
 		return nil, err
 	}
+	m.unpacked = maxUnpacked + in.read()*maxUnpacking
 	if err := m.verify(ctx); err != nil {
 		return nil, err
 	}
@@ -139,7 +148,24 @@ type importer struct {
 	missing map[turnstone.Digest]int64
 	unbuilt []UnbuiltTemplate
 	rep     ImportReport
+
+	unpacked int64 // bytes that contents in chunks may yet have together
 }
+
+// A counting reader knows how much was read.
+type counting struct {
+	r io.Reader
+	n atomic.Int64 // the decoder reads on its own
+}
+
+func (c *counting) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	c.n.Add(int64(n))
+	return n, err
+}
+
+// read is how much was, at most so much that a multiple of it is a number.
+func (c *counting) read() int64 { return min(c.n.Load(), 1<<50) }
 
 func notExported(err error) error {
 	if turnstone.KindOf(err) != turnstone.Internal {
@@ -312,8 +338,25 @@ func (m *importer) named(d turnstone.Digest) bool {
 	return ours
 }
 
+// admit refuses a content that would have more hashed than the file, by its size, may.
+func (m *importer) admit(c tree.Content) error {
+	if c.Chunks == "" {
+		return nil // it is one object, which was read as it came
+	}
+	if c.Size < 0 || c.Size > m.unpacked {
+		return &turnstone.Error{Op: "executor.import", Kind: turnstone.Integrity, Subject: "the file",
+			Err:  fmt.Errorf("unpacks to more than %s and %d times its own size: a content of %s is too much", turnstone.Bytes(maxUnpacked), maxUnpacking, turnstone.Bytes(c.Size)),
+			Hint: "a session with so much that repeats, as in sparse files, cannot be moved so: export one without those files"}
+	}
+	m.unpacked -= c.Size
+	return nil
+}
+
 // verifyContent reads a content that came with the file, and looks for one that did not.
 func (m *importer) verifyContent(ctx context.Context, c tree.Content) error {
+	if err := m.admit(c); err != nil {
+		return err
+	}
 	objects, err := m.cs.store.ContentObjects(ctx, c)
 	if err != nil {
 		return err
