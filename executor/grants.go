@@ -93,15 +93,16 @@ func (a *authority) missing() []Ask {
 	return all
 }
 
-// check refuses a request whose document asks for more than is granted.
-func (a *authority) check() error {
+// check refuses a request whose document asks for more than is granted, under one of only, or
+// under any key where there is none.
+func (a *authority) check(only ...string) error {
 	for _, key := range a.req.Grant {
 		if !slices.Contains(config.GrantKeys, key) {
 			return &turnstone.Error{Op: "executor.grants", Kind: turnstone.Invalid, Subject: "--grant " + key, Err: errors.New("is no key that can be granted"),
 				Hint: "there are " + strings.Join(config.GrantKeys, ", ")}
 		}
 	}
-	missing := a.missing()
+	missing := slices.DeleteFunc(a.missing(), func(ask Ask) bool { return len(only) > 0 && !slices.Contains(only, ask.Key) })
 	if len(missing) == 0 {
 		return nil
 	}

@@ -160,7 +160,7 @@ func (r *run) wake(ctx context.Context, h *held) (*Sandbox, error) {
 			return nil, err
 		}
 	}
-	info, err := r.x.resume(ctx, string(rec.ID), sandboxes.Spec{TTL: heldTime, Network: &r.plan.net.asked, Label: heldLabel(r.at.session, r.plan.branch)}, r.obs.Preparing)
+	info, err := r.x.resume(ctx, ResumeRequest{Ref: string(rec.ID)}, sandboxes.Spec{TTL: heldTime, Network: &r.plan.net.asked, Label: heldLabel(r.at.session, r.plan.branch)}, r.obs.Preparing)
 	if err != nil {
 		r.obs.Preparing("the machine of the turn below cannot be used: " + err.Error())
 		h.Base = tree.Ref{}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"slices"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -16,42 +17,87 @@ import (
 	"turnstone.dev/turnstone/template"
 )
 
-// Resume starts the machine that the turn ref was kept with (snapshot: vm): it goes
-// on with the processes that ran, in a sandbox that stays. ttl is how long, 0 for ever.
-func (x *Executor) Resume(ctx context.Context, ref, name string, ttl time.Duration, progress func(string)) (sandboxes.Info, error) {
-	return x.resume(ctx, ref, sandboxes.Spec{Name: name, TTL: ttl}, progress)
+// A ResumeRequest is one kept machine to start. What it says of the network is its caller's word.
+type ResumeRequest struct {
+	Ref  string
+	Name string        // of the sandbox
+	TTL  time.Duration // 0: for ever
+	// Grant, Network and NetworkRules are as in Request; of the rules only allow, deny and
+	// the host's authorities count.
+	Grant        []string
+	Network      *bool
+	NetworkRules *document.NetworkRules
 }
 
-// resumedNetwork is what a resumed machine asks of its network where its caller says nothing:
-// its turn's rules. They may be imported, and count as a document's, within what is granted today.
-// src is the document that was run.
-func (x *Executor) resumedNetwork(rec *Record, src []byte) (*network.Spec, error) {
-	s := rec.Network.spec()
-	asked := network.Spec{Allow: s.Allow, Deny: s.Deny, Only: s.Only, NoHostCA: s.NoHostCA, Asked: true}
-	host, err := x.hostNetwork()
+// Resume starts the machine that a turn was kept with (snapshot: vm): it goes on with the
+// processes that ran, in a sandbox that stays.
+func (x *Executor) Resume(ctx context.Context, req ResumeRequest, progress func(string)) (sandboxes.Info, error) {
+	return x.resume(ctx, req, sandboxes.Spec{Name: req.Name, TTL: req.TTL}, progress)
+}
+
+// resumedNetwork is what a resumed machine asks of its network. The record and the document
+// that was run, src, may be imported: what they ask for is judged as turn run would judge the
+// document today, with req for its flags.
+func (x *Executor) resumedNetwork(rec *Record, src []byte, req ResumeRequest) (*network.Spec, error) {
+	doc, err := document.Parse("turn.md", src)
+	if err != nil { // of another version: it asks for nothing
+		doc = &document.Document{}
+	}
+	doc.Name = req.Ref
+	if r := doc.Front.NetworkRules; r != nil {
+		r.Record = false // a sandbox that stays has none; its caller is told of what is to be granted here
+	}
+	host, err := x.config()
 	if err != nil {
 		return nil, err
 	}
-	if host.Default == "off" && len(asked.Allow) == 0 && !saysNetwork(src) {
-		asked.Only = true // its card is part of the machine, and nobody answers
+	a := &authority{host: host, req: Request{Document: doc, Grant: req.Grant, Network: req.Network, NetworkRules: req.NetworkRules}}
+	if err := a.check("network"); err != nil {
+		return nil, err
 	}
-	return &asked, nil
+	given := document.NetworkRules{}
+	if req.NetworkRules != nil {
+		given = *req.NetworkRules
+	}
+	s := rec.Network.spec()
+	asked := &network.Spec{Allow: s.Allow, Deny: append(slices.Clone(s.Deny), given.Deny...), Only: s.Only, NoHostCA: s.NoHostCA || given.NoHostCA}
+	// What is granted is what the document says, which can be read before; its record may say more.
+	asked.Asked = !a.granted("network") || !within(s.Allow, doc.Front.NetworkRules)
+	if given.HasAllow {
+		asked.Allow, asked.Only, asked.Asked = given.Allow, true, false
+	}
+	if !a.resumesNetwork() {
+		asked.Allow, asked.Only = nil, true // its card is part of the machine, and nobody answers
+	}
+	return asked, nil
 }
 
-// saysNetwork tells whether a document that ran says that there is to be a network.
-func saysNetwork(src []byte) bool {
-	doc, err := document.Parse("turn.md", src)
-	return err == nil && doc.Front.Network != nil && *doc.Front.Network
+// within tells whether a document's rules have all of allow.
+func within(allow []string, rules *document.NetworkRules) bool {
+	return !slices.ContainsFunc(allow, func(r string) bool { return rules == nil || !slices.Contains(rules.Allow, r) })
 }
 
-// resume is Resume into a sandbox that spec names.
-func (x *Executor) resume(ctx context.Context, ref string, spec sandboxes.Spec, progress func(string)) (sandboxes.Info, error) {
+// resumesNetwork tells whether a machine that has a network card is to have a network: by its
+// caller's word, the document's, and the host's default. A mode that touches no network grants none.
+func (a *authority) resumesNetwork() bool {
+	said := a.front().Network
+	if a.req.Network != nil {
+		return *a.req.Network
+	}
+	if said != nil && !*said {
+		return false
+	}
+	return a.host.Network.Default != "off" || said != nil && a.granted("network")
+}
+
+// resume is Resume into a sandbox that spec names, with the network that spec has, if any.
+func (x *Executor) resume(ctx context.Context, req ResumeRequest, spec sandboxes.Spec, progress func(string)) (sandboxes.Info, error) {
 	var none sandboxes.Info
 	cs, err := x.context(ctx)
 	if err != nil {
 		return none, err
 	}
-	t, err := cs.db.Resolve(ctx, ref)
+	t, err := cs.db.Resolve(ctx, req.Ref)
 	if err != nil {
 		return none, err
 	}
@@ -63,12 +109,16 @@ func (x *Executor) resume(ctx context.Context, ref string, spec sandboxes.Spec, 
 		return none, &turnstone.Error{Op: "executor.resume", Kind: turnstone.NotFound, Subject: fmt.Sprintf("turn %d", rec.Number),
 			Err: errors.New("its machine was not kept"), Hint: "run it with snapshot: vm, or begin a turn on its files"}
 	}
+	if !rec.Shape.Network && req.Network != nil && *req.Network {
+		return none, &turnstone.Error{Op: "executor.resume", Kind: turnstone.Invalid, Subject: "network: on",
+			Err: errors.New("the machine was kept without a network card"), Hint: "begin a turn on its files"}
+	}
 	if spec.Network == nil && rec.Shape.Network {
 		src, err := cs.read(ctx, rec.Document, document.MaxFile)
 		if err != nil {
 			return none, err
 		}
-		if spec.Network, err = x.resumedNetwork(rec, src); err != nil {
+		if spec.Network, err = x.resumedNetwork(rec, src, req); err != nil {
 			return none, err
 		}
 	}

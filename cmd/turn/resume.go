@@ -12,17 +12,41 @@ import (
 type resumeCmd struct {
 	Ref string `arg:"" help:"Turn whose machine was kept (snapshot: vm)."`
 
-	Name  string         `help:"Name of the sandbox." placeholder:"NAME"`
-	TTL   *time.Duration `name:"ttl" help:"Stop it after this time, as 10m or 8h; 0: never (default: 1h)." placeholder:"TIME"`
-	Quiet bool           `short:"q" help:"Show no progress."`
-	JSON  bool           `name:"json" help:"Print the sandbox as JSON."`
+	Name string         `help:"Name of the sandbox." placeholder:"NAME"`
+	TTL  *time.Duration `name:"ttl" help:"Stop it after this time, as 10m or 8h; 0: never (default: 1h)." placeholder:"TIME"`
+
+	Grant    []string    `help:"Grant what the document that was run asks for under KEY; network is the one that counts here." placeholder:"KEY" sep:","`
+	Network  networkMode `help:"Network of the sandbox: on, off." placeholder:"on|off"`
+	Allow    []rule      `help:"Name, address or range that may be reached, as api.example.com:443, and then nothing else; may be given again." placeholder:"RULE" sep:"none"`
+	Deny     []rule      `help:"Name, address or range that may not be reached; may be given again." placeholder:"RULE" sep:"none"`
+	NoHostCA bool        `name:"no-host-ca" help:"Do not trust the host's own certificate authorities."`
+
+	Quiet bool `short:"q" help:"Show no progress."`
+	JSON  bool `name:"json" help:"Print the sandbox as JSON."`
 }
 
 // Help is shown below the flags' summary.
 func (c *resumeCmd) Help() string {
 	return `The machine goes on with the processes that ran when the turn ended, as a sandbox
 that stays: turn sandbox exec, attach, cp and rm work with it. It has a clock,
-random numbers, names and a network stack of its own. Its ID is printed.`
+random numbers, names and a network stack of its own. Its ID is printed.
+
+Its network is judged as that of a run of the same document today: what the document
+asks for beyond the host's default needs --network on, --allow or --grant network.
+The turn may be imported; its record grants nothing.`
+}
+
+// network is what the flags say of it.
+func (c *resumeCmd) network() *networkFlags {
+	return &networkFlags{Network: c.Network, Allow: c.Allow, Deny: c.Deny, NoHostCA: c.NoHostCA}
+}
+
+// Validate is called by kong.
+func (c *resumeCmd) Validate() error {
+	if c.Network.rules.Record || c.Network.rules.Replay {
+		return errors.New("--network: record and replay are for turns")
+	}
+	return c.network().contradiction()
 }
 
 // Run starts the machine.
@@ -36,7 +60,8 @@ func (c *resumeCmd) Run(a *app) error {
 	}
 	return a.withRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
 		p := newProgress(a.stderr, styleOf(a.stderr, c.Quiet), 0)
-		info, err := x.Resume(ctx, c.Ref, c.Name, ttl, p.Preparing)
+		info, err := x.Resume(ctx, executor.ResumeRequest{Ref: c.Ref, Name: c.Name, TTL: ttl, Grant: c.Grant,
+			Network: c.network().network(), NetworkRules: c.network().rules()}, p.Preparing)
 		p.Close()
 		if err != nil {
 			return err
