@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"sync"
@@ -380,7 +381,7 @@ func (s *Sandbox) connect(ctx context.Context, p *plan) error {
 	if err := s.dial(); err != nil {
 		return err
 	}
-	return s.configure(ctx, p)
+	return s.configure(ctx, p, configureLimit)
 }
 
 // configureLimit bounds how long a restored guest may take to confirm; it takes
@@ -389,8 +390,8 @@ const configureLimit = time.Minute
 
 // configure makes the clone a machine of its own, and refuses one that does not
 // confirm that its random numbers are.
-func (s *Sandbox) configure(ctx context.Context, p *plan) error {
-	ctx, cancel := context.WithTimeout(ctx, configureLimit)
+func (s *Sandbox) configure(caller context.Context, p *plan, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(caller, limit)
 	defer cancel()
 	// One that does not even read is ended by this, not by the protocol.
 	defer context.AfterFunc(ctx, func() { _ = s.machine.Close() })()
@@ -413,6 +414,10 @@ func (s *Sandbox) configure(ctx context.Context, p *plan) error {
 		params.Home = &wire.SandboxHomeDisk{Serial: substrate.HomeSerial, Path: homePath(params.Env)}
 	}
 	res, err := s.client.SandboxConfigure(ctx, &params)
+	if err != nil && ctx.Err() != nil && caller.Err() == nil {
+		return &turnstone.Error{Op: "executor.configure", Kind: turnstone.Dead, Subject: string(s.ID()),
+			Err: fmt.Errorf("the agent does not answer within %s", limit), Hint: s.source.KernelIs.Advice()}
+	}
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/substrate"
@@ -28,12 +29,16 @@ func (g guest) Frames() io.ReadWriteCloser { return nil }
 type configurable struct {
 	wire.SandboxServer
 	reseeded bool
+	mute     bool                        // it never answers
 	says     wire.SandboxConfigureResult // beside that
 	got      wire.SandboxConfigureParams
 }
 
-func (c *configurable) Configure(_ context.Context, _ *wire.Conn, p *wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) {
+func (c *configurable) Configure(ctx context.Context, _ *wire.Conn, p *wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) {
 	c.got = *p
+	if c.mute {
+		<-ctx.Done()
+	}
 	res := c.says
 	res.Reseeded = c.reseeded
 	return &res, nil
@@ -82,6 +87,31 @@ func TestUnconfirmedReseed(t *testing.T) {
 		if len(got.Entropy) < 32 || len(got.MachineID) != 32 || got.Hostname != "sb-test" || got.Network == nil || !slices.Equal(got.Env, []string{"A=b"}) {
 			t.Errorf("configured with %+v", got)
 		}
+	}
+}
+
+// TestMuteAgent: a guest that was ready and does not answer is told as such, with what helps;
+// what the caller ends is no fault of the guest.
+func TestMuteAgent(t *testing.T) {
+	kernel := substrate.KernelKind{Own: true, File: "/srv/vmlinux"}
+	for _, ended := range []bool{false, true} {
+		s, served := sandboxOf(&configurable{mute: true}, substrate.Machine{Kernel: "vmlinux", KernelIs: kernel})
+		if err := s.dial(); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		limit := 50 * time.Millisecond
+		if ended {
+			limit = time.Hour
+			time.AfterFunc(50*time.Millisecond, cancel)
+		}
+		err := s.configure(ctx, &plan{shape: turnstone.DefaultShape()}, limit)
+		if dead := turnstone.KindOf(err) == turnstone.Dead; err == nil || dead == ended || dead && (turnstone.HintOf(err) != kernel.Advice() || !strings.Contains(err.Error(), "does not answer within 50ms")) {
+			t.Errorf("ended by the caller %v: %v (%s)", ended, err, turnstone.HintOf(err))
+		}
+		cancel()
+		_ = s.Close()
+		<-served
 	}
 }
 
