@@ -1,6 +1,7 @@
 package firecracker
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -14,7 +15,7 @@ import (
 // TestKernelAdvice: whatever a kernel of the user's does as it starts, the user is told how to
 // look at that file.
 func TestKernelAdvice(t *testing.T) {
-	for _, fault := range []string{"panic", "panic and hang", "refuse:/actions", "refuse:/boot-source", "poweroff", "no kernel", "late"} {
+	for _, fault := range []string{"panic", "panic and hang", "refuse:/actions", "refuse:/boot-source", "poweroff", "no kernel", "late", "mute"} {
 		b := newBench(t, "")
 		s, m := b.substrate(t, fault), b.m
 		m.KernelIs = substrate.KernelKind{Own: true, File: "/srv/a kernel"}
@@ -24,9 +25,12 @@ func TestKernelAdvice(t *testing.T) {
 			check(t, os.WriteFile(m.Kernel, []byte("#!/bin/sh"), 0o644))
 		}
 		var err error
-		if fault == "late" { // a minute's wait, whose end this is
+		switch fault {
+		case "late": // a minute's wait, whose end this is
 			err = s.wrap(t.Context(), console.New().Late(time.Minute, console.ErrLate))
-		} else {
+		case "mute": // half a minute's
+			err = s.wrap(t.Context(), fmt.Errorf("%w: %w", errMute, os.ErrDeadlineExceeded))
+		default:
 			vm, failed := s.Boot(within(t), m)
 			if failed == nil {
 				_ = vm.Close()

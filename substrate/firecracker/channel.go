@@ -102,12 +102,15 @@ const (
 	attemptLimit = 3 * time.Second
 )
 
+// errMute is an agent that was ready, and does not answer.
+var errMute = fmt.Errorf("the agent does not answer within %s", connectLimit)
+
 // connect gives the machine's channel a connection to its agent, which serves one at a
 // time: the one before is closed first. While a restored guest wakes up, connections may
 // be refused, or made and reset again.
 func (m *machine) connect(ctx context.Context) error {
 	m.agent.swap(nil)
-	ctx, cancel := context.WithTimeoutCause(ctx, connectLimit, fmt.Errorf("the agent does not answer within %s", connectLimit))
+	ctx, cancel := context.WithTimeoutCause(ctx, connectLimit, errMute)
 	defer cancel()
 	for delay := time.Millisecond; ; delay = min(2*delay, 50*time.Millisecond) {
 		conn, err := m.attempt(ctx)

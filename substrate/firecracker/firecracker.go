@@ -391,7 +391,7 @@ func (s *Substrate) failed(ctx context.Context, vm *machine, err error) error {
 func (s *Substrate) wrap(ctx context.Context, err error) error {
 	kind, hint := turnstone.Unavailable, "run `turn doctor`"
 	var refused *apiError
-	if errors.Is(err, console.ErrLate) || errors.Is(err, errBoot) {
+	if errors.Is(err, console.ErrLate) || errors.Is(err, errBoot) || errors.Is(err, errMute) {
 		hint = s.guest.Advice()
 	}
 	if errors.As(err, &refused) && ctx.Err() == nil {
