@@ -79,7 +79,7 @@ func (c *Chooser) gvisor(ctx context.Context, _ substrate.GuestKernel, _ error) 
 
 // firecracker opens Firecracker. It says itself what rules KVM out without a guest.
 func (c *Chooser) firecracker(ctx context.Context, kernel substrate.GuestKernel, _ error) (substrate.Substrate, error) {
-	s, err := firecracker.New(ctx, c.Home, firecracker.Options{Progress: c.say, Kernel: kernel})
+	s, err := firecracker.New(ctx, c.Home, firecracker.Options{Progress: c.say, Kernel: kernel, Again: c.Probe != nil})
 	if errors.Is(err, firecracker.ErrUnproven) {
 		m, probeErr := c.machine(ctx)
 		if probeErr != nil {

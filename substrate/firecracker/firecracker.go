@@ -71,6 +71,7 @@ type Options struct {
 	Progress func(string) // told before work that takes long; may be nil
 	// Probe is a small machine to prove KVM with, should that not be known yet.
 	Probe  *substrate.Machine
+	Again  bool                  // the caller asks again, with a Probe: what is known of a kernel's fault, which holds for its modules, is no answer
 	Kernel substrate.GuestKernel // that guests boot; Probe's where there is one
 	// DiskBandwidth and DiskOps bound what the guest does to each disk that it writes, in
 	// bytes and operations per second; 0: no bound.
@@ -96,18 +97,25 @@ func New(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &turnstone.Error{Op: "firecracker.new", Kind: turnstone.Unavailable, Subject: "firecracker", Hint: "run `turn doctor`"}
 	switch v := s.KVM(ctx, opts.Probe); {
 	case v.Usable:
 		return s, nil
 	case ctx.Err() != nil:
-		e.Kind, e.Err, e.Hint = turnstone.Canceled, ctx.Err(), ""
-	case !v.Known && opts.Probe == nil:
-		e.Err, e.Hint = ErrUnproven, "run a turn with --substrate firecracker, which tries"
+		return nil, &turnstone.Error{Op: "firecracker.new", Kind: turnstone.Canceled, Subject: "firecracker", Err: ctx.Err()}
 	default:
+		return nil, s.unusable(v, opts)
+	}
+}
+
+// unusable is the error of New where v is the verdict.
+func (s *Substrate) unusable(v kvm.Verdict, opts Options) error {
+	e := &turnstone.Error{Op: "firecracker.new", Kind: turnstone.Unavailable, Subject: "firecracker"}
+	if !v.Known && opts.Probe == nil && (opts.Again || !v.Kernel) { // else a kernel's fault is told
+		e.Err, e.Hint = ErrUnproven, "run a turn with --substrate firecracker, which tries"
+	} else {
 		e.Err, e.Hint = v.Unavailable(e.Op, s.guest.KernelKind), v.Advice(s.guest.KernelKind)
 	}
-	return nil, e
+	return e
 }
 
 // Find returns the path and the version of the Firecracker that New would use, whether

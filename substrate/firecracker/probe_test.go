@@ -76,6 +76,28 @@ func TestKVMThatFails(t *testing.T) {
 }
 
 // TestIsolationNamesTestKernel: receipts say what the kernel is.
+// TestKernelAtFault: what a kernel of the user's has said against itself is told to whoever cannot
+// try it, and is no answer to whoever can: its modules may be others.
+func TestKernelAtFault(t *testing.T) {
+	b := newBench(t, "")
+	s := b.substrate(t, "panic")
+	s.tryKVM = func() error { return nil }
+	m := b.m
+	m.KernelIs, m.InitDigest = substrate.KernelKind{Own: true, File: "/srv/vmlinux"}, turnstone.DigestBytes([]byte("its modules"))
+	s.guest = m.GuestKernel()
+	if v := s.KVM(t.Context(), &m); v.Usable || !v.Kernel {
+		t.Fatalf("%+v", v)
+	}
+	v := s.KVM(t.Context(), nil)
+	if err := s.unusable(v, Options{}); errors.Is(err, ErrUnproven) || !strings.Contains(err.Error(), "panicked") || turnstone.HintOf(err) != m.KernelIs.Advice() {
+		t.Errorf("it cannot be tried: %v (%s)", err, turnstone.HintOf(err))
+	}
+	if err := s.unusable(v, Options{Again: true}); !errors.Is(err, ErrUnproven) {
+		t.Errorf("it will be: %v", err)
+	}
+	b.nothingLeft(t)
+}
+
 func TestIsolationNamesTestKernel(t *testing.T) {
 	s := &Substrate{guest: substrate.GuestKernel{KernelKind: substrate.KernelKind{Own: true, Test: true}}}
 	if got := s.Isolation(); got != "microvm (KVM, test kernel)" {
