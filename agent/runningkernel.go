@@ -76,4 +76,6 @@ func readable(address uintptr) (can bool) {
 }
 
 // sink keeps the compiler from leaving the read out.
+//
+//lint:ignore U1000 it is written, and nobody needs to read it
 var sink uint32

@@ -100,7 +100,7 @@ func (s *Substrate) tryJail(ctx context.Context) error {
 	case m.err != nil && line == "":
 		return m.err
 	default:
-		return fmt.Errorf("Firecracker says there that it is %q", clip(said, 80))
+		return fmt.Errorf("the program says there that it is %q", clip(said, 80))
 	}
 }
 
