@@ -7,6 +7,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -14,10 +15,10 @@ import (
 
 // serveHTTP serves the requests on guest until its end.
 func (c *connection) serveHTTP(guest net.Conn, h http.Handler) {
-	conn := &closing{Conn: guest, closed: make(chan struct{}), idle: make(chan struct{})}
+	conn := &closing{Conn: guest, closed: make(chan struct{}), idle: make(chan struct{}), abort: make(chan struct{})}
 	conn.head.begin()
 	l := &oneConn{conn: conn}
-	srv := &http.Server{Handler: c.checked(conn.during(h)), ReadHeaderTimeout: headerTime, IdleTimeout: idleTime, MaxHeaderBytes: maxRequest, ErrorLog: log.New(io.Discard, "", 0)}
+	srv := &http.Server{Handler: conn.during(c.checked(h)), ReadHeaderTimeout: headerTime, IdleTimeout: idleTime, MaxHeaderBytes: maxRequest, ErrorLog: log.New(io.Discard, "", 0)}
 	_ = srv.Serve(l)
 	_ = srv.Close()
 }
@@ -98,6 +99,8 @@ type closing struct {
 	mu        sync.Mutex
 	answering bool
 	idle      chan struct{} // closed when the present request is answered
+	aborted   bool          // reads are to end at once
+	abort     chan struct{} // closed when aborted becomes true
 }
 
 // halfTime bounds how long an answer may take after a guest has said all it will.
@@ -116,16 +119,34 @@ func (c *closing) Read(p []byte) (int, error) {
 	c.mu.Lock()
 	// While a request is handled, net/http reads single bytes, and nothing else does, to learn of the
 	// end. It begins before the handler does, and before the handler knows that the body has ended.
-	answering, idle := c.answering || len(p) == 1 && c.head.complete(), c.idle
+	answering, idle, abort := c.answering || len(p) == 1 && c.head.complete(), c.idle, c.abort
 	c.mu.Unlock()
 	if answering {
 		select {
 		case <-idle:
+		case <-abort:
+			return 0, os.ErrDeadlineExceeded
 		case <-c.closed:
 		case <-time.After(halfTime):
 		}
 	}
 	return 0, err
+}
+
+// SetReadDeadline implements net.Conn. By one in the past net/http takes its look for the end back:
+// when a request was answered, also one that came to no handler, and for who takes the connection over.
+func (c *closing) SetReadDeadline(t time.Time) error {
+	c.mu.Lock()
+	past := !t.IsZero() && !t.After(time.Now())
+	switch {
+	case past && !c.aborted:
+		close(c.abort)
+	case !past && c.aborted:
+		c.abort = make(chan struct{})
+	}
+	c.aborted = past
+	c.mu.Unlock()
+	return c.Conn.SetReadDeadline(t)
 }
 
 // tooMany answers a request with too many headers, of which net/http knows only the bytes. What is
