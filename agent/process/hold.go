@@ -51,10 +51,9 @@ func (h *holder) hold(ctx context.Context) error {
 				}
 			}
 			moving = true
-			if slices.Contains(h.held, p.pid) {
-				continue
-			}
-			if err := syscall.Kill(p.pid, syscall.SIGSTOP); err == nil {
+			// Sent again as long as it runs: in gVisor, execve(2) of a program drops a stop
+			// that came before it was over (task_exec.go, endGroupStopLocked).
+			if err := syscall.Kill(p.pid, syscall.SIGSTOP); err == nil && !slices.Contains(h.held, p.pid) {
 				h.held = append(h.held, p.pid)
 			}
 		}

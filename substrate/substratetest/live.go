@@ -209,6 +209,24 @@ func standsStill(t *testing.T, s substrate.Substrate) {
 	}
 }
 
+// testExecs makes a machine stand still whose processes become other programs all the
+// time. Some kernels forget on the way that a process was to stop.
+func testExecs(t *testing.T, s substrate.Substrate, c Config) {
+	standsStill(t, s)
+	g := Start(t, s, c.Machine, &c.Network)
+	want(t, g.Client, "echo 'exec bash /run/execs' > /run/execs", "")
+	for i := range 4 {
+		if _, err := g.Client.ProcessStart(t.Context(), &wire.ProcessStartParams{ProcessID: fmt.Sprintf("execs%d", i),
+			Argv: []string{"bash", "/run/execs"}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 20 {
+		g.Suspend(t)
+		g.Renew(t, false)
+	}
+}
+
 // testFork clones a machine that runs, and a clone of it in turn.
 func testFork(t *testing.T, s substrate.Substrate, c Config) {
 	resumer(t, s)

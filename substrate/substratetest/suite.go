@@ -72,6 +72,7 @@ func Run(t *testing.T, s substrate.Substrate, c Config) {
 	t.Run("damaged layers", func(t *testing.T) { testDamagedLayers(t, s, c) })
 	t.Run("freeze", func(t *testing.T) { testFreeze(t, s, c) })
 	t.Run("home", func(t *testing.T) { testHome(t, s, c) })
+	t.Run("stands still among execs", func(t *testing.T) { testExecs(t, s, c) })
 	t.Run("live fork", func(t *testing.T) { testFork(t, s, c) })
 	t.Run("live fork of a paused machine", func(t *testing.T) { testPausedSnapshot(t, s, c) })
 	t.Run("damaged live fork", func(t *testing.T) { testDamagedFork(t, s, c) })
