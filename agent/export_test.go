@@ -18,9 +18,9 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/ext4"
-	"turnstone.dev/turnstone/layer"
-	"turnstone.dev/turnstone/tree"
-	"turnstone.dev/turnstone/tree/treetest"
+	"turnstone.dev/turnstone/internal/store/layer"
+	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/store/tree/treetest"
 	"turnstone.dev/turnstone/upper"
 )
 

@@ -11,11 +11,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"turnstone.dev/turnstone/blob/local"
 	"turnstone.dev/turnstone/ext4"
-	"turnstone.dev/turnstone/layer"
-	"turnstone.dev/turnstone/store"
-	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/internal/store"
+	"turnstone.dev/turnstone/internal/store/blob/local"
+	"turnstone.dev/turnstone/internal/store/layer"
+	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // commitRuns is how often each way of keeping files is measured; the median counts.

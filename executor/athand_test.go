@@ -11,7 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/session"
+	"turnstone.dev/turnstone/internal/store/session"
 )
 
 func TestExpand(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/blob"
+	"turnstone.dev/turnstone/internal/store/blob"
 	"turnstone.dev/turnstone/stamp"
 )
 

@@ -16,10 +16,10 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/store/tree/treetest"
 	"turnstone.dev/turnstone/secret"
-	"turnstone.dev/turnstone/session"
-	"turnstone.dev/turnstone/tree"
-	"turnstone.dev/turnstone/tree/treetest"
 )
 
 // end runs the end of a turn on session s as Run does, with these files in the place

@@ -15,9 +15,9 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/session"
-	"turnstone.dev/turnstone/tree"
-	"turnstone.dev/turnstone/tree/treetest"
+	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
 // A past is a state directory with turns that are made without machines.

@@ -12,12 +12,12 @@ import (
 	"sync"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/blob"
-	"turnstone.dev/turnstone/blob/local"
-	"turnstone.dev/turnstone/blob/s3"
 	"turnstone.dev/turnstone/image"
-	"turnstone.dev/turnstone/session"
-	"turnstone.dev/turnstone/store"
+	"turnstone.dev/turnstone/internal/store"
+	"turnstone.dev/turnstone/internal/store/blob"
+	"turnstone.dev/turnstone/internal/store/blob/local"
+	"turnstone.dev/turnstone/internal/store/blob/s3"
+	"turnstone.dev/turnstone/internal/store/session"
 )
 
 // A contextStore is all that is kept between turns: who came after whom, and what

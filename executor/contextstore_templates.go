@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store"
+	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/stamp"
-	"turnstone.dev/turnstone/store"
 	"turnstone.dev/turnstone/template"
-	"turnstone.dev/turnstone/tree"
 )
 
 // templateContents finds contents in the images of all templates that are built, those

@@ -13,9 +13,9 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/session"
+	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/template"
-	"turnstone.dev/turnstone/tree"
 )
 
 // An exported session is one file: tar, compressed with zstd. Its first entry is

@@ -6,7 +6,7 @@ import (
 	"os"
 	"testing"
 
-	"turnstone.dev/turnstone/session"
+	"turnstone.dev/turnstone/internal/store/session"
 )
 
 var update = flag.Bool("update", false, "write testdata that other packages' tests import")

@@ -11,8 +11,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/sandboxes"
-	"turnstone.dev/turnstone/session"
 )
 
 // ForkLive is Fork for the newest turn of a branch whose machine stays between

@@ -6,8 +6,8 @@ import (
 	"fmt"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/store"
-	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/internal/store"
+	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // FsckReport is what Fsck read and found.

@@ -13,9 +13,9 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/image"
-	"turnstone.dev/turnstone/session"
-	"turnstone.dev/turnstone/store"
-	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/internal/store"
+	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // The ages that GC has when it is told none.

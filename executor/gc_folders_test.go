@@ -10,7 +10,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/session"
+	"turnstone.dev/turnstone/internal/store/session"
 )
 
 // TestGCSweepsRemovedSessions: what a session wrote that was removed stays as long as it is

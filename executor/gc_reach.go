@@ -8,8 +8,8 @@ import (
 	"slices"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/session"
-	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // A reach goes through everything that turns need: records, receipts, outputs,

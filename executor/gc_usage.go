@@ -6,9 +6,9 @@ import (
 	"syscall"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/session"
-	"turnstone.dev/turnstone/store"
-	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/internal/store"
+	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // Usage says what takes up how much room, in bytes.

@@ -11,7 +11,7 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/store"
+	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/template"
 )
 

@@ -8,8 +8,8 @@ import (
 	"slices"
 
 	"turnstone.dev/turnstone/config"
+	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/secret"
-	"turnstone.dev/turnstone/store"
 )
 
 // An input is what was put into the sandbox before the steps, until it is kept.

@@ -9,8 +9,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/stamp"
-	"turnstone.dev/turnstone/store"
 	"turnstone.dev/turnstone/substrate"
 )
 

@@ -9,10 +9,10 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/image"
+	"turnstone.dev/turnstone/internal/store"
+	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/sandboxes"
-	"turnstone.dev/turnstone/store"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/tree"
 )
 
 // A keptVM is a machine in a folder, until it is in the store.

@@ -12,9 +12,9 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/template"
-	"turnstone.dev/turnstone/tree"
 )
 
 // rootsAge is how long an image that came with a session is kept beside the templates when no

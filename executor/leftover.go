@@ -8,8 +8,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/ext4"
+	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/tree"
 	"turnstone.dev/turnstone/upper"
 )
 

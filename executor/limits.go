@@ -14,7 +14,7 @@ import (
 	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/ext4"
 	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/layer"
+	"turnstone.dev/turnstone/internal/store/layer"
 	"turnstone.dev/turnstone/upper"
 )
 

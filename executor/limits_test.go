@@ -14,8 +14,8 @@ import (
 	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/store/layer"
 	"turnstone.dev/turnstone/internal/turntest"
-	"turnstone.dev/turnstone/layer"
 )
 
 // admitted is the plan of a request on a host with this configuration.

@@ -13,8 +13,8 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/session"
-	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // TestLostSessions: with a store and without sessions nothing is begun, and above

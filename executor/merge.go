@@ -13,10 +13,10 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/merge"
-	"turnstone.dev/turnstone/session"
-	"turnstone.dev/turnstone/store"
-	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/internal/store"
+	"turnstone.dev/turnstone/internal/store/merge"
+	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // A MergeRequest says what to merge. docs/merge.md has the rules.

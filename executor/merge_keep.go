@@ -12,11 +12,11 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/layer"
-	"turnstone.dev/turnstone/merge"
-	"turnstone.dev/turnstone/session"
-	"turnstone.dev/turnstone/store"
-	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/internal/store"
+	"turnstone.dev/turnstone/internal/store/layer"
+	"turnstone.dev/turnstone/internal/store/merge"
+	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // keep makes the merge a turn of its own, and moves the branch.

@@ -12,10 +12,10 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/store"
+	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/network"
-	"turnstone.dev/turnstone/session"
-	"turnstone.dev/turnstone/store"
-	"turnstone.dev/turnstone/tree"
 )
 
 // A RecordNetwork is what is kept of a turn's network.

@@ -10,9 +10,9 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/session"
+	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/template"
-	"turnstone.dev/turnstone/tree"
 )
 
 // DiffRequest says what to compare.

@@ -8,7 +8,7 @@ import (
 
 	"znkr.io/diff/textdiff"
 
-	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // maxPatchTextFile is the longest content that is compared by lines.

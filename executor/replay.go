@@ -9,8 +9,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/session"
-	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // A Replay says how a turn that was run again compares with what it was.

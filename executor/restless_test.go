@@ -13,9 +13,9 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/turntest"
 	"turnstone.dev/turnstone/sandboxes"
-	"turnstone.dev/turnstone/session"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrates"
 )

@@ -8,14 +8,14 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/blob/s3/s3test"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/store/blob/s3/s3test"
 )
 
 // TestStoreInABucket: turns are kept in a bucket, and are there for the next process;
 // the index is local, and can be lost.
 func TestStoreInABucket(t *testing.T) {
-	addr := s3test.Server(t, "../blob/s3/testserver")
+	addr := s3test.Server(t, "../internal/store/blob/s3/testserver")
 	s3test.Bucket(t, addr, "turns")
 	t.Setenv("AWS_ENDPOINT_URL_S3", "http://"+addr)
 	t.Setenv("AWS_REGION", "us-east-1")

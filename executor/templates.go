@@ -12,8 +12,8 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/session"
-	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // TemplateRemoval says how to remove a template.

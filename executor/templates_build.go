@@ -13,10 +13,10 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/layer"
+	"turnstone.dev/turnstone/internal/store/layer"
+	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/template"
-	"turnstone.dev/turnstone/tree"
 	"turnstone.dev/turnstone/wire"
 )
 

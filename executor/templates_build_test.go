@@ -6,9 +6,9 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/template"
-	"turnstone.dev/turnstone/tree"
 )
 
 func ref(text string) tree.Ref {

@@ -10,10 +10,10 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/template"
 	"turnstone.dev/turnstone/template/registry"
-	"turnstone.dev/turnstone/tree"
 )
 
 // TemplatePrune says what PruneTemplates may remove.

@@ -10,11 +10,11 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/session"
+	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/template"
 	"turnstone.dev/turnstone/template/rootfs"
-	"turnstone.dev/turnstone/tree"
 )
 
 // template registers a template called name, whose image has these files, and

@@ -6,7 +6,7 @@ import (
 	"sort"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // Open returns the content of a file; it is a *File.

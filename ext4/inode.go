@@ -5,7 +5,7 @@ import (
 	"io"
 	"sync"
 
-	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // Bits of an inode's mode and flags (ext4.h).

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 var le = binary.LittleEndian

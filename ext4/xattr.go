@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 const (

@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/tree"
-	"turnstone.dev/turnstone/tree/treetest"
+	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
 // BenchmarkWrite writes the image of a turn that made many small files, and of one

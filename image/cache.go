@@ -17,9 +17,9 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/lazyregexp"
+	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/tree"
 )
 
 var keyRule = lazyregexp.New(`^[0-9a-f]{64}$`)

@@ -15,8 +15,8 @@ import (
 	"iter"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/tree"
 )
 
 // A File is one more file of an image, below its directory context.

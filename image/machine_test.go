@@ -12,12 +12,12 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/store/tree/treetest"
 	"turnstone.dev/turnstone/internal/turntest"
 	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/substrate/qemu"
 	"turnstone.dev/turnstone/substrate/substratetest"
-	"turnstone.dev/turnstone/tree"
-	"turnstone.dev/turnstone/tree/treetest"
 	"turnstone.dev/turnstone/wire"
 )
 

@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/tree"
-	"turnstone.dev/turnstone/tree/treetest"
+	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
 // A model is a file of a file system in memory. One that stands in several places

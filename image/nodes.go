@@ -9,7 +9,7 @@ import (
 
 	"github.com/erofs/go-erofs"
 
-	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // A node is one file of an image that is going to be written.

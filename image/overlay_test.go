@@ -10,7 +10,7 @@ import (
 
 	"github.com/erofs/go-erofs"
 
-	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // A layerFile is a file of an image that was read.

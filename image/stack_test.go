@@ -15,9 +15,9 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/store/tree/treetest"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/tree"
-	"turnstone.dev/turnstone/tree/treetest"
 )
 
 // A chain is a history that grows.

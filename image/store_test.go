@@ -4,9 +4,9 @@ import (
 	"path/filepath"
 	"testing"
 
-	"turnstone.dev/turnstone/blob/local"
-	"turnstone.dev/turnstone/store"
-	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/internal/store"
+	"turnstone.dev/turnstone/internal/store/blob/local"
+	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // BenchmarkWriteFromStore reads the files from packs, where they are compressed, and

@@ -11,9 +11,9 @@ import (
 	"github.com/erofs/go-erofs"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/template/rootfs"
-	"turnstone.dev/turnstone/tree"
 )
 
 // Write writes the image of the difference between two trees to f, which must be

@@ -6,8 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 
-	"turnstone.dev/turnstone/tree"
-	"turnstone.dev/turnstone/tree/treetest"
+	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
 // TestImagesThatTurnsMayNeedStay: when a damaged image is built again and comes out

@@ -15,8 +15,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/stamp"
-	"turnstone.dev/turnstone/tree"
 )
 
 // A builder writes spec's image into the empty file out.

@@ -6,7 +6,7 @@ import (
 	"net"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // A Layer is what one spec adds to its base: a tree in the context store that has

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/template/registry"
-	"turnstone.dev/turnstone/tree"
 )
 
 // fakeLayers builds layers without a sandbox: a layer's tree is the digest of its

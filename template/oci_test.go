@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/template/oci/ocitest"
-	"turnstone.dev/turnstone/tree"
 )
 
 // bashLayer is a layer with what stands for a bash.

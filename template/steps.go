@@ -10,10 +10,10 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/lazyregexp"
+	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/template/debian"
 	"turnstone.dev/turnstone/template/registry"
-	"turnstone.dev/turnstone/tree"
 )
 
 // layerBuilderVersion is part of the digests of layered templates. It changes when

@@ -11,8 +11,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/stamp"
-	"turnstone.dev/turnstone/tree"
 )
 
 // Tree returns the tree that t's sandboxes begin with. Of a layered template it is in

@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/tree"
-	"turnstone.dev/turnstone/tree/hostdir"
-	"turnstone.dev/turnstone/tree/treetest"
+	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/store/tree/hostdir"
+	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
 // TestTreeOfTheRealImage compares the tree of a built image with what the kernel

@@ -16,10 +16,10 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/store/tree/treetest"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/template/rootfs"
-	"turnstone.dev/turnstone/tree"
-	"turnstone.dev/turnstone/tree/treetest"
 )
 
 // treeFiles are what the images of these tests hold.

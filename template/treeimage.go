@@ -13,7 +13,7 @@ import (
 	"github.com/erofs/go-erofs"
 	"golang.org/x/sys/unix"
 
-	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // An imageNode is one file of a root image (EROFS): a tree.Node.

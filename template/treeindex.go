@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // The file root.tree beside a root image says what tree the image holds and where

@@ -9,8 +9,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/stamp"
-	"turnstone.dev/turnstone/tree"
 )
 
 // lockFits refuses a lock that is of another spec.

@@ -8,7 +8,7 @@ import (
 	"sort"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // A node is one file. It does not change once the stream was read.

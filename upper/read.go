@@ -13,7 +13,7 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // Records of an entry beside those that tar knows; see State.export in docs/wire.md.

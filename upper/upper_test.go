@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/upper"
 )
 

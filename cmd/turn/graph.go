@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/session"
+	"turnstone.dev/turnstone/internal/store/session"
 )
 
 // A graph draws turns as git log --graph draws commits: one column for each line of

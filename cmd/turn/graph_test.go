@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/session"
+	"turnstone.dev/turnstone/internal/store/session"
 )
 
 // parents says for each turn, by number, on which it stands.

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"syscall"
 
-	"turnstone.dev/turnstone/tree"
-	"turnstone.dev/turnstone/tree/hostdir"
+	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/store/tree/hostdir"
 )
 
 type hashCmd struct {

@@ -15,9 +15,9 @@ import (
 	"turnstone.dev/turnstone/doctor"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/template"
-	"turnstone.dev/turnstone/tree"
 	"turnstone.dev/turnstone/wire"
 )
 

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/session"
+	"turnstone.dev/turnstone/internal/store/session"
 )
 
 type logCmd struct {

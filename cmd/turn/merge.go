@@ -10,8 +10,8 @@ import (
 
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/merge"
-	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/internal/store/merge"
+	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 type mergeCmd struct {

@@ -24,10 +24,10 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/doctor"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/store/merge"
+	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/kernel/need"
-	"turnstone.dev/turnstone/merge"
 	"turnstone.dev/turnstone/sandboxes"
-	"turnstone.dev/turnstone/session"
 	"turnstone.dev/turnstone/template"
 )
 

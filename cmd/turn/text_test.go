@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/merge"
-	"turnstone.dev/turnstone/tree"
+	"turnstone.dev/turnstone/internal/store/merge"
+	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 func TestModes(t *testing.T) {

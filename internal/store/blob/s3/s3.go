@@ -1,0 +1,431 @@
+// Package s3 keeps blobs in a bucket of S3, or of what speaks as S3 does.
+package s3
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"math"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/minio/minio-go/v7"
+	"github.com/minio/minio-go/v7/pkg/credentials"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store/blob"
+)
+
+// Options say where the blobs are. Credentials are no part of them: they are taken
+// from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, from ~/.aws/credentials (or
+// what AWS_SHARED_CREDENTIALS_FILE and AWS_PROFILE say), or from the machine's role.
+type Options struct {
+	Endpoint string // host, or host:port
+	Insecure bool   // plain HTTP
+	Region   string
+	Bucket   string
+	Prefix   string // of all names, without "/" at its ends; may be empty
+}
+
+// ParseURL reads s3://BUCKET/PREFIX. The endpoint is AWS_ENDPOINT_URL_S3,
+// AWS_ENDPOINT_URL, or AWS's own; the region AWS_REGION or AWS_DEFAULT_REGION.
+func ParseURL(s string) (Options, error) {
+	bad := func(err error) (Options, error) {
+		return Options{}, &turnstone.Error{Op: "s3.parse", Kind: turnstone.Invalid, Subject: s, Err: err,
+			Hint: "write s3://BUCKET/PREFIX, and give another endpoint than AWS's in AWS_ENDPOINT_URL_S3"}
+	}
+	u, err := url.Parse(s)
+	if err != nil {
+		return bad(errors.New("not a URL"))
+	}
+	if u.Scheme != "s3" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		return bad(errors.New("not the URL of a bucket"))
+	}
+	o := Options{Bucket: u.Host, Prefix: strings.Trim(u.Path, "/"), Region: first("AWS_REGION", "AWS_DEFAULT_REGION")}
+	if o.Prefix != "" {
+		if err := blob.CheckName("s3.parse", o.Prefix); err != nil {
+			return bad(err)
+		}
+	}
+	o.Endpoint = "s3.amazonaws.com"
+	if e := first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"); e != "" {
+		u, err := url.Parse(e)
+		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || strings.Trim(u.Path, "/") != "" {
+			return bad(fmt.Errorf("the endpoint %q is not http://HOST or https://HOST", e))
+		}
+		o.Endpoint, o.Insecure = u.Host, u.Scheme == "http"
+	}
+	return o, nil
+}
+
+func first(variables ...string) string {
+	for _, v := range variables {
+		if s := os.Getenv(v); s != "" {
+			return s
+		}
+	}
+	return ""
+}
+
+// A Store is a bucket, or what begins with a prefix in it. Requests that fail for a
+// reason that may pass are sent again.
+type Store struct {
+	client *minio.Core
+	bucket string
+	prefix string // with "/" at its end, or empty
+}
+
+var _ blob.Store = (*Store)(nil)
+
+// partSize is what is sent in one request, and what a reader that cannot be read
+// again is kept in memory for. Parts are sent four at a time.
+const partSize = 16 << 20
+
+// Open makes a store of a bucket that exists. It sends nothing.
+func Open(o Options) (*Store, error) {
+	chain := credentials.NewChainCredentials([]credentials.Provider{
+		&credentials.EnvAWS{}, &credentials.FileAWSCredentials{},
+		&credentials.IAM{Client: &http.Client{Timeout: 5 * time.Second}},
+	})
+	c, err := minio.NewCore(o.Endpoint, &minio.Options{Creds: chain, Secure: !o.Insecure, Region: o.Region})
+	if err != nil {
+		return nil, &turnstone.Error{Op: "blob.open", Kind: turnstone.Invalid, Subject: o.Endpoint, Err: err,
+			Hint: "the endpoint is a host, or HOST:PORT"}
+	}
+	s := &Store{client: c, bucket: o.Bucket}
+	if o.Prefix != "" {
+		s.prefix = o.Prefix + "/"
+	}
+	return s, nil
+}
+
+// Put is blob.Store's.
+func (s *Store) Put(ctx context.Context, name string, r io.Reader, size int64) error {
+	const op = "blob.put"
+	if err := blob.Begin(ctx, op, name); err != nil {
+		return err
+	}
+	r, err := again(ctx, r, size)
+	if err != nil {
+		return blob.Error(op, name, err)
+	}
+	source := &watched{r: r}
+	if ra, ok := r.(readSeekerAt); ok {
+		_, err = s.client.Client.PutObject(ctx, s.bucket, s.prefix+name, ra, size, putOptions())
+	} else {
+		_, err = s.client.Client.PutObject(ctx, s.bucket, s.prefix+name, source, size, putOptions())
+		if source.err != nil { // what the library makes of it does not say it
+			err = source.err
+		}
+	}
+	return s.fail(ctx, op, name, err)
+}
+
+func putOptions() minio.PutObjectOptions {
+	return minio.PutObjectOptions{PartSize: partSize, ContentType: "application/octet-stream"}
+}
+
+// A readSeekerAt can be sent again, and in parts at once.
+type readSeekerAt interface {
+	io.ReadSeeker
+	io.ReaderAt
+}
+
+// again returns a reader of exactly size bytes, that can be read again where it is
+// small or was so before. Whether a large other one has the size shows at its end only.
+func again(ctx context.Context, r io.Reader, size int64) (io.Reader, error) {
+	if size < 0 {
+		return nil, wrongSize(size)
+	}
+	if ra, ok := r.(readSeekerAt); ok {
+		at, err := ra.Seek(0, io.SeekCurrent)
+		if err != nil {
+			return nil, err
+		}
+		end, err := ra.Seek(0, io.SeekEnd)
+		if err != nil {
+			return nil, err
+		}
+		if end-at != size {
+			return nil, wrongSize(size)
+		}
+		return io.NewSectionReader(ra, at, size), nil
+	}
+	if size > partSize {
+		return &exact{ctx: ctx, r: r, left: size, size: size}, nil
+	}
+	b := make([]byte, size)
+	if _, err := io.ReadFull(&exact{ctx: ctx, r: r, left: size, size: size}, b); err != nil {
+		return nil, err
+	}
+	if size == 0 {
+		if n, _ := io.ReadFull(r, make([]byte, 1)); n > 0 {
+			return nil, wrongSize(size)
+		}
+	}
+	return bytes.NewReader(b), nil
+}
+
+func wrongSize(size int64) error {
+	return &turnstone.Error{Op: "blob.put", Kind: turnstone.Invalid, Err: fmt.Errorf("it does not have the %d bytes announced", size)}
+}
+
+// exact reads a reader that must have size bytes. It holds its last bytes back
+// until it has seen the end, so that no blob is made of one that is longer.
+type exact struct {
+	ctx        context.Context
+	r          io.Reader
+	left, size int64
+}
+
+func (e *exact) Read(p []byte) (int, error) {
+	if e.left == 0 {
+		return 0, io.EOF
+	}
+	if err := e.ctx.Err(); err != nil {
+		return 0, err
+	}
+	n, err := e.r.Read(p[:min(int64(len(p)), e.left)])
+	e.left -= int64(n)
+	if err == io.EOF && e.left > 0 {
+		return 0, wrongSize(e.size)
+	}
+	if err != nil && err != io.EOF {
+		return 0, err
+	}
+	if e.left == 0 {
+		var more [1]byte
+		if k, err := io.ReadFull(e.r, more[:]); k > 0 {
+			return 0, wrongSize(e.size)
+		} else if err != io.EOF {
+			return 0, err
+		}
+	}
+	return n, nil
+}
+
+// watched remembers a reader's error.
+type watched struct {
+	r   io.Reader
+	err error
+}
+
+func (w *watched) Read(p []byte) (int, error) {
+	n, err := w.r.Read(p)
+	if err != nil && err != io.EOF {
+		w.err = err
+	}
+	return n, err
+}
+
+// Get is blob.Store's.
+func (s *Store) Get(ctx context.Context, name string, off, n int64) (io.ReadCloser, error) {
+	const op = "blob.get"
+	if err := blob.Begin(ctx, op, name); err != nil {
+		return nil, err
+	}
+	if off < 0 || n > math.MaxInt64-off {
+		_, err := blob.Range(op, name, off, n, 0)
+		return nil, err
+	}
+	if n == 0 { // no range of HTTP
+		return s.empty(ctx, op, name, off)
+	}
+	rc, length, err := s.request(ctx, op, name, off, n)
+	if code := minio.ToErrorResponse(err).StatusCode; code == http.StatusRequestedRangeNotSatisfiable {
+		if n > 0 {
+			size, serr := s.size(ctx, op, name)
+			if serr != nil {
+				return nil, serr
+			}
+			_, err = blob.Range(op, name, off, n, size)
+			return nil, blob.Error(op, name, err)
+		}
+		return s.empty(ctx, op, name, off)
+	}
+	if err != nil {
+		return nil, s.fail(ctx, op, name, err)
+	}
+	return &reader{s: s, ctx: ctx, name: name, rc: rc, off: off, left: length}, nil
+}
+
+// request asks for a range, and checks that it is the whole of it that comes.
+func (s *Store) request(ctx context.Context, op, name string, off, n int64) (io.ReadCloser, int64, error) {
+	var o minio.GetObjectOptions
+	var err error
+	switch {
+	case n > 0:
+		err = o.SetRange(off, off+n-1)
+	case off > 0:
+		err = o.SetRange(off, 0)
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	rc, info, header, err := s.client.GetObject(ctx, s.bucket, s.prefix+name, o)
+	if err != nil {
+		return nil, 0, err
+	}
+	size := info.Size
+	if _, total, ok := strings.Cut(header.Get("Content-Range"), "/"); ok {
+		size, err = strconv.ParseInt(total, 10, 64)
+	}
+	if err == nil {
+		n, err = blob.Range(op, name, off, n, size)
+	}
+	if err != nil {
+		_ = rc.Close()
+		return nil, 0, err
+	}
+	return rc, n, nil
+}
+
+// empty is Get of nothing, at a place that has to be inside the blob or at its end.
+func (s *Store) empty(ctx context.Context, op, name string, off int64) (io.ReadCloser, error) {
+	size, err := s.size(ctx, op, name)
+	if err == nil {
+		_, err = blob.Range(op, name, off, 0, size)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return io.NopCloser(bytes.NewReader(nil)), nil
+}
+
+func (s *Store) size(ctx context.Context, op, name string) (int64, error) {
+	info, err := s.client.StatObject(ctx, s.bucket, s.prefix+name, minio.StatObjectOptions{})
+	return info.Size, s.fail(ctx, op, name, err)
+}
+
+// maxResumes is how often a Get asks again for what is left when the connection breaks.
+const maxResumes = 3
+
+// A reader is the range of a blob.
+type reader struct {
+	s         *Store
+	ctx       context.Context
+	name      string
+	rc        io.ReadCloser
+	off, left int64
+	resumes   int
+}
+
+func (r *reader) Read(p []byte) (int, error) {
+	if r.left == 0 {
+		return 0, io.EOF
+	}
+	for {
+		if err := r.ctx.Err(); err != nil {
+			return 0, err
+		}
+		n, err := r.rc.Read(p[:min(int64(len(p)), r.left)])
+		r.off += int64(n)
+		r.left -= int64(n)
+		if n > 0 || err == nil {
+			return n, nil
+		}
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		if r.resumes++; r.resumes > maxResumes || r.ctx.Err() != nil {
+			return 0, err
+		}
+		rc, _, rerr := r.s.request(r.ctx, "blob.get", r.name, r.off, r.left)
+		if rerr != nil {
+			return 0, err
+		}
+		_ = r.rc.Close()
+		r.rc = rc
+	}
+}
+
+func (r *reader) Close() error { return r.rc.Close() }
+
+// List is blob.Store's.
+func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, error] {
+	const op = "blob.list"
+	return func(yield func(blob.Info, error) bool) {
+		if prefix != "" && blob.CheckName(op, strings.TrimSuffix(prefix, "/")) != nil {
+			return // no name begins like that
+		}
+		// Whoever stops early must not leave a request behind.
+		short, cancel := context.WithCancel(ctx)
+		defer cancel()
+		if err := ctx.Err(); err != nil {
+			yield(blob.Info{}, blob.Error(op, prefix, err))
+			return
+		}
+		for o := range s.client.ListObjectsIter(short, s.bucket, minio.ListObjectsOptions{Prefix: s.prefix + prefix, Recursive: true}) {
+			if o.Err != nil {
+				yield(blob.Info{}, s.fail(ctx, op, prefix, o.Err))
+				return
+			}
+			name, ok := strings.CutPrefix(o.Key, s.prefix)
+			if !ok || blob.CheckName(op, name) != nil {
+				continue // not one of ours
+			}
+			if !yield(blob.Info{Name: name, Size: o.Size, Modified: o.LastModified}, nil) {
+				return
+			}
+		}
+		if err := ctx.Err(); err != nil {
+			yield(blob.Info{}, blob.Error(op, prefix, err))
+		}
+	}
+}
+
+// Remove is blob.Store's.
+func (s *Store) Remove(ctx context.Context, name string) error {
+	const op = "blob.remove"
+	if err := blob.Begin(ctx, op, name); err != nil {
+		return err
+	}
+	err := s.fail(ctx, op, name, s.client.RemoveObject(ctx, s.bucket, s.prefix+name, minio.RemoveObjectOptions{}))
+	if turnstone.KindOf(err) == turnstone.NotFound && minio.ToErrorResponse(errors.Unwrap(err)).Code != minio.NoSuchBucket {
+		return nil
+	}
+	return err
+}
+
+// Check tells whether the bucket can be used, for who sets it up.
+func (s *Store) Check(ctx context.Context) error {
+	const op = "blob.check"
+	ok, err := s.client.BucketExists(ctx, s.bucket)
+	if err == nil && !ok {
+		err = minio.ErrorResponse{Code: minio.NoSuchBucket, Message: "there is no such bucket", StatusCode: http.StatusNotFound}
+	}
+	return s.fail(ctx, op, s.bucket, err)
+}
+
+// fail returns err as a typed error.
+func (s *Store) fail(ctx context.Context, op, name string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return blob.Error(op, name, ctx.Err())
+	}
+	var typed *turnstone.Error
+	if errors.As(err, &typed) {
+		return blob.Error(op, name, err)
+	}
+	e := &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: s.bucket + "/" + s.prefix + name, Err: err}
+	switch r := minio.ToErrorResponse(err); {
+	case r.Code == minio.NoSuchBucket:
+		e.Kind, e.Hint = turnstone.NotFound, "make the bucket first"
+	case r.StatusCode == http.StatusNotFound, r.Code == minio.NoSuchKey:
+		e.Kind = turnstone.NotFound
+	case r.StatusCode == http.StatusForbidden, r.StatusCode == http.StatusUnauthorized:
+		e.Hint = "the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws/credentials) have to allow it"
+	case r.StatusCode == 0:
+		e.Hint = "see that the endpoint can be reached: AWS_ENDPOINT_URL_S3 says which one it is, without it AWS's"
+	}
+	return e
+}

@@ -1,0 +1,326 @@
+package store
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store/tree"
+)
+
+// An Alternate has contents that lie elsewhere, as in a template's image, and that
+// the store therefore does not keep. What it opens is verified as the store's own.
+// Its methods are safe for concurrent use.
+type Alternate interface {
+	OpenContent(ctx context.Context, c tree.Content) (io.ReadCloser, error)
+	HasContent(d turnstone.Digest) bool
+}
+
+// A Sizer is an Alternate that knows the sizes of its contents. A large content
+// whose size none has need not be hashed before it is stored.
+type Sizer interface {
+	HasSize(size int64) bool
+}
+
+// maxContent is the largest content whose list of chunks is one object.
+const maxContent = (maxObject - 8) / listEntrySize * minChunk
+
+// PutContent keeps the size bytes of r: one object, or many chunks and their list.
+// A reader that has more or fewer bytes is an error of kind Invalid. What an
+// Alternate has is not kept.
+func (b *Batch) PutContent(ctx context.Context, r io.Reader, size int64) (tree.Content, error) {
+	if size < 0 || size > maxContent {
+		return tree.Content{}, wrongSize(fmt.Sprintf("a content cannot have %d bytes", size))
+	}
+	if size > smallContent {
+		return b.putLarge(ctx, r, size)
+	}
+	buf := b.s.bufs.get(int(size))
+	if err := readExactly(r, buf.b); err != nil {
+		buf.release()
+		return tree.Content{}, err
+	}
+	i := id(sha256.Sum256(buf.b))
+	c := tree.Content{Digest: i.digest(), Size: size}
+	have, err := b.has(ctx, i)
+	if err != nil || have || b.s.elsewhere(c.Digest) != nil {
+		buf.release()
+		return c, err
+	}
+	return c, b.add(ctx, &job{buf: buf, id: i})
+}
+
+func wrongSize(text string) error {
+	return &turnstone.Error{Op: "store.put", Kind: turnstone.Invalid, Err: errors.New(text)}
+}
+
+// readExactly fills p from r, which has to end there.
+func readExactly(r io.Reader, p []byte) error {
+	if n, err := io.ReadFull(r, p); errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return wrongSize(fmt.Sprintf("the content has %d bytes where %d were announced", n, len(p)))
+	} else if err != nil {
+		return fail("store.put", "", err)
+	}
+	return atEnd(r)
+}
+
+// atEnd reads on from r, which has to be at its end.
+func atEnd(r io.Reader) error {
+	var more [1]byte
+	switch _, err := io.ReadFull(r, more[:]); {
+	case err == nil:
+		return wrongSize("the content is longer than announced")
+	case !errors.Is(err, io.EOF):
+		return fail("store.put", "", err)
+	}
+	return nil
+}
+
+// elsewhere returns the alternate that has d.
+func (s *Store) elsewhere(d turnstone.Digest) Alternate {
+	for _, a := range s.others() {
+		if a.HasContent(d) {
+			return a
+		}
+	}
+	return nil
+}
+
+// mayBeElsewhere tells whether an alternate may have a content of size bytes.
+func (s *Store) mayBeElsewhere(size int64) bool {
+	for _, a := range s.others() {
+		if z, ok := a.(Sizer); !ok || z.HasSize(size) {
+			return true
+		}
+	}
+	return false
+}
+
+// OpenContent opens a file's content. Every chunk is verified before a byte of it
+// is served, and the whole against c.Digest and c.Size before io.EOF.
+func (s *Store) OpenContent(ctx context.Context, c tree.Content) (io.ReadCloser, error) {
+	return s.openContent(ctx, c, s.get)
+}
+
+// OpenContent opens a content of the batch or the store.
+func (b *Batch) OpenContent(ctx context.Context, c tree.Content) (io.ReadCloser, error) {
+	return b.s.openContent(ctx, c, b.get)
+}
+
+type getter func(ctx context.Context, i id) ([]byte, error)
+
+func (s *Store) openContent(ctx context.Context, c tree.Content, get getter) (io.ReadCloser, error) {
+	const op = "store.open"
+	want, err := parseID(op, c.Digest)
+	if err != nil {
+		return nil, err
+	}
+	if c.Size < 0 || c.Size > maxContent {
+		return nil, damaged(op, string(c.Digest), fmt.Errorf("a content cannot have %d bytes", c.Size))
+	}
+	r := &contentReader{ctx: ctx, get: get, want: want, left: c.Size}
+	if c.Chunks != "" {
+		list, err := parseID(op, c.Chunks)
+		if err != nil {
+			return nil, err
+		}
+		b, err := get(ctx, list)
+		if err == nil {
+			if r.chunks, err = decodeList(b, c.Size); err != nil {
+				return nil, damaged(op, string(c.Chunks), err)
+			}
+			r.sum = sha256.New()
+			return r, nil
+		}
+		if a := s.elsewhere(c.Digest); a != nil {
+			return openAlternate(ctx, a, c, want)
+		}
+		return nil, err
+	}
+	// What lies elsewhere is not in the store, and a miss there costs the most.
+	if a := s.elsewhere(c.Digest); a != nil {
+		if have, err := s.known(ctx, want); err == nil && !have {
+			return openAlternate(ctx, a, c, want)
+		}
+	}
+	b, err := get(ctx, want)
+	if err != nil {
+		return nil, err
+	}
+	if int64(len(b)) != c.Size {
+		return nil, damaged(op, string(c.Digest), fmt.Errorf("it has %d bytes, not %d", len(b), c.Size))
+	}
+	r.have = b
+	return r, nil
+}
+
+// A contentReader reads a content object by object; each is verified when it is read.
+type contentReader struct {
+	ctx    context.Context
+	get    getter
+	want   id
+	left   int64
+	chunks []chunk
+	have   []byte    // the rest of the current one
+	sum    hash.Hash // of all; nil for one object, whose digest is that of all
+	err    error
+}
+
+func (r *contentReader) Read(p []byte) (int, error) {
+	if r.err == nil && len(r.have) == 0 {
+		r.err = r.next()
+	}
+	if r.err != nil {
+		return 0, r.err
+	}
+	n := copy(p, r.have)
+	r.have = r.have[n:]
+	r.left -= int64(n)
+	return n, nil
+}
+
+// WriteTo is io.WriterTo's.
+func (r *contentReader) WriteTo(w io.Writer) (int64, error) {
+	var sum int64
+	for {
+		if r.err == nil && len(r.have) == 0 {
+			r.err = r.next()
+		}
+		if r.err == io.EOF {
+			return sum, nil
+		}
+		if r.err != nil {
+			return sum, r.err
+		}
+		n, err := w.Write(r.have)
+		sum += int64(n)
+		r.left -= int64(n)
+		r.have = r.have[n:]
+		if err != nil {
+			return sum, err
+		}
+	}
+}
+
+// next reads the next object, or checks the whole at its end.
+func (r *contentReader) next() error {
+	if r.left == 0 {
+		if r.sum != nil && id(r.sum.Sum(nil)) != r.want {
+			return damaged("store.open", string(r.want.digest()), errors.New("its chunks are another content"))
+		}
+		return io.EOF
+	}
+	c := r.chunks[0]
+	r.chunks = r.chunks[1:]
+	b, err := r.get(r.ctx, c.id)
+	if err != nil {
+		return err
+	}
+	if len(b) != int(c.size) {
+		return damaged("store.open", string(c.id.digest()), fmt.Errorf("the chunk has %d bytes, not %d", len(b), c.size))
+	}
+	_, _ = r.sum.Write(b)
+	r.have = b
+	return nil
+}
+
+func (r *contentReader) Close() error {
+	if r.err == nil {
+		r.err = errors.New("the content is closed")
+	}
+	r.have = nil
+	return nil
+}
+
+// openAlternate opens what lies elsewhere: a small content is verified before it
+// is served, a large one at its end.
+func openAlternate(ctx context.Context, a Alternate, c tree.Content, want id) (io.ReadCloser, error) {
+	rc, err := a.OpenContent(ctx, tree.Content{Digest: c.Digest, Size: c.Size})
+	if err != nil {
+		return nil, err
+	}
+	v := &verifying{rc: rc, left: c.Size, want: want, sum: sha256.New()}
+	if c.Size > smallContent {
+		return v, nil
+	}
+	b := make([]byte, c.Size)
+	_, err = io.ReadFull(v, b)
+	if err == nil {
+		_, err = io.ReadFull(v, make([]byte, 1)) // io.EOF once it is verified
+	}
+	if cerr := rc.Close(); (err == nil || err == io.EOF) && cerr != nil {
+		return nil, fail("store.open", string(c.Digest), cerr)
+	}
+	if err != io.EOF {
+		return nil, err
+	}
+	return &contentReader{have: b, left: c.Size, want: want}, nil
+}
+
+// verifying checks a whole content at its end.
+type verifying struct {
+	rc   io.ReadCloser
+	left int64
+	want id
+	sum  hash.Hash
+}
+
+func (v *verifying) Read(p []byte) (int, error) {
+	bad := func(text string) error {
+		return damaged("store.open", string(v.want.digest()), errors.New(text))
+	}
+	n, err := v.rc.Read(p)
+	v.left -= int64(n)
+	_, _ = v.sum.Write(p[:n])
+	switch {
+	case v.left < 0:
+		return 0, bad("where it lies, it is longer than it was")
+	case err == io.EOF && v.left > 0:
+		return 0, bad("where it lies, it is shorter than it was")
+	case err == io.EOF && id(v.sum.Sum(nil)) != v.want:
+		return 0, bad("where it lies, it is another")
+	}
+	return n, err
+}
+
+func (v *verifying) Close() error { return v.rc.Close() }
+
+// ContentObjects returns the objects of the store that c consists of, the list of
+// chunks first: none where an alternate has it. Objects that are missing are named, too.
+func (s *Store) ContentObjects(ctx context.Context, c tree.Content) ([]turnstone.Digest, error) {
+	const op = "store.objects"
+	want, err := parseID(op, c.Digest)
+	if err != nil {
+		return nil, err
+	}
+	if c.Chunks == "" {
+		if s.elsewhere(c.Digest) != nil {
+			if have, err := s.known(ctx, want); err != nil || !have {
+				return nil, err
+			}
+		}
+		return []turnstone.Digest{c.Digest}, nil
+	}
+	list, err := parseID(op, c.Chunks)
+	if err != nil {
+		return nil, err
+	}
+	b, err := s.get(ctx, list)
+	if err != nil {
+		return nil, err
+	}
+	chunks, err := decodeList(b, c.Size)
+	if err != nil {
+		return nil, damaged(op, string(c.Chunks), err)
+	}
+	all := make([]turnstone.Digest, 0, len(chunks)+1)
+	all = append(all, c.Chunks)
+	for _, k := range chunks {
+		all = append(all, k.id.digest())
+	}
+	return all, nil
+}

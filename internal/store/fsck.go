@@ -1,0 +1,298 @@
+package store
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"slices"
+	"sync"
+	"syscall"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store/blob"
+)
+
+// A Problem is one thing that Fsck found to be wrong.
+type Problem struct {
+	Object   turnstone.Digest `json:"object,omitempty"`
+	Pack     string           `json:"pack,omitempty"`     // the blob's name
+	Segment  string           `json:"segment,omitempty"`  // of the index
+	Repaired bool             `json:"repaired,omitempty"` // the index was made again from the packs
+	Err      error            `json:"-"`
+}
+
+// A Summary is what Fsck read.
+type Summary struct {
+	Packs    int   `json:"packs"`
+	Objects  int   `json:"objects"`
+	Bytes    int64 `json:"bytes"` // of the packs
+	Problems int   `json:"problems"`
+}
+
+// Fsck reads and checks every object, and reports each that is damaged or whose pack
+// is, each pack that is missing or is not what its name says, and what was wrong with
+// the index, which it makes again. It calls report from one goroutine at a time.
+// Objects that it found damaged are stored again when they are put again.
+func (s *Store) Fsck(ctx context.Context, report func(Problem)) (Summary, error) {
+	l, err := s.sharedGC(ctx)
+	if err != nil {
+		return Summary{}, err
+	}
+	defer l.release()
+	c := &checker{s: s, report: report, bad: map[id]bool{}}
+	if err := c.index(ctx); err != nil {
+		return c.sum, err
+	}
+	places, err := c.placesByPack(ctx)
+	if err != nil {
+		return c.sum, err
+	}
+	if err := c.packs(ctx, places); err != nil {
+		return c.sum, err
+	}
+	if c.wrongIndex {
+		if err := s.Reindex(ctx); err != nil {
+			return c.sum, err
+		}
+	}
+	return c.sum, fail("store.fsck", s.dir, s.setBad(c.bad))
+}
+
+// A checker is one run of Fsck.
+type checker struct {
+	s *Store
+
+	mu         sync.Mutex
+	report     func(Problem)
+	sum        Summary
+	bad        map[id]bool
+	wrongIndex bool
+}
+
+func (c *checker) problem(p Problem) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.sum.Problems++
+	if p.Object != "" {
+		if i, err := parseID("", p.Object); err == nil {
+			c.bad[i] = true
+		}
+	}
+	c.report(p)
+}
+
+// index checks the segments, makes those again that are damaged, and puts packs
+// into the index that are not there.
+func (c *checker) index(ctx context.Context) error {
+	v, err := c.s.index.refresh()
+	if err != nil {
+		return err
+	}
+	broken := len(v.broken) > 0
+	for _, name := range v.broken {
+		c.problem(Problem{Segment: name, Repaired: true, Err: errors.New("it is no segment of an index")})
+	}
+	for _, seg := range v.segs {
+		// Read anew: what is in memory was good when it was read.
+		if err := seg.check(ctx); err != nil {
+			if !errors.Is(err, errSegment) {
+				return fail("store.fsck", seg.name, err)
+			}
+			broken = true
+			c.problem(Problem{Segment: seg.name, Repaired: true, Err: err})
+		}
+	}
+	if broken {
+		return c.s.Reindex(ctx)
+	}
+	l, err := acquire(ctx, c.s.dir, lockIndex, syscall.LOCK_EX)
+	if err != nil {
+		return err
+	}
+	defer l.release()
+	return c.s.adoptLocked(ctx, nil) // packs that cannot be read are found again below
+}
+
+// placesByPack returns what the index says of each pack.
+func (c *checker) placesByPack(ctx context.Context) (map[id][]packEntry, error) {
+	v, err := c.s.index.refresh()
+	if err != nil {
+		return nil, err
+	}
+	all := map[id][]packEntry{}
+	for p := range v.packs() {
+		all[p] = nil
+	}
+	for p, err := range v.all(ctx) {
+		if err != nil {
+			return nil, fail("store.fsck", c.s.dir, err)
+		}
+		all[p.pack] = append(all[p.pack], p.packEntry)
+	}
+	return all, nil
+}
+
+// packs checks all packs, several at once.
+func (c *checker) packs(ctx context.Context, places map[id][]packEntry) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	work := make(chan blob.Info)
+	var wg sync.WaitGroup
+	for range c.s.cores {
+		wg.Go(func() {
+			for info := range work {
+				p, ok := parsePackName(info.Name)
+				if !ok {
+					c.problem(Problem{Pack: info.Name, Err: errors.New("not the name of a pack")})
+				} else if err := c.pack(ctx, p, info, places[p]); err != nil {
+					cancel(err)
+				}
+			}
+		})
+	}
+	found := map[id]bool{}
+	for info, err := range c.s.packs.blobs.List(ctx, packPrefix) {
+		if err != nil {
+			cancel(err)
+			break
+		}
+		if p, ok := parsePackName(info.Name); ok {
+			found[p] = true
+		}
+		work <- info
+	}
+	close(work)
+	wg.Wait()
+	if err := context.Cause(ctx); err != nil {
+		return fail("store.fsck", c.s.dir, err)
+	}
+	for p, entries := range places {
+		if !found[p] {
+			c.missing(ctx, p, entries)
+		}
+	}
+	return nil
+}
+
+// missing reports a pack that is gone, with its objects.
+func (c *checker) missing(ctx context.Context, p id, entries []packEntry) {
+	gone := errors.New("the pack is missing")
+	c.problem(Problem{Pack: packName(p), Err: gone})
+	for _, e := range entries {
+		if !c.s.readable(ctx, e.id) {
+			c.problem(Problem{Object: e.id.digest(), Pack: packName(p), Err: gone})
+		}
+	}
+}
+
+// readable tells whether one of the places of i has it.
+func (s *Store) readable(ctx context.Context, i id) bool {
+	places, err := s.find(ctx, i)
+	if err != nil {
+		return false
+	}
+	for _, p := range places {
+		if _, err := s.read(ctx, p); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// pack checks one pack. Its error is one that is not about what is stored.
+func (c *checker) pack(ctx context.Context, p id, info blob.Info, indexed []packEntry) error {
+	entries := indexed
+	t, err := c.s.readTable(ctx, p, info.Size)
+	switch {
+	case err == nil:
+		entries = t.entries
+		if !sameEntries(indexed, entries) {
+			c.mu.Lock()
+			c.wrongIndex = true
+			c.mu.Unlock()
+			c.problem(Problem{Pack: info.Name, Repaired: true, Err: errors.New("the index says something else than the pack")})
+		}
+	case turnstone.KindOf(err) == turnstone.Integrity:
+		c.problem(Problem{Pack: info.Name, Err: err})
+	default:
+		return err
+	}
+	r := &packScan{c: c, ctx: ctx, name: info.Name, size: info.Size}
+	defer r.close()
+	entries = slices.Clone(entries)
+	slices.SortFunc(entries, func(a, b packEntry) int { return int(int64(a.off) - int64(b.off)) })
+	for _, e := range entries {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		stored, err := r.next(e)
+		if err == nil {
+			_, err = c.s.codec.decode(stored, e)
+		} else if kind := turnstone.KindOf(err); kind == turnstone.Unavailable || kind == turnstone.Canceled {
+			return err
+		}
+		if err != nil {
+			c.problem(Problem{Object: e.id.digest(), Pack: info.Name, Err: err})
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.sum.Packs++
+	c.sum.Objects += len(entries)
+	c.sum.Bytes += info.Size
+	return nil
+}
+
+func sameEntries(a, b []packEntry) bool {
+	byID := func(x, y packEntry) int { return bytes.Compare(x.id[:], y.id[:]) }
+	return slices.Equal(slices.SortedFunc(slices.Values(a), byID), slices.SortedFunc(slices.Values(b), byID))
+}
+
+// A packScan reads a pack's objects one after the other in one go.
+type packScan struct {
+	c    *checker
+	ctx  context.Context
+	name string
+	size int64
+	rc   io.ReadCloser
+	br   *bufio.Reader
+	at   int64
+	buf  []byte
+}
+
+// next returns what is stored of e, until the next call.
+func (r *packScan) next(e packEntry) ([]byte, error) {
+	off, n := int64(e.off), int64(e.stored)
+	if e.check() != nil || off+n > r.size {
+		return nil, damaged("store.fsck", r.name, errors.New("the pack is shorter than that"))
+	}
+	if r.rc == nil || off < r.at {
+		r.close()
+		rc, err := r.c.s.packs.blobs.Get(r.ctx, r.name, off, -1)
+		if err != nil {
+			return nil, err
+		}
+		r.rc, r.br, r.at = rc, bufio.NewReaderSize(rc, 1<<20), off
+	}
+	if _, err := io.CopyN(io.Discard, r.br, off-r.at); err != nil {
+		return nil, blob.Error("store.fsck", r.name, err)
+	}
+	if int64(cap(r.buf)) < n {
+		r.buf = make([]byte, n)
+	}
+	r.buf = r.buf[:n]
+	if _, err := io.ReadFull(r.br, r.buf); err != nil {
+		return nil, blob.Error("store.fsck", r.name, err)
+	}
+	r.at = off + n
+	return r.buf, nil
+}
+
+func (r *packScan) close() {
+	if r.rc != nil {
+		_ = r.rc.Close()
+		r.rc = nil
+	}
+}

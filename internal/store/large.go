@@ -1,0 +1,254 @@
+package store
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"sync"
+
+	chunkers "github.com/PlakarKorp/go-cdc-chunkers"
+	"github.com/PlakarKorp/go-cdc-chunkers/chunkers/jc"
+
+	"turnstone.dev/turnstone/internal/store/tree"
+)
+
+// putLarge cuts a content into chunks, hashing it as a whole beside.
+func (b *Batch) putLarge(ctx context.Context, r io.Reader, size int64) (tree.Content, error) {
+	// What an alternate has must not be stored, and what it is shows at its end
+	// only: where it can be read twice, it is.
+	if b.s.mayBeElsewhere(size) {
+		if again, ok := r.(io.Seeker); ok {
+			c, err := b.hashFirst(ctx, r, again, size)
+			if err != nil || c.Digest != "" {
+				return c, err
+			}
+		}
+	}
+	src := &source{ctx: ctx, r: r, left: size}
+	whole := newHashing()
+	chunks, err := b.putChunks(ctx, src, whole, size)
+	digest := whole.sum()
+	if err == nil {
+		err = src.end()
+	}
+	if err != nil {
+		return tree.Content{}, err
+	}
+	c := tree.Content{Digest: digest.digest(), Size: size}
+	if b.s.elsewhere(c.Digest) != nil {
+		return c, nil // the chunks are garbage for Sweep
+	}
+	c.Chunks, err = b.Put(ctx, encodeList(chunks))
+	return c, err
+}
+
+// hashFirst returns the content if an alternate has it, and else goes back to where r was.
+func (b *Batch) hashFirst(ctx context.Context, r io.Reader, again io.Seeker, size int64) (tree.Content, error) {
+	at, err := again.Seek(0, io.SeekCurrent)
+	if err != nil {
+		return tree.Content{}, nil // it cannot, after all
+	}
+	src := &source{ctx: ctx, r: r, left: size}
+	h := sha256.New()
+	if _, err := io.CopyBuffer(h, src, make([]byte, 256<<10)); err != nil {
+		return tree.Content{}, fail("store.put", "", err)
+	}
+	if err := src.end(); err != nil {
+		return tree.Content{}, err
+	}
+	if d := id(h.Sum(nil)).digest(); b.s.elsewhere(d) != nil {
+		return tree.Content{Digest: d, Size: size}, nil
+	}
+	_, err = again.Seek(at, io.SeekStart)
+	return tree.Content{}, fail("store.put", "", err)
+}
+
+// A cutter finds where a content is cut: jump-based chunking (Jin et al., IEEE
+// TPDS 2023), which looks at a third of the bytes only.
+type cutter struct {
+	algorithm jc.JC
+	options   chunkers.ChunkerOpts
+}
+
+func newCutter() (*cutter, error) {
+	c := &cutter{options: chunkers.ChunkerOpts{MinSize: minChunk, NormalSize: normalChunk, MaxSize: maxChunk}}
+	return c, c.algorithm.Setup(&c.options)
+}
+
+// next returns the size of the first chunk of p, which has at least maxChunk bytes
+// or is the rest of the content.
+func (c *cutter) next(p []byte) int { return c.algorithm.Algorithm(&c.options, p, len(p)) }
+
+const (
+	arenaSize = 4 << 20 // in which chunks are cut where they lie
+	maxArenas = 4       // for each content that is being put
+)
+
+// A splitter puts one content's chunks.
+type splitter struct {
+	b      *Batch
+	cut    *cutter
+	whole  *hashing
+	tokens chan struct{} // as many as there are arenas in use
+	chunks []chunk
+	done   sync.WaitGroup
+}
+
+// putChunks stores the chunks of src.
+func (b *Batch) putChunks(ctx context.Context, src *source, whole *hashing, size int64) ([]chunk, error) {
+	cut, err := newCutter()
+	if err != nil {
+		return nil, err
+	}
+	// The chunks' digests come from the background: room that does not move.
+	s := &splitter{b: b, cut: cut, whole: whole, tokens: make(chan struct{}, maxArenas), chunks: make([]chunk, 0, size/minChunk+1)}
+	err = s.split(ctx, src)
+	if werr := s.wait(); err == nil {
+		err = werr
+	}
+	return s.chunks, err
+}
+
+// split reads src into arenas and puts the chunks. An error of src is kept there.
+func (s *splitter) split(ctx context.Context, src *source) error {
+	var rest []byte // what the last arena has of a chunk that goes on
+	var last *buffer
+	defer func() {
+		if last != nil {
+			last.release()
+		}
+	}()
+	for end := false; !end; {
+		arena, err := s.arena(ctx)
+		if err != nil {
+			return err
+		}
+		n := copy(arena.b, rest)
+		if last != nil {
+			last.release()
+		}
+		last = arena
+		m, err := io.ReadFull(src, arena.b[n:])
+		if src.err != nil {
+			return nil
+		}
+		end = err != nil
+		for rest = arena.b[:n+m]; len(rest) >= maxChunk || end && len(rest) > 0; {
+			k := s.cut.next(rest)
+			if err := s.put(ctx, arena, rest[:k]); err != nil {
+				return err
+			}
+			rest = rest[k:]
+		}
+	}
+	return nil
+}
+
+// put hands a chunk, which lies in arena, to the background.
+func (s *splitter) put(ctx context.Context, arena *buffer, p []byte) error {
+	s.chunks = append(s.chunks, chunk{size: uint32(len(p))})
+	buf := arena.part(p)
+	s.whole.add(buf)
+	s.done.Add(1)
+	err := s.b.add(ctx, &job{buf: buf, chunk: &s.chunks[len(s.chunks)-1].id, done: &s.done})
+	if err != nil {
+		s.done.Done()
+	}
+	return err
+}
+
+// arena returns a fresh arena, waiting until one is free: those in use are this
+// content's, and the background frees them.
+func (s *splitter) arena(ctx context.Context) (*buffer, error) {
+	select {
+	case s.tokens <- struct{}{}:
+	case <-ctx.Done():
+		return nil, fail("store.put", "", ctx.Err())
+	case <-s.b.ctx.Done():
+		return nil, fail("store.put", "", s.b.ctx.Err())
+	}
+	b := s.b.s.bufs.get(arenaSize)
+	b.tokens = s.tokens
+	return b, nil
+}
+
+// wait waits for the chunks, whose digests are known then.
+func (s *splitter) wait() error {
+	waited := make(chan struct{})
+	go func() {
+		s.done.Wait()
+		close(waited)
+	}()
+	select {
+	case <-waited:
+	case <-s.b.ctx.Done(): // the batch was closed
+	}
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	return s.b.state()
+}
+
+// A source reads what was announced, and remembers why it did not.
+type source struct {
+	ctx  context.Context
+	r    io.Reader
+	left int64
+	err  error // other than io.EOF
+}
+
+func (s *source) Read(p []byte) (int, error) {
+	if s.left == 0 {
+		return 0, io.EOF
+	}
+	if s.err = s.ctx.Err(); s.err != nil {
+		return 0, s.err
+	}
+	n, err := s.r.Read(p[:min(int64(len(p)), s.left)])
+	s.left -= int64(n)
+	if err != nil && err != io.EOF {
+		s.err = err
+	}
+	return n, err
+}
+
+// end checks that all that was announced was read, and no more is there.
+func (s *source) end() error {
+	if s.err != nil {
+		return fail("store.put", "", s.err)
+	}
+	if s.left > 0 {
+		return wrongSize(fmt.Sprintf("the content is %d bytes shorter than announced", s.left))
+	}
+	return atEnd(s.r)
+}
+
+// hashing hashes a content in a goroutine of its own.
+type hashing struct {
+	in  chan *buffer
+	out chan id
+}
+
+func newHashing() *hashing {
+	h := &hashing{in: make(chan *buffer, 16), out: make(chan id, 1)}
+	go func() {
+		sum := sha256.New()
+		for buf := range h.in {
+			_, _ = sum.Write(buf.b) // documented never to fail
+			buf.release()
+		}
+		h.out <- id(sum.Sum(nil))
+	}()
+	return h
+}
+
+func (h *hashing) add(b *buffer) {
+	b.retain()
+	h.in <- b
+}
+
+// sum ends the hashing.
+func (h *hashing) sum() id {
+	close(h.in)
+	return <-h.out
+}

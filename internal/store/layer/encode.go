@@ -1,0 +1,156 @@
+package layer
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store/tree"
+)
+
+// The first bytes of an encoded layer, and what its records begin with.
+const (
+	encodeMagic   = "turnstone-layer\x001"
+	recordEnd     = 0
+	recordRemoved = 1
+	recordSet     = 2
+)
+
+// Encode writes the layer that leads from tree a to tree b; nothing when they are
+// the same. It is canonical: the same two trees give the same bytes, wherever and
+// however they were made. The format is, after encodeMagic, one record for each
+// path that differs, sorted bytewise by path:
+//
+//	removed  0x01, path
+//	set      0x02, path, type (a byte), mode, uid, gid, seconds, nanoseconds;
+//	         of a file its size and the 32 bytes of its digest; of a symbolic link
+//	         its target; of a device major and minor;
+//	         the number of extended attributes, and the name and the value of each;
+//	         the first of the file's paths when it has several, else an empty string.
+//	end      0x00
+//
+// A directory that is removed, or set to something else, takes with it what lay
+// below, of which there are no records. Numbers are unsigned varints, seconds a
+// signed one (encoding/binary); paths, targets, names and values have their length before them.
+func Encode(ctx context.Context, r tree.Getter, a, b tree.Ref, w io.Writer) error {
+	out := bufio.NewWriterSize(w, 64<<10)
+	e := encoder{gone: map[string]bool{}}
+	for c, err := range tree.Diff(ctx, r, a, b) {
+		if err != nil {
+			return err
+		}
+		if e.implied(&c) {
+			continue
+		}
+		if !e.any {
+			e.b, e.any = append(e.b, encodeMagic...), true
+		}
+		if err := e.change(&c); err != nil {
+			return err
+		}
+		if _, err := out.Write(e.b); err != nil {
+			return err
+		}
+		e.b = e.b[:0]
+	}
+	if e.any {
+		if err := out.WriteByte(recordEnd); err != nil {
+			return err
+		}
+	}
+	return out.Flush()
+}
+
+// implied tells whether c is the end of something in a directory that ended itself.
+func (e *encoder) implied(c *tree.Change) bool {
+	in := e.gone[c.Path[:strings.LastIndexByte(c.Path, '/')]]
+	if c.Old != nil && c.Old.Type == tree.Dir && (c.New == nil || c.New.Type != tree.Dir) {
+		e.gone[c.Path] = true
+	}
+	return in
+}
+
+// Digest returns the digest of what Encode writes, and "" when that is nothing.
+func Digest(ctx context.Context, r tree.Getter, a, b tree.Ref) (turnstone.Digest, error) {
+	if a == b {
+		return "", nil
+	}
+	h := sha256.New()
+	n := counter{w: h}
+	if err := Encode(ctx, r, a, b, &n); err != nil || n.n == 0 {
+		return "", err
+	}
+	return turnstone.Digest("sha256:" + hex.EncodeToString(h.Sum(nil))), nil
+}
+
+type counter struct {
+	w io.Writer
+	n int64
+}
+
+func (c *counter) Write(b []byte) (int, error) {
+	c.n += int64(len(b))
+	return c.w.Write(b)
+}
+
+type encoder struct {
+	b    []byte          // the record
+	any  bool            // there was one
+	gone map[string]bool // directories that are no more
+}
+
+func (e *encoder) num(n uint64) { e.b = binary.AppendUvarint(e.b, n) }
+
+func (e *encoder) str(s string) {
+	e.num(uint64(len(s)))
+	e.b = append(e.b, s...)
+}
+
+func (e *encoder) change(c *tree.Change) error {
+	n := c.New
+	if n == nil {
+		e.b = append(e.b, recordRemoved)
+		e.str(c.Path)
+		return nil
+	}
+	e.b = append(e.b, recordSet)
+	e.str(c.Path)
+	e.b = append(e.b, byte(n.Type))
+	e.num(uint64(n.Mode))
+	e.num(uint64(n.UID))
+	e.num(uint64(n.GID))
+	e.b = binary.AppendVarint(e.b, n.MTime.Sec)
+	e.num(uint64(n.MTime.Nsec))
+	switch n.Type {
+	case tree.File:
+		e.num(uint64(n.Size))
+		sum, err := hex.DecodeString(n.Content.Digest.Hex())
+		if err != nil || len(sum) != sha256.Size {
+			return &turnstone.Error{Op: "layer.encode", Kind: turnstone.Integrity, Subject: c.Path, Err: fmt.Errorf("malformed digest %q", n.Content.Digest)}
+		}
+		e.b = append(e.b, sum...)
+	case tree.Symlink:
+		e.str(n.Target)
+	case tree.Char, tree.Block:
+		e.num(uint64(n.Major))
+		e.num(uint64(n.Minor))
+	}
+	e.num(uint64(len(n.Xattrs)))
+	for _, x := range n.Xattrs {
+		e.str(x.Name)
+		e.num(uint64(len(x.Value)))
+		e.b = append(e.b, x.Value...)
+	}
+	first := ""
+	if len(c.NewLinks) > 1 {
+		first = c.NewLinks[0]
+	}
+	e.str(first)
+	return nil
+}

@@ -1,0 +1,139 @@
+package layer
+
+import (
+	"slices"
+
+	"turnstone.dev/turnstone/internal/store/tree"
+)
+
+// finish makes the objects of a directory and of those below it, and returns its
+// entry. It counts what is below.
+func (a *applier) finish(path string, d *directory) (tree.Entry, error) {
+	own := path == "" || path == etc // the agent has made it in the upper directory
+	e := d.entry
+	if d.same {
+		e.Tree, e.Hash = d.old.Tree, d.old.Hash
+		if own {
+			e.MTime = d.old.MTime
+		}
+		return e, nil
+	}
+	out := make(tree.Directory, len(d.items))
+	for i := range d.items {
+		it := &d.items[i]
+		switch {
+		case it.dir != nil:
+			e, err := a.finish(path+"/"+it.entry.Name, it.dir)
+			if err != nil {
+				return tree.Entry{}, err
+			}
+			it.entry = e
+		case it.file != nil:
+			it.entry.Content = it.file.content
+			// The parent may have the same bytes under other chunks, or in a template's image.
+			if it.old != nil && it.old.Type == tree.File && it.old.Content.Digest == it.entry.Content.Digest {
+				it.entry.Content = it.old.Content
+			}
+		}
+		out[i] = it.entry
+	}
+	if err := a.countDirectory(path, d); err != nil {
+		return tree.Entry{}, err
+	}
+	if d.old == nil {
+		return a.put(e, out)
+	}
+	if own && slices.EqualFunc(out, d.olds, func(a, b tree.Entry) bool { return a.Name == b.Name }) {
+		// Its time is the start of the sandbox: with the same names in it, nobody but
+		// the agent has had a reason to change it.
+		e.MTime = d.old.MTime
+	}
+	if slices.EqualFunc(out, d.olds, func(a, b tree.Entry) bool { return equal(&a, &b) }) {
+		e.Tree, e.Hash = d.old.Tree, d.old.Hash
+		return e, nil
+	}
+	return a.put(e, out)
+}
+
+func (a *applier) put(e tree.Entry, d tree.Directory) (tree.Entry, error) {
+	var err error
+	e.Tree, e.Hash, err = tree.PutDirectory(a.ctx, a.w, d)
+	return e, err
+}
+
+// countDirectory compares a directory's entries with those that the parent has.
+func (a *applier) countDirectory(path string, d *directory) error {
+	olds := d.olds
+	gone := func(name string, all bool) error {
+		for len(olds) > 0 && (all || olds[0].Name < name) {
+			a.count(&a.stats.Removed, path+"/"+olds[0].Name)
+			if err := a.countBelow(path, &olds[0]); err != nil {
+				return err
+			}
+			olds = olds[1:]
+		}
+		return nil
+	}
+	for i := range d.items {
+		it := &d.items[i]
+		name := it.entry.Name
+		if err := gone(name, false); err != nil {
+			return err
+		}
+		if len(olds) > 0 && olds[0].Name == name {
+			olds = olds[1:]
+		}
+		switch {
+		case it.old == nil:
+			a.count(&a.stats.Added, path+"/"+name)
+		case !it.entry.Attr.Equal(&it.old.Attr) || it.entry.Type == tree.File && it.entry.Content != it.old.Content:
+			a.count(&a.stats.Changed, path+"/"+name)
+			if it.entry.Type != tree.Dir {
+				if err := a.countBelow(path, it.old); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return gone("", true)
+}
+
+// countBelow counts what was below an entry that is no longer a directory.
+func (a *applier) countBelow(dir string, old *tree.Entry) error {
+	if old.Type != tree.Dir {
+		return nil
+	}
+	entries, err := tree.GetDirectory(a.ctx, a.w, old.Tree)
+	if err != nil {
+		return err
+	}
+	dir += "/" + old.Name
+	for i := range entries {
+		a.count(&a.stats.Removed, dir+"/"+entries[i].Name)
+		if err := a.countBelow(dir, &entries[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *applier) count(what *int, path string) {
+	*what++
+	if _, ok := a.relinked[path]; ok {
+		a.relinked[path] = true
+	}
+}
+
+// countLinks counts the files of which nothing changed but which other names they have.
+func (a *applier) countLinks() {
+	for _, counted := range a.relinked {
+		if !counted {
+			a.stats.Changed++
+		}
+	}
+}
+
+// equal tells whether two entries are the same file, by all that a tree knows of it.
+func equal(a, b *tree.Entry) bool {
+	return a.Name == b.Name && a.Attr.Equal(&b.Attr) && a.Content == b.Content && a.Tree == b.Tree && a.Hash == b.Hash
+}

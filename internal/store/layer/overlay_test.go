@@ -1,0 +1,139 @@
+package layer_test
+
+import (
+	"slices"
+
+	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/store/tree/treetest"
+)
+
+// An overlay is a model of what the kernel's overlay does: what is written goes to
+// an upper directory, and the merged view is kept beside it as a plain tree.
+type overlay struct {
+	root  *merged
+	clock int64
+	inos  uint64
+}
+
+// A merged is a file that is seen through the overlay.
+type merged struct {
+	attr     tree.Attr
+	data     []byte
+	children map[string]*merged
+	upper    bool    // it is in the upper directory
+	lower    *merged // of a directory: the one of the lower tree that shows through, as it was
+	ino      uint64
+}
+
+func newOverlay() *overlay {
+	o := &overlay{}
+	o.root = o.node(tree.Dir, "")
+	return o
+}
+
+func (o *overlay) node(typ tree.Type, data string) *merged {
+	o.clock++
+	o.inos++
+	n := &merged{attr: tree.Attr{Type: typ, Mode: 0o644, MTime: tree.Time{Sec: 1700000000 + o.clock, Nsec: int32(o.clock)}}, data: []byte(data), upper: true, ino: o.inos}
+	if typ == tree.Dir {
+		n.attr.Mode, n.children = 0o755, map[string]*merged{}
+	}
+	return n
+}
+
+// settle makes all that there is the lower tree of an empty upper directory.
+func (o *overlay) settle() {
+	seen := map[*merged]*merged{}
+	var frozen func(n *merged) *merged
+	frozen = func(n *merged) *merged {
+		if c := seen[n]; c != nil {
+			return c
+		}
+		n.upper = false
+		c := *n
+		seen[n] = &c
+		if n.children != nil {
+			c.children = map[string]*merged{}
+			for name, child := range n.children {
+				c.children[name] = frozen(child)
+			}
+			n.lower = &c
+		}
+		return &c
+	}
+	frozen(o.root)
+	o.root.upper = true
+}
+
+// dir returns the directory at path, and with up copies it, and those above it, up.
+func (o *overlay) dir(path []string, up bool) *merged {
+	n := o.root
+	for _, name := range path {
+		if n = n.children[name]; n == nil || n.attr.Type != tree.Dir {
+			return nil
+		}
+		n.upper = n.upper || up
+	}
+	return n
+}
+
+// touch notes that a directory has got or lost an entry. The top one keeps its
+// time, for which Apply has a rule of its own.
+func (o *overlay) touch(d *merged) {
+	if o.clock++; d != o.root {
+		d.attr.MTime = tree.Time{Sec: 1700000000 + o.clock}
+	}
+}
+
+// copyUp puts a file into the upper directory. A file with other names leaves them.
+func (o *overlay) copyUp(d *merged, name string) *merged {
+	n := d.children[name]
+	if n.upper || n.attr.Type == tree.Dir {
+		n.upper = true
+		return n
+	}
+	o.inos++
+	c := *n
+	c.attr.Xattrs = slices.Clone(n.attr.Xattrs)
+	c.upper, c.ino = true, o.inos
+	d.children[name] = &c
+	return &c
+}
+
+// view returns the merged tree, or the upper directory, as a file system shows it.
+func (o *overlay) view(upper bool) *treetest.Node {
+	names := map[uint64]uint32{}
+	o.each(o.root, func(n *merged) { names[n.ino]++ })
+	return o.shown(o.root, upper, names)
+}
+
+func (o *overlay) each(n *merged, fn func(*merged)) {
+	fn(n)
+	for _, c := range n.children {
+		o.each(c, fn)
+	}
+}
+
+func (o *overlay) shown(n *merged, upper bool, names map[uint64]uint32) *treetest.Node {
+	m := &treetest.Node{A: n.attr, Data: n.data, ID: n.ino, Names: names[n.ino]}
+	m.A.Size, m.A.Xattrs = int64(len(n.data)), slices.Clone(n.attr.Xattrs)
+	for name, c := range n.children {
+		if !upper || c.upper {
+			m.Set(name, o.shown(c, upper, names))
+		}
+	}
+	if !upper || n.children == nil {
+		return m
+	}
+	if n.lower == nil {
+		m.AddXattr("trusted.overlay.opaque", "y")
+		return m
+	}
+	m.AddXattr("trusted.overlay.origin", "\x00\xfb\x1d")
+	for name := range n.lower.children {
+		if n.children[name] == nil { // all whiteouts are one file
+			m.Set(name, &treetest.Node{A: tree.Attr{Type: tree.Char}, ID: 1 << 40, Names: 7})
+		}
+	}
+	return m
+}

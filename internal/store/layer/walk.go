@@ -1,0 +1,265 @@
+package layer
+
+import (
+	"context"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store/tree"
+)
+
+// The extended attributes in which an overlay keeps its own notes (the kernel's
+// Documentation/filesystems/overlayfs.rst). None of them is seen through the overlay.
+const (
+	overlayPrefix   = "trusted.overlay."
+	overlayOpaque   = overlayPrefix + "opaque"
+	overlayWhiteout = overlayPrefix + "whiteout"
+	overlayRedirect = overlayPrefix + "redirect"
+	overlayMetacopy = overlayPrefix + "metacopy"
+)
+
+// etc is, with the top directory, the one that the agent itself makes in the upper
+// directory, to put the files of the sandbox's identity there.
+const etc = "/etc"
+
+type applier struct {
+	ctx   context.Context // of one Apply
+	w     tree.Writer
+	opts  Options
+	links *links
+	files *readers
+	stats Stats
+
+	entries int
+	meta    int64
+
+	// relinked is the paths whose links are others than before; true once they
+	// have been counted.
+	relinked map[string]bool
+}
+
+// A directory is what will be one in the new tree.
+type directory struct {
+	entry tree.Entry
+	old   *tree.Entry    // the directory that the parent has there, or nil
+	same  bool           // its entries are the parent's, which nobody has read
+	olds  tree.Directory // its entries
+	items []item         // sorted by name
+}
+
+// An item is a name in a directory.
+type item struct {
+	entry tree.Entry
+	file  *content   // of a file that was read
+	dir   *directory // of a directory that is in the upper one
+	old   *tree.Entry
+}
+
+// top plans the top directory.
+func (a *applier) top(old *tree.Entry, upper tree.Node) (*directory, error) {
+	attr, err := upper.Attr()
+	if err != nil {
+		return nil, err
+	}
+	if attr.Type != tree.Dir {
+		return nil, integrity("/", "the upper directory is no directory")
+	}
+	notes, err := a.take("/", &attr)
+	if err != nil {
+		return nil, err
+	}
+	_ = notes.opaque // Linux does not ask the top directory
+	return a.directory("", upper, tree.Entry{Attr: attr}, old, false, 0)
+}
+
+// directory plans one directory at path, which for the top is "". old is the
+// directory that the parent has there, or nil; hidden says that it does not show through.
+func (a *applier) directory(path string, n tree.Node, e tree.Entry, old *tree.Entry, hidden bool, depth int) (*directory, error) {
+	if depth > tree.MaxDepth {
+		return nil, exhausted(path[:256]+"...", "directories that lie more than %d deep", tree.MaxDepth)
+	}
+	d := &directory{entry: e, old: old}
+	children, err := n.Children(a.ctx)
+	if err != nil {
+		return nil, err
+	}
+	if old != nil && !hidden && a.skipsAll(path, children) {
+		d.same = true // as /etc is in every sandbox
+		return d, nil
+	}
+	if old != nil {
+		if d.olds, err = tree.GetDirectory(a.ctx, a.w, old.Tree); err != nil {
+			return nil, err
+		}
+	}
+	d.items = make([]item, 0, len(children)+len(d.olds))
+	olds := d.olds
+	for i, c := range children {
+		if err := tree.CheckName(c.Name); err != nil {
+			return nil, integrity(path+"/", "%w", err)
+		}
+		if i > 0 && c.Name <= children[i-1].Name {
+			return nil, integrity(path+"/"+c.Name, "a name that is there twice")
+		}
+		for len(olds) > 0 && olds[0].Name < c.Name {
+			a.below(d, path, &olds[0], hidden)
+			olds = olds[1:]
+		}
+		var oldChild *tree.Entry
+		if len(olds) > 0 && olds[0].Name == c.Name {
+			oldChild, olds = &olds[0], olds[1:]
+		}
+		if err := a.child(d, path+"/"+c.Name, c, oldChild, hidden, depth); err != nil {
+			return nil, err
+		}
+	}
+	for i := range olds {
+		a.below(d, path, &olds[i], hidden)
+	}
+	return d, nil
+}
+
+// below takes an entry of the parent that the upper directory does not have.
+func (a *applier) below(d *directory, dir string, old *tree.Entry, hidden bool) {
+	path := dir + "/" + old.Name
+	if !hidden || a.skip(path) {
+		d.items = append(d.items, item{entry: *old, old: old})
+		return
+	}
+	a.links.hide(path)
+}
+
+func (a *applier) skip(path string) bool { return a.opts.Skip != nil && a.opts.Skip(path) }
+
+// skipsAll tells whether all of a directory's entries are the machine's.
+func (a *applier) skipsAll(path string, children []tree.Child) bool {
+	for _, c := range children {
+		if !a.skip(path + "/" + c.Name) {
+			return false
+		}
+	}
+	return true
+}
+
+// child takes one entry of the upper directory. old is what the parent has there, or nil.
+func (a *applier) child(d *directory, path string, c tree.Child, old *tree.Entry, hidden bool, depth int) error {
+	if err := a.ctx.Err(); err != nil {
+		return context.Cause(a.ctx)
+	}
+	if a.skip(path) {
+		if old != nil {
+			d.items = append(d.items, item{entry: *old, old: old})
+		}
+		return nil
+	}
+	attr, err := c.Node.Attr()
+	if err != nil {
+		return err
+	}
+	// A socket means nothing without its process, but it has replaced what was there.
+	if attr.Type == 0 || isWhiteout(&attr) {
+		if old != nil {
+			a.links.hide(path)
+		}
+		return nil
+	}
+	notes, err := a.take(path, &attr)
+	if err != nil {
+		return err
+	}
+	it := item{entry: tree.Entry{Name: c.Name, Attr: attr}, old: old}
+	if attr.Type != tree.Dir {
+		if it.file, err = a.leaf(path, c.Node, &it); err == nil {
+			d.items = append(d.items, it)
+		}
+		return err
+	}
+	var base *tree.Entry
+	if old != nil && old.Type == tree.Dir {
+		base = old
+	} else if old != nil {
+		a.links.hide(path)
+	}
+	if it.dir, err = a.directory(path, c.Node, it.entry, base, hidden || notes.opaque, depth+1); err != nil {
+		return err
+	}
+	if path != etc || old != nil || len(it.dir.items) > 0 { // else only the agent has made it
+		d.items = append(d.items, it)
+	}
+	return nil
+}
+
+// leaf takes an entry of the upper directory that is no directory, and of a file
+// has the content read.
+func (a *applier) leaf(path string, n tree.Node, it *item) (*content, error) {
+	if it.old != nil {
+		a.links.hide(path)
+	}
+	ino, names := n.Inode()
+	if names > 1 {
+		if a.meta += int64(len(path)); a.meta > a.opts.MaxMeta {
+			return nil, exhausted(path, "hard links with more than %d bytes of paths", a.opts.MaxMeta)
+		}
+		a.links.add(ino, path)
+	}
+	if it.entry.Type != tree.File {
+		return nil, nil
+	}
+	return a.files.read(path, n, ino, names, it.entry.Size)
+}
+
+// notes is what an overlay has noted of an entry, as far as it is needed.
+type notes struct{ opaque bool }
+
+// take takes the overlay's notes out of the attributes, and checks and counts what remains.
+func (a *applier) take(path string, attr *tree.Attr) (notes, error) {
+	var n notes
+	for _, x := range attr.Xattrs {
+		switch x.Name {
+		case overlayRedirect, overlayMetacopy:
+			// Such an entry's name or content is elsewhere. Sandboxes mount without both.
+			return n, unsupported(path, "the overlay has the attribute %s", x.Name)
+		case overlayOpaque:
+			n.opaque = string(x.Value) == "y"
+		}
+	}
+	attr.Normalize()                            // which leaves out all of the overlay's
+	size := int64(len(attr.Target) + len(path)) // of the whole path: making it is work
+	for _, x := range attr.Xattrs {
+		size += int64(len(x.Name) + len(x.Value))
+	}
+	a.entries++
+	if a.meta += size; a.meta > a.opts.MaxMeta {
+		return n, exhausted(path, "paths and attributes of more than %d bytes", a.opts.MaxMeta)
+	}
+	if a.entries > a.opts.MaxEntries {
+		return n, exhausted(path, "more than %d files were changed", a.opts.MaxEntries)
+	}
+	if most := a.opts.MaxFile; most > 0 && attr.Type == tree.File && attr.Size > most {
+		return n, exhausted(path, "a file of more than %s", turnstone.Bytes(most).Human())
+	}
+	if a.opts.Check != nil {
+		if err := a.opts.Check(path, attr); err != nil {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+// isWhiteout tells whether an entry of the upper directory says that there is none:
+// a device 0/0, or, where devices cannot be made, an empty file with an attribute.
+func isWhiteout(a *tree.Attr) bool {
+	switch a.Type {
+	case tree.Char:
+		return a.Major == 0 && a.Minor == 0
+	case tree.File:
+		if a.Size != 0 {
+			return false
+		}
+		for _, x := range a.Xattrs {
+			if x.Name == overlayWhiteout {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,53 @@
+package merge
+
+import (
+	"slices"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store/tree"
+)
+
+// Here the merge meets the objects that trees are kept as.
+
+func (m *merger) readRoot(ref tree.Ref) (*tree.Root, error) {
+	return tree.GetRoot(m.ctx, m.w, ref)
+}
+
+func (m *merger) directory(d turnstone.Digest) (tree.Directory, error) {
+	return tree.GetDirectory(m.ctx, m.w, d)
+}
+
+// write puts the merged tree into the store.
+func (m *merger) write(top *node, links []tree.LinkGroup) (tree.Ref, error) {
+	if err := m.writeDir(top); err != nil {
+		return tree.Ref{}, err
+	}
+	root := &tree.Root{Entry: top.Entry, Links: links}
+	root.Name = ""
+	return tree.PutRoot(m.ctx, m.w, root)
+}
+
+// writeDir puts a directory and those below it, as far as they are new.
+func (m *merger) writeDir(n *node) error {
+	if !n.dirty {
+		return nil
+	}
+	dir := make(tree.Directory, 0, len(n.kids))
+	for _, k := range n.kids {
+		if k.ghost && !hasReal(k) {
+			continue
+		}
+		if err := m.writeDir(k); err != nil {
+			return err
+		}
+		dir = append(dir, k.Entry)
+	}
+	var err error
+	n.Tree, n.Hash, err = tree.PutDirectory(m.ctx, m.w, dir)
+	return err
+}
+
+// hasReal says whether there is anything in a ghost but ghosts.
+func hasReal(n *node) bool {
+	return !n.ghost || slices.ContainsFunc(n.kids, hasReal)
+}

@@ -1,0 +1,288 @@
+package merge
+
+import (
+	"maps"
+	"slices"
+
+	"turnstone.dev/turnstone/internal/store/tree"
+)
+
+// Renames are followed as git follows them (merge-ort): a file that one side
+// moved, and that the other changed or removed. To merge it, the other trees get
+// it at its new place too; what is left is a merge by paths. A file that the other
+// side left alone needs none of this: it goes at one place and comes at another.
+
+// A found is where a side moved a file to.
+type found struct {
+	to      string
+	percent int
+}
+
+// followRenames finds the renames that matter, and moves what the other trees have.
+func (m *merger) followRenames() error {
+	if m.base == nil || m.ours == nil || m.theirs == nil {
+		return nil
+	}
+	var sources [3]map[string]*node // by side: the base's files that it has no more and that the other side has changed
+	sources[Ours], sources[Theirs] = map[string]*node{}, map[string]*node{}
+	if err := m.findSources("/", m.base, m.ours, m.theirs, &sources); err != nil {
+		return err
+	}
+	var renames [3]map[string]found
+	for side, root := range map[Side]*node{Ours: m.ours, Theirs: m.theirs} {
+		var err error
+		if renames[side], err = m.detect(sources[side], root); err != nil {
+			return err
+		}
+	}
+	m.sources = maps.Clone(sources[Ours])
+	maps.Copy(m.sources, sources[Theirs])
+	from := maps.Clone(renames[Ours])
+	if from == nil {
+		from = map[string]found{}
+	}
+	maps.Copy(from, renames[Theirs])
+	for _, a := range slices.Sorted(maps.Keys(from)) {
+		o, byOurs := renames[Ours][a]
+		t, byTheirs := renames[Theirs][a]
+		var err error
+		switch {
+		case byOurs && byTheirs && o.to == t.to:
+			err = m.follow(Rename{From: a, To: o.to, Side: "both", Similarity: min(o.percent, t.percent)}, m.ours)
+		case byOurs && byTheirs:
+			err = m.oneToTwo(a, o, t)
+		case byOurs:
+			err = m.oneSided(a, o, Ours)
+		default:
+			err = m.oneSided(a, t, Theirs)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// findSources collects the files that a side does not have any more while the other
+// changed them or does not have them either. Whole directories that one side left
+// as they were are skipped.
+func (m *merger) findSources(p string, b, o, t *node, sources *[3]map[string]*node) error {
+	switch {
+	case b == nil, identical(b, o), identical(b, t):
+		return nil
+	case isFile(b):
+		if b.Size == 0 {
+			return nil // all empty files are alike
+		}
+		if !isFile(o) && !(isFile(t) && sameLeafOrDir(b, t)) {
+			sources[Ours][p] = b
+		}
+		if !isFile(t) && !(isFile(o) && sameLeafOrDir(b, o)) {
+			sources[Theirs][p] = b
+		}
+		return nil
+	case !isDir(b):
+		return nil
+	}
+	kids, err := m.kids(b)
+	if err != nil {
+		return err
+	}
+	for _, k := range kids {
+		ok, err := m.kid(o, k.Name)
+		if err != nil {
+			return err
+		}
+		tk, err := m.kid(t, k.Name)
+		if err != nil {
+			return err
+		}
+		if err := m.findSources(below(p, k.Name), k, ok, tk, sources); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// A candidate is a file that may be where another went.
+type candidate struct {
+	path string
+	n    *node
+}
+
+// findTargets collects the files that n has and b has not.
+func (m *merger) findTargets(p string, b, n *node, to *[]candidate) error {
+	switch {
+	case n == nil, identical(b, n):
+		return nil
+	case isFile(n):
+		if !isFile(b) && n.Size > 0 {
+			*to = append(*to, candidate{p, n})
+		}
+		return nil
+	}
+	kids, err := m.kids(n)
+	if err != nil {
+		return err
+	}
+	for _, k := range kids {
+		bk, err := m.kid(b, k.Name)
+		if err != nil {
+			return err
+		}
+		if err := m.findTargets(below(p, k.Name), bk, k, to); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// oneSided follows a file that side moved and the other changed or removed.
+func (m *merger) oneSided(a string, f found, side Side) error {
+	mine, other := m.ours, m.theirs
+	deleted, added := KindRenameDelete, KindRenameAdd
+	if side == Theirs {
+		mine, other = other, mine
+		deleted, added = deleted.mirror(), added.mirror()
+	}
+	theirs, err := m.find(other, a)
+	if err != nil {
+		return err
+	}
+	r := Rename{From: a, To: f.to, Side: side.String(), Similarity: f.percent}
+	switch free, err := m.freeBut(other, f.to, a); {
+	case err != nil:
+		return err
+	case !free:
+		m.collide(f.to, added)
+		return nil
+	case isFile(theirs):
+		if err := m.move(other, a, f.to, mine); err != nil {
+			return err
+		}
+		return m.follow(r, mine)
+	case theirs != nil:
+		return nil // it has become something else there: no file to follow
+	}
+	if err := m.follow(r, mine); err != nil {
+		return err
+	}
+	moved, err := m.find(m.base, f.to)
+	if err != nil {
+		return err
+	}
+	moved.forced = deleted
+	return nil
+}
+
+// freeBut says whether to is free in root once the file at from is gone.
+func (m *merger) freeBut(root *node, to, from string) (bool, error) {
+	if len(to) > len(from) && to[:len(from)] == from && to[len(from)] == '/' {
+		if n, err := m.find(root, from); isLeaf(n) || err != nil {
+			return true, err
+		}
+	}
+	return m.free(root, to)
+}
+
+// collide notes that a rename leads to a name that the other side uses for something else.
+func (m *merger) collide(p string, kind Kind) {
+	if before := m.renamed[p]; before != "" && before != kind {
+		kind = KindRename2to1
+	}
+	m.renamed[p] = kind
+}
+
+// follow moves the base's file too, so that it is the base of what was moved. An
+// earlier rename may have made its old name a directory.
+func (m *merger) follow(r Rename, like *node) error {
+	m.res.Renames = append(m.res.Renames, r)
+	n, err := m.find(m.base, r.From)
+	if err != nil {
+		return err
+	}
+	if isLeaf(n) {
+		if _, err := m.take(m.base, r.From); err != nil {
+			return err
+		}
+	}
+	moved := *m.sources[r.From]
+	moved.from = r.From
+	return m.put(m.base, r.To, &moved, like)
+}
+
+// oneToTwo handles a file that both sides moved, to different names. Once it is
+// decided where it is, it is merged there.
+func (m *merger) oneToTwo(a string, o, t found) error {
+	freeO, err := m.freeBut(m.theirs, o.to, a)
+	if err != nil {
+		return err
+	}
+	freeT, err := m.freeBut(m.ours, t.to, a)
+	if err != nil {
+		return err
+	}
+	if !freeO || !freeT {
+		if !freeO {
+			m.collide(o.to, KindRenameAdd)
+		}
+		if !freeT {
+			m.collide(t.to, KindAddRename)
+		}
+		return nil // each side's file is where that side has it
+	}
+	var at [3]*node
+	for i, f := range []candidate{{a, m.base}, {o.to, m.ours}, {t.to, m.theirs}} {
+		if at[i], err = m.find(f.n, f.path); err != nil {
+			return err
+		}
+	}
+	at[0] = m.sources[a]
+	c := Conflict{Path: a, Kind: KindRenameRename, OursPath: o.to, TheirsPath: t.to}
+	switch m.decide(c, at[0], at[1], at[2]) {
+	case Ours:
+		if err := m.move(m.theirs, t.to, o.to, m.ours); err != nil {
+			return err
+		}
+		return m.follow(Rename{From: a, To: o.to, Side: Ours.String(), Similarity: o.percent}, m.ours)
+	case Theirs:
+		if err := m.move(m.ours, o.to, t.to, m.theirs); err != nil {
+			return err
+		}
+		return m.follow(Rename{From: a, To: t.to, Side: Theirs.String(), Similarity: t.percent}, m.theirs)
+	}
+	// There will be no result. What is left must not show up as further conflicts.
+	for _, f := range []candidate{{a, m.base}, {o.to, m.ours}, {t.to, m.theirs}} {
+		if n, err := m.find(f.n, f.path); err != nil || !isLeaf(n) {
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		if _, err := m.take(f.n, f.path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// movedIn returns where in root what was at other names is now.
+func (m *merger) movedIn(root *node) map[string]string {
+	to := map[string]string{}
+	var walk func(p string, n *node)
+	walk = func(p string, n *node) {
+		if n == nil {
+			return
+		}
+		if n.from != "" {
+			to[n.from] = p
+		}
+		if n.dirty && n.Type == tree.Dir {
+			for _, k := range n.kids {
+				walk(below(p, k.Name), k)
+			}
+		}
+	}
+	walk("/", root)
+	return to
+}

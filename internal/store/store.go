@@ -1,0 +1,377 @@
+// Package store keeps objects: byte strings named by their SHA-256, compressed,
+// many of them in one pack, which is a blob. Large contents are cut into chunks where
+// the content itself says, so that what two versions share is kept once. The
+// package knows digests and nothing of what they mean. docs/store.md describes
+// the formats, what is durable when, and how objects are deleted.
+package store
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
+	"syscall"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store/blob"
+	"turnstone.dev/turnstone/internal/store/tree"
+)
+
+// Options change how a store works. The zero value is right outside of tests.
+type Options struct {
+	// Fault, when set, is called before every write, fsync, rename and removal in the
+	// store's directory; its error is that operation's. Tests end the process in it.
+	Fault func(op string) error
+}
+
+// A Store keeps objects. Its methods are safe for concurrent use, also by several
+// processes on one directory.
+type Store struct {
+	dir   string
+	packs packReader
+	index index
+	codec codec
+	slabs sync.Pool // of *[slabSize]byte
+	bufs  bufferPool
+	cores int
+
+	mu         sync.RWMutex
+	alternates []Alternate
+	bad        map[id]bool // see damage.go
+	badRead    bool
+}
+
+var (
+	_ tree.Reader = (*Store)(nil)
+	_ tree.Writer = (*Batch)(nil)
+)
+
+// Open opens the store whose packs are in blobs. dir, which is made where it is
+// missing, has the local index and the locks. Nothing is read yet.
+func Open(ctx context.Context, dir string, blobs blob.Store, opts Options) (*Store, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fail("store.open", dir, err)
+	}
+	if opts.Fault == nil {
+		opts.Fault = func(string) error { return nil }
+	}
+	segments := filepath.Join(dir, "index")
+	if err := os.MkdirAll(segments, 0o700); err != nil {
+		return nil, &turnstone.Error{Op: "store.open", Kind: turnstone.Unavailable, Subject: dir, Err: err,
+			Hint: "it has to be a folder that you may write"}
+	}
+	s := &Store{dir: dir, index: index{dir: segments, fault: opts.Fault}, cores: runtime.GOMAXPROCS(0)}
+	s.packs.init(blobs)
+	s.codec.cores = s.cores
+	s.slabs.New = func() any { return new([slabSize]byte) }
+	return s, nil
+}
+
+// Close releases what the store holds in memory. Batches are closed before.
+func (s *Store) Close() error {
+	s.codec.close()
+	return nil
+}
+
+// AddAlternate makes the store look into a, too.
+func (s *Store) AddAlternate(a Alternate) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.alternates = append(s.alternates[:len(s.alternates):len(s.alternates)], a)
+}
+
+func (s *Store) others() []Alternate {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.alternates
+}
+
+// Get returns the object d. Kind NotFound where there is none, Integrity where it
+// is damaged and there is no other copy.
+func (s *Store) Get(ctx context.Context, d turnstone.Digest) ([]byte, error) {
+	i, err := parseID("store.get", d)
+	if err != nil {
+		return nil, err
+	}
+	return s.get(ctx, i)
+}
+
+// get looks for the object in what is known of the index, then in what other
+// processes have added to it, then in packs that are in no index.
+func (s *Store) get(ctx context.Context, i id) ([]byte, error) {
+	var lastErr error
+	for _, prepare := range []func(context.Context) error{nil, s.refresh, s.adopt} {
+		if prepare != nil {
+			if err := prepare(ctx); err != nil {
+				return nil, err
+			}
+		}
+		places, err := s.find(ctx, i)
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range places {
+			b, err := s.read(ctx, p)
+			if err == nil {
+				return b, nil
+			}
+			if turnstone.KindOf(err) == turnstone.Integrity {
+				if b, err := s.readElsewhere(ctx, p); err == nil {
+					return b, nil
+				}
+				s.markBad(i)
+			} else if turnstone.KindOf(err) != turnstone.NotFound {
+				return nil, err
+			}
+			lastErr = err
+		}
+		if turnstone.KindOf(lastErr) == turnstone.Integrity && prepare != nil {
+			return nil, lastErr
+		}
+	}
+	if lastErr != nil {
+		return nil, damaged("store.get", string(i.digest()), lastErr) // its pack is gone
+	}
+	return nil, &turnstone.Error{Op: "store.get", Kind: turnstone.NotFound, Subject: string(i.digest()),
+		Err: errors.New("it is not in the store")}
+}
+
+// find returns the places of i. A damaged index is made again before.
+func (s *Store) find(ctx context.Context, i id) ([]place, error) {
+	for try := 0; ; try++ {
+		v, err := s.index.current()
+		if err != nil {
+			return nil, err
+		}
+		places, err := v.find(i)
+		if err == nil || try == 2 || !errors.Is(err, errSegment) {
+			return slices.Clone(places), fail("store.index", s.dir, err)
+		}
+		if err := s.repair(ctx); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// known tells whether i is in the index as far as this process has seen it.
+func (s *Store) known(ctx context.Context, i id) (bool, error) {
+	for try := 0; ; try++ {
+		v, err := s.index.current()
+		if err != nil {
+			return false, err
+		}
+		ok, err := v.has(i)
+		if err == nil {
+			return ok && !s.isBad(i), nil
+		}
+		if try == 2 || !errors.Is(err, errSegment) {
+			return false, fail("store.index", s.dir, err)
+		}
+		if err := s.repair(ctx); err != nil {
+			return false, err
+		}
+	}
+}
+
+// Has tells whether the object d is there, without reading it.
+func (s *Store) Has(ctx context.Context, d turnstone.Digest) (bool, error) {
+	i, err := parseID("store.has", d)
+	if err != nil {
+		return false, err
+	}
+	for _, prepare := range []func(context.Context) error{nil, s.refresh} {
+		if prepare != nil {
+			if err := prepare(ctx); err != nil {
+				return false, err
+			}
+		}
+		if ok, err := s.known(ctx, i); ok || err != nil {
+			return ok, err
+		}
+	}
+	return false, nil
+}
+
+// read returns the object at p, verified.
+func (s *Store) read(ctx context.Context, p place) ([]byte, error) {
+	stored := make([]byte, p.stored)
+	if err := s.packs.readAt(ctx, packName(p.pack), stored, int64(p.off)); err != nil {
+		if turnstone.KindOf(err) == turnstone.Invalid { // the pack is shorter than that
+			err = damaged("store.get", subject(p), err)
+		}
+		return nil, err
+	}
+	b, err := s.codec.decode(stored, p.packEntry)
+	if err != nil {
+		return nil, damaged("store.get", subject(p), err)
+	}
+	return b, nil
+}
+
+func subject(p place) string { return string(p.id.digest()) + " in " + packName(p.pack) }
+
+// readElsewhere reads the object where the pack itself says that it is, should
+// that be another place than the index says: then the index is made again.
+func (s *Store) readElsewhere(ctx context.Context, p place) ([]byte, error) {
+	same := errors.New("the pack says the same")
+	t, err := s.readTable(ctx, p.pack, -1)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range t.entries {
+		if e.id == p.id && e != p.packEntry {
+			if err := s.Reindex(ctx); err != nil {
+				return nil, err
+			}
+			return s.read(ctx, place{packEntry: e, pack: p.pack})
+		}
+	}
+	return nil, same
+}
+
+// refresh sees what other processes have done.
+func (s *Store) refresh(context.Context) error {
+	_, err := s.index.refresh()
+	return err
+}
+
+// adopt puts packs into the index that are in none: those of a process that was
+// killed before it could, or of another machine.
+func (s *Store) adopt(ctx context.Context) error {
+	l, err := acquire(ctx, s.dir, lockIndex, syscall.LOCK_EX)
+	if err != nil {
+		return err
+	}
+	defer l.release()
+	return s.adoptLocked(ctx, nil)
+}
+
+// adoptLocked is adopt for who holds the lock. Packs that cannot be read are told to bad.
+func (s *Store) adoptLocked(ctx context.Context, bad func(pack string, err error)) error {
+	v, err := s.index.refresh()
+	if err != nil {
+		return err
+	}
+	var found []*newPack
+	known := v.packs()
+	for info, err := range s.packs.blobs.List(ctx, packPrefix) {
+		if err != nil {
+			return err
+		}
+		p, ok := parsePackName(info.Name)
+		if !ok || known[p].objects > 0 {
+			continue
+		}
+		t, err := s.readTable(ctx, p, info.Size)
+		if err != nil {
+			if kind := turnstone.KindOf(err); kind != turnstone.Integrity && kind != turnstone.NotFound {
+				return err
+			}
+			if bad != nil {
+				bad(info.Name, err)
+			}
+			continue
+		}
+		found = append(found, t)
+	}
+	if len(found) == 0 {
+		return nil
+	}
+	return fail("store.index", s.dir, s.index.add(ctx, found))
+}
+
+// repair removes the segments that are damaged, and puts their packs into the
+// index again.
+func (s *Store) repair(ctx context.Context) error {
+	l, err := acquire(ctx, s.dir, lockIndex, syscall.LOCK_EX)
+	if err != nil {
+		return err
+	}
+	defer l.release()
+	return s.repairLocked(ctx)
+}
+
+// repairLocked is repair for who holds the lock.
+func (s *Store) repairLocked(ctx context.Context) error {
+	v, err := s.index.refresh()
+	if err != nil {
+		return err
+	}
+	broken := slices.Clone(v.broken)
+	for _, seg := range v.segs {
+		for _, err := range seg.all() {
+			if err != nil {
+				broken = append(broken, seg.name)
+				break
+			}
+		}
+	}
+	for _, name := range broken {
+		if err := s.index.remove(name); err != nil {
+			return fail("store.index", s.dir, err)
+		}
+	}
+	return s.adoptLocked(ctx, nil)
+}
+
+// Reindex makes the index again from the packs alone.
+func (s *Store) Reindex(ctx context.Context) error {
+	l, err := acquire(ctx, s.dir, lockIndex, syscall.LOCK_EX)
+	if err != nil {
+		return err
+	}
+	defer l.release()
+	v, err := s.index.refresh()
+	if err != nil {
+		return err
+	}
+	for _, seg := range v.segs {
+		if err := s.index.remove(seg.name); err != nil {
+			return fail("store.index", s.dir, err)
+		}
+	}
+	for _, name := range v.broken {
+		if err := s.index.remove(name); err != nil {
+			return fail("store.index", s.dir, err)
+		}
+	}
+	return s.adoptLocked(ctx, nil)
+}
+
+// Usage is how much the store holds.
+type Usage struct {
+	Packs   int   `json:"packs"`
+	Objects int   `json:"objects"`
+	Stored  int64 `json:"stored_bytes"` // of the packs
+	Bytes   int64 `json:"bytes"`        // of the objects, uncompressed
+}
+
+// Usage tells how much the store holds.
+func (s *Store) Usage(ctx context.Context) (Usage, error) {
+	if err := s.refresh(ctx); err != nil {
+		return Usage{}, err
+	}
+	v, err := s.index.current()
+	if err != nil {
+		return Usage{}, err
+	}
+	if len(v.broken) > 0 {
+		if err := s.repair(ctx); err != nil {
+			return Usage{}, err
+		}
+		if v, err = s.index.current(); err != nil {
+			return Usage{}, err
+		}
+	}
+	var u Usage
+	for _, p := range v.packs() {
+		u.Packs++
+		u.Objects += int(p.objects)
+		u.Stored += p.size
+		u.Bytes += p.raw
+	}
+	return u, nil
+}
