@@ -15,12 +15,12 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 CC ?= cc
 TRACER = $(CC) -std=gnu11 -O2 -Wall -Wextra -Werror -Wno-unused-parameter -Wno-address -shared -fPIC -nostdlib -ffreestanding \
 	-fno-builtin -fno-stack-protector -fvisibility=hidden -fno-tree-loop-distribute-patterns -fno-asynchronous-unwind-tables \
-	-Wl,-z,noseparate-code,-z,norelro,-z,now,--hash-style=both,--build-id=none -s -o trace/bin/tracer.so trace/tracer.c
+	-Wl,-z,noseparate-code,-z,norelro,-z,now,--hash-style=both,--build-id=none -s -o internal/guest/trace/bin/tracer.so internal/guest/trace/tracer.c
 
 # The first process of the namespace that a sandbox's processes are in.
 INIT = $(CC) -std=gnu11 -Os -Wall -Wextra -Werror -static -nostdlib -ffreestanding -fno-builtin -fno-stack-protector \
 	-fno-pie -no-pie -fno-asynchronous-unwind-tables -Wl,-z,noseparate-code,-z,norelro,-z,noexecstack,--build-id=none -s \
-	-o agent/process/bin/init agent/process/init.c
+	-o internal/guest/process/bin/init internal/guest/process/init.c
 
 # One file that runs everywhere: the grammars are C, and everything is linked in.
 STATIC = CGO_ENABLED=1 $(GO) build -trimpath -buildvcs=false -tags netgo,osusergo -ldflags '-s -w -linkmode external -extldflags "-static"'
@@ -51,11 +51,11 @@ setup-bench:
 
 .PHONY: build
 build: bin/runsc ## build bin/turn and bin/runsc
-	@mkdir -p agentbin/bin bin
+	@mkdir -p internal/guest/agentbin/bin bin
 	$(TRACER)
 	$(INIT)
-	$(STATIC) -o agentbin/bin/agent ./cmd/turn-agent
-	cd agentbin/bin && sha256sum agent > agent.sha256
+	$(STATIC) -o internal/guest/agentbin/bin/agent ./cmd/turn-agent
+	cd internal/guest/agentbin/bin && sha256sum agent > agent.sha256
 	$(STATIC) -o bin/turn ./cmd/turn
 
 # It takes more than a minute, and is done only when something of runsc/ has changed.
@@ -119,4 +119,4 @@ lint: build ## staticcheck
 
 .PHONY: clean
 clean: ## remove what was built; the state under TURN_HOME stays
-	rm -rf bin .cache agentbin/bin/agent trace/bin/tracer.so agent/process/bin/init
+	rm -rf bin .cache internal/guest/agentbin/bin/agent internal/guest/trace/bin/tracer.so internal/guest/process/bin/init

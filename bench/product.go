@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/agentbin"
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/kernel"
+	"turnstone.dev/turnstone/internal/guest/agentbin"
+	"turnstone.dev/turnstone/internal/guest/kernel"
 	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/substrate"

@@ -13,7 +13,7 @@ import (
 	"syscall"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/kernel"
+	"turnstone.dev/turnstone/internal/guest/kernel"
 )
 
 // File is the configuration's name in the state directory.

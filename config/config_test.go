@@ -12,7 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/kernel"
+	"turnstone.dev/turnstone/internal/guest/kernel"
 )
 
 const whole = `

@@ -8,7 +8,7 @@ import (
 
 	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/kernel"
+	"turnstone.dev/turnstone/internal/guest/kernel"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrates"
 )

@@ -8,10 +8,10 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/agentbin"
 	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/kernel"
-	"turnstone.dev/turnstone/kernel/need"
+	"turnstone.dev/turnstone/internal/guest/agentbin"
+	"turnstone.dev/turnstone/internal/guest/kernel"
+	"turnstone.dev/turnstone/internal/guest/kernel/need"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/qemu"
 	"turnstone.dev/turnstone/substrates"

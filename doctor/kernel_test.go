@@ -10,8 +10,8 @@ import (
 	"pgregory.net/rapid"
 
 	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/kernel"
-	"turnstone.dev/turnstone/kernel/need"
+	"turnstone.dev/turnstone/internal/guest/kernel"
+	"turnstone.dev/turnstone/internal/guest/kernel/need"
 )
 
 func TestJudge(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/config"
-	"turnstone.dev/turnstone/kernel"
+	"turnstone.dev/turnstone/internal/guest/kernel"
 	"turnstone.dev/turnstone/substrates"
 	"turnstone.dev/turnstone/template"
 )

@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/trace"
+	"turnstone.dev/turnstone/internal/guest/trace"
 	"turnstone.dev/turnstone/wire"
 )
 

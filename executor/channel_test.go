@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/agent"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/guest/agent"
 	"turnstone.dev/turnstone/template"
 	"turnstone.dev/turnstone/wire"
 )

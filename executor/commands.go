@@ -9,8 +9,8 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/diagnose"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/guest/trace"
 	"turnstone.dev/turnstone/syntax"
-	"turnstone.dev/turnstone/trace"
 	"turnstone.dev/turnstone/wire"
 )
 

@@ -11,10 +11,10 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/guest/trace"
 	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/secret"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/trace"
 	"turnstone.dev/turnstone/wire"
 )
 

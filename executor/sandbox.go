@@ -12,11 +12,11 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/agentbin"
 	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/kernel"
+	"turnstone.dev/turnstone/internal/guest/agentbin"
+	"turnstone.dev/turnstone/internal/guest/kernel"
 	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrates"

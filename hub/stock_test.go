@@ -7,9 +7,9 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/agent"
 	"turnstone.dev/turnstone/hub"
 	"turnstone.dev/turnstone/hub/hubtest"
+	"turnstone.dev/turnstone/internal/guest/agent"
 	"turnstone.dev/turnstone/sandboxes"
 )
 

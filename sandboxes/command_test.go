@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/agent"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/guest/agent"
 	"turnstone.dev/turnstone/sandboxes/sandboxtest"
 	"turnstone.dev/turnstone/wire"
 )

@@ -5,7 +5,7 @@ package main
 import (
 	"os"
 
-	"turnstone.dev/turnstone/agent"
+	"turnstone.dev/turnstone/internal/guest/agent"
 )
 
 func main() {

@@ -6,7 +6,7 @@ import (
 
 	"turnstone.dev/turnstone/doctor"
 	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/kernel/need"
+	"turnstone.dev/turnstone/internal/guest/kernel/need"
 )
 
 type doctorCmd struct {

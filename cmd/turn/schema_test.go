@@ -24,9 +24,9 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/doctor"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/guest/kernel/need"
 	"turnstone.dev/turnstone/internal/store/merge"
 	"turnstone.dev/turnstone/internal/store/session"
-	"turnstone.dev/turnstone/kernel/need"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/template"
 )

@@ -7,10 +7,10 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/agentbin"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/guest/agentbin"
+	"turnstone.dev/turnstone/internal/guest/kernel"
 	"turnstone.dev/turnstone/internal/testhome"
-	"turnstone.dev/turnstone/kernel"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/template"
 )

@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"strings"
 
-	"turnstone.dev/turnstone/kernel/need"
+	"turnstone.dev/turnstone/internal/guest/kernel/need"
 )
 
 // CheckWord, with a nonce, on the kernel's command line makes the agent report what the kernel

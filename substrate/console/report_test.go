@@ -7,8 +7,8 @@ import (
 
 	"pgregory.net/rapid"
 
-	"turnstone.dev/turnstone/agent"
-	"turnstone.dev/turnstone/kernel/need"
+	"turnstone.dev/turnstone/internal/guest/agent"
+	"turnstone.dev/turnstone/internal/guest/kernel/need"
 )
 
 // TestAgentsWords: both sides know the same words.

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/agent"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/guest/agent"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/console"
 )

@@ -13,11 +13,11 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/agentbin"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/guest/agentbin"
+	"turnstone.dev/turnstone/internal/guest/kernel"
+	"turnstone.dev/turnstone/internal/guest/kernel/need"
 	"turnstone.dev/turnstone/internal/turntest"
-	"turnstone.dev/turnstone/kernel"
-	"turnstone.dev/turnstone/kernel/need"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/console"
 )

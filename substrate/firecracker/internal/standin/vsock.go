@@ -13,7 +13,7 @@ import (
 	"sync"
 	"time"
 
-	"turnstone.dev/turnstone/agent"
+	"turnstone.dev/turnstone/internal/guest/agent"
 )
 
 // A vsock is the device: a unix socket on which the host asks for ports of the guest.

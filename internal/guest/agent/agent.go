@@ -19,7 +19,7 @@ import (
 	"syscall"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/agent/process"
+	"turnstone.dev/turnstone/internal/guest/process"
 	"turnstone.dev/turnstone/wire"
 )
 

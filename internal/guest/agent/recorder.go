@@ -7,8 +7,8 @@ import (
 	"sync"
 	"syscall"
 
+	"turnstone.dev/turnstone/internal/guest/trace"
 	"turnstone.dev/turnstone/syntax"
-	"turnstone.dev/turnstone/trace"
 	"turnstone.dev/turnstone/wire"
 )
 

@@ -34,7 +34,7 @@ func TestAll(t *testing.T) {
 
 // TestDocumented: docs/kernel.md names every option.
 func TestDocumented(t *testing.T) {
-	page, err := os.ReadFile("../../docs/kernel.md")
+	page, err := os.ReadFile("../../../../docs/kernel.md")
 	if err != nil {
 		t.Fatal(err)
 	}

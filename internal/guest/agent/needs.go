@@ -13,7 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"turnstone.dev/turnstone/kernel/need"
+	"turnstone.dev/turnstone/internal/guest/kernel/need"
 )
 
 // A kernelView is where the running kernel tells what it has. The zero value looks at

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"turnstone.dev/turnstone/agent/process"
+	"turnstone.dev/turnstone/internal/guest/process"
 )
 
 const (

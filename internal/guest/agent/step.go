@@ -6,9 +6,9 @@ import (
 	"strings"
 	"time"
 
-	"turnstone.dev/turnstone/agent/process"
+	"turnstone.dev/turnstone/internal/guest/process"
+	"turnstone.dev/turnstone/internal/guest/trace"
 	"turnstone.dev/turnstone/syntax"
-	"turnstone.dev/turnstone/trace"
 	"turnstone.dev/turnstone/wire"
 )
 

@@ -24,7 +24,7 @@ func TestCardInSandboxes(t *testing.T) {
 	m := turntest.Machine(t, h, "base")
 	q, err := qemu.New(t.Context(), h, qemu.Options{Probe: &m})
 	check(t, err)
-	runsc, err := filepath.Abs("../bin/runsc")
+	runsc, err := filepath.Abs("../../../bin/runsc")
 	check(t, err)
 	g, err := gvisor.New(t.Context(), h, gvisor.Options{Binary: runsc})
 	check(t, err)

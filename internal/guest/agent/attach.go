@@ -7,7 +7,7 @@ import (
 	"syscall"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/agent/process"
+	"turnstone.dev/turnstone/internal/guest/process"
 	"turnstone.dev/turnstone/wire"
 )
 

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/kernel/need"
+	"turnstone.dev/turnstone/internal/guest/kernel/need"
 )
 
 // fakeKernel returns a kernel that has all that is looked for in files, and the file or
