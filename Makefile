@@ -26,7 +26,7 @@ INIT = $(CC) -std=gnu11 -Os -Wall -Wextra -Werror -static -nostdlib -ffreestandi
 STATIC = CGO_ENABLED=1 $(GO) build -trimpath -buildvcs=false -tags netgo,osusergo -ldflags '-s -w -linkmode external -extldflags "-static"'
 
 # gVisor's program, with the additions in runsc/, which raise the last number when they
-# change in a way that a running turn has to know of: see package substrate/gvisor.
+# change in a way that a running turn has to know of: see package internal/driver/gvisor.
 RUNSC_VERSION := 20260905.0+turnstone.2
 RUNSC_INPUTS := $(shell find runsc -type f ! -name '*.md' ! -name '*_test.go') Makefile
 
@@ -106,7 +106,7 @@ short: build ## the tests that start no machine
 bench: setup-bench build ## measure speed and size, all in one run; prints markdown
 	@mkdir -p .cache
 	$(GO) build -trimpath -buildvcs=false -o .cache/bench ./bench
-	$(GO) test -c -trimpath -o .cache/floors/ ./substrate/gvisor ./substrate/qemu ./substrate/firecracker
+	$(GO) test -c -trimpath -o .cache/floors/ ./internal/driver/gvisor ./internal/driver/qemu ./internal/driver/firecracker
 	.cache/bench -turn bin/turn -floors .cache/floors $(if $(TEST_KERNEL),-kernel '$(TEST_KERNEL)') $(if $(ONLY),-only $(ONLY))
 
 .PHONY: fuzz

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"turnstone.dev/turnstone/substrates"
+	"turnstone.dev/turnstone/internal/driver"
 )
 
 // treeScript writes a tar archive with the programs that the scripts use, and what these
@@ -93,15 +93,15 @@ func (b *bench) runscColumn(tree string) *column {
 		"the rest: `runsc do` of the same program on the template's programs, network: `--network=host`",
 		host: "127.0.0.1",
 		start: func(ctx context.Context) (time.Duration, error) {
-			inner, _, err := b.floorTime(ctx, substrates.GVisor, "restore")
+			inner, _, err := b.floorTime(ctx, driver.GVisor, "restore")
 			return inner, err
 		},
 		restore: func(ctx context.Context) (time.Duration, error) {
-			inner, _, err := b.floorTime(ctx, substrates.GVisor, "floor")
+			inner, _, err := b.floorTime(ctx, driver.GVisor, "floor")
 			return inner, err
 		},
 		fork: func(ctx context.Context) (time.Duration, error) {
-			inner, _, err := b.floorTime(ctx, substrates.GVisor, "fork")
+			inner, _, err := b.floorTime(ctx, driver.GVisor, "fork")
 			return inner, err
 		},
 		script: func(ctx context.Context, text string) (string, error) {
@@ -115,15 +115,15 @@ func (b *bench) qemuColumn() *column {
 		"restore: the same, without the program's own start and end; the rest: a script in such a machine; network: `-netdev user`",
 		host: "10.0.2.2",
 		start: func(ctx context.Context) (time.Duration, error) {
-			_, whole, err := b.floorTime(ctx, substrates.QEMU, "floor")
+			_, whole, err := b.floorTime(ctx, driver.QEMU, "floor")
 			return whole, err
 		},
 		restore: func(ctx context.Context) (time.Duration, error) {
-			inner, _, err := b.floorTime(ctx, substrates.QEMU, "floor")
+			inner, _, err := b.floorTime(ctx, driver.QEMU, "floor")
 			return inner, err
 		},
 		script: func(ctx context.Context, text string) (string, error) {
-			cmd := b.floor(ctx, substrates.QEMU, "script")
+			cmd := b.floor(ctx, driver.QEMU, "script")
 			cmd.Env = append(cmd.Env, "TURNSTONE_BENCH_NETWORK=user")
 			cmd.Stdin = strings.NewReader(text)
 			return output(cmd)

@@ -177,7 +177,7 @@ func newCommitter(ctx context.Context, dir, disk string, files int64) (*committe
 	if err := errors.Join(f.Truncate(c.size), f.Close()); err != nil {
 		return nil, err
 	}
-	// The options of a sandbox's disk (substrate/qemu).
+	// The options of a sandbox's disk (internal/driver/qemu).
 	return c, command(ctx, "", "mke2fs", "-q", "-F", "-t", "ext4", "-m", "0", "-b", "4096", "-i", "8192",
 		"-O", "^has_journal,^resize_inode,^metadata_csum,uninit_bg,sparse_super2", "-E", "lazy_itable_init=1,nodiscard,root_owner=0:0", "-d", dir, disk)
 }

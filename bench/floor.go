@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"turnstone.dev/turnstone/substrates"
+	"turnstone.dev/turnstone/internal/driver"
 )
 
 // A floor is the test binary of a substrate's package as a program of its own, which
@@ -42,5 +42,5 @@ func (b *bench) floorTime(ctx context.Context, substrate, mode string) (inner, w
 
 // hasFloor says whether there is a floor of a substrate.
 func hasFloor(substrate string) bool {
-	return substrate == substrates.GVisor || substrate == substrates.QEMU
+	return substrate == driver.GVisor || substrate == driver.QEMU
 }

@@ -16,8 +16,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/sandboxes"
-	"turnstone.dev/turnstone/substrates"
 )
 
 const (
@@ -72,7 +72,7 @@ func (b *bench) forks(ctx context.Context) error {
 	fmt.Printf("| the first clone is up | %s |\n", r.first.Round(time.Millisecond))
 	fmt.Printf("| all are up | %s |\n", r.up.Round(time.Millisecond))
 	fmt.Printf("| all have answered a first command | %s |\n", r.answered.Round(time.Millisecond))
-	if b.substrate == substrates.QEMU {
+	if b.substrate == driver.QEMU {
 		fmt.Printf("| what a guest has changed of its memory, median, after its first command | %s |\n", mib(medianOf(ram)))
 	}
 	fmt.Printf("| memory of a clone's machine, median, after its first command: private, Pss | %s, %s |\n", mib(medianOf(all)), mib(medianOf(pss)))
@@ -160,7 +160,7 @@ func memoryOf(s *sandboxes.Store, id turnstone.SandboxID) (cloneMemory, error) {
 		return m, err
 	}
 	m.machine, m.pss = all.private, all.pss
-	if i.Substrate == substrates.QEMU {
+	if i.Substrate == driver.QEMU {
 		m.ram, err = ownIn(machines[0], "smaps", "/vm/ram", "Anonymous:")
 	}
 	return m, err

@@ -9,13 +9,13 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/guest/agentbin"
 	"turnstone.dev/turnstone/internal/guest/kernel"
 	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/substratetest"
-	"turnstone.dev/turnstone/substrates"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -35,12 +35,12 @@ func (b *bench) product(ctx context.Context, name string) (*product, error) {
 	}
 	p := &product{b: b, name: name, machine: substrate.Machine{Agent: agent.Read, AgentDigest: agent.Digest,
 		Root: b.template.Root, RootDigest: b.template.RootDigest, Shape: turnstone.DefaultShape()}}
-	guest := substrates.KernelIn(b.home, kernel.Choice{}, func(string) {})
+	guest := driver.KernelIn(b.home, kernel.Choice{}, func(string) {})
 	withKernel := func(ctx context.Context) (substrate.Machine, error) {
 		return guest.Fill(ctx, p.machine, kernel.Program(agent))
 	}
-	choose := substrates.Chooser{Home: b.home, Probe: withKernel, Kernel: guest.Guest}
-	if p.driver, err = choose.Choose(ctx, name, substrates.Needs{}); err != nil {
+	choose := driver.Chooser{Home: b.home, Probe: withKernel, Kernel: guest.Guest}
+	if p.driver, err = choose.Choose(ctx, name, driver.Needs{}); err != nil {
 		return nil, err
 	}
 	if _, own := p.driver.(substrate.OwnKernel); !own {

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/substrates"
+	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/syntax"
 	"turnstone.dev/turnstone/wire"
 )
@@ -133,13 +133,13 @@ func (b *bench) wire(ctx context.Context) error {
 // to measure.
 func (b *bench) bareChannel(ctx context.Context) (how string, rate float64, err error) {
 	switch b.substrate {
-	case substrates.QEMU:
+	case driver.QEMU:
 		out, err := output(b.floor(ctx, b.substrate, "bare"))
 		if err == nil {
 			_, err = fmt.Sscan(out, &rate)
 		}
 		return "`head … \\| cat > port`, a virtio-serial port", rate, err
-	case substrates.GVisor:
+	case driver.GVisor:
 		cmd := runscDo(ctx, "/", filepath.Join(b.dir, "runsc"), "head -c "+b.stream+" /dev/zero | cat")
 		n := new(counter)
 		cmd.Stdout = n

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"turnstone.dev/turnstone/substrates"
+	"turnstone.dev/turnstone/internal/driver"
 )
 
 // startGoals are how many times as long as its floor a turn may take, at p50: on gVisor
@@ -25,7 +25,7 @@ func (b *bench) start(ctx context.Context) error {
 	var restores, floors, turns []time.Duration
 	phases := newPhases()
 	for range b.runs {
-		if b.substrate == substrates.GVisor {
+		if b.substrate == driver.GVisor {
 			took, _, err := b.floorTime(ctx, b.substrate, "restore")
 			if err != nil {
 				return err

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/substrates"
+	"turnstone.dev/turnstone/internal/driver"
 )
 
 // A column of the table of substrates is one way to run programs. A nil function is
@@ -138,7 +138,7 @@ func (b *bench) fill(ctx context.Context, columns []*column, print func()) error
 // columns are what is there to measure; absent says what is not.
 func (b *bench) columns(ctx context.Context) (all []*column, absent []string, err error) {
 	have := map[string]*product{}
-	for _, name := range []string{substrates.GVisor, substrates.QEMU, substrates.Firecracker} {
+	for _, name := range []string{driver.GVisor, driver.QEMU, driver.Firecracker} {
 		p, err := b.product(ctx, name)
 		if err != nil {
 			absent = append(absent, fmt.Sprintf("%s: %v", name, err))
@@ -153,7 +153,7 @@ func (b *bench) columns(ctx context.Context) (all []*column, absent []string, er
 		return nil, nil, errors.New(strings.Join(absent, "; "))
 	}
 	var first *product
-	for _, name := range []string{substrates.GVisor, substrates.QEMU, substrates.Firecracker} {
+	for _, name := range []string{driver.GVisor, driver.QEMU, driver.Firecracker} {
 		if first = have[name]; first != nil {
 			break
 		}
@@ -162,10 +162,10 @@ func (b *bench) columns(ctx context.Context) (all []*column, absent []string, er
 	if err != nil {
 		return all, absent, err
 	}
-	if have[substrates.GVisor] != nil {
+	if have[driver.GVisor] != nil {
 		all = append(all, b.runscColumn(tree))
 	}
-	if have[substrates.QEMU] != nil {
+	if have[driver.QEMU] != nil {
 		all = append(all, b.qemuColumn())
 	}
 	return append(all, b.nativeColumn(tree)), absent, nil
@@ -311,7 +311,7 @@ func (b *bench) printGoals(columns []*column) {
 		}
 		return nil
 	}
-	ours, runsc, own := find(substrates.GVisor), find("bare runsc"), find("native")
+	ours, runsc, own := find(driver.GVisor), find("bare runsc"), find("native")
 	if ours == nil || runsc == nil || len(ours.failed)+len(runsc.failed)+len(own.failed) > 0 || b.row != "" {
 		return
 	}

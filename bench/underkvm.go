@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"turnstone.dev/turnstone/substrates"
+	"turnstone.dev/turnstone/internal/driver"
 )
 
 // bareGoal is how many times as long as with the bare program a restore may take under KVM.
@@ -20,7 +20,7 @@ func (b *bench) underKVM(ctx context.Context) error {
 	if b.kernel == "" {
 		return nil
 	}
-	if p, err := b.product(ctx, substrates.QEMU); err == nil && strings.Contains(p.driver.Isolation(), "(KVM)") {
+	if p, err := b.product(ctx, driver.QEMU); err == nil && strings.Contains(p.driver.Isolation(), "(KVM)") {
 		return nil // it is in the table of all substrates
 	}
 	before, had := os.LookupEnv("TURN_KERNEL")
@@ -36,7 +36,7 @@ func (b *bench) underKVM(ctx context.Context) error {
 	}()
 	var columns []*column
 	var absent []string
-	for _, name := range []string{substrates.QEMU, substrates.Firecracker} {
+	for _, name := range []string{driver.QEMU, driver.Firecracker} {
 		p, err := b.product(ctx, name)
 		if err == nil && !strings.Contains(p.driver.Isolation(), "(KVM") {
 			err = errors.New("KVM runs no guest")
@@ -60,7 +60,7 @@ func (b *bench) bareColumn(name string) *column {
 		}
 	}
 	fork := inner("fork")
-	if name == substrates.QEMU { // which writes no memory: the driver reads it out of the process
+	if name == driver.QEMU { // which writes no memory: the driver reads it out of the process
 		fork = nil
 	}
 	return &column{title: "bare " + name, restore: inner("floor"), fork: fork, command: inner("command"),

@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"turnstone.dev/turnstone/substrate/host"
+	"turnstone.dev/turnstone/internal/driver/host"
 )
 
 // builder looks at what building a template takes. What is missing there stops

@@ -8,9 +8,9 @@ import (
 
 	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/guest/kernel"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/substrates"
 )
 
 // A Status is how bad a Finding is.
@@ -40,7 +40,7 @@ func Check(ctx context.Context, h *home.Home) []Finding {
 	if cfg, err := config.Load(h.Dir); err == nil { // else there is a finding
 		c.choice = cfg.GuestKernel()
 	}
-	c.guest, c.guestErr = substrates.KernelIn(h, c.choice, nil).Guest(ctx)
+	c.guest, c.guestErr = driver.KernelIn(h, c.choice, nil).Guest(ctx)
 	var found []Finding
 	for _, check := range []func(context.Context) []Finding{
 		c.platform, c.config, c.substrates, c.disk, c.memory, c.kernel, c.templates, c.snapshots, c.builder, c.authorities,

@@ -12,11 +12,11 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/driver"
+	"turnstone.dev/turnstone/internal/driver/firecracker"
+	"turnstone.dev/turnstone/internal/driver/kvm"
+	"turnstone.dev/turnstone/internal/driver/qemu"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/substrate/firecracker"
-	"turnstone.dev/turnstone/substrate/kvm"
-	"turnstone.dev/turnstone/substrate/qemu"
-	"turnstone.dev/turnstone/substrates"
 )
 
 // machineOf returns a checker of a made-up machine that has the files given.
@@ -252,7 +252,7 @@ func (n named) Isolation() string { return n.isolation }
 // untriedScene is one in which the first turn tries QEMU's KVM, of which v is known.
 func untriedScene(v kvm.Verdict) scene {
 	return scene{asked: "auto", qemu: qemuScene{kvm: v},
-		decision: substrates.Decision{Trials: []substrates.Trial{{Name: "qemu", How: "KVM", Err: substrates.ErrUnproven}}}}
+		decision: driver.Decision{Trials: []driver.Trial{{Name: "qemu", How: "KVM", Err: driver.ErrUnproven}}}}
 }
 
 // What the environment chooses is what every turn gets, or fails for.
@@ -363,7 +363,7 @@ func TestJailer(t *testing.T) {
 func TestMissingQEMU(t *testing.T) {
 	c := machineOf(t, 1000, nil)
 	none := qemuScene{err: errors.New("qemu-system-x86_64 is not found")}
-	for want, s := range map[Status]scene{Fail: {qemu: none}, Warn: {qemu: none, decision: substrates.Decision{Substrate: named{name: "gvisor"}}}} {
+	for want, s := range map[Status]scene{Fail: {qemu: none}, Warn: {qemu: none, decision: driver.Decision{Substrate: named{name: "gvisor"}}}} {
 		if f := c.qemu(s)[0]; f.Status != want || f.Fix == "" {
 			t.Errorf("%s: %+v", want, f)
 		}

@@ -9,10 +9,10 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver"
+	"turnstone.dev/turnstone/internal/driver/firecracker"
+	"turnstone.dev/turnstone/internal/driver/host"
 	"turnstone.dev/turnstone/internal/lazyregexp"
-	"turnstone.dev/turnstone/substrate/firecracker"
-	"turnstone.dev/turnstone/substrate/host"
-	"turnstone.dev/turnstone/substrates"
 )
 
 // An fcScene is what was seen of Firecracker.
@@ -64,7 +64,7 @@ func (c *checker) firecracker(s scene) Finding {
 	case s.fc.err == nil:
 		f.Detail = found + ": a guest runs under it, in a jail"
 	case errors.Is(s.fc.err, firecracker.ErrUnproven):
-		who, _ := s.firstTurn(substrates.Firecracker, "KVM")
+		who, _ := s.firstTurn(driver.Firecracker, "KVM")
 		f.Detail = found + ": no guest was started yet, " + who
 		if s.fc.restricted != nil {
 			f.Status, f.Detail = Warn, f.Detail+"; "+unnamed(s.fc.restricted)

@@ -18,8 +18,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/config"
-	"turnstone.dev/turnstone/substrate/kvm"
-	"turnstone.dev/turnstone/substrates"
+	"turnstone.dev/turnstone/internal/driver"
+	"turnstone.dev/turnstone/internal/driver/kvm"
 )
 
 // What a machine needs, and what it should have: a turn of the default shape and
@@ -81,7 +81,7 @@ func (c *checker) kvm(s scene) []Finding {
 		if v.Known { // it turns away later
 			return say(Warn, "/dev/kvm cannot be used: "+v.Reason+slow, "")
 		}
-		if who, does := s.firstTurn(substrates.QEMU, "KVM"); does {
+		if who, does := s.firstTurn(driver.QEMU, "KVM"); does {
 			return say(Warn, "not tried yet, "+who, tryTurn)
 		} else {
 			return say(OK, "not tried yet, and "+who, "")
@@ -99,9 +99,9 @@ func (c *checker) kvm(s scene) []Finding {
 func (s scene) withoutKVM() string {
 	switch {
 	case len(s.decision.Unproven()) > 0:
-	case s.chosen() == substrates.GVisor:
+	case s.chosen() == driver.GVisor:
 		return "; turns run under gVisor"
-	case s.chosen() == substrates.QEMU:
+	case s.chosen() == driver.QEMU:
 		return "; guests run under QEMU's translator (TCG), many times slower"
 	}
 	return ""

@@ -9,12 +9,12 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/driver"
+	"turnstone.dev/turnstone/internal/driver/qemu"
 	"turnstone.dev/turnstone/internal/guest/agentbin"
 	"turnstone.dev/turnstone/internal/guest/kernel"
 	"turnstone.dev/turnstone/internal/guest/kernel/need"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/substrate/qemu"
-	"turnstone.dev/turnstone/substrates"
 )
 
 // A KernelReport says what a guest kernel has of what machines need.
@@ -134,7 +134,7 @@ func (r *KernelReport) boot(ctx context.Context, h *home.Home, k *kernel.Inspect
 	switch {
 	case err == nil:
 		r.Boot = KernelBoot{Done: true, Isolation: report.Isolation, Took: turnstone.Millis(report.Took), Release: report.Release, Open: report.Open}
-		if err := substrates.CheckRunning(m.KernelIs, report.Release, report.Open); err != nil {
+		if err := driver.CheckRunning(m.KernelIs, report.Release, report.Open); err != nil {
 			r.Boot.Refused = oneLine(err)
 		}
 		return report.Has, nil

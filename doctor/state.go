@@ -14,8 +14,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/config"
+	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/guest/kernel"
-	"turnstone.dev/turnstone/substrates"
 	"turnstone.dev/turnstone/template"
 )
 
@@ -34,7 +34,7 @@ func (c *checker) kernel(ctx context.Context) []Finding {
 		if os.Getenv("TURN_KERNEL") == "" && c.choice.Image != "" {
 			fix = "${EDITOR:-vi} " + quote(c.home.Path(config.File))
 		}
-		guest, err := substrates.KernelIn(c.home, c.choice, nil).Guest(ctx)
+		guest, err := driver.KernelIn(c.home, c.choice, nil).Guest(ctx)
 		if err != nil {
 			return one("kernel", Fail, c.kernelName()+": "+oneLine(err), fix)
 		}

@@ -7,19 +7,19 @@ import (
 	"os"
 	"strings"
 
+	"turnstone.dev/turnstone/internal/driver"
+	"turnstone.dev/turnstone/internal/driver/gvisor"
+	"turnstone.dev/turnstone/internal/driver/host"
+	"turnstone.dev/turnstone/internal/driver/kvm"
+	"turnstone.dev/turnstone/internal/driver/qemu"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/substrate/gvisor"
-	"turnstone.dev/turnstone/substrate/host"
-	"turnstone.dev/turnstone/substrate/kvm"
-	"turnstone.dev/turnstone/substrate/qemu"
-	"turnstone.dev/turnstone/substrates"
 )
 
 // A scene is what was seen of the substrates, and what a turn would decide. All lines about
 // substrates follow from it.
 type scene struct {
 	asked    string // the substrate that turns ask for: TURN_SUBSTRATE, else auto
-	decision substrates.Decision
+	decision driver.Decision
 	guestErr error // why the user's guest kernel cannot be had; nil: it can, or there is none
 
 	fc     fcScene
@@ -45,11 +45,11 @@ func (c *checker) substrates(ctx context.Context) []Finding { return c.tell(c.lo
 
 // look asks the drivers, and makes the decision that a turn makes: see Chooser.Decide.
 func (c *checker) look(ctx context.Context) scene {
-	s := scene{asked: substrates.Auto, guestErr: c.guestErr}
+	s := scene{asked: driver.Auto, guestErr: c.guestErr}
 	if name := os.Getenv(substrateVar); name != "" {
 		s.asked = name
 	}
-	s.decision = c.chooser().Decide(ctx, s.asked, substrates.Needs{})
+	s.decision = c.chooser().Decide(ctx, s.asked, driver.Needs{})
 	s.fc = c.lookAtFirecracker(ctx)
 	if q, err := qemu.New(ctx, c.home, qemu.Options{Kernel: c.guest}); err != nil {
 		s.qemu.err = err
@@ -81,8 +81,8 @@ func (c *checker) tell(s scene) []Finding {
 }
 
 // chooser is what a turn would ask.
-func (c *checker) chooser() *substrates.Chooser {
-	return &substrates.Chooser{Home: c.home, Kernel: func(context.Context) (substrate.GuestKernel, error) { return c.guest, c.guestErr }}
+func (c *checker) chooser() *driver.Chooser {
+	return &driver.Chooser{Home: c.home, Kernel: func(context.Context) (substrate.GuestKernel, error) { return c.guest, c.guestErr }}
 }
 
 // substrateVar is what --substrate is when nobody gives it.
@@ -123,21 +123,21 @@ func (s scene) firstTurn(name, how string) (who string, does bool) {
 		before = words(t)
 	}
 	who = "no turn does, since " + substrateVar + "=" + clip(s.asked) + " names another substrate"
-	if s.asked == name || s.asked == substrates.Auto {
+	if s.asked == name || s.asked == driver.Auto {
 		who = "no turn does, since turns run on " + s.chosen()
 	}
 	return who + "; `turn exec --substrate " + name + " -- true` does", false
 }
 
 // words names a trial in a sentence.
-func words(t substrates.Trial) string {
-	if t.Name == substrates.QEMU && t.How != "" {
+func words(t driver.Trial) string {
+	if t.Name == driver.QEMU && t.How != "" {
 		return "qemu with " + t.How
 	}
 	return t.Name
 }
 
-func names(trials []substrates.Trial) string {
+func names(trials []driver.Trial) string {
 	var all []string
 	for _, t := range trials {
 		all = append(all, words(t))
@@ -160,7 +160,7 @@ func describe(s substrate.Substrate) string {
 func chosenLine(s scene) Finding {
 	d := s.decision
 	by := ""
-	if s.asked != substrates.Auto {
+	if s.asked != driver.Auto {
 		by = ", as " + substrateVar + " says"
 	}
 	switch {
@@ -184,15 +184,15 @@ func (s scene) instead() string {
 	for _, t := range s.decision.Trials {
 		switch {
 		case t.Err == nil || t.Unproven():
-		case t.Name == substrates.Firecracker && s.fc.missing():
+		case t.Name == driver.Firecracker && s.fc.missing():
 			not = append(not, "firecracker is not installed")
 		default:
 			not = append(not, words(t)+" cannot be used")
 		}
 	}
-	var last []substrates.Trial
+	var last []driver.Trial
 	for _, t := range s.decision.Later {
-		if t.Test && t.How == "KVM" && s.chosen() == substrates.GVisor {
+		if t.Test && t.How == "KVM" && s.chosen() == driver.GVisor {
 			last = append(last, t)
 		}
 	}

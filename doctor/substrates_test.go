@@ -9,11 +9,11 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver"
+	"turnstone.dev/turnstone/internal/driver/firecracker"
+	"turnstone.dev/turnstone/internal/driver/kvm"
+	"turnstone.dev/turnstone/internal/driver/qemu"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/substrate/firecracker"
-	"turnstone.dev/turnstone/substrate/kvm"
-	"turnstone.dev/turnstone/substrate/qemu"
-	"turnstone.dev/turnstone/substrates"
 )
 
 // A madeUp is a host: what is there, and what is known of it.
@@ -31,7 +31,7 @@ func (h madeUp) String() string {
 
 // everyHost calls f for all combinations.
 func everyHost(f func(madeUp)) {
-	for _, asked := range substrates.Names() {
+	for _, asked := range driver.Names() {
 		for _, k := range []string{"none", "stock", "this kernel", "untried"} {
 			for _, fc := range []string{"there", "untried", "not", "mismatched"} {
 				for _, g := range []bool{true, false} {
@@ -111,23 +111,23 @@ func (h madeUp) open(name, how string, prove func() bool) (substrate.Substrate, 
 	}
 	v := h.verdict()
 	switch {
-	case name == substrates.Firecracker && h.fcErr() != nil && h.fc == "untried" && (!v.Known || v.Usable):
+	case name == driver.Firecracker && h.fcErr() != nil && h.fc == "untried" && (!v.Known || v.Usable):
 		return unproven(firecracker.ErrUnproven)
-	case name == substrates.Firecracker && h.fcErr() != nil:
+	case name == driver.Firecracker && h.fcErr() != nil:
 		return nil, h.fcErr()
-	case name == substrates.GVisor && !h.gvisor:
+	case name == driver.GVisor && !h.gvisor:
 		return nil, unavailable("gvisor", "no runsc")
-	case name == substrates.QEMU && how == "KVM" && h.kvm == "untried":
-		return unproven(substrates.ErrUnproven)
-	case name == substrates.QEMU && how == "KVM" && !v.Usable:
+	case name == driver.QEMU && how == "KVM" && h.kvm == "untried":
+		return unproven(driver.ErrUnproven)
+	case name == driver.QEMU && how == "KVM" && !v.Usable:
 		return nil, v.Unavailable("test", h.guest().KernelKind)
 	}
 	return works, nil
 }
 
 // chooser is a turn's, on this host.
-func (h madeUp) chooser(prove func() bool) *substrates.Chooser {
-	return &substrates.Chooser{
+func (h madeUp) chooser(prove func() bool) *driver.Chooser {
+	return &driver.Chooser{
 		Kernel: func(context.Context) (substrate.GuestKernel, error) {
 			if h.kernel == "broken" {
 				return substrate.GuestKernel{}, errBroken
@@ -142,13 +142,13 @@ func (h madeUp) chooser(prove func() bool) *substrates.Chooser {
 
 // scene is what doctor sees.
 func (h madeUp) scene(ctx context.Context) scene {
-	s := scene{asked: h.asked, decision: h.chooser(nil).Decide(ctx, h.asked, substrates.Needs{})}
+	s := scene{asked: h.asked, decision: h.chooser(nil).Decide(ctx, h.asked, driver.Needs{})}
 	if h.kernel == "broken" {
 		s.guestErr = errBroken
 	}
 	s.fc = fcScene{path: "/opt/firecracker", version: "Firecracker v1.15.1", findErr: h.findErr(), jail: firecracker.Jail{Wall: "jail"}}
 	if s.fc.findErr == nil {
-		_, s.fc.err = h.open(substrates.Firecracker, "KVM", nil)
+		_, s.fc.err = h.open(driver.Firecracker, "KVM", nil)
 	}
 	s.qemu = qemuScene{version: "QEMU 7.2", jail: qemu.Jail{Wall: "namespaces"}, kvm: h.verdict()}
 	s.gvisor.version = "runsc"
@@ -162,7 +162,7 @@ func (h madeUp) scene(ctx context.Context) scene {
 // then runs on.
 func (h madeUp) turn(ctx context.Context, works bool) (proofs int, on string) {
 	c := h.chooser(func() bool { proofs++; return works })
-	s, err := c.Choose(ctx, h.asked, substrates.Needs{})
+	s, err := c.Choose(ctx, h.asked, driver.Needs{})
 	if err != nil {
 		return proofs, ""
 	}
@@ -218,7 +218,7 @@ func TestDoctorSaysWhatTurnsDo(t *testing.T) {
 		if strings.Contains(lines["kvm"].Detail, "not tried yet") != (h.kvm == "untried" && h.kernel != "broken") {
 			fail("KVM")
 		}
-		if strings.Contains(said, "test kernel, which is taken last") != (strings.HasPrefix(good, "gvisor") && h.kernel == "test" && h.asked == substrates.Auto) {
+		if strings.Contains(said, "test kernel, which is taken last") != (strings.HasPrefix(good, "gvisor") && h.kernel == "test" && h.asked == driver.Auto) {
 			fail("what a test kernel changes is not told")
 		}
 		if fixes := lines["kvm"].Fix == tryTurn; fixes && proofs+more == 0 {

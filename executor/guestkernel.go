@@ -3,7 +3,7 @@ package executor
 import (
 	"fmt"
 
-	"turnstone.dev/turnstone/substrates"
+	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -11,7 +11,7 @@ import (
 // Nothing but the agent has run in the guest so far.
 func (s *Sandbox) accept(res *wire.SandboxConfigureResult) error {
 	if s.source.Kernel != "" { // else the substrate brings its own
-		if err := substrates.CheckRunning(s.source.KernelIs, res.Kernel, res.KernelOpen); err != nil {
+		if err := driver.CheckRunning(s.source.KernelIs, res.Kernel, res.KernelOpen); err != nil {
 			return err
 		}
 	}

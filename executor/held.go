@@ -14,12 +14,12 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/substrates"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -139,7 +139,7 @@ func (p *plan) goesOnIn(m sandboxes.Info, rules turnstone.Digest) bool {
 // runsOn tells whether a machine of a substrate, with its word on how it isolates, is what p
 // asks for.
 func (p *plan) runsOn(name, isolation string) bool {
-	if p.driver != "" && p.driver != substrates.Auto && p.driver != name {
+	if p.driver != "" && p.driver != driver.Auto && p.driver != name {
 		return false
 	}
 	return p.isolation != document.IsolationMicroVM || strings.HasPrefix(isolation, "microvm ") && !strings.Contains(isolation, substrate.TestKernel)

@@ -16,10 +16,10 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/turntest"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/substrates"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -80,7 +80,7 @@ func output(t *testing.T, s *Sandbox, script string) string {
 // sandbox fork does, with no more than a Resumer to do it with.
 func TestForkAsTheProduct(t *testing.T) {
 	h := turntest.Home(t)
-	for _, name := range substrates.Names()[1:] {
+	for _, name := range driver.Names()[1:] {
 		t.Run(name, func(t *testing.T) {
 			x := New(h)
 			x.wrap = weaken

@@ -12,11 +12,11 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/driver/qemu"
 	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/substrate/qemu"
 	"turnstone.dev/turnstone/template"
 	"turnstone.dev/turnstone/wire"
 )

@@ -15,9 +15,9 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/secret"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/substrates"
 	"turnstone.dev/turnstone/template"
 )
 
@@ -171,7 +171,7 @@ func (p *plan) check() error {
 	if p.timeout <= 0 {
 		return invalid("timeout", "%s is not a time to run", p.timeout)
 	}
-	if err := substrates.Fits(p.driver, p.needs()); err != nil {
+	if err := driver.Fits(p.driver, p.needs()); err != nil {
 		return err
 	}
 	for _, kv := range p.env {

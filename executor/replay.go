@@ -53,7 +53,7 @@ const maxDifferences = 1000
 // ReplayOptions are what a replay is given besides what is kept of the turn.
 type ReplayOptions struct {
 	Secrets   []string // NAME=VALUE: they were not kept, and have to be given again
-	Substrate string   // one of substrates.Names(); empty: what ran the turn
+	Substrate string   // one of driver.Names(); empty: what ran the turn
 	Grant     []string // as in Request: a record may be imported, and grants no more than a document
 }
 

@@ -13,11 +13,11 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/turntest"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/substrates"
 )
 
 // restlessVar says what goes wrong in a holder whose machine does not stand still.
@@ -113,7 +113,7 @@ func (r restless) Resume(ctx context.Context) error { return r.Sandbox.(substrat
 // machine ends. The next turn stands on the files.
 func TestFilesOutliveARestlessMachine(t *testing.T) {
 	h := turntest.Home(t)
-	for _, name := range substrates.Names()[1:] {
+	for _, name := range driver.Names()[1:] {
 		for _, fault := range []string{"refuses", "stands still all the same", "dies"} {
 			t.Run(name+" "+fault, func(t *testing.T) { testRestless(t, h, name, fault) })
 		}

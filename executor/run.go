@@ -29,7 +29,7 @@ type Executor struct {
 	kept       lazyContext
 	fault      func(op string) error                         // of the store, for tests; nil: none
 	opened     *network.Budget                               // of the connections that sandboxes have opened
-	wrap       func(substrate.Substrate) substrate.Substrate // of substrates.Chooser, for tests
+	wrap       func(substrate.Substrate) substrate.Substrate // of driver.Chooser, for tests
 }
 
 // New returns an executor on h.

@@ -15,11 +15,11 @@ import (
 	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/guest/agentbin"
 	"turnstone.dev/turnstone/internal/guest/kernel"
 	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/substrates"
 	"turnstone.dev/turnstone/template"
 	"turnstone.dev/turnstone/wire"
 )
@@ -183,11 +183,11 @@ func (x *Executor) machine(ctx context.Context, p *plan, progress func(string), 
 	if err != nil {
 		return nil, err
 	}
-	guest := substrates.KernelIn(x.home, host.GuestKernel(), progress)
+	guest := driver.KernelIn(x.home, host.GuestKernel(), progress)
 	withKernel := func(ctx context.Context) (substrate.Machine, error) {
 		return guest.Fill(ctx, src.machine, kernel.Program(agent))
 	}
-	choose := substrates.Chooser{Home: x.home, Progress: progress, Probe: withKernel, Kernel: guest.Guest, Wrap: x.wrap}
+	choose := driver.Chooser{Home: x.home, Progress: progress, Probe: withKernel, Kernel: guest.Guest, Wrap: x.wrap}
 	if src.driver, err = choose.Choose(ctx, p.driver, p.needs()); err != nil {
 		return nil, err
 	}
@@ -210,8 +210,8 @@ type source struct {
 }
 
 // needs is what p asks of its substrate.
-func (p *plan) needs() substrates.Needs {
-	return substrates.Needs{MicroVM: p.isolation == document.IsolationMicroVM, Home: p.home != "",
+func (p *plan) needs() driver.Needs {
+	return driver.Needs{MicroVM: p.isolation == document.IsolationMicroVM, Home: p.home != "",
 		Live: p.live || p.lifetime == document.LifetimeSession, Keep: p.kept || p.snapshot == document.SnapshotVM}
 }
 

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// scratchOptions are those of a sandbox's scratch disk (substrate/qemu/scratch.go).
+// scratchOptions are those of a sandbox's scratch disk (internal/driver/qemu/scratch.go).
 var scratchOptions = []string{"-m", "0", "-b", "4096", "-i", "8192", "-O", "^has_journal,^resize_inode,^metadata_csum,uninit_bg,sparse_super2", "-E", "lazy_itable_init=1,nodiscard,root_owner=0:0"}
 
 // mkfs makes a file system in a file that is removed with the test.

@@ -18,8 +18,8 @@ import (
 
 	homepkg "turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/hub/hubtest"
+	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/turntest"
-	"turnstone.dev/turnstone/substrates"
 )
 
 func TestMain(m *testing.M) {
@@ -102,8 +102,8 @@ func holds(shared, name string) (bool, error) {
 	case "stock": // where it cannot be had, hub's test of it fails
 		return hubtest.Install(context.Background()) == nil, nil
 	case "gvisor":
-		c := &substrates.Chooser{Home: &homepkg.Home{Dir: shared}}
-		_, err := c.Choose(context.Background(), substrates.GVisor, substrates.Needs{})
+		c := &driver.Chooser{Home: &homepkg.Home{Dir: shared}}
+		_, err := c.Choose(context.Background(), driver.GVisor, driver.Needs{})
 		return err == nil, nil
 	case "testkernel":
 		return os.Getenv("TURN_TEST_KVM") != "", nil

@@ -9,10 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"turnstone.dev/turnstone/internal/driver/gvisor"
+	"turnstone.dev/turnstone/internal/driver/qemu"
 	"turnstone.dev/turnstone/internal/turntest"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/substrate/gvisor"
-	"turnstone.dev/turnstone/substrate/qemu"
 	"turnstone.dev/turnstone/substrate/substratetest"
 	"turnstone.dev/turnstone/wire"
 )

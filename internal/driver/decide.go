@@ -1,0 +1,118 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/firecracker"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// ErrUnproven is wrapped by the error of what may work, which only a guest that starts would
+// tell: see Chooser.Probe.
+var ErrUnproven = errors.New("no guest was started under KVM yet")
+
+// A Trial is one way to run a sandbox, and what became of it in a Decision.
+type Trial struct {
+	Name string // of the substrate
+	How  string // "KVM", "TCG" or ""
+	Test bool   // its guests boot a test kernel, so it comes after those that boot none
+	Err  error  // why it was not taken; nil: it is the choice, or its turn did not come
+
+	unfit bool // it was not opened, because it cannot serve the needs
+}
+
+// Unproven reports whether a guest would tell that t can be used.
+func (t Trial) Unproven() bool {
+	return errors.Is(t.Err, ErrUnproven) || errors.Is(t.Err, firecracker.ErrUnproven)
+}
+
+// String names t as "qemu (KVM)".
+func (t Trial) String() string { return option{name: t.Name, how: t.How}.String() }
+
+// A Decision is a choice with how it came about.
+type Decision struct {
+	Substrate substrate.Substrate // the choice; nil: none
+	Err       error               // why there is none
+	Trials    []Trial             // in the order of the trials; the last is the choice where there is one
+	Later     []Trial             // what would have come after the choice, in order
+
+	told []string // why the user's kernel does not run in a better way, or KVM turned away
+}
+
+// Unproven returns those of the trials that a guest would decide, in order: with
+// Chooser.Probe they would be tried, and the first that works be the choice.
+func (d Decision) Unproven() []Trial {
+	var unproven []Trial
+	for _, t := range d.Trials {
+		if t.Unproven() {
+			unproven = append(unproven, t)
+		}
+	}
+	return unproven
+}
+
+// Decide is Choose, and tells what it has tried.
+func (c *Chooser) Decide(ctx context.Context, name string, needs Needs) (d Decision) {
+	if d.Err = Fits(name, needs); d.Err != nil {
+		return d
+	}
+	options, err := c.options(ctx, name)
+	if err != nil {
+		d.Err = err
+		return d
+	}
+	hint := "run `turn doctor`"
+	before := map[string]error{} // why a substrate was not opened, by its name
+	for i, o := range options {
+		t := Trial{Name: o.name, How: o.how, Test: o.kernel.Test}
+		var s substrate.Substrate
+		if why := o.lacks(needs); why != "" {
+			t.Err, t.unfit = errors.New(why), true
+			if o.kernel.Test {
+				hint = withoutKernel
+			}
+		} else if o.pointless(before[o.name]) {
+			continue
+		} else if s, t.Err = c.open(ctx, o, needs, before[o.name]); t.Err != nil && ctx.Err() != nil {
+			d.Err = &turnstone.Error{Op: "substrates.choose", Kind: turnstone.Canceled, Subject: "substrate " + name, Err: ctx.Err()}
+			return d
+		}
+		d.Trials = append(d.Trials, t)
+		if s != nil {
+			d.Substrate = s
+			for _, o := range options[i+1:] {
+				d.Later = append(d.Later, Trial{Name: o.name, How: o.how, Test: o.kernel.Test})
+			}
+			return d
+		}
+		if !t.unfit && o.surprises(name, t.Err) {
+			d.told, before[o.name] = append(d.told, o.String()+": "+reason(t.Err)), t.Err
+		}
+		if o.kernel.Own && turnstone.HintOf(t.Err) == o.kernel.Advice() {
+			hint = o.kernel.Advice()
+		}
+	}
+	d.Err = nothing(name, d.Trials, hint)
+	return d
+}
+
+// nothing is the error for trials of which none is the choice.
+func nothing(name string, trials []Trial, hint string) error {
+	if len(trials) == 1 && !trials[0].unfit {
+		return trials[0].Err
+	}
+	var tried, unfit []string
+	for _, t := range trials {
+		if t.unfit {
+			unfit = append(unfit, t.Err.Error())
+		} else {
+			tried = append(tried, t.String()+": "+t.Err.Error())
+		}
+	}
+	return &turnstone.Error{Op: "substrates.choose", Kind: turnstone.Unavailable, Subject: "substrate " + name,
+		Err: fmt.Errorf("nothing here can run a sandbox: %s", strings.Join(append(tried, unfit...), "; ")), Hint: hint}
+}

@@ -1,0 +1,160 @@
+// Package disk makes the disks that drivers of substrates give to their machines: empty
+// ext4 file systems, and copies of files that keep their holes.
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/descriptors"
+	"turnstone.dev/turnstone/internal/driver/host"
+)
+
+// Blank returns the path of an empty ext4 file system of the given size, made once by
+// mke2fs and kept in h's cache for all substrates. It has no journal, because nothing of
+// it survives the sandbox, and no reserved blocks, because the guest's processes are all
+// root. Its inode tables are not written (uninit_bg): the file holds some 100 KiB,
+// whatever its size. op is the caller's, for its errors.
+func Blank(ctx context.Context, op string, h *home.Home, size turnstone.Bytes) (string, error) {
+	dir, err := h.MkdirAll("cache")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, fmt.Sprintf("scratch-v2-%d.ext4", int64(size)))
+	if st, err := os.Stat(path); err == nil && st.Size() == int64(size) {
+		return path, nil
+	}
+	tmp, err := os.CreateTemp(dir, ".scratch-*")
+	if err != nil {
+		return "", err
+	}
+	defer func() { _, _ = tmp.Close(), os.Remove(tmp.Name()) }()
+	if err := tmp.Truncate(int64(size)); err != nil {
+		return "", err
+	}
+	if err := Format(ctx, op, tmp.Name(), "-b", "4096", "-i", "8192", "-O", "^has_journal,^resize_inode,^metadata_csum,uninit_bg,sparse_super2"); err != nil {
+		return "", err
+	}
+	return path, os.Rename(tmp.Name(), path)
+}
+
+// Format makes an ext4 file system of the file at path, with args for mke2fs. Where
+// there is no mke2fs, the error is of kind Unavailable, with a hint.
+func Format(ctx context.Context, op, path string, args ...string) error {
+	program, err := host.FindSystem("mke2fs")
+	if err != nil {
+		return &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: "mke2fs", Err: err, Hint: "sudo apt-get install e2fsprogs"}
+	}
+	args = append([]string{"-q", "-F", "-t", "ext4", "-m", "0", "-E", "lazy_itable_init=1,nodiscard,root_owner=0:0"}, args...)
+	if err := descriptors.CloseOnExec(); err != nil {
+		return err
+	}
+	out, err := exec.CommandContext(ctx, program, append(args, path)...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("mke2fs: %w: %s", err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// Clone makes dst, which is empty, equal to src: sharing its blocks where the file
+// system can (ioctl_ficlone(2)), else by copying all but the holes.
+func Clone(ctx context.Context, dst, src *os.File) error {
+	if unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) == nil {
+		return nil
+	}
+	return CopySparse(ctx, dst, src)
+}
+
+// CopySparse makes dst, which is empty, equal to src, and leaves its holes holes.
+func CopySparse(ctx context.Context, dst, src *os.File) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	st, err := src.Stat()
+	if err != nil {
+		return err
+	}
+	if err := dst.Truncate(st.Size()); err != nil {
+		return err
+	}
+	return Overlay(ctx, dst, src, st.Size())
+}
+
+// Overlay writes over dst what of the first limit bytes of src is no hole.
+func Overlay(ctx context.Context, dst, src *os.File, limit int64) error {
+	const part = 16 << 20
+	for off := int64(0); ; {
+		data, hole, err := NextData(src, off)
+		if err != nil || data == hole || data >= limit {
+			return err
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		hole = min(hole, data+part, limit)
+		if _, err := io.Copy(io.NewOffsetWriter(dst, data), io.NewSectionReader(src, data, hole-data)); err != nil {
+			return err
+		}
+		off = hole
+	}
+}
+
+// KeepsHoles says whether files in dir tell page by page (4096 bytes) what was written to
+// them, zeros too. Some file systems have larger blocks, make holes of written zeros, or
+// know no holes at all (lseek(2), SEEK_DATA).
+func KeepsHoles(dir string) bool {
+	f, err := os.CreateTemp(dir, ".holes-*")
+	if err != nil {
+		return false
+	}
+	defer func() { _, _ = f.Close(), os.Remove(f.Name()) }()
+	const page, at = 4096, 1<<20 + 5*4096
+	err = f.Truncate(2 << 20)
+	for _, off := range []int64{at, at + 2*page} {
+		if err == nil {
+			_, err = f.WriteAt(make([]byte, page), off)
+		}
+	}
+	if err != nil || f.Sync() != nil {
+		return false
+	}
+	var found []int64
+	for off := int64(0); ; {
+		data, hole, err := NextData(f, off)
+		if err != nil {
+			return false
+		}
+		if data == hole {
+			break
+		}
+		found, off = append(found, data, hole), hole
+	}
+	return slices.Equal(found, []int64{at, at + page, at + 2*page, at + 3*page})
+}
+
+// NextData returns the first stretch of f behind off that is no hole; an empty one at
+// its end.
+func NextData(f *os.File, off int64) (data, hole int64, err error) {
+	data, err = unix.Seek(int(f.Fd()), off, unix.SEEK_DATA)
+	if errors.Is(err, unix.ENXIO) {
+		return 0, 0, nil
+	}
+	if err == nil {
+		hole, err = unix.Seek(int(f.Fd()), data, unix.SEEK_HOLE)
+	}
+	if err != nil {
+		return 0, 0, fmt.Errorf("seek: %w", err)
+	}
+	return data, hole, nil
+}

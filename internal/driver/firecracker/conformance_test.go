@@ -1,0 +1,25 @@
+package firecracker
+
+import (
+	"testing"
+
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/driver/qemu"
+	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/substratetest"
+	"turnstone.dev/turnstone/wire"
+)
+
+// TestConformance runs wherever there is a Firecracker and a guest really starts under
+// KVM.
+func TestConformance(t *testing.T) {
+	s, m := started(t)
+	substratetest.Run(t, s, substratetest.Config{Machine: m, MakeHome: qemu.MakeHome,
+		Elsewhere: func(t *testing.T) substrate.Substrate {
+			s, err := New(t.Context(), &home.Home{Dir: t.TempDir()}, Options{Probe: &m, Progress: func(what string) { t.Log(what) }})
+			check(t, err)
+			return s
+		},
+		Network: wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway, DNS: []string{network.DNS}}})
+}

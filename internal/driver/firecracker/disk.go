@@ -1,0 +1,88 @@
+package firecracker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/disk"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// emptySlot returns the path of what a machine has in a slot for a layer that it has
+// not got: a file that is one hole.
+func (s *Substrate) emptySlot() (string, error) {
+	dir, err := s.home.MkdirAll("cache")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "slot-empty")
+	if st, err := os.Stat(path); err == nil && st.Size() == substrate.SlotSize {
+		return path, nil
+	}
+	tmp, err := os.CreateTemp(dir, ".slot-*")
+	if err != nil {
+		return "", err
+	}
+	defer func() { _, _ = tmp.Close(), os.Remove(tmp.Name()) }()
+	if err := errors.Join(tmp.Truncate(substrate.SlotSize), tmp.Chmod(0o444)); err != nil {
+		return "", err
+	}
+	return path, os.Rename(tmp.Name(), path)
+}
+
+// emptyHome returns what a machine without a home disk has in its place: a file in
+// memory that reads as zeros, and that nobody can write (fcntl(2), F_SEAL_WRITE). The
+// drive is one that is written, so that Firecracker wants to open its file so.
+func emptyHome() (*os.File, error) {
+	fd, err := unix.MemfdCreate("turnstone-home", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("memfd_create: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "home")
+	err = f.Truncate(substrate.SlotSize)
+	if err == nil {
+		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE|unix.F_SEAL_GROW|unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL)
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// checkSlot says whether the file at path is an image of exactly the size that the
+// guest takes its disk for.
+func checkSlot(path string) error {
+	st, err := os.Stat(path)
+	if err == nil && (!st.Mode().IsRegular() || st.Size() != substrate.SlotSize) {
+		err = fmt.Errorf("it is not a file of %d bytes", substrate.SlotSize)
+	}
+	if err != nil {
+		return &turnstone.Error{Op: "firecracker.restore", Kind: turnstone.Integrity, Subject: path, Err: err, Hint: "the image cannot be used; remove it"}
+	}
+	return nil
+}
+
+// copyFile makes the new file dst a copy of the file at src: sharing its blocks where
+// the file system can (ioctl_ficlone(2)), else without its holes. It is open.
+func copyFile(ctx context.Context, dst, src string, mode os.FileMode) (f *os.File, err error) {
+	in, err := os.Open(src)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = in.Close() }()
+	if f, err = os.OpenFile(dst, os.O_RDWR|os.O_CREATE|os.O_EXCL, mode); err != nil {
+		return nil, err
+	}
+	if err = disk.Clone(ctx, f, in); err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}

@@ -1,0 +1,436 @@
+// Package firecracker is the substrate that runs sandboxes as microVMs of Firecracker
+// (https://firecracker-microvm.github.io), under KVM. It speaks Firecracker's HTTP API
+// on a unix socket. A sandbox starts from a snapshot of its booted agent, whose memory
+// is mapped copy-on-write.
+//
+// Firecracker runs in a jail: of root's its jailer makes one, as nobody, in a folder, a mount
+// and a PID namespace of its own; without a jailer, and for ordinary users, package jail does.
+// Hosts that let users make no user namespaces have no jail for these. Firecracker's own
+// seccomp filters are on in all cases.
+package firecracker
+
+import (
+	"context"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/driver/console"
+	"turnstone.dev/turnstone/internal/driver/disk"
+	"turnstone.dev/turnstone/internal/driver/host"
+	"turnstone.dev/turnstone/internal/driver/kvm"
+	"turnstone.dev/turnstone/substrate"
+)
+
+var (
+	_ substrate.Substrate      = (*Substrate)(nil)
+	_ substrate.Keeper         = (*Substrate)(nil)
+	_ substrate.Restricted     = (*Substrate)(nil)
+	_ substrate.KeepRestricted = (*Substrate)(nil)
+	_ substrate.Sandbox        = (*machine)(nil)
+	_ substrate.Pauser         = (*machine)(nil)
+	_ substrate.Disker         = (*machine)(nil)
+	_ substrate.Snapshotter    = (*machine)(nil)
+)
+
+// Substrate starts Firecracker's machines. It is safe for concurrent use, also from
+// several processes with one home.
+type Substrate struct {
+	home     *home.Home
+	binary   string
+	jailer   string // empty: there is none, or this is not root
+	wall     Jail
+	version  string
+	release  release
+	hostCPU  turnstone.Digest
+	kernel   string // release of the host's kernel
+	guest    substrate.GuestKernel
+	limits   limits
+	progress func(string)
+	mayOpen  func() error
+	tryKVM   func() error
+	holes    func() bool // the file system of the machines' folders tells what of a file was written
+}
+
+// Options are what a Substrate is made with.
+type Options struct {
+	Binary   string       // empty: TURN_FIRECRACKER, then "firecracker" in PATH
+	Jailer   string       // used by root only; empty: TURN_JAILER, then beside Binary, then PATH
+	Progress func(string) // told before work that takes long; may be nil
+	// Probe is a small machine to prove KVM with, should that not be known yet.
+	Probe  *substrate.Machine
+	Again  bool                  // the caller asks again, with a Probe: what is known of a kernel's fault, which holds for its modules, is no answer
+	Kernel substrate.GuestKernel // that guests boot; Probe's where there is one
+	// DiskBandwidth and DiskOps bound what the guest does to each disk that it writes, in
+	// bytes and operations per second; 0: no bound.
+	DiskBandwidth turnstone.Bytes
+	DiskOps       int64
+}
+
+// ErrUnproven is wrapped by what New returns when it is not known yet whether a guest
+// starts here, and Options.Probe is nil.
+var ErrUnproven = errors.New("no guest was started under KVM yet")
+
+// How to get what is missing. The releases have checksums beside them.
+const (
+	releases = "https://github.com/firecracker-microvm/firecracker/releases"
+	getHint  = "download the release for x86_64 from " + releases +
+		", check it against its .sha256.txt, and put firecracker into PATH, or set TURN_FIRECRACKER"
+)
+
+// New finds Firecracker and makes sure that a guest runs under it. That is tried once,
+// with opts.Probe, and remembered in h. Errors are of kind Unavailable, with a hint.
+func New(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
+	s, err := open(ctx, h, opts)
+	if err != nil {
+		return nil, err
+	}
+	switch v := s.KVM(ctx, opts.Probe); {
+	case v.Usable:
+		return s, nil
+	case ctx.Err() != nil:
+		return nil, &turnstone.Error{Op: "firecracker.new", Kind: turnstone.Canceled, Subject: "firecracker", Err: ctx.Err()}
+	default:
+		return nil, s.unusable(v, opts)
+	}
+}
+
+// unusable is the error of New where v is the verdict.
+func (s *Substrate) unusable(v kvm.Verdict, opts Options) error {
+	e := &turnstone.Error{Op: "firecracker.new", Kind: turnstone.Unavailable, Subject: "firecracker"}
+	if !v.Known && opts.Probe == nil && (opts.Again || !v.Kernel) { // else a kernel's fault is told
+		e.Err, e.Hint = ErrUnproven, "run a turn with --substrate firecracker, which tries"
+	} else {
+		e.Err, e.Hint = v.Unavailable(e.Op, s.guest.KernelKind), v.Advice(s.guest.KernelKind)
+	}
+	return e
+}
+
+// Find returns the path and the version of the Firecracker that New would use, whether
+// or not KVM works. It only asks the program for its version.
+func Find(ctx context.Context, h *home.Home, opts Options) (path, version string, err error) {
+	s, err := open(ctx, h, opts)
+	if err != nil {
+		return "", "", err
+	}
+	return s.binary, s.version, nil
+}
+
+// open finds the programs.
+func open(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
+	s := &Substrate{home: h, progress: opts.Progress, limits: limits{opts.DiskBandwidth, opts.DiskOps}, mayOpen: mayOpenKVM, tryKVM: tryKVM, guest: opts.Kernel}
+	if opts.Probe != nil {
+		s.guest = opts.Probe.GuestKernel()
+	}
+	s.holes = sync.OnceValue(s.keepsHoles)
+	if s.progress == nil {
+		s.progress = func(string) {}
+	}
+	unavailable := func(subject string, err error, hint string) (*Substrate, error) {
+		return nil, &turnstone.Error{Op: "firecracker.new", Kind: turnstone.Unavailable, Subject: subject, Err: err, Hint: hint}
+	}
+	if runtime.GOARCH != "amd64" {
+		return unavailable(runtime.GOARCH, errors.New("the firecracker substrate runs on x86-64 hosts only"), "")
+	}
+	var err error
+	if s.binary, err = find(opts.Binary, "TURN_FIRECRACKER", "firecracker", ""); err != nil {
+		return unavailable("firecracker", err, getHint)
+	}
+	if s.version, err = s.readVersion(ctx); err != nil {
+		return unavailable(s.binary, err, getHint)
+	}
+	if s.release, err = parseRelease(s.version); err != nil {
+		return unavailable(s.binary, err, getHint)
+	}
+	if !s.release.atLeast(minMajor, minMinor) {
+		return unavailable(s.binary, fmt.Errorf("it is %s, and %d.%d is the oldest that is supported", s.version, minMajor, minMinor), getHint)
+	}
+	if s.hostCPU, err = host.CPU(); err != nil {
+		return nil, err
+	}
+	var u unix.Utsname
+	_ = unix.Uname(&u)
+	s.kernel = unix.ByteSliceToString(u.Release[:])
+	sweepCells(h)
+	if err := s.confine(ctx, opts); err != nil {
+		return nil, err
+	}
+	if s.jailer != "" {
+		if _, parent := cgroupLimits(1, "/sys/fs/cgroup"); parent != "" {
+			sweepGroups(parent, time.Now())
+		}
+	}
+	return s, nil
+}
+
+// confine decides what Firecracker is behind.
+func (s *Substrate) confine(ctx context.Context, opts Options) (err error) {
+	if os.Geteuid() != 0 {
+		s.wall, err = s.findWall(ctx)
+		return err
+	}
+	unavailable := func(subject string, err error) error {
+		var typed *JailerError
+		if !errors.As(err, &typed) {
+			err = &JailerError{Binary: s.binary, Release: s.releaseText(), Err: err}
+		}
+		return &turnstone.Error{Op: "firecracker.new", Kind: turnstone.Unavailable, Subject: subject, Err: err,
+			Hint: "put the jailer of Firecracker's release beside firecracker, or set TURN_JAILER to it"}
+	}
+	s.jailer, err = find(opts.Jailer, "TURN_JAILER", "jailer", filepath.Dir(s.binary))
+	switch named := opts.Jailer != "" || os.Getenv("TURN_JAILER") != ""; {
+	case err == nil:
+		s.wall = Jail{Wall: byJailer}
+		if err := s.checkJailer(ctx); err != nil {
+			return unavailable(s.jailer, err)
+		}
+		return nil
+	case named:
+		subject := opts.Jailer
+		if subject == "" {
+			subject = "TURN_JAILER=" + os.Getenv("TURN_JAILER")
+		}
+		return unavailable(subject, notFound(err))
+	}
+	if s.wall, err = s.findWall(ctx); err == nil && !s.wall.Confined() {
+		err = unavailable("jailer", fmt.Errorf("root's Firecracker is jailed, there is no jailer, and no other jail can be made: %s", s.wall.Reason))
+	}
+	return err
+}
+
+// notFound is why a program that is named is not to be had, without its name.
+func notFound(err error) error {
+	var path *fs.PathError
+	var named *exec.Error
+	switch {
+	case errors.As(err, &path):
+		return path.Err
+	case errors.As(err, &named):
+		return named.Err
+	}
+	return err
+}
+
+// find returns the path of a program: as given, as a variable of the environment says,
+// beside another, or in PATH.
+func find(given, variable, name, beside string) (string, error) {
+	if given == "" {
+		given = os.Getenv(variable)
+	}
+	if given == "" && beside != "" {
+		if path, err := exec.LookPath(filepath.Join(beside, name)); err == nil {
+			given = path
+		}
+	}
+	if given == "" {
+		given = name
+	}
+	path, err := exec.LookPath(given)
+	if err != nil {
+		return "", err
+	}
+	if path, err = filepath.Abs(path); err != nil {
+		return "", err
+	}
+	return filepath.EvalSymlinks(path)
+}
+
+// Name implements substrate.Substrate.
+func (s *Substrate) Name() string { return "firecracker" }
+
+// Isolation implements substrate.Substrate.
+func (s *Substrate) Isolation() string {
+	how := "microvm (KVM" + s.guest.Isolation()
+	if s.wall.Confined() {
+		return how + ", jailed)"
+	}
+	return how + ")"
+}
+
+// Version is the text by which Firecracker names its version.
+func (s *Substrate) Version() string { return s.version }
+
+// Boot implements substrate.Substrate.
+func (s *Substrate) Boot(ctx context.Context, m substrate.Machine) (substrate.Sandbox, error) {
+	vm, err := s.boot(ctx, m)
+	if err != nil {
+		return nil, s.wrap(ctx, err)
+	}
+	err = vm.wait(ctx, kvm.Patience())
+	if err == nil {
+		err = vm.connect(ctx)
+	}
+	if err != nil {
+		return nil, s.failed(ctx, vm, err)
+	}
+	return vm, nil
+}
+
+// errBoot says that Firecracker boots no machine, for which the kernel may be to blame.
+var errBoot = errors.New("the machine is not booted")
+
+// boot starts m from its kernel, with a disk that nobody else has.
+func (s *Substrate) boot(ctx context.Context, m substrate.Machine) (*machine, error) {
+	if err := checkMachine(m); err != nil {
+		return nil, err
+	}
+	if err := checkKernel(m.Kernel, m.KernelIs); err != nil {
+		return nil, err
+	}
+	blank, err := disk.Blank(ctx, "firecracker.disk", s.home, m.Shape.Disk)
+	if err != nil {
+		return nil, err
+	}
+	empty, err := s.emptySlot()
+	if err != nil {
+		return nil, err
+	}
+	files := []placed{
+		{name: kernelName, path: m.Kernel}, {name: initrdName, path: m.Initramfs},
+		{name: rootName, path: m.Root}, {name: scratchName, path: blank, copied: true},
+		{name: substrate.HomeSerial},
+	}
+	for i := range substrate.MaxLayers {
+		files = append(files, placed{name: substrate.LayerSerial(i), path: empty})
+	}
+	vm, err := s.launch(ctx, m.Shape, files)
+	if err != nil {
+		return nil, err
+	}
+	vm.origin = origin{id: s.identity(m)}
+	if err := vm.api.send(ctx, s.bootRequests(m.Shape)...); err != nil {
+		return nil, s.failed(ctx, vm, fmt.Errorf("%w: %w", errBoot, err))
+	}
+	return vm, nil
+}
+
+// Restore implements substrate.Substrate.
+func (s *Substrate) Restore(ctx context.Context, m substrate.Machine) (substrate.Sandbox, error) {
+	if err := checkMachine(m); err != nil {
+		return nil, err
+	}
+	snap, err := s.ensureSnapshot(ctx, m, s.identity(m))
+	if err != nil {
+		return nil, s.wrap(ctx, err)
+	}
+	vm, err := s.load(ctx, m, snap)
+	if err != nil {
+		return nil, s.wrap(ctx, err)
+	}
+	return vm, nil
+}
+
+// load starts a clone of a snapshot.
+func (s *Substrate) load(ctx context.Context, m substrate.Machine, snap snapshot) (*machine, error) {
+	files, err := s.restoreFiles(m, snap)
+	if err != nil {
+		return nil, err
+	}
+	base, err := os.Open(snap.ram) // its name may be gone when it is needed
+	if err != nil {
+		return nil, err
+	}
+	vm, err := s.launch(ctx, m.Shape, files)
+	if err != nil {
+		_ = base.Close()
+		return nil, err
+	}
+	vm.memory = memory{base: base, holes: s.holes}
+	vm.origin = origin{id: s.identity(m), layers: m.Layers, home: m.Home != ""}
+	err = vm.api.send(ctx, s.loadRequest())
+	if err == nil {
+		err = vm.connect(ctx)
+	}
+	if err != nil {
+		return nil, s.failed(ctx, vm, err)
+	}
+	vm.cell.forget(scratchName) // what is open stays; nothing is left of it whatever ends us
+	return vm, nil
+}
+
+func (s *Substrate) restoreFiles(m substrate.Machine, snap snapshot) ([]placed, error) {
+	empty, err := s.emptySlot()
+	if err != nil {
+		return nil, err
+	}
+	files := []placed{
+		{name: ramName, path: snap.ram}, {name: stateName, path: snap.state},
+		{name: rootName, path: m.Root}, {name: scratchName, path: snap.scratch, copied: true},
+	}
+	for i := range substrate.MaxLayers {
+		path := empty
+		if i < len(m.Layers) {
+			path = m.Layers[i]
+			if err := checkSlot(path); err != nil {
+				return nil, err
+			}
+		}
+		files = append(files, placed{name: substrate.LayerSerial(i), path: path})
+	}
+	if m.Home != "" {
+		if err := checkSlot(m.Home); err != nil {
+			return nil, err
+		}
+	}
+	return append(files, placed{name: substrate.HomeSerial, path: m.Home, written: true}), nil
+}
+
+// failed closes vm, and says why it failed.
+func (s *Substrate) failed(ctx context.Context, vm *machine, err error) error {
+	err = vm.why(err)
+	_ = vm.Close()
+	return s.wrap(ctx, err)
+}
+
+// wrap gives an error the type that callers get. One that came of the end of ctx says
+// so, whatever it was that broke.
+func (s *Substrate) wrap(ctx context.Context, err error) error {
+	kind, hint := turnstone.Unavailable, "run `turn doctor`"
+	var refused *apiError
+	if errors.Is(err, console.ErrLate) || errors.Is(err, errBoot) || errors.Is(err, errMute) {
+		hint = s.guest.Advice()
+	}
+	if errors.As(err, &refused) && ctx.Err() == nil {
+		if away := turnedAway(refused); away != nil {
+			return away
+		}
+	}
+	switch ended := ctx.Err(); {
+	case ended != nil:
+		kind, hint = turnstone.Canceled, ""
+		if !errors.Is(err, ended) {
+			err = fmt.Errorf("%w: %w", ended, err)
+		}
+	case turnstone.KindOf(err) != turnstone.Internal:
+		return err
+	case isNoSpace(err):
+		kind, hint = turnstone.Exhausted, "make room on the disk that holds "+s.home.Dir
+	}
+	return &turnstone.Error{Op: "firecracker.start", Kind: kind, Subject: "firecracker", Err: err, Hint: hint}
+}
+
+func isNoSpace(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+}
+
+// checkKernel refuses an image that Firecracker would not boot.
+func checkKernel(path string, is substrate.KernelKind) error {
+	f, err := elf.Open(path)
+	if err != nil {
+		return &turnstone.Error{Op: "firecracker.boot", Kind: turnstone.Unavailable, Subject: path,
+			Err: fmt.Errorf("firecracker boots an ELF kernel (vmlinux) only: %w", err), Hint: is.Advice()}
+	}
+	return f.Close()
+}

@@ -1,0 +1,167 @@
+package firecracker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/descriptors"
+	"turnstone.dev/turnstone/internal/driver/console"
+)
+
+// socketWait is how long a Firecracker may take to listen on its API's socket.
+const socketWait = 10 * time.Second
+
+// launch starts a Firecracker that finds files in its folder, and waits until it
+// answers.
+func (s *Substrate) launch(ctx context.Context, shape turnstone.Shape, files []placed) (vm *machine, err error) {
+	id := turnstone.NewSandboxID()
+	c, err := newCell(ctx, s.home, id)
+	if err != nil {
+		return nil, err
+	}
+	m := newMachine(id, c)
+	m.advice = s.guest.Advice()
+	if !slices.ContainsFunc(files, func(f placed) bool { return f.name == kernelName }) { // only a boot has one
+		m.console = console.Running()
+	}
+	m.rooted = s.Standstill()
+	if m.scratch, err = c.copies(ctx, files); err != nil {
+		c.remove()
+		return nil, err
+	}
+	switch m.wall = s.wall.Wall; m.wall {
+	case byJailer:
+		err = s.startJailed(ctx, m, shape.CPUs, files)
+	case jailed:
+		err = s.startInJail(ctx, m, shape, files, m.withID())
+	default:
+		err = s.startPlain(m, files)
+	}
+	if err != nil {
+		_ = m.scratch.Close()
+		c.remove()
+		return nil, err
+	}
+	if err := m.answers(ctx); err != nil {
+		return nil, s.failed(ctx, m, err)
+	}
+	return m, nil
+}
+
+// arguments are Firecracker's. What it logs goes where its console goes. The jailer adds the ID.
+func arguments() []string {
+	return []string{"--api-sock", apiSocket, "--level", "Warning", "--show-level"}
+}
+
+// withID are the arguments of a Firecracker that no jailer starts.
+func (m *machine) withID() []string {
+	return append([]string{"--id", instanceID(m.id)}, arguments()...)
+}
+
+// environment is Firecracker's.
+func environment() []string { return []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"} }
+
+// instanceID is the sandbox's ID in letters that Firecracker takes.
+func instanceID(id turnstone.SandboxID) string { return strings.ReplaceAll(string(id), "_", "-") }
+
+// startPlain runs Firecracker as this user, in the cell's folder.
+func (s *Substrate) startPlain(m *machine, files []placed) error {
+	extra, err := m.cell.links(files)
+	defer func() {
+		for _, f := range extra {
+			_ = f.Close()
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(s.binary, m.withID()...)
+	cmd.Dir, cmd.ExtraFiles = m.cell.dir, extra
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	return m.spawn(cmd, func() error { return nil })
+}
+
+// spawn starts cmd from a thread of its own that lives as long as the process: the
+// parent-death signal, by which it never outlives us even when we are killed, belongs
+// to the thread that forked (prctl(2), PR_SET_PDEATHSIG). before runs on that thread,
+// which nothing else ever runs on, so it may change what is the thread's own, as its
+// mount namespace.
+func (m *machine) spawn(cmd *exec.Cmd, before func() error) error {
+	cmd.Stdout, cmd.Stderr = m.console, &m.stderr
+	cmd.Env = environment() // a jail's program has its own
+	cmd.WaitDelay = time.Second
+	if err := descriptors.CloseOnExec(); err != nil {
+		return err
+	}
+	started := make(chan error, 1)
+	go onThread(func() {
+		err := before()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err == nil {
+			m.process = cmd.Process
+		}
+		started <- err
+		if err == nil {
+			m.ended(cmd.Wait())
+		}
+	})
+	return <-started
+}
+
+// onThread runs f on a thread that ends with it. The main thread never ends, and is what
+// /proc/self shows, so it is kept busy until f has found another.
+func onThread(f func()) {
+	runtime.LockOSThread() // for good
+	if unix.Gettid() != unix.Getpid() {
+		f()
+		return
+	}
+	found := make(chan struct{})
+	go onThread(func() { close(found); f() })
+	<-found
+	runtime.UnlockOSThread()
+}
+
+// answers waits for the API, and makes sure that it is Firecracker's.
+func (m *machine) answers(ctx context.Context) error {
+	given := ctx
+	ctx, cancel := context.WithTimeout(ctx, socketWait)
+	defer cancel()
+	for delay := time.Millisecond; ; delay = min(2*delay, 20*time.Millisecond) {
+		var info instanceInfo
+		err := m.api.do(ctx, "GET", "/", nil, &info)
+		switch {
+		case err == nil && info.State == stateNotStarted:
+			return nil
+		case err == nil:
+			return fmt.Errorf("what answers is no Firecracker that was just started: its state is %q", clip(console.Printable(info.State), 40))
+		}
+		var op *net.OpError
+		if !errors.As(err, &op) || op.Op != "dial" {
+			return err
+		}
+		select {
+		case <-m.done:
+			return errors.New("firecracker ended")
+		case <-ctx.Done():
+			if given.Err() == nil {
+				return fmt.Errorf("firecracker does not listen on its socket after %s", socketWait)
+			}
+			return given.Err()
+		case <-time.After(delay):
+		}
+	}
+}

@@ -1,0 +1,297 @@
+package firecracker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/console"
+	"turnstone.dev/turnstone/internal/driver/host"
+	"turnstone.dev/turnstone/internal/lazyregexp"
+)
+
+// machine is one running Firecracker.
+type machine struct {
+	id      turnstone.SandboxID
+	cell    *cell
+	api     *client
+	agent   *channel
+	process *os.Process // Firecracker, or the shell above its jailer
+	wall    wall        // what it is behind
+	owner   uint32      // the user that its files belong to
+	cgroup  string      // to be removed in the end; empty: none
+	console *console.Watch
+	stderr  console.Tail
+	advice  string   // what helps when the guest does not start
+	origin  origin   // set before anybody else has the machine
+	scratch *os.File // the disk that takes the writes; closed with the machine
+	memory  memory   // what its memory differs from; for snapshots of it as it runs
+	rooted  error    // why it must not stand still; see Substrate.Standstill
+
+	snapping sync.Mutex    // one snapshot at a time
+	stood    time.Duration // how long the latest snapshot kept a running guest from running
+	cleaning sync.Once
+	done     chan struct{}
+	mu       sync.Mutex
+	closed   bool
+	severed  bool // a snapshot has taken the channel away
+	err      error
+}
+
+// origin is what a machine was started from, so that it can be written down.
+type origin struct {
+	id     identity
+	layers []string // paths of its layers' images
+	home   bool     // it has a home disk, which has one writer
+}
+
+func newMachine(id turnstone.SandboxID, c *cell) *machine {
+	m := &machine{id: id, cell: c, console: console.New(), owner: uint32(os.Geteuid()), done: make(chan struct{}), agent: new(channel)}
+	m.stderr.Limit = 8 << 10
+	m.api = newClient(func(ctx context.Context) (net.Conn, error) { return c.dial(ctx, apiSocket) })
+	return m
+}
+
+// ended records why the process is gone.
+func (m *machine) ended(wait error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.closed {
+		m.err = m.explain(wait)
+	}
+	_ = m.agent.Close()
+	close(m.done)
+}
+
+var errorLine = lazyregexp.New(`(?m)^.*\[sb-[^\]]{0,200}:ERROR[^\]]{0,200}\] (.{1,300})|^Error: (.{1,300})`)
+
+// exits are the codes by which Firecracker says why it ended (its FcExitCode).
+var exits = map[int]string{
+	148: "it made a system call that its seccomp filter forbids",
+	149: "SIGBUS: a file that it has mapped has become shorter, or the disk is full",
+	150: "SIGSEGV", 151: "a file grew past its limit", 152: "its configuration is bad", 153: "its arguments are bad",
+}
+
+// explain turns an end nobody asked for into an error for the user.
+func (m *machine) explain(wait error) error {
+	e := &turnstone.Error{Op: "firecracker.run", Kind: turnstone.Dead, Subject: string(m.id)}
+	stderr := strings.TrimSpace(m.stderr.String())
+	code := -1
+	var exit *exec.ExitError
+	if errors.As(wait, &exit) {
+		code = exit.ExitCode()
+		if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() && status.Signal() == syscall.SIGBUS {
+			code = 149
+		}
+	}
+	notJailed := jailFailure(stderr, wait)
+	fault := lastFault(m.console.String() + "\n" + stderr)
+	switch guest := m.console.Fault(); {
+	case guest != nil:
+		e.Err, e.Hint = guest, m.hint()
+	case notJailed != nil:
+		e.Err = notJailed
+	case exits[code] != "":
+		e.Err = fmt.Errorf("firecracker ended: %s", exits[code])
+	case wait != nil && fault != "":
+		e.Err = fmt.Errorf("firecracker ended: %s", fault)
+	case wait != nil && stderr != "":
+		e.Err = fmt.Errorf("firecracker ended: %s", clip(console.Printable(console.LastLine(stderr)), maxMessage))
+	case wait != nil:
+		e.Err = fmt.Errorf("firecracker ended: %w", wait)
+	default:
+		e.Err, e.Hint = fmt.Errorf("the guest shut its machine down%s", m.console.Words()), m.hint()
+	}
+	return e
+}
+
+// lastFault returns the last error that Firecracker or its jailer has printed and that
+// says more than that it ends.
+func lastFault(text string) string {
+	fault := ""
+	for _, line := range errorLine.FindAllStringSubmatch(text, -1) {
+		said := line[1] + line[2]
+		if fault == "" || !strings.HasPrefix(said, "Firecracker exiting") && !strings.HasPrefix(said, "RunWithApi") {
+			fault = said
+		}
+	}
+	return clip(console.Printable(fault), maxMessage)
+}
+
+func (m *machine) ID() turnstone.SandboxID   { return m.id }
+func (m *machine) Agent() io.ReadWriteCloser { return m.agent }
+func (m *machine) Scratch() string           { return scratchName }
+func (m *machine) Done() <-chan struct{}     { return m.done }
+
+func (m *machine) Err() error {
+	select {
+	case <-m.done:
+	default:
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.err
+}
+
+// Disk implements substrate.Disker.
+func (m *machine) Disk() (*os.File, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil, &turnstone.Error{Op: "firecracker.disk", Kind: turnstone.Dead, Subject: string(m.id), Err: errors.New("the sandbox is closed")}
+	}
+	fd, err := unix.FcntlInt(m.scratch.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("dup: %w", err)
+	}
+	return os.NewFile(uintptr(fd), m.scratch.Name()), nil
+}
+
+// Close kills Firecracker: what a sandbox wrote is either fetched before or not wanted.
+// It returns when nothing is left, whoever has called it first.
+func (m *machine) Close() error {
+	m.mu.Lock()
+	m.closed = true
+	m.mu.Unlock()
+	_ = m.process.Kill() // by a pidfd, so never another process
+	<-m.done
+	m.cleaning.Do(func() {
+		m.snapping.Lock() // a snapshot under way ends with Firecracker
+		defer m.snapping.Unlock()
+		m.api.close()
+		m.removeCgroup()
+		m.cell.remove()
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		_ = m.scratch.Close()
+		m.memory.close()
+	})
+	return nil
+}
+
+// removeCgroup removes the control group that the jailer made, which its last process
+// leaves a moment after it has ended.
+func (m *machine) removeCgroup() {
+	if m.cgroup == "" {
+		return
+	}
+	for range 200 {
+		if err := os.Remove(m.cgroup); err == nil || errors.Is(err, os.ErrNotExist) {
+			return
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// Pause implements substrate.Pauser.
+func (m *machine) Pause(ctx context.Context) error {
+	if m.rooted != nil {
+		return m.rooted
+	}
+	return m.told(m.api.send(ctx, stateRequest(statePaused)))
+}
+
+// Resume implements substrate.Pauser.
+func (m *machine) Resume(ctx context.Context) error {
+	if err := m.api.send(ctx, stateRequest(stateResumed)); err != nil {
+		return m.told(err)
+	}
+	m.mu.Lock()
+	severed := m.severed
+	m.severed = false
+	m.mu.Unlock()
+	if severed {
+		return m.told(m.connect(ctx))
+	}
+	return nil
+}
+
+// why prefers the machine's own word on why it ended to err. Where a connection broke,
+// the process may end a moment later.
+func (m *machine) why(err error) error {
+	var refused *apiError
+	if err == nil || errors.As(err, &refused) {
+		return err
+	}
+	select {
+	case <-m.done:
+	case <-time.After(endWait):
+	}
+	if own := m.Err(); own != nil {
+		return own
+	}
+	return err
+}
+
+// endWait is how long a process that has broken off may take to be gone.
+const endWait = 100 * time.Millisecond
+
+// told is why, with the type of error that callers of a machine get.
+func (m *machine) told(err error) error {
+	var e *turnstone.Error
+	if err = m.why(err); err == nil || errors.As(err, &e) {
+		return err
+	}
+	kind := turnstone.Unavailable
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		kind = turnstone.Canceled
+	}
+	return &turnstone.Error{Op: "firecracker.run", Kind: kind, Subject: string(m.id), Err: err}
+}
+
+// hint is what helps when the guest does not start; nothing once it has.
+func (m *machine) hint() string {
+	select {
+	case <-m.console.Ready():
+		return ""
+	default:
+		return m.advice
+	}
+}
+
+// wait blocks until the agent is ready. What the guest says of itself, that it hangs, the
+// machine's end and ctx's end are errors.
+func (m *machine) wait(ctx context.Context, p console.Patience) error {
+	err := m.console.Await(ctx, p, m.load, m.done)
+	switch {
+	case err == nil, ctx.Err() != nil:
+		return err
+	case errors.Is(err, console.ErrEnded):
+		return m.Err()
+	}
+	return &turnstone.Error{Op: "firecracker.boot", Kind: turnstone.Dead, Subject: string(m.id), Err: err, Hint: m.hint()}
+}
+
+// load is what Firecracker takes of the host.
+func (m *machine) load() (console.Load, error) {
+	pid, err := m.pid()
+	if err != nil {
+		return console.Load{}, err
+	}
+	return host.Load(pid)
+}
+
+// pid is Firecracker's process ID: below a shell where its jailer has started it.
+func (m *machine) pid() (int, error) {
+	if m.wall != byJailer {
+		return m.process.Pid, nil
+	}
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", m.process.Pid, m.process.Pid))
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(b)))
+}

@@ -1,0 +1,240 @@
+package firecracker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/disk"
+	"turnstone.dev/turnstone/internal/driver/host"
+	"turnstone.dev/turnstone/internal/driver/kvm"
+	"turnstone.dev/turnstone/internal/driver/snapshots"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// identity is everything that must be the same for a snapshot to fit. Firecracker
+// wants "a software and hardware configuration which is identical", the host's kernel
+// included (docs/snapshotting/snapshot-support.md in its repository).
+type identity struct {
+	Substrate  string           `json:"substrate"` // other substrates keep theirs in the same folder
+	Format     int              `json:"format"`
+	Version    string           `json:"version"`
+	HostCPU    turnstone.Digest `json:"hostCpu"`
+	HostKernel string           `json:"hostKernel"`
+	Config     turnstone.Digest `json:"config"` // of the requests that made the machine
+	Kernel     turnstone.Digest `json:"kernel"`
+	OwnKernel  bool             `json:"ownKernel,omitempty"` // it is the user's choice
+	Init       turnstone.Digest `json:"init"`
+	Root       turnstone.Digest `json:"root"`
+	Shape      turnstone.Shape  `json:"shape"`
+}
+
+const snapshotFormat = 1
+
+func (s *Substrate) identity(m substrate.Machine) identity {
+	config, _ := json.Marshal(s.bootRequests(m.Shape)) // plain data always encodes
+	return identity{Substrate: s.Name(), Format: snapshotFormat, Version: s.version, HostCPU: s.hostCPU, HostKernel: s.kernel,
+		Config: turnstone.DigestBytes(config), Kernel: m.KernelDigest, OwnKernel: m.KernelIs.Own, Init: m.InitDigest, Root: m.RootDigest, Shape: m.Shape}
+}
+
+// key names the snapshot's folder.
+func (id identity) key() string { return snapshots.Key(id) }
+
+// differs names the first thing in which id is not other; "" when there is none.
+func (id identity) differs(other identity) string {
+	switch {
+	case id == other:
+		return ""
+	case id.Substrate != other.Substrate:
+		return fmt.Sprintf("substrate (%s)", host.Clip(id.Substrate))
+	case id.Version != other.Version:
+		return fmt.Sprintf("Firecracker (%s, now %s)", host.Clip(id.Version), other.Version)
+	case id.HostCPU != other.HostCPU:
+		return "CPU"
+	case id.HostKernel != other.HostKernel:
+		return fmt.Sprintf("host kernel (%s, now %s)", host.Clip(id.HostKernel), other.HostKernel)
+	case id.Shape != other.Shape:
+		return snapshots.Shapes(id.Shape, other.Shape)
+	case id.Kernel != other.Kernel:
+		return fmt.Sprintf("guest kernel (%s, now %s)", host.Clip(id.Kernel.Short()), other.Kernel.Short())
+	case id.Init != other.Init:
+		return fmt.Sprintf("version of turn: its agent (%s, now %s)", host.Clip(id.Init.Short()), other.Init.Short())
+	case id.Root != other.Root:
+		return fmt.Sprintf("image of the template (%s, now %s)", host.Clip(id.Root.Short()), other.Root.Short())
+	}
+	return "version of turn"
+}
+
+type manifest = snapshots.Manifest[identity]
+
+// The files of a snapshot.
+const (
+	ramFile      = snapshots.RAMFile
+	scratchFile  = snapshots.ScratchFile
+	stateFile    = snapshots.StateFile
+	manifestFile = snapshots.ManifestFile
+)
+
+// snapshot is one that was checked: paths of its files.
+type snapshot struct{ ram, state, scratch string }
+
+func snapshotIn(dir string) snapshot {
+	return snapshot{filepath.Join(dir, ramFile), filepath.Join(dir, stateFile), filepath.Join(dir, scratchFile)}
+}
+
+// openSnapshot returns the snapshot in dir if it is id's and whole. One that is not
+// there is fs.ErrNotExist; one that must not be used is an error of kind Integrity.
+func openSnapshot(ctx context.Context, dir string, id identity) (snapshot, error) {
+	_, err := snapshots.Open(ctx, "firecracker.snapshot", dir, id)
+	return snapshotIn(dir), err
+}
+
+// ensureSnapshot returns the snapshot of m, which it takes where there is none that
+// fits and is whole. Two processes that want the same one take it once.
+func (s *Substrate) ensureSnapshot(ctx context.Context, m substrate.Machine, id identity) (snapshot, error) {
+	base, err := s.home.MkdirAll("snapshots")
+	if err != nil {
+		return snapshot{}, err
+	}
+	snapshots.Virtual.Sweep(base)
+	dir := filepath.Join(base, id.key())
+	return snapshots.Ensure(ctx, snapshots.Virtual, snapshots.Want[snapshot]{
+		Dir: dir, Progress: s.progress, How: s.Name(),
+		Open:  func() (snapshot, error) { return openSnapshot(ctx, dir, id) },
+		Take:  func() error { return s.takeSnapshot(ctx, m, id, dir) },
+		Taken: func() { removeSuperseded(base, id) },
+	})
+}
+
+// takeSnapshot boots m, stops it when the agent is ready, and keeps what Firecracker
+// writes. The folder appears whole or not at all.
+func (s *Substrate) takeSnapshot(ctx context.Context, m substrate.Machine, id identity, dir string) error {
+	return snapshots.Virtual.Write(dir, func(tmp string) error { return s.fillSnapshot(ctx, m, id, tmp) })
+}
+
+func (s *Substrate) fillSnapshot(ctx context.Context, m substrate.Machine, id identity, tmp string) error {
+	vm, err := s.boot(ctx, m)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = vm.Close() }()
+	if err := vm.wait(ctx, kvm.Patience()); err != nil {
+		return err
+	}
+	if err := vm.api.send(ctx, stateRequest(statePaused)); err != nil {
+		return vm.why(err)
+	}
+	if err := vm.write(ctx, tmp); err != nil {
+		return vm.why(err)
+	}
+	if err := vm.Close(); err != nil {
+		return err
+	}
+	if err := syncFile(snapshotIn(tmp).scratch); err != nil {
+		return err
+	}
+	man := manifest{Identity: id, Taken: time.Now().UTC()}
+	if man.State, err = digestState(snapshotIn(tmp).state); err != nil {
+		return err
+	}
+	return man.Seal(ctx, tmp)
+}
+
+// syncFile makes sure that a file is on disk.
+func syncFile(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+func digestState(path string) (turnstone.Digest, error) {
+	b, err := snapshots.ReadAtMost(path, snapshots.MaxState)
+	if err != nil {
+		return "", err
+	}
+	return turnstone.DigestBytes(b), nil
+}
+
+// write puts the state, the memory and the scratch disk of the machine, which stands
+// still, into the folder dir. Both that Firecracker has written are then the caller's
+// alone, and everyone may read them: the folder is private, and the Firecracker of a
+// clone may be somebody else.
+func (m *machine) write(ctx context.Context, dir string) error {
+	defer m.dropWritten()
+	if err := m.api.doWithin(ctx, snapshotLimit, createRequest(fullSnapshot)); err != nil {
+		return err
+	}
+	if err := m.take(ctx, stateFile, filepath.Join(dir, stateFile), snapshots.MaxState); err != nil {
+		return err
+	}
+	if err := m.takeMemory(ctx, dir); err != nil {
+		return err
+	}
+	return m.writeDisk(ctx, dir)
+}
+
+// takeMemory takes all of the memory, which Firecracker has written.
+func (m *machine) takeMemory(ctx context.Context, dir string) error {
+	path := filepath.Join(dir, ramFile)
+	if err := m.take(ctx, ramFile, path, m.memorySize()); err != nil {
+		return err
+	}
+	st, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	return m.checkMemory(st.Size())
+}
+
+// dropWritten removes what Firecracker has written of a snapshot.
+func (m *machine) dropWritten() {
+	for _, name := range []string{ramFile, stateFile} {
+		_ = unix.Unlinkat(int(m.cell.outDir.Fd()), name, 0)
+	}
+}
+
+// writeDisk copies the scratch disk into the folder dir. A snapshot of a machine as it runs
+// is used soon and thrown away, and the guest stands still: the copy is not waited for.
+func (m *machine) writeDisk(ctx context.Context, dir string) error {
+	f, err := os.OpenFile(filepath.Join(dir, scratchFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	return errors.Join(disk.Clone(ctx, f, m.scratch), f.Close())
+}
+
+// memorySize is how much memory the machine has, in bytes.
+func (m *machine) memorySize() int64 { return mebibytes(m.origin.id.Shape.Memory) << 20 }
+
+// checkMemory makes sure that a memory file of size bytes is all of the machine's memory.
+func (m *machine) checkMemory(size int64) error {
+	if want := m.memorySize(); size != want {
+		return fmt.Errorf("firecracker has written %d of the %d bytes of the memory", size, want)
+	}
+	return nil
+}
+
+// removeSuperseded removes the snapshots of Firecracker's that differ from id only in
+// what has been replaced (the agent, Turnstone's kernel, Firecracker, the host's kernel), and
+// those that were not used for a month. A kernel of the user's replaces none: it may be used in
+// turn with another.
+func removeSuperseded(base string, id identity) {
+	snapshots.RemoveSuperseded(snapshots.Virtual, base, func(m manifest) snapshots.Verdict {
+		switch other := m.Identity; {
+		case other == id || other.Substrate != id.Substrate:
+			return snapshots.Keep
+		case other.Root == id.Root && other.Shape == id.Shape && (other.Kernel == id.Kernel || !other.OwnKernel && !id.OwnKernel):
+			return snapshots.Replaced
+		}
+		return snapshots.MayAge
+	})
+}

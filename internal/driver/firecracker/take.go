@@ -1,0 +1,130 @@
+package firecracker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone/internal/driver/disk"
+)
+
+// What a Firecracker leaves in its folder is untrusted: what has broken out into it may have
+// put a link to a file of the host there, or may go on to write. So nothing there is opened
+// by a path, nothing that is a link is followed, and what is kept is a copy.
+
+// openWritten opens the file called name that owner has written into the folder dir. It is
+// neither a link nor known by another name, and has at most limit bytes.
+func openWritten(dir *os.File, name string, owner uint32, limit int64) (*os.File, error) {
+	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("firecracker has not written its snapshot: %w", &fs.PathError{Op: "open", Path: name, Err: err})
+	}
+	f := os.NewFile(uintptr(fd), name)
+	var st unix.Stat_t
+	if err = unix.Fstat(fd, &st); err == nil {
+		switch {
+		case st.Mode&unix.S_IFMT != unix.S_IFREG:
+			err = errors.New("it is no file")
+		case st.Uid != owner:
+			err = fmt.Errorf("it is user %d's", st.Uid)
+		case st.Nlink != 1:
+			err = fmt.Errorf("it has %d names", st.Nlink)
+		case st.Size > limit:
+			err = fmt.Errorf("it has %d bytes, at most %d can be right", st.Size, limit)
+		}
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("firecracker has written a snapshot that cannot be used: %s: %w", name, err)
+	}
+	return f, nil
+}
+
+// take makes the new file dst a copy of a file that the machine's Firecracker has written.
+func (m *machine) take(ctx context.Context, name, dst string, limit int64) (err error) {
+	src, err := openWritten(m.cell.outDir, name, m.owner, limit)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = src.Close() }()
+	f, err := os.OpenFile(dst, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if err := copyPages(ctx, f, src, limit); err != nil {
+		return err
+	}
+	return errors.Join(f.Chmod(0o444), f.Sync())
+}
+
+// copyPages makes dst, which is empty, equal to the first limit bytes of src, without the
+// pages that are all zeros, of which a machine's memory has many: Firecracker writes all of
+// them.
+func copyPages(ctx context.Context, dst, src *os.File, limit int64) error {
+	st, err := src.Stat()
+	if err != nil {
+		return err
+	}
+	size := min(st.Size(), limit)
+	if err := dst.Truncate(size); err != nil {
+		return err
+	}
+	const page, part = 4096, 1 << 20
+	buf, zeros := make([]byte, part), make([]byte, page)
+	for off := int64(0); off < size; {
+		data, hole, err := disk.NextData(src, off)
+		if err != nil || data == hole || data >= size {
+			return err
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		b := buf[:min(part, hole-data, size-data)]
+		if _, err := io.ReadFull(io.NewSectionReader(src, data, int64(len(b))), b); err != nil {
+			return err
+		}
+		for at := 0; at < len(b); {
+			begin := at
+			for at < len(b) && string(b[at:min(at+page, len(b))]) != string(zeros[:min(page, len(b)-at)]) {
+				at = min(at+page, len(b))
+			}
+			if at > begin {
+				if _, err := dst.WriteAt(b[begin:at], data+int64(begin)); err != nil {
+					return err
+				}
+				continue
+			}
+			at = min(at+page, len(b))
+		}
+		off = data + int64(len(b))
+	}
+	return nil
+}
+
+// dialIn connects to the socket called name in the folder dir, and to nothing that a link
+// of that name leads to.
+func dialIn(ctx context.Context, dir *os.File, name string) (net.Conn, error) {
+	fail := func(err error) (net.Conn, error) { return nil, &net.OpError{Op: "dial", Net: "unix", Err: err} }
+	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fail(os.NewSyscallError("openat", err))
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fail(os.NewSyscallError("fstat", err))
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFSOCK {
+		return nil, &fs.PathError{Op: "connect", Path: name, Err: syscall.ENOTSOCK} // it does not become one
+	}
+	var d net.Dialer
+	return d.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d", fd))
+}

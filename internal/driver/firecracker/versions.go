@@ -1,0 +1,151 @@
+package firecracker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/console"
+	"turnstone.dev/turnstone/internal/driver/host"
+	"turnstone.dev/turnstone/internal/lazyregexp"
+)
+
+// A release is the version of a Firecracker as numbers.
+type release struct{ major, minor, patch int }
+
+func (r release) atLeast(major, minor int) bool {
+	return r.major > major || r.major == major && r.minor >= minor
+}
+
+func (r release) String() string { return fmt.Sprintf("%d.%d.%d", r.major, r.minor, r.patch) }
+
+// losesVsock says whether a guest of this release cannot be reached by its vsock any more
+// once it was paused and resumed. 1.16.0 closed the host's way to the guest until the guest
+// acknowledges an event ("gate RX delivery on TRANSPORT_RESET ack to fix snapshot race"),
+// and closes it for a resume without a snapshot too, where there is no such event. 1.17
+// does not ("do not arm the TRANSPORT_RESET RX gate on bare resume"). Of 1.16 there is
+// no release with that fix so far.
+func (r release) losesVsock() bool { return r.major == 1 && r.minor == 16 && r.patch <= 1 }
+
+// What is said of releases, here and in docs/firecracker.md.
+const (
+	minMajor, minMinor = 1, 12 // the oldest that is supported
+	wholeReleases      = "1.12 to 1.15, 1.17 and newer"
+	losingReleases     = "1.16.0, 1.16.1" // losesVsock
+)
+
+// Standstill implements substrate.Restricted. Errors are of kind Unavailable, with the
+// versions that can do it.
+func (s *Substrate) Standstill() error { return s.release.standstill() }
+
+// Standstill is what Substrate.Standstill says of the version that Find returns, before any
+// guest was started.
+func Standstill(version string) error {
+	r, err := parseRelease(version)
+	if err != nil {
+		return err
+	}
+	return r.standstill()
+}
+
+func (r release) standstill() error {
+	if !r.losesVsock() {
+		return nil
+	}
+	return &turnstone.Error{Op: "firecracker.pause", Kind: turnstone.Unavailable, Subject: "Firecracker " + r.String(),
+		Err: errors.New("it loses the connection to a guest that is paused and resumed, so its sandboxes are neither paused nor cloned as they run; " +
+			"Firecracker " + wholeReleases + " can do that"),
+		Hint: "use Firecracker " + wholeReleases + ", or another substrate"}
+}
+
+var (
+	releaseText = lazyregexp.New(`^Firecracker v(\d{1,4})\.(\d{1,4})\.(\d{1,4})`)
+	jailerText  = lazyregexp.New(`^Jailer v(\S{1,60})$`)
+)
+
+// parseRelease reads what `firecracker --version` says first.
+func parseRelease(version string) (release, error) {
+	m := releaseText.FindStringSubmatch(version)
+	if m == nil {
+		return release{}, fmt.Errorf("it calls itself %.80q, which is no version of Firecracker", version)
+	}
+	major, err1 := strconv.Atoi(m[1])
+	minor, err2 := strconv.Atoi(m[2])
+	patch, err3 := strconv.Atoi(m[3])
+	return release{major, minor, patch}, errors.Join(err1, err2, err3)
+}
+
+// A JailerError says that there is no jailer that goes with Firecracker.
+type JailerError struct {
+	Jailer, JailerRelease string // path, and the release that it says it is of; empty: there is none, or it says none
+	Binary, Release       string // the same of Firecracker
+	Err                   error  // why, where it is not that the releases differ
+}
+
+// Error implements error.
+func (e *JailerError) Error() string {
+	if e.Err != nil {
+		return e.Err.Error()
+	}
+	return fmt.Sprintf("it is the jailer of Firecracker %s, and %s is Firecracker %s", e.JailerRelease, e.Binary, e.Release)
+}
+
+// Unwrap returns the cause.
+func (e *JailerError) Unwrap() error { return e.Err }
+
+// releaseText is what Firecracker says of its release.
+func (s *Substrate) releaseText() string {
+	return clip(strings.TrimPrefix(s.version, "Firecracker v"), 60)
+}
+
+// checkJailer makes sure that the jailer is of Firecracker's release: what one of them
+// expects of the other is no stable interface. Errors are *JailerError.
+func (s *Substrate) checkJailer(ctx context.Context) error {
+	e := &JailerError{Jailer: s.jailer, Binary: s.binary, Release: s.releaseText()}
+	says, err := s.programVersion(ctx, s.jailer, "firecracker-jailer-version.json")
+	if e.Err = err; err != nil {
+		return e
+	}
+	m := jailerText.FindStringSubmatch(says)
+	if m == nil {
+		e.Err = fmt.Errorf("it calls itself %.80q, which is no version of Firecracker's jailer", says)
+		return e
+	}
+	if e.JailerRelease = m[1]; m[1] != strings.TrimPrefix(s.version, "Firecracker v") {
+		return e
+	}
+	return nil
+}
+
+func (s *Substrate) readVersion(ctx context.Context) (string, error) {
+	return s.programVersion(ctx, s.binary, "firecracker-version.json")
+}
+
+// programVersion returns the first line of what a program says of its version, which is
+// remembered in the cache of the home.
+func (s *Substrate) programVersion(ctx context.Context, path, cache string) (string, error) {
+	if known, ok := host.Known(s.home, cache, path); ok {
+		return known.Version, nil
+	}
+	p, err := host.Ask(ctx, path, func(ctx context.Context) (string, error) {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		out := &console.Tail{Limit: 4 << 10}
+		cmd := exec.CommandContext(ctx, path, "--version")
+		cmd.Stdout, cmd.WaitDelay = out, time.Second
+		if err := cmd.Run(); err != nil {
+			return "", fmt.Errorf("--version: %w", err)
+		}
+		line, _, _ := strings.Cut(out.String(), "\n")
+		return console.Printable(strings.TrimSpace(line)), nil
+	})
+	if err != nil {
+		return "", err
+	}
+	return p.Version, p.Remember(s.home, cache)
+}

@@ -1,0 +1,93 @@
+package firecracker
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/host"
+	"turnstone.dev/turnstone/internal/driver/snapshots"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// Pack implements substrate.Keeper.
+func (s *Substrate) Pack(ctx context.Context, m substrate.Machine, dir, out string) (substrate.Packed, error) {
+	p, err := s.packer(m).Pack(ctx, dir, out)
+	if err != nil {
+		return p, s.wrap(ctx, err)
+	}
+	return p, nil
+}
+
+// PackBase implements substrate.BasePacker.
+func (s *Substrate) PackBase(ctx context.Context, m substrate.Machine, base turnstone.Digest, out string) ([]string, error) {
+	files, err := s.packer(m).PackBase(ctx, base, out)
+	if err != nil {
+		return nil, s.wrap(ctx, err)
+	}
+	return files, nil
+}
+
+// Keeping implements substrate.KeepRestricted. The paths of a machine's disks are in its state,
+// which may come with an imported session: outside a jail, Firecracker opens whatever file of
+// its user they name, and its guest reads and writes it.
+func (s *Substrate) Keeping() error {
+	if s.wall.Confined() {
+		return nil
+	}
+	hint := "keep and resume machines with --substrate qemu or gvisor, or as root"
+	if allow := host.AllowUserNamespaces(); allow != "" {
+		hint = "let users make namespaces (" + allow + "), or keep and resume machines with --substrate qemu or gvisor"
+	}
+	return &turnstone.Error{Op: "firecracker.keep", Kind: turnstone.Unavailable, Subject: "firecracker",
+		Err:  errors.New("it runs without a jail, so a kept machine could name any file of yours as its disk: " + s.wall.Reason),
+		Hint: hint}
+}
+
+// Unpack implements substrate.Keeper.
+func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed fs.FS, dir string) error {
+	if err := s.Keeping(); err != nil {
+		return err
+	}
+	return s.unpack(ctx, m, packed, dir)
+}
+
+func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, packed fs.FS, dir string) error {
+	if err := s.Standstill(); err != nil { // nothing could start from it
+		return err
+	}
+	if err := s.packer(m).Unpack(ctx, packed, dir); err != nil {
+		return s.wrap(ctx, err)
+	}
+	return nil
+}
+
+func (s *Substrate) packer(m substrate.Machine) snapshots.Packer[identity] {
+	now := s.identity(m)
+	return snapshots.Packer[identity]{Op: s.Name(), Machine: m, Identity: now, RAM: mebibytes(m.Shape.Memory) << 20,
+		Base:    func(id identity) string { return s.home.Path("snapshots", id.key()) },
+		Differs: func(id identity, cpu *host.Model) string { return id.movedTo(now, cpu) },
+		Prepare: func(dir string) error { // as take has them
+			return errors.Join(os.Chmod(filepath.Join(dir, ramFile), 0o444), os.Chmod(filepath.Join(dir, stateFile), 0o444))
+		}}
+}
+
+// movedTo names the first thing in which a kept machine of identity id, of a CPU of the given
+// model, cannot take the place of one of now; "" when there is none. The microcode may be
+// another, the CPU may have more features, the host's kernel another patch level, and whose
+// choice the guest's kernel is does not matter.
+func (id identity) movedTo(now identity, cpu *host.Model) string {
+	why := ""
+	if id.HostCPU != now.HostCPU {
+		why, id.HostCPU = cpu.Differs(), now.HostCPU
+	}
+	if host.Series(id.HostKernel) == host.Series(now.HostKernel) {
+		id.HostKernel = now.HostKernel
+	}
+	id.OwnKernel = now.OwnKernel
+	return cmp.Or(id.differs(now), why)
+}

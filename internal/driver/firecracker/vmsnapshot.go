@@ -1,0 +1,118 @@
+package firecracker
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"path/filepath"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/snapshots"
+	"turnstone.dev/turnstone/substrate"
+)
+
+type vmManifest = snapshots.Live[identity]
+
+// Snapshot implements substrate.Snapshotter. See memory for how much is written.
+func (m *machine) Snapshot(ctx context.Context, dir string) error {
+	err := m.snapshot(ctx, dir)
+	if err == nil {
+		return nil
+	}
+	err = m.why(err)
+	var e *turnstone.Error
+	if errors.As(err, &e) {
+		return err
+	}
+	e = &turnstone.Error{Op: "firecracker.snapshot", Kind: turnstone.Unavailable, Subject: string(m.id), Err: err}
+	switch {
+	case ctx.Err() != nil:
+		e.Kind = turnstone.Canceled
+	case isNoSpace(err):
+		e.Kind, e.Hint = turnstone.Exhausted, "make room on the disk that holds "+filepath.Dir(dir)
+	}
+	return e
+}
+
+func (m *machine) snapshot(ctx context.Context, dir string) error {
+	if m.rooted != nil {
+		return m.rooted
+	}
+	if m.origin.home {
+		return &turnstone.Error{Op: "firecracker.snapshot", Kind: turnstone.Invalid, Subject: string(m.id),
+			Err: errors.New("it has a home disk, which has one writer at a time"), Hint: "a sandbox with a home is not cloned as it runs"}
+	}
+	m.snapping.Lock()
+	defer m.snapping.Unlock()
+	if m.isClosed() {
+		return &turnstone.Error{Op: "firecracker.snapshot", Kind: turnstone.Dead, Subject: string(m.id), Err: errors.New("the sandbox is closed")}
+	}
+	return snapshots.Virtual.Write(dir, func(tmp string) error {
+		if err := m.writeLive(ctx, tmp); err != nil {
+			return err
+		}
+		state, err := digestState(snapshotIn(tmp).state)
+		if err != nil {
+			return err
+		}
+		man := vmManifest{Identity: m.origin.id, Taken: time.Now().UTC(), State: state}
+		return man.Seal(tmp, m.origin.layers)
+	})
+}
+
+func (m *machine) isClosed() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.closed
+}
+
+// standingStill calls f while the guest's CPUs stand still. The snapshot that f takes
+// resets the machine's vsock, so it gets a new connection when it goes on.
+func (m *machine) standingStill(ctx context.Context, f func() error) (err error) {
+	var info instanceInfo
+	if err := m.api.do(ctx, http.MethodGet, "/", nil, &info); err != nil {
+		return err
+	}
+	if info.State == stateRunning {
+		began := time.Now()
+		if err := m.Pause(ctx); err != nil {
+			return err
+		}
+		defer func() {
+			err = errors.Join(err, m.Resume(context.WithoutCancel(ctx)))
+			m.stood = time.Since(began)
+		}()
+	}
+	m.mu.Lock()
+	m.severed = true
+	m.mu.Unlock()
+	return f()
+}
+
+// RestoreFrom implements substrate.Resumer.
+func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir string) (substrate.Sandbox, error) {
+	if err := s.Standstill(); err != nil {
+		return nil, err
+	}
+	man, err := s.openVM(m, dir)
+	if err != nil {
+		return nil, s.wrap(ctx, err)
+	}
+	m.Layers, m.Home = nil, ""
+	for _, l := range man.Layers {
+		m.Layers = append(m.Layers, l.Path)
+	}
+	vm, err := s.load(ctx, m, snapshotIn(dir))
+	if err != nil {
+		return nil, s.wrap(ctx, err)
+	}
+	return vm, nil
+}
+
+// openVM reads what Snapshot has written, if it is whole and a machine that is started
+// from m can go on from it.
+func (s *Substrate) openVM(m substrate.Machine, dir string) (vmManifest, error) {
+	man, _, err := snapshots.OpenLive("firecracker.restore", dir, func(id identity) string { return id.differs(s.identity(m)) })
+	return man, err
+}

@@ -1,0 +1,196 @@
+package firecracker
+
+import (
+	"context"
+	"debug/elf"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/console"
+	"turnstone.dev/turnstone/internal/driver/host"
+	"turnstone.dev/turnstone/internal/driver/jail"
+	"turnstone.dev/turnstone/internal/driver/kvm"
+	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// A wall is what stands between a Firecracker that a guest has broken out into and the host.
+type wall string
+
+const (
+	byJailer wall = "jailer" // Firecracker's jailer, which takes root
+	jailed   wall = "jail"   // package jail
+	noWall   wall = "none"   // Firecracker's filters of system calls alone
+)
+
+// A Jail says how Firecracker is confined here, and why not better.
+type Jail struct {
+	Wall   wall      `json:"wall"`
+	Reason string    `json:"reason"` // why there is no jail; empty: there is one
+	When   time.Time `json:"when"`
+	Host   string    `json:"host"` // what the answer depends on
+}
+
+// Confined tells whether Firecracker runs in a jail.
+func (j Jail) Confined() bool { return j.Wall == byJailer || j.Wall == jailed }
+
+// Jail tells how Firecracker is confined.
+func (s *Substrate) Jail() Jail { return s.wall }
+
+const (
+	proofLimit = 20 * time.Second // for a Firecracker that only says its version
+	noLasts    = time.Minute      // how long it is remembered that there is no jail: hosts are repaired
+)
+
+// findWall finds out whether Firecracker runs in a jail of package jail, by starting one that
+// says its version. That is remembered until Firecracker, the host's kernel, the user or what
+// lets users make namespaces changes; what is not the best, for a minute.
+func (s *Substrate) findWall(ctx context.Context) (Jail, error) {
+	on := fmt.Sprintf("%s|%s|%s|%d|%s", s.binary, s.version, s.kernel, os.Geteuid(), host.NamespaceSettings())
+	path := s.home.Path("cache", "firecracker-jail.json")
+	var known Jail
+	if b, err := os.ReadFile(path); err == nil && json.Unmarshal(b, &known) == nil && known.Host == on &&
+		(known.Wall == jailed || time.Since(known.When).Abs() < noLasts) {
+		return known, nil
+	}
+	j := Jail{Wall: jailed, When: time.Now().UTC(), Host: on}
+	if err := s.tryJail(ctx); err != nil {
+		j.Wall, j.Reason = noWall, err.Error()
+		if setting := host.NoUserNamespaces(); setting != "" && os.Geteuid() != 0 {
+			j.Reason = fmt.Sprintf("users may make no user namespaces here (%s): %s", setting, j.Reason)
+		}
+	}
+	if ctx.Err() != nil {
+		return j, &turnstone.Error{Op: "firecracker.new", Kind: turnstone.Canceled, Subject: s.binary, Err: ctx.Err()}
+	}
+	b, _ := json.Marshal(j)             // plain data always encodes
+	_ = stamp.WriteFile(path, b, 0o600) // an answer that is not remembered is found again
+	return j, nil
+}
+
+// tryJail starts a Firecracker in a jail that says its version.
+func (s *Substrate) tryJail(ctx context.Context) error {
+	c, err := newCell(ctx, s.home, turnstone.NewSandboxID())
+	if err != nil {
+		return err
+	}
+	defer c.remove()
+	m := newMachine("version", c)
+	if err := s.startInJail(ctx, m, turnstone.Shape{}, nil, []string{"--version"}); err != nil {
+		return err
+	}
+	select {
+	case <-m.done:
+	case <-ctx.Done():
+	case <-time.After(proofLimit):
+	}
+	_ = m.process.Kill()
+	<-m.done
+	line, _, _ := strings.Cut(m.console.String(), "\n")
+	switch said := console.Printable(strings.TrimSpace(line)); {
+	case said == s.version:
+		return nil
+	case m.err != nil && line == "":
+		return m.err
+	default:
+		return fmt.Errorf("the program says there that it is %q", clip(said, 80))
+	}
+}
+
+// workDir is the folder of a jail that Firecracker works in, and workName its name in the cell.
+const (
+	workDir  = "/machine"
+	workName = "work"
+)
+
+// startInJail runs Firecracker in namespaces of its own, in a root that has the machine's files
+// and the device of KVM, read-only but for what is the machine's to write.
+func (s *Substrate) startInJail(ctx context.Context, m *machine, shape turnstone.Shape, files []placed, args []string) error {
+	work, out := filepath.Join(m.cell.dir, workName), filepath.Join(m.cell.dir, outName)
+	err := os.Mkdir(work, 0o700)
+	if os.Geteuid() == 0 {
+		m.owner = nobody
+		err = errors.Join(err, os.Chown(work, nobody, nobody), os.Chown(out, nobody, nobody))
+	}
+	if err != nil {
+		return err
+	}
+	if m.cell.work, err = os.Open(work); err != nil {
+		return err
+	}
+	j := jail.Jail{Dir: workDir, UnixSockets: true, Sealed: true, Show: shown(s.binary), FileSize: largestFile(shape), Threads: uint64(shape.CPUs) + moreThreads,
+		Places: []jail.Place{{At: workDir, Host: work, Write: true}, {At: filepath.Join(workDir, outName), Host: out, Write: true}}}
+	for _, f := range files {
+		p, err := f.place(ctx, m.cell.dir)
+		if err != nil {
+			return fmt.Errorf("the jail: %s: %w", f.name, err)
+		}
+		j.Places = append(j.Places, p)
+	}
+	for _, device := range []string{kvm.Device, "/dev/urandom"} {
+		if _, err := os.Lstat(device); err == nil {
+			j.Devices = append(j.Devices, device)
+		}
+	}
+	cmd, release, err := j.Command(jail.Program{Path: s.binary, Args: args, Env: environment()})
+	if err != nil {
+		return fmt.Errorf("the jail: %w", err)
+	}
+	defer release()
+	return m.spawn(cmd, func() error { return nil })
+}
+
+// place is where a jail has the file.
+func (f placed) place(ctx context.Context, spare string) (jail.Place, error) {
+	p := jail.Place{At: filepath.Join(workDir, f.name), Host: f.path, Write: f.written}
+	if f.path == "" {
+		p.Zeros = substrate.SlotSize
+		return p, nil
+	}
+	var err error
+	if os.Geteuid() == 0 {
+		p.Host, err = f.owned(ctx, spare)
+	}
+	return p, err
+}
+
+// moreThreads is how many threads Firecracker may have beside one for each CPU.
+const moreThreads = 16
+
+// largestFile is the size in bytes beyond which nothing that a machine's Firecracker writes
+// grows: a write beyond it ends Firecracker, and the guest may try each sector of its disks.
+func largestFile(shape turnstone.Shape) uint64 {
+	return uint64(max(mebibytes(shape.Memory)<<20, int64(shape.Disk), substrate.SlotSize))
+}
+
+// shown is what a Firecracker finds of the host: nothing, or libraries where it is not static
+// as releases are.
+func shown(binary string) []string {
+	f, err := elf.Open(binary)
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = f.Close() }()
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP {
+			return []string{"/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache"}
+		}
+	}
+	return nil
+}
+
+// jailFailure returns why the jail of a process that has ended could not be made.
+func jailFailure(stderr string, wait error) error {
+	var exit *exec.ExitError
+	if !errors.As(wait, &exit) {
+		return nil
+	}
+	return jail.Failure(stderr, exit.ExitCode())
+}

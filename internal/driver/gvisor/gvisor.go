@@ -1,0 +1,170 @@
+// Package gvisor is the substrate that runs sandboxes under gVisor's kernel, a kernel in
+// user space (https://gvisor.dev), with its program runsc. It needs neither a virtual
+// machine nor root, and runs code at native speed. A sandbox starts from a checkpoint of
+// its waiting agent.
+//
+// The runsc of this repository's module of that name is needed: it has what gVisor's own
+// lacks for the images of templates and layers.
+package gvisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/driver/host"
+	"turnstone.dev/turnstone/substrate"
+)
+
+var (
+	_ substrate.Substrate = (*Substrate)(nil)
+	_ substrate.OwnKernel = (*Substrate)(nil)
+	_ substrate.Keeper    = (*Substrate)(nil)
+)
+
+// Substrate starts sandboxes of gVisor. It is safe for concurrent use, also from
+// several processes with one home.
+type Substrate struct {
+	home     *home.Home
+	binary   string
+	program  host.Program
+	hostCPU  turnstone.Digest
+	kernel   string // release of the host's kernel
+	progress func(string)
+}
+
+// Options are what a Substrate is made with.
+type Options struct {
+	Binary   string       // runsc; empty: TURN_RUNSC, then beside the running program, then PATH
+	Progress func(string) // told before work that takes long; may be nil
+}
+
+const (
+	binaryName = "runsc"
+	// binaryEnv names the variable with the path of runsc.
+	binaryEnv = "TURN_RUNSC"
+	// edition is in the version of a runsc that was built with our additions, in the
+	// edition that this package knows. See VERSION in the Makefile.
+	edition = "+turnstone.2"
+)
+
+// New finds runsc. Where there is none, or one without our additions, the error is of
+// kind Unavailable and has a hint.
+func New(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
+	s := &Substrate{home: h, progress: opts.Progress}
+	if s.progress == nil {
+		s.progress = func(string) {}
+	}
+	if runtime.GOARCH != "amd64" {
+		return nil, &turnstone.Error{Op: "gvisor.new", Kind: turnstone.Unavailable, Subject: runtime.GOARCH,
+			Err: errors.New("the gvisor substrate runs on x86-64 hosts only"), Hint: "use another substrate"}
+	}
+	var err error
+	if s.binary, err = findRunsc(opts.Binary); err != nil {
+		return nil, &turnstone.Error{Op: "gvisor.new", Kind: turnstone.Unavailable, Subject: binaryName, Err: err, Hint: buildHint}
+	}
+	if s.program, err = s.readProgram(ctx); err != nil {
+		return nil, err
+	}
+	if !strings.Contains(s.program.Version, edition) {
+		return nil, &turnstone.Error{Op: "gvisor.new", Kind: turnstone.Unavailable, Subject: s.binary,
+			Err: fmt.Errorf("it says %q, and is not a runsc that was built for turn", s.program.Version), Hint: buildHint}
+	}
+	if s.hostCPU, err = host.CPU(); err != nil {
+		return nil, err
+	}
+	var u unix.Utsname
+	_ = unix.Uname(&u) // cannot fail on a valid pointer
+	s.kernel = unix.ByteSliceToString(u.Release[:])
+	return s, nil
+}
+
+const buildHint = "`make build` makes bin/runsc; put it beside turn, in PATH, or name it in " + binaryEnv
+
+// findRunsc returns the path of runsc, without symbolic links.
+func findRunsc(named string) (string, error) {
+	if named == "" {
+		named = os.Getenv(binaryEnv)
+	}
+	if named == "" {
+		if self, err := os.Executable(); err == nil {
+			beside := filepath.Join(filepath.Dir(self), binaryName)
+			if unix.Access(beside, unix.X_OK) == nil {
+				named = beside
+			}
+		}
+	}
+	if named == "" {
+		path, err := exec.LookPath(binaryName)
+		if err != nil {
+			return "", errors.New("it is neither beside turn nor in PATH")
+		}
+		named = path
+	}
+	path, err := filepath.Abs(named)
+	if err == nil {
+		path, err = filepath.EvalSymlinks(path)
+	}
+	if err == nil {
+		err = unix.Access(path, unix.X_OK)
+	}
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", named, err)
+	}
+	return path, nil
+}
+
+// Name implements substrate.Substrate.
+func (s *Substrate) Name() string { return "gvisor" }
+
+// Isolation implements substrate.Substrate.
+func (s *Substrate) Isolation() string { return "gvisor (systrap)" }
+
+// OwnKernel implements substrate.OwnKernel.
+func (s *Substrate) OwnKernel() {}
+
+// Version is the text by which runsc names its version.
+func (s *Substrate) Version() string { return s.program.Version }
+
+// Binary is the path of runsc.
+func (s *Substrate) Binary() string { return s.binary }
+
+func (s *Substrate) readProgram(ctx context.Context) (host.Program, error) {
+	const cache = "runsc.json"
+	if known, ok := host.Known(s.home, cache, s.binary); ok {
+		return known, nil
+	}
+	p, err := host.Ask(ctx, s.binary, func(ctx context.Context) (string, error) {
+		out, err := exec.CommandContext(ctx, s.binary, "--version").Output()
+		line, _, _ := strings.Cut(string(out), "\n")
+		return line, err
+	})
+	if err != nil {
+		return p, &turnstone.Error{Op: "gvisor.new", Kind: turnstone.Unavailable, Subject: s.binary, Err: err, Hint: buildHint}
+	}
+	return p, p.Remember(s.home, cache)
+}
+
+// wrap gives an error its kind and a hint.
+func (s *Substrate) wrap(op string, err error) error {
+	if kind := turnstone.KindOf(err); err == nil || kind != turnstone.Internal {
+		return err
+	}
+	kind, hint := turnstone.Unavailable, "run `turn doctor`"
+	switch {
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		kind, hint = turnstone.Canceled, ""
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		kind, hint = turnstone.Exhausted, "make room on the disk that holds "+s.home.Dir
+	}
+	return &turnstone.Error{Op: op, Kind: kind, Subject: "gvisor", Err: err, Hint: hint}
+}

@@ -1,0 +1,107 @@
+package gvisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/snapshots"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// Snapshot implements substrate.Snapshotter.
+func (v *sandbox) Snapshot(ctx context.Context, dir string) error {
+	v.snapshots.Lock()
+	defer v.snapshots.Unlock()
+	err := v.snapshot(ctx, dir)
+	if err == nil {
+		return nil
+	}
+	var e *turnstone.Error
+	if errors.As(err, &e) {
+		return err
+	}
+	select {
+	case <-v.done:
+		if v.Err() != nil {
+			return v.Err()
+		}
+	default:
+	}
+	e = &turnstone.Error{Op: "gvisor.snapshot", Kind: turnstone.Unavailable, Subject: string(v.id), Err: err}
+	switch {
+	case ctx.Err() != nil:
+		e.Kind = turnstone.Canceled
+	case errors.Is(err, unix.ENOSPC):
+		e.Kind, e.Hint = turnstone.Exhausted, "make room on the disk that holds "+filepath.Dir(dir)
+	}
+	return e
+}
+
+func (v *sandbox) snapshot(ctx context.Context, dir string) error {
+	return named.Write(dir, func(tmp string) error {
+		if err := v.checkpoint(ctx, tmp, true); err != nil {
+			return err
+		}
+		layers, err := snapshots.Layers(v.layers)
+		if err != nil {
+			return err
+		}
+		man := manifest{Identity: v.from, Taken: time.Now().UTC(), Layers: layers}
+		return man.seal(ctx, tmp)
+	})
+}
+
+// RestoreFrom implements substrate.Resumer. A clone shares no memory with others: it
+// reads the checkpoint as it starts.
+func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir string) (substrate.Sandbox, error) {
+	man, files, err := openCheckpoint(ctx, dir)
+	if errors.Is(err, os.ErrNotExist) {
+		err = &turnstone.Error{Op: "gvisor.restore", Kind: turnstone.Integrity, Subject: dir, Err: fmt.Errorf("manifest: %w", err),
+			Hint: "the saved sandbox cannot be used; start from its files instead"}
+	}
+	if err != nil {
+		return nil, s.wrap("gvisor.restore", err)
+	}
+	in := &images{checkpoint: files}
+	if err := s.fits(m, man.Identity); err != nil {
+		in.close()
+		return nil, err
+	}
+	m.Layers, m.Home = nil, ""
+	for _, l := range man.Layers {
+		if !l.Stamp.Fresh(l.Path) {
+			in.close()
+			return nil, &turnstone.Error{Op: "gvisor.restore", Kind: turnstone.Integrity, Subject: dir,
+				Err: fmt.Errorf("layer %s: was touched or is gone", l.Path), Hint: "the saved sandbox cannot be used; start from its files instead"}
+		}
+		m.Layers = append(m.Layers, l.Path)
+	}
+	in, err = s.openImages(ctx, m)
+	if err != nil {
+		(&images{checkpoint: files}).close()
+		return nil, s.wrap("gvisor.restore", err)
+	}
+	in.checkpoint = files
+	return s.restore(ctx, in, m, man.Identity)
+}
+
+// fits says whether a sandbox that is started from m can go on where one of the given
+// identity was.
+func (s *Substrate) fits(m substrate.Machine, id identity) error {
+	now, err := s.identity(m)
+	if err != nil {
+		return s.wrap("gvisor.restore", err)
+	}
+	if why := id.differs(now); why != "" {
+		return &turnstone.Error{Op: "gvisor.restore", Kind: turnstone.Unavailable, Subject: "the saved sandbox",
+			Err: errors.New("it was saved with another " + why), Hint: "a sandbox goes on only where all of that is the same; start from its files instead"}
+	}
+	return nil
+}

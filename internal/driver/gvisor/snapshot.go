@@ -1,0 +1,275 @@
+package gvisor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/host"
+	"turnstone.dev/turnstone/internal/driver/snapshots"
+	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// identity is everything that must be the same for a checkpoint to fit.
+type identity struct {
+	Format  int              `json:"format"`
+	Runsc   turnstone.Digest `json:"runsc"`   // of the program
+	Spec    turnstone.Digest `json:"spec"`    // of the container's configuration, without paths of images
+	HostCPU turnstone.Digest `json:"hostCpu"` // of the CPU's model and flags
+	Kernel  string           `json:"kernel"`  // release of the host's
+	Agent   turnstone.Digest `json:"agent"`
+	Root    turnstone.Digest `json:"root"`
+	Shape   turnstone.Shape  `json:"shape"`
+}
+
+const snapshotFormat = 1
+
+func (s *Substrate) identity(m substrate.Machine) (identity, error) {
+	b, err := spec("/", imagePaths{}, m.Shape)
+	return identity{Format: snapshotFormat, Runsc: s.program.Binary.Digest, Spec: turnstone.DigestBytes(b), HostCPU: s.hostCPU,
+		Kernel: s.kernel, Agent: m.AgentDigest, Root: m.RootDigest, Shape: m.Shape}, err
+}
+
+// key names the snapshot's folder.
+func (id identity) key() string { return keyPrefix + snapshots.Key(id) }
+
+// keyPrefix keeps our folders apart from those of other substrates.
+const keyPrefix = "gvisor-"
+
+// named is how we name what we keep. Other substrates sweep what begins with ".new-".
+var named = snapshots.Kind{Manifest: manifestFile, Keys: keyPrefix, New: ".taking-", End: "."}
+
+// differs names the first thing in which id is not other; "" when there is none.
+func (id identity) differs(other identity) string {
+	switch {
+	case id == other:
+		return ""
+	case id.Runsc != other.Runsc:
+		return fmt.Sprintf("runsc (%s, now %s)", host.Clip(id.Runsc.Short()), other.Runsc.Short())
+	case id.HostCPU != other.HostCPU:
+		return "CPU"
+	case id.Kernel != other.Kernel:
+		return fmt.Sprintf("host kernel (%s, now %s)", host.Clip(id.Kernel), other.Kernel)
+	case id.Shape != other.Shape:
+		return snapshots.Shapes(id.Shape, other.Shape)
+	case id.Agent != other.Agent:
+		return fmt.Sprintf("version of turn: its agent (%s, now %s)", host.Clip(id.Agent.Short()), other.Agent.Short())
+	case id.Root != other.Root:
+		return fmt.Sprintf("image of the template (%s, now %s)", host.Clip(id.Root.Short()), other.Root.Short())
+	}
+	return "version of turn"
+}
+
+// The files of a checkpoint, as `runsc checkpoint --compression=none` names them: the
+// kernel's objects, what is where in memory, and the memory.
+var checkpointFiles = []string{"checkpoint.img", "pages_meta.img", "pages.img"}
+
+const manifestFile = "sandbox.json"
+
+// A manifest describes a checkpoint on disk: what it was taken of, and its files, each
+// with the stamp by which a touched one is found out.
+type manifest struct {
+	Identity identity               `json:"identity"`
+	Taken    time.Time              `json:"taken"`
+	Files    map[string]stamp.Stamp `json:"files"`
+	Layers   []snapshots.Layer      `json:"layers,omitempty"` // of a sandbox that was written down as it ran
+}
+
+// openCheckpoint opens the checkpoint in dir if it is whole. One that is not there is
+// fs.ErrNotExist; one that must not be used is an error of kind Integrity.
+func openCheckpoint(ctx context.Context, dir string) (man manifest, files []*os.File, err error) {
+	damaged := func(what string, err error) (manifest, []*os.File, error) {
+		for _, f := range files {
+			_ = f.Close()
+		}
+		return man, nil, &turnstone.Error{Op: "gvisor.restore", Kind: turnstone.Integrity, Subject: dir, Err: fmt.Errorf("%s: %w", what, err),
+			Hint: "the saved sandbox cannot be used; start from its files instead"}
+	}
+	b, err := snapshots.ReadAtMost(filepath.Join(dir, manifestFile), snapshots.MaxManifest)
+	if errors.Is(err, os.ErrNotExist) {
+		return man, nil, err
+	}
+	if err == nil {
+		err = json.Unmarshal(b, &man)
+	}
+	if err != nil {
+		return damaged("manifest", err)
+	}
+	for _, name := range checkpointFiles {
+		path := filepath.Join(dir, name)
+		if _, err := man.Files[name].Check(ctx, path); err != nil {
+			return damaged(name, err)
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return damaged(name, err)
+		}
+		files = append(files, f)
+	}
+	return man, files, nil
+}
+
+// openSnapshot is openCheckpoint for a snapshot of the identity id.
+func openSnapshot(ctx context.Context, dir string, id identity) ([]*os.File, error) {
+	man, files, err := openCheckpoint(ctx, dir)
+	if err == nil && man.Identity != id {
+		for _, f := range files {
+			_ = f.Close()
+		}
+		err = &turnstone.Error{Op: "gvisor.snapshot", Kind: turnstone.Integrity, Subject: dir, Err: errors.New("manifest: was taken of another machine")}
+	}
+	return files, err
+}
+
+// Boot implements substrate.Substrate.
+func (s *Substrate) Boot(ctx context.Context, m substrate.Machine) (substrate.Sandbox, error) {
+	v, err := s.boot(ctx, m)
+	if err != nil {
+		return nil, s.wrap("gvisor.boot", err)
+	}
+	return v, nil
+}
+
+// bootLimit bounds a boot on a busy machine; it takes some hundred milliseconds.
+const bootLimit = time.Minute
+
+func (s *Substrate) boot(ctx context.Context, m substrate.Machine) (*sandbox, error) {
+	m.Layers = nil
+	in, err := s.openImages(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	v, err := s.start(ctx, in, m.Shape, "run")
+	if err != nil {
+		return nil, err
+	}
+	if v.from, err = s.identity(m); err == nil {
+		err = v.wait(ctx, bootLimit)
+	}
+	if err != nil {
+		_ = v.Close()
+		return nil, err
+	}
+	return v, nil
+}
+
+// Restore implements substrate.Substrate. It returns before the agent is there.
+func (s *Substrate) Restore(ctx context.Context, m substrate.Machine) (substrate.Sandbox, error) {
+	id, err := s.identity(m)
+	if err != nil {
+		return nil, s.wrap("gvisor.restore", err)
+	}
+	in, err := s.openImages(ctx, m)
+	if err != nil {
+		return nil, s.wrap("gvisor.restore", err)
+	}
+	if in.checkpoint, err = s.ensureSnapshot(ctx, m, id); err != nil {
+		in.close()
+		return nil, s.wrap("gvisor.restore", err)
+	}
+	return s.restore(ctx, in, m, id)
+}
+
+func (s *Substrate) restore(ctx context.Context, in *images, m substrate.Machine, id identity) (substrate.Sandbox, error) {
+	if err := ctx.Err(); err != nil {
+		in.close()
+		return nil, s.wrap("gvisor.restore", err)
+	}
+	v, err := s.start(ctx, in, m.Shape, "restore", "--image-path="+checkpointDir)
+	if err != nil {
+		return nil, s.wrap("gvisor.restore", err)
+	}
+	v.from, v.layers = id, m.Layers
+	return v, nil
+}
+
+// ensureSnapshot returns the files of m's snapshot, which it takes where there is none
+// that fits and is whole. Two processes that want the same one take it once.
+func (s *Substrate) ensureSnapshot(ctx context.Context, m substrate.Machine, id identity) ([]*os.File, error) {
+	base, err := s.home.MkdirAll("snapshots")
+	if err != nil {
+		return nil, err
+	}
+	dir := filepath.Join(base, id.key())
+	return snapshots.Ensure(ctx, named, snapshots.Want[[]*os.File]{
+		Dir: dir, Progress: s.progress, How: s.Isolation(),
+		Open: func() ([]*os.File, error) { return openSnapshot(ctx, dir, id) },
+		Take: func() error {
+			named.Sweep(base)
+			return s.takeSnapshot(ctx, m, id, dir)
+		},
+		Taken: func() { removeSuperseded(base, id) },
+	})
+}
+
+// takeSnapshot boots m and checkpoints it when the agent is ready. The folder appears
+// whole or not at all.
+func (s *Substrate) takeSnapshot(ctx context.Context, m substrate.Machine, id identity, dir string) error {
+	return named.Write(dir, func(tmp string) error {
+		v, err := s.boot(ctx, m)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = v.Close() }()
+		ctx, cancel := context.WithTimeout(ctx, bootLimit)
+		defer cancel()
+		if err := v.checkpoint(ctx, tmp, false); err != nil {
+			return err
+		}
+		man := manifest{Identity: id, Taken: time.Now().UTC()}
+		return man.seal(ctx, tmp)
+	})
+}
+
+// checkpoint writes the sandbox into the folder dir. Unless it is to go on, it ends.
+func (v *sandbox) checkpoint(ctx context.Context, dir string, goOn bool) error {
+	args := []string{"checkpoint", "--image-path=" + dir, "--compression=none"}
+	if goOn {
+		args = append(args, "--leave-running")
+	}
+	return v.control(ctx, append(args, string(v.id))...)
+}
+
+// seal makes the checkpoint's files in dir durable and adds the manifest.
+func (man *manifest) seal(ctx context.Context, dir string) error {
+	man.Files = map[string]stamp.Stamp{}
+	for _, name := range checkpointFiles {
+		path := filepath.Join(dir, name)
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		err = errors.Join(f.Sync(), f.Close())
+		if err == nil {
+			man.Files[name], err = stamp.Of(ctx, path)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	b, err := json.MarshalIndent(man, "", "  ")
+	if err != nil {
+		return err
+	}
+	return stamp.WriteFile(filepath.Join(dir, manifestFile), b, 0o600)
+}
+
+// removeSuperseded removes the snapshots that differ from id only in what has been
+// replaced (the agent, runsc, the host's kernel), and those that were not used for a month.
+func removeSuperseded(base string, id identity) {
+	snapshots.RemoveSuperseded(named, base, func(man manifest) snapshots.Verdict {
+		switch other := man.Identity; {
+		case other == id:
+			return snapshots.Keep
+		case other.Root == id.Root && other.Shape == id.Shape:
+			return snapshots.Replaced
+		}
+		return snapshots.MayAge
+	})
+}

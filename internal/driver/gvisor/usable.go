@@ -1,0 +1,108 @@
+package gvisor
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone/internal/driver/host"
+	"turnstone.dev/turnstone/stamp"
+)
+
+// A verdict says whether sandboxes start here, with what it depends on.
+type verdict struct {
+	Usable bool      `json:"usable"`
+	Reason string    `json:"reason"`
+	When   time.Time `json:"when"`
+	Host   string    `json:"host"`
+}
+
+// proofLimit is how long a program in a sandbox may take to prove that one starts. It
+// takes a tenth of a second.
+const proofLimit = 20 * time.Second
+
+// noLasts is how long it is remembered that no sandbox starts: hosts are repaired, and
+// may only have been short of something.
+const noLasts = time.Minute
+
+// Usable tells whether a sandbox really starts here, and says why or why not. It is found
+// out once, by starting one, and remembered until runsc, the host's kernel, its CPU, the
+// user or what lets users make namespaces changes; a no only for a minute.
+func (s *Substrate) Usable(ctx context.Context) (ok bool, why string) {
+	on := fmt.Sprintf("%s|%s|%s|%d|%s", s.program.Binary.Digest, s.kernel, s.hostCPU, os.Geteuid(), host.NamespaceSettings())
+	path := s.home.Path("cache", "gvisor.json")
+	var known verdict
+	if b, err := os.ReadFile(path); err == nil && json.Unmarshal(b, &known) == nil && known.Host == on &&
+		(known.Usable || time.Since(known.When).Abs() < noLasts) {
+		return known.Usable, known.Reason
+	}
+	s.progress("finding out whether gVisor runs a sandbox (once)")
+	v, err := s.prove(ctx)
+	if err != nil {
+		return false, err.Error() // says nothing of gVisor: ask again next time
+	}
+	v.Host = on
+	b, _ := json.Marshal(v)             // plain data always encodes
+	_ = stamp.WriteFile(path, b, 0o600) // a verdict that is not remembered is found again
+	return v.Usable, v.Reason
+}
+
+// prove runs a program of the host in a sandbox that sees the host's files, read-only.
+func (s *Substrate) prove(ctx context.Context) (verdict, error) {
+	dir, err := os.MkdirTemp("", "turn-gvisor-*")
+	if err != nil {
+		return verdict{}, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	ctx, cancel := context.WithTimeout(ctx, proofLimit)
+	defer cancel()
+	began := time.Now()
+	cmd := s.command(dir, "do", "--quiet", "true")
+	out := tail{limit: 8 << 10}
+	// A pipe, not /dev/null: root's runsc gives its standard streams to the sandbox's user.
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(""), &out, &out
+	done := make(chan error, 1)
+	if err := launch(cmd, func(err error) { done <- err }); err != nil {
+		return verdict{Reason: explainStart(err.Error()), When: time.Now().UTC()}, nil
+	}
+	select {
+	case err = <-done:
+	case <-ctx.Done():
+		_ = cmd.Process.Kill()
+		<-done
+		return verdict{}, fmt.Errorf("a sandbox did not start within %s", proofLimit)
+	}
+	v := verdict{When: time.Now().UTC()}
+	if err != nil {
+		v.Reason = explainStart(printable(complaint(out.String())) + " (" + err.Error() + ")")
+		return v, nil
+	}
+	v.Usable, v.Reason = true, fmt.Sprintf("a sandbox started in %s", time.Since(began).Round(time.Millisecond))
+	return v, nil
+}
+
+// complaint is the line of a program's output that says why it failed: the last one, but
+// of a crash the first.
+func complaint(out string) string {
+	for line := range strings.Lines(out) {
+		if strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: ") {
+			return strings.TrimSpace(line)
+		}
+	}
+	return strings.TrimSpace(lastLine(out))
+}
+
+// explainStart says why nothing started, with what can be done about the usual reason: a
+// host that lets ordinary users make no user namespaces.
+func explainStart(what string) string {
+	if !rootless() {
+		return "a sandbox does not start: " + what
+	}
+	if setting := host.NoUserNamespaces(); setting != "" {
+		return fmt.Sprintf("a sandbox does not start: users may make no user namespaces here (%s): %s", setting, what)
+	}
+	return "a sandbox does not start: " + what
+}

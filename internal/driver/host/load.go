@@ -1,0 +1,58 @@
+package host
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"turnstone.dev/turnstone/internal/driver/console"
+)
+
+// userHZ is the unit of processor time in /proc, on x86-64 and elsewhere (proc(5)).
+const userHZ = 100
+
+// Load returns what the process takes of this host, with all of its threads.
+func Load(pid int) (l console.Load, err error) {
+	dir := fmt.Sprintf("/proc/%d", pid)
+	whole, err := os.ReadFile(filepath.Join(dir, "stat"))
+	if err != nil {
+		return l, err
+	}
+	_, ticks, err := parseStat(whole)
+	if err != nil {
+		return l, err
+	}
+	l.CPU = time.Duration(ticks) * (time.Second / userHZ)
+	tasks, err := filepath.Glob(filepath.Join(dir, "task", "*", "stat"))
+	if err != nil {
+		return l, err
+	}
+	for _, path := range tasks {
+		b, err := os.ReadFile(path)
+		if err != nil { // it has ended
+			continue
+		}
+		state, _, err := parseStat(b)
+		if err != nil {
+			return l, err
+		}
+		l.Busy = l.Busy || state != 'S' && state != 'I'
+	}
+	return l, nil
+}
+
+// parseStat reads the state and the processor time, in ticks, out of a file stat (proc(5)).
+func parseStat(b []byte) (state byte, ticks uint64, err error) {
+	// The name in parentheses may have anything in it.
+	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
+	if len(fields) < 13 || len(fields[0]) != 1 {
+		return 0, 0, errors.New("a file stat of a process is too short")
+	}
+	user, err1 := strconv.ParseUint(string(fields[11]), 10, 63)
+	system, err2 := strconv.ParseUint(string(fields[12]), 10, 63)
+	return fields[0][0], user + system, errors.Join(err1, err2)
+}

@@ -1,0 +1,113 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/driver/console"
+	"turnstone.dev/turnstone/internal/guest/kernel"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// A Kernel is the kernel that guests boot. It is looked up once: what a substrate is chosen
+// by is what its machines boot, whatever happens to the user's file in between. It is safe
+// for concurrent use.
+type Kernel struct {
+	home     *home.Home
+	choice   kernel.Choice
+	progress func(string)
+
+	mu    sync.Mutex
+	found *kernel.Kernel // nil: not looked up yet
+}
+
+// KernelIn returns the kernel that choice, or the environment, names and h keeps. progress
+// may be nil.
+func KernelIn(h *home.Home, choice kernel.Choice, progress func(string)) *Kernel {
+	return &Kernel{home: h, choice: choice.OrEnv(), progress: progress}
+}
+
+// Guest says what is known of the kernel before there is a machine, for Chooser.Kernel. It
+// looks up a kernel of the user's, and downloads none.
+func (k *Kernel) Guest(ctx context.Context) (substrate.GuestKernel, error) {
+	if k.choice == (kernel.Choice{}) {
+		return substrate.GuestKernel{}, nil
+	}
+	found, _, err := k.find(ctx)
+	if err != nil {
+		return substrate.GuestKernel{}, err
+	}
+	return guest(found, k.choice), nil
+}
+
+// Fill returns m with the kernel and the initramfs that has agent in it.
+func (k *Kernel) Fill(ctx context.Context, m substrate.Machine, agent kernel.Program) (substrate.Machine, error) {
+	found, dir, err := k.find(ctx)
+	if err != nil {
+		return m, err
+	}
+	m.Kernel, m.KernelDigest, m.KernelIs = found.Vmlinux, found.Digest, guest(found, k.choice).KernelKind
+	m.Initramfs, m.InitDigest, err = found.Initramfs(ctx, dir, agent)
+	return m, err
+}
+
+// find returns the kernel, and the folder where what is made of it is kept. One that was not
+// found is looked for again.
+func (k *Kernel) find(ctx context.Context) (found *kernel.Kernel, dir string, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if dir, err = k.home.MkdirAll("kernel"); err != nil || k.found != nil {
+		return k.found, dir, err
+	}
+	k.found, err = kernel.Ensure(ctx, dir, k.choice, k.progress)
+	return k.found, dir, err
+}
+
+// guest says of k what a substrate goes by.
+func guest(k *kernel.Kernel, choice kernel.Choice) substrate.GuestKernel {
+	g := substrate.GuestKernel{KernelKind: substrate.KernelKind{Own: k.Own, Test: k.Test, Release: k.Release}}
+	if k.Own {
+		g.Digest, g.File, g.Modules = k.Digest, choice.Image, choice.Modules
+	}
+	return g
+}
+
+// CheckRunning compares what is known of a kernel's image with what the guest's agent says of
+// the kernel that runs: its release, and whether programs can read its memory. An error, of
+// kind Integrity, means that the machine must not be used: it would be told to isolate in a
+// way that it does not. The agent's word is to be had before anything else runs in the guest.
+func CheckRunning(k substrate.KernelKind, release string, open bool) error {
+	runs := console.Printable(release[:min(len(release), maxRelease)])
+	image := "its image does not tell its release"
+	if k.Release != "" {
+		image = "its image is of " + k.Release
+	}
+	e := &turnstone.Error{Op: "substrates.kernel", Kind: turnstone.Integrity, Subject: "guest kernel", Hint: k.Advice()}
+	if k.File != "" {
+		e.Subject += " " + k.File
+	}
+	switch {
+	case kernel.IsTest(release) && !k.Test:
+		e.Err = fmt.Errorf("the kernel that runs says that it is %s, a test kernel, and %s", runs, image)
+	case k.Release != "" && release != k.Release:
+		e.Err = fmt.Errorf("the kernel that runs says that it is %s, and %s", orNothing(runs), image)
+	case open && !k.Test:
+		e.Err = fmt.Errorf("programs can read the memory of the kernel that runs (%s), as that of a test kernel, and %s", orNothing(runs), image)
+	default:
+		return nil
+	}
+	return e
+}
+
+// maxRelease bounds what is quoted of a release: utsname has room for as many bytes.
+const maxRelease = 64
+
+func orNothing(release string) string {
+	if release == "" {
+		return "of no release"
+	}
+	return release
+}

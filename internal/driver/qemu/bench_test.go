@@ -1,0 +1,223 @@
+package qemu
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/driver/host"
+	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/substratetest"
+	"turnstone.dev/turnstone/wire"
+)
+
+// benchmark is this test binary as a program of its own, which the command bench
+// measures beside `turn run`.
+func benchmark(mode string) error {
+	h, err := home.Open()
+	if err != nil {
+		return err
+	}
+	switch mode {
+	case "floor":
+		return floor(h)
+	case "script":
+		return script(h)
+	case "memory":
+		return cloneMemory(h)
+	case "bare":
+		return bareChannel(h)
+	}
+	return bare(h).Run(context.Background(), mode)
+}
+
+// bare is QEMU on the newest snapshot.
+func bare(h *home.Home) substratetest.Bare {
+	return substratetest.Bare{Network: benchNetwork, Start: func(context.Context) (substrate.Sandbox, int, error) {
+		vm, err := clone(h)
+		if err != nil { // a nil *machine is no nil Sandbox
+			return nil, 0, err
+		}
+		return vm, vm.PID(), nil
+	}}
+}
+
+// newest returns the folder and the manifest of the snapshot that was taken last of the
+// template whose root image has the digest $TURNSTONE_BENCH_ROOT_DIGEST, with the default
+// shape; $TURNSTONE_BENCH_ACCEL says whether with kvm or tcg.
+func newest(h *home.Home) (dir string, m manifest, err error) {
+	all, _ := filepath.Glob(h.Path("snapshots", "*", manifestFile))
+	for _, path := range all {
+		var other manifest
+		b, rerr := os.ReadFile(path)
+		if rerr == nil && json.Unmarshal(b, &other) == nil && other.Taken.After(m.Taken) &&
+			other.Identity.Accel != "" && strings.HasPrefix(string(other.Identity.Accel), os.Getenv("TURNSTONE_BENCH_ACCEL")) &&
+			string(other.Identity.Root) == os.Getenv("TURNSTONE_BENCH_ROOT_DIGEST") && other.Identity.Shape == turnstone.DefaultShape() {
+			dir, m = filepath.Dir(path), other
+		}
+	}
+	if dir == "" {
+		err = errors.New("there is no snapshot to measure")
+	}
+	return dir, m, err
+}
+
+// clone is the shortest way from a snapshot to a machine: no check, no lock, no
+// look at what is there.
+func clone(h *home.Home) (*machine, error) {
+	dir, man, err := newest(h)
+	if err != nil {
+		return nil, err
+	}
+	id := man.Identity
+	binary, err := host.FindSystem(binaryName)
+	if err != nil {
+		return nil, err
+	}
+	s := &Substrate{home: h, binary: binary, accel: id.Accel, wall: Jail{Wall: open}}
+	if id.Accel == accelKVM && os.Geteuid() == 0 {
+		s.wall.Wall = jailed // root's QEMU has the device nowhere else
+	}
+	var f files
+	f.ram, err = os.OpenFile(filepath.Join(dir, ramFile), os.O_RDWR, 0)
+	if err == nil {
+		f.root, err = os.Open(os.Getenv("TURNSTONE_BENCH_ROOT"))
+	}
+	if err == nil {
+		f.kernel, err = s.stub()
+	}
+	if err == nil {
+		f.scratch, err = s.scratch(context.Background(), &snapshot{scratch: filepath.Join(dir, scratchFile)})
+	}
+	if err != nil {
+		return nil, err
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	args := arguments(engine{id.Accel, id.CPUModel}, id.Shape, true, disks{})
+	if os.Getenv("TURNSTONE_BENCH_NETWORK") == "user" { // QEMU's own network in the place of ours
+		for i, arg := range args {
+			if strings.HasPrefix(arg, "stream,id=net,") {
+				args[i] = "user,id=net"
+			}
+		}
+	}
+	vm, err := s.start(id.Shape, args, f)
+	if err != nil {
+		return nil, err
+	}
+	go func() {
+		state, _ := os.ReadFile(filepath.Join(dir, stateFile))
+		_, _ = w.Write(state)
+		_ = w.Close()
+	}()
+	_, err = vm.mon.send(negotiate, passState(r), ignoreShared, command{Execute: "migrate-incoming", Arguments: stateURI})
+	return vm, err
+}
+
+var benchNetwork = wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway, DNS: []string{network.DNS}}
+
+// runIn has a fresh clone run a script.
+func runIn(vm *machine, script string, stdio wire.Stdio) error {
+	link, err := wire.NewLink(vm.agent, true)
+	if err != nil {
+		return err
+	}
+	stream, err := link.Open()
+	if err != nil {
+		return err
+	}
+	client := wire.NewClient(stream)
+	ctx := context.Background()
+	entropy := make([]byte, 64)
+	_, _ = rand.Read(entropy)
+	if _, err := client.SandboxConfigure(ctx, &wire.SandboxConfigureParams{Entropy: entropy, Time: time.Now().Format(time.RFC3339Nano), Scratch: scratchSerial,
+		Hostname: "floor", MachineID: "0123456789abcdef0123456789abcdef", Network: &benchNetwork}); err != nil {
+		return err
+	}
+	exit, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", script}}, stdio)
+	if err == nil && exit.Exit.ExitCode != 0 {
+		err = fmt.Errorf("%s: exit %d", script, exit.Exit.ExitCode)
+	}
+	return err
+}
+
+// floor is what no `turn run` can be faster than. The agent runs nothing before
+// it is configured, so that is part of it. It prints how long it took without the
+// start and end of this program, in microseconds.
+func floor(h *home.Home) error {
+	began := time.Now()
+	vm, err := clone(h)
+	if err == nil {
+		err = runIn(vm, "true", wire.Stdio{})
+	}
+	fmt.Println(time.Since(began).Microseconds())
+	if vm != nil {
+		_ = vm.Close()
+	}
+	return err
+}
+
+// script runs what comes from standard input in a clone.
+func script(h *home.Home) error {
+	text, err := io.ReadAll(os.Stdin)
+	if err != nil {
+		return err
+	}
+	vm, err := clone(h)
+	if err == nil {
+		err = runIn(vm, string(text), wire.Stdio{Out: os.Stdout, Err: os.Stderr})
+	}
+	if vm != nil {
+		_ = vm.Close()
+	}
+	return err
+}
+
+var rollup = regexp.MustCompile(`(?m)^(Rss|Pss|Pss_Anon|Private_Clean|Private_Dirty):\s+(\d+) kB`)
+
+// cloneMemory prints what each of several clones holds after `true`.
+func cloneMemory(h *home.Home) error {
+	fmt.Println("| clone | Rss | Pss | Pss, anonymous | private, clean | private, dirty |\n|---|---|---|---|---|---|")
+	var vms []*machine
+	defer func() {
+		for _, vm := range vms {
+			_ = vm.Close()
+		}
+	}()
+	for range 4 {
+		vm, err := clone(h)
+		if err != nil {
+			return err
+		}
+		vms = append(vms, vm)
+		if err := runIn(vm, "true", wire.Stdio{}); err != nil {
+			return err
+		}
+	}
+	for i, vm := range vms {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", vm.PID()))
+		if err != nil {
+			return err
+		}
+		fmt.Printf("| %d ", i+1)
+		for _, m := range rollup.FindAllSubmatch(b, -1) {
+			fmt.Printf("| %s KiB ", m[2])
+		}
+		fmt.Println("|")
+	}
+	return nil
+}

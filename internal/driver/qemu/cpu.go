@@ -1,0 +1,77 @@
+package qemu
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"turnstone.dev/turnstone/internal/driver/console"
+	"turnstone.dev/turnstone/internal/lazyregexp"
+)
+
+// An engine is what runs the guest's instructions.
+type engine struct {
+	accel accel
+	cpu   string // model of the virtual CPU under KVM; empty: the host's
+}
+
+// model is the virtual CPU's, as QEMU's -cpu takes it.
+func (e engine) model() string {
+	switch {
+	case e.accel != accelKVM:
+		return "max"
+	case e.cpu == "":
+		return "host"
+	}
+	return e.cpu
+}
+
+// leastModel is the model that is left when QEMU refuses the host's for a reason that is
+// not known here. It has what every x86-64 has.
+const leastModel = "qemu64"
+
+// refusedMSR is what QEMU says before it aborts, because the host's KVM does not take a
+// register's value that it has offered itself (kvm_buf_set_msrs, kvm_get_msrs).
+var refusedMSR = lazyregexp.New(`failed to (?:set|get) MSR 0x([0-9a-fA-F]{1,8})\b[^\r\n]{0,100}`)
+
+// refusedCPU is anything else that QEMU says of a CPU that it cannot make.
+var refusedCPU = lazyregexp.New(`(?i)[^\r\n]{0,200}\b(?:CPU model|CPU feature|CPUID|vCPU|KVM_SET_\w+)\b[^\r\n]{0,200}`)
+
+// lessOf returns the words that take a feature with its registers out of a model
+// (target/i386/cpu.h and cpu.c of QEMU), by register.
+func lessOf(msr uint64) string {
+	switch {
+	case msr >= 0x480 && msr <= 0x493, msr == 0x3a:
+		return "-vmx"
+	case msr >= 0xc1 && msr <= 0xc8, msr >= 0x186 && msr <= 0x18d, msr >= 0x309 && msr <= 0x30c, msr >= 0x38d && msr <= 0x390:
+		return "pmu=off"
+	}
+	return map[uint64]string{
+		0x10a: "-arch-capabilities", 0xcf: "-core-capability", 0x345: "-pdcm", 0x48: "-spec-ctrl", 0xc001011f: "-virt-ssbd", 0x122: "-tsx-ctrl",
+		0x3b: "-tsc-adjust", 0x6e0: "-tsc-deadline", 0xe1: "-waitpkg", 0xda0: "-xsaves", 0x1c4: "-xfd", 0x6e1: "-pks", 0xc0000104: "-tsc-scale",
+		0x4b564d02: "-kvm-asyncpf", 0x4b564d03: "-kvm-steal-time", 0x4b564d04: "-kvm-pv-eoi", 0x4b564d05: "-kvm-poll-control",
+	}[msr]
+}
+
+// nextModel returns the model to try after one that QEMU refused with what it said, and
+// the line that says why. Empty: it was not the model that it refused, or none is left.
+func nextModel(model, said string) (next, why string) {
+	match := refusedMSR.FindStringSubmatch(said)
+	if match == nil {
+		if match = refusedCPU.FindStringSubmatch(said); match == nil || model == leastModel {
+			return "", ""
+		}
+		return leastModel, console.Printable(strings.TrimSpace(match[0]))
+	}
+	msr, _ := strconv.ParseUint(match[1], 16, 64) // at most eight digits always fit
+	why = console.Printable(match[0])
+	base, have, _ := strings.Cut(model, ",")
+	word := lessOf(msr)
+	switch removed := strings.Split(have, ","); {
+	case base == leastModel:
+		return "", ""
+	case word == "", slices.Contains(removed, word):
+		return leastModel, why
+	}
+	return model + "," + word, why
+}

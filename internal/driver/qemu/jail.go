@@ -1,0 +1,187 @@
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/console"
+	"turnstone.dev/turnstone/internal/driver/host"
+	"turnstone.dev/turnstone/internal/driver/jail"
+	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// A wall is what stands between a QEMU that a guest has broken out into and the host.
+type wall string
+
+const (
+	jailed   wall = "namespaces" // an empty root, no rights, no network, no other process
+	filtered wall = "filter"     // a filter of system calls alone, where the host gives no namespaces
+	open     wall = "none"       // QEMU's own filter alone, where not even that can be had
+)
+
+// A Jail says how QEMU is confined here, and why not better.
+type Jail struct {
+	Wall   wall      `json:"wall"`
+	Reason string    `json:"reason"` // why there are no namespaces; empty: there are
+	When   time.Time `json:"when"`
+	Host   string    `json:"host"` // what the answer depends on
+}
+
+// Namespaces tells whether QEMU has namespaces of its own.
+func (j Jail) Namespaces() bool { return j.Wall == jailed }
+
+// proofLimit is how long a QEMU may take that only says its version.
+const proofLimit = 20 * time.Second
+
+// noLasts is how long it is remembered that there is no jail: hosts are repaired.
+const noLasts = time.Minute
+
+// Jail tells how QEMU is confined. It is found out once, by starting QEMU so, and remembered
+// until QEMU, the host's kernel, the user or what lets users make namespaces changes; what
+// is not the best only for a minute.
+func (s *Substrate) Jail() Jail { return s.wall }
+
+func (s *Substrate) findWall(ctx context.Context) (Jail, error) {
+	var u unix.Utsname
+	_ = unix.Uname(&u) // cannot fail on a valid pointer
+	on := fmt.Sprintf("%s|%s|%s|%d|%s", s.binary, s.version, unix.ByteSliceToString(u.Release[:]), os.Geteuid(), host.NamespaceSettings())
+	path := s.home.Path("cache", "qemu-jail.json")
+	var known Jail
+	if b, err := os.ReadFile(path); err == nil && json.Unmarshal(b, &known) == nil && known.Host == on &&
+		(known.Namespaces() || time.Since(known.When).Abs() < noLasts) {
+		return known, nil
+	}
+	j := Jail{Wall: jailed, When: time.Now().UTC(), Host: on}
+	if err := s.tryWall(ctx, jailed); err != nil {
+		j.Wall, j.Reason = filtered, err.Error()
+		if setting := host.NoUserNamespaces(); setting != "" && os.Geteuid() != 0 {
+			j.Reason = fmt.Sprintf("users may make no user namespaces here (%s): %s", setting, j.Reason)
+		}
+		if err := s.tryWall(ctx, filtered); err != nil {
+			j.Wall = open
+		}
+	}
+	if ctx.Err() != nil {
+		return j, &turnstone.Error{Op: "qemu.new", Kind: turnstone.Canceled, Subject: s.binary, Err: ctx.Err()}
+	}
+	b, _ := json.Marshal(j)             // plain data always encodes
+	_ = stamp.WriteFile(path, b, 0o600) // an answer that is not remembered is found again
+	return j, nil
+}
+
+// tryWall starts a QEMU behind w that says its version.
+func (s *Substrate) tryWall(ctx context.Context, w wall) error {
+	cmd, release, err := s.command(w, turnstone.Shape{}, false, []string{"--version"}, nil)
+	if err != nil {
+		return err
+	}
+	out, said := console.Tail{Limit: 8 << 10}, console.Tail{Limit: 8 << 10}
+	cmd.Stdout, cmd.Stderr = &out, &said
+	done := make(chan error, 1)
+	err = launchOnThread(cmd, func(error) {}, func(err error) { done <- err })
+	release()
+	if err != nil {
+		return err
+	}
+	select {
+	case err = <-done:
+	case <-ctx.Done():
+	case <-time.After(proofLimit):
+	}
+	if cmd.ProcessState == nil && err == nil {
+		_ = cmd.Process.Kill()
+		<-done
+		return errors.New("QEMU does not say its version there")
+	}
+	if failure := jailFailure(said.String(), err); failure != nil {
+		return failure
+	}
+	if err != nil {
+		return fmt.Errorf("QEMU does not start there: %w: %s", err, console.Printable(console.LastLine(said.String())))
+	}
+	if line, _, _ := strings.Cut(out.String(), "\n"); line != s.version {
+		return fmt.Errorf("QEMU says there that it is %q", console.Printable(line))
+	}
+	return nil
+}
+
+// jailFailure returns why the jail of a process that has ended could not be made.
+func jailFailure(stderr string, wait error) error {
+	var exit *exec.ExitError
+	if !errors.As(wait, &exit) {
+		return nil
+	}
+	return jail.Failure(stderr, exit.ExitCode())
+}
+
+// shown is what a QEMU finds of the host: libraries and firmware, read-only.
+func shown(binary string) []string {
+	at := []string{"/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache"}
+	prefixes := []string{"/usr"}
+	if p := filepath.Dir(filepath.Dir(binary)); p != "/" && p != "/usr" {
+		prefixes = append(prefixes, p)
+		at = append(at, p+"/lib", p+"/lib64")
+	}
+	for _, p := range prefixes {
+		at = append(at, p+"/share/qemu", p+"/share/seabios")
+	}
+	return at
+}
+
+const kvmDevice = "/dev/kvm"
+
+// command returns the command that starts QEMU behind w, with files from descriptor 3 on.
+// release is called after the start.
+func (s *Substrate) command(w wall, shape turnstone.Shape, hasHome bool, args []string, files []*os.File) (*exec.Cmd, func(), error) {
+	env := []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
+	if w == open {
+		cmd := exec.Command(s.binary, args...)
+		cmd.Dir, cmd.Env, cmd.ExtraFiles = "/", env, files
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true, Credential: unprivileged()}
+		return cmd, func() {}, nil
+	}
+	binary, err := filepath.EvalSymlinks(s.binary)
+	if err != nil {
+		return nil, nil, err
+	}
+	j := jail.Jail{Bare: w == filtered, Show: shown(binary), FileSize: largestFile(shape, hasHome), Threads: uint64(shape.CPUs) + 128}
+	if s.accel == accelKVM {
+		j.Devices = []string{kvmDevice}
+		if c := unprivileged(); c != nil {
+			for _, g := range c.Groups {
+				j.Groups = append(j.Groups, int(g))
+			}
+		}
+	}
+	return j.Command(jail.Program{Path: binary, Args: args, Env: env, Files: files})
+}
+
+// largestFile is the size in bytes beyond which nothing that a machine's QEMU writes grows.
+func largestFile(shape turnstone.Shape, hasHome bool) uint64 {
+	size := max(int64(shape.Memory), int64(shape.Disk), 1<<30) // the last is more than any device state
+	if hasHome {
+		size = max(size, substrate.SlotSize)
+	}
+	return uint64(size)
+}
+
+// seal takes from the machine's QEMU the names of its own descriptors. It has opened what
+// it needs once it answers on its monitor.
+func (m *machine) seal(ctx context.Context) error {
+	if m.wall != jailed {
+		return nil
+	}
+	return jail.Seal(ctx, m.PID())
+}

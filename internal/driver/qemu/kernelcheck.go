@@ -1,0 +1,224 @@
+package qemu
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/console"
+	"turnstone.dev/turnstone/internal/driver/kvm"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// A KernelReport is what a kernel has and is, as the agent saw it in a small machine.
+type KernelReport struct {
+	console.KernelReport
+	Isolation string // how the machine ran, as "microvm (TCG)"
+	Took      time.Duration
+}
+
+// How long a kernel may take to report. Kernels print all the time as they boot, so the
+// limit of silence ends one that is stuck; a busy host and TCG together are slow.
+const (
+	checkSilence = 30 * time.Second
+	checkLimit   = 2 * time.Minute
+)
+
+// checkMemory and checkDisk are enough for a machine that only looks around.
+const (
+	checkMemory turnstone.Bytes = 256 << 20
+	checkDisk                   = 1 << 20
+)
+
+// errSilent ends the wait for a kernel that prints nothing.
+var errSilent = errors.New("it prints nothing on the serial console")
+
+// CheckKernel boots m's kernel with m's initramfs, of which the agent says what the kernel
+// has, and nothing else of m. It tries KVM where that may work, and the translator; where
+// the one is known to be of no use, the other is first. Errors are *turnstone.Error; of
+// kind Dead when the kernel did not get as far as the report, whatever ran it.
+func (s *Substrate) CheckKernel(ctx context.Context, m substrate.Machine) (*KernelReport, error) {
+	return s.checkKernel(ctx, m, checkSilence, checkLimit)
+}
+
+func (s *Substrate) checkKernel(ctx context.Context, m substrate.Machine, silence, limit time.Duration) (*KernelReport, error) {
+	order, failures := s.checkOrder(m.KernelIs.Test)
+	if len(order) == 0 {
+		return nil, &turnstone.Error{Op: checkOp, Kind: turnstone.Unavailable, Subject: "kernel", Err: errors.New(strings.Join(failures, "; "))}
+	}
+	for _, a := range order {
+		k := *s
+		k.accel, k.kernel = a, m.GuestKernel()
+		report, err := k.reportOf(ctx, m, silence, limit)
+		var e *turnstone.Error
+		switch {
+		case err == nil:
+			return report, nil
+		case ctx.Err() != nil:
+			return nil, s.wrap(ctx.Err())
+		case turnstone.KindOf(err) != turnstone.Dead || !errors.As(err, &e):
+			return nil, s.wrap(err)
+		}
+		failures = append(failures, "under "+strings.ToUpper(string(a))+": "+e.Err.Error())
+		var gaveUp *console.GaveUp
+		if a == accelKVM && errors.As(err, &gaveUp) {
+			break // its own word; but there are kernels that panic under TCG only
+		}
+	}
+	slices.SortStableFunc(failures, func(a, b string) int { return strings.Compare(a[:len("under KVM")], b[:len("under KVM")]) })
+	return nil, &turnstone.Error{Op: checkOp, Kind: turnstone.Dead, Subject: "kernel", Err: errors.New(strings.Join(failures, "; ")),
+		Hint: "CONFIG_SERIAL_8250_CONSOLE, CONFIG_PVH and CONFIG_BLK_DEV_INITRD have to be y"}
+}
+
+// checkOrder says what runs a kernel that is looked at, and what was ruled out, as text. A
+// test kernel runs under KVM only.
+func (s *Substrate) checkOrder(test bool) (order []accel, ruledOut []string) {
+	mayNot := s.mayOpen()
+	if mayNot != nil {
+		ruledOut = []string{"KVM was not tried (" + mayNot.Error() + ")"}
+	}
+	switch {
+	case test && mayNot != nil:
+		return nil, append(ruledOut, "a test kernel runs under KVM only")
+	case test:
+		return []accel{accelKVM}, nil
+	case mayNot != nil:
+		return []accel{accelTCG}, ruledOut
+	case kvm.Try(kvmDevice) == nil:
+		return []accel{accelKVM, accelTCG}, nil
+	}
+	return []accel{accelTCG, accelKVM}, nil
+}
+
+const checkOp = "qemu.checkKernel"
+
+// checkArgs is the kernel's command line for the report with this nonce. The kernel is to print from its
+// first instructions on, so that one that stands still is told from a slow one.
+func checkArgs(a accel, nonce string) string {
+	args := []string{"console=ttyS0", "earlyprintk=serial,ttyS0,115200", "loglevel=6", "panic=-1", "reboot=t", "rdinit=/init", "audit=0",
+		"nowatchdog", "no_timer_check", "tsc=reliable", "random.trust_cpu=on", "cgroup_no_v1=all", console.CheckWord + nonce}
+	if a == accelTCG {
+		args = append(args, unhardened...)
+	}
+	return strings.Join(args, " ")
+}
+
+// reportOf runs a machine for the report; where QEMU refuses its virtual CPU, another one
+// with less of a CPU.
+func (s *Substrate) reportOf(ctx context.Context, m substrate.Machine, silence, limit time.Duration) (*KernelReport, error) {
+	k := *s
+	for {
+		report, said, err := k.reportOnce(ctx, m, silence, limit)
+		next, _ := nextModel(k.engine().model(), said)
+		if err == nil || next == "" {
+			return report, err
+		}
+		k.cpu = next
+	}
+}
+
+// reportOnce also returns what a QEMU that has ended by itself has said.
+func (s *Substrate) reportOnce(ctx context.Context, m substrate.Machine, silence, limit time.Duration) (report *KernelReport, said string, err error) {
+	ram, err := memory("ram")
+	if err != nil {
+		return nil, "", err
+	}
+	defer func() { _ = ram.Close() }()
+	empty, err := memory("disk")
+	if err != nil {
+		return nil, "", err
+	}
+	defer func() { _ = empty.Close() }()
+	if err := empty.Truncate(checkDisk); err != nil {
+		return nil, "", err
+	}
+	m.Root = fmt.Sprintf("/proc/self/fd/%d", empty.Fd())
+	m.Shape = turnstone.Shape{CPUs: 1, Memory: checkMemory, Disk: checkDisk}
+	nonce := rand.Text()                                    // of this machine's report
+	s.more = []string{"-append", checkArgs(s.accel, nonce)} // the last one counts
+	began := time.Now()
+	vm, err := s.boot(m, ram, empty)
+	if err != nil {
+		return nil, "", err
+	}
+	defer func() { _ = vm.Close() }()
+	is, err := vm.report(ctx, nonce, silence, limit)
+	if err != nil {
+		select {
+		case <-vm.done:
+			said = vm.stderr.String()
+		default:
+		}
+		return nil, said, err
+	}
+	return &KernelReport{KernelReport: is, Isolation: s.Isolation(), Took: time.Since(began)}, "", nil
+}
+
+// report waits for the agent's report with this nonce. Any other end is an error of kind Dead, except one
+// that is the host's.
+func (m *machine) report(ctx context.Context, nonce string, silence, limit time.Duration) (r console.KernelReport, err error) {
+	late := time.NewTimer(limit)
+	defer late.Stop()
+	look := time.NewTicker(20 * time.Millisecond)
+	defer look.Stop()
+	before, heard := "", time.Now()
+	for {
+		ended := false
+		var why error
+		select {
+		case <-look.C:
+		case <-m.console.Failed():
+			ended = true
+		case <-m.done:
+			ended, why = true, m.Err()
+		case <-ctx.Done():
+			return r, ctx.Err()
+		case <-late.C:
+			ended, why = true, fmt.Errorf("no report after %s", limit)
+		}
+		text := m.console.String()
+		r, err = console.Report(text, nonce)
+		switch {
+		case err == nil:
+			return r, nil
+		case ended:
+			return r, m.noReport(why)
+		case text != before:
+			before, heard = text, time.Now()
+		case time.Since(heard) > silence:
+			return r, m.noReport(fmt.Errorf("%w for %s", errSilent, silence))
+		}
+	}
+}
+
+// noReport says why a kernel does not report: in its own words, if it has any.
+func (m *machine) noReport(why error) error {
+	e := &turnstone.Error{Op: checkOp, Kind: turnstone.Dead, Subject: "guest", Err: why}
+	last := m.console.LastWords()
+	kind := turnstone.KindOf(why)
+	var typed *turnstone.Error
+	if errors.As(why, &typed) { // of this machine, whose name says nothing here
+		why = errors.New(clip(typed.Err.Error()))
+	}
+	switch fault := m.console.Fault(); {
+	case fault != nil:
+		e.Err = fault
+	case kind != turnstone.Internal && kind != turnstone.Dead:
+		return typed
+	case last == "":
+		e.Err = fmt.Errorf("%w; the console is empty", why)
+	default:
+		e.Err = fmt.Errorf("%w; the console ends: %q", why, clip(last))
+	}
+	return e
+}
+
+// maxSaid bounds what is quoted of a program, in bytes.
+const maxSaid = 200
+
+func clip(s string) string { return s[:min(len(s), maxSaid)] }

@@ -1,0 +1,123 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/jail"
+	"turnstone.dev/turnstone/internal/driver/kvm"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// mayOpen tells whether QEMU may open KVM's device. In root's namespaces it has a node of
+// its own, and the mode of the host's does not matter.
+func (s *Substrate) mayOpen() error {
+	who := unprivileged()
+	if who != nil && s.wall.Namespaces() && jail.OwnsDevices(kvmDevice) == nil {
+		who = nil
+	}
+	return mayOpen(kvmDevice, who)
+}
+
+// mayOpen tells whether a QEMU that runs as who, or as this user when that is nil,
+// may open the device for reading and writing.
+func mayOpen(device string, who *syscall.Credential) error {
+	f, err := os.OpenFile(device, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	if who == nil {
+		return nil
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return err
+	}
+	byGroup := st.Mode&0o060 == 0o060 && slices.Contains(who.Groups, st.Gid)
+	if st.Mode&0o006 == 0o006 || byGroup {
+		return nil
+	}
+	return &fs.PathError{Op: "open", Path: device, Err: fmt.Errorf("it is root's alone, and root's QEMU runs as nobody: %w", fs.ErrPermission)}
+}
+
+// KVM tells whether KVM runs a guest. What rules it out without one is answered at once.
+// Else a guest must really start under it: that is tried once, with probe, and remembered
+// until QEMU, the host's kernel, its CPU or a guest kernel of the user's changes.
+func (s *Substrate) KVM(ctx context.Context, probe *substrate.Machine) kvm.Verdict {
+	var u unix.Utsname
+	_ = unix.Uname(&u)
+	q := kvm.Question{
+		Home: s.home, Name: "qemu", On: fmt.Sprintf("%s|%s|%s", s.version, unix.ByteSliceToString(u.Release[:]), s.hostCPU), Kernel: s.kernel,
+		May: s.mayOpen,
+		Try: func() error { return kvm.Try(kvmDevice) },
+	}
+	if probe != nil {
+		q.Init = probe.InitDigest
+		q.Prove = func(ctx context.Context, limit time.Duration) (kvm.Verdict, error) {
+			s.progress("finding out whether KVM runs a guest (once)")
+			return s.prove(ctx, *probe, limit)
+		}
+	}
+	return q.Ask(ctx)
+}
+
+// prove boots m. Where QEMU refuses the virtual CPU it tries with less of one. An error has
+// nothing to do with KVM.
+func (s *Substrate) prove(ctx context.Context, m substrate.Machine, limit time.Duration) (kvm.Verdict, error) {
+	k := *s
+	k.accel, k.cpu = accelKVM, ""
+	for why := ""; ; {
+		v, said, err := k.proveOnce(ctx, m, limit)
+		if err != nil {
+			return kvm.Verdict{}, err
+		}
+		v.CPU, v.Why = k.engine().model(), why
+		next, refused := nextModel(v.CPU, said)
+		if v.Usable || next == "" {
+			return v, nil
+		}
+		k.cpu = next
+		if why == "" { // what is said of the host's CPU
+			why = refused
+		}
+	}
+}
+
+// proveOnce also returns what a QEMU that has ended by itself has said.
+func (s *Substrate) proveOnce(ctx context.Context, m substrate.Machine, limit time.Duration) (v kvm.Verdict, said string, err error) {
+	began := time.Now()
+	vm, err := s.bootFresh(ctx, m)
+	if err != nil {
+		return kvm.Verdict{}, "", err
+	}
+	defer func() { _ = vm.Close() }()
+	err = vm.wait(ctx, kvm.Proving(limit))
+	select {
+	case <-vm.done:
+		said = vm.stderr.String()
+	default:
+	}
+	switch {
+	case ctx.Err() != nil:
+		return kvm.Verdict{}, "", ctx.Err()
+	case turnstone.KindOf(err) == turnstone.Exhausted, turnstone.KindOf(err) == turnstone.Unavailable:
+		return kvm.Verdict{}, "", err // the host's disk, or QEMU's jail
+	case err != nil:
+		return kvm.Failed(err, s.kernel.KernelKind), said, nil
+	}
+	return kvm.Ran(time.Since(began)), "", nil
+}
+
+func isNoSpace(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || turnstone.KindOf(err) == turnstone.Exhausted
+}

@@ -1,0 +1,399 @@
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/descriptors"
+	"turnstone.dev/turnstone/internal/driver/console"
+	"turnstone.dev/turnstone/internal/driver/host"
+	"turnstone.dev/turnstone/internal/driver/jail"
+	"turnstone.dev/turnstone/internal/driver/kvm"
+)
+
+// files are what a machine is made of, open. A nil file is not passed.
+type files struct {
+	ram, root, scratch, kernel, initramfs *os.File
+
+	home   *os.File
+	layers []*os.File
+}
+
+// list has them in the order of their descriptors.
+func (f *files) list() []*os.File {
+	return append([]*os.File{f.ram, f.root, f.scratch, f.kernel, f.initramfs, f.home}, f.layers...)
+}
+
+func (f *files) close() {
+	for _, file := range f.list() {
+		if file != nil {
+			_ = file.Close()
+		}
+	}
+}
+
+// machine is one running QEMU. It implements substrate.Sandbox and Pauser.
+type machine struct {
+	id      turnstone.SandboxID
+	mon     *monitor
+	agent   net.Conn
+	card    net.Conn // the host's end of the network card; nil when there is none
+	process *os.Process
+	console *console.Watch
+	stderr  complaints
+	noKVM   chan struct{} // closed when KVM has turned the machine away
+	live    *live         // for Snapshot; set before anybody else has the machine
+	advice  string        // what helps when the guest does not start
+	scratch *os.File      // the disk that takes the writes; closed with the machine
+	wall    wall          // what QEMU is behind
+
+	done   chan struct{}
+	heard  chan struct{} // closed when the console has been read to its end
+	mu     sync.Mutex
+	closed bool
+	cause  error // what an event said before the end
+	err    error
+}
+
+// start runs QEMU with a machine of the given shape. It takes ownership of f's files.
+func (s *Substrate) start(shape turnstone.Shape, args []string, f files) (*machine, error) {
+	defer f.close()
+	m := &machine{id: turnstone.NewSandboxID(), wall: s.wall.Wall, console: console.New(), advice: s.kernel.Advice(), done: make(chan struct{}), heard: make(chan struct{})}
+	m.stderr.Limit, m.stderr.fault, m.noKVM = 8<<10, m.turnedAway, make(chan struct{})
+	if f.initramfs == nil { // only a boot has one
+		m.console = console.Running()
+	}
+	var err error
+	if m.scratch, err = dup(f.scratch); err != nil {
+		return nil, err
+	}
+	if err := s.run(m, shape, args, f); err != nil {
+		_ = m.scratch.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+// run starts m's process, with one end of each of its sockets.
+func (s *Substrate) run(m *machine, shape turnstone.Shape, args []string, f files) error {
+	var theirs []*os.File
+	ours := make([]net.Conn, 4) // by descriptor, from fdQMP on
+	defer func() {
+		for _, t := range theirs {
+			if t != nil {
+				_ = t.Close()
+			}
+		}
+	}()
+	for i := range ours {
+		if fdQMP+i == fdNet && !shape.Network {
+			theirs = append(theirs, nil)
+			continue
+		}
+		conn, file, err := socketpair()
+		if err != nil {
+			closeAll(ours)
+			return err
+		}
+		ours[i], theirs = conn, append(theirs, file)
+	}
+	cmd, release, err := s.command(m.wall, shape, f.home != nil, args, append(append([]*os.File{}, theirs...), f.list()...))
+	if err != nil {
+		closeAll(ours)
+		return err
+	}
+	defer release()
+	cmd.Stderr = &m.stderr
+	m.agent, m.card = ours[1], ours[fdNet-fdQMP]
+	if err := m.spawn(cmd); err != nil {
+		closeAll(ours)
+		return err
+	}
+	m.mon = newMonitor(ours[0], m.event)
+	go m.readConsole(ours[2])
+	return nil
+}
+
+// spawn starts cmd, whose end is the machine's.
+func (m *machine) spawn(cmd *exec.Cmd) error {
+	return launchOnThread(cmd, func(err error) {
+		if err == nil {
+			m.process = cmd.Process
+			go m.endWithKVM()
+		}
+	}, m.ended)
+}
+
+// launchOnThread starts cmd from a thread of its own that lives as long as the process:
+// the parent-death signal, by which QEMU never outlives us even when we are
+// killed, belongs to the thread that forked (prctl(2), PR_SET_PDEATHSIG). started is
+// called before it returns, and ended with the process's end.
+func launchOnThread(cmd *exec.Cmd, started, ended func(error)) error {
+	if err := descriptors.CloseOnExec(); err != nil {
+		return err
+	}
+	running := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started(err)
+		running <- err
+		if err == nil {
+			ended(cmd.Wait())
+		}
+	}()
+	return <-running
+}
+
+// drainWait bounds how long what a machine has printed last may take to be read.
+const drainWait = time.Second
+
+// ended records why the process is gone.
+func (m *machine) ended(wait error) {
+	select {
+	case <-m.heard: // its last words may explain the end
+	case <-time.After(drainWait):
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.closed {
+		m.err = m.explain(wait)
+	}
+	_ = m.agent.Close()
+	if m.card != nil {
+		_ = m.card.Close()
+	}
+	close(m.done)
+}
+
+// explain turns an end nobody asked for into an error for the user.
+func (m *machine) explain(wait error) error {
+	e := &turnstone.Error{Op: "qemu.run", Kind: turnstone.Dead, Subject: string(m.id)}
+	switch fault := m.console.Fault(); {
+	case m.cause != nil:
+		return m.cause
+	case fault != nil:
+		e.Err, e.Hint = fault, m.hint()
+	case busError(wait):
+		// Its memory is a file: a page that the disk has no room for ends it so.
+		e.Kind, e.Hint = turnstone.Exhausted, "make room where TURN_HOME is"
+		e.Err = errors.New("the host's disk is full: it has no room for the guest's memory")
+	case jailFailure(m.stderr.String(), wait) != nil:
+		e.Kind, e.Hint, e.Err = turnstone.Unavailable, "run `turn doctor`", jailFailure(m.stderr.String(), wait)
+	case strings.TrimSpace(m.stderr.String()) != "":
+		e.Err = fmt.Errorf("QEMU ended: %s", console.Printable(strings.TrimSpace(m.stderr.String())))
+	case wait != nil:
+		e.Err = fmt.Errorf("QEMU ended: %w", wait)
+	case m.starting():
+		e.Err, e.Hint = endedEarly{}, m.hint()
+	default:
+		e.Err = fmt.Errorf("the guest shut its machine down%s", m.console.Words())
+	}
+	return e
+}
+
+// An endedEarly is what is seen of a triple fault, too: QEMU ends with the machine's first reset.
+type endedEarly struct{}
+
+func (endedEarly) Error() string {
+	return "the guest reset its machine, or shut it down, before its agent was ready"
+}
+
+// Is says what that means under KVM.
+func (endedEarly) Is(target error) bool { return target == kvm.ErrBroken }
+
+func busError(wait error) bool {
+	var exit *exec.ExitError
+	if !errors.As(wait, &exit) {
+		return false
+	}
+	status, ok := exit.Sys().(syscall.WaitStatus)
+	return ok && status.Signaled() && status.Signal() == syscall.SIGBUS
+}
+
+// event reacts to what QEMU tells: a disk write that failed for want of room on
+// the host stops the machine, which would wait for ever.
+func (m *machine) event(e event) {
+	if e.Name != "BLOCK_IO_ERROR" {
+		return
+	}
+	var data struct {
+		NoSpace bool   `json:"nospace"`
+		Action  string `json:"action"`
+		Reason  string `json:"reason"`
+	}
+	if json.Unmarshal(e.Data, &data) != nil || data.Action != "stop" {
+		return
+	}
+	m.mu.Lock()
+	if data.NoSpace {
+		m.cause = &turnstone.Error{Op: "qemu.run", Kind: turnstone.Exhausted, Subject: string(m.id),
+			Err: errors.New("the host's disk is full"), Hint: "make room where TURN_HOME is, or lower the sandbox's disk"}
+	} else {
+		m.cause = &turnstone.Error{Op: "qemu.run", Kind: turnstone.Dead, Subject: string(m.id),
+			Err: fmt.Errorf("the host's disk fails: %s", data.Reason)}
+	}
+	m.mu.Unlock()
+	_ = m.process.Kill()
+}
+
+func (m *machine) readConsole(conn net.Conn) {
+	defer func() { _ = conn.Close() }()
+	defer close(m.heard)
+	_, _ = io.Copy(m.console, conn)
+}
+
+func (m *machine) ID() turnstone.SandboxID   { return m.id }
+func (m *machine) Agent() io.ReadWriteCloser { return m.agent }
+func (m *machine) Scratch() string           { return scratchSerial }
+
+// Frames implements substrate.Networker.
+func (m *machine) Frames() io.ReadWriteCloser {
+	if m.card == nil {
+		return nil
+	}
+	return m.card
+}
+
+func (m *machine) Done() <-chan struct{} { return m.done }
+
+// PID is QEMU's process id, for measurements.
+func (m *machine) PID() int { return m.process.Pid }
+
+func (m *machine) Err() error {
+	select {
+	case <-m.done:
+	default:
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.err
+}
+
+// Disk implements substrate.Disker.
+func (m *machine) Disk() (*os.File, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil, &turnstone.Error{Op: "qemu.disk", Kind: turnstone.Dead, Subject: string(m.id), Err: errors.New("the sandbox is closed")}
+	}
+	return dup(m.scratch)
+}
+
+// Close kills QEMU: what a sandbox wrote is either fetched before or not wanted.
+func (m *machine) Close() error {
+	m.mu.Lock()
+	if !m.closed {
+		m.closed = true
+		_ = m.scratch.Close()
+	}
+	m.mu.Unlock()
+	_ = m.process.Kill()
+	_ = m.mon.conn.Close()
+	<-m.done
+	m.live.close()
+	return nil
+}
+
+func (m *machine) Pause(ctx context.Context) error {
+	_, err := m.mon.do(ctx, command{Execute: "stop"})
+	return err
+}
+
+func (m *machine) Resume(ctx context.Context) error {
+	_, err := m.mon.do(ctx, command{Execute: "cont"})
+	return err
+}
+
+// starting tells whether the agent is not ready yet.
+func (m *machine) starting() bool {
+	select {
+	case <-m.console.Ready():
+		return false
+	default:
+		return true
+	}
+}
+
+// hint is what helps when the guest does not start; nothing once it has.
+func (m *machine) hint() string {
+	if m.starting() {
+		return m.advice
+	}
+	return ""
+}
+
+// wait blocks until the agent is ready. What the guest says of itself, that it hangs, the
+// machine's end and ctx's end are errors.
+func (m *machine) wait(ctx context.Context, p console.Patience) error {
+	err := m.console.Await(ctx, p, func() (console.Load, error) { return host.Load(m.process.Pid) }, m.done)
+	switch {
+	case err == nil, ctx.Err() != nil:
+		return err
+	case errors.Is(err, console.ErrEnded):
+		return m.Err()
+	}
+	return &turnstone.Error{Op: "qemu.boot", Kind: turnstone.Dead, Subject: string(m.id), Err: err, Hint: m.hint()}
+}
+
+// patience is how long a guest may take to start: under TCG up to three seconds. A busy
+// host has other bounds than an idle one.
+func (a accel) patience() console.Patience {
+	if a == accelKVM {
+		return kvm.Patience()
+	}
+	return console.Patience{Idle: 30 * time.Second, Work: time.Minute, Limit: 5 * time.Minute}
+}
+
+// unprivileged is what root's QEMU runs as: nobody, with the group that may use
+// KVM. An ordinary user's QEMU runs as that user.
+func unprivileged() *syscall.Credential {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	c := &syscall.Credential{Uid: jail.Nobody, Gid: jail.Nobody}
+	var st unix.Stat_t
+	if unix.Stat(kvmDevice, &st) == nil && st.Gid != 0 {
+		c.Groups = []uint32{st.Gid}
+	}
+	return c
+}
+
+func socketpair() (net.Conn, *os.File, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("socketpair: %w", err)
+	}
+	mine := os.NewFile(uintptr(fds[0]), "qemu")
+	defer func() { _ = mine.Close() }()
+	conn, err := net.FileConn(mine)
+	if err != nil {
+		_ = unix.Close(fds[1])
+		return nil, nil, err
+	}
+	return conn, os.NewFile(uintptr(fds[1]), "qemu-peer"), nil
+}
+
+func closeAll(conns []net.Conn) {
+	for _, c := range conns {
+		if c != nil {
+			_ = c.Close()
+		}
+	}
+}

@@ -1,0 +1,428 @@
+// Package qemu is the substrate that runs sandboxes as virtual machines of QEMU:
+// with KVM where a guest really starts under it, else with QEMU's own translator
+// (TCG). A sandbox starts from a memory snapshot of its booted agent, mapped
+// copy-on-write, so that clones share what they do not change.
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/driver/console"
+	"turnstone.dev/turnstone/internal/driver/disk"
+	"turnstone.dev/turnstone/internal/driver/host"
+	"turnstone.dev/turnstone/internal/driver/kvm"
+	"turnstone.dev/turnstone/internal/lazyregexp"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// Substrate starts QEMU machines. It is safe for concurrent use.
+type Substrate struct {
+	home     *home.Home
+	binary   string
+	version  string
+	accel    accel
+	cpu      string // see engine
+	wall     Jail
+	hostCPU  turnstone.Digest
+	verdict  kvm.Verdict
+	fallback error // see Options
+	kernel   substrate.GuestKernel
+	progress func(string)
+	more     []string // arguments for a boot that only a benchmark or a check of a kernel has
+}
+
+// Options are what a Substrate is made with.
+type Options struct {
+	Binary   string       // QEMU's system emulator; empty: found in PATH
+	Progress func(string) // told before work that takes long; may be nil
+	// Probe is a small machine to prove KVM with, should that not be known yet.
+	// Nil: an unproven KVM counts as unusable.
+	Probe  *substrate.Machine
+	Kernel substrate.GuestKernel // that guests boot; Probe's where there is one
+	// Fallback is why guests do not run under KVM, where that is worth telling: the error
+	// of one that does not start without it has both reasons. Nil: only its own.
+	Fallback error
+}
+
+const binaryName = "qemu-system-x86_64"
+
+// New finds QEMU and decides how guests are run. The verdict on KVM is found out
+// once and remembered in h.
+func New(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
+	s := &Substrate{home: h, binary: opts.Binary, progress: opts.Progress, accel: accelTCG, kernel: opts.Kernel, fallback: opts.Fallback}
+	if opts.Probe != nil {
+		s.kernel = opts.Probe.GuestKernel()
+	}
+	if s.progress == nil {
+		s.progress = func(string) {}
+	}
+	if runtime.GOARCH != "amd64" {
+		return nil, &turnstone.Error{Op: "qemu.new", Kind: turnstone.Unavailable, Subject: runtime.GOARCH,
+			Err: fmt.Errorf("the qemu substrate runs on x86-64 hosts only")}
+	}
+	if s.binary == "" {
+		path, err := host.FindSystem(binaryName)
+		if err != nil {
+			return nil, &turnstone.Error{Op: "qemu.new", Kind: turnstone.Unavailable, Subject: binaryName, Err: err,
+				Hint: "sudo apt-get install --no-install-recommends qemu-system-x86"}
+		}
+		if s.binary, err = filepath.EvalSymlinks(path); err != nil {
+			s.binary = path
+		}
+	}
+	var err error
+	if s.version, err = s.readVersion(ctx); err != nil {
+		return nil, err
+	}
+	if s.hostCPU, err = host.CPU(); err != nil {
+		return nil, err
+	}
+	if s.wall, err = s.findWall(ctx); err != nil {
+		return nil, err
+	}
+	if s.verdict = s.KVM(ctx, opts.Probe); s.verdict.Usable {
+		s.accel, s.cpu = accelKVM, s.verdict.CPU
+	}
+	return s, nil
+}
+
+// Name implements substrate.Substrate.
+func (s *Substrate) Name() string { return "qemu" }
+
+// Version is the text by which QEMU names its version.
+func (s *Substrate) Version() string { return s.version }
+
+// Isolation implements substrate.Substrate.
+func (s *Substrate) Isolation() string {
+	how := "microvm (" + strings.ToUpper(string(s.accel)) + s.kernel.Isolation() + ")"
+	if !s.wall.Namespaces() {
+		how += ", no namespaces"
+	}
+	return how
+}
+
+func (s *Substrate) engine() engine { return engine{s.accel, s.cpu} }
+
+// Accelerated tells whether guests run under KVM.
+func (s *Substrate) Accelerated() bool { return s.accel == accelKVM }
+
+// Verdict is what New has found out about KVM.
+func (s *Substrate) Verdict() kvm.Verdict { return s.verdict }
+
+// Boot implements substrate.Substrate.
+func (s *Substrate) Boot(ctx context.Context, m substrate.Machine) (substrate.Sandbox, error) {
+	if err := s.hasCard(m.Shape); err != nil {
+		return nil, err
+	}
+	vm, err := s.bootFresh(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	err = vm.wait(ctx, s.accel.patience())
+	if err == nil {
+		_, err = vm.mon.do(ctx, negotiate)
+	}
+	if err == nil {
+		err = vm.seal(ctx)
+	}
+	if err != nil {
+		_ = vm.Close()
+		return nil, s.wrap(s.notStarted(err))
+	}
+	return vm, nil
+}
+
+// notStarted puts why KVM is not used before what a guest without it died of.
+func (s *Substrate) notStarted(err error) error {
+	var e *turnstone.Error
+	if s.fallback == nil || s.accel == accelKVM || !errors.As(err, &e) || e.Kind != turnstone.Dead {
+		return err
+	}
+	both := *e
+	both.Subject, both.Err = "", fmt.Errorf("%w; and without it, under TCG: %w", s.fallback, e.Err)
+	return &both
+}
+
+// bootFresh starts m from its kernel with memory and a disk that nobody else has.
+func (s *Substrate) bootFresh(ctx context.Context, m substrate.Machine) (*machine, error) {
+	ram, err := memory("ram")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = ram.Close() }()
+	dir, err := s.home.MkdirAll("sandboxes")
+	if err != nil {
+		return nil, s.wrap(err)
+	}
+	scratch, err := nameless(dir)
+	if err != nil {
+		return nil, s.wrap(err)
+	}
+	defer func() { _ = scratch.Close() }()
+	if err := s.blankScratch(ctx, scratch, m.Shape.Disk); err != nil {
+		return nil, s.wrap(err)
+	}
+	return s.boot(m, ram, scratch)
+}
+
+// Restore implements substrate.Substrate.
+func (s *Substrate) Restore(ctx context.Context, m substrate.Machine) (substrate.Sandbox, error) {
+	if err := s.hasCard(m.Shape); err != nil {
+		return nil, err
+	}
+	snap, err := s.ensureSnapshot(ctx, m, s.identity(m))
+	if err != nil {
+		return nil, s.wrap(err)
+	}
+	f, err := s.restoreFiles(ctx, m, snap)
+	if err != nil {
+		return nil, s.wrap(err)
+	}
+	return s.launch(ctx, m, f, snap.state, nil)
+}
+
+// launch starts a machine that maps its memory privately, and loads its devices'
+// state. It takes ownership of f's files.
+func (s *Substrate) launch(ctx context.Context, m substrate.Machine, f files, state []byte, more []string) (*machine, error) {
+	l, err := s.keep(f, m, false)
+	if err != nil {
+		f.close()
+		return nil, s.wrap(err)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		f.close()
+		l.close()
+		return nil, s.wrap(err)
+	}
+	defer func() { _ = r.Close() }()
+	args := arguments(s.engine(), m.Shape, true, disks{len(m.Layers), m.Home != ""})
+	vm, err := s.start(m.Shape, append(args, more...), f)
+	if err != nil {
+		_ = w.Close()
+		l.close()
+		return nil, s.wrap(err)
+	}
+	vm.live = l
+	go func() { // ends with the state or with QEMU
+		_, _ = w.Write(state)
+		_ = w.Close()
+	}()
+	// The device state may be that of a hostile guest.
+	if _, err = vm.mon.do(ctx, negotiate); err == nil {
+		err = vm.seal(ctx)
+	}
+	if err == nil {
+		_, err = vm.mon.do(ctx, passState(r), ignoreShared, command{Execute: "migrate-incoming", Arguments: stateURI})
+	}
+	if err != nil {
+		return nil, s.failed(vm, err)
+	}
+	return vm, nil
+}
+
+// failed closes vm and prefers its own word on why it ended to err.
+func (s *Substrate) failed(vm *machine, err error) error {
+	select {
+	case <-vm.done:
+		if vm.Err() != nil {
+			err = vm.Err()
+		}
+	case <-time.After(100 * time.Millisecond):
+	}
+	_ = vm.Close()
+	return s.wrap(err)
+}
+
+func (s *Substrate) wrap(err error) error {
+	if kind := turnstone.KindOf(err); kind != turnstone.Internal {
+		return err
+	}
+	kind, hint := turnstone.Unavailable, "run `turn doctor`"
+	switch {
+	case errors.Is(err, console.ErrLate): // the kernel may be to blame
+		hint = s.kernel.Advice()
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		kind, hint = turnstone.Canceled, ""
+	case isNoSpace(err):
+		kind, hint = turnstone.Exhausted, "make room on the disk that holds "+s.home.Dir
+	}
+	return &turnstone.Error{Op: "qemu.restore", Kind: kind, Subject: "qemu", Err: err, Hint: hint}
+}
+
+// boot starts m from its kernel with ram as its memory and scratch as its disk,
+// which stay the caller's.
+func (s *Substrate) boot(m substrate.Machine, ram, scratch *os.File) (*machine, error) {
+	var f files
+	var err error
+	if err = prepareMemory(ram, int64(m.Shape.Memory)); err == nil {
+		f.ram, err = dup(ram)
+	}
+	if err == nil {
+		f.kernel, err = os.Open(m.Kernel)
+	}
+	if err == nil {
+		f.initramfs, err = os.Open(m.Initramfs)
+	}
+	if err == nil {
+		f.root, err = os.Open(m.Root)
+	}
+	if err == nil {
+		f.scratch, err = dup(scratch)
+	}
+	if err != nil {
+		f.close()
+		return nil, s.wrap(err)
+	}
+	l, err := s.keep(f, m, true)
+	if err != nil {
+		f.close()
+		return nil, s.wrap(err)
+	}
+	vm, err := s.start(m.Shape, append(arguments(s.engine(), m.Shape, false, disks{}), s.more...), f)
+	if err != nil {
+		l.close()
+		return nil, s.wrap(err)
+	}
+	vm.live = l
+	return vm, nil
+}
+
+// prepareMemory gives the file its size and, where QEMU runs as another user, its owner.
+func prepareMemory(ram *os.File, size int64) error {
+	if err := ram.Truncate(size); err != nil {
+		return err
+	}
+	if c := unprivileged(); c != nil {
+		return ram.Chown(int(c.Uid), int(c.Gid))
+	}
+	return nil
+}
+
+func (s *Substrate) restoreFiles(ctx context.Context, m substrate.Machine, snap *snapshot) (f files, err error) {
+	f.ram = snap.ram
+	if f.kernel, err = s.stub(); err == nil {
+		f.root, err = os.Open(m.Root)
+	}
+	if err == nil {
+		f.scratch, err = s.scratch(ctx, snap)
+	}
+	if err == nil {
+		err = f.fill(m)
+	}
+	if err != nil {
+		f.close()
+	}
+	return f, err
+}
+
+// scratch returns a clone's own copy of snap's scratch disk.
+func (s *Substrate) scratch(ctx context.Context, snap *snapshot) (*os.File, error) {
+	dir, err := s.home.MkdirAll("sandboxes")
+	if err != nil {
+		return nil, err
+	}
+	return newScratch(ctx, snap.scratch, dir)
+}
+
+// diskOp names the making of disks in errors.
+const diskOp = "qemu.disk"
+
+// blankScratch makes f an empty file system of the given size.
+func (s *Substrate) blankScratch(ctx context.Context, f *os.File, size turnstone.Bytes) error {
+	blank, err := disk.Blank(ctx, diskOp, s.home, size)
+	if err != nil {
+		return err
+	}
+	src, err := os.Open(blank)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = src.Close() }()
+	return disk.CopySparse(ctx, f, src)
+}
+
+// stub returns the stub kernel as a memory file, which every user may read.
+func (s *Substrate) stub() (*os.File, error) {
+	f, err := memory("stub")
+	if err != nil {
+		return nil, err
+	}
+	if err = f.Chmod(0o444); err == nil {
+		_, err = f.Write(stubKernel())
+	}
+	return f, err
+}
+
+// memory returns an empty file in memory.
+func memory(name string) (*os.File, error) {
+	fd, err := unix.MemfdCreate("turnstone-"+name, unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("memfd_create: %w", err)
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+func dup(f *os.File) (*os.File, error) {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("dup: %w", err)
+	}
+	return os.NewFile(uintptr(fd), f.Name()), nil
+}
+
+func (s *Substrate) identity(m substrate.Machine) identity {
+	args := strings.Join(arguments(s.engine(), m.Shape, false, disks{}), "\x00")
+	return identity{
+		Format: snapshotFormat, QEMU: s.version, Accel: s.accel, CPUModel: s.engine().model(), HostCPU: s.hostCPU,
+		Arguments: turnstone.DigestBytes([]byte(args)), Kernel: m.KernelDigest, OwnKernel: m.KernelIs.Own, Init: m.InitDigest, Root: m.RootDigest, Shape: m.Shape,
+	}
+}
+
+func (s *Substrate) readVersion(ctx context.Context) (string, error) {
+	const cache = "qemu-version.json"
+	if known, ok := host.Known(s.home, cache, s.binary); ok {
+		return known.Version, nil
+	}
+	p, err := host.Ask(ctx, s.binary, func(ctx context.Context) (string, error) {
+		out, err := exec.CommandContext(ctx, s.binary, "--version").Output()
+		line, _, _ := strings.Cut(string(out), "\n")
+		return line, err
+	})
+	if err != nil {
+		return "", &turnstone.Error{Op: "qemu.new", Kind: turnstone.Unavailable, Subject: s.binary, Err: err, Hint: "run `turn doctor`"}
+	}
+	return p.Version, p.Remember(s.home, cache)
+}
+
+var versionNumber = lazyregexp.New(`version (\d+)\.(\d+)`)
+
+// hasCard says whether this QEMU has the network card that a shape asks for:
+// -netdev stream came with QEMU 7.2. A version that cannot be read is tried.
+func (s *Substrate) hasCard(shape turnstone.Shape) error {
+	v := versionNumber.FindStringSubmatch(s.version)
+	if !shape.Network || v == nil {
+		return nil
+	}
+	major, _ := strconv.Atoi(v[1])
+	minor, _ := strconv.Atoi(v[2])
+	if major > 7 || major == 7 && minor >= 2 {
+		return nil
+	}
+	return &turnstone.Error{Op: "qemu.network", Kind: turnstone.Unavailable, Subject: s.version,
+		Err:  errors.New("has no network card that ends in this process (-netdev stream, since QEMU 7.2)"),
+		Hint: "install QEMU 7.2 or newer, or run with network: off"}
+}

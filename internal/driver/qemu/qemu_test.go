@@ -1,0 +1,525 @@
+package qemu
+
+import (
+	"bytes"
+	"context"
+	"debug/elf"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/driver/console"
+	"turnstone.dev/turnstone/internal/driver/snapshots"
+	"turnstone.dev/turnstone/internal/turntest"
+	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/substratetest"
+	"turnstone.dev/turnstone/wire"
+)
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv("TURNSTONE_TEST_HOLD"); dir != "" {
+		hold(dir)
+		return
+	}
+	if mode := os.Getenv("TURNSTONE_BENCH"); mode != "" {
+		if err := benchmark(mode); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+func newSubstrate(t *testing.T, h *home.Home, m *substrate.Machine) *Substrate {
+	t.Helper()
+	s, err := New(t.Context(), h, Options{Progress: func(what string) { t.Log(what) }, Probe: m})
+	if err != nil {
+		t.Fatalf("%v (%s)", err, turnstone.HintOf(err))
+	}
+	if v := s.KVM(t.Context(), nil); !v.Usable {
+		t.Logf("KVM: %s", v.Reason)
+	}
+	return s
+}
+
+var guestNetwork = wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway, DNS: []string{network.DNS}}
+
+func TestConformance(t *testing.T) {
+	h := turntest.Home(t)
+	m := turntest.Machine(t, h, "base")
+	s := newSubstrate(t, h, &m)
+	if turntest.UnderKVM() && !s.Accelerated() {
+		t.Fatalf("KVM does not run guests: %+v", s.KVM(t.Context(), nil))
+	}
+	substratetest.Run(t, s, substratetest.Config{Machine: m, Network: guestNetwork, MakeHome: MakeHome,
+		Elsewhere: func(t *testing.T) substrate.Substrate { return newSubstrate(t, &home.Home{Dir: t.TempDir()}, &m) }})
+}
+
+// TestDamagedSnapshot damages a snapshot in every way and expects that it is taken
+// anew, never used.
+func TestDamagedSnapshot(t *testing.T) {
+	shared := turntest.Home(t)
+	m := turntest.Machine(t, shared, "base")
+	m.Shape.Memory = 320 << 20
+	h := &home.Home{Dir: t.TempDir()}
+	s := newSubstrate(t, h, &m)
+	id := s.identity(m)
+	dir := h.Path("snapshots", id.key())
+	run := func() {
+		t.Helper()
+		vm, client := substratetest.Clone(t, s, m, &guestNetwork)
+		if out, _ := substratetest.Shell(t, client, "echo fine"); out != "fine\n" {
+			t.Errorf("the restored machine says %q", out)
+		}
+		_ = vm.Close()
+	}
+	run()
+	snap, err := openSnapshot(t.Context(), dir, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = snap.ram.Close()
+
+	edit := func(name string, change func([]byte) []byte) func() error {
+		return func() error {
+			path := filepath.Join(dir, name)
+			b, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			return os.WriteFile(path, change(b), 0o600)
+		}
+	}
+	flip := func(b []byte) []byte { b[len(b)/2] ^= 1; return b }
+	// Taking a snapshot costs seconds: each damage is done to a copy, and the
+	// last one to the snapshot itself.
+	keep := filepath.Join(t.TempDir(), "keep")
+	if out, err := exec.Command("cp", "-a", "--sparse=always", dir, keep).CombinedOutput(); err != nil {
+		t.Fatalf("cp: %v: %s", err, out)
+	}
+	damages := map[string]func() error{
+		"a flipped bit of memory, times restored": func() error {
+			path := filepath.Join(dir, ramFile)
+			st, err := os.Stat(path)
+			if err != nil {
+				return err
+			}
+			f, err := os.OpenFile(path, os.O_RDWR, 0)
+			if err != nil {
+				return err
+			}
+			b := make([]byte, 1)
+			_, err = f.ReadAt(b, 64<<20)
+			b[0] ^= 1
+			_, werr := f.WriteAt(b, 64<<20)
+			return errors.Join(err, werr, f.Close(), os.Chtimes(path, st.ModTime(), st.ModTime()))
+		},
+		"a write to the scratch disk": func() error {
+			f, err := os.OpenFile(filepath.Join(dir, scratchFile), os.O_RDWR, 0)
+			if err != nil {
+				return err
+			}
+			_, err = f.WriteAt([]byte{1}, 5<<20)
+			return errors.Join(err, f.Close())
+		},
+		"cut memory":                 func() error { return os.Truncate(filepath.Join(dir, ramFile), 100<<20) },
+		"no memory":                  func() error { return os.Remove(filepath.Join(dir, ramFile)) },
+		"memory that is a link":      func() error { return relink(filepath.Join(dir, ramFile)) },
+		"a flipped bit of the state": edit(stateFile, flip),
+		"cut state":                  edit(stateFile, func(b []byte) []byte { return b[:len(b)/2] }),
+		"garbage manifest":           edit(manifestFile, func([]byte) []byte { return []byte("{{{") }),
+		"another QEMU": edit(manifestFile, func(b []byte) []byte {
+			return bytes.ReplaceAll(b, []byte("QEMU emulator"), []byte("QEMU  emulator"))
+		}),
+	}
+	for name, damage := range damages {
+		if err := damage(); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if _, err := openSnapshot(t.Context(), dir, id); turnstone.KindOf(err) != turnstone.Integrity {
+			t.Errorf("%s: opening it gives %v, want kind %s", name, err, turnstone.Integrity)
+		}
+		if out, err := exec.Command("sh", "-c", `rm -rf "$1" && cp -a --sparse=always "$2" "$1"`, "sh", dir, keep).CombinedOutput(); err != nil {
+			t.Fatalf("cp: %v: %s", err, out)
+		}
+		// What a copy's times cannot vouch for.
+		if err := reseal(dir); err != nil {
+			t.Fatal(err)
+		}
+		if snap, err := openSnapshot(t.Context(), dir, id); err != nil {
+			t.Fatalf("the undamaged copy does not open: %v", err)
+		} else {
+			_ = snap.ram.Close()
+		}
+	}
+	if err := damages["a flipped bit of memory, times restored"](); err != nil {
+		t.Fatal(err)
+	}
+	run()
+	if _, err := openSnapshot(t.Context(), dir, id); err != nil {
+		t.Errorf("not taken anew: %v", err)
+	}
+}
+
+// reseal makes the manifest's word on the scratch disk fit a copied folder.
+func reseal(dir string) error {
+	path := filepath.Join(dir, manifestFile)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	var m manifest
+	if err := json.Unmarshal(b, &m); err != nil {
+		return err
+	}
+	if m.Scratch, err = stamp.Quick(filepath.Join(dir, scratchFile)); err != nil {
+		return err
+	}
+	b, err = json.Marshal(m)
+	return errors.Join(err, os.WriteFile(path, b, 0o600))
+}
+
+func relink(path string) error {
+	return errors.Join(os.Rename(path, path+".real"), os.Symlink(path+".real", path))
+}
+
+// TestTouchedSnapshot: a copy with other times and inode is whole all the same.
+func TestTouchedSnapshot(t *testing.T) {
+	dir := t.TempDir()
+	id := identity{Format: snapshotFormat, QEMU: "x"}
+	ram, state := filepath.Join(dir, ramFile), []byte("state")
+	if err := errors.Join(os.WriteFile(ram, []byte("memory"), 0o600), os.WriteFile(filepath.Join(dir, stateFile), state, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	st, err := stamp.Of(t.Context(), ram)
+	if err != nil {
+		t.Fatal(err)
+	}
+	scratch := filepath.Join(dir, scratchFile)
+	if err := os.WriteFile(scratch, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	quick, err := stamp.Quick(scratch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, _ := json.Marshal(manifest{Identity: id, State: turnstone.DigestBytes(state), RAM: st, Scratch: quick})
+	if err := os.WriteFile(filepath.Join(dir, manifestFile), b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chtimes(ram, time.Unix(1, 0), time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	snap, err := openSnapshot(t.Context(), dir, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = snap.ram.Close()
+	if err := os.Chtimes(scratch, time.Unix(1, 0), time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openSnapshot(t.Context(), dir, id); turnstone.KindOf(err) != turnstone.Integrity {
+		t.Errorf("a touched scratch disk: %v", err)
+	}
+	if _, err := openSnapshot(t.Context(), t.TempDir(), id); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no snapshot: %v", err)
+	}
+}
+
+// hold is another process: it restores a machine, says QEMU's pid, and waits for
+// its own end.
+func hold(dir string) {
+	var m substrate.Machine
+	err := json.Unmarshal([]byte(os.Getenv("TURNSTONE_TEST_MACHINE")), &m)
+	var s *Substrate
+	if err == nil {
+		s, err = New(context.Background(), &home.Home{Dir: dir}, Options{Kernel: m.GuestKernel()})
+	}
+	var vm substrate.Sandbox
+	if err == nil {
+		vm, err = s.Restore(context.Background(), m)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	fmt.Println(vm.(*machine).PID())
+	select {}
+}
+
+// TestKilled: whatever happens to us, QEMU and its files are gone.
+func TestKilled(t *testing.T) {
+	h := turntest.Home(t)
+	m := turntest.Machine(t, h, "base")
+	spec, _ := json.Marshal(m)
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "TURNSTONE_TEST_HOLD="+h.Dir, "TURNSTONE_TEST_MACHINE="+string(spec))
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var pid int
+	if _, err := fmt.Fscan(out, &pid); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(pid, 0); err != nil {
+		t.Fatalf("QEMU is not there to begin with: %v", err)
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	deadline := time.Now().Add(10 * time.Second)
+	for alive(pid) {
+		if time.Now().After(deadline) {
+			t.Fatalf("QEMU %d outlives its killed parent", pid)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	left, err := os.ReadDir(h.Path("sandboxes"))
+	left = slices.DeleteFunc(left, func(e fs.DirEntry) bool { return strings.HasPrefix(e.Name(), "gvisor-") }) // of other tests, now
+	if err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+// alive tells a running process from one that is gone or waits to be reaped.
+func alive(pid int) bool {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return false
+	}
+	_, rest, _ := strings.Cut(string(b), ") ")
+	return !strings.HasPrefix(rest, "Z") && !strings.HasPrefix(rest, "X")
+}
+
+func TestSweep(t *testing.T) {
+	base := t.TempDir()
+	dead, busy := filepath.Join(base, snapshots.Virtual.New+"aaaa-1"), filepath.Join(base, snapshots.Virtual.New+"bbbb-1")
+	for _, dir := range []string{dead, busy} {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lock, err := home.TryAcquire(filepath.Join(base, "bbbb.lock"))
+	if err != nil || lock == nil {
+		t.Fatal(lock, err)
+	}
+	defer lock.Release()
+	snapshots.Virtual.Sweep(base)
+	if _, err := os.Stat(dead); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a dead process's folder is still there: %v", err)
+	}
+	if _, err := os.Stat(busy); err != nil {
+		t.Errorf("a living process's folder is gone: %v", err)
+	}
+}
+
+// TestSuperseded: what was replaced goes, and what nobody used for long.
+func TestSuperseded(t *testing.T) {
+	base := t.TempDir()
+	now := identity{Format: snapshotFormat, Root: "r", Init: "new", Shape: turnstone.DefaultShape()}
+	other := now
+	other.Root = "s"
+	replaced := now
+	replaced.Init = "old"
+	long := other
+	long.Kernel = "long ago"
+	older, own := now, now
+	older.Kernel = "an older one of Turnstone's"
+	own.Kernel, own.OwnKernel = "the user's, used in turn", true
+	for _, id := range []identity{now, other, replaced, long, older, own} {
+		dir := filepath.Join(base, id.key())
+		b, _ := json.Marshal(manifest{Identity: id})
+		if err := errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, manifestFile), b, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	past := time.Now().Add(-2 * snapshots.Unused)
+	if err := os.Chtimes(filepath.Join(base, long.key(), manifestFile), past, past); err != nil {
+		t.Fatal(err)
+	}
+	removeSuperseded(base, now)
+	for id, stays := range map[identity]bool{now: true, other: true, replaced: false, long: false, older: false, own: true} {
+		if _, err := os.Stat(filepath.Join(base, id.key())); (err == nil) != stays {
+			t.Errorf("%+v: %v, and should stay: %v", id, err, stays)
+		}
+	}
+}
+
+func TestArguments(t *testing.T) {
+	shape := turnstone.Shape{CPUs: 2, Memory: 512 << 20, Disk: 1 << 30, Network: true}
+	boot, restore := strings.Join(arguments(engine{accel: accelTCG}, shape, false, disks{}), " "), strings.Join(arguments(engine{accel: accelTCG}, shape, true, disks{}), " ")
+	for _, must := range []string{
+		"-sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny", "-nodefaults", "-no-user-config",
+		"-no-reboot", "-display none", "-smp 2", "-m 524288K", "read-only=on", "-netdev stream,id=net,server=off,addr.type=fd",
+	} {
+		if !strings.Contains(boot, must) || !strings.Contains(restore, must) {
+			t.Errorf("%q is missing in one of\n%s\n%s", must, boot, restore)
+		}
+	}
+	if !strings.Contains(boot, "share=on") || !strings.Contains(restore, "share=off") {
+		t.Error("memory must be shared when booted and private when restored")
+	}
+	shape.Network = false
+	for _, restore := range []bool{false, true} {
+		if off := strings.Join(arguments(engine{accel: accelTCG}, shape, restore, disks{}), " "); strings.Contains(off, "net") {
+			t.Errorf("with the network off there still is: %s", off)
+		}
+	}
+}
+
+func TestStubKernel(t *testing.T) {
+	f, err := elf.NewFile(bytes.NewReader(stubKernel()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(f.Progs) != 2 || f.Progs[0].Type != elf.PT_LOAD || f.Progs[1].Type != elf.PT_NOTE {
+		t.Errorf("segments: %+v", f.Progs)
+	}
+}
+
+func TestIdentityKey(t *testing.T) {
+	base := identity{Format: 1, QEMU: "a", Shape: turnstone.DefaultShape()}
+	seen := map[string]bool{base.key(): true}
+	for _, change := range []func(*identity){
+		func(i *identity) { i.QEMU = "b" }, func(i *identity) { i.Accel = accelKVM }, func(i *identity) { i.CPUModel = "x" },
+		func(i *identity) { i.HostCPU = "x" }, func(i *identity) { i.Kernel = "x" }, func(i *identity) { i.Init = "x" },
+		func(i *identity) { i.Root = "x" }, func(i *identity) { i.Arguments = "x" }, func(i *identity) { i.Shape.Network = false },
+		func(i *identity) { i.Shape.CPUs++ }, func(i *identity) { i.Shape.Memory++ }, func(i *identity) { i.Shape.Disk++ },
+	} {
+		id := base
+		change(&id)
+		if seen[id.key()] {
+			t.Errorf("%+v has another identity's key", id)
+		}
+		seen[id.key()] = true
+	}
+}
+
+func TestMissingQEMU(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	_, err := New(t.Context(), &home.Home{Dir: t.TempDir()}, Options{Binary: filepath.Join(t.TempDir(), "qemu")})
+	if turnstone.KindOf(err) != turnstone.Unavailable || turnstone.HintOf(err) == "" {
+		t.Errorf("%v, hint %q", err, turnstone.HintOf(err))
+	}
+}
+
+// TestVersionCache: a replaced binary is asked again.
+func TestVersionCache(t *testing.T) {
+	h, bin := &home.Home{Dir: t.TempDir()}, filepath.Join(t.TempDir(), "qemu")
+	for _, version := range []string{"QEMU 1", "QEMU 1", "QEMU 2"} {
+		script := "#!/bin/sh\necho " + version + "\n"
+		if err := os.WriteFile(bin, []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		s, err := New(t.Context(), h, Options{Binary: bin})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.Version() != version {
+			t.Errorf("version %q, want %q", s.Version(), version)
+		}
+	}
+}
+
+// TestMayOpen: as root it is not root who opens the device.
+func TestMayOpen(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "kvm")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	gid := uint32(os.Getgid())
+	for _, c := range []struct {
+		mode os.FileMode
+		who  *syscall.Credential
+		may  bool
+	}{
+		{0o600, nil, true},
+		{0o600, &syscall.Credential{}, false},
+		{0o660, &syscall.Credential{Groups: []uint32{gid + 1}}, false},
+		{0o660, &syscall.Credential{Groups: []uint32{gid}}, true},
+		{0o640, &syscall.Credential{Groups: []uint32{gid}}, false},
+		{0o666, &syscall.Credential{}, true},
+	} {
+		if err := os.Chmod(path, c.mode); err != nil {
+			t.Fatal(err)
+		}
+		if err := mayOpen(path, c.who); (err == nil) != c.may || err != nil && !errors.Is(err, fs.ErrPermission) {
+			t.Errorf("mode %o, %+v: %v", c.mode, c.who, err)
+		}
+	}
+	if err := mayOpen(path+"-none", nil); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no device: %v", err)
+	}
+}
+
+func TestNoSpaceEvent(t *testing.T) {
+	cmd := exec.Command("sleep", "60")
+	m := &machine{id: "sb_x", console: console.New(), done: make(chan struct{})}
+	m.agent, _, _ = socketpair()
+	if err := m.spawn(cmd); err != nil {
+		t.Fatal(err)
+	}
+	m.event(event{Name: "BLOCK_IO_ERROR", Data: json.RawMessage(`{"action":"stop","nospace":true}`)})
+	<-m.Done()
+	if turnstone.KindOf(m.Err()) != turnstone.Exhausted {
+		t.Errorf("got %v, want kind %s", m.Err(), turnstone.Exhausted)
+	}
+}
+
+// TestBusError: a machine whose memory file the disk has no room for.
+func TestBusError(t *testing.T) {
+	m := &machine{id: "sb_x", console: console.New(), done: make(chan struct{})}
+	m.agent, _, _ = socketpair()
+	if err := m.spawn(exec.Command("sh", "-c", "kill -BUS $$")); err != nil {
+		t.Fatal(err)
+	}
+	<-m.Done()
+	if turnstone.KindOf(m.Err()) != turnstone.Exhausted || turnstone.HintOf(m.Err()) == "" {
+		t.Errorf("got %v, want kind %s", m.Err(), turnstone.Exhausted)
+	}
+}
+
+func FuzzMonitor(f *testing.F) {
+	f.Add([]byte(`{"QMP":{}}` + "\n" + `{"return":{}}` + "\n" + `{"event":"STOP","data":{}}`))
+	f.Add([]byte(`{"error":{"class":"GenericError","desc":"x"}}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		ours, theirs, err := socketpair()
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := newMonitor(ours, func(event) {})
+		waits, err := m.send(negotiate)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(b) > 1<<16 {
+			b = b[:1<<16] // what fits the socket's buffer
+		}
+		_, _ = theirs.Write(b)
+		_ = theirs.Close()
+		select {
+		case <-waits[0]:
+		case <-time.After(10 * time.Second):
+			t.Fatal("no answer and no error")
+		}
+	})
+}

@@ -1,0 +1,125 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/disk"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// disks says what is in the slots.
+type disks struct {
+	layers int
+	home   bool
+}
+
+// slotDevice has one queue: a layer is mostly read from the guest's page cache.
+const slotDevice = "virtio-blk-pci,disable-legacy=on,num-queues=1"
+
+// slots are the disks that a machine is booted with empty, so that a restored one
+// can be given images: to the guest they have always been there. It opens none
+// before it is told to, and an empty one has no file on the host.
+func slots(in disks) []string {
+	var args []string
+	for i := range substrate.MaxLayers {
+		set := 3 + i
+		node := fmt.Sprintf("driver=null-co,size=%d,read-zeroes=on,read-only=on", substrate.SlotSize)
+		if i < in.layers {
+			args = append(args, "-add-fd", fmt.Sprintf("fd=%d,set=%d", fdLayers+i, set))
+			node = fmt.Sprintf("driver=file,filename=/dev/fdset/%d,locking=off,read-only=on", set)
+		}
+		args = append(args, slot(substrate.LayerSerial(i), node)...)
+	}
+	node := fmt.Sprintf("driver=null-co,size=%d,read-zeroes=on", substrate.SlotSize)
+	if in.home {
+		args = append(args, "-add-fd", fmt.Sprintf("fd=%d,set=%d", fdHome, 3+substrate.MaxLayers))
+		node = fmt.Sprintf("driver=file,filename=/dev/fdset/%d,locking=off,discard=unmap", 3+substrate.MaxLayers)
+	}
+	return append(args, slot(substrate.HomeSerial, node)...)
+}
+
+func slot(name, node string) []string {
+	return []string{"-blockdev", node + ",node-name=" + name, "-device", slotDevice + ",drive=" + name + ",serial=" + name}
+}
+
+// fill opens what m has for the slots.
+func (f *files) fill(m substrate.Machine) error {
+	if len(m.Layers) > substrate.MaxLayers {
+		return &turnstone.Error{Op: "qemu.restore", Kind: turnstone.Invalid, Subject: "layers",
+			Err: fmt.Errorf("there are %d, and a machine takes %d", len(m.Layers), substrate.MaxLayers)}
+	}
+	for _, path := range m.Layers {
+		file, err := openSlot(path, os.O_RDONLY)
+		if err != nil {
+			return err
+		}
+		f.layers = append(f.layers, file)
+	}
+	var err error
+	if m.Home != "" {
+		f.home, err = openSlot(m.Home, os.O_RDWR)
+	}
+	return err
+}
+
+// openSlot opens an image of exactly the size that the guest takes its disk for:
+// it has learned that at its boot, and another size would be an error of reading
+// somewhere in the middle of its work.
+func openSlot(path string, flag int) (*os.File, error) {
+	damaged := func(err error) error {
+		return &turnstone.Error{Op: "qemu.restore", Kind: turnstone.Integrity, Subject: path, Err: err, Hint: "the image cannot be used; remove it"}
+	}
+	f, err := os.OpenFile(path, flag, 0)
+	if err != nil {
+		return nil, damaged(err)
+	}
+	st, err := f.Stat()
+	if err == nil && (!st.Mode().IsRegular() || st.Size() != substrate.SlotSize) {
+		err = fmt.Errorf("it is not a file of %d bytes", substrate.SlotSize)
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, damaged(err)
+	}
+	return f, nil
+}
+
+// MakeHome makes the file at path, which must not exist, an empty disk for a home
+// directory of at most the given size. It has a journal, since it outlives the
+// machines that it is mounted in, whatever ends them.
+func MakeHome(ctx context.Context, path string, size turnstone.Bytes) (err error) {
+	fail := func(err error) error {
+		return &turnstone.Error{Op: "qemu.home", Kind: turnstone.Unavailable, Subject: path, Err: err}
+	}
+	if size < minHome || int64(size) > substrate.SlotSize {
+		return &turnstone.Error{Op: "qemu.home", Kind: turnstone.Invalid, Subject: size.String(), Err: errors.New("a home disk has 16 MiB to 64 GiB")}
+	}
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return fail(err)
+	}
+	defer func() {
+		if cerr := f.Close(); err == nil {
+			err = cerr
+		}
+		if err != nil {
+			_ = os.Remove(path)
+		}
+	}()
+	if err := f.Truncate(int64(size)); err != nil {
+		return fail(err)
+	}
+	if err := disk.Format(ctx, diskOp, path, "-b", "4096", "-J", "size=4", "-O", "^resize_inode,uninit_bg,sparse_super2"); err != nil {
+		return err
+	}
+	if err := f.Truncate(substrate.SlotSize); err != nil {
+		return fail(err)
+	}
+	return f.Sync()
+}
+
+const minHome = 16 << 20

@@ -1,0 +1,207 @@
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/snapshots"
+	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// identity is everything that must be the same for a snapshot to fit: a restore
+// on anything else would be undefined behaviour of the guest.
+type identity struct {
+	Format    int              `json:"format"`
+	QEMU      string           `json:"qemu"` // version text of the binary
+	Accel     accel            `json:"accel"`
+	CPUModel  string           `json:"cpuModel"`
+	HostCPU   turnstone.Digest `json:"hostCpu"` // of the CPU's model and flags
+	Arguments turnstone.Digest `json:"arguments"`
+	Kernel    turnstone.Digest `json:"kernel"`
+	OwnKernel bool             `json:"ownKernel,omitempty"` // it is the user's choice
+	Init      turnstone.Digest `json:"init"`
+	Root      turnstone.Digest `json:"root"`
+	Shape     turnstone.Shape  `json:"shape"`
+}
+
+const snapshotFormat = 1
+
+// key names the snapshot's folder.
+func (id identity) key() string { return snapshots.Key(id) }
+
+type manifest = snapshots.Manifest[identity]
+
+// The files of a snapshot.
+const (
+	ramFile      = snapshots.RAMFile
+	scratchFile  = snapshots.ScratchFile
+	stateFile    = snapshots.StateFile
+	manifestFile = snapshots.ManifestFile
+)
+
+// snapshot is one that was checked: its memory open, its device state read.
+type snapshot struct {
+	ram     *os.File
+	state   []byte
+	scratch string // path of the scratch disk as it was; it is copied for each clone
+}
+
+// openSnapshot returns the snapshot in dir if it is id's and whole. A snapshot
+// that is not there is fs.ErrNotExist; one that must not be used is an error of
+// kind Integrity.
+func openSnapshot(ctx context.Context, dir string, id identity) (*snapshot, error) {
+	const op = "qemu.snapshot"
+	state, err := snapshots.Open(ctx, op, dir, id)
+	if err != nil {
+		return nil, err
+	}
+	ram, err := os.OpenFile(filepath.Join(dir, ramFile), os.O_RDWR, 0)
+	if err != nil {
+		return nil, snapshots.Damaged(op, dir, "memory", err)
+	}
+	return &snapshot{ram: ram, state: state, scratch: filepath.Join(dir, scratchFile)}, nil
+}
+
+// ensureSnapshot returns the snapshot of m, which it takes where there is none
+// that fits and is whole. Two processes that want the same one take it once.
+func (s *Substrate) ensureSnapshot(ctx context.Context, m substrate.Machine, id identity) (*snapshot, error) {
+	base, err := s.home.MkdirAll("snapshots")
+	if err != nil {
+		return nil, err
+	}
+	snapshots.Virtual.Sweep(base)
+	dir := filepath.Join(base, id.key())
+	return snapshots.Ensure(ctx, snapshots.Virtual, snapshots.Want[*snapshot]{
+		Dir: dir, Progress: s.progress, How: s.Isolation(),
+		Open:  func() (*snapshot, error) { return openSnapshot(ctx, dir, id) },
+		Take:  func() error { return s.takeSnapshot(ctx, m, id, dir) },
+		Taken: func() { removeSuperseded(base, id) },
+	})
+}
+
+// takeSnapshot boots m with its memory in a file, stops it when the agent is
+// ready, and writes the device state next to it. The scratch disk is mounted by
+// then and becomes part of the snapshot: mounting it in each clone would cost more
+// than the rest of the start. The folder appears whole or not
+// at all.
+func (s *Substrate) takeSnapshot(ctx context.Context, m substrate.Machine, id identity, dir string) error {
+	return snapshots.Virtual.Write(dir, func(tmp string) error { return s.fillSnapshot(ctx, m, id, tmp) })
+}
+
+func (s *Substrate) fillSnapshot(ctx context.Context, m substrate.Machine, id identity, tmp string) error {
+	ram, err := os.OpenFile(filepath.Join(tmp, ramFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = ram.Close() }()
+	scratch, err := os.OpenFile(filepath.Join(tmp, scratchFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = scratch.Close() }()
+	if err := s.blankScratch(ctx, scratch, m.Shape.Disk); err != nil {
+		return err
+	}
+	state, err := s.bootAndSave(ctx, m, ram, scratch)
+	if err != nil {
+		return s.notStarted(err)
+	}
+	man := manifest{Identity: id, Taken: time.Now().UTC(), State: turnstone.DigestBytes(state)}
+	if err := errors.Join(ram.Sync(), scratch.Sync()); err != nil {
+		return err
+	}
+	if err := stamp.WriteFile(filepath.Join(tmp, stateFile), state, 0o600); err != nil {
+		return err
+	}
+	return man.Seal(ctx, tmp)
+}
+
+func (s *Substrate) bootAndSave(ctx context.Context, m substrate.Machine, ram, scratch *os.File) ([]byte, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = r.Close() }()
+	defer func() { _ = w.Close() }()
+	vm, err := s.boot(m, ram, scratch)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = vm.Close() }()
+	if err := vm.wait(ctx, s.accel.patience()); err != nil {
+		return nil, err
+	}
+	type read struct {
+		b   []byte
+		err error
+	}
+	got := make(chan read, 1)
+	go func() {
+		b, err := io.ReadAll(io.LimitReader(r, snapshots.MaxState))
+		got <- read{b, err}
+	}()
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if _, err := vm.mon.do(ctx, negotiate, passState(w), ignoreShared,
+		command{Execute: "migrate", Arguments: stateURI}); err != nil {
+		return nil, err
+	}
+	if err := vm.migrated(ctx); err != nil {
+		return nil, err
+	}
+	_ = w.Close()
+	_ = vm.Close() // with it the last writer of the pipe is gone
+	state := <-got
+	return state.b, state.err
+}
+
+// migrated waits until the state has been written.
+func (m *machine) migrated(ctx context.Context) error {
+	for {
+		v, err := m.mon.do(ctx, command{Execute: "query-migrate"})
+		if err != nil {
+			return err
+		}
+		var st struct {
+			Status string `json:"status"`
+			Error  string `json:"error-desc"`
+		}
+		if err := json.Unmarshal(v, &st); err != nil {
+			return err
+		}
+		switch st.Status {
+		case "completed":
+			return nil
+		case "failed", "cancelled":
+			return fmt.Errorf("saving the device state: %s %s", st.Status, st.Error)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// removeSuperseded removes the snapshots that differ from id only in what has
+// been replaced: the agent, Turnstone's kernel or QEMU; and those that were not used for
+// a month. A kernel of the user's replaces none: it may be used in turn with another.
+func removeSuperseded(base string, id identity) {
+	snapshots.RemoveSuperseded(snapshots.Virtual, base, func(m manifest) snapshots.Verdict {
+		switch other := m.Identity; {
+		case other == id:
+			return snapshots.Keep
+		case other.Root == id.Root && other.Shape == id.Shape && other.Accel == id.Accel && (other.Kernel == id.Kernel || !other.OwnKernel && !id.OwnKernel):
+			return snapshots.Replaced
+		}
+		return snapshots.MayAge
+	})
+}

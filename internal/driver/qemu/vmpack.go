@@ -1,0 +1,93 @@
+package qemu
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/host"
+	"turnstone.dev/turnstone/internal/driver/snapshots"
+	"turnstone.dev/turnstone/substrate"
+)
+
+var (
+	_ substrate.BasePacker     = (*Substrate)(nil)
+	_ substrate.KeepRestricted = (*Substrate)(nil)
+)
+
+// Keeping implements substrate.KeepRestricted. A kept machine's device state may come with an
+// imported session, and QEMU's readers of it are not made for an attacker's: what takes QEMU
+// over there has to find itself in a jail.
+func (s *Substrate) Keeping() error {
+	if s.wall.Namespaces() {
+		return nil
+	}
+	hint := "keep and resume machines with --substrate gvisor"
+	if allow := host.AllowUserNamespaces(); allow != "" {
+		hint = "let users make namespaces (" + allow + "), or keep and resume machines with --substrate gvisor"
+	}
+	return &turnstone.Error{Op: "qemu.keep", Kind: turnstone.Unavailable, Subject: "qemu",
+		Err:  errors.New("it has no namespaces of its own here, and a kept machine's devices may be an attacker's: " + s.wall.Reason),
+		Hint: hint}
+}
+
+// Pack implements substrate.Keeper.
+func (s *Substrate) Pack(ctx context.Context, m substrate.Machine, dir, out string) (substrate.Packed, error) {
+	p, err := s.packer(m).Pack(ctx, dir, out)
+	if err != nil {
+		return p, s.wrap(err)
+	}
+	return p, nil
+}
+
+// PackBase implements substrate.BasePacker.
+func (s *Substrate) PackBase(ctx context.Context, m substrate.Machine, base turnstone.Digest, out string) ([]string, error) {
+	files, err := s.packer(m).PackBase(ctx, base, out)
+	if err != nil {
+		return nil, s.wrap(err)
+	}
+	return files, nil
+}
+
+// Unpack implements substrate.Keeper.
+func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed fs.FS, dir string) error {
+	if err := s.Keeping(); err != nil {
+		return err
+	}
+	if err := s.packer(m).Unpack(ctx, packed, dir); err != nil {
+		return s.wrap(err)
+	}
+	return nil
+}
+
+func (s *Substrate) packer(m substrate.Machine) snapshots.Packer[identity] {
+	size := int64(m.Shape.Memory)
+	now := s.identity(m)
+	return snapshots.Packer[identity]{Op: "qemu", Machine: m, Identity: now, RAM: size,
+		Base:    func(id identity) string { return s.home.Path("snapshots", id.key()) },
+		Differs: func(id identity, cpu *host.Model) string { return id.movedTo(now, cpu) },
+		Prepare: func(dir string) error {
+			ram, err := os.OpenFile(filepath.Join(dir, ramFile), os.O_RDWR, 0)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = ram.Close() }()
+			return prepareMemory(ram, size)
+		}}
+}
+
+// movedTo names the first thing in which a kept machine of identity id, of a CPU of the given
+// model, cannot take the place of one of now; "" when there is none. The microcode may be
+// another, the CPU may have more features, and whose choice the guest's kernel is does not matter.
+func (id identity) movedTo(now identity, cpu *host.Model) string {
+	why := ""
+	if id.HostCPU != now.HostCPU {
+		why, id.HostCPU = cpu.Differs(), now.HostCPU
+	}
+	id.OwnKernel = now.OwnKernel
+	return cmp.Or(id.differs(now), why)
+}

@@ -1,0 +1,188 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/disk"
+	"turnstone.dev/turnstone/internal/driver/host"
+	"turnstone.dev/turnstone/internal/driver/snapshots"
+	"turnstone.dev/turnstone/substrate"
+)
+
+var (
+	_ substrate.Snapshotter = (*machine)(nil)
+	_ substrate.Resumer     = (*Substrate)(nil)
+)
+
+type vmManifest = snapshots.Live[identity]
+
+// Snapshot implements substrate.Snapshotter.
+func (m *machine) Snapshot(ctx context.Context, dir string) error {
+	err := m.snapshot(ctx, dir)
+	if err == nil {
+		return nil
+	}
+	select {
+	case <-m.done:
+		if m.Err() != nil {
+			return m.Err()
+		}
+	default:
+	}
+	var e *turnstone.Error
+	if errors.As(err, &e) {
+		return err
+	}
+	e = &turnstone.Error{Op: "qemu.snapshot", Kind: turnstone.Unavailable, Subject: string(m.id), Err: err}
+	switch {
+	case ctx.Err() != nil:
+		e.Kind = turnstone.Canceled
+	case isNoSpace(err):
+		e.Kind, e.Hint = turnstone.Exhausted, "make room on the disk that holds "+filepath.Dir(dir)
+	case errors.Is(err, os.ErrPermission):
+		e.Hint = "turn must be allowed to read the memory of its own children (ptrace): see kernel.yama.ptrace_scope, which must be 0 or 1"
+	}
+	return e
+}
+
+func (m *machine) snapshot(ctx context.Context, dir string) error {
+	l := m.live
+	if l == nil {
+		return errors.New("nothing is known of what it was started from")
+	}
+	if l.home {
+		return &turnstone.Error{Op: "qemu.snapshot", Kind: turnstone.Invalid, Subject: string(m.id),
+			Err: errors.New("it has a home disk, which has one writer at a time"), Hint: "a sandbox with a home is not cloned as it runs"}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return snapshots.Virtual.Write(dir, func(tmp string) error {
+		man := vmManifest{Identity: l.id}
+		if err := m.standingStill(ctx, func() error { return m.write(ctx, tmp, &man) }); err != nil {
+			return err
+		}
+		return man.Seal(tmp, l.layers)
+	})
+}
+
+// standingStill calls f while the guest's CPUs stand still.
+func (m *machine) standingStill(ctx context.Context, f func() error) (err error) {
+	running, err := m.running(ctx)
+	if err != nil {
+		return err
+	}
+	if running {
+		if err := m.Pause(ctx); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, m.Resume(context.WithoutCancel(ctx))) }()
+	}
+	return f()
+}
+
+// write writes the machine's three files into dir and says in man what they are.
+func (m *machine) write(ctx context.Context, dir string, man *vmManifest) error {
+	man.Taken = time.Now().UTC()
+	state, err := m.devices(ctx, filepath.Join(dir, stateFile))
+	if err != nil {
+		return err
+	}
+	man.State = turnstone.DigestBytes(state)
+	ram, err := os.OpenFile(filepath.Join(dir, ramFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = ram.Close() }()
+	if err := m.writeMemory(ctx, ram); err != nil {
+		return err
+	}
+	scratch, err := os.OpenFile(filepath.Join(dir, scratchFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = scratch.Close() }()
+	return disk.Clone(ctx, scratch, m.scratch)
+}
+
+// writeMemory gives dst the guest's memory: what it started from, and over that
+// what it has written since.
+func (m *machine) writeMemory(ctx context.Context, dst *os.File) error {
+	if err := disk.Clone(ctx, dst, m.live.ram); err != nil {
+		return err
+	}
+	if !m.live.shared {
+		runs, err := privateMemory(ctx, m.PID(), m.live.ram)
+		if err != nil {
+			return err
+		}
+		if err := copyMemory(ctx, dst, m.PID(), runs); err != nil {
+			return err
+		}
+	}
+	return prepareMemory(dst, int64(m.live.id.Shape.Memory))
+}
+
+// RestoreFrom implements substrate.Resumer.
+func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir string) (substrate.Sandbox, error) {
+	man, snap, err := s.openVM(m, dir)
+	if err != nil {
+		return nil, s.wrap(err)
+	}
+	m.Layers, m.Home = nil, ""
+	for _, l := range man.Layers {
+		m.Layers = append(m.Layers, l.Path)
+	}
+	f, err := s.restoreFiles(ctx, m, snap)
+	if err != nil {
+		return nil, s.wrap(err)
+	}
+	return s.launch(ctx, m, f, snap.state, bareState)
+}
+
+// openVM opens what Snapshot has written, if it is whole and a machine that is
+// started from m can go on from it.
+func (s *Substrate) openVM(m substrate.Machine, dir string) (vmManifest, *snapshot, error) {
+	man, state, err := snapshots.OpenLive(restoreOp, dir, func(id identity) string { return id.differs(s.identity(m)) })
+	if err != nil {
+		return man, nil, err
+	}
+	ram, err := os.OpenFile(filepath.Join(dir, ramFile), os.O_RDWR, 0)
+	if err != nil {
+		return man, nil, snapshots.DamagedLive(restoreOp, dir, "memory", err)
+	}
+	return man, &snapshot{ram: ram, state: state, scratch: filepath.Join(dir, scratchFile)}, nil
+}
+
+// restoreOp names in errors what goes on from a machine that was saved.
+const restoreOp = "qemu.restore"
+
+// differs names the first thing in which id is not other; "" when there is none.
+func (id identity) differs(other identity) string {
+	switch {
+	case id == other:
+		return ""
+	case id.QEMU != other.QEMU:
+		return fmt.Sprintf("QEMU (%s, now %s)", host.Clip(id.QEMU), other.QEMU)
+	case id.Accel != other.Accel:
+		return fmt.Sprintf("way of running guests (%s, now %s)", host.Clip(string(id.Accel)), other.Accel)
+	case id.CPUModel != other.CPUModel:
+		return fmt.Sprintf("model of the guest's CPU (%s, now %s)", host.Clip(id.CPUModel), other.CPUModel)
+	case id.HostCPU != other.HostCPU:
+		return "CPU"
+	case id.Shape != other.Shape:
+		return snapshots.Shapes(id.Shape, other.Shape)
+	case id.Kernel != other.Kernel:
+		return fmt.Sprintf("guest kernel (%s, now %s)", host.Clip(id.Kernel.Short()), other.Kernel.Short())
+	case id.Init != other.Init:
+		return fmt.Sprintf("version of turn: its agent (%s, now %s)", host.Clip(id.Init.Short()), other.Init.Short())
+	case id.Root != other.Root:
+		return fmt.Sprintf("image of the template (%s, now %s)", host.Clip(id.Root.Short()), other.Root.Short())
+	}
+	return "version of turn"
+}

@@ -1,0 +1,96 @@
+package driver
+
+import (
+	"context"
+	"errors"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/firecracker"
+	"turnstone.dev/turnstone/internal/driver/gvisor"
+	"turnstone.dev/turnstone/internal/driver/qemu"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// real returns what there is, the best first.
+func real(c *Chooser) []option {
+	return []option{
+		{name: Firecracker, how: withKVM, microVM: true, home: true, can: abilities((*firecracker.Substrate)(nil)), open: c.firecracker},
+		{name: QEMU, how: withKVM, microVM: true, home: true, can: abilities((*qemu.Substrate)(nil)), open: c.accelerated},
+		{name: GVisor, own: true, can: abilities((*gvisor.Substrate)(nil)), open: c.gvisor},
+		{name: QEMU, how: withTCG, microVM: true, home: true, can: abilities((*qemu.Substrate)(nil)), open: c.translated},
+	}
+}
+
+// machine returns the machine that KVM is proven with, once something needs it.
+func (c *Chooser) machine(ctx context.Context) (*substrate.Machine, error) {
+	if c.Probe == nil {
+		return nil, nil
+	}
+	m, err := c.Probe(ctx)
+	return &m, err
+}
+
+// translated opens QEMU, with or without KVM.
+func (c *Chooser) translated(ctx context.Context, kernel substrate.GuestKernel, before error) (substrate.Substrate, error) {
+	s, err := qemu.New(ctx, c.Home, qemu.Options{Progress: c.say, Kernel: kernel, Fallback: before})
+	if err != nil { // a nil *Substrate is no nil Substrate
+		return nil, err
+	}
+	return s, nil
+}
+
+// accelerated opens QEMU with KVM. What rules KVM out without a guest comes first:
+// proving it takes a kernel, and up to a minute.
+func (c *Chooser) accelerated(ctx context.Context, kernel substrate.GuestKernel, _ error) (substrate.Substrate, error) {
+	s, err := qemu.New(ctx, c.Home, qemu.Options{Progress: c.say, Kernel: kernel})
+	if err != nil {
+		return nil, err
+	}
+	if s.Accelerated() {
+		return s, nil
+	}
+	if v := s.Verdict(); !v.Known && (c.Probe != nil || !v.Kernel) { // a kernel's fault is told until there is something to ask with
+		if m, err := c.machine(ctx); err != nil {
+			return nil, err
+		} else if m != nil {
+			if s, err = qemu.New(ctx, c.Home, qemu.Options{Progress: c.say, Probe: m}); err != nil {
+				return nil, err
+			}
+			if s.Accelerated() {
+				return s, nil
+			}
+		} else {
+			return nil, &turnstone.Error{Op: "substrates.qemu", Kind: turnstone.Unavailable, Subject: "KVM", Err: ErrUnproven, Hint: "run a turn, which tries"}
+		}
+	}
+	return nil, s.Verdict().Unavailable("substrates.qemu", kernel.KernelKind)
+}
+
+func (c *Chooser) gvisor(ctx context.Context, _ substrate.GuestKernel, _ error) (substrate.Substrate, error) {
+	s, err := gvisor.New(ctx, c.Home, gvisor.Options{Progress: c.say})
+	if err != nil {
+		return nil, err
+	}
+	if ok, why := s.Usable(ctx); !ok {
+		return nil, &turnstone.Error{Op: "substrates.gvisor", Kind: turnstone.Unavailable, Subject: "gvisor", Err: errors.New(why), Hint: "run `turn doctor`"}
+	}
+	return s, nil
+}
+
+// firecracker opens Firecracker. It says itself what rules KVM out without a guest.
+func (c *Chooser) firecracker(ctx context.Context, kernel substrate.GuestKernel, _ error) (substrate.Substrate, error) {
+	s, err := firecracker.New(ctx, c.Home, firecracker.Options{Progress: c.say, Kernel: kernel, Again: c.Probe != nil})
+	if errors.Is(err, firecracker.ErrUnproven) {
+		m, probeErr := c.machine(ctx)
+		if probeErr != nil {
+			return nil, probeErr
+		}
+		if m != nil {
+			s, err = firecracker.New(ctx, c.Home, firecracker.Options{Progress: c.say, Probe: m})
+		}
+	}
+	if err != nil { // a nil *Substrate is no nil Substrate
+		return nil, err
+	}
+	return s, nil
+}

@@ -1,0 +1,285 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/console"
+	"turnstone.dev/turnstone/internal/driver/kvm"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// A named is a substrate with nothing but names.
+type named struct {
+	substrate.Substrate
+	name, how string
+}
+
+func (n named) Name() string      { return n.name }
+func (n named) Isolation() string { return n.how }
+
+// host makes options of which those work that works names, as "qemu (KVM)".
+func host(works ...string) drivers {
+	return func(c *Chooser) []option {
+		all := real(c)
+		for i, o := range all {
+			all[i].open = func(context.Context, substrate.GuestKernel, error) (substrate.Substrate, error) {
+				for _, w := range works {
+					if w == o.String() {
+						return named{name: o.name, how: o.how}, nil
+					}
+				}
+				return nil, &turnstone.Error{Op: "test", Kind: turnstone.Unavailable, Subject: o.String(), Err: errors.New("is not here")}
+			}
+		}
+		return all
+	}
+}
+
+func TestChoose(t *testing.T) {
+	everything := []string{"firecracker (KVM)", "qemu (KVM)", "gvisor", "qemu (TCG)"}
+	micro, disk := Needs{MicroVM: true}, Needs{Home: true}
+	for _, tt := range []struct {
+		works []string
+		ask   string
+		needs Needs
+		want  string // "qemu TCG"; else what the error says
+	}{
+		{everything, Auto, Needs{}, "firecracker KVM"},
+		{everything[1:], Auto, Needs{}, "qemu KVM"},
+		{everything[2:], Auto, Needs{}, "gvisor "},
+		{everything[3:], Auto, Needs{}, "qemu TCG"},
+		{nil, Auto, Needs{}, "nothing here can run a sandbox"},
+		{everything[2:], Auto, micro, "qemu TCG"},
+		{everything[2:3], Auto, micro, "nothing here can run a sandbox"},
+		{everything, Auto, disk, "firecracker KVM"},
+		{everything[2:], Auto, disk, "qemu TCG"},
+		{everything, QEMU, Needs{}, "qemu KVM"},
+		{everything[2:], QEMU, Needs{}, "qemu TCG"},
+		{everything, GVisor, Needs{}, "gvisor "},
+		{everything, GVisor, micro, "is no microVM"},
+		{everything, GVisor, disk, "no disk for a persistent home"},
+		{everything[1:], Firecracker, Needs{}, "firecracker (KVM): is not here"},
+		{everything, "docker", Needs{}, "known are auto, firecracker, qemu, gvisor"},
+	} {
+		c := Chooser{drivers: host(tt.works...)}
+		s, err := c.Choose(t.Context(), tt.ask, tt.needs)
+		got := ""
+		if err != nil {
+			got = err.Error() + "; " + turnstone.HintOf(err)
+		} else {
+			got = s.Name() + " " + s.Isolation()
+		}
+		if err == nil && got != tt.want || !strings.Contains(got, tt.want) {
+			t.Errorf("%v of %v, %+v: %q, want %q", tt.ask, tt.works, tt.needs, got, tt.want)
+		}
+	}
+}
+
+// TestChooseTells: who asks for what only some substrates have is told which one was taken
+// and why, also when none is left.
+func TestChooseTells(t *testing.T) {
+	everything := []string{"firecracker (KVM)", "qemu (KVM)", "gvisor", "qemu (TCG)"}
+	for _, tt := range []struct {
+		works []string
+		ask   string
+		needs Needs
+		want  string
+	}{
+		{everything, Auto, Needs{Home: true}, ""},
+		{everything[1:], Auto, Needs{Home: true}, ""},
+		{everything[2:], Auto, Needs{Home: true}, "substrate qemu, TCG: gvisor has no disk for a persistent home; suitable: firecracker, qemu"},
+		{everything[2:], Auto, Needs{MicroVM: true}, "substrate qemu, TCG: gvisor is no microVM, which `isolation: microvm` asks for; suitable: firecracker, qemu"},
+		{everything[2:], Auto, Needs{}, ""},
+		{everything[2:], QEMU, Needs{Home: true}, "substrate qemu, TCG: qemu (KVM): "},
+		{everything[1:], QEMU, Needs{Home: true}, ""},
+		{everything[2:3], Auto, Needs{Home: true}, "gvisor has no disk for a persistent home"},
+		{everything[2:], GVisor, Needs{Home: true}, "use --substrate firecracker or qemu or auto"},
+	} {
+		said := ""
+		c := Chooser{drivers: host(tt.works...), Progress: func(what string) { said += what }}
+		if _, err := c.Choose(t.Context(), tt.ask, tt.needs); err != nil {
+			said += err.Error() + "; " + turnstone.HintOf(err)
+		}
+		if said != tt.want && (tt.want == "" || !strings.Contains(said, tt.want)) {
+			t.Errorf("%v of %v, %+v: says %q, want %q", tt.ask, tt.works, tt.needs, said, tt.want)
+		}
+	}
+}
+
+func TestChooseCanceled(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	c := Chooser{drivers: host()}
+	if _, err := c.Choose(ctx, Auto, Needs{}); turnstone.KindOf(err) != turnstone.Canceled {
+		t.Error(err)
+	}
+}
+
+// TestTestKernel: a test kernel is the last choice, and nothing that `isolation: microvm`
+// is satisfied by.
+func TestTestKernel(t *testing.T) {
+	everything := []string{"firecracker (KVM)", "qemu (KVM)", "gvisor", "qemu (TCG)"}
+	broken := &turnstone.Error{Op: "kernel.ensure", Kind: turnstone.Invalid, Subject: "TURN_KERNEL", Err: errors.New("is no kernel")}
+	for _, tt := range []struct {
+		works  []string
+		ask    string
+		needs  Needs
+		kernel substrate.KernelKind
+		err    error
+		want   string
+	}{
+		{everything, Auto, Needs{}, substrate.KernelKind{Own: true}, nil, "firecracker KVM"},
+		{everything, Auto, Needs{MicroVM: true}, substrate.KernelKind{Own: true}, nil, "firecracker KVM"},
+		{everything, Auto, Needs{}, substrate.KernelKind{Own: true, Test: true}, nil, "gvisor "},
+		{append(everything[:2:2], everything[3]), Auto, Needs{}, substrate.KernelKind{Own: true, Test: true}, nil, "firecracker KVM"},
+		{everything, Auto, Needs{Home: true}, substrate.KernelKind{Own: true, Test: true}, nil, "firecracker KVM"},
+		{everything, QEMU, Needs{}, substrate.KernelKind{Own: true, Test: true}, nil, "qemu KVM"},
+		{everything, QEMU, Needs{MicroVM: true}, substrate.KernelKind{Own: true, Test: true}, nil,
+			"nothing here can run a sandbox: qemu (KVM) boots a test kernel, which does not give what `isolation: microvm` asks for; qemu (TCG) boots"},
+		{everything, Auto, Needs{MicroVM: true}, substrate.KernelKind{Own: true, Test: true}, nil, "unset TURN_KERNEL"},
+		{everything, GVisor, Needs{}, substrate.KernelKind{}, broken, "gvisor "},
+		{everything, Auto, Needs{}, substrate.KernelKind{}, broken, "gvisor "},
+		{everything, QEMU, Needs{}, substrate.KernelKind{}, broken, "TURN_KERNEL: is no kernel"},
+		{append(everything[:2:2], everything[3]), Auto, Needs{}, substrate.KernelKind{}, broken, "firecracker (KVM): TURN_KERNEL: is no kernel"},
+	} {
+		c := Chooser{drivers: host(tt.works...), Kernel: func(context.Context) (substrate.GuestKernel, error) {
+			return substrate.GuestKernel{KernelKind: tt.kernel}, tt.err
+		}}
+		s, err := c.Choose(t.Context(), tt.ask, tt.needs)
+		got := ""
+		if err != nil {
+			got = err.Error() + "; " + turnstone.HintOf(err)
+		} else {
+			got = s.Name() + " " + s.Isolation()
+		}
+		if err == nil && got != tt.want || !strings.Contains(got, tt.want) {
+			t.Errorf("%s of %v, %+v, %+v: %q, want %q", tt.ask, tt.works, tt.needs, tt.kernel, got, tt.want)
+		}
+	}
+}
+
+// A faulty is a substrate that can do everything, and whose program has a fault.
+type faulty struct {
+	substrate.Substrate
+	substrate.Keeper
+}
+
+func (faulty) Name() string      { return "faulty" }
+func (faulty) Standstill() error { return errors.New("this version does not wake up") }
+
+// TestChooseAbilities: what a turn asks of its machine is refused before it starts where the
+// driver, or this version of its program, cannot do it, and the next one is taken where nobody
+// has named one.
+func TestChooseAbilities(t *testing.T) {
+	opened := 0
+	one := func(name string, can ability, s substrate.Substrate) option {
+		return option{name: name, can: can, open: func(context.Context, substrate.GuestKernel, error) (substrate.Substrate, error) {
+			opened++
+			return s, nil
+		}}
+	}
+	all := []option{
+		one("faulty", ability{live: true, keep: true}, faulty{}),
+		one(GVisor, ability{}, named{name: "nothing"}),
+		one(Firecracker, ability{live: true}, named{name: "resumer"}),
+		one(QEMU, ability{live: true, keep: true}, named{name: "keeper"}),
+	}
+	c := Chooser{drivers: func(*Chooser) []option { return all }}
+	for _, tt := range []struct {
+		needs Needs
+		want  string
+		opens int
+	}{
+		{Needs{}, "faulty", 1},
+		{Needs{Live: true}, "resumer", 2},
+		{Needs{Keep: true}, "keeper", 2},
+	} {
+		opened = 0
+		s, err := c.Choose(t.Context(), Auto, tt.needs)
+		if err != nil || s.Name() != tt.want || opened != tt.opens {
+			t.Errorf("%+v: %v, %v, %d opened", tt.needs, s, err, opened)
+		}
+	}
+	all = all[:1]
+	if _, err := c.Choose(t.Context(), Auto, Needs{Live: true}); err == nil || !strings.Contains(err.Error(), "does not wake up") {
+		t.Error(err)
+	}
+	c.Wrap = func(substrate.Substrate) substrate.Substrate { return named{name: "nothing"} }
+	for _, needs := range []Needs{{Live: true}, {Keep: true}} {
+		if _, err := c.Choose(t.Context(), Auto, needs); turnstone.KindOf(err) != turnstone.Unavailable {
+			t.Errorf("%+v: %v", needs, err)
+		}
+	}
+}
+
+// TestAbilities: what the drivers are taken to be able to do is what their types say.
+func TestAbilities(t *testing.T) {
+	for _, o := range real(&Chooser{}) {
+		if !o.can.live {
+			t.Errorf("%s clones nothing that runs", o)
+		}
+		err := Fits(o.name, Needs{Keep: true})
+		if o.can.keep != (err == nil) || err != nil && turnstone.KindOf(err) != turnstone.Invalid {
+			t.Errorf("%s: %+v, %v", o, o.can, err)
+		}
+	}
+}
+
+// TestKernelAtFault: a kernel of the user's that fails by itself under KVM is not tried again
+// without, one that KVM is at odds with is, and both are told; a test kernel is for KVM only.
+func TestKernelAtFault(t *testing.T) {
+	proven := func(v kvm.Verdict) kvm.Verdict { v.Proven = true; return v }
+	fault := proven(kvm.Failed(&console.GaveUp{Why: "it panicked"}, substrate.KernelKind{Own: true}))
+	hangs := proven(kvm.Failed(console.ErrHangs, substrate.KernelKind{Own: true}))
+	for _, tt := range []struct {
+		ask     string
+		verdict kvm.Verdict
+		kernel  substrate.KernelKind
+		want    string // what is opened; empty: nothing
+		told    string // by the progress or the error
+		before  string // what the one without KVM is told
+	}{
+		{QEMU, fault, substrate.KernelKind{Own: true}, "", "the guest's kernel is at fault: it panicked", ""},
+		{QEMU, hangs, substrate.KernelKind{Own: true}, "qemu TCG", "substrate qemu, TCG: qemu (KVM): a guest does not start under it: the guest hangs", "KVM: a guest does not start"},
+		{QEMU, hangs, substrate.KernelKind{Own: true, Test: true}, "", "the guest hangs", ""},
+		{QEMU, kvm.Verdict{Reason: "device or resource busy"}, substrate.KernelKind{}, "qemu TCG", "device or resource busy", "device or resource busy"},
+		{Auto, fault, substrate.KernelKind{Own: true}, "gvisor ", "substrate gvisor, : qemu (KVM): the guest's kernel is at fault: it panicked", ""},
+		{Auto, hangs, substrate.KernelKind{Own: true}, "gvisor ", "a guest does not start under it: the guest hangs", ""},
+		{Auto, kvm.Verdict{Reason: "device or resource busy"}, substrate.KernelKind{Own: true}, "gvisor ", "", ""},
+	} {
+		said, before := "", ""
+		c := Chooser{Progress: func(what string) { said += what }}
+		c.Kernel = func(context.Context) (substrate.GuestKernel, error) {
+			return substrate.GuestKernel{KernelKind: tt.kernel}, nil
+		}
+		c.drivers = func(c *Chooser) []option {
+			all := host("gvisor", "qemu (TCG)")(c)
+			for i, o := range all {
+				all[i].open = func(ctx context.Context, k substrate.GuestKernel, b error) (substrate.Substrate, error) {
+					if b != nil {
+						before = b.Error()
+					}
+					if o.String() == "qemu (KVM)" {
+						return nil, tt.verdict.Unavailable("test", k.KernelKind)
+					}
+					return o.open(ctx, k, b)
+				}
+			}
+			return all
+		}
+		got := ""
+		s, err := c.Choose(t.Context(), tt.ask, Needs{})
+		if err == nil {
+			got = s.Name() + " " + s.Isolation()
+		} else {
+			said += err.Error()
+		}
+		if got != tt.want || !strings.Contains(said, tt.told) || tt.told == "" && said != "" || !strings.Contains(before, tt.before) || tt.before == "" && before != "" {
+			t.Errorf("%s, %+v, %+v: %q, says %q, %q before", tt.ask, tt.verdict, tt.kernel, got, said, before)
+		}
+	}
+}
