@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"turnstone.dev/turnstone/ext4"
+	"turnstone.dev/turnstone/internal/fsimage/ext4"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/blob/local"
 	"turnstone.dev/turnstone/internal/store/layer"

@@ -8,7 +8,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/image"
+	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/template"
@@ -106,31 +106,31 @@ func (at *branchPoint) abandon(ctx context.Context) {
 // whatever stands behind a turn is all that the turn itself had below it. Of turns
 // that a merge brought in only /context has something; their files came with the merge.
 // The template's layers come last, so that all that stands on it has their images in common.
-func (at *branchPoint) history(ctx context.Context) image.History {
-	return func(yield func(image.Item, error) bool) {
+func (at *branchPoint) history(ctx context.Context) lowerdir.History {
+	return func(yield func(lowerdir.Item, error) bool) {
 		more := true
-		each := func(item image.Item, err error) bool {
+		each := func(item lowerdir.Item, err error) bool {
 			more = more && yield(item, err)
 			return more
 		}
 		for t := at.parent; t != nil && more; {
 			below, err := at.yieldTurn(ctx, t, each)
 			if err != nil {
-				each(image.Item{}, err)
+				each(lowerdir.Item{}, err)
 				return
 			}
 			t = below
 		}
 		for i := len(at.layers) - 1; i >= 0 && more; i-- {
 			if i == 0 || at.layers[i].Tree != at.layers[i-1].Tree {
-				each(image.Item{Key: at.layers[i].Tree.Root, Tree: at.layers[i].Tree}, nil)
+				each(lowerdir.Item{Key: at.layers[i].Tree.Root, Tree: at.layers[i].Tree}, nil)
 			}
 		}
 	}
 }
 
 // yieldTurn yields t and what it merged, and returns the turn below; nil at the end.
-func (at *branchPoint) yieldTurn(ctx context.Context, t *session.Turn, yield func(image.Item, error) bool) (below *session.Turn, err error) {
+func (at *branchPoint) yieldTurn(ctx context.Context, t *session.Turn, yield func(lowerdir.Item, error) bool) (below *session.Turn, err error) {
 	st, err := at.cs.state(ctx, t.State)
 	if err != nil {
 		return nil, err
@@ -204,9 +204,9 @@ func (at *branchPoint) treeOf(ctx context.Context, id turnstone.TurnID) (tree.Re
 }
 
 // item is what the turn t puts into /context.
-func (at *branchPoint) item(ctx context.Context, t session.Turn) image.Item {
+func (at *branchPoint) item(ctx context.Context, t session.Turn) lowerdir.Item {
 	line := fmt.Sprintf("[turn %d](turns/%d/receipt.md) `%s` on %s, %s: %s", t.Number, t.Number, t.ID, t.Branch, t.Result, t.Title)
-	return image.Item{Key: t.Record, Number: t.Number, Line: oneLine(line), Context: func(ctx context.Context) ([]image.File, error) {
+	return lowerdir.Item{Key: t.Record, Number: t.Number, Line: oneLine(line), Context: func(ctx context.Context) ([]lowerdir.File, error) {
 		rec, err := at.cs.record(ctx, t)
 		if err != nil {
 			return nil, err
@@ -216,14 +216,14 @@ func (at *branchPoint) item(ctx context.Context, t session.Turn) image.Item {
 }
 
 // contextFiles are the files of one turn in /context.
-func contextFiles(rec *Record) []image.File {
+func contextFiles(rec *Record) []lowerdir.File {
 	dir := fmt.Sprintf("turns/%d/", rec.Number)
 	mtime := tree.Time{Sec: rec.Started.Unix()}
-	files := []image.File{{Path: dir + "receipt.md", Content: rec.Receipt, MTime: mtime}}
+	files := []lowerdir.File{{Path: dir + "receipt.md", Content: rec.Receipt, MTime: mtime}}
 	for i, step := range rec.Steps {
 		for name, c := range map[string]*tree.Content{"stdout": step.Stdout, "stderr": step.Stderr} {
 			if c != nil {
-				files = append(files, image.File{Path: fmt.Sprintf("%sstep-%d.%s", dir, i+1, name), Content: *c, MTime: mtime})
+				files = append(files, lowerdir.File{Path: fmt.Sprintf("%sstep-%d.%s", dir, i+1, name), Content: *c, MTime: mtime})
 			}
 		}
 	}

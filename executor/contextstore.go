@@ -12,7 +12,7 @@ import (
 	"sync"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/image"
+	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/blob"
 	"turnstone.dev/turnstone/internal/store/blob/local"
@@ -25,7 +25,7 @@ import (
 type contextStore struct {
 	db     *session.DB
 	store  *store.Store
-	images *image.Cache
+	images *lowerdir.Cache
 	blobs  blob.Store
 	// templates has the contents that lie in templates' images.
 	templates *templateContents
@@ -90,7 +90,7 @@ func (x *Executor) openStore(ctx context.Context, db *session.DB, blobs blob.Sto
 		return nil, errors.Join(err, cs.close())
 	}
 	cs.store.AddAlternate(cs.templates)
-	cs.images = image.New(x.home.Path("images"), cs.store, image.Options{})
+	cs.images = lowerdir.New(x.home.Path("images"), cs.store, lowerdir.Options{})
 	return cs, nil
 }
 

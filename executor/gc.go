@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/image"
+	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -121,7 +121,7 @@ func (cs *contextStore) pruneImages(ctx context.Context, rep *GCReport) error {
 		records[l.Tree.Root] = true
 	}
 	var freed int64
-	rep.Images, freed, err = cs.images.Prune(func(r image.Recipe) bool { return records[r.Newest] }, rep.DryRun)
+	rep.Images, freed, err = cs.images.Prune(func(r lowerdir.Recipe) bool { return records[r.Newest] }, rep.DryRun)
 	rep.Freed += freed
 	return err
 }

@@ -8,7 +8,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/image"
+	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/sandboxes"
@@ -20,12 +20,12 @@ type keptVM struct {
 	dir     string
 	release func()
 	packed  substrate.Packed
-	base    *machineBase   // nil: it stands alone
-	recipes []image.Recipe // of the images that it lies on
-	image   *tree.Content  // the template's
-	below   []tree.Ref     // the template's layers
-	batch   *store.Batch   // with its files, once they are in the store
-	ref     *VMRef         // nil before
+	base    *machineBase      // nil: it stands alone
+	recipes []lowerdir.Recipe // of the images that it lies on
+	image   *tree.Content     // the template's
+	below   []tree.Ref        // the template's layers
+	batch   *store.Batch      // with its files, once they are in the store
+	ref     *VMRef            // nil before
 }
 
 // leave takes what the turn leaves out of the sandbox whose steps are over: its machine

@@ -7,10 +7,10 @@ import (
 	"os"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/ext4"
+	"turnstone.dev/turnstone/internal/fsimage/ext4"
+	"turnstone.dev/turnstone/internal/fsimage/upperdir"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/upper"
 )
 
 // A leftover is what a sandbox wrote, at rest: nobody writes to it any more.
@@ -37,7 +37,7 @@ func (d diskLeftover) open(name string) (tree.Node, error) {
 }
 
 // An exportLeftover is what the agent exported of a disk that the host cannot read.
-type exportLeftover struct{ *upper.Upper }
+type exportLeftover struct{ *upperdir.Upper }
 
 func (e exportLeftover) open(string) (tree.Node, error) { return e.Root(), nil }
 
@@ -80,7 +80,7 @@ func (s *Sandbox) dropExport() {
 }
 
 // readExport reads what another process has spooled.
-func (x *Executor) readExport(ctx context.Context, f *os.File, opts upper.Options) (leftover, error) {
+func (x *Executor) readExport(ctx context.Context, f *os.File, opts upperdir.Options) (leftover, error) {
 	dir, err := x.home.MkdirAll("sandboxes")
 	if err != nil {
 		return nil, err
@@ -89,7 +89,7 @@ func (x *Executor) readExport(ctx context.Context, f *os.File, opts upper.Option
 	if err != nil {
 		return nil, err
 	}
-	u, err := upper.Read(ctx, io.NewSectionReader(f, 0, st.Size()), dir, opts)
+	u, err := upperdir.Read(ctx, io.NewSectionReader(f, 0, st.Size()), dir, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -106,9 +106,9 @@ func (r *run) takeLeftover(ctx context.Context, s *Sandbox) (leftover, error) {
 	if err != nil {
 		return nil, err
 	}
-	var u *upper.Upper
+	var u *upperdir.Upper
 	err = s.Client().Export(ctx, func(in io.Reader) (err error) {
-		u, err = upper.Read(ctx, in, dir, r.plan.upperOptions(r.plan.shape.Disk))
+		u, err = upperdir.Read(ctx, in, dir, r.plan.upperOptions(r.plan.shape.Disk))
 		return err
 	})
 	if err != nil {

@@ -12,10 +12,10 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/config"
-	"turnstone.dev/turnstone/ext4"
 	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/fsimage/ext4"
+	"turnstone.dev/turnstone/internal/fsimage/upperdir"
 	"turnstone.dev/turnstone/internal/store/layer"
-	"turnstone.dev/turnstone/upper"
 )
 
 // admit gives p the limits of this host, and refuses what is beyond them, and anything at
@@ -158,8 +158,8 @@ func (x *Executor) slot(limit int) (*home.Lock, error) {
 }
 
 // upperOptions bounds what an export may hold.
-func (p *plan) upperOptions(size turnstone.Bytes) upper.Options {
-	return upper.Options{Bytes: int64(size), Entries: int(p.limits.Entries), FileSize: int64(p.limits.FileSize), Room: p.room}
+func (p *plan) upperOptions(size turnstone.Bytes) upperdir.Options {
+	return upperdir.Options{Bytes: int64(size), Entries: int(p.limits.Entries), FileSize: int64(p.limits.FileSize), Room: p.room}
 }
 
 // ext4Options bounds what is read of a scratch disk.

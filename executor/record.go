@@ -5,7 +5,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/image"
+	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
@@ -81,8 +81,8 @@ type LayerInfo struct {
 
 // A VMRef names a machine that was kept whole, as substrate.Keeper writes it.
 type VMRef struct {
-	Files  []VMFile       `json:"files"`
-	Layers []image.Recipe `json:"layers,omitempty"` // the images that it lies on, the lowest first
+	Files  []VMFile          `json:"files"`
+	Layers []lowerdir.Recipe `json:"layers,omitempty"` // the images that it lies on, the lowest first
 	// Image is the template's root image, which lies with the template, and Below are the trees
 	// of the template's layers, the lowest first. A nil Image is an older program's.
 	Image *tree.Content `json:"image,omitempty"`

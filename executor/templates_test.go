@@ -10,11 +10,11 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/fsimage/tar2erofs"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/template"
-	"turnstone.dev/turnstone/template/rootfs"
 )
 
 // template registers a template called name, whose image has these files, and
@@ -31,7 +31,7 @@ func (p *past) template(name string, files map[string]string) func(w tree.Writer
 	}
 	root := filepath.Join(dir, "root.erofs")
 	out := ok[*os.File](t)(os.Create(root))
-	w := rootfs.New(out, rootfs.Options{TempDir: t.TempDir()})
+	w := tar2erofs.New(out, tar2erofs.Options{TempDir: t.TempDir()})
 	for path, text := range files {
 		if err := w.Add(&tar.Header{Name: strings.TrimPrefix(path, "/"), Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(text))}, strings.NewReader(text)); err != nil {
 			t.Fatal(err)

@@ -11,7 +11,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/image"
+	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
 	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/template"
@@ -122,7 +122,7 @@ func (x *Executor) resume(ctx context.Context, req ResumeRequest, spec sandboxes
 			return none, err
 		}
 	}
-	var below image.History = func(func(image.Item, error) bool) {}
+	var below lowerdir.History = func(func(lowerdir.Item, error) bool) {}
 	at := &branchPoint{cs: cs} // its disk lies on what it began with
 	if at.layers = x.layersBelow(ctx, rec); at.layers != nil {
 		below = at.history(ctx)

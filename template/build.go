@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/fsimage/tar2erofs"
 	"turnstone.dev/turnstone/template/debian"
-	"turnstone.dev/turnstone/template/rootfs"
 )
 
 // builderVersion is part of every digest. It changes when the same spec has to
@@ -75,7 +75,7 @@ type built struct {
 // buildImage builds spec's image into the empty file out.
 func buildImage(ctx context.Context, spec *Spec, out *os.File, tempDir string, log io.Writer, progress func(string)) (*built, error) {
 	epoch := time.Unix(debian.Epoch, 0).UTC()
-	w := rootfs.New(out, rootfs.Options{MaxBytes: maxImage, Latest: epoch, TempDir: tempDir})
+	w := tar2erofs.New(out, tar2erofs.Options{MaxBytes: maxImage, Latest: epoch, TempDir: tempDir})
 	var status bytes.Buffer
 	req := debian.Request{Suite: strings.TrimPrefix(spec.Base, "debian:"), Variant: "minbase", Include: spec.Packages,
 		Slim: true, Log: log, Progress: progress}
@@ -114,7 +114,7 @@ func buildImage(ctx context.Context, spec *Spec, out *os.File, tempDir string, l
 
 // addOwn adds what does not come from packages: the workspace, the files that name
 // the machine, and the spec's files.
-func addOwn(w *rootfs.Writer, spec *Spec, epoch time.Time) error {
+func addOwn(w *tar2erofs.Writer, spec *Spec, epoch time.Time) error {
 	file := func(name string, mode int64, content []byte) error {
 		return w.Add(&tar.Header{Typeflag: tar.TypeReg, Name: strings.TrimPrefix(name, "/"), Mode: mode,
 			Size: int64(len(content)), ModTime: epoch}, bytes.NewReader(content))

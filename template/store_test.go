@@ -18,7 +18,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/template/rootfs"
+	"turnstone.dev/turnstone/internal/fsimage/tar2erofs"
 )
 
 // counting returns a store whose images are a file each, and the number of builds.
@@ -29,7 +29,7 @@ func counting(t *testing.T) (*Store, *atomic.Int32) {
 	s.build = func(_ context.Context, spec *Spec, out *os.File, tempDir string, log io.Writer, _ func(string)) (*built, error) {
 		n.Add(1)
 		fmt.Fprintln(log, "the builder's words")
-		w := rootfs.New(out, rootfs.Options{TempDir: tempDir})
+		w := tar2erofs.New(out, tar2erofs.Options{TempDir: tempDir})
 		text := strings.Join(spec.Packages, "\n")
 		if err := w.Add(&tar.Header{Typeflag: tar.TypeReg, Name: "packages", Size: int64(len(text))}, strings.NewReader(text)); err != nil {
 			return nil, err

@@ -16,10 +16,10 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/fsimage/tar2erofs"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 	"turnstone.dev/turnstone/stamp"
-	"turnstone.dev/turnstone/template/rootfs"
 )
 
 // treeFiles are what the images of these tests hold.
@@ -56,7 +56,7 @@ func makeTemplate(t testing.TB, files []treetest.File) (*Store, *Template) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := rootfs.New(out, rootfs.Options{TempDir: t.TempDir()})
+	w := tar2erofs.New(out, tar2erofs.Options{TempDir: t.TempDir()})
 	types := map[tree.Type]byte{tree.File: tar.TypeReg, tree.Dir: tar.TypeDir, tree.Symlink: tar.TypeSymlink,
 		tree.Char: tar.TypeChar, tree.Block: tar.TypeBlock, tree.FIFO: tar.TypeFifo}
 	node, err := treetest.NewNode(files...)

@@ -8,7 +8,7 @@ import (
 
 // Export has the agent pack the upper directory (State.export, which comes after
 // State.freeze), and calls read with the stream. What comes is hostile: read it with
-// package upper. An error of read is returned before the agent's.
+// package upperdir. An error of read is returned before the agent's.
 func (c *Client) Export(ctx context.Context, read func(io.Reader) error) error {
 	return c.export(ctx, false, read)
 }

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"turnstone.dev/turnstone/internal/fsimage/tar2erofs"
 	"turnstone.dev/turnstone/template/debian"
-	"turnstone.dev/turnstone/template/rootfs"
 )
 
 // finish makes of the tree what a sandbox needs.
@@ -135,7 +135,7 @@ func (t *fsTree) link(dir, name, target string) error {
 // A writer writes the tree into a root image.
 type writer struct {
 	t     *fsTree
-	w     *rootfs.Writer
+	w     *tar2erofs.Writer
 	first map[*inode]string   // the first name of each file
 	more  map[*inode][]string // its other names
 	parts [][]*inode          // by layer: the regular files that it has
@@ -150,7 +150,7 @@ const maxPaths = 512 << 20
 // write writes the image. It reads the layers once more, for the contents.
 func (t *fsTree) write(ctx context.Context, req Request, blobs []*os.File, res *Result) error {
 	w := &writer{t: t, first: map[*inode]string{}, more: map[*inode][]string{}, parts: make([][]*inode, t.layer+1),
-		w: rootfs.New(req.Out, rootfs.Options{MaxBytes: maxUnpacked, TempDir: req.TempDir, Built: built(), Latest: time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC)})}
+		w: tar2erofs.New(req.Out, tar2erofs.Options{MaxBytes: maxUnpacked, TempDir: req.TempDir, Built: built(), Latest: time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC)})}
 	if err := w.visit("", t.root); err != nil {
 		return err
 	}

@@ -17,11 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/ext4"
+	"turnstone.dev/turnstone/internal/fsimage/ext4"
+	"turnstone.dev/turnstone/internal/fsimage/upperdir"
 	"turnstone.dev/turnstone/internal/store/layer"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
-	"turnstone.dev/turnstone/upper"
 )
 
 func openDirFD(t testing.TB, dir string) int {
@@ -92,7 +92,7 @@ func exportRound(t *testing.T, image, disk string, seed uint64) {
 	var stream bytes.Buffer
 	entries, err := exportDir(t.Context(), openDirFD(t, at("upper")), procFDs, &stream)
 	must(t, err)
-	u, err := upper.Read(t.Context(), &stream, t.TempDir(), upper.Options{Entries: int(entries)})
+	u, err := upperdir.Read(t.Context(), &stream, t.TempDir(), upperdir.Options{Entries: int(entries)})
 	must(t, err)
 	defer func() { _ = u.Close() }()
 
@@ -296,7 +296,7 @@ func BenchmarkExportSmall(b *testing.B) {
 	}
 	b.Run("read", func(b *testing.B) {
 		for b.Loop() {
-			u, err := upper.Read(b.Context(), bytes.NewReader(tar.Bytes()), dir, upper.Options{})
+			u, err := upperdir.Read(b.Context(), bytes.NewReader(tar.Bytes()), dir, upperdir.Options{})
 			if err != nil {
 				b.Fatal(err)
 			}

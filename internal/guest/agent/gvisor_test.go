@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/upper"
+	"turnstone.dev/turnstone/internal/fsimage/upperdir"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -130,7 +130,7 @@ func TestExportOverTheWire(t *testing.T) {
 	a, c, dir := frozenAgent(t)
 	must(t, os.WriteFile(filepath.Join(dir, "upper", "f"), bytes.Repeat([]byte("x"), 3<<20), 0o644))
 	read := func(r io.Reader) error {
-		u, err := upper.Read(t.Context(), r, t.TempDir(), upper.Options{})
+		u, err := upperdir.Read(t.Context(), r, t.TempDir(), upperdir.Options{})
 		if err != nil {
 			return err
 		}

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"turnstone.dev/turnstone/ext4"
+	"turnstone.dev/turnstone/internal/fsimage/ext4"
 	"turnstone.dev/turnstone/internal/store/layer"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/hostdir"

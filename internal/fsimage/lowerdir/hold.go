@@ -1,0 +1,82 @@
+package lowerdir
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store/tree"
+)
+
+// A Recipe says how an image is made: with the trees and the history it can be made
+// again, byte for byte, when it has gone from the cache or on another machine.
+type Recipe struct {
+	Image  string           `json:"image"` // its name, which is that of its file
+	From   tree.Ref         `json:"from"`
+	To     tree.Ref         `json:"to"`
+	Newest turnstone.Digest `json:"newest"` // key of the newest turn that it spans
+	Turns  int              `json:"turns"`
+}
+
+// Hold returns the paths of the images called names, in their order, which stay
+// until release is called. An image that is not in the cache any more is an error
+// of kind NotFound.
+func (c *Cache) Hold(names []string) (paths []string, release func(), err error) {
+	segments := make([]segment, len(names))
+	for i, name := range names {
+		if !keyRule.MatchString(name) {
+			return nil, nil, &turnstone.Error{Op: "image.hold", Kind: turnstone.Invalid, Subject: name, Err: errors.New("is no name of an image")}
+		}
+		segments[i] = segment{Image: name}
+	}
+	all, missing := c.holdAll(segments)
+	if missing != "" {
+		return nil, nil, &turnstone.Error{Op: "image.hold", Kind: turnstone.NotFound, Subject: missing, Err: errors.New("the image is not in the cache any more")}
+	}
+	return all.paths(), all.release, nil
+}
+
+// Recipes returns how the images at paths, which are held, were made.
+func (c *Cache) Recipes(paths []string) ([]Recipe, error) {
+	recipes := make([]Recipe, len(paths))
+	for i, path := range paths {
+		key := filepath.Base(path)
+		side, ok := c.whole(key)
+		if !ok {
+			return nil, unavailable(path, errors.New("the image is not whole"))
+		}
+		recipes[i] = side.Recipe
+	}
+	return recipes, nil
+}
+
+// Remake is Hold that makes again what is missing. history is that of the state
+// which the recipes' images lead to, or of one that came after.
+func (c *Cache) Remake(ctx context.Context, recipes []Recipe, history History) (paths []string, release func(), err error) {
+	if err := c.mkdirs(); err != nil {
+		return nil, nil, err
+	}
+	h := newWalk(history)
+	defer h.stop()
+	names := make([]string, len(recipes))
+	for i, r := range recipes {
+		names[i] = r.Image
+		if _, ok := c.whole(r.Image); ok {
+			continue
+		}
+		first, err := h.find(r.Newest)
+		if err != nil {
+			return nil, nil, err
+		}
+		s := &segment{From: r.From, To: r.To, Newest: r.Newest, Turns: r.Turns}
+		if err := c.make(ctx, s, h.from(first)); err != nil {
+			return nil, nil, err
+		}
+		if s.Image != r.Image {
+			return nil, nil, &turnstone.Error{Op: "image.remake", Kind: turnstone.Integrity, Subject: r.Image,
+				Err: errors.New("the history gives another image than it did")}
+		}
+	}
+	return c.Hold(names)
+}

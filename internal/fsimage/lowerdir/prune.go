@@ -1,0 +1,53 @@
+package lowerdir
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Prune removes the images of which needed says that nobody will ask for them, unless
+// they are in use, and returns how many and what they took up, in bytes. An image that
+// does not say what it is counts as not needed: it can be made again. A dry run only
+// counts.
+func (c *Cache) Prune(needed func(Recipe) bool, dry bool) (images int, freed int64, err error) {
+	entries, err := os.ReadDir(filepath.Join(c.dir, "images"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, 0, nil
+	}
+	if err != nil {
+		return 0, 0, unavailable(c.dir, err)
+	}
+	for _, e := range entries {
+		key, ok := strings.CutSuffix(e.Name(), ".json")
+		if !ok || !keyRule.MatchString(key) {
+			continue
+		}
+		var s sidecar
+		b, err := os.ReadFile(c.sidecarPath(key))
+		if err == nil && json.Unmarshal(b, &s) == nil && s.Recipe.Newest != "" && needed(s.Recipe) {
+			continue
+		}
+		fi, err := os.Stat(c.imagePath(key))
+		if err == nil && (dry && !c.inUse(key) || !dry && c.remove(key)) {
+			images++
+			freed += onDisk(fi)
+		}
+	}
+	return images, freed, nil
+}
+
+// inUse tells whether a sandbox has the image, or is about to.
+func (c *Cache) inUse(key string) bool {
+	f, err := os.Open(c.imagePath(key))
+	if err != nil {
+		return false
+	}
+	defer func() { _ = f.Close() }()
+	return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil
+}

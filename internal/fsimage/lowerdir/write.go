@@ -1,0 +1,144 @@
+package lowerdir
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/erofs/go-erofs"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/fsimage/tar2erofs"
+	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// Write writes the image of the difference between two trees to f, which must be
+// empty, and gives it the size of a slot. The zero Ref is the empty tree. The same
+// input gives the same bytes; zeros in files become holes.
+//
+// Below fs/ is what an overlay's lower directory needs to turn from into to
+// (Documentation/filesystems/overlayfs.rst): each entry that differs, the
+// directories that lead there, a character device 0/0 for each name that is gone,
+// and trusted.overlay.opaque on a directory that hides what is below it. The files
+// of a hard-link group that changed are there all together.
+//
+// What cannot be in an image is an error of kind Invalid, one that grows beyond a
+// slot of kind Exhausted.
+func Write(ctx context.Context, r tree.Reader, from, to tree.Ref, extra []File, f *os.File) error {
+	top, links, err := plan(ctx, r, from, to, extra)
+	if err != nil {
+		return err
+	}
+	out := newSparseWriter(f)
+	w := erofs.Create(out, erofs.WithBuildTime(0, 0))
+	if err := w.CopyFrom(newFiles(ctx, r, top)); err != nil {
+		return fmt.Errorf("image: %w", err)
+	}
+	err = w.Close() // it reads the files' content
+	if err == nil {
+		err = out.Flush()
+	}
+	if err == nil {
+		err = tar2erofs.JoinLinks(f, links)
+	}
+	if err != nil {
+		return fmt.Errorf("image: %w", err)
+	}
+	if out.end > substrate.SlotSize {
+		return tooLarge()
+	}
+	return f.Truncate(substrate.SlotSize)
+}
+
+func tooLarge() error {
+	return &turnstone.Error{Op: "image.write", Kind: turnstone.Exhausted, Subject: "image",
+		Err: fmt.Errorf("the files take up more than %s", turnstone.Bytes(substrate.SlotSize)), Hint: "remove large files, or keep them outside of the sandbox"}
+}
+
+// A sparseWriter writes a file and leaves blocks of zeros holes. It joins small
+// writes to large ones.
+type sparseWriter struct {
+	f   *os.File
+	buf []byte // what stands at off, not written yet
+	off int64
+	end int64 // the largest offset that anything was written to
+}
+
+const (
+	blockSize  = 4096
+	bufferSize = 1 << 20
+)
+
+func newSparseWriter(f *os.File) *sparseWriter {
+	return &sparseWriter{f: f, buf: make([]byte, 0, bufferSize)}
+}
+
+// Write implements io.Writer.
+func (w *sparseWriter) Write(p []byte) (int, error) {
+	n := 0
+	for n < len(p) {
+		k := copy(w.buf[len(w.buf):cap(w.buf)], p[n:])
+		w.buf = w.buf[:len(w.buf)+k]
+		n += k
+		if len(w.buf) == cap(w.buf) {
+			if err := w.Flush(); err != nil {
+				return n, err
+			}
+		}
+	}
+	return n, nil
+}
+
+// Seek implements io.Seeker, from the start only.
+func (w *sparseWriter) Seek(offset int64, whence int) (int64, error) {
+	if whence != io.SeekStart {
+		return 0, errors.ErrUnsupported
+	}
+	err := w.Flush()
+	w.off = offset
+	return offset, err
+}
+
+// Flush writes what is in the buffer, but for aligned blocks that hold zeros only.
+func (w *sparseWriter) Flush() error {
+	b, off := w.buf, w.off
+	w.off += int64(len(b))
+	w.end = max(w.end, w.off)
+	w.buf = w.buf[:0]
+	for len(b) > 0 {
+		zeros, data := split(b, off)
+		b, off = b[zeros:], off+int64(zeros)
+		if data > 0 {
+			if _, err := w.f.WriteAt(b[:data], off); err != nil {
+				return err
+			}
+			b, off = b[data:], off+int64(data)
+		}
+	}
+	return nil
+}
+
+// split says how many bytes of b, which stands at off, are whole blocks of zeros,
+// and how many after them have to be written.
+func split(b []byte, off int64) (zeros, data int) {
+	for zeros < len(b) && isHole(b[zeros:], off+int64(zeros)) {
+		zeros += blockSize
+	}
+	for data = 0; zeros+data < len(b); {
+		at := zeros + data
+		if isHole(b[at:], off+int64(at)) {
+			break
+		}
+		data += min(len(b)-at, blockSize-int((off+int64(at))%blockSize))
+	}
+	return zeros, data
+}
+
+// isHole says that b begins with a whole block of zeros.
+func isHole(b []byte, off int64) bool {
+	return off%blockSize == 0 && len(b) >= blockSize && b[0] == 0 && bytes.Equal(b[1:blockSize], b[:blockSize-1])
+}

@@ -1,0 +1,205 @@
+package tar2erofs
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// The library writes one inode for each name. In EROFS a hard link is nothing but
+// a directory entry with the inode number (nid) of another, so what is left to do
+// is to look the names up and to write that number. Offsets are those of
+// fs/erofs/erofs_fs.h (Linux 6.1), with the two layouts that the library uses for
+// folders: plain blocks, and inline behind the inode.
+const (
+	superOffset     = 1024
+	superMagic      = 0xe0f5e1e2
+	superBlockBits  = 12 // u8
+	superRoot       = 14 // u16: the root's nid
+	superInodes     = 16 // u64
+	superMetaBlock  = 40 // u32: where nid 0 is
+	inodeSlot       = 32 // bytes that one nid counts
+	inodeXattrCount = 2  // u16
+	inodeMode       = 4  // u16
+	inodeSize       = 8  // u32, or u64 in an extended inode
+	inodeData       = 16 // u32: the first block of a plain layout
+	direntSize      = 12 // u64 nid, u16 name offset, u8 type, u8 reserved
+	layoutPlain     = 0
+	layoutInline    = 2
+)
+
+// An image is an EROFS image as far as folders go.
+type image struct {
+	f interface {
+		io.ReaderAt
+		io.WriterAt
+	}
+	blockSize int64
+	meta      int64 // offset of nid 0
+	root      uint64
+	inodes    uint64
+}
+
+// A slot is where a name is written.
+type slot struct {
+	offset int64 // of the directory entry in the image
+	nid    uint64
+}
+
+// A Link is one further name of a file, and one that it had before; both without a
+// leading slash.
+type Link struct{ Name, Target string }
+
+// JoinLinks points each link's name in the EROFS image f at its target's inode. The
+// image has an empty file of the same type under the name, and the target the right
+// number of links.
+func JoinLinks(f interface {
+	io.ReaderAt
+	io.WriterAt
+}, links []Link) error {
+	if len(links) == 0 {
+		return nil
+	}
+	img, err := openImage(f)
+	if err != nil {
+		return err
+	}
+	dirs := map[string]map[string]slot{}
+	for _, link := range links {
+		from, err := img.find(dirs, link.Name)
+		if err != nil {
+			return err
+		}
+		to, err := img.find(dirs, link.Target)
+		if err != nil {
+			return err
+		}
+		var nid [8]byte
+		binary.LittleEndian.PutUint64(nid[:], to.nid)
+		if _, err := f.WriteAt(nid[:], from.offset); err != nil {
+			return err
+		}
+	}
+	// The inodes that lost their name are no files any more.
+	var n [8]byte
+	binary.LittleEndian.PutUint64(n[:], img.inodes-uint64(len(links)))
+	_, err = f.WriteAt(n[:], superOffset+superInodes)
+	return err
+}
+
+func openImage(f interface {
+	io.ReaderAt
+	io.WriterAt
+}) (*image, error) {
+	var sb [128]byte
+	if _, err := f.ReadAt(sb[:], superOffset); err != nil {
+		return nil, err
+	}
+	if binary.LittleEndian.Uint32(sb[:]) != superMagic || sb[superBlockBits] < 9 || sb[superBlockBits] > 16 {
+		return nil, errors.New("no superblock")
+	}
+	size := int64(1) << sb[superBlockBits]
+	return &image{
+		f:         f,
+		blockSize: size,
+		meta:      int64(binary.LittleEndian.Uint32(sb[superMetaBlock:])) * size,
+		root:      uint64(binary.LittleEndian.Uint16(sb[superRoot:])),
+		inodes:    binary.LittleEndian.Uint64(sb[superInodes:]),
+	}, nil
+}
+
+// find looks path up. dirs keeps the folders that were read.
+func (img *image) find(dirs map[string]map[string]slot, path string) (slot, error) {
+	at := slot{nid: img.root}
+	for i := 0; i <= len(path); {
+		names := dirs[path[:max(i-1, 0)]]
+		if names == nil {
+			var err error
+			if names, err = img.readDir(at.nid); err != nil {
+				return slot{}, fmt.Errorf("folder %q: %w", path[:max(i-1, 0)], err)
+			}
+			dirs[path[:max(i-1, 0)]] = names
+		}
+		name, _, _ := strings.Cut(path[i:], "/")
+		var ok bool
+		if at, ok = names[name]; !ok {
+			return slot{}, fmt.Errorf("%q is not in the image", path)
+		}
+		i += len(name) + 1
+	}
+	return at, nil
+}
+
+// readDir returns the entries of the folder with the given nid.
+func (img *image) readDir(nid uint64) (map[string]slot, error) {
+	offset, size, err := img.dirData(nid)
+	if err != nil {
+		return nil, err
+	}
+	data := make([]byte, size)
+	if _, err := img.f.ReadAt(data, offset); err != nil {
+		return nil, err
+	}
+	names := map[string]slot{}
+	for block := int64(0); block < size; block += img.blockSize {
+		b := data[block:min(block+img.blockSize, size)]
+		if len(b) < direntSize {
+			return nil, errors.New("a block without entries")
+		}
+		first := int(binary.LittleEndian.Uint16(b[8:]))
+		for at := 0; at < first; at += direntSize {
+			if first > len(b) || at+direntSize > first {
+				return nil, errors.New("an entry outside of its block")
+			}
+			start, end := int(binary.LittleEndian.Uint16(b[at+8:])), len(b)
+			if at+direntSize < first {
+				end = int(binary.LittleEndian.Uint16(b[at+direntSize+8:]))
+			}
+			if start < first || start > end || end > len(b) {
+				return nil, errors.New("a name outside of its block")
+			}
+			name := b[start:end]
+			if i := bytes.IndexByte(name, 0); i >= 0 { // the last name of a block is padded
+				name = name[:i]
+			}
+			names[string(name)] = slot{offset: offset + block + int64(at), nid: binary.LittleEndian.Uint64(b[at:])}
+		}
+	}
+	return names, nil
+}
+
+// dirData returns where the entries of a folder are.
+func (img *image) dirData(nid uint64) (offset, size int64, err error) {
+	if nid > 1<<40 {
+		return 0, 0, errors.New("inode out of range")
+	}
+	at := img.meta + int64(nid)*inodeSlot
+	var ino [64]byte
+	if n, err := img.f.ReadAt(ino[:], at); n < 32 {
+		return 0, 0, err
+	}
+	format := binary.LittleEndian.Uint16(ino[:])
+	header := int64(32)
+	size = int64(binary.LittleEndian.Uint32(ino[inodeSize:]))
+	if format&1 != 0 { // an extended inode
+		header = 64
+		size = int64(binary.LittleEndian.Uint64(ino[inodeSize:]))
+	}
+	if binary.LittleEndian.Uint16(ino[inodeMode:])&typeMask != typeDir || size < 0 || size > 1<<30 {
+		return 0, 0, errors.New("is no folder")
+	}
+	if n := int64(binary.LittleEndian.Uint16(ino[inodeXattrCount:])); n > 0 {
+		header += 12 + (n-1)*4
+	}
+	switch layout := format >> 1 & 7; layout {
+	case layoutPlain:
+		return int64(binary.LittleEndian.Uint32(ino[inodeData:])) * img.blockSize, size, nil
+	case layoutInline:
+		return at + header, size, nil
+	default:
+		return 0, 0, fmt.Errorf("unknown layout %d", layout)
+	}
+}
