@@ -11,7 +11,7 @@ import (
 
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/driver"
-	"turnstone.dev/turnstone/syntax"
+	"turnstone.dev/turnstone/internal/lang/syntax"
 	"turnstone.dev/turnstone/wire"
 )
 

@@ -7,10 +7,10 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/diagnose"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/guest/trace"
-	"turnstone.dev/turnstone/syntax"
+	"turnstone.dev/turnstone/internal/lang/diagnose"
+	"turnstone.dev/turnstone/internal/lang/syntax"
 	"turnstone.dev/turnstone/wire"
 )
 

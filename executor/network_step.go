@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/lang/syntax"
 	"turnstone.dev/turnstone/network"
-	"turnstone.dev/turnstone/syntax"
 	"turnstone.dev/turnstone/wire"
 )
 

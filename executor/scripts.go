@@ -3,10 +3,10 @@ package executor
 import (
 	"context"
 
-	"turnstone.dev/turnstone/diagnose"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/lang/diagnose"
+	"turnstone.dev/turnstone/internal/lang/syntax"
 	"turnstone.dev/turnstone/secret"
-	"turnstone.dev/turnstone/syntax"
 )
 
 // CheckScripts says if a step's script cannot run at all, because bash refuses to

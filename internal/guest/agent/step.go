@@ -8,7 +8,7 @@ import (
 
 	"turnstone.dev/turnstone/internal/guest/process"
 	"turnstone.dev/turnstone/internal/guest/trace"
-	"turnstone.dev/turnstone/syntax"
+	"turnstone.dev/turnstone/internal/lang/syntax"
 	"turnstone.dev/turnstone/wire"
 )
 

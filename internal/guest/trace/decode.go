@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/syntax"
+	"turnstone.dev/turnstone/internal/lang/syntax"
 )
 
 // kinds are the project's names for bash's forms of command, by bash's numbers; the

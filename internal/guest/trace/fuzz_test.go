@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"testing"
 
-	"turnstone.dev/turnstone/syntax"
+	"turnstone.dev/turnstone/internal/lang/syntax"
 )
 
 // hostile makes a step's memory of what an attacker would write to it: first the

@@ -4,7 +4,7 @@ import (
 	"sort"
 	"strings"
 
-	"turnstone.dev/turnstone/syntax"
+	"turnstone.dev/turnstone/internal/lang/syntax"
 )
 
 // upward is how many lines a command may begin before the line that bash gives it:

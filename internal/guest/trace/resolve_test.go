@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"turnstone.dev/turnstone/syntax"
+	"turnstone.dev/turnstone/internal/lang/syntax"
 )
 
 // resolved runs a script and returns, for each record, its words and the source of

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/syntax"
+	"turnstone.dev/turnstone/internal/lang/syntax"
 )
 
 func TestExitCodes(t *testing.T) {

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"turnstone.dev/turnstone/syntax"
+	"turnstone.dev/turnstone/internal/lang/syntax"
 )
 
 var (

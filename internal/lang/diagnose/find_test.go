@@ -6,7 +6,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/syntax"
+	"turnstone.dev/turnstone/internal/lang/syntax"
 )
 
 // find looks into stderr for one step's script, whose first command of the given

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"turnstone.dev/turnstone/syntax"
+	"turnstone.dev/turnstone/internal/lang/syntax"
 )
 
 // A region is a piece of code in a script, and how a program came to it.

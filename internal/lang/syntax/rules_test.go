@@ -140,7 +140,7 @@ func TestEveryRuleHasAnExample(t *testing.T) {
 
 // TestRulesInDocs checks that the page's tables are the code's.
 func TestRulesInDocs(t *testing.T) {
-	page, err := os.ReadFile("../docs/shell.md")
+	page, err := os.ReadFile("../../../docs/shell.md")
 	if err != nil {
 		t.Fatal(err)
 	}

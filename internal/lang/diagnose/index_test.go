@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"turnstone.dev/turnstone/syntax"
+	"turnstone.dev/turnstone/internal/lang/syntax"
 )
 
 // walked is index.line without an index.

@@ -17,7 +17,7 @@ import (
 
 	"github.com/charmbracelet/x/ansi"
 
-	"turnstone.dev/turnstone/syntax"
+	"turnstone.dev/turnstone/internal/lang/syntax"
 )
 
 // Limits of one Find.

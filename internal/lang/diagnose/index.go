@@ -6,7 +6,7 @@ import (
 	"sort"
 	"sync"
 
-	"turnstone.dev/turnstone/syntax"
+	"turnstone.dev/turnstone/internal/lang/syntax"
 )
 
 // An index finds lines and commands of a script without walking all of it: a

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"turnstone.dev/turnstone/syntax"
+	"turnstone.dev/turnstone/internal/lang/syntax"
 )
 
 // FuzzFind holds that whatever a guest writes, a finding lies inside a script and

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"turnstone.dev/turnstone/syntax"
+	"turnstone.dev/turnstone/internal/lang/syntax"
 )
 
 // check holds what every finding promises, whatever it was made of.
