@@ -16,7 +16,7 @@ import (
 	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/guest/kernel"
-	"turnstone.dev/turnstone/template"
+	"turnstone.dev/turnstone/internal/template"
 )
 
 // kernelName says which kernel of the user's guests boot, and who says so.

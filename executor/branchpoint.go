@@ -11,7 +11,7 @@ import (
 	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
-	"turnstone.dev/turnstone/template"
+	"turnstone.dev/turnstone/internal/template"
 )
 
 // A branchPoint is where a turn stands in the tree of its session.

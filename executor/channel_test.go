@@ -14,7 +14,7 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/guest/agent"
-	"turnstone.dev/turnstone/template"
+	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/wire"
 )
 

@@ -8,8 +8,8 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/network"
-	"turnstone.dev/turnstone/template"
 )
 
 // CheckFront looks for what doc's front matter asks for and no run of it could have, on

@@ -13,8 +13,8 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/stamp"
-	"turnstone.dev/turnstone/template"
 )
 
 // templateContents finds contents in the images of all templates that are built, those

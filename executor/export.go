@@ -15,7 +15,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
-	"turnstone.dev/turnstone/template"
+	"turnstone.dev/turnstone/internal/template"
 )
 
 // An exported session is one file: tar, compressed with zstd. Its first entry is

@@ -12,8 +12,8 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/network"
-	"turnstone.dev/turnstone/template"
 )
 
 // An Ask is something that a document asks for and that only its caller, or the host's

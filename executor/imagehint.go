@@ -11,7 +11,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/lazyregexp"
-	"turnstone.dev/turnstone/template"
+	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/wire"
 )
 

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/template"
+	"turnstone.dev/turnstone/internal/template"
 )
 
 // withTemplate is a session on a template that a user registered, as a file.

@@ -16,8 +16,8 @@ import (
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/template"
 )
 
 // kept is a machine that was kept as the difference from base, which is written again each

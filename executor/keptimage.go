@@ -13,8 +13,8 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/stamp"
-	"turnstone.dev/turnstone/template"
 )
 
 // rootsAge is how long an image that came with a session is kept beside the templates when no

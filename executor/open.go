@@ -15,9 +15,9 @@ import (
 	"turnstone.dev/turnstone/internal/driver/qemu"
 	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/template"
 	"turnstone.dev/turnstone/wire"
 )
 

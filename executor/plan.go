@@ -16,9 +16,9 @@ import (
 	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/driver"
+	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/secret"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/template"
 )
 
 // DefaultImage is what a document runs on that names none.

@@ -18,9 +18,9 @@ import (
 	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/guest/agentbin"
 	"turnstone.dev/turnstone/internal/guest/kernel"
+	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/template"
 	"turnstone.dev/turnstone/wire"
 )
 

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/template"
 	"turnstone.dev/turnstone/wire"
 )
 

@@ -15,8 +15,8 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/layer"
 	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/network"
-	"turnstone.dev/turnstone/template"
 	"turnstone.dev/turnstone/wire"
 )
 

@@ -7,8 +7,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/network"
-	"turnstone.dev/turnstone/template"
 )
 
 func ref(text string) tree.Ref {

@@ -3,7 +3,7 @@ package executor
 import (
 	"context"
 
-	"turnstone.dev/turnstone/template"
+	"turnstone.dev/turnstone/internal/template"
 )
 
 // BuildTemplate builds a template by its name, or the spec at a path, which is

@@ -2,7 +2,7 @@ package executor
 
 import (
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/template"
+	"turnstone.dev/turnstone/internal/template"
 )
 
 // onTemplate gives p the machine that its template asks for, where neither the turn nor

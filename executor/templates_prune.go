@@ -11,9 +11,9 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/template"
+	"turnstone.dev/turnstone/internal/template/registry"
 	"turnstone.dev/turnstone/sandboxes"
-	"turnstone.dev/turnstone/template"
-	"turnstone.dev/turnstone/template/registry"
 )
 
 // TemplatePrune says what PruneTemplates may remove.

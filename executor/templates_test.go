@@ -13,8 +13,8 @@ import (
 	"turnstone.dev/turnstone/internal/fsimage/tar2erofs"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/stamp"
-	"turnstone.dev/turnstone/template"
 )
 
 // template registers a template called name, whose image has these files, and

@@ -12,9 +12,9 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
+	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/sandboxes"
-	"turnstone.dev/turnstone/template"
 )
 
 // A ResumeRequest is one kept machine to start. What it says of the network is its caller's word.

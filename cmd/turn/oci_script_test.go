@@ -21,8 +21,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"turnstone.dev/turnstone/template"
-	"turnstone.dev/turnstone/template/oci/ocitest"
+	"turnstone.dev/turnstone/internal/template"
+	"turnstone.dev/turnstone/internal/template/oci/ocitest"
 )
 
 // registries are those that scripts have started, by the folder of the script.

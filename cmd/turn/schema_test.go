@@ -27,8 +27,8 @@ import (
 	"turnstone.dev/turnstone/internal/guest/kernel/need"
 	"turnstone.dev/turnstone/internal/store/merge"
 	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/sandboxes"
-	"turnstone.dev/turnstone/template"
 )
 
 var update = flag.Bool("update", false, "write docs/schemas")

@@ -11,7 +11,7 @@ import (
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/store/session"
-	"turnstone.dev/turnstone/template"
+	"turnstone.dev/turnstone/internal/template"
 )
 
 type templateCmd struct {

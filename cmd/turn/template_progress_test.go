@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"turnstone.dev/turnstone/template"
+	"turnstone.dev/turnstone/internal/template"
 )
 
 func TestBar(t *testing.T) {

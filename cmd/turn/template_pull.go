@@ -3,7 +3,7 @@ package main
 import (
 	"context"
 
-	"turnstone.dev/turnstone/template"
+	"turnstone.dev/turnstone/internal/template"
 )
 
 type templatePullCmd struct {

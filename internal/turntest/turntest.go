@@ -10,9 +10,9 @@ import (
 	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/guest/agentbin"
 	"turnstone.dev/turnstone/internal/guest/kernel"
+	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/internal/testhome"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/template"
 )
 
 // Home returns the home that tests share; see testhome.

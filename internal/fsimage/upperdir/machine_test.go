@@ -18,10 +18,10 @@ import (
 	"turnstone.dev/turnstone/internal/store/layer"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
+	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/internal/turntest"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/substratetest"
-	"turnstone.dev/turnstone/template"
 	"turnstone.dev/turnstone/wire"
 )
 

@@ -12,8 +12,8 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/template/debian"
 	"turnstone.dev/turnstone/stamp"
-	"turnstone.dev/turnstone/template/debian"
 )
 
 // What Debian's kernel is taken from. The cloud flavour has the drivers of virtual

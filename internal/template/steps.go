@@ -11,9 +11,9 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/template/debian"
+	"turnstone.dev/turnstone/internal/template/registry"
 	"turnstone.dev/turnstone/network"
-	"turnstone.dev/turnstone/template/debian"
-	"turnstone.dev/turnstone/template/registry"
 )
 
 // layerBuilderVersion is part of the digests of layered templates. It changes when

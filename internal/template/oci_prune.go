@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/template/oci"
+	"turnstone.dev/turnstone/internal/template/oci"
 )
 
 // superseded reports whether name is what an image's tag stood for before, and does not

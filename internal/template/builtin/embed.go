@@ -1,5 +1,5 @@
-// Package templates holds the specs of the built-in templates, one folder each.
-package templates
+// Package builtin holds the specs of the built-in templates, one folder each.
+package builtin
 
 import "embed"
 

@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/template/oci"
 	"turnstone.dev/turnstone/stamp"
-	"turnstone.dev/turnstone/template/oci"
 )
 
 // refresh is how long a tag stands for what the registry said when it was looked up.

@@ -11,7 +11,7 @@ import (
 	"github.com/erofs/go-erofs"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/template/oci/ocitest"
+	"turnstone.dev/turnstone/internal/template/oci/ocitest"
 )
 
 // FuzzLayers: whatever is in layers, they are refused, or give a tree whose names are

@@ -8,20 +8,20 @@ import (
 	"strings"
 	"testing"
 
-	"turnstone.dev/turnstone/templates"
+	"turnstone.dev/turnstone/internal/template/builtin"
 )
 
 // TestProvided holds the list of programs against the specs: each entry is named in one, and
 // each package that a spec names has an entry.
 func TestProvided(t *testing.T) {
 	var all, images []string
-	files, err := fs.Glob(templates.FS, "*/"+SpecFile)
+	files, err := fs.Glob(builtin.FS, "*/"+SpecFile)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, file := range files {
 		images = append(images, path.Dir(file))
-		spec, err := fs.ReadFile(templates.FS, file)
+		spec, err := fs.ReadFile(builtin.FS, file)
 		parsed, _, perr := NewStore(t.TempDir()).written(path.Dir(file))
 		if err := errors.Join(err, perr); err != nil {
 			t.Fatal(err)

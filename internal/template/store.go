@@ -14,11 +14,11 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/template/builtin"
+	"turnstone.dev/turnstone/internal/template/oci"
+	"turnstone.dev/turnstone/internal/template/registry"
 	"turnstone.dev/turnstone/spelling"
 	"turnstone.dev/turnstone/stamp"
-	"turnstone.dev/turnstone/template/oci"
-	"turnstone.dev/turnstone/template/registry"
-	"turnstone.dev/turnstone/templates"
 )
 
 // A Store keeps templates in one folder:
@@ -46,7 +46,7 @@ type Store struct {
 
 // NewStore returns the store in dir, which need not exist yet.
 func NewStore(dir string) *Store {
-	return &Store{dir: dir, builtin: templates.FS, build: buildImage, packages: filepath.Join(filepath.Dir(dir), "cache", "packages"),
+	return &Store{dir: dir, builtin: builtin.FS, build: buildImage, packages: filepath.Join(filepath.Dir(dir), "cache", "packages"),
 		registry: func(o registry.Options) registry.Options { return o }}
 }
 

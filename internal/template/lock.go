@@ -13,7 +13,7 @@ import (
 	"github.com/BurntSushi/toml"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/template/registry"
+	"turnstone.dev/turnstone/internal/template/registry"
 )
 
 // LockFile is the name of a lock, beside the spec.

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"turnstone.dev/turnstone/template/oci/ocitest"
+	"turnstone.dev/turnstone/internal/template/oci/ocitest"
 )
 
 // TestResumes: a download goes on where it was cut off, also after the process ended.

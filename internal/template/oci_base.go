@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/template/oci"
+	"turnstone.dev/turnstone/internal/template/oci"
 )
 
 // pulledSpec returns the spec of an image that was pulled before.

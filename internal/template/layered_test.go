@@ -14,7 +14,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/tree"
-	"turnstone.dev/turnstone/template/registry"
+	"turnstone.dev/turnstone/internal/template/registry"
 )
 
 // fakeLayers builds layers without a sandbox: a layer's tree is the digest of its

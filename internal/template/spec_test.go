@@ -12,7 +12,7 @@ import (
 	"testing/fstest"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/templates"
+	"turnstone.dev/turnstone/internal/template/builtin"
 )
 
 var specDir = fstest.MapFS{
@@ -199,7 +199,7 @@ content = "b"
 }
 
 func TestBuiltInSpecsParse(t *testing.T) {
-	names, err := fs.Glob(templates.FS, "*/"+SpecFile)
+	names, err := fs.Glob(builtin.FS, "*/"+SpecFile)
 	if err != nil || len(names) < 2 {
 		t.Fatalf("%v, %v", names, err)
 	}

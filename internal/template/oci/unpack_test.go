@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/authn"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/template/oci/ocitest"
+	"turnstone.dev/turnstone/internal/template/oci/ocitest"
 )
 
 // bash stands for a shell in images of tests.

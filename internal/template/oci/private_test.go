@@ -11,7 +11,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/template/oci/ocitest"
+	"turnstone.dev/turnstone/internal/template/oci/ocitest"
 )
 
 // stranger is an anonymous client with the folder of c. Its guard is off: the test's

@@ -23,7 +23,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/template/registry"
+	"turnstone.dev/turnstone/internal/template/registry"
 )
 
 // upstream is a registry of each kind, with faults.

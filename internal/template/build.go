@@ -14,7 +14,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/fsimage/tar2erofs"
-	"turnstone.dev/turnstone/template/debian"
+	"turnstone.dev/turnstone/internal/template/debian"
 )
 
 // builderVersion is part of every digest. It changes when the same spec has to

@@ -5,7 +5,7 @@ import (
 	"io/fs"
 	"slices"
 
-	"turnstone.dev/turnstone/templates"
+	"turnstone.dev/turnstone/internal/template/builtin"
 )
 
 // builtInOrder is the built-in images, each after what it lies on and before larger ones.
@@ -52,7 +52,7 @@ func HasProgram(image, program string) bool {
 	if !slices.Contains(builtInOrder, image) {
 		return false
 	}
-	spec, err := fs.ReadFile(templates.FS, image+"/"+SpecFile)
+	spec, err := fs.ReadFile(builtin.FS, image+"/"+SpecFile)
 	if err != nil {
 		return false
 	}

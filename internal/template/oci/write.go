@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone/internal/fsimage/tar2erofs"
-	"turnstone.dev/turnstone/template/debian"
+	"turnstone.dev/turnstone/internal/template/debian"
 )
 
 // finish makes of the tree what a sandbox needs.

@@ -10,8 +10,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/hostca"
-	"turnstone.dev/turnstone/template/debian"
-	"turnstone.dev/turnstone/template/registry"
+	"turnstone.dev/turnstone/internal/template/debian"
+	"turnstone.dev/turnstone/internal/template/registry"
 )
 
 // makeLayer builds spec, which is layered, on base. The caller holds the digest's lock.

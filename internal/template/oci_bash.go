@@ -12,7 +12,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/template/debian"
+	"turnstone.dev/turnstone/internal/template/debian"
 )
 
 // staticBash returns a bash that runs without any library, for images that have none.
