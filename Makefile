@@ -105,7 +105,7 @@ short: build ## the tests that start no machine
 .PHONY: bench
 bench: setup-bench build ## measure speed and size, all in one run; prints markdown
 	@mkdir -p .cache
-	$(GO) build -trimpath -buildvcs=false -o .cache/bench ./bench
+	$(GO) build -trimpath -buildvcs=false -o .cache/bench ./internal/bench
 	$(GO) test -c -trimpath -o .cache/floors/ ./internal/driver/gvisor ./internal/driver/qemu ./internal/driver/firecracker
 	.cache/bench -turn bin/turn -floors .cache/floors $(if $(TEST_KERNEL),-kernel '$(TEST_KERNEL)') $(if $(ONLY),-only $(ONLY))
 

@@ -5,7 +5,7 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/spelling"
+	"turnstone.dev/turnstone/internal/suggest"
 )
 
 // A SyntaxError is one fault of a document, with the place where it stands.
@@ -51,6 +51,6 @@ func (es SyntaxErrors) Unwrap() error {
 
 // nearest returns the known word that somebody most likely meant.
 func nearest(word string, known []string) string {
-	near, _ := spelling.Nearest(word, known)
+	near, _ := suggest.Nearest(word, known)
 	return near
 }

@@ -12,7 +12,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/turntest"
 )
 
@@ -205,7 +205,7 @@ func checkReceipt(t *testing.T, name string, turn *executor.Turn) {
 	}
 }
 
-func run(t *testing.T, h *home.Home, file string) *executor.Turn {
+func run(t *testing.T, h *statedir.Home, file string) *executor.Turn {
 	t.Helper()
 	src, err := os.ReadFile(file)
 	if err != nil {

@@ -15,9 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/secret"
+	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/secret"
 )
 
 const (

@@ -12,8 +12,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/guest/agent"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/wire"
 )
@@ -103,7 +103,7 @@ func runNoisy(t *testing.T, text string, then func(*noisyMachine)) (m *noisyMach
 		t.Fatal(err)
 	}
 	doc := parse(t, text)
-	r = &run{x: New(&home.Home{Dir: t.TempDir()}), plan: &plan{cwd: dir, timeout: time.Hour}, doc: doc, obs: &speaking{begun: func() { then(m) }},
+	r = &run{x: New(&statedir.Home{Dir: t.TempDir()}), plan: &plan{cwd: dir, timeout: time.Hour}, doc: doc, obs: &speaking{begun: func() { then(m) }},
 		clock: newStopwatch(), scripts: parseScripts(doc, nil), results: make([]document.StepResult, 2), outputs: make([][2]*capture, 2),
 		commands: make([]*commands, 2), networks: make([]*NetworkReport, 2)}
 	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now()}

@@ -6,10 +6,10 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/template"
-	"turnstone.dev/turnstone/network"
 )
 
 // CheckFront looks for what doc's front matter asks for and no run of it could have, on

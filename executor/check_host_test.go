@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/config"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // What this host would refuse a run is told before, and nothing is made.
@@ -43,7 +43,7 @@ func TestCheckHost(t *testing.T) {
 		"branch: b":                     {},
 		"lifetime: session":             {},
 	} {
-		h := &home.Home{Dir: filepath.Join(t.TempDir(), "home")}
+		h := &statedir.Home{Dir: filepath.Join(t.TempDir(), "home")}
 		if c.config != "" {
 			if err := os.Mkdir(h.Dir, 0o700); err != nil {
 				t.Fatal(err)

@@ -11,8 +11,8 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/store/blob"
-	"turnstone.dev/turnstone/stamp"
 )
 
 // claims is what the blobs begin with that say whose a place is.
@@ -60,7 +60,7 @@ func (x *Executor) claim(ctx context.Context, at blob.Store, where, noted string
 			Err:  errors.New("is the store of another state directory, whose gc would delete what this one leaves"),
 			Hint: fmt.Sprintf("give each TURN_HOME a prefix of its own, or, when the other one is gone, delete %s%s there", claims, other)}
 	}
-	return stamp.WriteFile(noted, []byte(id+"\n"), 0o600)
+	return filestamp.WriteFile(noted, []byte(id+"\n"), 0o600)
 }
 
 // claimed returns who has claimed a place, other than id, and whether id has.
@@ -88,7 +88,7 @@ func (x *Executor) storeID() (string, error) {
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		tmp := fmt.Sprintf("%s.%s", path, rand.Text())
-		if err := stamp.WriteFile(tmp, []byte(strings.ToLower(rand.Text())+"\n"), 0o600); err != nil {
+		if err := filestamp.WriteFile(tmp, []byte(strings.ToLower(rand.Text())+"\n"), 0o600); err != nil {
 			return "", failed(err)
 		}
 		err = os.Link(tmp, path) // another process may be the first

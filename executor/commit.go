@@ -14,12 +14,12 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/secret"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/layer"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
-	"turnstone.dev/turnstone/secret"
 )
 
 // identityFiles belong to a machine and not to a state: each sandbox gets its own.
@@ -363,7 +363,7 @@ func (r *run) keepNoState() {
 // it, and keeps others from moving it until unlock is called.
 func (r *run) land(ctx context.Context) (unlock func(), err error) {
 	path := r.x.home.Path("leases", string(r.at.session.ID)+".head")
-	lock, err := home.Acquire(ctx, path, nil)
+	lock, err := statedir.Acquire(ctx, path, nil)
 	if err != nil {
 		return nil, err
 	}

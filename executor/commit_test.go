@@ -15,11 +15,11 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/secret"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
-	"turnstone.dev/turnstone/secret"
 )
 
 // end runs the end of a turn on session s as Run does, with these files in the place
@@ -73,7 +73,7 @@ func endWith(t *testing.T, x *Executor, files map[string]string, vm *keptVM) (*r
 func whole(t *testing.T, dir string) (kept int) {
 	t.Helper()
 	ctx := t.Context()
-	x := New(&home.Home{Dir: dir})
+	x := New(&statedir.Home{Dir: dir})
 	defer func() { _ = x.Close() }()
 	if rep := ok[*FsckReport](t)(x.Fsck(ctx)); !rep.OK() {
 		t.Errorf("fsck: %+v", rep.Problems)
@@ -120,7 +120,7 @@ func faultAt(n int, fail func() error) func(string) error {
 // is told, the turn is in the session without a state, and the next one works.
 func TestCommitFaults(t *testing.T) {
 	dir := t.TempDir()
-	first := New(&home.Home{Dir: dir})
+	first := New(&statedir.Home{Dir: dir})
 	if _, err := end(t, first, map[string]string{"/first": "1"}); err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +129,7 @@ func TestCommitFaults(t *testing.T) {
 	}
 	failed := 0
 	for n := 1; ; n++ {
-		x, hit := New(&home.Home{Dir: dir}), false
+		x, hit := New(&statedir.Home{Dir: dir}), false
 		x.fault = faultAt(n, func() error { hit = true; return syscall.ENOSPC })
 		r, err := end(t, x, map[string]string{"/file": strconv.Itoa(n)})
 		switch {
@@ -172,7 +172,7 @@ func TestCommitCrashes(t *testing.T) {
 		if _, err := fmt.Sscan(at, &dir, &n); err != nil {
 			t.Fatal(err)
 		}
-		x := New(&home.Home{Dir: dir})
+		x := New(&statedir.Home{Dir: dir})
 		x.fault = faultAt(n, func() error { os.Exit(77); return nil })
 		if r, err := end(t, x, map[string]string{"/file": at}); err != nil || r.info.Result != turnstone.Passed {
 			t.Fatalf("%v, %+v", err, r)
@@ -189,7 +189,7 @@ func TestCommitCrashes(t *testing.T) {
 			t.Fatalf("%v\n%s", err, out)
 		}
 		if _, err := os.Stat(dir + "/context.db"); err == nil {
-			if _, err := New(&home.Home{Dir: dir}).Session(t.Context(), "s"); err == nil {
+			if _, err := New(&statedir.Home{Dir: dir}).Session(t.Context(), "s"); err == nil {
 				now := whole(t, dir)
 				if code == 0 && now != kept+1 || now < kept || now > kept+1 {
 					t.Errorf("write %d: %d turns are kept, and %d before", n, now, kept)
@@ -334,7 +334,7 @@ func TestHeldEndsWithItsSession(t *testing.T) {
 	if err := p.x.RemoveBranch(ctx, "s", "b"); err != nil || left() != 2 {
 		t.Errorf("%v, %d left", err, left())
 	}
-	lock := ok[*home.Lock](t)(home.TryAcquire(p.x.heldPath(s.ID, "main") + ".lock"))
+	lock := ok[*statedir.Lock](t)(statedir.TryAcquire(p.x.heldPath(s.ID, "main") + ".lock"))
 	if err := p.x.endHeld(ctx, s.ID, ""); err != nil || left() != 3 { // a turn uses it
 		t.Errorf("%v, %d left", err, left())
 	}

@@ -14,7 +14,7 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
@@ -31,7 +31,7 @@ type past struct {
 
 func newPast(t *testing.T) *past {
 	t.Helper()
-	x := New(&home.Home{Dir: t.TempDir()})
+	x := New(&statedir.Home{Dir: t.TempDir()})
 	t.Cleanup(func() {
 		if err := x.Close(); err != nil {
 			t.Error(err)

@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
-	"turnstone.dev/turnstone/stamp"
 )
 
 // templateContents finds contents in the images of all templates that are built, those
@@ -103,7 +103,7 @@ func (t *templateContents) look() (news bool) {
 		}
 		b, err := os.ReadFile(filepath.Join(dir, "manifest.json"))
 		var manifest struct {
-			Root stamp.Stamp `json:"root"`
+			Root filestamp.Stamp `json:"root"`
 		}
 		if err != nil || json.Unmarshal(b, &manifest) != nil || manifest.Root.Digest == "" {
 			continue // half-removed: what needs it says so

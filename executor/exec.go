@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/wire"
 )
 

@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/sandboxes"
 )
@@ -72,7 +72,7 @@ func (h *held) adopt(ctx context.Context, cs *contextStore, t session.Turn, name
 		_ = h.store.Remove(context.WithoutCancel(ctx), h.Sandbox)
 		return b, err
 	}
-	if h.lock, err = home.Acquire(ctx, h.path+".lock", nil); err != nil {
+	if h.lock, err = statedir.Acquire(ctx, h.path+".lock", nil); err != nil {
 		return drop(err)
 	}
 	defer h.lock.Release()
@@ -123,7 +123,7 @@ func (x *Executor) endHeldAt(ctx context.Context, path string) error {
 	}
 	var err error
 	h := &held{x: x, store: sandboxes.NewStore(x.home), path: path}
-	if h.lock, err = home.TryAcquire(path + ".lock"); err != nil || h.lock == nil {
+	if h.lock, err = statedir.TryAcquire(path + ".lock"); err != nil || h.lock == nil {
 		return err
 	}
 	defer h.lock.Release()
@@ -150,7 +150,7 @@ func (x *Executor) heldAt(ctx context.Context, t session.Turn) (*held, error) {
 		return nil, none
 	}
 	var err error
-	if h.lock, err = home.Acquire(ctx, h.path+".lock", nil); err != nil {
+	if h.lock, err = statedir.Acquire(ctx, h.path+".lock", nil); err != nil {
 		return nil, err
 	}
 	b, err := os.ReadFile(h.path)

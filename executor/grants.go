@@ -10,10 +10,10 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/template"
-	"turnstone.dev/turnstone/network"
 )
 
 // An Ask is something that a document asks for and that only its caller, or the host's

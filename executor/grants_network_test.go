@@ -7,10 +7,10 @@ import (
 
 	"pgregory.net/rapid"
 
-	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // planned is the policy that a request comes to on a host with this configuration.
@@ -19,7 +19,7 @@ func planned(t interface {
 	Fatal(...any)
 }, dir, configuration string, req Request) network.Policy {
 	t.Helper()
-	h := &home.Home{Dir: dir}
+	h := &statedir.Home{Dir: dir}
 	if err := os.WriteFile(h.Path(config.File), []byte(configuration), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -9,9 +9,9 @@ import (
 	"pgregory.net/rapid"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/network"
 )
 
 // Whoever adds a key to front matter has to say here whether a document can widen with it.

@@ -7,8 +7,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/store/session"
-	"turnstone.dev/turnstone/network"
 )
 
 // valid refuses what no grant makes right, so that no message names a flag that does not

@@ -5,8 +5,8 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/config"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // What no grant makes right is refused before a grant is asked for: also with all keys
@@ -31,7 +31,7 @@ func TestWrongBeforeAsked(t *testing.T) {
 		c.req.Document = parse(t, "---\n"+front+"\n---\n")
 		for _, keys := range [][]string{nil, config.GrantKeys} {
 			c.req.Grant = keys
-			turn, err := New(&home.Home{Dir: t.TempDir()}).Run(t.Context(), c.req, &observer{})
+			turn, err := New(&statedir.Home{Dir: t.TempDir()}).Run(t.Context(), c.req, &observer{})
 			if turn != nil || turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), c.says) || strings.Contains(turnstone.HintOf(err), "--grant") {
 				t.Errorf("%q with %v: %v (%s), want %q", front, keys, err, turnstone.HintOf(err), c.says)
 			}

@@ -13,12 +13,12 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/driver"
+	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/sandboxes"
-	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/wire"
 )
@@ -37,8 +37,8 @@ type held struct {
 
 	x     *Executor
 	path  string
-	lock  *home.Lock // one turn at a time
-	spent bool       // it does not stay: it was ended to take the turn's files
+	lock  *statedir.Lock // one turn at a time
+	spent bool           // it does not stay: it was ended to take the turn's files
 	store *sandboxes.Store
 
 	mu  sync.Mutex // for ctl: who guards a turn ends its machine from beside it
@@ -53,7 +53,7 @@ func (r *run) openHeld(ctx context.Context) (*Sandbox, error) {
 	}
 	h := &held{x: r.x, path: r.x.heldPath(r.at.session.ID, r.plan.branch), store: sandboxes.NewStore(r.x.home)}
 	var err error
-	if h.lock, err = home.TryAcquire(h.path + ".lock"); err != nil {
+	if h.lock, err = statedir.TryAcquire(h.path + ".lock"); err != nil {
 		return nil, err
 	}
 	if h.lock == nil {
@@ -244,7 +244,7 @@ func (h *held) write() error {
 	if err != nil {
 		return err
 	}
-	return stamp.WriteFile(h.path, b, 0o600)
+	return filestamp.WriteFile(h.path, b, 0o600)
 }
 
 // remove ends the machine and forgets it.

@@ -9,8 +9,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/sandboxes"
 )
 
@@ -22,7 +22,7 @@ var hostSays = []string{"", "[network]\ndefault = \"on\"", "[network]\nlocked = 
 // TestMachineOfOtherRules holds that a paused machine is gone on with only where its network is
 // what the turn would get today, whatever the host's configuration was when it was made.
 func TestMachineOfOtherRules(t *testing.T) {
-	x := New(&home.Home{Dir: t.TempDir()})
+	x := New(&statedir.Home{Dir: t.TempDir()})
 	path := filepath.Join(x.home.Dir, "config.toml")
 	says := append(hostSays, "[network]\ndefault = \"off\"", "[network]\ndefault = \"off\"\nlocked = true")
 	planWith := func(t *rapid.T, host string, front document.FrontMatter) (*plan, error) {

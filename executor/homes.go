@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/spelling"
-	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/suggest"
 )
 
 // HomeInfo is a persistent home directory.
@@ -46,7 +46,7 @@ func (x *Executor) Homes(ctx context.Context) ([]HomeInfo, error) {
 		path := x.home.Path("homes", e.Name())
 		h := HomeInfo{Name: name, Bytes: allocated(fi), Used: fi.ModTime().UTC(), Turn: homeTurn(path)}
 		if _, err := os.Stat(path + ".lock"); err == nil {
-			lock, err := home.TryAcquire(path + ".lock")
+			lock, err := statedir.TryAcquire(path + ".lock")
 			h.InUse = err == nil && lock == nil
 			lock.Release()
 		}
@@ -76,7 +76,7 @@ func (x *Executor) RemoveHome(ctx context.Context, name string) error {
 		return err
 	}
 	path := x.home.Path("homes", name+homeSuffix)
-	lock, err := home.TryAcquire(path + ".lock")
+	lock, err := statedir.TryAcquire(path + ".lock")
 	if err != nil {
 		return fail(turnstone.Unavailable, err, "check the permissions of the state directory")
 	}
@@ -94,7 +94,7 @@ func (x *Executor) RemoveHome(ctx context.Context, name string) error {
 	for _, suffix := range []string{".new", ".user", ".lock"} {
 		_ = os.Remove(path + suffix)
 	}
-	return stamp.SyncDir(filepath.Dir(path))
+	return filestamp.SyncDir(filepath.Dir(path))
 }
 
 // noHome says that there is no such home, and which one may have been meant.
@@ -108,7 +108,7 @@ func (x *Executor) noHome(ctx context.Context, name string) error {
 		names = append(names, h.Name)
 	}
 	hint := "turn home ls lists the homes"
-	if nearest, edits := spelling.Nearest(name, names); nearest != "" && edits <= 1+len(name)/4 {
+	if nearest, edits := suggest.Nearest(name, names); nearest != "" && edits <= 1+len(name)/4 {
 		hint = "did you mean " + nearest + "? " + hint
 	}
 	return &turnstone.Error{Op: "executor.home", Kind: turnstone.NotFound, Subject: "home " + name, Err: errors.New("there is no such home"), Hint: hint}

@@ -7,9 +7,9 @@ import (
 	"path/filepath"
 	"slices"
 
-	"turnstone.dev/turnstone/config"
+	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/secret"
 	"turnstone.dev/turnstone/internal/store"
-	"turnstone.dev/turnstone/secret"
 )
 
 // An input is what was put into the sandbox before the steps, until it is kept.

@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store"
-	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -27,7 +27,7 @@ type machineBase struct {
 const noteAge = 30 * 24 * time.Hour
 
 // baseOf returns what packed differs from; nil where it stands alone.
-func baseOf(h *home.Home, driver substrate.Substrate, m substrate.Machine, packed substrate.Packed) (*machineBase, error) {
+func baseOf(h *statedir.Home, driver substrate.Substrate, m substrate.Machine, packed substrate.Packed) (*machineBase, error) {
 	p, ok := driver.(substrate.BasePacker)
 	if !ok || packed.Base == "" {
 		return nil, nil
@@ -76,7 +76,7 @@ func (m *machineBase) note(files []VMFile) {
 		}
 	}
 	b, _ := json.Marshal(files) // plain data always encodes
-	_ = stamp.WriteFile(m.path(), b, 0o600)
+	_ = filestamp.WriteFile(m.path(), b, 0o600)
 }
 
 // recall returns what note has remembered, if all of it is in the store. A batch that is open

@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
-	"turnstone.dev/turnstone/stamp"
 )
 
 // rootsAge is how long an image that came with a session is kept beside the templates when no
@@ -89,7 +89,7 @@ func (x *Executor) rootPath(root turnstone.Digest) string {
 // extracted returns the path of an image that extractImage has written, if it is whole.
 func (x *Executor) extracted(ctx context.Context, root turnstone.Digest) (string, error) {
 	path := x.rootPath(root)
-	var st stamp.Stamp
+	var st filestamp.Stamp
 	b, err := os.ReadFile(path + ".json")
 	if err == nil {
 		err = json.Unmarshal(b, &st)
@@ -126,7 +126,7 @@ func (cs *contextStore) extractImage(ctx context.Context, x *Executor, c tree.Co
 	if err != nil {
 		return err
 	}
-	lock, err := home.Acquire(ctx, filepath.Join(dir, "lock"), nil)
+	lock, err := statedir.Acquire(ctx, filepath.Join(dir, "lock"), nil)
 	if err != nil {
 		return err
 	}
@@ -159,10 +159,10 @@ func writeImage(ctx context.Context, in io.Reader, dir, path string) error {
 	if err := os.Rename(f.Name(), path); err != nil {
 		return err
 	}
-	st, err := stamp.Of(ctx, path)
+	st, err := filestamp.Of(ctx, path)
 	if err != nil {
 		return err
 	}
 	b, _ := json.Marshal(st) // plain data always encodes
-	return stamp.WriteFile(path+".json", b, 0o600)
+	return filestamp.WriteFile(path+".json", b, 0o600)
 }

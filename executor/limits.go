@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/config"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/fsimage/ext4"
 	"turnstone.dev/turnstone/internal/fsimage/upperdir"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/layer"
 )
 
@@ -139,7 +139,7 @@ func lowSpace(ctx context.Context) error {
 
 // slot takes one of the places for sandboxes that run at once. They are locks, so that a
 // place is free again when its holder ends, in whatever way.
-func (x *Executor) slot(limit int) (*home.Lock, error) {
+func (x *Executor) slot(limit int) (*statedir.Lock, error) {
 	if limit == 0 { // a sandbox that nobody admitted, in tests
 		return nil, nil
 	}
@@ -148,7 +148,7 @@ func (x *Executor) slot(limit int) (*home.Lock, error) {
 	}
 	first := rand.IntN(limit) // else the later ones try all places before
 	for i := range limit {
-		l, err := home.TryAcquire(x.home.Path("slots", strconv.Itoa((first+i)%limit)))
+		l, err := statedir.TryAcquire(x.home.Path("slots", strconv.Itoa((first+i)%limit)))
 		if l != nil || err != nil {
 			return l, err
 		}

@@ -15,8 +15,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/driver"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/turntest"
 	"turnstone.dev/turnstone/substrate"
@@ -249,7 +249,7 @@ func TestMachineFaults(t *testing.T) {
 	_, _ = rand.Read(random)
 	without := 0
 	for n := 1; ; n++ {
-		x, at, hit := New(&home.Home{Dir: dir}), -1, false
+		x, at, hit := New(&statedir.Home{Dir: dir}), -1, false
 		x.fault = func(string) error {
 			if at--; at == 0 {
 				hit = true

@@ -12,7 +12,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
@@ -232,7 +232,7 @@ func TestFsckWithoutSessions(t *testing.T) {
 // TestReceiptIsSynced: the receipt and what it names are made durable, and when that
 // fails, or a receipt cannot be written at all, it is said.
 func TestReceiptIsSynced(t *testing.T) {
-	x := New(&home.Home{Dir: t.TempDir()})
+	x := New(&statedir.Home{Dir: t.TempDir()})
 	var synced []string
 	x.fault = func(op string) error {
 		if op == "turns.sync" {

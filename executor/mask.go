@@ -7,7 +7,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/guest/trace"
-	"turnstone.dev/turnstone/secret"
+	"turnstone.dev/turnstone/internal/secret"
 )
 
 // Secrets are kept out of a turn's texts twice. What comes from the guest is masked as it

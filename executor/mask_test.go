@@ -10,7 +10,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/guest/trace"
-	"turnstone.dev/turnstone/secret"
+	"turnstone.dev/turnstone/internal/secret"
 	"turnstone.dev/turnstone/wire"
 )
 

@@ -12,7 +12,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/merge"
 	"turnstone.dev/turnstone/internal/store/session"
@@ -246,7 +246,7 @@ func (m *merging) lockHead(ctx context.Context) (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	lock, err := home.Acquire(ctx, filepath.Join(leases, string(m.session.ID)+".head"), nil)
+	lock, err := statedir.Acquire(ctx, filepath.Join(leases, string(m.session.ID)+".head"), nil)
 	if err != nil {
 		return nil, err
 	}

@@ -6,8 +6,8 @@ import (
 	"slices"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/config"
-	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/network"
 )
 
 // hostNetwork is what the host says of every sandbox's network.

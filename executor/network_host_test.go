@@ -7,7 +7,7 @@ import (
 	"pgregory.net/rapid"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/internal/network"
 )
 
 // TestLockedHost holds that a document's rules open nothing that a locked host policy does not.

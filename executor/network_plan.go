@@ -11,8 +11,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/network"
-	"turnstone.dev/turnstone/secret"
+	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/secret"
 )
 
 // A networkPlan is what a plan asks of the sandbox's network, and what that needs.

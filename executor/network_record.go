@@ -12,10 +12,10 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
-	"turnstone.dev/turnstone/network"
 )
 
 // A RecordNetwork is what is kept of a turn's network.

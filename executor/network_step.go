@@ -9,7 +9,7 @@ import (
 
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/lang/syntax"
-	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/wire"
 )
 

@@ -7,8 +7,8 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/hostca"
-	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/internal/hostca"
+	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/wire"
 )
 

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // ownAuthority makes this process trust an authority of its own.
@@ -38,7 +38,7 @@ func ownAuthority(t *testing.T) *x509.Certificate {
 // otherwise, and that no later turn has anything of it.
 func TestHostAuthorities(t *testing.T) {
 	cert := ownAuthority(t)
-	x := New(&home.Home{Dir: t.TempDir()})
+	x := New(&statedir.Home{Dir: t.TempDir()})
 	env := []string{"PATH=/bin", "CURL_CA_BUNDLE=/mine.pem"}
 	n := &networkPlan{}
 	more, err := x.trusted(n, env)

@@ -11,12 +11,12 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/driver/qemu"
+	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/lazyregexp"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
-	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/wire"
 )
@@ -159,10 +159,10 @@ func (x *Executor) homeDisk(ctx context.Context, p *plan, progress func(string))
 
 // lockHome takes the lock of p's home, whose disk is at path, and writes down beside it
 // who has it.
-func lockHome(ctx context.Context, p *plan, path string, progress func(string)) (*home.Lock, error) {
+func lockHome(ctx context.Context, p *plan, path string, progress func(string)) (*statedir.Lock, error) {
 	within, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
-	lock, err := home.Acquire(within, path+".lock", func() { progress("waiting for home " + p.home + ", which " + homeUser(path) + " uses") })
+	lock, err := statedir.Acquire(within, path+".lock", func() { progress("waiting for home " + p.home + ", which " + homeUser(path) + " uses") })
 	if err != nil && ctx.Err() == nil && errors.Is(within.Err(), context.DeadlineExceeded) {
 		return nil, &turnstone.Error{Op: "executor.home", Kind: turnstone.Timeout, Subject: "home " + p.home,
 			Err: fmt.Errorf("%s used it all of the turn's %s", homeUser(path), p.timeout), Hint: "wait for it, give this turn a longer timeout, or another home"}
@@ -170,7 +170,7 @@ func lockHome(ctx context.Context, p *plan, path string, progress func(string)) 
 	if err != nil {
 		return nil, err
 	}
-	if err := stamp.WriteFile(path+".user", []byte(p.turn), 0o600); err != nil {
+	if err := filestamp.WriteFile(path+".user", []byte(p.turn), 0o600); err != nil {
 		lock.Release()
 		return nil, err
 	}

@@ -13,11 +13,11 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/driver"
+	"turnstone.dev/turnstone/internal/secret"
 	"turnstone.dev/turnstone/internal/template"
-	"turnstone.dev/turnstone/secret"
 	"turnstone.dev/turnstone/substrate"
 )
 

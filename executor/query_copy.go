@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/archive"
+	"turnstone.dev/turnstone/internal/archive"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 

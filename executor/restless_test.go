@@ -12,8 +12,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/driver"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/turntest"
 	"turnstone.dev/turnstone/sandboxes"
@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 func holdMain(id turnstone.SandboxID, fault string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	h := &home.Home{Dir: os.Getenv("TURN_HOME")}
+	h := &statedir.Home{Dir: os.Getenv("TURN_HOME")}
 	open := func(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec, progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
 		x := New(h)
 		x.wrap = func(s substrate.Substrate) substrate.Substrate { return agitate(s, fault) }
@@ -120,7 +120,7 @@ func TestFilesOutliveARestlessMachine(t *testing.T) {
 	}
 }
 
-func testRestless(t *testing.T, h *home.Home, name, fault string) {
+func testRestless(t *testing.T, h *statedir.Home, name, fault string) {
 	x := New(h)
 	s, err := x.Create(t.Context(), SandboxRequest{Substrate: name}, func(string) {})
 	if kind := turnstone.KindOf(err); (kind == turnstone.Unavailable || kind == turnstone.NotFound) && !turntest.UnderKVM() {

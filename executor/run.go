@@ -10,17 +10,17 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/guest/trace"
-	"turnstone.dev/turnstone/network"
-	"turnstone.dev/turnstone/secret"
+	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/secret"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/wire"
 )
 
 // An Executor runs turns with the state of one home. It is safe for concurrent use.
 type Executor struct {
-	home      *home.Home
+	home      *statedir.Home
 	killGrace time.Duration // how long a killed step may take to be gone before its machine is
 	// statfs tells how large the file system with a folder is and what is free of it, and
 	// spaceEvery how often a turn asks; tests have their own.
@@ -33,7 +33,7 @@ type Executor struct {
 }
 
 // New returns an executor on h.
-func New(h *home.Home) *Executor {
+func New(h *statedir.Home) *Executor {
 	return &Executor{home: h, killGrace: 15 * time.Second, statfs: freeSpace, spaceEvery: spaceEvery,
 		opened: network.NewBudget(network.DefaultBudget)}
 }

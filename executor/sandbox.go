@@ -12,14 +12,14 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/guest/agentbin"
 	"turnstone.dev/turnstone/internal/guest/kernel"
+	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/template"
-	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/wire"
 )
@@ -40,8 +40,8 @@ type Sandbox struct {
 
 	net *guestNetwork // nil: none
 
-	slot     *home.Lock // its place among those that run at once
-	free     func()     // frees what it lies on; may be nil
+	slot     *statedir.Lock // its place among those that run at once
+	free     func()         // frees what it lies on; may be nil
 	freeOnce sync.Once
 
 	mu     sync.Mutex // for link and client, which are others after a Pause or Snapshot

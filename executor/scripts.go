@@ -6,7 +6,7 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/lang/diagnose"
 	"turnstone.dev/turnstone/internal/lang/syntax"
-	"turnstone.dev/turnstone/secret"
+	"turnstone.dev/turnstone/internal/secret"
 )
 
 // CheckScripts says if a step's script cannot run at all, because bash refuses to

@@ -13,10 +13,10 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/store/layer"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
-	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/wire"
 )
 

@@ -6,9 +6,9 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
-	"turnstone.dev/turnstone/network"
 )
 
 func ref(text string) tree.Ref {

@@ -10,11 +10,11 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/fsimage/tar2erofs"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
-	"turnstone.dev/turnstone/stamp"
 )
 
 // template registers a template called name, whose image has these files, and
@@ -46,7 +46,7 @@ func (p *past) template(name string, files map[string]string) func(w tree.Writer
 			t.Fatal(err)
 		}
 	}
-	st := ok[stamp.Stamp](t)(stamp.Of(t.Context(), root))
+	st := ok[filestamp.Stamp](t)(filestamp.Of(t.Context(), root))
 	write(filepath.Join(dir, "manifest.json"), map[string]any{"format": 1, "digest": spec.Digest(), "root": st})
 	write(p.x.home.Path("templates", "specs", name+".json"), spec)
 	return func(w tree.Writer) tree.Ref {

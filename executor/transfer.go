@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/archive"
+	"turnstone.dev/turnstone/internal/archive"
 )
 
 // inCwd resolves a step's cwd against the document's.

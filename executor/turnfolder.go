@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/internal/filestamp"
 )
 
 // A turnFolder is turns/ID of the state directory, with a turn's receipt and its long
@@ -40,7 +40,7 @@ func (r *run) openFolder() {
 		return
 	}
 	r.dir, r.folder.named = dir, make(chan error, 1)
-	go func() { r.folder.named <- stamp.SyncDir(filepath.Dir(dir)) }()
+	go func() { r.folder.named <- filestamp.SyncDir(filepath.Dir(dir)) }()
 }
 
 // isAt reports whether f is what is at path.
@@ -83,7 +83,7 @@ func (r *run) keepReceipt(last bool) {
 	}
 	path, text := filepath.Join(r.dir, "receipt.md"), r.receipt()
 	if last {
-		err := errors.Join(stamp.WriteFile(path, text, 0o600), r.syncOutputs())
+		err := errors.Join(filestamp.WriteFile(path, text, 0o600), r.syncOutputs())
 		if err != nil {
 			r.obs.Preparing("the receipt, or a long output, may not be kept in the state directory: " + err.Error())
 		}
@@ -117,7 +117,7 @@ func (r *run) syncOutputs() error {
 	if r.x.fault != nil {
 		errs = append(errs, r.x.fault("turns.sync"))
 	}
-	errs = append(errs, stamp.SyncDir(r.dir))
+	errs = append(errs, filestamp.SyncDir(r.dir))
 	if r.folder.named != nil {
 		errs = append(errs, <-r.folder.named)
 		r.folder.named = nil

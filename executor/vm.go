@@ -12,8 +12,8 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
+	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/template"
-	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/sandboxes"
 )
 

@@ -9,8 +9,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // TestResumedNetwork holds that a resumed machine reaches what its turn's rules open today, and
@@ -51,7 +51,7 @@ func TestResumedNetwork(t *testing.T) {
 		"other rules":                     {document: closed, kept: &open, req: ResumeRequest{Network: &yes, NetworkRules: &document.NetworkRules{HasAllow: true, Allow: []string{"127.0.0.1:443"}}}, reaches: []string{"127.0.0.1"}, not: []string{"8.8.8.8", "10.1.2.3"}},
 		"the document says off":           {document: "---\nnetwork: off\n---\n" + quiet, kept: &open, not: []string{"8.8.8.8"}},
 	} {
-		x := New(&home.Home{Dir: t.TempDir()})
+		x := New(&statedir.Home{Dir: t.TempDir()})
 		if err := os.WriteFile(x.home.Path("config.toml"), []byte(c.config), 0o600); err != nil {
 			t.Fatal(err)
 		}

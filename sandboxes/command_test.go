@@ -15,9 +15,9 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/guest/agent"
-	"turnstone.dev/turnstone/sandboxes/sandboxtest"
+	"turnstone.dev/turnstone/internal/sandboxtest"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -31,10 +31,10 @@ func held(t *testing.T) (s *Store, id turnstone.SandboxID, cut *atomic.Int64) {
 			t.Fatal(err)
 		}
 	}
-	s, id, cut = NewStore(&home.Home{Dir: t.TempDir()}), turnstone.NewSandboxID(), new(atomic.Int64)
+	s, id, cut = NewStore(&statedir.Home{Dir: t.TempDir()}), turnstone.NewSandboxID(), new(atomic.Int64)
 	dir := s.path(id)
 	check(os.MkdirAll(dir, 0o700))
-	lock, err := home.TryAcquire(filepath.Join(dir, lockFile))
+	lock, err := statedir.TryAcquire(filepath.Join(dir, lockFile))
 	check(err)
 	t.Cleanup(lock.Release)
 	self, err := thisProcess()

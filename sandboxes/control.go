@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/substrate"
 )
 

@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/sandboxtest"
 	"turnstone.dev/turnstone/sandboxes"
-	"turnstone.dev/turnstone/sandboxes/sandboxtest"
 	"turnstone.dev/turnstone/substrate"
 )
 

@@ -18,8 +18,8 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // A Spec is a sandbox to create.
@@ -318,7 +318,7 @@ func (s *Store) sweep() {
 			if st, err := e.Info(); err != nil || time.Since(st.ModTime()) < time.Minute {
 				continue
 			}
-			lock, err := home.TryAcquire(filepath.Join(dir, lockFile))
+			lock, err := statedir.TryAcquire(filepath.Join(dir, lockFile))
 			if lock != nil || errors.Is(err, fs.ErrNotExist) {
 				_ = os.RemoveAll(dir)
 			}

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // MaxForks bounds how many clones one Fork makes.
@@ -106,7 +106,7 @@ func (s *Store) forkFolder() (dir string, release func(), err error) {
 	if dir, err = filepath.Abs(dir); err != nil {
 		return "", nil, err
 	}
-	lock, err := home.TryAcquire(filepath.Join(dir, lockFile))
+	lock, err := statedir.TryAcquire(filepath.Join(dir, lockFile))
 	if err == nil && lock == nil {
 		err = errors.New("its lock is held")
 	}

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -73,7 +73,7 @@ type holder struct {
 	store   *Store
 	id      turnstone.SandboxID
 	log     *slog.Logger
-	lock    *home.Lock
+	lock    *statedir.Lock
 	machine Machine
 	relay   *relay
 	ctl     *control
@@ -159,7 +159,7 @@ func (h *holder) register(ctx context.Context, spec Spec) error {
 		return notFound(string(h.id))
 	}
 	fresh := filepath.Join(h.store.dir, newPrefix+string(h.id))
-	lock, err := home.TryAcquire(filepath.Join(fresh, lockFile))
+	lock, err := statedir.TryAcquire(filepath.Join(fresh, lockFile))
 	if err == nil && lock == nil {
 		err = errors.New("its lock is held")
 	}

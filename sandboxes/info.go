@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/lazyregexp"
-	"turnstone.dev/turnstone/network"
-	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/internal/network"
 )
 
 // Info is what is known of a sandbox: the content of its state.json.
@@ -82,7 +82,7 @@ func writeInfo(dir string, i Info) error {
 	if err != nil {
 		return err
 	}
-	return stamp.WriteFile(filepath.Join(dir, stateFile), append(b, '\n'), 0o600)
+	return filestamp.WriteFile(filepath.Join(dir, stateFile), append(b, '\n'), 0o600)
 }
 
 // readInfo reads the state.json of the sandbox id in dir.

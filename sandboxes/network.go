@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/internal/network"
 )
 
 // Networked is what a Machine may be able to do beside the usual, when it has a network.

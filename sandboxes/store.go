@@ -25,7 +25,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // A Store is the sandboxes of one state directory. Its methods are safe for
@@ -40,7 +40,7 @@ type Store struct {
 }
 
 // NewStore returns the sandboxes of h.
-func NewStore(h *home.Home) *Store {
+func NewStore(h *statedir.Home) *Store {
 	return &Store{dir: h.Path("sandboxes"), Holder: []string{"turn", "sandbox", "hold"}, KillAfter: 10 * time.Second}
 }
 
@@ -127,7 +127,7 @@ func (s *Store) bury(dir string, id turnstone.SandboxID) (*Info, error) {
 	if _, err := os.Stat(filepath.Join(dir, lockFile)); errors.Is(err, fs.ErrNotExist) {
 		return nil, notFound(string(id)) // it is being removed
 	}
-	lock, err := home.TryAcquire(filepath.Join(dir, lockFile))
+	lock, err := statedir.TryAcquire(filepath.Join(dir, lockFile))
 	if lock == nil || err != nil {
 		return nil, err
 	}
@@ -262,7 +262,7 @@ func (s *Store) discard(id turnstone.SandboxID) error {
 
 // stop makes the holder end, by force if it does not within KillAfter, and returns
 // its lock. An error of kind Integrity comes with the lock.
-func (s *Store) stop(ctx context.Context, id turnstone.SandboxID) (*home.Lock, error) {
+func (s *Store) stop(ctx context.Context, id turnstone.SandboxID) (*statedir.Lock, error) {
 	i, err := s.Get(id)
 	if err != nil && turnstone.KindOf(err) != turnstone.Integrity {
 		return nil, err
@@ -293,10 +293,10 @@ func (s *Store) stop(ctx context.Context, id turnstone.SandboxID) (*home.Lock, e
 }
 
 // await waits for a sandbox's lock, at most KillAfter.
-func (s *Store) await(ctx context.Context, id turnstone.SandboxID) (*home.Lock, error) {
+func (s *Store) await(ctx context.Context, id turnstone.SandboxID) (*statedir.Lock, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.KillAfter)
 	defer cancel()
-	lock, err := home.Acquire(ctx, filepath.Join(s.path(id), lockFile), nil)
+	lock, err := statedir.Acquire(ctx, filepath.Join(s.path(id), lockFile), nil)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, notFound(string(id))
 	}

@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 
-	"turnstone.dev/turnstone/config"
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 type checkCmd struct {
@@ -82,10 +82,10 @@ func (c *checkCmd) Run(a *app) error {
 // hostOnly returns an executor that plans and runs nothing, and the host's configuration,
 // without making a state directory.
 func hostOnly() (*executor.Executor, config.Config, error) {
-	dir, err := home.Locate()
+	dir, err := statedir.Locate()
 	if err != nil {
 		return nil, config.Config{}, err
 	}
 	host, err := config.Load(dir)
-	return executor.New(&home.Home{Dir: dir}), host, err
+	return executor.New(&statedir.Home{Dir: dir}), host, err
 }

@@ -9,13 +9,13 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
 )
 
 // withExecutor calls f with an executor and a context that the user can end.
 func (a *app) withExecutor(f func(ctx context.Context, x *executor.Executor) error) error {
-	h, err := home.Open()
+	h, err := statedir.Open()
 	if err != nil {
 		return err
 	}

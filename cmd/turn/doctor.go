@@ -4,9 +4,9 @@ import (
 	"errors"
 	"text/tabwriter"
 
-	"turnstone.dev/turnstone/doctor"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/doctor"
 	"turnstone.dev/turnstone/internal/guest/kernel/need"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 type doctorCmd struct {
@@ -27,7 +27,7 @@ func (c *doctorCmd) Validate() error {
 
 // Run looks at the machine, or at a kernel.
 func (c *doctorCmd) Run(a *app) error {
-	h, err := home.Open()
+	h, err := statedir.Open()
 	if err != nil {
 		return err
 	}

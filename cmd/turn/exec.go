@@ -13,7 +13,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -66,7 +66,7 @@ func (c *execCmd) Run(a *app) error {
 	if err != nil {
 		return &exitError{exitUsage, err}
 	}
-	h, err := home.Open()
+	h, err := statedir.Open()
 	if err != nil {
 		return &exitError{exitExec, err}
 	}

@@ -12,9 +12,9 @@ import (
 	"github.com/alecthomas/kong"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/doctor"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/doctor"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/sandboxes"

@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/merge"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
@@ -102,7 +102,7 @@ func (c *mergeCmd) merge(ctx context.Context, x *executor.Executor) (*executor.M
 
 // Run merges.
 func (c *mergeCmd) Run(a *app) error {
-	h, err := home.Open()
+	h, err := statedir.Open()
 	if err != nil {
 		return err
 	}

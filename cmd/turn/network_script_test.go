@@ -22,7 +22,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/internal/network"
 )
 
 // A scriptServer is a web server of a script. It answers with what it was asked, and

@@ -6,7 +6,7 @@ import (
 	"syscall"
 
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // prepareCmd is for turn itself: it makes what the next turn of a session starts
@@ -17,7 +17,7 @@ type prepareCmd struct {
 
 // Run makes the images.
 func (c *prepareCmd) Run(*app) error {
-	h, err := home.Open()
+	h, err := statedir.Open()
 	if err != nil {
 		return err
 	}
@@ -38,7 +38,7 @@ func prepareNext(turn *executor.Turn) {
 	cmd := exec.Command("/proc/self/exe", "prepare-next", string(turn.ID))
 	cmd.Args[0] = "turn"
 	cmd.Dir = "/"
-	if dir, err := home.Locate(); err == nil {
+	if dir, err := statedir.Locate(); err == nil {
 		cmd.Env = append(os.Environ(), "TURN_HOME="+dir) // it may have been relative
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

@@ -12,7 +12,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/secret"
+	"turnstone.dev/turnstone/internal/secret"
 )
 
 // A progress tells the user on standard error what a turn is doing. On a terminal

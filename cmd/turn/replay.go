@@ -5,7 +5,7 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 type replayCmd struct {
@@ -40,7 +40,7 @@ func (c *replayCmd) Run(a *app) error {
 	if err != nil {
 		return &exitError{exitUsage, err}
 	}
-	h, err := home.Open()
+	h, err := statedir.Open()
 	if err != nil {
 		return err
 	}

@@ -13,7 +13,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 type runCmd struct {
@@ -84,7 +84,7 @@ func (c *runCmd) Run(a *app) error {
 	if err != nil {
 		return &exitError{exitUsage, err}
 	}
-	h, err := home.Open()
+	h, err := statedir.Open()
 	if err != nil {
 		return err
 	}
@@ -225,7 +225,7 @@ func (c *runCmd) deliver(a *app, turn *executor.Turn, out *output) error {
 }
 
 // undelivered tells of a receipt that could not be written, and where it is kept.
-func undelivered(h *home.Home, turn *executor.Turn, err error) error {
+func undelivered(h *statedir.Home, turn *executor.Turn, err error) error {
 	e := &turnstone.Error{Op: "run", Kind: turnstone.Exhausted, Subject: "the receipt was not written", Err: err}
 	kept := h.Path("turns", string(turn.ID), "receipt.md")
 	if _, statErr := os.Stat(kept); statErr == nil {

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/sandboxes"
 )
 
@@ -30,7 +30,7 @@ type sandboxCmd struct {
 
 // withSandboxes calls f with the sandboxes and a context that the user can end.
 func (a *app) withSandboxes(f func(ctx context.Context, s *sandboxes.Store) error) error {
-	h, err := home.Open()
+	h, err := statedir.Open()
 	if err != nil {
 		return err
 	}

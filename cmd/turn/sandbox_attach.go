@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/wire"
 )
@@ -31,7 +31,7 @@ failed, or the sandbox did; 2 when the command line is wrong; 130 after Ctrl-C.`
 
 // Run shows a process's output.
 func (c *sandboxAttachCmd) Run(a *app) error {
-	h, err := home.Open()
+	h, err := statedir.Open()
 	if err != nil {
 		return &exitError{exitExec, err}
 	}

@@ -11,7 +11,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/wire"
 )
@@ -64,7 +64,7 @@ func (c *sandboxCreateCmd) Validate() error {
 
 // Run creates the sandbox.
 func (c *sandboxCreateCmd) Run(a *app) error {
-	h, err := home.Open()
+	h, err := statedir.Open()
 	if err != nil {
 		return err
 	}
@@ -113,7 +113,7 @@ const reportsFD = 3
 
 // Run keeps a sandbox until its end.
 func (c *sandboxHoldCmd) Run(a *app) error {
-	h, err := home.Open()
+	h, err := statedir.Open()
 	if err != nil {
 		return err
 	}
@@ -134,7 +134,7 @@ func (c *sandboxHoldCmd) Run(a *app) error {
 }
 
 // opener makes machines with the executor.
-func opener(h *home.Home) sandboxes.Opener {
+func opener(h *statedir.Home) sandboxes.Opener {
 	return func(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec, progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
 		sb, err := executor.New(h).Create(ctx, executor.SandboxRequest{Image: spec.Image, Env: append(slices.Clone(spec.Env), spec.Secrets...), Shape: spec.Shape,
 			Network: spec.Network, Substrate: spec.Substrate, Hostname: strings.ReplaceAll(string(id), "_", "-"), From: spec.From, Root: spec.Root, On: spec.On, Live: spec.Live}, progress)

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/term"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/wire"
 )
@@ -68,7 +68,7 @@ func (c *sandboxExecCmd) Run(a *app) error {
 		return &exitError{exitUsage, &turnstone.Error{Op: "usage", Kind: turnstone.Invalid,
 			Err: errors.New("no command to run"), Hint: "turn sandbox exec SANDBOX -- CMD…"}}
 	}
-	h, err := home.Open()
+	h, err := statedir.Open()
 	if err != nil {
 		return &exitError{exitExec, err}
 	}

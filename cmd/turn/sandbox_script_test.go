@@ -12,8 +12,8 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/hub/hubtest"
+	"turnstone.dev/turnstone/internal/cdp/cdptest"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/sandboxes"
 )
 
@@ -22,7 +22,7 @@ func reap(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 0 {
 		ts.Fatalf("usage: reap")
 	}
-	s := sandboxes.NewStore(&home.Home{Dir: ts.Getenv("TURN_HOME")})
+	s := sandboxes.NewStore(&statedir.Home{Dir: ts.Getenv("TURN_HOME")})
 	ts.Defer(func() {
 		all, err := s.List(context.Background())
 		ts.Check(err)
@@ -86,10 +86,10 @@ func stock(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 3 {
 		ts.Fatalf("usage: stock FILE FILE FILE")
 	}
-	script, err := filepath.Abs("../../hub/testdata/client.js")
+	script, err := filepath.Abs("../../internal/cdp/testdata/client.js")
 	ts.Check(err)
 	base := served(ts, args[0])
-	out, err := hubtest.Client(context.Background(), script, base.Port(), tokenOf(base), strings.TrimSpace(ts.ReadFile(args[1])), strings.TrimSpace(ts.ReadFile(args[2])))
+	out, err := cdptest.Client(context.Background(), script, base.Port(), tokenOf(base), strings.TrimSpace(ts.ReadFile(args[1])), strings.TrimSpace(ts.ReadFile(args[2])))
 	ts.Logf("%s", out)
 	ts.Check(err)
 }

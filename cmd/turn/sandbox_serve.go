@@ -11,7 +11,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/hub"
+	"turnstone.dev/turnstone/internal/cdp"
 	"turnstone.dev/turnstone/sandboxes"
 )
 
@@ -52,7 +52,7 @@ func (c *sandboxServeCmd) Run(a *app) error {
 				Hint: "choose another port with --listen 127.0.0.1:PORT; 0 takes one that is free"}
 		}
 		host, _, _ := net.SplitHostPort(c.Listen) // Validate has looked
-		opt := hub.Options{Backend: s, Token: hub.NewToken(), Image: executor.DefaultImage, Log: slog.Default()}
+		opt := cdp.Options{Backend: s, Token: cdp.NewToken(), Image: executor.DefaultImage, Log: slog.Default()}
 		if _, err := netip.ParseAddr(host); err != nil {
 			opt.Host = host
 		}
@@ -60,7 +60,7 @@ func (c *sandboxServeCmd) Run(a *app) error {
 			putln(a.stderr, "turn: others can reach this address, and the token and all data travel in clear; an SSH tunnel to a loopback address is safer")
 		}
 		putf(a.stderr, "turn: sandboxes are served; Ctrl-C ends that, not them\nhttp://%s/%s/json/list\n", l.Addr(), opt.Token)
-		err = hub.NewServer(opt).Serve(ctx, l)
+		err = cdp.NewServer(opt).Serve(ctx, l)
 		var sig interruption
 		if errors.As(context.Cause(ctx), &sig) && err == nil {
 			return nil

@@ -22,8 +22,8 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/doctor"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/doctor"
 	"turnstone.dev/turnstone/internal/guest/kernel/need"
 	"turnstone.dev/turnstone/internal/store/merge"
 	"turnstone.dev/turnstone/internal/store/session"

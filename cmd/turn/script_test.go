@@ -16,9 +16,9 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	homepkg "turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/hub/hubtest"
+	"turnstone.dev/turnstone/internal/cdp/cdptest"
 	"turnstone.dev/turnstone/internal/driver"
+	homepkg "turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/turntest"
 )
 
@@ -100,7 +100,7 @@ func condition(shared string) func(name string) (bool, error) {
 func holds(shared, name string) (bool, error) {
 	switch name {
 	case "stock": // where it cannot be had, hub's test of it fails
-		return hubtest.Install(context.Background()) == nil, nil
+		return cdptest.Install(context.Background()) == nil, nil
 	case "gvisor":
 		c := &driver.Chooser{Home: &homepkg.Home{Dir: shared}}
 		_, err := c.Choose(context.Background(), driver.GVisor, driver.Needs{})

@@ -9,7 +9,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/template"
 )
@@ -25,7 +25,7 @@ type templateCmd struct {
 
 // withStore calls f with the store and a context that the user can end.
 func (a *app) withStore(f func(ctx context.Context, s *template.Store) error) error {
-	h, err := home.Open()
+	h, err := statedir.Open()
 	if err != nil {
 		return err
 	}

@@ -3,13 +3,13 @@ package main
 import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/template"
 )
 
 // templateShape is the machine that a template asks for. Of one that is not known it
 // is the default's; who needs the template says so.
-func templateShape(h *home.Home, image string) turnstone.Shape {
+func templateShape(h *statedir.Home, image string) turnstone.Shape {
 	shape := turnstone.DefaultShape()
 	if image == "" {
 		image = executor.DefaultImage

@@ -6,9 +6,9 @@ import (
 	"sync"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/driver/console"
 	"turnstone.dev/turnstone/internal/guest/kernel"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -16,7 +16,7 @@ import (
 // by is what its machines boot, whatever happens to the user's file in between. It is safe
 // for concurrent use.
 type Kernel struct {
-	home     *home.Home
+	home     *statedir.Home
 	choice   kernel.Choice
 	progress func(string)
 
@@ -26,7 +26,7 @@ type Kernel struct {
 
 // KernelIn returns the kernel that choice, or the environment, names and h keeps. progress
 // may be nil.
-func KernelIn(h *home.Home, choice kernel.Choice, progress func(string)) *Kernel {
+func KernelIn(h *statedir.Home, choice kernel.Choice, progress func(string)) *Kernel {
 	return &Kernel{home: h, choice: choice.OrEnv(), progress: progress}
 }
 

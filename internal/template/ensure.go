@@ -14,9 +14,9 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/tree"
-	"turnstone.dev/turnstone/stamp"
 )
 
 // A builder writes spec's image into the empty file out.
@@ -172,7 +172,7 @@ func (s *Store) ensure(ctx context.Context, spec *Spec, progress func(string)) (
 		return nil, err
 	}
 	digest := spec.Digest()
-	lock, err := home.Acquire(ctx, s.lockPath(digest), func() { say("waiting for another process that builds it") })
+	lock, err := statedir.Acquire(ctx, s.lockPath(digest), func() { say("waiting for another process that builds it") })
 	if err != nil {
 		return nil, err
 	}
@@ -310,7 +310,7 @@ func (w *work) publish(m *manifest) error {
 		return err
 	}
 	fmt.Fprintf(w.log, "built in %s\n", m.BuildTime.Round(time.Millisecond))
-	return stamp.SyncDir(w.s.dir)
+	return filestamp.SyncDir(w.s.dir)
 }
 
 // make builds spec's image beside its place and moves it there. The caller holds
@@ -339,7 +339,7 @@ func (s *Store) make(ctx context.Context, spec *Spec, say func(string)) (err err
 		}
 	}
 	m := &manifest{Packages: b.packages}
-	if m.Root, err = stamp.Of(ctx, root); err != nil {
+	if m.Root, err = filestamp.Of(ctx, root); err != nil {
 		return err
 	}
 	if spec.Lock != nil {
@@ -402,7 +402,7 @@ func (s *Store) sweep(own turnstone.Digest) error {
 		if err != nil {
 			continue // not ours
 		}
-		lock, err := home.TryAcquire(s.lockPath(digest))
+		lock, err := statedir.TryAcquire(s.lockPath(digest))
 		if err != nil || lock == nil {
 			continue // being built
 		}

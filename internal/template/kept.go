@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // A Kept is what came of one build. A spec that was changed since, and an image that
@@ -119,7 +119,7 @@ func (s *Store) Drop(ctx context.Context, digest turnstone.Digest) error {
 	if err := s.makeDirs(); err != nil {
 		return err
 	}
-	lock, err := home.Acquire(ctx, s.lockPath(digest), nil)
+	lock, err := statedir.Acquire(ctx, s.lockPath(digest), nil)
 	if err != nil {
 		return err
 	}

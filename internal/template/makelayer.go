@@ -9,7 +9,7 @@ import (
 	"slices"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/hostca"
+	"turnstone.dev/turnstone/internal/hostca"
 	"turnstone.dev/turnstone/internal/template/debian"
 	"turnstone.dev/turnstone/internal/template/registry"
 )

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/internal/filestamp"
 )
 
 // manifestVersion changes when images that are kept cannot be used any more.
@@ -23,7 +23,7 @@ type manifest struct {
 	Digest    turnstone.Digest  `json:"digest"`
 	Name      string            `json:"name,omitempty"`  // that it had then
 	Base      turnstone.Digest  `json:"base,omitempty"`  // of the build below a layer
-	Root      stamp.Stamp       `json:"root,omitzero"`   // of a template with an image
+	Root      filestamp.Stamp   `json:"root,omitzero"`   // of a template with an image
 	Layer     *Layer            `json:"layer,omitempty"` // of one that is layered
 	Lock      *Lock             `json:"lock,omitempty"`  // what the build came to, but for what is read later
 	Packages  map[string]string `json:"packages"`

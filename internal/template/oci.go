@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/template/oci"
-	"turnstone.dev/turnstone/stamp"
 )
 
 // refresh is how long a tag stands for what the registry said when it was looked up.
@@ -414,5 +414,5 @@ func (s *Store) keptBash() []byte {
 }
 
 func (s *Store) keepBash(b []byte) error {
-	return stamp.WriteFile(s.ociPath("bash-"+turnstone.DigestBytes(b).Hex()), b, 0o600)
+	return filestamp.WriteFile(s.ociPath("bash-"+turnstone.DigestBytes(b).Hex()), b, 0o600)
 }

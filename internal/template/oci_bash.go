@@ -11,7 +11,7 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/template/debian"
 )
 
@@ -21,7 +21,7 @@ func (s *Store) staticBash(ctx context.Context, log io.Writer, progress func(str
 	if b := s.keptBash(); b != nil {
 		return b, nil
 	}
-	lock, err := home.Acquire(ctx, filepath.Join(s.dir, "locks", "oci-bash.lock"), nil)
+	lock, err := statedir.Acquire(ctx, filepath.Join(s.dir, "locks", "oci-bash.lock"), nil)
 	if err != nil {
 		return nil, err
 	}

@@ -19,7 +19,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/lazyregexp"
-	"turnstone.dev/turnstone/spelling"
+	"turnstone.dev/turnstone/internal/suggest"
 )
 
 // Limits of a spec. What goes beyond is refused.
@@ -324,7 +324,7 @@ func knownKeys(md toml.MetaData) error {
 		case len(key) > 1 && key[0] == "machine":
 			known = []string{"cpus", "memory", "disk"}
 		}
-		near, _ := spelling.Nearest(key[len(key)-1], known)
+		near, _ := suggest.Nearest(key[len(key)-1], known)
 		return wrong(key.String(), "unknown key %q; the nearest that there is: %q", key.String(), near)
 	}
 	return nil

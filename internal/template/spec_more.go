@@ -7,8 +7,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/lazyregexp"
-	"turnstone.dev/turnstone/network"
-	"turnstone.dev/turnstone/spelling"
+	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/suggest"
 )
 
 var (
@@ -41,7 +41,7 @@ func (s *Spec) readMore(t *specTOML) (err error) {
 		return wrong("user", "user %q: want a name or a number, and maybe :GROUP", s.User)
 	}
 	if t.Kernel != "" && !slices.Contains(kernels(), t.Kernel) {
-		near, _ := spelling.Nearest(t.Kernel, kernels())
+		near, _ := suggest.Nearest(t.Kernel, kernels())
 		return wrong("kernel", "kernel %q is not known; the nearest that there is: %q", t.Kernel, near)
 	}
 	if err := s.Machine.read(t.Machine); err != nil {

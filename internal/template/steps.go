@@ -10,10 +10,10 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/lazyregexp"
+	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template/debian"
 	"turnstone.dev/turnstone/internal/template/registry"
-	"turnstone.dev/turnstone/network"
 )
 
 // layerBuilderVersion is part of the digests of layered templates. It changes when

@@ -14,11 +14,11 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/suggest"
 	"turnstone.dev/turnstone/internal/template/builtin"
 	"turnstone.dev/turnstone/internal/template/oci"
 	"turnstone.dev/turnstone/internal/template/registry"
-	"turnstone.dev/turnstone/spelling"
-	"turnstone.dev/turnstone/stamp"
 )
 
 // A Store keeps templates in one folder:
@@ -181,7 +181,7 @@ func (s *Store) written(name string) (spec *Spec, builtin bool, err error) {
 		return nil, false, err
 	}
 	hint := "the images are " + strings.Join(names, ", ")
-	if near, edits := spelling.Nearest(name, names); near != "" && edits <= max(1, len(near)/2) {
+	if near, edits := suggest.Nearest(name, names); near != "" && edits <= max(1, len(near)/2) {
 		hint = fmt.Sprintf("did you mean %s? %s", near, hint)
 	}
 	return nil, false, &turnstone.Error{Op: "template.find", Kind: turnstone.NotFound, Subject: fmt.Sprintf("image %q", name),
@@ -368,7 +368,7 @@ func writeJSON(path string, v any) error {
 	if err != nil {
 		return err
 	}
-	return stamp.WriteFile(path, append(b, '\n'), 0o644)
+	return filestamp.WriteFile(path, append(b, '\n'), 0o644)
 }
 
 func exists(path string) bool {

@@ -17,8 +17,8 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/fsimage/tar2erofs"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // counting returns a store whose images are a file each, and the number of builds.
@@ -107,7 +107,7 @@ func TestWaitingEndsWithItsContext(t *testing.T) {
 	if err := s.makeDirs(); err != nil {
 		t.Fatal(err)
 	}
-	lock, err := home.TryAcquire(s.lockPath(spec.Digest()))
+	lock, err := statedir.TryAcquire(s.lockPath(spec.Digest()))
 	if err != nil || lock == nil {
 		t.Fatal(err)
 	}
@@ -236,7 +236,7 @@ func TestLeftoversAreSwept(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	lock, err := home.TryAcquire(s.lockPath(python.Digest())) // python is being built
+	lock, err := statedir.TryAcquire(s.lockPath(python.Digest())) // python is being built
 	if err != nil || lock == nil {
 		t.Fatal(err)
 	}

@@ -10,9 +10,9 @@ import (
 	"sync"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/tree"
-	"turnstone.dev/turnstone/stamp"
 )
 
 // Tree returns the tree that t's sandboxes begin with. Of a layered template it is in
@@ -73,7 +73,7 @@ func (s *Store) treeIndex(ctx context.Context, t *Template) (*treeIndex, error) 
 	if err := s.makeDirs(); err != nil {
 		return nil, err
 	}
-	lock, err := home.Acquire(ctx, filepath.Join(s.dir, "locks", t.RootDigest.Hex()+".tree.lock"), nil)
+	lock, err := statedir.Acquire(ctx, filepath.Join(s.dir, "locks", t.RootDigest.Hex()+".tree.lock"), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -108,7 +108,7 @@ func (t *Template) writeIndex(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return stamp.WriteFile(t.treePath(), encodeIndex(t.RootDigest, ref, c.contents, c.objects), 0o600)
+	return filestamp.WriteFile(t.treePath(), encodeIndex(t.RootDigest, ref, c.contents, c.objects), 0o600)
 }
 
 // A collector is a tree.Writer that keeps objects, and of contents where they are.

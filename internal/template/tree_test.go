@@ -16,10 +16,10 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/fsimage/tar2erofs"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
-	"turnstone.dev/turnstone/stamp"
 )
 
 // treeFiles are what the images of these tests hold.
@@ -90,7 +90,7 @@ func makeTemplate(t testing.TB, files []treetest.File) (*Store, *Template) {
 	if err := errors.Join(w.Close(), out.Close()); err != nil {
 		t.Fatal(err)
 	}
-	st, err := stamp.Of(context.Background(), root)
+	st, err := filestamp.Of(context.Background(), root)
 	if err != nil {
 		t.Fatal(err)
 	}

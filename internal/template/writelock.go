@@ -8,9 +8,9 @@ import (
 	"path/filepath"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/tree"
-	"turnstone.dev/turnstone/stamp"
 )
 
 // lockFits refuses a lock that is of another spec.
@@ -56,7 +56,7 @@ func (s *Store) writeLock(ctx context.Context, path string, spec *Spec, progress
 	if fi, err := os.Stat(path); err == nil && !fi.IsDir() {
 		dir = filepath.Dir(path)
 	}
-	if err := stamp.WriteFile(filepath.Join(dir, LockFile), b, 0o644); err != nil {
+	if err := filestamp.WriteFile(filepath.Join(dir, LockFile), b, 0o644); err != nil {
 		return failed(err)
 	}
 	spec.Lock = lock
@@ -67,7 +67,7 @@ func (s *Store) writeLock(ctx context.Context, path string, spec *Spec, progress
 // the lock that this build came to.
 func (s *Store) adopt(ctx context.Context, t *Template, m *manifest, spec *Spec) error {
 	digest := spec.Digest()
-	lock, err := home.Acquire(ctx, s.lockPath(digest), nil)
+	lock, err := statedir.Acquire(ctx, s.lockPath(digest), nil)
 	if err != nil {
 		return err
 	}
@@ -92,7 +92,7 @@ func (s *Store) adopt(ctx context.Context, t *Template, m *manifest, spec *Spec)
 	} else {
 		to := filepath.Join(w.tmp, "root.erofs")
 		if err = os.Link(t.Root, to); err == nil {
-			if now.Root, err = stamp.Of(ctx, to); err == nil {
+			if now.Root, err = filestamp.Of(ctx, to); err == nil {
 				err = w.publish(&now)
 			}
 		}

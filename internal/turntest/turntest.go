@@ -7,23 +7,23 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/guest/agentbin"
 	"turnstone.dev/turnstone/internal/guest/kernel"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/internal/testhome"
 	"turnstone.dev/turnstone/substrate"
 )
 
 // Home returns the home that tests share; see testhome.
-func Home(t testing.TB) *home.Home {
+func Home(t testing.TB) *statedir.Home {
 	t.Helper()
-	return &home.Home{Dir: testhome.Dir(t)}
+	return &statedir.Home{Dir: testhome.Dir(t)}
 }
 
 // Machine returns a machine of the template image with the default shape, built
 // in h where it is not yet.
-func Machine(t testing.TB, h *home.Home, image string) substrate.Machine {
+func Machine(t testing.TB, h *statedir.Home, image string) substrate.Machine {
 	t.Helper()
 	ctx := t.Context()
 	progress := func(what string) { t.Log(what) }

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // A placed file is one that a Firecracker finds in its folder.
@@ -33,9 +33,9 @@ type placed struct {
 // A lock beside it is held as long as the cell's owner lives, so that others can tell
 // what is left over.
 type cell struct {
-	home *home.Home
+	home *statedir.Home
 	dir  string
-	lock *home.Lock
+	lock *statedir.Lock
 	// work is the folder that Firecracker works in, as it sees it, with its sockets.
 	work   *os.File
 	outDir *os.File // the folder out, open: its name could be given to another
@@ -43,13 +43,13 @@ type cell struct {
 
 const cellsDir = "firecracker"
 
-func newCell(ctx context.Context, h *home.Home, id turnstone.SandboxID) (*cell, error) {
+func newCell(ctx context.Context, h *statedir.Home, id turnstone.SandboxID) (*cell, error) {
 	base, err := h.MkdirAll(cellsDir)
 	if err != nil {
 		return nil, err
 	}
 	dir := filepath.Join(base, string(id))
-	lock, err := home.Acquire(ctx, dir+".lock", nil)
+	lock, err := statedir.Acquire(ctx, dir+".lock", nil)
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +140,7 @@ const sweepBudget = 2000
 // removeCell removes a cell's folder and the name of its lock, which the caller holds. What
 // broke out into Firecracker may have filled the folder: what takes too long or cannot be
 // removed is left to `turn gc`.
-func removeCell(h *home.Home, dir string, budget *int) {
+func removeCell(h *statedir.Home, dir string, budget *int) {
 	h.Discard(dir, budget)
 	_ = os.Remove(dir + ".lock")
 }
@@ -161,12 +161,12 @@ const groupAge = time.Minute
 
 // sweepCells removes the cells whose owners were killed. Their Firecrackers ended with
 // them.
-func sweepCells(h *home.Home) {
+func sweepCells(h *statedir.Home) {
 	base, budget := h.Path(cellsDir), sweepBudget
 	entries, _ := os.ReadDir(base)
 	for _, e := range entries {
 		dir := filepath.Join(base, strings.TrimSuffix(e.Name(), ".lock"))
-		lock, err := home.TryAcquire(dir + ".lock")
+		lock, err := statedir.TryAcquire(dir + ".lock")
 		if lock == nil || err != nil {
 			continue // it runs
 		}

@@ -13,9 +13,9 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/driver/console"
 	"turnstone.dev/turnstone/internal/guest/agent"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -382,7 +382,7 @@ func TestRefusals(t *testing.T) {
 
 func TestNew(t *testing.T) {
 	b := newBench(t, "")
-	h := &home.Home{Dir: t.TempDir()}
+	h := &statedir.Home{Dir: t.TempDir()}
 	for name, options := range map[string]Options{
 		"no program":  {Binary: "/none/firecracker"},
 		"no version":  {Binary: b.script(t, "mute", "echo Potato 3")},

@@ -8,8 +8,8 @@ import (
 	"path/filepath"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/substratetest"
 	"turnstone.dev/turnstone/wire"
@@ -19,7 +19,7 @@ import (
 // beside `turn run`: Firecracker on the same files, without a jail, and without looking at what
 // they are.
 func benchmark(mode string) error {
-	h, err := home.Open()
+	h, err := statedir.Open()
 	if err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ func benchmark(mode string) error {
 
 // newest returns the snapshot that was taken last of the template whose root image has the
 // digest $TURNSTONE_BENCH_ROOT_DIGEST, with the default shape.
-func newest(h *home.Home) (snapshot, error) {
+func newest(h *statedir.Home) (snapshot, error) {
 	var last manifest
 	found := ""
 	all, _ := filepath.Glob(h.Path("snapshots", "*", manifestFile))

@@ -23,7 +23,7 @@ import (
 	"pgregory.net/rapid"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -46,7 +46,7 @@ func hold(dir string) error {
 		return err
 	}
 	ctx := context.Background()
-	s, err := open(ctx, &home.Home{Dir: h.Home}, Options{Binary: h.Binary, Jailer: h.Jailer})
+	s, err := open(ctx, &statedir.Home{Dir: h.Home}, Options{Binary: h.Binary, Jailer: h.Jailer})
 	if err != nil {
 		return err
 	}
@@ -248,7 +248,7 @@ func TestExplain(t *testing.T) {
 
 // A cell that cannot be made leaves nothing, and what is made already is not taken.
 func TestNewCell(t *testing.T) {
-	h := &home.Home{Dir: t.TempDir()}
+	h := &statedir.Home{Dir: t.TempDir()}
 	id := turnstone.NewSandboxID()
 	c, err := newCell(t.Context(), h, id)
 	check(t, err)

@@ -20,7 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/wire"
 )
@@ -102,7 +102,7 @@ func newBench(t testing.TB, fault string) *bench {
 func (b *bench) substrate(t testing.TB, fault string) *Substrate {
 	t.Helper()
 	t.Setenv("TURN_JAILER", b.script(t, "jailer-"+fault, sayJailer))
-	s, err := open(t.Context(), &home.Home{Dir: filepath.Join(b.dir, "home")}, Options{
+	s, err := open(t.Context(), &statedir.Home{Dir: filepath.Join(b.dir, "home")}, Options{
 		Binary: b.script(t, "firecracker-"+fault, fmt.Sprintf("STANDIN='%s' STANDIN_LOG='%s' exec '%s' \"$@\"", fault, b.log, standin(t))),
 		Progress: func(what string) {
 			b.telling.Lock()

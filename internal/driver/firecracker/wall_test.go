@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/driver/host"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -272,7 +272,7 @@ func TestConfine(t *testing.T) {
 	public(t, standin(t))
 	t.Setenv("TURN_JAILER", "")
 	t.Setenv("PATH", t.TempDir())
-	h := &home.Home{Dir: t.TempDir()}
+	h := &statedir.Home{Dir: t.TempDir()}
 	s, err := open(t.Context(), h, Options{Binary: standin(t)})
 	check(t, err)
 	if s.jailer != "" || s.Jail().Wall != jailed {

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -22,7 +22,7 @@ import (
 // measures beside `turn run`. Each mode prints how long it took, in microseconds, from
 // when the files are open and runsc has its configuration.
 func benchmark(mode string) error {
-	h, err := home.Open()
+	h, err := statedir.Open()
 	if err != nil {
 		return err
 	}
@@ -61,7 +61,7 @@ type bare struct {
 
 // newBare opens the snapshot of the template whose root image has the digest
 // $TURNSTONE_BENCH_ROOT_DIGEST that was used last for the default shape.
-func newBare(h *home.Home) (*bare, error) {
+func newBare(h *statedir.Home) (*bare, error) {
 	binary, err := findRunsc("")
 	if err != nil {
 		return nil, err
@@ -86,12 +86,12 @@ func newBare(h *home.Home) (*bare, error) {
 }
 
 // rootOf is the path of the container's root with the agent of a snapshot.
-func rootOf(h *home.Home, id identity) string {
+func rootOf(h *statedir.Home, id identity) string {
 	layout := turnstone.DigestBytes([]byte(strings.Join(rootDirs(), "\x00") + "\x00" + string(id.Agent)))
 	return h.Path("gvisor", "root-"+layout.Hex()[:32]+".erofs")
 }
 
-func (b *bare) newest(h *home.Home) (newest manifest, err error) {
+func (b *bare) newest(h *statedir.Home) (newest manifest, err error) {
 	all, _ := filepath.Glob(h.Path("snapshots", keyPrefix+"*", manifestFile))
 	var at time.Time
 	for _, path := range all {

@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/driver/host"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -34,7 +34,7 @@ var (
 // Substrate starts sandboxes of gVisor. It is safe for concurrent use, also from
 // several processes with one home.
 type Substrate struct {
-	home     *home.Home
+	home     *statedir.Home
 	binary   string
 	program  host.Program
 	hostCPU  turnstone.Digest
@@ -59,7 +59,7 @@ const (
 
 // New finds runsc. Where there is none, or one without our additions, the error is of
 // kind Unavailable and has a hint.
-func New(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
+func New(ctx context.Context, h *statedir.Home, opts Options) (*Substrate, error) {
 	s := &Substrate{home: h, progress: opts.Progress}
 	if s.progress == nil {
 		s.progress = func(string) {}

@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/driver/snapshots"
-	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -170,14 +170,14 @@ func (s *Substrate) ensureImages(ctx context.Context, m substrate.Machine) (own 
 func (s *Substrate) ensureImage(ctx context.Context, dir, name string, write func(*os.File) error) (string, error) {
 	path, note := filepath.Join(dir, name+".erofs"), filepath.Join(dir, name+".json")
 	fresh := func() bool {
-		var st stamp.Stamp
+		var st filestamp.Stamp
 		b, err := os.ReadFile(note)
 		return err == nil && json.Unmarshal(b, &st) == nil && st.Fresh(path)
 	}
 	if fresh() {
 		return path, nil
 	}
-	lock, err := home.Acquire(ctx, filepath.Join(dir, name+".lock"), nil)
+	lock, err := statedir.Acquire(ctx, filepath.Join(dir, name+".lock"), nil)
 	if err != nil {
 		return "", err
 	}
@@ -200,13 +200,13 @@ func (s *Substrate) ensureImage(ctx context.Context, dir, name string, write fun
 	if err := os.Rename(f.Name(), path); err != nil {
 		return "", err
 	}
-	st, err := stamp.Of(ctx, path)
+	st, err := filestamp.Of(ctx, path)
 	if err != nil {
 		return "", err
 	}
 	b, _ := json.Marshal(st) // plain data always encodes
 	removeOld(dir, name)
-	return path, stamp.WriteFile(note, b, 0o600)
+	return path, filestamp.WriteFile(note, b, 0o600)
 }
 
 // removeOld removes the images that were made before name and more than a month ago,

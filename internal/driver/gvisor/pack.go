@@ -19,7 +19,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/driver/host"
 	"turnstone.dev/turnstone/internal/driver/snapshots"
-	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -100,7 +100,7 @@ func (s *Substrate) pack(ctx context.Context, m substrate.Machine, dir, out stri
 		return result, err
 	}
 	result.Files, result.Layers = append(result.Files, packFile), p.Layers
-	return result, stamp.WriteFile(filepath.Join(out, packFile), b, 0o600)
+	return result, filestamp.WriteFile(filepath.Join(out, packFile), b, 0o600)
 }
 
 func compress(ctx context.Context, src io.Reader, path string) (err error) {

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -33,7 +33,7 @@ type sandbox struct {
 	limit     atomic.Int64    // bytes of the host's memory with which it is ended
 	disk      atomic.Int64    // the same of its disk
 	dir       string          // config.json, runsc's state, and as long as the sandbox starts the file of its scratch
-	lock      *home.Lock
+	lock      *statedir.Lock
 	process   *os.Process // runsc
 	agent     *agentPipe
 	console   tail
@@ -71,7 +71,7 @@ func (s *Substrate) newSandbox(ctx context.Context, shape turnstone.Shape) (*san
 	v.dir = filepath.Join(base, folders+string(v.id))
 	// The lock is beside the folder and there before it: a folder whose lock is free has
 	// nobody any more.
-	if v.lock, err = home.Acquire(ctx, v.dir+".lock", nil); err != nil {
+	if v.lock, err = statedir.Acquire(ctx, v.dir+".lock", nil); err != nil {
 		return nil, err
 	}
 	if err := os.Mkdir(v.dir, 0o700); err != nil {
@@ -92,7 +92,7 @@ func (v *sandbox) remove() {
 func sweep(base string) {
 	locks, _ := filepath.Glob(filepath.Join(base, folders+"*.lock"))
 	for _, path := range locks {
-		lock, err := home.TryAcquire(path)
+		lock, err := statedir.TryAcquire(path)
 		if lock == nil || err != nil {
 			continue
 		}

@@ -12,7 +12,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/driver/host"
 	"turnstone.dev/turnstone/internal/driver/snapshots"
-	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -75,10 +75,10 @@ const manifestFile = "sandbox.json"
 // A manifest describes a checkpoint on disk: what it was taken of, and its files, each
 // with the stamp by which a touched one is found out.
 type manifest struct {
-	Identity identity               `json:"identity"`
-	Taken    time.Time              `json:"taken"`
-	Files    map[string]stamp.Stamp `json:"files"`
-	Layers   []snapshots.Layer      `json:"layers,omitempty"` // of a sandbox that was written down as it ran
+	Identity identity                   `json:"identity"`
+	Taken    time.Time                  `json:"taken"`
+	Files    map[string]filestamp.Stamp `json:"files"`
+	Layers   []snapshots.Layer          `json:"layers,omitempty"` // of a sandbox that was written down as it ran
 }
 
 // openCheckpoint opens the checkpoint in dir if it is whole. One that is not there is
@@ -238,7 +238,7 @@ func (v *sandbox) checkpoint(ctx context.Context, dir string, goOn bool) error {
 
 // seal makes the checkpoint's files in dir durable and adds the manifest.
 func (man *manifest) seal(ctx context.Context, dir string) error {
-	man.Files = map[string]stamp.Stamp{}
+	man.Files = map[string]filestamp.Stamp{}
 	for _, name := range checkpointFiles {
 		path := filepath.Join(dir, name)
 		f, err := os.Open(path)
@@ -247,7 +247,7 @@ func (man *manifest) seal(ctx context.Context, dir string) error {
 		}
 		err = errors.Join(f.Sync(), f.Close())
 		if err == nil {
-			man.Files[name], err = stamp.Of(ctx, path)
+			man.Files[name], err = filestamp.Of(ctx, path)
 		}
 		if err != nil {
 			return err
@@ -257,7 +257,7 @@ func (man *manifest) seal(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	return stamp.WriteFile(filepath.Join(dir, manifestFile), b, 0o600)
+	return filestamp.WriteFile(filepath.Join(dir, manifestFile), b, 0o600)
 }
 
 // removeSuperseded removes the snapshots that differ from id only in what has been

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone/internal/driver/host"
-	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/internal/filestamp"
 )
 
 // A verdict says whether sandboxes start here, with what it depends on.
@@ -45,8 +45,8 @@ func (s *Substrate) Usable(ctx context.Context) (ok bool, why string) {
 		return false, err.Error() // says nothing of gVisor: ask again next time
 	}
 	v.Host = on
-	b, _ := json.Marshal(v)             // plain data always encodes
-	_ = stamp.WriteFile(path, b, 0o600) // a verdict that is not remembered is found again
+	b, _ := json.Marshal(v)                 // plain data always encodes
+	_ = filestamp.WriteFile(path, b, 0o600) // a verdict that is not remembered is found again
 	return v.Usable, v.Reason
 }
 

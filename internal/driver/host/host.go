@@ -9,21 +9,21 @@ import (
 	"os/exec"
 	"path/filepath"
 
-	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // A Program is what is remembered of a program: its digest costs reading it, and its
 // version a start of it, which takes as long as a tenth of a turn.
 type Program struct {
-	Path    string      `json:"path"`
-	Binary  stamp.Stamp `json:"binary"`
-	Version string      `json:"version"`
+	Path    string          `json:"path"`
+	Binary  filestamp.Stamp `json:"binary"`
+	Version string          `json:"version"`
 }
 
 // Known returns what the file called name in h's cache says of the program at path, if
 // the program is still the one of then.
-func Known(h *home.Home, name, path string) (p Program, ok bool) {
+func Known(h *statedir.Home, name, path string) (p Program, ok bool) {
 	b, err := os.ReadFile(h.Path("cache", name))
 	ok = err == nil && json.Unmarshal(b, &p) == nil && p.Path == path && p.Binary.Fresh(path)
 	return p, ok
@@ -32,19 +32,19 @@ func Known(h *home.Home, name, path string) (p Program, ok bool) {
 // Ask finds out anew what is to be known of the program at path; version starts it.
 func Ask(ctx context.Context, path string, version func(context.Context) (string, error)) (p Program, err error) {
 	p.Path = path
-	if p.Binary, err = stamp.Of(ctx, path); err == nil { // before it is started: should it be replaced now, it is asked again
+	if p.Binary, err = filestamp.Of(ctx, path); err == nil { // before it is started: should it be replaced now, it is asked again
 		p.Version, err = version(ctx)
 	}
 	return p, err
 }
 
 // Remember writes p to the file called name in h's cache.
-func (p Program) Remember(h *home.Home, name string) error {
+func (p Program) Remember(h *statedir.Home, name string) error {
 	if _, err := h.MkdirAll("cache"); err != nil {
 		return err
 	}
 	b, _ := json.Marshal(p) // plain data always encodes
-	return stamp.WriteFile(h.Path("cache", name), b, 0o600)
+	return filestamp.WriteFile(h.Path("cache", name), b, 0o600)
 }
 
 // FindSystem returns the path of one of the system's programs. It also looks where

@@ -8,12 +8,12 @@ import (
 	"path/filepath"
 	"testing"
 
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // What is known of a program holds until the program, or its path, is another.
 func TestKnown(t *testing.T) {
-	h, path := &home.Home{Dir: t.TempDir()}, filepath.Join(t.TempDir(), "program")
+	h, path := &statedir.Home{Dir: t.TempDir()}, filepath.Join(t.TempDir(), "program")
 	const name = "program-version.json"
 	write := func(text string) {
 		t.Helper()

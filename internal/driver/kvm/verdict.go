@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/driver/console"
-	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -67,7 +67,7 @@ var (
 
 // A Question is what a driver asks about KVM.
 type Question struct {
-	Home *home.Home
+	Home *statedir.Home
 	// Name is the driver's, and its file's in Home's cache.
 	Name string
 	// On is what the verdict depends on beside the host's kernel and the guest's.
@@ -168,7 +168,7 @@ func (q Question) remember(v Verdict) {
 	}
 	b, _ := json.Marshal(known) // plain data always encodes
 	if _, err := q.Home.MkdirAll("cache"); err == nil {
-		_ = stamp.WriteFile(q.path(), b, 0o600)
+		_ = filestamp.WriteFile(q.path(), b, 0o600)
 	}
 }
 

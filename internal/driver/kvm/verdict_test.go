@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/driver/console"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -26,7 +26,7 @@ type asked struct {
 
 func newAsked(t *testing.T, try error, answer Verdict) *asked {
 	a := new(asked)
-	a.Question = Question{Home: &home.Home{Dir: t.TempDir()}, Name: "test", On: "host",
+	a.Question = Question{Home: &statedir.Home{Dir: t.TempDir()}, Name: "test", On: "host",
 		May: func() error { return nil }, Try: func() error { return try },
 		Prove: func(_ context.Context, limit time.Duration) (Verdict, error) {
 			a.guests, a.limit = a.guests+1, limit

@@ -5,7 +5,7 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/internal/network"
 )
 
 // The descriptors that QEMU inherits. It is given no path to open: what it may

@@ -13,8 +13,8 @@ import (
 	"strings"
 	"time"
 
-	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/driver/host"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/wire"
 )
@@ -25,7 +25,7 @@ const bareSize = 256 << 20
 // bareChannel prints how many MB/s `cat` moves through a virtio-serial port that
 // carries nothing else, read by a plain loop: what the wire is compared with. The
 // machine is booted, since the snapshot knows no such port.
-func bareChannel(h *home.Home) error {
+func bareChannel(h *statedir.Home) error {
 	dir, err := os.MkdirTemp("", "turn-bare-*")
 	if err != nil {
 		return err
@@ -89,7 +89,7 @@ func bareChannel(h *home.Home) error {
 }
 
 // bootWithPort boots the newest snapshot's machine with one port more.
-func bootWithPort(ctx context.Context, h *home.Home, man manifest, socket string) (*machine, error) {
+func bootWithPort(ctx context.Context, h *statedir.Home, man manifest, socket string) (*machine, error) {
 	var m substrate.Machine
 	initramfs, _ := filepath.Glob(h.Path("kernel", "initramfs-*.cpio"))
 	kernels, _ := filepath.Glob(h.Path("kernel", "*", "vmlinux"))

@@ -18,7 +18,7 @@ import (
 	"turnstone.dev/turnstone/internal/driver/console"
 	"turnstone.dev/turnstone/internal/driver/host"
 	"turnstone.dev/turnstone/internal/driver/jail"
-	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -76,8 +76,8 @@ func (s *Substrate) findWall(ctx context.Context) (Jail, error) {
 	if ctx.Err() != nil {
 		return j, &turnstone.Error{Op: "qemu.new", Kind: turnstone.Canceled, Subject: s.binary, Err: ctx.Err()}
 	}
-	b, _ := json.Marshal(j)             // plain data always encodes
-	_ = stamp.WriteFile(path, b, 0o600) // an answer that is not remembered is found again
+	b, _ := json.Marshal(j)                 // plain data always encodes
+	_ = filestamp.WriteFile(path, b, 0o600) // an answer that is not remembered is found again
 	return j, nil
 }
 

@@ -14,9 +14,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/driver/host"
 	"turnstone.dev/turnstone/internal/driver/jail"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/turntest"
 	"turnstone.dev/turnstone/substrate/substratetest"
 )
@@ -187,7 +187,7 @@ func TestNoJail(t *testing.T) {
 
 // TestWallRemembered: the answer holds until what it depends on changes; a bad one a minute.
 func TestWallRemembered(t *testing.T) {
-	h := &home.Home{Dir: t.TempDir()}
+	h := &statedir.Home{Dir: t.TempDir()}
 	if _, err := h.MkdirAll("cache"); err != nil {
 		t.Fatal(err)
 	}

@@ -13,11 +13,11 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/driver/console"
 	"turnstone.dev/turnstone/internal/guest/agentbin"
 	"turnstone.dev/turnstone/internal/guest/kernel"
 	"turnstone.dev/turnstone/internal/guest/kernel/need"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/turntest"
 	"turnstone.dev/turnstone/substrate"
 )
@@ -86,7 +86,7 @@ func TestKernelCheckReplacesTheCPU(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s, err := New(t.Context(), &home.Home{Dir: t.TempDir()}, Options{Binary: picky(t, "host")})
+	s, err := New(t.Context(), &statedir.Home{Dir: t.TempDir()}, Options{Binary: picky(t, "host")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +109,7 @@ func join(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
 // TestKernelsThatDoNotStart: each tiny kernel ends with what it did, within its bound, and
 // no machine stays.
 func TestKernelsThatDoNotStart(t *testing.T) {
-	h := &home.Home{Dir: t.TempDir()}
+	h := &statedir.Home{Dir: t.TempDir()}
 	s := newSubstrate(t, h, nil)
 	s.accel = accelTCG
 	initramfs := filepath.Join(h.Dir, "initramfs")
@@ -180,7 +180,7 @@ func TestLastWords(t *testing.T) {
 }
 
 // without returns m with an initramfs that has no module of this name.
-func without(t *testing.T, h *home.Home, m substrate.Machine, module string) substrate.Machine {
+func without(t *testing.T, h *statedir.Home, m substrate.Machine, module string) substrate.Machine {
 	t.Helper()
 	k, err := kernel.Ensure(t.Context(), h.Path("kernel"), kernel.Choice{}, nil)
 	if err != nil {
@@ -213,7 +213,7 @@ func TestMissingDriver(t *testing.T) {
 	t.Setenv("TURN_KERNEL_MODULES", "")
 	shared := turntest.Home(t)
 	m := turntest.Machine(t, shared, "base")
-	s := newSubstrate(t, &home.Home{Dir: t.TempDir()}, nil)
+	s := newSubstrate(t, &statedir.Home{Dir: t.TempDir()}, nil)
 	for _, tt := range []struct{ module, need string }{{"erofs", "erofs"}, {"virtio_net", "virtio-net"}} {
 		n, _ := need.Of(tt.need)
 		lacking := without(t, shared, m, tt.module)

@@ -19,18 +19,18 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/driver/console"
 	"turnstone.dev/turnstone/internal/driver/disk"
 	"turnstone.dev/turnstone/internal/driver/host"
 	"turnstone.dev/turnstone/internal/driver/kvm"
 	"turnstone.dev/turnstone/internal/lazyregexp"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/substrate"
 )
 
 // Substrate starts QEMU machines. It is safe for concurrent use.
 type Substrate struct {
-	home     *home.Home
+	home     *statedir.Home
 	binary   string
 	version  string
 	accel    accel
@@ -61,7 +61,7 @@ const binaryName = "qemu-system-x86_64"
 
 // New finds QEMU and decides how guests are run. The verdict on KVM is found out
 // once and remembered in h.
-func New(ctx context.Context, h *home.Home, opts Options) (*Substrate, error) {
+func New(ctx context.Context, h *statedir.Home, opts Options) (*Substrate, error) {
 	s := &Substrate{home: h, binary: opts.Binary, progress: opts.Progress, accel: accelTCG, kernel: opts.Kernel, fallback: opts.Fallback}
 	if opts.Probe != nil {
 		s.kernel = opts.Probe.GuestKernel()

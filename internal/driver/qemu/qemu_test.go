@@ -19,12 +19,12 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/driver/console"
 	"turnstone.dev/turnstone/internal/driver/snapshots"
+	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/turntest"
-	"turnstone.dev/turnstone/network"
-	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/substratetest"
 	"turnstone.dev/turnstone/wire"
@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func newSubstrate(t *testing.T, h *home.Home, m *substrate.Machine) *Substrate {
+func newSubstrate(t *testing.T, h *statedir.Home, m *substrate.Machine) *Substrate {
 	t.Helper()
 	s, err := New(t.Context(), h, Options{Progress: func(what string) { t.Log(what) }, Probe: m})
 	if err != nil {
@@ -67,7 +67,7 @@ func TestConformance(t *testing.T) {
 		t.Fatalf("KVM does not run guests: %+v", s.KVM(t.Context(), nil))
 	}
 	substratetest.Run(t, s, substratetest.Config{Machine: m, Network: guestNetwork, MakeHome: MakeHome,
-		Elsewhere: func(t *testing.T) substrate.Substrate { return newSubstrate(t, &home.Home{Dir: t.TempDir()}, &m) }})
+		Elsewhere: func(t *testing.T) substrate.Substrate { return newSubstrate(t, &statedir.Home{Dir: t.TempDir()}, &m) }})
 }
 
 // TestDamagedSnapshot damages a snapshot in every way and expects that it is taken
@@ -76,7 +76,7 @@ func TestDamagedSnapshot(t *testing.T) {
 	shared := turntest.Home(t)
 	m := turntest.Machine(t, shared, "base")
 	m.Shape.Memory = 320 << 20
-	h := &home.Home{Dir: t.TempDir()}
+	h := &statedir.Home{Dir: t.TempDir()}
 	s := newSubstrate(t, h, &m)
 	id := s.identity(m)
 	dir := h.Path("snapshots", id.key())
@@ -187,7 +187,7 @@ func reseal(dir string) error {
 	if err := json.Unmarshal(b, &m); err != nil {
 		return err
 	}
-	if m.Scratch, err = stamp.Quick(filepath.Join(dir, scratchFile)); err != nil {
+	if m.Scratch, err = filestamp.Quick(filepath.Join(dir, scratchFile)); err != nil {
 		return err
 	}
 	b, err = json.Marshal(m)
@@ -206,7 +206,7 @@ func TestTouchedSnapshot(t *testing.T) {
 	if err := errors.Join(os.WriteFile(ram, []byte("memory"), 0o600), os.WriteFile(filepath.Join(dir, stateFile), state, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	st, err := stamp.Of(t.Context(), ram)
+	st, err := filestamp.Of(t.Context(), ram)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -214,7 +214,7 @@ func TestTouchedSnapshot(t *testing.T) {
 	if err := os.WriteFile(scratch, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	quick, err := stamp.Quick(scratch)
+	quick, err := filestamp.Quick(scratch)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -248,7 +248,7 @@ func hold(dir string) {
 	err := json.Unmarshal([]byte(os.Getenv("TURNSTONE_TEST_MACHINE")), &m)
 	var s *Substrate
 	if err == nil {
-		s, err = New(context.Background(), &home.Home{Dir: dir}, Options{Kernel: m.GuestKernel()})
+		s, err = New(context.Background(), &statedir.Home{Dir: dir}, Options{Kernel: m.GuestKernel()})
 	}
 	var vm substrate.Sandbox
 	if err == nil {
@@ -318,7 +318,7 @@ func TestSweep(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	lock, err := home.TryAcquire(filepath.Join(base, "bbbb.lock"))
+	lock, err := statedir.TryAcquire(filepath.Join(base, "bbbb.lock"))
 	if err != nil || lock == nil {
 		t.Fatal(lock, err)
 	}
@@ -416,7 +416,7 @@ func TestIdentityKey(t *testing.T) {
 
 func TestMissingQEMU(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
-	_, err := New(t.Context(), &home.Home{Dir: t.TempDir()}, Options{Binary: filepath.Join(t.TempDir(), "qemu")})
+	_, err := New(t.Context(), &statedir.Home{Dir: t.TempDir()}, Options{Binary: filepath.Join(t.TempDir(), "qemu")})
 	if turnstone.KindOf(err) != turnstone.Unavailable || turnstone.HintOf(err) == "" {
 		t.Errorf("%v, hint %q", err, turnstone.HintOf(err))
 	}
@@ -424,7 +424,7 @@ func TestMissingQEMU(t *testing.T) {
 
 // TestVersionCache: a replaced binary is asked again.
 func TestVersionCache(t *testing.T) {
-	h, bin := &home.Home{Dir: t.TempDir()}, filepath.Join(t.TempDir(), "qemu")
+	h, bin := &statedir.Home{Dir: t.TempDir()}, filepath.Join(t.TempDir(), "qemu")
 	for _, version := range []string{"QEMU 1", "QEMU 1", "QEMU 2"} {
 		script := "#!/bin/sh\necho " + version + "\n"
 		if err := os.WriteFile(bin, []byte(script), 0o755); err != nil {

@@ -12,7 +12,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/driver/snapshots"
-	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -118,7 +118,7 @@ func (s *Substrate) fillSnapshot(ctx context.Context, m substrate.Machine, id id
 	if err := errors.Join(ram.Sync(), scratch.Sync()); err != nil {
 		return err
 	}
-	if err := stamp.WriteFile(filepath.Join(tmp, stateFile), state, 0o600); err != nil {
+	if err := filestamp.WriteFile(filepath.Join(tmp, stateFile), state, 0o600); err != nil {
 		return err
 	}
 	return man.Seal(ctx, tmp)

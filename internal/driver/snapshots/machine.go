@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -36,24 +36,24 @@ type Manifest[ID comparable] struct {
 	Identity ID               `json:"identity"`
 	Taken    time.Time        `json:"taken"`
 	State    turnstone.Digest `json:"state"`
-	RAM      stamp.Stamp      `json:"ram"`
-	Scratch  stamp.Stamp      `json:"scratch"`
+	RAM      filestamp.Stamp  `json:"ram"`
+	Scratch  filestamp.Stamp  `json:"scratch"`
 }
 
 // Seal adds the manifest to the folder dir, which has the other files: m, with the
 // stamps of memory and disk.
 func (m Manifest[ID]) Seal(ctx context.Context, dir string) (err error) {
-	if m.RAM, err = stamp.Of(ctx, filepath.Join(dir, RAMFile)); err != nil {
+	if m.RAM, err = filestamp.Of(ctx, filepath.Join(dir, RAMFile)); err != nil {
 		return err
 	}
-	if m.Scratch, err = stamp.Quick(filepath.Join(dir, ScratchFile)); err != nil {
+	if m.Scratch, err = filestamp.Quick(filepath.Join(dir, ScratchFile)); err != nil {
 		return err
 	}
 	b, err := json.MarshalIndent(m, "", "  ")
 	if err != nil {
 		return err
 	}
-	return stamp.WriteFile(filepath.Join(dir, ManifestFile), b, 0o600)
+	return filestamp.WriteFile(filepath.Join(dir, ManifestFile), b, 0o600)
 }
 
 // Open returns the device state of the snapshot in dir if it is id's and whole. One that
@@ -110,21 +110,21 @@ type Live[ID comparable] struct {
 	Identity ID               `json:"identity"` // of the machine that it was started from
 	Taken    time.Time        `json:"taken"`
 	State    turnstone.Digest `json:"state"`
-	RAM      stamp.Stamp      `json:"ram"`
-	Scratch  stamp.Stamp      `json:"scratch"`
+	RAM      filestamp.Stamp  `json:"ram"`
+	Scratch  filestamp.Stamp  `json:"scratch"`
 	Layers   []Layer          `json:"layers,omitempty"`
 }
 
 // A Layer is an image that a sandbox has in a slot.
 type Layer struct {
-	Path  string      `json:"path"`
-	Stamp stamp.Stamp `json:"stamp"`
+	Path  string          `json:"path"`
+	Stamp filestamp.Stamp `json:"stamp"`
 }
 
 // Layers describes the images at paths.
 func Layers(paths []string) (layers []Layer, err error) {
 	for _, path := range paths {
-		st, err := stamp.Quick(path)
+		st, err := filestamp.Quick(path)
 		if err != nil {
 			return nil, err
 		}
@@ -150,10 +150,10 @@ func SameLayers(names, paths []string) error {
 // format, the stamps of memory and disk, and layers, paths of the machine's images.
 func (m Live[ID]) Seal(dir string, layers []string) (err error) {
 	m.Format = liveFormat
-	if m.RAM, err = stamp.Quick(filepath.Join(dir, RAMFile)); err != nil {
+	if m.RAM, err = filestamp.Quick(filepath.Join(dir, RAMFile)); err != nil {
 		return err
 	}
-	if m.Scratch, err = stamp.Quick(filepath.Join(dir, ScratchFile)); err != nil {
+	if m.Scratch, err = filestamp.Quick(filepath.Join(dir, ScratchFile)); err != nil {
 		return err
 	}
 	if m.Layers, err = Layers(layers); err != nil {

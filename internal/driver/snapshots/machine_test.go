@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -21,7 +21,7 @@ type identity struct {
 
 // TestFormat: snapshots on disk outlive the program that has written them.
 func TestFormat(t *testing.T) {
-	st := stamp.Stamp{Digest: "sha256:ab", Size: 1, Inode: 2, MtimeNs: 3, CtimeNs: 4}
+	st := filestamp.Stamp{Digest: "sha256:ab", Size: 1, Inode: 2, MtimeNs: 3, CtimeNs: 4}
 	taken := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	const stamped = `{"digest":"sha256:ab","size":1,"inode":2,"mtime_ns":3,"ctime_ns":4}`
 	const common = `"identity":{"machine":"a"},"taken":"2026-01-02T03:04:05Z","state":"sha256:cd","ram":` + stamped + `,"scratch":` + stamped

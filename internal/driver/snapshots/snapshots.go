@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // A Kind says how a substrate names what it keeps.
@@ -66,7 +66,7 @@ func Ensure[S any](ctx context.Context, k Kind, w Want[S]) (S, error) {
 		_ = os.Chtimes(filepath.Join(w.Dir, k.Manifest), now, now) // when it was used last, for RemoveSuperseded
 		return snap, nil
 	}
-	lock, err := home.Acquire(ctx, w.Dir+".lock", func() { w.Progress("waiting for another turn to take the snapshot") })
+	lock, err := statedir.Acquire(ctx, w.Dir+".lock", func() { w.Progress("waiting for another turn to take the snapshot") })
 	if err != nil {
 		return none, err
 	}
@@ -116,7 +116,7 @@ func (k Kind) Sweep(base string) {
 			continue
 		}
 		key, _, _ := strings.Cut(rest, k.End)
-		lock, err := home.TryAcquire(filepath.Join(base, key+".lock"))
+		lock, err := statedir.TryAcquire(filepath.Join(base, key+".lock"))
 		if lock == nil || err != nil {
 			continue // it is being taken right now
 		}
@@ -162,7 +162,7 @@ func RemoveSuperseded[M any](k Kind, base string, verdict func(M) Verdict) {
 
 // remove removes a snapshot, unless somebody is about to use it.
 func remove(dir string) {
-	lock, err := home.TryAcquire(dir + ".lock")
+	lock, err := statedir.TryAcquire(dir + ".lock")
 	if lock == nil || err != nil {
 		return
 	}

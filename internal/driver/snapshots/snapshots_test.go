@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 var kind = Kind{Manifest: "m.json", Keys: "k-", New: ".taking-", End: "."}
@@ -174,7 +174,7 @@ func TestSweep(t *testing.T) {
 	for _, name := range []string{".taking-k-dead.1", ".taking-k-busy.1", ".taking-other.1", ".new-k-dead.1", "k-dead"} {
 		check(t, os.Mkdir(filepath.Join(base, name), 0o700))
 	}
-	lock, err := home.TryAcquire(filepath.Join(base, "k-busy.lock"))
+	lock, err := statedir.TryAcquire(filepath.Join(base, "k-busy.lock"))
 	if err != nil || lock == nil {
 		t.Fatal(lock, err)
 	}
@@ -206,7 +206,7 @@ func TestRemoveSuperseded(t *testing.T) {
 	place("k-huge", `"replaced`+strings.Repeat(" ", MaxManifest)+`"`, false)
 	place("k-broken", `{`, true)
 	place("other", `"replaced"`, true)
-	lock, err := home.TryAcquire(filepath.Join(base, "k-used.lock"))
+	lock, err := statedir.TryAcquire(filepath.Join(base, "k-used.lock"))
 	if err != nil || lock == nil {
 		t.Fatal(lock, err)
 	}

@@ -15,10 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/lazyregexp"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/tree"
-	"turnstone.dev/turnstone/stamp"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -36,7 +36,7 @@ func unavailable(path string, err error) error {
 
 // A sidecar stands beside an image and says what it is.
 type sidecar struct {
-	Stamp stamp.Stamp `json:"stamp"`
+	Stamp filestamp.Stamp `json:"stamp"`
 	// Boot is the host's boot in which the image was written, as long as it was not
 	// made durable: should the host lose power, what is on its disk may be less.
 	Boot  string `json:"boot,omitempty"`
@@ -160,7 +160,7 @@ func (c *Cache) make(ctx context.Context, s *segment, h *walk) error {
 		s.Bytes = side.Bytes
 		return nil
 	}
-	lock, err := home.Acquire(ctx, c.lockPath(s.Image), nil)
+	lock, err := statedir.Acquire(ctx, c.lockPath(s.Image), nil)
 	if err != nil {
 		return err
 	}
@@ -271,7 +271,7 @@ func (c *Cache) write(ctx context.Context, s *segment, extra []File) (int64, err
 		return 0, unavailable(path, err)
 	}
 	side := sidecar{Boot: bootID(), Bytes: onDisk(st), Recipe: Recipe{Image: s.Image, From: s.From, To: s.To, Newest: s.Newest, Turns: s.Turns}}
-	if side.Stamp, err = stamp.Quick(path); err != nil {
+	if side.Stamp, err = filestamp.Quick(path); err != nil {
 		return 0, unavailable(path, err)
 	}
 	return side.Bytes, c.note(s.Image, side)
@@ -299,7 +299,7 @@ func (c *Cache) persist(key string) error {
 	if err := f.Sync(); err != nil {
 		return unavailable(f.Name(), err)
 	}
-	if err := stamp.SyncDir(filepath.Dir(f.Name())); err != nil {
+	if err := filestamp.SyncDir(filepath.Dir(f.Name())); err != nil {
 		return unavailable(f.Name(), err)
 	}
 	side.Boot = ""

@@ -13,10 +13,10 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/driver/qemu"
+	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 	"turnstone.dev/turnstone/internal/turntest"
-	"turnstone.dev/turnstone/network"
 	"turnstone.dev/turnstone/substrate/substratetest"
 	"turnstone.dev/turnstone/wire"
 )

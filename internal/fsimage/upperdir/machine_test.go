@@ -10,11 +10,11 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
 	"turnstone.dev/turnstone/internal/driver/gvisor"
 	"turnstone.dev/turnstone/internal/driver/qemu"
 	"turnstone.dev/turnstone/internal/fsimage/ext4"
 	"turnstone.dev/turnstone/internal/fsimage/upperdir"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/layer"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
@@ -92,7 +92,7 @@ func TestInSandboxes(t *testing.T) {
 	}
 }
 
-func substrates(t *testing.T, h *home.Home, m substrate.Machine) []substrate.Substrate {
+func substrates(t *testing.T, h *statedir.Home, m substrate.Machine) []substrate.Substrate {
 	t.Helper()
 	q, err := qemu.New(t.Context(), h, qemu.Options{Probe: &m})
 	must(t, err)

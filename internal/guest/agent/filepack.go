@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"turnstone.dev/turnstone/archive"
+	"turnstone.dev/turnstone/internal/archive"
 	"turnstone.dev/turnstone/wire"
 )
 

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/archive"
+	"turnstone.dev/turnstone/internal/archive"
 	"turnstone.dev/turnstone/wire"
 )
 

@@ -17,8 +17,8 @@ import (
 	"github.com/cavaliergopher/cpio"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // initramfsVersion changes when the same agent and modules have to give another file.
@@ -56,7 +56,7 @@ func (k *Kernel) Initramfs(ctx context.Context, dir string, agent Program) (path
 	if s, err := keptInitramfs(ctx, path); err == nil {
 		return path, s.Digest, nil
 	}
-	lock, err := home.Acquire(ctx, filepath.Join(dir, "initramfs.lock"), nil)
+	lock, err := statedir.Acquire(ctx, filepath.Join(dir, "initramfs.lock"), nil)
 	if err != nil {
 		return "", "", err
 	}
@@ -77,10 +77,10 @@ func (k *Kernel) Initramfs(ctx context.Context, dir string, agent Program) (path
 	if err := k.writeInitramfs(&archive, program); err != nil {
 		return "", "", failed(err)
 	}
-	if err := stamp.WriteFile(path, archive.Bytes(), 0o444); err != nil {
+	if err := filestamp.WriteFile(path, archive.Bytes(), 0o444); err != nil {
 		return "", "", failed(err)
 	}
-	s, err := stamp.Of(ctx, path)
+	s, err := filestamp.Of(ctx, path)
 	if err != nil {
 		return "", "", failed(err)
 	}
@@ -105,14 +105,14 @@ func (k *Kernel) initramfsKey(agent turnstone.Digest) string {
 }
 
 // keptInitramfs returns the stamp of the file at path if it is whole.
-func keptInitramfs(ctx context.Context, path string) (stamp.Stamp, error) {
+func keptInitramfs(ctx context.Context, path string) (filestamp.Stamp, error) {
 	b, err := os.ReadFile(path + ".json")
 	if err != nil {
-		return stamp.Stamp{}, err
+		return filestamp.Stamp{}, err
 	}
-	var s stamp.Stamp
+	var s filestamp.Stamp
 	if err := json.Unmarshal(b, &s); err != nil {
-		return stamp.Stamp{}, err
+		return filestamp.Stamp{}, err
 	}
 	now, err := s.Check(ctx, path)
 	if err == nil && now != s {
@@ -121,12 +121,12 @@ func keptInitramfs(ctx context.Context, path string) (stamp.Stamp, error) {
 	return now, err
 }
 
-func writeStamp(path string, s stamp.Stamp) error {
+func writeStamp(path string, s filestamp.Stamp) error {
 	b, err := json.Marshal(s)
 	if err != nil {
 		return err
 	}
-	return stamp.WriteFile(path+".json", append(b, '\n'), 0o444)
+	return filestamp.WriteFile(path+".json", append(b, '\n'), 0o444)
 }
 
 // sweepInitramfs removes archives that nobody made for a long time, save keep: each

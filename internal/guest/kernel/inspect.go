@@ -16,7 +16,7 @@ import (
 	"github.com/klauspost/compress/gzip"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // maxConfig bounds a kernel's configuration, unpacked, in bytes.
@@ -37,7 +37,7 @@ type Inspected struct {
 	Kernel Kernel
 	Facts  Facts
 	Dir    string // where its files are, and others may be put; removed by Close
-	lock   *home.Lock
+	lock   *statedir.Lock
 }
 
 // Close removes what was taken out.
@@ -59,7 +59,7 @@ func Inspect(ctx context.Context, dir, image, modules string) (*Inspected, error
 	if err != nil {
 		return nil, notKernel(inspectOp, image, err)
 	}
-	lock, err := home.Acquire(ctx, filepath.Join(dir, "inspect.lock"), nil)
+	lock, err := statedir.Acquire(ctx, filepath.Join(dir, "inspect.lock"), nil)
 	if err != nil {
 		return nil, err
 	}

@@ -12,8 +12,8 @@ import (
 	"path/filepath"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
-	"turnstone.dev/turnstone/stamp"
+	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // A Kernel is one guest kernel, kept on disk. It is not changed after Ensure.
@@ -68,8 +68,8 @@ type manifest struct {
 // A keptFile is a file and what it must be. Path is relative to the manifest's
 // folder, or absolute.
 type keptFile struct {
-	Path  string      `json:"path"`
-	Stamp stamp.Stamp `json:"stamp"`
+	Path  string          `json:"path"`
+	Stamp filestamp.Stamp `json:"stamp"`
 }
 
 type keptModule struct {
@@ -121,7 +121,7 @@ func ensure(ctx context.Context, dir string, src source, progress func(string)) 
 	if k, err := load(ctx, kept); err == nil {
 		return k, nil
 	}
-	lock, err := home.Acquire(ctx, filepath.Join(dir, src.key()+".lock"), func() {
+	lock, err := statedir.Acquire(ctx, filepath.Join(dir, src.key()+".lock"), func() {
 		progress("waiting for another process that prepares the guest kernel")
 	})
 	if err != nil {
@@ -173,7 +173,7 @@ func build(ctx context.Context, kept string, src source, progress func(string)) 
 	if err != nil {
 		return failed(err)
 	}
-	if err := stamp.WriteFile(filepath.Join(tmp, "manifest.json"), append(b, '\n'), 0o444); err != nil {
+	if err := filestamp.WriteFile(filepath.Join(tmp, "manifest.json"), append(b, '\n'), 0o444); err != nil {
 		return failed(err)
 	}
 	if err := os.RemoveAll(kept); err != nil {
@@ -182,7 +182,7 @@ func build(ctx context.Context, kept string, src source, progress func(string)) 
 	if err := os.Rename(tmp, kept); err != nil {
 		return failed(err)
 	}
-	return stamp.SyncDir(filepath.Dir(kept))
+	return filestamp.SyncDir(filepath.Dir(kept))
 }
 
 // errChanged is wrapped by what load returns where a file of the user's is another now.
@@ -242,7 +242,7 @@ func load(ctx context.Context, dir string) (*Kernel, error) {
 		// The files were copied or touched, and are the same: spare the next call the
 		// reading. That it cannot be written down is no fault.
 		if b, err := json.MarshalIndent(m, "", "  "); err == nil {
-			_ = stamp.WriteFile(path, append(b, '\n'), 0o444)
+			_ = filestamp.WriteFile(path, append(b, '\n'), 0o444)
 		}
 	}
 	return k, nil

@@ -12,8 +12,8 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/template/debian"
-	"turnstone.dev/turnstone/stamp"
 )
 
 // What Debian's kernel is taken from. The cloud flavour has the drivers of virtual
@@ -216,7 +216,7 @@ func keepModules(ctx context.Context, dir, from string) ([]keptModule, error) {
 }
 
 func keep(ctx context.Context, dir, name string) (keptFile, error) {
-	s, err := stamp.Of(ctx, filepath.Join(dir, name))
+	s, err := filestamp.Of(ctx, filepath.Join(dir, name))
 	return keptFile{Path: name, Stamp: s}, err
 }
 
@@ -301,6 +301,6 @@ func resolvedSource(ctx context.Context, path string) (keptFile, error) {
 	if err != nil {
 		return keptFile{}, err
 	}
-	s, err := stamp.Of(ctx, real)
+	s, err := filestamp.Of(ctx, real)
 	return keptFile{Path: real, Stamp: s}, err
 }

@@ -16,7 +16,7 @@ import (
 	sqlite3 "modernc.org/sqlite/lib"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // migrations are applied in order; PRAGMA user_version says how many were. One
@@ -37,7 +37,7 @@ type DB struct {
 	now    func() time.Time
 
 	mu   sync.Mutex
-	held map[turnstone.TurnID]*home.Lock
+	held map[turnstone.TurnID]*statedir.Lock
 }
 
 // Open opens the database at path, and makes it, private to its user, where it
@@ -60,7 +60,7 @@ func Open(ctx context.Context, path string) (*DB, error) {
 	}
 	pool.SetMaxOpenConns(1)
 	db := &DB{sql: pool, path: path, leases: filepath.Join(filepath.Dir(path), "leases"), now: time.Now,
-		held: map[turnstone.TurnID]*home.Lock{}}
+		held: map[turnstone.TurnID]*statedir.Lock{}}
 	if err := db.migrate(ctx); err != nil {
 		return nil, errors.Join(err, pool.Close())
 	}
@@ -86,7 +86,7 @@ func (db *DB) migrate(ctx context.Context) error {
 		return err
 	}
 	// One process at a time: changing the journal mode does not wait for others.
-	lock, err := home.Acquire(ctx, db.path+".lock", nil)
+	lock, err := statedir.Acquire(ctx, db.path+".lock", nil)
 	if err != nil {
 		return dbError("migrate", db.path, err)
 	}

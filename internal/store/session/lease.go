@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // A lease is a lock (flock) on a file that has the turn's name. The kernel lifts
@@ -26,7 +26,7 @@ func (db *DB) lease(id turnstone.TurnID) error {
 	if err := os.MkdirAll(db.leases, 0o700); err != nil {
 		return dbError("lease", db.leases, err)
 	}
-	l, err := home.TryAcquire(db.leasePath(id))
+	l, err := statedir.TryAcquire(db.leasePath(id))
 	if err != nil {
 		return dbError("lease", string(id), err)
 	}
@@ -69,7 +69,7 @@ func (db *DB) reapOne(ctx context.Context, id turnstone.TurnID) error {
 	if err := os.MkdirAll(db.leases, 0o700); err != nil { // the folder may be gone, and the turns with it
 		return dbError("lease", db.leases, err)
 	}
-	l, err := home.TryAcquire(db.leasePath(id))
+	l, err := statedir.TryAcquire(db.leasePath(id))
 	if err != nil {
 		return dbError("lease", string(id), err)
 	}
@@ -104,7 +104,7 @@ func (db *DB) SweepLeases(ctx context.Context) (int, error) {
 		if !validTurnID(turnstone.TurnID(e.Name())) {
 			continue
 		}
-		l, err := home.TryAcquire(db.leasePath(turnstone.TurnID(e.Name())))
+		l, err := statedir.TryAcquire(db.leasePath(turnstone.TurnID(e.Name())))
 		if err != nil || l == nil {
 			continue
 		}

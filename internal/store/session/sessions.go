@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/spelling"
+	"turnstone.dev/turnstone/internal/suggest"
 )
 
 // Create makes a session with the branch main. An empty name makes it anonymous;
@@ -173,7 +173,7 @@ func (db *DB) unknownSession(ctx context.Context, ref string) error {
 
 // meant returns a hint with the known word that is nearest to word, if one is near.
 func meant(word string, known []string, otherwise string) string {
-	nearest, edits := spelling.Nearest(word, known)
+	nearest, edits := suggest.Nearest(word, known)
 	if nearest != "" && edits <= 1+len(word)/4 {
 		return fmt.Sprintf("did you mean %s? %s", nearest, otherwise)
 	}

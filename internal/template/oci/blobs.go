@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // Where a client's folder has what:
@@ -55,7 +55,7 @@ func (s *session) blob(ctx context.Context, d turnstone.Digest, size int64, got 
 		return nil, false, err
 	}
 	lockPath := c.path("locks", d.Hex()+".lock")
-	lock, err := home.Acquire(ctx, lockPath, func() { c.opts.Progress("waiting for another process that pulls a part of the image") })
+	lock, err := statedir.Acquire(ctx, lockPath, func() { c.opts.Progress("waiting for another process that pulls a part of the image") })
 	if err != nil {
 		return nil, false, err
 	}

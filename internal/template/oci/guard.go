@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"time"
 
-	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/internal/network"
 )
 
 const maxRedirects = 5

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/home"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // evict removes what was downloaded for other images, what was used last first to stay,
@@ -81,7 +81,7 @@ func (c *Client) downloads(sub string) (all []download, err error) {
 func (d download) drop(sub string) (int64, error) {
 	if sub == "partial" {
 		path := filepath.Join(d.dir, "locks", d.Name()+".lock")
-		lock, err := home.TryAcquire(path)
+		lock, err := statedir.TryAcquire(path)
 		if err != nil || lock == nil {
 			return 0, err
 		}

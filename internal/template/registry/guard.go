@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/network"
+	"turnstone.dev/turnstone/internal/network"
 )
 
 // A guard makes the requests of a Server. Indexes name files on other hosts, and servers

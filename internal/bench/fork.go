@@ -1,0 +1,205 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver"
+	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/sandboxes"
+)
+
+const (
+	// forkMemory is what a clone is reckoned to take of the host, before it is known.
+	forkMemory = 96 << 20
+	// forkScript is what the machine that is forked has in memory: files that were read,
+	// and a shell that waits. One that works would measure the emulation of 100 machines.
+	forkScript = "find /usr/share -type f | head -500 | xargs cat >/dev/null; touch /run/read; sleep 100000; echo on"
+)
+
+// forks clones one running machine many times and has each clone answer a command.
+func (b *bench) forks(ctx context.Context) error {
+	h, err := statedir.Open()
+	if err != nil {
+		return err
+	}
+	s := sandboxes.NewStore(h)
+	n, err := roomFor(b.clones)
+	if err != nil {
+		return err
+	}
+	out, err := exec.CommandContext(ctx, b.turn, "sandbox", "create", "-q").Output()
+	if err != nil {
+		return fmt.Errorf("sandbox create: %w", err)
+	}
+	parent := turnstone.SandboxID(strings.TrimSpace(string(out)))
+	made := []turnstone.SandboxID{parent}
+	defer func() {
+		for _, id := range made {
+			_ = s.Remove(context.WithoutCancel(ctx), id)
+		}
+	}()
+	if _, err := s.StartDetached(ctx, parent, sandboxes.Command{Argv: []string{"bash", "-c", forkScript}}); err != nil {
+		return err
+	}
+	time.Sleep(3 * time.Second)
+	r, err := b.fork(ctx, s, parent, n)
+	made = append(made, r.ids...)
+	if err != nil {
+		return err
+	}
+	var all, pss, ram, holder []int64
+	for _, id := range r.ids {
+		m, err := memoryOf(s, id)
+		if err != nil {
+			return err
+		}
+		all, pss, ram, holder = append(all, m.machine), append(pss, m.pss), append(ram, m.ram), append(holder, m.holder)
+	}
+	fmt.Printf("\n## Live forks%s\n\nOne sandbox of %s with a shell that waits, cloned %d times by one command.\n\n", b.on(), turnstone.DefaultShape().Memory, n)
+	fmt.Printf("| what | |\n|---|---|\n")
+	fmt.Printf("| the first clone is up | %s |\n", r.first.Round(time.Millisecond))
+	fmt.Printf("| all are up | %s |\n", r.up.Round(time.Millisecond))
+	fmt.Printf("| all have answered a first command | %s |\n", r.answered.Round(time.Millisecond))
+	if b.substrate == driver.QEMU {
+		fmt.Printf("| what a guest has changed of its memory, median, after its first command | %s |\n", mib(medianOf(ram)))
+	}
+	fmt.Printf("| memory of a clone's machine, median, after its first command: private, Pss | %s, %s |\n", mib(medianOf(all)), mib(medianOf(pss)))
+	fmt.Printf("| private memory of a clone's holder, median | %s |\n", mib(medianOf(holder)))
+	return nil
+}
+
+// roomFor returns how many clones the host's memory has room for, at most want.
+func roomFor(want int) (int, error) {
+	b, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0, err
+	}
+	_, rest, _ := strings.Cut(string(b), "MemAvailable:")
+	fields := strings.Fields(rest)
+	if len(fields) == 0 {
+		return 0, errors.New("/proc/meminfo has no MemAvailable")
+	}
+	kib, err := strconv.ParseInt(fields[0], 10, 64)
+	return int(min(int64(want), kib<<10/forkMemory)), err
+}
+
+// forked is what came of a fork.
+type forked struct {
+	ids                 []turnstone.SandboxID
+	first, up, answered time.Duration
+}
+
+// fork runs the command, and a first command in each clone as soon as it is named.
+func (b *bench) fork(ctx context.Context, s *sandboxes.Store, parent turnstone.SandboxID, n int) (forked, error) {
+	var r forked
+	cmd := exec.CommandContext(ctx, b.turn, "sandbox", "fork", "-q", "-n", strconv.Itoa(n), string(parent))
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return r, err
+	}
+	began := time.Now()
+	if err := cmd.Start(); err != nil {
+		return r, err
+	}
+	var wg sync.WaitGroup
+	errs := make(chan error, n)
+	in := bufio.NewScanner(out)
+	for in.Scan() {
+		id := turnstone.SandboxID(in.Text())
+		if r.ids = append(r.ids, id); len(r.ids) == 1 {
+			r.first = time.Since(began)
+		}
+		wg.Go(func() {
+			exit, err := s.Exec(ctx, id, sandboxes.Command{Argv: []string{"true"}})
+			if err == nil && exit.ExitCode != 0 {
+				err = fmt.Errorf("true ended with %d", exit.ExitCode)
+			}
+			if err != nil {
+				errs <- fmt.Errorf("%s: %w", id, err)
+			}
+		})
+	}
+	r.up = time.Since(began)
+	wg.Wait()
+	r.answered = time.Since(began)
+	close(errs)
+	return r, errors.Join(in.Err(), cmd.Wait(), <-errs)
+}
+
+// A cloneMemory is the memory of one clone that nobody else has, in bytes.
+type cloneMemory struct{ machine, pss, ram, holder int64 }
+
+func memoryOf(s *sandboxes.Store, id turnstone.SandboxID) (cloneMemory, error) {
+	var m cloneMemory
+	i, err := s.Get(id)
+	if err != nil {
+		return m, err
+	}
+	if m.holder, err = ownIn(i.Holder.PID, "smaps_rollup", "", "Private_Dirty:", "Private_Clean:"); err != nil {
+		return m, err
+	}
+	machines := children(i.Holder.PID)
+	if len(machines) != 1 {
+		return m, fmt.Errorf("the holder of %s has the processes %v", id, machines)
+	}
+	all, err := memoryOfTree(machines[0])
+	if err != nil {
+		return m, err
+	}
+	m.machine, m.pss = all.private, all.pss
+	if i.Substrate == driver.QEMU {
+		m.ram, err = ownIn(machines[0], "smaps", "/vm/ram", "Anonymous:")
+	}
+	return m, err
+}
+
+// ownIn adds up fields of a process's mappings whose lines hold text. Of the memory of
+// a guest only what is anonymous is its own: a page of the file that no other clone has
+// touched yet counts as private, and is in the host's page cache all the same.
+func ownIn(pid int, file, text string, keys ...string) (sum int64, err error) {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/%s", pid, file))
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = f.Close() }()
+	b, err := io.ReadAll(f)
+	counts := false
+	for line := range strings.Lines(string(b)) {
+		fields := strings.Fields(line)
+		if len(fields) >= 5 && !strings.HasSuffix(fields[0], ":") { // a mapping; what follows is about it
+			counts = strings.Contains(line, text)
+			continue
+		}
+		if counts && len(fields) == 3 && slices.Contains(keys, fields[0]) {
+			kib, err := strconv.ParseInt(fields[1], 10, 64)
+			if err != nil {
+				return 0, err
+			}
+			sum += kib << 10
+		}
+	}
+	return sum, err
+}
+
+func medianOf(v []int64) int64 {
+	if len(v) == 0 {
+		return 0
+	}
+	slices.Sort(v)
+	return v[len(v)/2]
+}
+
+func mib(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }

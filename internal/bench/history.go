@@ -1,0 +1,143 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/statedir"
+)
+
+// historyDepths are the histories that a start is measured on, in turns.
+var historyDepths = []int{1, 10, 100, 500}
+
+// history measures starts on histories: a session of 500 real turns, each of which
+// adds a file of its own. What a start takes is from the command's beginning to the
+// first step, and includes nothing of the step.
+func (b *bench) history(ctx context.Context) error {
+	name := fmt.Sprintf("bench-%d", time.Now().Unix())
+	size := int64(b.state) / int64(b.depth)
+	blob := filepath.Join(b.dir, "blob")
+	defer func() { _ = b.command(ctx, "session", "rm", name) }()
+	fmt.Printf("\n## Start on a history%s\n\nEach turn added %s; %s in all at the end. p50 of %d.\n\n", b.on(), turnstone.Bytes(size).Human(), b.state.Human(), b.runs)
+	fmt.Println("| turns | start | of the first | images under it | a turn that changes nothing: collect + keep | such a turn, whole |")
+	fmt.Println("|---|---|---|---|---|---|")
+	var first time.Duration
+	next := 0
+	for n := 1; n <= b.depth; n++ {
+		if err := writeRandom(blob, size); err != nil {
+			return err
+		}
+		dest := fmt.Sprintf("%s:/workspace/data/%d", blob, n)
+		if _, _, err := b.turnOf(ctx, step("true"), "--session", name, "--add", dest, "--network", "off"); err != nil {
+			return fmt.Errorf("turn %d: %w", n, err)
+		}
+		if next == len(historyDepths) || n != historyDepths[next] {
+			continue
+		}
+		next++
+		start, commit, whole, err := b.startsOn(ctx, name, n)
+		if err != nil {
+			return err
+		}
+		if first == 0 {
+			first = start
+		}
+		fmt.Printf("| %d | %s | %.2f | %s | %s | %s |\n", n, ms(start), float64(start)/float64(first), b.images(), ms(commit), ms(whole))
+	}
+	return nil
+}
+
+// startsOn measures starts on turn n of a session, each on a branch of its own.
+func (b *bench) startsOn(ctx context.Context, session string, n int) (start, commit, whole time.Duration, err error) {
+	var starts, commits, wholes []time.Duration
+	for i := range b.runs + 1 {
+		branch := fmt.Sprintf("at%d-%d", n, i)
+		if err := b.command(ctx, "fork", fmt.Sprintf("%s@%d", session, n), "--branch", branch); err != nil {
+			return 0, 0, 0, err
+		}
+		t, took, err := b.turnOf(ctx, step("true"), "--session", session, "--branch", branch, "--network", "off")
+		if err != nil {
+			return 0, 0, 0, err
+		}
+		if i == 0 {
+			continue // it may have to make an image
+		}
+		var before, after time.Duration
+		for _, ph := range t.Phases {
+			d := time.Duration(ph.Took)
+			switch ph.Name {
+			case "steps":
+			case "collect", "keep":
+				after += d
+			case "close":
+			default:
+				before += d
+			}
+		}
+		starts, commits, wholes = append(starts, before), append(commits, after), append(wholes, took)
+	}
+	return quantile(starts, 50), quantile(commits, 50), quantile(wholes, 50), nil
+}
+
+// turnOf runs a document with more arguments.
+func (b *bench) turnOf(ctx context.Context, doc string, args ...string) (*executor.Turn, time.Duration, error) {
+	path := filepath.Join(b.dir, "doc.md")
+	if err := os.WriteFile(path, []byte(doc), 0o600); err != nil {
+		return nil, 0, err
+	}
+	cmd := exec.CommandContext(ctx, b.turn, append([]string{"run", "--json", "-q", path}, args...)...)
+	var out, errOut bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	began := time.Now()
+	if err := cmd.Run(); err != nil {
+		return nil, 0, fmt.Errorf("turn run: %w: %s", err, errOut.String())
+	}
+	took := time.Since(began)
+	var t executor.Turn
+	return &t, took, json.Unmarshal(out.Bytes(), &t)
+}
+
+func (b *bench) command(ctx context.Context, args ...string) error {
+	out, err := exec.CommandContext(ctx, b.turn, args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("turn %s: %w: %s", args[0], err, out)
+	}
+	return nil
+}
+
+// images says how many images there are, and how much they take up.
+func (b *bench) images() string {
+	h, err := statedir.Open()
+	if err != nil {
+		return err.Error()
+	}
+	n, size := 0, int64(0)
+	entries, _ := os.ReadDir(h.Path("images", "images"))
+	for _, e := range entries {
+		if filepath.Ext(e.Name()) == "" {
+			n++
+			if st, err := e.Info(); err == nil {
+				if sys, ok := st.Sys().(*syscall.Stat_t); ok {
+					size += sys.Blocks * 512
+				}
+			}
+		}
+	}
+	return fmt.Sprintf("%d, %s", n, turnstone.Bytes(size).Human())
+}
+
+func writeRandom(path string, size int64) error {
+	b := make([]byte, size)
+	_, _ = rand.Read(b) // documented never to fail
+	return os.WriteFile(path, b, 0o600)
+}

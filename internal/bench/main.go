@@ -1,0 +1,192 @@
+// Command bench measures what docs/benchmarks.md reports: all in one run, because
+// only ratios mean something on a noisy machine. It prints markdown.
+//
+//	go run ./internal/bench -turn bin/turn -floors bin/floors
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/template"
+)
+
+func main() {
+	b := bench{state: 10 << 30}
+	flag.StringVar(&b.turn, "turn", "bin/turn", "the program to measure")
+	flag.StringVar(&b.floors, "floors", ".cache/floors", "folder with the floors: gvisor.test, qemu.test and firecracker.test, the test binaries of these packages below substrate")
+	flag.StringVar(&b.substrate, "substrate", "auto", "what the parts but substrates and commit are measured on")
+	flag.IntVar(&b.runs, "runs", 20, "runs of each start")
+	flag.StringVar(&b.stream, "stream", "1G", "how much the streaming step prints")
+	flag.Func("state", "how much the turns of the history part write in all (default 10G)", func(s string) (err error) {
+		b.state, err = turnstone.ParseBytes(s)
+		return err
+	})
+	flag.IntVar(&b.depth, "depth", 500, "turns of the history part")
+	flag.IntVar(&b.clones, "forks", 100, "clones of the part forks")
+	flag.StringVar(&b.only, "only", "", "parts to measure, with commas; all by default")
+	flag.StringVar(&b.kernel, "kernel", "", "a guest kernel made for tests, for the part substrates where KVM runs no stock kernel")
+	flag.StringVar(&b.row, "row", "", "of the part substrates only the rows whose names have this in them")
+	flag.Parse()
+	if err := b.all(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+type bench struct {
+	turn, floors, stream string
+	only, row, substrate string
+	kernel, accel        string // accel: of the QEMU whose floor is measured; empty: any
+	state                turnstone.Bytes
+	runs, depth, clones  int
+	dir                  string
+
+	home      *statedir.Home
+	template  *template.Template // base
+	isolation string             // of substrate
+	peer      *peer              // of the part substrates
+}
+
+func (b *bench) all(ctx context.Context) error {
+	var err error
+	if b.dir, err = os.MkdirTemp("", "turn-bench-*"); err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(b.dir) }()
+	prepared := false
+	for _, part := range []struct {
+		name string
+		turn bool // it takes a machine
+		run  func(context.Context) error
+	}{{"substrates", true, b.substrates}, {"kvm", true, b.underKVM}, {"start", true, b.start}, {"memory", true, b.memory}, {"streaming", true, b.streaming}, {"wire", true, b.wire},
+		{"shell", true, b.shell}, {"forks", true, b.forks}, {"parsing", false, b.parsing}, {"commit", false, b.commit}, {"history", true, b.history}} {
+		if b.only != "" && !slices.Contains(strings.Split(b.only, ","), part.name) && !(part.name == "kvm" && slices.Contains(strings.Split(b.only, ","), "substrates")) {
+			continue
+		}
+		if part.turn && !prepared {
+			if err := b.prepare(ctx); err != nil {
+				return err
+			}
+			prepared = true
+		}
+		if err := part.run(ctx); err != nil {
+			return fmt.Errorf("%s: %w", part.name, err)
+		}
+	}
+	return nil
+}
+
+// run runs `turn run` on doc and returns how long the process took and, if it is
+// watched, the most memory it had.
+func (b *bench) run(ctx context.Context, doc string, watch bool) (*executor.Turn, time.Duration, string, error) {
+	path := filepath.Join(b.dir, "doc.md")
+	if err := os.WriteFile(path, []byte(doc), 0o600); err != nil {
+		return nil, 0, "", err
+	}
+	cmd := exec.CommandContext(ctx, b.turn, "run", "--json", "-q", path)
+	var out, errOut bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	began := time.Now()
+	if err := cmd.Start(); err != nil {
+		return nil, 0, "", err
+	}
+	peak := make(chan string, 1)
+	if watch {
+		go func() { peak <- peakMemory(cmd.Process.Pid) }()
+	} else {
+		peak <- ""
+	}
+	err := cmd.Wait()
+	took := time.Since(began)
+	if err != nil {
+		return nil, 0, "", fmt.Errorf("turn run: %w: %s", err, errOut.String())
+	}
+	var t executor.Turn
+	err = json.Unmarshal(out.Bytes(), &t)
+	return &t, took, <-peak, err
+}
+
+// peakMemory reads a process's high-water mark until the process is gone. What
+// wait4(2) tells would count QEMU in.
+func peakMemory(pid int) (peak string) {
+	for ; ; time.Sleep(20 * time.Millisecond) {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		_, rest, ok := strings.Cut(string(b), "VmHWM:")
+		if err != nil || !ok {
+			return peak
+		}
+		line, _, _ := strings.Cut(rest, "\n")
+		peak = strings.TrimSpace(line)
+	}
+}
+
+func step(script string) string { return "```bash\n" + script + "\n```\n" }
+
+// prepare finds what the turns run on, and builds what is missing.
+func (b *bench) prepare(ctx context.Context) error {
+	if os.Getenv("TURN_RUNSC") == "" { // it is beside turn, and not beside this program
+		path, err := filepath.Abs(filepath.Join(filepath.Dir(b.turn), "runsc"))
+		if err != nil {
+			return err
+		}
+		if err := os.Setenv("TURN_RUNSC", path); err != nil {
+			return err
+		}
+	}
+	if err := os.Setenv("TURN_SUBSTRATE", b.substrate); err != nil {
+		return err
+	}
+	t, _, _, err := b.run(ctx, step("true"), false)
+	if err != nil {
+		return err
+	}
+	b.substrate, b.isolation = t.Substrate, t.Isolation
+	if err := os.Setenv("TURN_SUBSTRATE", b.substrate); err != nil {
+		return err
+	}
+	if b.home, err = statedir.Open(); err != nil {
+		return err
+	}
+	b.template, err = template.NewStore(b.home.Path("templates")).Ensure(ctx, executor.DefaultImage, func(string) {})
+	return err
+}
+
+// on is what a heading says of the substrate.
+func (b *bench) on() string {
+	if strings.HasPrefix(b.isolation, b.substrate) {
+		return fmt.Sprintf(" (%s)", b.isolation)
+	}
+	return fmt.Sprintf(" (%s, %s)", b.substrate, b.isolation)
+}
+
+func field(s string) string {
+	_, v, _ := strings.Cut(s, ":")
+	return strings.Join(strings.Fields(v), " ")
+}
+
+func quantile(d []time.Duration, p int) time.Duration {
+	if len(d) == 0 {
+		return 0
+	}
+	s := slices.Sorted(slices.Values(d))
+	return s[min(len(s)-1, len(s)*p/100)]
+}
+
+func ratio(a, b []time.Duration, p int) float64 {
+	return float64(quantile(a, p)) / float64(quantile(b, p))
+}
+
+func ms(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d.Microseconds())/1000) }

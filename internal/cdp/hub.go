@@ -1,0 +1,178 @@
+// Package cdp offers sandboxes as CDP's targets: a WebSocket server with the
+// discovery pages of the Chrome DevTools Protocol, on which stock clients drive
+// one sandbox by a connection of its own, or several by flat sessions over one.
+//
+// A page of any web site can reach a server on the same machine, so each request
+// is checked three times before it learns anything: its Host (against DNS
+// rebinding), its Origin (against web pages), and its token.
+package cdp
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/sandboxes"
+)
+
+// A Backend has the sandboxes. *sandboxes.Store is one. Its methods are safe for
+// concurrent use.
+type Backend interface {
+	List(ctx context.Context) ([]sandboxes.Info, error)
+	Get(id turnstone.SandboxID) (sandboxes.Info, error)
+	Dial(ctx context.Context, id turnstone.SandboxID) (net.Conn, error)
+	Create(ctx context.Context, spec sandboxes.Spec, progress func(string)) (sandboxes.Info, error)
+	Remove(ctx context.Context, id turnstone.SandboxID) error
+}
+
+// Options are a server's.
+type Options struct {
+	Backend Backend
+	Token   string       // whoever has it may do all; NewToken makes one
+	Image   string       // the template of a sandbox for which none is asked
+	Host    string       // a name, beside the loopback ones, that requests may use; may be empty
+	Log     *slog.Logger // nil: nothing is logged
+}
+
+// NewToken returns 256 random bits, in hexadecimal.
+func NewToken() string {
+	var b [32]byte
+	_, _ = rand.Read(b[:]) // documented never to fail
+	return hex.EncodeToString(b[:])
+}
+
+const (
+	maxConnections = 512 // of all kinds
+	maxSockets     = 128 // WebSockets
+	maxHeader      = 16 << 10
+	headerTime     = 10 * time.Second
+	pageTime       = 30 * time.Second // for a whole request that is no WebSocket
+	idleTime       = 30 * time.Second
+	// WriteTime is how long a client, or an agent, may take no bytes at all before
+	// it is cut off.
+	WriteTime = 30 * time.Second
+	// farewellTime is how long one that is cut off has to take the reason.
+	farewellTime = time.Second
+)
+
+// A Server is one WebSocket server. Its methods are safe for concurrent use.
+type Server struct {
+	opt       Options
+	browser   string // the ID in the path of its browser endpoint
+	writeTime time.Duration
+	pollTime  time.Duration
+	slots     chan struct{}
+	creating  chan struct{}
+
+	mu       sync.Mutex
+	sockets  map[*socket]struct{} // nil: it is closing
+	attached map[turnstone.SandboxID]int
+	wg       sync.WaitGroup
+}
+
+// NewServer returns a server, which Serve starts.
+func NewServer(opt Options) *Server {
+	if opt.Log == nil {
+		opt.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Server{opt: opt, browser: rand.Text(), writeTime: WriteTime, pollTime: pollTime,
+		slots: make(chan struct{}, maxSockets), creating: make(chan struct{}, maxCreating),
+		sockets: make(map[*socket]struct{}), attached: make(map[turnstone.SandboxID]int)}
+}
+
+// Serve serves l, which then belongs to it, until ctx ends; it then says goodbye to
+// all clients and returns nil.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	h := &http.Server{
+		Handler: http.HandlerFunc(s.handle), MaxHeaderBytes: maxHeader, ReadHeaderTimeout: headerTime,
+		ReadTimeout: pageTime, WriteTimeout: pageTime, IdleTimeout: idleTime,
+		ErrorLog: slog.NewLogLogger(s.opt.Log.Handler(), slog.LevelDebug), // tells of clients' faults
+	}
+	stop := context.AfterFunc(ctx, func() { _ = h.Close() })
+	defer stop()
+	err := h.Serve(&limitListener{Listener: l, slots: make(chan struct{}, maxConnections), done: make(chan struct{})})
+	_ = h.Close()
+	s.mu.Lock()
+	open := s.sockets
+	s.sockets = nil
+	s.mu.Unlock()
+	for c := range open {
+		s.wg.Go(func() { c.leave(goingAway, "the server ends") })
+	}
+	s.wg.Wait()
+	if ctx.Err() != nil && errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return &turnstone.Error{Op: "hub.serve", Kind: turnstone.Unavailable, Subject: l.Addr().String(), Err: err}
+}
+
+// limitListener accepts at most so many connections at one time.
+type limitListener struct {
+	net.Listener
+	slots chan struct{}
+	done  chan struct{}
+	once  sync.Once
+}
+
+func (l *limitListener) Accept() (net.Conn, error) {
+	select {
+	case l.slots <- struct{}{}:
+	case <-l.done:
+		return nil, net.ErrClosed
+	}
+	c, err := l.Listener.Accept()
+	if err != nil {
+		<-l.slots
+		return nil, err
+	}
+	return &limitedConn{Conn: c, release: sync.OnceFunc(func() { <-l.slots })}, nil
+}
+
+func (l *limitListener) Close() error {
+	l.once.Do(func() { close(l.done) })
+	return l.Listener.Close()
+}
+
+type limitedConn struct {
+	net.Conn
+	release func()
+}
+
+func (c *limitedConn) Close() error {
+	defer c.release()
+	return c.Conn.Close()
+}
+
+// attach counts one more session that a sandbox has here. It says no when there are
+// as many as this server may take of it.
+func (s *Server) attach(id turnstone.SandboxID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.attached[id] >= maxAttached {
+		return false
+	}
+	s.attached[id]++
+	return true
+}
+
+// detach takes back what attach counted.
+func (s *Server) detach(id turnstone.SandboxID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.attached[id]--; s.attached[id] <= 0 {
+		delete(s.attached, id)
+	}
+}
+
+func (s *Server) isAttached(id turnstone.SandboxID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.attached[id] > 0
+}

@@ -1,0 +1,99 @@
+package cdp
+
+import (
+	"errors"
+	"net/http"
+	"os"
+	"sync"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/sandboxes"
+	"turnstone.dev/turnstone/wire"
+)
+
+// servePage gives a client a connection of its own to a sandbox's agent. Messages
+// pass as they are.
+func (s *Server) servePage(w http.ResponseWriter, r *http.Request, id turnstone.SandboxID) {
+	conn, err := s.opt.Backend.Dial(r.Context(), id)
+	if err != nil {
+		http.Error(w, err.Error(), statusOf(err))
+		return
+	}
+	defer func() { _ = conn.Close() }()
+	s.upgrade(w, r, func(c *socket) {
+		if !s.attach(id) {
+			_ = conn.Close()
+			c.leave(tryAgainLater, "this server has as many connections to the sandbox as it may")
+			return
+		}
+		defer s.detach(id)
+		agent := wire.NewFrames(newPatient(conn, nil, s.writeTime), false)
+		var sending sync.WaitGroup
+		sending.Go(func() {
+			defer func() { _ = conn.Close() }()
+			readErr, writeErr := pass(agent, c.Frames)
+			if readErr != nil {
+				s.quit(c, readErr)
+			}
+			if errors.Is(writeErr, os.ErrDeadlineExceeded) {
+				s.opt.Log.Info("a sandbox took nothing and was cut off", "sandbox", id, "limit", s.writeTime)
+				c.leave(goingAway, "the sandbox took nothing for "+s.writeTime.String())
+			} // else what the agent says for itself comes the other way
+		})
+		readErr, writeErr := pass(c.Frames, agent)
+		if writeErr != nil {
+			s.quit(c, writeErr)
+		} else {
+			code, reason := s.ended(id, readErr)
+			c.leave(code, reason)
+		}
+		_ = conn.Close()
+		sending.Wait()
+	})
+}
+
+// pass copies messages until reading or writing fails.
+func pass(to, from *wire.Frames) (readErr, writeErr error) {
+	var buf []byte
+	for {
+		text, p, err := from.Next(buf)
+		if err != nil {
+			return err, nil
+		}
+		if text {
+			err = to.WriteText(p)
+		} else {
+			err = to.WriteBinary(p)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if buf = p; cap(buf) > 4*wire.MaxChunk {
+			buf = nil // a rare large message does not stay
+		}
+	}
+}
+
+// ended says why a sandbox's end of a connection is gone, for a closing frame.
+func (s *Server) ended(id turnstone.SandboxID, err error) (code int, reason string) {
+	var closed *wire.ClosedError
+	if errors.As(err, &closed) && closed.Reason != "" {
+		return closed.Code, closed.Reason
+	}
+	i, getErr := s.opt.Backend.Get(id)
+	switch {
+	case turnstone.KindOf(getErr) == turnstone.NotFound:
+		return goingAway, "the sandbox was removed"
+	case getErr == nil && i.State.Final():
+		return goingAway, endText(i)
+	}
+	return goingAway, "the sandbox ended the connection"
+}
+
+func endText(i sandboxes.Info) string {
+	text := "the sandbox is " + string(i.State)
+	if i.Reason != "" {
+		text += ": " + i.Reason
+	}
+	return text
+}

@@ -1,0 +1,114 @@
+package cdp
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/sandboxes"
+	"turnstone.dev/turnstone/wire"
+)
+
+// Paths of the WebSockets, as a browser has them.
+const (
+	browserPath = "/devtools/browser/"
+	pagePath    = "/devtools/page/"
+)
+
+// handle is the server's only handler.
+func (s *Server) handle(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.Header().Set("Referrer-Policy", "no-referrer") // an address may hold the token
+	path, ok := s.admit(w, r)
+	if !ok {
+		return
+	}
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		w.Header().Set("Allow", "GET, HEAD")
+		http.Error(w, "there is nothing to change here", http.StatusMethodNotAllowed)
+		return
+	}
+	if id, found := strings.CutPrefix(path, pagePath); found {
+		s.servePage(w, r, turnstone.SandboxID(id))
+		return
+	}
+	switch strings.TrimSuffix(path, "/") {
+	case "/json/version":
+		s.writeJSON(w, s.version(r))
+	case "/json", "/json/list":
+		s.serveList(w, r)
+	case "/json/protocol":
+		w.Header().Set("Content-Type", "application/json; charset=UTF-8")
+		_, _ = w.Write(wire.Descriptor())
+	case browserPath + s.browser:
+		s.serveBrowser(w, r)
+	default:
+		http.Error(w, "there is no such page; there are /json/version, /json/list and /json/protocol", http.StatusNotFound)
+	}
+}
+
+// version is what /json/version tells, with the keys that a browser's has.
+func (s *Server) version(r *http.Request) map[string]string {
+	return map[string]string{
+		"Browser":              "turnstone/" + turnstone.Version,
+		"Protocol-Version":     wire.ProtocolVersion,
+		"webSocketDebuggerUrl": s.address(r, browserPath+s.browser),
+	}
+}
+
+// address returns a WebSocket's address for the client that sent r, token and all:
+// stock clients connect to what they are told.
+func (s *Server) address(r *http.Request, path string) string {
+	return "ws://" + r.Host + "/" + s.opt.Token + path
+}
+
+// A page is an entry of /json/list.
+type page struct {
+	ID          string          `json:"id"`
+	Type        string          `json:"type"`
+	Title       string          `json:"title"`
+	Description string          `json:"description"`
+	URL         string          `json:"url"`
+	State       sandboxes.State `json:"state"`
+	Socket      string          `json:"webSocketDebuggerUrl,omitempty"` // absent: it cannot be attached to
+}
+
+func (s *Server) serveList(w http.ResponseWriter, r *http.Request) {
+	all, err := s.opt.Backend.List(r.Context())
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	pages := []page{}
+	for _, i := range all {
+		p := page{ID: string(i.ID), Type: targetType, Title: i.Title(), Description: i.Reason, URL: targetURL(i.ID), State: i.State}
+		if i.State == sandboxes.Ready || i.State == sandboxes.Running {
+			p.Socket = s.address(r, pagePath+string(i.ID))
+		}
+		pages = append(pages, p)
+	}
+	s.writeJSON(w, pages)
+}
+
+func (s *Server) writeJSON(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json; charset=UTF-8")
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	_ = enc.Encode(v) // it fails only where nobody listens
+}
+
+// statusOf says which HTTP status an error is.
+func statusOf(err error) int {
+	switch turnstone.KindOf(err) {
+	case turnstone.NotFound:
+		return http.StatusNotFound
+	case turnstone.Dead:
+		return http.StatusGone
+	case turnstone.Unavailable, turnstone.Exhausted:
+		return http.StatusServiceUnavailable
+	}
+	return http.StatusInternalServerError
+}

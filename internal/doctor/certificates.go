@@ -1,0 +1,29 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"turnstone.dev/turnstone/internal/hostca"
+)
+
+// authorities tells which certificate authorities the host trusts beyond the public ones:
+// sandboxes with a network trust them too.
+func (c *checker) authorities(context.Context) []Finding {
+	h := hostca.Host{Root: c.root, Getenv: os.Getenv}
+	const name = "certificates"
+	if _, path := h.Bundle(); path == "" {
+		return one(name, Warn, "this host has no file of certificates: images, packages and opened TLS cannot be verified",
+			"sudo apt-get install --no-install-recommends -y ca-certificates")
+	}
+	own := h.Own()
+	if len(own) == 0 {
+		return one(name, OK, "the public authorities", "")
+	}
+	detail := fmt.Sprintf("the public authorities and %d more, which sandboxes with a network trust too (host_ca): %s", len(own), hostca.Name(own[0]))
+	if len(own) > 1 {
+		detail += fmt.Sprintf(" and %d more", len(own)-1)
+	}
+	return one(name, OK, detail, "")
+}

@@ -1,0 +1,124 @@
+package doctor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/driver"
+	"turnstone.dev/turnstone/internal/guest/kernel"
+	"turnstone.dev/turnstone/internal/template"
+)
+
+// kernelName says which kernel of the user's guests boot, and who says so.
+func (c *checker) kernelName() string {
+	if os.Getenv("TURN_KERNEL") == "" && c.choice.Image != "" {
+		return "config.toml: kernel = " + c.choice.Image
+	}
+	return "TURN_KERNEL=" + c.choice.OrEnv().Image
+}
+
+// kernel looks for the guest kernel that is kept, or that the user has chosen.
+func (c *checker) kernel(ctx context.Context) []Finding {
+	if c.choice.OrEnv() != (kernel.Choice{}) {
+		fix := "unset TURN_KERNEL"
+		if os.Getenv("TURN_KERNEL") == "" && c.choice.Image != "" {
+			fix = "${EDITOR:-vi} " + quote(c.home.Path(config.File))
+		}
+		guest, err := driver.KernelIn(c.home, c.choice, nil).Guest(ctx)
+		if err != nil {
+			return one("kernel", Fail, c.kernelName()+": "+oneLine(err), fix)
+		}
+		if guest.Test {
+			return one("kernel", Warn, c.kernelName()+" is a test kernel, which is no isolation: auto takes it last, and `isolation: microvm` is refused", fix)
+		}
+		return one("kernel", OK, c.kernelName(), "")
+	}
+	manifests, _ := filepath.Glob(c.home.Path("kernel", "debian-*", "manifest.json")) // fails for a malformed pattern only
+	for _, path := range manifests {
+		var m struct {
+			Version string `json:"version"`
+		}
+		if b, err := os.ReadFile(path); err == nil && json.Unmarshal(b, &m) == nil && m.Version != "" {
+			return one("kernel", OK, "Debian's "+m.Version, "")
+		}
+	}
+	return one("kernel", OK, "not there yet: the first turn downloads Debian's (about 70 MB)", "")
+}
+
+// templates tells which are built. The others are built when they are first used.
+func (c *checker) templates(ctx context.Context) []Finding {
+	entries, err := template.NewStore(c.home.Path("templates")).List(ctx)
+	if err != nil {
+		return one("templates", Warn, err.Error(), "")
+	}
+	var ready, missing []string
+	for _, e := range entries {
+		if e.Ready {
+			ready = append(ready, fmt.Sprintf("%s (%s)", e.Name, turnstone.Bytes(e.Size).Human()))
+		} else {
+			missing = append(missing, e.Name)
+		}
+	}
+	c.built = len(ready) > 0
+	detail := "built: " + list(ready)
+	if len(missing) > 0 {
+		detail += "; built on first use: " + list(missing)
+	}
+	return one("templates", OK, detail, "")
+}
+
+func list(words []string) string {
+	if len(words) == 0 {
+		return "none"
+	}
+	return strings.Join(words, ", ")
+}
+
+// snapshots tells how many there are, and what they take.
+func (c *checker) snapshots(context.Context) []Finding {
+	dir := c.home.Path("snapshots")
+	manifests, _ := filepath.Glob(filepath.Join(dir, "*", "manifest.json"))
+	ofGVisor, _ := filepath.Glob(filepath.Join(dir, "*", "sandbox.json"))
+	manifests = append(manifests, ofGVisor...)
+	if len(manifests) == 0 {
+		return one("snapshots", OK, "none yet: the first turn of each template and machine size takes one", "")
+	}
+	return one("snapshots", OK, fmt.Sprintf("%s, %s on disk", count(len(manifests), "snapshot"), onDisk(dir).Human()), "")
+}
+
+func count(n int, one string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %ss", n, one)
+}
+
+// onDisk is what the files below dir take, holes not counted. What cannot be
+// read is not counted either.
+func onDisk(dir string) turnstone.Bytes {
+	var sum turnstone.Bytes
+	_ = filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil // removed meanwhile
+			}
+			return fs.SkipDir
+		}
+		var st unix.Stat_t
+		if unix.Lstat(path, &st) == nil {
+			sum += turnstone.Bytes(st.Blocks * 512) // stat(2) counts in 512 bytes
+		}
+		return nil
+	})
+	return sum
+}

@@ -1,0 +1,184 @@
+// Package filestamp tells whether a file that is written once is still what was
+// written, without reading all of it each time: a stamp holds the digest and
+// what the file system said of the file when the digest was taken.
+package filestamp
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"turnstone.dev/turnstone"
+)
+
+// A Stamp describes one regular file. The inode change time is part of it,
+// because nobody can set it back: whoever edits the file and restores its
+// modification time is still found out.
+type Stamp struct {
+	Digest  turnstone.Digest `json:"digest"`
+	Size    int64            `json:"size"`
+	Inode   uint64           `json:"inode"`
+	MtimeNs int64            `json:"mtime_ns"`
+	CtimeNs int64            `json:"ctime_ns"`
+}
+
+// Of reads the file at path and returns its stamp.
+func Of(ctx context.Context, path string) (Stamp, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return Stamp{}, err
+	}
+	defer f.Close()
+	before, err := stat(f)
+	if err != nil {
+		return Stamp{}, err
+	}
+	before.Digest, err = turnstone.DigestReader(contextReader{ctx, f})
+	if err != nil {
+		return Stamp{}, err
+	}
+	after, err := stat(f)
+	if err != nil {
+		return Stamp{}, err
+	}
+	if !before.same(after) {
+		return Stamp{}, fmt.Errorf("%s changed while it was read", path)
+	}
+	return before, nil
+}
+
+// Quick returns a stamp without a digest, for a file that is made anew rather than
+// read when it was touched. Only Fresh makes sense of it.
+func Quick(path string) (Stamp, error) {
+	fi, err := os.Lstat(path)
+	if err != nil {
+		return Stamp{}, err
+	}
+	return fromInfo(fi)
+}
+
+// Fresh reports whether the file at path looks untouched since s was taken. It
+// reads nothing of the content.
+func (s Stamp) Fresh(path string) bool {
+	fi, err := os.Lstat(path)
+	if err != nil || !fi.Mode().IsRegular() {
+		return false
+	}
+	now, err := fromInfo(fi)
+	return err == nil && s.same(now)
+}
+
+// Check returns a stamp that is fresh for the file at path, if the file's
+// content still is what s says: s itself at the price of one stat, or, when the
+// file was touched or copied, a new stamp after reading it once. The error is of
+// kind Integrity when the content differs or is not there.
+func (s Stamp) Check(ctx context.Context, path string) (Stamp, error) {
+	if s.Fresh(path) {
+		return s, nil
+	}
+	return s.Verify(ctx, path)
+}
+
+// Verify is Check that always reads the whole file.
+func (s Stamp) Verify(ctx context.Context, path string) (Stamp, error) {
+	damaged := func(err error) error {
+		return &turnstone.Error{Op: "stamp.verify", Kind: turnstone.Integrity, Subject: path, Err: err}
+	}
+	fi, err := os.Lstat(path)
+	switch {
+	case err != nil:
+		return Stamp{}, damaged(err)
+	case !fi.Mode().IsRegular():
+		return Stamp{}, damaged(fmt.Errorf("is not a regular file"))
+	case fi.Size() != s.Size:
+		return Stamp{}, damaged(fmt.Errorf("has %d bytes instead of %d", fi.Size(), s.Size))
+	}
+	now, err := Of(ctx, path)
+	if err != nil {
+		if ctx.Err() != nil {
+			return Stamp{}, err
+		}
+		return Stamp{}, damaged(err)
+	}
+	if now.Digest != s.Digest {
+		return Stamp{}, damaged(fmt.Errorf("is %s instead of %s", now.Digest, s.Digest))
+	}
+	return now, nil
+}
+
+// WriteFile writes b to path so that a reader, and a machine that loses power,
+// sees either the old file or the whole new one.
+func WriteFile(path string, b []byte, mode os.FileMode) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = f.Close()
+			_ = os.Remove(f.Name())
+		}
+	}()
+	if _, err = f.Write(b); err != nil {
+		return err
+	}
+	if err = f.Chmod(mode); err != nil {
+		return err
+	}
+	if err = f.Sync(); err != nil {
+		return err
+	}
+	if err = f.Close(); err != nil {
+		return err
+	}
+	if err = os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	return SyncDir(filepath.Dir(path))
+}
+
+// SyncDir makes the names in dir durable.
+func SyncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
+func (s Stamp) same(t Stamp) bool {
+	return s.Size == t.Size && s.Inode == t.Inode && s.MtimeNs == t.MtimeNs && s.CtimeNs == t.CtimeNs
+}
+
+func stat(f *os.File) (Stamp, error) {
+	fi, err := f.Stat()
+	if err != nil {
+		return Stamp{}, err
+	}
+	return fromInfo(fi)
+}
+
+func fromInfo(fi os.FileInfo) (Stamp, error) {
+	st, ok := fi.Sys().(*syscall.Stat_t)
+	if !ok {
+		return Stamp{}, fmt.Errorf("%s: the system tells no inode", fi.Name())
+	}
+	return Stamp{Size: fi.Size(), Inode: st.Ino, MtimeNs: st.Mtim.Nano(), CtimeNs: st.Ctim.Nano()}, nil
+}
+
+// contextReader ends a long read when its context ends.
+type contextReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (c contextReader) Read(p []byte) (int, error) {
+	if err := c.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return c.r.Read(p)
+}

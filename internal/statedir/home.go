@@ -1,0 +1,147 @@
+// Package statedir lays out the directory that holds all of Turnstone's state on one
+// machine, and offers the locks by which several processes share it.
+//
+//	kernel/      the guest kernel, its modules, initramfs images
+//	templates/   root images, one folder per spec digest
+//	snapshots/   memory snapshots, one folder per key
+//	sandboxes/   sandboxes that stay, one folder each; gVisor's, as long as they run; and scratch disks, which have no names
+//	store/       objects of the context store: packs (blobs/), their index, locks
+//	context.db   sessions, branches, turns
+//	leases/      a lock for each turn that runs
+//	images/      what sandboxes mount below their disks; a cache
+//	homes/       persistent home directories, a disk each
+//	machines/    which sandbox is the machine of a session's branch
+//	turns/       receipts and kept outputs, one folder per turn
+//	gvisor/      images with the agent, the root of gVisor's sandboxes
+//	firecracker/ a folder for each of Firecracker's machines, as long as it runs
+//	cache/       verdicts that are costly to find out, as whether KVM works; what registries sent
+//	last-session-UID  the session that the user used last
+//	slots/       a lock for each sandbox that runs at once
+//	config.toml  what the host's owner says: package config; there only if somebody wrote it
+package statedir
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"turnstone.dev/turnstone"
+)
+
+// Home is one state directory. Its methods are safe for concurrent use, also by
+// several processes.
+type Home struct {
+	Dir string // absolute
+}
+
+// Locate returns the directory that the environment names: $TURN_HOME, else
+// $XDG_DATA_HOME/turnstone, else ~/.local/share/turnstone.
+func Locate() (string, error) {
+	if dir := os.Getenv("TURN_HOME"); dir != "" {
+		return filepath.Abs(dir)
+	}
+	if dir := os.Getenv("XDG_DATA_HOME"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "turnstone"), nil
+	}
+	user, err := os.UserHomeDir()
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(user, ".local", "share", "turnstone"), nil
+}
+
+// Open makes the directory, private to its user, where it does not exist yet. One that
+// somebody else could write or replace is an error of kind Invalid.
+func Open() (*Home, error) {
+	dir, err := Locate()
+	if err == nil {
+		err = os.MkdirAll(dir, 0o700)
+	}
+	if err != nil {
+		return nil, &turnstone.Error{Op: "home.open", Kind: turnstone.Unavailable, Subject: dir, Err: err,
+			Hint: "set TURN_HOME to a directory that you may write"}
+	}
+	if err := checkPrivate(dir); err != nil {
+		return nil, err
+	}
+	return &Home{Dir: dir}, nil
+}
+
+// Path joins elem to the home's directory.
+func (h *Home) Path(elem ...string) string {
+	return filepath.Join(append([]string{h.Dir}, elem...)...)
+}
+
+// MkdirAll makes the folder at elem and returns its path.
+func (h *Home) MkdirAll(elem ...string) (string, error) {
+	dir := h.Path(elem...)
+	return dir, os.MkdirAll(dir, 0o700)
+}
+
+// A Lock is an exclusive lock on a file (flock), which the kernel lifts when its
+// holder ends in whatever way.
+type Lock struct{ f *os.File }
+
+// Acquire takes the lock at path, waiting until ctx ends. waiting, if not nil, is
+// called once when the lock is held by somebody else.
+func Acquire(ctx context.Context, path string, waiting func()) (*Lock, error) {
+	told := false
+	for delay := time.Millisecond; ; delay = min(2*delay, 200*time.Millisecond) {
+		l, err := TryAcquire(path)
+		if l != nil || err != nil {
+			return l, err
+		}
+		if !told && waiting != nil {
+			waiting()
+		}
+		told = true
+		select {
+		case <-ctx.Done():
+			return nil, &turnstone.Error{Op: "home.lock", Kind: turnstone.Canceled, Subject: path, Err: ctx.Err()}
+		case <-time.After(delay):
+		}
+	}
+}
+
+// TryAcquire takes the lock at path if nobody holds it; else it returns nil, nil.
+func TryAcquire(path string) (*Lock, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock: %w", err)
+	}
+	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		return nil, f.Close()
+	}
+	if err == nil && !sameFile(f, path) {
+		// Its last holder removed the file after we opened it: what we hold is a
+		// lock that nobody else will meet.
+		_ = f.Close()
+		return TryAcquire(path)
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+	return &Lock{f: f}, nil
+}
+
+func sameFile(f *os.File, path string) bool {
+	a, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	b, err := os.Stat(path)
+	return err == nil && os.SameFile(a, b)
+}
+
+// Release lifts the lock. It may be called on nil.
+func (l *Lock) Release() {
+	if l != nil {
+		_ = l.f.Close()
+	}
+}

@@ -1,0 +1,90 @@
+package statedir
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+)
+
+func TestLocate(t *testing.T) {
+	t.Setenv("HOME", "/h")
+	t.Setenv("XDG_DATA_HOME", "")
+	t.Setenv("TURN_HOME", "")
+	for _, c := range []struct{ turn, xdg, want string }{
+		{"", "", "/h/.local/share/turnstone"},
+		{"", "/x", "/x/turnstone"},
+		{"", "relative", "/h/.local/share/turnstone"}, // the XDG specification: such a path is ignored
+		{"/t", "/x", "/t"},
+	} {
+		t.Setenv("TURN_HOME", c.turn)
+		t.Setenv("XDG_DATA_HOME", c.xdg)
+		if got, err := Locate(); err != nil || got != c.want {
+			t.Errorf("%+v: %s, %v", c, got, err)
+		}
+	}
+}
+
+func TestOpen(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a", "b")
+	t.Setenv("TURN_HOME", dir)
+	h, err := Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st, err := os.Stat(dir); err != nil || st.Mode().Perm() != 0o700 || h.Path("x", "y") != filepath.Join(dir, "x", "y") {
+		t.Errorf("%v, %v", st, err)
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TURN_HOME", file)
+	if _, err := Open(); turnstone.KindOf(err) != turnstone.Unavailable || turnstone.HintOf(err) == "" {
+		t.Errorf("a file as home: %v", err)
+	}
+}
+
+func TestLock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	first, err := TryAcquire(path)
+	if err != nil || first == nil {
+		t.Fatal(first, err)
+	}
+	if second, err := TryAcquire(path); second != nil || err != nil {
+		t.Errorf("two hold it: %v, %v", second, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	told := 0
+	if l, err := Acquire(ctx, path, func() { told++ }); l != nil || turnstone.KindOf(err) != turnstone.Canceled || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("waiting for a held lock: %v, %v", l, err)
+	}
+	if told != 1 {
+		t.Errorf("told %d times to wait", told)
+	}
+	time.AfterFunc(20*time.Millisecond, first.Release)
+	third, err := Acquire(t.Context(), path, nil)
+	if err != nil || third == nil {
+		t.Fatalf("a released lock: %v", err)
+	}
+	// Whoever comes after the file was removed makes a new one, and both are right
+	// about theirs; the holder of the old name meets nobody any more.
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	fourth, err := TryAcquire(path)
+	if err != nil || fourth == nil {
+		t.Errorf("a new file under the name: %v, %v", fourth, err)
+	}
+	third.Release()
+	fourth.Release()
+	(*Lock)(nil).Release()
+	if _, err := TryAcquire(filepath.Join(path, "none", "lock")); err == nil {
+		t.Error("a lock in a folder that is not there")
+	}
+}

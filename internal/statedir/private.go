@@ -1,0 +1,152 @@
+package statedir
+
+import (
+	"fmt"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"turnstone.dev/turnstone"
+)
+
+// maxLinks bounds the symbolic links on the way to a state directory, as the kernel does.
+const maxLinks = 40
+
+// checkPrivate refuses a state directory that somebody else could write or replace: what is
+// in it is run, and trusted. It goes through all directories on the way, and those that
+// symbolic links lead to.
+func checkPrivate(dir string) error {
+	c := &privacy{uid: os.Geteuid(), group: privateGroup()}
+	if err := c.walk(filepath.Clean(dir), new(int)); err != nil {
+		return &turnstone.Error{Op: "home.open", Kind: turnstone.Invalid, Subject: "state directory " + dir, Err: err,
+			Hint: "make it yours alone (chmod go-w), or set TURN_HOME to a directory of your own"}
+	}
+	st, err := os.Stat(dir)
+	if err != nil {
+		return err
+	}
+	if owner := ownerOf(st); owner != c.uid {
+		return &turnstone.Error{Op: "home.open", Kind: turnstone.Invalid, Subject: "state directory " + dir, Err: fmt.Errorf("it belongs to %s", nameOf(owner)),
+			Hint: "run turn as that user, or set TURN_HOME to a directory of your own"}
+	}
+	return nil
+}
+
+// A privacy is what counts as one's own.
+type privacy struct {
+	uid   int
+	group int // that nobody else is in; -1: none
+}
+
+// walk checks every directory on the way to path, which is absolute, and path itself.
+func (c *privacy) walk(path string, links *int) error {
+	if path == "/" {
+		return c.directory(path, true)
+	}
+	parent := filepath.Dir(path)
+	if err := c.walk(parent, links); err != nil {
+		return err
+	}
+	st, err := os.Lstat(path)
+	if err != nil {
+		return err
+	}
+	if !c.own(ownerOf(st)) {
+		return fmt.Errorf("%s belongs to %s", path, nameOf(ownerOf(st)))
+	}
+	if st.Mode()&os.ModeSymlink == 0 {
+		return c.directory(path, false)
+	}
+	if *links++; *links > maxLinks {
+		return fmt.Errorf("%s: %w", path, syscall.ELOOP)
+	}
+	target, err := os.Readlink(path)
+	if err != nil {
+		return err
+	}
+	if !filepath.IsAbs(target) {
+		real, err := filepath.EvalSymlinks(parent) // "..": of where the link really is
+		if err != nil {
+			return err
+		}
+		target = filepath.Join(real, target)
+	}
+	return c.walk(filepath.Clean(target), links)
+}
+
+// directory refuses one in which others can replace what is in it. With the sticky bit
+// (/tmp) they can only replace what is theirs, and that is refused where it is met.
+func (c *privacy) directory(path string, top bool) error {
+	st, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	if top && !c.own(ownerOf(st)) {
+		return fmt.Errorf("%s belongs to %s", path, nameOf(ownerOf(st)))
+	}
+	sys, _ := st.Sys().(*syscall.Stat_t)
+	mode := st.Mode()
+	if sys != nil && int(sys.Gid) == c.group {
+		mode &^= 0o020
+	}
+	if !st.IsDir() {
+		return fmt.Errorf("%s is no directory", path)
+	}
+	if mode.Perm()&0o022 != 0 && mode&os.ModeSticky == 0 {
+		return fmt.Errorf("others can write %s (mode %04o)", path, st.Mode().Perm())
+	}
+	return nil
+}
+
+// own tells whether a file of this user can be trusted: one's own, root's, and in a user
+// namespace those of users that it does not have, which is where the host's root is.
+func (c *privacy) own(uid int) bool {
+	return uid == c.uid || uid == 0 || uid == overflowUID && inUserNamespace()
+}
+
+// overflowUID stands for all users that a user namespace does not have (user_namespaces(7)).
+const overflowUID = 65534
+
+func inUserNamespace() bool {
+	b, err := os.ReadFile("/proc/self/uid_map")
+	return err == nil && strings.Join(strings.Fields(string(b)), " ") != "0 0 4294967295"
+}
+
+func ownerOf(st os.FileInfo) int {
+	if sys, ok := st.Sys().(*syscall.Stat_t); ok {
+		return int(sys.Uid)
+	}
+	return -1
+}
+
+func nameOf(uid int) string {
+	if u, err := user.LookupId(strconv.Itoa(uid)); err == nil {
+		return "user " + u.Username
+	}
+	return fmt.Sprintf("user %d", uid)
+}
+
+// privateGroup is the user's own group, where it has one that nobody else is in, as Debian
+// makes it: there a umask of 002 lets the group write all files. -1: there is none.
+func privateGroup() int {
+	u, err := user.LookupId(strconv.Itoa(os.Geteuid()))
+	if err != nil {
+		return -1
+	}
+	b, err := os.ReadFile("/etc/group")
+	if err != nil {
+		return -1
+	}
+	for line := range strings.Lines(string(b)) {
+		f := strings.Split(strings.TrimSpace(line), ":")
+		if len(f) == 4 && f[0] == u.Username && f[2] == u.Gid && (f[3] == "" || f[3] == u.Username) {
+			if gid, err := strconv.Atoi(f[2]); err == nil {
+				return gid
+			}
+		}
+	}
+	return -1
+}

@@ -1,0 +1,186 @@
+package statedir
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// trashDir is where folders wait for EmptyTrash.
+const trashDir = "trash"
+
+// errBudget is what remove returns when it stops early.
+var errBudget = errors.New("there is too much in it")
+
+// Discard removes the folder at path, which may have anything in it: what a program that
+// cannot be trusted has made there. It removes no more than budget files, and takes what it
+// removed from it. What is left then, and what cannot be removed, goes to the trash.
+func (h *Home) Discard(path string, budget *int) {
+	if err := remove(context.Background(), path, budget); err == nil {
+		return
+	}
+	dir, err := h.MkdirAll(trashDir)
+	if err == nil {
+		_ = os.Rename(path, filepath.Join(dir, rand.Text()))
+	}
+}
+
+// EmptyTrash removes what Discard could not, and says what cannot be removed.
+func (h *Home) EmptyTrash(ctx context.Context) (stuck []string) {
+	dir := h.Path(trashDir)
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		path, budget := filepath.Join(dir, e.Name()), int(^uint(0)>>1)
+		if err := remove(ctx, path, &budget); err != nil {
+			stuck = append(stuck, fmt.Sprintf("%s: %v", path, err))
+		}
+	}
+	return stuck
+}
+
+// remove removes what is at path. However deep folders are nested, it has three of them open:
+// a folder's folders are moved up to the top before it is removed, so that each is moved once.
+// It follows no symbolic link, and takes what rights a folder's owner has taken from itself.
+func remove(ctx context.Context, path string, budget *int) error {
+	err := unix.Unlink(path)
+	if err == nil || errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	top, err := openFolder(unix.AT_FDCWD, path)
+	if err != nil {
+		return gone(err)
+	}
+	defer func() { _ = top.Close() }()
+	for {
+		names, err := top.Readdirnames(1000)
+		if errors.Is(err, io.EOF) {
+			return gone(os.Remove(path))
+		}
+		for _, name := range names {
+			if err == nil {
+				err = ctx.Err()
+			}
+			if err == nil {
+				err = flatten(ctx, top, name, budget)
+			}
+		}
+		if err != nil {
+			return err
+		}
+		// What was moved up may be before what was read last.
+		if _, err := top.Seek(0, io.SeekStart); err != nil {
+			return err
+		}
+	}
+}
+
+// flatten removes the entry name of top, whose folders become top's.
+func flatten(ctx context.Context, top *os.File, name string, budget *int) error {
+	removed, err := unlink(top, name, budget)
+	if removed || err != nil {
+		return err
+	}
+	dir, err := openFolder(int(top.Fd()), name)
+	if err != nil {
+		return gone(err)
+	}
+	defer func() { _ = dir.Close() }()
+	for {
+		names, err := dir.Readdirnames(1000)
+		if errors.Is(err, io.EOF) {
+			return gone(unix.Unlinkat(int(top.Fd()), name, unix.AT_REMOVEDIR))
+		}
+		for _, n := range names {
+			if err == nil {
+				err = ctx.Err()
+			}
+			if err == nil {
+				err = raise(top, dir, n, budget)
+			}
+		}
+		if err != nil {
+			return err
+		}
+		if _, err := dir.Seek(0, io.SeekStart); err != nil {
+			return err
+		}
+	}
+}
+
+// raise removes the entry name of dir, or moves it to top where it is a folder with something in it.
+func raise(top, dir *os.File, name string, budget *int) error {
+	removed, err := unlink(dir, name, budget)
+	if removed || err != nil {
+		return err
+	}
+	f, err := openFolder(int(dir.Fd()), name) // who moves a folder has to be allowed to write to it
+	if err != nil {
+		return gone(err)
+	}
+	_ = f.Close()
+	return gone(unix.Renameat(int(dir.Fd()), name, int(top.Fd()), rand.Text()))
+}
+
+// unlink removes an entry that is no folder with something in it.
+func unlink(dir *os.File, name string, budget *int) (removed bool, err error) {
+	if *budget <= 0 {
+		return false, errBudget
+	}
+	*budget--
+	err = unix.Unlinkat(int(dir.Fd()), name, 0)
+	if errors.Is(err, unix.EISDIR) {
+		err = unix.Unlinkat(int(dir.Fd()), name, unix.AT_REMOVEDIR)
+	}
+	switch {
+	case gone(err) == nil:
+		return true, nil
+	case errors.Is(err, unix.ENOTEMPTY):
+		return false, nil
+	default:
+		return false, &os.PathError{Op: "remove", Path: name, Err: err}
+	}
+}
+
+// openFolder opens a folder of any mode, which it gives to its owner alone.
+func openFolder(at int, name string) (*os.File, error) {
+	fd, err := openat(at, name, unix.O_PATH)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	// fchmod(2) takes no such descriptor, and its name could be another file's by now.
+	if err := unix.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), 0o700); err != nil {
+		return nil, &os.PathError{Op: "chmod", Path: name, Err: err}
+	}
+	open, err := openat(fd, ".", unix.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(open), name), nil
+}
+
+func openat(at int, name string, flags int) (int, error) {
+	for {
+		fd, err := unix.Openat(at, name, flags|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if err == nil {
+			return fd, nil
+		}
+		if !errors.Is(err, unix.EINTR) {
+			return -1, &os.PathError{Op: "open", Path: name, Err: err}
+		}
+	}
+}
+
+// gone takes what is not there for removed: others may remove it, too.
+func gone(err error) error {
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return err
+}
