@@ -32,7 +32,7 @@ var atHandForm = lazyregexp.New(`^s_[0-9a-v]{18}$`)
 // Expand returns ref with the label of the session at hand in it, or ref itself when
 // it does not name that. named is the name or ID of the session at hand; empty: the one
 // that was used last.
-func (x *Executor) Expand(ctx context.Context, ref, named string) (string, error) {
+func (x *Repo) Expand(ctx context.Context, ref, named string) (string, error) {
 	short, rest := x.cutAtHand(ref)
 	if !short {
 		return ref, nil
@@ -59,7 +59,7 @@ func (x *Executor) Expand(ctx context.Context, ref, named string) (string, error
 
 // cutAtHand reports whether ref names the session at hand, and returns what stands
 // behind the name.
-func (x *Executor) cutAtHand(ref string) (short bool, rest string) {
+func (x *Repo) cutAtHand(ref string) (short bool, rest string) {
 	word, up, _ := strings.Cut(ref, "~")
 	if up != "" || strings.HasSuffix(ref, "~") {
 		up = "~" + up
@@ -76,7 +76,7 @@ func (x *Executor) cutAtHand(ref string) (short bool, rest string) {
 }
 
 // AtHand returns the session at hand. The error is of kind NotFound when there is none.
-func (x *Executor) AtHand(ctx context.Context, named string) (session.Session, error) {
+func (x *Repo) AtHand(ctx context.Context, named string) (session.Session, error) {
 	cs, err := x.context(ctx)
 	if err != nil {
 		return session.Session{}, err
@@ -84,7 +84,7 @@ func (x *Executor) AtHand(ctx context.Context, named string) (session.Session, e
 	return x.atHand(ctx, cs, named)
 }
 
-func (x *Executor) atHand(ctx context.Context, cs *contextStore, named string) (session.Session, error) {
+func (x *Repo) atHand(ctx context.Context, cs *contextStore, named string) (session.Session, error) {
 	if named != "" {
 		s, err := cs.db.Find(ctx, named)
 		if turnstone.KindOf(err) == turnstone.NotFound {
@@ -120,7 +120,7 @@ func (x *Executor) atHand(ctx context.Context, cs *contextStore, named string) (
 // NoteUse makes the session that ref names, by its name or ID, the session at hand. A
 // reference that does not name a session, such as a turn's ID, changes nothing. Nothing
 // depends on it, so that what keeps it from being written is logged only.
-func (x *Executor) NoteUse(ctx context.Context, ref string) {
+func (x *Repo) NoteUse(ctx context.Context, ref string) {
 	if short, _ := x.cutAtHand(ref); short || strings.HasPrefix(ref, "t_") {
 		return
 	}
@@ -137,13 +137,13 @@ func (x *Executor) NoteUse(ctx context.Context, ref string) {
 
 // atHandPath is a file of each user's: root may work in another user's state directory,
 // and is not to leave a file there that the other cannot replace.
-func (x *Executor) atHandPath() string {
+func (x *Repo) atHandPath() string {
 	return x.home.Path(fmt.Sprintf("last-session-%d", os.Getuid()))
 }
 
 // writeAtHand replaces the file as a whole: a reader beside it has the old ID or the new
 // one. It is not made durable, because a file that a crash left empty counts as none.
-func (x *Executor) writeAtHand(id turnstone.SessionID) error {
+func (x *Repo) writeAtHand(id turnstone.SessionID) error {
 	path := x.atHandPath()
 	if b, err := os.ReadFile(path); err == nil && string(b) == string(id) {
 		return nil

@@ -140,7 +140,7 @@ func TestNoteUseInParallel(t *testing.T) {
 
 // TestHeldPaths: no two branches have one file, and all are in the folder for them.
 func TestHeldPaths(t *testing.T) {
-	x := &Executor{home: newPast(t).x.home}
+	x := New(newPast(t).x.home)
 	name := rapid.StringMatching(`[a-z0-9._/-]{1,12}`).Filter(func(s string) bool { return turnstone.CheckName(turnstone.NameOfBranch, s) == nil })
 	id := turnstone.NewSessionID()
 	rapid.Check(t, func(t *rapid.T) {

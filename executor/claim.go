@@ -23,7 +23,7 @@ const claims = "homes/"
 // it is. noted is a file that says that this was looked at before. That a place is
 // another's is an error of kind Unavailable. Two that come at once may both be refused,
 // and are never both let in: each looks after it has said that it is there.
-func (x *Executor) claim(ctx context.Context, at blob.Store, where, noted string) error {
+func (x *Repo) claim(ctx context.Context, at blob.Store, where, noted string) error {
 	id, err := x.storeID()
 	if err != nil {
 		return err
@@ -80,7 +80,7 @@ func claimed(ctx context.Context, at blob.Store, id string) (other string, mine 
 
 // storeID returns the name that this state directory has where others are, which it
 // gets when it is asked first.
-func (x *Executor) storeID() (string, error) {
+func (x *Repo) storeID() (string, error) {
 	path := x.home.Path("store-id")
 	failed := func(err error) error {
 		return &turnstone.Error{Op: "executor.claim", Kind: turnstone.Unavailable, Subject: path, Err: err, Hint: "the state directory has to be yours"}

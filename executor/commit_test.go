@@ -325,7 +325,7 @@ func TestHeldEndsWithItsSession(t *testing.T) {
 	p.turn(s, "main")
 	ok[session.Branch](t)(p.x.Fork(ctx, "s@1", "b"))
 	for _, path := range []string{p.x.heldPath(s.ID, "main"), p.x.heldPath(s.ID, "b"), p.x.heldPath(other.ID, "main")} {
-		h := &held{x: p.x, path: path, Sandbox: turnstone.NewSandboxID()}
+		h := &held{x: p.x.Host, path: path, Sandbox: turnstone.NewSandboxID()}
 		if err := h.write(); err != nil {
 			t.Fatal(err)
 		}

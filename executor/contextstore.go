@@ -45,7 +45,7 @@ type lazyContext struct {
 
 // context returns the context store of x's home, which is opened once. It stays
 // open until Close.
-func (x *Executor) context(ctx context.Context) (*contextStore, error) {
+func (x *Repo) context(ctx context.Context) (*contextStore, error) {
 	x.kept.mu.Lock()
 	defer x.kept.mu.Unlock()
 	if x.kept.cs != nil {
@@ -59,7 +59,7 @@ func (x *Executor) context(ctx context.Context) (*contextStore, error) {
 	return cs, nil
 }
 
-func (x *Executor) openContext(ctx context.Context) (*contextStore, error) {
+func (x *Repo) openContext(ctx context.Context) (*contextStore, error) {
 	blobs, dir, err := x.blobs(ctx)
 	if err != nil {
 		return nil, err
@@ -76,7 +76,7 @@ func (x *Executor) openContext(ctx context.Context) (*contextStore, error) {
 
 // openWithoutSessions opens what there is when the sessions cannot be read. The
 // database of what it returns is nil.
-func (x *Executor) openWithoutSessions(ctx context.Context) (*contextStore, error) {
+func (x *Repo) openWithoutSessions(ctx context.Context) (*contextStore, error) {
 	blobs, dir, err := x.blobs(ctx)
 	if err != nil {
 		return nil, err
@@ -84,7 +84,7 @@ func (x *Executor) openWithoutSessions(ctx context.Context) (*contextStore, erro
 	return x.openStore(ctx, nil, blobs, dir)
 }
 
-func (x *Executor) openStore(ctx context.Context, db *session.DB, blobs blob.Store, dir string) (_ *contextStore, err error) {
+func (x *Repo) openStore(ctx context.Context, db *session.DB, blobs blob.Store, dir string) (_ *contextStore, err error) {
 	cs := &contextStore{db: db, blobs: blobs, templates: &templateContents{dir: x.home.Path("templates")}}
 	if cs.store, err = store.Open(ctx, dir, cs.blobs, store.Options{Fault: x.fault}); err != nil {
 		return nil, errors.Join(err, cs.close())
@@ -96,7 +96,7 @@ func (x *Executor) openStore(ctx context.Context, db *session.DB, blobs blob.Sto
 
 // notLost reports that the sessions are gone while what their turns left is still
 // there: to begin with none would let gc delete it all.
-func (x *Executor) notLost(ctx context.Context, blobs blob.Store) error {
+func (x *Repo) notLost(ctx context.Context, blobs blob.Store) error {
 	path := x.home.Path("context.db")
 	if fi, err := os.Stat(path); err == nil && fi.Size() > 0 || err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -130,7 +130,7 @@ func (cs *contextStore) close() error {
 // blobs returns where the packs lie, and the folder with what is local of the store.
 // With TURN_STORE=s3://BUCKET/PREFIX that is a bucket, of which one state directory
 // at a time may make use: its gc knows of no other one's turns.
-func (x *Executor) blobs(ctx context.Context) (at blob.Store, dir string, err error) {
+func (x *Repo) blobs(ctx context.Context) (at blob.Store, dir string, err error) {
 	where := os.Getenv("TURN_STORE")
 	if where == "" {
 		s, err := local.Open(x.home.Path("store", "blobs"), local.Options{Fault: x.fault})
@@ -157,7 +157,7 @@ func (x *Executor) blobs(ctx context.Context) (at blob.Store, dir string, err er
 
 // Close closes the context store, if it was opened. Turns that still run through x
 // count as interrupted.
-func (x *Executor) Close() error {
+func (x *Repo) Close() error {
 	x.kept.mu.Lock()
 	defer x.kept.mu.Unlock()
 	if x.kept.cs == nil {

@@ -66,7 +66,7 @@ type ExportReport struct {
 
 // Export writes a session as one file to w: its turns, branches and tags, and all
 // that they need. A turn that is running is left out. The same session gives the same bytes.
-func (x *Executor) Export(ctx context.Context, req ExportRequest, w io.Writer) (*ExportReport, error) {
+func (x *Repo) Export(ctx context.Context, req ExportRequest, w io.Writer) (*ExportReport, error) {
 	g, err := x.Session(ctx, req.Session)
 	if err != nil {
 		return nil, err

@@ -83,7 +83,7 @@ type UnbuiltTemplate struct {
 // here. Templates are built as req says; one that cannot be is no reason to fail.
 // The session is there as a whole, or not at all; of a file that is refused, objects
 // may take up room until GC.
-func (x *Executor) Import(ctx context.Context, req ImportRequest, r io.Reader) (*ImportReport, error) {
+func (x *Repo) Import(ctx context.Context, req ImportRequest, r io.Reader) (*ImportReport, error) {
 	cs, err := x.context(ctx)
 	if err != nil {
 		return nil, err

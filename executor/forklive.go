@@ -18,7 +18,7 @@ import (
 // ForkLive is Fork for the newest turn of a branch whose machine stays between
 // turns (lifetime: session): the new branch gets a clone of that machine, with its
 // processes and its memory, paused as it is.
-func (x *Executor) ForkLive(ctx context.Context, ref, name string) (session.Branch, error) {
+func (x *Host) ForkLive(ctx context.Context, ref, name string) (session.Branch, error) {
 	cs, t, err := x.resolve(ctx, ref)
 	if err != nil {
 		return session.Branch{}, err
@@ -96,7 +96,7 @@ func (h *held) adopt(ctx context.Context, cs *contextStore, t session.Turn, name
 
 // endHeld ends the machines that a session keeps: of one branch, or, where branch is
 // empty, of all. One that a turn uses is left to it.
-func (x *Executor) endHeld(ctx context.Context, s turnstone.SessionID, branch string) error {
+func (x *Host) endHeld(ctx context.Context, s turnstone.SessionID, branch string) error {
 	paths := []string{x.heldPath(s, branch)}
 	if branch == "" {
 		all, err := os.ReadDir(x.home.Path("machines"))
@@ -117,7 +117,7 @@ func (x *Executor) endHeld(ctx context.Context, s turnstone.SessionID, branch st
 	return errors.Join(errs...)
 }
 
-func (x *Executor) endHeldAt(ctx context.Context, path string) error {
+func (x *Host) endHeldAt(ctx context.Context, path string) error {
 	if _, err := os.Stat(path); err != nil {
 		return nil
 	}
@@ -137,12 +137,12 @@ func (x *Executor) endHeldAt(ctx context.Context, path string) error {
 
 // heldPath is where the machine of a session's branch is written down. No name has a
 // "+", so that no two branches have one file.
-func (x *Executor) heldPath(s turnstone.SessionID, branch string) string {
+func (x *Host) heldPath(s turnstone.SessionID, branch string) string {
 	return filepath.Join(x.home.Path("machines"), string(s)+"-"+strings.ReplaceAll(branch, "/", "+")+".json")
 }
 
 // heldAt returns the paused machine that has the state of turn t. Its lock is held.
-func (x *Executor) heldAt(ctx context.Context, t session.Turn) (*held, error) {
+func (x *Host) heldAt(ctx context.Context, t session.Turn) (*held, error) {
 	none := &turnstone.Error{Op: "executor.fork", Kind: turnstone.NotFound, Subject: fmt.Sprintf("turn %d", t.Number),
 		Err: errors.New("no machine stands on it"), Hint: "a machine stays after turns with lifetime: session, on the newest turn of their branch"}
 	h := &held{x: x, store: sandboxes.NewStore(x.home), path: x.heldPath(t.Session, t.Branch)}

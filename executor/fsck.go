@@ -52,7 +52,7 @@ func (r *FsckReport) add(p FsckProblem) {
 // hard links that they are said to have. When the sessions are damaged or lost, that is
 // a problem as others, and the rest is checked all the same. It changes nothing but the
 // store's index, which can be made again.
-func (x *Executor) Fsck(ctx context.Context) (*FsckReport, error) {
+func (x *Repo) Fsck(ctx context.Context) (*FsckReport, error) {
 	rep := &FsckReport{Problems: []FsckProblem{}}
 	cs, err := x.context(ctx)
 	if turnstone.KindOf(err) == turnstone.Integrity {
@@ -92,7 +92,7 @@ func (x *Executor) Fsck(ctx context.Context) (*FsckReport, error) {
 }
 
 // noSessions reports that the sessions cannot be read, and what then is not checked.
-func (x *Executor) noSessions(rep *FsckReport, err error) {
+func (x *Repo) noSessions(rep *FsckReport, err error) {
 	rep.add(FsckProblem{Where: x.home.Path("context.db"), Error: fmt.Sprintf("%v; what its turns need is not checked", causeOf(err))})
 }
 
@@ -106,7 +106,7 @@ func causeOf(err error) error {
 }
 
 // orProblem reports that the sessions are damaged, and returns any other error.
-func (x *Executor) orProblem(ctx context.Context, rep *FsckReport, err error) error {
+func (x *Repo) orProblem(ctx context.Context, rep *FsckReport, err error) error {
 	if err == nil || ctx.Err() != nil || turnstone.KindOf(err) != turnstone.Integrity {
 		return err
 	}
@@ -115,7 +115,7 @@ func (x *Executor) orProblem(ctx context.Context, rep *FsckReport, err error) er
 }
 
 // checkTurns checks that all that turns need is there.
-func (x *Executor) checkTurns(ctx context.Context, cs *contextStore, rep *FsckReport, damaged map[turnstone.Digest]bool) error {
+func (x *Repo) checkTurns(ctx context.Context, cs *contextStore, rep *FsckReport, damaged map[turnstone.Digest]bool) error {
 	seen := map[turnstone.Digest]bool{}
 	first := func(d turnstone.Digest) bool {
 		news := !seen[d]

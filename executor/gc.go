@@ -52,7 +52,7 @@ type GCReport struct {
 // branch's head, a tag or a running turn, with all it needs; and what is younger
 // than req says. It may run beside turns, imports and other calls of GC. When
 // something that is needed cannot be read, nothing is deleted from the store.
-func (x *Executor) GC(ctx context.Context, req GCRequest) (*GCReport, error) {
+func (x *Repo) GC(ctx context.Context, req GCRequest) (*GCReport, error) {
 	cs, err := x.context(ctx)
 	if err != nil {
 		return nil, err
@@ -209,7 +209,7 @@ func (cs *contextStore) wouldSweep(ctx context.Context, rep *GCReport) error {
 
 // sweepFolders removes the folders of turns that are in no session and are old, and
 // what turns that were cut off left in theirs.
-func (x *Executor) sweepFolders(ctx context.Context, cs *contextStore, rep *GCReport, req GCRequest) error {
+func (x *Repo) sweepFolders(ctx context.Context, cs *contextStore, rep *GCReport, req GCRequest) error {
 	entries, err := os.ReadDir(x.home.Path("turns"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -40,7 +40,7 @@ type SessionUsage struct {
 }
 
 // Usage adds up what the sessions need, and what is on disk.
-func (x *Executor) Usage(ctx context.Context) (*Usage, error) {
+func (x *Repo) Usage(ctx context.Context) (*Usage, error) {
 	cs, err := x.context(ctx)
 	if err != nil {
 		return nil, err

@@ -35,7 +35,7 @@ type held struct {
 	// Rules is what the host said of networks when its own was made; empty: not known.
 	Rules turnstone.Digest `json:"rules,omitempty"`
 
-	x     *Executor
+	x     *Host
 	path  string
 	lock  *statedir.Lock // one turn at a time
 	spent bool           // it does not stay: it was ended to take the turn's files
@@ -51,7 +51,7 @@ func (r *run) openHeld(ctx context.Context) (*Sandbox, error) {
 	if _, err := r.x.home.MkdirAll("machines"); err != nil {
 		return nil, err
 	}
-	h := &held{x: r.x, path: r.x.heldPath(r.at.session.ID, r.plan.branch), store: sandboxes.NewStore(r.x.home)}
+	h := &held{x: r.x.Host, path: r.x.heldPath(r.at.session.ID, r.plan.branch), store: sandboxes.NewStore(r.x.home)}
 	var err error
 	if h.lock, err = statedir.TryAcquire(h.path + ".lock"); err != nil {
 		return nil, err

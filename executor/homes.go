@@ -28,7 +28,7 @@ type HomeInfo struct {
 const homeSuffix = ".ext4"
 
 // Homes lists the persistent home directories, by name.
-func (x *Executor) Homes(ctx context.Context) ([]HomeInfo, error) {
+func (x *Repo) Homes(ctx context.Context) ([]HomeInfo, error) {
 	all := []HomeInfo{}
 	entries, err := os.ReadDir(x.home.Path("homes"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -56,7 +56,7 @@ func (x *Executor) Homes(ctx context.Context) ([]HomeInfo, error) {
 }
 
 // HasHome returns an error when there is no persistent home directory called name.
-func (x *Executor) HasHome(ctx context.Context, name string) error {
+func (x *Repo) HasHome(ctx context.Context, name string) error {
 	if err := turnstone.CheckName("home", name); err != nil {
 		return err
 	}
@@ -68,7 +68,7 @@ func (x *Executor) HasHome(ctx context.Context, name string) error {
 
 // RemoveHome deletes a persistent home directory with all that is in it. One that a turn
 // uses is refused: kind Unavailable.
-func (x *Executor) RemoveHome(ctx context.Context, name string) error {
+func (x *Repo) RemoveHome(ctx context.Context, name string) error {
 	fail := func(kind turnstone.Kind, err error, hint string) error {
 		return &turnstone.Error{Op: "executor.home", Kind: kind, Subject: "home " + name, Err: err, Hint: hint}
 	}
@@ -98,7 +98,7 @@ func (x *Executor) RemoveHome(ctx context.Context, name string) error {
 }
 
 // noHome says that there is no such home, and which one may have been meant.
-func (x *Executor) noHome(ctx context.Context, name string) error {
+func (x *Repo) noHome(ctx context.Context, name string) error {
 	all, err := x.Homes(ctx)
 	if err != nil {
 		return err

@@ -37,7 +37,7 @@ func (m *importer) readTail(h *tar.Header) error {
 // readTemplates lets the store find what lies in the templates that m's turns began
 // on: nobody may have asked for their files yet. Those that are not here are built, if
 // req wants that.
-func (x *Executor) readTemplates(ctx context.Context, m *importer, batch *store.Batch, req ImportRequest) error {
+func (x *Repo) readTemplates(ctx context.Context, m *importer, batch *store.Batch, req ImportRequest) error {
 	progress := req.Progress
 	if progress == nil {
 		progress = func(string) {}
@@ -71,7 +71,7 @@ func (x *Executor) readTemplates(ctx context.Context, m *importer, batch *store.
 }
 
 // importTemplate builds the template that rec's turn began on, if how allows it.
-func (x *Executor) importTemplate(ctx context.Context, m *importer, rec *Record, how ImportBuild, progress func(string)) (*template.Template, error) {
+func (x *Repo) importTemplate(ctx context.Context, m *importer, rec *Record, how ImportBuild, progress func(string)) (*template.Template, error) {
 	fail := func(hint, format string, args ...any) error {
 		return &turnstone.Error{Op: "executor.import", Kind: turnstone.Unavailable, Subject: "template " + rec.Image, Err: fmt.Errorf(format, args...), Hint: hint}
 	}
@@ -115,7 +115,7 @@ func (x *Executor) importTemplate(ctx context.Context, m *importer, rec *Record,
 }
 
 // adopt builds the last of specs, and those of the others that it lies on.
-func (x *Executor) adopt(ctx context.Context, specs []*template.Spec, progress func(string)) (*template.Template, error) {
+func (x *Repo) adopt(ctx context.Context, specs []*template.Spec, progress func(string)) (*template.Template, error) {
 	last := specs[len(specs)-1]
 	for i := len(specs) - 2; i >= 0; i-- {
 		if specs[i] != nil && specs[i].Name == last.Base {
@@ -154,7 +154,7 @@ func (m *importer) toGetTemplates() string {
 
 // indexTemplate lets the store find the files of a template that was just built: an
 // imported session may wait for them.
-func (x *Executor) indexTemplate(ctx context.Context, t *template.Template) error {
+func (x *Repo) indexTemplate(ctx context.Context, t *template.Template) error {
 	if _, err := os.Stat(x.home.Path("context.db")); err != nil {
 		return nil // there is no session yet
 	}

@@ -23,7 +23,7 @@ const rootsAge = 30 * 24 * time.Hour
 
 // keptTemplate returns the template that the kept machine of rec ran on: the one of that name,
 // if it has the same image; else that image, wherever it is here, without a template around it.
-func (x *Executor) keptTemplate(ctx context.Context, cs *contextStore, rec *Record, anonymous bool, progress func(string)) (*template.Template, error) {
+func (x *Host) keptTemplate(ctx context.Context, cs *contextStore, rec *Record, anonymous bool, progress func(string)) (*template.Template, error) {
 	want := rec.VM.Image
 	fits := func(t *template.Template) bool {
 		return want == nil && t.Digest == rec.Template || want != nil && t.RootDigest == want.Digest
@@ -60,7 +60,7 @@ func (x *Executor) keptTemplate(ctx context.Context, cs *contextStore, rec *Reco
 
 // templateOn returns a template called name that has the image root. It need not be one that
 // that name stands for today.
-func (x *Executor) templateOn(ctx context.Context, name string, root turnstone.Digest) (*template.Template, error) {
+func (x *Host) templateOn(ctx context.Context, name string, root turnstone.Digest) (*template.Template, error) {
 	if t, err := x.builtTemplate(ctx, name); err == nil && t.RootDigest == root {
 		return t, nil
 	}
@@ -82,12 +82,12 @@ func (x *Executor) templateOn(ctx context.Context, name string, root turnstone.D
 	return t, nil
 }
 
-func (x *Executor) rootPath(root turnstone.Digest) string {
+func (x *Host) rootPath(root turnstone.Digest) string {
 	return x.home.Path("cache", "roots", root.Hex()+".erofs")
 }
 
 // extracted returns the path of an image that extractImage has written, if it is whole.
-func (x *Executor) extracted(ctx context.Context, root turnstone.Digest) (string, error) {
+func (x *Host) extracted(ctx context.Context, root turnstone.Digest) (string, error) {
 	path := x.rootPath(root)
 	var st filestamp.Stamp
 	b, err := os.ReadFile(path + ".json")
@@ -112,7 +112,7 @@ func (x *Executor) extracted(ctx context.Context, root turnstone.Digest) (string
 // extractImage makes the image c a file, unless a template has it or that was done before. One
 // that is nowhere is an error of kind NotFound. It is opened by nothing but sandboxes: it may
 // have come with an imported session.
-func (cs *contextStore) extractImage(ctx context.Context, x *Executor, c tree.Content) error {
+func (cs *contextStore) extractImage(ctx context.Context, x *Host, c tree.Content) error {
 	if _, err := x.templates().Image(ctx, c.Digest); err == nil {
 		return nil
 	}

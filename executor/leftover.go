@@ -80,7 +80,7 @@ func (s *Sandbox) dropExport() {
 }
 
 // readExport reads what another process has spooled.
-func (x *Executor) readExport(ctx context.Context, f *os.File, opts upperdir.Options) (leftover, error) {
+func (x *Host) readExport(ctx context.Context, f *os.File, opts upperdir.Options) (leftover, error) {
 	dir, err := x.home.MkdirAll("sandboxes")
 	if err != nil {
 		return nil, err

@@ -20,7 +20,7 @@ import (
 
 // admit gives p the limits of this host, and refuses what is beyond them, and anything at
 // all while the host's disk is nearly full. Nothing was started.
-func (x *Executor) admit(p *plan) error {
+func (x *Host) admit(p *plan) error {
 	c, err := x.config()
 	if err != nil {
 		return err
@@ -91,7 +91,7 @@ func freeSpace(dir string) (total, free uint64, err error) {
 
 // space is an error when less than 1/parts of floor is free of the disk with the state
 // directory.
-func (x *Executor) space(floor config.Space, parts uint64) error {
+func (x *Repo) space(floor config.Space, parts uint64) error {
 	total, free, err := x.statfs(x.home.Dir)
 	if err != nil {
 		return err
@@ -108,7 +108,7 @@ const spaceEvery = time.Second
 
 // watchSpace returns a context that ends, with an error of kind Exhausted as its cause, when
 // the disk with the state directory is nearly full. stop ends the watch.
-func (x *Executor) watchSpace(ctx context.Context, floor config.Space) (watched context.Context, stop func()) {
+func (x *Host) watchSpace(ctx context.Context, floor config.Space) (watched context.Context, stop func()) {
 	watched, cancel := context.WithCancelCause(ctx)
 	go func() {
 		tick := time.NewTicker(x.spaceEvery)
@@ -139,7 +139,7 @@ func lowSpace(ctx context.Context) error {
 
 // slot takes one of the places for sandboxes that run at once. They are locks, so that a
 // place is free again when its holder ends, in whatever way.
-func (x *Executor) slot(limit int) (*statedir.Lock, error) {
+func (x *Host) slot(limit int) (*statedir.Lock, error) {
 	if limit == 0 { // a sandbox that nobody admitted, in tests
 		return nil, nil
 	}
@@ -172,7 +172,7 @@ func (p *plan) bounded(opts layer.Options) layer.Options {
 }
 
 // roomToImport is an error when nothing is to be imported: the disk is nearly full.
-func (x *Executor) roomToImport() error {
+func (x *Repo) roomToImport() error {
 	c, err := x.config()
 	if err != nil {
 		return err

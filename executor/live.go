@@ -277,7 +277,7 @@ func (s *Sandbox) Keep(ctx context.Context, dir string) (substrate.Packed, error
 
 // revive starts a clone of the machine that Snapshot or Keep has written, which was
 // one of p's, and gives it an identity of its own.
-func (x *Executor) revive(ctx context.Context, p *plan, req SandboxRequest, progress func(string)) (*Sandbox, error) {
+func (x *Host) revive(ctx context.Context, p *plan, req SandboxRequest, progress func(string)) (*Sandbox, error) {
 	p.live, p.kept = true, req.From == ""
 	if req.Root != "" {
 		var err error
@@ -347,7 +347,7 @@ func (src *source) keeper() (substrate.Keeper, error) {
 }
 
 // unpack makes a folder to restore from of what Keep has written.
-func (x *Executor) unpack(ctx context.Context, k substrate.Keeper, m substrate.Machine, kept fs.FS) (dir string, remove func(), err error) {
+func (x *Host) unpack(ctx context.Context, k substrate.Keeper, m substrate.Machine, kept fs.FS) (dir string, remove func(), err error) {
 	tmp, remove, err := sandboxes.NewStore(x.home).Folder()
 	if err != nil {
 		return "", nil, err

@@ -81,7 +81,7 @@ type MergeSide struct {
 
 // A merging is a merge under way.
 type merging struct {
-	x       *Executor
+	x       *Repo
 	cs      *contextStore
 	req     MergeRequest
 	started time.Time
@@ -97,7 +97,7 @@ type merging struct {
 // Merge merges a turn into a branch of its session, three-way: files, environment,
 // working directory. With undecided conflicts it keeps nothing, and the report has
 // them. An error means that nothing was kept: of kind Invalid or NotFound, that the request is wrong.
-func (x *Executor) Merge(ctx context.Context, req MergeRequest) (*MergeReport, error) {
+func (x *Repo) Merge(ctx context.Context, req MergeRequest) (*MergeReport, error) {
 	cs, err := x.context(ctx)
 	if err != nil {
 		return nil, err

@@ -14,14 +14,14 @@ import (
 type hostNetwork config.Network
 
 // hostNetwork reads the host's configuration; there need not be any.
-func (x *Executor) hostNetwork() (hostNetwork, error) {
+func (x *Host) hostNetwork() (hostNetwork, error) {
 	c, err := config.Load(x.home.Dir)
 	return hostNetwork(c.Network), err
 }
 
 // applyHostNetwork puts what the host says to what is asked. silent says that neither
 // the caller nor the document said whether there is to be a network.
-func (p *plan) applyHostNetwork(x *Executor, silent bool) error {
+func (p *plan) applyHostNetwork(x *Host, silent bool) error {
 	c, err := x.config()
 	if err != nil {
 		return err
@@ -56,7 +56,7 @@ func rulesOf(c config.Config) (turnstone.Digest, error) {
 }
 
 // hostRules is rulesOf today.
-func (x *Executor) hostRules() (turnstone.Digest, error) {
+func (x *Host) hostRules() (turnstone.Digest, error) {
 	c, err := x.config()
 	if err != nil {
 		return "", err
@@ -66,7 +66,7 @@ func (x *Executor) hostRules() (turnstone.Digest, error) {
 
 // stillHostRules is was where the host still says that, else empty: a machine was made
 // meanwhile, and nobody knows by which rules.
-func (x *Executor) stillHostRules(was turnstone.Digest) turnstone.Digest {
+func (x *Host) stillHostRules(was turnstone.Digest) turnstone.Digest {
 	if now, err := x.hostRules(); err != nil || now != was {
 		return ""
 	}
@@ -117,7 +117,7 @@ func (h hostNetwork) policy() (network.Policy, error) {
 
 // DefaultNetwork tells whether a sandbox of which nothing is said has a network here.
 // The error is of kind Invalid when the host's policy cannot be read.
-func (x *Executor) DefaultNetwork() (bool, error) {
+func (x *Host) DefaultNetwork() (bool, error) {
 	host, err := x.hostNetwork()
 	return host.Default != "off", err
 }

@@ -55,7 +55,7 @@ func (x *Executor) planNetwork(p *plan, req Request) error {
 		}
 		p.net.asked.Headers = append(p.net.asked.Headers, h)
 	}
-	if err := p.applyHostNetwork(x, req.Network == nil && front.Network == nil); err != nil {
+	if err := p.applyHostNetwork(x.Host, req.Network == nil && front.Network == nil); err != nil {
 		return err
 	}
 	if err := p.net.fits(p); err != nil {
@@ -66,7 +66,7 @@ func (x *Executor) planNetwork(p *plan, req Request) error {
 
 // planSandbox is planNetwork for a sandbox of its own. silent says that nobody said
 // whether there is to be a network.
-func (x *Executor) planSandbox(p *plan, spec *network.Spec, silent bool) error {
+func (x *Host) planSandbox(p *plan, spec *network.Spec, silent bool) error {
 	if spec != nil {
 		p.net.asked = *spec
 	}

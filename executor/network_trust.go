@@ -32,7 +32,7 @@ var caVariables = []string{"SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDL
 const hostCAFile = "host-ca.json"
 
 // hostAuthorities are the certificates that the host trusts beyond the public ones.
-func (x *Executor) hostAuthorities() hostca.Host {
+func (x *Host) hostAuthorities() hostca.Host {
 	h := hostca.Host{}
 	if dir, err := x.home.MkdirAll("cache"); err == nil { // else each start looks for them
 		h.Cache = dir + "/" + hostCAFile
@@ -42,7 +42,7 @@ func (x *Executor) hostAuthorities() hostca.Host {
 
 // trusted decides what the guest of n is to trust beside its image's certificates, and returns
 // the variables with which programs find it. env is what the sandbox's would be without.
-func (x *Executor) trusted(n *networkPlan, env []string) ([]string, error) {
+func (x *Host) trusted(n *networkPlan, env []string) ([]string, error) {
 	if !n.spec.NoHostCA && n.player == nil { // a replay reaches nobody
 		n.hostCA = x.hostAuthorities().Own()
 	}

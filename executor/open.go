@@ -38,7 +38,7 @@ func (r *run) open(ctx context.Context) (*Sandbox, error) {
 }
 
 // openAt makes a sandbox for p on the state of at's parent.
-func (x *Executor) openAt(ctx context.Context, p *plan, at *branchPoint, progress func(string), clock *stopwatch) (*Sandbox, error) {
+func (x *Host) openAt(ctx context.Context, p *plan, at *branchPoint, progress func(string), clock *stopwatch) (*Sandbox, error) {
 	p.prepare = func(ctx context.Context, tmpl *template.Template, m *substrate.Machine) (func(), error) {
 		return x.below(ctx, p, at, tmpl, m, progress)
 	}
@@ -57,7 +57,7 @@ func (x *Executor) openAt(ctx context.Context, p *plan, at *branchPoint, progres
 
 // below puts into m what a sandbox on at's state lies on. It all stays until
 // release is called.
-func (x *Executor) below(ctx context.Context, p *plan, at *branchPoint, tmpl *template.Template, m *substrate.Machine, progress func(string)) (release func(), err error) {
+func (x *Host) below(ctx context.Context, p *plan, at *branchPoint, tmpl *template.Template, m *substrate.Machine, progress func(string)) (release func(), err error) {
 	release = func() {}
 	if p.home != "" {
 		if m.Home, release, err = x.homeDisk(ctx, p, progress); err != nil {
@@ -73,7 +73,7 @@ func (x *Executor) below(ctx context.Context, p *plan, at *branchPoint, tmpl *te
 	}
 	var base tree.Ref
 	if err == nil {
-		base, err = at.cs.rootTree(ctx, x, tmpl)
+		base, err = at.cs.rootTree(ctx, x.Repo, tmpl)
 	}
 	if err == nil {
 		m.Layers, release, err = at.cs.images.Stack(ctx, base, at.history(ctx))
@@ -104,7 +104,7 @@ func mergeEnv(base, more []string) []string {
 
 // templateTree returns the tree of a template, whose directories it puts into the
 // store where they are not there yet, and lets the store find its files.
-func (cs *contextStore) templateTree(ctx context.Context, x *Executor, tmpl *template.Template) (tree.Ref, error) {
+func (cs *contextStore) templateTree(ctx context.Context, x *Repo, tmpl *template.Template) (tree.Ref, error) {
 	ref, err := cs.rootTree(ctx, x, tmpl)
 	if n := len(tmpl.Layers); n > 0 {
 		ref = tmpl.Layers[n-1].Tree
@@ -113,7 +113,7 @@ func (cs *contextStore) templateTree(ctx context.Context, x *Executor, tmpl *tem
 }
 
 // rootTree is templateTree of the template's root image alone, without its layers.
-func (cs *contextStore) rootTree(ctx context.Context, x *Executor, tmpl *template.Template) (tree.Ref, error) {
+func (cs *contextStore) rootTree(ctx context.Context, x *Repo, tmpl *template.Template) (tree.Ref, error) {
 	batch, err := cs.store.Begin(ctx)
 	if err != nil {
 		return tree.Ref{}, err
@@ -133,7 +133,7 @@ const HomeSize turnstone.Bytes = 32 << 30
 // homeDisk returns the disk of p's home, made where there is none, and keeps it until
 // release is called: one sandbox at a time may write to it. It waits for others for
 // no longer than the turn may take.
-func (x *Executor) homeDisk(ctx context.Context, p *plan, progress func(string)) (path string, release func(), err error) {
+func (x *Host) homeDisk(ctx context.Context, p *plan, progress func(string)) (path string, release func(), err error) {
 	dir, err := x.home.MkdirAll("homes")
 	if err != nil {
 		return "", nil, err

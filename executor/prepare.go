@@ -5,7 +5,7 @@ import "context"
 // Prepare makes the images that a turn on top of the one that ref names will start
 // from, so that it need not. It is for the background, after a turn; several at
 // one time do no harm.
-func (x *Executor) Prepare(ctx context.Context, ref string) error {
+func (x *Repo) Prepare(ctx context.Context, ref string) error {
 	cs, err := x.context(ctx)
 	if err != nil {
 		return err

@@ -35,7 +35,7 @@ type TurnInfo struct {
 }
 
 // Show returns what is known of the turn that ref names.
-func (x *Executor) Show(ctx context.Context, ref string) (*TurnInfo, error) {
+func (x *Repo) Show(ctx context.Context, ref string) (*TurnInfo, error) {
 	cs, t, err := x.resolve(ctx, ref)
 	if err != nil {
 		return nil, err
@@ -75,7 +75,7 @@ func (x *Executor) Show(ctx context.Context, ref string) (*TurnInfo, error) {
 }
 
 // Receipt returns the receipt of the turn that ref names.
-func (x *Executor) Receipt(ctx context.Context, ref string) ([]byte, error) {
+func (x *Repo) Receipt(ctx context.Context, ref string) ([]byte, error) {
 	cs, t, err := x.resolve(ctx, ref)
 	if err != nil {
 		return nil, err
@@ -146,7 +146,7 @@ func ofTurn(ref string, err error) error {
 // ListFiles lists the directory at name in the state of the turn that ref names, or
 // the one file that is there. A relative name is below the working directory that
 // the turn left. A symlink at name is followed. recursive lists all below it.
-func (x *Executor) ListFiles(ctx context.Context, ref, name string, recursive bool, each func(FileInfo) error) error {
+func (x *Repo) ListFiles(ctx context.Context, ref, name string, recursive bool, each func(FileInfo) error) error {
 	cs, _, st, err := x.resolveState(ctx, ref)
 	if err != nil {
 		return err
@@ -180,7 +180,7 @@ func (x *Executor) ListFiles(ctx context.Context, ref, name string, recursive bo
 
 // OpenFile opens the file at name in the state of the turn that ref names; symlinks
 // are followed in the state. Every byte is verified before it is read.
-func (x *Executor) OpenFile(ctx context.Context, ref, name string) (io.ReadCloser, error) {
+func (x *Repo) OpenFile(ctx context.Context, ref, name string) (io.ReadCloser, error) {
 	cs, _, st, err := x.resolveState(ctx, ref)
 	if err != nil {
 		return nil, err

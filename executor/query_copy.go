@@ -22,7 +22,7 @@ import (
 // set-group-ID bits are not; hard links become files of their own. Nothing is written
 // outside of dest. Devices and pipes, and symlinks that lead out of the folder that is
 // copied, are left out: skipped is told of each.
-func (x *Executor) CopyOut(ctx context.Context, ref, name, dest string, skipped func(name, why string)) error {
+func (x *Repo) CopyOut(ctx context.Context, ref, name, dest string, skipped func(name, why string)) error {
 	cs, _, st, err := x.resolveState(ctx, ref)
 	if err != nil {
 		return err

@@ -82,7 +82,7 @@ type CwdChange struct {
 
 // Diff compares the states of two turns, from their trees alone: what is equal is
 // not looked at.
-func (x *Executor) Diff(ctx context.Context, req DiffRequest) (*StateDiff, error) {
+func (x *Repo) Diff(ctx context.Context, req DiffRequest) (*StateDiff, error) {
 	cs, to, err := x.resolve(ctx, req.From)
 	if err != nil {
 		return nil, err
@@ -110,7 +110,7 @@ func (x *Executor) Diff(ctx context.Context, req DiffRequest) (*StateDiff, error
 }
 
 // diffToParent compares what t left with what it began on.
-func (x *Executor) diffToParent(ctx context.Context, cs *contextStore, t session.Turn, req DiffRequest) (*StateDiff, error) {
+func (x *Repo) diffToParent(ctx context.Context, cs *contextStore, t session.Turn, req DiffRequest) (*StateDiff, error) {
 	b, err := cs.stateOf(ctx, t)
 	if err != nil {
 		return nil, err
@@ -135,7 +135,7 @@ func (x *Executor) diffToParent(ctx context.Context, cs *contextStore, t session
 }
 
 // templateState is what a session's first turn begins on. It builds nothing.
-func (x *Executor) templateState(ctx context.Context, cs *contextStore, image string) (*State, error) {
+func (x *Repo) templateState(ctx context.Context, cs *contextStore, image string) (*State, error) {
 	tmpl, err := x.builtTemplate(ctx, image)
 	if err != nil {
 		return nil, err
@@ -148,7 +148,7 @@ func (x *Executor) templateState(ctx context.Context, cs *contextStore, image st
 }
 
 // builtTemplate returns a template without building it.
-func (x *Executor) builtTemplate(ctx context.Context, name string) (*template.Template, error) {
+func (x *Repo) builtTemplate(ctx context.Context, name string) (*template.Template, error) {
 	details, err := x.templates().Show(ctx, name)
 	if err != nil {
 		return nil, err

@@ -23,7 +23,7 @@ type SessionInfo struct {
 }
 
 // Sessions lists the sessions, the one that was used last first.
-func (x *Executor) Sessions(ctx context.Context) ([]SessionInfo, error) {
+func (x *Repo) Sessions(ctx context.Context) ([]SessionInfo, error) {
 	cs, err := x.context(ctx)
 	if err != nil {
 		return nil, err
@@ -64,7 +64,7 @@ func sessionInfo(g *session.Graph) SessionInfo {
 }
 
 // Session returns all that is known of one session, by its name or ID.
-func (x *Executor) Session(ctx context.Context, nameOrID string) (*session.Graph, error) {
+func (x *Repo) Session(ctx context.Context, nameOrID string) (*session.Graph, error) {
 	cs, s, err := x.findSession(ctx, nameOrID)
 	if err != nil {
 		return nil, err
@@ -75,7 +75,7 @@ func (x *Executor) Session(ctx context.Context, nameOrID string) (*session.Graph
 // Log returns a session's turns, the newest first: all of them when ref names a
 // session, else the turn that ref names and its ancestors. limit, if positive,
 // is how many at most.
-func (x *Executor) Log(ctx context.Context, ref string, limit int) (*session.Graph, error) {
+func (x *Repo) Log(ctx context.Context, ref string, limit int) (*session.Graph, error) {
 	cs, err := x.context(ctx)
 	if err != nil {
 		return nil, err
@@ -108,7 +108,7 @@ func (x *Executor) Log(ctx context.Context, ref string, limit int) (*session.Gra
 }
 
 // Fork makes a branch that begins with the turn that ref names.
-func (x *Executor) Fork(ctx context.Context, ref, name string) (session.Branch, error) {
+func (x *Repo) Fork(ctx context.Context, ref, name string) (session.Branch, error) {
 	cs, t, err := x.resolve(ctx, ref)
 	if err != nil {
 		return session.Branch{}, err
@@ -121,7 +121,7 @@ func (x *Executor) Fork(ctx context.Context, ref, name string) (session.Branch, 
 }
 
 // Tag gives the turn that ref names a name that stays with it.
-func (x *Executor) Tag(ctx context.Context, ref, name string) (session.Tag, error) {
+func (x *Repo) Tag(ctx context.Context, ref, name string) (session.Tag, error) {
 	cs, t, err := x.resolve(ctx, ref)
 	if err != nil {
 		return session.Tag{}, err
@@ -130,7 +130,7 @@ func (x *Executor) Tag(ctx context.Context, ref, name string) (session.Tag, erro
 }
 
 // Untag forgets a tag of a session.
-func (x *Executor) Untag(ctx context.Context, nameOrID, tag string) error {
+func (x *Repo) Untag(ctx context.Context, nameOrID, tag string) error {
 	cs, s, err := x.findSession(ctx, nameOrID)
 	if err != nil {
 		return err
@@ -139,7 +139,7 @@ func (x *Executor) Untag(ctx context.Context, nameOrID, tag string) error {
 }
 
 // Rename gives a session a name.
-func (x *Executor) Rename(ctx context.Context, nameOrID, name string) (session.Session, error) {
+func (x *Repo) Rename(ctx context.Context, nameOrID, name string) (session.Session, error) {
 	cs, s, err := x.findSession(ctx, nameOrID)
 	if err != nil {
 		return session.Session{}, err
@@ -148,7 +148,7 @@ func (x *Executor) Rename(ctx context.Context, nameOrID, name string) (session.S
 }
 
 // RemoveSession forgets a session, and ends the machines that it keeps. What its turns left takes up room until GC.
-func (x *Executor) RemoveSession(ctx context.Context, nameOrID string) (session.Session, error) {
+func (x *Repo) RemoveSession(ctx context.Context, nameOrID string) (session.Session, error) {
 	cs, s, err := x.findSession(ctx, nameOrID)
 	if err != nil {
 		return session.Session{}, err
@@ -160,7 +160,7 @@ func (x *Executor) RemoveSession(ctx context.Context, nameOrID string) (session.
 }
 
 // RemoveBranch forgets a branch of a session, and ends its machine. Its turns stay until GC lets them go.
-func (x *Executor) RemoveBranch(ctx context.Context, nameOrID, branch string) error {
+func (x *Repo) RemoveBranch(ctx context.Context, nameOrID, branch string) error {
 	cs, s, err := x.findSession(ctx, nameOrID)
 	if err != nil {
 		return err
@@ -172,7 +172,7 @@ func (x *Executor) RemoveBranch(ctx context.Context, nameOrID, branch string) er
 }
 
 // findSession finds a session by its name or ID.
-func (x *Executor) findSession(ctx context.Context, nameOrID string) (*contextStore, session.Session, error) {
+func (x *Repo) findSession(ctx context.Context, nameOrID string) (*contextStore, session.Session, error) {
 	cs, err := x.context(ctx)
 	if err != nil {
 		return nil, session.Session{}, err
@@ -182,7 +182,7 @@ func (x *Executor) findSession(ctx context.Context, nameOrID string) (*contextSt
 }
 
 // resolve finds the turn that ref names.
-func (x *Executor) resolve(ctx context.Context, ref string) (*contextStore, session.Turn, error) {
+func (x *Repo) resolve(ctx context.Context, ref string) (*contextStore, session.Turn, error) {
 	cs, err := x.context(ctx)
 	if err != nil {
 		return nil, session.Turn{}, err
@@ -192,7 +192,7 @@ func (x *Executor) resolve(ctx context.Context, ref string) (*contextStore, sess
 }
 
 // resolveState finds the state of the turn that ref names.
-func (x *Executor) resolveState(ctx context.Context, ref string) (*contextStore, session.Turn, *State, error) {
+func (x *Repo) resolveState(ctx context.Context, ref string) (*contextStore, session.Turn, *State, error) {
 	cs, t, err := x.resolve(ctx, ref)
 	if err != nil {
 		return nil, t, nil, err

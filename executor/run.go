@@ -14,28 +14,45 @@ import (
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/secret"
 	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/wire"
 )
 
 // An Executor runs turns with the state of one home. It is safe for concurrent use.
-type Executor struct {
-	home      *statedir.Home
-	killGrace time.Duration // how long a killed step may take to be gone before its machine is
-	// statfs tells how large the file system with a folder is and what is free of it, and
-	// spaceEvery how often a turn asks; tests have their own.
-	statfs     func(dir string) (total, free uint64, err error)
-	spaceEvery time.Duration
-	kept       lazyContext
-	fault      func(op string) error                         // of the store, for tests; nil: none
+type Executor struct{ *Host }
+
+// A Host starts sandboxes.
+type Host struct {
+	*Repo
+	killGrace  time.Duration                                 // how long a killed step may take to be gone before its machine is
+	spaceEvery time.Duration                                 // how often a turn asks for the free space; tests have their own
 	opened     *network.Budget                               // of the connections that sandboxes have opened
 	wrap       func(substrate.Substrate) substrate.Substrate // of driver.Chooser, for tests
 }
 
+// A Repo is what is kept between turns.
+type Repo struct {
+	home *statedir.Home
+	// statfs tells how large the file system with a folder is and what is free of it.
+	statfs func(dir string) (total, free uint64, err error)
+	kept   lazyContext
+	fault  func(op string) error // of the store, for tests; nil: none
+	// templates returns the templates, with what builds their layers.
+	templates func() *template.Store
+	// endHeld ends the paused machines of a session: of one branch, or of all.
+	endHeld func(ctx context.Context, s turnstone.SessionID, branch string) error
+}
+
 // New returns an executor on h.
 func New(h *statedir.Home) *Executor {
-	return &Executor{home: h, killGrace: 15 * time.Second, statfs: freeSpace, spaceEvery: spaceEvery,
+	host := &Host{Repo: &Repo{home: h, statfs: freeSpace}, killGrace: 15 * time.Second, spaceEvery: spaceEvery,
 		opened: network.NewBudget(network.DefaultBudget)}
+	host.Repo.templates = func() *template.Store {
+		return template.NewStore(h.Path("templates")).WithLayers(layerBuilder{host})
+	}
+	host.Repo.endHeld = host.endHeld
+	return &Executor{Host: host}
 }
 
 // Run runs one turn and returns it with its receipt. An error without a Turn

@@ -122,7 +122,7 @@ func (s *Sandbox) Close() error {
 
 // guard ends s's machine when ctx has ended and release is not called soon after:
 // a guest is asked to kill what it runs, and a hostile one need not obey.
-func (x *Executor) guard(ctx context.Context, s *Sandbox) (release func()) {
+func (x *Host) guard(ctx context.Context, s *Sandbox) (release func()) {
 	released := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		select {
@@ -165,7 +165,7 @@ func (s *Sandbox) fate(err error) error {
 
 // machine finds or makes everything a sandbox of p starts from. It is where the
 // first run on a machine spends its minutes.
-func (x *Executor) machine(ctx context.Context, p *plan, progress func(string), clock *stopwatch) (*source, error) {
+func (x *Host) machine(ctx context.Context, p *plan, progress func(string), clock *stopwatch) (*source, error) {
 	tmpl, err := p.template, error(nil)
 	if tmpl == nil {
 		if tmpl, err = x.templatesFor(p.anonymous).Ensure(ctx, p.image, progress); err != nil {
@@ -215,13 +215,9 @@ func (p *plan) needs() driver.Needs {
 		Live: p.live || p.lifetime == document.LifetimeSession, Keep: p.kept || p.snapshot == document.SnapshotVM}
 }
 
-func (x *Executor) templates() *template.Store {
-	return template.NewStore(x.home.Path("templates")).WithLayers(layerBuilder{x})
-}
-
 // templatesFor is templates, with registries asked as a stranger would ask where nobody
 // that may name one named the image.
-func (x *Executor) templatesFor(anonymous bool) *template.Store {
+func (x *Host) templatesFor(anonymous bool) *template.Store {
 	if anonymous {
 		return x.templates().Anonymous()
 	}
@@ -230,13 +226,13 @@ func (x *Executor) templatesFor(anonymous bool) *template.Store {
 
 // strangersImage tells whether an image that a state or a record names is asked for as a
 // document's is: they may be imported.
-func (x *Executor) strangersImage(image string) (bool, error) {
+func (x *Host) strangersImage(image string) (bool, error) {
 	host, err := x.config()
 	return strangers(host, image) && !x.templates().Known(image), err
 }
 
 // config reads the host's configuration.
-func (x *Executor) config() (config.Config, error) { return config.Load(x.home.Dir) }
+func (x *Repo) config() (config.Config, error) { return config.Load(x.home.Dir) }
 
 // A SandboxRequest is one sandbox to create. Zero values are the defaults.
 type SandboxRequest struct {
@@ -266,7 +262,7 @@ type SandboxRequest struct {
 
 // Create makes a sandbox of its own for the caller. preparing is called before
 // what can take long.
-func (x *Executor) Create(ctx context.Context, req SandboxRequest, preparing func(string)) (*Sandbox, error) {
+func (x *Host) Create(ctx context.Context, req SandboxRequest, preparing func(string)) (*Sandbox, error) {
 	spec := &template.Spec{Name: req.Image}
 	var err error
 	if req.Root == "" {
@@ -300,7 +296,7 @@ func (x *Executor) Create(ctx context.Context, req SandboxRequest, preparing fun
 
 // standOn returns what a sandbox on the turn that ref names begins with; no ref
 // stands for the template.
-func (x *Executor) standOn(ctx context.Context, p *plan, ref string) (*branchPoint, error) {
+func (x *Host) standOn(ctx context.Context, p *plan, ref string) (*branchPoint, error) {
 	if ref == "" {
 		return &branchPoint{}, nil
 	}
@@ -322,7 +318,7 @@ func (x *Executor) standOn(ctx context.Context, p *plan, ref string) (*branchPoi
 }
 
 // open restores a sandbox for p and makes it its own.
-func (x *Executor) open(ctx context.Context, p *plan, progress func(string), clock *stopwatch) (*Sandbox, error) {
+func (x *Host) open(ctx context.Context, p *plan, progress func(string), clock *stopwatch) (*Sandbox, error) {
 	src, err := x.machine(ctx, p, progress, clock)
 	if err != nil {
 		return nil, err
@@ -347,7 +343,7 @@ func (x *Executor) open(ctx context.Context, p *plan, progress func(string), clo
 }
 
 // start restores src for p and makes it its own.
-func (x *Executor) start(ctx context.Context, p *plan, src *source, clock *stopwatch) (*Sandbox, error) {
+func (x *Host) start(ctx context.Context, p *plan, src *source, clock *stopwatch) (*Sandbox, error) {
 	slot, err := x.slot(p.limits.Sandboxes)
 	if err != nil {
 		return nil, err

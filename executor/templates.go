@@ -43,7 +43,7 @@ func newTemplateUse() *TemplateUse {
 // TemplateUse tells which sessions need a template: a file of one of their turns
 // is nowhere but in its image, or they stand on it and its spec was registered
 // here. It goes through the files of all turns.
-func (x *Executor) TemplateUse(ctx context.Context, name string) (*TemplateUse, error) {
+func (x *Repo) TemplateUse(ctx context.Context, name string) (*TemplateUse, error) {
 	use := newTemplateUse()
 	dir, own, err := x.templateFolder(ctx, name)
 	if err != nil {
@@ -106,7 +106,7 @@ func (cs *contextStore) anonymous(ctx context.Context, s session.Session) (bool,
 
 // templateFolder returns the folder of a template's image; none when another name
 // has the same image, which then stays. own tells that the spec is a user's.
-func (x *Executor) templateFolder(ctx context.Context, name string) (dir string, own bool, err error) {
+func (x *Repo) templateFolder(ctx context.Context, name string) (dir string, own bool, err error) {
 	of, err := x.templates().Show(ctx, name)
 	if err != nil {
 		return "", false, err
@@ -181,7 +181,7 @@ func (u *templateUser) session(ctx context.Context, s session.Session, own bool,
 // req says otherwise. Anonymous sessions that need files of it are removed with it, and
 // returned; one whose turn runs is a reason to refuse. Turns that run wait for it, and it
 // for turns that are being kept.
-func (x *Executor) RemoveTemplate(ctx context.Context, req TemplateRemoval) ([]session.Session, error) {
+func (x *Repo) RemoveTemplate(ctx context.Context, req TemplateRemoval) ([]session.Session, error) {
 	remove := func() error { return x.templates().Remove(ctx, req.Name) }
 	if on, err := x.templates().Dependents(ctx, req.Name); err != nil {
 		return nil, err

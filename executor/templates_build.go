@@ -21,7 +21,7 @@ import (
 )
 
 // layerBuilder builds templates' layers in sandboxes.
-type layerBuilder struct{ x *Executor }
+type layerBuilder struct{ x *Host }
 
 // buildLimit bounds the build of one layer.
 const buildLimit = 2 * time.Hour
@@ -70,7 +70,7 @@ func (b layerBuilder) Build(ctx context.Context, req template.LayerRequest, comm
 		return interrupted(ctx, s.fate(err), "while template "+req.Name+" was built")
 	}
 	req.Say("storing what is new")
-	return w.keep(ctx, &run{x: b.x, plan: p, at: at}, commit)
+	return w.keep(ctx, &run{x: &Executor{Host: b.x}, plan: p, at: at}, commit)
 }
 
 // buildPolicy lets a build reach its package registries, which are at port, and what
@@ -98,7 +98,7 @@ func isPublicWord(rule string) bool { return rule == network.PublicWord }
 
 // layerWork is the build of one layer, in its sandbox.
 type layerWork struct {
-	x   *Executor
+	x   *Host
 	s   *Sandbox
 	req template.LayerRequest
 }

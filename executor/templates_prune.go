@@ -43,7 +43,7 @@ type TemplateStays struct {
 // more, when no session has files that are only there, no sandbox lies on it, and no
 // template that stays. Of layers, gc then removes the files. It also removes old
 // downloads of package registries. It waits for turns that are being kept.
-func (x *Executor) PruneTemplates(ctx context.Context, req TemplatePrune) (*TemplatePruned, error) {
+func (x *Repo) PruneTemplates(ctx context.Context, req TemplatePrune) (*TemplatePruned, error) {
 	rep := &TemplatePruned{DryRun: req.DryRun, Builds: []template.Kept{}, Stays: []TemplateStays{}}
 	prune := func() error { return x.pruneTemplates(ctx, req, rep) }
 	if _, err := os.Stat(x.home.Path("context.db")); errors.Is(err, fs.ErrNotExist) {
@@ -57,7 +57,7 @@ func (x *Executor) PruneTemplates(ctx context.Context, req TemplatePrune) (*Temp
 	return rep, cs.store.Exclusive(ctx, prune)
 }
 
-func (x *Executor) pruneTemplates(ctx context.Context, req TemplatePrune, rep *TemplatePruned) error {
+func (x *Repo) pruneTemplates(ctx context.Context, req TemplatePrune, rep *TemplatePruned) error {
 	ts := x.templates()
 	needed, err := ts.Needed()
 	if err != nil {
@@ -121,7 +121,7 @@ func (x *Executor) pruneTemplates(ctx context.Context, req TemplatePrune, rep *T
 const packagesKept = 30 * 24 * time.Hour
 
 // stays says who needs a build that no known template stands for; empty: nobody.
-func (x *Executor) stays(ctx context.Context, k template.Kept, uses map[turnstone.Digest]bool, rep *TemplatePruned) (string, error) {
+func (x *Repo) stays(ctx context.Context, k template.Kept, uses map[turnstone.Digest]bool, rep *TemplatePruned) (string, error) {
 	if uses[k.Digest] {
 		return "a sandbox, or another build that stays, lies on it", nil
 	}

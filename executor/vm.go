@@ -31,14 +31,14 @@ type ResumeRequest struct {
 
 // Resume starts the machine that a turn was kept with (snapshot: vm): it goes on with the
 // processes that ran, in a sandbox that stays.
-func (x *Executor) Resume(ctx context.Context, req ResumeRequest, progress func(string)) (sandboxes.Info, error) {
+func (x *Host) Resume(ctx context.Context, req ResumeRequest, progress func(string)) (sandboxes.Info, error) {
 	return x.resume(ctx, req, sandboxes.Spec{Name: req.Name, TTL: req.TTL}, progress)
 }
 
 // resumedNetwork is what a resumed machine asks of its network. The record and the document
 // that was run, src, may be imported: what they ask for is judged as turn run would judge the
 // document today, with req for its flags.
-func (x *Executor) resumedNetwork(rec *Record, src []byte, req ResumeRequest) (*network.Spec, error) {
+func (x *Host) resumedNetwork(rec *Record, src []byte, req ResumeRequest) (*network.Spec, error) {
 	doc, err := document.Parse("turn.md", src)
 	if err != nil { // of another version: it asks for nothing
 		doc = &document.Document{}
@@ -91,7 +91,7 @@ func (a *authority) resumesNetwork() bool {
 }
 
 // resume is Resume into a sandbox that spec names, with the network that spec has, if any.
-func (x *Executor) resume(ctx context.Context, req ResumeRequest, spec sandboxes.Spec, progress func(string)) (sandboxes.Info, error) {
+func (x *Host) resume(ctx context.Context, req ResumeRequest, spec sandboxes.Spec, progress func(string)) (sandboxes.Info, error) {
 	var none sandboxes.Info
 	cs, err := x.context(ctx)
 	if err != nil {
@@ -152,7 +152,7 @@ func (x *Executor) resume(ctx context.Context, req ResumeRequest, spec sandboxes
 }
 
 // layersBelow are the template's layers, below the first turn of rec's session.
-func (x *Executor) layersBelow(ctx context.Context, rec *Record) (layers []template.Layer) {
+func (x *Host) layersBelow(ctx context.Context, rec *Record) (layers []template.Layer) {
 	if rec.VM.Image == nil { // of an older program
 		if tmpl, err := x.builtTemplate(ctx, rec.Image); err == nil {
 			return tmpl.Layers
@@ -165,7 +165,7 @@ func (x *Executor) layersBelow(ctx context.Context, rec *Record) (layers []templ
 }
 
 // unpackVM makes a folder that a machine can be restored from.
-func (x *Executor) unpackVM(ctx context.Context, cs *contextStore, rec *Record, layers []string, progress func(string)) (dir string, remove func(), err error) {
+func (x *Host) unpackVM(ctx context.Context, cs *contextStore, rec *Record, layers []string, progress func(string)) (dir string, remove func(), err error) {
 	p := &plan{image: rec.Image, shape: rec.Shape, driver: or(rec.Substrate, "auto"), kept: true,
 		wants: wants{cpus: rec.Shape.CPUs, memory: rec.Shape.Memory, disk: rec.Shape.Disk}}
 	if err := rec.Shape.Validate(); err != nil { // the record may be imported
