@@ -205,7 +205,7 @@ func checkReceipt(t *testing.T, name string, turn *executor.Turn) {
 	}
 }
 
-func run(t *testing.T, h *statedir.Home, file string) *executor.Turn {
+func run(t *testing.T, h *statedir.Dir, file string) *executor.Turn {
 	t.Helper()
 	src, err := os.ReadFile(file)
 	if err != nil {

@@ -145,11 +145,11 @@ func TestHeldPaths(t *testing.T) {
 	id := turnstone.NewSessionID()
 	rapid.Check(t, func(t *rapid.T) {
 		a, b := name.Draw(t, "a"), name.Draw(t, "b")
-		if pa, pb := x.heldPath(id, a), x.heldPath(id, b); (pa == pb) != (a == b) || filepath.Dir(pa) != x.home.Path("machines") || len(filepath.Base(pa)) > 200 {
+		if pa, pb := x.pausedPath(id, a), x.pausedPath(id, b); (pa == pb) != (a == b) || filepath.Dir(pa) != x.home.Path("machines") || len(filepath.Base(pa)) > 200 {
 			t.Fatalf("%q: %s, %q: %s", a, pa, b, pb)
 		}
 	})
-	if n := len(filepath.Base(x.heldPath(id, strings.Repeat("a/", 49)+"aa"))); n > 200 {
+	if n := len(filepath.Base(x.pausedPath(id, strings.Repeat("a/", 49)+"aa"))); n > 200 {
 		t.Errorf("%d bytes", n)
 	}
 }

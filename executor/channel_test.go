@@ -49,7 +49,7 @@ func TestBrokenChannel(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m, r, sandbox, closeAll := runNoisy(t, "```bash name=a\necho begun; sleep 600\n```\n\n```bash\necho never\n```\n",
 				func(m *noisyMachine) { _, _ = m.guest.Write([]byte(noise)) })
-			result, err := r.each(t.Context(), t.Context(), sandbox)
+			result, err := r.runSteps(t.Context(), t.Context(), sandbox)
 			if result != turnstone.Errored || turnstone.KindOf(err) != turnstone.Integrity || !strings.Contains(err.Error(), "broke its channel") {
 				t.Errorf("%s: %v", result, err)
 			}
@@ -71,7 +71,7 @@ func TestSilentAgent(t *testing.T) {
 	m, r, s, closeAll := runNoisy(t, "```bash name=a timeout=1s\necho begun; sleep 600\n```\n\n```bash\necho never\n```\n",
 		func(m *noisyMachine) { m.silent.Store(true) })
 	r.x.killGrace = time.Second
-	result, err := r.each(t.Context(), t.Context(), s)
+	result, err := r.runSteps(t.Context(), t.Context(), s)
 	if result != turnstone.TimedOut || err != nil || !s.ended() {
 		t.Errorf("%s: %v", result, err)
 	}
@@ -103,7 +103,7 @@ func runNoisy(t *testing.T, text string, then func(*noisyMachine)) (m *noisyMach
 		t.Fatal(err)
 	}
 	doc := parse(t, text)
-	r = &run{x: New(&statedir.Home{Dir: t.TempDir()}), plan: &plan{cwd: dir, timeout: time.Hour}, doc: doc, obs: &speaking{begun: func() { then(m) }},
+	r = &run{x: New(&statedir.Dir{Root: t.TempDir()}), plan: &plan{cwd: dir, timeout: time.Hour}, doc: doc, obs: &speaking{begun: func() { then(m) }},
 		clock: newStopwatch(), scripts: parseScripts(doc, nil), results: make([]document.StepResult, 2), outputs: make([][2]*capture, 2),
 		commands: make([]*commands, 2), networks: make([]*NetworkReport, 2)}
 	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now()}

@@ -78,7 +78,7 @@ func (x *Executor) check(req Request) error {
 		return err
 	}
 	defer p.close()
-	p.authority, p.limits = a, host.Limits.For(config.HostOf(existing(x.home.Dir)))
+	p.authority, p.limits = a, host.Limits.For(config.HostOf(existing(x.home.Root)))
 	if err := p.fitLimits(); err != nil {
 		return err
 	}

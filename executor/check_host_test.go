@@ -43,9 +43,9 @@ func TestCheckHost(t *testing.T) {
 		"branch: b":                     {},
 		"lifetime: session":             {},
 	} {
-		h := &statedir.Home{Dir: filepath.Join(t.TempDir(), "home")}
+		h := &statedir.Dir{Root: filepath.Join(t.TempDir(), "home")}
 		if c.config != "" {
-			if err := os.Mkdir(h.Dir, 0o700); err != nil {
+			if err := os.Mkdir(h.Root, 0o700); err != nil {
 				t.Fatal(err)
 			}
 			if err := os.WriteFile(h.Path(config.File), []byte(c.config), 0o600); err != nil {
@@ -56,7 +56,7 @@ func TestCheckHost(t *testing.T) {
 		if c.says == "" && err != nil || c.says != "" && (turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), c.says)) {
 			t.Errorf("%q: %v, want %q", front, err, c.says)
 		}
-		if _, err := os.Stat(h.Dir); c.config == "" && !os.IsNotExist(err) {
+		if _, err := os.Stat(h.Root); c.config == "" && !os.IsNotExist(err) {
 			t.Errorf("%q: the state directory was made", front)
 		}
 	}

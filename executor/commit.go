@@ -29,8 +29,8 @@ var identityFiles = []string{"/etc/hostname", "/etc/hosts", "/etc/machine-id", "
 // all that was written to put on the disk first.
 const freezeLimit = 5 * time.Minute
 
-// left is what a turn left behind, before it is kept.
-type left struct {
+// collected is what a turn left behind, before it is kept.
+type collected struct {
 	batch *store.Batch
 	state turnstone.Digest
 	tree  tree.Ref
@@ -39,7 +39,7 @@ type left struct {
 
 // collect takes the state out of the sandbox s, whose steps are over, into a new
 // batch. The caller closes the batch.
-func (r *run) collect(ctx context.Context, s *Sandbox) (*left, error) {
+func (r *run) collect(ctx context.Context, s *Sandbox) (*collected, error) {
 	frozen, disk, err := r.freeze(ctx, s)
 	if disk != nil {
 		defer func() { _ = disk.Close() }()
@@ -51,7 +51,7 @@ func (r *run) collect(ctx context.Context, s *Sandbox) (*left, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &left{batch: batch}
+	l := &collected{batch: batch}
 	if err := r.readDisk(ctx, s, l, frozen, disk); err != nil {
 		_ = batch.Close()
 		return nil, err
@@ -95,9 +95,9 @@ func (f *frozen) check(id turnstone.SandboxID) error {
 
 // freeze brings the sandbox's disk to rest and returns it. The machine ends, unless
 // it is the session's.
-func (r *run) freeze(ctx context.Context, s *Sandbox) (*frozen, leftover, error) {
-	if r.held != nil {
-		return r.held.standStill(ctx, s, r)
+func (r *run) freeze(ctx context.Context, s *Sandbox) (*frozen, upperSource, error) {
+	if r.paused != nil {
+		return r.paused.pause(ctx, s, r)
 	}
 	ctx, cancel := context.WithTimeout(ctx, freezeLimit)
 	defer cancel()
@@ -106,7 +106,7 @@ func (r *run) freeze(ctx context.Context, s *Sandbox) (*frozen, leftover, error)
 	if err != nil {
 		return nil, nil, err
 	}
-	d, err := r.takeLeftover(ctx, s)
+	d, err := r.takeUpper(ctx, s)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -118,14 +118,14 @@ func (r *run) freeze(ctx context.Context, s *Sandbox) (*frozen, leftover, error)
 func (s *Sandbox) freeze(ctx context.Context) (*frozen, error) {
 	res, err := s.Client().StateFreeze(ctx)
 	if err != nil {
-		return nil, s.fate(err)
+		return nil, s.causeOf(err)
 	}
 	f := &frozen{cwd: res.Cwd, upper: res.Upper, env: res.Env}
 	return f, f.check(s.ID())
 }
 
 // readDisk puts the state into the batch.
-func (r *run) readDisk(ctx context.Context, s *Sandbox, l *left, f *frozen, d leftover) error {
+func (r *run) readDisk(ctx context.Context, s *Sandbox, l *collected, f *frozen, d upperSource) error {
 	base, err := r.base(ctx, s, l.batch)
 	if err != nil {
 		return err
@@ -168,7 +168,7 @@ func (r *run) readDisk(ctx context.Context, s *Sandbox, l *left, f *frozen, d le
 }
 
 // apply puts what is on the disk on the tree base.
-func (r *run) apply(ctx context.Context, w tree.Writer, base tree.Ref, f *frozen, d leftover, opts layer.Options) (tree.Ref, layer.Stats, error) {
+func (r *run) apply(ctx context.Context, w tree.Writer, base tree.Ref, f *frozen, d upperSource, opts layer.Options) (tree.Ref, layer.Stats, error) {
 	upper, err := d.open(f.upper)
 	if err != nil {
 		return tree.Ref{}, layer.Stats{}, err
@@ -189,7 +189,7 @@ func (h hashOnly) Get(ctx context.Context, d turnstone.Digest) ([]byte, error) {
 
 // layerOf is what the turn itself changed. A machine that went on has more than
 // that on its disk.
-func (r *run) layerOf(ctx context.Context, l *left, base tree.Ref, stats layer.Stats) (info LayerInfo, err error) {
+func (r *run) layerOf(ctx context.Context, l *collected, base tree.Ref, stats layer.Stats) (info LayerInfo, err error) {
 	parent := base
 	if r.at.state != nil {
 		parent = r.at.state.Tree
@@ -219,13 +219,13 @@ func (r *run) layerOf(ctx context.Context, l *left, base tree.Ref, stats layer.S
 
 // base returns the tree that the sandbox's disk lies on.
 func (r *run) base(ctx context.Context, s *Sandbox, w tree.Writer) (tree.Ref, error) {
-	if r.held != nil {
-		if r.held.Base == (tree.Ref{}) { // the template
+	if r.paused != nil {
+		if r.paused.Base == (tree.Ref{}) { // the template
 			ref, err := r.x.templates().Tree(ctx, s.Template, w)
-			r.held.Base = ref
+			r.paused.Base = ref
 			return ref, err
 		}
-		return r.held.Base, nil
+		return r.paused.Base, nil
 	}
 	if r.at.state != nil {
 		return r.at.state.Tree, nil
@@ -293,18 +293,18 @@ func leaked(where, name string) error {
 		Hint: "a step wrote it there: let the steps read it from their environment, and remove the file before the turn ends"}
 }
 
-// keep writes the turn's record and moves its branch. l is nil when the turn left
+// commit writes the turn's record and moves its branch. l is nil when the turn left
 // no state. What it changes in r.info is in the receipt that it keeps.
-func (r *run) keep(ctx context.Context, l *left) (err error) {
+func (r *run) commit(ctx context.Context, l *collected) (err error) {
 	if l == nil {
-		l = &left{}
+		l = &collected{}
 		if l.batch, err = r.at.cs.store.Begin(ctx); err != nil {
 			return err
 		}
 	}
 	defer func() { _ = l.batch.Close() }()
 	if !r.at.replay && l.state != "" {
-		unlock, err := r.land(ctx)
+		unlock, err := r.lockBranch(ctx)
 		if err != nil {
 			return err
 		}
@@ -346,22 +346,22 @@ func (r *run) keep(ctx context.Context, l *left) (err error) {
 	return err
 }
 
-// keepNoState keeps a turn whose state could not be kept as one that left none. When
+// commitWithoutState keeps a turn whose state could not be kept as one that left none. When
 // not even that can be written, it is in the session without a record.
-func (r *run) keepNoState() {
+func (r *run) commitWithoutState() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	r.left, r.layer, r.stateDigest, r.recordDigest = nil, LayerInfo{}, "", ""
+	r.collected, r.layer, r.stateDigest, r.recordDigest = nil, LayerInfo{}, "", ""
 	r.info.FSHash, r.info.Layer, r.info.Changes = "", "", ""
 	r.info.Branch, r.diverged = r.plan.branch, false
-	if err := r.keep(ctx, nil); err != nil && !r.at.replay {
+	if err := r.commit(ctx, nil); err != nil && !r.at.replay {
 		_, _, _ = r.at.cs.db.Finish(ctx, session.Finish{Turn: r.info.ID, Result: r.info.Result})
 	}
 }
 
-// land finds out which branch will end with this turn, so that the receipt can say
+// lockBranch finds out which branch will end with this turn, so that the receipt can say
 // it, and keeps others from moving it until unlock is called.
-func (r *run) land(ctx context.Context) (unlock func(), err error) {
+func (r *run) lockBranch(ctx context.Context) (unlock func(), err error) {
 	path := r.x.home.Path("leases", string(r.at.session.ID)+".head")
 	lock, err := statedir.Acquire(ctx, path, nil)
 	if err != nil {
@@ -388,7 +388,7 @@ func (at *branchPoint) head() *turnstone.TurnID {
 }
 
 // record puts all that is kept of the turn beside its state into the batch.
-func (r *run) record(ctx context.Context, l *left) (*Record, error) {
+func (r *run) record(ctx context.Context, l *collected) (*Record, error) {
 	rec := &Record{Format: recordFormat, ID: r.info.ID, Session: r.at.session.ID, Number: r.at.turn.Number, Branch: r.info.Branch,
 		Parents: r.at.turn.Parents, Kind: KindRun, Image: r.plan.image, Template: r.info.Template, Substrate: r.info.Substrate,
 		Isolation: r.info.Isolation, Shape: r.plan.shape, Started: r.info.Started, Millis: r.info.Duration.Milliseconds(),
@@ -404,8 +404,8 @@ func (r *run) record(ctx context.Context, l *left) (*Record, error) {
 	if err := put(&rec.Receipt, r.receipt()); err != nil {
 		return nil, err
 	}
-	if r.vm != nil {
-		rec.VM = r.vm.ref
+	if r.snapshot != nil {
+		rec.VM = r.snapshot.ref
 	}
 	var err error
 	if rec.Network, err = r.keepNetwork(ctx, l.batch); err != nil {

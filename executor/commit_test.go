@@ -30,7 +30,7 @@ func end(t *testing.T, x *Executor, files map[string]string) (*run, error) {
 }
 
 // endWith is end of a turn whose machine was kept.
-func endWith(t *testing.T, x *Executor, files map[string]string, vm *keptVM) (*run, error) {
+func endWith(t *testing.T, x *Executor, files map[string]string, vm *vmSnapshot) (*run, error) {
 	t.Helper()
 	ctx := t.Context()
 	r := &run{x: x, plan: &plan{image: "base", session: "s", branch: DefaultBranch}, doc: parse(t, "# A turn\n"), obs: &observer{}, clock: newStopwatch()}
@@ -51,7 +51,7 @@ func endWith(t *testing.T, x *Executor, files map[string]string, vm *keptVM) (*r
 	if err != nil {
 		return nil, err
 	}
-	l := &left{batch: batch, tree: treetest.Make(t, batch, treetest.Texts(files)...)}
+	l := &collected{batch: batch, tree: treetest.Make(t, batch, treetest.Texts(files)...)}
 	b, err := json.Marshal(State{Format: stateFormat, Image: "base", Cwd: "/", Tree: l.tree, Env: []string{}})
 	if err != nil {
 		t.Fatal(err)
@@ -60,11 +60,11 @@ func endWith(t *testing.T, x *Executor, files map[string]string, vm *keptVM) (*r
 		_ = batch.Close()
 		return nil, err
 	}
-	if r.left, r.vm = l, vm; vm != nil {
+	if r.collected, r.snapshot = l, vm; vm != nil {
 		r.info.Snapshot = document.SnapshotVM
 	}
-	defer func() { r.vm.remove() }()
-	r.end(ctx)
+	defer func() { r.snapshot.remove() }()
+	r.finish(ctx)
 	return r, nil
 }
 
@@ -73,7 +73,7 @@ func endWith(t *testing.T, x *Executor, files map[string]string, vm *keptVM) (*r
 func whole(t *testing.T, dir string) (kept int) {
 	t.Helper()
 	ctx := t.Context()
-	x := New(&statedir.Home{Dir: dir})
+	x := New(&statedir.Dir{Root: dir})
 	defer func() { _ = x.Close() }()
 	if rep := ok[*FsckReport](t)(x.Fsck(ctx)); !rep.OK() {
 		t.Errorf("fsck: %+v", rep.Problems)
@@ -120,7 +120,7 @@ func faultAt(n int, fail func() error) func(string) error {
 // is told, the turn is in the session without a state, and the next one works.
 func TestCommitFaults(t *testing.T) {
 	dir := t.TempDir()
-	first := New(&statedir.Home{Dir: dir})
+	first := New(&statedir.Dir{Root: dir})
 	if _, err := end(t, first, map[string]string{"/first": "1"}); err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +129,7 @@ func TestCommitFaults(t *testing.T) {
 	}
 	failed := 0
 	for n := 1; ; n++ {
-		x, hit := New(&statedir.Home{Dir: dir}), false
+		x, hit := New(&statedir.Dir{Root: dir}), false
 		x.fault = faultAt(n, func() error { hit = true; return syscall.ENOSPC })
 		r, err := end(t, x, map[string]string{"/file": strconv.Itoa(n)})
 		switch {
@@ -172,7 +172,7 @@ func TestCommitCrashes(t *testing.T) {
 		if _, err := fmt.Sscan(at, &dir, &n); err != nil {
 			t.Fatal(err)
 		}
-		x := New(&statedir.Home{Dir: dir})
+		x := New(&statedir.Dir{Root: dir})
 		x.fault = faultAt(n, func() error { os.Exit(77); return nil })
 		if r, err := end(t, x, map[string]string{"/file": at}); err != nil || r.info.Result != turnstone.Passed {
 			t.Fatalf("%v, %+v", err, r)
@@ -189,7 +189,7 @@ func TestCommitCrashes(t *testing.T) {
 			t.Fatalf("%v\n%s", err, out)
 		}
 		if _, err := os.Stat(dir + "/context.db"); err == nil {
-			if _, err := New(&statedir.Home{Dir: dir}).Session(t.Context(), "s"); err == nil {
+			if _, err := New(&statedir.Dir{Root: dir}).Session(t.Context(), "s"); err == nil {
 				now := whole(t, dir)
 				if code == 0 && now != kept+1 || now < kept || now > kept+1 {
 					t.Errorf("write %d: %d turns are kept, and %d before", n, now, kept)
@@ -324,8 +324,8 @@ func TestHeldEndsWithItsSession(t *testing.T) {
 	}
 	p.turn(s, "main")
 	ok[session.Branch](t)(p.x.Fork(ctx, "s@1", "b"))
-	for _, path := range []string{p.x.heldPath(s.ID, "main"), p.x.heldPath(s.ID, "b"), p.x.heldPath(other.ID, "main")} {
-		h := &held{x: p.x.Host, path: path, Sandbox: turnstone.NewSandboxID()}
+	for _, path := range []string{p.x.pausedPath(s.ID, "main"), p.x.pausedPath(s.ID, "b"), p.x.pausedPath(other.ID, "main")} {
+		h := &pausedMachine{x: p.x.Host, path: path, Sandbox: turnstone.NewSandboxID()}
 		if err := h.write(); err != nil {
 			t.Fatal(err)
 		}
@@ -334,8 +334,8 @@ func TestHeldEndsWithItsSession(t *testing.T) {
 	if err := p.x.RemoveBranch(ctx, "s", "b"); err != nil || left() != 2 {
 		t.Errorf("%v, %d left", err, left())
 	}
-	lock := ok[*statedir.Lock](t)(statedir.TryAcquire(p.x.heldPath(s.ID, "main") + ".lock"))
-	if err := p.x.endHeld(ctx, s.ID, ""); err != nil || left() != 3 { // a turn uses it
+	lock := ok[*statedir.Lock](t)(statedir.TryAcquire(p.x.pausedPath(s.ID, "main") + ".lock"))
+	if err := p.x.endPaused(ctx, s.ID, ""); err != nil || left() != 3 { // a turn uses it
 		t.Errorf("%v, %d left", err, left())
 	}
 	lock.Release()

@@ -31,7 +31,7 @@ type past struct {
 
 func newPast(t *testing.T) *past {
 	t.Helper()
-	x := New(&statedir.Home{Dir: t.TempDir()})
+	x := New(&statedir.Dir{Root: t.TempDir()})
 	t.Cleanup(func() {
 		if err := x.Close(); err != nil {
 			t.Error(err)

@@ -76,7 +76,7 @@ func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(
 	case errors.Is(timed.Err(), context.DeadlineExceeded):
 		return 0, &turnstone.Error{Op: "executor.exec", Kind: turnstone.Timeout, Subject: req.Argv[0], Err: errors.New("killed after " + p.timeout.String())}
 	case err != nil || exit.Exit.Killed:
-		return 0, interrupted(ctx, hintImage(p.image, req.Argv[0], s.fate(err)), "while the command ran")
+		return 0, interrupted(ctx, hintImage(p.image, req.Argv[0], s.causeOf(err)), "while the command ran")
 	}
 	if err := x.getAll(ctx, s, p, preparing); err != nil {
 		return int(exit.Exit.ExitCode), interrupted(ctx, err, "while files were fetched")

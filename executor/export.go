@@ -88,7 +88,7 @@ func (x *Repo) Export(ctx context.Context, req ExportRequest, w io.Writer) (*Exp
 	}
 	e := &exporter{cs: cs, tw: tar.NewWriter(z), full: req.Full, seen: map[turnstone.Digest]bool{}, templates: x.templates()}
 	e.rep = ExportReport{Session: g.Session, Turns: len(g.Turns)}
-	err = e.all(ctx, g)
+	err = e.writeAll(ctx, g)
 	if err == nil {
 		err = e.tw.Close()
 	}
@@ -111,7 +111,7 @@ type exporter struct {
 	machines  map[turnstone.Digest]bool // images of templates that kept machines run on
 }
 
-func (e *exporter) all(ctx context.Context, g *session.Graph) error {
+func (e *exporter) writeAll(ctx context.Context, g *session.Graph) error {
 	format, err := e.look(ctx, g)
 	if err != nil {
 		return err

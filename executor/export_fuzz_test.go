@@ -12,7 +12,7 @@ import (
 // FuzzImport: whatever a file holds, it is imported or refused, and does not end the
 // program; what is refused leaves no session.
 func FuzzImport(f *testing.F) {
-	x := New(&statedir.Home{Dir: f.TempDir()})
+	x := New(&statedir.Dir{Root: f.TempDir()})
 	f.Cleanup(func() { _ = x.Close() })
 	f.Add([]byte("session.json"), []byte("{}"))
 	f.Add([]byte("session.json"), []byte(`{"format":1,"session":{"id":"s_000000000000000000"},"turns":[{"id":"t_000000000000000000"}]}`))

@@ -26,7 +26,7 @@ func (x *Host) ForkLive(ctx context.Context, ref, name string) (session.Branch, 
 	if err := cs.branchFree(ctx, t.Session, name); err != nil {
 		return session.Branch{}, err // before a clone is made, and before name is a file's
 	}
-	from, err := x.heldAt(ctx, t)
+	from, err := x.pausedAt(ctx, t)
 	if err != nil {
 		return session.Branch{}, err
 	}
@@ -39,12 +39,12 @@ func (x *Host) ForkLive(ctx context.Context, ref, name string) (session.Branch, 
 	if err != nil {
 		return session.Branch{}, err
 	}
-	clones, err := from.store.Fork(ctx, from.Sandbox, sandboxes.Fork{Count: 1, TTL: heldTime, Label: heldLabel(s, name)}, nil)
+	clones, err := from.store.Fork(ctx, from.Sandbox, sandboxes.Fork{Count: 1, TTL: pausedLifetime, Label: pausedLabel(s, name)}, nil)
 	if err != nil {
 		return session.Branch{}, err
 	}
-	to := &held{Sandbox: clones[0].ID, Turn: t.ID, Base: from.Base, Rules: x.stillHostRules(rules), x: x, store: from.store,
-		path: x.heldPath(t.Session, name)}
+	to := &pausedMachine{Sandbox: clones[0].ID, Turn: t.ID, Base: from.Base, Rules: x.stillHostRules(rules), x: x, store: from.store,
+		path: x.pausedPath(t.Session, name)}
 	return to.adopt(ctx, cs, t, name)
 }
 
@@ -66,7 +66,7 @@ func (cs *contextStore) branchFree(ctx context.Context, s turnstone.SessionID, n
 }
 
 // adopt pauses the clone and makes it the machine of a new branch.
-func (h *held) adopt(ctx context.Context, cs *contextStore, t session.Turn, name string) (b session.Branch, err error) {
+func (h *pausedMachine) adopt(ctx context.Context, cs *contextStore, t session.Turn, name string) (b session.Branch, err error) {
 	drop := func(err error) (session.Branch, error) {
 		h.control(nil)
 		_ = h.store.Remove(context.WithoutCancel(ctx), h.Sandbox)
@@ -94,10 +94,10 @@ func (h *held) adopt(ctx context.Context, cs *contextStore, t session.Turn, name
 	return b, nil
 }
 
-// endHeld ends the machines that a session keeps: of one branch, or, where branch is
+// endPaused ends the machines that a session keeps: of one branch, or, where branch is
 // empty, of all. One that a turn uses is left to it.
-func (x *Host) endHeld(ctx context.Context, s turnstone.SessionID, branch string) error {
-	paths := []string{x.heldPath(s, branch)}
+func (x *Host) endPaused(ctx context.Context, s turnstone.SessionID, branch string) error {
+	paths := []string{x.pausedPath(s, branch)}
 	if branch == "" {
 		all, err := os.ReadDir(x.home.Path("machines"))
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -112,17 +112,17 @@ func (x *Host) endHeld(ctx context.Context, s turnstone.SessionID, branch string
 	}
 	var errs []error
 	for _, path := range paths {
-		errs = append(errs, x.endHeldAt(ctx, path))
+		errs = append(errs, x.endPausedAt(ctx, path))
 	}
 	return errors.Join(errs...)
 }
 
-func (x *Host) endHeldAt(ctx context.Context, path string) error {
+func (x *Host) endPausedAt(ctx context.Context, path string) error {
 	if _, err := os.Stat(path); err != nil {
 		return nil
 	}
 	var err error
-	h := &held{x: x, store: sandboxes.NewStore(x.home), path: path}
+	h := &pausedMachine{x: x, store: sandboxes.NewStore(x.home), path: path}
 	if h.lock, err = statedir.TryAcquire(path + ".lock"); err != nil || h.lock == nil {
 		return err
 	}
@@ -135,17 +135,17 @@ func (x *Host) endHeldAt(ctx context.Context, path string) error {
 	return nil
 }
 
-// heldPath is where the machine of a session's branch is written down. No name has a
+// pausedPath is where the machine of a session's branch is written down. No name has a
 // "+", so that no two branches have one file.
-func (x *Host) heldPath(s turnstone.SessionID, branch string) string {
+func (x *Host) pausedPath(s turnstone.SessionID, branch string) string {
 	return filepath.Join(x.home.Path("machines"), string(s)+"-"+strings.ReplaceAll(branch, "/", "+")+".json")
 }
 
-// heldAt returns the paused machine that has the state of turn t. Its lock is held.
-func (x *Host) heldAt(ctx context.Context, t session.Turn) (*held, error) {
+// pausedAt returns the paused machine that has the state of turn t. Its lock is held.
+func (x *Host) pausedAt(ctx context.Context, t session.Turn) (*pausedMachine, error) {
 	none := &turnstone.Error{Op: "executor.fork", Kind: turnstone.NotFound, Subject: fmt.Sprintf("turn %d", t.Number),
 		Err: errors.New("no machine stands on it"), Hint: "a machine stays after turns with lifetime: session, on the newest turn of their branch"}
-	h := &held{x: x, store: sandboxes.NewStore(x.home), path: x.heldPath(t.Session, t.Branch)}
+	h := &pausedMachine{x: x, store: sandboxes.NewStore(x.home), path: x.pausedPath(t.Session, t.Branch)}
 	if _, err := os.Stat(h.path); err != nil {
 		return nil, none
 	}

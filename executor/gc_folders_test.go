@@ -48,7 +48,7 @@ func TestGCSweepsRemovedSessions(t *testing.T) {
 // TestFolderBesideGC: a turn has its folder, locked, also when a gc removes the folder, which
 // no session knows yet, between the turn's opening it and its locking it.
 func TestFolderBesideGC(t *testing.T) {
-	x := New(&statedir.Home{Dir: t.TempDir()})
+	x := New(&statedir.Dir{Root: t.TempDir()})
 	t.Cleanup(func() { _ = x.Close() })
 	told := &tellings{}
 	r := &run{x: x, plan: &plan{}, obs: told, info: document.TurnInfo{ID: turnstone.NewTurnID()}}

@@ -26,9 +26,9 @@ func TestWeekOfTurns(t *testing.T) {
 	ok[session.Branch](t)(p.x.Fork(ctx, "s@2", "side"))
 	side := p.turn(s, "side", texts(map[string]string{"/side": "only here", "/blob": random(2<<20, 9)})...)
 	anonymous := p.turn(p.session(""), "main", texts(map[string]string{"/anonymous": "only here too"})...)
-	folder := filepath.Join(p.x.home.Dir, "turns", string(anonymous.ID))
-	kept := filepath.Join(p.x.home.Dir, "turns", string(ok[*TurnInfo](t)(p.x.Show(ctx, "s@1")).Turn.ID))
-	stray := filepath.Join(p.x.home.Dir, "turns", string(turnstone.NewTurnID()))
+	folder := filepath.Join(p.x.home.Root, "turns", string(anonymous.ID))
+	kept := filepath.Join(p.x.home.Root, "turns", string(ok[*TurnInfo](t)(p.x.Show(ctx, "s@1")).Turn.ID))
+	stray := filepath.Join(p.x.home.Root, "turns", string(turnstone.NewTurnID()))
 	for _, dir := range []string{folder, kept, stray} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			t.Fatal(err)
@@ -162,9 +162,9 @@ func TestFsckAndUsage(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	// One byte in the middle of each pack.
-	packs, _ := filepath.Glob(filepath.Join(p.x.home.Dir, "store/blobs/packs/*"))
+	packs, _ := filepath.Glob(filepath.Join(p.x.home.Root, "store/blobs/packs/*"))
 	if len(packs) == 0 {
-		packs, _ = filepath.Glob(filepath.Join(p.x.home.Dir, "store/blobs/packs/*/*"))
+		packs, _ = filepath.Glob(filepath.Join(p.x.home.Root, "store/blobs/packs/*/*"))
 	}
 	if len(packs) == 0 {
 		t.Fatal("no packs")

@@ -19,7 +19,7 @@ func planned(t interface {
 	Fatal(...any)
 }, dir, configuration string, req Request) network.Policy {
 	t.Helper()
-	h := &statedir.Home{Dir: dir}
+	h := &statedir.Dir{Root: dir}
 	if err := os.WriteFile(h.Path(config.File), []byte(configuration), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -23,12 +23,12 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// heldTime is how long the machine of a session lives at most.
-const heldTime = 24 * time.Hour
+// pausedLifetime is how long the machine of a session lives at most.
+const pausedLifetime = 24 * time.Hour
 
-// A held is the machine of a session's branch, which a holder keeps between turns:
+// A pausedMachine is the machine of a session's branch, which a holder keeps between turns:
 // paused, with its processes and its memory. It is written down in a file.
-type held struct {
+type pausedMachine struct {
 	Sandbox turnstone.SandboxID `json:"sandbox"`
 	Turn    turnstone.TurnID    `json:"turn"` // whose state it has; empty before its first turn ended
 	Base    tree.Ref            `json:"base"` // that its disk's changes are on
@@ -45,13 +45,13 @@ type held struct {
 	ctl *sandboxes.Control
 }
 
-// openHeld goes on in the machine of the turn's branch, where it stands on the
+// openPaused goes on in the machine of the turn's branch, where it stands on the
 // state that the turn begins with, or makes it.
-func (r *run) openHeld(ctx context.Context) (*Sandbox, error) {
+func (r *run) openPaused(ctx context.Context) (*Sandbox, error) {
 	if _, err := r.x.home.MkdirAll("machines"); err != nil {
 		return nil, err
 	}
-	h := &held{x: r.x.Host, path: r.x.heldPath(r.at.session.ID, r.plan.branch), store: sandboxes.NewStore(r.x.home)}
+	h := &pausedMachine{x: r.x.Host, path: r.x.pausedPath(r.at.session.ID, r.plan.branch), store: sandboxes.NewStore(r.x.home)}
 	var err error
 	if h.lock, err = statedir.TryAcquire(h.path + ".lock"); err != nil {
 		return nil, err
@@ -60,23 +60,23 @@ func (r *run) openHeld(ctx context.Context) (*Sandbox, error) {
 		r.info.Start += ", for the session's machine is in use"
 		return r.x.openAt(ctx, r.plan, r.at, r.obs.Preparing, r.clock)
 	}
-	s, err := r.goOn(ctx, h)
+	s, err := r.resumePaused(ctx, h)
 	if err == nil && s == nil {
-		s, err = r.wake(ctx, h)
+		s, err = r.restoreKept(ctx, h)
 	}
 	if err == nil && s == nil {
-		s, err = r.makeHeld(ctx, h)
+		s, err = r.createPaused(ctx, h)
 	}
 	if err != nil {
 		h.lock.Release()
 		return nil, err
 	}
-	r.held, r.info.Lifetime = h, document.LifetimeSession
+	r.paused, r.info.Lifetime = h, document.LifetimeSession
 	return s, nil
 }
 
-// goOn returns the paused machine, or nil when there is none that fits.
-func (r *run) goOn(ctx context.Context, h *held) (*Sandbox, error) {
+// resumePaused returns the paused machine, or nil when there is none that fits.
+func (r *run) resumePaused(ctx context.Context, h *pausedMachine) (*Sandbox, error) {
 	b, err := os.ReadFile(h.path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -85,7 +85,7 @@ func (r *run) goOn(ctx context.Context, h *held) (*Sandbox, error) {
 		h.remove(ctx)
 		return nil, ctx.Err()
 	}
-	if info, err := h.store.Get(h.Sandbox); err == nil && !r.plan.goesOnIn(info, h.Rules) {
+	if info, err := h.store.Get(h.Sandbox); err == nil && !r.plan.matchesPaused(info, h.Rules) {
 		r.info.Start += ", for the session's machine is not as asked for"
 		h.remove(ctx)
 		return nil, ctx.Err()
@@ -103,7 +103,7 @@ func (r *run) goOn(ctx context.Context, h *held) (*Sandbox, error) {
 		h.remove(ctx)
 		return nil, ctx.Err()
 	}
-	r.plan.shape = s.driver.(heldDriver).info.Shape
+	r.plan.shape = s.driver.(pausedDriver).info.Shape
 	r.plan.env = r.plan.net.giveWay(r.plan.env, s.Template.EnvList())
 	if r.plan.net.ca == nil { // the host's authorities may be others than when it was made
 		err := s.distrust(ctx, &r.plan.net)
@@ -117,7 +117,7 @@ func (r *run) goOn(ctx context.Context, h *held) (*Sandbox, error) {
 		}
 	}
 	if err := s.client.StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: r.plan.cwd, Env: mergeEnv(r.at.state.Env, r.plan.env)}); err != nil {
-		err = s.fate(err)
+		err = s.causeOf(err)
 		_ = s.Close()
 		h.remove(ctx)
 		return nil, err
@@ -127,9 +127,9 @@ func (r *run) goOn(ctx context.Context, h *held) (*Sandbox, error) {
 	return s, nil
 }
 
-// goesOnIn tells whether a machine is what p asks for, and its network what p would get today:
+// matchesPaused tells whether a machine is what p asks for, and its network what p would get today:
 // rules is what the host said when it was made.
-func (p *plan) goesOnIn(m sandboxes.Info, rules turnstone.Digest) bool {
+func (p *plan) matchesPaused(m sandboxes.Info, rules turnstone.Digest) bool {
 	if !p.wants.fit(m.Shape) || !p.runsOn(m.Substrate, m.Isolation) {
 		return false
 	}
@@ -145,9 +145,9 @@ func (p *plan) runsOn(name, isolation string) bool {
 	return p.isolation != document.IsolationMicroVM || strings.HasPrefix(isolation, "microvm ") && !strings.Contains(isolation, substrate.TestKernel)
 }
 
-// wake restores the machine that the turn below was kept with, or returns nil when
+// restoreKept restores the machine that the turn below was kept with, or returns nil when
 // there is none that can be used.
-func (r *run) wake(ctx context.Context, h *held) (*Sandbox, error) {
+func (r *run) restoreKept(ctx context.Context, h *pausedMachine) (*Sandbox, error) {
 	if r.at.parent == nil {
 		return nil, nil
 	}
@@ -160,7 +160,7 @@ func (r *run) wake(ctx context.Context, h *held) (*Sandbox, error) {
 			return nil, err
 		}
 	}
-	info, err := r.x.resume(ctx, ResumeRequest{Ref: string(rec.ID)}, sandboxes.Spec{TTL: heldTime, Network: &r.plan.net.asked, Label: heldLabel(r.at.session, r.plan.branch)}, r.obs.Preparing)
+	info, err := r.x.resume(ctx, ResumeRequest{Ref: string(rec.ID)}, sandboxes.Spec{TTL: pausedLifetime, Network: &r.plan.net.asked, Label: pausedLabel(r.at.session, r.plan.branch)}, r.obs.Preparing)
 	if err != nil {
 		r.obs.Preparing("the machine of the turn below cannot be used: " + err.Error())
 		h.Base = tree.Ref{}
@@ -172,7 +172,7 @@ func (r *run) wake(ctx context.Context, h *held) (*Sandbox, error) {
 		h.Base = tree.Ref{}
 		return nil, ctx.Err()
 	}
-	s, err := h.enter(ctx, r)
+	s, err := h.attach(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -182,9 +182,9 @@ func (r *run) wake(ctx context.Context, h *held) (*Sandbox, error) {
 	return s, nil
 }
 
-// enter connects to a machine that was made for the session, and gives its shell
+// attach connects to a machine that was made for the session, and gives its shell
 // the state's environment with what this turn adds.
-func (h *held) enter(ctx context.Context, r *run) (*Sandbox, error) {
+func (h *pausedMachine) attach(ctx context.Context, r *run) (*Sandbox, error) {
 	h.Rules = r.x.stillHostRules(r.plan.net.host)
 	err := h.write() // before anything else: it has to be found again
 	var s *Sandbox
@@ -202,9 +202,9 @@ func (h *held) enter(ctx context.Context, r *run) (*Sandbox, error) {
 	return s, nil
 }
 
-// makeHeld makes a machine that stays, on the state that the turn begins with.
-func (r *run) makeHeld(ctx context.Context, h *held) (*Sandbox, error) {
-	spec := sandboxes.Spec{Image: r.plan.image, Env: r.plan.env, Shape: r.plan.shape, Network: &r.plan.net.asked, Substrate: r.plan.driver, TTL: heldTime, Live: true, Label: heldLabel(r.at.session, r.plan.branch)}
+// createPaused makes a machine that stays, on the state that the turn begins with.
+func (r *run) createPaused(ctx context.Context, h *pausedMachine) (*Sandbox, error) {
+	spec := sandboxes.Spec{Image: r.plan.image, Env: r.plan.env, Shape: r.plan.shape, Network: &r.plan.net.asked, Substrate: r.plan.driver, TTL: pausedLifetime, Live: true, Label: pausedLabel(r.at.session, r.plan.branch)}
 	if r.at.parent != nil {
 		spec.On = string(r.at.parent.ID)
 		h.Base = r.at.state.Tree
@@ -231,7 +231,7 @@ func (r *run) makeHeld(ctx context.Context, h *held) (*Sandbox, error) {
 		return nil, &turnstone.Error{Op: "executor.held", Kind: turnstone.Internal, Subject: "the session's machine",
 			Err: fmt.Errorf("it runs on %s, %s, which is not what the turn asks for", info.Substrate, info.Isolation), Hint: "name a --substrate"}
 	}
-	s, err := h.enter(ctx, r)
+	s, err := h.attach(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -239,7 +239,7 @@ func (r *run) makeHeld(ctx context.Context, h *held) (*Sandbox, error) {
 	return s, nil
 }
 
-func (h *held) write() error {
+func (h *pausedMachine) write() error {
 	b, err := json.Marshal(h)
 	if err != nil {
 		return err
@@ -248,7 +248,7 @@ func (h *held) write() error {
 }
 
 // remove ends the machine and forgets it.
-func (h *held) remove(ctx context.Context) {
+func (h *pausedMachine) remove(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	h.control(nil)
@@ -260,7 +260,7 @@ func (h *held) remove(ctx context.Context) {
 }
 
 // control makes c the connection to the machine's holder, and ends the one before.
-func (h *held) control(c *sandboxes.Control) {
+func (h *pausedMachine) control(c *sandboxes.Control) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.ctl != nil {
@@ -270,7 +270,7 @@ func (h *held) control(c *sandboxes.Control) {
 }
 
 // resume lets the machine go on, if it stood still, and connects to it.
-func (h *held) resume(ctx context.Context) (*Sandbox, error) {
+func (h *pausedMachine) resume(ctx context.Context) (*Sandbox, error) {
 	info, err := h.store.Get(h.Sandbox)
 	if err != nil {
 		return nil, err
@@ -302,8 +302,8 @@ func (h *held) resume(ctx context.Context) (*Sandbox, error) {
 		was := *tmpl
 		was.Digest, tmpl = info.Template, &was
 	}
-	m := &heldMachine{held: h, id: h.Sandbox, done: make(chan struct{})}
-	s := &Sandbox{Template: tmpl, Image: info.Image, machine: m, driver: heldDriver{info}, client: wire.NewClient(conn)}
+	m := &pausedSandbox{paused: h, id: h.Sandbox, done: make(chan struct{})}
+	s := &Sandbox{Template: tmpl, Image: info.Image, machine: m, driver: pausedDriver{info}, client: wire.NewClient(conn)}
 	client := s.client
 	go func() {
 		<-client.Done()
@@ -312,27 +312,27 @@ func (h *held) resume(ctx context.Context) (*Sandbox, error) {
 	return s, nil
 }
 
-// A heldMachine is a machine that belongs to a holder: substrate.Sandbox for those
+// A pausedSandbox is a machine that belongs to a holder: substrate.Sandbox for those
 // who only use it.
-type heldMachine struct {
-	held *held
-	id   turnstone.SandboxID
-	once sync.Once
-	done chan struct{}
+type pausedSandbox struct {
+	paused *pausedMachine
+	id     turnstone.SandboxID
+	once   sync.Once
+	done   chan struct{}
 
 	mu     sync.Mutex
 	closed bool
 }
 
-func (m *heldMachine) end() { m.once.Do(func() { close(m.done) }) }
+func (m *pausedSandbox) end() { m.once.Do(func() { close(m.done) }) }
 
-func (m *heldMachine) ID() turnstone.SandboxID   { return m.id }
-func (m *heldMachine) Agent() io.ReadWriteCloser { return nil } // the holder's
-func (m *heldMachine) Scratch() string           { return "" }
-func (m *heldMachine) Done() <-chan struct{}     { return m.done }
+func (m *pausedSandbox) ID() turnstone.SandboxID   { return m.id }
+func (m *pausedSandbox) Agent() io.ReadWriteCloser { return nil } // the holder's
+func (m *pausedSandbox) Scratch() string           { return "" }
+func (m *pausedSandbox) Done() <-chan struct{}     { return m.done }
 
 // Err asks the holder's records why the machine ended.
-func (m *heldMachine) Err() error {
+func (m *pausedSandbox) Err() error {
 	select {
 	case <-m.done:
 	default:
@@ -343,14 +343,14 @@ func (m *heldMachine) Err() error {
 	if m.closed {
 		return nil
 	}
-	if info, err := m.held.store.Get(m.id); err == nil && info.Reason != "" {
+	if info, err := m.paused.store.Get(m.id); err == nil && info.Reason != "" {
 		return &turnstone.Error{Op: "executor.held", Kind: turnstone.Dead, Subject: string(info.ID), Err: errors.New(info.Reason)}
 	}
 	return &turnstone.Error{Op: "executor.held", Kind: turnstone.Dead, Subject: string(m.id), Err: errors.New("its connection ended")}
 }
 
 // Close ends the machine: nobody closes one that is to stay.
-func (m *heldMachine) Close() error {
+func (m *pausedSandbox) Close() error {
 	m.mu.Lock()
 	closed := m.closed
 	m.closed = true
@@ -358,30 +358,30 @@ func (m *heldMachine) Close() error {
 	if !closed {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		m.held.control(nil)
-		_ = m.held.store.Stop(ctx, m.id)
+		m.paused.control(nil)
+		_ = m.paused.store.Stop(ctx, m.id)
 	}
 	m.end()
 	return nil
 }
 
-// A heldDriver is what a holder's machine runs on, by name.
-type heldDriver struct{ info sandboxes.Info }
+// A pausedDriver is what a holder's machine runs on, by name.
+type pausedDriver struct{ info sandboxes.Info }
 
-func (d heldDriver) Name() string      { return d.info.Substrate }
-func (d heldDriver) Isolation() string { return d.info.Isolation }
+func (d pausedDriver) Name() string      { return d.info.Substrate }
+func (d pausedDriver) Isolation() string { return d.info.Isolation }
 
-func (d heldDriver) Boot(context.Context, substrate.Machine) (substrate.Sandbox, error) {
+func (d pausedDriver) Boot(context.Context, substrate.Machine) (substrate.Sandbox, error) {
 	return nil, errors.ErrUnsupported
 }
 
-func (d heldDriver) Restore(context.Context, substrate.Machine) (substrate.Sandbox, error) {
+func (d pausedDriver) Restore(context.Context, substrate.Machine) (substrate.Sandbox, error) {
 	return nil, errors.ErrUnsupported
 }
 
-// standStill pauses the machine and returns its disk and its shell session. The turn of one
+// pause pauses the machine and returns its disk and its shell session. The turn of one
 // that does not stand still goes without it: see giveUp.
-func (h *held) standStill(ctx context.Context, s *Sandbox, r *run) (*frozen, leftover, error) {
+func (h *pausedMachine) pause(ctx context.Context, s *Sandbox, r *run) (*frozen, upperSource, error) {
 	ctx, cancel := context.WithTimeout(ctx, freezeLimit)
 	defer cancel()
 	defer h.x.guard(ctx, s)()
@@ -393,7 +393,7 @@ func (h *held) standStill(ctx context.Context, s *Sandbox, r *run) (*frozen, lef
 		err = &turnstone.Error{Op: "executor.held", Kind: turnstone.Dead, Subject: string(s.ID()), Err: errors.New("was ended")}
 	}
 	if err != nil {
-		return nil, nil, s.fate(err)
+		return nil, nil, s.causeOf(err)
 	}
 	st, err := ctl.Pause(ctx)
 	if err != nil {
@@ -404,8 +404,8 @@ func (h *held) standStill(ctx context.Context, s *Sandbox, r *run) (*frozen, lef
 		return nil, nil, err
 	}
 	f := &frozen{cwd: res.Cwd, env: res.Env, upper: st.Upper}
-	size := s.driver.(heldDriver).info.Shape.Disk
-	if st.Upper == exportedUpper {
+	size := s.driver.(pausedDriver).info.Shape.Disk
+	if st.Upper == upperIsExport {
 		defer func() { _ = d.Close() }()
 		f.upper = "upper"
 		l, err := h.x.readExport(ctx, d, r.plan.upperOptions(size))
@@ -414,12 +414,12 @@ func (h *held) standStill(ctx context.Context, s *Sandbox, r *run) (*frozen, lef
 		}
 		return f, l, f.check(s.ID())
 	}
-	return f, diskLeftover{d, int64(size), r.plan.ext4Options()}, f.check(s.ID())
+	return f, diskUpper{d, int64(size), r.plan.ext4Options()}, f.check(s.ID())
 }
 
 // giveUp takes what the turn leaves out of a machine that does not stand still, as why says,
 // and ends the machine. What has died leaves nothing.
-func (h *held) giveUp(ctx context.Context, r *run, why error) (*frozen, leftover, error) {
+func (h *pausedMachine) giveUp(ctx context.Context, r *run, why error) (*frozen, upperSource, error) {
 	r.restless, h.spent = why, true
 	s, err := h.resume(ctx)
 	if err != nil {
@@ -434,23 +434,23 @@ func (h *held) giveUp(ctx context.Context, r *run, why error) (*frozen, leftover
 	ctl := h.ctl
 	h.mu.Unlock()
 	if d, err := ctl.Disk(ctx); err == nil {
-		return f, diskLeftover{d, int64(s.driver.(heldDriver).info.Shape.Disk), r.plan.ext4Options()}, nil
+		return f, diskUpper{d, int64(s.driver.(pausedDriver).info.Shape.Disk), r.plan.ext4Options()}, nil
 	}
-	l, err := r.takeLeftover(ctx, s) // its disk cannot be read from outside
+	l, err := r.takeUpper(ctx, s) // its disk cannot be read from outside
 	if err != nil {
 		return nil, nil, err
 	}
 	return f, l, nil
 }
 
-// settle ends the turn's use of the session's machine: it stays when the turn is
+// settlePaused ends the turn's use of the session's machine: it stays when the turn is
 // what the next one of its branch begins on. When the turn had a sandbox of its own, the
 // machine that stands on its parent is of no use any more, and ends.
-func (r *run) settle(ctx context.Context, kept bool) {
-	h := r.held
+func (r *run) settlePaused(ctx context.Context, kept bool) {
+	h := r.paused
 	if h == nil {
-		if kept && !r.diverged && r.passesBy() {
-			_ = r.x.endHeld(ctx, r.at.session.ID, r.plan.branch) // gc finds what this leaves
+		if kept && !r.diverged && r.skipsPaused() {
+			_ = r.x.endPaused(ctx, r.at.session.ID, r.plan.branch) // gc finds what this leaves
 		}
 		return
 	}
@@ -468,18 +468,18 @@ func (r *run) settle(ctx context.Context, kept bool) {
 	h.control(nil)
 }
 
-// passesBy tells whether a machine of the session stands where the turn begins, which
+// skipsPaused tells whether a machine of the session stands where the turn begins, which
 // has a sandbox of its own.
-func (r *run) passesBy() bool {
+func (r *run) skipsPaused() bool {
 	if r.at.replay || r.at.parent == nil {
 		return false
 	}
-	b, err := os.ReadFile(r.x.heldPath(r.at.session.ID, r.plan.branch))
-	var h held
+	b, err := os.ReadFile(r.x.pausedPath(r.at.session.ID, r.plan.branch))
+	var h pausedMachine
 	return err == nil && json.Unmarshal(b, &h) == nil && h.Turn == r.at.parent.ID
 }
 
-// heldLabel says whose the machine of a session's branch is.
-func heldLabel(s session.Session, branch string) string {
+// pausedLabel says whose the machine of a session's branch is.
+func pausedLabel(s session.Session, branch string) string {
 	return "session " + s.Label() + "@" + branch
 }

@@ -22,8 +22,8 @@ var hostSays = []string{"", "[network]\ndefault = \"on\"", "[network]\nlocked = 
 // TestMachineOfOtherRules holds that a paused machine is gone on with only where its network is
 // what the turn would get today, whatever the host's configuration was when it was made.
 func TestMachineOfOtherRules(t *testing.T) {
-	x := New(&statedir.Home{Dir: t.TempDir()})
-	path := filepath.Join(x.home.Dir, "config.toml")
+	x := New(&statedir.Dir{Root: t.TempDir()})
+	path := filepath.Join(x.home.Root, "config.toml")
 	says := append(hostSays, "[network]\ndefault = \"off\"", "[network]\ndefault = \"off\"\nlocked = true")
 	planWith := func(t *rapid.T, host string, front document.FrontMatter) (*plan, error) {
 		if err := os.WriteFile(path, []byte(host), 0o600); err != nil {
@@ -58,7 +58,7 @@ func TestMachineOfOtherRules(t *testing.T) {
 		if err != nil {
 			return
 		}
-		switch went := now.goesOnIn(m, rules); {
+		switch went := now.matchesPaused(m, rules); {
 		case first == second && !went:
 			t.Fatalf("another machine is made although the host says what it did: %q", says[first])
 		case went && m.Shape.Network && !now.shape.Network:
@@ -66,12 +66,12 @@ func TestMachineOfOtherRules(t *testing.T) {
 		case went && m.Shape.Network && first != second && min(first, second) >= 2 && max(first, second) < len(hostSays):
 			t.Fatalf("made under %q, and goes on under %q", says[first], says[second])
 		}
-		if m.Shape.Network && now.goesOnIn(m, "") {
+		if m.Shape.Network && now.matchesPaused(m, "") {
 			t.Fatal("a machine goes on although nobody knows by which rules it was made")
 		}
 		other := m
 		other.Network = &network.Spec{Deny: []string{"x.test"}}
-		if m.Shape.Network && now.goesOnIn(other, rules) {
+		if m.Shape.Network && now.matchesPaused(other, rules) {
 			t.Fatal("a machine of other rules goes on")
 		}
 	})
@@ -100,7 +100,7 @@ func TestMachineOfOtherIsolation(t *testing.T) {
 		{"qemu", document.IsolationMicroVM, "firecracker", "microvm (KVM, jailed)", false},
 	} {
 		p := &plan{driver: c.driver, isolation: c.isolation}
-		if got := p.goesOnIn(sandboxes.Info{Substrate: c.name, Isolation: c.is}, ""); got != c.want {
+		if got := p.matchesPaused(sandboxes.Info{Substrate: c.name, Isolation: c.is}, ""); got != c.want {
 			t.Errorf("%+v: %t", c, got)
 		}
 	}

@@ -33,14 +33,14 @@ func (r *run) addAll(ctx context.Context, s *Sandbox) error {
 			_ = c.Close()
 		}
 		if err != nil {
-			return s.fate(err)
+			return s.causeOf(err)
 		}
 	}
 	for _, t := range r.plan.add {
 		in := &input{dest: t.Dest, floor: r.plan.limits.FreeSpace}
 		r.added = append(r.added, in)
 		if err := add(ctx, s, t, in.writer(r.dir, r.plan.secrets)); err != nil {
-			return s.fate(err)
+			return s.causeOf(err)
 		}
 	}
 	return nil

@@ -27,7 +27,7 @@ type machineBase struct {
 const noteAge = 30 * 24 * time.Hour
 
 // baseOf returns what packed differs from; nil where it stands alone.
-func baseOf(h *statedir.Home, driver substrate.Substrate, m substrate.Machine, packed substrate.Packed) (*machineBase, error) {
+func baseOf(h *statedir.Dir, driver substrate.Substrate, m substrate.Machine, packed substrate.Packed) (*machineBase, error) {
 	p, ok := driver.(substrate.BasePacker)
 	if !ok || packed.Base == "" {
 		return nil, nil

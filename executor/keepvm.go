@@ -15,8 +15,8 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// A keptVM is a machine in a folder, until it is in the store.
-type keptVM struct {
+// A vmSnapshot is a machine in a folder, until it is in the store.
+type vmSnapshot struct {
 	dir     string
 	release func()
 	packed  substrate.Packed
@@ -28,12 +28,12 @@ type keptVM struct {
 	ref     *VMRef            // nil before
 }
 
-// leave takes what the turn leaves out of the sandbox whose steps are over: its machine
+// collectAll takes what the turn leaves out of the sandbox whose steps are over: its machine
 // where that was asked for, and its files, also where the machine cannot be kept.
-func (r *run) leave(ctx context.Context, s *Sandbox) error {
+func (r *run) collectAll(ctx context.Context, s *Sandbox) error {
 	var unkept error
 	if r.plan.snapshot == document.SnapshotVM {
-		if unkept = r.keepMachine(ctx, s); unkept != nil && isCancel(ctx) {
+		if unkept = r.takeSnapshot(ctx, s); unkept != nil && isCancel(ctx) {
 			return interrupted(ctx, unkept, "while its machine was kept")
 		}
 		r.clock.lap("snapshot")
@@ -45,43 +45,43 @@ func (r *run) leave(ctx context.Context, s *Sandbox) error {
 	switch {
 	case err != nil && turnstone.KindOf(err) == turnstone.Dead && s.ended() && r.info.Result != turnstone.Passed:
 		// It had to be ended to end the step, and what it changed with it.
-		r.lost()
+		r.noteStateLost()
 		left = nil
 	case err != nil && unkept != nil:
-		return fmt.Errorf("%w; nor are its files: %w", unkeptError(unkept), err)
+		return fmt.Errorf("%w; nor are its files: %w", snapshotError(unkept), err)
 	case err != nil:
 		return interrupted(ctx, err, "while what the turn changed was taken")
 	}
-	if r.left = left; unkept != nil {
-		r.notKept(unkept)
+	if r.collected = left; unkept != nil {
+		r.dropSnapshot(unkept)
 	}
 	return nil
 }
 
-// notKept says that the turn's machine is not kept, and why. The turn's files are.
-func (r *run) notKept(err error) {
-	r.vm.remove()
-	r.vm, r.info.Snapshot, r.info.Lifetime = nil, "", ""
-	if err = unkeptError(err); r.info.Result != turnstone.Passed {
+// dropSnapshot says that the turn's machine is not kept, and why. The turn's files are.
+func (r *run) dropSnapshot(err error) {
+	r.snapshot.remove()
+	r.snapshot, r.info.Snapshot, r.info.Lifetime = nil, "", ""
+	if err = snapshotError(err); r.info.Result != turnstone.Passed {
 		if r.info.Error == "" { // the step is the news
-			r.says(err)
+			r.setError(err)
 		}
 		return
 	}
 	r.fail(err)
 }
 
-func unkeptError(err error) error {
+func snapshotError(err error) error {
 	return &turnstone.Error{Op: "executor.keep", Kind: turnstone.KindOf(err), Subject: "its machine is not kept", Err: err, Hint: turnstone.HintOf(err)}
 }
 
-// keepMachine writes the machine down as it is at the end of the steps.
-func (r *run) keepMachine(ctx context.Context, s *Sandbox) error {
+// takeSnapshot writes the machine down as it is at the end of the steps.
+func (r *run) takeSnapshot(ctx context.Context, s *Sandbox) error {
 	dir, release, err := sandboxes.NewStore(r.x.home).Folder()
 	if err != nil {
 		return err
 	}
-	vm := &keptVM{dir: dir, release: release}
+	vm := &vmSnapshot{dir: dir, release: release}
 	defer r.x.guard(ctx, s)()
 	if vm.packed, err = s.Keep(ctx, filepath.Join(dir, "vm")); err != nil {
 		vm.remove()
@@ -101,12 +101,12 @@ func (r *run) keepMachine(ctx context.Context, s *Sandbox) error {
 		vm.remove()
 		return err
 	}
-	r.vm, r.info.Snapshot = vm, document.SnapshotVM
+	r.snapshot, r.info.Snapshot = vm, document.SnapshotVM
 	return nil
 }
 
 // remove frees the folder, and what is in the store without a record that names it.
-func (vm *keptVM) remove() {
+func (vm *vmSnapshot) remove() {
 	if vm == nil {
 		return
 	}
@@ -119,7 +119,7 @@ func (vm *keptVM) remove() {
 // put puts the machine's files into the store, in a batch of their own: an error ends a
 // batch, and the turn's files are in another. The batch stays open, so that nothing of it is
 // deleted before the turn's record names it.
-func (vm *keptVM) put(ctx context.Context, s *store.Store) error {
+func (vm *vmSnapshot) put(ctx context.Context, s *store.Store) error {
 	if vm.ref != nil {
 		return nil
 	}
@@ -152,14 +152,14 @@ func (vm *keptVM) put(ctx context.Context, s *store.Store) error {
 // putMachine puts the turn's machine into the store. Where that fails, the turn is kept
 // without it.
 func (r *run) putMachine(ctx context.Context) error {
-	if r.vm == nil {
+	if r.snapshot == nil {
 		return nil
 	}
-	if err := r.vm.put(ctx, r.at.cs.store); err != nil {
+	if err := r.snapshot.put(ctx, r.at.cs.store); err != nil {
 		if ctx.Err() != nil {
 			return err
 		}
-		r.notKept(err)
+		r.dropSnapshot(err)
 	}
 	return nil
 }

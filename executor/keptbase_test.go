@@ -22,9 +22,9 @@ import (
 
 // kept is a machine that was kept as the difference from base, which is written again each
 // time that wrote counts.
-func kept(t *testing.T, x *Executor, memory string, base []byte, wrote *int) *keptVM {
+func kept(t *testing.T, x *Executor, memory string, base []byte, wrote *int) *vmSnapshot {
 	t.Helper()
-	vm := &keptVM{dir: t.TempDir(), release: func() {}, packed: substrate.Packed{Files: []string{"memory"}, Base: turnstone.DigestBytes(base)}}
+	vm := &vmSnapshot{dir: t.TempDir(), release: func() {}, packed: substrate.Packed{Files: []string{"memory"}, Base: turnstone.DigestBytes(base)}}
 	notes := ok[string](t)(x.home.MkdirAll("cache", "bases"))
 	vm.base = &machineBase{vm.packed.Base, notes, func(_ context.Context, out string) ([]string, error) {
 		*wrote++

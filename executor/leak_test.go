@@ -18,7 +18,7 @@ import (
 // temporary one in a process that runs many.
 func TestNothingIsLeft(t *testing.T) {
 	shared := turntest.Home(t)
-	h := &statedir.Home{Dir: t.TempDir()}
+	h := &statedir.Dir{Root: t.TempDir()}
 	for _, part := range []string{"templates", "kernel", "snapshots", "cache"} {
 		if err := os.Symlink(shared.Path(part), h.Path(part)); err != nil {
 			t.Fatal(err)

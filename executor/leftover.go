@@ -13,22 +13,22 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// A leftover is what a sandbox wrote, at rest: nobody writes to it any more.
-type leftover interface {
+// An upperSource is what a sandbox wrote, at rest: nobody writes to it any more.
+type upperSource interface {
 	// open returns the upper directory of the sandbox's overlay, called name. It may be
 	// called more than once.
 	open(name string) (tree.Node, error)
 	io.Closer
 }
 
-// A diskLeftover is a scratch disk of ext4, of which no more than size counts.
-type diskLeftover struct {
+// A diskUpper is a scratch disk of ext4, of which no more than size counts.
+type diskUpper struct {
 	*os.File
 	size int64
 	opts ext4.Options
 }
 
-func (d diskLeftover) open(name string) (tree.Node, error) {
+func (d diskUpper) open(name string) (tree.Node, error) {
 	fs, err := ext4.OpenOptions(d, d.size, d.opts)
 	if err != nil {
 		return nil, err
@@ -36,13 +36,13 @@ func (d diskLeftover) open(name string) (tree.Node, error) {
 	return fs.Lookup(name)
 }
 
-// An exportLeftover is what the agent exported of a disk that the host cannot read.
-type exportLeftover struct{ *upperdir.Upper }
+// An exportUpper is what the agent exported of a disk that the host cannot read.
+type exportUpper struct{ *upperdir.Dir }
 
-func (e exportLeftover) open(string) (tree.Node, error) { return e.Root(), nil }
+func (e exportUpper) open(string) (tree.Node, error) { return e.Root(), nil }
 
-// exportedUpper is what Pause returns for a machine whose Disk is an export.
-const exportedUpper = "export"
+// upperIsExport is what Pause returns for a machine whose Disk is an export.
+const upperIsExport = "export"
 
 // maxHeaders bounds what an export has beside the files' data: headers, as upper does.
 const maxHeaders = 4 << 30
@@ -65,7 +65,7 @@ func (s *Sandbox) spoolExport(ctx context.Context) error {
 	})
 	if err != nil {
 		_ = f.Close()
-		return s.fate(err)
+		return s.causeOf(err)
 	}
 	s.exported = f
 	return nil
@@ -80,7 +80,7 @@ func (s *Sandbox) dropExport() {
 }
 
 // readExport reads what another process has spooled.
-func (x *Host) readExport(ctx context.Context, f *os.File, opts upperdir.Options) (leftover, error) {
+func (x *Host) readExport(ctx context.Context, f *os.File, opts upperdir.Options) (upperSource, error) {
 	dir, err := x.home.MkdirAll("sandboxes")
 	if err != nil {
 		return nil, err
@@ -93,20 +93,20 @@ func (x *Host) readExport(ctx context.Context, f *os.File, opts upperdir.Options
 	if err != nil {
 		return nil, err
 	}
-	return exportLeftover{u}, nil
+	return exportUpper{u}, nil
 }
 
-// takeLeftover returns what s wrote. Its disk is frozen.
-func (r *run) takeLeftover(ctx context.Context, s *Sandbox) (leftover, error) {
+// takeUpper returns what s wrote. Its disk is frozen.
+func (r *run) takeUpper(ctx context.Context, s *Sandbox) (upperSource, error) {
 	if d, ok := s.machine.(substrate.Disker); ok {
 		f, err := d.Disk()
-		return diskLeftover{f, int64(r.plan.shape.Disk), r.plan.ext4Options()}, err
+		return diskUpper{f, int64(r.plan.shape.Disk), r.plan.ext4Options()}, err
 	}
 	dir, err := r.x.home.MkdirAll("sandboxes")
 	if err != nil {
 		return nil, err
 	}
-	var u *upperdir.Upper
+	var u *upperdir.Dir
 	err = s.Client().Export(ctx, func(in io.Reader) (err error) {
 		u, err = upperdir.Read(ctx, in, dir, r.plan.upperOptions(r.plan.shape.Disk))
 		return err
@@ -115,10 +115,10 @@ func (r *run) takeLeftover(ctx context.Context, s *Sandbox) (leftover, error) {
 		if u != nil {
 			err = errors.Join(err, u.Close())
 		}
-		return nil, s.fate(err)
+		return nil, s.causeOf(err)
 	}
 	if u == nil {
 		return nil, &turnstone.Error{Op: "executor.commit", Kind: turnstone.Integrity, Subject: string(s.ID()), Err: errors.New("its agent exported nothing")}
 	}
-	return exportLeftover{u}, nil
+	return exportUpper{u}, nil
 }

@@ -25,7 +25,7 @@ func (x *Host) admit(p *plan) error {
 	if err != nil {
 		return err
 	}
-	p.limits = c.Limits.For(config.HostOf(x.home.Dir))
+	p.limits = c.Limits.For(config.HostOf(x.home.Root))
 	if err := p.fitLimits(); err != nil {
 		return err
 	}
@@ -92,12 +92,12 @@ func freeSpace(dir string) (total, free uint64, err error) {
 // space is an error when less than 1/parts of floor is free of the disk with the state
 // directory.
 func (x *Repo) space(floor config.Space, parts uint64) error {
-	total, free, err := x.statfs(x.home.Dir)
+	total, free, err := x.statfs(x.home.Root)
 	if err != nil {
 		return err
 	}
 	if low := floor.Floor(total) / parts; free < low {
-		return errLowSpace(x.home.Dir, free, low)
+		return errLowSpace(x.home.Root, free, low)
 	}
 	return nil
 }
@@ -177,7 +177,7 @@ func (x *Repo) roomToImport() error {
 	if err != nil {
 		return err
 	}
-	return room(x.home.Dir, c.Limits.FreeSpace)
+	return room(x.home.Root, c.Limits.FreeSpace)
 }
 
 // salvage keeps what the steps did until the host's disk was nearly full, if there is room
@@ -189,6 +189,6 @@ func (r *run) salvage(ctx context.Context, s *Sandbox, low error) error {
 	if err != nil {
 		return &turnstone.Error{Op: "executor.space", Kind: turnstone.Exhausted, Err: fmt.Errorf("%w; what the turn changed is not kept: %w", low, err), Hint: turnstone.HintOf(low)}
 	}
-	r.left = left
+	r.collected = left
 	return low
 }

@@ -21,7 +21,7 @@ import (
 // admitted is the plan of a request on a host with this configuration.
 func admitted(t *testing.T, configuration string, req Request) (*plan, error) {
 	t.Helper()
-	h := &statedir.Home{Dir: t.TempDir()}
+	h := &statedir.Dir{Root: t.TempDir()}
 	if err := os.WriteFile(h.Path(config.File), []byte(configuration), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +89,7 @@ func TestLimitsReachTheReaders(t *testing.T) {
 }
 
 func TestSlots(t *testing.T) {
-	x := New(&statedir.Home{Dir: t.TempDir()})
+	x := New(&statedir.Dir{Root: t.TempDir()})
 	var held []*statedir.Lock
 	for range 3 {
 		l, err := x.slot(3)
@@ -109,7 +109,7 @@ func TestSlots(t *testing.T) {
 
 // Nothing starts while the disk is nearly full, and nothing is left of what did not.
 func TestLowSpaceStartsNothing(t *testing.T) {
-	x := New(&statedir.Home{Dir: t.TempDir()})
+	x := New(&statedir.Dir{Root: t.TempDir()})
 	x.statfs = func(string) (uint64, uint64, error) { return 100 << 30, 1<<30 - 1, nil }
 	turn, err := x.Run(t.Context(), Request{Document: parse(t, step("", "true"))}, &observer{})
 	if turn != nil || turnstone.KindOf(err) != turnstone.Exhausted || !strings.Contains(err.Error(), "have to stay free") {

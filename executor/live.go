@@ -57,7 +57,7 @@ func (s *Sandbox) Pause(ctx context.Context) (upper string, err error) {
 		return "", err
 	}
 	if s.exported != nil {
-		s.upper = exportedUpper
+		s.upper = upperIsExport
 	}
 	if err := p.Pause(context.WithoutCancel(ctx)); err != nil {
 		return "", s.goOn(ctx, p, err)
@@ -66,7 +66,7 @@ func (s *Sandbox) Pause(ctx context.Context) (upper string, err error) {
 	return s.upper, nil
 }
 
-// goOn lets a machine go on whose guest is suspended, and which does not stand still, as why
+// resumePaused lets a machine go on whose guest is suspended, and which does not stand still, as why
 // says. One that does not come back is ended. s.live is held.
 func (s *Sandbox) goOn(ctx context.Context, p substrate.Pauser, why error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), suspendLimit)
@@ -170,7 +170,7 @@ func (s *Sandbox) cannot(what string) error {
 // lost ends a machine that is in between: neither it nor we know where the
 // conversation is.
 func (s *Sandbox) lost(err error) error {
-	err = s.fate(err)
+	err = s.causeOf(err)
 	_ = s.machine.Close()
 	return &turnstone.Error{Op: "executor.live", Kind: turnstone.Dead, Subject: "sandbox " + string(s.ID()), Err: err,
 		Hint: "it did not come back from standing still, and was ended"}

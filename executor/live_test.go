@@ -249,7 +249,7 @@ func TestMachineFaults(t *testing.T) {
 	_, _ = rand.Read(random)
 	without := 0
 	for n := 1; ; n++ {
-		x, at, hit := New(&statedir.Home{Dir: dir}), -1, false
+		x, at, hit := New(&statedir.Dir{Root: dir}), -1, false
 		x.fault = func(string) error {
 			if at--; at == 0 {
 				hit = true
@@ -257,7 +257,7 @@ func TestMachineFaults(t *testing.T) {
 			}
 			return nil
 		}
-		vm := &keptVM{dir: t.TempDir(), release: func() { at = -1 }, packed: substrate.Packed{Files: []string{"memory"}}}
+		vm := &vmSnapshot{dir: t.TempDir(), release: func() { at = -1 }, packed: substrate.Packed{Files: []string{"memory"}}}
 		if err := errors.Join(os.Mkdir(filepath.Join(vm.dir, "vm"), 0o700), os.WriteFile(filepath.Join(vm.dir, "vm", "memory"), append(random, byte(n)), 0o600)); err != nil {
 			t.Fatal(err)
 		}

@@ -232,7 +232,7 @@ func TestFsckWithoutSessions(t *testing.T) {
 // TestReceiptIsSynced: the receipt and what it names are made durable, and when that
 // fails, or a receipt cannot be written at all, it is said.
 func TestReceiptIsSynced(t *testing.T) {
-	x := New(&statedir.Home{Dir: t.TempDir()})
+	x := New(&statedir.Dir{Root: t.TempDir()})
 	var synced []string
 	x.fault = func(op string) error {
 		if op == "turns.sync" {

@@ -180,7 +180,7 @@ func (r *run) receipt() []byte {
 			Note: "what it did is not kept, because the receipt would hold the secret " + name}
 		r.commands[i], r.networks[i], r.outputs[i] = nil, nil, [2]*capture{}
 	}
-	r.info.Error, r.info.Network = r.line(r.info.Error), r.line(r.info.Network)
+	r.info.Error, r.info.Network = r.maskedLine(r.info.Error), r.maskedLine(r.info.Network)
 	return r.doc.Receipt(r.info, r.results)
 }
 

@@ -82,7 +82,7 @@ func (s *Sandbox) put(ctx context.Context, path string, content []byte) error {
 		return err
 	})
 	if err != nil {
-		return s.fate(err)
+		return s.causeOf(err)
 	}
 	return nil
 }
@@ -98,7 +98,7 @@ func (s *Sandbox) renewNetwork(ctx context.Context) error {
 	frames, err := s.Client().NetworkStream(ctx, wire.SandboxNetworkParams{MAC: n.mac, MTU: network.LargeMTU, Network: wire.SandboxNetwork{
 		Address: network.GuestAddress, Gateway: network.Gateway, DNS: []string{network.DNS}}})
 	if err != nil {
-		return s.fate(err)
+		return s.causeOf(err)
 	}
 	n.serve(frames)
 	return nil

@@ -15,7 +15,7 @@ type hostNetwork config.Network
 
 // hostNetwork reads the host's configuration; there need not be any.
 func (x *Host) hostNetwork() (hostNetwork, error) {
-	c, err := config.Load(x.home.Dir)
+	c, err := config.Load(x.home.Root)
 	return hostNetwork(c.Network), err
 }
 

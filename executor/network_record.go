@@ -65,7 +65,7 @@ func (r *run) openNetwork(ctx context.Context) error {
 		if n.spool, err = r.x.newSpool(); err != nil {
 			return err
 		}
-		n.recorder = network.NewRecorder(network.RecorderOptions{Out: n.spool, Secrets: n.secrets, Room: func() error { return room(r.x.home.Dir, r.plan.limits.FreeSpace) }})
+		n.recorder = network.NewRecorder(network.RecorderOptions{Out: n.spool, Secrets: n.secrets, Room: func() error { return room(r.x.home.Root, r.plan.limits.FreeSpace) }})
 	}
 	if n.replay {
 		if err := r.openReplay(ctx); err != nil {
@@ -252,7 +252,7 @@ func (r *run) networkInfo() string {
 	case n.recorder == nil:
 		return ""
 	case n.leak != "":
-		return r.line("the recording is not kept, because it holds the secret " + n.leak)
+		return r.maskedLine("the recording is not kept, because it holds the secret " + n.leak)
 	}
 	rec := n.recorder.Finish()
 	s := "recorded " + rec.Facts()
@@ -268,7 +268,7 @@ func (r *run) networkInfo() string {
 	if rec.Cut != "" {
 		s += "; not whole: " + rec.Cut
 	}
-	return r.line(s)
+	return r.maskedLine(s)
 }
 
 // spec is what was asked for; zero when there was nothing.

@@ -36,7 +36,7 @@ type RefusalReport struct {
 
 // TakeNetwork returns what happened on the network, and false when there is none.
 func (s *Sandbox) TakeNetwork(ctx context.Context) (network.Facts, bool) {
-	if h, ok := s.machine.(*heldMachine); ok {
+	if h, ok := s.machine.(*pausedSandbox); ok {
 		return h.takeNetwork(ctx)
 	}
 	if s.net == nil {
@@ -48,10 +48,10 @@ func (s *Sandbox) TakeNetwork(ctx context.Context) (network.Facts, bool) {
 }
 
 // takeNetwork is TakeNetwork by way of the machine's holder.
-func (m *heldMachine) takeNetwork(ctx context.Context) (network.Facts, bool) {
-	m.held.mu.Lock()
-	ctl := m.held.ctl
-	m.held.mu.Unlock()
+func (m *pausedSandbox) takeNetwork(ctx context.Context) (network.Facts, bool) {
+	m.paused.mu.Lock()
+	ctl := m.paused.ctl
+	m.paused.mu.Unlock()
 	if ctl == nil {
 		return network.Facts{}, false
 	}
@@ -93,7 +93,7 @@ func (r *run) noteNetwork(ctx context.Context, s *Sandbox, step *document.Step, 
 			rep.MoreRefused += f.Count
 			continue
 		}
-		one := RefusalReport{Protocol: f.Protocol, Host: r.host(f.Host), Target: r.host(targetOf(f.Host, f.Address)), Reason: r.line(f.Reason), Count: f.Count}
+		one := RefusalReport{Protocol: f.Protocol, Host: r.host(f.Host), Target: r.host(targetOf(f.Host, f.Address)), Reason: r.maskedLine(f.Reason), Count: f.Count}
 		if f.Address.IsValid() {
 			one.Address = f.Address.String()
 		}
@@ -111,7 +111,7 @@ func (r *run) noteNetwork(ctx context.Context, s *Sandbox, step *document.Step, 
 }
 
 // host is line for a text with the name of a host.
-func (r *run) host(s string) string { return r.line(r.plan.secrets.Hosts().Mask(s)) }
+func (r *run) host(s string) string { return r.maskedLine(r.plan.secrets.Hosts().Mask(s)) }
 
 func (n *NetworkReport) empty() bool {
 	return n.Connections == 0 && n.Sent == 0 && n.Received == 0 && len(n.Refused) == 0 && n.MoreRefused == 0

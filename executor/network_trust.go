@@ -142,7 +142,7 @@ func (s *Sandbox) distrust(ctx context.Context, p *networkPlan) error {
 func (s *Sandbox) writeTrusted(ctx context.Context, p *networkPlan) error {
 	bundle, err := s.read(ctx, p.bundle, maxBundle)
 	if err != nil && turnstone.KindOf(err) != turnstone.NotFound { // a small image has none
-		return s.fate(err)
+		return s.causeOf(err)
 	}
 	if n := len(bundle); n > 0 && bundle[n-1] != '\n' {
 		bundle = append(bundle, '\n')

@@ -38,7 +38,7 @@ func ownAuthority(t *testing.T) *x509.Certificate {
 // otherwise, and that no later turn has anything of it.
 func TestHostAuthorities(t *testing.T) {
 	cert := ownAuthority(t)
-	x := New(&statedir.Home{Dir: t.TempDir()})
+	x := New(&statedir.Dir{Root: t.TempDir()})
 	env := []string{"PATH=/bin", "CURL_CA_BUNDLE=/mine.pem"}
 	n := &networkPlan{}
 	more, err := x.trusted(n, env)

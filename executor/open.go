@@ -29,9 +29,9 @@ func (r *run) open(ctx context.Context) (*Sandbox, error) {
 		r.info.Start = fmt.Sprintf("turn %d", r.at.parent.Number)
 	}
 	if r.plan.lifetime == document.LifetimeSession {
-		return r.openHeld(ctx)
+		return r.openPaused(ctx)
 	}
-	if r.passesBy() {
+	if r.skipsPaused() {
 		r.obs.Preparing("the session's paused machine is not used: this turn has lifetime: turn")
 	}
 	return r.x.openAt(ctx, r.plan, r.at, r.obs.Preparing, r.clock)
@@ -47,7 +47,7 @@ func (x *Host) openAt(ctx context.Context, p *plan, at *branchPoint, progress fu
 		return s, err
 	}
 	if err := s.client.StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: p.cwd, Env: mergeEnv(at.state.Env, p.env)}); err != nil {
-		err = s.fate(err)
+		err = s.causeOf(err)
 		_ = s.Close()
 		return nil, err
 	}

@@ -156,7 +156,7 @@ func (x *Repo) RemoveSession(ctx context.Context, nameOrID string) (session.Sess
 	if err := cs.db.Remove(ctx, s.ID); err != nil {
 		return s, err
 	}
-	return s, x.endHeld(ctx, s.ID, "")
+	return s, x.endPaused(ctx, s.ID, "")
 }
 
 // RemoveBranch forgets a branch of a session, and ends its machine. Its turns stay until GC lets them go.
@@ -168,7 +168,7 @@ func (x *Repo) RemoveBranch(ctx context.Context, nameOrID, branch string) error 
 	if err := cs.db.DeleteBranch(ctx, s.ID, branch); err != nil {
 		return err
 	}
-	return x.endHeld(ctx, s.ID, branch)
+	return x.endPaused(ctx, s.ID, branch)
 }
 
 // findSession finds a session by its name or ID.

@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 func holdMain(id turnstone.SandboxID, fault string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	h := &statedir.Home{Dir: os.Getenv("TURN_HOME")}
+	h := &statedir.Dir{Root: os.Getenv("TURN_HOME")}
 	open := func(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec, progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
 		x := New(h)
 		x.wrap = func(s substrate.Substrate) substrate.Substrate { return agitate(s, fault) }
@@ -120,7 +120,7 @@ func TestFilesOutliveARestlessMachine(t *testing.T) {
 	}
 }
 
-func testRestless(t *testing.T, h *statedir.Home, name, fault string) {
+func testRestless(t *testing.T, h *statedir.Dir, name, fault string) {
 	x := New(h)
 	s, err := x.Create(t.Context(), SandboxRequest{Substrate: name}, func(string) {})
 	if kind := turnstone.KindOf(err); (kind == turnstone.Unavailable || kind == turnstone.NotFound) && !turntest.UnderKVM() {
@@ -128,7 +128,7 @@ func testRestless(t *testing.T, h *statedir.Home, name, fault string) {
 	}
 	_ = ok[*Sandbox](t)(s, err).Close()
 	t.Setenv(restlessVar, fault)
-	t.Setenv("TURN_HOME", h.Dir)
+	t.Setenv("TURN_HOME", h.Root)
 	label := "restless-" + strings.ToLower(string(turnstone.NewTurnID()))
 	run := func(script string, lifetime document.Lifetime) *Turn {
 		t.Helper()
@@ -155,7 +155,7 @@ func testRestless(t *testing.T, h *statedir.Home, name, fault string) {
 		}
 	}
 	g := ok[*session.Graph](t)(x.Session(t.Context(), label))
-	if _, err := os.Stat(x.heldPath(g.Session.ID, DefaultBranch)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(x.pausedPath(g.Session.ID, DefaultBranch)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a machine is written down: %v", err)
 	}
 }

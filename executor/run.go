@@ -33,25 +33,25 @@ type Host struct {
 
 // A Repo is what is kept between turns.
 type Repo struct {
-	home *statedir.Home
+	home *statedir.Dir
 	// statfs tells how large the file system with a folder is and what is free of it.
 	statfs func(dir string) (total, free uint64, err error)
 	kept   lazyContext
 	fault  func(op string) error // of the store, for tests; nil: none
 	// templates returns the templates, with what builds their layers.
 	templates func() *template.Store
-	// endHeld ends the paused machines of a session: of one branch, or of all.
-	endHeld func(ctx context.Context, s turnstone.SessionID, branch string) error
+	// endPaused ends the paused machines of a session: of one branch, or of all.
+	endPaused func(ctx context.Context, s turnstone.SessionID, branch string) error
 }
 
 // New returns an executor on h.
-func New(h *statedir.Home) *Executor {
+func New(h *statedir.Dir) *Executor {
 	host := &Host{Repo: &Repo{home: h, statfs: freeSpace}, killGrace: 15 * time.Second, spaceEvery: spaceEvery,
 		opened: network.NewBudget(network.DefaultBudget)}
 	host.Repo.templates = func() *template.Store {
 		return template.NewStore(h.Path("templates")).WithLayers(layerBuilder{host})
 	}
-	host.Repo.endHeld = host.endHeld
+	host.Repo.endPaused = host.endPaused
 	return &Executor{Host: host}
 }
 
@@ -109,8 +109,8 @@ func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, e
 		return nil, err
 	}
 	defer r.closeInputs()
-	defer func() { r.vm.remove() }()
-	r.all(ctx)
+	defer func() { r.snapshot.remove() }()
+	r.execute(ctx)
 	return r.turn(), nil
 }
 
@@ -158,38 +158,38 @@ type run struct {
 	netTotals                 network.Totals   // when the last step ended
 	network                   *RecordNetwork   // what is kept
 	at                        *branchPoint
-	left                      *left    // what is to be kept; nil when there is no state
-	held                      *held    // the session's machine; nil: the turn has one of its own
-	restless                  error    // why it could not be made to stand still
-	vm                        *keptVM  // the machine as it was at the end; nil: it was not asked for
-	added                     []*input // files that were
-	diverged                  bool     // another turn came first: its branch is a new one
+	collected                 *collected     // what is to be kept; nil when there is no state
+	paused                    *pausedMachine // the session's machine; nil: the turn has one of its own
+	restless                  error          // why it could not be made to stand still
+	snapshot                  *vmSnapshot    // the machine as it was at the end; nil: it was not asked for
+	added                     []*input       // files that were
+	diverged                  bool           // another turn came first: its branch is a new one
 	layer                     LayerInfo
 	recordDigest, stateDigest turnstone.Digest
 	cwd                       string // where the next step begins
 	table                     bool   // the receipt lists all commands
 }
 
-// all is the turn from end to end. What ends it early is in r.info afterwards.
-func (r *run) all(ctx context.Context) {
-	err := r.steps(ctx)
+// execute is the turn from end to end. What ends it early is in r.info afterwards.
+func (r *run) execute(ctx context.Context) {
+	err := r.runInSandbox(ctx)
 	r.info.Duration = time.Since(r.info.Started)
 	if err != nil {
 		r.fail(err)
 	}
-	r.end(ctx)
+	r.finish(ctx)
 }
 
-// end keeps the turn, and what it left.
-func (r *run) end(ctx context.Context) {
+// finish keeps the turn, and what it left.
+func (r *run) finish(ctx context.Context) {
 	// What it did is kept also when the caller has given up.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepLimitTime)
 	defer cancel()
-	err := r.keep(ctx, r.left)
-	r.settle(ctx, err == nil && r.left != nil)
+	err := r.commit(ctx, r.collected)
+	r.settlePaused(ctx, err == nil && r.collected != nil)
 	if err != nil {
 		r.fail(&turnstone.Error{Op: "executor.keep", Kind: turnstone.KindOf(err), Subject: "what the turn left is not kept", Err: err, Hint: turnstone.HintOf(err)})
-		r.keepNoState()
+		r.commitWithoutState()
 	}
 	r.keepReceipt(true)
 	r.clock.lap("keep")
@@ -200,18 +200,18 @@ const keepLimitTime = 10 * time.Minute
 
 func (r *run) fail(err error) {
 	r.info.Result = turnstone.Errored
-	r.says(err)
+	r.setError(err)
 }
 
-// says keeps what err says.
-func (r *run) says(err error) {
-	r.info.Error, r.hint, r.kind = r.line(err.Error()), r.line(turnstone.HintOf(err)), turnstone.KindOf(err)
+// setError keeps what err says.
+func (r *run) setError(err error) {
+	r.info.Error, r.hint, r.kind = r.maskedLine(err.Error()), r.maskedLine(turnstone.HintOf(err)), turnstone.KindOf(err)
 }
 
-// line is a text about the turn, which may have a guest's words in it, as it may be kept.
-func (r *run) line(s string) string { return oneLine(r.plan.secrets.Written().Mask(s)) }
+// maskedLine is a text about the turn, which may have a guest's words in it, as it may be kept.
+func (r *run) maskedLine(s string) string { return oneLine(r.plan.secrets.Written().Mask(s)) }
 
-func (r *run) steps(ctx context.Context) error {
+func (r *run) runInSandbox(ctx context.Context) error {
 	// Until the first step is reached the receipt on disk says that this was
 	// where the executor ended, should it be killed.
 	r.info.Error = "the executor ended before the first step"
@@ -221,7 +221,7 @@ func (r *run) steps(ctx context.Context) error {
 		return interrupted(ctx, err, "while the sandbox was prepared")
 	}
 	defer func() {
-		if r.held == nil || r.left == nil { // else the session's machine stands still
+		if r.paused == nil || r.collected == nil { // else the session's machine stands still
 			_ = s.Close()
 		}
 		r.clock.lap("close")
@@ -243,7 +243,7 @@ func (r *run) steps(ctx context.Context) error {
 	if len(r.plan.add) > 0 {
 		r.clock.lap("add")
 	}
-	result, err := r.each(ctx, turnCtx, s)
+	result, err := r.runSteps(ctx, turnCtx, s)
 	r.clock.lap("steps")
 	if low := lowSpace(turnCtx); low != nil && err != nil && s.Err() == nil && !isCancel(ctx) {
 		return r.salvage(ctx, s, low)
@@ -260,20 +260,20 @@ func (r *run) steps(ctx context.Context) error {
 	}
 	r.info.Result, r.info.Error = result, ""
 	if s.Err() == nil && !isCancel(ctx) {
-		if err := r.leave(ctx, s); err != nil {
+		if err := r.collectAll(ctx, s); err != nil {
 			return err
 		}
 	}
 	if missed != nil && result != turnstone.Passed && !isCancel(ctx) {
 		// What a failed step did not make cannot be fetched: the step is the news.
-		r.says(missed)
+		r.setError(missed)
 		return nil
 	}
 	return missed
 }
 
-// lost says, in the receipt too, that there is no state.
-func (r *run) lost() {
+// noteStateLost says, in the receipt too, that there is no state.
+func (r *run) noteStateLost() {
 	const what = "what the turn changed is lost with its machine, which did not obey"
 	r.obs.Preparing(what)
 	for i := len(r.results) - 1; i >= 0; i-- {
@@ -284,8 +284,8 @@ func (r *run) lost() {
 	}
 }
 
-// each runs the steps in order. An error means that the turn was cut off.
-func (r *run) each(ctx, turnCtx context.Context, s *Sandbox) (turnstone.Result, error) {
+// runSteps runs the steps in order. An error means that the turn was cut off.
+func (r *run) runSteps(ctx, turnCtx context.Context, s *Sandbox) (turnstone.Result, error) {
 	result, reason := turnstone.Passed, ""
 	first := true
 	for i, step := range r.doc.Steps {
@@ -303,7 +303,7 @@ func (r *run) each(ctx, turnCtx context.Context, s *Sandbox) (turnstone.Result, 
 		r.info.Error = "the executor ended during " + step.Name
 		r.keepReceipt(false)
 		r.obs.StepStarted(step)
-		err := r.one(turnCtx, s, step, res, first)
+		err := r.runStep(turnCtx, s, step, res, first)
 		first = false
 		r.noteNetwork(ctx, s, step, res)
 		r.noteImage(step, res)
@@ -311,8 +311,8 @@ func (r *run) each(ctx, turnCtx context.Context, s *Sandbox) (turnstone.Result, 
 			err = low // and not what the step's end looked like
 		}
 		if err != nil {
-			err = interrupted(ctx, s.fate(err), "during "+step.Name)
-			res.Note = r.line(err.Error())
+			err = interrupted(ctx, s.causeOf(err), "during "+step.Name)
+			res.Note = r.maskedLine(err.Error())
 		}
 		r.scrub(step, res)
 		r.obs.StepFinished(step, r.report(step, *res))
@@ -337,9 +337,9 @@ func (r *run) each(ctx, turnCtx context.Context, s *Sandbox) (turnstone.Result, 
 	return result, nil
 }
 
-// one runs one step and fills res. An error means that the machine did not tell
+// runStep runs one step and fills res. An error means that the machine did not tell
 // how the step ended.
-func (r *run) one(turnCtx context.Context, s *Sandbox, step *document.Step, res *document.StepResult, first bool) error {
+func (r *run) runStep(turnCtx context.Context, s *Sandbox, step *document.Step, res *document.StepResult, first bool) error {
 	ctx := turnCtx
 	if step.Timeout > 0 {
 		var cancel context.CancelFunc
@@ -396,7 +396,7 @@ func (r *run) one(turnCtx context.Context, s *Sandbox, step *document.Step, res 
 		return err
 	}
 	code := int(exit.ExitCode)
-	res.ExitCode, res.Status, res.Note = &code, turnstone.StepPassed, r.line(exitNote(end))
+	res.ExitCode, res.Status, res.Note = &code, turnstone.StepPassed, r.maskedLine(exitNote(end))
 	if code != 0 {
 		res.Status = turnstone.StepFailed
 	}

@@ -53,7 +53,7 @@ func TestStoreInABucket(t *testing.T) {
 	again(third)
 
 	// Another state directory has no business there.
-	other := New(&statedir.Home{Dir: t.TempDir()})
+	other := New(&statedir.Dir{Root: t.TempDir()})
 	if _, err := other.Sessions(ctx); turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(turnstone.HintOf(err), "prefix of its own") {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
@@ -67,7 +67,7 @@ func TestStoreInABucket(t *testing.T) {
 	var mu sync.Mutex
 	in := 0
 	for range 6 {
-		x := New(&statedir.Home{Dir: t.TempDir()})
+		x := New(&statedir.Dir{Root: t.TempDir()})
 		wg.Go(func() {
 			_, err := x.Sessions(ctx)
 			_ = x.Close()
@@ -93,7 +93,7 @@ func TestNoBucket(t *testing.T) {
 	t.Setenv("AWS_REGION", "us-east-1")
 	t.Setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
 	t.Setenv("TURN_STORE", "s3://turns/x")
-	x := New(&statedir.Home{Dir: t.TempDir()})
+	x := New(&statedir.Dir{Root: t.TempDir()})
 	defer func() { _ = x.Close() }()
 	start := time.Now()
 	_, err := x.Sessions(t.Context())

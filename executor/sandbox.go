@@ -147,9 +147,9 @@ func (s *Sandbox) ended() bool {
 	}
 }
 
-// fate prefers the reason why the machine ended to err, which is what its end
+// causeOf prefers the reason why the machine ended to err, which is what its end
 // looked like from the connection.
-func (s *Sandbox) fate(err error) error {
+func (s *Sandbox) causeOf(err error) error {
 	if err == nil || turnstone.KindOf(err) != turnstone.Dead {
 		return err
 	}
@@ -232,7 +232,7 @@ func (x *Host) strangersImage(image string) (bool, error) {
 }
 
 // config reads the host's configuration.
-func (x *Repo) config() (config.Config, error) { return config.Load(x.home.Dir) }
+func (x *Repo) config() (config.Config, error) { return config.Load(x.home.Root) }
 
 // A SandboxRequest is one sandbox to create. Zero values are the defaults.
 type SandboxRequest struct {
@@ -364,7 +364,7 @@ func (x *Host) start(ctx context.Context, p *plan, src *source, clock *stopwatch
 		err = s.attachNetwork(ctx, p)
 	}
 	if err != nil {
-		err = s.fate(err)
+		err = s.causeOf(err)
 		_ = s.Close()
 		return nil, err
 	}

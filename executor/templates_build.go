@@ -67,7 +67,7 @@ func (b layerBuilder) Build(ctx context.Context, req template.LayerRequest, comm
 	defer func() { _ = s.Close() }()
 	w := &layerWork{x: b.x, s: s, req: req}
 	if err := w.steps(ctx); err != nil {
-		return interrupted(ctx, s.fate(err), "while template "+req.Name+" was built")
+		return interrupted(ctx, s.causeOf(err), "while template "+req.Name+" was built")
 	}
 	req.Say("storing what is new")
 	return w.keep(ctx, &run{x: &Executor{Host: b.x}, plan: p, at: at}, commit)

@@ -30,7 +30,7 @@ func (x *Executor) addAll(ctx context.Context, s *Sandbox, p *plan) error {
 	defer x.guard(ctx, s)()
 	for _, t := range p.add {
 		if err := add(ctx, s, t, io.Discard); err != nil {
-			return s.fate(err)
+			return s.causeOf(err)
 		}
 	}
 	return nil
@@ -44,7 +44,7 @@ func (x *Executor) getAll(ctx context.Context, s *Sandbox, p *plan, tell func(st
 	for _, t := range p.get {
 		// All that there can be, but for holes: a sparse file is longer than its disk.
 		if err := get(ctx, s, t, p.shape.Disk+turnstone.Bytes(s.Template.Size), tell); err != nil {
-			return s.fate(err)
+			return s.causeOf(err)
 		}
 	}
 	return nil

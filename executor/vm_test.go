@@ -51,7 +51,7 @@ func TestResumedNetwork(t *testing.T) {
 		"other rules":                     {document: closed, kept: &open, req: ResumeRequest{Network: &yes, NetworkRules: &document.NetworkRules{HasAllow: true, Allow: []string{"127.0.0.1:443"}}}, reaches: []string{"127.0.0.1"}, not: []string{"8.8.8.8", "10.1.2.3"}},
 		"the document says off":           {document: "---\nnetwork: off\n---\n" + quiet, kept: &open, not: []string{"8.8.8.8"}},
 	} {
-		x := New(&statedir.Home{Dir: t.TempDir()})
+		x := New(&statedir.Dir{Root: t.TempDir()})
 		if err := os.WriteFile(x.home.Path("config.toml"), []byte(c.config), 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -58,7 +58,7 @@ func TestClientThatDoesNotRead(t *testing.T) {
 // TestLongPath: a socket's path has room for 107 bytes only.
 func TestLongPath(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), strings.Repeat("d", 100))
-	s := sandboxes.NewStore(&statedir.Home{Dir: dir})
+	s := sandboxes.NewStore(&statedir.Dir{Root: dir})
 	s.Holder = []string{holderName}
 	i := create(t, s, spec("fine"))
 	use(t, s, i.ID, strings.Repeat("hello", 1<<20))

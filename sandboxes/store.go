@@ -40,7 +40,7 @@ type Store struct {
 }
 
 // NewStore returns the sandboxes of h.
-func NewStore(h *statedir.Home) *Store {
+func NewStore(h *statedir.Dir) *Store {
 	return &Store{dir: h.Path("sandboxes"), Holder: []string{"turn", "sandbox", "hold"}, KillAfter: 10 * time.Second}
 }
 

@@ -87,5 +87,5 @@ func hostOnly() (*executor.Executor, config.Config, error) {
 		return nil, config.Config{}, err
 	}
 	host, err := config.Load(dir)
-	return executor.New(&statedir.Home{Dir: dir}), host, err
+	return executor.New(&statedir.Dir{Root: dir}), host, err
 }

@@ -225,7 +225,7 @@ func (c *runCmd) deliver(a *app, turn *executor.Turn, out *output) error {
 }
 
 // undelivered tells of a receipt that could not be written, and where it is kept.
-func undelivered(h *statedir.Home, turn *executor.Turn, err error) error {
+func undelivered(h *statedir.Dir, turn *executor.Turn, err error) error {
 	e := &turnstone.Error{Op: "run", Kind: turnstone.Exhausted, Subject: "the receipt was not written", Err: err}
 	kept := h.Path("turns", string(turn.ID), "receipt.md")
 	if _, statErr := os.Stat(kept); statErr == nil {

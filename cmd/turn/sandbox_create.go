@@ -134,7 +134,7 @@ func (c *sandboxHoldCmd) Run(a *app) error {
 }
 
 // opener makes machines with the executor.
-func opener(h *statedir.Home) sandboxes.Opener {
+func opener(h *statedir.Dir) sandboxes.Opener {
 	return func(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec, progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
 		sb, err := executor.New(h).Create(ctx, executor.SandboxRequest{Image: spec.Image, Env: append(slices.Clone(spec.Env), spec.Secrets...), Shape: spec.Shape,
 			Network: spec.Network, Substrate: spec.Substrate, Hostname: strings.ReplaceAll(string(id), "_", "-"), From: spec.From, Root: spec.Root, On: spec.On, Live: spec.Live}, progress)

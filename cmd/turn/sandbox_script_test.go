@@ -22,7 +22,7 @@ func reap(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 0 {
 		ts.Fatalf("usage: reap")
 	}
-	s := sandboxes.NewStore(&statedir.Home{Dir: ts.Getenv("TURN_HOME")})
+	s := sandboxes.NewStore(&statedir.Dir{Root: ts.Getenv("TURN_HOME")})
 	ts.Defer(func() {
 		all, err := s.List(context.Background())
 		ts.Check(err)

@@ -49,7 +49,7 @@ func TestScript(t *testing.T) {
 // home that tests share: they are costly to make, and what a script leaves behind
 // is easy to see where no other script runs.
 func TestMachineScript(t *testing.T) {
-	shared := turntest.Home(t).Dir
+	shared := turntest.Home(t).Root
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/machine",
 		RequireExplicitExec: true,
@@ -102,7 +102,7 @@ func holds(shared, name string) (bool, error) {
 	case "stock": // where it cannot be had, hub's test of it fails
 		return cdptest.Install(context.Background()) == nil, nil
 	case "gvisor":
-		c := &driver.Chooser{Home: &homepkg.Home{Dir: shared}}
+		c := &driver.Chooser{Home: &homepkg.Dir{Root: shared}}
 		_, err := c.Choose(context.Background(), driver.GVisor, driver.Needs{})
 		return err == nil, nil
 	case "testkernel":

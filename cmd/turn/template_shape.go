@@ -9,7 +9,7 @@ import (
 
 // templateShape is the machine that a template asks for. Of one that is not known it
 // is the default's; who needs the template says so.
-func templateShape(h *statedir.Home, image string) turnstone.Shape {
+func templateShape(h *statedir.Dir, image string) turnstone.Shape {
 	shape := turnstone.DefaultShape()
 	if image == "" {
 		image = executor.DefaultImage

@@ -54,7 +54,7 @@ type bench struct {
 	runs, depth, clones  int
 	dir                  string
 
-	home      *statedir.Home
+	home      *statedir.Dir
 	template  *template.Template // base
 	isolation string             // of substrate
 	peer      *peer              // of the part substrates

@@ -35,9 +35,9 @@ type Finding struct {
 // empty sandbox of gVisor where that was not tried before; it waits for nothing longer
 // than a few seconds, and changes nothing but what is remembered of that. Where KVM has
 // not been tried with a guest yet it says so: the first turn does that.
-func Check(ctx context.Context, h *statedir.Home) []Finding {
+func Check(ctx context.Context, h *statedir.Dir) []Finding {
 	c := &checker{home: h, root: "/", uid: os.Getuid()}
-	if cfg, err := config.Load(h.Dir); err == nil { // else there is a finding
+	if cfg, err := config.Load(h.Root); err == nil { // else there is a finding
 		c.choice = cfg.GuestKernel()
 	}
 	c.guest, c.guestErr = driver.KernelIn(h, c.choice, nil).Guest(ctx)
@@ -63,7 +63,7 @@ func Usable(found []Finding) bool {
 // A checker looks at one machine. Its root and uid are fields so that tests can
 // show it another machine's files.
 type checker struct {
-	home *statedir.Home
+	home *statedir.Dir
 	root string
 	uid  int
 

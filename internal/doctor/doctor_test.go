@@ -32,11 +32,11 @@ func machineOf(t *testing.T, uid int, files map[string]string) *checker {
 			t.Fatal(err)
 		}
 	}
-	return &checker{home: &statedir.Home{Dir: t.TempDir()}, root: root, uid: uid}
+	return &checker{home: &statedir.Dir{Root: t.TempDir()}, root: root, uid: uid}
 }
 
 func TestCheckNamesEverything(t *testing.T) {
-	found := Check(t.Context(), &statedir.Home{Dir: t.TempDir()})
+	found := Check(t.Context(), &statedir.Dir{Root: t.TempDir()})
 	seen := map[string]bool{}
 	for _, f := range found {
 		if seen[f.Name] {
@@ -234,7 +234,7 @@ func TestCheckCanceled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	began := time.Now()
-	Check(ctx, &statedir.Home{Dir: t.TempDir()})
+	Check(ctx, &statedir.Dir{Root: t.TempDir()})
 	if took := time.Since(began); took > 3*time.Second {
 		t.Errorf("took %s", took)
 	}

@@ -145,7 +145,7 @@ func (c *checker) kvmAccess() string {
 // config reads the host's configuration, without which nothing starts when it is wrong.
 func (c *checker) config(context.Context) []Finding {
 	path := c.home.Path(config.File)
-	if _, err := config.Load(c.home.Dir); err != nil {
+	if _, err := config.Load(c.home.Root); err != nil {
 		return one("config", Fail, strings.Join(strings.Fields(err.Error()), " "), "${EDITOR:-vi} "+quote(path))
 	}
 	if _, err := os.Lstat(path); err != nil {
@@ -156,12 +156,12 @@ func (c *checker) config(context.Context) []Finding {
 
 func (c *checker) disk(context.Context) []Finding {
 	var st unix.Statfs_t
-	if err := unix.Statfs(c.home.Dir, &st); err != nil {
-		return one("disk", Fail, c.home.Dir+": "+err.Error(), "")
+	if err := unix.Statfs(c.home.Root, &st); err != nil {
+		return one("disk", Fail, c.home.Root+": "+err.Error(), "")
 	}
 	free := turnstone.Bytes(int64(st.Bavail) * int64(st.Bsize))
-	detail := fmt.Sprintf("%s free in %s", free.Human(), c.home.Dir)
-	if cfg, err := config.Load(c.home.Dir); err == nil { // else there is another finding
+	detail := fmt.Sprintf("%s free in %s", free.Human(), c.home.Root)
+	if cfg, err := config.Load(c.home.Root); err == nil { // else there is another finding
 		floor := turnstone.Bytes(min(cfg.Limits.FreeSpace.Floor(st.Blocks*uint64(st.Bsize)), math.MaxInt64))
 		if free < floor {
 			return one("disk", Fail, fmt.Sprintf("%s, and free_space of config.toml has %s stay free: nothing starts", detail, floor.Human()), c.diskFix(0))

@@ -91,7 +91,7 @@ func (r *KernelReport) Usable(level need.Level) bool {
 // Kernel looks at a guest kernel: image is a vmlinux or a bzImage, modules its folder
 // lib/modules/<release> or empty. Where there is QEMU the kernel is booted for it, in a
 // small machine of its own that has nothing of the host's and ends within minutes. A file that is no kernel is an error of kind Invalid. Nothing stays.
-func Kernel(ctx context.Context, h *statedir.Home, image, modules string, progress func(string)) (*KernelReport, error) {
+func Kernel(ctx context.Context, h *statedir.Dir, image, modules string, progress func(string)) (*KernelReport, error) {
 	dir, err := h.MkdirAll("kernel")
 	if err != nil {
 		return nil, err
@@ -113,7 +113,7 @@ func Kernel(ctx context.Context, h *statedir.Home, image, modules string, progre
 
 // boot starts the kernel, and returns what the agent in it says. An error is one that
 // says nothing of the kernel and leaves nothing to say.
-func (r *KernelReport) boot(ctx context.Context, h *statedir.Home, k *kernel.Inspected, progress func(string)) (map[string]bool, error) {
+func (r *KernelReport) boot(ctx context.Context, h *statedir.Dir, k *kernel.Inspected, progress func(string)) (map[string]bool, error) {
 	q, err := qemu.New(ctx, h, qemu.Options{})
 	if err != nil {
 		r.Boot.Why = oneLine(err)

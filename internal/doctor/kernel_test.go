@@ -74,7 +74,7 @@ func TestTestKernel(t *testing.T) {
 	if image == "" {
 		t.Skip("TEST_KERNEL names no kernel")
 	}
-	h := &statedir.Home{Dir: t.TempDir()}
+	h := &statedir.Dir{Root: t.TempDir()}
 	r, err := Kernel(t.Context(), h, image, "", func(string) {})
 	if err != nil {
 		t.Fatal(err)
@@ -120,7 +120,7 @@ func TestHiddenTestKernel(t *testing.T) {
 	if err := os.WriteFile(hidden, bytes.ReplaceAll(b, []byte("-tpv"), []byte("-abc")), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r, err := Kernel(t.Context(), &statedir.Home{Dir: t.TempDir()}, hidden, "", func(string) {})
+	r, err := Kernel(t.Context(), &statedir.Dir{Root: t.TempDir()}, hidden, "", func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}

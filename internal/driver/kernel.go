@@ -16,7 +16,7 @@ import (
 // by is what its machines boot, whatever happens to the user's file in between. It is safe
 // for concurrent use.
 type Kernel struct {
-	home     *statedir.Home
+	home     *statedir.Dir
 	choice   kernel.Choice
 	progress func(string)
 
@@ -26,7 +26,7 @@ type Kernel struct {
 
 // KernelIn returns the kernel that choice, or the environment, names and h keeps. progress
 // may be nil.
-func KernelIn(h *statedir.Home, choice kernel.Choice, progress func(string)) *Kernel {
+func KernelIn(h *statedir.Dir, choice kernel.Choice, progress func(string)) *Kernel {
 	return &Kernel{home: h, choice: choice.OrEnv(), progress: progress}
 }
 

@@ -27,7 +27,7 @@ func bzImage(release string) []byte {
 // TestKernelIsLookedUpOnce: what a substrate is chosen by is what is booted, also when the
 // user's file becomes another kernel in between, and another process keeps that one.
 func TestKernelIsLookedUpOnce(t *testing.T) {
-	h, image := &statedir.Home{Dir: t.TempDir()}, filepath.Join(t.TempDir(), "image")
+	h, image := &statedir.Dir{Root: t.TempDir()}, filepath.Join(t.TempDir(), "image")
 	t.Setenv("TURN_KERNEL", image)
 	t.Setenv("TURN_KERNEL_MODULES", "")
 	put := func(release string) {

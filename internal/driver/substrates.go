@@ -40,7 +40,7 @@ type Needs struct {
 
 // A Chooser finds substrates. Its methods are safe for concurrent use.
 type Chooser struct {
-	Home     *statedir.Home
+	Home     *statedir.Dir
 	Progress func(string) // told before work that takes long; may be nil
 	// Probe returns a small machine with a kernel, to prove KVM with. It is called
 	// only where that is not known yet, and may take minutes. Nil: what is unproven

@@ -32,10 +32,10 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// Home is one state directory. Its methods are safe for concurrent use, also by
+// Dir is one state directory. Its methods are safe for concurrent use, also by
 // several processes.
-type Home struct {
-	Dir string // absolute
+type Dir struct {
+	Root string // absolute
 }
 
 // Locate returns the directory that the environment names: $TURN_HOME, else
@@ -56,7 +56,7 @@ func Locate() (string, error) {
 
 // Open makes the directory, private to its user, where it does not exist yet. One that
 // somebody else could write or replace is an error of kind Invalid.
-func Open() (*Home, error) {
+func Open() (*Dir, error) {
 	dir, err := Locate()
 	if err == nil {
 		err = os.MkdirAll(dir, 0o700)
@@ -68,16 +68,16 @@ func Open() (*Home, error) {
 	if err := checkPrivate(dir); err != nil {
 		return nil, err
 	}
-	return &Home{Dir: dir}, nil
+	return &Dir{Root: dir}, nil
 }
 
 // Path joins elem to the home's directory.
-func (h *Home) Path(elem ...string) string {
-	return filepath.Join(append([]string{h.Dir}, elem...)...)
+func (h *Dir) Path(elem ...string) string {
+	return filepath.Join(append([]string{h.Root}, elem...)...)
 }
 
 // MkdirAll makes the folder at elem and returns its path.
-func (h *Home) MkdirAll(elem ...string) (string, error) {
+func (h *Dir) MkdirAll(elem ...string) (string, error) {
 	dir := h.Path(elem...)
 	return dir, os.MkdirAll(dir, 0o700)
 }

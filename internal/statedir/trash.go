@@ -21,7 +21,7 @@ var errBudget = errors.New("there is too much in it")
 // Discard removes the folder at path, which may have anything in it: what a program that
 // cannot be trusted has made there. It removes no more than budget files, and takes what it
 // removed from it. What is left then, and what cannot be removed, goes to the trash.
-func (h *Home) Discard(path string, budget *int) {
+func (h *Dir) Discard(path string, budget *int) {
 	if err := remove(context.Background(), path, budget); err == nil {
 		return
 	}
@@ -32,7 +32,7 @@ func (h *Home) Discard(path string, budget *int) {
 }
 
 // EmptyTrash removes what Discard could not, and says what cannot be removed.
-func (h *Home) EmptyTrash(ctx context.Context) (stuck []string) {
+func (h *Dir) EmptyTrash(ctx context.Context) (stuck []string) {
 	dir := h.Path(trashDir)
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {

@@ -53,7 +53,7 @@ func hostile(t *testing.T, dir string, levels int) (outside string) {
 // TestDiscard: folders without rights, and deeper than a process may have files open, are
 // removed, and nothing outside is touched.
 func TestDiscard(t *testing.T) {
-	h := &Home{Dir: t.TempDir()}
+	h := &Dir{Root: t.TempDir()}
 	dir := h.Path("cell")
 	check(t, os.Mkdir(dir, 0o700))
 	outside := hostile(t, dir, 1000)
@@ -63,7 +63,7 @@ func TestDiscard(t *testing.T) {
 	defer func() { check(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)) }()
 	budget := 100_000
 	h.Discard(dir, &budget)
-	if left, _ := os.ReadDir(h.Dir); len(left) > 0 {
+	if left, _ := os.ReadDir(h.Root); len(left) > 0 {
 		t.Errorf("left %v", left)
 	}
 	if st, err := os.Stat(outside); err != nil || st.Mode().Perm() != 0o640 {
@@ -73,7 +73,7 @@ func TestDiscard(t *testing.T) {
 
 // TestTrash: what takes too long goes to the trash, where nothing but EmptyTrash removes it.
 func TestTrash(t *testing.T) {
-	h := &Home{Dir: t.TempDir()}
+	h := &Dir{Root: t.TempDir()}
 	dir := h.Path("cell")
 	check(t, os.Mkdir(dir, 0o700))
 	outside := hostile(t, dir, 300)

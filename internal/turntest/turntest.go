@@ -16,14 +16,14 @@ import (
 )
 
 // Home returns the home that tests share; see testhome.
-func Home(t testing.TB) *statedir.Home {
+func Home(t testing.TB) *statedir.Dir {
 	t.Helper()
-	return &statedir.Home{Dir: testhome.Dir(t)}
+	return &statedir.Dir{Root: testhome.Dir(t)}
 }
 
 // Machine returns a machine of the template image with the default shape, built
 // in h where it is not yet.
-func Machine(t testing.TB, h *statedir.Home, image string) substrate.Machine {
+func Machine(t testing.TB, h *statedir.Dir, image string) substrate.Machine {
 	t.Helper()
 	ctx := t.Context()
 	progress := func(what string) { t.Log(what) }

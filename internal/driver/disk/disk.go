@@ -26,7 +26,7 @@ import (
 // it survives the sandbox, and no reserved blocks, because the guest's processes are all
 // root. Its inode tables are not written (uninit_bg): the file holds some 100 KiB,
 // whatever its size. op is the caller's, for its errors.
-func Blank(ctx context.Context, op string, h *statedir.Home, size turnstone.Bytes) (string, error) {
+func Blank(ctx context.Context, op string, h *statedir.Dir, size turnstone.Bytes) (string, error) {
 	dir, err := h.MkdirAll("cache")
 	if err != nil {
 		return "", err

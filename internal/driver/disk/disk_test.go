@@ -77,7 +77,7 @@ func TestBlank(t *testing.T) {
 	if _, err := host.FindSystem("mke2fs"); err != nil {
 		t.Skip("no mke2fs: apt-get install e2fsprogs")
 	}
-	h, size := &statedir.Home{Dir: t.TempDir()}, turnstone.Bytes(256<<20)
+	h, size := &statedir.Dir{Root: t.TempDir()}, turnstone.Bytes(256<<20)
 	blank := func() os.FileInfo {
 		t.Helper()
 		path, err := Blank(t.Context(), "test.disk", h, size)

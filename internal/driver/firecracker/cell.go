@@ -33,7 +33,7 @@ type placed struct {
 // A lock beside it is held as long as the cell's owner lives, so that others can tell
 // what is left over.
 type cell struct {
-	home *statedir.Home
+	home *statedir.Dir
 	dir  string
 	lock *statedir.Lock
 	// work is the folder that Firecracker works in, as it sees it, with its sockets.
@@ -43,7 +43,7 @@ type cell struct {
 
 const cellsDir = "firecracker"
 
-func newCell(ctx context.Context, h *statedir.Home, id turnstone.SandboxID) (*cell, error) {
+func newCell(ctx context.Context, h *statedir.Dir, id turnstone.SandboxID) (*cell, error) {
 	base, err := h.MkdirAll(cellsDir)
 	if err != nil {
 		return nil, err
@@ -140,7 +140,7 @@ const sweepBudget = 2000
 // removeCell removes a cell's folder and the name of its lock, which the caller holds. What
 // broke out into Firecracker may have filled the folder: what takes too long or cannot be
 // removed is left to `turn gc`.
-func removeCell(h *statedir.Home, dir string, budget *int) {
+func removeCell(h *statedir.Dir, dir string, budget *int) {
 	h.Discard(dir, budget)
 	_ = os.Remove(dir + ".lock")
 }
@@ -161,7 +161,7 @@ const groupAge = time.Minute
 
 // sweepCells removes the cells whose owners were killed. Their Firecrackers ended with
 // them.
-func sweepCells(h *statedir.Home) {
+func sweepCells(h *statedir.Dir) {
 	base, budget := h.Path(cellsDir), sweepBudget
 	entries, _ := os.ReadDir(base)
 	for _, e := range entries {

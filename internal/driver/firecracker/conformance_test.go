@@ -17,7 +17,7 @@ func TestConformance(t *testing.T) {
 	s, m := started(t)
 	substratetest.Run(t, s, substratetest.Config{Machine: m, MakeHome: qemu.MakeHome,
 		Elsewhere: func(t *testing.T) substrate.Substrate {
-			s, err := New(t.Context(), &statedir.Home{Dir: t.TempDir()}, Options{Probe: &m, Progress: func(what string) { t.Log(what) }})
+			s, err := New(t.Context(), &statedir.Dir{Root: t.TempDir()}, Options{Probe: &m, Progress: func(what string) { t.Log(what) }})
 			check(t, err)
 			return s
 		},

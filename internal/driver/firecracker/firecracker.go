@@ -48,7 +48,7 @@ var (
 // Substrate starts Firecracker's machines. It is safe for concurrent use, also from
 // several processes with one home.
 type Substrate struct {
-	home     *statedir.Home
+	home     *statedir.Dir
 	binary   string
 	jailer   string // empty: there is none, or this is not root
 	wall     Jail
@@ -92,7 +92,7 @@ const (
 
 // New finds Firecracker and makes sure that a guest runs under it. That is tried once,
 // with opts.Probe, and remembered in h. Errors are of kind Unavailable, with a hint.
-func New(ctx context.Context, h *statedir.Home, opts Options) (*Substrate, error) {
+func New(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error) {
 	s, err := open(ctx, h, opts)
 	if err != nil {
 		return nil, err
@@ -120,7 +120,7 @@ func (s *Substrate) unusable(v kvm.Verdict, opts Options) error {
 
 // Find returns the path and the version of the Firecracker that New would use, whether
 // or not KVM works. It only asks the program for its version.
-func Find(ctx context.Context, h *statedir.Home, opts Options) (path, version string, err error) {
+func Find(ctx context.Context, h *statedir.Dir, opts Options) (path, version string, err error) {
 	s, err := open(ctx, h, opts)
 	if err != nil {
 		return "", "", err
@@ -129,7 +129,7 @@ func Find(ctx context.Context, h *statedir.Home, opts Options) (path, version st
 }
 
 // open finds the programs.
-func open(ctx context.Context, h *statedir.Home, opts Options) (*Substrate, error) {
+func open(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error) {
 	s := &Substrate{home: h, progress: opts.Progress, limits: limits{opts.DiskBandwidth, opts.DiskOps}, mayOpen: mayOpenKVM, tryKVM: tryKVM, guest: opts.Kernel}
 	if opts.Probe != nil {
 		s.guest = opts.Probe.GuestKernel()
@@ -416,7 +416,7 @@ func (s *Substrate) wrap(ctx context.Context, err error) error {
 	case turnstone.KindOf(err) != turnstone.Internal:
 		return err
 	case isNoSpace(err):
-		kind, hint = turnstone.Exhausted, "make room on the disk that holds "+s.home.Dir
+		kind, hint = turnstone.Exhausted, "make room on the disk that holds "+s.home.Root
 	}
 	return &turnstone.Error{Op: "firecracker.start", Kind: kind, Subject: "firecracker", Err: err, Hint: hint}
 }

@@ -382,7 +382,7 @@ func TestRefusals(t *testing.T) {
 
 func TestNew(t *testing.T) {
 	b := newBench(t, "")
-	h := &statedir.Home{Dir: t.TempDir()}
+	h := &statedir.Dir{Root: t.TempDir()}
 	for name, options := range map[string]Options{
 		"no program":  {Binary: "/none/firecracker"},
 		"no version":  {Binary: b.script(t, "mute", "echo Potato 3")},

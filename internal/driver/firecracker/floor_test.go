@@ -55,7 +55,7 @@ func benchmark(mode string) error {
 
 // newest returns the snapshot that was taken last of the template whose root image has the
 // digest $TURNSTONE_BENCH_ROOT_DIGEST, with the default shape.
-func newest(h *statedir.Home) (snapshot, error) {
+func newest(h *statedir.Dir) (snapshot, error) {
 	var last manifest
 	found := ""
 	all, _ := filepath.Glob(h.Path("snapshots", "*", manifestFile))

@@ -112,7 +112,7 @@ func TestIsolationNamesTestKernel(t *testing.T) {
 // On this machine, whatever it is: New says yes only after a guest has started.
 func TestNewUnproven(t *testing.T) {
 	b := newBench(t, "")
-	h := &statedir.Home{Dir: t.TempDir()}
+	h := &statedir.Dir{Root: t.TempDir()}
 	_, err := New(t.Context(), h, Options{Binary: b.s.binary, Jailer: b.script(t, "j", "true")})
 	if turnstone.KindOf(err) != turnstone.Unavailable || turnstone.HintOf(err) == "" {
 		t.Errorf("got %v (%s)", err, turnstone.HintOf(err))

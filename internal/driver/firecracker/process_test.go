@@ -46,7 +46,7 @@ func hold(dir string) error {
 		return err
 	}
 	ctx := context.Background()
-	s, err := open(ctx, &statedir.Home{Dir: h.Home}, Options{Binary: h.Binary, Jailer: h.Jailer})
+	s, err := open(ctx, &statedir.Dir{Root: h.Home}, Options{Binary: h.Binary, Jailer: h.Jailer})
 	if err != nil {
 		return err
 	}
@@ -73,7 +73,7 @@ func (b *bench) killed(t *testing.T) {
 		Home, Binary, Jailer string
 		Wall                 wall
 		Machine              map[string]any
-	}{b.s.home.Dir, b.s.binary, jailer, b.s.wall.Wall, map[string]any{"Kernel": m.Kernel, "KernelDigest": m.KernelDigest, "Initramfs": m.Initramfs,
+	}{b.s.home.Root, b.s.binary, jailer, b.s.wall.Wall, map[string]any{"Kernel": m.Kernel, "KernelDigest": m.KernelDigest, "Initramfs": m.Initramfs,
 		"InitDigest": m.InitDigest, "Root": m.Root, "RootDigest": m.RootDigest, "Shape": m.Shape, "Layers": m.Layers, "Home": m.Home}})
 	check(t, err)
 	check(t, os.WriteFile(filepath.Join(b.dir, "held.json"), text, 0o600))
@@ -248,7 +248,7 @@ func TestExplain(t *testing.T) {
 
 // A cell that cannot be made leaves nothing, and what is made already is not taken.
 func TestNewCell(t *testing.T) {
-	h := &statedir.Home{Dir: t.TempDir()}
+	h := &statedir.Dir{Root: t.TempDir()}
 	id := turnstone.NewSandboxID()
 	c, err := newCell(t.Context(), h, id)
 	check(t, err)

@@ -102,7 +102,7 @@ func newBench(t testing.TB, fault string) *bench {
 func (b *bench) substrate(t testing.TB, fault string) *Substrate {
 	t.Helper()
 	t.Setenv("TURN_JAILER", b.script(t, "jailer-"+fault, sayJailer))
-	s, err := open(t.Context(), &statedir.Home{Dir: filepath.Join(b.dir, "home")}, Options{
+	s, err := open(t.Context(), &statedir.Dir{Root: filepath.Join(b.dir, "home")}, Options{
 		Binary: b.script(t, "firecracker-"+fault, fmt.Sprintf("STANDIN='%s' STANDIN_LOG='%s' exec '%s' \"$@\"", fault, b.log, standin(t))),
 		Progress: func(what string) {
 			b.telling.Lock()

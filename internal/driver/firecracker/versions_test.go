@@ -69,7 +69,7 @@ func TestJailerVersion(t *testing.T) {
 	}
 	b := newBench(t, "")
 	for text, good := range map[string]bool{"Jailer v1.17.0": true, "Jailer v1.16.1": false, "Jailer v1.17.0-dev": false, "Firecracker v1.17.0": false, "": false, "Jailer v\x1b": false} {
-		_, _, err := Find(t.Context(), &statedir.Home{Dir: t.TempDir()}, Options{Binary: b.s.binary, Jailer: b.script(t, "says", "echo '"+text+"'")})
+		_, _, err := Find(t.Context(), &statedir.Dir{Root: t.TempDir()}, Options{Binary: b.s.binary, Jailer: b.script(t, "says", "echo '"+text+"'")})
 		if (err == nil) != good {
 			t.Errorf("%q: %v", text, err)
 		}

@@ -272,7 +272,7 @@ func TestConfine(t *testing.T) {
 	public(t, standin(t))
 	t.Setenv("TURN_JAILER", "")
 	t.Setenv("PATH", t.TempDir())
-	h := &statedir.Home{Dir: t.TempDir()}
+	h := &statedir.Dir{Root: t.TempDir()}
 	s, err := open(t.Context(), h, Options{Binary: standin(t)})
 	check(t, err)
 	if s.jailer != "" || s.Jail().Wall != jailed {

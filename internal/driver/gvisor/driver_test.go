@@ -62,7 +62,7 @@ func processID(dir string) (int, error) {
 // anew, never used.
 func TestDamagedSnapshot(t *testing.T) {
 	m := testMachine(t, turntest.Home(t))
-	h := &statedir.Home{Dir: t.TempDir()}
+	h := &statedir.Dir{Root: t.TempDir()}
 	s := newSubstrate(t, h)
 	id, err := s.identity(m)
 	check(t, err)
@@ -140,7 +140,7 @@ func TestDamagedSnapshot(t *testing.T) {
 // TestRace: many that want the same snapshot at the same time take it once.
 func TestRace(t *testing.T) {
 	m := testMachine(t, turntest.Home(t))
-	h := &statedir.Home{Dir: t.TempDir()}
+	h := &statedir.Dir{Root: t.TempDir()}
 	var mu sync.Mutex
 	taken := 0
 	var wg sync.WaitGroup
@@ -182,7 +182,7 @@ func hold(dir string) {
 	var s *Substrate
 	ctx := context.Background()
 	if err == nil {
-		s, err = New(ctx, &statedir.Home{Dir: dir}, Options{Binary: os.Getenv("TURNSTONE_TEST_RUNSC")})
+		s, err = New(ctx, &statedir.Dir{Root: dir}, Options{Binary: os.Getenv("TURNSTONE_TEST_RUNSC")})
 	}
 	var vm substrate.Sandbox
 	if err == nil {
@@ -236,9 +236,9 @@ func TestKilled(t *testing.T) {
 	shared := turntest.Home(t)
 	m := testMachine(t, shared)
 	spec, agentFile := machineJSON(t, m)
-	h := &statedir.Home{Dir: t.TempDir()}
+	h := &statedir.Dir{Root: t.TempDir()}
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), "TURNSTONE_TEST_HOLD="+h.Dir, "TURNSTONE_TEST_MACHINE="+spec,
+	cmd.Env = append(os.Environ(), "TURNSTONE_TEST_HOLD="+h.Root, "TURNSTONE_TEST_MACHINE="+spec,
 		"TURNSTONE_TEST_AGENT_FILE="+agentFile, "TURNSTONE_TEST_RUNSC="+builtRunsc(t))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
@@ -417,7 +417,7 @@ func TestStatusField(t *testing.T) {
 
 // TestOtherRunsc: a program that is not ours is not used.
 func TestOtherRunsc(t *testing.T) {
-	h := &statedir.Home{Dir: t.TempDir()}
+	h := &statedir.Dir{Root: t.TempDir()}
 	for name, script := range map[string]string{
 		"gVisor's own": "#!/bin/sh\necho runsc version release-20260905.0\n", "failing": "#!/bin/sh\nexit 1\n", "silent": "#!/bin/sh\n",
 	} {
@@ -445,7 +445,7 @@ func TestOtherRunsc(t *testing.T) {
 
 // TestUsable: the verdict is found once, and again for another host.
 func TestUsable(t *testing.T) {
-	h := &statedir.Home{Dir: t.TempDir()}
+	h := &statedir.Dir{Root: t.TempDir()}
 	s := newSubstrate(t, h)
 	asked := 0
 	s.progress = func(string) { asked++ }
@@ -563,7 +563,7 @@ func TestSweep(t *testing.T) {
 // TestImageRepaired: an image of ours that was touched is written again.
 func TestImageRepaired(t *testing.T) {
 	m := testMachine(t, turntest.Home(t))
-	s := newSubstrate(t, &statedir.Home{Dir: t.TempDir()})
+	s := newSubstrate(t, &statedir.Dir{Root: t.TempDir()})
 	own, err := s.ensureImages(t.Context(), m)
 	check(t, err)
 	before, err := filestamp.Of(t.Context(), own.root)

@@ -61,7 +61,7 @@ type bare struct {
 
 // newBare opens the snapshot of the template whose root image has the digest
 // $TURNSTONE_BENCH_ROOT_DIGEST that was used last for the default shape.
-func newBare(h *statedir.Home) (*bare, error) {
+func newBare(h *statedir.Dir) (*bare, error) {
 	binary, err := findRunsc("")
 	if err != nil {
 		return nil, err
@@ -81,17 +81,17 @@ func newBare(h *statedir.Home) (*bare, error) {
 			return nil, err
 		}
 	}
-	b.dir, err = os.MkdirTemp(h.Dir, "bare-*")
+	b.dir, err = os.MkdirTemp(h.Root, "bare-*")
 	return b, err
 }
 
 // rootOf is the path of the container's root with the agent of a snapshot.
-func rootOf(h *statedir.Home, id identity) string {
+func rootOf(h *statedir.Dir, id identity) string {
 	layout := turnstone.DigestBytes([]byte(strings.Join(rootDirs(), "\x00") + "\x00" + string(id.Agent)))
 	return h.Path("gvisor", "root-"+layout.Hex()[:32]+".erofs")
 }
 
-func (b *bare) newest(h *statedir.Home) (newest manifest, err error) {
+func (b *bare) newest(h *statedir.Dir) (newest manifest, err error) {
 	all, _ := filepath.Glob(h.Path("snapshots", keyPrefix+"*", manifestFile))
 	var at time.Time
 	for _, path := range all {

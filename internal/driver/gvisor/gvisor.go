@@ -34,7 +34,7 @@ var (
 // Substrate starts sandboxes of gVisor. It is safe for concurrent use, also from
 // several processes with one home.
 type Substrate struct {
-	home     *statedir.Home
+	home     *statedir.Dir
 	binary   string
 	program  host.Program
 	hostCPU  turnstone.Digest
@@ -59,7 +59,7 @@ const (
 
 // New finds runsc. Where there is none, or one without our additions, the error is of
 // kind Unavailable and has a hint.
-func New(ctx context.Context, h *statedir.Home, opts Options) (*Substrate, error) {
+func New(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error) {
 	s := &Substrate{home: h, progress: opts.Progress}
 	if s.progress == nil {
 		s.progress = func(string) {}
@@ -164,7 +164,7 @@ func (s *Substrate) wrap(op string, err error) error {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		kind, hint = turnstone.Canceled, ""
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		kind, hint = turnstone.Exhausted, "make room on the disk that holds "+s.home.Dir
+		kind, hint = turnstone.Exhausted, "make room on the disk that holds "+s.home.Root
 	}
 	return &turnstone.Error{Op: op, Kind: kind, Subject: "gvisor", Err: err, Hint: hint}
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // newSubstrate returns the substrate with the runsc that `make build` makes.
-func newSubstrate(t testing.TB, h *statedir.Home) *Substrate {
+func newSubstrate(t testing.TB, h *statedir.Dir) *Substrate {
 	t.Helper()
 	s, err := New(t.Context(), h, Options{Binary: builtRunsc(t), Progress: func(what string) { t.Log(what) }})
 	if err != nil {
@@ -38,7 +38,7 @@ var network = wire.SandboxNetwork{Address: "10.0.2.15/24", Gateway: "10.0.2.2", 
 
 // testMachine returns a machine of the template base. TURNSTONE_TEST_AGENT names the
 // program of another agent than the one that was built into turn last.
-func testMachine(t testing.TB, h *statedir.Home) substrate.Machine {
+func testMachine(t testing.TB, h *statedir.Dir) substrate.Machine {
 	m := turntest.Machine(t, h, "base")
 	if path := os.Getenv("TURNSTONE_TEST_AGENT"); path != "" {
 		b, err := os.ReadFile(path)
@@ -54,12 +54,12 @@ func TestConformance(t *testing.T) {
 	h := turntest.Home(t)
 	m := testMachine(t, h)
 	substratetest.Run(t, newSubstrate(t, h), substratetest.Config{Machine: m, Network: network, End: endSandbox,
-		Elsewhere: func(t *testing.T) substrate.Substrate { return newSubstrate(t, &statedir.Home{Dir: t.TempDir()}) }})
+		Elsewhere: func(t *testing.T) substrate.Substrate { return newSubstrate(t, &statedir.Dir{Root: t.TempDir()}) }})
 }
 
 // Root's runsc changes the owner of what it has as standard streams.
 func TestProofLeavesDevNull(t *testing.T) {
-	h := &statedir.Home{Dir: t.TempDir()}
+	h := &statedir.Dir{Root: t.TempDir()}
 	turntest.Home(t) // finds runsc
 	s, err := New(t.Context(), h, Options{})
 	if err != nil {

@@ -23,7 +23,7 @@ type Program struct {
 
 // Known returns what the file called name in h's cache says of the program at path, if
 // the program is still the one of then.
-func Known(h *statedir.Home, name, path string) (p Program, ok bool) {
+func Known(h *statedir.Dir, name, path string) (p Program, ok bool) {
 	b, err := os.ReadFile(h.Path("cache", name))
 	ok = err == nil && json.Unmarshal(b, &p) == nil && p.Path == path && p.Binary.Fresh(path)
 	return p, ok
@@ -39,7 +39,7 @@ func Ask(ctx context.Context, path string, version func(context.Context) (string
 }
 
 // Remember writes p to the file called name in h's cache.
-func (p Program) Remember(h *statedir.Home, name string) error {
+func (p Program) Remember(h *statedir.Dir, name string) error {
 	if _, err := h.MkdirAll("cache"); err != nil {
 		return err
 	}

@@ -13,7 +13,7 @@ import (
 
 // What is known of a program holds until the program, or its path, is another.
 func TestKnown(t *testing.T) {
-	h, path := &statedir.Home{Dir: t.TempDir()}, filepath.Join(t.TempDir(), "program")
+	h, path := &statedir.Dir{Root: t.TempDir()}, filepath.Join(t.TempDir(), "program")
 	const name = "program-version.json"
 	write := func(text string) {
 		t.Helper()

@@ -67,7 +67,7 @@ var (
 
 // A Question is what a driver asks about KVM.
 type Question struct {
-	Home *statedir.Home
+	Home *statedir.Dir
 	// Name is the driver's, and its file's in Home's cache.
 	Name string
 	// On is what the verdict depends on beside the host's kernel and the guest's.

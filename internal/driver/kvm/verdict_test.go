@@ -26,7 +26,7 @@ type asked struct {
 
 func newAsked(t *testing.T, try error, answer Verdict) *asked {
 	a := new(asked)
-	a.Question = Question{Home: &statedir.Home{Dir: t.TempDir()}, Name: "test", On: "host",
+	a.Question = Question{Home: &statedir.Dir{Root: t.TempDir()}, Name: "test", On: "host",
 		May: func() error { return nil }, Try: func() error { return try },
 		Prove: func(_ context.Context, limit time.Duration) (Verdict, error) {
 			a.guests, a.limit = a.guests+1, limit
@@ -98,7 +98,7 @@ func TestDeviceTurnsAway(t *testing.T) {
 			if v.Usable || !v.Known || v.Proven || a.guests != 0 || !strings.Contains(v.Reason, errno.Error()) || v.Denied != (errno == syscall.EACCES) {
 				t.Errorf("%s: %v: %+v after %d guests", what, errno, v, a.guests)
 			}
-			if left, _ := os.ReadDir(a.Home.Dir); len(left) > 0 {
+			if left, _ := os.ReadDir(a.Home.Root); len(left) > 0 {
 				t.Errorf("%s: %v: %v is left", what, errno, left)
 			}
 		}

@@ -34,7 +34,7 @@ func badMachine(t *testing.T, code []byte, text string) substrate.Machine {
 // TestGuestHangs: a kernel that stands still, computes in a circle or resets its machine ends
 // by what it does, with what helps; one that prints lines is waited for to the limit.
 func TestGuestHangs(t *testing.T) {
-	h := &statedir.Home{Dir: t.TempDir()}
+	h := &statedir.Dir{Root: t.TempDir()}
 	long := console.Patience{Idle: time.Hour, Work: time.Hour, Limit: time.Hour}
 	with := func(set func(*console.Patience)) console.Patience {
 		p := long
@@ -79,7 +79,7 @@ func TestProveBadKernel(t *testing.T) {
 	if err := mayOpen(kvmDevice, nil); err != nil {
 		t.Skip(err)
 	}
-	h := &statedir.Home{Dir: t.TempDir()}
+	h := &statedir.Dir{Root: t.TempDir()}
 	for name, tt := range map[string]struct {
 		code  []byte
 		text  string
@@ -112,7 +112,7 @@ func TestProveBadKernel(t *testing.T) {
 func TestBothReasons(t *testing.T) {
 	m := badMachine(t, join(printThen, halt), "Kernel panic - not syncing: no tables\n")
 	why := errors.New("KVM: the guest hangs")
-	s, err := New(t.Context(), &statedir.Home{Dir: t.TempDir()}, Options{Kernel: m.GuestKernel(), Fallback: why})
+	s, err := New(t.Context(), &statedir.Dir{Root: t.TempDir()}, Options{Kernel: m.GuestKernel(), Fallback: why})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +133,7 @@ func TestBothReasons(t *testing.T) {
 
 // TestTestKernelIsForKVM: no report of a test kernel is had without KVM.
 func TestTestKernelIsForKVM(t *testing.T) {
-	s := newSubstrate(t, &statedir.Home{Dir: t.TempDir()}, nil)
+	s := newSubstrate(t, &statedir.Dir{Root: t.TempDir()}, nil)
 	order, ruledOut := s.checkOrder(true)
 	if len(order) > 0 && (order[0] != accelKVM || len(order) > 1) || len(order) == 0 && len(ruledOut) == 0 {
 		t.Errorf("%v, %q", order, ruledOut)

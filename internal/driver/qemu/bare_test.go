@@ -25,7 +25,7 @@ const bareSize = 256 << 20
 // bareChannel prints how many MB/s `cat` moves through a virtio-serial port that
 // carries nothing else, read by a plain loop: what the wire is compared with. The
 // machine is booted, since the snapshot knows no such port.
-func bareChannel(h *statedir.Home) error {
+func bareChannel(h *statedir.Dir) error {
 	dir, err := os.MkdirTemp("", "turn-bare-*")
 	if err != nil {
 		return err
@@ -89,7 +89,7 @@ func bareChannel(h *statedir.Home) error {
 }
 
 // bootWithPort boots the newest snapshot's machine with one port more.
-func bootWithPort(ctx context.Context, h *statedir.Home, man manifest, socket string) (*machine, error) {
+func bootWithPort(ctx context.Context, h *statedir.Dir, man manifest, socket string) (*machine, error) {
 	var m substrate.Machine
 	initramfs, _ := filepath.Glob(h.Path("kernel", "initramfs-*.cpio"))
 	kernels, _ := filepath.Glob(h.Path("kernel", "*", "vmlinux"))

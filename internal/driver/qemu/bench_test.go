@@ -43,7 +43,7 @@ func benchmark(mode string) error {
 }
 
 // bare is QEMU on the newest snapshot.
-func bare(h *statedir.Home) substratetest.Bare {
+func bare(h *statedir.Dir) substratetest.Bare {
 	return substratetest.Bare{Network: benchNetwork, Start: func(context.Context) (substrate.Sandbox, int, error) {
 		vm, err := clone(h)
 		if err != nil { // a nil *machine is no nil Sandbox
@@ -56,7 +56,7 @@ func bare(h *statedir.Home) substratetest.Bare {
 // newest returns the folder and the manifest of the snapshot that was taken last of the
 // template whose root image has the digest $TURNSTONE_BENCH_ROOT_DIGEST, with the default
 // shape; $TURNSTONE_BENCH_ACCEL says whether with kvm or tcg.
-func newest(h *statedir.Home) (dir string, m manifest, err error) {
+func newest(h *statedir.Dir) (dir string, m manifest, err error) {
 	all, _ := filepath.Glob(h.Path("snapshots", "*", manifestFile))
 	for _, path := range all {
 		var other manifest
@@ -75,7 +75,7 @@ func newest(h *statedir.Home) (dir string, m manifest, err error) {
 
 // clone is the shortest way from a snapshot to a machine: no check, no lock, no
 // look at what is there.
-func clone(h *statedir.Home) (*machine, error) {
+func clone(h *statedir.Dir) (*machine, error) {
 	dir, man, err := newest(h)
 	if err != nil {
 		return nil, err
@@ -158,7 +158,7 @@ func runIn(vm *machine, script string, stdio wire.Stdio) error {
 // floor is what no `turn run` can be faster than. The agent runs nothing before
 // it is configured, so that is part of it. It prints how long it took without the
 // start and end of this program, in microseconds.
-func floor(h *statedir.Home) error {
+func floor(h *statedir.Dir) error {
 	began := time.Now()
 	vm, err := clone(h)
 	if err == nil {
@@ -172,7 +172,7 @@ func floor(h *statedir.Home) error {
 }
 
 // script runs what comes from standard input in a clone.
-func script(h *statedir.Home) error {
+func script(h *statedir.Dir) error {
 	text, err := io.ReadAll(os.Stdin)
 	if err != nil {
 		return err
@@ -190,7 +190,7 @@ func script(h *statedir.Home) error {
 var rollup = regexp.MustCompile(`(?m)^(Rss|Pss|Pss_Anon|Private_Clean|Private_Dirty):\s+(\d+) kB`)
 
 // cloneMemory prints what each of several clones holds after `true`.
-func cloneMemory(h *statedir.Home) error {
+func cloneMemory(h *statedir.Dir) error {
 	fmt.Println("| clone | Rss | Pss | Pss, anonymous | private, clean | private, dirty |\n|---|---|---|---|---|---|")
 	var vms []*machine
 	defer func() {

@@ -41,7 +41,7 @@ func talkingKernel(text string) []byte {
 // TestPanicAtBoot: what a kernel says as it gives up is the error, although the machine
 // stands still and lives on; and so is what the agent says.
 func TestPanicAtBoot(t *testing.T) {
-	h, dir := &statedir.Home{Dir: t.TempDir()}, t.TempDir()
+	h, dir := &statedir.Dir{Root: t.TempDir()}, t.TempDir()
 	empty := filepath.Join(dir, "empty")
 	if err := os.WriteFile(empty, make([]byte, 4096), 0o644); err != nil {
 		t.Fatal(err)
@@ -85,7 +85,7 @@ func TestPanicAtBoot(t *testing.T) {
 // TestKernelAdvice: a kernel of the user's that resets, or is late, is told with how to look at
 // that file.
 func TestKernelAdvice(t *testing.T) {
-	h, dir := &statedir.Home{Dir: t.TempDir()}, t.TempDir()
+	h, dir := &statedir.Dir{Root: t.TempDir()}, t.TempDir()
 	m := substrate.Machine{Kernel: filepath.Join(dir, "kernel"), Initramfs: filepath.Join(dir, "empty"), Root: filepath.Join(dir, "empty"), Shape: turnstone.DefaultShape(),
 		KernelIs: substrate.KernelKind{Own: true, File: "/srv/a kernel"}}
 	for path, content := range map[string][]byte{m.Kernel: tinyKernel(reset, ""), m.Root: make([]byte, 4096)} {

@@ -100,7 +100,7 @@ func TestCPUIsReplaced(t *testing.T) {
 		}
 	}
 	for refuses, want := range map[string]string{"nothing": "host", "host": "host,-arch-capabilities", "host*": "qemu64"} {
-		s, err := New(t.Context(), &statedir.Home{Dir: t.TempDir()}, Options{Binary: picky(t, refuses)})
+		s, err := New(t.Context(), &statedir.Dir{Root: t.TempDir()}, Options{Binary: picky(t, refuses)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -119,7 +119,7 @@ func TestCPUIsReplaced(t *testing.T) {
 			t.Errorf("a snapshot with the CPU %s has the key of one with host: %t", v.CPU, after == before)
 		}
 	}
-	s, err := New(t.Context(), &statedir.Home{Dir: t.TempDir()}, Options{Binary: picky(t, "host*|qemu64")})
+	s, err := New(t.Context(), &statedir.Dir{Root: t.TempDir()}, Options{Binary: picky(t, "host*|qemu64")})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -187,7 +187,7 @@ func TestNoJail(t *testing.T) {
 
 // TestWallRemembered: the answer holds until what it depends on changes; a bad one a minute.
 func TestWallRemembered(t *testing.T) {
-	h := &statedir.Home{Dir: t.TempDir()}
+	h := &statedir.Dir{Root: t.TempDir()}
 	if _, err := h.MkdirAll("cache"); err != nil {
 		t.Fatal(err)
 	}

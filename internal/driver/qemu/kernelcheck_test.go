@@ -86,7 +86,7 @@ func TestKernelCheckReplacesTheCPU(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s, err := New(t.Context(), &statedir.Home{Dir: t.TempDir()}, Options{Binary: picky(t, "host")})
+	s, err := New(t.Context(), &statedir.Dir{Root: t.TempDir()}, Options{Binary: picky(t, "host")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,10 +109,10 @@ func join(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
 // TestKernelsThatDoNotStart: each tiny kernel ends with what it did, within its bound, and
 // no machine stays.
 func TestKernelsThatDoNotStart(t *testing.T) {
-	h := &statedir.Home{Dir: t.TempDir()}
+	h := &statedir.Dir{Root: t.TempDir()}
 	s := newSubstrate(t, h, nil)
 	s.accel = accelTCG
-	initramfs := filepath.Join(h.Dir, "initramfs")
+	initramfs := filepath.Join(h.Root, "initramfs")
 	if err := os.WriteFile(initramfs, make([]byte, 512), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +180,7 @@ func TestLastWords(t *testing.T) {
 }
 
 // without returns m with an initramfs that has no module of this name.
-func without(t *testing.T, h *statedir.Home, m substrate.Machine, module string) substrate.Machine {
+func without(t *testing.T, h *statedir.Dir, m substrate.Machine, module string) substrate.Machine {
 	t.Helper()
 	k, err := kernel.Ensure(t.Context(), h.Path("kernel"), kernel.Choice{}, nil)
 	if err != nil {
@@ -213,7 +213,7 @@ func TestMissingDriver(t *testing.T) {
 	t.Setenv("TURN_KERNEL_MODULES", "")
 	shared := turntest.Home(t)
 	m := turntest.Machine(t, shared, "base")
-	s := newSubstrate(t, &statedir.Home{Dir: t.TempDir()}, nil)
+	s := newSubstrate(t, &statedir.Dir{Root: t.TempDir()}, nil)
 	for _, tt := range []struct{ module, need string }{{"erofs", "erofs"}, {"virtio_net", "virtio-net"}} {
 		n, _ := need.Of(tt.need)
 		lacking := without(t, shared, m, tt.module)

@@ -29,7 +29,7 @@ func TestKVMTurnsAway(t *testing.T) {
 		"error: kvm run failed No such device":                        "exec sleep 600",
 		"KVM internal error. Suberror: 1":                             "exec sleep 600",
 	} {
-		h := &statedir.Home{Dir: t.TempDir()}
+		h := &statedir.Dir{Root: t.TempDir()}
 		s, err := New(t.Context(), h, Options{Binary: program(t, "[ \"$1\" = --version ] && { echo QEMU emulator version 7.2.0; exit; }\n"+
 			"echo 'qemu-system-x86_64: "+said+"' >&2\n"+then)})
 		if err != nil {

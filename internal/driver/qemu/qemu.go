@@ -30,7 +30,7 @@ import (
 
 // Substrate starts QEMU machines. It is safe for concurrent use.
 type Substrate struct {
-	home     *statedir.Home
+	home     *statedir.Dir
 	binary   string
 	version  string
 	accel    accel
@@ -61,7 +61,7 @@ const binaryName = "qemu-system-x86_64"
 
 // New finds QEMU and decides how guests are run. The verdict on KVM is found out
 // once and remembered in h.
-func New(ctx context.Context, h *statedir.Home, opts Options) (*Substrate, error) {
+func New(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error) {
 	s := &Substrate{home: h, binary: opts.Binary, progress: opts.Progress, accel: accelTCG, kernel: opts.Kernel, fallback: opts.Fallback}
 	if opts.Probe != nil {
 		s.kernel = opts.Probe.GuestKernel()
@@ -258,7 +258,7 @@ func (s *Substrate) wrap(err error) error {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		kind, hint = turnstone.Canceled, ""
 	case isNoSpace(err):
-		kind, hint = turnstone.Exhausted, "make room on the disk that holds "+s.home.Dir
+		kind, hint = turnstone.Exhausted, "make room on the disk that holds "+s.home.Root
 	}
 	return &turnstone.Error{Op: "qemu.restore", Kind: kind, Subject: "qemu", Err: err, Hint: hint}
 }

@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func newSubstrate(t *testing.T, h *statedir.Home, m *substrate.Machine) *Substrate {
+func newSubstrate(t *testing.T, h *statedir.Dir, m *substrate.Machine) *Substrate {
 	t.Helper()
 	s, err := New(t.Context(), h, Options{Progress: func(what string) { t.Log(what) }, Probe: m})
 	if err != nil {
@@ -67,7 +67,7 @@ func TestConformance(t *testing.T) {
 		t.Fatalf("KVM does not run guests: %+v", s.KVM(t.Context(), nil))
 	}
 	substratetest.Run(t, s, substratetest.Config{Machine: m, Network: guestNetwork, MakeHome: MakeHome,
-		Elsewhere: func(t *testing.T) substrate.Substrate { return newSubstrate(t, &statedir.Home{Dir: t.TempDir()}, &m) }})
+		Elsewhere: func(t *testing.T) substrate.Substrate { return newSubstrate(t, &statedir.Dir{Root: t.TempDir()}, &m) }})
 }
 
 // TestDamagedSnapshot damages a snapshot in every way and expects that it is taken
@@ -76,7 +76,7 @@ func TestDamagedSnapshot(t *testing.T) {
 	shared := turntest.Home(t)
 	m := turntest.Machine(t, shared, "base")
 	m.Shape.Memory = 320 << 20
-	h := &statedir.Home{Dir: t.TempDir()}
+	h := &statedir.Dir{Root: t.TempDir()}
 	s := newSubstrate(t, h, &m)
 	id := s.identity(m)
 	dir := h.Path("snapshots", id.key())
@@ -248,7 +248,7 @@ func hold(dir string) {
 	err := json.Unmarshal([]byte(os.Getenv("TURNSTONE_TEST_MACHINE")), &m)
 	var s *Substrate
 	if err == nil {
-		s, err = New(context.Background(), &statedir.Home{Dir: dir}, Options{Kernel: m.GuestKernel()})
+		s, err = New(context.Background(), &statedir.Dir{Root: dir}, Options{Kernel: m.GuestKernel()})
 	}
 	var vm substrate.Sandbox
 	if err == nil {
@@ -268,7 +268,7 @@ func TestKilled(t *testing.T) {
 	m := turntest.Machine(t, h, "base")
 	spec, _ := json.Marshal(m)
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), "TURNSTONE_TEST_HOLD="+h.Dir, "TURNSTONE_TEST_MACHINE="+string(spec))
+	cmd.Env = append(os.Environ(), "TURNSTONE_TEST_HOLD="+h.Root, "TURNSTONE_TEST_MACHINE="+string(spec))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -416,7 +416,7 @@ func TestIdentityKey(t *testing.T) {
 
 func TestMissingQEMU(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
-	_, err := New(t.Context(), &statedir.Home{Dir: t.TempDir()}, Options{Binary: filepath.Join(t.TempDir(), "qemu")})
+	_, err := New(t.Context(), &statedir.Dir{Root: t.TempDir()}, Options{Binary: filepath.Join(t.TempDir(), "qemu")})
 	if turnstone.KindOf(err) != turnstone.Unavailable || turnstone.HintOf(err) == "" {
 		t.Errorf("%v, hint %q", err, turnstone.HintOf(err))
 	}
@@ -424,7 +424,7 @@ func TestMissingQEMU(t *testing.T) {
 
 // TestVersionCache: a replaced binary is asked again.
 func TestVersionCache(t *testing.T) {
-	h, bin := &statedir.Home{Dir: t.TempDir()}, filepath.Join(t.TempDir(), "qemu")
+	h, bin := &statedir.Dir{Root: t.TempDir()}, filepath.Join(t.TempDir(), "qemu")
 	for _, version := range []string{"QEMU 1", "QEMU 1", "QEMU 2"} {
 		script := "#!/bin/sh\necho " + version + "\n"
 		if err := os.WriteFile(bin, []byte(script), 0o755); err != nil {

@@ -84,7 +84,7 @@ func TestPrivateMemory(t *testing.T) {
 // TestUnpackAfterUpdate: a machine that was kept goes on only from the snapshot that
 // it is the difference to, and it is said when that is gone.
 func TestUnpackAfterUpdate(t *testing.T) {
-	s := &Substrate{home: &statedir.Home{Dir: t.TempDir()}, accel: accelTCG, version: "QEMU 7", wall: Jail{Wall: jailed}}
+	s := &Substrate{home: &statedir.Dir{Root: t.TempDir()}, accel: accelTCG, version: "QEMU 7", wall: Jail{Wall: jailed}}
 	m := substrate.Machine{Shape: turnstone.DefaultShape()}
 	packed, dir := t.TempDir(), filepath.Join(t.TempDir(), "vm")
 	write := func(p snapshots.Packed[identity]) {

@@ -78,11 +78,11 @@ func (c *Cache) usable(segments []segment) int {
 	return len(segments)
 }
 
-// held are images that are in use: as long as one of its holders lives, an image
+// openImages are images that are in use: as long as one of its holders lives, an image
 // is not removed.
-type held []*os.File
+type openImages []*os.File
 
-func (h held) paths() []string {
+func (h openImages) paths() []string {
 	paths := make([]string, len(h))
 	for i, f := range h {
 		paths[i] = f.Name()
@@ -90,7 +90,7 @@ func (h held) paths() []string {
 	return paths
 }
 
-func (h held) release() {
+func (h openImages) release() {
 	for _, f := range h {
 		_ = f.Close()
 	}
@@ -98,7 +98,7 @@ func (h held) release() {
 
 // holdAll holds the segments' images. missing is the first that is not there, or
 // not whole, and then none is held.
-func (c *Cache) holdAll(segments []segment) (all held, missing string) {
+func (c *Cache) holdAll(segments []segment) (all openImages, missing string) {
 	for _, s := range segments {
 		f, ok := c.hold(s.Image)
 		if !ok {

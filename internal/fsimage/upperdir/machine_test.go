@@ -65,7 +65,7 @@ func TestInSandboxes(t *testing.T) {
 		}
 		frozen, err := client.StateFreeze(t.Context())
 		must(t, err)
-		var u *upperdir.Upper
+		var u *upperdir.Dir
 		must(t, client.Export(t.Context(), func(r io.Reader) (err error) {
 			u, err = upperdir.Read(t.Context(), r, t.TempDir(), upperdir.Options{Bytes: int64(machine.Shape.Disk)})
 			return err
@@ -92,7 +92,7 @@ func TestInSandboxes(t *testing.T) {
 	}
 }
 
-func substrates(t *testing.T, h *statedir.Home, m substrate.Machine) []substrate.Substrate {
+func substrates(t *testing.T, h *statedir.Dir, m substrate.Machine) []substrate.Substrate {
 	t.Helper()
 	q, err := qemu.New(t.Context(), h, qemu.Options{Probe: &m})
 	must(t, err)

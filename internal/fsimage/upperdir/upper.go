@@ -74,9 +74,9 @@ func (o *Options) defaults() {
 	}
 }
 
-// An Upper is an upper directory that was read. Close it when its tree is not used
+// A Dir is an upper directory that was read. Close it when its tree is not used
 // any more.
-type Upper struct {
+type Dir struct {
 	root  *node
 	spool *os.File
 }
@@ -85,7 +85,7 @@ type Upper struct {
 // the folder dir. Errors are of kind Integrity when r is not what an agent writes or
 // is cut off, Exhausted when it is more than opts allows, Unavailable when dir cannot
 // be written; others are those of r. When ctx ends, Read does with the next bytes of r.
-func Read(ctx context.Context, r io.Reader, dir string, opts Options) (*Upper, error) {
+func Read(ctx context.Context, r io.Reader, dir string, opts Options) (*Dir, error) {
 	opts.defaults()
 	spool, err := openSpool(dir)
 	if err != nil {
@@ -96,7 +96,7 @@ func Read(ctx context.Context, r io.Reader, dir string, opts Options) (*Upper, e
 		_ = spool.Close()
 		return nil, err
 	}
-	return &Upper{root: root, spool: spool}, nil
+	return &Dir{root: root, spool: spool}, nil
 }
 
 // openSpool makes a file without a name (O_TMPFILE of open(2)).
@@ -117,10 +117,10 @@ func openSpool(dir string) (*os.File, error) {
 
 // Root returns the upper directory. It is what layer.Apply takes. Nodes are safe for
 // concurrent use.
-func (u *Upper) Root() tree.Node { return u.root }
+func (u *Dir) Root() tree.Node { return u.root }
 
 // Close frees the contents.
-func (u *Upper) Close() error { return u.spool.Close() }
+func (u *Dir) Close() error { return u.spool.Close() }
 
 func integrity(subject, format string, args ...any) error {
 	return &turnstone.Error{Op: "upper.read", Kind: turnstone.Integrity, Subject: clip(subject), Err: fmt.Errorf(format, args...),
