@@ -11,15 +11,15 @@ type Kind string
 
 // The kinds of error.
 const (
-	Invalid     Kind = "invalid"     // the request, document or spec is wrong; trying again does not help
-	NotFound    Kind = "not_found"   // what is named does not exist
-	Unavailable Kind = "unavailable" // this host cannot do it now: a program, a device or a file is missing
-	Exhausted   Kind = "exhausted"   // disk, memory or another limit is used up
-	Canceled    Kind = "canceled"    // the caller gave up
-	Timeout     Kind = "timeout"     // it took longer than allowed
-	Integrity   Kind = "integrity"   // stored or received data is not what its digest says
-	Dead        Kind = "dead"        // the sandbox or its connection is gone
-	Internal    Kind = "internal"    // a fault of this program
+	KindInvalid     Kind = "invalid"     // the request, document or spec is wrong; trying again does not help
+	KindNotFound    Kind = "not_found"   // what is named does not exist
+	KindUnavailable Kind = "unavailable" // this host cannot do it now: a program, a device or a file is missing
+	KindExhausted   Kind = "exhausted"   // disk, memory or another limit is used up
+	KindCanceled    Kind = "canceled"    // the caller gave up
+	KindTimeout     Kind = "timeout"     // it took longer than allowed
+	KindIntegrity   Kind = "integrity"   // stored or received data is not what its digest says
+	KindDead        Kind = "dead"        // the sandbox or its connection is gone
+	KindInternal    Kind = "internal"    // a fault of this program
 )
 
 // Error is the typed error of the project. It survives the wire: all of its
@@ -59,7 +59,7 @@ func KindOf(err error) Kind {
 	if errors.As(err, &e) && e.Kind != "" {
 		return e.Kind
 	}
-	return Internal
+	return KindInternal
 }
 
 // HintOf returns the first hint in err's chain, or "".

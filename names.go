@@ -26,7 +26,7 @@ const (
 // or ends with "." or ".lock". So git takes every name of a branch as one
 // (git-check-ref-format(1)), and no name leads out of a folder.
 func CheckName(what, name string) error {
-	e := &Error{Op: "name", Kind: Invalid, Subject: what, Err: fmt.Errorf("%.80q is not a name", name),
+	e := &Error{Op: "name", Kind: KindInvalid, Subject: what, Err: fmt.Errorf("%.80q is not a name", name),
 		Hint: `use up to 64 letters, digits, ".", "_" and "-", beginning with a letter or a digit`}
 	if what != NameOfBranch && what != NameOfTag {
 		if len(name) > MaxName || !namePart(name) {

@@ -25,7 +25,7 @@ func TestCheckName(t *testing.T) {
 			if (err == nil) != ok {
 				t.Errorf("%s %q: %v", what, name, err)
 			}
-			if err != nil && (KindOf(err) != Invalid || HintOf(err) == "") {
+			if err != nil && (KindOf(err) != KindInvalid || HintOf(err) == "") {
 				t.Errorf("%s %q: kind %s, hint %q", what, name, KindOf(err), HintOf(err))
 			}
 		}

@@ -126,10 +126,10 @@ type Result string
 
 // The results of a turn.
 const (
-	Passed   Result = "passed"  // every step passed, or was skipped by its author, or may fail
-	Failed   Result = "failed"  // a step failed
-	TimedOut Result = "timeout" // a step or the turn ran out of time
-	Errored  Result = "error"   // the turn could not be run to its end: no substrate, dead VM, interrupted
+	ResultPassed   Result = "passed"  // every step passed, or was skipped by its author, or may fail
+	ResultFailed   Result = "failed"  // a step failed
+	ResultTimedOut Result = "timeout" // a step or the turn ran out of time
+	ResultError    Result = "error"   // the turn could not be run to its end: no substrate, dead VM, interrupted
 )
 
 // A Status is how one step ended.

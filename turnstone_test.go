@@ -92,18 +92,18 @@ func FuzzParseBytes(f *testing.F) {
 
 func TestErrors(t *testing.T) {
 	cause := errors.New("cause")
-	inner := &Error{Op: "in", Kind: Exhausted, Subject: "disk", Hint: "make room", Err: cause}
-	outer := fmt.Errorf("while: %w", &Error{Op: "out", Kind: Unavailable, Subject: "vm", Err: inner})
-	if KindOf(outer) != Unavailable || HintOf(outer) != "make room" || !errors.Is(outer, cause) {
+	inner := &Error{Op: "in", Kind: KindExhausted, Subject: "disk", Hint: "make room", Err: cause}
+	outer := fmt.Errorf("while: %w", &Error{Op: "out", Kind: KindUnavailable, Subject: "vm", Err: inner})
+	if KindOf(outer) != KindUnavailable || HintOf(outer) != "make room" || !errors.Is(outer, cause) {
 		t.Errorf("kind %s, hint %q", KindOf(outer), HintOf(outer))
 	}
 	if got := outer.Error(); got != "while: vm: disk: cause" {
 		t.Errorf("reads %q", got)
 	}
-	if KindOf(cause) != Internal || HintOf(cause) != "" || HintOf(nil) != "" {
+	if KindOf(cause) != KindInternal || HintOf(cause) != "" || HintOf(nil) != "" {
 		t.Error("an error of nobody's has a kind or a hint")
 	}
-	if got := (&Error{Kind: NotFound, Subject: "x"}).Error(); got != "x: not found" {
+	if got := (&Error{Kind: KindNotFound, Subject: "x"}).Error(); got != "x: not found" {
 		t.Errorf("without a cause it reads %q", got)
 	}
 }

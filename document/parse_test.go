@@ -357,7 +357,7 @@ func TestSyntaxErrors(t *testing.T) {
 					t.Errorf("%v has no hint", e)
 				}
 			}
-			if turnstone.KindOf(err) != turnstone.Invalid || turnstone.HintOf(err) != es[0].Hint {
+			if turnstone.KindOf(err) != turnstone.KindInvalid || turnstone.HintOf(err) != es[0].Hint {
 				t.Errorf("kind %s, hint %q", turnstone.KindOf(err), turnstone.HintOf(err))
 			}
 		})

@@ -41,7 +41,7 @@ func testInfo() TurnInfo {
 		Image:     "base",
 		Substrate: "qemu",
 		Isolation: "microvm (TCG)",
-		Result:    turnstone.Passed,
+		Result:    turnstone.ResultPassed,
 	}
 }
 

@@ -89,7 +89,7 @@ func TestGolden(t *testing.T) {
 				t.Fatal(err)
 			}
 			info := testInfo()
-			info.Result, info.Error = turnstone.Errored, "the sandbox is gone: \"EOF\"\nsecond line"
+			info.Result, info.Error = turnstone.ResultError, "the sandbox is gone: \"EOF\"\nsecond line"
 			got := d.Receipt(info, goldenResults(len(d.Steps)))
 			golden := strings.TrimSuffix(file, ".md") + ".receipt.md"
 			if *update {

@@ -173,7 +173,7 @@ func TestExamples(t *testing.T) {
 	for _, ex := range examples {
 		t.Run(ex.file, func(t *testing.T) {
 			turn := run(t, h, ex.file)
-			if turn.Result != turnstone.Passed {
+			if turn.Result != turnstone.ResultPassed {
 				t.Errorf("result %s: %s", turn.Result, turn.Error)
 			}
 			if len(turn.Steps) != len(ex.steps) {

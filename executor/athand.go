@@ -46,7 +46,7 @@ func (x *Repo) Expand(ctx context.Context, ref, named string) (string, error) {
 		if err == nil {
 			return ref, nil // a session of an older program
 		}
-		if turnstone.KindOf(err) != turnstone.NotFound {
+		if turnstone.KindOf(err) != turnstone.KindNotFound {
 			return "", err
 		}
 	}
@@ -75,7 +75,7 @@ func (x *Repo) cutAtHand(ref string) (short bool, rest string) {
 	return false, ""
 }
 
-// AtHand returns the session at hand. The error is of kind NotFound when there is none.
+// AtHand returns the session at hand. The error is of kind KindNotFound when there is none.
 func (x *Repo) AtHand(ctx context.Context, named string) (session.Session, error) {
 	cs, err := x.context(ctx)
 	if err != nil {
@@ -87,20 +87,20 @@ func (x *Repo) AtHand(ctx context.Context, named string) (session.Session, error
 func (x *Repo) atHand(ctx context.Context, cs *contextStore, named string) (session.Session, error) {
 	if named != "" {
 		s, err := cs.db.Find(ctx, named)
-		if turnstone.KindOf(err) == turnstone.NotFound {
-			err = &turnstone.Error{Op: "executor.athand", Kind: turnstone.NotFound, Subject: "the session at hand", Err: err,
+		if turnstone.KindOf(err) == turnstone.KindNotFound {
+			err = &turnstone.Error{Op: "executor.athand", Kind: turnstone.KindNotFound, Subject: "the session at hand", Err: err,
 				Hint: "TURN_SESSION names it: set it to a session that there is, or unset it"}
 		}
 		return s, err
 	}
-	none := &turnstone.Error{Op: "executor.athand", Kind: turnstone.NotFound, Subject: "the session at hand",
+	none := &turnstone.Error{Op: "executor.athand", Kind: turnstone.KindNotFound, Subject: "the session at hand",
 		Err: errors.New("no session was used yet"), Hint: "name the session: turn session ls lists them"}
 	f, err := os.Open(x.atHandPath())
 	if errors.Is(err, os.ErrNotExist) {
 		return session.Session{}, none
 	}
 	if err != nil {
-		none.Kind, none.Err = turnstone.Unavailable, err
+		none.Kind, none.Err = turnstone.KindUnavailable, err
 		return session.Session{}, none
 	}
 	defer func() { _ = f.Close() }()
@@ -110,7 +110,7 @@ func (x *Repo) atHand(ctx context.Context, cs *contextStore, named string) (sess
 		return session.Session{}, none
 	}
 	s, err := cs.db.Find(ctx, string(b))
-	if turnstone.KindOf(err) == turnstone.NotFound {
+	if turnstone.KindOf(err) == turnstone.KindNotFound {
 		none.Err = fmt.Errorf("the session that was used last (%s) is gone", b)
 		return session.Session{}, none
 	}
@@ -130,7 +130,7 @@ func (x *Repo) NoteUse(ctx context.Context, ref string) {
 	if err == nil {
 		err = x.writeAtHand(s.ID)
 	}
-	if err != nil && turnstone.KindOf(err) != turnstone.NotFound {
+	if err != nil && turnstone.KindOf(err) != turnstone.KindNotFound {
 		slog.Info("the session at hand was not noted", "session", name, "error", err)
 	}
 }

@@ -86,7 +86,7 @@ func TestReferencesToNumbers(t *testing.T) {
 		}
 	}
 	for _, ref := range []string{"s@turn-9", "s@turn-99999999999999999999", "s@turn-0", "s@fix", "s@fix/", "s@/fix"} {
-		if _, err := p.x.Show(ctx, ref); turnstone.KindOf(err) != turnstone.NotFound {
+		if _, err := p.x.Show(ctx, ref); turnstone.KindOf(err) != turnstone.KindNotFound {
 			t.Errorf("%s: %v", ref, err)
 		}
 	}
@@ -99,12 +99,12 @@ func TestReferencesToNumbers(t *testing.T) {
 		_, tagErr := p.x.Tag(ctx, "s@1", name)
 		_, liveErr := p.x.ForkLive(ctx, "s@1", name)
 		for _, err := range []error{err, tagErr, liveErr} {
-			if turnstone.KindOf(err) != turnstone.Invalid || turnstone.HintOf(err) == "" {
+			if turnstone.KindOf(err) != turnstone.KindInvalid || turnstone.HintOf(err) == "" {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
 	}
-	if _, err := p.x.Rename(ctx, "s", "turn-7"); turnstone.KindOf(err) != turnstone.Invalid {
+	if _, err := p.x.Rename(ctx, "s", "turn-7"); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Error(err)
 	}
 }

@@ -77,7 +77,7 @@ func (at *branchPoint) inherit(p *plan, req Request) error {
 		return p.onTemplate(ts)
 	}
 	if p.asked != "" && !template.SameImage(p.asked, at.state.Image) {
-		return &turnstone.Error{Op: "executor.plan", Kind: turnstone.Invalid, Subject: "image " + p.asked,
+		return &turnstone.Error{Op: "executor.plan", Kind: turnstone.KindInvalid, Subject: "image " + p.asked,
 			Err:  fmt.Errorf("session %s is on %s", at.session.Label(), at.state.Image),
 			Hint: "leave the image out, or begin another session"}
 	}

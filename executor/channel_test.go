@@ -50,7 +50,7 @@ func TestBrokenChannel(t *testing.T) {
 			m, r, sandbox, closeAll := runNoisy(t, "```bash name=a\necho begun; sleep 600\n```\n\n```bash\necho never\n```\n",
 				func(m *noisyMachine) { _, _ = m.guest.Write([]byte(noise)) })
 			result, err := r.runSteps(t.Context(), t.Context(), sandbox)
-			if result != turnstone.Errored || turnstone.KindOf(err) != turnstone.Integrity || !strings.Contains(err.Error(), "broke its channel") {
+			if result != turnstone.ResultError || turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), "broke its channel") {
 				t.Errorf("%s: %v", result, err)
 			}
 			if got := r.results[0]; got.Status != turnstone.StepError || !strings.Contains(got.Note, "broke its channel") || r.results[1].Status == turnstone.StepPassed {
@@ -72,13 +72,13 @@ func TestSilentAgent(t *testing.T) {
 		func(m *noisyMachine) { m.silent.Store(true) })
 	r.x.killGrace = time.Second
 	result, err := r.runSteps(t.Context(), t.Context(), s)
-	if result != turnstone.TimedOut || err != nil || !s.ended() {
+	if result != turnstone.ResultTimedOut || err != nil || !s.ended() {
 		t.Errorf("%s: %v", result, err)
 	}
 	if r.results[0].Status != turnstone.StepTimeout || r.results[1].Status == turnstone.StepPassed {
 		t.Errorf("%+v", r.results)
 	}
-	if _, err := r.collect(t.Context(), s); turnstone.KindOf(err) != turnstone.Dead {
+	if _, err := r.collect(t.Context(), s); turnstone.KindOf(err) != turnstone.KindDead {
 		t.Errorf("collect: %v", err)
 	}
 	<-m.done

@@ -53,7 +53,7 @@ func TestCheckHost(t *testing.T) {
 			}
 		}
 		err := New(h).Check(parse(t, "---\n"+front+"\n---\n"), dir, c.piped)
-		if c.says == "" && err != nil || c.says != "" && (turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), c.says)) {
+		if c.says == "" && err != nil || c.says != "" && (turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), c.says)) {
 			t.Errorf("%q: %v, want %q", front, err, c.says)
 		}
 		if _, err := os.Stat(h.Root); c.config == "" && !os.IsNotExist(err) {

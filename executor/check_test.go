@@ -28,7 +28,7 @@ func TestCheckFront(t *testing.T) {
 		"home: h\nfiles: [nothing-there]":                     "",
 	} {
 		err := CheckFront(parse(t, "---\n"+front+"\n---\n"))
-		if want == "" && err != nil || want != "" && (turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), want)) {
+		if want == "" && err != nil || want != "" && (turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%q: %v, want %q", front, err, want)
 		}
 	}

@@ -56,7 +56,7 @@ func (x *Repo) claim(ctx context.Context, at blob.Store, where, noted string) er
 		}
 	}
 	if other != "" {
-		return &turnstone.Error{Op: "executor.claim", Kind: turnstone.Unavailable, Subject: where,
+		return &turnstone.Error{Op: "executor.claim", Kind: turnstone.KindUnavailable, Subject: where,
 			Err:  errors.New("is the store of another state directory, whose gc would delete what this one leaves"),
 			Hint: fmt.Sprintf("give each TURN_HOME a prefix of its own, or, when the other one is gone, delete %s%s there", claims, other)}
 	}
@@ -83,7 +83,7 @@ func claimed(ctx context.Context, at blob.Store, id string) (other string, mine 
 func (x *Repo) storeID() (string, error) {
 	path := x.home.Path("store-id")
 	failed := func(err error) error {
-		return &turnstone.Error{Op: "executor.claim", Kind: turnstone.Unavailable, Subject: path, Err: err, Hint: "the state directory has to be yours"}
+		return &turnstone.Error{Op: "executor.claim", Kind: turnstone.KindUnavailable, Subject: path, Err: err, Hint: "the state directory has to be yours"}
 	}
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -153,7 +153,7 @@ func (s *scripts) table(step *document.Step, script *syntax.Script, rep *trace.R
 	for i := range rep.Sites {
 		site := &rep.Sites[i]
 		row := document.CommandRow{Text: site.Words, Language: "bash", Duration: site.Time, Count: site.Count}
-		if site.Kind != syntax.Simple && site.Kind != syntax.Pipeline && site.Kind != syntax.Arithmetic && site.Kind != syntax.Test {
+		if site.Kind != syntax.KindSimple && site.Kind != syntax.KindPipeline && site.Kind != syntax.KindArithmetic && site.Kind != syntax.KindTest {
 			continue // what these did is told by what is inside of them
 		}
 		if cmd := commandOf(script, site.Command); cmd != nil {

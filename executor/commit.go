@@ -76,7 +76,7 @@ const (
 // check refuses what no guest of ours says.
 func (f *frozen) check(id turnstone.SandboxID) error {
 	fail := func(why string) error {
-		return &turnstone.Error{Op: "executor.commit", Kind: turnstone.Integrity, Subject: string(id), Err: errors.New("its agent names " + why)}
+		return &turnstone.Error{Op: "executor.commit", Kind: turnstone.KindIntegrity, Subject: string(id), Err: errors.New("its agent names " + why)}
 	}
 	if f.upper != "upper" && f.upper != "upper2" || !strings.HasPrefix(f.cwd, "/") || len(f.cwd) > maxCwd || strings.IndexByte(f.cwd, 0) >= 0 {
 		return fail("no directory that there can be")
@@ -289,7 +289,7 @@ func (w *leakWatch) found() error {
 }
 
 func leaked(where, name string) error {
-	return &turnstone.Error{Op: "executor.commit", Kind: turnstone.Invalid, Subject: where, Err: fmt.Errorf("%w (%s); what the turn changed is not kept", secret.ErrFound, name),
+	return &turnstone.Error{Op: "executor.commit", Kind: turnstone.KindInvalid, Subject: where, Err: fmt.Errorf("%w (%s); what the turn changed is not kept", secret.ErrFound, name),
 		Hint: "a step wrote it there: let the steps read it from their environment, and remove the file before the turn ends"}
 }
 

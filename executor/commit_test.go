@@ -34,7 +34,7 @@ func endWith(t *testing.T, x *Executor, files map[string]string, vm *vmSnapshot)
 	t.Helper()
 	ctx := t.Context()
 	r := &run{x: x, plan: &plan{image: "base", session: "s", branch: DefaultBranch}, doc: parse(t, "# A turn\n"), obs: &observer{}, clock: newStopwatch()}
-	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now(), Result: turnstone.Passed}
+	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now(), Result: turnstone.ResultPassed}
 	dir, err := x.home.MkdirAll("turns", string(r.info.ID))
 	if err != nil {
 		return nil, err
@@ -83,9 +83,9 @@ func whole(t *testing.T, dir string) (kept int) {
 	slices.Reverse(g.Turns) // the oldest first
 	for _, turn := range g.Turns {
 		switch {
-		case turn.Status != session.Done:
+		case turn.Status != session.StatusDone:
 			t.Errorf("turn %d is %s", turn.Number, turn.Status)
-		case turn.State == "" && turn.Result != turnstone.Errored:
+		case turn.State == "" && turn.Result != turnstone.ResultError:
 			t.Errorf("turn %d left nothing, and %s", turn.Number, turn.Result)
 		case turn.State != "":
 			if turn.Parent() != newest {
@@ -133,17 +133,17 @@ func TestCommitFaults(t *testing.T) {
 		x.fault = faultAt(n, func() error { hit = true; return syscall.ENOSPC })
 		r, err := end(t, x, map[string]string{"/file": strconv.Itoa(n)})
 		switch {
-		case err != nil || r.info.Result == turnstone.Passed:
+		case err != nil || r.info.Result == turnstone.ResultPassed:
 		case !strings.Contains(r.info.Error, "no space left") || r.info.FSHash != "" || r.diverged:
 			t.Errorf("write %d: %+v", n, r.info)
 		default:
 			failed++
 			// The same process goes on: nothing is held by the turn that failed.
 			cs := ok[*contextStore](t)(x.context(t.Context()))
-			if turn := ok[session.Turn](t)(cs.db.Turn(t.Context(), r.info.ID)); turn.Status != session.Done || turn.Result != turnstone.Errored {
+			if turn := ok[session.Turn](t)(cs.db.Turn(t.Context(), r.info.ID)); turn.Status != session.StatusDone || turn.Result != turnstone.ResultError {
 				t.Errorf("write %d: the turn is %+v", n, turn)
 			}
-			if again, err := end(t, x, map[string]string{"/again": strconv.Itoa(n)}); err != nil || again.info.Result != turnstone.Passed {
+			if again, err := end(t, x, map[string]string{"/again": strconv.Itoa(n)}); err != nil || again.info.Result != turnstone.ResultPassed {
 				t.Errorf("write %d: the next turn: %v, %+v", n, err, again)
 			}
 		}
@@ -174,7 +174,7 @@ func TestCommitCrashes(t *testing.T) {
 		}
 		x := New(&statedir.Dir{Root: dir})
 		x.fault = faultAt(n, func() error { os.Exit(77); return nil })
-		if r, err := end(t, x, map[string]string{"/file": at}); err != nil || r.info.Result != turnstone.Passed {
+		if r, err := end(t, x, map[string]string{"/file": at}); err != nil || r.info.Result != turnstone.ResultPassed {
 			t.Fatalf("%v, %+v", err, r)
 		}
 		return
@@ -221,7 +221,7 @@ func TestNoSecretIsGiven(t *testing.T) {
 	} {
 		req.Secrets = secrets
 		_, err := planTurn(req, "/workspace")
-		if turnstone.KindOf(err) != turnstone.Invalid || !errors.Is(err, secret.ErrFound) || strings.Contains(err.Error()+turnstone.HintOf(err), value) {
+		if turnstone.KindOf(err) != turnstone.KindInvalid || !errors.Is(err, secret.ErrFound) || strings.Contains(err.Error()+turnstone.HintOf(err), value) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -289,7 +289,7 @@ func TestFrozenOfHostileGuests(t *testing.T) {
 		{cwd: "/", upper: "upper", env: []string{"A"}}, {cwd: "/", upper: "upper", env: []string{"=A"}}, {cwd: "/", upper: "upper", env: []string{"A=\x00"}},
 		{cwd: "/", upper: "upper", env: []string{"A=" + strings.Repeat("x", maxEnv)}}, {cwd: "/", upper: "upper", env: many},
 	} {
-		if err := f.check("sb_x"); turnstone.KindOf(err) != turnstone.Integrity {
+		if err := f.check("sb_x"); turnstone.KindOf(err) != turnstone.KindIntegrity {
 			t.Errorf("%.40q %.40q: %v", f.cwd, f.env, err)
 		}
 	}
@@ -304,7 +304,7 @@ func TestRefusedTurnBeginsNoSession(t *testing.T) {
 	ctx := t.Context()
 	for _, session := range []string{"new", ""} {
 		id := turnstone.NewTurnID()
-		if _, err := p.cs.take(ctx, &plan{session: session, branch: "nowhere"}, id, "a turn"); turnstone.KindOf(err) != turnstone.NotFound || turnstone.HintOf(err) == "" {
+		if _, err := p.cs.take(ctx, &plan{session: session, branch: "nowhere"}, id, "a turn"); turnstone.KindOf(err) != turnstone.KindNotFound || turnstone.HintOf(err) == "" {
 			t.Errorf("%q: %v (%s)", session, err, turnstone.HintOf(err))
 		}
 	}
@@ -342,7 +342,7 @@ func TestHeldEndsWithItsSession(t *testing.T) {
 	if _, err := p.x.RemoveSession(ctx, "s"); err != nil || left() != 1 {
 		t.Errorf("%v, %d left", err, left())
 	}
-	for name, kind := range map[string]turnstone.Kind{"main": turnstone.Invalid, "../../x": turnstone.Invalid, "": turnstone.Invalid} {
+	for name, kind := range map[string]turnstone.Kind{"main": turnstone.KindInvalid, "../../x": turnstone.KindInvalid, "": turnstone.KindInvalid} {
 		p.turn(other, "main")
 		if _, err := p.x.ForkLive(ctx, "other", name); turnstone.KindOf(err) != kind {
 			t.Errorf("fork to %q: %v", name, err)

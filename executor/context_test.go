@@ -84,7 +84,7 @@ func (p *past) turn(s session.Session, branch string, files ...treetest.File) se
 	st.Tree = treetest.Make(p.t, batch, files...)
 	receipt := fmt.Sprintf("# Turn %d\n", t.Number)
 	rec := Record{Format: recordFormat, ID: t.ID, Session: t.Session, Number: t.Number, Branch: branch, Parents: t.Parents, Kind: KindRun,
-		Image: "base", Result: turnstone.Passed, State: put(st)}
+		Image: "base", Result: turnstone.ResultPassed, State: put(st)}
 	if rec.Receipt, err = batch.PutContent(ctx, strings.NewReader(receipt), int64(len(receipt))); err != nil {
 		p.t.Fatal(err)
 	}
@@ -211,7 +211,7 @@ func TestFilesOfAState(t *testing.T) {
 			t.Errorf("%s: %.20q, %v", name, got, err)
 		}
 	}
-	for name, kind := range map[string]turnstone.Kind{"none": turnstone.NotFound, "dir": turnstone.Invalid, "dir/pipe": turnstone.Invalid, "loop": turnstone.Invalid} {
+	for name, kind := range map[string]turnstone.Kind{"none": turnstone.KindNotFound, "dir": turnstone.KindInvalid, "dir/pipe": turnstone.KindInvalid, "loop": turnstone.KindInvalid} {
 		if _, err := cat(name); turnstone.KindOf(err) != kind {
 			t.Errorf("%s: %v, want %s", name, err, kind)
 		}

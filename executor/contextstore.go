@@ -105,7 +105,7 @@ func (x *Repo) notLost(ctx context.Context, blobs blob.Store) error {
 		if err != nil {
 			return err
 		}
-		return &turnstone.Error{Op: "executor.context", Kind: turnstone.Integrity, Subject: path,
+		return &turnstone.Error{Op: "executor.context", Kind: turnstone.KindIntegrity, Subject: path,
 			Err:  fmt.Errorf("is lost, and with it the sessions, while the store has what turns left (%s)", pack.Name),
 			Hint: "put a copy of it back; to begin anew, move the store's packs away. Receipts are in turns/ beside it"}
 	}
@@ -168,10 +168,10 @@ func (x *Repo) Close() error {
 	return cs.close()
 }
 
-// record returns what is kept of a turn. One that runs, or was interrupted, has none: kind NotFound.
+// record returns what is kept of a turn. One that runs, or was interrupted, has none: kind KindNotFound.
 func (cs *contextStore) record(ctx context.Context, t session.Turn) (*Record, error) {
 	if t.Record == "" {
-		e := &turnstone.Error{Op: "executor.record", Kind: turnstone.NotFound, Subject: fmt.Sprintf("turn %d (%s)", t.Number, t.ID),
+		e := &turnstone.Error{Op: "executor.record", Kind: turnstone.KindNotFound, Subject: fmt.Sprintf("turn %d (%s)", t.Number, t.ID),
 			Err: errors.New("is still running")}
 		if t.Interrupted() {
 			e.Err, e.Hint = errors.New("was interrupted, and nothing of it is kept"), "what its receipt said then is in turns/"+string(t.ID)+" of the state directory"
@@ -183,7 +183,7 @@ func (cs *contextStore) record(ctx context.Context, t session.Turn) (*Record, er
 		return nil, err
 	}
 	if rec.ID != t.ID || rec.Session != t.Session || rec.Number != t.Number {
-		return nil, &turnstone.Error{Op: "executor.record", Kind: turnstone.Integrity, Subject: string(t.ID),
+		return nil, &turnstone.Error{Op: "executor.record", Kind: turnstone.KindIntegrity, Subject: string(t.ID),
 			Err: fmt.Errorf("its record is that of turn %d (%s)", rec.Number, rec.ID)}
 	}
 	return rec, nil
@@ -198,10 +198,10 @@ func (cs *contextStore) readRecord(ctx context.Context, d turnstone.Digest) (*Re
 	return rec, checkFormat("record", d, rec.Format, recordFormat)
 }
 
-// state returns the state that d names. An empty d is an error of kind NotFound.
+// state returns the state that d names. An empty d is an error of kind KindNotFound.
 func (cs *contextStore) state(ctx context.Context, d turnstone.Digest) (*State, error) {
 	if d == "" {
-		return nil, &turnstone.Error{Op: "executor.state", Kind: turnstone.NotFound, Subject: "state", Err: errNoState}
+		return nil, &turnstone.Error{Op: "executor.state", Kind: turnstone.KindNotFound, Subject: "state", Err: errNoState}
 	}
 	st := &State{}
 	if err := cs.object(ctx, "state", d, st); err != nil {
@@ -213,15 +213,15 @@ func (cs *contextStore) state(ctx context.Context, d turnstone.Digest) (*State, 
 // object reads an object that is JSON.
 func (cs *contextStore) object(ctx context.Context, what string, d turnstone.Digest, v any) error {
 	b, err := cs.store.Get(ctx, d)
-	if turnstone.KindOf(err) == turnstone.NotFound {
-		return &turnstone.Error{Op: "executor." + what, Kind: turnstone.Integrity, Subject: "the " + what + " of a turn", Err: err,
+	if turnstone.KindOf(err) == turnstone.KindNotFound {
+		return &turnstone.Error{Op: "executor." + what, Kind: turnstone.KindIntegrity, Subject: "the " + what + " of a turn", Err: err,
 			Hint: "turn fsck lists all that is missing; if the turn was kept elsewhere, set TURN_STORE as it was then"}
 	}
 	if err != nil {
 		return err
 	}
 	if err := json.Unmarshal(b, v); err != nil {
-		return &turnstone.Error{Op: "executor." + what, Kind: turnstone.Integrity, Subject: string(d), Err: fmt.Errorf("is no %s: %w", what, err)}
+		return &turnstone.Error{Op: "executor." + what, Kind: turnstone.KindIntegrity, Subject: string(d), Err: fmt.Errorf("is no %s: %w", what, err)}
 	}
 	return nil
 }
@@ -230,6 +230,6 @@ func checkFormat(what string, d turnstone.Digest, format, known int) error {
 	if format == known {
 		return nil
 	}
-	return &turnstone.Error{Op: "executor." + what, Kind: turnstone.Unavailable, Subject: string(d),
+	return &turnstone.Error{Op: "executor." + what, Kind: turnstone.KindUnavailable, Subject: string(d),
 		Err: fmt.Errorf("is a %s of format %d, and this program knows %d", what, format, known), Hint: "use the turn that made it"}
 }

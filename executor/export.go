@@ -77,7 +77,7 @@ func (x *Repo) Export(ctx context.Context, req ExportRequest, w io.Writer) (*Exp
 	}
 	done := g.Turns[:0]
 	for _, t := range g.Turns {
-		if t.Status == session.Done {
+		if t.Status == session.StatusDone {
 			done = append(done, t)
 		}
 	}
@@ -218,7 +218,7 @@ func (e *exporter) elsewhere(ctx context.Context, c tree.Content) error {
 		return nil
 	}
 	if c.Size > maxExportObject {
-		return &turnstone.Error{Op: "executor.export", Kind: turnstone.Invalid, Subject: string(c.Digest),
+		return &turnstone.Error{Op: "executor.export", Kind: turnstone.KindInvalid, Subject: string(c.Digest),
 			Err: fmt.Errorf("is a file of %s in the template, which is too large to be exported", turnstone.Bytes(c.Size).Human())}
 	}
 	b, err := e.cs.read(ctx, c, maxExportObject)

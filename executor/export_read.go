@@ -168,15 +168,15 @@ func (c *counting) Read(p []byte) (int, error) {
 func (c *counting) read() int64 { return min(c.n.Load(), 1<<50) }
 
 func notExported(err error) error {
-	if turnstone.KindOf(err) != turnstone.Internal {
+	if turnstone.KindOf(err) != turnstone.KindInternal {
 		return err
 	}
-	return &turnstone.Error{Op: "executor.import", Kind: turnstone.Integrity, Subject: "the file", Err: fmt.Errorf("is no exported session, or is damaged: %w", err),
+	return &turnstone.Error{Op: "executor.import", Kind: turnstone.KindIntegrity, Subject: "the file", Err: fmt.Errorf("is no exported session, or is damaged: %w", err),
 		Hint: "turn session export makes such a file"}
 }
 
 func refused(format string, args ...any) error {
-	return &turnstone.Error{Op: "executor.import", Kind: turnstone.Integrity, Subject: "the file", Err: fmt.Errorf(format, args...),
+	return &turnstone.Error{Op: "executor.import", Kind: turnstone.KindIntegrity, Subject: "the file", Err: fmt.Errorf(format, args...),
 		Hint: "export the session again"}
 }
 
@@ -201,7 +201,7 @@ func (m *importer) head() error {
 		return notExported(err)
 	}
 	if head.Format < 1 || head.Format > exportFormat {
-		return &turnstone.Error{Op: "executor.import", Kind: turnstone.Unavailable, Subject: "the file",
+		return &turnstone.Error{Op: "executor.import", Kind: turnstone.KindUnavailable, Subject: "the file",
 			Err:  fmt.Errorf("is of format %d, and this program knows formats up to %d", head.Format, exportFormat),
 			Hint: fmt.Sprintf("use the turn that made it: %.40q", head.Version)}
 	}
@@ -218,7 +218,7 @@ func (m *importer) known(ctx context.Context, renamed bool) (bool, error) {
 		s, err := m.cs.db.Find(ctx, string(m.graph.Session.ID))
 		m.rep.Session = s
 		if err == nil && renamed && s.Name != m.graph.Session.Name {
-			return true, &turnstone.Error{Op: "executor.import", Kind: turnstone.Invalid, Subject: s.Label(), Err: errors.New("is this session, and here already"),
+			return true, &turnstone.Error{Op: "executor.import", Kind: turnstone.KindInvalid, Subject: s.Label(), Err: errors.New("is this session, and here already"),
 				Hint: "turn session rename gives it another name"}
 		}
 		return true, err
@@ -294,8 +294,8 @@ func (m *importer) verify(ctx context.Context) error {
 	seen := map[turnstone.Digest]bool{}
 	r := &reach{cs: m.cs, verify: tree.NewVerifier(m.cs.store), failed: func(what string, err error) error {
 		e := &turnstone.Error{Op: "executor.import", Kind: turnstone.KindOf(err), Subject: what, Err: err, Hint: turnstone.HintOf(err)}
-		if e.Kind == turnstone.NotFound {
-			e.Kind, e.Hint = turnstone.Integrity, "the file does not have it: export the session again"
+		if e.Kind == turnstone.KindNotFound {
+			e.Kind, e.Hint = turnstone.KindIntegrity, "the file does not have it: export the session again"
 		}
 		return e
 	}}
@@ -344,7 +344,7 @@ func (m *importer) admit(c tree.Content) error {
 		return nil // it is one object, which was read as it came
 	}
 	if c.Size < 0 || c.Size > m.unpacked {
-		return &turnstone.Error{Op: "executor.import", Kind: turnstone.Integrity, Subject: "the file",
+		return &turnstone.Error{Op: "executor.import", Kind: turnstone.KindIntegrity, Subject: "the file",
 			Err:  fmt.Errorf("unpacks to more than %s and %d times its own size: a content of %s is too much", turnstone.Bytes(maxUnpacked), maxUnpacking, turnstone.Bytes(c.Size)),
 			Hint: "a session with so much that repeats, as in sparse files, cannot be moved so: export one without those files"}
 	}
@@ -372,7 +372,7 @@ func (m *importer) verifyContent(ctx context.Context, c tree.Content) error {
 			return nil
 		}
 		if err == nil && !has {
-			err = &turnstone.Error{Op: "executor.import", Kind: turnstone.Unavailable, Subject: string(d),
+			err = &turnstone.Error{Op: "executor.import", Kind: turnstone.KindUnavailable, Subject: string(d),
 				Err:  errors.New("is neither in the file nor here"),
 				Hint: m.toGetTemplates()}
 		}

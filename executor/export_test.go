@@ -68,12 +68,12 @@ func TestExportImport(t *testing.T) {
 	if rep := ok[*ImportReport](t)(q.x.Import(ctx, ImportRequest{}, bytes.NewReader(file))); rep.Fresh {
 		t.Error("the second time changed something")
 	}
-	if _, err := q.x.Import(ctx, ImportRequest{As: "renamed"}, bytes.NewReader(file)); turnstone.KindOf(err) != turnstone.Invalid {
+	if _, err := q.x.Import(ctx, ImportRequest{As: "renamed"}, bytes.NewReader(file)); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("the same session under another name: %v", err)
 	}
 	r := newPast(t)
 	r.session("story")
-	if _, err := r.x.Import(ctx, ImportRequest{}, bytes.NewReader(file)); turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(turnstone.HintOf(err), "--as") {
+	if _, err := r.x.Import(ctx, ImportRequest{}, bytes.NewReader(file)); turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(turnstone.HintOf(err), "--as") {
 		t.Errorf("the name is used: %v (%s)", err, turnstone.HintOf(err))
 	}
 	if rep := ok[*ImportReport](t)(r.x.Import(ctx, ImportRequest{As: "renamed"}, bytes.NewReader(file))); rep.Session.Name != "renamed" || !rep.Fresh {
@@ -167,7 +167,7 @@ func TestImportRefuses(t *testing.T) {
 		"head is JSON":      packExport(t, append([]tarEntry{{name: "session.json", data: []byte("{"), kind: tar.TypeReg}}, good[1:]...)),
 		"a newer format":    packExport(t, append([]tarEntry{head(func(h *exportHead) { h.Format = 99 })}, good[1:]...)),
 		"a stranger's turn": packExport(t, append([]tarEntry{head(func(h *exportHead) { h.Turns[0].Record = h.Turns[1].Record })}, good[1:]...)),
-		"another result":    packExport(t, append([]tarEntry{head(func(h *exportHead) { h.Turns[0].Result = turnstone.Failed })}, good[1:]...)),
+		"another result":    packExport(t, append([]tarEntry{head(func(h *exportHead) { h.Turns[0].Result = turnstone.ResultFailed })}, good[1:]...)),
 		"another parent":    packExport(t, append([]tarEntry{head(func(h *exportHead) { h.Turns[0].Parents = nil })}, good[1:]...)),
 		"unreferenced":      packExport(t, append(slices.Clone(good), object([]byte("nobody names me")))),
 		"twice":             packExport(t, append(slices.Clone(good), good[3])),
@@ -184,7 +184,7 @@ func TestImportRefuses(t *testing.T) {
 	for what, bad := range cases {
 		q := newPast(t)
 		rep, err := q.x.Import(ctx, ImportRequest{}, bytes.NewReader(bad))
-		if k := turnstone.KindOf(err); err == nil || k == turnstone.Internal {
+		if k := turnstone.KindOf(err); err == nil || k == turnstone.KindInternal {
 			t.Errorf("%s: %+v, %v (%s)", what, rep, err, k)
 		}
 		if all := ok[[]SessionInfo](t)(q.x.Sessions(ctx)); len(all) != 0 {

@@ -55,7 +55,7 @@ func TestImportUnpacksTooMuch(t *testing.T) {
 	})
 	q := newPast(t)
 	_, err := q.x.Import(ctx, ImportRequest{}, bytes.NewReader(file))
-	if turnstone.KindOf(err) != turnstone.Integrity || !strings.Contains(err.Error(), "unpacks to more than") || turnstone.HintOf(err) == "" {
+	if turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), "unpacks to more than") || turnstone.HintOf(err) == "" {
 		t.Errorf("a file of %d bytes: %v", len(file), err)
 	}
 	if all := ok[[]SessionInfo](t)(q.x.Sessions(ctx)); len(all) != 0 {

@@ -29,7 +29,7 @@ func (p *past) leaves(s session.Session, make func(w tree.Writer) tree.Ref) {
 	state := put(State{Format: stateFormat, Image: or(p.image, "base"), Cwd: "/", Tree: make(batch)})
 	text := ok[tree.Content](p.t)(batch.PutContent(ctx, strings.NewReader("x"), 1))
 	record := put(Record{Format: recordFormat, ID: t.ID, Session: t.Session, Number: t.Number, Branch: "main", Parents: t.Parents, Kind: KindRun,
-		Image: or(p.image, "base"), Result: turnstone.Passed, State: state, Receipt: text, Document: text})
+		Image: or(p.image, "base"), Result: turnstone.ResultPassed, State: state, Receipt: text, Document: text})
 	if err := batch.Flush(ctx); err != nil {
 		p.t.Fatal(err)
 	}
@@ -37,7 +37,7 @@ func (p *past) leaves(s session.Session, make func(w tree.Writer) tree.Ref) {
 	if id := t.Parent(); id != "" {
 		head = &id
 	}
-	if _, _, err = p.cs.db.Finish(ctx, session.Finish{Turn: t.ID, Result: turnstone.Passed, Record: record, State: state, MoveBranch: true, ExpectedHead: head}); err != nil {
+	if _, _, err = p.cs.db.Finish(ctx, session.Finish{Turn: t.ID, Result: turnstone.ResultPassed, Record: record, State: state, MoveBranch: true, ExpectedHead: head}); err != nil {
 		p.t.Fatal(err)
 	}
 }
@@ -93,13 +93,13 @@ func TestForgedTrees(t *testing.T) {
 		}
 		var file bytes.Buffer
 		if _, err := p.x.Export(ctx, ExportRequest{Session: "story"}, &file); err != nil {
-			if turnstone.KindOf(err) != turnstone.Integrity {
+			if turnstone.KindOf(err) != turnstone.KindIntegrity {
 				t.Errorf("%s: export: %v", what, err)
 			}
 			continue // it does not leave this place at all
 		}
 		q := newPast(t)
-		if rep, err := q.x.Import(ctx, ImportRequest{}, &file); turnstone.KindOf(err) != turnstone.Integrity {
+		if rep, err := q.x.Import(ctx, ImportRequest{}, &file); turnstone.KindOf(err) != turnstone.KindIntegrity {
 			t.Errorf("%s: import: %+v, %v", what, rep, err)
 		}
 		if all := ok[[]SessionInfo](t)(q.x.Sessions(ctx)); len(all) != 0 {

@@ -29,7 +29,7 @@ type FsckProblem struct {
 // maxProblems bounds the problems that a report lists.
 const maxProblems = 10_000
 
-// OK tells whether nothing is wrong, or is not any more.
+// StatusOK tells whether nothing is wrong, or is not any more.
 func (r *FsckReport) OK() bool {
 	for _, p := range r.Problems {
 		if !p.Repaired {
@@ -55,7 +55,7 @@ func (r *FsckReport) add(p FsckProblem) {
 func (x *Repo) Fsck(ctx context.Context) (*FsckReport, error) {
 	rep := &FsckReport{Problems: []FsckProblem{}}
 	cs, err := x.context(ctx)
-	if turnstone.KindOf(err) == turnstone.Integrity {
+	if turnstone.KindOf(err) == turnstone.KindIntegrity {
 		x.noSessions(rep, err)
 		if cs, err = x.openWithoutSessions(ctx); err == nil {
 			defer func() { _ = cs.close() }()
@@ -107,7 +107,7 @@ func causeOf(err error) error {
 
 // orProblem reports that the sessions are damaged, and returns any other error.
 func (x *Repo) orProblem(ctx context.Context, rep *FsckReport, err error) error {
-	if err == nil || ctx.Err() != nil || turnstone.KindOf(err) != turnstone.Integrity {
+	if err == nil || ctx.Err() != nil || turnstone.KindOf(err) != turnstone.KindIntegrity {
 		return err
 	}
 	x.noSessions(rep, err)
@@ -177,7 +177,7 @@ func (x *Repo) checkTurns(ctx context.Context, cs *contextStore, rep *FsckReport
 func (cs *contextStore) there(ctx context.Context, d turnstone.Digest) error {
 	has, err := cs.store.Has(ctx, d)
 	if err == nil && !has {
-		err = &turnstone.Error{Op: "executor.fsck", Kind: turnstone.NotFound, Subject: string(d)}
+		err = &turnstone.Error{Op: "executor.fsck", Kind: turnstone.KindNotFound, Subject: string(d)}
 	}
 	return err
 }

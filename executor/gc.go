@@ -168,7 +168,7 @@ func (cs *contextStore) keepContent(ctx context.Context, c tree.Content, keep fu
 		return nil
 	}
 	objects, err := cs.store.ContentObjects(ctx, c)
-	if turnstone.KindOf(err) == turnstone.NotFound && cs.elsewhere(c.Digest) {
+	if turnstone.KindOf(err) == turnstone.KindNotFound && cs.elsewhere(c.Digest) {
 		return nil
 	}
 	for _, d := range objects {
@@ -215,7 +215,7 @@ func (x *Repo) sweepFolders(ctx context.Context, cs *contextStore, rep *GCReport
 		return nil
 	}
 	if err != nil {
-		return &turnstone.Error{Op: "executor.gc", Kind: turnstone.Unavailable, Subject: x.home.Path("turns"), Err: err}
+		return &turnstone.Error{Op: "executor.gc", Kind: turnstone.KindUnavailable, Subject: x.home.Path("turns"), Err: err}
 	}
 	expired := map[turnstone.TurnID]bool{}
 	for _, t := range rep.Turns {
@@ -227,7 +227,7 @@ func (x *Repo) sweepFolders(ctx context.Context, cs *contextStore, rep *GCReport
 		}
 		dir := x.home.Path("turns", e.Name())
 		if err := cs.sweepFolder(ctx, dir, expired[turnstone.TurnID(e.Name())], rep, req); err != nil {
-			return &turnstone.Error{Op: "executor.gc", Kind: turnstone.Unavailable, Subject: dir, Err: err, Hint: "check its permissions"}
+			return &turnstone.Error{Op: "executor.gc", Kind: turnstone.KindUnavailable, Subject: dir, Err: err, Hint: "check its permissions"}
 		}
 	}
 	return nil
@@ -243,7 +243,7 @@ func (cs *contextStore) sweepFolder(ctx context.Context, dir string, expired boo
 	}
 	defer func() { _ = lock.Close() }()
 	t, err := cs.db.Turn(ctx, turnstone.TurnID(filepath.Base(dir)))
-	if err != nil && turnstone.KindOf(err) != turnstone.NotFound {
+	if err != nil && turnstone.KindOf(err) != turnstone.KindNotFound {
 		return nil
 	}
 	known := err == nil

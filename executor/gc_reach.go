@@ -48,7 +48,7 @@ func (r *reach) turn(ctx context.Context, t session.Turn) error {
 		return r.failed(what+": record", err)
 	}
 	if rec.State != t.State {
-		err := &turnstone.Error{Op: "executor.reach", Kind: turnstone.Integrity, Subject: string(t.Record), Err: errors.New("names another state than the session does")}
+		err := &turnstone.Error{Op: "executor.reach", Kind: turnstone.KindIntegrity, Subject: string(t.Record), Err: errors.New("names another state than the session does")}
 		if err := r.failed(what, err); err != nil {
 			return err
 		}
@@ -113,7 +113,7 @@ func (r *reach) state(ctx context.Context, what string, d turnstone.Digest) erro
 func (r *reach) tree(ctx context.Context, what string, ref tree.Ref) error {
 	if r.verify != nil {
 		// What is missing is named below, with its path.
-		if err := r.verify.Verify(ctx, ref); err != nil && turnstone.KindOf(err) != turnstone.NotFound {
+		if err := r.verify.Verify(ctx, ref); err != nil && turnstone.KindOf(err) != turnstone.KindNotFound {
 			if err = r.failed(what+": files", err); err != nil {
 				return err
 			}
@@ -140,7 +140,7 @@ func (r *reach) tree(ctx context.Context, what string, ref tree.Ref) error {
 func (r *reach) dir(ctx context.Context, what, path string, at *tree.Entry, depth int) error {
 	d := at.Tree
 	if depth > tree.MaxDepth {
-		return r.failed(what+path+"/", &turnstone.Error{Op: "executor.reach", Kind: turnstone.Integrity, Subject: string(d), Err: errors.New("is nested too deeply")})
+		return r.failed(what+path+"/", &turnstone.Error{Op: "executor.reach", Kind: turnstone.KindIntegrity, Subject: string(d), Err: errors.New("is nested too deeply")})
 	}
 	if !r.object(d) {
 		return nil
@@ -173,7 +173,7 @@ func (r *reach) dir(ctx context.Context, what, path string, at *tree.Entry, dept
 
 func (r *reach) get(ctx context.Context, d turnstone.Digest) ([]byte, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, &turnstone.Error{Op: "executor.reach", Kind: turnstone.Canceled, Err: err}
+		return nil, &turnstone.Error{Op: "executor.reach", Kind: turnstone.KindCanceled, Err: err}
 	}
 	b, err := r.cs.store.Get(ctx, d)
 	if err == nil && r.got != nil {

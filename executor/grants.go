@@ -98,7 +98,7 @@ func (a *authority) missing() []Ask {
 func (a *authority) check(only ...string) error {
 	for _, key := range a.req.Grant {
 		if !slices.Contains(config.GrantKeys, key) {
-			return &turnstone.Error{Op: "executor.grants", Kind: turnstone.Invalid, Subject: "--grant " + key, Err: errors.New("is no key that can be granted"),
+			return &turnstone.Error{Op: "executor.grants", Kind: turnstone.KindInvalid, Subject: "--grant " + key, Err: errors.New("is no key that can be granted"),
 				Hint: "there are " + strings.Join(config.GrantKeys, ", ")}
 		}
 	}
@@ -128,7 +128,7 @@ func notGranted(name, what, flags, keys string) error {
 	if flags != "" && flags != "--grant "+keys {
 		hint = "add " + flags + "; or " + strings.TrimPrefix(hint, "add ")
 	}
-	return &turnstone.Error{Op: "executor.grants", Kind: turnstone.Invalid, Subject: name,
+	return &turnstone.Error{Op: "executor.grants", Kind: turnstone.KindInvalid, Subject: name,
 		Err: fmt.Errorf("the document asks for what only its caller can grant: %s", what), Hint: hint}
 }
 

@@ -149,7 +149,7 @@ func TestDocumentsNeverGrant(t *testing.T) {
 		a := &authority{req: req}
 		err := a.check()
 		if err != nil {
-			if turnstone.KindOf(err) != turnstone.Invalid || turnstone.HintOf(err) == "" {
+			if turnstone.KindOf(err) != turnstone.KindInvalid || turnstone.HintOf(err) == "" {
 				t.Fatalf("refused with %v", err)
 			}
 			for _, ask := range a.missing() { // all that is named helps

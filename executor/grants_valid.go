@@ -67,7 +67,7 @@ func (a *authority) needsSession() string {
 }
 
 func noSession(what string) error {
-	return &turnstone.Error{Op: "executor.plan", Kind: turnstone.Invalid, Subject: what, Err: errors.New("belongs to a session, and no session is named"),
+	return &turnstone.Error{Op: "executor.plan", Kind: turnstone.KindInvalid, Subject: what, Err: errors.New("belongs to a session, and no session is named"),
 		Hint: "name one with --session or session:"}
 }
 
@@ -75,6 +75,6 @@ var errLeaves = errors.New("leaves the document's folder")
 
 // outsideFolder is the error of a document's file that cannot be read in its folder.
 func outsideFolder(src string, err error) error {
-	return &turnstone.Error{Op: "executor.plan", Kind: turnstone.Invalid, Subject: "files: " + src, Err: err,
+	return &turnstone.Error{Op: "executor.plan", Kind: turnstone.KindInvalid, Subject: "files: " + src, Err: err,
 		Hint: "name files in the document's own folder; take others out of files: and give them with --add"}
 }

@@ -32,7 +32,7 @@ func (x *Repo) Homes(ctx context.Context) ([]HomeInfo, error) {
 	all := []HomeInfo{}
 	entries, err := os.ReadDir(x.home.Path("homes"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, &turnstone.Error{Op: "executor.home", Kind: turnstone.Unavailable, Subject: x.home.Path("homes"), Err: err, Hint: "check its permissions"}
+		return nil, &turnstone.Error{Op: "executor.home", Kind: turnstone.KindUnavailable, Subject: x.home.Path("homes"), Err: err, Hint: "check its permissions"}
 	}
 	for _, e := range entries {
 		name, is := strings.CutSuffix(e.Name(), homeSuffix)
@@ -78,10 +78,10 @@ func (x *Repo) RemoveHome(ctx context.Context, name string) error {
 	path := x.home.Path("homes", name+homeSuffix)
 	lock, err := statedir.TryAcquire(path + ".lock")
 	if err != nil {
-		return fail(turnstone.Unavailable, err, "check the permissions of the state directory")
+		return fail(turnstone.KindUnavailable, err, "check the permissions of the state directory")
 	}
 	if lock == nil {
-		return fail(turnstone.Unavailable, fmt.Errorf("%s uses it", homeUser(path)), "wait for the turn, or end it")
+		return fail(turnstone.KindUnavailable, fmt.Errorf("%s uses it", homeUser(path)), "wait for the turn, or end it")
 	}
 	defer lock.Release()
 	// The disk goes first: what is left is of no home, and the next one's.
@@ -89,7 +89,7 @@ func (x *Repo) RemoveHome(ctx context.Context, name string) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			return x.noHome(ctx, name)
 		}
-		return fail(turnstone.Unavailable, err, "check the permissions of the state directory")
+		return fail(turnstone.KindUnavailable, err, "check the permissions of the state directory")
 	}
 	for _, suffix := range []string{".new", ".user", ".lock"} {
 		_ = os.Remove(path + suffix)
@@ -111,5 +111,5 @@ func (x *Repo) noHome(ctx context.Context, name string) error {
 	if nearest, edits := suggest.Nearest(name, names); nearest != "" && edits <= 1+len(name)/4 {
 		hint = "did you mean " + nearest + "? " + hint
 	}
-	return &turnstone.Error{Op: "executor.home", Kind: turnstone.NotFound, Subject: "home " + name, Err: errors.New("there is no such home"), Hint: hint}
+	return &turnstone.Error{Op: "executor.home", Kind: turnstone.KindNotFound, Subject: "home " + name, Err: errors.New("there is no such home"), Hint: hint}
 }

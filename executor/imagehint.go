@@ -62,7 +62,7 @@ func imageWith(image, program string) string {
 // hintImage gives an error about a program that could not be started the same hint.
 func hintImage(image, program string, err error) error {
 	var fault *turnstone.Error
-	if errors.As(err, &fault) && fault.Op == wire.MethodProcessStart && fault.Kind == turnstone.NotFound && fault.Subject == program {
+	if errors.As(err, &fault) && fault.Op == wire.MethodProcessStart && fault.Kind == turnstone.KindNotFound && fault.Subject == program {
 		if other := template.WithProgram(program); other != "" && !template.HasProgram(image, program) {
 			fault.Hint = fmt.Sprintf("--image %s has %s", other, program)
 		}

@@ -39,7 +39,7 @@ func TestImageHint(t *testing.T) {
 	if r.noteImage(&document.Step{Index: 1}, res); res.Note != "ended by HUP; image: python has pip" {
 		t.Error(res.Note)
 	}
-	start := &turnstone.Error{Op: wire.MethodProcessStart, Kind: turnstone.NotFound, Subject: "pip", Err: errors.New("no such program")}
+	start := &turnstone.Error{Op: wire.MethodProcessStart, Kind: turnstone.KindNotFound, Subject: "pip", Err: errors.New("no such program")}
 	if err := hintImage("base", "pip", start); turnstone.HintOf(err) != "--image python has pip" {
 		t.Error(turnstone.HintOf(err))
 	}

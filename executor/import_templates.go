@@ -73,7 +73,7 @@ func (x *Repo) readTemplates(ctx context.Context, m *importer, batch *store.Batc
 // importTemplate builds the template that rec's turn began on, if how allows it.
 func (x *Repo) importTemplate(ctx context.Context, m *importer, rec *Record, how ImportBuild, progress func(string)) (*template.Template, error) {
 	fail := func(hint, format string, args ...any) error {
-		return &turnstone.Error{Op: "executor.import", Kind: turnstone.Unavailable, Subject: "template " + rec.Image, Err: fmt.Errorf(format, args...), Hint: hint}
+		return &turnstone.Error{Op: "executor.import", Kind: turnstone.KindUnavailable, Subject: "template " + rec.Image, Err: fmt.Errorf(format, args...), Hint: hint}
 	}
 	if err := template.CheckName(rec.Image); err != nil {
 		return nil, err
@@ -87,7 +87,7 @@ func (x *Repo) importTemplate(ctx context.Context, m *importer, rec *Record, how
 		return nil, fail("turn template build "+name, "is not built here")
 	case err == nil:
 		return ts.Ensure(ctx, rec.Image, progress)
-	case turnstone.KindOf(err) != turnstone.NotFound && !template.IsImage(rec.Image):
+	case turnstone.KindOf(err) != turnstone.KindNotFound && !template.IsImage(rec.Image):
 		return nil, err
 	case template.IsImage(rec.Image) && how != BuildAll:
 		return nil, fail("turn template pull "+name+", or "+all, "is an image that was not pulled here")

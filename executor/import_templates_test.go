@@ -47,7 +47,7 @@ func TestImportWithoutTemplate(t *testing.T) {
 	if _, err := q.x.Receipt(ctx, "s@1"); err != nil {
 		t.Error(err)
 	}
-	if _, err := q.x.OpenFile(ctx, "s@1", "/etc/own"); turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(turnstone.HintOf(err), "turn template build mine") {
+	if _, err := q.x.OpenFile(ctx, "s@1", "/etc/own"); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "turn template build mine") {
 		t.Errorf("a file whose template is not here: %v", err)
 	}
 	if r := ok[*FsckReport](t)(q.x.Fsck(ctx)); r.OK() {
@@ -111,7 +111,7 @@ func TestImportHostileTail(t *testing.T) {
 		"less left out": with(func(e *exportTail) { e.LeftOut = e.LeftOut[1:] }),
 	} {
 		q := newPast(t)
-		if rep, err := q.x.Import(ctx, ImportRequest{}, bytes.NewReader(bad)); err == nil || turnstone.KindOf(err) == turnstone.Internal {
+		if rep, err := q.x.Import(ctx, ImportRequest{}, bytes.NewReader(bad)); err == nil || turnstone.KindOf(err) == turnstone.KindInternal {
 			t.Errorf("%s: %+v, %v", what, rep, err)
 		}
 		if all := ok[[]SessionInfo](t)(q.x.Sessions(ctx)); len(all) != 0 {

@@ -43,7 +43,7 @@ func (r *run) collectAll(ctx context.Context, s *Sandbox) error {
 		unkept = r.restless
 	}
 	switch {
-	case err != nil && turnstone.KindOf(err) == turnstone.Dead && s.ended() && r.info.Result != turnstone.Passed:
+	case err != nil && turnstone.KindOf(err) == turnstone.KindDead && s.ended() && r.info.Result != turnstone.ResultPassed:
 		// It had to be ended to end the step, and what it changed with it.
 		r.noteStateLost()
 		left = nil
@@ -62,7 +62,7 @@ func (r *run) collectAll(ctx context.Context, s *Sandbox) error {
 func (r *run) dropSnapshot(err error) {
 	r.snapshot.remove()
 	r.snapshot, r.info.Snapshot, r.info.Lifetime = nil, "", ""
-	if err = snapshotError(err); r.info.Result != turnstone.Passed {
+	if err = snapshotError(err); r.info.Result != turnstone.ResultPassed {
 		if r.info.Error == "" { // the step is the news
 			r.setError(err)
 		}

@@ -148,7 +148,7 @@ func TestMachineImage(t *testing.T) {
 		t.Errorf("%d bytes without the image, %d with it", left.Len(), full.Len())
 	}
 	time.Sleep(2 * lookAgain) // what was not there a moment ago is taken for not there
-	if _, err := p.x.RemoveTemplate(ctx, TemplateRemoval{Name: "mine"}); turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(err.Error(), "image") {
+	if _, err := p.x.RemoveTemplate(ctx, TemplateRemoval{Name: "mine"}); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "image") {
 		t.Errorf("a template that a kept machine needs: %v", err)
 	}
 	if _, err := p.x.RemoveTemplate(ctx, TemplateRemoval{Name: "mine", Keep: true}); err != nil {
@@ -168,13 +168,13 @@ func TestMachineImage(t *testing.T) {
 	if rep := ok[*ImportReport](t)(without.x.Import(ctx, ImportRequest{}, bytes.NewReader(left.Bytes()))); rep.Missing == 0 {
 		t.Errorf("%+v", rep)
 	}
-	if _, err := without.x.keptTemplate(ctx, without.cs, rec, false, func(string) {}); turnstone.KindOf(err) != turnstone.NotFound || !strings.Contains(turnstone.HintOf(err), "--full") {
+	if _, err := without.x.keptTemplate(ctx, without.cs, rec, false, func(string) {}); turnstone.KindOf(err) != turnstone.KindNotFound || !strings.Contains(turnstone.HintOf(err), "--full") {
 		t.Errorf("an image that is nowhere: %v", err)
 	}
 	other := newPast(t) // a template of that name with another image
 	other.template("mine", map[string]string{"/etc/own": "other"})
 	_, err := other.x.keptTemplate(ctx, other.cs, rec, false, func(string) {})
-	if now := ok[*template.Template](t)(other.x.builtTemplate(ctx, "mine")); turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(turnstone.HintOf(err), "--full") ||
+	if now := ok[*template.Template](t)(other.x.builtTemplate(ctx, "mine")); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "--full") ||
 		!strings.Contains(err.Error(), image.Digest.Short()) || !strings.Contains(err.Error(), now.RootDigest.Short()) {
 		t.Errorf("another image: %v (%s)", err, turnstone.HintOf(err))
 	}

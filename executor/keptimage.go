@@ -37,19 +37,19 @@ func (x *Host) keptTemplate(ctx context.Context, cs *contextStore, rec *Record, 
 		}
 		if err := cs.extractImage(ctx, x, *want); err == nil {
 			return x.templateOn(ctx, rec.Image, want.Digest)
-		} else if turnstone.KindOf(err) != turnstone.NotFound {
+		} else if turnstone.KindOf(err) != turnstone.KindNotFound {
 			return nil, err
 		}
 	}
 	t, err := x.templatesFor(anonymous).Ensure(ctx, rec.Image, progress)
-	if turnstone.KindOf(err) == turnstone.NotFound {
-		err = &turnstone.Error{Op: "executor.resume", Kind: turnstone.NotFound, Subject: fmt.Sprintf("turn %d", rec.Number), Err: fmt.Errorf("its machine ran on a template that is not here: %w", err),
+	if turnstone.KindOf(err) == turnstone.KindNotFound {
+		err = &turnstone.Error{Op: "executor.resume", Kind: turnstone.KindNotFound, Subject: fmt.Sprintf("turn %d", rec.Number), Err: fmt.Errorf("its machine ran on a template that is not here: %w", err),
 			Hint: "turn session import --build all builds it by the spec in the file, and turn session export --full carries its image along"}
 	}
 	if err != nil || fits(t) {
 		return t, err
 	}
-	e := &turnstone.Error{Op: "executor.resume", Kind: turnstone.Unavailable, Subject: fmt.Sprintf("turn %d", rec.Number),
+	e := &turnstone.Error{Op: "executor.resume", Kind: turnstone.KindUnavailable, Subject: fmt.Sprintf("turn %d", rec.Number),
 		Err: fmt.Errorf("template %s is not the one that its machine was made of (%s, now %s)", rec.Image, rec.Template.Short(), t.Digest.Short()), Hint: "begin a turn on its files"}
 	if want != nil {
 		e.Err = fmt.Errorf("the image of template %s is not the one that its machine ran on (%s, now %s)", rec.Image, want.Digest.Short(), t.RootDigest.Short())
@@ -65,7 +65,7 @@ func (x *Host) templateOn(ctx context.Context, name string, root turnstone.Diges
 		return t, nil
 	}
 	path, err := x.templates().Image(ctx, root)
-	if turnstone.KindOf(err) == turnstone.NotFound {
+	if turnstone.KindOf(err) == turnstone.KindNotFound {
 		path, err = x.extracted(ctx, root)
 	}
 	if err != nil {
@@ -101,7 +101,7 @@ func (x *Host) extracted(ctx context.Context, root turnstone.Digest) (string, er
 		err = errors.New("it is another one")
 	}
 	if err != nil {
-		return "", &turnstone.Error{Op: "executor.resume", Kind: turnstone.NotFound, Subject: "image " + root.Short(), Err: fmt.Errorf("is not here: %w", err),
+		return "", &turnstone.Error{Op: "executor.resume", Kind: turnstone.KindNotFound, Subject: "image " + root.Short(), Err: fmt.Errorf("is not here: %w", err),
 			Hint: "build the template that it is of, or import the session as turn session export --full writes it"}
 	}
 	now := time.Now()
@@ -110,7 +110,7 @@ func (x *Host) extracted(ctx context.Context, root turnstone.Digest) (string, er
 }
 
 // extractImage makes the image c a file, unless a template has it or that was done before. One
-// that is nowhere is an error of kind NotFound. It is opened by nothing but sandboxes: it may
+// that is nowhere is an error of kind KindNotFound. It is opened by nothing but sandboxes: it may
 // have come with an imported session.
 func (cs *contextStore) extractImage(ctx context.Context, x *Host, c tree.Content) error {
 	if _, err := x.templates().Image(ctx, c.Digest); err == nil {
@@ -120,7 +120,7 @@ func (cs *contextStore) extractImage(ctx context.Context, x *Host, c tree.Conten
 		return nil
 	}
 	if has, err := cs.store.Has(ctx, c.Digest); err != nil || !has {
-		return errors.Join(err, &turnstone.Error{Op: "executor.resume", Kind: turnstone.NotFound, Subject: "image " + c.Digest.Short(), Err: errors.New("is not here")})
+		return errors.Join(err, &turnstone.Error{Op: "executor.resume", Kind: turnstone.KindNotFound, Subject: "image " + c.Digest.Short(), Err: errors.New("is not here")})
 	}
 	dir, err := x.home.MkdirAll("cache", "roots")
 	if err != nil {

@@ -43,22 +43,22 @@ func TestNothingIsLeft(t *testing.T) {
 	turns := func() {
 		var passed string
 		for result, req := range map[turnstone.Result]Request{
-			turnstone.Passed:   {Document: parse(t, step("", "echo x > f"))},
-			turnstone.Failed:   {Document: parse(t, step("", "rm f; exit 1"))},
-			turnstone.TimedOut: {Document: parse(t, step("timeout=1s", "sleep 60"))},
-			turnstone.Errored:  {Document: parse(t, step("", "cat value")), Add: []Transfer{{Path: file}}, Secrets: []string{"T=tok-5f3a-XYZZY"}},
+			turnstone.ResultPassed:   {Document: parse(t, step("", "echo x > f"))},
+			turnstone.ResultFailed:   {Document: parse(t, step("", "rm f; exit 1"))},
+			turnstone.ResultTimedOut: {Document: parse(t, step("timeout=1s", "sleep 60"))},
+			turnstone.ResultError:    {Document: parse(t, step("", "cat value")), Add: []Transfer{{Path: file}}, Secrets: []string{"T=tok-5f3a-XYZZY"}},
 		} {
 			req.Session = "s"
 			turn, err := x.Run(t.Context(), req, &observer{})
 			if err != nil || turn.Result != result {
 				t.Fatalf("%v, %+v, want %s", err, turn, result)
 			}
-			if result == turnstone.Passed {
+			if result == turnstone.ResultPassed {
 				passed = string(turn.ID)
 			}
 		}
 		turn := ok[*Turn](t)(x.Run(t.Context(), Request{Document: parse(t, step("", "sleep 99 &")), Session: "v", Snapshot: document.SnapshotVM}, &observer{}))
-		if turn.Result != turnstone.Passed {
+		if turn.Result != turnstone.ResultPassed {
 			t.Errorf("%+v", turn)
 		}
 		if rep := ok[*Replay](t)(x.Replay(t.Context(), passed, ReplayOptions{}, &observer{})); !rep.Same {

@@ -69,13 +69,13 @@ func (p *plan) fitLimits() error {
 }
 
 func beyond(key string, asked, limit any) error {
-	return &turnstone.Error{Op: "executor.plan", Kind: turnstone.Invalid, Subject: key, Err: fmt.Errorf("%v is more than the %v that this host gives a sandbox", asked, limit),
+	return &turnstone.Error{Op: "executor.plan", Kind: turnstone.KindInvalid, Subject: key, Err: fmt.Errorf("%v is more than the %v that this host gives a sandbox", asked, limit),
 		Hint: fmt.Sprintf("ask for less, or raise %s in [limits] of %s in the state directory", key, config.File)}
 }
 
 // errLowSpace is an error of kind Exhausted: the host's disk is nearly full.
 func errLowSpace(dir string, free, floor uint64) error {
-	return &turnstone.Error{Op: "executor.space", Kind: turnstone.Exhausted, Subject: "the disk with " + dir,
+	return &turnstone.Error{Op: "executor.space", Kind: turnstone.KindExhausted, Subject: "the disk with " + dir,
 		Err:  fmt.Errorf("%s are free, and %s have to stay free", turnstone.Bytes(free).Human(), turnstone.Bytes(floor).Human()),
 		Hint: "make room (turn gc, turn template prune), or lower free_space in [limits] of " + config.File}
 }
@@ -119,7 +119,7 @@ func (x *Host) watchSpace(ctx context.Context, floor config.Space) (watched cont
 				return
 			case <-tick.C:
 			}
-			if err := x.space(floor, 1); turnstone.KindOf(err) == turnstone.Exhausted {
+			if err := x.space(floor, 1); turnstone.KindOf(err) == turnstone.KindExhausted {
 				cancel(err)
 				return
 			}
@@ -153,7 +153,7 @@ func (x *Host) slot(limit int) (*statedir.Lock, error) {
 			return l, err
 		}
 	}
-	return nil, &turnstone.Error{Op: "executor.slots", Kind: turnstone.Exhausted, Subject: "sandboxes", Err: fmt.Errorf("%d run at once with this state directory, which is the most", limit),
+	return nil, &turnstone.Error{Op: "executor.slots", Kind: turnstone.KindExhausted, Subject: "sandboxes", Err: fmt.Errorf("%d run at once with this state directory, which is the most", limit),
 		Hint: "wait for some to end, or remove some (turn sandbox ls), or raise sandboxes in [limits] of " + config.File}
 }
 
@@ -187,7 +187,7 @@ func (r *run) salvage(ctx context.Context, s *Sandbox, low error) error {
 	left, err := r.collect(ctx, s)
 	r.clock.lap("collect")
 	if err != nil {
-		return &turnstone.Error{Op: "executor.space", Kind: turnstone.Exhausted, Err: fmt.Errorf("%w; what the turn changed is not kept: %w", low, err), Hint: turnstone.HintOf(low)}
+		return &turnstone.Error{Op: "executor.space", Kind: turnstone.KindExhausted, Err: fmt.Errorf("%w; what the turn changed is not kept: %w", low, err), Hint: turnstone.HintOf(low)}
 	}
 	r.collected = left
 	return low

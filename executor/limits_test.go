@@ -58,7 +58,7 @@ func TestLimits(t *testing.T) {
 		c.req.Document = parse(t, "---\n"+c.front+"\n---\n")
 		p, err := admitted(t, c.config, c.req)
 		if c.says != "" {
-			if turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), c.says) || !strings.Contains(turnstone.HintOf(err), "[limits]") {
+			if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), c.says) || !strings.Contains(turnstone.HintOf(err), "[limits]") {
 				t.Errorf("%s: %v (%s), want %q", name, err, turnstone.HintOf(err), c.says)
 			}
 			continue
@@ -98,7 +98,7 @@ func TestSlots(t *testing.T) {
 		}
 		held = append(held, l)
 	}
-	if _, err := x.slot(3); turnstone.KindOf(err) != turnstone.Exhausted || turnstone.HintOf(err) == "" {
+	if _, err := x.slot(3); turnstone.KindOf(err) != turnstone.KindExhausted || turnstone.HintOf(err) == "" {
 		t.Errorf("a fourth: %v", err)
 	}
 	held[1].Release()
@@ -112,13 +112,13 @@ func TestLowSpaceStartsNothing(t *testing.T) {
 	x := New(&statedir.Dir{Root: t.TempDir()})
 	x.statfs = func(string) (uint64, uint64, error) { return 100 << 30, 1<<30 - 1, nil }
 	turn, err := x.Run(t.Context(), Request{Document: parse(t, step("", "true"))}, &observer{})
-	if turn != nil || turnstone.KindOf(err) != turnstone.Exhausted || !strings.Contains(err.Error(), "have to stay free") {
+	if turn != nil || turnstone.KindOf(err) != turnstone.KindExhausted || !strings.Contains(err.Error(), "have to stay free") {
 		t.Errorf("%v, %v", turn, err)
 	}
 	if _, err := os.Stat(x.home.Path("turns")); !os.IsNotExist(err) {
 		t.Error("there is a turn")
 	}
-	if _, err := x.Exec(t.Context(), CommandRequest{Argv: []string{"true"}}, func(string) {}); turnstone.KindOf(err) != turnstone.Exhausted {
+	if _, err := x.Exec(t.Context(), CommandRequest{Argv: []string{"true"}}, func(string) {}); turnstone.KindOf(err) != turnstone.KindExhausted {
 		t.Errorf("exec: %v", err)
 	}
 }
@@ -147,7 +147,7 @@ func TestLowSpaceEndsTheTurn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if turn.Result != turnstone.Errored || !strings.Contains(turn.Error, "have to stay free") || turn.Hint == "" {
+	if turn.Result != turnstone.ResultError || !strings.Contains(turn.Error, "have to stay free") || turn.Hint == "" {
 		t.Errorf("result %s: %s (%s)", turn.Result, turn.Error, turn.Hint)
 	}
 	if turn.Steps[0].Status != turnstone.StepPassed || turn.Steps[1].Status != turnstone.StepError || !strings.Contains(turn.Steps[1].Note, "stay free") || turn.Steps[2].Status != turnstone.StepSkipped {

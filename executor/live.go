@@ -163,7 +163,7 @@ func (s *Sandbox) restricted() error {
 }
 
 func (s *Sandbox) cannot(what string) error {
-	return &turnstone.Error{Op: "executor.live", Kind: turnstone.Unavailable, Subject: "substrate " + s.driver.Name(),
+	return &turnstone.Error{Op: "executor.live", Kind: turnstone.KindUnavailable, Subject: "substrate " + s.driver.Name(),
 		Err: fmt.Errorf("its sandboxes cannot %s", what)}
 }
 
@@ -172,7 +172,7 @@ func (s *Sandbox) cannot(what string) error {
 func (s *Sandbox) lost(err error) error {
 	err = s.causeOf(err)
 	_ = s.machine.Close()
-	return &turnstone.Error{Op: "executor.live", Kind: turnstone.Dead, Subject: "sandbox " + string(s.ID()), Err: err,
+	return &turnstone.Error{Op: "executor.live", Kind: turnstone.KindDead, Subject: "sandbox " + string(s.ID()), Err: err,
 		Hint: "it did not come back from standing still, and was ended"}
 }
 
@@ -180,7 +180,7 @@ func (s *Sandbox) lost(err error) error {
 // not left half done: ctx counts only before it begins.
 func (s *Sandbox) suspend(ctx context.Context, sync bool) error {
 	if err := ctx.Err(); err != nil {
-		return &turnstone.Error{Op: "executor.live", Kind: turnstone.Canceled, Subject: "sandbox " + string(s.ID()), Err: context.Cause(ctx)}
+		return &turnstone.Error{Op: "executor.live", Kind: turnstone.KindCanceled, Subject: "sandbox " + string(s.ID()), Err: context.Cause(ctx)}
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), suspendLimit)
 	defer cancel()
@@ -191,7 +191,7 @@ func (s *Sandbox) suspend(ctx context.Context, sync bool) error {
 	}
 	res, err := s.Client().SandboxSuspend(ctx, &wire.SandboxSuspendParams{Marker: marker, Sync: sync})
 	if err != nil {
-		if ctx.Err() != nil || turnstone.KindOf(err) == turnstone.Dead {
+		if ctx.Err() != nil || turnstone.KindOf(err) == turnstone.KindDead {
 			return s.lost(err)
 		}
 		s.port.Forget() // it refused, and goes on
@@ -251,7 +251,7 @@ func (s *Sandbox) watch(link *wire.Link) {
 	<-link.Done()
 	if err := link.Err(); err != nil {
 		s.mu.Lock()
-		s.broken = &turnstone.Error{Op: "executor.channel", Kind: turnstone.Integrity, Subject: string(s.ID()) + ": the sandbox broke its channel", Err: err,
+		s.broken = &turnstone.Error{Op: "executor.channel", Kind: turnstone.KindIntegrity, Subject: string(s.ID()) + ": the sandbox broke its channel", Err: err,
 			Hint: "something in the sandbox speaks for its agent; do not trust this sandbox"}
 		s.mu.Unlock()
 		_ = s.machine.Close()
@@ -340,7 +340,7 @@ func (x *Host) revive(ctx context.Context, p *plan, req SandboxRequest, progress
 func (src *source) keeper() (substrate.Keeper, error) {
 	k, ok := src.driver.(substrate.Keeper)
 	if !ok {
-		return nil, &turnstone.Error{Op: "executor.live", Kind: turnstone.Unavailable, Subject: "substrate " + src.driver.Name(),
+		return nil, &turnstone.Error{Op: "executor.live", Kind: turnstone.KindUnavailable, Subject: "substrate " + src.driver.Name(),
 			Err: errors.New("its sandboxes cannot be kept")}
 	}
 	return k, nil

@@ -85,7 +85,7 @@ func TestForkAsTheProduct(t *testing.T) {
 			x := New(h)
 			x.wrap = weaken
 			s, err := x.Create(t.Context(), SandboxRequest{Substrate: name}, func(string) {})
-			if kind := turnstone.KindOf(err); (kind == turnstone.Unavailable || kind == turnstone.NotFound) && !turntest.UnderKVM() {
+			if kind := turnstone.KindOf(err); (kind == turnstone.KindUnavailable || kind == turnstone.KindNotFound) && !turntest.UnderKVM() {
 				t.Skipf("%v (%s)", err, turnstone.HintOf(err))
 			}
 			s = ok[*Sandbox](t)(s, err)
@@ -131,25 +131,25 @@ func TestRefusedBeforeItStarts(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if turn.Result != turnstone.Errored || !strings.Contains(turn.Error, c.says) || turn.Hint == "" || turn.Steps[0].Status != turnstone.StepSkipped {
+		if turn.Result != turnstone.ResultError || !strings.Contains(turn.Error, c.says) || turn.Hint == "" || turn.Steps[0].Status != turnstone.StepSkipped {
 			t.Errorf("%s: %s: %s (%s), %+v", name, turn.Result, turn.Error, turn.Hint, turn.Steps)
 		}
 	}
 	for name, wrap := range map[string]func(substrate.Substrate) substrate.Substrate{"strip": strip, "restricted": restricted} {
 		x := New(h)
 		x.wrap = wrap
-		if s, err := x.Create(t.Context(), SandboxRequest{Live: true}, func(string) {}); turnstone.KindOf(err) != turnstone.Unavailable {
+		if s, err := x.Create(t.Context(), SandboxRequest{Live: true}, func(string) {}); turnstone.KindOf(err) != turnstone.KindUnavailable {
 			t.Errorf("%s: a sandbox that is to stand still: %v", name, err)
 			_ = s.Close()
 		}
 		s := ok[*Sandbox](t)(x.Create(t.Context(), SandboxRequest{}, func(string) {}))
 		dir := filepath.Join(t.TempDir(), "vm")
 		for what, err := range map[string]error{"snapshot": s.Snapshot(t.Context(), dir)} {
-			if turnstone.KindOf(err) != turnstone.Unavailable {
+			if turnstone.KindOf(err) != turnstone.KindUnavailable {
 				t.Errorf("%s: %s: %v", name, what, err)
 			}
 		}
-		if _, err := s.Pause(t.Context()); name == "restricted" && turnstone.KindOf(err) != turnstone.Unavailable {
+		if _, err := s.Pause(t.Context()); name == "restricted" && turnstone.KindOf(err) != turnstone.KindUnavailable {
 			t.Errorf("pause: %v", err)
 		} else if err == nil {
 			_ = s.Resume(t.Context())
@@ -169,7 +169,7 @@ type faulty struct {
 }
 
 func (faulty) Standstill() error {
-	return &turnstone.Error{Op: "test", Kind: turnstone.Unavailable, Subject: "version 1", Err: errors.New("a machine that stood still never wakes up"), Hint: "install version 2"}
+	return &turnstone.Error{Op: "test", Kind: turnstone.KindUnavailable, Subject: "version 1", Err: errors.New("a machine that stood still never wakes up"), Hint: "install version 2"}
 }
 
 func restricted(s substrate.Substrate) substrate.Substrate {
@@ -191,7 +191,7 @@ type failingKeeper struct {
 }
 
 func (failingKeeper) Pack(context.Context, substrate.Machine, string, string) (substrate.Packed, error) {
-	return substrate.Packed{}, &turnstone.Error{Op: "test", Kind: turnstone.Exhausted, Subject: "pack", Err: errors.New("no space left on device"), Hint: "make room"}
+	return substrate.Packed{}, &turnstone.Error{Op: "test", Kind: turnstone.KindExhausted, Subject: "pack", Err: errors.New("no space left on device"), Hint: "make room"}
 }
 
 // TestFilesOutliveTheirMachine: where the machine cannot be kept, the turn's files are, and
@@ -213,8 +213,8 @@ func TestFilesOutliveTheirMachine(t *testing.T) {
 		result turnstone.Result
 		says   string
 	}{
-		"while it is packed":       {wrap: fails, script: "echo kept >f", result: turnstone.Errored, says: "its machine is not kept: pack: no space left on device"},
-		"after a step that failed": {wrap: fails, script: "echo kept >f; exit 3", result: turnstone.Failed, says: "its machine is not kept: pack: no space left on device"},
+		"while it is packed":       {wrap: fails, script: "echo kept >f", result: turnstone.ResultError, says: "its machine is not kept: pack: no space left on device"},
+		"after a step that failed": {wrap: fails, script: "echo kept >f; exit 3", result: turnstone.ResultFailed, says: "its machine is not kept: pack: no space left on device"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := New(h)
@@ -273,14 +273,14 @@ func TestMachineFaults(t *testing.T) {
 		switch {
 		case strings.Contains(r.info.Error, "its machine is not kept"):
 			without++
-			if err != nil || r.info.FSHash == "" || r.info.Result != turnstone.Errored || r.info.Snapshot != "" || rec.VM != nil || rec.State == "" || rec.Error != r.info.Error {
+			if err != nil || r.info.FSHash == "" || r.info.Result != turnstone.ResultError || r.info.Snapshot != "" || rec.VM != nil || rec.State == "" || rec.Error != r.info.Error {
 				t.Errorf("write %d: %+v, %+v, %v", n, r.info, rec, err)
 			}
-		case r.info.Result == turnstone.Passed && !hit:
+		case r.info.Result == turnstone.ResultPassed && !hit:
 			if err != nil || rec.VM == nil || rec.State == "" {
 				t.Errorf("write %d: %+v, %v", n, rec, err)
 			}
-		case r.info.Error == "" && r.info.Result == turnstone.Passed: // a write that may fail
+		case r.info.Error == "" && r.info.Result == turnstone.ResultPassed: // a write that may fail
 		case !strings.Contains(r.info.Error, "what the turn left is not kept"):
 			t.Errorf("write %d: %+v", n, r.info)
 		}

@@ -34,7 +34,7 @@ func TestLostSessions(t *testing.T) {
 		}
 		for range 2 { // the first time leaves nothing that deceives the second
 			x := New(p.x.home)
-			if _, err := x.GC(t.Context(), GCRequest{}); turnstone.KindOf(err) != turnstone.Integrity || turnstone.HintOf(err) == "" {
+			if _, err := x.GC(t.Context(), GCRequest{}); turnstone.KindOf(err) != turnstone.KindIntegrity || turnstone.HintOf(err) == "" {
 				t.Errorf("%s: %v", what, err)
 			}
 			_ = x.Close()
@@ -243,7 +243,7 @@ func TestReceiptIsSynced(t *testing.T) {
 	}
 	told := &tellings{}
 	r := &run{x: x, plan: &plan{}, doc: parse(t, "# A turn\n\n```bash\ntrue\n```\n"), obs: told, clock: newStopwatch()}
-	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now(), Result: turnstone.Passed}
+	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now(), Result: turnstone.ResultPassed}
 	r.openFolder()
 	defer r.closeFolder()
 	out := newCapture(r.dir, "turns", "step-1.stdout", nil)

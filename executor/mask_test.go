@@ -71,7 +71,7 @@ func TestReceiptIsSearched(t *testing.T) {
 	doc := parse(t, "# T\n\n```bash\ntrue\n```\n")
 	turn := func(s *secret.Set, res document.StepResult) (*run, string) {
 		r := &run{plan: &plan{secrets: s}, doc: doc, results: []document.StepResult{res}, commands: make([]*commands, 1),
-			networks: make([]*NetworkReport, 1), outputs: make([][2]*capture, 1), info: document.TurnInfo{ID: turnstone.NewTurnID(), Result: turnstone.Passed}}
+			networks: make([]*NetworkReport, 1), outputs: make([][2]*capture, 1), info: document.TurnInfo{ID: turnstone.NewTurnID(), Result: turnstone.ResultPassed}}
 		return r, string(r.receipt())
 	}
 	out := document.Output{Head: []byte("printed\n"), Size: 8, Lines: 1}
@@ -228,7 +228,7 @@ func TestOpenSecret(t *testing.T) {
 	} {
 		req.Secrets = []string{"A_SECRET=tok-5f3a"}
 		_, err := planTurn(req, "/workspace")
-		if turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), "holds the value of a secret (A_SECRET)") || strings.Contains(err.Error(), "tok-5f3a") {
+		if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "holds the value of a secret (A_SECRET)") || strings.Contains(err.Error(), "tok-5f3a") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

@@ -96,7 +96,7 @@ type merging struct {
 
 // Merge merges a turn into a branch of its session, three-way: files, environment,
 // working directory. With undecided conflicts it keeps nothing, and the report has
-// them. An error means that nothing was kept: of kind Invalid or NotFound, that the request is wrong.
+// them. An error means that nothing was kept: of kind Invalid or KindNotFound, that the request is wrong.
 func (x *Repo) Merge(ctx context.Context, req MergeRequest) (*MergeReport, error) {
 	cs, err := x.context(ctx)
 	if err != nil {
@@ -226,7 +226,7 @@ func (m *merging) from(ctx context.Context) (session.Turn, error) {
 	case 1:
 		return m.cs.db.ResolveIn(ctx, found[0].ID, ref)
 	case 0:
-		return session.Turn{}, &turnstone.Error{Op: "executor.merge", Kind: turnstone.NotFound, Subject: fmt.Sprintf("%.80q", ref),
+		return session.Turn{}, &turnstone.Error{Op: "executor.merge", Kind: turnstone.KindNotFound, Subject: fmt.Sprintf("%.80q", ref),
 			Err: errors.New("no named session has such a branch"), Hint: "write SESSION@BRANCH or SESSION@NUMBER; turn session ls lists the sessions"}
 	}
 	var names []string
@@ -237,7 +237,7 @@ func (m *merging) from(ctx context.Context) (session.Turn, error) {
 }
 
 func (m *merging) invalid(subject string, err error, hint string) error {
-	return &turnstone.Error{Op: "executor.merge", Kind: turnstone.Invalid, Subject: subject, Err: err, Hint: hint}
+	return &turnstone.Error{Op: "executor.merge", Kind: turnstone.KindInvalid, Subject: subject, Err: err, Hint: hint}
 }
 
 // lockHead keeps turns of the session from ending until unlock is called (see run.land).
@@ -350,7 +350,7 @@ func (m *merging) settleCwd(ctx context.Context, g tree.Getter) error {
 		if err == nil && e.Type == tree.Dir {
 			break
 		}
-		if err != nil && turnstone.KindOf(err) != turnstone.NotFound && turnstone.KindOf(err) != turnstone.Invalid {
+		if err != nil && turnstone.KindOf(err) != turnstone.KindNotFound && turnstone.KindOf(err) != turnstone.KindInvalid {
 			return err
 		}
 	}
@@ -364,6 +364,6 @@ func (m *merging) settleCwd(ctx context.Context, g tree.Getter) error {
 // info is what the receipt's front matter says.
 func (m *merging) info(t session.Turn, template turnstone.Digest) document.TurnInfo {
 	return document.TurnInfo{ID: t.ID, Started: m.started, Duration: time.Since(m.started), Template: template, Image: m.result.Image,
-		Result: turnstone.Passed, Session: m.session.Label(), Number: t.Number, Branch: m.report.Branch, Parents: t.Parents,
+		Result: turnstone.ResultPassed, Session: m.session.Label(), Number: t.Number, Branch: m.report.Branch, Parents: t.Parents,
 		FSHash: m.result.Tree.Hash, Layer: m.report.Layer.Digest, Changes: m.report.Layer.String()}
 }

@@ -51,7 +51,7 @@ func (m *merging) keep(ctx context.Context, batch *store.Batch) (err error) {
 		return err
 	}
 	m.report.ID, m.report.Number = t.ID, t.Number
-	m.report.Branch, m.report.Diverged, err = m.cs.db.Finish(ctx, session.Finish{Turn: t.ID, Result: turnstone.Passed, Record: record, State: state,
+	m.report.Branch, m.report.Diverged, err = m.cs.db.Finish(ctx, session.Finish{Turn: t.ID, Result: turnstone.ResultPassed, Record: record, State: state,
 		MoveBranch: true, ExpectedHead: &m.ours.ID})
 	return err
 }
@@ -70,7 +70,7 @@ func (m *merging) putRecord(ctx context.Context, batch *store.Batch, t session.T
 	m.report.Receipt = string(doc.Receipt(info, nil))
 	rec := &Record{Format: recordFormat, ID: t.ID, Session: t.Session, Number: t.Number, Branch: m.report.Branch, Parents: t.Parents,
 		Kind: KindMerge, Image: m.result.Image, Template: before.Template, Shape: before.Shape, Started: m.started,
-		Millis: info.Duration.Milliseconds(), Result: turnstone.Passed, State: state, Layer: m.report.Layer}
+		Millis: info.Duration.Milliseconds(), Result: turnstone.ResultPassed, State: state, Layer: m.report.Layer}
 	if rec.Document, err = batch.PutContent(ctx, bytes.NewReader(doc.Clean()), int64(len(doc.Clean()))); err != nil {
 		return "", err
 	}

@@ -42,14 +42,14 @@ func (w *mergeWorld) turn(branch string, files map[string]string, env ...string)
 	c, err := batch.PutContent(ctx, bytes.NewReader([]byte(text)), int64(len(text)))
 	w.must(err)
 	rec, err := putJSON(ctx, batch, &Record{Format: recordFormat, ID: t.ID, Session: w.s.ID, Number: t.Number, Branch: branch, Parents: t.Parents,
-		Kind: KindRun, Image: "base", Template: turnstone.DigestBytes([]byte("template")), Result: turnstone.Passed, Document: c, Receipt: c, State: state})
+		Kind: KindRun, Image: "base", Template: turnstone.DigestBytes([]byte("template")), Result: turnstone.ResultPassed, Document: c, Receipt: c, State: state})
 	w.must(err)
 	w.must(batch.Flush(ctx))
 	var head *turnstone.TurnID
 	if len(t.Parents) > 0 {
 		head = &t.Parents[0]
 	}
-	_, _, err = w.cs.db.Finish(ctx, session.Finish{Turn: t.ID, Result: turnstone.Passed, Record: rec, State: state, MoveBranch: true, ExpectedHead: head})
+	_, _, err = w.cs.db.Finish(ctx, session.Finish{Turn: t.ID, Result: turnstone.ResultPassed, Record: rec, State: state, MoveBranch: true, ExpectedHead: head})
 	w.must(err)
 	t, err = w.cs.db.Turn(ctx, t.ID)
 	w.must(err)
@@ -166,7 +166,7 @@ func TestMergeConflictsKeepNothing(t *testing.T) {
 		t.Errorf("main: %+v, %v", b, err)
 	}
 	_, err := w.x.Merge(t.Context(), MergeRequest{From: "explore", Paths: map[string]merge.Side{"/workspace/b": merge.Ours}})
-	if turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(turnstone.HintOf(err), "/workspace/a, env:A") {
+	if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(turnstone.HintOf(err), "/workspace/a, env:A") {
 		t.Errorf("a path without a conflict: %v (%s)", err, turnstone.HintOf(err))
 	}
 	rep = w.merge(MergeRequest{From: "explore", Markers: true, Paths: map[string]merge.Side{"env:A": merge.Theirs}, Message: "both | `of` them"})
@@ -217,10 +217,10 @@ func TestMergeFindsTheSession(t *testing.T) {
 		req  MergeRequest
 		kind turnstone.Kind
 	}{
-		{MergeRequest{From: "nothing"}, turnstone.NotFound},
-		{MergeRequest{From: "explore", Into: "nothing"}, turnstone.NotFound},
-		{MergeRequest{From: "explore", Session: "nothing"}, turnstone.NotFound},
-		{MergeRequest{From: "research@9"}, turnstone.NotFound},
+		{MergeRequest{From: "nothing"}, turnstone.KindNotFound},
+		{MergeRequest{From: "explore", Into: "nothing"}, turnstone.KindNotFound},
+		{MergeRequest{From: "explore", Session: "nothing"}, turnstone.KindNotFound},
+		{MergeRequest{From: "research@9"}, turnstone.KindNotFound},
 	} {
 		if _, err := w.x.Merge(t.Context(), c.req); turnstone.KindOf(err) != c.kind {
 			t.Errorf("%+v: %v", c.req, err)
@@ -241,11 +241,11 @@ func TestMergeFindsTheSession(t *testing.T) {
 	w.s = other
 	w.fork(w.turn("main", files("1\n")), "explore")
 	_, err = w.x.Merge(t.Context(), MergeRequest{From: "explore"})
-	if turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(turnstone.HintOf(err), "other@explore") || !strings.Contains(turnstone.HintOf(err), "research@explore") {
+	if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(turnstone.HintOf(err), "other@explore") || !strings.Contains(turnstone.HintOf(err), "research@explore") {
 		t.Errorf("two sessions: %v (%s)", err, turnstone.HintOf(err))
 	}
 	_, err = w.x.Merge(t.Context(), MergeRequest{From: "other@explore", Into: first.Name + "@main"})
-	if turnstone.KindOf(err) != turnstone.Invalid {
+	if turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("across sessions: %v", err)
 	}
 }

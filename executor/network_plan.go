@@ -112,7 +112,7 @@ func mergeRules(req Request, front document.FrontMatter) (rules, mode document.N
 // fits refuses what cannot go together.
 func (n *networkPlan) fits(p *plan) error {
 	fail := func(subject, why, hint string) error {
-		return &turnstone.Error{Op: "executor.network", Kind: turnstone.Invalid, Subject: subject, Err: errors.New(why), Hint: hint}
+		return &turnstone.Error{Op: "executor.network", Kind: turnstone.KindInvalid, Subject: subject, Err: errors.New(why), Hint: hint}
 	}
 	if !p.shape.Network {
 		switch {

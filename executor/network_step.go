@@ -159,7 +159,7 @@ func runningAt(c *commands, when time.Time, host string, address netip.AddrPort)
 	rank, gap := -1, time.Duration(0)
 	for i := range c.reports {
 		rep := &c.reports[i]
-		if rep.Kind != syntax.Simple || rep.Text == "" {
+		if rep.Kind != syntax.KindSimple || rep.Text == "" {
 			continue
 		}
 		from := time.Duration(rep.Start)

@@ -14,10 +14,10 @@ import (
 func TestRunningAt(t *testing.T) {
 	zero := time.Now()
 	run := func(text string, from, took int64) CommandReport {
-		return CommandReport{Kind: syntax.Simple, Text: text, Start: turnstone.Millis(from * 1e6), Duration: turnstone.Millis(took * 1e6)}
+		return CommandReport{Kind: syntax.KindSimple, Text: text, Start: turnstone.Millis(from * 1e6), Duration: turnstone.Millis(took * 1e6)}
 	}
 	c := &commands{zero: zero, reports: []CommandReport{
-		{Kind: syntax.Pipeline, Text: "whole", Start: 0, Duration: turnstone.Millis(9 * time.Second)},
+		{Kind: syntax.KindPipeline, Text: "whole", Start: 0, Duration: turnstone.Millis(9 * time.Second)},
 		run("sleep 1", 0, 1000), run("curl https://a.example", 1000, 50), run("exec 3<>/dev/tcp/$x/80", 2000, 1), run("sleep 1", 2001, 1000), run("echo done", 5000, 1)}}
 	for _, test := range []struct {
 		at   int64

@@ -132,7 +132,7 @@ func (s *Sandbox) distrust(ctx context.Context, p *networkPlan) error {
 	if p.trusts() {
 		return nil
 	}
-	if _, err := s.read(ctx, caPath, 1); turnstone.KindOf(err) == turnstone.NotFound {
+	if _, err := s.read(ctx, caPath, 1); turnstone.KindOf(err) == turnstone.KindNotFound {
 		return nil
 	}
 	return s.writeTrusted(ctx, &networkPlan{bundle: caBundle})
@@ -141,7 +141,7 @@ func (s *Sandbox) distrust(ctx context.Context, p *networkPlan) error {
 // writeTrusted writes the file at caPath.
 func (s *Sandbox) writeTrusted(ctx context.Context, p *networkPlan) error {
 	bundle, err := s.read(ctx, p.bundle, maxBundle)
-	if err != nil && turnstone.KindOf(err) != turnstone.NotFound { // a small image has none
+	if err != nil && turnstone.KindOf(err) != turnstone.KindNotFound { // a small image has none
 		return s.causeOf(err)
 	}
 	if n := len(bundle); n > 0 && bundle[n-1] != '\n' {

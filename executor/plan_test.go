@@ -86,7 +86,7 @@ func TestPlanRefusals(t *testing.T) {
 		"files from a pipe":      {Request{Document: parse(t, "---\nfiles: [ok]\n---\n")}, "no folder"},
 	} {
 		_, err := planTurn(c.req, "/workspace")
-		if err == nil || turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), c.says) {
+		if err == nil || turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v, want kind invalid and %q", name, err, c.says)
 		}
 	}

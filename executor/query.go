@@ -137,10 +137,10 @@ func (st *State) inState(name string) string {
 
 // ofTurn says in which turn a path was looked for.
 func ofTurn(ref string, err error) error {
-	if err == nil || turnstone.KindOf(err) != turnstone.NotFound {
+	if err == nil || turnstone.KindOf(err) != turnstone.KindNotFound {
 		return err
 	}
-	return &turnstone.Error{Op: "executor.open", Kind: turnstone.NotFound, Subject: ref, Err: err, Hint: "turn ls " + ref + ":/ lists what there is"}
+	return &turnstone.Error{Op: "executor.open", Kind: turnstone.KindNotFound, Subject: ref, Err: err, Hint: "turn ls " + ref + ":/ lists what there is"}
 }
 
 // ListFiles lists the directory at name in the state of the turn that ref names, or
@@ -190,7 +190,7 @@ func (x *Repo) OpenFile(ctx context.Context, ref, name string) (io.ReadCloser, e
 		return nil, err
 	}
 	if e.Type != tree.File {
-		return nil, &turnstone.Error{Op: "executor.open", Kind: turnstone.Invalid, Subject: real,
+		return nil, &turnstone.Error{Op: "executor.open", Kind: turnstone.KindInvalid, Subject: real,
 			Err: fmt.Errorf("is no file but a %s", typeName(e.Type)), Hint: "turn ls lists a directory, turn cp copies one"}
 	}
 	return cs.openContent(ctx, st, real, e.Content)
@@ -200,9 +200,9 @@ func (x *Repo) OpenFile(ctx context.Context, ref, name string) (io.ReadCloser, e
 // is an error of kind Unavailable: it may lie in a template that is not.
 func (cs *contextStore) openContent(ctx context.Context, st *State, path string, c tree.Content) (io.ReadCloser, error) {
 	in, err := cs.store.OpenContent(ctx, c)
-	if turnstone.KindOf(err) != turnstone.NotFound {
+	if turnstone.KindOf(err) != turnstone.KindNotFound {
 		return in, err
 	}
-	return nil, &turnstone.Error{Op: "executor.open", Kind: turnstone.Unavailable, Subject: path, Err: fmt.Errorf("its content is not here: %w", err),
+	return nil, &turnstone.Error{Op: "executor.open", Kind: turnstone.KindUnavailable, Subject: path, Err: fmt.Errorf("its content is not here: %w", err),
 		Hint: fmt.Sprintf("if it lies in the template, turn template build %.200s brings it back; turn fsck lists all that is missing", st.Image)}
 }

@@ -154,7 +154,7 @@ func (x *Repo) builtTemplate(ctx context.Context, name string) (*template.Templa
 		return nil, err
 	}
 	if details.Template == nil {
-		return nil, &turnstone.Error{Op: "executor.template", Kind: turnstone.Unavailable, Subject: "template " + name, Err: errors.New("is not built"),
+		return nil, &turnstone.Error{Op: "executor.template", Kind: turnstone.KindUnavailable, Subject: "template " + name, Err: errors.New("is not built"),
 			Hint: "turn template build " + name}
 	}
 	return details.Template, nil

@@ -35,7 +35,7 @@ func (x *Repo) Sessions(ctx context.Context) ([]SessionInfo, error) {
 	infos := make([]SessionInfo, 0, len(all))
 	for _, s := range all {
 		g, err := cs.db.Graph(ctx, s.ID)
-		if turnstone.KindOf(err) == turnstone.NotFound {
+		if turnstone.KindOf(err) == turnstone.KindNotFound {
 			continue // removed meanwhile
 		}
 		if err != nil {
@@ -53,7 +53,7 @@ func sessionInfo(g *session.Graph) SessionInfo {
 		i.Branches = append(i.Branches, b.Name)
 	}
 	for _, t := range g.Turns {
-		if t.Status == session.Running {
+		if t.Status == session.StatusRunning {
 			i.Running++
 		}
 	}
@@ -114,7 +114,7 @@ func (x *Repo) Fork(ctx context.Context, ref, name string) (session.Branch, erro
 		return session.Branch{}, err
 	}
 	if t.State == "" {
-		return session.Branch{}, &turnstone.Error{Op: "executor.fork", Kind: turnstone.Invalid, Subject: fmt.Sprintf("turn %d", t.Number), Err: errNoState,
+		return session.Branch{}, &turnstone.Error{Op: "executor.fork", Kind: turnstone.KindInvalid, Subject: fmt.Sprintf("turn %d", t.Number), Err: errNoState,
 			Hint: "fork the turn before it: " + ref + "~1"}
 	}
 	return cs.db.Fork(ctx, t, name)
@@ -206,9 +206,9 @@ func (cs *contextStore) stateOf(ctx context.Context, t session.Turn) (*State, er
 	if t.State != "" {
 		return cs.state(ctx, t.State)
 	}
-	err := &turnstone.Error{Op: "executor.state", Kind: turnstone.NotFound, Subject: fmt.Sprintf("turn %d (%s)", t.Number, t.ID),
+	err := &turnstone.Error{Op: "executor.state", Kind: turnstone.KindNotFound, Subject: fmt.Sprintf("turn %d (%s)", t.Number, t.ID),
 		Err: errNoState, Hint: "look at the turn before it, with ~1"}
-	if t.Status == session.Running {
+	if t.Status == session.StatusRunning {
 		err.Err, err.Hint = errors.New("is still running"), "wait for it"
 	}
 	return nil, err

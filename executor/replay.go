@@ -99,7 +99,7 @@ func (cs *contextStore) again(ctx context.Context, old session.Turn, rec *Record
 		return &turnstone.Error{Op: "executor.replay", Kind: kind, Subject: fmt.Sprintf("turn %d", rec.Number), Err: fmt.Errorf(format, args...), Hint: hint}
 	}
 	if rec.Kind != KindRun {
-		return nil, fail(turnstone.Invalid, "", "it is a %s, and ran nothing", rec.Kind)
+		return nil, fail(turnstone.KindInvalid, "", "it is a %s, and ran nothing", rec.Kind)
 	}
 	src, err := cs.read(ctx, rec.Document, document.MaxFile)
 	if err != nil {
@@ -117,12 +117,12 @@ func (cs *contextStore) again(ctx context.Context, old session.Turn, rec *Record
 	req := &Request{Document: doc, Env: rec.Env, Secrets: secrets, Substrate: rec.Substrate}
 	req.replay = &replayOf{inputs: rec.Inputs, parent: old.Parents, session: old.Session}
 	if s := rec.Network.spec(); len(s.Headers) > 0 && rec.Network.Index == nil {
-		return nil, fail(turnstone.Invalid, "with network: record a turn can be replayed without them",
+		return nil, fail(turnstone.KindInvalid, "with network: record a turn can be replayed without them",
 			"it was given the secret header %s, which was not kept", s.Headers[0].Label())
 	}
 	for _, in := range rec.Inputs {
 		if in.Tar.Digest == "" {
-			return nil, fail(turnstone.Invalid, "", "what was put to %s was not kept: it was too large, or held a secret", in.Dest)
+			return nil, fail(turnstone.KindInvalid, "", "what was put to %s was not kept: it was too large, or held a secret", in.Dest)
 		}
 	}
 	var given []string
@@ -131,7 +131,7 @@ func (cs *contextStore) again(ctx context.Context, old session.Turn, rec *Record
 	}
 	for _, name := range rec.Secrets {
 		if !slices.Contains(given, name) {
-			return nil, fail(turnstone.Invalid, "give it again with --secret "+name, "it was given the secret %s, which was not kept", name)
+			return nil, fail(turnstone.KindInvalid, "give it again with --secret "+name, "it was given the secret %s, which was not kept", name)
 		}
 	}
 	return req, nil
@@ -284,7 +284,7 @@ func envName(kv string) string {
 // read returns a content of at most limit bytes.
 func (cs *contextStore) read(ctx context.Context, c tree.Content, limit int64) ([]byte, error) {
 	if c.Size > limit {
-		return nil, &turnstone.Error{Op: "executor.read", Kind: turnstone.Exhausted, Subject: string(c.Digest), Err: fmt.Errorf("it has %d bytes", c.Size)}
+		return nil, &turnstone.Error{Op: "executor.read", Kind: turnstone.KindExhausted, Subject: string(c.Digest), Err: fmt.Errorf("it has %d bytes", c.Size)}
 	}
 	in, err := cs.store.OpenContent(ctx, c)
 	if err != nil {

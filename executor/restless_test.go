@@ -103,7 +103,7 @@ func (r restless) Pause(ctx context.Context) error {
 	case "dies":
 		_ = r.Close()
 	}
-	return &turnstone.Error{Op: "test", Kind: turnstone.Unavailable, Subject: "the VMM", Err: errors.New("said nothing"), Hint: "ask again"}
+	return &turnstone.Error{Op: "test", Kind: turnstone.KindUnavailable, Subject: "the VMM", Err: errors.New("said nothing"), Hint: "ask again"}
 }
 
 func (r restless) Resume(ctx context.Context) error { return r.Sandbox.(substrate.Pauser).Resume(ctx) }
@@ -123,7 +123,7 @@ func TestFilesOutliveARestlessMachine(t *testing.T) {
 func testRestless(t *testing.T, h *statedir.Dir, name, fault string) {
 	x := New(h)
 	s, err := x.Create(t.Context(), SandboxRequest{Substrate: name}, func(string) {})
-	if kind := turnstone.KindOf(err); (kind == turnstone.Unavailable || kind == turnstone.NotFound) && !turntest.UnderKVM() {
+	if kind := turnstone.KindOf(err); (kind == turnstone.KindUnavailable || kind == turnstone.KindNotFound) && !turntest.UnderKVM() {
 		t.Skipf("%v (%s)", err, turnstone.HintOf(err))
 	}
 	_ = ok[*Sandbox](t)(s, err).Close()
@@ -138,14 +138,14 @@ func testRestless(t *testing.T, h *statedir.Dir, name, fault string) {
 	defer func() { _, _ = x.RemoveSession(t.Context(), label) }()
 	turn := run("echo kept >f; sleep 1000 & export V=1", document.LifetimeSession)
 	if fault == "dies" { // with what it had
-		if turn.Result != turnstone.Errored || turn.State != "" || !strings.Contains(turn.Error, "its machine is not kept: ") || !strings.Contains(turn.Error, "nor are its files") {
+		if turn.Result != turnstone.ResultError || turn.State != "" || !strings.Contains(turn.Error, "its machine is not kept: ") || !strings.Contains(turn.Error, "nor are its files") {
 			t.Errorf("%s: %s (%s), state %q", turn.Result, turn.Error, turn.Hint, turn.State)
 		}
 	} else {
-		if turn.Result != turnstone.Errored || turn.State == "" || turn.Error != "its machine is not kept: the VMM: said nothing" || turn.Hint != "ask again" || strings.Contains(turn.Receipt, "\n  lifetime: session") {
+		if turn.Result != turnstone.ResultError || turn.State == "" || turn.Error != "its machine is not kept: the VMM: said nothing" || turn.Hint != "ask again" || strings.Contains(turn.Receipt, "\n  lifetime: session") {
 			t.Fatalf("%s: %s (%s), state %q\n%s", turn.Result, turn.Error, turn.Hint, turn.State, turn.Receipt)
 		}
-		if next := run("cat f; echo $V", ""); next.Result != turnstone.Passed || !strings.Contains(next.Receipt, "kept\n1\n") {
+		if next := run("cat f; echo $V", ""); next.Result != turnstone.ResultPassed || !strings.Contains(next.Receipt, "kept\n1\n") {
 			t.Errorf("%s\n%s", next.Result, next.Receipt)
 		}
 	}

@@ -56,7 +56,7 @@ func New(h *statedir.Dir) *Executor {
 }
 
 // Run runs one turn and returns it with its receipt. An error without a Turn
-// means that nothing was started: of kind Invalid or NotFound, that the request
+// means that nothing was started: of kind Invalid or KindNotFound, that the request
 // is wrong. A turn that began always comes back, its Result telling how it ended;
 // when ctx is cancelled it is "error" and the receipt says at which step.
 func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, error) {
@@ -92,7 +92,7 @@ func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, e
 		return nil, err
 	}
 	r := &run{x: x, plan: p, doc: req.Document, obs: maskedObserver{obs, p.secrets}, clock: newStopwatch()}
-	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now().UTC(), Image: p.image, Result: turnstone.Errored}
+	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now().UTC(), Image: p.image, Result: turnstone.ResultError}
 	r.results = make([]document.StepResult, len(req.Document.Steps))
 	for i := range r.results {
 		r.results[i] = document.StepResult{Status: turnstone.StepSkipped, Note: "not reached"}
@@ -199,7 +199,7 @@ func (r *run) finish(ctx context.Context) {
 const keepLimitTime = 10 * time.Minute
 
 func (r *run) fail(err error) {
-	r.info.Result = turnstone.Errored
+	r.info.Result = turnstone.ResultError
 	r.setError(err)
 }
 
@@ -234,7 +234,7 @@ func (r *run) runInSandbox(ctx context.Context) error {
 	defer unwatch()
 	if err := r.addAll(turnCtx, s); err != nil {
 		if ctx.Err() == nil && errors.Is(turnCtx.Err(), context.DeadlineExceeded) {
-			r.info.Result = turnstone.TimedOut
+			r.info.Result = turnstone.ResultTimedOut
 			r.info.Error = fmt.Sprintf("the turn's %s were up while files were added", r.plan.timeout)
 			return nil
 		}
@@ -264,7 +264,7 @@ func (r *run) runInSandbox(ctx context.Context) error {
 			return err
 		}
 	}
-	if missed != nil && result != turnstone.Passed && !isCancel(ctx) {
+	if missed != nil && result != turnstone.ResultPassed && !isCancel(ctx) {
 		// What a failed step did not make cannot be fetched: the step is the news.
 		r.setError(missed)
 		return nil
@@ -286,7 +286,7 @@ func (r *run) noteStateLost() {
 
 // runSteps runs the steps in order. An error means that the turn was cut off.
 func (r *run) runSteps(ctx, turnCtx context.Context, s *Sandbox) (turnstone.Result, error) {
-	result, reason := turnstone.Passed, ""
+	result, reason := turnstone.ResultPassed, ""
 	first := true
 	for i, step := range r.doc.Steps {
 		res := &r.results[i]
@@ -317,7 +317,7 @@ func (r *run) runSteps(ctx, turnCtx context.Context, s *Sandbox) (turnstone.Resu
 		r.scrub(step, res)
 		r.obs.StepFinished(step, r.report(step, *res))
 		if err != nil {
-			return turnstone.Errored, err
+			return turnstone.ResultError, err
 		}
 		if res.Status == turnstone.StepPassed {
 			continue
@@ -326,9 +326,9 @@ func (r *run) runSteps(ctx, turnCtx context.Context, s *Sandbox) (turnstone.Resu
 		if step.ContinueOnError && !overall {
 			continue
 		}
-		result, reason = turnstone.Failed, step.Name+" failed"
+		result, reason = turnstone.ResultFailed, step.Name+" failed"
 		if res.Status == turnstone.StepTimeout {
-			result, reason = turnstone.TimedOut, step.Name+" timed out"
+			result, reason = turnstone.ResultTimedOut, step.Name+" timed out"
 		}
 		if overall {
 			reason = "the turn's time was up"
@@ -382,9 +382,9 @@ func (r *run) runStep(turnCtx context.Context, s *Sandbox, step *document.Step, 
 	deadline := errors.Is(ctx.Err(), context.DeadlineExceeded)
 	if deadline && (err != nil || exit.Killed) {
 		res.Status, res.Note = turnstone.StepTimeout, r.timeoutNote(turnCtx, step)
-		if err != nil && turnstone.KindOf(err) == turnstone.Dead && s.Err() == nil {
-			return &turnstone.Error{Op: "executor.step", Kind: turnstone.Dead, Subject: step.Name, Err: errors.New("could not be killed in time; its machine was")}
-		} else if err != nil && turnstone.KindOf(err) == turnstone.Dead {
+		if err != nil && turnstone.KindOf(err) == turnstone.KindDead && s.Err() == nil {
+			return &turnstone.Error{Op: "executor.step", Kind: turnstone.KindDead, Subject: step.Name, Err: errors.New("could not be killed in time; its machine was")}
+		} else if err != nil && turnstone.KindOf(err) == turnstone.KindDead {
 			return err
 		}
 		return nil
@@ -454,7 +454,7 @@ func interrupted(ctx context.Context, err error, where string) error {
 	if !isCancel(ctx) {
 		return err
 	}
-	return &turnstone.Error{Op: "executor.run", Kind: turnstone.Canceled, Subject: "interrupted", Err: errors.New(where)}
+	return &turnstone.Error{Op: "executor.run", Kind: turnstone.KindCanceled, Subject: "interrupted", Err: errors.New(where)}
 }
 
 func (r *run) turn() *Turn {

@@ -82,80 +82,80 @@ func TestTurns(t *testing.T) {
 	}{
 		"environment and directory carry over": {
 			step("name=a", "export X='a b\nc'; mkdir d; cd d; y=1; f() { echo f; }") + step("name=b", `pwd; echo "$X"; echo "[$y]"; type f 2>&1 | head -1`),
-			turnstone.Passed, []string{"a passed 0", "b passed 0"}, []string{"/workspace/d\na b\nc\n[]\n"}, nil,
+			turnstone.ResultPassed, []string{"a passed 0", "b passed 0"}, []string{"/workspace/d\na b\nc\n[]\n"}, nil,
 		},
 		"after a failing step the rest is skipped": {
 			step("name=a", "echo no >&2; exit 3") + step("name=b", "echo reached"),
-			turnstone.Failed, []string{"a failed 3", "b skipped -"}, []string{"a failed"}, []string{"stdout\n```text\nreached"},
+			turnstone.ResultFailed, []string{"a failed 3", "b skipped -"}, []string{"a failed"}, []string{"stdout\n```text\nreached"},
 		},
 		"continue-on-error goes on": {
 			step("name=a continue-on-error", "exit 3") + step("name=b", "echo reached"),
-			turnstone.Passed, []string{"a failed 3", "b passed 0"}, []string{"reached"}, nil,
+			turnstone.ResultPassed, []string{"a failed 3", "b passed 0"}, []string{"reached"}, nil,
 		},
 		"skip": {
-			step("name=a skip", "exit 3") + step("name=b", "true"), turnstone.Passed, []string{"a skipped -", "b passed 0"}, []string{"skipped by its author"}, nil,
+			step("name=a skip", "exit 3") + step("name=b", "true"), turnstone.ResultPassed, []string{"a skipped -", "b passed 0"}, []string{"skipped by its author"}, nil,
 		},
 		"cwd of document and step": {
 			"---\ncwd: /srv/x\n---\n" + step("name=a", "pwd") + step("name=b cwd=y", "pwd") + step("name=c", "pwd"),
-			turnstone.Passed, []string{"a passed 0", "b passed 0", "c passed 0"}, []string{"/srv/x\n", "/srv/x/y\n"}, nil,
+			turnstone.ResultPassed, []string{"a passed 0", "b passed 0", "c passed 0"}, []string{"/srv/x\n", "/srv/x/y\n"}, nil,
 		},
 		"a program in the shell's place leaves no environment": {
 			step("name=a", "export X=1; exec true") + step("name=b", `echo "[$X]"`),
-			turnstone.Passed, []string{"a passed 0", "b passed 0"}, []string{"not carried over", "[]"}, nil,
+			turnstone.ResultPassed, []string{"a passed 0", "b passed 0"}, []string{"not carried over", "[]"}, nil,
 		},
 		"sh": {
 			"```sh name=a\nexport Q=1; cd /etc; echo $0 | grep -c sh\n```\n" + step("name=b", "echo $Q $PWD"),
-			turnstone.Passed, []string{"a passed 0", "b passed 0"}, []string{"1 /etc\n"}, nil,
+			turnstone.ResultPassed, []string{"a passed 0", "b passed 0"}, []string{"1 /etc\n"}, nil,
 		},
 		"a step's timeout kills its tree": {
 			step("name=a timeout=2s continue-on-error", "echo begun; (setsid sleep 987 & ); sleep 987") + step("name=b", "pgrep -c -f 'sleep 98[7]'; true"),
-			turnstone.Passed, []string{"a timeout -", "b passed 0"}, []string{"begun", "killed after 2s", "stdout\n```text\n0\n"}, nil,
+			turnstone.ResultPassed, []string{"a timeout -", "b passed 0"}, []string{"begun", "killed after 2s", "stdout\n```text\n0\n"}, nil,
 		},
 		"a step's timeout ends the turn": {
 			step("name=a timeout=1s", "sleep 99") + step("name=b", "echo reached"),
-			turnstone.TimedOut, []string{"a timeout -", "b skipped -"}, []string{"a timed out"}, nil,
+			turnstone.ResultTimedOut, []string{"a timeout -", "b skipped -"}, []string{"a timed out"}, nil,
 		},
 		"the turn's timeout": {
 			"---\ntimeout: 3s\n---\n" + step("name=a continue-on-error", "echo begun; sleep 99") + step("name=b", "echo reached"),
-			turnstone.TimedOut, []string{"a timeout -", "b skipped -"}, []string{"begun", "time was up"}, nil,
+			turnstone.ResultTimedOut, []string{"a timeout -", "b skipped -"}, []string{"begun", "time was up"}, nil,
 		},
 		"a killed init's children": {
 			step("name=a", "kill -9 -1; echo still here") + step("name=b", "echo alive"),
-			turnstone.Passed, []string{"a passed 0", "b passed 0"}, []string{"alive"}, nil,
+			turnstone.ResultPassed, []string{"a passed 0", "b passed 0"}, []string{"alive"}, nil,
 		},
 		"signals to init": {
 			step("name=a", "for s in $(seq 1 31); do [ $s = 9 ] || [ $s = 19 ] || kill -$s 1; done; sleep 0.2; echo alive"),
-			turnstone.Passed, []string{"a passed 0"}, []string{"alive"}, nil,
+			turnstone.ResultPassed, []string{"a passed 0"}, []string{"alive"}, nil,
 		},
 		"closed outputs": {
-			step("name=a", "echo before; exec >&- 2>&-; sleep 0.1; exit 4"), turnstone.Failed, []string{"a failed 4"}, []string{"before"}, nil,
+			step("name=a", "echo before; exec >&- 2>&-; sleep 0.1; exit 4"), turnstone.ResultFailed, []string{"a failed 4"}, []string{"before"}, nil,
 		},
 		"background processes hold the pipes": {
 			step("name=a", "(sleep 600; echo late) & echo done") + step("name=b", "pgrep -x sleep >/dev/null && echo runs"),
-			turnstone.Passed, []string{"a passed 0", "b passed 0"}, []string{"done", "runs"}, []string{"\nlate"},
+			turnstone.ResultPassed, []string{"a passed 0", "b passed 0"}, []string{"done", "runs"}, []string{"\nlate"},
 		},
 		"NUL bytes and invalid UTF-8": {
-			step("name=a", `printf 'a\0b'; printf '\377\376' >&2`), turnstone.Passed, []string{"a passed 0"}, []string{"sha256:"}, []string{"a\x00b"},
+			step("name=a", `printf 'a\0b'; printf '\377\376' >&2`), turnstone.ResultPassed, []string{"a passed 0"}, []string{"sha256:"}, []string{"a\x00b"},
 		},
 		"forged markers": {
 			step("name=a", "echo '```'; echo '<!-- /turn:result -->'; echo '<!-- turn:result step=2 -->'; echo '**passed** forged'") + step("name=b", "exit 1"),
-			turnstone.Failed, []string{"a passed 0", "b failed 1"}, nil, nil,
+			turnstone.ResultFailed, []string{"a passed 0", "b failed 1"}, nil, nil,
 		},
 		"out of memory": {
-			"---\nmemory: 256MiB\n---\n" + step("name=a", `perl -e 'push @x, "x" x (1_000_000 + $_) for 1..400'`), turnstone.Failed, []string{"a failed *"}, []string{"out of memory"}, nil,
+			"---\nmemory: 256MiB\n---\n" + step("name=a", `perl -e 'push @x, "x" x (1_000_000 + $_) for 1..400'`), turnstone.ResultFailed, []string{"a failed *"}, []string{"out of memory"}, nil,
 		},
 		"full disk": {
 			"---\ndisk: 64MiB\n---\n" + step("name=a continue-on-error", "head -c 100000000 /dev/zero > big") + step("name=b", "rm big; echo x > small; cat small"),
-			turnstone.Passed, []string{"a failed 1", "b passed 0"}, []string{"No space left", "disk is full"}, nil,
+			turnstone.ResultPassed, []string{"a failed 1", "b passed 0"}, []string{"No space left", "disk is full"}, nil,
 		},
 		"kernel panic": {
 			"---\nisolation: microvm\n---\n" + step("name=a", "echo before; sleep 0.2; echo c > /proc/sysrq-trigger") + step("name=b", "echo reached"),
-			turnstone.Errored, []string{"a error -", "b skipped -"}, []string{"before", "Kernel panic"}, nil,
+			turnstone.ResultError, []string{"a error -", "b skipped -"}, []string{"before", "Kernel panic"}, nil,
 		},
 		"power off": {
-			"---\nisolation: microvm\n---\n" + step("name=a", "echo o > /proc/sysrq-trigger; sleep 60"), turnstone.Errored, []string{"a error -"}, []string{"shut"}, nil,
+			"---\nisolation: microvm\n---\n" + step("name=a", "echo o > /proc/sysrq-trigger; sleep 60"), turnstone.ResultError, []string{"a error -"}, []string{"shut"}, nil,
 		},
-		"no steps": {"# Nothing\n", turnstone.Passed, nil, []string{"result: passed"}, nil},
+		"no steps": {"# Nothing\n", turnstone.ResultPassed, nil, []string{"result: passed"}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			obs := &observer{}
@@ -204,7 +204,7 @@ func TestKillGrace(t *testing.T) {
 	x.killGrace = 2 * time.Second
 	doc := step("name=a timeout=1s continue-on-error", "sleep 99") + step("name=b", "sleep 5; echo alive")
 	turn, err := x.Run(t.Context(), Request{Document: parse(t, doc)}, &observer{})
-	if err != nil || turn.Result != turnstone.Passed || turn.Steps[1].Stdout != "alive\n" {
+	if err != nil || turn.Result != turnstone.ResultPassed || turn.Steps[1].Stdout != "alive\n" {
 		t.Errorf("%v, %+v", err, turn)
 	}
 }
@@ -216,11 +216,11 @@ func TestDisobedience(t *testing.T) {
 	x.killGrace = 2 * time.Second
 	const escape = "echo kept > /var/kept; mkdir /sys/fs/cgroup/out && echo $$ > /sys/fs/cgroup/out/cgroup.procs && while :; do sleep 1; done"
 	_, err := x.Exec(t.Context(), CommandRequest{Argv: []string{"bash", "-c", escape}, Timeout: 2 * time.Second, Stdout: io.Discard, Stderr: io.Discard}, func(string) {})
-	if turnstone.KindOf(err) != turnstone.Timeout {
+	if turnstone.KindOf(err) != turnstone.KindTimeout {
 		t.Errorf("exec: %v", err)
 	}
 	turn, err := x.Run(t.Context(), Request{Document: parse(t, step("name=a timeout=2s", escape)+step("name=b", "true"))}, &observer{})
-	if err != nil || turn.Result != turnstone.TimedOut || turn.Steps[0].Status != turnstone.StepTimeout || turn.State == "" {
+	if err != nil || turn.Result != turnstone.ResultTimedOut || turn.Steps[0].Status != turnstone.StepTimeout || turn.State == "" {
 		t.Fatalf("run: %v, %+v", err, turn)
 	}
 	in, err := x.OpenFile(t.Context(), string(turn.ID), "/var/kept")
@@ -238,7 +238,7 @@ func TestDisobedience(t *testing.T) {
 func TestForkBomb(t *testing.T) {
 	doc := step("name=bomb timeout=8s continue-on-error", "bomb() { bomb | bomb & }; bomb; sleep 99") + step("name=next", "echo alive")
 	turn := runDoc(t, t.Context(), Request{Document: parse(t, doc), Timeout: 5 * time.Minute}, &observer{})
-	if turn.Result != turnstone.Passed || turn.Steps[0].Status != turnstone.StepTimeout || turn.Steps[1].Stdout != "alive\n" {
+	if turn.Result != turnstone.ResultPassed || turn.Steps[0].Status != turnstone.StepTimeout || turn.Steps[1].Stdout != "alive\n" {
 		t.Errorf("%s", turn.Receipt)
 	}
 }
@@ -263,7 +263,7 @@ func TestInterrupted(t *testing.T) {
 	defer cancel()
 	obs := &observer{onStep: func(*document.Step) { time.AfterFunc(2*time.Second, cancel) }}
 	turn := runDoc(t, ctx, Request{Document: parse(t, step("name=a", "echo begun; sleep 600")+step("name=b", "true"))}, obs)
-	if turn.Result != turnstone.Errored || !strings.Contains(turn.Error, "interrupted") || !strings.Contains(turn.Error, "a") ||
+	if turn.Result != turnstone.ResultError || !strings.Contains(turn.Error, "interrupted") || !strings.Contains(turn.Error, "a") ||
 		turn.Steps[0].Status != turnstone.StepError || turn.Steps[0].Stdout != "begun\n" || turn.Steps[1].Status != turnstone.StepSkipped {
 		t.Errorf("%s\n%s", turn.Error, turn.Receipt)
 	}
@@ -278,7 +278,7 @@ func TestInterruptedEarly(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(after, cancel)
 		turn := runDoc(t, ctx, Request{Document: parse(t, step("name=a", "sleep 600"))}, &observer{})
-		if turn.Result != turnstone.Errored || !strings.Contains(turn.Error, "interrupted") {
+		if turn.Result != turnstone.ResultError || !strings.Contains(turn.Error, "interrupted") {
 			t.Errorf("cancelled after %s: %s, %q", after, turn.Result, turn.Error)
 		}
 	}
@@ -300,7 +300,7 @@ func TestTransfers(t *testing.T) {
 	obs := &observer{}
 	turn := runDoc(t, t.Context(), Request{Document: doc, Dir: dir, Add: []Transfer{{Path: filepath.Join(dir, "in.txt"), Dest: "deep/er/added"}},
 		Get: []Transfer{{Path: "r", Dest: out}}}, obs)
-	if turn.Result != turnstone.Failed || turn.Steps[0].Stdout != "inacin" {
+	if turn.Result != turnstone.ResultFailed || turn.Steps[0].Stdout != "inacin" {
 		t.Errorf("%s", turn.Receipt)
 	}
 	if b, err := os.ReadFile(filepath.Join(out, "x")); err != nil || string(b) != "made\n" {
@@ -316,7 +316,7 @@ func TestTransfers(t *testing.T) {
 
 func TestGetOfNothing(t *testing.T) {
 	turn := runDoc(t, t.Context(), Request{Document: parse(t, step("name=a", "true")), Get: []Transfer{{Path: "none", Dest: t.TempDir()}}}, &observer{})
-	if turn.Result != turnstone.Errored || !strings.Contains(turn.Error, "none") || turn.Steps[0].Status != turnstone.StepPassed {
+	if turn.Result != turnstone.ResultError || !strings.Contains(turn.Error, "none") || turn.Steps[0].Status != turnstone.StepPassed {
 		t.Errorf("%s: %s", turn.Result, turn.Error)
 	}
 }
@@ -331,7 +331,7 @@ func TestTimeoutWhileAdding(t *testing.T) {
 		t.Fatal(err)
 	}
 	turn := runDoc(t, t.Context(), Request{Document: parse(t, step("name=a", "true")), Add: []Transfer{{Path: big}}, Timeout: time.Second}, &observer{})
-	if turn.Result != turnstone.TimedOut || !strings.Contains(turn.Error, "while files were added") || turn.Steps[0].Status != turnstone.StepSkipped {
+	if turn.Result != turnstone.ResultTimedOut || !strings.Contains(turn.Error, "while files were added") || turn.Steps[0].Status != turnstone.StepSkipped {
 		t.Errorf("%s: %s", turn.Result, turn.Error)
 	}
 }
@@ -339,14 +339,14 @@ func TestTimeoutWhileAdding(t *testing.T) {
 // TestGetAfterFailure: the failed step is the result, not the file it did not make.
 func TestGetAfterFailure(t *testing.T) {
 	turn := runDoc(t, t.Context(), Request{Document: parse(t, step("name=a", "exit 5")), Get: []Transfer{{Path: "none", Dest: t.TempDir()}}}, &observer{})
-	if turn.Result != turnstone.Failed || !strings.Contains(turn.Error, "--get /workspace/none") {
+	if turn.Result != turnstone.ResultFailed || !strings.Contains(turn.Error, "--get /workspace/none") {
 		t.Errorf("%s: %s", turn.Result, turn.Error)
 	}
 }
 
 func TestUnknownImage(t *testing.T) {
 	_, err := New(turntest.Home(t)).Run(t.Context(), Request{Document: parse(t, ""), Image: "pyhton"}, &observer{})
-	if turnstone.KindOf(err) != turnstone.NotFound || !strings.Contains(turnstone.HintOf(err)+err.Error(), "python") {
+	if turnstone.KindOf(err) != turnstone.KindNotFound || !strings.Contains(turnstone.HintOf(err)+err.Error(), "python") {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
 }
@@ -380,7 +380,7 @@ func TestManyAtOnce(t *testing.T) {
 		wg.Go(func() {
 			doc := step("name=a", fmt.Sprintf("echo %d > f; sleep 0.5; cat f", i))
 			turn, err := New(turntest.Home(t)).Run(t.Context(), Request{Document: parse(t, doc)}, &observer{})
-			if err != nil || turn.Result != turnstone.Passed || turn.Steps[0].Stdout != fmt.Sprintln(i) {
+			if err != nil || turn.Result != turnstone.ResultPassed || turn.Steps[0].Stdout != fmt.Sprintln(i) {
 				t.Errorf("turn %d: %v, %+v", i, err, turn)
 			}
 		})
@@ -397,10 +397,10 @@ func TestExec(t *testing.T) {
 		t.Errorf("%d, %v, %q, %q", code, err, out.String(), errOut.String())
 	}
 	_, err = x.Exec(t.Context(), CommandRequest{Argv: []string{"sleep", "600"}, Timeout: time.Second, Stdout: &out, Stderr: &errOut}, func(string) {})
-	if turnstone.KindOf(err) != turnstone.Timeout {
+	if turnstone.KindOf(err) != turnstone.KindTimeout {
 		t.Errorf("a command beyond its time: %v", err)
 	}
-	if _, err := x.Exec(t.Context(), CommandRequest{}, func(string) {}); turnstone.KindOf(err) != turnstone.Invalid {
+	if _, err := x.Exec(t.Context(), CommandRequest{}, func(string) {}); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("no command: %v", err)
 	}
 }

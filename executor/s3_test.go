@@ -54,7 +54,7 @@ func TestStoreInABucket(t *testing.T) {
 
 	// Another state directory has no business there.
 	other := New(&statedir.Dir{Root: t.TempDir()})
-	if _, err := other.Sessions(ctx); turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(turnstone.HintOf(err), "prefix of its own") {
+	if _, err := other.Sessions(ctx); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "prefix of its own") {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
 	t.Setenv("TURN_STORE", "s3://turns/team/b")
@@ -75,7 +75,7 @@ func TestStoreInABucket(t *testing.T) {
 			defer mu.Unlock()
 			if err == nil {
 				in++
-			} else if turnstone.KindOf(err) != turnstone.Unavailable {
+			} else if turnstone.KindOf(err) != turnstone.KindUnavailable {
 				t.Error(err)
 			}
 		})
@@ -97,12 +97,12 @@ func TestNoBucket(t *testing.T) {
 	defer func() { _ = x.Close() }()
 	start := time.Now()
 	_, err := x.Sessions(t.Context())
-	if turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(err.Error(), "s3://turns/x") || !strings.Contains(turnstone.HintOf(err), "AWS_ENDPOINT_URL_S3") {
+	if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "s3://turns/x") || !strings.Contains(turnstone.HintOf(err), "AWS_ENDPOINT_URL_S3") {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
 	t.Logf("after %s: %v", time.Since(start), err)
 	t.Setenv("TURN_STORE", "bucket")
-	if _, err := x.Sessions(t.Context()); turnstone.KindOf(err) != turnstone.Invalid {
+	if _, err := x.Sessions(t.Context()); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("%v", err)
 	}
 }

@@ -150,7 +150,7 @@ func (s *Sandbox) ended() bool {
 // causeOf prefers the reason why the machine ended to err, which is what its end
 // looked like from the connection.
 func (s *Sandbox) causeOf(err error) error {
-	if err == nil || turnstone.KindOf(err) != turnstone.Dead {
+	if err == nil || turnstone.KindOf(err) != turnstone.KindDead {
 		return err
 	}
 	select {
@@ -411,14 +411,14 @@ func (s *Sandbox) configure(caller context.Context, p *plan, limit time.Duration
 	}
 	res, err := s.client.SandboxConfigure(ctx, &params)
 	if err != nil && ctx.Err() != nil && caller.Err() == nil {
-		return &turnstone.Error{Op: "executor.configure", Kind: turnstone.Dead, Subject: string(s.ID()),
+		return &turnstone.Error{Op: "executor.configure", Kind: turnstone.KindDead, Subject: string(s.ID()),
 			Err: fmt.Errorf("the agent does not answer within %s", limit), Hint: s.source.KernelIs.Advice()}
 	}
 	if err != nil {
 		return err
 	}
 	if !res.Reseeded {
-		return &turnstone.Error{Op: "executor.configure", Kind: turnstone.Integrity, Subject: string(s.ID()),
+		return &turnstone.Error{Op: "executor.configure", Kind: turnstone.KindIntegrity, Subject: string(s.ID()),
 			Err: errors.New("the sandbox did not confirm fresh random numbers; it is not used")}
 	}
 	return s.accept(res)

@@ -78,7 +78,7 @@ func TestUnconfirmedReseed(t *testing.T) {
 		agent := &configurable{reseeded: reseeded}
 		s, served := sandboxOf(agent, substrate.Machine{})
 		err := s.connect(t.Context(), &plan{shape: turnstone.DefaultShape(), env: []string{"A=b"}})
-		if reseeded && err != nil || !reseeded && turnstone.KindOf(err) != turnstone.Integrity {
+		if reseeded && err != nil || !reseeded && turnstone.KindOf(err) != turnstone.KindIntegrity {
 			t.Errorf("reseeded %v: %v", reseeded, err)
 		}
 		_ = s.Close()
@@ -106,7 +106,7 @@ func TestMuteAgent(t *testing.T) {
 			time.AfterFunc(50*time.Millisecond, cancel)
 		}
 		err := s.configure(ctx, &plan{shape: turnstone.DefaultShape()}, limit)
-		if dead := turnstone.KindOf(err) == turnstone.Dead; err == nil || dead == ended || dead && (turnstone.HintOf(err) != kernel.Advice() || !strings.Contains(err.Error(), "does not answer within 50ms")) {
+		if dead := turnstone.KindOf(err) == turnstone.KindDead; err == nil || dead == ended || dead && (turnstone.HintOf(err) != kernel.Advice() || !strings.Contains(err.Error(), "does not answer within 50ms")) {
 			t.Errorf("ended by the caller %v: %v (%s)", ended, err, turnstone.HintOf(err))
 		}
 		cancel()
@@ -143,7 +143,7 @@ func TestGuestsKernel(t *testing.T) {
 		switch {
 		case tt.refuse == "" && err != nil:
 			t.Errorf("%s: %v", tt.what, err)
-		case tt.refuse != "" && (turnstone.KindOf(err) != turnstone.Integrity || !strings.Contains(err.Error(), tt.refuse) || turnstone.HintOf(err) != tt.is.Advice()):
+		case tt.refuse != "" && (turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), tt.refuse) || turnstone.HintOf(err) != tt.is.Advice()):
 			t.Errorf("%s: %v (%s)", tt.what, err, turnstone.HintOf(err))
 		case tt.refuse == "" && s.Fewer() != tt.fewer:
 			t.Errorf("%s: fewer: %q", tt.what, s.Fewer())

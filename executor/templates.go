@@ -186,7 +186,7 @@ func (x *Repo) RemoveTemplate(ctx context.Context, req TemplateRemoval) ([]sessi
 	if on, err := x.templates().Dependents(ctx, req.Name); err != nil {
 		return nil, err
 	} else if len(on) > 0 && !req.Force {
-		return nil, &turnstone.Error{Op: "executor.template", Kind: turnstone.Unavailable, Subject: "template " + req.Name,
+		return nil, &turnstone.Error{Op: "executor.template", Kind: turnstone.KindUnavailable, Subject: "template " + req.Name,
 			Err: fmt.Errorf("is below other templates: %s", strings.Join(on, ", ")), Hint: "remove them first; --force removes it all the same, and they are built anew when they are needed"}
 	}
 	if _, err := os.Stat(x.home.Path("context.db")); req.Force || errors.Is(err, fs.ErrNotExist) {
@@ -214,7 +214,7 @@ func (x *Repo) RemoveTemplate(ctx context.Context, req TemplateRemoval) ([]sessi
 			}
 			// First the sessions: without the image they would be damaged.
 			for _, s := range use.Anonymous {
-				if err := cs.db.Remove(ctx, s.ID); err != nil && turnstone.KindOf(err) != turnstone.NotFound {
+				if err := cs.db.Remove(ctx, s.ID); err != nil && turnstone.KindOf(err) != turnstone.KindNotFound {
 					return err
 				}
 				gone = append(gone, s)
@@ -228,7 +228,7 @@ func (x *Repo) RemoveTemplate(ctx context.Context, req TemplateRemoval) ([]sessi
 			return gone, err
 		}
 	}
-	return gone, &turnstone.Error{Op: "executor.template", Kind: turnstone.Unavailable, Subject: "template " + req.Name,
+	return gone, &turnstone.Error{Op: "executor.template", Kind: turnstone.KindUnavailable, Subject: "template " + req.Name,
 		Err: errors.New("more and more files of its image come to be needed"), Hint: "try again when fewer turns run"}
 }
 
@@ -246,7 +246,7 @@ func inUse(name string, use *TemplateUse) error {
 	if use.Files > 0 {
 		why = fmt.Sprintf("have files that are only in its image (%d, %s)", use.Files, turnstone.Bytes(use.Bytes).Human())
 	}
-	return &turnstone.Error{Op: "executor.template", Kind: turnstone.Unavailable, Subject: "template " + name,
+	return &turnstone.Error{Op: "executor.template", Kind: turnstone.KindUnavailable, Subject: "template " + name,
 		Err:  fmt.Errorf("is needed by sessions, which %s: %s", why, strings.Join(names, ", ")),
 		Hint: "turn session rm and turn gc remove a session; --keep-files copies the files into the store first; --force removes the image, and damages these sessions"}
 }

@@ -78,7 +78,7 @@ func TestTemplateThatIsNeeded(t *testing.T) {
 		t.Errorf("what nobody needs: %v", err)
 	}
 	err := remove(TemplateRemoval{Name: "mine"})
-	if turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(err.Error(), "on-mine") || strings.Contains(err.Error(), "on-other") ||
+	if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "on-mine") || strings.Contains(err.Error(), "on-other") ||
 		!strings.Contains(turnstone.HintOf(err), "--keep-files") {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
@@ -119,7 +119,7 @@ func TestTemplateThatIsNeeded(t *testing.T) {
 	if r.OK() || len(r.Problems) != 2 || !strings.Contains(r.Problems[0].Where, "/etc/both") || !strings.Contains(r.Problems[1].Where, "/x") {
 		t.Errorf("%+v", r.Problems)
 	}
-	if err := p.x.CopyOut(ctx, "on-other", "/x", filepath.Join(t.TempDir(), "x"), nil); turnstone.KindOf(err) != turnstone.NotFound && turnstone.KindOf(err) != turnstone.Unavailable {
+	if err := p.x.CopyOut(ctx, "on-other", "/x", filepath.Join(t.TempDir(), "x"), nil); turnstone.KindOf(err) != turnstone.KindNotFound && turnstone.KindOf(err) != turnstone.KindUnavailable {
 		t.Errorf("%v", err)
 	}
 }
@@ -140,14 +140,14 @@ func TestTemplateOfAnonymousSessions(t *testing.T) {
 	time.Sleep(2 * lookAgain) // what was not there a moment ago is taken for not there
 	for _, s := range []session.Session{named, tagged} {
 		gone, err := p.x.RemoveTemplate(ctx, TemplateRemoval{Name: "mine"})
-		if turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(err.Error(), s.Label()) || strings.Contains(err.Error(), nameless.Label()) || len(gone) > 0 {
+		if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), s.Label()) || strings.Contains(err.Error(), nameless.Label()) || len(gone) > 0 {
 			t.Errorf("%+v, %v", gone, err)
 		}
 		ok[session.Session](t)(p.x.RemoveSession(ctx, string(s.ID)))
 	}
 	// A turn of it that runs keeps it.
 	runs := ok[session.Turn](t)(p.cs.db.Start(ctx, session.StartTurn{Session: nameless.ID, Kind: string(KindRun)}))
-	if gone, err := p.x.RemoveTemplate(ctx, TemplateRemoval{Name: "mine"}); turnstone.KindOf(err) != turnstone.Unavailable || len(gone) > 0 {
+	if gone, err := p.x.RemoveTemplate(ctx, TemplateRemoval{Name: "mine"}); turnstone.KindOf(err) != turnstone.KindUnavailable || len(gone) > 0 {
 		t.Errorf("%+v, %v", gone, err)
 	}
 	if err := p.cs.db.Abandon(ctx, runs.ID); err != nil {
@@ -157,7 +157,7 @@ func TestTemplateOfAnonymousSessions(t *testing.T) {
 	if len(gone) != 1 || gone[0].ID != nameless.ID {
 		t.Errorf("%+v", gone)
 	}
-	if _, err := p.x.Session(ctx, string(nameless.ID)); turnstone.KindOf(err) != turnstone.NotFound {
+	if _, err := p.x.Session(ctx, string(nameless.ID)); turnstone.KindOf(err) != turnstone.KindNotFound {
 		t.Errorf("%v", err)
 	}
 	if all := ok[[]SessionInfo](t)(p.x.Sessions(ctx)); len(all) != 1 {
@@ -187,7 +187,7 @@ func TestRecordThatIsNotThere(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := p.x.Receipt(t.Context(), "s@1")
-	if turnstone.KindOf(err) != turnstone.Integrity || !strings.Contains(turnstone.HintOf(err), "TURN_STORE") {
+	if turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(turnstone.HintOf(err), "TURN_STORE") {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
 }

@@ -64,7 +64,7 @@ func add(ctx context.Context, s *Sandbox, t Transfer, also io.Writer) error {
 	err := s.client.Put(ctx, t.Dest, r)
 	_ = r.CloseWithError(io.ErrClosedPipe) // ends the packer when Put gave up early
 	if perr := <-packed; perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
-		return &turnstone.Error{Op: "executor.add", Kind: turnstone.Invalid, Subject: t.Path, Err: perr}
+		return &turnstone.Error{Op: "executor.add", Kind: turnstone.KindInvalid, Subject: t.Path, Err: perr}
 	}
 	return err
 }
@@ -123,7 +123,7 @@ func get(ctx context.Context, s *Sandbox, t Transfer, most turnstone.Bytes, tell
 	if gerr := <-got; gerr != nil && !errors.Is(gerr, io.ErrClosedPipe) {
 		err = gerr
 	}
-	if err != nil && turnstone.KindOf(err) != turnstone.Dead {
+	if err != nil && turnstone.KindOf(err) != turnstone.KindDead {
 		e := &turnstone.Error{Op: "executor.get", Kind: turnstone.KindOf(err), Subject: "--get " + t.Path, Err: err, Hint: turnstone.HintOf(err)}
 		var inner *turnstone.Error
 		if errors.As(err, &inner) && inner.Subject == t.Path && inner.Err != nil {

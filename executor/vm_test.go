@@ -90,10 +90,10 @@ func TestResumeHugeMachine(t *testing.T) {
 		change func(*turnstone.Shape)
 		kind   turnstone.Kind
 	}{
-		"memory":          {func(s *turnstone.Shape) { s.Memory = turnstone.MaxMemory }, turnstone.Invalid},
-		"disk":            {func(s *turnstone.Shape) { s.Disk = turnstone.MaxDisk }, turnstone.Invalid},
-		"negative memory": {func(s *turnstone.Shape) { s.Memory = -1 }, turnstone.Integrity},
-		"too many CPUs":   {func(s *turnstone.Shape) { s.CPUs = turnstone.MaxCPUs + 1 }, turnstone.Integrity},
+		"memory":          {func(s *turnstone.Shape) { s.Memory = turnstone.MaxMemory }, turnstone.KindInvalid},
+		"disk":            {func(s *turnstone.Shape) { s.Disk = turnstone.MaxDisk }, turnstone.KindInvalid},
+		"negative memory": {func(s *turnstone.Shape) { s.Memory = -1 }, turnstone.KindIntegrity},
+		"too many CPUs":   {func(s *turnstone.Shape) { s.CPUs = turnstone.MaxCPUs + 1 }, turnstone.KindIntegrity},
 	} {
 		rec := &Record{Image: "base", Shape: turnstone.DefaultShape(), VM: &VMRef{}}
 		c.change(&rec.Shape)

@@ -54,7 +54,7 @@ func (s *Store) Exec(ctx context.Context, id turnstone.SandboxID, cmd Command) (
 	out, errs := &counter{w: cmd.Stdout}, &counter{w: cmd.Stderr}
 	ended, err := c.Start(ctx, p, wire.Stdio{In: cmd.Stdin, Out: out, Err: errs})
 	exit := ended.Exit
-	if turnstone.KindOf(err) == turnstone.Dead && ctx.Err() == nil {
+	if turnstone.KindOf(err) == turnstone.KindDead && ctx.Err() == nil {
 		// The connection is gone, and with it the process. What it wrote until then,
 		// and how it ended, is still to be had where the sandbox lives.
 		// A fork ends connections too, and then the process goes on.
@@ -67,7 +67,7 @@ func (s *Store) Exec(ctx context.Context, id turnstone.SandboxID, cmd Command) (
 		case followErr == nil && !again.Killed:
 			return again, nil
 		case followErr == nil:
-			return again, &turnstone.Error{Op: "sandbox.exec", Kind: turnstone.Dead, Subject: cmd.Argv[0],
+			return again, &turnstone.Error{Op: "sandbox.exec", Kind: turnstone.KindDead, Subject: cmd.Argv[0],
 				Err: errors.New("killed, for the connection to the sandbox was lost"), Hint: "with -d a command outlives its connection"}
 		}
 		return exit, s.fate(id, err)
@@ -170,7 +170,7 @@ func (s *Store) follow(ctx context.Context, id turnstone.SandboxID, process stri
 	for failures := 0; ; failures++ {
 		before := outs[0].n + outs[1].n
 		exit, err := s.followOnce(ctx, id, process, outs, lost)
-		if err == nil || turnstone.KindOf(err) != turnstone.Dead || ctx.Err() != nil {
+		if err == nil || turnstone.KindOf(err) != turnstone.KindDead || ctx.Err() != nil {
 			return exit, err
 		}
 		if outs[0].n+outs[1].n > before {
@@ -272,16 +272,16 @@ const fateTime = 2 * time.Second
 // fate prefers what is known of a sandbox's end to what its end looked like from
 // the connection.
 func (s *Store) fate(id turnstone.SandboxID, err error) error {
-	if turnstone.KindOf(err) != turnstone.Dead {
+	if turnstone.KindOf(err) != turnstone.KindDead {
 		return err
 	}
 	for until := time.Now().Add(fateTime); time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
 		i, getErr := s.Get(id)
-		if turnstone.KindOf(getErr) == turnstone.NotFound {
-			return &turnstone.Error{Op: "sandbox.use", Kind: turnstone.Dead, Subject: "sandbox " + string(id), Err: errors.New("it was removed")}
+		if turnstone.KindOf(getErr) == turnstone.KindNotFound {
+			return &turnstone.Error{Op: "sandbox.use", Kind: turnstone.KindDead, Subject: "sandbox " + string(id), Err: errors.New("it was removed")}
 		}
 		if getErr == nil && i.State.Final() {
-			return &turnstone.Error{Op: "sandbox.use", Kind: turnstone.Dead, Subject: "sandbox " + i.Title(),
+			return &turnstone.Error{Op: "sandbox.use", Kind: turnstone.KindDead, Subject: "sandbox " + i.Title(),
 				Err: fmt.Errorf("it is %s: %s", i.State, i.Reason), Hint: "turn sandbox create makes a new one"}
 		}
 	}

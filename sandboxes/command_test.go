@@ -39,7 +39,7 @@ func held(t *testing.T) (s *Store, id turnstone.SandboxID, cut *atomic.Int64) {
 	t.Cleanup(lock.Release)
 	self, err := thisProcess()
 	check(err)
-	check(writeInfo(dir, Info{ID: id, State: Ready, Image: "test", Shape: turnstone.DefaultShape(), Holder: self}))
+	check(writeInfo(dir, Info{ID: id, State: StateReady, Image: "test", Shape: turnstone.DefaultShape(), Holder: self}))
 	a, err := agent.New(agent.Options{RunDir: t.TempDir(), Cwd: t.TempDir(), Keep: 64 << 20})
 	check(err)
 	t.Cleanup(func() { _ = a.Close() })
@@ -101,7 +101,7 @@ func TestAttachAgain(t *testing.T) {
 	}
 	// One that brings nothing at all is given up in the end.
 	cut.Store(1)
-	if _, err := s.Attach(t.Context(), id, process, io.Discard, io.Discard, nil); turnstone.KindOf(err) != turnstone.Dead {
+	if _, err := s.Attach(t.Context(), id, process, io.Discard, io.Discard, nil); turnstone.KindOf(err) != turnstone.KindDead {
 		t.Errorf("%v", err)
 	}
 }
@@ -112,7 +112,7 @@ func TestExecLosesConnection(t *testing.T) {
 	cut.Store(3000)
 	var out bytes.Buffer
 	_, err := s.Exec(t.Context(), id, Command{Argv: []string{"sh", "-c", "i=0; while :; do echo 0123456789012345678901234567890123456789; sleep 0.002; done"}, Stdout: &out})
-	if turnstone.KindOf(err) != turnstone.Dead || !strings.Contains(err.Error(), "connection to the sandbox was lost") || turnstone.HintOf(err) == "" {
+	if turnstone.KindOf(err) != turnstone.KindDead || !strings.Contains(err.Error(), "connection to the sandbox was lost") || turnstone.HintOf(err) == "" {
 		t.Errorf("%v", err)
 	}
 	if out.Len() == 0 {
@@ -215,7 +215,7 @@ func TestCopy(t *testing.T) {
 		s.Download(t.Context(), id, guest+"/none", host+"/x", nil),
 		s.ReadFile(t.Context(), id, guest+"/none", io.Discard),
 	} {
-		if turnstone.KindOf(err) != turnstone.NotFound {
+		if turnstone.KindOf(err) != turnstone.KindNotFound {
 			t.Errorf("%v", err)
 		}
 	}

@@ -181,12 +181,12 @@ func (c *Control) gone(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return canceled(ctx, "sandbox.control")
 	}
-	return &turnstone.Error{Op: "sandbox.control", Kind: turnstone.Dead, Subject: "sandbox " + string(c.id),
+	return &turnstone.Error{Op: "sandbox.control", Kind: turnstone.KindDead, Subject: "sandbox " + string(c.id),
 		Err: fmt.Errorf("its holder hung up: %w", err), Hint: "turn sandbox ls says what became of it"}
 }
 
 func (c *Control) broken(err error) error {
-	return &turnstone.Error{Op: "sandbox.control", Kind: turnstone.Internal, Subject: "sandbox " + string(c.id),
+	return &turnstone.Error{Op: "sandbox.control", Kind: turnstone.KindInternal, Subject: "sandbox " + string(c.id),
 		Err: fmt.Errorf("its holder answers nonsense: %w", err)}
 }
 

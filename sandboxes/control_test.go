@@ -34,7 +34,7 @@ func openLive(m *sandboxtest.Machine, spec sandboxes.Spec, d sandboxes.Details) 
 			return nil, d, err
 		}
 		if strings.HasSuffix(spec.Name, "-3") && strings.Contains(string(b), "few") {
-			return nil, d, &turnstone.Error{Op: "test", Kind: turnstone.Exhausted, Subject: "memory", Hint: "buy some"}
+			return nil, d, &turnstone.Error{Op: "test", Kind: turnstone.KindExhausted, Subject: "memory", Hint: "buy some"}
 		}
 	}
 	return &liveFake{Machine: m}, d, nil
@@ -105,7 +105,7 @@ func TestControl(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	_, err := s.Dial(t.Context(), i.ID)
-	if turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(err.Error(), "paused") || turnstone.HintOf(err) == "" {
+	if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "paused") || turnstone.HintOf(err) == "" {
 		t.Errorf("dial: %v", err)
 	}
 	disk, err := c.Disk(t.Context())
@@ -127,7 +127,7 @@ func TestControl(t *testing.T) {
 	if err := c.Snapshot(t.Context(), filepath.Join(dir, "vm"), sandboxes.SnapshotOptions{}); err == nil {
 		t.Error("the folder was there already")
 	}
-	if err := c.Snapshot(t.Context(), "relative", sandboxes.SnapshotOptions{}); turnstone.KindOf(err) != turnstone.Invalid {
+	if err := c.Snapshot(t.Context(), "relative", sandboxes.SnapshotOptions{}); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("%v", err)
 	}
 	other := control(t, s, i.ID)
@@ -143,10 +143,10 @@ func TestControl(t *testing.T) {
 	if err := s.Stop(t.Context(), i.ID); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Status(t.Context()); turnstone.KindOf(err) != turnstone.Dead {
+	if _, err := c.Status(t.Context()); turnstone.KindOf(err) != turnstone.KindDead {
 		t.Errorf("%v", err)
 	}
-	if _, err := s.Control(t.Context(), i.ID); turnstone.KindOf(err) != turnstone.Dead {
+	if _, err := s.Control(t.Context(), i.ID); turnstone.KindOf(err) != turnstone.KindDead {
 		t.Errorf("%v", err)
 	}
 }
@@ -158,7 +158,7 @@ func TestControlGivesUp(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	err := control(t, s, i.ID).Snapshot(ctx, filepath.Join(t.TempDir(), "slow"), sandboxes.SnapshotOptions{})
-	if turnstone.KindOf(err) != turnstone.Timeout {
+	if turnstone.KindOf(err) != turnstone.KindTimeout {
 		t.Errorf("%v", err)
 	}
 	if st, err := control(t, s, i.ID).Status(t.Context()); err != nil || st.Paused {
@@ -171,10 +171,10 @@ func TestControlGivesUp(t *testing.T) {
 func TestControlOfOthers(t *testing.T) {
 	s := newStore(t)
 	i := create(t, s, spec("fine"))
-	if _, err := control(t, s, i.ID).Pause(t.Context()); turnstone.KindOf(err) != turnstone.Unavailable {
+	if _, err := control(t, s, i.ID).Pause(t.Context()); turnstone.KindOf(err) != turnstone.KindUnavailable {
 		t.Errorf("%v", err)
 	}
-	if _, err := s.Fork(t.Context(), i.ID, sandboxes.Fork{Count: 1}, nil); turnstone.KindOf(err) != turnstone.Unavailable {
+	if _, err := s.Fork(t.Context(), i.ID, sandboxes.Fork{Count: 1}, nil); turnstone.KindOf(err) != turnstone.KindUnavailable {
 		t.Errorf("%v", err)
 	}
 	use(t, s, i.ID, "still")
@@ -195,7 +195,7 @@ func TestFork(t *testing.T) {
 		t.Errorf("%q", told)
 	}
 	for _, c := range all {
-		if c.Parent != i.ID || c.State != sandboxes.Ready || c.Expires == nil || c.Image != "live" {
+		if c.Parent != i.ID || c.State != sandboxes.StateReady || c.Expires == nil || c.Image != "live" {
 			t.Errorf("%+v", c)
 		}
 		use(t, s, c.ID, "hello")
@@ -208,7 +208,7 @@ func TestFork(t *testing.T) {
 	}
 	before := len(names(t, s))
 	_, err = s.Fork(t.Context(), i.ID, sandboxes.Fork{Count: 5, Prefix: "c"}, nil)
-	if turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), "of 5 clones could not be made") || turnstone.HintOf(err) == "" {
+	if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "of 5 clones could not be made") || turnstone.HintOf(err) == "" {
 		t.Errorf("%v", err)
 	}
 	for _, n := range names(t, s) {
@@ -221,7 +221,7 @@ func TestFork(t *testing.T) {
 	}
 	noFolders(t, s)
 	for _, bad := range []sandboxes.Fork{{}, {Count: -1}, {Count: sandboxes.MaxForks + 1}, {Count: 1, Prefix: "a/b"}} {
-		if _, err := s.Fork(t.Context(), i.ID, bad, nil); turnstone.KindOf(err) != turnstone.Invalid {
+		if _, err := s.Fork(t.Context(), i.ID, bad, nil); turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%+v: %v", bad, err)
 		}
 	}
@@ -247,7 +247,7 @@ func TestForkPartly(t *testing.T) {
 	s := newStore(t)
 	i := create(t, s, spec("live"))
 	all, err := s.Fork(t.Context(), i.ID, sandboxes.Fork{Count: 3, Prefix: "p"}, nil)
-	if turnstone.KindOf(err) != turnstone.Exhausted || turnstone.HintOf(err) != "buy some" || !strings.Contains(err.Error(), "1 of 3 clones") {
+	if turnstone.KindOf(err) != turnstone.KindExhausted || turnstone.HintOf(err) != "buy some" || !strings.Contains(err.Error(), "1 of 3 clones") {
 		t.Errorf("%v", err)
 	}
 	if len(all) != 2 || len(names(t, s)) != 3 {
@@ -263,7 +263,7 @@ func TestForkInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	_, err := s.Fork(ctx, i.ID, sandboxes.Fork{Count: 50}, func(sandboxes.Info) { cancel() })
-	if turnstone.KindOf(err) != turnstone.Canceled {
+	if turnstone.KindOf(err) != turnstone.KindCanceled {
 		t.Errorf("%v", err)
 	}
 	if got := names(t, s); len(got) != 1 {
@@ -307,10 +307,10 @@ func TestSecrets(t *testing.T) {
 		}
 	}
 	hidden(i)
-	if _, err := s.Fork(t.Context(), i.ID, sandboxes.Fork{Count: 1}, nil); turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), "holds a secret") || turnstone.HintOf(err) == "" {
+	if _, err := s.Fork(t.Context(), i.ID, sandboxes.Fork{Count: 1}, nil); turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "holds a secret") || turnstone.HintOf(err) == "" {
 		t.Errorf("%v", err)
 	}
-	if _, err := control(t, s, i.ID).Keep(t.Context(), filepath.Join(t.TempDir(), "kept"), sandboxes.SnapshotOptions{}); turnstone.KindOf(err) != turnstone.Invalid {
+	if _, err := control(t, s, i.ID).Keep(t.Context(), filepath.Join(t.TempDir(), "kept"), sandboxes.SnapshotOptions{}); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("%v", err)
 	}
 	all, err := s.Fork(t.Context(), i.ID, sandboxes.Fork{Count: 1, Secrets: true}, nil)
@@ -322,7 +322,7 @@ func TestSecrets(t *testing.T) {
 	}
 	hidden(all[0])
 	sp.Secrets = []string{"=" + value}
-	if _, err := s.Create(t.Context(), sp, nil); turnstone.KindOf(err) != turnstone.Invalid || strings.Contains(err.Error(), value) {
+	if _, err := s.Create(t.Context(), sp, nil); turnstone.KindOf(err) != turnstone.KindInvalid || strings.Contains(err.Error(), value) {
 		t.Errorf("%v", err)
 	}
 }

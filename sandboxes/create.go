@@ -70,7 +70,7 @@ const DefaultTTL = time.Hour
 // Check says what is wrong with the spec; the error is of kind Invalid.
 func (s Spec) Check() error {
 	fail := func(err error) error {
-		return &turnstone.Error{Op: "sandbox.create", Kind: turnstone.Invalid, Subject: "sandbox", Err: err}
+		return &turnstone.Error{Op: "sandbox.create", Kind: turnstone.KindInvalid, Subject: "sandbox", Err: err}
 	}
 	if s.Name != "" {
 		if err := CheckName(s.Name); err != nil {
@@ -129,7 +129,7 @@ type fault struct {
 func toFault(err error) *fault {
 	var e *turnstone.Error
 	if !errors.As(err, &e) {
-		return &fault{Op: "sandbox.create", Kind: turnstone.Internal, Cause: err.Error()}
+		return &fault{Op: "sandbox.create", Kind: turnstone.KindInternal, Cause: err.Error()}
 	}
 	f := &fault{Op: e.Op, Kind: e.Kind, Subject: e.Subject, Hint: turnstone.HintOf(err)}
 	if e.Err != nil {
@@ -191,7 +191,7 @@ func (s *Store) create(ctx context.Context, spec Spec, progress func(string)) (I
 }
 
 func createError(err error) error {
-	return &turnstone.Error{Op: "sandbox.create", Kind: turnstone.Unavailable, Subject: "sandbox", Err: err}
+	return &turnstone.Error{Op: "sandbox.create", Kind: turnstone.KindUnavailable, Subject: "sandbox", Err: err}
 }
 
 // A starting is a holder as the process that started it sees it.
@@ -279,7 +279,7 @@ func (h *starting) follow(progress func(string)) (Info, error) {
 		}
 	}
 	<-h.ended // it closed its end, and so it has ended, or will
-	e := &turnstone.Error{Op: "sandbox.create", Kind: turnstone.Dead, Subject: "sandbox",
+	e := &turnstone.Error{Op: "sandbox.create", Kind: turnstone.KindDead, Subject: "sandbox",
 		Err: fmt.Errorf("its holder ended before it was ready (%s)", h.cmd.ProcessState)}
 	// The folder had the one name before it had the other.
 	for _, dir := range []string{h.dir, filepath.Join(filepath.Dir(h.dir), strings.TrimPrefix(filepath.Base(h.dir), newPrefix))} {

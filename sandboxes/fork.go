@@ -29,7 +29,7 @@ type Fork struct {
 // Check says what is wrong with f; the error is of kind Invalid.
 func (f Fork) Check() error {
 	if f.Count < 1 || f.Count > MaxForks {
-		return forkError(turnstone.Invalid, "sandbox", fmt.Errorf("%d is not between 1 and %d", f.Count, MaxForks), "")
+		return forkError(turnstone.KindInvalid, "sandbox", fmt.Errorf("%d is not between 1 and %d", f.Count, MaxForks), "")
 	}
 	if f.Prefix != "" {
 		return CheckName(fmt.Sprintf("%s-%d", f.Prefix, f.Count))
@@ -56,7 +56,7 @@ func (s *Store) Fork(ctx context.Context, id turnstone.SandboxID, f Fork, ready 
 		return nil, err
 	}
 	if n := parent.Network; n != nil && len(n.Headers) > 0 {
-		return nil, forkError(turnstone.Invalid, "sandbox "+parent.Title(), errors.New("it has secret headers, whose values its clones would not have"), "create another sandbox, with --secret-header")
+		return nil, forkError(turnstone.KindInvalid, "sandbox "+parent.Title(), errors.New("it has secret headers, whose values its clones would not have"), "create another sandbox, with --secret-header")
 	}
 	s.sweep()
 	dir, release, err := s.forkFolder()

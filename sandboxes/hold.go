@@ -129,7 +129,7 @@ func (h *holder) create(ctx context.Context, open Opener, in io.ReadCloser, tell
 	switch kind := turnstone.KindOf(err); {
 	case ctx.Err() != nil:
 		event, reason = StopRequested, "stopped while it was created"
-	case kind == turnstone.Invalid || kind == turnstone.NotFound:
+	case kind == turnstone.KindInvalid || kind == turnstone.KindNotFound:
 		// Whoever asked for what cannot be has nothing to look at, or to clean up.
 		return errors.Join(err, h.store.discard(h.id))
 	}
@@ -147,7 +147,7 @@ func readSpec(in io.ReadCloser) (Spec, error) {
 		err = json.Unmarshal(b, &spec)
 	}
 	if err != nil {
-		return spec, &turnstone.Error{Op: "sandbox.create", Kind: turnstone.Invalid, Subject: "sandbox", Err: err,
+		return spec, &turnstone.Error{Op: "sandbox.create", Kind: turnstone.KindInvalid, Subject: "sandbox", Err: err,
 			Hint: "this command is for turn itself; use turn sandbox create"}
 	}
 	return spec, spec.Check()
@@ -180,7 +180,7 @@ func (h *holder) register(ctx context.Context, spec Spec) error {
 		return createError(err)
 	}
 	now := time.Now().UTC()
-	h.info = Info{ID: h.id, Name: spec.Name, Label: spec.Label, Network: spec.Network.Bare(), State: Creating, Image: spec.Image, Root: spec.Root, Shape: spec.Shape,
+	h.info = Info{ID: h.id, Name: spec.Name, Label: spec.Label, Network: spec.Network.Bare(), State: StateCreating, Image: spec.Image, Root: spec.Root, Shape: spec.Shape,
 		Created: now, Changed: now, Holder: self, Secrets: spec.secretNames(), Parent: spec.Parent}
 	h.ttl = spec.TTL
 	if err := writeInfo(fresh, h.info); err != nil {
@@ -228,7 +228,7 @@ func (s *Store) nameFree(ctx context.Context, name string) error {
 	}
 	for _, i := range all {
 		if i.Name == name && !i.State.Final() {
-			return &turnstone.Error{Op: "sandbox.create", Kind: turnstone.Invalid, Subject: "name " + name,
+			return &turnstone.Error{Op: "sandbox.create", Kind: turnstone.KindInvalid, Subject: "name " + name,
 				Err: fmt.Errorf("%s has it, and is %s", i.ID, i.State), Hint: "choose another one, or turn sandbox rm " + name}
 		}
 	}

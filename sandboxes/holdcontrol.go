@@ -22,7 +22,7 @@ func (h *holder) connect() (wire.LinkStream, error) {
 }
 
 func pausedError(title string) error {
-	return &turnstone.Error{Op: "sandbox.dial", Kind: turnstone.Unavailable, Subject: "sandbox " + title,
+	return &turnstone.Error{Op: "sandbox.dial", Kind: turnstone.KindUnavailable, Subject: "sandbox " + title,
 		Err: errors.New("it is paused"), Hint: "it is of use again when whoever paused it lets it go on"}
 }
 
@@ -43,7 +43,7 @@ func (h *holder) control(ctx context.Context, q controlRequest, a *controlAnswer
 	}
 	m, ok := h.machine.(Controlled)
 	if !ok {
-		return nil, &turnstone.Error{Op: "sandbox.control", Kind: turnstone.Unavailable, Subject: "sandbox " + string(h.id),
+		return nil, &turnstone.Error{Op: "sandbox.control", Kind: turnstone.KindUnavailable, Subject: "sandbox " + string(h.id),
 			Err: errors.New("its machine can only be used and stopped")}
 	}
 	switch q.Op {
@@ -62,7 +62,7 @@ func (h *holder) control(ctx context.Context, q controlRequest, a *controlAnswer
 			return err
 		})
 	}
-	return nil, &turnstone.Error{Op: "sandbox.control", Kind: turnstone.Invalid, Subject: fmt.Sprintf("%.40q", q.Op), Err: errors.New("no such request")}
+	return nil, &turnstone.Error{Op: "sandbox.control", Kind: turnstone.KindInvalid, Subject: fmt.Sprintf("%.40q", q.Op), Err: errors.New("no such request")}
 }
 
 // pause pauses the machine, or lets it go on, and writes that down.
@@ -98,7 +98,7 @@ func (h *holder) snapshot(ctx context.Context, q controlRequest, write func() er
 		return &turnstone.Error{Op: "sandbox.snapshot", Kind: kind, Subject: "sandbox " + string(h.id), Err: err, Hint: hint}
 	}
 	if !filepath.IsAbs(q.Dir) {
-		return fail(turnstone.Invalid, fmt.Errorf("%.200q is no absolute path", q.Dir), "")
+		return fail(turnstone.KindInvalid, fmt.Errorf("%.200q is no absolute path", q.Dir), "")
 	}
 	h.mu.Lock()
 	secrets := len(h.info.Secrets)
@@ -108,7 +108,7 @@ func (h *holder) snapshot(ctx context.Context, q controlRequest, write func() er
 		if secrets == 1 {
 			held = "a secret"
 		}
-		return fail(turnstone.Invalid, fmt.Errorf("it holds %s, and a copy of it would too", held), "--with-secrets copies them on purpose")
+		return fail(turnstone.KindInvalid, fmt.Errorf("it holds %s, and a copy of it would too", held), "--with-secrets copies them on purpose")
 	}
 	h.still.Lock()
 	defer h.still.Unlock()

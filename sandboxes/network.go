@@ -57,7 +57,7 @@ func (s *Store) DialGuest(ctx context.Context, id turnstone.SandboxID, port uint
 		return nil, err
 	}
 	if file == nil {
-		return nil, &turnstone.Error{Op: "sandbox.dial", Kind: turnstone.Internal, Subject: "sandbox " + string(id), Err: errors.New("no connection came with the answer")}
+		return nil, &turnstone.Error{Op: "sandbox.dial", Kind: turnstone.KindInternal, Subject: "sandbox " + string(id), Err: errors.New("no connection came with the answer")}
 	}
 	defer closeFile(file)
 	return net.FileConn(file)
@@ -111,11 +111,11 @@ func (s *Store) untilEnd(ctx context.Context, id turnstone.SandboxID, ended cont
 	for {
 		i, err := s.Get(id)
 		switch {
-		case turnstone.KindOf(err) == turnstone.NotFound:
-			ended(&turnstone.Error{Op: "sandbox.expose", Kind: turnstone.Dead, Subject: "sandbox " + string(id), Err: errors.New("it was removed")})
+		case turnstone.KindOf(err) == turnstone.KindNotFound:
+			ended(&turnstone.Error{Op: "sandbox.expose", Kind: turnstone.KindDead, Subject: "sandbox " + string(id), Err: errors.New("it was removed")})
 			return
 		case err == nil && i.State.Final():
-			ended(&turnstone.Error{Op: "sandbox.expose", Kind: turnstone.Dead, Subject: "sandbox " + i.Title(), Err: errors.New("it is " + string(i.State))})
+			ended(&turnstone.Error{Op: "sandbox.expose", Kind: turnstone.KindDead, Subject: "sandbox " + i.Title(), Err: errors.New("it is " + string(i.State))})
 			return
 		}
 		select {
@@ -130,7 +130,7 @@ func (s *Store) untilEnd(ctx context.Context, id turnstone.SandboxID, ended cont
 func (h *holder) networked() (Networked, error) {
 	m, ok := h.machine.(Networked)
 	if !ok {
-		return nil, &turnstone.Error{Op: "sandbox.network", Kind: turnstone.Unavailable, Subject: "sandbox " + string(h.id), Err: errors.New("it has no network")}
+		return nil, &turnstone.Error{Op: "sandbox.network", Kind: turnstone.KindUnavailable, Subject: "sandbox " + string(h.id), Err: errors.New("it has no network")}
 	}
 	return m, nil
 }
@@ -143,7 +143,7 @@ func (h *holder) facts(ctx context.Context, a *controlAnswer) error {
 	}
 	f, ok := m.TakeNetwork(ctx)
 	if !ok {
-		return &turnstone.Error{Op: "sandbox.network", Kind: turnstone.Unavailable, Subject: "sandbox " + string(h.id), Err: errors.New("it has no network")}
+		return &turnstone.Error{Op: "sandbox.network", Kind: turnstone.KindUnavailable, Subject: "sandbox " + string(h.id), Err: errors.New("it has no network")}
 	}
 	for n := len(f.Refused); ; n /= 2 {
 		f.Cut(n)
@@ -167,7 +167,7 @@ func (h *holder) dialGuest(ctx context.Context, port uint16) (*os.File, error) {
 	select {
 	case h.forwards <- struct{}{}:
 	default:
-		return nil, &turnstone.Error{Op: "sandbox.dial", Kind: turnstone.Exhausted, Subject: "sandbox " + string(h.id), Err: errors.New("too many connections to its ports")}
+		return nil, &turnstone.Error{Op: "sandbox.dial", Kind: turnstone.KindExhausted, Subject: "sandbox " + string(h.id), Err: errors.New("too many connections to its ports")}
 	}
 	free := func() { <-h.forwards }
 	ctx, cancel := context.WithTimeout(ctx, guestTime)
@@ -203,7 +203,7 @@ func (h *holder) dialGuest(ctx context.Context, port uint16) (*os.File, error) {
 func connPair() (net.Conn, *os.File, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, nil, &turnstone.Error{Op: "sandbox.dial", Kind: turnstone.Unavailable, Subject: "socketpair", Err: err}
+		return nil, nil, &turnstone.Error{Op: "sandbox.dial", Kind: turnstone.KindUnavailable, Subject: "socketpair", Err: err}
 	}
 	mine := os.NewFile(uintptr(fds[0]), "forward")
 	defer closeFile(mine)

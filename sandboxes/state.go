@@ -11,15 +11,15 @@ type State string
 
 // The states of a sandbox.
 const (
-	Creating State = "creating" // its machine is being made
-	Ready    State = "ready"    // it is configured, and nothing has been run in it
-	Running  State = "running"  // something has been run in it
-	Stopped  State = "stopped"  // on request, or its time was up
-	Failed   State = "failed"   // it could not be created, or its machine or its holder died
+	StateCreating State = "creating" // its machine is being made
+	StateReady    State = "ready"    // it is configured, and nothing has been run in it
+	StateRunning  State = "running"  // something has been run in it
+	StateStopped  State = "stopped"  // on request, or its time was up
+	StateFailed   State = "failed"   // it could not be created, or its machine or its holder died
 )
 
 // Final reports whether a sandbox in state s has no machine and never will.
-func (s State) Final() bool { return s == Stopped || s == Failed }
+func (s State) Final() bool { return s == StateStopped || s == StateFailed }
 
 // An Event is what moves a sandbox from one state to another.
 type Event string
@@ -37,11 +37,11 @@ const (
 
 // transitions are all that there are.
 var transitions = map[State]map[Event]State{
-	Creating: {Configured: Ready, CreateFailed: Failed, StopRequested: Stopped, HolderDied: Failed},
-	Ready:    {Used: Running, StopRequested: Stopped, TimeUp: Stopped, MachineDied: Failed, HolderDied: Failed},
-	Running:  {StopRequested: Stopped, TimeUp: Stopped, MachineDied: Failed, HolderDied: Failed},
-	Stopped:  {},
-	Failed:   {},
+	StateCreating: {Configured: StateReady, CreateFailed: StateFailed, StopRequested: StateStopped, HolderDied: StateFailed},
+	StateReady:    {Used: StateRunning, StopRequested: StateStopped, TimeUp: StateStopped, MachineDied: StateFailed, HolderDied: StateFailed},
+	StateRunning:  {StopRequested: StateStopped, TimeUp: StateStopped, MachineDied: StateFailed, HolderDied: StateFailed},
+	StateStopped:  {},
+	StateFailed:   {},
 }
 
 // After returns the state that follows s when e happens; an error of kind Internal
@@ -49,7 +49,7 @@ var transitions = map[State]map[Event]State{
 func (s State) After(e Event) (State, error) {
 	next, ok := transitions[s][e]
 	if !ok {
-		return s, &turnstone.Error{Op: "sandbox.state", Kind: turnstone.Internal, Subject: "sandbox",
+		return s, &turnstone.Error{Op: "sandbox.state", Kind: turnstone.KindInternal, Subject: "sandbox",
 			Err: fmt.Errorf("%q cannot happen to one that is %s", string(e), s)}
 	}
 	return next, nil

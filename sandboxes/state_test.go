@@ -9,12 +9,12 @@ import (
 
 // TestTransitions checks every state against every event.
 func TestTransitions(t *testing.T) {
-	states := []State{Creating, Ready, Running, Stopped, Failed}
+	states := []State{StateCreating, StateReady, StateRunning, StateStopped, StateFailed}
 	events := []Event{Configured, Used, StopRequested, TimeUp, CreateFailed, MachineDied, HolderDied}
 	want := map[State]map[Event]State{
-		Creating: {Configured: Ready, CreateFailed: Failed, StopRequested: Stopped, HolderDied: Failed},
-		Ready:    {Used: Running, StopRequested: Stopped, TimeUp: Stopped, MachineDied: Failed, HolderDied: Failed},
-		Running:  {StopRequested: Stopped, TimeUp: Stopped, MachineDied: Failed, HolderDied: Failed},
+		StateCreating: {Configured: StateReady, CreateFailed: StateFailed, StopRequested: StateStopped, HolderDied: StateFailed},
+		StateReady:    {Used: StateRunning, StopRequested: StateStopped, TimeUp: StateStopped, MachineDied: StateFailed, HolderDied: StateFailed},
+		StateRunning:  {StopRequested: StateStopped, TimeUp: StateStopped, MachineDied: StateFailed, HolderDied: StateFailed},
 	}
 	for _, s := range states {
 		for _, e := range events {
@@ -24,7 +24,7 @@ func TestTransitions(t *testing.T) {
 			switch {
 			case allowed && (err != nil || i.State != next):
 				t.Errorf("%s, %s: %s, %v", s, e, i.State, err)
-			case !allowed && (turnstone.KindOf(err) != turnstone.Internal || err == nil || i.State != s || i.Reason != ""):
+			case !allowed && (turnstone.KindOf(err) != turnstone.KindInternal || err == nil || i.State != s || i.Reason != ""):
 				t.Errorf("%s, %s: %s, %v: want a refusal", s, e, i.State, err)
 			case allowed && (i.Reason == "why") != next.Final():
 				t.Errorf("%s, %s: reason %q", s, e, i.Reason)

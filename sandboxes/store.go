@@ -61,7 +61,7 @@ func (s *Store) path(id turnstone.SandboxID) string { return filepath.Join(s.dir
 func (s *Store) List(ctx context.Context) ([]Info, error) {
 	entries, err := os.ReadDir(s.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, &turnstone.Error{Op: "sandbox.list", Kind: turnstone.Unavailable, Subject: s.dir, Err: err}
+		return nil, &turnstone.Error{Op: "sandbox.list", Kind: turnstone.KindUnavailable, Subject: s.dir, Err: err}
 	}
 	infos := []Info{}
 	for _, e := range entries { // sorted, and IDs sort by time
@@ -72,18 +72,18 @@ func (s *Store) List(ctx context.Context) ([]Info, error) {
 			continue
 		}
 		i, err := s.Get(turnstone.SandboxID(e.Name()))
-		if turnstone.KindOf(err) == turnstone.NotFound {
+		if turnstone.KindOf(err) == turnstone.KindNotFound {
 			continue // removed since
 		}
 		if err != nil {
-			i = Info{ID: turnstone.SandboxID(e.Name()), State: Failed, Reason: err.Error()}
+			i = Info{ID: turnstone.SandboxID(e.Name()), State: StateFailed, Reason: err.Error()}
 		}
 		infos = append(infos, i)
 	}
 	return infos, nil
 }
 
-// Get returns the sandbox with this ID; the error is of kind NotFound when there
+// Get returns the sandbox with this ID; the error is of kind KindNotFound when there
 // is none, of kind Integrity when its state.json is damaged.
 func (s *Store) Get(id turnstone.SandboxID) (Info, error) {
 	if !idForm.MatchString(string(id)) {
@@ -96,7 +96,7 @@ func (s *Store) Get(id turnstone.SandboxID) (Info, error) {
 			return Info{}, notFound(string(id))
 		}
 		if err != nil {
-			return Info{}, &turnstone.Error{Op: "sandbox.read", Kind: turnstone.Integrity, Subject: string(id) + ": state.json",
+			return Info{}, &turnstone.Error{Op: "sandbox.read", Kind: turnstone.KindIntegrity, Subject: string(id) + ": state.json",
 				Err: err, Hint: fmt.Sprintf("turn sandbox rm %s removes it", id)}
 		}
 		if i.State.Final() {
@@ -148,7 +148,7 @@ func (s *Store) bury(dir string, id turnstone.SandboxID) (*Info, error) {
 
 // Find returns the sandbox that ref names: an ID, the beginning of one that no
 // other has, or a name. Among those with the same name the one that lives is meant,
-// else the newest. The error is of kind NotFound, or Invalid when ref is ambiguous.
+// else the newest. The error is of kind KindNotFound, or Invalid when ref is ambiguous.
 func (s *Store) Find(ctx context.Context, ref string) (Info, error) {
 	if idForm.MatchString(ref) {
 		return s.Get(turnstone.SandboxID(ref))
@@ -175,7 +175,7 @@ func (s *Store) Find(ctx context.Context, ref string) (Info, error) {
 	case len(begun) == 1:
 		return begun[0], nil
 	case len(begun) > 1:
-		return Info{}, &turnstone.Error{Op: "sandbox.find", Kind: turnstone.Invalid, Subject: "sandbox " + ref,
+		return Info{}, &turnstone.Error{Op: "sandbox.find", Kind: turnstone.KindInvalid, Subject: "sandbox " + ref,
 			Err: fmt.Errorf("%d sandboxes begin like this", len(begun)), Hint: "write more of the ID; turn sandbox ls lists them"}
 	}
 	return Info{}, notFound(ref)
@@ -200,12 +200,12 @@ func (s *Store) dial(ctx context.Context, id turnstone.SandboxID, socket string)
 	if i.Paused && socket == socketFile && !i.State.Final() {
 		return nil, pausedError(i.Title())
 	}
-	e := &turnstone.Error{Op: "sandbox.dial", Kind: turnstone.Dead, Subject: "sandbox " + i.Title()}
+	e := &turnstone.Error{Op: "sandbox.dial", Kind: turnstone.KindDead, Subject: "sandbox " + i.Title()}
 	switch i.State {
-	case Creating:
-		e.Kind, e.Err, e.Hint = turnstone.Unavailable, errors.New("it is still being created"), "try again in some seconds"
+	case StateCreating:
+		e.Kind, e.Err, e.Hint = turnstone.KindUnavailable, errors.New("it is still being created"), "try again in some seconds"
 		return nil, e
-	case Stopped, Failed:
+	case StateStopped, StateFailed:
 		e.Err = fmt.Errorf("it is %s", i.State)
 		if i.Reason != "" {
 			e.Err = fmt.Errorf("it is %s: %s", i.State, i.Reason)
@@ -224,7 +224,7 @@ func (s *Store) dial(ctx context.Context, id turnstone.SandboxID, socket string)
 	if now, getErr := s.Get(id); getErr == nil && now.State.Final() {
 		return s.dial(ctx, id, socket)
 	}
-	e.Kind, e.Err, e.Hint = turnstone.Unavailable, err, "its holder does not answer; its log is "+filepath.Join(s.path(id), logFile)
+	e.Kind, e.Err, e.Hint = turnstone.KindUnavailable, err, "its holder does not answer; its log is "+filepath.Join(s.path(id), logFile)
 	return nil, e
 }
 
@@ -239,7 +239,7 @@ func (s *Store) Stop(ctx context.Context, id turnstone.SandboxID) error {
 // Remove stops a sandbox and removes all that is left of it.
 func (s *Store) Remove(ctx context.Context, id turnstone.SandboxID) error {
 	lock, err := s.stop(ctx, id)
-	if err != nil && turnstone.KindOf(err) != turnstone.Integrity {
+	if err != nil && turnstone.KindOf(err) != turnstone.KindIntegrity {
 		return err
 	}
 	defer lock.Release()
@@ -255,7 +255,7 @@ func (s *Store) discard(id turnstone.SandboxID) error {
 		err = os.RemoveAll(gone)
 	}
 	if err != nil {
-		return &turnstone.Error{Op: "sandbox.remove", Kind: turnstone.Unavailable, Subject: string(id), Err: err}
+		return &turnstone.Error{Op: "sandbox.remove", Kind: turnstone.KindUnavailable, Subject: string(id), Err: err}
 	}
 	return nil
 }
@@ -264,7 +264,7 @@ func (s *Store) discard(id turnstone.SandboxID) error {
 // its lock. An error of kind Integrity comes with the lock.
 func (s *Store) stop(ctx context.Context, id turnstone.SandboxID) (*statedir.Lock, error) {
 	i, err := s.Get(id)
-	if err != nil && turnstone.KindOf(err) != turnstone.Integrity {
+	if err != nil && turnstone.KindOf(err) != turnstone.KindIntegrity {
 		return nil, err
 	}
 	if err == nil && !i.State.Final() {
@@ -273,7 +273,7 @@ func (s *Store) stop(ctx context.Context, id turnstone.SandboxID) (*statedir.Loc
 		}
 	}
 	lock, waitErr := s.await(ctx, id)
-	if waitErr == nil || ctx.Err() != nil || turnstone.KindOf(waitErr) == turnstone.NotFound {
+	if waitErr == nil || ctx.Err() != nil || turnstone.KindOf(waitErr) == turnstone.KindNotFound {
 		return lock, errors.Join(waitErr, err)
 	}
 	if err != nil { // and so nothing says who holds it
@@ -304,7 +304,7 @@ func (s *Store) await(ctx context.Context, id turnstone.SandboxID) (*statedir.Lo
 }
 
 func stopError(id turnstone.SandboxID, err error, hint string) error {
-	return &turnstone.Error{Op: "sandbox.stop", Kind: turnstone.Unavailable, Subject: string(id), Err: err, Hint: hint}
+	return &turnstone.Error{Op: "sandbox.stop", Kind: turnstone.KindUnavailable, Subject: string(id), Err: err, Hint: hint}
 }
 
 // Log returns the end of what the sandbox's holder had to say, at most max bytes,
@@ -333,14 +333,14 @@ func logTail(dir string, max int64) string {
 }
 
 func notFound(ref string) error {
-	return &turnstone.Error{Op: "sandbox.find", Kind: turnstone.NotFound, Subject: fmt.Sprintf("sandbox %.80s", ref),
+	return &turnstone.Error{Op: "sandbox.find", Kind: turnstone.KindNotFound, Subject: fmt.Sprintf("sandbox %.80s", ref),
 		Err: errors.New("there is none"), Hint: "turn sandbox ls lists the sandboxes"}
 }
 
 func canceled(ctx context.Context, op string) error {
-	kind := turnstone.Canceled
+	kind := turnstone.KindCanceled
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		kind = turnstone.Timeout
+		kind = turnstone.KindTimeout
 	}
 	return &turnstone.Error{Op: op, Kind: kind, Err: context.Cause(ctx)}
 }

@@ -62,9 +62,9 @@ func openFake(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec, 
 		signal.Ignore(syscall.SIGTERM)
 		time.Sleep(time.Minute)
 	case "broken":
-		return nil, details, &turnstone.Error{Op: "test", Kind: turnstone.Unavailable, Subject: "the machine", Err: errors.New("out of steam"), Hint: "heat it"}
+		return nil, details, &turnstone.Error{Op: "test", Kind: turnstone.KindUnavailable, Subject: "the machine", Err: errors.New("out of steam"), Hint: "heat it"}
 	case "unknown":
-		return nil, details, &turnstone.Error{Op: "test", Kind: turnstone.NotFound, Subject: "template unknown"}
+		return nil, details, &turnstone.Error{Op: "test", Kind: turnstone.KindNotFound, Subject: "template unknown"}
 	case "crash":
 		_, _ = os.Stderr.WriteString("the last words\n")
 		os.Exit(7)
@@ -232,7 +232,7 @@ func TestLife(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if i.State != sandboxes.Ready || i.Substrate != "fake" || i.Expires == nil || i.Name != "mine" {
+	if i.State != sandboxes.StateReady || i.Substrate != "fake" || i.Expires == nil || i.Name != "mine" {
 		t.Errorf("%+v", i)
 	}
 	if want := []string{"making " + string(i.ID), "A=b,C=d"}; !slices.Equal(told, want) {
@@ -247,15 +247,15 @@ func TestLife(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 	use(t, s, i.ID, strings.Repeat("0123456789", 1<<18)) // beyond every window and buffer
-	await(t, s, i.ID, sandboxes.Running)
+	await(t, s, i.ID, sandboxes.StateRunning)
 	if err := s.Stop(t.Context(), i.ID); err != nil {
 		t.Fatal(err)
 	}
-	if got := await(t, s, i.ID, sandboxes.Stopped); got.Reason != "on request" {
+	if got := await(t, s, i.ID, sandboxes.StateStopped); got.Reason != "on request" {
 		t.Errorf("reason %q", got.Reason)
 	}
 	_, err = s.Dial(t.Context(), i.ID)
-	if turnstone.KindOf(err) != turnstone.Dead || !strings.Contains(err.Error(), "it is stopped: on request") {
+	if turnstone.KindOf(err) != turnstone.KindDead || !strings.Contains(err.Error(), "it is stopped: on request") {
 		t.Errorf("dial: %v", err)
 	}
 	if err := s.Stop(t.Context(), i.ID); err != nil {
@@ -264,7 +264,7 @@ func TestLife(t *testing.T) {
 	if err := s.Remove(t.Context(), i.ID); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Get(i.ID); turnstone.KindOf(err) != turnstone.NotFound || turnstone.HintOf(err) == "" {
+	if _, err := s.Get(i.ID); turnstone.KindOf(err) != turnstone.KindNotFound || turnstone.HintOf(err) == "" {
 		t.Errorf("get: %v", err)
 	}
 	if got := names(t, s); len(got) != 0 {
@@ -277,7 +277,7 @@ func TestTimeUp(t *testing.T) {
 	sp := spec("fine")
 	sp.TTL = 300 * time.Millisecond
 	i := create(t, s, sp)
-	if got := await(t, s, i.ID, sandboxes.Stopped); got.Reason != "its time was up (300ms)" {
+	if got := await(t, s, i.ID, sandboxes.StateStopped); got.Reason != "its time was up (300ms)" {
 		t.Errorf("reason %q", got.Reason)
 	}
 	sp.TTL = 0
@@ -289,7 +289,7 @@ func TestTimeUp(t *testing.T) {
 func TestMachineDies(t *testing.T) {
 	s := newStore(t)
 	i := create(t, s, spec("dying"))
-	if got := await(t, s, i.ID, sandboxes.Failed); got.Reason != "it ran out of memory" {
+	if got := await(t, s, i.ID, sandboxes.StateFailed); got.Reason != "it ran out of memory" {
 		t.Errorf("reason %q", got.Reason)
 	}
 }
@@ -309,14 +309,14 @@ func TestHolderDies(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 20 {
 		wg.Go(func() {
-			if got, err := s.Get(i.ID); err != nil || got.State != sandboxes.Failed {
+			if got, err := s.Get(i.ID); err != nil || got.State != sandboxes.StateFailed {
 				wrong.Add(1)
 				t.Errorf("%s %v", got.State, err)
 			}
 		})
 	}
 	wg.Wait()
-	if got := await(t, s, i.ID, sandboxes.Failed); !strings.Contains(got.Reason, "was killed") {
+	if got := await(t, s, i.ID, sandboxes.StateFailed); !strings.Contains(got.Reason, "was killed") {
 		t.Errorf("reason %q", got.Reason)
 	}
 	// Its name is free again.
@@ -324,7 +324,7 @@ func TestHolderDies(t *testing.T) {
 	sp.Name = "again"
 	j := create(t, s, sp)
 	_ = syscall.Kill(j.Holder.PID, syscall.SIGKILL)
-	await(t, s, j.ID, sandboxes.Failed)
+	await(t, s, j.ID, sandboxes.StateFailed)
 	create(t, s, sp)
 }
 
@@ -334,9 +334,9 @@ func TestCreateFails(t *testing.T) {
 		kind        turnstone.Kind
 		left        []string
 	}{
-		{"broken", "out of steam", turnstone.Unavailable, nil},
-		{"unknown", "template unknown", turnstone.NotFound, nil},
-		{"crash", "the last words", turnstone.Dead, nil},
+		{"broken", "out of steam", turnstone.KindUnavailable, nil},
+		{"unknown", "template unknown", turnstone.KindNotFound, nil},
+		{"crash", "the last words", turnstone.KindDead, nil},
 	} {
 		t.Run(tt.image, func(t *testing.T) {
 			s := newStore(t)
@@ -353,7 +353,7 @@ func TestCreateFails(t *testing.T) {
 	sp := spec("fine")
 	sp.Name = "n"
 	i := create(t, s, sp)
-	if _, err := s.Create(t.Context(), sp, nil); turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), string(i.ID)) {
+	if _, err := s.Create(t.Context(), sp, nil); turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), string(i.ID)) {
 		t.Errorf("a name twice: %v", err)
 	}
 	for _, bad := range []func(*sandboxes.Spec){
@@ -363,7 +363,7 @@ func TestCreateFails(t *testing.T) {
 	} {
 		sp := spec("fine")
 		bad(&sp)
-		if _, err := s.Create(t.Context(), sp, nil); turnstone.KindOf(err) != turnstone.Invalid {
+		if _, err := s.Create(t.Context(), sp, nil); turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%+v: %v", sp, err)
 		}
 	}
@@ -382,7 +382,7 @@ func TestCreateInterrupted(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			_, err := s.Create(ctx, spec(image), func(string) { time.AfterFunc(50*time.Millisecond, cancel) })
-			if turnstone.KindOf(err) != turnstone.Canceled {
+			if turnstone.KindOf(err) != turnstone.KindCanceled {
 				t.Errorf("%v", err)
 			}
 			entries, err := os.ReadDir(s.Dir())
@@ -421,7 +421,7 @@ func TestDamaged(t *testing.T) {
 	if got := names(t, s); !slices.Equal(got, []string{" failed"}) {
 		t.Errorf("%q", got)
 	}
-	if _, err := s.Dial(t.Context(), i.ID); turnstone.KindOf(err) != turnstone.Integrity {
+	if _, err := s.Dial(t.Context(), i.ID); turnstone.KindOf(err) != turnstone.KindIntegrity {
 		t.Errorf("%v", err)
 	}
 	if err := s.Remove(t.Context(), i.ID); err != nil {

@@ -217,15 +217,15 @@ func (c *Conn) end(why error) {
 
 // dead is what callers see of a connection that has ended.
 func (c *Conn) dead(op string) error {
-	te := &turnstone.Error{Op: op, Kind: turnstone.Dead, Subject: "connection to the sandbox", Err: c.err,
+	te := &turnstone.Error{Op: op, Kind: turnstone.KindDead, Subject: "connection to the sandbox", Err: c.err,
 		Hint: "the sandbox has ended; run the turn again"}
 	var broken *ProtocolError
 	var closed *ClosedError
 	switch {
 	case errors.As(c.err, &broken):
-		te.Kind, te.Subject, te.Hint = turnstone.Integrity, "the sandbox broke its channel", brokenHint
+		te.Kind, te.Subject, te.Hint = turnstone.KindIntegrity, "the sandbox broke its channel", brokenHint
 	case errors.As(c.err, &closed) && closed.Code > 1001:
-		te.Kind, te.Subject, te.Hint = turnstone.Invalid, "connection", ""
+		te.Kind, te.Subject, te.Hint = turnstone.KindInvalid, "connection", ""
 	}
 	return te
 }
@@ -314,7 +314,7 @@ func (c *Conn) Call(ctx context.Context, method string, params, result any) erro
 	}
 	raw, err := json.Marshal(params)
 	if err != nil {
-		return &turnstone.Error{Op: method, Kind: turnstone.Internal, Err: err}
+		return &turnstone.Error{Op: method, Kind: turnstone.KindInternal, Err: err}
 	}
 	ch := make(chan *Message, 1)
 	c.mu.Lock()
@@ -394,7 +394,7 @@ func (c *Conn) writeFailed(method string, err error) error {
 		defer c.mu.Unlock()
 		return c.dead(method)
 	default:
-		return &turnstone.Error{Op: method, Kind: turnstone.Internal, Err: err}
+		return &turnstone.Error{Op: method, Kind: turnstone.KindInternal, Err: err}
 	}
 }
 
@@ -419,14 +419,14 @@ func (c *Conn) decodeAnswer(m *Message, method string, result any) error {
 
 // malformed is an answer or an event that no agent sends.
 func malformed(method string, err error) error {
-	return &turnstone.Error{Op: method, Kind: turnstone.Integrity, Subject: "the sandbox broke its channel",
+	return &turnstone.Error{Op: method, Kind: turnstone.KindIntegrity, Subject: "the sandbox broke its channel",
 		Err: fmt.Errorf("malformed: %s", clip(err.Error(), 200)), Hint: brokenHint}
 }
 
 func ctxError(ctx context.Context, method string) error {
-	kind := turnstone.Canceled
+	kind := turnstone.KindCanceled
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		kind = turnstone.Timeout
+		kind = turnstone.KindTimeout
 	}
 	return &turnstone.Error{Op: method, Kind: kind, Err: context.Cause(ctx)}
 }
@@ -472,7 +472,7 @@ func (c *Conn) writeMessage(m *Message) error {
 		return err
 	}
 	if _, values := measure(b); values > MaxValues {
-		return &turnstone.Error{Op: "wire.write", Kind: turnstone.Exhausted, Subject: "message",
+		return &turnstone.Error{Op: "wire.write", Kind: turnstone.KindExhausted, Subject: "message",
 			Err: fmt.Errorf("it has more than %d values", MaxValues), Hint: "ask for less at one time"}
 	}
 	return c.frames.WriteText(b)

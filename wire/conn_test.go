@@ -46,7 +46,7 @@ func pair(t *testing.T, add map[string]entry, onEvent func(Event)) (client, serv
 		return map[string]string{"text": p.(*echoParams).Text}, nil
 	}})
 	d.handle("Test.fail", entry{newEcho, func(context.Context, *Conn, any) (any, error) {
-		return nil, &turnstone.Error{Op: "test.fail", Kind: turnstone.NotFound, Subject: "it", Hint: "look elsewhere", Err: errors.New("gone")}
+		return nil, &turnstone.Error{Op: "test.fail", Kind: turnstone.KindNotFound, Subject: "it", Hint: "look elsewhere", Err: errors.New("gone")}
 	}})
 	d.handle("Test.copy", entry{newEcho, func(_ context.Context, c *Conn, p any) (any, error) {
 		r, err := c.Receiver(p.(*echoParams).In)
@@ -103,7 +103,7 @@ func TestErrorsCross(t *testing.T) {
 	c, _ := pair(t, nil, nil)
 	err := c.Call(ctxFor(t), "Test.fail", nil, nil)
 	var te *turnstone.Error
-	if !errors.As(err, &te) || te.Kind != turnstone.NotFound || te.Op != "test.fail" || te.Subject != "it" || te.Hint != "look elsewhere" || te.Error() != "it: gone" {
+	if !errors.As(err, &te) || te.Kind != turnstone.KindNotFound || te.Op != "test.fail" || te.Subject != "it" || te.Hint != "look elsewhere" || te.Error() != "it: gone" {
 		t.Errorf("%#v", err)
 	}
 	for _, tt := range []struct {
@@ -112,10 +112,10 @@ func TestErrorsCross(t *testing.T) {
 		kind   turnstone.Kind
 		want   string
 	}{
-		{"Test.nothing", nil, turnstone.Invalid, "no such command"},
-		{"Test.echo", map[string]any{"txet": "x"}, turnstone.Invalid, `unknown field "txet"`},
-		{"Test.echo", map[string]any{"text": 5}, turnstone.Invalid, "cannot unmarshal number"},
-		{"Test.echo", []int{1}, turnstone.Invalid, "cannot unmarshal array"},
+		{"Test.nothing", nil, turnstone.KindInvalid, "no such command"},
+		{"Test.echo", map[string]any{"txet": "x"}, turnstone.KindInvalid, `unknown field "txet"`},
+		{"Test.echo", map[string]any{"text": 5}, turnstone.KindInvalid, "cannot unmarshal number"},
+		{"Test.echo", []int{1}, turnstone.KindInvalid, "cannot unmarshal array"},
 	} {
 		err := c.Call(ctxFor(t), tt.method, tt.params, nil)
 		if turnstone.KindOf(err) != tt.kind || !strings.Contains(err.Error(), tt.want) {
@@ -364,7 +364,7 @@ func TestHostileAgent(t *testing.T) {
 			}()
 			var res struct{ Text string }
 			err := c.Call(ctxFor(t), "Test.echo", nil, &res)
-			if turnstone.KindOf(err) != turnstone.Integrity || !strings.Contains(turnstone.HintOf(err), "do not trust") {
+			if turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(turnstone.HintOf(err), "do not trust") {
 				t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 			}
 		})
@@ -386,17 +386,17 @@ func TestEndOfConnection(t *testing.T) {
 	time.Sleep(10 * time.Millisecond)
 	_ = server.Close()
 	for range 2 {
-		if err := <-failed; turnstone.KindOf(err) != turnstone.Dead {
+		if err := <-failed; turnstone.KindOf(err) != turnstone.KindDead {
 			t.Error(err)
 		}
 	}
-	if err := c.Call(ctxFor(t), "Test.echo", nil, nil); turnstone.KindOf(err) != turnstone.Dead {
+	if err := c.Call(ctxFor(t), "Test.echo", nil, nil); turnstone.KindOf(err) != turnstone.KindDead {
 		t.Error(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	c2, _ := pair(t, nil, nil)
-	if err := c2.Call(ctx, "Test.echo", nil, nil); turnstone.KindOf(err) != turnstone.Canceled {
+	if err := c2.Call(ctx, "Test.echo", nil, nil); turnstone.KindOf(err) != turnstone.KindCanceled {
 		t.Error(err)
 	}
 }
@@ -416,7 +416,7 @@ func TestTooManyCalls(t *testing.T) {
 	}
 	for {
 		err := c.Call(ctxFor(t), "Test.echo", nil, nil)
-		if turnstone.KindOf(err) == turnstone.Exhausted {
+		if turnstone.KindOf(err) == turnstone.KindExhausted {
 			return
 		}
 		if err != nil {
@@ -539,13 +539,13 @@ func TestOtherSideReadsNothing(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
 	for range 3 {
-		if _, err := c.SandboxConfigure(ctx, &SandboxConfigureParams{Entropy: make([]byte, 3*linkWindow)}); turnstone.KindOf(err) != turnstone.Timeout {
+		if _, err := c.SandboxConfigure(ctx, &SandboxConfigureParams{Entropy: make([]byte, 3*linkWindow)}); turnstone.KindOf(err) != turnstone.KindTimeout {
 			t.Errorf("%v", err)
 		}
 	}
 	_ = c.Close() // with nobody reading
 	<-c.Done()
-	if _, err := c.SandboxGetVersion(context.Background()); turnstone.KindOf(err) != turnstone.Dead {
+	if _, err := c.SandboxGetVersion(context.Background()); turnstone.KindOf(err) != turnstone.KindDead {
 		t.Errorf("%v", err)
 	}
 	_ = link.Close()
@@ -576,7 +576,7 @@ func TestRefusedCommandsStream(t *testing.T) {
 			_, err := s.Write(make([]byte, 3*streamWindow))
 			wrote <- err
 		}()
-		if err := c.Call(ctxFor(t), "Test.nothing", &echoParams{In: id}, nil); turnstone.KindOf(err) != turnstone.Invalid {
+		if err := c.Call(ctxFor(t), "Test.nothing", &echoParams{In: id}, nil); turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Fatal(err)
 		}
 		if err := <-wrote; !errors.Is(err, ErrReset) {
@@ -617,7 +617,7 @@ func TestTooManyValuesAreNotSent(t *testing.T) {
 	c, _ := pair(t, map[string]entry{"Test.many": {func() any { return new(echoParams) }, func(context.Context, *Conn, any) (any, error) {
 		return make([]int, 2*MaxValues), nil
 	}}}, nil)
-	if err := c.Call(ctxFor(t), "Test.many", nil, nil); err == nil || turnstone.KindOf(err) == turnstone.Dead {
+	if err := c.Call(ctxFor(t), "Test.many", nil, nil); err == nil || turnstone.KindOf(err) == turnstone.KindDead {
 		t.Error(err)
 	}
 	if err := c.Call(ctxFor(t), "Test.echo", nil, nil); err != nil {

@@ -54,7 +54,7 @@ func (c *Conn) command(m *Message) {
 	}
 	d := c.opt.Dispatcher
 	if m.SessionID != "" {
-		fail(&turnstone.Error{Op: m.Method, Kind: turnstone.NotFound, Subject: "session " + m.SessionID,
+		fail(&turnstone.Error{Op: m.Method, Kind: turnstone.KindNotFound, Subject: "session " + m.SessionID,
 			Hint: "attach with Target.attachToTarget, on a server that has targets"}, codeServer)
 		return
 	}
@@ -64,7 +64,7 @@ func (c *Conn) command(m *Message) {
 		e, known = d.entries[m.Method]
 	}
 	if !known {
-		fail(&turnstone.Error{Op: m.Method, Kind: turnstone.Invalid, Subject: m.Method, Err: errors.New("no such command"),
+		fail(&turnstone.Error{Op: m.Method, Kind: turnstone.KindInvalid, Subject: m.Method, Err: errors.New("no such command"),
 			Hint: "docs/wire.md lists the commands"}, codeMethodNotFound)
 		return
 	}
@@ -76,7 +76,7 @@ func (c *Conn) command(m *Message) {
 	}
 	params := e.new()
 	if err := decodeStrict(m.Params, params); err != nil {
-		fail(&turnstone.Error{Op: m.Method, Kind: turnstone.Invalid, Subject: "parameters", Err: err,
+		fail(&turnstone.Error{Op: m.Method, Kind: turnstone.KindInvalid, Subject: "parameters", Err: err,
 			Hint: "docs/wire.md lists the parameters"}, codeInvalidParams)
 		return
 	}
@@ -89,7 +89,7 @@ func (c *Conn) command(m *Message) {
 	case c.slots <- struct{}{}:
 	default:
 		release()
-		fail(&turnstone.Error{Op: m.Method, Kind: turnstone.Exhausted, Subject: "commands of this connection",
+		fail(&turnstone.Error{Op: m.Method, Kind: turnstone.KindExhausted, Subject: "commands of this connection",
 			Hint: "wait for answers before you send more"}, codeServer)
 		return
 	}

@@ -36,14 +36,14 @@ func encodeError(err error) *replyError {
 	re := &replyError{Code: codeServer, Message: err.Error()}
 	var te *turnstone.Error
 	if !errors.As(err, &te) {
-		re.Data = &errorData{Kind: string(turnstone.Internal)}
+		re.Data = &errorData{Kind: string(turnstone.KindInternal)}
 		return re
 	}
 	re.Data = &errorData{Op: te.Op, Kind: string(te.Kind), Subject: te.Subject, Hint: turnstone.HintOf(err)}
 	if te.Err != nil {
 		re.Data.Cause = te.Err.Error()
 	}
-	if te.Kind == turnstone.Invalid {
+	if te.Kind == turnstone.KindInvalid {
 		re.Code = codeInvalidParams
 	}
 	return re
@@ -52,7 +52,7 @@ func encodeError(err error) *replyError {
 // decode bounds every field: the text goes to a terminal and into receipts, and
 // a sandbox wrote it.
 func (e *replyError) decode(method string) *turnstone.Error {
-	te := &turnstone.Error{Op: method, Kind: turnstone.Internal}
+	te := &turnstone.Error{Op: method, Kind: turnstone.KindInternal}
 	cause := e.Message
 	if d := e.Data; d != nil {
 		te.Kind, te.Subject, te.Hint = knownKind(d.Kind), clip(d.Subject, 1000), clip(d.Hint, 1000)
@@ -72,11 +72,11 @@ func (e *replyError) decode(method string) *turnstone.Error {
 
 func knownKind(s string) turnstone.Kind {
 	switch k := turnstone.Kind(s); k {
-	case turnstone.Invalid, turnstone.NotFound, turnstone.Unavailable, turnstone.Exhausted,
-		turnstone.Canceled, turnstone.Timeout, turnstone.Integrity, turnstone.Dead:
+	case turnstone.KindInvalid, turnstone.KindNotFound, turnstone.KindUnavailable, turnstone.KindExhausted,
+		turnstone.KindCanceled, turnstone.KindTimeout, turnstone.KindIntegrity, turnstone.KindDead:
 		return k
 	}
-	return turnstone.Internal
+	return turnstone.KindInternal
 }
 
 // clip cuts s to n bytes and replaces what could drive a terminal.

@@ -81,7 +81,7 @@ func TestLinkEndsAtWhatHasNoPlace(t *testing.T) {
 			err = <-failed
 			if name == "ended twice" { // the first end is the call's
 				err = nil
-			} else if turnstone.KindOf(err) != turnstone.Integrity || !strings.Contains(err.Error(), "broke its channel") || !strings.Contains(err.Error(), tt.want) {
+			} else if turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), "broke its channel") || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("a call ended with %v", err)
 			}
 			<-host.Done()

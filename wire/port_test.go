@@ -100,7 +100,7 @@ func TestPortRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := host.Expect(marker(1)[1:]); turnstone.KindOf(err) != turnstone.Invalid {
+	if err := host.Expect(marker(1)[1:]); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("a short marker: %v", err)
 	}
 	if err := host.End(ctxFor(t)); err == nil {
@@ -148,7 +148,7 @@ func TestPortHostile(t *testing.T) {
 		p, _ := start(t)
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
-		if err := p.End(ctx); turnstone.KindOf(err) != turnstone.Dead || !errors.Is(err, context.DeadlineExceeded) {
+		if err := p.End(ctx); turnstone.KindOf(err) != turnstone.KindDead || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%v", err)
 		}
 	})
@@ -165,7 +165,7 @@ func TestPortHostile(t *testing.T) {
 				}
 			}
 		}()
-		if err := p.End(ctx); turnstone.KindOf(err) != turnstone.Dead {
+		if err := p.End(ctx); turnstone.KindOf(err) != turnstone.KindDead {
 			t.Errorf("%v", err)
 		}
 	})
@@ -189,7 +189,7 @@ func TestPortHostile(t *testing.T) {
 	t.Run("is gone", func(t *testing.T) {
 		p, b := start(t)
 		_ = b.Close()
-		if err := p.End(ctxFor(t)); turnstone.KindOf(err) != turnstone.Dead {
+		if err := p.End(ctxFor(t)); turnstone.KindOf(err) != turnstone.KindDead {
 			t.Errorf("%v", err)
 		}
 	})

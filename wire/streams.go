@@ -82,14 +82,14 @@ func (c *Conn) addSender(id StreamID, claim bool) (*Sender, error) {
 }
 
 func (c *Conn) checkStream(id StreamID, open, limit int) error {
-	te := &turnstone.Error{Op: "wire.stream", Kind: turnstone.Invalid, Subject: fmt.Sprintf("stream %d", id)}
+	te := &turnstone.Error{Op: "wire.stream", Kind: turnstone.KindInvalid, Subject: fmt.Sprintf("stream %d", id)}
 	switch {
 	case id == 0:
 		te.Err = fmt.Errorf("stream numbers begin with 1")
 	case c.recv[id] != nil || c.send[id] != nil:
 		te.Err = fmt.Errorf("the number is in use")
 	case open >= limit:
-		te.Kind, te.Err = turnstone.Exhausted, fmt.Errorf("a connection has at most %d streams in this direction", limit)
+		te.Kind, te.Err = turnstone.KindExhausted, fmt.Errorf("a connection has at most %d streams in this direction", limit)
 	default:
 		return nil
 	}

@@ -157,7 +157,7 @@ func usage(err error) error {
 			hint = "turn " + words + " --help lists the flags"
 		}
 	}
-	return &exitError{exitUsage, &turnstone.Error{Op: "usage", Kind: turnstone.Invalid, Err: err, Hint: hint}}
+	return &exitError{exitUsage, &turnstone.Error{Op: "usage", Kind: turnstone.KindInvalid, Err: err, Hint: hint}}
 }
 
 // commandWords returns the subcommand that was chosen, without its arguments.
@@ -230,7 +230,7 @@ func messages(err error) []string {
 // codeOf says which exit status an error means when nothing was started.
 func codeOf(err error) int {
 	switch turnstone.KindOf(err) {
-	case turnstone.Invalid, turnstone.NotFound:
+	case turnstone.KindInvalid, turnstone.KindNotFound:
 		return exitUsage
 	}
 	return exitAborted

@@ -88,7 +88,7 @@ func names(g *session.Graph, id turnstone.TurnID) string {
 // outcome is a turn's result, or what stands for it.
 func outcome(t session.Turn) string {
 	switch {
-	case t.Status == session.Running:
+	case t.Status == session.StatusRunning:
 		return "running"
 	case t.Interrupted():
 		return "interrupted"

@@ -59,7 +59,7 @@ func (c *execCmd) Run(a *app) error {
 		argv = argv[1:]
 	}
 	if len(argv) == 0 {
-		return &exitError{exitUsage, &turnstone.Error{Op: "usage", Kind: turnstone.Invalid,
+		return &exitError{exitUsage, &turnstone.Error{Op: "usage", Kind: turnstone.KindInvalid,
 			Err: errors.New("no command to run"), Hint: "turn exec -- CMD…"}}
 	}
 	rules, err := c.networkFlags.spec()
@@ -110,17 +110,17 @@ func execVerdict(ctx context.Context, code int, err error) error {
 	switch {
 	case errors.As(cause, &sig):
 		return &exitError{128 + int(sig.signal), cause}
-	case errors.As(err, &fault) && fault.Op == "executor.exec" && fault.Kind == turnstone.Timeout:
+	case errors.As(err, &fault) && fault.Op == "executor.exec" && fault.Kind == turnstone.KindTimeout:
 		return &exitError{exitTimeout, err}
-	case fault != nil && fault.Op == wire.MethodProcessStart && fault.Kind == turnstone.NotFound:
+	case fault != nil && fault.Op == wire.MethodProcessStart && fault.Kind == turnstone.KindNotFound:
 		return &exitError{exitNotFound, err}
-	case fault != nil && fault.Op == wire.MethodProcessStart && fault.Kind == turnstone.Invalid:
+	case fault != nil && fault.Op == wire.MethodProcessStart && fault.Kind == turnstone.KindInvalid:
 		return &exitError{exitNoExec, err}
 	case errors.Is(cause, syscall.EPIPE):
 		return &exitError{128 + int(syscall.SIGPIPE), nil} // as a program that the signal ended: nobody listens
-	case fault != nil && fault.Kind == turnstone.Invalid && slices.Contains([]string{"executor.network", "network.policy", "network.rule"}, fault.Op):
+	case fault != nil && fault.Kind == turnstone.KindInvalid && slices.Contains([]string{"executor.network", "network.policy", "network.rule"}, fault.Op):
 		return &exitError{exitUsage, err}
-	case fault != nil && (fault.Op == "executor.plan" || fault.Op == "substrates.choose" && fault.Kind == turnstone.Invalid || fault.Op == "template.find" && fault.Kind == turnstone.NotFound):
+	case fault != nil && (fault.Op == "executor.plan" || fault.Op == "substrates.choose" && fault.Kind == turnstone.KindInvalid || fault.Op == "template.find" && fault.Kind == turnstone.KindNotFound):
 		return &exitError{exitUsage, err}
 	case cause != nil && err != nil:
 		return &exitError{exitExec, cause}

@@ -138,7 +138,7 @@ func (f *networkFlags) secretHeaders() ([]string, error) {
 			}
 			value, there := os.LookupEnv(variable)
 			if !ok || !there {
-				return nil, &turnstone.Error{Op: "run", Kind: turnstone.Invalid, Subject: fmt.Sprintf("--secret-header %.80s=%.80s", host, name),
+				return nil, &turnstone.Error{Op: "run", Kind: turnstone.KindInvalid, Subject: fmt.Sprintf("--secret-header %.80s=%.80s", host, name),
 					Err:  errors.New("there is no value, and no such variable in the environment"),
 					Hint: "write HOST=NAME=VARIABLE, and export VARIABLE first: a value on the command line can be seen by others"}
 			}

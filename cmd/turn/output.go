@@ -104,7 +104,7 @@ func (o *output) fill(tmp *os.File, data []byte) error {
 }
 
 func (o *output) fail(err error, hint string) error {
-	return &turnstone.Error{Op: "output", Kind: turnstone.Invalid, Subject: o.named,
+	return &turnstone.Error{Op: "output", Kind: turnstone.KindInvalid, Subject: o.named,
 		Err: fmt.Errorf("cannot be written: %w", err), Hint: hint}
 }
 

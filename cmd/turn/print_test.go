@@ -202,7 +202,7 @@ func TestHostileNames(t *testing.T) {
 		"details": func() { _ = printDetails(a, filled[template.Details]()) },
 		"summary": func() { (&runCmd{}).summary(a, filled[executor.Turn]()) },
 		"error": func() {
-			a.complain(&turnstone.Error{Op: "x", Kind: turnstone.Invalid, Subject: hostile, Err: errors.New(hostile), Hint: hostile})
+			a.complain(&turnstone.Error{Op: "x", Kind: turnstone.KindInvalid, Subject: hostile, Err: errors.New(hostile), Hint: hostile})
 			a.complain(*filled[document.SyntaxErrors]())
 			a.warnNoSteps(hostile)
 		},

@@ -177,7 +177,7 @@ func readSecrets(given []string) ([]string, error) {
 		if !ok {
 			value, there := os.LookupEnv(name)
 			if !there {
-				return nil, &turnstone.Error{Op: "run", Kind: turnstone.Invalid, Subject: "--secret " + name, Err: errors.New("there is no such variable in the environment"),
+				return nil, &turnstone.Error{Op: "run", Kind: turnstone.KindInvalid, Subject: "--secret " + name, Err: errors.New("there is no such variable in the environment"),
 					Hint: "export it first: a value on the command line can be seen by others"}
 			}
 			s = name + "=" + value
@@ -226,7 +226,7 @@ func (c *runCmd) deliver(a *app, turn *executor.Turn, out *output) error {
 
 // undelivered tells of a receipt that could not be written, and where it is kept.
 func undelivered(h *statedir.Dir, turn *executor.Turn, err error) error {
-	e := &turnstone.Error{Op: "run", Kind: turnstone.Exhausted, Subject: "the receipt was not written", Err: err}
+	e := &turnstone.Error{Op: "run", Kind: turnstone.KindExhausted, Subject: "the receipt was not written", Err: err}
 	kept := h.Path("turns", string(turn.ID), "receipt.md")
 	if _, statErr := os.Stat(kept); statErr == nil {
 		e.Hint = "it is kept in " + kept
@@ -263,12 +263,12 @@ func (c *runCmd) summary(a *app, turn *executor.Turn) {
 func verdict(turn *executor.Turn, err error) error {
 	said := &turnstone.Error{Op: "run", Kind: turn.Kind, Err: errors.New(turn.Error), Hint: turn.Hint}
 	switch turn.Result {
-	case turnstone.Passed:
+	case turnstone.ResultPassed:
 		return nil
-	case turnstone.Failed, turnstone.TimedOut:
+	case turnstone.ResultFailed, turnstone.ResultTimedOut:
 		if turn.Error != "" { // beside the failed step, as a file that it did not make
 			if said.Kind == "" {
-				said.Kind = turnstone.Timeout // files were added until the turn's time was up
+				said.Kind = turnstone.KindTimeout // files were added until the turn's time was up
 			}
 			return &exitError{exitFailed, said}
 		}
@@ -314,5 +314,5 @@ func unreadable(name string, err error) error {
 	if errors.As(err, &path) {
 		err = path.Err
 	}
-	return &exitError{exitUsage, &turnstone.Error{Op: "read", Kind: turnstone.Invalid, Subject: name, Err: err}}
+	return &exitError{exitUsage, &turnstone.Error{Op: "read", Kind: turnstone.KindInvalid, Subject: name, Err: err}}
 }

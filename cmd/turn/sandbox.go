@@ -103,7 +103,7 @@ func orDash(s string) string {
 // timeLeft says when a sandbox will be stopped.
 func timeLeft(i sandboxes.Info, now time.Time) string {
 	switch {
-	case i.State != sandboxes.Ready && i.State != sandboxes.Running:
+	case i.State != sandboxes.StateReady && i.State != sandboxes.StateRunning:
 		return "-"
 	case i.Expires == nil:
 		return "no end"
@@ -183,7 +183,7 @@ func (c *sandboxRmCmd) removeAll(ctx context.Context, s *sandboxes.Store) ([]str
 		switch err := s.Remove(ctx, i.ID); {
 		case err == nil:
 			removed = append(removed, string(i.ID))
-		case turnstone.KindOf(err) != turnstone.NotFound: // else somebody else was quicker
+		case turnstone.KindOf(err) != turnstone.KindNotFound: // else somebody else was quicker
 			errs = append(errs, err)
 		}
 	}
@@ -197,7 +197,7 @@ func each(ctx context.Context, s *sandboxes.Store, refs []string, do func(contex
 	var ids []turnstone.SandboxID
 	for _, ref := range refs {
 		i, err := s.Find(ctx, ref)
-		if err != nil && turnstone.KindOf(err) != turnstone.Integrity {
+		if err != nil && turnstone.KindOf(err) != turnstone.KindIntegrity {
 			return done, err
 		}
 		if err != nil { // damaged, and named by its whole ID

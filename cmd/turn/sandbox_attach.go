@@ -58,7 +58,7 @@ func (c *sandboxAttachCmd) Run(a *app) error {
 		return &exitError{128 + int(sig.signal), nil}
 	case errors.Is(context.Cause(ctx), syscall.EPIPE):
 		return &exitError{128 + int(syscall.SIGPIPE), nil}
-	case errors.As(err, &fault) && fault.Op == wire.MethodProcessAttach && fault.Kind == turnstone.NotFound:
+	case errors.As(err, &fault) && fault.Op == wire.MethodProcessAttach && fault.Kind == turnstone.KindNotFound:
 		fault.Hint = "turn sandbox ps " + c.Sandbox + " lists the processes; of those that have ended only the latest are kept"
 		return &exitError{exitUsage, err}
 	}

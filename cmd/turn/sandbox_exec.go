@@ -65,7 +65,7 @@ func (c *sandboxExecCmd) Run(a *app) error {
 		argv = argv[1:]
 	}
 	if len(argv) == 0 {
-		return &exitError{exitUsage, &turnstone.Error{Op: "usage", Kind: turnstone.Invalid,
+		return &exitError{exitUsage, &turnstone.Error{Op: "usage", Kind: turnstone.KindInvalid,
 			Err: errors.New("no command to run"), Hint: "turn sandbox exec SANDBOX -- CMD…"}}
 	}
 	h, err := statedir.Open()
@@ -105,7 +105,7 @@ func (c *sandboxExecCmd) Run(a *app) error {
 	}
 	exit, err := c.attached(ctx, a, s, i.ID, cmd, captured, cancel)
 	if c.Timeout != nil && errors.Is(err, errTimeUp) {
-		err = &turnstone.Error{Op: "sandbox.exec", Kind: turnstone.Timeout, Subject: argv[0], Err: fmt.Errorf("killed after %s", *c.Timeout)}
+		err = &turnstone.Error{Op: "sandbox.exec", Kind: turnstone.KindTimeout, Subject: argv[0], Err: fmt.Errorf("killed after %s", *c.Timeout)}
 	}
 	verdict := sandboxVerdict(ctx, argv[0], exit, err)
 	if c.JSON {
@@ -137,7 +137,7 @@ func (c *sandboxExecCmd) attached(ctx context.Context, a *app, s *sandboxes.Stor
 		if onTerminal {
 			old, err := term.MakeRaw(int(a.stdin.Fd()))
 			if err != nil {
-				return wire.ProcessExit{}, &turnstone.Error{Op: "sandbox.exec", Kind: turnstone.Unavailable, Subject: "terminal", Err: err}
+				return wire.ProcessExit{}, &turnstone.Error{Op: "sandbox.exec", Kind: turnstone.KindUnavailable, Subject: "terminal", Err: err}
 			}
 			defer func() { _ = term.Restore(int(a.stdin.Fd()), old) }()
 		}
@@ -220,13 +220,13 @@ func sandboxVerdict(ctx context.Context, program string, exit wire.ProcessExit, 
 	switch {
 	case errors.As(cause, &sig):
 		return &exitError{128 + int(sig.signal), cause}
-	case fault != nil && fault.Op == "sandbox.exec" && fault.Kind == turnstone.Timeout:
+	case fault != nil && fault.Op == "sandbox.exec" && fault.Kind == turnstone.KindTimeout:
 		return &exitError{exitTimeout, err}
 	case errors.Is(cause, syscall.EPIPE):
 		return &exitError{128 + int(syscall.SIGPIPE), nil} // as a program that the signal ended: nobody listens
-	case starting && fault.Kind == turnstone.NotFound && fault.Subject == program:
+	case starting && fault.Kind == turnstone.KindNotFound && fault.Subject == program:
 		return &exitError{exitNotFound, err}
-	case starting && (fault.Kind == turnstone.NotFound || fault.Kind == turnstone.Invalid):
+	case starting && (fault.Kind == turnstone.KindNotFound || fault.Kind == turnstone.KindInvalid):
 		return &exitError{exitNoExec, err}
 	case fault != nil && fault.Op == "sandbox.find":
 		return &exitError{exitUsage, err}

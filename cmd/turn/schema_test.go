@@ -57,14 +57,14 @@ var printed = map[string]reflect.Type{
 
 // words are the types whose values are among a few words.
 var words = map[reflect.Type][]string{
-	reflect.TypeFor[turnstone.Kind]():        wordsOf(turnstone.Invalid, turnstone.NotFound, turnstone.Unavailable, turnstone.Exhausted, turnstone.Canceled, turnstone.Timeout, turnstone.Integrity, turnstone.Dead, turnstone.Internal),
-	reflect.TypeFor[turnstone.Result]():      wordsOf(turnstone.Passed, turnstone.Failed, turnstone.TimedOut, turnstone.Errored),
+	reflect.TypeFor[turnstone.Kind]():        wordsOf(turnstone.KindInvalid, turnstone.KindNotFound, turnstone.KindUnavailable, turnstone.KindExhausted, turnstone.KindCanceled, turnstone.KindTimeout, turnstone.KindIntegrity, turnstone.KindDead, turnstone.KindInternal),
+	reflect.TypeFor[turnstone.Result]():      wordsOf(turnstone.ResultPassed, turnstone.ResultFailed, turnstone.ResultTimedOut, turnstone.ResultError),
 	reflect.TypeFor[turnstone.Status]():      wordsOf(turnstone.StepPassed, turnstone.StepFailed, turnstone.StepTimeout, turnstone.StepSkipped, turnstone.StepError),
-	reflect.TypeFor[session.Status]():        wordsOf(session.Running, session.Done),
-	reflect.TypeFor[doctor.Status]():         wordsOf(doctor.OK, doctor.Warn, doctor.Fail),
+	reflect.TypeFor[session.Status]():        wordsOf(session.StatusRunning, session.StatusDone),
+	reflect.TypeFor[doctor.Status]():         wordsOf(doctor.StatusOK, doctor.StatusWarn, doctor.StatusFail),
 	reflect.TypeFor[doctor.Presence]():       wordsOf(doctor.BuiltIn, doctor.AsModule, doctor.Present, doctor.Missing, doctor.Unknown),
 	reflect.TypeFor[need.Level]():            wordsOf(need.Always, need.QEMU, need.Firecracker, need.Optional),
-	reflect.TypeFor[sandboxes.State]():       wordsOf(sandboxes.Creating, sandboxes.Ready, sandboxes.Running, sandboxes.Stopped, sandboxes.Failed),
+	reflect.TypeFor[sandboxes.State]():       wordsOf(sandboxes.StateCreating, sandboxes.StateReady, sandboxes.StateRunning, sandboxes.StateStopped, sandboxes.StateFailed),
 	reflect.TypeFor[executor.MergeOutcome](): wordsOf(executor.MergeDone, executor.MergeFastForward, executor.MergeUpToDate, executor.MergeConflicts),
 	reflect.TypeFor[executor.ChangeStatus](): wordsOf(executor.Added, executor.Modified, executor.Deleted, executor.Retyped, executor.Renamed),
 }

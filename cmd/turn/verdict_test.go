@@ -15,8 +15,8 @@ import (
 // TestVerdictKeepsKind: what --json says of a turn that was cut off is the kind of what
 // cut it off.
 func TestVerdictKeepsKind(t *testing.T) {
-	for _, kind := range []turnstone.Kind{turnstone.NotFound, turnstone.Unavailable, turnstone.Canceled, turnstone.Dead, turnstone.Exhausted} {
-		for result, code := range map[turnstone.Result]int{turnstone.Errored: exitAborted, turnstone.Failed: exitFailed} {
+	for _, kind := range []turnstone.Kind{turnstone.KindNotFound, turnstone.KindUnavailable, turnstone.KindCanceled, turnstone.KindDead, turnstone.KindExhausted} {
+		for result, code := range map[turnstone.Result]int{turnstone.ResultError: exitAborted, turnstone.ResultFailed: exitFailed} {
 			err := verdict(&executor.Turn{Result: result, Error: "why", Hint: "do", Kind: kind}, nil)
 			var exit *exitError
 			if !errors.As(err, &exit) || exit.code != code {

@@ -120,18 +120,18 @@ func TestHostile(t *testing.T) {
 		want    []string
 		skipped int
 	}{
-		{"absolute", []entry{file("/etc/turnstone-test", "x")}, turnstone.Invalid, nil, 0},
-		{"parent", []entry{file("../x", "x")}, turnstone.Invalid, nil, 0},
-		{"parent inside", []entry{file("a/../../x", "x")}, turnstone.Invalid, nil, 0},
-		{"dots", []entry{file("a/..", "x")}, turnstone.Invalid, nil, 0},
+		{"absolute", []entry{file("/etc/turnstone-test", "x")}, turnstone.KindInvalid, nil, 0},
+		{"parent", []entry{file("../x", "x")}, turnstone.KindInvalid, nil, 0},
+		{"parent inside", []entry{file("a/../../x", "x")}, turnstone.KindInvalid, nil, 0},
+		{"dots", []entry{file("a/..", "x")}, turnstone.KindInvalid, nil, 0},
 		{"no name", []entry{dir("./")}, "", nil, 0},
-		{"file without a name", []entry{file(".", "x")}, turnstone.Invalid, nil, 0},
+		{"file without a name", []entry{file(".", "x")}, turnstone.KindInvalid, nil, 0},
 		{"link out", []entry{link("l", "/etc")}, "", nil, 1},
 		{"link up", []entry{link("l", "../x")}, "", nil, 1},
 		{"link through", []entry{dir("d/"), link("d/l", "../d/../../x")}, "", []string{"d/"}, 1},
 		{"write through a link out", []entry{link("l", ".."), file("l/x", "x")}, "", []string{"l/", "l/x"}, 1},
-		{"write through a link in", []entry{dir("t/d/"), link("t/l", "d"), file("t/l/x", "x")}, turnstone.Invalid, []string{"t/", "t/d/", "t/l -> d"}, 0},
-		{"folder through a link in", []entry{dir("t/d/"), link("t/l", "d"), dir("t/l/x/")}, turnstone.Invalid, []string{"t/", "t/d/", "t/l -> d"}, 0},
+		{"write through a link in", []entry{dir("t/d/"), link("t/l", "d"), file("t/l/x", "x")}, turnstone.KindInvalid, []string{"t/", "t/d/", "t/l -> d"}, 0},
+		{"folder through a link in", []entry{dir("t/d/"), link("t/l", "d"), dir("t/l/x/")}, turnstone.KindInvalid, []string{"t/", "t/d/", "t/l -> d"}, 0},
 		{"link to a neighbour", []entry{dir("out/"), link("out/report.csv", "../.env")}, "", []string{"out/"}, 1},
 		{"link up and down again", []entry{dir("out/"), link("out/l", "../out/x")}, "", []string{"out/"}, 1},
 		{"link instead of the copy", []entry{link("out", "x")}, "", nil, 1},
@@ -142,10 +142,10 @@ func TestHostile(t *testing.T) {
 		{"hard link", []entry{{tar.Header{Name: "h", Typeflag: tar.TypeLink, Linkname: "/etc/passwd"}, ""}}, "", nil, 1},
 		{"device", []entry{{tar.Header{Name: "c", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3}, ""}}, "", nil, 1},
 		{"pipe", []entry{{tar.Header{Name: "p", Typeflag: tar.TypeFifo}, ""}}, "", nil, 1},
-		{"too many", []entry{file("1", ""), file("2", ""), file("3", ""), file("4", "")}, turnstone.Exhausted, []string{"1", "2", "3"}, 0},
-		{"too large", []entry{big}, turnstone.Exhausted, nil, 0},
-		{"too deep", []entry{file(strings.Repeat("a/", 300)+"x", "x")}, turnstone.Invalid, nil, 0},
-		{"file over a folder", []entry{dir("d/"), file("d/x", ""), file("d", "x")}, turnstone.Invalid, []string{"d/", "d/x"}, 0},
+		{"too many", []entry{file("1", ""), file("2", ""), file("3", ""), file("4", "")}, turnstone.KindExhausted, []string{"1", "2", "3"}, 0},
+		{"too large", []entry{big}, turnstone.KindExhausted, nil, 0},
+		{"too deep", []entry{file(strings.Repeat("a/", 300)+"x", "x")}, turnstone.KindInvalid, nil, 0},
+		{"file over a folder", []entry{dir("d/"), file("d/x", ""), file("d", "x")}, turnstone.KindInvalid, []string{"d/", "d/x"}, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			outer := t.TempDir()
@@ -212,20 +212,20 @@ func TestRoundTrip(t *testing.T) {
 }
 
 func TestFailures(t *testing.T) {
-	if err := Pack(t.Context(), io.Discard, "/no/such", ""); turnstone.KindOf(err) != turnstone.NotFound || turnstone.HintOf(err) == "" {
+	if err := Pack(t.Context(), io.Discard, "/no/such", ""); turnstone.KindOf(err) != turnstone.KindNotFound || turnstone.HintOf(err) == "" {
 		t.Errorf("pack: %v", err)
 	}
-	if err := Pack(t.Context(), io.Discard, "/", ""); turnstone.KindOf(err) != turnstone.Invalid {
+	if err := Pack(t.Context(), io.Discard, "/", ""); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("pack of the root: %v", err)
 	}
 	whole := stream(t, file("f", strings.Repeat("x", 5000)))
 	for _, n := range []int{1, 511, 700, 5000} {
-		if err := Unpack(t.Context(), bytes.NewReader(whole[:n]), t.TempDir(), Limits{}); turnstone.KindOf(err) != turnstone.Invalid {
+		if err := Unpack(t.Context(), bytes.NewReader(whole[:n]), t.TempDir(), Limits{}); turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("cut off at %d: %v", n, err)
 		}
 	}
-	sent := &turnstone.Error{Kind: turnstone.NotFound}
-	if err := Unpack(t.Context(), io.MultiReader(bytes.NewReader(whole[:700]), failing{sent}), t.TempDir(), Limits{}); !errors.Is(err, sent) && turnstone.KindOf(err) != turnstone.NotFound {
+	sent := &turnstone.Error{Kind: turnstone.KindNotFound}
+	if err := Unpack(t.Context(), io.MultiReader(bytes.NewReader(whole[:700]), failing{sent}), t.TempDir(), Limits{}); !errors.Is(err, sent) && turnstone.KindOf(err) != turnstone.KindNotFound {
 		t.Errorf("a sender's error: %v", err)
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -288,7 +288,7 @@ func TestRoom(t *testing.T) {
 	go func() { _ = w.CloseWithError(Pack(t.Context(), w, src, "it")) }()
 	err := Unpack(t.Context(), r, t.TempDir(), Limits{Room: func(string) error { return syscall.ENOSPC }})
 	_ = r.Close()
-	if turnstone.KindOf(err) != turnstone.Exhausted {
+	if turnstone.KindOf(err) != turnstone.KindExhausted {
 		t.Error(err)
 	}
 }

@@ -27,7 +27,7 @@ func Pack(ctx context.Context, w io.Writer, hostPath, name string) error {
 		name = filepath.Base(filepath.Clean(hostPath))
 	}
 	if name == "/" || name == "." || name == ".." {
-		return packError(hostPath, turnstone.Invalid, errors.New("it has no name of its own"), "name the file or folder itself")
+		return packError(hostPath, turnstone.KindInvalid, errors.New("it has no name of its own"), "name the file or folder itself")
 	}
 	real, err := filepath.EvalSymlinks(hostPath)
 	if err != nil {
@@ -125,7 +125,7 @@ func (p *packer) file(file string, h *tar.Header) error {
 	defer func() { _ = f.Close() }()
 	info, err := f.Stat() // of what is open, which the name may no longer stand for
 	if err != nil {
-		return p.fail(file, turnstone.Internal, cause(err), "")
+		return p.fail(file, turnstone.KindInternal, cause(err), "")
 	}
 	if !info.Mode().IsRegular() {
 		return nil
@@ -139,7 +139,7 @@ func (p *packer) file(file string, h *tar.Header) error {
 		return err
 	}
 	if n < h.Size {
-		return p.fail(file, turnstone.Unavailable, fmt.Errorf("it became shorter while it was read"), "try again when nothing writes to it")
+		return p.fail(file, turnstone.KindUnavailable, fmt.Errorf("it became shorter while it was read"), "try again when nothing writes to it")
 	}
 	return nil
 }
@@ -167,9 +167,9 @@ func packError(subject string, kind turnstone.Kind, err error, hint string) erro
 
 func kindOf(err error) turnstone.Kind {
 	if errors.Is(err, fs.ErrNotExist) {
-		return turnstone.NotFound
+		return turnstone.KindNotFound
 	}
-	return turnstone.Unavailable
+	return turnstone.KindUnavailable
 }
 
 // cause strips the operation and the path, which the error names as its subject.

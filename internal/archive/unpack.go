@@ -129,11 +129,11 @@ func (u *unpacker) all(tr *tar.Reader) error {
 			return u.broken(err)
 		}
 		if u.entries++; u.entries > u.lim.Entries {
-			return u.fail(u.dest, turnstone.Exhausted, fmt.Errorf("more than %d files", u.lim.Entries), "copy a smaller folder")
+			return u.fail(u.dest, turnstone.KindExhausted, fmt.Errorf("more than %d files", u.lim.Entries), "copy a smaller folder")
 		}
 		name, err := u.place(h.Name)
 		if err != nil {
-			return u.fail(fmt.Sprintf("%.200q", h.Name), turnstone.Invalid, err, "")
+			return u.fail(fmt.Sprintf("%.200q", h.Name), turnstone.KindInvalid, err, "")
 		}
 		if err := u.entry(tr, h, name); err != nil {
 			return err
@@ -148,7 +148,7 @@ func (u *unpacker) broken(err error) error {
 	if errors.As(err, &te) {
 		return err
 	}
-	return u.fail(u.dest, turnstone.Invalid, fmt.Errorf("the archive is damaged or cut off: %w", err), "")
+	return u.fail(u.dest, turnstone.KindInvalid, fmt.Errorf("the archive is damaged or cut off: %w", err), "")
 }
 
 // place checks a name and returns it as it is below the root.
@@ -229,7 +229,7 @@ func (u *unpacker) take(n int64) error {
 func (u *unpacker) writeError(name string, err error) error {
 	hint := "check that the destination can be written, and that no file stands where a folder is to be"
 	kind := kindOfWrite(err)
-	if kind == turnstone.Exhausted {
+	if kind == turnstone.KindExhausted {
 		hint = "free some space at the destination"
 	}
 	return u.fail(fmt.Sprintf("%.200q", name), kind, cause(err), hint)
@@ -338,7 +338,7 @@ func (u *unpacker) noLinks(dir string) error {
 
 func (u *unpacker) file(tr *tar.Reader, h *tar.Header, name string, mode fs.FileMode) error {
 	if h.Size < 0 || h.Size > int64(u.lim.Bytes)-u.bytes {
-		return u.fail(u.dest, turnstone.Exhausted, fmt.Errorf("more than %s", u.lim.Bytes), "copy less at one time")
+		return u.fail(u.dest, turnstone.KindExhausted, fmt.Errorf("more than %s", u.lim.Bytes), "copy less at one time")
 	}
 	u.bytes += h.Size
 	if err := u.clear(name); err != nil {
@@ -406,11 +406,11 @@ var (
 func kindOfWrite(err error) turnstone.Kind {
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return turnstone.Exhausted
+		return turnstone.KindExhausted
 	case errors.Is(err, errNoName), errors.Is(err, errThroughLink):
-		return turnstone.Invalid
+		return turnstone.KindInvalid
 	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EISDIR), errors.Is(err, syscall.ENOTEMPTY), errors.Is(err, syscall.EEXIST), errors.Is(err, syscall.ELOOP):
-		return turnstone.Invalid
+		return turnstone.KindInvalid
 	}
-	return turnstone.Unavailable
+	return turnstone.KindUnavailable
 }

@@ -127,7 +127,7 @@ func TestTargets(t *testing.T) {
 	if err := json.Unmarshal(m.Result, &all); err != nil || len(all.TargetInfos) != 2 || all.TargetInfos[0].Attached || !all.TargetInfos[1].Attached {
 		t.Errorf("%s", m.Result)
 	}
-	s.backend.set(a.ID, sandboxes.Failed, "it died")
+	s.backend.set(a.ID, sandboxes.StateFailed, "it died")
 	if e := c.event("Target.targetInfoChanged"); !strings.Contains(string(e.Params), "it died") {
 		t.Errorf("%s", e.Params)
 	}
@@ -213,7 +213,7 @@ func TestSandboxEnds(t *testing.T) {
 	page := &client{t: t, conn: s.open(t, pagePath+string(a.ID))}
 	page.f = wire.NewFrames(page.conn, true)
 	time.Sleep(50 * time.Millisecond)
-	s.backend.set(a.ID, sandboxes.Failed, "out of memory")
+	s.backend.set(a.ID, sandboxes.StateFailed, "out of memory")
 	close(die)
 	e := c.event("Target.detachedFromTarget")
 	if !strings.Contains(string(e.Params), dying) || !strings.Contains(string(e.Params), "the sandbox is failed: out of memory") {

@@ -47,7 +47,7 @@ func (b *backend) Get(id turnstone.SandboxID) (sandboxes.Info, error) {
 			return i, nil
 		}
 	}
-	return sandboxes.Info{}, &turnstone.Error{Op: "test", Kind: turnstone.NotFound, Subject: string(id), Hint: "look elsewhere"}
+	return sandboxes.Info{}, &turnstone.Error{Op: "test", Kind: turnstone.KindNotFound, Subject: string(id), Hint: "look elsewhere"}
 }
 
 func (b *backend) Dial(_ context.Context, id turnstone.SandboxID) (net.Conn, error) {
@@ -56,7 +56,7 @@ func (b *backend) Dial(_ context.Context, id turnstone.SandboxID) (net.Conn, err
 		return nil, err
 	}
 	if i.State.Final() {
-		return nil, &turnstone.Error{Op: "test", Kind: turnstone.Dead, Subject: string(id), Err: errors.New(i.Reason)}
+		return nil, &turnstone.Error{Op: "test", Kind: turnstone.KindDead, Subject: string(id), Err: errors.New(i.Reason)}
 	}
 	near, far := net.Pipe()
 	b.mu.Lock()
@@ -92,7 +92,7 @@ func (b *backend) set(id turnstone.SandboxID, state sandboxes.State, reason stri
 func (b *backend) add(name string, agent func(net.Conn)) sandboxes.Info {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	i := sandboxes.Info{ID: turnstone.NewSandboxID(), Name: name, Image: "base", State: sandboxes.Ready}
+	i := sandboxes.Info{ID: turnstone.NewSandboxID(), Name: name, Image: "base", State: sandboxes.StateReady}
 	b.infos = append(b.infos, i)
 	if b.agents == nil {
 		b.agents = map[turnstone.SandboxID]func(net.Conn){}
@@ -424,7 +424,7 @@ func TestPages(t *testing.T) {
 	s := serve(t, nil)
 	a := s.backend.add("one", echoAgent)
 	b := s.backend.add("two", echoAgent)
-	s.backend.set(b.ID, sandboxes.Failed, "it died")
+	s.backend.set(b.ID, sandboxes.StateFailed, "it died")
 	_, body := s.get(t, "GET", "/"+s.opt.Token+"/json/list")
 	var pages []page
 	if err := json.Unmarshal([]byte(body), &pages); err != nil || len(pages) != 2 {
@@ -433,7 +433,7 @@ func TestPages(t *testing.T) {
 	if p := pages[0]; p.ID != string(a.ID) || p.Title != "one" || p.Socket != "ws://"+s.addr+"/"+s.opt.Token+"/devtools/page/"+p.ID {
 		t.Errorf("%+v", p)
 	}
-	if p := pages[1]; p.Socket != "" || p.State != sandboxes.Failed || p.Description != "it died" {
+	if p := pages[1]; p.Socket != "" || p.State != sandboxes.StateFailed || p.Description != "it died" {
 		t.Errorf("%+v", p)
 	}
 	if _, again := s.get(t, "GET", "/"+s.opt.Token+"/json"); again != body {

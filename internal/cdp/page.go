@@ -82,7 +82,7 @@ func (s *Server) ended(id turnstone.SandboxID, err error) (code int, reason stri
 	}
 	i, getErr := s.opt.Backend.Get(id)
 	switch {
-	case turnstone.KindOf(getErr) == turnstone.NotFound:
+	case turnstone.KindOf(getErr) == turnstone.KindNotFound:
 		return goingAway, "the sandbox was removed"
 	case getErr == nil && i.State.Final():
 		return goingAway, endText(i)

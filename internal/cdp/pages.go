@@ -84,7 +84,7 @@ func (s *Server) serveList(w http.ResponseWriter, r *http.Request) {
 	pages := []page{}
 	for _, i := range all {
 		p := page{ID: string(i.ID), Type: targetType, Title: i.Title(), Description: i.Reason, URL: targetURL(i.ID), State: i.State}
-		if i.State == sandboxes.Ready || i.State == sandboxes.Running {
+		if i.State == sandboxes.StateReady || i.State == sandboxes.StateRunning {
 			p.Socket = s.address(r, pagePath+string(i.ID))
 		}
 		pages = append(pages, p)
@@ -103,11 +103,11 @@ func (s *Server) writeJSON(w http.ResponseWriter, v any) {
 // statusOf says which HTTP status an error is.
 func statusOf(err error) int {
 	switch turnstone.KindOf(err) {
-	case turnstone.NotFound:
+	case turnstone.KindNotFound:
 		return http.StatusNotFound
-	case turnstone.Dead:
+	case turnstone.KindDead:
 		return http.StatusGone
-	case turnstone.Unavailable, turnstone.Exhausted:
+	case turnstone.KindUnavailable, turnstone.KindExhausted:
 		return http.StatusServiceUnavailable
 	}
 	return http.StatusInternalServerError

@@ -23,16 +23,16 @@ type agents struct {
 func (a *agents) List(context.Context) ([]sandboxes.Info, error) {
 	var all []sandboxes.Info
 	for _, id := range a.ids {
-		all = append(all, sandboxes.Info{ID: id, Image: "test", State: sandboxes.Ready})
+		all = append(all, sandboxes.Info{ID: id, Image: "test", State: sandboxes.StateReady})
 	}
 	return all, nil
 }
 
 func (a *agents) Get(id turnstone.SandboxID) (sandboxes.Info, error) {
 	if a.agents[id] == nil {
-		return sandboxes.Info{}, &turnstone.Error{Op: "test", Kind: turnstone.NotFound, Err: errors.New("no such sandbox")}
+		return sandboxes.Info{}, &turnstone.Error{Op: "test", Kind: turnstone.KindNotFound, Err: errors.New("no such sandbox")}
 	}
-	return sandboxes.Info{ID: id, Image: "test", State: sandboxes.Ready}, nil
+	return sandboxes.Info{ID: id, Image: "test", State: sandboxes.StateReady}, nil
 }
 
 func (a *agents) Dial(_ context.Context, id turnstone.SandboxID) (net.Conn, error) {

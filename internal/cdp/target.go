@@ -141,7 +141,7 @@ func announce(ctx context.Context, c *wire.Conn, known map[string]wire.TargetTar
 // AttachToTarget implements wire.TargetServer.
 func (t *targets) AttachToTarget(ctx context.Context, c *wire.Conn, p *wire.TargetAttachToTargetParams) (*wire.TargetAttachToTargetResult, error) {
 	if !p.Flatten {
-		return nil, &turnstone.Error{Op: wire.MethodTargetAttachToTarget, Kind: turnstone.Invalid, Subject: "flatten",
+		return nil, &turnstone.Error{Op: wire.MethodTargetAttachToTarget, Kind: turnstone.KindInvalid, Subject: "flatten",
 			Err: errors.New("sessions are flat"), Hint: "say flatten: true"}
 	}
 	id := turnstone.SandboxID(p.TargetID)
@@ -168,10 +168,10 @@ func (b *browser) add(s *session) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.sessions == nil {
-		return &turnstone.Error{Op: wire.MethodTargetAttachToTarget, Kind: turnstone.Dead, Subject: "connection"}
+		return &turnstone.Error{Op: wire.MethodTargetAttachToTarget, Kind: turnstone.KindDead, Subject: "connection"}
 	}
 	if len(b.sessions) > maxSessions || b.last == 1<<32-1 {
-		return &turnstone.Error{Op: wire.MethodTargetAttachToTarget, Kind: turnstone.Exhausted, Subject: "sessions of this connection",
+		return &turnstone.Error{Op: wire.MethodTargetAttachToTarget, Kind: turnstone.KindExhausted, Subject: "sessions of this connection",
 			Err: fmt.Errorf("there are %d already", maxSessions), Hint: "detach from one, or open another connection"}
 	}
 	own := 0
@@ -181,11 +181,11 @@ func (b *browser) add(s *session) error {
 		}
 	}
 	if own >= maxPerTarget {
-		return &turnstone.Error{Op: wire.MethodTargetAttachToTarget, Kind: turnstone.Exhausted, Subject: "sessions of this connection with " + string(s.target),
+		return &turnstone.Error{Op: wire.MethodTargetAttachToTarget, Kind: turnstone.KindExhausted, Subject: "sessions of this connection with " + string(s.target),
 			Err: fmt.Errorf("there are %d already", maxPerTarget), Hint: "detach from one; one session can do many things at a time"}
 	}
 	if !b.srv.attach(s.target) {
-		return &turnstone.Error{Op: wire.MethodTargetAttachToTarget, Kind: turnstone.Exhausted, Subject: "sessions of this server with " + string(s.target),
+		return &turnstone.Error{Op: wire.MethodTargetAttachToTarget, Kind: turnstone.KindExhausted, Subject: "sessions of this server with " + string(s.target),
 			Err: fmt.Errorf("there are %d already", maxAttached), Hint: "other clients have them: wait until one detaches"}
 	}
 	b.last++
@@ -198,7 +198,7 @@ func (b *browser) add(s *session) error {
 func (t *targets) DetachFromTarget(_ context.Context, _ *wire.Conn, p *wire.TargetDetachFromTargetParams) error {
 	s := t.b.find(p.SessionID)
 	if s == nil || s.id == "" {
-		return &turnstone.Error{Op: wire.MethodTargetDetachFromTarget, Kind: turnstone.NotFound, Subject: fmt.Sprintf("session %.80s", p.SessionID)}
+		return &turnstone.Error{Op: wire.MethodTargetDetachFromTarget, Kind: turnstone.KindNotFound, Subject: fmt.Sprintf("session %.80s", p.SessionID)}
 	}
 	s.end("")
 	return nil
@@ -247,7 +247,7 @@ func specOf(p *wire.TargetCreateTargetParams, image string) (sandboxes.Spec, err
 		spec.Image = image
 	}
 	if !(p.TTL >= 0 && p.TTL <= maxTTL) {
-		return spec, &turnstone.Error{Op: wire.MethodTargetCreateTarget, Kind: turnstone.Invalid, Subject: "ttl",
+		return spec, &turnstone.Error{Op: wire.MethodTargetCreateTarget, Kind: turnstone.KindInvalid, Subject: "ttl",
 			Err: fmt.Errorf("%g seconds are not between 0 and %d", p.TTL, maxTTL)}
 	}
 	spec.TTL = time.Duration(p.TTL * float64(time.Second))

@@ -114,7 +114,7 @@ func TestLoad(t *testing.T) {
 	}
 	refused := func(want string) {
 		t.Helper()
-		if _, err := Load(dir); turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), want) || turnstone.HintOf(err) == "" {
+		if _, err := Load(dir); turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), want) || turnstone.HintOf(err) == "" {
 			t.Errorf("gives %v, want %q", err, want)
 		}
 	}

@@ -18,9 +18,9 @@ import (
 // builder looks at what building a template takes. What is missing there stops
 // turns only while no template is built.
 func (c *checker) builder(ctx context.Context) []Finding {
-	worst := Warn
+	worst := StatusWarn
 	if !c.built {
-		worst = Fail
+		worst = StatusFail
 	}
 	var found []Finding
 	for _, p := range []struct{ program, pkg string }{
@@ -41,7 +41,7 @@ func (c *checker) program(name, pkg string, worst Status) Finding {
 	for _, dir := range dirs {
 		path := filepath.Join(c.root, dir, name)
 		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
-			return Finding{Name: name, Status: OK, Detail: path}
+			return Finding{Name: name, Status: StatusOK, Detail: path}
 		}
 	}
 	return Finding{Name: name, Status: worst, Detail: "not installed",
@@ -70,7 +70,7 @@ func (c *checker) subIDs(file string, worst Status) Finding {
 			continue
 		}
 		if (fields[0] == name || fields[0] == me) && n >= wanted {
-			return Finding{Name: file, Status: OK, Detail: strings.TrimSpace(line)}
+			return Finding{Name: file, Status: StatusOK, Detail: strings.TrimSpace(line)}
 		}
 		free = max(free, first+n)
 	}
@@ -93,5 +93,5 @@ func userNamespaces(ctx context.Context, worst Status) Finding {
 		return Finding{Name: "user namespaces", Status: worst, Detail: "a program cannot be started in one: " + err.Error(),
 			Fix: host.AllowUserNamespaces()}
 	}
-	return Finding{Name: "user namespaces", Status: OK, Detail: "a program starts in one"}
+	return Finding{Name: "user namespaces", Status: StatusOK, Detail: "a program starts in one"}
 }

@@ -18,9 +18,9 @@ type Status string
 
 // The statuses.
 const (
-	OK   Status = "ok"   // as it should be
-	Warn Status = "warn" // turns run, but slower or with something missing
-	Fail Status = "fail" // no turn can run, or no template can be built and none is there
+	StatusOK   Status = "ok"   // as it should be
+	StatusWarn Status = "warn" // turns run, but slower or with something missing
+	StatusFail Status = "fail" // no turn can run, or no template can be built and none is there
 )
 
 // A Finding is one thing that was looked at.
@@ -53,7 +53,7 @@ func Check(ctx context.Context, h *statedir.Dir) []Finding {
 // Usable reports whether turns can run in spite of what was found.
 func Usable(found []Finding) bool {
 	for _, f := range found {
-		if f.Status == Fail {
+		if f.Status == StatusFail {
 			return false
 		}
 	}

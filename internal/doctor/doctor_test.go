@@ -43,13 +43,13 @@ func TestCheckNamesEverything(t *testing.T) {
 			t.Errorf("%s is found twice", f.Name)
 		}
 		seen[f.Name] = true
-		if f.Status != OK && f.Status != Warn && f.Status != Fail {
+		if f.Status != StatusOK && f.Status != StatusWarn && f.Status != StatusFail {
 			t.Errorf("%s: status %q", f.Name, f.Status)
 		}
 		if f.Detail == "" || strings.Contains(f.Detail, "\n") {
 			t.Errorf("%s: detail %q is not one line", f.Name, f.Detail)
 		}
-		if f.Status == OK && f.Fix != "" {
+		if f.Status == StatusOK && f.Fix != "" {
 			t.Errorf("%s is fine, and has the fix %q", f.Name, f.Fix)
 		}
 	}
@@ -57,7 +57,7 @@ func TestCheckNamesEverything(t *testing.T) {
 	for _, f := range found {
 		lines[f.Name] = f
 	}
-	if strings.HasPrefix(lines["substrate"].Detail, "gvisor") != (lines["gvisor"].Status == OK && !strings.Contains(lines["substrate"].Detail, "microvm (KVM")) && os.Getenv(substrateVar) == "" {
+	if strings.HasPrefix(lines["substrate"].Detail, "gvisor") != (lines["gvisor"].Status == StatusOK && !strings.Contains(lines["substrate"].Detail, "microvm (KVM")) && os.Getenv(substrateVar) == "" {
 		t.Errorf("gVisor is chosen, and cannot be used, or the other way round: %+v, %+v", lines["substrate"], lines["gvisor"])
 	}
 	for _, name := range []string{"platform", "firecracker", "qemu", "gvisor", "substrate", "disk", "memory", "kernel", "templates", "snapshots", "mmdebstrap", "newuidmap", "mke2fs"} {
@@ -84,7 +84,7 @@ func TestSnapshotsOfAllSubstrates(t *testing.T) {
 }
 
 func TestUsable(t *testing.T) {
-	if !Usable([]Finding{{Status: OK}, {Status: Warn}}) || Usable([]Finding{{Status: OK}, {Status: Fail}}) {
+	if !Usable([]Finding{{Status: StatusOK}, {Status: StatusWarn}}) || Usable([]Finding{{Status: StatusOK}, {Status: StatusFail}}) {
 		t.Error("only a failure means that nothing can run")
 	}
 }
@@ -100,19 +100,19 @@ func TestKVM(t *testing.T) {
 		detail  string
 		fix     string
 	}{
-		{"works", there, kvm.Verdict{Usable: true, Proven: true}, OK, "a guest runs under it", ""},
-		{"works, with a module", map[string]string{"dev/kvm": "", "sys/module/kvm_pvm/x": ""}, kvm.Verdict{Usable: true, Proven: true, CPU: "host"}, OK,
+		{"works", there, kvm.Verdict{Usable: true, Proven: true}, StatusOK, "a guest runs under it", ""},
+		{"works, with a module", map[string]string{"dev/kvm": "", "sys/module/kvm_pvm/x": ""}, kvm.Verdict{Usable: true, Proven: true, CPU: "host"}, StatusOK,
 			"kvm_pvm: a guest runs under it; CPU model host", ""},
-		{"works with this kernel", there, kvm.Verdict{Usable: true, Proven: true, Emulated: true, CPU: "host,-x", Why: "failed to set MSR 0x1"}, OK,
+		{"works with this kernel", there, kvm.Verdict{Usable: true, Proven: true, Emulated: true, CPU: "host,-x", Why: "failed to set MSR 0x1"}, StatusOK,
 			"a guest runs under it with this kernel only (TURN_KERNEL=/srv/vmlinux), and not with Debian's: its guests are emulated, and xrstor or cmpxchg16b is not; " +
 				"CPU model host,-x, since QEMU refuses the host's: failed to set MSR 0x1", ""},
-		{"works with no stock kernel", there, kvm.Verdict{Proven: true, Emulated: true, Known: true, Reason: "emulated"}, Warn,
+		{"works with no stock kernel", there, kvm.Verdict{Proven: true, Emulated: true, Known: true, Reason: "emulated"}, StatusWarn,
 			"; `turn doctor --kernel FILE` tries another kernel", ""},
-		{"turns away later", there, kvm.Verdict{Known: true, Reason: "no virtual machine can be made: device or resource busy"}, Warn, "cannot be used: no virtual machine", ""},
-		{"no guest starts", there, kvm.Verdict{Proven: true, Reason: "emulation failure"}, Warn, "emulation failure", ""},
-		{"root's alone", there, kvm.Verdict{Denied: true, Reason: "permission denied"}, Warn, "may not be opened", "sudo setfacl"},
-		{"not tried", there, kvm.Verdict{Reason: "not proven yet"}, Warn, "not tried yet", "turn exec"},
-		{"no device", nil, kvm.Verdict{}, Warn, "there is no /dev/kvm", ""},
+		{"turns away later", there, kvm.Verdict{Known: true, Reason: "no virtual machine can be made: device or resource busy"}, StatusWarn, "cannot be used: no virtual machine", ""},
+		{"no guest starts", there, kvm.Verdict{Proven: true, Reason: "emulation failure"}, StatusWarn, "emulation failure", ""},
+		{"root's alone", there, kvm.Verdict{Denied: true, Reason: "permission denied"}, StatusWarn, "may not be opened", "sudo setfacl"},
+		{"not tried", there, kvm.Verdict{Reason: "not proven yet"}, StatusWarn, "not tried yet", "turn exec"},
+		{"no device", nil, kvm.Verdict{}, StatusWarn, "there is no /dev/kvm", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			f := machineOf(t, 1000, tc.files).kvm(untriedScene(tc.verdict))[0]
@@ -131,7 +131,7 @@ func TestKVMPermission(t *testing.T) {
 	if err := os.Chmod(filepath.Join(c.root, "dev/kvm"), 0); err != nil {
 		t.Fatal(err)
 	}
-	if f := c.kvm(untriedScene(kvm.Verdict{}))[0]; f.Status != Warn || !strings.Contains(f.Fix, "setfacl") {
+	if f := c.kvm(untriedScene(kvm.Verdict{}))[0]; f.Status != StatusWarn || !strings.Contains(f.Fix, "setfacl") {
 		t.Errorf("got %+v", f)
 	}
 }
@@ -141,24 +141,24 @@ func TestSubIDs(t *testing.T) {
 		name, file string
 		status     Status
 	}{
-		{"by number", "12345:100000:65536\n", OK},
-		{"of somebody else", "other:100000:65536\n", Fail},
-		{"too few", "12345:100000:1000\n", Fail},
-		{"nonsense", "12345\n:::\n12345:x:y\n", Fail},
-		{"empty", "", Fail},
+		{"by number", "12345:100000:65536\n", StatusOK},
+		{"of somebody else", "other:100000:65536\n", StatusFail},
+		{"too few", "12345:100000:1000\n", StatusFail},
+		{"nonsense", "12345\n:::\n12345:x:y\n", StatusFail},
+		{"empty", "", StatusFail},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			f := machineOf(t, 12345, map[string]string{"etc/subuid": tc.file}).subIDs("subuid", Fail)
+			f := machineOf(t, 12345, map[string]string{"etc/subuid": tc.file}).subIDs("subuid", StatusFail)
 			if f.Status != tc.status {
 				t.Errorf("got %+v", f)
 			}
-			if f.Status != OK && (!strings.HasPrefix(f.Fix, "sudo usermod --add-subuids 1") || !strings.HasSuffix(f.Fix, " '12345'")) {
+			if f.Status != StatusOK && (!strings.HasPrefix(f.Fix, "sudo usermod --add-subuids 1") || !strings.HasSuffix(f.Fix, " '12345'")) {
 				t.Errorf("fix %q", f.Fix)
 			}
 		})
 	}
 	// The range that is proposed is nobody else's.
-	f := machineOf(t, 12345, map[string]string{"etc/subuid": "a:100000:65536\nb:165536:65536\n"}).subIDs("subuid", Fail)
+	f := machineOf(t, 12345, map[string]string{"etc/subuid": "a:100000:65536\nb:165536:65536\n"}).subIDs("subuid", StatusFail)
 	if !strings.Contains(f.Fix, "231072-296607") {
 		t.Errorf("fix %q", f.Fix)
 	}
@@ -167,28 +167,28 @@ func TestSubIDs(t *testing.T) {
 func TestProgram(t *testing.T) {
 	t.Setenv("PATH", "/usr/bin")
 	c := machineOf(t, 1000, map[string]string{"usr/sbin/mke2fs": "#!/bin/sh\n"})
-	if f := c.program("mke2fs", "e2fsprogs", Fail); f.Status != OK || f.Fix != "" {
+	if f := c.program("mke2fs", "e2fsprogs", StatusFail); f.Status != StatusOK || f.Fix != "" {
 		t.Errorf("a program in /usr/sbin is not found: %+v", f)
 	}
-	if f := c.program("mmdebstrap", "mmdebstrap", Fail); f.Status != Fail || !strings.HasSuffix(f.Fix, "-y mmdebstrap") {
+	if f := c.program("mmdebstrap", "mmdebstrap", StatusFail); f.Status != StatusFail || !strings.HasSuffix(f.Fix, "-y mmdebstrap") {
 		t.Errorf("got %+v", f)
 	}
 }
 
 func TestMemory(t *testing.T) {
-	for kib, want := range map[int64]Status{8 << 20: OK, 1 << 20: Warn, 100 << 10: Fail} {
+	for kib, want := range map[int64]Status{8 << 20: StatusOK, 1 << 20: StatusWarn, 100 << 10: StatusFail} {
 		c := machineOf(t, 0, map[string]string{"proc/meminfo": "MemTotal: 1 kB\nMemAvailable:   " + strconv.FormatInt(kib, 10) + " kB\n"})
 		if f := c.memory(t.Context())[0]; f.Status != want {
 			t.Errorf("%d KiB: got %+v, want %s", kib, f, want)
 		}
 	}
-	if f := machineOf(t, 0, map[string]string{"proc/meminfo": "x"}).memory(t.Context())[0]; f.Status != Warn {
+	if f := machineOf(t, 0, map[string]string{"proc/meminfo": "x"}).memory(t.Context())[0]; f.Status != StatusWarn {
 		t.Errorf("got %+v", f)
 	}
 }
 
 func TestGrade(t *testing.T) {
-	for have, want := range map[turnstone.Bytes]Status{0: Fail, diskNeeded - 1: Fail, diskNeeded: Warn, diskWanted: OK} {
+	for have, want := range map[turnstone.Bytes]Status{0: StatusFail, diskNeeded - 1: StatusFail, diskNeeded: StatusWarn, diskWanted: StatusOK} {
 		if got := grade(have, diskNeeded, diskWanted); got != want {
 			t.Errorf("%s: got %s, want %s", have, got, want)
 		}
@@ -198,16 +198,16 @@ func TestGrade(t *testing.T) {
 func TestKernelOverride(t *testing.T) {
 	c := machineOf(t, 0, nil)
 	t.Setenv("TURN_KERNEL", filepath.Join(c.root, "none"))
-	if f := c.kernel(t.Context())[0]; f.Status != Fail || f.Fix != "unset TURN_KERNEL" {
+	if f := c.kernel(t.Context())[0]; f.Status != StatusFail || f.Fix != "unset TURN_KERNEL" {
 		t.Errorf("got %+v", f)
 	}
 	t.Setenv("TURN_KERNEL", "/proc/self/exe") // this is looked into: it is none
-	if f := c.kernel(t.Context())[0]; f.Status != Fail || f.Fix != "unset TURN_KERNEL" {
+	if f := c.kernel(t.Context())[0]; f.Status != StatusFail || f.Fix != "unset TURN_KERNEL" {
 		t.Errorf("got %+v", f)
 	}
 	t.Setenv("TURN_KERNEL", "")
 	image := filepath.Join(t.TempDir(), "image")
-	for version, want := range map[string]Status{"6.9.0-own": OK, "6.1.192-tpv": Warn} {
+	for version, want := range map[string]Status{"6.9.0-own": StatusOK, "6.1.192-tpv": StatusWarn} {
 		b := make([]byte, 4096) // a bzImage whose payload is in no known format (boot.rst)
 		copy(b[0x202:], "HdrS\x0f\x02")
 		b[0x1f1], b[0x20f], b[0x236], b[0x249], b[0x24c] = 1, 1, 1, 2, 8
@@ -217,7 +217,7 @@ func TestKernelOverride(t *testing.T) {
 		}
 		c.choice.Image = image
 		f := c.kernel(t.Context())[0]
-		if f.Status != want || !strings.HasPrefix(f.Detail, "config.toml: kernel = "+image) || strings.Contains(f.Detail, "test kernel") != (want == Warn) {
+		if f.Status != want || !strings.HasPrefix(f.Detail, "config.toml: kernel = "+image) || strings.Contains(f.Detail, "test kernel") != (want == StatusWarn) {
 			t.Errorf("%s: %+v", version, f)
 		}
 	}
@@ -261,7 +261,7 @@ func TestAskedSubstrate(t *testing.T) {
 	c := machineOf(t, 1000, nil)
 	for _, name := range []string{"qemu", "xen"} {
 		t.Setenv(substrateVar, name)
-		if f := chosenLine(c.look(t.Context())); f.Status != Fail || f.Fix != "unset TURN_SUBSTRATE" || !strings.Contains(f.Detail, "TURN_SUBSTRATE="+name+" cannot be had: ") {
+		if f := chosenLine(c.look(t.Context())); f.Status != StatusFail || f.Fix != "unset TURN_SUBSTRATE" || !strings.Contains(f.Detail, "TURN_SUBSTRATE="+name+" cannot be had: ") {
 			t.Errorf("%+v", f)
 		}
 	}
@@ -275,11 +275,11 @@ func TestFirecracker(t *testing.T) {
 		return c.firecracker(scene{asked: "auto", fc: c.lookAtFirecracker(t.Context())})
 	}
 	c := machineOf(t, 1000, nil)
-	if f := line(c); f.Status != OK || !strings.Contains(f.Detail, "of no use without KVM") {
+	if f := line(c); f.Status != StatusOK || !strings.Contains(f.Detail, "of no use without KVM") {
 		t.Errorf("without KVM: %+v", f)
 	}
 	c = machineOf(t, 1000, map[string]string{"dev/kvm": ""})
-	if f := line(c); f.Status != OK || !strings.Contains(f.Detail, "https://github.com/firecracker-microvm/firecracker/releases") {
+	if f := line(c); f.Status != StatusOK || !strings.Contains(f.Detail, "https://github.com/firecracker-microvm/firecracker/releases") {
 		t.Errorf("with KVM: %+v", f)
 	}
 	program := filepath.Join(t.TempDir(), "firecracker")
@@ -288,11 +288,11 @@ func TestFirecracker(t *testing.T) {
 	}
 	t.Setenv("TURN_FIRECRACKER", program)
 	t.Setenv("TURN_JAILER", program)
-	if f := line(c); f.Status != Warn || !strings.Contains(f.Detail, "1.2.0") || f.Fix != "unset TURN_FIRECRACKER" {
+	if f := line(c); f.Status != StatusWarn || !strings.Contains(f.Detail, "1.2.0") || f.Fix != "unset TURN_FIRECRACKER" {
 		t.Errorf("an old one: %+v", f)
 	}
 	t.Setenv("TURN_FIRECRACKER", "/none")
-	if f := line(c); f.Status != Warn || f.Fix != "unset TURN_FIRECRACKER" {
+	if f := line(c); f.Status != StatusWarn || f.Fix != "unset TURN_FIRECRACKER" {
 		t.Errorf("one that is not there: %+v", f)
 	}
 }
@@ -301,7 +301,7 @@ func TestFirecracker(t *testing.T) {
 func TestFirecrackerWithoutJail(t *testing.T) {
 	c := machineOf(t, 1000, nil)
 	f := c.notJailed("Firecracker v1.17.0 (/firecracker)", firecracker.Jail{Reason: "users may make no\nuser namespaces"})
-	if f.Status != Warn || !strings.Contains(f.Detail, "without a jail") || !strings.Contains(f.Detail, "neither kept nor resumed: users may make no user namespaces") {
+	if f.Status != StatusWarn || !strings.Contains(f.Detail, "without a jail") || !strings.Contains(f.Detail, "neither kept nor resumed: users may make no user namespaces") {
 		t.Errorf("%+v", f)
 	}
 }
@@ -363,7 +363,7 @@ func TestJailer(t *testing.T) {
 func TestMissingQEMU(t *testing.T) {
 	c := machineOf(t, 1000, nil)
 	none := qemuScene{err: errors.New("qemu-system-x86_64 is not found")}
-	for want, s := range map[Status]scene{Fail: {qemu: none}, Warn: {qemu: none, decision: driver.Decision{Substrate: named{name: "gvisor"}}}} {
+	for want, s := range map[Status]scene{StatusFail: {qemu: none}, StatusWarn: {qemu: none, decision: driver.Decision{Substrate: named{name: "gvisor"}}}} {
 		if f := c.qemu(s)[0]; f.Status != want || f.Fix == "" {
 			t.Errorf("%s: %+v", want, f)
 		}
@@ -373,11 +373,11 @@ func TestMissingQEMU(t *testing.T) {
 // TestQEMUWithoutNamespaces: turns run, and doctor says what is missing.
 func TestQEMUWithoutNamespaces(t *testing.T) {
 	c := machineOf(t, 1000, nil)
-	if f := c.jail("QEMU 7.2", qemu.Jail{Wall: "filter", Reason: "mount:\noperation not permitted"}); f.Status != Warn ||
+	if f := c.jail("QEMU 7.2", qemu.Jail{Wall: "filter", Reason: "mount:\noperation not permitted"}); f.Status != StatusWarn ||
 		!strings.Contains(f.Detail, "QEMU 7.2: runs without namespaces") || !strings.HasSuffix(f.Detail, ": mount: operation not permitted") {
 		t.Errorf("%+v", f)
 	}
-	if f := c.jail("QEMU 7.2", qemu.Jail{Wall: "namespaces"}); f.Status != OK || f.Fix != "" {
+	if f := c.jail("QEMU 7.2", qemu.Jail{Wall: "namespaces"}); f.Status != StatusOK || f.Fix != "" {
 		t.Errorf("%+v", f)
 	}
 }

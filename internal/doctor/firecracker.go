@@ -50,15 +50,15 @@ const getFirecracker = "the release for x86_64 is at " + releases + ", with chec
 
 // firecracker says whether a guest runs under Firecracker.
 func (c *checker) firecracker(s scene) Finding {
-	f := Finding{Name: "firecracker", Status: OK}
+	f := Finding{Name: "firecracker", Status: StatusOK}
 	found := fmt.Sprintf("%s (%s)", s.fc.version, s.fc.path)
 	switch {
 	case s.fc.findErr != nil:
 		return c.noFirecracker(s)
 	case s.guestErr != nil:
-		f.Status, f.Detail = Warn, found+" cannot be used: the guest kernel cannot be had"
+		f.Status, f.Detail = StatusWarn, found+" cannot be used: the guest kernel cannot be had"
 	case s.fc.err == nil && s.fc.restricted != nil:
-		f.Status, f.Detail = Warn, found+": a guest runs under it, but "+unnamed(s.fc.restricted)
+		f.Status, f.Detail = StatusWarn, found+": a guest runs under it, but "+unnamed(s.fc.restricted)
 	case s.fc.err == nil && !s.fc.jail.Confined():
 		return c.notJailed(found, s.fc.jail)
 	case s.fc.err == nil:
@@ -67,17 +67,17 @@ func (c *checker) firecracker(s scene) Finding {
 		who, _ := s.firstTurn(driver.Firecracker, "KVM")
 		f.Detail = found + ": no guest was started yet, " + who
 		if s.fc.restricted != nil {
-			f.Status, f.Detail = Warn, f.Detail+"; "+unnamed(s.fc.restricted)
+			f.Status, f.Detail = StatusWarn, f.Detail+"; "+unnamed(s.fc.restricted)
 		}
 	default:
-		f.Status, f.Detail = Warn, found+" cannot be used: "+oneLine(s.fc.err)
+		f.Status, f.Detail = StatusWarn, found+" cannot be used: "+oneLine(s.fc.err)
 	}
 	return f
 }
 
 // notJailed says why Firecracker has no jail. Turns run without one, and keep no machines.
 func (c *checker) notJailed(found string, j firecracker.Jail) Finding {
-	return Finding{Name: "firecracker", Status: Warn, Fix: host.AllowUserNamespaces(),
+	return Finding{Name: "firecracker", Status: StatusWarn, Fix: host.AllowUserNamespaces(),
 		Detail: found + ": a guest runs under it, but it runs without a jail, behind its filters of system calls alone, and machines are neither kept nor resumed: " +
 			strings.Join(strings.Fields(j.Reason), " ")}
 }
@@ -86,7 +86,7 @@ func (c *checker) notJailed(found string, j firecracker.Jail) Finding {
 // cannot be used, is.
 func (c *checker) noFirecracker(s scene) Finding {
 	err := s.fc.findErr
-	f := Finding{Name: "firecracker", Status: Warn, Detail: oneLine(err) + "; " + turnstone.HintOf(err)}
+	f := Finding{Name: "firecracker", Status: StatusWarn, Detail: oneLine(err) + "; " + turnstone.HintOf(err)}
 	var jailer *firecracker.JailerError
 	switch errors.As(err, &jailer); {
 	case jailer != nil && os.Getenv("TURN_JAILER") != "":
@@ -99,9 +99,9 @@ func (c *checker) noFirecracker(s scene) Finding {
 	case !s.fc.missing(): // it is there, and old
 		return f
 	case c.noKVM():
-		return Finding{Name: "firecracker", Status: OK, Detail: "not installed, and of no use without KVM"}
+		return Finding{Name: "firecracker", Status: StatusOK, Detail: "not installed, and of no use without KVM"}
 	}
-	return Finding{Name: "firecracker", Status: OK, Detail: "not installed, and not needed: " + getFirecracker}
+	return Finding{Name: "firecracker", Status: StatusOK, Detail: "not installed, and not needed: " + getFirecracker}
 }
 
 // unnamed is err's text without what it is about, which is named already.

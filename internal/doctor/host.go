@@ -34,13 +34,13 @@ const (
 func (c *checker) platform(context.Context) []Finding {
 	what := runtime.GOOS + "/" + runtime.GOARCH
 	if what != "linux/amd64" {
-		return one("platform", Fail, what+": turns run on linux/amd64 only", "")
+		return one("platform", StatusFail, what+": turns run on linux/amd64 only", "")
 	}
 	var u unix.Utsname
 	if err := unix.Uname(&u); err == nil {
 		what += ", kernel " + unix.ByteSliceToString(u.Release[:])
 	}
-	return one("platform", OK, fmt.Sprintf("%s, %d CPUs", what, runtime.NumCPU()), "")
+	return one("platform", StatusOK, fmt.Sprintf("%s, %d CPUs", what, runtime.NumCPU()), "")
 }
 
 // kvm explains what QEMU says of KVM: it works, works with this kernel only, or does not.
@@ -54,44 +54,44 @@ func (c *checker) kvm(s scene) []Finding {
 		return one("kvm", status, detail, fix)
 	}
 	if s.guestErr != nil && (v.Proven || v.Usable || !v.Known) { // of another kernel than that of the guests
-		return say(Warn, "not looked at: the guest kernel, which has to start under it, cannot be had"+slow, "")
+		return say(StatusWarn, "not looked at: the guest kernel, which has to start under it, cannot be had"+slow, "")
 	}
 	if v.Usable && v.Emulated {
-		return say(OK, "a guest runs under it with this kernel only ("+c.kernelName()+"), and not with Debian's: "+kvm.ErrEmulated.Error()+ofCPU(v), "")
+		return say(StatusOK, "a guest runs under it with this kernel only ("+c.kernelName()+"), and not with Debian's: "+kvm.ErrEmulated.Error()+ofCPU(v), "")
 	}
 	if v.Usable {
-		return say(OK, "a guest runs under it"+ofCPU(v), "")
+		return say(StatusOK, "a guest runs under it"+ofCPU(v), "")
 	}
 	if v.Kernel {
-		return say(Warn, v.Reason+slow, c.guest.Look())
+		return say(StatusWarn, v.Reason+slow, c.guest.Look())
 	}
 	if v.Proven && v.Emulated && !c.guest.Own {
-		return say(Warn, v.Reason+slow+"; `"+c.guest.Look()+"` tries another kernel", "")
+		return say(StatusWarn, v.Reason+slow+"; `"+c.guest.Look()+"` tries another kernel", "")
 	}
 	if v.Proven {
-		return say(Warn, v.Reason+slow, "")
+		return say(StatusWarn, v.Reason+slow, "")
 	}
 	if v.Denied {
-		return say(Warn, "/dev/kvm may not be opened by those who run QEMU: "+v.Reason+slow, c.kvmAccess())
+		return say(StatusWarn, "/dev/kvm may not be opened by those who run QEMU: "+v.Reason+slow, c.kvmAccess())
 	}
 	f, err := os.OpenFile(filepath.Join(c.root, "dev/kvm"), os.O_RDWR, 0)
 	switch {
 	case err == nil:
 		_ = f.Close()
 		if v.Known { // it turns away later
-			return say(Warn, "/dev/kvm cannot be used: "+v.Reason+slow, "")
+			return say(StatusWarn, "/dev/kvm cannot be used: "+v.Reason+slow, "")
 		}
 		if who, does := s.firstTurn(driver.QEMU, "KVM"); does {
-			return say(Warn, "not tried yet, "+who, tryTurn)
+			return say(StatusWarn, "not tried yet, "+who, tryTurn)
 		} else {
-			return say(OK, "not tried yet, and "+who, "")
+			return say(StatusOK, "not tried yet, and "+who, "")
 		}
 	case errors.Is(err, fs.ErrPermission):
-		return say(Warn, "/dev/kvm may not be opened by you"+slow, c.kvmAccess())
+		return say(StatusWarn, "/dev/kvm may not be opened by you"+slow, c.kvmAccess())
 	case errors.Is(err, fs.ErrNotExist):
-		return say(Warn, "there is no /dev/kvm: virtualization is off in the firmware, or this is a virtual machine itself"+slow, "")
+		return say(StatusWarn, "there is no /dev/kvm: virtualization is off in the firmware, or this is a virtual machine itself"+slow, "")
 	}
-	return say(Warn, err.Error()+slow, "")
+	return say(StatusWarn, err.Error()+slow, "")
 }
 
 // withoutKVM says what turns run on where QEMU has no KVM; empty where that is not known, or
@@ -146,25 +146,25 @@ func (c *checker) kvmAccess() string {
 func (c *checker) config(context.Context) []Finding {
 	path := c.home.Path(config.File)
 	if _, err := config.Load(c.home.Root); err != nil {
-		return one("config", Fail, strings.Join(strings.Fields(err.Error()), " "), "${EDITOR:-vi} "+quote(path))
+		return one("config", StatusFail, strings.Join(strings.Fields(err.Error()), " "), "${EDITOR:-vi} "+quote(path))
 	}
 	if _, err := os.Lstat(path); err != nil {
-		return one("config", OK, "no config.toml: the defaults", "")
+		return one("config", StatusOK, "no config.toml: the defaults", "")
 	}
-	return one("config", OK, path, "")
+	return one("config", StatusOK, path, "")
 }
 
 func (c *checker) disk(context.Context) []Finding {
 	var st unix.Statfs_t
 	if err := unix.Statfs(c.home.Root, &st); err != nil {
-		return one("disk", Fail, c.home.Root+": "+err.Error(), "")
+		return one("disk", StatusFail, c.home.Root+": "+err.Error(), "")
 	}
 	free := turnstone.Bytes(int64(st.Bavail) * int64(st.Bsize))
 	detail := fmt.Sprintf("%s free in %s", free.Human(), c.home.Root)
 	if cfg, err := config.Load(c.home.Root); err == nil { // else there is another finding
 		floor := turnstone.Bytes(min(cfg.Limits.FreeSpace.Floor(st.Blocks*uint64(st.Bsize)), math.MaxInt64))
 		if free < floor {
-			return one("disk", Fail, fmt.Sprintf("%s, and free_space of config.toml has %s stay free: nothing starts", detail, floor.Human()), c.diskFix(0))
+			return one("disk", StatusFail, fmt.Sprintf("%s, and free_space of config.toml has %s stay free: nothing starts", detail, floor.Human()), c.diskFix(0))
 		}
 	}
 	return one("disk", grade(free, diskNeeded, diskWanted), detail, c.diskFix(free))
@@ -180,7 +180,7 @@ func (c *checker) diskFix(free turnstone.Bytes) string {
 func (c *checker) memory(context.Context) []Finding {
 	available, err := memAvailable(filepath.Join(c.root, "proc/meminfo"))
 	if err != nil {
-		return one("memory", Warn, err.Error(), "")
+		return one("memory", StatusWarn, err.Error(), "")
 	}
 	return one("memory", grade(available, memoryNeeded, memoryWanted),
 		available.Human()+" available", "")
@@ -190,11 +190,11 @@ func (c *checker) memory(context.Context) []Finding {
 func grade(have, needed, wanted turnstone.Bytes) Status {
 	switch {
 	case have < needed:
-		return Fail
+		return StatusFail
 	case have < wanted:
-		return Warn
+		return StatusWarn
 	}
-	return OK
+	return StatusOK
 }
 
 // memAvailable reads MemAvailable (proc(5)), which counts in KiB.

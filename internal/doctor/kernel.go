@@ -70,11 +70,11 @@ type KernelNeed struct {
 func (n KernelNeed) Status() Status {
 	switch {
 	case n.Presence == Missing && n.Level == need.Always:
-		return Fail
+		return StatusFail
 	case n.Presence == Missing || n.Presence == Unknown && n.Level != need.Optional:
-		return Warn
+		return StatusWarn
 	}
-	return OK
+	return StatusOK
 }
 
 // Usable reports whether machines of this level's substrate can start: nothing necessary
@@ -138,7 +138,7 @@ func (r *KernelReport) boot(ctx context.Context, h *statedir.Dir, k *kernel.Insp
 			r.Boot.Refused = oneLine(err)
 		}
 		return report.Has, nil
-	case turnstone.KindOf(err) == turnstone.Dead:
+	case turnstone.KindOf(err) == turnstone.KindDead:
 		r.Boot = KernelBoot{Failed: true, Why: oneLine(err)}
 		return nil, nil
 	case ctx.Err() != nil:
@@ -231,14 +231,14 @@ func (r *KernelReport) Findings() []Finding {
 	if !r.Config {
 		image += " (carries no configuration: CONFIG_IKCONFIG)"
 	}
-	found := []Finding{{Name: "image", Status: OK, Detail: image}}
+	found := []Finding{{Name: "image", Status: StatusOK, Detail: image}}
 	switch {
 	case r.Boot.Done:
-		found = append(found, Finding{Name: "boot", Status: OK, Detail: fmt.Sprintf("the agent in it reports, %s, after %s", r.Boot.Isolation, time.Duration(r.Boot.Took).Round(10*time.Millisecond))})
+		found = append(found, Finding{Name: "boot", Status: StatusOK, Detail: fmt.Sprintf("the agent in it reports, %s, after %s", r.Boot.Isolation, time.Duration(r.Boot.Took).Round(10*time.Millisecond))})
 	case r.Boot.Failed:
-		found = append(found, Finding{Name: "boot", Status: Fail, Detail: r.Boot.Why})
+		found = append(found, Finding{Name: "boot", Status: StatusFail, Detail: r.Boot.Why})
 	default:
-		found = append(found, Finding{Name: "boot", Status: Warn, Detail: "not tried: " + r.Boot.Why})
+		found = append(found, Finding{Name: "boot", Status: StatusWarn, Detail: "not tried: " + r.Boot.Why})
 	}
 	found = append(found, r.separation())
 	for _, n := range r.Needs {
@@ -249,14 +249,14 @@ func (r *KernelReport) Findings() []Finding {
 
 // separation says whether the kernel keeps programs apart from itself, as far as it is known.
 func (r *KernelReport) separation() Finding {
-	f := Finding{Name: "isolation", Status: OK, Detail: "programs cannot read the memory of the kernel at its usual addresses, and " + r.Boot.Release + " is no test kernel"}
+	f := Finding{Name: "isolation", Status: StatusOK, Detail: "programs cannot read the memory of the kernel at its usual addresses, and " + r.Boot.Release + " is no test kernel"}
 	switch {
 	case r.Boot.Refused != "":
-		f.Status, f.Detail = Fail, r.Boot.Refused
+		f.Status, f.Detail = StatusFail, r.Boot.Refused
 	case r.Test:
-		f.Status, f.Detail = Warn, "a test kernel, which is none inside the guest: auto takes it last, and `isolation: microvm` is refused"
+		f.Status, f.Detail = StatusWarn, "a test kernel, which is none inside the guest: auto takes it last, and `isolation: microvm` is refused"
 	case !r.Boot.Done:
-		f.Status, f.Detail = Warn, "not known, as the kernel was not looked at while it ran"
+		f.Status, f.Detail = StatusWarn, "not known, as the kernel was not looked at while it ran"
 	}
 	return f
 }
@@ -296,13 +296,13 @@ func (r *KernelReport) substrate(name string, level need.Level) Finding {
 	}
 	switch {
 	case len(lacks) > 0:
-		return Finding{Name: name, Status: Warn, Detail: "machines do not start with this kernel: it has no " + strings.Join(lacks, ", ")}
+		return Finding{Name: name, Status: StatusWarn, Detail: "machines do not start with this kernel: it has no " + strings.Join(lacks, ", ")}
 	case r.Boot.Failed:
-		return Finding{Name: name, Status: Warn, Detail: "machines do not start with this kernel: it does not boot"}
+		return Finding{Name: name, Status: StatusWarn, Detail: "machines do not start with this kernel: it does not boot"}
 	case r.Boot.Refused != "":
-		return Finding{Name: name, Status: Warn, Detail: "machines with this kernel are refused: it is not what its image says"}
+		return Finding{Name: name, Status: StatusWarn, Detail: "machines with this kernel are refused: it is not what its image says"}
 	case len(unknown) > 0:
-		return Finding{Name: name, Status: Warn, Detail: "not known, as it depends on " + strings.Join(unknown, ", ")}
+		return Finding{Name: name, Status: StatusWarn, Detail: "not known, as it depends on " + strings.Join(unknown, ", ")}
 	}
-	return Finding{Name: name, Status: OK, Detail: "has what machines need"}
+	return Finding{Name: name, Status: StatusOK, Detail: "has what machines need"}
 }

@@ -163,21 +163,21 @@ func TestKernelFindings(t *testing.T) {
 		}
 		for _, k := range r.Needs {
 			f := lines[k.Name]
-			if k.Presence == Missing && (!strings.Contains(f.Detail, k.Config) || !strings.Contains(f.Detail, k.Without) || f.Status == OK) {
+			if k.Presence == Missing && (!strings.Contains(f.Detail, k.Config) || !strings.Contains(f.Detail, k.Without) || f.Status == StatusOK) {
 				t.Fatalf("%s is missing, and the finding is %+v", k.Name, f)
 			}
-			if (f.Status == Fail) != (k.Presence == Missing && k.Level == need.Always) {
+			if (f.Status == StatusFail) != (k.Presence == Missing && k.Level == need.Always) {
 				t.Fatalf("%s: %+v", k.Name, f)
 			}
 			if k.Presence == Missing && k.Level == need.QEMU && !strings.Contains(lines["qemu"].Detail, k.Name) {
 				t.Fatalf("without %s: %+v", k.Name, lines["qemu"])
 			}
 		}
-		if !r.Usable(need.QEMU) && lines["qemu"].Status == OK {
+		if !r.Usable(need.QEMU) && lines["qemu"].Status == StatusOK {
 			t.Fatalf("%+v", lines["qemu"])
 		}
 		r.Boot = KernelBoot{Done: true, Refused: "it says that it is another"}
-		if r.Usable(need.QEMU) || r.Usable(need.Firecracker) || r.separation().Status != Fail {
+		if r.Usable(need.QEMU) || r.Usable(need.Firecracker) || r.separation().Status != StatusFail {
 			t.Fatal("a kernel whose machines are refused is usable")
 		}
 		r.Boot = KernelBoot{Failed: true, Why: "the guest kernel panicked: x"}

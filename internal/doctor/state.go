@@ -36,12 +36,12 @@ func (c *checker) kernel(ctx context.Context) []Finding {
 		}
 		guest, err := driver.KernelIn(c.home, c.choice, nil).Guest(ctx)
 		if err != nil {
-			return one("kernel", Fail, c.kernelName()+": "+oneLine(err), fix)
+			return one("kernel", StatusFail, c.kernelName()+": "+oneLine(err), fix)
 		}
 		if guest.Test {
-			return one("kernel", Warn, c.kernelName()+" is a test kernel, which is no isolation: auto takes it last, and `isolation: microvm` is refused", fix)
+			return one("kernel", StatusWarn, c.kernelName()+" is a test kernel, which is no isolation: auto takes it last, and `isolation: microvm` is refused", fix)
 		}
-		return one("kernel", OK, c.kernelName(), "")
+		return one("kernel", StatusOK, c.kernelName(), "")
 	}
 	manifests, _ := filepath.Glob(c.home.Path("kernel", "debian-*", "manifest.json")) // fails for a malformed pattern only
 	for _, path := range manifests {
@@ -49,17 +49,17 @@ func (c *checker) kernel(ctx context.Context) []Finding {
 			Version string `json:"version"`
 		}
 		if b, err := os.ReadFile(path); err == nil && json.Unmarshal(b, &m) == nil && m.Version != "" {
-			return one("kernel", OK, "Debian's "+m.Version, "")
+			return one("kernel", StatusOK, "Debian's "+m.Version, "")
 		}
 	}
-	return one("kernel", OK, "not there yet: the first turn downloads Debian's (about 70 MB)", "")
+	return one("kernel", StatusOK, "not there yet: the first turn downloads Debian's (about 70 MB)", "")
 }
 
 // templates tells which are built. The others are built when they are first used.
 func (c *checker) templates(ctx context.Context) []Finding {
 	entries, err := template.NewStore(c.home.Path("templates")).List(ctx)
 	if err != nil {
-		return one("templates", Warn, err.Error(), "")
+		return one("templates", StatusWarn, err.Error(), "")
 	}
 	var ready, missing []string
 	for _, e := range entries {
@@ -74,7 +74,7 @@ func (c *checker) templates(ctx context.Context) []Finding {
 	if len(missing) > 0 {
 		detail += "; built on first use: " + list(missing)
 	}
-	return one("templates", OK, detail, "")
+	return one("templates", StatusOK, detail, "")
 }
 
 func list(words []string) string {
@@ -91,9 +91,9 @@ func (c *checker) snapshots(context.Context) []Finding {
 	ofGVisor, _ := filepath.Glob(filepath.Join(dir, "*", "sandbox.json"))
 	manifests = append(manifests, ofGVisor...)
 	if len(manifests) == 0 {
-		return one("snapshots", OK, "none yet: the first turn of each template and machine size takes one", "")
+		return one("snapshots", StatusOK, "none yet: the first turn of each template and machine size takes one", "")
 	}
-	return one("snapshots", OK, fmt.Sprintf("%s, %s on disk", count(len(manifests), "snapshot"), onDisk(dir).Human()), "")
+	return one("snapshots", StatusOK, fmt.Sprintf("%s, %s on disk", count(len(manifests), "snapshot"), onDisk(dir).Human()), "")
 }
 
 func count(n int, one string) string {

@@ -165,13 +165,13 @@ func chosenLine(s scene) Finding {
 	}
 	switch {
 	case d.Substrate != nil:
-		return Finding{Name: "substrate", Status: OK, Detail: describe(d.Substrate) + by + s.instead() + s.later()}
+		return Finding{Name: "substrate", Status: StatusOK, Detail: describe(d.Substrate) + by + s.instead() + s.later()}
 	case len(d.Unproven()) > 0:
-		return Finding{Name: "substrate", Status: Warn, Detail: "none is known to work" + s.instead() + s.later(), Fix: tryTurn}
+		return Finding{Name: "substrate", Status: StatusWarn, Detail: "none is known to work" + s.instead() + s.later(), Fix: tryTurn}
 	case by != "":
-		return Finding{Name: "substrate", Status: Fail, Detail: fmt.Sprintf("%s=%s cannot be had: %s", substrateVar, clip(s.asked), oneLine(d.Err)), Fix: "unset " + substrateVar}
+		return Finding{Name: "substrate", Status: StatusFail, Detail: fmt.Sprintf("%s=%s cannot be had: %s", substrateVar, clip(s.asked), oneLine(d.Err)), Fix: "unset " + substrateVar}
 	}
-	return Finding{Name: "substrate", Status: Fail, Detail: "none can run a sandbox here: see the lines before"}
+	return Finding{Name: "substrate", Status: StatusFail, Detail: "none can run a sandbox here: see the lines before"}
 }
 
 // tryTurn is the smallest first turn.
@@ -220,15 +220,15 @@ func (s scene) later() string {
 // gvisorLine says whether a sandbox of gVisor runs.
 func gvisorLine(s scene) Finding {
 	const build = "make build # in Turnstone's source: builds bin/runsc, which belongs beside turn, or into PATH, or into TURN_RUNSC"
-	f := Finding{Name: "gvisor", Status: OK, Detail: s.gvisor.version + ": a sandbox runs"}
+	f := Finding{Name: "gvisor", Status: StatusOK, Detail: s.gvisor.version + ": a sandbox runs"}
 	switch {
 	case s.gvisor.err != nil:
 		f.Detail = oneLine(s.gvisor.err)
 		if !s.underKVM() {
-			f.Status, f.Fix = Warn, build
+			f.Status, f.Fix = StatusWarn, build
 		}
 	case s.gvisor.why != "":
-		f.Status, f.Detail = Warn, s.gvisor.version+" cannot be used: "+s.gvisor.why
+		f.Status, f.Detail = StatusWarn, s.gvisor.version+" cannot be used: "+s.gvisor.why
 	}
 	return f
 }
@@ -237,9 +237,9 @@ func gvisorLine(s scene) Finding {
 // they do without it.
 func (c *checker) qemu(s scene) []Finding {
 	if s.qemu.err != nil {
-		status := Fail
+		status := StatusFail
 		if s.runs() {
-			status = Warn
+			status = StatusWarn
 		}
 		return one("qemu", status, oneLine(s.qemu.err), "sudo apt-get install --no-install-recommends -y qemu-system-x86")
 	}
@@ -250,9 +250,9 @@ func (c *checker) qemu(s scene) []Finding {
 // then has what its user has.
 func (c *checker) jail(version string, j qemu.Jail) Finding {
 	if j.Namespaces() {
-		return Finding{Name: "qemu", Status: OK, Detail: version + ": in namespaces of its own"}
+		return Finding{Name: "qemu", Status: StatusOK, Detail: version + ": in namespaces of its own"}
 	}
-	f := Finding{Name: "qemu", Status: Warn, Detail: version + ": runs without namespaces, behind its filters of system calls alone: " + strings.Join(strings.Fields(j.Reason), " ")}
+	f := Finding{Name: "qemu", Status: StatusWarn, Detail: version + ": runs without namespaces, behind its filters of system calls alone: " + strings.Join(strings.Fields(j.Reason), " ")}
 	if c.uid != 0 {
 		f.Fix = host.AllowUserNamespaces()
 	}

@@ -45,7 +45,7 @@ func everyHost(f func(madeUp)) {
 }
 
 func unavailable(subject, why string) error {
-	return &turnstone.Error{Op: "test", Kind: turnstone.Unavailable, Subject: subject, Err: errors.New(why), Hint: "try something"}
+	return &turnstone.Error{Op: "test", Kind: turnstone.KindUnavailable, Subject: subject, Err: errors.New(why), Hint: "try something"}
 }
 
 var errBroken = unavailable("guest kernel", "is no kernel")
@@ -76,7 +76,7 @@ func (h madeUp) findErr() error {
 	case "not":
 		return unavailable("firecracker", "executable file not found in $PATH")
 	case "mismatched":
-		return &turnstone.Error{Op: "test", Kind: turnstone.Unavailable, Subject: "/opt/jailer", Hint: "get the other",
+		return &turnstone.Error{Op: "test", Kind: turnstone.KindUnavailable, Subject: "/opt/jailer", Hint: "get the other",
 			Err: &firecracker.JailerError{Jailer: "/opt/jailer", JailerRelease: "1.14.0", Binary: "/opt/firecracker", Release: "1.15.1"}}
 	}
 	return nil
@@ -103,7 +103,7 @@ func (h madeUp) open(name, how string, prove func() bool) (substrate.Substrate, 
 	unproven := func(err error) (substrate.Substrate, error) {
 		switch {
 		case prove == nil:
-			return nil, &turnstone.Error{Op: "test", Kind: turnstone.Unavailable, Subject: name, Err: err}
+			return nil, &turnstone.Error{Op: "test", Kind: turnstone.KindUnavailable, Subject: name, Err: err}
 		case prove():
 			return works, nil
 		}
@@ -182,7 +182,7 @@ func TestDoctorSaysWhatTurnsDo(t *testing.T) {
 		for _, f := range found {
 			lines[f.Name] = f
 			all += fmt.Sprintf("%s %s: %s\n", f.Status, f.Name, f.Detail)
-			if f.Detail == "" || strings.Contains(f.Detail, "\n") || f.Status == OK && f.Fix != "" {
+			if f.Detail == "" || strings.Contains(f.Detail, "\n") || f.Status == StatusOK && f.Fix != "" {
 				t.Errorf("%s: %+v", h, f)
 			}
 		}
@@ -202,7 +202,7 @@ func TestDoctorSaysWhatTurnsDo(t *testing.T) {
 		if name, _, _ := strings.Cut(good, ","); proofs > 0 && !strings.Contains(said, "; "+name) {
 			fail("where one starts, turns run on " + good)
 		}
-		if (lines["substrate"].Status == Fail) != (good == "") || Usable(found) != (good != "") {
+		if (lines["substrate"].Status == StatusFail) != (good == "") || Usable(found) != (good != "") {
 			fail("whether turns run is told wrongly: " + good)
 		}
 		if strings.Contains(lines["kvm"].Detail, "a guest runs under it") && strings.Contains(said, "qemu with KVM cannot be used") ||
@@ -283,12 +283,12 @@ func TestStillUsable(t *testing.T) {
 func TestRestrictedFirecracker(t *testing.T) {
 	c := machineOf(t, 0, map[string]string{"dev/kvm": ""})
 	for _, fc := range []string{"untried", "there"} {
-		for version, want := range map[string]Status{"1.16.1": Warn, "1.15.1": OK} {
+		for version, want := range map[string]Status{"1.16.1": StatusWarn, "1.15.1": StatusOK} {
 			s := madeUp{"firecracker", "stock", fc, true, "default"}.scene(t.Context())
 			s.fc.version = "Firecracker v" + version
 			s.fc.restricted = firecracker.Standstill(s.fc.version)
 			f := c.firecracker(s)
-			if f.Status != want || strings.Contains(f.Detail, "it loses the connection") != (want == Warn) ||
+			if f.Status != want || strings.Contains(f.Detail, "it loses the connection") != (want == StatusWarn) ||
 				strings.Contains(f.Detail, "no guest was started yet") != (fc == "untried") || strings.Count(f.Detail, version) != 1 {
 				t.Errorf("%s: %+v", fc, f)
 			}

@@ -85,7 +85,7 @@ func CheckRunning(k substrate.KernelKind, release string, open bool) error {
 	if k.Release != "" {
 		image = "its image is of " + k.Release
 	}
-	e := &turnstone.Error{Op: "substrates.kernel", Kind: turnstone.Integrity, Subject: "guest kernel", Hint: k.Advice()}
+	e := &turnstone.Error{Op: "substrates.kernel", Kind: turnstone.KindIntegrity, Subject: "guest kernel", Hint: k.Advice()}
 	if k.File != "" {
 		e.Subject += " " + k.File
 	}

@@ -75,7 +75,7 @@ func TestCheckRunning(t *testing.T) {
 		if (err == nil) != (same && !hidden) {
 			t.Fatalf("%+v runs %q, open %t: %v", k, runs, open, err)
 		}
-		if err != nil && (turnstone.KindOf(err) != turnstone.Integrity || !strings.Contains(err.Error(), k.Release) || !strings.Contains(err.Error(), runs) || turnstone.HintOf(err) != k.Advice()) {
+		if err != nil && (turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), k.Release) || !strings.Contains(err.Error(), runs) || turnstone.HintOf(err) != k.Advice()) {
 			t.Fatalf("%v (%s) does not name both, and what helps", err, turnstone.HintOf(err))
 		}
 	})

@@ -161,7 +161,7 @@ func (c *Chooser) open(ctx context.Context, o option, needs Needs, before error)
 		o.can = abilities(s)
 	}
 	if why := o.lacks(needs); why != "" {
-		return nil, &turnstone.Error{Op: "substrates.choose", Kind: turnstone.Unavailable, Subject: "substrate " + o.name,
+		return nil, &turnstone.Error{Op: "substrates.choose", Kind: turnstone.KindUnavailable, Subject: "substrate " + o.name,
 			Err: errors.New(why), Hint: "choose another substrate, or leave out what asks for it"}
 	}
 	if r, ok := s.(substrate.Restricted); ok && (needs.Live || needs.Keep) {
@@ -181,7 +181,7 @@ func (c *Chooser) open(ctx context.Context, o option, needs Needs, before error)
 // that cannot serve needs on any machine. It starts nothing, and looks at nothing.
 func Fits(name string, needs Needs) error {
 	if !slices.Contains(Names(), name) {
-		return &turnstone.Error{Op: "substrates.choose", Kind: turnstone.Invalid, Subject: "substrate " + name,
+		return &turnstone.Error{Op: "substrates.choose", Kind: turnstone.KindInvalid, Subject: "substrate " + name,
 			Err: errors.New("is not known"), Hint: "known are " + strings.Join(Names(), ", ")}
 	}
 	why := ""
@@ -192,7 +192,7 @@ func Fits(name string, needs Needs) error {
 			}
 		}
 	}
-	return &turnstone.Error{Op: "substrates.choose", Kind: turnstone.Invalid, Subject: "substrate " + name,
+	return &turnstone.Error{Op: "substrates.choose", Kind: turnstone.KindInvalid, Subject: "substrate " + name,
 		Err: errors.New(why), Hint: "use --substrate " + strings.Join(append(able(needs), Auto), " or ")}
 }
 

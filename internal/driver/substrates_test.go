@@ -32,7 +32,7 @@ func host(works ...string) drivers {
 						return named{name: o.name, how: o.how}, nil
 					}
 				}
-				return nil, &turnstone.Error{Op: "test", Kind: turnstone.Unavailable, Subject: o.String(), Err: errors.New("is not here")}
+				return nil, &turnstone.Error{Op: "test", Kind: turnstone.KindUnavailable, Subject: o.String(), Err: errors.New("is not here")}
 			}
 		}
 		return all
@@ -114,7 +114,7 @@ func TestChooseCanceled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	c := Chooser{drivers: host()}
-	if _, err := c.Choose(ctx, Auto, Needs{}); turnstone.KindOf(err) != turnstone.Canceled {
+	if _, err := c.Choose(ctx, Auto, Needs{}); turnstone.KindOf(err) != turnstone.KindCanceled {
 		t.Error(err)
 	}
 }
@@ -123,7 +123,7 @@ func TestChooseCanceled(t *testing.T) {
 // is satisfied by.
 func TestTestKernel(t *testing.T) {
 	everything := []string{"firecracker (KVM)", "qemu (KVM)", "gvisor", "qemu (TCG)"}
-	broken := &turnstone.Error{Op: "kernel.ensure", Kind: turnstone.Invalid, Subject: "TURN_KERNEL", Err: errors.New("is no kernel")}
+	broken := &turnstone.Error{Op: "kernel.ensure", Kind: turnstone.KindInvalid, Subject: "TURN_KERNEL", Err: errors.New("is no kernel")}
 	for _, tt := range []struct {
 		works  []string
 		ask    string
@@ -210,7 +210,7 @@ func TestChooseAbilities(t *testing.T) {
 	}
 	c.Wrap = func(substrate.Substrate) substrate.Substrate { return named{name: "nothing"} }
 	for _, needs := range []Needs{{Live: true}, {Keep: true}} {
-		if _, err := c.Choose(t.Context(), Auto, needs); turnstone.KindOf(err) != turnstone.Unavailable {
+		if _, err := c.Choose(t.Context(), Auto, needs); turnstone.KindOf(err) != turnstone.KindUnavailable {
 			t.Errorf("%+v: %v", needs, err)
 		}
 	}
@@ -223,7 +223,7 @@ func TestAbilities(t *testing.T) {
 			t.Errorf("%s clones nothing that runs", o)
 		}
 		err := Fits(o.name, Needs{Keep: true})
-		if o.can.keep != (err == nil) || err != nil && turnstone.KindOf(err) != turnstone.Invalid {
+		if o.can.keep != (err == nil) || err != nil && turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%s: %+v, %v", o, o.can, err)
 		}
 	}

@@ -52,7 +52,7 @@ func TestStamp(t *testing.T) {
 	if touched.Fresh(path) {
 		t.Fatal("an edited file with its old times passes as fresh")
 	}
-	if _, err := touched.Check(ctx, path); turnstone.KindOf(err) != turnstone.Integrity {
+	if _, err := touched.Check(ctx, path); turnstone.KindOf(err) != turnstone.KindIntegrity {
 		t.Fatalf("Check of an edited file: %v", err)
 	}
 	for _, breakIt := range []func(){
@@ -61,7 +61,7 @@ func TestStamp(t *testing.T) {
 		func() { _ = os.Symlink("/etc/passwd", path) },
 	} {
 		breakIt()
-		if _, err := s.Check(ctx, path); turnstone.KindOf(err) != turnstone.Integrity {
+		if _, err := s.Check(ctx, path); turnstone.KindOf(err) != turnstone.KindIntegrity {
 			t.Fatalf("Check of a broken file: %v", err)
 		}
 	}

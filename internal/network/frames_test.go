@@ -21,11 +21,11 @@ func TestBadFrames(t *testing.T) {
 		kind turnstone.Kind
 	}{
 		"the end":             {nil, ""},
-		"a huge length":       {[]byte{0xff, 0xff, 0xff, 0xff}, turnstone.Invalid},
-		"HTTP":                {[]byte("GET / HTTP/1.1\r\n\r\n"), turnstone.Invalid},
-		"half a length":       {[]byte{0, 0}, turnstone.Dead},
-		"half a frame":        {[]byte{0, 0, 0, 60, 1, 2, 3}, turnstone.Dead},
-		"half a jumbo frame":  {[]byte{0, 0, 0x40, 0, 1, 2, 3}, turnstone.Dead},
+		"a huge length":       {[]byte{0xff, 0xff, 0xff, 0xff}, turnstone.KindInvalid},
+		"HTTP":                {[]byte("GET / HTTP/1.1\r\n\r\n"), turnstone.KindInvalid},
+		"half a length":       {[]byte{0, 0}, turnstone.KindDead},
+		"half a frame":        {[]byte{0, 0, 0, 60, 1, 2, 3}, turnstone.KindDead},
+		"half a jumbo frame":  {[]byte{0, 0, 0x40, 0, 1, 2, 3}, turnstone.KindDead},
 		"a frame of no bytes": {[]byte{0, 0, 0, 0}, ""},
 	} {
 		s, err := New(Options{})
@@ -63,7 +63,7 @@ func FuzzFrames(f *testing.F) {
 	f.Fuzz(func(t *testing.T, in []byte) {
 		c := &script{in: bytes.NewReader(in)}
 		err := s.Serve(t.Context(), c)
-		if err != nil && turnstone.KindOf(err) != turnstone.Invalid && turnstone.KindOf(err) != turnstone.Dead {
+		if err != nil && turnstone.KindOf(err) != turnstone.KindInvalid && turnstone.KindOf(err) != turnstone.KindDead {
 			t.Fatal(err)
 		}
 		if !c.closed.Load() {

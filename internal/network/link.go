@@ -84,11 +84,11 @@ func (l *link) read(r io.Reader) error {
 			if errors.Is(err, io.EOF) {
 				return nil
 			}
-			return &turnstone.Error{Op: "network.serve", Kind: turnstone.Dead, Subject: "frames of a sandbox", Err: err}
+			return &turnstone.Error{Op: "network.serve", Kind: turnstone.KindDead, Subject: "frames of a sandbox", Err: err}
 		}
 		n := binary.BigEndian.Uint32(length[:])
 		if n > maxFrame {
-			return &turnstone.Error{Op: "network.serve", Kind: turnstone.Invalid, Subject: "frames of a sandbox",
+			return &turnstone.Error{Op: "network.serve", Kind: turnstone.KindInvalid, Subject: "frames of a sandbox",
 				Err:  fmt.Errorf("a frame of %d bytes, when at most %d are possible", n, maxFrame),
 				Hint: "what the sandbox sends are no Ethernet frames, each after its length in four bytes"}
 		}
@@ -100,7 +100,7 @@ func (l *link) read(r io.Reader) error {
 			l.counters.dropped.Add(1)
 		}
 		if err != nil {
-			return &turnstone.Error{Op: "network.serve", Kind: turnstone.Dead, Subject: "frames of a sandbox",
+			return &turnstone.Error{Op: "network.serve", Kind: turnstone.KindDead, Subject: "frames of a sandbox",
 				Err: fmt.Errorf("in the middle of a frame: %w", err)}
 		}
 	}

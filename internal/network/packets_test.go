@@ -98,7 +98,7 @@ func FuzzPackets(f *testing.F) {
 	defer st.Close()
 	f.Fuzz(func(t *testing.T, in []byte) {
 		err := st.Serve(t.Context(), &script{in: bytes.NewReader(wellFormed(in))})
-		if err != nil && turnstone.KindOf(err) != turnstone.Dead {
+		if err != nil && turnstone.KindOf(err) != turnstone.KindDead {
 			t.Fatal(err)
 		}
 	})

@@ -26,7 +26,7 @@ const maxRules = 1024
 func ParseRule(text string) (Rule, error) {
 	r, err := parseRule(text)
 	if err != nil {
-		return Rule{}, &turnstone.Error{Op: "network.rule", Kind: turnstone.Invalid, Subject: strconv.Quote(text),
+		return Rule{}, &turnstone.Error{Op: "network.rule", Kind: turnstone.KindInvalid, Subject: strconv.Quote(text),
 			Hint: `a rule is a name, an address or a prefix, with a port or without: api.example.com, *.example.org:443, 10.0.0.0/8, 192.0.2.1:5432`,
 			Err:  err}
 	}
@@ -210,7 +210,7 @@ func (p Policy) Validate() error {
 
 func (p Policy) validate(left *int) error {
 	fail := func(subject string, err error) error {
-		return &turnstone.Error{Op: "network.policy", Kind: turnstone.Invalid, Subject: subject, Err: err}
+		return &turnstone.Error{Op: "network.policy", Kind: turnstone.KindInvalid, Subject: subject, Err: err}
 	}
 	if len(p.Allow) > maxRules || len(p.Deny) > maxRules || len(p.Own) > maxRules {
 		return fail("", fmt.Errorf("more than %d rules", maxRules))
@@ -245,7 +245,7 @@ func (p Policy) validate(left *int) error {
 func (r Rule) checkAllow() error {
 	if r.Name != "" {
 		if r.Name == HostName {
-			return &turnstone.Error{Kind: turnstone.Invalid, Err: errors.New("a name of the host's loopback"),
+			return &turnstone.Error{Kind: turnstone.KindInvalid, Err: errors.New("a name of the host's loopback"),
 				Hint: "write 127.0.0.1:PORT for a port of the host's loopback"}
 		}
 		return nil
@@ -255,7 +255,7 @@ func (r Rule) checkAllow() error {
 		if a == netip.AddrFrom4([4]byte{127, 0, 0, 1}) && r.Prefix.IsSingleIP() && r.Port != 0 {
 			return nil
 		}
-		return &turnstone.Error{Kind: turnstone.Invalid, Err: errors.New("the host's loopback is opened port by port"),
+		return &turnstone.Error{Kind: turnstone.KindInvalid, Err: errors.New("the host's loopback is opened port by port"),
 			Hint: "write 127.0.0.1:PORT; the guest finds it at " + HostName + ":PORT, which is " + Gateway}
 	}
 	if a.Is6() {

@@ -46,7 +46,7 @@ func TestParseRule(t *testing.T) {
 	} {
 		if r, err := ParseRule(in); err == nil {
 			t.Errorf("%q is %+v", in, r)
-		} else if turnstone.KindOf(err) != turnstone.Invalid || turnstone.HintOf(err) == "" {
+		} else if turnstone.KindOf(err) != turnstone.KindInvalid || turnstone.HintOf(err) == "" {
 			t.Errorf("%q: %v has no kind or hint", in, err)
 		}
 	}
@@ -60,7 +60,7 @@ func TestValidate(t *testing.T) {
 	}
 	for _, bad := range []string{"127.0.0.1", "127.0.0.2:80", "127.0.0.0/8", "::1", "[::1]:80", "224.0.0.1", "255.255.255.255", "240.0.0.0/4",
 		"0.0.0.0/8", "10.0.2.0/24", "10.0.2.2:80", "2001:db8::/32", "::/0", HostName, HostName + ":80"} {
-		if err := (Policy{Allow: rules(t, bad)}).Validate(); err == nil || turnstone.KindOf(err) != turnstone.Invalid {
+		if err := (Policy{Allow: rules(t, bad)}).Validate(); err == nil || turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%s: %v", bad, err)
 		}
 		if _, err := New(Options{Policy: Policy{Allow: rules(t, bad)}}); err == nil {

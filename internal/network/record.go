@@ -89,7 +89,7 @@ const (
 // kind Integrity.
 func Decode(index []byte, size int64) (*Recording, error) {
 	fail := func(format string, args ...any) (*Recording, error) {
-		return nil, &turnstone.Error{Op: "network.recording", Kind: turnstone.Integrity, Subject: "the recording", Err: fmt.Errorf(format, args...),
+		return nil, &turnstone.Error{Op: "network.recording", Kind: turnstone.KindIntegrity, Subject: "the recording", Err: fmt.Errorf(format, args...),
 			Hint: "record the turn again"}
 	}
 	if len(index) > MaxIndex {
@@ -103,7 +103,7 @@ func Decode(index []byte, size int64) (*Recording, error) {
 		return fail("its index cannot be read: %w", err)
 	}
 	if r.Format != RecordFormat {
-		return nil, &turnstone.Error{Op: "network.recording", Kind: turnstone.Unavailable, Subject: "the recording",
+		return nil, &turnstone.Error{Op: "network.recording", Kind: turnstone.KindUnavailable, Subject: "the recording",
 			Err: fmt.Errorf("is of format %d, and this program knows %d", r.Format, RecordFormat), Hint: "use the turn that made it"}
 	}
 	if r.Bytes != size {

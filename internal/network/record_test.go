@@ -21,16 +21,16 @@ func TestDecodeRefuses(t *testing.T) {
 		size  int64
 		kind  turnstone.Kind
 	}{
-		"nothing":      {"", 0, turnstone.Integrity},
-		"newer":        {`{"format":2}`, 0, turnstone.Unavailable},
-		"other bytes":  {`{"format":1,"bytes":5}`, 4, turnstone.Integrity},
-		"beyond":       {`{"format":1,"bytes":5,"streams":[{"pieces":[{"at":3,"size":3}]}]}`, 5, turnstone.Integrity},
-		"negative":     {`{"format":1,"bytes":5,"streams":[{"pieces":[{"at":-1,"size":3}]}]}`, 5, turnstone.Integrity},
-		"wraps":        {`{"format":1,"bytes":5,"requests":[{"status":200,"response":[{"at":1,"size":9223372036854775807}]}]}`, 5, turnstone.Integrity},
-		"status":       {`{"format":1,"requests":[{"status":99}]}`, 0, turnstone.Integrity},
-		"header":       {`{"format":1,"requests":[{"status":200,"header":{"A":["b\r\nc: d"]}}]}`, 0, turnstone.Integrity},
-		"header name":  {`{"format":1,"requests":[{"status":200,"header":{"A\r\nb":["c"]}}]}`, 0, turnstone.Integrity},
-		"many lookups": {`{"format":1,"lookups":[` + strings.Repeat("{},", maxEntries) + `{}]}`, 0, turnstone.Integrity},
+		"nothing":      {"", 0, turnstone.KindIntegrity},
+		"newer":        {`{"format":2}`, 0, turnstone.KindUnavailable},
+		"other bytes":  {`{"format":1,"bytes":5}`, 4, turnstone.KindIntegrity},
+		"beyond":       {`{"format":1,"bytes":5,"streams":[{"pieces":[{"at":3,"size":3}]}]}`, 5, turnstone.KindIntegrity},
+		"negative":     {`{"format":1,"bytes":5,"streams":[{"pieces":[{"at":-1,"size":3}]}]}`, 5, turnstone.KindIntegrity},
+		"wraps":        {`{"format":1,"bytes":5,"requests":[{"status":200,"response":[{"at":1,"size":9223372036854775807}]}]}`, 5, turnstone.KindIntegrity},
+		"status":       {`{"format":1,"requests":[{"status":99}]}`, 0, turnstone.KindIntegrity},
+		"header":       {`{"format":1,"requests":[{"status":200,"header":{"A":["b\r\nc: d"]}}]}`, 0, turnstone.KindIntegrity},
+		"header name":  {`{"format":1,"requests":[{"status":200,"header":{"A\r\nb":["c"]}}]}`, 0, turnstone.KindIntegrity},
+		"many lookups": {`{"format":1,"lookups":[` + strings.Repeat("{},", maxEntries) + `{}]}`, 0, turnstone.KindIntegrity},
 	} {
 		if _, err := Decode([]byte(c.index), c.size); turnstone.KindOf(err) != c.kind {
 			t.Errorf("%s: %v", name, err)
@@ -121,7 +121,7 @@ func TestCA(t *testing.T) {
 		}
 	}
 	for _, host := range []string{"", "a b", "*.example.com", strings.Repeat("a", 300)} {
-		if _, err := ca.Leaf(host); turnstone.KindOf(err) != turnstone.Invalid {
+		if _, err := ca.Leaf(host); turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%.20q: %v", host, err)
 		}
 	}

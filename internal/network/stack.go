@@ -93,7 +93,7 @@ func newStack(opts Options, lim limits, addrs func() ([]net.Addr, error)) (*Stac
 	if err := s.build(cmp.Or(opts.MTU, MTU)); err != nil {
 		s.cancel()
 		s.net.Destroy()
-		return nil, &turnstone.Error{Op: "network.new", Kind: turnstone.Internal, Err: err}
+		return nil, &turnstone.Error{Op: "network.new", Kind: turnstone.KindInternal, Err: err}
 	}
 	return s, nil
 }
@@ -195,9 +195,9 @@ func (s *Stack) Serve(ctx context.Context, frames io.ReadWriteCloser) error {
 	case s.ctx.Err() != nil:
 		return nil
 	case writeErr != nil && (ended || readErr == nil):
-		return &turnstone.Error{Op: "network.serve", Kind: turnstone.Dead, Subject: "frames of a sandbox", Err: writeErr}
+		return &turnstone.Error{Op: "network.serve", Kind: turnstone.KindDead, Subject: "frames of a sandbox", Err: writeErr}
 	case ended:
-		return &turnstone.Error{Op: "network.serve", Kind: turnstone.Canceled, Err: context.Cause(ctx)}
+		return &turnstone.Error{Op: "network.serve", Kind: turnstone.KindCanceled, Err: context.Cause(ctx)}
 	}
 	return readErr
 }
@@ -207,9 +207,9 @@ func (s *Stack) begin() (done func(), err error) {
 	defer s.mu.Unlock()
 	switch {
 	case s.closed:
-		return nil, &turnstone.Error{Op: "network.serve", Kind: turnstone.Invalid, Err: net.ErrClosed}
+		return nil, &turnstone.Error{Op: "network.serve", Kind: turnstone.KindInvalid, Err: net.ErrClosed}
 	case s.serving != nil:
-		return nil, &turnstone.Error{Op: "network.serve", Kind: turnstone.Invalid, Err: errors.New("served already")}
+		return nil, &turnstone.Error{Op: "network.serve", Kind: turnstone.KindInvalid, Err: errors.New("served already")}
 	}
 	ch := make(chan struct{})
 	s.serving = ch
@@ -257,7 +257,7 @@ func (s *Stack) DialGuest(ctx context.Context, port uint16) (net.Conn, error) {
 		s.link.askARP()
 		select {
 		case <-ctx.Done():
-			return nil, fail(turnstone.Canceled, ctx.Err())
+			return nil, fail(turnstone.KindCanceled, ctx.Err())
 		case <-time.After(wait):
 		}
 	}
@@ -268,11 +268,11 @@ func (s *Stack) DialGuest(ctx context.Context, port uint16) (net.Conn, error) {
 		if err == nil {
 			_ = conn.Close()
 		}
-		return nil, fail(turnstone.Dead, net.ErrClosed)
+		return nil, fail(turnstone.KindDead, net.ErrClosed)
 	case err != nil && ctx.Err() != nil:
-		return nil, fail(turnstone.Canceled, ctx.Err())
+		return nil, fail(turnstone.KindCanceled, ctx.Err())
 	case err != nil:
-		return nil, fail(turnstone.Unavailable, err)
+		return nil, fail(turnstone.KindUnavailable, err)
 	}
 	return conn, nil
 }

@@ -67,11 +67,11 @@ func TestCloseLeavesNothing(t *testing.T) {
 		if err := <-w.serve; err != nil {
 			t.Errorf("Serve: %v", err)
 		}
-		if _, err := w.stack.DialGuest(t.Context(), 1); turnstone.KindOf(err) != turnstone.Dead {
+		if _, err := w.stack.DialGuest(t.Context(), 1); turnstone.KindOf(err) != turnstone.KindDead {
 			t.Errorf("DialGuest: %v", err)
 		}
 		_, theirs := socketPair(t)
-		if err := w.stack.Serve(t.Context(), theirs); turnstone.KindOf(err) != turnstone.Invalid {
+		if err := w.stack.Serve(t.Context(), theirs); turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("Serve: %v", err)
 		}
 	})
@@ -86,7 +86,7 @@ func TestNeverServed(t *testing.T) {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		if _, err := s.DialGuest(ctx, 80); turnstone.KindOf(err) != turnstone.Canceled {
+		if _, err := s.DialGuest(ctx, 80); turnstone.KindOf(err) != turnstone.KindCanceled {
 			t.Fatal(err)
 		}
 		cancel()
@@ -107,11 +107,11 @@ func TestServeEnds(t *testing.T) {
 	go func() { result <- s.Serve(ctx, ours) }()
 	eventually(t, func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.serving != nil })
 	second, _ := socketPair(t)
-	if err := s.Serve(ctx, second); turnstone.KindOf(err) != turnstone.Invalid {
+	if err := s.Serve(ctx, second); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("a second Serve: %v", err)
 	}
 	cancel()
-	if err := <-result; turnstone.KindOf(err) != turnstone.Canceled {
+	if err := <-result; turnstone.KindOf(err) != turnstone.KindCanceled {
 		t.Errorf("after cancel: %v", err)
 	}
 	if _, err := theirs.Read(make([]byte, 1)); err != io.EOF {
@@ -164,7 +164,7 @@ func TestServeAgain(t *testing.T) {
 			t.Fatal(i, err)
 		}
 	}
-	if _, err := w.stack.DialGuest(t.Context(), 9); turnstone.KindOf(err) != turnstone.Unavailable {
+	if _, err := w.stack.DialGuest(t.Context(), 9); turnstone.KindOf(err) != turnstone.KindUnavailable {
 		t.Fatal(err)
 	}
 }

@@ -49,7 +49,7 @@ func New(pairs []string) (*Set, error) {
 	for _, p := range pairs {
 		name, value, _ := strings.Cut(p, "=")
 		fail := func(format string, args ...any) error {
-			return &turnstone.Error{Op: "secret.new", Kind: turnstone.Invalid, Subject: "secret " + name, Err: fmt.Errorf(format, args...)}
+			return &turnstone.Error{Op: "secret.new", Kind: turnstone.KindInvalid, Subject: "secret " + name, Err: fmt.Errorf(format, args...)}
 		}
 		switch {
 		case len(strings.TrimSpace(value)) < MinValue:
@@ -74,7 +74,7 @@ func New(pairs []string) (*Set, error) {
 	s.seal()
 	for _, name := range s.Names() {
 		if in := s.In(name); in != "" {
-			return nil, &turnstone.Error{Op: "secret.new", Kind: turnstone.Invalid, Subject: "secret " + in,
+			return nil, &turnstone.Error{Op: "secret.new", Kind: turnstone.KindInvalid, Subject: "secret " + in,
 				Err: errors.New("its value is in the name of a secret, and names are kept"), Hint: "give the secret another name"}
 		}
 	}

@@ -22,7 +22,7 @@ func TestNew(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := New(pairs)
-			if turnstone.KindOf(err) != turnstone.Invalid {
+			if turnstone.KindOf(err) != turnstone.KindInvalid {
 				t.Fatalf("%v", err)
 			}
 			if _, v, _ := strings.Cut(pairs[0], "="); len(v) >= MinValue && strings.Contains(err.Error(), v[:MinValue]) {

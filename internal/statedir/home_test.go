@@ -44,7 +44,7 @@ func TestOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("TURN_HOME", file)
-	if _, err := Open(); turnstone.KindOf(err) != turnstone.Unavailable || turnstone.HintOf(err) == "" {
+	if _, err := Open(); turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" {
 		t.Errorf("a file as home: %v", err)
 	}
 }
@@ -61,7 +61,7 @@ func TestLock(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	told := 0
-	if l, err := Acquire(ctx, path, func() { told++ }); l != nil || turnstone.KindOf(err) != turnstone.Canceled || !errors.Is(err, context.DeadlineExceeded) {
+	if l, err := Acquire(ctx, path, func() { told++ }); l != nil || turnstone.KindOf(err) != turnstone.KindCanceled || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("waiting for a held lock: %v, %v", l, err)
 	}
 	if told != 1 {

@@ -21,7 +21,7 @@ const maxLinks = 40
 func checkPrivate(dir string) error {
 	c := &privacy{uid: os.Geteuid(), group: privateGroup()}
 	if err := c.walk(filepath.Clean(dir), new(int)); err != nil {
-		return &turnstone.Error{Op: "home.open", Kind: turnstone.Invalid, Subject: "state directory " + dir, Err: err,
+		return &turnstone.Error{Op: "home.open", Kind: turnstone.KindInvalid, Subject: "state directory " + dir, Err: err,
 			Hint: "make it yours alone (chmod go-w), or set TURN_HOME to a directory of your own"}
 	}
 	st, err := os.Stat(dir)
@@ -29,7 +29,7 @@ func checkPrivate(dir string) error {
 		return err
 	}
 	if owner := ownerOf(st); owner != c.uid {
-		return &turnstone.Error{Op: "home.open", Kind: turnstone.Invalid, Subject: "state directory " + dir, Err: fmt.Errorf("it belongs to %s", nameOf(owner)),
+		return &turnstone.Error{Op: "home.open", Kind: turnstone.KindInvalid, Subject: "state directory " + dir, Err: fmt.Errorf("it belongs to %s", nameOf(owner)),
 			Hint: "run turn as that user, or set TURN_HOME to a directory of your own"}
 	}
 	return nil

@@ -97,7 +97,7 @@ func TestOpenRefusesOwners(t *testing.T) {
 		}
 	}
 	for _, path := range []string{dir, below, planted, led} {
-		if err := openAt(t, path); err == nil || !strings.Contains(err.Error(), "belongs to user 4242") || turnstone.KindOf(err) != turnstone.Invalid {
+		if err := openAt(t, path); err == nil || !strings.Contains(err.Error(), "belongs to user 4242") || turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%s: %v", path, err)
 		}
 	}

@@ -68,7 +68,7 @@ func TestDamagedPack(t *testing.T) {
 			continue
 		}
 		bad++
-		if turnstone.KindOf(err) != turnstone.Integrity || !strings.Contains(err.Error(), string(turnstone.DigestBytes(o))) ||
+		if turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), string(turnstone.DigestBytes(o))) ||
 			!strings.Contains(err.Error(), "packs/") {
 			t.Errorf("a damaged object: %v", err)
 		}
@@ -78,7 +78,7 @@ func TestDamagedPack(t *testing.T) {
 	}
 	r, err := s.OpenContent(t.Context(), large)
 	check(t, err)
-	if n, err := io.Copy(io.Discard, r); turnstone.KindOf(err) != turnstone.Integrity || n >= large.Size {
+	if n, err := io.Copy(io.Discard, r); turnstone.KindOf(err) != turnstone.KindIntegrity || n >= large.Size {
 		t.Errorf("a damaged content: %d bytes, %v", n, err)
 	}
 	check(t, r.Close())
@@ -116,7 +116,7 @@ func TestLostPacks(t *testing.T) {
 	}
 	s := open(t, root)
 	for _, o := range objects {
-		if _, err := s.Get(t.Context(), turnstone.DigestBytes(o)); turnstone.KindOf(err) != turnstone.Integrity {
+		if _, err := s.Get(t.Context(), turnstone.DigestBytes(o)); turnstone.KindOf(err) != turnstone.KindIntegrity {
 			t.Fatalf("an object whose pack is gone: %v", err)
 		}
 	}
@@ -198,7 +198,7 @@ func TestWrongChunks(t *testing.T) {
 			_, err = io.Copy(io.Discard, r)
 			check(t, r.Close())
 		}
-		if turnstone.KindOf(err) != turnstone.Integrity {
+		if turnstone.KindOf(err) != turnstone.KindIntegrity {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -252,7 +252,7 @@ func TestAlternate(t *testing.T) {
 					_, err = io.Copy(io.Discard, r)
 					check(t, r.Close())
 				}
-				if turnstone.KindOf(err) != turnstone.Integrity {
+				if turnstone.KindOf(err) != turnstone.KindIntegrity {
 					t.Errorf("%s where it lies: %v", what, err)
 				}
 			}

@@ -54,7 +54,7 @@ func parseID(op string, d turnstone.Digest) (id, error) {
 			return i, nil
 		}
 	}
-	return i, &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: s, Err: errors.New("not a digest")}
+	return i, &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: s, Err: errors.New("not a digest")}
 }
 
 // packName returns the name of the blob of a pack.
@@ -191,18 +191,18 @@ func fail(op, subject string, err error) error {
 	if err == nil || errors.As(err, &typed) {
 		return err
 	}
-	kind := turnstone.Unavailable
+	kind := turnstone.KindUnavailable
 	switch {
 	case errors.Is(err, context.Canceled):
-		kind = turnstone.Canceled
+		kind = turnstone.KindCanceled
 	case errors.Is(err, context.DeadlineExceeded):
-		kind = turnstone.Timeout
+		kind = turnstone.KindTimeout
 	}
 	return &turnstone.Error{Op: op, Kind: kind, Subject: subject, Err: err}
 }
 
 // damaged returns an error of kind Integrity.
 func damaged(op, subject string, err error) error {
-	return &turnstone.Error{Op: op, Kind: turnstone.Integrity, Subject: subject, Err: err,
+	return &turnstone.Error{Op: op, Kind: turnstone.KindIntegrity, Subject: subject, Err: err,
 		Hint: "`turn fsck` names everything that is damaged"}
 }

@@ -214,7 +214,7 @@ func (c *checker) pack(ctx context.Context, p id, info blob.Info, indexed []pack
 			c.mu.Unlock()
 			c.problem(Problem{Pack: info.Name, Repaired: true, Err: errors.New("the index says something else than the pack")})
 		}
-	case turnstone.KindOf(err) == turnstone.Integrity:
+	case turnstone.KindOf(err) == turnstone.KindIntegrity:
 		c.problem(Problem{Pack: info.Name, Err: err})
 	default:
 		return err
@@ -230,7 +230,7 @@ func (c *checker) pack(ctx context.Context, p id, info blob.Info, indexed []pack
 		stored, err := r.next(e)
 		if err == nil {
 			_, err = c.s.codec.decode(stored, e)
-		} else if kind := turnstone.KindOf(err); kind == turnstone.Unavailable || kind == turnstone.Canceled {
+		} else if kind := turnstone.KindOf(err); kind == turnstone.KindUnavailable || kind == turnstone.KindCanceled {
 			return err
 		}
 		if err != nil {

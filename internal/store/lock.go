@@ -79,7 +79,7 @@ func (s *Store) exclusiveGC(ctx context.Context) (*lock, error) {
 		l, err := acquire(short, s.dir, lockGC, syscall.LOCK_EX)
 		cancel()
 		gate.release()
-		if err == nil || ctx.Err() != nil || turnstone.KindOf(err) != turnstone.Timeout {
+		if err == nil || ctx.Err() != nil || turnstone.KindOf(err) != turnstone.KindTimeout {
 			return l, err
 		}
 		select { // let those in who wait at the gate

@@ -60,7 +60,7 @@ func Open(ctx context.Context, dir string, blobs blob.Store, opts Options) (*Sto
 	}
 	segments := filepath.Join(dir, "index")
 	if err := os.MkdirAll(segments, 0o700); err != nil {
-		return nil, &turnstone.Error{Op: "store.open", Kind: turnstone.Unavailable, Subject: dir, Err: err,
+		return nil, &turnstone.Error{Op: "store.open", Kind: turnstone.KindUnavailable, Subject: dir, Err: err,
 			Hint: "it has to be a folder that you may write"}
 	}
 	s := &Store{dir: dir, index: index{dir: segments, fault: opts.Fault}, cores: runtime.GOMAXPROCS(0)}
@@ -89,7 +89,7 @@ func (s *Store) others() []Alternate {
 	return s.alternates
 }
 
-// Get returns the object d. Kind NotFound where there is none, Integrity where it
+// Get returns the object d. Kind KindNotFound where there is none, Integrity where it
 // is damaged and there is no other copy.
 func (s *Store) Get(ctx context.Context, d turnstone.Digest) ([]byte, error) {
 	i, err := parseID("store.get", d)
@@ -118,24 +118,24 @@ func (s *Store) get(ctx context.Context, i id) ([]byte, error) {
 			if err == nil {
 				return b, nil
 			}
-			if turnstone.KindOf(err) == turnstone.Integrity {
+			if turnstone.KindOf(err) == turnstone.KindIntegrity {
 				if b, err := s.readElsewhere(ctx, p); err == nil {
 					return b, nil
 				}
 				s.markBad(i)
-			} else if turnstone.KindOf(err) != turnstone.NotFound {
+			} else if turnstone.KindOf(err) != turnstone.KindNotFound {
 				return nil, err
 			}
 			lastErr = err
 		}
-		if turnstone.KindOf(lastErr) == turnstone.Integrity && prepare != nil {
+		if turnstone.KindOf(lastErr) == turnstone.KindIntegrity && prepare != nil {
 			return nil, lastErr
 		}
 	}
 	if lastErr != nil {
 		return nil, damaged("store.get", string(i.digest()), lastErr) // its pack is gone
 	}
-	return nil, &turnstone.Error{Op: "store.get", Kind: turnstone.NotFound, Subject: string(i.digest()),
+	return nil, &turnstone.Error{Op: "store.get", Kind: turnstone.KindNotFound, Subject: string(i.digest()),
 		Err: errors.New("it is not in the store")}
 }
 
@@ -199,7 +199,7 @@ func (s *Store) Has(ctx context.Context, d turnstone.Digest) (bool, error) {
 func (s *Store) read(ctx context.Context, p place) ([]byte, error) {
 	stored := make([]byte, p.stored)
 	if err := s.packs.readAt(ctx, packName(p.pack), stored, int64(p.off)); err != nil {
-		if turnstone.KindOf(err) == turnstone.Invalid { // the pack is shorter than that
+		if turnstone.KindOf(err) == turnstone.KindInvalid { // the pack is shorter than that
 			err = damaged("store.get", subject(p), err)
 		}
 		return nil, err
@@ -267,7 +267,7 @@ func (s *Store) adoptLocked(ctx context.Context, bad func(pack string, err error
 		}
 		t, err := s.readTable(ctx, p, info.Size)
 		if err != nil {
-			if kind := turnstone.KindOf(err); kind != turnstone.Integrity && kind != turnstone.NotFound {
+			if kind := turnstone.KindOf(err); kind != turnstone.KindIntegrity && kind != turnstone.KindNotFound {
 				return err
 			}
 			if bad != nil {

@@ -167,11 +167,11 @@ func TestRoundTrip(t *testing.T) {
 	}
 	fsckClean(t, again)
 	_, err := again.Get(t.Context(), turnstone.DigestBytes([]byte("nothing")))
-	if turnstone.KindOf(err) != turnstone.NotFound {
+	if turnstone.KindOf(err) != turnstone.KindNotFound {
 		t.Errorf("what is not there: %v", err)
 	}
 	_, err = again.Get(t.Context(), "sha256:nonsense")
-	if turnstone.KindOf(err) != turnstone.Invalid {
+	if turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("no digest: %v", err)
 	}
 }
@@ -269,12 +269,12 @@ func TestWrongSizes(t *testing.T) {
 				continue
 			}
 			_, err := b.PutContent(t.Context(), bytes.NewReader(noise(n, 3)), int64(n+off))
-			if turnstone.KindOf(err) != turnstone.Invalid {
+			if turnstone.KindOf(err) != turnstone.KindInvalid {
 				t.Errorf("%d bytes announced as %d: %v", n, n+off, err)
 			}
 		}
 	}
-	if _, err := b.PutContent(t.Context(), strings.NewReader(""), -1); turnstone.KindOf(err) != turnstone.Invalid {
+	if _, err := b.PutContent(t.Context(), strings.NewReader(""), -1); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("a negative size: %v", err)
 	}
 	cause := errors.New("the disk is gone")

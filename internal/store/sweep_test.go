@@ -64,7 +64,7 @@ func TestSweep(t *testing.T) {
 			t.Errorf("object %d is still there (%v)", i, err)
 		}
 	}
-	if _, err := s.OpenContent(t.Context(), c); turnstone.KindOf(err) != turnstone.NotFound {
+	if _, err := s.OpenContent(t.Context(), c); turnstone.KindOf(err) != turnstone.KindNotFound {
 		t.Errorf("the large content: %v", err)
 	}
 	fsckClean(t, s)
@@ -96,7 +96,7 @@ func TestSweepMark(t *testing.T) {
 			t.Errorf("call %d fails: %v", n, err)
 		}
 	}
-	if _, err := s.Sweep(t.Context(), keepAll("sha256:nonsense")); turnstone.KindOf(err) != turnstone.Invalid {
+	if _, err := s.Sweep(t.Context(), keepAll("sha256:nonsense")); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("no digest: %v", err)
 	}
 	wantObject(t, s, []byte("one"))
@@ -128,7 +128,7 @@ func TestSweepWaits(t *testing.T) {
 	b := begin(t, s)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if _, err := other.Sweep(ctx, keepAll()); turnstone.KindOf(err) != turnstone.Timeout {
+	if _, err := other.Sweep(ctx, keepAll()); turnstone.KindOf(err) != turnstone.KindTimeout {
 		t.Errorf("a sweep beside a batch: %v", err)
 	}
 	check(t, b.Close())
@@ -137,7 +137,7 @@ func TestSweepWaits(t *testing.T) {
 		if calls++; calls == 2 {
 			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 			defer cancel()
-			if _, err := s.Begin(ctx); turnstone.KindOf(err) != turnstone.Timeout || turnstone.HintOf(err) == "" {
+			if _, err := s.Begin(ctx); turnstone.KindOf(err) != turnstone.KindTimeout || turnstone.HintOf(err) == "" {
 				t.Errorf("a batch beside a sweep: %v", err)
 			}
 		}
@@ -205,7 +205,7 @@ func TestSweepBeside(t *testing.T) {
 					t.Errorf("close: %v", err)
 				}
 				got, err := s.Get(t.Context(), turnstone.DigestBytes(mine))
-				if err != nil && turnstone.KindOf(err) != turnstone.NotFound || err == nil && !bytes.Equal(got, mine) {
+				if err != nil && turnstone.KindOf(err) != turnstone.KindNotFound || err == nil && !bytes.Equal(got, mine) {
 					t.Errorf("get: %v", err)
 				}
 			}

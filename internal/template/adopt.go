@@ -44,15 +44,15 @@ func (s *Store) Adopt(ctx context.Context, spec *Spec, progress func(string)) (*
 	}
 	checked, err := spec.reread()
 	if err != nil {
-		return nil, fail(turnstone.Invalid, "export the session again", err)
+		return nil, fail(turnstone.KindInvalid, "export the session again", err)
 	}
 	if _, err := fs.Stat(s.builtin, checked.Name); err == nil {
-		return nil, fail(turnstone.Invalid, "", errors.New("is the name of a built-in template"))
+		return nil, fail(turnstone.KindInvalid, "", errors.New("is the name of a built-in template"))
 	}
 	have, err := s.registered(checked.Name)
 	switch {
 	case err == nil && !same(have, checked):
-		return nil, fail(turnstone.Invalid, "remove the one that is here first, or keep it and do without the files", errors.New("another template has this name here"))
+		return nil, fail(turnstone.KindInvalid, "remove the one that is here first, or keep it and do without the files", errors.New("another template has this name here"))
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return nil, err
 	}

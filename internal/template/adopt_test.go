@@ -84,7 +84,7 @@ func TestAdopt(t *testing.T) {
 	} {
 		bad := other(t, adopted)
 		change(bad)
-		if tmpl, err := s.Adopt(context.Background(), bad, nil); turnstone.KindOf(err) != turnstone.Invalid || n.Load() != 1 {
+		if tmpl, err := s.Adopt(context.Background(), bad, nil); turnstone.KindOf(err) != turnstone.KindInvalid || n.Load() != 1 {
 			t.Errorf("%s: %+v, %v", what, tmpl, err)
 		}
 	}

@@ -123,7 +123,7 @@ func addOwn(w *tar2erofs.Writer, spec *Spec, epoch time.Time) error {
 	for _, f := range spec.Files {
 		own[f.Path] = true
 		if err := file(f.Path, int64(f.Mode), f.Content); err != nil {
-			return &turnstone.Error{Op: "template.build", Kind: turnstone.Invalid, Subject: spec.Name, Err: err,
+			return &turnstone.Error{Op: "template.build", Kind: turnstone.KindInvalid, Subject: spec.Name, Err: err,
 				Hint: "change the path in the spec's files"}
 		}
 	}
@@ -144,7 +144,7 @@ func addOwn(w *tar2erofs.Writer, spec *Spec, epoch time.Time) error {
 	}
 	for _, dir := range slices.Compact([]string{DefaultWorkdir, spec.Workdir}) {
 		if err := w.MkdirAll(strings.TrimPrefix(dir, "/")); err != nil {
-			return &turnstone.Error{Op: "template.build", Kind: turnstone.Invalid, Subject: spec.Name,
+			return &turnstone.Error{Op: "template.build", Kind: turnstone.KindInvalid, Subject: spec.Name,
 				Err: fmt.Errorf("workdir: %w", err), Hint: "choose a workdir that is a folder, as " + DefaultWorkdir}
 		}
 	}

@@ -53,7 +53,7 @@ type BuildOptions struct {
 // versions that it names, and fails with kind Integrity when its files differ.
 func (s *Store) Build(ctx context.Context, nameOrPath string, opts BuildOptions) (*Template, error) {
 	invalid := func(hint, format string, args ...any) error {
-		return &turnstone.Error{Op: "template.build", Kind: turnstone.Invalid, Subject: nameOrPath, Err: fmt.Errorf(format, args...), Hint: hint}
+		return &turnstone.Error{Op: "template.build", Kind: turnstone.KindInvalid, Subject: nameOrPath, Err: fmt.Errorf(format, args...), Hint: hint}
 	}
 	with := *s
 	with.events = opts.Events
@@ -96,7 +96,7 @@ func (s *Store) buildSpec(ctx context.Context, spec *Spec, lock func(*Spec) erro
 	}
 	written.Lock = spec.Lock
 	if err := writeJSON(filepath.Join(s.dir, "specs", spec.Name+".json"), written); err != nil {
-		return nil, &turnstone.Error{Op: "template.build", Kind: turnstone.Unavailable, Subject: spec.Name, Err: err}
+		return nil, &turnstone.Error{Op: "template.build", Kind: turnstone.KindUnavailable, Subject: spec.Name, Err: err}
 	}
 	return t, nil
 }
@@ -111,7 +111,7 @@ func IsPath(nameOrPath string) bool {
 // symlinks that lead out of it are refused.
 func ReadSpec(path string) (*Spec, error) {
 	invalid := func(err error) error {
-		return &turnstone.Error{Op: "template.parse", Kind: turnstone.Invalid, Subject: path, Err: err,
+		return &turnstone.Error{Op: "template.parse", Kind: turnstone.KindInvalid, Subject: path, Err: err,
 			Hint: "name a folder with a " + SpecFile + ", or such a file"}
 	}
 	abs, err := filepath.Abs(path)
@@ -182,7 +182,7 @@ func (s *Store) ensure(ctx context.Context, spec *Spec, progress func(string)) (
 	case err == nil:
 		return t, nil
 	case ctx.Err() != nil:
-		return nil, &turnstone.Error{Op: "template.ensure", Kind: turnstone.Canceled, Subject: spec.Name, Err: ctx.Err()}
+		return nil, &turnstone.Error{Op: "template.ensure", Kind: turnstone.KindCanceled, Subject: spec.Name, Err: ctx.Err()}
 	case !errors.Is(err, fs.ErrNotExist):
 		say(fmt.Sprintf("the kept image is not whole (%v), building it again", err))
 	}
@@ -373,11 +373,11 @@ func (s *Store) buildRoot(ctx context.Context, w *work, out *os.File, say func(s
 	defer func() { _ = reg.Close() }()
 	spec.proxy = reg.Proxy(addr.String())
 	b, err := s.build(ctx, &spec, out, w.tmp, w.log, saying)
-	if err == nil || ctx.Err() != nil || turnstone.KindOf(err) != turnstone.Unavailable {
+	if err == nil || ctx.Err() != nil || turnstone.KindOf(err) != turnstone.KindUnavailable {
 		return b, err
 	}
 	switch p := reg.Problem(); turnstone.KindOf(p) { // apt knows less
-	case turnstone.Unavailable, turnstone.Timeout, turnstone.Exhausted:
+	case turnstone.KindUnavailable, turnstone.KindTimeout, turnstone.KindExhausted:
 		return nil, p
 	}
 	return nil, err
@@ -414,7 +414,7 @@ func (s *Store) sweep(own turnstone.Digest) error {
 
 // failure makes err, of a build, one that a user can act on.
 func (s *Store) failure(spec *Spec, err error) error {
-	out := &turnstone.Error{Op: "template.build", Kind: turnstone.Unavailable, Subject: "template " + spec.Name, Err: err}
+	out := &turnstone.Error{Op: "template.build", Kind: turnstone.KindUnavailable, Subject: "template " + spec.Name, Err: err}
 	var typed *turnstone.Error
 	switch {
 	case errors.As(err, &typed):
@@ -423,11 +423,11 @@ func (s *Store) failure(spec *Spec, err error) error {
 			out.Subject, out.Hint, out.Err = "image "+spec.Name, typed.Hint, typed.Err
 		}
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		out.Kind, out.Hint = turnstone.Exhausted, "free some disk space below "+s.dir+", or move TURN_HOME"
+		out.Kind, out.Hint = turnstone.KindExhausted, "free some disk space below "+s.dir+", or move TURN_HOME"
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		out.Kind = turnstone.Canceled
+		out.Kind = turnstone.KindCanceled
 	}
-	if turnstone.HintOf(out) == "" && out.Kind != turnstone.Canceled {
+	if turnstone.HintOf(out) == "" && out.Kind != turnstone.KindCanceled {
 		out.Hint = "the build's log is " + s.logPath(spec.Digest())
 	}
 	return out

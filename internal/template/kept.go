@@ -60,7 +60,7 @@ func (s *Store) Kept() ([]Kept, error) {
 }
 
 // Image returns the path of the root image with that digest, of whatever build, if it is
-// whole. One that is not here is an error of kind NotFound.
+// whole. One that is not here is an error of kind KindNotFound.
 func (s *Store) Image(ctx context.Context, root turnstone.Digest) (string, error) {
 	entries, err := os.ReadDir(s.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -79,7 +79,7 @@ func (s *Store) Image(ctx context.Context, root turnstone.Digest) (string, error
 			return path, nil
 		}
 	}
-	return "", &turnstone.Error{Op: "template.image", Kind: turnstone.NotFound, Subject: "image " + root.Short(), Err: errors.New("is no template's here")}
+	return "", &turnstone.Error{Op: "template.image", Kind: turnstone.KindNotFound, Subject: "image " + root.Short(), Err: errors.New("is no template's here")}
 }
 
 // Needed returns the digests of all known templates and of all that is below them,
@@ -126,7 +126,7 @@ func (s *Store) Drop(ctx context.Context, digest turnstone.Digest) error {
 	defer lock.Release()
 	for _, path := range []string{s.imageDir(digest), s.tmpDir(digest), s.logPath(digest)} {
 		if err := os.RemoveAll(path); err != nil {
-			return &turnstone.Error{Op: "template.remove", Kind: turnstone.Unavailable, Subject: path, Err: err}
+			return &turnstone.Error{Op: "template.remove", Kind: turnstone.KindUnavailable, Subject: path, Err: err}
 		}
 	}
 	return nil

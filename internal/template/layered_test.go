@@ -217,19 +217,19 @@ func TestLock(t *testing.T) {
 	}
 	f.salt = "another day"
 	_, err = s.Build(t.Context(), dir, BuildOptions{})
-	if turnstone.KindOf(err) != turnstone.Integrity || !strings.Contains(err.Error(), "FS hash") || exists(s.imageDir(locked.Digest)) {
+	if turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), "FS hash") || exists(s.imageDir(locked.Digest)) {
 		t.Errorf("%v", err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, SpecFile), []byte("base = 'python'\ncommands = ['false']\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err = s.Build(t.Context(), dir, BuildOptions{}); turnstone.KindOf(err) != turnstone.Integrity || !strings.Contains(err.Error(), "of another spec") {
+	if _, err = s.Build(t.Context(), dir, BuildOptions{}); turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), "of another spec") {
 		t.Errorf("%v", err)
 	}
 	if now := build(t, s, dir, BuildOptions{Lock: true}); now.Digest == locked.Digest {
 		t.Error("another spec has the same digest")
 	}
-	if _, err := s.Build(t.Context(), "python", BuildOptions{Lock: true}); turnstone.KindOf(err) != turnstone.Invalid {
+	if _, err := s.Build(t.Context(), "python", BuildOptions{Lock: true}); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Error(err)
 	}
 }
@@ -254,7 +254,7 @@ func TestLocksThatAreNone(t *testing.T) {
 	}
 	for _, bad := range []string{"", "version = 2", "x", good + "more = 1", good + "[apt]\n'-x' = '1'", good + "[apt]\ncurl = '1 -oX'", good + "[[pip]]\nname='x'",
 		good + "[[npm]]\nname='x'\nversion='1'\nintegrity='md5-x'", strings.Replace(good, "aaa", "", 1)} {
-		if _, err := ParseLock([]byte(bad)); turnstone.KindOf(err) != turnstone.Invalid || turnstone.HintOf(err) == "" {
+		if _, err := ParseLock([]byte(bad)); turnstone.KindOf(err) != turnstone.KindInvalid || turnstone.HintOf(err) == "" {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
@@ -292,7 +292,7 @@ func TestLayerThatFails(t *testing.T) {
 		return req.Steps[0].Failed(1, []byte("ERROR: No matching distribution found for six==99\n"))
 	}
 	_, err := s.Build(t.Context(), dir, BuildOptions{})
-	if turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), "No matching distribution found for six==99") || !strings.Contains(turnstone.HintOf(err), "pypi.org") {
+	if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "No matching distribution found for six==99") || !strings.Contains(turnstone.HintOf(err), "pypi.org") {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
 	f.fail = func(req LayerRequest) error { return req.Steps[0].Failed(7, []byte("one\ntwo\n")) }
@@ -303,7 +303,7 @@ func TestLayerThatFails(t *testing.T) {
 	if left, _ := os.ReadDir(filepath.Join(s.dir, "tmp")); len(left) != 0 {
 		t.Errorf("left: %v", left)
 	}
-	if _, err := s.Spec("mine"); turnstone.KindOf(err) != turnstone.NotFound {
+	if _, err := s.Spec("mine"); turnstone.KindOf(err) != turnstone.KindNotFound {
 		t.Error("a spec that was not built is registered")
 	}
 	for _, c := range []struct{ spec, printed, hint string }{
@@ -338,7 +338,7 @@ func TestLayerThatIsLost(t *testing.T) {
 	if err := os.RemoveAll(s.imageDir(tmpl.Digest)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := NewStore(s.dir).Ensure(t.Context(), "mine", nil); turnstone.KindOf(err) != turnstone.Unavailable {
+	if _, err := NewStore(s.dir).Ensure(t.Context(), "mine", nil); turnstone.KindOf(err) != turnstone.KindUnavailable {
 		t.Errorf("without sandboxes: %v", err)
 	}
 }

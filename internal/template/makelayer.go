@@ -17,7 +17,7 @@ import (
 // makeLayer builds spec, which is layered, on base. The caller holds the digest's lock.
 func (s *Store) makeLayer(ctx context.Context, spec *Spec, base *Template, say func(string)) (err error) {
 	if s.layers == nil {
-		return &turnstone.Error{Op: "template.build", Kind: turnstone.Unavailable, Err: errors.New("it is built in a sandbox, and there is none here"),
+		return &turnstone.Error{Op: "template.build", Kind: turnstone.KindUnavailable, Err: errors.New("it is built in a sandbox, and there is none here"),
 			Hint: "turn template build " + spec.Name}
 	}
 	w, err := s.begin(spec)

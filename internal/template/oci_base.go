@@ -15,7 +15,7 @@ import (
 // pulledSpec returns the spec of an image that was pulled before.
 func (s *Store) pulledSpec(ref oci.Reference) (*Spec, error) {
 	_, spec, err := s.pulled(ref)
-	if err == nil || turnstone.KindOf(err) == turnstone.Invalid {
+	if err == nil || turnstone.KindOf(err) == turnstone.KindInvalid {
 		return spec, err
 	}
 	if errors.Is(err, fs.ErrNotExist) {
@@ -25,7 +25,7 @@ func (s *Store) pulledSpec(ref oci.Reference) (*Spec, error) {
 	if near := ref.Near(); near != "" {
 		hint += "; the built-in template " + near + " comes near to it"
 	}
-	return nil, &turnstone.Error{Op: "template.find", Kind: turnstone.NotFound, Subject: "image " + ref.String(), Err: err, Hint: hint}
+	return nil, &turnstone.Error{Op: "template.find", Kind: turnstone.KindNotFound, Subject: "image " + ref.String(), Err: err, Hint: hint}
 }
 
 // label is what progress calls a template. A digest says nothing to people.
@@ -40,7 +40,7 @@ func (s *Spec) label() string {
 func baseReference(spec *Spec) (oci.Reference, error) {
 	ref, err := oci.ParseReference(strings.TrimPrefix(spec.Base, ociBase))
 	if err != nil {
-		return ref, &turnstone.Error{Op: "template.base", Kind: turnstone.Invalid, Subject: "template " + spec.Name, Err: err,
+		return ref, &turnstone.Error{Op: "template.base", Kind: turnstone.KindInvalid, Subject: "template " + spec.Name, Err: err,
 			Hint: "write the base as oci:python:3.12, or with its digest"}
 	}
 	return ref, nil

@@ -59,7 +59,7 @@ func (s *Store) staticBash(ctx context.Context, log io.Writer, progress func(str
 		err = s.keepBash(program)
 	}
 	if err != nil {
-		kind := turnstone.Unavailable
+		kind := turnstone.KindUnavailable
 		var typed *turnstone.Error
 		if errors.As(err, &typed) {
 			kind = typed.Kind

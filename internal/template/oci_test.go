@@ -41,7 +41,7 @@ func TestImages(t *testing.T) {
 
 	s := NewStore(t.TempDir())
 	name := reg.Host + "/x:1"
-	if _, err := s.Spec(name); turnstone.KindOf(err) != turnstone.NotFound || !strings.Contains(turnstone.HintOf(err), "turn template pull "+name) {
+	if _, err := s.Spec(name); turnstone.KindOf(err) != turnstone.KindNotFound || !strings.Contains(turnstone.HintOf(err), "turn template pull "+name) {
 		t.Errorf("before it was pulled: %v; %s", err, turnstone.HintOf(err))
 	}
 	spec, err := s.Resolve(ctx, name, nil)
@@ -82,13 +82,13 @@ func TestImages(t *testing.T) {
 	if err := s.Verify(ctx, name); err != nil {
 		t.Error(err)
 	}
-	if _, err := s.Pull(ctx, name, nil); turnstone.KindOf(err) != turnstone.Unavailable {
+	if _, err := s.Pull(ctx, name, nil); turnstone.KindOf(err) != turnstone.KindUnavailable {
 		t.Errorf("pulled without a registry: %v", err)
 	}
 	if err := s.Remove(ctx, name); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Spec(pinned); turnstone.KindOf(err) != turnstone.NotFound {
+	if _, err := s.Spec(pinned); turnstone.KindOf(err) != turnstone.KindNotFound {
 		t.Errorf("after it was removed: %v", err)
 	}
 	if exists(tmpl.Root) {
@@ -160,7 +160,7 @@ func TestImageFails(t *testing.T) {
 	reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{}, bashLayer(t), ocitest.Tar(t, ocitest.File("../x", ""))))
 	s := NewStore(t.TempDir())
 	_, err := s.Ensure(t.Context(), reg.Host+"/x:1", nil)
-	if turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), "leaves the image's root") {
+	if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "leaves the image's root") {
 		t.Fatal(err)
 	}
 	if !strings.HasPrefix(err.Error(), "image "+reg.Host+"/x:1@sha256:") || strings.Count(err.Error(), "sha256:") != 1 || !strings.Contains(turnstone.HintOf(err), ".log") {
@@ -189,11 +189,11 @@ func TestNoRegistry(t *testing.T) {
 	srv.Close()
 	s := NewStore(t.TempDir())
 	_, err := s.Resolve(t.Context(), host+"/library/python:3.12", nil)
-	if turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(err.Error(), host) || !strings.Contains(err.Error(), "python:3.12") ||
+	if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), host) || !strings.Contains(err.Error(), "python:3.12") ||
 		!strings.Contains(turnstone.HintOf(err), "template python") {
 		t.Errorf("%v; %s", err, turnstone.HintOf(err))
 	}
-	if _, err := s.Resolve(t.Context(), "Python:3.12", nil); turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(turnstone.HintOf(err), "lower case") {
+	if _, err := s.Resolve(t.Context(), "Python:3.12", nil); turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(turnstone.HintOf(err), "lower case") {
 		t.Errorf("%v; %s", err, turnstone.HintOf(err))
 	}
 }
@@ -244,7 +244,7 @@ func TestStrangersImage(t *testing.T) {
 		t.Fatalf("after it was pulled: %v", err)
 	}
 	for _, by := range []string{name, spec.Name} {
-		if _, err := s.Anonymous().Resolve(t.Context(), by, nil); turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), "not fetched from") {
+		if _, err := s.Anonymous().Resolve(t.Context(), by, nil); turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "not fetched from") {
 			t.Errorf("a stranger gets %s: %v", by, err)
 		}
 	}

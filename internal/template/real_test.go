@@ -189,7 +189,7 @@ func realFailure(t *testing.T, ctx context.Context, spec string) error {
 
 func TestRealUnknownPackage(t *testing.T) {
 	err := realFailure(t, context.Background(), "base = 'debian:bookworm'\npackages = ['no-such-package-anywhere']\n")
-	if turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), "no-such-package-anywhere") || turnstone.HintOf(err) == "" {
+	if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "no-such-package-anywhere") || turnstone.HintOf(err) == "" {
 		t.Errorf("%v, kind %s, hint %q", err, turnstone.KindOf(err), turnstone.HintOf(err))
 	}
 }
@@ -201,7 +201,7 @@ func TestRealNoNetwork(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	err := realFailure(t, ctx, "base = 'debian:bookworm'\n")
-	if turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(turnstone.HintOf(err), "network") {
+	if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "network") {
 		t.Errorf("%v, kind %s, hint %q", err, turnstone.KindOf(err), turnstone.HintOf(err))
 	}
 }
@@ -212,7 +212,7 @@ func TestRealInterruption(t *testing.T) {
 	defer timer.Stop()
 	start := time.Now()
 	err := realFailure(t, ctx, "base = 'debian:bookworm'\npackages = ['jq']\n")
-	if turnstone.KindOf(err) != turnstone.Canceled || time.Since(start) > 40*time.Second {
+	if turnstone.KindOf(err) != turnstone.KindCanceled || time.Since(start) > 40*time.Second {
 		t.Errorf("%v after %s", err, time.Since(start))
 	}
 }

@@ -26,16 +26,16 @@ func (s *Store) resolve(spec *Spec, above ...string) error {
 		return &turnstone.Error{Op: "template.base", Kind: kind, Subject: "template " + spec.Name, Err: fmt.Errorf(format, args...), Hint: hint}
 	}
 	if slices.Contains(above, spec.Base) {
-		return fail(turnstone.Invalid, "one of them needs another base", "the bases go round: %s", strings.Join(append(above, spec.Base), " on "))
+		return fail(turnstone.KindInvalid, "one of them needs another base", "the bases go round: %s", strings.Join(append(above, spec.Base), " on "))
 	}
 	if len(above) > maxBases {
-		return fail(turnstone.Invalid, "put some of them into one spec", "more than %d templates lie on one another", maxBases)
+		return fail(turnstone.KindInvalid, "put some of them into one spec", "more than %d templates lie on one another", maxBases)
 	}
 	base, _, err := s.find(spec.Base, above)
 	if err != nil {
 		var typed *turnstone.Error
-		if errors.As(err, &typed) && typed.Op == "template.find" && typed.Kind == turnstone.NotFound {
-			return fail(turnstone.NotFound, typed.Hint, "base %q is not known", spec.Base)
+		if errors.As(err, &typed) && typed.Op == "template.find" && typed.Kind == turnstone.KindNotFound {
+			return fail(turnstone.KindNotFound, typed.Hint, "base %q is not known", spec.Base)
 		}
 		return err
 	}

@@ -167,7 +167,7 @@ func Parse(name string, b []byte, dir fs.FS) (*Spec, error) {
 	if err == nil {
 		return spec, nil
 	}
-	out := &turnstone.Error{Op: "template.parse", Kind: turnstone.Invalid, Subject: subject, Err: err,
+	out := &turnstone.Error{Op: "template.parse", Kind: turnstone.KindInvalid, Subject: subject, Err: err,
 		Hint: "docs/templates.md explains every key of a spec"}
 	var pos toml.ParseError
 	var at *keyError

@@ -120,12 +120,12 @@ func TestParseRefuses(t *testing.T) {
 		{strings.Repeat("#", MaxSpec+1), "larger than"},
 	} {
 		_, err := Parse("mine", []byte(tt.spec), specDir)
-		if turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), tt.want) || turnstone.HintOf(err) == "" {
+		if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), tt.want) || turnstone.HintOf(err) == "" {
 			t.Errorf("%.80q: %v, want %q", tt.spec, err, tt.want)
 		}
 	}
 	for _, name := range []string{"Mine", "-x", "a/b", "..", strings.Repeat("a", 64)} {
-		if _, err := Parse(name, []byte(base), nil); turnstone.KindOf(err) != turnstone.Invalid {
+		if _, err := Parse(name, []byte(base), nil); turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("name %q: %v", name, err)
 		}
 	}
@@ -239,7 +239,7 @@ func TestReadSpec(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{dir, filepath.Join(dir, "nothing"), t.TempDir(), "/dev/null"} {
-		if _, err := ReadSpec(path); turnstone.KindOf(err) != turnstone.Invalid {
+		if _, err := ReadSpec(path); turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
@@ -253,7 +253,7 @@ func FuzzParse(f *testing.F) {
 		spec, err := Parse("x", []byte(text), specDir)
 		if err != nil {
 			var typed *turnstone.Error
-			if !errors.As(err, &typed) || typed.Kind != turnstone.Invalid {
+			if !errors.As(err, &typed) || typed.Kind != turnstone.KindInvalid {
 				t.Fatalf("untyped error: %v", err)
 			}
 			return

@@ -187,14 +187,14 @@ type symptom struct {
 
 func symptoms() []symptom {
 	return []symptom{
-		{regexp.MustCompile(`No space left on device|ENOSPC[^\n]*|You don't have enough free space[^\n]*`), turnstone.Exhausted, "give the build a larger disk: [machine] disk = \"16GiB\" in the spec"},
-		{regexp.MustCompile(`E: Version '[^']*' for '[^']*' was not found`), turnstone.Unavailable, "Debian's archive moved on: TURN_DEBIAN_MIRROR can name a snapshot of it (snapshot.debian.org), and --lock takes what there is now"},
-		{regexp.MustCompile(`E: Unable to locate package \S+|E: Package '?\S+'? has no installation candidate`), turnstone.Invalid, "check the name at https://packages.debian.org, and that it is in section main"},
-		{regexp.MustCompile(`No matching distribution found for [^\n]*`), turnstone.Invalid, "check the name and the version at https://pypi.org; a package may also not be made for this Python"},
-		{regexp.MustCompile(`ResolutionImpossible[^\n]*|Cannot install [^\n]* because these package versions have conflicting dependencies`), turnstone.Invalid, "the packages exclude each other: take one of them out of the spec"},
-		{regexp.MustCompile(`npm (?:ERR!|error) 404 +(?:'[^']*' is not in|Not Found)[^\n]*|npm (?:ERR!|error) notarget No matching version found for [^\n]*`), turnstone.Invalid, "check the name and the version at https://www.npmjs.com"},
-		{regexp.MustCompile(`Hash Sum mismatch|THESE PACKAGES DO NOT MATCH THE HASHES|EINTEGRITY[^\n]*|is not signed`), turnstone.Integrity, "what came is not what the registry or the lock says: try again later, or another registry"},
-		{regexp.MustCompile(`the base has no [^\n]*`), turnstone.Invalid, "docs/templates.md says what each built-in template has"},
+		{regexp.MustCompile(`No space left on device|ENOSPC[^\n]*|You don't have enough free space[^\n]*`), turnstone.KindExhausted, "give the build a larger disk: [machine] disk = \"16GiB\" in the spec"},
+		{regexp.MustCompile(`E: Version '[^']*' for '[^']*' was not found`), turnstone.KindUnavailable, "Debian's archive moved on: TURN_DEBIAN_MIRROR can name a snapshot of it (snapshot.debian.org), and --lock takes what there is now"},
+		{regexp.MustCompile(`E: Unable to locate package \S+|E: Package '?\S+'? has no installation candidate`), turnstone.KindInvalid, "check the name at https://packages.debian.org, and that it is in section main"},
+		{regexp.MustCompile(`No matching distribution found for [^\n]*`), turnstone.KindInvalid, "check the name and the version at https://pypi.org; a package may also not be made for this Python"},
+		{regexp.MustCompile(`ResolutionImpossible[^\n]*|Cannot install [^\n]* because these package versions have conflicting dependencies`), turnstone.KindInvalid, "the packages exclude each other: take one of them out of the spec"},
+		{regexp.MustCompile(`npm (?:ERR!|error) 404 +(?:'[^']*' is not in|Not Found)[^\n]*|npm (?:ERR!|error) notarget No matching version found for [^\n]*`), turnstone.KindInvalid, "check the name and the version at https://www.npmjs.com"},
+		{regexp.MustCompile(`Hash Sum mismatch|THESE PACKAGES DO NOT MATCH THE HASHES|EINTEGRITY[^\n]*|is not signed`), turnstone.KindIntegrity, "what came is not what the registry or the lock says: try again later, or another registry"},
+		{regexp.MustCompile(`the base has no [^\n]*`), turnstone.KindInvalid, "docs/templates.md says what each built-in template has"},
 	}
 }
 
@@ -210,7 +210,7 @@ const tailLines = 4
 // stepError makes an error of a step that failed. What the registry knows comes first.
 func stepError(spec *Spec, what string, exit int, tail []byte, reg *registry.Server) error {
 	text := strings.TrimSpace(string(tail))
-	out := &turnstone.Error{Op: "template.build", Kind: turnstone.Invalid, Subject: what}
+	out := &turnstone.Error{Op: "template.build", Kind: turnstone.KindInvalid, Subject: what}
 	if reg != nil {
 		if err := reg.Problem(); err != nil {
 			out.Kind, out.Err, out.Hint = turnstone.KindOf(err), err, turnstone.HintOf(err)
@@ -220,7 +220,7 @@ func stepError(spec *Spec, what string, exit int, tail []byte, reg *registry.Ser
 	for _, s := range symptoms() {
 		if found := s.phrase.FindString(text); found != "" {
 			out.Kind, out.Hint, out.Err = s.kind, s.hint, errors.New(strings.TrimSpace(strings.TrimPrefix(found, "E: ")))
-			if spec.NoNetwork && s.kind == turnstone.Invalid && !strings.HasPrefix(found, "the base has no") { // they do not know why they find nothing
+			if spec.NoNetwork && s.kind == turnstone.KindInvalid && !strings.HasPrefix(found, "the base has no") { // they do not know why they find nothing
 				out.Hint = noNetworkHint
 			}
 			return out

@@ -134,7 +134,7 @@ func (s *Store) Names() ([]string, error) {
 }
 
 // Spec returns the spec called name: a built-in one, else the user's. An unknown
-// name is an error of kind NotFound that lists those that are known.
+// name is an error of kind KindNotFound that lists those that are known.
 func (s *Store) Spec(name string) (*Spec, error) {
 	spec, _, err := s.lookup(name)
 	return spec, err
@@ -184,7 +184,7 @@ func (s *Store) written(name string) (spec *Spec, builtin bool, err error) {
 	if near, edits := suggest.Nearest(name, names); near != "" && edits <= max(1, len(near)/2) {
 		hint = fmt.Sprintf("did you mean %s? %s", near, hint)
 	}
-	return nil, false, &turnstone.Error{Op: "template.find", Kind: turnstone.NotFound, Subject: fmt.Sprintf("image %q", name),
+	return nil, false, &turnstone.Error{Op: "template.find", Kind: turnstone.KindNotFound, Subject: fmt.Sprintf("image %q", name),
 		Err: errors.New("is not known"), Hint: hint + "; turn template build makes one from a spec"}
 }
 
@@ -197,7 +197,7 @@ func (s *Store) registered(name string) (*Spec, error) {
 	}
 	var spec Spec
 	if err := json.Unmarshal(b, &spec); err != nil || spec.Name != name {
-		return nil, &turnstone.Error{Op: "template.find", Kind: turnstone.Integrity, Subject: path,
+		return nil, &turnstone.Error{Op: "template.find", Kind: turnstone.KindIntegrity, Subject: path,
 			Err:  fmt.Errorf("is damaged: %w", errors.Join(err, errors.New("want the spec of "+name))),
 			Hint: "register the spec again with turn template build, or remove the file"}
 	}
@@ -290,7 +290,7 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 		return err
 	}
 	failed := func(err error) error {
-		return &turnstone.Error{Op: "template.remove", Kind: turnstone.Unavailable, Subject: name, Err: err}
+		return &turnstone.Error{Op: "template.remove", Kind: turnstone.KindUnavailable, Subject: name, Err: err}
 	}
 	if _, ok := s.imageReference(name); ok {
 		if err := s.forgetPulled(name); err != nil {
@@ -306,7 +306,7 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 	}
 	digest := spec.Digest()
 	if builtin && !exists(s.imageDir(digest)) {
-		return &turnstone.Error{Op: "template.remove", Kind: turnstone.NotFound, Subject: name,
+		return &turnstone.Error{Op: "template.remove", Kind: turnstone.KindNotFound, Subject: name,
 			Err: errors.New("is built in, and its image is not built: there is nothing to remove")}
 	}
 	shared, needed, err := s.sharing(name)
@@ -350,14 +350,14 @@ func (s *Store) sharing(without string) (own, all map[turnstone.Digest]bool, err
 }
 
 // Verify reads a built template's whole image and compares it with its digest. A
-// damaged one is an error of kind Integrity, a missing one NotFound.
+// damaged one is an error of kind Integrity, a missing one KindNotFound.
 func (s *Store) Verify(ctx context.Context, name string) error {
 	spec, err := s.Spec(name)
 	if err != nil {
 		return err
 	}
 	if _, err = s.load(ctx, spec, true); errors.Is(err, fs.ErrNotExist) {
-		return &turnstone.Error{Op: "template.verify", Kind: turnstone.NotFound, Subject: name,
+		return &turnstone.Error{Op: "template.verify", Kind: turnstone.KindNotFound, Subject: name,
 			Err: errors.New("is not built"), Hint: "build it: turn template build " + name}
 	}
 	return err
@@ -388,7 +388,7 @@ func (s *Store) lockPath(d turnstone.Digest) string {
 func (s *Store) makeDirs() error {
 	for _, sub := range []string{"specs", "logs", "locks", "tmp"} {
 		if err := os.MkdirAll(filepath.Join(s.dir, sub), 0o700); err != nil {
-			return &turnstone.Error{Op: "template.store", Kind: turnstone.Unavailable, Subject: s.dir, Err: err,
+			return &turnstone.Error{Op: "template.store", Kind: turnstone.KindUnavailable, Subject: s.dir, Err: err,
 				Hint: "set TURN_HOME to a folder that you may write"}
 		}
 	}

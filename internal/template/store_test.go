@@ -114,7 +114,7 @@ func TestWaitingEndsWithItsContext(t *testing.T) {
 	defer lock.Release()
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := s.Ensure(ctx, "base", nil); turnstone.KindOf(err) != turnstone.Canceled {
+	if _, err := s.Ensure(ctx, "base", nil); turnstone.KindOf(err) != turnstone.KindCanceled {
 		t.Error(err)
 	}
 }
@@ -159,7 +159,7 @@ func TestDamagedImagesAreBuiltAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	rewrite(tmpl.Root, append(bytes.Clone(good[:len(good)-1]), good[len(good)-1]^1))
-	if err := s.Verify(ctx, "base"); turnstone.KindOf(err) != turnstone.Integrity {
+	if err := s.Verify(ctx, "base"); turnstone.KindOf(err) != turnstone.KindIntegrity {
 		t.Errorf("Verify of a damaged image: %v", err)
 	}
 
@@ -179,10 +179,10 @@ func TestFailedBuildsLeaveNothing(t *testing.T) {
 		kind turnstone.Kind
 		hint string
 	}{
-		{fmt.Errorf("write: %w", syscall.ENOSPC), turnstone.Exhausted, "free some disk space"},
-		{&turnstone.Error{Kind: turnstone.Invalid, Subject: "Debian bookworm", Err: errors.New("no such package"), Hint: "check the name"}, turnstone.Invalid, "check the name"},
-		{errors.New("something else"), turnstone.Unavailable, ".log"},
-		{context.Canceled, turnstone.Canceled, ""},
+		{fmt.Errorf("write: %w", syscall.ENOSPC), turnstone.KindExhausted, "free some disk space"},
+		{&turnstone.Error{Kind: turnstone.KindInvalid, Subject: "Debian bookworm", Err: errors.New("no such package"), Hint: "check the name"}, turnstone.KindInvalid, "check the name"},
+		{errors.New("something else"), turnstone.KindUnavailable, ".log"},
+		{context.Canceled, turnstone.KindCanceled, ""},
 	} {
 		s.build = func(_ context.Context, _ *Spec, out *os.File, _ string, log io.Writer, _ func(string)) (*built, error) {
 			_, _ = out.WriteString("half an image")
@@ -260,7 +260,7 @@ func TestUnknownImage(t *testing.T) {
 		strings.Repeat("x", 1<<16): "the images are base, claude-code, nodejs, python",
 	} {
 		_, err := s.Ensure(context.Background(), name, nil)
-		if turnstone.KindOf(err) != turnstone.NotFound || !strings.Contains(turnstone.HintOf(err), hint) {
+		if turnstone.KindOf(err) != turnstone.KindNotFound || !strings.Contains(turnstone.HintOf(err), hint) {
 			t.Errorf("%.20q: %.80v, hint %q", name, err, turnstone.HintOf(err))
 		}
 	}
@@ -326,7 +326,7 @@ func TestRegisteredSpecs(t *testing.T) {
 		t.Errorf("the image is still there (%v)", err)
 	}
 	for _, name := range []string{"tools", "twin", "base"} {
-		if err := s.Remove(ctx, name); turnstone.KindOf(err) != turnstone.NotFound {
+		if err := s.Remove(ctx, name); turnstone.KindOf(err) != turnstone.KindNotFound {
 			t.Errorf("%s removed twice: %v", name, err)
 		}
 	}
@@ -336,7 +336,7 @@ func TestRegisteredSpecs(t *testing.T) {
 	if err := os.Rename(twin, base); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Build(ctx, base, BuildOptions{}); turnstone.KindOf(err) != turnstone.Invalid {
+	if _, err := s.Build(ctx, base, BuildOptions{}); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Error(err)
 	}
 	if tmpl, err := s.Build(ctx, "base", BuildOptions{}); err != nil || tmpl.Name != "base" {
@@ -356,7 +356,7 @@ func TestDamagedRegistration(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(s.dir, "specs", "mine.json"), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.Spec("mine"); turnstone.KindOf(err) != turnstone.Integrity || turnstone.HintOf(err) == "" {
+		if _, err := s.Spec("mine"); turnstone.KindOf(err) != turnstone.KindIntegrity || turnstone.HintOf(err) == "" {
 			t.Errorf("%s: %v", content, err)
 		}
 	}

@@ -36,7 +36,7 @@ func (s *Store) RootTree(ctx context.Context, t *Template, w tree.Writer) (tree.
 		if errors.As(err, &typed) {
 			return err
 		}
-		return &turnstone.Error{Op: "template.tree", Kind: turnstone.Unavailable, Subject: "template " + t.Name, Err: err}
+		return &turnstone.Error{Op: "template.tree", Kind: turnstone.KindUnavailable, Subject: "template " + t.Name, Err: err}
 	}
 	x, err := s.treeIndex(ctx, t)
 	if err != nil {
@@ -44,7 +44,7 @@ func (s *Store) RootTree(ctx context.Context, t *Template, w tree.Writer) (tree.
 	}
 	defer x.Close()
 	ref, err := x.put(ctx, w)
-	if turnstone.KindOf(err) != turnstone.Integrity {
+	if turnstone.KindOf(err) != turnstone.KindIntegrity {
 		if err != nil {
 			err = failed(err)
 		}
@@ -100,7 +100,7 @@ func (t *Template) writeIndex(ctx context.Context) error {
 	}
 	top, err := openTreeImage(f, fi.Size())
 	if err != nil {
-		return &turnstone.Error{Op: "template.tree", Kind: turnstone.Integrity, Subject: t.Root, Err: err,
+		return &turnstone.Error{Op: "template.tree", Kind: turnstone.KindIntegrity, Subject: t.Root, Err: err,
 			Hint: "remove the template and build it again"}
 	}
 	c := &collector{Hasher: tree.NewHasher()}
@@ -152,7 +152,7 @@ func (x *treeIndex) put(ctx context.Context, w tree.Writer) (tree.Ref, error) {
 	ref := x.ref()
 	if _, err := w.Get(ctx, ref.Root); err == nil {
 		return ref, nil
-	} else if turnstone.KindOf(err) != turnstone.NotFound {
+	} else if turnstone.KindOf(err) != turnstone.KindNotFound {
 		return tree.Ref{}, err
 	}
 	var last turnstone.Digest
@@ -165,7 +165,7 @@ func (x *treeIndex) put(ctx context.Context, w tree.Writer) (tree.Ref, error) {
 		err = errIndex
 	}
 	if errors.Is(err, errIndex) {
-		err = &turnstone.Error{Op: "template.tree", Kind: turnstone.Integrity, Subject: ref.Root.Short(), Err: err}
+		err = &turnstone.Error{Op: "template.tree", Kind: turnstone.KindIntegrity, Subject: ref.Root.Short(), Err: err}
 	}
 	return ref, err
 }
@@ -239,14 +239,14 @@ func (c *Content) HasSize(size int64) bool {
 }
 
 // OpenContent opens a content. One that is not in the image is an error of kind
-// NotFound. The bytes are not checked against the digest: who reads them does that.
+// KindNotFound. The bytes are not checked against the digest: who reads them does that.
 func (c *Content) OpenContent(_ context.Context, want tree.Content) (io.ReadCloser, error) {
 	var r io.ReadCloser
-	kind := turnstone.Unavailable
+	kind := turnstone.KindUnavailable
 	err := c.use(func() error {
 		i, ok := c.index.find(want.Digest)
 		if !ok {
-			kind = turnstone.NotFound
+			kind = turnstone.KindNotFound
 			return errors.New("is not in the image of template " + c.t.Name)
 		}
 		size, extents, err := c.index.content(i, c.size)
@@ -254,7 +254,7 @@ func (c *Content) OpenContent(_ context.Context, want tree.Content) (io.ReadClos
 			err = fmt.Errorf("has %d bytes, not %d", size, want.Size)
 		}
 		if err != nil {
-			kind = turnstone.Integrity
+			kind = turnstone.KindIntegrity
 		}
 		r = &placed{extentReader{data: c.image, extents: extents}, extents}
 		return err

@@ -152,10 +152,10 @@ func TestTreeOfATemplateIsThatOfItsFiles(t *testing.T) {
 	if content.HasSize(12345) || content.HasContent(turnstone.DigestBytes([]byte("other"))) {
 		t.Error("finds what is not there")
 	}
-	if _, err := content.OpenContent(ctx, tree.Content{Digest: turnstone.DigestBytes([]byte("other")), Size: 5}); turnstone.KindOf(err) != turnstone.NotFound {
+	if _, err := content.OpenContent(ctx, tree.Content{Digest: turnstone.DigestBytes([]byte("other")), Size: 5}); turnstone.KindOf(err) != turnstone.KindNotFound {
 		t.Errorf("%v", err)
 	}
-	if _, err := content.OpenContent(ctx, tree.Content{Digest: turnstone.DigestBytes([]byte("#!")), Size: 5}); turnstone.KindOf(err) != turnstone.Integrity {
+	if _, err := content.OpenContent(ctx, tree.Content{Digest: turnstone.DigestBytes([]byte("#!")), Size: 5}); turnstone.KindOf(err) != turnstone.KindIntegrity {
 		t.Errorf("%v", err)
 	}
 }
@@ -249,7 +249,7 @@ func TestTreeOfADamagedImage(t *testing.T) {
 	if err := os.WriteFile(tmpl.Root, bytes.Repeat([]byte("no"), 10000), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Tree(context.Background(), tmpl, treetest.NewStore()); turnstone.KindOf(err) != turnstone.Integrity {
+	if _, err := s.Tree(context.Background(), tmpl, treetest.NewStore()); turnstone.KindOf(err) != turnstone.KindIntegrity {
 		t.Errorf("%v", err)
 	}
 }

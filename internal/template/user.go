@@ -14,7 +14,7 @@ import (
 
 // noUser is the error of a spec whose user is not there when all else was done.
 func noUser(user string) error {
-	return &turnstone.Error{Op: "template.build", Kind: turnstone.Invalid, Subject: "user " + user,
+	return &turnstone.Error{Op: "template.build", Kind: turnstone.KindInvalid, Subject: "user " + user,
 		Err: errors.New("is not in /etc/passwd and /etc/group"), Hint: "a command can make one, as useradd -m NAME; a number needs no name"}
 }
 

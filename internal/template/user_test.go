@@ -27,7 +27,7 @@ func TestUserHasToBeThere(t *testing.T) {
 	}
 	for user, there := range map[string]bool{"app": true, "1000": true, "1000:7": true, "app:staff": true, "ap": false, "pp": false, "app:app": false, "7:staf": false} {
 		_, err := s.Build(t.Context(), writeSpec(t, "mine", "base = 'debian:bookworm'\nuser = '"+user+"'\n"), BuildOptions{})
-		if there && err != nil || !there && (turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), "is not in /etc/passwd")) {
+		if there && err != nil || !there && (turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "is not in /etc/passwd")) {
 			t.Errorf("%s: %v", user, err)
 		}
 	}

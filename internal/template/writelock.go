@@ -18,7 +18,7 @@ func lockFits(spec *Spec) error {
 	if spec.Lock == nil || spec.Lock.Spec == spec.unlocked().Digest() {
 		return nil
 	}
-	return &turnstone.Error{Op: "template.lock", Kind: turnstone.Integrity, Subject: LockFile, Err: errors.New("is of another spec: the spec, or a template below it, was changed since"),
+	return &turnstone.Error{Op: "template.lock", Kind: turnstone.KindIntegrity, Subject: LockFile, Err: errors.New("is of another spec: the spec, or a template below it, was changed since"),
 		Hint: "turn template build --lock writes it anew; or remove it"}
 }
 
@@ -31,7 +31,7 @@ func (s *Store) writeLock(ctx context.Context, path string, spec *Spec, progress
 		return err
 	}
 	failed := func(err error) error {
-		return &turnstone.Error{Op: "template.lock", Kind: turnstone.Unavailable, Subject: LockFile, Err: err}
+		return &turnstone.Error{Op: "template.lock", Kind: turnstone.KindUnavailable, Subject: LockFile, Err: err}
 	}
 	m, err := s.manifest(t.Digest)
 	if err != nil {

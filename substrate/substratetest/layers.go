@@ -128,7 +128,7 @@ func testDamagedLayers(t *testing.T, s substrate.Substrate, c Config) {
 			defer func() { _ = vm.Close() }()
 			client, link, err := Configure(ctx, vm, m, &c.Network)
 			if err != nil {
-				if turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(err.Error(), "root file system") {
+				if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "root file system") {
 					t.Errorf("got %v", err)
 				}
 				return
@@ -145,7 +145,7 @@ func testDamagedLayers(t *testing.T, s substrate.Substrate, c Config) {
 	for name, layers := range map[string][]string{"size": {short}, "missing": {short + "er"}, "folder": {t.TempDir()}} {
 		m := c.Machine
 		m.Layers = layers
-		if vm, err := s.Restore(t.Context(), m); turnstone.KindOf(err) != turnstone.Integrity {
+		if vm, err := s.Restore(t.Context(), m); turnstone.KindOf(err) != turnstone.KindIntegrity {
 			t.Errorf("%s: %v", name, err)
 			if err == nil {
 				_ = vm.Close()
@@ -154,7 +154,7 @@ func testDamagedLayers(t *testing.T, s substrate.Substrate, c Config) {
 	}
 	m := c.Machine
 	m.Layers = Layers(t, substrate.MaxLayers+1)
-	if vm, err := s.Restore(t.Context(), m); turnstone.KindOf(err) != turnstone.Invalid {
+	if vm, err := s.Restore(t.Context(), m); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("too many layers: %v", err)
 		if err == nil {
 			_ = vm.Close()
@@ -215,7 +215,7 @@ func testFreeze(t *testing.T, s substrate.Substrate, c Config) {
 		t.Error("what was written is not on the disk")
 	}
 	var out bytes.Buffer
-	if _, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"true"}}, wire.Stdio{Out: &out}); turnstone.KindOf(err) != turnstone.Unavailable {
+	if _, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"true"}}, wire.Stdio{Out: &out}); turnstone.KindOf(err) != turnstone.KindUnavailable {
 		t.Errorf("a start while frozen: %v", err)
 	}
 	if again, err := client.StateFreeze(ctx); err != nil || again.Upper != res.Upper {
@@ -228,7 +228,7 @@ func testFreeze(t *testing.T, s substrate.Substrate, c Config) {
 	if !contains(t, disk, secret) {
 		t.Error("the disk did not outlive its sandbox")
 	}
-	if _, err := d.Disk(); turnstone.KindOf(err) != turnstone.Dead {
+	if _, err := d.Disk(); turnstone.KindOf(err) != turnstone.KindDead {
 		t.Errorf("the disk of a closed sandbox: %v", err)
 	}
 }
@@ -281,7 +281,7 @@ func testHome(t *testing.T, s substrate.Substrate, c Config) {
 	_, client = Clone(t, s, m, &c.Network)
 	want(t, client, "grep -c again "+HomePath+"/file", "3\n")
 	m.Home = filepath.Join(t.TempDir(), "none")
-	if vm, err := s.Restore(ctx, m); turnstone.KindOf(err) != turnstone.Integrity {
+	if vm, err := s.Restore(ctx, m); turnstone.KindOf(err) != turnstone.KindIntegrity {
 		t.Errorf("a home disk that is not there: %v", err)
 		if err == nil {
 			_ = vm.Close()

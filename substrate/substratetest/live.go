@@ -328,10 +328,10 @@ func testDamagedFork(t *testing.T, s substrate.Substrate, c Config) {
 	}
 	other := c.Machine
 	other.Shape.Memory *= 2
-	refused("another shape", other, turnstone.Unavailable)
+	refused("another shape", other, turnstone.KindUnavailable)
 	other = c.Machine
 	other.RootDigest = turnstone.DigestBytes(nil)
-	refused("another template", other, turnstone.Unavailable)
+	refused("another template", other, turnstone.KindUnavailable)
 	entries, err := os.ReadDir(dir)
 	if err != nil || len(entries) < 3 {
 		t.Fatalf("%d files: %v", len(entries), err)
@@ -339,16 +339,16 @@ func testDamagedFork(t *testing.T, s substrate.Substrate, c Config) {
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
 		flip(t, path)
-		refused(e.Name()+" changed", c.Machine, turnstone.Integrity, turnstone.Unavailable)
+		refused(e.Name()+" changed", c.Machine, turnstone.KindIntegrity, turnstone.KindUnavailable)
 		flip(t, path)
 		if err := errors.Join(os.Chmod(path, 0o644), os.Truncate(path, 1)); err != nil {
 			t.Fatal(err)
 		}
-		refused(e.Name()+" cut off", c.Machine, turnstone.Integrity)
+		refused(e.Name()+" cut off", c.Machine, turnstone.KindIntegrity)
 		if err := os.Rename(path, path+".away"); err != nil {
 			t.Fatal(err)
 		}
-		refused(e.Name()+" missing", c.Machine, turnstone.Integrity)
+		refused(e.Name()+" missing", c.Machine, turnstone.KindIntegrity)
 		if err := os.Rename(path+".away", path); err != nil {
 			t.Fatal(err)
 		}
@@ -434,7 +434,7 @@ func testKeep(t *testing.T, s substrate.Substrate, c Config) {
 	for _, name := range p.Files {
 		flip(t, filepath.Join(packed, name))
 		dir := filepath.Join(tmp, "damaged")
-		if err := k.Unpack(t.Context(), c.Machine, os.DirFS(packed), dir); turnstone.KindOf(err) != turnstone.Integrity && turnstone.KindOf(err) != turnstone.Unavailable {
+		if err := k.Unpack(t.Context(), c.Machine, os.DirFS(packed), dir); turnstone.KindOf(err) != turnstone.KindIntegrity && turnstone.KindOf(err) != turnstone.KindUnavailable {
 			t.Errorf("%s changed: %v", name, err)
 		}
 		if _, err := os.Stat(dir); err == nil {

@@ -62,7 +62,7 @@ func packBase(t *testing.T, k substrate.Keeper, m substrate.Machine, p substrate
 	if !ok {
 		return nil
 	}
-	if _, err := b.PackBase(t.Context(), m, turnstone.DigestBytes(nil), filepath.Join(t.TempDir(), "no")); turnstone.KindOf(err) != turnstone.Unavailable || turnstone.HintOf(err) == "" {
+	if _, err := b.PackBase(t.Context(), m, turnstone.DigestBytes(nil), filepath.Join(t.TempDir(), "no")); turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" {
 		t.Errorf("another base: %v", err)
 	}
 	dir := filepath.Join(t.TempDir(), "base")
@@ -99,7 +99,7 @@ func refusesBase(t *testing.T, k substrate.Keeper, m substrate.Machine, packed s
 	for _, name := range base {
 		path := filepath.Join(packed, name)
 		flip(t, path)
-		refused(name+" changed", turnstone.Integrity)
+		refused(name+" changed", turnstone.KindIntegrity)
 		flip(t, path)
 	}
 	for _, name := range base {
@@ -108,6 +108,6 @@ func refusesBase(t *testing.T, k substrate.Keeper, m substrate.Machine, packed s
 		}
 	}
 	if len(base) > 0 {
-		refused("no base", turnstone.Unavailable)
+		refused("no base", turnstone.KindUnavailable)
 	}
 }

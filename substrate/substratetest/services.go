@@ -94,7 +94,7 @@ func testFiles(t *testing.T, s substrate.Substrate, c Config) {
 		t.Error(err)
 	}
 	err := client.FileSystemMove(ctx, &wire.FileSystemMoveParams{From: "/workspace/c", To: "/etc/motd"})
-	if turnstone.KindOf(err) != turnstone.Invalid {
+	if turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("a move over a file: %v", err)
 	}
 	read, err := client.FileSystemRead(ctx, &wire.FileSystemReadParams{Path: "/proc/version"})

@@ -358,16 +358,16 @@ func testPanic(t *testing.T, s substrate.Substrate, c Config) {
 	}
 	var out bytes.Buffer
 	_, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", script}}, wire.Stdio{Out: &out, Err: io.Discard})
-	if turnstone.KindOf(err) != turnstone.Dead {
-		t.Errorf("the call ended with %v, want kind %s", err, turnstone.Dead)
+	if turnstone.KindOf(err) != turnstone.KindDead {
+		t.Errorf("the call ended with %v, want kind %s", err, turnstone.KindDead)
 	}
 	select {
 	case <-vm.Done():
 	case <-ctx.Done():
 		t.Fatal("the machine goes on after its kernel's panic")
 	}
-	if turnstone.KindOf(vm.Err()) != turnstone.Dead {
-		t.Errorf("the machine's error is %v, want kind %s", vm.Err(), turnstone.Dead)
+	if turnstone.KindOf(vm.Err()) != turnstone.KindDead {
+		t.Errorf("the machine's error is %v, want kind %s", vm.Err(), turnstone.KindDead)
 	}
 }
 
@@ -393,7 +393,7 @@ func testClose(t *testing.T, s substrate.Substrate, c Config) {
 	if vm.Err() != nil {
 		t.Errorf("a closed machine has the error %v", vm.Err())
 	}
-	if _, err := client.SandboxGetStats(t.Context()); turnstone.KindOf(err) != turnstone.Dead {
+	if _, err := client.SandboxGetStats(t.Context()); turnstone.KindOf(err) != turnstone.KindDead {
 		t.Errorf("a call to a closed machine: %v", err)
 	}
 }

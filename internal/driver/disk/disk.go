@@ -54,7 +54,7 @@ func Blank(ctx context.Context, op string, h *statedir.Dir, size turnstone.Bytes
 func Format(ctx context.Context, op, path string, args ...string) error {
 	program, err := host.FindSystem("mke2fs")
 	if err != nil {
-		return &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: "mke2fs", Err: err, Hint: "sudo apt-get install e2fsprogs"}
+		return &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: "mke2fs", Err: err, Hint: "sudo apt-get install e2fsprogs"}
 	}
 	args = append([]string{"-q", "-F", "-t", "ext4", "-m", "0", "-E", "lazy_itable_init=1,nodiscard,root_owner=0:0"}, args...)
 	if err := descriptors.CloseOnExec(); err != nil {

@@ -23,7 +23,7 @@ func turnedAway(refused *apiError) error {
 	}
 	n, _ := strconv.Atoi(match[1]) // three digits
 	no := syscall.Errno(n)
-	e := &turnstone.Error{Op: "firecracker.start", Kind: turnstone.Unavailable, Subject: "/dev/kvm", Err: fmt.Errorf("KVM makes no machine: %w", no)}
+	e := &turnstone.Error{Op: "firecracker.start", Kind: turnstone.KindUnavailable, Subject: "/dev/kvm", Err: fmt.Errorf("KVM makes no machine: %w", no)}
 	switch {
 	case errors.Is(no, syscall.EACCES), errors.Is(no, syscall.EPERM):
 		e.Hint = "let this user open /dev/kvm (`turn doctor` says how), or use another substrate"

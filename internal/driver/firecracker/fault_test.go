@@ -21,7 +21,7 @@ func TestTurnedAway(t *testing.T) {
 		"": nil,
 	} {
 		err := turnedAway(&apiError{400, text})
-		if (err == nil) != (want == nil) || want != nil && (!errors.Is(err, want) || turnstone.KindOf(err) != turnstone.Unavailable || turnstone.HintOf(err) == "") {
+		if (err == nil) != (want == nil) || want != nil && (!errors.Is(err, want) || turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "") {
 			t.Errorf("%q: %v (%s)", text, err, turnstone.HintOf(err))
 		}
 	}

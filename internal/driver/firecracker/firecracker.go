@@ -101,7 +101,7 @@ func New(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error)
 	case v.Usable:
 		return s, nil
 	case ctx.Err() != nil:
-		return nil, &turnstone.Error{Op: "firecracker.new", Kind: turnstone.Canceled, Subject: "firecracker", Err: ctx.Err()}
+		return nil, &turnstone.Error{Op: "firecracker.new", Kind: turnstone.KindCanceled, Subject: "firecracker", Err: ctx.Err()}
 	default:
 		return nil, s.unusable(v, opts)
 	}
@@ -109,7 +109,7 @@ func New(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error)
 
 // unusable is the error of New where v is the verdict.
 func (s *Substrate) unusable(v kvm.Verdict, opts Options) error {
-	e := &turnstone.Error{Op: "firecracker.new", Kind: turnstone.Unavailable, Subject: "firecracker"}
+	e := &turnstone.Error{Op: "firecracker.new", Kind: turnstone.KindUnavailable, Subject: "firecracker"}
 	if !v.Known && opts.Probe == nil && (opts.Again || !v.Kernel) { // else a kernel's fault is told
 		e.Err, e.Hint = ErrUnproven, "run a turn with --substrate firecracker, which tries"
 	} else {
@@ -139,7 +139,7 @@ func open(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error
 		s.progress = func(string) {}
 	}
 	unavailable := func(subject string, err error, hint string) (*Substrate, error) {
-		return nil, &turnstone.Error{Op: "firecracker.new", Kind: turnstone.Unavailable, Subject: subject, Err: err, Hint: hint}
+		return nil, &turnstone.Error{Op: "firecracker.new", Kind: turnstone.KindUnavailable, Subject: subject, Err: err, Hint: hint}
 	}
 	if runtime.GOARCH != "amd64" {
 		return unavailable(runtime.GOARCH, errors.New("the firecracker substrate runs on x86-64 hosts only"), "")
@@ -186,7 +186,7 @@ func (s *Substrate) confine(ctx context.Context, opts Options) (err error) {
 		if !errors.As(err, &typed) {
 			err = &JailerError{Binary: s.binary, Release: s.releaseText(), Err: err}
 		}
-		return &turnstone.Error{Op: "firecracker.new", Kind: turnstone.Unavailable, Subject: subject, Err: err,
+		return &turnstone.Error{Op: "firecracker.new", Kind: turnstone.KindUnavailable, Subject: subject, Err: err,
 			Hint: "put the jailer of Firecracker's release beside firecracker, or set TURN_JAILER to it"}
 	}
 	s.jailer, err = find(opts.Jailer, "TURN_JAILER", "jailer", filepath.Dir(s.binary))
@@ -397,7 +397,7 @@ func (s *Substrate) failed(ctx context.Context, vm *machine, err error) error {
 // wrap gives an error the type that callers get. One that came of the end of ctx says
 // so, whatever it was that broke.
 func (s *Substrate) wrap(ctx context.Context, err error) error {
-	kind, hint := turnstone.Unavailable, "run `turn doctor`"
+	kind, hint := turnstone.KindUnavailable, "run `turn doctor`"
 	var refused *apiError
 	if errors.Is(err, console.ErrLate) || errors.Is(err, errBoot) || errors.Is(err, errMute) {
 		hint = s.guest.Advice()
@@ -409,14 +409,14 @@ func (s *Substrate) wrap(ctx context.Context, err error) error {
 	}
 	switch ended := ctx.Err(); {
 	case ended != nil:
-		kind, hint = turnstone.Canceled, ""
+		kind, hint = turnstone.KindCanceled, ""
 		if !errors.Is(err, ended) {
 			err = fmt.Errorf("%w: %w", ended, err)
 		}
-	case turnstone.KindOf(err) != turnstone.Internal:
+	case turnstone.KindOf(err) != turnstone.KindInternal:
 		return err
 	case isNoSpace(err):
-		kind, hint = turnstone.Exhausted, "make room on the disk that holds "+s.home.Root
+		kind, hint = turnstone.KindExhausted, "make room on the disk that holds "+s.home.Root
 	}
 	return &turnstone.Error{Op: "firecracker.start", Kind: kind, Subject: "firecracker", Err: err, Hint: hint}
 }
@@ -429,7 +429,7 @@ func isNoSpace(err error) bool {
 func checkKernel(path string, is substrate.KernelKind) error {
 	f, err := elf.Open(path)
 	if err != nil {
-		return &turnstone.Error{Op: "firecracker.boot", Kind: turnstone.Unavailable, Subject: path,
+		return &turnstone.Error{Op: "firecracker.boot", Kind: turnstone.KindUnavailable, Subject: path,
 			Err: fmt.Errorf("firecracker boots an ELF kernel (vmlinux) only: %w", err), Hint: is.Advice()}
 	}
 	return f.Close()

@@ -179,7 +179,7 @@ func TestScratch(t *testing.T) {
 	if _, err := d2.ReadAt(buf, 0); err != nil || string(buf) == "mine" {
 		t.Errorf("the clone has %q, %v", buf, err)
 	}
-	if _, err := one.(*machine).Disk(); turnstone.KindOf(err) != turnstone.Dead {
+	if _, err := one.(*machine).Disk(); turnstone.KindOf(err) != turnstone.KindDead {
 		t.Errorf("the disk of a closed machine: %v", err)
 	}
 	vm, err := b.s.Restore(within(t), b.m) // the snapshot's is as it was
@@ -203,20 +203,20 @@ func TestFaults(t *testing.T) {
 		kind    turnstone.Kind
 		text    string
 	}{
-		{"exit", boot, turnstone.Dead, "something is broken"},
-		{"code", boot, turnstone.Dead, "seccomp"},
-		{"garbage", boot, turnstone.Unavailable, "GET /"},
-		{"oversize:/", boot, turnstone.Unavailable, "longer than"},
-		{"odd:/", boot, turnstone.Unavailable, "answers 500"},
-		{"refuse:/machine-config", boot, turnstone.Unavailable, "it was ?[31mtold to refuse /machine-config"},
-		{"refuse:/actions", boot, turnstone.Unavailable, "to refuse /actions"},
-		{"oversize:/actions", boot, turnstone.Unavailable, "longer than"},
-		{"die:/actions", boot, turnstone.Dead, "SIGBUS"},
-		{"die:/snapshot/load", load, turnstone.Dead, "SIGBUS"},
-		{"refuse:/snapshot/load", load, turnstone.Unavailable, "to refuse /snapshot/load"},
-		{"panic", boot, turnstone.Dead, "kernel panicked: VFS: Unable to mount ?[2J root fs"},
-		{"panic and hang", boot, turnstone.Dead, "kernel panicked: No working init found"},
-		{"poweroff", boot, turnstone.Dead, "shut its machine down"},
+		{"exit", boot, turnstone.KindDead, "something is broken"},
+		{"code", boot, turnstone.KindDead, "seccomp"},
+		{"garbage", boot, turnstone.KindUnavailable, "GET /"},
+		{"oversize:/", boot, turnstone.KindUnavailable, "longer than"},
+		{"odd:/", boot, turnstone.KindUnavailable, "answers 500"},
+		{"refuse:/machine-config", boot, turnstone.KindUnavailable, "it was ?[31mtold to refuse /machine-config"},
+		{"refuse:/actions", boot, turnstone.KindUnavailable, "to refuse /actions"},
+		{"oversize:/actions", boot, turnstone.KindUnavailable, "longer than"},
+		{"die:/actions", boot, turnstone.KindDead, "SIGBUS"},
+		{"die:/snapshot/load", load, turnstone.KindDead, "SIGBUS"},
+		{"refuse:/snapshot/load", load, turnstone.KindUnavailable, "to refuse /snapshot/load"},
+		{"panic", boot, turnstone.KindDead, "kernel panicked: VFS: Unable to mount ?[2J root fs"},
+		{"panic and hang", boot, turnstone.KindDead, "kernel panicked: No working init found"},
+		{"poweroff", boot, turnstone.KindDead, "shut its machine down"},
 	} {
 		t.Run(tc.fault, func(t *testing.T) {
 			s := whole.substrate(t, tc.fault)
@@ -265,7 +265,7 @@ func TestHang(t *testing.T) {
 			if err == nil {
 				_ = vm.Close()
 			}
-			if turnstone.KindOf(err) != turnstone.Canceled || !errors.Is(err, context.DeadlineExceeded) {
+			if turnstone.KindOf(err) != turnstone.KindCanceled || !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("kind %s: %v", turnstone.KindOf(err), err)
 			}
 			b.nothingLeft(t)
@@ -289,7 +289,7 @@ func TestCanceled(t *testing.T) {
 		cancel()
 		if err == nil {
 			_ = vm.Close()
-		} else if !errors.Is(err, context.DeadlineExceeded) || turnstone.KindOf(err) != turnstone.Canceled {
+		} else if !errors.Is(err, context.DeadlineExceeded) || turnstone.KindOf(err) != turnstone.KindCanceled {
 			t.Errorf("cancelled after %s: %s %v", after, turnstone.KindOf(err), err)
 		}
 	}
@@ -329,13 +329,13 @@ func TestEndsByItself(t *testing.T) {
 	defer func() { _ = vm.Close() }()
 	check(t, vm.(*machine).process.Kill())
 	<-vm.Done()
-	if turnstone.KindOf(vm.Err()) != turnstone.Dead {
+	if turnstone.KindOf(vm.Err()) != turnstone.KindDead {
 		t.Errorf("got %v", vm.Err())
 	}
-	if err := vm.(substrate.Pauser).Pause(t.Context()); turnstone.KindOf(err) != turnstone.Dead {
+	if err := vm.(substrate.Pauser).Pause(t.Context()); turnstone.KindOf(err) != turnstone.KindDead {
 		t.Errorf("pausing what is dead: %v", err)
 	}
-	if err := vm.(substrate.Snapshotter).Snapshot(t.Context(), filepath.Join(t.TempDir(), "s")); turnstone.KindOf(err) != turnstone.Dead {
+	if err := vm.(substrate.Snapshotter).Snapshot(t.Context(), filepath.Join(t.TempDir(), "s")); turnstone.KindOf(err) != turnstone.KindDead {
 		t.Errorf("a snapshot of what is dead: %v", err)
 	}
 }
@@ -359,13 +359,13 @@ func TestRefusals(t *testing.T) {
 		change func(*substrate.Machine)
 		kind   turnstone.Kind
 	}{
-		"cpus":       {func(m *substrate.Machine) { m.Shape.CPUs = 33 }, turnstone.Invalid},
-		"no memory":  {func(m *substrate.Machine) { m.Shape.Memory = 0 }, turnstone.Invalid},
-		"bzImage":    {func(m *substrate.Machine) { m.Kernel, m.KernelDigest = m.Root, m.RootDigest }, turnstone.Unavailable},
-		"layers":     {func(m *substrate.Machine) { m.Layers = make([]string, substrate.MaxLayers+1) }, turnstone.Invalid},
-		"layer size": {func(m *substrate.Machine) { m.Layers = []string{m.Root} }, turnstone.Integrity},
-		"no layer":   {func(m *substrate.Machine) { m.Layers = []string{"/none"} }, turnstone.Integrity},
-		"no home":    {func(m *substrate.Machine) { m.Home = "/none" }, turnstone.Integrity},
+		"cpus":       {func(m *substrate.Machine) { m.Shape.CPUs = 33 }, turnstone.KindInvalid},
+		"no memory":  {func(m *substrate.Machine) { m.Shape.Memory = 0 }, turnstone.KindInvalid},
+		"bzImage":    {func(m *substrate.Machine) { m.Kernel, m.KernelDigest = m.Root, m.RootDigest }, turnstone.KindUnavailable},
+		"layers":     {func(m *substrate.Machine) { m.Layers = make([]string, substrate.MaxLayers+1) }, turnstone.KindInvalid},
+		"layer size": {func(m *substrate.Machine) { m.Layers = []string{m.Root} }, turnstone.KindIntegrity},
+		"no layer":   {func(m *substrate.Machine) { m.Layers = []string{"/none"} }, turnstone.KindIntegrity},
+		"no home":    {func(m *substrate.Machine) { m.Home = "/none" }, turnstone.KindIntegrity},
 	} {
 		m := b.m
 		tc.change(&m)
@@ -392,7 +392,7 @@ func TestNew(t *testing.T) {
 		"not runable": {Binary: b.m.Root},
 	} {
 		_, err := New(t.Context(), h, options)
-		if turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(turnstone.HintOf(err), "releases") {
+		if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "releases") {
 			t.Errorf("%s: %v (%s)", name, err, turnstone.HintOf(err))
 		}
 	}
@@ -406,7 +406,7 @@ func TestNew(t *testing.T) {
 	}
 	if os.Geteuid() == 0 {
 		t.Setenv("TURN_JAILER", "/none/jailer")
-		if _, err := New(t.Context(), h, Options{}); turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(err.Error(), "TURN_JAILER=/none/jailer: no such file") || strings.Count(err.Error(), "/none") > 1 {
+		if _, err := New(t.Context(), h, Options{}); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "TURN_JAILER=/none/jailer: no such file") || strings.Count(err.Error(), "/none") > 1 {
 			t.Errorf("root with a jailer that is not there: %v", err)
 		}
 	}

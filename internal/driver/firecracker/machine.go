@@ -86,7 +86,7 @@ var exits = map[int]string{
 
 // explain turns an end nobody asked for into an error for the user.
 func (m *machine) explain(wait error) error {
-	e := &turnstone.Error{Op: "firecracker.run", Kind: turnstone.Dead, Subject: string(m.id)}
+	e := &turnstone.Error{Op: "firecracker.run", Kind: turnstone.KindDead, Subject: string(m.id)}
 	stderr := strings.TrimSpace(m.stderr.String())
 	code := -1
 	var exit *exec.ExitError
@@ -151,7 +151,7 @@ func (m *machine) Disk() (*os.File, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
-		return nil, &turnstone.Error{Op: "firecracker.disk", Kind: turnstone.Dead, Subject: string(m.id), Err: errors.New("the sandbox is closed")}
+		return nil, &turnstone.Error{Op: "firecracker.disk", Kind: turnstone.KindDead, Subject: string(m.id), Err: errors.New("the sandbox is closed")}
 	}
 	fd, err := unix.FcntlInt(m.scratch.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -245,9 +245,9 @@ func (m *machine) told(err error) error {
 	if err = m.why(err); err == nil || errors.As(err, &e) {
 		return err
 	}
-	kind := turnstone.Unavailable
+	kind := turnstone.KindUnavailable
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		kind = turnstone.Canceled
+		kind = turnstone.KindCanceled
 	}
 	return &turnstone.Error{Op: "firecracker.run", Kind: kind, Subject: string(m.id), Err: err}
 }
@@ -272,7 +272,7 @@ func (m *machine) wait(ctx context.Context, p console.Patience) error {
 	case errors.Is(err, console.ErrEnded):
 		return m.Err()
 	}
-	return &turnstone.Error{Op: "firecracker.boot", Kind: turnstone.Dead, Subject: string(m.id), Err: err, Hint: m.hint()}
+	return &turnstone.Error{Op: "firecracker.boot", Kind: turnstone.KindDead, Subject: string(m.id), Err: err, Hint: m.hint()}
 }
 
 // load is what Firecracker takes of the host.

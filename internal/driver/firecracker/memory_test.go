@@ -102,7 +102,7 @@ func TestDifferenceNotTaken(t *testing.T) {
 	failing, err := b.substrate(t, "short-memory").Restore(within(t), b.m)
 	check(t, err)
 	for range 2 {
-		if err := snapshot(failing); turnstone.KindOf(err) != turnstone.Unavailable {
+		if err := snapshot(failing); turnstone.KindOf(err) != turnstone.KindUnavailable {
 			t.Errorf("a difference of half of the memory: %v", err)
 		}
 	}

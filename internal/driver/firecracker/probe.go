@@ -48,7 +48,7 @@ func (s *Substrate) prove(ctx context.Context, m substrate.Machine, limit time.D
 	switch {
 	case ctx.Err() != nil:
 		return kvm.Verdict{}, ctx.Err()
-	case err != nil && vm == nil && turnstone.KindOf(err) != turnstone.Dead && !errors.As(err, &refused):
+	case err != nil && vm == nil && turnstone.KindOf(err) != turnstone.KindDead && !errors.As(err, &refused):
 		return kvm.Verdict{}, err
 	case err != nil:
 		return kvm.Failed(err, s.guest.KernelKind), nil

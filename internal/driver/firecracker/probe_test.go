@@ -114,7 +114,7 @@ func TestNewUnproven(t *testing.T) {
 	b := newBench(t, "")
 	h := &statedir.Dir{Root: t.TempDir()}
 	_, err := New(t.Context(), h, Options{Binary: b.s.binary, Jailer: b.script(t, "j", "true")})
-	if turnstone.KindOf(err) != turnstone.Unavailable || turnstone.HintOf(err) == "" {
+	if turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" {
 		t.Errorf("got %v (%s)", err, turnstone.HintOf(err))
 	}
 	if tryKVM() == nil && !errors.Is(err, ErrUnproven) {

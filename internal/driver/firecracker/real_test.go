@@ -191,7 +191,7 @@ func TestRealKilled(t *testing.T) {
 	check(t, fc.Pause(within(t)))
 	check(t, unix.Kill(firecrackerOf(t, fc), unix.SIGKILL))
 	err := vm.(substrate.Snapshotter).Snapshot(within(t), filepath.Join(parent, "vm"))
-	if turnstone.KindOf(err) != turnstone.Dead {
+	if turnstone.KindOf(err) != turnstone.KindDead {
 		t.Errorf("a snapshot of it: %s, %v", turnstone.KindOf(err), err)
 	}
 	select {
@@ -199,7 +199,7 @@ func TestRealKilled(t *testing.T) {
 	case <-time.After(limit):
 		t.Fatal("its end is not told")
 	}
-	if err := vm.Err(); turnstone.KindOf(err) != turnstone.Dead || !strings.Contains(err.Error(), "firecracker ended") {
+	if err := vm.Err(); turnstone.KindOf(err) != turnstone.KindDead || !strings.Contains(err.Error(), "firecracker ended") {
 		t.Errorf("the machine's end is %v", err)
 	}
 	check(t, vm.Close())
@@ -283,7 +283,7 @@ func TestRealBadGuest(t *testing.T) {
 		check(t, err)
 		cell := vm.cell.dir
 		err = s.failed(t.Context(), vm, vm.wait(within(t), console.Patience{Idle: time.Second, Work: 3 * time.Second, Limit: limit}))
-		if turnstone.KindOf(err) != turnstone.Dead || !errors.Is(err, console.ErrHangs) || turnstone.HintOf(err) == "" || strings.Contains(err.Error(), "Vcpu") ||
+		if turnstone.KindOf(err) != turnstone.KindDead || !errors.Is(err, console.ErrHangs) || turnstone.HintOf(err) == "" || strings.Contains(err.Error(), "Vcpu") ||
 			m.Kernel == image && !strings.Contains(err.Error(), "the console is empty") {
 			t.Errorf("%s: %s, %v (%s)", what, turnstone.KindOf(err), err, turnstone.HintOf(err))
 		}

@@ -75,7 +75,7 @@ func TestDamagedSnapshot(t *testing.T) {
 			check(t, damage())
 			if _, err := openSnapshot(t.Context(), dir, id); err == nil {
 				t.Fatal("it passes as whole")
-			} else if !errors.Is(err, fs.ErrNotExist) && !strings.Contains(err.Error(), "longer") && turnstone.KindOf(err) != turnstone.Integrity {
+			} else if !errors.Is(err, fs.ErrNotExist) && !strings.Contains(err.Error(), "longer") && turnstone.KindOf(err) != turnstone.KindIntegrity {
 				t.Errorf("got %v", err)
 			}
 			before := len(b.told)
@@ -242,14 +242,14 @@ func TestLiveSnapshotRefused(t *testing.T) {
 	vm, err := b.s.Restore(within(t), m)
 	check(t, err)
 	dir := filepath.Join(t.TempDir(), "vm")
-	if err := vm.(substrate.Snapshotter).Snapshot(within(t), dir); turnstone.KindOf(err) != turnstone.Invalid {
+	if err := vm.(substrate.Snapshotter).Snapshot(within(t), dir); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("with a home: %v", err)
 	}
 	check(t, vm.Close())
 	vm, err = b.s.Restore(within(t), b.m)
 	check(t, err)
 	check(t, vm.Close())
-	if err := vm.(substrate.Snapshotter).Snapshot(within(t), dir); turnstone.KindOf(err) != turnstone.Dead {
+	if err := vm.(substrate.Snapshotter).Snapshot(within(t), dir); turnstone.KindOf(err) != turnstone.KindDead {
 		t.Errorf("of a closed machine: %v", err)
 	}
 	for _, fault := range []string{"refuse:/snapshot/create", "short-memory"} {
@@ -259,7 +259,7 @@ func TestLiveSnapshotRefused(t *testing.T) {
 		vm, err := b.substrate(t, fault).Restore(within(t), b.m)
 		check(t, err)
 		parent := t.TempDir()
-		if err := vm.(substrate.Snapshotter).Snapshot(within(t), filepath.Join(parent, "vm")); turnstone.KindOf(err) != turnstone.Unavailable {
+		if err := vm.(substrate.Snapshotter).Snapshot(within(t), filepath.Join(parent, "vm")); turnstone.KindOf(err) != turnstone.KindUnavailable {
 			t.Errorf("%s: %v", fault, err)
 		}
 		if left, _ := os.ReadDir(parent); len(left) > 0 {
@@ -287,16 +287,16 @@ func TestDamagedLiveSnapshot(t *testing.T) {
 		damage func(dir string) error
 		kind   turnstone.Kind
 	}{
-		"memory":          {func(dir string) error { return edit(filepath.Join(dir, ramFile), flip) }, turnstone.Integrity},
-		"state":           {func(dir string) error { return edit(filepath.Join(dir, stateFile), flip) }, turnstone.Integrity},
-		"disk":            {func(dir string) error { return edit(filepath.Join(dir, scratchFile), flip) }, turnstone.Integrity},
-		"no manifest":     {func(dir string) error { return os.Remove(filepath.Join(dir, manifestFile)) }, turnstone.Integrity},
-		"nonsense":        {manifest("{", "["), turnstone.Integrity},
-		"nothing there":   {os.RemoveAll, turnstone.Integrity},
-		"format":          {manifest(`"format": 1`, `"format": 7`), turnstone.Unavailable},
-		"another version": {manifest("v1.17.0", "v1.18.0"), turnstone.Unavailable},
-		"another kernel":  {manifest(b.s.kernel, "5.10.0"), turnstone.Unavailable},
-		"a layer":         {manifest(layer, layer+"x"), turnstone.Integrity},
+		"memory":          {func(dir string) error { return edit(filepath.Join(dir, ramFile), flip) }, turnstone.KindIntegrity},
+		"state":           {func(dir string) error { return edit(filepath.Join(dir, stateFile), flip) }, turnstone.KindIntegrity},
+		"disk":            {func(dir string) error { return edit(filepath.Join(dir, scratchFile), flip) }, turnstone.KindIntegrity},
+		"no manifest":     {func(dir string) error { return os.Remove(filepath.Join(dir, manifestFile)) }, turnstone.KindIntegrity},
+		"nonsense":        {manifest("{", "["), turnstone.KindIntegrity},
+		"nothing there":   {os.RemoveAll, turnstone.KindIntegrity},
+		"format":          {manifest(`"format": 1`, `"format": 7`), turnstone.KindUnavailable},
+		"another version": {manifest("v1.17.0", "v1.18.0"), turnstone.KindUnavailable},
+		"another kernel":  {manifest(b.s.kernel, "5.10.0"), turnstone.KindUnavailable},
+		"a layer":         {manifest(layer, layer+"x"), turnstone.KindIntegrity},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "vm")
@@ -315,7 +315,7 @@ func TestDamagedLiveSnapshot(t *testing.T) {
 	other.RootDigest = turnstone.DigestBytes([]byte("another"))
 	dir := filepath.Join(t.TempDir(), "vm")
 	check(t, vm.(substrate.Snapshotter).Snapshot(within(t), dir))
-	if _, err := b.s.RestoreFrom(within(t), other, dir); turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(err.Error(), "template") {
+	if _, err := b.s.RestoreFrom(within(t), other, dir); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "template") {
 		t.Errorf("on another template: %v", err)
 	}
 }

@@ -24,7 +24,7 @@ func TestStandstill(t *testing.T) {
 		if (err == nil) != can {
 			t.Errorf("%s: %v", text, err)
 		}
-		if err != nil && (turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(turnstone.HintOf(err), wholeReleases) ||
+		if err != nil && (turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), wholeReleases) ||
 			!strings.Contains(err.Error(), wholeReleases)) { // a receipt has the error alone
 			t.Errorf("%s: %v (%s)", text, err, turnstone.HintOf(err))
 		}
@@ -48,7 +48,7 @@ func TestNoStandstill(t *testing.T) {
 	for what, err := range map[string]error{
 		"pause": vm.(substrate.Pauser).Pause(within(t)), "snapshot": vm.(substrate.Snapshotter).Snapshot(within(t), dir), "clone": resumed,
 	} {
-		if turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(turnstone.HintOf(err), wholeReleases) {
+		if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), wholeReleases) {
 			t.Errorf("%s: %v (%s)", what, err, turnstone.HintOf(err))
 		}
 	}
@@ -73,7 +73,7 @@ func TestJailerVersion(t *testing.T) {
 		if (err == nil) != good {
 			t.Errorf("%q: %v", text, err)
 		}
-		if err != nil && (turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(turnstone.HintOf(err), "jailer") || strings.Contains(err.Error(), "\x1b")) {
+		if err != nil && (turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "jailer") || strings.Contains(err.Error(), "\x1b")) {
 			t.Errorf("%q: %s %v (%s)", text, turnstone.KindOf(err), err, turnstone.HintOf(err))
 		}
 		var e *JailerError

@@ -43,7 +43,7 @@ func (s *Substrate) Keeping() error {
 	if allow := host.AllowUserNamespaces(); allow != "" {
 		hint = "let users make namespaces (" + allow + "), or keep and resume machines with --substrate qemu or gvisor"
 	}
-	return &turnstone.Error{Op: "firecracker.keep", Kind: turnstone.Unavailable, Subject: "firecracker",
+	return &turnstone.Error{Op: "firecracker.keep", Kind: turnstone.KindUnavailable, Subject: "firecracker",
 		Err:  errors.New("it runs without a jail, so a kept machine could name any file of yours as its disk: " + s.wall.Reason),
 		Hint: hint}
 }

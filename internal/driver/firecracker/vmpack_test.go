@@ -66,22 +66,22 @@ func TestKeep(t *testing.T) {
 	}
 	version, release := b.s.version, b.s.release
 	b.s.version = "Firecracker v1.18.0"
-	refused("another Firecracker", turnstone.Unavailable)
+	refused("another Firecracker", turnstone.KindUnavailable)
 	b.s.version, b.s.release = version, release1161
-	refused("one that does not pause", turnstone.Unavailable)
+	refused("one that does not pause", turnstone.KindUnavailable)
 	b.s.release = release
 	check(t, os.RemoveAll(b.s.home.Path("snapshots", b.s.identity(b.m).key())))
-	refused("the template's snapshot is gone", turnstone.Unavailable)
+	refused("the template's snapshot is gone", turnstone.KindUnavailable)
 }
 
 // Without a jail a kept machine is neither made nor restored, whatever it holds.
 func TestKeepTakesAJail(t *testing.T) {
 	s := &Substrate{}
-	if err := s.Keeping(); turnstone.KindOf(err) != turnstone.Unavailable || turnstone.HintOf(err) == "" {
+	if err := s.Keeping(); turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" {
 		t.Errorf("%v", err)
 	}
 	dir := filepath.Join(t.TempDir(), "vm")
-	if err := s.Unpack(t.Context(), substrate.Machine{}, os.DirFS(t.TempDir()), dir); turnstone.KindOf(err) != turnstone.Unavailable || err.Error() != s.Keeping().Error() {
+	if err := s.Unpack(t.Context(), substrate.Machine{}, os.DirFS(t.TempDir()), dir); turnstone.KindOf(err) != turnstone.KindUnavailable || err.Error() != s.Keeping().Error() {
 		t.Errorf("%v", err)
 	}
 	s.wall.Wall = jailed

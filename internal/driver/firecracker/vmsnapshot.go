@@ -25,12 +25,12 @@ func (m *machine) Snapshot(ctx context.Context, dir string) error {
 	if errors.As(err, &e) {
 		return err
 	}
-	e = &turnstone.Error{Op: "firecracker.snapshot", Kind: turnstone.Unavailable, Subject: string(m.id), Err: err}
+	e = &turnstone.Error{Op: "firecracker.snapshot", Kind: turnstone.KindUnavailable, Subject: string(m.id), Err: err}
 	switch {
 	case ctx.Err() != nil:
-		e.Kind = turnstone.Canceled
+		e.Kind = turnstone.KindCanceled
 	case isNoSpace(err):
-		e.Kind, e.Hint = turnstone.Exhausted, "make room on the disk that holds "+filepath.Dir(dir)
+		e.Kind, e.Hint = turnstone.KindExhausted, "make room on the disk that holds "+filepath.Dir(dir)
 	}
 	return e
 }
@@ -40,13 +40,13 @@ func (m *machine) snapshot(ctx context.Context, dir string) error {
 		return m.rooted
 	}
 	if m.origin.home {
-		return &turnstone.Error{Op: "firecracker.snapshot", Kind: turnstone.Invalid, Subject: string(m.id),
+		return &turnstone.Error{Op: "firecracker.snapshot", Kind: turnstone.KindInvalid, Subject: string(m.id),
 			Err: errors.New("it has a home disk, which has one writer at a time"), Hint: "a sandbox with a home is not cloned as it runs"}
 	}
 	m.snapping.Lock()
 	defer m.snapping.Unlock()
 	if m.isClosed() {
-		return &turnstone.Error{Op: "firecracker.snapshot", Kind: turnstone.Dead, Subject: string(m.id), Err: errors.New("the sandbox is closed")}
+		return &turnstone.Error{Op: "firecracker.snapshot", Kind: turnstone.KindDead, Subject: string(m.id), Err: errors.New("the sandbox is closed")}
 	}
 	return snapshots.Virtual.Write(dir, func(tmp string) error {
 		if err := m.writeLive(ctx, tmp); err != nil {

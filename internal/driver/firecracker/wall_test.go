@@ -184,8 +184,8 @@ func TestJailFails(t *testing.T) {
 		script, text string
 		kind         turnstone.Kind
 	}{
-		"refuses": {"echo 'Error: it is late' >&2; exit 1", "it is late", turnstone.Dead},
-		"mute":    {"exit 3", "exit status 3", turnstone.Dead},
+		"refuses": {"echo 'Error: it is late' >&2; exit 1", "it is late", turnstone.KindDead},
+		"mute":    {"exit 3", "exit status 3", turnstone.KindDead},
 	} {
 		b.s.jailer = b.script(t, name, tc.script)
 		if _, err := b.s.Boot(within(t), b.m); turnstone.KindOf(err) != tc.kind || !strings.Contains(err.Error(), tc.text) {
@@ -195,7 +195,7 @@ func TestJailFails(t *testing.T) {
 	b.s.jailer = good
 	m := b.m
 	m.Initramfs = "/none"
-	if _, err := b.s.Boot(within(t), m); turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(err.Error(), "initrd") {
+	if _, err := b.s.Boot(within(t), m); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "initrd") {
 		t.Errorf("got %v", err)
 	}
 	b.nothingLeft(t)
@@ -256,7 +256,7 @@ func TestFindWall(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	b.s.version = "another"
-	if _, err := b.s.findWall(ctx); turnstone.KindOf(err) != turnstone.Canceled {
+	if _, err := b.s.findWall(ctx); turnstone.KindOf(err) != turnstone.KindCanceled {
 		t.Errorf("got %v", err)
 	}
 	b.nothingLeft(t)
@@ -285,7 +285,7 @@ func TestConfine(t *testing.T) {
 	}
 	t.Setenv("PATH", "/usr/bin:/bin")
 	_, err = open(t.Context(), h, Options{Binary: b.script(t, "firecracker", "echo Firecracker v1.17.0")})
-	if turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(err.Error(), "no other jail can be made") || !strings.Contains(turnstone.HintOf(err), "jailer") {
+	if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "no other jail can be made") || !strings.Contains(turnstone.HintOf(err), "jailer") {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
 }
@@ -302,7 +302,7 @@ func TestHostileState(t *testing.T) {
 			if err == nil {
 				_ = vm.Close()
 			}
-			if turnstone.KindOf(err) != turnstone.Dead || !strings.Contains(err.Error(), "no such file") {
+			if turnstone.KindOf(err) != turnstone.KindDead || !strings.Contains(err.Error(), "no such file") {
 				t.Errorf("%s: %s, %v", path, turnstone.KindOf(err), err)
 			}
 		}

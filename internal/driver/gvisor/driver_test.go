@@ -120,8 +120,8 @@ func TestDamagedSnapshot(t *testing.T) {
 		if err := damage(); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if _, err := openSnapshot(t.Context(), dir, id); turnstone.KindOf(err) != turnstone.Integrity {
-			t.Errorf("%s: opening it gives %v, want kind %s", name, err, turnstone.Integrity)
+		if _, err := openSnapshot(t.Context(), dir, id); turnstone.KindOf(err) != turnstone.KindIntegrity {
+			t.Errorf("%s: opening it gives %v, want kind %s", name, err, turnstone.KindIntegrity)
 		}
 		check(t, errors.Join(os.RemoveAll(dir), os.CopyFS(dir, os.DirFS(keep))))
 		if files, err := openSnapshot(t.Context(), dir, id); err != nil {
@@ -328,7 +328,7 @@ func TestHostLimit(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("it goes on beyond its limit")
 	}
-	if err := v.Err(); turnstone.KindOf(err) != turnstone.Exhausted || turnstone.HintOf(err) == "" {
+	if err := v.Err(); turnstone.KindOf(err) != turnstone.KindExhausted || turnstone.HintOf(err) == "" {
 		t.Errorf("it ended with %v", err)
 	}
 }
@@ -351,7 +351,7 @@ func TestDiskLimit(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("it goes on beyond its limit")
 	}
-	if err := v.Err(); turnstone.KindOf(err) != turnstone.Exhausted || turnstone.HintOf(err) == "" {
+	if err := v.Err(); turnstone.KindOf(err) != turnstone.KindExhausted || turnstone.HintOf(err) == "" {
 		t.Errorf("it ended with %v", err)
 	}
 }
@@ -423,16 +423,16 @@ func TestOtherRunsc(t *testing.T) {
 	} {
 		bin := filepath.Join(t.TempDir(), "runsc")
 		check(t, os.WriteFile(bin, []byte(script), 0o755))
-		if _, err := New(t.Context(), h, Options{Binary: bin}); turnstone.KindOf(err) != turnstone.Unavailable || turnstone.HintOf(err) == "" {
+		if _, err := New(t.Context(), h, Options{Binary: bin}); turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" {
 			t.Errorf("%s: %v, hint %q", name, err, turnstone.HintOf(err))
 		}
 	}
 	t.Setenv("PATH", t.TempDir())
 	t.Setenv(binaryEnv, "")
-	if _, err := New(t.Context(), h, Options{}); turnstone.KindOf(err) != turnstone.Unavailable || turnstone.HintOf(err) == "" {
+	if _, err := New(t.Context(), h, Options{}); turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" {
 		t.Errorf("none: %v, hint %q", err, turnstone.HintOf(err))
 	}
-	if _, err := New(t.Context(), h, Options{Binary: filepath.Join(t.TempDir(), "runsc")}); turnstone.KindOf(err) != turnstone.Unavailable {
+	if _, err := New(t.Context(), h, Options{Binary: filepath.Join(t.TempDir(), "runsc")}); turnstone.KindOf(err) != turnstone.KindUnavailable {
 		t.Errorf("one that is not there: %v", err)
 	}
 	t.Setenv(binaryEnv, builtRunsc(t))
@@ -577,7 +577,7 @@ func TestImageRepaired(t *testing.T) {
 		t.Errorf("it was %s, and is %s", before.Digest, after.Digest)
 	}
 	m.AgentDigest = turnstone.DigestBytes(nil)
-	if _, err := s.ensureImages(t.Context(), m); turnstone.KindOf(err) != turnstone.Integrity {
+	if _, err := s.ensureImages(t.Context(), m); turnstone.KindOf(err) != turnstone.KindIntegrity {
 		t.Errorf("an agent that is not what its digest says: %v", err)
 	}
 }

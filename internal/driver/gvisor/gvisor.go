@@ -65,18 +65,18 @@ func New(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error)
 		s.progress = func(string) {}
 	}
 	if runtime.GOARCH != "amd64" {
-		return nil, &turnstone.Error{Op: "gvisor.new", Kind: turnstone.Unavailable, Subject: runtime.GOARCH,
+		return nil, &turnstone.Error{Op: "gvisor.new", Kind: turnstone.KindUnavailable, Subject: runtime.GOARCH,
 			Err: errors.New("the gvisor substrate runs on x86-64 hosts only"), Hint: "use another substrate"}
 	}
 	var err error
 	if s.binary, err = findRunsc(opts.Binary); err != nil {
-		return nil, &turnstone.Error{Op: "gvisor.new", Kind: turnstone.Unavailable, Subject: binaryName, Err: err, Hint: buildHint}
+		return nil, &turnstone.Error{Op: "gvisor.new", Kind: turnstone.KindUnavailable, Subject: binaryName, Err: err, Hint: buildHint}
 	}
 	if s.program, err = s.readProgram(ctx); err != nil {
 		return nil, err
 	}
 	if !strings.Contains(s.program.Version, edition) {
-		return nil, &turnstone.Error{Op: "gvisor.new", Kind: turnstone.Unavailable, Subject: s.binary,
+		return nil, &turnstone.Error{Op: "gvisor.new", Kind: turnstone.KindUnavailable, Subject: s.binary,
 			Err: fmt.Errorf("it says %q, and is not a runsc that was built for turn", s.program.Version), Hint: buildHint}
 	}
 	if s.hostCPU, err = host.CPU(); err != nil {
@@ -149,22 +149,22 @@ func (s *Substrate) readProgram(ctx context.Context) (host.Program, error) {
 		return line, err
 	})
 	if err != nil {
-		return p, &turnstone.Error{Op: "gvisor.new", Kind: turnstone.Unavailable, Subject: s.binary, Err: err, Hint: buildHint}
+		return p, &turnstone.Error{Op: "gvisor.new", Kind: turnstone.KindUnavailable, Subject: s.binary, Err: err, Hint: buildHint}
 	}
 	return p, p.Remember(s.home, cache)
 }
 
 // wrap gives an error its kind and a hint.
 func (s *Substrate) wrap(op string, err error) error {
-	if kind := turnstone.KindOf(err); err == nil || kind != turnstone.Internal {
+	if kind := turnstone.KindOf(err); err == nil || kind != turnstone.KindInternal {
 		return err
 	}
-	kind, hint := turnstone.Unavailable, "run `turn doctor`"
+	kind, hint := turnstone.KindUnavailable, "run `turn doctor`"
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		kind, hint = turnstone.Canceled, ""
+		kind, hint = turnstone.KindCanceled, ""
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		kind, hint = turnstone.Exhausted, "make room on the disk that holds "+s.home.Root
+		kind, hint = turnstone.KindExhausted, "make room on the disk that holds "+s.home.Root
 	}
 	return &turnstone.Error{Op: op, Kind: kind, Subject: "gvisor", Err: err, Hint: hint}
 }

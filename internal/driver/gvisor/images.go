@@ -99,11 +99,11 @@ func (s *Substrate) openImages(ctx context.Context, m substrate.Machine) (_ *ima
 		return nil, err
 	}
 	if len(m.Layers) > substrate.MaxLayers {
-		return nil, &turnstone.Error{Op: "gvisor.restore", Kind: turnstone.Invalid, Subject: "layers",
+		return nil, &turnstone.Error{Op: "gvisor.restore", Kind: turnstone.KindInvalid, Subject: "layers",
 			Err: fmt.Errorf("there are %d, and a sandbox takes %d", len(m.Layers), substrate.MaxLayers)}
 	}
 	if m.Home != "" {
-		return nil, &turnstone.Error{Op: "gvisor.restore", Kind: turnstone.Invalid, Subject: "home",
+		return nil, &turnstone.Error{Op: "gvisor.restore", Kind: turnstone.KindInvalid, Subject: "home",
 			Err: errors.New("gVisor mounts no disk that is written to"), Hint: "use --substrate qemu for a home that stays"}
 	}
 	for _, path := range m.Layers {
@@ -120,7 +120,7 @@ func (s *Substrate) openImages(ctx context.Context, m substrate.Machine) (_ *ima
 // image of another size is not whole.
 func openLayer(path string) (*os.File, error) {
 	damaged := func(err error) error {
-		return &turnstone.Error{Op: "gvisor.restore", Kind: turnstone.Integrity, Subject: path, Err: err, Hint: "the image cannot be used; remove it"}
+		return &turnstone.Error{Op: "gvisor.restore", Kind: turnstone.KindIntegrity, Subject: path, Err: err, Hint: "the image cannot be used; remove it"}
 	}
 	f, err := os.Open(path)
 	if err != nil {
@@ -154,7 +154,7 @@ func (s *Substrate) ensureImages(ctx context.Context, m substrate.Machine) (own 
 			return err
 		}
 		if got := turnstone.DigestBytes(agent); got != m.AgentDigest {
-			return &turnstone.Error{Op: "gvisor.root", Kind: turnstone.Integrity, Subject: "the agent",
+			return &turnstone.Error{Op: "gvisor.root", Kind: turnstone.KindIntegrity, Subject: "the agent",
 				Err: fmt.Errorf("is %s instead of %s", got, m.AgentDigest), Hint: "install turn again"}
 		}
 		return writeRoot(f, agent)

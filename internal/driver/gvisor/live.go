@@ -34,12 +34,12 @@ func (v *sandbox) Snapshot(ctx context.Context, dir string) error {
 		}
 	default:
 	}
-	e = &turnstone.Error{Op: "gvisor.snapshot", Kind: turnstone.Unavailable, Subject: string(v.id), Err: err}
+	e = &turnstone.Error{Op: "gvisor.snapshot", Kind: turnstone.KindUnavailable, Subject: string(v.id), Err: err}
 	switch {
 	case ctx.Err() != nil:
-		e.Kind = turnstone.Canceled
+		e.Kind = turnstone.KindCanceled
 	case errors.Is(err, unix.ENOSPC):
-		e.Kind, e.Hint = turnstone.Exhausted, "make room on the disk that holds "+filepath.Dir(dir)
+		e.Kind, e.Hint = turnstone.KindExhausted, "make room on the disk that holds "+filepath.Dir(dir)
 	}
 	return e
 }
@@ -63,7 +63,7 @@ func (v *sandbox) snapshot(ctx context.Context, dir string) error {
 func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir string) (substrate.Sandbox, error) {
 	man, files, err := openCheckpoint(ctx, dir)
 	if errors.Is(err, os.ErrNotExist) {
-		err = &turnstone.Error{Op: "gvisor.restore", Kind: turnstone.Integrity, Subject: dir, Err: fmt.Errorf("manifest: %w", err),
+		err = &turnstone.Error{Op: "gvisor.restore", Kind: turnstone.KindIntegrity, Subject: dir, Err: fmt.Errorf("manifest: %w", err),
 			Hint: "the saved sandbox cannot be used; start from its files instead"}
 	}
 	if err != nil {
@@ -78,7 +78,7 @@ func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir st
 	for _, l := range man.Layers {
 		if !l.Stamp.Fresh(l.Path) {
 			in.close()
-			return nil, &turnstone.Error{Op: "gvisor.restore", Kind: turnstone.Integrity, Subject: dir,
+			return nil, &turnstone.Error{Op: "gvisor.restore", Kind: turnstone.KindIntegrity, Subject: dir,
 				Err: fmt.Errorf("layer %s: was touched or is gone", l.Path), Hint: "the saved sandbox cannot be used; start from its files instead"}
 		}
 		m.Layers = append(m.Layers, l.Path)
@@ -100,7 +100,7 @@ func (s *Substrate) fits(m substrate.Machine, id identity) error {
 		return s.wrap("gvisor.restore", err)
 	}
 	if why := id.differs(now); why != "" {
-		return &turnstone.Error{Op: "gvisor.restore", Kind: turnstone.Unavailable, Subject: "the saved sandbox",
+		return &turnstone.Error{Op: "gvisor.restore", Kind: turnstone.KindUnavailable, Subject: "the saved sandbox",
 			Err: errors.New("it was saved with another " + why), Hint: "a sandbox goes on only where all of that is the same; start from its files instead"}
 	}
 	return nil

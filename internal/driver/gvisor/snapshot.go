@@ -88,7 +88,7 @@ func openCheckpoint(ctx context.Context, dir string) (man manifest, files []*os.
 		for _, f := range files {
 			_ = f.Close()
 		}
-		return man, nil, &turnstone.Error{Op: "gvisor.restore", Kind: turnstone.Integrity, Subject: dir, Err: fmt.Errorf("%s: %w", what, err),
+		return man, nil, &turnstone.Error{Op: "gvisor.restore", Kind: turnstone.KindIntegrity, Subject: dir, Err: fmt.Errorf("%s: %w", what, err),
 			Hint: "the saved sandbox cannot be used; start from its files instead"}
 	}
 	b, err := snapshots.ReadAtMost(filepath.Join(dir, manifestFile), snapshots.MaxManifest)
@@ -122,7 +122,7 @@ func openSnapshot(ctx context.Context, dir string, id identity) ([]*os.File, err
 		for _, f := range files {
 			_ = f.Close()
 		}
-		err = &turnstone.Error{Op: "gvisor.snapshot", Kind: turnstone.Integrity, Subject: dir, Err: errors.New("manifest: was taken of another machine")}
+		err = &turnstone.Error{Op: "gvisor.snapshot", Kind: turnstone.KindIntegrity, Subject: dir, Err: errors.New("manifest: was taken of another machine")}
 	}
 	return files, err
 }

@@ -43,7 +43,7 @@ func (v *sandbox) watch() {
 	var m *meter
 	defer func() { m.close() }()
 	end := func(hint, format string, args ...any) {
-		v.stop(&turnstone.Error{Op: "gvisor.run", Kind: turnstone.Exhausted, Subject: string(v.id), Err: fmt.Errorf(format, args...), Hint: hint})
+		v.stop(&turnstone.Error{Op: "gvisor.run", Kind: turnstone.KindExhausted, Subject: string(v.id), Err: fmt.Errorf(format, args...), Hint: hint})
 	}
 	var blind time.Duration
 	for {

@@ -66,7 +66,7 @@ func TestGuestHangs(t *testing.T) {
 			}
 			defer func() { _ = vm.Close() }()
 			err = vm.wait(t.Context(), tt.p)
-			if turnstone.KindOf(err) != turnstone.Dead || !strings.Contains(err.Error(), tt.says) || !strings.Contains(turnstone.HintOf(err), "`"+look+"`") {
+			if turnstone.KindOf(err) != turnstone.KindDead || !strings.Contains(err.Error(), tt.says) || !strings.Contains(turnstone.HintOf(err), "`"+look+"`") {
 				t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 			}
 		})
@@ -125,7 +125,7 @@ func TestBothReasons(t *testing.T) {
 		if err == nil {
 			_ = vm.Close()
 		}
-		if !errors.Is(err, why) || turnstone.KindOf(err) != turnstone.Dead || !strings.HasSuffix(err.Error(), "KVM: the guest hangs; and without it, under TCG: the guest kernel panicked: no tables") {
+		if !errors.Is(err, why) || turnstone.KindOf(err) != turnstone.KindDead || !strings.HasSuffix(err.Error(), "KVM: the guest hangs; and without it, under TCG: the guest kernel panicked: no tables") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

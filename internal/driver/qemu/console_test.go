@@ -67,7 +67,7 @@ func TestPanicAtBoot(t *testing.T) {
 			if err == nil {
 				_ = vm.Close()
 			}
-			if turnstone.KindOf(err) != turnstone.Dead || !strings.Contains(err.Error(), want) || turnstone.HintOf(err) != m.KernelIs.Advice() {
+			if turnstone.KindOf(err) != turnstone.KindDead || !strings.Contains(err.Error(), want) || turnstone.HintOf(err) != m.KernelIs.Advice() {
 				t.Errorf("%s: %v (%s)", what, err, turnstone.HintOf(err))
 			}
 		}

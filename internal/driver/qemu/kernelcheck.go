@@ -49,7 +49,7 @@ func (s *Substrate) CheckKernel(ctx context.Context, m substrate.Machine) (*Kern
 func (s *Substrate) checkKernel(ctx context.Context, m substrate.Machine, silence, limit time.Duration) (*KernelReport, error) {
 	order, failures := s.checkOrder(m.KernelIs.Test)
 	if len(order) == 0 {
-		return nil, &turnstone.Error{Op: checkOp, Kind: turnstone.Unavailable, Subject: "kernel", Err: errors.New(strings.Join(failures, "; "))}
+		return nil, &turnstone.Error{Op: checkOp, Kind: turnstone.KindUnavailable, Subject: "kernel", Err: errors.New(strings.Join(failures, "; "))}
 	}
 	for _, a := range order {
 		k := *s
@@ -61,7 +61,7 @@ func (s *Substrate) checkKernel(ctx context.Context, m substrate.Machine, silenc
 			return report, nil
 		case ctx.Err() != nil:
 			return nil, s.wrap(ctx.Err())
-		case turnstone.KindOf(err) != turnstone.Dead || !errors.As(err, &e):
+		case turnstone.KindOf(err) != turnstone.KindDead || !errors.As(err, &e):
 			return nil, s.wrap(err)
 		}
 		failures = append(failures, "under "+strings.ToUpper(string(a))+": "+e.Err.Error())
@@ -71,7 +71,7 @@ func (s *Substrate) checkKernel(ctx context.Context, m substrate.Machine, silenc
 		}
 	}
 	slices.SortStableFunc(failures, func(a, b string) int { return strings.Compare(a[:len("under KVM")], b[:len("under KVM")]) })
-	return nil, &turnstone.Error{Op: checkOp, Kind: turnstone.Dead, Subject: "kernel", Err: errors.New(strings.Join(failures, "; ")),
+	return nil, &turnstone.Error{Op: checkOp, Kind: turnstone.KindDead, Subject: "kernel", Err: errors.New(strings.Join(failures, "; ")),
 		Hint: "CONFIG_SERIAL_8250_CONSOLE, CONFIG_PVH and CONFIG_BLK_DEV_INITRD have to be y"}
 }
 
@@ -198,7 +198,7 @@ func (m *machine) report(ctx context.Context, nonce string, silence, limit time.
 
 // noReport says why a kernel does not report: in its own words, if it has any.
 func (m *machine) noReport(why error) error {
-	e := &turnstone.Error{Op: checkOp, Kind: turnstone.Dead, Subject: "guest", Err: why}
+	e := &turnstone.Error{Op: checkOp, Kind: turnstone.KindDead, Subject: "guest", Err: why}
 	last := m.console.LastWords()
 	kind := turnstone.KindOf(why)
 	var typed *turnstone.Error
@@ -208,7 +208,7 @@ func (m *machine) noReport(why error) error {
 	switch fault := m.console.Fault(); {
 	case fault != nil:
 		e.Err = fault
-	case kind != turnstone.Internal && kind != turnstone.Dead:
+	case kind != turnstone.KindInternal && kind != turnstone.KindDead:
 		return typed
 	case last == "":
 		e.Err = fmt.Errorf("%w; the console is empty", why)

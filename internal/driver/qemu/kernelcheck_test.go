@@ -92,7 +92,7 @@ func TestKernelCheckReplacesTheCPU(t *testing.T) {
 	}
 	s.wall, s.accel = Jail{Wall: open}, accelKVM
 	const ends = `the console ends: "turnstone-agent: check 0123 ends"`
-	if r, err := s.reportOf(t.Context(), m, time.Second, time.Minute); turnstone.KindOf(err) != turnstone.Dead || !strings.Contains(err.Error(), ends) {
+	if r, err := s.reportOf(t.Context(), m, time.Second, time.Minute); turnstone.KindOf(err) != turnstone.KindDead || !strings.Contains(err.Error(), ends) {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
@@ -144,7 +144,7 @@ func TestKernelsThatDoNotStart(t *testing.T) {
 			}
 			// One accelerator: the order is for hosts with KVM.
 			_, err := s.reportOf(t.Context(), substrate.Machine{Kernel: path, Initramfs: initramfs}, tt.silence, tt.limit)
-			if turnstone.KindOf(err) != turnstone.Dead || !strings.Contains(err.Error(), tt.says) {
+			if turnstone.KindOf(err) != turnstone.KindDead || !strings.Contains(err.Error(), tt.says) {
 				t.Errorf("%v, want %q", err, tt.says)
 			}
 			if err != nil && (strings.ContainsAny(err.Error(), "\x1b\a\n") || strings.Contains(err.Error(), "sb_") || len(err.Error()) > 500) {

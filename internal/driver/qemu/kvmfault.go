@@ -40,7 +40,7 @@ func (c *complaints) Write(p []byte) (int, error) {
 func (m *machine) turnedAway(line string) {
 	m.mu.Lock()
 	if m.cause == nil {
-		e := &turnstone.Error{Op: "qemu.run", Kind: turnstone.Dead, Subject: string(m.id), Err: fmt.Errorf("%w: %s", kvm.ErrTurnedAway, line), Hint: "run `turn doctor`"}
+		e := &turnstone.Error{Op: "qemu.run", Kind: turnstone.KindDead, Subject: string(m.id), Err: fmt.Errorf("%w: %s", kvm.ErrTurnedAway, line), Hint: "run `turn doctor`"}
 		if stuck.MatchString(line) {
 			e.Err = fmt.Errorf("%w: %s", kvm.ErrBroken, line)
 			if m.starting() {

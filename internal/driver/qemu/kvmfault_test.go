@@ -44,7 +44,7 @@ func TestKVMTurnsAway(t *testing.T) {
 		if strings.HasPrefix(said, "KVM internal error") {
 			want = "KVM cannot run the guest: " + said
 		}
-		if turnstone.KindOf(err) != turnstone.Dead || !strings.Contains(err.Error(), want) || turnstone.HintOf(err) == "" {
+		if turnstone.KindOf(err) != turnstone.KindDead || !strings.Contains(err.Error(), want) || turnstone.HintOf(err) == "" {
 			t.Errorf("%s: %v (%s)", said, err, turnstone.HintOf(err))
 		}
 		if left, _ := filepath.Glob(h.Path("sandboxes", "*")); len(left) > 0 {

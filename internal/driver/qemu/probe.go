@@ -110,7 +110,7 @@ func (s *Substrate) proveOnce(ctx context.Context, m substrate.Machine, limit ti
 	switch {
 	case ctx.Err() != nil:
 		return kvm.Verdict{}, "", ctx.Err()
-	case turnstone.KindOf(err) == turnstone.Exhausted, turnstone.KindOf(err) == turnstone.Unavailable:
+	case turnstone.KindOf(err) == turnstone.KindExhausted, turnstone.KindOf(err) == turnstone.KindUnavailable:
 		return kvm.Verdict{}, "", err // the host's disk, or QEMU's jail
 	case err != nil:
 		return kvm.Failed(err, s.kernel.KernelKind), said, nil
@@ -119,5 +119,5 @@ func (s *Substrate) proveOnce(ctx context.Context, m substrate.Machine, limit ti
 }
 
 func isNoSpace(err error) bool {
-	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || turnstone.KindOf(err) == turnstone.Exhausted
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || turnstone.KindOf(err) == turnstone.KindExhausted
 }

@@ -183,7 +183,7 @@ func (m *machine) ended(wait error) {
 
 // explain turns an end nobody asked for into an error for the user.
 func (m *machine) explain(wait error) error {
-	e := &turnstone.Error{Op: "qemu.run", Kind: turnstone.Dead, Subject: string(m.id)}
+	e := &turnstone.Error{Op: "qemu.run", Kind: turnstone.KindDead, Subject: string(m.id)}
 	switch fault := m.console.Fault(); {
 	case m.cause != nil:
 		return m.cause
@@ -191,10 +191,10 @@ func (m *machine) explain(wait error) error {
 		e.Err, e.Hint = fault, m.hint()
 	case busError(wait):
 		// Its memory is a file: a page that the disk has no room for ends it so.
-		e.Kind, e.Hint = turnstone.Exhausted, "make room where TURN_HOME is"
+		e.Kind, e.Hint = turnstone.KindExhausted, "make room where TURN_HOME is"
 		e.Err = errors.New("the host's disk is full: it has no room for the guest's memory")
 	case jailFailure(m.stderr.String(), wait) != nil:
-		e.Kind, e.Hint, e.Err = turnstone.Unavailable, "run `turn doctor`", jailFailure(m.stderr.String(), wait)
+		e.Kind, e.Hint, e.Err = turnstone.KindUnavailable, "run `turn doctor`", jailFailure(m.stderr.String(), wait)
 	case strings.TrimSpace(m.stderr.String()) != "":
 		e.Err = fmt.Errorf("QEMU ended: %s", console.Printable(strings.TrimSpace(m.stderr.String())))
 	case wait != nil:
@@ -242,10 +242,10 @@ func (m *machine) event(e event) {
 	}
 	m.mu.Lock()
 	if data.NoSpace {
-		m.cause = &turnstone.Error{Op: "qemu.run", Kind: turnstone.Exhausted, Subject: string(m.id),
+		m.cause = &turnstone.Error{Op: "qemu.run", Kind: turnstone.KindExhausted, Subject: string(m.id),
 			Err: errors.New("the host's disk is full"), Hint: "make room where TURN_HOME is, or lower the sandbox's disk"}
 	} else {
-		m.cause = &turnstone.Error{Op: "qemu.run", Kind: turnstone.Dead, Subject: string(m.id),
+		m.cause = &turnstone.Error{Op: "qemu.run", Kind: turnstone.KindDead, Subject: string(m.id),
 			Err: fmt.Errorf("the host's disk fails: %s", data.Reason)}
 	}
 	m.mu.Unlock()
@@ -291,7 +291,7 @@ func (m *machine) Disk() (*os.File, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
-		return nil, &turnstone.Error{Op: "qemu.disk", Kind: turnstone.Dead, Subject: string(m.id), Err: errors.New("the sandbox is closed")}
+		return nil, &turnstone.Error{Op: "qemu.disk", Kind: turnstone.KindDead, Subject: string(m.id), Err: errors.New("the sandbox is closed")}
 	}
 	return dup(m.scratch)
 }
@@ -349,7 +349,7 @@ func (m *machine) wait(ctx context.Context, p console.Patience) error {
 	case errors.Is(err, console.ErrEnded):
 		return m.Err()
 	}
-	return &turnstone.Error{Op: "qemu.boot", Kind: turnstone.Dead, Subject: string(m.id), Err: err, Hint: m.hint()}
+	return &turnstone.Error{Op: "qemu.boot", Kind: turnstone.KindDead, Subject: string(m.id), Err: err, Hint: m.hint()}
 }
 
 // patience is how long a guest may take to start: under TCG up to three seconds. A busy

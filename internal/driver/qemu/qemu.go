@@ -70,13 +70,13 @@ func New(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error)
 		s.progress = func(string) {}
 	}
 	if runtime.GOARCH != "amd64" {
-		return nil, &turnstone.Error{Op: "qemu.new", Kind: turnstone.Unavailable, Subject: runtime.GOARCH,
+		return nil, &turnstone.Error{Op: "qemu.new", Kind: turnstone.KindUnavailable, Subject: runtime.GOARCH,
 			Err: fmt.Errorf("the qemu substrate runs on x86-64 hosts only")}
 	}
 	if s.binary == "" {
 		path, err := host.FindSystem(binaryName)
 		if err != nil {
-			return nil, &turnstone.Error{Op: "qemu.new", Kind: turnstone.Unavailable, Subject: binaryName, Err: err,
+			return nil, &turnstone.Error{Op: "qemu.new", Kind: turnstone.KindUnavailable, Subject: binaryName, Err: err,
 				Hint: "sudo apt-get install --no-install-recommends qemu-system-x86"}
 		}
 		if s.binary, err = filepath.EvalSymlinks(path); err != nil {
@@ -148,7 +148,7 @@ func (s *Substrate) Boot(ctx context.Context, m substrate.Machine) (substrate.Sa
 // notStarted puts why KVM is not used before what a guest without it died of.
 func (s *Substrate) notStarted(err error) error {
 	var e *turnstone.Error
-	if s.fallback == nil || s.accel == accelKVM || !errors.As(err, &e) || e.Kind != turnstone.Dead {
+	if s.fallback == nil || s.accel == accelKVM || !errors.As(err, &e) || e.Kind != turnstone.KindDead {
 		return err
 	}
 	both := *e
@@ -248,17 +248,17 @@ func (s *Substrate) failed(vm *machine, err error) error {
 }
 
 func (s *Substrate) wrap(err error) error {
-	if kind := turnstone.KindOf(err); kind != turnstone.Internal {
+	if kind := turnstone.KindOf(err); kind != turnstone.KindInternal {
 		return err
 	}
-	kind, hint := turnstone.Unavailable, "run `turn doctor`"
+	kind, hint := turnstone.KindUnavailable, "run `turn doctor`"
 	switch {
 	case errors.Is(err, console.ErrLate): // the kernel may be to blame
 		hint = s.kernel.Advice()
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		kind, hint = turnstone.Canceled, ""
+		kind, hint = turnstone.KindCanceled, ""
 	case isNoSpace(err):
-		kind, hint = turnstone.Exhausted, "make room on the disk that holds "+s.home.Root
+		kind, hint = turnstone.KindExhausted, "make room on the disk that holds "+s.home.Root
 	}
 	return &turnstone.Error{Op: "qemu.restore", Kind: kind, Subject: "qemu", Err: err, Hint: hint}
 }
@@ -403,7 +403,7 @@ func (s *Substrate) readVersion(ctx context.Context) (string, error) {
 		return line, err
 	})
 	if err != nil {
-		return "", &turnstone.Error{Op: "qemu.new", Kind: turnstone.Unavailable, Subject: s.binary, Err: err, Hint: "run `turn doctor`"}
+		return "", &turnstone.Error{Op: "qemu.new", Kind: turnstone.KindUnavailable, Subject: s.binary, Err: err, Hint: "run `turn doctor`"}
 	}
 	return p.Version, p.Remember(s.home, cache)
 }
@@ -422,7 +422,7 @@ func (s *Substrate) hasCard(shape turnstone.Shape) error {
 	if major > 7 || major == 7 && minor >= 2 {
 		return nil
 	}
-	return &turnstone.Error{Op: "qemu.network", Kind: turnstone.Unavailable, Subject: s.version,
+	return &turnstone.Error{Op: "qemu.network", Kind: turnstone.KindUnavailable, Subject: s.version,
 		Err:  errors.New("has no network card that ends in this process (-netdev stream, since QEMU 7.2)"),
 		Hint: "install QEMU 7.2 or newer, or run with network: off"}
 }

@@ -151,8 +151,8 @@ func TestDamagedSnapshot(t *testing.T) {
 		if err := damage(); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if _, err := openSnapshot(t.Context(), dir, id); turnstone.KindOf(err) != turnstone.Integrity {
-			t.Errorf("%s: opening it gives %v, want kind %s", name, err, turnstone.Integrity)
+		if _, err := openSnapshot(t.Context(), dir, id); turnstone.KindOf(err) != turnstone.KindIntegrity {
+			t.Errorf("%s: opening it gives %v, want kind %s", name, err, turnstone.KindIntegrity)
 		}
 		if out, err := exec.Command("sh", "-c", `rm -rf "$1" && cp -a --sparse=always "$2" "$1"`, "sh", dir, keep).CombinedOutput(); err != nil {
 			t.Fatalf("cp: %v: %s", err, out)
@@ -233,7 +233,7 @@ func TestTouchedSnapshot(t *testing.T) {
 	if err := os.Chtimes(scratch, time.Unix(1, 0), time.Unix(1, 0)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := openSnapshot(t.Context(), dir, id); turnstone.KindOf(err) != turnstone.Integrity {
+	if _, err := openSnapshot(t.Context(), dir, id); turnstone.KindOf(err) != turnstone.KindIntegrity {
 		t.Errorf("a touched scratch disk: %v", err)
 	}
 	if _, err := openSnapshot(t.Context(), t.TempDir(), id); !errors.Is(err, fs.ErrNotExist) {
@@ -417,7 +417,7 @@ func TestIdentityKey(t *testing.T) {
 func TestMissingQEMU(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	_, err := New(t.Context(), &statedir.Dir{Root: t.TempDir()}, Options{Binary: filepath.Join(t.TempDir(), "qemu")})
-	if turnstone.KindOf(err) != turnstone.Unavailable || turnstone.HintOf(err) == "" {
+	if turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" {
 		t.Errorf("%v, hint %q", err, turnstone.HintOf(err))
 	}
 }
@@ -480,8 +480,8 @@ func TestNoSpaceEvent(t *testing.T) {
 	}
 	m.event(event{Name: "BLOCK_IO_ERROR", Data: json.RawMessage(`{"action":"stop","nospace":true}`)})
 	<-m.Done()
-	if turnstone.KindOf(m.Err()) != turnstone.Exhausted {
-		t.Errorf("got %v, want kind %s", m.Err(), turnstone.Exhausted)
+	if turnstone.KindOf(m.Err()) != turnstone.KindExhausted {
+		t.Errorf("got %v, want kind %s", m.Err(), turnstone.KindExhausted)
 	}
 }
 
@@ -493,8 +493,8 @@ func TestBusError(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-m.Done()
-	if turnstone.KindOf(m.Err()) != turnstone.Exhausted || turnstone.HintOf(m.Err()) == "" {
-		t.Errorf("got %v, want kind %s", m.Err(), turnstone.Exhausted)
+	if turnstone.KindOf(m.Err()) != turnstone.KindExhausted || turnstone.HintOf(m.Err()) == "" {
+		t.Errorf("got %v, want kind %s", m.Err(), turnstone.KindExhausted)
 	}
 }
 

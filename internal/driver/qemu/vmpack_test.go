@@ -100,17 +100,17 @@ func TestUnpackAfterUpdate(t *testing.T) {
 			t.Errorf("%s: %v (%s)", what, err, turnstone.KindOf(err))
 		}
 	}
-	refused("nothing there", turnstone.Integrity)
+	refused("nothing there", turnstone.KindIntegrity)
 	id := s.identity(m)
 	write(snapshots.Packed[identity]{Format: snapshots.PackFormat, Identity: id})
-	refused("the template's snapshot is gone", turnstone.Unavailable)
+	refused("the template's snapshot is gone", turnstone.KindUnavailable)
 	id.Init = turnstone.DigestBytes(nil)
 	write(snapshots.Packed[identity]{Format: snapshots.PackFormat, Identity: id})
-	refused("another agent", turnstone.Unavailable)
+	refused("another agent", turnstone.KindUnavailable)
 	write(snapshots.Packed[identity]{Format: snapshots.PackFormat, Identity: s.identity(m), Layers: []string{"l"}})
-	refused("layers", turnstone.Integrity)
+	refused("layers", turnstone.KindIntegrity)
 	write(snapshots.Packed[identity]{Format: snapshots.PackFormat + 1})
-	refused("another format", turnstone.Integrity)
+	refused("another format", turnstone.KindIntegrity)
 }
 
 // mapPrivate maps f as QEMU maps a clone's memory.
@@ -166,7 +166,7 @@ func TestKeepTakesAJail(t *testing.T) {
 	for _, w := range []wall{filtered, open} {
 		s := &Substrate{wall: Jail{Wall: w, Reason: "none here"}}
 		err := s.Keeping()
-		if turnstone.KindOf(err) != turnstone.Unavailable || turnstone.HintOf(err) == "" || !strings.Contains(err.Error(), "none here") {
+		if turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" || !strings.Contains(err.Error(), "none here") {
 			t.Errorf("%s: %v", w, err)
 		}
 		if got := s.Unpack(t.Context(), substrate.Machine{}, os.DirFS(t.TempDir()), filepath.Join(t.TempDir(), "vm")); got == nil || got.Error() != err.Error() {

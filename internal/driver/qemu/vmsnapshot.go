@@ -39,12 +39,12 @@ func (m *machine) Snapshot(ctx context.Context, dir string) error {
 	if errors.As(err, &e) {
 		return err
 	}
-	e = &turnstone.Error{Op: "qemu.snapshot", Kind: turnstone.Unavailable, Subject: string(m.id), Err: err}
+	e = &turnstone.Error{Op: "qemu.snapshot", Kind: turnstone.KindUnavailable, Subject: string(m.id), Err: err}
 	switch {
 	case ctx.Err() != nil:
-		e.Kind = turnstone.Canceled
+		e.Kind = turnstone.KindCanceled
 	case isNoSpace(err):
-		e.Kind, e.Hint = turnstone.Exhausted, "make room on the disk that holds "+filepath.Dir(dir)
+		e.Kind, e.Hint = turnstone.KindExhausted, "make room on the disk that holds "+filepath.Dir(dir)
 	case errors.Is(err, os.ErrPermission):
 		e.Hint = "turn must be allowed to read the memory of its own children (ptrace): see kernel.yama.ptrace_scope, which must be 0 or 1"
 	}
@@ -57,7 +57,7 @@ func (m *machine) snapshot(ctx context.Context, dir string) error {
 		return errors.New("nothing is known of what it was started from")
 	}
 	if l.home {
-		return &turnstone.Error{Op: "qemu.snapshot", Kind: turnstone.Invalid, Subject: string(m.id),
+		return &turnstone.Error{Op: "qemu.snapshot", Kind: turnstone.KindInvalid, Subject: string(m.id),
 			Err: errors.New("it has a home disk, which has one writer at a time"), Hint: "a sandbox with a home is not cloned as it runs"}
 	}
 	l.mu.Lock()

@@ -134,7 +134,7 @@ func TestMoves(t *testing.T) {
 		for _, name := range []string{baseManifest, baseRAMData, baseScratchData} {
 			_ = os.Remove(filepath.Join(packed, name))
 		}
-		if err := there.packer.Unpack(t.Context(), os.DirFS(packed), filepath.Join(there.dir, "vm")); turnstone.KindOf(err) != turnstone.Unavailable {
+		if err := there.packer.Unpack(t.Context(), os.DirFS(packed), filepath.Join(there.dir, "vm")); turnstone.KindOf(err) != turnstone.KindUnavailable {
 			r.Fatalf("without a base: %v", err)
 		}
 	})
@@ -184,7 +184,7 @@ func TestHostileBase(t *testing.T) {
 		b, _ := json.Marshal(p)
 		file(t, filepath.Join(packed, baseManifest), b)
 		dir := filepath.Join(there.dir, "vm")
-		if err := there.packer.Unpack(t.Context(), os.DirFS(packed), dir); turnstone.KindOf(err) != turnstone.Integrity || turnstone.HintOf(err) == "" {
+		if err := there.packer.Unpack(t.Context(), os.DirFS(packed), dir); turnstone.KindOf(err) != turnstone.KindIntegrity || turnstone.HintOf(err) == "" {
 			t.Errorf("%s: %v", what, err)
 		}
 		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
@@ -193,7 +193,7 @@ func TestHostileBase(t *testing.T) {
 		file(t, filepath.Join(packed, baseScratchData), full)
 	}
 	file(t, filepath.Join(packed, baseManifest), bytes.Repeat([]byte(" "), maxPack+1))
-	if err := there.packer.Unpack(t.Context(), os.DirFS(packed), filepath.Join(there.dir, "vm")); turnstone.KindOf(err) != turnstone.Integrity {
+	if err := there.packer.Unpack(t.Context(), os.DirFS(packed), filepath.Join(there.dir, "vm")); turnstone.KindOf(err) != turnstone.KindIntegrity {
 		t.Errorf("a manifest that is too large: %v", err)
 	}
 	file(t, filepath.Join(packed, baseManifest), b)

@@ -97,7 +97,7 @@ func readState(dir string, want turnstone.Digest) ([]byte, error) {
 
 // Damaged says that something of the snapshot in dir cannot be used.
 func Damaged(op, dir, what string, err error) error {
-	return &turnstone.Error{Op: op, Kind: turnstone.Integrity, Subject: dir, Err: fmt.Errorf("%s: %w", what, err)}
+	return &turnstone.Error{Op: op, Kind: turnstone.KindIntegrity, Subject: dir, Err: fmt.Errorf("%s: %w", what, err)}
 }
 
 // liveFormat is the version of a Live.
@@ -182,7 +182,7 @@ func OpenLive[ID comparable](op, dir string, differs func(ID) string) (man Live[
 		return damaged("manifest", err)
 	}
 	if man.Format != liveFormat {
-		return man, nil, &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: dir,
+		return man, nil, &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: dir,
 			Err: fmt.Errorf("it has format %d, this program reads %d", man.Format, liveFormat), Hint: "use the version of turn that wrote it"}
 	}
 	if err := Misfit(op, differs(man.Identity)); err != nil {
@@ -214,12 +214,12 @@ func Misfit(op, why string) error {
 	if why == "" {
 		return nil
 	}
-	return &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: "the saved machine",
+	return &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: "the saved machine",
 		Err: errors.New("it was saved with another " + why), Hint: "a machine goes on only where all of that is the same; start from its files instead"}
 }
 
 // DamagedLive says that something of the machine that was saved in dir cannot be used.
 func DamagedLive(op, dir, what string, err error) error {
-	return &turnstone.Error{Op: op, Kind: turnstone.Integrity, Subject: dir, Err: fmt.Errorf("%s: %w", what, err),
+	return &turnstone.Error{Op: op, Kind: turnstone.KindIntegrity, Subject: dir, Err: fmt.Errorf("%s: %w", what, err),
 		Hint: "the saved machine cannot be used; start from its files instead"}
 }

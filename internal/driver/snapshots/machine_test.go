@@ -88,7 +88,7 @@ func TestOpen(t *testing.T) {
 		check(t, Manifest[identity]{Identity: id, State: turnstone.DigestBytes([]byte("state"))}.Seal(t.Context(), dir))
 		check(t, c.damage(dir))
 		state, err := Open(t.Context(), "test.snapshot", dir, id)
-		if c.ok && (err != nil || string(state) != "state") || !c.ok && turnstone.KindOf(err) != turnstone.Integrity {
+		if c.ok && (err != nil || string(state) != "state") || !c.ok && turnstone.KindOf(err) != turnstone.KindIntegrity {
 			t.Errorf("%s: %q, %v", name, state, err)
 		}
 	}
@@ -111,15 +111,15 @@ func TestOpenLive(t *testing.T) {
 		want   turnstone.Kind
 	}{
 		"whole":           {func(string) error { return nil }, ""},
-		"touched memory":  {touch(RAMFile), turnstone.Integrity},
-		"touched disk":    {touch(ScratchFile), turnstone.Integrity},
-		"another state":   {rewrite(StateFile, "State"), turnstone.Integrity},
-		"no manifest":     {func(dir string) error { return os.Remove(filepath.Join(dir, ManifestFile)) }, turnstone.Integrity},
-		"nonsense":        {rewrite(ManifestFile, "{"), turnstone.Integrity},
-		"another format":  {change(`"format": 1`, `"format": 2`), turnstone.Unavailable},
-		"another machine": {change(`"a"`, `"b"`), turnstone.Unavailable},
-		"another layer":   {change(layer, layer+"x"), turnstone.Integrity},
-		"many layers":     {change(`"layers": [`, `"layers": [`+strings.Repeat(`{"path":"x"},`, substrate.MaxLayers)), turnstone.Integrity},
+		"touched memory":  {touch(RAMFile), turnstone.KindIntegrity},
+		"touched disk":    {touch(ScratchFile), turnstone.KindIntegrity},
+		"another state":   {rewrite(StateFile, "State"), turnstone.KindIntegrity},
+		"no manifest":     {func(dir string) error { return os.Remove(filepath.Join(dir, ManifestFile)) }, turnstone.KindIntegrity},
+		"nonsense":        {rewrite(ManifestFile, "{"), turnstone.KindIntegrity},
+		"another format":  {change(`"format": 1`, `"format": 2`), turnstone.KindUnavailable},
+		"another machine": {change(`"a"`, `"b"`), turnstone.KindUnavailable},
+		"another layer":   {change(layer, layer+"x"), turnstone.KindIntegrity},
+		"many layers":     {change(`"layers": [`, `"layers": [`+strings.Repeat(`{"path":"x"},`, substrate.MaxLayers)), turnstone.KindIntegrity},
 	} {
 		dir := folder(t)
 		man := Live[identity]{Identity: identity{"a"}, State: turnstone.DigestBytes([]byte("state"))}

@@ -42,7 +42,7 @@ func Open(r io.ReaderAt, size int64) (*FS, error) { return OpenOptions(r, size, 
 func (fs *FS) Root() (*Inode, error) { return fs.inode(rootInode) }
 
 // Lookup returns the file at path, whose elements are separated by "/"; symbolic
-// links are not followed. An error is of kind NotFound when there is none.
+// links are not followed. An error is of kind KindNotFound when there is none.
 func (fs *FS) Lookup(path string) (*Inode, error) {
 	n, err := fs.Root()
 	if err != nil {
@@ -63,15 +63,15 @@ var _ tree.Node = (*Inode)(nil)
 
 // corrupt returns the error for an image that is not what a Linux kernel writes.
 func corrupt(format string, args ...any) error {
-	return &turnstone.Error{Op: "ext4.read", Kind: turnstone.Integrity, Subject: "the sandbox's disk", Err: fmt.Errorf(format, args...),
+	return &turnstone.Error{Op: "ext4.read", Kind: turnstone.KindIntegrity, Subject: "the sandbox's disk", Err: fmt.Errorf(format, args...),
 		Hint: "the file system of this sandbox is damaged, or something in it wrote to the disk past the file system; what it holds cannot be kept"}
 }
 
 func unsupported(format string, args ...any) error {
-	return &turnstone.Error{Op: "ext4.read", Kind: turnstone.Invalid, Subject: "the sandbox's disk", Err: fmt.Errorf(format, args...),
+	return &turnstone.Error{Op: "ext4.read", Kind: turnstone.KindInvalid, Subject: "the sandbox's disk", Err: fmt.Errorf(format, args...),
 		Hint: "the file system has a feature that is not read here; do not change the features of the sandbox's scratch disk"}
 }
 
 func exhausted(hint, format string, args ...any) error {
-	return &turnstone.Error{Op: "ext4.read", Kind: turnstone.Exhausted, Subject: "the sandbox's disk", Err: fmt.Errorf(format, args...), Hint: hint}
+	return &turnstone.Error{Op: "ext4.read", Kind: turnstone.KindExhausted, Subject: "the sandbox's disk", Err: fmt.Errorf(format, args...), Hint: hint}
 }

@@ -22,7 +22,7 @@ func (n *Inode) Open() (io.ReadCloser, error) {
 // of all files that were opened are more than Options.Holes.
 func (n *Inode) OpenFile() (*File, error) {
 	if n.attr.Type != tree.File {
-		return nil, &turnstone.Error{Op: "ext4.open", Kind: turnstone.Invalid, Subject: "the sandbox's disk", Err: errors.New("not a file")}
+		return nil, &turnstone.Error{Op: "ext4.open", Kind: turnstone.KindInvalid, Subject: "the sandbox's disk", Err: errors.New("not a file")}
 	}
 	m, err := n.mapping()
 	if err != nil {

@@ -101,68 +101,68 @@ func TestHostileImages(t *testing.T) {
 		text string
 		edit func(t *testing.T, b []byte)
 	}{
-		{"no magic", turnstone.Integrity, "no ext4", func(_ *testing.T, b []byte) { b[1024+0x38] = 0 }},
-		{"journal", turnstone.Invalid, "played back", func(_ *testing.T, b []byte) { b[1024+0x60] |= 4 }},
-		{"inline data", turnstone.Invalid, "features", func(_ *testing.T, b []byte) { b[1024+0x61] |= 0x80 }},
-		{"bigalloc", turnstone.Invalid, "features", func(_ *testing.T, b []byte) { b[1024+0x65] |= 2 }},
-		{"huge blocks", turnstone.Integrity, "block size", func(_ *testing.T, b []byte) { le.PutUint32(b[1024+0x18:], 31) }},
-		{"many blocks", turnstone.Integrity, "do not fit", func(_ *testing.T, b []byte) { le.PutUint32(b[1024+4:], 1<<31) }},
-		{"no groups", turnstone.Integrity, "groups", func(_ *testing.T, b []byte) { le.PutUint32(b[1024+0x20:], 0) }},
-		{"tiny inodes", turnstone.Integrity, "inodes of", func(_ *testing.T, b []byte) { le.PutUint16(b[1024+0x58:], 4) }},
-		{"many inodes", turnstone.Integrity, "inodes in", func(_ *testing.T, b []byte) { le.PutUint32(b[1024:], 1<<31) }},
-		{"table outside", turnstone.Integrity, "inode table", func(_ *testing.T, b []byte) { le.PutUint32(b[2*1024+8:], 1<<30) }},
-		{"cycle", turnstone.Integrity, "two places", func(t *testing.T, b []byte) {
+		{"no magic", turnstone.KindIntegrity, "no ext4", func(_ *testing.T, b []byte) { b[1024+0x38] = 0 }},
+		{"journal", turnstone.KindInvalid, "played back", func(_ *testing.T, b []byte) { b[1024+0x60] |= 4 }},
+		{"inline data", turnstone.KindInvalid, "features", func(_ *testing.T, b []byte) { b[1024+0x61] |= 0x80 }},
+		{"bigalloc", turnstone.KindInvalid, "features", func(_ *testing.T, b []byte) { b[1024+0x65] |= 2 }},
+		{"huge blocks", turnstone.KindIntegrity, "block size", func(_ *testing.T, b []byte) { le.PutUint32(b[1024+0x18:], 31) }},
+		{"many blocks", turnstone.KindIntegrity, "do not fit", func(_ *testing.T, b []byte) { le.PutUint32(b[1024+4:], 1<<31) }},
+		{"no groups", turnstone.KindIntegrity, "groups", func(_ *testing.T, b []byte) { le.PutUint32(b[1024+0x20:], 0) }},
+		{"tiny inodes", turnstone.KindIntegrity, "inodes of", func(_ *testing.T, b []byte) { le.PutUint16(b[1024+0x58:], 4) }},
+		{"many inodes", turnstone.KindIntegrity, "inodes in", func(_ *testing.T, b []byte) { le.PutUint32(b[1024:], 1<<31) }},
+		{"table outside", turnstone.KindIntegrity, "inode table", func(_ *testing.T, b []byte) { le.PutUint32(b[2*1024+8:], 1<<30) }},
+		{"cycle", turnstone.KindIntegrity, "two places", func(t *testing.T, b []byte) {
 			e := entryOf(t, dirBlock(t, b, "/dir"), "sub")
 			le.PutUint32(e, uint32(find(t, b, "/dir")))
 		}},
-		{"root inside", turnstone.Integrity, "two places", func(t *testing.T, b []byte) {
+		{"root inside", turnstone.KindIntegrity, "two places", func(t *testing.T, b []byte) {
 			le.PutUint32(entryOf(t, dirBlock(t, b, "/dir"), "sub"), 2)
 		}},
-		{"linked directory", turnstone.Integrity, "two places", func(t *testing.T, b []byte) {
+		{"linked directory", turnstone.KindIntegrity, "two places", func(t *testing.T, b []byte) {
 			le.PutUint32(entryOf(t, dirBlock(t, b, "/"), "other"), uint32(find(t, b, "/dir/sub")))
 		}},
-		{"linked file", turnstone.Integrity, "two places", func(t *testing.T, b []byte) {
+		{"linked file", turnstone.KindIntegrity, "two places", func(t *testing.T, b []byte) {
 			le.PutUint32(entryOf(t, dirBlock(t, b, "/"), "file"), uint32(find(t, b, "/sparse")))
 		}},
-		{"wrong type", turnstone.Integrity, "something else", func(t *testing.T, b []byte) {
+		{"wrong type", turnstone.KindIntegrity, "something else", func(t *testing.T, b []byte) {
 			entryOf(t, dirBlock(t, b, "/"), "file")[7] = 2
 		}},
-		{"slash", turnstone.Integrity, "has an entry", func(t *testing.T, b []byte) { entryOf(t, dirBlock(t, b, "/"), "file")[9] = '/' }},
-		{"nul", turnstone.Integrity, "has an entry", func(t *testing.T, b []byte) { entryOf(t, dirBlock(t, b, "/"), "file")[9] = 0 }},
-		{"dots", turnstone.Integrity, "has an entry", func(t *testing.T, b []byte) {
+		{"slash", turnstone.KindIntegrity, "has an entry", func(t *testing.T, b []byte) { entryOf(t, dirBlock(t, b, "/"), "file")[9] = '/' }},
+		{"nul", turnstone.KindIntegrity, "has an entry", func(t *testing.T, b []byte) { entryOf(t, dirBlock(t, b, "/"), "file")[9] = 0 }},
+		{"dots", turnstone.KindIntegrity, "has an entry", func(t *testing.T, b []byte) {
 			copy(entryOf(t, dirBlock(t, b, "/dir"), "sub")[6:], "\x02\x02..")
 		}},
-		{"same name", turnstone.Integrity, "two entries", func(t *testing.T, b []byte) { copy(entryOf(t, dirBlock(t, b, "/"), "long")[8:], "file") }},
-		{"entry of nothing", turnstone.Integrity, "an entry of", func(t *testing.T, b []byte) { le.PutUint16(entryOf(t, dirBlock(t, b, "/"), "file")[4:], 0) }},
-		{"entry too long", turnstone.Integrity, "an entry of", func(t *testing.T, b []byte) { le.PutUint16(entryOf(t, dirBlock(t, b, "/"), "file")[4:], 2000) }},
-		{"inode outside", turnstone.Integrity, "is named", func(t *testing.T, b []byte) { le.PutUint32(entryOf(t, dirBlock(t, b, "/"), "file"), 1<<31) }},
-		{"inode of the file system", turnstone.Integrity, "is named", func(t *testing.T, b []byte) { le.PutUint32(entryOf(t, dirBlock(t, b, "/"), "file"), 7) }},
-		{"free inode", turnstone.Integrity, "is free", func(t *testing.T, b []byte) { le.PutUint16(inodeAt(b, find(t, b, "/file"))[0x1a:], 0) }},
-		{"no type", turnstone.Integrity, "mode", func(t *testing.T, b []byte) { inodeAt(b, find(t, b, "/file"))[1] = 0 }},
-		{"huge file", turnstone.Exhausted, "holes", func(t *testing.T, b []byte) { inodeAt(b, find(t, b, "/file"))[0x6f] = 0x10 }},
-		{"negative size", turnstone.Integrity, "size", func(t *testing.T, b []byte) { inodeAt(b, find(t, b, "/file"))[0x6f] = 0xff }},
-		{"huge directory", turnstone.Integrity, "holes", func(t *testing.T, b []byte) { inodeAt(b, find(t, b, "/dir"))[6] = 0x10 }},
-		{"shared blocks", turnstone.Integrity, "another file has too", func(t *testing.T, b []byte) {
+		{"same name", turnstone.KindIntegrity, "two entries", func(t *testing.T, b []byte) { copy(entryOf(t, dirBlock(t, b, "/"), "long")[8:], "file") }},
+		{"entry of nothing", turnstone.KindIntegrity, "an entry of", func(t *testing.T, b []byte) { le.PutUint16(entryOf(t, dirBlock(t, b, "/"), "file")[4:], 0) }},
+		{"entry too long", turnstone.KindIntegrity, "an entry of", func(t *testing.T, b []byte) { le.PutUint16(entryOf(t, dirBlock(t, b, "/"), "file")[4:], 2000) }},
+		{"inode outside", turnstone.KindIntegrity, "is named", func(t *testing.T, b []byte) { le.PutUint32(entryOf(t, dirBlock(t, b, "/"), "file"), 1<<31) }},
+		{"inode of the file system", turnstone.KindIntegrity, "is named", func(t *testing.T, b []byte) { le.PutUint32(entryOf(t, dirBlock(t, b, "/"), "file"), 7) }},
+		{"free inode", turnstone.KindIntegrity, "is free", func(t *testing.T, b []byte) { le.PutUint16(inodeAt(b, find(t, b, "/file"))[0x1a:], 0) }},
+		{"no type", turnstone.KindIntegrity, "mode", func(t *testing.T, b []byte) { inodeAt(b, find(t, b, "/file"))[1] = 0 }},
+		{"huge file", turnstone.KindExhausted, "holes", func(t *testing.T, b []byte) { inodeAt(b, find(t, b, "/file"))[0x6f] = 0x10 }},
+		{"negative size", turnstone.KindIntegrity, "size", func(t *testing.T, b []byte) { inodeAt(b, find(t, b, "/file"))[0x6f] = 0xff }},
+		{"huge directory", turnstone.KindIntegrity, "holes", func(t *testing.T, b []byte) { inodeAt(b, find(t, b, "/dir"))[6] = 0x10 }},
+		{"shared blocks", turnstone.KindIntegrity, "another file has too", func(t *testing.T, b []byte) {
 			copy(inodeAt(b, find(t, b, "/dir/second"))[0x28:0x28+60], inodeAt(b, find(t, b, "/file"))[0x28:])
 		}},
-		{"blocks outside", turnstone.Integrity, "has blocks", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/file"))[0x28+20:], 1<<20) }},
-		{"blocks of the file system", turnstone.Integrity, "the file system itself", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/file"))[0x28+20:], 2) }},
-		{"deep tree", turnstone.Integrity, "extent tree", func(t *testing.T, b []byte) { inodeAt(b, find(t, b, "/file"))[0x28+6] = 6 }},
-		{"tree of itself", turnstone.Integrity, "extent tree", func(t *testing.T, b []byte) {
+		{"blocks outside", turnstone.KindIntegrity, "has blocks", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/file"))[0x28+20:], 1<<20) }},
+		{"blocks of the file system", turnstone.KindIntegrity, "the file system itself", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/file"))[0x28+20:], 2) }},
+		{"deep tree", turnstone.KindIntegrity, "extent tree", func(t *testing.T, b []byte) { inodeAt(b, find(t, b, "/file"))[0x28+6] = 6 }},
+		{"tree of itself", turnstone.KindIntegrity, "extent tree", func(t *testing.T, b []byte) {
 			// The block of the tree becomes an index of the same depth that names itself.
 			root := inodeAt(b, find(t, b, "/sparse"))[0x28:]
 			block := le.Uint32(root[16:])
 			copy(b[block*1024:], root[:60])
 		}},
-		{"many entries", turnstone.Integrity, "extent tree", func(t *testing.T, b []byte) { inodeAt(b, find(t, b, "/file"))[0x28+2] = 5 }},
-		{"extent of nothing", turnstone.Integrity, "overlapping", func(t *testing.T, b []byte) { le.PutUint16(inodeAt(b, find(t, b, "/file"))[0x28+16:], 0) }},
-		{"time", turnstone.Integrity, "nanoseconds", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/file"))[0x88:], 0xffffffff) }},
-		{"more bytes", turnstone.Integrity, "more bytes", func(t *testing.T, b []byte) { le.PutUint16(inodeAt(b, find(t, b, "/file"))[0x80:], 0xfffc) }},
-		{"attribute block outside", turnstone.Integrity, "attributes in block", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/file"))[0x68:], 1<<30) }},
-		{"attribute block of something", turnstone.Integrity, "something else", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/file"))[0x68:], 3) }},
-		{"target of nothing", turnstone.Integrity, "target", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/short"))[4:], 0) }},
-		{"target with a NUL", turnstone.Integrity, "NUL", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/short"))[4:], 30) }},
-		{"huge target", turnstone.Integrity, "target", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/long"))[4:], 1<<30) }},
+		{"many entries", turnstone.KindIntegrity, "extent tree", func(t *testing.T, b []byte) { inodeAt(b, find(t, b, "/file"))[0x28+2] = 5 }},
+		{"extent of nothing", turnstone.KindIntegrity, "overlapping", func(t *testing.T, b []byte) { le.PutUint16(inodeAt(b, find(t, b, "/file"))[0x28+16:], 0) }},
+		{"time", turnstone.KindIntegrity, "nanoseconds", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/file"))[0x88:], 0xffffffff) }},
+		{"more bytes", turnstone.KindIntegrity, "more bytes", func(t *testing.T, b []byte) { le.PutUint16(inodeAt(b, find(t, b, "/file"))[0x80:], 0xfffc) }},
+		{"attribute block outside", turnstone.KindIntegrity, "attributes in block", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/file"))[0x68:], 1<<30) }},
+		{"attribute block of something", turnstone.KindIntegrity, "something else", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/file"))[0x68:], 3) }},
+		{"target of nothing", turnstone.KindIntegrity, "target", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/short"))[4:], 0) }},
+		{"target with a NUL", turnstone.KindIntegrity, "NUL", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/short"))[4:], 30) }},
+		{"huge target", turnstone.KindIntegrity, "target", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/long"))[4:], 1<<30) }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			b := bytes.Clone(image)
@@ -233,7 +233,7 @@ func TestLookup(t *testing.T) {
 		}
 	}
 	for _, path := range []string{"nothing", "file/below", "dir/sub/x"} {
-		if _, err := fs.Lookup(path); turnstone.KindOf(err) != turnstone.NotFound {
+		if _, err := fs.Lookup(path); turnstone.KindOf(err) != turnstone.KindNotFound {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
@@ -249,7 +249,7 @@ func TestBounds(t *testing.T) {
 	for _, opts := range []ext4.Options{{Holes: 1000}, {Entries: 3}} {
 		fs, err := ext4.OpenOptions(bytes.NewReader(b), int64(len(b)), opts)
 		must(t, err)
-		if _, err := imageLines(t.Context(), fs); turnstone.KindOf(err) != turnstone.Exhausted || turnstone.HintOf(err) == "" {
+		if _, err := imageLines(t.Context(), fs); turnstone.KindOf(err) != turnstone.KindExhausted || turnstone.HintOf(err) == "" {
 			t.Errorf("%+v: %v", opts, err)
 		}
 	}

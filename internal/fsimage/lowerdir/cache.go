@@ -27,9 +27,9 @@ var keyRule = lazyregexp.New(`^[0-9a-f]{64}$`)
 var errLost = errors.New("an image is removed as soon as it is made; is the budget of images large enough?")
 
 func unavailable(path string, err error) error {
-	e := &turnstone.Error{Op: "image.cache", Kind: turnstone.Unavailable, Subject: path, Err: err}
+	e := &turnstone.Error{Op: "image.cache", Kind: turnstone.KindUnavailable, Subject: path, Err: err}
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		e.Kind, e.Hint = turnstone.Exhausted, "make room on the disk that holds "+path
+		e.Kind, e.Hint = turnstone.KindExhausted, "make room on the disk that holds "+path
 	}
 	return e
 }

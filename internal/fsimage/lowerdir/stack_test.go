@@ -241,7 +241,7 @@ func TestDamagedCache(t *testing.T) {
 			}
 			if name == "an image is a folder" {
 				defer func() { _ = os.Remove(paths[2]) }()
-				if _, _, err := cache.Stack(t.Context(), tree.Ref{}, c.history(5)); turnstone.KindOf(err) != turnstone.Unavailable {
+				if _, _, err := cache.Stack(t.Context(), tree.Ref{}, c.history(5)); turnstone.KindOf(err) != turnstone.KindUnavailable {
 					// The image could not be given its name; nothing wrong was returned.
 					c.stack(cache, 5)
 				}
@@ -381,7 +381,7 @@ func TestStackErrors(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := New(file, c.m, Options{}).Stack(t.Context(), tree.Ref{}, c.history(2)); turnstone.KindOf(err) != turnstone.Unavailable {
+	if _, _, err := New(file, c.m, Options{}).Stack(t.Context(), tree.Ref{}, c.history(2)); turnstone.KindOf(err) != turnstone.KindUnavailable {
 		t.Errorf("a file as the cache: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -425,10 +425,10 @@ func TestRemake(t *testing.T) {
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := cache.Hold(names); turnstone.KindOf(err) != turnstone.NotFound {
+	if _, _, err := cache.Hold(names); turnstone.KindOf(err) != turnstone.KindNotFound {
 		t.Errorf("images that are gone: %v", err)
 	}
-	if _, _, err := cache.Hold([]string{"../../etc/passwd"}); turnstone.KindOf(err) != turnstone.Invalid {
+	if _, _, err := cache.Hold([]string{"../../etc/passwd"}); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("a bad name: %v", err)
 	}
 	again, release, err := cache.Remake(t.Context(), recipes, c.history(5)) // a turn later
@@ -449,11 +449,11 @@ func TestRemake(t *testing.T) {
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := cache.Remake(t.Context(), recipes, c.history(1)); turnstone.KindOf(err) != turnstone.NotFound {
+	if _, _, err := cache.Remake(t.Context(), recipes, c.history(1)); turnstone.KindOf(err) != turnstone.KindNotFound {
 		t.Errorf("with too short a history: %v", err)
 	}
 	recipes[0].To = c.items[3].Tree
-	if _, _, err := cache.Remake(t.Context(), recipes, c.history(5)); turnstone.KindOf(err) != turnstone.Integrity {
+	if _, _, err := cache.Remake(t.Context(), recipes, c.history(5)); turnstone.KindOf(err) != turnstone.KindIntegrity {
 		t.Errorf("a recipe that was changed: %v", err)
 	}
 }

@@ -55,7 +55,7 @@ func Write(ctx context.Context, r tree.Reader, from, to tree.Ref, extra []File, 
 }
 
 func tooLarge() error {
-	return &turnstone.Error{Op: "image.write", Kind: turnstone.Exhausted, Subject: "image",
+	return &turnstone.Error{Op: "image.write", Kind: turnstone.KindExhausted, Subject: "image",
 		Err: fmt.Errorf("the files take up more than %s", turnstone.Bytes(substrate.SlotSize)), Hint: "remove large files, or keep them outside of the sandbox"}
 }
 

@@ -266,12 +266,12 @@ func TestContextFiles(t *testing.T) {
 		t.Error(s)
 	}
 	for _, bad := range []string{"", "/x", "../x", "a/../b", "a//b", "."} {
-		if _, err := contextDir([]File{{Path: bad}}); turnstone.KindOf(err) != turnstone.Invalid {
+		if _, err := contextDir([]File{{Path: bad}}); turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
 	for _, bad := range [][2]string{{"a", "a/b"}, {"a/b", "a"}, {"a/b/c", "a/b"}} {
-		if _, err := contextDir([]File{{Path: bad[0]}, {Path: bad[1]}}); turnstone.KindOf(err) != turnstone.Invalid {
+		if _, err := contextDir([]File{{Path: bad[0]}, {Path: bad[1]}}); turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
@@ -317,7 +317,7 @@ func TestWriteRefuses(t *testing.T) {
 		"opaque":   {Type: tree.FIFO, Xattrs: []tree.Xattr{{Name: opaqueXattr, Value: []byte("y")}}},
 	} {
 		d := difference{ctx: t.Context()}
-		if _, err := d.node("/x", &tree.Entry{Name: "x", Attr: e}); turnstone.KindOf(err) != turnstone.Invalid {
+		if _, err := d.node("/x", &tree.Entry{Name: "x", Attr: e}); turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

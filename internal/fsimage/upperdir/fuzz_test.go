@@ -35,7 +35,7 @@ func FuzzExport(f *testing.F) {
 		u, err := upperdir.Read(t.Context(), bytes.NewReader(s), folder, upperdir.Options{Bytes: most, Holes: most, Entries: entries, Meta: 1 << 14})
 		if err != nil {
 			var te *turnstone.Error
-			if !errors.As(err, &te) || te.Hint == "" || te.Kind != turnstone.Integrity && te.Kind != turnstone.Exhausted {
+			if !errors.As(err, &te) || te.Hint == "" || te.Kind != turnstone.KindIntegrity && te.Kind != turnstone.KindExhausted {
 				t.Fatalf("%v", err)
 			}
 			return

@@ -59,7 +59,7 @@ func itoa(n int) string {
 func TestEndlessExport(t *testing.T) {
 	e := &endless{}
 	_, err := Read(t.Context(), e, t.TempDir(), Options{Bytes: int64(turnstone.MaxDisk), Entries: 20_000})
-	if turnstone.KindOf(err) != turnstone.Exhausted || !strings.Contains(err.Error(), "more than 20000 of them") {
+	if turnstone.KindOf(err) != turnstone.KindExhausted || !strings.Contains(err.Error(), "more than 20000 of them") {
 		t.Errorf("after %d entries: %v", e.n, err)
 	}
 	if e.n > 30_000 {
@@ -81,7 +81,7 @@ func TestLargeFile(t *testing.T) {
 			}
 		}
 		_, err := Read(t.Context(), io.MultiReader(&buf, zeros{}), t.TempDir(), Options{Bytes: int64(turnstone.MaxDisk), Holes: 4 << 40})
-		if turnstone.KindOf(err) != turnstone.Exhausted || !strings.Contains(err.Error(), "a file of more than 1.0 TiB") {
+		if turnstone.KindOf(err) != turnstone.KindExhausted || !strings.Contains(err.Error(), "a file of more than 1.0 TiB") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -110,7 +110,7 @@ func TestLongPath(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := Read(t.Context(), &buf, t.TempDir(), Options{Bytes: int64(turnstone.MaxDisk)})
-		if ok && err != nil || !ok && (turnstone.KindOf(err) != turnstone.Exhausted || !strings.Contains(err.Error(), "nested so deep")) {
+		if ok && err != nil || !ok && (turnstone.KindOf(err) != turnstone.KindExhausted || !strings.Contains(err.Error(), "nested so deep")) {
 			t.Errorf("%d: %v", length, err)
 		}
 	}

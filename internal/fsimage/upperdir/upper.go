@@ -123,16 +123,16 @@ func (u *Dir) Root() tree.Node { return u.root }
 func (u *Dir) Close() error { return u.spool.Close() }
 
 func integrity(subject, format string, args ...any) error {
-	return &turnstone.Error{Op: "upper.read", Kind: turnstone.Integrity, Subject: clip(subject), Err: fmt.Errorf(format, args...),
+	return &turnstone.Error{Op: "upper.read", Kind: turnstone.KindIntegrity, Subject: clip(subject), Err: fmt.Errorf(format, args...),
 		Hint: "what the sandbox says it changed makes no sense, so it cannot be kept; run the turn again"}
 }
 
 func exhausted(subject, hint, format string, args ...any) error {
-	return &turnstone.Error{Op: "upper.read", Kind: turnstone.Exhausted, Subject: clip(subject), Err: fmt.Errorf(format, args...), Hint: hint}
+	return &turnstone.Error{Op: "upper.read", Kind: turnstone.KindExhausted, Subject: clip(subject), Err: fmt.Errorf(format, args...), Hint: hint}
 }
 
 func unavailable(dir string, err error) error {
-	return &turnstone.Error{Op: "upper.read", Kind: turnstone.Unavailable, Subject: dir, Err: err,
+	return &turnstone.Error{Op: "upper.read", Kind: turnstone.KindUnavailable, Subject: dir, Err: err,
 		Hint: "what the sandbox changed needs room here for a while; free some, or set TURN_HOME to a larger disk"}
 }
 

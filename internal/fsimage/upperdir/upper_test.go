@@ -212,13 +212,13 @@ func TestHostile(t *testing.T) {
 		"no tar":               bytes.Repeat([]byte("x"), 4096),
 	} {
 		t.Run(name, func(t *testing.T) {
-			if k, err := kind(t, s, upperdir.Options{}); k != turnstone.Integrity {
+			if k, err := kind(t, s, upperdir.Options{}); k != turnstone.KindIntegrity {
 				t.Errorf("%v: %v", k, err)
 			}
 		})
 	}
 	t.Run("deep", func(t *testing.T) {
-		if k, err := kind(t, stream(t, deep...), upperdir.Options{}); k != turnstone.Exhausted {
+		if k, err := kind(t, stream(t, deep...), upperdir.Options{}); k != turnstone.KindExhausted {
 			t.Errorf("%v: %v", k, err)
 		}
 	})
@@ -234,7 +234,7 @@ func TestGNUSparse(t *testing.T) {
 	if h, err := r.Next(); err != nil || h.Size != 1e12 {
 		t.Fatalf("it is no such file: %+v %v", h, err)
 	}
-	if k, err := kind(t, s, upperdir.Options{}); k != turnstone.Integrity {
+	if k, err := kind(t, s, upperdir.Options{}); k != turnstone.KindIntegrity {
 		t.Error(err)
 	}
 }
@@ -245,7 +245,7 @@ func TestBounds(t *testing.T) {
 	for name, opts := range map[string]upperdir.Options{
 		"bytes": {Bytes: 9, Entries: 3}, "entries": {Entries: 2}, "meta": {Meta: 900},
 	} {
-		if k, err := kind(t, s, opts); k != turnstone.Exhausted {
+		if k, err := kind(t, s, opts); k != turnstone.KindExhausted {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -253,7 +253,7 @@ func TestBounds(t *testing.T) {
 		t.Error(err)
 	}
 	holes := stream(t, dir("./"), file("a", "x").with("TURNSTONE.size", "1000", "TURNSTONE.sparse", "0,1"), file("b", "x").with("TURNSTONE.size", "1000", "TURNSTONE.sparse", "0,1"))
-	if k, err := kind(t, holes, upperdir.Options{Holes: 1997}); k != turnstone.Exhausted {
+	if k, err := kind(t, holes, upperdir.Options{Holes: 1997}); k != turnstone.KindExhausted {
 		t.Error(err)
 	}
 	if _, err := kind(t, holes, upperdir.Options{Holes: 1998}); err != nil {
@@ -263,7 +263,7 @@ func TestBounds(t *testing.T) {
 	for range 40 {
 		many = append(many, file(fmt.Sprint("f", len(many)), "").with("TURNSTONE.size", fmt.Sprint(1<<62), "TURNSTONE.sparse", ""))
 	}
-	if k, err := kind(t, stream(t, many...), upperdir.Options{}); k != turnstone.Exhausted {
+	if k, err := kind(t, stream(t, many...), upperdir.Options{}); k != turnstone.KindExhausted {
 		t.Error(err)
 	}
 }
@@ -272,7 +272,7 @@ func TestBounds(t *testing.T) {
 func TestCutOff(t *testing.T) {
 	s := stream(t, dir("./"), dir("a/"), file("a/zeros", strings.Repeat("\x00", 3000)), file("b", "x").with("TURNSTONE.size", "5", "TURNSTONE.sparse", "0,1"))
 	for n := range s {
-		if k, err := kind(t, s[:n], upperdir.Options{}); k != turnstone.Integrity {
+		if k, err := kind(t, s[:n], upperdir.Options{}); k != turnstone.KindIntegrity {
 			t.Fatalf("%d of %d bytes: %v", n, len(s), err)
 		}
 	}
@@ -293,7 +293,7 @@ func TestStreamFails(t *testing.T) {
 	if _, err := upperdir.Read(ctx, bytes.NewReader(s), t.TempDir(), upperdir.Options{}); !errors.Is(err, broken) {
 		t.Error(err)
 	}
-	if _, err := upperdir.Read(t.Context(), bytes.NewReader(s), "/nowhere", upperdir.Options{}); turnstone.KindOf(err) != turnstone.Unavailable {
+	if _, err := upperdir.Read(t.Context(), bytes.NewReader(s), "/nowhere", upperdir.Options{}); turnstone.KindOf(err) != turnstone.KindUnavailable {
 		t.Error(err)
 	}
 }

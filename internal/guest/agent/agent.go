@@ -131,21 +131,21 @@ func (a *Agent) dispatch() *wire.Dispatcher {
 // gate refuses what may not come before Sandbox.configure.
 func (a *Agent) gate(method string) error {
 	if a.suspended.Load() && method != wire.MethodSandboxRenew {
-		return &turnstone.Error{Op: method, Kind: turnstone.Unavailable, Subject: "sandbox",
+		return &turnstone.Error{Op: method, Kind: turnstone.KindUnavailable, Subject: "sandbox",
 			Err: errors.New("it is suspended"), Hint: "call Sandbox.renew first"}
 	}
 	if a.frozen.Load() && needsDisk(method) {
-		return &turnstone.Error{Op: method, Kind: turnstone.Unavailable, Subject: "sandbox",
+		return &turnstone.Error{Op: method, Kind: turnstone.KindUnavailable, Subject: "sandbox",
 			Err: errors.New("its disks are frozen"), Hint: "call State.thaw first"}
 	}
 	if a.held.Load() && needsDisk(method) {
-		return &turnstone.Error{Op: method, Kind: turnstone.Unavailable, Subject: "sandbox",
+		return &turnstone.Error{Op: method, Kind: turnstone.KindUnavailable, Subject: "sandbox",
 			Err: errors.New("its processes stand still"), Hint: "call Sandbox.suspend and Sandbox.renew first"}
 	}
 	if a.configured.Load() || method == wire.MethodSandboxConfigure {
 		return nil
 	}
-	return &turnstone.Error{Op: method, Kind: turnstone.Invalid, Subject: "sandbox",
+	return &turnstone.Error{Op: method, Kind: turnstone.KindInvalid, Subject: "sandbox",
 		Err: errors.New("it is not configured yet"), Hint: "call Sandbox.configure first"}
 }
 
@@ -272,7 +272,7 @@ func invalid(op, subject, msg string) error {
 	if len(subject) > 200 {
 		subject = subject[:200] + "…"
 	}
-	return &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: subject, Err: errors.New(msg)}
+	return &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: subject, Err: errors.New(msg)}
 }
 
 // rootCause strips the agent's own path from a file error.

@@ -100,7 +100,7 @@ func (cl *client) attachAgain(ctx context.Context, p *process.Process, want [2]w
 	}
 	cl.mu.Unlock()
 	if busy {
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: p.ID,
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: p.ID,
 			Err: errors.New("this connection is attaching to it already"), Hint: "wait for the answer to the command before"}
 	}
 	defer func() {
@@ -114,7 +114,7 @@ func (cl *client) attachAgain(ctx context.Context, p *process.Process, want [2]w
 		st, owner = old.step, old.owner
 	}
 	if ctx.Err() != nil { // what was attached may still be at work
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.Canceled, Subject: p.ID, Err: context.Cause(ctx)}
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindCanceled, Subject: p.ID, Err: context.Cause(ctx)}
 	}
 	return cl.attach(p, st, owner, want)
 }
@@ -128,9 +128,9 @@ func (cl *client) attach(p *process.Process, st *step, owner bool, want [2]wante
 	defer cl.mu.Unlock()
 	switch {
 	case cl.closed:
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.Dead, Subject: "connection", Err: errors.New("it has ended")}
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindDead, Subject: "connection", Err: errors.New("it has ended")}
 	case len(cl.attached) >= maxAttached:
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.Exhausted, Subject: "processes that this connection is attached to",
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindExhausted, Subject: "processes that this connection is attached to",
 			Hint: "detach from some with Process.detach, or open another connection"}
 	}
 	if err := p.Attach(); err != nil {
@@ -251,7 +251,7 @@ func newDelivery(at *attachment, fd int, w wanted) (*delivery, error) {
 		}
 		d.reader, d.offset = l.Attach(at.ctx, w.from, at.owner)
 		if d.reader == nil {
-			return nil, &turnstone.Error{Op: wire.MethodProcessAttach, Kind: turnstone.Exhausted, Subject: at.p.ID,
+			return nil, &turnstone.Error{Op: wire.MethodProcessAttach, Kind: turnstone.KindExhausted, Subject: at.p.ID,
 				Err: errors.New("too many connections are attached to it"), Hint: "detach some"}
 		}
 	}

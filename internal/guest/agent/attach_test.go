@@ -26,7 +26,7 @@ func TestAttachAtOnce(t *testing.T) {
 	for range 8 {
 		wg.Go(func() {
 			if _, err := l.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: res.ProcessID}); err != nil {
-				kindIs(t, err, turnstone.Invalid)
+				kindIs(t, err, turnstone.KindInvalid)
 			}
 		})
 	}
@@ -86,7 +86,7 @@ func TestAttachUnderWay(t *testing.T) {
 	}
 	h.a.mu.Unlock()
 	_, err = l.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: id})
-	kindIs(t, err, turnstone.Invalid)
+	kindIs(t, err, turnstone.KindInvalid)
 	cl.mu.Lock()
 	delete(cl.changing, proc)
 	cl.mu.Unlock()
@@ -125,7 +125,7 @@ func TestReadIsKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitFor(t, "all output to be in the log", func() bool { return h.info("slow").StdoutEnd == 1_900_000 })
-	kindIs(t, other.ProcessRelease(t.Context(), &wire.ProcessReleaseParams{ProcessID: "slow"}), turnstone.Invalid)
+	kindIs(t, other.ProcessRelease(t.Context(), &wire.ProcessReleaseParams{ProcessID: "slow"}), turnstone.KindInvalid)
 	for range 70 {
 		if _, err := h.start(nil, "true"); err != nil {
 			t.Fatal(err)
@@ -139,7 +139,7 @@ func TestReadIsKept(t *testing.T) {
 		t.Error(err)
 	}
 	_, err := other.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: "slow"})
-	kindIs(t, err, turnstone.NotFound)
+	kindIs(t, err, turnstone.KindNotFound)
 }
 
 // TestSlowOther: a connection that attaches to another's process and takes nothing
@@ -234,7 +234,7 @@ func TestLateCommand(t *testing.T) {
 	if exit, err := h.ProcessWait(t.Context(), &wire.ProcessWaitParams{ProcessID: "late"}); err != nil || !exit.Exit.Killed {
 		t.Errorf("%+v %v", exit, err)
 	}
-	kindIs(t, s.Detach(t.Context(), c, &wire.ProcessDetachParams{ProcessID: "late"}), turnstone.NotFound)
+	kindIs(t, s.Detach(t.Context(), c, &wire.ProcessDetachParams{ProcessID: "late"}), turnstone.KindNotFound)
 	if err := h.a.files.Unwatch(t.Context(), c, &wire.FileSystemUnwatchParams{WatchID: "x"}); err == nil {
 		t.Error("nothing was watched")
 	}

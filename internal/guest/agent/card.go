@@ -35,7 +35,7 @@ const (
 func (s *sandbox) Network(_ context.Context, c *wire.Conn, p *wire.SandboxNetworkParams) (*wire.SandboxNetworkResult, error) {
 	const op = wire.MethodSandboxNetwork
 	if s.a.opt.card == nil {
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "sandbox", Err: errors.New("it is not a machine of its own")}
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: "sandbox", Err: errors.New("it is not a machine of its own")}
 	}
 	mac, err := net.ParseMAC(p.MAC)
 	switch {
@@ -136,7 +136,7 @@ func (c *card) suspend() {
 }
 
 func cardError(err error) error {
-	return &turnstone.Error{Op: wire.MethodSandboxNetwork, Kind: turnstone.Unavailable, Subject: "network card", Err: err,
+	return &turnstone.Error{Op: wire.MethodSandboxNetwork, Kind: turnstone.KindUnavailable, Subject: "network card", Err: err,
 		Hint: "the sandbox's network card could not be set up; run with the network off, or report this"}
 }
 

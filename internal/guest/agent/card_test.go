@@ -158,7 +158,7 @@ func TestNetworkIsRefused(t *testing.T) {
 		near, far := net.Pipe()
 		a.ServeConn(far)
 		c := wire.NewClient(near)
-		if _, err := c.NetworkStream(t.Context(), tc.p); turnstone.KindOf(err) != turnstone.Invalid {
+		if _, err := c.NetworkStream(t.Context(), tc.p); turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%s: %v", name, err)
 		}
 		must(t, errors.Join(c.Close(), a.Close()))

@@ -125,7 +125,7 @@ func TestCopyInRoot(t *testing.T) {
 			t.Errorf("%s: %q, want %q", tt.file, got, want)
 		}
 	}
-	kindIs(t, put("/one", "a", "b"), turnstone.Invalid)
+	kindIs(t, put("/one", "a", "b"), turnstone.KindInvalid)
 	for _, dest := range []string{"/out", "/out/", "/out/x", "/out/x/"} {
 		_ = put(dest, "evil") // below the root, if at all
 	}

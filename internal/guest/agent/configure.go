@@ -73,7 +73,7 @@ func (m *machine) configure(p *wire.SandboxConfigureParams) (*wire.SandboxConfig
 	res := new(wire.SandboxConfigureResult)
 	now, err := checkConfigure(p)
 	if err == nil && m.gvisor && p.Home != nil {
-		err = &turnstone.Error{Op: wire.MethodSandboxConfigure, Kind: turnstone.Unavailable, Subject: "home",
+		err = &turnstone.Error{Op: wire.MethodSandboxConfigure, Kind: turnstone.KindUnavailable, Subject: "home",
 			Err: errors.New("gVisor cannot mount a disk"), Hint: "use a microVM for a turn with a home: --substrate qemu"}
 	}
 	if err != nil {
@@ -138,7 +138,7 @@ func (m *machine) enter(p *wire.SandboxConfigureParams) error {
 }
 
 func failed(subject string, err error) error {
-	return &turnstone.Error{Op: wire.MethodSandboxConfigure, Kind: turnstone.Unavailable, Subject: subject, Err: err,
+	return &turnstone.Error{Op: wire.MethodSandboxConfigure, Kind: turnstone.KindUnavailable, Subject: subject, Err: err,
 		Hint: "the sandbox could not be set up; see its console, and report this"}
 }
 

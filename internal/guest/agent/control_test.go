@@ -51,8 +51,8 @@ func TestTerminal(t *testing.T) {
 	see("40 120\r\n")
 	write("y\n")
 	see("got y\r\n")
-	kindIs(t, l.ProcessResize(t.Context(), &wire.ProcessResizeParams{ProcessID: id, Columns: 0, Rows: 40}), turnstone.Invalid)
-	kindIs(t, l.ProcessResize(t.Context(), &wire.ProcessResizeParams{ProcessID: id, Columns: 70000, Rows: 40}), turnstone.Invalid)
+	kindIs(t, l.ProcessResize(t.Context(), &wire.ProcessResizeParams{ProcessID: id, Columns: 0, Rows: 40}), turnstone.KindInvalid)
+	kindIs(t, l.ProcessResize(t.Context(), &wire.ProcessResizeParams{ProcessID: id, Columns: 70000, Rows: 40}), turnstone.KindInvalid)
 	if err := l.ProcessCloseStdin(t.Context(), &wire.ProcessCloseStdinParams{ProcessID: id}); err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +60,7 @@ func TestTerminal(t *testing.T) {
 	if e := next[wire.ProcessExitedEvent](l); e.Exit.ExitCode != 0 {
 		t.Errorf("%+v", e)
 	}
-	kindIs(t, l.ProcessResize(t.Context(), &wire.ProcessResizeParams{ProcessID: id, Columns: 80, Rows: 24}), turnstone.NotFound)
+	kindIs(t, l.ProcessResize(t.Context(), &wire.ProcessResizeParams{ProcessID: id, Columns: 80, Rows: 24}), turnstone.KindNotFound)
 }
 
 // TestTerminalOutput: all that was written to a terminal comes, whoever holds it open.
@@ -84,7 +84,7 @@ func TestSignalTree(t *testing.T) {
 	if e := next[wire.ProcessOutputEvent](l); string(e.Data) != "up\n" {
 		t.Fatalf("%q", e.Data)
 	}
-	kindIs(t, l.ProcessSignal(t.Context(), &wire.ProcessSignalParams{ProcessID: id, Signal: "NOPE"}), turnstone.Invalid)
+	kindIs(t, l.ProcessSignal(t.Context(), &wire.ProcessSignalParams{ProcessID: id, Signal: "NOPE"}), turnstone.KindInvalid)
 	if err := l.ProcessSignal(t.Context(), &wire.ProcessSignalParams{ProcessID: id, Signal: "term"}); err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +92,7 @@ func TestSignalTree(t *testing.T) {
 	if out := got.out["stdout"]; !strings.Contains(out, "main\n") || !strings.Contains(out, "child\n") || got.exit.Exit.ExitCode != 5 || got.exit.Exit.Killed {
 		t.Errorf("%q %+v", out, got.exit)
 	}
-	kindIs(t, l.ProcessSignal(t.Context(), &wire.ProcessSignalParams{ProcessID: id, Signal: "SIGKILL"}), turnstone.NotFound)
+	kindIs(t, l.ProcessSignal(t.Context(), &wire.ProcessSignalParams{ProcessID: id, Signal: "SIGKILL"}), turnstone.KindNotFound)
 }
 
 // TestUser: a process runs as the user that is named.
@@ -117,7 +117,7 @@ func TestUser(t *testing.T) {
 	}
 	for _, bad := range []string{"no-such-user", "root:no-such-group", ":", "4294967295"} {
 		_, err := h.ProcessStart(t.Context(), &wire.ProcessStartParams{Argv: script("true"), User: bad})
-		kindIs(t, err, turnstone.NotFound)
+		kindIs(t, err, turnstone.KindNotFound)
 	}
 }
 
@@ -165,7 +165,7 @@ func TestWriteWaits(t *testing.T) {
 	if err := write(h.Conn, t.Context()); err != nil { // fits into the pipe
 		t.Fatal(err)
 	}
-	kindIs(t, h.ProcessWrite(t.Context(), &wire.ProcessWriteParams{ProcessID: id, Data: make([]byte, 1<<20+1)}), turnstone.Invalid)
+	kindIs(t, h.ProcessWrite(t.Context(), &wire.ProcessWriteParams{ProcessID: id, Data: make([]byte, 1<<20+1)}), turnstone.KindInvalid)
 	gone := h.listen(nil)
 	short, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
@@ -184,7 +184,7 @@ func TestWriteWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	// It sees the broken pipe, or the end that broke it.
-	if err := <-second; turnstone.KindOf(err) != turnstone.NotFound && turnstone.KindOf(err) != turnstone.Unavailable {
+	if err := <-second; turnstone.KindOf(err) != turnstone.KindNotFound && turnstone.KindOf(err) != turnstone.KindUnavailable {
 		t.Errorf("the second write: %v", err)
 	}
 }

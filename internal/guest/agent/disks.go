@@ -102,7 +102,7 @@ func (s *shell) Freeze(ctx context.Context, _ *wire.Conn) (*wire.StateFreezeResu
 	const op = wire.MethodStateFreeze
 	d := s.a.opt.disks
 	if d == nil {
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "sandbox", Err: errors.New("it is not a machine of its own")}
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: "sandbox", Err: errors.New("it is not a machine of its own")}
 	}
 	s.a.freezing.Lock()
 	defer s.a.freezing.Unlock()
@@ -123,7 +123,7 @@ func (s *shell) Freeze(ctx context.Context, _ *wire.Conn) (*wire.StateFreezeResu
 			s.a.files.writes.resume()
 			s.a.frozen.Store(false)
 			s.give()
-			return nil, &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: "disk", Err: err}
+			return nil, &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: "disk", Err: err}
 		}
 	}
 	s.mu.Lock()
@@ -157,7 +157,7 @@ func (s *shell) stop(ctx context.Context, op string) error {
 				s.give()
 			}
 			s.a.frozen.Store(false)
-			return &turnstone.Error{Op: op, Kind: turnstone.Canceled, Subject: "sandbox's processes", Err: context.Cause(ctx)}
+			return &turnstone.Error{Op: op, Kind: turnstone.KindCanceled, Subject: "sandbox's processes", Err: context.Cause(ctx)}
 		}
 	}
 }
@@ -170,7 +170,7 @@ func (s *shell) Thaw(context.Context, *wire.Conn) error {
 		return nil
 	}
 	if err := s.a.opt.disks.thaw(); err != nil {
-		return &turnstone.Error{Op: wire.MethodStateThaw, Kind: turnstone.Unavailable, Subject: "disk", Err: err}
+		return &turnstone.Error{Op: wire.MethodStateThaw, Kind: turnstone.KindUnavailable, Subject: "disk", Err: err}
 	}
 	s.a.files.writes.resume()
 	s.a.frozen.Store(false)

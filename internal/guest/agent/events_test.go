@@ -139,7 +139,7 @@ func TestEvents(t *testing.T) {
 		t.Errorf("%+v %+v", got, got.exit)
 	}
 	err := l.ProcessWrite(t.Context(), &wire.ProcessWriteParams{ProcessID: id, Data: []byte("x")})
-	kindIs(t, err, turnstone.NotFound)
+	kindIs(t, err, turnstone.KindNotFound)
 	exit, err := l.ProcessWait(t.Context(), &wire.ProcessWaitParams{ProcessID: id})
 	if err != nil || exit.Exit.ExitCode != 3 {
 		t.Errorf("%+v %v", exit, err)
@@ -148,7 +148,7 @@ func TestEvents(t *testing.T) {
 		t.Error(err)
 	}
 	_, err = l.ProcessWait(t.Context(), &wire.ProcessWaitParams{ProcessID: id})
-	kindIs(t, err, turnstone.NotFound)
+	kindIs(t, err, turnstone.KindNotFound)
 }
 
 // TestAnswerFirst: the answer to start comes before anything of the process.
@@ -302,7 +302,7 @@ func TestLost(t *testing.T) {
 		t.Errorf("%d bytes came", len(out))
 	}
 	_, err := l.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: id, StdoutOffset: 1 << 40})
-	kindIs(t, err, turnstone.Invalid)
+	kindIs(t, err, turnstone.KindInvalid)
 }
 
 func (h *harness) info(id string) wire.ProcessProcessInfo {
@@ -357,7 +357,7 @@ func TestWindow(t *testing.T) {
 	ack := func(offset int64) error {
 		return l.ProcessAcknowledge(t.Context(), &wire.ProcessAcknowledgeParams{ProcessID: id, Stream: "stdout", Offset: offset})
 	}
-	kindIs(t, ack(size*2), turnstone.Invalid)
+	kindIs(t, ack(size*2), turnstone.KindInvalid)
 	end := false
 	for !end {
 		select {
@@ -430,7 +430,7 @@ func TestDetach(t *testing.T) {
 	if err := l.ProcessDetach(t.Context(), &wire.ProcessDetachParams{ProcessID: id}); err != nil {
 		t.Fatal(err)
 	}
-	kindIs(t, l.ProcessDetach(t.Context(), &wire.ProcessDetachParams{ProcessID: id}), turnstone.NotFound)
+	kindIs(t, l.ProcessDetach(t.Context(), &wire.ProcessDetachParams{ProcessID: id}), turnstone.KindNotFound)
 	if err := h.ProcessWrite(t.Context(), &wire.ProcessWriteParams{ProcessID: id, Data: []byte("b\n")}); err != nil {
 		t.Fatal(err)
 	}
@@ -450,10 +450,10 @@ func TestDetach(t *testing.T) {
 	default:
 	}
 	_, err := l.ProcessStart(t.Context(), &wire.ProcessStartParams{ProcessID: id, Argv: script("true")})
-	kindIs(t, err, turnstone.Invalid)
+	kindIs(t, err, turnstone.KindInvalid)
 	for _, bad := range []string{"a/b", "a b", strings.Repeat("x", 65)} {
 		_, err := l.ProcessStart(t.Context(), &wire.ProcessStartParams{ProcessID: bad, Argv: script("true")})
-		kindIs(t, err, turnstone.Invalid)
+		kindIs(t, err, turnstone.KindInvalid)
 	}
 }
 
@@ -469,7 +469,7 @@ func TestManyConnections(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := h.connect().SandboxGetVersion(t.Context()); turnstone.KindOf(err) != turnstone.Dead {
+	if _, err := h.connect().SandboxGetVersion(t.Context()); turnstone.KindOf(err) != turnstone.KindDead {
 		t.Errorf("one too many: %v", err)
 	}
 	_ = all[0].Close()
@@ -491,16 +491,16 @@ func TestNotConfigured(t *testing.T) {
 		return &wire.SandboxConfigureResult{Reseeded: true}, nil
 	}})
 	_, err := h.SandboxGetVersion(t.Context())
-	kindIs(t, err, turnstone.Invalid)
+	kindIs(t, err, turnstone.KindInvalid)
 	_, err = h.start(nil, "true")
-	kindIs(t, err, turnstone.Invalid)
+	kindIs(t, err, turnstone.KindInvalid)
 	_, err = h.SandboxConfigure(t.Context(), &wire.SandboxConfigureParams{Hostname: "bad"})
-	kindIs(t, err, turnstone.Invalid)
+	kindIs(t, err, turnstone.KindInvalid)
 	if _, err := h.SandboxConfigure(t.Context(), &wire.SandboxConfigureParams{Env: []string{"FROM=host"}}); err != nil {
 		t.Fatal(err)
 	}
 	_, err = h.SandboxConfigure(t.Context(), &wire.SandboxConfigureParams{})
-	kindIs(t, err, turnstone.Invalid)
+	kindIs(t, err, turnstone.KindInvalid)
 	if r, err := h.start(nil, "sh", "-c", "echo $FROM"); err != nil || r.stdout != "host\n" {
 		t.Errorf("%+v %v", r, err)
 	}

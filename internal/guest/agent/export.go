@@ -36,7 +36,7 @@ func (s *shell) Export(ctx context.Context, c *wire.Conn, p *wire.StateExportPar
 	const op = wire.MethodStateExport
 	d := s.a.opt.disks
 	if d == nil {
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "sandbox", Err: errors.New("it is not a machine of its own")}
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: "sandbox", Err: errors.New("it is not a machine of its own")}
 	}
 	out, err := c.Sender(p.Stream)
 	if err != nil {
@@ -47,7 +47,7 @@ func (s *shell) Export(ctx context.Context, c *wire.Conn, p *wire.StateExportPar
 	if p.Hold {
 		err = s.a.holdWrites(ctx)
 	} else if !s.a.frozen.Load() {
-		err = &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "sandbox", Err: errors.New("its disks are not frozen"), Hint: "call State.freeze first"}
+		err = &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: "sandbox", Err: errors.New("its disks are not frozen"), Hint: "call State.freeze first"}
 	}
 	if err != nil {
 		out.Abort(err)
@@ -74,7 +74,7 @@ func (a *Agent) holdWrites(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, freezeTime)
 	defer cancel()
 	if a.frozen.Load() || !a.held.CompareAndSwap(false, true) {
-		return &turnstone.Error{Op: wire.MethodStateExport, Kind: turnstone.Unavailable, Subject: "sandbox",
+		return &turnstone.Error{Op: wire.MethodStateExport, Kind: turnstone.KindUnavailable, Subject: "sandbox",
 			Err: errors.New("it is frozen, or stands still already"), Hint: "end that first"}
 	}
 	err := a.files.writes.stop(ctx)
@@ -83,7 +83,7 @@ func (a *Agent) holdWrites(ctx context.Context) error {
 	}
 	if err != nil {
 		err = errors.Join(err, a.letGo())
-		return &turnstone.Error{Op: wire.MethodStateExport, Kind: turnstone.Unavailable, Subject: "sandbox", Err: err,
+		return &turnstone.Error{Op: wire.MethodStateExport, Kind: turnstone.KindUnavailable, Subject: "sandbox", Err: err,
 			Hint: "a process cannot be stopped just now; try again"}
 	}
 	return nil
@@ -94,7 +94,7 @@ func exportError(err error) error {
 	if errors.As(err, &te) {
 		return err
 	}
-	return &turnstone.Error{Op: wire.MethodStateExport, Kind: turnstone.Unavailable, Subject: "the sandbox's files", Err: rootCause(err)}
+	return &turnstone.Error{Op: wire.MethodStateExport, Kind: turnstone.KindUnavailable, Subject: "the sandbox's files", Err: rootCause(err)}
 }
 
 // export writes the upper directory to w as a tar stream.
@@ -162,7 +162,7 @@ func (e *exporter) entry(f *scanned) error {
 		return context.Cause(e.ctx)
 	}
 	if len(f.path) > longestPath {
-		return &turnstone.Error{Op: wire.MethodStateExport, Kind: turnstone.Exhausted, Subject: "/" + f.path[:100] + "…",
+		return &turnstone.Error{Op: wire.MethodStateExport, Kind: turnstone.KindExhausted, Subject: "/" + f.path[:100] + "…",
 			Err: errors.New("directories are nested so deep that a path has more than 64 KiB"), Hint: "remove the directory before the turn ends"}
 	}
 	h := &tar.Header{Name: f.path, Format: tar.FormatPAX, Mode: int64(f.st.Mode & 0o7777), Uid: int(f.st.Uid), Gid: int(f.st.Gid),
@@ -222,7 +222,7 @@ func addXattrs(h *tar.Header, f *scanned) error {
 	total := 0
 	for _, x := range f.xattrs {
 		if total += 2*len(x.name) + len(x.value) + 64; total > maxHeader {
-			return &turnstone.Error{Op: wire.MethodStateExport, Kind: turnstone.Exhausted, Subject: "/" + f.path,
+			return &turnstone.Error{Op: wire.MethodStateExport, Kind: turnstone.KindExhausted, Subject: "/" + f.path,
 				Err: errors.New("extended attributes of more than 768 KiB"), Hint: "remove some of the file's extended attributes before the turn ends"}
 		}
 		if strings.Contains(x.name, "=") {
@@ -255,7 +255,7 @@ func (e *exporter) file(h *tar.Header, f *scanned) error {
 		return err
 	}
 	if e.apparent += f.st.Size; e.apparent > e.room+maxHoles {
-		return &turnstone.Error{Op: wire.MethodStateExport, Kind: turnstone.Exhausted, Subject: "/" + f.path,
+		return &turnstone.Error{Op: wire.MethodStateExport, Kind: turnstone.KindExhausted, Subject: "/" + f.path,
 			Err: errors.New("sparse files with holes of more than 64 GiB in all"), Hint: "remove the largest sparse files, or make them smaller with truncate"}
 	}
 	ctx, cancel := context.WithCancel(e.ctx)

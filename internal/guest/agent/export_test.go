@@ -199,7 +199,7 @@ func TestExportTooManyAttributes(t *testing.T) {
 	}
 	_, err := exportDir(t.Context(), openDirFD(t, dir), procFDs, io.Discard)
 	var te *turnstone.Error
-	if !errors.As(err, &te) || te.Kind != turnstone.Exhausted || te.Subject != "/f" {
+	if !errors.As(err, &te) || te.Kind != turnstone.KindExhausted || te.Subject != "/f" {
 		t.Errorf("%v", err)
 	}
 }
@@ -219,7 +219,7 @@ func TestExportTooDeep(t *testing.T) {
 	must(t, unix.Close(fd))
 	_, err := exportDir(t.Context(), openDirFD(t, dir), procFDs, io.Discard)
 	var te *turnstone.Error
-	if !errors.As(err, &te) || te.Kind != turnstone.Exhausted || te.Hint == "" || !strings.HasPrefix(te.Subject, "/ddd") || len(te.Subject) > 200 {
+	if !errors.As(err, &te) || te.Kind != turnstone.KindExhausted || te.Hint == "" || !strings.HasPrefix(te.Subject, "/ddd") || len(te.Subject) > 200 {
 		t.Errorf("%v", err)
 	}
 }

@@ -186,7 +186,7 @@ func (f *files) openFile(name string) (*os.File, *unix.Stat_t, error) {
 	case unix.S_IFDIR:
 		err = unix.EISDIR
 	default:
-		err = &turnstone.Error{Op: wire.MethodFileSystemRead, Kind: turnstone.Invalid, Subject: name,
+		err = &turnstone.Error{Op: wire.MethodFileSystemRead, Kind: turnstone.KindInvalid, Subject: name,
 			Err: errors.New("it is no regular file"), Hint: "use a process to read it"}
 	}
 	_ = file.Close()
@@ -302,7 +302,7 @@ func replaceFile(ctx context.Context, at place, content io.Reader, mode uint32) 
 	case err == nil && old.Mode&unix.S_IFMT == unix.S_IFDIR:
 		return 0, unix.EISDIR
 	case err == nil && old.Mode&unix.S_IFMT != unix.S_IFREG:
-		return 0, &turnstone.Error{Op: wire.MethodFileSystemWrite, Kind: turnstone.Invalid, Subject: at.name,
+		return 0, &turnstone.Error{Op: wire.MethodFileSystemWrite, Kind: turnstone.KindInvalid, Subject: at.name,
 			Err: errors.New("it is no regular file"), Hint: "use a process to write to it"}
 	case err == nil:
 		exists = true

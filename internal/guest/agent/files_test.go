@@ -76,7 +76,7 @@ func TestEscapes(t *testing.T) {
 		}
 	}
 	_, err := h.read("/work/loop")
-	kindIs(t, err, turnstone.Invalid)
+	kindIs(t, err, turnstone.KindInvalid)
 	// What is written through a link lands inside, where the link says.
 	if err := os.MkdirAll(filepath.Join(root, base), 0o755); err != nil {
 		t.Fatal(err)
@@ -156,11 +156,11 @@ func TestFileSystem(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	_, err = h.FileSystemList(ctx, &wire.FileSystemListParams{Path: "/work/a"})
-	kindIs(t, err, turnstone.NotFound)
+	kindIs(t, err, turnstone.KindNotFound)
 	_, err = h.FileSystemStat(ctx, &wire.FileSystemStatParams{Path: "work"})
-	kindIs(t, err, turnstone.Invalid)
+	kindIs(t, err, turnstone.KindInvalid)
 
-	if err := h.FileSystemMkdir(ctx, &wire.FileSystemMkdirParams{Path: "/new/x/y"}); turnstone.KindOf(err) != turnstone.NotFound {
+	if err := h.FileSystemMkdir(ctx, &wire.FileSystemMkdirParams{Path: "/new/x/y"}); turnstone.KindOf(err) != turnstone.KindNotFound {
 		t.Errorf("mkdir without parents: %v", err)
 	}
 	for range 2 {
@@ -171,16 +171,16 @@ func TestFileSystem(t *testing.T) {
 	if st, err := os.Stat(filepath.Join(root, "new/x/y")); err != nil || st.Mode().Perm() != 0o750 || st.Mode()&os.ModeSetgid == 0 {
 		t.Errorf("%v %v", st.Mode(), err)
 	}
-	kindIs(t, h.FileSystemMkdir(ctx, &wire.FileSystemMkdirParams{Path: "/new"}), turnstone.Invalid)
-	kindIs(t, h.FileSystemMkdir(ctx, &wire.FileSystemMkdirParams{Path: "/work/a/b", Parents: true}), turnstone.NotFound)
+	kindIs(t, h.FileSystemMkdir(ctx, &wire.FileSystemMkdirParams{Path: "/new"}), turnstone.KindInvalid)
+	kindIs(t, h.FileSystemMkdir(ctx, &wire.FileSystemMkdirParams{Path: "/work/a/b", Parents: true}), turnstone.KindNotFound)
 	move := func(from, to string, over bool) error {
 		return h.FileSystemMove(ctx, &wire.FileSystemMoveParams{From: from, To: to, Overwrite: over})
 	}
-	kindIs(t, move("/work/link", "/work/a", false), turnstone.Invalid)
+	kindIs(t, move("/work/link", "/work/a", false), turnstone.KindInvalid)
 	if err := move("/work/a", "/new/b", false); err != nil {
 		t.Error(err)
 	}
-	kindIs(t, move("/work/a", "/new/c", false), turnstone.NotFound)
+	kindIs(t, move("/work/a", "/new/c", false), turnstone.KindNotFound)
 	if err := h.write("/new/c", "c"); err != nil {
 		t.Fatal(err)
 	}
@@ -193,16 +193,16 @@ func TestFileSystem(t *testing.T) {
 	remove := func(path string, all bool) error {
 		return h.FileSystemRemove(ctx, &wire.FileSystemRemoveParams{Path: path, Recursive: all})
 	}
-	kindIs(t, remove("/new", false), turnstone.Invalid)
-	kindIs(t, remove("/", true), turnstone.Invalid)
-	kindIs(t, remove("/new/..", true), turnstone.Invalid)
+	kindIs(t, remove("/new", false), turnstone.KindInvalid)
+	kindIs(t, remove("/", true), turnstone.KindInvalid)
+	kindIs(t, remove("/new/..", true), turnstone.KindInvalid)
 	if err := remove("/new/x/y", false); err != nil {
 		t.Error(err)
 	}
 	if err := remove("/new", true); err != nil {
 		t.Error(err)
 	}
-	kindIs(t, remove("/new", true), turnstone.NotFound)
+	kindIs(t, remove("/new", true), turnstone.KindNotFound)
 }
 
 func TestReadWrite(t *testing.T) {
@@ -249,12 +249,12 @@ func TestReadWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = h.read("/work/pipe")
-	kindIs(t, err, turnstone.Invalid)
-	kindIs(t, h.write("/work/pipe", "x"), turnstone.Invalid)
+	kindIs(t, err, turnstone.KindInvalid)
+	kindIs(t, h.write("/work/pipe", "x"), turnstone.KindInvalid)
 	_, err = h.read("/work")
-	kindIs(t, err, turnstone.Invalid)
-	kindIs(t, h.write("/work", "x"), turnstone.Invalid)
-	kindIs(t, h.write("/nope/x", "x"), turnstone.NotFound)
+	kindIs(t, err, turnstone.KindInvalid)
+	kindIs(t, h.write("/work", "x"), turnstone.KindInvalid)
+	kindIs(t, h.write("/nope/x", "x"), turnstone.KindNotFound)
 	if _, err := h.FileSystemWrite(ctx, &wire.FileSystemWriteParams{Path: "/nope/y/x", Parents: true, Mode: 0o600}); err != nil {
 		t.Error(err)
 	}
@@ -379,7 +379,7 @@ func TestWatch(t *testing.T) {
 	if err := l.FileSystemUnwatch(ctx, &wire.FileSystemUnwatchParams{WatchID: tree}); err != nil {
 		t.Error(err)
 	}
-	kindIs(t, l.FileSystemUnwatch(ctx, &wire.FileSystemUnwatchParams{WatchID: tree}), turnstone.NotFound)
+	kindIs(t, l.FileSystemUnwatch(ctx, &wire.FileSystemUnwatchParams{WatchID: tree}), turnstone.KindNotFound)
 
 	one := watch("/work/a", false)
 	do(os.WriteFile(in("work/other"), []byte("1"), 0o644))
@@ -395,12 +395,12 @@ func TestWatch(t *testing.T) {
 	do(os.Remove(in("work/a")))
 	expect(one, "removed /work/a")
 	_, err := l.FileSystemWatch(ctx, &wire.FileSystemWatchParams{Path: "/work/a"})
-	kindIs(t, err, turnstone.NotFound)
+	kindIs(t, err, turnstone.KindNotFound)
 	for range maxWatches - 1 {
 		watch("/etc", false)
 	}
 	_, err = l.FileSystemWatch(ctx, &wire.FileSystemWatchParams{Path: "/etc"})
-	kindIs(t, err, turnstone.Exhausted)
+	kindIs(t, err, turnstone.KindExhausted)
 }
 
 // FuzzInotify: whatever bytes come, they are taken apart within bounds.

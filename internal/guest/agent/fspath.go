@@ -133,7 +133,7 @@ func fsError(op, path string, err error) error {
 	if err == nil || errors.As(err, &te) {
 		return err
 	}
-	e := &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: path, Err: rootCause(err)}
+	e := &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: path, Err: rootCause(err)}
 	for _, k := range fsKinds {
 		if errors.Is(err, k.errno) {
 			e.Kind, e.Hint = k.kind, k.hint
@@ -151,21 +151,21 @@ var fsKinds = []struct {
 	kind  turnstone.Kind
 	hint  string
 }{
-	{unix.ENOENT, turnstone.NotFound, "check the path, and that a step has made it"},
-	{unix.ENOTDIR, turnstone.NotFound, "a part of the path is a file, not a directory"},
-	{unix.EEXIST, turnstone.Invalid, "there is something of this name; ask for it to be replaced, or choose another name"},
-	{unix.ENOTEMPTY, turnstone.Invalid, "the directory is not empty; ask for it to be removed with what is in it"},
-	{unix.EISDIR, turnstone.Invalid, "it is a directory"},
-	{unix.ELOOP, turnstone.Invalid, "too many symbolic links, or one into the agent's own /proc"},
-	{unix.EXDEV, turnstone.Invalid, "the two are on different file systems; copy and remove"},
-	{unix.EINVAL, turnstone.Invalid, ""},
-	{unix.ENAMETOOLONG, turnstone.Invalid, "choose a shorter name"},
-	{unix.EROFS, turnstone.Invalid, "this file system cannot be written"},
-	{unix.EBUSY, turnstone.Invalid, "something is mounted there"},
-	{unix.EACCES, turnstone.Invalid, "the kernel does not allow it, even to root"},
-	{unix.EPERM, turnstone.Invalid, "the kernel does not allow it, even to root"},
-	{errNoName, turnstone.Invalid, "name a file or directory"},
-	{unix.ENOSPC, turnstone.Exhausted, "the sandbox's disk is full; remove something, or ask for more disk"},
-	{unix.EDQUOT, turnstone.Exhausted, "the sandbox's disk is full; remove something, or ask for more disk"},
-	{syscall.EMFILE, turnstone.Exhausted, "too many files are open in the agent; try again"},
+	{unix.ENOENT, turnstone.KindNotFound, "check the path, and that a step has made it"},
+	{unix.ENOTDIR, turnstone.KindNotFound, "a part of the path is a file, not a directory"},
+	{unix.EEXIST, turnstone.KindInvalid, "there is something of this name; ask for it to be replaced, or choose another name"},
+	{unix.ENOTEMPTY, turnstone.KindInvalid, "the directory is not empty; ask for it to be removed with what is in it"},
+	{unix.EISDIR, turnstone.KindInvalid, "it is a directory"},
+	{unix.ELOOP, turnstone.KindInvalid, "too many symbolic links, or one into the agent's own /proc"},
+	{unix.EXDEV, turnstone.KindInvalid, "the two are on different file systems; copy and remove"},
+	{unix.EINVAL, turnstone.KindInvalid, ""},
+	{unix.ENAMETOOLONG, turnstone.KindInvalid, "choose a shorter name"},
+	{unix.EROFS, turnstone.KindInvalid, "this file system cannot be written"},
+	{unix.EBUSY, turnstone.KindInvalid, "something is mounted there"},
+	{unix.EACCES, turnstone.KindInvalid, "the kernel does not allow it, even to root"},
+	{unix.EPERM, turnstone.KindInvalid, "the kernel does not allow it, even to root"},
+	{errNoName, turnstone.KindInvalid, "name a file or directory"},
+	{unix.ENOSPC, turnstone.KindExhausted, "the sandbox's disk is full; remove something, or ask for more disk"},
+	{unix.EDQUOT, turnstone.KindExhausted, "the sandbox's disk is full; remove something, or ask for more disk"},
+	{syscall.EMFILE, turnstone.KindExhausted, "too many files are open in the agent; try again"},
 }

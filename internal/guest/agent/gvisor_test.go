@@ -141,7 +141,7 @@ func TestExportOverTheWire(t *testing.T) {
 		}
 		return err
 	}
-	if err := c.Export(t.Context(), read); turnstone.KindOf(err) != turnstone.Invalid {
+	if err := c.Export(t.Context(), read); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("not frozen: %v", err)
 	}
 	a.frozen.Store(true)
@@ -174,10 +174,10 @@ func TestExportHeld(t *testing.T) {
 	drain := func(r io.Reader) error { _, err := io.Copy(io.Discard, r); return err }
 	must(t, write())
 	must(t, c.ExportHeld(t.Context(), drain))
-	if err := write(); turnstone.KindOf(err) != turnstone.Unavailable {
+	if err := write(); turnstone.KindOf(err) != turnstone.KindUnavailable {
 		t.Errorf("a write while it stands still: %v", err)
 	}
-	if err := c.ExportHeld(t.Context(), drain); turnstone.KindOf(err) != turnstone.Unavailable {
+	if err := c.ExportHeld(t.Context(), drain); turnstone.KindOf(err) != turnstone.KindUnavailable {
 		t.Errorf("again: %v", err)
 	}
 	_, err := c.SandboxRenew(t.Context(), &wire.SandboxRenewParams{})

@@ -31,7 +31,7 @@ func TestConfigureLayersAndHome(t *testing.T) {
 	} {
 		p := good
 		change(&p)
-		if _, err := checkConfigure(&p); turnstone.KindOf(err) != turnstone.Invalid {
+		if _, err := checkConfigure(&p); turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -87,7 +87,7 @@ func TestFreezeOutsideOfAMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = a.Close() }()
-	if _, err := a.shell.Freeze(t.Context(), nil); turnstone.KindOf(err) != turnstone.Invalid {
+	if _, err := a.shell.Freeze(t.Context(), nil); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("freeze: %v", err)
 	}
 	if err := a.shell.Thaw(t.Context(), nil); err != nil {

@@ -24,7 +24,7 @@ func kindIs(t *testing.T, err error, kind turnstone.Kind) {
 	if err == nil || turnstone.KindOf(err) != kind {
 		t.Errorf("error %v of kind %s, want kind %s", err, turnstone.KindOf(err), kind)
 	}
-	if err != nil && turnstone.HintOf(err) == "" && kind != turnstone.Invalid {
+	if err != nil && turnstone.HintOf(err) == "" && kind != turnstone.KindInvalid {
 		t.Errorf("error %v has no hint", err)
 	}
 }
@@ -80,21 +80,21 @@ func TestStartFailures(t *testing.T) {
 		}
 	}
 	_, err := h.start(nil, "turnstone-no-such-program")
-	kindIs(t, err, turnstone.NotFound)
+	kindIs(t, err, turnstone.KindNotFound)
 	_, err = h.start(nil, "/nope/nope")
-	kindIs(t, err, turnstone.NotFound)
+	kindIs(t, err, turnstone.KindNotFound)
 	_, err = h.start(nil, text)
-	kindIs(t, err, turnstone.Invalid)
+	kindIs(t, err, turnstone.KindInvalid)
 	_, err = h.start(nil, filepath.Join(h.dir, "odd"))
-	kindIs(t, err, turnstone.Invalid)
+	kindIs(t, err, turnstone.KindInvalid)
 	_, err = h.start(nil)
-	kindIs(t, err, turnstone.Invalid)
+	kindIs(t, err, turnstone.KindInvalid)
 	_, err = h.Start(t.Context(), wire.ProcessStartParams{Argv: []string{"true"}, Cwd: "rel"}, wire.Stdio{})
-	kindIs(t, err, turnstone.Invalid)
+	kindIs(t, err, turnstone.KindInvalid)
 	_, err = h.Start(t.Context(), wire.ProcessStartParams{Argv: []string{"true"}, Cwd: text}, wire.Stdio{})
-	kindIs(t, err, turnstone.Invalid)
+	kindIs(t, err, turnstone.KindInvalid)
 	_, err = h.SandboxConfigure(t.Context(), &wire.SandboxConfigureParams{})
-	kindIs(t, err, turnstone.Invalid)
+	kindIs(t, err, turnstone.KindInvalid)
 	if r, err := h.start(nil, "echo", "still here"); err != nil || r.stdout != "still here\n" {
 		t.Errorf("after the failures: %+v %v", r, err)
 	}
@@ -315,10 +315,10 @@ func TestFiles(t *testing.T) {
 		t.Errorf("%d bytes, %v", len(b), err)
 	}
 
-	kindIs(t, h.Get(t.Context(), filepath.Join(h.dir, "nope"), io.Discard), turnstone.NotFound)
-	kindIs(t, h.Get(t.Context(), "rel", io.Discard), turnstone.Invalid)
-	kindIs(t, h.Put(t.Context(), "rel", strings.NewReader("")), turnstone.Invalid)
-	kindIs(t, h.Put(t.Context(), in, strings.NewReader("this is no tar")), turnstone.Invalid)
+	kindIs(t, h.Get(t.Context(), filepath.Join(h.dir, "nope"), io.Discard), turnstone.KindNotFound)
+	kindIs(t, h.Get(t.Context(), "rel", io.Discard), turnstone.KindInvalid)
+	kindIs(t, h.Put(t.Context(), "rel", strings.NewReader("")), turnstone.KindInvalid)
+	kindIs(t, h.Put(t.Context(), in, strings.NewReader("this is no tar")), turnstone.KindInvalid)
 	lost := errors.New("source lost")
 	if err := h.Put(t.Context(), in, io.MultiReader(bytes.NewReader(make([]byte, 100)), errReader{lost})); !errors.Is(err, lost) {
 		t.Errorf("error %v, want the source's", err)

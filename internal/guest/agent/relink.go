@@ -25,16 +25,16 @@ func (s *sandbox) Suspend(ctx context.Context, _ *wire.Conn, p *wire.SandboxSusp
 	a := s.a
 	port := a.port.Load()
 	if a.opt.renew == nil || port == nil {
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "sandbox", Err: errors.New("it is not a machine of its own")}
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: "sandbox", Err: errors.New("it is not a machine of its own")}
 	}
 	if len(p.Marker) != wire.MarkerSize {
 		return nil, invalid(op, "marker", "32 bytes are needed")
 	}
 	if a.frozen.Load() {
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: "sandbox", Err: errors.New("its disks are frozen"), Hint: "call State.thaw first"}
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: "sandbox", Err: errors.New("its disks are frozen"), Hint: "call State.thaw first"}
 	}
 	if !a.suspended.CompareAndSwap(false, true) {
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: "sandbox", Err: errors.New("it is being suspended")}
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: "sandbox", Err: errors.New("it is being suspended")}
 	}
 	ctx, cancel := context.WithTimeout(ctx, freezeTime)
 	defer cancel()
@@ -51,7 +51,7 @@ func (s *sandbox) Suspend(ctx context.Context, _ *wire.Conn, p *wire.SandboxSusp
 	if err != nil {
 		err = errors.Join(err, a.letGo())
 		a.suspended.Store(false)
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: "sandbox", Err: err,
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: "sandbox", Err: err,
 			Hint: "a process cannot be stopped just now; try again"}
 	}
 	res := new(wire.SandboxSuspendResult)
@@ -94,7 +94,7 @@ func (s *sandbox) Renew(_ context.Context, _ *wire.Conn, p *wire.SandboxRenewPar
 	const op = wire.MethodSandboxRenew
 	a := s.a
 	if a.opt.renew == nil {
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "sandbox", Err: errors.New("it is not a machine of its own")}
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: "sandbox", Err: errors.New("it is not a machine of its own")}
 	}
 	a.renewing.Lock()
 	defer a.renewing.Unlock()

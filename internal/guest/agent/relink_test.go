@@ -59,7 +59,7 @@ func TestRelink(t *testing.T) {
 	c := connect()
 	// Without a link's end being asked for in the right form nothing ends.
 	_, err = c.SandboxSuspend(ctx, &wire.SandboxSuspendParams{Marker: []byte("short")})
-	kindIs(t, err, turnstone.Invalid)
+	kindIs(t, err, turnstone.KindInvalid)
 	if _, err := c.ProcessStart(ctx, &wire.ProcessStartParams{ProcessID: "loop", KillOnDisconnect: true, Stdin: true,
 		Argv: script("while read -r x; do echo got $x; done")}); err != nil {
 		t.Fatal(err)
@@ -84,7 +84,7 @@ func TestRelink(t *testing.T) {
 		if _, err := c.SandboxSuspend(ctx, &wire.SandboxSuspendParams{Marker: marker, Sync: true}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := c.ProcessList(ctx); turnstone.KindOf(err) != turnstone.Unavailable && turnstone.KindOf(err) != turnstone.Dead {
+		if _, err := c.ProcessList(ctx); turnstone.KindOf(err) != turnstone.KindUnavailable && turnstone.KindOf(err) != turnstone.KindDead {
 			t.Errorf("a command between the two: %v", err)
 		}
 		if err := port.End(ctx); err != nil {
@@ -95,7 +95,7 @@ func TestRelink(t *testing.T) {
 		}
 		c = connect()
 		_, err = c.ProcessList(ctx)
-		kindIs(t, err, turnstone.Unavailable)
+		kindIs(t, err, turnstone.KindUnavailable)
 		if _, err := c.SandboxRenew(ctx, &wire.SandboxRenewParams{Entropy: make([]byte, 64), Time: time.Now().Format(time.RFC3339Nano)}); err != nil {
 			t.Fatal(err)
 		}
@@ -129,7 +129,7 @@ func TestRelink(t *testing.T) {
 func TestSuspendIsTheMachines(t *testing.T) {
 	h := newHarness(t)
 	_, err := h.SandboxSuspend(t.Context(), &wire.SandboxSuspendParams{Marker: make([]byte, wire.MarkerSize)})
-	kindIs(t, err, turnstone.Invalid)
+	kindIs(t, err, turnstone.KindInvalid)
 	_, err = h.SandboxRenew(t.Context(), &wire.SandboxRenewParams{})
-	kindIs(t, err, turnstone.Invalid)
+	kindIs(t, err, turnstone.KindInvalid)
 }

@@ -116,7 +116,7 @@ func TestRunDirBehindLink(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = h.ShellExecute(t.Context(), &wire.ShellExecuteParams{Script: "true"})
-	kindIs(t, err, turnstone.Unavailable)
+	kindIs(t, err, turnstone.KindUnavailable)
 	if left, err := os.ReadDir(out); err != nil || len(left) != 0 {
 		t.Errorf("made behind a link: %v %v", left, err)
 	}
@@ -165,7 +165,7 @@ func TestLateScript(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = l.ShellExecute(t.Context(), &wire.ShellExecuteParams{ScriptStream: late})
-	kindIs(t, err, turnstone.Timeout)
+	kindIs(t, err, turnstone.KindTimeout)
 	s.Abort(nil)
 	if r := h.bash("echo on"); r.stdout != "on\n" {
 		t.Errorf("%+v", r)
@@ -208,7 +208,7 @@ func TestLateScript(t *testing.T) {
 		return h.a.shell.waiting == 2
 	})
 	_, err = h.ShellExecute(t.Context(), &wire.ShellExecuteParams{Script: text})
-	kindIs(t, err, turnstone.Exhausted)
+	kindIs(t, err, turnstone.KindExhausted)
 	select {
 	case err := <-failed:
 		t.Errorf("a step did not wait: %v", err)
@@ -238,7 +238,7 @@ func TestParseBounds(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	_, err = h.ShellParse(t.Context(), &wire.ShellParseParams{Script: strings.Repeat("a", maxParse+1)})
-	kindIs(t, err, turnstone.Exhausted)
+	kindIs(t, err, turnstone.KindExhausted)
 	h.a.shell.parsing <- struct{}{} // one is being parsed
 	ended := make(chan error, 1)
 	go func() {
@@ -262,7 +262,7 @@ func TestManyVariables(t *testing.T) {
 	for i := range env {
 		env[i] = string(rune('A'+i%26)) + strings.Repeat("a", 2+i/26%10) + string(rune('A'+i/260%26)) + string(rune('A'+i/6760%26)) + "="
 	}
-	kindIs(t, checkSession("", "/", env), turnstone.Exhausted)
+	kindIs(t, checkSession("", "/", env), turnstone.KindExhausted)
 	if err := checkSession("", "/", env[:1000]); err != nil {
 		t.Error(err)
 	}

@@ -85,7 +85,7 @@ func (s *shell) enqueue(n int) error {
 	s.queue.Lock()
 	defer s.queue.Unlock()
 	if s.waiting == maxWaiting || s.waiting > 0 && s.pending+n > maxScript {
-		return &turnstone.Error{Op: wire.MethodShellExecute, Kind: turnstone.Exhausted, Subject: "steps that wait",
+		return &turnstone.Error{Op: wire.MethodShellExecute, Kind: turnstone.KindExhausted, Subject: "steps that wait",
 			Hint: "steps run one after another: wait for the end of those before"}
 	}
 	s.waiting++
@@ -106,7 +106,7 @@ func (s *shell) take(ctx context.Context, op string) error {
 	case s.turn <- struct{}{}:
 		return nil
 	case <-ctx.Done():
-		return &turnstone.Error{Op: op, Kind: turnstone.Canceled, Subject: "shell session", Err: context.Cause(ctx)}
+		return &turnstone.Error{Op: op, Kind: turnstone.KindCanceled, Subject: "shell session", Err: context.Cause(ctx)}
 	}
 }
 
@@ -189,7 +189,7 @@ func (s *shell) readScript(c *wire.Conn, p *wire.ShellExecuteParams) ([]byte, er
 	defer func() { _ = r.Close() }()
 	b, err := s.readStream(r)
 	if err == nil && len(b) > maxScript {
-		err = &turnstone.Error{Op: op, Kind: turnstone.Exhausted, Subject: "script", Err: errors.New("it is longer than 16 MiB"),
+		err = &turnstone.Error{Op: op, Kind: turnstone.KindExhausted, Subject: "script", Err: errors.New("it is longer than 16 MiB"),
 			Hint: "put data into a file and let the script read it"}
 	}
 	return b, err
@@ -281,7 +281,7 @@ func checkSession(op, cwd string, env []string) error {
 	case !filepath.IsAbs(cwd) || len(cwd) > maxPath || strings.IndexByte(cwd, 0) >= 0:
 		return invalid(op, cwd, "the working directory is not an absolute path")
 	case total > maxEnv || len(env) > maxVars:
-		return &turnstone.Error{Op: op, Kind: turnstone.Exhausted, Subject: "environment", Err: errors.New("it is larger than 1 MiB, or has too many variables"),
+		return &turnstone.Error{Op: op, Kind: turnstone.KindExhausted, Subject: "environment", Err: errors.New("it is larger than 1 MiB, or has too many variables"),
 			Hint: "programs cannot be started with it; keep data in files"}
 	}
 	return nil
@@ -298,7 +298,7 @@ func (s *shell) Parse(ctx context.Context, _ *wire.Conn, p *wire.ShellParseParam
 		return nil, invalid(wire.MethodShellParse, string(p.Language), "the languages are bash and sh")
 	}
 	if len(p.Script) > maxParse {
-		return nil, &turnstone.Error{Op: wire.MethodShellParse, Kind: turnstone.Exhausted, Subject: "script",
+		return nil, &turnstone.Error{Op: wire.MethodShellParse, Kind: turnstone.KindExhausted, Subject: "script",
 			Err: errors.New("it is longer than 256 KiB"), Hint: "parse it outside of the sandbox; Shell.execute takes longer ones"}
 	}
 	parsed, err := s.parse(ctx, []byte(p.Script), language)
@@ -313,7 +313,7 @@ func (s *shell) parse(ctx context.Context, script []byte, language string) (*syn
 	select {
 	case s.parsing <- struct{}{}:
 	case <-ctx.Done():
-		return nil, &turnstone.Error{Op: wire.MethodShellParse, Kind: turnstone.Canceled, Subject: "script", Err: context.Cause(ctx)}
+		return nil, &turnstone.Error{Op: wire.MethodShellParse, Kind: turnstone.KindCanceled, Subject: "script", Err: context.Cause(ctx)}
 	}
 	defer func() { <-s.parsing }()
 	return syntax.ParseAs(script, language), nil
@@ -367,6 +367,6 @@ func safeName(name string) string {
 }
 
 func runDirError(err error) error {
-	return &turnstone.Error{Op: wire.MethodShellExecute, Kind: turnstone.Unavailable, Subject: "the agent's folder", Err: rootCause(err),
+	return &turnstone.Error{Op: wire.MethodShellExecute, Kind: turnstone.KindUnavailable, Subject: "the agent's folder", Err: rootCause(err),
 		Hint: "a step removed or filled what the agent keeps below /run"}
 }

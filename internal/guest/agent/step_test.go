@@ -110,7 +110,7 @@ func TestOddScripts(t *testing.T) {
 			_ = s.Close()
 		}()
 		_, err = h.ShellExecute(t.Context(), &wire.ShellExecuteParams{ScriptStream: id})
-		kindIs(t, err, turnstone.Exhausted)
+		kindIs(t, err, turnstone.KindExhausted)
 		s.Abort(nil)
 		if r := h.bash("echo on"); r.stdout != "on\n" {
 			t.Errorf("%+v", r)
@@ -149,12 +149,12 @@ func TestStepIsProcess(t *testing.T) {
 	if r := h.bash("echo $B$C $PWD"); r.stdout != "3 /tmp\n" {
 		t.Errorf("%+v", r)
 	}
-	kindIs(t, h.StateSetSession(t.Context(), &wire.StateSetSessionParams{Cwd: "tmp"}), turnstone.Invalid)
-	kindIs(t, h.StateSetSession(t.Context(), &wire.StateSetSessionParams{Env: []string{"X=" + strings.Repeat("x", 2<<20)}}), turnstone.Exhausted)
+	kindIs(t, h.StateSetSession(t.Context(), &wire.StateSetSessionParams{Cwd: "tmp"}), turnstone.KindInvalid)
+	kindIs(t, h.StateSetSession(t.Context(), &wire.StateSetSessionParams{Env: []string{"X=" + strings.Repeat("x", 2<<20)}}), turnstone.KindExhausted)
 	_, err = h.ShellExecute(t.Context(), &wire.ShellExecuteParams{Cwd: "rel", Script: "true"})
-	kindIs(t, err, turnstone.Invalid)
+	kindIs(t, err, turnstone.KindInvalid)
 	_, err = h.ShellExecute(t.Context(), &wire.ShellExecuteParams{Language: "zsh", Script: "true"})
-	kindIs(t, err, turnstone.Invalid)
+	kindIs(t, err, turnstone.KindInvalid)
 	if r := h.bash("pwd"); r.stdout != "/tmp\n" {
 		t.Errorf("a refused step changed the session: %+v", r)
 	}

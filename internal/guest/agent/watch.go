@@ -59,7 +59,7 @@ func (f *files) Watch(ctx context.Context, c *wire.Conn, p *wire.FileSystemWatch
 	defer cl.mu.Unlock()
 	if cl.closed || len(cl.watches) >= maxWatches {
 		w.close()
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.Exhausted, Subject: "watches of this connection",
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindExhausted, Subject: "watches of this connection",
 			Hint: "end some with FileSystem.unwatch"}
 	}
 	cl.watched++
@@ -77,7 +77,7 @@ func (f *files) Unwatch(_ context.Context, c *wire.Conn, p *wire.FileSystemUnwat
 	delete(cl.watches, p.WatchID)
 	cl.mu.Unlock()
 	if w == nil {
-		return &turnstone.Error{Op: wire.MethodFileSystemUnwatch, Kind: turnstone.NotFound, Subject: cut(p.WatchID, 64),
+		return &turnstone.Error{Op: wire.MethodFileSystemUnwatch, Kind: turnstone.KindNotFound, Subject: cut(p.WatchID, 64),
 			Err: errors.New("this connection has no such watch"), Hint: "FileSystem.watch names watches"}
 	}
 	w.close()

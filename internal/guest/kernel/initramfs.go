@@ -43,7 +43,7 @@ type Program struct {
 func (k *Kernel) Initramfs(ctx context.Context, dir string, agent Program) (path string, digest turnstone.Digest, err error) {
 	const op = "kernel.initramfs"
 	failed := func(err error) error {
-		return &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: dir, Err: err,
+		return &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: dir, Err: err,
 			Hint: "check that the disk has room and the folder can be written"}
 	}
 	if dir, err = filepath.Abs(dir); err != nil {
@@ -70,7 +70,7 @@ func (k *Kernel) Initramfs(ctx context.Context, dir string, agent Program) (path
 		return "", "", err
 	}
 	if !isELF(program) || turnstone.DigestBytes(program) != agent.Digest {
-		return "", "", &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: "agent",
+		return "", "", &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: "agent",
 			Err: errors.New("is no ELF program, or not the one that was named"), Hint: "build the agent first: make build"}
 	}
 	var archive bytes.Buffer
@@ -85,7 +85,7 @@ func (k *Kernel) Initramfs(ctx context.Context, dir string, agent Program) (path
 		return "", "", failed(err)
 	}
 	if want := turnstone.DigestBytes(archive.Bytes()); s.Digest != want {
-		return "", "", &turnstone.Error{Op: op, Kind: turnstone.Integrity, Subject: path,
+		return "", "", &turnstone.Error{Op: op, Kind: turnstone.KindIntegrity, Subject: path,
 			Err: fmt.Errorf("reads back as %s, written as %s", s.Digest, want), Hint: "check the disk"}
 	}
 	if err := writeStamp(path, s); err != nil {

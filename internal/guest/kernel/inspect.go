@@ -53,7 +53,7 @@ func (i *Inspected) Close() error {
 // time. Errors are of kind Invalid for files that are no kernel that can be started.
 func Inspect(ctx context.Context, dir, image, modules string) (*Inspected, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, &turnstone.Error{Op: inspectOp, Kind: turnstone.Unavailable, Subject: dir, Err: err}
+		return nil, &turnstone.Error{Op: inspectOp, Kind: turnstone.KindUnavailable, Subject: dir, Err: err}
 	}
 	content, err := readImage(image)
 	if err != nil {
@@ -79,7 +79,7 @@ const inspectOp = "kernel.inspect"
 func (i *Inspected) take(ctx context.Context, name string, image []byte, modules string) error {
 	kept, err := keepImage(ctx, i.Dir, image)
 	if err != nil {
-		return &turnstone.Error{Op: inspectOp, Kind: turnstone.Unavailable, Subject: name, Err: err}
+		return &turnstone.Error{Op: inspectOp, Kind: turnstone.KindUnavailable, Subject: name, Err: err}
 	}
 	i.Kernel.Vmlinux, i.Kernel.Digest = filepath.Join(i.Dir, kept.Path), kept.Stamp.Digest
 	i.Facts.Format = "vmlinux"
@@ -99,7 +99,7 @@ func (i *Inspected) take(ctx context.Context, name string, image []byte, modules
 		return nil
 	}
 	if err := i.takeModules(modules); err != nil {
-		return &turnstone.Error{Op: inspectOp, Kind: turnstone.Invalid, Subject: modules, Err: err,
+		return &turnstone.Error{Op: inspectOp, Kind: turnstone.KindInvalid, Subject: modules, Err: err,
 			Hint: "name the folder lib/modules/<release> that belongs to the kernel"}
 	}
 	return nil
@@ -134,7 +134,7 @@ func (i *Inspected) takeModules(from string) error {
 
 // notKernel is the error for a file that is no kernel that can be started.
 func notKernel(op, subject string, err error) error {
-	return &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: subject, Err: err,
+	return &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: subject, Err: err,
 		Hint: "name a vmlinux with a PVH entry (CONFIG_PVH) or a bzImage, of Linux for x86-64"}
 }
 

@@ -91,12 +91,12 @@ func TestRefusedImages(t *testing.T) {
 		t.Helper()
 		dir := t.TempDir()
 		_, err := Inspect(t.Context(), dir, path, "")
-		if turnstone.KindOf(err) != turnstone.Invalid || turnstone.HintOf(err) == "" || !strings.Contains(err.Error(), says) {
+		if turnstone.KindOf(err) != turnstone.KindInvalid || turnstone.HintOf(err) == "" || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: Inspect: %v", name, err)
 		}
 		t.Setenv("TURN_KERNEL", path)
 		_, err = Ensure(t.Context(), dir, Choice{}, nil)
-		if turnstone.KindOf(err) != turnstone.Invalid || turnstone.HintOf(err) == "" || !strings.Contains(err.Error(), says) {
+		if turnstone.KindOf(err) != turnstone.KindInvalid || turnstone.HintOf(err) == "" || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: Ensure: %v", name, err)
 		}
 		left, _ := os.ReadDir(dir)
@@ -173,7 +173,7 @@ func TestInspect(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(dir, "*.tmp")); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
-	if _, err := Inspect(t.Context(), dir, image, image); turnstone.KindOf(err) != turnstone.Invalid {
+	if _, err := Inspect(t.Context(), dir, image, image); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("a file as the folder of modules: %v", err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(dir, "*.tmp")); len(left) > 0 {
@@ -202,7 +202,7 @@ func TestUnreadableModules(t *testing.T) {
 		if err := put(modules); err != nil {
 			t.Fatal(err)
 		}
-		if i, err := Inspect(t.Context(), t.TempDir(), image, modules); turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(turnstone.HintOf(err), "lib/modules/<release>") {
+		if i, err := Inspect(t.Context(), t.TempDir(), image, modules); turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(turnstone.HintOf(err), "lib/modules/<release>") {
 			t.Errorf("%s: %+v, %v", name, i, err)
 		}
 	}

@@ -135,12 +135,12 @@ func TestOverride(t *testing.T) {
 
 	modules := filepath.Join(own, "6.2.0-own")
 	t.Setenv("TURN_KERNEL_MODULES", own)
-	if _, err = ensure(); turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), own+": has no kernel modules") {
+	if _, err = ensure(); turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), own+": has no kernel modules") {
 		t.Fatalf("a folder without modules: %v", err)
 	}
 	t.Setenv("TURN_KERNEL_MODULES", modules)
 	write(filepath.Join(modules, "kernel", "virtio_pci.ko"), module("depends="))
-	if _, err = ensure(); turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), "virtio_blk") {
+	if _, err = ensure(); turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "virtio_blk") {
 		t.Fatalf("modules that are not complete: %v", err)
 	}
 	write(filepath.Join(modules, "modules.builtin"), []byte("a/virtio_blk.ko\na/virtio_console.ko\na/virtio_net.ko\na/erofs.ko\na/ext4.ko\na/overlay.ko\n"))
@@ -150,12 +150,12 @@ func TestOverride(t *testing.T) {
 
 	for name, path := range map[string]string{"missing": filepath.Join(own, "nothing"), "a folder": own, "text": filepath.Join(modules, "modules.builtin")} {
 		t.Setenv("TURN_KERNEL", path)
-		if _, err := ensure(); turnstone.KindOf(err) != turnstone.Invalid || turnstone.HintOf(err) == "" {
+		if _, err := ensure(); turnstone.KindOf(err) != turnstone.KindInvalid || turnstone.HintOf(err) == "" {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	t.Setenv("TURN_KERNEL", "")
-	if _, err := ensure(); turnstone.KindOf(err) != turnstone.Invalid {
+	if _, err := ensure(); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("modules without an image: %v", err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(dir, "*.tmp")); len(left) > 0 {
@@ -247,7 +247,7 @@ func replace(path string, content []byte) error {
 
 func TestFailureLeavesNothing(t *testing.T) {
 	dir, src := t.TempDir(), &counted{fail: errors.New("the network went away")}
-	if _, err := ensure(context.Background(), dir, src, func(string) {}); turnstone.KindOf(err) != turnstone.Unavailable {
+	if _, err := ensure(context.Background(), dir, src, func(string) {}); turnstone.KindOf(err) != turnstone.KindUnavailable {
 		t.Fatal(err)
 	}
 	entries, _ := os.ReadDir(dir)
@@ -307,7 +307,7 @@ func TestInitramfs(t *testing.T) {
 	if _, other, err := k.Initramfs(ctx, out, program(elfFile(nil, []byte("other")))); err != nil || other == digest {
 		t.Errorf("another agent has the same initramfs (%v)", err)
 	}
-	if _, _, err := k.Initramfs(ctx, out, program([]byte("#!/bin/sh\n"))); turnstone.KindOf(err) != turnstone.Invalid {
+	if _, _, err := k.Initramfs(ctx, out, program([]byte("#!/bin/sh\n"))); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("a script as agent: %v", err)
 	}
 	if err := replace(mods[0].Path, []byte("bad")); err != nil {
@@ -378,7 +378,7 @@ func TestChangedWhileRead(t *testing.T) {
 	if err := os.WriteFile(o.image, append(pvhKernel(), "now"...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := o.keep(t.Context(), t.TempDir(), append(pvhKernel(), "before"...)); turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(err.Error(), "changed while it was read") {
+	if _, err := o.keep(t.Context(), t.TempDir(), append(pvhKernel(), "before"...)); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "changed while it was read") {
 		t.Error(err)
 	}
 	if _, err := o.keep(t.Context(), t.TempDir(), append(pvhKernel(), "now"...)); err != nil {

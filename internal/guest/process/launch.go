@@ -113,7 +113,7 @@ func (t *Table) launch(p *Process, s Spec) (<-chan syscall.WaitStatus, error) {
 		return nil, invalid("Process.start", s.Cwd, "the working directory is not an absolute path")
 	}
 	if err := t.mkdirAll(s.Cwd); err != nil {
-		return nil, &turnstone.Error{Op: "Process.start", Kind: turnstone.Invalid, Subject: s.Cwd,
+		return nil, &turnstone.Error{Op: "Process.start", Kind: turnstone.KindInvalid, Subject: s.Cwd,
 			Err: rootCause(err), Hint: "the working directory does not exist and cannot be made"}
 	}
 	path, err := t.lookPath(s.Argv[0], s.Cwd, s.Env)
@@ -202,16 +202,16 @@ func (t *Table) lookPath(name, cwd string, env []string) (string, error) {
 			return path, nil
 		}
 	}
-	return "", &turnstone.Error{Op: "Process.start", Kind: turnstone.NotFound, Subject: clip(name),
+	return "", &turnstone.Error{Op: "Process.start", Kind: turnstone.KindNotFound, Subject: clip(name),
 		Err:  errors.New("command not found"),
 		Hint: "install it in the template, or give its path"}
 }
 
 func startError(name string, err error) error {
-	e := &turnstone.Error{Op: "Process.start", Kind: turnstone.Invalid, Subject: clip(name), Err: err}
+	e := &turnstone.Error{Op: "Process.start", Kind: turnstone.KindInvalid, Subject: clip(name), Err: err}
 	switch {
 	case errors.Is(err, syscall.ENOENT):
-		e.Kind, e.Hint = turnstone.NotFound, "check the path, and the interpreter that a script names in its first line"
+		e.Kind, e.Hint = turnstone.KindNotFound, "check the path, and the interpreter that a script names in its first line"
 	case errors.Is(err, syscall.ENOEXEC):
 		e.Hint = "start a script through its interpreter, or give it a #! line"
 	case errors.Is(err, syscall.EACCES):
@@ -219,13 +219,13 @@ func startError(name string, err error) error {
 	case errors.Is(err, syscall.E2BIG):
 		e.Hint = "the arguments and the environment are too long; pass them in a file"
 	case errors.Is(err, syscall.EAGAIN), errors.Is(err, syscall.ENOMEM), errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENOSPC):
-		e.Kind, e.Hint = turnstone.Exhausted, "the sandbox has no room for another process; give it more memory or end what runs in it"
+		e.Kind, e.Hint = turnstone.KindExhausted, "the sandbox has no room for another process; give it more memory or end what runs in it"
 	}
 	return e
 }
 
 func invalid(op, subject, msg string) error {
-	return &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: clip(subject), Err: errors.New(msg)}
+	return &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: clip(subject), Err: errors.New(msg)}
 }
 
 // rootCause strips the agent's own path from a file error.

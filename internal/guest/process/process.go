@@ -102,7 +102,7 @@ func (p *Process) Number() int {
 func (p *Process) Attached() int64 { return p.attached.Load() }
 
 // Attach says that a connection takes its output: while one does, the process is
-// not forgotten, and counts as one that runs. The error is of kind NotFound when it
+// not forgotten, and counts as one that runs. The error is of kind KindNotFound when it
 // was forgotten already. Detach must follow.
 func (p *Process) Attach() error { return p.table.attach(p) }
 
@@ -134,7 +134,7 @@ func (p *Process) Wait(ctx context.Context) (Exit, error) {
 	case <-p.exited:
 		return p.exit, nil
 	case <-ctx.Done():
-		return Exit{}, &turnstone.Error{Op: "Process.wait", Kind: turnstone.Canceled, Subject: p.ID, Err: context.Cause(ctx)}
+		return Exit{}, &turnstone.Error{Op: "Process.wait", Kind: turnstone.KindCanceled, Subject: p.ID, Err: context.Cause(ctx)}
 	}
 }
 
@@ -156,7 +156,7 @@ func (p *Process) Write(ctx context.Context, data []byte) error {
 	case <-p.exited:
 		return p.hasEnded(op)
 	case <-ctx.Done():
-		return &turnstone.Error{Op: op, Kind: turnstone.Canceled, Subject: p.ID, Err: context.Cause(ctx)}
+		return &turnstone.Error{Op: op, Kind: turnstone.KindCanceled, Subject: p.ID, Err: context.Cause(ctx)}
 	}
 	defer func() { <-p.writing }()
 	if p.Ended() {
@@ -180,14 +180,14 @@ func (p *Process) Write(ctx context.Context, data []byte) error {
 	case err == nil:
 		return nil
 	case ctx.Err() != nil:
-		return &turnstone.Error{Op: op, Kind: turnstone.Canceled, Subject: p.ID, Err: context.Cause(ctx)}
+		return &turnstone.Error{Op: op, Kind: turnstone.KindCanceled, Subject: p.ID, Err: context.Cause(ctx)}
 	case p.Ended():
 		return p.hasEnded(op)
 	case errors.Is(err, syscall.EPIPE):
-		return &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: p.ID,
+		return &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: p.ID,
 			Err: errors.New("the process has closed its standard input"), Hint: "it reads no more"}
 	}
-	return &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: p.ID, Err: rootCause(err)}
+	return &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: p.ID, Err: rootCause(err)}
 }
 
 // CloseStdin closes standard input; on a terminal it sends the end-of-file

@@ -26,13 +26,13 @@ func ParseSignal(text string) (syscall.Signal, error) {
 	if s := unix.SignalNum(name); s != 0 {
 		return s, nil
 	}
-	return 0, &turnstone.Error{Op: "Process.signal", Kind: turnstone.Invalid, Subject: clip(text),
+	return 0, &turnstone.Error{Op: "Process.signal", Kind: turnstone.KindInvalid, Subject: clip(text),
 		Err: errors.New("no such signal"), Hint: "use a name as SIGTERM, or a number from 1 to 64"}
 }
 
 // Signal sends a signal to the process and all its descendants. One that has
 // ended is left alone, and so is what it left in the background: the error is
-// then of kind NotFound.
+// then of kind KindNotFound.
 func (p *Process) Signal(sig syscall.Signal) error {
 	p.using.Lock()
 	defer p.using.Unlock()
@@ -53,7 +53,7 @@ func (p *Process) Signal(sig syscall.Signal) error {
 }
 
 func (p *Process) hasEnded(op string) error {
-	return &turnstone.Error{Op: op, Kind: turnstone.NotFound, Subject: p.ID, Err: errors.New("the process has ended"),
+	return &turnstone.Error{Op: op, Kind: turnstone.KindNotFound, Subject: p.ID, Err: errors.New("the process has ended"),
 		Hint: "Process.wait tells how"}
 }
 

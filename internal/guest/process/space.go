@@ -98,7 +98,7 @@ func (s *Space) ready() error {
 }
 
 func (s *Space) failed(subject string, err error) error {
-	return &turnstone.Error{Op: "process.space", Kind: turnstone.Unavailable, Subject: "the sandbox's " + subject, Err: err,
+	return &turnstone.Error{Op: "process.space", Kind: turnstone.KindUnavailable, Subject: "the sandbox's " + subject, Err: err,
 		Hint: "the sandbox's processes could not be kept apart from its agent; report this"}
 }
 

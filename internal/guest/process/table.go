@@ -174,12 +174,12 @@ func (t *Table) reserve(s *Spec) (*Process, error) {
 	defer t.mu.Unlock()
 	switch {
 	case t.closed:
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.Dead, Subject: "sandbox", Err: errors.New("it is ending")}
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindDead, Subject: "sandbox", Err: errors.New("it is ending")}
 	case t.procs[s.ID] != nil:
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: s.ID, Err: errors.New("a process has this name already"),
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: s.ID, Err: errors.New("a process has this name already"),
 			Hint: "choose another name, or forget one that has ended with Process.release"}
 	case t.running >= maxRunning:
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.Exhausted, Subject: "processes",
+		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindExhausted, Subject: "processes",
 			Err: errors.New("512 run already"), Hint: "end some of them"}
 	}
 	for s.ID == "" || t.procs[s.ID] != nil {
@@ -355,7 +355,7 @@ func (t *Table) Get(op, id string) (*Process, error) {
 }
 
 func notFound(op, id string) error {
-	return &turnstone.Error{Op: op, Kind: turnstone.NotFound, Subject: clip(id), Err: errors.New("no such process"),
+	return &turnstone.Error{Op: op, Kind: turnstone.KindNotFound, Subject: clip(id), Err: errors.New("no such process"),
 		Hint: "Process.list tells which there are; of those that have ended only the latest are kept"}
 }
 
@@ -377,7 +377,7 @@ func (t *Table) Release(p *Process) error {
 	}
 	attached, gone := p.over, p.gone
 	t.mu.Unlock()
-	te := &turnstone.Error{Op: "Process.release", Kind: turnstone.Invalid, Subject: p.ID,
+	te := &turnstone.Error{Op: "Process.release", Kind: turnstone.KindInvalid, Subject: p.ID,
 		Err: errors.New("the process runs, or its output is still being read"), Hint: "end it first"}
 	switch {
 	case gone:

@@ -88,7 +88,7 @@ func findUser(open opener, user string) (*account, error) {
 	})
 	switch {
 	case found == nil && numberErr != nil:
-		return nil, &turnstone.Error{Op: "Process.start", Kind: turnstone.NotFound, Subject: "user " + clip(user),
+		return nil, &turnstone.Error{Op: "Process.start", Kind: turnstone.KindNotFound, Subject: "user " + clip(user),
 			Err: errors.New("no such user"), Hint: "the sandbox's /etc/passwd lists the users; a number works too"}
 	case found == nil:
 		found = &account{uid: number, gid: number}
@@ -116,7 +116,7 @@ func findGroup(open opener, group string) (uint32, error) {
 		return !found
 	})
 	if !found {
-		return 0, &turnstone.Error{Op: "Process.start", Kind: turnstone.NotFound, Subject: "group " + clip(group),
+		return 0, &turnstone.Error{Op: "Process.start", Kind: turnstone.KindNotFound, Subject: "group " + clip(group),
 			Err: errors.New("no such group"), Hint: "the sandbox's /etc/group lists the groups; a number works too"}
 	}
 	return gid, nil

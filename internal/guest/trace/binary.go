@@ -17,7 +17,7 @@ var files embed.FS
 func library() ([]byte, error) {
 	b, err := files.ReadFile("bin/tracer.so")
 	if err != nil {
-		return nil, &turnstone.Error{Op: "trace.load", Kind: turnstone.Unavailable, Subject: "tracer",
+		return nil, &turnstone.Error{Op: "trace.load", Kind: turnstone.KindUnavailable, Subject: "tracer",
 			Err:  errors.New("this program was built without the command tracer"),
 			Hint: "run make build, which builds the tracer first"}
 	}
@@ -30,7 +30,7 @@ func library() ([]byte, error) {
 // the environment on. Everything else finds out by itself and cleans up.
 func Check(r io.ReaderAt) error {
 	refuse := func(why string) error {
-		return &turnstone.Error{Op: "trace.check", Kind: turnstone.Unavailable, Subject: "bash", Err: errors.New(why),
+		return &turnstone.Error{Op: "trace.check", Kind: turnstone.KindUnavailable, Subject: "bash", Err: errors.New(why),
 			Hint: "the step runs all the same; to see its commands use the distribution's dynamically linked bash 4.4 to 5.3"}
 	}
 	f, err := elf.NewFile(r)

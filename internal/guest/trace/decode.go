@@ -13,9 +13,9 @@ import (
 
 // kinds are the project's names for bash's forms of command, by bash's numbers; the
 // last two are the tracer's own.
-var kinds = [...]syntax.Kind{syntax.For, syntax.Case, syntax.While, syntax.If, syntax.Simple, syntax.For, "", syntax.Function,
-	syntax.While, syntax.Group, syntax.Arithmetic, syntax.Test, syntax.For, syntax.Subshell, syntax.Coprocess, syntax.Pipeline,
-	syntax.List}
+var kinds = [...]syntax.Kind{syntax.KindFor, syntax.KindCase, syntax.KindWhile, syntax.KindIf, syntax.KindSimple, syntax.KindFor, "", syntax.KindFunction,
+	syntax.KindWhile, syntax.KindGroup, syntax.KindArithmetic, syntax.KindTest, syntax.KindFor, syntax.KindSubshell, syntax.KindCoprocess, syntax.KindPipeline,
+	syntax.KindList}
 
 // maxStateVars bounds the exported variables that a shell may leave.
 const maxStateVars = 1 << 16

@@ -90,7 +90,7 @@ func newResolver(script *syntax.Script, rep *Report) *resolver {
 	for i := range script.Commands {
 		c := &script.Commands[i]
 		p := place{line: c.Span.Line, kind: c.Kind}
-		if c.Kind == syntax.Simple {
+		if c.Kind == syntax.KindSimple {
 			pat := newPattern(c.Words)
 			r.patterns[i] = pat
 			p.first = pat.first
@@ -120,7 +120,7 @@ func (r *resolver) record(rec *Record) {
 	if rec.Command >= 0 {
 		around.command = rec.Command
 	}
-	if rec.Kind == syntax.Simple {
+	if rec.Kind == syntax.KindSimple {
 		around.caller = rec
 	}
 	r.outers[rec.ID] = around
@@ -129,7 +129,7 @@ func (r *resolver) record(rec *Record) {
 // find returns the command that rec is, or -1.
 func (r *resolver) find(rec *Record, around outer) int {
 	l := look{line: rec.Line, kind: rec.Kind, cut: r.cut[rec.Site]}
-	if rec.Kind == syntax.Simple || rec.Kind == syntax.Function {
+	if rec.Kind == syntax.KindSimple || rec.Kind == syntax.KindFunction {
 		l.words = rec.Words
 	}
 	fit := r.candidates(l)
@@ -183,7 +183,7 @@ func (r *resolver) looked(n int) bool {
 // standing are the commands that look like l and stand where bash says.
 func (r *resolver) standing(l look) []int {
 	firsts := []string{""}
-	if l.kind == syntax.Simple {
+	if l.kind == syntax.KindSimple {
 		first, _, _ := strings.Cut(l.words, " ")
 		if first != "" {
 			firsts = append(firsts, first)
@@ -208,7 +208,7 @@ func (r *resolver) standing(l look) []int {
 
 // substituted are the commands inside $(…) with l's words.
 func (r *resolver) substituted(l look) []int {
-	if l.kind != syntax.Simple {
+	if l.kind != syntax.KindSimple {
 		return nil
 	}
 	first, _, _ := strings.Cut(l.words, " ")
@@ -226,10 +226,10 @@ func (r *resolver) substituted(l look) []int {
 
 func (r *resolver) alike(i int, l look) bool {
 	switch l.kind {
-	case syntax.Simple:
+	case syntax.KindSimple:
 		p := r.patterns[i]
 		return r.looked(len(p.pieces)/8) && p.match(l.words, l.cut)
-	case syntax.Function:
+	case syntax.KindFunction:
 		c := r.script.Commands[i].Span
 		head := r.script.Source[c.Start:min(c.End, c.Start+MaxText+20)]
 		return strings.Contains(string(head), l.words)

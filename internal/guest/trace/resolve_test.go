@@ -59,13 +59,13 @@ echo a b \
 		src := source(s, r.Command)
 		first, _, _ := strings.Cut(r.Words, " ")
 		first, _, _ = strings.Cut(first, "$(")
-		if r.Kind == syntax.Simple && r.Command >= 0 && !strings.HasPrefix(src, first) {
+		if r.Kind == syntax.KindSimple && r.Command >= 0 && !strings.HasPrefix(src, first) {
 			t.Errorf("%s %q is resolved to %q", r.Kind, r.Words, src)
 		}
 		if r.Command >= 0 && s.Commands[r.Command].Kind != r.Kind {
 			t.Errorf("%s %q is resolved to a %s", r.Kind, r.Words, s.Commands[r.Command].Kind)
 		}
-		if r.Command < 0 && r.Kind != syntax.If && r.Words != "echo a" {
+		if r.Command < 0 && r.Kind != syntax.KindIf && r.Words != "echo a" {
 			t.Errorf("%s %q, line %d, is not resolved", r.Kind, r.Words, r.Line)
 		}
 	}
@@ -74,7 +74,7 @@ echo a b \
 	}
 	// Every command that ran is somebody's; those that did not are nobody's.
 	for i, c := range s.Commands {
-		ran := source(s, i) != ":" && !(c.Kind == syntax.Group && c.Parent >= 0 && s.Commands[c.Parent].Kind == syntax.Function)
+		ran := source(s, i) != ":" && !(c.Kind == syntax.KindGroup && c.Parent >= 0 && s.Commands[c.Parent].Kind == syntax.KindFunction)
 		if ran != (seen[i] > 0) {
 			t.Errorf("command %d, %q: ran %v, has %d records", i, source(s, i), ran, seen[i])
 		}

@@ -33,7 +33,7 @@ func TestRecordIn(t *testing.T) {
 	for _, dir := range []string{empty, fake, link} {
 		fd := open(dir)
 		_, err := tr.RecordIn(fd, nil)
-		if turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(err.Error(), "/proc") {
+		if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "/proc") {
 			t.Errorf("%v", err)
 		}
 	}

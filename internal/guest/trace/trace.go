@@ -61,7 +61,7 @@ func memory(name string, flags int) (*os.File, error) {
 }
 
 func fault(op string, err error) error {
-	return &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: "tracer", Err: err,
+	return &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: "tracer", Err: err,
 		Hint: "memory files (memfd_create) are needed; the step can run without a trace"}
 }
 
@@ -99,7 +99,7 @@ func (t *Tracer) Record(env []string) (*Recorder, error) { return t.RecordIn(-1,
 // library and would say so on the step's standard error.
 func (t *Tracer) RecordIn(root int, env []string) (*Recorder, error) {
 	if err := checkProc(root); err != nil {
-		return nil, &turnstone.Error{Op: "trace.record", Kind: turnstone.Unavailable, Subject: "/proc", Err: err,
+		return nil, &turnstone.Error{Op: "trace.record", Kind: turnstone.KindUnavailable, Subject: "/proc", Err: err,
 			Hint: "mount /proc where steps run; the step can run without a trace"}
 	}
 	f, err := memory("turnstone-trace", unix.MFD_ALLOW_SEALING)

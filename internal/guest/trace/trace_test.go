@@ -52,7 +52,7 @@ true`)
 		}
 		var pipe Record
 		for _, r := range res.report.Records {
-			if r.Kind == syntax.Pipeline {
+			if r.Kind == syntax.KindPipeline {
 				pipe = r
 			}
 		}
@@ -60,7 +60,7 @@ true`)
 		for _, r := range res.report.Records {
 			if r.Parent == pipe.ID && (r.Flags.PipeIn || r.Flags.PipeOut) {
 				n++
-				want := map[syntax.Kind]int{syntax.Subshell: 3, syntax.Group: 5}
+				want := map[syntax.Kind]int{syntax.KindSubshell: 3, syntax.KindGroup: 5}
 				if w, ok := want[r.Kind]; ok && r.Exit != w {
 					t.Errorf("%s%s stage: exit %d, want %d", set, r.Kind, r.Exit, w)
 				}
@@ -95,7 +95,7 @@ sleep 3 >/dev/null 2>&1 &
 		t.Errorf("background command: %+v", r)
 	}
 	for _, r := range res.report.Records {
-		want := map[syntax.Kind]int{syntax.Pipeline: 6, syntax.Group: 4, syntax.List: 5}
+		want := map[syntax.Kind]int{syntax.KindPipeline: 6, syntax.KindGroup: 4, syntax.KindList: 5}
 		if w, ok := want[r.Kind]; ok && (r.Exit != w || r.Flags.Unfinished || !r.Flags.Async) {
 			t.Errorf("%s: %+v, want exit %d", r.Kind, r, w)
 		}
@@ -115,7 +115,7 @@ while true; do exit 6; done
 `)
 	for words, want := range map[string]int{"return 4": 4, "f": 4, "exit 6": 6, "sh -c": 8} {
 		for _, r := range res.find(words) {
-			if r.Kind == syntax.Simple && (r.Exit != want || !r.Flags.Exited || r.Flags.Unfinished) {
+			if r.Kind == syntax.KindSimple && (r.Exit != want || !r.Flags.Exited || r.Flags.Unfinished) {
 				t.Errorf("%s: %+v, want exit %d", words, r, want)
 			}
 		}
@@ -132,7 +132,7 @@ while true; do exit 6; done
 		t.Errorf("a failed expansion: %+v", r)
 	}
 	for _, r := range res.report.Records {
-		if r.Kind == syntax.While && (r.Exit != 6 || !r.Flags.Left) {
+		if r.Kind == syntax.KindWhile && (r.Exit != 6 || !r.Flags.Left) {
 			t.Errorf("loop that exit left: %+v", r)
 		}
 	}
@@ -200,7 +200,7 @@ echo to file > f
 		t.Errorf("stage: %+v", r)
 	}
 	for _, r := range res.report.Records {
-		if r.Kind == syntax.For {
+		if r.Kind == syntax.KindFor {
 			check(r, "n 1\next\nn 2\next\n", "err\nerr\n")
 		}
 	}
@@ -247,7 +247,7 @@ sha256sum < /dev/null
 	}
 	for words, want := range map[string]Source{"cut": Pipe, "sum": Other, "true": Inherited, "echo a": Inherited, "sha256sum": File, "l": File} {
 		for _, r := range res.find(words) {
-			if (r.Kind == syntax.Simple || r.Kind == syntax.While) && r.Stdin.Source != want {
+			if (r.Kind == syntax.KindSimple || r.Kind == syntax.KindWhile) && r.Stdin.Source != want {
 				t.Errorf("%s: %+v, want %s", words, r.Stdin, want)
 			}
 		}
@@ -264,7 +264,7 @@ for ((i=0; i<300; i++)); do /bin/false; done
 	var arith, ext Site
 	for _, s := range res.report.Sites {
 		switch {
-		case s.Kind == syntax.Arithmetic:
+		case s.Kind == syntax.KindArithmetic:
 			arith = s
 		case s.Words == "/bin/false":
 			ext = s
@@ -420,7 +420,7 @@ func TestCheck(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := Check(f); turnstone.KindOf(err) != turnstone.Unavailable {
+		if err := Check(f); turnstone.KindOf(err) != turnstone.KindUnavailable {
 			t.Errorf("%s: %v", path, err)
 		}
 		f.Close()

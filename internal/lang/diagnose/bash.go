@@ -181,7 +181,7 @@ func (c *search) starting(f frame) (syntax.Span, bool) {
 // simpleOn returns the only simple command that begins in a line, of the failing
 // command's if it has any there: what of it stands in the line.
 func (c *search) simpleOn(step, from, to int) (syntax.Span, bool) {
-	found := c.only(onlyKey{step, from, ""}, c.d.indexes[step].beginning(from, to), func(cmd *syntax.Command) bool { return cmd.Kind == syntax.Simple })
+	found := c.only(onlyKey{step, from, ""}, c.d.indexes[step].beginning(from, to), func(cmd *syntax.Command) bool { return cmd.Kind == syntax.KindSimple })
 	if found < 0 {
 		return syntax.Span{}, false
 	}

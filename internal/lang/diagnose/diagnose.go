@@ -163,7 +163,7 @@ func (d *Diagnoser) newSearch(step, command int) *search {
 	c.function = make([]bool, len(c.script.Commands))
 	pipeline := c.command
 	if c.command >= 0 {
-		if p := c.script.Commands[c.command].Parent; p >= 0 && p < c.command && c.script.Commands[p].Kind == syntax.Pipeline {
+		if p := c.script.Commands[c.command].Parent; p >= 0 && p < c.command && c.script.Commands[p].Kind == syntax.KindPipeline {
 			pipeline = p
 		}
 	}
@@ -171,7 +171,7 @@ func (d *Diagnoser) newSearch(step, command int) *search {
 		parent := cmd.Parent >= 0 && cmd.Parent < i // what else there may be, a parser has wrong
 		c.inside[i] = c.command < 0 || i == c.command || (parent && c.inside[cmd.Parent])
 		c.pipeline[i] = c.command < 0 || i == pipeline || (parent && c.pipeline[cmd.Parent])
-		c.function[i] = cmd.Kind == syntax.Function || (parent && c.function[cmd.Parent])
+		c.function[i] = cmd.Kind == syntax.KindFunction || (parent && c.function[cmd.Parent])
 	}
 	if c.command >= 0 {
 		span := c.clip(c.step, c.script.Commands[c.command].Span)

@@ -110,7 +110,7 @@ func (r *recording) failure(steps []Step) (Failure, error) {
 	}
 	for i, c := range steps[len(steps)-1].Script.Commands {
 		text := string(steps[len(steps)-1].Script.Source[c.Span.Start:c.Span.End])
-		if c.Kind == syntax.Simple && strings.HasPrefix(text, r.header["fail"]) {
+		if c.Kind == syntax.KindSimple && strings.HasPrefix(text, r.header["fail"]) {
 			f.Command = i
 			return f, nil
 		}

@@ -48,7 +48,7 @@ func TestWrongScripts(t *testing.T) {
 	bad := []syntax.Span{span(-1, 5), span(5, 2), span(0, 999), span(math.MaxInt, math.MinInt), span(0, len(src))}
 	var commands []syntax.Command
 	for i, s := range bad {
-		commands = append(commands, syntax.Command{ID: i, Parent: len(bad) - i, Kind: syntax.Simple, Program: "python3", Span: s,
+		commands = append(commands, syntax.Command{ID: i, Parent: len(bad) - i, Kind: syntax.KindSimple, Program: "python3", Span: s,
 			Embedded: []syntax.Embedded{{Language: "python", Span: s}, {Language: "python", Span: s, File: "a.py"}},
 			Heredocs: []syntax.Heredoc{{Span: s}, {Span: span(16, 18)}}})
 	}
@@ -85,12 +85,12 @@ func TestBounds(t *testing.T) {
 	scripts := map[string]*syntax.Script{"large": {Source: []byte(big)}, "many": {Source: []byte(many)}}
 	large := scripts["large"]
 	body := strings.Index(big, "f()")
-	large.Commands = []syntax.Command{{ID: 0, Parent: -1, Kind: syntax.Simple, Program: "python3", Span: syntax.Span{Start: body - 18, End: len(big)},
+	large.Commands = []syntax.Command{{ID: 0, Parent: -1, Kind: syntax.KindSimple, Program: "python3", Span: syntax.Span{Start: body - 18, End: len(big)},
 		Embedded: []syntax.Embedded{{Language: "python", Span: syntax.Span{Start: body, End: len(big) - 4}, Verbatim: true}},
 		Heredocs: []syntax.Heredoc{{Span: syntax.Span{Start: body, End: len(big) - 4}, Verbatim: true}}}}
 	for i := range 20_000 {
 		at := i * len("python3 -c 'f()'\n")
-		scripts["many"].Commands = append(scripts["many"].Commands, syntax.Command{ID: i, Parent: i - 1, Kind: syntax.Simple, Program: "python3",
+		scripts["many"].Commands = append(scripts["many"].Commands, syntax.Command{ID: i, Parent: i - 1, Kind: syntax.KindSimple, Program: "python3",
 			Span:     syntax.Span{Start: at, End: at + 16},
 			Embedded: []syntax.Embedded{{Language: "python", Span: syntax.Span{Start: at + 12, End: at + 15}, Verbatim: i%2 == 0, File: []string{"", "a.py"}[i/2%2]}}})
 	}

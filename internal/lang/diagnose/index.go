@@ -46,7 +46,7 @@ func (x *index) load() {
 			if c.Program != "" {
 				x.named[c.Program] = append(x.named[c.Program], i)
 			}
-			if c.Kind == syntax.Simple && within(c.Span, len(src)) && bytes.IndexByte(src[c.Span.Start:c.Span.End], '\n') >= 0 {
+			if c.Kind == syntax.KindSimple && within(c.Span, len(src)) && bytes.IndexByte(src[c.Span.Start:c.Span.End], '\n') >= 0 {
 				x.goes = append(x.goes, i)
 			}
 		}

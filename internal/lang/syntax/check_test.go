@@ -91,7 +91,7 @@ func TestCheckWithBadBash(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if _, err := Check(ctx, needAbsolute(t), script); turnstone.KindOf(err) != turnstone.Canceled {
+	if _, err := Check(ctx, needAbsolute(t), script); turnstone.KindOf(err) != turnstone.KindCanceled {
 		t.Errorf("canceled: %v", err)
 	}
 }

@@ -24,7 +24,7 @@ func outline(s *Script) string {
 		}
 		text := string(s.Source[c.Span.Start:c.Span.End])
 		fmt.Fprintf(&b, " %q", text)
-		if c.Kind == Simple && strings.Join(c.Words, " ") != text {
+		if c.Kind == KindSimple && strings.Join(c.Words, " ") != text {
 			fmt.Fprintf(&b, " %q", c.Words)
 		}
 		for _, h := range c.Heredocs {
@@ -114,7 +114,7 @@ func TestCommands(t *testing.T) {
 
 // splitTop breaks a wanted outline before commands of the top level.
 func splitTop(s string) string {
-	for _, k := range []Kind{Simple, Pipeline, List, For, While, If, Case, Group, Subshell, Function, Arithmetic, Test, Coprocess} {
+	for _, k := range []Kind{KindSimple, KindPipeline, KindList, KindFor, KindWhile, KindIf, KindCase, KindGroup, KindSubshell, KindFunction, KindArithmetic, KindTest, KindCoprocess} {
 		s = strings.ReplaceAll(s, "|"+string(k)+" ", "\n"+string(k)+" ")
 	}
 	return s

@@ -70,27 +70,27 @@ func (r *recovery) walk(t *tree.Tree) {
 func statementKind(kind string) Kind {
 	switch kind {
 	case "command", "declaration_command", "unset_command", "variable_assignment", "variable_assignments":
-		return Simple
+		return KindSimple
 	case "pipeline":
-		return Pipeline
+		return KindPipeline
 	case "list":
-		return List
+		return KindList
 	case "for_statement", "c_style_for_statement":
-		return For
+		return KindFor
 	case "while_statement":
-		return While
+		return KindWhile
 	case "if_statement":
-		return If
+		return KindIf
 	case "case_statement":
-		return Case
+		return KindCase
 	case "compound_statement":
-		return Group
+		return KindGroup
 	case "subshell":
-		return Subshell
+		return KindSubshell
 	case "function_definition":
-		return Function
+		return KindFunction
 	case "test_command":
-		return Test
+		return KindTest
 	}
 	return ""
 }
@@ -110,7 +110,7 @@ func (r *recovery) enter(n *tree.Node, depth uint32) bool {
 	if len(r.open) > 0 {
 		top := &r.open[len(r.open)-1]
 		parent = top.id
-		if r.p.script.Commands[parent].Kind == Pipeline {
+		if r.p.script.Commands[parent].Kind == KindPipeline {
 			top.stages++
 			stage = top.stages
 		}
@@ -124,7 +124,7 @@ func (r *recovery) enter(n *tree.Node, depth uint32) bool {
 	w := &walker{p: r.p, src: &source{data: r.p.script.Source}}
 	id := w.open(kind, parent, stage)
 	w.close(id, start, end)
-	if kind == Simple {
+	if kind == KindSimple {
 		r.broken = true
 	} else if id >= 0 {
 		r.open = append(r.open, openNode{id: id, depth: depth})

@@ -23,19 +23,19 @@ type Kind string
 
 // The kinds of command, each a statement that the shell runs.
 const (
-	Simple     Kind = "simple"   // words, assignments or redirections: a program, builtin or function
-	Pipeline   Kind = "pipeline" // a | b; its stages are its children
-	List       Kind = "list"     // a && b || c; all of its parts are its children
-	For        Kind = "for"      // for name in words, for ((;;)), select
-	While      Kind = "while"    // while, until
-	If         Kind = "if"
-	Case       Kind = "case"
-	Group      Kind = "group"      // { …; }
-	Subshell   Kind = "subshell"   // ( … )
-	Function   Kind = "function"   // a definition; what it does when called are its children
-	Arithmetic Kind = "arithmetic" // (( … )), let is Simple
-	Test       Kind = "test"       // [[ … ]]
-	Coprocess  Kind = "coproc"
+	KindSimple     Kind = "simple"   // words, assignments or redirections: a program, builtin or function
+	KindPipeline   Kind = "pipeline" // a | b; its stages are its children
+	KindList       Kind = "list"     // a && b || c; all of its parts are its children
+	KindFor        Kind = "for"      // for name in words, for ((;;)), select
+	KindWhile      Kind = "while"    // while, until
+	KindIf         Kind = "if"
+	KindCase       Kind = "case"
+	KindGroup      Kind = "group"      // { …; }
+	KindSubshell   Kind = "subshell"   // ( … )
+	KindFunction   Kind = "function"   // a definition; what it does when called are its children
+	KindArithmetic Kind = "arithmetic" // (( … )), let is Simple
+	KindTest       Kind = "test"       // [[ … ]]
+	KindCoprocess  Kind = "coproc"
 )
 
 // A Command is one statement. Commands are numbered by where they begin, an outer

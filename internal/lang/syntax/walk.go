@@ -103,32 +103,32 @@ func (w *walker) stmt(s *sh.Stmt, parent, stage int) (start, end int) {
 func kindOf(c sh.Command) Kind {
 	switch x := c.(type) {
 	case *sh.IfClause:
-		return If
+		return KindIf
 	case *sh.WhileClause:
-		return While
+		return KindWhile
 	case *sh.ForClause:
-		return For
+		return KindFor
 	case *sh.CaseClause:
-		return Case
+		return KindCase
 	case *sh.Block:
-		return Group
+		return KindGroup
 	case *sh.Subshell:
-		return Subshell
+		return KindSubshell
 	case *sh.FuncDecl:
-		return Function
+		return KindFunction
 	case *sh.ArithmCmd:
-		return Arithmetic
+		return KindArithmetic
 	case *sh.TestClause:
-		return Test
+		return KindTest
 	case *sh.CoprocClause:
-		return Coprocess
+		return KindCoprocess
 	case *sh.BinaryCmd:
 		if isPipe(x.Op) {
-			return Pipeline
+			return KindPipeline
 		}
-		return List
+		return KindList
 	}
-	return Simple
+	return KindSimple
 }
 
 func isPipe(op sh.BinCmdOperator) bool { return op == sh.Pipe || op == sh.PipeAll }
@@ -217,7 +217,7 @@ func (w *walker) compound(c sh.Command, id int) (start, end int) {
 
 // simple adds a simple command.
 func (w *walker) simple(s *sh.Stmt, parent, stage, start, end int) (from, to int) {
-	id := w.open(Simple, parent, stage)
+	id := w.open(KindSimple, parent, stage)
 	var args []*sh.Word
 	var words []string
 	put := func(a, b int, parts []sh.WordPart) {

@@ -34,7 +34,7 @@ type Store interface {
 	// before. Who puts a name twice puts the same bytes. A reader that has more or
 	// fewer bytes is an error of kind Invalid.
 	Put(ctx context.Context, name string, r io.Reader, size int64) error
-	// Get opens n bytes from off on; n < 0 is up to the end. Kind NotFound where there
+	// Get opens n bytes from off on; n < 0 is up to the end. Kind KindNotFound where there
 	// is no blob; a range that is not wholly inside it is of kind Invalid. The reader
 	// fails with io.ErrUnexpectedEOF rather than end early.
 	Get(ctx context.Context, name string, off, n int64) (io.ReadCloser, error)
@@ -59,7 +59,7 @@ const maxName = 512
 // in all, UTF-8.
 func CheckName(op, name string) error {
 	bad := func(why string) error {
-		return &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: name, Err: errors.New("not a blob's name: " + why)}
+		return &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: name, Err: errors.New("not a blob's name: " + why)}
 	}
 	if name == "" || len(name) > maxName || !utf8.ValidString(name) {
 		return bad("it is empty, too long, or not UTF-8")
@@ -90,7 +90,7 @@ func Begin(ctx context.Context, op, name string) error {
 // Error returns err as a *turnstone.Error about the blob name, for those who
 // implement a Store. One that is typed keeps its kind and hint.
 func Error(op, name string, err error) error {
-	e := &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: name, Err: err}
+	e := &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: name, Err: err}
 	var typed *turnstone.Error
 	switch {
 	case errors.As(err, &typed):
@@ -99,13 +99,13 @@ func Error(op, name string, err error) error {
 		}
 		e.Kind, e.Hint, e.Err = typed.Kind, typed.Hint, typed.Err
 	case errors.Is(err, context.Canceled):
-		e.Kind = turnstone.Canceled
+		e.Kind = turnstone.KindCanceled
 	case errors.Is(err, context.DeadlineExceeded):
-		e.Kind = turnstone.Timeout
+		e.Kind = turnstone.KindTimeout
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EISDIR):
-		e.Kind = turnstone.NotFound
+		e.Kind = turnstone.KindNotFound
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		e.Kind, e.Hint = turnstone.Exhausted, "make room on the disk, as with `turn gc`"
+		e.Kind, e.Hint = turnstone.KindExhausted, "make room on the disk, as with `turn gc`"
 	case errors.Is(err, fs.ErrPermission):
 		e.Hint = "the store's folder has to be yours"
 	}
@@ -116,7 +116,7 @@ func Error(op, name string, err error) error {
 // blob of size bytes, and an error of kind Invalid where it has not so many.
 func Range(op, name string, off, n, size int64) (int64, error) {
 	if off < 0 || off > size || n > size-off {
-		return 0, &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: name,
+		return 0, &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: name,
 			Err: fmt.Errorf("bytes %d and %d more are not inside its %d", off, n, size)}
 	}
 	if n < 0 {

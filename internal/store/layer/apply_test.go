@@ -242,19 +242,19 @@ func TestRefused(t *testing.T) {
 		opts  layer.Options
 		kind  turnstone.Kind
 	}{
-		"redirect":     {upper: with("trusted.overlay.redirect"), kind: turnstone.Invalid},
-		"metacopy":     {upper: with("trusted.overlay.metacopy"), kind: turnstone.Invalid},
-		"a file":       {upper: files(map[string]string{"f": ""}).At("f"), kind: turnstone.Integrity},
-		"slash":        {upper: odd("a/b"), kind: turnstone.Integrity},
-		"nul":          {upper: odd("a\x00"), kind: turnstone.Integrity},
-		"dots":         {upper: odd(".."), kind: turnstone.Integrity},
-		"no name":      {upper: odd(""), kind: turnstone.Integrity},
-		"long name":    {upper: odd(strings.Repeat("n", 256)), kind: turnstone.Integrity},
-		"deep":         {upper: deep, kind: turnstone.Exhausted},
-		"many entries": {upper: files(map[string]string{"a": "", "b": "", "c": ""}), opts: layer.Options{MaxEntries: 3}, kind: turnstone.Exhausted},
-		"large file":   {upper: files(map[string]string{"a": "12345"}), opts: layer.Options{MaxFile: 4}, kind: turnstone.Exhausted},
-		"long names":   {upper: files(map[string]string{strings.Repeat("n", 100): ""}), opts: layer.Options{MaxMeta: 99}, kind: turnstone.Exhausted},
-		"attributes":   {upper: with("user.x"), opts: layer.Options{MaxMeta: 20}, kind: turnstone.Exhausted},
+		"redirect":     {upper: with("trusted.overlay.redirect"), kind: turnstone.KindInvalid},
+		"metacopy":     {upper: with("trusted.overlay.metacopy"), kind: turnstone.KindInvalid},
+		"a file":       {upper: files(map[string]string{"f": ""}).At("f"), kind: turnstone.KindIntegrity},
+		"slash":        {upper: odd("a/b"), kind: turnstone.KindIntegrity},
+		"nul":          {upper: odd("a\x00"), kind: turnstone.KindIntegrity},
+		"dots":         {upper: odd(".."), kind: turnstone.KindIntegrity},
+		"no name":      {upper: odd(""), kind: turnstone.KindIntegrity},
+		"long name":    {upper: odd(strings.Repeat("n", 256)), kind: turnstone.KindIntegrity},
+		"deep":         {upper: deep, kind: turnstone.KindExhausted},
+		"many entries": {upper: files(map[string]string{"a": "", "b": "", "c": ""}), opts: layer.Options{MaxEntries: 3}, kind: turnstone.KindExhausted},
+		"large file":   {upper: files(map[string]string{"a": "12345"}), opts: layer.Options{MaxFile: 4}, kind: turnstone.KindExhausted},
+		"long names":   {upper: files(map[string]string{strings.Repeat("n", 100): ""}), opts: layer.Options{MaxMeta: 99}, kind: turnstone.KindExhausted},
+		"attributes":   {upper: with("user.x"), opts: layer.Options{MaxMeta: 20}, kind: turnstone.KindExhausted},
 	} {
 		_, _, err := layer.Apply(t.Context(), w, ref, tc.upper, tc.opts)
 		if err == nil || turnstone.KindOf(err) != tc.kind || turnstone.HintOf(err) == "" {
@@ -356,7 +356,7 @@ func TestEnds(t *testing.T) {
 	}
 	upper.Set("z", files(map[string]string{"f": ""}).At("f"))
 	upper.At("/z").AddXattr("trusted.overlay.redirect", "x")
-	if _, _, err := layer.Apply(t.Context(), w, ref, upper, layer.Options{}); turnstone.KindOf(err) != turnstone.Invalid {
+	if _, _, err := layer.Apply(t.Context(), w, ref, upper, layer.Options{}); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("error %v", err)
 	}
 }

@@ -132,7 +132,7 @@ func (e *encoder) change(c *tree.Change) error {
 		e.num(uint64(n.Size))
 		sum, err := hex.DecodeString(n.Content.Digest.Hex())
 		if err != nil || len(sum) != sha256.Size {
-			return &turnstone.Error{Op: "layer.encode", Kind: turnstone.Integrity, Subject: c.Path, Err: fmt.Errorf("malformed digest %q", n.Content.Digest)}
+			return &turnstone.Error{Op: "layer.encode", Kind: turnstone.KindIntegrity, Subject: c.Path, Err: fmt.Errorf("malformed digest %q", n.Content.Digest)}
 		}
 		e.b = append(e.b, sum...)
 	case tree.Symlink:

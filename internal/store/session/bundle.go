@@ -21,7 +21,7 @@ var sessionID = lazyregexp.New(`^s_[0-9a-v]{18}$`)
 // nothing is named that is not in it.
 func (g *Graph) Check() error {
 	fail := func(format string, args ...any) error {
-		return &turnstone.Error{Op: "session.import", Kind: turnstone.Invalid, Subject: "the session", Err: fmt.Errorf(format, args...)}
+		return &turnstone.Error{Op: "session.import", Kind: turnstone.KindInvalid, Subject: "the session", Err: fmt.Errorf(format, args...)}
 	}
 	if !sessionID.MatchString(string(g.Session.ID)) {
 		return fail("has the ID %q", g.Session.ID)
@@ -72,10 +72,10 @@ func (g *Graph) checkTurn(t Turn, numbers map[turnstone.TurnID]int) error {
 	if err := CheckName("branch", t.Branch); err != nil {
 		return err
 	}
-	if t.Status != Done {
+	if t.Status != StatusDone {
 		return errors.New("is not done")
 	}
-	if !slices.Contains([]turnstone.Result{turnstone.Passed, turnstone.Failed, turnstone.TimedOut, turnstone.Errored}, t.Result) {
+	if !slices.Contains([]turnstone.Result{turnstone.ResultPassed, turnstone.ResultFailed, turnstone.ResultTimedOut, turnstone.ResultError}, t.Result) {
 		return fmt.Errorf("has the result %q", t.Result)
 	}
 	if t.Title != cut(t.Title, maxTitle) || t.Kind != cut(t.Kind, 20) {
@@ -123,7 +123,7 @@ func (db *DB) Import(ctx context.Context, g *Graph) (fresh bool, err error) {
 func (db *DB) Has(ctx context.Context, g *Graph) (bool, error) { return hasGraph(ctx, db.sql, g) }
 
 func hasGraph(ctx context.Context, q querier, g *Graph) (bool, error) {
-	if _, err := oneSession(ctx, q, string(g.Session.ID), "id = ?", g.Session.ID); turnstone.KindOf(err) != turnstone.NotFound {
+	if _, err := oneSession(ctx, q, string(g.Session.ID), "id = ?", g.Session.ID); turnstone.KindOf(err) != turnstone.KindNotFound {
 		if err != nil {
 			return false, err
 		}
@@ -132,7 +132,7 @@ func hasGraph(ctx context.Context, q querier, g *Graph) (bool, error) {
 	if g.Session.Name == "" {
 		return false, nil
 	}
-	if _, err := find(ctx, q, g.Session.Name); turnstone.KindOf(err) != turnstone.NotFound {
+	if _, err := find(ctx, q, g.Session.Name); turnstone.KindOf(err) != turnstone.KindNotFound {
 		if err != nil {
 			return false, err
 		}
@@ -153,7 +153,7 @@ func sameTurns(ctx context.Context, q querier, g *Graph) error {
 	}
 	for _, t := range g.Turns {
 		if record, ok := have[t.ID]; !ok || record != t.Record {
-			return &turnstone.Error{Op: "session.import", Kind: turnstone.Invalid, Subject: string(g.Session.ID),
+			return &turnstone.Error{Op: "session.import", Kind: turnstone.KindInvalid, Subject: string(g.Session.ID),
 				Err:  fmt.Errorf("this session is here already, and turn %d (%s) of the file is not in it", t.Number, t.ID),
 				Hint: "remove the one that is here first: turn session rm " + string(g.Session.ID)}
 		}
@@ -165,11 +165,11 @@ func (db *DB) importNew(ctx context.Context, tx *sql.Tx, g *Graph) error {
 	next := 1
 	for _, t := range g.Turns {
 		next = max(next, t.Number+1)
-		if _, err := turn(ctx, tx, t.ID); turnstone.KindOf(err) != turnstone.NotFound {
+		if _, err := turn(ctx, tx, t.ID); turnstone.KindOf(err) != turnstone.KindNotFound {
 			if err != nil {
 				return err
 			}
-			return &turnstone.Error{Op: "session.import", Kind: turnstone.Invalid, Subject: string(t.ID), Err: errors.New("is a turn of another session here")}
+			return &turnstone.Error{Op: "session.import", Kind: turnstone.KindInvalid, Subject: string(t.ID), Err: errors.New("is a turn of another session here")}
 		}
 	}
 	s := g.Session

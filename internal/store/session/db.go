@@ -113,7 +113,7 @@ func (db *DB) version(ctx context.Context) (int, error) {
 		return 0, dbError("open", db.path, err)
 	}
 	if version > schemaVersion || version < 0 {
-		return 0, &turnstone.Error{Op: "session.open", Kind: turnstone.Unavailable, Subject: db.path,
+		return 0, &turnstone.Error{Op: "session.open", Kind: turnstone.KindUnavailable, Subject: db.path,
 			Err:  fmt.Errorf("is of version %d, and this program knows versions up to %d", version, schemaVersion),
 			Hint: "use the newer turn that made it, or another TURN_HOME"}
 	}
@@ -183,28 +183,28 @@ func dbError(op, path string, err error) error {
 	if err == nil || errors.As(err, &known) {
 		return err
 	}
-	e := &turnstone.Error{Op: "session." + op, Kind: turnstone.Internal, Subject: path, Err: err}
+	e := &turnstone.Error{Op: "session." + op, Kind: turnstone.KindInternal, Subject: path, Err: err}
 	var se *sqlite.Error
 	if errors.As(err, &se) {
 		switch se.Code() & 0xff {
 		case sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED:
-			e.Kind, e.Hint = turnstone.Unavailable, "another process holds it for long; try again"
+			e.Kind, e.Hint = turnstone.KindUnavailable, "another process holds it for long; try again"
 		case sqlite3.SQLITE_FULL:
-			e.Kind, e.Hint = turnstone.Exhausted, "free some disk space: turn gc helps"
+			e.Kind, e.Hint = turnstone.KindExhausted, "free some disk space: turn gc helps"
 		case sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB:
-			e.Kind, e.Hint = turnstone.Integrity, "put a copy of it back, or let sqlite3 recover what it can; receipts are in turns/ beside it"
+			e.Kind, e.Hint = turnstone.KindIntegrity, "put a copy of it back, or let sqlite3 recover what it can; receipts are in turns/ beside it"
 		case sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR:
-			e.Kind, e.Hint = turnstone.Unavailable, "check the permissions and the disk of the state directory"
+			e.Kind, e.Hint = turnstone.KindUnavailable, "check the permissions and the disk of the state directory"
 		}
 	}
 	var pe *os.PathError
 	switch {
 	case errors.As(err, &pe):
-		e.Kind, e.Err, e.Hint = turnstone.Unavailable, pe.Err, "check the permissions of the state directory"
+		e.Kind, e.Err, e.Hint = turnstone.KindUnavailable, pe.Err, "check the permissions of the state directory"
 	case errors.Is(err, context.Canceled):
-		e.Kind = turnstone.Canceled
+		e.Kind = turnstone.KindCanceled
 	case errors.Is(err, context.DeadlineExceeded):
-		e.Kind = turnstone.Timeout
+		e.Kind = turnstone.KindTimeout
 	}
 	return e
 }

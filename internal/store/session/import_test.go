@@ -35,12 +35,12 @@ func TestImport(t *testing.T) {
 	}
 	grow(t, from, s, Main)
 	_, err := to.Import(ctx, must[*Graph](t)(from.Graph(ctx, s.ID)))
-	wantKind(t, "when both have gone on", err, turnstone.Invalid)
+	wantKind(t, "when both have gone on", err, turnstone.KindInvalid)
 
 	third := open(t, t.TempDir())
 	must[Session](t)(third.Create(ctx, "s"))
 	_, err = third.Import(ctx, g)
-	if wantKind(t, "the name is used", err, turnstone.Invalid); !strings.Contains(turnstone.HintOf(err), "--as") {
+	if wantKind(t, "the name is used", err, turnstone.KindInvalid); !strings.Contains(turnstone.HintOf(err), "--as") {
 		t.Errorf("hint: %s", turnstone.HintOf(err))
 	}
 	for what, harm := range map[string]func(g *Graph){
@@ -53,7 +53,7 @@ func TestImport(t *testing.T) {
 		"own parent":      func(g *Graph) { g.Turns[0].Parents = []turnstone.TurnID{g.Turns[0].ID} },
 		"three parents":   func(g *Graph) { g.Turns[0].Parents = []turnstone.TurnID{t1.ID, t2.ID, t3.ID} },
 		"unknown parent":  func(g *Graph) { g.Turns[0].Parents = []turnstone.TurnID{turnstone.NewTurnID()} },
-		"running":         func(g *Graph) { g.Turns[0].Status = Running },
+		"running":         func(g *Graph) { g.Turns[0].Status = StatusRunning },
 		"result":          func(g *Graph) { g.Turns[0].Result = "fine" },
 		"digest":          func(g *Graph) { g.Turns[0].Record = "sha256:../x" },
 		"title":           func(g *Graph) { g.Turns[0].Title = strings.Repeat("x", 300) },
@@ -78,7 +78,7 @@ func TestImport(t *testing.T) {
 		bad.Session.Name = "other"
 		harm(bad)
 		_, err := third.Import(ctx, bad)
-		wantKind(t, what, err, turnstone.Invalid)
+		wantKind(t, what, err, turnstone.KindInvalid)
 	}
 	if all := must[[]Session](t)(third.List(ctx)); len(all) != 1 {
 		t.Errorf("refused imports left something: %v", all)

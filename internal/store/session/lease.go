@@ -21,7 +21,7 @@ func (db *DB) leasePath(id turnstone.TurnID) string { return filepath.Join(db.le
 // lease takes the lease of a turn that is about to start.
 func (db *DB) lease(id turnstone.TurnID) error {
 	if !validTurnID(id) {
-		return &turnstone.Error{Op: "session.start", Kind: turnstone.Invalid, Subject: fmt.Sprintf("%q", id), Err: errors.New("is not a turn's ID")}
+		return &turnstone.Error{Op: "session.start", Kind: turnstone.KindInvalid, Subject: fmt.Sprintf("%q", id), Err: errors.New("is not a turn's ID")}
 	}
 	if err := os.MkdirAll(db.leases, 0o700); err != nil {
 		return dbError("lease", db.leases, err)
@@ -31,7 +31,7 @@ func (db *DB) lease(id turnstone.TurnID) error {
 		return dbError("lease", string(id), err)
 	}
 	if l == nil {
-		return &turnstone.Error{Op: "session.start", Kind: turnstone.Invalid, Subject: string(id), Err: errors.New("is running already")}
+		return &turnstone.Error{Op: "session.start", Kind: turnstone.KindInvalid, Subject: string(id), Err: errors.New("is running already")}
 	}
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -79,7 +79,7 @@ func (db *DB) reapOne(ctx context.Context, id turnstone.TurnID) error {
 	defer l.Release()
 	err = db.write(ctx, func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, "UPDATE turns SET status = 'done', result = ?, ended = ? WHERE id = ? AND status = 'running'",
-			turnstone.Errored, stamp(db.now()), id)
+			turnstone.ResultError, stamp(db.now()), id)
 		return dbError("reap", string(id), err)
 	})
 	_ = os.Remove(db.leasePath(id))

@@ -53,7 +53,7 @@ func play(role, dir string) error {
 			if p := t.Parent(); p != "" {
 				head = &p
 			}
-			branch, diverged, err := db.Finish(ctx, Finish{Turn: t.ID, Result: turnstone.Passed, Record: digest(string(t.ID)), MoveBranch: true, ExpectedHead: head})
+			branch, diverged, err := db.Finish(ctx, Finish{Turn: t.ID, Result: turnstone.ResultPassed, Record: digest(string(t.ID)), MoveBranch: true, ExpectedHead: head})
 			if err != nil {
 				return err
 			}
@@ -74,7 +74,7 @@ func play(role, dir string) error {
 				return err
 			}
 			head := t.Parent()
-			if _, _, err := db.Finish(ctx, Finish{Turn: t.ID, Result: turnstone.Passed, Record: digest(string(t.ID)), MoveBranch: true, ExpectedHead: &head}); err != nil {
+			if _, _, err := db.Finish(ctx, Finish{Turn: t.ID, Result: turnstone.ResultPassed, Record: digest(string(t.ID)), MoveBranch: true, ExpectedHead: &head}); err != nil {
 				return err
 			}
 			fmt.Println("done", t.ID)
@@ -174,7 +174,7 @@ func TestInterrupted(t *testing.T) {
 	}
 	id := turnstone.TurnID(strings.TrimSpace(line))
 	db := open(t, dir)
-	if x := must[Turn](t)(db.Turn(t.Context(), id)); x.Status != Running {
+	if x := must[Turn](t)(db.Turn(t.Context(), id)); x.Status != StatusRunning {
 		t.Errorf("while it runs: %+v", x)
 	}
 	if n := must[int](t)(db.SweepLeases(t.Context())); n != 0 {
@@ -185,7 +185,7 @@ func TestInterrupted(t *testing.T) {
 	}
 	_ = cmd.Wait()
 	x := must[Turn](t)(db.Turn(t.Context(), id))
-	if x.Status != Done || x.Result != turnstone.Errored || !x.Interrupted() || x.Ended.IsZero() {
+	if x.Status != StatusDone || x.Result != turnstone.ResultError || !x.Interrupted() || x.Ended.IsZero() {
 		t.Errorf("when it was killed: %+v", x)
 	}
 	if entries, _ := os.ReadDir(db.leases); len(entries) != 0 {
@@ -231,7 +231,7 @@ func TestKilledAnywhere(t *testing.T) {
 		said += len(done)
 		db := open(t, dir)
 		for _, id := range done {
-			if x, err := db.Turn(t.Context(), id); err != nil || x.Status != Done || x.Record == "" {
+			if x, err := db.Turn(t.Context(), id); err != nil || x.Status != StatusDone || x.Record == "" {
 				t.Errorf("it was said to be done: %+v, %v", x, err)
 			}
 		}
@@ -239,7 +239,7 @@ func TestKilledAnywhere(t *testing.T) {
 		byID := map[turnstone.TurnID]Turn{}
 		for _, x := range g.Turns {
 			byID[x.ID] = x
-			if x.Status == Running {
+			if x.Status == StatusRunning {
 				t.Errorf("still running: %+v", x)
 			}
 		}
@@ -322,7 +322,7 @@ func TestRefusedDatabases(t *testing.T) {
 	}
 	_ = db.Close()
 	_, err := Open(t.Context(), filepath.Join(newer, "context.db"))
-	if wantKind(t, "a newer version", err, turnstone.Unavailable); !strings.Contains(turnstone.HintOf(err), "newer") {
+	if wantKind(t, "a newer version", err, turnstone.KindUnavailable); !strings.Contains(turnstone.HintOf(err), "newer") {
 		t.Errorf("hint: %s", turnstone.HintOf(err))
 	}
 	damaged := filepath.Join(t.TempDir(), "context.db")
@@ -330,16 +330,16 @@ func TestRefusedDatabases(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = Open(t.Context(), damaged)
-	wantKind(t, "a damaged file", err, turnstone.Integrity)
+	wantKind(t, "a damaged file", err, turnstone.KindIntegrity)
 	_, err = Open(t.Context(), filepath.Join(t.TempDir(), "none", "context.db"))
-	wantKind(t, "no folder", err, turnstone.Unavailable)
+	wantKind(t, "no folder", err, turnstone.KindUnavailable)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err = Open(ctx, filepath.Join(t.TempDir(), "context.db"))
-	wantKind(t, "given up", err, turnstone.Canceled)
+	wantKind(t, "given up", err, turnstone.KindCanceled)
 }
 
-// FuzzResolve: no reference makes anything but a turn or an error of kind Invalid or NotFound.
+// FuzzResolve: no reference makes anything but a turn or an error of kind Invalid or KindNotFound.
 func FuzzResolve(f *testing.F) {
 	db := open(f, f.TempDir())
 	s := must[Session](f)(db.Create(f.Context(), "s"))
@@ -353,7 +353,7 @@ func FuzzResolve(f *testing.F) {
 			func() (Turn, error) { return db.ResolveIn(context.Background(), s.ID, ref) },
 		} {
 			x, err := resolve()
-			if k := turnstone.KindOf(err); err != nil && k != turnstone.Invalid && k != turnstone.NotFound {
+			if k := turnstone.KindOf(err); err != nil && k != turnstone.KindInvalid && k != turnstone.KindNotFound {
 				t.Errorf("%q: %v", ref, err)
 			}
 			if err == nil && x.Session != s.ID {

@@ -98,7 +98,7 @@ func (db *DB) expired(ctx context.Context, q querier, rule Rule) (Expired, error
 func allOlder(s Session, ts []Turn, rule Rule) bool {
 	newest := s.Created
 	for _, t := range ts {
-		if t.Status == Running {
+		if t.Status == StatusRunning {
 			return false
 		}
 		if t.Ended.After(newest) {
@@ -114,7 +114,7 @@ func allOlder(s Session, ts []Turn, rule Rule) bool {
 func unreached(ts []Turn, roots map[turnstone.TurnID]bool, rule Rule) []Turn {
 	var gone []Turn
 	for _, t := range ts {
-		if !roots[t.ID] && t.Status == Done && rule.Now.Sub(t.Ended) > rule.Unreachable {
+		if !roots[t.ID] && t.Status == StatusDone && rule.Now.Sub(t.Ended) > rule.Unreachable {
 			gone = append(gone, t)
 			continue
 		}

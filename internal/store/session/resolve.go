@@ -30,7 +30,7 @@ func validTurnID(id turnstone.TurnID) bool { return turnID.MatchString(string(id
 // too, and "turn-N" for N. Each form may end in ~K: K times the first parent ("~" is
 // "~1"). What reads as a number is one, also when a branch or a tag has that name; a
 // branch or a tag of an older program that is called "turn-N" is found under that name.
-// The error is of kind NotFound, with the nearest name as a hint, or Invalid.
+// The error is of kind KindNotFound, with the nearest name as a hint, or Invalid.
 func (db *DB) Resolve(ctx context.Context, ref string) (Turn, error) {
 	base, up, err := splitUp(ref)
 	if err != nil {
@@ -73,7 +73,7 @@ func (db *DB) ResolveIn(ctx context.Context, in turnstone.SessionID, ref string)
 		return Turn{}, err
 	}
 	t, err := db.sel(ctx, s, base)
-	if turnstone.KindOf(err) == turnstone.NotFound {
+	if turnstone.KindOf(err) == turnstone.KindNotFound {
 		if other, otherErr := db.Resolve(ctx, ref); otherErr == nil {
 			return other, nil
 		}
@@ -108,7 +108,7 @@ func splitUp(ref string) (base string, up int, err error) {
 }
 
 func malformed(ref string) error {
-	return &turnstone.Error{Op: "session.resolve", Kind: turnstone.Invalid, Subject: fmt.Sprintf("%.100q", ref), Err: errors.New("names no turn"),
+	return &turnstone.Error{Op: "session.resolve", Kind: turnstone.KindInvalid, Subject: fmt.Sprintf("%.100q", ref), Err: errors.New("names no turn"),
 		Hint: "write SESSION, SESSION@NUMBER, SESSION@BRANCH, SESSION@TAG or a turn's ID, and ~K for its parents"}
 }
 
@@ -134,7 +134,7 @@ func (db *DB) sel(ctx context.Context, s Session, sel string) (Turn, error) {
 	var names []string
 	for _, b := range bs {
 		if b.Name == sel && b.Head == "" {
-			return Turn{}, &turnstone.Error{Op: "session.resolve", Kind: turnstone.NotFound, Subject: s.Label() + "@" + sel,
+			return Turn{}, &turnstone.Error{Op: "session.resolve", Kind: turnstone.KindNotFound, Subject: s.Label() + "@" + sel,
 				Err: errors.New("no turn has ended on it yet"), Hint: "turn log " + s.Label() + " lists its turns"}
 		}
 		if b.Name == sel {
@@ -151,7 +151,7 @@ func (db *DB) sel(ctx context.Context, s Session, sel string) (Turn, error) {
 	if number, ok := turnNumber(sel); ok {
 		return db.byNumber(ctx, s, number)
 	}
-	return Turn{}, &turnstone.Error{Op: "session.resolve", Kind: turnstone.NotFound, Subject: fmt.Sprintf("%s@%.80s", s.Label(), sel),
+	return Turn{}, &turnstone.Error{Op: "session.resolve", Kind: turnstone.KindNotFound, Subject: fmt.Sprintf("%s@%.80s", s.Label(), sel),
 		Err: errors.New("there is no such branch or tag"), Hint: meant(sel, names, "turn session show "+s.Label()+" lists them")}
 }
 
@@ -170,7 +170,7 @@ func (db *DB) byNumber(ctx context.Context, s Session, number int) (Turn, error)
 		return Turn{}, err
 	}
 	if len(all) == 0 {
-		return Turn{}, &turnstone.Error{Op: "session.resolve", Kind: turnstone.NotFound, Subject: fmt.Sprintf("%s@%d", s.Label(), number),
+		return Turn{}, &turnstone.Error{Op: "session.resolve", Kind: turnstone.KindNotFound, Subject: fmt.Sprintf("%s@%d", s.Label(), number),
 			Err: errors.New("there is no such turn"), Hint: "turn log " + s.Label() + " lists its turns"}
 	}
 	return db.Turn(ctx, all[0].ID)
@@ -178,7 +178,7 @@ func (db *DB) byNumber(ctx context.Context, s Session, number int) (Turn, error)
 
 // byID finds a turn by its ID or the beginning of one.
 func (db *DB) byID(ctx context.Context, ref string, in turnstone.SessionID) (Turn, error) {
-	unknown := &turnstone.Error{Op: "session.resolve", Kind: turnstone.NotFound, Subject: fmt.Sprintf("%.80s", ref), Err: errors.New("there is no such turn"),
+	unknown := &turnstone.Error{Op: "session.resolve", Kind: turnstone.KindNotFound, Subject: fmt.Sprintf("%.80s", ref), Err: errors.New("there is no such turn"),
 		Hint: "turn log SESSION lists a session's turns"}
 	if len(ref) < minPrefix {
 		unknown.Hint = fmt.Sprintf("write at least %d characters of an ID", minPrefix)
@@ -200,7 +200,7 @@ func (db *DB) byID(ctx context.Context, ref string, in turnstone.SessionID) (Tur
 func (db *DB) up(ctx context.Context, t Turn, k int, ref string) (Turn, error) {
 	for range k {
 		if len(t.Parents) == 0 {
-			return Turn{}, &turnstone.Error{Op: "session.resolve", Kind: turnstone.NotFound, Subject: ref,
+			return Turn{}, &turnstone.Error{Op: "session.resolve", Kind: turnstone.KindNotFound, Subject: ref,
 				Err: fmt.Errorf("goes beyond the first turn, number %d", t.Number)}
 		}
 		var err error

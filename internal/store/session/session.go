@@ -37,8 +37,8 @@ type Status string
 
 // The statuses of a turn.
 const (
-	Running Status = "running"
-	Done    Status = "done"
+	StatusRunning Status = "running"
+	StatusDone    Status = "done"
 )
 
 // A Turn is one turn of a session.
@@ -59,7 +59,7 @@ type Turn struct {
 }
 
 // Interrupted reports whether t's executor died before it could keep a record.
-func (t Turn) Interrupted() bool { return t.Status == Done && t.Record == "" }
+func (t Turn) Interrupted() bool { return t.Status == StatusDone && t.Record == "" }
 
 // Parent returns t's first parent, or "".
 func (t Turn) Parent() turnstone.TurnID {
@@ -105,6 +105,6 @@ func CheckName(what, name string) error {
 	default:
 		return nil
 	}
-	return &turnstone.Error{Op: "session.name", Kind: turnstone.Invalid, Subject: fmt.Sprintf("%s %.120q", what, name),
+	return &turnstone.Error{Op: "session.name", Kind: turnstone.KindInvalid, Subject: fmt.Sprintf("%s %.120q", what, name),
 		Err: errors.New("is not a name"), Hint: hint}
 }

@@ -63,7 +63,7 @@ func finish(t testing.TB, db *DB, turn Turn) Turn {
 	if p := turn.Parent(); p != "" {
 		head = &p
 	}
-	_, _, err := db.Finish(t.Context(), Finish{Turn: turn.ID, Result: turnstone.Passed, Record: digest("record " + string(turn.ID)),
+	_, _, err := db.Finish(t.Context(), Finish{Turn: turn.ID, Result: turnstone.ResultPassed, Record: digest("record " + string(turn.ID)),
 		State: digest("state " + string(turn.ID)), MoveBranch: true, ExpectedHead: head})
 	if err != nil {
 		t.Fatal(err)
@@ -84,7 +84,7 @@ func TestSessions(t *testing.T) {
 		}
 	}
 	_, err := db.Create(ctx, "research")
-	wantKind(t, "the name again", err, turnstone.Invalid)
+	wantKind(t, "the name again", err, turnstone.KindInvalid)
 	if s := must[Session](t)(db.Ensure(ctx, "research")); s != a {
 		t.Errorf("ensure: %+v, want %+v", s, a)
 	}
@@ -95,11 +95,11 @@ func TestSessions(t *testing.T) {
 		}
 	}
 	_, err = db.Find(ctx, "reserch")
-	if wantKind(t, "a misspelt name", err, turnstone.NotFound); !strings.Contains(turnstone.HintOf(err), "research") {
+	if wantKind(t, "a misspelt name", err, turnstone.KindNotFound); !strings.Contains(turnstone.HintOf(err), "research") {
 		t.Errorf("hint: %s", turnstone.HintOf(err))
 	}
 	_, err = db.Ensure(ctx, "s_0000000000000000")
-	wantKind(t, "an ID is not made", err, turnstone.NotFound)
+	wantKind(t, "an ID is not made", err, turnstone.KindNotFound)
 	if all := must[[]Session](t)(db.List(ctx)); len(all) != 2 {
 		t.Errorf("%d sessions", len(all))
 	}
@@ -108,7 +108,7 @@ func TestSessions(t *testing.T) {
 		t.Errorf("renamed: %+v", s)
 	}
 	_, err = db.Rename(ctx, anonymous.ID, "research")
-	wantKind(t, "renamed to a name that is used", err, turnstone.Invalid)
+	wantKind(t, "renamed to a name that is used", err, turnstone.KindInvalid)
 }
 
 func TestNames(t *testing.T) {
@@ -124,7 +124,7 @@ func TestNames(t *testing.T) {
 // TestNamesOfDigits: what is written behind "@" as a number is a turn's number.
 func TestNamesOfDigits(t *testing.T) {
 	for _, what := range []string{"branch", "tag"} {
-		if err := CheckName(what, "12"); turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(turnstone.HintOf(err), "number") {
+		if err := CheckName(what, "12"); turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(turnstone.HintOf(err), "number") {
 			t.Errorf("%s 12: %v (%s)", what, err, turnstone.HintOf(err))
 		}
 		if err := CheckName(what, "12a"); err != nil {
@@ -138,21 +138,21 @@ func TestTurns(t *testing.T) {
 	db := open(t, t.TempDir())
 	s := must[Session](t)(db.Create(ctx, "s"))
 	one := must[Turn](t)(db.Start(ctx, StartTurn{Session: s.ID, Kind: "run", Title: " a\n title " + strings.Repeat("ä", 200)}))
-	if one.Number != 1 || len(one.Parents) != 0 || one.Branch != Main || one.Status != Running || len(one.Title) > maxTitle || !strings.HasPrefix(one.Title, "a title ä") {
+	if one.Number != 1 || len(one.Parents) != 0 || one.Branch != Main || one.Status != StatusRunning || len(one.Title) > maxTitle || !strings.HasPrefix(one.Title, "a title ä") {
 		t.Errorf("%+v", one)
 	}
 	if got := must[Turn](t)(db.Turn(ctx, one.ID)); fmt.Sprint(got) != fmt.Sprint(one) {
 		t.Errorf("read back:\n%+v, want\n%+v", got, one)
 	}
-	wantKind(t, "remove while it runs", db.Remove(ctx, s.ID), turnstone.Unavailable)
+	wantKind(t, "remove while it runs", db.Remove(ctx, s.ID), turnstone.KindUnavailable)
 	_, err := db.Start(ctx, StartTurn{Session: s.ID, Parent: &one.ID})
-	wantKind(t, "on a running turn", err, turnstone.Unavailable)
+	wantKind(t, "on a running turn", err, turnstone.KindUnavailable)
 	_, err = db.Start(ctx, StartTurn{Session: s.ID, Branch: "none"})
-	wantKind(t, "on no branch", err, turnstone.NotFound)
+	wantKind(t, "on no branch", err, turnstone.KindNotFound)
 	_, err = db.Start(ctx, StartTurn{ID: "../../x", Session: s.ID})
-	wantKind(t, "an ID that is a path", err, turnstone.Invalid)
+	wantKind(t, "an ID that is a path", err, turnstone.KindInvalid)
 	one = finish(t, db, one)
-	if one.Status != Done || one.Result != turnstone.Passed || one.Ended.IsZero() || one.Interrupted() {
+	if one.Status != StatusDone || one.Result != turnstone.ResultPassed || one.Ended.IsZero() || one.Interrupted() {
 		t.Errorf("%+v", one)
 	}
 	if entries, _ := os.ReadDir(db.leases); len(entries) != 0 {
@@ -163,15 +163,15 @@ func TestTurns(t *testing.T) {
 		t.Errorf("%+v", two)
 	}
 	_, _, err = db.Finish(ctx, Finish{Turn: two.ID})
-	wantKind(t, "finished twice", err, turnstone.Invalid)
+	wantKind(t, "finished twice", err, turnstone.KindInvalid)
 	other := must[Session](t)(db.Create(ctx, "other"))
 	_, err = db.Start(ctx, StartTurn{Session: other.ID, Parent: &one.ID})
-	wantKind(t, "a parent elsewhere", err, turnstone.Invalid)
+	wantKind(t, "a parent elsewhere", err, turnstone.KindInvalid)
 	if err := db.Remove(ctx, s.ID); err != nil {
 		t.Error(err)
 	}
 	_, err = db.Turn(ctx, one.ID)
-	wantKind(t, "a removed turn", err, turnstone.NotFound)
+	wantKind(t, "a removed turn", err, turnstone.KindNotFound)
 }
 
 func TestAbandon(t *testing.T) {
@@ -211,7 +211,7 @@ func TestDiverging(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		branch, really, err := db.Finish(ctx, Finish{Turn: x.ID, Result: turnstone.Passed, Record: digest("r"), MoveBranch: true, ExpectedHead: &base.ID})
+		branch, really, err := db.Finish(ctx, Finish{Turn: x.ID, Result: turnstone.ResultPassed, Record: digest("r"), MoveBranch: true, ExpectedHead: &base.ID})
 		if err != nil || branch != name || really != diverged {
 			t.Fatalf("%s %v, %v; said before: %s %v", branch, really, err, name, diverged)
 		}
@@ -231,11 +231,11 @@ func TestDiverging(t *testing.T) {
 	long := strings.Repeat("l", turnstone.MaxBranch)
 	must[Branch](t)(db.Fork(ctx, base, long))
 	c := must[Turn](t)(db.Start(ctx, StartTurn{Session: s.ID, Branch: long}))
-	wantKind(t, "deleting a branch in use", db.DeleteBranch(ctx, s.ID, long), turnstone.Unavailable)
+	wantKind(t, "deleting a branch in use", db.DeleteBranch(ctx, s.ID, long), turnstone.KindUnavailable)
 	if err := db.SetHead(ctx, s.ID, long, base.ID, a.ID); err != nil {
 		t.Fatal(err)
 	}
-	wantKind(t, "a head that moved", db.SetHead(ctx, s.ID, long, base.ID, a.ID), turnstone.Unavailable)
+	wantKind(t, "a head that moved", db.SetHead(ctx, s.ID, long, base.ID, a.ID), turnstone.KindUnavailable)
 	if branch, diverged := end(c); !diverged || CheckName("branch", branch) != nil {
 		t.Errorf("%s, %v", branch, diverged)
 	}
@@ -268,12 +268,12 @@ func TestResolve(t *testing.T) {
 		}
 	}
 	for ref, kind := range map[string]turnstone.Kind{
-		"": turnstone.Invalid, "~1": turnstone.Invalid, "research@": turnstone.Invalid, "research~x": turnstone.Invalid, "research~-1": turnstone.Invalid,
-		"research~99999999999999999999": turnstone.Invalid,
-		"research@9":                    turnstone.NotFound, "research@0": turnstone.NotFound, "research@none": turnstone.NotFound, "research~3": turnstone.NotFound,
-		"@1": turnstone.NotFound, "none": turnstone.NotFound, "t_": turnstone.NotFound, "t_abc": turnstone.NotFound, "t_zzzzzzzz": turnstone.NotFound,
-		empty.Name: turnstone.NotFound, "research@explore@1": turnstone.NotFound, "research@%": turnstone.NotFound,
-		strings.Repeat("~", 2000): turnstone.Invalid, "t_' OR 1=1": turnstone.NotFound,
+		"": turnstone.KindInvalid, "~1": turnstone.KindInvalid, "research@": turnstone.KindInvalid, "research~x": turnstone.KindInvalid, "research~-1": turnstone.KindInvalid,
+		"research~99999999999999999999": turnstone.KindInvalid,
+		"research@9":                    turnstone.KindNotFound, "research@0": turnstone.KindNotFound, "research@none": turnstone.KindNotFound, "research~3": turnstone.KindNotFound,
+		"@1": turnstone.KindNotFound, "none": turnstone.KindNotFound, "t_": turnstone.KindNotFound, "t_abc": turnstone.KindNotFound, "t_zzzzzzzz": turnstone.KindNotFound,
+		empty.Name: turnstone.KindNotFound, "research@explore@1": turnstone.KindNotFound, "research@%": turnstone.KindNotFound,
+		strings.Repeat("~", 2000): turnstone.KindInvalid, "t_' OR 1=1": turnstone.KindNotFound,
 	} {
 		_, err := db.Resolve(ctx, ref)
 		wantKind(t, fmt.Sprintf("%.30q", ref), err, kind)
@@ -283,7 +283,7 @@ func TestResolve(t *testing.T) {
 		t.Errorf("hint: %s", turnstone.HintOf(err))
 	}
 	// IDs of one moment share their beginnings.
-	if _, err := db.Resolve(ctx, string(t1.ID)[:8]); turnstone.KindOf(err) != turnstone.Invalid {
+	if _, err := db.Resolve(ctx, string(t1.ID)[:8]); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("a beginning of several: %v", err)
 	}
 	if got, err := db.Resolve(ctx, string(t1.ID)[:19]); err != nil || got.ID != t1.ID {
@@ -357,12 +357,12 @@ func TestTags(t *testing.T) {
 		t.Errorf("%+v, then %+v", first, again)
 	}
 	_, err := db.Tag(ctx, t2, "good")
-	wantKind(t, "moving a tag", err, turnstone.Invalid)
+	wantKind(t, "moving a tag", err, turnstone.KindInvalid)
 	_, err = db.Tag(ctx, t2, "main")
-	wantKind(t, "a branch's name", err, turnstone.Invalid)
+	wantKind(t, "a branch's name", err, turnstone.KindInvalid)
 	_, err = db.Fork(ctx, t2, "good")
-	wantKind(t, "a tag's name", err, turnstone.Invalid)
-	wantKind(t, "another tag", db.Untag(ctx, s.ID, "goof"), turnstone.NotFound)
+	wantKind(t, "a tag's name", err, turnstone.KindInvalid)
+	wantKind(t, "another tag", db.Untag(ctx, s.ID, "goof"), turnstone.KindNotFound)
 	if err := db.Untag(ctx, s.ID, "good"); err != nil {
 		t.Error(err)
 	}
@@ -391,7 +391,7 @@ func TestWeek(t *testing.T) {
 			must[Branch](t)(db.Fork(ctx, must[Turn](t)(db.Turn(ctx, kept[0])), "side"))
 			side = grow(t, db, s, "side")
 			loose = must[Turn](t)(db.Start(ctx, StartTurn{Session: s.ID}))
-			if _, _, err := db.Finish(ctx, Finish{Turn: loose.ID, Result: turnstone.Errored, Record: digest("loose")}); err != nil {
+			if _, _, err := db.Finish(ctx, Finish{Turn: loose.ID, Result: turnstone.ResultError, Record: digest("loose")}); err != nil {
 				t.Fatal(err)
 			}
 		case 2:
@@ -409,11 +409,11 @@ func TestWeek(t *testing.T) {
 			t.Errorf("day %d: %d sessions went, want %d", day, len(gone.Sessions), wantSessions)
 		}
 		_, err := db.Turn(ctx, side.ID)
-		if old := day >= 5; day >= 1 && old != (turnstone.KindOf(err) == turnstone.NotFound) {
+		if old := day >= 5; day >= 1 && old != (turnstone.KindOf(err) == turnstone.KindNotFound) {
 			t.Errorf("day %d: the turn of the deleted branch: %v", day, err)
 		}
 		_, err = db.Turn(ctx, loose.ID)
-		if old := day >= 5; day >= 1 && old != (turnstone.KindOf(err) == turnstone.NotFound) {
+		if old := day >= 5; day >= 1 && old != (turnstone.KindOf(err) == turnstone.KindNotFound) {
 			t.Errorf("day %d: the turn without a state: %v", day, err)
 		}
 	}

@@ -42,7 +42,7 @@ func (db *DB) create(ctx context.Context, tx *sql.Tx, name string) (Session, err
 
 // Ensure returns the session called name, which it makes where there is none.
 func (db *DB) Ensure(ctx context.Context, name string) (Session, error) {
-	if s, err := db.Find(ctx, name); turnstone.KindOf(err) != turnstone.NotFound {
+	if s, err := db.Find(ctx, name); turnstone.KindOf(err) != turnstone.KindNotFound {
 		return s, err
 	}
 	if strings.HasPrefix(name, "s_") { // an ID is not made up
@@ -51,7 +51,7 @@ func (db *DB) Ensure(ctx context.Context, name string) (Session, error) {
 	var s Session
 	err := db.write(ctx, func(tx *sql.Tx) (err error) {
 		s, err = find(ctx, tx, name) // another process may have been quicker
-		if turnstone.KindOf(err) == turnstone.NotFound {
+		if turnstone.KindOf(err) == turnstone.KindNotFound {
 			s, err = db.create(ctx, tx, name)
 		}
 		return err
@@ -63,7 +63,7 @@ func (db *DB) Ensure(ctx context.Context, name string) (Session, error) {
 // with it ("s_" and at least 6 characters).
 func (db *DB) Find(ctx context.Context, nameOrID string) (Session, error) {
 	s, err := find(ctx, db.sql, nameOrID)
-	if turnstone.KindOf(err) == turnstone.NotFound {
+	if turnstone.KindOf(err) == turnstone.KindNotFound {
 		return s, db.unknownSession(ctx, nameOrID)
 	}
 	return s, err
@@ -74,7 +74,7 @@ func find(ctx context.Context, q querier, ref string) (Session, error) {
 		return oneSession(ctx, q, ref, "name = ?", ref)
 	}
 	s, err := oneSession(ctx, q, ref, "id = ?", ref)
-	if turnstone.KindOf(err) != turnstone.NotFound || len(ref) < minPrefix {
+	if turnstone.KindOf(err) != turnstone.KindNotFound || len(ref) < minPrefix {
 		return s, err
 	}
 	return oneSession(ctx, q, ref, "id >= ? AND id < ?", ref, ref+"~") // "~" sorts behind all that an ID has
@@ -88,7 +88,7 @@ func oneSession(ctx context.Context, q querier, ref, where string, args ...any) 
 	case len(all) > 1:
 		return Session{}, ambiguous("session", ref)
 	case len(all) == 0:
-		return Session{}, &turnstone.Error{Op: "session.find", Kind: turnstone.NotFound, Subject: ref}
+		return Session{}, &turnstone.Error{Op: "session.find", Kind: turnstone.KindNotFound, Subject: ref}
 	}
 	return all[0], nil
 }
@@ -145,7 +145,7 @@ func (db *DB) Remove(ctx context.Context, id turnstone.SessionID) error {
 			return err
 		}
 		if len(running) > 0 {
-			return &turnstone.Error{Op: "session.remove", Kind: turnstone.Unavailable, Subject: s.Label(),
+			return &turnstone.Error{Op: "session.remove", Kind: turnstone.KindUnavailable, Subject: s.Label(),
 				Err: fmt.Errorf("turn %d (%s) is running", running[0].Number, running[0].ID), Hint: "wait for it, or interrupt it"}
 		}
 		_, err = tx.ExecContext(ctx, "DELETE FROM sessions WHERE id = ?", s.ID)
@@ -155,7 +155,7 @@ func (db *DB) Remove(ctx context.Context, id turnstone.SessionID) error {
 
 // unknownSession says that there is no such session, and which one may have been meant.
 func (db *DB) unknownSession(ctx context.Context, ref string) error {
-	e := &turnstone.Error{Op: "session.find", Kind: turnstone.NotFound, Subject: ref, Err: errors.New("there is no such session"),
+	e := &turnstone.Error{Op: "session.find", Kind: turnstone.KindNotFound, Subject: ref, Err: errors.New("there is no such session"),
 		Hint: "turn session ls lists the sessions"}
 	all, err := db.List(ctx)
 	if err != nil {
@@ -181,11 +181,11 @@ func meant(word string, known []string, otherwise string) string {
 }
 
 func taken(what, name, hint string) error {
-	return &turnstone.Error{Op: "session.name", Kind: turnstone.Invalid, Subject: name,
+	return &turnstone.Error{Op: "session.name", Kind: turnstone.KindInvalid, Subject: name,
 		Err: fmt.Errorf("there is a %s of that name already", what), Hint: hint}
 }
 
 func ambiguous(what, ref string) error {
-	return &turnstone.Error{Op: "session.resolve", Kind: turnstone.Invalid, Subject: ref,
+	return &turnstone.Error{Op: "session.resolve", Kind: turnstone.KindInvalid, Subject: ref,
 		Err: fmt.Errorf("several %ss begin with that", what), Hint: "write more of the ID"}
 }

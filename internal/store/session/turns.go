@@ -32,7 +32,7 @@ const maxTitle = 200
 // exist: Fork makes one.
 func (db *DB) Start(ctx context.Context, req StartTurn) (Turn, error) {
 	t := Turn{ID: req.ID, Session: req.Session, Branch: req.Branch, Kind: req.Kind, Title: cut(req.Title, maxTitle),
-		Status: Running, Started: db.now().UTC(), Parents: []turnstone.TurnID{}}
+		Status: StatusRunning, Started: db.now().UTC(), Parents: []turnstone.TurnID{}}
 	if t.ID == "" {
 		t.ID = turnstone.NewTurnID()
 	}
@@ -91,10 +91,10 @@ func checkParent(ctx context.Context, q querier, s turnstone.SessionID, id turns
 	case err != nil:
 		return err
 	case p.Session != s:
-		return &turnstone.Error{Op: "session.start", Kind: turnstone.Invalid, Subject: string(id),
+		return &turnstone.Error{Op: "session.start", Kind: turnstone.KindInvalid, Subject: string(id),
 			Err: errors.New("is a turn of another session"), Hint: "a turn stands on turns of its own session"}
-	case p.Status == Running:
-		return &turnstone.Error{Op: "session.start", Kind: turnstone.Unavailable, Subject: string(id),
+	case p.Status == StatusRunning:
+		return &turnstone.Error{Op: "session.start", Kind: turnstone.KindUnavailable, Subject: string(id),
 			Err: errors.New("is still running"), Hint: "wait for it"}
 	}
 	return nil
@@ -136,8 +136,8 @@ func (db *DB) Finish(ctx context.Context, f Finish) (onBranch string, diverged b
 		if err != nil {
 			return err
 		}
-		if t.Status != Running {
-			return &turnstone.Error{Op: "session.finish", Kind: turnstone.Invalid, Subject: string(f.Turn), Err: errors.New("is not running")}
+		if t.Status != StatusRunning {
+			return &turnstone.Error{Op: "session.finish", Kind: turnstone.KindInvalid, Subject: string(f.Turn), Err: errors.New("is not running")}
 		}
 		onBranch = t.Branch
 		if f.MoveBranch {
@@ -178,7 +178,7 @@ func landing(ctx context.Context, q querier, t Turn, onto string, expected *turn
 	if err == nil && b.Head == want {
 		return onto, false, nil
 	}
-	if err != nil && turnstone.KindOf(err) != turnstone.NotFound { // it may be deleted by now
+	if err != nil && turnstone.KindOf(err) != turnstone.KindNotFound { // it may be deleted by now
 		return "", false, err
 	}
 	name, err = freeName(ctx, q, t.Session, onto, t.Number)
@@ -205,8 +205,8 @@ func (db *DB) Abandon(ctx context.Context, id turnstone.TurnID) error {
 		if err != nil {
 			return err
 		}
-		if t.Status != Running {
-			return &turnstone.Error{Op: "session.abandon", Kind: turnstone.Invalid, Subject: string(id), Err: errors.New("is not running")}
+		if t.Status != StatusRunning {
+			return &turnstone.Error{Op: "session.abandon", Kind: turnstone.KindInvalid, Subject: string(id), Err: errors.New("is not running")}
 		}
 		if _, err := tx.ExecContext(ctx, "DELETE FROM turns WHERE id = ?", id); err != nil {
 			return dbError("abandon", string(id), err)
@@ -265,7 +265,7 @@ func turn(ctx context.Context, q querier, id turnstone.TurnID) (Turn, error) {
 		return Turn{}, err
 	}
 	if len(all) == 0 {
-		return Turn{}, &turnstone.Error{Op: "session.turn", Kind: turnstone.NotFound, Subject: string(id),
+		return Turn{}, &turnstone.Error{Op: "session.turn", Kind: turnstone.KindNotFound, Subject: string(id),
 			Err: errors.New("there is no such turn"), Hint: "turn log SESSION lists a session's turns"}
 	}
 	return all[0], nil
@@ -274,7 +274,7 @@ func turn(ctx context.Context, q querier, id turnstone.TurnID) (Turn, error) {
 // Turn returns the turn with this ID.
 func (db *DB) Turn(ctx context.Context, id turnstone.TurnID) (Turn, error) {
 	t, err := turn(ctx, db.sql, id)
-	if err != nil || t.Status != Running {
+	if err != nil || t.Status != StatusRunning {
 		return t, err
 	}
 	if err := db.reapOne(ctx, t.ID); err != nil {

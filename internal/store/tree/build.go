@@ -136,7 +136,7 @@ func (b *build) cause() error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		var typed *turnstone.Error
 		if !errors.As(err, &typed) {
-			return &turnstone.Error{Op: "tree.build", Kind: turnstone.Canceled, Err: err}
+			return &turnstone.Error{Op: "tree.build", Kind: turnstone.KindCanceled, Err: err}
 		}
 	}
 	return err
@@ -147,11 +147,11 @@ func (b *build) fail(p place, err error) error {
 	if errors.As(err, &typed) {
 		return err
 	}
-	return &turnstone.Error{Op: "tree.build", Kind: turnstone.Unavailable, Subject: p.path(), Err: err}
+	return &turnstone.Error{Op: "tree.build", Kind: turnstone.KindUnavailable, Subject: p.path(), Err: err}
 }
 
 func (b *build) invalid(p place, err error) error {
-	return &turnstone.Error{Op: "tree.build", Kind: turnstone.Invalid, Subject: p.path(), Err: err,
+	return &turnstone.Error{Op: "tree.build", Kind: turnstone.KindInvalid, Subject: p.path(), Err: err,
 		Hint: "the file system is damaged, or its files change while they are read"}
 }
 

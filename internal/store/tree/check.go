@@ -237,11 +237,11 @@ func checkPath(p string) error {
 }
 
 func invalid(op, subject string, err error) error {
-	return &turnstone.Error{Op: op, Kind: turnstone.Invalid, Subject: subject, Err: err,
+	return &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: subject, Err: err,
 		Hint: "a tree holds what Linux allows, and each name once"}
 }
 
 func damaged(op, subject string, err error) error {
-	return &turnstone.Error{Op: op, Kind: turnstone.Integrity, Subject: subject, Err: err,
+	return &turnstone.Error{Op: op, Kind: turnstone.KindIntegrity, Subject: subject, Err: err,
 		Hint: "the object was not written by this program, or by another version of it; turn fsck finds all that are damaged"}
 }

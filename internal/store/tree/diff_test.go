@@ -224,21 +224,21 @@ func TestDamagedObjectsAreFound(t *testing.T) {
 		treetest.Make(t, s)
 		treetest.Make(t, s, files...)
 		s.Damage(d)
-		if err := tree.Verify(ctx, s, ref); turnstone.KindOf(err) != turnstone.Integrity {
+		if err := tree.Verify(ctx, s, ref); turnstone.KindOf(err) != turnstone.KindIntegrity {
 			t.Errorf("Verify: %v", err)
 		}
-		if err := tree.Walk(ctx, s, ref, "/", func(string, *tree.Entry) error { return nil }); turnstone.KindOf(err) != turnstone.Integrity {
+		if err := tree.Walk(ctx, s, ref, "/", func(string, *tree.Entry) error { return nil }); turnstone.KindOf(err) != turnstone.KindIntegrity {
 			t.Errorf("Walk: %v", err)
 		}
 		var last error
 		for _, err := range tree.Diff(ctx, s, empty, ref) {
 			last = err
 		}
-		if turnstone.KindOf(last) != turnstone.Integrity {
+		if turnstone.KindOf(last) != turnstone.KindIntegrity {
 			t.Errorf("Diff: %v", last)
 		}
 		s.Remove(d)
-		if err := tree.Verify(ctx, s, ref); turnstone.KindOf(err) != turnstone.NotFound {
+		if err := tree.Verify(ctx, s, ref); turnstone.KindOf(err) != turnstone.KindNotFound {
 			t.Errorf("Verify without it: %v", err)
 		}
 	}
@@ -267,9 +267,9 @@ func TestVerifyFindsWhatIsNotTrue(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := turnstone.Integrity
+		want := turnstone.KindIntegrity
 		if strings.Contains(name, "loops") {
-			want = turnstone.NotFound
+			want = turnstone.KindNotFound
 		}
 		if err := tree.Verify(ctx, s, bad); turnstone.KindOf(err) != want {
 			t.Errorf("%s: %v", name, err)
@@ -292,13 +292,13 @@ func TestVerifyFindsWhatIsNotTrue(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if err := v.Verify(ctx, tree.Ref{Root: good.Root, Hash: ref.Hash}); turnstone.KindOf(err) != turnstone.Integrity {
+		if err := v.Verify(ctx, tree.Ref{Root: good.Root, Hash: ref.Hash}); turnstone.KindOf(err) != turnstone.KindIntegrity {
 			t.Errorf("a tree with the FS hash of another: %v", err)
 		}
 	}
 	wrong := ref
 	wrong.Hash = turnstone.DigestBytes(nil)
-	if _, err := tree.GetRoot(ctx, s, wrong); turnstone.KindOf(err) != turnstone.Integrity {
+	if _, err := tree.GetRoot(ctx, s, wrong); turnstone.KindOf(err) != turnstone.KindIntegrity {
 		t.Errorf("%v", err)
 	}
 }
@@ -313,7 +313,7 @@ func FuzzDecodeDirectory(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		d, err := tree.DecodeDirectory(b)
 		if err != nil {
-			if turnstone.KindOf(err) != turnstone.Integrity {
+			if turnstone.KindOf(err) != turnstone.KindIntegrity {
 				t.Fatalf("%v", err)
 			}
 			return
@@ -346,7 +346,7 @@ func FuzzDecodeRoot(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b, links []byte) {
 		r, err := tree.DecodeRoot(b, func(turnstone.Digest) ([]byte, error) { return links, nil })
 		if err != nil {
-			if turnstone.KindOf(err) != turnstone.Integrity {
+			if turnstone.KindOf(err) != turnstone.KindIntegrity {
 				t.Fatalf("%v", err)
 			}
 			return

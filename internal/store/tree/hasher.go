@@ -27,9 +27,9 @@ func NewHasher() *Hasher {
 	return &Hasher{pool: sync.Pool{New: func() any { return &hashing{sha256.New(), make([]byte, 256<<10)} }}}
 }
 
-// Get always returns an error of kind NotFound.
+// Get always returns an error of kind KindNotFound.
 func (*Hasher) Get(_ context.Context, d turnstone.Digest) ([]byte, error) {
-	return nil, &turnstone.Error{Op: "tree.hasher", Kind: turnstone.NotFound, Subject: string(d)}
+	return nil, &turnstone.Error{Op: "tree.hasher", Kind: turnstone.KindNotFound, Subject: string(d)}
 }
 
 // Put returns b's digest.

@@ -17,7 +17,7 @@ const maxSymlinks = 40
 
 // Lookup returns the entry at a path of the tree that ref names. Symlinks are not
 // followed; "." and ".." are taken lexically. A path that is not there is an error
-// of kind NotFound, which errors.Is also finds to be fs.ErrNotExist.
+// of kind KindNotFound, which errors.Is also finds to be fs.ErrNotExist.
 func Lookup(ctx context.Context, g Getter, ref Ref, name string) (*Entry, error) {
 	e, err := getEntry(ctx, g, ref)
 	if err != nil {
@@ -78,7 +78,7 @@ func Resolve(ctx context.Context, g Getter, ref Ref, name string) (string, *Entr
 			continue
 		}
 		if links++; links > maxSymlinks || len(rest) > 1<<20 {
-			return "", nil, &turnstone.Error{Op: "tree.resolve", Kind: turnstone.Invalid, Subject: name, Err: syscall.ELOOP,
+			return "", nil, &turnstone.Error{Op: "tree.resolve", Kind: turnstone.KindInvalid, Subject: name, Err: syscall.ELOOP,
 				Hint: "name the file itself, not a symlink"}
 		}
 		if strings.HasPrefix(e.Target, "/") {
@@ -130,8 +130,8 @@ func child(ctx context.Context, g Getter, dir *Entry, name string) (*Entry, erro
 func missing(name string, err error) error {
 	if errors.Is(err, syscall.ENOTDIR) {
 		err = fmt.Errorf("%w (%w)", fs.ErrNotExist, err)
-	} else if !errors.Is(err, fs.ErrNotExist) || turnstone.KindOf(err) != turnstone.Internal {
+	} else if !errors.Is(err, fs.ErrNotExist) || turnstone.KindOf(err) != turnstone.KindInternal {
 		return err
 	}
-	return &turnstone.Error{Op: "tree.lookup", Kind: turnstone.NotFound, Subject: name, Err: err}
+	return &turnstone.Error{Op: "tree.lookup", Kind: turnstone.KindNotFound, Subject: name, Err: err}
 }

@@ -85,8 +85,8 @@ func getEntry(ctx context.Context, g Getter, ref Ref) (*Entry, error) {
 
 // named says of which object err tells, if it does not yet.
 func named(d turnstone.Digest, err error) error {
-	if turnstone.KindOf(err) != turnstone.Integrity {
+	if turnstone.KindOf(err) != turnstone.KindIntegrity {
 		return err
 	}
-	return &turnstone.Error{Op: "tree.get", Kind: turnstone.Integrity, Subject: string(d), Err: err}
+	return &turnstone.Error{Op: "tree.get", Kind: turnstone.KindIntegrity, Subject: string(d), Err: err}
 }

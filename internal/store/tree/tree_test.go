@@ -247,24 +247,24 @@ func TestBuildRefusesWhatNoFileSystemHas(t *testing.T) {
 		want string
 		kind turnstone.Kind
 	}{
-		{"loop", loop, "/d/again: is a directory that is at two places, or in itself", turnstone.Invalid},
-		{"too deep", deep, "is more than 4096 directories deep", turnstone.Invalid},
-		{"file at the top", file(0, ""), "/: is no directory", turnstone.Invalid},
-		{"name twice", dir(tree.Child{Name: "x", Node: file(0, "")}, tree.Child{Name: "x", Node: file(0, "")}), `/: has two entries of the name "x"`, turnstone.Invalid},
-		{"no name", dir(tree.Child{Name: "", Node: file(0, "")}), "a name is empty", turnstone.Invalid},
-		{"dots", dir(tree.Child{Name: "..", Node: file(0, "")}), `".." is no name`, turnstone.Invalid},
-		{"slash", dir(tree.Child{Name: "a/b", Node: file(0, "")}), "has a slash", turnstone.Invalid},
-		{"long name", dir(tree.Child{Name: strings.Repeat("x", 256), Node: file(0, "")}), "more than 255", turnstone.Invalid},
-		{"short content", dir(tree.Child{Name: "f", Node: file(5, "1234")}), "/f: its size changed", turnstone.Invalid},
-		{"long content", dir(tree.Child{Name: "f", Node: file(5, "123456")}), "/f: its size changed", turnstone.Invalid},
-		{"negative size", dir(tree.Child{Name: "f", Node: file(-1, "")}), "/f: size -1", turnstone.Invalid},
-		{"unknown type", dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: 9})}), "/f: unknown type 9", turnstone.Invalid},
-		{"symlink to nothing", dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: tree.Symlink})}), "/f: a symlink", turnstone.Invalid},
-		{"device numbers", dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: tree.Char, Major: 4096})}), "/f: 4096:0 are no", turnstone.Invalid},
-		{"time", dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: tree.FIFO, MTime: tree.Time{Nsec: -1}})}), "/f: -1 is no number", turnstone.Invalid},
-		{"attribute twice", dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: tree.FIFO, Xattrs: []tree.Xattr{{Name: "user.a"}, {Name: "user.a"}}})}), "/f: the extended attribute", turnstone.Invalid},
-		{"large attribute", dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: tree.FIFO, Xattrs: []tree.Xattr{{Name: "user.a", Value: make([]byte, 1<<17)}}})}), "/f: the extended attribute", turnstone.Invalid},
-		{"failing disk", dir(tree.Child{Name: "f", Node: broken}), `/: "f": multiple Read calls`, turnstone.Unavailable},
+		{"loop", loop, "/d/again: is a directory that is at two places, or in itself", turnstone.KindInvalid},
+		{"too deep", deep, "is more than 4096 directories deep", turnstone.KindInvalid},
+		{"file at the top", file(0, ""), "/: is no directory", turnstone.KindInvalid},
+		{"name twice", dir(tree.Child{Name: "x", Node: file(0, "")}, tree.Child{Name: "x", Node: file(0, "")}), `/: has two entries of the name "x"`, turnstone.KindInvalid},
+		{"no name", dir(tree.Child{Name: "", Node: file(0, "")}), "a name is empty", turnstone.KindInvalid},
+		{"dots", dir(tree.Child{Name: "..", Node: file(0, "")}), `".." is no name`, turnstone.KindInvalid},
+		{"slash", dir(tree.Child{Name: "a/b", Node: file(0, "")}), "has a slash", turnstone.KindInvalid},
+		{"long name", dir(tree.Child{Name: strings.Repeat("x", 256), Node: file(0, "")}), "more than 255", turnstone.KindInvalid},
+		{"short content", dir(tree.Child{Name: "f", Node: file(5, "1234")}), "/f: its size changed", turnstone.KindInvalid},
+		{"long content", dir(tree.Child{Name: "f", Node: file(5, "123456")}), "/f: its size changed", turnstone.KindInvalid},
+		{"negative size", dir(tree.Child{Name: "f", Node: file(-1, "")}), "/f: size -1", turnstone.KindInvalid},
+		{"unknown type", dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: 9})}), "/f: unknown type 9", turnstone.KindInvalid},
+		{"symlink to nothing", dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: tree.Symlink})}), "/f: a symlink", turnstone.KindInvalid},
+		{"device numbers", dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: tree.Char, Major: 4096})}), "/f: 4096:0 are no", turnstone.KindInvalid},
+		{"time", dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: tree.FIFO, MTime: tree.Time{Nsec: -1}})}), "/f: -1 is no number", turnstone.KindInvalid},
+		{"attribute twice", dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: tree.FIFO, Xattrs: []tree.Xattr{{Name: "user.a"}, {Name: "user.a"}}})}), "/f: the extended attribute", turnstone.KindInvalid},
+		{"large attribute", dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: tree.FIFO, Xattrs: []tree.Xattr{{Name: "user.a", Value: make([]byte, 1<<17)}}})}), "/f: the extended attribute", turnstone.KindInvalid},
+		{"failing disk", dir(tree.Child{Name: "f", Node: broken}), `/: "f": multiple Read calls`, turnstone.KindUnavailable},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, err := tree.Build(context.Background(), treetest.NewStore(), test.root, tree.BuildOptions{})
@@ -306,7 +306,7 @@ func TestBuildEndsWithItsContext(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if _, err := tree.Build(ctx, treetest.NewStore(), n, tree.BuildOptions{}); turnstone.KindOf(err) != turnstone.Canceled {
+	if _, err := tree.Build(ctx, treetest.NewStore(), n, tree.BuildOptions{}); turnstone.KindOf(err) != turnstone.KindCanceled {
 		t.Errorf("%v", err)
 	}
 }
@@ -344,14 +344,14 @@ func TestLookupAndResolve(t *testing.T) {
 			if got == "" {
 				got = "/"
 			}
-		} else if turnstone.KindOf(err) != turnstone.NotFound || !errors.Is(err, fs.ErrNotExist) {
+		} else if turnstone.KindOf(err) != turnstone.KindNotFound || !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("Lookup %q: %v", name, err)
 		}
 		if p, _, err := tree.Resolve(ctx, s, ref, name); err == nil {
 			got += " " + p
 		} else {
 			got += " -"
-			if k := turnstone.KindOf(err); name == "/loop" && k != turnstone.Invalid || name != "/loop" && k != turnstone.NotFound {
+			if k := turnstone.KindOf(err); name == "/loop" && k != turnstone.KindInvalid || name != "/loop" && k != turnstone.KindNotFound {
 				t.Errorf("Resolve %q: %v", name, err)
 			}
 		}
@@ -405,7 +405,7 @@ func TestWalkIsSortedAndCanStop(t *testing.T) {
 	if _, err := visit("/", "/bin/sh", io.ErrClosedPipe); !errors.Is(err, io.ErrClosedPipe) {
 		t.Errorf("%v", err)
 	}
-	if _, err := visit("/none", "", nil); turnstone.KindOf(err) != turnstone.NotFound {
+	if _, err := visit("/none", "", nil); turnstone.KindOf(err) != turnstone.KindNotFound {
 		t.Errorf("%v", err)
 	}
 }

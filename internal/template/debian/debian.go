@@ -72,14 +72,14 @@ func Fetch(ctx context.Context, req Request, consume func(io.Reader) error) erro
 	}
 	out, in, err := os.Pipe()
 	if err != nil {
-		return &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Err: err}
+		return &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Err: err}
 	}
 	defer out.Close()
 	log := newTranscript(req.Log, req.Progress)
 	wait, stop, err := start(arguments(mode, req), environment(mode, req.Proxy), in, log)
 	_ = in.Close() // the child has its own
 	if err != nil {
-		return &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: "mmdebstrap", Err: err, Hint: installHint}
+		return &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: "mmdebstrap", Err: err, Hint: installHint}
 	}
 	unwatch := context.AfterFunc(ctx, stop)
 	defer unwatch()
@@ -122,11 +122,11 @@ func (e *endReader) Read(p []byte) (int, error) {
 // check returns mmdebstrap's mode for this user, or says what is missing.
 func check() (mode string, err error) {
 	missing := func(what, hint string) error {
-		return &turnstone.Error{Op: "debian.fetch", Kind: turnstone.Unavailable, Subject: what,
+		return &turnstone.Error{Op: "debian.fetch", Kind: turnstone.KindUnavailable, Subject: what,
 			Err: errors.New("is not there"), Hint: hint}
 	}
 	if runtime.GOARCH != "amd64" {
-		return "", &turnstone.Error{Op: "debian.fetch", Kind: turnstone.Unavailable, Subject: runtime.GOARCH,
+		return "", &turnstone.Error{Op: "debian.fetch", Kind: turnstone.KindUnavailable, Subject: runtime.GOARCH,
 			Err: errors.New("this processor has no guest kernel and templates yet"), Hint: "use an x86-64 machine"}
 	}
 	if _, err := lookPath("mmdebstrap"); err != nil {
@@ -180,7 +180,7 @@ func arguments(mode string, req Request) []string {
 func checkMirrors() error {
 	for _, name := range []string{"TURN_DEBIAN_MIRROR", "TURN_DEBIAN_SECURITY_MIRROR"} {
 		if v := os.Getenv(name); strings.ContainsFunc(v, func(r rune) bool { return r <= ' ' || r == '[' || r == ']' }) {
-			return &turnstone.Error{Op: "debian.fetch", Kind: turnstone.Invalid, Subject: name,
+			return &turnstone.Error{Op: "debian.fetch", Kind: turnstone.KindInvalid, Subject: name,
 				Err: fmt.Errorf("%q is no address of a mirror", v), Hint: "set it to an address as " + DefaultMirror}
 		}
 	}

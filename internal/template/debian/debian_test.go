@@ -19,12 +19,12 @@ func TestExplain(t *testing.T) {
 		kind       turnstone.Kind
 		hint       string
 	}{
-		{"E: Unable to locate package nosuchthing\nE: mmdebstrap failed to run\n", "Unable to locate package nosuchthing", turnstone.Invalid, "packages.debian.org"},
-		{"W: Failed to fetch http://x/InRelease  Temporary failure resolving 'deb.debian.org'\nE: apt-get update failed", "Temporary failure resolving 'deb.debian.org'", turnstone.Unavailable, "http_proxy"},
-		{"dpkg: error: cannot write: No space left on device\nE: x", "No space left on device", turnstone.Exhausted, "TMPDIR"},
-		{"W: GPG error: http://x bookworm InRelease: NO_PUBKEY 0E98404D386FA1D9", "NO_PUBKEY 0E98404D386FA1D9", turnstone.Integrity, "debian-archive-keyring"},
-		{"E: failed to unshare the user namespace\n", "failed to unshare the user namespace", turnstone.Unavailable, "apparmor_restrict"},
-		{"I: going\nE: something new\nE: mmdebstrap failed to run\n", "something new", turnstone.Unavailable, ""},
+		{"E: Unable to locate package nosuchthing\nE: mmdebstrap failed to run\n", "Unable to locate package nosuchthing", turnstone.KindInvalid, "packages.debian.org"},
+		{"W: Failed to fetch http://x/InRelease  Temporary failure resolving 'deb.debian.org'\nE: apt-get update failed", "Temporary failure resolving 'deb.debian.org'", turnstone.KindUnavailable, "http_proxy"},
+		{"dpkg: error: cannot write: No space left on device\nE: x", "No space left on device", turnstone.KindExhausted, "TMPDIR"},
+		{"W: GPG error: http://x bookworm InRelease: NO_PUBKEY 0E98404D386FA1D9", "NO_PUBKEY 0E98404D386FA1D9", turnstone.KindIntegrity, "debian-archive-keyring"},
+		{"E: failed to unshare the user namespace\n", "failed to unshare the user namespace", turnstone.KindUnavailable, "apparmor_restrict"},
+		{"I: going\nE: something new\nE: mmdebstrap failed to run\n", "something new", turnstone.KindUnavailable, ""},
 	} {
 		err := explain("op", Request{Suite: "bookworm"}, errors.New("exit status 1"), tt.tail)
 		if !strings.Contains(err.Error(), tt.want) || turnstone.KindOf(err) != tt.kind || !strings.Contains(turnstone.HintOf(err), tt.hint) {
@@ -87,7 +87,7 @@ func TestSourcesFollowTheEnvironment(t *testing.T) {
 func TestMirrorsAreOneWord(t *testing.T) {
 	for _, bad := range []string{"http://x/debian main\ndeb http://y", "http://x y", "[trusted=yes]http://x"} {
 		t.Setenv("TURN_DEBIAN_MIRROR", bad)
-		if err := checkMirrors(); turnstone.KindOf(err) != turnstone.Invalid || turnstone.HintOf(err) == "" {
+		if err := checkMirrors(); turnstone.KindOf(err) != turnstone.KindInvalid || turnstone.HintOf(err) == "" {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
@@ -150,7 +150,7 @@ func TestFetchFailures(t *testing.T) {
 			_, _ = io.Copy(io.Discard, r)
 			return io.ErrUnexpectedEOF
 		})
-		if turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), "zzz") {
+		if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "zzz") {
 			t.Fatal(err)
 		}
 	})
@@ -175,7 +175,7 @@ func TestFetchFailures(t *testing.T) {
 			_, err := io.Copy(io.Discard, r)
 			return err
 		})
-		if turnstone.KindOf(err) != turnstone.Timeout || time.Since(start) > 5*time.Second {
+		if turnstone.KindOf(err) != turnstone.KindTimeout || time.Since(start) > 5*time.Second {
 			t.Fatal(err, time.Since(start))
 		}
 	})
@@ -185,7 +185,7 @@ func TestFetchFailures(t *testing.T) {
 			t.Skip("mmdebstrap is installed where every search looks")
 		}
 		err := Fetch(context.Background(), Request{}, nil)
-		if turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(turnstone.HintOf(err), "apt install") {
+		if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "apt install") {
 			t.Fatal(err)
 		}
 	})

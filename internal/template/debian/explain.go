@@ -104,19 +104,19 @@ type symptom struct {
 
 func symptoms() []symptom {
 	return []symptom{
-		{regexp.MustCompile(`No space left on device|You don't have enough free space`), turnstone.Exhausted,
+		{regexp.MustCompile(`No space left on device|You don't have enough free space`), turnstone.KindExhausted,
 			"free some disk space; packages are unpacked in " + tempDir() + ", which TMPDIR moves elsewhere"},
-		{regexp.MustCompile(`Unable to locate package \S+|Package '?\S+'? has no installation candidate|Couldn't find any package by \S+ '[^']*'`), turnstone.Invalid,
+		{regexp.MustCompile(`Unable to locate package \S+|Package '?\S+'? has no installation candidate|Couldn't find any package by \S+ '[^']*'`), turnstone.KindInvalid,
 			"check the name at https://packages.debian.org, and that it is in section main"},
-		{regexp.MustCompile(`Temporary failure resolving[^\n]*|Could not resolve[^\n]*|Could not connect[^\n]*|Cannot initiate the connection[^\n]*|Unable to connect[^\n]*|Connection (?:timed out|refused|failed)[^\n]*|Network is unreachable`), turnstone.Unavailable,
+		{regexp.MustCompile(`Temporary failure resolving[^\n]*|Could not resolve[^\n]*|Could not connect[^\n]*|Cannot initiate the connection[^\n]*|Unable to connect[^\n]*|Connection (?:timed out|refused|failed)[^\n]*|Network is unreachable`), turnstone.KindUnavailable,
 			"check the network; behind a proxy set http_proxy, and TURN_DEBIAN_MIRROR names another mirror"},
-		{regexp.MustCompile(`NO_PUBKEY \S+|BADSIG[^\n]*|EXPKEYSIG[^\n]*|The repository '[^']*' is not signed|Hash Sum mismatch`), turnstone.Integrity,
+		{regexp.MustCompile(`NO_PUBKEY \S+|BADSIG[^\n]*|EXPKEYSIG[^\n]*|The repository '[^']*' is not signed|Hash Sum mismatch`), turnstone.KindIntegrity,
 			"update Debian's archive keys (sudo apt install debian-archive-keyring), or try another TURN_DEBIAN_MIRROR"},
-		{regexp.MustCompile(`does not have a Release file|Failed to fetch[^\n]*|404 +Not Found`), turnstone.Unavailable,
+		{regexp.MustCompile(`does not have a Release file|Failed to fetch[^\n]*|404 +Not Found`), turnstone.KindUnavailable,
 			"the mirror does not have it: try again later, or name another with TURN_DEBIAN_MIRROR"},
-		{regexp.MustCompile(`failed to unshare[^\n]*|newuidmap[^\n]*|unshare[^\n]*Operation not permitted`), turnstone.Unavailable,
+		{regexp.MustCompile(`failed to unshare[^\n]*|newuidmap[^\n]*|unshare[^\n]*Operation not permitted`), turnstone.KindUnavailable,
 			"this machine forbids user namespaces: see sysctl kernel.unprivileged_userns_clone and kernel.apparmor_restrict_unprivileged_userns, or build the template as root"},
-		{regexp.MustCompile(`unmet dependencies|held broken packages`), turnstone.Invalid,
+		{regexp.MustCompile(`unmet dependencies|held broken packages`), turnstone.KindInvalid,
 			"the packages exclude each other: take one of them out of the spec"},
 	}
 }
@@ -129,7 +129,7 @@ func explain(op string, req Request, runErr error, tail string) error {
 				Err: errors.New(strings.TrimSpace(found))}
 		}
 	}
-	return &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: "mmdebstrap",
+	return &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: "mmdebstrap",
 		Err: fmt.Errorf("%w: %s", runErr, lastError(tail))}
 }
 
@@ -148,9 +148,9 @@ func lastError(tail string) string {
 func tempDir() string { return os.TempDir() }
 
 func canceled(op string, err error) error {
-	kind := turnstone.Canceled
+	kind := turnstone.KindCanceled
 	if errors.Is(err, context.DeadlineExceeded) {
-		kind = turnstone.Timeout
+		kind = turnstone.KindTimeout
 	}
 	return &turnstone.Error{Op: op, Kind: kind, Err: err}
 }
@@ -167,7 +167,7 @@ func checkSubordinateIDs(files ...string) error {
 		if err == nil && hasRange(string(b), me.Username) {
 			continue
 		}
-		return &turnstone.Error{Op: "debian.fetch", Kind: turnstone.Unavailable, Subject: file,
+		return &turnstone.Error{Op: "debian.fetch", Kind: turnstone.KindUnavailable, Subject: file,
 			Err:  fmt.Errorf("user %s has no range of subordinate IDs there", me.Username),
 			Hint: fmt.Sprintf("give the user one: sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 %s", me.Username)}
 	}

@@ -57,7 +57,7 @@ func TestBombs(t *testing.T) {
 		reg.Push(t, "x:1", ocitest.ImageOf(t, ocitest.Config{}, l))
 		start := time.Now()
 		_, err := unpackAt(t, client(t), reg.Host+"/x:1")
-		if turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), "bomb") {
+		if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "bomb") {
 			t.Errorf("%s: %v", name, err)
 		}
 		t.Logf("%s: refused after %s", name, time.Since(start))
@@ -118,12 +118,12 @@ func TestBadLayers(t *testing.T) {
 		packed, plain []byte
 		kind          turnstone.Kind
 	}{
-		"other content":       {ocitest.Gzip(t, good), []byte("other"), turnstone.Integrity},
-		"cut gzip":            {ocitest.Gzip(t, good)[:40], good, turnstone.Invalid},
-		"no gzip":             {[]byte{0x1f, 0x8b, 1, 2, 3}, good, turnstone.Invalid},
-		"no zstd":             {[]byte{0x28, 0xb5, 0x2f, 0xfd, 1, 2, 3}, good, turnstone.Invalid},
-		"text":                {[]byte(random(3000)), []byte(random(3000)), turnstone.Invalid},
-		"cut tar":             {good[:300], good[:300], turnstone.Invalid},
+		"other content":       {ocitest.Gzip(t, good), []byte("other"), turnstone.KindIntegrity},
+		"cut gzip":            {ocitest.Gzip(t, good)[:40], good, turnstone.KindInvalid},
+		"no gzip":             {[]byte{0x1f, 0x8b, 1, 2, 3}, good, turnstone.KindInvalid},
+		"no zstd":             {[]byte{0x28, 0xb5, 0x2f, 0xfd, 1, 2, 3}, good, turnstone.KindInvalid},
+		"text":                {[]byte(random(3000)), []byte(random(3000)), turnstone.KindInvalid},
+		"cut tar":             {good[:300], good[:300], turnstone.KindInvalid},
 		"nothing":             {nil, nil, ""},
 		"plain":               {good, good, ""},
 		"two gzip streams":    {append(ocitest.Gzip(t, good[:512]), ocitest.Gzip(t, good[512:])...), good, ""},

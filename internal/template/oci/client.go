@@ -86,7 +86,7 @@ func (c *Client) connect(ctx context.Context, ref Reference) (*session, error) {
 		defer cancel()
 		auth, err := authn.Resolve(ctx, c.opts.Keychain, ref.repo)
 		if err != nil {
-			return false, &turnstone.Error{Op: "oci.login", Kind: turnstone.Invalid, Subject: ref.Registry(), Err: clean(err),
+			return false, &turnstone.Error{Op: "oci.login", Kind: turnstone.KindInvalid, Subject: ref.Registry(), Err: clean(err),
 				Hint: "the Docker config (docker login writes it) cannot be used for this registry"}
 		}
 		s.trans, err = transport.NewWithContext(ctx, ref.repo.Registry, auth, g, []string{ref.repo.Scope(transport.PullScope)})

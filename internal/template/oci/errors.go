@@ -87,7 +87,7 @@ func (r Reference) failed(err error) error {
 	if err == nil || errors.As(err, &typed) {
 		return err
 	}
-	out := &turnstone.Error{Op: "oci.pull", Kind: turnstone.Unavailable, Subject: "image " + r.String(), Err: clean(err)}
+	out := &turnstone.Error{Op: "oci.pull", Kind: turnstone.KindUnavailable, Subject: "image " + r.String(), Err: clean(err)}
 	var status *transport.Error
 	var refused *refusal
 	var wrong *integrityError
@@ -96,32 +96,32 @@ func (r Reference) failed(err error) error {
 	var dial *net.OpError
 	switch {
 	case errors.Is(err, context.Canceled):
-		out.Kind = turnstone.Canceled
+		out.Kind = turnstone.KindCanceled
 	case errors.As(err, &wrong):
-		out.Kind, out.Hint = turnstone.Integrity, "the registry, or something on the way to it, sends other data than the image's; nothing of it was kept"
+		out.Kind, out.Hint = turnstone.KindIntegrity, "the registry, or something on the way to it, sends other data than the image's; nothing of it was kept"
 	case errors.As(err, &content):
-		out.Kind, out.Hint = turnstone.Invalid, content.hint
+		out.Kind, out.Hint = turnstone.KindInvalid, content.hint
 	case errors.As(err, &refused):
-		out.Kind, out.Hint = turnstone.Invalid, "nothing was asked there; pull from a registry that serves the image itself, over TLS"
+		out.Kind, out.Hint = turnstone.KindInvalid, "nothing was asked there; pull from a registry that serves the image itself, over TLS"
 		if refused.hint != "" {
 			out.Hint = refused.hint
 		}
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		out.Kind, out.Hint = turnstone.Exhausted, "free some disk space, or move TURN_HOME"
+		out.Kind, out.Hint = turnstone.KindExhausted, "free some disk space, or move TURN_HOME"
 	case errors.As(err, &status):
 		out.Kind, out.Hint, out.Err = r.answered(status)
 	case errors.Is(err, errStalled):
-		out.Kind, out.Hint = turnstone.Timeout, "try again; what was downloaded is kept, and the rest is asked for"
+		out.Kind, out.Hint = turnstone.KindTimeout, "try again; what was downloaded is kept, and the rest is asked for"
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
 		out.Err = fmt.Errorf("registry %s breaks off: %w", r.Registry(), clean(err))
 		out.Hint = "try again; what was downloaded is kept, and the rest is asked for"
 	case errors.As(err, &network) && network.Timeout() && !(errors.As(err, &dial) && dial.Op == "dial"):
-		out.Kind, out.Hint = turnstone.Timeout, "try again; what was downloaded is kept, and the rest is asked for"
+		out.Kind, out.Hint = turnstone.KindTimeout, "try again; what was downloaded is kept, and the rest is asked for"
 	default:
 		out.Err = fmt.Errorf("registry %s does not answer: %w", r.Registry(), clean(err))
 		out.Hint = "check the name, the network and the proxy's settings"
 	}
-	if near := r.Near(); near != "" && out.Kind != turnstone.Canceled && out.Kind != turnstone.Exhausted {
+	if near := r.Near(); near != "" && out.Kind != turnstone.KindCanceled && out.Kind != turnstone.KindExhausted {
 		out.Hint = strings.TrimPrefix(out.Hint+"; ", "; ") + "the built-in template " + near + " comes near to it"
 	}
 	return out
@@ -136,15 +136,15 @@ func (r Reference) answered(e *transport.Error) (kind turnstone.Kind, hint strin
 	switch code := e.StatusCode; {
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
 		// Registries also say so of repositories that do not exist.
-		return turnstone.NotFound, "check the name; if the image is private: docker login " + r.Registry(), says
+		return turnstone.KindNotFound, "check the name; if the image is private: docker login " + r.Registry(), says
 	case code == http.StatusNotFound:
-		return turnstone.NotFound, "check the name and the tag; there may be no such image", says
+		return turnstone.KindNotFound, "check the name and the tag; there may be no such image", says
 	case code == http.StatusTooManyRequests:
-		return turnstone.Exhausted, "wait, or log in for more requests: docker login " + r.Registry(), says
+		return turnstone.KindExhausted, "wait, or log in for more requests: docker login " + r.Registry(), says
 	case code >= 500:
-		return turnstone.Unavailable, "try again later", says
+		return turnstone.KindUnavailable, "try again later", says
 	}
-	return turnstone.Unavailable, "this registry does not serve images as others do", says
+	return turnstone.KindUnavailable, "this registry does not serve images as others do", says
 }
 
 // Near returns the built-in template that comes near to the image; "" if none does.

@@ -60,7 +60,7 @@ func FuzzLayers(f *testing.F) {
 		defer out.Close()
 		req.Out = out
 		if err := tree.write(t.Context(), req, blobs, &Result{}); err != nil {
-			if turnstone.KindOf(Reference{}.failed(err)) == turnstone.Integrity {
+			if turnstone.KindOf(Reference{}.failed(err)) == turnstone.KindIntegrity {
 				t.Fatal(err) // both readings see the same
 			}
 			return

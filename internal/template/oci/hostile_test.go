@@ -65,32 +65,32 @@ func TestFaults(t *testing.T) {
 	}{
 		{"500 for ever", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 			http.Error(w, "no", http.StatusInternalServerError)
-		}, turnstone.Unavailable, "answers 500"},
+		}, turnstone.KindUnavailable, "answers 500"},
 		{"500 for blobs", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 			if isBlob(r) {
 				http.Error(w, "no", http.StatusBadGateway)
 				return
 			}
 			next.ServeHTTP(w, r)
-		}, turnstone.Unavailable, "answers 502"},
+		}, turnstone.KindUnavailable, "answers 502"},
 		{"500 at first", every(3, func(w http.ResponseWriter) { http.Error(w, "no", http.StatusServiceUnavailable) }), "", ""},
 		{"no login", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 			w.Header().Set("WWW-Authenticate", `Basic realm="x"`)
 			http.Error(w, `{"errors":[{"code":"UNAUTHORIZED","message":"go away"}]}`, http.StatusUnauthorized)
-		}, turnstone.NotFound, "answers 401"},
+		}, turnstone.KindNotFound, "answers 401"},
 		{"not there", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 			if isManifest(r) {
 				http.Error(w, `{"errors":[{"code":"MANIFEST_UNKNOWN","message":"none"}]}`, http.StatusNotFound)
 				return
 			}
 			next.ServeHTTP(w, r)
-		}, turnstone.NotFound, "answers 404"},
+		}, turnstone.KindNotFound, "answers 404"},
 		{"too many requests", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 			http.Error(w, `{"errors":[{"code":"TOOMANYREQUESTS","message":"slow down"}]}`, http.StatusTooManyRequests)
-		}, turnstone.Exhausted, "answers 429"},
+		}, turnstone.KindExhausted, "answers 429"},
 		{"a web page", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 			_, _ = io.WriteString(w, "<html>sign in to the hotel's network</html>")
-		}, turnstone.Invalid, "which is no image"},
+		}, turnstone.KindInvalid, "which is no image"},
 		{"wrong blob", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 			if isBlob(r) {
 				rec := httptest.NewRecorder()
@@ -101,7 +101,7 @@ func TestFaults(t *testing.T) {
 				return
 			}
 			next.ServeHTTP(w, r)
-		}, turnstone.Integrity, "came with the digest"},
+		}, turnstone.KindIntegrity, "came with the digest"},
 		{"blob that is too long", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 			next.ServeHTTP(w, r)
 			if isBlob(r) {
@@ -118,7 +118,7 @@ func TestFaults(t *testing.T) {
 				return
 			}
 			next.ServeHTTP(w, r)
-		}, turnstone.Integrity, ""},
+		}, turnstone.KindIntegrity, ""},
 		{"truncated blob", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 			if isBlob(r) {
 				rec := httptest.NewRecorder()
@@ -129,7 +129,7 @@ func TestFaults(t *testing.T) {
 				panic(http.ErrAbortHandler)
 			}
 			next.ServeHTTP(w, r)
-		}, turnstone.Unavailable, "unexpected EOF"},
+		}, turnstone.KindUnavailable, "unexpected EOF"},
 		{"silence", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 			if isBlob(r) {
 				w.Header().Set("Content-Length", "100000")
@@ -139,7 +139,7 @@ func TestFaults(t *testing.T) {
 				return
 			}
 			next.ServeHTTP(w, r)
-		}, turnstone.Timeout, "sends nothing"},
+		}, turnstone.KindTimeout, "sends nothing"},
 		{"drops", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 			if isBlob(r) {
 				for {
@@ -155,13 +155,13 @@ func TestFaults(t *testing.T) {
 				}
 			}
 			next.ServeHTTP(w, r)
-		}, turnstone.Timeout, "next to nothing"},
+		}, turnstone.KindTimeout, "next to nothing"},
 		{"no answer", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 			select {
 			case <-r.Context().Done():
 			case <-time.After(30 * time.Second):
 			}
-		}, turnstone.Timeout, ""},
+		}, turnstone.KindTimeout, ""},
 		{"a manifest of 100 MB", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 			if isManifest(r) {
 				w.Header().Set("Content-Type", string(types.OCIManifestSchema1))
@@ -173,23 +173,23 @@ func TestFaults(t *testing.T) {
 				return
 			}
 			next.ServeHTTP(w, r)
-		}, turnstone.Invalid, ""},
-		{"leads to another port here", redirect("http://127.0.0.1:1/x"), turnstone.Invalid, "127.0.0.1:1"},
-		{"leads to localhost", redirect("https://localhost/x"), turnstone.Invalid, "this machine"},
-		{"leads to the cloud's metadata", redirect("https://169.254.169.254/latest"), turnstone.Invalid, "169.254.169.254"},
-		{"leads out without TLS", redirect("http://example.org/x"), turnstone.Invalid, "without TLS"},
-		{"leads to a file", redirect("file:///etc/passwd"), turnstone.Invalid, ""},
+		}, turnstone.KindInvalid, ""},
+		{"leads to another port here", redirect("http://127.0.0.1:1/x"), turnstone.KindInvalid, "127.0.0.1:1"},
+		{"leads to localhost", redirect("https://localhost/x"), turnstone.KindInvalid, "this machine"},
+		{"leads to the cloud's metadata", redirect("https://169.254.169.254/latest"), turnstone.KindInvalid, "169.254.169.254"},
+		{"leads out without TLS", redirect("http://example.org/x"), turnstone.KindInvalid, "without TLS"},
+		{"leads to a file", redirect("file:///etc/passwd"), turnstone.KindInvalid, ""},
 		{"leads in circles", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 			if isBlob(r) {
 				http.Redirect(w, r, r.URL.Path, http.StatusFound)
 				return
 			}
 			next.ServeHTTP(w, r)
-		}, turnstone.Unavailable, "circles"},
+		}, turnstone.KindUnavailable, "circles"},
 		{"tokens from the cloud's metadata", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 			w.Header().Set("WWW-Authenticate", `Bearer realm="http://169.254.169.254/token",service="x"`)
 			w.WriteHeader(http.StatusUnauthorized)
-		}, turnstone.Unavailable, "169.254.169.254"},
+		}, turnstone.KindUnavailable, "169.254.169.254"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -204,7 +204,7 @@ func TestFaults(t *testing.T) {
 			reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{}, ocitest.Tar(t, bash, big)))
 			on.Store(true)
 			cl := client(t)
-			if c.kind == turnstone.Timeout {
+			if c.kind == turnstone.KindTimeout {
 				cl.opts.Stall = 300 * time.Millisecond
 			} else {
 				cl.opts.Stall = 20 * time.Second // a busy machine is no silent registry
@@ -216,10 +216,10 @@ func TestFaults(t *testing.T) {
 				}
 				return
 			}
-			if turnstone.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.says) || turnstone.HintOf(err) == "" && c.kind != turnstone.Invalid {
+			if turnstone.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.says) || turnstone.HintOf(err) == "" && c.kind != turnstone.KindInvalid {
 				t.Errorf("kind %s, want %s: %v; hint %q", turnstone.KindOf(err), c.kind, err, turnstone.HintOf(err))
 			}
-			if c.kind == turnstone.Integrity {
+			if c.kind == turnstone.KindIntegrity {
 				nothingKept(t, cl)
 			}
 		})
@@ -321,7 +321,7 @@ func TestOthers(t *testing.T) {
 			if err != nil || r.res.Files == 0 {
 				t.Errorf("%s: %v", name, err)
 			}
-		} else if turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), want) {
+		} else if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", name, err, want)
 		}
 	}
@@ -385,7 +385,7 @@ func TestCredentials(t *testing.T) {
 	}
 	reg.PushAs(t, "x:1", ocitest.Image(t, ocitest.Config{}, ocitest.Tar(t, bash)), "me", secret)
 	c := client(t)
-	if _, err := unpackAt(t, c, reg.Host+"/x:1"); turnstone.KindOf(err) != turnstone.NotFound || !strings.Contains(turnstone.HintOf(err), "docker login "+reg.Host) {
+	if _, err := unpackAt(t, c, reg.Host+"/x:1"); turnstone.KindOf(err) != turnstone.KindNotFound || !strings.Contains(turnstone.HintOf(err), "docker login "+reg.Host) {
 		t.Errorf("without credentials: %v; %s", err, turnstone.HintOf(err))
 	}
 	c.opts.Keychain = nil
@@ -396,7 +396,7 @@ func TestCredentials(t *testing.T) {
 	wrong.Store(true)
 	c.opts.Dir = t.TempDir()
 	_, err = unpackAt(t, New(c.opts), reg.Host+"/x:1")
-	if turnstone.KindOf(err) != turnstone.Invalid || strings.Contains(err.Error(), secret) || strings.Contains(err.Error(), "topsecret") {
+	if turnstone.KindOf(err) != turnstone.KindInvalid || strings.Contains(err.Error(), secret) || strings.Contains(err.Error(), "topsecret") {
 		t.Errorf("%v", err)
 	}
 	if elsewhere.Load() != 0 || logged.Load() == 0 {

@@ -70,7 +70,7 @@ func TestPrivateLayers(t *testing.T) {
 			}
 			evil := ocitest.Serve(t, lacks(missing...).wrap)
 			evil.Push(t, "evil/x:1", img)
-			if _, err := unpackAt(t, stranger(c), evil.Host+"/evil/x:1"); turnstone.KindOf(err) != turnstone.NotFound {
+			if _, err := unpackAt(t, stranger(c), evil.Host+"/evil/x:1"); turnstone.KindOf(err) != turnstone.KindNotFound {
 				t.Errorf("a stranger got %s out of %s: %v", name, sub, err)
 			}
 		}

@@ -45,7 +45,7 @@ func LooksLikeReference(s string) bool { return strings.ContainsAny(s, ":/@") }
 // *turnstone.Error of kind Invalid.
 func ParseReference(s string) (Reference, error) {
 	refuse := func(err error) (Reference, error) {
-		return Reference{}, &turnstone.Error{Op: "oci.reference", Kind: turnstone.Invalid, Subject: fmt.Sprintf("image %.200q", s), Err: err,
+		return Reference{}, &turnstone.Error{Op: "oci.reference", Kind: turnstone.KindInvalid, Subject: fmt.Sprintf("image %.200q", s), Err: err,
 			Hint: "write REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:DIGEST, in lower case"}
 	}
 	if len(s) > maxReference {

@@ -36,7 +36,7 @@ func TestReferences(t *testing.T) {
 func TestReferencesRefused(t *testing.T) {
 	for _, in := range []string{"", ":", "@", "Python:3.12", "x@sha256:12", "x@md5:00", "x:", "../x:1", "x y:1", "http://x/y:1",
 		"x:\x00", "a/b@" + someDigest + "@" + someDigest, strings.Repeat("a/", 300) + "x"} {
-		if r, err := ParseReference(in); turnstone.KindOf(err) != turnstone.Invalid || turnstone.HintOf(err) == "" {
+		if r, err := ParseReference(in); turnstone.KindOf(err) != turnstone.KindInvalid || turnstone.HintOf(err) == "" {
 			t.Errorf("%q: %v, %v", in, r, err)
 		}
 	}

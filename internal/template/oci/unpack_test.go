@@ -177,7 +177,7 @@ func TestLayers(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			r, err := unpack(t, ocitest.Config{}, ocitest.Tar(t, base...), ocitest.Tar(t, c.above...))
 			if want, ok := strings.CutPrefix(c.want, "error: "); ok {
-				if err == nil || !strings.Contains(err.Error(), want) || turnstone.KindOf(err) != turnstone.Invalid {
+				if err == nil || !strings.Contains(err.Error(), want) || turnstone.KindOf(err) != turnstone.KindInvalid {
 					t.Fatalf("%v, want %q", err, want)
 				}
 				return

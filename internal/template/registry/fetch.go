@@ -123,7 +123,7 @@ func (s *Server) intoCache(ctx context.Context, address, at string, d want) erro
 	}
 	if d != "" && got != d {
 		_ = os.Remove(part.Name())
-		return &turnstone.Error{Op: "registry.fetch", Kind: turnstone.Integrity, Subject: place(address),
+		return &turnstone.Error{Op: "registry.fetch", Kind: turnstone.KindIntegrity, Subject: place(address),
 			Err: fmt.Errorf("is not what the registry says it is: %s, not %s", short(got), short(d)), Hint: "try again later, or another registry"}
 	}
 	if err := os.Rename(part.Name(), at); err != nil {
@@ -214,17 +214,17 @@ func again(err error) bool {
 func (s *Server) explain(address string, err error) error {
 	var status *errStatus
 	var typed *turnstone.Error
-	out := &turnstone.Error{Op: "registry.fetch", Kind: turnstone.Unavailable, Subject: place(address), Err: withoutAddress(err),
+	out := &turnstone.Error{Op: "registry.fetch", Kind: turnstone.KindUnavailable, Subject: place(address), Err: withoutAddress(err),
 		Hint: "check the network; behind a proxy set https_proxy; PIP_INDEX_URL, npm_config_registry and TURN_DEBIAN_MIRROR name other registries"}
 	switch {
 	case errors.As(err, &typed):
 		return err
 	case errors.As(err, &status) && (status.code == http.StatusNotFound || status.code == http.StatusGone):
-		out.Kind, out.Hint = turnstone.NotFound, ""
+		out.Kind, out.Hint = turnstone.KindNotFound, ""
 	case errors.As(err, &status):
 		out.Hint = "the registry has a fault of its own, or wants a password: try again later, or name another with PIP_INDEX_URL, npm_config_registry or TURN_DEBIAN_MIRROR"
 	case errors.Is(err, errIdle):
-		out.Kind = turnstone.Timeout
+		out.Kind = turnstone.KindTimeout
 	}
 	return out
 }
@@ -285,14 +285,14 @@ func (s *Server) try(ctx context.Context, address string, part *os.File, resume 
 	n, err := io.Copy(part, io.LimitReader(p, min(maxFile+1-have, s.opts.Most+1-s.taken.Load())))
 	switch {
 	case s.taken.Add(n) > s.opts.Most:
-		return &turnstone.Error{Op: "registry.fetch", Kind: turnstone.Exhausted, Subject: place(address), Err: fmt.Errorf("the build has fetched more than %d bytes", s.opts.Most),
+		return &turnstone.Error{Op: "registry.fetch", Kind: turnstone.KindExhausted, Subject: place(address), Err: fmt.Errorf("the build has fetched more than %d bytes", s.opts.Most),
 			Hint: "make two templates of it, one on the other"}
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return storeError(part.Name(), err)
 	case err != nil:
 		return cause(ctx, err)
 	case have+n > maxFile:
-		return &turnstone.Error{Op: "registry.fetch", Kind: turnstone.Exhausted, Subject: place(address), Err: fmt.Errorf("has more than %d bytes", int64(maxFile))}
+		return &turnstone.Error{Op: "registry.fetch", Kind: turnstone.KindExhausted, Subject: place(address), Err: fmt.Errorf("has more than %d bytes", int64(maxFile))}
 	case size >= 0 && have+n != size:
 		return io.ErrUnexpectedEOF
 	}
@@ -358,7 +358,7 @@ func (s *Server) tryText(ctx context.Context, address, accept string) ([]byte, s
 		return nil, "", cause(ctx, err)
 	}
 	if len(b) > maxIndex {
-		return nil, "", &turnstone.Error{Op: "registry.fetch", Kind: turnstone.Exhausted, Subject: place(address), Err: fmt.Errorf("has more than %d bytes", maxIndex)}
+		return nil, "", &turnstone.Error{Op: "registry.fetch", Kind: turnstone.KindExhausted, Subject: place(address), Err: fmt.Errorf("has more than %d bytes", maxIndex)}
 	}
 	return b, res.Header.Get("Content-Type"), nil
 }
@@ -374,9 +374,9 @@ func place(address string) string {
 }
 
 func storeError(path string, err error) error {
-	e := &turnstone.Error{Op: "registry.cache", Kind: turnstone.Unavailable, Subject: path, Err: err}
+	e := &turnstone.Error{Op: "registry.cache", Kind: turnstone.KindUnavailable, Subject: path, Err: err}
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		e.Kind, e.Hint = turnstone.Exhausted, "make room on the disk that holds "+filepath.Dir(path)
+		e.Kind, e.Hint = turnstone.KindExhausted, "make room on the disk that holds "+filepath.Dir(path)
 	}
 	return e
 }

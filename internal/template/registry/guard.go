@@ -77,7 +77,7 @@ func (g *guard) allowed(ip netip.Addr) error {
 	if isPublic(ip) || g.inside.Load() && !ip.IsLinkLocalUnicast() {
 		return nil
 	}
-	return &turnstone.Error{Op: "registry.fetch", Kind: turnstone.Invalid, Subject: ip.String(),
+	return &turnstone.Error{Op: "registry.fetch", Kind: turnstone.KindInvalid, Subject: ip.String(),
 		Err: errors.New("a registry leads to an address that is not public"), Hint: "use another registry"}
 }
 

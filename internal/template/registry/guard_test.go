@@ -41,7 +41,7 @@ func TestGuard(t *testing.T) {
 	}
 	public := newGuard(time.Minute, address("http://registry.example"))
 	defer public.CloseIdleConnections()
-	if err := get(public, inner.URL); turnstone.KindOf(err) != turnstone.Invalid || again(err) || !strings.Contains(err.Error(), "not public") {
+	if err := get(public, inner.URL); turnstone.KindOf(err) != turnstone.KindInvalid || again(err) || !strings.Contains(err.Error(), "not public") {
 		t.Errorf("led to this machine: %v", err)
 	}
 	own := newGuard(time.Minute, address(outer.URL))

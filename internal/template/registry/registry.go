@@ -165,7 +165,7 @@ func upstream(what, address string) (*url.URL, error) {
 		err = errors.New("want an address that begins with http:// or https://")
 	}
 	if err != nil {
-		return nil, &turnstone.Error{Op: "registry.new", Kind: turnstone.Invalid, Subject: what, Err: withoutAddress(err), Hint: "set " + what + " to an address as " + DefaultPip}
+		return nil, &turnstone.Error{Op: "registry.new", Kind: turnstone.KindInvalid, Subject: what, Err: withoutAddress(err), Hint: "set " + what + " to an address as " + DefaultPip}
 	}
 	return u, nil
 }
@@ -184,7 +184,7 @@ func withoutAddress(err error) error {
 func (s *Server) Listen() (net.Addr, error) {
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
-		return nil, &turnstone.Error{Op: "registry.listen", Kind: turnstone.Unavailable, Subject: "127.0.0.1", Err: err}
+		return nil, &turnstone.Error{Op: "registry.listen", Kind: turnstone.KindUnavailable, Subject: "127.0.0.1", Err: err}
 	}
 	s.http = &http.Server{Handler: s, ReadHeaderTimeout: 30 * time.Second, ReadTimeout: time.Minute, IdleTimeout: 5 * time.Minute, MaxHeaderBytes: 64 << 10}
 	go func() { _ = s.http.Serve(l) }() // ends with Close
@@ -276,9 +276,9 @@ func (s *Server) Problem() error {
 		return s.problem
 	}
 	hint := "check the name; the registries are set with PIP_INDEX_URL and npm_config_registry"
-	kind := turnstone.Invalid
+	kind := turnstone.KindInvalid
 	if s.opts.Locked {
-		hint, kind = "template.lock does not name it: turn template build --lock writes it anew", turnstone.Integrity
+		hint, kind = "template.lock does not name it: turn template build --lock writes it anew", turnstone.KindIntegrity
 	}
 	return &turnstone.Error{Op: "registry.find", Kind: kind, Subject: strings.Join(s.missing[:min(len(s.missing), 5)], ", "),
 		Err: errors.New("there is no such package"), Hint: hint}
@@ -295,7 +295,7 @@ func (s *Server) lacks(what string) {
 
 // fail answers a request that could not be served, and notes why.
 func (s *Server) fail(w http.ResponseWriter, what string, err error) {
-	if turnstone.KindOf(err) == turnstone.NotFound {
+	if turnstone.KindOf(err) == turnstone.KindNotFound {
 		s.lacks(what)
 		http.Error(w, "there is no "+what, http.StatusNotFound)
 		return

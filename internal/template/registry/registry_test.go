@@ -190,7 +190,7 @@ func TestUnknownPackageIsNamed(t *testing.T) {
 		}
 	}
 	err := s.Problem()
-	if turnstone.KindOf(err) != turnstone.Invalid || !strings.Contains(err.Error(), "package no-such-thing of pip") || !strings.Contains(err.Error(), "package @no/such of npm") {
+	if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "package no-such-thing of pip") || !strings.Contains(err.Error(), "package @no/such of npm") {
 		t.Error(err)
 	}
 }
@@ -226,7 +226,7 @@ func TestLockOffersNothingElse(t *testing.T) {
 	if files := pipFiles(t, s, host, "other"); files != nil {
 		t.Errorf("what the lock does not name: %v", files)
 	}
-	if err := s.Problem(); turnstone.KindOf(err) != turnstone.Integrity || !strings.Contains(err.Error(), "other") {
+	if err := s.Problem(); turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), "other") {
 		t.Error(err)
 	}
 }
@@ -239,14 +239,14 @@ func TestFaults(t *testing.T) {
 		kind  turnstone.Kind
 		text  string
 	}{
-		{"500", func(w http.ResponseWriter, _ *http.Request) bool { w.WriteHeader(500); return true }, turnstone.Unavailable, "500 Internal Server Error"},
+		{"500", func(w http.ResponseWriter, _ *http.Request) bool { w.WriteHeader(500); return true }, turnstone.KindUnavailable, "500 Internal Server Error"},
 		{"another digest", func(w http.ResponseWriter, r *http.Request) bool {
 			if !strings.HasPrefix(r.URL.Path, "/files/") {
 				return false
 			}
 			_, _ = w.Write([]byte("something else"))
 			return true
-		}, turnstone.Integrity, "is not what the registry says"},
+		}, turnstone.KindIntegrity, "is not what the registry says"},
 		{"slow", func(w http.ResponseWriter, r *http.Request) bool {
 			if !strings.HasPrefix(r.URL.Path, "/files/") {
 				return false
@@ -256,7 +256,7 @@ func TestFaults(t *testing.T) {
 			w.(http.Flusher).Flush()
 			<-r.Context().Done()
 			return true
-		}, turnstone.Timeout, "nothing came any more"},
+		}, turnstone.KindTimeout, "nothing came any more"},
 		{"no digest of an index", func(w http.ResponseWriter, r *http.Request) bool {
 			if r.URL.Path != "/simple/foo/" {
 				return false
@@ -264,7 +264,7 @@ func TestFaults(t *testing.T) {
 			w.Header().Set("Content-Type", "application/vnd.pypi.simple.v1+json")
 			_, _ = w.Write([]byte(`{"files": 7}`))
 			return true
-		}, turnstone.Integrity, "cannot unmarshal"},
+		}, turnstone.KindIntegrity, "cannot unmarshal"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			u := newUpstream(t)
@@ -414,7 +414,7 @@ func TestNpmGoesNowhereElse(t *testing.T) {
 	if code, _ := get(t, s.NpmRegistry(host)+"evil/-/evil-1.0.0.tgz"); code == 200 || other.hits.Load() > 0 {
 		t.Errorf("%d, %d requests", code, other.hits.Load())
 	}
-	if err := s.Problem(); turnstone.KindOf(err) != turnstone.Integrity || !strings.Contains(err.Error(), "at another host") {
+	if err := s.Problem(); turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), "at another host") {
 		t.Error(err)
 	}
 }
@@ -451,7 +451,7 @@ func TestTrim(t *testing.T) {
 func TestAddressesThatAreNone(t *testing.T) {
 	for _, o := range []registry.Options{{Pip: "ftp://x"}, {Npm: "::"}, {Apt: []string{"/debian"}}} {
 		o.Cache = t.TempDir()
-		if _, err := registry.New(o); turnstone.KindOf(err) != turnstone.Invalid {
+		if _, err := registry.New(o); turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%+v: %v", o, err)
 		}
 	}

@@ -129,14 +129,14 @@ func ranges(t *testing.T, s blob.Store) {
 	}
 	for _, r := range [][2]int64{{0, 10_001}, {10_001, -1}, {10_001, 0}, {-1, 5}, {9_999, 2}, {1 << 62, 1 << 62}} {
 		rd, err := s.Get(t.Context(), "r", r[0], r[1])
-		wantKind(t, fmt.Sprint("range ", r), err, turnstone.Invalid)
+		wantKind(t, fmt.Sprint("range ", r), err, turnstone.KindInvalid)
 		if err == nil {
 			_ = rd.Close()
 		}
 	}
 	if rr, ok := s.(blob.RangeReader); ok {
-		wantKind(t, "ReadAt beyond the end", rr.ReadAt(t.Context(), "r", make([]byte, 2), 9_999), turnstone.Invalid)
-		wantKind(t, "ReadAt before the start", rr.ReadAt(t.Context(), "r", make([]byte, 2), -1), turnstone.Invalid)
+		wantKind(t, "ReadAt beyond the end", rr.ReadAt(t.Context(), "r", make([]byte, 2), 9_999), turnstone.KindInvalid)
+		wantKind(t, "ReadAt before the start", rr.ReadAt(t.Context(), "r", make([]byte, 2), -1), turnstone.KindInvalid)
 	}
 }
 
@@ -144,9 +144,9 @@ func absent(t *testing.T, s blob.Store) {
 	put(t, s, "dir/file", []byte("x"))
 	for _, name := range []string{"nothing", "dir", "dir/nothing", "dir/file/below"} {
 		_, err := s.Get(t.Context(), name, 0, -1)
-		wantKind(t, "Get of "+name, err, turnstone.NotFound)
+		wantKind(t, "Get of "+name, err, turnstone.KindNotFound)
 		if rr, ok := s.(blob.RangeReader); ok {
-			wantKind(t, "ReadAt of "+name, rr.ReadAt(t.Context(), name, make([]byte, 1), 0), turnstone.NotFound)
+			wantKind(t, "ReadAt of "+name, rr.ReadAt(t.Context(), name, make([]byte, 1), 0), turnstone.KindNotFound)
 		}
 		if err := s.Remove(t.Context(), name); err != nil {
 			t.Errorf("Remove(%q): %v", name, err)
@@ -160,12 +160,12 @@ func absent(t *testing.T, s blob.Store) {
 func hostileNames(t *testing.T, s blob.Store) {
 	for _, name := range []string{"", ".", "..", "../x", "a/../b", "a/..", "/etc/passwd", "a//b", "a/", "a\x00b", "a\nb",
 		`a\b`, ".hidden", "a/.tmp", "\xff", strings.Repeat("x", 256), strings.Repeat("x/", 300) + "x"} {
-		wantKind(t, fmt.Sprintf("Put(%q)", name), s.Put(t.Context(), name, strings.NewReader("x"), 1), turnstone.Invalid)
+		wantKind(t, fmt.Sprintf("Put(%q)", name), s.Put(t.Context(), name, strings.NewReader("x"), 1), turnstone.KindInvalid)
 		_, err := s.Get(t.Context(), name, 0, -1)
-		wantKind(t, fmt.Sprintf("Get(%q)", name), err, turnstone.Invalid)
-		wantKind(t, fmt.Sprintf("Remove(%q)", name), s.Remove(t.Context(), name), turnstone.Invalid)
+		wantKind(t, fmt.Sprintf("Get(%q)", name), err, turnstone.KindInvalid)
+		wantKind(t, fmt.Sprintf("Remove(%q)", name), s.Remove(t.Context(), name), turnstone.KindInvalid)
 		if rr, ok := s.(blob.RangeReader); ok {
-			wantKind(t, fmt.Sprintf("ReadAt(%q)", name), rr.ReadAt(t.Context(), name, make([]byte, 1), 0), turnstone.Invalid)
+			wantKind(t, fmt.Sprintf("ReadAt(%q)", name), rr.ReadAt(t.Context(), name, make([]byte, 1), 0), turnstone.KindInvalid)
 		}
 	}
 	for _, prefix := range []string{"..", "../", "/", "/etc/", "a/../"} {
@@ -178,7 +178,7 @@ func hostileNames(t *testing.T, s blob.Store) {
 func wrongSizes(t *testing.T, s blob.Store) {
 	for _, size := range []int64{0, 4, 6, 1 << 20} {
 		err := s.Put(t.Context(), "n", strings.NewReader("12345"), size)
-		wantKind(t, fmt.Sprintf("5 bytes as %d", size), err, turnstone.Invalid)
+		wantKind(t, fmt.Sprintf("5 bytes as %d", size), err, turnstone.KindInvalid)
 	}
 	if got := names(t, s, ""); len(got) != 0 {
 		t.Errorf("they left %q", got)
@@ -239,8 +239,8 @@ func cancelled(t *testing.T, s blob.Store) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	err := s.Put(ctx, "n", io.LimitReader(&endless{n: 4 << 20, do: cancel}, 256<<20), 256<<20)
-	wantKind(t, "a put cancelled midway", err, turnstone.Canceled)
-	wantKind(t, "a put cancelled before", s.Put(ctx, "m", strings.NewReader("x"), 1), turnstone.Canceled)
+	wantKind(t, "a put cancelled midway", err, turnstone.KindCanceled)
+	wantKind(t, "a put cancelled before", s.Put(ctx, "m", strings.NewReader("x"), 1), turnstone.KindCanceled)
 	if got := names(t, s, ""); len(got) != 0 {
 		t.Errorf("they left %q", got)
 	}
@@ -260,10 +260,10 @@ func cancelledGet(t *testing.T, s blob.Store) {
 	}
 	_ = r.Close()
 	_, err = s.Get(ctx, "n", 0, -1)
-	wantKind(t, "a get cancelled before", err, turnstone.Canceled)
-	wantKind(t, "a removal cancelled before", s.Remove(ctx, "n"), turnstone.Canceled)
+	wantKind(t, "a get cancelled before", err, turnstone.KindCanceled)
+	wantKind(t, "a removal cancelled before", s.Remove(ctx, "n"), turnstone.KindCanceled)
 	for _, err := range s.List(ctx, "") {
-		wantKind(t, "a cancelled list", err, turnstone.Canceled)
+		wantKind(t, "a cancelled list", err, turnstone.KindCanceled)
 	}
 }
 
@@ -337,9 +337,9 @@ func removal(t *testing.T, s blob.Store) {
 				t.Errorf("Remove(%q): %v", name, err)
 			}
 			_, err := s.Get(t.Context(), name, 0, -1)
-			wantKind(t, "Get after Remove", err, turnstone.NotFound)
+			wantKind(t, "Get after Remove", err, turnstone.KindNotFound)
 			if rr, ok := s.(blob.RangeReader); ok {
-				wantKind(t, "ReadAt after Remove", rr.ReadAt(t.Context(), name, make([]byte, 1), 0), turnstone.NotFound)
+				wantKind(t, "ReadAt after Remove", rr.ReadAt(t.Context(), name, make([]byte, 1), 0), turnstone.KindNotFound)
 			}
 		}
 	}

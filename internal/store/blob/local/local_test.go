@@ -123,7 +123,7 @@ func TestOpenNoFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := local.Open(file, local.Options{})
-	if turnstone.KindOf(err) != turnstone.Unavailable || turnstone.HintOf(err) == "" {
+	if turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" {
 		t.Errorf("a file as the folder: %v", err)
 	}
 }

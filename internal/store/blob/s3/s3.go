@@ -38,7 +38,7 @@ type Options struct {
 // AWS_ENDPOINT_URL, or AWS's own; the region AWS_REGION or AWS_DEFAULT_REGION.
 func ParseURL(s string) (Options, error) {
 	bad := func(err error) (Options, error) {
-		return Options{}, &turnstone.Error{Op: "s3.parse", Kind: turnstone.Invalid, Subject: s, Err: err,
+		return Options{}, &turnstone.Error{Op: "s3.parse", Kind: turnstone.KindInvalid, Subject: s, Err: err,
 			Hint: "write s3://BUCKET/PREFIX, and give another endpoint than AWS's in AWS_ENDPOINT_URL_S3"}
 	}
 	u, err := url.Parse(s)
@@ -96,7 +96,7 @@ func Open(o Options) (*Store, error) {
 	})
 	c, err := minio.NewCore(o.Endpoint, &minio.Options{Creds: chain, Secure: !o.Insecure, Region: o.Region})
 	if err != nil {
-		return nil, &turnstone.Error{Op: "blob.open", Kind: turnstone.Invalid, Subject: o.Endpoint, Err: err,
+		return nil, &turnstone.Error{Op: "blob.open", Kind: turnstone.KindInvalid, Subject: o.Endpoint, Err: err,
 			Hint: "the endpoint is a host, or HOST:PORT"}
 	}
 	s := &Store{client: c, bucket: o.Bucket}
@@ -174,7 +174,7 @@ func again(ctx context.Context, r io.Reader, size int64) (io.Reader, error) {
 }
 
 func wrongSize(size int64) error {
-	return &turnstone.Error{Op: "blob.put", Kind: turnstone.Invalid, Err: fmt.Errorf("it does not have the %d bytes announced", size)}
+	return &turnstone.Error{Op: "blob.put", Kind: turnstone.KindInvalid, Err: fmt.Errorf("it does not have the %d bytes announced", size)}
 }
 
 // exact reads a reader that must have size bytes. It holds its last bytes back
@@ -388,7 +388,7 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 		return err
 	}
 	err := s.fail(ctx, op, name, s.client.RemoveObject(ctx, s.bucket, s.prefix+name, minio.RemoveObjectOptions{}))
-	if turnstone.KindOf(err) == turnstone.NotFound && minio.ToErrorResponse(errors.Unwrap(err)).Code != minio.NoSuchBucket {
+	if turnstone.KindOf(err) == turnstone.KindNotFound && minio.ToErrorResponse(errors.Unwrap(err)).Code != minio.NoSuchBucket {
 		return nil
 	}
 	return err
@@ -416,12 +416,12 @@ func (s *Store) fail(ctx context.Context, op, name string, err error) error {
 	if errors.As(err, &typed) {
 		return blob.Error(op, name, err)
 	}
-	e := &turnstone.Error{Op: op, Kind: turnstone.Unavailable, Subject: s.bucket + "/" + s.prefix + name, Err: err}
+	e := &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: s.bucket + "/" + s.prefix + name, Err: err}
 	switch r := minio.ToErrorResponse(err); {
 	case r.Code == minio.NoSuchBucket:
-		e.Kind, e.Hint = turnstone.NotFound, "make the bucket first"
+		e.Kind, e.Hint = turnstone.KindNotFound, "make the bucket first"
 	case r.StatusCode == http.StatusNotFound, r.Code == minio.NoSuchKey:
-		e.Kind = turnstone.NotFound
+		e.Kind = turnstone.KindNotFound
 	case r.StatusCode == http.StatusForbidden, r.StatusCode == http.StatusUnauthorized:
 		e.Hint = "the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws/credentials) have to allow it"
 	case r.StatusCode == 0:

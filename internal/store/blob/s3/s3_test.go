@@ -80,14 +80,14 @@ func TestErrors(t *testing.T) {
 		"put":    none.Put(t.Context(), "x", strings.NewReader("1"), 1),
 		"remove": none.Remove(t.Context(), "x"),
 	} {
-		if turnstone.KindOf(err) != turnstone.NotFound || !strings.Contains(turnstone.HintOf(err), "bucket") {
+		if turnstone.KindOf(err) != turnstone.KindNotFound || !strings.Contains(turnstone.HintOf(err), "bucket") {
 			t.Errorf("%s without a bucket: %v (%s, %q)", what, err, turnstone.KindOf(err), turnstone.HintOf(err))
 		}
 	}
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "wrong-"+secretKey)
 	refused := open(t, s3.Options{Endpoint: addr, Bucket: "here"})
 	_, err := refused.Get(t.Context(), "x", 0, -1)
-	if turnstone.KindOf(err) != turnstone.Unavailable || !strings.Contains(turnstone.HintOf(err), "credentials") {
+	if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "credentials") {
 		t.Errorf("wrong credentials: %v (%q)", err, turnstone.HintOf(err))
 	}
 	if strings.Contains(fmt.Sprint(err, turnstone.HintOf(err)), secretKey) {
@@ -168,7 +168,7 @@ func TestRetries(t *testing.T) {
 	proxy.refuse.Store(1 << 20)
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	if err := s.Put(ctx, "y", strings.NewReader("1"), 1); turnstone.KindOf(err) != turnstone.Timeout {
+	if err := s.Put(ctx, "y", strings.NewReader("1"), 1); turnstone.KindOf(err) != turnstone.KindTimeout {
 		t.Errorf("a server that always refuses: %v", err)
 	}
 }
@@ -188,7 +188,7 @@ func TestParseURL(t *testing.T) {
 		t.Errorf("got %+v, %v", o, err)
 	}
 	for _, bad := range []string{"", "b", "s3:", "s3://", "http://b", "s3://user:pw@b", "s3://b/../c", "s3://b?x=1", "s3://b/a//c", ":"} {
-		if _, err := s3.ParseURL(bad); turnstone.KindOf(err) != turnstone.Invalid || turnstone.HintOf(err) == "" {
+		if _, err := s3.ParseURL(bad); turnstone.KindOf(err) != turnstone.KindInvalid || turnstone.HintOf(err) == "" {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}

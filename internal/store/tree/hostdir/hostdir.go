@@ -36,7 +36,7 @@ type Dir struct {
 type inode struct{ dev, ino uint64 }
 
 // Open returns the folder at path, where a symlink may lead to it. Close it when
-// the tree has been built. Errors are of kind NotFound or Unavailable; so are those of a
+// the tree has been built. Errors are of kind KindNotFound or Unavailable; so are those of a
 // file that changes while it is read, or cannot be.
 func Open(path string) (*Dir, error) {
 	d := &Dir{path: path, ids: map[inode]uint64{}}
@@ -121,13 +121,13 @@ func (n *node) rel() string {
 }
 
 func (n *node) fail(err error) error {
-	out := &turnstone.Error{Op: "hostdir.read", Kind: turnstone.Unavailable, Subject: n.top.path, Err: err}
+	out := &turnstone.Error{Op: "hostdir.read", Kind: turnstone.KindUnavailable, Subject: n.top.path, Err: err}
 	if n.parent != nil {
 		out.Subject += "/" + n.rel()
 	}
 	switch {
 	case errors.Is(err, unix.ENOENT):
-		out.Kind, out.Hint = turnstone.NotFound, "it has to exist, and must not go away while it is read"
+		out.Kind, out.Hint = turnstone.KindNotFound, "it has to exist, and must not go away while it is read"
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
 		out.Hint = "all of the folder has to be readable: change its permissions, or run this as its owner or as root"
 	case errors.Is(err, unix.ENOTDIR) && n.parent == nil:

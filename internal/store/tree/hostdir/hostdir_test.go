@@ -233,7 +233,7 @@ func TestChangesAreNoticed(t *testing.T) {
 					err = cerr
 				}
 			}
-			if k := turnstone.KindOf(err); k != turnstone.Unavailable && k != turnstone.NotFound || turnstone.HintOf(err) == "" {
+			if k := turnstone.KindOf(err); k != turnstone.KindUnavailable && k != turnstone.KindNotFound || turnstone.HintOf(err) == "" {
 				t.Errorf("%v (%s, %q)", err, k, turnstone.HintOf(err))
 			}
 		})
@@ -298,8 +298,8 @@ func TestWhatCannotBeOpened(t *testing.T) {
 		kind turnstone.Kind
 		text string
 	}{
-		filepath.Join(dir, "none"): {turnstone.NotFound, "none: no such file or directory"},
-		filepath.Join(dir, "file"): {turnstone.Unavailable, "file: not a directory"},
+		filepath.Join(dir, "none"): {turnstone.KindNotFound, "none: no such file or directory"},
+		filepath.Join(dir, "file"): {turnstone.KindUnavailable, "file: not a directory"},
 	} {
 		_, err := Open(path)
 		if turnstone.KindOf(err) != want.kind || err == nil || !strings.HasSuffix(err.Error(), want.text) || turnstone.HintOf(err) == "" {

@@ -39,7 +39,7 @@ func NewStore() *Store {
 // Get returns an object.
 func (s *Store) Get(ctx context.Context, d turnstone.Digest) ([]byte, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, &turnstone.Error{Op: "treetest.get", Kind: turnstone.Canceled, Subject: string(d), Err: err}
+		return nil, &turnstone.Error{Op: "treetest.get", Kind: turnstone.KindCanceled, Subject: string(d), Err: err}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -50,10 +50,10 @@ func (s *Store) Get(ctx context.Context, d turnstone.Digest) ([]byte, error) {
 func get(m map[turnstone.Digest][]byte, d turnstone.Digest) ([]byte, error) {
 	b, ok := m[d]
 	if !ok {
-		return nil, &turnstone.Error{Op: "treetest.get", Kind: turnstone.NotFound, Subject: string(d), Err: errors.New("is not in the store")}
+		return nil, &turnstone.Error{Op: "treetest.get", Kind: turnstone.KindNotFound, Subject: string(d), Err: errors.New("is not in the store")}
 	}
 	if turnstone.DigestBytes(b) != d {
-		return nil, &turnstone.Error{Op: "treetest.get", Kind: turnstone.Integrity, Subject: string(d), Err: errors.New("is damaged")}
+		return nil, &turnstone.Error{Op: "treetest.get", Kind: turnstone.KindIntegrity, Subject: string(d), Err: errors.New("is damaged")}
 	}
 	return b, nil
 }
@@ -61,7 +61,7 @@ func get(m map[turnstone.Digest][]byte, d turnstone.Digest) ([]byte, error) {
 // Put keeps an object.
 func (s *Store) Put(ctx context.Context, b []byte) (turnstone.Digest, error) {
 	if err := ctx.Err(); err != nil {
-		return "", &turnstone.Error{Op: "treetest.put", Kind: turnstone.Canceled, Err: err}
+		return "", &turnstone.Error{Op: "treetest.put", Kind: turnstone.KindCanceled, Err: err}
 	}
 	d := turnstone.DigestBytes(b)
 	s.mu.Lock()
