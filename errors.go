@@ -2,6 +2,8 @@ package turnstone
 
 import (
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -22,14 +24,34 @@ const (
 	KindInternal    Kind = "internal"    // a fault of this program
 )
 
+// An Op names an operation in errors, such as "template.build". Ops cross the wire and appear in
+// JSON reports, so the values are part of the interface.
+type Op string
+
 // Error is the typed error of the project. It survives the wire: all of its
 // fields but Err are encoded, and Err is encoded as its text.
 type Error struct {
-	Op      string // what was being done, as "template.build"
+	Op      Op // what was being done
 	Kind    Kind
 	Subject string // what it was done to: a file, a template, an ID
 	Hint    string // one sentence that says what the user can do; may be empty
 	Err     error  // the cause; may be nil
+}
+
+// NewError returns an error of an operation on a subject. Subject may be empty and cause nil.
+func NewError(op Op, kind Kind, subject string, cause error) *Error {
+	return &Error{Op: op, Kind: kind, Subject: subject, Err: cause}
+}
+
+// Errorf is NewError with the cause that fmt.Errorf makes of format and args; %w wraps.
+func Errorf(op Op, kind Kind, subject, format string, args ...any) *Error {
+	return NewError(op, kind, subject, fmt.Errorf(format, args...))
+}
+
+// WithHint sets the hint, one imperative sentence, and returns e. Only the maker of e may call it.
+func (e *Error) WithHint(hint string) *Error {
+	e.Hint = hint
+	return e
 }
 
 // Error returns "subject: cause" without the operation and the hint, which a
@@ -45,13 +67,19 @@ func (e *Error) Error() string {
 		parts = append(parts, strings.ReplaceAll(string(e.Kind), "_", " "))
 	}
 	if len(parts) == 0 {
-		return e.Op
+		return string(e.Op)
 	}
 	return strings.Join(parts, ": ")
 }
 
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
+
+// IsOp reports whether the outermost *Error in err's chain is of one of the operations.
+func IsOp(err error, ops ...Op) bool {
+	var e *Error
+	return errors.As(err, &e) && slices.Contains(ops, e.Op)
+}
 
 // KindOf returns the kind of the outermost *Error in err's chain, or Internal.
 func KindOf(err error) Kind {

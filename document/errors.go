@@ -39,7 +39,7 @@ func (es SyntaxErrors) Error() string {
 // Unwrap returns the project's typed error, so that turnstone.KindOf and
 // turnstone.HintOf work on a SyntaxErrors as on any other error.
 func (es SyntaxErrors) Unwrap() error {
-	e := &turnstone.Error{Op: "document.parse", Kind: turnstone.KindInvalid}
+	e := turnstone.NewError("document.parse", turnstone.KindInvalid, "", nil)
 	for _, s := range es {
 		e.Subject = s.File
 		if e.Hint == "" {

@@ -88,13 +88,14 @@ func (x *Repo) atHand(ctx context.Context, cs *contextStore, named string) (sess
 	if named != "" {
 		s, err := cs.db.Find(ctx, named)
 		if turnstone.KindOf(err) == turnstone.KindNotFound {
-			err = &turnstone.Error{Op: "executor.athand", Kind: turnstone.KindNotFound, Subject: "the session at hand", Err: err,
-				Hint: "TURN_SESSION names it: set it to a session that there is, or unset it"}
+			err = turnstone.NewError("executor.athand", turnstone.KindNotFound, "the session at hand",
+				err).
+				WithHint("TURN_SESSION names it: set it to a session that there is, or unset it")
 		}
 		return s, err
 	}
-	none := &turnstone.Error{Op: "executor.athand", Kind: turnstone.KindNotFound, Subject: "the session at hand",
-		Err: errors.New("no session was used yet"), Hint: "name the session: turn session ls lists them"}
+	none := turnstone.Errorf("executor.athand", turnstone.KindNotFound, "the session at hand",
+		"no session was used yet").WithHint("name the session: turn session ls lists them")
 	f, err := os.Open(x.atHandPath())
 	if errors.Is(err, os.ErrNotExist) {
 		return session.Session{}, none

@@ -77,9 +77,9 @@ func (at *branchPoint) inherit(p *plan, req Request) error {
 		return p.onTemplate(ts)
 	}
 	if p.asked != "" && !template.SameImage(p.asked, at.state.Image) {
-		return &turnstone.Error{Op: "executor.plan", Kind: turnstone.KindInvalid, Subject: "image " + p.asked,
-			Err:  fmt.Errorf("session %s is on %s", at.session.Label(), at.state.Image),
-			Hint: "leave the image out, or begin another session"}
+		return turnstone.Errorf("executor.plan", turnstone.KindInvalid, "image "+p.asked,
+			"session %s is on %s", at.session.Label(), at.state.Image).
+			WithHint("leave the image out, or begin another session")
 	}
 	if p.image = at.state.Image; p.authority != nil {
 		p.anonymous = p.authority.strangersState(p.image, ts.Known)

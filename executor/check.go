@@ -18,7 +18,8 @@ import (
 // Invalid, and name the document.
 func CheckFront(doc *document.Document) error {
 	if err := checkFront(doc); err != nil {
-		return &turnstone.Error{Op: "executor.check", Kind: turnstone.KindInvalid, Subject: doc.Name, Err: err, Hint: turnstone.HintOf(err)}
+		return turnstone.NewError("executor.check", turnstone.KindInvalid, doc.Name, err).
+			WithHint(turnstone.HintOf(err))
 	}
 	return nil
 }
@@ -53,7 +54,8 @@ func (x *Executor) Check(doc *document.Document, dir string, piped bool) error {
 		return err
 	}
 	if err := x.check(Request{Document: doc, Dir: dir, Piped: piped}); err != nil {
-		return &turnstone.Error{Op: "executor.check", Kind: turnstone.KindInvalid, Subject: doc.Name, Err: err, Hint: turnstone.HintOf(err)}
+		return turnstone.NewError("executor.check", turnstone.KindInvalid, doc.Name, err).
+			WithHint(turnstone.HintOf(err))
 	}
 	return nil
 }

@@ -36,7 +36,8 @@ func (x *Repo) claim(ctx context.Context, at blob.Store, where, noted string) er
 		if hint == "" {
 			hint = "TURN_STORE says that the store is there: see that the bucket can be reached, or unset it to keep turns in the state directory"
 		}
-		return &turnstone.Error{Op: "executor.claim", Kind: turnstone.KindOf(err), Subject: where, Err: err, Hint: hint}
+		return turnstone.NewError("executor.claim", turnstone.KindOf(err), where, err).
+			WithHint(hint)
 	}
 	other, mine, err := claimed(ctx, at, id)
 	if err != nil {
@@ -56,9 +57,9 @@ func (x *Repo) claim(ctx context.Context, at blob.Store, where, noted string) er
 		}
 	}
 	if other != "" {
-		return &turnstone.Error{Op: "executor.claim", Kind: turnstone.KindUnavailable, Subject: where,
-			Err:  errors.New("is the store of another state directory, whose gc would delete what this one leaves"),
-			Hint: fmt.Sprintf("give each TURN_HOME a prefix of its own, or, when the other one is gone, delete %s%s there", claims, other)}
+		return turnstone.Errorf("executor.claim", turnstone.KindUnavailable, where,
+			"is the store of another state directory, whose gc would delete what this one leaves").
+			WithHint(fmt.Sprintf("give each TURN_HOME a prefix of its own, or, when the other one is gone, delete %s%s there", claims, other))
 	}
 	return filestamp.WriteFile(noted, []byte(id+"\n"), 0o600)
 }
@@ -83,7 +84,8 @@ func claimed(ctx context.Context, at blob.Store, id string) (other string, mine 
 func (x *Repo) storeID() (string, error) {
 	path := x.home.Path("store-id")
 	failed := func(err error) error {
-		return &turnstone.Error{Op: "executor.claim", Kind: turnstone.KindUnavailable, Subject: path, Err: err, Hint: "the state directory has to be yours"}
+		return turnstone.NewError("executor.claim", turnstone.KindUnavailable, path, err).
+			WithHint("the state directory has to be yours")
 	}
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {

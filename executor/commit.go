@@ -76,7 +76,8 @@ const (
 // check refuses what no guest of ours says.
 func (f *frozen) check(id turnstone.SandboxID) error {
 	fail := func(why string) error {
-		return &turnstone.Error{Op: "executor.commit", Kind: turnstone.KindIntegrity, Subject: string(id), Err: errors.New("its agent names " + why)}
+		return turnstone.NewError("executor.commit", turnstone.KindIntegrity, string(id),
+			errors.New("its agent names "+why))
 	}
 	if f.upper != "upper" && f.upper != "upper2" || !strings.HasPrefix(f.cwd, "/") || len(f.cwd) > maxCwd || strings.IndexByte(f.cwd, 0) >= 0 {
 		return fail("no directory that there can be")
@@ -289,8 +290,9 @@ func (w *leakWatch) found() error {
 }
 
 func leaked(where, name string) error {
-	return &turnstone.Error{Op: "executor.commit", Kind: turnstone.KindInvalid, Subject: where, Err: fmt.Errorf("%w (%s); what the turn changed is not kept", secret.ErrFound, name),
-		Hint: "a step wrote it there: let the steps read it from their environment, and remove the file before the turn ends"}
+	return turnstone.Errorf("executor.commit", turnstone.KindInvalid, where,
+		"%w (%s); what the turn changed is not kept", secret.ErrFound, name).
+		WithHint("a step wrote it there: let the steps read it from their environment, and remove the file before the turn ends")
 }
 
 // commit writes the turn's record and moves its branch. l is nil when the turn left

@@ -105,9 +105,9 @@ func (x *Repo) notLost(ctx context.Context, blobs blob.Store) error {
 		if err != nil {
 			return err
 		}
-		return &turnstone.Error{Op: "executor.context", Kind: turnstone.KindIntegrity, Subject: path,
-			Err:  fmt.Errorf("is lost, and with it the sessions, while the store has what turns left (%s)", pack.Name),
-			Hint: "put a copy of it back; to begin anew, move the store's packs away. Receipts are in turns/ beside it"}
+		return turnstone.Errorf("executor.context", turnstone.KindIntegrity, path,
+			"is lost, and with it the sessions, while the store has what turns left (%s)", pack.Name).
+			WithHint("put a copy of it back; to begin anew, move the store's packs away. Receipts are in turns/ beside it")
 	}
 	return nil
 }
@@ -171,8 +171,8 @@ func (x *Repo) Close() error {
 // record returns what is kept of a turn. One that runs, or was interrupted, has none: kind KindNotFound.
 func (cs *contextStore) record(ctx context.Context, t session.Turn) (*Record, error) {
 	if t.Record == "" {
-		e := &turnstone.Error{Op: "executor.record", Kind: turnstone.KindNotFound, Subject: fmt.Sprintf("turn %d (%s)", t.Number, t.ID),
-			Err: errors.New("is still running")}
+		e := turnstone.Errorf("executor.record", turnstone.KindNotFound, fmt.Sprintf("turn %d (%s)", t.Number, t.ID),
+			"is still running")
 		if t.Interrupted() {
 			e.Err, e.Hint = errors.New("was interrupted, and nothing of it is kept"), "what its receipt said then is in turns/"+string(t.ID)+" of the state directory"
 		}
@@ -183,8 +183,8 @@ func (cs *contextStore) record(ctx context.Context, t session.Turn) (*Record, er
 		return nil, err
 	}
 	if rec.ID != t.ID || rec.Session != t.Session || rec.Number != t.Number {
-		return nil, &turnstone.Error{Op: "executor.record", Kind: turnstone.KindIntegrity, Subject: string(t.ID),
-			Err: fmt.Errorf("its record is that of turn %d (%s)", rec.Number, rec.ID)}
+		return nil, turnstone.Errorf("executor.record", turnstone.KindIntegrity, string(t.ID),
+			"its record is that of turn %d (%s)", rec.Number, rec.ID)
 	}
 	return rec, nil
 }
@@ -201,7 +201,8 @@ func (cs *contextStore) readRecord(ctx context.Context, d turnstone.Digest) (*Re
 // state returns the state that d names. An empty d is an error of kind KindNotFound.
 func (cs *contextStore) state(ctx context.Context, d turnstone.Digest) (*State, error) {
 	if d == "" {
-		return nil, &turnstone.Error{Op: "executor.state", Kind: turnstone.KindNotFound, Subject: "state", Err: errNoState}
+		return nil, turnstone.NewError("executor.state", turnstone.KindNotFound, "state",
+			errNoState)
 	}
 	st := &State{}
 	if err := cs.object(ctx, "state", d, st); err != nil {
@@ -214,14 +215,16 @@ func (cs *contextStore) state(ctx context.Context, d turnstone.Digest) (*State, 
 func (cs *contextStore) object(ctx context.Context, what string, d turnstone.Digest, v any) error {
 	b, err := cs.store.Get(ctx, d)
 	if turnstone.KindOf(err) == turnstone.KindNotFound {
-		return &turnstone.Error{Op: "executor." + what, Kind: turnstone.KindIntegrity, Subject: "the " + what + " of a turn", Err: err,
-			Hint: "turn fsck lists all that is missing; if the turn was kept elsewhere, set TURN_STORE as it was then"}
+		return turnstone.NewError(turnstone.Op("executor."+what), turnstone.KindIntegrity, "the "+what+" of a turn",
+			err).
+			WithHint("turn fsck lists all that is missing; if the turn was kept elsewhere, set TURN_STORE as it was then")
 	}
 	if err != nil {
 		return err
 	}
 	if err := json.Unmarshal(b, v); err != nil {
-		return &turnstone.Error{Op: "executor." + what, Kind: turnstone.KindIntegrity, Subject: string(d), Err: fmt.Errorf("is no %s: %w", what, err)}
+		return turnstone.Errorf(turnstone.Op("executor."+what), turnstone.KindIntegrity, string(d),
+			"is no %s: %w", what, err)
 	}
 	return nil
 }
@@ -230,6 +233,7 @@ func checkFormat(what string, d turnstone.Digest, format, known int) error {
 	if format == known {
 		return nil
 	}
-	return &turnstone.Error{Op: "executor." + what, Kind: turnstone.KindUnavailable, Subject: string(d),
-		Err: fmt.Errorf("is a %s of format %d, and this program knows %d", what, format, known), Hint: "use the turn that made it"}
+	return turnstone.Errorf(turnstone.Op("executor."+what), turnstone.KindUnavailable, string(d),
+		"is a %s of format %d, and this program knows %d", what, format, known).
+		WithHint("use the turn that made it")
 }

@@ -156,8 +156,9 @@ func (t *templateContents) HasSize(size int64) bool {
 func (t *templateContents) OpenContent(ctx context.Context, c tree.Content) (io.ReadCloser, error) {
 	in := t.find(func(in *foundTemplate) bool { return in.HasContent(c.Digest) })
 	if in == nil {
-		return nil, &turnstone.Error{Op: "executor.template", Kind: turnstone.KindNotFound, Subject: string(c.Digest), Err: errors.New("is in no template"),
-			Hint: "the template that it was in may have been removed: turn template build makes it again"}
+		return nil, turnstone.Errorf("executor.template", turnstone.KindNotFound, string(c.Digest),
+			"is in no template").
+			WithHint("the template that it was in may have been removed: turn template build makes it again")
 	}
 	return in.OpenContent(ctx, c)
 }

@@ -74,7 +74,8 @@ func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(
 	case low != nil:
 		return 0, low
 	case errors.Is(timed.Err(), context.DeadlineExceeded):
-		return 0, &turnstone.Error{Op: "executor.exec", Kind: turnstone.KindTimeout, Subject: req.Argv[0], Err: errors.New("killed after " + p.timeout.String())}
+		return 0, turnstone.NewError("executor.exec", turnstone.KindTimeout, req.Argv[0],
+			errors.New("killed after "+p.timeout.String()))
 	case err != nil || exit.Exit.Killed:
 		return 0, interrupted(ctx, hintImage(p.image, req.Argv[0], s.causeOf(err)), "while the command ran")
 	}

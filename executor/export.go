@@ -124,7 +124,8 @@ func (e *exporter) writeAll(ctx context.Context, g *session.Graph) error {
 		return err
 	}
 	r := &reach{cs: e.cs, object: e.first, got: e.write, content: e.content, failed: func(what string, err error) error {
-		return &turnstone.Error{Op: "executor.export", Kind: turnstone.KindOf(err), Subject: what, Err: err, Hint: turnstone.HintOf(err)}
+		return turnstone.NewError("executor.export", turnstone.KindOf(err), what, err).
+			WithHint(turnstone.HintOf(err))
 	}}
 	for _, t := range g.Turns {
 		if err := r.turn(ctx, t); err != nil {
@@ -143,7 +144,8 @@ func (e *exporter) look(ctx context.Context, g *session.Graph) (format int, err 
 		}
 		rec, err := e.cs.record(ctx, t)
 		if err != nil {
-			return 0, &turnstone.Error{Op: "executor.export", Kind: turnstone.KindOf(err), Subject: fmt.Sprintf("turn %d (%s): record", t.Number, t.ID), Err: err, Hint: turnstone.HintOf(err)}
+			return 0, turnstone.NewError("executor.export", turnstone.KindOf(err), fmt.Sprintf("turn %d (%s): record", t.Number, t.ID),
+				err).WithHint(turnstone.HintOf(err))
 		}
 		e.images[rec.Image] = true
 		if rec.VM != nil && rec.VM.Image != nil {
@@ -218,8 +220,8 @@ func (e *exporter) elsewhere(ctx context.Context, c tree.Content) error {
 		return nil
 	}
 	if c.Size > maxExportObject {
-		return &turnstone.Error{Op: "executor.export", Kind: turnstone.KindInvalid, Subject: string(c.Digest),
-			Err: fmt.Errorf("is a file of %s in the template, which is too large to be exported", turnstone.Bytes(c.Size).Human())}
+		return turnstone.Errorf("executor.export", turnstone.KindInvalid, string(c.Digest),
+			"is a file of %s in the template, which is too large to be exported", turnstone.Bytes(c.Size).Human())
 	}
 	b, err := e.cs.read(ctx, c, maxExportObject)
 	if err != nil {

@@ -171,13 +171,14 @@ func notExported(err error) error {
 	if turnstone.KindOf(err) != turnstone.KindInternal {
 		return err
 	}
-	return &turnstone.Error{Op: "executor.import", Kind: turnstone.KindIntegrity, Subject: "the file", Err: fmt.Errorf("is no exported session, or is damaged: %w", err),
-		Hint: "turn session export makes such a file"}
+	return turnstone.Errorf("executor.import", turnstone.KindIntegrity, "the file",
+		"is no exported session, or is damaged: %w", err).
+		WithHint("turn session export makes such a file")
 }
 
 func refused(format string, args ...any) error {
-	return &turnstone.Error{Op: "executor.import", Kind: turnstone.KindIntegrity, Subject: "the file", Err: fmt.Errorf(format, args...),
-		Hint: "export the session again"}
+	return turnstone.Errorf("executor.import", turnstone.KindIntegrity, "the file",
+		format, args...).WithHint("export the session again")
 }
 
 // head reads the first entry.
@@ -201,9 +202,9 @@ func (m *importer) head() error {
 		return notExported(err)
 	}
 	if head.Format < 1 || head.Format > exportFormat {
-		return &turnstone.Error{Op: "executor.import", Kind: turnstone.KindUnavailable, Subject: "the file",
-			Err:  fmt.Errorf("is of format %d, and this program knows formats up to %d", head.Format, exportFormat),
-			Hint: fmt.Sprintf("use the turn that made it: %.40q", head.Version)}
+		return turnstone.Errorf("executor.import", turnstone.KindUnavailable, "the file",
+			"is of format %d, and this program knows formats up to %d", head.Format, exportFormat).
+			WithHint(fmt.Sprintf("use the turn that made it: %.40q", head.Version))
 	}
 	m.graph, m.format = head.Graph, head.Format
 	m.rep = ImportReport{Session: m.graph.Session, Turns: len(m.graph.Turns), Templates: []UnbuiltTemplate{}}
@@ -218,8 +219,9 @@ func (m *importer) known(ctx context.Context, renamed bool) (bool, error) {
 		s, err := m.cs.db.Find(ctx, string(m.graph.Session.ID))
 		m.rep.Session = s
 		if err == nil && renamed && s.Name != m.graph.Session.Name {
-			return true, &turnstone.Error{Op: "executor.import", Kind: turnstone.KindInvalid, Subject: s.Label(), Err: errors.New("is this session, and here already"),
-				Hint: "turn session rename gives it another name"}
+			return true, turnstone.Errorf("executor.import", turnstone.KindInvalid, s.Label(),
+				"is this session, and here already").
+				WithHint("turn session rename gives it another name")
 		}
 		return true, err
 	}
@@ -293,7 +295,8 @@ func objectName(h *tar.Header) (turnstone.Digest, error) {
 func (m *importer) verify(ctx context.Context) error {
 	seen := map[turnstone.Digest]bool{}
 	r := &reach{cs: m.cs, verify: tree.NewVerifier(m.cs.store), failed: func(what string, err error) error {
-		e := &turnstone.Error{Op: "executor.import", Kind: turnstone.KindOf(err), Subject: what, Err: err, Hint: turnstone.HintOf(err)}
+		e := turnstone.NewError("executor.import", turnstone.KindOf(err), what, err).
+			WithHint(turnstone.HintOf(err))
 		if e.Kind == turnstone.KindNotFound {
 			e.Kind, e.Hint = turnstone.KindIntegrity, "the file does not have it: export the session again"
 		}
@@ -344,9 +347,9 @@ func (m *importer) admit(c tree.Content) error {
 		return nil // it is one object, which was read as it came
 	}
 	if c.Size < 0 || c.Size > m.unpacked {
-		return &turnstone.Error{Op: "executor.import", Kind: turnstone.KindIntegrity, Subject: "the file",
-			Err:  fmt.Errorf("unpacks to more than %s and %d times its own size: a content of %s is too much", turnstone.Bytes(maxUnpacked), maxUnpacking, turnstone.Bytes(c.Size)),
-			Hint: "a session with so much that repeats, as in sparse files, cannot be moved so: export one without those files"}
+		return turnstone.Errorf("executor.import", turnstone.KindIntegrity, "the file",
+			"unpacks to more than %s and %d times its own size: a content of %s is too much", turnstone.Bytes(maxUnpacked), maxUnpacking, turnstone.Bytes(c.Size)).
+			WithHint("a session with so much that repeats, as in sparse files, cannot be moved so: export one without those files")
 	}
 	m.unpacked -= c.Size
 	return nil
@@ -372,9 +375,8 @@ func (m *importer) verifyContent(ctx context.Context, c tree.Content) error {
 			return nil
 		}
 		if err == nil && !has {
-			err = &turnstone.Error{Op: "executor.import", Kind: turnstone.KindUnavailable, Subject: string(d),
-				Err:  errors.New("is neither in the file nor here"),
-				Hint: m.toGetTemplates()}
+			err = turnstone.Errorf("executor.import", turnstone.KindUnavailable, string(d),
+				"is neither in the file nor here").WithHint(m.toGetTemplates())
 		}
 		if err != nil {
 			return err

@@ -51,7 +51,8 @@ func (x *Host) ForkLive(ctx context.Context, ref, name string) (session.Branch, 
 // branchFree is an error when name is no name, or one that a branch has.
 func (cs *contextStore) branchFree(ctx context.Context, s turnstone.SessionID, name string) error {
 	fail := func(hint, format string, args ...any) error {
-		return &turnstone.Error{Op: "executor.fork", Kind: turnstone.KindInvalid, Subject: "branch", Err: fmt.Errorf(format, args...), Hint: hint}
+		return turnstone.Errorf("executor.fork", turnstone.KindInvalid, "branch", format, args...).
+			WithHint(hint)
 	}
 	if err := session.CheckName(turnstone.NameOfBranch, name); err != nil {
 		return err
@@ -101,7 +102,8 @@ func (x *Host) endPaused(ctx context.Context, s turnstone.SessionID, branch stri
 	if branch == "" {
 		all, err := os.ReadDir(x.home.Path("machines"))
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return &turnstone.Error{Op: "executor.remove", Kind: turnstone.KindUnavailable, Subject: x.home.Path("machines"), Err: err}
+			return turnstone.NewError("executor.remove", turnstone.KindUnavailable, x.home.Path("machines"),
+				err)
 		}
 		paths = nil
 		for _, e := range all {
@@ -143,8 +145,9 @@ func (x *Host) pausedPath(s turnstone.SessionID, branch string) string {
 
 // pausedAt returns the paused machine that has the state of turn t. Its lock is held.
 func (x *Host) pausedAt(ctx context.Context, t session.Turn) (*pausedMachine, error) {
-	none := &turnstone.Error{Op: "executor.fork", Kind: turnstone.KindNotFound, Subject: fmt.Sprintf("turn %d", t.Number),
-		Err: errors.New("no machine stands on it"), Hint: "a machine stays after turns with lifetime: session, on the newest turn of their branch"}
+	none := turnstone.Errorf("executor.fork", turnstone.KindNotFound, fmt.Sprintf("turn %d", t.Number),
+		"no machine stands on it").
+		WithHint("a machine stays after turns with lifetime: session, on the newest turn of their branch")
 	h := &pausedMachine{x: x, store: sandboxes.NewStore(x.home), path: x.pausedPath(t.Session, t.Branch)}
 	if _, err := os.Stat(h.path); err != nil {
 		return nil, none

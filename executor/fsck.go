@@ -177,7 +177,7 @@ func (x *Repo) checkTurns(ctx context.Context, cs *contextStore, rep *FsckReport
 func (cs *contextStore) there(ctx context.Context, d turnstone.Digest) error {
 	has, err := cs.store.Has(ctx, d)
 	if err == nil && !has {
-		err = &turnstone.Error{Op: "executor.fsck", Kind: turnstone.KindNotFound, Subject: string(d)}
+		err = turnstone.NewError("executor.fsck", turnstone.KindNotFound, string(d), nil)
 	}
 	return err
 }

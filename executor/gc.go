@@ -129,8 +129,8 @@ func (cs *contextStore) pruneImages(ctx context.Context, rep *GCReport) error {
 // mark calls keep for all that the turns of all sessions need, but those in without.
 func (cs *contextStore) mark(ctx context.Context, without map[turnstone.TurnID]bool, keep func(turnstone.Digest) bool) (turns int, err error) {
 	r := &reach{cs: cs, object: keep, failed: func(what string, err error) error {
-		return &turnstone.Error{Op: "executor.gc", Kind: turnstone.KindOf(err), Subject: what, Err: err,
-			Hint: "nothing was deleted from the store; turn fsck lists all that is damaged"}
+		return turnstone.NewError("executor.gc", turnstone.KindOf(err), what, err).
+			WithHint("nothing was deleted from the store; turn fsck lists all that is damaged")
 	}}
 	r.content = func(ctx context.Context, c tree.Content) error { return cs.keepContent(ctx, c, keep) }
 	layers, err := cs.layers(ctx)
@@ -215,7 +215,8 @@ func (x *Repo) sweepFolders(ctx context.Context, cs *contextStore, rep *GCReport
 		return nil
 	}
 	if err != nil {
-		return &turnstone.Error{Op: "executor.gc", Kind: turnstone.KindUnavailable, Subject: x.home.Path("turns"), Err: err}
+		return turnstone.NewError("executor.gc", turnstone.KindUnavailable, x.home.Path("turns"),
+			err)
 	}
 	expired := map[turnstone.TurnID]bool{}
 	for _, t := range rep.Turns {
@@ -227,7 +228,8 @@ func (x *Repo) sweepFolders(ctx context.Context, cs *contextStore, rep *GCReport
 		}
 		dir := x.home.Path("turns", e.Name())
 		if err := cs.sweepFolder(ctx, dir, expired[turnstone.TurnID(e.Name())], rep, req); err != nil {
-			return &turnstone.Error{Op: "executor.gc", Kind: turnstone.KindUnavailable, Subject: dir, Err: err, Hint: "check its permissions"}
+			return turnstone.NewError("executor.gc", turnstone.KindUnavailable, dir, err).
+				WithHint("check its permissions")
 		}
 	}
 	return nil

@@ -89,7 +89,7 @@ func descriptorsOf(t *testing.T, dir string) (n int) {
 func TestTurnKeepsKind(t *testing.T) {
 	for _, kind := range []turnstone.Kind{turnstone.KindNotFound, turnstone.KindUnavailable, turnstone.KindCanceled, turnstone.KindDead} {
 		r := &run{plan: &plan{}, doc: parse(t, "# A turn\n\ntext\n"), clock: newStopwatch()}
-		r.fail(&turnstone.Error{Op: "executor.get", Kind: kind, Subject: "/nofile"})
+		r.fail(turnstone.NewError("executor.get", kind, "/nofile", nil))
 		if turn := r.turn(); turn.Kind != kind || turn.Result != turnstone.ResultError {
 			t.Errorf("%s: %+v", kind, turn)
 		}

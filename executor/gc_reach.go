@@ -3,7 +3,6 @@ package executor
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -48,7 +47,8 @@ func (r *reach) turn(ctx context.Context, t session.Turn) error {
 		return r.failed(what+": record", err)
 	}
 	if rec.State != t.State {
-		err := &turnstone.Error{Op: "executor.reach", Kind: turnstone.KindIntegrity, Subject: string(t.Record), Err: errors.New("names another state than the session does")}
+		err := turnstone.Errorf("executor.reach", turnstone.KindIntegrity, string(t.Record),
+			"names another state than the session does")
 		if err := r.failed(what, err); err != nil {
 			return err
 		}
@@ -140,7 +140,8 @@ func (r *reach) tree(ctx context.Context, what string, ref tree.Ref) error {
 func (r *reach) dir(ctx context.Context, what, path string, at *tree.Entry, depth int) error {
 	d := at.Tree
 	if depth > tree.MaxDepth {
-		return r.failed(what+path+"/", &turnstone.Error{Op: "executor.reach", Kind: turnstone.KindIntegrity, Subject: string(d), Err: errors.New("is nested too deeply")})
+		return r.failed(what+path+"/", turnstone.Errorf("executor.reach", turnstone.KindIntegrity, string(d),
+			"is nested too deeply"))
 	}
 	if !r.object(d) {
 		return nil
@@ -173,7 +174,7 @@ func (r *reach) dir(ctx context.Context, what, path string, at *tree.Entry, dept
 
 func (r *reach) get(ctx context.Context, d turnstone.Digest) ([]byte, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, &turnstone.Error{Op: "executor.reach", Kind: turnstone.KindCanceled, Err: err}
+		return nil, turnstone.NewError("executor.reach", turnstone.KindCanceled, "", err)
 	}
 	b, err := r.cs.store.Get(ctx, d)
 	if err == nil && r.got != nil {

@@ -125,7 +125,8 @@ func (c *usageCount) session(ctx context.Context, i int, turns []session.Turn) e
 	c.shared, c.logical = append(c.shared, 0), append(c.logical, 0)
 	r := &reach{cs: c.cs, object: func(d turnstone.Digest) bool { return c.add(i, d, 0) }, got: c.measured(i),
 		failed: func(what string, err error) error {
-			return &turnstone.Error{Op: "executor.usage", Kind: turnstone.KindOf(err), Subject: what, Err: err, Hint: "turn fsck lists all that is damaged"}
+			return turnstone.NewError("executor.usage", turnstone.KindOf(err), what, err).
+				WithHint("turn fsck lists all that is damaged")
 		}}
 	r.content = func(ctx context.Context, content tree.Content) error {
 		if content.Chunks == "" && c.cs.elsewhere(content.Digest) {

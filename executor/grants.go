@@ -1,7 +1,6 @@
 package executor
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -98,8 +97,9 @@ func (a *authority) missing() []Ask {
 func (a *authority) check(only ...string) error {
 	for _, key := range a.req.Grant {
 		if !slices.Contains(config.GrantKeys, key) {
-			return &turnstone.Error{Op: "executor.grants", Kind: turnstone.KindInvalid, Subject: "--grant " + key, Err: errors.New("is no key that can be granted"),
-				Hint: "there are " + strings.Join(config.GrantKeys, ", ")}
+			return turnstone.Errorf("executor.grants", turnstone.KindInvalid, "--grant "+key,
+				"is no key that can be granted").
+				WithHint("there are " + strings.Join(config.GrantKeys, ", "))
 		}
 	}
 	missing := slices.DeleteFunc(a.missing(), func(ask Ask) bool { return len(only) > 0 && !slices.Contains(only, ask.Key) })
@@ -128,8 +128,8 @@ func notGranted(name, what, flags, keys string) error {
 	if flags != "" && flags != "--grant "+keys {
 		hint = "add " + flags + "; or " + strings.TrimPrefix(hint, "add ")
 	}
-	return &turnstone.Error{Op: "executor.grants", Kind: turnstone.KindInvalid, Subject: name,
-		Err: fmt.Errorf("the document asks for what only its caller can grant: %s", what), Hint: hint}
+	return turnstone.Errorf("executor.grants", turnstone.KindInvalid, name,
+		"the document asks for what only its caller can grant: %s", what).WithHint(hint)
 }
 
 // clipList bounds how much of a list a message names.

@@ -67,14 +67,15 @@ func (a *authority) needsSession() string {
 }
 
 func noSession(what string) error {
-	return &turnstone.Error{Op: "executor.plan", Kind: turnstone.KindInvalid, Subject: what, Err: errors.New("belongs to a session, and no session is named"),
-		Hint: "name one with --session or session:"}
+	return turnstone.Errorf("executor.plan", turnstone.KindInvalid, what,
+		"belongs to a session, and no session is named").
+		WithHint("name one with --session or session:")
 }
 
 var errLeaves = errors.New("leaves the document's folder")
 
 // outsideFolder is the error of a document's file that cannot be read in its folder.
 func outsideFolder(src string, err error) error {
-	return &turnstone.Error{Op: "executor.plan", Kind: turnstone.KindInvalid, Subject: "files: " + src, Err: err,
-		Hint: "name files in the document's own folder; take others out of files: and give them with --add"}
+	return turnstone.NewError("executor.plan", turnstone.KindInvalid, "files: "+src, err).
+		WithHint("name files in the document's own folder; take others out of files: and give them with --add")
 }

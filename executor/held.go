@@ -228,8 +228,9 @@ func (r *run) createPaused(ctx context.Context, h *pausedMachine) (*Sandbox, err
 	h.Sandbox, h.Turn = info.ID, ""
 	if !r.plan.runsOn(info.Substrate, info.Isolation) { // a holder knows of names only
 		h.remove(ctx)
-		return nil, &turnstone.Error{Op: "executor.held", Kind: turnstone.KindInternal, Subject: "the session's machine",
-			Err: fmt.Errorf("it runs on %s, %s, which is not what the turn asks for", info.Substrate, info.Isolation), Hint: "name a --substrate"}
+		return nil, turnstone.Errorf("executor.held", turnstone.KindInternal, "the session's machine",
+			"it runs on %s, %s, which is not what the turn asks for", info.Substrate, info.Isolation).
+			WithHint("name a --substrate")
 	}
 	s, err := h.attach(ctx, r)
 	if err != nil {
@@ -276,7 +277,8 @@ func (h *pausedMachine) resume(ctx context.Context) (*Sandbox, error) {
 		return nil, err
 	}
 	if info.State.Final() {
-		return nil, &turnstone.Error{Op: "executor.held", Kind: turnstone.KindDead, Subject: "sandbox " + string(h.Sandbox), Err: fmt.Errorf("is %s", info.State)}
+		return nil, turnstone.Errorf("executor.held", turnstone.KindDead, "sandbox "+string(h.Sandbox),
+			"is %s", info.State)
 	}
 	ctl, err := h.store.Control(ctx, h.Sandbox)
 	if err != nil {
@@ -344,9 +346,11 @@ func (m *pausedSandbox) Err() error {
 		return nil
 	}
 	if info, err := m.paused.store.Get(m.id); err == nil && info.Reason != "" {
-		return &turnstone.Error{Op: "executor.held", Kind: turnstone.KindDead, Subject: string(info.ID), Err: errors.New(info.Reason)}
+		return turnstone.NewError("executor.held", turnstone.KindDead, string(info.ID),
+			errors.New(info.Reason))
 	}
-	return &turnstone.Error{Op: "executor.held", Kind: turnstone.KindDead, Subject: string(m.id), Err: errors.New("its connection ended")}
+	return turnstone.Errorf("executor.held", turnstone.KindDead, string(m.id),
+		"its connection ended")
 }
 
 // Close ends the machine: nobody closes one that is to stay.
@@ -390,7 +394,7 @@ func (h *pausedMachine) pause(ctx context.Context, s *Sandbox, r *run) (*frozen,
 	h.mu.Unlock()
 	res, err := s.client.StateGetSession(ctx)
 	if err == nil && ctl == nil {
-		err = &turnstone.Error{Op: "executor.held", Kind: turnstone.KindDead, Subject: string(s.ID()), Err: errors.New("was ended")}
+		err = turnstone.Errorf("executor.held", turnstone.KindDead, string(s.ID()), "was ended")
 	}
 	if err != nil {
 		return nil, nil, s.causeOf(err)

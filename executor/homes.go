@@ -32,7 +32,8 @@ func (x *Repo) Homes(ctx context.Context) ([]HomeInfo, error) {
 	all := []HomeInfo{}
 	entries, err := os.ReadDir(x.home.Path("homes"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, &turnstone.Error{Op: "executor.home", Kind: turnstone.KindUnavailable, Subject: x.home.Path("homes"), Err: err, Hint: "check its permissions"}
+		return nil, turnstone.NewError("executor.home", turnstone.KindUnavailable, x.home.Path("homes"),
+			err).WithHint("check its permissions")
 	}
 	for _, e := range entries {
 		name, is := strings.CutSuffix(e.Name(), homeSuffix)
@@ -70,7 +71,7 @@ func (x *Repo) HasHome(ctx context.Context, name string) error {
 // uses is refused: kind Unavailable.
 func (x *Repo) RemoveHome(ctx context.Context, name string) error {
 	fail := func(kind turnstone.Kind, err error, hint string) error {
-		return &turnstone.Error{Op: "executor.home", Kind: kind, Subject: "home " + name, Err: err, Hint: hint}
+		return turnstone.NewError("executor.home", kind, "home "+name, err).WithHint(hint)
 	}
 	if err := x.HasHome(ctx, name); err != nil {
 		return err
@@ -111,5 +112,6 @@ func (x *Repo) noHome(ctx context.Context, name string) error {
 	if nearest, edits := suggest.Nearest(name, names); nearest != "" && edits <= 1+len(name)/4 {
 		hint = "did you mean " + nearest + "? " + hint
 	}
-	return &turnstone.Error{Op: "executor.home", Kind: turnstone.KindNotFound, Subject: "home " + name, Err: errors.New("there is no such home"), Hint: hint}
+	return turnstone.Errorf("executor.home", turnstone.KindNotFound, "home "+name,
+		"there is no such home").WithHint(hint)
 }

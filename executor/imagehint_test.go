@@ -1,7 +1,6 @@
 package executor
 
 import (
-	"errors"
 	"testing"
 
 	"turnstone.dev/turnstone"
@@ -39,7 +38,8 @@ func TestImageHint(t *testing.T) {
 	if r.noteImage(&document.Step{Index: 1}, res); res.Note != "ended by HUP; image: python has pip" {
 		t.Error(res.Note)
 	}
-	start := &turnstone.Error{Op: wire.MethodProcessStart, Kind: turnstone.KindNotFound, Subject: "pip", Err: errors.New("no such program")}
+	start := turnstone.Errorf(wire.MethodProcessStart, turnstone.KindNotFound, "pip",
+		"no such program")
 	if err := hintImage("base", "pip", start); turnstone.HintOf(err) != "--image python has pip" {
 		t.Error(turnstone.HintOf(err))
 	}

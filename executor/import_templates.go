@@ -73,7 +73,8 @@ func (x *Repo) readTemplates(ctx context.Context, m *importer, batch *store.Batc
 // importTemplate builds the template that rec's turn began on, if how allows it.
 func (x *Repo) importTemplate(ctx context.Context, m *importer, rec *Record, how ImportBuild, progress func(string)) (*template.Template, error) {
 	fail := func(hint, format string, args ...any) error {
-		return &turnstone.Error{Op: "executor.import", Kind: turnstone.KindUnavailable, Subject: "template " + rec.Image, Err: fmt.Errorf(format, args...), Hint: hint}
+		return turnstone.Errorf("executor.import", turnstone.KindUnavailable, "template "+rec.Image,
+			format, args...).WithHint(hint)
 	}
 	if err := template.CheckName(rec.Image); err != nil {
 		return nil, err

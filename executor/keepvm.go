@@ -72,7 +72,8 @@ func (r *run) dropSnapshot(err error) {
 }
 
 func snapshotError(err error) error {
-	return &turnstone.Error{Op: "executor.keep", Kind: turnstone.KindOf(err), Subject: "its machine is not kept", Err: err, Hint: turnstone.HintOf(err)}
+	return turnstone.NewError("executor.keep", turnstone.KindOf(err), "its machine is not kept",
+		err).WithHint(turnstone.HintOf(err))
 }
 
 // takeSnapshot writes the machine down as it is at the end of the steps.

@@ -43,14 +43,16 @@ func (x *Host) keptTemplate(ctx context.Context, cs *contextStore, rec *Record, 
 	}
 	t, err := x.templatesFor(anonymous).Ensure(ctx, rec.Image, progress)
 	if turnstone.KindOf(err) == turnstone.KindNotFound {
-		err = &turnstone.Error{Op: "executor.resume", Kind: turnstone.KindNotFound, Subject: fmt.Sprintf("turn %d", rec.Number), Err: fmt.Errorf("its machine ran on a template that is not here: %w", err),
-			Hint: "turn session import --build all builds it by the spec in the file, and turn session export --full carries its image along"}
+		err = turnstone.Errorf("executor.resume", turnstone.KindNotFound, fmt.Sprintf("turn %d", rec.Number),
+			"its machine ran on a template that is not here: %w", err).
+			WithHint("turn session import --build all builds it by the spec in the file, and turn session export --full carries its image along")
 	}
 	if err != nil || fits(t) {
 		return t, err
 	}
-	e := &turnstone.Error{Op: "executor.resume", Kind: turnstone.KindUnavailable, Subject: fmt.Sprintf("turn %d", rec.Number),
-		Err: fmt.Errorf("template %s is not the one that its machine was made of (%s, now %s)", rec.Image, rec.Template.Short(), t.Digest.Short()), Hint: "begin a turn on its files"}
+	e := turnstone.Errorf("executor.resume", turnstone.KindUnavailable, fmt.Sprintf("turn %d", rec.Number),
+		"template %s is not the one that its machine was made of (%s, now %s)", rec.Image, rec.Template.Short(), t.Digest.Short()).
+		WithHint("begin a turn on its files")
 	if want != nil {
 		e.Err = fmt.Errorf("the image of template %s is not the one that its machine ran on (%s, now %s)", rec.Image, want.Digest.Short(), t.RootDigest.Short())
 		e.Hint = "where that image is, turn session export --full carries it along; or begin a turn on the machine's files"
@@ -101,8 +103,9 @@ func (x *Host) extracted(ctx context.Context, root turnstone.Digest) (string, er
 		err = errors.New("it is another one")
 	}
 	if err != nil {
-		return "", &turnstone.Error{Op: "executor.resume", Kind: turnstone.KindNotFound, Subject: "image " + root.Short(), Err: fmt.Errorf("is not here: %w", err),
-			Hint: "build the template that it is of, or import the session as turn session export --full writes it"}
+		return "", turnstone.Errorf("executor.resume", turnstone.KindNotFound, "image "+root.Short(),
+			"is not here: %w", err).
+			WithHint("build the template that it is of, or import the session as turn session export --full writes it")
 	}
 	now := time.Now()
 	_ = os.Chtimes(path+".json", now, now)
@@ -120,7 +123,8 @@ func (cs *contextStore) extractImage(ctx context.Context, x *Host, c tree.Conten
 		return nil
 	}
 	if has, err := cs.store.Has(ctx, c.Digest); err != nil || !has {
-		return errors.Join(err, &turnstone.Error{Op: "executor.resume", Kind: turnstone.KindNotFound, Subject: "image " + c.Digest.Short(), Err: errors.New("is not here")})
+		return errors.Join(err, turnstone.Errorf("executor.resume", turnstone.KindNotFound, "image "+c.Digest.Short(),
+			"is not here"))
 	}
 	dir, err := x.home.MkdirAll("cache", "roots")
 	if err != nil {

@@ -59,7 +59,8 @@ func (s *Sandbox) spoolExport(ctx context.Context) error {
 		limit := int64(s.source.Shape.Disk) + maxHeaders
 		n, err := io.Copy(f, io.LimitReader(in, limit+1))
 		if err == nil && n > limit {
-			err = &turnstone.Error{Op: "executor.live", Kind: turnstone.KindExhausted, Subject: string(s.ID()), Err: errors.New("its agent exports more than its disk holds")}
+			err = turnstone.Errorf("executor.live", turnstone.KindExhausted, string(s.ID()),
+				"its agent exports more than its disk holds")
 		}
 		return err
 	})
@@ -118,7 +119,8 @@ func (r *run) takeUpper(ctx context.Context, s *Sandbox) (upperSource, error) {
 		return nil, s.causeOf(err)
 	}
 	if u == nil {
-		return nil, &turnstone.Error{Op: "executor.commit", Kind: turnstone.KindIntegrity, Subject: string(s.ID()), Err: errors.New("its agent exported nothing")}
+		return nil, turnstone.Errorf("executor.commit", turnstone.KindIntegrity, string(s.ID()),
+			"its agent exported nothing")
 	}
 	return exportUpper{u}, nil
 }

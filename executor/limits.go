@@ -69,15 +69,16 @@ func (p *plan) fitLimits() error {
 }
 
 func beyond(key string, asked, limit any) error {
-	return &turnstone.Error{Op: "executor.plan", Kind: turnstone.KindInvalid, Subject: key, Err: fmt.Errorf("%v is more than the %v that this host gives a sandbox", asked, limit),
-		Hint: fmt.Sprintf("ask for less, or raise %s in [limits] of %s in the state directory", key, config.File)}
+	return turnstone.Errorf("executor.plan", turnstone.KindInvalid, key,
+		"%v is more than the %v that this host gives a sandbox", asked, limit).
+		WithHint(fmt.Sprintf("ask for less, or raise %s in [limits] of %s in the state directory", key, config.File))
 }
 
 // errLowSpace is an error of kind Exhausted: the host's disk is nearly full.
 func errLowSpace(dir string, free, floor uint64) error {
-	return &turnstone.Error{Op: "executor.space", Kind: turnstone.KindExhausted, Subject: "the disk with " + dir,
-		Err:  fmt.Errorf("%s are free, and %s have to stay free", turnstone.Bytes(free).Human(), turnstone.Bytes(floor).Human()),
-		Hint: "make room (turn gc, turn template prune), or lower free_space in [limits] of " + config.File}
+	return turnstone.Errorf("executor.space", turnstone.KindExhausted, "the disk with "+dir,
+		"%s are free, and %s have to stay free", turnstone.Bytes(free).Human(), turnstone.Bytes(floor).Human()).
+		WithHint("make room (turn gc, turn template prune), or lower free_space in [limits] of " + config.File)
 }
 
 // freeSpace returns how large the file system with dir is, and what is free of it for us.
@@ -153,8 +154,9 @@ func (x *Host) slot(limit int) (*statedir.Lock, error) {
 			return l, err
 		}
 	}
-	return nil, &turnstone.Error{Op: "executor.slots", Kind: turnstone.KindExhausted, Subject: "sandboxes", Err: fmt.Errorf("%d run at once with this state directory, which is the most", limit),
-		Hint: "wait for some to end, or remove some (turn sandbox ls), or raise sandboxes in [limits] of " + config.File}
+	return nil, turnstone.Errorf("executor.slots", turnstone.KindExhausted, "sandboxes",
+		"%d run at once with this state directory, which is the most", limit).
+		WithHint("wait for some to end, or remove some (turn sandbox ls), or raise sandboxes in [limits] of " + config.File)
 }
 
 // upperOptions bounds what an export may hold.
@@ -187,7 +189,8 @@ func (r *run) salvage(ctx context.Context, s *Sandbox, low error) error {
 	left, err := r.collect(ctx, s)
 	r.clock.lap("collect")
 	if err != nil {
-		return &turnstone.Error{Op: "executor.space", Kind: turnstone.KindExhausted, Err: fmt.Errorf("%w; what the turn changed is not kept: %w", low, err), Hint: turnstone.HintOf(low)}
+		return turnstone.Errorf("executor.space", turnstone.KindExhausted, "",
+			"%w; what the turn changed is not kept: %w", low, err).WithHint(turnstone.HintOf(low))
 	}
 	r.collected = left
 	return low

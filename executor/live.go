@@ -163,8 +163,8 @@ func (s *Sandbox) restricted() error {
 }
 
 func (s *Sandbox) cannot(what string) error {
-	return &turnstone.Error{Op: "executor.live", Kind: turnstone.KindUnavailable, Subject: "substrate " + s.driver.Name(),
-		Err: fmt.Errorf("its sandboxes cannot %s", what)}
+	return turnstone.Errorf("executor.live", turnstone.KindUnavailable, "substrate "+s.driver.Name(),
+		"its sandboxes cannot %s", what)
 }
 
 // lost ends a machine that is in between: neither it nor we know where the
@@ -172,15 +172,16 @@ func (s *Sandbox) cannot(what string) error {
 func (s *Sandbox) lost(err error) error {
 	err = s.causeOf(err)
 	_ = s.machine.Close()
-	return &turnstone.Error{Op: "executor.live", Kind: turnstone.KindDead, Subject: "sandbox " + string(s.ID()), Err: err,
-		Hint: "it did not come back from standing still, and was ended"}
+	return turnstone.NewError("executor.live", turnstone.KindDead, "sandbox "+string(s.ID()),
+		err).WithHint("it did not come back from standing still, and was ended")
 }
 
 // suspend freezes the guest's processes and ends the link. s.live is held. It is
 // not left half done: ctx counts only before it begins.
 func (s *Sandbox) suspend(ctx context.Context, sync bool) error {
 	if err := ctx.Err(); err != nil {
-		return &turnstone.Error{Op: "executor.live", Kind: turnstone.KindCanceled, Subject: "sandbox " + string(s.ID()), Err: context.Cause(ctx)}
+		return turnstone.NewError("executor.live", turnstone.KindCanceled, "sandbox "+string(s.ID()),
+			context.Cause(ctx))
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), suspendLimit)
 	defer cancel()
@@ -251,8 +252,9 @@ func (s *Sandbox) watch(link *wire.Link) {
 	<-link.Done()
 	if err := link.Err(); err != nil {
 		s.mu.Lock()
-		s.broken = &turnstone.Error{Op: "executor.channel", Kind: turnstone.KindIntegrity, Subject: string(s.ID()) + ": the sandbox broke its channel", Err: err,
-			Hint: "something in the sandbox speaks for its agent; do not trust this sandbox"}
+		s.broken = turnstone.NewError("executor.channel", turnstone.KindIntegrity, string(s.ID())+": the sandbox broke its channel",
+			err).
+			WithHint("something in the sandbox speaks for its agent; do not trust this sandbox")
 		s.mu.Unlock()
 		_ = s.machine.Close()
 	}
@@ -340,8 +342,8 @@ func (x *Host) revive(ctx context.Context, p *plan, req SandboxRequest, progress
 func (src *source) keeper() (substrate.Keeper, error) {
 	k, ok := src.driver.(substrate.Keeper)
 	if !ok {
-		return nil, &turnstone.Error{Op: "executor.live", Kind: turnstone.KindUnavailable, Subject: "substrate " + src.driver.Name(),
-			Err: errors.New("its sandboxes cannot be kept")}
+		return nil, turnstone.Errorf("executor.live", turnstone.KindUnavailable, "substrate "+src.driver.Name(),
+			"its sandboxes cannot be kept")
 	}
 	return k, nil
 }

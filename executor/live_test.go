@@ -169,7 +169,8 @@ type faulty struct {
 }
 
 func (faulty) Standstill() error {
-	return &turnstone.Error{Op: "test", Kind: turnstone.KindUnavailable, Subject: "version 1", Err: errors.New("a machine that stood still never wakes up"), Hint: "install version 2"}
+	return turnstone.Errorf("test", turnstone.KindUnavailable, "version 1",
+		"a machine that stood still never wakes up").WithHint("install version 2")
 }
 
 func restricted(s substrate.Substrate) substrate.Substrate {
@@ -191,7 +192,8 @@ type failingKeeper struct {
 }
 
 func (failingKeeper) Pack(context.Context, substrate.Machine, string, string) (substrate.Packed, error) {
-	return substrate.Packed{}, &turnstone.Error{Op: "test", Kind: turnstone.KindExhausted, Subject: "pack", Err: errors.New("no space left on device"), Hint: "make room"}
+	return substrate.Packed{}, turnstone.Errorf("test", turnstone.KindExhausted, "pack",
+		"no space left on device").WithHint("make room")
 }
 
 // TestFilesOutliveTheirMachine: where the machine cannot be kept, the turn's files are, and

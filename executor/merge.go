@@ -226,8 +226,9 @@ func (m *merging) from(ctx context.Context) (session.Turn, error) {
 	case 1:
 		return m.cs.db.ResolveIn(ctx, found[0].ID, ref)
 	case 0:
-		return session.Turn{}, &turnstone.Error{Op: "executor.merge", Kind: turnstone.KindNotFound, Subject: fmt.Sprintf("%.80q", ref),
-			Err: errors.New("no named session has such a branch"), Hint: "write SESSION@BRANCH or SESSION@NUMBER; turn session ls lists the sessions"}
+		return session.Turn{}, turnstone.Errorf("executor.merge", turnstone.KindNotFound, fmt.Sprintf("%.80q", ref),
+			"no named session has such a branch").
+			WithHint("write SESSION@BRANCH or SESSION@NUMBER; turn session ls lists the sessions")
 	}
 	var names []string
 	for _, s := range found[:min(len(found), 5)] {
@@ -237,7 +238,7 @@ func (m *merging) from(ctx context.Context) (session.Turn, error) {
 }
 
 func (m *merging) invalid(subject string, err error, hint string) error {
-	return &turnstone.Error{Op: "executor.merge", Kind: turnstone.KindInvalid, Subject: subject, Err: err, Hint: hint}
+	return turnstone.NewError("executor.merge", turnstone.KindInvalid, subject, err).WithHint(hint)
 }
 
 // lockHead keeps turns of the session from ending until unlock is called (see run.land).

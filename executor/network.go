@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -67,7 +66,8 @@ func (s *Sandbox) attachNetwork(ctx context.Context, p *plan) error {
 	if card, own := s.machine.(substrate.Networker); own {
 		frames := card.Frames()
 		if frames == nil {
-			return &turnstone.Error{Op: "executor.network", Kind: turnstone.KindInternal, Subject: string(s.ID()), Err: errors.New("its machine has no network card")}
+			return turnstone.Errorf("executor.network", turnstone.KindInternal, string(s.ID()),
+				"its machine has no network card")
 		}
 		n.serve(frames)
 		return nil
@@ -124,8 +124,8 @@ func (n *guestNetwork) close() {
 // no network, or nobody listens.
 func (s *Sandbox) DialGuest(ctx context.Context, port uint16) (net.Conn, error) {
 	if s.net == nil {
-		return nil, &turnstone.Error{Op: "executor.dial", Kind: turnstone.KindUnavailable, Subject: "sandbox " + string(s.ID()),
-			Err: errors.New("it has no network"), Hint: "create it with the network on"}
+		return nil, turnstone.Errorf("executor.dial", turnstone.KindUnavailable, "sandbox "+string(s.ID()),
+			"it has no network").WithHint("create it with the network on")
 	}
 	return s.net.stack.DialGuest(ctx, port)
 }

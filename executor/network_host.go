@@ -128,6 +128,6 @@ func (n *networkPlan) wanted() bool {
 }
 
 func locked(what string, err error) error {
-	return &turnstone.Error{Op: "executor.network", Kind: turnstone.KindInvalid, Subject: what, Err: err,
-		Hint: "the policy of this host is locked: see " + config.File + " in its state directory"}
+	return turnstone.NewError("executor.network", turnstone.KindInvalid, what, err).
+		WithHint("the policy of this host is locked: see " + config.File + " in its state directory")
 }

@@ -112,7 +112,8 @@ func mergeRules(req Request, front document.FrontMatter) (rules, mode document.N
 // fits refuses what cannot go together.
 func (n *networkPlan) fits(p *plan) error {
 	fail := func(subject, why, hint string) error {
-		return &turnstone.Error{Op: "executor.network", Kind: turnstone.KindInvalid, Subject: subject, Err: errors.New(why), Hint: hint}
+		return turnstone.NewError("executor.network", turnstone.KindInvalid, subject,
+			errors.New(why)).WithHint(hint)
 	}
 	if !p.shape.Network {
 		switch {

@@ -47,7 +47,7 @@ func (x *Executor) newSpool() (spool, error) {
 	}
 	f, err := os.CreateTemp(dir, ".recording-*")
 	if err != nil {
-		return spool{}, &turnstone.Error{Op: "executor.network", Kind: turnstone.KindUnavailable, Subject: dir, Err: err}
+		return spool{}, turnstone.NewError("executor.network", turnstone.KindUnavailable, dir, err)
 	}
 	_ = os.Remove(f.Name())
 	return spool{f}, nil
@@ -123,7 +123,8 @@ func (n *networkPlan) playerOpens() bool { return n.player.Opened() }
 func (r *run) recorded(ctx context.Context) (*Record, error) {
 	ref, cs := r.plan.net.replayOf, r.at.cs
 	none := func(hint, format string, args ...any) error {
-		return &turnstone.Error{Op: "executor.network", Kind: turnstone.KindNotFound, Subject: "network: replay", Err: fmt.Errorf(format, args...), Hint: hint}
+		return turnstone.Errorf("executor.network", turnstone.KindNotFound, "network: replay",
+			format, args...).WithHint(hint)
 	}
 	if ref != "" {
 		t, err := cs.db.Resolve(ctx, ref)

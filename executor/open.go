@@ -164,8 +164,9 @@ func lockHome(ctx context.Context, p *plan, path string, progress func(string)) 
 	defer cancel()
 	lock, err := statedir.Acquire(within, path+".lock", func() { progress("waiting for home " + p.home + ", which " + homeUser(path) + " uses") })
 	if err != nil && ctx.Err() == nil && errors.Is(within.Err(), context.DeadlineExceeded) {
-		return nil, &turnstone.Error{Op: "executor.home", Kind: turnstone.KindTimeout, Subject: "home " + p.home,
-			Err: fmt.Errorf("%s used it all of the turn's %s", homeUser(path), p.timeout), Hint: "wait for it, give this turn a longer timeout, or another home"}
+		return nil, turnstone.Errorf("executor.home", turnstone.KindTimeout, "home "+p.home,
+			"%s used it all of the turn's %s", homeUser(path), p.timeout).
+			WithHint("wait for it, give this turn a longer timeout, or another home")
 	}
 	if err != nil {
 		return nil, err

@@ -69,7 +69,7 @@ type plan struct {
 }
 
 func invalid(subject, format string, args ...any) error {
-	return &turnstone.Error{Op: "executor.plan", Kind: turnstone.KindInvalid, Subject: subject, Err: fmt.Errorf(format, args...)}
+	return turnstone.Errorf("executor.plan", turnstone.KindInvalid, subject, format, args...)
 }
 
 // planTurn merges what the caller, the document and the defaults say, in this order.
@@ -144,8 +144,9 @@ func (p *plan) noSecret(req Request) error {
 	}
 	for _, where := range slices.Sorted(maps.Keys(at)) {
 		if name := p.secrets.Written().In(at[where]); name != "" {
-			return &turnstone.Error{Op: "executor.plan", Kind: turnstone.KindInvalid, Subject: p.secrets.Written().Mask(where), Err: fmt.Errorf("%w (%s), and would be kept with it", secret.ErrFound, name),
-				Hint: "take it out there; steps have it as $" + name}
+			return turnstone.Errorf("executor.plan", turnstone.KindInvalid, p.secrets.Written().Mask(where),
+				"%w (%s), and would be kept with it", secret.ErrFound, name).
+				WithHint("take it out there; steps have it as $" + name)
 		}
 	}
 	return nil
@@ -166,7 +167,7 @@ func (w wants) fit(s turnstone.Shape) bool {
 
 func (p *plan) check() error {
 	if err := p.shape.Validate(); err != nil {
-		return &turnstone.Error{Op: "executor.plan", Kind: turnstone.KindInvalid, Err: err}
+		return turnstone.NewError("executor.plan", turnstone.KindInvalid, "", err)
 	}
 	if p.timeout <= 0 {
 		return invalid("timeout", "%s is not a time to run", p.timeout)
@@ -193,39 +194,47 @@ func (p *plan) context(secrets []string) (err error) {
 			continue
 		}
 		if err := turnstone.CheckName(what, name); err != nil {
-			return &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Err: err}
+			return turnstone.NewError(op, turnstone.KindInvalid, "", err)
 		}
 	}
 	for _, kv := range secrets {
 		if name, _, ok := strings.Cut(kv, "="); !ok || !validEnvName(name) {
-			return &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: "--secret", Err: errors.New("one has no name that a variable can have")}
+			return turnstone.Errorf(op, turnstone.KindInvalid, "--secret",
+				"one has no name that a variable can have")
 		}
 	}
 	if p.secrets, err = secret.New(secrets); err != nil {
 		return err
 	}
 	if p.secrets != nil && p.snapshot == document.SnapshotVM {
-		return &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: "snapshot: vm", Err: errors.New("the machine's memory would hold the secrets"),
-			Hint: "leave out --secret, or the snapshot"}
+		return turnstone.Errorf(op, turnstone.KindInvalid, "snapshot: vm",
+			"the machine's memory would hold the secrets").
+			WithHint("leave out --secret, or the snapshot")
 	}
 	if p.secrets != nil && p.lifetime == document.LifetimeSession {
-		return &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: "lifetime: session", Err: errors.New("the secrets would stay in the paused machine"),
-			Hint: "leave out --secret, or run this turn with lifetime: turn"}
+		return turnstone.Errorf(op, turnstone.KindInvalid, "lifetime: session",
+			"the secrets would stay in the paused machine").
+			WithHint("leave out --secret, or run this turn with lifetime: turn")
 	}
 	if p.lifetime == document.LifetimeSession && p.snapshot == document.SnapshotVM {
-		return &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: "snapshot: vm", Err: errors.New("a machine that stays is not kept a second time"),
-			Hint: "run the turn with lifetime: turn, or leave out the snapshot"}
+		return turnstone.Errorf(op, turnstone.KindInvalid, "snapshot: vm",
+			"a machine that stays is not kept a second time").
+			WithHint("run the turn with lifetime: turn, or leave out the snapshot")
 	}
 	if p.snapshot == document.SnapshotVM && p.home != "" {
-		return &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: "snapshot: vm", Err: errors.New("a home goes on changing without the machine"), Hint: "leave out the home, or the snapshot"}
+		return turnstone.Errorf(op, turnstone.KindInvalid, "snapshot: vm",
+			"a home goes on changing without the machine").
+			WithHint("leave out the home, or the snapshot")
 	}
 	if p.lifetime == document.LifetimeSession && p.home != "" {
-		return &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: "home " + p.home, Err: errors.New("a machine that stays would keep the home from all others"),
-			Hint: "leave out home:, or run this turn with lifetime: turn"}
+		return turnstone.Errorf(op, turnstone.KindInvalid, "home "+p.home,
+			"a machine that stays would keep the home from all others").
+			WithHint("leave out home:, or run this turn with lifetime: turn")
 	}
 	if p.secrets != nil && p.home != "" {
-		return &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: "home " + p.home, Err: errors.New("what is in a home is not searched, and it would keep the secrets"),
-			Hint: "leave out --secret, or the home"}
+		return turnstone.Errorf(op, turnstone.KindInvalid, "home "+p.home,
+			"what is in a home is not searched, and it would keep the secrets").
+			WithHint("leave out --secret, or the home")
 	}
 	if p.lifetime == document.LifetimeSession && p.session == "" {
 		return noSession("lifetime: session")

@@ -140,7 +140,8 @@ func ofTurn(ref string, err error) error {
 	if err == nil || turnstone.KindOf(err) != turnstone.KindNotFound {
 		return err
 	}
-	return &turnstone.Error{Op: "executor.open", Kind: turnstone.KindNotFound, Subject: ref, Err: err, Hint: "turn ls " + ref + ":/ lists what there is"}
+	return turnstone.NewError("executor.open", turnstone.KindNotFound, ref, err).
+		WithHint("turn ls " + ref + ":/ lists what there is")
 }
 
 // ListFiles lists the directory at name in the state of the turn that ref names, or
@@ -190,8 +191,9 @@ func (x *Repo) OpenFile(ctx context.Context, ref, name string) (io.ReadCloser, e
 		return nil, err
 	}
 	if e.Type != tree.File {
-		return nil, &turnstone.Error{Op: "executor.open", Kind: turnstone.KindInvalid, Subject: real,
-			Err: fmt.Errorf("is no file but a %s", typeName(e.Type)), Hint: "turn ls lists a directory, turn cp copies one"}
+		return nil, turnstone.Errorf("executor.open", turnstone.KindInvalid, real,
+			"is no file but a %s", typeName(e.Type)).
+			WithHint("turn ls lists a directory, turn cp copies one")
 	}
 	return cs.openContent(ctx, st, real, e.Content)
 }
@@ -203,6 +205,7 @@ func (cs *contextStore) openContent(ctx context.Context, st *State, path string,
 	if turnstone.KindOf(err) != turnstone.KindNotFound {
 		return in, err
 	}
-	return nil, &turnstone.Error{Op: "executor.open", Kind: turnstone.KindUnavailable, Subject: path, Err: fmt.Errorf("its content is not here: %w", err),
-		Hint: fmt.Sprintf("if it lies in the template, turn template build %.200s brings it back; turn fsck lists all that is missing", st.Image)}
+	return nil, turnstone.Errorf("executor.open", turnstone.KindUnavailable, path,
+		"its content is not here: %w", err).
+		WithHint(fmt.Sprintf("if it lies in the template, turn template build %.200s brings it back; turn fsck lists all that is missing", st.Image))
 }

@@ -4,7 +4,6 @@ import (
 	"archive/tar"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"path"
 	"strings"
@@ -32,7 +31,8 @@ func (x *Repo) CopyOut(ctx context.Context, ref, name, dest string, skipped func
 		return err
 	}
 	if e.Type != tree.File && e.Type != tree.Dir {
-		return &turnstone.Error{Op: "executor.copy", Kind: turnstone.KindInvalid, Subject: real, Err: fmt.Errorf("is a %s, which is not copied", typeName(e.Type))}
+		return turnstone.Errorf("executor.copy", turnstone.KindInvalid, real,
+			"is a %s, which is not copied", typeName(e.Type))
 	}
 	base := path.Base(path.Clean("/" + name))
 	if base == "/" {

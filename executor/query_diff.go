@@ -2,7 +2,6 @@ package executor
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"path"
 	"reflect"
@@ -154,8 +153,8 @@ func (x *Repo) builtTemplate(ctx context.Context, name string) (*template.Templa
 		return nil, err
 	}
 	if details.Template == nil {
-		return nil, &turnstone.Error{Op: "executor.template", Kind: turnstone.KindUnavailable, Subject: "template " + name, Err: errors.New("is not built"),
-			Hint: "turn template build " + name}
+		return nil, turnstone.Errorf("executor.template", turnstone.KindUnavailable, "template "+name,
+			"is not built").WithHint("turn template build " + name)
 	}
 	return details.Template, nil
 }

@@ -114,8 +114,8 @@ func (x *Repo) Fork(ctx context.Context, ref, name string) (session.Branch, erro
 		return session.Branch{}, err
 	}
 	if t.State == "" {
-		return session.Branch{}, &turnstone.Error{Op: "executor.fork", Kind: turnstone.KindInvalid, Subject: fmt.Sprintf("turn %d", t.Number), Err: errNoState,
-			Hint: "fork the turn before it: " + ref + "~1"}
+		return session.Branch{}, turnstone.NewError("executor.fork", turnstone.KindInvalid, fmt.Sprintf("turn %d", t.Number),
+			errNoState).WithHint("fork the turn before it: " + ref + "~1")
 	}
 	return cs.db.Fork(ctx, t, name)
 }
@@ -206,8 +206,8 @@ func (cs *contextStore) stateOf(ctx context.Context, t session.Turn) (*State, er
 	if t.State != "" {
 		return cs.state(ctx, t.State)
 	}
-	err := &turnstone.Error{Op: "executor.state", Kind: turnstone.KindNotFound, Subject: fmt.Sprintf("turn %d (%s)", t.Number, t.ID),
-		Err: errNoState, Hint: "look at the turn before it, with ~1"}
+	err := turnstone.NewError("executor.state", turnstone.KindNotFound, fmt.Sprintf("turn %d (%s)", t.Number, t.ID),
+		errNoState).WithHint("look at the turn before it, with ~1")
 	if t.Status == session.StatusRunning {
 		err.Err, err.Hint = errors.New("is still running"), "wait for it"
 	}

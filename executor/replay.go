@@ -96,7 +96,8 @@ func (x *Executor) Replay(ctx context.Context, ref string, opts ReplayOptions, o
 // stands is the database's word: a record may be imported.
 func (cs *contextStore) again(ctx context.Context, old session.Turn, rec *Record, secrets []string) (*Request, error) {
 	fail := func(kind turnstone.Kind, hint, format string, args ...any) error {
-		return &turnstone.Error{Op: "executor.replay", Kind: kind, Subject: fmt.Sprintf("turn %d", rec.Number), Err: fmt.Errorf(format, args...), Hint: hint}
+		return turnstone.Errorf("executor.replay", kind, fmt.Sprintf("turn %d", rec.Number),
+			format, args...).WithHint(hint)
 	}
 	if rec.Kind != KindRun {
 		return nil, fail(turnstone.KindInvalid, "", "it is a %s, and ran nothing", rec.Kind)
@@ -284,7 +285,8 @@ func envName(kv string) string {
 // read returns a content of at most limit bytes.
 func (cs *contextStore) read(ctx context.Context, c tree.Content, limit int64) ([]byte, error) {
 	if c.Size > limit {
-		return nil, &turnstone.Error{Op: "executor.read", Kind: turnstone.KindExhausted, Subject: string(c.Digest), Err: fmt.Errorf("it has %d bytes", c.Size)}
+		return nil, turnstone.Errorf("executor.read", turnstone.KindExhausted, string(c.Digest),
+			"it has %d bytes", c.Size)
 	}
 	in, err := cs.store.OpenContent(ctx, c)
 	if err != nil {

@@ -103,7 +103,8 @@ func (r restless) Pause(ctx context.Context) error {
 	case "dies":
 		_ = r.Close()
 	}
-	return &turnstone.Error{Op: "test", Kind: turnstone.KindUnavailable, Subject: "the VMM", Err: errors.New("said nothing"), Hint: "ask again"}
+	return turnstone.Errorf("test", turnstone.KindUnavailable, "the VMM", "said nothing").
+		WithHint("ask again")
 }
 
 func (r restless) Resume(ctx context.Context) error { return r.Sandbox.(substrate.Pauser).Resume(ctx) }

@@ -188,7 +188,8 @@ func (r *run) finish(ctx context.Context) {
 	err := r.commit(ctx, r.collected)
 	r.settlePaused(ctx, err == nil && r.collected != nil)
 	if err != nil {
-		r.fail(&turnstone.Error{Op: "executor.keep", Kind: turnstone.KindOf(err), Subject: "what the turn left is not kept", Err: err, Hint: turnstone.HintOf(err)})
+		r.fail(turnstone.NewError("executor.keep", turnstone.KindOf(err), "what the turn left is not kept",
+			err).WithHint(turnstone.HintOf(err)))
 		r.commitWithoutState()
 	}
 	r.keepReceipt(true)
@@ -383,7 +384,8 @@ func (r *run) runStep(turnCtx context.Context, s *Sandbox, step *document.Step, 
 	if deadline && (err != nil || exit.Killed) {
 		res.Status, res.Note = turnstone.StepTimeout, r.timeoutNote(turnCtx, step)
 		if err != nil && turnstone.KindOf(err) == turnstone.KindDead && s.Err() == nil {
-			return &turnstone.Error{Op: "executor.step", Kind: turnstone.KindDead, Subject: step.Name, Err: errors.New("could not be killed in time; its machine was")}
+			return turnstone.Errorf("executor.step", turnstone.KindDead, step.Name,
+				"could not be killed in time; its machine was")
 		} else if err != nil && turnstone.KindOf(err) == turnstone.KindDead {
 			return err
 		}
@@ -454,7 +456,8 @@ func interrupted(ctx context.Context, err error, where string) error {
 	if !isCancel(ctx) {
 		return err
 	}
-	return &turnstone.Error{Op: "executor.run", Kind: turnstone.KindCanceled, Subject: "interrupted", Err: errors.New(where)}
+	return turnstone.NewError("executor.run", turnstone.KindCanceled, "interrupted",
+		errors.New(where))
 }
 
 func (r *run) turn() *Turn {

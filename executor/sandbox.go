@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"os"
 	"strings"
 	"sync"
@@ -411,15 +410,15 @@ func (s *Sandbox) configure(caller context.Context, p *plan, limit time.Duration
 	}
 	res, err := s.client.SandboxConfigure(ctx, &params)
 	if err != nil && ctx.Err() != nil && caller.Err() == nil {
-		return &turnstone.Error{Op: "executor.configure", Kind: turnstone.KindDead, Subject: string(s.ID()),
-			Err: fmt.Errorf("the agent does not answer within %s", limit), Hint: s.source.KernelIs.Advice()}
+		return turnstone.Errorf("executor.configure", turnstone.KindDead, string(s.ID()),
+			"the agent does not answer within %s", limit).WithHint(s.source.KernelIs.Advice())
 	}
 	if err != nil {
 		return err
 	}
 	if !res.Reseeded {
-		return &turnstone.Error{Op: "executor.configure", Kind: turnstone.KindIntegrity, Subject: string(s.ID()),
-			Err: errors.New("the sandbox did not confirm fresh random numbers; it is not used")}
+		return turnstone.Errorf("executor.configure", turnstone.KindIntegrity, string(s.ID()),
+			"the sandbox did not confirm fresh random numbers; it is not used")
 	}
 	return s.accept(res)
 }

@@ -140,7 +140,8 @@ func (u *templateUser) session(ctx context.Context, s session.Session, own bool,
 	}
 	seen := map[turnstone.Digest]bool{}
 	r := &reach{cs: u.cs, failed: func(what string, err error) error {
-		return &turnstone.Error{Op: "executor.template", Kind: turnstone.KindOf(err), Subject: s.Label() + ": " + what, Err: err, Hint: "turn fsck lists all that is damaged"}
+		return turnstone.NewError("executor.template", turnstone.KindOf(err), s.Label()+": "+what,
+			err).WithHint("turn fsck lists all that is damaged")
 	}}
 	r.object = func(d turnstone.Digest) bool {
 		first := !seen[d] && !u.free[d]
@@ -186,8 +187,9 @@ func (x *Repo) RemoveTemplate(ctx context.Context, req TemplateRemoval) ([]sessi
 	if on, err := x.templates().Dependents(ctx, req.Name); err != nil {
 		return nil, err
 	} else if len(on) > 0 && !req.Force {
-		return nil, &turnstone.Error{Op: "executor.template", Kind: turnstone.KindUnavailable, Subject: "template " + req.Name,
-			Err: fmt.Errorf("is below other templates: %s", strings.Join(on, ", ")), Hint: "remove them first; --force removes it all the same, and they are built anew when they are needed"}
+		return nil, turnstone.Errorf("executor.template", turnstone.KindUnavailable, "template "+req.Name,
+			"is below other templates: %s", strings.Join(on, ", ")).
+			WithHint("remove them first; --force removes it all the same, and they are built anew when they are needed")
 	}
 	if _, err := os.Stat(x.home.Path("context.db")); req.Force || errors.Is(err, fs.ErrNotExist) {
 		return nil, remove()
@@ -228,8 +230,9 @@ func (x *Repo) RemoveTemplate(ctx context.Context, req TemplateRemoval) ([]sessi
 			return gone, err
 		}
 	}
-	return gone, &turnstone.Error{Op: "executor.template", Kind: turnstone.KindUnavailable, Subject: "template " + req.Name,
-		Err: errors.New("more and more files of its image come to be needed"), Hint: "try again when fewer turns run"}
+	return gone, turnstone.Errorf("executor.template", turnstone.KindUnavailable, "template "+req.Name,
+		"more and more files of its image come to be needed").
+		WithHint("try again when fewer turns run")
 }
 
 // inUse says who needs a template.
@@ -246,9 +249,9 @@ func inUse(name string, use *TemplateUse) error {
 	if use.Files > 0 {
 		why = fmt.Sprintf("have files that are only in its image (%d, %s)", use.Files, turnstone.Bytes(use.Bytes).Human())
 	}
-	return &turnstone.Error{Op: "executor.template", Kind: turnstone.KindUnavailable, Subject: "template " + name,
-		Err:  fmt.Errorf("is needed by sessions, which %s: %s", why, strings.Join(names, ", ")),
-		Hint: "turn session rm and turn gc remove a session; --keep-files copies the files into the store first; --force removes the image, and damages these sessions"}
+	return turnstone.Errorf("executor.template", turnstone.KindUnavailable, "template "+name,
+		"is needed by sessions, which %s: %s", why, strings.Join(names, ", ")).
+		WithHint("turn session rm and turn gc remove a session; --keep-files copies the files into the store first; --force removes the image, and damages these sessions")
 }
 
 // copyIn puts what sessions need of a template's image into the store.

@@ -136,7 +136,8 @@ func (w *layerWork) put(ctx context.Context, path string, mode uint32, content [
 	exit, err := w.s.Client().Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", putScript, "put", path, strconv.FormatUint(uint64(mode), 8)}, Cwd: "/"},
 		wire.Stdio{In: bytes.NewReader(content), Out: &out, Err: &out})
 	if err == nil && exit.Exit.ExitCode != 0 {
-		err = &turnstone.Error{Op: "template.build", Kind: turnstone.KindInvalid, Subject: "file " + path, Err: fmt.Errorf("cannot be put in: %.500s", out.b), Hint: "change the path in the spec's files"}
+		err = turnstone.Errorf("template.build", turnstone.KindInvalid, "file "+path,
+			"cannot be put in: %.500s", out.b).WithHint("change the path in the spec's files")
 	}
 	return err
 }
@@ -159,9 +160,12 @@ func (w *layerWork) step(ctx context.Context, step template.LayerStep) error {
 	case exit.Exit.Killed:
 		return context.Cause(ctx)
 	case exit.Exit.DiskFull:
-		return &turnstone.Error{Op: "template.build", Kind: turnstone.KindExhausted, Subject: step.Name, Err: errors.New("the sandbox's disk is full"), Hint: `give the build a larger one: [machine] disk = "16GiB" in the spec`}
+		return turnstone.Errorf("template.build", turnstone.KindExhausted, step.Name,
+			"the sandbox's disk is full").
+			WithHint(`give the build a larger one: [machine] disk = "16GiB" in the spec`)
 	case exit.Exit.OOMKilled:
-		return &turnstone.Error{Op: "template.build", Kind: turnstone.KindExhausted, Subject: step.Name, Err: errors.New("out of memory"), Hint: `give the build more: [machine] memory = "2GiB" in the spec`}
+		return turnstone.Errorf("template.build", turnstone.KindExhausted, step.Name,
+			"out of memory").WithHint(`give the build more: [machine] memory = "2GiB" in the spec`)
 	case exit.Exit.ExitCode != 0:
 		return step.Failed(int(exit.Exit.ExitCode), last.b)
 	case step.Done != nil:

@@ -64,7 +64,7 @@ func add(ctx context.Context, s *Sandbox, t Transfer, also io.Writer) error {
 	err := s.client.Put(ctx, t.Dest, r)
 	_ = r.CloseWithError(io.ErrClosedPipe) // ends the packer when Put gave up early
 	if perr := <-packed; perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
-		return &turnstone.Error{Op: "executor.add", Kind: turnstone.KindInvalid, Subject: t.Path, Err: perr}
+		return turnstone.NewError("executor.add", turnstone.KindInvalid, t.Path, perr)
 	}
 	return err
 }
@@ -124,7 +124,8 @@ func get(ctx context.Context, s *Sandbox, t Transfer, most turnstone.Bytes, tell
 		err = gerr
 	}
 	if err != nil && turnstone.KindOf(err) != turnstone.KindDead {
-		e := &turnstone.Error{Op: "executor.get", Kind: turnstone.KindOf(err), Subject: "--get " + t.Path, Err: err, Hint: turnstone.HintOf(err)}
+		e := turnstone.NewError("executor.get", turnstone.KindOf(err), "--get "+t.Path, err).
+			WithHint(turnstone.HintOf(err))
 		var inner *turnstone.Error
 		if errors.As(err, &inner) && inner.Subject == t.Path && inner.Err != nil {
 			e.Err = inner.Err // the path need not be said twice

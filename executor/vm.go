@@ -106,12 +106,13 @@ func (x *Host) resume(ctx context.Context, req ResumeRequest, spec sandboxes.Spe
 		return none, err
 	}
 	if rec.VM == nil {
-		return none, &turnstone.Error{Op: "executor.resume", Kind: turnstone.KindNotFound, Subject: fmt.Sprintf("turn %d", rec.Number),
-			Err: errors.New("its machine was not kept"), Hint: "run it with snapshot: vm, or begin a turn on its files"}
+		return none, turnstone.Errorf("executor.resume", turnstone.KindNotFound, fmt.Sprintf("turn %d", rec.Number),
+			"its machine was not kept").
+			WithHint("run it with snapshot: vm, or begin a turn on its files")
 	}
 	if !rec.Shape.Network && req.Network != nil && *req.Network {
-		return none, &turnstone.Error{Op: "executor.resume", Kind: turnstone.KindInvalid, Subject: "network: on",
-			Err: errors.New("the machine was kept without a network card"), Hint: "begin a turn on its files"}
+		return none, turnstone.Errorf("executor.resume", turnstone.KindInvalid, "network: on",
+			"the machine was kept without a network card").WithHint("begin a turn on its files")
 	}
 	if spec.Network == nil && rec.Shape.Network {
 		src, err := cs.read(ctx, rec.Document, document.MaxFile)
@@ -169,7 +170,8 @@ func (x *Host) unpackVM(ctx context.Context, cs *contextStore, rec *Record, laye
 	p := &plan{image: rec.Image, shape: rec.Shape, driver: or(rec.Substrate, "auto"), kept: true,
 		wants: wants{cpus: rec.Shape.CPUs, memory: rec.Shape.Memory, disk: rec.Shape.Disk}}
 	if err := rec.Shape.Validate(); err != nil { // the record may be imported
-		return "", nil, &turnstone.Error{Op: "executor.resume", Kind: turnstone.KindIntegrity, Subject: fmt.Sprintf("turn %d", rec.Number), Err: err, Hint: "begin a turn on its files"}
+		return "", nil, turnstone.NewError("executor.resume", turnstone.KindIntegrity, fmt.Sprintf("turn %d", rec.Number),
+			err).WithHint("begin a turn on its files")
 	}
 	if err := x.admit(p); err != nil {
 		return "", nil, err

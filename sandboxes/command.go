@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"errors"
-	"fmt"
 	"io"
 	"strings"
 	"time"
@@ -67,8 +65,9 @@ func (s *Store) Exec(ctx context.Context, id turnstone.SandboxID, cmd Command) (
 		case followErr == nil && !again.Killed:
 			return again, nil
 		case followErr == nil:
-			return again, &turnstone.Error{Op: "sandbox.exec", Kind: turnstone.KindDead, Subject: cmd.Argv[0],
-				Err: errors.New("killed, for the connection to the sandbox was lost"), Hint: "with -d a command outlives its connection"}
+			return again, turnstone.Errorf("sandbox.exec", turnstone.KindDead, cmd.Argv[0],
+				"killed, for the connection to the sandbox was lost").
+				WithHint("with -d a command outlives its connection")
 		}
 		return exit, s.fate(id, err)
 	}
@@ -278,11 +277,12 @@ func (s *Store) fate(id turnstone.SandboxID, err error) error {
 	for until := time.Now().Add(fateTime); time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
 		i, getErr := s.Get(id)
 		if turnstone.KindOf(getErr) == turnstone.KindNotFound {
-			return &turnstone.Error{Op: "sandbox.use", Kind: turnstone.KindDead, Subject: "sandbox " + string(id), Err: errors.New("it was removed")}
+			return turnstone.Errorf("sandbox.use", turnstone.KindDead, "sandbox "+string(id),
+				"it was removed")
 		}
 		if getErr == nil && i.State.Final() {
-			return &turnstone.Error{Op: "sandbox.use", Kind: turnstone.KindDead, Subject: "sandbox " + i.Title(),
-				Err: fmt.Errorf("it is %s: %s", i.State, i.Reason), Hint: "turn sandbox create makes a new one"}
+			return turnstone.Errorf("sandbox.use", turnstone.KindDead, "sandbox "+i.Title(),
+				"it is %s: %s", i.State, i.Reason).WithHint("turn sandbox create makes a new one")
 		}
 	}
 	return err

@@ -181,13 +181,13 @@ func (c *Control) gone(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return canceled(ctx, "sandbox.control")
 	}
-	return &turnstone.Error{Op: "sandbox.control", Kind: turnstone.KindDead, Subject: "sandbox " + string(c.id),
-		Err: fmt.Errorf("its holder hung up: %w", err), Hint: "turn sandbox ls says what became of it"}
+	return turnstone.Errorf("sandbox.control", turnstone.KindDead, "sandbox "+string(c.id),
+		"its holder hung up: %w", err).WithHint("turn sandbox ls says what became of it")
 }
 
 func (c *Control) broken(err error) error {
-	return &turnstone.Error{Op: "sandbox.control", Kind: turnstone.KindInternal, Subject: "sandbox " + string(c.id),
-		Err: fmt.Errorf("its holder answers nonsense: %w", err)}
+	return turnstone.Errorf("sandbox.control", turnstone.KindInternal, "sandbox "+string(c.id),
+		"its holder answers nonsense: %w", err)
 }
 
 // readAnswer reads one line, and the descriptor that may come with its first byte.

@@ -34,7 +34,8 @@ func openLive(m *sandboxtest.Machine, spec sandboxes.Spec, d sandboxes.Details) 
 			return nil, d, err
 		}
 		if strings.HasSuffix(spec.Name, "-3") && strings.Contains(string(b), "few") {
-			return nil, d, &turnstone.Error{Op: "test", Kind: turnstone.KindExhausted, Subject: "memory", Hint: "buy some"}
+			return nil, d, turnstone.NewError("test", turnstone.KindExhausted, "memory", nil).
+				WithHint("buy some")
 		}
 	}
 	return &liveFake{Machine: m}, d, nil

@@ -70,7 +70,7 @@ const DefaultTTL = time.Hour
 // Check says what is wrong with the spec; the error is of kind Invalid.
 func (s Spec) Check() error {
 	fail := func(err error) error {
-		return &turnstone.Error{Op: "sandbox.create", Kind: turnstone.KindInvalid, Subject: "sandbox", Err: err}
+		return turnstone.NewError("sandbox.create", turnstone.KindInvalid, "sandbox", err)
 	}
 	if s.Name != "" {
 		if err := CheckName(s.Name); err != nil {
@@ -119,7 +119,7 @@ type report struct {
 
 // A fault is a *turnstone.Error between two processes.
 type fault struct {
-	Op      string         `json:"op"`
+	Op      turnstone.Op   `json:"op"`
 	Kind    turnstone.Kind `json:"kind"`
 	Subject string         `json:"subject,omitempty"`
 	Hint    string         `json:"hint,omitempty"`
@@ -139,7 +139,7 @@ func toFault(err error) *fault {
 }
 
 func (f *fault) err() error {
-	e := &turnstone.Error{Op: f.Op, Kind: f.Kind, Subject: f.Subject, Hint: f.Hint}
+	e := turnstone.NewError(f.Op, f.Kind, f.Subject, nil).WithHint(f.Hint)
 	if f.Cause != "" {
 		e.Err = errors.New(f.Cause)
 	}
@@ -191,7 +191,7 @@ func (s *Store) create(ctx context.Context, spec Spec, progress func(string)) (I
 }
 
 func createError(err error) error {
-	return &turnstone.Error{Op: "sandbox.create", Kind: turnstone.KindUnavailable, Subject: "sandbox", Err: err}
+	return turnstone.NewError("sandbox.create", turnstone.KindUnavailable, "sandbox", err)
 }
 
 // A starting is a holder as the process that started it sees it.
@@ -279,8 +279,8 @@ func (h *starting) follow(progress func(string)) (Info, error) {
 		}
 	}
 	<-h.ended // it closed its end, and so it has ended, or will
-	e := &turnstone.Error{Op: "sandbox.create", Kind: turnstone.KindDead, Subject: "sandbox",
-		Err: fmt.Errorf("its holder ended before it was ready (%s)", h.cmd.ProcessState)}
+	e := turnstone.Errorf("sandbox.create", turnstone.KindDead, "sandbox",
+		"its holder ended before it was ready (%s)", h.cmd.ProcessState)
 	// The folder had the one name before it had the other.
 	for _, dir := range []string{h.dir, filepath.Join(filepath.Dir(h.dir), strings.TrimPrefix(filepath.Base(h.dir), newPrefix))} {
 		if tail := logTail(dir, 2000); tail != "" {

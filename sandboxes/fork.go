@@ -38,7 +38,7 @@ func (f Fork) Check() error {
 }
 
 func forkError(kind turnstone.Kind, subject string, err error, hint string) error {
-	return &turnstone.Error{Op: "sandbox.fork", Kind: kind, Subject: subject, Err: err, Hint: hint}
+	return turnstone.NewError("sandbox.fork", kind, subject, err).WithHint(hint)
 }
 
 // Fork clones a sandbox as it runs, memory and all. The sandbox stands still for

@@ -147,8 +147,8 @@ func readSpec(in io.ReadCloser) (Spec, error) {
 		err = json.Unmarshal(b, &spec)
 	}
 	if err != nil {
-		return spec, &turnstone.Error{Op: "sandbox.create", Kind: turnstone.KindInvalid, Subject: "sandbox", Err: err,
-			Hint: "this command is for turn itself; use turn sandbox create"}
+		return spec, turnstone.NewError("sandbox.create", turnstone.KindInvalid, "sandbox", err).
+			WithHint("this command is for turn itself; use turn sandbox create")
 	}
 	return spec, spec.Check()
 }
@@ -228,8 +228,9 @@ func (s *Store) nameFree(ctx context.Context, name string) error {
 	}
 	for _, i := range all {
 		if i.Name == name && !i.State.Final() {
-			return &turnstone.Error{Op: "sandbox.create", Kind: turnstone.KindInvalid, Subject: "name " + name,
-				Err: fmt.Errorf("%s has it, and is %s", i.ID, i.State), Hint: "choose another one, or turn sandbox rm " + name}
+			return turnstone.Errorf("sandbox.create", turnstone.KindInvalid, "name "+name,
+				"%s has it, and is %s", i.ID, i.State).
+				WithHint("choose another one, or turn sandbox rm " + name)
 		}
 	}
 	return nil

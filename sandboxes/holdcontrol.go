@@ -2,7 +2,6 @@ package sandboxes
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -22,8 +21,8 @@ func (h *holder) connect() (wire.LinkStream, error) {
 }
 
 func pausedError(title string) error {
-	return &turnstone.Error{Op: "sandbox.dial", Kind: turnstone.KindUnavailable, Subject: "sandbox " + title,
-		Err: errors.New("it is paused"), Hint: "it is of use again when whoever paused it lets it go on"}
+	return turnstone.Errorf("sandbox.dial", turnstone.KindUnavailable, "sandbox "+title,
+		"it is paused").WithHint("it is of use again when whoever paused it lets it go on")
 }
 
 func (h *holder) status() Status {
@@ -43,8 +42,8 @@ func (h *holder) control(ctx context.Context, q controlRequest, a *controlAnswer
 	}
 	m, ok := h.machine.(Controlled)
 	if !ok {
-		return nil, &turnstone.Error{Op: "sandbox.control", Kind: turnstone.KindUnavailable, Subject: "sandbox " + string(h.id),
-			Err: errors.New("its machine can only be used and stopped")}
+		return nil, turnstone.Errorf("sandbox.control", turnstone.KindUnavailable, "sandbox "+string(h.id),
+			"its machine can only be used and stopped")
 	}
 	switch q.Op {
 	case opStatus:
@@ -62,7 +61,8 @@ func (h *holder) control(ctx context.Context, q controlRequest, a *controlAnswer
 			return err
 		})
 	}
-	return nil, &turnstone.Error{Op: "sandbox.control", Kind: turnstone.KindInvalid, Subject: fmt.Sprintf("%.40q", q.Op), Err: errors.New("no such request")}
+	return nil, turnstone.Errorf("sandbox.control", turnstone.KindInvalid, fmt.Sprintf("%.40q", q.Op),
+		"no such request")
 }
 
 // pause pauses the machine, or lets it go on, and writes that down.
@@ -95,7 +95,8 @@ func (h *holder) pause(ctx context.Context, m Controlled, on bool) error {
 // snapshot writes the machine down as it runs.
 func (h *holder) snapshot(ctx context.Context, q controlRequest, write func() error) error {
 	fail := func(kind turnstone.Kind, err error, hint string) error {
-		return &turnstone.Error{Op: "sandbox.snapshot", Kind: kind, Subject: "sandbox " + string(h.id), Err: err, Hint: hint}
+		return turnstone.NewError("sandbox.snapshot", kind, "sandbox "+string(h.id), err).
+			WithHint(hint)
 	}
 	if !filepath.IsAbs(q.Dir) {
 		return fail(turnstone.KindInvalid, fmt.Errorf("%.200q is no absolute path", q.Dir), "")

@@ -131,8 +131,9 @@ var (
 // '.', '_' and '-', the first a letter or digit, and not like an ID. The error is
 // of kind Invalid.
 func CheckName(name string) error {
-	e := &turnstone.Error{Op: "sandbox.name", Kind: turnstone.KindInvalid, Subject: fmt.Sprintf("name %.80q", name),
-		Hint: "use letters, digits, '.', '_' and '-', at most 63, and begin with a letter or digit"}
+	e := turnstone.NewError("sandbox.name", turnstone.KindInvalid, fmt.Sprintf("name %.80q", name),
+		nil).
+		WithHint("use letters, digits, '.', '_' and '-', at most 63, and begin with a letter or digit")
 	switch {
 	case !nameForm.MatchString(name):
 		e.Err = errors.New("cannot be the name of a sandbox")

@@ -57,7 +57,8 @@ func (s *Store) DialGuest(ctx context.Context, id turnstone.SandboxID, port uint
 		return nil, err
 	}
 	if file == nil {
-		return nil, &turnstone.Error{Op: "sandbox.dial", Kind: turnstone.KindInternal, Subject: "sandbox " + string(id), Err: errors.New("no connection came with the answer")}
+		return nil, turnstone.Errorf("sandbox.dial", turnstone.KindInternal, "sandbox "+string(id),
+			"no connection came with the answer")
 	}
 	defer closeFile(file)
 	return net.FileConn(file)
@@ -112,10 +113,12 @@ func (s *Store) untilEnd(ctx context.Context, id turnstone.SandboxID, ended cont
 		i, err := s.Get(id)
 		switch {
 		case turnstone.KindOf(err) == turnstone.KindNotFound:
-			ended(&turnstone.Error{Op: "sandbox.expose", Kind: turnstone.KindDead, Subject: "sandbox " + string(id), Err: errors.New("it was removed")})
+			ended(turnstone.Errorf("sandbox.expose", turnstone.KindDead, "sandbox "+string(id),
+				"it was removed"))
 			return
 		case err == nil && i.State.Final():
-			ended(&turnstone.Error{Op: "sandbox.expose", Kind: turnstone.KindDead, Subject: "sandbox " + i.Title(), Err: errors.New("it is " + string(i.State))})
+			ended(turnstone.NewError("sandbox.expose", turnstone.KindDead, "sandbox "+i.Title(),
+				errors.New("it is "+string(i.State))))
 			return
 		}
 		select {
@@ -130,7 +133,8 @@ func (s *Store) untilEnd(ctx context.Context, id turnstone.SandboxID, ended cont
 func (h *holder) networked() (Networked, error) {
 	m, ok := h.machine.(Networked)
 	if !ok {
-		return nil, &turnstone.Error{Op: "sandbox.network", Kind: turnstone.KindUnavailable, Subject: "sandbox " + string(h.id), Err: errors.New("it has no network")}
+		return nil, turnstone.Errorf("sandbox.network", turnstone.KindUnavailable, "sandbox "+string(h.id),
+			"it has no network")
 	}
 	return m, nil
 }
@@ -143,7 +147,8 @@ func (h *holder) facts(ctx context.Context, a *controlAnswer) error {
 	}
 	f, ok := m.TakeNetwork(ctx)
 	if !ok {
-		return &turnstone.Error{Op: "sandbox.network", Kind: turnstone.KindUnavailable, Subject: "sandbox " + string(h.id), Err: errors.New("it has no network")}
+		return turnstone.Errorf("sandbox.network", turnstone.KindUnavailable, "sandbox "+string(h.id),
+			"it has no network")
 	}
 	for n := len(f.Refused); ; n /= 2 {
 		f.Cut(n)
@@ -167,7 +172,8 @@ func (h *holder) dialGuest(ctx context.Context, port uint16) (*os.File, error) {
 	select {
 	case h.forwards <- struct{}{}:
 	default:
-		return nil, &turnstone.Error{Op: "sandbox.dial", Kind: turnstone.KindExhausted, Subject: "sandbox " + string(h.id), Err: errors.New("too many connections to its ports")}
+		return nil, turnstone.Errorf("sandbox.dial", turnstone.KindExhausted, "sandbox "+string(h.id),
+			"too many connections to its ports")
 	}
 	free := func() { <-h.forwards }
 	ctx, cancel := context.WithTimeout(ctx, guestTime)
@@ -203,7 +209,8 @@ func (h *holder) dialGuest(ctx context.Context, port uint16) (*os.File, error) {
 func connPair() (net.Conn, *os.File, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, nil, &turnstone.Error{Op: "sandbox.dial", Kind: turnstone.KindUnavailable, Subject: "socketpair", Err: err}
+		return nil, nil, turnstone.NewError("sandbox.dial", turnstone.KindUnavailable, "socketpair",
+			err)
 	}
 	mine := os.NewFile(uintptr(fds[0]), "forward")
 	defer closeFile(mine)

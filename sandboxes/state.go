@@ -1,8 +1,6 @@
 package sandboxes
 
 import (
-	"fmt"
-
 	"turnstone.dev/turnstone"
 )
 
@@ -49,8 +47,8 @@ var transitions = map[State]map[Event]State{
 func (s State) After(e Event) (State, error) {
 	next, ok := transitions[s][e]
 	if !ok {
-		return s, &turnstone.Error{Op: "sandbox.state", Kind: turnstone.KindInternal, Subject: "sandbox",
-			Err: fmt.Errorf("%q cannot happen to one that is %s", string(e), s)}
+		return s, turnstone.Errorf("sandbox.state", turnstone.KindInternal, "sandbox",
+			"%q cannot happen to one that is %s", string(e), s)
 	}
 	return next, nil
 }

@@ -61,7 +61,7 @@ func (s *Store) path(id turnstone.SandboxID) string { return filepath.Join(s.dir
 func (s *Store) List(ctx context.Context) ([]Info, error) {
 	entries, err := os.ReadDir(s.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, &turnstone.Error{Op: "sandbox.list", Kind: turnstone.KindUnavailable, Subject: s.dir, Err: err}
+		return nil, turnstone.NewError("sandbox.list", turnstone.KindUnavailable, s.dir, err)
 	}
 	infos := []Info{}
 	for _, e := range entries { // sorted, and IDs sort by time
@@ -96,8 +96,8 @@ func (s *Store) Get(id turnstone.SandboxID) (Info, error) {
 			return Info{}, notFound(string(id))
 		}
 		if err != nil {
-			return Info{}, &turnstone.Error{Op: "sandbox.read", Kind: turnstone.KindIntegrity, Subject: string(id) + ": state.json",
-				Err: err, Hint: fmt.Sprintf("turn sandbox rm %s removes it", id)}
+			return Info{}, turnstone.NewError("sandbox.read", turnstone.KindIntegrity, string(id)+": state.json",
+				err).WithHint(fmt.Sprintf("turn sandbox rm %s removes it", id))
 		}
 		if i.State.Final() {
 			return i, nil
@@ -175,8 +175,9 @@ func (s *Store) Find(ctx context.Context, ref string) (Info, error) {
 	case len(begun) == 1:
 		return begun[0], nil
 	case len(begun) > 1:
-		return Info{}, &turnstone.Error{Op: "sandbox.find", Kind: turnstone.KindInvalid, Subject: "sandbox " + ref,
-			Err: fmt.Errorf("%d sandboxes begin like this", len(begun)), Hint: "write more of the ID; turn sandbox ls lists them"}
+		return Info{}, turnstone.Errorf("sandbox.find", turnstone.KindInvalid, "sandbox "+ref,
+			"%d sandboxes begin like this", len(begun)).
+			WithHint("write more of the ID; turn sandbox ls lists them")
 	}
 	return Info{}, notFound(ref)
 }
@@ -200,7 +201,7 @@ func (s *Store) dial(ctx context.Context, id turnstone.SandboxID, socket string)
 	if i.Paused && socket == socketFile && !i.State.Final() {
 		return nil, pausedError(i.Title())
 	}
-	e := &turnstone.Error{Op: "sandbox.dial", Kind: turnstone.KindDead, Subject: "sandbox " + i.Title()}
+	e := turnstone.NewError("sandbox.dial", turnstone.KindDead, "sandbox "+i.Title(), nil)
 	switch i.State {
 	case StateCreating:
 		e.Kind, e.Err, e.Hint = turnstone.KindUnavailable, errors.New("it is still being created"), "try again in some seconds"
@@ -255,7 +256,7 @@ func (s *Store) discard(id turnstone.SandboxID) error {
 		err = os.RemoveAll(gone)
 	}
 	if err != nil {
-		return &turnstone.Error{Op: "sandbox.remove", Kind: turnstone.KindUnavailable, Subject: string(id), Err: err}
+		return turnstone.NewError("sandbox.remove", turnstone.KindUnavailable, string(id), err)
 	}
 	return nil
 }
@@ -304,7 +305,8 @@ func (s *Store) await(ctx context.Context, id turnstone.SandboxID) (*statedir.Lo
 }
 
 func stopError(id turnstone.SandboxID, err error, hint string) error {
-	return &turnstone.Error{Op: "sandbox.stop", Kind: turnstone.KindUnavailable, Subject: string(id), Err: err, Hint: hint}
+	return turnstone.NewError("sandbox.stop", turnstone.KindUnavailable, string(id), err).
+		WithHint(hint)
 }
 
 // Log returns the end of what the sandbox's holder had to say, at most max bytes,
@@ -333,14 +335,14 @@ func logTail(dir string, max int64) string {
 }
 
 func notFound(ref string) error {
-	return &turnstone.Error{Op: "sandbox.find", Kind: turnstone.KindNotFound, Subject: fmt.Sprintf("sandbox %.80s", ref),
-		Err: errors.New("there is none"), Hint: "turn sandbox ls lists the sandboxes"}
+	return turnstone.Errorf("sandbox.find", turnstone.KindNotFound, fmt.Sprintf("sandbox %.80s", ref),
+		"there is none").WithHint("turn sandbox ls lists the sandboxes")
 }
 
-func canceled(ctx context.Context, op string) error {
+func canceled(ctx context.Context, op turnstone.Op) error {
 	kind := turnstone.KindCanceled
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		kind = turnstone.KindTimeout
 	}
-	return &turnstone.Error{Op: op, Kind: kind, Err: context.Cause(ctx)}
+	return turnstone.NewError(op, kind, "", context.Cause(ctx))
 }

@@ -62,9 +62,11 @@ func openFake(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec, 
 		signal.Ignore(syscall.SIGTERM)
 		time.Sleep(time.Minute)
 	case "broken":
-		return nil, details, &turnstone.Error{Op: "test", Kind: turnstone.KindUnavailable, Subject: "the machine", Err: errors.New("out of steam"), Hint: "heat it"}
+		return nil, details, turnstone.Errorf("test", turnstone.KindUnavailable, "the machine",
+			"out of steam").WithHint("heat it")
 	case "unknown":
-		return nil, details, &turnstone.Error{Op: "test", Kind: turnstone.KindNotFound, Subject: "template unknown"}
+		return nil, details, turnstone.NewError("test", turnstone.KindNotFound, "template unknown",
+			nil)
 	case "crash":
 		_, _ = os.Stderr.WriteString("the last words\n")
 		os.Exit(7)

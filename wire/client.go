@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"strings"
 	"sync"
@@ -313,8 +312,9 @@ func whole(ended any, got [2]int64) error {
 	}
 	for i, name := range []string{"standard output", "standard error"} {
 		if missing := want[i] - got[i]; missing > 0 {
-			return &turnstone.Error{Op: "process.wait", Kind: turnstone.KindIntegrity, Subject: name,
-				Err: fmt.Errorf("%d bytes of it were lost", missing), Hint: "something else in the sandbox made it forget them"}
+			return turnstone.Errorf("process.wait", turnstone.KindIntegrity, name,
+				"%d bytes of it were lost", missing).
+				WithHint("something else in the sandbox made it forget them")
 		}
 	}
 	return nil
@@ -410,7 +410,6 @@ func (c *Client) Get(ctx context.Context, path string, w io.Writer) error {
 	case tail.complete():
 		return nil
 	}
-	return &turnstone.Error{Op: MethodFileSystemPack, Kind: turnstone.KindInternal, Subject: path,
-		Hint: "a file may have changed while it was read; try again",
-		Err:  errors.New("the archive is cut off")}
+	return turnstone.Errorf(MethodFileSystemPack, turnstone.KindInternal, path,
+		"the archive is cut off").WithHint("a file may have changed while it was read; try again")
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"os"
@@ -216,9 +215,9 @@ func (c *Conn) end(why error) {
 }
 
 // dead is what callers see of a connection that has ended.
-func (c *Conn) dead(op string) error {
-	te := &turnstone.Error{Op: op, Kind: turnstone.KindDead, Subject: "connection to the sandbox", Err: c.err,
-		Hint: "the sandbox has ended; run the turn again"}
+func (c *Conn) dead(op turnstone.Op) error {
+	te := turnstone.NewError(op, turnstone.KindDead, "connection to the sandbox", c.err).
+		WithHint("the sandbox has ended; run the turn again")
 	var broken *ProtocolError
 	var closed *ClosedError
 	switch {
@@ -314,13 +313,13 @@ func (c *Conn) Call(ctx context.Context, method string, params, result any) erro
 	}
 	raw, err := json.Marshal(params)
 	if err != nil {
-		return &turnstone.Error{Op: method, Kind: turnstone.KindInternal, Err: err}
+		return turnstone.NewError(turnstone.Op(method), turnstone.KindInternal, "", err)
 	}
 	ch := make(chan *Message, 1)
 	c.mu.Lock()
 	if c.err != nil {
 		defer c.mu.Unlock()
-		return c.dead(method)
+		return c.dead(turnstone.Op(method))
 	}
 	c.lastID++
 	id := c.lastID
@@ -360,7 +359,7 @@ func (c *Conn) Call(ctx context.Context, method string, params, result any) erro
 	case <-c.done:
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		return c.dead(method)
+		return c.dead(turnstone.Op(method))
 	}
 	select {
 	case m := <-ch:
@@ -375,7 +374,7 @@ func (c *Conn) Call(ctx context.Context, method string, params, result any) erro
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		return c.dead(method)
+		return c.dead(turnstone.Op(method))
 	}
 }
 
@@ -386,15 +385,15 @@ func (c *Conn) writeFailed(method string, err error) error {
 		c.end(err)
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		return c.dead(method)
+		return c.dead(turnstone.Op(method))
 	}
 	select {
 	case <-c.done:
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		return c.dead(method)
+		return c.dead(turnstone.Op(method))
 	default:
-		return &turnstone.Error{Op: method, Kind: turnstone.KindInternal, Err: err}
+		return turnstone.NewError(turnstone.Op(method), turnstone.KindInternal, "", err)
 	}
 }
 
@@ -419,8 +418,8 @@ func (c *Conn) decodeAnswer(m *Message, method string, result any) error {
 
 // malformed is an answer or an event that no agent sends.
 func malformed(method string, err error) error {
-	return &turnstone.Error{Op: method, Kind: turnstone.KindIntegrity, Subject: "the sandbox broke its channel",
-		Err: fmt.Errorf("malformed: %s", clip(err.Error(), 200)), Hint: brokenHint}
+	return turnstone.Errorf(turnstone.Op(method), turnstone.KindIntegrity, "the sandbox broke its channel",
+		"malformed: %s", clip(err.Error(), 200)).WithHint(brokenHint)
 }
 
 func ctxError(ctx context.Context, method string) error {
@@ -428,7 +427,7 @@ func ctxError(ctx context.Context, method string) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		kind = turnstone.KindTimeout
 	}
-	return &turnstone.Error{Op: method, Kind: kind, Err: context.Cause(ctx)}
+	return turnstone.NewError(turnstone.Op(method), kind, "", context.Cause(ctx))
 }
 
 // Emit sends an event. It waits while the other side does not read, and fails
@@ -472,8 +471,8 @@ func (c *Conn) writeMessage(m *Message) error {
 		return err
 	}
 	if _, values := measure(b); values > MaxValues {
-		return &turnstone.Error{Op: "wire.write", Kind: turnstone.KindExhausted, Subject: "message",
-			Err: fmt.Errorf("it has more than %d values", MaxValues), Hint: "ask for less at one time"}
+		return turnstone.Errorf("wire.write", turnstone.KindExhausted, "message",
+			"it has more than %d values", MaxValues).WithHint("ask for less at one time")
 	}
 	return c.frames.WriteText(b)
 }

@@ -46,7 +46,8 @@ func pair(t *testing.T, add map[string]entry, onEvent func(Event)) (client, serv
 		return map[string]string{"text": p.(*echoParams).Text}, nil
 	}})
 	d.handle("Test.fail", entry{newEcho, func(context.Context, *Conn, any) (any, error) {
-		return nil, &turnstone.Error{Op: "test.fail", Kind: turnstone.KindNotFound, Subject: "it", Hint: "look elsewhere", Err: errors.New("gone")}
+		return nil, turnstone.Errorf("test.fail", turnstone.KindNotFound, "it", "gone").
+			WithHint("look elsewhere")
 	}})
 	d.handle("Test.copy", entry{newEcho, func(_ context.Context, c *Conn, p any) (any, error) {
 		r, err := c.Receiver(p.(*echoParams).In)

@@ -54,8 +54,8 @@ func (c *Conn) command(m *Message) {
 	}
 	d := c.opt.Dispatcher
 	if m.SessionID != "" {
-		fail(&turnstone.Error{Op: m.Method, Kind: turnstone.KindNotFound, Subject: "session " + m.SessionID,
-			Hint: "attach with Target.attachToTarget, on a server that has targets"}, codeServer)
+		fail(turnstone.NewError(turnstone.Op(m.Method), turnstone.KindNotFound, "session "+m.SessionID, nil).
+			WithHint("attach with Target.attachToTarget, on a server that has targets"), codeServer)
 		return
 	}
 	var e entry
@@ -64,8 +64,8 @@ func (c *Conn) command(m *Message) {
 		e, known = d.entries[m.Method]
 	}
 	if !known {
-		fail(&turnstone.Error{Op: m.Method, Kind: turnstone.KindInvalid, Subject: m.Method, Err: errors.New("no such command"),
-			Hint: "docs/wire.md lists the commands"}, codeMethodNotFound)
+		fail(turnstone.Errorf(turnstone.Op(m.Method), turnstone.KindInvalid, m.Method, "no such command").
+			WithHint("docs/wire.md lists the commands"), codeMethodNotFound)
 		return
 	}
 	if d.Gate != nil {
@@ -76,8 +76,8 @@ func (c *Conn) command(m *Message) {
 	}
 	params := e.new()
 	if err := decodeStrict(m.Params, params); err != nil {
-		fail(&turnstone.Error{Op: m.Method, Kind: turnstone.KindInvalid, Subject: "parameters", Err: err,
-			Hint: "docs/wire.md lists the parameters"}, codeInvalidParams)
+		fail(turnstone.NewError(turnstone.Op(m.Method), turnstone.KindInvalid, "parameters", err).
+			WithHint("docs/wire.md lists the parameters"), codeInvalidParams)
 		return
 	}
 	release, err := c.reserve(m.Method, params)
@@ -89,8 +89,8 @@ func (c *Conn) command(m *Message) {
 	case c.slots <- struct{}{}:
 	default:
 		release()
-		fail(&turnstone.Error{Op: m.Method, Kind: turnstone.KindExhausted, Subject: "commands of this connection",
-			Hint: "wait for answers before you send more"}, codeServer)
+		fail(turnstone.NewError(turnstone.Op(m.Method), turnstone.KindExhausted, "commands of this connection",
+			nil).WithHint("wait for answers before you send more"), codeServer)
 		return
 	}
 	wait, leave := c.enter(params)
@@ -197,7 +197,7 @@ func (c *Conn) reserve(method string, params any) (release func(), err error) {
 func inCall(method string, err error) error {
 	var te *turnstone.Error
 	if errors.As(err, &te) {
-		te.Op = method
+		te.Op = turnstone.Op(method)
 	}
 	return err
 }

@@ -39,7 +39,7 @@ func encodeError(err error) *replyError {
 		re.Data = &errorData{Kind: string(turnstone.KindInternal)}
 		return re
 	}
-	re.Data = &errorData{Op: te.Op, Kind: string(te.Kind), Subject: te.Subject, Hint: turnstone.HintOf(err)}
+	re.Data = &errorData{Op: string(te.Op), Kind: string(te.Kind), Subject: te.Subject, Hint: turnstone.HintOf(err)}
 	if te.Err != nil {
 		re.Data.Cause = te.Err.Error()
 	}
@@ -52,13 +52,13 @@ func encodeError(err error) *replyError {
 // decode bounds every field: the text goes to a terminal and into receipts, and
 // a sandbox wrote it.
 func (e *replyError) decode(method string) *turnstone.Error {
-	te := &turnstone.Error{Op: method, Kind: turnstone.KindInternal}
+	te := turnstone.NewError(turnstone.Op(method), turnstone.KindInternal, "", nil)
 	cause := e.Message
 	if d := e.Data; d != nil {
 		te.Kind, te.Subject, te.Hint = knownKind(d.Kind), clip(d.Subject, 1000), clip(d.Hint, 1000)
 		cause = d.Cause
 		if d.Op != "" {
-			te.Op = clip(d.Op, 100)
+			te.Op = turnstone.Op(clip(d.Op, 100))
 		}
 		if cause == "" && te.Subject == "" {
 			cause = e.Message

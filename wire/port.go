@@ -41,7 +41,8 @@ func NewPort(rw io.ReadWriteCloser, host bool) *Port { return &Port{rw: rw, host
 // Link starts the next link. The one before must have been ended.
 func (p *Port) Link() (*Link, error) {
 	if p.link != nil {
-		return nil, &turnstone.Error{Op: "wire.port", Kind: turnstone.KindInternal, Subject: "link", Err: errors.New("there is one already")}
+		return nil, turnstone.Errorf("wire.port", turnstone.KindInternal, "link",
+			"there is one already")
 	}
 	link, err := NewLink(&lease{p: p}, p.host)
 	if err != nil {
@@ -54,7 +55,8 @@ func (p *Port) Link() (*Link, error) {
 // Expect says how the link will end. From then on the port looks for the marker.
 func (p *Port) Expect(marker []byte) error {
 	if len(marker) != MarkerSize {
-		return &turnstone.Error{Op: "wire.port", Kind: turnstone.KindInvalid, Subject: "marker", Err: errors.New("its length is not 32 bytes")}
+		return turnstone.Errorf("wire.port", turnstone.KindInvalid, "marker",
+			"its length is not 32 bytes")
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -83,7 +85,8 @@ func (p *Port) End(ctx context.Context) error {
 	marker := p.marker
 	p.mu.Unlock()
 	if marker == nil {
-		return &turnstone.Error{Op: "wire.port", Kind: turnstone.KindInternal, Subject: "link", Err: errors.New("its end was not expected")}
+		return turnstone.Errorf("wire.port", turnstone.KindInternal, "link",
+			"its end was not expected")
 	}
 	d, timed := p.rw.(deadlines)
 	if timed {
@@ -112,7 +115,7 @@ func (p *Port) End(ctx context.Context) error {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
-		return &turnstone.Error{Op: "wire.port", Kind: turnstone.KindDead, Subject: "link", Err: err}
+		return turnstone.NewError("wire.port", turnstone.KindDead, "link", err)
 	}
 	p.Forget()
 	return nil

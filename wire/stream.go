@@ -332,7 +332,7 @@ func (s *Sender) fail(err error) {
 }
 
 func resetError(why []byte) error {
-	te := &turnstone.Error{Op: "wire.stream", Kind: turnstone.KindCanceled, Err: ErrReset}
+	te := turnstone.NewError("wire.stream", turnstone.KindCanceled, "", ErrReset)
 	if len(why) > 0 {
 		te.Subject = clip(string(why), 1000)
 	}

@@ -82,7 +82,8 @@ func (c *Conn) addSender(id StreamID, claim bool) (*Sender, error) {
 }
 
 func (c *Conn) checkStream(id StreamID, open, limit int) error {
-	te := &turnstone.Error{Op: "wire.stream", Kind: turnstone.KindInvalid, Subject: fmt.Sprintf("stream %d", id)}
+	te := turnstone.NewError("wire.stream", turnstone.KindInvalid, fmt.Sprintf("stream %d", id),
+		nil)
 	switch {
 	case id == 0:
 		te.Err = fmt.Errorf("stream numbers begin with 1")

@@ -14,7 +14,7 @@ import (
 // TestCutOffCommandIsReported: what a command wrote before it was cut off is printed, with
 // the status that turn ends with.
 func TestCutOffCommandIsReported(t *testing.T) {
-	fault := &turnstone.Error{Op: "executor.exec", Kind: turnstone.KindTimeout, Subject: "sh"}
+	fault := turnstone.NewError("executor.exec", turnstone.KindTimeout, "sh", nil)
 	for _, tc := range []struct {
 		code    int
 		wrote   string

@@ -157,7 +157,8 @@ func usage(err error) error {
 			hint = "turn " + words + " --help lists the flags"
 		}
 	}
-	return &exitError{exitUsage, &turnstone.Error{Op: "usage", Kind: turnstone.KindInvalid, Err: err, Hint: hint}}
+	return &exitError{exitUsage, turnstone.NewError("usage", turnstone.KindInvalid, "", err).
+		WithHint(hint)}
 }
 
 // commandWords returns the subcommand that was chosen, without its arguments.

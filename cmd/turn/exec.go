@@ -59,8 +59,8 @@ func (c *execCmd) Run(a *app) error {
 		argv = argv[1:]
 	}
 	if len(argv) == 0 {
-		return &exitError{exitUsage, &turnstone.Error{Op: "usage", Kind: turnstone.KindInvalid,
-			Err: errors.New("no command to run"), Hint: "turn exec -- CMD…"}}
+		return &exitError{exitUsage, turnstone.Errorf("usage", turnstone.KindInvalid, "",
+			"no command to run").WithHint("turn exec -- CMD…")}
 	}
 	rules, err := c.networkFlags.spec()
 	if err != nil {
@@ -118,7 +118,7 @@ func execVerdict(ctx context.Context, code int, err error) error {
 		return &exitError{exitNoExec, err}
 	case errors.Is(cause, syscall.EPIPE):
 		return &exitError{128 + int(syscall.SIGPIPE), nil} // as a program that the signal ended: nobody listens
-	case fault != nil && fault.Kind == turnstone.KindInvalid && slices.Contains([]string{"executor.network", "network.policy", "network.rule"}, fault.Op):
+	case fault != nil && fault.Kind == turnstone.KindInvalid && slices.Contains([]turnstone.Op{"executor.network", "network.policy", "network.rule"}, fault.Op):
 		return &exitError{exitUsage, err}
 	case fault != nil && (fault.Op == "executor.plan" || fault.Op == "substrates.choose" && fault.Kind == turnstone.KindInvalid || fault.Op == "template.find" && fault.Kind == turnstone.KindNotFound):
 		return &exitError{exitUsage, err}

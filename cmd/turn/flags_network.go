@@ -138,9 +138,9 @@ func (f *networkFlags) secretHeaders() ([]string, error) {
 			}
 			value, there := os.LookupEnv(variable)
 			if !ok || !there {
-				return nil, &turnstone.Error{Op: "run", Kind: turnstone.KindInvalid, Subject: fmt.Sprintf("--secret-header %.80s=%.80s", host, name),
-					Err:  errors.New("there is no value, and no such variable in the environment"),
-					Hint: "write HOST=NAME=VARIABLE, and export VARIABLE first: a value on the command line can be seen by others"}
+				return nil, turnstone.Errorf("run", turnstone.KindInvalid, fmt.Sprintf("--secret-header %.80s=%.80s", host, name),
+					"there is no value, and no such variable in the environment").
+					WithHint("write HOST=NAME=VARIABLE, and export VARIABLE first: a value on the command line can be seen by others")
 			}
 			text = host + "=" + name + ": " + value
 		}

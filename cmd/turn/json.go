@@ -176,7 +176,7 @@ type errorReport struct {
 
 // An errorBody is an error. Op and Kind are for programs, the rest for people.
 type errorBody struct {
-	Op      string         `json:"op"`      // what was being done, as "session.resolve"
+	Op      turnstone.Op   `json:"op"`      // what was being done, as "session.resolve"
 	Kind    turnstone.Kind `json:"kind"`    // what kind of error it is
 	Subject string         `json:"subject"` // what it was done to; may be empty
 	Message string         `json:"message"`

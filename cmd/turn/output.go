@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -104,8 +103,8 @@ func (o *output) fill(tmp *os.File, data []byte) error {
 }
 
 func (o *output) fail(err error, hint string) error {
-	return &turnstone.Error{Op: "output", Kind: turnstone.KindInvalid, Subject: o.named,
-		Err: fmt.Errorf("cannot be written: %w", err), Hint: hint}
+	return turnstone.Errorf("output", turnstone.KindInvalid, o.named, "cannot be written: %w", err).
+		WithHint(hint)
 }
 
 func syncDir(dir string) error {

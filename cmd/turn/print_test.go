@@ -202,7 +202,8 @@ func TestHostileNames(t *testing.T) {
 		"details": func() { _ = printDetails(a, filled[template.Details]()) },
 		"summary": func() { (&runCmd{}).summary(a, filled[executor.Turn]()) },
 		"error": func() {
-			a.complain(&turnstone.Error{Op: "x", Kind: turnstone.KindInvalid, Subject: hostile, Err: errors.New(hostile), Hint: hostile})
+			a.complain(turnstone.NewError("x", turnstone.KindInvalid, hostile, errors.New(hostile)).
+				WithHint(hostile))
 			a.complain(*filled[document.SyntaxErrors]())
 			a.warnNoSteps(hostile)
 		},

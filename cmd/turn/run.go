@@ -177,8 +177,9 @@ func readSecrets(given []string) ([]string, error) {
 		if !ok {
 			value, there := os.LookupEnv(name)
 			if !there {
-				return nil, &turnstone.Error{Op: "run", Kind: turnstone.KindInvalid, Subject: "--secret " + name, Err: errors.New("there is no such variable in the environment"),
-					Hint: "export it first: a value on the command line can be seen by others"}
+				return nil, turnstone.Errorf("run", turnstone.KindInvalid, "--secret "+name,
+					"there is no such variable in the environment").
+					WithHint("export it first: a value on the command line can be seen by others")
 			}
 			s = name + "=" + value
 		}
@@ -226,7 +227,7 @@ func (c *runCmd) deliver(a *app, turn *executor.Turn, out *output) error {
 
 // undelivered tells of a receipt that could not be written, and where it is kept.
 func undelivered(h *statedir.Dir, turn *executor.Turn, err error) error {
-	e := &turnstone.Error{Op: "run", Kind: turnstone.KindExhausted, Subject: "the receipt was not written", Err: err}
+	e := turnstone.NewError("run", turnstone.KindExhausted, "the receipt was not written", err)
 	kept := h.Path("turns", string(turn.ID), "receipt.md")
 	if _, statErr := os.Stat(kept); statErr == nil {
 		e.Hint = "it is kept in " + kept
@@ -261,7 +262,7 @@ func (c *runCmd) summary(a *app, turn *executor.Turn) {
 
 // verdict makes a turn's result into the exit status.
 func verdict(turn *executor.Turn, err error) error {
-	said := &turnstone.Error{Op: "run", Kind: turn.Kind, Err: errors.New(turn.Error), Hint: turn.Hint}
+	said := turnstone.NewError("run", turn.Kind, "", errors.New(turn.Error)).WithHint(turn.Hint)
 	switch turn.Result {
 	case turnstone.ResultPassed:
 		return nil
@@ -314,5 +315,5 @@ func unreadable(name string, err error) error {
 	if errors.As(err, &path) {
 		err = path.Err
 	}
-	return &exitError{exitUsage, &turnstone.Error{Op: "read", Kind: turnstone.KindInvalid, Subject: name, Err: err}}
+	return &exitError{exitUsage, turnstone.NewError("read", turnstone.KindInvalid, name, err)}
 }

@@ -123,8 +123,8 @@ func (c *sandboxHoldCmd) Run(a *app) error {
 	defer stop()
 	reports := os.NewFile(reportsFD, "reports")
 	if st, err := reports.Stat(); err != nil || st.Mode()&os.ModeNamedPipe == 0 {
-		return &exitError{exitUsage, &turnstone.Error{Op: "usage", Kind: turnstone.KindInvalid,
-			Err: errors.New("this command is for turn itself"), Hint: "turn sandbox create makes a sandbox"}}
+		return &exitError{exitUsage, turnstone.Errorf("usage", turnstone.KindInvalid, "",
+			"this command is for turn itself").WithHint("turn sandbox create makes a sandbox")}
 	}
 	err = sandboxes.NewStore(h).Hold(ctx, turnstone.SandboxID(c.ID), opener(h), a.stdin, reports, log)
 	if err != nil {

@@ -65,8 +65,8 @@ func (c *sandboxExecCmd) Run(a *app) error {
 		argv = argv[1:]
 	}
 	if len(argv) == 0 {
-		return &exitError{exitUsage, &turnstone.Error{Op: "usage", Kind: turnstone.KindInvalid,
-			Err: errors.New("no command to run"), Hint: "turn sandbox exec SANDBOX -- CMD…"}}
+		return &exitError{exitUsage, turnstone.Errorf("usage", turnstone.KindInvalid, "",
+			"no command to run").WithHint("turn sandbox exec SANDBOX -- CMD…")}
 	}
 	h, err := statedir.Open()
 	if err != nil {
@@ -105,7 +105,8 @@ func (c *sandboxExecCmd) Run(a *app) error {
 	}
 	exit, err := c.attached(ctx, a, s, i.ID, cmd, captured, cancel)
 	if c.Timeout != nil && errors.Is(err, errTimeUp) {
-		err = &turnstone.Error{Op: "sandbox.exec", Kind: turnstone.KindTimeout, Subject: argv[0], Err: fmt.Errorf("killed after %s", *c.Timeout)}
+		err = turnstone.Errorf("sandbox.exec", turnstone.KindTimeout, argv[0],
+			"killed after %s", *c.Timeout)
 	}
 	verdict := sandboxVerdict(ctx, argv[0], exit, err)
 	if c.JSON {
@@ -137,7 +138,8 @@ func (c *sandboxExecCmd) attached(ctx context.Context, a *app, s *sandboxes.Stor
 		if onTerminal {
 			old, err := term.MakeRaw(int(a.stdin.Fd()))
 			if err != nil {
-				return wire.ProcessExit{}, &turnstone.Error{Op: "sandbox.exec", Kind: turnstone.KindUnavailable, Subject: "terminal", Err: err}
+				return wire.ProcessExit{}, turnstone.NewError("sandbox.exec", turnstone.KindUnavailable, "terminal",
+					err)
 			}
 			defer func() { _ = term.Restore(int(a.stdin.Fd()), old) }()
 		}

@@ -48,12 +48,13 @@ func (c *sandboxExposeCmd) Run(a *app) error {
 			return err
 		}
 		if !i.Shape.Network { // else every connection would fail by itself
-			return &turnstone.Error{Op: "sandbox.expose", Kind: turnstone.KindUnavailable, Subject: "sandbox " + i.Title(), Err: errors.New("it has no network"),
-				Hint: "create it with the network on"}
+			return turnstone.Errorf("sandbox.expose", turnstone.KindUnavailable, "sandbox "+i.Title(),
+				"it has no network").WithHint("create it with the network on")
 		}
 		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.Listen)
 		if err != nil {
-			return &turnstone.Error{Op: "sandbox.expose", Kind: turnstone.KindUnavailable, Subject: c.Listen, Err: err, Hint: "choose another address with --listen"}
+			return turnstone.NewError("sandbox.expose", turnstone.KindUnavailable, c.Listen, err).
+				WithHint("choose another address with --listen")
 		}
 		if _, err := putln(a.stdout, l.Addr()); err != nil {
 			_ = l.Close()

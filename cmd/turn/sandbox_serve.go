@@ -48,8 +48,8 @@ func (c *sandboxServeCmd) Run(a *app) error {
 	return a.withSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
 		l, err := net.Listen("tcp", c.Listen)
 		if err != nil {
-			return &turnstone.Error{Op: "sandbox.serve", Kind: turnstone.KindUnavailable, Subject: c.Listen, Err: err,
-				Hint: "choose another port with --listen 127.0.0.1:PORT; 0 takes one that is free"}
+			return turnstone.NewError("sandbox.serve", turnstone.KindUnavailable, c.Listen, err).
+				WithHint("choose another port with --listen 127.0.0.1:PORT; 0 takes one that is free")
 		}
 		host, _, _ := net.SplitHostPort(c.Listen) // Validate has looked
 		opt := cdp.Options{Backend: s, Token: cdp.NewToken(), Image: executor.DefaultImage, Log: slog.Default()}

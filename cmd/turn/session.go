@@ -263,7 +263,8 @@ func (c *sessionExportCmd) Run(a *app) error {
 // exportTo writes the file as a whole, or not at all.
 func exportTo(ctx context.Context, x *executor.Executor, req executor.ExportRequest, path string) (*executor.ExportReport, error) {
 	unwritable := func(err error) error {
-		return &turnstone.Error{Op: "export", Kind: turnstone.KindInvalid, Subject: path, Err: fmt.Errorf("cannot be written: %w", err), Hint: "name another file with -o"}
+		return turnstone.Errorf("export", turnstone.KindInvalid, path,
+			"cannot be written: %w", err).WithHint("name another file with -o")
 	}
 	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*.tmp")
 	if err != nil {

@@ -162,7 +162,7 @@ func (r ctxReader) Read(p []byte) (int, error) {
 }
 
 func packError(subject string, kind turnstone.Kind, err error, hint string) error {
-	return &turnstone.Error{Op: "archive.pack", Kind: kind, Subject: subject, Err: err, Hint: hint}
+	return turnstone.NewError("archive.pack", kind, subject, err).WithHint(hint)
 }
 
 func kindOf(err error) turnstone.Kind {

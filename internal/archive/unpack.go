@@ -113,7 +113,7 @@ type dirMeta struct {
 }
 
 func (u *unpacker) fail(subject string, kind turnstone.Kind, err error, hint string) error {
-	return &turnstone.Error{Op: "archive.unpack", Kind: kind, Subject: subject, Err: err, Hint: hint}
+	return turnstone.NewError("archive.unpack", kind, subject, err).WithHint(hint)
 }
 
 func (u *unpacker) all(tr *tar.Reader) error {

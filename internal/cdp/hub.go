@@ -110,7 +110,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	if ctx.Err() != nil && errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}
-	return &turnstone.Error{Op: "hub.serve", Kind: turnstone.KindUnavailable, Subject: l.Addr().String(), Err: err}
+	return turnstone.NewError("hub.serve", turnstone.KindUnavailable, l.Addr().String(), err)
 }
 
 // limitListener accepts at most so many connections at one time.

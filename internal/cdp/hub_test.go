@@ -47,7 +47,8 @@ func (b *backend) Get(id turnstone.SandboxID) (sandboxes.Info, error) {
 			return i, nil
 		}
 	}
-	return sandboxes.Info{}, &turnstone.Error{Op: "test", Kind: turnstone.KindNotFound, Subject: string(id), Hint: "look elsewhere"}
+	return sandboxes.Info{}, turnstone.NewError("test", turnstone.KindNotFound, string(id), nil).
+		WithHint("look elsewhere")
 }
 
 func (b *backend) Dial(_ context.Context, id turnstone.SandboxID) (net.Conn, error) {
@@ -56,7 +57,7 @@ func (b *backend) Dial(_ context.Context, id turnstone.SandboxID) (net.Conn, err
 		return nil, err
 	}
 	if i.State.Final() {
-		return nil, &turnstone.Error{Op: "test", Kind: turnstone.KindDead, Subject: string(id), Err: errors.New(i.Reason)}
+		return nil, turnstone.NewError("test", turnstone.KindDead, string(id), errors.New(i.Reason))
 	}
 	near, far := net.Pipe()
 	b.mu.Lock()

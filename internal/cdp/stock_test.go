@@ -2,7 +2,6 @@ package cdp_test
 
 import (
 	"context"
-	"errors"
 	"net"
 	"testing"
 
@@ -30,7 +29,8 @@ func (a *agents) List(context.Context) ([]sandboxes.Info, error) {
 
 func (a *agents) Get(id turnstone.SandboxID) (sandboxes.Info, error) {
 	if a.agents[id] == nil {
-		return sandboxes.Info{}, &turnstone.Error{Op: "test", Kind: turnstone.KindNotFound, Err: errors.New("no such sandbox")}
+		return sandboxes.Info{}, turnstone.Errorf("test", turnstone.KindNotFound, "",
+			"no such sandbox")
 	}
 	return sandboxes.Info{ID: id, Image: "test", State: sandboxes.StateReady}, nil
 }

@@ -3,7 +3,6 @@ package cdp
 import (
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -141,8 +140,8 @@ func announce(ctx context.Context, c *wire.Conn, known map[string]wire.TargetTar
 // AttachToTarget implements wire.TargetServer.
 func (t *targets) AttachToTarget(ctx context.Context, c *wire.Conn, p *wire.TargetAttachToTargetParams) (*wire.TargetAttachToTargetResult, error) {
 	if !p.Flatten {
-		return nil, &turnstone.Error{Op: wire.MethodTargetAttachToTarget, Kind: turnstone.KindInvalid, Subject: "flatten",
-			Err: errors.New("sessions are flat"), Hint: "say flatten: true"}
+		return nil, turnstone.Errorf(wire.MethodTargetAttachToTarget, turnstone.KindInvalid, "flatten",
+			"sessions are flat").WithHint("say flatten: true")
 	}
 	id := turnstone.SandboxID(p.TargetID)
 	conn, err := t.b.srv.opt.Backend.Dial(ctx, id)
@@ -168,11 +167,13 @@ func (b *browser) add(s *session) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.sessions == nil {
-		return &turnstone.Error{Op: wire.MethodTargetAttachToTarget, Kind: turnstone.KindDead, Subject: "connection"}
+		return turnstone.NewError(wire.MethodTargetAttachToTarget, turnstone.KindDead, "connection",
+			nil)
 	}
 	if len(b.sessions) > maxSessions || b.last == 1<<32-1 {
-		return &turnstone.Error{Op: wire.MethodTargetAttachToTarget, Kind: turnstone.KindExhausted, Subject: "sessions of this connection",
-			Err: fmt.Errorf("there are %d already", maxSessions), Hint: "detach from one, or open another connection"}
+		return turnstone.Errorf(wire.MethodTargetAttachToTarget, turnstone.KindExhausted, "sessions of this connection",
+			"there are %d already", maxSessions).
+			WithHint("detach from one, or open another connection")
 	}
 	own := 0
 	for _, o := range b.sessions {
@@ -181,12 +182,14 @@ func (b *browser) add(s *session) error {
 		}
 	}
 	if own >= maxPerTarget {
-		return &turnstone.Error{Op: wire.MethodTargetAttachToTarget, Kind: turnstone.KindExhausted, Subject: "sessions of this connection with " + string(s.target),
-			Err: fmt.Errorf("there are %d already", maxPerTarget), Hint: "detach from one; one session can do many things at a time"}
+		return turnstone.Errorf(wire.MethodTargetAttachToTarget, turnstone.KindExhausted, "sessions of this connection with "+string(s.target),
+			"there are %d already", maxPerTarget).
+			WithHint("detach from one; one session can do many things at a time")
 	}
 	if !b.srv.attach(s.target) {
-		return &turnstone.Error{Op: wire.MethodTargetAttachToTarget, Kind: turnstone.KindExhausted, Subject: "sessions of this server with " + string(s.target),
-			Err: fmt.Errorf("there are %d already", maxAttached), Hint: "other clients have them: wait until one detaches"}
+		return turnstone.Errorf(wire.MethodTargetAttachToTarget, turnstone.KindExhausted, "sessions of this server with "+string(s.target),
+			"there are %d already", maxAttached).
+			WithHint("other clients have them: wait until one detaches")
 	}
 	b.last++
 	s.channel = b.last
@@ -198,7 +201,8 @@ func (b *browser) add(s *session) error {
 func (t *targets) DetachFromTarget(_ context.Context, _ *wire.Conn, p *wire.TargetDetachFromTargetParams) error {
 	s := t.b.find(p.SessionID)
 	if s == nil || s.id == "" {
-		return &turnstone.Error{Op: wire.MethodTargetDetachFromTarget, Kind: turnstone.KindNotFound, Subject: fmt.Sprintf("session %.80s", p.SessionID)}
+		return turnstone.NewError(wire.MethodTargetDetachFromTarget, turnstone.KindNotFound, fmt.Sprintf("session %.80s", p.SessionID),
+			nil)
 	}
 	s.end("")
 	return nil
@@ -247,8 +251,8 @@ func specOf(p *wire.TargetCreateTargetParams, image string) (sandboxes.Spec, err
 		spec.Image = image
 	}
 	if !(p.TTL >= 0 && p.TTL <= maxTTL) {
-		return spec, &turnstone.Error{Op: wire.MethodTargetCreateTarget, Kind: turnstone.KindInvalid, Subject: "ttl",
-			Err: fmt.Errorf("%g seconds are not between 0 and %d", p.TTL, maxTTL)}
+		return spec, turnstone.Errorf(wire.MethodTargetCreateTarget, turnstone.KindInvalid, "ttl",
+			"%g seconds are not between 0 and %d", p.TTL, maxTTL)
 	}
 	spec.TTL = time.Duration(p.TTL * float64(time.Second))
 	return spec, spec.Check()

@@ -68,7 +68,8 @@ type Images struct {
 func Load(dir string) (Config, error) {
 	path := filepath.Join(dir, File)
 	fail := func(err error, hint string) (Config, error) {
-		return Config{}, &turnstone.Error{Op: "config.load", Kind: turnstone.KindInvalid, Subject: path, Err: err, Hint: hint}
+		return Config{}, turnstone.NewError("config.load", turnstone.KindInvalid, path, err).
+			WithHint(hint)
 	}
 	// O_NONBLOCK: opening a pipe does not wait for a writer.
 	// O_NOFOLLOW: where a link leads, others may be able to replace the file.

@@ -46,8 +46,9 @@ func unknownKey(key toml.Key) error {
 	}
 	word := strings.TrimPrefix(key.String(), section)
 	nearest, _ := suggest.Nearest(word, known)
-	return &turnstone.Error{Op: "config.parse", Kind: turnstone.KindInvalid, Hint: "known keys: " + section + strings.Join(known, ", "+section),
-		Err: fmt.Errorf("unknown key %q; the nearest known one is %q", key.String(), section+nearest)}
+	return turnstone.Errorf("config.parse", turnstone.KindInvalid, "",
+		"unknown key %q; the nearest known one is %q", key.String(), section+nearest).
+		WithHint("known keys: " + section + strings.Join(known, ", "+section))
 }
 
 func keysOf(t reflect.Type) []string {

@@ -45,7 +45,8 @@ func everyHost(f func(madeUp)) {
 }
 
 func unavailable(subject, why string) error {
-	return &turnstone.Error{Op: "test", Kind: turnstone.KindUnavailable, Subject: subject, Err: errors.New(why), Hint: "try something"}
+	return turnstone.NewError("test", turnstone.KindUnavailable, subject, errors.New(why)).
+		WithHint("try something")
 }
 
 var errBroken = unavailable("guest kernel", "is no kernel")
@@ -76,8 +77,9 @@ func (h madeUp) findErr() error {
 	case "not":
 		return unavailable("firecracker", "executable file not found in $PATH")
 	case "mismatched":
-		return &turnstone.Error{Op: "test", Kind: turnstone.KindUnavailable, Subject: "/opt/jailer", Hint: "get the other",
-			Err: &firecracker.JailerError{Jailer: "/opt/jailer", JailerRelease: "1.14.0", Binary: "/opt/firecracker", Release: "1.15.1"}}
+		return turnstone.NewError("test", turnstone.KindUnavailable, "/opt/jailer",
+			&firecracker.JailerError{Jailer: "/opt/jailer", JailerRelease: "1.14.0", Binary: "/opt/firecracker", Release: "1.15.1"}).
+			WithHint("get the other")
 	}
 	return nil
 }
@@ -103,7 +105,7 @@ func (h madeUp) open(name, how string, prove func() bool) (substrate.Substrate, 
 	unproven := func(err error) (substrate.Substrate, error) {
 		switch {
 		case prove == nil:
-			return nil, &turnstone.Error{Op: "test", Kind: turnstone.KindUnavailable, Subject: name, Err: err}
+			return nil, turnstone.NewError("test", turnstone.KindUnavailable, name, err)
 		case prove():
 			return works, nil
 		}

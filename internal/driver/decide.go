@@ -3,7 +3,6 @@ package driver
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 
 	"turnstone.dev/turnstone"
@@ -78,7 +77,8 @@ func (c *Chooser) Decide(ctx context.Context, name string, needs Needs) (d Decis
 		} else if o.pointless(before[o.name]) {
 			continue
 		} else if s, t.Err = c.open(ctx, o, needs, before[o.name]); t.Err != nil && ctx.Err() != nil {
-			d.Err = &turnstone.Error{Op: "substrates.choose", Kind: turnstone.KindCanceled, Subject: "substrate " + name, Err: ctx.Err()}
+			d.Err = turnstone.NewError("substrates.choose", turnstone.KindCanceled, "substrate "+name,
+				ctx.Err())
 			return d
 		}
 		d.Trials = append(d.Trials, t)
@@ -113,6 +113,7 @@ func nothing(name string, trials []Trial, hint string) error {
 			tried = append(tried, t.String()+": "+t.Err.Error())
 		}
 	}
-	return &turnstone.Error{Op: "substrates.choose", Kind: turnstone.KindUnavailable, Subject: "substrate " + name,
-		Err: fmt.Errorf("nothing here can run a sandbox: %s", strings.Join(append(tried, unfit...), "; ")), Hint: hint}
+	return turnstone.Errorf("substrates.choose", turnstone.KindUnavailable, "substrate "+name,
+		"nothing here can run a sandbox: %s", strings.Join(append(tried, unfit...), "; ")).
+		WithHint(hint)
 }

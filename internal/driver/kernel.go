@@ -85,7 +85,8 @@ func CheckRunning(k substrate.KernelKind, release string, open bool) error {
 	if k.Release != "" {
 		image = "its image is of " + k.Release
 	}
-	e := &turnstone.Error{Op: "substrates.kernel", Kind: turnstone.KindIntegrity, Subject: "guest kernel", Hint: k.Advice()}
+	e := turnstone.NewError("substrates.kernel", turnstone.KindIntegrity, "guest kernel", nil).
+		WithHint(k.Advice())
 	if k.File != "" {
 		e.Subject += " " + k.File
 	}

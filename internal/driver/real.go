@@ -60,7 +60,8 @@ func (c *Chooser) accelerated(ctx context.Context, kernel substrate.GuestKernel,
 				return s, nil
 			}
 		} else {
-			return nil, &turnstone.Error{Op: "substrates.qemu", Kind: turnstone.KindUnavailable, Subject: "KVM", Err: ErrUnproven, Hint: "run a turn, which tries"}
+			return nil, turnstone.NewError("substrates.qemu", turnstone.KindUnavailable, "KVM",
+				ErrUnproven).WithHint("run a turn, which tries")
 		}
 	}
 	return nil, s.Verdict().Unavailable("substrates.qemu", kernel.KernelKind)
@@ -72,7 +73,8 @@ func (c *Chooser) gvisor(ctx context.Context, _ substrate.GuestKernel, _ error) 
 		return nil, err
 	}
 	if ok, why := s.Usable(ctx); !ok {
-		return nil, &turnstone.Error{Op: "substrates.gvisor", Kind: turnstone.KindUnavailable, Subject: "gvisor", Err: errors.New(why), Hint: "run `turn doctor`"}
+		return nil, turnstone.NewError("substrates.gvisor", turnstone.KindUnavailable, "gvisor",
+			errors.New(why)).WithHint("run `turn doctor`")
 	}
 	return s, nil
 }

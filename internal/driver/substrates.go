@@ -161,8 +161,8 @@ func (c *Chooser) open(ctx context.Context, o option, needs Needs, before error)
 		o.can = abilities(s)
 	}
 	if why := o.lacks(needs); why != "" {
-		return nil, &turnstone.Error{Op: "substrates.choose", Kind: turnstone.KindUnavailable, Subject: "substrate " + o.name,
-			Err: errors.New(why), Hint: "choose another substrate, or leave out what asks for it"}
+		return nil, turnstone.NewError("substrates.choose", turnstone.KindUnavailable, "substrate "+o.name,
+			errors.New(why)).WithHint("choose another substrate, or leave out what asks for it")
 	}
 	if r, ok := s.(substrate.Restricted); ok && (needs.Live || needs.Keep) {
 		if err := r.Standstill(); err != nil {
@@ -181,8 +181,8 @@ func (c *Chooser) open(ctx context.Context, o option, needs Needs, before error)
 // that cannot serve needs on any machine. It starts nothing, and looks at nothing.
 func Fits(name string, needs Needs) error {
 	if !slices.Contains(Names(), name) {
-		return &turnstone.Error{Op: "substrates.choose", Kind: turnstone.KindInvalid, Subject: "substrate " + name,
-			Err: errors.New("is not known"), Hint: "known are " + strings.Join(Names(), ", ")}
+		return turnstone.Errorf("substrates.choose", turnstone.KindInvalid, "substrate "+name,
+			"is not known").WithHint("known are " + strings.Join(Names(), ", "))
 	}
 	why := ""
 	for _, o := range real(&Chooser{}) {
@@ -192,8 +192,9 @@ func Fits(name string, needs Needs) error {
 			}
 		}
 	}
-	return &turnstone.Error{Op: "substrates.choose", Kind: turnstone.KindInvalid, Subject: "substrate " + name,
-		Err: errors.New(why), Hint: "use --substrate " + strings.Join(append(able(needs), Auto), " or ")}
+	return turnstone.NewError("substrates.choose", turnstone.KindInvalid, "substrate "+name,
+		errors.New(why)).
+		WithHint("use --substrate " + strings.Join(append(able(needs), Auto), " or "))
 }
 
 // able returns the names of the substrates that can serve needs, on some machine.

@@ -32,7 +32,8 @@ func host(works ...string) drivers {
 						return named{name: o.name, how: o.how}, nil
 					}
 				}
-				return nil, &turnstone.Error{Op: "test", Kind: turnstone.KindUnavailable, Subject: o.String(), Err: errors.New("is not here")}
+				return nil, turnstone.Errorf("test", turnstone.KindUnavailable, o.String(),
+					"is not here")
 			}
 		}
 		return all
@@ -123,7 +124,8 @@ func TestChooseCanceled(t *testing.T) {
 // is satisfied by.
 func TestTestKernel(t *testing.T) {
 	everything := []string{"firecracker (KVM)", "qemu (KVM)", "gvisor", "qemu (TCG)"}
-	broken := &turnstone.Error{Op: "kernel.ensure", Kind: turnstone.KindInvalid, Subject: "TURN_KERNEL", Err: errors.New("is no kernel")}
+	broken := turnstone.Errorf("kernel.ensure", turnstone.KindInvalid, "TURN_KERNEL",
+		"is no kernel")
 	for _, tt := range []struct {
 		works  []string
 		ask    string

@@ -85,7 +85,7 @@ func (s Stamp) Check(ctx context.Context, path string) (Stamp, error) {
 // Verify is Check that always reads the whole file.
 func (s Stamp) Verify(ctx context.Context, path string) (Stamp, error) {
 	damaged := func(err error) error {
-		return &turnstone.Error{Op: "stamp.verify", Kind: turnstone.KindIntegrity, Subject: path, Err: err}
+		return turnstone.NewError("stamp.verify", turnstone.KindIntegrity, path, err)
 	}
 	fi, err := os.Lstat(path)
 	switch {

@@ -39,7 +39,8 @@ type CA struct {
 // NewCA makes a certificate authority with a fresh key.
 func NewCA() (*CA, error) {
 	fail := func(err error) (*CA, error) {
-		return nil, &turnstone.Error{Op: "network.ca", Kind: turnstone.KindInternal, Subject: "certificate authority", Err: err}
+		return nil, turnstone.NewError("network.ca", turnstone.KindInternal, "certificate authority",
+			err)
 	}
 	c := &CA{leaves: map[string]*tls.Certificate{}}
 	var err error
@@ -92,17 +93,18 @@ func (c *CA) Leaf(host string) (*tls.Certificate, error) {
 	if ip := net.ParseIP(host); ip != nil {
 		tmpl.IPAddresses = []net.IP{ip}
 	} else if err := checkName(host); err != nil {
-		return nil, &turnstone.Error{Op: "network.ca", Kind: turnstone.KindInvalid, Subject: fmt.Sprintf("%.80q", host), Err: err}
+		return nil, turnstone.NewError("network.ca", turnstone.KindInvalid, fmt.Sprintf("%.80q", host),
+			err)
 	} else {
 		tmpl.DNSNames = []string{host}
 	}
 	der, err := x509.CreateCertificate(rand.Reader, tmpl, c.cert, &c.leaf.PublicKey, c.key)
 	if err != nil {
-		return nil, &turnstone.Error{Op: "network.ca", Kind: turnstone.KindInternal, Subject: host, Err: err}
+		return nil, turnstone.NewError("network.ca", turnstone.KindInternal, host, err)
 	}
 	parsed, err := x509.ParseCertificate(der)
 	if err != nil {
-		return nil, &turnstone.Error{Op: "network.ca", Kind: turnstone.KindInternal, Subject: host, Err: err}
+		return nil, turnstone.NewError("network.ca", turnstone.KindInternal, host, err)
 	}
 	if len(c.leaves) >= maxLeaves {
 		clear(c.leaves) // they are made anew when they are asked for

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"io"
 	"slices"
 	"sync"
@@ -84,13 +83,14 @@ func (l *link) read(r io.Reader) error {
 			if errors.Is(err, io.EOF) {
 				return nil
 			}
-			return &turnstone.Error{Op: "network.serve", Kind: turnstone.KindDead, Subject: "frames of a sandbox", Err: err}
+			return turnstone.NewError("network.serve", turnstone.KindDead, "frames of a sandbox",
+				err)
 		}
 		n := binary.BigEndian.Uint32(length[:])
 		if n > maxFrame {
-			return &turnstone.Error{Op: "network.serve", Kind: turnstone.KindInvalid, Subject: "frames of a sandbox",
-				Err:  fmt.Errorf("a frame of %d bytes, when at most %d are possible", n, maxFrame),
-				Hint: "what the sandbox sends are no Ethernet frames, each after its length in four bytes"}
+			return turnstone.Errorf("network.serve", turnstone.KindInvalid, "frames of a sandbox",
+				"a frame of %d bytes, when at most %d are possible", n, maxFrame).
+				WithHint("what the sandbox sends are no Ethernet frames, each after its length in four bytes")
 		}
 		var err error
 		if int(n) > len(frame) || n < header.EthernetMinimumSize {
@@ -100,8 +100,8 @@ func (l *link) read(r io.Reader) error {
 			l.counters.dropped.Add(1)
 		}
 		if err != nil {
-			return &turnstone.Error{Op: "network.serve", Kind: turnstone.KindDead, Subject: "frames of a sandbox",
-				Err: fmt.Errorf("in the middle of a frame: %w", err)}
+			return turnstone.Errorf("network.serve", turnstone.KindDead, "frames of a sandbox",
+				"in the middle of a frame: %w", err)
 		}
 	}
 }

@@ -26,9 +26,9 @@ const maxRules = 1024
 func ParseRule(text string) (Rule, error) {
 	r, err := parseRule(text)
 	if err != nil {
-		return Rule{}, &turnstone.Error{Op: "network.rule", Kind: turnstone.KindInvalid, Subject: strconv.Quote(text),
-			Hint: `a rule is a name, an address or a prefix, with a port or without: api.example.com, *.example.org:443, 10.0.0.0/8, 192.0.2.1:5432`,
-			Err:  err}
+		return Rule{}, turnstone.NewError("network.rule", turnstone.KindInvalid, strconv.Quote(text),
+			err).
+			WithHint(`a rule is a name, an address or a prefix, with a port or without: api.example.com, *.example.org:443, 10.0.0.0/8, 192.0.2.1:5432`)
 	}
 	return r, nil
 }
@@ -210,7 +210,7 @@ func (p Policy) Validate() error {
 
 func (p Policy) validate(left *int) error {
 	fail := func(subject string, err error) error {
-		return &turnstone.Error{Op: "network.policy", Kind: turnstone.KindInvalid, Subject: subject, Err: err}
+		return turnstone.NewError("network.policy", turnstone.KindInvalid, subject, err)
 	}
 	if len(p.Allow) > maxRules || len(p.Deny) > maxRules || len(p.Own) > maxRules {
 		return fail("", fmt.Errorf("more than %d rules", maxRules))

@@ -89,8 +89,8 @@ const (
 // kind Integrity.
 func Decode(index []byte, size int64) (*Recording, error) {
 	fail := func(format string, args ...any) (*Recording, error) {
-		return nil, &turnstone.Error{Op: "network.recording", Kind: turnstone.KindIntegrity, Subject: "the recording", Err: fmt.Errorf(format, args...),
-			Hint: "record the turn again"}
+		return nil, turnstone.Errorf("network.recording", turnstone.KindIntegrity, "the recording",
+			format, args...).WithHint("record the turn again")
 	}
 	if len(index) > MaxIndex {
 		return fail("its index has %d bytes", len(index))
@@ -103,8 +103,9 @@ func Decode(index []byte, size int64) (*Recording, error) {
 		return fail("its index cannot be read: %w", err)
 	}
 	if r.Format != RecordFormat {
-		return nil, &turnstone.Error{Op: "network.recording", Kind: turnstone.KindUnavailable, Subject: "the recording",
-			Err: fmt.Errorf("is of format %d, and this program knows %d", r.Format, RecordFormat), Hint: "use the turn that made it"}
+		return nil, turnstone.Errorf("network.recording", turnstone.KindUnavailable, "the recording",
+			"is of format %d, and this program knows %d", r.Format, RecordFormat).
+			WithHint("use the turn that made it")
 	}
 	if r.Bytes != size {
 		return fail("it has %d bytes, and should have %d", size, r.Bytes)

@@ -41,8 +41,9 @@ func ParseSecretHeader(text string) (SecretHeader, error) {
 		if !ok {
 			where = "" // it may be the value
 		}
-		return SecretHeader{}, &turnstone.Error{Op: "network.secret", Kind: turnstone.KindInvalid, Subject: "secret header " + fmt.Sprintf("%.80q", where),
-			Err: fmt.Errorf(format, args...), Hint: "write HOST=Name: value, as api.example.com=Authorization: Bearer …"}
+		return SecretHeader{}, turnstone.Errorf("network.secret", turnstone.KindInvalid, "secret header "+fmt.Sprintf("%.80q", where),
+			format, args...).
+			WithHint("write HOST=Name: value, as api.example.com=Authorization: Bearer …")
 	}
 	if !ok {
 		return fail("there is no =")

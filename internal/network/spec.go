@@ -54,7 +54,8 @@ func (s *Spec) Policy() (Policy, error) {
 	}
 	if s.DNS != "" {
 		if _, err := netip.ParseAddrPort(s.DNS); err != nil {
-			return p, &turnstone.Error{Op: "network.spec", Kind: turnstone.KindInvalid, Subject: "dns", Err: err, Hint: "write ADDRESS:PORT, as 192.0.2.53:53"}
+			return p, turnstone.NewError("network.spec", turnstone.KindInvalid, "dns", err).
+				WithHint("write ADDRESS:PORT, as 192.0.2.53:53")
 		}
 	}
 	return p, p.Validate()

@@ -93,7 +93,7 @@ func newStack(opts Options, lim limits, addrs func() ([]net.Addr, error)) (*Stac
 	if err := s.build(cmp.Or(opts.MTU, MTU)); err != nil {
 		s.cancel()
 		s.net.Destroy()
-		return nil, &turnstone.Error{Op: "network.new", Kind: turnstone.KindInternal, Err: err}
+		return nil, turnstone.NewError("network.new", turnstone.KindInternal, "", err)
 	}
 	return s, nil
 }
@@ -195,9 +195,10 @@ func (s *Stack) Serve(ctx context.Context, frames io.ReadWriteCloser) error {
 	case s.ctx.Err() != nil:
 		return nil
 	case writeErr != nil && (ended || readErr == nil):
-		return &turnstone.Error{Op: "network.serve", Kind: turnstone.KindDead, Subject: "frames of a sandbox", Err: writeErr}
+		return turnstone.NewError("network.serve", turnstone.KindDead, "frames of a sandbox",
+			writeErr)
 	case ended:
-		return &turnstone.Error{Op: "network.serve", Kind: turnstone.KindCanceled, Err: context.Cause(ctx)}
+		return turnstone.NewError("network.serve", turnstone.KindCanceled, "", context.Cause(ctx))
 	}
 	return readErr
 }
@@ -207,9 +208,9 @@ func (s *Stack) begin() (done func(), err error) {
 	defer s.mu.Unlock()
 	switch {
 	case s.closed:
-		return nil, &turnstone.Error{Op: "network.serve", Kind: turnstone.KindInvalid, Err: net.ErrClosed}
+		return nil, turnstone.NewError("network.serve", turnstone.KindInvalid, "", net.ErrClosed)
 	case s.serving != nil:
-		return nil, &turnstone.Error{Op: "network.serve", Kind: turnstone.KindInvalid, Err: errors.New("served already")}
+		return nil, turnstone.Errorf("network.serve", turnstone.KindInvalid, "", "served already")
 	}
 	ch := make(chan struct{})
 	s.serving = ch
@@ -248,7 +249,8 @@ func (s *Stack) Close() error {
 // listens there, and of kind Dead when the Stack is closed.
 func (s *Stack) DialGuest(ctx context.Context, port uint16) (net.Conn, error) {
 	fail := func(k turnstone.Kind, err error) error {
-		return &turnstone.Error{Op: "network.dial", Kind: k, Subject: "port " + (netip.AddrPortFrom(addressOf(s.link.guest), port)).String(), Err: err}
+		return turnstone.NewError("network.dial", k, "port "+(netip.AddrPortFrom(addressOf(s.link.guest), port)).String(),
+			err)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -10,7 +10,6 @@ package secret
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -49,7 +48,8 @@ func New(pairs []string) (*Set, error) {
 	for _, p := range pairs {
 		name, value, _ := strings.Cut(p, "=")
 		fail := func(format string, args ...any) error {
-			return &turnstone.Error{Op: "secret.new", Kind: turnstone.KindInvalid, Subject: "secret " + name, Err: fmt.Errorf(format, args...)}
+			return turnstone.Errorf("secret.new", turnstone.KindInvalid, "secret "+name,
+				format, args...)
 		}
 		switch {
 		case len(strings.TrimSpace(value)) < MinValue:
@@ -74,8 +74,9 @@ func New(pairs []string) (*Set, error) {
 	s.seal()
 	for _, name := range s.Names() {
 		if in := s.In(name); in != "" {
-			return nil, &turnstone.Error{Op: "secret.new", Kind: turnstone.KindInvalid, Subject: "secret " + in,
-				Err: errors.New("its value is in the name of a secret, and names are kept"), Hint: "give the secret another name"}
+			return nil, turnstone.Errorf("secret.new", turnstone.KindInvalid, "secret "+in,
+				"its value is in the name of a secret, and names are kept").
+				WithHint("give the secret another name")
 		}
 	}
 	return s, nil

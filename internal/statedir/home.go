@@ -62,8 +62,8 @@ func Open() (*Dir, error) {
 		err = os.MkdirAll(dir, 0o700)
 	}
 	if err != nil {
-		return nil, &turnstone.Error{Op: "home.open", Kind: turnstone.KindUnavailable, Subject: dir, Err: err,
-			Hint: "set TURN_HOME to a directory that you may write"}
+		return nil, turnstone.NewError("home.open", turnstone.KindUnavailable, dir, err).
+			WithHint("set TURN_HOME to a directory that you may write")
 	}
 	if err := checkPrivate(dir); err != nil {
 		return nil, err
@@ -101,7 +101,7 @@ func Acquire(ctx context.Context, path string, waiting func()) (*Lock, error) {
 		told = true
 		select {
 		case <-ctx.Done():
-			return nil, &turnstone.Error{Op: "home.lock", Kind: turnstone.KindCanceled, Subject: path, Err: ctx.Err()}
+			return nil, turnstone.NewError("home.lock", turnstone.KindCanceled, path, ctx.Err())
 		case <-time.After(delay):
 		}
 	}

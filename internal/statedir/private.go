@@ -21,16 +21,18 @@ const maxLinks = 40
 func checkPrivate(dir string) error {
 	c := &privacy{uid: os.Geteuid(), group: privateGroup()}
 	if err := c.walk(filepath.Clean(dir), new(int)); err != nil {
-		return &turnstone.Error{Op: "home.open", Kind: turnstone.KindInvalid, Subject: "state directory " + dir, Err: err,
-			Hint: "make it yours alone (chmod go-w), or set TURN_HOME to a directory of your own"}
+		return turnstone.NewError("home.open", turnstone.KindInvalid, "state directory "+dir,
+			err).
+			WithHint("make it yours alone (chmod go-w), or set TURN_HOME to a directory of your own")
 	}
 	st, err := os.Stat(dir)
 	if err != nil {
 		return err
 	}
 	if owner := ownerOf(st); owner != c.uid {
-		return &turnstone.Error{Op: "home.open", Kind: turnstone.KindInvalid, Subject: "state directory " + dir, Err: fmt.Errorf("it belongs to %s", nameOf(owner)),
-			Hint: "run turn as that user, or set TURN_HOME to a directory of your own"}
+		return turnstone.Errorf("home.open", turnstone.KindInvalid, "state directory "+dir,
+			"it belongs to %s", nameOf(owner)).
+			WithHint("run turn as that user, or set TURN_HOME to a directory of your own")
 	}
 	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
-	"fmt"
 	"sync"
 	"syscall"
 
@@ -72,7 +71,8 @@ func (s *Store) Begin(ctx context.Context) (*Batch, error) {
 func (b *Batch) Put(ctx context.Context, p []byte) (turnstone.Digest, error) {
 	const op = "store.put"
 	if len(p) > maxObject {
-		return "", &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Err: fmt.Errorf("an object of %d bytes is too large", len(p))}
+		return "", turnstone.Errorf(op, turnstone.KindInvalid, "",
+			"an object of %d bytes is too large", len(p))
 	}
 	i := id(sha256.Sum256(p))
 	have, err := b.has(ctx, i)
@@ -99,7 +99,7 @@ func (b *Batch) has(ctx context.Context, i id) (bool, error) {
 // state is the error that the batch is in.
 func (b *Batch) state() error {
 	if b.closed {
-		return &turnstone.Error{Op: "store.put", Kind: turnstone.KindInternal, Err: errors.New("the batch is closed")}
+		return turnstone.Errorf("store.put", turnstone.KindInternal, "", "the batch is closed")
 	}
 	return b.err
 }

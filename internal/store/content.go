@@ -55,7 +55,7 @@ func (b *Batch) PutContent(ctx context.Context, r io.Reader, size int64) (tree.C
 }
 
 func wrongSize(text string) error {
-	return &turnstone.Error{Op: "store.put", Kind: turnstone.KindInvalid, Err: errors.New(text)}
+	return turnstone.NewError("store.put", turnstone.KindInvalid, "", errors.New(text))
 }
 
 // readExactly fills p from r, which has to end there.

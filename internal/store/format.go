@@ -45,7 +45,7 @@ type id [32]byte
 
 func (i id) digest() turnstone.Digest { return turnstone.Digest("sha256:" + hex.EncodeToString(i[:])) }
 
-func parseID(op string, d turnstone.Digest) (id, error) {
+func parseID(op turnstone.Op, d turnstone.Digest) (id, error) {
 	var i id
 	s := string(d)
 	if len(s) == 71 && strings.HasPrefix(s, "sha256:") {
@@ -54,7 +54,7 @@ func parseID(op string, d turnstone.Digest) (id, error) {
 			return i, nil
 		}
 	}
-	return i, &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: s, Err: errors.New("not a digest")}
+	return i, turnstone.Errorf(op, turnstone.KindInvalid, s, "not a digest")
 }
 
 // packName returns the name of the blob of a pack.
@@ -186,7 +186,7 @@ func decodeList(b []byte, size int64) ([]chunk, error) {
 }
 
 // fail returns err as a typed error: one that is typed already is as it was.
-func fail(op, subject string, err error) error {
+func fail(op turnstone.Op, subject string, err error) error {
 	var typed *turnstone.Error
 	if err == nil || errors.As(err, &typed) {
 		return err
@@ -198,11 +198,11 @@ func fail(op, subject string, err error) error {
 	case errors.Is(err, context.DeadlineExceeded):
 		kind = turnstone.KindTimeout
 	}
-	return &turnstone.Error{Op: op, Kind: kind, Subject: subject, Err: err}
+	return turnstone.NewError(op, kind, subject, err)
 }
 
 // damaged returns an error of kind Integrity.
-func damaged(op, subject string, err error) error {
-	return &turnstone.Error{Op: op, Kind: turnstone.KindIntegrity, Subject: subject, Err: err,
-		Hint: "`turn fsck` names everything that is damaged"}
+func damaged(op turnstone.Op, subject string, err error) error {
+	return turnstone.NewError(op, turnstone.KindIntegrity, subject, err).
+		WithHint("`turn fsck` names everything that is damaged")
 }

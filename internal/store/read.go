@@ -147,7 +147,7 @@ func (s *Store) readTable(ctx context.Context, pack id, size int64) (*newPack, e
 			size = info.Size
 		}
 		if size < 0 {
-			return nil, &turnstone.Error{Op: op, Kind: turnstone.KindNotFound, Subject: name, Err: errors.New("the pack is gone")}
+			return nil, turnstone.Errorf(op, turnstone.KindNotFound, name, "the pack is gone")
 		}
 	}
 	if size < int64(len(packMagic))+packTrailerSize || size > 2*maxPack {

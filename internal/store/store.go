@@ -60,8 +60,8 @@ func Open(ctx context.Context, dir string, blobs blob.Store, opts Options) (*Sto
 	}
 	segments := filepath.Join(dir, "index")
 	if err := os.MkdirAll(segments, 0o700); err != nil {
-		return nil, &turnstone.Error{Op: "store.open", Kind: turnstone.KindUnavailable, Subject: dir, Err: err,
-			Hint: "it has to be a folder that you may write"}
+		return nil, turnstone.NewError("store.open", turnstone.KindUnavailable, dir, err).
+			WithHint("it has to be a folder that you may write")
 	}
 	s := &Store{dir: dir, index: index{dir: segments, fault: opts.Fault}, cores: runtime.GOMAXPROCS(0)}
 	s.packs.init(blobs)
@@ -135,8 +135,8 @@ func (s *Store) get(ctx context.Context, i id) ([]byte, error) {
 	if lastErr != nil {
 		return nil, damaged("store.get", string(i.digest()), lastErr) // its pack is gone
 	}
-	return nil, &turnstone.Error{Op: "store.get", Kind: turnstone.KindNotFound, Subject: string(i.digest()),
-		Err: errors.New("it is not in the store")}
+	return nil, turnstone.Errorf("store.get", turnstone.KindNotFound, string(i.digest()),
+		"it is not in the store")
 }
 
 // find returns the places of i. A damaged index is made again before.

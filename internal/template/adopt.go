@@ -40,7 +40,8 @@ func (s *Store) Registered(name string) ([]*Spec, error) {
 // something else here is an error of kind Invalid.
 func (s *Store) Adopt(ctx context.Context, spec *Spec, progress func(string)) (*Template, error) {
 	fail := func(kind turnstone.Kind, hint string, err error) error {
-		return &turnstone.Error{Op: "template.adopt", Kind: kind, Subject: fmt.Sprintf("template %.100q", spec.Name), Err: err, Hint: hint}
+		return turnstone.NewError("template.adopt", kind, fmt.Sprintf("template %.100q", spec.Name),
+			err).WithHint(hint)
 	}
 	checked, err := spec.reread()
 	if err != nil {

@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"slices"
@@ -123,8 +122,8 @@ func addOwn(w *tar2erofs.Writer, spec *Spec, epoch time.Time) error {
 	for _, f := range spec.Files {
 		own[f.Path] = true
 		if err := file(f.Path, int64(f.Mode), f.Content); err != nil {
-			return &turnstone.Error{Op: "template.build", Kind: turnstone.KindInvalid, Subject: spec.Name, Err: err,
-				Hint: "change the path in the spec's files"}
+			return turnstone.NewError("template.build", turnstone.KindInvalid, spec.Name, err).
+				WithHint("change the path in the spec's files")
 		}
 	}
 	// The agent gives each sandbox its own; these are what it finds, and what a
@@ -144,8 +143,9 @@ func addOwn(w *tar2erofs.Writer, spec *Spec, epoch time.Time) error {
 	}
 	for _, dir := range slices.Compact([]string{DefaultWorkdir, spec.Workdir}) {
 		if err := w.MkdirAll(strings.TrimPrefix(dir, "/")); err != nil {
-			return &turnstone.Error{Op: "template.build", Kind: turnstone.KindInvalid, Subject: spec.Name,
-				Err: fmt.Errorf("workdir: %w", err), Hint: "choose a workdir that is a folder, as " + DefaultWorkdir}
+			return turnstone.Errorf("template.build", turnstone.KindInvalid, spec.Name,
+				"workdir: %w", err).
+				WithHint("choose a workdir that is a folder, as " + DefaultWorkdir)
 		}
 	}
 	return nil

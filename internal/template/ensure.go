@@ -53,7 +53,8 @@ type BuildOptions struct {
 // versions that it names, and fails with kind Integrity when its files differ.
 func (s *Store) Build(ctx context.Context, nameOrPath string, opts BuildOptions) (*Template, error) {
 	invalid := func(hint, format string, args ...any) error {
-		return &turnstone.Error{Op: "template.build", Kind: turnstone.KindInvalid, Subject: nameOrPath, Err: fmt.Errorf(format, args...), Hint: hint}
+		return turnstone.Errorf("template.build", turnstone.KindInvalid, nameOrPath,
+			format, args...).WithHint(hint)
 	}
 	with := *s
 	with.events = opts.Events
@@ -96,7 +97,7 @@ func (s *Store) buildSpec(ctx context.Context, spec *Spec, lock func(*Spec) erro
 	}
 	written.Lock = spec.Lock
 	if err := writeJSON(filepath.Join(s.dir, "specs", spec.Name+".json"), written); err != nil {
-		return nil, &turnstone.Error{Op: "template.build", Kind: turnstone.KindUnavailable, Subject: spec.Name, Err: err}
+		return nil, turnstone.NewError("template.build", turnstone.KindUnavailable, spec.Name, err)
 	}
 	return t, nil
 }
@@ -111,8 +112,8 @@ func IsPath(nameOrPath string) bool {
 // symlinks that lead out of it are refused.
 func ReadSpec(path string) (*Spec, error) {
 	invalid := func(err error) error {
-		return &turnstone.Error{Op: "template.parse", Kind: turnstone.KindInvalid, Subject: path, Err: err,
-			Hint: "name a folder with a " + SpecFile + ", or such a file"}
+		return turnstone.NewError("template.parse", turnstone.KindInvalid, path, err).
+			WithHint("name a folder with a " + SpecFile + ", or such a file")
 	}
 	abs, err := filepath.Abs(path)
 	if err != nil {
@@ -182,7 +183,8 @@ func (s *Store) ensure(ctx context.Context, spec *Spec, progress func(string)) (
 	case err == nil:
 		return t, nil
 	case ctx.Err() != nil:
-		return nil, &turnstone.Error{Op: "template.ensure", Kind: turnstone.KindCanceled, Subject: spec.Name, Err: ctx.Err()}
+		return nil, turnstone.NewError("template.ensure", turnstone.KindCanceled, spec.Name,
+			ctx.Err())
 	case !errors.Is(err, fs.ErrNotExist):
 		say(fmt.Sprintf("the kept image is not whole (%v), building it again", err))
 	}
@@ -414,7 +416,8 @@ func (s *Store) sweep(own turnstone.Digest) error {
 
 // failure makes err, of a build, one that a user can act on.
 func (s *Store) failure(spec *Spec, err error) error {
-	out := &turnstone.Error{Op: "template.build", Kind: turnstone.KindUnavailable, Subject: "template " + spec.Name, Err: err}
+	out := turnstone.NewError("template.build", turnstone.KindUnavailable, "template "+spec.Name,
+		err)
 	var typed *turnstone.Error
 	switch {
 	case errors.As(err, &typed):

@@ -79,7 +79,8 @@ func (s *Store) Image(ctx context.Context, root turnstone.Digest) (string, error
 			return path, nil
 		}
 	}
-	return "", &turnstone.Error{Op: "template.image", Kind: turnstone.KindNotFound, Subject: "image " + root.Short(), Err: errors.New("is no template's here")}
+	return "", turnstone.Errorf("template.image", turnstone.KindNotFound, "image "+root.Short(),
+		"is no template's here")
 }
 
 // Needed returns the digests of all known templates and of all that is below them,
@@ -126,7 +127,7 @@ func (s *Store) Drop(ctx context.Context, digest turnstone.Digest) error {
 	defer lock.Release()
 	for _, path := range []string{s.imageDir(digest), s.tmpDir(digest), s.logPath(digest)} {
 		if err := os.RemoveAll(path); err != nil {
-			return &turnstone.Error{Op: "template.remove", Kind: turnstone.KindUnavailable, Subject: path, Err: err}
+			return turnstone.NewError("template.remove", turnstone.KindUnavailable, path, err)
 		}
 	}
 	return nil

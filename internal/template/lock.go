@@ -61,8 +61,8 @@ func (l *Lock) Encode() ([]byte, error) {
 // ParseLock reads a template.lock. Errors are *turnstone.Error of kind Invalid.
 func ParseLock(b []byte) (*Lock, error) {
 	failed := func(err error) error {
-		return &turnstone.Error{Op: "template.lock", Kind: turnstone.KindInvalid, Subject: LockFile, Err: err,
-			Hint: "turn template build --lock writes it anew"}
+		return turnstone.NewError("template.lock", turnstone.KindInvalid, LockFile, err).
+			WithHint("turn template build --lock writes it anew")
 	}
 	if len(b) > maxLock {
 		return nil, failed(fmt.Errorf("is larger than %d bytes", maxLock))
@@ -111,7 +111,7 @@ func readLock(dir fs.FS) (*Lock, error) {
 		b, err = fs.ReadFile(dir, LockFile)
 	}
 	if err != nil {
-		return nil, &turnstone.Error{Op: "template.lock", Kind: turnstone.KindInvalid, Subject: LockFile, Err: err}
+		return nil, turnstone.NewError("template.lock", turnstone.KindInvalid, LockFile, err)
 	}
 	return ParseLock(b)
 }
@@ -139,8 +139,9 @@ func (l *Lock) held(name string, got *Lock) error {
 			why += fmt.Sprintf(" and %d more", n-8)
 		}
 	}
-	return &turnstone.Error{Op: "template.lock", Kind: turnstone.KindIntegrity, Subject: LockFile,
-		Err: fmt.Errorf("the files of %s are others than it says: FS hash %s, locked %s (%s)", name, got.FSHash.Short(), l.FSHash.Short(), why), Hint: hint}
+	return turnstone.Errorf("template.lock", turnstone.KindIntegrity, LockFile,
+		"the files of %s are others than it says: FS hash %s, locked %s (%s)", name, got.FSHash.Short(), l.FSHash.Short(), why).
+		WithHint(hint)
 }
 
 func orNone(s string) string {

@@ -2,7 +2,6 @@ package template
 
 import (
 	"context"
-	"errors"
 	"io"
 	"maps"
 	"net"
@@ -17,8 +16,9 @@ import (
 // makeLayer builds spec, which is layered, on base. The caller holds the digest's lock.
 func (s *Store) makeLayer(ctx context.Context, spec *Spec, base *Template, say func(string)) (err error) {
 	if s.layers == nil {
-		return &turnstone.Error{Op: "template.build", Kind: turnstone.KindUnavailable, Err: errors.New("it is built in a sandbox, and there is none here"),
-			Hint: "turn template build " + spec.Name}
+		return turnstone.Errorf("template.build", turnstone.KindUnavailable, "",
+			"it is built in a sandbox, and there is none here").
+			WithHint("turn template build " + spec.Name)
 	}
 	w, err := s.begin(spec)
 	if err != nil {

@@ -130,8 +130,9 @@ func CheckName(name string) error {
 		return err
 	}
 	if !nameRule.MatchString(name) {
-		return &turnstone.Error{Op: "template.name", Kind: turnstone.KindInvalid, Subject: fmt.Sprintf("image %.200q", name),
-			Err: errors.New("is no name of a template"), Hint: "turn template ls lists them; an image of a registry is written NAME:TAG"}
+		return turnstone.Errorf("template.name", turnstone.KindInvalid, fmt.Sprintf("image %.200q", name),
+			"is no name of a template").
+			WithHint("turn template ls lists them; an image of a registry is written NAME:TAG")
 	}
 	return nil
 }
@@ -169,8 +170,8 @@ func (s *Store) pull(ctx context.Context, ref oci.Reference, age time.Duration, 
 	progress("asking registry " + ref.Registry() + " for " + ref.String())
 	img, pullErr := s.ociClient(progress).Resolve(ctx, ref)
 	if s.anonymous && turnstone.KindOf(pullErr) == turnstone.KindNotFound {
-		pullErr = &turnstone.Error{Op: "template.pull", Kind: turnstone.KindNotFound, Err: pullErr,
-			Hint: "a document's image is asked for without your credentials; to use them, give it with --image " + ref.String()}
+		pullErr = turnstone.NewError("template.pull", turnstone.KindNotFound, "", pullErr).
+			WithHint("a document's image is asked for without your credentials; to use them, give it with --image " + ref.String())
 	}
 	if pullErr != nil {
 		if err != nil || ctx.Err() != nil || age == 0 {
@@ -180,8 +181,8 @@ func (s *Store) pull(ctx context.Context, ref oci.Reference, age time.Duration, 
 		return spec, nil
 	}
 	if err := s.keepImage(ref, img); err != nil {
-		return nil, &turnstone.Error{Op: "template.pull", Kind: turnstone.KindUnavailable, Subject: "image " + ref.String(), Err: err,
-			Hint: "see to it that " + s.dir + " can be written"}
+		return nil, turnstone.NewError("template.pull", turnstone.KindUnavailable, "image "+ref.String(),
+			err).WithHint("see to it that " + s.dir + " can be written")
 	}
 	return s.imageSpec(ref, img)
 }
@@ -293,8 +294,8 @@ func (s *Store) imageSpec(ref oci.Reference, img *oci.Image) (*Spec, error) {
 		total += len(kv)
 	}
 	if len(spec.Env) > maxImageVars || total > maxImageEnv {
-		return nil, &turnstone.Error{Op: "template.pull", Kind: turnstone.KindInvalid, Subject: "image " + ref.String(),
-			Err: fmt.Errorf("its environment has more than %d variables, or %d bytes", maxImageVars, maxImageEnv)}
+		return nil, turnstone.Errorf("template.pull", turnstone.KindInvalid, "image "+ref.String(),
+			"its environment has more than %d variables, or %d bytes", maxImageVars, maxImageEnv)
 	}
 	return spec, nil
 }

@@ -25,7 +25,8 @@ func (s *Store) pulledSpec(ref oci.Reference) (*Spec, error) {
 	if near := ref.Near(); near != "" {
 		hint += "; the built-in template " + near + " comes near to it"
 	}
-	return nil, &turnstone.Error{Op: "template.find", Kind: turnstone.KindNotFound, Subject: "image " + ref.String(), Err: err, Hint: hint}
+	return nil, turnstone.NewError("template.find", turnstone.KindNotFound, "image "+ref.String(),
+		err).WithHint(hint)
 }
 
 // label is what progress calls a template. A digest says nothing to people.
@@ -40,8 +41,8 @@ func (s *Spec) label() string {
 func baseReference(spec *Spec) (oci.Reference, error) {
 	ref, err := oci.ParseReference(strings.TrimPrefix(spec.Base, ociBase))
 	if err != nil {
-		return ref, &turnstone.Error{Op: "template.base", Kind: turnstone.KindInvalid, Subject: "template " + spec.Name, Err: err,
-			Hint: "write the base as oci:python:3.12, or with its digest"}
+		return ref, turnstone.NewError("template.base", turnstone.KindInvalid, "template "+spec.Name,
+			err).WithHint("write the base as oci:python:3.12, or with its digest")
 	}
 	return ref, nil
 }

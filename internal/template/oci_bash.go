@@ -64,9 +64,9 @@ func (s *Store) staticBash(ctx context.Context, log io.Writer, progress func(str
 		if errors.As(err, &typed) {
 			kind = typed.Kind
 		}
-		return nil, &turnstone.Error{Op: "template.bash", Kind: kind, Subject: "the image has no bash",
-			Err:  fmt.Errorf("steps are run by bash, and Debian's static one cannot be had: %w", err),
-			Hint: "take an image that has bash, or see to it that Debian's mirror can be reached (TURN_DEBIAN_MIRROR)"}
+		return nil, turnstone.Errorf("template.bash", kind, "the image has no bash",
+			"steps are run by bash, and Debian's static one cannot be had: %w", err).
+			WithHint("take an image that has bash, or see to it that Debian's mirror can be reached (TURN_DEBIAN_MIRROR)")
 	}
 	return program, nil
 }

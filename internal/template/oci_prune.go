@@ -28,7 +28,8 @@ func (s *Store) superseded(name string) bool {
 // bytes that were. With dry it only tells.
 func (s *Store) PruneImages(older time.Duration, dry bool) (freed int64, err error) {
 	failed := func(err error) (int64, error) {
-		return freed, &turnstone.Error{Op: "template.prune", Kind: turnstone.KindUnavailable, Subject: s.ociPath(), Err: err}
+		return freed, turnstone.NewError("template.prune", turnstone.KindUnavailable, s.ociPath(),
+			err)
 	}
 	used, err := s.forgetSuperseded(dry)
 	if err != nil {

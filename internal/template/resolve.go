@@ -2,7 +2,6 @@ package template
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -23,7 +22,8 @@ func (s *Store) resolve(spec *Spec, above ...string) error {
 	}
 	above = append(above, spec.Name)
 	fail := func(kind turnstone.Kind, hint, format string, args ...any) error {
-		return &turnstone.Error{Op: "template.base", Kind: kind, Subject: "template " + spec.Name, Err: fmt.Errorf(format, args...), Hint: hint}
+		return turnstone.Errorf("template.base", kind, "template "+spec.Name, format, args...).
+			WithHint(hint)
 	}
 	if slices.Contains(above, spec.Base) {
 		return fail(turnstone.KindInvalid, "one of them needs another base", "the bases go round: %s", strings.Join(append(above, spec.Base), " on "))

@@ -167,8 +167,8 @@ func Parse(name string, b []byte, dir fs.FS) (*Spec, error) {
 	if err == nil {
 		return spec, nil
 	}
-	out := &turnstone.Error{Op: "template.parse", Kind: turnstone.KindInvalid, Subject: subject, Err: err,
-		Hint: "docs/templates.md explains every key of a spec"}
+	out := turnstone.NewError("template.parse", turnstone.KindInvalid, subject, err).
+		WithHint("docs/templates.md explains every key of a spec")
 	var pos toml.ParseError
 	var at *keyError
 	switch {

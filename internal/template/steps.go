@@ -210,7 +210,7 @@ const tailLines = 4
 // stepError makes an error of a step that failed. What the registry knows comes first.
 func stepError(spec *Spec, what string, exit int, tail []byte, reg *registry.Server) error {
 	text := strings.TrimSpace(string(tail))
-	out := &turnstone.Error{Op: "template.build", Kind: turnstone.KindInvalid, Subject: what}
+	out := turnstone.NewError("template.build", turnstone.KindInvalid, what, nil)
 	if reg != nil {
 		if err := reg.Problem(); err != nil {
 			out.Kind, out.Err, out.Hint = turnstone.KindOf(err), err, turnstone.HintOf(err)

@@ -184,8 +184,8 @@ func (s *Store) written(name string) (spec *Spec, builtin bool, err error) {
 	if near, edits := suggest.Nearest(name, names); near != "" && edits <= max(1, len(near)/2) {
 		hint = fmt.Sprintf("did you mean %s? %s", near, hint)
 	}
-	return nil, false, &turnstone.Error{Op: "template.find", Kind: turnstone.KindNotFound, Subject: fmt.Sprintf("image %q", name),
-		Err: errors.New("is not known"), Hint: hint + "; turn template build makes one from a spec"}
+	return nil, false, turnstone.Errorf("template.find", turnstone.KindNotFound, fmt.Sprintf("image %q", name),
+		"is not known").WithHint(hint + "; turn template build makes one from a spec")
 }
 
 // registered reads a spec that a user registered.
@@ -197,9 +197,9 @@ func (s *Store) registered(name string) (*Spec, error) {
 	}
 	var spec Spec
 	if err := json.Unmarshal(b, &spec); err != nil || spec.Name != name {
-		return nil, &turnstone.Error{Op: "template.find", Kind: turnstone.KindIntegrity, Subject: path,
-			Err:  fmt.Errorf("is damaged: %w", errors.Join(err, errors.New("want the spec of "+name))),
-			Hint: "register the spec again with turn template build, or remove the file"}
+		return nil, turnstone.Errorf("template.find", turnstone.KindIntegrity, path,
+			"is damaged: %w", errors.Join(err, errors.New("want the spec of "+name))).
+			WithHint("register the spec again with turn template build, or remove the file")
 	}
 	return &spec, nil
 }
@@ -290,7 +290,7 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 		return err
 	}
 	failed := func(err error) error {
-		return &turnstone.Error{Op: "template.remove", Kind: turnstone.KindUnavailable, Subject: name, Err: err}
+		return turnstone.NewError("template.remove", turnstone.KindUnavailable, name, err)
 	}
 	if _, ok := s.imageReference(name); ok {
 		if err := s.forgetPulled(name); err != nil {
@@ -306,8 +306,8 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 	}
 	digest := spec.Digest()
 	if builtin && !exists(s.imageDir(digest)) {
-		return &turnstone.Error{Op: "template.remove", Kind: turnstone.KindNotFound, Subject: name,
-			Err: errors.New("is built in, and its image is not built: there is nothing to remove")}
+		return turnstone.Errorf("template.remove", turnstone.KindNotFound, name,
+			"is built in, and its image is not built: there is nothing to remove")
 	}
 	shared, needed, err := s.sharing(name)
 	if err != nil {
@@ -357,8 +357,8 @@ func (s *Store) Verify(ctx context.Context, name string) error {
 		return err
 	}
 	if _, err = s.load(ctx, spec, true); errors.Is(err, fs.ErrNotExist) {
-		return &turnstone.Error{Op: "template.verify", Kind: turnstone.KindNotFound, Subject: name,
-			Err: errors.New("is not built"), Hint: "build it: turn template build " + name}
+		return turnstone.Errorf("template.verify", turnstone.KindNotFound, name, "is not built").
+			WithHint("build it: turn template build " + name)
 	}
 	return err
 }
@@ -388,8 +388,8 @@ func (s *Store) lockPath(d turnstone.Digest) string {
 func (s *Store) makeDirs() error {
 	for _, sub := range []string{"specs", "logs", "locks", "tmp"} {
 		if err := os.MkdirAll(filepath.Join(s.dir, sub), 0o700); err != nil {
-			return &turnstone.Error{Op: "template.store", Kind: turnstone.KindUnavailable, Subject: s.dir, Err: err,
-				Hint: "set TURN_HOME to a folder that you may write"}
+			return turnstone.NewError("template.store", turnstone.KindUnavailable, s.dir, err).
+				WithHint("set TURN_HOME to a folder that you may write")
 		}
 	}
 	return nil

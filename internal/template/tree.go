@@ -36,7 +36,8 @@ func (s *Store) RootTree(ctx context.Context, t *Template, w tree.Writer) (tree.
 		if errors.As(err, &typed) {
 			return err
 		}
-		return &turnstone.Error{Op: "template.tree", Kind: turnstone.KindUnavailable, Subject: "template " + t.Name, Err: err}
+		return turnstone.NewError("template.tree", turnstone.KindUnavailable, "template "+t.Name,
+			err)
 	}
 	x, err := s.treeIndex(ctx, t)
 	if err != nil {
@@ -100,8 +101,8 @@ func (t *Template) writeIndex(ctx context.Context) error {
 	}
 	top, err := openTreeImage(f, fi.Size())
 	if err != nil {
-		return &turnstone.Error{Op: "template.tree", Kind: turnstone.KindIntegrity, Subject: t.Root, Err: err,
-			Hint: "remove the template and build it again"}
+		return turnstone.NewError("template.tree", turnstone.KindIntegrity, t.Root, err).
+			WithHint("remove the template and build it again")
 	}
 	c := &collector{Hasher: tree.NewHasher()}
 	ref, err := tree.Build(ctx, c, top, tree.BuildOptions{})
@@ -165,7 +166,7 @@ func (x *treeIndex) put(ctx context.Context, w tree.Writer) (tree.Ref, error) {
 		err = errIndex
 	}
 	if errors.Is(err, errIndex) {
-		err = &turnstone.Error{Op: "template.tree", Kind: turnstone.KindIntegrity, Subject: ref.Root.Short(), Err: err}
+		err = turnstone.NewError("template.tree", turnstone.KindIntegrity, ref.Root.Short(), err)
 	}
 	return ref, err
 }
@@ -260,8 +261,8 @@ func (c *Content) OpenContent(_ context.Context, want tree.Content) (io.ReadClos
 		return err
 	})
 	if err != nil {
-		return nil, &turnstone.Error{Op: "template.content", Kind: kind, Subject: string(want.Digest), Err: err,
-			Hint: "the template " + c.t.Name + " may have been removed or built again"}
+		return nil, turnstone.NewError("template.content", kind, string(want.Digest), err).
+			WithHint("the template " + c.t.Name + " may have been removed or built again")
 	}
 	return r, nil
 }

@@ -14,8 +14,9 @@ import (
 
 // noUser is the error of a spec whose user is not there when all else was done.
 func noUser(user string) error {
-	return &turnstone.Error{Op: "template.build", Kind: turnstone.KindInvalid, Subject: "user " + user,
-		Err: errors.New("is not in /etc/passwd and /etc/group"), Hint: "a command can make one, as useradd -m NAME; a number needs no name"}
+	return turnstone.Errorf("template.build", turnstone.KindInvalid, "user "+user,
+		"is not in /etc/passwd and /etc/group").
+		WithHint("a command can make one, as useradd -m NAME; a number needs no name")
 }
 
 // accounts are the names in user that have to be in a file, by file. Numbers need no name.

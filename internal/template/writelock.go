@@ -2,7 +2,6 @@ package template
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -18,8 +17,9 @@ func lockFits(spec *Spec) error {
 	if spec.Lock == nil || spec.Lock.Spec == spec.unlocked().Digest() {
 		return nil
 	}
-	return &turnstone.Error{Op: "template.lock", Kind: turnstone.KindIntegrity, Subject: LockFile, Err: errors.New("is of another spec: the spec, or a template below it, was changed since"),
-		Hint: "turn template build --lock writes it anew; or remove it"}
+	return turnstone.Errorf("template.lock", turnstone.KindIntegrity, LockFile,
+		"is of another spec: the spec, or a template below it, was changed since").
+		WithHint("turn template build --lock writes it anew; or remove it")
 }
 
 // writeLock builds spec without its lock, writes down beside it what that came to,
@@ -31,7 +31,7 @@ func (s *Store) writeLock(ctx context.Context, path string, spec *Spec, progress
 		return err
 	}
 	failed := func(err error) error {
-		return &turnstone.Error{Op: "template.lock", Kind: turnstone.KindUnavailable, Subject: LockFile, Err: err}
+		return turnstone.NewError("template.lock", turnstone.KindUnavailable, LockFile, err)
 	}
 	m, err := s.manifest(t.Digest)
 	if err != nil {

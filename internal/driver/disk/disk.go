@@ -26,7 +26,7 @@ import (
 // it survives the sandbox, and no reserved blocks, because the guest's processes are all
 // root. Its inode tables are not written (uninit_bg): the file holds some 100 KiB,
 // whatever its size. op is the caller's, for its errors.
-func Blank(ctx context.Context, op string, h *statedir.Dir, size turnstone.Bytes) (string, error) {
+func Blank(ctx context.Context, op turnstone.Op, h *statedir.Dir, size turnstone.Bytes) (string, error) {
 	dir, err := h.MkdirAll("cache")
 	if err != nil {
 		return "", err
@@ -51,10 +51,11 @@ func Blank(ctx context.Context, op string, h *statedir.Dir, size turnstone.Bytes
 
 // Format makes an ext4 file system of the file at path, with args for mke2fs. Where
 // there is no mke2fs, the error is of kind Unavailable, with a hint.
-func Format(ctx context.Context, op, path string, args ...string) error {
+func Format(ctx context.Context, op turnstone.Op, path string, args ...string) error {
 	program, err := host.FindSystem("mke2fs")
 	if err != nil {
-		return &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: "mke2fs", Err: err, Hint: "sudo apt-get install e2fsprogs"}
+		return turnstone.NewError(op, turnstone.KindUnavailable, "mke2fs", err).
+			WithHint("sudo apt-get install e2fsprogs")
 	}
 	args = append([]string{"-q", "-F", "-t", "ext4", "-m", "0", "-E", "lazy_itable_init=1,nodiscard,root_owner=0:0"}, args...)
 	if err := descriptors.CloseOnExec(); err != nil {

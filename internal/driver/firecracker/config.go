@@ -119,7 +119,7 @@ func mebibytes(b turnstone.Bytes) int64 { return (int64(b) + 1<<20 - 1) >> 20 }
 // checkMachine refuses what the API would.
 func checkMachine(m substrate.Machine) error {
 	refuse := func(subject string, err error) error {
-		return &turnstone.Error{Op: "firecracker.boot", Kind: turnstone.KindInvalid, Subject: subject, Err: err}
+		return turnstone.NewError("firecracker.boot", turnstone.KindInvalid, subject, err)
 	}
 	switch {
 	case m.Shape.CPUs < 1 || m.Shape.CPUs > maxCPUs:

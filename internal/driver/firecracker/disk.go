@@ -64,7 +64,8 @@ func checkSlot(path string) error {
 		err = fmt.Errorf("it is not a file of %d bytes", substrate.SlotSize)
 	}
 	if err != nil {
-		return &turnstone.Error{Op: "firecracker.restore", Kind: turnstone.KindIntegrity, Subject: path, Err: err, Hint: "the image cannot be used; remove it"}
+		return turnstone.NewError("firecracker.restore", turnstone.KindIntegrity, path, err).
+			WithHint("the image cannot be used; remove it")
 	}
 	return nil
 }

@@ -2,7 +2,6 @@ package firecracker
 
 import (
 	"errors"
-	"fmt"
 	"strconv"
 	"syscall"
 
@@ -23,7 +22,8 @@ func turnedAway(refused *apiError) error {
 	}
 	n, _ := strconv.Atoi(match[1]) // three digits
 	no := syscall.Errno(n)
-	e := &turnstone.Error{Op: "firecracker.start", Kind: turnstone.KindUnavailable, Subject: "/dev/kvm", Err: fmt.Errorf("KVM makes no machine: %w", no)}
+	e := turnstone.Errorf("firecracker.start", turnstone.KindUnavailable, "/dev/kvm",
+		"KVM makes no machine: %w", no)
 	switch {
 	case errors.Is(no, syscall.EACCES), errors.Is(no, syscall.EPERM):
 		e.Hint = "let this user open /dev/kvm (`turn doctor` says how), or use another substrate"

@@ -101,7 +101,8 @@ func New(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error)
 	case v.Usable:
 		return s, nil
 	case ctx.Err() != nil:
-		return nil, &turnstone.Error{Op: "firecracker.new", Kind: turnstone.KindCanceled, Subject: "firecracker", Err: ctx.Err()}
+		return nil, turnstone.NewError("firecracker.new", turnstone.KindCanceled, "firecracker",
+			ctx.Err())
 	default:
 		return nil, s.unusable(v, opts)
 	}
@@ -109,7 +110,7 @@ func New(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error)
 
 // unusable is the error of New where v is the verdict.
 func (s *Substrate) unusable(v kvm.Verdict, opts Options) error {
-	e := &turnstone.Error{Op: "firecracker.new", Kind: turnstone.KindUnavailable, Subject: "firecracker"}
+	e := turnstone.NewError("firecracker.new", turnstone.KindUnavailable, "firecracker", nil)
 	if !v.Known && opts.Probe == nil && (opts.Again || !v.Kernel) { // else a kernel's fault is told
 		e.Err, e.Hint = ErrUnproven, "run a turn with --substrate firecracker, which tries"
 	} else {
@@ -139,7 +140,8 @@ func open(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error
 		s.progress = func(string) {}
 	}
 	unavailable := func(subject string, err error, hint string) (*Substrate, error) {
-		return nil, &turnstone.Error{Op: "firecracker.new", Kind: turnstone.KindUnavailable, Subject: subject, Err: err, Hint: hint}
+		return nil, turnstone.NewError("firecracker.new", turnstone.KindUnavailable, subject, err).
+			WithHint(hint)
 	}
 	if runtime.GOARCH != "amd64" {
 		return unavailable(runtime.GOARCH, errors.New("the firecracker substrate runs on x86-64 hosts only"), "")
@@ -186,8 +188,8 @@ func (s *Substrate) confine(ctx context.Context, opts Options) (err error) {
 		if !errors.As(err, &typed) {
 			err = &JailerError{Binary: s.binary, Release: s.releaseText(), Err: err}
 		}
-		return &turnstone.Error{Op: "firecracker.new", Kind: turnstone.KindUnavailable, Subject: subject, Err: err,
-			Hint: "put the jailer of Firecracker's release beside firecracker, or set TURN_JAILER to it"}
+		return turnstone.NewError("firecracker.new", turnstone.KindUnavailable, subject, err).
+			WithHint("put the jailer of Firecracker's release beside firecracker, or set TURN_JAILER to it")
 	}
 	s.jailer, err = find(opts.Jailer, "TURN_JAILER", "jailer", filepath.Dir(s.binary))
 	switch named := opts.Jailer != "" || os.Getenv("TURN_JAILER") != ""; {
@@ -418,7 +420,7 @@ func (s *Substrate) wrap(ctx context.Context, err error) error {
 	case isNoSpace(err):
 		kind, hint = turnstone.KindExhausted, "make room on the disk that holds "+s.home.Root
 	}
-	return &turnstone.Error{Op: "firecracker.start", Kind: kind, Subject: "firecracker", Err: err, Hint: hint}
+	return turnstone.NewError("firecracker.start", kind, "firecracker", err).WithHint(hint)
 }
 
 func isNoSpace(err error) bool {
@@ -429,8 +431,8 @@ func isNoSpace(err error) bool {
 func checkKernel(path string, is substrate.KernelKind) error {
 	f, err := elf.Open(path)
 	if err != nil {
-		return &turnstone.Error{Op: "firecracker.boot", Kind: turnstone.KindUnavailable, Subject: path,
-			Err: fmt.Errorf("firecracker boots an ELF kernel (vmlinux) only: %w", err), Hint: is.Advice()}
+		return turnstone.Errorf("firecracker.boot", turnstone.KindUnavailable, path,
+			"firecracker boots an ELF kernel (vmlinux) only: %w", err).WithHint(is.Advice())
 	}
 	return f.Close()
 }

@@ -86,7 +86,7 @@ var exits = map[int]string{
 
 // explain turns an end nobody asked for into an error for the user.
 func (m *machine) explain(wait error) error {
-	e := &turnstone.Error{Op: "firecracker.run", Kind: turnstone.KindDead, Subject: string(m.id)}
+	e := turnstone.NewError("firecracker.run", turnstone.KindDead, string(m.id), nil)
 	stderr := strings.TrimSpace(m.stderr.String())
 	code := -1
 	var exit *exec.ExitError
@@ -151,7 +151,8 @@ func (m *machine) Disk() (*os.File, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
-		return nil, &turnstone.Error{Op: "firecracker.disk", Kind: turnstone.KindDead, Subject: string(m.id), Err: errors.New("the sandbox is closed")}
+		return nil, turnstone.Errorf("firecracker.disk", turnstone.KindDead, string(m.id),
+			"the sandbox is closed")
 	}
 	fd, err := unix.FcntlInt(m.scratch.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -249,7 +250,7 @@ func (m *machine) told(err error) error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		kind = turnstone.KindCanceled
 	}
-	return &turnstone.Error{Op: "firecracker.run", Kind: kind, Subject: string(m.id), Err: err}
+	return turnstone.NewError("firecracker.run", kind, string(m.id), err)
 }
 
 // hint is what helps when the guest does not start; nothing once it has.
@@ -272,7 +273,8 @@ func (m *machine) wait(ctx context.Context, p console.Patience) error {
 	case errors.Is(err, console.ErrEnded):
 		return m.Err()
 	}
-	return &turnstone.Error{Op: "firecracker.boot", Kind: turnstone.KindDead, Subject: string(m.id), Err: err, Hint: m.hint()}
+	return turnstone.NewError("firecracker.boot", turnstone.KindDead, string(m.id), err).
+		WithHint(m.hint())
 }
 
 // load is what Firecracker takes of the host.

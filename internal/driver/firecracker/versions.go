@@ -57,10 +57,10 @@ func (r release) standstill() error {
 	if !r.losesVsock() {
 		return nil
 	}
-	return &turnstone.Error{Op: "firecracker.pause", Kind: turnstone.KindUnavailable, Subject: "Firecracker " + r.String(),
-		Err: errors.New("it loses the connection to a guest that is paused and resumed, so its sandboxes are neither paused nor cloned as they run; " +
-			"Firecracker " + wholeReleases + " can do that"),
-		Hint: "use Firecracker " + wholeReleases + ", or another substrate"}
+	return turnstone.NewError("firecracker.pause", turnstone.KindUnavailable, "Firecracker "+r.String(),
+		errors.New("it loses the connection to a guest that is paused and resumed, so its sandboxes are neither paused nor cloned as they run; "+
+			"Firecracker "+wholeReleases+" can do that")).
+		WithHint("use Firecracker " + wholeReleases + ", or another substrate")
 }
 
 var (

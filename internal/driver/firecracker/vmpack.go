@@ -43,9 +43,9 @@ func (s *Substrate) Keeping() error {
 	if allow := host.AllowUserNamespaces(); allow != "" {
 		hint = "let users make namespaces (" + allow + "), or keep and resume machines with --substrate qemu or gvisor"
 	}
-	return &turnstone.Error{Op: "firecracker.keep", Kind: turnstone.KindUnavailable, Subject: "firecracker",
-		Err:  errors.New("it runs without a jail, so a kept machine could name any file of yours as its disk: " + s.wall.Reason),
-		Hint: hint}
+	return turnstone.NewError("firecracker.keep", turnstone.KindUnavailable, "firecracker",
+		errors.New("it runs without a jail, so a kept machine could name any file of yours as its disk: "+s.wall.Reason)).
+		WithHint(hint)
 }
 
 // Unpack implements substrate.Keeper.
@@ -68,7 +68,7 @@ func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, packed fs.F
 
 func (s *Substrate) packer(m substrate.Machine) snapshots.Packer[identity] {
 	now := s.identity(m)
-	return snapshots.Packer[identity]{Op: s.Name(), Machine: m, Identity: now, RAM: mebibytes(m.Shape.Memory) << 20,
+	return snapshots.Packer[identity]{Op: turnstone.Op(s.Name()), Machine: m, Identity: now, RAM: mebibytes(m.Shape.Memory) << 20,
 		Base:    func(id identity) string { return s.home.Path("snapshots", id.key()) },
 		Differs: func(id identity, cpu *host.Model) string { return id.movedTo(now, cpu) },
 		Prepare: func(dir string) error { // as take has them

@@ -25,7 +25,7 @@ func (m *machine) Snapshot(ctx context.Context, dir string) error {
 	if errors.As(err, &e) {
 		return err
 	}
-	e = &turnstone.Error{Op: "firecracker.snapshot", Kind: turnstone.KindUnavailable, Subject: string(m.id), Err: err}
+	e = turnstone.NewError("firecracker.snapshot", turnstone.KindUnavailable, string(m.id), err)
 	switch {
 	case ctx.Err() != nil:
 		e.Kind = turnstone.KindCanceled
@@ -40,13 +40,15 @@ func (m *machine) snapshot(ctx context.Context, dir string) error {
 		return m.rooted
 	}
 	if m.origin.home {
-		return &turnstone.Error{Op: "firecracker.snapshot", Kind: turnstone.KindInvalid, Subject: string(m.id),
-			Err: errors.New("it has a home disk, which has one writer at a time"), Hint: "a sandbox with a home is not cloned as it runs"}
+		return turnstone.Errorf("firecracker.snapshot", turnstone.KindInvalid, string(m.id),
+			"it has a home disk, which has one writer at a time").
+			WithHint("a sandbox with a home is not cloned as it runs")
 	}
 	m.snapping.Lock()
 	defer m.snapping.Unlock()
 	if m.isClosed() {
-		return &turnstone.Error{Op: "firecracker.snapshot", Kind: turnstone.KindDead, Subject: string(m.id), Err: errors.New("the sandbox is closed")}
+		return turnstone.Errorf("firecracker.snapshot", turnstone.KindDead, string(m.id),
+			"the sandbox is closed")
 	}
 	return snapshots.Virtual.Write(dir, func(tmp string) error {
 		if err := m.writeLive(ctx, tmp); err != nil {

@@ -65,19 +65,21 @@ func New(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error)
 		s.progress = func(string) {}
 	}
 	if runtime.GOARCH != "amd64" {
-		return nil, &turnstone.Error{Op: "gvisor.new", Kind: turnstone.KindUnavailable, Subject: runtime.GOARCH,
-			Err: errors.New("the gvisor substrate runs on x86-64 hosts only"), Hint: "use another substrate"}
+		return nil, turnstone.Errorf("gvisor.new", turnstone.KindUnavailable, runtime.GOARCH,
+			"the gvisor substrate runs on x86-64 hosts only").WithHint("use another substrate")
 	}
 	var err error
 	if s.binary, err = findRunsc(opts.Binary); err != nil {
-		return nil, &turnstone.Error{Op: "gvisor.new", Kind: turnstone.KindUnavailable, Subject: binaryName, Err: err, Hint: buildHint}
+		return nil, turnstone.NewError("gvisor.new", turnstone.KindUnavailable, binaryName, err).
+			WithHint(buildHint)
 	}
 	if s.program, err = s.readProgram(ctx); err != nil {
 		return nil, err
 	}
 	if !strings.Contains(s.program.Version, edition) {
-		return nil, &turnstone.Error{Op: "gvisor.new", Kind: turnstone.KindUnavailable, Subject: s.binary,
-			Err: fmt.Errorf("it says %q, and is not a runsc that was built for turn", s.program.Version), Hint: buildHint}
+		return nil, turnstone.Errorf("gvisor.new", turnstone.KindUnavailable, s.binary,
+			"it says %q, and is not a runsc that was built for turn", s.program.Version).
+			WithHint(buildHint)
 	}
 	if s.hostCPU, err = host.CPU(); err != nil {
 		return nil, err
@@ -149,13 +151,14 @@ func (s *Substrate) readProgram(ctx context.Context) (host.Program, error) {
 		return line, err
 	})
 	if err != nil {
-		return p, &turnstone.Error{Op: "gvisor.new", Kind: turnstone.KindUnavailable, Subject: s.binary, Err: err, Hint: buildHint}
+		return p, turnstone.NewError("gvisor.new", turnstone.KindUnavailable, s.binary, err).
+			WithHint(buildHint)
 	}
 	return p, p.Remember(s.home, cache)
 }
 
 // wrap gives an error its kind and a hint.
-func (s *Substrate) wrap(op string, err error) error {
+func (s *Substrate) wrap(op turnstone.Op, err error) error {
 	if kind := turnstone.KindOf(err); err == nil || kind != turnstone.KindInternal {
 		return err
 	}
@@ -166,5 +169,5 @@ func (s *Substrate) wrap(op string, err error) error {
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		kind, hint = turnstone.KindExhausted, "make room on the disk that holds "+s.home.Root
 	}
-	return &turnstone.Error{Op: op, Kind: kind, Subject: "gvisor", Err: err, Hint: hint}
+	return turnstone.NewError(op, kind, "gvisor", err).WithHint(hint)
 }

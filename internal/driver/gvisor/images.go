@@ -99,12 +99,13 @@ func (s *Substrate) openImages(ctx context.Context, m substrate.Machine) (_ *ima
 		return nil, err
 	}
 	if len(m.Layers) > substrate.MaxLayers {
-		return nil, &turnstone.Error{Op: "gvisor.restore", Kind: turnstone.KindInvalid, Subject: "layers",
-			Err: fmt.Errorf("there are %d, and a sandbox takes %d", len(m.Layers), substrate.MaxLayers)}
+		return nil, turnstone.Errorf("gvisor.restore", turnstone.KindInvalid, "layers",
+			"there are %d, and a sandbox takes %d", len(m.Layers), substrate.MaxLayers)
 	}
 	if m.Home != "" {
-		return nil, &turnstone.Error{Op: "gvisor.restore", Kind: turnstone.KindInvalid, Subject: "home",
-			Err: errors.New("gVisor mounts no disk that is written to"), Hint: "use --substrate qemu for a home that stays"}
+		return nil, turnstone.Errorf("gvisor.restore", turnstone.KindInvalid, "home",
+			"gVisor mounts no disk that is written to").
+			WithHint("use --substrate qemu for a home that stays")
 	}
 	for _, path := range m.Layers {
 		f, err := openLayer(path)
@@ -120,7 +121,8 @@ func (s *Substrate) openImages(ctx context.Context, m substrate.Machine) (_ *ima
 // image of another size is not whole.
 func openLayer(path string) (*os.File, error) {
 	damaged := func(err error) error {
-		return &turnstone.Error{Op: "gvisor.restore", Kind: turnstone.KindIntegrity, Subject: path, Err: err, Hint: "the image cannot be used; remove it"}
+		return turnstone.NewError("gvisor.restore", turnstone.KindIntegrity, path, err).
+			WithHint("the image cannot be used; remove it")
 	}
 	f, err := os.Open(path)
 	if err != nil {
@@ -154,8 +156,8 @@ func (s *Substrate) ensureImages(ctx context.Context, m substrate.Machine) (own 
 			return err
 		}
 		if got := turnstone.DigestBytes(agent); got != m.AgentDigest {
-			return &turnstone.Error{Op: "gvisor.root", Kind: turnstone.KindIntegrity, Subject: "the agent",
-				Err: fmt.Errorf("is %s instead of %s", got, m.AgentDigest), Hint: "install turn again"}
+			return turnstone.Errorf("gvisor.root", turnstone.KindIntegrity, "the agent",
+				"is %s instead of %s", got, m.AgentDigest).WithHint("install turn again")
 		}
 		return writeRoot(f, agent)
 	}); err != nil {

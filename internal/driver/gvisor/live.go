@@ -3,7 +3,6 @@ package gvisor
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"time"
@@ -34,7 +33,7 @@ func (v *sandbox) Snapshot(ctx context.Context, dir string) error {
 		}
 	default:
 	}
-	e = &turnstone.Error{Op: "gvisor.snapshot", Kind: turnstone.KindUnavailable, Subject: string(v.id), Err: err}
+	e = turnstone.NewError("gvisor.snapshot", turnstone.KindUnavailable, string(v.id), err)
 	switch {
 	case ctx.Err() != nil:
 		e.Kind = turnstone.KindCanceled
@@ -63,8 +62,8 @@ func (v *sandbox) snapshot(ctx context.Context, dir string) error {
 func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir string) (substrate.Sandbox, error) {
 	man, files, err := openCheckpoint(ctx, dir)
 	if errors.Is(err, os.ErrNotExist) {
-		err = &turnstone.Error{Op: "gvisor.restore", Kind: turnstone.KindIntegrity, Subject: dir, Err: fmt.Errorf("manifest: %w", err),
-			Hint: "the saved sandbox cannot be used; start from its files instead"}
+		err = turnstone.Errorf("gvisor.restore", turnstone.KindIntegrity, dir, "manifest: %w", err).
+			WithHint("the saved sandbox cannot be used; start from its files instead")
 	}
 	if err != nil {
 		return nil, s.wrap("gvisor.restore", err)
@@ -78,8 +77,9 @@ func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir st
 	for _, l := range man.Layers {
 		if !l.Stamp.Fresh(l.Path) {
 			in.close()
-			return nil, &turnstone.Error{Op: "gvisor.restore", Kind: turnstone.KindIntegrity, Subject: dir,
-				Err: fmt.Errorf("layer %s: was touched or is gone", l.Path), Hint: "the saved sandbox cannot be used; start from its files instead"}
+			return nil, turnstone.Errorf("gvisor.restore", turnstone.KindIntegrity, dir,
+				"layer %s: was touched or is gone", l.Path).
+				WithHint("the saved sandbox cannot be used; start from its files instead")
 		}
 		m.Layers = append(m.Layers, l.Path)
 	}
@@ -100,8 +100,9 @@ func (s *Substrate) fits(m substrate.Machine, id identity) error {
 		return s.wrap("gvisor.restore", err)
 	}
 	if why := id.differs(now); why != "" {
-		return &turnstone.Error{Op: "gvisor.restore", Kind: turnstone.KindUnavailable, Subject: "the saved sandbox",
-			Err: errors.New("it was saved with another " + why), Hint: "a sandbox goes on only where all of that is the same; start from its files instead"}
+		return turnstone.NewError("gvisor.restore", turnstone.KindUnavailable, "the saved sandbox",
+			errors.New("it was saved with another "+why)).
+			WithHint("a sandbox goes on only where all of that is the same; start from its files instead")
 	}
 	return nil
 }

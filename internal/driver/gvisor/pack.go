@@ -134,8 +134,8 @@ func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, from fs.FS,
 		case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 			return err
 		}
-		return &turnstone.Error{Op: "gvisor.unpack", Kind: turnstone.KindIntegrity, Subject: "the saved sandbox", Err: fmt.Errorf("%s: %w", what, err),
-			Hint: "it cannot be used; start from its files instead"}
+		return turnstone.Errorf("gvisor.unpack", turnstone.KindIntegrity, "the saved sandbox",
+			"%s: %w", what, err).WithHint("it cannot be used; start from its files instead")
 	}
 	b, err := snapshots.ReadIn(from, packFile, snapshots.MaxManifest)
 	if err != nil {

@@ -231,7 +231,7 @@ func (v *sandbox) explain(wait error) error {
 	if v.cause != nil {
 		return v.cause
 	}
-	e := &turnstone.Error{Op: "gvisor.run", Kind: turnstone.KindDead, Subject: string(v.id)}
+	e := turnstone.NewError("gvisor.run", turnstone.KindDead, string(v.id), nil)
 	said := printable(lastLine(v.console.String()))
 	var exit *exec.ExitError
 	switch {

@@ -156,14 +156,14 @@ func (v *sandbox) setPaused(ctx context.Context, verb string, paused bool) error
 		return nil
 	}
 	if err := v.control(ctx, verb, string(v.id)); err != nil {
-		return v.failed("gvisor."+verb, err)
+		return v.failed(turnstone.Op("gvisor."+verb), err)
 	}
 	v.paused = paused
 	return nil
 }
 
 // failed prefers the sandbox's own word on why it ended to err.
-func (v *sandbox) failed(op string, err error) error {
+func (v *sandbox) failed(op turnstone.Op, err error) error {
 	select {
 	case <-v.done:
 		if v.Err() != nil {

@@ -88,8 +88,9 @@ func openCheckpoint(ctx context.Context, dir string) (man manifest, files []*os.
 		for _, f := range files {
 			_ = f.Close()
 		}
-		return man, nil, &turnstone.Error{Op: "gvisor.restore", Kind: turnstone.KindIntegrity, Subject: dir, Err: fmt.Errorf("%s: %w", what, err),
-			Hint: "the saved sandbox cannot be used; start from its files instead"}
+		return man, nil, turnstone.Errorf("gvisor.restore", turnstone.KindIntegrity, dir,
+			"%s: %w", what, err).
+			WithHint("the saved sandbox cannot be used; start from its files instead")
 	}
 	b, err := snapshots.ReadAtMost(filepath.Join(dir, manifestFile), snapshots.MaxManifest)
 	if errors.Is(err, os.ErrNotExist) {
@@ -122,7 +123,8 @@ func openSnapshot(ctx context.Context, dir string, id identity) ([]*os.File, err
 		for _, f := range files {
 			_ = f.Close()
 		}
-		err = &turnstone.Error{Op: "gvisor.snapshot", Kind: turnstone.KindIntegrity, Subject: dir, Err: errors.New("manifest: was taken of another machine")}
+		err = turnstone.Errorf("gvisor.snapshot", turnstone.KindIntegrity, dir,
+			"manifest: was taken of another machine")
 	}
 	return files, err
 }

@@ -43,7 +43,8 @@ func (v *sandbox) watch() {
 	var m *meter
 	defer func() { m.close() }()
 	end := func(hint, format string, args ...any) {
-		v.stop(&turnstone.Error{Op: "gvisor.run", Kind: turnstone.KindExhausted, Subject: string(v.id), Err: fmt.Errorf(format, args...), Hint: hint})
+		v.stop(turnstone.Errorf("gvisor.run", turnstone.KindExhausted, string(v.id),
+			format, args...).WithHint(hint))
 	}
 	var blind time.Duration
 	for {

@@ -216,8 +216,9 @@ func Ran(took time.Duration) Verdict {
 
 // Unavailable returns the error of a driver that v rules out for guests with this kernel. It
 // wraps those of ErrKernel, ErrNotStarted, ErrEmulated and what the device said that hold.
-func (v Verdict) Unavailable(op string, kernel substrate.KernelKind) error {
-	return &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: "KVM", Err: ruling{v}, Hint: v.Advice(kernel)}
+func (v Verdict) Unavailable(op turnstone.Op, kernel substrate.KernelKind) error {
+	return turnstone.NewError(op, turnstone.KindUnavailable, "KVM", ruling{v}).
+		WithHint(v.Advice(kernel))
 }
 
 // Advice is what helps where v rules KVM out for guests with this kernel: the kernel is to

@@ -74,7 +74,7 @@ func (s *Substrate) findWall(ctx context.Context) (Jail, error) {
 		}
 	}
 	if ctx.Err() != nil {
-		return j, &turnstone.Error{Op: "qemu.new", Kind: turnstone.KindCanceled, Subject: s.binary, Err: ctx.Err()}
+		return j, turnstone.NewError("qemu.new", turnstone.KindCanceled, s.binary, ctx.Err())
 	}
 	b, _ := json.Marshal(j)                 // plain data always encodes
 	_ = filestamp.WriteFile(path, b, 0o600) // an answer that is not remembered is found again

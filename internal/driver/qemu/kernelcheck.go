@@ -49,7 +49,8 @@ func (s *Substrate) CheckKernel(ctx context.Context, m substrate.Machine) (*Kern
 func (s *Substrate) checkKernel(ctx context.Context, m substrate.Machine, silence, limit time.Duration) (*KernelReport, error) {
 	order, failures := s.checkOrder(m.KernelIs.Test)
 	if len(order) == 0 {
-		return nil, &turnstone.Error{Op: checkOp, Kind: turnstone.KindUnavailable, Subject: "kernel", Err: errors.New(strings.Join(failures, "; "))}
+		return nil, turnstone.NewError(checkOp, turnstone.KindUnavailable, "kernel",
+			errors.New(strings.Join(failures, "; ")))
 	}
 	for _, a := range order {
 		k := *s
@@ -71,8 +72,9 @@ func (s *Substrate) checkKernel(ctx context.Context, m substrate.Machine, silenc
 		}
 	}
 	slices.SortStableFunc(failures, func(a, b string) int { return strings.Compare(a[:len("under KVM")], b[:len("under KVM")]) })
-	return nil, &turnstone.Error{Op: checkOp, Kind: turnstone.KindDead, Subject: "kernel", Err: errors.New(strings.Join(failures, "; ")),
-		Hint: "CONFIG_SERIAL_8250_CONSOLE, CONFIG_PVH and CONFIG_BLK_DEV_INITRD have to be y"}
+	return nil, turnstone.NewError(checkOp, turnstone.KindDead, "kernel",
+		errors.New(strings.Join(failures, "; "))).
+		WithHint("CONFIG_SERIAL_8250_CONSOLE, CONFIG_PVH and CONFIG_BLK_DEV_INITRD have to be y")
 }
 
 // checkOrder says what runs a kernel that is looked at, and what was ruled out, as text. A
@@ -198,7 +200,7 @@ func (m *machine) report(ctx context.Context, nonce string, silence, limit time.
 
 // noReport says why a kernel does not report: in its own words, if it has any.
 func (m *machine) noReport(why error) error {
-	e := &turnstone.Error{Op: checkOp, Kind: turnstone.KindDead, Subject: "guest", Err: why}
+	e := turnstone.NewError(checkOp, turnstone.KindDead, "guest", why)
 	last := m.console.LastWords()
 	kind := turnstone.KindOf(why)
 	var typed *turnstone.Error

@@ -40,7 +40,8 @@ func (c *complaints) Write(p []byte) (int, error) {
 func (m *machine) turnedAway(line string) {
 	m.mu.Lock()
 	if m.cause == nil {
-		e := &turnstone.Error{Op: "qemu.run", Kind: turnstone.KindDead, Subject: string(m.id), Err: fmt.Errorf("%w: %s", kvm.ErrTurnedAway, line), Hint: "run `turn doctor`"}
+		e := turnstone.Errorf("qemu.run", turnstone.KindDead, string(m.id),
+			"%w: %s", kvm.ErrTurnedAway, line).WithHint("run `turn doctor`")
 		if stuck.MatchString(line) {
 			e.Err = fmt.Errorf("%w: %s", kvm.ErrBroken, line)
 			if m.starting() {

@@ -183,7 +183,7 @@ func (m *machine) ended(wait error) {
 
 // explain turns an end nobody asked for into an error for the user.
 func (m *machine) explain(wait error) error {
-	e := &turnstone.Error{Op: "qemu.run", Kind: turnstone.KindDead, Subject: string(m.id)}
+	e := turnstone.NewError("qemu.run", turnstone.KindDead, string(m.id), nil)
 	switch fault := m.console.Fault(); {
 	case m.cause != nil:
 		return m.cause
@@ -242,11 +242,12 @@ func (m *machine) event(e event) {
 	}
 	m.mu.Lock()
 	if data.NoSpace {
-		m.cause = &turnstone.Error{Op: "qemu.run", Kind: turnstone.KindExhausted, Subject: string(m.id),
-			Err: errors.New("the host's disk is full"), Hint: "make room where TURN_HOME is, or lower the sandbox's disk"}
+		m.cause = turnstone.Errorf("qemu.run", turnstone.KindExhausted, string(m.id),
+			"the host's disk is full").
+			WithHint("make room where TURN_HOME is, or lower the sandbox's disk")
 	} else {
-		m.cause = &turnstone.Error{Op: "qemu.run", Kind: turnstone.KindDead, Subject: string(m.id),
-			Err: fmt.Errorf("the host's disk fails: %s", data.Reason)}
+		m.cause = turnstone.Errorf("qemu.run", turnstone.KindDead, string(m.id),
+			"the host's disk fails: %s", data.Reason)
 	}
 	m.mu.Unlock()
 	_ = m.process.Kill()
@@ -291,7 +292,8 @@ func (m *machine) Disk() (*os.File, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
-		return nil, &turnstone.Error{Op: "qemu.disk", Kind: turnstone.KindDead, Subject: string(m.id), Err: errors.New("the sandbox is closed")}
+		return nil, turnstone.Errorf("qemu.disk", turnstone.KindDead, string(m.id),
+			"the sandbox is closed")
 	}
 	return dup(m.scratch)
 }
@@ -349,7 +351,7 @@ func (m *machine) wait(ctx context.Context, p console.Patience) error {
 	case errors.Is(err, console.ErrEnded):
 		return m.Err()
 	}
-	return &turnstone.Error{Op: "qemu.boot", Kind: turnstone.KindDead, Subject: string(m.id), Err: err, Hint: m.hint()}
+	return turnstone.NewError("qemu.boot", turnstone.KindDead, string(m.id), err).WithHint(m.hint())
 }
 
 // patience is how long a guest may take to start: under TCG up to three seconds. A busy

@@ -70,14 +70,14 @@ func New(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error)
 		s.progress = func(string) {}
 	}
 	if runtime.GOARCH != "amd64" {
-		return nil, &turnstone.Error{Op: "qemu.new", Kind: turnstone.KindUnavailable, Subject: runtime.GOARCH,
-			Err: fmt.Errorf("the qemu substrate runs on x86-64 hosts only")}
+		return nil, turnstone.Errorf("qemu.new", turnstone.KindUnavailable, runtime.GOARCH,
+			"the qemu substrate runs on x86-64 hosts only")
 	}
 	if s.binary == "" {
 		path, err := host.FindSystem(binaryName)
 		if err != nil {
-			return nil, &turnstone.Error{Op: "qemu.new", Kind: turnstone.KindUnavailable, Subject: binaryName, Err: err,
-				Hint: "sudo apt-get install --no-install-recommends qemu-system-x86"}
+			return nil, turnstone.NewError("qemu.new", turnstone.KindUnavailable, binaryName, err).
+				WithHint("sudo apt-get install --no-install-recommends qemu-system-x86")
 		}
 		if s.binary, err = filepath.EvalSymlinks(path); err != nil {
 			s.binary = path
@@ -260,7 +260,7 @@ func (s *Substrate) wrap(err error) error {
 	case isNoSpace(err):
 		kind, hint = turnstone.KindExhausted, "make room on the disk that holds "+s.home.Root
 	}
-	return &turnstone.Error{Op: "qemu.restore", Kind: kind, Subject: "qemu", Err: err, Hint: hint}
+	return turnstone.NewError("qemu.restore", kind, "qemu", err).WithHint(hint)
 }
 
 // boot starts m from its kernel with ram as its memory and scratch as its disk,
@@ -403,7 +403,8 @@ func (s *Substrate) readVersion(ctx context.Context) (string, error) {
 		return line, err
 	})
 	if err != nil {
-		return "", &turnstone.Error{Op: "qemu.new", Kind: turnstone.KindUnavailable, Subject: s.binary, Err: err, Hint: "run `turn doctor`"}
+		return "", turnstone.NewError("qemu.new", turnstone.KindUnavailable, s.binary, err).
+			WithHint("run `turn doctor`")
 	}
 	return p.Version, p.Remember(s.home, cache)
 }
@@ -422,7 +423,7 @@ func (s *Substrate) hasCard(shape turnstone.Shape) error {
 	if major > 7 || major == 7 && minor >= 2 {
 		return nil
 	}
-	return &turnstone.Error{Op: "qemu.network", Kind: turnstone.KindUnavailable, Subject: s.version,
-		Err:  errors.New("has no network card that ends in this process (-netdev stream, since QEMU 7.2)"),
-		Hint: "install QEMU 7.2 or newer, or run with network: off"}
+	return turnstone.Errorf("qemu.network", turnstone.KindUnavailable, s.version,
+		"has no network card that ends in this process (-netdev stream, since QEMU 7.2)").
+		WithHint("install QEMU 7.2 or newer, or run with network: off")
 }

@@ -2,7 +2,6 @@ package qemu
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 
@@ -49,8 +48,8 @@ func slot(name, node string) []string {
 // fill opens what m has for the slots.
 func (f *files) fill(m substrate.Machine) error {
 	if len(m.Layers) > substrate.MaxLayers {
-		return &turnstone.Error{Op: "qemu.restore", Kind: turnstone.KindInvalid, Subject: "layers",
-			Err: fmt.Errorf("there are %d, and a machine takes %d", len(m.Layers), substrate.MaxLayers)}
+		return turnstone.Errorf("qemu.restore", turnstone.KindInvalid, "layers",
+			"there are %d, and a machine takes %d", len(m.Layers), substrate.MaxLayers)
 	}
 	for _, path := range m.Layers {
 		file, err := openSlot(path, os.O_RDONLY)
@@ -71,7 +70,8 @@ func (f *files) fill(m substrate.Machine) error {
 // somewhere in the middle of its work.
 func openSlot(path string, flag int) (*os.File, error) {
 	damaged := func(err error) error {
-		return &turnstone.Error{Op: "qemu.restore", Kind: turnstone.KindIntegrity, Subject: path, Err: err, Hint: "the image cannot be used; remove it"}
+		return turnstone.NewError("qemu.restore", turnstone.KindIntegrity, path, err).
+			WithHint("the image cannot be used; remove it")
 	}
 	f, err := os.OpenFile(path, flag, 0)
 	if err != nil {
@@ -93,10 +93,11 @@ func openSlot(path string, flag int) (*os.File, error) {
 // machines that it is mounted in, whatever ends them.
 func MakeHome(ctx context.Context, path string, size turnstone.Bytes) (err error) {
 	fail := func(err error) error {
-		return &turnstone.Error{Op: "qemu.home", Kind: turnstone.KindUnavailable, Subject: path, Err: err}
+		return turnstone.NewError("qemu.home", turnstone.KindUnavailable, path, err)
 	}
 	if size < minHome || int64(size) > substrate.SlotSize {
-		return &turnstone.Error{Op: "qemu.home", Kind: turnstone.KindInvalid, Subject: size.String(), Err: errors.New("a home disk has 16 MiB to 64 GiB")}
+		return turnstone.Errorf("qemu.home", turnstone.KindInvalid, size.String(),
+			"a home disk has 16 MiB to 64 GiB")
 	}
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

@@ -30,9 +30,9 @@ func (s *Substrate) Keeping() error {
 	if allow := host.AllowUserNamespaces(); allow != "" {
 		hint = "let users make namespaces (" + allow + "), or keep and resume machines with --substrate gvisor"
 	}
-	return &turnstone.Error{Op: "qemu.keep", Kind: turnstone.KindUnavailable, Subject: "qemu",
-		Err:  errors.New("it has no namespaces of its own here, and a kept machine's devices may be an attacker's: " + s.wall.Reason),
-		Hint: hint}
+	return turnstone.NewError("qemu.keep", turnstone.KindUnavailable, "qemu",
+		errors.New("it has no namespaces of its own here, and a kept machine's devices may be an attacker's: "+s.wall.Reason)).
+		WithHint(hint)
 }
 
 // Pack implements substrate.Keeper.

@@ -39,7 +39,7 @@ func (m *machine) Snapshot(ctx context.Context, dir string) error {
 	if errors.As(err, &e) {
 		return err
 	}
-	e = &turnstone.Error{Op: "qemu.snapshot", Kind: turnstone.KindUnavailable, Subject: string(m.id), Err: err}
+	e = turnstone.NewError("qemu.snapshot", turnstone.KindUnavailable, string(m.id), err)
 	switch {
 	case ctx.Err() != nil:
 		e.Kind = turnstone.KindCanceled
@@ -57,8 +57,9 @@ func (m *machine) snapshot(ctx context.Context, dir string) error {
 		return errors.New("nothing is known of what it was started from")
 	}
 	if l.home {
-		return &turnstone.Error{Op: "qemu.snapshot", Kind: turnstone.KindInvalid, Subject: string(m.id),
-			Err: errors.New("it has a home disk, which has one writer at a time"), Hint: "a sandbox with a home is not cloned as it runs"}
+		return turnstone.Errorf("qemu.snapshot", turnstone.KindInvalid, string(m.id),
+			"it has a home disk, which has one writer at a time").
+			WithHint("a sandbox with a home is not cloned as it runs")
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

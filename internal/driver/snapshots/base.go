@@ -66,8 +66,8 @@ func (k Packer[ID]) base(ctx context.Context, id ID) (*base, error) {
 
 // gone says that the snapshot that a machine differs from cannot be had.
 func (k Packer[ID]) gone(err error) error {
-	return &turnstone.Error{Op: k.Op + ".pack", Kind: turnstone.KindUnavailable, Subject: "the template's snapshot", Err: err,
-		Hint: "what a machine was started from is gone; start from its files instead"}
+	return turnstone.NewError(k.Op+".pack", turnstone.KindUnavailable, "the template's snapshot",
+		err).WithHint("what a machine was started from is gone; start from its files instead")
 }
 
 // The files of a packed base.

@@ -59,7 +59,7 @@ func (m Manifest[ID]) Seal(ctx context.Context, dir string) (err error) {
 // Open returns the device state of the snapshot in dir if it is id's and whole. One that
 // is not there is fs.ErrNotExist; one that must not be used is an error of kind
 // Integrity, of the operation op.
-func Open[ID comparable](ctx context.Context, op, dir string, id ID) (state []byte, err error) {
+func Open[ID comparable](ctx context.Context, op turnstone.Op, dir string, id ID) (state []byte, err error) {
 	damaged := func(what string, err error) ([]byte, error) { return nil, Damaged(op, dir, what, err) }
 	b, err := ReadAtMost(filepath.Join(dir, ManifestFile), MaxManifest)
 	if err != nil {
@@ -96,8 +96,8 @@ func readState(dir string, want turnstone.Digest) ([]byte, error) {
 }
 
 // Damaged says that something of the snapshot in dir cannot be used.
-func Damaged(op, dir, what string, err error) error {
-	return &turnstone.Error{Op: op, Kind: turnstone.KindIntegrity, Subject: dir, Err: fmt.Errorf("%s: %w", what, err)}
+func Damaged(op turnstone.Op, dir, what string, err error) error {
+	return turnstone.Errorf(op, turnstone.KindIntegrity, dir, "%s: %w", what, err)
 }
 
 // liveFormat is the version of a Live.
@@ -170,7 +170,7 @@ func (m Live[ID]) Seal(dir string, layers []string) (err error) {
 // go on from it: differs names the first thing in which the machine that is there now is
 // another, and is "" where there is none. Errors are of kind Integrity or Unavailable, of
 // the operation op.
-func OpenLive[ID comparable](op, dir string, differs func(ID) string) (man Live[ID], state []byte, err error) {
+func OpenLive[ID comparable](op turnstone.Op, dir string, differs func(ID) string) (man Live[ID], state []byte, err error) {
 	damaged := func(what string, err error) (Live[ID], []byte, error) {
 		return man, nil, DamagedLive(op, dir, what, err)
 	}
@@ -182,8 +182,9 @@ func OpenLive[ID comparable](op, dir string, differs func(ID) string) (man Live[
 		return damaged("manifest", err)
 	}
 	if man.Format != liveFormat {
-		return man, nil, &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: dir,
-			Err: fmt.Errorf("it has format %d, this program reads %d", man.Format, liveFormat), Hint: "use the version of turn that wrote it"}
+		return man, nil, turnstone.Errorf(op, turnstone.KindUnavailable, dir,
+			"it has format %d, this program reads %d", man.Format, liveFormat).
+			WithHint("use the version of turn that wrote it")
 	}
 	if err := Misfit(op, differs(man.Identity)); err != nil {
 		return man, nil, err
@@ -210,16 +211,17 @@ func OpenLive[ID comparable](op, dir string, differs func(ID) string) (man Live[
 
 // Misfit is the error for a machine that cannot go on where it was saved with another
 // why; nil where why is empty.
-func Misfit(op, why string) error {
+func Misfit(op turnstone.Op, why string) error {
 	if why == "" {
 		return nil
 	}
-	return &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: "the saved machine",
-		Err: errors.New("it was saved with another " + why), Hint: "a machine goes on only where all of that is the same; start from its files instead"}
+	return turnstone.NewError(op, turnstone.KindUnavailable, "the saved machine",
+		errors.New("it was saved with another "+why)).
+		WithHint("a machine goes on only where all of that is the same; start from its files instead")
 }
 
 // DamagedLive says that something of the machine that was saved in dir cannot be used.
-func DamagedLive(op, dir, what string, err error) error {
-	return &turnstone.Error{Op: op, Kind: turnstone.KindIntegrity, Subject: dir, Err: fmt.Errorf("%s: %w", what, err),
-		Hint: "the saved machine cannot be used; start from its files instead"}
+func DamagedLive(op turnstone.Op, dir, what string, err error) error {
+	return turnstone.Errorf(op, turnstone.KindIntegrity, dir, "%s: %w", what, err).
+		WithHint("the saved machine cannot be used; start from its files instead")
 }

@@ -60,7 +60,7 @@ const maxPack = 64 << 20
 // A Packer packs and unpacks machines that were written down as a Live, for a driver's
 // substrate.BasePacker. Its methods are safe for concurrent use.
 type Packer[ID comparable] struct {
-	Op       string                              // what its errors begin with: the driver's name
+	Op       turnstone.Op                        // what its errors begin with: the driver's name
 	Machine  substrate.Machine                   // that the machine was, or is to be, started from
 	Identity ID                                  // of Machine
 	RAM      int64                               // size of its memory, in bytes

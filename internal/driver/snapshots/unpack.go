@@ -91,8 +91,9 @@ func (u *unpacking[ID]) findBase(ctx context.Context) error {
 	}
 	came, cerr := readBase(u.packed, u.man.Snapshot)
 	if errors.Is(cerr, fs.ErrNotExist) {
-		return &turnstone.Error{Op: u.Op + ".unpack", Kind: turnstone.KindUnavailable, Subject: "the saved machine",
-			Err: fmt.Errorf("it was kept by an earlier version of turn, as what differs from a snapshot of the template that is not here: %w", why), Hint: "start from its files instead"}
+		return turnstone.Errorf(u.Op+".unpack", turnstone.KindUnavailable, "the saved machine",
+			"it was kept by an earlier version of turn, as what differs from a snapshot of the template that is not here: %w", why).
+			WithHint("start from its files instead")
 	}
 	if cerr != nil {
 		return u.damaged(ctx, "base", cerr)
@@ -160,8 +161,8 @@ func (u *unpacking[ID]) damaged(ctx context.Context, what string, err error) err
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		return err
 	}
-	return &turnstone.Error{Op: u.Op + ".unpack", Kind: turnstone.KindIntegrity, Subject: "the saved machine", Err: fmt.Errorf("%s: %w", what, err),
-		Hint: "it cannot be used; start from its files instead"}
+	return turnstone.Errorf(u.Op+".unpack", turnstone.KindIntegrity, "the saved machine",
+		"%s: %w", what, err).WithHint("it cannot be used; start from its files instead")
 }
 
 // ReadIn reads a file of packed; one longer than limit bytes is an error.

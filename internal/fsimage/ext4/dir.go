@@ -56,7 +56,7 @@ func (n *Inode) Children(ctx context.Context) ([]tree.Child, error) {
 
 // child returns the entry of that name.
 func (n *Inode) child(name string) (*Inode, error) {
-	notFound := &turnstone.Error{Op: "ext4.lookup", Kind: turnstone.KindNotFound, Subject: name}
+	notFound := turnstone.NewError("ext4.lookup", turnstone.KindNotFound, name, nil)
 	if n.attr.Type != tree.Dir {
 		return nil, notFound
 	}

@@ -11,7 +11,6 @@
 package ext4
 
 import (
-	"fmt"
 	"io"
 	"strings"
 
@@ -63,15 +62,18 @@ var _ tree.Node = (*Inode)(nil)
 
 // corrupt returns the error for an image that is not what a Linux kernel writes.
 func corrupt(format string, args ...any) error {
-	return &turnstone.Error{Op: "ext4.read", Kind: turnstone.KindIntegrity, Subject: "the sandbox's disk", Err: fmt.Errorf(format, args...),
-		Hint: "the file system of this sandbox is damaged, or something in it wrote to the disk past the file system; what it holds cannot be kept"}
+	return turnstone.Errorf("ext4.read", turnstone.KindIntegrity, "the sandbox's disk",
+		format, args...).
+		WithHint("the file system of this sandbox is damaged, or something in it wrote to the disk past the file system; what it holds cannot be kept")
 }
 
 func unsupported(format string, args ...any) error {
-	return &turnstone.Error{Op: "ext4.read", Kind: turnstone.KindInvalid, Subject: "the sandbox's disk", Err: fmt.Errorf(format, args...),
-		Hint: "the file system has a feature that is not read here; do not change the features of the sandbox's scratch disk"}
+	return turnstone.Errorf("ext4.read", turnstone.KindInvalid, "the sandbox's disk",
+		format, args...).
+		WithHint("the file system has a feature that is not read here; do not change the features of the sandbox's scratch disk")
 }
 
 func exhausted(hint, format string, args ...any) error {
-	return &turnstone.Error{Op: "ext4.read", Kind: turnstone.KindExhausted, Subject: "the sandbox's disk", Err: fmt.Errorf(format, args...), Hint: hint}
+	return turnstone.Errorf("ext4.read", turnstone.KindExhausted, "the sandbox's disk",
+		format, args...).WithHint(hint)
 }

@@ -22,7 +22,8 @@ func (n *Inode) Open() (io.ReadCloser, error) {
 // of all files that were opened are more than Options.Holes.
 func (n *Inode) OpenFile() (*File, error) {
 	if n.attr.Type != tree.File {
-		return nil, &turnstone.Error{Op: "ext4.open", Kind: turnstone.KindInvalid, Subject: "the sandbox's disk", Err: errors.New("not a file")}
+		return nil, turnstone.Errorf("ext4.open", turnstone.KindInvalid, "the sandbox's disk",
+			"not a file")
 	}
 	m, err := n.mapping()
 	if err != nil {

@@ -27,7 +27,7 @@ var keyRule = lazyregexp.New(`^[0-9a-f]{64}$`)
 var errLost = errors.New("an image is removed as soon as it is made; is the budget of images large enough?")
 
 func unavailable(path string, err error) error {
-	e := &turnstone.Error{Op: "image.cache", Kind: turnstone.KindUnavailable, Subject: path, Err: err}
+	e := turnstone.NewError("image.cache", turnstone.KindUnavailable, path, err)
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		e.Kind, e.Hint = turnstone.KindExhausted, "make room on the disk that holds "+path
 	}

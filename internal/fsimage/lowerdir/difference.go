@@ -332,11 +332,13 @@ func (n *node) setType(path string, e *tree.Entry) error {
 }
 
 func invalid(path, msg string) error {
-	return &turnstone.Error{Op: "image.write", Kind: turnstone.KindInvalid, Subject: fmt.Sprintf("%.200q", path), Err: errors.New(msg)}
+	return turnstone.NewError("image.write", turnstone.KindInvalid, fmt.Sprintf("%.200q", path),
+		errors.New(msg))
 }
 
 func tooMany() error {
-	return &turnstone.Error{Op: "image.write", Kind: turnstone.KindExhausted, Subject: "image", Err: errors.New("there are more files than an image takes")}
+	return turnstone.Errorf("image.write", turnstone.KindExhausted, "image",
+		"there are more files than an image takes")
 }
 
 // contextDir returns the directory context with files. Of two with one path the

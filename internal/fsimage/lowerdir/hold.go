@@ -26,13 +26,15 @@ func (c *Cache) Hold(names []string) (paths []string, release func(), err error)
 	segments := make([]segment, len(names))
 	for i, name := range names {
 		if !keyRule.MatchString(name) {
-			return nil, nil, &turnstone.Error{Op: "image.hold", Kind: turnstone.KindInvalid, Subject: name, Err: errors.New("is no name of an image")}
+			return nil, nil, turnstone.Errorf("image.hold", turnstone.KindInvalid, name,
+				"is no name of an image")
 		}
 		segments[i] = segment{Image: name}
 	}
 	all, missing := c.holdAll(segments)
 	if missing != "" {
-		return nil, nil, &turnstone.Error{Op: "image.hold", Kind: turnstone.KindNotFound, Subject: missing, Err: errors.New("the image is not in the cache any more")}
+		return nil, nil, turnstone.Errorf("image.hold", turnstone.KindNotFound, missing,
+			"the image is not in the cache any more")
 	}
 	return all.paths(), all.release, nil
 }
@@ -74,8 +76,8 @@ func (c *Cache) Remake(ctx context.Context, recipes []Recipe, history History) (
 			return nil, nil, err
 		}
 		if s.Image != r.Image {
-			return nil, nil, &turnstone.Error{Op: "image.remake", Kind: turnstone.KindIntegrity, Subject: r.Image,
-				Err: errors.New("the history gives another image than it did")}
+			return nil, nil, turnstone.Errorf("image.remake", turnstone.KindIntegrity, r.Image,
+				"the history gives another image than it did")
 		}
 	}
 	return c.Hold(names)

@@ -3,7 +3,6 @@ package lowerdir
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"iter"
 	"os"
 	"path/filepath"
@@ -264,7 +263,8 @@ func (w *walk) find(key turnstone.Digest) (int, error) {
 		case err != nil:
 			return 0, err
 		case !ok:
-			return 0, &turnstone.Error{Op: "image.remake", Kind: turnstone.KindNotFound, Subject: string(key), Err: errors.New("is not in the history")}
+			return 0, turnstone.Errorf("image.remake", turnstone.KindNotFound, string(key),
+				"is not in the history")
 		case item.Key == key:
 			return i, nil
 		}

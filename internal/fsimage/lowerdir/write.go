@@ -55,8 +55,9 @@ func Write(ctx context.Context, r tree.Reader, from, to tree.Ref, extra []File, 
 }
 
 func tooLarge() error {
-	return &turnstone.Error{Op: "image.write", Kind: turnstone.KindExhausted, Subject: "image",
-		Err: fmt.Errorf("the files take up more than %s", turnstone.Bytes(substrate.SlotSize)), Hint: "remove large files, or keep them outside of the sandbox"}
+	return turnstone.Errorf("image.write", turnstone.KindExhausted, "image",
+		"the files take up more than %s", turnstone.Bytes(substrate.SlotSize)).
+		WithHint("remove large files, or keep them outside of the sandbox")
 }
 
 // A sparseWriter writes a file and leaves blocks of zeros holes. It joins small

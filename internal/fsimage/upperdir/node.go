@@ -39,7 +39,8 @@ func (n *node) Children(context.Context) ([]tree.Child, error) { return n.kids, 
 // Open implements tree.Node. What it returns is an io.ReaderAt too.
 func (n *node) Open() (io.ReadCloser, error) {
 	if n.attr.Type != tree.File {
-		return nil, &turnstone.Error{Op: "upper.open", Kind: turnstone.KindInvalid, Subject: "what the sandbox left", Err: errors.New("not a file")}
+		return nil, turnstone.Errorf("upper.open", turnstone.KindInvalid, "what the sandbox left",
+			"not a file")
 	}
 	return &file{n: n}, nil
 }

@@ -12,7 +12,6 @@ package upperdir
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 
@@ -123,17 +122,18 @@ func (u *Dir) Root() tree.Node { return u.root }
 func (u *Dir) Close() error { return u.spool.Close() }
 
 func integrity(subject, format string, args ...any) error {
-	return &turnstone.Error{Op: "upper.read", Kind: turnstone.KindIntegrity, Subject: clip(subject), Err: fmt.Errorf(format, args...),
-		Hint: "what the sandbox says it changed makes no sense, so it cannot be kept; run the turn again"}
+	return turnstone.Errorf("upper.read", turnstone.KindIntegrity, clip(subject), format, args...).
+		WithHint("what the sandbox says it changed makes no sense, so it cannot be kept; run the turn again")
 }
 
 func exhausted(subject, hint, format string, args ...any) error {
-	return &turnstone.Error{Op: "upper.read", Kind: turnstone.KindExhausted, Subject: clip(subject), Err: fmt.Errorf(format, args...), Hint: hint}
+	return turnstone.Errorf("upper.read", turnstone.KindExhausted, clip(subject), format, args...).
+		WithHint(hint)
 }
 
 func unavailable(dir string, err error) error {
-	return &turnstone.Error{Op: "upper.read", Kind: turnstone.KindUnavailable, Subject: dir, Err: err,
-		Hint: "what the sandbox changed needs room here for a while; free some, or set TURN_HOME to a larger disk"}
+	return turnstone.NewError("upper.read", turnstone.KindUnavailable, dir, err).
+		WithHint("what the sandbox changed needs room here for a while; free some, or set TURN_HOME to a larger disk")
 }
 
 // clip bounds what a guest says in a message.

@@ -131,22 +131,22 @@ func (a *Agent) dispatch() *wire.Dispatcher {
 // gate refuses what may not come before Sandbox.configure.
 func (a *Agent) gate(method string) error {
 	if a.suspended.Load() && method != wire.MethodSandboxRenew {
-		return &turnstone.Error{Op: method, Kind: turnstone.KindUnavailable, Subject: "sandbox",
-			Err: errors.New("it is suspended"), Hint: "call Sandbox.renew first"}
+		return turnstone.Errorf(turnstone.Op(method), turnstone.KindUnavailable, "sandbox", "it is suspended").
+			WithHint("call Sandbox.renew first")
 	}
 	if a.frozen.Load() && needsDisk(method) {
-		return &turnstone.Error{Op: method, Kind: turnstone.KindUnavailable, Subject: "sandbox",
-			Err: errors.New("its disks are frozen"), Hint: "call State.thaw first"}
+		return turnstone.Errorf(turnstone.Op(method), turnstone.KindUnavailable, "sandbox",
+			"its disks are frozen").WithHint("call State.thaw first")
 	}
 	if a.held.Load() && needsDisk(method) {
-		return &turnstone.Error{Op: method, Kind: turnstone.KindUnavailable, Subject: "sandbox",
-			Err: errors.New("its processes stand still"), Hint: "call Sandbox.suspend and Sandbox.renew first"}
+		return turnstone.Errorf(turnstone.Op(method), turnstone.KindUnavailable, "sandbox",
+			"its processes stand still").WithHint("call Sandbox.suspend and Sandbox.renew first")
 	}
 	if a.configured.Load() || method == wire.MethodSandboxConfigure {
 		return nil
 	}
-	return &turnstone.Error{Op: method, Kind: turnstone.KindInvalid, Subject: "sandbox",
-		Err: errors.New("it is not configured yet"), Hint: "call Sandbox.configure first"}
+	return turnstone.Errorf(turnstone.Op(method), turnstone.KindInvalid, "sandbox", "it is not configured yet").
+		WithHint("call Sandbox.configure first")
 }
 
 // Serve answers the connections that come over the links on port, one after
@@ -268,11 +268,11 @@ func (a *Agent) path(p string) string {
 // procFD is the kernel's name for an open file.
 func (a *Agent) procFD(fd int) string { return a.opt.fds + strconv.Itoa(fd) }
 
-func invalid(op, subject, msg string) error {
+func invalid(op turnstone.Op, subject, msg string) error {
 	if len(subject) > 200 {
 		subject = subject[:200] + "…"
 	}
-	return &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: subject, Err: errors.New(msg)}
+	return turnstone.NewError(op, turnstone.KindInvalid, subject, errors.New(msg))
 }
 
 // rootCause strips the agent's own path from a file error.

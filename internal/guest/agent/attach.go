@@ -100,8 +100,9 @@ func (cl *client) attachAgain(ctx context.Context, p *process.Process, want [2]w
 	}
 	cl.mu.Unlock()
 	if busy {
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: p.ID,
-			Err: errors.New("this connection is attaching to it already"), Hint: "wait for the answer to the command before"}
+		return nil, turnstone.Errorf(op, turnstone.KindInvalid, p.ID,
+			"this connection is attaching to it already").
+			WithHint("wait for the answer to the command before")
 	}
 	defer func() {
 		cl.mu.Lock()
@@ -114,7 +115,7 @@ func (cl *client) attachAgain(ctx context.Context, p *process.Process, want [2]w
 		st, owner = old.step, old.owner
 	}
 	if ctx.Err() != nil { // what was attached may still be at work
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindCanceled, Subject: p.ID, Err: context.Cause(ctx)}
+		return nil, turnstone.NewError(op, turnstone.KindCanceled, p.ID, context.Cause(ctx))
 	}
 	return cl.attach(p, st, owner, want)
 }
@@ -128,10 +129,10 @@ func (cl *client) attach(p *process.Process, st *step, owner bool, want [2]wante
 	defer cl.mu.Unlock()
 	switch {
 	case cl.closed:
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindDead, Subject: "connection", Err: errors.New("it has ended")}
+		return nil, turnstone.Errorf(op, turnstone.KindDead, "connection", "it has ended")
 	case len(cl.attached) >= maxAttached:
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindExhausted, Subject: "processes that this connection is attached to",
-			Hint: "detach from some with Process.detach, or open another connection"}
+		return nil, turnstone.NewError(op, turnstone.KindExhausted, "processes that this connection is attached to",
+			nil).WithHint("detach from some with Process.detach, or open another connection")
 	}
 	if err := p.Attach(); err != nil {
 		return nil, err
@@ -251,8 +252,8 @@ func newDelivery(at *attachment, fd int, w wanted) (*delivery, error) {
 		}
 		d.reader, d.offset = l.Attach(at.ctx, w.from, at.owner)
 		if d.reader == nil {
-			return nil, &turnstone.Error{Op: wire.MethodProcessAttach, Kind: turnstone.KindExhausted, Subject: at.p.ID,
-				Err: errors.New("too many connections are attached to it"), Hint: "detach some"}
+			return nil, turnstone.Errorf(wire.MethodProcessAttach, turnstone.KindExhausted, at.p.ID,
+				"too many connections are attached to it").WithHint("detach some")
 		}
 	}
 	d.sent, d.acked = d.offset, d.offset

@@ -35,7 +35,8 @@ const (
 func (s *sandbox) Network(_ context.Context, c *wire.Conn, p *wire.SandboxNetworkParams) (*wire.SandboxNetworkResult, error) {
 	const op = wire.MethodSandboxNetwork
 	if s.a.opt.card == nil {
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: "sandbox", Err: errors.New("it is not a machine of its own")}
+		return nil, turnstone.Errorf(op, turnstone.KindInvalid, "sandbox",
+			"it is not a machine of its own")
 	}
 	mac, err := net.ParseMAC(p.MAC)
 	switch {
@@ -136,8 +137,9 @@ func (c *card) suspend() {
 }
 
 func cardError(err error) error {
-	return &turnstone.Error{Op: wire.MethodSandboxNetwork, Kind: turnstone.KindUnavailable, Subject: "network card", Err: err,
-		Hint: "the sandbox's network card could not be set up; run with the network off, or report this"}
+	return turnstone.NewError(wire.MethodSandboxNetwork, turnstone.KindUnavailable, "network card",
+		err).
+		WithHint("the sandbox's network card could not be set up; run with the network off, or report this")
 }
 
 func linkExists(name string) bool {

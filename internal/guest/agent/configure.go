@@ -73,8 +73,9 @@ func (m *machine) configure(p *wire.SandboxConfigureParams) (*wire.SandboxConfig
 	res := new(wire.SandboxConfigureResult)
 	now, err := checkConfigure(p)
 	if err == nil && m.gvisor && p.Home != nil {
-		err = &turnstone.Error{Op: wire.MethodSandboxConfigure, Kind: turnstone.KindUnavailable, Subject: "home",
-			Err: errors.New("gVisor cannot mount a disk"), Hint: "use a microVM for a turn with a home: --substrate qemu"}
+		err = turnstone.Errorf(wire.MethodSandboxConfigure, turnstone.KindUnavailable, "home",
+			"gVisor cannot mount a disk").
+			WithHint("use a microVM for a turn with a home: --substrate qemu")
 	}
 	if err != nil {
 		return res, err
@@ -138,8 +139,8 @@ func (m *machine) enter(p *wire.SandboxConfigureParams) error {
 }
 
 func failed(subject string, err error) error {
-	return &turnstone.Error{Op: wire.MethodSandboxConfigure, Kind: turnstone.KindUnavailable, Subject: subject, Err: err,
-		Hint: "the sandbox could not be set up; see its console, and report this"}
+	return turnstone.NewError(wire.MethodSandboxConfigure, turnstone.KindUnavailable, subject, err).
+		WithHint("the sandbox could not be set up; see its console, and report this")
 }
 
 // checkConfigure returns the host's time.

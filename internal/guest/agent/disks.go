@@ -102,7 +102,8 @@ func (s *shell) Freeze(ctx context.Context, _ *wire.Conn) (*wire.StateFreezeResu
 	const op = wire.MethodStateFreeze
 	d := s.a.opt.disks
 	if d == nil {
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: "sandbox", Err: errors.New("it is not a machine of its own")}
+		return nil, turnstone.Errorf(op, turnstone.KindInvalid, "sandbox",
+			"it is not a machine of its own")
 	}
 	s.a.freezing.Lock()
 	defer s.a.freezing.Unlock()
@@ -123,7 +124,7 @@ func (s *shell) Freeze(ctx context.Context, _ *wire.Conn) (*wire.StateFreezeResu
 			s.a.files.writes.resume()
 			s.a.frozen.Store(false)
 			s.give()
-			return nil, &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: "disk", Err: err}
+			return nil, turnstone.NewError(op, turnstone.KindUnavailable, "disk", err)
 		}
 	}
 	s.mu.Lock()
@@ -133,7 +134,7 @@ func (s *shell) Freeze(ctx context.Context, _ *wire.Conn) (*wire.StateFreezeResu
 
 // stop kills all processes, waits for the end of the step that ran, and takes the
 // session's turn.
-func (s *shell) stop(ctx context.Context, op string) error {
+func (s *shell) stop(ctx context.Context, op turnstone.Op) error {
 	s.a.frozen.Store(true)
 	ctx, cancel := context.WithTimeout(ctx, killWait)
 	defer cancel()
@@ -157,7 +158,8 @@ func (s *shell) stop(ctx context.Context, op string) error {
 				s.give()
 			}
 			s.a.frozen.Store(false)
-			return &turnstone.Error{Op: op, Kind: turnstone.KindCanceled, Subject: "sandbox's processes", Err: context.Cause(ctx)}
+			return turnstone.NewError(op, turnstone.KindCanceled, "sandbox's processes",
+				context.Cause(ctx))
 		}
 	}
 }
@@ -170,7 +172,7 @@ func (s *shell) Thaw(context.Context, *wire.Conn) error {
 		return nil
 	}
 	if err := s.a.opt.disks.thaw(); err != nil {
-		return &turnstone.Error{Op: wire.MethodStateThaw, Kind: turnstone.KindUnavailable, Subject: "disk", Err: err}
+		return turnstone.NewError(wire.MethodStateThaw, turnstone.KindUnavailable, "disk", err)
 	}
 	s.a.files.writes.resume()
 	s.a.frozen.Store(false)

@@ -36,7 +36,8 @@ func (s *shell) Export(ctx context.Context, c *wire.Conn, p *wire.StateExportPar
 	const op = wire.MethodStateExport
 	d := s.a.opt.disks
 	if d == nil {
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: "sandbox", Err: errors.New("it is not a machine of its own")}
+		return nil, turnstone.Errorf(op, turnstone.KindInvalid, "sandbox",
+			"it is not a machine of its own")
 	}
 	out, err := c.Sender(p.Stream)
 	if err != nil {
@@ -47,7 +48,8 @@ func (s *shell) Export(ctx context.Context, c *wire.Conn, p *wire.StateExportPar
 	if p.Hold {
 		err = s.a.holdWrites(ctx)
 	} else if !s.a.frozen.Load() {
-		err = &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: "sandbox", Err: errors.New("its disks are not frozen"), Hint: "call State.freeze first"}
+		err = turnstone.Errorf(op, turnstone.KindInvalid, "sandbox", "its disks are not frozen").
+			WithHint("call State.freeze first")
 	}
 	if err != nil {
 		out.Abort(err)
@@ -74,8 +76,8 @@ func (a *Agent) holdWrites(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, freezeTime)
 	defer cancel()
 	if a.frozen.Load() || !a.held.CompareAndSwap(false, true) {
-		return &turnstone.Error{Op: wire.MethodStateExport, Kind: turnstone.KindUnavailable, Subject: "sandbox",
-			Err: errors.New("it is frozen, or stands still already"), Hint: "end that first"}
+		return turnstone.Errorf(wire.MethodStateExport, turnstone.KindUnavailable, "sandbox",
+			"it is frozen, or stands still already").WithHint("end that first")
 	}
 	err := a.files.writes.stop(ctx)
 	if err == nil {
@@ -83,8 +85,8 @@ func (a *Agent) holdWrites(ctx context.Context) error {
 	}
 	if err != nil {
 		err = errors.Join(err, a.letGo())
-		return &turnstone.Error{Op: wire.MethodStateExport, Kind: turnstone.KindUnavailable, Subject: "sandbox", Err: err,
-			Hint: "a process cannot be stopped just now; try again"}
+		return turnstone.NewError(wire.MethodStateExport, turnstone.KindUnavailable, "sandbox",
+			err).WithHint("a process cannot be stopped just now; try again")
 	}
 	return nil
 }
@@ -94,7 +96,8 @@ func exportError(err error) error {
 	if errors.As(err, &te) {
 		return err
 	}
-	return &turnstone.Error{Op: wire.MethodStateExport, Kind: turnstone.KindUnavailable, Subject: "the sandbox's files", Err: rootCause(err)}
+	return turnstone.NewError(wire.MethodStateExport, turnstone.KindUnavailable, "the sandbox's files",
+		rootCause(err))
 }
 
 // export writes the upper directory to w as a tar stream.
@@ -162,8 +165,9 @@ func (e *exporter) entry(f *scanned) error {
 		return context.Cause(e.ctx)
 	}
 	if len(f.path) > longestPath {
-		return &turnstone.Error{Op: wire.MethodStateExport, Kind: turnstone.KindExhausted, Subject: "/" + f.path[:100] + "…",
-			Err: errors.New("directories are nested so deep that a path has more than 64 KiB"), Hint: "remove the directory before the turn ends"}
+		return turnstone.Errorf(wire.MethodStateExport, turnstone.KindExhausted, "/"+f.path[:100]+"…",
+			"directories are nested so deep that a path has more than 64 KiB").
+			WithHint("remove the directory before the turn ends")
 	}
 	h := &tar.Header{Name: f.path, Format: tar.FormatPAX, Mode: int64(f.st.Mode & 0o7777), Uid: int(f.st.Uid), Gid: int(f.st.Gid),
 		ModTime: time.Unix(f.st.Mtim.Unix()), PAXRecords: make(map[string]string, 1+len(f.xattrs))}
@@ -222,8 +226,9 @@ func addXattrs(h *tar.Header, f *scanned) error {
 	total := 0
 	for _, x := range f.xattrs {
 		if total += 2*len(x.name) + len(x.value) + 64; total > maxHeader {
-			return &turnstone.Error{Op: wire.MethodStateExport, Kind: turnstone.KindExhausted, Subject: "/" + f.path,
-				Err: errors.New("extended attributes of more than 768 KiB"), Hint: "remove some of the file's extended attributes before the turn ends"}
+			return turnstone.Errorf(wire.MethodStateExport, turnstone.KindExhausted, "/"+f.path,
+				"extended attributes of more than 768 KiB").
+				WithHint("remove some of the file's extended attributes before the turn ends")
 		}
 		if strings.Contains(x.name, "=") {
 			h.PAXRecords[recordHex+hex.EncodeToString([]byte(x.name))] = string(x.value)
@@ -255,8 +260,9 @@ func (e *exporter) file(h *tar.Header, f *scanned) error {
 		return err
 	}
 	if e.apparent += f.st.Size; e.apparent > e.room+maxHoles {
-		return &turnstone.Error{Op: wire.MethodStateExport, Kind: turnstone.KindExhausted, Subject: "/" + f.path,
-			Err: errors.New("sparse files with holes of more than 64 GiB in all"), Hint: "remove the largest sparse files, or make them smaller with truncate"}
+		return turnstone.Errorf(wire.MethodStateExport, turnstone.KindExhausted, "/"+f.path,
+			"sparse files with holes of more than 64 GiB in all").
+			WithHint("remove the largest sparse files, or make them smaller with truncate")
 	}
 	ctx, cancel := context.WithCancel(e.ctx)
 	defer cancel()

@@ -186,8 +186,8 @@ func (f *files) openFile(name string) (*os.File, *unix.Stat_t, error) {
 	case unix.S_IFDIR:
 		err = unix.EISDIR
 	default:
-		err = &turnstone.Error{Op: wire.MethodFileSystemRead, Kind: turnstone.KindInvalid, Subject: name,
-			Err: errors.New("it is no regular file"), Hint: "use a process to read it"}
+		err = turnstone.Errorf(wire.MethodFileSystemRead, turnstone.KindInvalid, name,
+			"it is no regular file").WithHint("use a process to read it")
 	}
 	_ = file.Close()
 	return nil, nil, err
@@ -302,8 +302,8 @@ func replaceFile(ctx context.Context, at place, content io.Reader, mode uint32) 
 	case err == nil && old.Mode&unix.S_IFMT == unix.S_IFDIR:
 		return 0, unix.EISDIR
 	case err == nil && old.Mode&unix.S_IFMT != unix.S_IFREG:
-		return 0, &turnstone.Error{Op: wire.MethodFileSystemWrite, Kind: turnstone.KindInvalid, Subject: at.name,
-			Err: errors.New("it is no regular file"), Hint: "use a process to write to it"}
+		return 0, turnstone.Errorf(wire.MethodFileSystemWrite, turnstone.KindInvalid, at.name,
+			"it is no regular file").WithHint("use a process to write to it")
 	case err == nil:
 		exists = true
 	case err != unix.ENOENT:

@@ -117,7 +117,7 @@ func readlinkat(dir int, name string) (string, error) {
 }
 
 // checkPath refuses what is no absolute path.
-func checkPath(op, path string) error {
+func checkPath(op turnstone.Op, path string) error {
 	switch {
 	case !filepath.IsAbs(path):
 		return invalid(op, path, "the path is not absolute")
@@ -128,12 +128,12 @@ func checkPath(op, path string) error {
 }
 
 // fsError is what a client sees of a failed file operation.
-func fsError(op, path string, err error) error {
+func fsError(op turnstone.Op, path string, err error) error {
 	var te *turnstone.Error
 	if err == nil || errors.As(err, &te) {
 		return err
 	}
-	e := &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: path, Err: rootCause(err)}
+	e := turnstone.NewError(op, turnstone.KindUnavailable, path, rootCause(err))
 	for _, k := range fsKinds {
 		if errors.Is(err, k.errno) {
 			e.Kind, e.Hint = k.kind, k.hint

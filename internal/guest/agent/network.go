@@ -33,8 +33,8 @@ func networkUp(n *wire.SandboxNetwork) error {
 	if err == nil {
 		return nil
 	}
-	failure := &turnstone.Error{Op: "sandbox.network", Kind: turnstone.KindUnavailable, Subject: n.Address, Err: err,
-		Hint: "run with network: off, or report this"}
+	failure := turnstone.NewError("sandbox.network", turnstone.KindUnavailable, n.Address, err).
+		WithHint("run with network: off, or report this")
 	if lack := runningKernel.lacksAny("inet", "virtio-net"); lack != nil {
 		failure.Err, failure.Hint = lack, "run with network: off"
 	}
@@ -45,8 +45,8 @@ func networkUp(n *wire.SandboxNetwork) error {
 // address and state before the route through them.
 func addressUp(name string, n *wire.SandboxNetwork) error {
 	fail := func(err error) error {
-		return &turnstone.Error{Op: "sandbox.network", Kind: turnstone.KindUnavailable, Subject: n.Address, Err: err,
-			Hint: "the sandbox's network card could not be set up; run with the network off, or report this"}
+		return turnstone.NewError("sandbox.network", turnstone.KindUnavailable, n.Address, err).
+			WithHint("the sandbox's network card could not be set up; run with the network off, or report this")
 	}
 	ip, ipnet, err := net.ParseCIDR(n.Address)
 	if err != nil {

@@ -134,8 +134,8 @@ func (s *processes) Detach(ctx context.Context, c *wire.Conn, p *wire.ProcessDet
 		return err
 	}
 	if s.a.client(c).detach(ctx, proc) == nil {
-		return &turnstone.Error{Op: wire.MethodProcessDetach, Kind: turnstone.KindNotFound, Subject: proc.ID,
-			Err: errors.New("this connection is not attached to it"), Hint: "it may have ended"}
+		return turnstone.Errorf(wire.MethodProcessDetach, turnstone.KindNotFound, proc.ID,
+			"this connection is not attached to it").WithHint("it may have ended")
 	}
 	return nil
 }

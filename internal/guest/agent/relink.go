@@ -25,16 +25,19 @@ func (s *sandbox) Suspend(ctx context.Context, _ *wire.Conn, p *wire.SandboxSusp
 	a := s.a
 	port := a.port.Load()
 	if a.opt.renew == nil || port == nil {
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: "sandbox", Err: errors.New("it is not a machine of its own")}
+		return nil, turnstone.Errorf(op, turnstone.KindInvalid, "sandbox",
+			"it is not a machine of its own")
 	}
 	if len(p.Marker) != wire.MarkerSize {
 		return nil, invalid(op, "marker", "32 bytes are needed")
 	}
 	if a.frozen.Load() {
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: "sandbox", Err: errors.New("its disks are frozen"), Hint: "call State.thaw first"}
+		return nil, turnstone.Errorf(op, turnstone.KindUnavailable, "sandbox",
+			"its disks are frozen").WithHint("call State.thaw first")
 	}
 	if !a.suspended.CompareAndSwap(false, true) {
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: "sandbox", Err: errors.New("it is being suspended")}
+		return nil, turnstone.Errorf(op, turnstone.KindUnavailable, "sandbox",
+			"it is being suspended")
 	}
 	ctx, cancel := context.WithTimeout(ctx, freezeTime)
 	defer cancel()
@@ -51,8 +54,8 @@ func (s *sandbox) Suspend(ctx context.Context, _ *wire.Conn, p *wire.SandboxSusp
 	if err != nil {
 		err = errors.Join(err, a.letGo())
 		a.suspended.Store(false)
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: "sandbox", Err: err,
-			Hint: "a process cannot be stopped just now; try again"}
+		return nil, turnstone.NewError(op, turnstone.KindUnavailable, "sandbox", err).
+			WithHint("a process cannot be stopped just now; try again")
 	}
 	res := new(wire.SandboxSuspendResult)
 	if d := a.opt.disks; d != nil {
@@ -94,7 +97,8 @@ func (s *sandbox) Renew(_ context.Context, _ *wire.Conn, p *wire.SandboxRenewPar
 	const op = wire.MethodSandboxRenew
 	a := s.a
 	if a.opt.renew == nil {
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: "sandbox", Err: errors.New("it is not a machine of its own")}
+		return nil, turnstone.Errorf(op, turnstone.KindInvalid, "sandbox",
+			"it is not a machine of its own")
 	}
 	a.renewing.Lock()
 	defer a.renewing.Unlock()

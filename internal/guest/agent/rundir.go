@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -198,8 +197,9 @@ func (s *shell) readStream(r *wire.Receiver) ([]byte, error) {
 	defer timer.Stop()
 	b, err := io.ReadAll(io.LimitReader(&patient{r, timer, s.patience}, maxScript+1))
 	if err != nil && late.Load() {
-		err = &turnstone.Error{Op: wire.MethodShellExecute, Kind: turnstone.KindTimeout, Subject: "script",
-			Err: errors.New("nothing more came of it"), Hint: "send the script without pauses: other steps wait for it"}
+		err = turnstone.Errorf(wire.MethodShellExecute, turnstone.KindTimeout, "script",
+			"nothing more came of it").
+			WithHint("send the script without pauses: other steps wait for it")
 	}
 	return b, err
 }

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"math"
 	"os"
 	"path/filepath"
@@ -22,8 +21,8 @@ type sandbox struct{ a *Agent }
 func (s *sandbox) Configure(_ context.Context, _ *wire.Conn, p *wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) {
 	a := s.a
 	if a.opt.configure == nil || !a.configuring.CompareAndSwap(false, true) {
-		return nil, &turnstone.Error{Op: wire.MethodSandboxConfigure, Kind: turnstone.KindInvalid, Subject: "sandbox",
-			Err: errors.New("it is configured already, or is not a machine of its own")}
+		return nil, turnstone.Errorf(wire.MethodSandboxConfigure, turnstone.KindInvalid, "sandbox",
+			"it is configured already, or is not a machine of its own")
 	}
 	res, err := a.opt.configure(p)
 	if err != nil {

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -85,8 +84,8 @@ func (s *shell) enqueue(n int) error {
 	s.queue.Lock()
 	defer s.queue.Unlock()
 	if s.waiting == maxWaiting || s.waiting > 0 && s.pending+n > maxScript {
-		return &turnstone.Error{Op: wire.MethodShellExecute, Kind: turnstone.KindExhausted, Subject: "steps that wait",
-			Hint: "steps run one after another: wait for the end of those before"}
+		return turnstone.NewError(wire.MethodShellExecute, turnstone.KindExhausted, "steps that wait",
+			nil).WithHint("steps run one after another: wait for the end of those before")
 	}
 	s.waiting++
 	s.pending += n
@@ -101,12 +100,12 @@ func (s *shell) dequeue(n int) {
 }
 
 // take waits for the steps before.
-func (s *shell) take(ctx context.Context, op string) error {
+func (s *shell) take(ctx context.Context, op turnstone.Op) error {
 	select {
 	case s.turn <- struct{}{}:
 		return nil
 	case <-ctx.Done():
-		return &turnstone.Error{Op: op, Kind: turnstone.KindCanceled, Subject: "shell session", Err: context.Cause(ctx)}
+		return turnstone.NewError(op, turnstone.KindCanceled, "shell session", context.Cause(ctx))
 	}
 }
 
@@ -189,8 +188,8 @@ func (s *shell) readScript(c *wire.Conn, p *wire.ShellExecuteParams) ([]byte, er
 	defer func() { _ = r.Close() }()
 	b, err := s.readStream(r)
 	if err == nil && len(b) > maxScript {
-		err = &turnstone.Error{Op: op, Kind: turnstone.KindExhausted, Subject: "script", Err: errors.New("it is longer than 16 MiB"),
-			Hint: "put data into a file and let the script read it"}
+		err = turnstone.Errorf(op, turnstone.KindExhausted, "script", "it is longer than 16 MiB").
+			WithHint("put data into a file and let the script read it")
 	}
 	return b, err
 }
@@ -272,7 +271,7 @@ func ownVars(user string, number int, env []string) []string {
 }
 
 // checkSession refuses what no shell could be started with.
-func checkSession(op, cwd string, env []string) error {
+func checkSession(op turnstone.Op, cwd string, env []string) error {
 	total := 0
 	for _, kv := range env {
 		total += len(kv) + 1
@@ -281,8 +280,9 @@ func checkSession(op, cwd string, env []string) error {
 	case !filepath.IsAbs(cwd) || len(cwd) > maxPath || strings.IndexByte(cwd, 0) >= 0:
 		return invalid(op, cwd, "the working directory is not an absolute path")
 	case total > maxEnv || len(env) > maxVars:
-		return &turnstone.Error{Op: op, Kind: turnstone.KindExhausted, Subject: "environment", Err: errors.New("it is larger than 1 MiB, or has too many variables"),
-			Hint: "programs cannot be started with it; keep data in files"}
+		return turnstone.Errorf(op, turnstone.KindExhausted, "environment",
+			"it is larger than 1 MiB, or has too many variables").
+			WithHint("programs cannot be started with it; keep data in files")
 	}
 	return nil
 }
@@ -298,8 +298,9 @@ func (s *shell) Parse(ctx context.Context, _ *wire.Conn, p *wire.ShellParseParam
 		return nil, invalid(wire.MethodShellParse, string(p.Language), "the languages are bash and sh")
 	}
 	if len(p.Script) > maxParse {
-		return nil, &turnstone.Error{Op: wire.MethodShellParse, Kind: turnstone.KindExhausted, Subject: "script",
-			Err: errors.New("it is longer than 256 KiB"), Hint: "parse it outside of the sandbox; Shell.execute takes longer ones"}
+		return nil, turnstone.Errorf(wire.MethodShellParse, turnstone.KindExhausted, "script",
+			"it is longer than 256 KiB").
+			WithHint("parse it outside of the sandbox; Shell.execute takes longer ones")
 	}
 	parsed, err := s.parse(ctx, []byte(p.Script), language)
 	if err != nil {
@@ -313,7 +314,8 @@ func (s *shell) parse(ctx context.Context, script []byte, language string) (*syn
 	select {
 	case s.parsing <- struct{}{}:
 	case <-ctx.Done():
-		return nil, &turnstone.Error{Op: wire.MethodShellParse, Kind: turnstone.KindCanceled, Subject: "script", Err: context.Cause(ctx)}
+		return nil, turnstone.NewError(wire.MethodShellParse, turnstone.KindCanceled, "script",
+			context.Cause(ctx))
 	}
 	defer func() { <-s.parsing }()
 	return syntax.ParseAs(script, language), nil
@@ -367,6 +369,6 @@ func safeName(name string) string {
 }
 
 func runDirError(err error) error {
-	return &turnstone.Error{Op: wire.MethodShellExecute, Kind: turnstone.KindUnavailable, Subject: "the agent's folder", Err: rootCause(err),
-		Hint: "a step removed or filled what the agent keeps below /run"}
+	return turnstone.NewError(wire.MethodShellExecute, turnstone.KindUnavailable, "the agent's folder",
+		rootCause(err)).WithHint("a step removed or filled what the agent keeps below /run")
 }

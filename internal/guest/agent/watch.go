@@ -59,8 +59,8 @@ func (f *files) Watch(ctx context.Context, c *wire.Conn, p *wire.FileSystemWatch
 	defer cl.mu.Unlock()
 	if cl.closed || len(cl.watches) >= maxWatches {
 		w.close()
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindExhausted, Subject: "watches of this connection",
-			Hint: "end some with FileSystem.unwatch"}
+		return nil, turnstone.NewError(op, turnstone.KindExhausted, "watches of this connection",
+			nil).WithHint("end some with FileSystem.unwatch")
 	}
 	cl.watched++
 	w.id = "w" + strconv.Itoa(cl.watched)
@@ -77,8 +77,8 @@ func (f *files) Unwatch(_ context.Context, c *wire.Conn, p *wire.FileSystemUnwat
 	delete(cl.watches, p.WatchID)
 	cl.mu.Unlock()
 	if w == nil {
-		return &turnstone.Error{Op: wire.MethodFileSystemUnwatch, Kind: turnstone.KindNotFound, Subject: cut(p.WatchID, 64),
-			Err: errors.New("this connection has no such watch"), Hint: "FileSystem.watch names watches"}
+		return turnstone.Errorf(wire.MethodFileSystemUnwatch, turnstone.KindNotFound, cut(p.WatchID, 64),
+			"this connection has no such watch").WithHint("FileSystem.watch names watches")
 	}
 	w.close()
 	return nil

@@ -4,7 +4,6 @@ package agentbin
 
 import (
 	"embed"
-	"errors"
 	"os"
 	"strings"
 
@@ -28,8 +27,8 @@ func Agent() (Program, error) {
 	if path := os.Getenv("TURN_AGENT"); path != "" {
 		b, err := os.ReadFile(path)
 		if err != nil {
-			return Program{}, &turnstone.Error{Op: "agent.load", Kind: turnstone.KindUnavailable, Subject: "TURN_AGENT", Err: err,
-				Hint: "unset TURN_AGENT, or let it name the turn-agent program"}
+			return Program{}, turnstone.NewError("agent.load", turnstone.KindUnavailable, "TURN_AGENT",
+				err).WithHint("unset TURN_AGENT, or let it name the turn-agent program")
 		}
 		return Program{turnstone.DigestBytes(b), func() ([]byte, error) { return b, nil }}, nil
 	}
@@ -38,9 +37,9 @@ func Agent() (Program, error) {
 	hex, _, _ := strings.Cut(string(line), " ")
 	digest, bad := turnstone.ParseDigest("sha256:" + hex)
 	if err != nil || bad != nil {
-		return Program{}, &turnstone.Error{Op: "agent.load", Kind: turnstone.KindUnavailable, Subject: "agent",
-			Err:  errors.New("this program was built without the sandbox's agent"),
-			Hint: "run make build, which builds the agent first"}
+		return Program{}, turnstone.Errorf("agent.load", turnstone.KindUnavailable, "agent",
+			"this program was built without the sandbox's agent").
+			WithHint("run make build, which builds the agent first")
 	}
 	return Program{digest, read}, nil
 }

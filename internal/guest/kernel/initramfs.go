@@ -43,8 +43,8 @@ type Program struct {
 func (k *Kernel) Initramfs(ctx context.Context, dir string, agent Program) (path string, digest turnstone.Digest, err error) {
 	const op = "kernel.initramfs"
 	failed := func(err error) error {
-		return &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: dir, Err: err,
-			Hint: "check that the disk has room and the folder can be written"}
+		return turnstone.NewError(op, turnstone.KindUnavailable, dir, err).
+			WithHint("check that the disk has room and the folder can be written")
 	}
 	if dir, err = filepath.Abs(dir); err != nil {
 		return "", "", failed(err)
@@ -70,8 +70,9 @@ func (k *Kernel) Initramfs(ctx context.Context, dir string, agent Program) (path
 		return "", "", err
 	}
 	if !isELF(program) || turnstone.DigestBytes(program) != agent.Digest {
-		return "", "", &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: "agent",
-			Err: errors.New("is no ELF program, or not the one that was named"), Hint: "build the agent first: make build"}
+		return "", "", turnstone.Errorf(op, turnstone.KindInvalid, "agent",
+			"is no ELF program, or not the one that was named").
+			WithHint("build the agent first: make build")
 	}
 	var archive bytes.Buffer
 	if err := k.writeInitramfs(&archive, program); err != nil {
@@ -85,8 +86,8 @@ func (k *Kernel) Initramfs(ctx context.Context, dir string, agent Program) (path
 		return "", "", failed(err)
 	}
 	if want := turnstone.DigestBytes(archive.Bytes()); s.Digest != want {
-		return "", "", &turnstone.Error{Op: op, Kind: turnstone.KindIntegrity, Subject: path,
-			Err: fmt.Errorf("reads back as %s, written as %s", s.Digest, want), Hint: "check the disk"}
+		return "", "", turnstone.Errorf(op, turnstone.KindIntegrity, path,
+			"reads back as %s, written as %s", s.Digest, want).WithHint("check the disk")
 	}
 	if err := writeStamp(path, s); err != nil {
 		return "", "", failed(err)

@@ -53,7 +53,7 @@ func (i *Inspected) Close() error {
 // time. Errors are of kind Invalid for files that are no kernel that can be started.
 func Inspect(ctx context.Context, dir, image, modules string) (*Inspected, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, &turnstone.Error{Op: inspectOp, Kind: turnstone.KindUnavailable, Subject: dir, Err: err}
+		return nil, turnstone.NewError(inspectOp, turnstone.KindUnavailable, dir, err)
 	}
 	content, err := readImage(image)
 	if err != nil {
@@ -79,7 +79,7 @@ const inspectOp = "kernel.inspect"
 func (i *Inspected) take(ctx context.Context, name string, image []byte, modules string) error {
 	kept, err := keepImage(ctx, i.Dir, image)
 	if err != nil {
-		return &turnstone.Error{Op: inspectOp, Kind: turnstone.KindUnavailable, Subject: name, Err: err}
+		return turnstone.NewError(inspectOp, turnstone.KindUnavailable, name, err)
 	}
 	i.Kernel.Vmlinux, i.Kernel.Digest = filepath.Join(i.Dir, kept.Path), kept.Stamp.Digest
 	i.Facts.Format = "vmlinux"
@@ -99,8 +99,8 @@ func (i *Inspected) take(ctx context.Context, name string, image []byte, modules
 		return nil
 	}
 	if err := i.takeModules(modules); err != nil {
-		return &turnstone.Error{Op: inspectOp, Kind: turnstone.KindInvalid, Subject: modules, Err: err,
-			Hint: "name the folder lib/modules/<release> that belongs to the kernel"}
+		return turnstone.NewError(inspectOp, turnstone.KindInvalid, modules, err).
+			WithHint("name the folder lib/modules/<release> that belongs to the kernel")
 	}
 	return nil
 }
@@ -133,9 +133,9 @@ func (i *Inspected) takeModules(from string) error {
 }
 
 // notKernel is the error for a file that is no kernel that can be started.
-func notKernel(op, subject string, err error) error {
-	return &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: subject, Err: err,
-		Hint: "name a vmlinux with a PVH entry (CONFIG_PVH) or a bzImage, of Linux for x86-64"}
+func notKernel(op turnstone.Op, subject string, err error) error {
+	return turnstone.NewError(op, turnstone.KindInvalid, subject, err).
+		WithHint("name a vmlinux with a PVH entry (CONFIG_PVH) or a bzImage, of Linux for x86-64")
 }
 
 // readImage reads a kernel image, and refuses what is none.

@@ -96,8 +96,8 @@ func Ensure(ctx context.Context, dir string, choice Choice, progress func(string
 		err = os.MkdirAll(dir, 0o700)
 	}
 	if err != nil {
-		return nil, &turnstone.Error{Op: "kernel.ensure", Kind: turnstone.KindUnavailable, Subject: dir, Err: err,
-			Hint: "set TURN_HOME to a folder that you may write"}
+		return nil, turnstone.NewError("kernel.ensure", turnstone.KindUnavailable, dir, err).
+			WithHint("set TURN_HOME to a folder that you may write")
 	}
 	src, err := choice.OrEnv().source()
 	if err != nil {
@@ -133,7 +133,7 @@ func ensure(ctx context.Context, dir string, src source, progress func(string)) 
 	case err == nil:
 		return k, nil
 	case ctx.Err() != nil:
-		return nil, &turnstone.Error{Op: "kernel.ensure", Kind: turnstone.KindCanceled, Err: ctx.Err()}
+		return nil, turnstone.NewError("kernel.ensure", turnstone.KindCanceled, "", ctx.Err())
 	case errors.Is(err, errChanged):
 		progress(fmt.Sprintf("%v: preparing it again", err))
 	case !errors.Is(err, os.ErrNotExist):
@@ -154,7 +154,7 @@ func build(ctx context.Context, kept string, src source, progress func(string)) 
 		if errors.As(err, &typed) {
 			return err
 		}
-		return &turnstone.Error{Op: "kernel.ensure", Kind: turnstone.KindUnavailable, Subject: "guest kernel", Err: err}
+		return turnstone.NewError("kernel.ensure", turnstone.KindUnavailable, "guest kernel", err)
 	}
 	tmp := kept + ".tmp" // one name, as the lock allows one writer: what a crash left is there to be removed
 	if err := os.RemoveAll(tmp); err != nil {

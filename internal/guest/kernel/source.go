@@ -30,8 +30,9 @@ const maxImage = 256 << 20
 func (c Choice) source() (source, error) {
 	if c.Image == "" {
 		if c.Modules != "" {
-			return nil, &turnstone.Error{Op: "kernel.ensure", Kind: turnstone.KindInvalid, Subject: "TURN_KERNEL_MODULES",
-				Err: errors.New("is set without TURN_KERNEL"), Hint: "set TURN_KERNEL to the image that the modules belong to, or unset both"}
+			return nil, turnstone.Errorf("kernel.ensure", turnstone.KindInvalid, "TURN_KERNEL_MODULES",
+				"is set without TURN_KERNEL").
+				WithHint("set TURN_KERNEL to the image that the modules belong to, or unset both")
 		}
 		return debianSource{}, nil
 	}
@@ -241,8 +242,8 @@ func (o override) take(ctx context.Context, dir string, _ func(string)) (*manife
 }
 
 func invalidOverride(subject string, err error) error {
-	return &turnstone.Error{Op: "kernel.ensure", Kind: turnstone.KindInvalid, Subject: subject, Err: err,
-		Hint: "TURN_KERNEL, or kernel in config.toml, must name a vmlinux or bzImage for x86-64, TURN_KERNEL_MODULES or kernel_modules its folder lib/modules/<release>"}
+	return turnstone.NewError("kernel.ensure", turnstone.KindInvalid, subject, err).
+		WithHint("TURN_KERNEL, or kernel in config.toml, must name a vmlinux or bzImage for x86-64, TURN_KERNEL_MODULES or kernel_modules its folder lib/modules/<release>")
 }
 
 // keep keeps image, which was read from o's file, and the modules. A file that has another
@@ -269,8 +270,8 @@ func (o override) keep(ctx context.Context, dir string, image []byte) (_ *manife
 		return nil, err
 	}
 	if source.Stamp.Digest != turnstone.DigestBytes(image) {
-		return nil, &turnstone.Error{Op: "kernel.ensure", Kind: turnstone.KindUnavailable, Subject: o.image,
-			Err: errors.New("the file changed while it was read"), Hint: "run it again when the file is whole"}
+		return nil, turnstone.Errorf("kernel.ensure", turnstone.KindUnavailable, o.image,
+			"the file changed while it was read").WithHint("run it again when the file is whole")
 	}
 	m.Sources = []keptFile{source}
 	if o.modules == "" {

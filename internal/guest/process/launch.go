@@ -113,8 +113,8 @@ func (t *Table) launch(p *Process, s Spec) (<-chan syscall.WaitStatus, error) {
 		return nil, invalid("Process.start", s.Cwd, "the working directory is not an absolute path")
 	}
 	if err := t.mkdirAll(s.Cwd); err != nil {
-		return nil, &turnstone.Error{Op: "Process.start", Kind: turnstone.KindInvalid, Subject: s.Cwd,
-			Err: rootCause(err), Hint: "the working directory does not exist and cannot be made"}
+		return nil, turnstone.NewError("Process.start", turnstone.KindInvalid, s.Cwd,
+			rootCause(err)).WithHint("the working directory does not exist and cannot be made")
 	}
 	path, err := t.lookPath(s.Argv[0], s.Cwd, s.Env)
 	if err != nil {
@@ -202,13 +202,12 @@ func (t *Table) lookPath(name, cwd string, env []string) (string, error) {
 			return path, nil
 		}
 	}
-	return "", &turnstone.Error{Op: "Process.start", Kind: turnstone.KindNotFound, Subject: clip(name),
-		Err:  errors.New("command not found"),
-		Hint: "install it in the template, or give its path"}
+	return "", turnstone.Errorf("Process.start", turnstone.KindNotFound, clip(name),
+		"command not found").WithHint("install it in the template, or give its path")
 }
 
 func startError(name string, err error) error {
-	e := &turnstone.Error{Op: "Process.start", Kind: turnstone.KindInvalid, Subject: clip(name), Err: err}
+	e := turnstone.NewError("Process.start", turnstone.KindInvalid, clip(name), err)
 	switch {
 	case errors.Is(err, syscall.ENOENT):
 		e.Kind, e.Hint = turnstone.KindNotFound, "check the path, and the interpreter that a script names in its first line"
@@ -224,8 +223,8 @@ func startError(name string, err error) error {
 	return e
 }
 
-func invalid(op, subject, msg string) error {
-	return &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: clip(subject), Err: errors.New(msg)}
+func invalid(op turnstone.Op, subject, msg string) error {
+	return turnstone.NewError(op, turnstone.KindInvalid, clip(subject), errors.New(msg))
 }
 
 // rootCause strips the agent's own path from a file error.

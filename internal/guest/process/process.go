@@ -134,7 +134,8 @@ func (p *Process) Wait(ctx context.Context) (Exit, error) {
 	case <-p.exited:
 		return p.exit, nil
 	case <-ctx.Done():
-		return Exit{}, &turnstone.Error{Op: "Process.wait", Kind: turnstone.KindCanceled, Subject: p.ID, Err: context.Cause(ctx)}
+		return Exit{}, turnstone.NewError("Process.wait", turnstone.KindCanceled, p.ID,
+			context.Cause(ctx))
 	}
 }
 
@@ -156,7 +157,7 @@ func (p *Process) Write(ctx context.Context, data []byte) error {
 	case <-p.exited:
 		return p.hasEnded(op)
 	case <-ctx.Done():
-		return &turnstone.Error{Op: op, Kind: turnstone.KindCanceled, Subject: p.ID, Err: context.Cause(ctx)}
+		return turnstone.NewError(op, turnstone.KindCanceled, p.ID, context.Cause(ctx))
 	}
 	defer func() { <-p.writing }()
 	if p.Ended() {
@@ -180,14 +181,14 @@ func (p *Process) Write(ctx context.Context, data []byte) error {
 	case err == nil:
 		return nil
 	case ctx.Err() != nil:
-		return &turnstone.Error{Op: op, Kind: turnstone.KindCanceled, Subject: p.ID, Err: context.Cause(ctx)}
+		return turnstone.NewError(op, turnstone.KindCanceled, p.ID, context.Cause(ctx))
 	case p.Ended():
 		return p.hasEnded(op)
 	case errors.Is(err, syscall.EPIPE):
-		return &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: p.ID,
-			Err: errors.New("the process has closed its standard input"), Hint: "it reads no more"}
+		return turnstone.Errorf(op, turnstone.KindUnavailable, p.ID,
+			"the process has closed its standard input").WithHint("it reads no more")
 	}
-	return &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: p.ID, Err: rootCause(err)}
+	return turnstone.NewError(op, turnstone.KindUnavailable, p.ID, rootCause(err))
 }
 
 // CloseStdin closes standard input; on a terminal it sends the end-of-file
@@ -248,7 +249,7 @@ func (p *Process) Resize(size Terminal) error {
 	return serr
 }
 
-func (t Terminal) check(op string) error {
+func (t Terminal) check(op turnstone.Op) error {
 	if t.Columns < 1 || t.Columns > 65535 || t.Rows < 1 || t.Rows > 65535 {
 		return invalid(op, "terminal", "columns and rows are from 1 to 65535")
 	}

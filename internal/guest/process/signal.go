@@ -1,7 +1,6 @@
 package process
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -26,8 +25,8 @@ func ParseSignal(text string) (syscall.Signal, error) {
 	if s := unix.SignalNum(name); s != 0 {
 		return s, nil
 	}
-	return 0, &turnstone.Error{Op: "Process.signal", Kind: turnstone.KindInvalid, Subject: clip(text),
-		Err: errors.New("no such signal"), Hint: "use a name as SIGTERM, or a number from 1 to 64"}
+	return 0, turnstone.Errorf("Process.signal", turnstone.KindInvalid, clip(text),
+		"no such signal").WithHint("use a name as SIGTERM, or a number from 1 to 64")
 }
 
 // Signal sends a signal to the process and all its descendants. One that has
@@ -52,9 +51,9 @@ func (p *Process) Signal(sig syscall.Signal) error {
 	return nil
 }
 
-func (p *Process) hasEnded(op string) error {
-	return &turnstone.Error{Op: op, Kind: turnstone.KindNotFound, Subject: p.ID, Err: errors.New("the process has ended"),
-		Hint: "Process.wait tells how"}
+func (p *Process) hasEnded(op turnstone.Op) error {
+	return turnstone.Errorf(op, turnstone.KindNotFound, p.ID, "the process has ended").
+		WithHint("Process.wait tells how")
 }
 
 // freezeTime is how long a group may take to freeze before it is signalled as it is.

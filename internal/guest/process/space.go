@@ -98,8 +98,8 @@ func (s *Space) ready() error {
 }
 
 func (s *Space) failed(subject string, err error) error {
-	return &turnstone.Error{Op: "process.space", Kind: turnstone.KindUnavailable, Subject: "the sandbox's " + subject, Err: err,
-		Hint: "the sandbox's processes could not be kept apart from its agent; report this"}
+	return turnstone.NewError("process.space", turnstone.KindUnavailable, "the sandbox's "+subject,
+		err).WithHint("the sandbox's processes could not be kept apart from its agent; report this")
 }
 
 //go:embed all:bin

@@ -174,13 +174,14 @@ func (t *Table) reserve(s *Spec) (*Process, error) {
 	defer t.mu.Unlock()
 	switch {
 	case t.closed:
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindDead, Subject: "sandbox", Err: errors.New("it is ending")}
+		return nil, turnstone.Errorf(op, turnstone.KindDead, "sandbox", "it is ending")
 	case t.procs[s.ID] != nil:
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: s.ID, Err: errors.New("a process has this name already"),
-			Hint: "choose another name, or forget one that has ended with Process.release"}
+		return nil, turnstone.Errorf(op, turnstone.KindInvalid, s.ID,
+			"a process has this name already").
+			WithHint("choose another name, or forget one that has ended with Process.release")
 	case t.running >= maxRunning:
-		return nil, &turnstone.Error{Op: op, Kind: turnstone.KindExhausted, Subject: "processes",
-			Err: errors.New("512 run already"), Hint: "end some of them"}
+		return nil, turnstone.Errorf(op, turnstone.KindExhausted, "processes", "512 run already").
+			WithHint("end some of them")
 	}
 	for s.ID == "" || t.procs[s.ID] != nil {
 		t.made++
@@ -342,7 +343,7 @@ func (t *Table) remove(p *Process) {
 }
 
 // Get returns the process with this name, once it has been started.
-func (t *Table) Get(op, id string) (*Process, error) {
+func (t *Table) Get(op turnstone.Op, id string) (*Process, error) {
 	t.mu.Lock()
 	p := t.procs[id]
 	t.mu.Unlock()
@@ -354,9 +355,9 @@ func (t *Table) Get(op, id string) (*Process, error) {
 	return nil, notFound(op, id)
 }
 
-func notFound(op, id string) error {
-	return &turnstone.Error{Op: op, Kind: turnstone.KindNotFound, Subject: clip(id), Err: errors.New("no such process"),
-		Hint: "Process.list tells which there are; of those that have ended only the latest are kept"}
+func notFound(op turnstone.Op, id string) error {
+	return turnstone.Errorf(op, turnstone.KindNotFound, clip(id), "no such process").
+		WithHint("Process.list tells which there are; of those that have ended only the latest are kept")
 }
 
 // List returns the processes, oldest first.
@@ -377,8 +378,8 @@ func (t *Table) Release(p *Process) error {
 	}
 	attached, gone := p.over, p.gone
 	t.mu.Unlock()
-	te := &turnstone.Error{Op: "Process.release", Kind: turnstone.KindInvalid, Subject: p.ID,
-		Err: errors.New("the process runs, or its output is still being read"), Hint: "end it first"}
+	te := turnstone.Errorf("Process.release", turnstone.KindInvalid, p.ID,
+		"the process runs, or its output is still being read").WithHint("end it first")
 	switch {
 	case gone:
 		return notFound("Process.release", p.ID)

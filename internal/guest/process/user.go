@@ -1,7 +1,6 @@
 package process
 
 import (
-	"errors"
 	"io"
 	"os"
 	"strconv"
@@ -88,8 +87,9 @@ func findUser(open opener, user string) (*account, error) {
 	})
 	switch {
 	case found == nil && numberErr != nil:
-		return nil, &turnstone.Error{Op: "Process.start", Kind: turnstone.KindNotFound, Subject: "user " + clip(user),
-			Err: errors.New("no such user"), Hint: "the sandbox's /etc/passwd lists the users; a number works too"}
+		return nil, turnstone.Errorf("Process.start", turnstone.KindNotFound, "user "+clip(user),
+			"no such user").
+			WithHint("the sandbox's /etc/passwd lists the users; a number works too")
 	case found == nil:
 		found = &account{uid: number, gid: number}
 	}
@@ -116,8 +116,9 @@ func findGroup(open opener, group string) (uint32, error) {
 		return !found
 	})
 	if !found {
-		return 0, &turnstone.Error{Op: "Process.start", Kind: turnstone.KindNotFound, Subject: "group " + clip(group),
-			Err: errors.New("no such group"), Hint: "the sandbox's /etc/group lists the groups; a number works too"}
+		return 0, turnstone.Errorf("Process.start", turnstone.KindNotFound, "group "+clip(group),
+			"no such group").
+			WithHint("the sandbox's /etc/group lists the groups; a number works too")
 	}
 	return gid, nil
 }

@@ -17,9 +17,9 @@ var files embed.FS
 func library() ([]byte, error) {
 	b, err := files.ReadFile("bin/tracer.so")
 	if err != nil {
-		return nil, &turnstone.Error{Op: "trace.load", Kind: turnstone.KindUnavailable, Subject: "tracer",
-			Err:  errors.New("this program was built without the command tracer"),
-			Hint: "run make build, which builds the tracer first"}
+		return nil, turnstone.Errorf("trace.load", turnstone.KindUnavailable, "tracer",
+			"this program was built without the command tracer").
+			WithHint("run make build, which builds the tracer first")
 	}
 	return b, nil
 }
@@ -30,8 +30,9 @@ func library() ([]byte, error) {
 // the environment on. Everything else finds out by itself and cleans up.
 func Check(r io.ReaderAt) error {
 	refuse := func(why string) error {
-		return &turnstone.Error{Op: "trace.check", Kind: turnstone.KindUnavailable, Subject: "bash", Err: errors.New(why),
-			Hint: "the step runs all the same; to see its commands use the distribution's dynamically linked bash 4.4 to 5.3"}
+		return turnstone.NewError("trace.check", turnstone.KindUnavailable, "bash",
+			errors.New(why)).
+			WithHint("the step runs all the same; to see its commands use the distribution's dynamically linked bash 4.4 to 5.3")
 	}
 	f, err := elf.NewFile(r)
 	if err != nil {

@@ -60,9 +60,9 @@ func memory(name string, flags int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-func fault(op string, err error) error {
-	return &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: "tracer", Err: err,
-		Hint: "memory files (memfd_create) are needed; the step can run without a trace"}
+func fault(op turnstone.Op, err error) error {
+	return turnstone.NewError(op, turnstone.KindUnavailable, "tracer", err).
+		WithHint("memory files (memfd_create) are needed; the step can run without a trace")
 }
 
 // A Recorder collects what one step's shell does. Its methods may be called from
@@ -99,8 +99,8 @@ func (t *Tracer) Record(env []string) (*Recorder, error) { return t.RecordIn(-1,
 // library and would say so on the step's standard error.
 func (t *Tracer) RecordIn(root int, env []string) (*Recorder, error) {
 	if err := checkProc(root); err != nil {
-		return nil, &turnstone.Error{Op: "trace.record", Kind: turnstone.KindUnavailable, Subject: "/proc", Err: err,
-			Hint: "mount /proc where steps run; the step can run without a trace"}
+		return nil, turnstone.NewError("trace.record", turnstone.KindUnavailable, "/proc", err).
+			WithHint("mount /proc where steps run; the step can run without a trace")
 	}
 	f, err := memory("turnstone-trace", unix.MFD_ALLOW_SEALING)
 	if err != nil {

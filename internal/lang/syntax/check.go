@@ -69,8 +69,8 @@ func CheckAs(ctx context.Context, bash, shell string, src []byte) (*Fault, error
 // askBash returns what bash says against a script, or "" if it takes it.
 func askBash(ctx context.Context, bash, shell string, src []byte, options ...string) (string, error) {
 	failed := func(err error) error {
-		return &turnstone.Error{Op: "syntax.check", Kind: turnstone.KindUnavailable, Subject: bash, Err: err,
-			Hint: "put a bash that works in PATH; mark the step as unparsed to run it without this check"}
+		return turnstone.NewError("syntax.check", turnstone.KindUnavailable, bash, err).
+			WithHint("put a bash that works in PATH; mark the step as unparsed to run it without this check")
 	}
 	script, err := scriptFile(src)
 	if err != nil {
@@ -98,7 +98,8 @@ func askBash(ctx context.Context, bash, shell string, src []byte, options ...str
 	case ctx.Err() == context.DeadlineExceeded:
 		return "", nil // too slow to tell
 	case ctx.Err() != nil:
-		return "", &turnstone.Error{Op: "syntax.check", Kind: turnstone.KindCanceled, Err: context.Cause(ctx)}
+		return "", turnstone.NewError("syntax.check", turnstone.KindCanceled, "",
+			context.Cause(ctx))
 	case err == nil:
 		return "", nil
 	case !errors.As(err, &exit):

@@ -6,7 +6,6 @@ package blob
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"iter"
@@ -57,9 +56,10 @@ const maxName = 512
 // names are segments joined by "/"; a segment is not empty, does not begin with
 // ".", and has neither control characters nor a backslash; 255 bytes each, 512
 // in all, UTF-8.
-func CheckName(op, name string) error {
+func CheckName(op turnstone.Op, name string) error {
 	bad := func(why string) error {
-		return &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: name, Err: errors.New("not a blob's name: " + why)}
+		return turnstone.NewError(op, turnstone.KindInvalid, name,
+			errors.New("not a blob's name: "+why))
 	}
 	if name == "" || len(name) > maxName || !utf8.ValidString(name) {
 		return bad("it is empty, too long, or not UTF-8")
@@ -77,7 +77,7 @@ func CheckName(op, name string) error {
 
 // Begin returns the error of an operation on the blob name that has to end before it
 // has begun: the name is none, or ctx is done. It is for those who implement a Store.
-func Begin(ctx context.Context, op, name string) error {
+func Begin(ctx context.Context, op turnstone.Op, name string) error {
 	if err := CheckName(op, name); err != nil {
 		return err
 	}
@@ -89,8 +89,8 @@ func Begin(ctx context.Context, op, name string) error {
 
 // Error returns err as a *turnstone.Error about the blob name, for those who
 // implement a Store. One that is typed keeps its kind and hint.
-func Error(op, name string, err error) error {
-	e := &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: name, Err: err}
+func Error(op turnstone.Op, name string, err error) error {
+	e := turnstone.NewError(op, turnstone.KindUnavailable, name, err)
 	var typed *turnstone.Error
 	switch {
 	case errors.As(err, &typed):
@@ -114,10 +114,10 @@ func Error(op, name string, err error) error {
 
 // Range returns how many bytes a Get of n bytes from off on has to yield of a
 // blob of size bytes, and an error of kind Invalid where it has not so many.
-func Range(op, name string, off, n, size int64) (int64, error) {
+func Range(op turnstone.Op, name string, off, n, size int64) (int64, error) {
 	if off < 0 || off > size || n > size-off {
-		return 0, &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: name,
-			Err: fmt.Errorf("bytes %d and %d more are not inside its %d", off, n, size)}
+		return 0, turnstone.Errorf(op, turnstone.KindInvalid, name,
+			"bytes %d and %d more are not inside its %d", off, n, size)
 	}
 	if n < 0 {
 		n = size - off

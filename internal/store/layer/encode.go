@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
-	"fmt"
 	"io"
 	"strings"
 
@@ -132,7 +131,8 @@ func (e *encoder) change(c *tree.Change) error {
 		e.num(uint64(n.Size))
 		sum, err := hex.DecodeString(n.Content.Digest.Hex())
 		if err != nil || len(sum) != sha256.Size {
-			return &turnstone.Error{Op: "layer.encode", Kind: turnstone.KindIntegrity, Subject: c.Path, Err: fmt.Errorf("malformed digest %q", n.Content.Digest)}
+			return turnstone.Errorf("layer.encode", turnstone.KindIntegrity, c.Path,
+				"malformed digest %q", n.Content.Digest)
 		}
 		e.b = append(e.b, sum...)
 	case tree.Symlink:

@@ -6,7 +6,6 @@ package layer
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"runtime"
 
@@ -111,16 +110,16 @@ func (a *applier) result(parent tree.Ref, old *tree.Root, plan *directory) (tree
 }
 
 func integrity(path, format string, args ...any) error {
-	return &turnstone.Error{Op: "layer.apply", Kind: turnstone.KindIntegrity, Subject: path, Err: fmt.Errorf(format, args...),
-		Hint: "what the sandbox left on its disk is not what an overlay makes, so it cannot be kept"}
+	return turnstone.Errorf("layer.apply", turnstone.KindIntegrity, path, format, args...).
+		WithHint("what the sandbox left on its disk is not what an overlay makes, so it cannot be kept")
 }
 
 func unsupported(path, format string, args ...any) error {
-	return &turnstone.Error{Op: "layer.apply", Kind: turnstone.KindInvalid, Subject: path, Err: fmt.Errorf(format, args...),
-		Hint: "something in the sandbox changed the disk below its file system; run the turn again without it"}
+	return turnstone.Errorf("layer.apply", turnstone.KindInvalid, path, format, args...).
+		WithHint("something in the sandbox changed the disk below its file system; run the turn again without it")
 }
 
 func exhausted(path, format string, args ...any) error {
-	return &turnstone.Error{Op: "layer.apply", Kind: turnstone.KindExhausted, Subject: path, Err: fmt.Errorf(format, args...),
-		Hint: "remove what the next turn does not need, as caches and build results, at the end of the turn"}
+	return turnstone.Errorf("layer.apply", turnstone.KindExhausted, path, format, args...).
+		WithHint("remove what the next turn does not need, as caches and build results, at the end of the turn")
 }

@@ -50,14 +50,16 @@ func Trees(ctx context.Context, w Store, base, ours, theirs tree.Ref, opts Optio
 	}
 	merged, links, err := m.run()
 	if err != nil {
-		return nil, &turnstone.Error{Op: "merge.trees", Kind: turnstone.KindOf(err), Hint: turnstone.HintOf(err), Err: err}
+		return nil, turnstone.NewError("merge.trees", turnstone.KindOf(err), "", err).
+			WithHint(turnstone.HintOf(err))
 	}
 	m.finish()
 	if len(m.res.Conflicts) > 0 {
 		return m.res, nil
 	}
 	if m.res.Tree, err = m.write(merged, links); err != nil {
-		return nil, &turnstone.Error{Op: "merge.trees", Kind: turnstone.KindOf(err), Hint: turnstone.HintOf(err), Err: err}
+		return nil, turnstone.NewError("merge.trees", turnstone.KindOf(err), "", err).
+			WithHint(turnstone.HintOf(err))
 	}
 	return m.res, nil
 }

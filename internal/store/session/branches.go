@@ -49,8 +49,8 @@ func (db *DB) SetHead(ctx context.Context, s turnstone.SessionID, name string, f
 			return err
 		}
 		if b.Head != from {
-			return &turnstone.Error{Op: "session.branch", Kind: turnstone.KindUnavailable, Subject: name,
-				Err: errors.New("has moved meanwhile"), Hint: "look at it again with turn log, and try again"}
+			return turnstone.Errorf("session.branch", turnstone.KindUnavailable, name,
+				"has moved meanwhile").WithHint("look at it again with turn log, and try again")
 		}
 		if err := checkParent(ctx, tx, s, to); err != nil {
 			return err
@@ -64,8 +64,8 @@ func (db *DB) SetHead(ctx context.Context, s turnstone.SessionID, name string, f
 // running on.
 func (db *DB) DeleteBranch(ctx context.Context, s turnstone.SessionID, name string) error {
 	if name == Main {
-		return &turnstone.Error{Op: "session.branch", Kind: turnstone.KindInvalid, Subject: name, Err: errors.New("every session has it"),
-			Hint: "turn session rm removes the whole session"}
+		return turnstone.Errorf("session.branch", turnstone.KindInvalid, name,
+			"every session has it").WithHint("turn session rm removes the whole session")
 	}
 	if err := db.reap(ctx); err != nil {
 		return err
@@ -79,8 +79,9 @@ func (db *DB) DeleteBranch(ctx context.Context, s turnstone.SessionID, name stri
 			return err
 		}
 		if len(running) > 0 {
-			return &turnstone.Error{Op: "session.branch", Kind: turnstone.KindUnavailable, Subject: name,
-				Err: fmt.Errorf("turn %d (%s) is running on it", running[0].Number, running[0].ID), Hint: "wait for it, or interrupt it"}
+			return turnstone.Errorf("session.branch", turnstone.KindUnavailable, name,
+				"turn %d (%s) is running on it", running[0].Number, running[0].ID).
+				WithHint("wait for it, or interrupt it")
 		}
 		_, err = tx.ExecContext(ctx, "DELETE FROM branches WHERE session = ? AND name = ?", s, name)
 		return dbError("branch", name, err)
@@ -138,8 +139,9 @@ func (db *DB) Untag(ctx context.Context, s turnstone.SessionID, name string) err
 			return dbError("untag", name, err)
 		}
 		if n, err := res.RowsAffected(); err == nil && n == 0 {
-			return &turnstone.Error{Op: "session.untag", Kind: turnstone.KindNotFound, Subject: name,
-				Err: errors.New("there is no such tag"), Hint: meant(name, names, "turn session show lists the tags")}
+			return turnstone.Errorf("session.untag", turnstone.KindNotFound, name,
+				"there is no such tag").
+				WithHint(meant(name, names, "turn session show lists the tags"))
 		}
 		return nil
 	})
@@ -169,8 +171,9 @@ func branch(ctx context.Context, q querier, s turnstone.SessionID, name string) 
 	if known, err := sessions(ctx, q, "WHERE id = ?", s); err == nil && len(known) == 1 {
 		label = known[0].Label()
 	}
-	e := &turnstone.Error{Op: "session.branch", Kind: turnstone.KindNotFound, Subject: fmt.Sprintf("%s@%.80s", label, name), Err: errors.New("there is no such branch"),
-		Hint: meant(name, names, fmt.Sprintf("turn fork %s@NUMBER --branch %.80s makes it", label, name))}
+	e := turnstone.Errorf("session.branch", turnstone.KindNotFound, fmt.Sprintf("%s@%.80s", label, name),
+		"there is no such branch").
+		WithHint(meant(name, names, fmt.Sprintf("turn fork %s@NUMBER --branch %.80s makes it", label, name)))
 	if len(all) == 0 {
 		e.Subject, e.Err, e.Hint = string(s), errors.New("there is no such session"), "turn session ls lists the sessions"
 	}

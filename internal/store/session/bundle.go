@@ -21,7 +21,8 @@ var sessionID = lazyregexp.New(`^s_[0-9a-v]{18}$`)
 // nothing is named that is not in it.
 func (g *Graph) Check() error {
 	fail := func(format string, args ...any) error {
-		return &turnstone.Error{Op: "session.import", Kind: turnstone.KindInvalid, Subject: "the session", Err: fmt.Errorf(format, args...)}
+		return turnstone.Errorf("session.import", turnstone.KindInvalid, "the session",
+			format, args...)
 	}
 	if !sessionID.MatchString(string(g.Session.ID)) {
 		return fail("has the ID %q", g.Session.ID)
@@ -153,9 +154,9 @@ func sameTurns(ctx context.Context, q querier, g *Graph) error {
 	}
 	for _, t := range g.Turns {
 		if record, ok := have[t.ID]; !ok || record != t.Record {
-			return &turnstone.Error{Op: "session.import", Kind: turnstone.KindInvalid, Subject: string(g.Session.ID),
-				Err:  fmt.Errorf("this session is here already, and turn %d (%s) of the file is not in it", t.Number, t.ID),
-				Hint: "remove the one that is here first: turn session rm " + string(g.Session.ID)}
+			return turnstone.Errorf("session.import", turnstone.KindInvalid, string(g.Session.ID),
+				"this session is here already, and turn %d (%s) of the file is not in it", t.Number, t.ID).
+				WithHint("remove the one that is here first: turn session rm " + string(g.Session.ID))
 		}
 	}
 	return nil
@@ -169,7 +170,8 @@ func (db *DB) importNew(ctx context.Context, tx *sql.Tx, g *Graph) error {
 			if err != nil {
 				return err
 			}
-			return &turnstone.Error{Op: "session.import", Kind: turnstone.KindInvalid, Subject: string(t.ID), Err: errors.New("is a turn of another session here")}
+			return turnstone.Errorf("session.import", turnstone.KindInvalid, string(t.ID),
+				"is a turn of another session here")
 		}
 	}
 	s := g.Session

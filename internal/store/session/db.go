@@ -113,9 +113,9 @@ func (db *DB) version(ctx context.Context) (int, error) {
 		return 0, dbError("open", db.path, err)
 	}
 	if version > schemaVersion || version < 0 {
-		return 0, &turnstone.Error{Op: "session.open", Kind: turnstone.KindUnavailable, Subject: db.path,
-			Err:  fmt.Errorf("is of version %d, and this program knows versions up to %d", version, schemaVersion),
-			Hint: "use the newer turn that made it, or another TURN_HOME"}
+		return 0, turnstone.Errorf("session.open", turnstone.KindUnavailable, db.path,
+			"is of version %d, and this program knows versions up to %d", version, schemaVersion).
+			WithHint("use the newer turn that made it, or another TURN_HOME")
 	}
 	return version, nil
 }
@@ -183,7 +183,7 @@ func dbError(op, path string, err error) error {
 	if err == nil || errors.As(err, &known) {
 		return err
 	}
-	e := &turnstone.Error{Op: "session." + op, Kind: turnstone.KindInternal, Subject: path, Err: err}
+	e := turnstone.NewError(turnstone.Op("session."+op), turnstone.KindInternal, path, err)
 	var se *sqlite.Error
 	if errors.As(err, &se) {
 		switch se.Code() & 0xff {

@@ -21,7 +21,8 @@ func (db *DB) leasePath(id turnstone.TurnID) string { return filepath.Join(db.le
 // lease takes the lease of a turn that is about to start.
 func (db *DB) lease(id turnstone.TurnID) error {
 	if !validTurnID(id) {
-		return &turnstone.Error{Op: "session.start", Kind: turnstone.KindInvalid, Subject: fmt.Sprintf("%q", id), Err: errors.New("is not a turn's ID")}
+		return turnstone.Errorf("session.start", turnstone.KindInvalid, fmt.Sprintf("%q", id),
+			"is not a turn's ID")
 	}
 	if err := os.MkdirAll(db.leases, 0o700); err != nil {
 		return dbError("lease", db.leases, err)
@@ -31,7 +32,8 @@ func (db *DB) lease(id turnstone.TurnID) error {
 		return dbError("lease", string(id), err)
 	}
 	if l == nil {
-		return &turnstone.Error{Op: "session.start", Kind: turnstone.KindInvalid, Subject: string(id), Err: errors.New("is running already")}
+		return turnstone.Errorf("session.start", turnstone.KindInvalid, string(id),
+			"is running already")
 	}
 	db.mu.Lock()
 	defer db.mu.Unlock()

@@ -2,7 +2,6 @@ package session
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -108,8 +107,9 @@ func splitUp(ref string) (base string, up int, err error) {
 }
 
 func malformed(ref string) error {
-	return &turnstone.Error{Op: "session.resolve", Kind: turnstone.KindInvalid, Subject: fmt.Sprintf("%.100q", ref), Err: errors.New("names no turn"),
-		Hint: "write SESSION, SESSION@NUMBER, SESSION@BRANCH, SESSION@TAG or a turn's ID, and ~K for its parents"}
+	return turnstone.Errorf("session.resolve", turnstone.KindInvalid, fmt.Sprintf("%.100q", ref),
+		"names no turn").
+		WithHint("write SESSION, SESSION@NUMBER, SESSION@BRANCH, SESSION@TAG or a turn's ID, and ~K for its parents")
 }
 
 // sel finds what stands behind "@".
@@ -134,8 +134,9 @@ func (db *DB) sel(ctx context.Context, s Session, sel string) (Turn, error) {
 	var names []string
 	for _, b := range bs {
 		if b.Name == sel && b.Head == "" {
-			return Turn{}, &turnstone.Error{Op: "session.resolve", Kind: turnstone.KindNotFound, Subject: s.Label() + "@" + sel,
-				Err: errors.New("no turn has ended on it yet"), Hint: "turn log " + s.Label() + " lists its turns"}
+			return Turn{}, turnstone.Errorf("session.resolve", turnstone.KindNotFound, s.Label()+"@"+sel,
+				"no turn has ended on it yet").
+				WithHint("turn log " + s.Label() + " lists its turns")
 		}
 		if b.Name == sel {
 			return db.Turn(ctx, b.Head)
@@ -151,8 +152,9 @@ func (db *DB) sel(ctx context.Context, s Session, sel string) (Turn, error) {
 	if number, ok := turnNumber(sel); ok {
 		return db.byNumber(ctx, s, number)
 	}
-	return Turn{}, &turnstone.Error{Op: "session.resolve", Kind: turnstone.KindNotFound, Subject: fmt.Sprintf("%s@%.80s", s.Label(), sel),
-		Err: errors.New("there is no such branch or tag"), Hint: meant(sel, names, "turn session show "+s.Label()+" lists them")}
+	return Turn{}, turnstone.Errorf("session.resolve", turnstone.KindNotFound, fmt.Sprintf("%s@%.80s", s.Label(), sel),
+		"there is no such branch or tag").
+		WithHint(meant(sel, names, "turn session show "+s.Label()+" lists them"))
 }
 
 // turnNumber returns the number of a turn that is written "turn-N".
@@ -170,16 +172,16 @@ func (db *DB) byNumber(ctx context.Context, s Session, number int) (Turn, error)
 		return Turn{}, err
 	}
 	if len(all) == 0 {
-		return Turn{}, &turnstone.Error{Op: "session.resolve", Kind: turnstone.KindNotFound, Subject: fmt.Sprintf("%s@%d", s.Label(), number),
-			Err: errors.New("there is no such turn"), Hint: "turn log " + s.Label() + " lists its turns"}
+		return Turn{}, turnstone.Errorf("session.resolve", turnstone.KindNotFound, fmt.Sprintf("%s@%d", s.Label(), number),
+			"there is no such turn").WithHint("turn log " + s.Label() + " lists its turns")
 	}
 	return db.Turn(ctx, all[0].ID)
 }
 
 // byID finds a turn by its ID or the beginning of one.
 func (db *DB) byID(ctx context.Context, ref string, in turnstone.SessionID) (Turn, error) {
-	unknown := &turnstone.Error{Op: "session.resolve", Kind: turnstone.KindNotFound, Subject: fmt.Sprintf("%.80s", ref), Err: errors.New("there is no such turn"),
-		Hint: "turn log SESSION lists a session's turns"}
+	unknown := turnstone.Errorf("session.resolve", turnstone.KindNotFound, fmt.Sprintf("%.80s", ref),
+		"there is no such turn").WithHint("turn log SESSION lists a session's turns")
 	if len(ref) < minPrefix {
 		unknown.Hint = fmt.Sprintf("write at least %d characters of an ID", minPrefix)
 		return Turn{}, unknown
@@ -200,8 +202,8 @@ func (db *DB) byID(ctx context.Context, ref string, in turnstone.SessionID) (Tur
 func (db *DB) up(ctx context.Context, t Turn, k int, ref string) (Turn, error) {
 	for range k {
 		if len(t.Parents) == 0 {
-			return Turn{}, &turnstone.Error{Op: "session.resolve", Kind: turnstone.KindNotFound, Subject: ref,
-				Err: fmt.Errorf("goes beyond the first turn, number %d", t.Number)}
+			return Turn{}, turnstone.Errorf("session.resolve", turnstone.KindNotFound, ref,
+				"goes beyond the first turn, number %d", t.Number)
 		}
 		var err error
 		if t, err = turn(ctx, db.sql, t.Parents[0]); err != nil {

@@ -6,7 +6,6 @@
 package session
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -105,6 +104,6 @@ func CheckName(what, name string) error {
 	default:
 		return nil
 	}
-	return &turnstone.Error{Op: "session.name", Kind: turnstone.KindInvalid, Subject: fmt.Sprintf("%s %.120q", what, name),
-		Err: errors.New("is not a name"), Hint: hint}
+	return turnstone.Errorf("session.name", turnstone.KindInvalid, fmt.Sprintf("%s %.120q", what, name),
+		"is not a name").WithHint(hint)
 }

@@ -3,7 +3,6 @@ package session
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"strings"
 
@@ -88,7 +87,7 @@ func oneSession(ctx context.Context, q querier, ref, where string, args ...any) 
 	case len(all) > 1:
 		return Session{}, ambiguous("session", ref)
 	case len(all) == 0:
-		return Session{}, &turnstone.Error{Op: "session.find", Kind: turnstone.KindNotFound, Subject: ref}
+		return Session{}, turnstone.NewError("session.find", turnstone.KindNotFound, ref, nil)
 	}
 	return all[0], nil
 }
@@ -145,8 +144,9 @@ func (db *DB) Remove(ctx context.Context, id turnstone.SessionID) error {
 			return err
 		}
 		if len(running) > 0 {
-			return &turnstone.Error{Op: "session.remove", Kind: turnstone.KindUnavailable, Subject: s.Label(),
-				Err: fmt.Errorf("turn %d (%s) is running", running[0].Number, running[0].ID), Hint: "wait for it, or interrupt it"}
+			return turnstone.Errorf("session.remove", turnstone.KindUnavailable, s.Label(),
+				"turn %d (%s) is running", running[0].Number, running[0].ID).
+				WithHint("wait for it, or interrupt it")
 		}
 		_, err = tx.ExecContext(ctx, "DELETE FROM sessions WHERE id = ?", s.ID)
 		return dbError("remove", s.Label(), err)
@@ -155,8 +155,8 @@ func (db *DB) Remove(ctx context.Context, id turnstone.SessionID) error {
 
 // unknownSession says that there is no such session, and which one may have been meant.
 func (db *DB) unknownSession(ctx context.Context, ref string) error {
-	e := &turnstone.Error{Op: "session.find", Kind: turnstone.KindNotFound, Subject: ref, Err: errors.New("there is no such session"),
-		Hint: "turn session ls lists the sessions"}
+	e := turnstone.Errorf("session.find", turnstone.KindNotFound, ref, "there is no such session").
+		WithHint("turn session ls lists the sessions")
 	all, err := db.List(ctx)
 	if err != nil {
 		return err
@@ -181,11 +181,11 @@ func meant(word string, known []string, otherwise string) string {
 }
 
 func taken(what, name, hint string) error {
-	return &turnstone.Error{Op: "session.name", Kind: turnstone.KindInvalid, Subject: name,
-		Err: fmt.Errorf("there is a %s of that name already", what), Hint: hint}
+	return turnstone.Errorf("session.name", turnstone.KindInvalid, name,
+		"there is a %s of that name already", what).WithHint(hint)
 }
 
 func ambiguous(what, ref string) error {
-	return &turnstone.Error{Op: "session.resolve", Kind: turnstone.KindInvalid, Subject: ref,
-		Err: fmt.Errorf("several %ss begin with that", what), Hint: "write more of the ID"}
+	return turnstone.Errorf("session.resolve", turnstone.KindInvalid, ref,
+		"several %ss begin with that", what).WithHint("write more of the ID")
 }

@@ -3,7 +3,6 @@ package session
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"strings"
 
@@ -91,11 +90,11 @@ func checkParent(ctx context.Context, q querier, s turnstone.SessionID, id turns
 	case err != nil:
 		return err
 	case p.Session != s:
-		return &turnstone.Error{Op: "session.start", Kind: turnstone.KindInvalid, Subject: string(id),
-			Err: errors.New("is a turn of another session"), Hint: "a turn stands on turns of its own session"}
+		return turnstone.Errorf("session.start", turnstone.KindInvalid, string(id),
+			"is a turn of another session").WithHint("a turn stands on turns of its own session")
 	case p.Status == StatusRunning:
-		return &turnstone.Error{Op: "session.start", Kind: turnstone.KindUnavailable, Subject: string(id),
-			Err: errors.New("is still running"), Hint: "wait for it"}
+		return turnstone.Errorf("session.start", turnstone.KindUnavailable, string(id),
+			"is still running").WithHint("wait for it")
 	}
 	return nil
 }
@@ -137,7 +136,8 @@ func (db *DB) Finish(ctx context.Context, f Finish) (onBranch string, diverged b
 			return err
 		}
 		if t.Status != StatusRunning {
-			return &turnstone.Error{Op: "session.finish", Kind: turnstone.KindInvalid, Subject: string(f.Turn), Err: errors.New("is not running")}
+			return turnstone.Errorf("session.finish", turnstone.KindInvalid, string(f.Turn),
+				"is not running")
 		}
 		onBranch = t.Branch
 		if f.MoveBranch {
@@ -206,7 +206,8 @@ func (db *DB) Abandon(ctx context.Context, id turnstone.TurnID) error {
 			return err
 		}
 		if t.Status != StatusRunning {
-			return &turnstone.Error{Op: "session.abandon", Kind: turnstone.KindInvalid, Subject: string(id), Err: errors.New("is not running")}
+			return turnstone.Errorf("session.abandon", turnstone.KindInvalid, string(id),
+				"is not running")
 		}
 		if _, err := tx.ExecContext(ctx, "DELETE FROM turns WHERE id = ?", id); err != nil {
 			return dbError("abandon", string(id), err)
@@ -265,8 +266,8 @@ func turn(ctx context.Context, q querier, id turnstone.TurnID) (Turn, error) {
 		return Turn{}, err
 	}
 	if len(all) == 0 {
-		return Turn{}, &turnstone.Error{Op: "session.turn", Kind: turnstone.KindNotFound, Subject: string(id),
-			Err: errors.New("there is no such turn"), Hint: "turn log SESSION lists a session's turns"}
+		return Turn{}, turnstone.Errorf("session.turn", turnstone.KindNotFound, string(id),
+			"there is no such turn").WithHint("turn log SESSION lists a session's turns")
 	}
 	return all[0], nil
 }

@@ -136,7 +136,7 @@ func (b *build) cause() error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		var typed *turnstone.Error
 		if !errors.As(err, &typed) {
-			return &turnstone.Error{Op: "tree.build", Kind: turnstone.KindCanceled, Err: err}
+			return turnstone.NewError("tree.build", turnstone.KindCanceled, "", err)
 		}
 	}
 	return err
@@ -147,12 +147,12 @@ func (b *build) fail(p place, err error) error {
 	if errors.As(err, &typed) {
 		return err
 	}
-	return &turnstone.Error{Op: "tree.build", Kind: turnstone.KindUnavailable, Subject: p.path(), Err: err}
+	return turnstone.NewError("tree.build", turnstone.KindUnavailable, p.path(), err)
 }
 
 func (b *build) invalid(p place, err error) error {
-	return &turnstone.Error{Op: "tree.build", Kind: turnstone.KindInvalid, Subject: p.path(), Err: err,
-		Hint: "the file system is damaged, or its files change while they are read"}
+	return turnstone.NewError("tree.build", turnstone.KindInvalid, p.path(), err).
+		WithHint("the file system is damaged, or its files change while they are read")
 }
 
 func (b *build) top(top *frame, root Node) error {

@@ -236,12 +236,12 @@ func checkPath(p string) error {
 	return nil
 }
 
-func invalid(op, subject string, err error) error {
-	return &turnstone.Error{Op: op, Kind: turnstone.KindInvalid, Subject: subject, Err: err,
-		Hint: "a tree holds what Linux allows, and each name once"}
+func invalid(op turnstone.Op, subject string, err error) error {
+	return turnstone.NewError(op, turnstone.KindInvalid, subject, err).
+		WithHint("a tree holds what Linux allows, and each name once")
 }
 
-func damaged(op, subject string, err error) error {
-	return &turnstone.Error{Op: op, Kind: turnstone.KindIntegrity, Subject: subject, Err: err,
-		Hint: "the object was not written by this program, or by another version of it; turn fsck finds all that are damaged"}
+func damaged(op turnstone.Op, subject string, err error) error {
+	return turnstone.NewError(op, turnstone.KindIntegrity, subject, err).
+		WithHint("the object was not written by this program, or by another version of it; turn fsck finds all that are damaged")
 }

@@ -29,7 +29,7 @@ func NewHasher() *Hasher {
 
 // Get always returns an error of kind KindNotFound.
 func (*Hasher) Get(_ context.Context, d turnstone.Digest) ([]byte, error) {
-	return nil, &turnstone.Error{Op: "tree.hasher", Kind: turnstone.KindNotFound, Subject: string(d)}
+	return nil, turnstone.NewError("tree.hasher", turnstone.KindNotFound, string(d), nil)
 }
 
 // Put returns b's digest.

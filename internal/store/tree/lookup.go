@@ -78,8 +78,8 @@ func Resolve(ctx context.Context, g Getter, ref Ref, name string) (string, *Entr
 			continue
 		}
 		if links++; links > maxSymlinks || len(rest) > 1<<20 {
-			return "", nil, &turnstone.Error{Op: "tree.resolve", Kind: turnstone.KindInvalid, Subject: name, Err: syscall.ELOOP,
-				Hint: "name the file itself, not a symlink"}
+			return "", nil, turnstone.NewError("tree.resolve", turnstone.KindInvalid, name,
+				syscall.ELOOP).WithHint("name the file itself, not a symlink")
 		}
 		if strings.HasPrefix(e.Target, "/") {
 			at = at[:1]
@@ -133,5 +133,5 @@ func missing(name string, err error) error {
 	} else if !errors.Is(err, fs.ErrNotExist) || turnstone.KindOf(err) != turnstone.KindInternal {
 		return err
 	}
-	return &turnstone.Error{Op: "tree.lookup", Kind: turnstone.KindNotFound, Subject: name, Err: err}
+	return turnstone.NewError("tree.lookup", turnstone.KindNotFound, name, err)
 }

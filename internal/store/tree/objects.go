@@ -88,5 +88,5 @@ func named(d turnstone.Digest, err error) error {
 	if turnstone.KindOf(err) != turnstone.KindIntegrity {
 		return err
 	}
-	return &turnstone.Error{Op: "tree.get", Kind: turnstone.KindIntegrity, Subject: string(d), Err: err}
+	return turnstone.NewError("tree.get", turnstone.KindIntegrity, string(d), err)
 }

@@ -77,7 +77,7 @@ func (v *Verifier) dir(ctx context.Context, e *Entry, name string, depth int) er
 
 func (v *Verifier) directory(ctx context.Context, e *Entry) (Directory, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, &turnstone.Error{Op: "tree.verify", Kind: turnstone.KindCanceled, Err: err}
+		return nil, turnstone.NewError("tree.verify", turnstone.KindCanceled, "", err)
 	}
 	return GetDirectory(ctx, v.g, e.Tree)
 }

@@ -74,7 +74,7 @@ func (w *walker) walk(path string, dir turnstone.Digest, depth int) error {
 // getRaw returns the directory at dir, to go through.
 func getRaw(ctx context.Context, g Getter, dir turnstone.Digest, depth int) (rawDir, error) {
 	if err := ctx.Err(); err != nil {
-		return rawDir{}, &turnstone.Error{Op: "tree.walk", Kind: turnstone.KindCanceled, Err: err}
+		return rawDir{}, turnstone.NewError("tree.walk", turnstone.KindCanceled, "", err)
 	}
 	if depth > MaxDepth {
 		return rawDir{}, damaged("tree.walk", string(dir), fmt.Errorf("is more than %d directories deep", MaxDepth))

@@ -5,7 +5,6 @@ package debian
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -72,14 +71,15 @@ func Fetch(ctx context.Context, req Request, consume func(io.Reader) error) erro
 	}
 	out, in, err := os.Pipe()
 	if err != nil {
-		return &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Err: err}
+		return turnstone.NewError(op, turnstone.KindUnavailable, "", err)
 	}
 	defer out.Close()
 	log := newTranscript(req.Log, req.Progress)
 	wait, stop, err := start(arguments(mode, req), environment(mode, req.Proxy), in, log)
 	_ = in.Close() // the child has its own
 	if err != nil {
-		return &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: "mmdebstrap", Err: err, Hint: installHint}
+		return turnstone.NewError(op, turnstone.KindUnavailable, "mmdebstrap", err).
+			WithHint(installHint)
 	}
 	unwatch := context.AfterFunc(ctx, stop)
 	defer unwatch()
@@ -122,12 +122,13 @@ func (e *endReader) Read(p []byte) (int, error) {
 // check returns mmdebstrap's mode for this user, or says what is missing.
 func check() (mode string, err error) {
 	missing := func(what, hint string) error {
-		return &turnstone.Error{Op: "debian.fetch", Kind: turnstone.KindUnavailable, Subject: what,
-			Err: errors.New("is not there"), Hint: hint}
+		return turnstone.Errorf("debian.fetch", turnstone.KindUnavailable, what, "is not there").
+			WithHint(hint)
 	}
 	if runtime.GOARCH != "amd64" {
-		return "", &turnstone.Error{Op: "debian.fetch", Kind: turnstone.KindUnavailable, Subject: runtime.GOARCH,
-			Err: errors.New("this processor has no guest kernel and templates yet"), Hint: "use an x86-64 machine"}
+		return "", turnstone.Errorf("debian.fetch", turnstone.KindUnavailable, runtime.GOARCH,
+			"this processor has no guest kernel and templates yet").
+			WithHint("use an x86-64 machine")
 	}
 	if _, err := lookPath("mmdebstrap"); err != nil {
 		return "", missing("the program mmdebstrap", installHint)
@@ -180,8 +181,9 @@ func arguments(mode string, req Request) []string {
 func checkMirrors() error {
 	for _, name := range []string{"TURN_DEBIAN_MIRROR", "TURN_DEBIAN_SECURITY_MIRROR"} {
 		if v := os.Getenv(name); strings.ContainsFunc(v, func(r rune) bool { return r <= ' ' || r == '[' || r == ']' }) {
-			return &turnstone.Error{Op: "debian.fetch", Kind: turnstone.KindInvalid, Subject: name,
-				Err: fmt.Errorf("%q is no address of a mirror", v), Hint: "set it to an address as " + DefaultMirror}
+			return turnstone.Errorf("debian.fetch", turnstone.KindInvalid, name,
+				"%q is no address of a mirror", v).
+				WithHint("set it to an address as " + DefaultMirror)
 		}
 	}
 	return nil

@@ -122,15 +122,15 @@ func symptoms() []symptom {
 }
 
 // explain turns mmdebstrap's failure into an error that a user can act on.
-func explain(op string, req Request, runErr error, tail string) error {
+func explain(op turnstone.Op, req Request, runErr error, tail string) error {
 	for _, s := range symptoms() {
 		if found := s.phrase.FindString(tail); found != "" {
-			return &turnstone.Error{Op: op, Kind: s.kind, Subject: "Debian " + req.Suite, Hint: s.hint,
-				Err: errors.New(strings.TrimSpace(found))}
+			return turnstone.NewError(op, s.kind, "Debian "+req.Suite,
+				errors.New(strings.TrimSpace(found))).WithHint(s.hint)
 		}
 	}
-	return &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: "mmdebstrap",
-		Err: fmt.Errorf("%w: %s", runErr, lastError(tail))}
+	return turnstone.Errorf(op, turnstone.KindUnavailable, "mmdebstrap",
+		"%w: %s", runErr, lastError(tail))
 }
 
 // lastError returns the last line that apt or mmdebstrap marked as an error.
@@ -147,12 +147,12 @@ func lastError(tail string) string {
 
 func tempDir() string { return os.TempDir() }
 
-func canceled(op string, err error) error {
+func canceled(op turnstone.Op, err error) error {
 	kind := turnstone.KindCanceled
 	if errors.Is(err, context.DeadlineExceeded) {
 		kind = turnstone.KindTimeout
 	}
-	return &turnstone.Error{Op: op, Kind: kind, Err: err}
+	return turnstone.NewError(op, kind, "", err)
 }
 
 // checkSubordinateIDs reports a user without subordinate IDs, which mmdebstrap
@@ -167,9 +167,9 @@ func checkSubordinateIDs(files ...string) error {
 		if err == nil && hasRange(string(b), me.Username) {
 			continue
 		}
-		return &turnstone.Error{Op: "debian.fetch", Kind: turnstone.KindUnavailable, Subject: file,
-			Err:  fmt.Errorf("user %s has no range of subordinate IDs there", me.Username),
-			Hint: fmt.Sprintf("give the user one: sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 %s", me.Username)}
+		return turnstone.Errorf("debian.fetch", turnstone.KindUnavailable, file,
+			"user %s has no range of subordinate IDs there", me.Username).
+			WithHint(fmt.Sprintf("give the user one: sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 %s", me.Username))
 	}
 	return nil
 }

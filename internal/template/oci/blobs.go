@@ -35,8 +35,8 @@ import (
 func (c *Client) makeDirs() error {
 	for _, sub := range []string{"blobs", "partial", "locks"} {
 		if err := os.MkdirAll(c.path(sub), 0o700); err != nil {
-			return &turnstone.Error{Op: "oci.cache", Kind: turnstone.KindUnavailable, Subject: c.opts.Dir, Err: err,
-				Hint: "set TURN_HOME to a folder that you may write"}
+			return turnstone.NewError("oci.cache", turnstone.KindUnavailable, c.opts.Dir, err).
+				WithHint("set TURN_HOME to a folder that you may write")
 		}
 	}
 	return nil
@@ -281,9 +281,9 @@ func room(f *os.File, size int64) error {
 		return nil // who writes will see
 	}
 	if free := int64(st.Bavail) * st.Bsize; size > free {
-		return &turnstone.Error{Op: "oci.pull", Kind: turnstone.KindExhausted, Subject: filepath.Dir(f.Name()),
-			Err:  fmt.Errorf("%s are needed, and %s are free", turnstone.Bytes(size).Human(), turnstone.Bytes(free).Human()),
-			Hint: "free some disk space, or move TURN_HOME"}
+		return turnstone.Errorf("oci.pull", turnstone.KindExhausted, filepath.Dir(f.Name()),
+			"%s are needed, and %s are free", turnstone.Bytes(size).Human(), turnstone.Bytes(free).Human()).
+			WithHint("free some disk space, or move TURN_HOME")
 	}
 	return nil
 }

@@ -86,8 +86,9 @@ func (c *Client) connect(ctx context.Context, ref Reference) (*session, error) {
 		defer cancel()
 		auth, err := authn.Resolve(ctx, c.opts.Keychain, ref.repo)
 		if err != nil {
-			return false, &turnstone.Error{Op: "oci.login", Kind: turnstone.KindInvalid, Subject: ref.Registry(), Err: clean(err),
-				Hint: "the Docker config (docker login writes it) cannot be used for this registry"}
+			return false, turnstone.NewError("oci.login", turnstone.KindInvalid, ref.Registry(),
+				clean(err)).
+				WithHint("the Docker config (docker login writes it) cannot be used for this registry")
 		}
 		s.trans, err = transport.NewWithContext(ctx, ref.repo.Registry, auth, g, []string{ref.repo.Scope(transport.PullScope)})
 		return false, stalled(ctx, err)

@@ -87,7 +87,8 @@ func (r Reference) failed(err error) error {
 	if err == nil || errors.As(err, &typed) {
 		return err
 	}
-	out := &turnstone.Error{Op: "oci.pull", Kind: turnstone.KindUnavailable, Subject: "image " + r.String(), Err: clean(err)}
+	out := turnstone.NewError("oci.pull", turnstone.KindUnavailable, "image "+r.String(),
+		clean(err))
 	var status *transport.Error
 	var refused *refusal
 	var wrong *integrityError

@@ -50,7 +50,7 @@ func (c *Client) Prune(most int64, before time.Time, dry bool) (freed int64, err
 		}
 	}
 	if err != nil {
-		err = &turnstone.Error{Op: "oci.prune", Kind: turnstone.KindUnavailable, Subject: c.opts.Dir, Err: err}
+		err = turnstone.NewError("oci.prune", turnstone.KindUnavailable, c.opts.Dir, err)
 	}
 	return freed, err
 }

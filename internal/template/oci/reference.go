@@ -45,8 +45,8 @@ func LooksLikeReference(s string) bool { return strings.ContainsAny(s, ":/@") }
 // *turnstone.Error of kind Invalid.
 func ParseReference(s string) (Reference, error) {
 	refuse := func(err error) (Reference, error) {
-		return Reference{}, &turnstone.Error{Op: "oci.reference", Kind: turnstone.KindInvalid, Subject: fmt.Sprintf("image %.200q", s), Err: err,
-			Hint: "write REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:DIGEST, in lower case"}
+		return Reference{}, turnstone.NewError("oci.reference", turnstone.KindInvalid, fmt.Sprintf("image %.200q", s),
+			err).WithHint("write REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:DIGEST, in lower case")
 	}
 	if len(s) > maxReference {
 		return refuse(fmt.Errorf("a reference has at most %d bytes", maxReference))

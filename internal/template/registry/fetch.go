@@ -123,8 +123,9 @@ func (s *Server) intoCache(ctx context.Context, address, at string, d want) erro
 	}
 	if d != "" && got != d {
 		_ = os.Remove(part.Name())
-		return &turnstone.Error{Op: "registry.fetch", Kind: turnstone.KindIntegrity, Subject: place(address),
-			Err: fmt.Errorf("is not what the registry says it is: %s, not %s", short(got), short(d)), Hint: "try again later, or another registry"}
+		return turnstone.Errorf("registry.fetch", turnstone.KindIntegrity, place(address),
+			"is not what the registry says it is: %s, not %s", short(got), short(d)).
+			WithHint("try again later, or another registry")
 	}
 	if err := os.Rename(part.Name(), at); err != nil {
 		return storeError(at, err)
@@ -214,8 +215,9 @@ func again(err error) bool {
 func (s *Server) explain(address string, err error) error {
 	var status *errStatus
 	var typed *turnstone.Error
-	out := &turnstone.Error{Op: "registry.fetch", Kind: turnstone.KindUnavailable, Subject: place(address), Err: withoutAddress(err),
-		Hint: "check the network; behind a proxy set https_proxy; PIP_INDEX_URL, npm_config_registry and TURN_DEBIAN_MIRROR name other registries"}
+	out := turnstone.NewError("registry.fetch", turnstone.KindUnavailable, place(address),
+		withoutAddress(err)).
+		WithHint("check the network; behind a proxy set https_proxy; PIP_INDEX_URL, npm_config_registry and TURN_DEBIAN_MIRROR name other registries")
 	switch {
 	case errors.As(err, &typed):
 		return err
@@ -285,14 +287,16 @@ func (s *Server) try(ctx context.Context, address string, part *os.File, resume 
 	n, err := io.Copy(part, io.LimitReader(p, min(maxFile+1-have, s.opts.Most+1-s.taken.Load())))
 	switch {
 	case s.taken.Add(n) > s.opts.Most:
-		return &turnstone.Error{Op: "registry.fetch", Kind: turnstone.KindExhausted, Subject: place(address), Err: fmt.Errorf("the build has fetched more than %d bytes", s.opts.Most),
-			Hint: "make two templates of it, one on the other"}
+		return turnstone.Errorf("registry.fetch", turnstone.KindExhausted, place(address),
+			"the build has fetched more than %d bytes", s.opts.Most).
+			WithHint("make two templates of it, one on the other")
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return storeError(part.Name(), err)
 	case err != nil:
 		return cause(ctx, err)
 	case have+n > maxFile:
-		return &turnstone.Error{Op: "registry.fetch", Kind: turnstone.KindExhausted, Subject: place(address), Err: fmt.Errorf("has more than %d bytes", int64(maxFile))}
+		return turnstone.Errorf("registry.fetch", turnstone.KindExhausted, place(address),
+			"has more than %d bytes", int64(maxFile))
 	case size >= 0 && have+n != size:
 		return io.ErrUnexpectedEOF
 	}
@@ -358,7 +362,8 @@ func (s *Server) tryText(ctx context.Context, address, accept string) ([]byte, s
 		return nil, "", cause(ctx, err)
 	}
 	if len(b) > maxIndex {
-		return nil, "", &turnstone.Error{Op: "registry.fetch", Kind: turnstone.KindExhausted, Subject: place(address), Err: fmt.Errorf("has more than %d bytes", maxIndex)}
+		return nil, "", turnstone.Errorf("registry.fetch", turnstone.KindExhausted, place(address),
+			"has more than %d bytes", maxIndex)
 	}
 	return b, res.Header.Get("Content-Type"), nil
 }
@@ -374,7 +379,7 @@ func place(address string) string {
 }
 
 func storeError(path string, err error) error {
-	e := &turnstone.Error{Op: "registry.cache", Kind: turnstone.KindUnavailable, Subject: path, Err: err}
+	e := turnstone.NewError("registry.cache", turnstone.KindUnavailable, path, err)
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		e.Kind, e.Hint = turnstone.KindExhausted, "make room on the disk that holds "+filepath.Dir(path)
 	}

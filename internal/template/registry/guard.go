@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"errors"
 	"net"
 	"net/http"
 	"net/netip"
@@ -77,8 +76,8 @@ func (g *guard) allowed(ip netip.Addr) error {
 	if isPublic(ip) || g.inside.Load() && !ip.IsLinkLocalUnicast() {
 		return nil
 	}
-	return &turnstone.Error{Op: "registry.fetch", Kind: turnstone.KindInvalid, Subject: ip.String(),
-		Err: errors.New("a registry leads to an address that is not public"), Hint: "use another registry"}
+	return turnstone.Errorf("registry.fetch", turnstone.KindInvalid, ip.String(),
+		"a registry leads to an address that is not public").WithHint("use another registry")
 }
 
 func isPublic(ip netip.Addr) bool { return network.Policy{}.Decide("", ip, 443).Allowed }

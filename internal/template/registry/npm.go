@@ -128,7 +128,7 @@ func (s *Server) npmDocument(ctx context.Context, name string) (*npmDocument, er
 			}
 		}
 		if len(locked) == 0 {
-			return nil, &turnstone.Error{Op: "registry.npm", Kind: turnstone.KindNotFound, Subject: name}
+			return nil, turnstone.NewError("registry.npm", turnstone.KindNotFound, name, nil)
 		}
 	}
 	at := s.npm.String() + "/" + strings.Replace(name, "/", "%2f", 1)
@@ -138,7 +138,8 @@ func (s *Server) npmDocument(ctx context.Context, name string) (*npmDocument, er
 	}
 	doc, err := parseNpm(name, body)
 	if err != nil {
-		return nil, &turnstone.Error{Op: "registry.npm", Kind: turnstone.KindIntegrity, Subject: place(at), Err: err, Hint: "this is no registry of npm: check npm_config_registry"}
+		return nil, turnstone.NewError("registry.npm", turnstone.KindIntegrity, place(at), err).
+			WithHint("this is no registry of npm: check npm_config_registry")
 	}
 	if locked != nil {
 		doc.keep(locked)
@@ -279,7 +280,7 @@ func (s *Server) serveNpmArchive(w http.ResponseWriter, r *http.Request, name, f
 	}
 	what := "package " + doc.name + " of npm with a file " + file
 	if version == "" {
-		s.fail(w, what, &turnstone.Error{Op: "registry.npm", Kind: turnstone.KindNotFound, Subject: file})
+		s.fail(w, what, turnstone.NewError("registry.npm", turnstone.KindNotFound, file, nil))
 		return
 	}
 	dist := doc.dists[version]
@@ -289,7 +290,8 @@ func (s *Server) serveNpmArchive(w http.ResponseWriter, r *http.Request, name, f
 		err = aerr
 	}
 	if err != nil {
-		s.fail(w, what, &turnstone.Error{Op: "registry.npm", Kind: turnstone.KindIntegrity, Subject: doc.name + "@" + version, Err: err})
+		s.fail(w, what, turnstone.NewError("registry.npm", turnstone.KindIntegrity, doc.name+"@"+version,
+			err))
 		return
 	}
 	at, err := s.file(r.Context(), address, d.key(), d)

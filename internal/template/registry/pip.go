@@ -110,7 +110,7 @@ func (s *Server) servePipProject(w http.ResponseWriter, r *http.Request, project
 	defer s.done()
 	files, err := s.pipProject(r.Context(), project)
 	if err == nil && len(files) == 0 {
-		err = &turnstone.Error{Op: "registry.pip", Kind: turnstone.KindNotFound, Subject: project}
+		err = turnstone.NewError("registry.pip", turnstone.KindNotFound, project, nil)
 	}
 	if err != nil {
 		s.fail(w, what, err)
@@ -155,7 +155,8 @@ func (s *Server) pipProject(ctx context.Context, project string) ([]pipUpstream,
 	}
 	files, err := parsePip(project, kind, body, &at)
 	if err != nil {
-		return nil, &turnstone.Error{Op: "registry.pip", Kind: turnstone.KindIntegrity, Subject: place(at.String()), Err: err, Hint: "this is no index of pip: check PIP_INDEX_URL"}
+		return nil, turnstone.NewError("registry.pip", turnstone.KindIntegrity, place(at.String()),
+			err).WithHint("this is no index of pip: check PIP_INDEX_URL")
 	}
 	if !s.opts.Locked {
 		return files, nil

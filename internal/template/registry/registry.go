@@ -165,7 +165,8 @@ func upstream(what, address string) (*url.URL, error) {
 		err = errors.New("want an address that begins with http:// or https://")
 	}
 	if err != nil {
-		return nil, &turnstone.Error{Op: "registry.new", Kind: turnstone.KindInvalid, Subject: what, Err: withoutAddress(err), Hint: "set " + what + " to an address as " + DefaultPip}
+		return nil, turnstone.NewError("registry.new", turnstone.KindInvalid, what,
+			withoutAddress(err)).WithHint("set " + what + " to an address as " + DefaultPip)
 	}
 	return u, nil
 }
@@ -184,7 +185,8 @@ func withoutAddress(err error) error {
 func (s *Server) Listen() (net.Addr, error) {
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
-		return nil, &turnstone.Error{Op: "registry.listen", Kind: turnstone.KindUnavailable, Subject: "127.0.0.1", Err: err}
+		return nil, turnstone.NewError("registry.listen", turnstone.KindUnavailable, "127.0.0.1",
+			err)
 	}
 	s.http = &http.Server{Handler: s, ReadHeaderTimeout: 30 * time.Second, ReadTimeout: time.Minute, IdleTimeout: 5 * time.Minute, MaxHeaderBytes: 64 << 10}
 	go func() { _ = s.http.Serve(l) }() // ends with Close
@@ -280,8 +282,8 @@ func (s *Server) Problem() error {
 	if s.opts.Locked {
 		hint, kind = "template.lock does not name it: turn template build --lock writes it anew", turnstone.KindIntegrity
 	}
-	return &turnstone.Error{Op: "registry.find", Kind: kind, Subject: strings.Join(s.missing[:min(len(s.missing), 5)], ", "),
-		Err: errors.New("there is no such package"), Hint: hint}
+	return turnstone.Errorf("registry.find", kind, strings.Join(s.missing[:min(len(s.missing), 5)], ", "),
+		"there is no such package").WithHint(hint)
 }
 
 // lacks notes a package that is not there.

@@ -57,8 +57,8 @@ func Open(dir string, opts Options) (*Store, error) {
 		s.root, err = os.OpenRoot(dir)
 	}
 	if err != nil {
-		return nil, &turnstone.Error{Op: "blob.open", Kind: turnstone.KindUnavailable, Subject: dir, Err: err,
-			Hint: "it has to be a folder that you may write"}
+		return nil, turnstone.NewError("blob.open", turnstone.KindUnavailable, dir, err).
+			WithHint("it has to be a folder that you may write")
 	}
 	s.files.root = s.root
 	s.removeOldTmp()
@@ -140,7 +140,8 @@ func (s *Store) write(ctx context.Context, f *os.File, r io.Reader, size int64) 
 		return err
 	}
 	if w.left != 0 {
-		return &turnstone.Error{Op: "blob.put", Kind: turnstone.KindInvalid, Err: fmt.Errorf("it is %d bytes shorter than announced", w.left)}
+		return turnstone.Errorf("blob.put", turnstone.KindInvalid, "",
+			"it is %d bytes shorter than announced", w.left)
 	}
 	if err := s.fault("fsync"); err != nil {
 		return err
@@ -161,7 +162,8 @@ func (w *writer) Write(p []byte) (int, error) {
 		return 0, err
 	}
 	if int64(len(p)) > w.left {
-		return 0, &turnstone.Error{Op: "blob.put", Kind: turnstone.KindInvalid, Err: errors.New("it is longer than announced")}
+		return 0, turnstone.Errorf("blob.put", turnstone.KindInvalid, "",
+			"it is longer than announced")
 	}
 	if err := w.fault("write"); err != nil {
 		return 0, err

@@ -38,8 +38,8 @@ type Options struct {
 // AWS_ENDPOINT_URL, or AWS's own; the region AWS_REGION or AWS_DEFAULT_REGION.
 func ParseURL(s string) (Options, error) {
 	bad := func(err error) (Options, error) {
-		return Options{}, &turnstone.Error{Op: "s3.parse", Kind: turnstone.KindInvalid, Subject: s, Err: err,
-			Hint: "write s3://BUCKET/PREFIX, and give another endpoint than AWS's in AWS_ENDPOINT_URL_S3"}
+		return Options{}, turnstone.NewError("s3.parse", turnstone.KindInvalid, s, err).
+			WithHint("write s3://BUCKET/PREFIX, and give another endpoint than AWS's in AWS_ENDPOINT_URL_S3")
 	}
 	u, err := url.Parse(s)
 	if err != nil {
@@ -96,8 +96,8 @@ func Open(o Options) (*Store, error) {
 	})
 	c, err := minio.NewCore(o.Endpoint, &minio.Options{Creds: chain, Secure: !o.Insecure, Region: o.Region})
 	if err != nil {
-		return nil, &turnstone.Error{Op: "blob.open", Kind: turnstone.KindInvalid, Subject: o.Endpoint, Err: err,
-			Hint: "the endpoint is a host, or HOST:PORT"}
+		return nil, turnstone.NewError("blob.open", turnstone.KindInvalid, o.Endpoint, err).
+			WithHint("the endpoint is a host, or HOST:PORT")
 	}
 	s := &Store{client: c, bucket: o.Bucket}
 	if o.Prefix != "" {
@@ -174,7 +174,8 @@ func again(ctx context.Context, r io.Reader, size int64) (io.Reader, error) {
 }
 
 func wrongSize(size int64) error {
-	return &turnstone.Error{Op: "blob.put", Kind: turnstone.KindInvalid, Err: fmt.Errorf("it does not have the %d bytes announced", size)}
+	return turnstone.Errorf("blob.put", turnstone.KindInvalid, "",
+		"it does not have the %d bytes announced", size)
 }
 
 // exact reads a reader that must have size bytes. It holds its last bytes back
@@ -257,7 +258,7 @@ func (s *Store) Get(ctx context.Context, name string, off, n int64) (io.ReadClos
 }
 
 // request asks for a range, and checks that it is the whole of it that comes.
-func (s *Store) request(ctx context.Context, op, name string, off, n int64) (io.ReadCloser, int64, error) {
+func (s *Store) request(ctx context.Context, op turnstone.Op, name string, off, n int64) (io.ReadCloser, int64, error) {
 	var o minio.GetObjectOptions
 	var err error
 	switch {
@@ -288,7 +289,7 @@ func (s *Store) request(ctx context.Context, op, name string, off, n int64) (io.
 }
 
 // empty is Get of nothing, at a place that has to be inside the blob or at its end.
-func (s *Store) empty(ctx context.Context, op, name string, off int64) (io.ReadCloser, error) {
+func (s *Store) empty(ctx context.Context, op turnstone.Op, name string, off int64) (io.ReadCloser, error) {
 	size, err := s.size(ctx, op, name)
 	if err == nil {
 		_, err = blob.Range(op, name, off, 0, size)
@@ -299,7 +300,7 @@ func (s *Store) empty(ctx context.Context, op, name string, off int64) (io.ReadC
 	return io.NopCloser(bytes.NewReader(nil)), nil
 }
 
-func (s *Store) size(ctx context.Context, op, name string) (int64, error) {
+func (s *Store) size(ctx context.Context, op turnstone.Op, name string) (int64, error) {
 	info, err := s.client.StatObject(ctx, s.bucket, s.prefix+name, minio.StatObjectOptions{})
 	return info.Size, s.fail(ctx, op, name, err)
 }
@@ -405,7 +406,7 @@ func (s *Store) Check(ctx context.Context) error {
 }
 
 // fail returns err as a typed error.
-func (s *Store) fail(ctx context.Context, op, name string, err error) error {
+func (s *Store) fail(ctx context.Context, op turnstone.Op, name string, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -416,7 +417,7 @@ func (s *Store) fail(ctx context.Context, op, name string, err error) error {
 	if errors.As(err, &typed) {
 		return blob.Error(op, name, err)
 	}
-	e := &turnstone.Error{Op: op, Kind: turnstone.KindUnavailable, Subject: s.bucket + "/" + s.prefix + name, Err: err}
+	e := turnstone.NewError(op, turnstone.KindUnavailable, s.bucket+"/"+s.prefix+name, err)
 	switch r := minio.ToErrorResponse(err); {
 	case r.Code == minio.NoSuchBucket:
 		e.Kind, e.Hint = turnstone.KindNotFound, "make the bucket first"

@@ -121,7 +121,7 @@ func (n *node) rel() string {
 }
 
 func (n *node) fail(err error) error {
-	out := &turnstone.Error{Op: "hostdir.read", Kind: turnstone.KindUnavailable, Subject: n.top.path, Err: err}
+	out := turnstone.NewError("hostdir.read", turnstone.KindUnavailable, n.top.path, err)
 	if n.parent != nil {
 		out.Subject += "/" + n.rel()
 	}

@@ -5,7 +5,6 @@ package treetest
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -39,7 +38,7 @@ func NewStore() *Store {
 // Get returns an object.
 func (s *Store) Get(ctx context.Context, d turnstone.Digest) ([]byte, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, &turnstone.Error{Op: "treetest.get", Kind: turnstone.KindCanceled, Subject: string(d), Err: err}
+		return nil, turnstone.NewError("treetest.get", turnstone.KindCanceled, string(d), err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -50,10 +49,12 @@ func (s *Store) Get(ctx context.Context, d turnstone.Digest) ([]byte, error) {
 func get(m map[turnstone.Digest][]byte, d turnstone.Digest) ([]byte, error) {
 	b, ok := m[d]
 	if !ok {
-		return nil, &turnstone.Error{Op: "treetest.get", Kind: turnstone.KindNotFound, Subject: string(d), Err: errors.New("is not in the store")}
+		return nil, turnstone.Errorf("treetest.get", turnstone.KindNotFound, string(d),
+			"is not in the store")
 	}
 	if turnstone.DigestBytes(b) != d {
-		return nil, &turnstone.Error{Op: "treetest.get", Kind: turnstone.KindIntegrity, Subject: string(d), Err: errors.New("is damaged")}
+		return nil, turnstone.Errorf("treetest.get", turnstone.KindIntegrity, string(d),
+			"is damaged")
 	}
 	return b, nil
 }
@@ -61,7 +62,7 @@ func get(m map[turnstone.Digest][]byte, d turnstone.Digest) ([]byte, error) {
 // Put keeps an object.
 func (s *Store) Put(ctx context.Context, b []byte) (turnstone.Digest, error) {
 	if err := ctx.Err(); err != nil {
-		return "", &turnstone.Error{Op: "treetest.put", Kind: turnstone.KindCanceled, Err: err}
+		return "", turnstone.NewError("treetest.put", turnstone.KindCanceled, "", err)
 	}
 	d := turnstone.DigestBytes(b)
 	s.mu.Lock()
