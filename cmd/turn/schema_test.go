@@ -89,13 +89,14 @@ var forms = map[reflect.Type]any{
 
 // A schemaMaker makes a JSON Schema (2020-12) of Go types as encoding/json prints them.
 type schemaMaker struct {
-	defs map[string]any
-	errs []error
+	defs  map[string]any
+	types map[string]reflect.Type // of defs
+	errs  []error
 }
 
 // schemaOf returns the schema of what a command prints.
 func schemaOf(command string) (map[string]any, error) {
-	m := &schemaMaker{defs: map[string]any{}}
+	m := &schemaMaker{defs: map[string]any{}, types: map[string]reflect.Type{}}
 	root := m.object(printed[command])
 	root["$schema"] = "https://json-schema.org/draft/2020-12/schema"
 	root["title"] = strings.TrimSpace("turn " + command + " --json")
@@ -149,9 +150,12 @@ func (m *schemaMaker) of(t reflect.Type) any {
 		return map[string]any{"type": "object", "additionalProperties": m.of(t.Elem())}
 	case reflect.Struct:
 		name := t.String()[strings.LastIndexByte(t.String(), '.')+1:]
-		name = strings.ToLower(filepath.Base(t.PkgPath())) + "." + strings.ToUpper(name[:1]) + name[1:]
-		if _, ok := m.defs[name]; !ok {
-			m.defs[name] = nil // it may have itself in it
+		// Without the package: the place of a type in the source is not part of the interface.
+		name = strings.ToUpper(name[:1]) + name[1:]
+		if other, ok := m.types[name]; ok && other != t {
+			m.errs = append(m.errs, fmt.Errorf("%s and %s have one name in the schema", t, other))
+		} else if !ok {
+			m.types[name] = t // before its fields: it may have itself in it
 			m.defs[name] = m.object(t)
 		}
 		return map[string]any{"$ref": "#/$defs/" + name}
