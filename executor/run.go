@@ -60,6 +60,18 @@ func New(h *statedir.Dir) *Executor {
 // is wrong. A turn that began always comes back, its Result telling how it ended;
 // when ctx is cancelled it is "error" and the receipt says at which step.
 func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, error) {
+	r, err := x.begin(ctx, req, obs)
+	if err != nil {
+		return nil, err
+	}
+	defer r.close()
+	r.execute(ctx)
+	return r.turn(), nil
+}
+
+// begin returns the turn that req asks for with its place in its session, before anything is
+// started. The caller closes it.
+func (x *Executor) begin(ctx context.Context, req Request, obs Observer) (_ *run, err error) {
 	host, err := x.config()
 	if err != nil {
 		return nil, err
@@ -79,7 +91,12 @@ func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, e
 	if err != nil {
 		return nil, err
 	}
-	defer p.close()
+	r := &run{x: x, plan: p, doc: req.Document, clock: newStopwatch()}
+	defer func() {
+		if err != nil {
+			r.close()
+		}
+	}()
 	p.image, p.authority, p.anonymous = spec.Name, a, a.anonymous() // of an image of a registry, with the digest
 	if err := x.admit(p); err != nil {
 		return nil, err
@@ -87,11 +104,10 @@ func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, e
 	if err := x.planNetwork(p, req); err != nil {
 		return nil, err
 	}
-	defer func() { p.net.spool.close() }()
 	if err := CheckScripts(ctx, req.Document); err != nil {
 		return nil, err
 	}
-	r := &run{x: x, plan: p, doc: req.Document, obs: maskedObserver{obs, p.secrets}, clock: newStopwatch()}
+	r.obs = maskedObserver{obs, p.secrets}
 	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now().UTC(), Image: p.image, Result: turnstone.ResultError}
 	r.results = make([]document.StepResult, len(req.Document.Steps))
 	for i := range r.results {
@@ -101,17 +117,22 @@ func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, e
 	r.outputs, r.networks = make([][2]*capture, len(req.Document.Steps)), make([]*NetworkReport, len(req.Document.Steps))
 	r.cwd, r.table = p.cwd, req.Commands
 	r.openFolder()
-	defer r.closeFolder()
 	p.turn = r.info.ID
 	// Also when the caller has given up by now: a turn that was asked for has a receipt.
 	if err := r.locate(context.WithoutCancel(ctx), req); err != nil {
 		_ = os.Remove(r.dir)
 		return nil, err
 	}
-	defer r.closeInputs()
-	defer func() { r.snapshot.remove() }()
-	r.execute(ctx)
-	return r.turn(), nil
+	return r, nil
+}
+
+// close frees what the turn holds beside its sandbox.
+func (r *run) close() {
+	r.snapshot.remove()
+	r.closeInputs()
+	r.closeFolder()
+	r.plan.net.spool.close()
+	r.plan.close()
 }
 
 // locate finds the turn's place in its session, and what follows from it.
