@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"cmp"
 	"os"
 	"path/filepath"
 	"strings"
@@ -28,7 +29,7 @@ func checkFront(doc *document.Document) error {
 	front := *doc
 	front.Front.Files = nil
 	// A session may be named when it is run, and this machine's memory is not the next one's.
-	req := Request{Document: &front, Session: or(doc.Front.Session, "s"), Memory: turnstone.DefaultShape().Memory}
+	req := Request{Document: &front, Session: cmp.Or(doc.Front.Session, "s"), Memory: turnstone.DefaultShape().Memory}
 	p, err := planTurn(req, template.DefaultWorkdir)
 	if err != nil {
 		return err

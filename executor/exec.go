@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -33,12 +34,12 @@ type CommandRequest struct {
 // Exec runs one command and returns its exit code, 128+n when signal n ended it.
 // Every error means that the command's own exit code is not known.
 func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(string)) (int, error) {
-	spec, err := x.templates().Resolve(ctx, or(req.Image, DefaultImage), preparing)
+	spec, err := x.templates().Resolve(ctx, cmp.Or(req.Image, DefaultImage), preparing)
 	if err != nil {
 		return 0, err
 	}
 	p := &plan{image: spec.Name, cwd: inCwd(spec.Workdir, req.Cwd), shape: req.Shape, env: req.Env,
-		timeout: or(req.Timeout, DefaultTimeout), timed: req.Timeout != 0, driver: or(req.Substrate, "auto")}
+		timeout: cmp.Or(req.Timeout, DefaultTimeout), timed: req.Timeout != 0, driver: cmp.Or(req.Substrate, "auto")}
 	if p.shape == (turnstone.Shape{}) {
 		p.shape = spec.Machine.Shape(turnstone.DefaultShape())
 	}

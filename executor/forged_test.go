@@ -2,6 +2,7 @@ package executor
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"strings"
@@ -26,10 +27,10 @@ func (p *past) leaves(s session.Session, make func(w tree.Writer) tree.Ref) {
 	put := func(v any) turnstone.Digest {
 		return ok[turnstone.Digest](p.t)(batch.Put(ctx, ok[[]byte](p.t)(json.Marshal(v))))
 	}
-	state := put(State{Format: stateFormat, Image: or(p.image, "base"), Cwd: "/", Tree: make(batch)})
+	state := put(State{Format: stateFormat, Image: cmp.Or(p.image, "base"), Cwd: "/", Tree: make(batch)})
 	text := ok[tree.Content](p.t)(batch.PutContent(ctx, strings.NewReader("x"), 1))
 	record := put(Record{Format: recordFormat, ID: t.ID, Session: t.Session, Number: t.Number, Branch: "main", Parents: t.Parents, Kind: KindRun,
-		Image: or(p.image, "base"), Result: turnstone.ResultPassed, State: state, Receipt: text, Document: text})
+		Image: cmp.Or(p.image, "base"), Result: turnstone.ResultPassed, State: state, Receipt: text, Document: text})
 	if err := batch.Flush(ctx); err != nil {
 		p.t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"cmp"
 	"reflect"
 	"slices"
 	"strings"
@@ -161,7 +162,7 @@ func TestDocumentsNeverGrant(t *testing.T) {
 			return
 		}
 		has := func(key string) bool { return slices.Contains(req.Grant, key) }
-		effective := func(flag, front string) string { return or(flag, front) }
+		effective := func(flag, front string) string { return cmp.Or(flag, front) }
 		switch {
 		case !has("session") && effective(req.Session, f.Session) != req.Session,
 			!has("home") && effective(req.Home, f.Home) != req.Home,

@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"cmp"
 	"errors"
 	"path/filepath"
 	"strings"
@@ -55,12 +56,12 @@ func (a *authority) validNames() error {
 // needsSession is what is asked for that belongs to a session, if none is named.
 func (a *authority) needsSession() string {
 	front := a.front()
-	branch := or(a.req.Branch, front.Branch, DefaultBranch)
+	branch := cmp.Or(a.req.Branch, front.Branch, DefaultBranch)
 	switch {
-	case or(a.req.Session, front.Session) != "":
+	case cmp.Or(a.req.Session, front.Session) != "":
 	case branch != DefaultBranch:
 		return "branch: " + branch
-	case or(a.req.Lifetime, front.Lifetime) == document.LifetimeSession:
+	case cmp.Or(a.req.Lifetime, front.Lifetime) == document.LifetimeSession:
 		return "lifetime: session"
 	}
 	return ""

@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -321,7 +322,7 @@ func (x *Host) revive(ctx context.Context, p *plan, req SandboxRequest, progress
 	s := &Sandbox{Template: src.tmpl, Image: p.image, slot: slot, machine: vm, source: m, driver: src.driver, spoolDir: x.home.Path("sandboxes"), port: wire.NewPort(vm.Agent(), true)}
 	id := make([]byte, 16)
 	_, _ = rand.Read(id)
-	renew := wire.SandboxRenewParams{Hostname: or(p.hostname, strings.ReplaceAll(string(s.ID()), "_", "-")), MachineID: hex.EncodeToString(id)}
+	renew := wire.SandboxRenewParams{Hostname: cmp.Or(p.hostname, strings.ReplaceAll(string(s.ID()), "_", "-")), MachineID: hex.EncodeToString(id)}
 	if err = s.renew(ctx, renew); err == nil {
 		err = s.makeNetwork(ctx, p)
 	}

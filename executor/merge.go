@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -131,9 +132,9 @@ func (x *Repo) Merge(ctx context.Context, req MergeRequest) (*MergeReport, error
 // locate finds the session and the three turns.
 func (m *merging) locate(ctx context.Context) error {
 	if name, branch, ok := strings.Cut(m.req.Into, "@"); ok {
-		m.req.Session, m.req.Into = or(m.req.Session, name), branch
+		m.req.Session, m.req.Into = cmp.Or(m.req.Session, name), branch
 	}
-	m.req.Into = or(m.req.Into, session.Main)
+	m.req.Into = cmp.Or(m.req.Into, session.Main)
 	var err error
 	if m.theirs, err = m.from(ctx); err != nil {
 		return err

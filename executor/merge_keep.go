@@ -2,6 +2,7 @@ package executor
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -127,7 +128,7 @@ func onlyTouched(a, b *tree.Entry) bool {
 
 // title is what lists call the turn.
 func (m *merging) title() string {
-	return or(oneLine(m.req.Message), fmt.Sprintf("Merge %s into %s", m.req.From, m.req.Into))
+	return cmp.Or(oneLine(m.req.Message), fmt.Sprintf("Merge %s into %s", m.req.From, m.req.Into))
 }
 
 // maxRows bounds a table in a receipt; --json has all.
@@ -145,7 +146,7 @@ func (m *merging) document() string {
 	} else {
 		b.WriteString("They have no common ancestor.\n")
 	}
-	fmt.Fprintf(&b, "Against turn %d: %s.\n", r.Ours.Number, or(r.Layer.String(), "no file changed"))
+	fmt.Fprintf(&b, "Against turn %d: %s.\n", r.Ours.Number, cmp.Or(r.Layer.String(), "no file changed"))
 	if r.CwdGone != "" {
 		fmt.Fprintf(&b, "\nThe working directory %s is not in the merged tree: it is %s.\n", codeSpan(r.CwdGone), codeSpan(r.Cwd))
 	}

@@ -2,6 +2,7 @@ package executor
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -185,16 +186,16 @@ func (r *run) searchRecording() error {
 	rec, words := n.recorder.Finish(), r.plan.secrets.Written()
 	n.leak = leakIn(words, rec)
 	for i := range rec.Lookups {
-		n.leak = or(n.leak, words.Hosts().In(rec.Lookups[i].Name))
+		n.leak = cmp.Or(n.leak, words.Hosts().In(rec.Lookups[i].Name))
 	}
 	for i := range rec.Streams {
-		n.leak = or(n.leak, words.Hosts().In(rec.Streams[i].Host))
+		n.leak = cmp.Or(n.leak, words.Hosts().In(rec.Streams[i].Host))
 	}
 	scan := words.Scanner()
 	if _, err := io.Copy(scan, io.NewSectionReader(n.spool, 0, rec.Bytes)); err != nil {
 		return err
 	}
-	n.leak = or(n.leak, scan.Found())
+	n.leak = cmp.Or(n.leak, scan.Found())
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -77,26 +78,26 @@ func invalid(subject, format string, args ...any) error {
 func planTurn(req Request, workdir string) (*plan, error) {
 	front := req.Document.Front
 	p := &plan{
-		image:   or(req.Image, front.Image, DefaultImage),
+		image:   cmp.Or(req.Image, front.Image, DefaultImage),
 		cwd:     inCwd(workdir, front.Cwd),
-		timeout: or(req.Timeout, front.Timeout, DefaultTimeout),
+		timeout: cmp.Or(req.Timeout, front.Timeout, DefaultTimeout),
 		shape:   turnstone.DefaultShape(),
 		env:     append(slices.Clone(front.Env), req.Env...),
-		driver:  or(req.Substrate, "auto"),
+		driver:  cmp.Or(req.Substrate, "auto"),
 	}
 	p.isolation, p.timed = front.Isolation, req.Timeout != 0 || front.Timeout != 0
-	p.session, p.branch = or(req.Session, front.Session), or(req.Branch, front.Branch, DefaultBranch)
-	p.lifetime, p.snapshot = or(req.Lifetime, front.Lifetime, document.LifetimeTurn), or(req.Snapshot, front.Snapshot, document.SnapshotNone)
-	p.home, p.asked, p.given = or(req.Home, front.Home), or(req.Image, front.Image), req.Env
+	p.session, p.branch = cmp.Or(req.Session, front.Session), cmp.Or(req.Branch, front.Branch, DefaultBranch)
+	p.lifetime, p.snapshot = cmp.Or(req.Lifetime, front.Lifetime, document.LifetimeTurn), cmp.Or(req.Snapshot, front.Snapshot, document.SnapshotNone)
+	p.home, p.asked, p.given = cmp.Or(req.Home, front.Home), cmp.Or(req.Image, front.Image), req.Env
 	if p.replay = req.replay; p.replay != nil {
 		// A replay belongs to no session and changes nothing that outlives it.
 		p.lifetime, p.snapshot, p.home = document.LifetimeTurn, document.SnapshotNone, ""
 	}
-	p.wants = wants{cpus: or(req.CPUs, front.CPUs), memory: or(req.Memory, front.Memory), disk: or(req.Disk, front.Disk), network: orNil(req.Network, front.Network)}
-	p.shape.CPUs = or(req.CPUs, front.CPUs, p.shape.CPUs)
-	p.shape.Memory = or(req.Memory, front.Memory, p.shape.Memory)
-	p.shape.Disk = or(req.Disk, front.Disk, p.shape.Disk)
-	if n := orNil(req.Network, front.Network); n != nil {
+	p.wants = wants{cpus: cmp.Or(req.CPUs, front.CPUs), memory: cmp.Or(req.Memory, front.Memory), disk: cmp.Or(req.Disk, front.Disk), network: cmp.Or(req.Network, front.Network)}
+	p.shape.CPUs = cmp.Or(req.CPUs, front.CPUs, p.shape.CPUs)
+	p.shape.Memory = cmp.Or(req.Memory, front.Memory, p.shape.Memory)
+	p.shape.Disk = cmp.Or(req.Disk, front.Disk, p.shape.Disk)
+	if n := cmp.Or(req.Network, front.Network); n != nil {
 		p.shape.Network = *n
 	}
 	if err := p.check(); err != nil {
@@ -335,27 +336,7 @@ func (p *plan) transfers(add, get []Transfer) error {
 		if !path.IsAbs(src) {
 			src = path.Join(p.cwd, src)
 		}
-		p.get = append(p.get, Transfer{Path: path.Clean(src), Dest: or(t.Dest, ".")})
-	}
-	return nil
-}
-
-// or returns the first of its values that is not zero.
-func or[T comparable](values ...T) T {
-	var zero T
-	for _, v := range values {
-		if v != zero {
-			return v
-		}
-	}
-	return zero
-}
-
-func orNil[T any](values ...*T) *T {
-	for _, v := range values {
-		if v != nil {
-			return v
-		}
+		p.get = append(p.get, Transfer{Path: path.Clean(src), Dest: cmp.Or(t.Dest, ".")})
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -83,7 +84,7 @@ func (x *Executor) begin(ctx context.Context, req Request, obs Observer) (_ *run
 	if err := a.check(); err != nil {
 		return nil, err
 	}
-	spec, err := x.templatesFor(a.anonymous()).Resolve(ctx, or(req.Image, req.Document.Front.Image, DefaultImage), obs.Preparing)
+	spec, err := x.templatesFor(a.anonymous()).Resolve(ctx, cmp.Or(req.Image, req.Document.Front.Image, DefaultImage), obs.Preparing)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -265,12 +266,12 @@ func (x *Host) Create(ctx context.Context, req SandboxRequest, preparing func(st
 	spec := &template.Spec{Name: req.Image}
 	var err error
 	if req.Root == "" {
-		if spec, err = x.templates().Resolve(ctx, or(req.Image, DefaultImage), preparing); err != nil {
+		if spec, err = x.templates().Resolve(ctx, cmp.Or(req.Image, DefaultImage), preparing); err != nil {
 			return nil, err
 		}
 	}
 	p := &plan{image: spec.Name, cwd: spec.Workdir, shape: req.Shape, env: req.Env, hostname: req.Hostname,
-		timeout: DefaultTimeout, driver: or(req.Substrate, "auto"), live: req.Live}
+		timeout: DefaultTimeout, driver: cmp.Or(req.Substrate, "auto"), live: req.Live}
 	if p.shape == (turnstone.Shape{}) {
 		p.shape = spec.Machine.Shape(turnstone.DefaultShape())
 	}
@@ -395,7 +396,7 @@ func (s *Sandbox) configure(caller context.Context, p *plan, limit time.Duration
 	_, _ = rand.Read(machineID)
 	params := wire.SandboxConfigureParams{
 		Entropy: entropy, Time: time.Now().Format(time.RFC3339Nano), Scratch: s.machine.Scratch(),
-		Hostname:  or(p.hostname, strings.ReplaceAll(string(s.ID()), "_", "-")),
+		Hostname:  cmp.Or(p.hostname, strings.ReplaceAll(string(s.ID()), "_", "-")),
 		MachineID: hex.EncodeToString(machineID),
 		Env:       append(s.Template.EnvList(), p.env...),
 	}

@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"cmp"
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/template"
 )
@@ -14,8 +15,8 @@ func (p *plan) onTemplate(ts *template.Store) error {
 		return nil
 	}
 	def := spec.Machine.Shape(turnstone.DefaultShape())
-	p.shape.CPUs = or(p.wants.cpus, def.CPUs)
-	p.shape.Memory, p.shape.Disk = or(p.wants.memory, def.Memory), or(p.wants.disk, def.Disk)
+	p.shape.CPUs = cmp.Or(p.wants.cpus, def.CPUs)
+	p.shape.Memory, p.shape.Disk = cmp.Or(p.wants.memory, def.Memory), cmp.Or(p.wants.disk, def.Disk)
 	if err := p.check(); err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -145,7 +146,7 @@ func (x *Host) resume(ctx context.Context, req ResumeRequest, spec sandboxes.Spe
 		return none, err
 	}
 	defer remove()
-	spec.Image, spec.Shape, spec.Substrate, spec.From = rec.Image, rec.Shape, or(rec.Substrate, "auto"), dir
+	spec.Image, spec.Shape, spec.Substrate, spec.From = rec.Image, rec.Shape, cmp.Or(rec.Substrate, "auto"), dir
 	if rec.VM.Image != nil {
 		spec.Root = rec.VM.Image.Digest
 	}
@@ -167,7 +168,7 @@ func (x *Host) layersBelow(ctx context.Context, rec *Record) (layers []template.
 
 // unpackVM makes a folder that a machine can be restored from.
 func (x *Host) unpackVM(ctx context.Context, cs *contextStore, rec *Record, layers []string, progress func(string)) (dir string, remove func(), err error) {
-	p := &plan{image: rec.Image, shape: rec.Shape, driver: or(rec.Substrate, "auto"), kept: true,
+	p := &plan{image: rec.Image, shape: rec.Shape, driver: cmp.Or(rec.Substrate, "auto"), kept: true,
 		wants: wants{cpus: rec.Shape.CPUs, memory: rec.Shape.Memory, disk: rec.Shape.Disk}}
 	if err := rec.Shape.Validate(); err != nil { // the record may be imported
 		return "", nil, turnstone.NewError("executor.resume", turnstone.KindIntegrity, fmt.Sprintf("turn %d", rec.Number),
