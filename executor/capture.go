@@ -12,11 +12,10 @@ import (
 	"path/filepath"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/secret"
 )
 
@@ -110,7 +109,7 @@ func (c *capture) spill(p []byte) {
 	}
 	if c.file == nil || c.size-c.checked > checkEvery {
 		c.checked = c.size
-		if err := room(filepath.Dir(c.path), c.floor); err != nil {
+		if err := diskspace.Room(filepath.Dir(c.path), c.floor); err != nil {
 			c.drop(err)
 			return
 		}
@@ -129,15 +128,6 @@ func (c *capture) spill(p []byte) {
 	if _, err := c.file.Write(p); err != nil {
 		c.drop(err)
 	}
-}
-
-// room is an error when less than floor is free of the disk that holds dir.
-func room(dir string, floor config.Space) error {
-	total, free, err := freeSpace(dir)
-	if err == nil && free < floor.Floor(total) {
-		err = unix.ENOSPC
-	}
-	return err
 }
 
 // drop gives the file up: half an output under the name of the whole would lie.
@@ -232,6 +222,3 @@ func (c *capture) finish() document.Output {
 	out.Note = c.note
 	return out
 }
-
-// roomToCopy is room for copies to folders of the user's, which free_space is not about.
-func roomToCopy(dir string) error { return room(dir, config.Space{}) }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/wire"
 )
@@ -62,7 +63,7 @@ func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(
 	defer func() { _ = s.Close() }()
 	timeCtx, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
-	timed, unwatch := x.watchSpace(timeCtx, p.limits.FreeSpace)
+	timed, unwatch := x.space.Watch(timeCtx, p.limits.FreeSpace)
 	defer unwatch()
 	if err := x.addAll(timed, s, p); err != nil {
 		return 0, interrupted(ctx, err, "while files were added")
@@ -71,7 +72,7 @@ func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(
 	exit, err := s.client.Start(timed, wire.ProcessStartParams{Argv: req.Argv, Cwd: p.cwd, User: s.Template.User},
 		wire.Stdio{In: req.Stdin, Out: req.Stdout, Err: req.Stderr})
 	release()
-	switch low := lowSpace(timed); {
+	switch low := diskspace.Low(timed); {
 	case low != nil:
 		return 0, low
 	case errors.Is(timed.Err(), context.DeadlineExceeded):

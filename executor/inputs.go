@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/secret"
 	"turnstone.dev/turnstone/internal/store"
 )
@@ -91,7 +92,7 @@ func (in *inputWriter) Write(p []byte) (int, error) {
 		in.over = true
 	}
 	if err == nil && at/checkEvery != (at+int64(len(p)))/checkEvery {
-		err = room(filepath.Dir(in.file.Name()), in.floor)
+		err = diskspace.Room(filepath.Dir(in.file.Name()), in.floor)
 	}
 	if err != nil {
 		in.over = true

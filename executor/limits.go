@@ -2,16 +2,14 @@ package executor
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strconv"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/fsimage/ext4"
 	"turnstone.dev/turnstone/internal/fsimage/upperdir"
 	"turnstone.dev/turnstone/internal/statedir"
@@ -29,7 +27,7 @@ func (x *Host) admit(p *plan) error {
 	if err := p.fitLimits(); err != nil {
 		return err
 	}
-	p.room = func() error { return x.space(p.limits.FreeSpace, 1) }
+	p.room = func() error { return x.space.Check(p.limits.FreeSpace, 1) }
 	return p.room()
 }
 
@@ -74,70 +72,6 @@ func beyond(key string, asked, limit any) error {
 		WithHint(fmt.Sprintf("ask for less, or raise %s in [limits] of %s in the state directory", key, config.File))
 }
 
-// errLowSpace is an error of kind Exhausted: the host's disk is nearly full.
-func errLowSpace(dir string, free, floor uint64) error {
-	return turnstone.Errorf("executor.space", turnstone.KindExhausted, "the disk with "+dir,
-		"%s are free, and %s have to stay free", turnstone.Bytes(free).Human(), turnstone.Bytes(floor).Human()).
-		WithHint("make room (turn gc, turn template prune), or lower free_space in [limits] of " + config.File)
-}
-
-// freeSpace returns how large the file system with dir is, and what is free of it for us.
-func freeSpace(dir string) (total, free uint64, err error) {
-	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
-		return 0, 0, err
-	}
-	return st.Blocks * uint64(st.Bsize), st.Bavail * uint64(st.Bsize), nil
-}
-
-// space is an error when less than 1/parts of floor is free of the disk with the state
-// directory.
-func (x *Repo) space(floor config.Space, parts uint64) error {
-	total, free, err := x.statfs(x.home.Root)
-	if err != nil {
-		return err
-	}
-	if low := floor.Floor(total) / parts; free < low {
-		return errLowSpace(x.home.Root, free, low)
-	}
-	return nil
-}
-
-// spaceEvery is how often a running turn looks at the free space. What a guest writes in
-// that time has to fit below the floor.
-const spaceEvery = time.Second
-
-// watchSpace returns a context that ends, with an error of kind Exhausted as its cause, when
-// the disk with the state directory is nearly full. stop ends the watch.
-func (x *Host) watchSpace(ctx context.Context, floor config.Space) (watched context.Context, stop func()) {
-	watched, cancel := context.WithCancelCause(ctx)
-	go func() {
-		tick := time.NewTicker(x.spaceEvery)
-		defer tick.Stop()
-		for {
-			select {
-			case <-watched.Done():
-				return
-			case <-tick.C:
-			}
-			if err := x.space(floor, 1); turnstone.KindOf(err) == turnstone.KindExhausted {
-				cancel(err)
-				return
-			}
-		}
-	}()
-	return watched, func() { cancel(nil) }
-}
-
-// lowSpace is why ctx, of watchSpace, ended, if that is why.
-func lowSpace(ctx context.Context) error {
-	var typed *turnstone.Error
-	if cause := context.Cause(ctx); errors.As(cause, &typed) && typed.Op == "executor.space" {
-		return cause
-	}
-	return nil
-}
-
 // slot takes one of the places for sandboxes that run at once. They are locks, so that a
 // place is free again when its holder ends, in whatever way.
 func (x *Host) slot(limit int) (*statedir.Lock, error) {
@@ -179,13 +113,13 @@ func (x *Repo) roomToImport() error {
 	if err != nil {
 		return err
 	}
-	return room(x.home.Root, c.Limits.FreeSpace)
+	return diskspace.Room(x.home.Root, c.Limits.FreeSpace)
 }
 
 // salvage keeps what the steps did until the host's disk was nearly full, if there is room
 // for it, and returns why the turn ended.
 func (r *run) salvage(ctx context.Context, s *Sandbox, low error) error {
-	r.plan.room = func() error { return r.x.space(r.plan.limits.FreeSpace, 2) } // the rest is for others
+	r.plan.room = func() error { return r.x.space.Check(r.plan.limits.FreeSpace, 2) } // the rest is for others
 	left, err := r.collect(ctx, s)
 	r.clock.lap("collect")
 	if err != nil {

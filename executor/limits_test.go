@@ -13,6 +13,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/layer"
 	"turnstone.dev/turnstone/internal/turntest"
@@ -110,7 +111,7 @@ func TestSlots(t *testing.T) {
 // Nothing starts while the disk is nearly full, and nothing is left of what did not.
 func TestLowSpaceStartsNothing(t *testing.T) {
 	x := New(&statedir.Dir{Root: t.TempDir()})
-	x.statfs = func(string) (uint64, uint64, error) { return 100 << 30, 1<<30 - 1, nil }
+	x.space.Statfs = func(string) (uint64, uint64, error) { return 100 << 30, 1<<30 - 1, nil }
 	turn, err := x.Run(t.Context(), Request{Document: parse(t, step("", "true"))}, &observer{})
 	if turn != nil || turnstone.KindOf(err) != turnstone.KindExhausted || !strings.Contains(err.Error(), "have to stay free") {
 		t.Errorf("%v, %v", turn, err)
@@ -128,12 +129,12 @@ func TestLowSpaceStartsNothing(t *testing.T) {
 func TestLowSpaceEndsTheTurn(t *testing.T) {
 	x := New(turntest.Home(t))
 	var full atomic.Bool
-	x.spaceEvery = 10 * time.Millisecond
-	x.statfs = func(dir string) (uint64, uint64, error) {
+	x.space.Every = 10 * time.Millisecond
+	x.space.Statfs = func(dir string) (uint64, uint64, error) {
 		if full.Load() {
 			return 100 << 30, 600 << 20, nil
 		}
-		return freeSpace(dir)
+		return diskspace.Statfs(dir)
 	}
 	obs := &observer{onStep: func(s *document.Step) {
 		if s.Name == "fill" {

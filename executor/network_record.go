@@ -13,6 +13,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/session"
@@ -66,7 +67,7 @@ func (r *run) openNetwork(ctx context.Context) error {
 		if n.spool, err = r.x.newSpool(); err != nil {
 			return err
 		}
-		n.recorder = network.NewRecorder(network.RecorderOptions{Out: n.spool, Secrets: n.secrets, Room: func() error { return room(r.x.home.Root, r.plan.limits.FreeSpace) }})
+		n.recorder = network.NewRecorder(network.RecorderOptions{Out: n.spool, Secrets: n.secrets, Room: func() error { return diskspace.Room(r.x.home.Root, r.plan.limits.FreeSpace) }})
 	}
 	if n.replay {
 		if err := r.openReplay(ctx); err != nil {

@@ -12,6 +12,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/archive"
+	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
@@ -103,3 +105,6 @@ func (cs *contextStore) pack(ctx context.Context, w io.Writer, st *State, real, 
 	}
 	return tw.Close()
 }
+
+// roomToCopy checks the disk of a user's folder, which free_space is not about.
+func roomToCopy(dir string) error { return diskspace.Room(dir, config.Space{}) }

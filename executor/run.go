@@ -11,6 +11,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/guest/trace"
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/secret"
@@ -26,19 +27,17 @@ type Executor struct{ *Host }
 // A Host starts sandboxes.
 type Host struct {
 	*Repo
-	killGrace  time.Duration                                 // how long a killed step may take to be gone before its machine is
-	spaceEvery time.Duration                                 // how often a turn asks for the free space; tests have their own
-	opened     *network.Budget                               // of the connections that sandboxes have opened
-	wrap       func(substrate.Substrate) substrate.Substrate // of driver.Chooser, for tests
+	killGrace time.Duration                                 // how long a killed step may take to be gone before its machine is
+	opened    *network.Budget                               // of the connections that sandboxes have opened
+	wrap      func(substrate.Substrate) substrate.Substrate // of driver.Chooser, for tests
 }
 
 // A Repo is what is kept between turns.
 type Repo struct {
-	home *statedir.Dir
-	// statfs tells how large the file system with a folder is and what is free of it.
-	statfs func(dir string) (total, free uint64, err error)
-	kept   lazyContext
-	fault  func(op string) error // of the store, for tests; nil: none
+	home  *statedir.Dir
+	space *diskspace.Disk // the one with home
+	kept  lazyContext
+	fault func(op string) error // of the store, for tests; nil: none
 	// templates returns the templates, with what builds their layers.
 	templates func() *template.Store
 	// endPaused ends the paused machines of a session: of one branch, or of all.
@@ -47,7 +46,7 @@ type Repo struct {
 
 // New returns an executor on h.
 func New(h *statedir.Dir) *Executor {
-	host := &Host{Repo: &Repo{home: h, statfs: freeSpace}, killGrace: 15 * time.Second, spaceEvery: spaceEvery,
+	host := &Host{Repo: &Repo{home: h, space: diskspace.New(h.Root)}, killGrace: 15 * time.Second,
 		opened: network.NewBudget(network.DefaultBudget)}
 	host.Repo.templates = func() *template.Store {
 		return template.NewStore(h.Path("templates")).WithLayers(layerBuilder{host})
@@ -253,7 +252,7 @@ func (r *run) runInSandbox(ctx context.Context) error {
 	r.beginNetwork(ctx, s)
 	timed, cancel := context.WithTimeout(ctx, r.plan.timeout)
 	defer cancel()
-	turnCtx, unwatch := r.x.watchSpace(timed, r.plan.limits.FreeSpace)
+	turnCtx, unwatch := r.x.space.Watch(timed, r.plan.limits.FreeSpace)
 	defer unwatch()
 	if err := r.addAll(turnCtx, s); err != nil {
 		if ctx.Err() == nil && errors.Is(turnCtx.Err(), context.DeadlineExceeded) {
@@ -268,7 +267,7 @@ func (r *run) runInSandbox(ctx context.Context) error {
 	}
 	result, err := r.runSteps(ctx, turnCtx, s)
 	r.clock.lap("steps")
-	if low := lowSpace(turnCtx); low != nil && err != nil && s.Err() == nil && !isCancel(ctx) {
+	if low := diskspace.Low(turnCtx); low != nil && err != nil && s.Err() == nil && !isCancel(ctx) {
 		return r.salvage(ctx, s, low)
 	}
 	if err != nil {
@@ -330,7 +329,7 @@ func (r *run) runSteps(ctx, turnCtx context.Context, s *Sandbox) (turnstone.Resu
 		first = false
 		r.noteNetwork(ctx, s, step, res)
 		r.noteImage(step, res)
-		if low := lowSpace(turnCtx); err != nil && low != nil {
+		if low := diskspace.Low(turnCtx); err != nil && low != nil {
 			err = low // and not what the step's end looked like
 		}
 		if err != nil {

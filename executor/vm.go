@@ -12,6 +12,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/template"
@@ -177,7 +178,7 @@ func (x *Host) unpackVM(ctx context.Context, cs *contextStore, rec *Record, laye
 	if err := x.admit(p); err != nil {
 		return "", nil, err
 	}
-	ctx, stop := x.watchSpace(ctx, p.limits.FreeSpace)
+	ctx, stop := x.space.Watch(ctx, p.limits.FreeSpace)
 	defer stop()
 	if p.anonymous, err = x.strangersImage(rec.Image); err != nil {
 		return "", nil, err
@@ -196,7 +197,7 @@ func (x *Host) unpackVM(ctx context.Context, cs *contextStore, rec *Record, laye
 	m := src.machine
 	m.Layers = layers
 	dir, remove, err = x.unpack(ctx, driver, m, cs.machineFiles(ctx, rec.VM))
-	if low := lowSpace(ctx); err != nil && low != nil {
+	if low := diskspace.Low(ctx); err != nil && low != nil {
 		err = low
 	}
 	return dir, remove, err

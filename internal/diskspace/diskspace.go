@@ -1,0 +1,106 @@
+// Package diskspace keeps turns from filling the disk of their host.
+package diskspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/config"
+)
+
+// ErrLow is in the chain of an error that Check and Low return because the disk is nearly full.
+var ErrLow = errors.New("the disk is nearly full")
+
+// A lowError says how much is free, and how much has to stay free.
+type lowError struct{ free, floor uint64 }
+
+// Error implements error.
+func (e lowError) Error() string {
+	return fmt.Sprintf("%s are free, and %s have to stay free", turnstone.Bytes(e.free).Human(), turnstone.Bytes(e.floor).Human())
+}
+
+// Is reports whether target is ErrLow.
+func (lowError) Is(target error) bool { return target == ErrLow }
+
+// A Disk is the file system that holds a directory. It is safe for concurrent use, unless its
+// fields are changed.
+type Disk struct {
+	Dir string
+	// Statfs returns the size of the file system with dir, and how much of it is free.
+	Statfs func(dir string) (total, free uint64, err error)
+	// Every is the time between two checks of Watch. What a guest writes in that time has to fit
+	// below the floor.
+	Every time.Duration
+}
+
+// New returns the disk with dir, as the kernel reports it.
+func New(dir string) *Disk { return &Disk{Dir: dir, Statfs: Statfs, Every: time.Second} }
+
+// Statfs returns the size of the file system with dir, and how much of it this user may take.
+func Statfs(dir string) (total, free uint64, err error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return 0, 0, err
+	}
+	return st.Blocks * uint64(st.Bsize), st.Bavail * uint64(st.Bsize), nil
+}
+
+// Check returns an error of kind Exhausted, with ErrLow in its chain, when less than 1/parts of
+// floor is free.
+func (d *Disk) Check(floor config.Space, parts uint64) error {
+	total, free, err := d.Statfs(d.Dir)
+	if err != nil {
+		return err
+	}
+	if low := floor.Floor(total) / parts; free < low {
+		return turnstone.NewError("executor.space", turnstone.KindExhausted, "the disk with "+d.Dir, lowError{free, low}).
+			WithHint("make room (turn gc, turn template prune), or lower free_space in [limits] of " + config.File)
+	}
+	return nil
+}
+
+// Watch returns a context that ends when less than floor is free: Low then returns the reason.
+// stop ends the watch.
+func (d *Disk) Watch(ctx context.Context, floor config.Space) (watched context.Context, stop func()) {
+	watched, cancel := context.WithCancelCause(ctx)
+	go func() {
+		tick := time.NewTicker(d.Every)
+		defer tick.Stop()
+		for {
+			select {
+			case <-watched.Done():
+				return
+			case <-tick.C:
+			}
+			if err := d.Check(floor, 1); errors.Is(err, ErrLow) {
+				cancel(err)
+				return
+			}
+		}
+	}()
+	return watched, func() { cancel(nil) }
+}
+
+// Low returns the error that ended ctx, which comes from Watch. It is nil when ctx runs, or ended
+// for another reason.
+func Low(ctx context.Context) error {
+	if cause := context.Cause(ctx); errors.Is(cause, ErrLow) {
+		return cause
+	}
+	return nil
+}
+
+// Room returns ENOSPC when less than floor is free of the disk that holds dir: writing a file
+// there fails as on a full disk.
+func Room(dir string, floor config.Space) error {
+	total, free, err := Statfs(dir)
+	if err == nil && free < floor.Floor(total) {
+		err = unix.ENOSPC
+	}
+	return err
+}
