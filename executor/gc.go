@@ -13,6 +13,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -280,7 +281,7 @@ func diskUse(dir string) (sum int64) {
 			return nil // a file that is gone takes up nothing
 		}
 		if i, err := d.Info(); err == nil && i.Mode().IsRegular() {
-			sum += allocated(i)
+			sum += statedir.Allocated(i)
 		}
 		return nil
 	})

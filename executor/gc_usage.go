@@ -2,8 +2,6 @@ package executor
 
 import (
 	"context"
-	"io/fs"
-	"syscall"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store"
@@ -154,12 +152,4 @@ func (c *usageCount) sum(u *Usage) {
 		s := &u.Sessions[i]
 		s.Logical, s.Shared, s.Unique = c.logical[i], c.shared[i], c.logical[i]-c.shared[i]
 	}
-}
-
-// allocated is what a file takes up on disk: holes do not count.
-func allocated(i fs.FileInfo) int64 {
-	if st, ok := i.Sys().(*syscall.Stat_t); ok {
-		return st.Blocks * 512
-	}
-	return i.Size()
 }

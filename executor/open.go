@@ -2,19 +2,11 @@ package executor
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"os"
-	"path/filepath"
 	"strings"
 
-	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/internal/driver/qemu"
-	"turnstone.dev/turnstone/internal/filestamp"
-	"turnstone.dev/turnstone/internal/lazyregexp"
-	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/sandbox/userhome"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/substrate"
@@ -60,7 +52,8 @@ func (x *Host) openAt(ctx context.Context, p *plan, at *branchPoint, progress fu
 func (x *Host) below(ctx context.Context, p *plan, at *branchPoint, tmpl *template.Template, m *substrate.Machine, progress func(string)) (release func(), err error) {
 	release = func() {}
 	if p.home != "" {
-		if m.Home, release, err = x.homeDisk(ctx, p, progress); err != nil {
+		use := userhome.Request{Name: p.home, Turn: p.turn, Timeout: p.timeout}
+		if m.Home, release, err = x.Homes().Acquire(ctx, use, progress); err != nil {
 			return nil, err
 		}
 	}
@@ -125,80 +118,3 @@ func (cs *contextStore) rootTree(ctx context.Context, x *Repo, tmpl *template.Te
 	}
 	return ref, batch.Flush(ctx)
 }
-
-// HomeSize is how large a persistent home directory can get; its file takes up
-// what is in it.
-const HomeSize turnstone.Bytes = 32 << 30
-
-// homeDisk returns the disk of p's home, made where there is none, and keeps it until
-// release is called: one sandbox at a time may write to it. It waits for others for
-// no longer than the turn may take.
-func (x *Host) homeDisk(ctx context.Context, p *plan, progress func(string)) (path string, release func(), err error) {
-	dir, err := x.home.MkdirAll("homes")
-	if err != nil {
-		return "", nil, err
-	}
-	path = filepath.Join(dir, p.home+homeSuffix)
-	lock, err := lockHome(ctx, p, path, progress)
-	if err != nil {
-		return "", nil, err
-	}
-	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
-		fresh := path + ".new"
-		_ = os.Remove(fresh) // of somebody who was killed
-		if err = qemu.MakeHome(ctx, fresh, HomeSize); err == nil {
-			err = os.Rename(fresh, path)
-		}
-		if err != nil {
-			lock.Release()
-			return "", nil, err
-		}
-	}
-	return path, lock.Release, nil
-}
-
-// lockHome takes the lock of p's home, whose disk is at path, and writes down beside it
-// who has it.
-func lockHome(ctx context.Context, p *plan, path string, progress func(string)) (*statedir.Lock, error) {
-	within, cancel := context.WithTimeout(ctx, p.timeout)
-	defer cancel()
-	lock, err := statedir.Acquire(within, path+".lock", func() { progress("waiting for home " + p.home + ", which " + homeUser(path) + " uses") })
-	if err != nil && ctx.Err() == nil && errors.Is(within.Err(), context.DeadlineExceeded) {
-		return nil, turnstone.Errorf("executor.home", turnstone.KindTimeout, "home "+p.home,
-			"%s used it all of the turn's %s", homeUser(path), p.timeout).
-			WithHint("wait for it, give this turn a longer timeout, or another home")
-	}
-	if err != nil {
-		return nil, err
-	}
-	if err := filestamp.WriteFile(path+".user", []byte(p.turn), 0o600); err != nil {
-		lock.Release()
-		return nil, err
-	}
-	return lock, nil
-}
-
-// homeUser says in words who has the home whose disk is at path.
-func homeUser(path string) string {
-	if id := homeTurn(path); id != "" {
-		return "turn " + string(id)
-	}
-	return "another turn"
-}
-
-// homeTurn returns the turn that has the home whose disk is at path, or had it last;
-// empty when that is not known.
-func homeTurn(path string) turnstone.TurnID {
-	f, err := os.Open(path + ".user")
-	if err != nil {
-		return ""
-	}
-	defer func() { _ = f.Close() }()
-	if b, err := io.ReadAll(io.LimitReader(f, 64)); err == nil && turnID.Match(b) {
-		return turnstone.TurnID(b)
-	}
-	return ""
-}
-
-// turnID is the form of what lockHome writes.
-var turnID = lazyregexp.New(`^[a-z]+_[0-9a-z]+$`)

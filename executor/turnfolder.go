@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // A turnFolder is turns/ID of the state directory, with a turn's receipt and its long
@@ -155,7 +156,7 @@ func sweepCaptures(dir string, dry bool) (files int, freed int64, err error) {
 			return files, freed, err
 		}
 		files++
-		freed += allocated(i)
+		freed += statedir.Allocated(i)
 	}
 	return files, freed, nil
 }

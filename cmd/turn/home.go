@@ -23,7 +23,7 @@ type homeLsCmd struct {
 // Run lists the homes.
 func (c *homeLsCmd) Run(a *app) error {
 	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
-		all, err := x.Homes(ctx)
+		all, err := x.Homes().List(ctx)
 		if err != nil {
 			return err
 		}
@@ -74,14 +74,14 @@ func (c *homeRmCmd) Run(a *app) error {
 		var err error
 		for _, name := range c.Homes { // one that is not there is a mistake: nothing is removed then
 			if err == nil {
-				err = x.HasHome(ctx, name)
+				err = x.Homes().Has(ctx, name)
 			}
 		}
 		for _, name := range c.Homes {
 			if err != nil {
 				break
 			}
-			if err = x.RemoveHome(ctx, name); err != nil {
+			if err = x.Homes().Remove(ctx, name); err != nil {
 				break
 			}
 			rep.Removed = append(rep.Removed, name)

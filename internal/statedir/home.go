@@ -24,6 +24,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -144,4 +145,12 @@ func (l *Lock) Release() {
 	if l != nil {
 		_ = l.f.Close()
 	}
+}
+
+// Allocated returns the bytes that a file takes up on disk. Holes do not count.
+func Allocated(info fs.FileInfo) int64 {
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		return st.Blocks * 512
+	}
+	return info.Size()
 }

@@ -3,7 +3,7 @@ package firecracker
 import (
 	"testing"
 
-	"turnstone.dev/turnstone/internal/driver/qemu"
+	"turnstone.dev/turnstone/internal/driver/disk"
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/substrate"
@@ -15,7 +15,7 @@ import (
 // KVM.
 func TestConformance(t *testing.T) {
 	s, m := started(t)
-	substratetest.Run(t, s, substratetest.Config{Machine: m, MakeHome: qemu.MakeHome,
+	substratetest.Run(t, s, substratetest.Config{Machine: m, MakeHome: disk.MakeHome,
 		Elsewhere: func(t *testing.T) substrate.Substrate {
 			s, err := New(t.Context(), &statedir.Dir{Root: t.TempDir()}, Options{Probe: &m, Progress: func(what string) { t.Log(what) }})
 			check(t, err)

@@ -20,6 +20,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/driver/console"
+	"turnstone.dev/turnstone/internal/driver/disk"
 	"turnstone.dev/turnstone/internal/driver/snapshots"
 	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/network"
@@ -66,7 +67,7 @@ func TestConformance(t *testing.T) {
 	if turntest.UnderKVM() && !s.Accelerated() {
 		t.Fatalf("KVM does not run guests: %+v", s.KVM(t.Context(), nil))
 	}
-	substratetest.Run(t, s, substratetest.Config{Machine: m, Network: guestNetwork, MakeHome: MakeHome,
+	substratetest.Run(t, s, substratetest.Config{Machine: m, Network: guestNetwork, MakeHome: disk.MakeHome,
 		Elsewhere: func(t *testing.T) substrate.Substrate { return newSubstrate(t, &statedir.Dir{Root: t.TempDir()}, &m) }})
 }
 
