@@ -167,7 +167,11 @@ func TestHostileFailures(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	if checked < 50 {
+	least := 50
+	if testing.Short() { // a fifth of the documents are drawn
+		least = 1
+	}
+	if checked < least {
 		t.Errorf("only %d failures", checked)
 	}
 }
