@@ -13,32 +13,32 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// A Client drives one sandbox over a connection: its methods are commands with
-// the streams and events that belong to them. They are safe for concurrent use.
-// A method whose connection ends returns an error of kind Dead.
+// A Client drives a sandbox over a connection: its methods send commands together with their
+// streams and events. They are safe for concurrent use. If the connection ends, a method returns an
+// error of kind Dead.
 type Client struct {
 	*Conn
 
 	mu    sync.Mutex
 	runs  map[string]*clientRun
-	known map[string]bool // other processes of which events may come
-	past  []string        // those of known that runs were, the oldest first
+	known map[string]bool // other processes that may still send events
+	past  []string        // runs in known, the oldest first
 }
 
-// maxPast is of how many runs that have ended events may still come.
+// maxPast is the number of ended runs that may still send events.
 const maxPast = 1024
 
-// clientRun is a process or step whose end is waited for.
+// clientRun is a process or step whose end the client waits for.
 type clientRun struct {
 	ended chan any // *ProcessExitedEvent or *ShellFinishedEvent; has room for one
 
 	mu      sync.Mutex
 	records func([]ShellRecord) // nil for a process
-	over    bool                // nobody wants records any more
-	told    bool                // its end has come
+	over    bool                // records are no longer wanted
+	told    bool                // the run's end has arrived
 }
 
-// NewClient starts the protocol over stream, which then belongs to the client.
+// NewClient starts the protocol over stream. The client then owns stream.
 func NewClient(stream io.ReadWriteCloser) *Client {
 	c := &Client{runs: make(map[string]*clientRun), known: make(map[string]bool)}
 	c.Conn = newConn(stream, Options{OnEvent: c.event})
@@ -83,13 +83,13 @@ func (c *Client) event(e Event) {
 	}
 	switch {
 	case r == nil && !known:
-		c.end(protocolError("an event %s of a process that this connection did not ask for", e.Method))
+		c.end(protocolError("an event %s of a process that this connection did not start", e.Method))
 	case !once:
 		c.end(protocolError("a second event %s of one process", e.Method))
 	}
 }
 
-// ProcessAttach is Process.attach, whose events then come.
+// ProcessAttach sends Process.attach, whose events then arrive.
 func (c *Client) ProcessAttach(ctx context.Context, p *ProcessAttachParams) (*ProcessAttachResult, error) {
 	c.mu.Lock()
 	c.known[p.ProcessID] = true
@@ -105,14 +105,14 @@ func (r *clientRun) tell(records []ShellRecord) {
 	}
 }
 
-// close makes the records that come from now on go nowhere.
+// close discards the records that arrive from now on.
 func (r *clientRun) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.over = true
 }
 
-// end takes a run's end, once.
+// end delivers a run's end once.
 func (r *clientRun) end(v any) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -124,8 +124,7 @@ func (r *clientRun) end(v any) bool {
 	return true
 }
 
-// forget takes a run that has ended out of those that are waited for. What is on its
-// way may still come.
+// forget removes an ended run from the waiting runs. Its late events may still arrive.
 func (c *Client) forget(id string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -137,14 +136,14 @@ func (c *Client) forget(id string) {
 	}
 }
 
-// Stdio are a process's standard streams on the caller's side. Reading In may
-// outlive the call by one Read. Nil writers discard.
+// Stdio holds a process's standard streams on the caller's side. Reading In may outlive the call by
+// one Read. Output for a nil writer is discarded.
 type Stdio struct {
 	In       io.Reader
 	Out, Err io.Writer
 }
 
-// A StepEnd is how a step ended.
+// A StepEnd reports how a step ended.
 type StepEnd struct {
 	ShellFinishedEvent
 	Path string // of the script, as the shell's messages name it
@@ -153,12 +152,11 @@ type StepEnd struct {
 // maxInline is the largest script that is sent inside its command.
 const maxInline = 1 << 20
 
-// Execute runs one step in the shell session and copies its output while it runs.
-// records, which may be nil, is called with the commands that have ended; it must
-// be quick. When ctx ends, the step's process tree is killed, and Execute still
-// waits for the end, so that the output until then is whole; the caller bounds
-// this by closing the client. The error is then ctx's cause, with the result. A
-// writer that fails also ends the step. script may hold any bytes.
+// Execute runs a step in the shell session and copies its output while it runs. records may be nil;
+// Execute calls it with the commands that have ended, and it must return quickly. When ctx ends,
+// Execute kills the step's process tree and still waits for the end, so that the output until then
+// is complete; the caller bounds this wait by closing the client. Execute then returns ctx's cause
+// together with the result. A writer that fails also ends the step. script may hold any bytes.
 func (c *Client) Execute(ctx context.Context, p ShellExecuteParams, script string, io Stdio, records func([]ShellRecord)) (*StepEnd, error) {
 	if p.ProcessID == "" {
 		p.ProcessID = processID()
@@ -188,8 +186,8 @@ func (c *Client) Execute(ctx context.Context, p ShellExecuteParams, script strin
 	return end, err
 }
 
-// Start runs one process and copies its output while it runs, as Execute does.
-// Standard input is /dev/null when io.In is nil.
+// Start runs a process and copies its output while it runs, as Execute does. Standard input is
+// /dev/null if io.In is nil.
 func (c *Client) Start(ctx context.Context, p ProcessStartParams, io Stdio) (*ProcessExitedEvent, error) {
 	if p.ProcessID == "" {
 		p.ProcessID = processID()
@@ -213,8 +211,8 @@ func (c *Client) Start(ctx context.Context, p ProcessStartParams, io Stdio) (*Pr
 // processID returns a name that no other connection chooses.
 func processID() string { return "p" + strings.ToLower(rand.Text()[:12]) }
 
-// run is Execute and Start: the command and its streams are sent without waiting
-// for each other, because a round trip into a sandbox is expensive.
+// run implements Execute and Start. It sends the command and its streams without waiting for each
+// other because a round trip into a sandbox is expensive.
 type run struct {
 	c            *Client
 	id           string
@@ -276,7 +274,7 @@ func (r *run) do(ctx context.Context, start func(context.Context) error) (ended 
 		}()
 	}
 	if err := start(context.WithoutCancel(ctx)); err != nil {
-		give() // no end of the outputs will come
+		give() // the outputs will not end
 		return nil, err
 	}
 	stopKill := context.AfterFunc(ctx, func() {
@@ -286,7 +284,7 @@ func (r *run) do(ctx context.Context, start func(context.Context) error) (ended 
 	case ended = <-this.ended:
 	case <-c.Done():
 		select {
-		case ended = <-this.ended: // it came first
+		case ended = <-this.ended: // the run's end arrived first
 		default:
 			err = r.lost(ctx)
 		}
@@ -301,7 +299,7 @@ func (r *run) do(ctx context.Context, start func(context.Context) error) (ended 
 	return ended, err
 }
 
-// whole says that all output has come that the other side counted.
+// whole verifies that all output has arrived that the other side counted.
 func whole(ended any, got [2]int64) error {
 	var want [2]int64
 	switch e := ended.(type) {
@@ -314,14 +312,14 @@ func whole(ended any, got [2]int64) error {
 		if missing := want[i] - got[i]; missing > 0 {
 			return turnstone.Errorf("process.wait", turnstone.KindIntegrity, name,
 				"%d bytes of it were lost", missing).
-				WithHint("something else in the sandbox made it forget them")
+				WithHint("another client of the sandbox removed them")
 		}
 	}
 	return nil
 }
 
-// lost is why the end of a run will not be known: it was to be killed, and its
-// machine was ended for it, or the machine ended by itself.
+// lost returns the error for a run whose end stays unknown: either the run was canceled and its
+// machine was ended, or the machine ended by itself.
 func (r *run) lost(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ctxError(ctx, "process.wait")
@@ -331,18 +329,16 @@ func (r *run) lost(ctx context.Context) error {
 	return r.c.dead("process.wait")
 }
 
-// Put unpacks the tar stream r in the sandbox, as FileSystem.unpack has it. It may
-// return, with an error, before r was read to its end, and reading r may outlive
-// it by one Read: close what feeds r.
+// Put unpacks the tar stream r in the sandbox (FileSystem.unpack). Put may return an error before r
+// was read to its end, and reading r may outlive Put by one Read: close the source of r.
 func (c *Client) Put(ctx context.Context, dest string, r io.Reader) error {
 	return c.Feed(r, func(id StreamID) error {
 		return c.FileSystemUnpack(ctx, &FileSystemUnpackParams{Dest: dest, Stream: id})
 	})
 }
 
-// Feed makes a command whose stream brings what r yields. An error of r is
-// returned before the command's, which is its consequence. Reading r may outlive
-// Feed by one Read.
+// Feed runs a command whose stream carries the data of r. An error of r takes precedence over the
+// command's error, which is a consequence. Reading r may outlive Feed by one Read.
 func (c *Client) Feed(r io.Reader, command func(StreamID) error) error {
 	id := c.NewStream()
 	s, err := c.Sender(id)
@@ -354,7 +350,7 @@ func (c *Client) Feed(r io.Reader, command func(StreamID) error) error {
 	go func() {
 		_, err := copyBuffer(s, r)
 		if err != nil {
-			sent <- err // first: the answer to what comes now asks for it
+			sent <- err // sent before release: the answer to the next frames depends on it
 			s.Abort(err)
 			return
 		}
@@ -368,15 +364,15 @@ func (c *Client) Feed(r io.Reader, command func(StreamID) error) error {
 	case sendErr := <-sent:
 		var te *turnstone.Error
 		if sendErr != nil && !errors.As(sendErr, &te) && !hungUp(sendErr) {
-			return sendErr // r failed, and the agent saw only its consequence
+			return sendErr // r failed; the agent saw only the consequence
 		}
 	default:
 	}
 	return err
 }
 
-// Get writes path of the sandbox to w as a tar stream, as FileSystem.pack has it.
-// What comes is hostile: unpack it with archive.Unpack.
+// Get writes path of the sandbox to w as a tar stream (FileSystem.pack). The stream is untrusted:
+// unpack it with archive.Unpack.
 func (c *Client) Get(ctx context.Context, path string, w io.Writer) error {
 	id := c.NewStream()
 	r, err := c.Receiver(id)
@@ -411,5 +407,5 @@ func (c *Client) Get(ctx context.Context, path string, w io.Writer) error {
 		return nil
 	}
 	return turnstone.Errorf(MethodFileSystemPack, turnstone.KindInternal, path,
-		"the archive is cut off").WithHint("a file may have changed while it was read; try again")
+		"the archive is truncated").WithHint("the file may have changed while it was read; try again")
 }

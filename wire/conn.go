@@ -14,7 +14,7 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// A Message is one JSON message: a command, an answer or an event.
+// A Message is a JSON message: a command, an answer or an event.
 type Message struct {
 	ID        *int64          `json:"id,omitempty"`
 	Method    string          `json:"method,omitempty"`
@@ -24,9 +24,8 @@ type Message struct {
 	SessionID string          `json:"sessionId,omitempty"`
 }
 
-// ParseMessage decodes a JSON message after checking its depth and the number of
-// its values: an empty object of three bytes can stand for one of some hundred in
-// memory.
+// ParseMessage decodes a JSON message after checking its depth and the number of its values. The
+// check is necessary because an empty object of three bytes can take some hundred bytes in memory.
 func ParseMessage(p []byte) (*Message, error) {
 	deep, values := measure(p)
 	switch {
@@ -37,7 +36,7 @@ func ParseMessage(p []byte) (*Message, error) {
 	}
 	var m Message
 	if err := json.Unmarshal(p, &m); err != nil {
-		return nil, protocolError("a message is no JSON object of the protocol: %s", err)
+		return nil, protocolError("a message is not a JSON object of the protocol: %s", err)
 	}
 	if m.ID == nil && m.Method == "" {
 		return nil, protocolError("a message has neither id nor method")
@@ -45,8 +44,8 @@ func ParseMessage(p []byte) (*Message, error) {
 	return &m, nil
 }
 
-// measure returns how deeply p is nested, and a bound of how many values it has,
-// without decoding it.
+// measure returns the nesting depth of p and an upper bound of its number of values, without
+// decoding p.
 func measure(p []byte) (deep, values int) {
 	now, quoted := 0, false
 	for i := 0; i < len(p); i++ {
@@ -69,31 +68,30 @@ func measure(p []byte) (deep, values int) {
 	return deep, values
 }
 
-// Options say what one end of a connection does.
+// Options configure an end of a connection.
 type Options struct {
-	// Dispatcher answers the other side's commands; nil: it may send none.
+	// Dispatcher answers the other side's commands; nil: the other side may send none.
 	Dispatcher *Dispatcher
-	// OnEvent is called for each event, in order, by the reading goroutine: it
-	// must be quick, and must not wait for anything that comes over the connection.
+	// OnEvent is called for each event, in order, by the reading goroutine. It must return quickly
+	// and must not wait for anything that arrives over the connection.
 	OnEvent func(Event)
 	// Masked is set by a WebSocket client.
 	Masked bool
 }
 
-// brokenHint is for what no agent sends.
-const brokenHint = "something in the sandbox speaks for its agent; do not trust this sandbox"
+// brokenHint is the hint for messages that no agent sends.
+const brokenHint = "another program in the sandbox acts as its agent; do not trust this sandbox"
 
-// farewellTime is how long a side that is cut off has to take the reason.
+// farewellTime is the time limit for sending the reason to a side that is disconnected.
 const farewellTime = time.Second
 
-// An Event is an event as it came; DecodeEvent gives it its type.
+// An Event is an event in its wire form; DecodeEvent returns the typed form.
 type Event struct {
 	Method string
 	Params json.RawMessage
 }
 
-// A Conn is one end of one connection of the wire. Its methods are safe for
-// concurrent use.
+// A Conn is an end of a connection of the wire. Its methods are safe for concurrent use.
 type Conn struct {
 	opt    Options
 	frames *Frames
@@ -111,7 +109,7 @@ type Conn struct {
 	recv    map[StreamID]*recvEntry
 	send    map[StreamID]*sendEntry
 	lanes   map[string]chan struct{} // closed when the last command of a lane is done
-	refused map[StreamID]bool        // streams that data came for, and that are not open
+	refused map[StreamID]bool        // closed streams that data has arrived for
 }
 
 type recvEntry struct {
@@ -125,14 +123,14 @@ type sendEntry struct {
 	claimed bool
 }
 
-// NewConn starts the protocol over stream, which then belongs to the Conn.
+// NewConn starts the protocol over stream. The Conn then owns stream.
 func NewConn(stream io.ReadWriteCloser, opt Options) *Conn {
 	c := newConn(stream, opt)
 	c.wg.Go(c.readLoop)
 	return c
 }
 
-// newConn is NewConn without the reading.
+// newConn is NewConn without the reading goroutine.
 func newConn(stream io.ReadWriteCloser, opt Options) *Conn {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	return &Conn{opt: opt, frames: NewFrames(stream, opt.Masked), ctx: ctx, cancel: cancel,
@@ -146,8 +144,8 @@ func (c *Conn) Done() <-chan struct{} { return c.done }
 // Context ends with the connection.
 func (c *Conn) Context() context.Context { return c.ctx }
 
-// Err says why the connection ended; nil before that, and when either side closed
-// it in good order.
+// Err returns why the connection ended. It is nil before the end, and after either side closed the
+// connection in good order.
 func (c *Conn) Err() error {
 	select {
 	case <-c.done:
@@ -164,8 +162,8 @@ func (c *Conn) Err() error {
 	return c.err
 }
 
-// hungUp says that the other side closed the connection: how that shows depends
-// on the kind of connection, and on whether something was being written.
+// hungUp reports whether the other side closed the connection. The error depends on the kind of
+// connection and on whether a write was in progress.
 func hungUp(err error) bool {
 	for _, end := range []error{io.EOF, io.ErrClosedPipe, os.ErrClosed, net.ErrClosed, syscall.EPIPE, syscall.ECONNRESET} {
 		if errors.Is(err, end) {
@@ -175,14 +173,14 @@ func hungUp(err error) bool {
 	return false
 }
 
-// Close ends the connection at once. Commands that it carries out for the other
-// side get a context that has ended; Wait waits for them.
+// Close ends the connection at once. The contexts of commands in progress for the other side are
+// canceled; Wait waits for these commands.
 func (c *Conn) Close() error {
 	c.end(net.ErrClosed)
 	return nil
 }
 
-// Wait waits until everything that Go has started has returned.
+// Wait waits until everything that Go started has returned.
 func (c *Conn) Wait() {
 	<-c.done
 	c.wg.Wait()
@@ -191,7 +189,7 @@ func (c *Conn) Wait() {
 // Go runs f in a goroutine that Wait waits for.
 func (c *Conn) Go(f func()) { c.wg.Go(f) }
 
-// end ends the connection for the first reason that is given.
+// end ends the connection; the first reason counts.
 func (c *Conn) end(why error) {
 	c.mu.Lock()
 	if c.err != nil {
@@ -214,7 +212,7 @@ func (c *Conn) end(why error) {
 	_ = c.frames.Close()
 }
 
-// dead is what callers see of a connection that has ended.
+// dead returns the error that callers get from an ended connection.
 func (c *Conn) dead(op turnstone.Op) error {
 	te := turnstone.NewError(op, turnstone.KindDead, "connection to the sandbox", c.err).
 		WithHint("the sandbox has ended; run the turn again")
@@ -234,7 +232,7 @@ func (c *Conn) readLoop() {
 	for {
 		text, p, err := c.frames.Next(buf)
 		select {
-		case <-c.done: // what came before it ended is not carried out any more
+		case <-c.done: // commands that arrived before the end are dropped
 			return
 		default:
 		}
@@ -257,7 +255,7 @@ func (c *Conn) readLoop() {
 	}
 }
 
-// farewell tells the other side why it is cut off, if it still listens.
+// farewell sends the other side the reason for the end, if the other side still reads.
 func (c *Conn) farewell(err error) {
 	told := make(chan struct{})
 	go func() {
@@ -288,25 +286,24 @@ func (c *Conn) message(p []byte) error {
 
 func (c *Conn) answer(m *Message) error {
 	if (m.Result == nil) == (m.Error == nil) {
-		return protocolError("an answer has not exactly one of result and error")
+		return protocolError("an answer does not have exactly one of result and error")
 	}
 	c.mu.Lock()
 	ch, known := c.calls[*m.ID]
 	delete(c.calls, *m.ID)
 	c.mu.Unlock()
 	if !known {
-		return protocolError("an answer to command %d, which waits for none", *m.ID)
+		return protocolError("an answer to command %d, which does not wait for an answer", *m.ID)
 	}
-	if ch != nil { // else its caller gave up
+	if ch != nil { // otherwise the caller gave up
 		ch <- m
 	}
 	return nil
 }
 
-// Call sends a command and waits for its answer. When ctx ends it returns at
-// once; the other side may still carry the command out. A connection that ends
-// gives an error of kind Dead; an error that the other side answers with comes as
-// the *turnstone.Error that it sent.
+// Call sends a command and waits for its answer. When ctx ends, Call returns at once; the other
+// side may still execute the command. If the connection ends, Call returns an error of kind Dead.
+// An error from the other side is returned as the *turnstone.Error that the other side sent.
 func (c *Conn) Call(ctx context.Context, method string, params, result any) error {
 	if params == nil {
 		params = struct{}{}
@@ -330,7 +327,7 @@ func (c *Conn) Call(ctx context.Context, method string, params, result any) erro
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if _, waits := c.calls[id]; waits && sent {
-			c.calls[id] = nil // the answer may still come, to nobody
+			c.calls[id] = nil // the answer may still arrive and is then dropped
 		} else {
 			delete(c.calls, id)
 		}
@@ -339,8 +336,7 @@ func (c *Conn) Call(ctx context.Context, method string, params, result any) erro
 		return ctxError(ctx, method)
 	}
 	sent = true
-	// The other side may read nothing: ctx ends the waiting, and the connection's
-	// end the writing.
+	// The other side may read nothing. ctx ends the wait; the end of the connection ends the write.
 	wrote := make(chan error, 1)
 	go func() {
 		err := c.writeMessage(&Message{ID: &id, Method: method, Params: raw})
@@ -368,7 +364,7 @@ func (c *Conn) Call(ctx context.Context, method string, params, result any) erro
 		return ctxError(ctx, method)
 	case <-c.done:
 		select {
-		case m := <-ch: // it came first
+		case m := <-ch: // the answer arrived first
 			return c.decodeAnswer(m, method, result)
 		default:
 		}
@@ -378,7 +374,7 @@ func (c *Conn) Call(ctx context.Context, method string, params, result any) erro
 	}
 }
 
-// writeFailed prefers the reason why the connection ended to what writing saw of it.
+// writeFailed prefers the reason why the connection ended over the resulting write error.
 func (c *Conn) writeFailed(method string, err error) error {
 	var broken *ProtocolError
 	if hungUp(err) || errors.Is(err, io.ErrShortWrite) || errors.As(err, &broken) {
@@ -397,7 +393,7 @@ func (c *Conn) writeFailed(method string, err error) error {
 	}
 }
 
-// decodeAnswer reads an answer. A malformed one ends the connection.
+// decodeAnswer decodes an answer. A malformed answer ends the connection.
 func (c *Conn) decodeAnswer(m *Message, method string, result any) error {
 	var err error
 	var re replyError
@@ -416,7 +412,7 @@ func (c *Conn) decodeAnswer(m *Message, method string, result any) error {
 	return malformed(method, err)
 }
 
-// malformed is an answer or an event that no agent sends.
+// malformed returns the error for an answer or event that no agent sends.
 func malformed(method string, err error) error {
 	return turnstone.Errorf(turnstone.Op(method), turnstone.KindIntegrity, "the sandbox broke its channel",
 		"malformed: %s", clip(err.Error(), 200)).WithHint(brokenHint)
@@ -430,8 +426,8 @@ func ctxError(ctx context.Context, method string) error {
 	return turnstone.NewError(turnstone.Op(method), kind, "", context.Cause(ctx))
 }
 
-// Emit sends an event. It waits while the other side does not read, and fails
-// when the connection has ended.
+// Emit sends an event. It blocks while the other side does not read and fails when the connection
+// has ended.
 func (c *Conn) Emit(ctx context.Context, method string, params any) error {
 	if err := ctx.Err(); err != nil {
 		return ctxError(ctx, method)
@@ -472,7 +468,7 @@ func (c *Conn) writeMessage(m *Message) error {
 	}
 	if _, values := measure(b); values > MaxValues {
 		return turnstone.Errorf("wire.write", turnstone.KindExhausted, "message",
-			"it has more than %d values", MaxValues).WithHint("ask for less at one time")
+			"it has more than %d values", MaxValues).WithHint("request less data at a time")
 	}
 	return c.frames.WriteText(b)
 }

@@ -151,8 +151,8 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-// One stream that nobody reads must hold up neither the messages nor other streams,
-// and must not make its side hold more than the window.
+// An unread stream must not block the messages or other streams, and must not make its side hold
+// more than the window.
 func TestSlowReaderStarvesNobody(t *testing.T) {
 	stuck := make(chan uint64, 1)
 	c, server := pair(t, map[string]entry{"Test.flood": {func() any { return new(echoParams) }, func(ctx context.Context, c *Conn, p any) (any, error) {
@@ -203,7 +203,7 @@ func TestSlowReaderStarvesNobody(t *testing.T) {
 	_ = server
 }
 
-// A command that fails gives up the streams it was sent with.
+// A command that fails aborts the streams that it names.
 func TestFailedCommandsStreams(t *testing.T) {
 	c, server := pair(t, nil, nil)
 	in, out := c.NewStream(), c.NewStream()
@@ -223,7 +223,7 @@ func TestFailedCommandsStreams(t *testing.T) {
 		t.Errorf("writing: %v", err)
 	}
 	_ = s.Close()
-	for { // the answer to the reset is on its way
+	for { // the answer to the reset is in transit
 		server.mu.Lock()
 		left := len(server.recv) + len(server.send)
 		server.mu.Unlock()
@@ -248,7 +248,7 @@ func TestEventsFollowTheirAnswer(t *testing.T) {
 	}
 }
 
-// raw returns a connection's server and what its client would write and read.
+// raw returns a connection's server and a stream for a client's raw bytes.
 func raw(t *testing.T) (net.Conn, *Conn) {
 	t.Helper()
 	d := NewDispatcher()
@@ -281,23 +281,23 @@ func TestGarbageIsCutOffWithAReason(t *testing.T) {
 	open := string(frameBytes(ws.OpText, true, []byte(`{"id":1,"method":"Test.copy","params":{"in":7}}`)))
 	huge := binary.BigEndian.AppendUint64([]byte{0x81, 127}, 1<<40)
 	for name, tt := range map[string]struct{ send, want string }{
-		"no JSON":             {string(frameBytes(ws.OpText, true, []byte("hello"))), "no JSON object"},
-		"not an object":       {string(frameBytes(ws.OpText, true, []byte("[1]"))), "no JSON object"},
+		"no JSON":             {string(frameBytes(ws.OpText, true, []byte("hello"))), "not a JSON object"},
+		"not an object":       {string(frameBytes(ws.OpText, true, []byte("[1]"))), "not a JSON object"},
 		"neither id nor name": {string(frameBytes(ws.OpText, true, []byte("{}"))), "neither id nor method"},
-		"fractional id":       {string(frameBytes(ws.OpText, true, []byte(`{"id":1.5,"method":"x"}`))), "no JSON object"},
+		"fractional id":       {string(frameBytes(ws.OpText, true, []byte(`{"id":1.5,"method":"x"}`))), "not a JSON object"},
 		"deep":                {string(frameBytes(ws.OpText, true, []byte(`{"id":1,"method":"x","params":`+strings.Repeat("[", 1000)+strings.Repeat("]", 1000)+"}"))), "nested deeper"},
 		"huge":                {string(huge), "longer than"},
 		"huge in parts":       {string(frameBytes(ws.OpBinary, false, make([]byte, 60_000))) + string(frameBytes(ws.OpContinuation, true, make([]byte, 60_000))), "longer than"},
 		"extension":           {"\xc1\x00", "extension"},
 		"opcode":              {"\x83\x00", "opcode"},
-		"stray continuation":  {"\x80\x00", "did not begin"},
+		"stray continuation":  {"\x80\x00", "continuation frame without a message"},
 		"message in message":  {string(frameBytes(ws.OpText, false, []byte("{"))) + string(frameBytes(ws.OpText, true, []byte("{"))), "inside another"},
 		"long ping":           {string(frameBytes(ws.OpPing, true, make([]byte, 126))), "control frame"},
 		"short chunk":         {string(frameBytes(ws.OpBinary, true, make([]byte, 5))), "shorter"},
 		"unknown kind":        {string(chunk(9, 9, 0, "")), "unknown kind"},
 		"stream zero":         {string(chunk(frameData, 0, 0, "")), "no stream"},
-		"out of order":        {open + string(chunk(frameData, 7, 5, "x")), "goes on at byte 5, not 0"},
-		"repeated":            {open + string(chunk(frameData, 7, 0, "xy")) + string(chunk(frameData, 7, 1, "y")), "goes on at byte 1, not 2"},
+		"out of order":        {open + string(chunk(frameData, 7, 5, "x")), "continues at byte 5, not 0"},
+		"repeated":            {open + string(chunk(frameData, 7, 0, "xy")) + string(chunk(frameData, 7, 1, "y")), "continues at byte 1, not 2"},
 		"early end":           {open + string(chunk(frameEnd, 7, 5, "")), "ends at byte 5, not 0"},
 		"credit with data":    {open + string(chunk(frameCredit, 7, 5, "x")), "carries data"},
 		"another session":     {string(frameBytes(ws.OpBinary, true, Frame{Channel: 3, Stream: 1}.Head())), "session 3"},
@@ -338,13 +338,13 @@ func TestMoreThanGranted(t *testing.T) {
 	}()
 	_, _, err := NewFrames(a, true).Next(nil)
 	var closed *ClosedError
-	if !errors.As(err, &closed) || !strings.Contains(closed.Reason, "more than it was granted") {
+	if !errors.As(err, &closed) || !strings.Contains(closed.Reason, "exceeds its credit") {
 		t.Error(err)
 	}
 	<-server.Done()
 }
 
-// A sandbox that answers nonsense is named as such, and not as a dead one.
+// A sandbox that sends malformed answers is reported as such, not as dead.
 func TestHostileAgent(t *testing.T) {
 	for name, answer := range map[string]string{
 		"no JSON":      "hello",
@@ -452,7 +452,7 @@ func FuzzFrames(f *testing.F) {
 	})
 }
 
-// A gate is at its end when it is opened.
+// A gate reports io.EOF after it is opened.
 type gate struct{ open chan struct{} }
 
 func (g *gate) Read([]byte) (int, error) { <-g.open; return 0, io.EOF }
@@ -462,8 +462,8 @@ type nopStream struct{ io.Reader }
 func (nopStream) Write(p []byte) (int, error) { return len(p), nil }
 func (nopStream) Close() error                { return nil }
 
-// Whatever one side sends, the other side's connection ends without a panic, and
-// holds no goroutine afterwards.
+// For any input from one side, the other side's connection ends without a panic and leaves no
+// goroutine.
 func FuzzConn(f *testing.F) {
 	f.Add(append(frameBytes(ws.OpText, true, []byte(`{"id":1,"method":"Test.echo","params":{"in":7,"out":8}}`)), chunk(frameData, 7, 0, "abc")...), true)
 	f.Add(append(chunk(frameData, 1, 0, "abc"), frameBytes(ws.OpText, true, []byte(`{"id":1,"result":{}}`))...), false)
@@ -479,7 +479,7 @@ func FuzzConn(f *testing.F) {
 		if !server {
 			opt = Options{OnEvent: func(e Event) { _ = json.Valid(e.Params) }}
 		}
-		held := make(chan struct{}) // the answer to nothing comes before a command does
+		held := make(chan struct{}) // an answer without a command would arrive too early
 		c := newConn(nopStream{io.MultiReader(&gate{held}, bytes.NewReader(b))}, opt)
 		c.wg.Go(c.readLoop)
 		if server {
@@ -513,7 +513,7 @@ func FuzzConn(f *testing.F) {
 		if kept > 2*streamWindow {
 			t.Errorf("%d bytes are kept", kept)
 		}
-		calls.Wait() // each ends with the connection
+		calls.Wait() // each call ends with the connection
 		if s.sent > s.limit {
 			t.Errorf("%d bytes were sent with a credit of %d", s.sent, s.limit)
 		}
@@ -522,12 +522,11 @@ func FuzzConn(f *testing.F) {
 	})
 }
 
-// An agent that reads nothing any more holds up neither a call whose context ends
-// nor the connection's end.
+// An agent that no longer reads blocks neither a call whose context ends nor the connection's end.
 func TestOtherSideReadsNothing(t *testing.T) {
 	a, b := net.Pipe()
 	defer func() { _ = b.Close() }()
-	go func() { _, _ = io.ReadFull(b, make([]byte, 12)) }() // the stream's beginning, and no more
+	go func() { _, _ = io.ReadFull(b, make([]byte, 12)) }() // only the stream's beginning
 	link, err := NewLink(a, true)
 	if err != nil {
 		t.Fatal(err)
@@ -544,7 +543,7 @@ func TestOtherSideReadsNothing(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	}
-	_ = c.Close() // with nobody reading
+	_ = c.Close() // without a reader
 	<-c.Done()
 	if _, err := c.SandboxGetVersion(context.Background()); turnstone.KindOf(err) != turnstone.KindDead {
 		t.Errorf("%v", err)
@@ -552,7 +551,7 @@ func TestOtherSideReadsNothing(t *testing.T) {
 	_ = link.Close()
 }
 
-// A small message must not become a large one in memory.
+// A small message must not use much memory.
 func TestManyValues(t *testing.T) {
 	for _, list := range []string{strings.Repeat("{},", 1<<20), strings.Repeat("0,", 1<<20), strings.Repeat("[],", 1<<20)} {
 		_, err := ParseMessage([]byte(`{"method":"Shell.commands","params":{"processId":"p","records":[` + list + `{}]}}`))
@@ -566,7 +565,7 @@ func TestManyValues(t *testing.T) {
 	}
 }
 
-// A command that is refused does not cost the connection that its data follows on.
+// A rejected command must not break the connection that carries the command's data.
 func TestRefusedCommandsStream(t *testing.T) {
 	c, _ := pair(t, nil, nil)
 	for range 3 {
@@ -590,7 +589,7 @@ func TestRefusedCommandsStream(t *testing.T) {
 	}
 }
 
-// A stream in small frames takes no more memory than in large ones.
+// A stream in small frames uses no more memory than a stream in large frames.
 func TestSmallFrames(t *testing.T) {
 	r := newReceiver(nil, 1)
 	for i := range uint64(100_000) {
@@ -613,7 +612,7 @@ func TestSmallFrames(t *testing.T) {
 	}
 }
 
-// A message that the other side would refuse is not sent.
+// A message that the other side would reject is not sent.
 func TestTooManyValuesAreNotSent(t *testing.T) {
 	c, _ := pair(t, map[string]entry{"Test.many": {func() any { return new(echoParams) }, func(context.Context, *Conn, any) (any, error) {
 		return make([]int, 2*MaxValues), nil

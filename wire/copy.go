@@ -5,24 +5,23 @@ import (
 	"sync"
 )
 
-// copySize is large, because each read and write costs a frame and, at the
-// sandbox's side, an exit from the virtual machine.
+// copySize is large because each read and write costs a frame and, on the sandbox's side, an exit
+// from the virtual machine.
 const copySize = 256 << 10
 
 var copyPool = sync.Pool{New: func() any { return new([copySize]byte) }}
 
-// copyBuffer is io.Copy with a large buffer of its own; it uses neither
-// io.WriterTo nor io.ReaderFrom, which would bring small ones.
+// copyBuffer is io.Copy with a large buffer. It uses neither io.WriterTo nor io.ReaderFrom, which
+// would use small buffers.
 func copyBuffer(w io.Writer, r io.Reader) (int64, error) {
 	buf := copyPool.Get().(*[copySize]byte)
 	defer copyPool.Put(buf)
 	return io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, buf[:])
 }
 
-// drainTo copies r to w until r ends; a nil w discards. When w fails it calls
-// fail at once, reads on and discards, so that whoever fills r is not blocked.
-// That r breaks is not said here: the call itself reports it. It returns how many
-// bytes came.
+// drainTo copies r to w until r ends; a nil w discards. When w fails, drainTo calls fail at once,
+// continues to read and discards, so that the writer of r is not blocked. drainTo returns no error
+// of r, which the call itself reports. The result is the number of bytes read.
 func drainTo(w io.Writer, r io.Reader, fail func(error)) int64 {
 	n, _ := copyBuffer(&failingWriter{w, fail}, r)
 	return n
@@ -44,8 +43,8 @@ func (f *failingWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// tailWriter remembers whether what passed ended in zeros, as every whole tar
-// stream does: two blocks of 512 zero bytes (POSIX.1-2017, pax, ustar format).
+// tailWriter records whether the data ended in zeros, as every complete tar stream does: two blocks
+// of 512 zero bytes (POSIX.1-2017, pax, ustar format).
 type tailWriter struct {
 	w     io.Writer
 	err   error

@@ -11,15 +11,15 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// A Dispatcher knows who answers which command. It is filled before it is used,
-// and then shared by any number of connections.
+// A Dispatcher maps commands to their handlers. Fill it before use; afterwards any number of
+// connections may share it.
 type Dispatcher struct {
 	entries map[string]entry
 
-	// Gate, if set, may refuse a command before it is carried out.
+	// Gate, if set, may reject a command before its execution.
 	Gate func(method string) error
-	// Observe, if set, is told of each command that was carried out. params are
-	// the command's own, and not to be kept.
+	// Observe, if set, is called after each command. params belong to the command and must not be
+	// kept.
 	Observe func(method string, params any, began time.Time, err error)
 }
 
@@ -33,17 +33,17 @@ type entry struct {
 
 func (d *Dispatcher) handle(method string, e entry) { d.entries[method] = e }
 
-// streamUser is implemented by the parameters that name streams, as the answering
-// side sees their direction.
+// streamUser is implemented by parameters that name streams. The directions are those of the
+// answering side.
 type streamUser interface {
 	streams() (receive, send []StreamID)
 }
 
-// maxCalls bounds the commands of one connection that are carried out at one time.
+// maxCalls bounds the concurrent commands of a connection.
 const maxCalls = 256
 
-// command answers one command. What it may do at once it does in the reading
-// goroutine: so the streams that the command names exist before their frames come.
+// command answers a command. It executes immediate work in the reading goroutine, so that the
+// streams that the command names exist before their frames arrive.
 func (c *Conn) command(m *Message) {
 	fail := func(err error, code int) {
 		re := encodeError(err)
@@ -55,7 +55,7 @@ func (c *Conn) command(m *Message) {
 	d := c.opt.Dispatcher
 	if m.SessionID != "" {
 		fail(turnstone.NewError(turnstone.Op(m.Method), turnstone.KindNotFound, "session "+m.SessionID, nil).
-			WithHint("attach with Target.attachToTarget, on a server that has targets"), codeServer)
+			WithHint("attach with Target.attachToTarget on a server that has targets"), codeServer)
 		return
 	}
 	var e entry
@@ -90,7 +90,7 @@ func (c *Conn) command(m *Message) {
 	default:
 		release()
 		fail(turnstone.NewError(turnstone.Op(m.Method), turnstone.KindExhausted, "commands of this connection",
-			nil).WithHint("wait for answers before you send more"), codeServer)
+			nil).WithHint("wait for answers before sending more commands"), codeServer)
 		return
 	}
 	wait, leave := c.enter(params)
@@ -98,8 +98,8 @@ func (c *Conn) command(m *Message) {
 		defer func() { <-c.slots }()
 		began := time.Now()
 		var after afterReply
-		defer after.run() // last, when the answer is on its way
-		wait(c.ctx)       // if it ended, the call sees that too
+		defer after.run() // runs after the answer is sent
+		wait(c.ctx)       // the call sees an ended context too
 		result, err := e.call(context.WithValue(c.ctx, afterKey{}, &after), c, params)
 		leave()
 		if d.Observe != nil {
@@ -116,7 +116,7 @@ func (c *Conn) command(m *Message) {
 
 type afterKey struct{}
 
-// afterReply are what a handler wants done when its answer has been sent.
+// afterReply are functions that a handler defers until its answer is sent.
 type afterReply struct{ funcs []func() }
 
 func (a *afterReply) run() {
@@ -125,9 +125,9 @@ func (a *afterReply) run() {
 	}
 }
 
-// AfterReply makes f run when the command whose handler was given ctx has been
-// answered: events that must not come before the answer are sent from then on.
-// Only the handler's own goroutine may call it. f must not block.
+// AfterReply makes f run after the answer to the command whose handler got ctx: events that must
+// not precede the answer are sent from f. Only the handler's own goroutine may call AfterReply. f
+// must not block.
 func AfterReply(ctx context.Context, f func()) {
 	if a, ok := ctx.Value(afterKey{}).(*afterReply); ok {
 		a.funcs = append(a.funcs, f)
@@ -136,8 +136,8 @@ func AfterReply(ctx context.Context, f func()) {
 	f()
 }
 
-// decodeStrict refuses what the parameters do not have, so that a misspelled one
-// is told and not ignored.
+// decodeStrict rejects unknown parameters, so that a misspelled parameter is reported instead of
+// ignored.
 func decodeStrict(raw json.RawMessage, v any) error {
 	if len(raw) == 0 || string(raw) == "null" {
 		raw = []byte("{}")
@@ -153,8 +153,8 @@ func decodeStrict(raw json.RawMessage, v any) error {
 	return nil
 }
 
-// reserve makes the streams that a command names. release gives up those that
-// its handler did not take.
+// reserve creates the streams that a command names. release gives up the streams that the command's
+// handler did not claim.
 func (c *Conn) reserve(method string, params any) (release func(), err error) {
 	u, ok := params.(streamUser)
 	if !ok {

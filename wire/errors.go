@@ -16,8 +16,8 @@ const (
 	codeServer         = -32000
 )
 
-// replyError is an error as it crosses the wire: CDP's form, with the typed
-// error's parts as its data.
+// replyError is an error in its wire form: CDP's format with the parts of the typed error as its
+// data.
 type replyError struct {
 	Code    int        `json:"code"`
 	Message string     `json:"message"`
@@ -49,8 +49,8 @@ func encodeError(err error) *replyError {
 	return re
 }
 
-// decode bounds every field: the text goes to a terminal and into receipts, and
-// a sandbox wrote it.
+// decode bounds every field because the sandbox wrote the text and the text goes to a terminal and
+// into receipts.
 func (e *replyError) decode(method string) *turnstone.Error {
 	te := turnstone.NewError(turnstone.Op(method), turnstone.KindInternal, "", nil)
 	cause := e.Message
@@ -79,7 +79,7 @@ func knownKind(s string) turnstone.Kind {
 	return turnstone.KindInternal
 }
 
-// clip cuts s to n bytes and replaces what could drive a terminal.
+// clip cuts s to n bytes and replaces characters that could control a terminal.
 func clip(s string, n int) string {
 	if len(s) > n {
 		s = strings.ToValidUTF8(s[:n], "") + "…"

@@ -6,15 +6,15 @@ import (
 	"io"
 )
 
-// Export has the agent pack the upper directory (State.export, which comes after
-// State.freeze), and calls read with the stream. What comes is hostile: read it with
-// package upperdir. An error of read is returned before the agent's.
+// Export makes the agent pack the upper directory (State.export, after State.freeze) and calls read
+// with the stream. The stream is untrusted: read it with package upperdir. An error of read takes
+// precedence over the agent's error.
 func (c *Client) Export(ctx context.Context, read func(io.Reader) error) error {
 	return c.export(ctx, false, read)
 }
 
-// ExportHeld is Export of a sandbox that goes on afterwards: its processes stand
-// still until Sandbox.suspend, which is to follow, and renew.
+// ExportHeld is Export for a sandbox that continues afterwards: its processes stay frozen until
+// Sandbox.suspend, which must follow, and renew.
 func (c *Client) ExportHeld(ctx context.Context, read func(io.Reader) error) error {
 	return c.export(ctx, true, read)
 }

@@ -13,20 +13,20 @@ import (
 	"github.com/gobwas/ws"
 )
 
-// Limits of what one side takes from the other.
+// Limits for data from the other side.
 const (
 	MaxMessage = 16 << 20 // bytes of one JSON message
 	MaxChunk   = 64 << 10 // bytes of data in one binary frame
-	MaxDepth   = 64       // of nesting in a JSON message
-	MaxValues  = 1 << 18  // in a JSON message
+	MaxDepth   = 64       // nesting depth of a JSON message
+	MaxValues  = 1 << 18  // values in a JSON message
 	frameHead  = 17       // bytes before the data in a binary frame
 	maxReason  = 123      // bytes of text in a closing frame (RFC 6455, 5.5)
 	maxControl = 125      // bytes of a control frame
 	chunkLimit = frameHead + MaxChunk
 )
 
-// A ProtocolError is why a side ended a connection: the other one broke the
-// protocol. Code is a status of RFC 6455, 7.4.1.
+// A ProtocolError is the reason for ending a connection after a protocol violation by the other
+// side. Code is a status of RFC 6455, 7.4.1.
 type ProtocolError struct {
 	Code   int
 	Reason string
@@ -38,7 +38,7 @@ func protocolError(format string, args ...any) error {
 	return &ProtocolError{Code: int(ws.StatusProtocolError), Reason: fmt.Sprintf(format, args...)}
 }
 
-// A ClosedError is how the other side ended a connection.
+// A ClosedError reports how the other side ended a connection.
 type ClosedError struct {
 	Code   int
 	Reason string
@@ -51,28 +51,27 @@ func (e *ClosedError) Error() string {
 	return "the other side closed the connection: " + e.Reason
 }
 
-// Frames reads and writes the messages of one connection: RFC 6455 frames over
-// any byte stream, after the handshake if there is one. One goroutine may read;
-// any may write.
+// Frames reads and writes the messages of a connection: RFC 6455 frames over any byte stream, after
+// the handshake if there is one. A single goroutine may read; any goroutine may write.
 type Frames struct {
 	stream io.ReadWriteCloser
 	r      *bufio.Reader
-	masked bool // what this side writes
+	masked bool // this side masks its frames
 
 	wmu    sync.Mutex
 	wbuf   []byte
-	closed error // why nothing more is written: a closing frame was; guarded by wmu
+	closed error // why writing has ended, such as a closing frame; guarded by wmu
 }
 
-// NewFrames returns the frames of stream, which then belongs to them. A WebSocket
-// client has to mask what it writes.
+// NewFrames returns the frames of stream. The Frames then own stream. A WebSocket client has to
+// mask its frames.
 func NewFrames(stream io.ReadWriteCloser, masked bool) *Frames {
 	return &Frames{stream: stream, r: bufio.NewReaderSize(stream, 32<<10), masked: masked}
 }
 
-// Next returns the next message, text or binary, into buf if it fits. A message
-// that breaks a rule gives a *ProtocolError, the other side's farewell a
-// *ClosedError; io.EOF is an end without a farewell.
+// Next returns the next message, text or binary, in buf if it fits. A message that violates a rule
+// results in a *ProtocolError, a closing frame in a *ClosedError, and an end without a closing
+// frame in io.EOF.
 func (f *Frames) Next(buf []byte) (text bool, payload []byte, err error) {
 	payload = buf[:0]
 	var kind ws.OpCode
@@ -110,8 +109,8 @@ func (f *Frames) Next(buf []byte) (text bool, payload []byte, err error) {
 	}
 }
 
-// body appends a frame's payload to p. It grows as bytes come, not as the header
-// promises.
+// body appends a frame's payload to p. p grows with the received bytes, not with the length in the
+// header.
 func (f *Frames) body(p []byte, h ws.Header) ([]byte, error) {
 	begin := len(p)
 	for left := h.Length; left > 0; {
@@ -136,20 +135,20 @@ func (f *Frames) body(p []byte, h ws.Header) ([]byte, error) {
 func checkHeader(h ws.Header, within bool) error {
 	switch {
 	case h.Rsv != 0:
-		return protocolError("a frame uses an extension that was not agreed on")
+		return protocolError("a frame uses an extension that was not negotiated")
 	case h.OpCode.IsReserved():
 		return protocolError("a frame has the unknown opcode %d", h.OpCode)
 	case h.OpCode.IsControl() && (!h.Fin || h.Length > maxControl):
-		return protocolError("a control frame is in parts, or longer than %d bytes", maxControl)
+		return protocolError("a control frame is fragmented or longer than %d bytes", maxControl)
 	case h.OpCode == ws.OpContinuation && !within:
-		return protocolError("a message goes on that did not begin")
+		return protocolError("a continuation frame without a message")
 	case h.OpCode.IsData() && h.OpCode != ws.OpContinuation && within:
-		return protocolError("a message begins inside another one")
+		return protocolError("a message begins inside another message")
 	}
 	return nil
 }
 
-// control answers a ping and reads a farewell.
+// control answers a ping and decodes a closing frame.
 func (f *Frames) control(h ws.Header) error {
 	p, err := f.body(nil, h)
 	if err != nil {
@@ -186,13 +185,13 @@ func (f *Frames) WriteText(p []byte) error {
 	return f.write(ws.OpText, p)
 }
 
-// WriteBinary writes one binary frame, given in parts.
+// WriteBinary writes a binary frame, given in parts.
 func (f *Frames) WriteBinary(parts ...[]byte) error { return f.write(ws.OpBinary, parts...) }
 
 func (f *Frames) write(op ws.OpCode, parts ...[]byte) error { return f.writeLast(nil, op, parts...) }
 
-// writeLast writes a frame with one Write, so that it costs the stream below one frame
-// too. If last is not nil, every later write fails with it.
+// writeLast writes a frame with a single Write, so that the stream below also uses a single frame.
+// If last is not nil, every later write fails with last.
 func (f *Frames) writeLast(last error, op ws.OpCode, parts ...[]byte) error {
 	h := ws.Header{Fin: true, OpCode: op, Masked: f.masked}
 	for _, p := range parts {
@@ -221,7 +220,7 @@ func (f *Frames) writeLast(last error, op ws.OpCode, parts ...[]byte) error {
 	}
 	_, err := f.stream.Write(*b)
 	if cap(*b) > 4*MaxChunk {
-		*b = nil // a rare large message does not stay
+		*b = nil // do not keep the buffer of a rare large message
 	}
 	return err
 }
@@ -233,8 +232,8 @@ func (b *headerBuffer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Farewell writes a closing frame; err says why, nil that all is well. It blocks
-// as any write does. What is written later fails for the same reason.
+// Farewell writes a closing frame. err is the reason; nil means a normal end. Farewell blocks as
+// any write does. Later writes fail with the same reason.
 func (f *Frames) Farewell(err error) error {
 	code, reason, last := int(ws.StatusNormalClosure), "", io.ErrClosedPipe
 	var broken *ProtocolError
@@ -251,5 +250,5 @@ func (f *Frames) Farewell(err error) error {
 	return f.writeLast(last, ws.OpClose, ws.NewCloseFrameBody(ws.StatusCode(code), reason))
 }
 
-// Close closes the stream, with no farewell.
+// Close closes the stream without a closing frame.
 func (f *Frames) Close() error { return f.stream.Close() }

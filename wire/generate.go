@@ -7,6 +7,6 @@ import _ "embed"
 //go:embed protocol.json
 var descriptor []byte
 
-// Descriptor returns the protocol's description in the Chrome DevTools Protocol's
-// own format, as /json/protocol serves it. The caller may keep and change it.
+// Descriptor returns the protocol's description in the Chrome DevTools Protocol's own format, as
+// served at /json/protocol. The caller may keep and change the result.
 func Descriptor() []byte { return append([]byte(nil), descriptor...) }

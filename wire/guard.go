@@ -7,58 +7,59 @@ import (
 	"sync"
 )
 
-// Frames of yamux (its spec.md): a header of 12 bytes, which are version, type, flags
-// (2), stream (4) and length (4); only data has a body, of that length.
+// Frames of yamux (its spec.md): a header of 12 bytes with version, type, flags (2), stream (4) and
+// length (4). Only a data frame has a body, of that length.
 const (
 	muxHead    = 12
 	muxData    = 0
-	muxWindow  = 1 // the length is how many bytes more may be sent
+	muxWindow  = 1 // the length is the number of additional bytes that may be sent
 	muxFlagSYN = 1
 	muxFlagACK = 2
 	muxFlagFIN = 4
 	muxFlagRST = 8
-	muxInitial = 256 << 10 // bytes that a stream begins with a window of
+	muxInitial = 256 << 10 // initial window of a stream in bytes
 )
 
-// maxEnded is of how many streams that the other side has ended a guard still knows
-// what may come: yamux can have data on its way behind a stream's end.
+// maxEnded is the number of streams, ended by the other side, that a guard remembers: yamux can
+// have data in transit after a stream's end.
 const maxEnded = 1024
 
-// A linkGuard reads along with yamux, and ends the link at the first frame that neither
-// side of a link sends. yamux would spend memory on some of them without bound, wait
-// for the body of others for ever, and ignore the rest. Only the host opens streams,
-// nobody pings or says that it goes away, and nobody sends more than it was granted.
+// A linkGuard follows yamux's frames and ends the link at the first frame that neither side of a
+// link sends. yamux would use unbounded memory for some of these frames, wait forever for the body
+// of others, and ignore the rest. On a link only the host opens streams, neither side sends pings
+// or GoAway frames, and neither side exceeds the window that the other side granted.
 type linkGuard struct {
 	io.ReadWriteCloser
 	host bool
 	in   headReader // used by yamux's reading goroutine
 	out  headReader // used by yamux's writing goroutine
-	held []byte     // a header that was written, and waits for its body
+	held []byte     // a written header that waits for its body
 
 	mu      sync.Mutex
 	streams map[uint32]*muxStream
-	ended   []uint32 // streams that the other side has ended, the oldest first
-	opened  uint32   // the number of the newest stream
-	stop    error    // why nothing more is read
+	ended   []uint32 // streams that the other side has ended, oldest first
+	opened  uint32   // number of the newest stream
+	stop    error    // why reading has ended
 }
 
-// A muxStream is what a guard knows of a stream.
+// A muxStream is a guard's state of a stream.
 type muxStream struct {
-	receive int64 // bytes that may come
-	send    int64 // bytes that may be sent
+	receive int64 // bytes that the other side may send
+	send    int64 // bytes that this side may send
 	known   bool  // the agent has acknowledged it
-	fin     bool  // the other side sends no more
-	ended   bool  // that, or it has given it up
+	fin     bool  // the other side has ended its half
+	ended   bool  // the other side has ended its half or reset the stream
 }
 
 // A headReader finds the headers in a link's bytes.
 type headReader struct {
 	head [muxHead]byte
 	have int
-	body int64 // bytes of the current frame's body that are still to come
+	body int64 // remaining bytes of the current frame's body
 }
 
-// next takes bytes from p up to the end of the next header, which it returns, or all.
+// next consumes bytes from p up to the end of the next header and returns the header; without a
+// header it consumes all of p.
 func (r *headReader) next(p []byte) (rest []byte, head *linkFrame) {
 	if skip := min(r.body, int64(len(p))); skip > 0 {
 		r.body -= skip
@@ -84,8 +85,7 @@ type linkFrame struct {
 	length        int64
 }
 
-// Read implements io.Reader. A frame that has no place, and what is behind it, is not
-// passed on.
+// Read implements io.Reader. It withholds a forbidden frame and everything after it.
 func (g *linkGuard) Read(p []byte) (int, error) {
 	g.mu.Lock()
 	stop := g.stop
@@ -112,11 +112,11 @@ func (g *linkGuard) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// An ender is a stream that is about to end a link in a way of its own: what comes then
-// and is no frame is no fault.
+// An ender is a stream that is about to end a link by itself: bytes that are not a frame are then
+// allowed.
 type ender interface{ ending() bool }
 
-// err is why the link was ended, if it was for what the other side has sent.
+// err returns why the link was ended, if the other side's frames were the reason.
 func (g *linkGuard) err() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -126,8 +126,8 @@ func (g *linkGuard) err() error {
 	return g.stop
 }
 
-// admit judges a frame of the other side; nil: what there is of one. Its rest may not
-// come, and a call would wait for it.
+// admit checks a frame of the other side; nil: no complete frame. The rest of an incomplete frame
+// may never arrive, and a call would wait for it.
 func (g *linkGuard) admit(h *linkFrame) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -143,14 +143,14 @@ func (g *linkGuard) admit(h *linkFrame) error {
 	if why == "" {
 		return nil
 	}
-	g.stop = protocolError("the link carried a frame that has no place in it: %s", why)
+	g.stop = protocolError("the link carried a forbidden frame: %s", why)
 	if e, ok := g.ReadWriteCloser.(ender); ok && e.ending() {
 		g.stop = io.EOF
 	}
 	return g.stop
 }
 
-// judge says what is wrong with a frame of the other side; "": nothing. g.mu is held.
+// judge returns the fault of a frame of the other side; "": none. g.mu is held.
 func (g *linkGuard) judge(h *linkFrame) string {
 	switch {
 	case h.version != 0:
@@ -162,7 +162,7 @@ func (g *linkGuard) judge(h *linkFrame) string {
 			return why
 		}
 	case h.stream == 0 || h.stream > g.opened || h.stream%2 == 0:
-		return fmt.Sprintf("it is of stream %d, which nobody has opened", h.stream)
+		return fmt.Sprintf("its stream %d was never opened", h.stream)
 	}
 	allowed := uint16(muxFlagSYN | muxFlagFIN | muxFlagRST)
 	if g.host {
@@ -177,13 +177,13 @@ func (g *linkGuard) judge(h *linkFrame) string {
 	return g.count(h)
 }
 
-// open takes note of a stream that the other side opens. g.mu is held.
+// open records a stream that the other side opens. g.mu is held.
 func (g *linkGuard) open(h *linkFrame) string {
 	if g.host {
 		return "it opens a stream"
 	}
 	if h.stream%2 == 0 || h.stream <= g.opened {
-		return fmt.Sprintf("it opens stream %d behind %d", h.stream, g.opened)
+		return fmt.Sprintf("it opens stream %d after %d", h.stream, g.opened)
 	}
 	g.begin(h.stream)
 	return ""
@@ -197,13 +197,13 @@ func (g *linkGuard) begin(id uint32) {
 	g.streams[id] = &muxStream{receive: muxInitial, send: muxInitial}
 }
 
-// count holds a frame of the other side against what it was granted, and what it
-// grants against the window. g.mu is held.
+// count checks a frame of the other side against the bytes granted to that side, and its grants
+// against the window. g.mu is held.
 func (g *linkGuard) count(h *linkFrame) string {
 	s := g.streams[h.stream]
-	if s == nil { // it has ended long ago
+	if s == nil { // the stream ended long ago
 		if h.kind == muxData || h.length > linkWindow {
-			return fmt.Sprintf("it is of stream %d, which has ended", h.stream)
+			return fmt.Sprintf("its stream %d has ended", h.stream)
 		}
 		return ""
 	}
@@ -238,11 +238,11 @@ func (g *linkGuard) count(h *linkFrame) string {
 	return ""
 }
 
-// joinLimit is the largest body that is copied behind its header.
+// joinLimit is the largest body that is copied to its header.
 const joinLimit = 16 << 10
 
-// Write implements io.Writer. yamux writes a frame's header and its body one after
-// the other; together they cost a guest one exit from its machine and not two.
+// Write implements io.Writer. yamux writes a frame's header and body separately. Joined writes cost
+// a guest a single exit from its machine instead of two.
 func (g *linkGuard) Write(p []byte) (int, error) {
 	var last *linkFrame
 	for rest := p; len(rest) > 0; {
@@ -261,14 +261,14 @@ func (g *linkGuard) Write(p []byte) (int, error) {
 	}
 	g.held = append(g.held, p...)
 	if g.out.body > 0 {
-		return len(p), nil // yamux writes a body whole; this is for one that does not
+		return len(p), nil // yamux writes a complete body; this handles other callers
 	}
 	_, err := g.ReadWriteCloser.Write(g.held)
 	g.held = nil
 	return len(p), err
 }
 
-// sent takes note of what this side is about to send.
+// sent records what this side is about to send.
 func (g *linkGuard) sent(h *linkFrame) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -24,16 +24,18 @@ func muxHeader(kind byte, flags uint16, stream, length uint32) []byte {
 	return binary.BigEndian.AppendUint32(h, length)
 }
 
-// What an agent never sends ends the link at once, and every call on it with the reason.
+// A frame that an agent never sends ends the link at once, and every call on the link returns the
+// reason.
 func TestLinkEndsAtWhatHasNoPlace(t *testing.T) {
 	ack := muxHeader(muxWindow, muxFlagACK, 1, linkWindow-muxInitial)
-	half := make([]byte, linkWindow/2-1) // the beginning of a message of 1 MiB, too short for more to be granted
+	// the beginning of a message of 1 MiB, too short to extend the window
+	half := make([]byte, linkWindow/2-1)
 	copy(half, "\x81\x7f\x00\x00\x00\x00\x00\x10\x00\x00")
 	for name, tt := range map[string]struct {
 		sends [][]byte
 		want  string
 	}{
-		"what a shell wrote":     {[][]byte{[]byte("\x00\x00\x00\x00garbage garbage")}, "nobody has opened"},
+		"what a shell wrote":     {[][]byte{[]byte("\x00\x00\x00\x00garbage garbage")}, "was never opened"},
 		"text":                   {[][]byte{[]byte("hello, host, how are you?")}, "version"},
 		"the beginning of text":  {[][]byte{[]byte("x")}, "version is 120"},
 		"of an unknown type":     {[][]byte{{0, 9}}, "type is 9"},
@@ -43,8 +45,8 @@ func TestLinkEndsAtWhatHasNoPlace(t *testing.T) {
 		"unknown type":           {[][]byte{muxHeader(4, 0, 1, 0)}, "type is 4"},
 		"new stream":             {[][]byte{muxHeader(muxWindow, muxFlagSYN, 2, 0)}, "opens a stream"},
 		"data of a new stream":   {[][]byte{muxHeader(muxData, muxFlagSYN, 2, 0)}, "opens a stream"},
-		"no stream":              {[][]byte{muxHeader(muxWindow, 0, 0, 0)}, "nobody has opened"},
-		"a stream to come":       {[][]byte{muxHeader(muxWindow, 0, 3, 0)}, "nobody has opened"},
+		"no stream":              {[][]byte{muxHeader(muxWindow, 0, 0, 0)}, "was never opened"},
+		"a stream to come":       {[][]byte{muxHeader(muxWindow, 0, 3, 0)}, "was never opened"},
 		"longer than the window": {[][]byte{ack, muxHeader(muxData, 0, 1, linkWindow+1)}, "were granted"},
 		"more than the window": {[][]byte{ack, muxHeader(muxData, 0, 1, linkWindow/2-1), half,
 			muxHeader(muxData, 0, 1, linkWindow/2+2)}, "were granted"},
@@ -79,7 +81,7 @@ func TestLinkEndsAtWhatHasNoPlace(t *testing.T) {
 				_, _ = b.Write(p)
 			}
 			err = <-failed
-			if name == "ended twice" { // the first end is the call's
+			if name == "ended twice" { // the first end is allowed
 				err = nil
 			} else if turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), "broke its channel") || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("a call ended with %v", err)
@@ -95,8 +97,8 @@ func TestLinkEndsAtWhatHasNoPlace(t *testing.T) {
 	}
 }
 
-// However the bytes are cut into reads, the guard sees each header and no body, and
-// passes on all that is before a bad one.
+// For any division into reads, the guard finds each header and no body, and passes on everything
+// before a bad header.
 func TestGuardFindsHeaders(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var b bytes.Buffer
@@ -142,7 +144,7 @@ func TestGuardFindsHeaders(t *testing.T) {
 	})
 }
 
-// A choppy stream cuts what passes into reads of any size.
+// A choppy stream divides data into reads of any size.
 type choppy struct {
 	net.Conn
 	mu  sync.Mutex
@@ -156,8 +158,8 @@ func (c *choppy) Read(p []byte) (int, error) {
 	return c.Conn.Read(p[:n])
 }
 
-// Nothing that two honest sides send is refused: streams that are closed, half closed
-// and aborted at any time, with data of any size on its way in both directions.
+// The guard accepts everything that two honest sides send: streams that are closed, half closed and
+// aborted at any time, with data of any size in transit in both directions.
 func TestHonestLink(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		seed := rapid.Uint64().Draw(t, "seed")
@@ -175,7 +177,7 @@ func TestHonestLink(t *testing.T) {
 			wg.Go(func() {
 				rnd := rand.New(rand.NewPCG(seed, 3))
 				var both sync.WaitGroup
-				both.Go(func() { // and aborts while it is written, now and then
+				both.Go(func() { // sometimes aborts during a write
 					n := rnd.IntN(600 << 10)
 					if rnd.IntN(4) == 0 {
 						go s.Abort()
@@ -221,7 +223,7 @@ func TestHonestLink(t *testing.T) {
 	})
 }
 
-// A stream of the guest's that ended long ago is not kept track of.
+// The guard forgets a guest's stream that ended long ago.
 func TestGuardForgets(t *testing.T) {
 	g := &linkGuard{host: true}
 	for i := range uint32(10 * maxEnded) {
@@ -238,7 +240,7 @@ func TestGuardForgets(t *testing.T) {
 	}
 }
 
-// A machine's end, and the marker at the end of a link, are not the guest's fault.
+// The end of a machine and the marker at the end of a link are not the guest's faults.
 func TestPlainEndsOfLinks(t *testing.T) {
 	host, agent := linkPair(t)
 	_ = agent.Close()
@@ -269,7 +271,7 @@ func TestPlainEndsOfLinks(t *testing.T) {
 	_, _ = p.Close(), b.Close()
 }
 
-// A hostileAgent sends what it was given, cut as it was given, and takes all it is sent.
+// A hostileAgent sends the given bytes in the given pieces and reads everything.
 type hostileAgent struct {
 	mu     sync.Mutex
 	sends  []byte
@@ -302,9 +304,9 @@ func (h *hostileAgent) Close() error {
 	return nil
 }
 
-// Whatever a guest sends in place of its agent, in whatever pieces: the host does not
-// panic, each call and each stream ends, the link holds no more than the streams'
-// windows, and no goroutine stays behind (TestMain).
+// For any bytes from a guest instead of its agent, in any pieces: the host does not panic, each
+// call and each stream ends, the link holds no more than the streams' windows, and no goroutine is
+// left (TestMain).
 func FuzzLinkHost(f *testing.F) {
 	hello := append(muxHeader(muxWindow, muxFlagACK, 1, linkWindow-muxInitial), muxHeader(muxData, 0, 1, 5)...)
 	f.Add(append(bytes.Clone(hello), "\x81\x03{}x"...), byte(7))

@@ -11,44 +11,43 @@ import (
 	"github.com/hashicorp/yamux"
 )
 
-// A LinkStream is one of the byte streams of a Link. CloseWrite says that no
-// more will come and leaves reading open; Abort makes pending and later reads
-// and writes fail; Close is both halves' end. A stream that was closed for writing
-// is reset when the other side has not closed it within half a minute.
+// A LinkStream is a byte stream of a Link. CloseWrite ends writing and leaves reading open. Abort
+// makes pending and later reads and writes fail. Close ends both halves. If the other side does not
+// close a stream within half a minute after CloseWrite, the stream is reset.
 type LinkStream interface {
 	io.ReadWriteCloser
 	CloseWrite() error
 	Abort()
 }
 
-// A Link carries many byte streams over the one between a host and its agent,
-// each with flow control of its own. The host opens them, the agent accepts.
-// Each is one connection of the wire. Its methods are safe for concurrent use.
+// A Link multiplexes byte streams, each with flow control, over the single stream between a host
+// and its agent. The host opens streams and the agent accepts them. Each stream is a connection of
+// the wire. The methods are safe for concurrent use.
 type Link struct {
 	s     *yamux.Session
 	guard *linkGuard
-	// opening keeps streams in order: yamux numbers them before it sends them, and the
-	// other side's guard takes a stream behind a newer one for a fault.
+	// opening keeps streams in order: yamux numbers streams before it sends them, and the other
+	// side's guard rejects a stream that follows a newer stream.
 	opening sync.Mutex
 }
 
 const (
-	// linkWindow bounds what one stream may have on its way, and so what a
-	// reader that does not read makes its side hold.
+	// linkWindow bounds the data in transit on a stream, and with it the memory that an idle reader
+	// costs its side.
 	linkWindow = 1 << 20
-	// A host keeps few streams that the agent has not acknowledged, and an agent
-	// never opens one: small backlogs bound what the other side can make one hold.
+	// A host keeps few streams that the agent has not acknowledged, and an agent never opens
+	// streams. Small backlogs bound the memory that the other side can occupy.
 	hostBacklog  = 16
 	agentBacklog = 64
-	// closeTime is how long a stream that this side has closed may stay half open:
-	// yamux takes data for it meanwhile, and the other side need never close it.
+	// closeTime is how long a stream that this side has closed may stay half open: yamux accepts
+	// data for it meanwhile, and the other side may never close it.
 	closeTime = 30 * time.Second
-	// A paused or overloaded sandbox is not dead, and callers have time limits
-	// of their own: they close the connection.
+	// A paused or overloaded sandbox is not dead. Callers have their own time limits and close the
+	// connection.
 	never = 1000 * time.Hour
 )
 
-// NewLink starts a link over conn, which then belongs to it.
+// NewLink starts a link over conn. The link then owns conn.
 func NewLink(conn io.ReadWriteCloser, host bool) (*Link, error) {
 	cfg := yamux.DefaultConfig()
 	cfg.EnableKeepAlive = false
@@ -71,7 +70,7 @@ func NewLink(conn io.ReadWriteCloser, host bool) (*Link, error) {
 	return &Link{s: s, guard: guard}, nil
 }
 
-// Open opens a stream. Only the host may.
+// Open opens a stream. Only the host may call it.
 func (l *Link) Open() (LinkStream, error) {
 	l.opening.Lock()
 	defer l.opening.Unlock()
@@ -94,8 +93,7 @@ func (l *Link) Accept() (LinkStream, error) {
 // Done is closed when the link has ended.
 func (l *Link) Done() <-chan struct{} { return l.s.CloseChan() }
 
-// Err is a *ProtocolError if the link was ended because the other side sent what no
-// side of a link sends.
+// Err returns a *ProtocolError if the link was ended because the other side sent a forbidden frame.
 func (l *Link) Err() error { return l.guard.err() }
 
 // Close ends the link and all its streams.
@@ -116,10 +114,10 @@ func (m linkStream) Write(p []byte) (int, error) {
 	return n, m.l.end(err)
 }
 
-// end is why a stream has ended, as its user sees that. What the other side has broken
-// comes before its consequences. yamux's several ways to say that a stream has ended get
-// the one name that other connections have for it, so that a call on a closed machine is
-// told from one that failed. A timeout is Abort's: nobody else sets a deadline.
+// end returns a stream's end as the stream's user sees it. A protocol violation by the other side
+// takes precedence over its consequences. The various errors that yamux uses for an ended stream
+// map to the error that other connections use, so that callers can tell a call on a closed machine
+// from a call that failed. A timeout means Abort because nothing else sets a deadline.
 func (l *Link) end(err error) error {
 	if err == nil {
 		return nil
@@ -135,10 +133,10 @@ func (l *Link) end(err error) error {
 	return err
 }
 
-// CloseWrite is yamux's Close, which closes the writing half only.
+// CloseWrite calls yamux's Close, which closes only the writing half.
 func (m linkStream) CloseWrite() error { return m.s.Close() }
 
-// Abort does not wait: yamux's Close does, for a link that the other side reads.
+// Abort does not wait; yamux's Close waits for a link that the other side reads.
 func (m linkStream) Abort() {
 	_ = m.s.SetDeadline(time.Unix(1, 0))
 	go func() { _ = m.s.Close() }() // ends with the link at the latest

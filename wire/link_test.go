@@ -61,7 +61,7 @@ func TestLink(t *testing.T) {
 	}
 }
 
-// A stream that ended is told as such, whichever way yamux puts it.
+// An ended stream is reported as ended, whichever error yamux returns.
 func TestLinkEnds(t *testing.T) {
 	cases := map[string]func(host *Link, s LinkStream){
 		"half closed": func(_ *Link, s LinkStream) { _ = s.CloseWrite() },
@@ -88,8 +88,8 @@ func TestLinkEnds(t *testing.T) {
 	}
 }
 
-// What is written behind a farewell fails for the farewell's reason: a call that comes
-// between the two would otherwise call a broken channel a lost one.
+// A write after a closing frame fails with the closing frame's reason. Otherwise a call between the
+// two would report a broken channel as a lost channel.
 func TestWritesBehindFarewell(t *testing.T) {
 	broken := protocolError("a frame that has no place")
 	f := NewFrames(nopStream{new(bytes.Buffer)}, false)
@@ -108,7 +108,7 @@ func TestWritesBehindFarewell(t *testing.T) {
 	}
 }
 
-// Streams that are opened at once are no fault of a side of the link.
+// Streams that are opened concurrently are not a fault of a side of the link.
 func TestOpenAtOnce(t *testing.T) {
 	host, agent := linkPair(t)
 	var all sync.WaitGroup

@@ -7,13 +7,13 @@ import (
 	"sync"
 )
 
-// NetworkStream gives the sandbox a network card (Sandbox.network) and returns its
-// other end: Ethernet frames, each after its length in four bytes, big-endian. What
-// comes out of it is a guest's, and a length may be anything. A write waits while
-// the guest does not take what was written before. One goroutine may read and one may
-// write; Close may come from any, and ends both. p's In and Out are set here. ctx
-// bounds the call only. Errors are those of the agent, and of kind Dead when the
-// connection ends; io.EOF when the guest's side has ended.
+// NetworkStream adds a network card to the sandbox (Sandbox.network) and returns the card's other
+// end: Ethernet frames, each preceded by its length in four bytes, big-endian. The guest's data is
+// untrusted, and a length may have any value. A write blocks while the guest does not take earlier
+// data. A single goroutine may read and a single goroutine may write; Close may be called from any
+// goroutine and ends both. NetworkStream sets p's In and Out. ctx bounds the call only. The errors
+// are the agent's, and of kind Dead when the connection ends; reading returns io.EOF when the
+// guest's side has ended.
 func (c *Client) NetworkStream(ctx context.Context, p SandboxNetworkParams) (io.ReadWriteCloser, error) {
 	p.In, p.Out = c.NewStream(), c.NewStream()
 	r, err := c.Receiver(p.Out)

@@ -2,19 +2,17 @@ package wire
 
 import "context"
 
-// ordered is implemented by the parameters of commands that are carried out in
-// the order in which they came: those of one lane one after another. All others
-// run side by side.
+// ordered is implemented by the parameters of commands that run in their order of arrival: the
+// commands of a lane run one after another. All other commands run concurrently.
 type ordered interface{ lane() string }
 
-// A client need not wait for the answer to one write before it sends the next,
-// as a person who types does not, nor before it closes what it wrote to.
+// A client does not wait for the answer to a write before it sends the next write, such as a person
+// who types, nor before it closes standard input.
 func (p *ProcessWriteParams) lane() string      { return "stdin " + p.ProcessID }
 func (p *ProcessCloseStdinParams) lane() string { return "stdin " + p.ProcessID }
 
-// enter takes a command's place in its lane. The reading goroutine calls it. wait
-// returns when the ones before it are done, or ctx has ended; leave lets the next
-// one go.
+// enter reserves a command's place in its lane. The reading goroutine calls enter. wait returns
+// when the preceding commands are done or ctx has ended; leave starts the next command.
 func (c *Conn) enter(params any) (wait func(ctx context.Context), leave func()) {
 	o, ok := params.(ordered)
 	if !ok {

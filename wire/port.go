@@ -11,17 +11,17 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// MarkerSize is the length of a marker, in bytes. One that is random is in no
-// frame but by intent.
+// MarkerSize is the length of a marker in bytes. A random marker of this length does not occur in a
+// frame by accident.
 const MarkerSize = 32
 
-// A Port is one end of the byte stream between a host and its agent, which carries
-// one link after another. Where a link ends, each side sends a marker that both
-// know; what comes behind it belongs to the next link. Nothing is in the stream
-// between the two: then a machine can be cloned, since no side has half a word.
+// A Port is an end of the byte stream between a host and its agent, which carries links in
+// sequence. Where a link ends, each side sends a marker that both sides know; the bytes after the
+// marker belong to the next link. Between two links the stream is empty. A machine can be cloned at
+// that point because neither side holds a partial message.
 //
-// Expect comes before either side may send its marker, then End, then Link.
-// The methods may be called from any goroutine, one at a time.
+// Call Expect before either side may send its marker, then End, then Link. The methods may be
+// called from any goroutine, but not concurrently.
 type Port struct {
 	rw   io.ReadWriteCloser
 	host bool
@@ -29,20 +29,21 @@ type Port struct {
 
 	mu     sync.Mutex
 	marker []byte // nil: no end is expected
-	recent []byte // what was read last, less than a marker's length
+	recent []byte // the most recent bytes, fewer than a marker's length
 	met    bool   // the other side's marker has been read
-	behind bool   // and something behind it; whoever read that may be the link, which has ended since
+	// bytes followed the marker; their reader may have been the link, which has ended since
+	behind bool
 }
 
-// NewPort returns the port over rw, which then belongs to it. A host's rw must have
-// the deadlines of a net.Conn.
+// NewPort returns the port over rw. The port then owns rw. A host's rw must have the deadlines of a
+// net.Conn.
 func NewPort(rw io.ReadWriteCloser, host bool) *Port { return &Port{rw: rw, host: host} }
 
-// Link starts the next link. The one before must have been ended.
+// Link starts the next link. The previous link must have ended.
 func (p *Port) Link() (*Link, error) {
 	if p.link != nil {
 		return nil, turnstone.Errorf("wire.port", turnstone.KindInternal, "link",
-			"there is one already")
+			"a link is active")
 	}
 	link, err := NewLink(&lease{p: p}, p.host)
 	if err != nil {
@@ -52,7 +53,7 @@ func (p *Port) Link() (*Link, error) {
 	return link, nil
 }
 
-// Expect says how the link will end. From then on the port looks for the marker.
+// Expect sets the marker that will end the link. From then on the port searches for the marker.
 func (p *Port) Expect(marker []byte) error {
 	if len(marker) != MarkerSize {
 		return turnstone.Errorf("wire.port", turnstone.KindInvalid, "marker",
@@ -64,22 +65,22 @@ func (p *Port) Expect(marker []byte) error {
 	return nil
 }
 
-// Forget takes Expect back: the other side has refused.
+// Forget reverts Expect after the other side has rejected the end.
 func (p *Port) Forget() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.marker, p.recent, p.met, p.behind = nil, nil, false, false
 }
 
-// Ended says whether the other side's marker has come.
+// Ended reports whether the other side's marker has arrived.
 func (p *Port) Ended() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.met
 }
 
-// End ends the link as Expect has said, and returns when the stream is empty. An
-// error means that the port is of no use any more.
+// End ends the link with the marker of Expect and returns when the stream is empty. After an error
+// the port is unusable.
 func (p *Port) End(ctx context.Context) error {
 	p.mu.Lock()
 	marker := p.marker
@@ -93,12 +94,12 @@ func (p *Port) End(ctx context.Context) error {
 		defer context.AfterFunc(ctx, func() { _ = d.SetDeadline(time.Unix(1, 0)) })()
 	}
 	if p.link != nil {
-		_ = p.link.Close() // returns when neither reads nor writes are under way
+		_ = p.link.Close() // returns when no read or write is in progress
 		p.link = nil
 	}
 	if timed {
 		_ = d.SetDeadline(time.Time{})
-		if ctx.Err() != nil { // it may just have set the other
+		if ctx.Err() != nil { // the callback may have set the other deadline
 			_ = d.SetDeadline(time.Unix(1, 0))
 		}
 	}
@@ -121,7 +122,7 @@ func (p *Port) End(ctx context.Context) error {
 	return nil
 }
 
-// Close closes the stream, and with it the link.
+// Close closes the stream and its link.
 func (p *Port) Close() error {
 	err := p.rw.Close()
 	if p.link != nil {
@@ -145,10 +146,10 @@ func (p *Port) drain() error {
 	return nil
 }
 
-var errBehindMarker = errors.New("something came behind the link's end")
+var errBehindMarker = errors.New("data followed the link's end")
 
-// read reads, and looks for the marker if one is expected. It returns io.EOF when
-// it has come. It is called by one goroutine at a time.
+// read reads, and searches for the marker if one is expected. It returns io.EOF after the marker.
+// Only one goroutine may call read at a time.
 func (p *Port) read(b []byte) (int, error) {
 	p.mu.Lock()
 	met, behind := p.met, p.behind
@@ -172,13 +173,13 @@ func (p *Port) read(b []byte) (int, error) {
 			return 0, errBehindMarker
 		}
 		p.met, p.recent = true, nil
-		return 0, io.EOF // nobody reads a link that is at its end
+		return 0, io.EOF // a link at its end has no reader
 	}
 	p.recent = bytes.Clone(seen[max(0, len(seen)-MarkerSize+1):])
 	return n, err
 }
 
-// A lease is the port as one link has it: closing it leaves the stream open.
+// A lease is a link's view of the port: closing the lease leaves the stream open.
 type lease struct {
 	p      *Port
 	mu     sync.Mutex
@@ -199,7 +200,7 @@ func (l *lease) Write(b []byte) (int, error) {
 	return l.p.rw.Write(b)
 }
 
-// ending implements ender: a part of the other side's marker is no frame.
+// ending implements ender: a part of the other side's marker is not a frame.
 func (l *lease) ending() bool {
 	l.p.mu.Lock()
 	defer l.p.mu.Unlock()
@@ -212,8 +213,8 @@ func (l *lease) isClosed() bool {
 	return l.closed
 }
 
-// Close ends what is under way. Unless the link's end is expected it closes the
-// stream too.
+// Close ends pending reads and writes. Unless the link's end is expected, Close closes the stream
+// too.
 func (l *lease) Close() error {
 	l.mu.Lock()
 	l.closed = true
@@ -227,5 +228,5 @@ func (l *lease) Close() error {
 	if d, ok := l.p.rw.(deadlines); ok {
 		return d.SetDeadline(time.Unix(1, 0))
 	}
-	return nil // the other side's marker is what ends a read
+	return nil // the other side's marker ends a read
 }

@@ -15,7 +15,7 @@ import (
 
 func marker(b byte) []byte { return bytes.Repeat([]byte{b}, MarkerSize) }
 
-// portPair is two ports over one stream, with a function that ends the link of both.
+// portPair returns two ports over a stream, and a function that ends the link of both.
 func portPair(t *testing.T) (host, agent *Port, end func()) {
 	t.Helper()
 	a, b := net.Pipe()
@@ -24,7 +24,8 @@ func portPair(t *testing.T) (host, agent *Port, end func()) {
 	return host, agent, func() {
 		t.Helper()
 		var wg sync.WaitGroup
-		for _, p := range []*Port{agent, host} { // the agent's looks out before the host may send
+		// the agent's port expects the marker before the host may send it
+		for _, p := range []*Port{agent, host} {
 			if err := p.Expect(marker(7)); err != nil {
 				t.Fatal(err)
 			}
@@ -40,7 +41,7 @@ func portPair(t *testing.T) (host, agent *Port, end func()) {
 	}
 }
 
-// TestPortLinksFollow: links follow one another, whatever was on its way when one ended.
+// TestPortLinksFollow: links follow one another, with any data in transit when a link ended.
 func TestPortLinksFollow(t *testing.T) {
 	host, agent, end := portPair(t)
 	for round := range 5 {
@@ -68,13 +69,13 @@ func TestPortLinksFollow(t *testing.T) {
 			t.Fatalf("round %d: %q, %v", round, buf, err)
 		}
 		var wg sync.WaitGroup
-		for _, w := range []io.Writer{s, r} { // nobody reads it
+		for _, w := range []io.Writer{s, r} { // without a reader
 			wg.Go(func() { _, _ = w.Write(make([]byte, 4*linkWindow)) })
 		}
 		time.Sleep(time.Duration(round) * 5 * time.Millisecond)
 		end()
 		wg.Wait()
-		// What had come is still to be had; then there is an end.
+		// Data that had arrived is still readable; the end follows.
 		if _, err := io.Copy(io.Discard, s); err != nil && !errors.Is(err, net.ErrClosed) {
 			t.Errorf("a stream of a link that has ended: %v", err)
 		}
@@ -89,7 +90,7 @@ func TestPortLinksFollow(t *testing.T) {
 	}
 }
 
-// TestPortRefused: when the other side refuses, the link goes on.
+// TestPortRefused: if the other side rejects the end, the link continues.
 func TestPortRefused(t *testing.T) {
 	host, agent, _ := portPair(t)
 	hl, err := host.Link()
@@ -129,8 +130,8 @@ func TestPortRefused(t *testing.T) {
 	}
 }
 
-// TestPortHostile: an agent that does not end its link, or says more behind it,
-// holds nobody up.
+// TestPortHostile: an agent that does not end its link, or sends more data after it, blocks
+// nothing.
 func TestPortHostile(t *testing.T) {
 	start := func(t *testing.T) (*Port, net.Conn) {
 		a, b := net.Pipe()
@@ -195,7 +196,7 @@ func TestPortHostile(t *testing.T) {
 	})
 }
 
-// FuzzPortMarker: the marker is found, wherever the reads cut it.
+// FuzzPortMarker: the marker is found for any division into reads.
 func FuzzPortMarker(f *testing.F) {
 	f.Add([]byte("before"), uint8(5))
 	f.Add(marker(7)[1:], uint8(1))
@@ -214,7 +215,7 @@ func FuzzPortMarker(f *testing.F) {
 		if err := p.Expect(mark); err != nil {
 			t.Fatal(err)
 		}
-		// A chunk may hold bytes of the link and the marker, but nothing behind it.
+		// A chunk may hold bytes of the link and the marker, but nothing after the marker.
 		if err := p.drain(); err != nil {
 			t.Fatalf("%d bytes, in pieces of %d: %v", len(all), size%64+1, err)
 		}
@@ -224,7 +225,7 @@ func FuzzPortMarker(f *testing.F) {
 	})
 }
 
-// chunks gives b in pieces.
+// chunks divides b into pieces.
 type chunks struct {
 	b    []byte
 	size int

@@ -74,7 +74,7 @@ const (
 	EventTraceEntry               = "Trace.entry"
 )
 
-// TargetTargetInfoState: Its state.
+// TargetTargetInfoState: The sandbox's state.
 type TargetTargetInfoState string
 
 // The values of TargetTargetInfoState.
@@ -86,31 +86,31 @@ const (
 	TargetTargetInfoStateFailed   TargetTargetInfoState = "failed"
 )
 
-// TargetTargetInfo: A sandbox, as a target.
+// TargetTargetInfo: A sandbox as a target.
 type TargetTargetInfo struct {
-	// Its ID.
+	// The sandbox's ID.
 	TargetID string `json:"targetId"`
 	// Always "sandbox".
 	Type string `json:"type"`
-	// Its name, or its template's.
+	// The sandbox's name, or the name of its template.
 	Title string `json:"title"`
 	// turnstone:<sandbox ID>.
 	URL string `json:"url"`
-	// Whether a session of this server is attached to it.
+	// Whether a session of this server is attached to the sandbox.
 	Attached bool `json:"attached"`
-	// Its state.
+	// The sandbox's state.
 	State TargetTargetInfoState `json:"state"`
-	// Why it is stopped or failed.
+	// Why the sandbox is stopped or failed.
 	Reason string `json:"reason,omitempty"`
 }
 
 // TargetGetTargetsResult is the result of Target.getTargets.
 type TargetGetTargetsResult struct {
-	// One for each sandbox.
+	// One entry for each sandbox.
 	TargetInfos []TargetTargetInfo `json:"targetInfos"`
 }
 
-// TargetGetTargets calls Target.getTargets. The sandboxes that there are.
+// TargetGetTargets calls Target.getTargets. Lists the sandboxes.
 func (c *Conn) TargetGetTargets(ctx context.Context) (*TargetGetTargetsResult, error) {
 	var r TargetGetTargetsResult
 	if err := c.Call(ctx, MethodTargetGetTargets, nil, &r); err != nil {
@@ -121,13 +121,13 @@ func (c *Conn) TargetGetTargets(ctx context.Context) (*TargetGetTargetsResult, e
 
 // TargetSetDiscoverTargetsParams are the parameters of Target.setDiscoverTargets.
 type TargetSetDiscoverTargetsParams struct {
-	// On or off.
+	// true: send the events.
 	Discover bool `json:"discover"`
 }
 
 // TargetSetDiscoverTargets calls Target.setDiscoverTargets. Turns the events
-// targetCreated, targetInfoChanged and targetDestroyed on or off; turning them on tells
-// of each sandbox that there is.
+// targetCreated, targetInfoChanged and targetDestroyed on or off. Turning them on sends
+// targetCreated for each existing sandbox.
 func (c *Conn) TargetSetDiscoverTargets(ctx context.Context, p *TargetSetDiscoverTargetsParams) error {
 	return c.Call(ctx, MethodTargetSetDiscoverTargets, p, nil)
 }
@@ -163,29 +163,29 @@ type TargetDetachFromTargetParams struct {
 	SessionID string `json:"sessionId"`
 }
 
-// TargetDetachFromTarget calls Target.detachFromTarget. Ends a session. What it started
-// goes on.
+// TargetDetachFromTarget calls Target.detachFromTarget. Ends a session. Processes that
+// the session started continue.
 func (c *Conn) TargetDetachFromTarget(ctx context.Context, p *TargetDetachFromTargetParams) error {
 	return c.Call(ctx, MethodTargetDetachFromTarget, p, nil)
 }
 
 // TargetCreateTargetParams are the parameters of Target.createTarget.
 type TargetCreateTargetParams struct {
-	// Its template; by default "base".
+	// The sandbox's template; default: "base".
 	Image string `json:"image,omitempty"`
-	// A name for people.
+	// A display name.
 	Name string `json:"name,omitempty"`
 	// Virtual CPUs.
 	CPUs int64 `json:"cpus,omitempty"`
 	// Bytes of memory.
 	Memory int64 `json:"memory,omitempty"`
-	// Bytes that it may write.
+	// Bytes that the sandbox may write.
 	Disk int64 `json:"disk,omitempty"`
-	// Whether it reaches the network; by default true.
+	// Whether the sandbox reaches the network; default: true.
 	Network *bool `json:"network,omitempty"`
-	// KEY=VALUE for all of its processes.
+	// KEY=VALUE for all processes of the sandbox.
 	Env []string `json:"env,omitzero"`
-	// Seconds after which it is stopped; 0: never.
+	// Seconds after which the sandbox is stopped; 0: never.
 	TTL float64 `json:"ttl,omitempty"`
 }
 
@@ -195,8 +195,8 @@ type TargetCreateTargetResult struct {
 	TargetID string `json:"targetId"`
 }
 
-// TargetCreateTarget calls Target.createTarget. Creates a sandbox, and answers when it is
-// ready.
+// TargetCreateTarget calls Target.createTarget. Creates a sandbox and answers when the
+// sandbox is ready.
 func (c *Conn) TargetCreateTarget(ctx context.Context, p *TargetCreateTargetParams) (*TargetCreateTargetResult, error) {
 	var r TargetCreateTargetResult
 	if err := c.Call(ctx, MethodTargetCreateTarget, p, &r); err != nil {
@@ -217,7 +217,7 @@ type TargetCloseTargetResult struct {
 	Success bool `json:"success"`
 }
 
-// TargetCloseTarget calls Target.closeTarget. Stops a sandbox and removes it.
+// TargetCloseTarget calls Target.closeTarget. Stops and removes a sandbox.
 func (c *Conn) TargetCloseTarget(ctx context.Context, p *TargetCloseTargetParams) (*TargetCloseTargetResult, error) {
 	var r TargetCloseTargetResult
 	if err := c.Call(ctx, MethodTargetCloseTarget, p, &r); err != nil {
@@ -226,10 +226,9 @@ func (c *Conn) TargetCloseTarget(ctx context.Context, p *TargetCloseTargetParams
 	return &r, nil
 }
 
-// TargetTargetCreatedEvent is the event Target.targetCreated. A sandbox has come into
-// being.
+// TargetTargetCreatedEvent is the event Target.targetCreated. A sandbox was created.
 type TargetTargetCreatedEvent struct {
-	// It.
+	// The new sandbox.
 	TargetInfo TargetTargetInfo `json:"targetInfo"`
 }
 
@@ -242,7 +241,7 @@ func (c *Conn) EmitTargetTargetCreated(ctx context.Context, e *TargetTargetCreat
 // TargetTargetInfoChangedEvent is the event Target.targetInfoChanged. A sandbox's state
 // has changed.
 type TargetTargetInfoChangedEvent struct {
-	// It, as it is now.
+	// The sandbox with its new state.
 	TargetInfo TargetTargetInfo `json:"targetInfo"`
 }
 
@@ -252,10 +251,9 @@ func (c *Conn) EmitTargetTargetInfoChanged(ctx context.Context, e *TargetTargetI
 	return c.Emit(ctx, EventTargetTargetInfoChanged, e)
 }
 
-// TargetTargetDestroyedEvent is the event Target.targetDestroyed. A sandbox has been
-// removed.
+// TargetTargetDestroyedEvent is the event Target.targetDestroyed. A sandbox was removed.
 type TargetTargetDestroyedEvent struct {
-	// It.
+	// The removed sandbox.
 	TargetID string `json:"targetId"`
 }
 
@@ -289,7 +287,7 @@ type TargetDetachedFromTargetEvent struct {
 	SessionID string `json:"sessionId"`
 	// Its sandbox.
 	TargetID string `json:"targetId,omitempty"`
-	// Why, when nobody asked for it.
+	// Why, when no client asked for the end.
 	Reason string `json:"reason,omitempty"`
 }
 
@@ -299,21 +297,21 @@ func (c *Conn) EmitTargetDetachedFromTarget(ctx context.Context, e *TargetDetach
 	return c.Emit(ctx, EventTargetDetachedFromTarget, e)
 }
 
-// A TargetServer answers the commands of the domain Target. Each is called in a goroutine
-// of its own; ctx ends with the connection c that it came over.
+// A TargetServer answers the commands of the domain Target. Each method is called in a
+// goroutine of its own; ctx ends with the connection c that the command arrived on.
 type TargetServer interface {
-	// The sandboxes that there are.
+	// Lists the sandboxes.
 	GetTargets(ctx context.Context, c *Conn) (*TargetGetTargetsResult, error)
-	// Turns the events targetCreated, targetInfoChanged and targetDestroyed on or off;
-	// turning them on tells of each sandbox that there is.
+	// Turns the events targetCreated, targetInfoChanged and targetDestroyed on or off.
+	// Turning them on sends targetCreated for each existing sandbox.
 	SetDiscoverTargets(ctx context.Context, c *Conn, p *TargetSetDiscoverTargetsParams) error
 	// Attaches a session to a sandbox.
 	AttachToTarget(ctx context.Context, c *Conn, p *TargetAttachToTargetParams) (*TargetAttachToTargetResult, error)
-	// Ends a session. What it started goes on.
+	// Ends a session. Processes that the session started continue.
 	DetachFromTarget(ctx context.Context, c *Conn, p *TargetDetachFromTargetParams) error
-	// Creates a sandbox, and answers when it is ready.
+	// Creates a sandbox and answers when the sandbox is ready.
 	CreateTarget(ctx context.Context, c *Conn, p *TargetCreateTargetParams) (*TargetCreateTargetResult, error)
-	// Stops a sandbox and removes it.
+	// Stops and removes a sandbox.
 	CloseTarget(ctx context.Context, c *Conn, p *TargetCloseTargetParams) (*TargetCloseTargetResult, error)
 }
 
@@ -359,15 +357,15 @@ func RegisterTarget(d *Dispatcher, s TargetServer) {
 
 // SandboxHomeDisk: A writable disk (ext4) with a home directory.
 type SandboxHomeDisk struct {
-	// Its serial number.
+	// The disk's serial number.
 	Serial string `json:"serial"`
-	// Where it is mounted: an absolute path, which is made where it does not exist.
+	// Mount point: an absolute path, created if missing.
 	Path string `json:"path"`
 }
 
-// SandboxNetwork: The static configuration of the sandbox's one interface.
+// SandboxNetwork: The static configuration of the sandbox's network interface.
 type SandboxNetwork struct {
-	// In CIDR form, as 10.0.2.15/24.
+	// In CIDR form, such as 10.0.2.15/24.
 	Address string `json:"address"`
 	// IP address.
 	Gateway string `json:"gateway"`
@@ -377,28 +375,28 @@ type SandboxNetwork struct {
 
 // SandboxConfigureParams are the parameters of Sandbox.configure.
 type SandboxConfigureParams struct {
-	// Fresh entropy of the host for the kernel's random numbers, at least 32 bytes. Base64 in
-	// JSON.
+	// Fresh entropy from the host for the kernel's random number generator, at least 32
+	// bytes. Base64 in JSON.
 	Entropy []byte `json:"entropy"`
 	// The host's wall clock, RFC 3339 with nanoseconds.
 	Time string `json:"time"`
-	// The sandbox's own.
+	// The sandbox's host name.
 	Hostname string `json:"hostname"`
 	// 32 lower-case hex digits.
 	MachineID string `json:"machineId"`
 	// Absent: no network.
 	Network *SandboxNetwork `json:"network,omitempty"`
-	// Serial number of the block device that takes the writes.
+	// Serial number of the block device that stores the sandbox's writes.
 	Scratch string `json:"scratch"`
-	// KEY=VALUE, added to the environment that every process of the sandbox starts with.
+	// KEY=VALUE, added to the initial environment of every process of the sandbox.
 	Env []string `json:"env,omitzero"`
-	// Bytes for all processes together; 0: the agent decides.
+	// Memory limit in bytes for all processes together; 0: the agent decides.
 	MemoryMax int64 `json:"memoryMax,omitempty"`
-	// Processes together; 0: the agent decides.
+	// Limit on the number of processes; 0: the agent decides.
 	PIDsMax int64 `json:"pidsMax,omitempty"`
-	// Serial numbers of the disks that lie over the template, the lowest first. Each is an
-	// EROFS image with a directory fs, as an overlay's lower directory, and a directory
-	// context, whose files appear below /context.
+	// Serial numbers of the layer disks above the template, lowest first. Each disk is an
+	// EROFS image with a directory fs (an overlay lower directory) and a directory context,
+	// whose files appear below /context.
 	Layers []string `json:"layers,omitzero"`
 	// A disk that outlives the sandbox.
 	Home *SandboxHomeDisk `json:"home,omitempty"`
@@ -406,27 +404,27 @@ type SandboxConfigureParams struct {
 
 // SandboxConfigureResult is the result of Sandbox.configure.
 type SandboxConfigureResult struct {
-	// The kernel has taken the entropy. A sandbox where it has not must not be used: its
-	// random numbers may be another clone's.
+	// The kernel has mixed in the entropy. If false, do not use the sandbox: its random
+	// numbers may repeat those of another clone.
 	Reseeded bool `json:"reseeded"`
-	// The kernel's boot ID, fresh too.
+	// The kernel's boot ID, renewed.
 	BootID string `json:"bootId"`
-	// The directory of the scratch disk that takes the writes to the root file system: upper,
-	// or upper2 over layers.
+	// The directory of the scratch disk that stores the writes to the root file system:
+	// upper, or upper2 above layers.
 	Upper string `json:"upper"`
-	// The release of the kernel that runs. The host refuses a sandbox whose kernel is another
-	// than the one that it has booted.
+	// The release of the running kernel. The host rejects a sandbox whose kernel differs from
+	// the kernel that the host booted.
 	Kernel string `json:"kernel"`
-	// Programs can read the kernel's memory: nothing in the guest separates them from it, as
-	// in a kernel made for tests.
+	// Programs in the guest can read the kernel's memory: the guest does not separate them
+	// from the kernel, as in a kernel made for tests.
 	KernelOpen bool `json:"kernelOpen"`
 	// CPUs that the kernel has brought up.
 	CPUs int64 `json:"cpus"`
 }
 
-// SandboxConfigure calls Sandbox.configure. Makes a restored clone a sandbox of its own:
-// fresh entropy, clock, host name, machine ID. It must be the first command after a
-// restore and is refused ever after; no other command is carried out before.
+// SandboxConfigure calls Sandbox.configure. Gives a restored clone an identity: fresh
+// entropy, clock, host name and machine ID. The host must send this command first after a
+// restore. Every other command before it, and every repetition, is rejected.
 func (c *Conn) SandboxConfigure(ctx context.Context, p *SandboxConfigureParams) (*SandboxConfigureResult, error) {
 	var r SandboxConfigureResult
 	if err := c.Call(ctx, MethodSandboxConfigure, p, &r); err != nil {
@@ -439,24 +437,25 @@ func (c *Conn) SandboxConfigure(ctx context.Context, p *SandboxConfigureParams) 
 type SandboxSuspendParams struct {
 	// 32 random bytes. Base64 in JSON.
 	Marker []byte `json:"marker"`
-	// Write everything out, so that the host can read the scratch disk while the machine
-	// stands still.
+	// Write all data out, so that the host can read the scratch disk while the machine is
+	// paused.
 	Sync bool `json:"sync,omitempty"`
 }
 
 // SandboxSuspendResult is the result of Sandbox.suspend.
 type SandboxSuspendResult struct {
-	// The folder of the scratch disk that has the sandbox's changes, as State.freeze says it;
-	// may be empty.
+	// The directory of the scratch disk that contains the sandbox's changes, as returned by
+	// State.freeze; may be empty.
 	Upper string `json:"upper"`
 }
 
-// SandboxSuspend calls Sandbox.suspend. Prepares for a snapshot of the running machine:
+// SandboxSuspend calls Sandbox.suspend. Prepares a snapshot of the running machine:
 // freezes all processes of the sandbox, answers, ends the link with all its connections,
-// and lets no other command in. Each side then sends the marker as the last bytes of the
-// old link and reads the other's; what comes after them is a new link. Over it, in the
-// machine itself and in each clone, Sandbox.renew must come first; until then the
-// processes stay frozen. It is for the host that owns the link.
+// and accepts no other command. Each side then sends the marker as the last bytes of the
+// old link and reads the marker of the other side. The bytes after the marker belong to a
+// new link. On the new link, in the machine itself and in each clone, Sandbox.renew must
+// be the first command; the processes stay frozen until then. Only the host that owns the
+// link sends this command.
 func (c *Conn) SandboxSuspend(ctx context.Context, p *SandboxSuspendParams) (*SandboxSuspendResult, error) {
 	var r SandboxSuspendResult
 	if err := c.Call(ctx, MethodSandboxSuspend, p, &r); err != nil {
@@ -467,30 +466,32 @@ func (c *Conn) SandboxSuspend(ctx context.Context, p *SandboxSuspendParams) (*Sa
 
 // SandboxRenewParams are the parameters of Sandbox.renew.
 type SandboxRenewParams struct {
-	// Fresh entropy of the host for the kernel's random numbers, at least 32 bytes. Base64 in
-	// JSON.
+	// Fresh entropy from the host for the kernel's random number generator, at least 32
+	// bytes. Base64 in JSON.
 	Entropy []byte `json:"entropy"`
 	// The host's wall clock, RFC 3339 with nanoseconds.
 	Time string `json:"time"`
-	// A clone's own; with machineId.
+	// The clone's own host name; requires machineId.
 	Hostname string `json:"hostname,omitempty"`
-	// A clone's own, 32 lower-case hex digits; with hostname. The boot ID is then new too.
+	// The clone's own machine ID, 32 lower-case hex digits; requires hostname. The boot ID is
+	// then new too.
 	MachineID string `json:"machineId,omitempty"`
-	// A clone's own, where it differs; with hostname.
+	// The clone's own network configuration, where it differs; requires hostname.
 	Network *SandboxNetwork `json:"network,omitempty"`
 }
 
 // SandboxRenewResult is the result of Sandbox.renew.
 type SandboxRenewResult struct {
-	// The kernel has taken the entropy. A clone where it has not must not be used.
+	// The kernel has mixed in the entropy. If false, do not use the clone.
 	Reseeded bool `json:"reseeded"`
 	// The boot ID.
 	BootID string `json:"bootId"`
 }
 
-// SandboxRenew calls Sandbox.renew. Makes a machine its own again: after Sandbox.suspend,
-// in the machine and in each clone of it, and then it lets the processes go on; or at any
-// time, as after a long pause. What is absent stays as it is.
+// SandboxRenew calls Sandbox.renew. Gives a machine a fresh state. After Sandbox.suspend,
+// in the machine and in each clone, it also lets the processes continue. It is allowed at
+// any other time too, such as after a long pause. Absent parameters leave their values
+// unchanged.
 func (c *Conn) SandboxRenew(ctx context.Context, p *SandboxRenewParams) (*SandboxRenewResult, error) {
 	var r SandboxRenewResult
 	if err := c.Call(ctx, MethodSandboxRenew, p, &r); err != nil {
@@ -501,15 +502,15 @@ func (c *Conn) SandboxRenew(ctx context.Context, p *SandboxRenewParams) (*Sandbo
 
 // SandboxNetworkParams are the parameters of Sandbox.network.
 type SandboxNetworkParams struct {
-	// The card's address, as 52:54:00:12:34:56.
+	// The card's address, such as 52:54:00:12:34:56.
 	MAC string `json:"mac"`
-	// Bytes in one packet; 0: 1500.
+	// Maximum packet size in bytes; 0: 1500.
 	MTU int64 `json:"mtu,omitempty"`
-	// What the card is configured as. The name servers go into /etc/resolv.conf.
+	// The card's configuration. The name servers are written to /etc/resolv.conf.
 	Network SandboxNetwork `json:"network"`
-	// Brings the frames for the sandbox.
+	// Carries frames to the sandbox.
 	In StreamID `json:"in"`
-	// Takes the sandbox's frames.
+	// Carries frames from the sandbox.
 	Out StreamID `json:"out"`
 }
 
@@ -529,12 +530,13 @@ type SandboxNetworkResult struct {
 	Interface string `json:"interface"`
 }
 
-// SandboxNetwork calls Sandbox.network. Gives the sandbox a network card whose other end
-// is the two streams: for a machine that has no card of its own. The agent makes a TAP
-// device, configures it, answers, and then carries Ethernet frames until either stream or
-// the connection ends; the device stays. Each frame comes after its length in four bytes,
-// big-endian, as QEMU's -netdev stream has it. Frames that the host does not take in time
-// are lost, as on any wire. A second call takes the device over, as after Sandbox.renew.
+// SandboxNetwork calls Sandbox.network. Adds a network card whose other end is the two
+// streams, for a machine without a network card. The agent creates a TAP device,
+// configures it, answers, and then carries Ethernet frames until either stream or the
+// connection ends. The device remains afterwards. Four bytes, big-endian, hold a frame's
+// length and precede the frame, as in QEMU's -netdev stream. Frames that the host does
+// not read in time are dropped. A second call takes over the device, such as after
+// Sandbox.renew.
 func (c *Conn) SandboxNetwork(ctx context.Context, p *SandboxNetworkParams) (*SandboxNetworkResult, error) {
 	var r SandboxNetworkResult
 	if err := c.Call(ctx, MethodSandboxNetwork, p, &r); err != nil {
@@ -545,17 +547,17 @@ func (c *Conn) SandboxNetwork(ctx context.Context, p *SandboxNetworkParams) (*Sa
 
 // SandboxGetVersionResult is the result of Sandbox.getVersion.
 type SandboxGetVersionResult struct {
-	// Of this description.
+	// The version of this description.
 	ProtocolVersion string `json:"protocolVersion"`
 	// turn-agent/VERSION.
 	Product string `json:"product"`
 	// The guest kernel's release.
 	Kernel string `json:"kernel"`
-	// The sandbox's.
+	// The sandbox's host name.
 	Hostname string `json:"hostname"`
 }
 
-// SandboxGetVersion calls Sandbox.getVersion. What answers.
+// SandboxGetVersion calls Sandbox.getVersion. Returns versions and names.
 func (c *Conn) SandboxGetVersion(ctx context.Context) (*SandboxGetVersionResult, error) {
 	var r SandboxGetVersionResult
 	if err := c.Call(ctx, MethodSandboxGetVersion, nil, &r); err != nil {
@@ -578,7 +580,7 @@ type SandboxGetStatsResult struct {
 	Processes int64 `json:"processes"`
 }
 
-// SandboxGetStats calls Sandbox.getStats. What the guest uses.
+// SandboxGetStats calls Sandbox.getStats. Returns the guest's resource usage.
 func (c *Conn) SandboxGetStats(ctx context.Context) (*SandboxGetStatsResult, error) {
 	var r SandboxGetStatsResult
 	if err := c.Call(ctx, MethodSandboxGetStats, nil, &r); err != nil {
@@ -587,34 +589,34 @@ func (c *Conn) SandboxGetStats(ctx context.Context) (*SandboxGetStatsResult, err
 	return &r, nil
 }
 
-// A SandboxServer answers the commands of the domain Sandbox. Each is called in a
-// goroutine of its own; ctx ends with the connection c that it came over.
+// A SandboxServer answers the commands of the domain Sandbox. Each method is called in a
+// goroutine of its own; ctx ends with the connection c that the command arrived on.
 type SandboxServer interface {
-	// Makes a restored clone a sandbox of its own: fresh entropy, clock, host name, machine
-	// ID. It must be the first command after a restore and is refused ever after; no other
-	// command is carried out before.
+	// Gives a restored clone an identity: fresh entropy, clock, host name and machine ID. The
+	// host must send this command first after a restore. Every other command before it, and
+	// every repetition, is rejected.
 	Configure(ctx context.Context, c *Conn, p *SandboxConfigureParams) (*SandboxConfigureResult, error)
-	// Prepares for a snapshot of the running machine: freezes all processes of the sandbox,
-	// answers, ends the link with all its connections, and lets no other command in. Each
-	// side then sends the marker as the last bytes of the old link and reads the other's;
-	// what comes after them is a new link. Over it, in the machine itself and in each clone,
-	// Sandbox.renew must come first; until then the processes stay frozen. It is for the host
-	// that owns the link.
+	// Prepares a snapshot of the running machine: freezes all processes of the sandbox,
+	// answers, ends the link with all its connections, and accepts no other command. Each
+	// side then sends the marker as the last bytes of the old link and reads the marker of
+	// the other side. The bytes after the marker belong to a new link. On the new link, in
+	// the machine itself and in each clone, Sandbox.renew must be the first command; the
+	// processes stay frozen until then. Only the host that owns the link sends this command.
 	Suspend(ctx context.Context, c *Conn, p *SandboxSuspendParams) (*SandboxSuspendResult, error)
-	// Makes a machine its own again: after Sandbox.suspend, in the machine and in each clone
-	// of it, and then it lets the processes go on; or at any time, as after a long pause.
-	// What is absent stays as it is.
+	// Gives a machine a fresh state. After Sandbox.suspend, in the machine and in each clone,
+	// it also lets the processes continue. It is allowed at any other time too, such as after
+	// a long pause. Absent parameters leave their values unchanged.
 	Renew(ctx context.Context, c *Conn, p *SandboxRenewParams) (*SandboxRenewResult, error)
-	// Gives the sandbox a network card whose other end is the two streams: for a machine that
-	// has no card of its own. The agent makes a TAP device, configures it, answers, and then
-	// carries Ethernet frames until either stream or the connection ends; the device stays.
-	// Each frame comes after its length in four bytes, big-endian, as QEMU's -netdev stream
-	// has it. Frames that the host does not take in time are lost, as on any wire. A second
-	// call takes the device over, as after Sandbox.renew.
+	// Adds a network card whose other end is the two streams, for a machine without a network
+	// card. The agent creates a TAP device, configures it, answers, and then carries Ethernet
+	// frames until either stream or the connection ends. The device remains afterwards. Four
+	// bytes, big-endian, hold a frame's length and precede the frame, as in QEMU's -netdev
+	// stream. Frames that the host does not read in time are dropped. A second call takes
+	// over the device, such as after Sandbox.renew.
 	Network(ctx context.Context, c *Conn, p *SandboxNetworkParams) (*SandboxNetworkResult, error)
-	// What answers.
+	// Returns versions and names.
 	GetVersion(ctx context.Context, c *Conn) (*SandboxGetVersionResult, error)
-	// What the guest uses.
+	// Returns the guest's resource usage.
 	GetStats(ctx context.Context, c *Conn) (*SandboxGetStatsResult, error)
 }
 
@@ -658,7 +660,7 @@ func RegisterSandbox(d *Dispatcher, s SandboxServer) {
 	})
 }
 
-// ProcessStream: One of a process's outputs. With a terminal there is only stdout.
+// ProcessStream: An output of a process. With a terminal only stdout exists.
 type ProcessStream string
 
 // The values of ProcessStream.
@@ -677,15 +679,15 @@ type ProcessTerminal struct {
 
 // ProcessExit: How a process ended.
 type ProcessExit struct {
-	// 128 plus the signal's number when a signal ended it, as the shell has it.
+	// 128 plus the signal's number when a signal ended the process, as in the shell.
 	ExitCode int64 `json:"exitCode"`
-	// The signal's name, as SIGKILL.
+	// The signal's name, such as SIGKILL.
 	Signal string `json:"signal,omitempty"`
-	// A memory limit killed a process of the tree.
+	// A memory limit killed a process of the process tree.
 	OOMKilled bool `json:"oomKilled,omitempty"`
-	// The sandbox's disk had no room left.
+	// The sandbox's disk was full.
 	DiskFull bool `json:"diskFull,omitempty"`
-	// Process.signal sent SIGKILL, or its connection ended.
+	// Process.signal sent SIGKILL, or the process's connection ended.
 	Killed bool `json:"killed,omitempty"`
 	// Nanoseconds.
 	Duration int64 `json:"duration"`
@@ -693,19 +695,19 @@ type ProcessExit struct {
 
 // ProcessProcessInfo: A process.
 type ProcessProcessInfo struct {
-	// Its name.
+	// The process's name.
 	ProcessID string `json:"processId"`
 	// Program and arguments.
 	Argv []string `json:"argv"`
-	// Where it was started.
+	// The initial working directory.
 	Cwd string `json:"cwd"`
-	// In the guest.
+	// The process ID in the guest.
 	PID int64 `json:"pid"`
 	// RFC 3339.
 	Started string `json:"started"`
-	// It has a terminal.
+	// The process has a terminal.
 	Terminal bool `json:"terminal"`
-	// Connections that are attached.
+	// Number of attached connections.
 	Attached int64 `json:"attached"`
 	// Offset of the oldest byte of standard output that is kept.
 	StdoutFirst int64 `json:"stdoutFirst"`
@@ -715,38 +717,39 @@ type ProcessProcessInfo struct {
 	StderrFirst int64 `json:"stderrFirst"`
 	// Bytes of standard error so far.
 	StderrEnd int64 `json:"stderrEnd"`
-	// Absent: it runs.
+	// Absent while the process runs.
 	Exit *ProcessExit `json:"exit,omitempty"`
 }
 
 // ProcessStartParams are the parameters of Process.start.
 type ProcessStartParams struct {
-	// A name for it that no process of the sandbox has; by default the agent makes one.
+	// A name that no process of the sandbox has; default: chosen by the agent.
 	ProcessID string `json:"processId,omitempty"`
 	// Program and arguments; the program is looked up in PATH.
 	Argv []string `json:"argv"`
 	// KEY=VALUE, added to the sandbox's environment.
 	Env []string `json:"env,omitzero"`
-	// Made if missing; by default the sandbox's working directory.
+	// Working directory, created if missing; default: the sandbox's working directory.
 	Cwd string `json:"cwd,omitempty"`
-	// Name or number of the user to run as, with :GROUP if wanted; by default root.
+	// Name or number of the user, optionally with :GROUP; default: root.
 	User string `json:"user,omitempty"`
-	// Run it on a terminal of this size, and not on pipes.
+	// Run the process on a terminal of this size instead of pipes.
 	Terminal *ProcessTerminal `json:"terminal,omitempty"`
-	// Hold standard input open for Process.write; else it is /dev/null.
+	// Keep standard input open for Process.write; otherwise standard input is /dev/null.
 	Stdin bool `json:"stdin,omitempty"`
-	// Standard input comes from here.
+	// Standard input comes from this stream.
 	StdinStream StreamID `json:"stdinStream,omitempty"`
-	// Standard output goes here as binary frames, and not as events.
+	// Standard output goes to this stream as binary frames, not as events.
 	StdoutStream StreamID `json:"stdoutStream,omitempty"`
-	// Standard error goes here as binary frames, and not as events.
+	// Standard error goes to this stream as binary frames, not as events.
 	StderrStream StreamID `json:"stderrStream,omitempty"`
 	// Bytes of output events of each stream that may be unacknowledged (see
-	// Process.acknowledge); 0, the default: the connection alone holds the sender back.
+	// Process.acknowledge); 0, the default: only the connection's flow control limits the
+	// sender.
 	Window int64 `json:"window,omitempty"`
 	// Do not attach.
 	Detach bool `json:"detach,omitempty"`
-	// Kill its tree when this connection ends.
+	// Kill the process tree when this connection ends.
 	KillOnDisconnect bool `json:"killOnDisconnect,omitempty"`
 }
 
@@ -765,14 +768,14 @@ func (p *ProcessStartParams) streams() (receive, send []StreamID) {
 
 // ProcessStartResult is the result of Process.start.
 type ProcessStartResult struct {
-	// Its name.
+	// The process's name.
 	ProcessID string `json:"processId"`
-	// In the guest.
+	// The process ID in the guest.
 	PID int64 `json:"pid"`
 }
 
-// ProcessStart calls Process.start. Starts a process and attaches to it. Its output and
-// its end come as events, or as binary frames where streams are named.
+// ProcessStart calls Process.start. Starts a process and attaches to it. The process's
+// output and end arrive as events, or as binary frames where the command names streams.
 func (c *Conn) ProcessStart(ctx context.Context, p *ProcessStartParams) (*ProcessStartResult, error) {
 	var r ProcessStartResult
 	if err := c.Call(ctx, MethodProcessStart, p, &r); err != nil {
@@ -785,16 +788,17 @@ func (c *Conn) ProcessStart(ctx context.Context, p *ProcessStartParams) (*Proces
 type ProcessAttachParams struct {
 	// The process.
 	ProcessID string `json:"processId"`
-	// Byte to begin with; by default the oldest that is kept.
+	// First byte to deliver; default: the oldest byte that is kept.
 	StdoutOffset int64 `json:"stdoutOffset,omitempty"`
-	// Byte to begin with; by default the oldest that is kept.
+	// First byte to deliver; default: the oldest byte that is kept.
 	StderrOffset int64 `json:"stderrOffset,omitempty"`
-	// Standard output goes here as binary frames, and not as events.
+	// Standard output goes to this stream as binary frames, not as events.
 	StdoutStream StreamID `json:"stdoutStream,omitempty"`
-	// Standard error goes here as binary frames, and not as events.
+	// Standard error goes to this stream as binary frames, not as events.
 	StderrStream StreamID `json:"stderrStream,omitempty"`
 	// Bytes of output events of each stream that may be unacknowledged (see
-	// Process.acknowledge); 0, the default: the connection alone holds the sender back.
+	// Process.acknowledge); 0, the default: only the connection's flow control limits the
+	// sender.
 	Window int64 `json:"window,omitempty"`
 }
 
@@ -810,16 +814,16 @@ func (p *ProcessAttachParams) streams() (receive, send []StreamID) {
 
 // ProcessAttachResult is the result of Process.attach.
 type ProcessAttachResult struct {
-	// It, as it is now.
+	// The process's current state.
 	Process ProcessProcessInfo `json:"process"`
-	// Where delivery begins: later than asked for if that fell out.
+	// Where delivery begins: later than requested if that output was dropped.
 	StdoutOffset int64 `json:"stdoutOffset"`
-	// Where delivery begins: later than asked for if that fell out.
+	// Where delivery begins: later than requested if that output was dropped.
 	StderrOffset int64 `json:"stderrOffset"`
 }
 
 // ProcessAttach calls Process.attach. Takes a process's output from an offset on. A
-// connection is attached to a process once; attaching again moves the offsets.
+// connection attaches to a process at most once; attaching again moves the offsets.
 func (c *Conn) ProcessAttach(ctx context.Context, p *ProcessAttachParams) (*ProcessAttachResult, error) {
 	var r ProcessAttachResult
 	if err := c.Call(ctx, MethodProcessAttach, p, &r); err != nil {
@@ -834,7 +838,8 @@ type ProcessDetachParams struct {
 	ProcessID string `json:"processId"`
 }
 
-// ProcessDetach calls Process.detach. Takes no more output. The process goes on.
+// ProcessDetach calls Process.detach. Stops the delivery of output. The process
+// continues.
 func (c *Conn) ProcessDetach(ctx context.Context, p *ProcessDetachParams) error {
 	return c.Call(ctx, MethodProcessDetach, p, nil)
 }
@@ -845,7 +850,8 @@ type ProcessListResult struct {
 	Processes []ProcessProcessInfo `json:"processes"`
 }
 
-// ProcessList calls Process.list. The processes that run, and the latest that have ended.
+// ProcessList calls Process.list. Lists the running processes and the most recent
+// processes that have ended.
 func (c *Conn) ProcessList(ctx context.Context) (*ProcessListResult, error) {
 	var r ProcessListResult
 	if err := c.Call(ctx, MethodProcessList, nil, &r); err != nil {
@@ -862,8 +868,8 @@ type ProcessWriteParams struct {
 	Data []byte `json:"data"`
 }
 
-// ProcessWrite calls Process.write. Writes to standard input, or to the terminal. The
-// answer comes when the process's pipe has taken all of it.
+// ProcessWrite calls Process.write. Writes to standard input or to the terminal. The
+// answer arrives when the process's pipe has accepted all bytes.
 func (c *Conn) ProcessWrite(ctx context.Context, p *ProcessWriteParams) error {
 	return c.Call(ctx, MethodProcessWrite, p, nil)
 }
@@ -875,7 +881,7 @@ type ProcessCloseStdinParams struct {
 }
 
 // ProcessCloseStdin calls Process.closeStdin. Closes standard input; on a terminal, sends
-// its end-of-file character.
+// the end-of-file character.
 func (c *Conn) ProcessCloseStdin(ctx context.Context, p *ProcessCloseStdinParams) error {
 	return c.Call(ctx, MethodProcessCloseStdin, p, nil)
 }
@@ -884,7 +890,7 @@ func (c *Conn) ProcessCloseStdin(ctx context.Context, p *ProcessCloseStdinParams
 type ProcessSignalParams struct {
 	// The process.
 	ProcessID string `json:"processId"`
-	// Its name, with or without SIG, or its number.
+	// The signal's name, with or without SIG, or its number.
 	Signal string `json:"signal"`
 }
 
@@ -917,7 +923,7 @@ type ProcessWaitParams struct {
 
 // ProcessWaitResult is the result of Process.wait.
 type ProcessWaitResult struct {
-	// How it ended.
+	// How the process ended.
 	Exit ProcessExit `json:"exit"`
 }
 
@@ -936,8 +942,8 @@ type ProcessReleaseParams struct {
 	ProcessID string `json:"processId"`
 }
 
-// ProcessRelease calls Process.release. Forgets a process that has ended, with its
-// output. Refused while a connection is attached to it.
+// ProcessRelease calls Process.release. Forgets a process that has ended and its output.
+// Rejected while a connection is attached to the process.
 func (c *Conn) ProcessRelease(ctx context.Context, p *ProcessReleaseParams) error {
 	return c.Call(ctx, MethodProcessRelease, p, nil)
 }
@@ -948,24 +954,24 @@ type ProcessAcknowledgeParams struct {
 	ProcessID string `json:"processId"`
 	// Which output.
 	Stream ProcessStream `json:"stream"`
-	// The byte after the last one that was worked off.
+	// The byte after the last processed byte.
 	Offset int64 `json:"offset"`
 }
 
-// ProcessAcknowledge calls Process.acknowledge. Says up to which byte output events have
-// been worked off, where a window was asked for.
+// ProcessAcknowledge calls Process.acknowledge. Acknowledges output events up to a byte,
+// if the client asked for a window.
 func (c *Conn) ProcessAcknowledge(ctx context.Context, p *ProcessAcknowledgeParams) error {
 	return c.Call(ctx, MethodProcessAcknowledge, p, nil)
 }
 
 // ProcessOutputEvent is the event Process.output. Output of a process, in order and
-// without gaps but for those that Process.lost tells.
+// without gaps except those that Process.lost reports.
 type ProcessOutputEvent struct {
 	// The process.
 	ProcessID string `json:"processId"`
 	// Which output.
 	Stream ProcessStream `json:"stream"`
-	// Of the first byte in its stream.
+	// Offset of the first byte in its stream.
 	Offset int64 `json:"offset"`
 	// The bytes, at most 65,536. Base64 in JSON.
 	Data []byte `json:"data"`
@@ -977,16 +983,15 @@ func (c *Conn) EmitProcessOutput(ctx context.Context, e *ProcessOutputEvent) err
 	return c.Emit(ctx, EventProcessOutput, e)
 }
 
-// ProcessLostEvent is the event Process.lost. Output fell out of what is kept before it
-// could be delivered.
+// ProcessLostEvent is the event Process.lost. Output was dropped before delivery.
 type ProcessLostEvent struct {
 	// The process.
 	ProcessID string `json:"processId"`
 	// Which output.
 	Stream ProcessStream `json:"stream"`
-	// Offset of the first byte that is lost.
+	// Offset of the first lost byte.
 	From int64 `json:"from"`
-	// Offset of the first byte after it.
+	// Offset of the byte after the last lost byte.
 	To int64 `json:"to"`
 }
 
@@ -996,16 +1001,16 @@ func (c *Conn) EmitProcessLost(ctx context.Context, e *ProcessLostEvent) error {
 	return c.Emit(ctx, EventProcessLost, e)
 }
 
-// ProcessExitedEvent is the event Process.exited. The process has ended. Comes after its
-// last output.
+// ProcessExitedEvent is the event Process.exited. The process has ended. This event
+// follows the last output.
 type ProcessExitedEvent struct {
 	// The process.
 	ProcessID string `json:"processId"`
-	// How it ended.
+	// How the process ended.
 	Exit ProcessExit `json:"exit"`
-	// Bytes of standard output in all.
+	// Total bytes of standard output.
 	StdoutEnd int64 `json:"stdoutEnd"`
-	// Bytes of standard error in all.
+	// Total bytes of standard error.
 	StderrEnd int64 `json:"stderrEnd"`
 }
 
@@ -1015,23 +1020,23 @@ func (c *Conn) EmitProcessExited(ctx context.Context, e *ProcessExitedEvent) err
 	return c.Emit(ctx, EventProcessExited, e)
 }
 
-// A ProcessServer answers the commands of the domain Process. Each is called in a
-// goroutine of its own; ctx ends with the connection c that it came over.
+// A ProcessServer answers the commands of the domain Process. Each method is called in a
+// goroutine of its own; ctx ends with the connection c that the command arrived on.
 type ProcessServer interface {
-	// Starts a process and attaches to it. Its output and its end come as events, or as
-	// binary frames where streams are named.
+	// Starts a process and attaches to it. The process's output and end arrive as events, or
+	// as binary frames where the command names streams.
 	Start(ctx context.Context, c *Conn, p *ProcessStartParams) (*ProcessStartResult, error)
-	// Takes a process's output from an offset on. A connection is attached to a process once;
-	// attaching again moves the offsets.
+	// Takes a process's output from an offset on. A connection attaches to a process at most
+	// once; attaching again moves the offsets.
 	Attach(ctx context.Context, c *Conn, p *ProcessAttachParams) (*ProcessAttachResult, error)
-	// Takes no more output. The process goes on.
+	// Stops the delivery of output. The process continues.
 	Detach(ctx context.Context, c *Conn, p *ProcessDetachParams) error
-	// The processes that run, and the latest that have ended.
+	// Lists the running processes and the most recent processes that have ended.
 	List(ctx context.Context, c *Conn) (*ProcessListResult, error)
-	// Writes to standard input, or to the terminal. The answer comes when the process's pipe
-	// has taken all of it.
+	// Writes to standard input or to the terminal. The answer arrives when the process's pipe
+	// has accepted all bytes.
 	Write(ctx context.Context, c *Conn, p *ProcessWriteParams) error
-	// Closes standard input; on a terminal, sends its end-of-file character.
+	// Closes standard input; on a terminal, sends the end-of-file character.
 	CloseStdin(ctx context.Context, c *Conn, p *ProcessCloseStdinParams) error
 	// Sends a signal to the process and all its descendants.
 	Signal(ctx context.Context, c *Conn, p *ProcessSignalParams) error
@@ -1039,10 +1044,10 @@ type ProcessServer interface {
 	Resize(ctx context.Context, c *Conn, p *ProcessResizeParams) error
 	// Answers when the process has ended.
 	Wait(ctx context.Context, c *Conn, p *ProcessWaitParams) (*ProcessWaitResult, error)
-	// Forgets a process that has ended, with its output. Refused while a connection is
-	// attached to it.
+	// Forgets a process that has ended and its output. Rejected while a connection is
+	// attached to the process.
 	Release(ctx context.Context, c *Conn, p *ProcessReleaseParams) error
-	// Says up to which byte output events have been worked off, where a window was asked for.
+	// Acknowledges output events up to a byte, if the client asked for a window.
 	Acknowledge(ctx context.Context, c *Conn, p *ProcessAcknowledgeParams) error
 }
 
@@ -1123,37 +1128,37 @@ type ShellSpan struct {
 	Start int64 `json:"start"`
 	// Offset of the byte after the last.
 	End int64 `json:"end"`
-	// Of the first byte.
+	// Line of the first byte.
 	Line int64 `json:"line"`
-	// Of the first byte.
+	// Column of the first byte.
 	Column int64 `json:"column"`
-	// Of the byte after the last.
+	// Line of the byte after the last.
 	EndLine int64 `json:"endLine"`
-	// Of the byte after the last.
+	// Column of the byte after the last.
 	EndColumn int64 `json:"endColumn"`
 }
 
-// ShellFault: A place that a grammar does not accept.
+// ShellFault: A place that a grammar rejects.
 type ShellFault struct {
 	// Where.
 	Span ShellSpan `json:"span"`
-	// What is wrong.
+	// The error message.
 	Message string `json:"message"`
 }
 
 // ShellEmbedded: Code in another language inside a command.
 type ShellEmbedded struct {
-	// Its language.
+	// The code's language.
 	Language string `json:"language"`
-	// Of the code, without its quotes.
+	// The code without its quotes.
 	Span ShellSpan `json:"span"`
-	// Where the code is written to.
+	// The file that receives the code.
 	File string `json:"file,omitempty"`
-	// The program is given exactly these bytes.
+	// The program gets exactly these bytes.
 	Verbatim bool `json:"verbatim"`
-	// Its grammar was applied.
+	// The language's grammar was applied.
 	Parsed bool `json:"parsed"`
-	// What its grammar does not accept.
+	// What the grammar rejects.
 	Faults []ShellFault `json:"faults,omitzero"`
 }
 
@@ -1161,15 +1166,15 @@ type ShellEmbedded struct {
 type ShellHeredoc struct {
 	// Where.
 	Span ShellSpan `json:"span"`
-	// It is passed on as it stands.
+	// The shell passes the text on unchanged.
 	Verbatim bool `json:"verbatim"`
-	// A here-string.
+	// It is a here-string.
 	String bool `json:"string"`
-	// The descriptor it is given on.
+	// The file descriptor that receives the text.
 	FD int64 `json:"fd"`
 }
 
-// ShellCommandKind: Its form.
+// ShellCommandKind: The command's form.
 type ShellCommandKind string
 
 // The values of ShellCommandKind.
@@ -1191,21 +1196,21 @@ const (
 
 // ShellCommand: One statement of a script.
 type ShellCommand struct {
-	// Its number in the script, from 0.
+	// The command's number in the script, from 0.
 	ID int64 `json:"id"`
-	// The command that contains it; -1 at the top.
+	// The containing command; -1 at the top level.
 	Parent int64 `json:"parent"`
-	// Its form.
+	// The command's form.
 	Kind ShellCommandKind `json:"kind"`
 	// Where.
 	Span ShellSpan `json:"span"`
-	// In a pipeline: from 1.
+	// Position in a pipeline, from 1.
 	Stage int64 `json:"stage,omitempty"`
-	// "bash", or its program's own.
+	// "bash", or the language of the command's program.
 	Language string `json:"language"`
-	// Its first word, if that is literal.
+	// The command's first word, if literal.
 	Program string `json:"program,omitempty"`
-	// It stands in a substitution.
+	// The command is part of a substitution.
 	Substituted bool `json:"substituted,omitempty"`
 	// Code in other languages.
 	Embedded []ShellEmbedded `json:"embedded,omitzero"`
@@ -1221,7 +1226,7 @@ type ShellRange struct {
 	To int64 `json:"to"`
 }
 
-// ShellStdinKind: Where it came from.
+// ShellStdinKind: Source of the input.
 type ShellStdinKind string
 
 // The values of ShellStdinKind.
@@ -1233,11 +1238,11 @@ const (
 	ShellStdinKindOther     ShellStdinKind = "other"
 )
 
-// ShellStdin: What a command was given on standard input.
+// ShellStdin: The standard input of a command.
 type ShellStdin struct {
-	// Where it came from.
+	// Source of the input.
 	Kind ShellStdinKind `json:"kind"`
-	// All of it, when it is small. Base64 in JSON.
+	// The complete input, if small. Base64 in JSON.
 	Data []byte `json:"data,omitzero"`
 	// Bytes, when known.
 	Size int64 `json:"size,omitempty"`
@@ -1245,50 +1250,50 @@ type ShellStdin struct {
 	Digest string `json:"digest,omitempty"`
 }
 
-// ShellRecord: One run of one command.
+// ShellRecord: A single run of a command.
 type ShellRecord struct {
 	// Numbers the records of a step.
 	ID int64 `json:"id"`
-	// The record of the command that it ran in; -1: none.
+	// The record of the enclosing command; -1: none.
 	Parent int64 `json:"parent"`
 	// The id of its Site.
 	Site int64 `json:"site"`
-	// The command of the script that it is; -1: none of it (eval, source, an alias).
+	// The corresponding command of the script; -1: none (eval, source, an alias).
 	Command int64 `json:"command"`
 	// As in Command.
 	Kind string `json:"kind"`
 	// As in Command.
 	Language string `json:"language"`
-	// As in Command; absent where command is -1.
+	// As in Command; absent if command is -1.
 	Span *ShellSpan `json:"span,omitempty"`
-	// Its words, cut to 200 bytes.
+	// The command's words, cut to 200 bytes.
 	Text string `json:"text"`
-	// As the shell counts.
+	// Line number as the shell counts.
 	Line int64 `json:"line"`
-	// Of the process that ran it.
+	// The process that ran the command.
 	PID int64 `json:"pid"`
 	// Nanoseconds since the step began.
 	Start int64 `json:"start"`
 	// Nanoseconds.
 	Duration int64 `json:"duration"`
-	// Absent: not known.
+	// Absent: unknown.
 	ExitCode *int64 `json:"exitCode,omitempty"`
-	// In a pipeline: from 1.
+	// Position in a pipeline, from 1.
 	Stage int64 `json:"stage,omitempty"`
-	// What it read from, for programs.
+	// The source of a program's standard input.
 	Stdin *ShellStdin `json:"stdin,omitempty"`
-	// Its part of the step's standard output; absent: not known.
+	// The command's part of the step's standard output; absent: unknown.
 	Stdout *ShellRange `json:"stdout,omitempty"`
-	// Its part of the step's standard error; absent: not known.
+	// The command's part of the step's standard error; absent: unknown.
 	Stderr *ShellRange `json:"stderr,omitempty"`
-	// What is special: async (with &), pipeIn and pipeOut (a stage of a pipeline), left (it
-	// did not return: exit, set -e), program (a process became it), trap (in a trap),
-	// substituted (inside $(…)), signaled (a signal ended it), negated (with !), unfinished
-	// (nobody saw its end).
+	// Special properties: async (with &), pipeIn and pipeOut (a stage of a pipeline), left
+	// (did not return: exit, set -e), program (a process became the command), trap (in a
+	// trap), substituted (inside $(…)), signaled (a signal ended it), negated (with !),
+	// unfinished (the end was not observed).
 	Flags []string `json:"flags,omitzero"`
 }
 
-// ShellSite: All runs of one command together.
+// ShellSite: All runs of a command together.
 type ShellSite struct {
 	// Numbers the sites of a step.
 	ID int64 `json:"id"`
@@ -1298,19 +1303,19 @@ type ShellSite struct {
 	Command int64 `json:"command"`
 	// As in Record.
 	Text string `json:"text"`
-	// The text is not all.
+	// The text is incomplete.
 	Cut bool `json:"cut,omitempty"`
 	// As in Record.
 	Line int64 `json:"line"`
-	// How often it ran.
+	// Number of runs.
 	Count int64 `json:"count"`
-	// How often with an exit code other than 0.
+	// Number of runs with an exit code other than 0.
 	Failures int64 `json:"failures"`
-	// Nanoseconds in all.
+	// Total nanoseconds.
 	Duration int64 `json:"duration"`
 }
 
-// ShellExecuteLanguage: By default bash.
+// ShellExecuteLanguage: Default: bash.
 type ShellExecuteLanguage string
 
 // The values of ShellExecuteLanguage.
@@ -1321,36 +1326,37 @@ const (
 
 // ShellExecuteParams are the parameters of Shell.execute.
 type ShellExecuteParams struct {
-	// A name for it that no process of the sandbox has; by default the agent makes one.
+	// A name that no process of the sandbox has; default: chosen by the agent.
 	ProcessID string `json:"processId,omitempty"`
-	// Names the script file, which shows in the shell's messages.
+	// Names the script file, which appears in the shell's messages.
 	Name string `json:"name,omitempty"`
-	// By default bash.
+	// Default: bash.
 	Language ShellExecuteLanguage `json:"language,omitempty"`
 	// The step's text.
 	Script string `json:"script,omitempty"`
-	// The step's text comes from here: for what is large, or no UTF-8. At most 16 MiB; given
-	// up after 30 seconds without data.
+	// The step's text comes from this stream: for text that is large or not UTF-8. At most 16
+	// MiB; aborted after 30 seconds without data.
 	ScriptStream StreamID `json:"scriptStream,omitempty"`
 	// KEY=VALUE, set in the session before the step.
 	Env []string `json:"env,omitzero"`
-	// The session's directory from now on; made if missing.
+	// The session's directory from now on; created if missing.
 	Cwd string `json:"cwd,omitempty"`
-	// Name or number of the user to run as, with :GROUP if wanted; by default root.
+	// Name or number of the user, optionally with :GROUP; default: root.
 	User string `json:"user,omitempty"`
-	// Standard output goes here as binary frames, and not as events.
+	// Standard output goes to this stream as binary frames, not as events.
 	StdoutStream StreamID `json:"stdoutStream,omitempty"`
-	// Standard error goes here as binary frames, and not as events.
+	// Standard error goes to this stream as binary frames, not as events.
 	StderrStream StreamID `json:"stderrStream,omitempty"`
 	// Bytes of output events of each stream that may be unacknowledged (see
-	// Process.acknowledge); 0, the default: the connection alone holds the sender back.
+	// Process.acknowledge); 0, the default: only the connection's flow control limits the
+	// sender.
 	Window int64 `json:"window,omitempty"`
-	// Record the commands that run; by default true.
+	// Record the commands that run; default: true.
 	Trace *bool `json:"trace,omitempty"`
-	// Parse the script, if it has at most 256 KiB, and tell each record's command, language
-	// and span; by default true. A client that has parsed it already can do without.
+	// Parse the script, if it has at most 256 KiB, and return each record's command, language
+	// and span; default: true. A client that has parsed the script already can turn this off.
 	Spans *bool `json:"spans,omitempty"`
-	// Kill its tree when this connection ends.
+	// Kill the process tree when this connection ends.
 	KillOnDisconnect bool `json:"killOnDisconnect,omitempty"`
 }
 
@@ -1369,15 +1375,15 @@ func (p *ShellExecuteParams) streams() (receive, send []StreamID) {
 
 // ShellExecuteResult is the result of Shell.execute.
 type ShellExecuteResult struct {
-	// Its name.
+	// The step's process name.
 	ProcessID string `json:"processId"`
 	// The script file, as the shell's messages name it.
 	Path string `json:"path"`
 }
 
-// ShellExecute calls Shell.execute. Runs one step. Its output comes as a process's; its
-// end as Shell.finished. One step runs at a time, but those that are sent before the
-// answer to another has come may run in any order: wait for the answer.
+// ShellExecute calls Shell.execute. Runs a step. The step's output arrives like a
+// process's, its end as Shell.finished. One step runs at a time. Steps that are sent
+// before the answer to an earlier step may run in any order: wait for the answer.
 func (c *Conn) ShellExecute(ctx context.Context, p *ShellExecuteParams) (*ShellExecuteResult, error) {
 	var r ShellExecuteResult
 	if err := c.Call(ctx, MethodShellExecute, p, &r); err != nil {
@@ -1386,7 +1392,7 @@ func (c *Conn) ShellExecute(ctx context.Context, p *ShellExecuteParams) (*ShellE
 	return &r, nil
 }
 
-// ShellParseLanguage: By default bash.
+// ShellParseLanguage: Default: bash.
 type ShellParseLanguage string
 
 // The values of ShellParseLanguage.
@@ -1399,22 +1405,22 @@ const (
 type ShellParseParams struct {
 	// The text.
 	Script string `json:"script"`
-	// By default bash.
+	// Default: bash.
 	Language ShellParseLanguage `json:"language,omitempty"`
 }
 
 // ShellParseResult is the result of Shell.parse.
 type ShellParseResult struct {
-	// In the order of their beginnings.
+	// Ordered by their beginnings.
 	Commands []ShellCommand `json:"commands"`
-	// What the grammar does not accept.
+	// What the grammar rejects.
 	Faults []ShellFault `json:"faults,omitzero"`
-	// Why this is not all.
+	// Why the result is incomplete.
 	Partial string `json:"partial,omitempty"`
 }
 
-// ShellParse calls Shell.parse. Tells what a script of at most 256 KiB consists of. Runs
-// nothing.
+// ShellParse calls Shell.parse. Returns the structure of a script of at most 256 KiB
+// without running it.
 func (c *Conn) ShellParse(ctx context.Context, p *ShellParseParams) (*ShellParseResult, error) {
 	var r ShellParseResult
 	if err := c.Call(ctx, MethodShellParse, p, &r); err != nil {
@@ -1423,12 +1429,12 @@ func (c *Conn) ShellParse(ctx context.Context, p *ShellParseParams) (*ShellParse
 	return &r, nil
 }
 
-// ShellCommandsEvent is the event Shell.commands. Commands that have ended, while the
-// step runs and at its end.
+// ShellCommandsEvent is the event Shell.commands. Commands that have ended. Sent while
+// the step runs and at its end.
 type ShellCommandsEvent struct {
 	// The step.
 	ProcessID string `json:"processId"`
-	// In the order of their ends.
+	// Ordered by their ends.
 	Records []ShellRecord `json:"records"`
 }
 
@@ -1438,30 +1444,30 @@ func (c *Conn) EmitShellCommands(ctx context.Context, e *ShellCommandsEvent) err
 	return c.Emit(ctx, EventShellCommands, e)
 }
 
-// ShellFinishedEvent is the event Shell.finished. A step has ended. Comes after its last
-// output and its last records.
+// ShellFinishedEvent is the event Shell.finished. A step has ended. This event follows
+// the step's last output and last records.
 type ShellFinishedEvent struct {
 	// The step.
 	ProcessID string `json:"processId"`
-	// How.
+	// How the step ended.
 	Exit ProcessExit `json:"exit"`
-	// The shell left no environment and directory; the session's stay as before.
+	// The shell left no environment and directory; those of the session are unchanged.
 	StateLost bool `json:"stateLost"`
 	// The session's directory.
 	Cwd string `json:"cwd"`
 	// The session's exported environment.
 	Env []string `json:"env"`
-	// Commands that ran.
+	// Number of commands that ran.
 	Count int64 `json:"count"`
-	// Commands that ran and have no record, for there were too many.
+	// Commands that ran without a record because there were too many.
 	Dropped int64 `json:"dropped"`
-	// Why commands were not recorded, or not all.
+	// Why commands were not recorded, or only in part.
 	Untraced string `json:"untraced,omitempty"`
-	// Every command that ran, with its count.
+	// Every command that ran, with its number of runs.
 	Sites []ShellSite `json:"sites,omitzero"`
-	// Bytes of standard output in all.
+	// Total bytes of standard output.
 	StdoutEnd int64 `json:"stdoutEnd"`
-	// Bytes of standard error in all.
+	// Total bytes of standard error.
 	StderrEnd int64 `json:"stderrEnd"`
 }
 
@@ -1471,14 +1477,14 @@ func (c *Conn) EmitShellFinished(ctx context.Context, e *ShellFinishedEvent) err
 	return c.Emit(ctx, EventShellFinished, e)
 }
 
-// A ShellServer answers the commands of the domain Shell. Each is called in a goroutine
-// of its own; ctx ends with the connection c that it came over.
+// A ShellServer answers the commands of the domain Shell. Each method is called in a
+// goroutine of its own; ctx ends with the connection c that the command arrived on.
 type ShellServer interface {
-	// Runs one step. Its output comes as a process's; its end as Shell.finished. One step
-	// runs at a time, but those that are sent before the answer to another has come may run
+	// Runs a step. The step's output arrives like a process's, its end as Shell.finished. One
+	// step runs at a time. Steps that are sent before the answer to an earlier step may run
 	// in any order: wait for the answer.
 	Execute(ctx context.Context, c *Conn, p *ShellExecuteParams) (*ShellExecuteResult, error)
-	// Tells what a script of at most 256 KiB consists of. Runs nothing.
+	// Returns the structure of a script of at most 256 KiB without running it.
 	Parse(ctx context.Context, c *Conn, p *ShellParseParams) (*ShellParseResult, error)
 }
 
@@ -1498,7 +1504,7 @@ func RegisterShell(d *Dispatcher, s ShellServer) {
 	})
 }
 
-// FileSystemFileInfoType: What it is.
+// FileSystemFileInfoType: The file's type.
 type FileSystemFileInfoType string
 
 // The values of FileSystemFileInfoType.
@@ -1514,11 +1520,11 @@ const (
 
 // FileSystemFileInfo: A file or directory.
 type FileSystemFileInfo struct {
-	// Absolute.
+	// Absolute path.
 	Path string `json:"path"`
 	// The last part of the path.
 	Name string `json:"name"`
-	// What it is.
+	// The file's type.
 	Type FileSystemFileInfoType `json:"type"`
 	// Bytes.
 	Size int64 `json:"size"`
@@ -1530,11 +1536,11 @@ type FileSystemFileInfo struct {
 	GID int64 `json:"gid"`
 	// RFC 3339 with nanoseconds.
 	Modified string `json:"modified"`
-	// Where a symlink points.
+	// The symlink's target.
 	Target string `json:"target,omitempty"`
 }
 
-// FileSystemChangeKind: What.
+// FileSystemChangeKind: The kind of change.
 type FileSystemChangeKind string
 
 // The values of FileSystemChangeKind.
@@ -1545,11 +1551,11 @@ const (
 	FileSystemChangeKindAttributes FileSystemChangeKind = "attributes"
 )
 
-// FileSystemChange: Something that happened to a file.
+// FileSystemChange: A change of a file.
 type FileSystemChange struct {
-	// Absolute.
+	// Absolute path.
 	Path string `json:"path"`
-	// What.
+	// The kind of change.
 	Kind FileSystemChangeKind `json:"kind"`
 }
 
@@ -1557,17 +1563,17 @@ type FileSystemChange struct {
 type FileSystemStatParams struct {
 	// The file.
 	Path string `json:"path"`
-	// Follow a symlink at the end; by default true.
+	// Follow a symlink at the end; default: true.
 	Follow *bool `json:"follow,omitempty"`
 }
 
 // FileSystemStatResult is the result of FileSystem.stat.
 type FileSystemStatResult struct {
-	// It.
+	// The file.
 	File FileSystemFileInfo `json:"file"`
 }
 
-// FileSystemStat calls FileSystem.stat. Tells of one file.
+// FileSystemStat calls FileSystem.stat. Returns information about a file.
 func (c *Conn) FileSystemStat(ctx context.Context, p *FileSystemStatParams) (*FileSystemStatResult, error) {
 	var r FileSystemStatResult
 	if err := c.Call(ctx, MethodFileSystemStat, p, &r); err != nil {
@@ -1582,7 +1588,7 @@ type FileSystemListParams struct {
 	Path string `json:"path"`
 	// Begin after this name.
 	After string `json:"after,omitempty"`
-	// Entries at most; by default and at most 1,000.
+	// Maximum number of entries; default and maximum: 1,000.
 	Limit int64 `json:"limit,omitempty"`
 }
 
@@ -1590,11 +1596,11 @@ type FileSystemListParams struct {
 type FileSystemListResult struct {
 	// Sorted by the bytes of their names.
 	Entries []FileSystemFileInfo `json:"entries"`
-	// There are more after the last one.
+	// More entries follow the last entry.
 	More bool `json:"more"`
 }
 
-// FileSystemList calls FileSystem.list. Lists a directory, by name.
+// FileSystemList calls FileSystem.list. Lists a directory, sorted by name.
 func (c *Conn) FileSystemList(ctx context.Context, p *FileSystemListParams) (*FileSystemListResult, error) {
 	var r FileSystemListResult
 	if err := c.Call(ctx, MethodFileSystemList, p, &r); err != nil {
@@ -1607,11 +1613,12 @@ func (c *Conn) FileSystemList(ctx context.Context, p *FileSystemListParams) (*Fi
 type FileSystemReadParams struct {
 	// The file.
 	Path string `json:"path"`
-	// Of the first byte; by default 0.
+	// Offset of the first byte; default: 0.
 	Offset int64 `json:"offset,omitempty"`
-	// Bytes at most: by default all; without a stream at most 1 MiB, and 1 MiB by default.
+	// Maximum number of bytes. Default: to the end of the file with a stream; 1 MiB without,
+	// which is also the maximum.
 	Length int64 `json:"length,omitempty"`
-	// Send the bytes here, and not in the result.
+	// Send the bytes to this stream instead of the result.
 	Stream StreamID `json:"stream,omitempty"`
 }
 
@@ -1626,9 +1633,9 @@ func (p *FileSystemReadParams) streams() (receive, send []StreamID) {
 type FileSystemReadResult struct {
 	// The bytes. Base64 in JSON.
 	Data []byte `json:"data,omitzero"`
-	// Of the whole file.
+	// Size of the whole file.
 	Size int64 `json:"size"`
-	// The part reaches the file's end.
+	// The part reaches the end of the file.
 	Eof bool `json:"eof"`
 }
 
@@ -1647,11 +1654,11 @@ type FileSystemWriteParams struct {
 	Path string `json:"path"`
 	// The content. Base64 in JSON.
 	Data []byte `json:"data,omitzero"`
-	// The content comes from here.
+	// The content comes from this stream.
 	Stream StreamID `json:"stream,omitempty"`
-	// Permission bits; by default the old file's, else 0644.
+	// Permission bits; default: those of the old file, or else 0644.
 	Mode int64 `json:"mode,omitempty"`
-	// Make missing directories.
+	// Create missing parent directories.
 	Parents bool `json:"parents,omitempty"`
 }
 
@@ -1668,8 +1675,8 @@ type FileSystemWriteResult struct {
 	Size int64 `json:"size"`
 }
 
-// FileSystemWrite calls FileSystem.write. Writes a whole file, atomically: it has its old
-// content or its new one, whatever happens.
+// FileSystemWrite calls FileSystem.write. Writes a whole file atomically: at any time the
+// file has either its old or its new content.
 func (c *Conn) FileSystemWrite(ctx context.Context, p *FileSystemWriteParams) (*FileSystemWriteResult, error) {
 	var r FileSystemWriteResult
 	if err := c.Call(ctx, MethodFileSystemWrite, p, &r); err != nil {
@@ -1682,9 +1689,9 @@ func (c *Conn) FileSystemWrite(ctx context.Context, p *FileSystemWriteParams) (*
 type FileSystemMkdirParams struct {
 	// The directory.
 	Path string `json:"path"`
-	// Make missing ones above it too, and be content if it exists.
+	// Create missing parent directories, and succeed if the directory exists.
 	Parents bool `json:"parents,omitempty"`
-	// Permission bits; by default 0755.
+	// Permission bits; default: 0755.
 	Mode int64 `json:"mode,omitempty"`
 }
 
@@ -1695,11 +1702,11 @@ func (c *Conn) FileSystemMkdir(ctx context.Context, p *FileSystemMkdirParams) er
 
 // FileSystemMoveParams are the parameters of FileSystem.move.
 type FileSystemMoveParams struct {
-	// What.
+	// The old path.
 	From string `json:"from"`
-	// Its new path.
+	// The new path.
 	To string `json:"to"`
-	// Replace what is there; by default that is an error.
+	// Replace an existing file; default: an existing file is an error.
 	Overwrite bool `json:"overwrite,omitempty"`
 }
 
@@ -1710,9 +1717,9 @@ func (c *Conn) FileSystemMove(ctx context.Context, p *FileSystemMoveParams) erro
 
 // FileSystemRemoveParams are the parameters of FileSystem.remove.
 type FileSystemRemoveParams struct {
-	// What.
+	// The file or directory.
 	Path string `json:"path"`
-	// With all that is in it.
+	// Remove a directory with its contents.
 	Recursive bool `json:"recursive,omitempty"`
 }
 
@@ -1725,7 +1732,7 @@ func (c *Conn) FileSystemRemove(ctx context.Context, p *FileSystemRemoveParams) 
 type FileSystemWatchParams struct {
 	// A file or directory.
 	Path string `json:"path"`
-	// With all directories below it.
+	// Include all directories below.
 	Recursive bool `json:"recursive,omitempty"`
 }
 
@@ -1735,8 +1742,8 @@ type FileSystemWatchResult struct {
 	WatchID string `json:"watchId"`
 }
 
-// FileSystemWatch calls FileSystem.watch. Tells of changes from now on, with
-// FileSystem.changed.
+// FileSystemWatch calls FileSystem.watch. Sends FileSystem.changed for every change from
+// now on.
 func (c *Conn) FileSystemWatch(ctx context.Context, p *FileSystemWatchParams) (*FileSystemWatchResult, error) {
 	var r FileSystemWatchResult
 	if err := c.Call(ctx, MethodFileSystemWatch, p, &r); err != nil {
@@ -1758,9 +1765,9 @@ func (c *Conn) FileSystemUnwatch(ctx context.Context, p *FileSystemUnwatchParams
 
 // FileSystemPackParams are the parameters of FileSystem.pack.
 type FileSystemPackParams struct {
-	// What.
+	// The file or directory.
 	Path string `json:"path"`
-	// Takes the tar stream.
+	// Carries the tar stream.
 	Stream StreamID `json:"stream"`
 }
 
@@ -1772,17 +1779,17 @@ func (p *FileSystemPackParams) streams() (receive, send []StreamID) {
 }
 
 // FileSystemPack calls FileSystem.pack. Packs a file or directory as a tar stream whose
-// entries are relative to its parent. A stream without a tar's end, two blocks of zeros,
-// was cut off.
+// entries are relative to its parent. A stream without the end of a tar archive (two
+// blocks of zeros) is truncated.
 func (c *Conn) FileSystemPack(ctx context.Context, p *FileSystemPackParams) error {
 	return c.Call(ctx, MethodFileSystemPack, p, nil)
 }
 
 // FileSystemUnpackParams are the parameters of FileSystem.unpack.
 type FileSystemUnpackParams struct {
-	// Absolute.
+	// Absolute path.
 	Dest string `json:"dest"`
-	// Brings the tar stream.
+	// Carries the tar stream.
 	Stream StreamID `json:"stream"`
 }
 
@@ -1793,10 +1800,10 @@ func (p *FileSystemUnpackParams) streams() (receive, send []StreamID) {
 	return receive, send
 }
 
-// FileSystemUnpack calls FileSystem.unpack. Unpacks a tar stream. Where the destination
-// is a directory, or ends in "/" (it is then made if missing), the stream goes below it;
-// else the stream's one top-level name becomes the destination's. The answer comes when
-// all is written.
+// FileSystemUnpack calls FileSystem.unpack. Unpacks a tar stream. If the destination is a
+// directory, or ends in "/" (it is then created if missing), the contents go below it.
+// Otherwise the destination's name replaces the stream's single top-level name. The
+// answer arrives when everything is written.
 func (c *Conn) FileSystemUnpack(ctx context.Context, p *FileSystemUnpackParams) error {
 	return c.Call(ctx, MethodFileSystemUnpack, p, nil)
 }
@@ -1807,7 +1814,7 @@ type FileSystemChangedEvent struct {
 	WatchID string `json:"watchId"`
 	// In order.
 	Changes []FileSystemChange `json:"changes"`
-	// There were more changes than could be kept; look again at everything.
+	// There were more changes than the agent keeps; examine all files again.
 	Overflow bool `json:"overflow,omitempty"`
 }
 
@@ -1817,17 +1824,17 @@ func (c *Conn) EmitFileSystemChanged(ctx context.Context, e *FileSystemChangedEv
 	return c.Emit(ctx, EventFileSystemChanged, e)
 }
 
-// A FileSystemServer answers the commands of the domain FileSystem. Each is called in a
-// goroutine of its own; ctx ends with the connection c that it came over.
+// A FileSystemServer answers the commands of the domain FileSystem. Each method is called
+// in a goroutine of its own; ctx ends with the connection c that the command arrived on.
 type FileSystemServer interface {
-	// Tells of one file.
+	// Returns information about a file.
 	Stat(ctx context.Context, c *Conn, p *FileSystemStatParams) (*FileSystemStatResult, error)
-	// Lists a directory, by name.
+	// Lists a directory, sorted by name.
 	List(ctx context.Context, c *Conn, p *FileSystemListParams) (*FileSystemListResult, error)
 	// Reads a part of a file.
 	Read(ctx context.Context, c *Conn, p *FileSystemReadParams) (*FileSystemReadResult, error)
-	// Writes a whole file, atomically: it has its old content or its new one, whatever
-	// happens.
+	// Writes a whole file atomically: at any time the file has either its old or its new
+	// content.
 	Write(ctx context.Context, c *Conn, p *FileSystemWriteParams) (*FileSystemWriteResult, error)
 	// Makes a directory.
 	Mkdir(ctx context.Context, c *Conn, p *FileSystemMkdirParams) error
@@ -1835,16 +1842,17 @@ type FileSystemServer interface {
 	Move(ctx context.Context, c *Conn, p *FileSystemMoveParams) error
 	// Removes a file or directory.
 	Remove(ctx context.Context, c *Conn, p *FileSystemRemoveParams) error
-	// Tells of changes from now on, with FileSystem.changed.
+	// Sends FileSystem.changed for every change from now on.
 	Watch(ctx context.Context, c *Conn, p *FileSystemWatchParams) (*FileSystemWatchResult, error)
 	// Ends a watch.
 	Unwatch(ctx context.Context, c *Conn, p *FileSystemUnwatchParams) error
 	// Packs a file or directory as a tar stream whose entries are relative to its parent. A
-	// stream without a tar's end, two blocks of zeros, was cut off.
+	// stream without the end of a tar archive (two blocks of zeros) is truncated.
 	Pack(ctx context.Context, c *Conn, p *FileSystemPackParams) error
-	// Unpacks a tar stream. Where the destination is a directory, or ends in "/" (it is then
-	// made if missing), the stream goes below it; else the stream's one top-level name
-	// becomes the destination's. The answer comes when all is written.
+	// Unpacks a tar stream. If the destination is a directory, or ends in "/" (it is then
+	// created if missing), the contents go below it. Otherwise the destination's name
+	// replaces the stream's single top-level name. The answer arrives when everything is
+	// written.
 	Unpack(ctx context.Context, c *Conn, p *FileSystemUnpackParams) error
 }
 
@@ -1922,12 +1930,12 @@ func RegisterFileSystem(d *Dispatcher, s FileSystemServer) {
 type StateGetSessionResult struct {
 	// Working directory.
 	Cwd string `json:"cwd"`
-	// Exported environment, KEY=VALUE; exported functions as bash keeps them.
+	// Exported environment, KEY=VALUE; exported functions as bash stores them.
 	Env []string `json:"env"`
 }
 
-// StateGetSession calls State.getSession. The shell session: what the next step will
-// start from.
+// StateGetSession calls State.getSession. Returns the shell session: the state that the
+// next step starts from.
 func (c *Conn) StateGetSession(ctx context.Context) (*StateGetSessionResult, error) {
 	var r StateGetSessionResult
 	if err := c.Call(ctx, MethodStateGetSession, nil, &r); err != nil {
@@ -1938,9 +1946,9 @@ func (c *Conn) StateGetSession(ctx context.Context) (*StateGetSessionResult, err
 
 // StateSetSessionParams are the parameters of State.setSession.
 type StateSetSessionParams struct {
-	// Working directory; absent: stays.
+	// Working directory; absent: unchanged.
 	Cwd string `json:"cwd,omitempty"`
-	// The whole exported environment; absent: stays.
+	// The complete exported environment; absent: unchanged.
 	Env []string `json:"env,omitzero"`
 }
 
@@ -1953,17 +1961,17 @@ func (c *Conn) StateSetSession(ctx context.Context, p *StateSetSessionParams) er
 type StateFreezeResult struct {
 	// Working directory of the shell session.
 	Cwd string `json:"cwd"`
-	// Exported environment, as State.getSession has it.
+	// Exported environment, as in State.getSession.
 	Env []string `json:"env"`
-	// The directory of the scratch disk that took the writes: upper or upper2.
+	// The directory of the scratch disk that stores the writes: upper or upper2.
 	Upper string `json:"upper"`
 }
 
-// StateFreeze calls State.freeze. Brings the sandbox's disks to rest, so that the host
-// can read them: kills all processes of the sandbox, waits until the step that ran has
-// ended, writes everything out, and freezes the scratch disk and the home disk. Until
-// State.thaw, commands that write files wait, and processes cannot be relied on;
-// State.getSession is answered. A caller bounds the time itself: a guest need not obey.
+// StateFreeze calls State.freeze. Quiesces the sandbox's disks so that the host can read
+// them: kills all processes of the sandbox, waits until the running step has ended,
+// writes all data out, and freezes the scratch disk and the home disk. Until State.thaw,
+// commands that write files wait and processes are unusable; State.getSession is
+// answered. The caller sets its own time limit because a guest need not obey.
 func (c *Conn) StateFreeze(ctx context.Context) (*StateFreezeResult, error) {
 	var r StateFreezeResult
 	if err := c.Call(ctx, MethodStateFreeze, nil, &r); err != nil {
@@ -1974,10 +1982,10 @@ func (c *Conn) StateFreeze(ctx context.Context) (*StateFreezeResult, error) {
 
 // StateExportParams are the parameters of State.export.
 type StateExportParams struct {
-	// Instead of State.freeze: all processes stand still from here on, as Sandbox.suspend has
-	// it, which is to follow at once. When the export fails they go on.
+	// Replaces State.freeze: all processes are frozen from here on, as by Sandbox.suspend,
+	// which must follow immediately. If the export fails, the processes continue.
 	Hold bool `json:"hold,omitempty"`
-	// Takes the tar stream.
+	// Carries the tar stream.
 	Stream StreamID `json:"stream"`
 }
 
@@ -1990,21 +1998,21 @@ func (p *StateExportParams) streams() (receive, send []StreamID) {
 
 // StateExportResult is the result of State.export.
 type StateExportResult struct {
-	// How many entries there were.
+	// Number of entries.
 	Entries int64 `json:"entries"`
 }
 
-// StateExport calls State.export. After State.freeze, packs what the upper directory
-// holds as a tar stream with extended headers (PAX), for a machine whose disk the host
-// cannot read. It has what an overlay keeps there: whiteouts as character devices 0/0,
-// opaque directories by their attribute trusted.overlay.opaque, all extended attributes
-// as SCHILY.xattr records, hard links, devices; no sockets. A path of more than 64 KiB
-// ends it with an error. The first entry is the directory itself, "./". Of a large file,
-// and of one with holes, only the data is sent: TURNSTONE.size is the file's size,
-// TURNSTONE.sparse lists offset and length of each part that the entry has, and entries
-// of the same name that follow at once bring more parts (TURNSTONE.more). TURNSTONE.links
-// is on the first name of a file that has several. A stream without a tar's end, two
-// blocks of zeros, was cut off.
+// StateExport calls State.export. After State.freeze, packs the contents of the upper
+// directory as a tar stream with extended headers (PAX), for a machine whose disk the
+// host cannot read. The stream keeps the overlay's representation: whiteouts as character
+// devices 0/0, opaque directories by their attribute trusted.overlay.opaque, all extended
+// attributes as SCHILY.xattr records, hard links, and devices; no sockets. A path of more
+// than 64 KiB ends the stream with an error. The first entry is the directory itself,
+// "./". For a large file and for a file with holes, only the data is sent: TURNSTONE.size
+// is the file's size, TURNSTONE.sparse lists offset and length of each part in the entry,
+// and directly following entries of the same name carry more parts (TURNSTONE.more).
+// TURNSTONE.links is on the first name of a file with several names. A stream without the
+// end of a tar archive (two blocks of zeros) is truncated.
 func (c *Conn) StateExport(ctx context.Context, p *StateExportParams) (*StateExportResult, error) {
 	var r StateExportResult
 	if err := c.Call(ctx, MethodStateExport, p, &r); err != nil {
@@ -2013,35 +2021,36 @@ func (c *Conn) StateExport(ctx context.Context, p *StateExportParams) (*StateExp
 	return &r, nil
 }
 
-// StateThaw calls State.thaw. Ends State.freeze: the disks take writes again. The
-// processes stay dead.
+// StateThaw calls State.thaw. Ends State.freeze: the disks accept writes again. The
+// killed processes stay dead.
 func (c *Conn) StateThaw(ctx context.Context) error { return c.Call(ctx, MethodStateThaw, nil, nil) }
 
-// A StateServer answers the commands of the domain State. Each is called in a goroutine
-// of its own; ctx ends with the connection c that it came over.
+// A StateServer answers the commands of the domain State. Each method is called in a
+// goroutine of its own; ctx ends with the connection c that the command arrived on.
 type StateServer interface {
-	// The shell session: what the next step will start from.
+	// Returns the shell session: the state that the next step starts from.
 	GetSession(ctx context.Context, c *Conn) (*StateGetSessionResult, error)
 	// Sets the shell session.
 	SetSession(ctx context.Context, c *Conn, p *StateSetSessionParams) error
-	// Brings the sandbox's disks to rest, so that the host can read them: kills all processes
-	// of the sandbox, waits until the step that ran has ended, writes everything out, and
-	// freezes the scratch disk and the home disk. Until State.thaw, commands that write files
-	// wait, and processes cannot be relied on; State.getSession is answered. A caller bounds
-	// the time itself: a guest need not obey.
+	// Quiesces the sandbox's disks so that the host can read them: kills all processes of the
+	// sandbox, waits until the running step has ended, writes all data out, and freezes the
+	// scratch disk and the home disk. Until State.thaw, commands that write files wait and
+	// processes are unusable; State.getSession is answered. The caller sets its own time
+	// limit because a guest need not obey.
 	Freeze(ctx context.Context, c *Conn) (*StateFreezeResult, error)
-	// After State.freeze, packs what the upper directory holds as a tar stream with extended
-	// headers (PAX), for a machine whose disk the host cannot read. It has what an overlay
-	// keeps there: whiteouts as character devices 0/0, opaque directories by their attribute
-	// trusted.overlay.opaque, all extended attributes as SCHILY.xattr records, hard links,
-	// devices; no sockets. A path of more than 64 KiB ends it with an error. The first entry
-	// is the directory itself, "./". Of a large file, and of one with holes, only the data is
-	// sent: TURNSTONE.size is the file's size, TURNSTONE.sparse lists offset and length of
-	// each part that the entry has, and entries of the same name that follow at once bring
-	// more parts (TURNSTONE.more). TURNSTONE.links is on the first name of a file that has
-	// several. A stream without a tar's end, two blocks of zeros, was cut off.
+	// After State.freeze, packs the contents of the upper directory as a tar stream with
+	// extended headers (PAX), for a machine whose disk the host cannot read. The stream keeps
+	// the overlay's representation: whiteouts as character devices 0/0, opaque directories by
+	// their attribute trusted.overlay.opaque, all extended attributes as SCHILY.xattr
+	// records, hard links, and devices; no sockets. A path of more than 64 KiB ends the
+	// stream with an error. The first entry is the directory itself, "./". For a large file
+	// and for a file with holes, only the data is sent: TURNSTONE.size is the file's size,
+	// TURNSTONE.sparse lists offset and length of each part in the entry, and directly
+	// following entries of the same name carry more parts (TURNSTONE.more). TURNSTONE.links
+	// is on the first name of a file with several names. A stream without the end of a tar
+	// archive (two blocks of zeros) is truncated.
 	Export(ctx context.Context, c *Conn, p *StateExportParams) (*StateExportResult, error)
-	// Ends State.freeze: the disks take writes again. The processes stay dead.
+	// Ends State.freeze: the disks accept writes again. The killed processes stay dead.
 	Thaw(ctx context.Context, c *Conn) error
 }
 
@@ -2079,19 +2088,19 @@ func RegisterState(d *Dispatcher, s StateServer) {
 	})
 }
 
-// TraceEntry: Something that happened.
+// TraceEntry: An event in the journal.
 type TraceEntry struct {
 	// Numbers entries from 1.
 	Sequence int64 `json:"sequence"`
 	// RFC 3339 with nanoseconds.
 	Time string `json:"time"`
-	// The command that was carried out, or the event.
+	// The executed command, or the event.
 	Method string `json:"method"`
-	// What it was about: a process, a path.
+	// The object, such as a process or a path.
 	Subject string `json:"subject,omitempty"`
-	// Nanoseconds, of a command.
+	// Duration of a command in nanoseconds.
 	Duration int64 `json:"duration,omitempty"`
-	// Why it failed.
+	// Why the command failed.
 	Error string `json:"error,omitempty"`
 }
 
@@ -2107,9 +2116,9 @@ func (c *Conn) TraceDisable(ctx context.Context) error {
 
 // TraceGetEntriesParams are the parameters of Trace.getEntries.
 type TraceGetEntriesParams struct {
-	// By default 0: all that is kept.
+	// Default 0: all entries that are kept.
 	After int64 `json:"after,omitempty"`
-	// At most; by default 1,000.
+	// Maximum number of entries; default: 1,000.
 	Limit int64 `json:"limit,omitempty"`
 }
 
@@ -2117,11 +2126,11 @@ type TraceGetEntriesParams struct {
 type TraceGetEntriesResult struct {
 	// In order.
 	Entries []TraceEntry `json:"entries"`
-	// Sequence number of the oldest that is kept.
+	// Sequence number of the oldest entry that is kept.
 	First int64 `json:"first"`
 }
 
-// TraceGetEntries calls Trace.getEntries. The journal, from a sequence number on.
+// TraceGetEntries calls Trace.getEntries. Returns the journal from a sequence number on.
 func (c *Conn) TraceGetEntries(ctx context.Context, p *TraceGetEntriesParams) (*TraceGetEntriesResult, error) {
 	var r TraceGetEntriesResult
 	if err := c.Call(ctx, MethodTraceGetEntries, p, &r); err != nil {
@@ -2130,9 +2139,9 @@ func (c *Conn) TraceGetEntries(ctx context.Context, p *TraceGetEntriesParams) (*
 	return &r, nil
 }
 
-// TraceEntryEvent is the event Trace.entry. Something happened.
+// TraceEntryEvent is the event Trace.entry. A new journal entry.
 type TraceEntryEvent struct {
-	// What.
+	// The entry.
 	Entry TraceEntry `json:"entry"`
 }
 
@@ -2142,14 +2151,14 @@ func (c *Conn) EmitTraceEntry(ctx context.Context, e *TraceEntryEvent) error {
 	return c.Emit(ctx, EventTraceEntry, e)
 }
 
-// A TraceServer answers the commands of the domain Trace. Each is called in a goroutine
-// of its own; ctx ends with the connection c that it came over.
+// A TraceServer answers the commands of the domain Trace. Each method is called in a
+// goroutine of its own; ctx ends with the connection c that the command arrived on.
 type TraceServer interface {
 	// Turns Trace.entry on for this connection.
 	Enable(ctx context.Context, c *Conn) error
 	// Turns Trace.entry off for this connection.
 	Disable(ctx context.Context, c *Conn) error
-	// The journal, from a sequence number on.
+	// Returns the journal from a sequence number on.
 	GetEntries(ctx context.Context, c *Conn, p *TraceGetEntriesParams) (*TraceGetEntriesResult, error)
 }
 
@@ -2175,9 +2184,9 @@ func RegisterTrace(d *Dispatcher, s TraceServer) {
 	})
 }
 
-// DecodeEvent gives an event its type: a pointer to one of the Event types here. It is
-// nil for an event that is not known, and what an event has beyond its type is left out:
-// the other side may be newer.
+// DecodeEvent returns an event's typed form, a pointer to an Event type of this package.
+// It returns nil for an unknown event and drops unknown fields because the other side may
+// be newer.
 func DecodeEvent(e Event) (any, error) {
 	var v any
 	switch e.Method {

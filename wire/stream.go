@@ -10,44 +10,44 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// A StreamID names a stream on its connection. Zero is none.
+// A StreamID is the number of a stream on its connection. Zero means no stream.
 type StreamID uint32
 
-// streamWindow is what a sender may have on its way before the reader has taken
-// any of it, and so what a reader that does not read makes its side hold.
+// streamWindow bounds the bytes in transit that the reader has not taken, and with it the memory
+// that an idle reader costs its side.
 const streamWindow = 1 << 20
 
-// What one connection may have open. What has come and was not read takes memory on
-// the receiving side, up to a window for each stream.
+// Limits of a connection. Data that was received and not read occupies memory on the receiving
+// side, up to a window per stream.
 const (
 	maxSend    = 256
 	maxReceive = 32
 )
 
-// shareBelow is the least that a receiver's buffer holds, in bytes.
+// shareBelow is the minimum size of a receiver's buffer in bytes.
 const shareBelow = 4 << 10
 
 // Kinds of binary frame.
 const (
 	frameData   = 0 // bytes from an offset on
-	frameEnd    = 1 // no more bytes; the offset is how many there were
+	frameEnd    = 1 // the stream's end; the offset is its length
 	frameCredit = 2 // from the reader: bytes up to the offset may be sent
-	frameReset  = 3 // from either side: the stream is given up; the data says why
+	frameReset  = 3 // from either side: the stream is aborted; the data is the reason
 )
 
-// A Frame is a binary frame, taken apart.
+// A Frame is a decoded binary frame.
 type Frame struct {
 	Kind    byte
-	Channel uint32 // the flat session, 0 where there is none
+	Channel uint32 // the flat session; 0: none
 	Stream  StreamID
 	Offset  uint64
 	Data    []byte
 }
 
-// ParseFrame takes a binary message apart. Data is part of p.
+// ParseFrame decodes a binary message. Data aliases p.
 func ParseFrame(p []byte) (Frame, error) {
 	if len(p) < frameHead {
-		return Frame{}, protocolError("a binary frame is shorter than its %d bytes of head", frameHead)
+		return Frame{}, protocolError("a binary frame is shorter than its header of %d bytes", frameHead)
 	}
 	f := Frame{Kind: p[0], Channel: binary.BigEndian.Uint32(p[1:]), Stream: StreamID(binary.BigEndian.Uint32(p[5:])),
 		Offset: binary.BigEndian.Uint64(p[9:]), Data: p[frameHead:]}
@@ -64,7 +64,7 @@ func ParseFrame(p []byte) (Frame, error) {
 	return f, nil
 }
 
-// Head returns the frame's head, which its data follows.
+// Head returns the frame's header, which precedes its data.
 func (f Frame) Head() []byte {
 	h := make([]byte, frameHead)
 	h[0] = f.Kind
@@ -74,22 +74,22 @@ func (f Frame) Head() []byte {
 	return h
 }
 
-// ErrReset is in the chain of a stream's error when the other side gave it up.
-var ErrReset = errors.New("the other side gave the stream up")
+// ErrReset is in the chain of a stream's error when the other side aborted the stream.
+var ErrReset = errors.New("the other side aborted the stream")
 
-// A Receiver is the reading end of a stream. One goroutine may read.
+// A Receiver is the reading end of a stream. Only one goroutine may read.
 type Receiver struct {
 	c  *Conn
 	id StreamID
 
 	mu      sync.Mutex
 	ready   sync.Cond
-	queue   [][]byte // what has come and was not read
-	got     uint64   // bytes that have come
-	read    uint64   // bytes that were read
-	credit  uint64   // bytes that may come
-	err     error    // why no more comes; io.EOF is its end
-	dropped bool     // nobody reads: it was closed
+	queue   [][]byte // received and unread data
+	got     uint64   // bytes received
+	read    uint64   // bytes read
+	credit  uint64   // bytes that the sender may send
+	err     error    // why no more data arrives; io.EOF at the stream's end
+	dropped bool     // the Receiver was closed: data is dropped
 }
 
 func newReceiver(c *Conn, id StreamID) *Receiver {
@@ -98,8 +98,8 @@ func newReceiver(c *Conn, id StreamID) *Receiver {
 	return r
 }
 
-// Read implements io.Reader. It returns io.EOF at the stream's end, an error with
-// ErrReset when the sender gave up, and one of kind Dead when the connection ended.
+// Read implements io.Reader. It returns io.EOF at the stream's end, an error with ErrReset when the
+// sender aborted the stream, and an error of kind Dead when the connection ended.
 func (r *Receiver) Read(p []byte) (int, error) {
 	r.mu.Lock()
 	for len(r.queue) == 0 && r.err == nil {
@@ -124,12 +124,13 @@ func (r *Receiver) Read(p []byte) (int, error) {
 	}
 	r.mu.Unlock()
 	if grant > 0 {
-		_ = r.c.writeFrame(Frame{Kind: frameCredit, Stream: r.id, Offset: grant}) // if it fails, so will the next read
+		// if this fails, the next read fails too
+		_ = r.c.writeFrame(Frame{Kind: frameCredit, Stream: r.id, Offset: grant})
 	}
 	return n, nil
 }
 
-// Close gives the stream up, if it has not ended. It may be called at any time.
+// Close aborts the stream if it has not ended. Any goroutine may call Close at any time.
 func (r *Receiver) Close() error {
 	r.mu.Lock()
 	live := r.err == nil && !r.dropped
@@ -146,7 +147,7 @@ func (r *Receiver) Close() error {
 	return nil
 }
 
-// frame takes what came. The connection's reading goroutine calls it.
+// frame processes a received frame. The connection's reading goroutine calls it.
 func (r *Receiver) frame(f Frame) (ended bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -154,10 +155,10 @@ func (r *Receiver) frame(f Frame) (ended bool, err error) {
 	switch f.Kind {
 	case frameData:
 		if f.Offset != r.got {
-			return false, protocolError("stream %d goes on at byte %d, not %d", r.id, f.Offset, r.got)
+			return false, protocolError("stream %d continues at byte %d, not %d", r.id, f.Offset, r.got)
 		}
 		if f.Offset+uint64(len(f.Data)) > r.credit {
-			return false, protocolError("stream %d sends more than it was granted", r.id)
+			return false, protocolError("stream %d exceeds its credit", r.id)
 		}
 		r.got += uint64(len(f.Data))
 		if !r.dropped && len(f.Data) > 0 {
@@ -179,8 +180,8 @@ func (r *Receiver) frame(f Frame) (ended bool, err error) {
 	return true, nil
 }
 
-// keep copies b behind what has come. Small frames share a buffer: each costs what
-// it holds, not what a buffer of its own would.
+// keep appends a copy of b to the received data. Small frames share a buffer, so that each frame
+// costs its own size and not a buffer of its own.
 func (r *Receiver) keep(b []byte) {
 	if n := len(r.queue); n > 0 && cap(r.queue[n-1])-len(r.queue[n-1]) >= len(b) {
 		r.queue[n-1] = append(r.queue[n-1], b...)
@@ -198,8 +199,8 @@ func (r *Receiver) fail(err error) {
 	r.ready.Broadcast()
 }
 
-// A Sender is the writing end of a stream. One goroutine may write; Close and
-// Abort may come from another.
+// A Sender is the writing end of a stream. Only one goroutine may write; Close and Abort may be
+// called from others.
 type Sender struct {
 	c  *Conn
 	id StreamID
@@ -208,10 +209,10 @@ type Sender struct {
 	ready sync.Cond
 	sent  uint64
 	limit uint64
-	err   error // why nothing more can be sent
+	err   error // why sending has ended
 	ended bool
 	held  bool   // the command that names the stream was not sent yet
-	given *Frame // what ends the stream as soon as it begins
+	given *Frame // the frame that ends the stream as soon as it begins
 }
 
 func newSender(c *Conn, id StreamID) *Sender {
@@ -220,8 +221,8 @@ func newSender(c *Conn, id StreamID) *Sender {
 	return s
 }
 
-// Write implements io.Writer. It waits for the reader; its error has ErrReset in
-// its chain when the reader gave up, and is of kind Dead when the connection ended.
+// Write implements io.Writer. It waits for the reader. Its error has ErrReset in its chain when the
+// reader aborted the stream, and is of kind Dead when the connection ended.
 func (s *Sender) Write(p []byte) (int, error) {
 	done := 0
 	for done < len(p) {
@@ -245,23 +246,23 @@ func (s *Sender) Write(p []byte) (int, error) {
 	return done, nil
 }
 
-// release lets a stream begin, when the command that names it has been sent.
+// release starts a stream after the command that names it was sent.
 func (s *Sender) release() {
 	s.mu.Lock()
 	s.held = false
 	given := s.given
 	s.ready.Broadcast()
 	s.mu.Unlock()
-	if given != nil { // up before it began: the other side waits for it
+	if given != nil { // aborted before its begin: the other side waits for the end
 		s.c.dropSender(s.id)
 		_ = s.c.writeFrame(*given)
 	}
 }
 
-// Close says that the stream has ended.
+// Close ends the stream.
 func (s *Sender) Close() error { return s.end(Frame{Kind: frameEnd}, io.ErrClosedPipe) }
 
-// Abort gives the stream up, and says why. A Write that waits returns.
+// Abort aborts the stream with a reason. A waiting Write returns.
 func (s *Sender) Abort(why error) {
 	reason := ""
 	if why != nil {
@@ -270,7 +271,7 @@ func (s *Sender) Abort(why error) {
 	_ = s.end(Frame{Kind: frameReset, Data: []byte(reason)}, io.ErrClosedPipe)
 }
 
-// Until makes the stream be aborted when ctx ends.
+// Until aborts the stream when ctx ends.
 func (s *Sender) Until(ctx context.Context) (stop func() bool) {
 	return context.AfterFunc(ctx, func() { s.Abort(context.Cause(ctx)) })
 }
@@ -293,7 +294,7 @@ func (s *Sender) end(f Frame, local error) error {
 		f.Offset = 0
 	}
 	s.ready.Broadcast()
-	if s.held { // the other side has not heard of it
+	if s.held { // the other side does not know the stream yet
 		s.given = &f
 		s.mu.Unlock()
 		return nil
@@ -303,8 +304,8 @@ func (s *Sender) end(f Frame, local error) error {
 	return s.c.writeFrame(f)
 }
 
-// frame takes what the reader said. A reader that gave up gets a reset back, so
-// that it knows that nothing is on its way any more.
+// frame processes a frame of the reader. A reader that aborted the stream gets a reset in return,
+// which tells the reader that no data is in transit.
 func (s *Sender) frame(f Frame) (err error) {
 	if f.Kind == frameReset {
 		s.fail(resetError(f.Data))

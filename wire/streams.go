@@ -6,7 +6,7 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// NewStream returns a number that no stream of c has had.
+// NewStream returns an unused stream number of c.
 func (c *Conn) NewStream() StreamID {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -14,12 +14,12 @@ func (c *Conn) NewStream() StreamID {
 	return c.lastStr
 }
 
-// Receiver returns the reading end of a stream: on the calling side before the
-// command that names it is sent, on the answering side in its handler.
+// Receiver returns the reading end of a stream: on the calling side before the command that names
+// the stream is sent, on the answering side in the command's handler.
 func (c *Conn) Receiver(id StreamID) (*Receiver, error) { return c.addReceiver(id, true) }
 
-// Sender returns the writing end of a stream, as Receiver does the reading one.
-// On the calling side it waits until the command has been sent by Call.
+// Sender returns the writing end of a stream, as Receiver does for the reading end. On the calling
+// side the Sender waits until Call has sent the command.
 func (c *Conn) Sender(id StreamID) (*Sender, error) { return c.addSender(id, true) }
 
 func (c *Conn) addReceiver(id StreamID, claim bool) (*Receiver, error) {
@@ -32,7 +32,7 @@ func (c *Conn) addReceiver(id StreamID, claim bool) (*Receiver, error) {
 		c.claim(id, e)
 		return e.Receiver, nil
 	}
-	limit := maxSend // its own choice
+	limit := maxSend // numbers of this side's own choice
 	if !claim {
 		limit = maxReceive
 	}
@@ -45,15 +45,15 @@ func (c *Conn) addReceiver(id StreamID, claim bool) (*Receiver, error) {
 	return r, nil
 }
 
-// chosen takes note of a number that this side has chosen. c.mu is held.
+// chosen records a number that this side has chosen. c.mu is held.
 func (c *Conn) chosen(id StreamID, own bool) {
 	if own {
 		c.lastStr = max(c.lastStr, id)
 	}
 }
 
-// claim hands a reserved stream over. One that has ended before its command's
-// handler got to it was kept for that, and its number is free now. c.mu is held.
+// claim hands over a reserved stream. A stream that ended before its command's handler claimed it
+// was kept for the handler; its number is then free. c.mu is held.
 func (c *Conn) claim(id StreamID, e *recvEntry) {
 	e.claimed = true
 	if e.ended {
@@ -76,7 +76,7 @@ func (c *Conn) addSender(id StreamID, claim bool) (*Sender, error) {
 	}
 	c.chosen(id, claim)
 	s := newSender(c, id)
-	s.held = claim // a caller's, which its command will name
+	s.held = claim // a caller's stream: its command follows
 	c.send[id] = &sendEntry{s, claim}
 	return s, nil
 }
@@ -97,7 +97,7 @@ func (c *Conn) checkStream(id StreamID, open, limit int) error {
 	return te
 }
 
-// begin lets the streams that a command brings begin.
+// begin starts the streams that a command names.
 func (c *Conn) begin(params any) {
 	u, ok := params.(streamUser)
 	if !ok {
@@ -114,8 +114,7 @@ func (c *Conn) begin(params any) {
 	}
 }
 
-// unclaimed says that a reserved stream was not taken by its command's handler,
-// which it is too late for now.
+// unclaimed records that the command's handler did not take a reserved stream. A later claim fails.
 func (c *Conn) unclaimed(id StreamID, receive bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -124,7 +123,7 @@ func (c *Conn) unclaimed(id StreamID, receive bool) bool {
 		if e == nil || e.claimed {
 			return false
 		}
-		c.claim(id, e) // by nobody: it goes with its end
+		c.claim(id, e) // no handler claims it: remove it at its end
 		return true
 	}
 	e := c.send[id]
@@ -137,26 +136,26 @@ func (c *Conn) dropSender(id StreamID) {
 	delete(c.send, id)
 }
 
-// frame hands a binary frame to its stream. What a reader says of a stream that
-// has ended already is late, not wrong.
+// frame passes a binary frame to its stream. A reader's frame for an ended stream is late, not an
+// error.
 func (c *Conn) frame(p []byte) error {
 	f, err := ParseFrame(p)
 	if err != nil {
 		return err
 	}
 	if f.Channel != 0 {
-		return protocolError("a binary frame names the session %d, and there is none", f.Channel)
+		return protocolError("a binary frame names the session %d, which does not exist", f.Channel)
 	}
 	c.mu.Lock()
 	r, s := c.recv[f.Stream], c.send[f.Stream]
 	over := r != nil && r.ended
-	never := c.opt.Dispatcher == nil && f.Stream > c.lastStr // it chooses the numbers
+	never := c.opt.Dispatcher == nil && f.Stream > c.lastStr // this side chooses the numbers
 	c.mu.Unlock()
 	switch {
 	case never:
 		return protocolError("a binary frame names stream %d, which was never opened", f.Stream)
 	case s != nil && (f.Kind == frameData || f.Kind == frameEnd):
-		return protocolError("a binary frame has data for stream %d, which goes the other way", f.Stream)
+		return protocolError("a binary frame has data for stream %d, which has the opposite direction", f.Stream)
 	case r != nil && f.Kind != frameCredit && !over:
 		ended, err := r.frame(f)
 		if ended {
@@ -175,8 +174,8 @@ func (c *Conn) frame(p []byte) error {
 	return nil
 }
 
-// refuse answers data that no stream takes: its command was refused, and its
-// sender, which did not wait for that, is told to stop.
+// refuse answers data that no stream accepts: its command was rejected, and its sender, which did
+// not wait for the answer, is told to stop.
 func (c *Conn) refuse(f Frame) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -292,11 +292,11 @@ func TestClientFaults(t *testing.T) {
 		code   int
 		reason string
 	}{
-		"no JSON":               {text("hello"), 1002, "no JSON"},
-		"no object":             {text("[]"), 1002, "no JSON object"},
+		"no JSON":               {text("hello"), 1002, "not a JSON"},
+		"no object":             {text("[]"), 1002, "not a JSON object"},
 		"no method":             {text(`{"id":1}`), 1002, "no command"},
 		"no id":                 {text(`{"method":"Target.getTargets"}`), 1002, "no command"},
-		"an id that is none":    {text(`{"id":"1","method":"Target.getTargets"}`), 1002, "no JSON object"},
+		"an id that is none":    {text(`{"id":"1","method":"Target.getTargets"}`), 1002, "not a JSON object"},
 		"too deep":              {text(strings.Repeat(`{"a":`, 100)), 1002, "nested deeper"},
 		"no UTF-8":              {text("{\"id\":1,\"method\":\"\xff\"}"), 1007, "UTF-8"},
 		"no channel":            {frame(wire.Frame{Stream: 1}), 1002, "never was"},
@@ -322,7 +322,7 @@ func TestClientFaults(t *testing.T) {
 	c := &client{t: t, conn: s.open(t, pagePath+string(a.ID))}
 	c.f = wire.NewFrames(c.conn, true)
 	_ = c.f.WriteText([]byte("hello"))
-	c.wantClosed(1002, "no JSON")
+	c.wantClosed(1002, "not a JSON")
 }
 
 // TestFlood: a client that sends and sends and reads nothing is cut off, and all that

@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// A protocol is a description in the Chrome DevTools Protocol's format, with
-// three words of our own: encoding (base64), direction (of a stream, as the agent
-// sees it) and distinct (absent is something else than zero).
+// A protocol is a description in the Chrome DevTools Protocol's format with three additional keys:
+// encoding (base64), direction (of a stream, from the agent's point of view) and distinct (absent
+// differs from zero).
 type protocol struct {
 	Version struct{ Major, Minor string } `json:"version"`
 	Domains []*domain                     `json:"domains"`
@@ -63,11 +63,10 @@ type item struct {
 	Ref  string `json:"$ref,omitempty"`
 }
 
-// streamRef is the type of the numbers of streams, which the core has.
+// streamRef is the type of stream numbers, which package wire defines.
 const streamRef = "IO.StreamId"
 
-// parse reads a description and checks all of it: what this program does not
-// know is an error, not left out.
+// parse decodes a description and checks all of it: an unknown key is an error.
 func parse(text []byte) (*protocol, error) {
 	dec := json.NewDecoder(bytes.NewReader(text))
 	dec.DisallowUnknownFields()
@@ -117,7 +116,7 @@ func checkProps(types map[string]*typ, d *domain, owner, description string, pro
 		case p.Description == "":
 			return fmt.Errorf("%s: %s has no description", where, p.Name)
 		case seen[p.Name]:
-			return fmt.Errorf("%s: %s is there twice", where, p.Name)
+			return fmt.Errorf("%s: %s is defined twice", where, p.Name)
 		case ref != "" && types[full(d, ref)] == nil:
 			return fmt.Errorf("%s: %s is of the unknown type %s", where, p.Name, ref)
 		case full(d, p.Ref) == streamRef && p.Direction != "send" && p.Direction != "receive":
@@ -132,7 +131,7 @@ func checkProps(types map[string]*typ, d *domain, owner, description string, pro
 	return nil
 }
 
-// types are all types by their full names.
+// types returns all types by their full names.
 func (p *protocol) types() map[string]*typ {
 	m := make(map[string]*typ)
 	for _, d := range p.Domains {
@@ -143,7 +142,7 @@ func (p *protocol) types() map[string]*typ {
 	return m
 }
 
-// full is a reference's full name.
+// full returns a reference's full name.
 func full(d *domain, ref string) string {
 	if ref == "" || strings.Contains(ref, ".") {
 		return ref

@@ -5,15 +5,14 @@ import (
 	"testing"
 )
 
-// TestGenerated fails when what is generated is not what protocol.json gives.
+// TestGenerated fails if a generated file differs from the generator's output for protocol.json.
 func TestGenerated(t *testing.T) {
 	if err := run("../..", true); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestDescriptorErrors: a description that says less or other than this program
-// understands is refused.
+// TestDescriptorErrors: a description with a missing or unknown key is rejected.
 func TestDescriptorErrors(t *testing.T) {
 	for name, tt := range map[string]struct{ text, want string }{
 		"unknown word":   {`{"domains":[{"domain":"A","description":"a","colour":1}]}`, "colour"},
@@ -43,7 +42,7 @@ func TestGoName(t *testing.T) {
 	}
 }
 
-// TestReferenceLinks: every link of the reference has its place.
+// TestReferenceLinks: every link of the reference has its anchor.
 func TestReferenceLinks(t *testing.T) {
 	p, err := parse([]byte(`{"version":{"major":"1","minor":"0"},"domains":[{"domain":"A","description":"a",
 		"types":[{"id":"T","description":"t","type":"string"}],

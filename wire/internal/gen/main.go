@@ -1,6 +1,5 @@
-// Gen makes wire/protocol_gen.go and docs/wire.md from wire/protocol.json. It is
-// run by go generate in wire's folder; with -check it writes nothing and fails
-// when one of them is not what it would write.
+// Gen generates wire/protocol_gen.go and docs/wire.md from wire/protocol.json. Run it with go
+// generate in wire's folder. With -check it writes nothing and fails if a file is out of date.
 package main
 
 import (
@@ -22,7 +21,7 @@ func main() {
 	}
 }
 
-// run writes, or checks, what is generated. dir is wire's folder.
+// run writes or checks the generated files. dir is wire's folder.
 func run(dir string, check bool) error {
 	text, err := os.ReadFile(filepath.Join(dir, "protocol.json"))
 	if err != nil {
@@ -54,7 +53,7 @@ func run(dir string, check bool) error {
 			return err
 		}
 		if !bytes.Equal(have, out.text) {
-			return fmt.Errorf("%s is not what protocol.json gives: run go generate ./wire", out.path)
+			return fmt.Errorf("%s is out of date: run go generate ./wire", out.path)
 		}
 	}
 	return nil

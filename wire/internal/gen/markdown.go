@@ -10,17 +10,17 @@ type page struct {
 	strings.Builder
 	p     *protocol
 	types map[string]*typ
-	users map[string][]string // links to what uses a type, by its full name
+	users map[string][]string // links to the uses of a type, by its full name
 }
 
 func (g *page) f(form string, args ...any) { fmt.Fprintf(g, form, args...) }
 
-// reference makes docs/wire.md: intro, then what protocol.json says.
+// reference returns docs/wire.md: intro and the reference of protocol.json.
 func reference(p *protocol, intro string) []byte {
 	g := &page{p: p, types: p.types(), users: make(map[string][]string)}
 	g.collectUsers()
 	g.WriteString(strings.TrimRight(intro, "\n"))
-	g.f("\n\n## Domains\n\nVersion %s.%s. What is *optional* may be absent.\n\n", p.Version.Major, p.Version.Minor)
+	g.f("\n\n## Domains\n\nVersion %s.%s. *Optional* fields may be absent.\n\n", p.Version.Major, p.Version.Minor)
 	g.f("| domain | commands | events |\n|---|---|---|\n")
 	for _, d := range p.Domains {
 		var commands, events []string
@@ -38,7 +38,7 @@ func reference(p *protocol, intro string) []byte {
 	return []byte(g.String())
 }
 
-// collectUsers finds out where each type is used, once for each place.
+// collectUsers finds the uses of each type, once for each place.
 func (g *page) collectUsers() {
 	note := func(d *domain, name string, lists ...[]*prop) {
 		for _, props := range lists {
