@@ -8,15 +8,15 @@ import (
 	"time"
 )
 
-// maxName bounds a step's name, in bytes.
+// maxName bounds the length of a step's name in bytes.
 const maxName = 64
 
-// attributes are the known ones, in the order in which the docs list them.
+// attributes are the known attributes in the order of the docs.
 var attributes = []string{"name", "timeout", "cwd", "skip", "continue-on-error", "unparsed"}
 
 func isShell(word string) bool { return word == "bash" || word == "sh" }
 
-// firstWord returns the language of an info string: all up to a blank or brace.
+// firstWord returns the language of an info string: everything before a blank or brace.
 func firstWord(info string) string {
 	if i := strings.IndexAny(info, " \t{"); i >= 0 {
 		return info[:i]
@@ -24,7 +24,7 @@ func firstWord(info string) string {
 	return info
 }
 
-// An attribute is one key of an info string.
+// An attribute is a key of an info string.
 type attribute struct {
 	key      string
 	value    string
@@ -32,14 +32,14 @@ type attribute struct {
 	at       int // offset of the key in the info string
 }
 
-// splitAttributes reads "key", "key=value" and "key='a value'", apart by blanks,
-// with or without braces around all of them. On a fault it returns the offset.
+// splitAttributes reads "key", "key=value" and "key='a value'", separated by blanks, with or
+// without braces around the list. On a fault it returns the fault's offset.
 func splitAttributes(info string, from int) (attrs []attribute, fault string, at int) {
 	end := len(strings.TrimRight(info, " \t"))
 	i := skipBlanks(info, from, end)
 	if i < end && info[i] == '{' {
 		if info[end-1] != '}' || end-1 == i {
-			return nil, "the brace is never closed", i
+			return nil, "the brace is not closed", i
 		}
 		i, end = i+1, end-1
 	}
@@ -67,7 +67,7 @@ func attributeValue(info string, i int) (value string, next int, fault string) {
 	if i < len(info) && (info[i] == '"' || info[i] == '\'') {
 		n := strings.IndexByte(info[i+1:], info[i])
 		if n < 0 {
-			return "", i, "the quote is never closed"
+			return "", i, "the quote is not closed"
 		}
 		next = i + 1 + n + 1
 		if next < len(info) && info[next] != ' ' && info[next] != '\t' {
@@ -92,11 +92,11 @@ func skipBlanks(s string, i, end int) int {
 	return i
 }
 
-// readAttributes fills s from its info string, which begins at offset base.
+// readAttributes sets s from its info string, which begins at offset base.
 func (p *docParser) readAttributes(s *Step, info string, base int) {
 	attrs, fault, at := splitAttributes(info, len(s.Language))
 	if fault != "" {
-		p.errorAt(base+at, fault+" in the attributes of this step", "write attributes as name=train timeout=90s cwd=\"a folder\" skip")
+		p.errorAt(base+at, fault+" in the attributes of this step", "write attributes such as name=train timeout=90s cwd=\"a folder\" skip")
 		return
 	}
 	seen := map[string]bool{}
@@ -122,11 +122,11 @@ func (p *docParser) setAttribute(s *Step, a attribute) (msg, hint string) {
 		}
 	case "timeout":
 		if s.Timeout, err = parseTimeout(a.value); err != nil {
-			return "timeout: " + err.Error(), "write a number and a unit, as timeout=90s or timeout=5m"
+			return "timeout: " + err.Error(), "write a number and a unit, such as timeout=90s or timeout=5m"
 		}
 	case "cwd":
 		if s.Cwd, err = p.resolveCwd(a.value); err != nil {
-			return "cwd: " + err.Error(), "write cwd=/a/folder, or cwd=folder for one below the document's cwd"
+			return "cwd: " + err.Error(), "write cwd=/a/folder, or cwd=folder for a folder below the document's cwd"
 		}
 	case "skip":
 		s.Skip, err = parseFlag(a)
@@ -171,8 +171,8 @@ func parseFlag(a attribute) (bool, error) {
 	return false, fmt.Errorf("%s: %q is neither true nor false", a.key, shorten(a.value, maxName))
 }
 
-// parseTimeout reads a Go duration. A bare number is refused: some tools count
-// seconds and some minutes, and a guess would be wrong for someone.
+// parseTimeout reads a Go duration. A number without a unit is rejected: some tools count seconds
+// and others minutes, so a guess would be wrong for some authors.
 func parseTimeout(s string) (time.Duration, error) {
 	if _, err := strconv.ParseFloat(s, 64); err == nil {
 		return 0, fmt.Errorf("%q has no unit", shorten(s, maxName))
@@ -182,19 +182,19 @@ func parseTimeout(s string) (time.Duration, error) {
 	case err != nil:
 		return 0, fmt.Errorf("%q is not a duration", shorten(s, maxName))
 	case d <= 0:
-		return 0, fmt.Errorf("%q is not more than zero", shorten(s, maxName))
+		return 0, fmt.Errorf("%q is not greater than zero", shorten(s, maxName))
 	}
 	return d, nil
 }
 
-// resolveCwd makes an absolute path: a relative one is below the document's cwd.
+// resolveCwd returns an absolute path: a relative path is below the document's cwd.
 func (p *docParser) resolveCwd(dir string) (string, error) {
 	switch {
 	case dir == "":
 		return "", fmt.Errorf("the path is empty")
 	case strings.ContainsRune(dir, 0):
-		return "", fmt.Errorf("the path holds a NUL")
-	case len(dir) > 4095: // Linux' PATH_MAX, less the final NUL
+		return "", fmt.Errorf("the path contains a NUL byte")
+	case len(dir) > 4095: // Linux' PATH_MAX without the final NUL
 		return "", fmt.Errorf("the path is longer than 4095 bytes")
 	case path.IsAbs(dir):
 		return path.Clean(dir), nil
@@ -206,7 +206,7 @@ func (p *docParser) resolveCwd(dir string) (string, error) {
 	return path.Join(base, dir), nil
 }
 
-// shorten cuts a text that goes into a message.
+// shorten truncates a text for a message.
 func shorten(s string, limit int) string {
 	if len(s) <= limit {
 		return s

@@ -8,14 +8,14 @@ import (
 	"turnstone.dev/turnstone/internal/suggest"
 )
 
-// A SyntaxError is one fault of a document, with the place where it stands.
+// A SyntaxError is a fault of a document with its position.
 type SyntaxError struct {
 	File   string     // the document's name
 	Line   int        // from 1
 	Column int        // from 1, in bytes
-	Msg    string     // what is wrong, one line
-	Hint   string     // what the author can do; may be empty
-	Source SourceLine // the author's line, where it helps; Number 0: none
+	Msg    string     // the fault, one line
+	Hint   string     // how the author can fix the fault; may be empty
+	Source SourceLine // the author's line, where useful; Number 0: none
 }
 
 // Error returns "file:line:column: message".
@@ -23,11 +23,10 @@ func (e SyntaxError) Error() string {
 	return fmt.Sprintf("%s:%d:%d: %s", e.File, e.Line, e.Column, e.Msg)
 }
 
-// SyntaxErrors are the faults that Parse found, in the order of the document.
-// It is never empty.
+// SyntaxErrors are the faults that Parse found, in document order. The list is never empty.
 type SyntaxErrors []SyntaxError
 
-// Error returns one line for each fault.
+// Error returns a line for each fault.
 func (es SyntaxErrors) Error() string {
 	lines := make([]string, len(es))
 	for i, e := range es {
@@ -36,8 +35,8 @@ func (es SyntaxErrors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Unwrap returns the project's typed error, so that turnstone.KindOf and
-// turnstone.HintOf work on a SyntaxErrors as on any other error.
+// Unwrap returns the project's typed error, so that turnstone.KindOf and turnstone.HintOf accept a
+// SyntaxErrors.
 func (es SyntaxErrors) Unwrap() error {
 	e := turnstone.NewError("document.parse", turnstone.KindInvalid, "", nil)
 	for _, s := range es {
@@ -49,7 +48,7 @@ func (es SyntaxErrors) Unwrap() error {
 	return e
 }
 
-// nearest returns the known word that somebody most likely meant.
+// nearest returns the known word that is most similar to the given word.
 func nearest(word string, known []string) string {
 	near, _ := suggest.Nearest(word, known)
 	return near

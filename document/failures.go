@@ -11,29 +11,29 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// What is shown of failing commands and of the table of commands.
+// Limits for the display of failing commands and of the table of commands.
 const (
-	maxFailures     = 5   // of one step; the others are counted
-	maxCommandText  = 60  // bytes of a command's own text
-	maxCommandRows  = 200 // of one step's table; the others are counted
+	maxFailures     = 5   // per step; the others are counted
+	maxCommandText  = 60  // bytes of a command's text
+	maxCommandRows  = 200 // per step's table; the others are counted
 	maxExcerpt      = 100 // columns of a line of source
-	excerptBefore   = 40  // columns of a cut line before the part that is meant
-	excerptTabs     = 4   // a tab goes to the next multiple of this
+	excerptBefore   = 40  // columns of a cut line before the marked part
+	excerptTabs     = 4   // tabs extend to the next multiple
 	maxExcerptBytes = 4 * maxExcerpt
 )
 
-// A SourceLine is a line of a document, and the part of it that is meant.
+// A SourceLine is a line of a document with a marked part.
 type SourceLine struct {
-	Number int    // in the document, from 1; 0 means that there is no such line
+	Number int    // line number in the document, from 1; 0 means no line
 	Text   string // the author's bytes, without the line ending
-	From   int    // byte offset in Text of the part that is meant
-	To     int    // the byte after it; the whole rest when the part goes on in the next line
+	From   int    // byte offset in Text of the marked part
+	// offset of the byte after the part; the line's end if the part continues on the next line
+	To int
 }
 
-// SourceLine returns the document's line in which a part begins, for Excerpt.
-// Lines and columns count from 1, columns in bytes. The part ends before endLine
-// and endColumn. A line that the document does not have gives a SourceLine whose
-// Number is 0. It takes time that grows with the place in the document.
+// SourceLine returns the document's line in which a part begins, for Excerpt. Lines and columns
+// count from 1, columns in bytes. The part ends before endLine and endColumn. If the document has
+// no such line, the SourceLine's Number is 0. The time grows with the position in the document.
 func (d *Document) SourceLine(line, column, endLine, endColumn int) SourceLine {
 	if line < 1 {
 		return SourceLine{}
@@ -55,14 +55,14 @@ func (d *Document) SourceLine(line, column, endLine, endColumn int) SourceLine {
 	return SourceLine{Number: line, Text: text, From: from, To: to}
 }
 
-// Excerpt returns a line of source as it can be shown, and the line to put below
-// it in a font of fixed width: "^" under the first character of line[from:to] and
-// "~" under the others. At least one character is marked; after the last one when
-// from is the line's end. Offsets outside the line are brought inside.
+// Excerpt returns a printable form of a source line, and the line to print below it in a font of
+// fixed width: "^" under the first character of line[from:to] and "~" under the others. At least
+// one character is marked; if from is the line's end, the mark follows the last character. Offsets
+// outside the line are moved to its nearest end.
 //
-// text is one line of valid UTF-8 and at most about 100 columns: hidden characters
-// are written out as <U+202E>, tabs are blanks, and of a long line what stands
-// around from is shown, with "…" where it is cut. The line may be any bytes.
+// text is a line of valid UTF-8 with at most about 100 columns: hidden characters are written as
+// <U+202E>, tabs become blanks, and a long line is cut to the part around from, with "…" at each
+// cut. The line may contain any bytes.
 func Excerpt(line string, from, to int) (text, caret string) {
 	from = min(max(from, 0), len(line))
 	to = min(max(to, from), len(line))
@@ -99,14 +99,13 @@ func Excerpt(line string, from, to int) (text, caret string) {
 	return strings.TrimRight(b.String(), " "), strings.Repeat(" ", before) + "^" + strings.Repeat("~", max(0, marked-1))
 }
 
-// A cell is a character as it is shown.
+// A cell is a printed character.
 type cell struct {
 	text  string
 	width int // columns
 }
 
-// cellsOf splits s into what is shown of it. The cells mark..end stand for the
-// bytes from..to.
+// cellsOf splits s into printed cells. The cells mark..end represent the bytes from..to.
 func cellsOf(s string, from, to int) (cells []cell, mark, end int) {
 	mark, end = -1, -1
 	column := 0
@@ -137,7 +136,7 @@ func cellsOf(s string, from, to int) (cells []cell, mark, end int) {
 	return cells, mark, end
 }
 
-// window chooses which cells are shown: all, or those around the mark.
+// window selects the cells to print: all, or the cells around the mark.
 func window(cells []cell, mark int) (first, last int) {
 	total := 0
 	for _, c := range cells {
@@ -157,8 +156,7 @@ func window(cells []cell, mark int) (first, last int) {
 	return first, last
 }
 
-// appendFailures writes a line for each failing command, and an excerpt of the
-// author's line below it.
+// appendFailures writes a line for each failing command and an excerpt of the author's line below.
 func appendFailures(lines []string, failures []CommandFailure) []string {
 	for i, f := range failures {
 		if i == maxFailures {
@@ -172,7 +170,7 @@ func appendFailures(lines []string, failures []CommandFailure) []string {
 	return lines
 }
 
-// line says what failed, as one line of markdown.
+// line returns the failure as a line of markdown.
 func (f CommandFailure) line() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "line %d, column %d: ", f.Line, f.Column)
@@ -195,7 +193,7 @@ func (f CommandFailure) line() string {
 	return b.String()
 }
 
-// commandText is a command's first line, with "…" when there is more of it.
+// commandText returns a command's first line, with "…" if more follows.
 func commandText(s string) string {
 	s = strings.TrimSpace(s)
 	first, rest, _ := strings.Cut(s, "\n")
@@ -205,9 +203,9 @@ func commandText(s string) string {
 	return oneLine(first, maxCommandText-4) + " …"
 }
 
-// fence returns the excerpt as a fenced block. Each of its lines begins with a
-// number or a blank: nothing in it can close the fence, but a reader's eye is
-// helped by one that is longer than any run within.
+// fence returns the excerpt as a fenced block. Each line begins with a number or a blank, so no
+// line can close the fence. The fence is still longer than any run of its characters inside, which
+// helps human readers.
 func (l SourceLine) fence() []string {
 	text, caret := Excerpt(l.Text, l.From, l.To)
 	number := strconv.Itoa(l.Number)
@@ -220,8 +218,8 @@ func (l SourceLine) fence() []string {
 	}
 }
 
-// appendCommands writes the table of commands. It stands in a fence, with columns
-// of blanks: CommonMark has no tables, and a cell can hold anything.
+// appendCommands writes the table of commands in a fence, with columns separated by blanks:
+// CommonMark has no tables, and a cell can contain any text.
 func appendCommands(lines []string, r StepResult) []string {
 	if r.Commands == nil {
 		return lines
@@ -281,7 +279,7 @@ func (c CommandRow) cells() []string {
 	}
 }
 
-// alignColumns joins the cells of each row, padded to their column's width.
+// alignColumns joins the cells of each row and pads them to their column's width.
 func alignColumns(rows [][]string) []string {
 	widths := make([]int, len(rows[0]))
 	for _, row := range rows {

@@ -142,8 +142,8 @@ func drawText(t *rapid.T, label string) string {
 	return strings.Join(rapid.SliceOfN(rapid.SampledFrom(hostile), 0, 4).Draw(t, label), "")
 }
 
-// TestHostileFailures holds that no text of a failing command or of the table gets
-// out of its place, whatever the document.
+// TestHostileFailures: for any document, the text of a failing command or of the table stays in its
+// place.
 func TestHostileFailures(t *testing.T) {
 	checked := 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -176,7 +176,7 @@ func TestHostileFailures(t *testing.T) {
 	}
 }
 
-// TestFailuresAreReplaced holds that a second run leaves nothing of the first one's.
+// TestFailuresAreReplaced: a second run removes all results of the first run.
 func TestFailuresAreReplaced(t *testing.T) {
 	d, err := Parse("d.md", []byte("1. > ```bash\n   > boom\n   > ```\n"))
 	if err != nil {

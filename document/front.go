@@ -14,8 +14,7 @@ import (
 	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
-// maxFront bounds the front matter, in bytes; maxEnv bounds the entries of env
-// and files.
+// maxFront bounds the front matter in bytes; maxEnv bounds the number of entries of env and files.
 const (
 	maxFront = 256 << 10
 	maxEnv   = 1000
@@ -23,25 +22,26 @@ const (
 
 var bom = []byte("\xef\xbb\xbf")
 
-// A frontLayout says where the front matter and its turn: map stand.
+// A frontLayout holds the positions of the front matter and its turn: map.
 type frontLayout struct {
 	present bool
-	start   int  // of the first line, after a byte order mark
-	end     int  // after the closing line
-	close   int  // start of the closing line
-	indent  int  // columns before the keys
-	turn    int  // start of the turn: entry
-	turnEnd int  // equal to turn when there is none
-	whole   bool // there is nothing but the turn: map, which says that it brought the front matter
+	start   int // of the first line, after a byte order mark
+	end     int // after the closing line
+	close   int // start of the closing line
+	indent  int // columns before the keys
+	turn    int // start of the turn: map
+	turnEnd int // equal to turn if there is no turn: map
+	// the front matter consists of the turn: map, which notes that turn added the front matter
+	whole bool
 }
 
-// A frontKey reads one key's value. It reports faults through p.
+// A frontKey reads a key's value. It reports faults through p.
 type frontKey struct {
 	name string
 	read func(p *docParser, n *yaml.Node)
 }
 
-// frontKeys are the known keys. A key to come is one line here.
+// frontKeys are the known keys.
 var frontKeys = []frontKey{
 	{"image", (*docParser).readImage},
 	{"env", (*docParser).readEnv},
@@ -82,7 +82,7 @@ var (
 	yamlError    = lazyregexp.New(`^yaml: (?:line (\d+): )?(.*)$`)
 )
 
-// readFront finds the front matter and reads it; it sets p.base.
+// readFront finds and reads the front matter, and sets p.base.
 func (p *docParser) readFront() {
 	start := 0
 	if bytes.HasPrefix(p.src, bom) {
@@ -106,28 +106,28 @@ func (p *docParser) readFront() {
 	}
 	m := unclosedHead.FindSubmatch(p.src[first:lineEnd(p.src, first)])
 	if m != nil && slices.Contains(frontKeyNames(), string(m[1])) {
-		p.errorAt(start, "the front matter that begins here is never closed", "end it with a line of ---")
+		p.errorAt(start, "the front matter that begins here is not closed", "end it with a line of ---")
 	}
 }
 
-// isRule reports whether a line is rule and nothing else but blanks after it.
+// isRule reports whether a line consists of rule and trailing blanks.
 func isRule(line []byte, rule string) bool {
 	return bytes.HasPrefix(line, []byte(rule)) && len(trimBlanks(line[len(rule):])) == 0
 }
 
-// readYAML reads the front matter's text, which is src[from:to].
+// readYAML reads the front matter's text src[from:to].
 func (p *docParser) readYAML(from, to int) {
 	text := p.src[from:to]
 	if len(text) > maxFront {
 		p.errorAt(from, fmt.Sprintf("the front matter has more than %s", turnstone.Bytes(maxFront).Human()), "move data into files")
 		return
 	}
-	// YAML ends lines at these, and nothing else in a document does.
+	// YAML ends lines at these characters, unlike the rest of a document.
 	if i := bytes.IndexAny(text, "\u0085\u2028\u2029"); i >= 0 {
-		p.errorAt(from+i, "a Unicode line separator in the front matter", "replace it by a line feed")
+		p.errorAt(from+i, "a Unicode line separator in the front matter", "replace the line separator by a line feed")
 		return
 	}
-	// The empty line stands for the opening one, so that lines count as in the file.
+	// The empty line replaces the opening rule, so that line numbers match the file.
 	var root yaml.Node
 	if err := yaml.Unmarshal(append([]byte("\n"), text...), &root); err != nil {
 		line, msg := 0, err.Error()
@@ -136,7 +136,7 @@ func (p *docParser) readYAML(from, to int) {
 			msg = m[2]
 		}
 		if parserFault.MatchString(msg) {
-			line++ // of these, and these only, the library counts lines from 0
+			line++ // the library counts the lines of these faults from 0
 		}
 		p.errorAt(p.frontOffset(max(2, line), 1), "the front matter is not YAML: "+oneLine(msg, 200), "write one key: value on each line, and quote values with special characters")
 		return
@@ -146,7 +146,7 @@ func (p *docParser) readYAML(from, to int) {
 	}
 	m := root.Content[0]
 	if m.Kind != yaml.MappingNode || m.Style&yaml.FlowStyle != 0 {
-		p.errorNode(m, "the front matter is not keys and values, one on each line", "write lines as image: python; to begin a document with a rule, write *** or leave a line empty before it")
+		p.errorNode(m, "the front matter is not a list of keys and values, one per line", "write lines such as image: python; to begin a document with a rule, write *** or insert an empty line before the rule")
 		return
 	}
 	if p.plainNodes(m) {
@@ -154,8 +154,8 @@ func (p *docParser) readYAML(from, to int) {
 	}
 }
 
-// plainNodes refuses anchors and aliases, which no document needs: they make one
-// value depend on another, and a short text stand for a huge one.
+// plainNodes rejects anchors and aliases. No document needs them: with aliases a value depends on
+// another value, and a short text can expand to a huge value.
 func (p *docParser) plainNodes(n *yaml.Node) bool {
 	if n.Kind == yaml.AliasNode || n.Anchor != "" {
 		p.errorNode(n, "anchors and aliases are not allowed in the front matter", "write the value where it is used")
@@ -188,7 +188,7 @@ func (p *docParser) readKey(m *yaml.Node, i int) {
 	k := slices.IndexFunc(frontKeys, func(k frontKey) bool { return key.Kind == yaml.ScalarNode && k.name == key.Value })
 	if k < 0 {
 		names := frontKeyNames()
-		known := names[:len(names)-1] // turn: is written, not asked for
+		known := names[:len(names)-1] // turn: is written by the receipt, not by the author
 		p.errorNode(key, fmt.Sprintf("unknown key %q; the nearest known one is %q", oneLine(key.Value, maxName), nearest(key.Value, known)),
 			"known keys: "+strings.Join(known, ", "))
 		return
@@ -199,16 +199,16 @@ func (p *docParser) readKey(m *yaml.Node, i int) {
 	}
 }
 
-// locateTurn finds the lines of the turn: entry: its key's line and all lines
-// below that are indented more. What follows has to be another key, a comment
-// or an empty line; else cutting the entry out would leave a part of it.
+// locateTurn finds the lines of the turn: entry: the line of its key and all following lines with
+// deeper indentation. The next line must be another key, a comment or an empty line; otherwise
+// cutting the entry out would leave a part of it.
 func (p *docParser) locateTurn(m *yaml.Node, i int) {
 	l := &p.doc.layout.front
 	key := m.Content[i]
 	start := lineStart(p.src, p.frontOffset(key.Line, 1))
 	indent := key.Column - 1
 	if !bytes.HasPrefix(p.src[min(len(p.src), start+indent):], []byte(turnKey+":")) {
-		p.errorNode(key, "the turn: entry is not written as turn writes it", "delete it; it is written again")
+		p.errorNode(key, "the turn: entry does not have the form that turn writes", "delete the entry; turn writes it again")
 		return
 	}
 	end := nextLine(p.src, start)
@@ -216,7 +216,7 @@ func (p *docParser) locateTurn(m *yaml.Node, i int) {
 		line := p.src[at:lineEnd(p.src, at)]
 		body := bytes.TrimLeft(line, " ")
 		if len(trimBlanks(body)) == 0 {
-			continue // goes to the entry only if more of it follows
+			continue // an empty line belongs to the entry only if more lines of the entry follow
 		}
 		if len(line)-len(body) <= indent {
 			break
@@ -229,7 +229,7 @@ func (p *docParser) locateTurn(m *yaml.Node, i int) {
 	}
 	for at := end; at < next; at = nextLine(p.src, at) {
 		if line := trimBlanks(p.src[at:lineEnd(p.src, at)]); len(line) > 0 && line[0] != '#' {
-			p.errorAt(at, "the turn: entry is not written as turn writes it", "delete it; it is written again")
+			p.errorAt(at, "the turn: entry does not have the form that turn writes", "delete the entry; turn writes it again")
 			return
 		}
 	}
@@ -239,7 +239,7 @@ func (p *docParser) locateTurn(m *yaml.Node, i int) {
 	l.whole = start == first && end == l.close && saysAdded(m.Content[i+1])
 }
 
-// saysAdded reports whether a turn: map notes that the front matter came with it.
+// saysAdded reports whether a turn: map notes that turn added the front matter.
 func saysAdded(turn *yaml.Node) bool {
 	for i := 0; turn.Kind == yaml.MappingNode && i+1 < len(turn.Content); i += 2 {
 		if turn.Content[i].Value == addedKey {
@@ -249,8 +249,8 @@ func saysAdded(turn *yaml.Node) bool {
 	return false
 }
 
-// frontOffset turns a line and column of the YAML reader, which counts
-// characters, into an offset. Lines count from the document's first.
+// frontOffset converts a line and column of the YAML reader, which counts characters, into an
+// offset. Lines count from the document's first line.
 func (p *docParser) frontOffset(line, column int) int {
 	at := p.doc.layout.front.start
 	for ; line > 1 && at < p.doc.layout.front.close; line-- {
@@ -268,13 +268,13 @@ func (p *docParser) frontOffset(line, column int) int {
 
 func (p *docParser) errorNode(n *yaml.Node, msg, hint string) {
 	if len(p.errs) == maxErrors {
-		p.more++ // without looking for its place, which takes time
+		p.more++ // without computing the position, which takes time
 		return
 	}
 	p.errorAt(p.frontOffset(n.Line, n.Column), msg, hint)
 }
 
-// text returns the value of a string, or reports what it is instead.
+// text returns the value of a string, or reports a fault.
 func (p *docParser) text(n *yaml.Node, key string) (string, bool) {
 	switch {
 	case n.Kind != yaml.ScalarNode || n.ShortTag() != "!!str":
@@ -282,17 +282,17 @@ func (p *docParser) text(n *yaml.Node, key string) (string, bool) {
 	case n.Value == "":
 		p.errorNode(n, key+" is empty", "write a value, or remove the key")
 	case strings.ContainsFunc(n.Value, isControl):
-		p.errorNode(n, key+" holds a control character", "remove it")
+		p.errorNode(n, key+" contains a control character", "remove the control character")
 	default:
 		return n.Value, true
 	}
 	return "", false
 }
 
-// scalar returns a value as it is written, whatever its type.
+// scalar returns a scalar value's text, whatever its type.
 func (p *docParser) scalar(n *yaml.Node, key, hint string) (string, bool) {
 	if n.Kind != yaml.ScalarNode || n.ShortTag() == "!!null" {
-		p.errorNode(n, key+" has no value of its own", hint)
+		p.errorNode(n, key+" has no scalar value", hint)
 		return "", false
 	}
 	return n.Value, true
@@ -309,7 +309,7 @@ func (p *docParser) readImage(n *yaml.Node) {
 	p.doc.Front.Image = s
 }
 
-// name reads the name of a session, a branch or a home, which key says.
+// name reads the name of a session, a branch or a home; key is the key in the front matter.
 func (p *docParser) name(n *yaml.Node, key string, to *string) {
 	s, ok := p.scalar(n, key, turnstone.HintOf(turnstone.CheckName(key, "")))
 	if !ok {
@@ -351,9 +351,9 @@ func (p *docParser) readEnv(n *yaml.Node) {
 		case seen[key.Value]:
 			p.errorNode(key, fmt.Sprintf("variable %q is given twice", name), "remove one of them")
 		case value.Kind != yaml.ScalarNode:
-			p.errorNode(value, fmt.Sprintf("variable %q is not one value", name), "a variable is text: write the value in quotes")
+			p.errorNode(value, fmt.Sprintf("variable %q does not have a scalar value", name), "a variable is text: write the value in quotes")
 		case strings.ContainsRune(value.Value, 0):
-			p.errorNode(value, fmt.Sprintf("variable %q holds a NUL", name), "no environment can hold one: remove it")
+			p.errorNode(value, fmt.Sprintf("variable %q contains a NUL byte", name), "remove the NUL byte: an environment cannot contain it")
 		case value.ShortTag() == "!!null":
 			p.doc.Front.Env = append(p.doc.Front.Env, key.Value+"=")
 		default:
@@ -369,7 +369,7 @@ func (p *docParser) readFiles(n *yaml.Node) {
 		return
 	}
 	if len(n.Content) > maxEnv {
-		p.errorNode(n, fmt.Sprintf("files has more than %d entries", maxEnv), "name their folder")
+		p.errorNode(n, fmt.Sprintf("files has more than %d entries", maxEnv), "list the folder that contains the files")
 		return
 	}
 	for _, c := range n.Content {
@@ -391,14 +391,14 @@ func (p *docParser) readCwd(n *yaml.Node) {
 	}
 	dir, err := p.resolveCwd(s)
 	if err != nil {
-		p.errorNode(n, "cwd: "+err.Error(), "write a path, as "+path.Join(DefaultCwd, "data"))
+		p.errorNode(n, "cwd: "+err.Error(), "write a path, such as "+path.Join(DefaultCwd, "data"))
 		return
 	}
 	p.doc.Front.Cwd = dir
 }
 
 func (p *docParser) readTimeout(n *yaml.Node) {
-	const hint = "write a number and a unit, as 90s or 5m"
+	const hint = "write a number and a unit, such as 90s or 5m"
 	s, ok := p.scalar(n, "timeout", hint)
 	if !ok {
 		return
@@ -434,7 +434,7 @@ func (p *docParser) readDisk(n *yaml.Node) {
 }
 
 func (p *docParser) size(n *yaml.Node, key string, least, most turnstone.Bytes) turnstone.Bytes {
-	hint := fmt.Sprintf("write a size from %s to %s, as 2GiB", least, most)
+	hint := fmt.Sprintf("write a size from %s to %s, such as 2GiB", least, most)
 	s, ok := p.scalar(n, key, hint)
 	if !ok {
 		return 0

@@ -77,7 +77,7 @@ func FuzzReceiptRoundTrip(f *testing.F) {
 	})
 }
 
-// benchDocument has n steps of 20 lines, with prose between.
+// benchDocument returns a document with n steps of 20 lines, separated by prose.
 func benchDocument(n int) []byte {
 	var b strings.Builder
 	b.WriteString("---\nimage: python\n---\n")

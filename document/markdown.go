@@ -9,12 +9,12 @@ import (
 	"github.com/yuin/goldmark/util"
 )
 
-// maxOpenBlocks bounds how deep blocks may nest; a list and its item count as
-// two. The parser's time per line and its stack grow with the depth.
+// maxOpenBlocks bounds the nesting of blocks; a list and its item count as two. The parser's time
+// per line and its stack grow with the depth.
 const maxOpenBlocks = 64
 
-// A fence is what the source says about one fenced code block. Offsets are into
-// the text that was given to parseBlocks.
+// A fence describes a fenced code block in the source. Offsets refer to the text given to
+// parseBlocks.
 type fence struct {
 	open       int // of the first fence character
 	line       int // of the opening fence, from 0
@@ -22,27 +22,26 @@ type fence struct {
 	infoEnd    int
 	step       bool   // the first word is bash or sh
 	indent     int    // columns before the opening fence, in its container
-	script     []byte // the content; kept for steps only
+	script     []byte // the content; kept only for steps
 	lines      scriptLines
-	closed     bool // by a closing fence, and not by the end of the container or file
-	closeStart int  // where the closing fence's line begins for its container
-	closePad   int  // columns before closeStart that a split tab leaves over
+	closed     bool // closed by a closing fence, not by the end of the container or file
+	closeStart int  // start of the closing fence's line inside its container
+	closePad   int  // columns of a split tab before closeStart
 }
 
 // blocks is the block structure of a markdown text.
 type blocks struct {
 	root    ast.Node
 	fences  map[ast.Node]*fence
-	tooDeep int // offset of a block that nests too deep, or -1
+	tooDeep int // offset of a block whose nesting is too deep, or -1
 }
 
-// parseBlocks reads the block structure of body as CommonMark has it.
+// parseBlocks parses the block structure of body as CommonMark defines it.
 //
-// The parser sees a copy of the same length in which a lone CR is a line ending,
-// as CommonMark has it and goldmark does not; the CR of a CRLF is a space, which
-// means nothing at the end of a line; and form feed and vertical tab, which
-// goldmark takes for blanks and CommonMark does not, are ordinary characters.
-// Offsets into the copy are offsets into body.
+// The parser gets a copy of the same length with three changes. A lone CR becomes a line ending, as
+// in CommonMark and unlike goldmark. The CR of a CRLF becomes a space, which has no meaning at the
+// end of a line. Form feed and vertical tab, which are blanks in goldmark and not in CommonMark,
+// become ordinary characters. Offsets in the copy are offsets in body.
 func parseBlocks(body []byte) *blocks {
 	b := &blocks{fences: map[ast.Node]*fence{}, tooDeep: -1}
 	watch := func(v util.PrioritizedValue) util.PrioritizedValue {
@@ -58,7 +57,7 @@ func parseBlocks(body []byte) *blocks {
 	for _, v := range parser.DefaultBlockParsers() {
 		parsers = append(parsers, watch(v))
 	}
-	// No inline parsers: only blocks matter here, and inlines cost time.
+	// No inline parsers: only blocks matter here, and inline parsing costs time.
 	p := parser.NewParser(
 		parser.WithBlockParsers(parsers...),
 		parser.WithParagraphTransformers(util.Prioritized(boundedReferences{}, 100)),
@@ -67,7 +66,7 @@ func parseBlocks(body []byte) *blocks {
 	return b
 }
 
-// priorityOf finds the priority under which goldmark registers p by default.
+// priorityOf returns goldmark's default priority of p.
 func priorityOf(p parser.BlockParser) int {
 	for _, v := range parser.DefaultBlockParsers() {
 		if v.Value == p {
@@ -95,7 +94,7 @@ func normalize(body []byte) []byte {
 	return out
 }
 
-// A depthLimiter refuses to open a container that nests too deep.
+// A depthLimiter rejects containers that are nested too deep.
 type depthLimiter struct {
 	parser.BlockParser
 	blocks *blocks
@@ -112,13 +111,14 @@ func (l *depthLimiter) Open(parent ast.Node, reader text.Reader, pc parser.Conte
 	return nil, parser.NoChildren
 }
 
-// maxReferenceLines bounds the paragraphs that are searched for link reference
-// definitions: goldmark's time for one grows with the square of its lines.
+// maxReferenceLines bounds the paragraphs that are searched for link reference definitions:
+// goldmark's time for a paragraph is quadratic in its lines.
 const maxReferenceLines = 256
 
-// boundedReferences takes link reference definitions out of a paragraph. They
-// matter for blocks in one way: a line of "===" below a paragraph that holds
-// nothing else makes no heading of it. Below a longer one it does here.
+// boundedReferences removes link reference definitions from a paragraph. They affect the block
+// structure in a single case: a line of "===" below a paragraph that contains only definitions is
+// not a heading underline. Below a paragraph longer than maxReferenceLines it is taken for a
+// heading underline.
 type boundedReferences struct{}
 
 func (boundedReferences) Transform(node *ast.Paragraph, reader text.Reader, pc parser.Context) {
@@ -127,9 +127,8 @@ func (boundedReferences) Transform(node *ast.Paragraph, reader text.Reader, pc p
 	}
 }
 
-// A fenceWatcher lets goldmark decide what a fenced code block is, and notes
-// where it stands: goldmark's tree does not say where a block was closed, nor
-// whether it was.
+// A fenceWatcher lets goldmark identify fenced code blocks and records their positions: goldmark's
+// tree contains neither the end of a block nor whether the block was closed.
 type fenceWatcher struct {
 	parser.BlockParser
 	blocks *blocks
@@ -172,19 +171,18 @@ func (w *fenceWatcher) Continue(node ast.Node, reader text.Reader, pc parser.Con
 		f.script, pad, cut = appendContent(f.script, w.src[seg.Start:seg.Stop], column, seg.Padding, f.indent)
 		source := seg.Start + cut
 		if source > 0 && source < len(w.src) && w.src[source] == '\n' && w.src[source-1] == '\r' {
-			source-- // a list item took the CR for a blank
+			source-- // a list item consumed the CR as a blank
 		}
 		f.lines.add(at, source, lineNo, pad)
 	}
 	return state
 }
 
-// appendContent appends one line of a fenced code block: without the indentation
-// of its opening fence, with the rest of a split tab as spaces (CommonMark 0.31,
-// sections 2.2 and 4.5), and with "\n" for any line ending. goldmark's own
-// content is not used: where a tab is split it can reach back into the
-// container's marker. It returns how many spaces stand for a split tab, and how
-// many bytes of the line were left out before its text.
+// appendContent appends a line of a fenced code block: without the indentation of its opening
+// fence, with the rest of a split tab as spaces (CommonMark 0.31, sections 2.2 and 4.5), and with
+// "\n" for any line ending. goldmark's own content is not used because it can include bytes of the
+// container's marker when a tab is split. appendContent returns how many spaces replace a split
+// tab, and how many bytes of the line precede its text.
 func appendContent(dst, line []byte, column, padding, indent int) (out []byte, pad, cut int) {
 	take := min(padding, indent)
 	padding, indent, column = padding-take, indent-take, column+take

@@ -10,14 +10,14 @@ import (
 	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
-// maxRules bounds the entries of a list of network rules.
+// maxRules bounds the number of network rules in a list.
 const maxRules = 500
 
-// NetworkHint says what network: takes.
+// NetworkHint describes the values of network:.
 const NetworkHint = "write network: on, off, record or replay, or a map with allow, deny, record, replay, intercept and host_ca"
 
-// ruleForm is all that a network rule can consist of, and turnRef what names a turn;
-// what they mean is not known here.
+// ruleForm matches the syntax of a network rule and turnRef the syntax of a turn's reference. Other
+// packages interpret both.
 var (
 	ruleForm = lazyregexp.New(`^[A-Za-z0-9*._:/\[\]-]{1,300}$`)
 	turnRef  = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9._@/-]{0,199}$`)
@@ -30,7 +30,7 @@ func (p *docParser) readNetwork(n *yaml.Node) {
 		return
 	}
 	if n.Kind == yaml.SequenceNode {
-		p.errorNode(n, "network: a list says not whether it is allowed or denied", "write network: {allow: […]}, or deny")
+		p.errorNode(n, "network: a list does not say whether its names are allowed or denied", "write network: {allow: […]}, or deny")
 		return
 	}
 	s, ok := p.scalar(n, "network", NetworkHint)
@@ -39,13 +39,13 @@ func (p *docParser) readNetwork(n *yaml.Node) {
 	}
 	on, rules, ok := NetworkMode(s)
 	if !ok {
-		p.errorNode(n, fmt.Sprintf("network: %q is none of on, off, record and replay", oneLine(s, maxName)), NetworkHint)
+		p.errorNode(n, fmt.Sprintf("network: %q is not on, off, record or replay", oneLine(s, maxName)), NetworkHint)
 		return
 	}
 	p.doc.Front.Network, p.doc.Front.NetworkRules = &on, rules
 }
 
-// NetworkMode reads network's values that are one word: on, off, record and replay.
+// NetworkMode reads the one-word values of network: on, off, record and replay.
 func NetworkMode(word string) (on bool, rules *NetworkRules, ok bool) {
 	switch strings.ToLower(word) {
 	case "on", "true", "yes":
@@ -60,7 +60,7 @@ func NetworkMode(word string) (on bool, rules *NetworkRules, ok bool) {
 	return false, nil, false
 }
 
-// networkKeys are the keys of the map that network: can be.
+// networkKeys are the keys of the network: map.
 var networkKeys = []string{"allow", "deny", "record", "replay", "intercept", "host_ca"}
 
 func (p *docParser) networkMap(n *yaml.Node) {
@@ -93,21 +93,21 @@ func (p *docParser) networkMap(n *yaml.Node) {
 		}
 	}
 	if r.Record && r.Replay {
-		p.errorNode(n, "network: a turn cannot both record and replay", "leave one of them out")
+		p.errorNode(n, "network: a turn cannot both record and replay", "remove record or replay")
 	}
 	p.doc.Front.Network, p.doc.Front.NetworkRules = &on, r
 }
 
-// networkReplay reads whether, or of which turn, the network is replayed.
+// networkReplay reads whether the network is replayed, and of which turn.
 func (p *docParser) networkReplay(n *yaml.Node, r *NetworkRules) {
 	if n.Kind == yaml.ScalarNode && n.ShortTag() == "!!bool" {
 		r.Replay = p.yesNo(n, "network: replay")
 		return
 	}
-	const hint = "write replay: true, or the turn whose recording it is, as t_… or SESSION@N"
+	const hint = "write replay: true, or the turn with the recording, such as t_… or SESSION@N"
 	s, ok := p.scalar(n, "network: replay", hint)
 	if ok && !turnRef.MatchString(s) {
-		p.errorNode(n, fmt.Sprintf("network: replay: %q names no turn", oneLine(s, maxName)), hint)
+		p.errorNode(n, fmt.Sprintf("network: replay: %q is not a turn", oneLine(s, maxName)), hint)
 		return
 	}
 	if ok {
@@ -115,9 +115,9 @@ func (p *docParser) networkReplay(n *yaml.Node, r *NetworkRules) {
 	}
 }
 
-// networkRules reads a list of rules; one alone needs no list.
+// networkRules reads a list of rules or a single rule.
 func (p *docParser) networkRules(n *yaml.Node, key string) []string {
-	const hint = `write a list as ["api.example.com", "*.example.org:443", "10.0.0.0/8"]; public stands for all public addresses`
+	const hint = `write a list such as ["api.example.com", "*.example.org:443", "10.0.0.0/8"]; public matches all public addresses`
 	nodes := n.Content
 	if n.Kind == yaml.ScalarNode {
 		nodes = []*yaml.Node{n}
@@ -126,14 +126,14 @@ func (p *docParser) networkRules(n *yaml.Node, key string) []string {
 		return nil
 	}
 	if len(nodes) > maxRules {
-		p.errorNode(n, fmt.Sprintf("network: %s has more than %d rules", key, maxRules), "name a wider range, or the names' common end, as *.example.org")
+		p.errorNode(n, fmt.Sprintf("network: %s has more than %d rules", key, maxRules), "use a wider range, or the names' common suffix, such as *.example.org")
 		return nil
 	}
 	var rules []string
 	for _, c := range nodes {
 		s, ok := p.scalar(c, "network: "+key, hint)
 		if ok && !ruleForm.MatchString(s) {
-			p.errorNode(c, fmt.Sprintf("network: %s: %q is no name, address or range", key, oneLine(s, maxName)), hint)
+			p.errorNode(c, fmt.Sprintf("network: %s: %q is not a name, address or range", key, oneLine(s, maxName)), hint)
 			continue
 		}
 		if ok {

@@ -7,29 +7,29 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// maxRefusals bounds the refusals that are shown of one step; the others are counted.
+// maxRefusals bounds the listed refusals of a step; the others are counted.
 const maxRefusals = 10
 
-// A StepNetwork is what a step did on the network.
+// StepNetwork describes a step's network activity.
 type StepNetwork struct {
-	Connections int64 // that were opened
-	Sent        int64 // bytes that the guest sent on them
-	Received    int64 // bytes that it got
+	Connections int64 // opened connections
+	Sent        int64 // bytes that the guest sent
+	Received    int64 // bytes that the guest received
 	Refused     []NetworkRefusal
-	MoreRefused int64    // attempts that are in none of Refused
-	Notes       []string // further lines, as "recorded, but cannot be replayed: …"
+	MoreRefused int64    // attempts that are not in Refused
+	Notes       []string // further lines, such as "recorded, but cannot be replayed: …"
 }
 
-// A NetworkRefusal is something that a step was not let do, maybe more than once.
+// A NetworkRefusal is a rejected network access of a step, with its number of attempts.
 type NetworkRefusal struct {
 	Protocol string // "tcp", "udp", "dns", "icmp"
 	Target   string // HOST:PORT, ADDRESS:PORT or a name
 	Reason   string
 	Count    int64
-	Command  string // the source of what ran then; empty if it is not known
+	Command  string // source of the command that ran at that time; empty if unknown
 }
 
-// appendNetwork writes a line for the traffic, and one for each refusal.
+// appendNetwork writes a line for the traffic and a line for each refusal.
 func appendNetwork(lines []string, n *StepNetwork) []string {
 	if n == nil {
 		return lines
@@ -55,7 +55,7 @@ func appendNetwork(lines []string, n *StepNetwork) []string {
 	return lines
 }
 
-// line says what was refused, as one line of markdown.
+// line returns the refusal as a line of markdown.
 func (r NetworkRefusal) line() string {
 	var b strings.Builder
 	b.WriteString("network: refused " + escapeMarkdown(oneLine(r.Protocol+" "+r.Target, maxNote)))

@@ -13,33 +13,32 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// What is shown of one stream. The whole of a longer one is in its file.
+// Display limits of a stream. A longer stream is complete in its file.
 const (
 	maxShownBytes = 16 << 10
 	maxShownLines = 200
 	maxLineBytes  = 4 << 10
 )
 
-// A shown is an output as the receipt shows it.
+// A shown is an output in its displayed form.
 type shown struct {
 	text   string
-	binary bool // text names the output and does not hold it
-	cut    bool // a part is left out
+	binary bool // text describes the output instead of showing it
+	cut    bool // a part is missing
 }
 
-// Text returns what is shown of o. It is valid UTF-8 with "\n" for line endings:
+// Text returns the displayed form of o. It is valid UTF-8 with "\n" for line endings:
 //
-//   - Terminal escape sequences are removed. Of a line that was overwritten with
-//     carriage returns, the last writing stays; a backspace takes one character back.
-//   - Other control characters, and characters that are invisible or turn the
+//   - Terminal escape sequences are removed. If carriage returns overwrite a line,
+//     the last text remains; a backspace removes a character.
+//   - Other control characters, and characters that are invisible or change the
 //     direction of writing, are written as <U+202E>.
-//   - Output that is not UTF-8, or holds NUL bytes, is named by size and digest.
+//   - Output that is not UTF-8, or contains NUL bytes, is shown as its size and digest.
 //   - At most 16 KiB or 200 lines are shown: the first and the last, with a line
-//     between that counts what was cut; a line of more than 4 KiB is cut the same way.
+//     between them that counts what was cut; a line of more than 4 KiB is cut in the same way.
 //
-// Truncated says that something other than control characters and overwritten
-// text is missing. Text is safe for concurrent use, and never fails: o may hold
-// what an attacker likes.
+// Truncated reports that something other than control characters and overwritten text is missing.
+// Text is safe for concurrent use and never fails: o may contain any bytes.
 func (o Output) Text() (text string, truncated bool) {
 	s := o.show()
 	return s.text, s.cut || s.binary
@@ -59,13 +58,13 @@ func (o Output) show() shown {
 	}
 	head, tail, gap = withoutMiddle(head, tail, gap)
 	lines := appendLines(nil, head)
-	cutFirst := -1 // the line that stands for what is not here
+	cutFirst := -1 // index of the line that replaces the missing part
 	if gap > 0 {
 		cutFirst = len(lines)
 		lines = append(lines, shownLine{raw: gap, ends: ends - countLF(head) - countLF(tail)})
 		fromTail := appendLines(nil, tail)
 		if len(fromTail) > 1 {
-			// What is left of a line can begin inside an escape sequence.
+			// The rest of a line can begin inside an escape sequence.
 			lines[cutFirst].raw += fromTail[0].raw
 			lines[cutFirst].ends += fromTail[0].ends
 			fromTail = fromTail[1:]
@@ -75,8 +74,8 @@ func (o Output) show() shown {
 	return cutMiddle(lines, cutFirst)
 }
 
-// parts returns the kept bytes, and how many are missing between them. A
-// character of which a part is missing counts as missing.
+// parts returns the kept bytes and the number of missing bytes between them. An incomplete
+// character counts as missing.
 func (o Output) parts() (head, tail []byte, gap int64) {
 	kept := int64(len(o.Head)) + int64(len(o.Tail))
 	if o.Size > kept {
@@ -89,8 +88,8 @@ func (o Output) parts() (head, tail []byte, gap int64) {
 	return slices.Concat(o.Head, o.Tail), nil, 0
 }
 
-// withoutMiddle drops lines that are too far from both ends to be shown, before
-// they cost time: one more on each side stays than can be shown.
+// withoutMiddle drops lines that are too far from both ends to be shown, to save the time for their
+// processing. It keeps one line more on each side than can be shown.
 func withoutMiddle(head, tail []byte, gap int64) (newHead, newTail []byte, newGap int64) {
 	const keep = maxShownLines/2 + 1
 	size := int64(len(head)) + int64(len(tail)) + gap
@@ -126,7 +125,7 @@ func (o Output) binaryNote() string {
 	return fmt.Sprintf("[binary output: %s, %s]", exactSize(size), o.digest())
 }
 
-// digest returns the digest, also of an output that was made without one.
+// digest returns the digest, computed if the output has none.
 func (o Output) digest() turnstone.Digest {
 	if o.Digest == "" && int64(len(o.Head)) == o.Size {
 		return turnstone.DigestBytes(o.Head)
@@ -134,10 +133,10 @@ func (o Output) digest() turnstone.Digest {
 	return o.Digest
 }
 
-// isBinary reports whether b is anything but text.
+// isBinary reports whether b is not text.
 func isBinary(b []byte) bool { return bytes.IndexByte(b, 0) >= 0 || !utf8.Valid(b) }
 
-// trimFirstPart cuts off the rest of a character at the beginning of b.
+// trimFirstPart removes an incomplete character at the beginning of b.
 func trimFirstPart(b []byte) []byte {
 	for i := 0; i < utf8.UTFMax-1 && len(b) > 0 && !utf8.RuneStart(b[0]); i++ {
 		b = b[1:]
@@ -145,7 +144,7 @@ func trimFirstPart(b []byte) []byte {
 	return b
 }
 
-// trimLastPart cuts off the beginning of a character at the end of b.
+// trimLastPart removes an incomplete character at the end of b.
 func trimLastPart(b []byte) []byte {
 	for i := len(b) - 1; i >= max(0, len(b)-utf8.UTFMax); i-- {
 		if utf8.RuneStart(b[i]) {
@@ -158,12 +157,12 @@ func trimLastPart(b []byte) []byte {
 	return b
 }
 
-// A shownLine is one line of output, as it was and as it is shown.
+// A shownLine is a line of output in its original and displayed form.
 type shownLine struct {
 	text string // with its "\n", if it has one
-	raw  int64  // bytes of the output that it stands for
-	ends int64  // line feeds of the output that it stands for
-	cut  bool   // text is not the whole line
+	raw  int64  // bytes of the output that the line represents
+	ends int64  // line feeds of the output that the line represents
+	cut  bool   // text is incomplete
 }
 
 func appendLines(dst []shownLine, b []byte) []shownLine {
@@ -180,14 +179,14 @@ func appendLines(dst []shownLine, b []byte) []shownLine {
 	return dst
 }
 
-// showLine makes one line readable. Each line is read by itself, so that a
-// sequence without an end cannot hide the lines below it.
+// showLine makes a line readable. It processes each line separately, so that a sequence without an
+// end cannot hide the lines below.
 func showLine(line string) string {
 	if isPlain(line) {
 		return line
 	}
-	// The library takes bytes of a character for the end of a sequence here and
-	// there; what is left of such a character is not text.
+	// The library sometimes takes bytes of a character for the end of a sequence; the rest of such
+	// a character is not valid UTF-8.
 	line = strings.ToValidUTF8(ansi.Strip(line), "")
 	last := ""
 	for part := range strings.SplitSeq(line, "\r") {
@@ -232,10 +231,9 @@ func backspaced(s string) string {
 	return string(out)
 }
 
-// isHidden reports whether r is better shown by its number: control characters,
-// format characters (they turn the direction of writing, or have no width:
-// "Trojan Source", CVE-2021-42574), separators that look like line endings, and
-// what Unicode says should be drawn as nothing.
+// isHidden reports whether r is displayed as its number: control characters, format characters
+// (which change the direction of writing or have no width: "Trojan Source", CVE-2021-42574),
+// separators that look like line endings, and characters that Unicode defines as invisible.
 func isHidden(r rune) bool {
 	switch {
 	case r == '\t':
@@ -264,8 +262,8 @@ func shortenLine(s string) (string, bool) {
 	return fmt.Sprintf("%s […%d bytes cut…] %s", s[:head], tail-head, s[tail:]), true
 }
 
-// cutMiddle joins lines, without those in the middle that are too many. The line
-// at index gap, if it is not negative, stands for bytes that nobody kept.
+// cutMiddle joins lines and omits the middle if there are too many. The line at index gap, if not
+// negative, represents bytes that were not kept.
 func cutMiddle(lines []shownLine, gap int) shown {
 	if gap < 0 && fits(lines) {
 		cut := slices.ContainsFunc(lines, func(l shownLine) bool { return l.cut })
@@ -324,7 +322,7 @@ func plural(n int64, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// exactSize returns a size for people, with the count of bytes.
+// exactSize returns a readable size with the exact number of bytes.
 func exactSize(n int64) string {
 	if n < 1<<10 {
 		return plural(n, "byte")
@@ -332,7 +330,7 @@ func exactSize(n int64) string {
 	return fmt.Sprintf("%s (%d bytes)", turnstone.Bytes(n).Human(), n)
 }
 
-// oneLine makes s a line of at most limit bytes without hidden characters.
+// oneLine returns s as a line of at most limit bytes without hidden characters.
 func oneLine(s string, limit int) string {
 	if len(s) > 4*limit {
 		s = s[:4*limit]

@@ -60,7 +60,7 @@ func TestOutputText(t *testing.T) {
 			if want := strings.Contains(tt.want, "cut…]") || strings.Contains(tt.want, "cut …]") || strings.Contains(tt.want, "[binary"); truncated != want {
 				t.Errorf("truncated = %v", truncated)
 			}
-			// The same stream in two kept parts shows the same.
+			// The same stream in two kept parts has the same text.
 			o.Head, o.Tail = []byte(tt.in[:len(tt.in)/2]), []byte(tt.in[len(tt.in)/2:])
 			if halves, _ := o.Text(); halves != tt.want {
 				t.Errorf("in two parts: %q\nwant %q", halves, tt.want)
@@ -93,8 +93,7 @@ func TestOutputTextOfWhatWasNotKept(t *testing.T) {
 	}
 }
 
-// TestOutputThatContradictsItself holds that counts which do not fit the bytes
-// break nothing.
+// TestOutputThatContradictsItself: counts that do not match the bytes cause no failure.
 func TestOutputThatContradictsItself(t *testing.T) {
 	for _, o := range []Output{
 		{Size: -1}, {Size: -5, Head: []byte("a")}, {Size: 1, Head: []byte("abc")}, {Size: 1 << 62}, {Size: 10, Tail: []byte("abc")},
@@ -130,8 +129,8 @@ func FuzzOutputText(f *testing.F) {
 	})
 }
 
-// BenchmarkText measures the largest output that is likely kept in memory, with
-// what is costly to read.
+// BenchmarkText measures the largest output that is likely kept in memory, with content that is
+// costly to process.
 func BenchmarkText(b *testing.B) {
 	o := outputOf(strings.Repeat("\x1b[32mok\x1b[0m some line of output\n", 1<<15))
 	b.SetBytes(o.Size)

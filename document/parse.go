@@ -12,38 +12,38 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// Limits of a document. A receipt may be longer than its document, so that there
-// are two: one for what the author wrote, and one for the file with its results.
+// Limits of a document. There are two because a receipt may be longer than its document: one for
+// the author's text and one for the file with its results.
 const (
-	MaxSource = 16 << 20  // bytes, without results
-	MaxFile   = 128 << 20 // bytes, with results
+	MaxSource = 16 << 20  // bytes without results
+	MaxFile   = 128 << 20 // bytes with results
 	MaxSteps  = 1000
 
-	maxErrors = 20 // more are counted and not listed
-	maxPrefix = 64 // columns before a line of a result: the containers around it
+	maxErrors = 20 // further faults are counted and not listed
+	maxPrefix = 64 // columns before a line of a result, for the enclosing containers
 )
 
-// DefaultCwd is the working directory of a document that names none.
+// DefaultCwd is the working directory of a document without cwd.
 const DefaultCwd = "/workspace"
 
-// layout says where things stand in a document's source, as byte offsets.
+// layout holds byte offsets in a document's source.
 type layout struct {
-	eol   string // the document's line ending, for what is generated
+	eol   string // the document's line ending, for generated text
 	front frontLayout
 	steps []stepLayout
 }
 
-// A stepLayout says where a step's result goes, and where its old one stands.
+// A stepLayout holds the positions of a step's old and new result.
 type stepLayout struct {
 	insert  int    // end of the closing fence's line, before its line ending
-	prefix  string // what the lines of the step's containers begin with
-	cutFrom int    // the old result, with the line ending before it
-	cutTo   int    // equal to cutFrom when there is none
+	prefix  string // prefix of each line inside the step's containers
+	cutFrom int    // the old result, including the line ending before it
+	cutTo   int    // equal to cutFrom if there is no old result
 
-	script []scriptLine // where the script's lines stand; see position.go
+	script []scriptLine // the positions of the script's lines; see position.go
 }
 
-// docParser is the state of one Parse.
+// docParser is the state of a Parse call.
 type docParser struct {
 	doc    *Document
 	src    []byte
@@ -51,19 +51,18 @@ type docParser struct {
 	lines  int // line endings before base
 	blocks *blocks
 	errs   SyntaxErrors
-	more   int  // faults that were counted and not listed
-	full   bool // too many steps: said once
+	more   int  // faults that are counted and not listed
+	full   bool // too many steps: reported once
 	cut    int  // bytes of old results
 }
 
-// Parse reads a turn document or a receipt. The document keeps src, which must
-// not be changed afterwards. The error, if any, is a SyntaxErrors with the first
-// 20 faults.
+// Parse parses a turn document or a receipt. The document keeps src, which must not be changed
+// afterwards. An error is a SyntaxErrors with the first 20 faults.
 func Parse(name string, src []byte) (*Document, error) {
 	p := &docParser{doc: &Document{Name: name, Source: src}, src: src}
 	if len(src) > MaxFile {
-		p.errorAt(0, fmt.Sprintf("the document has %s; the most is %s", turnstone.Bytes(len(src)).Human(), turnstone.Bytes(MaxFile)),
-			"give the data to the turn as files")
+		p.errorAt(0, fmt.Sprintf("the document has %s; the limit is %s", turnstone.Bytes(len(src)).Human(), turnstone.Bytes(MaxFile)),
+			"pass the data to the turn as files")
 		return nil, p.errs
 	}
 	p.doc.layout.eol = firstEOL(src)
@@ -71,15 +70,15 @@ func Parse(name string, src []byte) (*Document, error) {
 	p.lines = countEOLs(src[:p.base])
 	p.blocks = parseBlocks(src[p.base:])
 	if at := p.blocks.tooDeep; at >= 0 {
-		p.errorAt(p.base+at, "lists and quotes nest too deep here", fmt.Sprintf("the most is %d levels; a list counts as two", maxOpenBlocks))
+		p.errorAt(p.base+at, "lists and quotes are nested too deep here", fmt.Sprintf("the limit is %d levels; a list counts as two", maxOpenBlocks))
 	} else {
 		p.walk(p.blocks.root)
 		p.checkNames()
 		p.readTitle()
 	}
 	if n := len(src) - p.cut; n > MaxSource {
-		p.errorAt(0, fmt.Sprintf("the document has %s without its results; the most is %s", turnstone.Bytes(n).Human(), turnstone.Bytes(MaxSource)),
-			"give the data to the turn as files")
+		p.errorAt(0, fmt.Sprintf("the document has %s without its results; the limit is %s", turnstone.Bytes(n).Human(), turnstone.Bytes(MaxSource)),
+			"pass the data to the turn as files")
 	}
 	if len(p.errs) == 0 {
 		return p.doc, nil
@@ -93,11 +92,11 @@ func Parse(name string, src []byte) (*Document, error) {
 	return nil, p.errs
 }
 
-// maxTitle bounds a document's title, in bytes.
+// maxTitle bounds a document's title in bytes.
 const maxTitle = 200
 
-// readTitle takes the first heading at the top level. Block parsing leaves its
-// text as it is written.
+// readTitle reads the first heading at the top level. Block parsing keeps the heading's text
+// unchanged.
 func (p *docParser) readTitle() {
 	for n := p.blocks.root.FirstChild(); n != nil; n = n.NextSibling() {
 		if h, ok := n.(*ast.Heading); ok && h.Lines().Len() > 0 {
@@ -108,7 +107,7 @@ func (p *docParser) readTitle() {
 	}
 }
 
-// errorAt notes a fault at a byte offset of the source.
+// errorAt records a fault at a byte offset of the source.
 func (p *docParser) errorAt(at int, msg, hint string) {
 	if len(p.errs) == maxErrors {
 		p.more++
@@ -124,7 +123,7 @@ func (p *docParser) errorAt(at int, msg, hint string) {
 	})
 }
 
-// addStep makes a step of a fence.
+// addStep adds the step of a fence.
 func (p *docParser) addStep(f *fence) *stepLayout {
 	if len(p.doc.Steps) == MaxSteps {
 		if !p.full {
@@ -150,15 +149,15 @@ func (p *docParser) addStep(f *fence) *stepLayout {
 		l = p.layoutOf(f)
 		l.script = f.lines.from(p.base, p.lines)
 		if i := bytes.IndexByte(p.src[p.base+f.open:l.insert], 0); i >= 0 {
-			p.errorAt(p.base+f.open+i, "a NUL byte in a step", "no shell can run it: remove the byte, or write it as \\0 for printf")
+			p.errorAt(p.base+f.open+i, "a NUL byte in a step", "remove the byte, which no shell accepts, or write it as \\0 for printf")
 		}
 		if len(l.prefix) > maxPrefix {
-			p.errorAt(p.base+f.open, fmt.Sprintf("the step stands more than %d columns deep in lists and quotes", maxPrefix), "move it out")
+			p.errorAt(p.base+f.open, fmt.Sprintf("the step is indented by more than %d columns of lists and quotes", maxPrefix), "move the step out of the lists and quotes")
 		}
 	} else {
-		p.errorAt(p.base+f.open, "the fence of this step is never closed",
+		p.errorAt(p.base+f.open, "the fence of this step is not closed",
 			"end the step with a line of "+strings.Repeat(string(p.src[p.base+f.open]), p.fenceLength(f))+
-				", in the same list item or quote as its first line; half a script is not run")
+				", in the same list item or quote as its first line; an incomplete script does not run")
 	}
 	p.doc.layout.steps = append(p.doc.layout.steps, l)
 	return &p.doc.layout.steps[len(p.doc.layout.steps)-1]
@@ -169,10 +168,9 @@ func (p *docParser) fenceLength(f *fence) int {
 	return min(len(bytes.TrimRight(open, " \t")), 80)
 }
 
-// layoutOf finds where the result of a closed step goes. The closing fence's
-// line goes on with every container that the step is in, so what stands before
-// the fence there is what the result's lines have to begin with. Tabs become
-// spaces, for one may reach from the containers into the content.
+// layoutOf finds the position for the result of a closed step. The closing fence's line continues
+// every container of the step, so the text before the fence is the prefix of the result's lines.
+// Tabs become spaces because a tab may extend from the containers into the content.
 func (p *docParser) layoutOf(f *fence) stepLayout {
 	at := p.base + f.closeStart
 	var b strings.Builder
@@ -186,13 +184,13 @@ func (p *docParser) layoutOf(f *fence) stepLayout {
 	prefix := b.String()
 	prefix = prefix[:max(0, len(prefix)-f.closePad)]
 	if strings.HasSuffix(prefix, ">") {
-		prefix += " " // else the quote would take a blank of the content for its own
+		prefix += " " // otherwise the quote would consume a blank of the content
 	}
 	end := lineEnd(p.src, at)
 	return stepLayout{insert: end, prefix: prefix, cutFrom: end, cutTo: end}
 }
 
-// checkNames reports names that two steps share.
+// checkNames reports duplicate step names.
 func (p *docParser) checkNames() {
 	byName := map[string]*Step{}
 	for _, s := range p.doc.Steps {
@@ -201,7 +199,7 @@ func (p *docParser) checkNames() {
 			byName[s.Name] = s
 			continue
 		}
-		// A name that was not given cannot be the one to change.
+		// The author cannot change a default name, so the fault is at the other step.
 		at, other := s, first
 		if s.Name == fmt.Sprintf("step-%d", s.Index) {
 			at, other = first, s
@@ -220,8 +218,8 @@ func (p *docParser) offsetOfStep(s *Step) int {
 	return p.base
 }
 
-// lineStart returns where the line that holds offset at begins. Line endings
-// are LF, CRLF and CR.
+// lineStart returns the start of the line that contains offset at. Line endings are LF, CRLF and
+// CR.
 func lineStart(src []byte, at int) int {
 	if at > 0 && at < len(src) && src[at] == '\n' && src[at-1] == '\r' {
 		at--
@@ -229,7 +227,7 @@ func lineStart(src []byte, at int) int {
 	return 1 + bytes.LastIndexAny(src[:at], "\r\n")
 }
 
-// lineEnd returns where the line that holds offset at ends, before its line ending.
+// lineEnd returns the end of the line that contains offset at, before its line ending.
 func lineEnd(src []byte, at int) int {
 	if i := indexEOL(src[at:]); i >= 0 {
 		return at + i
@@ -237,7 +235,7 @@ func lineEnd(src []byte, at int) int {
 	return len(src)
 }
 
-// nextLine returns where the line after the one that holds offset at begins.
+// nextLine returns the start of the line after the line that contains offset at.
 func nextLine(src []byte, at int) int {
 	end := lineEnd(src, at)
 	return end + len(eolAt(src, end))

@@ -13,7 +13,7 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// stepsOf writes steps in one line each, for tables.
+// stepsOf writes each step on a line, for tables.
 func stepsOf(d *Document) string {
 	var b strings.Builder
 	for _, s := range d.Steps {
@@ -236,12 +236,12 @@ func TestNetworkRules(t *testing.T) {
 
 func TestSyntaxErrors(t *testing.T) {
 	tests := []struct{ name, src, want string }{
-		{"fence that is never closed", "text\n\n```bash\nrm -rf x\n", "3:1: the fence of this step is never closed"},
-		{"fence closed with too few", "````bash\na\n```\n", "1:1: the fence of this step is never closed"},
-		{"fence closed with the other character", "```bash\na\n~~~\n", "1:1: the fence of this step is never closed"},
-		{"fence that ends with its list item", "- x\n\n  ```bash\n  a\n\ntext\n```\n", "3:3: the fence of this step is never closed"},
-		{"fence that ends with its quote", "> ```sh\n> a\n\ntext\n", "1:3: the fence of this step is never closed"},
-		{"fence on the last line", "```bash", "1:1: the fence of this step is never closed"},
+		{"fence that is never closed", "text\n\n```bash\nrm -rf x\n", "3:1: the fence of this step is not closed"},
+		{"fence closed with too few", "````bash\na\n```\n", "1:1: the fence of this step is not closed"},
+		{"fence closed with the other character", "```bash\na\n~~~\n", "1:1: the fence of this step is not closed"},
+		{"fence that ends with its list item", "- x\n\n  ```bash\n  a\n\ntext\n```\n", "3:3: the fence of this step is not closed"},
+		{"fence that ends with its quote", "> ```sh\n> a\n\ntext\n", "1:3: the fence of this step is not closed"},
+		{"fence on the last line", "```bash", "1:1: the fence of this step is not closed"},
 		{"NUL in a step", "```bash\na\x00b\n```\n", "2:2: a NUL byte in a step"},
 		{"NUL in an info string", "```bash name=\x00\n```\n", "1:9: \"\\x00\" cannot be the name of a step\n1:14: a NUL byte in a step"},
 		{"unknown attribute", "x\n```bash naem=x\n```\n", "2:9: unknown attribute \"naem\"; the nearest known one is \"name\""},
@@ -255,18 +255,18 @@ func TestSyntaxErrors(t *testing.T) {
 		{"name that another step has by default", "```bash name=step-2\n```\n```bash\n```\n", "1:1: the step's name \"step-2\" is also the name of step 2 in line 3"},
 		{"timeout without a unit", "```bash timeout=90\n```\n", "1:9: timeout: \"90\" has no unit"},
 		{"timeout that is none", "```bash timeout=soon\n```\n", "1:9: timeout: \"soon\" is not a duration"},
-		{"timeout of nothing", "```bash timeout=0s\n```\n", "1:9: timeout: \"0s\" is not more than zero"},
-		{"negative timeout", "```bash timeout=-1s\n```\n", "1:9: timeout: \"-1s\" is not more than zero"},
+		{"timeout of nothing", "```bash timeout=0s\n```\n", "1:9: timeout: \"0s\" is not greater than zero"},
+		{"negative timeout", "```bash timeout=-1s\n```\n", "1:9: timeout: \"-1s\" is not greater than zero"},
 		{"flag that is neither", "```bash skip=maybe\n```\n", "1:9: skip: \"maybe\" is neither true nor false"},
 		{"empty cwd", "```bash cwd=\"\"\n```\n", "1:9: cwd: the path is empty"},
-		{"open quote", "```bash name=\"a\n```\n", "1:14: the quote is never closed in the attributes of this step"},
+		{"open quote", "```bash name=\"a\n```\n", "1:14: the quote is not closed in the attributes of this step"},
 		{"quote in a value", "```bash name=a\"b\n```\n", "1:15: a quote in the middle of a value in the attributes of this step"},
 		{"text after a quote", "```bash name=\"a\"b\n```\n", "1:17: a blank is missing after the closing quote in the attributes of this step"},
 		{"unparsed that is neither", "```bash unparsed=maybe\n```\n", "1:9: unparsed: \"maybe\" is neither true nor false"},
-		{"open brace", "```bash {skip\n```\n", "1:9: the brace is never closed in the attributes of this step"},
+		{"open brace", "```bash {skip\n```\n", "1:9: the brace is not closed in the attributes of this step"},
 		{"value without a name", "```bash =x\n```\n", "1:9: a value without a name before \"=\" in the attributes of this step"},
-		{"nested too deep", strings.Repeat(">", 100) + "\n", "1:65: lists and quotes nest too deep here"},
-		{"step too far to the right", strings.Repeat("> ", 40) + "```sh\n" + strings.Repeat("> ", 40) + "```\n", "1:81: the step stands more than 64 columns deep in lists and quotes"},
+		{"nested too deep", strings.Repeat(">", 100) + "\n", "1:65: lists and quotes are nested too deep here"},
+		{"step too far to the right", strings.Repeat("> ", 40) + "```sh\n" + strings.Repeat("> ", 40) + "```\n", "1:81: the step is indented by more than 64 columns of lists and quotes"},
 
 		{"unknown key", "---\nimge: x\n---\n", "2:1: unknown key \"imge\"; the nearest known one is \"image\""},
 		{"unknown key after others", "---\nimage: x\n\n# c\nnetwrok: on\n---\n", "5:1: unknown key \"netwrok\"; the nearest known one is \"network\""},
@@ -275,11 +275,11 @@ func TestSyntaxErrors(t *testing.T) {
 			"2:8: image is not a string\n3:7: cpus: \"0\" is not a number of CPUs\n5:9: unknown attribute \"x\"; the nearest known one is \"cwd\""},
 		{"image that is a number", "---\nimage: 3\n---\n", "2:8: image is not a string"},
 		{"image that is empty", "---\nimage: \"\"\n---\n", "2:8: image is empty"},
-		{"image with an escape", "---\nimage: \"a\\eb\"\n---\n", "2:8: image holds a control character"},
+		{"image with an escape", "---\nimage: \"a\\eb\"\n---\n", "2:8: image contains a control character"},
 		{"env that is a list", "---\nenv:\n  - A=b\n---\n", "3:3: env is not names and values"},
 		{"variable's name", "---\nenv:\n  1A: b\n---\n", "3:3: \"1A\" cannot be the name of a variable"},
-		{"variable's value", "---\nenv:\n  A: [b]\n---\n", "3:6: variable \"A\" is not one value"},
-		{"variable with NUL", "---\nenv: {A: \"\\0\"}\n---\n", "2:10: variable \"A\" holds a NUL"},
+		{"variable's value", "---\nenv:\n  A: [b]\n---\n", "3:6: variable \"A\" does not have a scalar value"},
+		{"variable with NUL", "---\nenv: {A: \"\\0\"}\n---\n", "2:10: variable \"A\" contains a NUL byte"},
 		{"variable twice", "---\nenv: {A: b, A: c}\n---\n", "2:13: variable \"A\" is given twice"},
 		{"column after wide characters", "---\nenv: {A: äöü, 1: c}\n---\n", "2:18: \"1\" cannot be the name of a variable"},
 		{"files that are one", "---\nfiles: a.csv\n---\n", "2:8: files is not a list"},
@@ -288,7 +288,7 @@ func TestSyntaxErrors(t *testing.T) {
 		{"timeout in front matter", "---\ntimeout: 90\n---\n", "2:10: timeout: \"90\" has no unit"},
 		{"cpus", "---\ncpus: two\n---\n", "2:7: cpus: \"two\" is not a number of CPUs"},
 		{"session that is no name", "---\nsession: a@b\n---\n", "2:10: session: \"a@b\" is not a name"},
-		{"branch that is no name", "---\nbranch: [x]\n---\n", "2:9: branch has no value of its own"},
+		{"branch that is no name", "---\nbranch: [x]\n---\n", "2:9: branch has no scalar value"},
 		{"branch that leaves its folder", "---\nbranch: a/../../x\n---\n", "2:9: branch: \"a/../../x\" is not a name"},
 		{"branch that is a lock", "---\nbranch: fix/main.lock\n---\n", "2:9: branch: \"fix/main.lock\" is not a name"},
 		{"session with a slash", "---\nsession: a/b\n---\n", "2:10: session: \"a/b\" is not a name"},
@@ -298,46 +298,46 @@ func TestSyntaxErrors(t *testing.T) {
 		{"snapshot", "---\nsnapshot: yes\n---\n", "2:11: snapshot: \"yes\" is neither none nor vm"},
 		{"memory", "---\nmemory: lots\n---\n", "2:9: memory: \"lots\" is not a size"},
 		{"too little memory", "---\nmemory: 512\n---\n", "2:9: memory: 512B is not between 256MiB and 1TiB"},
-		{"disk", "---\ndisk: {}\n---\n", "2:7: disk has no value of its own"},
+		{"disk", "---\ndisk: {}\n---\n", "2:7: disk has no scalar value"},
 		{"network key", "---\nnetwork:\n  alow: [a.example]\n---\n", "3:3: network: unknown key \"alow\"; the nearest known one is \"allow\""},
 		{"network key twice", "---\nnetwork: {deny: a, deny: b}\n---\n", "2:20: network: key \"deny\" is given twice"},
-		{"network rule", "---\nnetwork:\n  allow: [a.example, 'b c']\n---\n", "3:22: network: allow: \"b c\" is no name, address or range"},
+		{"network rule", "---\nnetwork:\n  allow: [a.example, 'b c']\n---\n", "3:22: network: allow: \"b c\" is not a name, address or range"},
 		{"network rules", "---\nnetwork:\n  deny: {a: b}\n---\n", "3:9: network: deny is not a list"},
-		{"network list", "---\nnetwork: [a.example]\n---\n", "2:10: network: a list says not whether it is allowed or denied"},
+		{"network list", "---\nnetwork: [a.example]\n---\n", "2:10: network: a list does not say whether its names are allowed or denied"},
 		{"network both", "---\nnetwork: {record: true, replay: true}\n---\n", "2:10: network: a turn cannot both record and replay"},
-		{"network turn", "---\nnetwork: {replay: 'a b'}\n---\n", "2:19: network: replay: \"a b\" names no turn"},
+		{"network turn", "---\nnetwork: {replay: 'a b'}\n---\n", "2:19: network: replay: \"a b\" is not a turn"},
 		{"network intercept", "---\nnetwork: {intercept: maybe}\n---\n", "2:22: network: intercept: \"maybe\" is neither true nor false"},
 		{"isolation", "---\nisolation: none\n---\n", "2:12: isolation: \"none\" is neither microvm nor any"},
-		{"network", "---\nnetwork: sometimes\n---\n", "2:10: network: \"sometimes\" is none of on, off, record and replay"},
-		{"null", "---\ncpus:\n---\n", "2:6: cpus has no value of its own"},
+		{"network", "---\nnetwork: sometimes\n---\n", "2:10: network: \"sometimes\" is not on, off, record or replay"},
+		{"null", "---\ncpus:\n---\n", "2:6: cpus has no scalar value"},
 		{"anchor", "---\nenv: &a {A: b}\n---\n", "2:6: anchors and aliases are not allowed in the front matter"},
 		{"alias bomb", "---\nenv:\n  A: &a x\n  B: [*a, *a]\n---\n", "3:6: anchors and aliases are not allowed in the front matter"},
 		{"deep nesting", "---\nturn: " + strings.Repeat("[", 20000) + "\n---\n", "2:1: the front matter is not YAML: exceeded max depth of 10000"},
-		{"not keys", "---\nhello\n---\n", "2:1: the front matter is not keys and values, one on each line"},
-		{"flow style", "---\n{image: x}\n---\n", "2:1: the front matter is not keys and values, one on each line"},
+		{"not keys", "---\nhello\n---\n", "2:1: the front matter is not a list of keys and values, one per line"},
+		{"flow style", "---\n{image: x}\n---\n", "2:1: the front matter is not a list of keys and values, one per line"},
 		{"broken YAML", "---\nimage: x\n  y: z\n---\n", "3:1: the front matter is not YAML: mapping values are not allowed in this context"},
 		{"open list", "---\nimage: x\nfiles: [a\n---\n", "3:1: the front matter is not YAML: did not find expected ',' or ']'"},
 		{"tab", "---\n\timage: x\n---\n", "2:1: the front matter is not YAML: found character that cannot start any token"},
 		{"control character", "---\nimage: a\x01\n---\n", "2:1: the front matter is not YAML: control characters are not allowed"},
 		{"invalid UTF-8", "---\nimage: \xff\n---\n", "2:1: the front matter is not YAML: invalid leading UTF-8 octet"},
 		{"Unicode line separator", "---\nimage: a\u2028b\n---\n", "2:9: a Unicode line separator in the front matter"},
-		{"front matter that never ends", "---\nimage: python\n\n# Title\n", "1:1: the front matter that begins here is never closed"},
+		{"front matter that never ends", "---\nimage: python\n\n# Title\n", "1:1: the front matter that begins here is not closed"},
 		{"long front matter", "---\n#" + strings.Repeat("x", maxFront) + "\n---\n", "2:1: the front matter has more than 256.0 KiB"},
-		{"turn entry that leaves a part", "---\nturn: [\na: b\n]\n---\n", "3:1: the turn: entry is not written as turn writes it"},
-		{"turn entry with a strange key", "---\n? turn\n: x\n---\n", "2:3: the turn: entry is not written as turn writes it"},
+		{"turn entry that leaves a part", "---\nturn: [\na: b\n]\n---\n", "3:1: the turn: entry does not have the form that turn writes"},
+		{"turn entry with a strange key", "---\n? turn\n: x\n---\n", "2:3: the turn: entry does not have the form that turn writes"},
 
-		{"end without a beginning", "text\n\n<!-- /turn:result -->\n", "3:1: a result ends here that begins nowhere"},
+		{"end without a beginning", "text\n\n<!-- /turn:result -->\n", "3:1: a result ends here without a beginning"},
 		{"result of no step", "text\n\n<!-- turn:result step=1 -->\nx\n<!-- /turn:result -->\n", "3:1: this result is not directly below a step"},
 		{"result after other text", "```sh\n```\ntext\n<!-- turn:result step=1 -->\n<!-- /turn:result -->\n", "4:1: this result is not directly below a step"},
 		{"result in another container", "- ```sh\n  ```\n\n<!-- turn:result step=1 -->\n<!-- /turn:result -->\n", "4:1: this result is not directly below a step"},
 		{"result of another language", "```py\n```\n<!-- turn:result step=1 -->\n<!-- /turn:result -->\n", "3:1: this result is not directly below a step"},
 		{"second result", "```sh\n```\n<!-- turn:result step=1 -->\n<!-- /turn:result -->\n<!-- turn:result step=1 -->\n<!-- /turn:result -->\n", "5:1: this result is not directly below a step"},
 		{"result without an end", "```sh\n```\n<!-- turn:result step=1 -->\n\n```sh\n```\n<!-- turn:result step=2 -->\n<!-- /turn:result -->\n", "3:1: this result has no end: <!-- /turn:result --> is missing"},
-		{"step in a result", "```sh\n```\n<!-- turn:result step=1 -->\n```sh\n```\n<!-- /turn:result -->\n", "4:1: this stands inside a result and would be lost when the document runs"},
-		{"heading in a result", "```sh\n```\n<!-- turn:result step=1 -->\n# mine\n<!-- /turn:result -->\n", "4:1: this stands inside a result and would be lost when the document runs"},
-		{"odd marker", "<!-- turn:result -->\n", "1:1: a comment that begins with turn:result and is not one that turn writes"},
-		{"marker over lines", "<!--\nturn:result step=1\n-->\n", "1:1: a comment that begins with turn:result and is not one that turn writes"},
-		{"marker with text after it", "<!-- /turn:result --> text\n", "1:1: a comment that begins with turn:result and is not one that turn writes"},
+		{"step in a result", "```sh\n```\n<!-- turn:result step=1 -->\n```sh\n```\n<!-- /turn:result -->\n", "4:1: this text is inside a result and would be lost when the document runs"},
+		{"heading in a result", "```sh\n```\n<!-- turn:result step=1 -->\n# mine\n<!-- /turn:result -->\n", "4:1: this text is inside a result and would be lost when the document runs"},
+		{"odd marker", "<!-- turn:result -->\n", "1:1: a comment that begins with turn:result and does not have the form that turn writes"},
+		{"marker over lines", "<!--\nturn:result step=1\n-->\n", "1:1: a comment that begins with turn:result and does not have the form that turn writes"},
+		{"marker with text after it", "<!-- /turn:result --> text\n", "1:1: a comment that begins with turn:result and does not have the form that turn writes"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -377,10 +377,10 @@ func TestLimits(t *testing.T) {
 	if _, err := Parse("d.md", []byte(prose)); err != nil {
 		t.Errorf("16 MiB: %v", err)
 	}
-	if _, err := Parse("d.md", []byte(prose+"y")); err == nil || !strings.Contains(err.Error(), "the most is 16MiB") {
+	if _, err := Parse("d.md", []byte(prose+"y")); err == nil || !strings.Contains(err.Error(), "the limit is 16MiB") {
 		t.Errorf("more than 16 MiB: %v", err)
 	}
-	if _, err := Parse("d.md", make([]byte, MaxFile+1)); err == nil || !strings.Contains(err.Error(), "the most is 128MiB") {
+	if _, err := Parse("d.md", make([]byte, MaxFile+1)); err == nil || !strings.Contains(err.Error(), "the limit is 128MiB") {
 		t.Errorf("more than 128 MiB: %v", err)
 	}
 	_, err = Parse("d.md", []byte(strings.Repeat("<!-- /turn:result -->\n", 50)))
@@ -390,8 +390,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestHostileTime holds that no short text takes long: each of these once took
-// time that grew with the square of its length.
+// TestHostileTime: no short text takes long. Each of these texts once took quadratic time.
 func TestHostileTime(t *testing.T) {
 	for name, src := range map[string]string{
 		"definitions": strings.Repeat("[a]: b\n", 100_000),
@@ -400,14 +399,14 @@ func TestHostileTime(t *testing.T) {
 	} {
 		start := cpuTime(t)
 		_, _ = Parse("d.md", []byte(src))
-		// Ten times what it takes on a slow machine, and a tenth of what the square would.
+		// Ten times the time on a slow machine, and a tenth of quadratic time.
 		if took := cpuTime(t) - start; took > 3*time.Second {
 			t.Errorf("%s took %v", name, took)
 		}
 	}
 }
 
-// cpuTime is what this process has used of the CPUs, however busy they are otherwise.
+// cpuTime returns this process's CPU time, which does not depend on other load.
 func cpuTime(t *testing.T) time.Duration {
 	t.Helper()
 	var u unix.Rusage

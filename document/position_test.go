@@ -8,7 +8,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// checkPositions checks the place of every byte of every script of d.
+// checkPositions verifies the position of every byte of every script of d.
 func checkPositions(d *Document) (moved int, err error) {
 	for _, s := range d.Steps {
 		for i := 0; i <= len(s.Script); i++ {
@@ -42,7 +42,7 @@ func TestPosition(t *testing.T) {
 	tests := []struct {
 		name, src string
 		step      int
-		of        string // the script's text whose beginning is looked for
+		of        string // the script's text whose beginning is searched
 		line, col int
 	}{
 		{"plain", "# t\n\n```bash\na\nbc d\n```\n", 1, "d", 5, 4},
@@ -96,7 +96,7 @@ func TestPositionAtTheEnds(t *testing.T) {
 // TestPositionOfEveryByte draws documents with steps in lists, quotes and tabs.
 func TestPositionOfEveryByte(t *testing.T) {
 	steps, moved := 0, 0
-	// A short run draws a fifth of the documents: it goes on until they are enough.
+	// A short run draws a fifth of the documents; it repeats until there are enough steps.
 	for round := 0; round == 0 || round < 20 && (steps < 50 || moved < 100); round++ {
 		rapid.Check(t, func(t *rapid.T) {
 			src := drawDocument(t)
@@ -122,7 +122,7 @@ func FuzzPosition(f *testing.F) {
 	f.Add([]byte("- ```sh\n\tx\n\t\ty\n  ```\n> - ```sh\r\n>   a\r\n>\tb\r\n>   ```"))
 	f.Fuzz(func(t *testing.T, src []byte) {
 		if len(src) > 4096 {
-			return // every byte is looked at, in time that grows with the document
+			return // every byte is checked, in time that grows with the document
 		}
 		d, err := Parse("fuzz.md", src)
 		if err != nil {

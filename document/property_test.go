@@ -13,7 +13,7 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// outputOf makes the Output of a stream that was kept whole.
+// outputOf returns the Output of a stream that was kept completely.
 func outputOf(s string) Output {
 	return Output{
 		Head:   []byte(s),
@@ -23,7 +23,7 @@ func outputOf(s string) Output {
 	}
 }
 
-// cutOutputOf makes the Output of a stream of which head and tail bytes were kept.
+// cutOutputOf returns the Output of a stream of which head and tail bytes were kept.
 func cutOutputOf(s string, head, tail int) Output {
 	o := outputOf(s)
 	if len(s) > head+tail {
@@ -45,7 +45,7 @@ func testInfo() TurnInfo {
 	}
 }
 
-// checkReceipt checks all that a receipt promises, for any document that parses.
+// checkReceipt verifies a receipt's promises for any document that parses.
 func checkReceipt(d *Document, results []StepResult, info TurnInfo) error {
 	clean := d.Clean()
 	receipt := d.Receipt(info, results)
@@ -72,8 +72,8 @@ func checkReceipt(d *Document, results []StepResult, info TurnInfo) error {
 	return sameSteps(d, cleaned)
 }
 
-// outline writes the block structure of d without its results: what kinds of
-// blocks nest how, and which lists are tight.
+// outline returns the block structure of d without its results: the nesting of block kinds, and
+// which lists are tight.
 func outline(d *Document) string {
 	p := &docParser{doc: d, src: d.Source, base: d.layout.front.end}
 	p.blocks = parseBlocks(p.src[p.base:])
@@ -117,7 +117,7 @@ func sameSteps(a, b *Document) error {
 	return nil
 }
 
-// hostile are pieces of output and of notes that try to break out.
+// hostile are pieces of output and of notes that try to escape.
 var hostile = []string{
 	"hello\n", "", "\n", "no newline", "```\n", "````\n", "```bash\nrm -rf /\n```\n", "~~~\n",
 	"<!-- /turn:result -->\n", "<!-- turn:result step=1 name=step-1 source=sha256:00 -->\n", "-->", "---\n", "...\n",
@@ -156,7 +156,7 @@ func drawResults(t *rapid.T, n int) []StepResult {
 	return results
 }
 
-// blockLines are what documents are drawn from: a line each, without its ending.
+// blockLines are the lines that documents are drawn from, without line endings.
 var blockLines = []string{
 	"", "text", "```bash", "```sh name=x", "```", "````", "````bash skip", "~~~sh", "~~~", "```python", "    indented", "\tindented",
 	"echo hi", "# heading", "***", "---", "===", "<!-- comment", "-->", "<!-- one line -->", "<div>", "</div>", "<pre>", "</pre>",
@@ -166,8 +166,8 @@ var blockLines = []string{
 
 var containers = []string{"", "", "> ", ">", "- ", "  ", "1. ", "   ", "\t", ">\t", "-\t", "10) ", "    ", " > ", "* "}
 
-// drawNoise makes lines in containers that go on for a while: mostly text that
-// means something only by accident.
+// drawNoise draws lines in containers that continue for a while: mostly text that has a meaning
+// only by accident.
 func drawNoise(t *rapid.T) []string {
 	var lines []string
 	prefix := ""
@@ -175,7 +175,7 @@ func drawNoise(t *rapid.T) []string {
 		switch rapid.IntRange(0, 5).Draw(t, "container") {
 		case 0:
 			prefix = rapid.SampledFrom(containers).Draw(t, "first") + rapid.SampledFrom(containers).Draw(t, "second")
-		case 1: // a container goes on with blanks for its marker
+		case 1: // a container continues with blanks instead of its marker
 			prefix = strings.Map(func(r rune) rune {
 				if strings.ContainsRune("-*10.)", r) {
 					return ' '
@@ -188,8 +188,8 @@ func drawNoise(t *rapid.T) []string {
 	return lines
 }
 
-// drawBlocks makes whole blocks, nested up to a depth: steps, other code, prose,
-// comments, lists and quotes.
+// drawBlocks draws whole blocks, nested up to a depth: steps, other code, prose, comments, lists
+// and quotes.
 func drawBlocks(t *rapid.T, depth int) []string {
 	var lines []string
 	for range rapid.IntRange(1, 4).Draw(t, "blocks") {
@@ -253,8 +253,8 @@ func drawDocument(t *rapid.T) []byte {
 	return []byte(s)
 }
 
-// TestReceiptKeepsTheAuthorsBytes is the promise of the format: whatever the
-// document and whatever its steps print, only results come and go.
+// TestReceiptKeepsTheAuthorsBytes is the format's promise: for any document and any output of its
+// steps, a run changes only results.
 func TestReceiptKeepsTheAuthorsBytes(t *testing.T) {
 	drawn, withSteps, nested := 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {

@@ -14,15 +14,14 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// The key of the front matter that a receipt adds, and the entry in it that says
-// that there was no front matter before.
+// The front matter key that a receipt adds, and its entry for a document without front matter.
 const (
 	turnKey    = "turn"
 	addedKey   = "frontmatter"
 	addedValue = "added"
 )
 
-// maxNote bounds a note or an error in a receipt, in bytes.
+// maxNote bounds a note or an error in a receipt in bytes.
 const maxNote = 1000
 
 // An edit replaces the source's bytes from..to.
@@ -31,14 +30,14 @@ type edit struct {
 	text     []byte
 }
 
-// Clean returns the author's text: the source without results, and without what
-// a receipt added to the front matter.
+// Clean returns the author's text: the source without results and without a receipt's additions to
+// the front matter.
 func (d *Document) Clean() []byte { return d.apply(d.cuts()) }
 
-// Receipt returns the document with a result below each step and the turn: map in
-// the front matter, in place of the old ones. All other bytes are the source's.
-// results[i] is the result of d.Steps[i]; a step without one is shown as not run.
-// The receipt is a valid document: it parses to the same steps and front matter.
+// Receipt returns the document with a result below each step and the turn: map in the front matter,
+// replacing old results and an old map. All other bytes are unchanged. results[i] is the result of
+// d.Steps[i]; a step without a result is shown as not run. The receipt is a valid document: it
+// parses to the same steps and front matter.
 func (d *Document) Receipt(info TurnInfo, results []StepResult) []byte {
 	edits := append(d.cuts(), d.frontEdit(info))
 	for i, s := range d.Steps {
@@ -52,7 +51,7 @@ func (d *Document) Receipt(info TurnInfo, results []StepResult) []byte {
 	return d.apply(edits)
 }
 
-// cuts are the edits that remove what a receipt added.
+// cuts returns the edits that remove a receipt's additions.
 func (d *Document) cuts() []edit {
 	var edits []edit
 	if f := d.layout.front; f.whole {
@@ -68,8 +67,8 @@ func (d *Document) cuts() []edit {
 	return edits
 }
 
-// apply returns the source after the edits, which do not overlap. Of two at one
-// place, the one that inserts comes first.
+// apply returns the source after the edits, which do not overlap. Of two edits at the same offset,
+// the insertion comes first.
 func (d *Document) apply(edits []edit) []byte {
 	slices.SortStableFunc(edits, func(a, b edit) int {
 		return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to))
@@ -88,7 +87,7 @@ func (d *Document) apply(edits []edit) []byte {
 	return append(out, d.Source[at:]...)
 }
 
-// frontEdit puts the turn: map at the end of the front matter.
+// frontEdit appends the turn: map to the front matter.
 func (d *Document) frontEdit(info TurnInfo) edit {
 	f := d.layout.front
 	if f.present && !f.whole {
@@ -144,14 +143,14 @@ func (d *Document) renderTurn(info TurnInfo, indent int, added bool) []byte {
 	var b bytes.Buffer
 	enc := yaml.NewEncoder(&b)
 	enc.SetIndent(2)
-	// Neither can fail: the writer is a buffer, and all values are scalars.
+	// Encoding cannot fail: the writer is a buffer, and all values are scalars.
 	_ = enc.Encode(&yaml.Node{Kind: yaml.MappingNode, Content: []*yaml.Node{{Kind: yaml.ScalarNode, Value: turnKey}, m}})
 	_ = enc.Close()
 	return d.lines(strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n"), strings.Repeat(" ", indent), true)
 }
 
-// lines joins lines with the document's line ending and a prefix before each:
-// the line ending after each line, or before.
+// lines joins lines with the document's line ending and adds a prefix to each: the line ending
+// comes after each line, or before.
 func (d *Document) lines(lines []string, prefix string, after bool) []byte {
 	var b bytes.Buffer
 	bare := strings.TrimRight(prefix, " ")
@@ -172,8 +171,8 @@ func (d *Document) lines(lines []string, prefix string, after bool) []byte {
 	return b.Bytes()
 }
 
-// renderResult writes a result. No line of it is empty but inside a fence: an
-// empty line would turn a tight list into a loose one.
+// renderResult writes a result. Its lines outside of fences are never empty because an empty line
+// would turn a tight list into a loose list.
 func (d *Document) renderResult(s *Step, r StepResult, prefix string) []byte {
 	status := []string{"**" + escapeMarkdown(oneLine(string(r.Status), maxName)) + "**"}
 	if r.ExitCode != nil {
@@ -194,7 +193,7 @@ func (d *Document) renderResult(s *Step, r StepResult, prefix string) []byte {
 	return d.lines(append(lines, endMarker), prefix, false)
 }
 
-// appendOutput writes one stream: a line that names it, and a fence.
+// appendOutput writes a stream: a line with its name, and a fence.
 func appendOutput(lines []string, name string, o Output) []string {
 	if o.Size <= 0 && len(o.Head) == 0 {
 		return lines
@@ -225,10 +224,10 @@ func appendOutput(lines []string, name string, o Output) []string {
 	return append(lines, fence)
 }
 
-// appendParagraph adds a line of text.
+// appendParagraph appends a line of text.
 func appendParagraph(lines []string, line string) []string {
 	if !strings.HasPrefix(lines[len(lines)-1], "`") {
-		// Still the paragraph of the line before: a hard line break keeps them apart.
+		// The previous line is in the same paragraph: a hard line break separates the two.
 		lines[len(lines)-1] += `\`
 	}
 	return append(lines, line)
@@ -248,15 +247,14 @@ func longestRun(s string, c byte) int {
 	return longest
 }
 
-// escapeMarkdown makes s, which is one line, plain text in a paragraph
-// (CommonMark 0.31, section 2.4).
+// escapeMarkdown escapes s, a single line, as plain text in a paragraph (CommonMark 0.31, section
+// 2.4).
 func escapeMarkdown(s string) string {
 	return strings.NewReplacer(`\`, `\\`, "`", "\\`", `*`, `\*`, `_`, `\_`, `[`, `\[`, `]`, `\]`,
 		`<`, `\<`, `>`, `\>`, `&`, `\&`, `#`, `\#`, `|`, `\|`, `~`, `\~`, `$`, `\$`, `!`, `\!`).Replace(s)
 }
 
-// codeSpan quotes s, which is one line, so that it is shown as it is
-// (CommonMark 0.31, section 6.1).
+// codeSpan quotes s, a single line, as a code span (CommonMark 0.31, section 6.1).
 func codeSpan(s string) string {
 	ticks := strings.Repeat("`", 1+longestRun(s, '`'))
 	if strings.HasPrefix(s, "`") || strings.HasSuffix(s, "`") {
@@ -265,7 +263,7 @@ func codeSpan(s string) string {
 	return ticks + s + ticks
 }
 
-// humanDuration returns d for people, with two or three digits that matter.
+// humanDuration returns d with two or three significant digits.
 func humanDuration(d time.Duration) string {
 	switch d = max(d, 0); {
 	case d < time.Second:

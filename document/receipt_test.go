@@ -14,8 +14,8 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// goldenResults are what the steps of the documents in testdata came to, in
-// turn: all that a result can hold.
+// goldenResults are the results of the documents in testdata, in order. They use every field of a
+// result.
 func goldenResults(n int) []StepResult {
 	zero, one, kill := 0, 1, 137
 	long := strings.Repeat("all work and no play\n", 1000)
@@ -66,8 +66,7 @@ func goldenResults(n int) []StepResult {
 	return results[:n]
 }
 
-// TestGolden compares receipts with testdata/*.receipt.md, and runs each receipt
-// again.
+// TestGolden compares receipts with testdata/*.receipt.md and runs each receipt again.
 func TestGolden(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.md")
 	if err != nil {
@@ -114,8 +113,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// TestFrontMatterRoundTrip holds that the turn: map comes and goes without a
-// trace, whatever the front matter was.
+// TestFrontMatterRoundTrip: removing the turn: map restores the original front matter.
 func TestFrontMatterRoundTrip(t *testing.T) {
 	for _, src := range []string{
 		"", "\ufeff", "text", "text\n", "\n", "\r\n", "\r", "text\r\n", "\ufefftext\r\n",
@@ -143,7 +141,7 @@ func TestFrontMatterRoundTrip(t *testing.T) {
 	}
 }
 
-// TestEditedReceipts holds what becomes of receipts that people change.
+// TestEditedReceipts checks receipts that people have changed.
 func TestEditedReceipts(t *testing.T) {
 	const result = "<!-- turn:result step=1 name=a source=sha256:00 -->\n**passed**\n<!-- /turn:result -->"
 	tests := []struct{ name, src, want string }{
@@ -179,8 +177,7 @@ func TestEditedReceipts(t *testing.T) {
 	}
 }
 
-// TestForgedResults holds that what a step prints is in its fence and nowhere
-// else, and that no note or name of a file leaves its line.
+// TestForgedResults: a step's output stays in its fence, and no note or file name leaves its line.
 func TestForgedResults(t *testing.T) {
 	d, err := Parse("d.md", []byte("- ```sh\n  x\n  ```\n\n> ```sh\n> y\n> ```\n"))
 	if err != nil {

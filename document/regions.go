@@ -9,8 +9,8 @@ import (
 	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
-// The comments around a result. Only an HTML block of its own, on one line, is
-// one of them: what a step prints stands inside a fence and can never be one.
+// The comments around a result. Only an HTML block on a line by itself counts as such a comment: a
+// step's output is inside a fence and cannot imitate it.
 const endMarker = "<!-- /turn:result -->"
 
 var (
@@ -18,7 +18,7 @@ var (
 	beginComment    = lazyregexp.New(`^<!-- turn:result( [a-z]+=[A-Za-z0-9:._-]+)+ -->$`)
 )
 
-// markerWindow bounds how much of a comment is looked at to see if it is reserved.
+// markerWindow bounds how much of a comment is inspected for a reserved word.
 const markerWindow = 128
 
 type markerKind int
@@ -27,14 +27,14 @@ const (
 	notMarker markerKind = iota
 	beginMark
 	endMark
-	badMark // begins as a marker and is none
+	badMark // begins like a marker and is not valid
 )
 
 func beginMarker(s *Step) string {
 	return fmt.Sprintf("<!-- turn:result step=%d name=%s source=%s -->", s.Index, s.Name, turnstone.DigestBytes([]byte(s.Script)))
 }
 
-// marker says what kind of marker n is, and where its line is in the source.
+// marker returns the kind of marker n is, and the position of its line in the source.
 func (p *docParser) marker(n ast.Node) (kind markerKind, at int) {
 	h, ok := n.(*ast.HTMLBlock)
 	if !ok || h.HTMLBlockType != ast.HTMLBlockType2 || h.Lines().Len() == 0 {
@@ -55,7 +55,7 @@ func (p *docParser) marker(n ast.Node) (kind markerKind, at int) {
 	return badMark, at
 }
 
-// walk finds the steps below parent, in order, and the result after each.
+// walk finds the steps below parent, in order, and the result after each step.
 func (p *docParser) walk(parent ast.Node) {
 	for n := parent.FirstChild(); n != nil; n = n.NextSibling() {
 		f := p.blocks.fences[n]
@@ -75,27 +75,26 @@ func (p *docParser) walk(parent ast.Node) {
 	}
 }
 
-// checkStray reports a marker that stands where none belongs. A result that
-// belongs to no step is refused and not kept: in a receipt it would be taken for
-// the result of this turn. It returns the last node of what it looked at.
+// checkStray reports a marker in a wrong place. A result without a step is rejected because a
+// receipt would present it as a result of its turn. checkStray returns the last inspected node.
 func (p *docParser) checkStray(n ast.Node) ast.Node {
 	kind, at := p.marker(n)
 	switch kind {
 	case beginMark:
-		p.errorAt(at, "this result is not directly below a step", "delete it, up to "+endMarker+"; a result stays where its step is")
+		p.errorAt(at, "this result is not directly below a step", "delete it, up to "+endMarker+"; a result must directly follow its step")
 		if end, _, _ := p.findEnd(n); end != nil {
 			return end
 		}
 	case endMark:
-		p.errorAt(at, "a result ends here that begins nowhere", "delete the line")
+		p.errorAt(at, "a result ends here without a beginning", "delete the line")
 	case badMark:
-		p.errorAt(at, "a comment that begins with turn:result and is not one that turn writes", "delete it, or begin it with another word")
+		p.errorAt(at, "a comment that begins with turn:result and does not have the form that turn writes", "delete the comment, or begin it with another word")
 	}
 	return n
 }
 
-// findEnd returns the end marker that belongs to begin, and the first node
-// between that can be no result of ours.
+// findEnd returns the end marker that belongs to begin, and the first node between them that cannot
+// be part of a generated result.
 func (p *docParser) findEnd(begin ast.Node) (end, foreign ast.Node, at int) {
 	for n := begin.NextSibling(); n != nil; n = n.NextSibling() {
 		kind, markAt := p.marker(n)
@@ -114,16 +113,16 @@ func (p *docParser) findEnd(begin ast.Node) (end, foreign ast.Node, at int) {
 	return nil, foreign, 0
 }
 
-// result notes the old result that begins with the marker at the given offset,
-// and returns its last node.
+// result records the old result that begins with the marker at the given offset, and returns the
+// result's last node.
 func (p *docParser) result(begin ast.Node, at int, l *stepLayout) ast.Node {
 	end, foreign, endAt := p.findEnd(begin)
 	if end == nil {
-		p.errorAt(at, "this result has no end: "+endMarker+" is missing", "put the line back, or delete the rest of the old result")
+		p.errorAt(at, "this result has no end: "+endMarker+" is missing", "restore the line, or delete the rest of the old result")
 		return begin
 	}
 	if foreign != nil {
-		p.errorAt(p.offsetOf(foreign, at), "this stands inside a result and would be lost when the document runs",
+		p.errorAt(p.offsetOf(foreign, at), "this text is inside a result and would be lost when the document runs",
 			"move it below "+endMarker)
 	}
 	from := lineStart(p.src, at)
@@ -136,7 +135,7 @@ func (p *docParser) result(begin ast.Node, at int, l *stepLayout) ast.Node {
 	return end
 }
 
-// offsetOf returns where n stands in the source, or fallback if n does not say.
+// offsetOf returns n's offset in the source, or fallback if n has none.
 func (p *docParser) offsetOf(n ast.Node, fallback int) int {
 	if f := p.blocks.fences[n]; f != nil {
 		return p.base + f.open
