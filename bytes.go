@@ -17,9 +17,9 @@ var byteUnits = []struct {
 	{"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10},
 }
 
-// ParseBytes reads a size: a whole or decimal number and a unit. K, M, G and T,
-// alone or with B or iB, are powers of 1024, as QEMU, Docker and Kubernetes'
-// Mi and Gi have them for memory; a bare number counts bytes.
+// ParseBytes parses a size: an integer or decimal number and a unit. K, M, G and T, alone or
+// followed by B or iB, are powers of 1024, as in QEMU and Docker and as Kubernetes' Mi and Gi for
+// memory. A number without a unit counts bytes.
 func ParseBytes(s string) (Bytes, error) {
 	num := strings.TrimRight(s, "KMGTBikmgtb")
 	unit := strings.ToLower(strings.TrimSpace(s[len(num):]))
@@ -32,12 +32,12 @@ func ParseBytes(s string) (Bytes, error) {
 	}[unit]
 	v, err := strconv.ParseFloat(strings.TrimSpace(num), 64)
 	if !ok || err != nil || v < 0 || math.IsNaN(v) || v*float64(factor) >= math.MaxInt64 {
-		return 0, fmt.Errorf("%q is not a size: write a number and a unit, as 512MiB or 2GiB", s)
+		return 0, fmt.Errorf("%q is not a size: write a number and a unit, such as 512MiB or 2GiB", s)
 	}
 	return Bytes(v * float64(factor)), nil
 }
 
-// String returns the size in the largest unit that divides it, as "512MiB".
+// String returns the size in the largest unit that divides the size, such as "512MiB".
 func (b Bytes) String() string {
 	for _, u := range byteUnits {
 		if b != 0 && int64(b)%u.factor == 0 {
@@ -47,7 +47,7 @@ func (b Bytes) String() string {
 	return strconv.FormatInt(int64(b), 10) + "B"
 }
 
-// Human returns the size for people, rounded, as "1.4 MiB".
+// Human returns the rounded size, such as "1.4 MiB".
 func (b Bytes) Human() string {
 	for _, u := range byteUnits {
 		if int64(b) >= u.factor {

@@ -7,55 +7,58 @@ import (
 	"strings"
 )
 
-// A Kind classifies an error for the program that handles it. Kinds cross the
-// wire as text, so the values are part of the protocol.
+// A Kind classifies an error for programs. Kinds cross the wire as text, so the values are part of
+// the protocol.
 type Kind string
 
 // The kinds of error.
 const (
-	KindInvalid     Kind = "invalid"     // the request, document or spec is wrong; trying again does not help
-	KindNotFound    Kind = "not_found"   // what is named does not exist
-	KindUnavailable Kind = "unavailable" // this host cannot do it now: a program, a device or a file is missing
-	KindExhausted   Kind = "exhausted"   // disk, memory or another limit is used up
-	KindCanceled    Kind = "canceled"    // the caller gave up
-	KindTimeout     Kind = "timeout"     // it took longer than allowed
-	KindIntegrity   Kind = "integrity"   // stored or received data is not what its digest says
-	KindDead        Kind = "dead"        // the sandbox or its connection is gone
-	KindInternal    Kind = "internal"    // a fault of this program
+	KindInvalid  Kind = "invalid"   // the request, document or spec is wrong; a retry does not help
+	KindNotFound Kind = "not_found" // the named object does not exist
+	// this host cannot do it now: a program, a device or a file is missing
+	KindUnavailable Kind = "unavailable"
+	KindExhausted   Kind = "exhausted" // disk, memory or another limit is exhausted
+	KindCanceled    Kind = "canceled"  // the caller gave up
+	KindTimeout     Kind = "timeout"   // it took longer than allowed
+	KindIntegrity   Kind = "integrity" // stored or received data does not match its digest
+	KindDead        Kind = "dead"      // the sandbox or its connection is gone
+	KindInternal    Kind = "internal"  // a fault of this program
 )
 
 // An Op names an operation in errors, such as "template.build". Ops cross the wire and appear in
 // JSON reports, so the values are part of the interface.
 type Op string
 
-// Error is the typed error of the project. It survives the wire: all of its
-// fields but Err are encoded, and Err is encoded as its text.
+// Error is the project's typed error. It survives the wire: all fields are encoded, Err as its
+// text.
 type Error struct {
-	Op      Op // what was being done
+	Op      Op // the operation
 	Kind    Kind
-	Subject string // what it was done to: a file, a template, an ID
-	Hint    string // one sentence that says what the user can do; may be empty
+	Subject string // the object: a file, a template, an ID
+	Hint    string // a sentence that says what the user can do; may be empty
 	Err     error  // the cause; may be nil
 }
 
-// NewError returns an error of an operation on a subject. Subject may be empty and cause nil.
+// NewError returns an error of an operation on a subject. subject may be empty and cause may be
+// nil.
 func NewError(op Op, kind Kind, subject string, cause error) *Error {
 	return &Error{Op: op, Kind: kind, Subject: subject, Err: cause}
 }
 
-// Errorf is NewError with the cause that fmt.Errorf makes of format and args; %w wraps.
+// Errorf is NewError with a cause that fmt.Errorf creates from format and args; %w wraps.
 func Errorf(op Op, kind Kind, subject, format string, args ...any) *Error {
 	return NewError(op, kind, subject, fmt.Errorf(format, args...))
 }
 
-// WithHint sets the hint, one imperative sentence, and returns e. Only the maker of e may call it.
+// WithHint sets the hint, an imperative sentence, and returns e. Only the creator of e may call
+// WithHint.
 func (e *Error) WithHint(hint string) *Error {
 	e.Hint = hint
 	return e
 }
 
-// Error returns "subject: cause" without the operation and the hint, which a
-// user interface shows in its own way.
+// Error returns "subject: cause" without the operation and the hint, which a user interface
+// displays separately.
 func (e *Error) Error() string {
 	var parts []string
 	if e.Subject != "" {
@@ -75,7 +78,7 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// IsOp reports whether the outermost *Error in err's chain is of one of the operations.
+// IsOp reports whether the outermost *Error in err's chain has one of the operations.
 func IsOp(err error, ops ...Op) bool {
 	var e *Error
 	return errors.As(err, &e) && slices.Contains(ops, e.Op)

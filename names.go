@@ -5,13 +5,13 @@ import (
 	"strings"
 )
 
-// The lengths of names, in bytes.
+// Maximum lengths of names in bytes.
 const (
 	MaxName   = 64  // of a session or a home
 	MaxBranch = 100 // of a branch or a tag
 )
 
-// What a name can be of, for CheckName.
+// The kinds of objects that CheckName accepts.
 const (
 	NameOfSession = "session"
 	NameOfHome    = "home"
@@ -19,12 +19,12 @@ const (
 	NameOfTag     = "tag"
 )
 
-// CheckName reports why name cannot be a name of what; the error is of kind Invalid.
-// The name of a session or a home is 1 to MaxName letters, digits, ".", "_" and "-",
-// and begins with a letter or a digit. That of a branch or a tag is 1 to MaxBranch
-// bytes: one or more such parts with a "/" between them, none of which has ".." in it
-// or ends with "." or ".lock". So git takes every name of a branch as one
-// (git-check-ref-format(1)), and no name leads out of a folder.
+// CheckName reports why name is not a valid name for an object of kind what; the error is of kind
+// Invalid. The name of a session or a home is 1 to MaxName letters, digits, ".", "_" and "-", and
+// begins with a letter or a digit. The name of a branch or a tag is 1 to MaxBranch bytes: one or
+// more such parts with "/" between them, where no part contains ".." or ends with "." or ".lock".
+// Git therefore accepts every name of a branch (git-check-ref-format(1)), and no name leads out of
+// a folder.
 func CheckName(what, name string) error {
 	e := &Error{Op: "name", Kind: KindInvalid, Subject: what, Err: fmt.Errorf("%.80q is not a name", name),
 		Hint: `use up to 64 letters, digits, ".", "_" and "-", beginning with a letter or a digit`}
@@ -34,7 +34,7 @@ func CheckName(what, name string) error {
 		}
 		return nil
 	}
-	e.Hint = `use up to 100 letters, digits, ".", "_" and "-", with "/" between parts, each beginning with a letter or a digit, as fix/auth`
+	e.Hint = `use up to 100 letters, digits, ".", "_" and "-", with "/" between parts, each beginning with a letter or a digit, such as fix/auth`
 	if len(name) > MaxBranch {
 		return e
 	}
@@ -43,15 +43,15 @@ func CheckName(what, name string) error {
 		case !namePart(part):
 			return e
 		case strings.Contains(part, ".."), strings.HasSuffix(part, "."), strings.HasSuffix(strings.ToLower(part), ".lock"):
-			e.Err = fmt.Errorf("%.80q is not a name: no part of it has .. or ends with . or .lock", name)
+			e.Err = fmt.Errorf("%.80q is not a name: no part may contain .. or end with . or .lock", name)
 			return e
 		}
 	}
 	return nil
 }
 
-// namePart reports whether s begins with a letter or a digit, and has only these and
-// ".", "_" and "-" after it.
+// namePart reports whether s begins with a letter or a digit and otherwise contains only these and
+// ".", "_" and "-".
 func namePart(s string) bool {
 	for i := range len(s) {
 		c := s[i]
@@ -65,12 +65,12 @@ func namePart(s string) bool {
 	return s != ""
 }
 
-// TurnWord is how a turn of the session at hand is called: TurnWord and its number,
-// as "turn-6".
+// TurnWord is the prefix of a turn's short name in the current session: TurnWord and the turn's
+// number, such as "turn-6".
 const TurnWord = "turn-"
 
-// ReadsAsTurn reports whether name is TurnWord and digits, which no session, branch or
-// tag may be called.
+// ReadsAsTurn reports whether name is TurnWord followed by digits, a name that sessions, branches
+// and tags may not have.
 func ReadsAsTurn(name string) bool {
 	digits, ok := strings.CutPrefix(name, TurnWord)
 	return ok && digits != "" && strings.Trim(digits, "0123456789") == ""

@@ -32,13 +32,13 @@ func TestCheckName(t *testing.T) {
 	}
 }
 
-// nearNames are texts of which many are names, and many nearly.
+// nearNames are texts of which many are names and many are almost names.
 func nearNames() *rapid.Generator[string] {
 	part := rapid.OneOf(rapid.SampledFrom([]string{"a", "B", "7", ".", "..", "/", "//", "-", "_", ".lock", ".LOCK", "@", "~", ":", "^", "\\", " ", "\n", "\x7f", "é", "{", "main", "HEAD"}), rapid.String())
 	return rapid.Custom(func(t *rapid.T) string { return strings.Join(rapid.SliceOfN(part, 0, 12).Draw(t, "parts"), "") })
 }
 
-// TestNamesStayInside: no name leads out of a folder, or to one with another meaning.
+// TestNamesStayInside: no name leads out of a folder, or to a folder with another meaning.
 func TestNamesStayInside(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		name := nearNames().Draw(t, "name")
@@ -53,7 +53,7 @@ func TestNamesStayInside(t *testing.T) {
 	})
 }
 
-// TestBranchNamesAreGits: what is a branch here is one to git, too.
+// TestBranchNamesAreGits: git accepts every name of a branch.
 func TestBranchNamesAreGits(t *testing.T) {
 	git, err := exec.LookPath("git")
 	if err != nil {

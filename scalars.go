@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Millis is a duration that JSON has as a number of milliseconds, to the microsecond.
+// Millis is a duration that JSON encodes as a number of milliseconds, with microsecond precision.
 type Millis time.Duration
 
 // MarshalJSON implements json.Marshaler.
@@ -29,8 +29,8 @@ func (m *Millis) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// Mode is the permission bits of a file, with set-user-ID, set-group-ID and sticky, which
-// text has as four octal digits, as "0644".
+// Mode is the permission bits of a file, with set-user-ID, set-group-ID and sticky. Its text form
+// is four octal digits, such as "0644".
 type Mode uint32
 
 // String returns four octal digits.
@@ -43,7 +43,7 @@ func (m Mode) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
 func (m *Mode) UnmarshalText(text []byte) error {
 	bits, err := strconv.ParseUint(string(text), 8, 12)
 	if err != nil {
-		return fmt.Errorf("%q is no mode: write octal digits, as 0644", text)
+		return fmt.Errorf("%q is not a mode: write octal digits, such as 0644", text)
 	}
 	*m = Mode(bits)
 	return nil

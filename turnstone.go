@@ -1,10 +1,9 @@
-// Package turnstone holds the vocabulary that every other package shares: the
-// domain types, the identifiers and the typed error. It imports nothing of the
-// project, so that everything may import it.
+// Package turnstone holds the vocabulary that all other packages share: the domain types, the
+// identifiers and the typed error. It imports no other package of the project, so that every
+// package may import it.
 //
-// The words are fixed in one place and mean one thing everywhere: a turn is one
-// markdown document run once in a fresh sandbox; a step is one fenced shell
-// block of it; the receipt is the document that comes out.
+// Each term has a single meaning. A turn is a single run of a markdown document in a fresh sandbox.
+// A step is a fenced shell block of the document. The receipt is the resulting document.
 package turnstone
 
 import (
@@ -22,13 +21,13 @@ import (
 // Version is the released version of the project, without a leading "v".
 const Version = "0.1.0"
 
-// A TurnID names one turn: "t_" and 18 characters that sort by creation time.
+// A TurnID names a turn: "t_" and 18 characters that sort by creation time.
 type TurnID string
 
-// A SandboxID names one sandbox: "sb_" and 18 characters that sort by creation time.
+// A SandboxID names a sandbox: "sb_" and 18 characters that sort by creation time.
 type SandboxID string
 
-// A SessionID names one session: "s_" and 18 characters that sort by creation time.
+// A SessionID names a session: "s_" and 18 characters that sort by creation time.
 type SessionID string
 
 // NewSessionID returns a fresh SessionID.
@@ -40,7 +39,7 @@ func NewTurnID() TurnID { return TurnID("t_" + newID(time.Now())) }
 // NewSandboxID returns a fresh SandboxID.
 func NewSandboxID() SandboxID { return SandboxID("sb_" + newID(time.Now())) }
 
-// idEncoding keeps byte order in its text (RFC 4648 base32hex), so IDs sort by time.
+// idEncoding preserves byte order in text (RFC 4648 base32hex), so that IDs sort by time.
 var idEncoding = base32.NewEncoding("0123456789abcdefghijklmnopqrstuv").WithPadding(base32.NoPadding)
 
 func newID(now time.Time) string {
@@ -52,7 +51,7 @@ func newID(now time.Time) string {
 	return idEncoding.EncodeToString(b[:])
 }
 
-// A Digest names content by its SHA-256, written "sha256:<64 hex digits>".
+// A Digest identifies content by its SHA-256, written "sha256:<64 hex digits>".
 type Digest string
 
 // DigestBytes returns the digest of b.
@@ -61,7 +60,7 @@ func DigestBytes(b []byte) Digest {
 	return Digest("sha256:" + hex.EncodeToString(sum[:]))
 }
 
-// DigestReader returns the digest of everything r yields.
+// DigestReader returns the digest of the data of r.
 func DigestReader(r io.Reader) (Digest, error) {
 	h := sha256.New()
 	if _, err := io.Copy(h, r); err != nil {
@@ -70,7 +69,7 @@ func DigestReader(r io.Reader) (Digest, error) {
 	return Digest("sha256:" + hex.EncodeToString(h.Sum(nil))), nil
 }
 
-// ParseDigest checks that s is a well-formed digest.
+// ParseDigest parses a digest and rejects a malformed digest.
 func ParseDigest(s string) (Digest, error) {
 	h, ok := strings.CutPrefix(s, "sha256:")
 	if _, err := hex.DecodeString(h); !ok || err != nil || len(h) != 64 || strings.ToLower(h) != h {
@@ -82,24 +81,24 @@ func ParseDigest(s string) (Digest, error) {
 // Hex returns the hexadecimal part of d.
 func (d Digest) Hex() string { return strings.TrimPrefix(string(d), "sha256:") }
 
-// Short returns the first 12 hex digits, for people.
+// Short returns the first 12 hex digits for display.
 func (d Digest) Short() string { h := d.Hex(); return h[:min(12, len(h))] }
 
-// A Shape is the size and the connections of a sandbox's machine.
+// A Shape is the size and the network of a sandbox's machine.
 type Shape struct {
 	CPUs    int   `json:"cpus"`
 	Memory  Bytes `json:"memory"` // guest RAM
-	Disk    Bytes `json:"disk"`   // quota of what a turn may write
+	Disk    Bytes `json:"disk"`   // limit for the data that a turn writes
 	Network bool  `json:"network"`
 }
 
-// DefaultShape is what a document gets that asks for nothing.
+// DefaultShape is the Shape of a document that requests none.
 func DefaultShape() Shape {
 	return Shape{CPUs: 1, Memory: 1 << 30, Disk: 4 << 30, Network: true}
 }
 
-// Limits of a Shape: below the least a guest does not start; above the most the
-// request is more likely a mistake than a wish.
+// Limits of a Shape: below the minimum a guest does not start; a request above the maximum is
+// probably a mistake.
 const (
 	MinMemory Bytes = 256 << 20
 	MaxMemory Bytes = 1 << 40
@@ -108,7 +107,7 @@ const (
 	MaxCPUs         = 64
 )
 
-// Validate reports the first value of s that no machine can have.
+// Validate reports the first invalid value of s.
 func (s Shape) Validate() error {
 	switch {
 	case s.CPUs < 1 || s.CPUs > MaxCPUs:
@@ -121,18 +120,19 @@ func (s Shape) Validate() error {
 	return nil
 }
 
-// A Result is how a turn ended.
+// A Result is a turn's outcome.
 type Result string
 
 // The results of a turn.
 const (
-	ResultPassed   Result = "passed"  // every step passed, or was skipped by its author, or may fail
+	ResultPassed   Result = "passed"  // every step passed, was skipped by its author, or may fail
 	ResultFailed   Result = "failed"  // a step failed
-	ResultTimedOut Result = "timeout" // a step or the turn ran out of time
-	ResultError    Result = "error"   // the turn could not be run to its end: no substrate, dead VM, interrupted
+	ResultTimedOut Result = "timeout" // a step or the turn exceeded its time limit
+	// the turn could not be completed: no substrate, dead VM, interrupted
+	ResultError Result = "error"
 )
 
-// A Status is how one step ended.
+// A Status is a step's outcome.
 type Status string
 
 // The statuses of a step.
@@ -140,6 +140,7 @@ const (
 	StepPassed  Status = "passed"
 	StepFailed  Status = "failed"
 	StepTimeout Status = "timeout"
-	StepSkipped Status = "skipped" // by its author, or because an earlier step ended the turn
-	StepError   Status = "error"   // began and was cut off: the VM died, the user interrupted
+	// skipped by its author, or because an earlier step ended the turn
+	StepSkipped Status = "skipped"
+	StepError   Status = "error" // started and was interrupted: the VM died, the user interrupted
 )

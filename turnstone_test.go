@@ -36,7 +36,7 @@ func TestIDs(t *testing.T) {
 	}
 }
 
-// The vectors are FIPS 180-2's.
+// The vectors are from FIPS 180-2.
 func TestDigest(t *testing.T) {
 	const abc = "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 	d := DigestBytes([]byte("abc"))
