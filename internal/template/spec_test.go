@@ -13,6 +13,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/template/builtin"
+	"turnstone.dev/turnstone/internal/template/registry"
 )
 
 var specDir = fstest.MapFS{
@@ -145,6 +146,10 @@ func TestDigestVectors(t *testing.T) {
 		{Spec{Base: "debian:bookworm", Workdir: "/workspace"}, "sha256:475b35df7c92059b2b37e35222bfa63d3e4982d8e8ab74da86e6f502c78216c1"},
 		{Spec{Name: "x", Description: "y", Base: "debian:bookworm", Packages: []string{"curl", "jq"}, Workdir: "/w",
 			Env: map[string]string{"B": "2", "A": "<1>"}, Files: []File{{"/etc/motd", 0o644, []byte("hi\n")}}}, "sha256:35104eab5d5d44a7ba4c761c717ac9680a91adf0f0ce87b05ce3b439c5ae8458"},
+		{Spec{Name: "x", Base: "debian:bookworm", Packages: []string{"jq"}, Workdir: "/w", User: "dev", Pip: []string{"a==1"}, Npm: []string{"b@2"},
+			Commands: []string{"make"}, Machine: Machine{2, 1 << 30, 4 << 30}, Network: []string{"a.example"}, NoNetwork: true,
+			Lock: &Lock{Version: 1, Spec: "sha256:aa", FSHash: "sha256:bb", Apt: map[string]string{"jq": "1"}, Pip: []registry.PipFile{{}}, Npm: []registry.NpmPackage{{}}}}, "sha256:b88162521a5034cf7aa552aebff27d64867f1cd78b3fc750be6784692e4d1a05"},
+		{Spec{Name: "x", Base: "y", BaseDigest: "sha256:aa", base: &Spec{}, Commands: []string{"make"}, Workdir: "/w"}, "sha256:d86af2795abc48ffc8833aa79c613950e68302647c24f124caa3bcaca6a274c5"},
 	} {
 		if got := tt.spec.Digest(); got != tt.want {
 			t.Errorf("%+v: %s, want %s", tt.spec, got, tt.want)

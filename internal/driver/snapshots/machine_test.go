@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/host"
 	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/substrate"
 )
@@ -29,6 +30,11 @@ func TestFormat(t *testing.T) {
 		`{` + common + `}`: Manifest[identity]{identity{"a"}, taken, "sha256:cd", st, st},
 		`{"format":1,` + common + `,"layers":[{"path":"/l","stamp":` + stamped + `}]}`: Live[identity]{1, identity{"a"}, taken, "sha256:cd", st, st, []Layer{{"/l", st}}},
 		`{"format":1,` + common + `}`: Live[identity]{1, identity{"a"}, taken, "sha256:cd", st, st, nil},
+		`{"format":1,"identity":{"machine":"a"},"cpu":{"name":"A","features":["b"]},"taken":"2026-01-02T03:04:05Z","base":"sha256:01","snapshot":"sha256:02",` +
+			`"state":"sha256:cd","ram":{"size":3,"runs":[[1,2]],"data":"sha256:ef"},"scratch":{"size":0,"runs":null,"data":""},"layers":["l"],"sum":"sha256:03"}`: Packed[identity]{1, identity{"a"},
+			&host.Model{Name: "A", Features: []string{"b"}}, taken, "sha256:01", "sha256:02", "sha256:cd", difference{3, [][2]int64{{1, 2}}, "sha256:ef"}, difference{}, []string{"l"}, "sha256:03"},
+		`{"format":1,"name":"sha256:02","ram":{"size":3,"runs":[[1,2]],"data":"sha256:ef"},"scratch":{"size":0,"runs":null,"data":""},"sum":"sha256:03"}`: packedBase{1, "sha256:02",
+			difference{3, [][2]int64{{1, 2}}, "sha256:ef"}, difference{}, "sha256:03"},
 	} {
 		if got, err := json.Marshal(value); err != nil || string(got) != want {
 			t.Errorf("%s (%v), want\n%s", got, err, want)
