@@ -17,7 +17,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/internal/descriptors"
+	"turnstone.dev/turnstone/internal/subprocess"
 )
 
 // The exit statuses of turn. "turn exec" passes on the command's instead, and
@@ -94,7 +94,7 @@ func (e *exitError) Unwrap() error { return e.err }
 // realMain is main without the exit. onJSON, if it is not nil, is given what --json prints.
 func realMain(onJSON func(command string, doc []byte)) int {
 	collectLater()
-	if err := descriptors.CloseOnExec(); err != nil {
+	if err := subprocess.CloseOnExec(); err != nil {
 		putln(os.Stderr, "turn: descriptors that turn has inherited: "+err.Error())
 		return exitAborted
 	}

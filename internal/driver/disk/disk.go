@@ -3,6 +3,7 @@
 package disk
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,9 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/descriptors"
 	"turnstone.dev/turnstone/internal/driver/host"
 	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/subprocess"
 )
 
 // Blank returns the path of an empty ext4 file system of the given size, made once by
@@ -58,12 +59,11 @@ func Format(ctx context.Context, op turnstone.Op, path string, args ...string) e
 			WithHint("sudo apt-get install e2fsprogs")
 	}
 	args = append([]string{"-q", "-F", "-t", "ext4", "-m", "0", "-E", "lazy_itable_init=1,nodiscard,root_owner=0:0"}, args...)
-	if err := descriptors.CloseOnExec(); err != nil {
-		return err
-	}
-	out, err := exec.CommandContext(ctx, program, append(args, path)...).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("mke2fs: %w: %s", err, strings.TrimSpace(string(out)))
+	cmd := exec.Command(program, append(args, path)...)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := subprocess.Run(ctx, cmd, subprocess.Options{}); err != nil {
+		return fmt.Errorf("mke2fs: %w: %s", err, strings.TrimSpace(out.String()))
 	}
 	return nil
 }

@@ -58,7 +58,7 @@ func (s *Substrate) startJailed(ctx context.Context, m *machine, cpus int, files
 	args = append(append(args, limits...), "--")
 	cmd := exec.Command("/bin/sh", append(args, arguments()...)...)
 	cmd.Dir, cmd.ExtraFiles = "/", []*os.File{waits}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true, Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWIPC}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWIPC}
 	if len(limits) > 0 {
 		m.cgroup = filepath.Join(group, id)
 	}

@@ -6,17 +6,13 @@ import (
 	"fmt"
 	"net"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/descriptors"
 	"turnstone.dev/turnstone/internal/driver/console"
+	"turnstone.dev/turnstone/internal/subprocess"
 )
 
 // socketWait is how long a Firecracker may take to listen on its API's socket.
@@ -88,51 +84,19 @@ func (s *Substrate) startPlain(m *machine, files []placed) error {
 	}
 	cmd := exec.Command(s.binary, m.withID()...)
 	cmd.Dir, cmd.ExtraFiles = m.cell.dir, extra
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
-	return m.spawn(cmd, func() error { return nil })
+	return m.spawn(cmd, nil)
 }
 
-// spawn starts cmd from a thread of its own that lives as long as the process: the
-// parent-death signal, by which it never outlives us even when we are killed, belongs
-// to the thread that forked (prctl(2), PR_SET_PDEATHSIG). before runs on that thread,
-// which nothing else ever runs on, so it may change what is the thread's own, as its
-// mount namespace.
+// spawn starts cmd, whose end is the machine's. before is subprocess.Options.Before.
 func (m *machine) spawn(cmd *exec.Cmd, before func() error) error {
 	cmd.Stdout, cmd.Stderr = m.console, &m.stderr
 	cmd.Env = environment() // a jail's program has its own
 	cmd.WaitDelay = time.Second
-	if err := descriptors.CloseOnExec(); err != nil {
+	if err := subprocess.Start(cmd, subprocess.Options{Before: before, Ended: m.ended}); err != nil {
 		return err
 	}
-	started := make(chan error, 1)
-	go onThread(func() {
-		err := before()
-		if err == nil {
-			err = cmd.Start()
-		}
-		if err == nil {
-			m.process = cmd.Process
-		}
-		started <- err
-		if err == nil {
-			m.ended(cmd.Wait())
-		}
-	})
-	return <-started
-}
-
-// onThread runs f on a thread that ends with it. The main thread never ends, and is what
-// /proc/self shows, so it is kept busy until f has found another.
-func onThread(f func()) {
-	runtime.LockOSThread() // for good
-	if unix.Gettid() != unix.Getpid() {
-		f()
-		return
-	}
-	found := make(chan struct{})
-	go onThread(func() { close(found); f() })
-	<-found
-	runtime.UnlockOSThread()
+	m.process = cmd.Process
+	return nil
 }
 
 // answers waits for the API, and makes sure that it is Firecracker's.

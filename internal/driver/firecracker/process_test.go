@@ -14,7 +14,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -134,23 +133,6 @@ func TestKilledHolder(t *testing.T) {
 	sweepCells(b.s.home)
 	speak(t, vm)
 	b.nothingLeft(t)
-}
-
-// Not even when it is the main thread that is asked first.
-func TestOnThread(t *testing.T) {
-	var wg sync.WaitGroup
-	for range 50 {
-		ids := make(chan [2]int)
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			onThread(func() { ids <- [2]int{unix.Gettid(), unix.Getpid()} })
-		}()
-		if id := <-ids; id[0] == id[1] {
-			t.Error("it runs on the main thread")
-		}
-	}
-	wg.Wait()
 }
 
 // TestCopyPages: a copy is equal up to its limit, and has no page of zeros.

@@ -144,7 +144,7 @@ func (s *Substrate) startInJail(ctx context.Context, m *machine, shape turnstone
 		return fmt.Errorf("the jail: %w", err)
 	}
 	defer release()
-	return m.spawn(cmd, func() error { return nil })
+	return m.spawn(cmd, nil)
 }
 
 // place is where a jail has the file.

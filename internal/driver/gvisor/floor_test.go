@@ -15,6 +15,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/subprocess"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -207,7 +208,7 @@ func (b *bare) floor() (time.Duration, error) {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = theirIn, theirOut, console
 	began := time.Now()
 	ended := make(chan struct{})
-	if err := launch(cmd, func(error) { close(ended) }); err != nil {
+	if err := subprocess.Start(cmd, subprocess.Options{Ended: func(error) { close(ended) }}); err != nil {
 		return 0, err
 	}
 	defer func() {

@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -16,17 +15,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/descriptors"
+	"turnstone.dev/turnstone/internal/subprocess"
 )
 
 // environment is all that runsc gets of ours.
 var environment = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
 
 // attributes are how runsc is started. By root it is started as root, and gives its rights
-// away itself; by anybody else as root of a user namespace with nobody else in it. It is
-// killed with the thread that started it, and so is all that it starts.
+// away itself; by anybody else as root of a user namespace with nobody else in it. What it
+// starts ends with it.
 func attributes(rootless bool) *syscall.SysProcAttr {
-	a := &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	a := new(syscall.SysProcAttr)
 	if rootless {
 		a.Cloneflags = syscall.CLONE_NEWUSER
 		a.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
@@ -46,46 +45,17 @@ func (s *Substrate) command(dir string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// launch starts cmd from a thread of its own that lives as long as the process: the
-// parent-death signal belongs to the thread that forked (prctl(2), PR_SET_PDEATHSIG).
-// ended is called with the process's end.
-func launch(cmd *exec.Cmd, ended func(error)) error {
-	if err := descriptors.CloseOnExec(); err != nil {
-		return err
-	}
-	started := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := cmd.Start()
-		started <- err
-		if err == nil {
-			ended(cmd.Wait())
-		}
-	}()
-	return <-started
-}
-
 // control runs a short runsc that speaks to a sandbox's process.
 func (v *sandbox) control(ctx context.Context, args ...string) error {
 	cmd := v.substrate.command(v.dir, args...)
 	out := tail{limit: 8 << 10}
 	cmd.Stdout, cmd.Stderr = &out, &out
-	done := make(chan error, 1)
-	if err := launch(cmd, func(err error) { done <- err }); err != nil {
-		return err
+	err := subprocess.Run(ctx, cmd, subprocess.Options{})
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return fmt.Errorf("runsc %s: %w: %s", args[0], err, printable(strings.TrimSpace(out.String())))
 	}
-	select {
-	case err := <-done:
-		if err != nil {
-			return fmt.Errorf("runsc %s: %w: %s", args[0], err, printable(strings.TrimSpace(out.String())))
-		}
-		return nil
-	case <-ctx.Done():
-		_ = cmd.Process.Kill()
-		<-done
-		return ctx.Err()
-	}
+	return err
 }
 
 // start makes a sandbox's folder and starts runsc there with the verb and its arguments.
@@ -126,7 +96,7 @@ func (s *Substrate) start(ctx context.Context, in *images, shape turnstone.Shape
 	}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = ends[0].r, ends[1].w, ends[2].w
 	v.agent = &agentPipe{v: v, r: ends[1].r, w: ends[0].w}
-	if err := launch(cmd, v.ended); err != nil {
+	if err := subprocess.Start(cmd, subprocess.Options{Ended: v.ended}); err != nil {
 		closePipes(ends[:])
 		return nil, err
 	}

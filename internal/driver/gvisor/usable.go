@@ -10,6 +10,7 @@ import (
 
 	"turnstone.dev/turnstone/internal/driver/host"
 	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/subprocess"
 )
 
 // A verdict says whether sandboxes start here, with what it depends on.
@@ -64,15 +65,12 @@ func (s *Substrate) prove(ctx context.Context) (verdict, error) {
 	out := tail{limit: 8 << 10}
 	// A pipe, not /dev/null: root's runsc gives its standard streams to the sandbox's user.
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(""), &out, &out
-	done := make(chan error, 1)
-	if err := launch(cmd, func(err error) { done <- err }); err != nil {
+	started := false
+	err = subprocess.Run(ctx, cmd, subprocess.Options{Started: func() { started = true }})
+	switch {
+	case !started:
 		return verdict{Reason: explainStart(err.Error()), When: time.Now().UTC()}, nil
-	}
-	select {
-	case err = <-done:
-	case <-ctx.Done():
-		_ = cmd.Process.Kill()
-		<-done
+	case ctx.Err() != nil:
 		return verdict{}, fmt.Errorf("a sandbox did not start within %s", proofLimit)
 	}
 	v := verdict{When: time.Now().UTC()}

@@ -11,11 +11,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone/internal/subprocess"
 )
 
 // mountpoint is where the new root is mounted before it becomes the root: a folder that
@@ -212,15 +212,12 @@ func Seal(ctx context.Context, pid int) error {
 		return err
 	}
 	defer func() { _ = first.Close() }()
-	cmd := exec.CommandContext(ctx, fmt.Sprintf("%s/%d", OwnFiles, 3+len(spaces)))
+	cmd := exec.Command(fmt.Sprintf("%s/%d", OwnFiles, 3+len(spaces)))
 	cmd.ExtraFiles = append(spaces, first)
 	cmd.Env, cmd.Dir = []string{}, "/"
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	var said bytes.Buffer
 	cmd.Stderr = &said
-	runtime.LockOSThread() // the parent-death signal is the thread's
-	defer runtime.UnlockOSThread()
-	err = cmd.Run()
+	err = subprocess.Run(ctx, cmd, subprocess.Options{})
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
 		if failure := Failure(said.String(), exit.ExitCode()); failure != nil {

@@ -19,6 +19,7 @@ import (
 	"turnstone.dev/turnstone/internal/driver/host"
 	"turnstone.dev/turnstone/internal/driver/jail"
 	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/subprocess"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -89,20 +90,11 @@ func (s *Substrate) tryWall(ctx context.Context, w wall) error {
 	}
 	out, said := console.Tail{Limit: 8 << 10}, console.Tail{Limit: 8 << 10}
 	cmd.Stdout, cmd.Stderr = &out, &said
-	done := make(chan error, 1)
-	err = launchOnThread(cmd, func(error) {}, func(err error) { done <- err })
-	release()
-	if err != nil {
-		return err
-	}
-	select {
-	case err = <-done:
-	case <-ctx.Done():
-	case <-time.After(proofLimit):
-	}
-	if cmd.ProcessState == nil && err == nil {
-		_ = cmd.Process.Kill()
-		<-done
+	defer release()
+	limited, cancel := context.WithTimeout(ctx, proofLimit)
+	defer cancel()
+	err = subprocess.Run(limited, cmd, subprocess.Options{Started: release})
+	if limited.Err() != nil {
 		return errors.New("QEMU does not say its version there")
 	}
 	if failure := jailFailure(said.String(), err); failure != nil {
@@ -149,7 +141,7 @@ func (s *Substrate) command(w wall, shape turnstone.Shape, hasHome bool, args []
 	if w == open {
 		cmd := exec.Command(s.binary, args...)
 		cmd.Dir, cmd.Env, cmd.ExtraFiles = "/", env, files
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true, Credential: unprivileged()}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: unprivileged()}
 		return cmd, func() {}, nil
 	}
 	binary, err := filepath.EvalSymlinks(s.binary)

@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -18,11 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/descriptors"
 	"turnstone.dev/turnstone/internal/driver/console"
 	"turnstone.dev/turnstone/internal/driver/host"
 	"turnstone.dev/turnstone/internal/driver/jail"
 	"turnstone.dev/turnstone/internal/driver/kvm"
+	"turnstone.dev/turnstone/internal/subprocess"
 )
 
 // files are what a machine is made of, open. A nil file is not passed.
@@ -130,34 +129,12 @@ func (s *Substrate) run(m *machine, shape turnstone.Shape, args []string, f file
 
 // spawn starts cmd, whose end is the machine's.
 func (m *machine) spawn(cmd *exec.Cmd) error {
-	return launchOnThread(cmd, func(err error) {
-		if err == nil {
-			m.process = cmd.Process
-			go m.endWithKVM()
-		}
-	}, m.ended)
-}
-
-// launchOnThread starts cmd from a thread of its own that lives as long as the process:
-// the parent-death signal, by which QEMU never outlives us even when we are
-// killed, belongs to the thread that forked (prctl(2), PR_SET_PDEATHSIG). started is
-// called before it returns, and ended with the process's end.
-func launchOnThread(cmd *exec.Cmd, started, ended func(error)) error {
-	if err := descriptors.CloseOnExec(); err != nil {
+	if err := subprocess.Start(cmd, subprocess.Options{Ended: m.ended}); err != nil {
 		return err
 	}
-	running := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := cmd.Start()
-		started(err)
-		running <- err
-		if err == nil {
-			ended(cmd.Wait())
-		}
-	}()
-	return <-running
+	m.process = cmd.Process
+	go m.endWithKVM()
+	return nil
 }
 
 // drainWait bounds how long what a machine has printed last may take to be read.

@@ -8,16 +8,15 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/subprocess"
 )
 
 const (
@@ -85,14 +84,13 @@ func askBash(ctx context.Context, bash, shell string, src []byte, options ...str
 	}
 	args = append(append(args, options...), "-n", "/dev/fd/3")
 	var stderr limitedBuffer
-	cmd := exec.CommandContext(ctx, bash, args...)
+	cmd := exec.Command(bash, args...)
 	cmd.Env = []string{"LC_ALL=C"}
 	cmd.Dir = "/"
 	cmd.ExtraFiles = []*os.File{script}
 	cmd.Stderr = &stderr
 	cmd.WaitDelay = time.Second
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
-	err = runLimited(cmd)
+	err = subprocess.Run(ctx, cmd, subprocess.Options{Started: func() { limit(cmd.Process.Pid) }})
 	var exit *exec.ExitError
 	switch {
 	case ctx.Err() == context.DeadlineExceeded:
@@ -110,14 +108,8 @@ func askBash(ctx context.Context, bash, shell string, src []byte, options ...str
 	return stderr.String(), nil
 }
 
-// runLimited runs cmd with limits of its own. It stays on one thread: a child's
-// parent-death signal belongs to the thread that started it (prctl(2)).
-func runLimited(cmd *exec.Cmd) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if err := cmd.Start(); err != nil {
-		return err
-	}
+// limit gives a process limits of its own.
+func limit(pid int) {
 	for resource, limit := range map[int]uint64{
 		unix.RLIMIT_CPU:   uint64(checkTime / time.Second),
 		unix.RLIMIT_AS:    checkMemory,
@@ -125,9 +117,8 @@ func runLimited(cmd *exec.Cmd) error {
 		unix.RLIMIT_CORE:  0,
 	} {
 		// An error means that it is gone already.
-		_ = unix.Prlimit(cmd.Process.Pid, resource, &unix.Rlimit{Cur: limit, Max: limit}, nil)
+		_ = unix.Prlimit(pid, resource, &unix.Rlimit{Cur: limit, Max: limit}, nil)
 	}
-	return cmd.Wait()
 }
 
 // scriptFile puts a script into memory under a descriptor, where bash reads it as

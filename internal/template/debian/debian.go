@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/descriptors"
+	"turnstone.dev/turnstone/internal/subprocess"
 )
 
 // Where packages come from, unless TURN_DEBIAN_MIRROR and
@@ -280,9 +280,6 @@ func start(args, env []string, stdout *os.File, log *transcript) (wait func() er
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := descriptors.CloseOnExec(); err != nil {
-		return nil, nil, err
-	}
 	cmd := exec.Command(program, args...)
 	cmd.Env = env
 	cmd.Dir = "/" // the caller's directory may be closed to the namespace's user
@@ -290,21 +287,11 @@ func start(args, env []string, stdout *os.File, log *transcript) (wait func() er
 	cmd.Stderr = log
 	// A group of its own: mmdebstrap signals its whole group, which must not be
 	// ours, and the terminal's Ctrl-C reaches it through us only.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
-	started, done := make(chan error, 1), make(chan struct{})
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	done := make(chan struct{})
 	var runErr error
-	go func() {
-		// The death signal is sent when the thread that started the child ends.
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		defer close(done)
-		err := cmd.Start()
-		started <- err
-		if err == nil {
-			runErr = cmd.Wait()
-		}
-	}()
-	if err := <-started; err != nil {
+	ended := func(err error) { runErr = err; close(done) }
+	if err := subprocess.Start(cmd, subprocess.Options{Ended: ended}); err != nil {
 		return nil, nil, err
 	}
 	var once sync.Once

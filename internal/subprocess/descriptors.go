@@ -1,5 +1,4 @@
-// Package descriptors keeps the descriptors of a process out of the programs that it starts.
-package descriptors
+package subprocess
 
 import (
 	"math"
@@ -12,7 +11,7 @@ import (
 // CloseOnExec keeps every descriptor from 3 on that this process has from getting into the
 // programs that it starts. Go opens none that would, but a process may have inherited some
 // from who started it, and a C library may open them. exec.Cmd's ExtraFiles are passed on
-// all the same. A driver calls it before each start, a program once when it begins.
+// all the same. Start calls it before each start, a program calls it once when it begins.
 func CloseOnExec() error {
 	if unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) == nil {
 		return nil
