@@ -227,9 +227,9 @@ func run(t *testing.T, h *statedir.Dir, file string) *executor.Turn {
 // watch says in the test's log what runs.
 type watch struct{ t *testing.T }
 
-func (w watch) Preparing(what string)                            { w.t.Log(what) }
-func (w watch) StepStarted(s *document.Step)                     { w.t.Logf("step %s", s.Name) }
-func (watch) StepOutput(*document.Step, executor.Stream, []byte) {}
-func (w watch) StepFinished(s *document.Step, r executor.StepReport) {
+func (w watch) Preparing(what string)                             { w.t.Log(what) }
+func (w watch) StepStarted(s *document.Step)                      { w.t.Logf("step %s", s.Name) }
+func (watch) StepOutput(*document.Step, turnstone.Stream, []byte) {}
+func (w watch) StepFinished(s *document.Step, r turnstone.StepReport) {
 	w.t.Logf("step %s: %s, %d ms", s.Name, r.Status, r.Millis)
 }

@@ -105,7 +105,7 @@ func runNoisy(t *testing.T, text string, then func(*noisyMachine)) (m *noisyMach
 	doc := parse(t, text)
 	r = &run{x: New(&statedir.Dir{Root: t.TempDir()}), plan: &plan{cwd: dir, timeout: time.Hour}, doc: doc, obs: &speaking{begun: func() { then(m) }},
 		clock: newStopwatch(), scripts: parseScripts(doc, nil), results: make([]document.StepResult, 2), outputs: make([][2]*capture, 2),
-		commands: make([]*commands, 2), networks: make([]*NetworkReport, 2)}
+		commands: make([]*commands, 2), networks: make([]*turnstone.NetworkReport, 2)}
 	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now()}
 	r.openFolder()
 	return m, r, s, func() {
@@ -142,4 +142,6 @@ type speaking struct {
 	once  sync.Once
 }
 
-func (o *speaking) StepOutput(*document.Step, Stream, []byte) { o.once.Do(func() { go o.begun() }) }
+func (o *speaking) StepOutput(*document.Step, turnstone.Stream, []byte) {
+	o.once.Do(func() { go o.begun() })
+}

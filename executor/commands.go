@@ -14,56 +14,12 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// A CommandReport is one run of one command, as --json prints it.
-type CommandReport struct {
-	ID       int              `json:"id"`
-	Parent   int              `json:"parent"` // the run in which it ran; -1: none
-	Kind     syntax.Kind      `json:"kind"`
-	Language string           `json:"language"`
-	Text     string           `json:"text"`            // its source; of code that is not in the document, its words
-	Place    *place           `json:"place,omitempty"` // in the document; absent for what eval, source or an alias brought
-	Span     *Range           `json:"span,omitempty"`  // bytes of the step's script
-	Stage    int              `json:"stage,omitempty"` // of a pipeline, from 1
-	Start    turnstone.Millis `json:"start_ms"`        // since the step began
-	Duration turnstone.Millis `json:"duration_ms"`
-	ExitCode *int             `json:"exit_code"` // null: not known
-	Stdin    *InputInfo       `json:"stdin,omitempty"`
-	Stdout   *Range           `json:"stdout,omitempty"` // its part of the step's output; absent: not known
-	Stderr   *Range           `json:"stderr,omitempty"`
-	Flags    []string         `json:"flags,omitempty"`
-}
-
-// A Range is a part of a stream or text, in bytes, without its end.
-type Range struct {
-	From int64 `json:"from"`
-	To   int64 `json:"to"`
-}
-
-// InputInfo is what a command was given to read.
-type InputInfo struct {
-	Kind   string           `json:"kind"`
-	Text   string           `json:"text,omitempty"`
-	Bytes  int64            `json:"bytes,omitempty"`
-	Digest turnstone.Digest `json:"digest,omitempty"`
-}
-
-// A FailureReport is a command that failed, with what it said of it.
-type FailureReport struct {
-	Place    *place `json:"place,omitempty"` // of the command in the document
-	Text     string `json:"text"`
-	ExitCode int    `json:"exit_code"`
-	Tool     string `json:"tool,omitempty"` // who says Message: bash, python, node, jq, …
-	Message  string `json:"message,omitempty"`
-	Fault    *place `json:"fault,omitempty"`  // the place that the message names, in the document
-	Frames   []int  `json:"frames,omitempty"` // lines of the document, outermost first
-}
-
 // commands are what is known of a step's commands after it has ended.
 type commands struct {
 	script   *syntax.Script
 	report   *trace.Report
-	reports  []CommandReport
-	failures []FailureReport
+	reports  []turnstone.CommandReport
+	failures []turnstone.FailureReport
 	shown    []document.CommandFailure
 	table    []document.CommandRow
 	note     string
@@ -103,13 +59,13 @@ func (s *scripts) analyse(step *document.Step, end *wire.StepEnd, records []wire
 	return c
 }
 
-func (s *scripts) command(step *document.Step, script *syntax.Script, r *trace.Record) CommandReport {
+func (s *scripts) command(step *document.Step, script *syntax.Script, r *trace.Record) turnstone.CommandReport {
 	w := r.ToWire(script)
-	rep := CommandReport{ID: r.ID, Parent: r.Parent, Kind: r.Kind, Language: w.Language, Text: r.Words, Stage: int(w.Stage),
+	rep := turnstone.CommandReport{ID: r.ID, Parent: r.Parent, Kind: string(r.Kind), Language: w.Language, Text: r.Words, Stage: int(w.Stage),
 		Start: turnstone.Millis(r.Start), Duration: turnstone.Millis(r.Duration), Flags: w.Flags}
 	if cmd := commandOf(script, r.Command); cmd != nil {
 		at := s.place(step, cmd.Span)
-		rep.Place, rep.Span = &at, &Range{int64(cmd.Span.Start), int64(cmd.Span.End)}
+		rep.Place, rep.Span = &at, &turnstone.Range{From: int64(cmd.Span.Start), To: int64(cmd.Span.End)}
 		rep.Text = sourceText(script, cmd.Span)
 	}
 	if r.Flags.Exited {
@@ -117,13 +73,13 @@ func (s *scripts) command(step *document.Step, script *syntax.Script, r *trace.R
 		rep.ExitCode = &code
 	}
 	if w.Stdin != nil && w.Stdin.Kind != wire.ShellStdinKind(trace.Inherited) {
-		rep.Stdin = &InputInfo{Kind: string(w.Stdin.Kind), Text: string(w.Stdin.Data), Bytes: w.Stdin.Size, Digest: turnstone.Digest(w.Stdin.Digest)}
+		rep.Stdin = &turnstone.InputInfo{Kind: string(w.Stdin.Kind), Text: string(w.Stdin.Data), Bytes: w.Stdin.Size, Digest: turnstone.Digest(w.Stdin.Digest)}
 	}
 	if r.Stdout.Known {
-		rep.Stdout = &Range{r.Stdout.Start, r.Stdout.End}
+		rep.Stdout = &turnstone.Range{From: r.Stdout.Start, To: r.Stdout.End}
 	}
 	if r.Stderr.Known {
-		rep.Stderr = &Range{r.Stderr.Start, r.Stderr.End}
+		rep.Stderr = &turnstone.Range{From: r.Stderr.Start, To: r.Stderr.End}
 	}
 	return rep
 }
@@ -307,7 +263,7 @@ func failingRecords(script *syntax.Script, rep *trace.Report) []*trace.Record {
 }
 
 func (s *scripts) addFailure(step *document.Step, c *commands, found []diagnose.Finding, r *trace.Record) {
-	rep := FailureReport{Text: r.Words, ExitCode: r.Exit}
+	rep := turnstone.FailureReport{Text: r.Words, ExitCode: r.Exit}
 	shown := document.CommandFailure{Text: r.Words, ExitCode: r.Exit}
 	if cmd := commandOf(c.script, r.Command); cmd != nil {
 		at := s.place(step, cmd.Span)

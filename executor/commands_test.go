@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/guest/trace"
 	"turnstone.dev/turnstone/wire"
@@ -115,7 +116,7 @@ func TestFailures(t *testing.T) {
 			_, c := analyseText(t, tt.doc)
 			var got []string
 			for _, f := range c.failures {
-				at, fault := place{}, 0
+				at, fault := turnstone.Place{}, 0
 				if f.Place != nil {
 					at = *f.Place
 				}

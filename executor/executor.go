@@ -56,22 +56,22 @@ type Transfer struct {
 
 // A Turn is what came of a Request.
 type Turn struct {
-	ID        turnstone.TurnID `json:"id"`
-	Result    turnstone.Result `json:"result"`
-	Error     string           `json:"error,omitempty"` // why Result is "error"
-	Hint      string           `json:"hint,omitempty"`
-	Kind      turnstone.Kind   `json:"-"` // of Error; empty when there is none
-	Substrate string           `json:"substrate"`
-	Isolation string           `json:"isolation"`
-	Machine   string           `json:"machine,omitempty"` // what it has not got of what was asked for
-	Template  turnstone.Digest `json:"template"`
-	Image     string           `json:"image"`
-	Started   time.Time        `json:"started"`
-	Duration  time.Duration    `json:"-"`
-	Millis    int64            `json:"duration_ms"`
-	Phases    []Phase          `json:"phases"` // where the time went before and after the steps
-	Receipt   string           `json:"receipt"`
-	Steps     []StepReport     `json:"steps"`
+	ID        turnstone.TurnID       `json:"id"`
+	Result    turnstone.Result       `json:"result"`
+	Error     string                 `json:"error,omitempty"` // why Result is "error"
+	Hint      string                 `json:"hint,omitempty"`
+	Kind      turnstone.Kind         `json:"-"` // of Error; empty when there is none
+	Substrate string                 `json:"substrate"`
+	Isolation string                 `json:"isolation"`
+	Machine   string                 `json:"machine,omitempty"` // what it has not got of what was asked for
+	Template  turnstone.Digest       `json:"template"`
+	Image     string                 `json:"image"`
+	Started   time.Time              `json:"started"`
+	Duration  time.Duration          `json:"-"`
+	Millis    int64                  `json:"duration_ms"`
+	Phases    []Phase                `json:"phases"` // where the time went before and after the steps
+	Receipt   string                 `json:"receipt"`
+	Steps     []turnstone.StepReport `json:"steps"`
 
 	Session  string             `json:"session,omitempty"`  // its name, or its ID when it has none
 	Number   int                `json:"number,omitempty"`   // in the session
@@ -92,37 +92,6 @@ type Phase struct {
 	Took turnstone.Millis `json:"duration_ms"`
 }
 
-// A StepReport is one step's result as --json prints it. Stdout and Stderr are
-// what the receipt shows; the whole is in the files, when it was cut.
-type StepReport struct {
-	Name       string           `json:"name"`
-	Line       int              `json:"line"`
-	Status     turnstone.Status `json:"status"`
-	ExitCode   *int             `json:"exit_code"` // null when the step did not end by itself or did not run
-	Millis     int64            `json:"duration_ms"`
-	Note       string           `json:"note,omitempty"`
-	Stdout     string           `json:"stdout"`
-	Stderr     string           `json:"stderr"`
-	StdoutInfo OutputInfo       `json:"stdout_info"`
-	StderrInfo OutputInfo       `json:"stderr_info"`
-
-	Commands        []CommandReport `json:"commands,omitempty"`         // what ran, by start
-	CommandCount    int64           `json:"command_count"`              // all that ran
-	CommandsDropped int64           `json:"commands_dropped,omitempty"` // those of them that are not in Commands: there were too many
-	Untraced        string          `json:"untraced,omitempty"`         // why Commands is not all
-	Failures        []FailureReport `json:"failures,omitempty"`         // the commands that failed
-
-	Network *NetworkReport `json:"network,omitempty"` // absent: nothing happened on it
-}
-
-// OutputInfo describes one whole output stream.
-type OutputInfo struct {
-	Bytes     int64            `json:"bytes"`
-	Digest    turnstone.Digest `json:"digest"`
-	Truncated bool             `json:"truncated"`      // Stdout or Stderr is not the whole
-	File      string           `json:"file,omitempty"` // where the whole is kept, when it is
-}
-
 // An Observer is told of a turn's progress while it runs. Its methods are called
 // from several goroutines, one call at a time for each step's stream; a slow
 // observer slows the step down.
@@ -132,15 +101,6 @@ type Observer interface {
 	// left out. It is one line of text, for people.
 	Preparing(what string)
 	StepStarted(step *document.Step)
-	StepOutput(step *document.Step, stream Stream, p []byte)
-	StepFinished(step *document.Step, report StepReport)
+	StepOutput(step *document.Step, stream turnstone.Stream, p []byte)
+	StepFinished(step *document.Step, report turnstone.StepReport)
 }
-
-// A Stream is one of a step's two outputs.
-type Stream int
-
-// The streams of a step.
-const (
-	Stdout Stream = 1
-	Stderr Stream = 2
-)

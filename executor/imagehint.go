@@ -19,7 +19,7 @@ import (
 var notFound = lazyregexp.New(`(?:^|[ /'‘"])([A-Za-z0-9._+-]{1,64})(?:: (?:command )?not found|['’"]?: No such file or directory)$`)
 
 // missing returns the program that a failing command did not find, or "".
-func missing(f *FailureReport) string {
+func missing(f *turnstone.FailureReport) string {
 	if f.ExitCode != 127 {
 		return ""
 	}

@@ -71,7 +71,7 @@ func TestReceiptIsSearched(t *testing.T) {
 	doc := parse(t, "# T\n\n```bash\ntrue\n```\n")
 	turn := func(s *secret.Set, res document.StepResult) (*run, string) {
 		r := &run{plan: &plan{secrets: s}, doc: doc, results: []document.StepResult{res}, commands: make([]*commands, 1),
-			networks: make([]*NetworkReport, 1), outputs: make([][2]*capture, 1), info: document.TurnInfo{ID: turnstone.NewTurnID(), Result: turnstone.ResultPassed}}
+			networks: make([]*turnstone.NetworkReport, 1), outputs: make([][2]*capture, 1), info: document.TurnInfo{ID: turnstone.NewTurnID(), Result: turnstone.ResultPassed}}
 		return r, string(r.receipt())
 	}
 	out := document.Output{Head: []byte("printed\n"), Size: 8, Lines: 1}
@@ -104,7 +104,7 @@ func TestReceiptIsSearched(t *testing.T) {
 func TestSplitOutput(t *testing.T) {
 	s := secrets(t, "A=tok-5f3a-XYZZY")
 	doc := parse(t, "```bash\ntrue\n```\n")
-	r := &run{plan: &plan{secrets: s}, doc: doc, outputs: make([][2]*capture, 1), networks: make([]*NetworkReport, 1)}
+	r := &run{plan: &plan{secrets: s}, doc: doc, outputs: make([][2]*capture, 1), networks: make([]*turnstone.NetworkReport, 1)}
 	for size, want := range map[int]string{10: "x [secret A]", 3 << 20: ""} {
 		c := newCapture(t.TempDir(), "turns/t_x", "step-1.stdout", nil)
 		_, _ = c.Write([]byte("x tok-5f3a\x1b[0m-XYZZY\n"))
@@ -191,7 +191,7 @@ func FuzzTraceToReceipt(f *testing.F) {
 			}
 		}
 		r := &run{plan: &plan{secrets: set}, doc: doc, table: true, results: make([]document.StepResult, 1), commands: make([]*commands, 1),
-			networks: make([]*NetworkReport, 1), outputs: make([][2]*capture, 1), scripts: parseScripts(doc, set.Written())}
+			networks: make([]*turnstone.NetworkReport, 1), outputs: make([][2]*capture, 1), scripts: parseScripts(doc, set.Written())}
 		stderr := newCapture("", "", "", nil)
 		w := set.Written().Writer(stderr)
 		_, _ = w.Write([]byte(strings.ReplaceAll(string(said), "VALUE", value)))

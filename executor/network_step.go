@@ -7,32 +7,12 @@ import (
 	"strings"
 	"time"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/lang/syntax"
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/wire"
 )
-
-// A NetworkReport is what a step did on the network, as --json prints it.
-type NetworkReport struct {
-	Connections int64           `json:"connections"`
-	Sent        int64           `json:"sent"`     // bytes, by the guest
-	Received    int64           `json:"received"` // bytes
-	Refused     []RefusalReport `json:"refused,omitempty"`
-	MoreRefused int64           `json:"more_refused,omitempty"` // attempts that are not in Refused
-}
-
-// A RefusalReport is something that a step was not let do.
-type RefusalReport struct {
-	Protocol string `json:"protocol"`
-	Target   string `json:"target"`
-	Host     string `json:"host,omitempty"`
-	Address  string `json:"address,omitempty"`
-	Reason   string `json:"reason"`
-	Count    int64  `json:"count"`
-	Command  string `json:"command,omitempty"` // the source of what ran then
-	Place    *place `json:"place,omitempty"`   // of the command
-}
 
 // TakeNetwork returns what happened on the network, and false when there is none.
 func (s *Sandbox) TakeNetwork(ctx context.Context) (network.Facts, bool) {
@@ -84,7 +64,7 @@ func (r *run) noteNetwork(ctx context.Context, s *Sandbox, step *document.Step, 
 	}
 	before := r.netTotals
 	r.netTotals = facts.Totals
-	rep := &NetworkReport{Connections: facts.Totals.Connections - before.Connections, Sent: facts.Totals.Sent - before.Sent,
+	rep := &turnstone.NetworkReport{Connections: facts.Totals.Connections - before.Connections, Sent: facts.Totals.Sent - before.Sent,
 		Received: facts.Totals.Received - before.Received, MoreRefused: facts.More + facts.Totals.Untold - before.Untold}
 	shown := &document.StepNetwork{Connections: rep.Connections, Sent: rep.Sent, Received: rep.Received}
 	for i := range facts.Refused {
@@ -93,7 +73,7 @@ func (r *run) noteNetwork(ctx context.Context, s *Sandbox, step *document.Step, 
 			rep.MoreRefused += f.Count
 			continue
 		}
-		one := RefusalReport{Protocol: f.Protocol, Host: r.host(f.Host), Target: r.host(targetOf(f.Host, f.Address)), Reason: r.maskedLine(f.Reason), Count: f.Count}
+		one := turnstone.RefusalReport{Protocol: f.Protocol, Host: r.host(f.Host), Target: r.host(targetOf(f.Host, f.Address)), Reason: r.maskedLine(f.Reason), Count: f.Count}
 		if f.Address.IsValid() {
 			one.Address = f.Address.String()
 		}
@@ -104,7 +84,7 @@ func (r *run) noteNetwork(ctx context.Context, s *Sandbox, step *document.Step, 
 		shown.Refused = append(shown.Refused, document.NetworkRefusal{Protocol: one.Protocol, Target: one.Target, Reason: one.Reason, Count: one.Count, Command: one.Command})
 	}
 	shown.MoreRefused = rep.MoreRefused
-	if rep.empty() {
+	if nothingHappened(rep) {
 		return
 	}
 	res.Network, r.networks[step.Index-1] = shown, rep
@@ -113,7 +93,7 @@ func (r *run) noteNetwork(ctx context.Context, s *Sandbox, step *document.Step, 
 // host is line for a text with the name of a host.
 func (r *run) host(s string) string { return r.maskedLine(r.plan.secrets.Hosts().Mask(s)) }
 
-func (n *NetworkReport) empty() bool {
+func nothingHappened(n *turnstone.NetworkReport) bool {
 	return n.Connections == 0 && n.Sent == 0 && n.Received == 0 && len(n.Refused) == 0 && n.MoreRefused == 0
 }
 
@@ -150,16 +130,16 @@ var quietPrograms = []string{"sleep", "true", "false", ":", "echo", "test", "[",
 // host and address: one that names them, else one that can open a connection; of those
 // the one that ran then, or was started last, or was nearest. Commands that only hold
 // others together do not count.
-func runningAt(c *commands, when time.Time, host string, address netip.AddrPort) *CommandReport {
+func runningAt(c *commands, when time.Time, host string, address netip.AddrPort) *turnstone.CommandReport {
 	if c == nil {
 		return nil
 	}
 	at := when.Sub(c.zero)
-	var best *CommandReport
+	var best *turnstone.CommandReport
 	rank, gap := -1, time.Duration(0)
 	for i := range c.reports {
 		rep := &c.reports[i]
-		if rep.Kind != syntax.KindSimple || rep.Text == "" {
+		if rep.Kind != string(syntax.KindSimple) || rep.Text == "" {
 			continue
 		}
 		from := time.Duration(rep.Start)

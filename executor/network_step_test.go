@@ -6,18 +6,17 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/lang/syntax"
 	"turnstone.dev/turnstone/wire"
 )
 
 // TestRunningAt finds the command of a refusal.
 func TestRunningAt(t *testing.T) {
 	zero := time.Now()
-	run := func(text string, from, took int64) CommandReport {
-		return CommandReport{Kind: syntax.KindSimple, Text: text, Start: turnstone.Millis(from * 1e6), Duration: turnstone.Millis(took * 1e6)}
+	run := func(text string, from, took int64) turnstone.CommandReport {
+		return turnstone.CommandReport{Kind: "simple", Text: text, Start: turnstone.Millis(from * 1e6), Duration: turnstone.Millis(took * 1e6)}
 	}
-	c := &commands{zero: zero, reports: []CommandReport{
-		{Kind: syntax.KindPipeline, Text: "whole", Start: 0, Duration: turnstone.Millis(9 * time.Second)},
+	c := &commands{zero: zero, reports: []turnstone.CommandReport{
+		{Kind: "pipeline", Text: "whole", Start: 0, Duration: turnstone.Millis(9 * time.Second)},
 		run("sleep 1", 0, 1000), run("curl https://a.example", 1000, 50), run("exec 3<>/dev/tcp/$x/80", 2000, 1), run("sleep 1", 2001, 1000), run("echo done", 5000, 1)}}
 	for _, test := range []struct {
 		at   int64

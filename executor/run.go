@@ -114,7 +114,7 @@ func (x *Executor) begin(ctx context.Context, req Request, obs Observer) (_ *run
 		r.results[i] = document.StepResult{Status: turnstone.StepSkipped, Note: "not reached"}
 	}
 	r.scripts, r.commands = parseScripts(req.Document, p.secrets.Written()), make([]*commands, len(req.Document.Steps))
-	r.outputs, r.networks = make([][2]*capture, len(req.Document.Steps)), make([]*NetworkReport, len(req.Document.Steps))
+	r.outputs, r.networks = make([][2]*capture, len(req.Document.Steps)), make([]*turnstone.NetworkReport, len(req.Document.Steps))
 	r.cwd, r.table = p.cwd, req.Commands
 	r.openFolder()
 	p.turn = r.info.ID
@@ -174,10 +174,10 @@ type run struct {
 
 	outputs                   [][2]*capture // by step: standard output and error
 	scripts                   *scripts
-	commands                  []*commands      // by step; nil for one that did not run
-	networks                  []*NetworkReport // by step; nil for one that did nothing on it
-	netTotals                 network.Totals   // when the last step ended
-	network                   *RecordNetwork   // what is kept
+	commands                  []*commands                // by step; nil for one that did not run
+	networks                  []*turnstone.NetworkReport // by step; nil for one that did nothing on it
+	netTotals                 network.Totals             // when the last step ended
+	network                   *RecordNetwork             // what is kept
 	at                        *branchPoint
 	collected                 *collected     // what is to be kept; nil when there is no state
 	paused                    *pausedMachine // the session's machine; nil: the turn has one of its own
@@ -369,7 +369,7 @@ func (r *run) runStep(turnCtx context.Context, s *Sandbox, step *document.Step, 
 		defer cancel()
 	}
 	release := r.x.guard(ctx, s)
-	stdout, stderr := r.capture(step, Stdout, "stdout"), r.capture(step, Stderr, "stderr")
+	stdout, stderr := r.capture(step, turnstone.Stdout, "stdout"), r.capture(step, turnstone.Stderr, "stderr")
 	params := wire.ShellExecuteParams{Name: step.Name, Language: wire.ShellExecuteLanguage(step.Language), User: s.Template.User}
 	if first {
 		params.Cwd = r.plan.cwd
@@ -464,7 +464,7 @@ func exitNote(end *wire.StepEnd) string {
 	return strings.Join(notes, "; ")
 }
 
-func (r *run) capture(step *document.Step, stream Stream, name string) *capture {
+func (r *run) capture(step *document.Step, stream turnstone.Stream, name string) *capture {
 	c := newCapture(r.dir, "$TURN_HOME/turns/"+string(r.info.ID), fmt.Sprintf("step-%d.%s", step.Index, name),
 		func(p []byte) { r.obs.StepOutput(step, stream, p) })
 	c.scan = r.plan.secrets.Scanner()
@@ -488,15 +488,15 @@ func (r *run) turn() *Turn {
 		Started: r.info.Started, Duration: r.info.Duration, Millis: r.info.Duration.Milliseconds(),
 		Session: r.info.Session, Number: r.info.Number, Branch: r.info.Branch, Diverged: r.diverged, Parents: r.info.Parents,
 		Start: r.info.Start, FSHash: r.info.FSHash, State: r.stateDigest, Record: r.recordDigest, Layer: &r.layer,
-		Network: r.network, Phases: r.clock.phases, Receipt: receipt, Steps: []StepReport{}}
+		Network: r.network, Phases: r.clock.phases, Receipt: receipt, Steps: []turnstone.StepReport{}}
 	for i, step := range r.doc.Steps {
 		t.Steps = append(t.Steps, r.report(step, r.results[i]))
 	}
 	return t
 }
 
-func (r *run) report(step *document.Step, res document.StepResult) StepReport {
-	rep := StepReport{Name: step.Name, Line: step.Line, Status: res.Status, ExitCode: res.ExitCode,
+func (r *run) report(step *document.Step, res document.StepResult) turnstone.StepReport {
+	rep := turnstone.StepReport{Name: step.Name, Line: step.Line, Status: res.Status, ExitCode: res.ExitCode,
 		Millis: res.Duration.Milliseconds(), Note: res.Note}
 	rep.Stdout, rep.StdoutInfo = describe(res.Stdout)
 	rep.Stderr, rep.StderrInfo = describe(res.Stderr)
@@ -508,9 +508,9 @@ func (r *run) report(step *document.Step, res document.StepResult) StepReport {
 	return rep
 }
 
-func describe(o document.Output) (string, OutputInfo) {
+func describe(o document.Output) (string, turnstone.OutputInfo) {
 	text, cut := o.Text()
-	return text, OutputInfo{Bytes: o.Size, Digest: o.Digest, Truncated: cut, File: o.File}
+	return text, turnstone.OutputInfo{Bytes: o.Size, Digest: o.Digest, Truncated: cut, File: o.File}
 }
 
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

@@ -39,11 +39,11 @@ func (o *observer) StepStarted(s *document.Step) {
 	}
 }
 
-func (o *observer) StepFinished(s *document.Step, r StepReport) {
+func (o *observer) StepFinished(s *document.Step, r turnstone.StepReport) {
 	o.add(string(r.Status) + " " + s.Name)
 }
 
-func (o *observer) StepOutput(_ *document.Step, _ Stream, p []byte) {
+func (o *observer) StepOutput(_ *document.Step, _ turnstone.Stream, p []byte) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.output.Write(p)

@@ -3,6 +3,7 @@ package executor
 import (
 	"context"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/lang/diagnose"
 	"turnstone.dev/turnstone/internal/lang/syntax"
@@ -75,15 +76,7 @@ func (s *scripts) ran(step *document.Step, path, dir string) {
 // diagnoser knows the steps that have run so far.
 func (s *scripts) diagnoser() *diagnose.Diagnoser { return diagnose.Steps(s.seen) }
 
-// place is where a span of a step's script stands in the document.
-type place struct {
-	Line      int `json:"line"`
-	Column    int `json:"column"` // in bytes, from 1
-	EndLine   int `json:"end_line"`
-	EndColumn int `json:"end_column"` // of the byte after the last
-}
-
-func (s *scripts) place(step *document.Step, span syntax.Span) place {
+func (s *scripts) place(step *document.Step, span syntax.Span) turnstone.Place {
 	from, to := s.doc.Position(step, span.Start), s.doc.Position(step, span.End)
-	return place{from.Line, from.Column, to.Line, to.Column}
+	return turnstone.Place{Line: from.Line, Column: from.Column, EndLine: to.Line, EndColumn: to.Column}
 }

@@ -10,18 +10,17 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/executor"
 )
 
 // A commandReport is what turn exec and turn sandbox exec print when the command has ended.
 type commandReport struct {
-	Argv       []string            `json:"argv"`
-	ExitCode   int                 `json:"exit_code"` // 128 plus the signal's number when a signal ended it; turn's own when it was cut off, as 124 by --timeout
-	Duration   turnstone.Millis    `json:"duration_ms"`
-	Stdout     string              `json:"stdout"` // its beginning, when it is truncated
-	Stderr     string              `json:"stderr"`
-	StdoutInfo executor.OutputInfo `json:"stdout_info"`
-	StderrInfo executor.OutputInfo `json:"stderr_info"`
+	Argv       []string             `json:"argv"`
+	ExitCode   int                  `json:"exit_code"` // 128 plus the signal's number when a signal ended it; turn's own when it was cut off, as 124 by --timeout
+	Duration   turnstone.Millis     `json:"duration_ms"`
+	Stdout     string               `json:"stdout"` // its beginning, when it is truncated
+	Stderr     string               `json:"stderr"`
+	StdoutInfo turnstone.OutputInfo `json:"stdout_info"`
+	StderrInfo turnstone.OutputInfo `json:"stderr_info"`
 }
 
 // maxCaptured is how much of an output a commandReport has, in bytes.
@@ -46,10 +45,10 @@ func (c *captured) Write(p []byte) (int, error) {
 }
 
 // read returns what there is so far.
-func (c *captured) read() (string, executor.OutputInfo) {
+func (c *captured) read() (string, turnstone.OutputInfo) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.text.String(), executor.OutputInfo{Bytes: c.bytes, Digest: turnstone.Digest("sha256:" + hex.EncodeToString(c.sum.Sum(nil))), Truncated: c.bytes > int64(c.text.Len())}
+	return c.text.String(), turnstone.OutputInfo{Bytes: c.bytes, Digest: turnstone.Digest("sha256:" + hex.EncodeToString(c.sum.Sum(nil))), Truncated: c.bytes > int64(c.text.Len())}
 }
 
 // A capturedCommand is a command whose outputs are printed as JSON.

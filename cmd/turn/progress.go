@@ -11,7 +11,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/secret"
 )
 
@@ -32,7 +31,7 @@ type progress struct {
 	what    string // what runs now: a step or a preparation; empty: nothing
 	since   time.Time
 	step    *document.Step
-	streams map[executor.Stream]*lines
+	streams map[turnstone.Stream]*lines
 	partial []byte // the unfinished line that the live line shows
 	drawn   bool   // the live line is on the screen
 	detail  string // how far what runs now is; empty: nobody says
@@ -108,15 +107,15 @@ func (p *progress) StepStarted(step *document.Step) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.what, p.since, p.step = step.Name, p.now(), step
-	p.streams = map[executor.Stream]*lines{}
-	for _, s := range []executor.Stream{executor.Stdout, executor.Stderr} {
+	p.streams = map[turnstone.Stream]*lines{}
+	for _, s := range []turnstone.Stream{turnstone.Stdout, turnstone.Stderr} {
 		p.streams[s] = &lines{clean: newSanitizer(p.style.colors)}
 	}
 	p.say("%s", p.paint(bold, p.title(step)))
 }
 
 // StepOutput implements executor.Observer.
-func (p *progress) StepOutput(_ *document.Step, stream executor.Stream, b []byte) {
+func (p *progress) StepOutput(_ *document.Step, stream turnstone.Stream, b []byte) {
 	if p.style.quiet {
 		return
 	}
@@ -131,7 +130,7 @@ func (p *progress) StepOutput(_ *document.Step, stream executor.Stream, b []byte
 }
 
 // StepFinished implements executor.Observer.
-func (p *progress) StepFinished(step *document.Step, r executor.StepReport) {
+func (p *progress) StepFinished(step *document.Step, r turnstone.StepReport) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.flush()
@@ -235,7 +234,7 @@ func (p *progress) masked(line []byte) []byte {
 // flush prints what a step left without a newline.
 func (p *progress) flush() {
 	p.partial = nil
-	for _, s := range []executor.Stream{executor.Stdout, executor.Stderr} {
+	for _, s := range []turnstone.Stream{turnstone.Stdout, turnstone.Stderr} {
 		if l := p.streams[s]; l != nil && len(l.rest) > 0 {
 			p.print([][]byte{bytes.TrimRight(l.rest, "\r")})
 		}

@@ -9,7 +9,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/executor"
 )
 
 // screen collects what progress prints.
@@ -37,13 +36,13 @@ func tell(p *progress) {
 	p.Preparing("taking a snapshot")
 	p.StepStarted(one)
 	for _, piece := range []string{"he", "llo\nwor", "ld\r\n", "10%\r20", "%\r", "100%\n", "no newline"} {
-		p.StepOutput(one, executor.Stdout, []byte(piece))
+		p.StepOutput(one, turnstone.Stdout, []byte(piece))
 	}
-	p.StepOutput(one, executor.Stderr, []byte("\x1b[31moh\x1b[2J\n"))
-	p.StepFinished(one, executor.StepReport{Status: turnstone.StepPassed, Millis: 1500})
+	p.StepOutput(one, turnstone.Stderr, []byte("\x1b[31moh\x1b[2J\n"))
+	p.StepFinished(one, turnstone.StepReport{Status: turnstone.StepPassed, Millis: 1500})
 	p.StepStarted(two)
-	p.StepFinished(two, executor.StepReport{Status: turnstone.StepFailed, ExitCode: &code, Millis: 61_000, Note: "disk\x1b]0;x\x07 full"})
-	p.StepFinished(three, executor.StepReport{Status: turnstone.StepSkipped, Note: "two failed"})
+	p.StepFinished(two, turnstone.StepReport{Status: turnstone.StepFailed, ExitCode: &code, Millis: 61_000, Note: "disk\x1b]0;x\x07 full"})
+	p.StepFinished(three, turnstone.StepReport{Status: turnstone.StepSkipped, Note: "two failed"})
 	p.Close()
 }
 
@@ -88,12 +87,12 @@ func TestProgressLive(t *testing.T) {
 	p := newProgress(&out, style{live: true, colors: true, width: func() int { return 30 }}, 1)
 	step := &document.Step{Index: 1, Name: "train"}
 	p.StepStarted(step)
-	p.StepOutput(step, executor.Stdout, []byte("a line that goes on and on and on without an end"))
+	p.StepOutput(step, turnstone.Stdout, []byte("a line that goes on and on and on without an end"))
 	deadline := time.Now().Add(10 * time.Second)
 	for !strings.Contains(out.String(), "train 0.4s") && time.Now().Before(deadline) {
 		time.Sleep(10 * time.Millisecond)
 	}
-	p.StepFinished(step, executor.StepReport{Status: turnstone.StepPassed})
+	p.StepFinished(step, turnstone.StepReport{Status: turnstone.StepPassed})
 	p.Close()
 	got := out.String()
 	for _, want := range []string{
@@ -119,11 +118,11 @@ func TestProgressBounded(t *testing.T) {
 	step := &document.Step{Index: 1, Name: "endless"}
 	p.StepStarted(step)
 	for range 10_000 {
-		p.StepOutput(step, executor.Stdout, []byte(strings.Repeat("x", 100)))
+		p.StepOutput(step, turnstone.Stdout, []byte(strings.Repeat("x", 100)))
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if held := len(p.streams[executor.Stdout].rest); held > 2*maxLine {
+	if held := len(p.streams[turnstone.Stdout].rest); held > 2*maxLine {
 		t.Errorf("%d bytes are held", held)
 	}
 	if got := strings.Count(out.String(), "x"); got < 1_000_000-2*maxLine {
