@@ -15,7 +15,6 @@ import (
 	"turnstone.dev/turnstone/internal/guest/agent"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/template"
-	"turnstone.dev/turnstone/wire"
 )
 
 // A noisyMachine is a machine in which something besides the agent writes to the
@@ -70,9 +69,8 @@ func TestBrokenChannel(t *testing.T) {
 func TestSilentAgent(t *testing.T) {
 	m, r, s, closeAll := runNoisy(t, "```bash name=a timeout=1s\necho begun; sleep 600\n```\n\n```bash\necho never\n```\n",
 		func(m *noisyMachine) { m.silent.Store(true) })
-	r.x.killGrace = time.Second
 	result, err := r.runSteps(t.Context(), t.Context(), s)
-	if result != turnstone.ResultTimedOut || err != nil || !s.ended() {
+	if result != turnstone.ResultTimedOut || err != nil || !s.Ended() {
 		t.Errorf("%s: %v", result, err)
 	}
 	if r.results[0].Status != turnstone.StepTimeout || r.results[1].Status == turnstone.StepPassed {
@@ -98,12 +96,13 @@ func runNoisy(t *testing.T, text string, then func(*noisyMachine)) (m *noisyMach
 	}
 	served := make(chan struct{})
 	go func() { _ = a.Serve(context.Background(), silenced{m.guest, &m.silent}); close(served) }()
-	s = &Sandbox{Template: &template.Template{}, machine: m, port: wire.NewPort(m.Agent(), true)}
-	if err := s.dial(); err != nil {
+	x := New(&statedir.Dir{Root: t.TempDir()})
+	x.launcher.KillGrace = time.Second
+	if s, err = x.launcher.Connect(m, &template.Template{}); err != nil {
 		t.Fatal(err)
 	}
 	doc := parse(t, text)
-	r = &run{x: New(&statedir.Dir{Root: t.TempDir()}), plan: &plan{cwd: dir, timeout: time.Hour}, doc: doc, obs: &speaking{begun: func() { then(m) }},
+	r = &run{x: x, plan: &plan{cwd: dir, timeout: time.Hour}, doc: doc, obs: &speaking{begun: func() { then(m) }},
 		clock: newStopwatch(), scripts: parseScripts(doc, nil), results: make([]document.StepResult, 2), outputs: make([][2]*capture, 2),
 		commands: make([]*commands, 2), networks: make([]*turnstone.NetworkReport, 2)}
 	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now()}

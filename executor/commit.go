@@ -102,8 +102,8 @@ func (r *run) freeze(ctx context.Context, s *Sandbox) (*frozen, upperSource, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, freezeLimit)
 	defer cancel()
-	defer r.x.guard(ctx, s)()
-	f, err := s.freeze(ctx)
+	defer s.Guard(ctx)()
+	f, err := freezeSandbox(ctx, s)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -115,11 +115,11 @@ func (r *run) freeze(ctx context.Context, s *Sandbox) (*frozen, upperSource, err
 	return f, d, nil
 }
 
-// freeze ends the processes, brings the disk to rest and returns the shell session.
-func (s *Sandbox) freeze(ctx context.Context) (*frozen, error) {
+// freezeSandbox ends the processes, brings the disk to rest and returns the shell session.
+func freezeSandbox(ctx context.Context, s *Sandbox) (*frozen, error) {
 	res, err := s.Client().StateFreeze(ctx)
 	if err != nil {
-		return nil, s.causeOf(err)
+		return nil, s.CauseOf(err)
 	}
 	f := &frozen{cwd: res.Cwd, upper: res.Upper, env: res.Env}
 	return f, f.check(s.ID())

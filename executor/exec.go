@@ -65,11 +65,11 @@ func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(
 	defer cancel()
 	timed, unwatch := x.space.Watch(timeCtx, p.limits.FreeSpace)
 	defer unwatch()
-	if err := x.addAll(timed, s, p); err != nil {
+	if err := s.AddAll(timed, p.add); err != nil {
 		return 0, interrupted(ctx, err, "while files were added")
 	}
-	release := x.guard(timed, s)
-	exit, err := s.client.Start(timed, wire.ProcessStartParams{Argv: req.Argv, Cwd: p.cwd, User: s.Template.User},
+	release := s.Guard(timed)
+	exit, err := s.Client().Start(timed, wire.ProcessStartParams{Argv: req.Argv, Cwd: p.cwd, User: s.Template.User},
 		wire.Stdio{In: req.Stdin, Out: req.Stdout, Err: req.Stderr})
 	release()
 	switch low := diskspace.Low(timed); {
@@ -79,9 +79,9 @@ func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(
 		return 0, turnstone.NewError("executor.exec", turnstone.KindTimeout, req.Argv[0],
 			errors.New("killed after "+p.timeout.String()))
 	case err != nil || exit.Exit.Killed:
-		return 0, interrupted(ctx, hintImage(p.image, req.Argv[0], s.causeOf(err)), "while the command ran")
+		return 0, interrupted(ctx, hintImage(p.image, req.Argv[0], s.CauseOf(err)), "while the command ran")
 	}
-	if err := x.getAll(ctx, s, p, preparing); err != nil {
+	if err := s.GetAll(ctx, p.get, p.mostToGet(s), preparing); err != nil {
 		return int(exit.Exit.ExitCode), interrupted(ctx, err, "while files were fetched")
 	}
 	return int(exit.Exit.ExitCode), nil

@@ -3,11 +3,11 @@
 package executor
 
 import (
-	"os"
 	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/sandbox"
 )
 
 // A Request is one turn to run. Values that are zero leave the document's word,
@@ -45,14 +45,8 @@ type Request struct {
 	replay *replayOf // it repeats another turn, and is in no session
 }
 
-// A Transfer copies a file or folder between the host and the sandbox: into it
-// from Path to Dest, or out of it from Path to Dest.
-type Transfer struct {
-	Path string
-	Dest string // empty: the same name in the working directory
-
-	in *os.Root // Path is read in this folder, and may not leave it; nil: anywhere
-}
+// A Transfer copies a file or folder between the host and the sandbox.
+type Transfer = sandbox.Transfer
 
 // A Turn is what came of a Request.
 type Turn struct {

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strings"
 	"sync"
@@ -15,6 +14,8 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -103,12 +104,12 @@ func (r *run) resumePaused(ctx context.Context, h *pausedMachine) (*Sandbox, err
 		h.remove(ctx)
 		return nil, ctx.Err()
 	}
-	r.plan.shape = s.driver.(pausedDriver).info.Shape
+	r.plan.shape = s.Shape()
 	r.plan.env = r.plan.net.giveWay(r.plan.env, s.Template.EnvList())
 	if r.plan.net.ca == nil { // the host's authorities may be others than when it was made
-		err := s.distrust(ctx, &r.plan.net)
+		err := s.Distrust(ctx, r.plan.net.trusts())
 		if err == nil {
-			err = s.trust(ctx, &r.plan.net)
+			err = s.Trust(ctx, r.plan.net.trusts())
 		}
 		if err != nil {
 			_ = s.Close()
@@ -116,8 +117,8 @@ func (r *run) resumePaused(ctx context.Context, h *pausedMachine) (*Sandbox, err
 			return nil, err
 		}
 	}
-	if err := s.client.StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: r.plan.cwd, Env: mergeEnv(r.at.state.Env, r.plan.env)}); err != nil {
-		err = s.causeOf(err)
+	if err := s.Client().StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: r.plan.cwd, Env: mergeEnv(r.at.state.Env, r.plan.env)}); err != nil {
+		err = s.CauseOf(err)
 		_ = s.Close()
 		h.remove(ctx)
 		return nil, err
@@ -193,7 +194,7 @@ func (h *pausedMachine) attach(ctx context.Context, r *run) (*Sandbox, error) {
 	}
 	if err == nil && r.at.state != nil {
 		r.plan.env = r.plan.net.giveWay(r.plan.env, s.Template.EnvList())
-		err = s.client.StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: r.plan.cwd, Env: mergeEnv(r.at.state.Env, r.plan.env)})
+		err = s.Client().StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: r.plan.cwd, Env: mergeEnv(r.at.state.Env, r.plan.env)})
 	}
 	if err != nil {
 		h.remove(ctx)
@@ -215,11 +216,15 @@ func (r *run) createPaused(ctx context.Context, h *pausedMachine) (*Sandbox, err
 		}
 	}
 	if r.plan.isolation != "" { // the best that serves it, and not the best there is
-		src, err := r.x.machine(ctx, r.plan, r.obs.Preparing, newStopwatch())
+		req, err := r.x.request(ctx, r.plan, r.obs.Preparing, newStopwatch())
 		if err != nil {
 			return nil, err
 		}
-		spec.Substrate = src.driver.Name()
+		src, err := r.x.launcher.Find(ctx, req)
+		if err != nil {
+			return nil, err
+		}
+		spec.Substrate = src.Driver.Name()
 	}
 	info, err := h.store.Create(ctx, spec, r.obs.Preparing)
 	if err != nil {
@@ -304,18 +309,16 @@ func (h *pausedMachine) resume(ctx context.Context) (*Sandbox, error) {
 		was := *tmpl
 		was.Digest, tmpl = info.Template, &was
 	}
-	m := &pausedSandbox{paused: h, id: h.Sandbox, done: make(chan struct{})}
-	s := &Sandbox{Template: tmpl, Image: info.Image, machine: m, driver: pausedDriver{info}, client: wire.NewClient(conn)}
-	client := s.client
+	m, client := &pausedSandbox{paused: h, id: h.Sandbox, done: make(chan struct{})}, wire.NewClient(conn)
 	go func() {
 		<-client.Done()
 		m.end()
 	}()
-	return s, nil
+	about := sandbox.About{Substrate: info.Substrate, Isolation: info.Isolation, Shape: info.Shape}
+	return h.x.launcher.Attach(tmpl, info.Image, m, about, client), nil
 }
 
-// A pausedSandbox is a machine that belongs to a holder: substrate.Sandbox for those
-// who only use it.
+// A pausedSandbox is a machine that belongs to a holder, as a sandbox.Machine.
 type pausedSandbox struct {
 	paused *pausedMachine
 	id     turnstone.SandboxID
@@ -328,10 +331,8 @@ type pausedSandbox struct {
 
 func (m *pausedSandbox) end() { m.once.Do(func() { close(m.done) }) }
 
-func (m *pausedSandbox) ID() turnstone.SandboxID   { return m.id }
-func (m *pausedSandbox) Agent() io.ReadWriteCloser { return nil } // the holder's
-func (m *pausedSandbox) Scratch() string           { return "" }
-func (m *pausedSandbox) Done() <-chan struct{}     { return m.done }
+func (m *pausedSandbox) ID() turnstone.SandboxID { return m.id }
+func (m *pausedSandbox) Done() <-chan struct{}   { return m.done }
 
 // Err asks the holder's records why the machine ended.
 func (m *pausedSandbox) Err() error {
@@ -369,18 +370,21 @@ func (m *pausedSandbox) Close() error {
 	return nil
 }
 
-// A pausedDriver is what a holder's machine runs on, by name.
-type pausedDriver struct{ info sandboxes.Info }
-
-func (d pausedDriver) Name() string      { return d.info.Substrate }
-func (d pausedDriver) Isolation() string { return d.info.Isolation }
-
-func (d pausedDriver) Boot(context.Context, substrate.Machine) (substrate.Sandbox, error) {
-	return nil, errors.ErrUnsupported
-}
-
-func (d pausedDriver) Restore(context.Context, substrate.Machine) (substrate.Sandbox, error) {
-	return nil, errors.ErrUnsupported
+// TakeNetwork is Sandbox.TakeNetwork by way of the machine's holder.
+func (m *pausedSandbox) TakeNetwork(ctx context.Context) (network.Facts, bool) {
+	m.paused.mu.Lock()
+	ctl := m.paused.ctl
+	m.paused.mu.Unlock()
+	select {
+	case <-m.done:
+		return network.Facts{}, false
+	default:
+	}
+	if ctl == nil {
+		return network.Facts{}, false
+	}
+	f, err := ctl.Network(ctx)
+	return f, err == nil
 }
 
 // pause pauses the machine and returns its disk and its shell session. The turn of one
@@ -388,16 +392,16 @@ func (d pausedDriver) Restore(context.Context, substrate.Machine) (substrate.San
 func (h *pausedMachine) pause(ctx context.Context, s *Sandbox, r *run) (*frozen, upperSource, error) {
 	ctx, cancel := context.WithTimeout(ctx, freezeLimit)
 	defer cancel()
-	defer h.x.guard(ctx, s)()
+	defer s.Guard(ctx)()
 	h.mu.Lock()
 	ctl := h.ctl
 	h.mu.Unlock()
-	res, err := s.client.StateGetSession(ctx)
+	res, err := s.Client().StateGetSession(ctx)
 	if err == nil && ctl == nil {
 		err = turnstone.Errorf("executor.held", turnstone.KindDead, string(s.ID()), "was ended")
 	}
 	if err != nil {
-		return nil, nil, s.causeOf(err)
+		return nil, nil, s.CauseOf(err)
 	}
 	st, err := ctl.Pause(ctx)
 	if err != nil {
@@ -408,8 +412,8 @@ func (h *pausedMachine) pause(ctx context.Context, s *Sandbox, r *run) (*frozen,
 		return nil, nil, err
 	}
 	f := &frozen{cwd: res.Cwd, env: res.Env, upper: st.Upper}
-	size := s.driver.(pausedDriver).info.Shape.Disk
-	if st.Upper == upperIsExport {
+	size := s.Shape().Disk
+	if st.Upper == sandbox.UpperIsExport {
 		defer func() { _ = d.Close() }()
 		f.upper = "upper"
 		l, err := h.x.readExport(ctx, d, r.plan.upperOptions(size))
@@ -430,7 +434,7 @@ func (h *pausedMachine) giveUp(ctx context.Context, r *run, why error) (*frozen,
 		return nil, nil, err
 	}
 	defer func() { _ = s.Close() }()
-	f, err := s.freeze(ctx)
+	f, err := freezeSandbox(ctx, s)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -438,7 +442,7 @@ func (h *pausedMachine) giveUp(ctx context.Context, r *run, why error) (*frozen,
 	ctl := h.ctl
 	h.mu.Unlock()
 	if d, err := ctl.Disk(ctx); err == nil {
-		return f, diskUpper{d, int64(s.driver.(pausedDriver).info.Shape.Disk), r.plan.ext4Options()}, nil
+		return f, diskUpper{d, int64(s.Shape().Disk), r.plan.ext4Options()}, nil
 	}
 	l, err := r.takeUpper(ctx, s) // its disk cannot be read from outside
 	if err != nil {

@@ -26,22 +26,22 @@ type input struct {
 // addAll copies what the plan adds into the sandbox, and keeps a copy for whoever
 // runs the turn again. What a replay puts in comes from the turn that it replays.
 func (r *run) addAll(ctx context.Context, s *Sandbox) error {
-	defer r.x.guard(ctx, s)()
+	defer s.Guard(ctx)()
 	for _, in := range r.plan.replayed() {
 		c, err := r.at.cs.store.OpenContent(ctx, in.Tar)
 		if err == nil {
-			err = s.client.Put(ctx, in.Dest, c)
+			err = s.Client().Put(ctx, in.Dest, c)
 			_ = c.Close()
 		}
 		if err != nil {
-			return s.causeOf(err)
+			return s.CauseOf(err)
 		}
 	}
 	for _, t := range r.plan.add {
 		in := &input{dest: t.Dest, floor: r.plan.limits.FreeSpace}
 		r.added = append(r.added, in)
-		if err := add(ctx, s, t, in.writer(r.dir, r.plan.secrets)); err != nil {
-			return s.causeOf(err)
+		if err := s.Add(ctx, t, in.writer(r.dir, r.plan.secrets)); err != nil {
+			return s.CauseOf(err)
 		}
 	}
 	return nil

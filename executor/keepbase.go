@@ -26,19 +26,17 @@ type machineBase struct {
 // noteAge is how long a note is kept that no machine was kept by.
 const noteAge = 30 * 24 * time.Hour
 
-// baseOf returns what packed differs from; nil where it stands alone.
-func baseOf(h *statedir.Dir, driver substrate.Substrate, m substrate.Machine, packed substrate.Packed) (*machineBase, error) {
-	p, ok := driver.(substrate.BasePacker)
-	if !ok || packed.Base == "" {
+// baseOf returns what packed, which s was kept as, differs from; nil where it stands alone.
+func baseOf(h *statedir.Dir, s *Sandbox, packed substrate.Packed) (*machineBase, error) {
+	write := s.BaseWriter(packed)
+	if write == nil {
 		return nil, nil
 	}
 	notes, err := h.MkdirAll("cache", "bases")
 	if err != nil {
 		return nil, err
 	}
-	return &machineBase{packed.Base, notes, func(ctx context.Context, out string) ([]string, error) {
-		return p.PackBase(ctx, m, packed.Base, out)
-	}}, nil
+	return &machineBase{packed.Base, notes, write}, nil
 }
 
 // put returns the base's files in the store, which b puts there unless they are. tmp is a folder

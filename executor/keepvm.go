@@ -43,7 +43,7 @@ func (r *run) collectAll(ctx context.Context, s *Sandbox) error {
 		unkept = r.restless
 	}
 	switch {
-	case err != nil && turnstone.KindOf(err) == turnstone.KindDead && s.ended() && r.info.Result != turnstone.ResultPassed:
+	case err != nil && turnstone.KindOf(err) == turnstone.KindDead && s.Ended() && r.info.Result != turnstone.ResultPassed:
 		// It had to be ended to end the step, and what it changed with it.
 		r.noteStateLost()
 		left = nil
@@ -83,17 +83,17 @@ func (r *run) takeSnapshot(ctx context.Context, s *Sandbox) error {
 		return err
 	}
 	vm := &vmSnapshot{dir: dir, release: release}
-	defer r.x.guard(ctx, s)()
+	defer s.Guard(ctx)()
 	if vm.packed, err = s.Keep(ctx, filepath.Join(dir, "vm")); err != nil {
 		vm.remove()
 		return err
 	}
-	if vm.base, err = baseOf(r.x.home, s.driver, s.source, vm.packed); err == nil {
-		vm.recipes, err = r.at.cs.images.Recipes(s.source.Layers)
+	if vm.base, err = baseOf(r.x.home, s, vm.packed); err == nil {
+		vm.recipes, err = r.at.cs.images.Recipes(s.Source().Layers)
 	}
 	if err == nil {
-		vm.image = &tree.Content{Digest: s.source.RootDigest}
-		vm.image.Size, err = fileSize(s.source.Root)
+		vm.image = &tree.Content{Digest: s.Source().RootDigest}
+		vm.image.Size, err = fileSize(s.Source().Root)
 	}
 	for _, l := range r.at.layers {
 		vm.below = append(vm.below, l.Tree)

@@ -10,7 +10,6 @@ import (
 	"turnstone.dev/turnstone/internal/fsimage/ext4"
 	"turnstone.dev/turnstone/internal/fsimage/upperdir"
 	"turnstone.dev/turnstone/internal/store/tree"
-	"turnstone.dev/turnstone/substrate"
 )
 
 // An upperSource is what a sandbox wrote, at rest: nobody writes to it any more.
@@ -41,45 +40,6 @@ type exportUpper struct{ *upperdir.Dir }
 
 func (e exportUpper) open(string) (tree.Node, error) { return e.Root(), nil }
 
-// upperIsExport is what Pause returns for a machine whose Disk is an export.
-const upperIsExport = "export"
-
-// maxHeaders bounds what an export has beside the files' data: headers, as upper does.
-const maxHeaders = 4 << 30
-
-// spoolExport has s's processes stand still and writes what the agent exports into a
-// file without a name. s.live is held.
-func (s *Sandbox) spoolExport(ctx context.Context) error {
-	f, err := os.CreateTemp(s.spoolDir, "export-*")
-	if err != nil {
-		return err
-	}
-	_ = os.Remove(f.Name())
-	err = s.Client().ExportHeld(ctx, func(in io.Reader) error {
-		limit := int64(s.source.Shape.Disk) + maxHeaders
-		n, err := io.Copy(f, io.LimitReader(in, limit+1))
-		if err == nil && n > limit {
-			err = turnstone.Errorf("executor.live", turnstone.KindExhausted, string(s.ID()),
-				"its agent exports more than its disk holds")
-		}
-		return err
-	})
-	if err != nil {
-		_ = f.Close()
-		return s.causeOf(err)
-	}
-	s.exported = f
-	return nil
-}
-
-// dropExport frees the export. s.live is held.
-func (s *Sandbox) dropExport() {
-	if s.exported != nil {
-		_ = s.exported.Close()
-		s.exported = nil
-	}
-}
-
 // readExport reads what another process has spooled.
 func (x *Host) readExport(ctx context.Context, f *os.File, opts upperdir.Options) (upperSource, error) {
 	dir, err := x.home.MkdirAll("sandboxes")
@@ -99,8 +59,8 @@ func (x *Host) readExport(ctx context.Context, f *os.File, opts upperdir.Options
 
 // takeUpper returns what s wrote. Its disk is frozen.
 func (r *run) takeUpper(ctx context.Context, s *Sandbox) (upperSource, error) {
-	if d, ok := s.machine.(substrate.Disker); ok {
-		f, err := d.Disk()
+	if s.HasDisk() {
+		f, err := s.Disk()
 		return diskUpper{f, int64(r.plan.shape.Disk), r.plan.ext4Options()}, err
 	}
 	dir, err := r.x.home.MkdirAll("sandboxes")
@@ -116,7 +76,7 @@ func (r *run) takeUpper(ctx context.Context, s *Sandbox) (upperSource, error) {
 		if u != nil {
 			err = errors.Join(err, u.Close())
 		}
-		return nil, s.causeOf(err)
+		return nil, s.CauseOf(err)
 	}
 	if u == nil {
 		return nil, turnstone.Errorf("executor.commit", turnstone.KindIntegrity, string(s.ID()),

@@ -3,8 +3,6 @@ package executor
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
-	"strconv"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -12,7 +10,6 @@ import (
 	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/fsimage/ext4"
 	"turnstone.dev/turnstone/internal/fsimage/upperdir"
-	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/layer"
 )
 
@@ -70,27 +67,6 @@ func beyond(key string, asked, limit any) error {
 	return turnstone.Errorf("executor.plan", turnstone.KindInvalid, key,
 		"%v is more than the %v that this host gives a sandbox", asked, limit).
 		WithHint(fmt.Sprintf("ask for less, or raise %s in [limits] of %s in the state directory", key, config.File))
-}
-
-// slot takes one of the places for sandboxes that run at once. They are locks, so that a
-// place is free again when its holder ends, in whatever way.
-func (x *Host) slot(limit int) (*statedir.Lock, error) {
-	if limit == 0 { // a sandbox that nobody admitted, in tests
-		return nil, nil
-	}
-	if _, err := x.home.MkdirAll("slots"); err != nil {
-		return nil, err
-	}
-	first := rand.IntN(limit) // else the later ones try all places before
-	for i := range limit {
-		l, err := statedir.TryAcquire(x.home.Path("slots", strconv.Itoa((first+i)%limit)))
-		if l != nil || err != nil {
-			return l, err
-		}
-	}
-	return nil, turnstone.Errorf("executor.slots", turnstone.KindExhausted, "sandboxes",
-		"%d run at once with this state directory, which is the most", limit).
-		WithHint("wait for some to end, or remove some (turn sandbox ls), or raise sandboxes in [limits] of " + config.File)
 }
 
 // upperOptions bounds what an export may hold.

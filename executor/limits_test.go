@@ -89,25 +89,6 @@ func TestLimitsReachTheReaders(t *testing.T) {
 	}
 }
 
-func TestSlots(t *testing.T) {
-	x := New(&statedir.Dir{Root: t.TempDir()})
-	var held []*statedir.Lock
-	for range 3 {
-		l, err := x.slot(3)
-		if err != nil {
-			t.Fatal(err)
-		}
-		held = append(held, l)
-	}
-	if _, err := x.slot(3); turnstone.KindOf(err) != turnstone.KindExhausted || turnstone.HintOf(err) == "" {
-		t.Errorf("a fourth: %v", err)
-	}
-	held[1].Release()
-	if l, err := x.slot(3); err != nil || l == nil {
-		t.Errorf("after one ended: %v", err)
-	}
-}
-
 // Nothing starts while the disk is nearly full, and nothing is left of what did not.
 func TestLowSpaceStartsNothing(t *testing.T) {
 	x := New(&statedir.Dir{Root: t.TempDir()})

@@ -83,7 +83,7 @@ func TestForkAsTheProduct(t *testing.T) {
 	for _, name := range driver.Names()[1:] {
 		t.Run(name, func(t *testing.T) {
 			x := New(h)
-			x.wrap = weaken
+			x.launcher.Wrap = weaken
 			s, err := x.Create(t.Context(), SandboxRequest{Substrate: name}, func(string) {})
 			if kind := turnstone.KindOf(err); (kind == turnstone.KindUnavailable || kind == turnstone.KindNotFound) && !turntest.UnderKVM() {
 				t.Skipf("%v (%s)", err, turnstone.HintOf(err))
@@ -124,7 +124,7 @@ func TestRefusedBeforeItStarts(t *testing.T) {
 		"whose program has a fault":    {restricted, "never wakes up"},
 	} {
 		x := New(h)
-		x.wrap = c.wrap
+		x.launcher.Wrap = c.wrap
 		doc := ok[*document.Document](t)(document.Parse("a.md", []byte(step("", "echo ran"))))
 		obs := &observer{}
 		turn, err := x.Run(t.Context(), Request{Document: doc, Snapshot: document.SnapshotVM}, obs)
@@ -137,7 +137,7 @@ func TestRefusedBeforeItStarts(t *testing.T) {
 	}
 	for name, wrap := range map[string]func(substrate.Substrate) substrate.Substrate{"strip": strip, "restricted": restricted} {
 		x := New(h)
-		x.wrap = wrap
+		x.launcher.Wrap = wrap
 		if s, err := x.Create(t.Context(), SandboxRequest{Live: true}, func(string) {}); turnstone.KindOf(err) != turnstone.KindUnavailable {
 			t.Errorf("%s: a sandbox that is to stand still: %v", name, err)
 			_ = s.Close()
@@ -220,7 +220,7 @@ func TestFilesOutliveTheirMachine(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := New(h)
-			x.wrap = c.wrap
+			x.launcher.Wrap = c.wrap
 			doc := ok[*document.Document](t)(document.Parse("a.md", []byte(step("", c.script))))
 			turn, err := x.Run(t.Context(), Request{Document: doc, Snapshot: document.SnapshotVM}, &observer{})
 			if err != nil {
@@ -234,7 +234,7 @@ func TestFilesOutliveTheirMachine(t *testing.T) {
 			if rec.VM != nil || rec.State != turn.State || rec.Error != turn.Error {
 				t.Errorf("%+v", rec)
 			}
-			x.wrap = nil
+			x.launcher.Wrap = nil
 			s := ok[*Sandbox](t)(x.Create(t.Context(), SandboxRequest{On: string(turn.ID)}, func(string) {}))
 			defer func() { _ = s.Close() }()
 			if got := output(t, s, "cat /workspace/f"); got != "kept\n" {

@@ -10,34 +10,8 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/lang/syntax"
-	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/wire"
 )
-
-// TakeNetwork returns what happened on the network, and false when there is none.
-func (s *Sandbox) TakeNetwork(ctx context.Context) (network.Facts, bool) {
-	if h, ok := s.machine.(*pausedSandbox); ok {
-		return h.takeNetwork(ctx)
-	}
-	if s.net == nil {
-		return network.Facts{}, false
-	}
-	f := network.Facts{Totals: s.net.stack.Totals()}
-	f.Refused, f.More = s.net.watch.Take()
-	return f, true
-}
-
-// takeNetwork is TakeNetwork by way of the machine's holder.
-func (m *pausedSandbox) takeNetwork(ctx context.Context) (network.Facts, bool) {
-	m.paused.mu.Lock()
-	ctl := m.paused.ctl
-	m.paused.mu.Unlock()
-	if ctl == nil {
-		return network.Facts{}, false
-	}
-	f, err := ctl.Network(ctx)
-	return f, err == nil
-}
 
 // beginNetwork leaves out of account what happened before the first step: a machine
 // that stays has had other turns.
@@ -55,7 +29,7 @@ const maxRefused = 50
 
 // noteNetwork puts what the step did on the network into its result.
 func (r *run) noteNetwork(ctx context.Context, s *Sandbox, step *document.Step, res *document.StepResult) {
-	if !r.plan.shape.Network || s.ended() && s.net == nil {
+	if !r.plan.shape.Network {
 		return
 	}
 	facts, ok := s.TakeNetwork(ctx)

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"turnstone.dev/turnstone/internal/hostca"
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/statedir"
 )
@@ -45,10 +46,10 @@ func TestHostAuthorities(t *testing.T) {
 	if err != nil || len(n.hostCA) != 1 || !n.hostCA[0].Equal(cert) || n.ca != nil {
 		t.Fatalf("%q, %v, %v", more, n.hostCA, err)
 	}
-	if want := []string{"SSL_CERT_FILE=" + caPath, "REQUESTS_CA_BUNDLE=" + caPath, "NODE_EXTRA_CA_CERTS=" + caPath, "GIT_SSL_CAINFO=" + caPath}; !slices.Equal(more, want) {
+	if want := []string{"SSL_CERT_FILE=" + hostca.GuestPath, "REQUESTS_CA_BUNDLE=" + hostca.GuestPath, "NODE_EXTRA_CA_CERTS=" + hostca.GuestPath, "GIT_SSL_CAINFO=" + hostca.GuestPath}; !slices.Equal(more, want) {
 		t.Errorf("variables %q", more)
 	}
-	if n.bundle != caBundle {
+	if n.bundle != hostca.GuestBundle {
 		t.Errorf("beside %s", n.bundle)
 	}
 	if left := n.inherited(append(slices.Clone(env), more...)); !slices.Equal(left, env) {
@@ -69,7 +70,7 @@ func TestHostAuthorities(t *testing.T) {
 	if more, err := x.trusted(n, env); err != nil || len(more) != len(caVariables) || len(n.hostCA) != 1 || n.ca == nil {
 		t.Errorf("opened: %q, %v", more, err)
 	}
-	if left := n.inherited(append(slices.Clone(env), "CURL_CA_BUNDLE="+caPath)); !slices.Contains(left, "CURL_CA_BUNDLE=/mine.pem") {
+	if left := n.inherited(append(slices.Clone(env), "CURL_CA_BUNDLE="+hostca.GuestPath)); !slices.Contains(left, "CURL_CA_BUNDLE=/mine.pem") {
 		t.Errorf("a later turn gets %q", left)
 	}
 	t.Setenv("SSL_CERT_FILE", os.DevNull)

@@ -31,15 +31,19 @@ func (r *run) open(ctx context.Context) (*Sandbox, error) {
 
 // openAt makes a sandbox for p on the state of at's parent.
 func (x *Host) openAt(ctx context.Context, p *plan, at *branchPoint, progress func(string), clock *stopwatch) (*Sandbox, error) {
-	p.prepare = func(ctx context.Context, tmpl *template.Template, m *substrate.Machine) (func(), error) {
-		return x.below(ctx, p, at, tmpl, m, progress)
+	req, err := x.request(ctx, p, progress, clock)
+	if err != nil {
+		return nil, err
 	}
-	s, err := x.open(ctx, p, progress, clock)
+	req.Prepare = func(ctx context.Context, m *substrate.Machine) (func(), error) {
+		return x.below(ctx, p, at, req.Template, m, progress)
+	}
+	s, err := x.launcher.Start(ctx, req)
 	if err != nil || at.state == nil {
 		return s, err
 	}
-	if err := s.client.StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: p.cwd, Env: mergeEnv(at.state.Env, p.env)}); err != nil {
-		err = s.causeOf(err)
+	if err := s.Client().StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: p.cwd, Env: mergeEnv(at.state.Env, req.Env)}); err != nil {
+		err = s.CauseOf(err)
 		_ = s.Close()
 		return nil, err
 	}

@@ -2,7 +2,6 @@ package executor
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -19,7 +18,6 @@ import (
 	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/secret"
 	"turnstone.dev/turnstone/internal/template"
-	"turnstone.dev/turnstone/substrate"
 )
 
 // DefaultImage is what a document runs on that names none.
@@ -64,9 +62,6 @@ type plan struct {
 	limits          config.Limits // of this host; zero before admit
 	room            func() error  // an error when the host's disk is nearly full; nil: nobody asks
 	net             networkPlan
-
-	// prepare completes the machine before it is started; nil: there is nothing to do.
-	prepare func(ctx context.Context, tmpl *template.Template, m *substrate.Machine) (free func(), err error)
 }
 
 func invalid(subject, format string, args ...any) error {
@@ -289,7 +284,7 @@ func (p *plan) documentFile(dir, file string) (Transfer, error) {
 	if _, err := p.folder.Stat(src); err != nil {
 		return Transfer{}, outsideFolder(src, err)
 	}
-	return Transfer{Path: filepath.Join(dir, src), Dest: p.inside(t.Dest, src), in: p.folder}, nil
+	return Transfer{Path: filepath.Join(dir, src), Dest: p.inside(t.Dest, src), In: p.folder}, nil
 }
 
 // close closes the document's folder, which stays open from where its files: were
@@ -339,4 +334,10 @@ func (p *plan) transfers(add, get []Transfer) error {
 		p.get = append(p.get, Transfer{Path: path.Clean(src), Dest: cmp.Or(t.Dest, ".")})
 	}
 	return nil
+}
+
+// mostToGet bounds the bytes that can be copied out of s: all that there can be, except holes,
+// because a sparse file is longer than its disk.
+func (p *plan) mostToGet(s *Sandbox) turnstone.Bytes {
+	return p.shape.Disk + turnstone.Bytes(s.Template.Size)
 }

@@ -207,7 +207,7 @@ func describePlan(t *testing.T, r *run) []string {
 	files := func(all []Transfer) (out []string) {
 		for _, f := range all {
 			s := f.Path + " to " + f.Dest
-			if f.in != nil {
+			if f.In != nil {
 				s += " (in the document's folder)"
 			}
 			out = append(out, s)

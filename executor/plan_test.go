@@ -121,8 +121,8 @@ func TestPlanTransfers(t *testing.T) {
 	}
 	defer p.close()
 	in := p.folder
-	wantAdd := []Transfer{{file, "/workspace/data.csv", in}, {file, "/workspace/other.csv", in}, {file, "/etc/x", in}, {file, "/workspace/in/", in}, {file, "/a/b/", nil}}
-	wantGet := []Transfer{{"/workspace/out", ".", nil}, {"/etc/passwd", "pw", nil}}
+	wantAdd := []Transfer{{Path: file, Dest: "/workspace/data.csv", In: in}, {Path: file, Dest: "/workspace/other.csv", In: in}, {Path: file, Dest: "/etc/x", In: in}, {Path: file, Dest: "/workspace/in/", In: in}, {Path: file, Dest: "/a/b/"}}
+	wantGet := []Transfer{{Path: "/workspace/out", Dest: "."}, {Path: "/etc/passwd", Dest: "pw"}}
 	for i, want := range wantAdd {
 		if i >= len(p.add) || p.add[i] != want {
 			t.Errorf("add %d: %+v, want %+v", i, p.add, want)
@@ -150,7 +150,7 @@ func TestFilesSwappedForALink(t *testing.T) {
 	}
 	defer p.close()
 	var b bytes.Buffer
-	if err := pack(t.Context(), &b, p.add[0]); err != nil || !bytes.Contains(b.Bytes(), []byte("secret")) {
+	if err := p.add[0].Pack(t.Context(), &b); err != nil || !bytes.Contains(b.Bytes(), []byte("secret")) {
 		t.Fatalf("the file itself: %v", err)
 	}
 	if err := os.Remove(filepath.Join(dir, "data")); err != nil {
@@ -160,7 +160,7 @@ func TestFilesSwappedForALink(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.Reset()
-	if err := pack(t.Context(), &b, p.add[0]); err == nil || bytes.Contains(b.Bytes(), []byte("secret")) {
+	if err := p.add[0].Pack(t.Context(), &b); err == nil || bytes.Contains(b.Bytes(), []byte("secret")) {
 		t.Errorf("%v, %q", err, b.Bytes())
 	}
 }
@@ -195,7 +195,7 @@ func TestFilesOfAFolderThatWasSwapped(t *testing.T) {
 	}
 	for _, f := range p.add {
 		var b bytes.Buffer
-		if err := pack(t.Context(), &b, f); err != nil || !bytes.Contains(b.Bytes(), []byte("checked")) || bytes.Contains(b.Bytes(), []byte("secret")) {
+		if err := f.Pack(t.Context(), &b); err != nil || !bytes.Contains(b.Bytes(), []byte("checked")) || bytes.Contains(b.Bytes(), []byte("secret")) {
 			t.Errorf("%s: %v, %q", f.Path, err, b.Bytes())
 		}
 	}

@@ -40,7 +40,7 @@ func holdMain(id turnstone.SandboxID, fault string) error {
 	h := &statedir.Dir{Root: os.Getenv("TURN_HOME")}
 	open := func(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec, progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
 		x := New(h)
-		x.wrap = func(s substrate.Substrate) substrate.Substrate { return agitate(s, fault) }
+		x.launcher.Wrap = func(s substrate.Substrate) substrate.Substrate { return agitate(s, fault) }
 		s, err := x.Create(ctx, SandboxRequest{Image: spec.Image, Shape: spec.Shape, Network: spec.Network, Substrate: spec.Substrate, On: spec.On, Live: spec.Live}, progress)
 		if err != nil {
 			return nil, sandboxes.Details{}, err

@@ -14,10 +14,10 @@ import (
 	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/guest/trace"
 	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/secret"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/template"
-	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -27,9 +27,8 @@ type Executor struct{ *Host }
 // A Host starts sandboxes.
 type Host struct {
 	*Repo
-	killGrace time.Duration                                 // how long a killed step may take to be gone before its machine is
-	opened    *network.Budget                               // of the connections that sandboxes have opened
-	wrap      func(substrate.Substrate) substrate.Substrate // of driver.Chooser, for tests
+	launcher *sandbox.Launcher
+	opened   *network.Budget // of the connections that sandboxes have opened
 }
 
 // A Repo is what is kept between turns.
@@ -46,7 +45,7 @@ type Repo struct {
 
 // New returns an executor on h.
 func New(h *statedir.Dir) *Executor {
-	host := &Host{Repo: &Repo{home: h, space: diskspace.New(h.Root)}, killGrace: 15 * time.Second,
+	host := &Host{Repo: &Repo{home: h, space: diskspace.New(h.Root)}, launcher: sandbox.New(h),
 		opened: network.NewBudget(network.DefaultBudget)}
 	host.Repo.templates = func() *template.Store {
 		return template.NewStore(h.Path("templates")).WithLayers(layerBuilder{host})
@@ -273,7 +272,7 @@ func (r *run) runInSandbox(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	missed := r.x.getAll(ctx, s, r.plan, r.obs.Preparing)
+	missed := s.GetAll(ctx, r.plan.get, r.plan.mostToGet(s), r.obs.Preparing)
 	if missed != nil {
 		missed = interrupted(ctx, missed, "while files were fetched")
 	}
@@ -333,7 +332,7 @@ func (r *run) runSteps(ctx, turnCtx context.Context, s *Sandbox) (turnstone.Resu
 			err = low // and not what the step's end looked like
 		}
 		if err != nil {
-			err = interrupted(ctx, s.causeOf(err), "during "+step.Name)
+			err = interrupted(ctx, s.CauseOf(err), "during "+step.Name)
 			res.Note = r.maskedLine(err.Error())
 		}
 		r.scrub(step, res)
@@ -368,7 +367,7 @@ func (r *run) runStep(turnCtx context.Context, s *Sandbox, step *document.Step, 
 		ctx, cancel = context.WithTimeout(turnCtx, step.Timeout)
 		defer cancel()
 	}
-	release := r.x.guard(ctx, s)
+	release := s.Guard(ctx)
 	stdout, stderr := r.capture(step, turnstone.Stdout, "stdout"), r.capture(step, turnstone.Stderr, "stderr")
 	params := wire.ShellExecuteParams{Name: step.Name, Language: wire.ShellExecuteLanguage(step.Language), User: s.Template.User}
 	if first {
@@ -382,7 +381,7 @@ func (r *run) runStep(turnCtx context.Context, s *Sandbox, step *document.Step, 
 	var records []wire.ShellRecord
 	maskOut, maskErr := r.plan.secrets.Written().Writer(stdout), r.plan.secrets.Written().Writer(stderr)
 	clock := newGuestClock(began)
-	end, err := s.client.Execute(ctx, params, step.Script, wire.Stdio{Out: maskOut, Err: maskErr}, func(more []wire.ShellRecord) {
+	end, err := s.Client().Execute(ctx, params, step.Script, wire.Stdio{Out: maskOut, Err: maskErr}, func(more []wire.ShellRecord) {
 		clock.told(more)
 		if len(records)+len(more) <= trace.MaxRecords {
 			records = append(records, more...)

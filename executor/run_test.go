@@ -201,7 +201,7 @@ func TestTurns(t *testing.T) {
 // TestKillGrace: a step that was killed in time leaves the machine to the next.
 func TestKillGrace(t *testing.T) {
 	x := New(turntest.Home(t))
-	x.killGrace = 2 * time.Second
+	x.launcher.KillGrace = 2 * time.Second
 	doc := step("name=a timeout=1s continue-on-error", "sleep 99") + step("name=b", "sleep 5; echo alive")
 	turn, err := x.Run(t.Context(), Request{Document: parse(t, doc)}, &observer{})
 	if err != nil || turn.Result != turnstone.ResultPassed || turn.Steps[1].Stdout != "alive\n" {
@@ -213,7 +213,7 @@ func TestKillGrace(t *testing.T) {
 // time limit ends it all the same, and what it did before is kept.
 func TestDisobedience(t *testing.T) {
 	x := New(turntest.Home(t))
-	x.killGrace = 2 * time.Second
+	x.launcher.KillGrace = 2 * time.Second
 	const escape = "echo kept > /var/kept; mkdir /sys/fs/cgroup/out && echo $$ > /sys/fs/cgroup/out/cgroup.procs && while :; do sleep 1; done"
 	_, err := x.Exec(t.Context(), CommandRequest{Argv: []string{"bash", "-c", escape}, Timeout: 2 * time.Second, Stdout: io.Discard, Stderr: io.Discard}, func(string) {})
 	if turnstone.KindOf(err) != turnstone.KindTimeout {

@@ -67,7 +67,7 @@ func (b layerBuilder) Build(ctx context.Context, req template.LayerRequest, comm
 	defer func() { _ = s.Close() }()
 	w := &layerWork{x: b.x, s: s, req: req}
 	if err := w.steps(ctx); err != nil {
-		return interrupted(ctx, s.causeOf(err), "while template "+req.Name+" was built")
+		return interrupted(ctx, s.CauseOf(err), "while template "+req.Name+" was built")
 	}
 	req.Say("storing what is new")
 	return w.keep(ctx, &run{x: &Executor{Host: b.x}, plan: p, at: at}, commit)
@@ -104,7 +104,7 @@ type layerWork struct {
 }
 
 func (w *layerWork) steps(ctx context.Context) error {
-	defer w.x.guard(ctx, w.s)()
+	defer w.s.Guard(ctx)()
 	for _, name := range slices.Sorted(maps.Keys(w.req.Temp)) {
 		if err := w.put(ctx, "/run/turn-build/"+name, 0o600, w.req.Temp[name]); err != nil {
 			return err

@@ -2,6 +2,7 @@ package executor
 
 import (
 	"cmp"
+
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/template"
 )

@@ -186,17 +186,16 @@ func (x *Host) unpackVM(ctx context.Context, cs *contextStore, rec *Record, laye
 	if p.template, err = x.keptTemplate(ctx, cs, rec, p.anonymous, progress); err != nil {
 		return "", nil, err
 	}
-	src, err := x.machine(ctx, p, progress, newStopwatch())
+	req, err := x.request(ctx, p, progress, newStopwatch())
 	if err != nil {
 		return "", nil, err
 	}
-	driver, err := src.keeper()
+	src, err := x.launcher.Find(ctx, req)
 	if err != nil {
 		return "", nil, err
 	}
-	m := src.machine
-	m.Layers = layers
-	dir, remove, err = x.unpack(ctx, driver, m, cs.machineFiles(ctx, rec.VM))
+	src.Machine.Layers = layers
+	dir, remove, err = x.unpack(ctx, src, cs.machineFiles(ctx, rec.VM))
 	if low := diskspace.Low(ctx); err != nil && low != nil {
 		err = low
 	}

@@ -20,6 +20,15 @@ import (
 	"turnstone.dev/turnstone/internal/filestamp"
 )
 
+// Where a guest finds certificates.
+const (
+	// GuestPath has the certificates that a guest is to trust, when they are others than those of
+	// its image. It lies on no disk, and so in no state.
+	GuestPath = "/run/turnstone/ca-certificates.crt"
+	// GuestBundle has the certificates that Debian trusts.
+	GuestBundle = "/etc/ssl/certs/ca-certificates.crt"
+)
+
 // Bounds of what is read of a host.
 const (
 	maxFile  = 4 << 20 // bytes of a file

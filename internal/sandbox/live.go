@@ -1,22 +1,15 @@
-package executor
+package sandbox
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
-	"fmt"
-	"io/fs"
 	"os"
-	"path/filepath"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/wire"
 )
@@ -58,7 +51,7 @@ func (s *Sandbox) Pause(ctx context.Context) (upper string, err error) {
 		return "", err
 	}
 	if s.exported != nil {
-		s.upper = upperIsExport
+		s.upper = UpperIsExport
 	}
 	if err := p.Pause(context.WithoutCancel(ctx)); err != nil {
 		return "", s.goOn(ctx, p, err)
@@ -134,6 +127,12 @@ func (s *Sandbox) Snapshot(ctx context.Context, dir string) error {
 	return err
 }
 
+// HasDisk tells whether the host can read the disk of the machine while it runs.
+func (s *Sandbox) HasDisk() bool {
+	_, ok := s.machine.(substrate.Disker)
+	return ok
+}
+
 // Disk returns the disk that takes the sandbox's writes, to be read only; the caller
 // closes it. What is there is the guest's word. For a machine whose disk the host cannot
 // read it is what the agent exported at Pause, and there is none before.
@@ -164,14 +163,14 @@ func (s *Sandbox) restricted() error {
 }
 
 func (s *Sandbox) cannot(what string) error {
-	return turnstone.Errorf("executor.live", turnstone.KindUnavailable, "substrate "+s.driver.Name(),
+	return turnstone.Errorf("executor.live", turnstone.KindUnavailable, "substrate "+s.about.Substrate,
 		"its sandboxes cannot %s", what)
 }
 
 // lost ends a machine that is in between: neither it nor we know where the
 // conversation is.
 func (s *Sandbox) lost(err error) error {
-	err = s.causeOf(err)
+	err = s.CauseOf(err)
 	_ = s.machine.Close()
 	return turnstone.NewError("executor.live", turnstone.KindDead, "sandbox "+string(s.ID()),
 		err).WithHint("it did not come back from standing still, and was ended")
@@ -278,87 +277,24 @@ func (s *Sandbox) Keep(ctx context.Context, dir string) (substrate.Packed, error
 	return k.Pack(ctx, s.source, whole, dir)
 }
 
-// revive starts a clone of the machine that Snapshot or Keep has written, which was
-// one of p's, and gives it an identity of its own.
-func (x *Host) revive(ctx context.Context, p *plan, req SandboxRequest, progress func(string)) (*Sandbox, error) {
-	p.live, p.kept = true, req.From == ""
-	if req.Root != "" {
-		var err error
-		if p.template, err = x.templateOn(ctx, req.Image, req.Root); err != nil {
-			return nil, err
-		}
+// BaseWriter returns what writes the files that packed, which Keep has returned, differs from: into
+// a folder that it makes. It is nil where packed stands alone.
+func (s *Sandbox) BaseWriter(packed substrate.Packed) func(ctx context.Context, out string) (files []string, err error) {
+	p, ok := s.driver.(substrate.BasePacker)
+	if !ok || packed.Base == "" {
+		return nil
 	}
-	src, err := x.machine(ctx, p, progress, newStopwatch())
-	if err != nil {
-		return nil, err
+	return func(ctx context.Context, out string) ([]string, error) {
+		return p.PackBase(ctx, s.source, packed.Base, out)
 	}
-	driver, ok := src.driver.(substrate.Resumer)
-	if !ok { // needs has asked for one
-		return nil, fmt.Errorf("substrate %s clones no sandboxes", src.driver.Name())
-	}
-	m := src.machine
-	m.Layers = req.KeptLayers
-	dir := req.From
-	if dir == "" {
-		k, err := src.keeper()
-		if err != nil {
-			return nil, err
-		}
-		var remove func()
-		if dir, remove, err = x.unpack(ctx, k, m, os.DirFS(req.Kept)); err != nil {
-			return nil, err
-		}
-		defer remove()
-	}
-	slot, err := x.slot(p.limits.Sandboxes)
-	if err != nil {
-		return nil, err
-	}
-	vm, err := driver.RestoreFrom(ctx, m, dir)
-	if err != nil {
-		slot.Release()
-		return nil, err
-	}
-	s := &Sandbox{Template: src.tmpl, Image: p.image, slot: slot, machine: vm, source: m, driver: src.driver, spoolDir: x.home.Path("sandboxes"), port: wire.NewPort(vm.Agent(), true)}
-	id := make([]byte, 16)
-	_, _ = rand.Read(id)
-	renew := wire.SandboxRenewParams{Hostname: cmp.Or(p.hostname, strings.ReplaceAll(string(s.ID()), "_", "-")), MachineID: hex.EncodeToString(id)}
-	if err = s.renew(ctx, renew); err == nil {
-		err = s.makeNetwork(ctx, p)
-	}
-	if err == nil {
-		err = s.distrust(ctx, &p.net)
-	}
-	if err == nil {
-		err = s.attachNetwork(ctx, p)
-	}
-	if err != nil {
-		_ = s.Close()
-		return nil, err
-	}
-	return s, nil
 }
 
-// keeper is the substrate as one that keeps machines.
-func (src *source) keeper() (substrate.Keeper, error) {
-	k, ok := src.driver.(substrate.Keeper)
+// Keeper returns the driver as one that keeps machines. The error is of kind Unavailable.
+func (src *Source) Keeper() (substrate.Keeper, error) {
+	k, ok := src.Driver.(substrate.Keeper)
 	if !ok {
-		return nil, turnstone.Errorf("executor.live", turnstone.KindUnavailable, "substrate "+src.driver.Name(),
+		return nil, turnstone.Errorf("executor.live", turnstone.KindUnavailable, "substrate "+src.Driver.Name(),
 			"its sandboxes cannot be kept")
 	}
 	return k, nil
-}
-
-// unpack makes a folder to restore from of what Keep has written.
-func (x *Host) unpack(ctx context.Context, k substrate.Keeper, m substrate.Machine, kept fs.FS) (dir string, remove func(), err error) {
-	tmp, remove, err := sandboxes.NewStore(x.home).Folder()
-	if err != nil {
-		return "", nil, err
-	}
-	dir = filepath.Join(tmp, "vm")
-	if err := k.Unpack(ctx, m, kept, dir); err != nil {
-		remove()
-		return "", nil, err
-	}
-	return dir, remove, nil
 }

@@ -1,4 +1,4 @@
-package executor
+package sandbox
 
 import (
 	"bytes"
@@ -15,6 +15,13 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
+// A Network is what a sandbox's network is made of, where its shape has one.
+type Network struct {
+	// Options returns those of the network's stack, which tells watch what it refuses.
+	Options func(watch *network.Watch) network.Options
+	Trust   Trust
+}
+
 // A guestNetwork is the outside of one sandbox's network card. It lives as long as
 // the sandbox, and outlives its links.
 type guestNetwork struct {
@@ -28,16 +35,16 @@ type guestNetwork struct {
 	serves sync.WaitGroup
 }
 
-// makeNetwork makes the network that p asks for, for s, which need not be there yet: none
+// makeNetwork makes the network that is asked for, for s, which need not be there yet: none
 // when its shape has none. It ends with s.Close. An error is of kind Invalid when a rule is
 // wrong.
-func (s *Sandbox) makeNetwork(ctx context.Context, p *plan) error {
+func (s *Sandbox) makeNetwork(ctx context.Context, want Network) error {
 	if !s.source.Shape.Network {
 		return nil
 	}
 	n := &guestNetwork{watch: network.NewWatch()}
 	_, n.card = s.machine.(substrate.Networker)
-	opts := p.net.options(n.watch)
+	opts := want.Options(n.watch)
 	if !n.card {
 		opts.MTU = network.LargeMTU
 	}
@@ -55,12 +62,12 @@ func (s *Sandbox) makeNetwork(ctx context.Context, p *plan) error {
 
 // attachNetwork connects the configured sandbox s with its network, if it has one. An
 // error is of those of the wire.
-func (s *Sandbox) attachNetwork(ctx context.Context, p *plan) error {
+func (s *Sandbox) attachNetwork(ctx context.Context, want Network) error {
 	n := s.net
 	if n == nil {
 		return nil
 	}
-	if err := s.trust(ctx, &p.net); err != nil {
+	if err := s.Trust(ctx, want.Trust); err != nil {
 		return err
 	}
 	if card, own := s.machine.(substrate.Networker); own {
@@ -82,7 +89,7 @@ func (s *Sandbox) put(ctx context.Context, path string, content []byte) error {
 		return err
 	})
 	if err != nil {
-		return s.causeOf(err)
+		return s.CauseOf(err)
 	}
 	return nil
 }
@@ -98,7 +105,7 @@ func (s *Sandbox) renewNetwork(ctx context.Context) error {
 	frames, err := s.Client().NetworkStream(ctx, wire.SandboxNetworkParams{MAC: n.mac, MTU: network.LargeMTU, Network: wire.SandboxNetwork{
 		Address: network.GuestAddress, Gateway: network.Gateway, DNS: []string{network.DNS}}})
 	if err != nil {
-		return s.causeOf(err)
+		return s.CauseOf(err)
 	}
 	n.serve(frames)
 	return nil
@@ -128,4 +135,19 @@ func (s *Sandbox) DialGuest(ctx context.Context, port uint16) (net.Conn, error) 
 			"it has no network").WithHint("create it with the network on")
 	}
 	return s.net.stack.DialGuest(ctx, port)
+}
+
+// TakeNetwork returns what happened on the network, and false when there is none.
+func (s *Sandbox) TakeNetwork(ctx context.Context) (network.Facts, bool) {
+	if m, ok := s.machine.(interface { // an attached one, whose network is another process's
+		TakeNetwork(ctx context.Context) (network.Facts, bool)
+	}); ok {
+		return m.TakeNetwork(ctx)
+	}
+	if s.net == nil {
+		return network.Facts{}, false
+	}
+	f := network.Facts{Totals: s.net.stack.Totals()}
+	f.Refused, f.More = s.net.watch.Take()
+	return f, true
 }

@@ -1,67 +1,70 @@
-package executor
+package sandbox
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"path"
+	"os"
 	"path/filepath"
 	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/archive"
+	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/diskspace"
 )
 
-// inCwd resolves a step's cwd against the document's.
-func inCwd(base, dir string) string {
-	if path.IsAbs(dir) {
-		return path.Clean(dir)
-	}
-	return path.Join(base, dir)
+// A Transfer copies a file or folder between the host and the sandbox: into it
+// from Path to Dest, or out of it from Path to Dest.
+type Transfer struct {
+	Path string
+	Dest string // empty: the same name in the working directory
+
+	In *os.Root // Path is read in this folder, and may not leave it; nil: anywhere
 }
 
 // fetchLimit bounds --get, which has time of its own: what a turn made before its
 // time was up can still be fetched.
 const fetchLimit = 30 * time.Minute
 
-// addAll copies what p adds into the sandbox.
-func (x *Executor) addAll(ctx context.Context, s *Sandbox, p *plan) error {
-	defer x.guard(ctx, s)()
-	for _, t := range p.add {
-		if err := add(ctx, s, t, io.Discard); err != nil {
-			return s.causeOf(err)
+// AddAll copies files into the sandbox.
+func (s *Sandbox) AddAll(ctx context.Context, all []Transfer) error {
+	defer s.Guard(ctx)()
+	for _, t := range all {
+		if err := s.Add(ctx, t, io.Discard); err != nil {
+			return s.CauseOf(err)
 		}
 	}
 	return nil
 }
 
-// getAll copies what p gets out of the sandbox.
-func (x *Executor) getAll(ctx context.Context, s *Sandbox, p *plan, tell func(string)) error {
+// GetAll copies files out of the sandbox, each with no more than most bytes. tell is told what is
+// left out.
+func (s *Sandbox) GetAll(ctx context.Context, all []Transfer, most turnstone.Bytes, tell func(string)) error {
 	ctx, cancel := context.WithTimeout(ctx, fetchLimit)
 	defer cancel()
-	defer x.guard(ctx, s)()
-	for _, t := range p.get {
-		// All that there can be, but for holes: a sparse file is longer than its disk.
-		if err := get(ctx, s, t, p.shape.Disk+turnstone.Bytes(s.Template.Size), tell); err != nil {
-			return s.causeOf(err)
+	defer s.Guard(ctx)()
+	for _, t := range all {
+		if err := s.get(ctx, t, most, tell); err != nil {
+			return s.CauseOf(err)
 		}
 	}
 	return nil
 }
 
-// add copies t.Path from the host to t.Dest in the sandbox: into it when it is a
+// Add copies t.Path from the host to t.Dest in the sandbox: into it when it is a
 // folder there or ends in a slash, else under that name.
 // What it sends goes to also too, as a tar stream.
-func add(ctx context.Context, s *Sandbox, t Transfer, also io.Writer) error {
+func (s *Sandbox) Add(ctx context.Context, t Transfer, also io.Writer) error {
 	r, w := io.Pipe()
 	packed := make(chan error, 1)
 	go func() {
-		err := pack(ctx, io.MultiWriter(w, also), t)
+		err := t.Pack(ctx, io.MultiWriter(w, also))
 		_ = w.CloseWithError(err)
 		packed <- err
 	}()
-	err := s.client.Put(ctx, t.Dest, r)
+	err := s.Client().Put(ctx, t.Dest, r)
 	_ = r.CloseWithError(io.ErrClosedPipe) // ends the packer when Put gave up early
 	if perr := <-packed; perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
 		return turnstone.NewError("executor.add", turnstone.KindInvalid, t.Path, perr)
@@ -69,22 +72,22 @@ func add(ctx context.Context, s *Sandbox, t Transfer, also io.Writer) error {
 	return err
 }
 
-// pack writes t.Path as a tar stream. One that a document names is looked up again
+// Pack writes t.Path as a tar stream. One that a document names is looked up again
 // in the document's folder, the one that is open since it was checked: whatever was
 // put in the place of either is not followed out of it.
-func pack(ctx context.Context, w io.Writer, t Transfer) error {
-	if t.in == nil {
+func (t Transfer) Pack(ctx context.Context, w io.Writer) error {
+	if t.In == nil {
 		return archive.Pack(ctx, w, t.Path, "")
 	}
-	rel, err := filepath.Rel(t.in.Name(), t.Path)
+	rel, err := filepath.Rel(t.In.Name(), t.Path)
 	if err != nil {
 		return err
 	}
 	name := filepath.Base(t.Path)
-	if st, err := t.in.Stat(rel); err != nil || !st.IsDir() {
-		return archive.PackRoot(ctx, w, t.in, rel, name) // says what is wrong with it
+	if st, err := t.In.Stat(rel); err != nil || !st.IsDir() {
+		return archive.PackRoot(ctx, w, t.In, rel, name) // says what is wrong with it
 	}
-	sub, err := t.in.OpenRoot(rel)
+	sub, err := t.In.OpenRoot(rel)
 	if err != nil {
 		return err
 	}
@@ -100,9 +103,10 @@ const maxSkipped = 10
 
 // get copies t.Path from the sandbox to t.Dest on the host, and tells what it
 // leaves out.
-func get(ctx context.Context, s *Sandbox, t Transfer, most turnstone.Bytes, tell func(string)) error {
+func (s *Sandbox) get(ctx context.Context, t Transfer, most turnstone.Bytes, tell func(string)) error {
 	limits, skipped := getLimits, 0
-	limits.Bytes, limits.Room = most, roomToCopy
+	limits.Bytes = most
+	limits.Room = func(dir string) error { return diskspace.Room(dir, config.Space{}) } // a user's folder, which free_space is not about
 	limits.Skipped = func(name, why string) {
 		if skipped++; skipped <= maxSkipped {
 			tell(fmt.Sprintf("--get %s: left out %q: %s", t.Path, name, why))
@@ -111,7 +115,7 @@ func get(ctx context.Context, s *Sandbox, t Transfer, most turnstone.Bytes, tell
 	r, w := io.Pipe()
 	got := make(chan error, 1)
 	go func() {
-		err := s.client.Get(ctx, t.Path, w)
+		err := s.Client().Get(ctx, t.Path, w)
 		_ = w.CloseWithError(err)
 		got <- err
 	}()

@@ -1,4 +1,4 @@
-package executor
+package sandbox
 
 import (
 	"context"
@@ -77,7 +77,7 @@ func TestUnconfirmedReseed(t *testing.T) {
 	for _, reseeded := range []bool{true, false} {
 		agent := &configurable{reseeded: reseeded}
 		s, served := sandboxOf(agent, substrate.Machine{})
-		err := s.connect(t.Context(), &plan{shape: turnstone.DefaultShape(), env: []string{"A=b"}})
+		err := s.connect(t.Context(), &Request{Shape: turnstone.DefaultShape(), Env: []string{"A=b"}})
 		if reseeded && err != nil || !reseeded && turnstone.KindOf(err) != turnstone.KindIntegrity {
 			t.Errorf("reseeded %v: %v", reseeded, err)
 		}
@@ -105,7 +105,7 @@ func TestMuteAgent(t *testing.T) {
 			limit = time.Hour
 			time.AfterFunc(50*time.Millisecond, cancel)
 		}
-		err := s.configure(ctx, &plan{shape: turnstone.DefaultShape()}, limit)
+		err := s.configure(ctx, &Request{Shape: turnstone.DefaultShape()}, limit)
 		if dead := turnstone.KindOf(err) == turnstone.KindDead; err == nil || dead == ended || dead && (turnstone.HintOf(err) != kernel.Advice() || !strings.Contains(err.Error(), "does not answer within 50ms")) {
 			t.Errorf("ended by the caller %v: %v (%s)", ended, err, turnstone.HintOf(err))
 		}
@@ -139,7 +139,7 @@ func TestGuestsKernel(t *testing.T) {
 		shape := turnstone.DefaultShape()
 		shape.CPUs = 2
 		s, served := sandboxOf(&configurable{reseeded: true, says: tt.says}, substrate.Machine{Kernel: tt.kernel, KernelIs: tt.is, Shape: shape})
-		err := s.connect(t.Context(), &plan{shape: shape})
+		err := s.connect(t.Context(), &Request{Shape: shape})
 		switch {
 		case tt.refuse == "" && err != nil:
 			t.Errorf("%s: %v", tt.what, err)

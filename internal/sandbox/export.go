@@ -1,0 +1,48 @@
+package sandbox
+
+import (
+	"context"
+	"io"
+	"os"
+
+	"turnstone.dev/turnstone"
+)
+
+// UpperIsExport is what Pause returns for a machine whose Disk is an export.
+const UpperIsExport = "export"
+
+// maxHeaders bounds what an export has beside the files' data: headers, as upper does.
+const maxHeaders = 4 << 30
+
+// spoolExport has s's processes stand still and writes what the agent exports into a
+// file without a name. s.live is held.
+func (s *Sandbox) spoolExport(ctx context.Context) error {
+	f, err := os.CreateTemp(s.spoolDir, "export-*")
+	if err != nil {
+		return err
+	}
+	_ = os.Remove(f.Name())
+	err = s.Client().ExportHeld(ctx, func(in io.Reader) error {
+		limit := int64(s.source.Shape.Disk) + maxHeaders
+		n, err := io.Copy(f, io.LimitReader(in, limit+1))
+		if err == nil && n > limit {
+			err = turnstone.Errorf("executor.live", turnstone.KindExhausted, string(s.ID()),
+				"its agent exports more than its disk holds")
+		}
+		return err
+	})
+	if err != nil {
+		_ = f.Close()
+		return s.CauseOf(err)
+	}
+	s.exported = f
+	return nil
+}
+
+// dropExport frees the export. s.live is held.
+func (s *Sandbox) dropExport() {
+	if s.exported != nil {
+		_ = s.exported.Close()
+		s.exported = nil
+	}
+}

@@ -1,0 +1,295 @@
+package sandbox
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	mrand "math/rand/v2"
+	"strconv"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/driver"
+	"turnstone.dev/turnstone/internal/guest/agentbin"
+	"turnstone.dev/turnstone/internal/guest/kernel"
+	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/template"
+	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/wire"
+)
+
+// A Launcher starts sandboxes. It is safe for concurrent use, unless its fields are changed.
+type Launcher struct {
+	Dir *statedir.Dir
+	// KillGrace is how long a killed process may take to be gone before its machine is ended:
+	// see Sandbox.Guard.
+	KillGrace time.Duration
+	// Wrap replaces the driver that was chosen, for tests; nil: nothing does.
+	Wrap func(substrate.Substrate) substrate.Substrate
+}
+
+// killGrace is the KillGrace of New.
+const killGrace = 15 * time.Second
+
+// New returns a Launcher with the state in dir.
+func New(dir *statedir.Dir) *Launcher { return &Launcher{Dir: dir, KillGrace: killGrace} }
+
+// A Request describes a sandbox to start.
+type Request struct {
+	Template *template.Template
+	Image    string // the name that was asked for
+	Shape    turnstone.Shape
+	Env      []string // beside the template's
+	Hostname string   // empty: the sandbox's ID
+	Network  Network
+
+	Driver string // "auto" or a substrate's name
+	Needs  driver.Needs
+	Kernel kernel.Choice // of a guest that has one of Linux
+	Slots  int           // how many sandboxes run at once with this state directory; 0: any number
+
+	// Prepare completes the machine before it is started; nil: there is nothing to do. What it
+	// has made stays until free is called.
+	Prepare func(ctx context.Context, m *substrate.Machine) (free func(), err error)
+
+	Progress func(string)      // told before work that takes long
+	Lap      func(what string) // told when a phase has ended
+
+	scratch string // the serial number of the disk that takes the sandbox's writes
+}
+
+// A Source is everything that a sandbox starts from, and what starts it.
+type Source struct {
+	Machine substrate.Machine
+	Driver  substrate.Substrate
+}
+
+// Find finds or makes everything that a sandbox of req starts from, and chooses its driver. The
+// first call on a host takes minutes.
+func (l *Launcher) Find(ctx context.Context, req Request) (*Source, error) {
+	agent, err := agentbin.Agent()
+	if err != nil {
+		return nil, err
+	}
+	src := &Source{Machine: substrate.Machine{Agent: agent.Read, AgentDigest: agent.Digest,
+		Root: req.Template.Root, RootDigest: req.Template.RootDigest, Shape: req.Shape}}
+	guest := driver.KernelIn(l.Dir, req.Kernel, req.Progress)
+	withKernel := func(ctx context.Context) (substrate.Machine, error) {
+		return guest.Fill(ctx, src.Machine, kernel.Program(agent))
+	}
+	choose := driver.Chooser{Home: l.Dir, Progress: req.Progress, Probe: withKernel, Kernel: guest.Guest, Wrap: l.Wrap}
+	if src.Driver, err = choose.Choose(ctx, req.Driver, req.Needs); err != nil {
+		return nil, err
+	}
+	req.Lap("substrate")
+	if _, own := src.Driver.(substrate.OwnKernel); own {
+		return src, nil
+	}
+	if src.Machine, err = withKernel(ctx); err != nil {
+		return nil, err
+	}
+	req.Lap("kernel")
+	return src, nil
+}
+
+// Start restores a machine for req and makes it a sandbox of its own.
+func (l *Launcher) Start(ctx context.Context, req Request) (*Sandbox, error) {
+	src, err := l.Find(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	free := func() {}
+	if req.Prepare != nil {
+		if free, err = req.Prepare(ctx, &src.Machine); err != nil {
+			return nil, err
+		}
+		req.Lap("layers")
+	}
+	s, err := l.start(ctx, &req, src)
+	if err != nil {
+		free()
+		return nil, err
+	}
+	s.free = free
+	if fewer := s.Fewer(); fewer != "" {
+		req.Progress("the sandbox has " + fewer)
+	}
+	return s, nil
+}
+
+// start restores src for req and makes it its own.
+func (l *Launcher) start(ctx context.Context, req *Request, src *Source) (*Sandbox, error) {
+	s, err := l.take(req, src, func() (substrate.Sandbox, error) { return src.Driver.Restore(ctx, src.Machine) })
+	if err != nil {
+		return nil, err
+	}
+	req.Lap("restore")
+	s.layers, s.home = len(src.Machine.Layers), src.Machine.Home != ""
+	if err = s.makeNetwork(ctx, req.Network); err == nil { // while the machine wakes up
+		err = s.connect(ctx, req)
+	}
+	if err == nil {
+		err = s.attachNetwork(ctx, req.Network)
+	}
+	if err != nil {
+		err = s.CauseOf(err)
+		_ = s.Close()
+		return nil, err
+	}
+	req.Lap("configure")
+	return s, nil
+}
+
+// Revive starts a clone of a machine that Snapshot or Keep has written, which was one of req's, and
+// gives it an identity of its own. The files are in the folder dir, as src's driver restores them.
+func (l *Launcher) Revive(ctx context.Context, req Request, src *Source, dir string) (*Sandbox, error) {
+	resumer, ok := src.Driver.(substrate.Resumer)
+	if !ok { // Needs has asked for one
+		return nil, fmt.Errorf("substrate %s clones no sandboxes", src.Driver.Name())
+	}
+	s, err := l.take(&req, src, func() (substrate.Sandbox, error) { return resumer.RestoreFrom(ctx, src.Machine, dir) })
+	if err != nil {
+		return nil, err
+	}
+	id := make([]byte, 16)
+	_, _ = rand.Read(id) // documented never to fail
+	renew := wire.SandboxRenewParams{Hostname: s.hostname(&req), MachineID: hex.EncodeToString(id)}
+	if err = s.renew(ctx, renew); err == nil {
+		err = s.makeNetwork(ctx, req.Network)
+	}
+	if err == nil {
+		err = s.Distrust(ctx, req.Network.Trust)
+	}
+	if err == nil {
+		err = s.attachNetwork(ctx, req.Network)
+	}
+	if err != nil {
+		_ = s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// take starts a machine in one of the places for sandboxes.
+func (l *Launcher) take(req *Request, src *Source, start func() (substrate.Sandbox, error)) (*Sandbox, error) {
+	slot, err := l.slot(req.Slots)
+	if err != nil {
+		return nil, err
+	}
+	vm, err := start()
+	if err != nil {
+		slot.Release()
+		return nil, err
+	}
+	req.scratch = vm.Scratch()
+	s := l.of(vm, src.Machine, req)
+	s.slot, s.driver = slot, src.Driver
+	s.about.Substrate, s.about.Isolation = src.Driver.Name(), src.Driver.Isolation()
+	return s, nil
+}
+
+// of is a sandbox of vm, which was started from m and is not connected yet.
+func (l *Launcher) of(vm substrate.Sandbox, m substrate.Machine, req *Request) *Sandbox {
+	return &Sandbox{Template: req.Template, Image: req.Image, machine: vm, source: m, about: About{Shape: m.Shape},
+		grace: l.KillGrace, spoolDir: l.Dir.Path("sandboxes"), port: wire.NewPort(vm.Agent(), true)}
+}
+
+// Connect returns a sandbox of vm, whose agent needs no configuration.
+func (l *Launcher) Connect(vm substrate.Sandbox, tmpl *template.Template) (*Sandbox, error) {
+	s := l.of(vm, substrate.Machine{}, &Request{Template: tmpl})
+	return s, s.dial()
+}
+
+// slot takes one of the places for sandboxes that run at once. They are locks, so that a place is
+// free again when its holder ends, in whatever way.
+func (l *Launcher) slot(limit int) (*statedir.Lock, error) {
+	if limit == 0 {
+		return nil, nil
+	}
+	if _, err := l.Dir.MkdirAll("slots"); err != nil {
+		return nil, err
+	}
+	first := mrand.IntN(limit) // else the later ones try all places before
+	for i := range limit {
+		lock, err := statedir.TryAcquire(l.Dir.Path("slots", strconv.Itoa((first+i)%limit)))
+		if lock != nil || err != nil {
+			return lock, err
+		}
+	}
+	return nil, turnstone.Errorf("executor.slots", turnstone.KindExhausted, "sandboxes",
+		"%d run at once with this state directory, which is the most", limit).
+		WithHint("wait for some to end, or remove some (turn sandbox ls), or raise sandboxes in [limits] of " + config.File)
+}
+
+// hostname is the name that the sandbox gives itself.
+func (s *Sandbox) hostname(req *Request) string {
+	return cmp.Or(req.Hostname, strings.ReplaceAll(string(s.ID()), "_", "-"))
+}
+
+// connect starts the link to the agent and configures the sandbox.
+func (s *Sandbox) connect(ctx context.Context, req *Request) error {
+	if err := s.dial(); err != nil {
+		return err
+	}
+	return s.configure(ctx, req, configureLimit)
+}
+
+// configureLimit bounds how long a restored guest may take to confirm; it takes
+// some ten milliseconds.
+const configureLimit = time.Minute
+
+// configure makes the clone a machine of its own, and refuses one that does not
+// confirm that its random numbers are.
+func (s *Sandbox) configure(caller context.Context, req *Request, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(caller, limit)
+	defer cancel()
+	// One that does not even read is ended by this, not by the protocol.
+	defer context.AfterFunc(ctx, func() { _ = s.machine.Close() })()
+	entropy, machineID := make([]byte, 64), make([]byte, 16)
+	_, _ = rand.Read(entropy) // documented never to fail
+	_, _ = rand.Read(machineID)
+	params := wire.SandboxConfigureParams{
+		Entropy: entropy, Time: time.Now().Format(time.RFC3339Nano), Scratch: req.scratch,
+		Hostname:  s.hostname(req),
+		MachineID: hex.EncodeToString(machineID),
+		Env:       append(s.Template.EnvList(), req.Env...),
+	}
+	if _, card := s.machine.(substrate.Networker); card && req.Shape.Network { // else attachNetwork brings one
+		params.Network = &wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway, DNS: []string{network.DNS}}
+	}
+	for i := range s.layers {
+		params.Layers = append(params.Layers, substrate.LayerSerial(i))
+	}
+	if s.home {
+		params.Home = &wire.SandboxHomeDisk{Serial: substrate.HomeSerial, Path: homePath(params.Env)}
+	}
+	res, err := s.client.SandboxConfigure(ctx, &params)
+	if err != nil && ctx.Err() != nil && caller.Err() == nil {
+		return turnstone.Errorf("executor.configure", turnstone.KindDead, string(s.ID()),
+			"the agent does not answer within %s", limit).WithHint(s.source.KernelIs.Advice())
+	}
+	if err != nil {
+		return err
+	}
+	if !res.Reseeded {
+		return turnstone.Errorf("executor.configure", turnstone.KindIntegrity, string(s.ID()),
+			"the sandbox did not confirm fresh random numbers; it is not used")
+	}
+	return s.accept(res)
+}
+
+// homePath is where a persistent home directory is mounted: at $HOME.
+func homePath(env []string) string {
+	path := "/root" // the agent's default
+	for _, kv := range env {
+		if v, ok := strings.CutPrefix(kv, "HOME="); ok && strings.HasPrefix(v, "/") && strings.Trim(v, "/") != "" {
+			path = v
+		}
+	}
+	return path
+}
