@@ -60,7 +60,7 @@ func TestExpand(t *testing.T) {
 	}
 	ok[session.Session](t)(p.x.RemoveSession(ctx, string(anonymous.ID)))
 	for _, text := range []string{"", "../../etc/passwd", strings.Repeat("s", 1000), "renamed", string(anonymous.ID)} {
-		if err := os.WriteFile(p.x.atHandPath(), []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(p.x.repo.atHandPath(), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if got := expand("-", ""); got != "error: not_found" {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"slices"
@@ -444,18 +443,4 @@ func putOutput(ctx context.Context, w tree.ContentPutter, c *capture) (*tree.Con
 	defer func() { _ = in.Close() }()
 	content, err := w.PutContent(ctx, in, c.size)
 	return &content, err
-}
-
-// String says it in words; nothing when nothing changed.
-func (i LayerInfo) String() string {
-	var parts []string
-	for _, p := range []struct {
-		n    int
-		what string
-	}{{i.Added, "added"}, {i.Changed, "changed"}, {i.Removed, "removed"}} {
-		if p.n > 0 {
-			parts = append(parts, fmt.Sprintf("%d %s", p.n, p.what))
-		}
-	}
-	return strings.Join(parts, ", ")
 }

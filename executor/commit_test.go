@@ -44,7 +44,7 @@ func endWith(t *testing.T, x *Executor, files map[string]string, vm *vmSnapshot)
 	if err != nil {
 		return nil, err
 	}
-	if r.at, err = cs.take(ctx, r.plan, r.info.ID, "a turn"); err != nil {
+	if r.at, err = take(ctx, cs, r.plan, r.info.ID, "a turn"); err != nil {
 		return nil, err
 	}
 	batch, err := cs.store.Begin(ctx)
@@ -130,7 +130,7 @@ func TestCommitFaults(t *testing.T) {
 	failed := 0
 	for n := 1; ; n++ {
 		x, hit := New(&statedir.Dir{Root: dir}), false
-		x.fault = faultAt(n, func() error { hit = true; return syscall.ENOSPC })
+		x.repo.fault = faultAt(n, func() error { hit = true; return syscall.ENOSPC })
 		r, err := end(t, x, map[string]string{"/file": strconv.Itoa(n)})
 		switch {
 		case err != nil || r.info.Result == turnstone.ResultPassed:
@@ -173,7 +173,7 @@ func TestCommitCrashes(t *testing.T) {
 			t.Fatal(err)
 		}
 		x := New(&statedir.Dir{Root: dir})
-		x.fault = faultAt(n, func() error { os.Exit(77); return nil })
+		x.repo.fault = faultAt(n, func() error { os.Exit(77); return nil })
 		if r, err := end(t, x, map[string]string{"/file": at}); err != nil || r.info.Result != turnstone.ResultPassed {
 			t.Fatalf("%v, %+v", err, r)
 		}
@@ -304,7 +304,7 @@ func TestRefusedTurnBeginsNoSession(t *testing.T) {
 	ctx := t.Context()
 	for _, session := range []string{"new", ""} {
 		id := turnstone.NewTurnID()
-		if _, err := p.cs.take(ctx, &plan{session: session, branch: "nowhere"}, id, "a turn"); turnstone.KindOf(err) != turnstone.KindNotFound || turnstone.HintOf(err) == "" {
+		if _, err := take(ctx, p.cs, &plan{session: session, branch: "nowhere"}, id, "a turn"); turnstone.KindOf(err) != turnstone.KindNotFound || turnstone.HintOf(err) == "" {
 			t.Errorf("%q: %v (%s)", session, err, turnstone.HintOf(err))
 		}
 	}

@@ -13,11 +13,14 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/blob"
 	"turnstone.dev/turnstone/internal/store/blob/local"
 	"turnstone.dev/turnstone/internal/store/blob/s3"
 	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/template"
 )
 
 // A contextStore is all that is kept between turns: who came after whom, and what
@@ -29,6 +32,7 @@ type contextStore struct {
 	blobs  blob.Store
 	// templates has the contents that lie in templates' images.
 	templates *templateContents
+	specs     func() *template.Store
 }
 
 // elsewhere tells whether a template has the content d, which the store then does
@@ -37,25 +41,34 @@ func (cs *contextStore) elsewhere(d turnstone.Digest) bool {
 	return cs.templates.HasContent(d)
 }
 
-// lazyContext opens the context store when it is needed first.
-type lazyContext struct {
-	mu sync.Mutex
-	cs *contextStore
+// A Repo is what is kept between turns, in a state directory. It is safe for concurrent use.
+type Repo struct {
+	home      *statedir.Dir
+	templates func() *template.Store // with what builds their layers
+	fault     func(op string) error  // of the store, for tests; nil: none
+
+	mu   sync.Mutex
+	kept *contextStore // nil until it is needed
+}
+
+// newRepo returns what is kept in home. It opens nothing.
+func newRepo(home *statedir.Dir, templates func() *template.Store) *Repo {
+	return &Repo{home: home, templates: templates}
 }
 
 // context returns the context store of x's home, which is opened once. It stays
 // open until Close.
 func (x *Repo) context(ctx context.Context) (*contextStore, error) {
-	x.kept.mu.Lock()
-	defer x.kept.mu.Unlock()
-	if x.kept.cs != nil {
-		return x.kept.cs, nil
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.kept != nil {
+		return x.kept, nil
 	}
 	cs, err := x.openContext(ctx)
 	if err != nil {
 		return nil, err
 	}
-	x.kept.cs = cs
+	x.kept = cs
 	return cs, nil
 }
 
@@ -85,7 +98,8 @@ func (x *Repo) openWithoutSessions(ctx context.Context) (*contextStore, error) {
 }
 
 func (x *Repo) openStore(ctx context.Context, db *session.DB, blobs blob.Store, dir string) (_ *contextStore, err error) {
-	cs := &contextStore{db: db, blobs: blobs, templates: &templateContents{dir: x.home.Path("templates")}}
+	cs := &contextStore{db: db, blobs: blobs, specs: x.templates,
+		templates: &templateContents{dir: x.home.Path("templates")}}
 	if cs.store, err = store.Open(ctx, dir, cs.blobs, store.Options{Fault: x.fault}); err != nil {
 		return nil, errors.Join(err, cs.close())
 	}
@@ -158,13 +172,13 @@ func (x *Repo) blobs(ctx context.Context) (at blob.Store, dir string, err error)
 // Close closes the context store, if it was opened. Turns that still run through x
 // count as interrupted.
 func (x *Repo) Close() error {
-	x.kept.mu.Lock()
-	defer x.kept.mu.Unlock()
-	if x.kept.cs == nil {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.kept == nil {
 		return nil
 	}
-	cs := x.kept.cs
-	x.kept.cs = nil
+	cs := x.kept
+	x.kept = nil
 	return cs.close()
 }
 
@@ -237,3 +251,20 @@ func checkFormat(what string, d turnstone.Digest, format, known int) error {
 		"is a %s of format %d, and this program knows %d", what, format, known).
 		WithHint("use the turn that made it")
 }
+
+// read returns a content of at most limit bytes.
+func (cs *contextStore) read(ctx context.Context, c tree.Content, limit int64) ([]byte, error) {
+	if c.Size > limit {
+		return nil, turnstone.Errorf("executor.read", turnstone.KindExhausted, string(c.Digest),
+			"it has %d bytes", c.Size)
+	}
+	in, err := cs.store.OpenContent(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = in.Close() }()
+	return io.ReadAll(io.LimitReader(in, limit))
+}
+
+// errNoState is the cause when a turn left nothing that another could begin on.
+var errNoState = errors.New("left no state")

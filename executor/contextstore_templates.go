@@ -192,3 +192,61 @@ func (t *templateContents) Close() error {
 	t.found = nil
 	return errors.Join(errs...)
 }
+
+// templateTree returns the tree of a template, whose directories it puts into the
+// store where they are not there yet, and lets the store find its files.
+func (cs *contextStore) templateTree(ctx context.Context, tmpl *template.Template) (tree.Ref, error) {
+	ref, err := cs.rootTree(ctx, tmpl)
+	if n := len(tmpl.Layers); n > 0 {
+		ref = tmpl.Layers[n-1].Tree
+	}
+	return ref, err
+}
+
+// rootTree is templateTree of the template's root image alone, without its layers.
+func (cs *contextStore) rootTree(ctx context.Context, tmpl *template.Template) (tree.Ref, error) {
+	batch, err := cs.store.Begin(ctx)
+	if err != nil {
+		return tree.Ref{}, err
+	}
+	defer func() { _ = batch.Close() }()
+	ref, err := cs.specs().RootTree(ctx, tmpl, batch)
+	if err != nil {
+		return ref, err
+	}
+	return ref, batch.Flush(ctx)
+}
+
+// onlyIn tells whether the image in the folder dir, and no other one, has the content d.
+func (t *templateContents) onlyIn(dir string, d turnstone.Digest) bool {
+	if !t.HasContent(d) {
+		return false
+	}
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	only := false
+	for folder, in := range t.found {
+		if !in.HasContent(d) {
+			continue
+		}
+		if filepath.Clean(folder) != filepath.Clean(dir) {
+			return false
+		}
+		only = true
+	}
+	return only
+}
+
+// indexTemplate lets the store find the files of a template that was just built: an
+// imported session may wait for them.
+func (x *Repo) indexTemplate(ctx context.Context, t *template.Template) error {
+	if _, err := os.Stat(x.home.Path("context.db")); err != nil {
+		return nil // there is no session yet
+	}
+	cs, err := x.context(ctx)
+	if err != nil {
+		return err
+	}
+	_, err = cs.templateTree(ctx, t)
+	return err
+}

@@ -13,6 +13,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
@@ -66,7 +67,7 @@ type ExportReport struct {
 
 // Export writes a session as one file to w: its turns, branches and tags, and all
 // that they need. A turn that is running is left out. The same session gives the same bytes.
-func (x *Repo) Export(ctx context.Context, req ExportRequest, w io.Writer) (*ExportReport, error) {
+func exportSession(ctx context.Context, x *Repo, req ExportRequest, w io.Writer) (*ExportReport, error) {
 	g, err := x.Session(ctx, req.Session)
 	if err != nil {
 		return nil, err
@@ -215,15 +216,15 @@ func (e *exporter) elsewhere(ctx context.Context, c tree.Content) error {
 	if !e.first(c.Digest) {
 		return nil
 	}
-	if !e.full || c.Size > maxExportObject && e.machines[c.Digest] {
+	if !e.full || c.Size > store.MaxObject && e.machines[c.Digest] {
 		e.tail.LeftOut = append(e.tail.LeftOut, c.Digest)
 		return nil
 	}
-	if c.Size > maxExportObject {
+	if c.Size > store.MaxObject {
 		return turnstone.Errorf("executor.export", turnstone.KindInvalid, string(c.Digest),
 			"is a file of %s in the template, which is too large to be exported", turnstone.Bytes(c.Size).Human())
 	}
-	b, err := e.cs.read(ctx, c, maxExportObject)
+	b, err := e.cs.read(ctx, c, store.MaxObject)
 	if err != nil {
 		return err
 	}

@@ -25,9 +25,8 @@ import (
 const (
 	maxExportHead   = 64 << 20
 	maxExportTail   = 192 << 20
-	maxExportObject = 256 << 20 // the store takes no larger ones
-	maxExportWindow = 64 << 20  // of zstd: what its decoder may hold
-	roomEvery       = 64 << 20  // bytes of objects, after which the disk's room is looked at again
+	maxExportWindow = 64 << 20 // of zstd: what its decoder may hold
+	roomEvery       = 64 << 20 // bytes of objects, after which the disk's room is looked at again
 
 	// A list of chunks can name one chunk many times, and every byte of a content is hashed:
 	// all contents together may have so many bytes, and as many times the file's own. Zeros,
@@ -83,7 +82,7 @@ type UnbuiltTemplate struct {
 // here. Templates are built as req says; one that cannot be is no reason to fail.
 // The session is there as a whole, or not at all; of a file that is refused, objects
 // may take up room until GC.
-func (x *Repo) Import(ctx context.Context, req ImportRequest, r io.Reader) (*ImportReport, error) {
+func importSession(ctx context.Context, x *Repo, req ImportRequest, room func() error, r io.Reader) (*ImportReport, error) {
 	cs, err := x.context(ctx)
 	if err != nil {
 		return nil, err
@@ -99,7 +98,7 @@ func (x *Repo) Import(ctx context.Context, req ImportRequest, r io.Reader) (*Imp
 		return nil, notExported(err)
 	}
 	defer z.Close()
-	m := &importer{cs: cs, tr: tar.NewReader(z), room: x.roomToImport, objects: map[turnstone.Digest]bool{},
+	m := &importer{cs: cs, tr: tar.NewReader(z), room: room, objects: map[turnstone.Digest]bool{},
 		leftOut: map[turnstone.Digest]bool{}, missing: map[turnstone.Digest]int64{}}
 	if err := m.head(); err != nil {
 		return nil, err
@@ -121,7 +120,7 @@ func (x *Repo) Import(ctx context.Context, req ImportRequest, r io.Reader) (*Imp
 	if err := batch.Flush(ctx); err != nil {
 		return nil, err
 	}
-	if err := x.readTemplates(ctx, m, batch, req); err != nil {
+	if err := readTemplates(ctx, x, m, batch, req); err != nil {
 		return nil, err
 	}
 	m.unpacked = maxUnpacked + in.read()*maxUnpacking
@@ -285,7 +284,7 @@ func objectName(h *tar.Header) (turnstone.Digest, error) {
 	if !ok || err != nil || len(raw) != 32 || hexed != strings.ToLower(hexed) || h.Typeflag != tar.TypeReg {
 		return "", refused("has an entry %.80q, which is no object", h.Name)
 	}
-	if h.Size < 0 || h.Size > maxExportObject {
+	if h.Size < 0 || h.Size > store.MaxObject {
 		return "", refused("has an object of %d bytes", h.Size)
 	}
 	return turnstone.Digest("sha256:" + hexed), nil

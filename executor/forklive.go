@@ -19,11 +19,11 @@ import (
 // turns (lifetime: session): the new branch gets a clone of that machine, with its
 // processes and its memory, paused as it is.
 func (x *Host) ForkLive(ctx context.Context, ref, name string) (session.Branch, error) {
-	cs, t, err := x.resolve(ctx, ref)
+	cs, t, err := x.repo.resolve(ctx, ref)
 	if err != nil {
 		return session.Branch{}, err
 	}
-	if err := cs.branchFree(ctx, t.Session, name); err != nil {
+	if err := branchFree(ctx, cs, t.Session, name); err != nil {
 		return session.Branch{}, err // before a clone is made, and before name is a file's
 	}
 	from, err := x.pausedAt(ctx, t)
@@ -49,7 +49,7 @@ func (x *Host) ForkLive(ctx context.Context, ref, name string) (session.Branch, 
 }
 
 // branchFree is an error when name is no name, or one that a branch has.
-func (cs *contextStore) branchFree(ctx context.Context, s turnstone.SessionID, name string) error {
+func branchFree(ctx context.Context, cs *contextStore, s turnstone.SessionID, name string) error {
 	fail := func(hint, format string, args ...any) error {
 		return turnstone.Errorf("executor.fork", turnstone.KindInvalid, "branch", format, args...).
 			WithHint(hint)

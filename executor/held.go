@@ -157,7 +157,7 @@ func (r *run) restoreKept(ctx context.Context, h *pausedMachine) (*Sandbox, erro
 		return nil, err
 	}
 	if len(rec.Parents) > 0 { // its disk lies on what it began with
-		if h.Base, err = r.at.treeOf(ctx, rec.Parents[0]); err != nil {
+		if h.Base, err = r.at.cs.treeOf(ctx, rec.Parents[0]); err != nil {
 			return nil, err
 		}
 	}

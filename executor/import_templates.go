@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"strconv"
 	"strings"
 
@@ -37,7 +36,7 @@ func (m *importer) readTail(h *tar.Header) error {
 // readTemplates lets the store find what lies in the templates that m's turns began
 // on: nobody may have asked for their files yet. Those that are not here are built, if
 // req wants that.
-func (x *Repo) readTemplates(ctx context.Context, m *importer, batch *store.Batch, req ImportRequest) error {
+func readTemplates(ctx context.Context, x *Repo, m *importer, batch *store.Batch, req ImportRequest) error {
 	progress := req.Progress
 	if progress == nil {
 		progress = func(string) {}
@@ -51,7 +50,7 @@ func (x *Repo) readTemplates(ctx context.Context, m *importer, batch *store.Batc
 		read[rec.Image] = true
 		tmpl, err := x.builtTemplate(ctx, rec.Image)
 		if err != nil {
-			tmpl, err = x.importTemplate(ctx, m, rec, req.Build, progress)
+			tmpl, err = importTemplate(ctx, x, m, rec, req.Build, progress)
 		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -71,7 +70,7 @@ func (x *Repo) readTemplates(ctx context.Context, m *importer, batch *store.Batc
 }
 
 // importTemplate builds the template that rec's turn began on, if how allows it.
-func (x *Repo) importTemplate(ctx context.Context, m *importer, rec *Record, how ImportBuild, progress func(string)) (*template.Template, error) {
+func importTemplate(ctx context.Context, x *Repo, m *importer, rec *Record, how ImportBuild, progress func(string)) (*template.Template, error) {
 	fail := func(hint, format string, args ...any) error {
 		return turnstone.Errorf("executor.import", turnstone.KindUnavailable, "template "+rec.Image,
 			format, args...).WithHint(hint)
@@ -110,17 +109,17 @@ func (x *Repo) importTemplate(ctx context.Context, m *importer, rec *Record, how
 		if how != BuildAll {
 			return nil, fail(all+" builds it by the spec in the file; what that installs and runs in a sandbox is its author's choice", "is not known here")
 		}
-		return x.adopt(ctx, specs[:i+1], progress)
+		return adopt(ctx, x, specs[:i+1], progress)
 	}
 	return nil, fail("export with --full", "is not known here, and the file has no spec of it")
 }
 
 // adopt builds the last of specs, and those of the others that it lies on.
-func (x *Repo) adopt(ctx context.Context, specs []*template.Spec, progress func(string)) (*template.Template, error) {
+func adopt(ctx context.Context, x *Repo, specs []*template.Spec, progress func(string)) (*template.Template, error) {
 	last := specs[len(specs)-1]
 	for i := len(specs) - 2; i >= 0; i-- {
 		if specs[i] != nil && specs[i].Name == last.Base {
-			if _, err := x.adopt(ctx, specs[:i+1], progress); err != nil {
+			if _, err := adopt(ctx, x, specs[:i+1], progress); err != nil {
 				return nil, err
 			}
 			break
@@ -151,18 +150,4 @@ func (m *importer) toGetTemplates() string {
 		}
 	}
 	return "the file leaves out what lies in the session's template: " + how + ", or export with --full"
-}
-
-// indexTemplate lets the store find the files of a template that was just built: an
-// imported session may wait for them.
-func (x *Repo) indexTemplate(ctx context.Context, t *template.Template) error {
-	if _, err := os.Stat(x.home.Path("context.db")); err != nil {
-		return nil // there is no session yet
-	}
-	cs, err := x.context(ctx)
-	if err != nil {
-		return err
-	}
-	_, err = cs.templateTree(ctx, x, t)
-	return err
 }

@@ -53,7 +53,7 @@ func TestBaseLives(t *testing.T) {
 		ok[*GCReport](t)(p.x.GC(ctx, GCRequest{Now: time.Now().Add(time.Hour)}))
 	}
 	read := func(p *past, rec *Record, name string) ([]byte, error) {
-		f, err := p.cs.machineFiles(ctx, rec.VM).Open(name)
+		f, err := newMachineFiles(ctx, p.cs, rec.VM).Open(name)
 		if err != nil {
 			return nil, err
 		}
@@ -116,7 +116,7 @@ func TestMachineImage(t *testing.T) {
 	ctx := t.Context()
 	files := p.template("mine", map[string]string{"/etc/own": random(1<<20, 5)})
 	p.leaves(p.session("x"), files)
-	tmpl := ok[*template.Template](t)(p.x.builtTemplate(ctx, "mine"))
+	tmpl := ok[*template.Template](t)(p.x.repo.builtTemplate(ctx, "mine"))
 	image := tree.Content{Digest: tmpl.RootDigest, Size: ok[int64](t)(fileSize(tmpl.Root))}
 	want := ok[[]byte](t)(os.ReadFile(tmpl.Root))
 	ok[session.Session](t)(p.x.RemoveSession(ctx, "x"))
@@ -174,7 +174,7 @@ func TestMachineImage(t *testing.T) {
 	other := newPast(t) // a template of that name with another image
 	other.template("mine", map[string]string{"/etc/own": "other"})
 	_, err := other.x.keptTemplate(ctx, other.cs, rec, false, func(string) {})
-	if now := ok[*template.Template](t)(other.x.builtTemplate(ctx, "mine")); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "--full") ||
+	if now := ok[*template.Template](t)(other.x.repo.builtTemplate(ctx, "mine")); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "--full") ||
 		!strings.Contains(err.Error(), image.Digest.Short()) || !strings.Contains(err.Error(), now.RootDigest.Short()) {
 		t.Errorf("another image: %v (%s)", err, turnstone.HintOf(err))
 	}

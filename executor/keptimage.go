@@ -28,14 +28,14 @@ func (x *Host) keptTemplate(ctx context.Context, cs *contextStore, rec *Record, 
 	fits := func(t *template.Template) bool {
 		return want == nil && t.Digest == rec.Template || want != nil && t.RootDigest == want.Digest
 	}
-	if t, err := x.builtTemplate(ctx, rec.Image); err == nil && fits(t) {
+	if t, err := x.repo.builtTemplate(ctx, rec.Image); err == nil && fits(t) {
 		return t, nil
 	}
 	if want != nil {
 		if _, err := turnstone.ParseDigest(string(want.Digest)); err != nil { // the record may be imported
 			return nil, err
 		}
-		if err := cs.extractImage(ctx, x, *want); err == nil {
+		if err := x.extractImage(ctx, cs, *want); err == nil {
 			return x.templateOn(ctx, rec.Image, want.Digest)
 		} else if turnstone.KindOf(err) != turnstone.KindNotFound {
 			return nil, err
@@ -63,7 +63,7 @@ func (x *Host) keptTemplate(ctx context.Context, cs *contextStore, rec *Record, 
 // templateOn returns a template called name that has the image root. It need not be one that
 // that name stands for today.
 func (x *Host) templateOn(ctx context.Context, name string, root turnstone.Digest) (*template.Template, error) {
-	if t, err := x.builtTemplate(ctx, name); err == nil && t.RootDigest == root {
+	if t, err := x.repo.builtTemplate(ctx, name); err == nil && t.RootDigest == root {
 		return t, nil
 	}
 	path, err := x.templates().Image(ctx, root)
@@ -115,7 +115,7 @@ func (x *Host) extracted(ctx context.Context, root turnstone.Digest) (string, er
 // extractImage makes the image c a file, unless a template has it or that was done before. One
 // that is nowhere is an error of kind KindNotFound. It is opened by nothing but sandboxes: it may
 // have come with an imported session.
-func (cs *contextStore) extractImage(ctx context.Context, x *Host, c tree.Content) error {
+func (x *Host) extractImage(ctx context.Context, cs *contextStore, c tree.Content) error {
 	if _, err := x.templates().Image(ctx, c.Digest); err == nil {
 		return nil
 	}

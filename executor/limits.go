@@ -7,7 +7,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/config"
-	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/fsimage/ext4"
 	"turnstone.dev/turnstone/internal/fsimage/upperdir"
 	"turnstone.dev/turnstone/internal/store/layer"
@@ -81,15 +80,6 @@ func (p *plan) ext4Options() ext4.Options { return ext4.Options{Entries: p.limit
 func (p *plan) bounded(opts layer.Options) layer.Options {
 	opts.MaxEntries, opts.MaxFile = int(p.limits.Entries), int64(p.limits.FileSize)
 	return opts
-}
-
-// roomToImport is an error when nothing is to be imported: the disk is nearly full.
-func (x *Repo) roomToImport() error {
-	c, err := x.config()
-	if err != nil {
-		return err
-	}
-	return diskspace.Room(x.home.Root, c.Limits.FreeSpace)
 }
 
 // salvage keeps what the steps did until the host's disk was nearly full, if there is room

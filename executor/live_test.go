@@ -252,7 +252,7 @@ func TestMachineFaults(t *testing.T) {
 	without := 0
 	for n := 1; ; n++ {
 		x, at, hit := New(&statedir.Dir{Root: dir}), -1, false
-		x.fault = func(string) error {
+		x.repo.fault = func(string) error {
 			if at--; at == 0 {
 				hit = true
 				return syscall.ENOSPC

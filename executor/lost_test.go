@@ -53,7 +53,7 @@ func TestGCPrunesImages(t *testing.T) {
 	p.turn(s, "main", texts(map[string]string{"/a": random(100<<10, 1)})...)
 	p.turn(other, "main", texts(map[string]string{"/b": random(100<<10, 2)})...)
 	for _, ref := range []string{"s@1", "other@1"} {
-		cs, turn, st, err := p.x.resolveState(ctx, ref)
+		cs, turn, st, err := p.x.repo.resolveState(ctx, ref)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -92,7 +92,7 @@ func TestGCDryRunCountsExpired(t *testing.T) {
 	p := newPast(t)
 	ctx := t.Context()
 	turn := p.turn(p.session(""), "main", texts(map[string]string{"/a": random(100<<10, 1)})...)
-	cs, at, st, err := p.x.resolveState(ctx, string(turn.ID))
+	cs, at, st, err := p.x.repo.resolveState(ctx, string(turn.ID))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,7 +234,7 @@ func TestFsckWithoutSessions(t *testing.T) {
 func TestReceiptIsSynced(t *testing.T) {
 	x := New(&statedir.Dir{Root: t.TempDir()})
 	var synced []string
-	x.fault = func(op string) error {
+	x.repo.fault = func(op string) error {
 		if op == "turns.sync" {
 			synced = append(synced, op)
 			return syscall.EIO

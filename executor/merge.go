@@ -98,7 +98,7 @@ type merging struct {
 // Merge merges a turn into a branch of its session, three-way: files, environment,
 // working directory. With undecided conflicts it keeps nothing, and the report has
 // them. An error means that nothing was kept: of kind Invalid or KindNotFound, that the request is wrong.
-func (x *Repo) Merge(ctx context.Context, req MergeRequest) (*MergeReport, error) {
+func mergeTurns(ctx context.Context, x *Repo, req MergeRequest) (*MergeReport, error) {
 	cs, err := x.context(ctx)
 	if err != nil {
 		return nil, err

@@ -128,7 +128,7 @@ func onlyTouched(a, b *tree.Entry) bool {
 
 // title is what lists call the turn.
 func (m *merging) title() string {
-	return cmp.Or(oneLine(m.req.Message), fmt.Sprintf("Merge %s into %s", m.req.From, m.req.Into))
+	return cmp.Or(strings.Join(strings.Fields(m.req.Message), " "), fmt.Sprintf("Merge %s into %s", m.req.From, m.req.Into))
 }
 
 // maxRows bounds a table in a receipt; --json has all.

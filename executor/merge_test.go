@@ -78,7 +78,7 @@ func (w *mergeWorld) merge(req MergeRequest) *MergeReport {
 
 func (w *mergeWorld) file(ref, name string) string {
 	w.t.Helper()
-	_, _, st, err := w.x.resolveState(w.t.Context(), ref)
+	_, _, st, err := w.x.repo.resolveState(w.t.Context(), ref)
 	w.must(err)
 	e, err := tree.Lookup(w.t.Context(), w.cs.store, st.Tree, name)
 	w.must(err)

@@ -20,18 +20,6 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// A RecordNetwork is what is kept of a turn's network.
-type RecordNetwork struct {
-	Spec *network.Spec `json:"spec,omitempty"` // what was asked for, without the values of secrets
-	// Index and Data are the recording, if there is one: an encoded network.Recording, and
-	// the bytes that it names.
-	Index *tree.Content `json:"index,omitempty"`
-	Data  *tree.Content `json:"data,omitempty"`
-	Facts string        `json:"facts,omitempty"` // what is in the recording, in words
-	// Replayed is the turn whose recording was replayed.
-	Replayed turnstone.TurnID `json:"replayed,omitempty"`
-}
-
 // A spool is a file without a name, with the bytes of a recording.
 type spool struct{ *os.File }
 
@@ -145,7 +133,7 @@ func (r *run) recorded(ctx context.Context) (*Record, error) {
 	if r.at.parent == nil {
 		return nil, none("run a turn with network: record first, in the same session, or name the turn with replay:", "there is no turn below that could have been recorded")
 	}
-	return cs.nearestRecording(ctx, *r.at.parent, none)
+	return nearestRecording(ctx, cs, *r.at.parent, none)
 }
 
 // replayable refuses a recording of another session that only the document names: it holds
@@ -159,7 +147,7 @@ func (r *run) replayable(t session.Turn) error {
 }
 
 // nearestRecording goes from parent to parent, beginning with t.
-func (cs *contextStore) nearestRecording(ctx context.Context, t session.Turn, none func(hint, format string, args ...any) error) (*Record, error) {
+func nearestRecording(ctx context.Context, cs *contextStore, t session.Turn, none func(hint, format string, args ...any) error) (*Record, error) {
 	for {
 		rec, err := cs.record(ctx, t)
 		if err != nil {
@@ -274,17 +262,17 @@ func (r *run) networkInfo() string {
 	return r.maskedLine(s)
 }
 
-// spec is what was asked for; zero when there was nothing.
-func (n *RecordNetwork) spec() network.Spec {
+// recordedSpec is what was asked for; zero when there was nothing.
+func recordedSpec(n *RecordNetwork) network.Spec {
 	if n == nil || n.Spec == nil {
 		return network.Spec{}
 	}
 	return *n.Spec
 }
 
-// rules are those of a turn that repeats rec's. What was recorded is replayed.
-func (n *RecordNetwork) rules(rec *Record) *document.NetworkRules {
-	s := n.spec()
+// recordedRules are those of a turn that repeats rec's. What was recorded is replayed.
+func recordedRules(n *RecordNetwork, rec *Record) *document.NetworkRules {
+	s := recordedSpec(n)
 	r := &document.NetworkRules{Allow: s.Allow, HasAllow: s.Only, Deny: s.Deny, Intercept: s.Open, NoHostCA: s.NoHostCA}
 	switch {
 	case n == nil:

@@ -70,7 +70,7 @@ func (x *Host) below(ctx context.Context, p *plan, at *branchPoint, tmpl *templa
 	}
 	var base tree.Ref
 	if err == nil {
-		base, err = at.cs.rootTree(ctx, x.Repo, tmpl)
+		base, err = at.cs.rootTree(ctx, tmpl)
 	}
 	if err == nil {
 		m.Layers, release, err = at.cs.images.Stack(ctx, base, at.history(ctx))
@@ -97,28 +97,4 @@ func mergeEnv(base, more []string) []string {
 		env = append(env, kv)
 	}
 	return env
-}
-
-// templateTree returns the tree of a template, whose directories it puts into the
-// store where they are not there yet, and lets the store find its files.
-func (cs *contextStore) templateTree(ctx context.Context, x *Repo, tmpl *template.Template) (tree.Ref, error) {
-	ref, err := cs.rootTree(ctx, x, tmpl)
-	if n := len(tmpl.Layers); n > 0 {
-		ref = tmpl.Layers[n-1].Tree
-	}
-	return ref, err
-}
-
-// rootTree is templateTree of the template's root image alone, without its layers.
-func (cs *contextStore) rootTree(ctx context.Context, x *Repo, tmpl *template.Template) (tree.Ref, error) {
-	batch, err := cs.store.Begin(ctx)
-	if err != nil {
-		return tree.Ref{}, err
-	}
-	defer func() { _ = batch.Close() }()
-	ref, err := x.templates().RootTree(ctx, tmpl, batch)
-	if err != nil {
-		return ref, err
-	}
-	return ref, batch.Flush(ctx)
 }

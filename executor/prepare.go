@@ -14,18 +14,17 @@ func (x *Repo) Prepare(ctx context.Context, ref string) error {
 	if err != nil || t.State == "" {
 		return err
 	}
-	at := &branchPoint{cs: cs, parent: &t}
-	if at.state, err = cs.state(ctx, t.State); err != nil {
-		return err
-	}
-	tmpl, err := x.templates().Ensure(ctx, at.state.Image, func(string) {})
+	state, err := cs.state(ctx, t.State)
 	if err != nil {
 		return err
 	}
-	at.layers = tmpl.Layers
-	base, err := cs.rootTree(ctx, x, tmpl)
+	tmpl, err := x.templates().Ensure(ctx, state.Image, func(string) {})
 	if err != nil {
 		return err
 	}
-	return cs.images.Flatten(ctx, base, at.history(ctx))
+	base, err := cs.rootTree(ctx, tmpl)
+	if err != nil {
+		return err
+	}
+	return cs.images.Flatten(ctx, base, cs.history(ctx, &t, tmpl.Layers))
 }

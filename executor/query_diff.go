@@ -139,7 +139,7 @@ func (x *Repo) templateState(ctx context.Context, cs *contextStore, image string
 	if err != nil {
 		return nil, err
 	}
-	ref, err := cs.templateTree(ctx, x, tmpl)
+	ref, err := cs.templateTree(ctx, tmpl)
 	if err != nil {
 		return nil, err
 	}

@@ -1,11 +1,14 @@
 package executor
 
 import (
+	"fmt"
+	"strings"
 	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
+	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
@@ -47,6 +50,18 @@ type Record struct {
 	VM    *VMRef           `json:"vm,omitempty"` // the whole machine, when it was asked for
 }
 
+// A RecordNetwork is what is kept of a turn's network.
+type RecordNetwork struct {
+	Spec *network.Spec `json:"spec,omitempty"` // what was asked for, without the values of secrets
+	// Index and Data are the recording, if there is one: an encoded network.Recording, and
+	// the bytes that it names.
+	Index *tree.Content `json:"index,omitempty"`
+	Data  *tree.Content `json:"data,omitempty"`
+	Facts string        `json:"facts,omitempty"` // what is in the recording, in words
+	// Replayed is the turn whose recording was replayed.
+	Replayed turnstone.TurnID `json:"replayed,omitempty"`
+}
+
 // A TurnKind says how a turn came about.
 type TurnKind string
 
@@ -77,6 +92,20 @@ type LayerInfo struct {
 	Added   int              `json:"added"`            // paths
 	Changed int              `json:"changed"`
 	Removed int              `json:"removed"`
+}
+
+// String says it in words; nothing when nothing changed.
+func (i LayerInfo) String() string {
+	var parts []string
+	for _, p := range []struct {
+		n    int
+		what string
+	}{{i.Added, "added"}, {i.Changed, "changed"}, {i.Removed, "removed"}} {
+		if p.n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", p.n, p.what))
+		}
+	}
+	return strings.Join(parts, ", ")
 }
 
 // A VMRef names a machine that was kept whole, as substrate.Keeper writes it.

@@ -147,28 +147,22 @@ func (x *Repo) Rename(ctx context.Context, nameOrID, name string) (session.Sessi
 	return cs.db.Rename(ctx, s.ID, name)
 }
 
-// RemoveSession forgets a session, and ends the machines that it keeps. What its turns left takes up room until GC.
+// RemoveSession removes a session. GC frees the space that its turns take up.
 func (x *Repo) RemoveSession(ctx context.Context, nameOrID string) (session.Session, error) {
 	cs, s, err := x.findSession(ctx, nameOrID)
 	if err != nil {
 		return session.Session{}, err
 	}
-	if err := cs.db.Remove(ctx, s.ID); err != nil {
-		return s, err
-	}
-	return s, x.endPaused(ctx, s.ID, "")
+	return s, cs.db.Remove(ctx, s.ID)
 }
 
-// RemoveBranch forgets a branch of a session, and ends its machine. Its turns stay until GC lets them go.
-func (x *Repo) RemoveBranch(ctx context.Context, nameOrID, branch string) error {
+// RemoveBranch removes a branch of a session. Its turns stay until GC removes them.
+func (x *Repo) RemoveBranch(ctx context.Context, nameOrID, branch string) (session.Session, error) {
 	cs, s, err := x.findSession(ctx, nameOrID)
 	if err != nil {
-		return err
+		return s, err
 	}
-	if err := cs.db.DeleteBranch(ctx, s.ID, branch); err != nil {
-		return err
-	}
-	return x.endPaused(ctx, s.ID, branch)
+	return s, cs.db.DeleteBranch(ctx, s.ID, branch)
 }
 
 // findSession finds a session by its name or ID.

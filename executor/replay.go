@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"slices"
 
 	"turnstone.dev/turnstone"
@@ -73,7 +72,7 @@ func (x *Executor) Replay(ctx context.Context, ref string, opts ReplayOptions, o
 	if err != nil {
 		return nil, err
 	}
-	req, err := cs.again(ctx, old, rec, opts.Secrets)
+	req, err := again(ctx, cs, old, rec, opts.Secrets)
 	if err != nil {
 		return nil, err
 	}
@@ -89,12 +88,12 @@ func (x *Executor) Replay(ctx context.Context, ref string, opts ReplayOptions, o
 	if err != nil {
 		return rep, err
 	}
-	return rep, cs.compare(ctx, rec, rep)
+	return rep, compare(ctx, cs, rec, rep)
 }
 
 // again makes the request that the turn old was, whose record is rec. Where the turn
 // stands is the database's word: a record may be imported.
-func (cs *contextStore) again(ctx context.Context, old session.Turn, rec *Record, secrets []string) (*Request, error) {
+func again(ctx context.Context, cs *contextStore, old session.Turn, rec *Record, secrets []string) (*Request, error) {
 	fail := func(kind turnstone.Kind, hint, format string, args ...any) error {
 		return turnstone.Errorf("executor.replay", kind, fmt.Sprintf("turn %d", rec.Number),
 			format, args...).WithHint(hint)
@@ -113,11 +112,11 @@ func (cs *contextStore) again(ctx context.Context, old session.Turn, rec *Record
 	// What the record says was asked for is asked for again: it is no caller's word.
 	front := &doc.Front
 	front.Files, front.Session, front.Branch, front.Home, front.Lifetime, front.Snapshot = nil, "", "", "", "", ""
-	front.Image, front.Timeout, front.NetworkRules = rec.Image, rec.Timeout, rec.Network.rules(rec)
+	front.Image, front.Timeout, front.NetworkRules = rec.Image, rec.Timeout, recordedRules(rec.Network, rec)
 	front.CPUs, front.Memory, front.Disk, front.Network = rec.Shape.CPUs, rec.Shape.Memory, rec.Shape.Disk, &rec.Shape.Network
 	req := &Request{Document: doc, Env: rec.Env, Secrets: secrets, Substrate: rec.Substrate}
 	req.replay = &replayOf{inputs: rec.Inputs, parent: old.Parents, session: old.Session}
-	if s := rec.Network.spec(); len(s.Headers) > 0 && rec.Network.Index == nil {
+	if s := recordedSpec(rec.Network); len(s.Headers) > 0 && rec.Network.Index == nil {
 		return nil, fail(turnstone.KindInvalid, "with network: record a turn can be replayed without them",
 			"it was given the secret header %s, which was not kept", s.Headers[0].Label())
 	}
@@ -146,7 +145,7 @@ type replayOf struct {
 }
 
 // compare says what differs between rec and the turn of rep.
-func (cs *contextStore) compare(ctx context.Context, rec *Record, rep *Replay) error {
+func compare(ctx context.Context, cs *contextStore, rec *Record, rep *Replay) error {
 	now, err := cs.readRecord(ctx, rep.Turn.Record)
 	if err != nil {
 		return err
@@ -178,14 +177,14 @@ func (cs *contextStore) compare(ctx context.Context, rec *Record, rep *Replay) e
 		return err
 	}
 	rep.FSHash = before.Tree.Hash
-	if err := cs.compareStates(ctx, before, after, rep); err != nil {
+	if err := compareStates(ctx, cs, before, after, rep); err != nil {
 		return err
 	}
 	rep.Same = len(rep.Steps)+len(rep.Changes)+len(rep.Env) == 0 && !rep.Cwd
 	return nil
 }
 
-func (cs *contextStore) compareStates(ctx context.Context, before, after *State, rep *Replay) error {
+func compareStates(ctx context.Context, cs *contextStore, before, after *State, rep *Replay) error {
 	rep.Cwd = before.Cwd != after.Cwd
 	rep.Env = append(rep.Env, envDifferences(before.Env, after.Env)...)
 	if before.Tree.Hash == after.Tree.Hash {
@@ -280,18 +279,4 @@ func envName(kv string) string {
 		}
 	}
 	return kv
-}
-
-// read returns a content of at most limit bytes.
-func (cs *contextStore) read(ctx context.Context, c tree.Content, limit int64) ([]byte, error) {
-	if c.Size > limit {
-		return nil, turnstone.Errorf("executor.read", turnstone.KindExhausted, string(c.Digest),
-			"it has %d bytes", c.Size)
-	}
-	in, err := cs.store.OpenContent(ctx, c)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = in.Close() }()
-	return io.ReadAll(io.LimitReader(in, limit))
 }

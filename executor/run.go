@@ -26,33 +26,28 @@ type Executor struct{ *Host }
 
 // A Host starts sandboxes.
 type Host struct {
-	*Repo
+	home     *statedir.Dir
+	space    *diskspace.Disk // the one with home
+	repo     *Repo           // what is kept between turns
 	launcher *sandbox.Launcher
 	opened   *network.Budget // of the connections that sandboxes have opened
 }
 
-// A Repo is what is kept between turns.
-type Repo struct {
-	home  *statedir.Dir
-	space *diskspace.Disk // the one with home
-	kept  lazyContext
-	fault func(op string) error // of the store, for tests; nil: none
-	// templates returns the templates, with what builds their layers.
-	templates func() *template.Store
-	// endPaused ends the paused machines of a session: of one branch, or of all.
-	endPaused func(ctx context.Context, s turnstone.SessionID, branch string) error
-}
-
 // New returns an executor on h.
 func New(h *statedir.Dir) *Executor {
-	host := &Host{Repo: &Repo{home: h, space: diskspace.New(h.Root)}, launcher: sandbox.New(h),
+	x := &Host{home: h, space: diskspace.New(h.Root), launcher: sandbox.New(h),
 		opened: network.NewBudget(network.DefaultBudget)}
-	host.Repo.templates = func() *template.Store {
-		return template.NewStore(h.Path("templates")).WithLayers(layerBuilder{host})
-	}
-	host.Repo.endPaused = host.endPaused
-	return &Executor{Host: host}
+	x.repo = newRepo(h, x.templates)
+	return &Executor{Host: x}
 }
+
+// templates returns the templates, with what builds their layers.
+func (x *Host) templates() *template.Store {
+	return template.NewStore(x.home.Path("templates")).WithLayers(layerBuilder{x})
+}
+
+// context returns the context store, which is opened once.
+func (x *Host) context(ctx context.Context) (*contextStore, error) { return x.repo.context(ctx) }
 
 // Run runs one turn and returns it with its receipt. An error without a Turn
 // means that nothing was started: of kind Invalid or KindNotFound, that the request
@@ -140,7 +135,7 @@ func (r *run) locate(ctx context.Context, req Request) error {
 	if err != nil {
 		return err
 	}
-	if r.at, err = cs.take(ctx, r.plan, r.info.ID, title(r.doc)); err != nil {
+	if r.at, err = take(ctx, cs, r.plan, r.info.ID, title(r.doc)); err != nil {
 		return err
 	}
 	if err = r.at.inherit(r.plan, req); err == nil {

@@ -64,7 +64,7 @@ func (x *Host) strangersImage(image string) (bool, error) {
 }
 
 // config reads the host's configuration.
-func (x *Repo) config() (config.Config, error) { return config.Load(x.home.Root) }
+func (x *Host) config() (config.Config, error) { return config.Load(x.home.Root) }
 
 // A SandboxRequest is one sandbox to create. Zero values are the defaults.
 type SandboxRequest struct {

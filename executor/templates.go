@@ -7,11 +7,11 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
@@ -43,7 +43,7 @@ func newTemplateUse() *TemplateUse {
 // TemplateUse tells which sessions need a template: a file of one of their turns
 // is nowhere but in its image, or they stand on it and its spec was registered
 // here. It goes through the files of all turns.
-func (x *Repo) TemplateUse(ctx context.Context, name string) (*TemplateUse, error) {
+func (x *Host) TemplateUse(ctx context.Context, name string) (*TemplateUse, error) {
 	use := newTemplateUse()
 	dir, own, err := x.templateFolder(ctx, name)
 	if err != nil {
@@ -59,19 +59,19 @@ func (x *Repo) TemplateUse(ctx context.Context, name string) (*TemplateUse, erro
 	if spec, err := x.templates().Spec(name); err == nil {
 		name = spec.Name // states name images of registries with their digest
 	}
-	return use, cs.folderUse(ctx, dir, use, name, own)
+	return use, folderUse(ctx, cs, dir, use, name, own)
 }
 
 // folderUse adds to use who needs the image in dir, and who stands on the template name
 // when its spec is a user's.
-func (cs *contextStore) folderUse(ctx context.Context, dir string, use *TemplateUse, name string, own bool) error {
+func folderUse(ctx context.Context, cs *contextStore, dir string, use *TemplateUse, name string, own bool) error {
 	all, err := cs.db.List(ctx)
 	if err != nil {
 		return err
 	}
 	u := &templateUser{cs: cs, dir: dir, free: map[turnstone.Digest]bool{}}
 	for _, s := range all {
-		anonymous, err := cs.anonymous(ctx, s)
+		anonymous, err := anonymousSession(ctx, cs, s)
 		if err != nil {
 			return err
 		}
@@ -95,8 +95,8 @@ func (cs *contextStore) folderUse(ctx context.Context, dir string, use *Template
 	return nil
 }
 
-// anonymous tells whether s has neither a name nor a tag: gc forgets it after a while.
-func (cs *contextStore) anonymous(ctx context.Context, s session.Session) (bool, error) {
+// anonymousSession tells whether s has neither a name nor a tag: gc forgets it after a while.
+func anonymousSession(ctx context.Context, cs *contextStore, s session.Session) (bool, error) {
 	if s.Name != "" {
 		return false, nil
 	}
@@ -106,7 +106,7 @@ func (cs *contextStore) anonymous(ctx context.Context, s session.Session) (bool,
 
 // templateFolder returns the folder of a template's image; none when another name
 // has the same image, which then stays. own tells that the spec is a user's.
-func (x *Repo) templateFolder(ctx context.Context, name string) (dir string, own bool, err error) {
+func (x *Host) templateFolder(ctx context.Context, name string) (dir string, own bool, err error) {
 	of, err := x.templates().Show(ctx, name)
 	if err != nil {
 		return "", false, err
@@ -182,7 +182,7 @@ func (u *templateUser) session(ctx context.Context, s session.Session, own bool,
 // req says otherwise. Anonymous sessions that need files of it are removed with it, and
 // returned; one whose turn runs is a reason to refuse. Turns that run wait for it, and it
 // for turns that are being kept.
-func (x *Repo) RemoveTemplate(ctx context.Context, req TemplateRemoval) ([]session.Session, error) {
+func (x *Host) RemoveTemplate(ctx context.Context, req TemplateRemoval) ([]session.Session, error) {
 	remove := func() error { return x.templates().Remove(ctx, req.Name) }
 	if on, err := x.templates().Dependents(ctx, req.Name); err != nil {
 		return nil, err
@@ -226,7 +226,7 @@ func (x *Repo) RemoveTemplate(ctx context.Context, req TemplateRemoval) ([]sessi
 		if err != nil || more == nil {
 			return gone, err
 		}
-		if err := cs.copyIn(ctx, more); err != nil {
+		if err := copyIn(ctx, cs, more); err != nil {
 			return gone, err
 		}
 	}
@@ -255,7 +255,7 @@ func inUse(name string, use *TemplateUse) error {
 }
 
 // copyIn puts what sessions need of a template's image into the store.
-func (cs *contextStore) copyIn(ctx context.Context, use *TemplateUse) error {
+func copyIn(ctx context.Context, cs *contextStore, use *TemplateUse) error {
 	batch, err := cs.store.Begin(ctx)
 	if err != nil {
 		return err
@@ -264,7 +264,7 @@ func (cs *contextStore) copyIn(ctx context.Context, use *TemplateUse) error {
 	all := maps.Clone(use.contents)
 	maps.Copy(all, use.dropped)
 	for _, d := range slices.Sorted(maps.Keys(all)) {
-		b, err := cs.read(ctx, all[d], maxExportObject)
+		b, err := cs.read(ctx, all[d], store.MaxObject)
 		if err != nil {
 			return err
 		}
@@ -273,24 +273,4 @@ func (cs *contextStore) copyIn(ctx context.Context, use *TemplateUse) error {
 		}
 	}
 	return batch.Flush(ctx)
-}
-
-// onlyIn tells whether the image in the folder dir, and no other one, has the content d.
-func (t *templateContents) onlyIn(dir string, d turnstone.Digest) bool {
-	if !t.HasContent(d) {
-		return false
-	}
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	only := false
-	for folder, in := range t.found {
-		if !in.HasContent(d) {
-			continue
-		}
-		if filepath.Clean(folder) != filepath.Clean(dir) {
-			return false
-		}
-		only = true
-	}
-	return only
 }

@@ -43,7 +43,7 @@ type TemplateStays struct {
 // more, when no session has files that are only there, no sandbox lies on it, and no
 // template that stays. Of layers, gc then removes the files. It also removes old
 // downloads of package registries. It waits for turns that are being kept.
-func (x *Repo) PruneTemplates(ctx context.Context, req TemplatePrune) (*TemplatePruned, error) {
+func (x *Host) PruneTemplates(ctx context.Context, req TemplatePrune) (*TemplatePruned, error) {
 	rep := &TemplatePruned{DryRun: req.DryRun, Builds: []template.Kept{}, Stays: []TemplateStays{}}
 	prune := func() error { return x.pruneTemplates(ctx, req, rep) }
 	if _, err := os.Stat(x.home.Path("context.db")); errors.Is(err, fs.ErrNotExist) {
@@ -57,7 +57,7 @@ func (x *Repo) PruneTemplates(ctx context.Context, req TemplatePrune) (*Template
 	return rep, cs.store.Exclusive(ctx, prune)
 }
 
-func (x *Repo) pruneTemplates(ctx context.Context, req TemplatePrune, rep *TemplatePruned) error {
+func (x *Host) pruneTemplates(ctx context.Context, req TemplatePrune, rep *TemplatePruned) error {
 	ts := x.templates()
 	needed, err := ts.Needed()
 	if err != nil {
@@ -121,7 +121,7 @@ func (x *Repo) pruneTemplates(ctx context.Context, req TemplatePrune, rep *Templ
 const packagesKept = 30 * 24 * time.Hour
 
 // stays says who needs a build that no known template stands for; empty: nobody.
-func (x *Repo) stays(ctx context.Context, k template.Kept, uses map[turnstone.Digest]bool, rep *TemplatePruned) (string, error) {
+func (x *Host) stays(ctx context.Context, k template.Kept, uses map[turnstone.Digest]bool, rep *TemplatePruned) (string, error) {
 	if uses[k.Digest] {
 		return "a sandbox, or another build that stays, lies on it", nil
 	}
@@ -137,7 +137,7 @@ func (x *Repo) stays(ctx context.Context, k template.Kept, uses map[turnstone.Di
 	}
 	use := newTemplateUse()
 	// What a tag stood for may be gone from its registry: sessions on it keep it.
-	if err := cs.folderUse(ctx, k.Dir, use, k.Name, template.IsImage(k.Name)); err != nil {
+	if err := folderUse(ctx, cs, k.Dir, use, k.Name, template.IsImage(k.Name)); err != nil {
 		return "", err
 	}
 	// Nobody named what is removed here: anonymous sessions count as others.
@@ -152,7 +152,7 @@ func (x *Repo) stays(ctx context.Context, k template.Kept, uses map[turnstone.Di
 	for _, b := range rep.Builds {
 		gone[b.Digest] = true
 	}
-	needs, err := cs.layersNeed(ctx, k.Dir, gone)
+	needs, err := layersNeed(ctx, cs, k.Dir, gone)
 	if err != nil || !needs {
 		return "", err
 	}
@@ -161,7 +161,7 @@ func (x *Repo) stays(ctx context.Context, k template.Kept, uses map[turnstone.Di
 
 // layersNeed tells whether a layer of a template, but those in gone, has a file that is
 // only in the image in dir.
-func (cs *contextStore) layersNeed(ctx context.Context, dir string, gone map[turnstone.Digest]bool) (bool, error) {
+func layersNeed(ctx context.Context, cs *contextStore, dir string, gone map[turnstone.Digest]bool) (bool, error) {
 	layers, err := cs.layers(ctx)
 	if err != nil {
 		return false, err

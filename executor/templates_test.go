@@ -50,7 +50,7 @@ func (p *past) template(name string, files map[string]string) func(w tree.Writer
 	write(filepath.Join(dir, "manifest.json"), map[string]any{"format": 1, "digest": spec.Digest(), "root": st})
 	write(p.x.home.Path("templates", "specs", name+".json"), spec)
 	return func(w tree.Writer) tree.Ref {
-		tmpl := ok[*template.Template](t)(p.x.builtTemplate(t.Context(), name))
+		tmpl := ok[*template.Template](t)(p.x.repo.builtTemplate(t.Context(), name))
 		return ok[tree.Ref](t)(p.x.templates().Tree(t.Context(), tmpl, w))
 	}
 }

@@ -1,17 +1,14 @@
 package executor
 
 import (
-	"bytes"
 	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone/internal/filestamp"
-	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // A turnFolder is turns/ID of the state directory, with a turn's receipt and its long
@@ -61,19 +58,6 @@ func (r *run) closeFolder() {
 	}
 }
 
-// lockFolder locks a folder; how is of flock(2). The lock ends with the file.
-func lockFolder(dir string, how int) (*os.File, error) {
-	f, err := os.Open(dir)
-	if err != nil {
-		return nil, err
-	}
-	if err := unix.Flock(int(f.Fd()), how); err != nil {
-		_ = f.Close()
-		return nil, &os.PathError{Op: "flock", Path: dir, Err: err}
-	}
-	return f, nil
-}
-
 // keepReceipt writes the receipt as it stands into the turn's folder. The last
 // one has to be durable with the outputs that it names, those before it only have to be
 // there when the executor is killed. That it cannot be written is said, and no reason
@@ -115,8 +99,8 @@ func (r *run) syncOutputs() error {
 			}
 		}
 	}
-	if r.x.fault != nil {
-		errs = append(errs, r.x.fault("turns.sync"))
+	if r.x.repo.fault != nil {
+		errs = append(errs, r.x.repo.fault("turns.sync"))
 	}
 	errs = append(errs, filestamp.SyncDir(r.dir))
 	if r.folder.named != nil {
@@ -124,39 +108,4 @@ func (r *run) syncOutputs() error {
 		r.folder.named = nil
 	}
 	return errors.Join(errs...)
-}
-
-// sweepCaptures removes from the folder of a turn that was cut off, whose lock is held,
-// what its receipt does not name: outputs of the step that ran, and files that were
-// being written. It returns how many there were, or would be, and what they took up.
-func sweepCaptures(dir string, dry bool) (files int, freed int64, err error) {
-	receipt, err := os.ReadFile(filepath.Join(dir, "receipt.md"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return 0, 0, err
-	}
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return 0, 0, err
-	}
-	for _, e := range entries {
-		name := e.Name()
-		output := strings.HasPrefix(name, "step-") && (strings.HasSuffix(name, ".stdout") || strings.HasSuffix(name, ".stderr"))
-		unfinished := name == "receipt.md.new" || strings.HasPrefix(name, ".receipt.md.")
-		if !e.Type().IsRegular() || !output && !unfinished || output && bytes.Contains(receipt, []byte("/"+filepath.Base(dir)+"/"+name)) {
-			continue
-		}
-		i, err := e.Info()
-		if err == nil && !dry {
-			err = os.Remove(filepath.Join(dir, name))
-		}
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return files, freed, err
-		}
-		files++
-		freed += statedir.Allocated(i)
-	}
-	return files, freed, nil
 }

@@ -61,7 +61,7 @@ func (x *Host) resumedNetwork(rec *Record, src []byte, req ResumeRequest) (*netw
 	if req.NetworkRules != nil {
 		given = *req.NetworkRules
 	}
-	s := rec.Network.spec()
+	s := recordedSpec(rec.Network)
 	asked := &network.Spec{Allow: s.Allow, Deny: append(slices.Clone(s.Deny), given.Deny...), Only: s.Only, NoHostCA: s.NoHostCA || given.NoHostCA}
 	// What is granted is what the document says, which can be read before; its record may say more.
 	asked.Asked = !a.granted("network") || !within(s.Allow, doc.Front.NetworkRules)
@@ -157,7 +157,7 @@ func (x *Host) resume(ctx context.Context, req ResumeRequest, spec sandboxes.Spe
 // layersBelow are the template's layers, below the first turn of rec's session.
 func (x *Host) layersBelow(ctx context.Context, rec *Record) (layers []template.Layer) {
 	if rec.VM.Image == nil { // of an older program
-		if tmpl, err := x.builtTemplate(ctx, rec.Image); err == nil {
+		if tmpl, err := x.repo.builtTemplate(ctx, rec.Image); err == nil {
 			return tmpl.Layers
 		}
 	}
@@ -195,15 +195,15 @@ func (x *Host) unpackVM(ctx context.Context, cs *contextStore, rec *Record, laye
 		return "", nil, err
 	}
 	src.Machine.Layers = layers
-	dir, remove, err = x.unpack(ctx, src, cs.machineFiles(ctx, rec.VM))
+	dir, remove, err = x.unpack(ctx, src, newMachineFiles(ctx, cs, rec.VM))
 	if low := diskspace.Low(ctx); err != nil && low != nil {
 		err = low
 	}
 	return dir, remove, err
 }
 
-// machineFiles are the files of a machine that was kept, which lie in the store.
-func (cs *contextStore) machineFiles(ctx context.Context, vm *VMRef) fs.FS {
+// newMachineFiles returns the files of a machine that was kept, which lie in the store.
+func newMachineFiles(ctx context.Context, cs *contextStore, vm *VMRef) fs.FS {
 	return &machineFiles{ctx: ctx, cs: cs, vm: vm}
 }
 

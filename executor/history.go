@@ -1,0 +1,142 @@
+package executor
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
+	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/template"
+)
+
+// history yields parent and the turns below it, as the images of a sandbox span them: from parent
+// to parent, and after a merge the turns that the merge brought in. The items after a turn are
+// therefore all that the turn itself had below it. The items of turns that a merge brought in have
+// files in /context only, because the merge has their other files. The template's layers come last,
+// so that all turns on the template share their images.
+func (cs *contextStore) history(ctx context.Context, parent *session.Turn, layers []template.Layer) lowerdir.History {
+	return func(yield func(lowerdir.Item, error) bool) {
+		more := true
+		each := func(item lowerdir.Item, err error) bool {
+			more = more && yield(item, err)
+			return more
+		}
+		for t := parent; t != nil && more; {
+			below, err := cs.yieldTurn(ctx, t, each)
+			if err != nil {
+				each(lowerdir.Item{}, err)
+				return
+			}
+			t = below
+		}
+		for i := len(layers) - 1; i >= 0 && more; i-- {
+			if i == 0 || layers[i].Tree != layers[i-1].Tree {
+				each(lowerdir.Item{Key: layers[i].Tree.Root, Tree: layers[i].Tree}, nil)
+			}
+		}
+	}
+}
+
+// yieldTurn yields t and what it merged, and returns the turn below; nil at the end.
+func (cs *contextStore) yieldTurn(ctx context.Context, t *session.Turn, yield func(lowerdir.Item, error) bool) (below *session.Turn, err error) {
+	st, err := cs.state(ctx, t.State)
+	if err != nil {
+		return nil, err
+	}
+	item := cs.item(ctx, *t)
+	item.Tree = st.Tree
+	if !yield(item, nil) || len(t.Parents) == 0 {
+		return nil, nil
+	}
+	next, err := cs.db.Turn(ctx, t.Parents[0])
+	if err != nil || len(t.Parents) == 1 {
+		return &next, err
+	}
+	files, err := cs.treeOf(ctx, next.ID)
+	if err != nil {
+		return nil, err
+	}
+	merged, err := cs.merged(ctx, next, t.Parents[1])
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range merged {
+		item := cs.item(ctx, m)
+		item.Tree, item.Side = files, true
+		if !yield(item, nil) {
+			return nil, nil
+		}
+	}
+	return &next, nil
+}
+
+// merged returns the ancestors of the turn side, itself first, that are none of ours.
+func (cs *contextStore) merged(ctx context.Context, ours session.Turn, side turnstone.TurnID) ([]session.Turn, error) {
+	have := map[turnstone.TurnID]bool{}
+	for t, err := range cs.db.History(ctx, ours) {
+		if err != nil {
+			return nil, err
+		}
+		have[t.ID] = true
+	}
+	theirs, err := cs.db.Turn(ctx, side)
+	if err != nil {
+		return nil, err
+	}
+	var all []session.Turn
+	for t, err := range cs.db.History(ctx, theirs) {
+		if err != nil {
+			return nil, err
+		}
+		if !have[t.ID] {
+			all = append(all, t)
+		}
+	}
+	return all, nil
+}
+
+// treeOf returns the files that the turn id left; for no turn the zero Ref.
+func (cs *contextStore) treeOf(ctx context.Context, id turnstone.TurnID) (tree.Ref, error) {
+	if id == "" {
+		return tree.Ref{}, nil
+	}
+	t, err := cs.db.Turn(ctx, id)
+	if err != nil {
+		return tree.Ref{}, err
+	}
+	st, err := cs.state(ctx, t.State)
+	if err != nil {
+		return tree.Ref{}, err
+	}
+	return st.Tree, nil
+}
+
+// item is what the turn t puts into /context.
+func (cs *contextStore) item(ctx context.Context, t session.Turn) lowerdir.Item {
+	line := fmt.Sprintf("[turn %d](turns/%d/receipt.md) `%s` on %s, %s: %s", t.Number, t.Number, t.ID, t.Branch, t.Result, t.Title)
+	return lowerdir.Item{Key: t.Record, Number: t.Number, Line: strings.Join(strings.Fields(line), " "), Context: func(ctx context.Context) ([]lowerdir.File, error) {
+		rec, err := cs.record(ctx, t)
+		if err != nil {
+			return nil, err
+		}
+		return contextFiles(rec), nil
+	}}
+}
+
+// contextFiles are the files of one turn in /context.
+func contextFiles(rec *Record) []lowerdir.File {
+	dir := fmt.Sprintf("turns/%d/", rec.Number)
+	mtime := tree.Time{Sec: rec.Started.Unix()}
+	files := []lowerdir.File{{Path: dir + "receipt.md", Content: rec.Receipt, MTime: mtime}}
+	for i, step := range rec.Steps {
+		for name, c := range map[string]*tree.Content{"stdout": step.Stdout, "stderr": step.Stderr} {
+			if c != nil {
+				files = append(files, lowerdir.File{Path: fmt.Sprintf("%sstep-%d.%s", dir, i+1, name), Content: *c, MTime: mtime})
+			}
+		}
+	}
+	return files
+}
