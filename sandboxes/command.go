@@ -12,27 +12,26 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// A Command is one process to run in a sandbox.
+// A Command is a process to run in a sandbox.
 type Command struct {
 	Argv []string
-	Env  []string // KEY=VALUE, added to the sandbox's
+	Env  []string // KEY=VALUE, added to the sandbox's environment
 	Cwd  string   // empty: the template's working directory
-	User string   // empty: whom the template's steps run as, or root
+	User string   // empty: the user of the template's steps, or root
 
-	Stdin          io.Reader // nil: nothing. Reading it may outlive the call by one Read.
-	Stdout, Stderr io.Writer // nil: thrown away. With a terminal there is Stdout only.
+	Stdin          io.Reader // nil: no input. Reading may outlive the call by one Read.
+	Stdout, Stderr io.Writer // nil: discarded. With a terminal only Stdout is used.
 
 	Terminal *wire.ProcessTerminal       // nil: pipes
-	Resized  <-chan wire.ProcessTerminal // sizes that the terminal takes on; may be nil
-	Signals  <-chan string               // for its process tree, as "INT"; may be nil
+	Resized  <-chan wire.ProcessTerminal // new sizes of the terminal; may be nil
+	Signals  <-chan string               // signals for the process tree, such as "INT"; may be nil
 }
 
-// killTime is how long a sandbox has to confirm that a command was killed.
+// killTime bounds the time in which a sandbox confirms that a command was killed.
 const killTime = 5 * time.Second
 
-// Exec runs a command and waits for its end. When ctx ends, or this process does,
-// the command is killed. An error says that how the command ended is not known, but
-// for a ctx that ended.
+// Exec runs a command and waits for its end. When ctx or this process ends, the command is killed.
+// Unless ctx has ended, an error means that the command's outcome is unknown.
 func (s *Store) Exec(ctx context.Context, id turnstone.SandboxID, cmd Command) (wire.ProcessExit, error) {
 	i, err := s.Get(id)
 	if err != nil {
@@ -53,9 +52,8 @@ func (s *Store) Exec(ctx context.Context, id turnstone.SandboxID, cmd Command) (
 	ended, err := c.Start(ctx, p, wire.Stdio{In: cmd.Stdin, Out: out, Err: errs})
 	exit := ended.Exit
 	if turnstone.KindOf(err) == turnstone.KindDead && ctx.Err() == nil {
-		// The connection is gone, and with it the process. What it wrote until then,
-		// and how it ended, is still to be had where the sandbox lives.
-		// A fork ends connections too, and then the process goes on.
+		// The connection is lost, and the process with it. The sandbox still has its output until
+		// then and its exit status. A fork also ends connections; the process then continues.
 		again, followErr := s.follow(ctx, id, p.ProcessID, [2]*counter{out, errs}, nil)
 		if ctx.Err() != nil {
 			s.kill(context.WithoutCancel(ctx), id, p.ProcessID)
@@ -66,8 +64,8 @@ func (s *Store) Exec(ctx context.Context, id turnstone.SandboxID, cmd Command) (
 			return again, nil
 		case followErr == nil:
 			return again, turnstone.Errorf("sandbox.exec", turnstone.KindDead, cmd.Argv[0],
-				"killed, for the connection to the sandbox was lost").
-				WithHint("with -d a command outlives its connection")
+				"killed because the connection to the sandbox was lost").
+				WithHint("use -d for a command that outlives its connection")
 		}
 		return exit, s.fate(id, err)
 	}
@@ -77,20 +75,20 @@ func (s *Store) Exec(ctx context.Context, id turnstone.SandboxID, cmd Command) (
 	return exit, err
 }
 
-// kill ends a process that has lost the connection with which it was to end.
+// kill ends a process that should have ended with its lost connection.
 func (s *Store) kill(ctx context.Context, id turnstone.SandboxID, process string) {
 	ctx, cancel := context.WithTimeout(ctx, killTime)
 	defer cancel()
 	c, err := s.client(ctx, id)
 	if err != nil {
-		return // it has ended with its sandbox
+		return // the process has ended with its sandbox
 	}
 	defer func() { _ = c.Close() }()
 	_ = c.ProcessSignal(ctx, &wire.ProcessSignalParams{ProcessID: process, Signal: "KILL"})
 }
 
-// StartDetached starts a command that nobody waits for, and returns its name. It
-// has no standard input, and its output is kept for Attach, up to a bound.
+// StartDetached starts a command without waiting for it and returns its name. The command has no
+// standard input. Its output is kept for Attach, up to a bound.
 func (s *Store) StartDetached(ctx context.Context, id turnstone.SandboxID, cmd Command) (string, error) {
 	i, err := s.Get(id)
 	if err != nil {
@@ -110,14 +108,14 @@ func (s *Store) StartDetached(ctx context.Context, id turnstone.SandboxID, cmd C
 	return res.ProcessID, nil
 }
 
-// params is the command as the agent of i gets it.
+// params returns the command for the agent of i.
 func (c *Command) params(i Info) wire.ProcessStartParams {
 	return wire.ProcessStartParams{ProcessID: "p" + strings.ToLower(rand.Text()[:12]), Argv: c.Argv, Env: c.Env,
 		Cwd: cmp.Or(c.Cwd, i.Workdir), User: cmp.Or(c.User, i.User), Terminal: c.Terminal}
 }
 
-// control passes signals and sizes on until done. Those that come too late, or too
-// early, have no effect.
+// control passes on signals and sizes until done. Signals and sizes before the start or after the
+// end have no effect.
 func (c *Command) control(to *wire.Client, process string, done <-chan struct{}) {
 	ctx := to.Context()
 	for {
@@ -134,8 +132,7 @@ func (c *Command) control(to *wire.Client, process string, done <-chan struct{})
 	}
 }
 
-// Processes returns the processes that run in a sandbox, and the latest that have
-// ended.
+// Processes returns a sandbox's running processes and the most recent processes that have ended.
 func (s *Store) Processes(ctx context.Context, id turnstone.SandboxID) ([]wire.ProcessProcessInfo, error) {
 	c, err := s.client(ctx, id)
 	if err != nil {
@@ -149,17 +146,15 @@ func (s *Store) Processes(ctx context.Context, id turnstone.SandboxID) ([]wire.P
 	return res.Processes, nil
 }
 
-// Attach copies what a process has written, as far as it is kept, and writes until
-// it ends. When the connection is lost it goes on where it was. lost is told how
-// many bytes of which output are not kept any more. When ctx ends the process goes
-// on.
+// Attach copies the kept output of a process and the following output until the process ends. After
+// a lost connection Attach continues at the same offset. lost is called with the number of bytes of
+// an output that are no longer kept. When ctx ends, the process continues.
 func (s *Store) Attach(ctx context.Context, id turnstone.SandboxID, process string, stdout, stderr io.Writer, lost func(stream wire.ProcessStream, bytes int64)) (wire.ProcessExit, error) {
 	return s.follow(ctx, id, process, [2]*counter{{w: stdout}, {w: stderr}}, lost)
 }
 
 const (
-	// maxRetries bounds how often a lost connection is made again without any
-	// byte having come in between.
+	// maxRetries bounds the consecutive reconnections without any received byte.
 	maxRetries = 5
 	retryDelay = 200 * time.Millisecond
 )
@@ -222,7 +217,7 @@ func (s *Store) followOnce(ctx context.Context, id turnstone.SandboxID, process 
 	}
 	err = <-copied
 	if err != nil {
-		_ = c.Close() // ends the other one
+		_ = c.Close() // ends the other copy
 	}
 	if second := <-copied; err == nil {
 		err = second
@@ -244,7 +239,7 @@ func orCanceled(ctx context.Context, err error) error {
 	return err
 }
 
-// client opens a connection for one task.
+// client opens a connection for a single task.
 func (s *Store) client(ctx context.Context, id turnstone.SandboxID) (*wire.Client, error) {
 	conn, err := s.Dial(ctx, id)
 	if err != nil {
@@ -253,8 +248,7 @@ func (s *Store) client(ctx context.Context, id turnstone.SandboxID) (*wire.Clien
 	return wire.NewClient(conn), nil
 }
 
-// closeAfter closes c when ctx has ended and the sandbox does not do what it is
-// asked for soon after.
+// closeAfter closes c if ctx has ended and the sandbox does not react soon after.
 func closeAfter(ctx context.Context, c *wire.Client) (stop func() bool) {
 	return context.AfterFunc(ctx, func() {
 		select {
@@ -265,11 +259,10 @@ func closeAfter(ctx context.Context, c *wire.Client) (stop func() bool) {
 	})
 }
 
-// fateTime is how long a holder may take to write down why its machine ended.
+// fateTime bounds the time in which a holder records why its machine ended.
 const fateTime = 2 * time.Second
 
-// fate prefers what is known of a sandbox's end to what its end looked like from
-// the connection.
+// fate prefers the recorded cause of a sandbox's end over the resulting connection error.
 func (s *Store) fate(id turnstone.SandboxID, err error) error {
 	if turnstone.KindOf(err) != turnstone.KindDead {
 		return err
@@ -282,13 +275,13 @@ func (s *Store) fate(id turnstone.SandboxID, err error) error {
 		}
 		if getErr == nil && i.State.Final() {
 			return turnstone.Errorf("sandbox.use", turnstone.KindDead, "sandbox "+i.Title(),
-				"it is %s: %s", i.State, i.Reason).WithHint("turn sandbox create makes a new one")
+				"it is %s: %s", i.State, i.Reason).WithHint("create a new sandbox with turn sandbox create")
 		}
 	}
 	return err
 }
 
-// A counter counts the bytes that it passes on, and keeps the error that ends that.
+// A counter counts the bytes that pass through, and keeps the error that ends the copy.
 type counter struct {
 	w   io.Writer
 	n   int64

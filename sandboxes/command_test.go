@@ -21,8 +21,8 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// held is a store with one sandbox whose agent, and whose holder, is this process.
-// cut bounds what a connection brings before it is cut off, in bytes; 0: nothing does.
+// held returns a store with a sandbox whose agent and holder are this process. cut bounds the bytes
+// that a connection delivers before it breaks; 0: no bound.
 func held(t *testing.T) (s *Store, id turnstone.SandboxID, cut *atomic.Int64) {
 	t.Helper()
 	check := func(err error) {
@@ -59,7 +59,7 @@ func held(t *testing.T) (s *Store, id turnstone.SandboxID, cut *atomic.Int64) {
 	return s, id, cut
 }
 
-// cutStream fails after so many bytes.
+// cutStream fails after this number of bytes.
 type cutStream struct {
 	wire.LinkStream
 	left int64
@@ -74,8 +74,8 @@ func (c *cutStream) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// TestAttachAgain: what a process writes arrives once and whole, however often the
-// connection is lost on the way.
+// TestAttachAgain: a process's output arrives once and complete, however often the connection is
+// lost.
 func TestAttachAgain(t *testing.T) {
 	s, id, cut := held(t)
 	const lines = 100_000
@@ -99,14 +99,14 @@ func TestAttachAgain(t *testing.T) {
 			t.Fatalf("line %d is %q", n+1, line)
 		}
 	}
-	// One that brings nothing at all is given up in the end.
+	// A connection that delivers nothing is abandoned in the end.
 	cut.Store(1)
 	if _, err := s.Attach(t.Context(), id, process, io.Discard, io.Discard, nil); turnstone.KindOf(err) != turnstone.KindDead {
 		t.Errorf("%v", err)
 	}
 }
 
-// TestExecLosesConnection: the command is killed, and that is said.
+// TestExecLosesConnection: the command is killed, and the error says so.
 func TestExecLosesConnection(t *testing.T) {
 	s, id, cut := held(t)
 	cut.Store(3000)
@@ -128,13 +128,13 @@ func TestExec(t *testing.T) {
 	if err != nil || exit.ExitCode != 4 || out.String() != "in b\n" || errs.String() != "err\n" {
 		t.Errorf("%+v, %v, %q, %q", exit, err, out.String(), errs.String())
 	}
-	// Its end is asked for.
+	// The end is requested.
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	if _, err := s.Exec(ctx, id, Command{Argv: []string{"sleep", "1000"}}); err == nil || ctx.Err() == nil {
 		t.Errorf("%v", err)
 	}
-	// A signal reaches it, and a terminal's size.
+	// A signal and a terminal's size arrive.
 	signals, sizes := make(chan string, 1), make(chan wire.ProcessTerminal, 1)
 	sizes <- wire.ProcessTerminal{Columns: 77, Rows: 33}
 	out.Reset()
@@ -160,7 +160,7 @@ func TestExec(t *testing.T) {
 	}
 }
 
-// resend tells the same size until it counts: one that comes before the process is none.
+// resend repeats a size until it has an effect: a size before the process's start has none.
 func resend(sizes chan wire.ProcessTerminal) <-chan wire.ProcessTerminal {
 	again := make(chan wire.ProcessTerminal)
 	size := <-sizes

@@ -20,15 +20,16 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// The control socket of a sandbox carries lines of JSON: a request, its answer, and
-// so on. With the answers to disk and dial a descriptor comes (unix(7), SCM_RIGHTS).
+// The control socket of a sandbox carries lines of JSON: requests and answers alternate. The
+// answers to disk and dial carry a descriptor (unix(7), SCM_RIGHTS).
 
-// A controlRequest is one line to a holder.
+// A controlRequest is a line to a holder.
 type controlRequest struct {
-	Op      string `json:"op"`                // one of the ops
-	Dir     string `json:"dir,omitempty"`     // of snapshot and keep
-	Secrets bool   `json:"secrets,omitempty"` // of snapshot and keep: also of a sandbox that holds some
-	Port    uint16 `json:"port,omitempty"`    // of dial
+	Op  string `json:"op"`            // an op constant
+	Dir string `json:"dir,omitempty"` // for snapshot and keep
+	// for snapshot and keep: allow a sandbox that holds secrets
+	Secrets bool   `json:"secrets,omitempty"`
+	Port    uint16 `json:"port,omitempty"` // for dial
 }
 
 const (
@@ -42,29 +43,29 @@ const (
 	opDial     = "dial"
 )
 
-// A controlAnswer is the holder's line back.
+// A controlAnswer is the holder's answer line.
 type controlAnswer struct {
 	Fault *fault            `json:"fault,omitempty"`
-	Kept  *substrate.Packed `json:"kept,omitempty"` // of keep
+	Kept  *substrate.Packed `json:"kept,omitempty"` // for keep
 
-	Network *network.Facts `json:"network,omitempty"` // of network
+	Network *network.Facts `json:"network,omitempty"` // for network
 	Status
 }
 
-// A Status is how a sandbox's machine is at the moment.
+// Status is the current state of a sandbox's machine.
 type Status struct {
 	Paused bool `json:"paused"`
-	// Upper is the folder of the scratch disk that has the sandbox's changes, as the
-	// guest said when it was paused.
+	// Upper is the folder of the scratch disk that contains the sandbox's changes, as reported by
+	// the guest when it was paused.
 	Upper string `json:"upper,omitempty"`
 }
 
-// maxControl bounds one line of the control socket, in bytes.
+// maxControl bounds a line of the control socket in bytes.
 const maxControl = 64 << 10
 
-// A Control works on a sandbox's machine as a whole, through its holder. Its
-// methods are safe for concurrent use; the holder carries out one at a time. When
-// the ctx of one ends, the others fail too.
+// A Control operates on a sandbox's whole machine through its holder. Its methods are safe for
+// concurrent use; the holder executes requests one after another. When a call's ctx ends, the other
+// calls fail too.
 type Control struct {
 	id turnstone.SandboxID
 
@@ -72,7 +73,7 @@ type Control struct {
 	conn *net.UnixConn
 }
 
-// Control connects to the control of a sandbox that lives. The caller closes it.
+// Control connects to the control socket of a running sandbox. The caller closes the Control.
 func (s *Store) Control(ctx context.Context, id turnstone.SandboxID) (*Control, error) {
 	conn, err := s.dial(ctx, id, controlFile)
 	if err != nil {
@@ -81,50 +82,48 @@ func (s *Store) Control(ctx context.Context, id turnstone.SandboxID) (*Control, 
 	return &Control{id: id, conn: conn}, nil
 }
 
-// Close ends the connection to the holder; the sandbox stays as it is.
+// Close closes the connection to the holder; the sandbox is unchanged.
 func (c *Control) Close() error { return c.conn.Close() }
 
-// Status asks how the machine is.
+// Status returns the machine's current state.
 func (c *Control) Status(ctx context.Context) (Status, error) {
 	a, _, err := c.do(ctx, controlRequest{Op: opStatus})
 	return a.Status, err
 }
 
-// Pause makes the machine stand still, with its processes and its memory; its disk
-// is complete then. The connections to the sandbox end, and no new one is taken
-// until Resume. One that is paused stays so.
+// Pause pauses the machine with its processes and memory; its disk is complete then. The
+// connections to the sandbox end, and new connections wait until Resume. A paused machine stays
+// paused.
 func (c *Control) Pause(ctx context.Context) (Status, error) {
 	a, _, err := c.do(ctx, controlRequest{Op: opPause})
 	return a.Status, err
 }
 
-// Resume lets a paused machine go on, with fresh entropy and the host's clock. One
-// that is not paused is left alone.
+// Resume resumes a paused machine with fresh entropy and the host's clock. It does not affect a
+// running machine.
 func (c *Control) Resume(ctx context.Context) error {
 	_, _, err := c.do(ctx, controlRequest{Op: opResume})
 	return err
 }
 
-// SnapshotOptions say what Snapshot may do beside the usual.
+// SnapshotOptions are options of Snapshot.
 type SnapshotOptions struct {
-	Secrets bool // also of a sandbox that holds secrets: their values are in its memory
+	Secrets bool // allow a sandbox that holds secrets: their values are in its memory
 }
 
-// Snapshot writes the machine into the folder dir, which it makes, as
-// substrate.Snapshotter says; dir is absolute. A machine that runs goes on, and its
-// connections end; one that is paused stays so.
+// Snapshot writes the machine into the new folder dir (substrate.Snapshotter); dir is absolute. A
+// running machine continues without its connections; a paused machine stays paused.
 func (c *Control) Snapshot(ctx context.Context, dir string, opt SnapshotOptions) error {
 	_, _, err := c.do(ctx, controlRequest{Op: opSnapshot, Dir: dir, Secrets: opt.Secrets})
 	return err
 }
 
-// Keep is Snapshot in a form to keep for long: as what differs from the template's
-// snapshot. It returns the names of the files in dir, and of the images that the
-// machine has as layers.
+// Keep is Snapshot in a form for long-term storage: the differences from the template's snapshot.
+// It returns the names of the files in dir and of the images that the machine has as layers.
 func (c *Control) Keep(ctx context.Context, dir string, opt SnapshotOptions) (substrate.Packed, error) {
 	a, _, err := c.do(ctx, controlRequest{Op: opKeep, Dir: dir, Secrets: opt.Secrets})
 	if err == nil && a.Kept == nil {
-		err = c.broken(errors.New("it does not say what was kept"))
+		err = c.broken(errors.New("it does not report what was kept"))
 	}
 	if err != nil {
 		return substrate.Packed{}, err
@@ -132,17 +131,17 @@ func (c *Control) Keep(ctx context.Context, dir string, opt SnapshotOptions) (su
 	return *a.Kept, nil
 }
 
-// Disk returns the machine's scratch disk, to be read only; the caller closes it. It
-// is still only while the machine is, and its content is the guest's word.
+// Disk returns the machine's scratch disk, for reading only; the caller closes it. The disk is
+// stable only while the machine is paused, and its content is untrusted.
 func (c *Control) Disk(ctx context.Context) (*os.File, error) {
 	_, disk, err := c.do(ctx, controlRequest{Op: opDisk})
 	if err == nil && disk == nil {
-		err = c.broken(errors.New("no descriptor came"))
+		err = c.broken(errors.New("no descriptor was received"))
 	}
 	return disk, err
 }
 
-// do sends one request and waits for its answer.
+// do sends a request and waits for its answer.
 func (c *Control) do(ctx context.Context, q controlRequest) (controlAnswer, *os.File, error) {
 	var a controlAnswer
 	line, err := json.Marshal(q)
@@ -151,7 +150,7 @@ func (c *Control) do(ctx context.Context, q controlRequest) (controlAnswer, *os.
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	// There is no taking back a request but to hang up.
+	// Only closing the connection cancels a request.
 	defer context.AfterFunc(ctx, func() { _ = c.conn.Close() })()
 	if _, err := c.conn.Write(append(line, '\n')); err != nil {
 		return a, nil, c.gone(ctx, err)
@@ -182,15 +181,15 @@ func (c *Control) gone(ctx context.Context, err error) error {
 		return canceled(ctx, "sandbox.control")
 	}
 	return turnstone.Errorf("sandbox.control", turnstone.KindDead, "sandbox "+string(c.id),
-		"its holder hung up: %w", err).WithHint("turn sandbox ls says what became of it")
+		"its holder closed the connection: %w", err).WithHint("see its state with turn sandbox ls")
 }
 
 func (c *Control) broken(err error) error {
 	return turnstone.Errorf("sandbox.control", turnstone.KindInternal, "sandbox "+string(c.id),
-		"its holder answers nonsense: %w", err)
+		"its holder sent a malformed answer: %w", err)
 }
 
-// readAnswer reads one line, and the descriptor that may come with its first byte.
+// readAnswer reads a line and the descriptor that may arrive with its first byte.
 func readAnswer(conn *net.UnixConn) (line []byte, file *os.File, err error) {
 	buf, rights := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
 	defer func() {
@@ -226,8 +225,8 @@ func readAnswer(conn *net.UnixConn) (line []byte, file *os.File, err error) {
 	}
 }
 
-// descriptors returns what a control message brought. Nothing that runs later may
-// inherit them.
+// descriptors returns the descriptors of a control message, which are not inherited by later
+// programs.
 func descriptors(rights []byte) []int {
 	msgs, err := unix.ParseSocketControlMessage(rights)
 	if err != nil {
@@ -247,24 +246,23 @@ func descriptors(rights []byte) []int {
 	return all
 }
 
-// Controlled is what a Machine may be able to do beside the usual; see
-// executor.Sandbox.
+// Controlled holds the optional abilities of a Machine; see executor.Sandbox.
 type Controlled interface {
-	// Pause makes the machine stand still and ends all its connections. It returns
-	// the folder of the disk that has its changes.
+	// Pause pauses the machine and ends all its connections. It returns the folder of the disk that
+	// contains its changes.
 	Pause(ctx context.Context) (upper string, err error)
 	// Resume undoes Pause.
 	Resume(ctx context.Context) error
-	// Snapshot writes the machine into a new folder. All connections of one that is
-	// not paused end.
+	// Snapshot writes the machine into a new folder. If the machine is not paused, its connections
+	// end.
 	Snapshot(ctx context.Context, dir string) error
-	// Keep is Snapshot as what differs from the template's.
+	// Keep is Snapshot as the differences from the template's snapshot.
 	Keep(ctx context.Context, dir string) (substrate.Packed, error)
-	// Disk returns a descriptor of its own of the disk that takes the writes.
+	// Disk returns a new descriptor of the disk that stores the writes.
 	Disk() (*os.File, error)
 }
 
-// maxControls bounds the connections to a control socket at one time.
+// maxControls bounds the concurrent connections to a control socket.
 const maxControls = 16
 
 // control serves the control socket of h's sandbox until close.
@@ -272,7 +270,7 @@ type control struct {
 	h        *holder
 	listener *net.UnixListener
 	slots    chan struct{}
-	turn     chan struct{} // holds one token: requests are carried out one at a time
+	turn     chan struct{} // holds a single token: requests run one after another
 	ctx      context.Context
 	cancel   context.CancelFunc
 	wg       sync.WaitGroup
@@ -285,7 +283,7 @@ func newControl(ctx context.Context, h *holder, l *net.UnixListener) *control {
 	return c
 }
 
-// close ends what is under way and waits for it.
+// close cancels pending requests and waits for their end.
 func (c *control) close() {
 	if c == nil {
 		return
@@ -301,13 +299,13 @@ func (c *control) accept() {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // out of descriptors, most likely: some will be given back
+		if err != nil { // probably out of descriptors: others will be closed
 			c.h.log.Warn("a connection to the control could not be accepted", "err", err)
 			time.Sleep(100 * time.Millisecond)
 			continue
 		}
 		if err := checkPeer(conn); err != nil {
-			c.h.log.Warn("a connection to the control was refused", "err", err)
+			c.h.log.Warn("a connection to the control was rejected", "err", err)
 			_ = conn.Close()
 			continue
 		}
@@ -324,8 +322,8 @@ func (c *control) accept() {
 	}
 }
 
-// serve carries out the requests of one connection. When it ends, what it has asked
-// for is given up, as far as that can be.
+// serve executes the requests of a connection. When the connection ends, its pending request is
+// canceled as far as possible.
 func (c *control) serve(conn *net.UnixConn) {
 	ctx, cancel := context.WithCancel(c.ctx)
 	defer cancel()
@@ -338,7 +336,7 @@ func (c *control) serve(conn *net.UnixConn) {
 		for in.Scan() {
 			q, err := parseRequest(in.Bytes())
 			if err != nil {
-				c.h.log.Warn("the control was asked nonsense", "err", err)
+				c.h.log.Warn("a malformed request to the control", "err", err)
 				return
 			}
 			select {

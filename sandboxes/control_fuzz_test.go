@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FuzzRequest: a line is a request or an error, and a request survives the way back.
+// FuzzRequest: a line is a request or an error, and a decoded request encodes to the same request.
 func FuzzRequest(f *testing.F) {
 	f.Add([]byte(`{"op":"pause"}`))
 	f.Add([]byte(`{"op":"snapshot","dir":"/x","secrets":true} `))
@@ -30,8 +30,8 @@ func FuzzRequest(f *testing.F) {
 	})
 }
 
-// FuzzAnswer: whatever a holder sends, in whatever pieces, ends, and leaves no
-// descriptor open.
+// FuzzAnswer: for any bytes from a holder, in any pieces, reading ends and leaves no descriptor
+// open.
 func FuzzAnswer(f *testing.F) {
 	f.Add([]byte("{\"paused\":true}\n"), uint8(3), true)
 	f.Add([]byte("no newline"), uint8(1), true)

@@ -19,14 +19,14 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// liveFake is a machine that can be paused and cloned, as far as a holder sees.
+// liveFake is a machine that a holder can pause and clone.
 type liveFake struct {
 	*sandboxtest.Machine
 	mu     sync.Mutex
 	paused bool
 }
 
-// openLive makes one. A clone's snapshot must be there; what it holds is its name.
+// openLive opens a liveFake. A clone's snapshot must exist; its content is its name.
 func openLive(m *sandboxtest.Machine, spec sandboxes.Spec, d sandboxes.Details) (sandboxes.Machine, sandboxes.Details, error) {
 	if spec.From != "" {
 		b, err := os.ReadFile(filepath.Join(spec.From, "memory"))
@@ -97,7 +97,7 @@ func TestControl(t *testing.T) {
 		t.Errorf("%+v, %v", st, err)
 	}
 	use(t, s, i.ID, "before")
-	for range 2 { // the second changes nothing
+	for range 2 { // the second call changes nothing
 		if st, err := c.Pause(t.Context()); err != nil || !st.Paused || st.Upper != "upper2" {
 			t.Errorf("%+v, %v", st, err)
 		}
@@ -152,7 +152,7 @@ func TestControl(t *testing.T) {
 	}
 }
 
-// TestControlGivesUp: who hangs up ends what he has asked for, and the next has his turn.
+// TestControlGivesUp: closing the connection cancels its request, and the next request runs.
 func TestControlGivesUp(t *testing.T) {
 	s := newStore(t)
 	i := create(t, s, spec("live"))
@@ -168,7 +168,7 @@ func TestControlGivesUp(t *testing.T) {
 	use(t, s, i.ID, "after")
 }
 
-// TestControlOfOthers: a machine that can only be used says so.
+// TestControlOfOthers: a machine without these abilities reports that.
 func TestControlOfOthers(t *testing.T) {
 	s := newStore(t)
 	i := create(t, s, spec("fine"))
@@ -203,13 +203,13 @@ func TestFork(t *testing.T) {
 	}
 	use(t, s, i.ID, "and I")
 	noFolders(t, s)
-	// A name is taken: that one is not made, and nothing is left of it.
+	// A name is taken: that clone fails, and nothing of it remains.
 	if err := s.Remove(t.Context(), all[0].ID); err != nil {
 		t.Fatal(err)
 	}
 	before := len(names(t, s))
 	_, err = s.Fork(t.Context(), i.ID, sandboxes.Fork{Count: 5, Prefix: "c"}, nil)
-	if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "of 5 clones could not be made") || turnstone.HintOf(err) == "" {
+	if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "of 5 clones failed") || turnstone.HintOf(err) == "" {
 		t.Errorf("%v", err)
 	}
 	for _, n := range names(t, s) {
@@ -228,7 +228,7 @@ func TestFork(t *testing.T) {
 	}
 }
 
-// noFolders checks that no snapshot and no half sandbox is left.
+// noFolders checks that no snapshot and no incomplete sandbox remains.
 func noFolders(t *testing.T, s *sandboxes.Store) {
 	t.Helper()
 	entries, err := os.ReadDir(s.Dir())
@@ -242,7 +242,7 @@ func noFolders(t *testing.T, s *sandboxes.Store) {
 	}
 }
 
-// TestForkPartly: those that came up stay; what could not be made is cleaned up.
+// TestForkPartly: started clones stay; failed clones are cleaned up.
 func TestForkPartly(t *testing.T) {
 	t.Setenv("FAKE_MEMORY", "few")
 	s := newStore(t)
@@ -257,7 +257,7 @@ func TestForkPartly(t *testing.T) {
 	noFolders(t, s)
 }
 
-// TestForkInterrupted leaves nothing.
+// TestForkInterrupted: nothing remains.
 func TestForkInterrupted(t *testing.T) {
 	s := newStore(t)
 	i := create(t, s, spec("live"))
@@ -273,8 +273,7 @@ func TestForkInterrupted(t *testing.T) {
 	noFolders(t, s)
 }
 
-// TestSecrets: their values are in no file, in nobody's environment, and in no copy
-// that was not asked for.
+// TestSecrets: the values are in no file, in no environment, and in no copy that was not requested.
 func TestSecrets(t *testing.T) {
 	const value = "sesame-open-4711"
 	t.Setenv("TOKEN", value)

@@ -13,8 +13,8 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// Upload copies the file or folder src of this machine to dest in a sandbox: into
-// it when it is a folder there or ends in a slash, else under that name.
+// Upload copies the file or folder src of this machine to dest in a sandbox: into dest if it is a
+// folder there or ends in a slash, otherwise under dest's name.
 func (s *Store) Upload(ctx context.Context, id turnstone.SandboxID, src, dest string) error {
 	c, err := s.client(ctx, id)
 	if err != nil {
@@ -30,19 +30,19 @@ func (s *Store) Upload(ctx context.Context, id turnstone.SandboxID, src, dest st
 		packed <- err
 	}()
 	err = c.Put(ctx, dest, r)
-	_ = r.CloseWithError(io.ErrClosedPipe) // ends the packer when Put gave up early
+	_ = r.CloseWithError(io.ErrClosedPipe) // ends the packer if Put returned early
 	if perr := <-packed; perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
 		return orCanceled(ctx, perr)
 	}
 	return orCanceled(ctx, s.fate(id, err))
 }
 
-// maxSkipped bounds how many left-out files are named: their names are a guest's.
+// maxSkipped bounds the number of skipped files that are named: their names come from the guest.
 const maxSkipped = 10
 
-// Download copies the file or folder path of a sandbox to dest on this machine, by
-// the same rules. What comes is hostile: it is unpacked by archive.Unpack's, and is
-// at most as much as the sandbox can hold. tell is told what is left out.
+// Download copies the file or folder path of a sandbox to dest on this machine by the same rules.
+// The data is untrusted: archive.Unpack unpacks it, and its size is bounded by the sandbox's
+// capacity. tell is called for skipped files.
 func (s *Store) Download(ctx context.Context, id turnstone.SandboxID, path, dest string, tell func(string)) error {
 	i, err := s.Get(id)
 	if err != nil {
@@ -58,7 +58,7 @@ func (s *Store) Download(ctx context.Context, id turnstone.SandboxID, path, dest
 	limits := archive.Limits{Bytes: i.Shape.Disk + i.TemplateSize, Room: room,
 		Skipped: func(name, why string) {
 			if skipped++; skipped <= maxSkipped {
-				tell(fmt.Sprintf("left out %q: %s", name, why))
+				tell(fmt.Sprintf("skipped %q: %s", name, why))
 			}
 		}}
 	r, w := io.Pipe()
@@ -71,7 +71,7 @@ func (s *Store) Download(ctx context.Context, id turnstone.SandboxID, path, dest
 	err = archive.Unpack(ctx, r, dest, limits)
 	_ = r.CloseWithError(io.ErrClosedPipe)
 	if skipped > maxSkipped {
-		tell(fmt.Sprintf("left out %d more", skipped-maxSkipped))
+		tell(fmt.Sprintf("skipped %d more", skipped-maxSkipped))
 	}
 	if gerr := <-got; gerr != nil && !errors.Is(gerr, io.ErrClosedPipe) {
 		err = gerr
@@ -79,11 +79,11 @@ func (s *Store) Download(ctx context.Context, id turnstone.SandboxID, path, dest
 	return orCanceled(ctx, s.fate(id, err))
 }
 
-// keepFree is what a download leaves free of this machine's disk, or a twentieth
-// of a small one.
+// keepFree is the space that a download leaves free on this machine's disk, or a twentieth of a
+// small disk.
 const keepFree = 1 << 30
 
-// room says whether the disk of dir has room left.
+// room reports whether the disk of dir has free space.
 func room(dir string) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
@@ -96,8 +96,8 @@ func room(dir string) error {
 	return nil
 }
 
-// WriteFile writes what r yields to one file of a sandbox, whole or not at all.
-// Reading r may outlive the call by one Read.
+// WriteFile atomically writes the data of r to a file of a sandbox. Reading r may outlive the call
+// by one Read.
 func (s *Store) WriteFile(ctx context.Context, id turnstone.SandboxID, path string, r io.Reader) error {
 	c, err := s.client(ctx, id)
 	if err != nil {
@@ -115,7 +115,7 @@ func (s *Store) WriteFile(ctx context.Context, id turnstone.SandboxID, path stri
 	return orCanceled(ctx, s.fate(id, err))
 }
 
-// ReadFile writes the content of one file of a sandbox to w.
+// ReadFile writes the content of a sandbox's file to w.
 func (s *Store) ReadFile(ctx context.Context, id turnstone.SandboxID, path string, w io.Writer) error {
 	c, err := s.client(ctx, id)
 	if err != nil {
@@ -146,7 +146,7 @@ func (s *Store) ReadFile(ctx context.Context, id turnstone.SandboxID, path strin
 	failed := <-answer
 	switch {
 	case out.err != nil:
-		return out.err // and the rest is what follows from it
+		return out.err // the other errors are its consequences
 	case failed != nil:
 		err = failed
 	}

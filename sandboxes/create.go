@@ -22,36 +22,38 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// A Spec is a sandbox to create.
+// A Spec describes a sandbox to create.
 type Spec struct {
-	Name      string          `json:"name,omitempty"` // for people; may be empty
-	Image     string          `json:"image"`          // a template
-	Env       []string        `json:"env,omitempty"`  // KEY=VALUE for all of its processes
-	Shape     turnstone.Shape `json:"shape"`
-	Network   *network.Spec   `json:"network,omitempty"` // rules; the values of secret headers are kept nowhere but in its holder
-	Substrate string          `json:"substrate"`
-	TTL       time.Duration   `json:"ttl"` // stopped so long after it was ready; 0: never
+	Name  string          `json:"name,omitempty"` // display name; may be empty
+	Image string          `json:"image"`          // a template
+	Env   []string        `json:"env,omitempty"`  // KEY=VALUE for all processes
+	Shape turnstone.Shape `json:"shape"`
+	// rules; only the holder keeps the values of secret headers
+	Network   *network.Spec `json:"network,omitempty"`
+	Substrate string        `json:"substrate"`
+	TTL       time.Duration `json:"ttl"` // time from ready to the stop; 0: never
 
-	// Secrets are NAME=VALUE for all of its processes. Their values are kept nowhere
-	// but in the sandbox itself, and it is not forked without a word about them.
+	// Secrets are NAME=VALUE for all processes. Only the sandbox itself keeps their values, and a
+	// fork of the sandbox requires explicit consent.
 	Secrets []string `json:"secrets,omitempty"`
 
-	On string `json:"on,omitempty"` // the turn on whose state it begins
-	// Label says what the sandbox is for, in a few words: "session research@main".
+	On string `json:"on,omitempty"` // the turn whose state the sandbox starts from
+	// Label describes the sandbox's purpose in a few words, such as "session research@main".
 	Label string `json:"label,omitempty"`
 
-	// Live asks for a substrate whose sandboxes can be paused, and cloned as they run.
+	// Live requests a substrate whose sandboxes can be paused and cloned while running.
 	Live bool `json:"live,omitempty"`
 
-	// Of a fork: the folder with the snapshot, the sandbox it was taken of, and the
-	// names of the secrets that it holds. Env and Secrets are in it already.
-	From   string              `json:"from,omitempty"`
-	Root   turnstone.Digest    `json:"root,omitempty"` // the template's image that it had; empty: that of today
+	// For a fork: the folder with the snapshot, the sandbox of the snapshot, and the names of its
+	// secrets. The snapshot contains Env and Secrets already.
+	From string `json:"from,omitempty"`
+	// the template's image at that time; empty: the current image
+	Root   turnstone.Digest    `json:"root,omitempty"`
 	Parent turnstone.SandboxID `json:"parent,omitempty"`
 	Holds  []string            `json:"holds,omitempty"`
 }
 
-// secretNames are the names of the secrets that the sandbox will hold.
+// secretNames returns the names of the secrets that the sandbox will hold.
 func (s Spec) secretNames() []string {
 	names := slices.Clone(s.Holds)
 	for _, kv := range s.Secrets {
@@ -61,13 +63,13 @@ func (s Spec) secretNames() []string {
 	return names
 }
 
-// maxLabel bounds a sandbox's label, in bytes.
+// maxLabel bounds a sandbox's label in bytes.
 const maxLabel = 200
 
-// DefaultTTL is how long a sandbox lives that is created without a word about it.
+// DefaultTTL is the lifetime of a sandbox that is created without a TTL.
 const DefaultTTL = time.Hour
 
-// Check says what is wrong with the spec; the error is of kind Invalid.
+// Check reports the first fault of the spec; the error is of kind Invalid.
 func (s Spec) Check() error {
 	fail := func(err error) error {
 		return turnstone.NewError("sandbox.create", turnstone.KindInvalid, "sandbox", err)
@@ -81,36 +83,36 @@ func (s Spec) Check() error {
 		return fail(err)
 	}
 	if len(s.Label) > maxLabel {
-		return fail(fmt.Errorf("a label has at most %d bytes", maxLabel))
+		return fail(fmt.Errorf("the label is longer than %d bytes", maxLabel))
 	}
 	if _, err := s.Network.Policy(); err != nil {
 		return err
 	}
 	if s.TTL < 0 {
-		return fail(fmt.Errorf("%s is no time to live", s.TTL))
+		return fail(fmt.Errorf("%s is not a valid TTL", s.TTL))
 	}
 	if s.Root != "" {
 		if _, err := turnstone.ParseDigest(string(s.Root)); err != nil || s.From == "" {
-			return fail(errors.New("only a fork names its template's image, by digest"))
+			return fail(errors.New("only a fork specifies its template's image by digest"))
 		}
 	}
 	if s.From != "" && (!filepath.IsAbs(s.From) || len(s.Env)+len(s.Secrets) > 0) {
-		return fail(errors.New("a fork has an absolute path, and the environment that it had"))
+		return fail(errors.New("a fork has an absolute path and the environment of its snapshot"))
 	}
 	for _, kv := range s.Secrets {
 		if name, _, ok := strings.Cut(kv, "="); !ok || name == "" || strings.ContainsRune(kv, 0) {
-			return fail(errors.New("a secret is no NAME=VALUE")) // without a word of what it is
+			return fail(errors.New("a secret is not NAME=VALUE")) // without the secret's text
 		}
 	}
 	for _, kv := range s.Env {
 		if name, _, ok := strings.Cut(kv, "="); !ok || name == "" || strings.ContainsRune(kv, 0) {
-			return fail(fmt.Errorf("%.80q is no NAME=VALUE", kv))
+			return fail(fmt.Errorf("%.80q is not NAME=VALUE", kv))
 		}
 	}
 	return nil
 }
 
-// A report is one line of what a holder tells the process that started it.
+// A report is a line that a holder sends to the process that started it.
 type report struct {
 	Progress string `json:"progress,omitempty"`
 	Ready    *Info  `json:"ready,omitempty"`
@@ -146,10 +148,10 @@ func (f *fault) err() error {
 	return e
 }
 
-// Create starts a holder for a new sandbox and returns when it is ready. progress
-// is told of what takes long. When ctx ends before that, nothing is left of it.
-// Of a sandbox that cannot be created nothing is left either: the error says why. Only when
-// this process is killed before it could tell, it stays as one that failed.
+// Create starts a holder for a new sandbox and returns when the sandbox is ready. progress is
+// called for long operations. If ctx ends earlier, or the sandbox cannot be created, nothing of it
+// remains; the error says why. Only if this process is killed before the end, the sandbox remains
+// as failed.
 func (s *Store) Create(ctx context.Context, spec Spec, progress func(string)) (Info, error) {
 	if err := spec.Check(); err != nil {
 		return Info{}, err
@@ -183,7 +185,7 @@ func (s *Store) create(ctx context.Context, spec Spec, progress func(string)) (I
 	}
 	if err != nil {
 		<-h.ended
-		_ = os.RemoveAll(dir) // is there only when the holder refused or never came to itself
+		_ = os.RemoveAll(dir) // it remains only if the holder rejected the spec or did not start
 		_ = s.Remove(context.WithoutCancel(ctx), id)
 		return Info{}, err
 	}
@@ -194,7 +196,7 @@ func createError(err error) error {
 	return turnstone.NewError("sandbox.create", turnstone.KindUnavailable, "sandbox", err)
 }
 
-// A starting is a holder as the process that started it sees it.
+// A starting is a holder as seen by the process that started it.
 type starting struct {
 	cmd     *exec.Cmd
 	reports *os.File
@@ -202,8 +204,7 @@ type starting struct {
 	ended   chan struct{} // closed when the holder has ended
 }
 
-// startHolder starts the running program again, in a session of its own, with
-// its streams in the log.
+// startHolder starts the running program again, in a new session, with its streams in the log.
 func (s *Store) startHolder(id turnstone.SandboxID, dir string, spec Spec) (*starting, error) {
 	input, err := json.Marshal(spec)
 	if err != nil {
@@ -221,24 +222,25 @@ func (s *Store) startHolder(id turnstone.SandboxID, dir string, spec Spec) (*sta
 	defer func() { _ = w.Close() }()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Args = append(append([]string(nil), s.Holder...), string(id))
-	cmd.Env = append(without(os.Environ(), spec.secretNames()), "TURN_HOME="+filepath.Dir(s.dir)) // it may have been relative
+	// TURN_HOME may have been relative
+	cmd.Env = append(without(os.Environ(), spec.secretNames()), "TURN_HOME="+filepath.Dir(s.dir))
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), log, log
-	cmd.ExtraFiles = []*os.File{w} // its descriptor 3
+	cmd.ExtraFiles = []*os.File{w} // descriptor 3 of the holder
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		_ = r.Close()
 		return nil, err
 	}
 	h := &starting{cmd: cmd, reports: r, dir: dir, ended: make(chan struct{})}
-	go func() { // it outlives us, usually; if not, it is no zombie
+	go func() { // the holder usually outlives this process; otherwise Wait reaps it
 		_ = cmd.Wait()
 		close(h.ended)
 	}()
 	return h, nil
 }
 
-// without returns env without the variables of these names: the holder's environment
-// can be read for as long as it lives.
+// without returns env without the variables of these names: the holder's environment is readable
+// during its whole life.
 func without(env, names []string) []string {
 	return slices.DeleteFunc(slices.Clone(env), func(kv string) bool {
 		name, _, _ := strings.Cut(kv, "=")
@@ -246,7 +248,7 @@ func without(env, names []string) []string {
 	})
 }
 
-// interrupt asks the holder to end, and makes it. It may be called twice.
+// interrupt asks the holder to end and then kills it. It may be called twice.
 func (h *starting) interrupt(patience time.Duration) {
 	_ = h.cmd.Process.Signal(syscall.SIGTERM)
 	select {
@@ -256,10 +258,10 @@ func (h *starting) interrupt(patience time.Duration) {
 	}
 }
 
-// maxReport bounds one line of what a holder reports, in bytes.
+// maxReport bounds a line of a holder's reports in bytes.
 const maxReport = 1 << 20
 
-// follow reads what the holder reports until the sandbox is ready, or is not to be.
+// follow reads the holder's reports until the sandbox is ready or has failed.
 func (h *starting) follow(progress func(string)) (Info, error) {
 	defer func() { _ = h.reports.Close() }()
 	in := bufio.NewScanner(h.reports)
@@ -267,7 +269,7 @@ func (h *starting) follow(progress func(string)) (Info, error) {
 	for in.Scan() {
 		var r report
 		if err := json.Unmarshal(in.Bytes(), &r); err != nil {
-			return Info{}, createError(fmt.Errorf("its holder reports nonsense: %w", err))
+			return Info{}, createError(fmt.Errorf("its holder sent a malformed report: %w", err))
 		}
 		switch {
 		case r.Fault != nil:
@@ -278,10 +280,10 @@ func (h *starting) follow(progress func(string)) (Info, error) {
 			progress(r.Progress)
 		}
 	}
-	<-h.ended // it closed its end, and so it has ended, or will
+	<-h.ended // the holder closed its end, so it has ended or will end
 	e := turnstone.Errorf("sandbox.create", turnstone.KindDead, "sandbox",
 		"its holder ended before it was ready (%s)", h.cmd.ProcessState)
-	// The folder had the one name before it had the other.
+	// The folder has one of two names, depending on the holder's progress.
 	for _, dir := range []string{h.dir, filepath.Join(filepath.Dir(h.dir), strings.TrimPrefix(filepath.Base(h.dir), newPrefix))} {
 		if tail := logTail(dir, 2000); tail != "" {
 			e.Err = fmt.Errorf("%w; its log ends with:\n%s", e.Err, tail)
@@ -290,8 +292,7 @@ func (h *starting) follow(progress func(string)) (Info, error) {
 	return Info{}, e
 }
 
-// reporter is the holder's side of the reports. That nobody listens any more is
-// no reason to end.
+// reporter is the holder's side of the reports. The holder continues if the reader is gone.
 type reporter struct{ w io.WriteCloser }
 
 func (r reporter) send(p report) {
@@ -302,7 +303,7 @@ func (r reporter) send(p report) {
 
 func (r reporter) progress(what string) { r.send(report{Progress: what}) }
 
-// sweep removes what creations and removals that were killed have left.
+// sweep removes the remains of creations and removals that were killed.
 func (s *Store) sweep() {
 	entries, err := os.ReadDir(s.dir)
 	if err != nil {
@@ -314,7 +315,7 @@ func (s *Store) sweep() {
 		case strings.HasPrefix(e.Name(), gonePrefix):
 			_ = os.RemoveAll(dir)
 		case strings.HasPrefix(e.Name(), newPrefix), strings.HasPrefix(e.Name(), forkPrefix):
-			// Young ones may not have come to their lock yet.
+			// The holder of a young folder may not have locked it yet.
 			if st, err := e.Info(); err != nil || time.Since(st.ModTime()) < time.Minute {
 				continue
 			}

@@ -14,19 +14,19 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// MaxForks bounds how many clones one Fork makes.
+// MaxForks bounds the clones of a single Fork.
 const MaxForks = 1000
 
-// A Fork says how a sandbox is cloned as it runs.
+// A Fork describes how to clone a running sandbox.
 type Fork struct {
-	Count   int           // clones, 1 to MaxForks
-	Prefix  string        // the clones are called PREFIX-1 and on; empty: they have no names
-	Label   string        // of each clone; see Spec
-	TTL     time.Duration // of each clone, from when it is ready; 0: they stay
-	Secrets bool          // also a sandbox that holds secrets: the clones have them too
+	Count   int           // number of clones, 1 to MaxForks
+	Prefix  string        // clones are named PREFIX-1 and so on; empty: no names
+	Label   string        // label of each clone; see Spec
+	TTL     time.Duration // lifetime of each clone from its ready state; 0: unlimited
+	Secrets bool          // allow a sandbox that holds secrets: the clones have them too
 }
 
-// Check says what is wrong with f; the error is of kind Invalid.
+// Check reports the first fault of f; the error is of kind Invalid.
 func (f Fork) Check() error {
 	if f.Count < 1 || f.Count > MaxForks {
 		return forkError(turnstone.KindInvalid, "sandbox", fmt.Errorf("%d is not between 1 and %d", f.Count, MaxForks), "")
@@ -41,12 +41,11 @@ func forkError(kind turnstone.Kind, subject string, err error, hint string) erro
 	return turnstone.NewError("sandbox.fork", kind, subject, err).WithHint(hint)
 }
 
-// Fork clones a sandbox as it runs, memory and all. The sandbox stands still for
-// one snapshot, from which all clones start; its connections end, and its processes
-// do not notice. Each clone has random numbers, a clock, names and a network stack of its own.
-// ready is called for each clone that has come up, one call at a time; it may be nil. When
-// some cannot be made the error says how many; those that came up stay. When ctx
-// ends none of them is left.
+// Fork clones a running sandbox including its memory. The sandbox is paused for a single snapshot,
+// from which all clones start. Its connections end; its processes do not notice. Each clone has its
+// own random numbers, clock, names and network stack. ready is called for each started clone,
+// sequentially; it may be nil. If some clones fail, the error contains their number and the others
+// remain. If ctx ends, no clone remains.
 func (s *Store) Fork(ctx context.Context, id turnstone.SandboxID, f Fork, ready func(Info)) ([]Info, error) {
 	if err := f.Check(); err != nil {
 		return nil, err
@@ -81,12 +80,11 @@ func (s *Store) snapshot(ctx context.Context, id turnstone.SandboxID, dir string
 	return c.Snapshot(ctx, dir, SnapshotOptions{Secrets: secrets})
 }
 
-// forkPrefix begins the name of a folder with a snapshot that clones start from.
+// forkPrefix is the name prefix of a folder with a snapshot for clones.
 const forkPrefix = ".fork-"
 
-// Folder makes a folder for a machine that is being written down or started. It is
-// there until release, which removes it; should this process be killed, the next
-// creation of a sandbox does.
+// Folder creates a folder for a machine that is being saved or started. release removes the folder;
+// if this process is killed, the next creation of a sandbox removes it.
 func (s *Store) Folder() (dir string, release func(), err error) {
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return "", nil, createError(err)
@@ -98,7 +96,7 @@ func (s *Store) Folder() (dir string, release func(), err error) {
 	return dir, release, nil
 }
 
-// forkFolder makes a folder that sweep leaves alone until release.
+// forkFolder creates a folder that sweep ignores until release.
 func (s *Store) forkFolder() (dir string, release func(), err error) {
 	if dir, err = os.MkdirTemp(s.dir, forkPrefix+"*"); err != nil {
 		return "", nil, err
@@ -117,8 +115,7 @@ func (s *Store) forkFolder() (dir string, release func(), err error) {
 	return dir, func() { _ = os.RemoveAll(dir); lock.Release() }, nil
 }
 
-// clones starts f.Count sandboxes from spec, as many at a time as there are CPUs to
-// start them.
+// clones starts f.Count sandboxes from spec, concurrently up to the number of CPUs.
 func (s *Store) clones(ctx context.Context, spec Spec, f Fork, ready func(Info)) ([]Info, error) {
 	var (
 		mu    sync.Mutex
@@ -130,7 +127,7 @@ func (s *Store) clones(ctx context.Context, spec Spec, f Fork, ready func(Info))
 	for n := range f.Count {
 		slots <- struct{}{}
 		mu.Lock()
-		enough := len(errs) > 0 // the next would fare no better
+		enough := len(errs) > 0 // further clones would fail too
 		mu.Unlock()
 		if ctx.Err() != nil || enough {
 			<-slots
@@ -163,7 +160,7 @@ func (s *Store) clones(ctx context.Context, spec Spec, f Fork, ready func(Info))
 		}
 		return nil, canceled(ctx, "sandbox.fork")
 	case len(errs) > 0:
-		return all, forkError(turnstone.KindOf(errs[0]), fmt.Sprintf("%d of %d clones could not be made", f.Count-len(all), f.Count), errs[0], turnstone.HintOf(errs[0]))
+		return all, forkError(turnstone.KindOf(errs[0]), fmt.Sprintf("%d of %d clones failed", f.Count-len(all), f.Count), errs[0], turnstone.HintOf(errs[0]))
 	}
 	return all, nil
 }

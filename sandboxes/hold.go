@@ -19,38 +19,36 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// A Machine is a sandbox's machine, configured. Its methods are safe for
-// concurrent use.
+// A Machine is a configured machine of a sandbox. Its methods are safe for concurrent use.
 type Machine interface {
-	// Connect opens one more connection of the wire to the agent.
+	// Connect opens a new connection of the wire to the agent.
 	Connect() (wire.LinkStream, error)
-	// Done is closed when the machine has ended; Err then says why, nil after Close.
+	// Done is closed when the machine has ended. Err then returns the reason, nil after Close.
 	Done() <-chan struct{}
 	Err() error
-	// Close ends the machine at once and frees all it holds.
+	// Close ends the machine at once and frees its resources.
 	Close() error
 }
 
-// Details are what a machine is, once there is one.
+// Details describe a started machine.
 type Details struct {
 	Template     turnstone.Digest
 	TemplateSize turnstone.Bytes
 	Substrate    string
 	Isolation    string
-	Workdir      string // where the template's steps run; empty: the agent's own default
-	User         string // whom they run as; empty: root
+	Workdir      string // working directory of the template's steps; empty: the agent's default
+	User         string // user of the template's steps; empty: root
 }
 
-// An Opener makes the machine of a sandbox. progress is told of what takes long.
+// An Opener starts a sandbox's machine. progress is called for long operations.
 type Opener func(ctx context.Context, id turnstone.SandboxID, spec Spec, progress func(string)) (Machine, Details, error)
 
-// maxSpec bounds what a holder is given to read, in bytes.
+// maxSpec bounds the holder's input in bytes.
 const maxSpec = 16 << 20
 
-// Hold is what a holder does all its life: it creates the sandbox id, which
-// Create has made a folder for, and keeps it until ctx ends, its time is up or its
-// machine dies. It reads the spec from in, and tells out of how the creation goes;
-// it closes both.
+// Hold is the main function of a holder: it creates the sandbox id, whose folder Create has made,
+// and keeps it until ctx ends, its time is up or its machine dies. It reads the spec from in and
+// writes reports to out; it closes both.
 func (s *Store) Hold(ctx context.Context, id turnstone.SandboxID, open Opener, in io.ReadCloser, out io.WriteCloser, log *slog.Logger) error {
 	tell := reporter{out}
 	h := &holder{store: s, id: id, log: log, forwards: make(chan struct{}, maxForwarded)}
@@ -68,7 +66,7 @@ func (s *Store) Hold(ctx context.Context, id turnstone.SandboxID, open Opener, i
 	return nil
 }
 
-// A holder is the life of one sandbox.
+// A holder is the state of a sandbox's holder process.
 type holder struct {
 	store   *Store
 	id      turnstone.SandboxID
@@ -83,14 +81,14 @@ type holder struct {
 	forwards   chan struct{} // connections to ports of the sandbox
 	forwarding sync.WaitGroup
 
-	still sync.RWMutex // held while the machine has no link
+	still sync.RWMutex // locked while the machine has no link
 
 	mu    sync.Mutex
 	info  Info
-	upper string // of a paused machine
+	upper string // for a paused machine
 }
 
-// apply moves the sandbox on and writes that down.
+// apply moves the sandbox to its next state and records it.
 func (h *holder) apply(e Event, reason string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -128,9 +126,9 @@ func (h *holder) create(ctx context.Context, open Opener, in io.ReadCloser, tell
 	event, reason := CreateFailed, err.Error()
 	switch kind := turnstone.KindOf(err); {
 	case ctx.Err() != nil:
-		event, reason = StopRequested, "stopped while it was created"
+		event, reason = StopRequested, "stopped during its creation"
 	case kind == turnstone.KindInvalid || kind == turnstone.KindNotFound:
-		// Whoever asked for what cannot be has nothing to look at, or to clean up.
+		// An invalid request leaves no sandbox to inspect or remove.
 		return errors.Join(err, h.store.discard(h.id))
 	}
 	return errors.Join(err, h.apply(event, reason))
@@ -148,12 +146,12 @@ func readSpec(in io.ReadCloser) (Spec, error) {
 	}
 	if err != nil {
 		return spec, turnstone.NewError("sandbox.create", turnstone.KindInvalid, "sandbox", err).
-			WithHint("this command is for turn itself; use turn sandbox create")
+			WithHint("this command is internal to turn; use turn sandbox create")
 	}
 	return spec, spec.Check()
 }
 
-// register takes the sandbox's lock, gives it its state and its folder its name.
+// register takes the sandbox's lock, writes its state and gives its folder the final name.
 func (h *holder) register(ctx context.Context, spec Spec) error {
 	if !idForm.MatchString(string(h.id)) {
 		return notFound(string(h.id))
@@ -192,8 +190,7 @@ func (h *holder) register(ctx context.Context, spec Spec) error {
 	return nil
 }
 
-// lockNames keeps others from registering sandboxes meanwhile. The lock is on the
-// folder itself.
+// lockNames prevents concurrent registrations of sandboxes. The lock is on the folder itself.
 func (s *Store) lockNames(ctx context.Context) (unlock func(), err error) {
 	d, err := os.Open(s.dir)
 	if err != nil {
@@ -217,7 +214,7 @@ func (s *Store) lockNames(ctx context.Context) (unlock func(), err error) {
 	}
 }
 
-// nameFree says whether no sandbox that lives is called name.
+// nameFree reports whether no running sandbox is called name.
 func (s *Store) nameFree(ctx context.Context, name string) error {
 	if name == "" {
 		return nil
@@ -229,14 +226,14 @@ func (s *Store) nameFree(ctx context.Context, name string) error {
 	for _, i := range all {
 		if i.Name == name && !i.State.Final() {
 			return turnstone.Errorf("sandbox.create", turnstone.KindInvalid, "name "+name,
-				"%s has it, and is %s", i.ID, i.State).
-				WithHint("choose another one, or turn sandbox rm " + name)
+				"%s has this name and is %s", i.ID, i.State).
+				WithHint("choose another name, or run turn sandbox rm " + name)
 		}
 	}
 	return nil
 }
 
-// start makes the machine and opens the sandbox to connections.
+// start starts the machine and opens the sandbox to connections.
 func (h *holder) start(ctx context.Context, open Opener, spec Spec, tell reporter) error {
 	m, d, err := open(ctx, h.id, spec, tell.progress)
 	if err != nil {
@@ -264,7 +261,7 @@ func (h *holder) start(ctx context.Context, open Opener, spec Spec, tell reporte
 		h.info.Expires = &until
 	}
 	h.mu.Unlock()
-	// From its being ready on the socket has to answer, and before that it must not.
+	// The socket must answer from the ready state on, and not before.
 	if err := h.apply(Configured, ""); err != nil {
 		_, _ = l.Close(), ctl.Close()
 		return err
@@ -274,20 +271,20 @@ func (h *holder) start(ctx context.Context, open Opener, spec Spec, tell reporte
 	return nil
 }
 
-// keep waits for the sandbox's end and puts it away.
+// keep waits for the sandbox's end and records it.
 func (h *holder) keep(ctx context.Context) {
-	_ = os.Chdir("/") // so that nobody wonders what keeps a file system busy
+	_ = os.Chdir("/") // so that the process does not keep a file system busy
 	var timeUp <-chan time.Time
 	if h.ttl > 0 {
 		t := time.NewTimer(h.ttl)
 		defer t.Stop()
 		timeUp = t.C
 	}
-	// Written first: a client whose connection ends can read why.
+	// Recorded first, so that a client whose connection ends can read the reason.
 	if err := h.apply(h.await(ctx, timeUp)); err != nil {
-		h.log.Error("the sandbox's end could not be written down", "err", err)
+		h.log.Error("the sandbox's end could not be recorded", "err", err)
 	}
-	_ = h.machine.Close() // before its connections, which a guest that reads nothing could hold up
+	_ = h.machine.Close() // before its connections, which a guest that does not read could block
 	h.ctl.close()
 	h.forwarding.Wait()
 	h.relay.close()
@@ -296,7 +293,7 @@ func (h *holder) keep(ctx context.Context) {
 	h.lock.Release()
 }
 
-// await returns what ends the sandbox.
+// await returns the event that ends the sandbox.
 func (h *holder) await(ctx context.Context, timeUp <-chan time.Time) (Event, string) {
 	used := h.use.seen
 	for {
@@ -304,7 +301,7 @@ func (h *holder) await(ctx context.Context, timeUp <-chan time.Time) (Event, str
 		case <-used:
 			used = nil
 			if err := h.apply(Used, ""); err != nil {
-				h.log.Error("that something was run could not be written down", "err", err)
+				h.log.Error("the first use could not be recorded", "err", err)
 			}
 		case <-ctx.Done():
 			return StopRequested, "on request"

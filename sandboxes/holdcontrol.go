@@ -10,7 +10,7 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// connect gives a client of the relay its stream. While a snapshot is taken it waits.
+// connect gives a client of the relay its stream. It waits while a snapshot is taken.
 func (h *holder) connect() (wire.LinkStream, error) {
 	h.still.RLock()
 	defer h.still.RUnlock()
@@ -22,7 +22,7 @@ func (h *holder) connect() (wire.LinkStream, error) {
 
 func pausedError(title string) error {
 	return turnstone.Errorf("sandbox.dial", turnstone.KindUnavailable, "sandbox "+title,
-		"it is paused").WithHint("it is of use again when whoever paused it lets it go on")
+		"it is paused").WithHint("wait until the pause ends")
 }
 
 func (h *holder) status() Status {
@@ -31,8 +31,8 @@ func (h *holder) status() Status {
 	return Status{Paused: h.info.Paused, Upper: h.upper}
 }
 
-// control carries out one request, and answers in a beside its status and the
-// descriptor. It is called for one at a time.
+// control executes a request. The answer in a has a status and may have a descriptor. Calls are
+// sequential.
 func (h *holder) control(ctx context.Context, q controlRequest, a *controlAnswer) (*os.File, error) {
 	switch q.Op {
 	case opNetwork:
@@ -43,7 +43,7 @@ func (h *holder) control(ctx context.Context, q controlRequest, a *controlAnswer
 	m, ok := h.machine.(Controlled)
 	if !ok {
 		return nil, turnstone.Errorf("sandbox.control", turnstone.KindUnavailable, "sandbox "+string(h.id),
-			"its machine can only be used and stopped")
+			"its machine does not support pausing or snapshots")
 	}
 	switch q.Op {
 	case opStatus:
@@ -62,10 +62,10 @@ func (h *holder) control(ctx context.Context, q controlRequest, a *controlAnswer
 		})
 	}
 	return nil, turnstone.Errorf("sandbox.control", turnstone.KindInvalid, fmt.Sprintf("%.40q", q.Op),
-		"no such request")
+		"unknown request")
 }
 
-// pause pauses the machine, or lets it go on, and writes that down.
+// pause pauses or resumes the machine and records that.
 func (h *holder) pause(ctx context.Context, m Controlled, on bool) error {
 	if h.status().Paused == on {
 		return nil
@@ -79,7 +79,7 @@ func (h *holder) pause(ctx context.Context, m Controlled, on bool) error {
 	} else {
 		err = m.Resume(ctx)
 	}
-	if on == (err != nil) { // it runs
+	if on == (err != nil) { // the machine runs
 		h.use.watch(context.WithoutCancel(ctx), h.machine, h.log)
 	}
 	if err != nil {
@@ -92,14 +92,14 @@ func (h *holder) pause(ctx context.Context, m Controlled, on bool) error {
 	return writeInfo(h.store.path(h.id), h.info)
 }
 
-// snapshot writes the machine down as it runs.
+// snapshot saves the running machine.
 func (h *holder) snapshot(ctx context.Context, q controlRequest, write func() error) error {
 	fail := func(kind turnstone.Kind, err error, hint string) error {
 		return turnstone.NewError("sandbox.snapshot", kind, "sandbox "+string(h.id), err).
 			WithHint(hint)
 	}
 	if !filepath.IsAbs(q.Dir) {
-		return fail(turnstone.KindInvalid, fmt.Errorf("%.200q is no absolute path", q.Dir), "")
+		return fail(turnstone.KindInvalid, fmt.Errorf("%.200q is not an absolute path", q.Dir), "")
 	}
 	h.mu.Lock()
 	secrets := len(h.info.Secrets)
@@ -109,7 +109,7 @@ func (h *holder) snapshot(ctx context.Context, q controlRequest, write func() er
 		if secrets == 1 {
 			held = "a secret"
 		}
-		return fail(turnstone.KindInvalid, fmt.Errorf("it holds %s, and a copy of it would too", held), "--with-secrets copies them on purpose")
+		return fail(turnstone.KindInvalid, fmt.Errorf("it holds %s, and a copy of it would too", held), "copy secrets explicitly with --with-secrets")
 	}
 	h.still.Lock()
 	defer h.still.Unlock()

@@ -15,36 +15,38 @@ import (
 	"turnstone.dev/turnstone/internal/network"
 )
 
-// Info is what is known of a sandbox: the content of its state.json.
+// Info describes a sandbox: the content of its state.json.
 type Info struct {
 	ID       turnstone.SandboxID `json:"id"`
-	Name     string              `json:"name,omitempty"`  // no two that live have the same
-	Label    string              `json:"label,omitempty"` // what it is for, where somebody said so
+	Name     string              `json:"name,omitempty"`  // unique among running sandboxes
+	Label    string              `json:"label,omitempty"` // the sandbox's purpose, if given
 	State    State               `json:"state"`
-	Reason   string              `json:"reason,omitempty"` // why it is stopped or failed
+	Reason   string              `json:"reason,omitempty"` // why the sandbox is stopped or failed
 	Image    string              `json:"image"`
 	Template turnstone.Digest    `json:"template,omitempty"`
-	// Root is the template's image that a resumed machine has, and its forks; empty: the template's.
+	// Root is the template's image of a resumed machine and its forks; empty: the template's
+	// current image.
 	Root turnstone.Digest `json:"root,omitempty"`
-	// TemplateSize is what the template's image holds, in bytes.
+	// TemplateSize is the size of the template's image in bytes.
 	TemplateSize turnstone.Bytes `json:"template_size,omitempty"`
 	Substrate    string          `json:"substrate,omitempty"`
 	Isolation    string          `json:"isolation,omitempty"`
-	Workdir      string          `json:"workdir,omitempty"` // where commands run
-	User         string          `json:"user,omitempty"`    // whom they run as; empty: root
+	Workdir      string          `json:"workdir,omitempty"` // working directory of commands
+	User         string          `json:"user,omitempty"`    // user of commands; empty: root
 	Shape        turnstone.Shape `json:"shape"`
-	Network      *network.Spec   `json:"network,omitempty"` // rules, without the values of secret headers
-	Created      time.Time       `json:"created"`
-	Changed      time.Time       `json:"changed"`          // when State became what it is
-	Expires      *time.Time      `json:"expires,omitzero"` // nil: never
-	Paused       bool            `json:"paused,omitempty"` // its machine stands still
-	Holder       Process         `json:"holder"`
-	// Secrets are the names of those that its processes have in their environment.
+	// rules without the values of secret headers
+	Network *network.Spec `json:"network,omitempty"`
+	Created time.Time     `json:"created"`
+	Changed time.Time     `json:"changed"`          // time of the last change of State
+	Expires *time.Time    `json:"expires,omitzero"` // nil: never
+	Paused  bool          `json:"paused,omitempty"` // the machine is paused
+	Holder  Process       `json:"holder"`
+	// Secrets are the names of the secrets in the environment of the processes.
 	Secrets []string            `json:"secrets,omitempty"`
-	Parent  turnstone.SandboxID `json:"parent,omitempty"` // the sandbox that it is a fork of
+	Parent  turnstone.SandboxID `json:"parent,omitempty"` // the sandbox's origin, if it is a fork
 }
 
-// Title is what people call the sandbox: its name, or its template's.
+// Title returns the sandbox's display name: its name, or its template's name.
 func (i Info) Title() string {
 	if i.Name != "" {
 		return i.Name
@@ -52,7 +54,7 @@ func (i Info) Title() string {
 	return i.Image
 }
 
-// apply moves i on. reason is kept for final states.
+// apply moves i to its next state. reason is kept for final states.
 func (i *Info) apply(e Event, reason string) error {
 	next, err := i.State.After(e)
 	if err != nil {
@@ -65,7 +67,7 @@ func (i *Info) apply(e Event, reason string) error {
 	return nil
 }
 
-// Files of a sandbox's folder.
+// Files in a sandbox's folder.
 const (
 	stateFile   = "state.json"
 	lockFile    = "lock"
@@ -74,7 +76,7 @@ const (
 	logFile     = "log"
 )
 
-// maxState bounds what is read of a state.json, in bytes.
+// maxState bounds the size of a state.json in bytes.
 const maxState = 1 << 20
 
 func writeInfo(dir string, i Info) error {
@@ -99,7 +101,7 @@ func readInfo(dir string, id turnstone.SandboxID) (Info, error) {
 	return parseInfo(b, id)
 }
 
-// parseInfo checks what a state.json says.
+// parseInfo decodes and validates a state.json.
 func parseInfo(b []byte, id turnstone.SandboxID) (Info, error) {
 	var i Info
 	if len(b) > maxState {
@@ -112,7 +114,7 @@ func parseInfo(b []byte, id turnstone.SandboxID) (Info, error) {
 		return i, fmt.Errorf("the unknown state %.40q", i.State)
 	}
 	if i.ID != id {
-		return i, fmt.Errorf("it tells of another sandbox, %.40q", i.ID)
+		return i, fmt.Errorf("it describes another sandbox, %.40q", i.ID)
 	}
 	if i.Name != "" {
 		if err := CheckName(i.Name); err != nil {
@@ -127,18 +129,17 @@ var (
 	idForm   = lazyregexp.New(`^sb_[0-9a-v]{18}$`)
 )
 
-// CheckName says whether a sandbox may be called name: 1 to 63 letters, digits,
-// '.', '_' and '-', the first a letter or digit, and not like an ID. The error is
-// of kind Invalid.
+// CheckName reports whether name is a valid name for a sandbox: 1 to 63 letters, digits, '.', '_'
+// and '-', the first a letter or digit, and not like an ID. The error is of kind Invalid.
 func CheckName(name string) error {
 	e := turnstone.NewError("sandbox.name", turnstone.KindInvalid, fmt.Sprintf("name %.80q", name),
 		nil).
-		WithHint("use letters, digits, '.', '_' and '-', at most 63, and begin with a letter or digit")
+		WithHint("use at most 63 letters, digits, '.', '_' and '-', and begin with a letter or digit")
 	switch {
 	case !nameForm.MatchString(name):
 		e.Err = errors.New("cannot be the name of a sandbox")
 	case len(name) >= 3 && name[:3] == "sb_":
-		e.Err, e.Hint = errors.New("looks like an ID"), "choose one that does not begin with sb_"
+		e.Err, e.Hint = errors.New("looks like an ID"), "choose a name that does not begin with sb_"
 	default:
 		return nil
 	}

@@ -16,25 +16,26 @@ import (
 	"turnstone.dev/turnstone/internal/network"
 )
 
-// Networked is what a Machine may be able to do beside the usual, when it has a network.
+// Networked holds the optional abilities of a Machine with a network.
 type Networked interface {
-	// TakeNetwork returns what happened on it, and false when there is none.
+	// TakeNetwork returns the network's facts since the last call, and false if the machine has no
+	// network.
 	TakeNetwork(ctx context.Context) (network.Facts, bool)
-	// DialGuest opens a connection to a TCP port of the sandbox, which has CloseWrite.
+	// DialGuest opens a connection to a TCP port of the sandbox. The connection has CloseWrite.
 	DialGuest(ctx context.Context, port uint16) (net.Conn, error)
 }
 
 const (
-	// guestTime is how long a sandbox may take to answer a connection.
+	// guestTime bounds the time in which a sandbox answers a connection.
 	guestTime = 10 * time.Second
-	// maxFacts bounds the answer to network, in bytes.
+	// maxFacts bounds the answer to network in bytes.
 	maxFacts = maxControl / 2
-	// maxForwarded bounds the connections to ports of a sandbox at one time.
+	// maxForwarded bounds the concurrent connections to ports of a sandbox.
 	maxForwarded = 256
 )
 
-// Network returns what happened on the sandbox's network since it was asked for last.
-// The error is of kind Unavailable when it has none.
+// Network returns the facts of the sandbox's network since the last call. The error is of kind
+// Unavailable if the sandbox has no network.
 func (c *Control) Network(ctx context.Context) (network.Facts, error) {
 	a, _, err := c.do(ctx, controlRequest{Op: opNetwork})
 	if err != nil || a.Network == nil {
@@ -43,8 +44,8 @@ func (c *Control) Network(ctx context.Context) (network.Facts, error) {
 	return *a.Network, nil
 }
 
-// DialGuest opens a connection to a TCP port of a sandbox that lives. The error is of
-// kind Unavailable when nobody listens there, or it has no network.
+// DialGuest opens a connection to a TCP port of a running sandbox. The error is of kind Unavailable
+// if no process listens there or the sandbox has no network.
 func (s *Store) DialGuest(ctx context.Context, id turnstone.SandboxID, port uint16) (net.Conn, error) {
 	c, err := s.Control(ctx, id)
 	if err != nil {
@@ -58,15 +59,15 @@ func (s *Store) DialGuest(ctx context.Context, id turnstone.SandboxID, port uint
 	}
 	if file == nil {
 		return nil, turnstone.Errorf("sandbox.dial", turnstone.KindInternal, "sandbox "+string(id),
-			"no connection came with the answer")
+			"the answer contains no connection")
 	}
 	defer closeFile(file)
 	return net.FileConn(file)
 }
 
-// Expose forwards the connections that l takes to a TCP port of a sandbox, until ctx
-// ends or the sandbox does; it closes l. failed is told of each connection that could not
-// be forwarded, from any goroutine; nil: nobody is.
+// Expose forwards the connections of l to a TCP port of a sandbox, until ctx or the sandbox ends,
+// and closes l. failed is called from any goroutine for each connection that could not be
+// forwarded; it may be nil.
 func (s *Store) Expose(ctx context.Context, id turnstone.SandboxID, port uint16, l net.Listener, failed func(error)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -83,7 +84,7 @@ func (s *Store) Expose(ctx context.Context, id turnstone.SandboxID, port uint16,
 			}
 			return context.Cause(ctx)
 		}
-		if err != nil { // out of descriptors, most likely
+		if err != nil { // probably out of descriptors
 			time.Sleep(100 * time.Millisecond)
 			continue
 		}
@@ -105,7 +106,7 @@ func (s *Store) Expose(ctx context.Context, id turnstone.SandboxID, port uint16,
 	}
 }
 
-// untilEnd looks now and then whether the sandbox still lives, and says when it does not.
+// untilEnd polls whether the sandbox still runs, and returns when it has ended.
 func (s *Store) untilEnd(ctx context.Context, id turnstone.SandboxID, ended context.CancelCauseFunc) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -129,7 +130,7 @@ func (s *Store) untilEnd(ctx context.Context, id turnstone.SandboxID, ended cont
 	}
 }
 
-// networked is the machine as one with a network.
+// networked returns the machine if it has a network.
 func (h *holder) networked() (Networked, error) {
 	m, ok := h.machine.(Networked)
 	if !ok {
@@ -159,8 +160,8 @@ func (h *holder) facts(ctx context.Context, a *controlAnswer) error {
 	}
 }
 
-// dialGuest answers the request dial: with one end of a pair of sockets, whose other end
-// is copied to and from the sandbox until either has ended.
+// dialGuest answers the request dial with one end of a socket pair. It copies between the other end
+// and the sandbox until either has ended.
 func (h *holder) dialGuest(ctx context.Context, port uint16) (*os.File, error) {
 	m, err := h.networked()
 	if err != nil {
@@ -173,7 +174,7 @@ func (h *holder) dialGuest(ctx context.Context, port uint16) (*os.File, error) {
 	case h.forwards <- struct{}{}:
 	default:
 		return nil, turnstone.Errorf("sandbox.dial", turnstone.KindExhausted, "sandbox "+string(h.id),
-			"too many connections to its ports")
+			"too many connections to the sandbox's ports")
 	}
 	free := func() { <-h.forwards }
 	ctx, cancel := context.WithTimeout(ctx, guestTime)
@@ -193,7 +194,7 @@ func (h *holder) dialGuest(ctx context.Context, port uint16) (*os.File, error) {
 		defer free()
 		stop := make(chan struct{})
 		defer close(stop)
-		go func() { // the sandbox's end is that of its connections
+		go func() { // the sandbox's end ends its connections
 			select {
 			case <-h.machine.Done():
 				_, _ = guest.Close(), ours.Close()
@@ -222,7 +223,8 @@ func connPair() (net.Conn, *os.File, error) {
 	return conn, os.NewFile(uintptr(fds[1]), "forward"), nil
 }
 
-// Splice copies both ways until both sides have ended, or one has failed, and closes both.
+// Splice copies in both directions until both sides have ended or a side has failed, and closes
+// both.
 func Splice(a, b net.Conn) {
 	var both sync.WaitGroup
 	pump := func(dst, src net.Conn) {

@@ -9,8 +9,7 @@ import (
 	"syscall"
 )
 
-// A Process names a process for good: a PID is used again, but not with the same
-// start time.
+// A Process identifies a process permanently: PIDs are reused, but not with the same start time.
 type Process struct {
 	PID   int    `json:"pid"`
 	Start uint64 `json:"start"` // clock ticks after the machine's boot (proc(5), stat, field 22)
@@ -22,8 +21,8 @@ func thisProcess() (Process, error) {
 	return Process{PID: os.Getpid(), Start: start}, err
 }
 
-// startTime reads field 22 of /proc/PID/stat. The second field is the program's
-// name in parentheses and may hold anything.
+// startTime reads field 22 of /proc/PID/stat. The second field is the program's name in parentheses
+// and may contain any bytes.
 func startTime(pid int) (uint64, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -34,9 +33,9 @@ func startTime(pid int) (uint64, error) {
 
 func parseStat(b []byte) (uint64, error) {
 	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
-	const third = 3 // the first of fields is the line's third
+	const third = 3 // fields begins with the line's third field
 	if len(fields) <= 22-third {
-		return 0, errors.New("/proc tells of a process in an unknown form")
+		return 0, errors.New("/proc/PID/stat has an unknown format")
 	}
 	if state := fields[0]; len(state) == 1 && (state[0] == 'Z' || state[0] == 'X') {
 		return 0, os.ErrProcessDone
@@ -44,7 +43,7 @@ func parseStat(b []byte) (uint64, error) {
 	return strconv.ParseUint(string(fields[22-third]), 10, 64)
 }
 
-// open returns a handle (a pidfd, where the kernel has them) on p; nil if p has ended.
+// open returns a handle (a pidfd, if the kernel supports them) of p; nil if p has ended.
 func (p Process) open() *os.Process {
 	if p.PID <= 1 {
 		return nil
@@ -53,7 +52,7 @@ func (p Process) open() *os.Process {
 	if err != nil {
 		return nil
 	}
-	// Asked after the handle is there: what it holds on to is what was asked about.
+	// Checked after opening the handle, so that the answer refers to the handle's process.
 	if start, err := startTime(p.PID); err != nil || start != p.Start {
 		_ = h.Release()
 		return nil
@@ -71,7 +70,7 @@ func (p Process) alive() bool {
 	return true
 }
 
-// signal sends sig to p; that p has ended is no error.
+// signal sends sig to p; it is not an error if p has ended.
 func (p Process) signal(sig syscall.Signal) error {
 	h := p.open()
 	if h == nil {

@@ -12,22 +12,21 @@ import (
 )
 
 const (
-	// maxClients bounds the connections to one sandbox at one time: an agent takes
-	// 64, some of which the holder has itself.
+	// maxClients bounds the concurrent connections to a sandbox: an agent takes 64, of which the
+	// holder uses some.
 	maxClients = 60
-	// tryAgainLater is the status of RFC 6455's registry for a server that is full.
+	// tryAgainLater is the status for a full server in RFC 6455's registry.
 	tryAgainLater = 1013
-	// farewellTime bounds how long a client that is turned away has to take the reason.
+	// farewellTime bounds the time in which a rejected client reads the reason.
 	farewellTime = time.Second
-	// leaveTime bounds how long a client stays when the agent has ended its connection.
+	// leaveTime bounds how long a client stays after the agent has ended its connection.
 	leaveTime = 5 * time.Second
-	// relayBuffer is the memory of one direction of one connection.
+	// relayBuffer is the memory per direction of a connection.
 	relayBuffer = 64 << 10
 )
 
-// A relay gives each connection to a socket a stream of its own to the agent, and
-// copies bytes between the two without looking at them. A client that does not
-// read holds up its own stream only.
+// A relay gives each connection to a socket its own stream to the agent, and copies bytes between
+// the two without interpreting them. A client that does not read blocks only its own stream.
 type relay struct {
 	listener *net.UnixListener
 	connect  func() (wire.LinkStream, error)
@@ -65,20 +64,20 @@ func (r *relay) accept() {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // out of descriptors, most likely: some will be given back
+		if err != nil { // probably out of descriptors: others will be closed
 			r.log.Warn("a connection could not be accepted", "err", err)
 			time.Sleep(100 * time.Millisecond)
 			continue
 		}
 		if err := checkPeer(c); err != nil {
-			r.log.Warn("a connection was refused", "err", err)
+			r.log.Warn("a connection was rejected", "err", err)
 			_ = c.Close()
 			continue
 		}
 		select {
 		case r.slots <- struct{}{}:
 		default:
-			turnAway(c, "the sandbox has as many connections as it can")
+			turnAway(c, "the sandbox has reached its limit of connections")
 			continue
 		}
 		if !r.add(c) {
@@ -110,7 +109,7 @@ func (r *relay) remove(c *net.UnixConn) {
 	_ = c.Close()
 }
 
-// turnAway says why, in the protocol's own form, and hangs up.
+// turnAway sends the reason in the protocol's format and closes the connection.
 func turnAway(c *net.UnixConn, reason string) {
 	_ = c.SetDeadline(time.Now().Add(farewellTime))
 	_ = wire.NewFrames(c, false).Farewell(&wire.ProtocolError{Code: tryAgainLater, Reason: reason})
@@ -138,12 +137,13 @@ func (r *relay) serve(c *net.UnixConn) {
 		_ = c.Close()
 	} else {
 		_ = c.CloseWrite()
-		_ = c.SetReadDeadline(time.Now().Add(leaveTime)) // nobody listens to what it says now
+		// the agent no longer reads the client's data
+		_ = c.SetReadDeadline(time.Now().Add(leaveTime))
 	}
 	sending.Wait()
 }
 
-// transfer is io.Copy with a buffer of its own, which neither side replaces.
+// transfer is io.Copy with its own buffer, which neither side replaces.
 func transfer(dst io.Writer, src io.Reader) error {
 	_, err := io.CopyBuffer(struct{ io.Writer }{dst}, struct{ io.Reader }{src}, make([]byte, relayBuffer))
 	return err

@@ -13,8 +13,8 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// TestManyClients: the last one that there is room for works, the next one is
-// told, and one that does not read holds nobody up.
+// TestManyClients: the last client within the limit works, the next client gets an error, and a
+// client that does not read blocks no other client.
 func TestManyClients(t *testing.T) {
 	s := newStore(t)
 	i := create(t, s, spec("fine"))
@@ -31,7 +31,7 @@ func TestManyClients(t *testing.T) {
 	}
 	_, _, err = wire.NewFrames(conn, false).Next(nil)
 	var closed *wire.ClosedError
-	if !errors.As(err, &closed) || closed.Code != 1013 || !strings.Contains(closed.Reason, "as many connections") {
+	if !errors.As(err, &closed) || closed.Code != 1013 || !strings.Contains(closed.Reason, "limit of connections") {
 		t.Errorf("%v", err)
 	}
 	_ = conn.Close()
@@ -46,7 +46,7 @@ func TestClientThatDoesNotRead(t *testing.T) {
 	}
 	defer func() { _ = conn.Close() }()
 	garbage := []byte(`{"id":1,"method":"No.such"}`)
-	go func() { // floods, and reads nothing of what it is answered
+	go func() { // sends without reading the answers
 		f := wire.NewFrames(conn, false)
 		for f.WriteText(garbage) == nil {
 		}
@@ -55,7 +55,7 @@ func TestClientThatDoesNotRead(t *testing.T) {
 	use(t, s, i.ID, strings.Repeat("x", 3<<20))
 }
 
-// TestLongPath: a socket's path has room for 107 bytes only.
+// TestLongPath: a socket's path is limited to 107 bytes.
 func TestLongPath(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), strings.Repeat("d", 100))
 	s := sandboxes.NewStore(&statedir.Dir{Root: dir})
@@ -67,7 +67,7 @@ func TestLongPath(t *testing.T) {
 	}
 }
 
-// TestSweep: what was killed on its way is removed by the next who creates.
+// TestSweep: the next creation removes the remains of killed creations.
 func TestSweep(t *testing.T) {
 	s := newStore(t)
 	for _, name := range []string{".new-sb_000000000000000000", ".new-sb_000000000000000001", ".gone-sb_000000000000000002"} {
@@ -75,7 +75,7 @@ func TestSweep(t *testing.T) {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if name != ".new-sb_000000000000000001" { // that one is just beginning
+		if name != ".new-sb_000000000000000001" { // that creation is just beginning
 			old := time.Now().Add(-time.Hour)
 			if err := os.Chtimes(dir, old, old); err != nil {
 				t.Fatal(err)
@@ -89,7 +89,7 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// TestPrivate: nobody else may look or connect.
+// TestPrivate: other users can neither read nor connect.
 func TestPrivate(t *testing.T) {
 	s := newStore(t)
 	i := create(t, s, spec("fine"))

@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxSocketPath is what a sockaddr_un takes, less the final zero (unix(7)).
+// maxSocketPath is the size of a sockaddr_un's path without the final zero (unix(7)).
 const maxSocketPath = 107
 
-// socketPath returns a path for the socket in dir that is short enough, and what
-// has to stay open while it is used: a long one goes through a descriptor.
+// socketPath returns a sufficiently short path for the socket in dir, and a file that must stay
+// open during its use: a long path goes through a descriptor.
 func socketPath(dir, name string) (string, func(), error) {
 	path := filepath.Join(dir, name)
 	if len(path) <= maxSocketPath {
@@ -28,8 +28,8 @@ func socketPath(dir, name string) (string, func(), error) {
 	return fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), name), func() { _ = d.Close() }, nil
 }
 
-// listen makes a socket of the sandbox in dir. Only its user can connect: the
-// folder is private, the socket too.
+// listen creates a socket of the sandbox in dir. Only the socket's user can connect: the folder and
+// the socket are private.
 func listen(dir, name string) (*net.UnixListener, error) {
 	if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -43,7 +43,7 @@ func listen(dir, name string) (*net.UnixListener, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.SetUnlinkOnClose(false) // its path may be one of a descriptor that is closed by then
+	l.SetUnlinkOnClose(false) // its path may refer to a descriptor that is closed by then
 	if err := os.Chmod(filepath.Join(dir, name), 0o600); err != nil {
 		_ = l.Close()
 		return nil, err
@@ -66,8 +66,8 @@ func dial(ctx context.Context, dir, name string) (*net.UnixConn, error) {
 	return c.(*net.UnixConn), nil
 }
 
-// checkPeer refuses a connection of another user than the holder's, or root: for
-// where the folder's permissions do not hold, as on some network file systems.
+// checkPeer rejects connections of users other than the holder's user and root, for file systems
+// that do not enforce the folder's permissions, such as some network file systems.
 func checkPeer(c *net.UnixConn) error {
 	raw, err := c.SyscallConn()
 	if err != nil {

@@ -4,36 +4,36 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// A State is where a sandbox is in its life.
+// A State is a phase of a sandbox's life.
 type State string
 
 // The states of a sandbox.
 const (
-	StateCreating State = "creating" // its machine is being made
-	StateReady    State = "ready"    // it is configured, and nothing has been run in it
-	StateRunning  State = "running"  // something has been run in it
-	StateStopped  State = "stopped"  // on request, or its time was up
-	StateFailed   State = "failed"   // it could not be created, or its machine or its holder died
+	StateCreating State = "creating" // the machine is being created
+	StateReady    State = "ready"    // the machine is configured, and nothing has run in it
+	StateRunning  State = "running"  // a process or step has run in the machine
+	StateStopped  State = "stopped"  // on request, or the time was up
+	StateFailed   State = "failed"   // the creation failed, or the machine or the holder died
 )
 
-// Final reports whether a sandbox in state s has no machine and never will.
+// Final reports whether s is a final state, without a machine.
 func (s State) Final() bool { return s == StateStopped || s == StateFailed }
 
-// An Event is what moves a sandbox from one state to another.
+// An Event moves a sandbox from one state to another.
 type Event string
 
 // The events in a sandbox's life.
 const (
-	Configured    Event = "configured"     // its machine answers and is its own
-	Used          Event = "used"           // the first process or step was started in it
-	StopRequested Event = "stop requested" // somebody asked for its end
-	TimeUp        Event = "time up"        // it has lived as long as it may
-	CreateFailed  Event = "create failed"  // no machine came of it
-	MachineDied   Event = "machine died"   // its machine ended unasked
-	HolderDied    Event = "holder died"    // the process that held it ended without a word
+	Configured    Event = "configured"     // the machine answers and is configured
+	Used          Event = "used"           // the first process or step was started
+	StopRequested Event = "stop requested" // a client requested the end
+	TimeUp        Event = "time up"        // the sandbox's lifetime is over
+	CreateFailed  Event = "create failed"  // the machine could not be started
+	MachineDied   Event = "machine died"   // the machine ended by itself
+	HolderDied    Event = "holder died"    // the holder process ended without a report
 )
 
-// transitions are all that there are.
+// transitions are all transitions.
 var transitions = map[State]map[Event]State{
 	StateCreating: {Configured: StateReady, CreateFailed: StateFailed, StopRequested: StateStopped, HolderDied: StateFailed},
 	StateReady:    {Used: StateRunning, StopRequested: StateStopped, TimeUp: StateStopped, MachineDied: StateFailed, HolderDied: StateFailed},
@@ -42,13 +42,13 @@ var transitions = map[State]map[Event]State{
 	StateFailed:   {},
 }
 
-// After returns the state that follows s when e happens; an error of kind Internal
-// if e has no place there.
+// After returns the state that follows s after e; the error is of kind Internal if e is not
+// possible in s.
 func (s State) After(e Event) (State, error) {
 	next, ok := transitions[s][e]
 	if !ok {
 		return s, turnstone.Errorf("sandbox.state", turnstone.KindInternal, "sandbox",
-			"%q cannot happen to one that is %s", string(e), s)
+			"%q is not possible for a sandbox that is %s", string(e), s)
 	}
 	return next, nil
 }

@@ -38,7 +38,7 @@ func TestTransitions(t *testing.T) {
 	}
 }
 
-// TestProcess: a PID that was used again is somebody else.
+// TestProcess: a reused PID is another process.
 func TestProcess(t *testing.T) {
 	self, err := thisProcess()
 	if err != nil || !self.alive() {
@@ -84,7 +84,7 @@ func TestParseStat(t *testing.T) {
 	}
 }
 
-// FuzzInfo: no state.json makes reading it fail in another way than with an error.
+// FuzzInfo: for any state.json, reading succeeds or returns an error.
 func FuzzInfo(f *testing.F) {
 	f.Add([]byte(`{"id":"sb_000000000000000000","state":"ready","name":"x","holder":{"pid":1,"start":2}}`))
 	f.Add([]byte(`{"id":"sb_000000000000000000","state":"ready","expires":null,"shape":{"cpus":-1}}`))

@@ -1,14 +1,14 @@
-// Package sandboxes keeps sandboxes that outlive the command that created them.
-// Each has a folder in the state directory, named by its ID:
+// Package sandboxes keeps sandboxes that outlive the command that created them. Each sandbox has a
+// folder in the state directory, named by its ID:
 //
-//	state.json   what is known of it (Info)
-//	lock         held by its holder as long as it lives
-//	wire.sock    where the holder takes connections of the wire
-//	control.sock where it takes requests for the machine as a whole (Control)
-//	log          what the holder had to say
+//	state.json   the sandbox's description (Info)
+//	lock         locked by the holder during its whole life
+//	wire.sock    the holder's socket for connections of the wire
+//	control.sock the holder's socket for requests to the whole machine (Control)
+//	log          the holder's log
 //
-// The holder is a process of its own that owns the machine and relays connections
-// to the sandbox's agent. It copies bytes and reads none of them.
+// The holder is a separate process that owns the machine and relays connections to the sandbox's
+// agent. It copies bytes without interpreting them.
 package sandboxes
 
 import (
@@ -28,36 +28,36 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// A Store is the sandboxes of one state directory. Its methods are safe for
-// concurrent use, also by several processes.
+// A Store manages the sandboxes of a state directory. Its methods are safe for concurrent use, also
+// by several processes.
 type Store struct {
-	dir string // of the sandboxes' folders
-	// Holder is the command line that runs Hold for the sandbox whose ID is added to
-	// it; its first word is what the process is called, the program is the running one.
+	dir string // the folder of the sandboxes' folders
+	// Holder is the command line that runs Hold for the sandbox whose ID is appended. Its first
+	// word is the name of the process; the program is the running program.
 	Holder []string
-	// KillAfter is how long a holder that was asked to end may take.
+	// KillAfter bounds the time in which a holder ends after a request.
 	KillAfter time.Duration
 }
 
-// NewStore returns the sandboxes of h.
+// NewStore returns the Store of h.
 func NewStore(h *statedir.Dir) *Store {
 	return &Store{dir: h.Path("sandboxes"), Holder: []string{"turn", "sandbox", "hold"}, KillAfter: 10 * time.Second}
 }
 
-// Folders that are not, or no longer, a sandbox's.
+// Prefixes of folders that are not yet, or no longer, a sandbox's folder.
 const (
 	newPrefix  = ".new-"
 	gonePrefix = ".gone-"
 )
 
-// Dir returns the folder that the sandboxes are in.
+// Dir returns the folder that contains the sandboxes' folders.
 func (s *Store) Dir() string { return s.dir }
 
 // path returns the folder of a sandbox.
 func (s *Store) path(id turnstone.SandboxID) string { return filepath.Join(s.dir, string(id)) }
 
-// List returns all sandboxes, oldest first. One whose holder has died is marked so
-// first.
+// List returns all sandboxes, oldest first. A sandbox whose holder has died is first marked as
+// failed.
 func (s *Store) List(ctx context.Context) ([]Info, error) {
 	entries, err := os.ReadDir(s.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -73,7 +73,7 @@ func (s *Store) List(ctx context.Context) ([]Info, error) {
 		}
 		i, err := s.Get(turnstone.SandboxID(e.Name()))
 		if turnstone.KindOf(err) == turnstone.KindNotFound {
-			continue // removed since
+			continue // removed meanwhile
 		}
 		if err != nil {
 			i = Info{ID: turnstone.SandboxID(e.Name()), State: StateFailed, Reason: err.Error()}
@@ -83,8 +83,8 @@ func (s *Store) List(ctx context.Context) ([]Info, error) {
 	return infos, nil
 }
 
-// Get returns the sandbox with this ID; the error is of kind KindNotFound when there
-// is none, of kind Integrity when its state.json is damaged.
+// Get returns the sandbox with this ID. The error is of kind NotFound if there is none, and of kind
+// Integrity if its state.json is damaged.
 func (s *Store) Get(id turnstone.SandboxID) (Info, error) {
 	if !idForm.MatchString(string(id)) {
 		return Info{}, notFound(string(id))
@@ -97,7 +97,7 @@ func (s *Store) Get(id turnstone.SandboxID) (Info, error) {
 		}
 		if err != nil {
 			return Info{}, turnstone.NewError("sandbox.read", turnstone.KindIntegrity, string(id)+": state.json",
-				err).WithHint(fmt.Sprintf("turn sandbox rm %s removes it", id))
+				err).WithHint(fmt.Sprintf("remove the sandbox with turn sandbox rm %s", id))
 		}
 		if i.State.Final() {
 			return i, nil
@@ -106,7 +106,7 @@ func (s *Store) Get(id turnstone.SandboxID) (Info, error) {
 		if found != nil || err != nil {
 			return *or(found, &i), err
 		}
-		// Somebody holds the lock: its holder, or another who looks just now.
+		// The lock is held by the holder, or briefly by another reader.
 		if try == 20 || i.Holder.alive() {
 			return i, nil
 		}
@@ -121,8 +121,8 @@ func or[T any](a, b *T) *T {
 	return b
 }
 
-// bury writes down that a sandbox's holder has died, if it has: nobody holds the
-// lock. It returns nil when somebody does.
+// bury records that a sandbox's holder has died if the lock is free. It returns nil if the lock is
+// held.
 func (s *Store) bury(dir string, id turnstone.SandboxID) (*Info, error) {
 	if _, err := os.Stat(filepath.Join(dir, lockFile)); errors.Is(err, fs.ErrNotExist) {
 		return nil, notFound(string(id)) // it is being removed
@@ -139,16 +139,16 @@ func (s *Store) bury(dir string, id turnstone.SandboxID) (*Info, error) {
 	if err != nil || i.State.Final() {
 		return &i, err
 	}
-	if err := i.apply(HolderDied, "the process that held it was killed, or the computer was restarted"); err != nil {
+	if err := i.apply(HolderDied, "its holder process was killed, or the computer was restarted"); err != nil {
 		return nil, err
 	}
 	_ = os.Remove(filepath.Join(dir, socketFile))
 	return &i, writeInfo(dir, i)
 }
 
-// Find returns the sandbox that ref names: an ID, the beginning of one that no
-// other has, or a name. Among those with the same name the one that lives is meant,
-// else the newest. The error is of kind KindNotFound, or Invalid when ref is ambiguous.
+// Find returns the sandbox that ref names: an ID, a unique prefix of an ID, or a name. Of several
+// sandboxes with the same name Find returns the running sandbox, or else the newest. The error is
+// of kind NotFound, or Invalid if ref is ambiguous.
 func (s *Store) Find(ctx context.Context, ref string) (Info, error) {
 	if idForm.MatchString(ref) {
 		return s.Get(turnstone.SandboxID(ref))
@@ -176,18 +176,18 @@ func (s *Store) Find(ctx context.Context, ref string) (Info, error) {
 		return begun[0], nil
 	case len(begun) > 1:
 		return Info{}, turnstone.Errorf("sandbox.find", turnstone.KindInvalid, "sandbox "+ref,
-			"%d sandboxes begin like this", len(begun)).
-			WithHint("write more of the ID; turn sandbox ls lists them")
+			"%d sandboxes have this prefix", len(begun)).
+			WithHint("write more of the ID; turn sandbox ls lists the sandboxes")
 	}
 	return Info{}, notFound(ref)
 }
 
-// Dial opens a connection of the wire to the sandbox's agent. The error is of kind
-// Unavailable while the sandbox is being created, Dead when it has ended.
+// Dial opens a connection of the wire to the sandbox's agent. The error is of kind Unavailable
+// during the sandbox's creation, and Dead when the sandbox has ended.
 func (s *Store) Dial(ctx context.Context, id turnstone.SandboxID) (net.Conn, error) {
 	c, err := s.dial(ctx, id, socketFile)
 	if err != nil {
-		return nil, err // and no typed nil
+		return nil, err // not a typed nil
 	}
 	return c, nil
 }
@@ -204,14 +204,14 @@ func (s *Store) dial(ctx context.Context, id turnstone.SandboxID, socket string)
 	e := turnstone.NewError("sandbox.dial", turnstone.KindDead, "sandbox "+i.Title(), nil)
 	switch i.State {
 	case StateCreating:
-		e.Kind, e.Err, e.Hint = turnstone.KindUnavailable, errors.New("it is still being created"), "try again in some seconds"
+		e.Kind, e.Err, e.Hint = turnstone.KindUnavailable, errors.New("it is still being created"), "try again in a few seconds"
 		return nil, e
 	case StateStopped, StateFailed:
 		e.Err = fmt.Errorf("it is %s", i.State)
 		if i.Reason != "" {
 			e.Err = fmt.Errorf("it is %s: %s", i.State, i.Reason)
 		}
-		e.Hint = "turn sandbox create makes a new one"
+		e.Hint = "create a new sandbox with turn sandbox create"
 		return nil, e
 	}
 	c, err := dial(ctx, s.path(id), socket)
@@ -221,23 +221,23 @@ func (s *Store) dial(ctx context.Context, id turnstone.SandboxID, socket string)
 	if ctx.Err() != nil {
 		return nil, canceled(ctx, "sandbox.dial")
 	}
-	// It may have ended between the two looks.
+	// The sandbox may have ended meanwhile.
 	if now, getErr := s.Get(id); getErr == nil && now.State.Final() {
 		return s.dial(ctx, id, socket)
 	}
-	e.Kind, e.Err, e.Hint = turnstone.KindUnavailable, err, "its holder does not answer; its log is "+filepath.Join(s.path(id), logFile)
+	e.Kind, e.Err, e.Hint = turnstone.KindUnavailable, err, "its holder does not answer; see its log "+filepath.Join(s.path(id), logFile)
 	return nil, e
 }
 
-// Stop ends a sandbox's machine in order and waits for it. A sandbox that has
-// ended already stays as it is.
+// Stop ends a sandbox's machine in good order and waits for its end. A sandbox that has ended is
+// unchanged.
 func (s *Store) Stop(ctx context.Context, id turnstone.SandboxID) error {
 	lock, err := s.stop(ctx, id)
 	lock.Release()
 	return err
 }
 
-// Remove stops a sandbox and removes all that is left of it.
+// Remove stops a sandbox and removes its folder.
 func (s *Store) Remove(ctx context.Context, id turnstone.SandboxID) error {
 	lock, err := s.stop(ctx, id)
 	if err != nil && turnstone.KindOf(err) != turnstone.KindIntegrity {
@@ -247,8 +247,7 @@ func (s *Store) Remove(ctx context.Context, id turnstone.SandboxID) error {
 	return s.discard(id)
 }
 
-// discard removes a sandbox's folder, at once for all who look. The caller holds
-// its lock.
+// discard removes a sandbox's folder atomically for all readers. The caller holds the lock.
 func (s *Store) discard(id turnstone.SandboxID) error {
 	gone := filepath.Join(s.dir, gonePrefix+string(id))
 	err := os.Rename(s.path(id), gone)
@@ -261,8 +260,8 @@ func (s *Store) discard(id turnstone.SandboxID) error {
 	return nil
 }
 
-// stop makes the holder end, by force if it does not within KillAfter, and returns
-// its lock. An error of kind Integrity comes with the lock.
+// stop makes the holder end, by force after KillAfter, and returns the lock. An error of kind
+// Integrity is returned together with the lock.
 func (s *Store) stop(ctx context.Context, id turnstone.SandboxID) (*statedir.Lock, error) {
 	i, err := s.Get(id)
 	if err != nil && turnstone.KindOf(err) != turnstone.KindIntegrity {
@@ -277,8 +276,8 @@ func (s *Store) stop(ctx context.Context, id turnstone.SandboxID) (*statedir.Loc
 	if waitErr == nil || ctx.Err() != nil || turnstone.KindOf(waitErr) == turnstone.KindNotFound {
 		return lock, errors.Join(waitErr, err)
 	}
-	if err != nil { // and so nothing says who holds it
-		return nil, stopError(id, errors.New("its state.json is damaged, and a process holds it"), "end that process: fuser "+filepath.Join(s.path(id), lockFile))
+	if err != nil { // so the holder is unknown
+		return nil, stopError(id, errors.New("its state.json is damaged, and a process holds it"), "end the process that holds it: fuser "+filepath.Join(s.path(id), lockFile))
 	}
 	if err := i.Holder.signal(syscall.SIGKILL); err != nil {
 		return nil, stopError(id, err, "")
@@ -286,7 +285,7 @@ func (s *Store) stop(ctx context.Context, id turnstone.SandboxID) (*statedir.Loc
 	if lock, err = s.await(ctx, id); err != nil {
 		return nil, err
 	}
-	lock.Release() // Get takes it to write down how the sandbox ended
+	lock.Release() // Get takes the lock to record how the sandbox ended
 	if _, err := s.Get(id); err != nil {
 		return nil, err
 	}
@@ -309,8 +308,7 @@ func stopError(id turnstone.SandboxID, err error, hint string) error {
 		WithHint(hint)
 }
 
-// Log returns the end of what the sandbox's holder had to say, at most max bytes,
-// from the beginning of a line.
+// Log returns the end of the holder's log, at most max bytes, from the beginning of a line.
 func (s *Store) Log(id turnstone.SandboxID, max int64) string {
 	return logTail(s.path(id), max)
 }
@@ -336,7 +334,7 @@ func logTail(dir string, max int64) string {
 
 func notFound(ref string) error {
 	return turnstone.Errorf("sandbox.find", turnstone.KindNotFound, fmt.Sprintf("sandbox %.80s", ref),
-		"there is none").WithHint("turn sandbox ls lists the sandboxes")
+		"no such sandbox").WithHint("turn sandbox ls lists the sandboxes")
 }
 
 func canceled(ctx context.Context, op turnstone.Op) error {

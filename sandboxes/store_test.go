@@ -25,7 +25,7 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// holderName is what a test's holder is called, so that the test binary knows that it is one.
+// holderName is the process name of a test's holder, by which the test binary recognizes its role.
 const holderName = "turnstone-test-holder"
 
 func TestMain(m *testing.M) {
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// holderMain is a holder of a machine that is none. The image says what becomes of it.
+// holderMain is a holder of a fake machine. The image determines its behavior.
 func holderMain() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
@@ -58,7 +58,7 @@ func openFake(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec, 
 	case "slow":
 		<-ctx.Done()
 		return nil, details, context.Cause(ctx)
-	case "deaf": // hears no SIGTERM
+	case "deaf": // ignores SIGTERM
 		signal.Ignore(syscall.SIGTERM)
 		time.Sleep(time.Minute)
 	case "broken":
@@ -83,7 +83,7 @@ func openFake(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec, 
 	return m, details, nil
 }
 
-// agent answers as much as the holder and the tests ask.
+// agent implements what the holder and the tests request.
 func agent() *wire.Dispatcher {
 	a := &fakeAgent{}
 	d := wire.NewDispatcher()
@@ -114,7 +114,7 @@ type processes struct {
 	a *fakeAgent
 }
 
-// Start runs nothing: what is written to its input comes out of it.
+// Start runs nothing: it copies its input to its output.
 func (p processes) Start(ctx context.Context, c *wire.Conn, q *wire.ProcessStartParams) (*wire.ProcessStartResult, error) {
 	p.a.mu.Lock()
 	for _, t := range p.a.tracing {
@@ -224,7 +224,7 @@ func names(t *testing.T, s *sandboxes.Store) []string {
 	return n
 }
 
-// TestLife is a sandbox's life with all its stations, in another process.
+// TestLife covers all phases of a sandbox's life, in another process.
 func TestLife(t *testing.T) {
 	s := newStore(t)
 	sp := spec("env")
@@ -248,7 +248,7 @@ func TestLife(t *testing.T) {
 	if got := names(t, s); !slices.Equal(got, []string{"mine ready"}) {
 		t.Errorf("%q", got)
 	}
-	use(t, s, i.ID, strings.Repeat("0123456789", 1<<18)) // beyond every window and buffer
+	use(t, s, i.ID, strings.Repeat("0123456789", 1<<18)) // larger than every window and buffer
 	await(t, s, i.ID, sandboxes.StateRunning)
 	if err := s.Stop(t.Context(), i.ID); err != nil {
 		t.Fatal(err)
@@ -296,7 +296,7 @@ func TestMachineDies(t *testing.T) {
 	}
 }
 
-// TestHolderDies: whoever looks finds out, and many who look at once agree.
+// TestHolderDies: any reader detects the death, and concurrent readers agree.
 func TestHolderDies(t *testing.T) {
 	s := newStore(t)
 	i := create(t, s, spec("fine"))
@@ -321,7 +321,7 @@ func TestHolderDies(t *testing.T) {
 	if got := await(t, s, i.ID, sandboxes.StateFailed); !strings.Contains(got.Reason, "was killed") {
 		t.Errorf("reason %q", got.Reason)
 	}
-	// Its name is free again.
+	// The name is free again.
 	sp := spec("fine")
 	sp.Name = "again"
 	j := create(t, s, sp)
@@ -375,7 +375,7 @@ func TestCreateFails(t *testing.T) {
 	}
 }
 
-// TestCreateInterrupted: nothing is left, whether the holder listens or not.
+// TestCreateInterrupted: nothing remains, whether the holder reacts or not.
 func TestCreateInterrupted(t *testing.T) {
 	for _, image := range []string{"slow", "deaf"} {
 		t.Run(image, func(t *testing.T) {
@@ -395,7 +395,7 @@ func TestCreateInterrupted(t *testing.T) {
 	}
 }
 
-// TestRemoveByForce: a holder that does not end when it is asked to is made to.
+// TestRemoveByForce: a holder that ignores the request to end is killed.
 func TestRemoveByForce(t *testing.T) {
 	s := newStore(t)
 	s.KillAfter = 300 * time.Millisecond

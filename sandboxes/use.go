@@ -9,20 +9,19 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// A use finds out that something is run in a machine: from the agent's journal, not
-// from the bytes that are relayed, which may be encrypted one day.
+// A use detects that a process or step runs in a machine. It uses the agent's journal instead of
+// the relayed bytes, which may be encrypted one day.
 type use struct {
-	seen chan struct{} // closed when something was run
+	seen chan struct{} // closed after the first use
 	once sync.Once
 }
 
 func newUse() *use { return &use{seen: make(chan struct{})} }
 
-// watchTime bounds how long an agent that has just been configured takes to answer.
+// watchTime bounds the time in which a newly configured agent answers.
 const watchTime = time.Minute
 
-// watch goes on watching a machine whose connections have ended, unless something
-// has been seen already.
+// watch continues after a machine's connections have ended, unless a use has been seen already.
 func (u *use) watch(ctx context.Context, m Machine, log *slog.Logger) {
 	select {
 	case <-u.seen:
@@ -30,11 +29,11 @@ func (u *use) watch(ctx context.Context, m Machine, log *slog.Logger) {
 	default:
 	}
 	if err := u.watchOnce(ctx, m); err != nil {
-		log.Warn("that something is run will not be noticed", "err", err)
+		log.Warn("the first use of the sandbox will not be noticed", "err", err)
 	}
 }
 
-// watchOnce watches until something is run, or the connection ends.
+// watchOnce watches until a process or step runs, or the connection ends.
 func (u *use) watchOnce(ctx context.Context, m Machine) error {
 	s, err := m.Connect()
 	if err != nil {
@@ -58,7 +57,7 @@ func (u *use) watchOnce(ctx context.Context, m Machine) error {
 		_ = c.Close()
 		return err
 	}
-	go func() { // one look is enough
+	go func() { // a single look is enough
 		select {
 		case <-u.seen:
 		case <-c.Done():
