@@ -70,14 +70,14 @@ func TestParseRefuses(t *testing.T) {
 		"[netwrk]\n":                               `unknown key "netwrk"; the nearest known one is "network"`,
 		"[network]\ndenny = []":                    `unknown key "network.denny"; the nearest known one is "network.deny"`,
 		"[limits]\nmemroy = \"1GiB\"":              `the nearest known one is "limits.memory"`,
-		"[limits]\nmemory = \"1MiB\"":              "no sandbox runs in less",
+		"[limits]\nmemory = \"1MiB\"":              "a sandbox needs at least",
 		"[limits]\nmemory = []":                    "memory",
 		"[limits]\ncpus = 1000":                    "not between 1 and 64",
 		"[limits]\nentries = 9000000000":           "limits.entries",
 		"[limits]\nsandboxes = -1":                 "limits.sandboxes",
 		"[limits]\ntimeout = \"5\"":                "is not a time",
-		"[limits]\nfree_space = \"95%\"":           "is not a part of the disk",
-		"[limits]\nfree_space = \"NaN%\"":          "is not a part of the disk",
+		"[limits]\nfree_space = \"95%\"":           "is not a percentage of the disk",
+		"[limits]\nfree_space = \"NaN%\"":          "is not a percentage of the disk",
 		"[documents]\ngrant = [\"netwrok\"]":       `the nearest key that can is "network"`,
 		"[documents]\ngrant = [\"env\"]":           `"env" cannot be granted`,
 		"[documents]\nsessions = [\"[\"]":          "documents.sessions",
@@ -86,7 +86,7 @@ func TestParseRefuses(t *testing.T) {
 		"[network]\ndefault = \"maybe\"":           "network.default",
 		"[network\n":                               "line 2",
 		"kernel = \"vmlinux\"":                     `kernel: "vmlinux" is not an absolute path`,
-		"kernel_modules = \"/lib/modules\"":        "is set without kernel",
+		"kernel_modules = \"/lib/modules\"":        "requires kernel",
 		"[kernel]\nimage = \"/a\"":                 "kernel",
 		"kernal = \"/a\"":                          `the nearest known one is "kernel"`,
 	} {
@@ -123,11 +123,11 @@ func TestLoad(t *testing.T) {
 		t.Errorf("read as %+v, %v", c, err)
 	}
 	write(whole, 0o620)
-	refused("others can write it (mode 0620)")
+	refused("other users can write it (mode 0620)")
 	write(whole, 0o602)
-	refused("others can write it (mode 0602)")
+	refused("other users can write it (mode 0602)")
 	write(whole+"#"+strings.Repeat("x", maxFile), 0o600)
-	refused("it has more than 1.0 MiB")
+	refused("it is larger than 1.0 MiB")
 	write("[netwrk]", 0o600)
 	refused("unknown key")
 	_ = os.Remove(file)
@@ -136,7 +136,8 @@ func TestLoad(t *testing.T) {
 	}
 	refused("not a regular file")
 	target := filepath.Join(t.TempDir(), File)
-	for _, text := range []string{whole, ""} { // where the link leads to nothing, somebody can make something
+	// if a link's target is missing, another user may be able to create it
+	for _, text := range []string{whole, ""} {
 		_ = os.Remove(file)
 		_ = os.Remove(target)
 		if text != "" {
@@ -158,8 +159,7 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// The defaults never refuse what a document gets that asks for nothing, and no limit of
-// a host is left open.
+// The defaults admit a document without requests, and every limit of a host is set.
 func TestDefaultLimits(t *testing.T) {
 	shape := turnstone.DefaultShape()
 	rapid.Check(t, func(t *rapid.T) {

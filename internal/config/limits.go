@@ -14,48 +14,48 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// Limits is the most that sandboxes may take of a host. A flag does not go beyond it, and
-// neither does a document. Zero values are not set: For gives them what suits the host.
+// Limits are the maximum resources of sandboxes on a host. Neither a flag nor a document exceeds
+// them. A zero value is unset; For replaces it by a default for the host.
 type Limits struct {
-	CPUs      int   `toml:"cpus"`      // of one sandbox
-	Memory    Size  `toml:"memory"`    // of one sandbox
-	Disk      Size  `toml:"disk"`      // what one sandbox may write
-	Timeout   Time  `toml:"timeout"`   // of one turn
-	Sandboxes int   `toml:"sandboxes"` // at once, with one state directory
-	Output    Size  `toml:"output"`    // of each stream of a step that is kept
-	Entries   int64 `toml:"entries"`   // files, folders and links that one turn may leave changed
-	FileSize  Size  `toml:"file_size"` // of one file that a turn leaves, holes included
+	CPUs      int   `toml:"cpus"`      // of a sandbox
+	Memory    Size  `toml:"memory"`    // of a sandbox
+	Disk      Size  `toml:"disk"`      // data that a sandbox may write
+	Timeout   Time  `toml:"timeout"`   // of a turn
+	Sandboxes int   `toml:"sandboxes"` // concurrent sandboxes of a state directory
+	Output    Size  `toml:"output"`    // kept output of each stream of a step
+	Entries   int64 `toml:"entries"`   // files, folders and links that a turn may leave changed
+	FileSize  Size  `toml:"file_size"` // of a file that a turn leaves, including holes
 	FreeSpace Space `toml:"free_space"`
 }
 
-// A Size is a number of bytes, written as "4GiB".
+// A Size is a number of bytes, written such as "4GiB".
 type Size turnstone.Bytes
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (s *Size) UnmarshalText(text []byte) error {
 	b, err := turnstone.ParseBytes(string(text))
 	if err == nil && b == 0 {
-		err = errors.New("0 is no limit that anything could run in")
+		err = errors.New("0 is too small to run anything")
 	}
 	*s = Size(b)
 	return err
 }
 
-// A Time is a duration, written as "90s" or "24h".
+// A Time is a duration, written such as "90s" or "24h".
 type Time time.Duration
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (t *Time) UnmarshalText(text []byte) error {
 	d, err := time.ParseDuration(string(text))
 	if err != nil || d <= 0 {
-		return fmt.Errorf("%q is not a time: write a number and a unit, as 90s or 24h", text)
+		return fmt.Errorf("%q is not a time: write a number and a unit, such as 90s or 24h", text)
 	}
 	*t = Time(d)
 	return nil
 }
 
-// A Space is how much of a file system stays free: a size, or a part of the whole,
-// written as "2GiB" or "5%".
+// A Space is the free space to keep on a file system: a size or a percentage, written such as
+// "2GiB" or "5%".
 type Space struct {
 	Bytes   turnstone.Bytes
 	Percent float64
@@ -67,7 +67,7 @@ func (s *Space) UnmarshalText(text []byte) (err error) {
 	if number, ok := strings.CutSuffix(string(text), "%"); ok {
 		v, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
 		if err != nil || !(v >= 0 && v <= 90) {
-			return fmt.Errorf("%q is not a part of the disk from 0%% to 90%%", text)
+			return fmt.Errorf("%q is not a percentage of the disk from 0%% to 90%%", text)
 		}
 		*s = Space{Percent: v, set: true}
 		return nil
@@ -77,7 +77,7 @@ func (s *Space) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// Floor is how many bytes of a file system with total bytes stay free.
+// Floor returns the bytes to keep free on a file system with total bytes.
 func (s Space) Floor(total uint64) uint64 {
 	switch {
 	case !s.set:
@@ -88,46 +88,46 @@ func (s Space) Floor(total uint64) uint64 {
 	return uint64(s.Bytes)
 }
 
-// Values of a host whose configuration says nothing.
+// Defaults for values that the configuration does not set.
 const (
 	defaultTimeout   = 24 * time.Hour
 	defaultSandboxes = 256
 	defaultOutput    = 2 << 30
 	defaultEntries   = 5_000_000
 	leastEntries     = 256 << 10
-	entryCost        = 512 // bytes of memory, about
+	entryCost        = 512 // approximate bytes of memory
 	defaultFileSize  = 1 << 40
-	defaultFree      = 1 << 30 // of a small disk, a twentieth
+	defaultFree      = 1 << 30 // for a small disk, a twentieth
 )
 
-// maxEntries bounds what a configuration can say: readers keep some hundred bytes for each.
+// maxEntries bounds the configured value: readers keep some hundred bytes for each entry.
 const maxEntries = 100_000_000
 
-// check reports the first limit below which nothing runs, or that no reader keeps.
+// check reports the first limit that is too small to run anything, or too large for readers.
 func (l *Limits) check() error {
 	switch {
 	case l.CPUs < 0 || l.CPUs > turnstone.MaxCPUs:
 		return fmt.Errorf("limits.cpus: %d is not between 1 and %d", l.CPUs, turnstone.MaxCPUs)
 	case l.Memory != 0 && turnstone.Bytes(l.Memory) < turnstone.MinMemory:
-		return fmt.Errorf("limits.memory: no sandbox runs in less than %s", turnstone.MinMemory)
+		return fmt.Errorf("limits.memory: a sandbox needs at least %s", turnstone.MinMemory)
 	case l.Disk != 0 && turnstone.Bytes(l.Disk) < turnstone.MinDisk:
-		return fmt.Errorf("limits.disk: no sandbox runs with less than %s", turnstone.MinDisk)
+		return fmt.Errorf("limits.disk: a sandbox needs at least %s", turnstone.MinDisk)
 	case l.Sandboxes < 0:
-		return fmt.Errorf("limits.sandboxes: %d is no number of sandboxes", l.Sandboxes)
+		return fmt.Errorf("limits.sandboxes: %d is not a valid number of sandboxes", l.Sandboxes)
 	case l.Entries < 0 || l.Entries > maxEntries:
 		return fmt.Errorf("limits.entries: %d is not between 1 and %d", l.Entries, maxEntries)
 	}
 	return nil
 }
 
-// A Host is what the defaults are made from.
+// A Host is the input for the defaults.
 type Host struct {
 	CPUs   int
-	Memory turnstone.Bytes // 0: not known
-	Disk   turnstone.Bytes // size of the file system with the state directory; 0: not known
+	Memory turnstone.Bytes // 0: unknown
+	Disk   turnstone.Bytes // size of the file system with the state directory; 0: unknown
 }
 
-// HostOf asks the kernel about this machine and the file system that holds dir.
+// HostOf queries the kernel about this machine and the file system that contains dir.
 func HostOf(dir string) Host {
 	h := Host{CPUs: runtime.NumCPU()}
 	var si unix.Sysinfo_t
@@ -141,8 +141,7 @@ func HostOf(dir string) Host {
 	return h
 }
 
-// For returns l with every limit set. What a document gets that asks for nothing is
-// always within the defaults.
+// For returns l with every limit set. The defaults always admit a document without requests.
 func (l Limits) For(h Host) Limits {
 	shape := turnstone.DefaultShape()
 	l.CPUs = or(l.CPUs, min(turnstone.MaxCPUs, max(h.CPUs, shape.CPUs)))
@@ -159,7 +158,7 @@ func (l Limits) For(h Host) Limits {
 	l.Sandboxes = or(l.Sandboxes, defaultSandboxes)
 	l.Output = or(l.Output, Size(defaultOutput))
 	entries := int64(defaultEntries)
-	if h.Memory > 0 { // a reader holds all of them: a quarter of the memory is the most
+	if h.Memory > 0 { // readers keep all entries: at most a quarter of the memory
 		entries = max(leastEntries, min(entries, int64(h.Memory)/4/entryCost))
 	}
 	l.Entries = or(l.Entries, entries)

@@ -16,11 +16,11 @@ import (
 	"turnstone.dev/turnstone/internal/suggest"
 )
 
-// GrantKeys are the keys of front matter that Documents.Grant, and a caller, can grant.
+// GrantKeys are the front matter keys that Documents.Grant and callers can grant.
 var GrantKeys = []string{"files", "home", "image", "lifetime", "network", "session", "snapshot"}
 
-// Parse reads a configuration. An unknown key is an error: a policy with a spelling
-// mistake would be none.
+// Parse parses a configuration. An unknown key is an error because a policy with a misspelled key
+// would have no effect.
 func Parse(text string) (Config, error) {
 	var c Config
 	md, err := toml.Decode(text, &c)
@@ -37,7 +37,7 @@ func Parse(text string) (Config, error) {
 	return c, c.check()
 }
 
-// unknownKey names the key, and the known one that is nearest to it.
+// unknownKey names the key and the nearest known key.
 func unknownKey(key toml.Key) error {
 	known, section := keysOf(reflect.TypeFor[Config]()), ""
 	if i := slices.Index(known, key[0]); i >= 0 && len(key) > 1 {
@@ -59,7 +59,7 @@ func keysOf(t reflect.Type) []string {
 	return keys
 }
 
-// check reports the first value that c cannot have.
+// check reports the first invalid value of c.
 func (c *Config) check() error {
 	n := c.Network
 	if n.Default != "" && n.Default != "on" && n.Default != "off" {
@@ -102,12 +102,12 @@ func (c *Config) checkKernel() error {
 		}
 	}
 	if c.KernelModules != "" && c.Kernel == "" {
-		return errors.New("kernel_modules: is set without kernel, the image that the modules belong to")
+		return errors.New("kernel_modules: requires kernel, the image that the modules belong to")
 	}
 	return nil
 }
 
-// checkRegistry refuses what is more, or less, than HOST or HOST:PORT.
+// checkRegistry rejects everything except HOST and HOST:PORT.
 func checkRegistry(host string) error {
 	if strings.ContainsAny(host, "/@ *?#") || strings.Trim(host, ".:") == "" {
 		return errors.New("is not HOST or HOST:PORT")

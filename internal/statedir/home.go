@@ -1,23 +1,24 @@
-// Package statedir lays out the directory that holds all of Turnstone's state on one
-// machine, and offers the locks by which several processes share it.
+// Package statedir defines the layout of the directory that holds Turnstone's state on a machine,
+// and provides the locks by which several processes share it.
 //
 //	kernel/      the guest kernel, its modules, initramfs images
 //	templates/   root images, one folder per spec digest
 //	snapshots/   memory snapshots, one folder per key
-//	sandboxes/   sandboxes that stay, one folder each; gVisor's, as long as they run; and scratch disks, which have no names
+//	sandboxes/   sandboxes that stay, one folder each; running gVisor sandboxes; unnamed
+//	             scratch disks
 //	store/       objects of the context store: packs (blobs/), their index, locks
 //	context.db   sessions, branches, turns
-//	leases/      a lock for each turn that runs
-//	images/      what sandboxes mount below their disks; a cache
+//	leases/      a lock for each running turn
+//	images/      images that sandboxes mount below their disks; a cache
 //	homes/       persistent home directories, a disk each
-//	machines/    which sandbox is the machine of a session's branch
+//	machines/    the machine of each session's branch
 //	turns/       receipts and kept outputs, one folder per turn
 //	gvisor/      images with the agent, the root of gVisor's sandboxes
-//	firecracker/ a folder for each of Firecracker's machines, as long as it runs
-//	cache/       verdicts that are costly to find out, as whether KVM works; what registries sent
+//	firecracker/ a folder for each running Firecracker machine
+//	cache/       costly results, such as whether KVM works; data from registries
 //	last-session-UID  the session that the user used last
-//	slots/       a lock for each sandbox that runs at once
-//	config.toml  what the host's owner says: package config; there only if somebody wrote it
+//	slots/       a lock for each concurrent sandbox
+//	config.toml  the owner's configuration (package config); optional
 package statedir
 
 import (
@@ -33,13 +34,12 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// Dir is one state directory. Its methods are safe for concurrent use, also by
-// several processes.
+// Dir is a state directory. Its methods are safe for concurrent use, also by several processes.
 type Dir struct {
 	Root string // absolute
 }
 
-// Locate returns the directory that the environment names: $TURN_HOME, else
+// Locate returns the directory that the environment specifies: $TURN_HOME, else
 // $XDG_DATA_HOME/turnstone, else ~/.local/share/turnstone.
 func Locate() (string, error) {
 	if dir := os.Getenv("TURN_HOME"); dir != "" {
@@ -55,8 +55,8 @@ func Locate() (string, error) {
 	return filepath.Join(user, ".local", "share", "turnstone"), nil
 }
 
-// Open makes the directory, private to its user, where it does not exist yet. One that
-// somebody else could write or replace is an error of kind Invalid.
+// Open opens the directory and creates it, private to its user, if it does not exist. A directory
+// that another user could write or replace is an error of kind Invalid.
 func Open() (*Dir, error) {
 	dir, err := Locate()
 	if err == nil {
@@ -64,7 +64,7 @@ func Open() (*Dir, error) {
 	}
 	if err != nil {
 		return nil, turnstone.NewError("home.open", turnstone.KindUnavailable, dir, err).
-			WithHint("set TURN_HOME to a directory that you may write")
+			WithHint("set TURN_HOME to a directory that you can write")
 	}
 	if err := checkPrivate(dir); err != nil {
 		return nil, err
@@ -72,23 +72,23 @@ func Open() (*Dir, error) {
 	return &Dir{Root: dir}, nil
 }
 
-// Path joins elem to the home's directory.
+// Path appends elem to the state directory's path.
 func (h *Dir) Path(elem ...string) string {
 	return filepath.Join(append([]string{h.Root}, elem...)...)
 }
 
-// MkdirAll makes the folder at elem and returns its path.
+// MkdirAll creates the folder at elem and returns its path.
 func (h *Dir) MkdirAll(elem ...string) (string, error) {
 	dir := h.Path(elem...)
 	return dir, os.MkdirAll(dir, 0o700)
 }
 
-// A Lock is an exclusive lock on a file (flock), which the kernel lifts when its
-// holder ends in whatever way.
+// A Lock is an exclusive lock on a file (flock). The kernel releases it when its holder ends for
+// any reason.
 type Lock struct{ f *os.File }
 
-// Acquire takes the lock at path, waiting until ctx ends. waiting, if not nil, is
-// called once when the lock is held by somebody else.
+// Acquire takes the lock at path, waiting until ctx ends. waiting, if not nil, is called once if
+// another process holds the lock.
 func Acquire(ctx context.Context, path string, waiting func()) (*Lock, error) {
 	told := false
 	for delay := time.Millisecond; ; delay = min(2*delay, 200*time.Millisecond) {
@@ -108,7 +108,7 @@ func Acquire(ctx context.Context, path string, waiting func()) (*Lock, error) {
 	}
 }
 
-// TryAcquire takes the lock at path if nobody holds it; else it returns nil, nil.
+// TryAcquire takes the lock at path if it is free; otherwise it returns nil, nil.
 func TryAcquire(path string) (*Lock, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -119,8 +119,8 @@ func TryAcquire(path string) (*Lock, error) {
 		return nil, f.Close()
 	}
 	if err == nil && !sameFile(f, path) {
-		// Its last holder removed the file after we opened it: what we hold is a
-		// lock that nobody else will meet.
+		// The last holder removed the file after this process opened it, so no other process would
+		// see this lock.
 		_ = f.Close()
 		return TryAcquire(path)
 	}
@@ -140,14 +140,14 @@ func sameFile(f *os.File, path string) bool {
 	return err == nil && os.SameFile(a, b)
 }
 
-// Release lifts the lock. It may be called on nil.
+// Release releases the lock. It may be called on nil.
 func (l *Lock) Release() {
 	if l != nil {
 		_ = l.f.Close()
 	}
 }
 
-// Allocated returns the bytes that a file takes up on disk. Holes do not count.
+// Allocated returns the disk usage of a file in bytes. Holes do not count.
 func Allocated(info fs.FileInfo) int64 {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
 		return st.Blocks * 512

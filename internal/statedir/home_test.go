@@ -18,7 +18,8 @@ func TestLocate(t *testing.T) {
 	for _, c := range []struct{ turn, xdg, want string }{
 		{"", "", "/h/.local/share/turnstone"},
 		{"", "/x", "/x/turnstone"},
-		{"", "relative", "/h/.local/share/turnstone"}, // the XDG specification: such a path is ignored
+		// the XDG specification requires ignoring such a path
+		{"", "relative", "/h/.local/share/turnstone"},
 		{"/t", "/x", "/t"},
 	} {
 		t.Setenv("TURN_HOME", c.turn)
@@ -72,8 +73,8 @@ func TestLock(t *testing.T) {
 	if err != nil || third == nil {
 		t.Fatalf("a released lock: %v", err)
 	}
-	// Whoever comes after the file was removed makes a new one, and both are right
-	// about theirs; the holder of the old name meets nobody any more.
+	// A process that opens the removed file's name creates a new file. Both locks are then valid
+	// for their files; no other process sees the old lock.
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}

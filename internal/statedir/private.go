@@ -12,18 +12,18 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// maxLinks bounds the symbolic links on the way to a state directory, as the kernel does.
+// maxLinks bounds the symbolic links on the path of a state directory, as the kernel does.
 const maxLinks = 40
 
-// checkPrivate refuses a state directory that somebody else could write or replace: what is
-// in it is run, and trusted. It goes through all directories on the way, and those that
-// symbolic links lead to.
+// checkPrivate rejects a state directory that another user could write or replace, because programs
+// in it are run and trusted. It checks all directories on the path, and those that symbolic links
+// lead to.
 func checkPrivate(dir string) error {
 	c := &privacy{uid: os.Geteuid(), group: privateGroup()}
 	if err := c.walk(filepath.Clean(dir), new(int)); err != nil {
 		return turnstone.NewError("home.open", turnstone.KindInvalid, "state directory "+dir,
 			err).
-			WithHint("make it yours alone (chmod go-w), or set TURN_HOME to a directory of your own")
+			WithHint("make it private (chmod go-w), or set TURN_HOME to a private directory")
 	}
 	st, err := os.Stat(dir)
 	if err != nil {
@@ -37,13 +37,13 @@ func checkPrivate(dir string) error {
 	return nil
 }
 
-// A privacy is what counts as one's own.
+// A privacy defines which owners and groups are trusted.
 type privacy struct {
 	uid   int
-	group int // that nobody else is in; -1: none
+	group int // the user's private group; -1: none
 }
 
-// walk checks every directory on the way to path, which is absolute, and path itself.
+// walk checks path, which is absolute, and every directory on the way to it.
 func (c *privacy) walk(path string, links *int) error {
 	if path == "/" {
 		return c.directory(path, true)
@@ -70,7 +70,7 @@ func (c *privacy) walk(path string, links *int) error {
 		return err
 	}
 	if !filepath.IsAbs(target) {
-		real, err := filepath.EvalSymlinks(parent) // "..": of where the link really is
+		real, err := filepath.EvalSymlinks(parent) // "..": relative to the link's real location
 		if err != nil {
 			return err
 		}
@@ -79,8 +79,8 @@ func (c *privacy) walk(path string, links *int) error {
 	return c.walk(filepath.Clean(target), links)
 }
 
-// directory refuses one in which others can replace what is in it. With the sticky bit
-// (/tmp) they can only replace what is theirs, and that is refused where it is met.
+// directory rejects a directory whose entries other users can replace. In a directory with the
+// sticky bit (/tmp) they can replace only their own entries, which are rejected separately.
 func (c *privacy) directory(path string, top bool) error {
 	st, err := os.Stat(path)
 	if err != nil {
@@ -95,21 +95,21 @@ func (c *privacy) directory(path string, top bool) error {
 		mode &^= 0o020
 	}
 	if !st.IsDir() {
-		return fmt.Errorf("%s is no directory", path)
+		return fmt.Errorf("%s is not a directory", path)
 	}
 	if mode.Perm()&0o022 != 0 && mode&os.ModeSticky == 0 {
-		return fmt.Errorf("others can write %s (mode %04o)", path, st.Mode().Perm())
+		return fmt.Errorf("other users can write %s (mode %04o)", path, st.Mode().Perm())
 	}
 	return nil
 }
 
-// own tells whether a file of this user can be trusted: one's own, root's, and in a user
-// namespace those of users that it does not have, which is where the host's root is.
+// own reports whether files of this user are trusted: the user's own files, root's files, and in a
+// user namespace the files of unmapped users, such as the host's root.
 func (c *privacy) own(uid int) bool {
 	return uid == c.uid || uid == 0 || uid == overflowUID && inUserNamespace()
 }
 
-// overflowUID stands for all users that a user namespace does not have (user_namespaces(7)).
+// overflowUID stands for all users that a user namespace does not map (user_namespaces(7)).
 const overflowUID = 65534
 
 func inUserNamespace() bool {
@@ -131,8 +131,8 @@ func nameOf(uid int) string {
 	return fmt.Sprintf("user %d", uid)
 }
 
-// privateGroup is the user's own group, where it has one that nobody else is in, as Debian
-// makes it: there a umask of 002 lets the group write all files. -1: there is none.
+// privateGroup returns the user's group if nobody else is in it, as on Debian: a umask of 002 there
+// gives the group write access to all files. -1: none.
 func privateGroup() int {
 	u, err := user.LookupId(strconv.Itoa(os.Geteuid()))
 	if err != nil {

@@ -41,23 +41,23 @@ func TestOpenMakesItPrivate(t *testing.T) {
 	}
 }
 
-// What others could write, or put in the place of the state directory, is refused.
+// A state directory that other users could write or replace is rejected.
 func TestOpenRefusesOthers(t *testing.T) {
 	top := t.TempDir()
 	for name, c := range map[string]struct {
 		dir  string
-		says string // empty: it is good
+		says string // empty: accepted
 	}{
 		"private":                   {mkdir(t, 0o700, top, "a"), ""},
 		"readable":                  {mkdir(t, 0o755, top, "b"), ""},
-		"writable":                  {mkdir(t, 0o777, top, "c"), "others can write " + filepath.Join(top, "c") + " (mode 0777)"},
-		"writable by others alone":  {mkdir(t, 0o702, top, "d"), "others can write"},
-		"writable parent":           {mkdir(t, 0o700, mkdir(t, 0o777, top, "e"), "x"), "others can write " + filepath.Join(top, "e")},
+		"writable":                  {mkdir(t, 0o777, top, "c"), "other users can write " + filepath.Join(top, "c") + " (mode 0777)"},
+		"writable by others alone":  {mkdir(t, 0o702, top, "d"), "other users can write"},
+		"writable parent":           {mkdir(t, 0o700, mkdir(t, 0o777, top, "e"), "x"), "other users can write " + filepath.Join(top, "e")},
 		"sticky parent":             {mkdir(t, 0o700, mkdir(t, 0o777|os.ModeSticky, top, "f"), "x"), ""},
 		"sticky parent's parent":    {mkdir(t, 0o700, mkdir(t, 0o777|os.ModeSticky, top, "g"), "x", "y"), ""},
 		"link":                      {link(t, filepath.Join(top, "a"), top, "h"), ""},
-		"link to what others write": {link(t, filepath.Join(top, "c"), top, "i"), "others can write"},
-		"link through others":       {link(t, "../a", mkdir(t, 0o777, top, "j"), "x"), "others can write " + filepath.Join(top, "j")},
+		"link to what others write": {link(t, filepath.Join(top, "c"), top, "i"), "other users can write"},
+		"link through others":       {link(t, "../a", mkdir(t, 0o777, top, "j"), "x"), "other users can write " + filepath.Join(top, "j")},
 		"link out of others":        {filepath.Join(link(t, "..", mkdir(t, 0o700, top, "k"), "x"), "a"), ""},
 	} {
 		err := openAt(t, c.dir)
@@ -79,7 +79,7 @@ func link(t *testing.T, target string, elem ...string) string {
 	return at
 }
 
-// One of another user, and one below a directory of another user, are refused.
+// A directory of another user, and a directory below a directory of another user, are rejected.
 func TestOpenRefusesOwners(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can make files of another user")

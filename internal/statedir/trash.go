@@ -12,15 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// trashDir is where folders wait for EmptyTrash.
+// trashDir contains the folders that wait for EmptyTrash.
 const trashDir = "trash"
 
-// errBudget is what remove returns when it stops early.
-var errBudget = errors.New("there is too much in it")
+// errBudget is the error of remove when it stops early.
+var errBudget = errors.New("the folder has too many files")
 
-// Discard removes the folder at path, which may have anything in it: what a program that
-// cannot be trusted has made there. It removes no more than budget files, and takes what it
-// removed from it. What is left then, and what cannot be removed, goes to the trash.
+// Discard removes the folder at path with any content, such as the files of an untrusted program.
+// It removes at most budget files and subtracts their number from budget. It moves the rest, and
+// files that it cannot remove, to the trash.
 func (h *Dir) Discard(path string, budget *int) {
 	if err := remove(context.Background(), path, budget); err == nil {
 		return
@@ -31,7 +31,7 @@ func (h *Dir) Discard(path string, budget *int) {
 	}
 }
 
-// EmptyTrash removes what Discard could not, and says what cannot be removed.
+// EmptyTrash removes the trash and reports what cannot be removed.
 func (h *Dir) EmptyTrash(ctx context.Context) (stuck []string) {
 	dir := h.Path(trashDir)
 	entries, _ := os.ReadDir(dir)
@@ -44,9 +44,9 @@ func (h *Dir) EmptyTrash(ctx context.Context) (stuck []string) {
 	return stuck
 }
 
-// remove removes what is at path. However deep folders are nested, it has three of them open:
-// a folder's folders are moved up to the top before it is removed, so that each is moved once.
-// It follows no symbolic link, and takes what rights a folder's owner has taken from itself.
+// remove removes the file or folder at path. For any nesting it has at most three folders open: it
+// moves a folder's subfolders to the top before removing the folder, so that each folder moves
+// once. It follows no symbolic links and restores missing permissions of a folder's owner.
 func remove(ctx context.Context, path string, budget *int) error {
 	err := unix.Unlink(path)
 	if err == nil || errors.Is(err, unix.ENOENT) {
@@ -73,14 +73,14 @@ func remove(ctx context.Context, path string, budget *int) error {
 		if err != nil {
 			return err
 		}
-		// What was moved up may be before what was read last.
+		// A moved folder may precede the last read position.
 		if _, err := top.Seek(0, io.SeekStart); err != nil {
 			return err
 		}
 	}
 }
 
-// flatten removes the entry name of top, whose folders become top's.
+// flatten removes the entry name of top and moves its subfolders to top.
 func flatten(ctx context.Context, top *os.File, name string, budget *int) error {
 	removed, err := unlink(top, name, budget)
 	if removed || err != nil {
@@ -113,13 +113,13 @@ func flatten(ctx context.Context, top *os.File, name string, budget *int) error 
 	}
 }
 
-// raise removes the entry name of dir, or moves it to top where it is a folder with something in it.
+// raise removes the entry name of dir, or moves it to top if it is a folder that is not empty.
 func raise(top, dir *os.File, name string, budget *int) error {
 	removed, err := unlink(dir, name, budget)
 	if removed || err != nil {
 		return err
 	}
-	f, err := openFolder(int(dir.Fd()), name) // who moves a folder has to be allowed to write to it
+	f, err := openFolder(int(dir.Fd()), name) // moving a folder requires write permission for it
 	if err != nil {
 		return gone(err)
 	}
@@ -127,7 +127,7 @@ func raise(top, dir *os.File, name string, budget *int) error {
 	return gone(unix.Renameat(int(dir.Fd()), name, int(top.Fd()), rand.Text()))
 }
 
-// unlink removes an entry that is no folder with something in it.
+// unlink removes an entry other than a folder that is not empty.
 func unlink(dir *os.File, name string, budget *int) (removed bool, err error) {
 	if *budget <= 0 {
 		return false, errBudget
@@ -147,14 +147,14 @@ func unlink(dir *os.File, name string, budget *int) (removed bool, err error) {
 	}
 }
 
-// openFolder opens a folder of any mode, which it gives to its owner alone.
+// openFolder opens a folder of any mode and makes it private to its owner.
 func openFolder(at int, name string) (*os.File, error) {
 	fd, err := openat(at, name, unix.O_PATH)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = unix.Close(fd) }()
-	// fchmod(2) takes no such descriptor, and its name could be another file's by now.
+	// fchmod(2) rejects such a descriptor, and the name could refer to another file by now.
 	if err := unix.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), 0o700); err != nil {
 		return nil, &os.PathError{Op: "chmod", Path: name, Err: err}
 	}
@@ -177,7 +177,7 @@ func openat(at int, name string, flags int) (int, error) {
 	}
 }
 
-// gone takes what is not there for removed: others may remove it, too.
+// gone treats a missing file as removed: other processes may remove it too.
 func gone(err error) error {
 	if errors.Is(err, unix.ENOENT) {
 		return nil

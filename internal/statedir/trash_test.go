@@ -15,8 +15,8 @@ func check(t *testing.T, err error) {
 	}
 }
 
-// deep makes nested folders below dir, deeper than descriptors and paths go, with a file in
-// the last one, and mode for each.
+// deep creates nested folders below dir, deeper than descriptors and paths allow, with a file in
+// the last folder, and mode for each.
 func deep(t *testing.T, dir string, levels int, mode uint32) {
 	t.Helper()
 	at, err := unix.Open(dir, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -34,7 +34,7 @@ func deep(t *testing.T, dir string, levels int, mode uint32) {
 	_, _ = unix.Close(fd), unix.Close(at)
 }
 
-// hostile fills a folder as a program that wants it to stay would, and returns what is outside.
+// hostile fills a folder like a program that resists the removal, and returns the files outside.
 func hostile(t *testing.T, dir string, levels int) (outside string) {
 	t.Helper()
 	outside = filepath.Join(t.TempDir(), "outside")
@@ -50,8 +50,8 @@ func hostile(t *testing.T, dir string, levels int) (outside string) {
 	return outside
 }
 
-// TestDiscard: folders without rights, and deeper than a process may have files open, are
-// removed, and nothing outside is touched.
+// TestDiscard: folders without permissions, and deeper than a process's limit of open files, are
+// removed, and nothing outside changes.
 func TestDiscard(t *testing.T) {
 	h := &Dir{Root: t.TempDir()}
 	dir := h.Path("cell")
@@ -71,7 +71,8 @@ func TestDiscard(t *testing.T) {
 	}
 }
 
-// TestTrash: what takes too long goes to the trash, where nothing but EmptyTrash removes it.
+// TestTrash: a removal that takes too long moves the rest to the trash, which only EmptyTrash
+// removes.
 func TestTrash(t *testing.T) {
 	h := &Dir{Root: t.TempDir()}
 	dir := h.Path("cell")
