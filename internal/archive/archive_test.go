@@ -51,7 +51,7 @@ func stream(t testing.TB, entries ...entry) []byte {
 	return b.Bytes()
 }
 
-// list returns what is below dir, with a mark of its kind.
+// list returns the entries below dir, each with a mark of its kind.
 func list(t testing.TB, dir string) []string {
 	t.Helper()
 	var names []string
@@ -76,7 +76,7 @@ func list(t testing.TB, dir string) []string {
 	return names
 }
 
-// TestDestination is the table of where things go.
+// TestDestination is the table of destinations.
 func TestDestination(t *testing.T) {
 	tree := []entry{dir("src/"), file("src/a", "A"), dir("src/d/"), file("src/d/b", "B"), link("src/l", "d/b")}
 	for _, tt := range []struct {
@@ -116,7 +116,7 @@ func TestHostile(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		entries []entry
-		kind    turnstone.Kind // "" for no error
+		kind    turnstone.Kind // "" means no error
 		want    []string
 		skipped int
 	}{
@@ -172,7 +172,7 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// TestRoundTrip: what is packed and unpacked is the same, with modes and times.
+// TestRoundTrip: packing and unpacking preserves content, modes and times.
 func TestRoundTrip(t *testing.T) {
 	src := filepath.Join(t.TempDir(), "src")
 	when := time.Date(2001, 2, 3, 4, 5, 6, 700, time.UTC)
@@ -243,8 +243,7 @@ type failing struct{ err error }
 
 func (f failing) Read([]byte) (int, error) { return 0, f.err }
 
-// A file that is all hole takes no room where it is unpacked, and has its length
-// and its bytes all the same.
+// An unpacked file that is a single hole uses no disk space and has its full length and bytes.
 func TestSparse(t *testing.T) {
 	src, dst := t.TempDir(), t.TempDir()
 	want := make([]byte, 3<<20)
@@ -278,7 +277,7 @@ func TestSparse(t *testing.T) {
 	}
 }
 
-// A disk that runs full is told before it is.
+// A disk that is almost full is reported before it is full.
 func TestRoom(t *testing.T) {
 	src := t.TempDir()
 	if err := os.WriteFile(filepath.Join(src, "a"), bytes.Repeat([]byte("x"), 100), 0o600); err != nil {
@@ -293,7 +292,7 @@ func TestRoom(t *testing.T) {
 	}
 }
 
-// What a folder's links are changed to meanwhile is not followed out of it.
+// Links that change meanwhile are not followed out of the folder.
 func TestPackRootStaysInside(t *testing.T) {
 	dir, outside := t.TempDir(), t.TempDir()
 	if err := os.WriteFile(filepath.Join(outside, "secret"), []byte("secret"), 0o600); err != nil {

@@ -15,20 +15,20 @@ import (
 	"pgregory.net/rapid"
 )
 
-// A copyTo is a stream and where it goes, below the folder of all destinations.
+// A copyTo is a stream and its destination, below the folder of all destinations.
 type copyTo struct {
 	dest   string
 	stream []byte
 }
 
-// A ground is a folder with destinations and things of the user's.
+// A ground is a folder with destinations and files of the user.
 type ground struct {
 	outer, dest string
-	users       map[string]string // links of the user's, with their targets
+	users       map[string]string // the user's links with their targets
 }
 
-// newGround makes a folder with a canary, a destination beside it, and in that what
-// the user already had there.
+// newGround creates a folder with a canary and a destination, which contains the user's earlier
+// files.
 func newGround(t testing.TB, users ...entry) *ground {
 	t.Helper()
 	outer, err := os.MkdirTemp("", "ground")
@@ -45,7 +45,7 @@ func newGround(t testing.TB, users ...entry) *ground {
 	for _, e := range users {
 		at := filepath.Join(g.dest, e.Name)
 		if parent, err := filepath.EvalSymlinks(filepath.Dir(filepath.Dir(at))); err == nil && !strings.HasPrefix(filepath.Dir(at), parent) {
-			continue // through another link: it has another name than it says
+			continue // reached through another link, so under a different name
 		}
 		_ = os.MkdirAll(filepath.Dir(at), 0o755)
 		if parent, err := filepath.EvalSymlinks(filepath.Dir(at)); err != nil || parent != filepath.Dir(at) {
@@ -82,7 +82,7 @@ func (g *ground) remove() {
 	_ = os.RemoveAll(g.outer)
 }
 
-// state describes all there is but what is below without.
+// state describes everything except the entries below without.
 func (g *ground) state(without string) map[string]string {
 	all := map[string]string{}
 	_ = filepath.WalkDir(g.outer, func(path string, d fs.DirEntry, err error) error {
@@ -125,8 +125,8 @@ func changed(a, b map[string]string) (names []string) {
 	return names
 }
 
-// check is the oracle: no link that was copied leads out of its top-level name, by
-// what it says and by what is there, and writing through it changes nothing else.
+// check is the oracle: no copied link leads out of its top-level name, by its target and by the
+// existing files, and writing through it changes nothing else.
 func (g *ground) check(t interface {
 	Helper()
 	Errorf(string, ...any)
@@ -168,8 +168,7 @@ func (g *ground) check(t interface {
 			_ = os.WriteFile(l+"/written", []byte("written through"), 0o600)
 			_ = os.WriteFile(l+"/../written", []byte("written through"), 0o600)
 		}
-		// A link to the top-level folder itself has that folder's parent above it, as
-		// the folder itself has.
+		// A link to the top-level folder itself has the same parent as the folder.
 		after := g.state(at)
 		delete(after, filepath.Join(g.dest, "written"))
 		if diff := changed(before, after); len(diff) > 0 {
@@ -179,8 +178,7 @@ func (g *ground) check(t interface {
 	}
 }
 
-// run makes the copies one after the other. What is outside of the destinations
-// stays as it is.
+// run makes the copies in sequence. Everything outside of the destinations is unchanged.
 func (g *ground) run(t *testing.T, copies []copyTo) {
 	before := g.state(g.dest)
 	for _, c := range copies {
@@ -191,14 +189,13 @@ func (g *ground) run(t *testing.T, copies []copyTo) {
 	}
 }
 
-// Chains and order: what a link leads to may come later, be replaced, or have been
-// there before.
+// Chains and order: a link's target may be created later, be replaced, or have existed before.
 func TestLinksStayInside(t *testing.T) {
 	d, f, l := dir, file, link
 	for name, tt := range map[string]struct {
 		users  []entry
 		copies [][]entry
-		want   []string // links of out/ that are there in the end
+		want   []string // links of out/ that exist in the end
 	}{
 		"a neighbour":               {nil, [][]entry{{d("out/"), l("out/report.csv", "../.env")}}, nil},
 		"absolute":                  {nil, [][]entry{{d("out/"), l("out/l", "/etc/passwd")}}, nil},
@@ -244,7 +241,7 @@ func TestLinksStayInside(t *testing.T) {
 	}
 }
 
-// chain is a chain of n links.
+// chain returns a chain of n links.
 func chain(n int) (all []entry) {
 	for i := range n {
 		all = append(all, link(fmt.Sprintf("out/%d", i), fmt.Sprint(i+1)))
@@ -252,7 +249,7 @@ func chain(n int) (all []entry) {
 	return all
 }
 
-// hostileNames are few, so that entries meet each other.
+// There are few hostileNames, so that entries collide.
 var (
 	hostileNames   = []string{"a", "b", "c", "x", ".env", "A", "canary"}
 	hostileTargets = []string{"..", "..", "a", "b", "c", "x", "t", ".", "", ".env", "canary", "dest", "A"}
@@ -302,7 +299,7 @@ func (c chooser) entry(outer string) entry {
 	return link(name, c.target(outer))
 }
 
-// hostileCopies has what the user had, and some copies that follow each other.
+// hostileCopies draws the user's earlier files and some copies in sequence.
 func hostileCopies(t *testing.T, c chooser) {
 	var users []entry
 	for range c(4) {
@@ -317,7 +314,7 @@ func hostileCopies(t *testing.T, c chooser) {
 			entries = append(entries, c.entry(g.outer))
 		}
 		dest := ""
-		if c(4) == 0 { // one name at the top, which becomes another one
+		if c(4) == 0 { // a single top-level name, which is renamed
 			top := hostileTops[0]
 			for i := range entries {
 				_, rest, _ := strings.Cut(entries[i].Name, "/")
@@ -326,7 +323,8 @@ func hostileCopies(t *testing.T, c chooser) {
 					entries[i].Name += "/"
 				}
 			}
-			if _, link := g.users[filepath.Join(g.dest, top)]; !link { // what the user names is followed
+			// the user's own path is followed
+			if _, link := g.users[filepath.Join(g.dest, top)]; !link {
 				dest = top
 			}
 		}
@@ -357,8 +355,7 @@ func hostileCopies(t *testing.T, c chooser) {
 	}
 }
 
-// TestHostileCopies: whatever comes, and whatever came before it, nothing that was
-// copied leads out of its top-level name.
+// TestHostileCopies: for any sequence of streams, no copied link leads out of its top-level name.
 func TestHostileCopies(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		hostileCopies(t, func(n int) int { return rapid.IntRange(0, n-1).Draw(rt, "") })
@@ -368,7 +365,7 @@ func TestHostileCopies(t *testing.T) {
 	})
 }
 
-// FuzzCopies is TestHostileCopies, found by what code it reaches.
+// FuzzCopies is TestHostileCopies guided by code coverage.
 func FuzzCopies(f *testing.F) {
 	for seed := range 8 {
 		f.Add(bytes.Repeat([]byte{byte(seed), 3, 7, 1, byte(seed * 5), 4, 6, 0, 2, 11}, 12))
@@ -385,8 +382,8 @@ func FuzzCopies(f *testing.F) {
 	})
 }
 
-// FuzzUnpack: no stream writes outside of its destination, leaves anything but
-// files, folders and links that stay inside, or goes beyond the limits.
+// FuzzUnpack: no stream writes outside of its destination, creates anything but files, folders and
+// links that stay inside, or exceeds the limits.
 func FuzzUnpack(f *testing.F) {
 	f.Add(stream(f, dir("a/"), file("a/b", "x"), link("a/l", "b"), file("a/b", "y")), false)
 	f.Add(stream(f, link("l", "d"), dir("d/"), file("l/x", "x")), true)
@@ -404,8 +401,8 @@ func FuzzUnpack(f *testing.F) {
 	})
 }
 
-// Modes: the umask counts, nobody gets a set-ID bit, and a folder that is there keeps
-// its mode. Of the caller's own stream the modes are kept.
+// Modes: the umask applies, set-ID bits are dropped, and existing folders keep their mode. A
+// caller's own stream keeps its modes.
 func TestModes(t *testing.T) {
 	defer syscall.Umask(syscall.Umask(0o027))
 	f, wide, bare := file("t/d/f", "x"), dir("t/d/"), dir("t/bare/")
@@ -438,7 +435,7 @@ func TestModes(t *testing.T) {
 	}
 }
 
-// A file that is sparse where it was stays so, however little comes at a time.
+// A file that is sparse at its source stays sparse for any read size.
 func TestSparseInSmallReads(t *testing.T) {
 	const size = 64 << 20
 	b := stream(t, entry{tar.Header{Name: "f", Typeflag: tar.TypeReg, Mode: 0o644, Size: size}, string(make([]byte, size))})

@@ -9,46 +9,44 @@ import (
 	"strings"
 )
 
-// Where a hostile stream may put symbolic links.
+// Where a hostile stream may create symbolic links.
 //
-// A link is kept if its target is relative, its ".."s all come first, and there are
-// no more of them than folders between the link and its top-level name. The kernel
-// applies such ".."s to the real folder of the link, and every name that follows
-// leads further down, or to another link of which the same is true. So no chain of
-// such links leads out of the top-level name, in whatever order they come, whatever
-// they replace, and wherever the folder is moved as a whole.
+// A link is kept if its target is relative, all its ".."s come first, and their number does not
+// exceed the number of folders between the link and its top-level name. The kernel applies such
+// ".."s to the real folder of the link. Every following name leads deeper, or to another link with
+// the same property. So no chain of such links leads out of the top-level name, for any order of
+// the links, whatever they replace, and wherever the folder is moved as a whole.
 //
-// The one thing that breaks this is a link that was in the folder before the copy
-// and leads out of it. Where there is one, links are held back until all else is
-// there, and those by which anything would come to it are left out.
+// A single case breaks this: a link that was in the folder before the copy and leads out of the
+// folder. If such a link exists, links are deferred until everything else is written, and links
+// whose resolution passes through such a link are skipped.
 
 const (
 	whyOut     = "a symbolic link that leads out of the copy"
-	whyAlone   = "a symbolic link in the place of the copy itself"
-	whyThrough = "a symbolic link that leads out of the copy by way of one that was there before"
-	whyMany    = "a symbolic link too many for a folder that has links which lead out of it"
+	whyAlone   = "a symbolic link that replaces the copy itself"
+	whyThrough = "a symbolic link that leads out of the copy through an older link"
+	whyMany    = "a symbolic link beyond the limit for a folder that has links which lead out of it"
 
-	maxHeld = 64 << 20 // bytes of names and targets that are held back
-	maxHops = 255      // links on one way: more than any kernel follows
+	maxHeld = 64 << 20 // bytes of names and targets of deferred links
+	maxHops = 255      // links on a path: more than any kernel follows
 )
 
-// A topLevel is what is known of one top-level name.
+// A topLevel is the state of a top-level name.
 type topLevel struct {
-	existed bool // before the copy
+	existed bool // existed before the copy
 	scanned bool
-	foreign bool // it has links that lead out of it
+	foreign bool // contains links that lead out of it
 	held    []heldLink
 }
 
 type heldLink struct{ name, target string }
 
-// leaves says whether a link at name with this target may lead out of its top-level
-// name.
+// leaves reports whether a link at name with this target may lead out of its top-level name.
 func leaves(name, target string) bool {
 	if target == "" || strings.HasPrefix(target, "/") {
 		return true
 	}
-	depth := strings.Count(name, "/") - 1 // folders of the top-level one that are above the link
+	depth := strings.Count(name, "/") - 1 // folders above the link, up to the top-level folder
 	named := false
 	for p := range strings.SplitSeq(target, "/") {
 		switch p {
@@ -64,7 +62,7 @@ func leaves(name, target string) bool {
 	return depth < 0
 }
 
-// top returns what is known of name's top-level name.
+// top returns the state of name's top-level name.
 func (u *unpacker) top(name string) (*topLevel, error) {
 	top, _, _ := strings.Cut(name, "/")
 	if t := u.tops[top]; t != nil {
@@ -79,7 +77,7 @@ func (u *unpacker) top(name string) (*topLevel, error) {
 	return t, nil
 }
 
-// link writes a symbolic link, or leaves it out.
+// link writes, defers or skips a symbolic link.
 func (u *unpacker) link(name, target string) error {
 	if u.lim.Trusted || name == "." {
 		if err := u.clear(name); err != nil {
@@ -125,8 +123,8 @@ func (u *unpacker) link(name, target string) error {
 	return u.root.Symlink(target, name)
 }
 
-// links calls f with each symbolic link below top, and what it says. Folders that
-// cannot be read count as empty: no link leads through them either.
+// links calls f with each symbolic link below top and the link's target. Unreadable folders count
+// as empty because no link leads through them.
 func (u *unpacker) links(top string, f func(name, target string) error) error {
 	return fs.WalkDir(u.root.FS(), top, func(name string, d fs.DirEntry, err error) error {
 		if u.ctx.Err() != nil && !u.settling {
@@ -137,14 +135,14 @@ func (u *unpacker) links(top string, f func(name, target string) error) error {
 		}
 		target, err := u.root.Readlink(name)
 		if err != nil {
-			return nil // it is gone
+			return nil // the folder was removed
 		}
 		return f(name, target)
 	})
 }
 
-// settle writes the links that were held back, and takes away again those by which
-// a link leads out of its top-level name. It has to run however the copy ended.
+// settle writes the deferred links and removes those through which a link leads out of its
+// top-level name. It must run even after a failed copy.
 func (u *unpacker) settle() {
 	u.settling = true
 	for _, top := range slices.Sorted(maps.Keys(u.tops)) {
@@ -155,7 +153,7 @@ func (u *unpacker) settle() {
 		made := map[string]bool{}
 		for _, l := range t.held {
 			if _, err := u.root.Lstat(l.name); err == nil {
-				continue // a later entry took its place
+				continue // a later entry replaced the link
 			}
 			if u.noLinks(path.Dir(l.name)) != nil || u.root.Symlink(l.target, l.name) != nil {
 				u.lim.Skipped(l.name, errThroughLink.Error())
@@ -166,7 +164,7 @@ func (u *unpacker) settle() {
 		guilty := map[string]bool{}
 		_ = u.links(top, func(name, target string) error {
 			if leaves(name, target) {
-				return nil // it was there before
+				return nil // the link existed before
 			}
 			for _, by := range u.escapes(name, made) {
 				guilty[by] = true
@@ -180,8 +178,8 @@ func (u *unpacker) settle() {
 	}
 }
 
-// escapes follows the link at name. When it leads out of its top-level name, those
-// links of made that it came by are returned.
+// escapes follows the link at name. If the link leads out of its top-level name, escapes returns
+// the links in made on its path.
 func (u *unpacker) escapes(name string, made map[string]bool) []string {
 	var by []string
 	at, rest := path.Dir(name), []string{path.Base(name)}
@@ -201,10 +199,10 @@ func (u *unpacker) escapes(name string, made map[string]bool) []string {
 		next := path.Join(at, p)
 		st, err := u.root.Lstat(next)
 		if err != nil {
-			return nil // it leads nowhere
+			return nil // the link leads nowhere
 		}
 		if st.Mode()&fs.ModeSymlink == 0 {
-			at = next // of a file nothing more is found
+			at = next // a file ends the path
 			continue
 		}
 		target, err := u.root.Readlink(next)

@@ -1,5 +1,5 @@
-// Package archive moves files and folders between a host and a sandbox as tar
-// streams. Pack writes one; Unpack reads one that may be hostile.
+// Package archive copies files and folders between a host and a sandbox as tar streams. Pack writes
+// a stream; Unpack reads a possibly hostile stream.
 package archive
 
 import (
@@ -16,18 +16,17 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// Pack writes the file or folder at hostPath to w as a tar stream (pax where
-// needed) whose entries are called name, and name/… below a folder. An empty name
-// stands for hostPath's own. A symbolic link at hostPath is followed; those below
-// it are kept as links. Modes and modification times are kept, owners are not;
-// hard links become files of their own; sockets, pipes and devices are left out.
-// It stops soon after ctx ends.
+// Pack writes the file or folder at hostPath to w as a tar stream (pax where needed). The entries
+// are named name, and name/… below a folder; an empty name means hostPath's own name. Pack follows
+// a symbolic link at hostPath and keeps links below as links. It keeps modes and modification times
+// but not owners, writes hard links as separate files, and skips sockets, pipes and devices. It
+// stops soon after ctx ends.
 func Pack(ctx context.Context, w io.Writer, hostPath, name string) error {
 	if name == "" {
 		name = filepath.Base(filepath.Clean(hostPath))
 	}
 	if name == "/" || name == "." || name == ".." {
-		return packError(hostPath, turnstone.KindInvalid, errors.New("it has no name of its own"), "name the file or folder itself")
+		return packError(hostPath, turnstone.KindInvalid, errors.New("the path has no name of its own"), "name the file or folder itself")
 	}
 	real, err := filepath.EvalSymlinks(hostPath)
 	if err != nil {
@@ -45,9 +44,8 @@ func Pack(ctx context.Context, w io.Writer, hostPath, name string) error {
 	return PackRoot(ctx, w, root, start, name)
 }
 
-// PackRoot is Pack for the file or folder start of root. It reads nothing outside
-// of root, even when somebody moves links about meanwhile. A link at start is
-// followed if it leads to a file.
+// PackRoot is Pack for the file or folder start of root. It reads nothing outside of root, even if
+// links change meanwhile. It follows a link at start if the link leads to a file.
 func PackRoot(ctx context.Context, w io.Writer, root *os.Root, start, name string) error {
 	tw := tar.NewWriter(w)
 	start = path.Clean(start)
@@ -123,7 +121,7 @@ func (p *packer) file(file string, h *tar.Header) error {
 		return p.fail(file, kindOf(err), cause(err), "check its permissions")
 	}
 	defer func() { _ = f.Close() }()
-	info, err := f.Stat() // of what is open, which the name may no longer stand for
+	info, err := f.Stat() // of the open file, because the name may have changed
 	if err != nil {
 		return p.fail(file, turnstone.KindInternal, cause(err), "")
 	}
@@ -139,7 +137,7 @@ func (p *packer) file(file string, h *tar.Header) error {
 		return err
 	}
 	if n < h.Size {
-		return p.fail(file, turnstone.KindUnavailable, fmt.Errorf("it became shorter while it was read"), "try again when nothing writes to it")
+		return p.fail(file, turnstone.KindUnavailable, fmt.Errorf("the file became shorter while it was read"), "try again when no program writes to the file")
 	}
 	return nil
 }
@@ -172,7 +170,7 @@ func kindOf(err error) turnstone.Kind {
 	return turnstone.KindUnavailable
 }
 
-// cause strips the operation and the path, which the error names as its subject.
+// cause removes the operation and the path, which the error contains as its subject.
 func cause(err error) error {
 	var pe *fs.PathError
 	if errors.As(err, &pe) {

@@ -6,21 +6,20 @@ import (
 	"os"
 )
 
-// holeSize is the least run of zeros that becomes a hole.
+// holeSize is the minimum run of zeros that becomes a hole.
 const holeSize = 4096
 
 var zeros [holeSize]byte
 
-// A sparseWriter writes a file and leaves holes where it is zero: a file that is
-// sparse at its source does not fill the disk here.
+// A sparseWriter writes a file with holes for zeros, so that a sparse file does not fill the disk.
 type sparseWriter struct {
 	f    *os.File
-	take func(n int64) error // is asked before n bytes take up room
-	at   int64               // where the next byte goes
+	take func(n int64) error // called before n bytes use space
+	at   int64               // offset of the next byte
 }
 
-// copy writes all of r, by way of buf. It fills buf before it writes: blocks of p
-// are then blocks of the file, however little r yields at a time.
+// copy writes all of r through buf. It fills buf before writing, so that blocks of p match blocks
+// of the file for any read size of r.
 func (w *sparseWriter) copy(r io.Reader, buf []byte) error {
 	for {
 		n, err := io.ReadFull(r, buf)
@@ -31,7 +30,7 @@ func (w *sparseWriter) copy(r io.Reader, buf []byte) error {
 		}
 		switch err {
 		case nil:
-		case io.EOF, io.ErrUnexpectedEOF: // the caller knows how much there has to be
+		case io.EOF, io.ErrUnexpectedEOF: // the caller checks the length
 			return nil
 		default:
 			return err
@@ -59,11 +58,11 @@ func (w *sparseWriter) write(p []byte) error {
 	return nil
 }
 
-// isZero says whether p's first block is all zeros.
+// isZero reports whether p's first block is all zeros.
 func isZero(p []byte) bool {
 	n := min(len(p), holeSize)
 	return bytes.Equal(p[:n], zeros[:n])
 }
 
-// finish gives the file its length, because it may end in a hole.
+// finish sets the file's length because the file may end in a hole.
 func (w *sparseWriter) finish() error { return w.f.Truncate(w.at) }

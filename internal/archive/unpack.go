@@ -17,43 +17,40 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// Limits bound what Unpack writes. Zero values stand for the defaults.
+// Limits bound what Unpack writes. Zero values mean the defaults.
 type Limits struct {
 	Entries int             // default 1,000,000
-	Bytes   turnstone.Bytes // of file content together; default 64 GiB
+	Bytes   turnstone.Bytes // total file content; default 64 GiB
 
-	// Trusted says that the stream is the caller's own, and is to be written as it
-	// is: symbolic links wherever they lead, and modes whatever the umask.
+	// Trusted means that the stream is the caller's own and is written unchanged: symbolic links
+	// with any target, and modes regardless of the umask.
 	Trusted bool
-	// Room, if set, is asked now and then whether the file system of dir has room
-	// for more; its error ends the copy.
+	// Room, if set, is called periodically and returns an error if the file system of dir is full;
+	// the error ends the copy.
 	Room func(dir string) error
-	// Skipped is told of each entry that was left out, and why; may be nil.
+	// Skipped is called for each skipped entry with the reason; may be nil.
 	Skipped func(name, why string)
 }
 
 const (
 	defaultEntries = 1_000_000
 	defaultBytes   = 64 << 30
-	maxDepth       = 255 // path elements: far more than people use, far fewer than make walks slow
+	maxDepth       = 255 // path elements: far more than people use, and few enough for fast walks
 
-	entryCost = 4096     // bytes that a name takes up, about
-	roomEvery = 16 << 20 // bytes that are written between two questions for room
+	entryCost = 4096     // approximate bytes that a name uses
+	roomEvery = 16 << 20 // bytes written between two calls of Room
 )
 
-// Unpack reads a tar stream from r and writes what it holds, as docker cp does:
-// into dest when dest is a folder or ends in a slash (it is then made if
-// missing), else under the name dest, in the place of the stream's one top-level
-// name. Existing files are replaced.
+// Unpack reads a tar stream from r and writes its content in the manner of docker cp: into dest if
+// dest is a folder or ends in a slash (the folder is created if missing), otherwise under the name
+// dest instead of the stream's single top-level name. Existing files are replaced.
 //
-// Nothing is written outside of the destination, whatever the stream says: names
-// that are absolute or contain "..", and entries below symbolic links, are
-// errors of kind Invalid; devices, pipes, sockets and hard links are left out, as
-// are symbolic links that could lead out of the top-level name which they are below,
-// now or after later copies. Modes are subject to the umask; set-user-ID and
-// set-group-ID bits are not kept; folders that are there keep their mode. When a
-// limit is passed the error is of kind Exhausted. What was written until an error
-// stays.
+// For any stream, Unpack writes nothing outside of the destination: names that are absolute or
+// contain "..", and entries below symbolic links, are errors of kind Invalid. Unpack skips devices,
+// pipes, sockets and hard links, and symbolic links that could lead out of their top-level name,
+// now or after later copies. The umask applies to modes; set-user-ID and set-group-ID bits are
+// dropped; existing folders keep their mode. Exceeding a limit is an error of kind Exhausted. Data
+// written before an error remains.
 func Unpack(ctx context.Context, r io.Reader, dest string, limits Limits) error {
 	if limits.Entries == 0 {
 		limits.Entries = defaultEntries
@@ -70,11 +67,11 @@ func Unpack(ctx context.Context, r io.Reader, dest string, limits Limits) error 
 		dir, u.rename = filepath.Dir(filepath.Clean(dest)), filepath.Base(filepath.Clean(dest))
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return u.fail(dest, kindOfWrite(err), cause(err), "check that the destination can be written")
+		return u.fail(dest, kindOfWrite(err), cause(err), "check that the destination is writable")
 	}
 	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return u.fail(dest, kindOfWrite(err), cause(err), "check that the destination can be written")
+		return u.fail(dest, kindOfWrite(err), cause(err), "check that the destination is writable")
 	}
 	defer func() { _ = root.Close() }()
 	u.root = root
@@ -91,21 +88,21 @@ type unpacker struct {
 	root    *os.Root
 	lim     Limits
 	dest    string
-	rename  string // what the top-level name becomes; empty: it stays
-	only    string // the stream's top-level name, when there is a rename
+	rename  string // new top-level name; empty: unchanged
+	only    string // the stream's top-level name if there is a rename
 	entries int
 	bytes   int64
-	used    int64 // about what was written takes up
-	asked   int64 // of used, when room was asked
+	used    int64 // approximate bytes written
+	asked   int64 // value of used at the last call of Room
 	dirs    []dirMeta
 	buf     []byte
 
-	tops     map[string]*topLevel // by their names here
-	held     int                  // bytes of links that are held back
-	settling bool                 // what is left to do has to be done
+	tops     map[string]*topLevel // by their names at the destination
+	held     int                  // bytes of deferred links
+	settling bool                 // deferred links are being written
 }
 
-// dirMeta is what a folder gets when its content is complete.
+// dirMeta is the metadata that a folder gets when its content is complete.
 type dirMeta struct {
 	name string
 	mode fs.FileMode
@@ -141,24 +138,23 @@ func (u *unpacker) all(tr *tar.Reader) error {
 	}
 }
 
-// broken says what ended the stream: the sender's error when it is one, else a
-// stream that is no tar.
+// broken returns the reason for the stream's end: the sender's error, or a malformed stream.
 func (u *unpacker) broken(err error) error {
 	var te *turnstone.Error
 	if errors.As(err, &te) {
 		return err
 	}
-	return u.fail(u.dest, turnstone.KindInvalid, fmt.Errorf("the archive is damaged or cut off: %w", err), "")
+	return u.fail(u.dest, turnstone.KindInvalid, fmt.Errorf("the archive is damaged or truncated: %w", err), "")
 }
 
-// place checks a name and returns it as it is below the root.
+// place validates a name and returns its path below the root.
 func (u *unpacker) place(name string) (string, error) {
 	if name == "" || strings.HasPrefix(name, "/") || strings.IndexByte(name, 0) >= 0 {
-		return "", errors.New("a name that is empty or absolute")
+		return "", errors.New("an empty or absolute name")
 	}
 	parts := strings.Split(strings.TrimRight(name, "/"), "/")
 	if len(parts) > maxDepth {
-		return "", errors.New("a folder nested too deeply")
+		return "", errors.New("a folder that is nested too deeply")
 	}
 	for _, p := range parts {
 		if p == ".." {
@@ -174,7 +170,7 @@ func (u *unpacker) place(name string) (string, error) {
 		u.only = top
 	}
 	if top != u.only || top == "." {
-		return "", errors.New("several names at the top, for one destination")
+		return "", errors.New("several top-level names for a single destination")
 	}
 	return path.Join(u.rename, rest), nil
 }
@@ -188,7 +184,7 @@ func (u *unpacker) entry(tr *tar.Reader, h *tar.Header, name string) error {
 		return err
 	}
 	if !u.lim.Trusted && name != "." {
-		if _, err := u.top(name); err != nil { // before there is anything of it
+		if _, err := u.top(name); err != nil { // before any of its entries exists
 			return u.writeError(name, err)
 		}
 	}
@@ -210,8 +206,7 @@ func (u *unpacker) entry(tr *tar.Reader, h *tar.Header, name string) error {
 	return nil
 }
 
-// take counts n bytes that are about to take up room, and asks now and then whether
-// there is some.
+// take counts n bytes that are about to use space, and periodically calls Room.
 func (u *unpacker) take(n int64) error {
 	u.used += n
 	if u.lim.Room == nil || u.asked != 0 && u.used-u.asked < roomEvery {
@@ -227,7 +222,7 @@ func (u *unpacker) take(n int64) error {
 }
 
 func (u *unpacker) writeError(name string, err error) error {
-	hint := "check that the destination can be written, and that no file stands where a folder is to be"
+	hint := "check that the destination is writable and that no file has the name of a folder"
 	kind := kindOfWrite(err)
 	if kind == turnstone.KindExhausted {
 		hint = "free some space at the destination"
@@ -263,15 +258,14 @@ func (u *unpacker) dir(name string, mode fs.FileMode, mtime time.Time) error {
 		final = now&^(0o700&^mode) | mode&fs.ModeSticky
 	}
 	u.dirs = append(u.dirs, dirMeta{name, final, mtime})
-	// Writable until its content is there, whatever mode it gets in the end.
+	// Writable until its content is complete, whatever its final mode.
 	if writable := now | 0o700; writable != now {
 		return u.chmod(name, writable)
 	}
 	return nil
 }
 
-// makeDir makes a folder, which gets what the umask leaves of its mode, and is its
-// user's to write to.
+// makeDir creates a folder with a mode limited by the umask and writable for its user.
 func (u *unpacker) makeDir(name string, mode fs.FileMode) (fs.FileInfo, error) {
 	if dir := path.Dir(name); dir != "." {
 		if err := u.root.MkdirAll(dir, 0o755); err != nil {
@@ -284,17 +278,17 @@ func (u *unpacker) makeDir(name string, mode fs.FileMode) (fs.FileInfo, error) {
 	return u.root.Lstat(name)
 }
 
-// chmod sets the mode of a folder. Root.Chmod needs /proc/self on kernels before Linux
-// 6.6, which an agent outside of its processes' PID namespace does not have.
+// chmod sets the mode of a folder. Root.Chmod needs /proc/self on kernels before Linux 6.6, and an
+// agent outside of its processes' PID namespace has no /proc/self.
 func (u *unpacker) chmod(name string, mode fs.FileMode) error {
 	d, err := u.root.OpenFile(name, os.O_RDONLY|syscall.O_DIRECTORY, 0)
-	if err != nil { // as one that nobody may read
+	if err != nil { // such as an unreadable folder
 		return u.root.Chmod(name, mode)
 	}
 	return errors.Join(d.Chmod(mode), d.Close())
 }
 
-// clear makes room for a file or link: its folder, and nothing at its name.
+// clear prepares the place of a file or link: it creates the folder and removes an existing entry.
 func (u *unpacker) clear(name string) error {
 	if name == "." {
 		return errNoName
@@ -307,16 +301,15 @@ func (u *unpacker) clear(name string) error {
 			return err
 		}
 	}
-	err := u.root.Remove(name) // of a folder: only an empty one
+	err := u.root.Remove(name) // removes only an empty folder
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	return err
 }
 
-// noLinks refuses a path that goes through a symbolic link which this stream, or
-// anyone, put there: os.Root keeps it inside of the root, but it would still be
-// another place than the name says.
+// noLinks rejects a path through a symbolic link, of this stream or older. os.Root keeps such a
+// path inside of the root, but the path would still lead to another place than its name says.
 func (u *unpacker) noLinks(dir string) error {
 	for i, c := range dir + "/" {
 		if c != '/' || dir == "." {
@@ -338,7 +331,7 @@ func (u *unpacker) noLinks(dir string) error {
 
 func (u *unpacker) file(tr *tar.Reader, h *tar.Header, name string, mode fs.FileMode) error {
 	if h.Size < 0 || h.Size > int64(u.lim.Bytes)-u.bytes {
-		return u.fail(u.dest, turnstone.KindExhausted, fmt.Errorf("more than %s", u.lim.Bytes), "copy less at one time")
+		return u.fail(u.dest, turnstone.KindExhausted, fmt.Errorf("more than %s", u.lim.Bytes), "copy less data at a time")
 	}
 	u.bytes += h.Size
 	if err := u.clear(name); err != nil {
@@ -371,14 +364,14 @@ func (u *unpacker) file(tr *tar.Reader, h *tar.Header, name string, mode fs.File
 			return u.writeError(name, err)
 		}
 	}
-	if err := f.Close(); err != nil { // a full disk may show only here
+	if err := f.Close(); err != nil { // a full disk may be reported only here
 		return u.writeError(name, err)
 	}
 	_ = u.root.Chtimes(name, time.Time{}, h.ModTime)
 	return nil
 }
 
-// finish gives the folders their modes and times, the deepest first.
+// finish sets the folders' modes and times, deepest first.
 func (u *unpacker) finish() error {
 	for i := len(u.dirs) - 1; i >= 0; i-- {
 		d := u.dirs[i]
@@ -397,10 +390,10 @@ func (u *unpacker) finish() error {
 	return nil
 }
 
-// Faults of the stream that show only where it is written.
+// Faults of the stream that appear only when writing.
 var (
 	errNoName      = errors.New("a file without a name")
-	errThroughLink = errors.New("a symbolic link stands where a folder is to be")
+	errThroughLink = errors.New("a symbolic link in the place of a folder")
 )
 
 func kindOfWrite(err error) turnstone.Kind {
