@@ -12,27 +12,26 @@ import (
 )
 
 const (
-	// maxSessions bounds the flat sessions of one connection.
+	// maxSessions bounds the flat sessions of a connection.
 	maxSessions = 64
-	// maxPerTarget bounds those of them that are one sandbox's.
+	// maxPerTarget bounds a connection's sessions of a single sandbox.
 	maxPerTarget = 16
-	// maxAttached bounds the connections of this server to one sandbox. A sandbox
-	// takes 60: the rest is for the command line.
+	// maxAttached bounds this server's connections to a sandbox. A sandbox takes 60 connections;
+	// the rest is for the command line.
 	maxAttached = 48
 )
 
-// A browser is a connection with flat sessions. What a client says without a
-// session goes to a connection of the wire in this process, which answers the
-// Target domain: it is one more session, that has no name.
+// A browser is a connection with flat sessions. Messages without a session go to an in-process
+// connection of the wire that answers the Target domain: the unnamed session.
 type browser struct {
 	srv    *Server
 	socket *socket
-	conn   *wire.Conn // our end of the unnamed session
+	conn   *wire.Conn // this side's end of the unnamed session
 
 	mu       sync.Mutex
 	sessions map[string]*session // nil once the connection has ended
 	channels map[uint32]*session
-	last     uint32 // the newest channel
+	last     uint32 // number of the newest channel
 	wg       sync.WaitGroup
 }
 
@@ -52,7 +51,7 @@ func (s *Server) serveBrowser(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// close ends all sessions and waits for them.
+// close ends all sessions and waits for their end.
 func (b *browser) close(t *targets) {
 	b.mu.Lock()
 	all := b.sessions
@@ -62,12 +61,12 @@ func (b *browser) close(t *targets) {
 		s.end("")
 	}
 	_ = b.conn.Close()
-	b.conn.Wait() // its handlers may start sessions yet
+	b.conn.Wait() // its handlers may still start sessions
 	t.watching.Wait()
 	b.wg.Wait()
 }
 
-// read takes what the client sends until that fails, or the client breaks the protocol.
+// read processes the client's messages until reading fails or the client violates the protocol.
 func (b *browser) read() error {
 	var buf []byte
 	for {
@@ -90,10 +89,10 @@ func (b *browser) read() error {
 
 func broken(code int, reason string) error { return &wire.ProtocolError{Code: code, Reason: reason} }
 
-// protocolError is RFC 6455's status for one.
+// protocolError is RFC 6455's status for a protocol violation.
 const protocolError = 1002
 
-// message passes a command on to its session.
+// message passes a command to its session.
 func (b *browser) message(p []byte) error {
 	if !utf8.Valid(p) {
 		return broken(invalidData, "a text message is not UTF-8")
@@ -103,7 +102,7 @@ func (b *browser) message(p []byte) error {
 		return err
 	}
 	if m.ID == nil || m.Method == "" {
-		return broken(protocolError, "a message from a client is no command: it has not both id and method")
+		return broken(protocolError, "a message from a client is not a command: it does not have both id and method")
 	}
 	s := b.find(m.SessionID)
 	if s == nil {
@@ -132,8 +131,7 @@ func (b *browser) find(id string) *session {
 	return b.sessions[id]
 }
 
-// frame passes a binary frame on to its session. One for a session that has ended
-// is late, not wrong.
+// frame passes a binary frame to its session. A frame for an ended session is late, not an error.
 func (b *browser) frame(p []byte) error {
 	f, err := wire.ParseFrame(p)
 	if err != nil {
@@ -144,7 +142,7 @@ func (b *browser) frame(p []byte) error {
 	b.mu.Unlock()
 	if s == nil {
 		if f.Channel == 0 || f.Channel > last {
-			return broken(protocolError, "a binary frame names a session that there never was")
+			return broken(protocolError, "a binary frame names an unknown session")
 		}
 		return nil
 	}
@@ -153,7 +151,7 @@ func (b *browser) frame(p []byte) error {
 	return nil
 }
 
-// Error codes, as CDP's servers use them.
+// Error codes that CDP servers use.
 const (
 	serverError     = -32000
 	sessionNotFound = -32001
@@ -164,7 +162,7 @@ type replyError struct {
 	Message string `json:"message"`
 }
 
-// refuse answers a command that goes nowhere.
+// refuse answers a command that has no session.
 func (b *browser) refuse(m *wire.Message, code int, text string) error {
 	e, err := json.Marshal(replyError{code, text})
 	if err != nil {
@@ -177,7 +175,7 @@ func (b *browser) refuse(m *wire.Message, code int, text string) error {
 	return b.socket.WriteText(raw)
 }
 
-// encode is json.Marshal that leaves what is in m as it came.
+// encode is json.Marshal that keeps the raw values in m unchanged.
 func encode(m *wire.Message) ([]byte, error) {
 	var out bytes.Buffer
 	enc := json.NewEncoder(&out)

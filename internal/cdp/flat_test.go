@@ -17,8 +17,8 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// TestFlatSessions drives two sandboxes over one connection, with messages and with
-// binary frames, whose stream numbers are the same in both.
+// TestFlatSessions drives two sandboxes over a single connection, with messages and with binary
+// frames whose stream numbers are the same in both.
 func TestFlatSessions(t *testing.T) {
 	s := serve(t, nil)
 	ids := []turnstone.SandboxID{s.backend.add("one", echoAgent).ID, s.backend.add("two", echoAgent).ID}
@@ -82,7 +82,7 @@ func TestFlatSessions(t *testing.T) {
 			t.Errorf("channel %d: %q", channels[n], got[channels[n]])
 		}
 	}
-	// Detached, a session is not there any more, and the other one still is.
+	// After the detachment the session is gone and the other session remains.
 	if m := c.call("", "Target.detachFromTarget", fmt.Sprintf(`{"sessionId":%q}`, sessions[0])); m.Error != nil {
 		t.Errorf("%s", m.Error)
 	}
@@ -156,8 +156,8 @@ func TestTargets(t *testing.T) {
 	}
 }
 
-// TestSessionLimit: a client may not open sessions without end, nor take all the
-// places that a sandbox has.
+// TestSessionLimit: a client can neither open unlimited sessions nor take all connections of a
+// sandbox.
 func TestSessionLimit(t *testing.T) {
 	s := serve(t, nil)
 	var all []sandboxes.Info
@@ -189,14 +189,14 @@ func TestSessionLimit(t *testing.T) {
 	refused(last, all[0].ID, "sessions of this server")
 	page := &client{t: t, conn: s.open(t, pagePath+string(all[0].ID))}
 	page.f = wire.NewFrames(page.conn, true)
-	page.wantClosed(tryAgainLater, "as many connections")
+	page.wantClosed(tryAgainLater, "limit of connections")
 	session, _ := last.attach(all[1].ID)
 	if m := last.call(session, "State.getSession", ""); m.Error != nil {
 		t.Errorf("%s", m.Error)
 	}
 }
 
-// TestSandboxEnds: commands that wait are answered, and the session is said to be over.
+// TestSandboxEnds: waiting commands are answered, and the session's end is reported.
 func TestSandboxEnds(t *testing.T) {
 	s := serve(t, nil)
 	die := make(chan struct{})
@@ -228,11 +228,11 @@ func TestSandboxEnds(t *testing.T) {
 	page.wantClosed(1001, "the sandbox is failed: out of memory")
 }
 
-// TestHostileSandbox: what a sandbox sends reaches its own session only.
+// TestHostileSandbox: a sandbox's messages reach only its own session.
 func TestHostileSandbox(t *testing.T) {
 	for name, tt := range map[string]struct {
 		send    func(f *wire.Frames) error
-		survive bool // nothing of it is passed on; else its session is ended
+		survive bool // the session survives, and the message is dropped; otherwise the session ends
 	}{
 		"an answer that nobody asked for": {func(f *wire.Frames) error { return f.WriteText([]byte(`{"id":77,"result":{}}`)) }, true},
 		"another session's event":         {func(f *wire.Frames) error { return f.WriteText([]byte(`{"method":"X.y","sessionId":"other"}`)) }, true},
@@ -276,7 +276,8 @@ func TestHostileSandbox(t *testing.T) {
 	}
 }
 
-// TestClientFaults: who breaks the protocol is told how and cut off, and nobody else.
+// TestClientFaults: a client that violates the protocol gets the reason and is disconnected, and
+// other clients are not affected.
 func TestClientFaults(t *testing.T) {
 	s := serve(t, nil)
 	a := s.backend.add("one", echoAgent)
@@ -294,13 +295,13 @@ func TestClientFaults(t *testing.T) {
 	}{
 		"no JSON":               {text("hello"), 1002, "not a JSON"},
 		"no object":             {text("[]"), 1002, "not a JSON object"},
-		"no method":             {text(`{"id":1}`), 1002, "no command"},
-		"no id":                 {text(`{"method":"Target.getTargets"}`), 1002, "no command"},
+		"no method":             {text(`{"id":1}`), 1002, "not a command"},
+		"no id":                 {text(`{"method":"Target.getTargets"}`), 1002, "not a command"},
 		"an id that is none":    {text(`{"id":"1","method":"Target.getTargets"}`), 1002, "not a JSON object"},
 		"too deep":              {text(strings.Repeat(`{"a":`, 100)), 1002, "nested deeper"},
 		"no UTF-8":              {text("{\"id\":1,\"method\":\"\xff\"}"), 1007, "UTF-8"},
-		"no channel":            {frame(wire.Frame{Stream: 1}), 1002, "never was"},
-		"a channel of nobody":   {frame(wire.Frame{Channel: 9, Stream: 1}), 1002, "never was"},
+		"no channel":            {frame(wire.Frame{Stream: 1}), 1002, "unknown session"},
+		"a channel of nobody":   {frame(wire.Frame{Channel: 9, Stream: 1}), 1002, "unknown session"},
 		"a frame that is none":  {func(c *client) { _ = c.f.WriteBinary([]byte("x")) }, 1002, "shorter than"},
 		"a reserved opcode":     {head(ws.Header{Fin: true, OpCode: 5, Masked: true}), 1002, "opcode"},
 		"an unknown extension":  {head(ws.Header{Fin: true, Rsv: 4, OpCode: ws.OpText, Masked: true}), 1002, "extension"},
@@ -318,15 +319,15 @@ func TestClientFaults(t *testing.T) {
 			}
 		})
 	}
-	// On one sandbox's own connection the agent itself says so.
+	// On a sandbox's own connection the agent itself reports the fault.
 	c := &client{t: t, conn: s.open(t, pagePath+string(a.ID))}
 	c.f = wire.NewFrames(c.conn, true)
 	_ = c.f.WriteText([]byte("hello"))
 	c.wantClosed(1002, "not a JSON")
 }
 
-// TestFlood: a client that sends and sends and reads nothing is cut off, and all that
-// time nobody else has to wait.
+// TestFlood: a client that sends without reading is disconnected, and meanwhile no other client has
+// to wait.
 func TestFlood(t *testing.T) {
 	for name, open := range map[string]func(*testing.T, *testServer, sandboxes.Info) (*client, string){
 		"a session's": func(t *testing.T, s *testServer, a sandboxes.Info) (*client, string) {
@@ -371,14 +372,14 @@ func TestFlood(t *testing.T) {
 				case <-time.After(10 * time.Millisecond):
 				}
 			}
-			if !strings.Contains(s.log.String(), "took nothing") {
+			if !strings.Contains(s.log.String(), "accepted no data") {
 				t.Errorf("the log does not tell of it: %s", s.log)
 			}
 		})
 	}
 }
 
-// TestSandboxThatDoesNotRead is cut off alone.
+// TestSandboxThatDoesNotRead: only that sandbox is disconnected.
 func TestSandboxThatDoesNotRead(t *testing.T) {
 	s := serve(t, func(s *Server) { s.writeTime = 300 * time.Millisecond })
 	deaf := s.backend.add("deaf", func(net.Conn) {})
@@ -390,7 +391,7 @@ func TestSandboxThatDoesNotRead(t *testing.T) {
 	if m := c.call(session, "State.getSession", ""); m.Error != nil {
 		t.Errorf("%s", m.Error)
 	}
-	if e := c.event("Target.detachedFromTarget"); !strings.Contains(string(e.Params), "took nothing for 300ms") {
+	if e := c.event("Target.detachedFromTarget"); !strings.Contains(string(e.Params), "accepted no data for 300ms") {
 		t.Errorf("%s", e.Params)
 	}
 	if m := c.call(session, "State.getSession", ""); m.Error != nil {
@@ -398,8 +399,8 @@ func TestSandboxThatDoesNotRead(t *testing.T) {
 	}
 }
 
-// TestFullQueue: a client is not held up by one sandbox that takes nothing, and what
-// it asks of a session that has ended is answered.
+// TestFullQueue: a sandbox that accepts nothing does not block a client, and commands for an ended
+// session are answered.
 func TestFullQueue(t *testing.T) {
 	s := serve(t, nil)
 	deaf := s.backend.add("deaf", func(net.Conn) {})
@@ -417,7 +418,7 @@ func TestFullQueue(t *testing.T) {
 	if m := c.call(session, "State.getSession", ""); m.Error != nil {
 		t.Errorf("%s", m.Error)
 	}
-	if e := c.event("Target.detachedFromTarget"); !strings.Contains(string(e.Params), "untaken") {
+	if e := c.event("Target.detachedFromTarget"); !strings.Contains(string(e.Params), "has not accepted 16 MiB") {
 		t.Errorf("%s", e.Params)
 	}
 	if took := time.Since(began); took > WriteTime/2 {
@@ -428,8 +429,7 @@ func TestFullQueue(t *testing.T) {
 	}
 }
 
-// TestTooManyPending: answers that never come do not make the server remember
-// without bound.
+// TestTooManyPending: commands without answers do not use unbounded memory.
 func TestTooManyPending(t *testing.T) {
 	s := serve(t, nil)
 	mute := s.backend.add("mute", func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
@@ -456,6 +456,6 @@ func TestServerEnds(t *testing.T) {
 	page := &client{t: t, conn: s.open(t, pagePath+string(a.ID))}
 	page.f = wire.NewFrames(page.conn, true)
 	s.stop()
-	c.wantClosed(1001, "the server ends")
-	page.wantClosed(1001, "the server ends")
+	c.wantClosed(1001, "the server is shutting down")
+	page.wantClosed(1001, "the server is shutting down")
 }

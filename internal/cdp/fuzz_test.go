@@ -8,7 +8,7 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// loose returns a browser's session that no goroutine serves, and what its client sees.
+// loose returns a browser's session without goroutines, and the client's view of it.
 func loose(f *testing.F) (*session, *wire.Frames) {
 	f.Helper()
 	near, far := net.Pipe()
@@ -23,8 +23,8 @@ func loose(f *testing.F) (*session, *wire.Frames) {
 	return one, wire.NewFrames(far, true)
 }
 
-// FuzzSandbox: whatever a sandbox sends, its client sees messages of its own session
-// only, and answers to what was asked only.
+// FuzzSandbox: for any data from a sandbox, its client sees only messages of the sandbox's own
+// session, and only answers to its commands.
 func FuzzSandbox(f *testing.F) {
 	f.Add(true, []byte(`{"id":7,"result":{}}`))
 	f.Add(true, []byte(`{"method":"Process.output","params":{},"sessionId":"other"}`))
@@ -64,7 +64,7 @@ func FuzzSandbox(f *testing.F) {
 			if err == nil {
 				t.Fatal("it was passed on before it was read")
 			}
-			// Nothing came: let the reader end.
+			// No message arrived: end the reader.
 			if err := s.b.socket.WriteText([]byte(`{"method":"end"}`)); err != nil {
 				t.Fatal(err)
 			}
@@ -94,14 +94,14 @@ func FuzzSandbox(f *testing.F) {
 	})
 }
 
-// FuzzClient: whatever a client sends reaches the one session that it names, without
-// the name, or ends the connection.
+// FuzzClient: a client's message reaches the session that it names, without the name, or ends the
+// connection.
 func FuzzClient(f *testing.F) {
 	f.Add(true, []byte(`{"id":7,"method":"Process.list","sessionId":"S","params":{"a":"<&>"}}`))
 	f.Add(true, []byte(`{"id":7,"method":"Target.getTargets"}`))
 	f.Add(false, append(wire.Frame{Channel: 5, Stream: 1}.Head(), "data"...))
 	s, client := loose(f)
-	go func() { // takes refusals
+	go func() { // reads errors
 		for {
 			if _, _, err := client.Next(nil); err != nil {
 				return

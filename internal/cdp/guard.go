@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// admit checks a request and returns the path that it asks for, without the
-// token. It answers a request that it refuses, alike for every path.
+// admit checks a request and returns the requested path without the token. A rejected request gets
+// the same answer for every path.
 func (s *Server) admit(w http.ResponseWriter, r *http.Request) (path string, ok bool) {
 	if !s.hostAllowed(r) {
-		http.Error(w, "this server is not called by that name", http.StatusForbidden)
+		http.Error(w, "this server does not have that name", http.StatusForbidden)
 		return "", false
 	}
 	for _, origin := range r.Header.Values("Origin") {
@@ -25,15 +25,14 @@ func (s *Server) admit(w http.ResponseWriter, r *http.Request) (path string, ok 
 	path, ok = s.authorize(r)
 	if !ok {
 		w.Header().Set("WWW-Authenticate", "Bearer")
-		http.Error(w, "a token is needed: the one that the server printed when it started", http.StatusUnauthorized)
+		http.Error(w, "a token is required: the token that the server printed at its start", http.StatusUnauthorized)
 		return "", false
 	}
 	return path, true
 }
 
-// hostAllowed takes the address that the request came in at, localhost and the
-// loopback addresses, with the right port: a name that an attacker has made point
-// to this machine is none of them.
+// hostAllowed accepts the address on which the request arrived, localhost and the loopback
+// addresses, with the right port. A name that an attacker points to this machine is not accepted.
 func (s *Server) hostAllowed(r *http.Request) bool {
 	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	if local == nil {
@@ -61,11 +60,10 @@ func (s *Server) hostAllowed(r *http.Request) bool {
 	return ip.IsLoopback() || err == nil && ip.WithZone("").Unmap() == own.WithZone("").Unmap()
 }
 
-// authorize looks for the token in the three places where clients can put it: the
-// Authorization header, the query, and the beginning of the path. A client that
-// alters each path by adding the token (chrome-remote-interface, alterPath) does so
-// to a path that has it already, and one that adds a query to a path finds its
-// question mark escaped.
+// authorize searches for the token in the three places where clients can put it: the Authorization
+// header, the query, and the beginning of the path. A client that adds the token to each path
+// (chrome-remote-interface, alterPath) also adds it to a path that has the token already, and the
+// question mark of a query in a path arrives escaped.
 func (s *Server) authorize(r *http.Request) (path string, ok bool) {
 	path = r.URL.Path
 	for {

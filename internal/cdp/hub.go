@@ -1,10 +1,10 @@
-// Package cdp offers sandboxes as CDP's targets: a WebSocket server with the
-// discovery pages of the Chrome DevTools Protocol, on which stock clients drive
-// one sandbox by a connection of its own, or several by flat sessions over one.
+// Package cdp offers sandboxes as CDP targets: a WebSocket server with the discovery pages of the
+// Chrome DevTools Protocol. Stock clients drive a single sandbox over its own connection, or
+// several over a single connection with flat sessions.
 //
-// A page of any web site can reach a server on the same machine, so each request
-// is checked three times before it learns anything: its Host (against DNS
-// rebinding), its Origin (against web pages), and its token.
+// A page of any web site can reach a server on the same machine. Each request is therefore checked
+// three times before the server reveals anything: its Host (against DNS rebinding), its Origin
+// (against web pages), and its token.
 package cdp
 
 import (
@@ -22,8 +22,8 @@ import (
 	"turnstone.dev/turnstone/sandboxes"
 )
 
-// A Backend has the sandboxes. *sandboxes.Store is one. Its methods are safe for
-// concurrent use.
+// A Backend manages the sandboxes, such as a *sandboxes.Store. Its methods are safe for concurrent
+// use.
 type Backend interface {
 	List(ctx context.Context) ([]sandboxes.Info, error)
 	Get(id turnstone.SandboxID) (sandboxes.Info, error)
@@ -32,16 +32,16 @@ type Backend interface {
 	Remove(ctx context.Context, id turnstone.SandboxID) error
 }
 
-// Options are a server's.
+// Options configure a server.
 type Options struct {
 	Backend Backend
-	Token   string       // whoever has it may do all; NewToken makes one
-	Image   string       // the template of a sandbox for which none is asked
-	Host    string       // a name, beside the loopback ones, that requests may use; may be empty
-	Log     *slog.Logger // nil: nothing is logged
+	Token   string       // grants full access; see NewToken
+	Image   string       // default template of new sandboxes
+	Host    string       // an additional host name for requests; may be empty
+	Log     *slog.Logger // nil: no log
 }
 
-// NewToken returns 256 random bits, in hexadecimal.
+// NewToken returns 256 random bits in hexadecimal.
 func NewToken() string {
 	var b [32]byte
 	_, _ = rand.Read(b[:]) // documented never to fail
@@ -53,16 +53,15 @@ const (
 	maxSockets     = 128 // WebSockets
 	maxHeader      = 16 << 10
 	headerTime     = 10 * time.Second
-	pageTime       = 30 * time.Second // for a whole request that is no WebSocket
+	pageTime       = 30 * time.Second // for a whole request other than a WebSocket
 	idleTime       = 30 * time.Second
-	// WriteTime is how long a client, or an agent, may take no bytes at all before
-	// it is cut off.
+	// WriteTime is how long a client or an agent may accept no bytes before it is disconnected.
 	WriteTime = 30 * time.Second
-	// farewellTime is how long one that is cut off has to take the reason.
+	// farewellTime bounds the time in which a disconnected side reads the reason.
 	farewellTime = time.Second
 )
 
-// A Server is one WebSocket server. Its methods are safe for concurrent use.
+// A Server is a WebSocket server. Its methods are safe for concurrent use.
 type Server struct {
 	opt       Options
 	browser   string // the ID in the path of its browser endpoint
@@ -72,12 +71,12 @@ type Server struct {
 	creating  chan struct{}
 
 	mu       sync.Mutex
-	sockets  map[*socket]struct{} // nil: it is closing
+	sockets  map[*socket]struct{} // nil: the server is closing
 	attached map[turnstone.SandboxID]int
 	wg       sync.WaitGroup
 }
 
-// NewServer returns a server, which Serve starts.
+// NewServer returns a server; call Serve to start it.
 func NewServer(opt Options) *Server {
 	if opt.Log == nil {
 		opt.Log = slog.New(slog.DiscardHandler)
@@ -87,13 +86,14 @@ func NewServer(opt Options) *Server {
 		sockets: make(map[*socket]struct{}), attached: make(map[turnstone.SandboxID]int)}
 }
 
-// Serve serves l, which then belongs to it, until ctx ends; it then says goodbye to
-// all clients and returns nil.
+// Serve serves l and owns it until ctx ends; it then sends closing frames to all clients and
+// returns nil.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	h := &http.Server{
 		Handler: http.HandlerFunc(s.handle), MaxHeaderBytes: maxHeader, ReadHeaderTimeout: headerTime,
 		ReadTimeout: pageTime, WriteTimeout: pageTime, IdleTimeout: idleTime,
-		ErrorLog: slog.NewLogLogger(s.opt.Log.Handler(), slog.LevelDebug), // tells of clients' faults
+		// reports faults of clients
+		ErrorLog: slog.NewLogLogger(s.opt.Log.Handler(), slog.LevelDebug),
 	}
 	stop := context.AfterFunc(ctx, func() { _ = h.Close() })
 	defer stop()
@@ -104,7 +104,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	s.sockets = nil
 	s.mu.Unlock()
 	for c := range open {
-		s.wg.Go(func() { c.leave(goingAway, "the server ends") })
+		s.wg.Go(func() { c.leave(goingAway, "the server is shutting down") })
 	}
 	s.wg.Wait()
 	if ctx.Err() != nil && errors.Is(err, http.ErrServerClosed) {
@@ -113,7 +113,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	return turnstone.NewError("hub.serve", turnstone.KindUnavailable, l.Addr().String(), err)
 }
 
-// limitListener accepts at most so many connections at one time.
+// limitListener bounds the number of concurrent connections.
 type limitListener struct {
 	net.Listener
 	slots chan struct{}
@@ -150,8 +150,7 @@ func (c *limitedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// attach counts one more session that a sandbox has here. It says no when there are
-// as many as this server may take of it.
+// attach counts a new session of a sandbox. It returns false if the limit is reached.
 func (s *Server) attach(id turnstone.SandboxID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -162,7 +161,7 @@ func (s *Server) attach(id turnstone.SandboxID) bool {
 	return true
 }
 
-// detach takes back what attach counted.
+// detach reverts attach.
 func (s *Server) detach(id turnstone.SandboxID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

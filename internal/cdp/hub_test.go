@@ -29,7 +29,7 @@ import (
 type backend struct {
 	mu     sync.Mutex
 	infos  []sandboxes.Info
-	agents map[turnstone.SandboxID]func(net.Conn) // serves one connection
+	agents map[turnstone.SandboxID]func(net.Conn) // each function serves a connection
 	specs  []sandboxes.Spec
 }
 
@@ -102,8 +102,8 @@ func (b *backend) add(name string, agent func(net.Conn)) sandboxes.Info {
 	return i
 }
 
-// echoAgent answers State.getSession, and writes what FileSystem.write streams to
-// the stream of the next FileSystem.read.
+// echoAgent answers State.getSession, and copies the stream of FileSystem.write to the stream of
+// the next FileSystem.read.
 func echoAgent(c net.Conn) {
 	d := wire.NewDispatcher()
 	wire.RegisterState(d, stateServer{})
@@ -148,7 +148,7 @@ func (f *fileServer) Read(_ context.Context, c *wire.Conn, p *wire.FileSystemRea
 	return &wire.FileSystemReadResult{Size: int64(len(f.data)), Eof: true}, errors.Join(err, s.Close())
 }
 
-// A testServer is a server on a port of its own.
+// A testServer is a server on its own port.
 type testServer struct {
 	*Server
 	backend *backend
@@ -224,7 +224,7 @@ func (s *testServer) openBrowser(t *testing.T) *client {
 	return c
 }
 
-// A client is a WebSocket client that shows all that comes.
+// A client is a WebSocket client that exposes every message.
 type client struct {
 	t    *testing.T
 	conn net.Conn
@@ -255,7 +255,7 @@ func (c *client) next() (*wire.Message, *wire.Frame, error) {
 	return m, nil, err
 }
 
-// call sends a command and returns its answer; events before it are kept in seen.
+// call sends a command and returns its answer; earlier events are kept in seen.
 func (c *client) call(session, method, params string) *wire.Message {
 	c.t.Helper()
 	c.id++
@@ -315,7 +315,7 @@ func (c *client) attach(id turnstone.SandboxID) (session string, channel uint32)
 	return r.SessionID, uint32(r.Channel)
 }
 
-// wantClosed reads until the connection is closed, and checks how.
+// wantClosed reads until the connection is closed, and checks the status and reason.
 func (c *client) wantClosed(code int, reason string) {
 	c.t.Helper()
 	for {
@@ -331,7 +331,7 @@ func (c *client) wantClosed(code int, reason string) {
 	}
 }
 
-// get asks for a page with the headers given, "Name: value".
+// get requests a page with the given headers, "Name: value".
 func (s *testServer) get(t *testing.T, method, path string, headers ...string) (int, string) {
 	t.Helper()
 	conn, err := net.Dial("tcp", s.addr)
@@ -360,7 +360,7 @@ func (s *testServer) get(t *testing.T, method, path string, headers ...string) (
 	return res.StatusCode, string(b)
 }
 
-// TestAdmission is the table of who gets in.
+// TestAdmission is the table of accepted and rejected requests.
 func TestAdmission(t *testing.T) {
 	s := serve(t, nil)
 	_, port, _ := net.SplitHostPort(s.addr)
@@ -455,7 +455,7 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// TestPage: a connection to one sandbox is a connection of the wire.
+// TestPage: a connection to a sandbox is a connection of the wire.
 func TestPage(t *testing.T) {
 	s := serve(t, nil)
 	a := s.backend.add("one", echoAgent)

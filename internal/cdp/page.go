@@ -11,8 +11,7 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// servePage gives a client a connection of its own to a sandbox's agent. Messages
-// pass as they are.
+// servePage gives a client its own connection to a sandbox's agent. Messages pass unchanged.
 func (s *Server) servePage(w http.ResponseWriter, r *http.Request, id turnstone.SandboxID) {
 	conn, err := s.opt.Backend.Dial(r.Context(), id)
 	if err != nil {
@@ -23,7 +22,7 @@ func (s *Server) servePage(w http.ResponseWriter, r *http.Request, id turnstone.
 	s.upgrade(w, r, func(c *socket) {
 		if !s.attach(id) {
 			_ = conn.Close()
-			c.leave(tryAgainLater, "this server has as many connections to the sandbox as it may")
+			c.leave(tryAgainLater, "this server has reached its limit of connections to the sandbox")
 			return
 		}
 		defer s.detach(id)
@@ -36,9 +35,9 @@ func (s *Server) servePage(w http.ResponseWriter, r *http.Request, id turnstone.
 				s.quit(c, readErr)
 			}
 			if errors.Is(writeErr, os.ErrDeadlineExceeded) {
-				s.opt.Log.Info("a sandbox took nothing and was cut off", "sandbox", id, "limit", s.writeTime)
-				c.leave(goingAway, "the sandbox took nothing for "+s.writeTime.String())
-			} // else what the agent says for itself comes the other way
+				s.opt.Log.Info("a sandbox accepted no data and was disconnected", "sandbox", id, "limit", s.writeTime)
+				c.leave(goingAway, "the sandbox accepted no data for "+s.writeTime.String())
+			} // otherwise the agent's own closing frame arrives in the other direction
 		})
 		readErr, writeErr := pass(c.Frames, agent)
 		if writeErr != nil {
@@ -69,12 +68,12 @@ func pass(to, from *wire.Frames) (readErr, writeErr error) {
 			return nil, err
 		}
 		if buf = p; cap(buf) > 4*wire.MaxChunk {
-			buf = nil // a rare large message does not stay
+			buf = nil // do not keep the buffer of a rare large message
 		}
 	}
 }
 
-// ended says why a sandbox's end of a connection is gone, for a closing frame.
+// ended returns why a sandbox ended a connection, for a closing frame.
 func (s *Server) ended(id turnstone.SandboxID, err error) (code int, reason string) {
 	var closed *wire.ClosedError
 	if errors.As(err, &closed) && closed.Reason != "" {

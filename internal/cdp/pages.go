@@ -10,7 +10,7 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// Paths of the WebSockets, as a browser has them.
+// Paths of the WebSockets, as in a browser.
 const (
 	browserPath = "/devtools/browser/"
 	pagePath    = "/devtools/page/"
@@ -20,14 +20,14 @@ const (
 func (s *Server) handle(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	w.Header().Set("Referrer-Policy", "no-referrer") // an address may hold the token
+	w.Header().Set("Referrer-Policy", "no-referrer") // an address may contain the token
 	path, ok := s.admit(w, r)
 	if !ok {
 		return
 	}
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		w.Header().Set("Allow", "GET, HEAD")
-		http.Error(w, "there is nothing to change here", http.StatusMethodNotAllowed)
+		http.Error(w, "only GET and HEAD are allowed", http.StatusMethodNotAllowed)
 		return
 	}
 	if id, found := strings.CutPrefix(path, pagePath); found {
@@ -45,11 +45,11 @@ func (s *Server) handle(w http.ResponseWriter, r *http.Request) {
 	case browserPath + s.browser:
 		s.serveBrowser(w, r)
 	default:
-		http.Error(w, "there is no such page; there are /json/version, /json/list and /json/protocol", http.StatusNotFound)
+		http.Error(w, "no such page; the pages are /json/version, /json/list and /json/protocol", http.StatusNotFound)
 	}
 }
 
-// version is what /json/version tells, with the keys that a browser's has.
+// version is the content of /json/version, with the keys of a browser's answer.
 func (s *Server) version(r *http.Request) map[string]string {
 	return map[string]string{
 		"Browser":              "turnstone/" + turnstone.Version,
@@ -58,8 +58,8 @@ func (s *Server) version(r *http.Request) map[string]string {
 	}
 }
 
-// address returns a WebSocket's address for the client that sent r, token and all:
-// stock clients connect to what they are told.
+// address returns a WebSocket's address, including the token, for the client that sent r: stock
+// clients connect to the address in the pages.
 func (s *Server) address(r *http.Request, path string) string {
 	return "ws://" + r.Host + "/" + s.opt.Token + path
 }
@@ -72,7 +72,8 @@ type page struct {
 	Description string          `json:"description"`
 	URL         string          `json:"url"`
 	State       sandboxes.State `json:"state"`
-	Socket      string          `json:"webSocketDebuggerUrl,omitempty"` // absent: it cannot be attached to
+	// absent: the sandbox does not accept sessions
+	Socket string `json:"webSocketDebuggerUrl,omitempty"`
 }
 
 func (s *Server) serveList(w http.ResponseWriter, r *http.Request) {
@@ -97,10 +98,10 @@ func (s *Server) writeJSON(w http.ResponseWriter, v any) {
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
 	enc.SetEscapeHTML(false)
-	_ = enc.Encode(v) // it fails only where nobody listens
+	_ = enc.Encode(v) // fails only if the client is gone
 }
 
-// statusOf says which HTTP status an error is.
+// statusOf returns the HTTP status of an error.
 func statusOf(err error) int {
 	switch turnstone.KindOf(err) {
 	case turnstone.KindNotFound:

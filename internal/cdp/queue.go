@@ -2,18 +2,18 @@ package cdp
 
 import "sync"
 
-// maxQueue bounds what waits for one session's agent, in bytes, beside the one
-// message that went over it. A stream's window is 1 MiB, so that a client does not
-// come so far with 16 uploads at one time, however slow the sandbox is.
+// maxQueue bounds the bytes that wait for a session's agent, in addition to the message that
+// exceeds the bound. A stream's window is 1 MiB, so 16 concurrent uploads reach the bound only if
+// the sandbox is slow.
 const maxQueue = 16 << 20
 
-// An item is a message on its way to an agent.
+// An item is a message for an agent.
 type item struct {
 	text bool
 	data []byte
 }
 
-// A queue holds what an agent has not taken yet.
+// A queue holds the messages that an agent has not read yet.
 type queue struct {
 	mu     sync.Mutex
 	change sync.Cond
@@ -28,7 +28,7 @@ func newQueue() *queue {
 	return q
 }
 
-// push waits while the queue is full, and reports whether it is still open.
+// push waits while the queue is full, and reports whether the queue is open.
 func (q *queue) push(i item) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -38,7 +38,7 @@ func (q *queue) push(i item) bool {
 	return q.add(i)
 }
 
-// offer is push that does not wait: it reports a full queue instead.
+// offer is push without waiting: it reports a full queue.
 func (q *queue) offer(i item) (added, full bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -53,12 +53,12 @@ func (q *queue) add(i item) bool {
 		return false
 	}
 	q.items = append(q.items, i)
-	q.bytes += len(i.data) + 64 // what an item costs beside its data
+	q.bytes += len(i.data) + 64 // an item's overhead in addition to its data
 	q.change.Broadcast()
 	return true
 }
 
-// pop waits for the next item; false when the queue is closed.
+// pop waits for the next item; it returns false when the queue is closed.
 func (q *queue) pop() (item, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// TestExpectEnded: a session that has ended takes no command, whoever found it before.
+// TestExpectEnded: an ended session accepts no command, even from an earlier lookup.
 func TestExpectEnded(t *testing.T) {
 	s := &session{pending: map[int64]int{}}
 	if ok, ended := s.expect(1); !ok || ended {
@@ -48,7 +48,7 @@ func TestQueue(t *testing.T) {
 	}
 }
 
-// TestQueueOffer: who offers does not wait.
+// TestQueueOffer: offer does not wait.
 func TestQueueOffer(t *testing.T) {
 	q := newQueue()
 	if added, full := q.offer(item{data: make([]byte, maxQueue)}); !added || full {

@@ -14,14 +14,14 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// maxPending bounds the commands of one session that wait for an answer.
+// maxPending bounds the commands of a session that wait for an answer.
 const maxPending = 1024
 
-// A session is one connection to an agent, of which the client's end is a flat
-// session. What an agent sends is hostile: it may speak for its own session only.
+// A session is a connection to an agent that the client uses as a flat session. An agent's messages
+// are untrusted: they may affect only the agent's own session.
 type session struct {
 	b       *browser
-	id      string // "" is the server's own
+	id      string // "" is the server's own session
 	channel uint32
 	target  turnstone.SandboxID
 	conn    net.Conn
@@ -29,8 +29,9 @@ type session struct {
 	queue   *queue
 	once    sync.Once
 
-	mu      sync.Mutex
-	pending map[int64]int // commands that wait for an answer, by their id; nil: it has ended
+	mu sync.Mutex
+	// commands that wait for an answer, by their id; nil: the session has ended
+	pending map[int64]int
 }
 
 func newSession(b *browser, conn net.Conn) *session {
@@ -38,15 +39,14 @@ func newSession(b *browser, conn net.Conn) *session {
 	return &session{b: b, conn: conn, frames: wire.NewFrames(p, false), queue: newQueue(), pending: make(map[int64]int)}
 }
 
-// start begins to pass messages, in both directions.
+// start starts to pass messages in both directions.
 func (s *session) start() {
 	s.b.wg.Go(s.send)
 	s.b.wg.Go(s.receive)
 }
 
-// expect notes a command. It reports whether there may be one more, and whether the
-// session has ended, in which case nobody answers it. A client may use an id again;
-// that is its own affair.
+// expect records a command. It reports whether another command is allowed, and whether the session
+// has ended, in which case no answer will arrive. A client may reuse an id at its own risk.
 func (s *session) expect(id int64) (ok, ended bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -60,23 +60,23 @@ func (s *session) expect(id int64) (ok, ended bool) {
 	return true, false
 }
 
-// pass puts what the client sends into the queue, and reports whether it is there.
-// A client has one reading goroutine for all of its sessions: a sandbox that takes
-// nothing must not hold it up, and loses its session. The server's own session may:
-// it waits for nobody but the client.
+// pass appends the client's message to the queue and reports whether it succeeded. A client has a
+// single reading goroutine for all of its sessions. A sandbox that accepts nothing must not block
+// that goroutine and loses its session. The server's own session may block because it waits only
+// for the client.
 func (s *session) pass(i item) bool {
 	if s.id == "" {
 		return s.queue.push(i)
 	}
 	added, full := s.queue.offer(i)
 	if full {
-		s.b.srv.opt.Log.Info("a sandbox does not take what it is sent and its session was ended", "sandbox", s.target)
-		s.end(fmt.Sprintf("the sandbox has left %d MiB untaken", maxQueue>>20))
+		s.b.srv.opt.Log.Info("a sandbox does not accept its data and its session was ended", "sandbox", s.target)
+		s.end(fmt.Sprintf("the sandbox has not accepted %d MiB", maxQueue>>20))
 	}
 	return added
 }
 
-// forget takes a command off the list, and reports whether it was on it.
+// forget removes a command from the list and reports whether it was in the list.
 func (s *session) forget(id int64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,7 +91,7 @@ func (s *session) forget(id int64) bool {
 	return true
 }
 
-// send writes to the agent what the client sends.
+// send writes the client's messages to the agent.
 func (s *session) send() {
 	for {
 		i, ok := s.queue.pop()
@@ -105,26 +105,27 @@ func (s *session) send() {
 			err = s.frames.WriteBinary(i.data)
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) && s.id == "" {
-			s.b.srv.quit(s.b.socket, err) // our own end waits for the client only
+			s.b.srv.quit(s.b.socket, err) // the server's own session waits for the client only
 			return
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			s.b.srv.opt.Log.Info("a sandbox took nothing and its session was ended", "sandbox", s.target, "limit", s.b.srv.writeTime)
-			s.end("the sandbox took nothing for " + s.b.srv.writeTime.String())
+			s.b.srv.opt.Log.Info("a sandbox accepted no data and its session was ended", "sandbox", s.target, "limit", s.b.srv.writeTime)
+			s.end("the sandbox accepted no data for " + s.b.srv.writeTime.String())
 			return
 		}
 		if err != nil {
-			return // and receive knows why
+			return // receive knows the reason
 		}
 	}
 }
 
-// receive passes on what the agent sends.
+// receive passes on the agent's messages.
 func (s *session) receive() {
 	var buf []byte
 	for {
 		text, p, err := s.frames.Next(buf)
-		if err != nil && s.id == "" { // the server's own: it was told too much nonsense, or all ends
+		// the server's own session: too many malformed messages, or the server ends
+		if err != nil && s.id == "" {
 			s.b.srv.quit(s.b.socket, err)
 			return
 		}
@@ -140,11 +141,11 @@ func (s *session) receive() {
 		}
 		var broken *wire.ProtocolError
 		if errors.As(err, &broken) {
-			s.b.srv.opt.Log.Warn("a sandbox broke the protocol and its session was ended", "sandbox", s.target, "reason", broken.Reason)
-			s.end("the sandbox broke the protocol: " + broken.Reason)
+			s.b.srv.opt.Log.Warn("a sandbox violated the protocol and its session was ended", "sandbox", s.target, "reason", broken.Reason)
+			s.end("the sandbox violated the protocol: " + broken.Reason)
 			return
 		}
-		if err != nil { // the client does not take it
+		if err != nil { // the client does not read
 			s.b.srv.quit(s.b.socket, err)
 			return
 		}
@@ -154,9 +155,8 @@ func (s *session) receive() {
 	}
 }
 
-// message passes an answer or an event on. Answers to what was not asked in this
-// session, and events that only the server has, are another sandbox's or the
-// server's, forged.
+// message passes on an answer or an event. Answers without a command in this session, and events
+// that only the server sends, are forged: they would belong to another sandbox or to the server.
 func (s *session) message(p []byte) error {
 	if !utf8.Valid(p) {
 		return broken(invalidData, "a text message is not UTF-8")
@@ -170,10 +170,10 @@ func (s *session) message(p []byte) error {
 		return broken(protocolError, "a sandbox sends commands")
 	case m.ID != nil:
 		if !s.forget(*m.ID) {
-			return nil // answered twice, or never asked
+			return nil // a second answer, or an answer without a command
 		}
 	case s.id != "" && strings.HasPrefix(m.Method, "Target."):
-		return broken(protocolError, "a sandbox speaks for the server")
+		return broken(protocolError, "a sandbox sends a message of the server")
 	}
 	m.SessionID = s.id
 	raw, err := encode(m)
@@ -198,8 +198,7 @@ func (s *session) frame(p []byte) error {
 	return s.b.socket.WriteBinary(f.Head(), f.Data)
 }
 
-// end ends the session. What waits for an answer gets one; the client is told, if
-// there is a reason.
+// end ends the session. Commands that wait get an error; if there is a reason, the client is told.
 func (s *session) end(reason string) {
 	s.once.Do(func() {
 		s.queue.close()
@@ -226,7 +225,7 @@ func (s *session) end(reason string) {
 	})
 }
 
-// remove takes a session out of the connection's tables.
+// remove removes a session from the connection's tables.
 func (b *browser) remove(s *session) {
 	if s.target != "" {
 		b.srv.detach(s.target)

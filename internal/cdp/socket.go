@@ -23,11 +23,11 @@ const (
 	tryAgainLater = 1013
 )
 
-// A patient is a connection on which writing may take no bytes for a limited time
-// only, counted for each piece.
+// A patient is a connection whose writes fail after a limited time without progress, counted for
+// each piece.
 type patient struct {
 	net.Conn
-	buffered *bufio.Reader // what came before it was ours; may be nil
+	buffered *bufio.Reader // data that was read before the upgrade; may be nil
 	limit    atomic.Int64  // nanoseconds
 }
 
@@ -48,7 +48,7 @@ func (p *patient) Read(b []byte) (int, error) {
 	return p.Conn.Read(b)
 }
 
-// piece is what is written under one deadline, in bytes.
+// piece is the number of bytes written under the same deadline.
 const piece = 64 << 10
 
 // Write implements io.Writer.
@@ -67,34 +67,32 @@ func (p *patient) Write(b []byte) (int, error) {
 	return done, nil
 }
 
-// hurry makes what is being written, and all that is written later, take no
-// longer than limit.
+// hurry limits the time of pending and later writes.
 func (p *patient) hurry(limit time.Duration) {
 	p.limit.Store(int64(limit))
 	_ = p.SetWriteDeadline(time.Now().Add(limit))
 }
 
-// A socket is one WebSocket: a client that passed all checks.
+// A socket is a WebSocket whose client passed all checks.
 type socket struct {
 	*wire.Frames
 	conn *patient
 	gone sync.Once
 }
 
-// upgrade makes a request a WebSocket and hands it to serve. It answers those that
-// it refuses.
+// upgrade upgrades a request to a WebSocket and passes it to serve. It answers rejected requests.
 func (s *Server) upgrade(w http.ResponseWriter, r *http.Request, serve func(*socket)) {
 	select {
 	case s.slots <- struct{}{}:
 	default:
-		http.Error(w, "there are as many connections as there can be", http.StatusServiceUnavailable)
+		http.Error(w, "the server has reached its limit of connections", http.StatusServiceUnavailable)
 		return
 	}
 	defer func() { <-s.slots }()
 	var up ws.HTTPUpgrader
 	conn, rw, _, err := up.Upgrade(r, w)
 	if err != nil {
-		return // and the client has been told
+		return // the client has been told
 	}
 	p := newPatient(conn, rw.Reader, s.writeTime)
 	c := &socket{Frames: wire.NewFrames(p, false), conn: p}
@@ -106,7 +104,7 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request, serve func(*soc
 	}
 	s.mu.Unlock()
 	if closing {
-		c.leave(goingAway, "the server ends")
+		c.leave(goingAway, "the server is shutting down")
 		return
 	}
 	defer s.wg.Done()
@@ -119,11 +117,11 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request, serve func(*soc
 	serve(c)
 }
 
-// leave ends the connection, and tells the client why if it still listens. Only
-// the first reason is told. Code 0 answers the client's own farewell.
+// leave ends the connection and sends the client the reason, if the client still reads. Only the
+// first reason is sent. Code 0 answers the client's own closing frame.
 func (c *socket) leave(code int, reason string) {
 	c.gone.Do(func() {
-		c.conn.hurry(farewellTime) // frees the lock on writing too, if somebody hangs in it
+		c.conn.hurry(farewellTime) // also frees the write lock from a blocked write
 		var why error
 		if code != 0 {
 			why = &wire.ProtocolError{Code: code, Reason: reason}
@@ -133,19 +131,19 @@ func (c *socket) leave(code int, reason string) {
 	})
 }
 
-// quit is leave for what ended reading from the client, or writing to it.
+// quit is leave after a failed read from the client or write to the client.
 func (s *Server) quit(c *socket, err error) {
 	var broken *wire.ProtocolError
 	var closed *wire.ClosedError
 	switch {
 	case errors.As(err, &broken):
-		s.opt.Log.Info("a client broke the protocol and was cut off", "reason", broken.Reason)
+		s.opt.Log.Info("a client violated the protocol and was disconnected", "reason", broken.Reason)
 		c.leave(broken.Code, broken.Reason)
 	case errors.As(err, &closed), errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
 		c.leave(0, "")
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		s.opt.Log.Info("a client took nothing for too long and was cut off", "limit", s.writeTime)
-		c.leave(int(ws.StatusPolicyViolation), "you took nothing for "+s.writeTime.String())
+		s.opt.Log.Info("a client accepted no data for too long and was disconnected", "limit", s.writeTime)
+		c.leave(int(ws.StatusPolicyViolation), "the client accepted no data for "+s.writeTime.String())
 	default:
 		c.leave(goingAway, err.Error())
 	}

@@ -12,7 +12,7 @@ import (
 	"turnstone.dev/turnstone/sandboxes"
 )
 
-// agents are sandboxes that are agents in this process: no machine is started.
+// agents are sandboxes that are agents in this process, without machines.
 type agents struct {
 	cdp.Backend
 	ids    []turnstone.SandboxID
@@ -44,7 +44,7 @@ func (a *agents) Dial(_ context.Context, id turnstone.SandboxID) (net.Conn, erro
 	return near, nil
 }
 
-// TestStockClient drives two agents with a client that was written for browsers.
+// TestStockClient drives two agents with a client written for browsers.
 func TestStockClient(t *testing.T) {
 	if testing.Short() && !cdptest.Installed() {
 		t.Skip("downloads an npm package; run without -short")

@@ -13,22 +13,22 @@ import (
 )
 
 const (
-	// pollTime is how long an event of the Target domain may come late.
+	// pollTime is the maximum delay of an event of the Target domain.
 	pollTime = 500 * time.Millisecond
-	// maxCreating bounds the sandboxes that are being created by clients at one time.
+	// maxCreating bounds the sandboxes that clients create concurrently.
 	maxCreating = 4
 	targetType  = "sandbox"
 )
 
 func targetURL(id turnstone.SandboxID) string { return "turnstone:" + string(id) }
 
-// targets answers the Target domain for one connection.
+// targets answers the Target domain for a connection.
 type targets struct {
 	b *browser
 
 	mu       sync.Mutex
 	discover context.CancelFunc // nil: off
-	watching sync.WaitGroup     // what SetDiscoverTargets has started
+	watching sync.WaitGroup     // goroutines that SetDiscoverTargets has started
 }
 
 var _ wire.TargetServer = (*targets)(nil)
@@ -87,7 +87,7 @@ func (t *targets) SetDiscoverTargets(ctx context.Context, c *wire.Conn, p *wire.
 	return nil
 }
 
-// watch looks at the sandboxes again and again, and tells what is new.
+// watch polls the sandboxes and reports changes.
 func (t *targets) watch(ctx context.Context, c *wire.Conn, known map[string]wire.TargetTargetInfo) {
 	tick := time.NewTicker(t.b.srv.pollTime)
 	defer tick.Stop()
@@ -99,7 +99,7 @@ func (t *targets) watch(ctx context.Context, c *wire.Conn, known map[string]wire
 		}
 		now, err := t.list(ctx)
 		if err != nil {
-			continue // it may be better next time
+			continue // the next attempt may succeed
 		}
 		if announce(ctx, c, known, now) != nil {
 			return
@@ -107,7 +107,7 @@ func (t *targets) watch(ctx context.Context, c *wire.Conn, known map[string]wire
 	}
 }
 
-// announce tells how now differs from what is known, and makes it known.
+// announce reports the differences between now and the known sandboxes, and updates the latter.
 func announce(ctx context.Context, c *wire.Conn, known map[string]wire.TargetTargetInfo, now []wire.TargetTargetInfo) error {
 	there := map[string]bool{}
 	for _, i := range now {
@@ -141,7 +141,7 @@ func announce(ctx context.Context, c *wire.Conn, known map[string]wire.TargetTar
 func (t *targets) AttachToTarget(ctx context.Context, c *wire.Conn, p *wire.TargetAttachToTargetParams) (*wire.TargetAttachToTargetResult, error) {
 	if !p.Flatten {
 		return nil, turnstone.Errorf(wire.MethodTargetAttachToTarget, turnstone.KindInvalid, "flatten",
-			"sessions are flat").WithHint("say flatten: true")
+			"sessions are flat").WithHint("set flatten: true")
 	}
 	id := turnstone.SandboxID(p.TargetID)
 	conn, err := t.b.srv.opt.Backend.Dial(ctx, id)
@@ -157,12 +157,12 @@ func (t *targets) AttachToTarget(ctx context.Context, c *wire.Conn, p *wire.Targ
 	if i, err := t.b.srv.opt.Backend.Get(id); err == nil {
 		_ = c.EmitTargetAttachedToTarget(ctx, &wire.TargetAttachedToTargetEvent{SessionID: s.id, TargetInfo: t.info(i)})
 	}
-	// What the agent says at once must not come before the client knows the session.
+	// The agent's first messages must not precede the answer, which tells the client the session.
 	wire.AfterReply(ctx, s.start)
 	return &wire.TargetAttachToTargetResult{SessionID: s.id, Channel: int64(s.channel)}, nil
 }
 
-// add gives a session its channel.
+// add assigns a channel to a session.
 func (b *browser) add(s *session) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -172,8 +172,8 @@ func (b *browser) add(s *session) error {
 	}
 	if len(b.sessions) > maxSessions || b.last == 1<<32-1 {
 		return turnstone.Errorf(wire.MethodTargetAttachToTarget, turnstone.KindExhausted, "sessions of this connection",
-			"there are %d already", maxSessions).
-			WithHint("detach from one, or open another connection")
+			"the limit of %d is reached", maxSessions).
+			WithHint("detach from a sandbox, or open another connection")
 	}
 	own := 0
 	for _, o := range b.sessions {
@@ -183,13 +183,13 @@ func (b *browser) add(s *session) error {
 	}
 	if own >= maxPerTarget {
 		return turnstone.Errorf(wire.MethodTargetAttachToTarget, turnstone.KindExhausted, "sessions of this connection with "+string(s.target),
-			"there are %d already", maxPerTarget).
-			WithHint("detach from one; one session can do many things at a time")
+			"the limit of %d is reached", maxPerTarget).
+			WithHint("detach from a sandbox; a single session can run many commands concurrently")
 	}
 	if !b.srv.attach(s.target) {
 		return turnstone.Errorf(wire.MethodTargetAttachToTarget, turnstone.KindExhausted, "sessions of this server with "+string(s.target),
-			"there are %d already", maxAttached).
-			WithHint("other clients have them: wait until one detaches")
+			"the limit of %d is reached", maxAttached).
+			WithHint("wait until another client detaches")
 	}
 	b.last++
 	s.channel = b.last
@@ -228,10 +228,10 @@ func (t *targets) CreateTarget(ctx context.Context, _ *wire.Conn, p *wire.Target
 	return &wire.TargetCreateTargetResult{TargetID: string(i.ID)}, nil
 }
 
-// maxTTL is the longest time to live that is no mistake, in seconds: ten years.
+// maxTTL is the maximum plausible TTL in seconds: ten years.
 const maxTTL = 10 * 366 * 24 * 3600
 
-// specOf checks what a client asks for.
+// specOf validates a client's request.
 func specOf(p *wire.TargetCreateTargetParams, image string) (sandboxes.Spec, error) {
 	shape := turnstone.DefaultShape()
 	if p.CPUs != 0 {

@@ -14,20 +14,20 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// The stock client, and the one of its dependencies that speaks WebSocket.
+// The stock client, and its WebSocket dependency.
 const (
 	stockClient = "chrome-remote-interface@0.34.0"
 	webSockets  = "ws@7.5.10"
 )
 
-// How long npm, and the client, may take.
+// Time limits for npm and for the client.
 const (
 	installTime = 3 * time.Minute
 	runTime     = 3 * time.Minute
 )
 
-// install returns a folder outside of the repository with the stock client,
-// unmodified from npm, in node_modules.
+// install returns a folder outside of the repository that has the unmodified stock client from npm
+// in node_modules.
 func install(ctx context.Context) (string, error) {
 	dir, err := folder()
 	if err != nil {
@@ -63,8 +63,7 @@ func folder() (string, error) {
 	return filepath.Join(cache, "turnstone-test", "npm", name), err
 }
 
-// Installed reports whether the client is there already: a test that should be
-// quick can do without it.
+// Installed reports whether the client is installed: quick tests can skip its installation.
 func Installed() bool {
 	dir, err := folder()
 	if err == nil {
@@ -73,14 +72,13 @@ func Installed() bool {
 	return err == nil
 }
 
-// Install installs the client where it is not yet.
+// Install installs the client if it is missing.
 func Install(ctx context.Context) error {
 	_, err := install(ctx)
 	return err
 }
 
-// Client installs the client where it is not yet, runs its script with args, and
-// returns what it printed.
+// Client installs the client if it is missing, runs its script with args, and returns the output.
 func Client(ctx context.Context, script string, args ...string) ([]byte, error) {
 	dir, err := install(ctx)
 	if err != nil {
