@@ -1,6 +1,5 @@
-// Package filestamp tells whether a file that is written once is still what was
-// written, without reading all of it each time: a stamp holds the digest and
-// what the file system said of the file when the digest was taken.
+// Package filestamp detects changes of a file that is written once, without reading the file each
+// time. A stamp holds the digest and the file's metadata at the time of the digest.
 package filestamp
 
 import (
@@ -14,9 +13,8 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// A Stamp describes one regular file. The inode change time is part of it,
-// because nobody can set it back: whoever edits the file and restores its
-// modification time is still found out.
+// A Stamp describes a regular file. It includes the inode change time because nobody can set it
+// back: editing the file and restoring its modification time is still detected.
 type Stamp struct {
 	Digest  turnstone.Digest `json:"digest"`
 	Size    int64            `json:"size"`
@@ -50,8 +48,8 @@ func Of(ctx context.Context, path string) (Stamp, error) {
 	return before, nil
 }
 
-// Quick returns a stamp without a digest, for a file that is made anew rather than
-// read when it was touched. Only Fresh makes sense of it.
+// Quick returns a stamp without a digest, for a file that is rebuilt instead of read after a
+// change. Only Fresh accepts such a stamp.
 func Quick(path string) (Stamp, error) {
 	fi, err := os.Lstat(path)
 	if err != nil {
@@ -60,8 +58,8 @@ func Quick(path string) (Stamp, error) {
 	return fromInfo(fi)
 }
 
-// Fresh reports whether the file at path looks untouched since s was taken. It
-// reads nothing of the content.
+// Fresh reports whether the metadata of the file at path is unchanged since s was taken. It does
+// not read the content.
 func (s Stamp) Fresh(path string) bool {
 	fi, err := os.Lstat(path)
 	if err != nil || !fi.Mode().IsRegular() {
@@ -71,10 +69,9 @@ func (s Stamp) Fresh(path string) bool {
 	return err == nil && s.same(now)
 }
 
-// Check returns a stamp that is fresh for the file at path, if the file's
-// content still is what s says: s itself at the price of one stat, or, when the
-// file was touched or copied, a new stamp after reading it once. The error is of
-// kind Integrity when the content differs or is not there.
+// Check returns a fresh stamp for the file at path if the file's content matches s: s itself at the
+// cost of a stat, or a new stamp after reading a file that was touched or copied. The error is of
+// kind Integrity if the content differs or is missing.
 func (s Stamp) Check(ctx context.Context, path string) (Stamp, error) {
 	if s.Fresh(path) {
 		return s, nil
@@ -109,8 +106,8 @@ func (s Stamp) Verify(ctx context.Context, path string) (Stamp, error) {
 	return now, nil
 }
 
-// WriteFile writes b to path so that a reader, and a machine that loses power,
-// sees either the old file or the whole new one.
+// WriteFile atomically and durably writes b to path: readers, also after a power loss, see either
+// the old file or the new file.
 func WriteFile(path string, b []byte, mode os.FileMode) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {
@@ -165,7 +162,7 @@ func stat(f *os.File) (Stamp, error) {
 func fromInfo(fi os.FileInfo) (Stamp, error) {
 	st, ok := fi.Sys().(*syscall.Stat_t)
 	if !ok {
-		return Stamp{}, fmt.Errorf("%s: the system tells no inode", fi.Name())
+		return Stamp{}, fmt.Errorf("%s: the system reports no inode", fi.Name())
 	}
 	return Stamp{Size: fi.Size(), Inode: st.Ino, MtimeNs: st.Mtim.Nano(), CtimeNs: st.Ctim.Nano()}, nil
 }

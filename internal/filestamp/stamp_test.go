@@ -31,7 +31,7 @@ func TestStamp(t *testing.T) {
 		t.Fatal("not fresh right after it was taken")
 	}
 
-	// Touched, not changed: found again by content, with a new stamp.
+	// Touched but unchanged: Check verifies the content and returns a new stamp.
 	old := time.Unix(1, 0)
 	if err := os.Chtimes(path, old, old); err != nil {
 		t.Fatal(err)
@@ -44,7 +44,7 @@ func TestStamp(t *testing.T) {
 		t.Fatalf("Check after a touch: %+v, %v", touched, err)
 	}
 
-	// Same size, times set back: only the change time tells.
+	// Same size and restored times: only the change time differs.
 	write("jello")
 	if err := os.Chtimes(path, old, old); err != nil {
 		t.Fatal(err)

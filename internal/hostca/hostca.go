@@ -1,5 +1,5 @@
-// Package hostca finds the certificate authorities that a host trusts beyond the public ones,
-// such as that of a company's proxy. It reads certificates only, never keys.
+// Package hostca finds the certificate authorities that a host trusts in addition to the public
+// authorities, such as a company proxy's. It reads certificates only, never keys.
 package hostca
 
 import (
@@ -29,29 +29,28 @@ const (
 	GuestBundle = "/etc/ssl/certs/ca-certificates.crt"
 )
 
-// Bounds of what is read of a host.
+// Limits for reading from a host.
 const (
 	maxFile  = 4 << 20 // bytes of a file
-	maxFiles = 1000    // in the folders of SSL_CERT_DIR
-	maxOwn   = 200     // certificates that are returned
+	maxFiles = 1000    // files in the folders of SSL_CERT_DIR
+	maxOwn   = 200     // returned certificates
 )
 
-// systemFiles are where distributions have all certificates that the host trusts.
+// systemFiles are the files in which distributions store all trusted certificates of the host.
 var systemFiles = []string{"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem"}
 
-// systemDirs have one by one what is in systemFiles.
+// systemDirs are folders with the certificates of systemFiles in separate files.
 var systemDirs = []string{"/etc/ssl/certs", "/etc/pki/tls/certs"}
 
-// stock are where distributions have the public authorities that they came with, some of which
-// Mozilla has dropped since.
+// stock are the distributions' own public authorities, some of which Mozilla has dropped since.
 var stock = []string{"/usr/share/ca-certificates/mozilla/*", "/usr/share/pki/ca-trust-source/ca-bundle.trust.p11-kit", "/usr/share/pki/trust/ca-certificates-mozilla.trust.p11-kit"}
 
-// A Host is whose certificates are read. The zero Host is this process's.
+// A Host is the system whose certificates are read. The zero Host is this process's system.
 type Host struct {
-	Root   string                   // put in front of the paths of distributions
+	Root   string                   // prefix of the distributions' paths
 	Getenv func(name string) string // nil: os.Getenv
-	// Cache is a file that remembers what Own has found, because reading it all takes some
-	// 10 ms; empty: nothing is remembered. It may be removed at any time.
+	// Cache is a file that stores the result of Own, because computing it takes some 10 ms; empty:
+	// no cache. The file may be removed at any time.
 	Cache string
 }
 
@@ -62,8 +61,8 @@ func (h Host) getenv(name string) string {
 	return os.Getenv(name)
 }
 
-// Bundle returns all that the host trusts, as PEM, and the file that it is from: that which
-// SSL_CERT_FILE names, else the distribution's. It returns nil when there is none.
+// Bundle returns all certificates that the host trusts as PEM, and their file: the file in
+// SSL_CERT_FILE, or else the distribution's file. It returns nil if there is none.
 func (h Host) Bundle() (text []byte, path string) {
 	if path := h.getenv("SSL_CERT_FILE"); path != "" {
 		if b := read(path); b != nil {
@@ -79,7 +78,7 @@ func (h Host) Bundle() (text []byte, path string) {
 	return nil, ""
 }
 
-// path is the file that Bundle most likely reads, without links.
+// path returns the file that Bundle most likely reads, with links resolved.
 func (h Host) path() string {
 	paths := []string{h.getenv("SSL_CERT_FILE")}
 	for _, path := range systemFiles {
@@ -115,9 +114,9 @@ func read(path string) []byte {
 	return b
 }
 
-// Own returns the certificates that the host trusts, of Bundle and of the folders in
-// SSL_CERT_DIR, and that are neither a public authority (Mozilla's) nor came with the
-// distribution. Each comes once. What cannot be read, or is no certificate, is left out.
+// Own returns the certificates that the host trusts, from Bundle and from the folders in
+// SSL_CERT_DIR, except public authorities (Mozilla's) and authorities that came with the
+// distribution. It returns each certificate once and skips unreadable and malformed files.
 func (h Host) Own() []*x509.Certificate {
 	before := h.path()
 	if own, ok := h.remembered(before); ok {
@@ -148,7 +147,7 @@ func (h Host) Own() []*x509.Certificate {
 	return own
 }
 
-// dirs are the folders in SSL_CERT_DIR that the bundle does not have already.
+// dirs returns the folders in SSL_CERT_DIR whose certificates are not in the bundle.
 func (h Host) dirs() (dirs []string) {
 	for _, dir := range filepath.SplitList(h.getenv("SSL_CERT_DIR")) {
 		if dir != "" && !isSystem(dir) {
@@ -176,7 +175,7 @@ func (f *finder) add(text []byte) {
 func (f *finder) addDirs(dirs []string) {
 	left := maxFiles
 	for _, dir := range dirs {
-		entries, _ := os.ReadDir(dir) // one that cannot be read has none
+		entries, _ := os.ReadDir(dir) // an unreadable folder has no certificates
 		for _, e := range entries {
 			if left--; left < 0 {
 				return
@@ -186,11 +185,12 @@ func (f *finder) addDirs(dirs []string) {
 	}
 }
 
-// dropStock drops what came with the distribution.
+// dropStock removes the certificates of the distribution.
 func (f *finder) dropStock(root string) {
 	came, left := map[[sha256.Size]byte]bool{}, maxFiles
 	for _, pattern := range stock {
-		paths, _ := filepath.Glob(filepath.Join("/", root, pattern)) // fails for a malformed pattern only
+		// fails only for a malformed pattern
+		paths, _ := filepath.Glob(filepath.Join("/", root, pattern))
 		for _, path := range paths {
 			if left--; left < 0 {
 				break
@@ -215,14 +215,14 @@ func certificates(text []byte) iter.Seq[[]byte] {
 	}
 }
 
-// A memory is what Own has found, and of which file.
+// A memory is a stored result of Own together with its source file.
 type memory struct {
 	Path  string          `json:"path"`
 	Stamp filestamp.Stamp `json:"stamp"`
 	Own   []byte          `json:"own"` // PEM
 }
 
-// remembered returns what Own has found before, if it still holds.
+// remembered returns the stored result of Own if it is still valid.
 func (h Host) remembered(path string) ([]*x509.Certificate, bool) {
 	if h.Cache == "" || path == "" || len(h.dirs()) > 0 {
 		return nil, false
@@ -242,7 +242,7 @@ func (h Host) remembered(path string) ([]*x509.Certificate, bool) {
 	return own, true
 }
 
-// remember keeps what Own has found. That it cannot costs time only.
+// remember stores the result of Own. A failure only costs time.
 func (h Host) remember(m memory) {
 	if h.Cache == "" || len(h.dirs()) > 0 {
 		return
@@ -261,7 +261,7 @@ func isSystem(dir string) bool {
 	return false
 }
 
-// PEM writes certificates as PEM, each below its name.
+// PEM encodes certificates as PEM, each after its name.
 func PEM(certs []*x509.Certificate) []byte {
 	var b bytes.Buffer
 	for _, c := range certs {
@@ -271,7 +271,7 @@ func PEM(certs []*x509.Certificate) []byte {
 	return b.Bytes()
 }
 
-// Missing returns those of certs that are not in a bundle of PEM.
+// Missing returns the certificates of certs that are not in a PEM bundle.
 func Missing(certs []*x509.Certificate, in []byte) (missing []*x509.Certificate) {
 	has := map[string]bool{}
 	for der := range certificates(in) {
@@ -285,7 +285,7 @@ func Missing(certs []*x509.Certificate, in []byte) (missing []*x509.Certificate)
 	return missing
 }
 
-// Name is what people call a certificate's owner, on one line.
+// Name returns the name of a certificate's owner on a single line.
 func Name(c *x509.Certificate) string {
 	name := c.Subject.CommonName
 	if name == "" && len(c.Subject.Organization) > 0 {

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/crypto/x509roots/fallback/bundle"
 )
 
-// authority makes a certificate, as PEM, and a key.
+// authority creates a certificate, as PEM, and a key.
 func authority(t testing.TB, name string) (cert, key []byte) {
 	t.Helper()
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -64,7 +64,7 @@ func names(certs []*x509.Certificate) string {
 	return strings.Join(all, ", ")
 }
 
-// TestOwn finds what is trusted beyond the public authorities, wherever a host has it.
+// TestOwn finds the additional trusted authorities in every place where a host can have them.
 func TestOwn(t *testing.T) {
 	root := t.TempDir()
 	company, key := authority(t, "Company \x1b[2J CA")
@@ -104,13 +104,13 @@ func TestOwn(t *testing.T) {
 	if got := names(h.Own()); got != "Second" {
 		t.Errorf("of a named file: %q", got)
 	}
-	env["SSL_CERT_FILE"] = root // no file: the distribution's counts
+	env["SSL_CERT_FILE"] = root // no file: the distribution's file is used
 	if _, path := h.Bundle(); path != system {
 		t.Errorf("the bundle is %s", path)
 	}
 }
 
-// TestOwnIsBounded holds that a host's files take no more than they may.
+// TestOwnIsBounded: a host's files use bounded resources.
 func TestOwnIsBounded(t *testing.T) {
 	root := t.TempDir()
 	var many [][]byte
@@ -129,7 +129,7 @@ func TestOwnIsBounded(t *testing.T) {
 	}
 }
 
-// TestOwnIsRemembered holds that what is remembered is the same, until the host's file changes.
+// TestOwnIsRemembered: the stored result is equal, until the host's file changes.
 func TestOwnIsRemembered(t *testing.T) {
 	root := t.TempDir()
 	company, _ := authority(t, "Company")
@@ -146,7 +146,8 @@ func TestOwnIsRemembered(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	write(t, h.Cache, bytes.Replace(b, []byte(`"own":"`), []byte(`"own":"!`), 1)) // broken: it is found anew
+	// damaged: Own computes the result again
+	write(t, h.Cache, bytes.Replace(b, []byte(`"own":"`), []byte(`"own":"!`), 1))
 	if got := names(h.Own()); got != "Company" {
 		t.Errorf("of a broken memory: %q", got)
 	}

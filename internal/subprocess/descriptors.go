@@ -8,10 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CloseOnExec keeps every descriptor from 3 on that this process has from getting into the
-// programs that it starts. Go opens none that would, but a process may have inherited some
-// from who started it, and a C library may open them. exec.Cmd's ExtraFiles are passed on
-// all the same. Start calls it before each start, a program calls it once when it begins.
+// CloseOnExec marks every descriptor of this process from 3 on as close-on-exec. Go's own
+// descriptors are marked, but a process may have inherited others, and a C library may open others.
+// exec.Cmd's ExtraFiles are passed on nevertheless. A driver calls CloseOnExec before each start, a
+// program once at its beginning.
 func CloseOnExec() error {
 	if unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) == nil {
 		return nil
@@ -19,7 +19,7 @@ func CloseOnExec() error {
 	return closeOnExecEach()
 }
 
-// closeOnExecEach does the same one by one, for Linux before 5.11.
+// closeOnExecEach marks the descriptors individually, for Linux before 5.11.
 func closeOnExecEach() error {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {

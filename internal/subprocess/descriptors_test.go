@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestCloseOnExec: a program gets what it is given, and nothing else.
+// TestCloseOnExec: a program gets only the passed descriptors.
 func TestCloseOnExec(t *testing.T) {
 	for name, mark := range map[string]func() error{"CloseOnExec": CloseOnExec, "closeOnExecEach": closeOnExecEach} {
-		low, err := unix.Open("/etc/passwd", unix.O_RDONLY, 0) // as a shell's `7</etc/passwd`
+		low, err := unix.Open("/etc/passwd", unix.O_RDONLY, 0) // like a shell's `7</etc/passwd`
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -35,8 +35,7 @@ func TestCloseOnExec(t *testing.T) {
 	}
 }
 
-// inherited returns what a program has open from descriptor 3 on, to which /etc/hostname
-// is passed.
+// inherited returns a program's open descriptors from 3 on; /etc/hostname is passed to the program.
 func inherited(t *testing.T) []string {
 	t.Helper()
 	given, err := os.Open("/etc/hostname")

@@ -1,13 +1,13 @@
-// Package suggest finds the word that somebody meant, for hints.
+// Package suggest finds the most similar known word, for hints.
 package suggest
 
 import "strings"
 
-// longest is how much of a word counts, so that a hostile one costs little.
+// longest is the number of bytes of a word that count. It bounds the cost of a hostile word.
 const longest = 64
 
-// Nearest returns the word of known that takes the fewest edits to get from word,
-// letter case aside, and how many; "" when known is empty.
+// Nearest returns the word of known with the smallest edit distance from word, ignoring case, and
+// the distance; "" if known is empty.
 func Nearest(word string, known []string) (nearest string, edits int) {
 	edits = -1
 	for _, k := range known {
@@ -18,7 +18,7 @@ func Nearest(word string, known []string) (nearest string, edits int) {
 	return nearest, edits
 }
 
-// distance is Levenshtein's, in bytes, of the first 64 bytes of each.
+// distance returns the Levenshtein distance in bytes of the first 64 bytes of each word.
 func distance(a, b string) int {
 	a, b = strings.ToLower(a[:min(len(a), longest)]), strings.ToLower(b[:min(len(b), longest)])
 	row := make([]int, len(b)+1)

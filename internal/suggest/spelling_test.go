@@ -25,7 +25,7 @@ func TestNearest(t *testing.T) {
 	}
 }
 
-// TestDistance: it is a metric, and one edit is at most one away.
+// TestDistance: the distance is a metric, and an edit changes it by at most one.
 func TestDistance(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		word := rapid.StringMatching(`[a-c]{0,8}`)

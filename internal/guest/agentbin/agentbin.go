@@ -1,5 +1,5 @@
-// Package agentbin carries the agent's program inside the host's. It is built
-// into bin/agent before the host's program is; a checkout has only the folder.
+// Package agentbin embeds the agent's program in the host's program. The build writes bin/agent
+// before it builds the host's program; a checkout has only the folder.
 package agentbin
 
 import (
@@ -13,27 +13,27 @@ import (
 //go:embed all:bin
 var files embed.FS
 
-// A Program is the agent's static Linux program. Its digest is known without
-// reading it: hashing it costs more than all else that finds what a machine is
-// made of.
+// A Program is the agent's static Linux program. Its digest is stored because hashing the program
+// would cost more than all other steps that identify a machine's parts.
 type Program struct {
 	Digest turnstone.Digest
 	Read   func() ([]byte, error)
 }
 
-// Agent returns the agent: the file that the environment variable TURN_AGENT names,
-// else the embedded one. The error is of kind Unavailable when there is neither.
+// Agent returns the agent: the file in the environment variable TURN_AGENT, or else the embedded
+// program. The error is of kind Unavailable if there is neither.
 func Agent() (Program, error) {
 	if path := os.Getenv("TURN_AGENT"); path != "" {
 		b, err := os.ReadFile(path)
 		if err != nil {
 			return Program{}, turnstone.NewError("agent.load", turnstone.KindUnavailable, "TURN_AGENT",
-				err).WithHint("unset TURN_AGENT, or let it name the turn-agent program")
+				err).WithHint("unset TURN_AGENT, or set it to the path of turn-agent")
 		}
 		return Program{turnstone.DigestBytes(b), func() ([]byte, error) { return b, nil }}, nil
 	}
 	read := func() ([]byte, error) { return files.ReadFile("bin/agent") }
-	line, err := files.ReadFile("bin/agent.sha256") // of the build, as sha256sum prints it
+	// written by the build in the format of sha256sum
+	line, err := files.ReadFile("bin/agent.sha256")
 	hex, _, _ := strings.Cut(string(line), " ")
 	digest, bad := turnstone.ParseDigest("sha256:" + hex)
 	if err != nil || bad != nil {

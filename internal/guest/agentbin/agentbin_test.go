@@ -6,7 +6,7 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// The digest that the build wrote down is that of the program beside it.
+// The digest from the build matches the program beside it.
 func TestDigest(t *testing.T) {
 	p, err := Agent()
 	if err != nil {
