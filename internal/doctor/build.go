@@ -15,8 +15,8 @@ import (
 	"turnstone.dev/turnstone/internal/driver/host"
 )
 
-// builder looks at what building a template takes. What is missing there stops
-// turns only while no template is built.
+// builder checks the programs for building a template. A missing program stops turns only while no
+// template is built.
 func (c *checker) builder(ctx context.Context) []Finding {
 	worst := StatusWarn
 	if !c.built {
@@ -34,8 +34,8 @@ func (c *checker) builder(ctx context.Context) []Finding {
 	return found
 }
 
-// program looks for a program in PATH and where Debian keeps what an ordinary
-// user's PATH leaves out.
+// program searches for a program in PATH and in Debian's folders that an ordinary user's PATH
+// omits.
 func (c *checker) program(name, pkg string, worst Status) Finding {
 	dirs := append(filepath.SplitList(os.Getenv("PATH")), "/usr/sbin", "/sbin")
 	for _, dir := range dirs {
@@ -48,8 +48,8 @@ func (c *checker) program(name, pkg string, worst Status) Finding {
 		Fix: "sudo apt-get install --no-install-recommends -y " + pkg}
 }
 
-// subIDs looks for the range of subordinate IDs (subuid(5)) with which an
-// ordinary user builds a tree that has more owners than one.
+// subIDs checks the range of subordinate IDs (subuid(5)) that an ordinary user needs to build a
+// tree with several owners.
 func (c *checker) subIDs(file string, worst Status) Finding {
 	const wanted = 65536
 	me := strconv.Itoa(c.uid)
@@ -57,7 +57,7 @@ func (c *checker) subIDs(file string, worst Status) Finding {
 	if u, err := user.LookupId(me); err == nil {
 		name = u.Username
 	}
-	b, _ := os.ReadFile(filepath.Join(c.root, "etc", file)) // a file that is not there has no range
+	b, _ := os.ReadFile(filepath.Join(c.root, "etc", file)) // a missing file has no range
 	free := 100000
 	for line := range strings.Lines(string(b)) {
 		fields := strings.Split(strings.TrimSpace(line), ":")
@@ -78,8 +78,8 @@ func (c *checker) subIDs(file string, worst Status) Finding {
 		Fix: fmt.Sprintf("sudo usermod --add-%ss %d-%d %s", file, free, free+wanted-1, quote(name))}
 }
 
-// userNamespaces starts a program in a user namespace of its own: the one test
-// that counts, whatever switch may forbid it.
+// userNamespaces starts a program in a new user namespace. Only this test covers every switch that
+// may forbid it.
 func userNamespaces(ctx context.Context, worst Status) Finding {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -90,8 +90,8 @@ func userNamespaces(ctx context.Context, worst Status) Finding {
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
 	}
 	if err := cmd.Run(); err != nil {
-		return Finding{Name: "user namespaces", Status: worst, Detail: "a program cannot be started in one: " + err.Error(),
+		return Finding{Name: "user namespaces", Status: worst, Detail: "a program cannot start in a user namespace: " + err.Error(),
 			Fix: host.AllowUserNamespaces()}
 	}
-	return Finding{Name: "user namespaces", Status: StatusOK, Detail: "a program starts in one"}
+	return Finding{Name: "user namespaces", Status: StatusOK, Detail: "a program starts in a user namespace"}
 }

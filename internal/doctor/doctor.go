@@ -1,5 +1,4 @@
-// Package doctor finds out what a machine can run, why not more, and what to do
-// about it.
+// Package doctor reports what a machine can run, what limits it, and how to improve it.
 package doctor
 
 import (
@@ -13,31 +12,32 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// A Status is how bad a Finding is.
+// A Status is the severity of a Finding.
 type Status string
 
 // The statuses.
 const (
-	StatusOK   Status = "ok"   // as it should be
-	StatusWarn Status = "warn" // turns run, but slower or with something missing
-	StatusFail Status = "fail" // no turn can run, or no template can be built and none is there
+	StatusOK   Status = "ok"   // no problem
+	StatusWarn Status = "warn" // turns run, but slower or with limitations
+	StatusFail Status = "fail" // no turn can run, or no template is built and none can be built
 )
 
-// A Finding is one thing that was looked at.
+// A Finding is the result of a check.
 type Finding struct {
 	Name   string `json:"name"`
 	Status Status `json:"status"`
-	Detail string `json:"detail"`        // one line
-	Fix    string `json:"fix,omitempty"` // one shell command that mends it; empty: nothing to mend, or no command can
+	Detail string `json:"detail"` // a single line
+	// a shell command that fixes the problem; empty: no problem, or no such command
+	Fix string `json:"fix,omitempty"`
 }
 
-// Check looks at everything. It starts programs only to ask for their versions, and one
-// empty sandbox of gVisor where that was not tried before; it waits for nothing longer
-// than a few seconds, and changes nothing but what is remembered of that. Where KVM has
-// not been tried with a guest yet it says so: the first turn does that.
+// Check runs all checks. It starts programs only to ask for their versions, and a single empty
+// gVisor sandbox if that was not tried before. No wait is longer than a few seconds, and Check
+// changes only the stored result of that trial. If KVM has not been tried with a guest yet, a
+// finding says so: the first turn tries it.
 func Check(ctx context.Context, h *statedir.Dir) []Finding {
 	c := &checker{home: h, root: "/", uid: os.Getuid()}
-	if cfg, err := config.Load(h.Root); err == nil { // else there is a finding
+	if cfg, err := config.Load(h.Root); err == nil { // otherwise another finding reports the error
 		c.choice = cfg.GuestKernel()
 	}
 	c.guest, c.guestErr = driver.KernelIn(h, c.choice, nil).Guest(ctx)
@@ -50,7 +50,7 @@ func Check(ctx context.Context, h *statedir.Dir) []Finding {
 	return found
 }
 
-// Usable reports whether turns can run in spite of what was found.
+// Usable reports whether turns can run despite the findings.
 func Usable(found []Finding) bool {
 	for _, f := range found {
 		if f.Status == StatusFail {
@@ -60,18 +60,18 @@ func Usable(found []Finding) bool {
 	return true
 }
 
-// A checker looks at one machine. Its root and uid are fields so that tests can
-// show it another machine's files.
+// A checker checks a machine. Its root and uid are fields so that tests can substitute another
+// machine's files.
 type checker struct {
 	home *statedir.Dir
 	root string
 	uid  int
 
-	choice   kernel.Choice         // of the guest kernel, by config.toml
-	guest    substrate.GuestKernel // that guests boot, where it can be had
-	guestErr error                 // why it cannot be had
+	choice   kernel.Choice         // guest kernel of config.toml
+	guest    substrate.GuestKernel // kernel that guests boot, if available
+	guestErr error                 // why guest is not available
 
-	built bool // a template is built; set by the check of templates, which comes before builder
+	built bool // a template is built; set by the check of templates, which runs before builder
 }
 
 func one(name string, status Status, detail, fix string) []Finding {

@@ -19,7 +19,7 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// machineOf returns a checker of a made-up machine that has the files given.
+// machineOf returns a checker of a fake machine with the given files.
 func machineOf(t *testing.T, uid int, files map[string]string) *checker {
 	t.Helper()
 	root := t.TempDir()
@@ -104,15 +104,15 @@ func TestKVM(t *testing.T) {
 		{"works, with a module", map[string]string{"dev/kvm": "", "sys/module/kvm_pvm/x": ""}, kvm.Verdict{Usable: true, Proven: true, CPU: "host"}, StatusOK,
 			"kvm_pvm: a guest runs under it; CPU model host", ""},
 		{"works with this kernel", there, kvm.Verdict{Usable: true, Proven: true, Emulated: true, CPU: "host,-x", Why: "failed to set MSR 0x1"}, StatusOK,
-			"a guest runs under it with this kernel only (TURN_KERNEL=/srv/vmlinux), and not with Debian's: its guests are emulated, and xrstor or cmpxchg16b is not; " +
-				"CPU model host,-x, since QEMU refuses the host's: failed to set MSR 0x1", ""},
+			"a guest runs under it only with this kernel (TURN_KERNEL=/srv/vmlinux), not with Debian's: its guests are emulated, and xrstor or cmpxchg16b is not; " +
+				"CPU model host,-x because QEMU rejects the host's: failed to set MSR 0x1", ""},
 		{"works with no stock kernel", there, kvm.Verdict{Proven: true, Emulated: true, Known: true, Reason: "emulated"}, StatusWarn,
 			"; `turn doctor --kernel FILE` tries another kernel", ""},
 		{"turns away later", there, kvm.Verdict{Known: true, Reason: "no virtual machine can be made: device or resource busy"}, StatusWarn, "cannot be used: no virtual machine", ""},
 		{"no guest starts", there, kvm.Verdict{Proven: true, Reason: "emulation failure"}, StatusWarn, "emulation failure", ""},
-		{"root's alone", there, kvm.Verdict{Denied: true, Reason: "permission denied"}, StatusWarn, "may not be opened", "sudo setfacl"},
+		{"root's alone", there, kvm.Verdict{Denied: true, Reason: "permission denied"}, StatusWarn, "users that run QEMU may not open /dev/kvm", "sudo setfacl"},
 		{"not tried", there, kvm.Verdict{Reason: "not proven yet"}, StatusWarn, "not tried yet", "turn exec"},
-		{"no device", nil, kvm.Verdict{}, StatusWarn, "there is no /dev/kvm", ""},
+		{"no device", nil, kvm.Verdict{}, StatusWarn, "/dev/kvm is missing", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			f := machineOf(t, 1000, tc.files).kvm(untriedScene(tc.verdict))[0]
@@ -157,7 +157,7 @@ func TestSubIDs(t *testing.T) {
 			}
 		})
 	}
-	// The range that is proposed is nobody else's.
+	// The proposed range belongs to nobody else.
 	f := machineOf(t, 12345, map[string]string{"etc/subuid": "a:100000:65536\nb:165536:65536\n"}).subIDs("subuid", StatusFail)
 	if !strings.Contains(f.Fix, "231072-296607") {
 		t.Errorf("fix %q", f.Fix)
@@ -201,14 +201,14 @@ func TestKernelOverride(t *testing.T) {
 	if f := c.kernel(t.Context())[0]; f.Status != StatusFail || f.Fix != "unset TURN_KERNEL" {
 		t.Errorf("got %+v", f)
 	}
-	t.Setenv("TURN_KERNEL", "/proc/self/exe") // this is looked into: it is none
+	t.Setenv("TURN_KERNEL", "/proc/self/exe") // the image is inspected and rejected
 	if f := c.kernel(t.Context())[0]; f.Status != StatusFail || f.Fix != "unset TURN_KERNEL" {
 		t.Errorf("got %+v", f)
 	}
 	t.Setenv("TURN_KERNEL", "")
 	image := filepath.Join(t.TempDir(), "image")
 	for version, want := range map[string]Status{"6.9.0-own": StatusOK, "6.1.192-tpv": StatusWarn} {
-		b := make([]byte, 4096) // a bzImage whose payload is in no known format (boot.rst)
+		b := make([]byte, 4096) // a bzImage whose payload has an unknown format (boot.rst)
 		copy(b[0x202:], "HdrS\x0f\x02")
 		b[0x1f1], b[0x20f], b[0x236], b[0x249], b[0x24c] = 1, 1, 1, 2, 8
 		copy(b[0x300:], version+" (a@b)")
@@ -229,7 +229,7 @@ func TestQuote(t *testing.T) {
 	}
 }
 
-// A check that is told to stop does.
+// A canceled check stops.
 func TestCheckCanceled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -240,7 +240,7 @@ func TestCheckCanceled(t *testing.T) {
 	}
 }
 
-// A substrate with nothing but names.
+// A substrate that has only names.
 type named struct {
 	substrate.Substrate
 	name, isolation string
@@ -249,19 +249,19 @@ type named struct {
 func (n named) Name() string      { return n.name }
 func (n named) Isolation() string { return n.isolation }
 
-// untriedScene is one in which the first turn tries QEMU's KVM, of which v is known.
+// untriedScene is a scene in which the first turn tries QEMU's KVM, with verdict v.
 func untriedScene(v kvm.Verdict) scene {
 	return scene{asked: "auto", qemu: qemuScene{kvm: v},
 		decision: driver.Decision{Trials: []driver.Trial{{Name: "qemu", How: "KVM", Err: driver.ErrUnproven}}}}
 }
 
-// What the environment chooses is what every turn gets, or fails for.
+// The substrate of the environment is the one that every turn uses, or fails with.
 func TestAskedSubstrate(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	c := machineOf(t, 1000, nil)
 	for _, name := range []string{"qemu", "xen"} {
 		t.Setenv(substrateVar, name)
-		if f := chosenLine(c.look(t.Context())); f.Status != StatusFail || f.Fix != "unset TURN_SUBSTRATE" || !strings.Contains(f.Detail, "TURN_SUBSTRATE="+name+" cannot be had: ") {
+		if f := chosenLine(c.look(t.Context())); f.Status != StatusFail || f.Fix != "unset TURN_SUBSTRATE" || !strings.Contains(f.Detail, "TURN_SUBSTRATE="+name+" is not available: ") {
 			t.Errorf("%+v", f)
 		}
 	}
@@ -275,7 +275,7 @@ func TestFirecracker(t *testing.T) {
 		return c.firecracker(scene{asked: "auto", fc: c.lookAtFirecracker(t.Context())})
 	}
 	c := machineOf(t, 1000, nil)
-	if f := line(c); f.Status != StatusOK || !strings.Contains(f.Detail, "of no use without KVM") {
+	if f := line(c); f.Status != StatusOK || !strings.Contains(f.Detail, "not useful without KVM") {
 		t.Errorf("without KVM: %+v", f)
 	}
 	c = machineOf(t, 1000, map[string]string{"dev/kvm": ""})
@@ -297,7 +297,7 @@ func TestFirecracker(t *testing.T) {
 	}
 }
 
-// A Firecracker without a jail runs turns, and doctor says what it does not do, and why.
+// Firecracker without a jail runs turns, and doctor reports what is missing, and why.
 func TestFirecrackerWithoutJail(t *testing.T) {
 	c := machineOf(t, 1000, nil)
 	f := c.notJailed("Firecracker v1.17.0 (/firecracker)", firecracker.Jail{Reason: "users may make no\nuser namespaces"})
@@ -306,12 +306,12 @@ func TestFirecrackerWithoutJail(t *testing.T) {
 	}
 }
 
-// TestJailer: what is wrong with the jailer is mended there, and not by another Firecracker.
+// TestJailer: a fault of the jailer has a fix for the jailer, not for Firecracker.
 func TestJailer(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("root's Firecracker is jailed")
 	}
-	t.Setenv("PATH", os.Getenv("PATH")) // of the scripts
+	t.Setenv("PATH", os.Getenv("PATH")) // for the scripts
 	dir := t.TempDir()
 	says := func(name, what string) string {
 		path := filepath.Join(dir, name)
@@ -370,7 +370,7 @@ func TestMissingQEMU(t *testing.T) {
 	}
 }
 
-// TestQEMUWithoutNamespaces: turns run, and doctor says what is missing.
+// TestQEMUWithoutNamespaces: turns run, and doctor reports what is missing.
 func TestQEMUWithoutNamespaces(t *testing.T) {
 	c := machineOf(t, 1000, nil)
 	if f := c.jail("QEMU 7.2", qemu.Jail{Wall: "filter", Reason: "mount:\noperation not permitted"}); f.Status != StatusWarn ||

@@ -15,16 +15,16 @@ import (
 	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
-// An fcScene is what was seen of Firecracker.
+// An fcScene is the state of Firecracker.
 type fcScene struct {
 	path, version string
-	findErr       error // why its programs cannot be used; nil: path and version are set
-	err           error // why no guest runs under it; nil: one does
-	restricted    error // what its version cannot do with a guest that runs; nil: everything
+	findErr       error // why its programs are unusable; nil: path and version are set
+	err           error // why guests do not run; nil: they run
+	restricted    error // what this version cannot do with a running guest; nil: no restriction
 	jail          firecracker.Jail
 }
 
-// missing says that nothing is installed.
+// missing reports whether Firecracker is not installed.
 func (s fcScene) missing() bool {
 	var e *turnstone.Error
 	return errors.As(s.findErr, &e) && e.Subject == "firecracker"
@@ -42,13 +42,13 @@ func (c *checker) lookAtFirecracker(ctx context.Context) (s fcScene) {
 	return s
 }
 
-// releases is where Firecracker's are.
+// releases is the address of Firecracker's releases.
 const releases = "https://github.com/firecracker-microvm/firecracker/releases"
 
-// getFirecracker says where Firecracker comes from.
+// getFirecracker tells where to get Firecracker.
 const getFirecracker = "the release for x86_64 is at " + releases + ", with checksums; put firecracker into PATH, or set TURN_FIRECRACKER"
 
-// firecracker says whether a guest runs under Firecracker.
+// firecracker reports whether a guest runs under Firecracker.
 func (c *checker) firecracker(s scene) Finding {
 	f := Finding{Name: "firecracker", Status: StatusOK}
 	found := fmt.Sprintf("%s (%s)", s.fc.version, s.fc.path)
@@ -56,7 +56,7 @@ func (c *checker) firecracker(s scene) Finding {
 	case s.fc.findErr != nil:
 		return c.noFirecracker(s)
 	case s.guestErr != nil:
-		f.Status, f.Detail = StatusWarn, found+" cannot be used: the guest kernel cannot be had"
+		f.Status, f.Detail = StatusWarn, found+" cannot be used: the guest kernel is not available"
 	case s.fc.err == nil && s.fc.restricted != nil:
 		f.Status, f.Detail = StatusWarn, found+": a guest runs under it, but "+unnamed(s.fc.restricted)
 	case s.fc.err == nil && !s.fc.jail.Confined():
@@ -75,15 +75,16 @@ func (c *checker) firecracker(s scene) Finding {
 	return f
 }
 
-// notJailed says why Firecracker has no jail. Turns run without one, and keep no machines.
+// notJailed explains why Firecracker has no jail. Turns run without a jail, and machines are not
+// kept.
 func (c *checker) notJailed(found string, j firecracker.Jail) Finding {
 	return Finding{Name: "firecracker", Status: StatusWarn, Fix: host.AllowUserNamespaces(),
-		Detail: found + ": a guest runs under it, but it runs without a jail, behind its filters of system calls alone, and machines are neither kept nor resumed: " +
+		Detail: found + ": a guest runs under it without a jail, confined only by its system call filters, and machines are neither kept nor resumed: " +
 			strings.Join(strings.Fields(j.Reason), " ")}
 }
 
-// noFirecracker is no fault: other substrates do. One that was named and is not there, or
-// cannot be used, is.
+// noFirecracker is not a problem because other substrates can replace it, unless the environment
+// names a Firecracker that is missing or unusable.
 func (c *checker) noFirecracker(s scene) Finding {
 	err := s.fc.findErr
 	f := Finding{Name: "firecracker", Status: StatusWarn, Detail: oneLine(err) + "; " + turnstone.HintOf(err)}
@@ -96,15 +97,15 @@ func (c *checker) noFirecracker(s scene) Finding {
 		return f
 	case os.Getenv("TURN_FIRECRACKER") != "":
 		return f.names("TURN_FIRECRACKER", err)
-	case !s.fc.missing(): // it is there, and old
+	case !s.fc.missing(): // an old version
 		return f
 	case c.noKVM():
-		return Finding{Name: "firecracker", Status: StatusOK, Detail: "not installed, and of no use without KVM"}
+		return Finding{Name: "firecracker", Status: StatusOK, Detail: "not installed, and not useful without KVM"}
 	}
 	return Finding{Name: "firecracker", Status: StatusOK, Detail: "not installed, and not needed: " + getFirecracker}
 }
 
-// unnamed is err's text without what it is about, which is named already.
+// unnamed is err's text without its subject, which the finding already names.
 func unnamed(err error) string {
 	var e *turnstone.Error
 	if errors.As(err, &e) && e.Err != nil {
@@ -113,7 +114,7 @@ func unnamed(err error) string {
 	return oneLine(err)
 }
 
-// names makes f about a program that a variable of the environment names.
+// names sets f's fix for a program that an environment variable names.
 func (f Finding) names(variable string, err error) Finding {
 	value, detail := os.Getenv(variable), oneLine(err)
 	var e *turnstone.Error
@@ -125,11 +126,11 @@ func (f Finding) names(variable string, err error) Finding {
 	return f
 }
 
-// released is what a release of Firecracker is called, as opposed to a build of somebody's.
+// released matches the version of a Firecracker release, as opposed to a custom build.
 var released = lazyregexp.New(`^[0-9]+\.[0-9]+\.[0-9]+$`)
 
-// installJailer is a command that puts the jailer of this release into dir, checked against
-// the checksum that the release has; empty where there is no such release.
+// installJailer returns a command that installs the jailer of this release in dir, verified against
+// the release's checksum; empty if there is no such release.
 func installJailer(release, dir string) string {
 	if !released.MatchString(release) {
 		return ""

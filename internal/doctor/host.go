@@ -22,8 +22,8 @@ import (
 	"turnstone.dev/turnstone/internal/driver/kvm"
 )
 
-// What a machine needs, and what it should have: a turn of the default shape and
-// a template build take about this much.
+// Required and recommended resources: approximately those of a turn of the default shape and of a
+// template build.
 const (
 	diskNeeded   turnstone.Bytes = 1 << 30
 	diskWanted   turnstone.Bytes = 5 << 30
@@ -34,7 +34,7 @@ const (
 func (c *checker) platform(context.Context) []Finding {
 	what := runtime.GOOS + "/" + runtime.GOARCH
 	if what != "linux/amd64" {
-		return one("platform", StatusFail, what+": turns run on linux/amd64 only", "")
+		return one("platform", StatusFail, what+": turns run only on linux/amd64", "")
 	}
 	var u unix.Utsname
 	if err := unix.Uname(&u); err == nil {
@@ -43,8 +43,8 @@ func (c *checker) platform(context.Context) []Finding {
 	return one("platform", StatusOK, fmt.Sprintf("%s, %d CPUs", what, runtime.NumCPU()), "")
 }
 
-// kvm explains what QEMU says of KVM: it works, works with this kernel only, or does not.
-// Without KVM turns run under gVisor, or many times slower.
+// kvm reports QEMU's result for KVM: works, works only with this kernel, or fails. Without KVM
+// turns run under gVisor, or many times slower.
 func (c *checker) kvm(s scene) []Finding {
 	v, slow := s.qemu.kvm, s.withoutKVM()
 	say := func(status Status, detail, fix string) []Finding {
@@ -53,11 +53,12 @@ func (c *checker) kvm(s scene) []Finding {
 		}
 		return one("kvm", status, detail, fix)
 	}
-	if s.guestErr != nil && (v.Proven || v.Usable || !v.Known) { // of another kernel than that of the guests
-		return say(StatusWarn, "not looked at: the guest kernel, which has to start under it, cannot be had"+slow, "")
+	// from a kernel other than that of the guests
+	if s.guestErr != nil && (v.Proven || v.Usable || !v.Known) {
+		return say(StatusWarn, "not checked: the guest kernel that has to start under it is not available"+slow, "")
 	}
 	if v.Usable && v.Emulated {
-		return say(StatusOK, "a guest runs under it with this kernel only ("+c.kernelName()+"), and not with Debian's: "+kvm.ErrEmulated.Error()+ofCPU(v), "")
+		return say(StatusOK, "a guest runs under it only with this kernel ("+c.kernelName()+"), not with Debian's: "+kvm.ErrEmulated.Error()+ofCPU(v), "")
 	}
 	if v.Usable {
 		return say(StatusOK, "a guest runs under it"+ofCPU(v), "")
@@ -72,13 +73,13 @@ func (c *checker) kvm(s scene) []Finding {
 		return say(StatusWarn, v.Reason+slow, "")
 	}
 	if v.Denied {
-		return say(StatusWarn, "/dev/kvm may not be opened by those who run QEMU: "+v.Reason+slow, c.kvmAccess())
+		return say(StatusWarn, "users that run QEMU may not open /dev/kvm: "+v.Reason+slow, c.kvmAccess())
 	}
 	f, err := os.OpenFile(filepath.Join(c.root, "dev/kvm"), os.O_RDWR, 0)
 	switch {
 	case err == nil:
 		_ = f.Close()
-		if v.Known { // it turns away later
+		if v.Known { // the device rejects access now
 			return say(StatusWarn, "/dev/kvm cannot be used: "+v.Reason+slow, "")
 		}
 		if who, does := s.firstTurn(driver.QEMU, "KVM"); does {
@@ -87,15 +88,15 @@ func (c *checker) kvm(s scene) []Finding {
 			return say(StatusOK, "not tried yet, and "+who, "")
 		}
 	case errors.Is(err, fs.ErrPermission):
-		return say(StatusWarn, "/dev/kvm may not be opened by you"+slow, c.kvmAccess())
+		return say(StatusWarn, "you may not open /dev/kvm"+slow, c.kvmAccess())
 	case errors.Is(err, fs.ErrNotExist):
-		return say(StatusWarn, "there is no /dev/kvm: virtualization is off in the firmware, or this is a virtual machine itself"+slow, "")
+		return say(StatusWarn, "/dev/kvm is missing: virtualization is off in the firmware, or this is a virtual machine"+slow, "")
 	}
 	return say(StatusWarn, err.Error()+slow, "")
 }
 
-// withoutKVM says what turns run on where QEMU has no KVM; empty where that is not known, or
-// they have it all the same.
+// withoutKVM tells what turns run on when QEMU has no KVM; empty if that is unknown or they have
+// KVM anyway.
 func (s scene) withoutKVM() string {
 	switch {
 	case len(s.decision.Unproven()) > 0:
@@ -107,7 +108,7 @@ func (s scene) withoutKVM() string {
 	return ""
 }
 
-// ofCPU tells the virtual CPU's model, and why it is not the host's.
+// ofCPU returns the virtual CPU's model, and why it differs from the host's.
 func ofCPU(v kvm.Verdict) string {
 	switch {
 	case v.CPU == "":
@@ -115,10 +116,10 @@ func ofCPU(v kvm.Verdict) string {
 	case v.Why == "":
 		return "; CPU model " + v.CPU
 	}
-	return fmt.Sprintf("; CPU model %s, since QEMU refuses the host's: %s", v.CPU, v.Why)
+	return fmt.Sprintf("; CPU model %s because QEMU rejects the host's: %s", v.CPU, v.Why)
 }
 
-// noKVM says that there is no KVM, or that it is ruled out without a guest.
+// noKVM reports that KVM is missing, or is ruled out without a guest.
 func (c *checker) noKVM() bool {
 	if _, err := os.Stat(filepath.Join(c.root, "dev/kvm")); err != nil {
 		return true
@@ -126,9 +127,9 @@ func (c *checker) noKVM() bool {
 	return c.root == "/" && !c.guest.Own && errors.Is(kvm.Try(kvm.Device), kvm.ErrEmulated)
 }
 
-// kvmAccess is what lets this user open the device: to be in its group, if that may open it
-// at all. Nobody else gets more than before. Root's QEMU has a device of its own wherever it
-// has namespaces, and there is no command that gives it those.
+// kvmAccess returns the command that lets this user open the device: joining its group, if the
+// group may open it. It grants access to no other user. Root's QEMU has its own device wherever
+// namespaces exist, and no command grants access to that device.
 func (c *checker) kvmAccess() string {
 	if c.uid == 0 {
 		return ""
@@ -142,7 +143,7 @@ func (c *checker) kvmAccess() string {
 	return `sudo setfacl -m "u:$(id -un):rw" /dev/kvm`
 }
 
-// config reads the host's configuration, without which nothing starts when it is wrong.
+// config checks the host's configuration: an invalid file prevents every turn.
 func (c *checker) config(context.Context) []Finding {
 	path := c.home.Path(config.File)
 	if _, err := config.Load(c.home.Root); err != nil {
@@ -161,10 +162,11 @@ func (c *checker) disk(context.Context) []Finding {
 	}
 	free := turnstone.Bytes(int64(st.Bavail) * int64(st.Bsize))
 	detail := fmt.Sprintf("%s free in %s", free.Human(), c.home.Root)
-	if cfg, err := config.Load(c.home.Root); err == nil { // else there is another finding
+	// otherwise another finding reports the error
+	if cfg, err := config.Load(c.home.Root); err == nil {
 		floor := turnstone.Bytes(min(cfg.Limits.FreeSpace.Floor(st.Blocks*uint64(st.Bsize)), math.MaxInt64))
 		if free < floor {
-			return one("disk", StatusFail, fmt.Sprintf("%s, and free_space of config.toml has %s stay free: nothing starts", detail, floor.Human()), c.diskFix(0))
+			return one("disk", StatusFail, fmt.Sprintf("%s, and free_space of config.toml keeps %s free: nothing starts", detail, floor.Human()), c.diskFix(0))
 		}
 	}
 	return one("disk", grade(free, diskNeeded, diskWanted), detail, c.diskFix(free))
@@ -174,7 +176,7 @@ func (c *checker) diskFix(free turnstone.Bytes) string {
 	if free >= diskWanted {
 		return ""
 	}
-	return "rm -rf " + quote(c.home.Path("snapshots")) + " # they are taken again when needed; or set TURN_HOME to a larger disk"
+	return "rm -rf " + quote(c.home.Path("snapshots")) + " # snapshots are taken again when needed; or set TURN_HOME to a larger disk"
 }
 
 func (c *checker) memory(context.Context) []Finding {
@@ -186,7 +188,7 @@ func (c *checker) memory(context.Context) []Finding {
 		available.Human()+" available", "")
 }
 
-// grade compares what there is with what there must and should be.
+// grade compares the available amount with the required and recommended amounts.
 func grade(have, needed, wanted turnstone.Bytes) Status {
 	switch {
 	case have < needed:
@@ -217,7 +219,7 @@ func memAvailable(path string) (turnstone.Bytes, error) {
 	return 0, fmt.Errorf("%s: no MemAvailable", path)
 }
 
-// quote makes s one word of a shell command.
+// quote quotes s as a word of a shell command.
 func quote(s string) string {
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }

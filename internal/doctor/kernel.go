@@ -17,56 +17,60 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// A KernelReport says what a guest kernel has of what machines need.
+// A KernelReport compares a guest kernel with the needs of machines.
 type KernelReport struct {
-	File    string           `json:"file"`
-	Format  string           `json:"format"`  // "vmlinux" or "bzImage"
-	Version string           `json:"version"` // "" when the image does not tell
-	Digest  turnstone.Digest `json:"digest"`  // of what is booted: of a bzImage, the vmlinux inside it where there is one
-	Config  bool             `json:"config"`  // the image carries its configuration
-	Test    bool             `json:"test"`    // the image says that it is made for tests
-	Boot    KernelBoot       `json:"boot"`
-	Needs   []KernelNeed     `json:"needs"`
+	File    string `json:"file"`
+	Format  string `json:"format"`  // "vmlinux" or "bzImage"
+	Version string `json:"version"` // "" if the image does not contain it
+	// of the booted file: for a bzImage, the vmlinux inside it if there is one
+	Digest turnstone.Digest `json:"digest"`
+	Config bool             `json:"config"` // the image contains its configuration
+	Test   bool             `json:"test"`   // the image is a test kernel
+	Boot   KernelBoot       `json:"boot"`
+	Needs  []KernelNeed     `json:"needs"`
 }
 
-// A KernelBoot is how the kernel started to be looked at.
+// A KernelBoot is the result of starting the kernel.
 type KernelBoot struct {
-	Done      bool             `json:"done"`
-	Failed    bool             `json:"failed"`              // a machine was started, and the agent in it did not report
-	Isolation string           `json:"isolation,omitempty"` // what it ran on, as "microvm (TCG)"
+	Done   bool `json:"done"`
+	Failed bool `json:"failed"` // a machine was started, and its agent did not report
+	// the machine's isolation, such as "microvm (TCG)"
+	Isolation string           `json:"isolation,omitempty"`
 	Took      turnstone.Millis `json:"took_ms,omitempty"`
-	Why       string           `json:"why,omitempty"` // why it is not done
-	// What the running kernel says of itself, or shows.
-	Release string `json:"release,omitempty"` // by uname(2)
-	Open    bool   `json:"open,omitempty"`    // programs can read its memory: in the guest nothing separates them
-	Refused string `json:"refused,omitempty"` // why no machine is used that runs this kernel
+	Why       string           `json:"why,omitempty"` // why the kernel was not started
+	// Reported by the running kernel, or observed.
+	Release string `json:"release,omitempty"` // from uname(2)
+	// programs can read the kernel's memory: the guest does not separate them from the kernel
+	Open    bool   `json:"open,omitempty"`
+	Refused string `json:"refused,omitempty"` // why machines with this kernel are rejected
 }
 
-// A Presence says whether a kernel has something.
+// A Presence describes whether a kernel has an ability.
 type Presence string
 
 // The presences.
 const (
 	BuiltIn  Presence = "built in"
-	AsModule Presence = "module" // that can be loaded
+	AsModule Presence = "module" // as a loadable module
 	Present  Presence = "present"
 	Missing  Presence = "missing"
 	Unknown  Presence = "unknown"
 )
 
-// A KernelNeed is one thing that machines need or use.
+// A KernelNeed is an ability that machines need or use.
 type KernelNeed struct {
 	Name     string     `json:"name"`
 	What     string     `json:"what"`
 	Level    need.Level `json:"level"`
 	Presence Presence   `json:"presence"`
-	Source   string     `json:"source"` // what tells: "boot", "config", "modules"; "" when nothing does
-	Config   string     `json:"config"` // the options that give it
-	Without  string     `json:"without"`
-	Detail   string     `json:"detail,omitempty"`
+	// source of the result: "boot", "config", "modules"; "" if unknown
+	Source  string `json:"source"`
+	Config  string `json:"config"` // the options that provide the ability
+	Without string `json:"without"`
+	Detail  string `json:"detail,omitempty"`
 }
 
-// Status grades n: what only one substrate needs stops nothing by itself.
+// Status grades n: a need of a single substrate is not fatal by itself.
 func (n KernelNeed) Status() Status {
 	switch {
 	case n.Presence == Missing && n.Level == need.Always:
@@ -77,8 +81,8 @@ func (n KernelNeed) Status() Status {
 	return StatusOK
 }
 
-// Usable reports whether machines of this level's substrate can start: nothing necessary
-// is known to be missing, and the kernel did not fail to boot.
+// Usable reports whether machines of this level's substrate can start: no required ability is known
+// to be missing, and the kernel did not fail to boot.
 func (r *KernelReport) Usable(level need.Level) bool {
 	for _, n := range r.Needs {
 		if n.Presence == Missing && (n.Level == need.Always || n.Level == level) {
@@ -88,9 +92,10 @@ func (r *KernelReport) Usable(level need.Level) bool {
 	return !r.Boot.Failed && r.Boot.Refused == ""
 }
 
-// Kernel looks at a guest kernel: image is a vmlinux or a bzImage, modules its folder
-// lib/modules/<release> or empty. Where there is QEMU the kernel is booted for it, in a
-// small machine of its own that has nothing of the host's and ends within minutes. A file that is no kernel is an error of kind Invalid. Nothing stays.
+// Kernel checks a guest kernel: image is a vmlinux or a bzImage, modules its folder
+// lib/modules/<release> or empty. If QEMU is available, Kernel boots the kernel in a small separate
+// machine that has no access to the host and ends within minutes. A file other than a kernel is an
+// error of kind Invalid. Nothing is kept.
 func Kernel(ctx context.Context, h *statedir.Dir, image, modules string, progress func(string)) (*KernelReport, error) {
 	dir, err := h.MkdirAll("kernel")
 	if err != nil {
@@ -111,8 +116,8 @@ func Kernel(ctx context.Context, h *statedir.Dir, image, modules string, progres
 	return r, nil
 }
 
-// boot starts the kernel, and returns what the agent in it says. An error is one that
-// says nothing of the kernel and leaves nothing to say.
+// boot starts the kernel and returns the agent's report. An error means that nothing about the
+// kernel can be said.
 func (r *KernelReport) boot(ctx context.Context, h *statedir.Dir, k *kernel.Inspected, progress func(string)) (map[string]bool, error) {
 	q, err := qemu.New(ctx, h, qemu.Options{})
 	if err != nil {
@@ -129,7 +134,7 @@ func (r *KernelReport) boot(ctx context.Context, h *statedir.Dir, k *kernel.Insp
 	if m.Initramfs, m.InitDigest, err = k.Kernel.Initramfs(ctx, k.Dir, kernel.Program(agent)); err != nil {
 		return nil, err
 	}
-	progress("booting the kernel, to see what it has")
+	progress("booting the kernel to check its abilities")
 	report, err := q.CheckKernel(ctx, m)
 	switch {
 	case err == nil:
@@ -148,7 +153,7 @@ func (r *KernelReport) boot(ctx context.Context, h *statedir.Dir, k *kernel.Insp
 	return nil, nil
 }
 
-// judge puts together what is known of n. What a running kernel says wins.
+// judge combines the results for n. The running kernel's report takes precedence.
 func judge(n need.Need, f kernel.Facts, has map[string]bool) KernelNeed {
 	k := KernelNeed{Name: n.Name, What: n.What, Level: n.Level, Presence: Unknown, Config: n.Config(), Without: n.Without}
 	k.byFiles(n, f)
@@ -182,7 +187,7 @@ func (k *KernelNeed) byFiles(n need.Need, f kernel.Facts) {
 	}
 }
 
-// byConfig judges by the embedded configuration, option by option: the worst counts.
+// byConfig judges by the embedded configuration, option by option; the worst option counts.
 func (k *KernelNeed) byConfig(n need.Need, f kernel.Facts) {
 	k.Presence, k.Source = BuiltIn, "config"
 	for _, option := range n.Options {
@@ -224,17 +229,17 @@ func (k *KernelNeed) bySince(n need.Need, f kernel.Facts) {
 	}
 }
 
-// Findings are the report in the form of Check: the image, the boot, the substrates, and
-// each need.
+// Findings returns the report in the form of Check: the image, the boot, the substrates, and each
+// need.
 func (r *KernelReport) Findings() []Finding {
 	image := fmt.Sprintf("%s %s: %s", r.Format, orUnknown(r.Version), r.File)
 	if !r.Config {
-		image += " (carries no configuration: CONFIG_IKCONFIG)"
+		image += " (contains no configuration: CONFIG_IKCONFIG)"
 	}
 	found := []Finding{{Name: "image", Status: StatusOK, Detail: image}}
 	switch {
 	case r.Boot.Done:
-		found = append(found, Finding{Name: "boot", Status: StatusOK, Detail: fmt.Sprintf("the agent in it reports, %s, after %s", r.Boot.Isolation, time.Duration(r.Boot.Took).Round(10*time.Millisecond))})
+		found = append(found, Finding{Name: "boot", Status: StatusOK, Detail: fmt.Sprintf("its agent reports, %s, after %s", r.Boot.Isolation, time.Duration(r.Boot.Took).Round(10*time.Millisecond))})
 	case r.Boot.Failed:
 		found = append(found, Finding{Name: "boot", Status: StatusFail, Detail: r.Boot.Why})
 	default:
@@ -247,16 +252,16 @@ func (r *KernelReport) Findings() []Finding {
 	return append(found, r.substrate("qemu", need.QEMU), r.substrate("firecracker", need.Firecracker))
 }
 
-// separation says whether the kernel keeps programs apart from itself, as far as it is known.
+// separation tells whether the kernel separates programs from itself, as far as known.
 func (r *KernelReport) separation() Finding {
-	f := Finding{Name: "isolation", Status: StatusOK, Detail: "programs cannot read the memory of the kernel at its usual addresses, and " + r.Boot.Release + " is no test kernel"}
+	f := Finding{Name: "isolation", Status: StatusOK, Detail: "programs cannot read the kernel's memory at its usual addresses, and " + r.Boot.Release + " is not a test kernel"}
 	switch {
 	case r.Boot.Refused != "":
 		f.Status, f.Detail = StatusFail, r.Boot.Refused
 	case r.Test:
-		f.Status, f.Detail = StatusWarn, "a test kernel, which is none inside the guest: auto takes it last, and `isolation: microvm` is refused"
+		f.Status, f.Detail = StatusWarn, "a test kernel, which does not isolate inside the guest: auto chooses it last, and `isolation: microvm` is rejected"
 	case !r.Boot.Done:
-		f.Status, f.Detail = StatusWarn, "not known, as the kernel was not looked at while it ran"
+		f.Status, f.Detail = StatusWarn, "unknown because the kernel was not observed while running"
 	}
 	return f
 }
@@ -268,9 +273,9 @@ func orUnknown(version string) string {
 	return version
 }
 
-// line says what there is, and what is lost where there is not.
+// line tells what is present, and the consequences of what is missing.
 func (n KernelNeed) line() string {
-	who := map[need.Level]string{need.Always: "necessary", need.QEMU: "necessary on QEMU", need.Firecracker: "necessary on Firecracker", need.Optional: "optional"}
+	who := map[need.Level]string{need.Always: "necessary", need.QEMU: "required on QEMU", need.Firecracker: "required on Firecracker", need.Optional: "optional"}
 	line := who[n.Level] + ", " + string(n.Presence)
 	if n.Presence == Missing || n.Presence == Unknown {
 		line += fmt.Sprintf(": %s (%s)", n.What, n.Config)
@@ -282,7 +287,7 @@ func (n KernelNeed) line() string {
 	return line
 }
 
-// substrate says whether its machines start with this kernel.
+// substrate reports whether the substrate's machines start with this kernel.
 func (r *KernelReport) substrate(name string, level need.Level) Finding {
 	var lacks, unknown []string
 	for _, n := range r.Needs {
@@ -300,9 +305,9 @@ func (r *KernelReport) substrate(name string, level need.Level) Finding {
 	case r.Boot.Failed:
 		return Finding{Name: name, Status: StatusWarn, Detail: "machines do not start with this kernel: it does not boot"}
 	case r.Boot.Refused != "":
-		return Finding{Name: name, Status: StatusWarn, Detail: "machines with this kernel are refused: it is not what its image says"}
+		return Finding{Name: name, Status: StatusWarn, Detail: "machines with this kernel are rejected: it differs from the kernel that its image names"}
 	case len(unknown) > 0:
-		return Finding{Name: name, Status: StatusWarn, Detail: "not known, as it depends on " + strings.Join(unknown, ", ")}
+		return Finding{Name: name, Status: StatusWarn, Detail: "unknown because it depends on " + strings.Join(unknown, ", ")}
 	}
 	return Finding{Name: name, Status: StatusOK, Detail: "has what machines need"}
 }

@@ -67,8 +67,8 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// TestTestKernel looks at the kernel for tests, where there is one and KVM runs it: the
-// running kernel and its configuration say the same.
+// TestTestKernel checks the test kernel, if it exists and KVM runs it: the running kernel and its
+// configuration agree.
 func TestTestKernel(t *testing.T) {
 	image := os.Getenv("TEST_KERNEL")
 	if image == "" {
@@ -105,8 +105,8 @@ func TestTestKernel(t *testing.T) {
 	}
 }
 
-// TestHiddenTestKernel: a test kernel that bears another name, in its file and when it runs, is
-// told by what it does.
+// TestHiddenTestKernel: a test kernel under another name, in its file and when it runs, is detected
+// by its behavior.
 func TestHiddenTestKernel(t *testing.T) {
 	image := os.Getenv("TEST_KERNEL")
 	if image == "" {
@@ -132,8 +132,8 @@ func TestHiddenTestKernel(t *testing.T) {
 	}
 }
 
-// TestKernelFindings: whatever is known of a kernel, what is missing is told by name, and
-// only what is necessary stops machines of the substrate that needs it.
+// TestKernelFindings: for any knowledge about a kernel, each missing ability is named, and only
+// required abilities stop machines of their substrate.
 func TestKernelFindings(t *testing.T) {
 	presences := []Presence{BuiltIn, AsModule, Present, Missing, Unknown}
 	rapid.Check(t, func(t *rapid.T) {

@@ -19,7 +19,7 @@ import (
 	"turnstone.dev/turnstone/internal/template"
 )
 
-// kernelName says which kernel of the user's guests boot, and who says so.
+// kernelName names the kernel that the user's guests boot, and its source.
 func (c *checker) kernelName() string {
 	if os.Getenv("TURN_KERNEL") == "" && c.choice.Image != "" {
 		return "config.toml: kernel = " + c.choice.Image
@@ -27,7 +27,7 @@ func (c *checker) kernelName() string {
 	return "TURN_KERNEL=" + c.choice.OrEnv().Image
 }
 
-// kernel looks for the guest kernel that is kept, or that the user has chosen.
+// kernel checks the stored guest kernel or the user's choice.
 func (c *checker) kernel(ctx context.Context) []Finding {
 	if c.choice.OrEnv() != (kernel.Choice{}) {
 		fix := "unset TURN_KERNEL"
@@ -39,11 +39,12 @@ func (c *checker) kernel(ctx context.Context) []Finding {
 			return one("kernel", StatusFail, c.kernelName()+": "+oneLine(err), fix)
 		}
 		if guest.Test {
-			return one("kernel", StatusWarn, c.kernelName()+" is a test kernel, which is no isolation: auto takes it last, and `isolation: microvm` is refused", fix)
+			return one("kernel", StatusWarn, c.kernelName()+" is a test kernel, which does not isolate: auto chooses it last, and `isolation: microvm` is rejected", fix)
 		}
 		return one("kernel", StatusOK, c.kernelName(), "")
 	}
-	manifests, _ := filepath.Glob(c.home.Path("kernel", "debian-*", "manifest.json")) // fails for a malformed pattern only
+	// fails for a malformed pattern only
+	manifests, _ := filepath.Glob(c.home.Path("kernel", "debian-*", "manifest.json"))
 	for _, path := range manifests {
 		var m struct {
 			Version string `json:"version"`
@@ -52,10 +53,10 @@ func (c *checker) kernel(ctx context.Context) []Finding {
 			return one("kernel", StatusOK, "Debian's "+m.Version, "")
 		}
 	}
-	return one("kernel", StatusOK, "not there yet: the first turn downloads Debian's (about 70 MB)", "")
+	return one("kernel", StatusOK, "not stored yet: the first turn downloads Debian's (about 70 MB)", "")
 }
 
-// templates tells which are built. The others are built when they are first used.
+// templates lists the built templates. The others are built on first use.
 func (c *checker) templates(ctx context.Context) []Finding {
 	entries, err := template.NewStore(c.home.Path("templates")).List(ctx)
 	if err != nil {
@@ -84,14 +85,14 @@ func list(words []string) string {
 	return strings.Join(words, ", ")
 }
 
-// snapshots tells how many there are, and what they take.
+// snapshots reports the number of snapshots and their disk usage.
 func (c *checker) snapshots(context.Context) []Finding {
 	dir := c.home.Path("snapshots")
 	manifests, _ := filepath.Glob(filepath.Join(dir, "*", "manifest.json"))
 	ofGVisor, _ := filepath.Glob(filepath.Join(dir, "*", "sandbox.json"))
 	manifests = append(manifests, ofGVisor...)
 	if len(manifests) == 0 {
-		return one("snapshots", StatusOK, "none yet: the first turn of each template and machine size takes one", "")
+		return one("snapshots", StatusOK, "none yet: the first turn of each template and machine size takes a snapshot", "")
 	}
 	return one("snapshots", StatusOK, fmt.Sprintf("%s, %s on disk", count(len(manifests), "snapshot"), onDisk(dir).Human()), "")
 }
@@ -103,8 +104,7 @@ func count(n int, one string) string {
 	return fmt.Sprintf("%d %ss", n, one)
 }
 
-// onDisk is what the files below dir take, holes not counted. What cannot be
-// read is not counted either.
+// onDisk returns the disk usage below dir, without holes and unreadable files.
 func onDisk(dir string) turnstone.Bytes {
 	var sum turnstone.Bytes
 	_ = filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
@@ -116,7 +116,7 @@ func onDisk(dir string) turnstone.Bytes {
 		}
 		var st unix.Stat_t
 		if unix.Lstat(path, &st) == nil {
-			sum += turnstone.Bytes(st.Blocks * 512) // stat(2) counts in 512 bytes
+			sum += turnstone.Bytes(st.Blocks * 512) // stat(2) counts blocks of 512 bytes
 		}
 		return nil
 	})

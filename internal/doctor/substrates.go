@@ -15,12 +15,12 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// A scene is what was seen of the substrates, and what a turn would decide. All lines about
-// substrates follow from it.
+// A scene is the state of the substrates and the decision for a turn. All findings about substrates
+// derive from it.
 type scene struct {
-	asked    string // the substrate that turns ask for: TURN_SUBSTRATE, else auto
+	asked    string // the requested substrate: TURN_SUBSTRATE, or else auto
 	decision driver.Decision
-	guestErr error // why the user's guest kernel cannot be had; nil: it can, or there is none
+	guestErr error // why the user's guest kernel is not available; nil: available, or none
 
 	fc     fcScene
 	qemu   qemuScene
@@ -28,22 +28,22 @@ type scene struct {
 }
 
 type qemuScene struct {
-	err     error // why it cannot be had; nil: the others are set
+	err     error // why QEMU is not available; nil: the other fields are set
 	version string
 	jail    qemu.Jail
 	kvm     kvm.Verdict
 }
 
 type gvisorScene struct {
-	err     error  // why it cannot be had; nil: the others are set
-	why     string // why no sandbox runs; empty: one does
+	err     error  // why gVisor is not available; nil: the other fields are set
+	why     string // why no sandbox runs; empty: a sandbox runs
 	version string
 }
 
-// substrates looks at what could run a sandbox, and at what would.
+// substrates reports what can run a sandbox, and what turns use.
 func (c *checker) substrates(ctx context.Context) []Finding { return c.tell(c.look(ctx)) }
 
-// look asks the drivers, and makes the decision that a turn makes: see Chooser.Decide.
+// look queries the drivers and makes the same decision as a turn: see Chooser.Decide.
 func (c *checker) look(ctx context.Context) scene {
 	s := scene{asked: driver.Auto, guestErr: c.guestErr}
 	if name := os.Getenv(substrateVar); name != "" {
@@ -60,35 +60,35 @@ func (c *checker) look(ctx context.Context) scene {
 		s.gvisor.err = err
 	} else {
 		s.gvisor.version = g.Version()
-		if ok, why := g.Usable(ctx); !ok { // takes less than a second, and is remembered
+		if ok, why := g.Usable(ctx); !ok { // takes less than a second, and the result is stored
 			s.gvisor.why = why
 		}
 	}
 	return s
 }
 
-// stillUsable is v, which may be of yesterday, after the device was tried again.
+// stillUsable returns v, which may be from yesterday, after trying the device again.
 func stillUsable(v kvm.Verdict, try error) kvm.Verdict {
 	if v.Usable && try != nil && !errors.Is(try, kvm.ErrEmulated) {
-		return kvm.Verdict{Reason: "a guest ran under it before, and it turns away now: " + try.Error(), Proven: true, Known: true}
+		return kvm.Verdict{Reason: "a guest ran under it before, and the device rejects access now: " + try.Error(), Proven: true, Known: true}
 	}
 	return v
 }
 
-// tell says of each substrate what it can do here, and which one turns get.
+// tell reports for each substrate what it can do here, and which substrate turns use.
 func (c *checker) tell(s scene) []Finding {
 	return append(c.qemu(s), c.firecracker(s), gvisorLine(s), chosenLine(s))
 }
 
-// chooser is what a turn would ask.
+// chooser returns the Chooser of a turn.
 func (c *checker) chooser() *driver.Chooser {
 	return &driver.Chooser{Home: c.home, Kernel: func(context.Context) (substrate.GuestKernel, error) { return c.guest, c.guestErr }}
 }
 
-// substrateVar is what --substrate is when nobody gives it.
+// substrateVar is the default of --substrate.
 const substrateVar = "TURN_SUBSTRATE"
 
-// chosen names what turns get; empty: nothing that is known to work.
+// chosen returns the substrate that turns use; empty: none is known to work.
 func (s scene) chosen() string {
 	if s.decision.Substrate == nil {
 		return ""
@@ -96,11 +96,11 @@ func (s scene) chosen() string {
 	return s.decision.Substrate.Name()
 }
 
-// runs says that turns run, or may run: a guest will tell.
+// runs reports whether turns run, or may run until a guest proves otherwise.
 func (s scene) runs() bool { return s.decision.Substrate != nil || len(s.decision.Unproven()) > 0 }
 
-// underKVM says that turns run under KVM, with a kernel that is not for tests: what comes
-// after that in the order is not missed.
+// underKVM reports whether turns run under KVM with a kernel other than a test kernel: the
+// substrates that follow in the order are then not needed.
 func (s scene) underKVM() bool {
 	if s.decision.Substrate == nil {
 		return false
@@ -109,8 +109,7 @@ func (s scene) underKVM() bool {
 	return last.How == "KVM" && !last.Test
 }
 
-// firstTurn says who starts the guest that tells whether this way works, and whether the first
-// turn does.
+// firstTurn tells what starts the guest that tries this way, and whether the first turn does.
 func (s scene) firstTurn(name, how string) (who string, does bool) {
 	before := ""
 	for _, t := range s.decision.Unproven() {
@@ -122,9 +121,9 @@ func (s scene) firstTurn(name, how string) (who string, does bool) {
 		}
 		before = words(t)
 	}
-	who = "no turn does, since " + substrateVar + "=" + clip(s.asked) + " names another substrate"
+	who = "no turn does because " + substrateVar + "=" + clip(s.asked) + " names another substrate"
 	if s.asked == name || s.asked == driver.Auto {
-		who = "no turn does, since turns run on " + s.chosen()
+		who = "no turn does because turns run on " + s.chosen()
 	}
 	return who + "; `turn exec --substrate " + name + " -- true` does", false
 }
@@ -145,10 +144,10 @@ func names(trials []driver.Trial) string {
 	return strings.Join(all, " and ")
 }
 
-// clip bounds what is quoted of the environment.
+// clip truncates text from the environment.
 func clip(s string) string { return s[:min(len(s), 40)] }
 
-// describe is a substrate with how it isolates.
+// describe names a substrate and its isolation.
 func describe(s substrate.Substrate) string {
 	if isolation := s.Isolation(); strings.HasPrefix(isolation, s.Name()) {
 		return isolation
@@ -156,7 +155,7 @@ func describe(s substrate.Substrate) string {
 	return s.Name() + ", " + s.Isolation()
 }
 
-// chosenLine says which substrate a turn gets, and why not a better one.
+// chosenLine tells which substrate turns use, and why they do not use a better substrate.
 func chosenLine(s scene) Finding {
 	d := s.decision
 	by := ""
@@ -169,16 +168,16 @@ func chosenLine(s scene) Finding {
 	case len(d.Unproven()) > 0:
 		return Finding{Name: "substrate", Status: StatusWarn, Detail: "none is known to work" + s.instead() + s.later(), Fix: tryTurn}
 	case by != "":
-		return Finding{Name: "substrate", Status: StatusFail, Detail: fmt.Sprintf("%s=%s cannot be had: %s", substrateVar, clip(s.asked), oneLine(d.Err)), Fix: "unset " + substrateVar}
+		return Finding{Name: "substrate", Status: StatusFail, Detail: fmt.Sprintf("%s=%s is not available: %s", substrateVar, clip(s.asked), oneLine(d.Err)), Fix: "unset " + substrateVar}
 	}
-	return Finding{Name: "substrate", Status: StatusFail, Detail: "none can run a sandbox here: see the lines before"}
+	return Finding{Name: "substrate", Status: StatusFail, Detail: "none can run a sandbox here: see the lines above"}
 }
 
 // tryTurn is the smallest first turn.
 const tryTurn = "turn exec -- true"
 
-// instead says what comes before the choice and cannot be had, and what would come first did
-// its guests not boot a test kernel.
+// instead names the substrate that precedes the choice and is not available, and the substrate that
+// would be first if its guests did not boot a test kernel.
 func (s scene) instead() string {
 	var not []string
 	for _, t := range s.decision.Trials {
@@ -197,7 +196,7 @@ func (s scene) instead() string {
 		}
 	}
 	if len(last) > 0 {
-		not = append(not, names(last)+" would boot a test kernel, which is taken last")
+		not = append(not, names(last)+" would boot a test kernel, which auto chooses last")
 	}
 	if len(not) == 0 {
 		return ""
@@ -205,21 +204,21 @@ func (s scene) instead() string {
 	return " (" + strings.Join(not, ", ") + ")"
 }
 
-// later says what the first turn tries.
+// later tells what the first turn tries.
 func (s scene) later() string {
 	switch unproven := s.decision.Unproven(); len(unproven) {
 	case 0:
 		return ""
 	case 1:
-		return "; " + names(unproven) + " was not tried yet: the first turn does, and takes it if it works"
+		return "; " + names(unproven) + " was not tried yet: the first turn does, and uses it if it works"
 	default:
-		return "; " + names(unproven) + " were not tried yet: the first turn tries them in this order, and takes the first that works"
+		return "; " + names(unproven) + " were not tried yet: the first turn tries them in this order and uses the first that works"
 	}
 }
 
-// gvisorLine says whether a sandbox of gVisor runs.
+// gvisorLine reports whether a gVisor sandbox runs.
 func gvisorLine(s scene) Finding {
-	const build = "make build # in Turnstone's source: builds bin/runsc, which belongs beside turn, or into PATH, or into TURN_RUNSC"
+	const build = "make build # in Turnstone's source: builds bin/runsc; put it beside turn, into PATH, or set TURN_RUNSC"
 	f := Finding{Name: "gvisor", Status: StatusOK, Detail: s.gvisor.version + ": a sandbox runs"}
 	switch {
 	case s.gvisor.err != nil:
@@ -233,8 +232,8 @@ func gvisorLine(s scene) Finding {
 	return f
 }
 
-// qemu says of QEMU and, through it, of KVM what they can do. Where something else runs turns,
-// they do without it.
+// qemu reports what QEMU and, through it, KVM can do. If another substrate runs turns, QEMU is not
+// necessary.
 func (c *checker) qemu(s scene) []Finding {
 	if s.qemu.err != nil {
 		status := StatusFail
@@ -246,18 +245,18 @@ func (c *checker) qemu(s scene) []Finding {
 	return append([]Finding{c.jail(s.qemu.version, s.qemu.jail)}, c.kvm(s)...)
 }
 
-// jail says how QEMU is confined. Turns run without namespaces too; what breaks out of QEMU
-// then has what its user has.
+// jail reports how QEMU is confined. Turns run without namespaces too; code that escapes from QEMU
+// then has the user's permissions.
 func (c *checker) jail(version string, j qemu.Jail) Finding {
 	if j.Namespaces() {
-		return Finding{Name: "qemu", Status: StatusOK, Detail: version + ": in namespaces of its own"}
+		return Finding{Name: "qemu", Status: StatusOK, Detail: version + ": in its own namespaces"}
 	}
-	f := Finding{Name: "qemu", Status: StatusWarn, Detail: version + ": runs without namespaces, behind its filters of system calls alone: " + strings.Join(strings.Fields(j.Reason), " ")}
+	f := Finding{Name: "qemu", Status: StatusWarn, Detail: version + ": runs without namespaces, confined only by its system call filters: " + strings.Join(strings.Fields(j.Reason), " ")}
 	if c.uid != 0 {
 		f.Fix = host.AllowUserNamespaces()
 	}
 	return f
 }
 
-// oneLine is an error's text for a Finding.
+// oneLine returns an error's text for a Finding.
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }

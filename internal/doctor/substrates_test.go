@@ -16,7 +16,7 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// A madeUp is a host: what is there, and what is known of it.
+// A madeUp is a fake host: its installed programs and stored verdicts.
 type madeUp struct {
 	asked  string
 	kvm    string // "none", "stock", "this kernel", "untried"
@@ -55,7 +55,7 @@ func (h madeUp) guest() substrate.GuestKernel {
 	return substrate.GuestKernel{KernelKind: substrate.KernelKind{Own: h.kernel == "user's" || h.kernel == "test", Test: h.kernel == "test"}}
 }
 
-// verdict is what QEMU says of KVM.
+// verdict returns QEMU's verdict of KVM.
 func (h madeUp) verdict() kvm.Verdict {
 	own := h.guest().Own
 	switch {
@@ -71,7 +71,7 @@ func (h madeUp) verdict() kvm.Verdict {
 	return kvm.Verdict{Known: true, Reason: "no such file"}
 }
 
-// findErr is why Firecracker's programs cannot be used.
+// findErr returns why Firecracker's programs are unusable.
 func (h madeUp) findErr() error {
 	switch h.fc {
 	case "not":
@@ -84,7 +84,7 @@ func (h madeUp) findErr() error {
 	return nil
 }
 
-// fcErr is why no guest runs under Firecracker.
+// fcErr returns why no guest runs under Firecracker.
 func (h madeUp) fcErr() error {
 	v := h.verdict()
 	switch {
@@ -93,12 +93,12 @@ func (h madeUp) fcErr() error {
 	case v.Known && !v.Usable:
 		return unavailable("firecracker", "KVM: "+v.Reason)
 	case h.fc == "untried":
-		return unavailable("firecracker", "") // its cause is set below
+		return unavailable("firecracker", "") // the cause is set below
 	}
 	return nil
 }
 
-// open is what the drivers do. prove starts a guest; nil: none is started.
+// open returns the drivers. prove starts a guest; nil: no guest is started.
 func (h madeUp) open(name, how string, prove func() bool) (substrate.Substrate, error) {
 	isolation := map[string]string{"KVM": "microvm (KVM" + h.guest().Isolation() + ")", "TCG": "microvm (TCG" + h.guest().Isolation() + ")", "": "gvisor (systrap)"}[how]
 	works := named{name: name, isolation: isolation}
@@ -127,7 +127,7 @@ func (h madeUp) open(name, how string, prove func() bool) (substrate.Substrate, 
 	return works, nil
 }
 
-// chooser is a turn's, on this host.
+// chooser returns a turn's Chooser on this host.
 func (h madeUp) chooser(prove func() bool) *driver.Chooser {
 	return &driver.Chooser{
 		Kernel: func(context.Context) (substrate.GuestKernel, error) {
@@ -142,7 +142,7 @@ func (h madeUp) chooser(prove func() bool) *driver.Chooser {
 	}
 }
 
-// scene is what doctor sees.
+// scene returns doctor's view of the host.
 func (h madeUp) scene(ctx context.Context) scene {
 	s := scene{asked: h.asked, decision: h.chooser(nil).Decide(ctx, h.asked, driver.Needs{})}
 	if h.kernel == "broken" {
@@ -160,8 +160,8 @@ func (h madeUp) scene(ctx context.Context) scene {
 	return s
 }
 
-// turn is what a turn that runs now does: how many guests it starts to find out, and what it
-// then runs on.
+// turn returns the behavior of a turn that runs now: the number of guests that it starts for
+// trials, and its substrate.
 func (h madeUp) turn(ctx context.Context, works bool) (proofs int, on string) {
 	c := h.chooser(func() bool { proofs++; return works })
 	s, err := c.Choose(ctx, h.asked, driver.Needs{})
@@ -171,8 +171,8 @@ func (h madeUp) turn(ctx context.Context, works bool) (proofs int, on string) {
 	return proofs, describe(s)
 }
 
-// TestDoctorSaysWhatTurnsDo: on every host, doctor's lines say what a turn does there, and
-// none contradicts another.
+// TestDoctorSaysWhatTurnsDo: on every host, doctor's lines match the behavior of turns and do not
+// contradict each other.
 func TestDoctorSaysWhatTurnsDo(t *testing.T) {
 	t.Setenv("TURN_FIRECRACKER", "")
 	t.Setenv("TURN_JAILER", "")
@@ -220,7 +220,7 @@ func TestDoctorSaysWhatTurnsDo(t *testing.T) {
 		if strings.Contains(lines["kvm"].Detail, "not tried yet") != (h.kvm == "untried" && h.kernel != "broken") {
 			fail("KVM")
 		}
-		if strings.Contains(said, "test kernel, which is taken last") != (strings.HasPrefix(good, "gvisor") && h.kernel == "test" && h.asked == driver.Auto) {
+		if strings.Contains(said, "test kernel, which auto chooses last") != (strings.HasPrefix(good, "gvisor") && h.kernel == "test" && h.asked == driver.Auto) {
 			fail("what a test kernel changes is not told")
 		}
 		if fixes := lines["kvm"].Fix == tryTurn; fixes && proofs+more == 0 {
@@ -229,7 +229,7 @@ func TestDoctorSaysWhatTurnsDo(t *testing.T) {
 	})
 }
 
-// TestDoctorLines: some of these hosts, word for word.
+// TestDoctorLines: the exact lines of some of these hosts.
 func TestDoctorLines(t *testing.T) {
 	t.Setenv("TURN_KERNEL", "/srv/vmlinux")
 	c := machineOf(t, 0, map[string]string{"dev/kvm": ""})
@@ -238,21 +238,21 @@ func TestDoctorLines(t *testing.T) {
 		kvm       string
 		substrate string
 	}{
-		{madeUp{"auto", "this kernel", "there", true, "test"}, "ok a guest runs under it with this kernel only (TURN_KERNEL=/srv/vmlinux), and not with Debian's: its guests are emulated, and xrstor or cmpxchg16b is not",
-			"ok gvisor (systrap) (firecracker and qemu with KVM would boot a test kernel, which is taken last)"},
-		{madeUp{"auto", "untried", "untried", true, "test"}, "ok not tried yet, and no turn does, since turns run on gvisor; `turn exec --substrate qemu -- true` does",
-			"ok gvisor (systrap) (firecracker and qemu with KVM would boot a test kernel, which is taken last)"},
-		{madeUp{"auto", "this kernel", "not", false, "test"}, "ok a guest runs under it with this kernel only", "ok qemu, microvm (KVM, test kernel) (gvisor cannot be used, firecracker is not installed)"},
+		{madeUp{"auto", "this kernel", "there", true, "test"}, "ok a guest runs under it only with this kernel (TURN_KERNEL=/srv/vmlinux), not with Debian's: its guests are emulated, and xrstor or cmpxchg16b is not",
+			"ok gvisor (systrap) (firecracker and qemu with KVM would boot a test kernel, which auto chooses last)"},
+		{madeUp{"auto", "untried", "untried", true, "test"}, "ok not tried yet, and no turn does because turns run on gvisor; `turn exec --substrate qemu -- true` does",
+			"ok gvisor (systrap) (firecracker and qemu with KVM would boot a test kernel, which auto chooses last)"},
+		{madeUp{"auto", "this kernel", "not", false, "test"}, "ok a guest runs under it only with this kernel", "ok qemu, microvm (KVM, test kernel) (gvisor cannot be used, firecracker is not installed)"},
 		{madeUp{"auto", "untried", "untried", true, "default"}, "warn not tried yet, the first turn does, unless firecracker works",
-			"ok gvisor (systrap); firecracker and qemu with KVM were not tried yet: the first turn tries them in this order, and takes the first that works"},
+			"ok gvisor (systrap); firecracker and qemu with KVM were not tried yet: the first turn tries them in this order and uses the first that works"},
 		{madeUp{"auto", "untried", "not", true, "default"}, "warn not tried yet, the first turn does",
-			"ok gvisor (systrap) (firecracker is not installed); qemu with KVM was not tried yet: the first turn does, and takes it if it works"},
-		{madeUp{"auto", "untried", "there", true, "default"}, "ok not tried yet, and no turn does, since turns run on firecracker; ", "ok firecracker, microvm (KVM)"},
+			"ok gvisor (systrap) (firecracker is not installed); qemu with KVM was not tried yet: the first turn does, and uses it if it works"},
+		{madeUp{"auto", "untried", "there", true, "default"}, "ok not tried yet, and no turn does because turns run on firecracker; ", "ok firecracker, microvm (KVM)"},
 		{madeUp{"auto", "stock", "mismatched", true, "default"}, "ok a guest runs under it", "ok qemu, microvm (KVM) (firecracker cannot be used)"},
 		{madeUp{"firecracker", "stock", "untried", true, "default"}, "ok a guest runs under it",
-			"warn none is known to work; firecracker was not tried yet: the first turn does, and takes it if it works"},
-		{madeUp{"gvisor", "untried", "untried", true, "default"}, "ok not tried yet, and no turn does, since TURN_SUBSTRATE=gvisor names another substrate; ", "ok gvisor (systrap), as TURN_SUBSTRATE says"},
-		{madeUp{"auto", "stock", "there", false, "broken"}, "warn not looked at: the guest kernel, which has to start under it, cannot be had", "fail none can run a sandbox here"},
+			"warn none is known to work; firecracker was not tried yet: the first turn does, and uses it if it works"},
+		{madeUp{"gvisor", "untried", "untried", true, "default"}, "ok not tried yet, and no turn does because TURN_SUBSTRATE=gvisor names another substrate; ", "ok gvisor (systrap), as TURN_SUBSTRATE says"},
+		{madeUp{"auto", "stock", "there", false, "broken"}, "warn not checked: the guest kernel that has to start under it is not available", "fail none can run a sandbox here"},
 	} {
 		lines := map[string]string{}
 		for _, f := range c.tell(tt.host.scene(t.Context())) {
@@ -264,7 +264,7 @@ func TestDoctorLines(t *testing.T) {
 	}
 }
 
-// TestStillUsable: a device that turns away now is told, whatever ran under it yesterday.
+// TestStillUsable: a device that rejects access now is reported, even if it worked yesterday.
 func TestStillUsable(t *testing.T) {
 	usable := kvm.Verdict{Usable: true, Proven: true, Known: true}
 	for _, try := range []error{nil, kvm.ErrEmulated} {
@@ -280,8 +280,8 @@ func TestStillUsable(t *testing.T) {
 	}
 }
 
-// TestRestrictedFirecracker: what a version of Firecracker cannot do is told before a guest
-// was started, and after; its name stands there once.
+// TestRestrictedFirecracker: the restrictions of a version of Firecracker are reported before and
+// after a guest was started; its name occurs once.
 func TestRestrictedFirecracker(t *testing.T) {
 	c := machineOf(t, 0, map[string]string{"dev/kvm": ""})
 	for _, fc := range []string{"untried", "there"} {

@@ -21,30 +21,29 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// initramfsVersion changes when the same agent and modules have to give another file.
+// initramfsVersion changes when the same agent and modules must result in another file.
 const initramfsVersion = 1
 
-// initramfsAge is after which time an initramfs that is not asked for is removed.
+// initramfsAge is the age at which an unused initramfs is removed.
 const initramfsAge = 30 * 24 * time.Hour
 
-// A Program is a static ELF program that is named by its digest, and read only
-// when it is needed.
+// A Program is a static ELF program identified by its digest, and read only when needed.
 type Program struct {
 	Digest turnstone.Digest
 	Read   func() ([]byte, error)
 }
 
-// Initramfs returns the path and the digest of the initial root file system that
-// holds agent, the agent's program, as /init, and the kernel's modules as
-// /modules/NN-name.ko in load order: an uncompressed cpio archive in the "newc"
-// format (Documentation/driver-api/early-userspace/buffer-format.rst). The same
-// agent and modules give the same bytes. It is kept under dir, named by what is
-// in it, and checked before it is returned.
+// Initramfs returns the path and the digest of the initial root file system. It contains agent, the
+// agent's program, as /init, and the kernel's modules as /modules/NN-name.ko in load order: an
+// uncompressed cpio archive in the "newc" format
+// (Documentation/driver-api/early-userspace/buffer-format.rst). The same agent and modules result
+// in the same bytes. The file is stored in dir under a name derived from its content, and verified
+// before it is returned.
 func (k *Kernel) Initramfs(ctx context.Context, dir string, agent Program) (path string, digest turnstone.Digest, err error) {
 	const op = "kernel.initramfs"
 	failed := func(err error) error {
 		return turnstone.NewError(op, turnstone.KindUnavailable, dir, err).
-			WithHint("check that the disk has room and the folder can be written")
+			WithHint("check that the disk has free space and the folder is writable")
 	}
 	if dir, err = filepath.Abs(dir); err != nil {
 		return "", "", failed(err)
@@ -71,7 +70,7 @@ func (k *Kernel) Initramfs(ctx context.Context, dir string, agent Program) (path
 	}
 	if !isELF(program) || turnstone.DigestBytes(program) != agent.Digest {
 		return "", "", turnstone.Errorf(op, turnstone.KindInvalid, "agent",
-			"is no ELF program, or not the one that was named").
+			"is not an ELF program, or not the expected program").
 			WithHint("build the agent first: make build")
 	}
 	var archive bytes.Buffer
@@ -95,7 +94,7 @@ func (k *Kernel) Initramfs(ctx context.Context, dir string, agent Program) (path
 	return path, s.Digest, nil
 }
 
-// initramfsKey names the content: the agent and the modules in their order.
+// initramfsKey identifies the content: the agent and the modules in their order.
 func (k *Kernel) initramfsKey(agent turnstone.Digest) string {
 	h := sha256.New()
 	fmt.Fprintf(h, "initramfs %d\n%s\n", initramfsVersion, agent)
@@ -105,7 +104,7 @@ func (k *Kernel) initramfsKey(agent turnstone.Digest) string {
 	return hex.EncodeToString(h.Sum(nil))[:24]
 }
 
-// keptInitramfs returns the stamp of the file at path if it is whole.
+// keptInitramfs returns the stamp of the file at path if the file is intact.
 func keptInitramfs(ctx context.Context, path string) (filestamp.Stamp, error) {
 	b, err := os.ReadFile(path + ".json")
 	if err != nil {
@@ -117,7 +116,7 @@ func keptInitramfs(ctx context.Context, path string) (filestamp.Stamp, error) {
 	}
 	now, err := s.Check(ctx, path)
 	if err == nil && now != s {
-		_ = writeStamp(path, now) // the next call reads the file again if this fails
+		_ = writeStamp(path, now) // if this fails, the next call reads the file again
 	}
 	return now, err
 }
@@ -130,8 +129,8 @@ func writeStamp(path string, s filestamp.Stamp) error {
 	return filestamp.WriteFile(path+".json", append(b, '\n'), 0o444)
 }
 
-// sweepInitramfs removes archives that nobody made for a long time, save keep: each
-// new agent leaves one behind.
+// sweepInitramfs removes archives except keep that were not written for a long time: each new agent
+// leaves an old archive behind.
 func sweepInitramfs(dir, keep string) {
 	found, _ := filepath.Glob(filepath.Join(dir, "initramfs-*.cpio"))
 	for _, path := range found {
@@ -188,9 +187,9 @@ func (k *Kernel) writeInitramfs(out io.Writer, agent []byte) error {
 	return w.Close()
 }
 
-// writeConsole writes the entry of /dev/console, character device 5:1. The library
-// leaves the device number at zero, so it is set in the header that it wrote:
-// c_rdevmajor and c_rdevminor, eight hex digits each, at offset 78.
+// writeConsole writes the entry of /dev/console, character device 5:1. The library sets the device
+// number to zero, so writeConsole patches the header: c_rdevmajor and c_rdevminor, eight hex digits
+// each, at offset 78.
 func writeConsole(out io.Writer, inode int64) error {
 	var entry bytes.Buffer
 	w := cpio.NewWriter(&entry)
@@ -203,7 +202,7 @@ func writeConsole(out io.Writer, inode int64) error {
 	}
 	b := entry.Bytes()
 	if len(b) < 110 || strings.Trim(string(b[78:94]), "0") != "" {
-		return errors.New("cpio: the header is not as expected")
+		return errors.New("cpio: unexpected header")
 	}
 	copy(b[78:94], "0000000500000001")
 	_, err = out.Write(b)

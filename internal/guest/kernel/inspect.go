@@ -19,38 +19,38 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// maxConfig bounds a kernel's configuration, unpacked, in bytes.
+// maxConfig bounds a kernel's unpacked configuration in bytes.
 const maxConfig = 4 << 20
 
-// Facts are what a kernel's files tell of it.
+// Facts describe a kernel by its files.
 type Facts struct {
-	Format  string            // "vmlinux" or "bzImage"
-	Version string            // "" when the image does not tell
-	Config  map[string]string // its options without CONFIG_, as "EROFS_FS" → "m"; nil when the image has none (IKCONFIG)
-	Builtin map[string]bool   // modules that modules.builtin names; nil without a folder of modules
-	Modules map[string]bool   // modules that there are as files; nil without a folder of modules
+	Format  string // "vmlinux" or "bzImage"
+	Version string // "" if the image does not contain it
+	// options without CONFIG_, such as "EROFS_FS" → "m"; nil if the image has none (IKCONFIG)
+	Config  map[string]string
+	Builtin map[string]bool // modules in modules.builtin; nil without a folder of modules
+	Modules map[string]bool // modules with files; nil without a folder of modules
 }
 
-// An Inspected kernel is one that was taken out of the files of a user for a moment.
-// The caller must Close it.
+// An Inspected kernel is a temporary copy of a user's kernel. The caller must Close it.
 type Inspected struct {
 	Kernel Kernel
 	Facts  Facts
-	Dir    string // where its files are, and others may be put; removed by Close
+	Dir    string // folder of its files, also for the caller's files; removed by Close
 	lock   *statedir.Lock
 }
 
-// Close removes what was taken out.
+// Close removes the copy.
 func (i *Inspected) Close() error {
 	err := os.RemoveAll(i.Dir)
 	i.lock.Release()
 	return err
 }
 
-// Inspect takes a user's kernel out below dir and says what its files tell of it: image,
-// a vmlinux or a bzImage, and modules, its folder lib/modules/<release>, which may be
-// empty. What modules lacks is no error, as opposed to Ensure. One process does it at a
-// time. Errors are of kind Invalid for files that are no kernel that can be started.
+// Inspect copies a user's kernel to a folder below dir and describes its files: image, a vmlinux or
+// a bzImage, and modules, its folder lib/modules/<release>, which may be empty. Unlike Ensure, it
+// accepts missing modules. Only one process runs it at a time. Errors are of kind Invalid if the
+// files are not a bootable kernel.
 func Inspect(ctx context.Context, dir, image, modules string) (*Inspected, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, turnstone.NewError(inspectOp, turnstone.KindUnavailable, dir, err)
@@ -63,7 +63,8 @@ func Inspect(ctx context.Context, dir, image, modules string) (*Inspected, error
 	if err != nil {
 		return nil, err
 	}
-	i := &Inspected{Dir: filepath.Join(dir, "inspect.tmp"), lock: lock} // one name: what a crash left is removed
+	// a fixed name: the remains of a crash are removed
+	i := &Inspected{Dir: filepath.Join(dir, "inspect.tmp"), lock: lock}
 	if err = errors.Join(os.RemoveAll(i.Dir), os.Mkdir(i.Dir, 0o755)); err == nil {
 		err = i.take(ctx, image, content, modules)
 	}
@@ -100,12 +101,12 @@ func (i *Inspected) take(ctx context.Context, name string, image []byte, modules
 	}
 	if err := i.takeModules(modules); err != nil {
 		return turnstone.NewError(inspectOp, turnstone.KindInvalid, modules, err).
-			WithHint("name the folder lib/modules/<release> that belongs to the kernel")
+			WithHint("pass the kernel's folder lib/modules/<release>")
 	}
 	return nil
 }
 
-// takeModules takes all wanted modules that are there.
+// takeModules copies all wanted modules that exist.
 func (i *Inspected) takeModules(from string) error {
 	root, err := os.OpenRoot(from)
 	if err != nil {
@@ -132,26 +133,26 @@ func (i *Inspected) takeModules(from string) error {
 	return err
 }
 
-// notKernel is the error for a file that is no kernel that can be started.
+// notKernel returns the error for a file that is not a bootable kernel.
 func notKernel(op turnstone.Op, subject string, err error) error {
 	return turnstone.NewError(op, turnstone.KindInvalid, subject, err).
-		WithHint("name a vmlinux with a PVH entry (CONFIG_PVH) or a bzImage, of Linux for x86-64")
+		WithHint("use a vmlinux with a PVH entry (CONFIG_PVH) or a bzImage of Linux for x86-64")
 }
 
-// readImage reads a kernel image, and refuses what is none.
+// readImage reads a kernel image and rejects other files.
 func readImage(name string) ([]byte, error) {
-	fi, err := os.Stat(name) // before it is opened: a FIFO would be waited for
+	fi, err := os.Stat(name) // before opening: opening a FIFO would block
 	switch {
 	case err != nil:
 		return nil, err
 	case fi.IsDir():
-		return nil, errors.New("is a directory, no kernel image")
+		return nil, errors.New("is a directory, not a kernel image")
 	case !fi.Mode().IsRegular():
-		return nil, errors.New("is no regular file")
+		return nil, errors.New("is not a regular file")
 	case fi.Size() == 0:
 		return nil, errors.New("is empty")
 	case fi.Size() > maxVmlinux:
-		return nil, fmt.Errorf("is larger than any kernel is (%d bytes)", fi.Size())
+		return nil, fmt.Errorf("is larger than any kernel (%d bytes)", fi.Size())
 	}
 	f, err := os.Open(name)
 	if err != nil {
@@ -165,7 +166,7 @@ func readImage(name string) ([]byte, error) {
 	return image, checkImage(image)
 }
 
-// checkImage says why image is no kernel that a machine can be started with.
+// checkImage reports why a machine cannot boot image.
 func checkImage(image []byte) error {
 	if isELF(image) {
 		return checkELF(image)
@@ -173,7 +174,8 @@ func checkImage(image []byte) error {
 	if isBzImage(image) {
 		return checkBzImage(image)
 	}
-	if len(image) >= 64 && string(image[56:60]) == "ARM\x64" { // Documentation/arch/arm64/booting.rst
+	// Documentation/arch/arm64/booting.rst
+	if len(image) >= 64 && string(image[56:60]) == "ARM\x64" {
 		return errors.New("is a kernel for aarch64, and machines are x86-64")
 	}
 	for _, f := range formats() {
@@ -185,7 +187,8 @@ func checkImage(image []byte) error {
 }
 
 func checkELF(image []byte) error {
-	if len(image) > elf.EI_CLASS && elf.Class(image[elf.EI_CLASS]) == elf.ELFCLASS32 { // before its headers, which it may lack
+	// before its headers, which may be missing
+	if len(image) > elf.EI_CLASS && elf.Class(image[elf.EI_CLASS]) == elf.ELFCLASS32 {
 		return errors.New("is a 32-bit ELF file, and machines are x86-64")
 	}
 	f, err := elf.NewFile(bytes.NewReader(image))
@@ -202,26 +205,26 @@ func checkELF(image []byte) error {
 			return errors.New("is a damaged ELF file: a segment is larger in the file than in memory")
 		}
 		if p.Type == elf.PT_LOAD && (p.Off > uint64(len(image)) || p.Filesz > uint64(len(image))-p.Off) {
-			return fmt.Errorf("is truncated: it has %d bytes, and says that it has more", len(image))
+			return fmt.Errorf("is truncated: it has %d bytes and declares more", len(image))
 		}
 	}
 	switch {
 	case bootsByPVH(bytes.NewReader(image)):
 		return nil
 	case f.Type == elf.ET_REL:
-		return errors.New("is an object file or a module, no kernel")
+		return errors.New("is an object file or a module, not a kernel")
 	case bannerRelease(image) != "":
 		return errors.New("has no PVH entry (CONFIG_PVH)")
 	}
-	return errors.New("is an ELF program, no kernel: it has no PVH entry")
+	return errors.New("is an ELF program, not a kernel: it has no PVH entry")
 }
 
-// printableName bounds what debug/elf makes of a number that it does not know.
+// printableName bounds debug/elf's text for an unknown number.
 func printableName(s string) string { return s[:min(len(s), 20)] }
 
-// More of bzImage's setup header.
+// Further fields of bzImage's setup header.
 const (
-	setupSyssize  = 0x1f4 // u32: the size of the protected-mode code, in 16 bytes
+	setupSyssize  = 0x1f4 // u32: the size of the protected-mode code in units of 16 bytes
 	setupXLoad    = 0x236 // u16
 	xloadKernel64 = 1     // the kernel has a 64-bit entry
 	xloadSince    = 0x020c
@@ -233,7 +236,7 @@ func checkBzImage(image []byte) error {
 		sects = 4
 	}
 	want := (sects+1)*512 + 16*int64(binary.LittleEndian.Uint32(image[setupSyssize:]))
-	if want > int64(len(image))+16 { // the last 16 bytes may be cut
+	if want > int64(len(image))+16 { // the last 16 bytes may be missing
 		return fmt.Errorf("is truncated: it has %d bytes of %d", len(image), want)
 	}
 	protocol, flags := binary.LittleEndian.Uint16(image[setupVersion:]), binary.LittleEndian.Uint16(image[setupXLoad:])
@@ -243,8 +246,8 @@ func checkBzImage(image []byte) error {
 	return nil
 }
 
-// embeddedConfig returns the configuration that a kernel carries (CONFIG_IKCONFIG): a
-// gzip stream between two marks (kernel/configs.c); nil without one.
+// embeddedConfig returns the configuration in a kernel image (CONFIG_IKCONFIG): a gzip stream
+// between two markers (kernel/configs.c); nil if there is none.
 func embeddedConfig(image []byte) map[string]string {
 	for {
 		_, rest, found := bytes.Cut(image, []byte("IKCFG_ST"))
@@ -273,7 +276,7 @@ func unpackConfig(packed []byte) map[string]string {
 	return parseConfig(text)
 }
 
-// parseConfig reads a configuration as the kernel's build writes it.
+// parseConfig parses a configuration in the format of the kernel's build.
 func parseConfig(text []byte) map[string]string {
 	config := map[string]string{}
 	for line := range bytes.Lines(text) {

@@ -13,7 +13,7 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// program64 is the start of an ELF file of this type for this machine.
+// program64 returns the start of an ELF file of this type for this machine.
 func program64(kind elf.Type, machine elf.Machine, more string) []byte {
 	var b bytes.Buffer
 	_ = binary.Write(&b, binary.LittleEndian, elf.Header64{
@@ -24,7 +24,7 @@ func program64(kind elf.Type, machine elf.Machine, more string) []byte {
 	return b.Bytes()
 }
 
-// program32 is the same of 32 bits.
+// program32 is program64 with 32 bits.
 func program32() []byte {
 	var b bytes.Buffer
 	_ = binary.Write(&b, binary.LittleEndian, elf.Header32{
@@ -34,7 +34,7 @@ func program32() []byte {
 	return b.Bytes()
 }
 
-// segment is an ELF kernel with one segment.
+// segment returns an ELF kernel with a single segment.
 func segment(p64 elf.Prog64) []byte {
 	b := program64(elf.ET_EXEC, elf.EM_X86_64, "")
 	binary.LittleEndian.PutUint64(b[32:], 64) // e_phoff
@@ -45,7 +45,7 @@ func segment(p64 elf.Prog64) []byte {
 	return append(b, p.Bytes()...)
 }
 
-// refused are files that are no kernel, and what has to be said of each.
+// refused are files other than kernels, with the expected error for each.
 func refused(t testing.TB) map[string]struct {
 	image []byte
 	says  string
@@ -65,7 +65,7 @@ func refused(t testing.TB) map[string]struct {
 		"empty":                        {nil, "is empty"},
 		"text":                         {[]byte("#!/bin/sh\n"), "neither a vmlinux"},
 		"an ELF header alone":          {[]byte("\x7fELF"), "damaged ELF file"},
-		"an ELF program":               {program64(elf.ET_DYN, elf.EM_X86_64, "usage:"), "is an ELF program, no kernel"},
+		"an ELF program":               {program64(elf.ET_DYN, elf.EM_X86_64, "usage:"), "is an ELF program, not a kernel"},
 		"an object file":               {program64(elf.ET_REL, elf.EM_X86_64, ""), "object file or a module"},
 		"a vmlinux for aarch64":        {program64(elf.ET_EXEC, elf.EM_AARCH64, "Linux version 6.1.0 (a@b)"), "is for aarch64"},
 		"an unknown machine":           {program64(elf.ET_EXEC, 60000, ""), "x86-64"},
@@ -82,8 +82,7 @@ func refused(t testing.TB) map[string]struct {
 	}
 }
 
-// TestRefusedImages: each file that is no kernel is refused by name, by the doctor and by
-// TURN_KERNEL, and nothing of it stays.
+// TestRefusedImages: doctor and TURN_KERNEL reject each of these files by name and keep nothing.
 func TestRefusedImages(t *testing.T) {
 	own := t.TempDir()
 	t.Setenv("TURN_KERNEL_MODULES", "")
@@ -117,9 +116,9 @@ func TestRefusedImages(t *testing.T) {
 	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	try("a FIFO", fifo, "no regular file")
+	try("a FIFO", fifo, "not a regular file")
 	try("a directory", own, "is a directory")
-	try("a device", "/dev/zero", "no regular file")
+	try("a device", "/dev/zero", "not a regular file")
 	try("nothing", filepath.Join(own, "nothing"), "no such file")
 	large := filepath.Join(own, "large")
 	if err := os.WriteFile(large, nil, 0o600); err != nil {
@@ -131,7 +130,7 @@ func TestRefusedImages(t *testing.T) {
 	try("a large file", large, "larger than any kernel")
 }
 
-// withConfig is a kernel that carries this configuration.
+// withConfig returns a kernel that contains this configuration.
 func withConfig(t testing.TB, config string) []byte {
 	image := append(pvhKernel(), "%s version %s (\x00Linux version 6.9.1-own (a@b) #1\x00IKCFG_ST is a mark\x00IKCFG_ST"...)
 	image = append(image, pack(t, "gzip", []byte(config))...)
@@ -181,7 +180,7 @@ func TestInspect(t *testing.T) {
 	}
 }
 
-// TestUnreadableModules: a folder in which nothing is what it should be is refused at once.
+// TestUnreadableModules: a folder of invalid entries is rejected at once.
 func TestUnreadableModules(t *testing.T) {
 	image := filepath.Join(t.TempDir(), "vmlinux")
 	if err := os.WriteFile(image, pvhKernel(), 0o644); err != nil {
@@ -208,7 +207,7 @@ func TestUnreadableModules(t *testing.T) {
 	}
 }
 
-// FuzzInspect: whatever the image, it is refused, or read within bounds.
+// FuzzInspect: any image is rejected, or read within bounds.
 func FuzzInspect(f *testing.F) {
 	f.Add(withConfig(f, "CONFIG_A=y\n"))
 	f.Add([]byte("IKCFG_STIKCFG_ST\x1f\x8b"))

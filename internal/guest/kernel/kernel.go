@@ -1,6 +1,6 @@
-// Package kernel keeps the guest kernel: the image that a microVM boots, the
-// modules that its agent loads, and the initramfs that carries both of them in.
-// The kernel is Debian's, taken out of its package and not installed.
+// Package kernel manages the guest kernel: the image that a microVM boots, the modules that its
+// agent loads, and the initramfs that contains agent and modules. The kernel is Debian's, extracted
+// from its package without installation.
 package kernel
 
 import (
@@ -16,25 +16,29 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// A Kernel is one guest kernel, kept on disk. It is not changed after Ensure.
+// A Kernel is a stored guest kernel. It does not change after Ensure.
 type Kernel struct {
-	Vmlinux string           // path of an ELF kernel with a PVH entry, or of a bzImage where that cannot be had
-	Digest  turnstone.Digest // of the file at Vmlinux
-	Version string           // the release, as "6.1.0-50-cloud-amd64"; "" when neither a foreign image nor its modules' folder tell
-	Release string           // the release that the running kernel has to tell (uname); "" when the image does not
-	Modules []Module         // what the guest loads, in this order
-	Own     bool             // it is the user's, not Debian's
-	Test    bool             // it is made for tests: inside the guest nothing separates programs from the kernel
+	// path of an ELF kernel with a PVH entry, or of a bzImage if there is none
+	Vmlinux string
+	Digest  turnstone.Digest // digest of the file at Vmlinux
+	// the release, such as "6.1.0-50-cloud-amd64"; "" if neither the image nor the modules' folder
+	// contains it
+	Version string
+	// the release that the running kernel must report (uname); "" if the image does not contain it
+	Release string
+	Modules []Module // modules that the guest loads, in this order
+	Own     bool     // the kernel is the user's, not Debian's
+	Test    bool     // a test kernel: the guest does not separate programs from the kernel
 }
 
-// A Choice is a kernel of the user's. The zero value chooses Debian's.
+// A Choice selects a user's kernel. The zero value selects Debian's.
 type Choice struct {
 	Image   string // path of a vmlinux or a bzImage
-	Modules string // path of its folder lib/modules/<release>; empty: the drivers are built in
+	Modules string // path of its folder lib/modules/<release>; empty: all drivers are built in
 }
 
-// OrEnv returns what TURN_KERNEL and TURN_KERNEL_MODULES say, or c where they say nothing.
-// The modules of c do not go with an image of the environment's.
+// OrEnv returns the values of TURN_KERNEL and TURN_KERNEL_MODULES, or c where they are unset. The
+// modules of c are not combined with an image of the environment.
 func (c Choice) OrEnv() Choice {
 	if image := os.Getenv("TURN_KERNEL"); image != "" {
 		c = Choice{Image: image}
@@ -45,28 +49,28 @@ func (c Choice) OrEnv() Choice {
 	return c
 }
 
-// A Module is one driver of the guest kernel.
+// A Module is a driver of the guest kernel.
 type Module struct {
-	Name   string           // as the kernel knows it
-	Path   string           // of the unpacked .ko file
+	Name   string           // the kernel's name of the module
+	Path   string           // path of the unpacked .ko file
 	Digest turnstone.Digest // of that file
 }
 
-// manifestVersion changes when kernels that are kept have to be taken out anew.
+// manifestVersion changes when stored kernels must be extracted again.
 const manifestVersion = 1
 
-// A manifest is the file that says what a kept kernel consists of. It is written last.
+// A manifest describes a stored kernel. It is written last.
 type manifest struct {
 	Format  int          `json:"format"`
 	Version string       `json:"version"`
-	Release string       `json:"release,omitempty"` // of an override: what its image names
+	Release string       `json:"release,omitempty"` // for an override: the release in its image
 	Image   keptFile     `json:"image"`
 	Modules []keptModule `json:"modules"`
-	Sources []keptFile   `json:"sources,omitempty"` // what an override was made from
+	Sources []keptFile   `json:"sources,omitempty"` // the override's source files
 }
 
-// A keptFile is a file and what it must be. Path is relative to the manifest's
-// folder, or absolute.
+// A keptFile is a file and its expected content. Path is absolute, or relative to the manifest's
+// folder.
 type keptFile struct {
 	Path  string          `json:"path"`
 	Stamp filestamp.Stamp `json:"stamp"`
@@ -77,16 +81,15 @@ type keptModule struct {
 	keptFile
 }
 
-// Ensure returns the guest kernel, kept under dir, which it makes. The first call
-// downloads it from Debian (about 70 MB, some ten seconds); later ones read a
-// manifest and look at the files. What is damaged is taken out again. Processes
-// that call it at once do the work once, under a lock. progress, which may be nil,
-// is told of anything that takes long.
+// Ensure returns the guest kernel, stored under dir, which Ensure creates. The first call downloads
+// the kernel from Debian (about 70 MB, some ten seconds); later calls read a manifest and check the
+// files. Damaged files are extracted again. A lock ensures that concurrent processes do the work
+// once. progress, which may be nil, is called for long operations.
 //
-// choice names another kernel, and the environment overrides it: see Choice.OrEnv.
+// choice selects another kernel, and the environment takes precedence: see Choice.OrEnv.
 //
-// Errors are *turnstone.Error: Invalid for an override that cannot be used, else
-// what getting the package met.
+// Errors are *turnstone.Error: of kind Invalid for an unusable override, otherwise those of
+// fetching the package.
 func Ensure(ctx context.Context, dir string, choice Choice, progress func(string)) (*Kernel, error) {
 	if progress == nil {
 		progress = func(string) {}
@@ -97,7 +100,7 @@ func Ensure(ctx context.Context, dir string, choice Choice, progress func(string
 	}
 	if err != nil {
 		return nil, turnstone.NewError("kernel.ensure", turnstone.KindUnavailable, dir, err).
-			WithHint("set TURN_HOME to a folder that you may write")
+			WithHint("set TURN_HOME to a writable folder")
 	}
 	src, err := choice.OrEnv().source()
 	if err != nil {
@@ -106,13 +109,13 @@ func Ensure(ctx context.Context, dir string, choice Choice, progress func(string
 	return ensure(ctx, dir, src, progress)
 }
 
-// A source is where a kernel is taken from.
+// A source provides a kernel.
 type source interface {
-	// key names what is kept of it: a folder's name.
+	// key returns the name of the stored kernel's folder.
 	key() string
-	// describe says for people what take will do.
+	// describe returns the description of take for progress.
 	describe() string
-	// take puts the image and the modules into the empty folder dir and says in m what they are.
+	// take writes the image and the modules to the empty folder dir and describes them in m.
 	take(ctx context.Context, dir string, progress func(string)) (m *manifest, err error)
 }
 
@@ -137,7 +140,7 @@ func ensure(ctx context.Context, dir string, src source, progress func(string)) 
 	case errors.Is(err, errChanged):
 		progress(fmt.Sprintf("%v: preparing it again", err))
 	case !errors.Is(err, os.ErrNotExist):
-		progress(fmt.Sprintf("the kept guest kernel is not whole (%v): preparing it again", err))
+		progress(fmt.Sprintf("the stored guest kernel is damaged (%v): preparing it again", err))
 	}
 	progress(src.describe())
 	if err := build(ctx, kept, src, progress); err != nil {
@@ -146,8 +149,7 @@ func ensure(ctx context.Context, dir string, src source, progress func(string)) 
 	return load(ctx, kept)
 }
 
-// build takes src out into a folder beside kept, which then takes its place. The
-// caller holds kept's lock.
+// build extracts src to a folder beside kept and then replaces kept. The caller holds kept's lock.
 func build(ctx context.Context, kept string, src source, progress func(string)) error {
 	failed := func(err error) error {
 		var typed *turnstone.Error
@@ -156,7 +158,8 @@ func build(ctx context.Context, kept string, src source, progress func(string)) 
 		}
 		return turnstone.NewError("kernel.ensure", turnstone.KindUnavailable, "guest kernel", err)
 	}
-	tmp := kept + ".tmp" // one name, as the lock allows one writer: what a crash left is there to be removed
+	// a fixed name, because the lock allows a single writer: the remains of a crash are removed
+	tmp := kept + ".tmp"
 	if err := os.RemoveAll(tmp); err != nil {
 		return failed(err)
 	}
@@ -185,10 +188,10 @@ func build(ctx context.Context, kept string, src source, progress func(string)) 
 	return filestamp.SyncDir(filepath.Dir(kept))
 }
 
-// errChanged is wrapped by what load returns where a file of the user's is another now.
+// errChanged is in the chain of load's error if a file of the user has changed.
 var errChanged = errors.New("has changed since it was prepared")
 
-// load reads a kept kernel and checks that its files are what the manifest says.
+// load reads a stored kernel and verifies its files against the manifest.
 func load(ctx context.Context, dir string) (*Kernel, error) {
 	path := filepath.Join(dir, "manifest.json")
 	b, err := os.ReadFile(path)
@@ -218,7 +221,7 @@ func load(ctx context.Context, dir string) (*Kernel, error) {
 	}
 	k := &Kernel{Version: m.Version, Release: m.Release, Digest: m.Image.Stamp.Digest, Own: len(m.Sources) > 0, Test: IsTest(m.Version)}
 	if !k.Own {
-		k.Release = k.Version // its package names it
+		k.Release = k.Version // from the package's name
 	}
 	for i := range m.Sources {
 		if _, err := check(&m.Sources[i]); err != nil {
@@ -239,8 +242,8 @@ func load(ctx context.Context, dir string) (*Kernel, error) {
 		k.Modules = append(k.Modules, Module{Name: m.Modules[i].Name, Path: path, Digest: m.Modules[i].Stamp.Digest})
 	}
 	if changed {
-		// The files were copied or touched, and are the same: spare the next call the
-		// reading. That it cannot be written down is no fault.
+		// The files were copied or touched and are equal: store the new stamps so that the next
+		// call need not read the files. A failure is not an error.
 		if b, err := json.MarshalIndent(m, "", "  "); err == nil {
 			_ = filestamp.WriteFile(path, append(b, '\n'), 0o444)
 		}

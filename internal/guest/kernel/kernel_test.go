@@ -116,7 +116,7 @@ func TestOverride(t *testing.T) {
 		t.Fatalf("%+v, %v", k, err)
 	}
 
-	// Another image under the same name is another kernel.
+	// Another image with the same name is another kernel.
 	write(image, bzImage([]byte("an unknown compression")))
 	k, err = ensure()
 	if err != nil {
@@ -135,7 +135,7 @@ func TestOverride(t *testing.T) {
 
 	modules := filepath.Join(own, "6.2.0-own")
 	t.Setenv("TURN_KERNEL_MODULES", own)
-	if _, err = ensure(); turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), own+": has no kernel modules") {
+	if _, err = ensure(); turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), own+": contains no kernel modules") {
 		t.Fatalf("a folder without modules: %v", err)
 	}
 	t.Setenv("TURN_KERNEL_MODULES", modules)
@@ -163,7 +163,7 @@ func TestOverride(t *testing.T) {
 	}
 }
 
-// counted is a source that counts how often it is taken.
+// counted is a source that counts calls of take.
 type counted struct {
 	taken atomic.Int32
 	fail  error
@@ -372,7 +372,8 @@ func TestInitramfsOfDebiansKernel(t *testing.T) {
 	}
 }
 
-// TestChangedWhileRead: what was read is not kept as what the file has now.
+// TestChangedWhileRead: the bytes that were read are not stored under the stamp of the changed
+// file.
 func TestChangedWhileRead(t *testing.T) {
 	o := override{image: filepath.Join(t.TempDir(), "image")}
 	if err := os.WriteFile(o.image, append(pvhKernel(), "now"...), 0o600); err != nil {
@@ -386,8 +387,8 @@ func TestChangedWhileRead(t *testing.T) {
 	}
 }
 
-// TestChangingImage: a file that changes all the time is refused, or kept as one of the kernels
-// that it was: the name, the digest, the release and the verdict are of the same content.
+// TestChangingImage: a file that changes constantly is rejected, or stored as one of its contents:
+// the name, the digest, the release and the verdict belong to the same content.
 func TestChangingImage(t *testing.T) {
 	t.Setenv("TURN_KERNEL", "")
 	t.Setenv("TURN_KERNEL_MODULES", "")
@@ -426,7 +427,7 @@ func TestChangingImage(t *testing.T) {
 	}()
 	for range 60 {
 		k, err := Ensure(t.Context(), dir, Choice{Image: image}, nil)
-		if err != nil { // it changed while it was read, or compared
+		if err != nil { // it changed during reading or comparison
 			continue
 		}
 		if want := releases[k.Digest]; want == "" || k.Release != want || k.Test != IsTest(want) {

@@ -16,18 +16,18 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// maxModule bounds one module, unpacked, in bytes.
+// maxModule bounds an unpacked module in bytes.
 const maxModule = 64 << 20
 
-// A wanted module is one that the guest needs.
+// A wanted module is a module that the guest uses.
 type wanted struct {
 	name     string
-	optional bool // the guest works without
+	optional bool // the guest works without the module
 }
 
-// wantedModules are the drivers of the machines that the substrates make: disks,
-// the agent's channel, the network, the root image and its overlay. What they
-// depend on comes with them. Some kernels have some of them built in.
+// wantedModules are the drivers for the substrates' machines: disks, the agent's channel, the
+// network, the root image and its overlay. Their dependencies are added. Some kernels have some of
+// them built in.
 func wantedModules() []wanted {
 	return []wanted{
 		{name: "virtio_pci"},
@@ -41,23 +41,23 @@ func wantedModules() []wanted {
 		{name: "overlay"},
 		{name: "af_packet", optional: true},
 		{name: "vmgenid", optional: true},
-		// Firecracker: the agent's channel, memory that goes back to the host; and the card
-		// that the agent makes where the machine has none.
+		// Firecracker: the agent's channel, and memory that returns to the host; and the network
+		// card that the agent creates if the machine has none.
 		{name: "vmw_vsock_virtio_transport", optional: true},
 		{name: "virtio_balloon", optional: true},
 		{name: "tun", optional: true},
 	}
 }
 
-// A tree is the folder lib/modules/<release> of one kernel.
+// A tree is the folder lib/modules/<release> of a kernel.
 type tree struct {
 	root    fs.FS
 	files   map[string]string // module name → path in root
 	builtin map[string]bool
 }
 
-// openTree lists the modules below root. A folder without any is an error. It reads .modinfo of the modules, not
-// depmod's modules.dep, which packages that are only unpacked do not have.
+// openTree lists the modules below root. A folder without modules is an error. openTree reads the
+// modules' .modinfo instead of depmod's modules.dep, which is missing in unpacked packages.
 func openTree(root fs.FS) (*tree, error) {
 	t := &tree{root: root, files: map[string]string{}, builtin: map[string]bool{}}
 	err := fs.WalkDir(root, ".", func(p string, d fs.DirEntry, err error) error {
@@ -82,15 +82,15 @@ func openTree(root fs.FS) (*tree, error) {
 		}
 	}
 	if len(t.files)+len(t.builtin) == 0 {
-		return nil, errors.New("has no kernel modules in it: no .ko file, and no modules.builtin that names one")
+		return nil, errors.New("contains no kernel modules: no .ko file, and no modules.builtin that names a module")
 	}
 	return t, nil
 }
 
-// maxBuiltin bounds the list of what is built in, in bytes.
+// maxBuiltin bounds modules.builtin in bytes.
 const maxBuiltin = 4 << 20
 
-// readBuiltin reads the list of what is built in, which need not be there.
+// readBuiltin reads modules.builtin, which may be missing.
 func readBuiltin(root fs.FS) ([]byte, error) {
 	const name = "modules.builtin"
 	fi, err := fs.Stat(root, name)
@@ -99,13 +99,13 @@ func readBuiltin(root fs.FS) ([]byte, error) {
 		return nil, nil
 	case err != nil:
 		return nil, err
-	case !fi.Mode().IsRegular() || fi.Size() > maxBuiltin: // a FIFO would be waited for
-		return nil, errors.New(name + " is no regular file, or too large")
+	case !fi.Mode().IsRegular() || fi.Size() > maxBuiltin: // opening a FIFO would block
+		return nil, errors.New(name + " is not a regular file, or is too large")
 	}
 	return fs.ReadFile(root, name)
 }
 
-// moduleName returns the name by which the kernel knows the module in file p.
+// moduleName returns the kernel's name of the module in file p.
 func moduleName(p string) (string, bool) {
 	base := path.Base(p)
 	for _, suffix := range []string{".ko", ".ko.xz", ".ko.zst", ".ko.gz"} {
@@ -116,14 +116,13 @@ func moduleName(p string) (string, bool) {
 	return "", false
 }
 
-// A loaded module is one in load order, unpacked.
+// A loaded module is an unpacked module in load order.
 type loaded struct {
 	name    string
 	content []byte
 }
 
-// resolve returns the wanted modules and all that they depend on, each after what
-// it needs.
+// resolve returns the wanted modules and their dependencies, each after its own dependencies.
 func (t *tree) resolve(want []wanted) ([]loaded, error) {
 	var order []loaded
 	state := map[string]int{} // 1: being resolved, 2: done
@@ -131,7 +130,7 @@ func (t *tree) resolve(want []wanted) ([]loaded, error) {
 	visit = func(name string, optional bool) error {
 		name = strings.ReplaceAll(name, "-", "_")
 		if state[name] != 0 || t.builtin[name] {
-			return nil // a circle cannot be loaded in any order; let the kernel say so
+			return nil // no load order satisfies a cycle; the kernel reports it
 		}
 		state[name] = 1
 		file, ok := t.files[name]
@@ -171,8 +170,8 @@ func (t *tree) resolve(want []wanted) ([]loaded, error) {
 	return order, nil
 }
 
-// readModule reads and unpacks one module. The kernel's loader could unpack some
-// formats, but not in every configuration.
+// readModule reads and unpacks a module. The kernel's loader can unpack some formats, but not in
+// every configuration.
 func readModule(root fs.FS, file string) ([]byte, error) {
 	f, err := root.Open(file)
 	if err != nil {
@@ -196,13 +195,13 @@ func readModule(root fs.FS, file string) ([]byte, error) {
 	case len(content) > maxModule:
 		return nil, fmt.Errorf("is larger than %d bytes", maxModule)
 	case !isELF(content):
-		return nil, errors.New("is no ELF file")
+		return nil, errors.New("is not an ELF file")
 	}
 	return content, nil
 }
 
-// dependencies reads the section .modinfo: the modules that one needs, and those
-// that it wants to be loaded before, if there are such.
+// dependencies reads the section .modinfo: the modules that a module needs, and existing modules
+// that should be loaded before it.
 func dependencies(module []byte) (needs, soft []string, err error) {
 	f, err := elf.NewFile(bytes.NewReader(module))
 	if err != nil {
@@ -235,11 +234,11 @@ func dependencies(module []byte) (needs, soft []string, err error) {
 			}
 		}
 	}
-	sort.Strings(needs) // the linker's order means nothing
+	sort.Strings(needs) // the linker's order has no meaning
 	return needs, soft, nil
 }
 
-// writeModules writes mods into dir as NN-name.ko and returns them as a Kernel has them.
+// writeModules writes mods to dir as NN-name.ko and returns them for a Kernel.
 func writeModules(dir string, mods []loaded) ([]Module, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err

@@ -8,8 +8,8 @@ import (
 	"testing/fstest"
 )
 
-// elfFile writes an ELF file for x86-64 with a section .modinfo, or a program
-// header for notes, or both.
+// elfFile returns an ELF file for x86-64 with a section .modinfo, or a program header for notes, or
+// both.
 func elfFile(modinfo, notes []byte) []byte {
 	const header, progSize, sectSize = 64, 56, 64
 	names := "\x00.modinfo\x00.shstrtab\x00"
@@ -68,7 +68,7 @@ func TestResolve(t *testing.T) {
 		"kernel/loop_b.ko":                     {Data: module("depends=loop_a")},
 		"modules.builtin":                      {Data: []byte("kernel/fs/ext4/ext4.ko\nkernel/crypto/crypto.ko\n")},
 	}
-	// xz and zstd files of modules have no size at their end, as payloads have.
+	// Unlike payloads, xz and zstd files of modules have no size at their end.
 	for _, name := range []string{"kernel/virtio-legacy.ko.xz", "kernel/fs/erofs.ko.zst"} {
 		fsys[name].Data = fsys[name].Data[:len(fsys[name].Data)-4]
 	}
@@ -79,7 +79,7 @@ func TestResolve(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		want []wanted
-		out  string // names in order, or what the error says
+		out  string // names in order, or the error's text
 	}{
 		{"dependencies first", []wanted{{name: "virtio_pci"}}, "virtio virtio_legacy virtio_ring virtio_pci"},
 		{"compressed, soft and built in", []wanted{{name: "ext4"}, {name: "erofs"}}, "crc32c_fast libcrc32c erofs"},

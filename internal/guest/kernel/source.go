@@ -16,17 +16,16 @@ import (
 	"turnstone.dev/turnstone/internal/template/debian"
 )
 
-// What Debian's kernel is taken from. The cloud flavour has the drivers of virtual
-// machines and little else.
+// The source of Debian's kernel. The cloud flavour contains mainly the drivers of virtual machines.
 const (
 	debianSuite   = "bookworm"
 	debianPackage = "linux-image-cloud-amd64"
 )
 
-// maxImage bounds a kernel image, in bytes.
+// maxImage bounds a kernel image in bytes.
 const maxImage = 256 << 20
 
-// source returns where the kernel is taken from.
+// source returns the kernel's source.
 func (c Choice) source() (source, error) {
 	if c.Image == "" {
 		if c.Modules != "" {
@@ -44,11 +43,11 @@ func (c Choice) source() (source, error) {
 	return o, err
 }
 
-// debianSource takes the kernel out of Debian's package.
+// debianSource extracts the kernel from Debian's package.
 type debianSource struct{}
 
-// debianGeneration is part of the kept kernel's name. It changes with wantedModules, so
-// that an older program beside this one goes on with what it knows.
+// debianGeneration is part of the stored kernel's name. It changes with wantedModules, so that an
+// older program continues to use its own kernel.
 const debianGeneration = "2"
 
 func (debianSource) key() string { return "debian-" + debianSuite + "-" + debianGeneration }
@@ -87,10 +86,10 @@ func (debianSource) take(ctx context.Context, dir string, progress func(string))
 	return m, err
 }
 
-// extract writes the kernel image, as vmlinuz-<release>, and its modules, below
-// modules/<release>, from the tar stream of a root into dir.
+// extract writes the kernel image, as vmlinuz-<release>, and its modules, below modules/<release>,
+// from the tar stream of a root to dir.
 func extract(r io.Reader, dir string) error {
-	root, err := os.OpenRoot(dir) // no path of the stream can leave it
+	root, err := os.OpenRoot(dir) // no path of the stream can leave the folder
 	if err != nil {
 		return err
 	}
@@ -120,7 +119,7 @@ func extract(r io.Reader, dir string) error {
 			continue
 		}
 		if total += hdr.Size; hdr.Size > maxImage || total > 4<<30 {
-			return fmt.Errorf("%s: the kernel package is larger than any kernel is", hdr.Name)
+			return fmt.Errorf("%s: the kernel package is larger than any kernel", hdr.Name)
 		}
 		if err := writeInto(root, to, tr); err != nil {
 			return err
@@ -143,8 +142,8 @@ func writeInto(root *os.Root, name string, r io.Reader) error {
 	return f.Close()
 }
 
-// keepImage writes the kernel that boots fastest into dir: the ELF file inside
-// image, which QEMU starts without the unpacking in the guest, or else image itself.
+// keepImage writes the kernel that boots fastest to dir: the ELF file inside image, which QEMU
+// starts without unpacking in the guest, or else image itself.
 func keepImage(ctx context.Context, dir string, image []byte) (keptFile, error) {
 	name := "vmlinux"
 	err := writeVmlinux(filepath.Join(dir, name), image)
@@ -158,7 +157,7 @@ func keepImage(ctx context.Context, dir string, image []byte) (keptFile, error) 
 	return keep(ctx, dir, name)
 }
 
-// writeVmlinux writes the ELF kernel in image, or image itself where it is one.
+// writeVmlinux writes the ELF kernel inside image, or image itself if it is an ELF kernel.
 func writeVmlinux(name string, image []byte) (err error) {
 	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o444)
 	if err != nil {
@@ -186,7 +185,7 @@ func writeVmlinux(name string, image []byte) (err error) {
 	return f.Sync()
 }
 
-// keepModules takes the guest's modules out of a folder lib/modules/<release>.
+// keepModules copies the guest's modules from a folder lib/modules/<release>.
 func keepModules(ctx context.Context, dir, from string) ([]keptModule, error) {
 	root, err := os.OpenRoot(from)
 	if err != nil {
@@ -221,10 +220,10 @@ func keep(ctx context.Context, dir, name string) (keptFile, error) {
 	return keptFile{Path: name, Stamp: s}, err
 }
 
-// override is a kernel of the user's own.
+// override is a kernel of the user.
 type override struct{ image, modules string }
 
-// ownGeneration is part of the kept kernel's name. It changes with what the manifest says.
+// ownGeneration is part of the stored kernel's name. It changes with the manifest's content.
 const ownGeneration = "3"
 
 func (o override) key() string {
@@ -243,11 +242,11 @@ func (o override) take(ctx context.Context, dir string, _ func(string)) (*manife
 
 func invalidOverride(subject string, err error) error {
 	return turnstone.NewError("kernel.ensure", turnstone.KindInvalid, subject, err).
-		WithHint("TURN_KERNEL, or kernel in config.toml, must name a vmlinux or bzImage for x86-64, TURN_KERNEL_MODULES or kernel_modules its folder lib/modules/<release>")
+		WithHint("set TURN_KERNEL, or kernel in config.toml, to a vmlinux or bzImage for x86-64, and TURN_KERNEL_MODULES or kernel_modules to its folder lib/modules/<release>")
 }
 
-// keep keeps image, which was read from o's file, and the modules. A file that has another
-// content by now is an error.
+// keep stores image, which was read from o's file, and the modules. It is an error if the file has
+// changed meanwhile.
 func (o override) keep(ctx context.Context, dir string, image []byte) (_ *manifest, err error) {
 	m := new(manifest)
 	if m.Image, err = keepImage(ctx, dir, image); err != nil {
@@ -260,7 +259,7 @@ func (o override) keep(ctx context.Context, dir string, image []byte) (_ *manife
 	if err != nil {
 		return nil, err
 	}
-	// The banner is what the kernel itself says; a bzImage's header can say anything.
+	// The banner comes from the kernel itself; a bzImage's header can contain anything.
 	if m.Version = bannerRelease(kept); m.Version == "" {
 		m.Version = version(image)
 	}
@@ -271,7 +270,7 @@ func (o override) keep(ctx context.Context, dir string, image []byte) (_ *manife
 	}
 	if source.Stamp.Digest != turnstone.DigestBytes(image) {
 		return nil, turnstone.Errorf("kernel.ensure", turnstone.KindUnavailable, o.image,
-			"the file changed while it was read").WithHint("run it again when the file is whole")
+			"the file changed while it was read").WithHint("run the command again when the file is complete")
 	}
 	m.Sources = []keptFile{source}
 	if o.modules == "" {
@@ -286,8 +285,8 @@ func (o override) keep(ctx context.Context, dir string, image []byte) (_ *manife
 	return m, nil
 }
 
-// nameByDigest gives the image a name that no other content has: a process that is about to
-// boot it finds it, or nothing once the user's file has changed and another one is kept.
+// nameByDigest renames the image to a name that no other content has. A process that is about to
+// boot the image finds it, or no file if the user's file has changed and another image is stored.
 func nameByDigest(ctx context.Context, dir string, f keptFile) (keptFile, error) {
 	name := f.Path + "-" + f.Stamp.Digest.Short()
 	if err := os.Rename(filepath.Join(dir, f.Path), filepath.Join(dir, name)); err != nil {
@@ -296,7 +295,7 @@ func nameByDigest(ctx context.Context, dir string, f keptFile) (keptFile, error)
 	return keep(ctx, dir, name)
 }
 
-// resolvedSource stamps the file that a user named, through links.
+// resolvedSource stamps the file that a user named, with links resolved.
 func resolvedSource(ctx context.Context, path string) (keptFile, error) {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {

@@ -16,18 +16,18 @@ import (
 	"github.com/ulikunitz/xz"
 )
 
-// maxVmlinux bounds what a kernel image may unpack to, in bytes.
+// maxVmlinux bounds the unpacked size of a kernel image in bytes.
 const maxVmlinux = 512 << 20
 
-// errKeep says that an image is a kernel that has to be booted as it is.
-var errKeep = errors.New("no ELF kernel that boots by itself inside")
+// errKeep reports that an image must be booted unchanged.
+var errKeep = errors.New("contains no ELF kernel that boots directly")
 
-// A format is one way that a kernel's payload is compressed.
+// A format is a compression format of a kernel's payload.
 type format struct {
 	name  string
 	magic []byte
-	// sized tells that the payload ends with its unpacked size, which the kernel's
-	// build appends for formats that do not end so by themselves.
+	// sized reports that the payload ends with its unpacked size. The kernel's build appends the
+	// size for formats without it.
 	sized bool
 	open  func(io.Reader) (io.Reader, error)
 }
@@ -47,7 +47,7 @@ func formats() []format {
 	}
 }
 
-// openZstd allows the 128 MiB window with which kernels are packed.
+// openZstd allows the 128 MiB window that kernels use.
 func openZstd(r io.Reader) (io.Reader, error) {
 	return zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(128<<20))
 }
@@ -61,14 +61,14 @@ const (
 	setupSects    = 0x1f1 // u8
 	setupMagic    = 0x202 // "HdrS"
 	setupVersion  = 0x206 // u16
-	setupKernel   = 0x20e // u16: where the version text is, less 0x200
+	setupKernel   = 0x20e // u16: offset of the version text, minus 0x200
 	setupPayload  = 0x248 // u32 offset from the protected-mode code, u32 length
 	setupEnd      = 0x250
-	payloadAbsent = 0x0208 // protocol versions before this one do not tell the payload
+	payloadAbsent = 0x0208 // protocol versions before this version do not describe the payload
 )
 
-// unpack writes the ELF kernel that is inside a bzImage to w. The error is errKeep
-// when there is none, or it is packed in a way that is not known here.
+// unpack writes the ELF kernel inside a bzImage to w. The error is errKeep if there is none or its
+// format is unknown.
 func unpack(w io.Writer, image []byte) error {
 	payload, err := payload(image)
 	if err != nil {
@@ -91,7 +91,7 @@ func unpack(w io.Writer, image []byte) error {
 	return errKeep
 }
 
-// inflate unpacks body, which must give size bytes, or any number when size is negative.
+// inflate unpacks body, which must result in size bytes, or any number if size is negative.
 func inflate(w io.Writer, f format, body []byte, size int64) error {
 	r, err := f.open(bytes.NewReader(body))
 	if err != nil {
@@ -119,7 +119,7 @@ func payload(image []byte) ([]byte, error) {
 	}
 	sects := int64(image[setupSects])
 	if sects == 0 {
-		sects = 4 // as the boot protocol has it
+		sects = 4 // required by the boot protocol
 	}
 	offset := (sects+1)*512 + int64(binary.LittleEndian.Uint32(image[setupPayload:]))
 	length := int64(binary.LittleEndian.Uint32(image[setupPayload+4:]))
@@ -135,7 +135,7 @@ func isBzImage(image []byte) bool {
 
 func isELF(image []byte) bool { return bytes.HasPrefix(image, []byte(elf.ELFMAG)) }
 
-// version returns the release that a bzImage names, as "6.1.0-50-cloud-amd64", or "".
+// version returns the release in a bzImage's header, such as "6.1.0-50-cloud-amd64", or "".
 func version(image []byte) string {
 	if !isBzImage(image) {
 		return ""
@@ -151,12 +151,12 @@ func version(image []byte) string {
 	return ""
 }
 
-// banner begins the line with which every kernel introduces itself (init/version.c).
+// banner is the prefix of a kernel's first line of output (init/version.c).
 const banner = "Linux version "
 
-// bannerRelease returns the release that an unpacked kernel names in its banner, as
-// "6.1.0-50-cloud-amd64", or "". Of several banners one of a test kernel counts: another
-// one in front of it, which nobody prints, must not hide it.
+// bannerRelease returns the release in an unpacked kernel's banner, such as "6.1.0-50-cloud-amd64",
+// or "". If there are several banners, the banner of a test kernel counts: an earlier banner that
+// the kernel never prints must not hide it.
 func bannerRelease(vmlinux []byte) (release string) {
 	for {
 		at := bytes.Index(vmlinux, []byte(banner))
@@ -176,16 +176,16 @@ func bannerRelease(vmlinux []byte) (release string) {
 	}
 }
 
-// testVersion is the local version (CONFIG_LOCALVERSION) of kernels that are made for
-// testing drivers on hosts whose KVM emulates ring 0. They run at ring 3 as a whole.
+// testVersion is the local version (CONFIG_LOCALVERSION) of kernels for testing drivers on hosts
+// whose KVM emulates ring 0. These kernels run completely at ring 3.
 const testVersion = "tpv"
 
-// IsTest tells whether a kernel of this release is made for tests.
+// IsTest reports whether a kernel of this release is a test kernel.
 func IsTest(release string) bool {
 	return slices.Contains(strings.FieldsFunc(release, func(r rune) bool { return strings.ContainsRune("-+_~", r) }), testVersion)
 }
 
-// isRelease reports whether s can be a kernel release, and a file name.
+// isRelease reports whether s is a valid kernel release and file name.
 func isRelease(s string) bool {
 	for _, c := range s {
 		if !(c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '.' || c == '-' || c == '_' || c == '+' || c == '~') {
@@ -195,8 +195,8 @@ func isRelease(s string) bool {
 	return s != "" && s[0] != '.' && len(s) <= 128
 }
 
-// bootsByPVH reports whether an ELF kernel has the entry point that QEMU starts it
-// at: the Xen note XEN_ELFNOTE_PHYS32_ENTRY (xen/include/public/elfnote.h).
+// bootsByPVH reports whether an ELF kernel has QEMU's entry point: the Xen note
+// XEN_ELFNOTE_PHYS32_ENTRY (xen/include/public/elfnote.h).
 func bootsByPVH(r io.ReaderAt) bool {
 	const phys32Entry = 18
 	f, err := elf.NewFile(r)

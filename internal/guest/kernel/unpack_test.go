@@ -16,7 +16,7 @@ import (
 	"github.com/ulikunitz/xz"
 )
 
-// pack returns content compressed as the kernel's build does it for a format.
+// pack returns content compressed like the kernel's build does for a format.
 func pack(t testing.TB, name string, content []byte) []byte {
 	t.Helper()
 	var buf bytes.Buffer
@@ -162,7 +162,7 @@ func FuzzUnpack(f *testing.F) {
 
 var errFull = errors.New("more than the test takes")
 
-// limited takes 8 MiB, as a bomb must not fill the memory of the fuzzer.
+// limited allows 8 MiB because a bomb must not fill the memory of the fuzzer.
 type limited struct{ n int }
 
 func (l *limited) Write(p []byte) (int, error) {
@@ -172,8 +172,7 @@ func (l *limited) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestKernelNamesItself: the banner of the kernel that is booted decides, whatever a
-// bzImage's header says.
+// TestKernelNamesItself: the banner of the booted kernel counts, not a bzImage's header.
 func TestKernelNamesItself(t *testing.T) {
 	dir, image := t.TempDir(), filepath.Join(t.TempDir(), "image")
 	t.Setenv("TURN_KERNEL", "")
@@ -204,7 +203,7 @@ func TestKernelNamesItself(t *testing.T) {
 	}
 }
 
-// TestChoice: the environment wins, and takes no modules of another image.
+// TestChoice: the environment takes precedence, without modules of another image.
 func TestChoice(t *testing.T) {
 	config := Choice{Image: "/config/image", Modules: "/config/modules"}
 	for _, tt := range []struct {
@@ -234,7 +233,7 @@ func FuzzBannerRelease(f *testing.F) {
 	})
 }
 
-// TestDecoyBanner: a banner that nobody prints does not hide that of a test kernel.
+// TestDecoyBanner: a banner that the kernel never prints does not hide the banner of a test kernel.
 func TestDecoyBanner(t *testing.T) {
 	const stock, test = "Linux version 6.1.0-50-cloud-amd64 (x)\x00", "Linux version 6.1.192-tpv (y)\x00"
 	for image, want := range map[string]string{stock + test: "6.1.192-tpv", test + stock: "6.1.192-tpv", stock: "6.1.0-50-cloud-amd64",

@@ -1,36 +1,36 @@
-// Package need lists what a guest's Linux kernel must have for the agent, and what it may
-// have. The agent checks the running kernel against the list, the host a kernel's file.
-// It imports nothing, because the agent does.
+// Package need lists the required and optional abilities of a guest's Linux kernel. The agent
+// checks the running kernel against the list, the host a kernel's file. It imports no packages
+// because the agent uses it.
 package need
 
 import "strings"
 
-// A Level says what the lack of something ends.
+// A Level is the consequence of a missing ability.
 type Level string
 
 // The levels.
 const (
-	Always      Level = "always"      // no machine starts without it
-	QEMU        Level = "qemu"        // no machine of QEMU starts without it
-	Firecracker Level = "firecracker" // no machine of Firecracker starts without it
-	Optional    Level = "optional"    // machines start without it, and lack something
+	Always      Level = "always"      // no machine starts
+	QEMU        Level = "qemu"        // no QEMU machine starts
+	Firecracker Level = "firecracker" // no Firecracker machine starts
+	Optional    Level = "optional"    // machines start with restrictions
 )
 
-// A Need is one ability of a kernel.
+// A Need is an ability of a kernel.
 type Need struct {
-	Name    string   // short, for reports and for scripts: "erofs"
-	What    string   // for sentences: "EROFS", as in "the kernel has no EROFS"
-	Options []string // the kernel's configuration options that give it; all of them
-	Since   string   // the version of Linux that first has it, where no option gives it
-	Module  string   // the module that it may be; empty: it cannot be one
+	Name    string   // short, for reports and scripts: "erofs"
+	What    string   // for sentences: "EROFS" in "the kernel has no EROFS"
+	Options []string // the kernel options that together provide the ability
+	Since   string   // the first version of Linux with the ability, if no option provides it
+	Module  string   // the module that can provide it; empty: not available as a module
 	Level   Level
-	Without string // what is lost without it, for people
+	Without string // the consequence of its absence, for people
 }
 
-// Lack says that a kernel does not have n: "the kernel has no EROFS (CONFIG_EROFS_FS)".
+// Lack reports that a kernel does not have n: "the kernel has no EROFS (CONFIG_EROFS_FS)".
 func (n Need) Lack() string { return "the kernel has no " + n.What + " (" + n.Config() + ")" }
 
-// Config names the options as a configuration file does, or the version of Linux.
+// Config names the options in the format of a configuration file, or the version of Linux.
 func (n Need) Config() string {
 	if n.Since != "" {
 		return "Linux " + n.Since + " or newer"
@@ -38,7 +38,7 @@ func (n Need) Config() string {
 	return "CONFIG_" + strings.Join(n.Options, ", CONFIG_")
 }
 
-// Of returns the need of this name.
+// Of returns the need with this name.
 func Of(name string) (Need, bool) {
 	for _, n := range All() {
 		if n.Name == name {
@@ -48,7 +48,7 @@ func Of(name string) (Need, bool) {
 	return Need{}, false
 }
 
-// All returns the whole list: what is necessary first.
+// All returns the whole list, required abilities first.
 func All() []Need {
 	const start = "nothing starts"
 	return []Need{
@@ -57,7 +57,7 @@ func All() []Need {
 		{Name: "elf", What: "ELF programs", Options: []string{"BINFMT_ELF"}, Level: Always,
 			Without: start},
 		{Name: "console", What: "serial console", Options: []string{"SERIAL_8250", "SERIAL_8250_CONSOLE"}, Level: Always,
-			Without: "the agent cannot say that it is ready"},
+			Without: "the agent cannot report that it is ready"},
 		{Name: "futex", What: "futexes", Options: []string{"FUTEX"}, Level: Always,
 			Without: "the agent does not run"},
 		{Name: "epoll", What: "epoll", Options: []string{"EPOLL"}, Level: Always,
@@ -77,7 +77,7 @@ func All() []Need {
 		{Name: "tmpfs", What: "tmpfs", Options: []string{"TMPFS"}, Level: Always,
 			Without: start},
 		{Name: "pid-namespaces", What: "PID namespaces", Options: []string{"NAMESPACES", "PID_NS"}, Level: Always,
-			Without: "processes cannot be kept apart from the agent"},
+			Without: "processes cannot be separated from the agent"},
 		{Name: "cgroup2", What: "control groups", Options: []string{"CGROUPS"}, Level: Always,
 			Without: "steps have no limits and cannot be ended"},
 		{Name: "cgroup-memory", What: "memory controller of control groups", Options: []string{"MEMCG"}, Level: Always,
@@ -91,9 +91,9 @@ func All() []Need {
 		{Name: "erofs", What: "EROFS", Options: []string{"EROFS_FS"}, Module: "erofs", Level: Always,
 			Without: "the template cannot be mounted"},
 		{Name: "ext4", What: "ext4", Options: []string{"EXT4_FS"}, Module: "ext4", Level: Always,
-			Without: "the disk for the writes cannot be mounted"},
+			Without: "the disk for writes cannot be mounted"},
 		{Name: "overlay", What: "overlay file system", Options: []string{"OVERLAY_FS"}, Module: "overlay", Level: Always,
-			Without: "the template cannot take writes"},
+			Without: "the template is not writable"},
 		{Name: "virtio-blk", What: "driver for virtio disks", Options: []string{"VIRTIO_BLK"}, Module: "virtio_blk", Level: Always,
 			Without: "no disk is found"},
 		{Name: "virtio-pci", What: "driver for virtio over PCI", Options: []string{"VIRTIO_PCI"}, Module: "virtio_pci", Level: QEMU,
@@ -108,7 +108,7 @@ func All() []Need {
 			Without: "the agent has no channel to the host"},
 
 		{Name: "inet", What: "TCP/IP", Options: []string{"NET", "INET"}, Level: Optional,
-			Without: "no network, and no loopback: machines run with network: off only"},
+			Without: "no network and no loopback: machines run only with network: off"},
 		{Name: "virtio-net", What: "driver for virtio network cards", Options: []string{"VIRTIO_NET"}, Module: "virtio_net", Level: Optional,
 			Without: "no network on QEMU"},
 		{Name: "tun", What: "TAP devices", Options: []string{"TUN"}, Module: "tun", Level: Optional,
@@ -116,13 +116,13 @@ func All() []Need {
 		{Name: "unix", What: "Unix sockets", Options: []string{"UNIX"}, Level: Optional,
 			Without: "programs that use them fail"},
 		{Name: "smp", What: "support of several CPUs", Options: []string{"SMP"}, Level: Optional,
-			Without: "one CPU, whatever a document or --cpus asks for; nproc says 1"},
+			Without: "a single CPU, whatever a document or --cpus requests; nproc prints 1"},
 		{Name: "inotify", What: "inotify", Options: []string{"INOTIFY_USER"}, Level: Optional,
 			Without: "changes of files are not reported as they happen"},
 		{Name: "seccomp", What: "seccomp", Options: []string{"SECCOMP", "SECCOMP_FILTER"}, Level: Optional,
 			Without: "programs that confine themselves fail"},
 		{Name: "user-namespaces", What: "user namespaces", Options: []string{"USER_NS"}, Level: Optional,
-			Without: "programs that make sandboxes of their own fail"},
+			Without: "programs that create sandboxes fail"},
 		{Name: "xattrs", What: "extended attributes in all file systems", Options: []string{"EROFS_FS_XATTR", "EXT4_FS_SECURITY", "TMPFS_XATTR"}, Level: Optional,
 			Without: "capabilities and attributes of files are lost"},
 		{Name: "packet", What: "packet sockets", Options: []string{"PACKET"}, Module: "af_packet", Level: Optional,
@@ -130,12 +130,12 @@ func All() []Need {
 		{Name: "dummy", What: "dummy network cards", Options: []string{"DUMMY"}, Module: "dummy", Level: Optional,
 			Without: "ip link add type dummy fails"},
 		{Name: "virtio-rng", What: "driver for the virtio entropy device", Options: []string{"HW_RANDOM_VIRTIO"}, Module: "virtio_rng", Level: Optional,
-			Without: "entropy comes from the agent's reseed alone"},
+			Without: "entropy comes only from the agent's reseed"},
 		{Name: "virtio-balloon", What: "driver for the virtio balloon", Options: []string{"VIRTIO_BALLOON"}, Module: "virtio_balloon", Level: Optional,
 			Without: "memory that the guest frees stays with the guest"},
 		{Name: "vmgenid", What: "driver for the VM generation ID", Options: []string{"VMGENID"}, Module: "vmgenid", Level: Optional,
-			Without: "a clone's generator is reseeded by the agent alone"},
+			Without: "a clone's generator is reseeded only by the agent"},
 		{Name: "modules", What: "loadable modules", Options: []string{"MODULES"}, Level: Optional,
-			Without: "drivers have to be built in"},
+			Without: "drivers must be built in"},
 	}
 }

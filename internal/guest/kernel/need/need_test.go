@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestAll: each need has a name of its own, that fits into a line, and says what is lost.
+// TestAll: each need has a unique name that fits into a line, and a consequence.
 func TestAll(t *testing.T) {
 	name, seen := regexp.MustCompile(`^[a-z0-9-]{1,20}$`), map[string]bool{}
 	optional := false
