@@ -1,34 +1,34 @@
 package secret
 
-// An automaton finds all values in a text in one pass (A. V. Aho and M. J. Corasick,
-// "Efficient string matching: an aid to bibliographic search", CACM 18(6), 1975). Its state
-// after a byte is the longest end of the text that is the beginning of a value. It is not
-// changed once made, and safe for concurrent use.
+// An automaton finds all values in a text in a single pass (A. V. Aho and M. J. Corasick,
+// "Efficient string matching: an aid to bibliographic search", CACM 18(6), 1975). Its state after a
+// byte is the longest suffix of the text that is a prefix of a value. It is immutable and safe for
+// concurrent use.
 type automaton struct {
 	nodes   []node
-	root    [256]int32 // where a value's first byte leads; 0: none begins with it
+	root    [256]int32 // next state after a value's first byte; 0: no value begins with the byte
 	needles []needle
 
 	shortest, longest int
-	// shifts says for two bytes how far they are at least before the last two of any
-	// value's first shortest bytes (S. Wu and U. Manber, "A fast algorithm for
-	// multi-pattern searching", 1994).
+	// shifts holds for two bytes their minimum distance from the last two bytes of any value's
+	// prefix of length shortest (S. Wu and U. Manber, "A fast algorithm for multi-pattern
+	// searching", 1994).
 	shifts *[1 << 16]uint8
 }
 
 type node struct {
-	child, sibling int32 // the first child and the next one of the same parent; 0: none
-	fail           int32 // the state for the longest shorter end that is a beginning
-	depth          int32 // bytes
+	child, sibling int32 // the first child and the next sibling; 0: none
+	fail           int32 // the state for the longest shorter suffix that is a prefix
+	depth          int32 // in bytes
 	end            int32 // the longest needle that ends here, from 1; 0: none
-	through        int32 // a needle that the node is a part of
+	through        int32 // a needle that contains the node
 	b              byte
 }
 
 // start is the state of the empty text.
 const start = 0
 
-// newAutomaton returns one for needles. Of two with the same value the first counts.
+// newAutomaton returns an automaton for needles. Of needles with the same value the first counts.
 func newAutomaton(needles []needle) *automaton {
 	a := &automaton{needles: needles, nodes: make([]node, 1), shortest: MaxValue}
 	for i := range needles {
@@ -39,7 +39,8 @@ func newAutomaton(needles []needle) *automaton {
 	for k := a.nodes[start].child; k != 0; k = a.nodes[k].sibling {
 		queue = append(queue, k)
 	}
-	for i := 0; i < len(queue); i++ { // breadth first: what a node falls back to is done before it
+	// breadth first: a node's fallback is complete before the node
+	for i := 0; i < len(queue); i++ {
 		n := queue[i]
 		if a.nodes[n].end == 0 {
 			a.nodes[n].end = a.nodes[a.nodes[n].fail].end
@@ -81,7 +82,7 @@ func (a *automaton) child(n int32, b byte) int32 {
 	return k
 }
 
-// step returns the state after one more byte.
+// step returns the state after another byte.
 func (a *automaton) step(n int32, b byte) int32 {
 	for n != start {
 		if k := a.child(n, b); k != 0 {
@@ -92,7 +93,7 @@ func (a *automaton) step(n int32, b byte) int32 {
 	return a.root[b]
 }
 
-// shift makes the shifts. Values are longer than two bytes.
+// shift computes the shifts. Values are longer than two bytes.
 func (a *automaton) shift() {
 	a.shifts = new([1 << 16]uint8)
 	for i := range a.shifts {
@@ -106,8 +107,8 @@ func (a *automaton) shift() {
 	}
 }
 
-// walk returns the state after b. It calls found for each place where values end, with the
-// bytes of b before it and the longest of them, and stops when that returns false.
+// walk returns the state after b. At each place where values end, it calls found with the number of
+// bytes of b before it and the longest of these values, and stops when found returns false.
 func (a *automaton) walk(n int32, b []byte, found func(end int, value int32) bool) int32 {
 	for i := 0; i < len(b); {
 		if n == start {
@@ -124,10 +125,10 @@ func (a *automaton) walk(n int32, b []byte, found func(end int, value int32) boo
 	return n
 }
 
-// skip returns the place from which on b has to be walked through, when the state at i is
-// start: before it no whole value of b begins, and none that b has only the beginning of.
+// skip returns the offset from which b must be processed if the state at i is start: no complete
+// value and no partial value at the end of b begins before the offset.
 func (a *automaton) skip(b []byte, i int) int {
-	cut := len(b) - a.longest + 1 // from here on a value may begin that is not all in b
+	cut := len(b) - a.longest + 1 // a value that begins here or later may be incomplete in b
 	for i < cut {
 		end := i + a.shortest - 2
 		if by := int(a.shifts[int(b[end])<<8|int(b[end+1])]); by > 0 {

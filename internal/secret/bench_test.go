@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// BenchmarkWriter and BenchmarkScanner: what passes through per second, in writes as long as
-// an agent's frames, with one secret, several, and a key of many lines.
+// BenchmarkWriter and BenchmarkScanner: throughput for writes of the size of an agent's frames,
+// with a single secret, several secrets, and a key of many lines.
 func BenchmarkWriter(b *testing.B) {
 	each(b, func(s *Set) io.Writer { return s.Writer(io.Discard) })
 }

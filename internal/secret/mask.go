@@ -5,12 +5,12 @@ import (
 	"io"
 )
 
-// Mask returns text with every value replaced by its secret's name. Of values that overlap
-// no byte is left.
+// Mask returns text with every value replaced by its secret's name. It removes every byte of
+// overlapping values.
 func (s *Set) Mask(text string) string { return s.mask(text, false) }
 
-// MaskCut is Mask for a text that may have been cut off at its end: it also replaces
-// there what may be the beginning of a value, from MinValue bytes on.
+// MaskCut is Mask for a text that may be truncated: at the end it also replaces a possible prefix
+// of a value of at least MinValue bytes.
 func (s *Set) MaskCut(text string) string { return s.mask(text, true) }
 
 func (s *Set) mask(text string, cut bool) string {
@@ -19,14 +19,14 @@ func (s *Set) mask(text string, cut bool) string {
 	}
 	var b bytes.Buffer
 	m := &masker{set: s, w: &b}
-	_, _ = m.Write([]byte(text)) // a buffer takes everything
+	_, _ = m.Write([]byte(text)) // a buffer accepts everything
 	_ = m.end(cut)
 	return b.String()
 }
 
-// Writer returns a writer that masks what goes through it to w. It holds back
-// only what may be the beginning of a value; Close writes that. What comes out does not
-// depend on how the text is cut into writes. It is used by one goroutine at a time.
+// Writer returns a writer that masks its input and writes it to w. It holds back only a possible
+// prefix of a value; Close writes the rest. The output does not depend on the division of the input
+// into writes. Only one goroutine at a time may use it.
 func (s *Set) Writer(w io.Writer) io.WriteCloser {
 	if s == nil {
 		return plain{w}
@@ -38,14 +38,16 @@ type plain struct{ io.Writer }
 
 func (plain) Close() error { return nil }
 
-// A masker replaces the union of all values by the names of those of them that lie in no
-// other one, in the order in which they begin.
+// A masker replaces the union of all values by the names of those values that are not inside
+// another value, in the order of their beginnings.
 type masker struct {
-	set     *Set
-	w       io.Writer
-	state   int32
-	held    []byte // the end of the text: what may be the beginning of a value
-	spans   []span // values that begin in held, and lie in no other one; by begin, and so by end
+	set   *Set
+	w     io.Writer
+	state int32
+	held  []byte // the end of the text: a possible prefix of a value
+	// values that begin in held and are not inside another value, ordered by beginning and thus by
+	// end
+	spans   []span
 	covered int    // bytes of held that belong to a value whose mark is written
 	last    string // the mark that was written last
 }
@@ -68,22 +70,22 @@ func (m *masker) Write(p []byte) (int, error) {
 		m.add(span{old + end - len(a.needles[value].value), old + end, value})
 		return true
 	})
-	// What begins before the state's text began is all there.
+	// Everything before the state's text is decided.
 	if err := m.decide(b, len(b)-int(a.nodes[m.state].depth)); err != nil {
 		return 0, err
 	}
 	return len(p), nil
 }
 
-// add takes a span that ends behind all others.
+// add adds a span that ends after all others.
 func (m *masker) add(s span) {
 	for len(m.spans) > 0 && m.spans[len(m.spans)-1].begin >= s.begin {
-		m.spans = m.spans[:len(m.spans)-1] // it lies in s
+		m.spans = m.spans[:len(m.spans)-1] // the last span is inside s
 	}
 	m.spans = append(m.spans, s)
 }
 
-// decide writes what comes of b up to the byte to, and holds the rest back.
+// decide writes the output for b up to offset to, and holds the rest back.
 func (m *masker) decide(b []byte, to int) error {
 	at, done := m.covered, 0
 	for ; done < len(m.spans) && m.spans[done].begin < to; done++ {
@@ -93,7 +95,7 @@ func (m *masker) decide(b []byte, to int) error {
 			if err := m.write(b[at:s.begin], []byte(mark)); err != nil {
 				return err
 			}
-		} else if mark != m.last { // they overlap
+		} else if mark != m.last { // the spans overlap
 			if err := m.write([]byte(mark)); err != nil {
 				return err
 			}
@@ -126,10 +128,10 @@ func (m *masker) write(parts ...[]byte) error {
 	return nil
 }
 
-// Close writes what was held back; it does not close the writer below.
+// Close writes the held bytes; it does not close the writer below.
 func (m *masker) Close() error { return m.end(false) }
 
-// end is Close. With cut, what is held back counts as a value that was cut off.
+// end is Close. With cut, the held bytes count as a truncated value.
 func (m *masker) end(cut bool) error {
 	if n := m.set.find.nodes[m.state]; cut && n.depth >= MinValue {
 		m.add(span{len(m.held) - int(n.depth), len(m.held), n.through})
@@ -138,10 +140,10 @@ func (m *masker) end(cut bool) error {
 	return m.decide(m.held, len(m.held))
 }
 
-// Scanner returns a writer that looks for values in what is written to it.
+// Scanner returns a writer that searches its input for values.
 func (s *Set) Scanner() *Scanner { return &Scanner{set: s} }
 
-// A Scanner finds values in a stream. It is used by one goroutine at a time.
+// A Scanner finds values in a stream. Only one goroutine at a time may use it.
 type Scanner struct {
 	set   *Set
 	state int32
@@ -161,5 +163,5 @@ func (c *Scanner) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Found returns the name of the first secret that was found, or "".
+// Found returns the name of the first secret found, or "".
 func (c *Scanner) Found() string { return c.found }

@@ -11,7 +11,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestOverlap: of values that overlap nothing is left, and each is named.
+// TestOverlap: of overlapping values no byte remains, and each is named.
 func TestOverlap(t *testing.T) {
 	s := set(t, "A=abcdef", "B=defghi", "C=bcde", "D=ghijkl")
 	for in, want := range map[string]string{
@@ -30,7 +30,7 @@ func TestOverlap(t *testing.T) {
 	}
 }
 
-// TestMarks: what stands in the place of a value holds none itself.
+// TestMarks: the replacement of a value contains no value.
 func TestMarks(t *testing.T) {
 	for pair, want := range map[string]string{"A=secret": "[hidden]", "A=[secret A]": "[hidden]", "A=normal": "[secret A]"} {
 		_, value, _ := strings.Cut(pair, "=")
@@ -43,7 +43,7 @@ func TestMarks(t *testing.T) {
 	}
 }
 
-// covered is the oracle: for each byte of text whether it belongs to a value of s.
+// covered is the oracle: for each byte of text, whether it belongs to a value of s.
 func covered(s *Set, text []byte) []bool {
 	in := make([]bool, len(text))
 	for _, n := range s.needles {
@@ -58,9 +58,9 @@ func covered(s *Set, text []byte) []bool {
 	return in
 }
 
-// sound checks the writer and the scanner of s on text, which comes in the pieces that cuts
-// says: exactly the bytes of values are gone, each stretch of them has a mark, and the
-// scanner finds something if and only if a value is there.
+// sound checks the writer and the scanner of s on text, divided into pieces by cuts: exactly the
+// bytes of values are removed, each run of them has a mark, and the scanner finds a value if and
+// only if there is one.
 func sound(s *Set, text, cuts []byte) error {
 	var out bytes.Buffer
 	w, scan := s.Writer(&out), s.Scanner()
@@ -71,7 +71,8 @@ func sound(s *Set, text, cuts []byte) error {
 		}
 		_, _ = w.Write(rest[:n])
 		_, _ = scan.Write(rest[:n])
-		if rest = rest[n:]; n == 0 && i >= len(cuts) { // empty writes too, but not for ever
+		// includes empty writes, but a bounded number
+		if rest = rest[n:]; n == 0 && i >= len(cuts) {
 			cuts = nil
 		}
 	}
@@ -83,7 +84,7 @@ func sound(s *Set, text, cuts []byte) error {
 	if there := slices.Contains(in, true); there != (scan.Found() != "") || there != (s.In(string(text)) != "") {
 		return fmt.Errorf("the scanner has found %q in %q", scan.Found(), text)
 	}
-	// Marks have a byte that the texts here do not have.
+	// Marks contain a byte that the texts here do not contain.
 	got := marksOut.Replace(out.String())
 	var want strings.Builder
 	for i, b := range text {
@@ -105,7 +106,8 @@ func sound(s *Set, text, cuts []byte) error {
 
 var marksOut = strings.NewReplacer("[secret A]", "\x01", "[secret B]", "\x01", "[secret C]", "\x01", "[secret D]", "\x01", "[secret E]", "\x01")
 
-// However a text is cut into writes, no byte of a value gets through, and every other one does.
+// For any division of a text into writes, no byte of a value gets through, and every other byte
+// does.
 func TestPieces(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		letters := rapid.SampledFrom([]string{"ab", "abc\n", "abcdefgh"}).Draw(t, "letters")
@@ -113,7 +115,7 @@ func TestPieces(t *testing.T) {
 		var pairs []string
 		for i := range rapid.IntRange(1, 5).Draw(t, "secrets") {
 			value := rapid.SliceOfN(letter, MinValue, 12).Draw(t, "value")
-			if i > 0 && rapid.Bool().Draw(t, "overlaps") { // with the one before
+			if i > 0 && rapid.Bool().Draw(t, "overlaps") { // joined with the previous piece
 				_, last, _ := strings.Cut(pairs[i-1], "=")
 				value = append([]byte(last[rapid.IntRange(1, len(last)-1).Draw(t, "from"):]), value...)
 			}
@@ -138,7 +140,8 @@ func TestPieces(t *testing.T) {
 	})
 }
 
-// fuzzed makes a set of the first lines, and keeps what marks consist of out of values and text.
+// fuzzed returns a set of the first lines, and removes the characters of marks from values and
+// text.
 func fuzzed(values, text []byte) (*Set, []byte) {
 	clean := func(b []byte) []byte {
 		return bytes.Map(func(r rune) rune {
@@ -182,7 +185,7 @@ func FuzzWriter(f *testing.F) {
 	})
 }
 
-// FuzzScanner: any bytes, with values of any bytes; a scanner finds what bytes.Contains does.
+// FuzzScanner: any bytes, with values of any bytes; a scanner finds the same as bytes.Contains.
 func FuzzScanner(f *testing.F) {
 	f.Add([]byte("abcdef"), []byte("defghi\xff"), []byte("xabcdefghi"), uint8(3))
 	f.Fuzz(func(t *testing.T, one, two, text []byte, cut uint8) {
@@ -205,16 +208,17 @@ func FuzzScanner(f *testing.F) {
 	})
 }
 
-// bash returns what it writes with value as $1.
+// bash returns bash's output with value as $1.
 func bash(t *testing.T, script, value string) string {
-	out, _ := exec.Command("bash", "-c", script, "x", value).CombinedOutput() // some are to fail
+	// some commands are meant to fail
+	out, _ := exec.Command("bash", "-c", script, "x", value).CombinedOutput()
 	if len(out) == 0 {
 		t.Errorf("%s has written nothing", script)
 	}
 	return string(out)
 }
 
-// TestWritten: the forms that a text gives a value are found, and those of others are not.
+// TestWritten: the written forms of a value are found, and those of other values are not.
 func TestWritten(t *testing.T) {
 	const value = "a\"b<c\t d'é\\x"
 	s := set(t, "A="+value, "B=Line-one-XY\nLine-two-XY", "C=Upper-Case")

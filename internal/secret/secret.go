@@ -1,10 +1,9 @@
-// Package secret keeps the values of secrets out of what is kept. A turn may see
-// them while it runs; what it prints is masked, and what it leaves behind is
-// searched for them.
+// Package secret keeps the values of secrets out of stored data. A turn may read the values while
+// it runs; its output is masked, and its results are searched for the values.
 //
-// Only the value as it is, and each longer line of one of several lines, is found; Written
-// adds the forms that turn itself gives a text: a program that encodes a secret before it
-// prints it gets it past every mask.
+// The package finds only the exact value, and each longer line of a value with several lines;
+// Written adds the forms that turn itself produces. A program that encodes a secret before printing
+// it evades every mask.
 package secret
 
 import (
@@ -17,19 +16,19 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// Limits of a secret's value, in bytes. A shorter one would be found everywhere.
+// Limits of a secret's value in bytes. A shorter value would occur everywhere.
 const (
 	MinValue = 4
 	MaxValue = 64 << 10
-	minLine  = 8 // of a line of a value that has several
+	minLine  = 8 // minimum for a line of a value with several lines
 )
 
-// A Set is the secrets of one turn. A nil Set has none. It is safe for concurrent use.
+// A Set holds the secrets of a turn. A nil Set is empty. It is safe for concurrent use.
 type Set struct {
 	env     []string // NAME=VALUE
 	needles []needle // longest first
 	find    *automaton
-	marks   []string // by needle: what stands in its place
+	marks   []string // the replacement of each needle
 
 	written, hosts func() *Set
 }
@@ -39,7 +38,7 @@ type needle struct {
 	value []byte
 }
 
-// New makes a Set of NAME=VALUE pairs. Its errors do not hold a value.
+// New returns a Set of NAME=VALUE pairs. Its errors do not contain a value.
 func New(pairs []string) (*Set, error) {
 	if len(pairs) == 0 {
 		return nil, nil
@@ -53,11 +52,11 @@ func New(pairs []string) (*Set, error) {
 		}
 		switch {
 		case len(strings.TrimSpace(value)) < MinValue:
-			return nil, fail("its value has less than %d characters, and could not be masked", MinValue)
+			return nil, fail("its value has less than %d characters and could not be masked", MinValue)
 		case len(value) > MaxValue:
 			return nil, fail("its value has more than %d bytes", MaxValue)
 		case strings.ContainsRune(value, 0):
-			return nil, fail("its value holds a NUL, which no environment can")
+			return nil, fail("its value contains a NUL byte, which an environment cannot contain")
 		case slices.Contains(s.Names(), name):
 			return nil, fail("is given twice")
 		}
@@ -75,20 +74,21 @@ func New(pairs []string) (*Set, error) {
 	for _, name := range s.Names() {
 		if in := s.In(name); in != "" {
 			return nil, turnstone.Errorf("secret.new", turnstone.KindInvalid, "secret "+in,
-				"its value is in the name of a secret, and names are kept").
+				"its value is part of the name of a secret, and names are kept").
 				WithHint("give the secret another name")
 		}
 	}
 	return s, nil
 }
 
-// seal makes s ready once all needles are added.
+// seal completes s after all needles are added.
 func (s *Set) seal() {
 	slices.SortStableFunc(s.needles, func(a, b needle) int { return len(b.value) - len(a.value) })
 	s.find = newAutomaton(s.needles)
 	s.marks = make([]string, len(s.needles))
 	for i, n := range s.needles {
-		for _, m := range []string{"[secret " + n.name + "]", "[hidden]", "***"} { // the last is shorter than any value
+		// the last is shorter than any value
+		for _, m := range []string{"[secret " + n.name + "]", "[hidden]", "***"} {
 			if s.marks[i] = m; s.In(m) == "" {
 				break
 			}
@@ -96,21 +96,20 @@ func (s *Set) seal() {
 	}
 	s.written = sync.OnceValue(func() *Set {
 		w := s.with(writtenForms)
-		w.written = func() *Set { return w } // nothing is written down twice
+		w.written = func() *Set { return w } // nothing is written
 		return w
 	})
 	s.hosts = sync.OnceValue(func() *Set { return s.with(func(v string) []string { return []string{strings.ToLower(v)} }) })
 }
 
-// armor tells whether a line is the first or last of a key in a file (RFC 7468), which
-// all keys of a kind have: taken for the value, it would be found in others.
+// armor reports whether a line is the first or last line of a key file (RFC 7468). All keys of a
+// kind share these lines, so they would match other keys.
 func armor(line string) bool {
 	return (strings.HasPrefix(line, "-----BEGIN ") || strings.HasPrefix(line, "-----END ")) && strings.HasSuffix(line, "-----")
 }
 
-// With returns a Set that also masks and finds values which no step is given; they are
-// called name. Values of less than MinValue bytes are left out. s may be nil, and stays
-// as it is.
+// With returns a Set that also masks and finds values under the given name that no step gets. It
+// ignores values of less than MinValue bytes. s may be nil and is unchanged.
 func (s *Set) With(name string, values ...string) *Set {
 	more := new(Set)
 	if s != nil {
@@ -132,7 +131,7 @@ func (s *Set) add(name, value string) {
 	s.needles = append(s.needles, needle{name, []byte(value)})
 }
 
-// Names returns the names, in the order in which they were given.
+// Names returns the names in their original order.
 func (s *Set) Names() []string {
 	if s == nil {
 		return nil
@@ -163,8 +162,8 @@ func (s *Set) In(text string) string {
 	return c.found
 }
 
-// Beyond returns the name of a secret whose value is in text and not in own, which a value
-// may be in by chance, or "".
+// Beyond returns the name of a secret whose value is in text but not in own, which may contain a
+// value by chance, or "".
 func (s *Set) Beyond(text, own []byte) string {
 	if s == nil {
 		return ""
@@ -177,8 +176,8 @@ func (s *Set) Beyond(text, own []byte) string {
 	return ""
 }
 
-// Strip returns the variables that are none of the secrets
-// and hold no value of one, in no form of Written, and the names of the others that it left out.
+// Strip returns the variables that are neither secrets nor contain a secret's value in a form of
+// Written, and the names of the removed variables.
 func (s *Set) Strip(env []string) (kept, dropped []string) {
 	if s == nil {
 		return env, nil
@@ -197,5 +196,5 @@ func (s *Set) Strip(env []string) (kept, dropped []string) {
 	return kept, dropped
 }
 
-// ErrFound is the cause of an error about a value that something would have kept.
+// ErrFound is the cause of an error about a value that would have been stored.
 var ErrFound = errors.New("holds the value of a secret")

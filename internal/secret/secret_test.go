@@ -81,7 +81,7 @@ func TestHoldsBackLittle(t *testing.T) {
 	}
 }
 
-// TestArmor: the lines that all keys have in common are no secret.
+// TestArmor: the lines that all keys share are not secret.
 func TestArmor(t *testing.T) {
 	const key = "-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2Vw\n-----END PRIVATE KEY-----\n"
 	s, err := New([]string{"KEY=" + key})
@@ -98,7 +98,7 @@ func TestArmor(t *testing.T) {
 	}
 }
 
-// TestMaskCut: the part of a value that a cut has left is masked too.
+// TestMaskCut: the remaining part of a truncated value is masked too.
 func TestMaskCut(t *testing.T) {
 	s, err := New([]string{"A=abcdefghij"})
 	if err != nil {

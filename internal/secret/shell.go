@@ -6,18 +6,19 @@ import (
 	"unicode/utf8"
 )
 
-// shellForms are the forms in which bash, dash and ash write a value down, without the quotes
-// around it.
+// shellForms returns the forms in which bash, dash and ash print a value, without the surrounding
+// quotes.
 func shellForms(v string) []string {
 	return append(wordForms(v),
 		inSingle(v), strings.ReplaceAll(v, "'", `'"'"'`), ansiC(v, false), ansiC(v, true), doubleQuoted(v),
-		backslashed(v, false), backslashed(v, true), escaped(v, `.[\()*+?{|^$`), // the last: [[ a =~ "$V" ]] under set -x
+		// the last form: [[ a =~ "$V" ]] under set -x
+		backslashed(v, false), backslashed(v, true), escaped(v, `.[\()*+?{|^$`),
 		eachBackslashed(v, func(string) int { return 1 }), eachBackslashed(v, func(rest string) int { _, n := utf8.DecodeRuneInString(rest); return n }))
 }
 
-// wordForms are what becomes of a value that the shell splits into words, which it then
-// quotes one by one: by set -x, by printf %q, by ${a[@]@Q} and by declare -p. The words are
-// looked for in a row only: single ones may be words that everybody uses.
+// wordForms returns the forms of a value that the shell splits into words and quotes word by word:
+// set -x, printf %q, ${a[@]@Q} and declare -p. Only a sequence of words is searched because single
+// words may be common.
 func wordForms(v string) []string {
 	words := strings.FieldsFunc(v, func(r rune) bool { return r == ' ' || r == '\t' || r == '\n' })
 	if len(words) < 2 {
@@ -41,7 +42,7 @@ func wordForms(v string) []string {
 		}
 		backslash := func(i int, w string) string {
 			quoted := backslashed(w, true)
-			if i > 0 { // before the first word something may stand
+			if i > 0 { // text may precede the first word
 				quoted = leading(w) + quoted
 			}
 			return orC(w, quoted)
@@ -49,8 +50,8 @@ func wordForms(v string) []string {
 		forms = append(forms, join(" ", backslash), join("\n", backslash),
 			bare(join(" ", func(_ int, w string) string { return orC(w, singleQuoted(w)) })),
 			join(" ", func(i int, w string) string { return fmt.Sprintf("[%d]=", i) + orC(w, `"`+doubleQuoted(w)+`"`) })[len("[0]="):])
-		// What stands directly before the first word may need quotes that the word does not, or the
-		// other way round, and so may what is behind the last one.
+		// The text directly before the first word can change whether quotes are necessary, and so
+		// can the text after the last word.
 		for _, before := range []string{"", ";", "x"} {
 			for _, behind := range []string{"", ";"} {
 				forms = append(forms, bare(join(" ", func(i int, w string) string {
@@ -81,7 +82,7 @@ func control(r rune) bool { return r < ' ' || r == 0x7f || r == utf8.RuneError }
 
 func notASCII(r rune) bool { return control(r) || r >= utf8.RuneSelf }
 
-// singleQuoted is what set -x and @Q write (lib/sh/shquote.c: sh_single_quote).
+// singleQuoted is the form of set -x and @Q (lib/sh/shquote.c: sh_single_quote).
 func singleQuoted(s string) string {
 	if s == "'" {
 		return `\'`
@@ -91,17 +92,17 @@ func singleQuoted(s string) string {
 
 func inSingle(s string) string { return strings.ReplaceAll(s, "'", `'\''`) }
 
-// bare is s without the quotes at its ends, which may stand elsewhere.
+// bare returns s without the quotes at its ends, which may be in another place.
 func bare(s string) string {
 	return strings.TrimSuffix(strings.TrimPrefix(strings.TrimPrefix(s, "$'"), "'"), "'")
 }
 
-// needsQuotes tells whether set -x quotes a word (lib/sh/shquote.c: sh_contains_shell_metas).
+// needsQuotes reports whether set -x quotes a word (lib/sh/shquote.c: sh_contains_shell_metas).
 func needsQuotes(s string) bool {
 	return strings.ContainsAny(s, " \t\n'\"\\|&;()<>!{}*[?]^$`") || leading(s) != "" || strings.Contains(s, ":~") || strings.Contains(s, "=~")
 }
 
-// leading is what printf %q writes before a word for its first byte alone.
+// leading returns what printf %q writes before a word only because of its first byte.
 func leading(s string) string {
 	if s[0] == '~' || s[0] == '#' {
 		return `\`
@@ -109,9 +110,9 @@ func leading(s string) string {
 	return ""
 }
 
-// ansiC is what bash writes between $' and ' for a text with control characters, in messages
-// and in what set -x prints (lib/sh/strtrans.c: ansic_quote). Bytes that are not ASCII are
-// octal in the locale C.
+// ansiC is the form that bash writes between $' and ' for a text with control characters, in
+// messages and under set -x (lib/sh/strtrans.c: ansic_quote). In the locale C, bytes other than
+// ASCII are octal.
 func ansiC(s string, ascii bool) string {
 	var b strings.Builder
 	for _, c := range []byte(s) {
@@ -127,7 +128,7 @@ func ansiC(s string, ascii bool) string {
 	return b.String()
 }
 
-// doubleQuoted is what declare -p, export -p, @A and @K write between double quotes
+// doubleQuoted is the form between double quotes of declare -p, export -p, @A and @K
 // (lib/sh/shquote.c: sh_double_quote).
 func doubleQuoted(s string) string { return escaped(s, "$`\"\\") }
 
@@ -142,9 +143,9 @@ func escaped(s, chars string) string {
 	return b.String()
 }
 
-// backslashed is what bash's printf %q writes (lib/sh/shquote.c: sh_backslash_quote), which
-// with tilde is also escaped where an assignment would expand it. What it escapes at the very
-// beginning only is not.
+// backslashed is the form of bash's printf %q (lib/sh/shquote.c: sh_backslash_quote). With tilde it
+// also escapes a tilde that an assignment would expand. Characters that are escaped only at the
+// very beginning are not escaped.
 func backslashed(s string, tilde bool) string {
 	var b strings.Builder
 	for i, c := range []byte(s) {
@@ -156,8 +157,8 @@ func backslashed(s string, tilde bool) string {
 	return b.String()
 }
 
-// eachBackslashed is v with a backslash before each character, as set -x shows a quoted pattern of [[ ]]:
-// of a byte or several, as the locale has it.
+// eachBackslashed returns v with a backslash before each character, as set -x shows a quoted
+// pattern of [[ ]]; a character has one or several bytes, depending on the locale.
 func eachBackslashed(v string, size func(rest string) int) string {
 	var b strings.Builder
 	for len(v) > 0 {

@@ -9,7 +9,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// writesDown writes $1 in all the ways in which bash quotes a value, one a line.
+// writesDown prints $1 in all of bash's quoting forms, one per line.
 const writesDown = `V=$1; set -f; a=("$V"); w=($V)
 declare -p V; echo "${a[@]@A}"; echo "${a[@]@K}"; echo "${V@Q}"; declare -p w
 printf '%q\n' "$V" "x:$V" "x$V"; printf '%q ' "${w[@]}"; echo; echo "${w[@]@Q}"
@@ -25,8 +25,7 @@ true "(x)"$V"(x)"
 X=$V
 `
 
-// wroteDown is what writesDown has written when $1 is masked, without quotes and the blanks
-// behind them.
+// wroteDown is the output of writesDown with $1 masked, without quotes and the blanks after them.
 const wroteDown = `declare -- V=#
 declare -a a=([0]=#)
 0 #
@@ -48,7 +47,7 @@ declare -x V=#
 + X=#
 `
 
-// TestBashWrites: in whatever way bash quotes a value, all of it is masked.
+// TestBashWrites: a value is masked completely in all of bash's quoting forms.
 func TestBashWrites(t *testing.T) {
 	check := func(t interface{ Errorf(string, ...any) }, value string) {
 		s, err := New([]string{"A=" + value})
@@ -78,7 +77,7 @@ func TestBashWrites(t *testing.T) {
 	})
 }
 
-// TestWordsAlone: the words of a value are masked in a row only.
+// TestWordsAlone: the words of a value are masked only in sequence.
 func TestWordsAlone(t *testing.T) {
 	s := set(t, "A=correct horse's password").Written()
 	for text, want := range map[string]string{
@@ -90,7 +89,7 @@ func TestWordsAlone(t *testing.T) {
 	}
 }
 
-// TestStripWritten: a variable that holds a value quoted is not kept.
+// TestStripWritten: a variable that contains a quoted value is removed.
 func TestStripWritten(t *testing.T) {
 	s := set(t, "A=p&ss'$XYZZYrd")
 	kept, dropped := s.Strip([]string{`COPY='p&ss'\''$XYZZYrd'`, `P=declare -x A="p&ss'\$XYZZYrd"`, `p\&ss\'\$XYZZYrd=1`, "B=2"})

@@ -10,9 +10,9 @@ import (
 	"unicode/utf8"
 )
 
-// Written returns a Set that also masks and finds the forms in which turn and the shell
-// write a value down: quoted as a string of Go, JSON or the shell, or for a URL, folded to
-// one line, and as valid UTF-8.
+// Written returns a Set that also masks and finds the forms in which turn and the shell write a
+// value: quoted as a string of Go, JSON or the shell, or for a URL, folded to a single line, and as
+// valid UTF-8.
 func (s *Set) Written() *Set {
 	if s == nil {
 		return nil
@@ -20,8 +20,8 @@ func (s *Set) Written() *Set {
 	return s.written()
 }
 
-// Hosts returns a Set that also masks and finds values in lower case, as names of hosts are
-// looked up.
+// Hosts returns a Set that also masks and finds values in lower case, the form of host names in
+// lookups.
 func (s *Set) Hosts() *Set {
 	if s == nil {
 		return nil
@@ -67,7 +67,7 @@ func writtenForms(value string) []string {
 	return all
 }
 
-// eachInvalid is what encoding/json makes of bytes that are no UTF-8.
+// eachInvalid is encoding/json's replacement of invalid UTF-8.
 func eachInvalid(s string) string {
 	if utf8.ValidString(s) {
 		return s
@@ -79,6 +79,6 @@ func jsonOf(s string, html bool) string {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(html)
-	_ = enc.Encode(s) // a string, into a buffer
+	_ = enc.Encode(s) // encoding a string into a buffer cannot fail
 	return strings.TrimSuffix(b.String(), "\n")
 }
