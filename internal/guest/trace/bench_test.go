@@ -26,10 +26,10 @@ func benchmark(b *testing.B, script string) {
 	}
 }
 
-// BenchmarkBuiltins is to be at most twice as slow traced as plain.
+// BenchmarkBuiltins must be at most twice as slow traced as plain.
 func BenchmarkBuiltins(b *testing.B) { benchmark(b, "for ((i=0; i<100000; i++)); do :; done\n") }
 
-// BenchmarkExternals is to be at most 1.10 times as slow traced as plain.
+// BenchmarkExternals must be at most 1.10 times as slow traced as plain.
 func BenchmarkExternals(b *testing.B) {
 	benchmark(b, "for ((i=0; i<2000; i++)); do /bin/true; done\n")
 }

@@ -24,15 +24,15 @@ func library() ([]byte, error) {
 	return b, nil
 }
 
-// Check says whether the program at r, a bash, can be traced: nil, or an Error of
-// kind Unavailable that says why not. A shell that is linked statically must not
-// be started with a Recorder's environment: it would keep the descriptors and pass
-// the environment on. Everything else finds out by itself and cleans up.
+// Check reports whether the program at r, a bash, can be traced: nil, or an Error of kind
+// Unavailable with the reason. Do not start a statically linked shell with a Recorder's
+// environment: it would keep the descriptors and pass the environment on. All other programs are
+// detected by the library, which then cleans up.
 func Check(r io.ReaderAt) error {
 	refuse := func(why string) error {
 		return turnstone.NewError("trace.check", turnstone.KindUnavailable, "bash",
 			errors.New(why)).
-			WithHint("the step runs all the same; to see its commands use the distribution's dynamically linked bash 4.4 to 5.3")
+			WithHint("the step runs without a trace; to trace its commands use the distribution's dynamically linked bash 4.4 to 5.3")
 	}
 	f, err := elf.NewFile(r)
 	if err != nil {
@@ -56,12 +56,12 @@ func Check(r io.ReaderAt) error {
 		if s.Name == "execute_command_internal" && s.Value != 0 {
 			code := make([]byte, 32)
 			if !readAt(f, s.Value, code) || !relocatable(code) {
-				return refuse("this build begins its function in a way that the tracer does not know")
+				return refuse("the tracer does not know the first instructions of this build's function")
 			}
 			return nil
 		}
 	}
-	return refuse("it is not bash, or does not show its symbols")
+	return refuse("it is not bash, or its symbols are hidden")
 }
 
 func readAt(f *elf.File, addr uint64, b []byte) bool {
@@ -74,8 +74,8 @@ func readAt(f *elf.File, addr uint64, b []byte) bool {
 	return false
 }
 
-// relocatable says whether code begins with 5 bytes of instructions that work at
-// any address, by the rules of tracer.c.
+// relocatable reports whether code begins with 5 bytes of instructions that work at any address, by
+// the rules of tracer.c.
 func relocatable(code []byte) bool {
 	for n := 0; n < 5; {
 		size := instruction(code[n:])
@@ -87,9 +87,8 @@ func relocatable(code []byte) bool {
 	return true
 }
 
-// instruction returns the length of the first instruction, or 0 if it is not one
-// that is known to work at any address. The encodings are those of the Intel 64
-// manual, volume 2.
+// instruction returns the length of the first instruction, or 0 if the instruction is not known to
+// work at any address. The encodings are from the Intel 64 manual, volume 2.
 func instruction(b []byte) int {
 	if len(b) < 8 {
 		return 0

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// A corpus script runs in a folder of the same name both times, and leaves files there.
+// A corpus script runs in a folder of the same name both times and leaves files there.
 func corpusRun(t *testing.T, tr *Tracer, dir, script string, env []string, args ...string) (result, string) {
 	t.Helper()
 	if err := os.RemoveAll(dir); err != nil {
@@ -65,7 +65,7 @@ func tree(t *testing.T, dir string) string {
 	return strings.Join(lines, "\n")
 }
 
-// varying are scripts whose output tells times or process numbers: only those digits may differ.
+// varying are scripts whose output contains times or process numbers: only those digits may differ.
 var varying = map[string]bool{"time": true, "kill-subshell": true, "kill-child": true, "signal-child": true,
 	"recursion-infinite": true}
 
@@ -83,7 +83,7 @@ func compare(t *testing.T, name, script string, env func(dir string) []string, a
 	tr := newTracer(t)
 	dir := filepath.Join(t.TempDir(), "w")
 	var last string
-	for range 3 { // a script with background jobs can differ from itself on a busy machine
+	for range 3 { // a script with background jobs can vary on a busy machine
 		plain, files := corpusRun(t, nil, dir, script, env(dir), args...)
 		res, tracedFiles := corpusRun(t, tr, dir, script, env(dir), args...)
 		switch {

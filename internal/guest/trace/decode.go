@@ -11,25 +11,26 @@ import (
 	"turnstone.dev/turnstone/internal/lang/syntax"
 )
 
-// kinds are the project's names for bash's forms of command, by bash's numbers; the
-// last two are the tracer's own.
+// kinds maps bash's numbers of command forms to the project's names; the last two are the tracer's
+// own.
 var kinds = [...]syntax.Kind{syntax.KindFor, syntax.KindCase, syntax.KindWhile, syntax.KindIf, syntax.KindSimple, syntax.KindFor, "", syntax.KindFunction,
 	syntax.KindWhile, syntax.KindGroup, syntax.KindArithmetic, syntax.KindTest, syntax.KindFor, syntax.KindSubshell, syntax.KindCoprocess, syntax.KindPipeline,
 	syntax.KindList}
 
-// maxStateVars bounds the exported variables that a shell may leave.
+// maxStateVars bounds the exported variables in a shell's state.
 const maxStateVars = 1 << 16
 
 var sources = [...]Source{Inherited, Pipe, Heredoc, File, Other}
 
-// decodeSite returns false for a slot that holds none.
+// decodeSite returns false for an empty slot.
 func decodeSite(id int, r *rawSite) (Site, bool) {
 	kind, n := r.u32(12), r.u32(20)
 	if r.u32(8) != 1 || kind >= uint32(len(kinds)) || kinds[kind] == "" || n > MaxText {
 		return Site{}, false
 	}
 	text := r[offText : offText+n]
-	for i := 0; i < utf8.UTFMax && len(text) > 0 && r.u32(28) != 0; i++ { // no half character at the cut
+	// remove an incomplete character at the cut
+	for i := 0; i < utf8.UTFMax && len(text) > 0 && r.u32(28) != 0; i++ {
 		if c, size := utf8.DecodeLastRune(text); c != utf8.RuneError || size > 1 {
 			break
 		}
@@ -41,8 +42,8 @@ func decodeSite(id int, r *rawSite) (Site, bool) {
 	}, true
 }
 
-// decodeRecord returns false for a slot that holds none. begin is the step's start
-// on the monotonic clock in nanoseconds; sites is how many sites there are.
+// decodeRecord returns false for an empty slot. begin is the step's start on the monotonic clock in
+// nanoseconds; sites is the number of sites.
 func (s shared) decodeRecord(id int, r *rawRecord, begin uint64, site *Site) (Record, bool) {
 	state, at := r.u32(0), r.u32(4)
 	if (state != recordOpen && state != recordClosed) || at == 0 || at > MaxSites {
@@ -60,7 +61,7 @@ func (s shared) decodeRecord(id int, r *rawRecord, begin uint64, site *Site) (Re
 			Unfinished: state == recordOpen,
 		},
 	}
-	// A command's number is larger than that of the one around it: no cycles.
+	// A command's number is greater than its parent's number, which excludes cycles.
 	if p := r.u32(8); p > 0 && int64(p)-1 < int64(id) {
 		rec.Parent = int(p - 1)
 	}
@@ -109,7 +110,7 @@ func (s shared) decodeStdin(r *rawRecord) Stdin {
 	return in
 }
 
-// decodeState returns nil if the shell left no state, and why if it could not.
+// decodeState returns nil if the shell left no state, and the reason if it failed.
 func (s shared) decodeState() (*State, string) {
 	switch s.load(offState) {
 	case 1:
@@ -120,10 +121,10 @@ func (s shared) decodeState() (*State, string) {
 	}
 	n := s.load(offStateLen)
 	if n == 0 || n > MaxState || s[offEnv+int(n)-1] != 0 {
-		return nil, "the state that the shell left is damaged"
+		return nil, "the shell's state is damaged"
 	}
-	// The step could have put 4 million empty strings there: none is made of those
-	// that do not count, nor room for all.
+	// The step could have written 4 million empty strings. Invalid entries get no string, and the
+	// slice is not allocated for all entries.
 	cwd, rest, more := bytes.Cut(bytes.Clone(s[offEnv:offEnv+int(n)-1]), []byte{0})
 	st := new(State)
 	if len(cwd) > 0 && cwd[0] == '/' {
@@ -143,22 +144,22 @@ func (s shared) decodeState() (*State, string) {
 	return st, ""
 }
 
-// untraced says in words why commands may be missing.
+// untraced explains why commands may be missing.
 func (s shared) untraced(ended bool) string {
 	switch reason := s.load(offReason); reason {
 	case reasonNone:
 		return "the tracer was not loaded: the shell is linked statically, or /proc is missing"
 	case reasonTracing:
 	case reasonNotBash:
-		return "the shell is not bash, or does not show its symbols"
+		return "the shell is not bash, or its symbols are hidden"
 	case reasonVersion:
-		return "this version of bash is not known to the tracer"
+		return "the tracer does not know this version of bash"
 	case reasonCode:
-		return "this build of bash begins its function in a way that the tracer does not know"
+		return "the tracer does not know the first instructions of this build's function"
 	case reasonMemory:
-		return "the system does not let the tracer change the shell's code"
+		return "the system does not allow the tracer to change the shell's code"
 	case reasonNoDlsym:
-		return "the C library's functions were not found"
+		return "the functions of the C library were not found"
 	case reasonMachine:
 		return "the tracer does not know this processor"
 	case reasonOddCommand:

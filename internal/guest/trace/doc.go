@@ -1,13 +1,12 @@
-// Package trace tells which commands a step's bash ran, without changing what the
-// script does or prints: a small library, preloaded into bash, notes each call of
-// the one function that runs commands into memory shared with this process. It
-// also leaves the shell's exported variables and working directory when it ends.
+// Package trace records the commands that a step's bash runs, without changing the script's
+// behavior or output. A small library, preloaded into bash, writes each call of bash's function for
+// running commands into memory shared with this process. The library also saves the shell's
+// exported variables and working directory when the shell ends.
 //
-// What comes out of the shared memory is hostile, because a step can write to it.
-// Every index, length and offset is checked. All that a step gains is to lie about
-// itself.
+// The shared memory is untrusted because a step can write to it. Every index, length and offset is
+// checked. A step can only falsify its own trace.
 //
-// docs/decisions/0005-command-tracing.md says why it is done so.
+// docs/decisions/0005-command-tracing.md explains the design.
 package trace
 
 import (
@@ -17,111 +16,114 @@ import (
 	"turnstone.dev/turnstone/internal/lang/syntax"
 )
 
-// Limits of one step. Counts go on beyond them.
+// Limits of a step. Counts continue beyond the limits.
 const (
 	MaxRecords = 10_000   // records of a step
-	MaxPerSite = 100      // records of one Site
+	MaxPerSite = 100      // records of a Site
 	MaxSites   = 4096     // distinct commands of a step
 	MaxText    = 200      // bytes of a command's words
 	MaxState   = 4 << 20  // bytes of exported variables and working directory
-	MaxInput   = 64 << 10 // bytes of standard input that are looked at
-	ShownInput = 1 << 10  // bytes of standard input that a record carries itself
+	MaxInput   = 64 << 10 // bytes of standard input that are examined
+	ShownInput = 1 << 10  // bytes of standard input in a record
 )
 
-// A Report says what a step's shell ran.
+// A Report lists the commands that a step's shell ran.
 type Report struct {
-	Records  []Record // by ID
-	Sites    []Site   // by ID
-	Commands int64    // all that ran
-	Dropped  int64    // those of them that have no record
-	// Untraced says why commands are missing that ran, or why there are none. Empty
-	// if all was traced.
+	Records  []Record // ordered by ID
+	Sites    []Site   // ordered by ID
+	Commands int64    // all commands that ran
+	Dropped  int64    // commands without a record
+	// Untraced explains why commands are missing, or why there are none. Empty if everything was
+	// traced.
 	Untraced string
-	State    *State // nil if the shell left none: it was killed or replaced
+	State    *State // nil if the shell left no state because it was killed or replaced
 }
 
-// A Record is one run of one command.
+// A Record is a single run of a command.
 type Record struct {
-	ID       int         // from 0, by start; a number can be missing
-	Parent   int         // the ID of the command in which it ran, always smaller, or -1
+	ID       int         // from 0, ordered by start; numbers can be missing
+	Parent   int         // ID of the enclosing command, always smaller, or -1
 	Site     int         // the ID of its Site
-	Command  int         // index in Script.Commands after Resolve, else -1
+	Command  int         // index in Script.Commands after Resolve, or -1
 	Kind     syntax.Kind // the form of the command
-	Line     int         // as bash counts, from 1; 0 if bash keeps none
-	Words    string      // as the script has them, before expansion; see Site.Words
-	Pid      int         // of the shell that ran it
-	Child    int         // the last process that was forked for it, or 0
+	Line     int         // line number as bash counts, from 1; 0 if bash has none
+	Words    string      // as in the script, before expansion; see Site.Words
+	Pid      int         // process ID of the shell that ran the command
+	Child    int         // the last process forked for the command, or 0
 	Start    time.Duration
 	Duration time.Duration
-	Exit     int // 128 plus the signal's number for one that a signal ended
+	Exit     int // 128 plus the signal's number if a signal ended the command
 	Flags    Flags
-	Stdout   Range // what was written to the step's output while it ran
+	Stdout   Range // written to the step's output while the command ran
 	Stderr   Range
 	Stdin    Stdin
 }
 
-// Flags say more about a record.
+// Flags are further properties of a record.
 type Flags struct {
 	Exited      bool // Exit is known
 	Async       bool // with &, or a coprocess
-	PipeIn      bool // a stage that reads from the one before it
-	PipeOut     bool // a stage that writes to the next one
-	Left        bool // it did not return: exit, return, set -e or an expansion error jumped out of it
-	Program     bool // a process became the program that it names: no builtin, function or failed start
+	PipeIn      bool // a stage that reads from the previous stage
+	PipeOut     bool // a stage that writes to the next stage
+	Left        bool // the command did not return: exit, return, set -e or an expansion error
+	Program     bool // a process became the named program: not a builtin, function or failed start
 	Substituted bool // inside $(…) or <(…)
 	Signaled    bool // a signal ended its process
-	Negated     bool // with !; Exit is what came out
+	Negated     bool // with !; Exit is the negated result
 	Trap        bool // run by a trap
-	Unfinished  bool // nobody saw its end, or it had not ended when the shell did: Duration and Exit say nothing
+	// the end was not observed, or the shell ended first: Duration and Exit have no meaning
+	Unfinished bool
 }
 
-// A Range is a part of one of the step's streams, in bytes. It is unknown (Known is
-// false) for a command whose output went elsewhere when it began or ended, as that
-// of a pipeline's stage before the last, or of all in { …; } > file, and when the
-// stream is no pipe or both streams are one. Commands that run at the same time
-// share their ranges, and so do those around them.
+// A Range is a part of a stream of the step, in bytes. Known is false for a command whose output
+// went elsewhere when the command began or ended, such as a pipeline's stage before the last or a
+// command in { …; } > file, and if the stream is not a pipe or both streams are the same pipe.
+// Concurrent commands share their ranges with each other and with the enclosing commands.
 type Range struct {
 	Start, End int64
 	Known      bool
 }
 
-// A Source says where a command's standard input came from.
+// A Source is the source of a command's standard input.
 type Source string
 
 // The sources of standard input.
 const (
-	Inherited Source = "inherited" // it has that of the command around it
+	Inherited Source = "inherited" // the enclosing command's standard input
 	Heredoc   Source = "heredoc"   // a here-document or here-string
 	File      Source = "file"
-	Pipe      Source = "pipe"  // the stage before it
+	Pipe      Source = "pipe"  // the previous stage
 	Other     Source = "other" // a duplicated or closed descriptor; /dev/null for a command with &
 )
 
-// Stdin is a command's standard input as it was offered; how much was read of it
-// is not known.
+// Stdin is the standard input offered to a command; how much the command read is unknown.
 type Stdin struct {
 	Source Source
-	Size   int64            // bytes; -1 if unknown
-	Bytes  []byte           // all of it, if it was seen and is no longer than ShownInput
-	Digest turnstone.Digest // if all of it was seen and it is longer; empty else
+	Size   int64 // in bytes; -1 if unknown
+	// the complete input if it was observed and is no longer than ShownInput
+	Bytes  []byte
+	Digest turnstone.Digest // if the complete input was observed and is longer; otherwise empty
 }
 
-// A Site is one command as the script has it: the same kind, line and words. It may
-// have run many times.
+// A Site is a command of the script, identified by kind, line and words. It may have run many
+// times.
 type Site struct {
-	ID       int // from 0, by first appearance; a number can be missing
-	Kind     syntax.Kind
-	Line     int
-	Words    string        // joined by spaces, at most MaxText bytes; for a loop its variable, for case its word, for a function its name
-	Cut      bool          // Words is not all
-	Command  int           // index in Script.Commands after Resolve if all of its records are the same one, else -1
-	Count    int64         // how often it began
-	Failures int64         // how often it ended with another exit code than 0
-	Time     time.Duration // of all its runs together; one inside another counts twice
+	ID   int // from 0, ordered by first appearance; numbers can be missing
+	Kind syntax.Kind
+	Line int
+	// joined by spaces, at most MaxText bytes; for a loop its variable, for case its word, for a
+	// function its name
+	Words string
+	Cut   bool // Words is incomplete
+	// index in Script.Commands after Resolve if all records have the same command, or -1
+	Command  int
+	Count    int64         // number of runs
+	Failures int64         // number of runs with an exit code other than 0
+	Time     time.Duration // total of all runs; nested runs count twice
 }
 
-// A State is what the shell left when it ended.
+// A State is the state that the shell left at its end.
 type State struct {
-	Cwd string   // "" if it is gone
+	Cwd string   // "" if the directory was removed
 	Env []string // NAME=VALUE, exported functions as bash passes them; unfiltered
 }

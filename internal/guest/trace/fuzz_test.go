@@ -7,8 +7,8 @@ import (
 	"turnstone.dev/turnstone/internal/lang/syntax"
 )
 
-// hostile makes a step's memory of what an attacker would write to it: first the
-// header, then sites, records, input and state, each a share of data.
+// hostile fills a step's memory with an attacker's data: first the header, then sites, records,
+// input and state, each with a share of data.
 func hostile(data []byte) shared {
 	s := make(shared, lenShared)
 	for i, off := range []int{offReason, offSites, offRecords, offAux, offEnv} {
@@ -52,7 +52,8 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// FuzzInstruction: the decoder never claims more bytes than an instruction has, nor fewer than 5 in all.
+// FuzzInstruction: the decoder never claims more bytes than an instruction has, nor fewer than 5 in
+// total.
 func FuzzInstruction(f *testing.F) {
 	f.Add([]byte{0x41, 0x57, 0x41, 0x56, 0x41, 0x55, 0x41, 0x54, 0x55, 0x53, 0x48, 0x81, 0xec, 0xc8, 0, 0, 0, 0})
 	f.Add([]byte{0xf3, 0x0f, 0x1e, 0xfa, 0x41, 0x57, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 0x10, 0x90, 0x90, 0x90})

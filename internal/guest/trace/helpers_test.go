@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// A result is what one run of a script came to.
+// A result is the outcome of a run of a script.
 type result struct {
 	stdout, stderr string
 	exit           int
@@ -38,8 +38,8 @@ func baseEnv(dir string) []string {
 	return []string{"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=" + dir, "TMPDIR=" + dir, "LC_ALL=C", "TERM=dumb"}
 }
 
-// runScript runs bash on a file in dir, traced if tr is not nil. TURN_TEST_BASH names
-// another bash than the system's, with arguments if needed.
+// runScript runs bash on a file in dir, traced if tr is not nil. TURN_TEST_BASH names another bash
+// than the system's, with optional arguments.
 func runScript(t testing.TB, tr *Tracer, dir string, env []string, argv ...string) result {
 	t.Helper()
 	return runAs(t, tr, dir, &syscall.SysProcAttr{Setsid: true}, env, argv...)
@@ -89,7 +89,7 @@ func runAs(t testing.TB, tr *Tracer, dir string, attr *syscall.SysProcAttr, env 
 	if err != nil && !errors.As(err, &ee) {
 		t.Fatal(err)
 	}
-	for _, p := range pipes { // background jobs may hold the pipes: they are given a moment
+	for _, p := range pipes { // background jobs may hold the pipes: they get a moment
 		_ = p.SetReadDeadline(time.Now().Add(2 * time.Second))
 	}
 	wg.Wait()
@@ -106,7 +106,8 @@ func runAs(t testing.TB, tr *Tracer, dir string, attr *syscall.SysProcAttr, env 
 	return res
 }
 
-// pump reads a stream as the agent does: the recorder is told around each read that does not block.
+// pump reads a stream as the agent does: the recorder is called around each read that does not
+// block.
 func pump(to *bytes.Buffer, from *os.File, rec *Recorder, stream int) {
 	rc, err := from.SyscallConn()
 	if err != nil {
@@ -174,7 +175,7 @@ func (res result) one(t testing.TB, prefix string) Record {
 	return got[0]
 }
 
-// startWith runs another program as if it were the step's shell.
+// startWith runs another program instead of the step's shell.
 func startWith(rec *Recorder, argv ...string) (string, error) {
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env, cmd.ExtraFiles = rec.Env(), rec.Files()

@@ -6,7 +6,7 @@ import (
 	"unsafe"
 )
 
-// The layout of the shared memory, as in tracer.c. All numbers are little-endian.
+// The layout of the shared memory, equal to tracer.c. All numbers are little-endian.
 const (
 	magic = 0x31435254
 
@@ -39,7 +39,7 @@ const (
 	lenShared  = offEnv + MaxState
 )
 
-// What the library says about how it began.
+// The library's start status.
 const (
 	reasonNone = iota
 	reasonTracing
@@ -74,7 +74,7 @@ const (
 	recordClosed = 2
 )
 
-// shared is one step's memory. Its bytes change while they are read.
+// shared is a step's memory. Its bytes may change during a read.
 type shared []byte
 
 func (s shared) word(off int) *uint32 { return (*uint32)(unsafe.Pointer(&s[off])) }
@@ -85,7 +85,7 @@ func (s shared) load64(off int) uint64 { return atomic.LoadUint64(s.long(off)) }
 
 func stream(which int) int { return offStreams + (which-1)*lenStream }
 
-// A rawRecord and a rawSite are copies of what the memory held at one moment.
+// A rawRecord and a rawSite are copies of the memory at a single moment.
 type (
 	rawRecord [lenRecord]byte
 	rawSite   [lenSite]byte

@@ -21,7 +21,7 @@ func compiler(t *testing.T) string {
 	return cc
 }
 
-// TestLayout lets the C compiler compare its layout with the one here.
+// TestLayout: the C compiler compares its layout with the layout here.
 func TestLayout(t *testing.T) {
 	cc := compiler(t)
 	source, err := filepath.Abs("tracer.c")
@@ -119,7 +119,7 @@ int main(void)
 	}
 }
 
-// TestEnvironmentOrder: the library finds its entry wherever the caller put it.
+// TestEnvironmentOrder: the library finds its entry at any position.
 func TestEnvironmentOrder(t *testing.T) {
 	dir := t.TempDir()
 	rec, err := newTracer(t).Record(baseEnv(dir))

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestOtherUser: a step that does not run as root is traced too, and sees as little of it.
+// TestOtherUser: a step of another user is traced too, and cannot detect it.
 func TestOtherUser(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root can become another user")
@@ -34,7 +34,8 @@ func TestOtherUser(t *testing.T) {
 	}
 }
 
-// TestHostile: a step that finds its trace's memory can spoil it, and neither shrink it nor harm who reads it.
+// TestHostile: a step that finds its trace's memory can falsify it, but neither truncate it nor
+// harm the reader.
 func TestHostile(t *testing.T) {
 	res := tracedAnyhow(t, `for f in /proc/$$/map_files/*; do
 	case $(readlink "$f" 2>/dev/null) in "/memfd:turnstone-trace "*) m=$f;; esac
@@ -56,7 +57,7 @@ echo end
 	}
 }
 
-// TestOtherProgram: what is not bash is left alone and keeps nothing.
+// TestOtherProgram: a program other than bash is not changed and keeps nothing.
 func TestOtherProgram(t *testing.T) {
 	dir := t.TempDir()
 	tr := newTracer(t)

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// real are shell scripts of Debian's packages with arguments that do no harm.
-// Those that this machine lacks are left out.
+// real are shell scripts of Debian's packages with harmless arguments. Scripts that this machine
+// lacks are omitted.
 var real = [][]string{
 	{"/usr/bin/ldd", "--version"}, {"/usr/bin/ldd", "/nonexistent"},
 	{"/usr/bin/catchsegv", "--help"}, {"/usr/bin/catchsegv", "--version"},

@@ -6,9 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Finish returns what the step did, once its shell has ended with the exit code
-// exit, and releases the shared memory. What still runs in the background is
-// Unfinished. Later calls return the same report.
+// Finish returns the step's report after its shell has ended with exit code exit, and releases the
+// shared memory. Commands that still run in the background are Unfinished. Later calls return the
+// same report.
 func (r *Recorder) Finish(exit int) *Report {
 	r.streams.Lock()
 	defer r.streams.Unlock()
@@ -42,7 +42,8 @@ func (r *Recorder) collect(exit int) *Report {
 	for i := range int(min(r.mem.load(offNextSite), MaxSites)) {
 		if s, ok := r.site(i); ok {
 			raw := r.mem.site(i)
-			if now, ok := decodeSite(i, &raw); ok { // the words as they were first seen, the counts as they are now
+			// the words from the first observation, the counts from now
+			if now, ok := decodeSite(i, &raw); ok {
 				s.Count, s.Failures, s.Time = now.Count, now.Failures, now.Time
 			}
 			rep.Sites = append(rep.Sites, s)
@@ -61,10 +62,10 @@ func (r *Recorder) collect(exit int) *Report {
 	return rep
 }
 
-// close ends the records whose commands never returned: a signal killed their
-// shell, or their shell became another program. Those of the main shell, process
-// main, ended with it, with exit, at about the time end; those of a subshell when
-// the command that had forked it did.
+// close ends the records whose commands never returned because a signal killed their shell or their
+// shell became another program. Records of the main shell, process main, end with it: with exit, at
+// approximately the time end. Records of a subshell end when the command that forked the subshell
+// ended.
 func (rep *Report) close(main, exit int, end time.Duration) {
 	forked := make(map[int][]int) // from a process to the ended records that forked it
 	for i := range rep.Records {
@@ -81,7 +82,7 @@ func (rep *Report) close(main, exit int, end time.Duration) {
 			r.end(exit, end)
 			continue
 		}
-		for _, j := range forked[r.Pid] { // a process number can come again
+		for _, j := range forked[r.Pid] { // process numbers are reused
 			if f := &rep.Records[j]; f.Start <= r.Start && r.Start <= f.Start+f.Duration {
 				r.end(f.Exit, f.Start+f.Duration)
 				r.Flags.Exited, r.Flags.Signaled = f.Flags.Exited, f.Flags.Signaled

@@ -7,23 +7,20 @@ import (
 	"turnstone.dev/turnstone/internal/lang/syntax"
 )
 
-// upward is how many lines a command may begin before the line that bash gives it:
-// bash takes the line where the first word ends, and for some compounds that of
-// the first command in them.
+// upward is how many lines a command may begin before bash's line number: bash uses the line where
+// the first word ends, and for some compounds the line of their first command.
 const upward = 16
 
-// maxLooks bounds the commands that one Resolve compares with records. Lists that
-// were found are kept, so that only a script with thousands of commands in one line
-// that look alike, or records that were made up, come so far. What is left then
-// keeps -1.
+// maxLooks bounds the comparisons of commands with records in a Resolve. Lists are cached, so that
+// only a script with thousands of similar commands on a line, or forged records, reach the bound.
+// The remaining records then keep -1.
 const maxLooks = 2 << 20
 
-// Resolve sets Command of each record and site of rep to the command of script
-// that it is. It goes by kind, words, line, and the record around it; where the same
-// text stands several times in one place, by order. Words with substitutions match
-// up to there, since bash keeps those as it would print them, not as they were
-// written. What comes out of eval, a sourced file, a trap or an alias stands
-// nowhere in the script and keeps -1.
+// Resolve sets Command of each record and site of rep to its command of script. It uses kind,
+// words, line and the enclosing record; if a place contains the same text several times, it uses
+// the order. Words with substitutions match up to the substitution because bash keeps its own
+// printed form of these. Commands of eval, a sourced file, a trap or an alias are not in the script
+// and keep -1.
 func Resolve(script *syntax.Script, rep *Report) {
 	r := newResolver(script, rep)
 	for i := range rep.Records {
@@ -39,45 +36,45 @@ func Resolve(script *syntax.Script, rep *Report) {
 type place struct {
 	line  int
 	kind  syntax.Kind
-	first string // the first word, "" for one with a substitution and for compounds
+	first string // the first word; "" for a word with a substitution and for compounds
 }
 
 type turn struct{ site, parent int }
 
-// A look is what the candidates for a record depend on.
+// A look is the key for the candidates of a record.
 type look struct {
 	line  int
 	kind  syntax.Kind
-	words string // of what is told apart by them
+	words string // of words, the part that distinguishes candidates
 	cut   bool
-	// inner looks for what stands inside $(…), in any line.
+	// inner looks for commands inside $(…), on any line.
 	inner bool
 }
 
-// An inlook is a look for what stands inside a command.
+// An inlook is a look for commands inside a command.
 type inlook struct {
 	look
 	in int
 }
 
-// An outer is what the records inside of one have around them.
+// An outer is the context of the records inside a record.
 type outer struct {
-	command int     // the nearest one that is known, or -1
+	command int     // the nearest known command, or -1
 	caller  *Record // the nearest simple command, or nil
 }
 
 type resolver struct {
 	script   *syntax.Script
 	at       map[place][]int
-	patterns map[int]pattern  // of simple commands, by index
-	outers   map[int]outer    // by the ID of a record that was seen
-	cut      map[int]bool     // sites whose words are not all
+	patterns map[int]pattern  // patterns of simple commands, by index
+	outers   map[int]outer    // by the ID of a processed record
+	cut      map[int]bool     // sites with incomplete words
 	matching map[look][]int   // candidates
-	within   map[inlook][]int // those of them that stand inside a command
-	turns    map[turn]int     // how many records of a site a parent has had
-	sites    map[int]int      // what the records of a site are, -1 if different ones
+	within   map[inlook][]int // candidates inside a command
+	turns    map[turn]int     // number of records of a site per parent
+	sites    map[int]int      // the command of a site's records; -1 if they differ
 	words    map[string][]int // simple commands inside substitutions, by first word
-	looks    int              // commands compared so far
+	looks    int              // number of comparisons so far
 }
 
 func newResolver(script *syntax.Script, rep *Report) *resolver {
@@ -126,7 +123,7 @@ func (r *resolver) record(rec *Record) {
 	r.outers[rec.ID] = around
 }
 
-// find returns the command that rec is, or -1.
+// find returns the command of rec, or -1.
 func (r *resolver) find(rec *Record, around outer) int {
 	l := look{line: rec.Line, kind: rec.Kind, cut: r.cut[rec.Site]}
 	if rec.Kind == syntax.KindSimple || rec.Kind == syntax.KindFunction {
@@ -138,7 +135,7 @@ func (r *resolver) find(rec *Record, around outer) int {
 		if fit = r.inside(l, around.command); len(fit) == 0 && rec.Flags.Substituted {
 			fit = r.inside(l.inside(), around.command)
 		}
-		// A function's body stands elsewhere than its call.
+		// A function's body is in another place than its call.
 		if len(fit) == 0 && around.caller != nil {
 			fit = all
 		}
@@ -152,14 +149,14 @@ func (r *resolver) find(rec *Record, around outer) int {
 	return got
 }
 
-// inside is l for the commands inside $(…), whatever their line: bash counts lines
-// there in the text as it prints it.
+// inside returns l for the commands inside $(…) on any line: bash counts their lines in its own
+// printed text.
 func (l look) inside() look {
 	l.inner, l.line = true, 0
 	return l
 }
 
-// candidates are the commands that look as l says.
+// candidates returns the commands that match l.
 func (r *resolver) candidates(l look) []int {
 	out, ok := r.matching[l]
 	if !ok {
@@ -173,14 +170,14 @@ func (r *resolver) candidates(l look) []int {
 	return out
 }
 
-// looked counts a comparison that costs as much as n simple ones, and reports
-// whether there may be another.
+// looked counts a comparison that costs as much as n simple comparisons, and reports whether
+// another is allowed.
 func (r *resolver) looked(n int) bool {
 	r.looks += n
 	return r.looks <= maxLooks
 }
 
-// standing are the commands that look like l and stand where bash says.
+// standing returns the commands that match l at bash's line.
 func (r *resolver) standing(l look) []int {
 	firsts := []string{""}
 	if l.kind == syntax.KindSimple {
@@ -206,7 +203,7 @@ func (r *resolver) standing(l look) []int {
 	return out
 }
 
-// substituted are the commands inside $(…) with l's words.
+// substituted returns the commands inside $(…) with l's words.
 func (r *resolver) substituted(l look) []int {
 	if l.kind != syntax.KindSimple {
 		return nil
@@ -237,8 +234,8 @@ func (r *resolver) alike(i int, l look) bool {
 	return true
 }
 
-// inside returns those of l's candidates that the command in contains; only its own
-// children, if there are any.
+// inside returns the candidates for l inside the command in; only direct children, if there are
+// any.
 func (r *resolver) inside(l look, in int) []int {
 	key := inlook{l, in}
 	out, ok := r.within[key]
@@ -270,11 +267,11 @@ func (r *resolver) contained(all []int, in int) []int {
 	return within
 }
 
-// foreign says whether the text of rec, which ran inside the simple command by if
-// that is not nil, was read from somewhere else than the script.
+// foreign reports whether the text of rec, which ran inside the simple command by (may be nil),
+// came from outside the script.
 func foreign(rec, by *Record) bool {
 	if rec.Flags.Trap && (by == nil || !by.Flags.Trap) {
-		return true // the trap's own text; a function that it calls is the script's
+		return true // the trap's own text; functions that it calls are from the script
 	}
 	if by == nil || rec.Flags.Substituted && !by.Flags.Substituted {
 		return false
@@ -291,7 +288,7 @@ func foreign(rec, by *Record) bool {
 	return false
 }
 
-// A pattern is a simple command's words: pieces between which there may be anything.
+// A pattern matches a simple command's words: pieces with arbitrary text between them.
 type pattern struct {
 	first  string // the first word if it is literal
 	pieces []string
@@ -316,14 +313,15 @@ func newPattern(words []string) pattern {
 			p.pieces = append(p.pieces, b.String())
 			b.Reset()
 		} else if i == 0 {
-			p.first, _, _ = strings.Cut(w, " ") // a quoted word may have spaces, as the record's text has
+			// a quoted word may contain spaces, as the record's text does
+			p.first, _, _ = strings.Cut(w, " ")
 		}
 	}
 	p.pieces = append(p.pieces, b.String())
 	return p
 }
 
-// match says whether text can be these words; cut says that text is only the beginning.
+// match reports whether text can be these words; cut means that text is only a prefix.
 func (p pattern) match(text string, cut bool) bool {
 	first := p.pieces[0]
 	if cut && len(text) <= len(first) {

@@ -9,7 +9,7 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// looksFor returns how many commands are compared to resolve records in a script.
+// looksFor returns the number of comparisons to resolve records in a script.
 func looksFor(script string, records []wire.ShellRecord) (*Report, int) {
 	s := syntax.ParseAs([]byte(script), "bash")
 	rep := FromWire(records, &wire.ShellFinishedEvent{})
@@ -20,8 +20,7 @@ func looksFor(script string, records []wire.ShellRecord) (*Report, int) {
 	return rep, r.looks
 }
 
-// TestResolveWork: what a sandbox says must not cost its host more than a few
-// comparisons for each record.
+// TestResolveWork: a sandbox's data must not cost its host more than a few comparisons per record.
 func TestResolveWork(t *testing.T) {
 	const commands = 20_000
 	same := make([]wire.ShellRecord, MaxRecords)
@@ -49,7 +48,7 @@ func TestResolveWork(t *testing.T) {
 	}
 }
 
-// TestResolveChain: a record looks at the one around it, not at all that are.
+// TestResolveChain: a record's resolution uses only its direct parent.
 func TestResolveChain(t *testing.T) {
 	chain := make([]wire.ShellRecord, MaxRecords)
 	for i := range chain {
@@ -79,7 +78,7 @@ func TestResolveChain(t *testing.T) {
 	}
 }
 
-// TestFromWire: records come as they end, and a sandbox may send what there cannot be.
+// TestFromWire: records arrive ordered by their ends, and a sandbox may send impossible values.
 func TestFromWire(t *testing.T) {
 	rep := FromWire([]wire.ShellRecord{
 		{ID: 2, Parent: 1, Kind: "simple", Text: "echo a", Line: 1, Site: 2},

@@ -7,8 +7,8 @@ import (
 	"turnstone.dev/turnstone/internal/lang/syntax"
 )
 
-// resolved runs a script and returns, for each record, its words and the source of
-// the command that it is said to be.
+// resolved runs a script and returns, for each record, its words and the source of its resolved
+// command.
 func resolved(t *testing.T, script string) (result, *syntax.Script) {
 	t.Helper()
 	res := traced(t, script)
@@ -69,10 +69,10 @@ echo a b \
 			t.Errorf("%s %q, line %d, is not resolved", r.Kind, r.Words, r.Line)
 		}
 	}
-	if seen[-1] != 2 { // what eval ran, and the "if" that bash makes of elif
+	if seen[-1] != 2 { // the commands of eval, and the "if" that bash makes of elif
 		t.Errorf("%d records are not resolved, want 2", seen[-1])
 	}
-	// Every command that ran is somebody's; those that did not are nobody's.
+	// Every command that ran has a record; the others have none.
 	for i, c := range s.Commands {
 		ran := source(s, i) != ":" && !(c.Kind == syntax.KindGroup && c.Parent >= 0 && s.Commands[c.Parent].Kind == syntax.KindFunction)
 		if ran != (seen[i] > 0) {

@@ -14,7 +14,7 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// TestRecordIn: a root whose /proc is not the kernel's is not traced in.
+// TestRecordIn: a root whose /proc is not the kernel's is rejected.
 func TestRecordIn(t *testing.T) {
 	tr := newTracer(t)
 	open := func(dir string) int {
@@ -47,7 +47,7 @@ func TestRecordIn(t *testing.T) {
 	}
 }
 
-// TestStateBound: what a step makes of the state's memory costs no more than it is.
+// TestStateBound: a step's state memory costs no more than its size.
 func TestStateBound(t *testing.T) {
 	s := make(shared, lenShared)
 	binary.LittleEndian.PutUint32(s[offState:], 1)

@@ -14,13 +14,13 @@ import (
 
 const preload = "LD_PRELOAD="
 
-// A Tracer makes Recorders. It is safe for concurrent use.
+// A Tracer creates Recorders. It is safe for concurrent use.
 type Tracer struct {
 	lib *os.File // sealed
 }
 
-// New returns a tracer. The error is of kind Unavailable if the program was built
-// without the library, or the kernel has no memory files.
+// New returns a tracer. The error is of kind Unavailable if the program was built without the
+// library, or the kernel has no memory files.
 func New() (*Tracer, error) {
 	b, err := library()
 	if err != nil {
@@ -46,7 +46,7 @@ func New() (*Tracer, error) {
 	return &Tracer{lib: f}, nil
 }
 
-// Close releases the library. Recorders that have been started go on.
+// Close releases the library. Started Recorders continue.
 func (t *Tracer) Close() { t.lib.Close() }
 
 func memory(name string, flags int) (*os.File, error) {
@@ -62,41 +62,40 @@ func memory(name string, flags int) (*os.File, error) {
 
 func fault(op turnstone.Op, err error) error {
 	return turnstone.NewError(op, turnstone.KindUnavailable, "tracer", err).
-		WithHint("memory files (memfd_create) are needed; the step can run without a trace")
+		WithHint("memory files (memfd_create) are required; the step can run without a trace")
 }
 
-// A Recorder collects what one step's shell does. Its methods may be called from
-// different goroutines, Reading and Read of one stream from one at a time.
+// A Recorder collects the commands of a step's shell. Its methods may be called from different
+// goroutines, but Reading and Read of a stream from one goroutine at a time.
 type Recorder struct {
 	env  []string
 	lib  *os.File
-	file *os.File // nil once started
+	file *os.File // nil after the start
 
-	// While a read is under way the shell waits for its end: streams are not to wait
-	// for what else is done here.
-	streams sync.Mutex // before mu
+	// The shell waits while a read is in progress. A separate mutex prevents streams from waiting
+	// for other work.
+	streams sync.Mutex // locked before mu
 	reads   [2]struct {
 		seq   uint32
 		count uint64
 	}
 
 	mu        sync.Mutex
-	mem       shared // nil once finished; set with both locks held
+	mem       shared // nil after Finish; set with both locks held
 	delivered []bool
-	from      int // all before it have been delivered
+	from      int // all earlier records have been delivered
 	sites     map[int]Site
 	pid       int
 	report    *Report
 }
 
-// Record prepares to record one step whose environment is env. The shell is started
-// with Env and, from descriptor 3 on, Files; it must be one that Check accepts, and
-// run in this process's own root.
+// Record prepares to record a step whose environment is env. Start the shell with Env and, from
+// descriptor 3 on, Files; Check must accept the shell, and it must run in this process's root.
 func (t *Tracer) Record(env []string) (*Recorder, error) { return t.RecordIn(-1, env) }
 
-// RecordIn is Record for a shell whose root is the open directory root. The error is
-// of kind Unavailable if there is no /proc in it: the loader could not find the
-// library and would say so on the step's standard error.
+// RecordIn is Record for a shell whose root is the open directory root. The error is of kind
+// Unavailable if root has no /proc: the loader would not find the library and would say so on the
+// step's standard error.
 func (t *Tracer) RecordIn(root int, env []string) (*Recorder, error) {
 	if err := checkProc(root); err != nil {
 		return nil, turnstone.NewError("trace.record", turnstone.KindUnavailable, "/proc", err).
@@ -115,8 +114,8 @@ func (t *Tracer) RecordIn(root int, env []string) (*Recorder, error) {
 		f.Close()
 		return nil, fault("trace.record", err)
 	}
-	// A step holds no descriptor of it, but could open one through /proc: it must
-	// not be able to cut off what is mapped here.
+	// A step has no descriptor of the memory, but could open it through /proc: it must not be able
+	// to truncate the mapped file.
 	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
 		f.Close()
 		_ = unix.Munmap(b)
@@ -124,7 +123,7 @@ func (t *Tracer) RecordIn(root int, env []string) (*Recorder, error) {
 	}
 	r := &Recorder{lib: t.lib, file: f, mem: b, delivered: make([]bool, MaxRecords), sites: make(map[int]Site)}
 	*r.mem.word(0), *r.mem.word(4) = magic, lenShared
-	// The library's own entry stands last, where it can be taken out without a trace.
+	// The library's own entry is last, so that its removal restores the original value.
 	own := preload + "/proc/self/fd/3"
 	for _, kv := range env {
 		if user, ok := strings.CutPrefix(kv, preload); ok {
@@ -139,9 +138,9 @@ func (t *Tracer) RecordIn(root int, env []string) (*Recorder, error) {
 	return r, nil
 }
 
-// checkProc says whether the kernel's own /proc is below root, or below this process's
-// root if that is negative. What a step put in its place is not. It may be that of a PID
-// namespace that this process is not in, and has no "self" then that leads anywhere.
+// checkProc reports whether the kernel's own /proc is below root, or below this process's root if
+// root is negative. A replacement by the step is rejected. The /proc may belong to a PID namespace
+// without this process, and its "self" is then invalid.
 func checkProc(root int) error {
 	flags := uint64(unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC)
 	var fd int
@@ -161,19 +160,19 @@ func checkProc(root int) error {
 	}
 	var self unix.Stat_t
 	if fs.Type != unix.PROC_SUPER_MAGIC || unix.Fstatat(fd, "self", &self, unix.AT_SYMLINK_NOFOLLOW) != nil {
-		return errors.New("it is not the kernel's")
+		return errors.New("it is not the kernel's /proc")
 	}
 	return nil
 }
 
-// Env returns the environment with which to start the shell.
+// Env returns the environment for starting the shell.
 func (r *Recorder) Env() []string { return append([]string(nil), r.env...) }
 
-// Files returns what the shell has to inherit from descriptor 3 on. The files stay
-// the recorder's; they are valid until Started or Finish.
+// Files returns the files that the shell inherits from descriptor 3 on. The Recorder owns the
+// files; they are valid until Started or Finish.
 func (r *Recorder) Files() []*os.File { return []*os.File{r.lib, r.file} }
 
-// Started says that the shell runs, as process pid. It closes what only the shell
+// Started reports that the shell runs as process pid. It closes the files that only the shell
 // needs.
 func (r *Recorder) Started(pid int) {
 	r.mu.Lock()
@@ -185,11 +184,11 @@ func (r *Recorder) Started(pid int) {
 	}
 }
 
-// Reading says that bytes are about to be read, without blocking, from the step's
-// stream: 1 is its standard output, 2 its standard error. Read must follow.
+// Reading announces a read, without blocking, from the step's stream: 1 is standard output, 2
+// standard error. Read must follow.
 func (r *Recorder) Reading(stream int) { r.advance(stream, 0) }
 
-// Read says that n bytes were read since Reading; n is 0 if there were none.
+// Read reports that n bytes were read since Reading; n is 0 if there were none.
 func (r *Recorder) Read(stream int, n int) { r.advance(stream, n) }
 
 func (r *Recorder) advance(which, n int) {
@@ -205,13 +204,13 @@ func (r *Recorder) advance(which, n int) {
 	own.seq++
 	own.count += uint64(max(0, n))
 	off := stream(which)
-	// The count first: a reader takes it only when the sequence is even again.
+	// The count first: a reader uses it only when the sequence is even again.
 	atomic.StoreUint64(r.mem.long(off+8), own.count)
 	atomic.StoreUint32(r.mem.word(off), own.seq)
 }
 
-// site returns a site once it can be decoded; what it says is then kept, since the
-// step could change it.
+// site returns a site if it can be decoded. The result is cached because the step could change the
+// memory.
 func (r *Recorder) site(i int) (Site, bool) {
 	if s, ok := r.sites[i]; ok {
 		return s, true
@@ -237,9 +236,8 @@ func (r *Recorder) decode(id int) (Record, bool) {
 	return r.mem.decodeRecord(id, &raw, r.mem.load64(offStart), &site)
 }
 
-// Drain returns the records of commands that have ended since the last call. What
-// is still open at the end of the step is in the Report only. A record's ID and
-// Site are the same as in the Report.
+// Drain returns the records of commands that have ended since the last call. Commands that are open
+// at the end of the step are only in the Report. A record's ID and Site equal those in the Report.
 func (r *Recorder) Drain() []Record {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -332,7 +332,7 @@ func TestLive(t *testing.T) {
 	}
 }
 
-// TestState compares what a shell leaves with what its EXIT trap says of itself in a plain run.
+// TestState compares a shell's state with the report of its EXIT trap in a plain run.
 func TestState(t *testing.T) {
 	for name, script := range map[string]string{
 		"plain":      "export A=1 B='two words'; C=3; cd /tmp",
@@ -350,7 +350,7 @@ func TestState(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "w")
-			// PATH may be gone, and functions may stand in the way.
+			// PATH may be unset, and functions may shadow commands.
 			trap := "trap '{ builtin pwd; /usr/bin/env -0; } >\"" + filepath.Dir(dir) + "/said\"' EXIT\n"
 			corpusRun(t, nil, dir, trap+script, baseEnv(dir))
 			b, err := os.ReadFile(filepath.Join(filepath.Dir(dir), "said"))
@@ -376,7 +376,8 @@ func TestState(t *testing.T) {
 func withoutUnderscore(env []string) []string {
 	var out []string
 	for _, kv := range env {
-		if !strings.HasPrefix(kv, "_=") && !strings.HasPrefix(kv, "BASH_TRAPSIG=") { // bash 5.3 has the latter in traps
+		// bash 5.3 has the latter in traps
+		if !strings.HasPrefix(kv, "_=") && !strings.HasPrefix(kv, "BASH_TRAPSIG=") {
 			out = append(out, kv)
 		}
 	}
@@ -394,7 +395,7 @@ func TestStateTooLarge(t *testing.T) {
 func TestUserPreload(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "w")
 	script := `echo "$LD_PRELOAD"; tr '\0' '\n' < /proc/$$/environ | sort; ls /proc/self/fd`
-	// A library that is there and does nothing to bash.
+	// An existing library that does not affect bash.
 	lib := "/lib/x86_64-linux-gnu/libm.so.6"
 	if _, err := os.Stat(lib); err != nil {
 		t.Skip(err)

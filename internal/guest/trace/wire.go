@@ -10,7 +10,7 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// flagNames are Flags as the wire names them. Exited is the presence of an exit code.
+// flagNames are the wire's names of Flags. An exit code represents Exited.
 var flagNames = []struct {
 	name string
 	of   func(*Flags) *bool
@@ -27,8 +27,8 @@ var flagNames = []struct {
 	{"unfinished", func(f *Flags) *bool { return &f.Unfinished }},
 }
 
-// ToWire returns r as it crosses the wire. script, which may be nil, gives a
-// resolved record its language, span and stage.
+// ToWire returns r in its wire form. script, which may be nil, provides a resolved record's
+// language, span and stage.
 func (r *Record) ToWire(script *syntax.Script) wire.ShellRecord {
 	w := wire.ShellRecord{ID: int64(r.ID), Parent: int64(r.Parent), Site: int64(r.Site), Command: -1, Kind: string(r.Kind),
 		Language: "bash", Text: r.Words, Line: int64(r.Line), PID: int64(r.Pid), Start: int64(r.Start), Duration: int64(r.Duration)}
@@ -38,7 +38,8 @@ func (r *Record) ToWire(script *syntax.Script) wire.ShellRecord {
 		span := SpanToWire(c.Span)
 		w.Span = &span
 		if from, to := c.Span.Start, min(c.Span.End, c.Span.Start+MaxText, len(script.Source)); r.Words == "" && from >= 0 && from < to {
-			w.Text = strings.ToValidUTF8(string(script.Source[from:to]), "\uFFFD") // of a pipeline, for which bash keeps no words
+			// a pipeline, for which bash keeps no words
+			w.Text = strings.ToValidUTF8(string(script.Source[from:to]), "\uFFFD")
 		}
 	}
 	if r.Flags.Exited {
@@ -67,22 +68,22 @@ func (r Range) toWire() *wire.ShellRange {
 	return &wire.ShellRange{From: r.Start, To: r.End}
 }
 
-// SpanToWire returns s as it crosses the wire.
+// SpanToWire returns s in its wire form.
 func SpanToWire(s syntax.Span) wire.ShellSpan {
 	return wire.ShellSpan{Start: int64(s.Start), End: int64(s.End), Line: int64(s.Line), Column: int64(s.Column),
 		EndLine: int64(s.EndLine), EndColumn: int64(s.EndColumn)}
 }
 
-// ToWire returns s as it crosses the wire.
+// ToWire returns s in its wire form.
 func (s *Site) ToWire() wire.ShellSite {
 	return wire.ShellSite{ID: int64(s.ID), Kind: string(s.Kind), Command: int64(s.Command), Text: s.Words, Cut: s.Cut, Line: int64(s.Line),
 		Count: s.Count, Failures: s.Failures, Duration: int64(s.Time)}
 }
 
-// FromWire returns the report that a sandbox sent, unresolved, for a caller that
-// has parsed the script itself. Its records are in the order in which they began;
-// they are sent as they end. What came is hostile: numbers that cannot be, and those
-// that came before, are left out, and Resolve checks what it uses.
+// FromWire returns the report that a sandbox sent, unresolved, for a caller that has parsed the
+// script itself. Its records are ordered by their beginnings; the sandbox sends them ordered by
+// their ends. The input is untrusted: FromWire drops impossible and repeated numbers, and Resolve
+// checks what it uses.
 func FromWire(records []wire.ShellRecord, end *wire.ShellFinishedEvent) *Report {
 	rep := &Report{Commands: end.Count, Dropped: end.Dropped, Untraced: end.Untraced}
 	seen := make(map[int64]bool, min(len(records), MaxRecords))
@@ -100,7 +101,7 @@ func FromWire(records []wire.ShellRecord, end *wire.ShellFinishedEvent) *Report 
 	for i := range end.Sites {
 		if w := &end.Sites[i]; !seen[w.ID] {
 			if s, ok := siteFromWire(w); ok {
-				seen[w.ID] = true // so that there are at most MaxSites
+				seen[w.ID] = true // at most MaxSites entries
 				rep.Sites = append(rep.Sites, s)
 			}
 		}
@@ -144,7 +145,7 @@ func recordFromWire(w *wire.ShellRecord) (Record, bool) {
 	return r, true
 }
 
-// known says whether a kind of command is one that there is.
+// known reports whether a kind of command exists.
 func known(k syntax.Kind) bool { return k != "" && slices.Contains(kinds[:], k) }
 
 func rangeFromWire(w *wire.ShellRange) Range {
