@@ -10,8 +10,8 @@ import (
 
 // CloseOnExec marks every descriptor of this process from 3 on as close-on-exec. Go's own
 // descriptors are marked, but a process may have inherited others, and a C library may open others.
-// exec.Cmd's ExtraFiles are passed on nevertheless. A driver calls CloseOnExec before each start, a
-// program once at its beginning.
+// exec.Cmd's ExtraFiles are passed on nevertheless. Start calls CloseOnExec before each start, a
+// program calls it once at its beginning.
 func CloseOnExec() error {
 	if unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) == nil {
 		return nil
