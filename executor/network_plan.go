@@ -12,6 +12,9 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/network/netstack"
+	"turnstone.dev/turnstone/internal/network/proxy"
+	"turnstone.dev/turnstone/internal/network/recording"
 	"turnstone.dev/turnstone/internal/secret"
 )
 
@@ -29,12 +32,12 @@ type networkPlan struct {
 	secrets     *secret.Set // masked in what is recorded and told
 	leak        string      // the secret that the recording holds all the same
 
-	ca       *network.CA         // nil: no TLS is opened
+	ca       *proxy.CA           // nil: no TLS is opened
 	hostCA   []*x509.Certificate // that the guest trusts because its host does, beyond the public ones
-	recorder *network.Recorder
-	spool    spool           // of the recorder, or the player
-	opened   *network.Budget // of the connections that it opens; nil: one of its own
-	player   *network.Player
+	recorder *recording.Recorder
+	spool    spool         // of the recorder, or the player
+	opened   *proxy.Budget // of the connections that it opens; nil: one of its own
+	player   *recording.Player
 	playing  turnstone.TurnID
 	outer    map[string]string // variables that trust replaces, as they would be
 	bundle   string            // path of the certificates that the guest trusts without us
@@ -153,15 +156,15 @@ func (p *plan) hideHeaders(req Request) error {
 }
 
 // options are those of the network's stack.
-func (n *networkPlan) options(watch *network.Watch) network.Options {
-	o := network.Options{Policy: n.policy, Budget: n.opened, Observer: maskedWatch{watch, n.secrets}, Resolver: resolverAt(n.spec.DNS)}
+func (n *networkPlan) options(watch *network.Watch) netstack.Options {
+	o := netstack.Options{Policy: n.policy, Budget: n.opened, Observer: maskedWatch{watch, n.secrets}, Resolver: resolverAt(n.spec.DNS)}
 	if n.recorder == nil && n.player == nil && n.ca == nil && len(n.spec.Headers) == 0 {
 		return o
 	}
-	proxy := network.NewProxy(network.ProxyOptions{Resolver: o.Resolver, CA: n.ca, Open: n.spec.Open || n.player != nil, Headers: n.spec.Headers,
+	p := proxy.New(proxy.Options{Resolver: o.Resolver, CA: n.ca, Open: n.spec.Open || n.player != nil, Headers: n.spec.Headers,
 		Recorder: n.recorder, Player: n.player, Secrets: n.secrets, Budget: n.opened, Observer: o.Observer})
-	o.Interceptor = proxy
-	o.Dialer, o.Resolver = proxy.Below()
+	o.Interceptor = p
+	o.Dialer, o.Resolver = p.Below()
 	return o
 }
 

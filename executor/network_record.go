@@ -15,6 +15,7 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/network/recording"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -55,7 +56,7 @@ func (r *run) openNetwork(ctx context.Context) error {
 		if n.spool, err = r.x.newSpool(); err != nil {
 			return err
 		}
-		n.recorder = network.NewRecorder(network.RecorderOptions{Out: n.spool, Secrets: n.secrets, Room: func() error { return diskspace.Room(r.x.home.Root, r.plan.limits.FreeSpace) }})
+		n.recorder = recording.NewRecorder(recording.Options{Out: n.spool, Secrets: n.secrets, Room: func() error { return diskspace.Room(r.x.home.Root, r.plan.limits.FreeSpace) }})
 	}
 	if n.replay {
 		if err := r.openReplay(ctx); err != nil {
@@ -82,7 +83,7 @@ func (r *run) openReplay(ctx context.Context) error {
 	if n.spool, err = r.x.newSpool(); err != nil {
 		return err
 	}
-	index, err := r.at.cs.read(ctx, *rec.Network.Index, network.MaxIndex)
+	index, err := r.at.cs.read(ctx, *rec.Network.Index, recording.MaxIndex)
 	if err != nil {
 		return err
 	}
@@ -94,11 +95,11 @@ func (r *run) openReplay(ctx context.Context) error {
 	if err = errors.Join(err, in.Close()); err != nil {
 		return err
 	}
-	recording, err := network.Decode(index, size)
+	indexed, err := recording.Decode(index, size)
 	if err != nil {
 		return err
 	}
-	n.player, n.playing = network.NewPlayer(recording, n.spool, n.secrets), rec.ID
+	n.player, n.playing = recording.NewPlayer(indexed, n.spool, n.secrets), rec.ID
 	n.policy.Allow = append(slices.Clone(n.policy.Allow), n.player.Rules(maxReplayRules-len(n.policy.Allow))...)
 	n.policy.Only, n.policy.Within = false, nil // nothing but the recording is behind it
 	return nil
@@ -209,12 +210,12 @@ func (r *run) keepNetwork(ctx context.Context, b *store.Batch) (*RecordNetwork, 
 		r.obs.Preparing("the recording of the network is not kept, because it holds the secret " + n.leak)
 		return rec, nil
 	}
-	recording := n.recorder.Finish()
-	index, err := json.Marshal(recording)
+	kept := n.recorder.Finish()
+	index, err := json.Marshal(kept)
 	if err != nil {
 		return nil, err
 	}
-	if len(index) > network.MaxIndex {
+	if len(index) > recording.MaxIndex {
 		r.obs.Preparing("the recording of the network is not kept: its index is too large")
 		return rec, nil
 	}
@@ -225,10 +226,10 @@ func (r *run) keepNetwork(ctx context.Context, b *store.Batch) (*RecordNetwork, 
 	if rec.Index, err = put(bytes.NewReader(index), int64(len(index))); err != nil {
 		return nil, err
 	}
-	if rec.Data, err = put(io.NewSectionReader(n.spool, 0, recording.Bytes), recording.Bytes); err != nil {
+	if rec.Data, err = put(io.NewSectionReader(n.spool, 0, kept.Bytes), kept.Bytes); err != nil {
 		return nil, err
 	}
-	rec.Facts = recording.Facts()
+	rec.Facts = kept.Facts()
 	return rec, nil
 }
 

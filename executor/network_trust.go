@@ -6,6 +6,7 @@ import (
 
 	"turnstone.dev/turnstone/internal/hostca"
 	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/network/proxy"
 	"turnstone.dev/turnstone/internal/sandbox"
 )
 
@@ -55,7 +56,7 @@ func (n *networkPlan) trust(env []string) ([]string, error) {
 		return n.variables(n.outer), nil // who names certificates of its own means them
 	}
 	var err error
-	if n.ca, err = network.NewCA(); err != nil {
+	if n.ca, err = proxy.NewCA(); err != nil {
 		return nil, err
 	}
 	if b := n.outer["SSL_CERT_FILE"]; b != "" {

@@ -11,13 +11,15 @@ import (
 
 	"turnstone.dev/turnstone/internal/hostca"
 	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/network/proxy"
+	"turnstone.dev/turnstone/internal/network/recording"
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // ownAuthority makes this process trust an authority of its own.
 func ownAuthority(t *testing.T) *x509.Certificate {
 	t.Helper()
-	ca, err := network.NewCA()
+	ca, err := proxy.NewCA()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +62,7 @@ func TestHostAuthorities(t *testing.T) {
 		t.Errorf("over the image's: %q", left)
 	}
 	// Switched off, in a replay, and where the host has none.
-	for what, n := range map[string]*networkPlan{"off": {spec: network.Spec{NoHostCA: true}}, "a replay": {player: network.NewPlayer(&network.Recording{}, nil, nil)}} {
+	for what, n := range map[string]*networkPlan{"off": {spec: network.Spec{NoHostCA: true}}, "a replay": {player: recording.NewPlayer(&recording.Recording{}, nil, nil)}} {
 		if more, err := x.trusted(n, env); err != nil || len(more) != 0 || len(n.hostCA) != 0 {
 			t.Errorf("%s: %q, %v", what, more, err)
 		}

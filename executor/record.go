@@ -53,7 +53,7 @@ type Record struct {
 // A RecordNetwork is what is kept of a turn's network.
 type RecordNetwork struct {
 	Spec *network.Spec `json:"spec,omitempty"` // what was asked for, without the values of secrets
-	// Index and Data are the recording, if there is one: an encoded network.Recording, and
+	// Index and Data are the recording, if there is one: an encoded recording.Recording, and
 	// the bytes that it names.
 	Index *tree.Content `json:"index,omitempty"`
 	Data  *tree.Content `json:"data,omitempty"`

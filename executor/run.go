@@ -14,6 +14,7 @@ import (
 	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/guest/trace"
 	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/network/proxy"
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/secret"
 	"turnstone.dev/turnstone/internal/statedir"
@@ -30,13 +31,13 @@ type Host struct {
 	space    *diskspace.Disk // the one with home
 	repo     *Repo           // what is kept between turns
 	launcher *sandbox.Launcher
-	opened   *network.Budget // of the connections that sandboxes have opened
+	opened   *proxy.Budget // of the connections that sandboxes have opened
 }
 
 // New returns an executor on h.
 func New(h *statedir.Dir) *Executor {
 	x := &Host{home: h, space: diskspace.New(h.Root), launcher: sandbox.New(h),
-		opened: network.NewBudget(network.DefaultBudget)}
+		opened: proxy.NewBudget(proxy.DefaultBudget)}
 	x.repo = newRepo(h, x.templates)
 	return &Executor{Host: x}
 }

@@ -1,11 +1,7 @@
 package network
 
 import (
-	"net"
 	"net/netip"
-	"slices"
-	"sync"
-	"time"
 )
 
 // A class says what kind of address a guest wants to reach.
@@ -66,10 +62,10 @@ func kinds() []kind {
 // globalUnicast is the one range of IPv6 with public addresses (RFC 4291).
 const globalUnicast = "2000::/3"
 
-// embedded returns the IPv4 address that a means, when it is an IPv6 address that only
+// Embedded returns the IPv4 address that a means, when it is an IPv6 address that only
 // wraps one: mapped and compatible (RFC 4291), NAT64 (RFC 6052), 6to4 (RFC 3056). Else a,
 // without its zone.
-func embedded(a netip.Addr) netip.Addr {
+func Embedded(a netip.Addr) netip.Addr {
 	a = a.Unmap().WithZone("")
 	if a.Is4() || !a.IsValid() {
 		return a
@@ -85,33 +81,11 @@ func embedded(a netip.Addr) netip.Addr {
 	return a
 }
 
-// hostAddresses tells the addresses of the host's own interfaces. It asks the
-// kernel again when its answer is older than hostAddressesAge.
-type hostAddresses struct {
-	ask func() ([]net.Addr, error)
-
-	mu    sync.Mutex
-	at    time.Time
-	addrs []netip.Addr
-}
-
-const hostAddressesAge = 5 * time.Second
-
-// has reports whether a is an address of the host. When the kernel does not answer, the
-// last answer counts.
-func (h *hostAddresses) has(a netip.Addr) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if now := time.Now(); h.at.IsZero() || now.Sub(h.at) > hostAddressesAge {
-		if list, err := h.ask(); err == nil {
-			h.addrs = h.addrs[:0]
-			for _, item := range list {
-				if p, err := netip.ParsePrefix(item.String()); err == nil {
-					h.addrs = append(h.addrs, p.Addr().Unmap())
-				}
-			}
-		}
-		h.at = now
+// HostAddress is where a guest's connection really goes: the gateway stands for the host's
+// loopback.
+func HostAddress(to netip.AddrPort) netip.AddrPort {
+	if to.Addr() == netip.MustParseAddr(Gateway) {
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), to.Port())
 	}
-	return slices.Contains(h.addrs, a)
+	return netip.AddrPortFrom(Embedded(to.Addr()), to.Port())
 }

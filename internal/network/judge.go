@@ -18,12 +18,12 @@ type Verdict struct {
 // host's loopback. Addresses of the host itself are not known here: a Stack refuses them
 // too, unless a rule has just the one address.
 func (p Policy) Decide(name string, addr netip.Addr, port uint16) Verdict {
-	return newJudge(p, func(netip.Addr) bool { return false }).decide(name, addr, port)
+	return NewJudge(p, func(netip.Addr) bool { return false }).decide(name, addr, port)
 }
 
-// A judge is a policy, and those that it is within, with what is needed to know to decide.
+// A Judge is a policy, and those that it is within, with what is needed to know to decide.
 // What is allowed is what all of them allow. A judge does not change.
-type judge struct {
+type Judge struct {
 	terrain
 	all    []judgeOne // the first is the policy itself
 	own    []Rule     // the policy's Own
@@ -45,14 +45,15 @@ type terrain struct {
 	dns     netip.Addr
 }
 
-func newJudge(p Policy, isOwn func(netip.Addr) bool) *judge {
-	j := &judge{own: p.Own, terrain: terrain{kinds: kinds(), global: netip.MustParsePrefix(globalUnicast), isOwn: isOwn,
+// NewJudge returns a Judge of p. isOwn reports whether an address belongs to the host.
+func NewJudge(p Policy, isOwn func(netip.Addr) bool) *Judge {
+	j := &Judge{own: p.Own, terrain: terrain{kinds: kinds(), global: netip.MustParsePrefix(globalUnicast), isOwn: isOwn,
 		gateway: netip.MustParseAddr(Gateway), dns: netip.MustParseAddr(DNS)}}
 	j.add(p)
 	return j
 }
 
-func (j *judge) add(p Policy) {
+func (j *Judge) add(p Policy) {
 	j.all = append(j.all, judgeOne{&j.terrain, p})
 	for _, r := range p.Deny {
 		j.denies = j.denies || r.Name != ""
@@ -67,11 +68,11 @@ func (t *terrain) target(addr netip.Addr) netip.Addr {
 	if addr == t.gateway {
 		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	}
-	return embedded(addr)
+	return Embedded(addr)
 }
 
 // each asks one policy after the other, until one refuses.
-func (j *judge) each(ask func(judgeOne) Verdict) Verdict {
+func (j *Judge) each(ask func(judgeOne) Verdict) Verdict {
 	first := Verdict{Allowed: true}
 	for i, one := range j.all {
 		v := ask(one)
@@ -88,7 +89,7 @@ func (j *judge) each(ask func(judgeOne) Verdict) Verdict {
 	return first
 }
 
-func (j *judge) decide(name string, addr netip.Addr, port uint16) Verdict {
+func (j *Judge) decide(name string, addr netip.Addr, port uint16) Verdict {
 	if v := j.serves(addr, port); v.Allowed {
 		return v
 	}
@@ -96,7 +97,7 @@ func (j *judge) decide(name string, addr netip.Addr, port uint16) Verdict {
 }
 
 // serves says whether a rule of Own has the address and port.
-func (j *judge) serves(addr netip.Addr, port uint16) Verdict {
+func (j *Judge) serves(addr netip.Addr, port uint16) Verdict {
 	for _, r := range j.own {
 		a := j.target(addr)
 		if r.Port == port && r.matchesAddr(a) && r.opens(j.kindOf(a)) {
@@ -106,20 +107,20 @@ func (j *judge) serves(addr netip.Addr, port uint16) Verdict {
 	return Verdict{}
 }
 
-// lookup says whether a guest may ask for the addresses of name.
-func (j *judge) lookup(name string) Verdict {
+// Lookup says whether a guest may ask for the addresses of name.
+func (j *Judge) Lookup(name string) Verdict {
 	return j.each(func(one judgeOne) Verdict { return one.lookup(name) })
 }
 
-// answer says whether addr may be told to the guest as an address of name: whether it
+// Answer says whether addr may be told to the guest as an address of name: whether it
 // could connect to any port of it. A name on the Internet whose address is in a private
 // range is how a web page gets at a router (DNS rebinding).
-func (j *judge) answer(name string, addr netip.Addr) Verdict {
+func (j *Judge) Answer(name string, addr netip.Addr) Verdict {
 	return j.each(func(one judgeOne) Verdict { return one.answer(name, addr) })
 }
 
-// loopback reports whether any port of the host's loopback is open.
-func (j *judge) loopback() bool {
+// Loopback reports whether any port of the host's loopback is open.
+func (j *Judge) Loopback() bool {
 	for _, r := range slices.Concat(j.own, j.all[0].Allow) {
 		if r.Name == "" && r.Prefix.Addr().IsLoopback() && j.decide("", j.gateway, r.Port).Allowed {
 			return true
@@ -131,7 +132,7 @@ func (j *judge) loopback() bool {
 // pinned reports whether name may be reached at to by who does not say that it wants it:
 // every policy that does not open the address itself has a rule with a name and just this
 // port.
-func (j *judge) pinned(name string, to netip.AddrPort) bool {
+func (j *Judge) pinned(name string, to netip.AddrPort) bool {
 	for _, one := range j.all {
 		if !one.decide("", to.Addr(), to.Port()).Allowed && !one.pinned(name, to.Port()) {
 			return false
@@ -186,7 +187,7 @@ func (j judgeOne) lookup(name string) Verdict {
 }
 
 func (j judgeOne) answer(name string, addr netip.Addr) Verdict {
-	a := embedded(addr)
+	a := Embedded(addr)
 	for _, r := range j.Deny {
 		if r.Port == 0 && (r.matchesAddr(a) || r.matchesAddr(addr)) {
 			return Verdict{Rule: r.String(), Reason: "in deny: " + r.String()}
@@ -213,6 +214,14 @@ func (j judgeOne) pinned(name string, port uint16) bool {
 		}
 	}
 	return false
+}
+
+// Unreachable returns the word for an address that no connection can be to, or "".
+func (j *Judge) Unreachable(a netip.Addr) string {
+	if k := j.kindOf(a); k.class == never || a.IsLoopback() {
+		return k.word
+	}
+	return ""
 }
 
 // kindOf tells what kind of address a is, after embedded.

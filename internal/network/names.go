@@ -12,8 +12,8 @@ import (
 // was not answered for the longest time goes first.
 const namesPerAddress = 32
 
-// names remembers which names the guest was answered an address for.
-type names struct {
+// Names remembers which names the guest was answered an address for.
+type Names struct {
 	max  int
 	life time.Duration
 
@@ -28,12 +28,14 @@ type named struct {
 	until time.Time
 }
 
-func newNames(most int, life time.Duration) *names {
-	return &names{max: most, life: life, byAddr: map[netip.Addr]*list.Element{}, order: list.New()}
+// NewNames returns an empty Names that keeps the names of at most so many addresses, each for
+// the given time after its last use.
+func NewNames(most int, life time.Duration) *Names {
+	return &Names{max: most, life: life, byAddr: map[netip.Addr]*list.Element{}, order: list.New()}
 }
 
-// add remembers that addr was answered for name.
-func (n *names) add(addr netip.Addr, name string) {
+// Add remembers that addr was answered for name.
+func (n *Names) Add(addr netip.Addr, name string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	e := n.get(addr)
@@ -54,9 +56,9 @@ func (n *names) add(addr netip.Addr, name string) {
 	}
 }
 
-// of returns the names that addr was answered for, the latest first, and remembers
+// Of returns the names that addr was answered for, the latest first, and remembers
 // them for longer, because the guest still uses them.
-func (n *names) of(addr netip.Addr) []string {
+func (n *Names) Of(addr netip.Addr) []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	e := n.get(addr)
@@ -67,16 +69,16 @@ func (n *names) of(addr netip.Addr) []string {
 	return slices.Clone(e.names)
 }
 
-// latest returns the name that addr was last answered for, or "".
-func (n *names) latest(addr netip.Addr) string {
-	if names := n.of(addr); len(names) > 0 {
+// Latest returns the name that addr was last answered for, or "".
+func (n *Names) Latest(addr netip.Addr) string {
+	if names := n.Of(addr); len(names) > 0 {
 		return names[0]
 	}
 	return ""
 }
 
 // has reports whether addr was answered for name.
-func (n *names) has(addr netip.Addr, name string) bool {
+func (n *Names) has(addr netip.Addr, name string) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	e := n.get(addr)
@@ -84,7 +86,7 @@ func (n *names) has(addr netip.Addr, name string) bool {
 }
 
 // get is called with mu.
-func (n *names) get(addr netip.Addr) *named {
+func (n *Names) get(addr netip.Addr) *named {
 	el := n.byAddr[addr]
 	if el == nil {
 		return nil
@@ -99,7 +101,7 @@ func (n *names) get(addr netip.Addr) *named {
 }
 
 // remove is called with mu.
-func (n *names) remove(el *list.Element) {
+func (n *Names) remove(el *list.Element) {
 	delete(n.byAddr, el.Value.(*named).addr)
 	n.order.Remove(el)
 }

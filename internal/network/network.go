@@ -1,7 +1,8 @@
-// Package network is the outside of a sandbox's network card: a router, a name
-// server and a firewall in user space, with no interface on the host and no rights.
-// It reads the guest's Ethernet frames, which are an attacker's input, and opens
-// ordinary connections of the host for what the policy allows.
+// Package network says what a sandbox may reach on the network: the policy and its rules, the
+// judge that decides by them, secret headers, and reports of what was refused. What carries
+// traffic is below it: netstack is a sandbox's network, proxy passes HTTP on request by request
+// and opens TLS, recording keeps and replays, and sniff classifies first bytes. This package
+// imports none of them, so that reading a policy does not link a TCP/IP stack.
 package network
 
 import (
@@ -24,6 +25,9 @@ const MTU = 1500
 // LargeMTU is for cards that the agent makes and whose frames it carries: each frame
 // costs it several system calls, and nothing between it and the host wants small ones.
 const LargeMTU = 16 << 10
+
+// MaxAnswers bounds the addresses in one answer of the name server.
+const MaxAnswers = 24
 
 // A Policy says what a guest may reach. The zero Policy is the default of
 // "network: on": every public address, and nothing else.
@@ -98,6 +102,17 @@ type Refusal struct {
 	Reason   string // one line, as "not in allow", "private address"
 }
 
+// MaxReason bounds the text of a refusal or a failure, in bytes.
+const MaxReason = 300
+
+// Shorten cuts the text of a refusal or a failure to at most MaxReason bytes and an ellipsis.
+func Shorten(s string) string {
+	if len(s) > MaxReason {
+		return s[:MaxReason] + "…"
+	}
+	return s
+}
+
 // A Connection is one that was allowed.
 type Connection struct {
 	Start, End time.Time
@@ -106,15 +121,4 @@ type Connection struct {
 	Address    netip.AddrPort
 	Sent       int64 // bytes that the guest sent
 	Received   int64 // bytes that the guest got
-}
-
-// Options are what a Stack is made with.
-type Options struct {
-	Policy      Policy
-	MTU         int         // of the guest's card, in bytes; 0: MTU
-	Observer    Observer    // may be nil
-	Interceptor Interceptor // may be nil
-	Dialer      Dialer      // nil: the host's own
-	Resolver    Resolver    // nil: the host's own
-	Budget      *Budget     // of connections whose requests are looked at; nil: a share of one of its own
 }

@@ -97,7 +97,7 @@ func parsePrefix(host string) (netip.Prefix, bool, error) {
 	}
 	a, err := netip.ParseAddr(host)
 	if err != nil {
-		if looksLikeAddress(host) {
+		if LooksLikeAddress(host) {
 			return netip.Prefix{}, true, errors.New("not an address")
 		}
 		return netip.Prefix{}, false, nil
@@ -117,10 +117,10 @@ func unmapPrefix(p netip.Prefix) netip.Prefix {
 	return p
 }
 
-// looksLikeAddress tells of text that inet_aton and its like may take for an address, as
+// LooksLikeAddress tells of text that inet_aton and its like may take for an address, as
 // "127.1", "0x7f000001" and "2130706433", and of anything with a colon. The last label of a
 // name is never a number.
-func looksLikeAddress(host string) bool {
+func LooksLikeAddress(host string) bool {
 	if strings.Contains(host, ":") {
 		return true
 	}
@@ -155,15 +155,15 @@ func checkPattern(name string) error {
 	if strings.Contains(base, "*") {
 		return errors.New(`"*." may only be at the beginning, and stands for any name below`)
 	}
-	if looksLikeAddress(base) {
+	if LooksLikeAddress(base) {
 		return errors.New("not an address, and not a name")
 	}
-	return checkName(base)
+	return CheckName(base)
 }
 
-// checkName reports what makes name one that no host has (RFC 1123, RFC 2181: letters,
+// CheckName reports what makes name one that no host has (RFC 1123, RFC 2181: letters,
 // digits, hyphens and underscores, at most 63 bytes a label and 253 in all).
-func checkName(name string) error {
+func CheckName(name string) error {
 	if name == "" || len(name) > 253 {
 		return fmt.Errorf("a name of %d bytes", len(name))
 	}
@@ -221,7 +221,7 @@ func (p Policy) validate(left *int) error {
 		}
 	}
 	for _, r := range slices.Concat(p.Allow, p.Own) {
-		if err := cmp.Or(r.check(), r.checkAllow()); err != nil {
+		if err := cmp.Or(r.check(), r.CheckAllow()); err != nil {
 			return fail("allow: "+r.String(), err)
 		}
 	}
@@ -241,8 +241,8 @@ func (p Policy) validate(left *int) error {
 	return nil
 }
 
-// checkAllow reports what makes r a rule that opens nothing.
-func (r Rule) checkAllow() error {
+// CheckAllow reports what makes r a rule that opens nothing.
+func (r Rule) CheckAllow() error {
 	if r.Name != "" {
 		if r.Name == HostName {
 			return &turnstone.Error{Kind: turnstone.KindInvalid, Err: errors.New("a name of the host's loopback"),

@@ -83,3 +83,14 @@ func (f *Facts) Cut(n int) {
 		f.Refused = f.Refused[:last]
 	}
 }
+
+// Totals are counters of a Stack since it was made. They only grow.
+type Totals struct {
+	Connections int64 // TCP connections and UDP flows that were allowed and opened
+	Sent        int64 // bytes that the guest sent on them
+	Received    int64 // bytes that the guest got from them
+	Lookups     int64 // lookups that the host made
+	Refused     int64 // connections, lookups and packets that the policy or a limit ended
+	Dropped     int64 // frames that no honest guest sends, or that found no room
+	Untold      int64 // refusals that the Observer was not told of: of limits, and when there were too many
+}

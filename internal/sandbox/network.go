@@ -11,6 +11,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/network/netstack"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/wire"
 )
@@ -18,14 +19,14 @@ import (
 // A Network is what a sandbox's network is made of, where its shape has one.
 type Network struct {
 	// Options returns those of the network's stack, which tells watch what it refuses.
-	Options func(watch *network.Watch) network.Options
+	Options func(watch *network.Watch) netstack.Options
 	Trust   Trust
 }
 
 // A guestNetwork is the outside of one sandbox's network card. It lives as long as
 // the sandbox, and outlives its links.
 type guestNetwork struct {
-	stack *network.Stack
+	stack *netstack.Stack
 	watch *network.Watch
 	card  bool   // the machine's own; else the agent makes one after each renew
 	mac   string // of the card that the agent makes
@@ -49,7 +50,7 @@ func (s *Sandbox) makeNetwork(ctx context.Context, want Network) error {
 		opts.MTU = network.LargeMTU
 	}
 	var err error
-	if n.stack, err = network.New(opts); err != nil {
+	if n.stack, err = netstack.New(opts); err != nil {
 		return err
 	}
 	n.ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))

@@ -7,7 +7,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/hostca"
-	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/network/proxy"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -17,7 +17,7 @@ const maxBundle = 4 << 20
 // Trust is what a guest trusts beside what its image says: the certificates that its host has beyond
 // the public ones, and the authority of its network.
 type Trust struct {
-	CA     *network.CA         // nil: no TLS is opened
+	CA     *proxy.CA           // nil: no TLS is opened
 	Host   []*x509.Certificate // of the host
 	Bundle string              // path of the certificates that the guest trusts without
 }

@@ -1,0 +1,125 @@
+package network
+
+import (
+	"net/netip"
+)
+
+// A Greeting is what the first bytes of a connection say.
+type Greeting struct {
+	Protocol GreetingProtocol
+	Name     string // of the host that the guest wants; lower case; "" when it does not say, or is an address
+}
+
+// A GreetingProtocol is the protocol that a connection begins with.
+type GreetingProtocol int
+
+const (
+	GreetingSilent  GreetingProtocol = iota // nothing came in time, or nothing but white space
+	GreetingPartial                         // TLS or HTTP, and not all of it came in time, or it is broken
+	GreetingUnknown                         // neither TLS nor HTTP
+	GreetingTLS
+	GreetingHTTP
+)
+
+// A Check says what has to hold for the guest's first bytes on a connection, and for each
+// request of HTTP on it.
+type Check struct {
+	j     *Judge
+	to    netip.AddrPort
+	named bool // only names open it: the guest has to name one of them
+	free  bool // a protocol that names no host will do: a rule has the name and this port
+	First bool // nothing is sent to the guest before they are known
+}
+
+// Check says how a connection to an address with these names is looked at.
+func (j *Judge) Check(to netip.AddrPort, names []string) Check {
+	c := Check{j: j, to: to}
+	if j.decide("", to.Addr(), to.Port()).Allowed {
+		return c
+	}
+	c.named = true
+	for _, name := range names {
+		c.free = c.free || !WebPort(to.Port()) && j.pinned(name, to) && j.decide(name, to.Addr(), to.Port()).Allowed
+	}
+	c.First = !c.free
+	return c
+}
+
+// Strict reports whether what is HTTP is passed on request by request: the policy has rules with
+// names for the connection.
+func (c Check) Strict() bool { return c.named || c.j.denies }
+
+// Request returns why a request for a host, as HTTP's Host has it, is refused, or "".
+func (c Check) Request(host string, known *Names) string {
+	return c.Greeting(Greeting{Protocol: GreetingHTTP, Name: CanonicalName(HostOnly(host))}, known)
+}
+
+// WebPort tells the ports on which whoever does not name a host hides it.
+func WebPort(port uint16) bool { return port == 80 || port == 443 }
+
+// Greeting returns why a connection that begins with g is refused, or "".
+func (c Check) Greeting(g Greeting, known *Names) string {
+	if g.Name != "" {
+		v := c.j.decide(g.Name, c.to.Addr(), c.to.Port())
+		switch {
+		case !v.Allowed:
+			return v.Reason
+		case c.named && !known.has(c.to.Addr(), g.Name):
+			return "the address was not answered for this name"
+		}
+		return ""
+	}
+	if !c.named {
+		if c.j.denies && g.Protocol == GreetingPartial {
+			return "the host's name cannot be read"
+		}
+		return ""
+	}
+	switch g.Protocol {
+	case GreetingTLS:
+		return "TLS without a server name"
+	case GreetingHTTP:
+		return "HTTP without a host name"
+	case GreetingPartial:
+		return "the host's name cannot be read"
+	}
+	if c.free {
+		return ""
+	}
+	if g.Protocol == GreetingSilent {
+		return "the client did not say which host it wants"
+	}
+	return "the protocol does not say which host it wants"
+}
+
+// Connect says whether a connection may be opened, before anything was sent on it.
+func (j *Judge) Connect(protocol string, to netip.AddrPort, names []string) (Refusal, bool) {
+	var host string
+	if len(names) > 0 {
+		host = names[0]
+	}
+	r := Refusal{Protocol: protocol, Host: host, Address: to}
+	v := j.decide("", to.Addr(), to.Port())
+	if v.Allowed && !j.denies {
+		return r, true
+	}
+	allowed := v.Allowed && len(names) == 0
+	for _, name := range names {
+		byName := j.decide(name, to.Addr(), to.Port())
+		// Datagrams say nothing of the host, and QUIC hides it: a name opens them only
+		// together with a port, and not the port of QUIC.
+		if byName.Allowed && !v.Allowed && protocol == "udp" && (WebPort(to.Port()) || !j.pinned(name, to)) {
+			byName = Verdict{Reason: "a name opens UDP only with a port in the rule, and not 443"}
+		}
+		if byName.Allowed {
+			allowed = true
+			continue
+		}
+		v = byName
+	}
+	if allowed {
+		return r, true
+	}
+	r.Reason = v.Reason
+	return r, false
+}

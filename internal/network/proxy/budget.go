@@ -1,0 +1,145 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+)
+
+// OpenedCost is the most memory that one connection takes in this process while its TLS is
+// opened or its requests are looked at, in bytes. TestOpenedCost measures it.
+const OpenedCost = 1 << 20
+
+// DefaultBudget is the memory that all such connections of a process share, in bytes.
+const DefaultBudget = 256 << 20
+
+// placeTime is how long a connection waits for others to end before it is refused.
+const placeTime = 30 * time.Second
+
+// A Budget bounds the memory of opened connections, of all the sandboxes that share it. It is
+// safe for concurrent use.
+type Budget struct {
+	places chan struct{}
+	parent *Budget
+}
+
+// NewBudget returns a Budget of so many bytes.
+func NewBudget(bytes int64) *Budget {
+	return &Budget{places: make(chan struct{}, max(1, bytes/OpenedCost))}
+}
+
+// Share returns a Budget for one sandbox: half of b, and counted with the others of b, so that no
+// sandbox takes it all.
+func (b *Budget) Share() *Budget {
+	return &Budget{places: make(chan struct{}, max(1, cap(b.places)/2)), parent: b}
+}
+
+// enter takes a place for a connection, for which it waits; false when ctx or the time ends first.
+func (b *Budget) enter(ctx context.Context, wait time.Duration) bool {
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	return b.take(ctx)
+}
+
+func (b *Budget) take(ctx context.Context) bool {
+	select {
+	case b.places <- struct{}{}:
+	case <-ctx.Done():
+		return false
+	}
+	if b.parent != nil && !b.parent.take(ctx) {
+		<-b.places
+		return false
+	}
+	return true
+}
+
+func (b *Budget) leave() {
+	if b.parent != nil {
+		b.parent.leave()
+	}
+	<-b.places
+}
+
+// budgeted calls serve with a place in the budget, which a connection takes once.
+func (c *connection) budgeted(ctx context.Context, guest *eagerConn, serve func()) {
+	if c.placed {
+		serve()
+		return
+	}
+	if !c.p.opts.Budget.enter(ctx, placeTime) {
+		c.refused("too many opened connections at once")
+		guest.Reset()
+		return
+	}
+	defer c.p.opts.Budget.leave()
+	c.placed = true
+	serve()
+}
+
+// maxFields bounds the lines of a message's header. A header of many short lines takes some
+// twenty times its length in memory.
+const maxFields = 250
+
+var errManyFields = errors.New("too many fields in a header")
+
+// A headCounter counts the lines of headers in what is read from a connection.
+type headCounter struct {
+	mu     sync.Mutex
+	active bool
+	lines  int
+	length int    // bytes of the present line, without its end
+	first  []byte // of the block's first line
+}
+
+// begin says that what comes next is a header.
+func (h *headCounter) begin() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.active, h.lines, h.length, h.first = true, 0, 0, h.first[:0]
+}
+
+// end says that the header has come.
+func (h *headCounter) end() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.active = false
+}
+
+// complete reports whether a header has come whole, and begin was not called since.
+func (h *headCounter) complete() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return !h.active && h.lines > 0
+}
+
+// saw counts what was read. It stops at the header's end, behind which there may be a body.
+func (h *headCounter) saw(p []byte) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, c := range p {
+		switch {
+		case !h.active:
+			return nil
+		case c == '\n' && h.length == 0 && h.lines > 0:
+			// Behind an answer of the kind 1xx there is another one.
+			h.active = len(h.first) == len("HTTP/1.1 1") && h.first[9] == '1'
+			h.first = h.first[:0]
+		case c == '\n':
+			h.length = 0
+			if h.lines++; h.lines > maxFields {
+				return errManyFields
+			}
+		case c != '\r':
+			h.length++
+			if len(h.first) < len("HTTP/1.1 1") {
+				h.first = append(h.first, c)
+			}
+		}
+	}
+	return nil
+}
+
+// used is the number of places that are taken.
+func (b *Budget) used() int { return len(b.places) }

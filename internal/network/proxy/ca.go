@@ -1,0 +1,116 @@
+package proxy
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"sync"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/network"
+)
+
+const (
+	caTime     = 10 * 365 * 24 * time.Hour
+	leafTime   = 90 * 24 * time.Hour
+	clockSlack = 24 * time.Hour // that a guest's clock may be behind
+	maxLeaves  = 1000           // certificates that are held at one time
+)
+
+// A CA is the certificate authority of one sandbox: it vouches towards the guest for
+// the hosts whose TLS connections are opened. Its keys are in this process's memory and
+// nowhere else, and end with it. It is safe for concurrent use.
+type CA struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	leaf *ecdsa.PrivateKey // of all leaves: they end together
+
+	mu     sync.Mutex
+	leaves map[string]*tls.Certificate
+}
+
+// NewCA makes a certificate authority with a fresh key.
+func NewCA() (*CA, error) {
+	fail := func(err error) (*CA, error) {
+		return nil, turnstone.NewError("network.ca", turnstone.KindInternal, "certificate authority",
+			err)
+	}
+	c := &CA{leaves: map[string]*tls.Certificate{}}
+	var err error
+	if c.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
+		return fail(err)
+	}
+	if c.leaf, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
+		return fail(err)
+	}
+	now := time.Now()
+	tmpl := &x509.Certificate{SerialNumber: serial(), Subject: pkix.Name{CommonName: "Turnstone sandbox", Organization: []string{"Turnstone"}},
+		NotBefore: now.Add(-clockSlack), NotAfter: now.Add(caTime), IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
+		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &c.key.PublicKey, c.key)
+	if err != nil {
+		return fail(err)
+	}
+	if c.cert, err = x509.ParseCertificate(der); err != nil {
+		return fail(err)
+	}
+	return c, nil
+}
+
+// serial is a random serial number of 127 bits (RFC 5280, section 4.1.2.2).
+func serial() *big.Int {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // documented never to fail
+	b[0] = b[0]&0x7f | 1
+	return new(big.Int).SetBytes(b[:])
+}
+
+// PEM is the authority's certificate, for whoever is to trust it.
+func (c *CA) PEM() []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.cert.Raw})
+}
+
+// Leaf returns a certificate for a host: a name, or an IP address. The error is of kind
+// Invalid when there can be none.
+func (c *CA) Leaf(host string) (*tls.Certificate, error) {
+	host = network.BareName(host)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if l := c.leaves[host]; l != nil && time.Until(l.Leaf.NotAfter) > time.Hour {
+		return l, nil
+	}
+	now := time.Now()
+	tmpl := &x509.Certificate{SerialNumber: serial(), Subject: pkix.Name{Organization: []string{"Turnstone"}},
+		NotBefore: now.Add(-clockSlack), NotAfter: now.Add(leafTime), BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
+	if ip := net.ParseIP(host); ip != nil {
+		tmpl.IPAddresses = []net.IP{ip}
+	} else if err := network.CheckName(host); err != nil {
+		return nil, turnstone.NewError("network.ca", turnstone.KindInvalid, fmt.Sprintf("%.80q", host),
+			err)
+	} else {
+		tmpl.DNSNames = []string{host}
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, c.cert, &c.leaf.PublicKey, c.key)
+	if err != nil {
+		return nil, turnstone.NewError("network.ca", turnstone.KindInternal, host, err)
+	}
+	parsed, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, turnstone.NewError("network.ca", turnstone.KindInternal, host, err)
+	}
+	if len(c.leaves) >= maxLeaves {
+		clear(c.leaves) // they are made anew when they are asked for
+	}
+	l := &tls.Certificate{Certificate: [][]byte{der, c.cert.Raw}, PrivateKey: c.leaf, Leaf: parsed}
+	c.leaves[host] = l
+	return l, nil
+}

@@ -1,0 +1,152 @@
+package proxy
+
+import (
+	"bytes"
+	"io"
+	"net/http"
+	"net/netip"
+	"slices"
+
+	"turnstone.dev/turnstone/internal/network"
+)
+
+// secretHeaders are those of one sandbox.
+type secretHeaders []network.SecretHeader
+
+// of returns those for requests to a host. scheme "" stands for both.
+func (all secretHeaders) of(scheme, host string, to netip.AddrPort) secretHeaders {
+	var found secretHeaders
+	for _, h := range all {
+		if (scheme == "" || h.Scheme == scheme) && h.Host == host && (h.Port == 0 || h.Port == to.Port()) {
+			found = append(found, h)
+		}
+	}
+	return found
+}
+
+// set puts the headers into a request, in the place of any that the guest has set.
+func (all secretHeaders) set(to http.Header) {
+	for i, h := range all {
+		if !slices.ContainsFunc(all[:i], func(o network.SecretHeader) bool { return o.Name == h.Name }) {
+			to.Del(h.Name)
+		}
+		to.Add(h.Name, h.Value)
+	}
+	if len(all) > 0 {
+		to.Set("Accept-Encoding", "identity") // an echo that is compressed could not be masked
+	}
+}
+
+// needles are the values to be masked, the longest first.
+func (all secretHeaders) needles() [][]byte {
+	var needles [][]byte
+	for _, h := range all {
+		for _, v := range h.Values() {
+			needles = append(needles, []byte(v))
+		}
+	}
+	slices.SortStableFunc(needles, func(a, b []byte) int { return len(b) - len(a) })
+	return needles
+}
+
+// maskHeader masks values in a response's headers.
+func maskHeader(h http.Header, needles [][]byte) {
+	for name, values := range h {
+		for i, v := range values {
+			b := []byte(v)
+			if blot(b, needles) {
+				h[name][i] = string(b)
+			}
+		}
+	}
+}
+
+// blot replaces each needle in b by as many asterisks, so that lengths stay.
+func blot(b []byte, needles [][]byte) (found bool) {
+	for _, n := range needles {
+		for at := 0; ; {
+			i := bytes.Index(b[at:], n)
+			if i < 0 {
+				break
+			}
+			for k := range n {
+				b[at+i+k] = '*'
+			}
+			at, found = at+i+len(n), true
+		}
+	}
+	return found
+}
+
+// A maskReader blots needles out of what it reads. It holds back what may be the
+// beginning of one. It is used by one goroutine at a time.
+type maskReader struct {
+	in      io.ReadCloser
+	needles [][]byte
+	buf     []byte // read, and not given out
+	ready   int    // bytes of buf that are looked through
+	err     error
+}
+
+func newMaskReader(in io.ReadCloser, needles [][]byte) io.ReadCloser {
+	if len(needles) == 0 {
+		return in
+	}
+	return &maskReader{in: in, needles: needles}
+}
+
+// Read implements io.Reader.
+func (m *maskReader) Read(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	for m.ready == 0 && m.err == nil {
+		chunk := make([]byte, 32<<10)
+		n, err := m.in.Read(chunk)
+		m.buf = append(m.buf, chunk[:n]...)
+		m.err = err
+		m.ready = len(m.buf)
+		if err == nil {
+			m.ready = m.whole(m.ready - m.beginning())
+		}
+		blot(m.buf[:m.ready], m.needles)
+	}
+	if m.ready == 0 {
+		return 0, m.err
+	}
+	n := copy(p, m.buf[:m.ready])
+	m.buf, m.ready = m.buf[n:], m.ready-n
+	return n, nil
+}
+
+// whole returns how much of buf can be given out when nothing behind ready can: not a part
+// of a needle that goes beyond it.
+func (m *maskReader) whole(ready int) int {
+	for moved := true; moved; {
+		moved = false
+		for _, n := range m.needles {
+			from := max(0, ready-len(n)+1)
+			if i := bytes.Index(m.buf[from:min(len(m.buf), ready+len(n)-1)], n); i >= 0 && from+i < ready {
+				ready, moved = from+i, true
+			}
+		}
+	}
+	return ready
+}
+
+// beginning is the length of the longest end of buf that a needle begins with.
+func (m *maskReader) beginning() int {
+	best := 0
+	for _, n := range m.needles {
+		for k := min(len(n)-1, len(m.buf)); k > best; k-- {
+			if bytes.HasPrefix(n, m.buf[len(m.buf)-k:]) {
+				best = k
+				break
+			}
+		}
+	}
+	return best
+}
+
+// Close implements io.Closer.
+func (m *maskReader) Close() error { return m.in.Close() }

@@ -1,0 +1,568 @@
+package proxy
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/network/networktest"
+	"turnstone.dev/turnstone/internal/network/recording"
+	"turnstone.dev/turnstone/internal/secret"
+)
+
+// A site is a name that the tests' dialer takes to a server of the test.
+type site struct {
+	name string
+	to   netip.AddrPort // what the guest connects to
+	real string         // where the server is
+}
+
+// A proxied is a Proxy and a way to connect through it as a guest would.
+type proxied struct {
+	t     *testing.T
+	proxy *Proxy
+	watch *network.Watch
+	sites []site
+	// request is what the policy says of each request, if it names hosts.
+	request func(host string) string
+
+	mu    sync.Mutex
+	dials int
+}
+
+func (p *proxied) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	p.mu.Lock()
+	p.dials++
+	p.mu.Unlock()
+	for _, s := range p.sites {
+		if s.to.String() == address && s.real != "" {
+			return (&net.Dialer{}).DialContext(ctx, network, s.real)
+		}
+	}
+	return nil, fmt.Errorf("connection refused: %s", address)
+}
+
+func (p *proxied) LookupNetIP(_ context.Context, _, host string) ([]netip.Addr, error) {
+	for _, s := range p.sites {
+		if s.name == host {
+			return []netip.Addr{s.to.Addr()}, nil
+		}
+	}
+	return nil, &net.DNSError{Err: "no such host", Name: host, IsNotFound: true}
+}
+
+func newProxied(t *testing.T, opts Options, sites ...site) *proxied {
+	p := &proxied{t: t, watch: network.NewWatch(), sites: sites}
+	opts.Dialer, opts.Resolver, opts.Observer = p, p, p.watch
+	p.proxy = New(opts)
+	return p
+}
+
+// connect is what a guest's connection to a site becomes.
+func (p *proxied) connect(s site) net.Conn {
+	p.t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	go func() {
+		c, err := l.Accept()
+		_ = l.Close()
+		if err != nil {
+			return
+		}
+		if !p.proxy.Intercept(p.t.Context(), c, network.Target{Address: s.to, Name: s.name, Request: p.request}) {
+			c.Close()
+			p.t.Errorf("a connection to %s was not taken", s.name)
+		}
+	}()
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil { // it was reset at once
+		c, _ = net.Pipe()
+		c.Close()
+	}
+	p.t.Cleanup(func() { c.Close() })
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	return c
+}
+
+// client speaks HTTP with the sites through the proxy. ca is what it trusts.
+func (p *proxied) client(ca *CA) *http.Client {
+	roots := x509.NewCertPool()
+	if ca != nil {
+		roots.AppendCertsFromPEM(ca.PEM())
+	}
+	dial := func(_ context.Context, _, address string) (net.Conn, error) {
+		for _, s := range p.sites {
+			if fmt.Sprintf("%s:%d", s.name, s.to.Port()) == address {
+				return p.connect(s), nil
+			}
+		}
+		return nil, fmt.Errorf("no site %s", address)
+	}
+	return &http.Client{Transport: &http.Transport{DialContext: dial, TLSClientConfig: &tls.Config{RootCAs: roots}, DisableCompression: true}}
+}
+
+func (p *proxied) get(c *http.Client, url string) (int, string) {
+	p.t.Helper()
+	res, err := c.Get(url)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer res.Body.Close()
+	b, err := io.ReadAll(res.Body)
+	if err != nil {
+		return res.StatusCode, string(b) + " then " + err.Error()
+	}
+	return res.StatusCode, string(b)
+}
+
+func (p *proxied) refusals() string {
+	var all []string
+	refused, _ := p.watch.Take()
+	for _, r := range refused {
+		all = append(all, fmt.Sprintf("%s %s %s", r.Protocol, r.Host, r.Reason))
+	}
+	return strings.Join(all, "\n")
+}
+
+// testServer answers with what it was asked, and counts.
+func testServer(t *testing.T, encrypted bool) (*httptest.Server, *x509.CertPool) {
+	var n int
+	var mu sync.Mutex
+	h := http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		mu.Lock()
+		n++
+		k := n
+		mu.Unlock()
+		body, _ := io.ReadAll(req.Body)
+		w.Header().Set("X-Echo", req.Header.Get("Authorization"))
+		switch req.URL.Path {
+		case "/stream":
+			for i := range 3 {
+				fmt.Fprintf(w, "part %d\n", i)
+				w.(http.Flusher).Flush()
+				time.Sleep(20 * time.Millisecond)
+			}
+			return
+		case "/moved":
+			http.Redirect(w, req, "/x", http.StatusFound)
+			return
+		case "/broken":
+			w.Header().Set("Content-Length", "100")
+			fmt.Fprint(w, "half")
+			w.(http.Flusher).Flush()
+			panic(http.ErrAbortHandler)
+		}
+		fmt.Fprintf(w, "%d %s %s?%s host=%s auth=%q other=%q body=%q", k, req.Method, req.URL.Path, req.URL.RawQuery, req.Host,
+			req.Header.Get("Authorization"), req.Header.Get("X-Other"), body)
+	})
+	if !encrypted {
+		s := httptest.NewServer(h)
+		t.Cleanup(s.Close)
+		return s, nil
+	}
+	ca, err := NewCA()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := httptest.NewUnstartedServer(h)
+	s.TLS = &tls.Config{GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) { return ca.Leaf(hello.ServerName) }}
+	s.EnableHTTP2 = true
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca.PEM())
+	return s, roots
+}
+
+func at(name, to string, s *httptest.Server) site {
+	v := site{name: name, to: netip.MustParseAddrPort(to)}
+	if s != nil {
+		v.real = s.Listener.Addr().String()
+	}
+	return v
+}
+
+func testCA(t *testing.T) *CA {
+	ca, err := NewCA()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ca
+}
+
+func TestProxyLeavesAlone(t *testing.T) {
+	p := newProxied(t, Options{Headers: []network.SecretHeader{networktest.Header(t, "api.example.com=Authorization: Bearer sesame-open")}})
+	guest, _ := net.Pipe()
+	if p.proxy.Intercept(t.Context(), guest, network.Target{Address: netip.MustParseAddrPort("192.0.2.1:443"), Name: "other.example.com"}) {
+		t.Error("a connection to a host without secrets was taken")
+	}
+}
+
+func TestSecretHeader(t *testing.T) {
+	s, roots := testServer(t, true)
+	plain, _ := testServer(t, false)
+	ca := testCA(t)
+	const value = "Bearer sesame-open-0123456789"
+	api, web := at("api.example.com", "192.0.2.1:443", s), at("web.example.com", "192.0.2.2:80", plain)
+	open := at("plain.example.com", "192.0.2.3:80", plain)
+	p := newProxied(t, Options{CA: ca, Roots: roots, Headers: []network.SecretHeader{networktest.Header(t, "api.example.com=authorization: "+value),
+		networktest.Header(t, "http://plain.example.com=Authorization: "+value), networktest.Header(t, "web.example.com=Authorization: "+value)}}, api, web, open)
+	c := p.client(ca)
+	for _, url := range []string{"https://api.example.com:443/a?b=c;d", "http://plain.example.com:80/a"} {
+		req, _ := http.NewRequest(http.MethodPost, url, strings.NewReader("hello"))
+		req.Header.Set("Authorization", "Bearer of the guest")
+		req.Header.Set("X-Other", "kept")
+		res, err := c.Do(req)
+		if err != nil {
+			t.Fatalf("%s: %v", url, err)
+		}
+		b, _ := io.ReadAll(res.Body)
+		res.Body.Close()
+		masked := strings.Repeat("*", len(value))
+		if text := string(b); !strings.Contains(text, `auth="`+masked+`"`) || !strings.Contains(text, `other="kept" body="hello"`) || res.Header.Get("X-Echo") != masked {
+			t.Errorf("%s: %s, %v", url, text, res.Header)
+		}
+		if strings.Contains(fmt.Sprint(res.Header)+string(b), "sesame") {
+			t.Errorf("%s: the guest got the secret", url)
+		}
+	}
+	if _, body := p.get(c, "http://web.example.com:80/"); !strings.Contains(body, `auth=""`) {
+		t.Errorf("a secret for https was sent in the clear: %s", body)
+	}
+	if r := p.refusals(); r != "" {
+		t.Errorf("refused: %s", r)
+	}
+}
+
+// TestSecretHeaderStaysWithItsHost holds that neither another name on the same connection nor
+// an address that is not the host's gets the secret.
+func TestSecretHeaderStaysWithItsHost(t *testing.T) {
+	plain, _ := testServer(t, false)
+	good, bad := at("api.example.com", "192.0.2.1:80", plain), at("api.example.com", "198.51.100.9:80", plain)
+	p := newProxied(t, Options{Headers: []network.SecretHeader{networktest.Header(t, "http://api.example.com=X-Other: sesame-open")}}, good, bad)
+	ask := func(s site, host string) string {
+		c := p.connect(s)
+		fmt.Fprintf(c, "GET / HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n", host)
+		b, _ := io.ReadAll(c)
+		return string(b)
+	}
+	if got := ask(good, "api.example.com"); !strings.Contains(got, `other="***********"`) {
+		t.Errorf("its own host: %s", got)
+	}
+	if got := ask(good, "evil.example.com"); !strings.Contains(got, "421") {
+		t.Errorf("another host's name: %s", got)
+	}
+	if got := ask(bad, "api.example.com"); !strings.Contains(got, `other=""`) {
+		t.Errorf("an address that is not the host's: %s", got)
+	}
+	r := p.refusals()
+	if !strings.Contains(r, `a request to "evil.example.com"`) || !strings.Contains(r, "its address is none of api.example.com's") {
+		t.Errorf("told: %s", r)
+	}
+}
+
+// TestUpstreamIsVerified holds that a host without a good certificate is not spoken to.
+func TestUpstreamIsVerified(t *testing.T) {
+	s, _ := testServer(t, true)
+	ca := testCA(t)
+	api := at("api.example.com", "192.0.2.1:443", s)
+	p := newProxied(t, Options{CA: ca, Open: true, Roots: x509.NewCertPool()}, api)
+	if status, body := p.get(p.client(ca), "https://api.example.com:443/"); status != 0 {
+		t.Errorf("answered: %d %s", status, body)
+	}
+	if r := p.refusals(); !strings.Contains(r, "certificate") {
+		t.Errorf("told: %s", r)
+	}
+}
+
+// TestOpenedTLS holds that a guest is served by HTTP/1.1 and under the name that it asked for.
+func TestOpenedTLS(t *testing.T) {
+	s, roots := testServer(t, true)
+	ca := testCA(t)
+	api := at("api.example.com", "192.0.2.1:443", s)
+	p := newProxied(t, Options{CA: ca, Open: true, Roots: roots}, api)
+	c := p.client(ca)
+	for range 3 { // also over the same connection
+		if status, body := p.get(c, "https://api.example.com:443/x"); status != 200 || !strings.Contains(body, "host=api.example.com:443") {
+			t.Errorf("%d %s", status, body)
+		}
+	}
+	if _, body := p.get(c, "https://api.example.com:443/stream"); body != "part 0\npart 1\npart 2\n" {
+		t.Errorf("streamed: %q", body)
+	}
+	if _, body := p.get(c, "https://api.example.com:443/broken"); !strings.HasPrefix(body, "half then ") {
+		t.Errorf("broken off: %q", body)
+	}
+	guest := tls.Client(p.connect(api), &tls.Config{ServerName: "other.example.com", InsecureSkipVerify: true})
+	if err := guest.Handshake(); err == nil {
+		t.Error("a connection that was allowed for one name was opened for another")
+	}
+	if r := p.refusals(); !strings.Contains(r, `TLS for "other.example.com" on a connection to api.example.com`) {
+		t.Errorf("told: %s", r)
+	}
+}
+
+// TestUpgrade passes what follows HTTP through.
+func TestUpgrade(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		conn, rw, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		fmt.Fprint(rw, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+		rw.Flush()
+		line, _ := rw.ReadString('\n')
+		fmt.Fprint(rw, "said ", line)
+		rw.Flush()
+	}))
+	t.Cleanup(s.Close)
+	rec := recording.NewRecorder(recording.Options{Out: io.Discard})
+	web := at("ws.example.com", "192.0.2.2:80", s)
+	p := newProxied(t, Options{Recorder: rec}, web)
+	c := p.connect(web)
+	fmt.Fprint(c, "GET /ws HTTP/1.1\r\nHost: ws.example.com\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+	in := bufio.NewReader(c)
+	res, err := http.ReadResponse(in, nil)
+	if err != nil || res.StatusCode != 101 {
+		t.Fatalf("%v %v", res, err)
+	}
+	fmt.Fprint(c, "hello\n")
+	if line, err := in.ReadString('\n'); line != "said hello\n" {
+		t.Errorf("%q %v", line, err)
+	}
+	c.Close()
+	if r := rec.Finish(); len(r.Unrecorded) != 1 || !strings.Contains(r.Unrecorded[0], "echo") {
+		t.Errorf("not recorded: %v", r.Unrecorded)
+	}
+}
+
+// rerun encodes a recording as it is kept, and returns a Player of it.
+func rerun(t *testing.T, rec *recording.Recorder, path string, secrets *secret.Set) *recording.Player {
+	t.Helper()
+	index, err := json.Marshal(rec.Finish())
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	st, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := recording.Decode(index, st.Size())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return recording.NewPlayer(r, f, secrets)
+}
+
+func recordInto(t *testing.T, opts recording.Options) (*recording.Recorder, string) {
+	t.Helper()
+	f, err := os.Create(filepath.Join(t.TempDir(), "bytes"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	opts.Out = f
+	return recording.NewRecorder(opts), f.Name()
+}
+
+// TestRecordAndReplay runs the same requests twice, the second time without the server.
+func TestRecordAndReplay(t *testing.T) {
+	s, roots := testServer(t, true)
+	plain, _ := testServer(t, false)
+	ca := testCA(t)
+	secrets, err := secret.New([]string{"KEY=key-of-the-guest"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec, path := recordInto(t, recording.Options{Secrets: secrets})
+	sites := []site{at("api.example.com", "192.0.2.1:443", s), at("web.example.com", "192.0.2.2:80", plain), at("down.example.com", "192.0.2.4:80", nil)}
+	p := newProxied(t, Options{CA: ca, Open: true, Roots: roots, Recorder: rec, Secrets: secrets}, sites...)
+	session := func(p *proxied, ca *CA) string {
+		c := p.client(ca)
+		c.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+		var all strings.Builder
+		for _, url := range []string{"https://api.example.com:443/x?key=key-of-the-guest", "https://api.example.com:443/x?key=key-of-the-guest",
+			"http://web.example.com:80/stream", "http://web.example.com:80/moved", "http://web.example.com:80/broken", "http://down.example.com:80/"} {
+			status, body := p.get(c, url)
+			if status == 0 {
+				body = ""
+			}
+			fmt.Fprintln(&all, url, status, body)
+		}
+		res, err := c.Post("http://web.example.com:80/post", "text/plain", strings.NewReader("body with key-of-the-guest"))
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		b, _ := io.ReadAll(res.Body)
+		res.Body.Close()
+		fmt.Fprintln(&all, string(b), res.Header.Get("Date") != "", res.Header.Get("Content-Type"))
+		return all.String()
+	}
+	first := session(p, ca)
+	if !strings.Contains(first, "1 GET /x") || !strings.Contains(first, "2 GET /x") || !strings.Contains(first, "half then unexpected EOF") {
+		t.Fatalf("first: %s", first)
+	}
+	player := rerun(t, rec, path, secrets)
+	kept, _ := os.ReadFile(path)
+	index, _ := json.Marshal(player.Rec)
+	if bytes.Contains(append(kept, index...), []byte("key-of-the-guest")) {
+		t.Error("the recording holds a secret")
+	}
+	again := testCA(t)
+	q := newProxied(t, Options{CA: again, Open: true, Player: player, Secrets: secrets}, sites...)
+	second := session(q, again)
+	if strings.ReplaceAll(second, "[secret KEY]", "key-of-the-guest") != first {
+		t.Errorf("replayed:\n%s\nwas:\n%s", second, first)
+	}
+	if q.dials != 0 {
+		t.Errorf("%d connections were opened", q.dials)
+	}
+	if r := q.refusals(); r != "" {
+		t.Errorf("refused: %s", r)
+	}
+	if status, body := q.get(q.client(again), "https://api.example.com:443/x?key=key-of-the-guest"); status != http.StatusBadGateway || !strings.Contains(body, recording.NotRecorded) {
+		t.Errorf("a third time: %d %s", status, body)
+	}
+	if r := q.refusals(); !strings.Contains(r, "GET https://api.example.com:443/x?key=[secret KEY]: not in the recording") {
+		t.Errorf("told: %s", r)
+	}
+}
+
+// TestReplayStream replays a protocol that is not HTTP, and one in which the server begins.
+func TestReplayStream(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				fmt.Fprint(c, "220 ready\n")
+				in := bufio.NewReader(c)
+				for {
+					line, err := in.ReadString('\n')
+					if err != nil || line == "quit\n" {
+						fmt.Fprint(c, "bye\n")
+						return
+					}
+					fmt.Fprint(c, "ok ", line)
+				}
+			}()
+		}
+	}()
+	mail := site{name: "mail.example.com", to: netip.MustParseAddrPort("192.0.2.1:25"), real: l.Addr().String()}
+	secrets, _ := secret.New([]string{"KEY=key-of-the-guest"})
+	talk := func(p *proxied, lines ...string) string {
+		c := p.connect(mail)
+		in := bufio.NewReader(c)
+		var all strings.Builder
+		line, _ := in.ReadString('\n')
+		all.WriteString(line)
+		for _, l := range lines {
+			fmt.Fprintln(c, l)
+			line, _ := in.ReadString('\n')
+			all.WriteString(line)
+		}
+		rest, _ := io.ReadAll(in)
+		return all.String() + string(rest)
+	}
+	for name, set := range map[string]*secret.Set{"plain": nil, "with secrets": secrets} {
+		t.Run(name, func(t *testing.T) {
+			rec, path := recordInto(t, recording.Options{Secrets: set})
+			p := newProxied(t, Options{Recorder: rec, Secrets: set}, mail)
+			first := talk(p, "helo", "auth key-of-the-guest", "quit")
+			if first != "220 ready\nok helo\nok auth key-of-the-guest\nbye\n" {
+				t.Fatalf("first: %q", first)
+			}
+			q := newProxied(t, Options{Player: rerun(t, rec, path, set), Secrets: set}, mail)
+			if second := talk(q, "helo", "auth key-of-the-guest", "quit"); second != set.Mask(first) {
+				t.Errorf("replayed: %q", second)
+			}
+			if r := q.refusals(); r != "" || q.dials != 0 {
+				t.Errorf("refused: %s; %d connections opened", r, q.dials)
+			}
+			if talk(q); !strings.Contains(q.refusals(), recording.NotRecorded) {
+				t.Error("a second connection was served")
+			}
+			q = newProxied(t, Options{Player: rerun(t, rec, path, set), Secrets: set}, mail)
+			if got := talk(q, "helo", "something else"); !strings.HasPrefix(got, "220 ready\nok helo\n") || strings.Contains(got, "auth") {
+				t.Errorf("something else: %q", got)
+			}
+			if r := q.refusals(); !strings.Contains(r, recording.ErrSentOther.Error()) {
+				t.Errorf("told: %s", r)
+			}
+		})
+	}
+}
+
+// TestEncryptedIsEvidenceOnly records TLS as it is, and says why it cannot be replayed.
+func TestEncryptedIsEvidenceOnly(t *testing.T) {
+	s, roots := testServer(t, true)
+	rec, path := recordInto(t, recording.Options{})
+	api := at("api.example.com", "192.0.2.1:443", s)
+	p := newProxied(t, Options{Recorder: rec}, api)
+	c := p.client(nil)
+	c.Transport.(*http.Transport).TLSClientConfig.RootCAs = roots
+	if status, body := p.get(c, "https://api.example.com:443/"); status != 200 {
+		t.Fatalf("%d %s", status, body)
+	}
+	c.CloseIdleConnections()
+	player := rerun(t, rec, path, nil)
+	if player.Rec.Encrypted() != 1 || player.Opened() {
+		t.Errorf("recorded: %s", player.Rec.Facts())
+	}
+	q := newProxied(t, Options{Player: player}, api)
+	if status, _ := q.get(q.client(nil), "https://api.example.com:443/"); status != 0 {
+		t.Errorf("replayed: %d", status)
+	}
+	if r := q.refusals(); !strings.Contains(r, "intercept: true") {
+		t.Errorf("told: %s", r)
+	}
+}
+
+// TestRecordingIsBounded holds that connections go on when no more is recorded.
+func TestRecordingIsBounded(t *testing.T) {
+	plain, _ := testServer(t, false)
+	rec, _ := recordInto(t, recording.Options{Limit: 100})
+	web := at("web.example.com", "192.0.2.2:80", plain)
+	p := newProxied(t, Options{Recorder: rec}, web)
+	c := p.client(nil)
+	for range 4 {
+		if status, body := p.get(c, "http://web.example.com:80/"); status != 200 || !strings.Contains(body, "GET /") {
+			t.Errorf("%d %s", status, body)
+		}
+	}
+	if r := rec.Finish(); r.Cut != "it has more than 100 B" && !strings.HasPrefix(r.Cut, "it has more than") || r.Bytes > 100 {
+		t.Errorf("cut: %q, %d bytes", r.Cut, r.Bytes)
+	}
+}

@@ -1,0 +1,209 @@
+package proxy
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"turnstone.dev/turnstone/internal/network"
+)
+
+// serveHTTP serves the requests on guest until its end.
+func (c *connection) serveHTTP(guest net.Conn, h http.Handler) {
+	conn := &closing{Conn: guest, closed: make(chan struct{}), idle: make(chan struct{}), abort: make(chan struct{})}
+	conn.head.begin()
+	l := &oneConn{conn: conn}
+	srv := &http.Server{Handler: conn.during(c.checked(h)), ReadHeaderTimeout: headerTime, IdleTimeout: idleTime, MaxHeaderBytes: maxRequest, ErrorLog: log.New(io.Discard, "", 0)}
+	_ = srv.Serve(l)
+	_ = srv.Close()
+}
+
+// checked refuses requests to another host than the connection's: what the policy, or a
+// secret, is good for must not be used for another one.
+func (c *connection) checked(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if req.Host != "" && network.HostOnly(req.Host) == "" {
+			c.refused(fmt.Sprintf("a request whose host cannot be read: %.100q", req.Host))
+			http.Error(w, "turnstone: this is no host", http.StatusBadRequest)
+			return
+		}
+		if host := network.HostOnly(req.Host); c.name != "" && host != c.name {
+			c.refused(fmt.Sprintf("a request to %.100q on a connection to %s", host, c.name))
+			http.Error(w, "turnstone: this connection is to another host", http.StatusMisdirectedRequest)
+			return
+		}
+		if c.request != nil {
+			if reason := c.request(req.Host); reason != "" {
+				c.refusedFor(network.CanonicalName(network.HostOnly(req.Host)), reason)
+				status := http.StatusMisdirectedRequest
+				if strings.Contains(reason, "in deny: ") {
+					status = http.StatusForbidden
+				}
+				http.Error(w, "turnstone: refused: "+reason, status)
+				return
+			}
+		}
+		if opaque(req) { // what follows could not be looked at
+			c.refused("a tunnel through " + c.host())
+			http.Error(w, "turnstone: no tunnels through this connection", http.StatusMethodNotAllowed)
+			return
+		}
+		h.ServeHTTP(w, req)
+	})
+}
+
+// opaque tells of requests behind which there may be others that are not looked at: tunnels, and
+// HTTP/2 in the clear (RFC 9113, section 3.4). A target that is neither a path nor a URL is for
+// a proxy, too.
+func opaque(req *http.Request) bool {
+	return strings.EqualFold(req.Method, http.MethodConnect) || req.ProtoMajor != 1 || req.URL.Opaque != ""
+}
+
+// A oneConn is a listener with one connection. Its second Accept waits for that
+// connection's end.
+type oneConn struct {
+	conn *closing
+	once sync.Once
+}
+
+// Accept implements net.Listener.
+func (l *oneConn) Accept() (c net.Conn, err error) {
+	l.once.Do(func() { c = l.conn })
+	if c != nil {
+		return c, nil
+	}
+	<-l.conn.closed
+	return nil, net.ErrClosed
+}
+
+// Close implements net.Listener.
+func (l *oneConn) Close() error { return nil }
+
+// Addr implements net.Listener.
+func (l *oneConn) Addr() net.Addr { return l.conn.LocalAddr() }
+
+// A closing connection tells of its end. A guest that has said all it will may still wait
+// for the answer, while net/http takes the end of what it says for the end of the whole:
+// that is told only when no request is being answered.
+type closing struct {
+	net.Conn
+	head   headCounter
+	once   sync.Once
+	closed chan struct{}
+
+	mu        sync.Mutex
+	answering bool
+	idle      chan struct{} // closed when the present request is answered
+	aborted   bool          // reads are to end at once
+	abort     chan struct{} // closed when aborted becomes true
+}
+
+// halfTime bounds how long an answer may take after a guest has said all it will.
+const halfTime = 5 * time.Minute
+
+// Read implements net.Conn.
+func (c *closing) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if c.head.saw(p[:n]) != nil {
+		c.tooMany()
+		return 0, io.EOF
+	}
+	if n > 0 || !errors.Is(err, io.EOF) {
+		return n, err
+	}
+	c.mu.Lock()
+	// While a request is handled, net/http reads single bytes, and nothing else does, to learn of the
+	// end. It begins before the handler does, and before the handler knows that the body has ended.
+	answering, idle, abort := c.answering || len(p) == 1 && c.head.complete(), c.idle, c.abort
+	c.mu.Unlock()
+	if answering {
+		select {
+		case <-idle:
+		case <-abort:
+			return 0, os.ErrDeadlineExceeded
+		case <-c.closed:
+		case <-time.After(halfTime):
+		}
+	}
+	return 0, err
+}
+
+// SetReadDeadline implements net.Conn. By one in the past net/http takes its look for the end back:
+// when a request was answered, also one that came to no handler, and for who takes the connection over.
+func (c *closing) SetReadDeadline(t time.Time) error {
+	c.mu.Lock()
+	past := !t.IsZero() && !t.After(time.Now())
+	switch {
+	case past && !c.aborted:
+		close(c.abort)
+	case !past && c.aborted:
+		c.abort = make(chan struct{})
+	}
+	c.aborted = past
+	c.mu.Unlock()
+	return c.Conn.SetReadDeadline(t)
+}
+
+// tooMany answers a request with too many headers, of which net/http knows only the bytes. What is
+// still being sent is read for a while, because a reset would take the answer away.
+func (c *closing) tooMany() {
+	_, _ = io.WriteString(c.Conn, "HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+	_ = network.CloseWrite(c.Conn)
+	_ = c.SetReadDeadline(time.Now().Add(500 * time.Millisecond))
+	_, _ = io.Copy(io.Discard, io.LimitReader(c.Conn, 4<<20))
+}
+
+// during notes when h answers a request. While it still reads what was sent, the end is
+// the end.
+func (c *closing) during(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		c.head.end()
+		begin := func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.answering = true
+		}
+		if req.Body == nil || req.Body == http.NoBody {
+			begin()
+		} else {
+			req.Body = &finishing{req.Body, begin}
+		}
+		defer func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.head.begin()
+			c.answering = false
+			close(c.idle)
+			c.idle = make(chan struct{})
+		}()
+		h.ServeHTTP(w, req)
+	})
+}
+
+// A finishing body tells when it has been read.
+type finishing struct {
+	io.ReadCloser
+	finished func()
+}
+
+// Read implements io.Reader.
+func (f *finishing) Read(p []byte) (int, error) {
+	n, err := f.ReadCloser.Read(p)
+	if errors.Is(err, io.EOF) {
+		f.finished()
+	}
+	return n, err
+}
+
+// Close implements net.Conn.
+func (c *closing) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
+}
