@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"io"
 	"os"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/sandbox/collect"
 	"turnstone.dev/turnstone/internal/secret"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store"
@@ -20,13 +20,6 @@ import (
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
-
-// identityFiles belong to a machine and not to a state: each sandbox gets its own.
-var identityFiles = []string{"/etc/hostname", "/etc/hosts", "/etc/machine-id", "/etc/resolv.conf"}
-
-// freezeLimit bounds how long a guest may take to bring its disk to rest. It has
-// all that was written to put on the disk first.
-const freezeLimit = 5 * time.Minute
 
 // collected is what a turn left behind, before it is kept.
 type collected struct {
@@ -39,103 +32,41 @@ type collected struct {
 // collect takes the state out of the sandbox s, whose steps are over, into a new
 // batch. The caller closes the batch.
 func (r *run) collect(ctx context.Context, s *Sandbox) (*collected, error) {
-	frozen, disk, err := r.freeze(ctx, s)
-	if disk != nil {
-		defer func() { _ = disk.Close() }()
-	}
+	changes, err := r.freeze(ctx, s)
 	if err != nil {
 		return nil, err
 	}
+	defer func() { _ = changes.Close() }()
 	batch, err := r.at.cs.store.Begin(ctx)
 	if err != nil {
 		return nil, err
 	}
 	l := &collected{batch: batch}
-	if err := r.readDisk(ctx, s, l, frozen, disk); err != nil {
+	if err := r.readDisk(ctx, s, l, changes); err != nil {
 		_ = batch.Close()
 		return nil, err
 	}
 	return l, nil
 }
 
-// frozen is a shell session, checked.
-type frozen struct {
-	cwd   string
-	env   []string
-	upper string
-}
-
-// Bounds of a shell session, as the agent has them: no turn could begin with more.
-const (
-	maxCwd  = 4095
-	maxEnv  = 1 << 20 // bytes
-	maxVars = 1 << 16
-)
-
-// check refuses what no guest of ours says.
-func (f *frozen) check(id turnstone.SandboxID) error {
-	fail := func(why string) error {
-		return turnstone.NewError("executor.commit", turnstone.KindIntegrity, string(id),
-			errors.New("its agent names "+why))
-	}
-	if f.upper != "upper" && f.upper != "upper2" || !strings.HasPrefix(f.cwd, "/") || len(f.cwd) > maxCwd || strings.IndexByte(f.cwd, 0) >= 0 {
-		return fail("no directory that there can be")
-	}
-	total := 0
-	for _, kv := range f.env {
-		if total += len(kv) + 1; strings.IndexByte(kv, '=') < 1 || strings.IndexByte(kv, 0) >= 0 {
-			return fail("a variable that there cannot be")
-		}
-	}
-	if total > maxEnv || len(f.env) > maxVars {
-		return fail("an environment that is too large")
-	}
-	return nil
-}
-
-// freeze brings the sandbox's disk to rest and returns it. The machine ends, unless
-// it is the session's.
-func (r *run) freeze(ctx context.Context, s *Sandbox) (*frozen, upperSource, error) {
+// freeze takes what the sandbox has changed. The machine ends, unless it is the session's.
+func (r *run) freeze(ctx context.Context, s *Sandbox) (*collect.Changes, error) {
 	if r.paused != nil {
 		return r.paused.pause(ctx, s, r)
 	}
-	ctx, cancel := context.WithTimeout(ctx, freezeLimit)
-	defer cancel()
-	defer s.Guard(ctx)()
-	f, err := freezeSandbox(ctx, s)
-	if err != nil {
-		return nil, nil, err
-	}
-	d, err := r.takeUpper(ctx, s)
-	if err != nil {
-		return nil, nil, err
-	}
-	_ = s.Close() // what it wrote is in the file, and its CPU is wanted
-	return f, d, nil
-}
-
-// freezeSandbox ends the processes, brings the disk to rest and returns the shell session.
-func freezeSandbox(ctx context.Context, s *Sandbox) (*frozen, error) {
-	res, err := s.Client().StateFreeze(ctx)
-	if err != nil {
-		return nil, s.CauseOf(err)
-	}
-	f := &frozen{cwd: res.Cwd, upper: res.Upper, env: res.Env}
-	return f, f.check(s.ID())
+	return collect.Take(ctx, s, nil, r.plan.bounds(r.x.home))
 }
 
 // readDisk puts the state into the batch.
-func (r *run) readDisk(ctx context.Context, s *Sandbox, l *collected, f *frozen, d upperSource) error {
+func (r *run) readDisk(ctx context.Context, s *Sandbox, l *collected, c *collect.Changes) error {
 	base, err := r.base(ctx, s, l.batch)
 	if err != nil {
 		return err
 	}
-	opts := layer.Options{Skip: func(path string) bool { return slices.Contains(identityFiles, path) }}
 	if r.plan.secrets != nil { // looked through first: nothing of a value may get as far as a pack
 		leaks := newLeakWatch(r.plan.secrets)
-		watched := opts
-		watched.Inspect, watched.Check = leaks.inspect, leaks.check
-		_, _, err := r.apply(ctx, hashOnly{tree.NewHasher(), l.batch}, base, f, d, watched)
+		watched := layer.Options{Inspect: leaks.inspect, Check: leaks.check}
+		_, _, err := c.Apply(ctx, hashOnly{tree.NewHasher(), l.batch}, base, watched)
 		if err == nil {
 			err = leaks.found()
 		}
@@ -143,7 +74,7 @@ func (r *run) readDisk(ctx context.Context, s *Sandbox, l *collected, f *frozen,
 			return err
 		}
 	}
-	ref, stats, err := r.apply(ctx, l.batch, base, f, d, opts)
+	ref, stats, err := c.Apply(ctx, l.batch, base, layer.Options{})
 	if err != nil {
 		return err
 	}
@@ -151,29 +82,20 @@ func (r *run) readDisk(ctx context.Context, s *Sandbox, l *collected, f *frozen,
 	if l.layer, err = r.layerOf(ctx, l, base, stats); err != nil {
 		return err
 	}
-	env, dropped := r.plan.secrets.Strip(r.plan.net.inherited(f.env))
+	env, dropped := r.plan.secrets.Strip(r.plan.net.inherited(c.Env))
 	if len(dropped) > 0 {
 		r.obs.Preparing("not kept, for they hold a secret: " + strings.Join(dropped, ", "))
 	}
-	if name := r.plan.secrets.Written().In(f.cwd); name != "" {
+	if name := r.plan.secrets.Written().In(c.Cwd); name != "" {
 		return leaked("the working directory", name)
 	}
 	slices.Sort(env)
-	b, err := json.Marshal(State{Format: stateFormat, Image: r.plan.image, Tree: ref, Env: env, Cwd: f.cwd})
+	b, err := json.Marshal(State{Format: stateFormat, Image: r.plan.image, Tree: ref, Env: env, Cwd: c.Cwd})
 	if err != nil {
 		return err
 	}
 	l.state, err = l.batch.Put(ctx, b)
 	return err
-}
-
-// apply puts what is on the disk on the tree base.
-func (r *run) apply(ctx context.Context, w tree.Writer, base tree.Ref, f *frozen, d upperSource, opts layer.Options) (tree.Ref, layer.Stats, error) {
-	upper, err := d.open(f.upper)
-	if err != nil {
-		return tree.Ref{}, layer.Stats{}, err
-	}
-	return layer.Apply(ctx, w, base, upper, r.plan.bounded(opts))
 }
 
 // hashOnly keeps nothing of what is put, and gets what others have.

@@ -277,27 +277,6 @@ func TestInputWithSecret(t *testing.T) {
 	}
 }
 
-// TestFrozenOfHostileGuests: nothing is kept that the next turn could not begin with.
-func TestFrozenOfHostileGuests(t *testing.T) {
-	many := make([]string, maxVars+1)
-	for i := range many {
-		many[i] = "A=1"
-	}
-	for _, f := range []frozen{
-		{cwd: "/", upper: "lower"}, {cwd: "/", upper: "../upper"}, {cwd: "x", upper: "upper"}, {cwd: "", upper: "upper"},
-		{cwd: "/a\x00b", upper: "upper"}, {cwd: "/" + strings.Repeat("x", 5000), upper: "upper"},
-		{cwd: "/", upper: "upper", env: []string{"A"}}, {cwd: "/", upper: "upper", env: []string{"=A"}}, {cwd: "/", upper: "upper", env: []string{"A=\x00"}},
-		{cwd: "/", upper: "upper", env: []string{"A=" + strings.Repeat("x", maxEnv)}}, {cwd: "/", upper: "upper", env: many},
-	} {
-		if err := f.check("sb_x"); turnstone.KindOf(err) != turnstone.KindIntegrity {
-			t.Errorf("%.40q %.40q: %v", f.cwd, f.env, err)
-		}
-	}
-	if err := (&frozen{cwd: "/a", upper: "upper2", env: []string{"BASH_FUNC_f%%=() { :; }", "A="}}).check("sb_x"); err != nil {
-		t.Error(err)
-	}
-}
-
 // TestRefusedTurnBeginsNoSession: a branch that cannot be there leaves nothing behind.
 func TestRefusedTurnBeginsNoSession(t *testing.T) {
 	p := newPast(t)

@@ -16,6 +16,7 @@ import (
 	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/sandbox"
+	"turnstone.dev/turnstone/internal/sandbox/collect"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -387,10 +388,10 @@ func (m *pausedSandbox) TakeNetwork(ctx context.Context) (network.Facts, bool) {
 	return f, err == nil
 }
 
-// pause pauses the machine and returns its disk and its shell session. The turn of one
-// that does not stand still goes without it: see giveUp.
-func (h *pausedMachine) pause(ctx context.Context, s *Sandbox, r *run) (*frozen, upperSource, error) {
-	ctx, cancel := context.WithTimeout(ctx, freezeLimit)
+// pause pauses the machine and returns what it has changed. The turn of one that does not stand
+// still goes without it: see giveUp.
+func (h *pausedMachine) pause(ctx context.Context, s *Sandbox, r *run) (*collect.Changes, error) {
+	ctx, cancel := context.WithTimeout(ctx, collect.TimeLimit)
 	defer cancel()
 	defer s.Guard(ctx)()
 	h.mu.Lock()
@@ -401,7 +402,7 @@ func (h *pausedMachine) pause(ctx context.Context, s *Sandbox, r *run) (*frozen,
 		err = turnstone.Errorf("executor.held", turnstone.KindDead, string(s.ID()), "was ended")
 	}
 	if err != nil {
-		return nil, nil, s.CauseOf(err)
+		return nil, s.CauseOf(err)
 	}
 	st, err := ctl.Pause(ctx)
 	if err != nil {
@@ -409,46 +410,24 @@ func (h *pausedMachine) pause(ctx context.Context, s *Sandbox, r *run) (*frozen,
 	}
 	d, err := ctl.Disk(ctx)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	f := &frozen{cwd: res.Cwd, env: res.Env, upper: st.Upper}
-	size := s.Shape().Disk
-	if st.Upper == sandbox.UpperIsExport {
-		defer func() { _ = d.Close() }()
-		f.upper = "upper"
-		l, err := h.x.readExport(ctx, d, r.plan.upperOptions(size))
-		if err != nil {
-			return nil, nil, err
-		}
-		return f, l, f.check(s.ID())
-	}
-	return f, diskUpper{d, int64(size), r.plan.ext4Options()}, f.check(s.ID())
+	return collect.OfPaused(ctx, s, d, st.Upper, res.Cwd, res.Env, r.plan.bounds(h.x.home))
 }
 
 // giveUp takes what the turn leaves out of a machine that does not stand still, as why says,
 // and ends the machine. What has died leaves nothing.
-func (h *pausedMachine) giveUp(ctx context.Context, r *run, why error) (*frozen, upperSource, error) {
+func (h *pausedMachine) giveUp(ctx context.Context, r *run, why error) (*collect.Changes, error) {
 	r.restless, h.spent = why, true
 	s, err := h.resume(ctx)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	defer func() { _ = s.Close() }()
-	f, err := freezeSandbox(ctx, s)
-	if err != nil {
-		return nil, nil, err
-	}
 	h.mu.Lock()
 	ctl := h.ctl
 	h.mu.Unlock()
-	if d, err := ctl.Disk(ctx); err == nil {
-		return f, diskUpper{d, int64(s.Shape().Disk), r.plan.ext4Options()}, nil
-	}
-	l, err := r.takeUpper(ctx, s) // its disk cannot be read from outside
-	if err != nil {
-		return nil, nil, err
-	}
-	return f, l, nil
+	return collect.Take(ctx, s, ctl.Disk, r.plan.bounds(h.x.home))
 }
 
 // settlePaused ends the turn's use of the session's machine: it stays when the turn is

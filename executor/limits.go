@@ -7,9 +7,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/config"
-	"turnstone.dev/turnstone/internal/fsimage/ext4"
-	"turnstone.dev/turnstone/internal/fsimage/upperdir"
-	"turnstone.dev/turnstone/internal/store/layer"
+	"turnstone.dev/turnstone/internal/sandbox/collect"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // admit gives p the limits of this host, and refuses what is beyond them, and anything at
@@ -68,18 +67,9 @@ func beyond(key string, asked, limit any) error {
 		WithHint(fmt.Sprintf("ask for less, or raise %s in [limits] of %s in the state directory", key, config.File))
 }
 
-// upperOptions bounds what an export may hold.
-func (p *plan) upperOptions(size turnstone.Bytes) upperdir.Options {
-	return upperdir.Options{Bytes: int64(size), Entries: int(p.limits.Entries), FileSize: int64(p.limits.FileSize), Room: p.room}
-}
-
-// ext4Options bounds what is read of a scratch disk.
-func (p *plan) ext4Options() ext4.Options { return ext4.Options{Entries: p.limits.Entries} }
-
-// bounded is opts with the bounds of this host.
-func (p *plan) bounded(opts layer.Options) layer.Options {
-	opts.MaxEntries, opts.MaxFile = int(p.limits.Entries), int64(p.limits.FileSize)
-	return opts
+// bounds limit what is read of p's sandbox.
+func (p *plan) bounds(dir *statedir.Dir) collect.Bounds {
+	return collect.Bounds{Dir: dir, Limits: p.limits, Room: p.room}
 }
 
 // salvage keeps what the steps did until the host's disk was nearly full, if there is room

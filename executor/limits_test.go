@@ -15,7 +15,6 @@ import (
 	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/statedir"
-	"turnstone.dev/turnstone/internal/store/layer"
 	"turnstone.dev/turnstone/internal/turntest"
 )
 
@@ -78,14 +77,8 @@ func TestLimitsReachTheReaders(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o := p.upperOptions(turnstone.MaxDisk); o.Entries != 1000 || o.FileSize != 1<<30 {
-		t.Errorf("an export: %+v", o)
-	}
-	if o := p.ext4Options(); o.Entries != 1000 {
-		t.Errorf("a disk: %+v", o)
-	}
-	if o := p.bounded(layer.Options{}); o.MaxEntries != 1000 || o.MaxFile != 1<<30 {
-		t.Errorf("a layer: %+v", o)
+	if b := p.bounds(nil); b.Limits.Entries != 1000 || b.Limits.FileSize != 1<<30 {
+		t.Errorf("%+v", b)
 	}
 }
 

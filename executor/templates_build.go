@@ -14,6 +14,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/sandbox/collect"
+	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/layer"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
@@ -70,7 +72,7 @@ func (b layerBuilder) Build(ctx context.Context, req template.LayerRequest, comm
 		return interrupted(ctx, s.CauseOf(err), "while template "+req.Name+" was built")
 	}
 	req.Say("storing what is new")
-	return w.keep(ctx, &run{x: &Executor{Host: b.x}, plan: p, at: at}, commit)
+	return w.keep(ctx, cs.store, p.bounds(b.x.home), commit)
 }
 
 // buildPolicy lets a build reach its package registries, which are at port, and what
@@ -174,29 +176,27 @@ func (w *layerWork) step(ctx context.Context, step template.LayerStep) error {
 	return nil
 }
 
-// keep takes what the sandbox left into the context store.
-func (w *layerWork) keep(ctx context.Context, r *run, commit func(template.Layer) error) error {
-	f, d, err := r.freeze(ctx, w.s)
-	if d != nil {
-		defer func() { _ = d.Close() }()
-	}
+// keep takes what the sandbox left into the store.
+func (w *layerWork) keep(ctx context.Context, to *store.Store, bounds collect.Bounds, commit func(template.Layer) error) error {
+	changes, err := collect.Take(ctx, w.s, nil, bounds)
 	if err != nil {
 		return err
 	}
-	batch, err := r.at.cs.store.Begin(ctx)
+	defer func() { _ = changes.Close() }()
+	batch, err := to.Begin(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = batch.Close() }() // until then nothing of it is collected
-	base, err := r.base(ctx, w.s, batch)
+	base, err := w.x.templates().Tree(ctx, w.s.Template, batch)
 	if err != nil {
 		return err
 	}
 	opts := layer.Options{
-		Skip:  func(path string) bool { return slices.Contains(identityFiles, path) || w.req.Skip(path) },
+		Skip:  w.req.Skip,
 		Check: func(path string, a *tree.Attr) error { w.req.Settle(path, a); return nil },
 	}
-	ref, stats, err := r.apply(ctx, batch, base, f, d, opts)
+	ref, stats, err := changes.Apply(ctx, batch, base, opts)
 	if err != nil {
 		return err
 	}

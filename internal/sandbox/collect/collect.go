@@ -1,0 +1,230 @@
+// Package collect takes what a sandbox has changed: the upper directory of its overlay, from its
+// disk or as its agent exports it, and its shell session. All of it is the guest's word.
+package collect
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/fsimage/ext4"
+	"turnstone.dev/turnstone/internal/fsimage/upperdir"
+	"turnstone.dev/turnstone/internal/sandbox"
+	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/store/layer"
+	"turnstone.dev/turnstone/internal/store/tree"
+)
+
+const op turnstone.Op = "executor.commit"
+
+// TimeLimit bounds how long a guest may take to bring its disk to rest. It writes all that is in its
+// page cache to the disk first.
+const TimeLimit = 5 * time.Minute
+
+// identityFiles belong to a machine and not to a state: each sandbox gets its own.
+var identityFiles = []string{"/etc/hostname", "/etc/hosts", "/etc/machine-id", "/etc/resolv.conf"}
+
+// Bounds limit what is read of a guest.
+type Bounds struct {
+	Dir    *statedir.Dir // takes what does not fit into memory, in files without names
+	Limits config.Limits
+	Room   func() error // an error when the host's disk is nearly full; nil: nobody asks
+}
+
+func (b Bounds) upper(disk turnstone.Bytes) upperdir.Options {
+	return upperdir.Options{Bytes: int64(disk), Entries: int(b.Limits.Entries), FileSize: int64(b.Limits.FileSize), Room: b.Room}
+}
+
+func (b Bounds) ext4() ext4.Options { return ext4.Options{Entries: b.Limits.Entries} }
+
+func (b Bounds) layer(opts layer.Options) layer.Options {
+	opts.MaxEntries, opts.MaxFile = int(b.Limits.Entries), int64(b.Limits.FileSize)
+	skip := opts.Skip
+	opts.Skip = func(path string) bool {
+		return slices.Contains(identityFiles, path) || skip != nil && skip(path)
+	}
+	return opts
+}
+
+// Changes are what a sandbox has changed, at rest: nobody writes to it any longer. The caller
+// closes them.
+type Changes struct {
+	Cwd string
+	Env []string
+
+	upper  string // the name of the upper directory
+	source source
+	bounds Bounds
+}
+
+// A source has the files of Changes.
+type source interface {
+	// open returns the upper directory of the sandbox's overlay, called name. It may be
+	// called more than once.
+	open(name string) (tree.Node, error)
+	io.Closer
+}
+
+// A disk is a scratch disk of ext4, of which no more than size counts.
+type disk struct {
+	*os.File
+	size int64
+	opts ext4.Options
+}
+
+func (d disk) open(name string) (tree.Node, error) {
+	fs, err := ext4.OpenOptions(d, d.size, d.opts)
+	if err != nil {
+		return nil, err
+	}
+	return fs.Lookup(name)
+}
+
+// An export is what the agent exported of a disk that the host cannot read.
+type export struct{ *upperdir.Dir }
+
+func (e export) open(string) (tree.Node, error) { return e.Root(), nil }
+
+// Take ends the processes of s, takes what s has changed, and ends s. diskOf returns the disk of
+// a machine that another process has started; where it fails, or is nil and the host cannot read
+// the disk, the agent exports it.
+func Take(ctx context.Context, s *sandbox.Sandbox, diskOf func(context.Context) (*os.File, error), b Bounds) (*Changes, error) {
+	ctx, cancel := context.WithTimeout(ctx, TimeLimit)
+	defer cancel()
+	defer s.Guard(ctx)()
+	res, err := s.Client().StateFreeze(ctx)
+	if err != nil {
+		return nil, s.CauseOf(err)
+	}
+	c := &Changes{Cwd: res.Cwd, Env: res.Env, upper: res.Upper, bounds: b}
+	if err := c.check(s.ID()); err != nil {
+		return nil, err
+	}
+	if diskOf != nil {
+		if f, err := diskOf(ctx); err == nil {
+			c.source = disk{f, int64(s.Shape().Disk), b.ext4()}
+		}
+	}
+	if c.source == nil {
+		if c.source, err = sourceOf(ctx, s, b); err != nil {
+			return nil, err
+		}
+	}
+	_ = s.Close() // what it wrote is in the file, and its CPU is wanted
+	return c, nil
+}
+
+// sourceOf returns what s wrote. Its disk is frozen.
+func sourceOf(ctx context.Context, s *sandbox.Sandbox, b Bounds) (source, error) {
+	if s.HasDisk() {
+		f, err := s.Disk()
+		if err != nil {
+			return nil, err
+		}
+		return disk{f, int64(s.Shape().Disk), b.ext4()}, nil
+	}
+	dir, err := b.Dir.MkdirAll("sandboxes")
+	if err != nil {
+		return nil, err
+	}
+	var u *upperdir.Dir
+	err = s.Client().Export(ctx, func(in io.Reader) (err error) {
+		u, err = upperdir.Read(ctx, in, dir, b.upper(s.Shape().Disk))
+		return err
+	})
+	if err != nil {
+		if u != nil {
+			err = errors.Join(err, u.Close())
+		}
+		return nil, s.CauseOf(err)
+	}
+	if u == nil {
+		return nil, turnstone.Errorf(op, turnstone.KindIntegrity, string(s.ID()), "its agent exported nothing")
+	}
+	return export{u}, nil
+}
+
+// OfPaused returns what a paused machine has changed: on f, its disk or what its agent exported,
+// as Sandbox.Pause says with upper. f belongs to the Changes from then on.
+func OfPaused(ctx context.Context, s *sandbox.Sandbox, f *os.File, upper, cwd string, env []string, b Bounds) (*Changes, error) {
+	c := &Changes{Cwd: cwd, Env: env, upper: upper, bounds: b}
+	var err error
+	if upper == sandbox.UpperIsExport {
+		c.upper = "upper"
+		c.source, err = readExport(ctx, f, s.Shape().Disk, b)
+		_ = f.Close()
+	} else {
+		c.source = disk{f, int64(s.Shape().Disk), b.ext4()}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := c.check(s.ID()); err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// readExport reads what another process has spooled.
+func readExport(ctx context.Context, f *os.File, size turnstone.Bytes, b Bounds) (source, error) {
+	dir, err := b.Dir.MkdirAll("sandboxes")
+	if err != nil {
+		return nil, err
+	}
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	u, err := upperdir.Read(ctx, io.NewSectionReader(f, 0, st.Size()), dir, b.upper(size))
+	if err != nil {
+		return nil, err
+	}
+	return export{u}, nil
+}
+
+// Apply puts what was changed on the tree base, without the files that belong to the machine. It
+// may be called more than once.
+func (c *Changes) Apply(ctx context.Context, w tree.Writer, base tree.Ref, opts layer.Options) (tree.Ref, layer.Stats, error) {
+	upper, err := c.source.open(c.upper)
+	if err != nil {
+		return tree.Ref{}, layer.Stats{}, err
+	}
+	return layer.Apply(ctx, w, base, upper, c.bounds.layer(opts))
+}
+
+// Close frees the files.
+func (c *Changes) Close() error { return c.source.Close() }
+
+// Bounds of a shell session, as the agent has them: no turn could begin with more.
+const (
+	maxCwd  = 4095
+	maxEnv  = 1 << 20 // bytes
+	maxVars = 1 << 16
+)
+
+// check rejects values that the agent never sends.
+func (c *Changes) check(id turnstone.SandboxID) error {
+	fail := func(why string) error {
+		return turnstone.NewError(op, turnstone.KindIntegrity, string(id), errors.New("its agent names "+why))
+	}
+	if c.upper != "upper" && c.upper != "upper2" || !strings.HasPrefix(c.Cwd, "/") || len(c.Cwd) > maxCwd || strings.IndexByte(c.Cwd, 0) >= 0 {
+		return fail("no directory that there can be")
+	}
+	total := 0
+	for _, kv := range c.Env {
+		if total += len(kv) + 1; strings.IndexByte(kv, '=') < 1 || strings.IndexByte(kv, 0) >= 0 {
+			return fail("a variable that there cannot be")
+		}
+	}
+	if total > maxEnv || len(c.Env) > maxVars {
+		return fail("an environment that is too large")
+	}
+	return nil
+}
