@@ -168,9 +168,9 @@ type faulty struct {
 	withKernel
 }
 
-func (faulty) Standstill() error {
-	return turnstone.Errorf("test", turnstone.KindUnavailable, "version 1",
-		"a machine that stood still never wakes up").WithHint("install version 2")
+func (faulty) Abilities() substrate.Abilities {
+	return substrate.Abilities{Live: turnstone.Errorf("test", turnstone.KindUnavailable, "version 1",
+		"a machine that stood still never wakes up").WithHint("install version 2")}
 }
 
 func restricted(s substrate.Substrate) substrate.Substrate {
@@ -178,7 +178,7 @@ func restricted(s substrate.Substrate) substrate.Substrate {
 		return struct {
 			substrate.Substrate
 			substrate.Keeper
-			substrate.Restricted
+			substrate.Able
 		}{s, s.(substrate.Keeper), faulty{}}
 	}
 	return faulty{Substrate: s, Keeper: s.(substrate.Keeper)}

@@ -2,6 +2,7 @@ package substrate
 
 import (
 	"context"
+	"errors"
 	"io/fs"
 
 	"turnstone.dev/turnstone"
@@ -30,20 +31,35 @@ type Resumer interface {
 	RestoreFrom(ctx context.Context, m Machine, dir string) (Sandbox, error)
 }
 
-// A Restricted is a Resumer whose program may have a fault that rules out what its
-// interfaces promise.
-type Restricted interface {
-	// Standstill returns an error, with a hint that names a remedy, where sandboxes must not
-	// be paused, cloned or kept as they run, and nil where they may be. It starts nothing.
-	Standstill() error
+// Abilities says what of its optional interfaces a substrate keeps on this host. A nil error means
+// that it keeps them; an error has a hint that names a remedy.
+type Abilities struct {
+	Live error // sandboxes are paused and cloned as they run: Pauser, Snapshotter, Resumer
+	Keep error // machines are packed for long, and restored from that: Keeper
 }
 
-// A KeepRestricted is a Keeper that must not restore kept machines on some hosts: their files
-// may be another's, and say what its program opens.
-type KeepRestricted interface {
-	// Keeping returns an error, with a hint that names a remedy, where no machine is to be
-	// kept, nor restored from what was. It starts nothing.
-	Keeping() error
+// An Able is a Substrate whose abilities depend on the host: on the version of its program, or on
+// how that is confined.
+type Able interface {
+	// Abilities starts nothing.
+	Abilities() Abilities
+}
+
+// AbilitiesOf returns what s can do by its type and on this host. What its type rules out is
+// errors.ErrUnsupported. A Keeper that cannot do what a Resumer does keeps nothing.
+func AbilitiesOf(s Substrate) (a Abilities) {
+	if able, ok := s.(Able); ok {
+		a = able.Abilities()
+	}
+	if _, ok := s.(Resumer); !ok {
+		a.Live = errors.ErrUnsupported
+	}
+	if _, ok := s.(Keeper); !ok {
+		a.Keep = errors.ErrUnsupported
+	} else if a.Live != nil {
+		a.Keep = a.Live
+	}
+	return a
 }
 
 // A Keeper is a Resumer that turns what a Snapshotter has written into something to

@@ -157,8 +157,9 @@ type OwnKernel interface {
 type Networker interface {
 	// Frames is the card's other end: Ethernet frames, each after its length in four
 	// bytes, big-endian (QEMU's -netdev stream). There is one, and it belongs to the
-	// caller; nil when the machine has no card. It ends with the machine.
-	Frames() io.ReadWriteCloser
+	// caller. It ends with the machine. A machine whose shape has no network has none: that
+	// is an error.
+	Frames() (io.ReadWriteCloser, error)
 }
 
 // A Pauser can stop a sandbox's CPUs and let them go on.

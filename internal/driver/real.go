@@ -11,13 +11,21 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
+// What all of them can do; see substrate.AbilitiesOf.
+var (
+	_ = substrate.Keeper((*firecracker.Substrate)(nil))
+	_ = substrate.Keeper((*qemu.Substrate)(nil))
+	_ = substrate.Keeper((*gvisor.Substrate)(nil))
+)
+
 // real returns what there is, the best first.
 func real(c *Chooser) []option {
+	all := ability{live: true, keep: true}
 	return []option{
-		{name: Firecracker, how: withKVM, microVM: true, home: true, can: abilities((*firecracker.Substrate)(nil)), open: c.firecracker},
-		{name: QEMU, how: withKVM, microVM: true, home: true, can: abilities((*qemu.Substrate)(nil)), open: c.accelerated},
-		{name: GVisor, own: true, can: abilities((*gvisor.Substrate)(nil)), open: c.gvisor},
-		{name: QEMU, how: withTCG, microVM: true, home: true, can: abilities((*qemu.Substrate)(nil)), open: c.translated},
+		{name: Firecracker, how: withKVM, microVM: true, home: true, can: all, open: c.firecracker},
+		{name: QEMU, how: withKVM, microVM: true, home: true, can: all, open: c.accelerated},
+		{name: GVisor, own: true, can: all, open: c.gvisor},
+		{name: QEMU, how: withTCG, microVM: true, home: true, can: all, open: c.translated},
 	}
 }
 

@@ -82,11 +82,9 @@ const (
 // An ability is what only some drivers can do.
 type ability struct{ live, keep bool }
 
-// abilities tells what a driver can do by its type. s may be a nil pointer.
-func abilities(s substrate.Substrate) (a ability) {
-	_, a.live = s.(substrate.Resumer)
-	_, a.keep = s.(substrate.Keeper)
-	return a
+// abilities tells what a driver can do by its type.
+func abilities(a substrate.Abilities) ability {
+	return ability{!errors.Is(a.Live, errors.ErrUnsupported), !errors.Is(a.Keep, errors.ErrUnsupported)}
 }
 
 // drivers makes the options of a machine, the best first.
@@ -158,21 +156,17 @@ func (c *Chooser) open(ctx context.Context, o option, needs Needs, before error)
 	}
 	if c.Wrap != nil {
 		s = c.Wrap(s)
-		o.can = abilities(s)
 	}
-	if why := o.lacks(needs); why != "" {
+	can := substrate.AbilitiesOf(s)
+	o.can = abilities(can)
+	switch why := o.lacks(needs); {
+	case why != "":
 		return nil, turnstone.NewError("substrates.choose", turnstone.KindUnavailable, "substrate "+o.name,
 			errors.New(why)).WithHint("choose another substrate, or leave out what asks for it")
-	}
-	if r, ok := s.(substrate.Restricted); ok && (needs.Live || needs.Keep) {
-		if err := r.Standstill(); err != nil {
-			return nil, err
-		}
-	}
-	if r, ok := s.(substrate.KeepRestricted); ok && needs.Keep {
-		if err := r.Keeping(); err != nil {
-			return nil, err
-		}
+	case needs.Live && can.Live != nil:
+		return nil, can.Live
+	case needs.Keep && can.Keep != nil:
+		return nil, can.Keep
 	}
 	return s, nil
 }

@@ -170,8 +170,10 @@ type faulty struct {
 	substrate.Keeper
 }
 
-func (faulty) Name() string      { return "faulty" }
-func (faulty) Standstill() error { return errors.New("this version does not wake up") }
+func (faulty) Name() string { return "faulty" }
+func (faulty) Abilities() substrate.Abilities {
+	return substrate.Abilities{Live: errors.New("this version does not wake up")}
+}
 
 // TestChooseAbilities: what a turn asks of its machine is refused before it starts where the
 // driver, or this version of its program, cannot do it, and the next one is taken where nobody

@@ -156,8 +156,8 @@ func (s *Sandbox) Disk() (*os.File, error) {
 
 // restricted says why the machine must not stand still, where its driver knows of a fault.
 func (s *Sandbox) restricted() error {
-	if r, ok := s.driver.(substrate.Restricted); ok {
-		return r.Standstill()
+	if d, ok := s.driver.(substrate.Able); ok {
+		return d.Abilities().Live
 	}
 	return nil
 }

@@ -72,10 +72,9 @@ func (s *Sandbox) attachNetwork(ctx context.Context, want Network) error {
 		return err
 	}
 	if card, own := s.machine.(substrate.Networker); own {
-		frames := card.Frames()
-		if frames == nil {
-			return turnstone.Errorf("executor.network", turnstone.KindInternal, string(s.ID()),
-				"its machine has no network card")
+		frames, err := card.Frames()
+		if err != nil {
+			return err
 		}
 		n.serve(frames)
 		return nil

@@ -22,8 +22,8 @@ type guest struct {
 	near net.Conn
 }
 
-func (g guest) Agent() io.ReadWriteCloser  { return g.near }
-func (g guest) Frames() io.ReadWriteCloser { return nil }
+func (g guest) Agent() io.ReadWriteCloser           { return g.near }
+func (g guest) Frames() (io.ReadWriteCloser, error) { return nil, nil }
 
 // configurable is an agent that knows one command.
 type configurable struct {

@@ -204,8 +204,8 @@ func resumer(t *testing.T, s substrate.Substrate) substrate.Resumer {
 // standsStill skips what a substrate says it must not be asked for.
 func standsStill(t *testing.T, s substrate.Substrate) {
 	t.Helper()
-	if r, ok := s.(substrate.Restricted); ok && r.Standstill() != nil {
-		t.Skip(r.Standstill())
+	if err := substrate.AbilitiesOf(s).Live; err != nil && !errors.Is(err, errors.ErrUnsupported) {
+		t.Skip(err)
 	}
 }
 
@@ -393,8 +393,8 @@ func keeper(t *testing.T, s substrate.Substrate) substrate.Keeper {
 		t.Skip("this substrate keeps no machines")
 	}
 	standsStill(t, s)
-	if r, ok := s.(substrate.KeepRestricted); ok && r.Keeping() != nil {
-		t.Skip(r.Keeping())
+	if err := substrate.AbilitiesOf(s).Keep; err != nil {
+		t.Skip(err)
 	}
 	return k
 }

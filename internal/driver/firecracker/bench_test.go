@@ -81,7 +81,7 @@ func BenchmarkCommands(b *testing.B) {
 // how long its CPUs stand still meanwhile.
 func BenchmarkSnapshot(b *testing.B) {
 	s, m := started(b)
-	if err := s.Standstill(); err != nil {
+	if err := s.Abilities().Live; err != nil {
 		b.Skip(err)
 	}
 	for name, holes := range map[string]func() bool{"dirty pages": s.holes, "all memory": func() bool { return false }} {

@@ -35,14 +35,13 @@ import (
 )
 
 var (
-	_ substrate.Substrate      = (*Substrate)(nil)
-	_ substrate.Keeper         = (*Substrate)(nil)
-	_ substrate.Restricted     = (*Substrate)(nil)
-	_ substrate.KeepRestricted = (*Substrate)(nil)
-	_ substrate.Sandbox        = (*machine)(nil)
-	_ substrate.Pauser         = (*machine)(nil)
-	_ substrate.Disker         = (*machine)(nil)
-	_ substrate.Snapshotter    = (*machine)(nil)
+	_ substrate.Substrate   = (*Substrate)(nil)
+	_ substrate.BasePacker  = (*Substrate)(nil)
+	_ substrate.Able        = (*Substrate)(nil)
+	_ substrate.Sandbox     = (*machine)(nil)
+	_ substrate.Pauser      = (*machine)(nil)
+	_ substrate.Disker      = (*machine)(nil)
+	_ substrate.Snapshotter = (*machine)(nil)
 )
 
 // Substrate starts Firecracker's machines. It is safe for concurrent use, also from

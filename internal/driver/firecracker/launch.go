@@ -31,7 +31,7 @@ func (s *Substrate) launch(ctx context.Context, shape turnstone.Shape, files []p
 	if !slices.ContainsFunc(files, func(f placed) bool { return f.name == kernelName }) { // only a boot has one
 		m.console = console.Running()
 	}
-	m.rooted = s.Standstill()
+	m.rooted = s.release.standstill()
 	if m.scratch, err = c.copies(ctx, files); err != nil {
 		c.remove()
 		return nil, err

@@ -38,7 +38,7 @@ type machine struct {
 	origin  origin   // set before anybody else has the machine
 	scratch *os.File // the disk that takes the writes; closed with the machine
 	memory  memory   // what its memory differs from; for snapshots of it as it runs
-	rooted  error    // why it must not stand still; see Substrate.Standstill
+	rooted  error    // why it must not stand still; see release.standstill
 
 	snapping sync.Mutex    // one snapshot at a time
 	stood    time.Duration // how long the latest snapshot kept a running guest from running

@@ -180,7 +180,7 @@ func TestRealRateLimit(t *testing.T) {
 // and nothing is left; neither is where that happens in a snapshot.
 func TestRealKilled(t *testing.T) {
 	s, m := started(t)
-	if err := s.Standstill(); err != nil {
+	if err := s.Abilities().Live; err != nil {
 		t.Skip(err)
 	}
 	vm, client := substratetest.Clone(t, s, m, nil)

@@ -39,12 +39,8 @@ const (
 	losingReleases     = "1.16.0, 1.16.1" // losesVsock
 )
 
-// Standstill implements substrate.Restricted. Errors are of kind Unavailable, with the
-// versions that can do it.
-func (s *Substrate) Standstill() error { return s.release.standstill() }
-
-// Standstill is what Substrate.Standstill says of the version that Find returns, before any
-// guest was started.
+// Standstill returns the error that Abilities has as Live for the version that Find returns,
+// before any guest was started.
 func Standstill(version string) error {
 	r, err := parseRelease(version)
 	if err != nil {
@@ -53,6 +49,8 @@ func Standstill(version string) error {
 	return r.standstill()
 }
 
+// standstill returns an error of kind Unavailable, with the versions whose machines may be paused
+// and cloned as they run, where those of r may not.
 func (r release) standstill() error {
 	if !r.losesVsock() {
 		return nil

@@ -20,7 +20,7 @@ func TestStandstill(t *testing.T) {
 		"1.16.2": true, "1.17.0-dev": true, "1.17.0": true, "2.16.0": true} {
 		r, err := parseRelease("Firecracker v" + text)
 		check(t, err)
-		err = (&Substrate{release: r}).Standstill()
+		err = (&Substrate{release: r}).Abilities().Live
 		if (err == nil) != can {
 			t.Errorf("%s: %v", text, err)
 		}

@@ -32,10 +32,15 @@ func (s *Substrate) PackBase(ctx context.Context, m substrate.Machine, base turn
 	return files, nil
 }
 
-// Keeping implements substrate.KeepRestricted. The paths of a machine's disks are in its state,
-// which may come with an imported session: outside a jail, Firecracker opens whatever file of
-// its user they name, and its guest reads and writes it.
-func (s *Substrate) Keeping() error {
+// Abilities implements substrate.Able.
+func (s *Substrate) Abilities() substrate.Abilities {
+	return substrate.Abilities{Live: s.release.standstill(), Keep: s.keeping()}
+}
+
+// keeping says why no machine is kept, nor restored from what was. The paths of a machine's disks
+// are in its state, which may come with an imported session: outside a jail, Firecracker opens
+// whatever file of its user they name, and its guest reads and writes it.
+func (s *Substrate) keeping() error {
 	if s.wall.Confined() {
 		return nil
 	}
@@ -50,14 +55,14 @@ func (s *Substrate) Keeping() error {
 
 // Unpack implements substrate.Keeper.
 func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed fs.FS, dir string) error {
-	if err := s.Keeping(); err != nil {
+	if err := s.keeping(); err != nil {
 		return err
 	}
 	return s.unpack(ctx, m, packed, dir)
 }
 
 func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, packed fs.FS, dir string) error {
-	if err := s.Standstill(); err != nil { // nothing could start from it
+	if err := s.release.standstill(); err != nil { // nothing could start from it
 		return err
 	}
 	if err := s.packer(m).Unpack(ctx, packed, dir); err != nil {

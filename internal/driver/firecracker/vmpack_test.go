@@ -77,15 +77,15 @@ func TestKeep(t *testing.T) {
 // Without a jail a kept machine is neither made nor restored, whatever it holds.
 func TestKeepTakesAJail(t *testing.T) {
 	s := &Substrate{}
-	if err := s.Keeping(); turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" {
+	if err := s.Abilities().Keep; turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" {
 		t.Errorf("%v", err)
 	}
 	dir := filepath.Join(t.TempDir(), "vm")
-	if err := s.Unpack(t.Context(), substrate.Machine{}, os.DirFS(t.TempDir()), dir); turnstone.KindOf(err) != turnstone.KindUnavailable || err.Error() != s.Keeping().Error() {
+	if err := s.Unpack(t.Context(), substrate.Machine{}, os.DirFS(t.TempDir()), dir); turnstone.KindOf(err) != turnstone.KindUnavailable || err.Error() != s.Abilities().Keep.Error() {
 		t.Errorf("%v", err)
 	}
 	s.wall.Wall = jailed
-	if err := s.Keeping(); err != nil {
+	if err := s.Abilities().Keep; err != nil {
 		t.Error(err)
 	}
 }

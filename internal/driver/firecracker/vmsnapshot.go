@@ -94,7 +94,7 @@ func (m *machine) standingStill(ctx context.Context, f func() error) (err error)
 
 // RestoreFrom implements substrate.Resumer.
 func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir string) (substrate.Sandbox, error) {
-	if err := s.Standstill(); err != nil {
+	if err := s.release.standstill(); err != nil {
 		return nil, err
 	}
 	man, err := s.openVM(m, dir)

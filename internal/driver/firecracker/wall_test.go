@@ -318,8 +318,8 @@ func TestHostileState(t *testing.T) {
 	vm, err := b.s.RestoreFrom(within(t), b.m, b.hostile(t, victim))
 	check(t, err)
 	check(t, vm.Close())
-	if text, _ := os.ReadFile(victim); !bytes.Contains(text, []byte("\x00")) || b.s.Keeping() == nil {
-		t.Errorf("it has %q; %v", text, b.s.Keeping())
+	if text, _ := os.ReadFile(victim); !bytes.Contains(text, []byte("\x00")) || b.s.Abilities().Keep == nil {
+		t.Errorf("it has %q; %v", text, b.s.Abilities().Keep)
 	}
 }
 

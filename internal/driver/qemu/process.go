@@ -241,11 +241,12 @@ func (m *machine) Agent() io.ReadWriteCloser { return m.agent }
 func (m *machine) Scratch() string           { return scratchSerial }
 
 // Frames implements substrate.Networker.
-func (m *machine) Frames() io.ReadWriteCloser {
+func (m *machine) Frames() (io.ReadWriteCloser, error) {
 	if m.card == nil {
-		return nil
+		return nil, turnstone.Errorf("qemu.network", turnstone.KindInvalid, string(m.id),
+			"the machine has no network card")
 	}
-	return m.card
+	return m.card, nil
 }
 
 func (m *machine) Done() <-chan struct{} { return m.done }

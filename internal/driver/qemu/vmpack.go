@@ -15,14 +15,17 @@ import (
 )
 
 var (
-	_ substrate.BasePacker     = (*Substrate)(nil)
-	_ substrate.KeepRestricted = (*Substrate)(nil)
+	_ substrate.BasePacker = (*Substrate)(nil)
+	_ substrate.Able       = (*Substrate)(nil)
 )
 
-// Keeping implements substrate.KeepRestricted. A kept machine's device state may come with an
-// imported session, and QEMU's readers of it are not made for an attacker's: what takes QEMU
-// over there has to find itself in a jail.
-func (s *Substrate) Keeping() error {
+// Abilities implements substrate.Able.
+func (s *Substrate) Abilities() substrate.Abilities { return substrate.Abilities{Keep: s.keeping()} }
+
+// keeping says why no machine is kept, nor restored from what was. A kept machine's device state
+// may come with an imported session, and QEMU's readers of it are not made for an attacker's:
+// what takes QEMU over there has to find itself in a jail.
+func (s *Substrate) keeping() error {
 	if s.wall.Namespaces() {
 		return nil
 	}
@@ -55,7 +58,7 @@ func (s *Substrate) PackBase(ctx context.Context, m substrate.Machine, base turn
 
 // Unpack implements substrate.Keeper.
 func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed fs.FS, dir string) error {
-	if err := s.Keeping(); err != nil {
+	if err := s.keeping(); err != nil {
 		return err
 	}
 	if err := s.packer(m).Unpack(ctx, packed, dir); err != nil {

@@ -165,7 +165,7 @@ func TestMovedTo(t *testing.T) {
 func TestKeepTakesAJail(t *testing.T) {
 	for _, w := range []wall{filtered, open} {
 		s := &Substrate{wall: Jail{Wall: w, Reason: "none here"}}
-		err := s.Keeping()
+		err := s.Abilities().Keep
 		if turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" || !strings.Contains(err.Error(), "none here") {
 			t.Errorf("%s: %v", w, err)
 		}
@@ -173,7 +173,7 @@ func TestKeepTakesAJail(t *testing.T) {
 			t.Errorf("%s: %v", w, got)
 		}
 	}
-	if err := (&Substrate{wall: Jail{Wall: jailed}}).Keeping(); err != nil {
+	if err := (&Substrate{wall: Jail{Wall: jailed}}).Abilities().Keep; err != nil {
 		t.Error(err)
 	}
 }
