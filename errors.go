@@ -1,10 +1,12 @@
 package turnstone
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 )
 
 // A Kind classifies an error for programs. Kinds cross the wire as text, so the values are part of
@@ -48,6 +50,24 @@ func NewError(op Op, kind Kind, subject string, cause error) *Error {
 // Errorf is NewError with a cause that fmt.Errorf creates from format and args; %w wraps.
 func Errorf(op Op, kind Kind, subject, format string, args ...any) *Error {
 	return NewError(op, kind, subject, fmt.Errorf(format, args...))
+}
+
+// Classify is NewError with the kind that the cause has: KindCanceled where a context has ended,
+// KindExhausted, with the hint room, where a disk or a quota is full, otherwise kind.
+func Classify(op Op, kind Kind, subject string, cause error, room string) *Error {
+	e := NewError(op, kind, subject, cause)
+	switch {
+	case errors.Is(cause, context.Canceled), errors.Is(cause, context.DeadlineExceeded):
+		e.Kind = KindCanceled
+	case IsFull(cause):
+		e.Kind, e.Hint = KindExhausted, room
+	}
+	return e
+}
+
+// IsFull reports whether a disk or a quota is full.
+func IsFull(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
 // WithHint sets the hint, an imperative sentence, and returns e. Only the creator of e may call

@@ -21,6 +21,18 @@ type named struct {
 func (n named) Name() string      { return n.name }
 func (n named) Isolation() string { return n.how }
 
+// A resumer also clones what runs, by its type.
+type resumer struct {
+	named
+	substrate.Resumer
+}
+
+// A keeper keeps machines, by its type.
+type keeper struct {
+	named
+	substrate.Keeper
+}
+
 // host makes options of which those work that works names, as "qemu (KVM)".
 func host(works ...string) drivers {
 	return func(c *Chooser) []option {
@@ -189,8 +201,8 @@ func TestChooseAbilities(t *testing.T) {
 	all := []option{
 		one("faulty", ability{live: true, keep: true}, faulty{}),
 		one(GVisor, ability{}, named{name: "nothing"}),
-		one(Firecracker, ability{live: true}, named{name: "resumer"}),
-		one(QEMU, ability{live: true, keep: true}, named{name: "keeper"}),
+		one(Firecracker, ability{live: true}, resumer{named: named{name: "resumer"}}),
+		one(QEMU, ability{live: true, keep: true}, keeper{named: named{name: "keeper"}}),
 	}
 	c := Chooser{drivers: func(*Chooser) []option { return all }}
 	for _, tt := range []struct {

@@ -221,10 +221,10 @@ func Printable(s string) string {
 
 const maxText = 300
 
-func clip(s string) string {
+func clip(s string) string { return Clip(s, maxText) }
+
+// Clip returns at most n bytes of s without the spaces around it, as Printable has it.
+func Clip(s string, n int) string {
 	s = strings.TrimSpace(Printable(s))
-	if len(s) > maxText {
-		return s[:maxText]
-	}
-	return s
+	return s[:min(len(s), n)]
 }

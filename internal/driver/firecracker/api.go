@@ -228,7 +228,7 @@ func decodeAnswer(status int, body []byte, out any) error {
 			Message string `json:"fault_message"`
 		}
 		_ = json.Unmarshal(body, &fault) // an answer of another form has no message
-		return &apiError{status, clip(console.Printable(fault.Message), maxMessage)}
+		return &apiError{status, console.Clip(fault.Message, maxMessage)}
 	}
 	if out == nil {
 		return nil
@@ -240,11 +240,4 @@ func decodeAnswer(status int, body []byte, out any) error {
 		return fmt.Errorf("its answer cannot be read: %w", err)
 	}
 	return nil
-}
-
-func clip(s string, n int) string {
-	if len(s) > n {
-		return s[:n] + "..."
-	}
-	return s
 }

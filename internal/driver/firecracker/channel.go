@@ -119,7 +119,7 @@ func (m *machine) connect(ctx context.Context) error {
 			return nil
 		}
 		select {
-		case <-m.done:
+		case <-m.Done():
 			if own := m.Err(); own != nil {
 				return own
 			}

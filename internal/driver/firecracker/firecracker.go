@@ -20,7 +20,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -29,6 +28,7 @@ import (
 	"turnstone.dev/turnstone/internal/driver/console"
 	"turnstone.dev/turnstone/internal/driver/disk"
 	"turnstone.dev/turnstone/internal/driver/host"
+	"turnstone.dev/turnstone/internal/driver/kit"
 	"turnstone.dev/turnstone/internal/driver/kvm"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/substrate"
@@ -398,32 +398,24 @@ func (s *Substrate) failed(ctx context.Context, vm *machine, err error) error {
 // wrap gives an error the type that callers get. One that came of the end of ctx says
 // so, whatever it was that broke.
 func (s *Substrate) wrap(ctx context.Context, err error) error {
-	kind, hint := turnstone.KindUnavailable, "run `turn doctor`"
-	var refused *apiError
+	hint := "run `turn doctor`"
 	if errors.Is(err, console.ErrLate) || errors.Is(err, errBoot) || errors.Is(err, errMute) {
 		hint = s.guest.Advice()
 	}
-	if errors.As(err, &refused) && ctx.Err() == nil {
+	ended := ctx.Err()
+	var refused *apiError
+	if errors.As(err, &refused) && ended == nil {
 		if away := turnedAway(refused); away != nil {
 			return away
 		}
 	}
-	switch ended := ctx.Err(); {
-	case ended != nil:
-		kind, hint = turnstone.KindCanceled, ""
+	if ended != nil {
 		if !errors.Is(err, ended) {
 			err = fmt.Errorf("%w: %w", ended, err)
 		}
-	case turnstone.KindOf(err) != turnstone.KindInternal:
-		return err
-	case isNoSpace(err):
-		kind, hint = turnstone.KindExhausted, "make room on the disk that holds "+s.home.Root
+		return turnstone.NewError("firecracker.start", turnstone.KindCanceled, "firecracker", err)
 	}
-	return turnstone.NewError("firecracker.start", kind, "firecracker", err).WithHint(hint)
-}
-
-func isNoSpace(err error) bool {
-	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+	return kit.Fault("firecracker.start", "firecracker", s.home.Root, err, hint)
 }
 
 // checkKernel refuses an image that Firecracker would not boot.

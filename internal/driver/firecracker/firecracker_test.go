@@ -327,7 +327,7 @@ func TestEndsByItself(t *testing.T) {
 	vm, err := b.s.Restore(within(t), b.m)
 	check(t, err)
 	defer func() { _ = vm.Close() }()
-	check(t, vm.(*machine).process.Kill())
+	check(t, vm.(*machine).Kill())
 	<-vm.Done()
 	if turnstone.KindOf(vm.Err()) != turnstone.KindDead {
 		t.Errorf("got %v", vm.Err())

@@ -39,7 +39,7 @@ func benchmark(mode string) error {
 		if err != nil {
 			return nil, 0, err
 		}
-		return vm, vm.process.Pid, nil
+		return vm, vm.PID(), nil
 	}
 	return substratetest.Bare{
 		Network: wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway, DNS: []string{network.DNS}},

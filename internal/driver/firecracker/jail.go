@@ -39,7 +39,7 @@ const afterLine = `read -r line <&3 || exit 1; exec 3<&-; "$@"; exit $?`
 // gets once that signal is set: a parent that died before is noticed by its missing.
 func (s *Substrate) startJailed(ctx context.Context, m *machine, cpus int, files []placed) error {
 	m.owner = nobody
-	id := instanceID(m.id)
+	id := instanceID(m.ID())
 	jail := filepath.Join(m.cell.dir, "jail")
 	if err := os.Mkdir(jail, 0o700); err != nil {
 		return err

@@ -27,9 +27,9 @@ func (s *Substrate) launch(ctx context.Context, shape turnstone.Shape, files []p
 		return nil, err
 	}
 	m := newMachine(id, c)
-	m.advice = s.guest.Advice()
+	m.Advice = s.guest.Advice()
 	if !slices.ContainsFunc(files, func(f placed) bool { return f.name == kernelName }) { // only a boot has one
-		m.console = console.Running()
+		m.Console = console.Running()
 	}
 	m.rooted = s.release.standstill()
 	if m.scratch, err = c.copies(ctx, files); err != nil {
@@ -62,7 +62,7 @@ func arguments() []string {
 
 // withID are the arguments of a Firecracker that no jailer starts.
 func (m *machine) withID() []string {
-	return append([]string{"--id", instanceID(m.id)}, arguments()...)
+	return append([]string{"--id", instanceID(m.ID())}, arguments()...)
 }
 
 // environment is Firecracker's.
@@ -89,14 +89,10 @@ func (s *Substrate) startPlain(m *machine, files []placed) error {
 
 // spawn starts cmd, whose end is the machine's. before is subprocess.Options.Before.
 func (m *machine) spawn(cmd *exec.Cmd, before func() error) error {
-	cmd.Stdout, cmd.Stderr = m.console, &m.stderr
+	cmd.Stdout, cmd.Stderr = m.Console, &m.stderr
 	cmd.Env = environment() // a jail's program has its own
 	cmd.WaitDelay = time.Second
-	if err := subprocess.Start(cmd, subprocess.Options{Before: before, Ended: m.ended}); err != nil {
-		return err
-	}
-	m.process = cmd.Process
-	return nil
+	return m.Start(cmd, subprocess.Options{Before: before, Ended: m.ended})
 }
 
 // answers waits for the API, and makes sure that it is Firecracker's.
@@ -111,14 +107,14 @@ func (m *machine) answers(ctx context.Context) error {
 		case err == nil && info.State == stateNotStarted:
 			return nil
 		case err == nil:
-			return fmt.Errorf("what answers is no Firecracker that was just started: its state is %q", clip(console.Printable(info.State), 40))
+			return fmt.Errorf("what answers is no Firecracker that was just started: its state is %q", console.Clip(info.State, 40))
 		}
 		var op *net.OpError
 		if !errors.As(err, &op) || op.Op != "dial" {
 			return err
 		}
 		select {
-		case <-m.done:
+		case <-m.Done():
 			return errors.New("firecracker ended")
 		case <-ctx.Done():
 			if given.Err() == nil {

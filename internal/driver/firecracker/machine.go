@@ -11,30 +11,27 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/driver/console"
 	"turnstone.dev/turnstone/internal/driver/host"
+	"turnstone.dev/turnstone/internal/driver/kit"
 	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
-// machine is one running Firecracker.
+// machine is one running Firecracker, or the shell above its jailer.
 type machine struct {
-	id      turnstone.SandboxID
+	*kit.Process
 	cell    *cell
 	api     *client
 	agent   *channel
-	process *os.Process // Firecracker, or the shell above its jailer
-	wall    wall        // what it is behind
-	owner   uint32      // the user that its files belong to
-	cgroup  string      // to be removed in the end; empty: none
-	console *console.Watch
+	wall    wall   // what it is behind
+	owner   uint32 // the user that its files belong to
+	cgroup  string // to be removed in the end; empty: none
 	stderr  console.Tail
-	advice  string   // what helps when the guest does not start
 	origin  origin   // set before anybody else has the machine
 	scratch *os.File // the disk that takes the writes; closed with the machine
 	memory  memory   // what its memory differs from; for snapshots of it as it runs
@@ -43,11 +40,7 @@ type machine struct {
 	snapping sync.Mutex    // one snapshot at a time
 	stood    time.Duration // how long the latest snapshot kept a running guest from running
 	cleaning sync.Once
-	done     chan struct{}
-	mu       sync.Mutex
-	closed   bool
-	severed  bool // a snapshot has taken the channel away
-	err      error
+	severed  atomic.Bool // a snapshot has taken the channel away
 }
 
 // origin is what a machine was started from, so that it can be written down.
@@ -58,7 +51,7 @@ type origin struct {
 }
 
 func newMachine(id turnstone.SandboxID, c *cell) *machine {
-	m := &machine{id: id, cell: c, console: console.New(), owner: uint32(os.Geteuid()), done: make(chan struct{}), agent: new(channel)}
+	m := &machine{Process: kit.New(id, console.New(), ""), cell: c, owner: uint32(os.Geteuid()), agent: new(channel)}
 	m.stderr.Limit = 8 << 10
 	m.api = newClient(func(ctx context.Context) (net.Conn, error) { return c.dial(ctx, apiSocket) })
 	return m
@@ -66,13 +59,8 @@ func newMachine(id turnstone.SandboxID, c *cell) *machine {
 
 // ended records why the process is gone.
 func (m *machine) ended(wait error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if !m.closed {
-		m.err = m.explain(wait)
-	}
 	_ = m.agent.Close()
-	close(m.done)
+	m.End(func() error { return m.explain(wait) })
 }
 
 var errorLine = lazyregexp.New(`(?m)^.*\[sb-[^\]]{0,200}:ERROR[^\]]{0,200}\] (.{1,300})|^Error: (.{1,300})`)
@@ -86,7 +74,7 @@ var exits = map[int]string{
 
 // explain turns an end nobody asked for into an error for the user.
 func (m *machine) explain(wait error) error {
-	e := turnstone.NewError("firecracker.run", turnstone.KindDead, string(m.id), nil)
+	e := turnstone.NewError("firecracker.run", turnstone.KindDead, string(m.ID()), nil)
 	stderr := strings.TrimSpace(m.stderr.String())
 	code := -1
 	var exit *exec.ExitError
@@ -97,10 +85,10 @@ func (m *machine) explain(wait error) error {
 		}
 	}
 	notJailed := jailFailure(stderr, wait)
-	fault := lastFault(m.console.String() + "\n" + stderr)
-	switch guest := m.console.Fault(); {
+	fault := lastFault(m.Console.String() + "\n" + stderr)
+	switch guest := m.Console.Fault(); {
 	case guest != nil:
-		e.Err, e.Hint = guest, m.hint()
+		e.Err, e.Hint = guest, m.Hint()
 	case notJailed != nil:
 		e.Err = notJailed
 	case exits[code] != "":
@@ -108,11 +96,11 @@ func (m *machine) explain(wait error) error {
 	case wait != nil && fault != "":
 		e.Err = fmt.Errorf("firecracker ended: %s", fault)
 	case wait != nil && stderr != "":
-		e.Err = fmt.Errorf("firecracker ended: %s", clip(console.Printable(console.LastLine(stderr)), maxMessage))
+		e.Err = fmt.Errorf("firecracker ended: %s", console.Clip(console.LastLine(stderr), maxMessage))
 	case wait != nil:
 		e.Err = fmt.Errorf("firecracker ended: %w", wait)
 	default:
-		e.Err, e.Hint = fmt.Errorf("the guest shut its machine down%s", m.console.Words()), m.hint()
+		e.Err, e.Hint = fmt.Errorf("the guest shut its machine down%s", m.Console.Words()), m.Hint()
 	}
 	return e
 }
@@ -127,56 +115,25 @@ func lastFault(text string) string {
 			fault = said
 		}
 	}
-	return clip(console.Printable(fault), maxMessage)
+	return console.Clip(fault, maxMessage)
 }
 
-func (m *machine) ID() turnstone.SandboxID   { return m.id }
 func (m *machine) Agent() io.ReadWriteCloser { return m.agent }
 func (m *machine) Scratch() string           { return scratchName }
-func (m *machine) Done() <-chan struct{}     { return m.done }
-
-func (m *machine) Err() error {
-	select {
-	case <-m.done:
-	default:
-		return nil
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.err
-}
 
 // Disk implements substrate.Disker.
-func (m *machine) Disk() (*os.File, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.closed {
-		return nil, turnstone.Errorf("firecracker.disk", turnstone.KindDead, string(m.id),
-			"the sandbox is closed")
-	}
-	fd, err := unix.FcntlInt(m.scratch.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("dup: %w", err)
-	}
-	return os.NewFile(uintptr(fd), m.scratch.Name()), nil
-}
+func (m *machine) Disk() (*os.File, error) { return m.Dup("firecracker.disk", m.scratch) }
 
 // Close kills Firecracker: what a sandbox wrote is either fetched before or not wanted.
 // It returns when nothing is left, whoever has called it first.
 func (m *machine) Close() error {
-	m.mu.Lock()
-	m.closed = true
-	m.mu.Unlock()
-	_ = m.process.Kill() // by a pidfd, so never another process
-	<-m.done
+	_ = m.Process.Close()
 	m.cleaning.Do(func() {
 		m.snapping.Lock() // a snapshot under way ends with Firecracker
 		defer m.snapping.Unlock()
 		m.api.close()
 		m.removeCgroup()
 		m.cell.remove()
-		m.mu.Lock()
-		defer m.mu.Unlock()
 		_ = m.scratch.Close()
 		m.memory.close()
 	})
@@ -210,11 +167,7 @@ func (m *machine) Resume(ctx context.Context) error {
 	if err := m.api.send(ctx, stateRequest(stateResumed)); err != nil {
 		return m.told(err)
 	}
-	m.mu.Lock()
-	severed := m.severed
-	m.severed = false
-	m.mu.Unlock()
-	if severed {
+	if m.severed.Swap(false) {
 		return m.told(m.connect(ctx))
 	}
 	return nil
@@ -227,18 +180,8 @@ func (m *machine) why(err error) error {
 	if err == nil || errors.As(err, &refused) {
 		return err
 	}
-	select {
-	case <-m.done:
-	case <-time.After(endWait):
-	}
-	if own := m.Err(); own != nil {
-		return own
-	}
-	return err
+	return m.Why(err)
 }
-
-// endWait is how long a process that has broken off may take to be gone.
-const endWait = 100 * time.Millisecond
 
 // told is why, with the type of error that callers of a machine get.
 func (m *machine) told(err error) error {
@@ -246,35 +189,12 @@ func (m *machine) told(err error) error {
 	if err = m.why(err); err == nil || errors.As(err, &e) {
 		return err
 	}
-	kind := turnstone.KindUnavailable
-	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		kind = turnstone.KindCanceled
-	}
-	return turnstone.NewError("firecracker.run", kind, string(m.id), err)
+	return turnstone.Classify("firecracker.run", turnstone.KindUnavailable, string(m.ID()), err, "")
 }
 
-// hint is what helps when the guest does not start; nothing once it has.
-func (m *machine) hint() string {
-	select {
-	case <-m.console.Ready():
-		return ""
-	default:
-		return m.advice
-	}
-}
-
-// wait blocks until the agent is ready. What the guest says of itself, that it hangs, the
-// machine's end and ctx's end are errors.
+// wait blocks until the agent is ready.
 func (m *machine) wait(ctx context.Context, p console.Patience) error {
-	err := m.console.Await(ctx, p, m.load, m.done)
-	switch {
-	case err == nil, ctx.Err() != nil:
-		return err
-	case errors.Is(err, console.ErrEnded):
-		return m.Err()
-	}
-	return turnstone.NewError("firecracker.boot", turnstone.KindDead, string(m.id), err).
-		WithHint(m.hint())
+	return m.Wait(ctx, "firecracker.boot", p, m.load)
 }
 
 // load is what Firecracker takes of the host.
@@ -289,9 +209,9 @@ func (m *machine) load() (console.Load, error) {
 // pid is Firecracker's process ID: below a shell where its jailer has started it.
 func (m *machine) pid() (int, error) {
 	if m.wall != byJailer {
-		return m.process.Pid, nil
+		return m.PID(), nil
 	}
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", m.process.Pid, m.process.Pid))
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", m.PID(), m.PID()))
 	if err != nil {
 		return 0, err
 	}

@@ -144,7 +144,7 @@ func TestInherited(t *testing.T) {
 	vm, err := b.s.Restore(within(t), b.m)
 	check(t, err)
 	defer func() { _ = vm.Close() }()
-	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", vm.(*machine).process.Pid))
+	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", vm.(*machine).PID()))
 	if err != nil || len(links) < 3 {
 		t.Fatal(links, err)
 	}

@@ -98,7 +98,7 @@ func (e *JailerError) Unwrap() error { return e.Err }
 
 // releaseText is what Firecracker says of its release.
 func (s *Substrate) releaseText() string {
-	return clip(strings.TrimPrefix(s.version, "Firecracker v"), 60)
+	return console.Clip(strings.TrimPrefix(s.version, "Firecracker v"), 60)
 }
 
 // checkJailer makes sure that the jailer is of Firecracker's release: what one of them

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"path/filepath"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -16,23 +15,7 @@ type vmManifest = snapshots.Live[identity]
 
 // Snapshot implements substrate.Snapshotter. See memory for how much is written.
 func (m *machine) Snapshot(ctx context.Context, dir string) error {
-	err := m.snapshot(ctx, dir)
-	if err == nil {
-		return nil
-	}
-	err = m.why(err)
-	var e *turnstone.Error
-	if errors.As(err, &e) {
-		return err
-	}
-	e = turnstone.NewError("firecracker.snapshot", turnstone.KindUnavailable, string(m.id), err)
-	switch {
-	case ctx.Err() != nil:
-		e.Kind = turnstone.KindCanceled
-	case isNoSpace(err):
-		e.Kind, e.Hint = turnstone.KindExhausted, "make room on the disk that holds "+filepath.Dir(dir)
-	}
-	return e
+	return m.NotSnapshotted(ctx, "firecracker.snapshot", dir, m.snapshot(ctx, dir))
 }
 
 func (m *machine) snapshot(ctx context.Context, dir string) error {
@@ -40,14 +23,14 @@ func (m *machine) snapshot(ctx context.Context, dir string) error {
 		return m.rooted
 	}
 	if m.origin.home {
-		return turnstone.Errorf("firecracker.snapshot", turnstone.KindInvalid, string(m.id),
+		return turnstone.Errorf("firecracker.snapshot", turnstone.KindInvalid, string(m.ID()),
 			"it has a home disk, which has one writer at a time").
 			WithHint("a sandbox with a home is not cloned as it runs")
 	}
 	m.snapping.Lock()
 	defer m.snapping.Unlock()
-	if m.isClosed() {
-		return turnstone.Errorf("firecracker.snapshot", turnstone.KindDead, string(m.id),
+	if m.Closed() {
+		return turnstone.Errorf("firecracker.snapshot", turnstone.KindDead, string(m.ID()),
 			"the sandbox is closed")
 	}
 	return snapshots.Virtual.Write(dir, func(tmp string) error {
@@ -61,12 +44,6 @@ func (m *machine) snapshot(ctx context.Context, dir string) error {
 		man := vmManifest{Identity: m.origin.id, Taken: time.Now().UTC(), State: state}
 		return man.Seal(tmp, m.origin.layers)
 	})
-}
-
-func (m *machine) isClosed() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.closed
 }
 
 // standingStill calls f while the guest's CPUs stand still. The snapshot that f takes
@@ -86,9 +63,7 @@ func (m *machine) standingStill(ctx context.Context, f func() error) (err error)
 			m.stood = time.Since(began)
 		}()
 	}
-	m.mu.Lock()
-	m.severed = true
-	m.mu.Unlock()
+	m.severed.Store(true)
 	return f()
 }
 

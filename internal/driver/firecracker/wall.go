@@ -87,20 +87,20 @@ func (s *Substrate) tryJail(ctx context.Context) error {
 		return err
 	}
 	select {
-	case <-m.done:
+	case <-m.Done():
 	case <-ctx.Done():
 	case <-time.After(proofLimit):
 	}
-	_ = m.process.Kill()
-	<-m.done
-	line, _, _ := strings.Cut(m.console.String(), "\n")
+	_ = m.Kill()
+	<-m.Done()
+	line, _, _ := strings.Cut(m.Console.String(), "\n")
 	switch said := console.Printable(strings.TrimSpace(line)); {
 	case said == s.version:
 		return nil
-	case m.err != nil && line == "":
-		return m.err
+	case m.Err() != nil && line == "":
+		return m.Err()
 	default:
-		return fmt.Errorf("the program says there that it is %q", clip(said, 80))
+		return fmt.Errorf("the program says there that it is %q", console.Clip(said, 80))
 	}
 }
 

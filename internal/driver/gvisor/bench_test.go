@@ -163,7 +163,7 @@ func TestMemory(t *testing.T) {
 	for i, v := range clones {
 		pid, err := processID(v.dir)
 		check(t, err)
-		for what, pid := range map[string]int{"runsc": v.process.Pid, "sandbox": pid} {
+		for what, pid := range map[string]int{"runsc": v.PID(), "sandbox": pid} {
 			b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
 			check(t, err)
 			for _, field := range []string{"Pss:", "Pss_Anon:", "Pss_Shmem:"} {

@@ -18,6 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/console"
+	"turnstone.dev/turnstone/internal/driver/kit"
 	"turnstone.dev/turnstone/internal/driver/snapshots"
 	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/statedir"
@@ -292,7 +294,7 @@ func TestClosed(t *testing.T) {
 		check(t, err)
 		time.Sleep(after)
 		v := vm.(*sandbox)
-		pids := append(descendants(v.process.Pid), v.process.Pid)
+		pids := append(descendants(v.PID()), v.PID())
 		check(t, vm.Close())
 		for _, pid := range pids {
 			// The kernel kills a child when its parent is gone, and may take its time for it.
@@ -362,8 +364,7 @@ func TestConsoleFlood(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v := &sandbox{ready: make(chan struct{}), silent: make(chan struct{})}
-	v.console.limit = 16 << 10
+	v := &sandbox{Process: kit.New("", console.New(), ""), silent: make(chan struct{})}
 	go v.readConsole(r)
 	_ = w.SetWriteDeadline(time.Now().Add(time.Second))
 	taken, line := 0, bytes.Repeat([]byte("flood "), 1000)

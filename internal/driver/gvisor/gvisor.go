@@ -21,6 +21,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/driver/host"
+	"turnstone.dev/turnstone/internal/driver/kit"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/substrate"
 )
@@ -159,15 +160,5 @@ func (s *Substrate) readProgram(ctx context.Context) (host.Program, error) {
 
 // wrap gives an error its kind and a hint.
 func (s *Substrate) wrap(op turnstone.Op, err error) error {
-	if kind := turnstone.KindOf(err); err == nil || kind != turnstone.KindInternal {
-		return err
-	}
-	kind, hint := turnstone.KindUnavailable, "run `turn doctor`"
-	switch {
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		kind, hint = turnstone.KindCanceled, ""
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		kind, hint = turnstone.KindExhausted, "make room on the disk that holds "+s.home.Root
-	}
-	return turnstone.NewError(op, kind, "gvisor", err).WithHint(hint)
+	return kit.Fault(op, "gvisor", s.home.Root, err, advice)
 }

@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
-	"path/filepath"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/driver/snapshots"
@@ -18,29 +15,7 @@ import (
 func (v *sandbox) Snapshot(ctx context.Context, dir string) error {
 	v.snapshots.Lock()
 	defer v.snapshots.Unlock()
-	err := v.snapshot(ctx, dir)
-	if err == nil {
-		return nil
-	}
-	var e *turnstone.Error
-	if errors.As(err, &e) {
-		return err
-	}
-	select {
-	case <-v.done:
-		if v.Err() != nil {
-			return v.Err()
-		}
-	default:
-	}
-	e = turnstone.NewError("gvisor.snapshot", turnstone.KindUnavailable, string(v.id), err)
-	switch {
-	case ctx.Err() != nil:
-		e.Kind = turnstone.KindCanceled
-	case errors.Is(err, unix.ENOSPC):
-		e.Kind, e.Hint = turnstone.KindExhausted, "make room on the disk that holds "+filepath.Dir(dir)
-	}
-	return e
+	return v.NotSnapshotted(ctx, "gvisor.snapshot", dir, v.snapshot(ctx, dir))
 }
 
 func (v *sandbox) snapshot(ctx context.Context, dir string) error {

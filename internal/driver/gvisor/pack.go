@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/klauspost/compress/zstd"
-	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/driver/host"
@@ -131,7 +130,7 @@ func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, from fs.FS,
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		case turnstone.IsFull(err):
 			return err
 		}
 		return turnstone.Errorf("gvisor.unpack", turnstone.KindIntegrity, "the saved sandbox",

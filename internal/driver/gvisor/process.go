@@ -1,20 +1,20 @@
 package gvisor
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/console"
 	"turnstone.dev/turnstone/internal/subprocess"
 )
 
@@ -48,12 +48,12 @@ func (s *Substrate) command(dir string, args ...string) *exec.Cmd {
 // control runs a short runsc that speaks to a sandbox's process.
 func (v *sandbox) control(ctx context.Context, args ...string) error {
 	cmd := v.substrate.command(v.dir, args...)
-	out := tail{limit: 8 << 10}
+	out := console.Tail{Limit: 8 << 10}
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := subprocess.Run(ctx, cmd, subprocess.Options{})
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
-		return fmt.Errorf("runsc %s: %w: %s", args[0], err, printable(strings.TrimSpace(out.String())))
+		return fmt.Errorf("runsc %s: %w: %s", args[0], err, console.Clip(out.String(), maxSaid))
 	}
 	return err
 }
@@ -81,7 +81,10 @@ func (s *Substrate) start(ctx context.Context, in *images, shape turnstone.Shape
 	if err := in.linkCheckpoint(v.dir); err != nil {
 		return nil, err
 	}
-	args = append(append([]string{verb, "--bundle=" + v.dir, "--pid-file=" + pidFile}, args...), string(v.id))
+	if in.checkpoint != nil {
+		v.Console = console.Running()
+	}
+	args = append(append([]string{verb, "--bundle=" + v.dir, "--pid-file=" + pidFile}, args...), string(v.ID()))
 	cmd := s.command(v.dir, args...)
 	cmd.ExtraFiles = in.list()
 	var ends [3]pipeEnds
@@ -96,13 +99,11 @@ func (s *Substrate) start(ctx context.Context, in *images, shape turnstone.Shape
 	}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = ends[0].r, ends[1].w, ends[2].w
 	v.agent = &agentPipe{v: v, r: ends[1].r, w: ends[0].w}
-	if err := subprocess.Start(cmd, subprocess.Options{Ended: v.ended}); err != nil {
+	if err := v.Start(cmd, subprocess.Options{Ended: v.ended}); err != nil {
 		closePipes(ends[:])
 		return nil, err
 	}
-	v.process = cmd.Process
 	_, _, _ = ends[0].r.Close(), ends[1].w.Close(), ends[2].w.Close()
-	close(v.running)
 	go v.readConsole(ends[2].r)
 	go v.watch()
 	return v, nil
@@ -130,13 +131,6 @@ func closePipes(ends []pipeEnds) {
 	}
 }
 
-// readyLine is what the agent prints on the console when a checkpoint may be taken, and
-// failedLine what begins the line with which it gives up.
-var (
-	readyLine  = []byte("turnstone-agent: ready")
-	failedLine = []byte("turnstone-agent: failed: ")
-)
-
 // Of a sandbox's console so many bytes are read at once, and so many a second then. What
 // is written faster waits.
 const (
@@ -149,30 +143,21 @@ const (
 func (v *sandbox) readConsole(r *os.File) {
 	defer close(v.silent)
 	defer func() { _ = r.Close() }()
-	const keep = 64
-	buf := make([]byte, keep+4096)
-	seen, have := false, 0
-	for took := 0; ; {
-		n, err := r.Read(buf[have:])
-		if took += n; took > consoleBurst { // root in the sandbox may write as much as it likes
-			time.Sleep(time.Duration(n) * time.Second / consoleRate)
-		}
-		_, _ = v.console.Write(buf[have : have+n])
-		have += n
-		switch {
-		case seen:
-		case bytes.Contains(buf[:have], readyLine):
-			seen = true
-			close(v.ready)
-		case bytes.Contains(buf[:have], failedLine):
-			seen = true
-			_ = v.process.Kill() // its end tells why, from the console
-		}
-		have = copy(buf, buf[max(0, have-keep):have])
-		if err != nil {
-			return
-		}
+	_, _ = io.Copy(v.Console, &slowed{r: r})
+}
+
+// slowed bounds how fast is read: root in the sandbox may write as much as it likes.
+type slowed struct {
+	r    io.Reader
+	took int
+}
+
+func (s *slowed) Read(p []byte) (int, error) {
+	n, err := s.r.Read(p)
+	if s.took += n; s.took > consoleBurst {
+		time.Sleep(time.Duration(n) * time.Second / consoleRate)
 	}
+	return n, err
 }
 
 // lingering is how long the sandbox's process may take to be gone after runsc is. It
@@ -181,33 +166,24 @@ const lingering = 5 * time.Second
 
 // ended records why runsc is gone, once the sandbox's process is gone too.
 func (v *sandbox) ended(wait error) {
-	<-v.running
 	select {
 	case <-v.silent:
 	case <-time.After(lingering):
 	}
-	v.mu.Lock()
-	if !v.closed {
-		v.err = v.explain(wait)
-	}
-	v.mu.Unlock()
 	v.agent.end()
 	v.remove()
-	close(v.done)
+	v.End(func() error { return v.explain(wait) })
 }
 
 // explain turns an end nobody asked for into an error for the user.
 func (v *sandbox) explain(wait error) error {
-	if v.cause != nil {
-		return v.cause
-	}
-	e := turnstone.NewError("gvisor.run", turnstone.KindDead, string(v.id), nil)
-	said := printable(lastLine(v.console.String()))
+	e := turnstone.NewError("gvisor.run", turnstone.KindDead, string(v.ID()), nil)
+	said := console.Clip(console.LastLine(v.Console.String()), maxSaid)
 	var exit *exec.ExitError
 	switch {
 	case !v.spoke.Load() && said != "":
 		e.Err = fmt.Errorf("it did not start: %s", said)
-		e.Hint = "run `turn doctor`"
+		e.Hint = advice
 	case errors.As(wait, &exit) && said != "":
 		e.Err = fmt.Errorf("it ended (%w): %s", wait, said)
 	case wait != nil:
@@ -218,21 +194,5 @@ func (v *sandbox) explain(wait error) error {
 	return e
 }
 
-func lastLine(s string) string {
-	s = strings.TrimSpace(s)
-	return s[strings.LastIndexByte(s, '\n')+1:]
-}
-
-// printable keeps what a hostile sandbox says out of the terminal's hands.
-func printable(s string) string {
-	s = strings.Map(func(r rune) rune {
-		switch {
-		case r == '\n', r == '\r', r == '\t':
-			return ' '
-		case r < 0x20, r == 0x7f, r > 0x7e:
-			return '?'
-		}
-		return r
-	}, s)
-	return s[:min(len(s), 500)]
-}
+// maxSaid bounds what is quoted of runsc and the agent, in bytes.
+const maxSaid = 500

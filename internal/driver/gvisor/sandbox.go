@@ -3,7 +3,6 @@ package gvisor
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -12,6 +11,8 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/console"
+	"turnstone.dev/turnstone/internal/driver/kit"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/substrate"
 )
@@ -27,31 +28,24 @@ const scratchName = "scratch"
 
 // A sandbox is one running runsc with the process that it has started.
 type sandbox struct {
-	substrate *Substrate
-	id        turnstone.SandboxID
-	memory    turnstone.Bytes // that its processes may take
-	limit     atomic.Int64    // bytes of the host's memory with which it is ended
-	disk      atomic.Int64    // the same of its disk
-	dir       string          // config.json, runsc's state, and as long as the sandbox starts the file of its scratch
-	lock      *statedir.Lock
-	process   *os.Process // runsc
-	agent     *agentPipe
-	console   tail
-	spoke     atomic.Bool   // the agent has said something
-	running   chan struct{} // closed when process is set
-	ready     chan struct{} // closed when the agent has said on the console that it is ready
-	silent    chan struct{} // closed when nobody holds the console any more
-	done      chan struct{}
-	from      identity // what it was started from, for Snapshot
-	layers    []string
-	snapshots sync.Mutex // one snapshot at a time
-
-	mu     sync.Mutex
-	paused bool
-	closed bool
-	cause  error // why we have ended it
-	err    error
+	*kit.Process // runsc
+	substrate    *Substrate
+	memory       turnstone.Bytes // that its processes may take
+	limit        atomic.Int64    // bytes of the host's memory with which it is ended
+	disk         atomic.Int64    // the same of its disk
+	dir          string          // config.json, runsc's state, and as long as the sandbox starts the file of its scratch
+	lock         *statedir.Lock
+	agent        *agentPipe
+	spoke        atomic.Bool   // the agent has said something
+	silent       chan struct{} // closed when nobody holds the console any more
+	from         identity      // what it was started from, for Snapshot
+	layers       []string
+	snapshots    sync.Mutex // one snapshot at a time
+	paused       bool       // under snapshots
 }
+
+// advice is what helps where the driver cannot tell.
+const advice = "run `turn doctor`"
 
 // folders begins the names of the folders of sandboxes below "sandboxes".
 const folders = "gvisor-"
@@ -63,12 +57,10 @@ func (s *Substrate) newSandbox(ctx context.Context, shape turnstone.Shape) (*san
 		return nil, err
 	}
 	sweep(base)
-	v := &sandbox{substrate: s, id: turnstone.NewSandboxID(), memory: shape.Memory, running: make(chan struct{}),
-		ready: make(chan struct{}), silent: make(chan struct{}), done: make(chan struct{})}
-	v.console.limit = 16 << 10
+	v := &sandbox{Process: kit.New(turnstone.NewSandboxID(), console.New(), advice), substrate: s, memory: shape.Memory, silent: make(chan struct{})}
 	v.limit.Store(hardLimit(shape))
 	v.disk.Store(diskLimit(shape))
-	v.dir = filepath.Join(base, folders+string(v.id))
+	v.dir = filepath.Join(base, folders+string(v.ID()))
 	// The lock is beside the folder and there before it: a folder whose lock is free has
 	// nobody any more.
 	if v.lock, err = statedir.Acquire(ctx, v.dir+".lock", nil); err != nil {
@@ -102,41 +94,13 @@ func sweep(base string) {
 	}
 }
 
-func (v *sandbox) ID() turnstone.SandboxID   { return v.id }
 func (v *sandbox) Agent() io.ReadWriteCloser { return v.agent }
 func (v *sandbox) Scratch() string           { return scratchName }
-func (v *sandbox) Done() <-chan struct{}     { return v.done }
-
-// Err implements substrate.Sandbox.
-func (v *sandbox) Err() error {
-	select {
-	case <-v.done:
-	default:
-		return nil
-	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return v.err
-}
-
-// Close kills runsc, with which the sandbox's process dies.
-func (v *sandbox) Close() error {
-	v.mu.Lock()
-	v.closed = true
-	v.mu.Unlock()
-	_ = v.process.Kill()
-	<-v.done
-	return nil
-}
 
 // stop ends the sandbox for the given reason.
 func (v *sandbox) stop(cause error) {
-	v.mu.Lock()
-	if v.cause == nil {
-		v.cause = cause
-	}
-	v.mu.Unlock()
-	_ = v.process.Kill()
+	v.Blame(cause)
+	_ = v.Kill()
 }
 
 // Pause implements substrate.Pauser.
@@ -155,7 +119,7 @@ func (v *sandbox) setPaused(ctx context.Context, verb string, paused bool) error
 	if v.paused == paused {
 		return nil
 	}
-	if err := v.control(ctx, verb, string(v.id)); err != nil {
+	if err := v.control(ctx, verb, string(v.ID())); err != nil {
 		return v.failed(turnstone.Op("gvisor."+verb), err)
 	}
 	v.paused = paused
@@ -164,34 +128,13 @@ func (v *sandbox) setPaused(ctx context.Context, verb string, paused bool) error
 
 // failed prefers the sandbox's own word on why it ended to err.
 func (v *sandbox) failed(op turnstone.Op, err error) error {
-	select {
-	case <-v.done:
-		if v.Err() != nil {
-			return v.Err()
-		}
-	case <-time.After(100 * time.Millisecond):
-	}
-	return v.substrate.wrap(op, err)
+	return v.substrate.wrap(op, v.Why(err))
 }
 
-// wait blocks until the agent is ready; the sandbox's end or ctx's end is an error.
+// wait blocks until the agent is ready.
 func (v *sandbox) wait(ctx context.Context, limit time.Duration) error {
-	timeout, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	select {
-	case <-v.ready:
-		return nil
-	case <-v.done:
-		if err := v.Err(); err != nil {
-			return err
-		}
-		return ctx.Err()
-	case <-timeout.Done():
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		return fmt.Errorf("the agent did not start within %s; the console ends: %q", limit, printable(lastLine(v.console.String())))
-	}
+	p := console.Patience{Idle: limit, Work: 2 * limit, Limit: limit} // only the last counts
+	return v.Wait(ctx, "gvisor.boot", p, func() (console.Load, error) { return console.Load{}, errors.ErrUnsupported })
 }
 
 // agentPipe is the byte stream to the agent: two pipes.
@@ -238,27 +181,4 @@ func (v *sandbox) started() {
 	for _, name := range names {
 		_ = os.Remove(name)
 	}
-}
-
-// tail keeps the last bytes written to it.
-type tail struct {
-	limit int
-	mu    sync.Mutex
-	buf   []byte
-}
-
-func (t *tail) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.buf = append(t.buf, p...)
-	if over := len(t.buf) - t.limit; over > 0 {
-		t.buf = append(t.buf[:0], t.buf[over:]...)
-	}
-	return len(p), nil
-}
-
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return string(t.buf)
 }

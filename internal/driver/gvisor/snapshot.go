@@ -235,7 +235,7 @@ func (v *sandbox) checkpoint(ctx context.Context, dir string, goOn bool) error {
 	if goOn {
 		args = append(args, "--leave-running")
 	}
-	return v.control(ctx, append(args, string(v.id))...)
+	return v.control(ctx, append(args, string(v.ID()))...)
 }
 
 // seal makes the checkpoint's files in dir durable and adds the manifest.

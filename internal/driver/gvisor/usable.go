@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"turnstone.dev/turnstone/internal/driver/console"
 	"turnstone.dev/turnstone/internal/driver/host"
 	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/subprocess"
@@ -62,7 +63,7 @@ func (s *Substrate) prove(ctx context.Context) (verdict, error) {
 	defer cancel()
 	began := time.Now()
 	cmd := s.command(dir, "do", "--quiet", "true")
-	out := tail{limit: 8 << 10}
+	out := console.Tail{Limit: 8 << 10}
 	// A pipe, not /dev/null: root's runsc gives its standard streams to the sandbox's user.
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(""), &out, &out
 	started := false
@@ -75,7 +76,7 @@ func (s *Substrate) prove(ctx context.Context) (verdict, error) {
 	}
 	v := verdict{When: time.Now().UTC()}
 	if err != nil {
-		v.Reason = explainStart(printable(complaint(out.String())) + " (" + err.Error() + ")")
+		v.Reason = explainStart(console.Clip(complaint(out.String()), maxSaid) + " (" + err.Error() + ")")
 		return v, nil
 	}
 	v.Usable, v.Reason = true, fmt.Sprintf("a sandbox started in %s", time.Since(began).Round(time.Millisecond))
@@ -90,7 +91,7 @@ func complaint(out string) string {
 			return strings.TrimSpace(line)
 		}
 	}
-	return strings.TrimSpace(lastLine(out))
+	return console.LastLine(out)
 }
 
 // explainStart says why nothing started, with what can be done about the usual reason: a

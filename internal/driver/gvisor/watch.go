@@ -43,13 +43,13 @@ func (v *sandbox) watch() {
 	var m *meter
 	defer func() { m.close() }()
 	end := func(hint, format string, args ...any) {
-		v.stop(turnstone.Errorf("gvisor.run", turnstone.KindExhausted, string(v.id),
+		v.stop(turnstone.Errorf("gvisor.run", turnstone.KindExhausted, string(v.ID()),
 			format, args...).WithHint(hint))
 	}
 	var blind time.Duration
 	for {
 		select {
-		case <-v.done:
+		case <-v.Done():
 			return
 		case <-tick.C:
 		}

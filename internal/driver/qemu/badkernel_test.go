@@ -10,6 +10,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/driver/console"
+	"turnstone.dev/turnstone/internal/driver/kit"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/substrate"
 )
@@ -143,8 +144,8 @@ func TestTestKernelIsForKVM(t *testing.T) {
 // TestPanicOfARunningGuest: what a guest's console says after its agent was ready explains
 // nothing, and is quoted as the console's.
 func TestPanicOfARunningGuest(t *testing.T) {
-	m := &machine{console: console.Running()}
-	_, _ = m.console.Write([]byte("Kernel panic - not syncing: \x1b[2Jforged\n"))
+	m := &machine{Process: kit.New("", console.Running(), "")}
+	_, _ = m.Console.Write([]byte("Kernel panic - not syncing: \x1b[2Jforged\n"))
 	err := m.explain(nil)
 	if strings.Contains(err.Error(), "panicked") || turnstone.HintOf(err) != "" ||
 		!strings.HasSuffix(err.Error(), `the guest shut its machine down; its console says: "Kernel panic - not syncing: ?[2Jforged"`) {

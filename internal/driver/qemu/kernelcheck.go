@@ -152,7 +152,7 @@ func (s *Substrate) reportOnce(ctx context.Context, m substrate.Machine, silence
 	is, err := vm.report(ctx, nonce, silence, limit)
 	if err != nil {
 		select {
-		case <-vm.done:
+		case <-vm.Done():
 			said = vm.stderr.String()
 		default:
 		}
@@ -174,16 +174,16 @@ func (m *machine) report(ctx context.Context, nonce string, silence, limit time.
 		var why error
 		select {
 		case <-look.C:
-		case <-m.console.Failed():
+		case <-m.Console.Failed():
 			ended = true
-		case <-m.done:
+		case <-m.Done():
 			ended, why = true, m.Err()
 		case <-ctx.Done():
 			return r, ctx.Err()
 		case <-late.C:
 			ended, why = true, fmt.Errorf("no report after %s", limit)
 		}
-		text := m.console.String()
+		text := m.Console.String()
 		r, err = console.Report(text, nonce)
 		switch {
 		case err == nil:
@@ -201,13 +201,13 @@ func (m *machine) report(ctx context.Context, nonce string, silence, limit time.
 // noReport says why a kernel does not report: in its own words, if it has any.
 func (m *machine) noReport(why error) error {
 	e := turnstone.NewError(checkOp, turnstone.KindDead, "guest", why)
-	last := m.console.LastWords()
+	last := m.Console.LastWords()
 	kind := turnstone.KindOf(why)
 	var typed *turnstone.Error
 	if errors.As(why, &typed) { // of this machine, whose name says nothing here
-		why = errors.New(clip(typed.Err.Error()))
+		why = errors.New(console.Clip(typed.Err.Error(), maxSaid))
 	}
-	switch fault := m.console.Fault(); {
+	switch fault := m.Console.Fault(); {
 	case fault != nil:
 		e.Err = fault
 	case kind != turnstone.KindInternal && kind != turnstone.KindDead:
@@ -215,12 +215,10 @@ func (m *machine) noReport(why error) error {
 	case last == "":
 		e.Err = fmt.Errorf("%w; the console is empty", why)
 	default:
-		e.Err = fmt.Errorf("%w; the console ends: %q", why, clip(last))
+		e.Err = fmt.Errorf("%w; the console ends: %q", why, console.Clip(last, maxSaid))
 	}
 	return e
 }
 
 // maxSaid bounds what is quoted of a program, in bytes.
 const maxSaid = 200
-
-func clip(s string) string { return s[:min(len(s), maxSaid)] }

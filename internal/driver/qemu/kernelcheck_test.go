@@ -14,6 +14,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/driver/console"
+	"turnstone.dev/turnstone/internal/driver/kit"
 	"turnstone.dev/turnstone/internal/guest/agentbin"
 	"turnstone.dev/turnstone/internal/guest/kernel"
 	"turnstone.dev/turnstone/internal/guest/kernel/need"
@@ -164,7 +165,7 @@ func TestLastWords(t *testing.T) {
 	for range 200 {
 		near, far := net.Pipe()
 		agent, _ := net.Pipe()
-		m := &machine{console: console.New(), agent: agent, done: make(chan struct{}), heard: make(chan struct{})}
+		m := &machine{Process: kit.New("", console.New(), ""), agent: agent, heard: make(chan struct{})}
 		go m.ended(nil)
 		runtime.Gosched()
 		go m.readConsole(near)
@@ -172,7 +173,7 @@ func TestLastWords(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = far.Close()
-		<-m.done
+		<-m.Done()
 		if err := m.Err(); err == nil || !strings.HasSuffix(err.Error(), "panicked: the last") {
 			t.Fatalf("the end is explained by %v", err)
 		}

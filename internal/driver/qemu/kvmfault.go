@@ -38,19 +38,15 @@ func (c *complaints) Write(p []byte) (int, error) {
 // turnedAway keeps why KVM has turned the machine away. QEMU may say so before its process is
 // known here.
 func (m *machine) turnedAway(line string) {
-	m.mu.Lock()
-	if m.cause == nil {
-		e := turnstone.Errorf("qemu.run", turnstone.KindDead, string(m.id),
-			"%w: %s", kvm.ErrTurnedAway, line).WithHint("run `turn doctor`")
-		if stuck.MatchString(line) {
-			e.Err = fmt.Errorf("%w: %s", kvm.ErrBroken, line)
-			if m.starting() {
-				e.Hint = m.advice
-			}
+	e := turnstone.Errorf("qemu.run", turnstone.KindDead, string(m.ID()),
+		"%w: %s", kvm.ErrTurnedAway, line).WithHint("run `turn doctor`")
+	if stuck.MatchString(line) {
+		e.Err = fmt.Errorf("%w: %s", kvm.ErrBroken, line)
+		if m.Starting() {
+			e.Hint = m.Advice
 		}
-		m.cause = e
 	}
-	m.mu.Unlock()
+	m.Blame(e)
 	close(m.noKVM)
 }
 
@@ -58,7 +54,7 @@ func (m *machine) turnedAway(line string) {
 func (m *machine) endWithKVM() {
 	select {
 	case <-m.noKVM:
-		_ = m.process.Kill()
-	case <-m.done:
+		_ = m.Kill()
+	case <-m.Done():
 	}
 }

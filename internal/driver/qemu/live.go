@@ -7,6 +7,7 @@ import (
 	"os"
 	"sync"
 
+	"turnstone.dev/turnstone/internal/driver/kit"
 	"turnstone.dev/turnstone/internal/driver/snapshots"
 	"turnstone.dev/turnstone/substrate"
 )
@@ -25,7 +26,7 @@ type live struct {
 
 // keep returns a live with a descriptor of its own of f's memory.
 func (s *Substrate) keep(f files, m substrate.Machine, shared bool) (*live, error) {
-	ram, err := dup(f.ram)
+	ram, err := kit.Dup(f.ram)
 	if err != nil {
 		return nil, err
 	}

@@ -2,7 +2,6 @@ package qemu
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -103,7 +102,7 @@ func (s *Substrate) proveOnce(ctx context.Context, m substrate.Machine, limit ti
 	defer func() { _ = vm.Close() }()
 	err = vm.wait(ctx, kvm.Proving(limit))
 	select {
-	case <-vm.done:
+	case <-vm.Done():
 		said = vm.stderr.String()
 	default:
 	}
@@ -116,8 +115,4 @@ func (s *Substrate) proveOnce(ctx context.Context, m substrate.Machine, limit ti
 		return kvm.Failed(err, s.kernel.KernelKind), said, nil
 	}
 	return kvm.Ran(time.Since(began)), "", nil
-}
-
-func isNoSpace(err error) bool {
-	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || turnstone.KindOf(err) == turnstone.KindExhausted
 }

@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -20,6 +19,7 @@ import (
 	"turnstone.dev/turnstone/internal/driver/console"
 	"turnstone.dev/turnstone/internal/driver/host"
 	"turnstone.dev/turnstone/internal/driver/jail"
+	"turnstone.dev/turnstone/internal/driver/kit"
 	"turnstone.dev/turnstone/internal/driver/kvm"
 	"turnstone.dev/turnstone/internal/subprocess"
 )
@@ -47,37 +47,28 @@ func (f *files) close() {
 
 // machine is one running QEMU. It implements substrate.Sandbox and Pauser.
 type machine struct {
-	id      turnstone.SandboxID
+	*kit.Process
 	mon     *monitor
 	agent   net.Conn
 	card    net.Conn // the host's end of the network card; nil when there is none
-	process *os.Process
-	console *console.Watch
 	stderr  complaints
 	noKVM   chan struct{} // closed when KVM has turned the machine away
 	live    *live         // for Snapshot; set before anybody else has the machine
-	advice  string        // what helps when the guest does not start
 	scratch *os.File      // the disk that takes the writes; closed with the machine
 	wall    wall          // what QEMU is behind
-
-	done   chan struct{}
-	heard  chan struct{} // closed when the console has been read to its end
-	mu     sync.Mutex
-	closed bool
-	cause  error // what an event said before the end
-	err    error
+	heard   chan struct{} // closed when the console has been read to its end
 }
 
 // start runs QEMU with a machine of the given shape. It takes ownership of f's files.
 func (s *Substrate) start(shape turnstone.Shape, args []string, f files) (*machine, error) {
 	defer f.close()
-	m := &machine{id: turnstone.NewSandboxID(), wall: s.wall.Wall, console: console.New(), advice: s.kernel.Advice(), done: make(chan struct{}), heard: make(chan struct{})}
+	m := &machine{Process: kit.New(turnstone.NewSandboxID(), console.New(), s.kernel.Advice()), wall: s.wall.Wall, heard: make(chan struct{})}
 	m.stderr.Limit, m.stderr.fault, m.noKVM = 8<<10, m.turnedAway, make(chan struct{})
 	if f.initramfs == nil { // only a boot has one
-		m.console = console.Running()
+		m.Console = console.Running()
 	}
 	var err error
-	if m.scratch, err = dup(f.scratch); err != nil {
+	if m.scratch, err = kit.Dup(f.scratch); err != nil {
 		return nil, err
 	}
 	if err := s.run(m, shape, args, f); err != nil {
@@ -129,10 +120,9 @@ func (s *Substrate) run(m *machine, shape turnstone.Shape, args []string, f file
 
 // spawn starts cmd, whose end is the machine's.
 func (m *machine) spawn(cmd *exec.Cmd) error {
-	if err := subprocess.Start(cmd, subprocess.Options{Ended: m.ended}); err != nil {
+	if err := m.Start(cmd, subprocess.Options{Ended: m.ended}); err != nil {
 		return err
 	}
-	m.process = cmd.Process
 	go m.endWithKVM()
 	return nil
 }
@@ -146,26 +136,19 @@ func (m *machine) ended(wait error) {
 	case <-m.heard: // its last words may explain the end
 	case <-time.After(drainWait):
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if !m.closed {
-		m.err = m.explain(wait)
-	}
 	_ = m.agent.Close()
 	if m.card != nil {
 		_ = m.card.Close()
 	}
-	close(m.done)
+	m.End(func() error { return m.explain(wait) })
 }
 
 // explain turns an end nobody asked for into an error for the user.
 func (m *machine) explain(wait error) error {
-	e := turnstone.NewError("qemu.run", turnstone.KindDead, string(m.id), nil)
-	switch fault := m.console.Fault(); {
-	case m.cause != nil:
-		return m.cause
+	e := turnstone.NewError("qemu.run", turnstone.KindDead, string(m.ID()), nil)
+	switch fault := m.Console.Fault(); {
 	case fault != nil:
-		e.Err, e.Hint = fault, m.hint()
+		e.Err, e.Hint = fault, m.Hint()
 	case busError(wait):
 		// Its memory is a file: a page that the disk has no room for ends it so.
 		e.Kind, e.Hint = turnstone.KindExhausted, "make room where TURN_HOME is"
@@ -176,10 +159,10 @@ func (m *machine) explain(wait error) error {
 		e.Err = fmt.Errorf("QEMU ended: %s", console.Printable(strings.TrimSpace(m.stderr.String())))
 	case wait != nil:
 		e.Err = fmt.Errorf("QEMU ended: %w", wait)
-	case m.starting():
-		e.Err, e.Hint = endedEarly{}, m.hint()
+	case m.Starting():
+		e.Err, e.Hint = endedEarly{}, m.Hint()
 	default:
-		e.Err = fmt.Errorf("the guest shut its machine down%s", m.console.Words())
+		e.Err = fmt.Errorf("the guest shut its machine down%s", m.Console.Words())
 	}
 	return e
 }
@@ -217,76 +200,43 @@ func (m *machine) event(e event) {
 	if json.Unmarshal(e.Data, &data) != nil || data.Action != "stop" {
 		return
 	}
-	m.mu.Lock()
 	if data.NoSpace {
-		m.cause = turnstone.Errorf("qemu.run", turnstone.KindExhausted, string(m.id),
+		m.Blame(turnstone.Errorf("qemu.run", turnstone.KindExhausted, string(m.ID()),
 			"the host's disk is full").
-			WithHint("make room where TURN_HOME is, or lower the sandbox's disk")
+			WithHint("make room where TURN_HOME is, or lower the sandbox's disk"))
 	} else {
-		m.cause = turnstone.Errorf("qemu.run", turnstone.KindDead, string(m.id),
-			"the host's disk fails: %s", data.Reason)
+		m.Blame(turnstone.Errorf("qemu.run", turnstone.KindDead, string(m.ID()),
+			"the host's disk fails: %s", data.Reason))
 	}
-	m.mu.Unlock()
-	_ = m.process.Kill()
+	_ = m.Kill()
 }
 
 func (m *machine) readConsole(conn net.Conn) {
 	defer func() { _ = conn.Close() }()
 	defer close(m.heard)
-	_, _ = io.Copy(m.console, conn)
+	_, _ = io.Copy(m.Console, conn)
 }
 
-func (m *machine) ID() turnstone.SandboxID   { return m.id }
 func (m *machine) Agent() io.ReadWriteCloser { return m.agent }
 func (m *machine) Scratch() string           { return scratchSerial }
 
 // Frames implements substrate.Networker.
 func (m *machine) Frames() (io.ReadWriteCloser, error) {
 	if m.card == nil {
-		return nil, turnstone.Errorf("qemu.network", turnstone.KindInvalid, string(m.id),
+		return nil, turnstone.Errorf("qemu.network", turnstone.KindInvalid, string(m.ID()),
 			"the machine has no network card")
 	}
 	return m.card, nil
 }
 
-func (m *machine) Done() <-chan struct{} { return m.done }
-
-// PID is QEMU's process id, for measurements.
-func (m *machine) PID() int { return m.process.Pid }
-
-func (m *machine) Err() error {
-	select {
-	case <-m.done:
-	default:
-		return nil
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.err
-}
-
 // Disk implements substrate.Disker.
-func (m *machine) Disk() (*os.File, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.closed {
-		return nil, turnstone.Errorf("qemu.disk", turnstone.KindDead, string(m.id),
-			"the sandbox is closed")
-	}
-	return dup(m.scratch)
-}
+func (m *machine) Disk() (*os.File, error) { return m.Dup("qemu.disk", m.scratch) }
 
 // Close kills QEMU: what a sandbox wrote is either fetched before or not wanted.
 func (m *machine) Close() error {
-	m.mu.Lock()
-	if !m.closed {
-		m.closed = true
-		_ = m.scratch.Close()
-	}
-	m.mu.Unlock()
-	_ = m.process.Kill()
+	_ = m.Process.Close()
 	_ = m.mon.conn.Close()
-	<-m.done
+	_ = m.scratch.Close()
 	m.live.close()
 	return nil
 }
@@ -301,35 +251,9 @@ func (m *machine) Resume(ctx context.Context) error {
 	return err
 }
 
-// starting tells whether the agent is not ready yet.
-func (m *machine) starting() bool {
-	select {
-	case <-m.console.Ready():
-		return false
-	default:
-		return true
-	}
-}
-
-// hint is what helps when the guest does not start; nothing once it has.
-func (m *machine) hint() string {
-	if m.starting() {
-		return m.advice
-	}
-	return ""
-}
-
-// wait blocks until the agent is ready. What the guest says of itself, that it hangs, the
-// machine's end and ctx's end are errors.
+// wait blocks until the agent is ready.
 func (m *machine) wait(ctx context.Context, p console.Patience) error {
-	err := m.console.Await(ctx, p, func() (console.Load, error) { return host.Load(m.process.Pid) }, m.done)
-	switch {
-	case err == nil, ctx.Err() != nil:
-		return err
-	case errors.Is(err, console.ErrEnded):
-		return m.Err()
-	}
-	return turnstone.NewError("qemu.boot", turnstone.KindDead, string(m.id), err).WithHint(m.hint())
+	return m.Wait(ctx, "qemu.boot", p, func() (console.Load, error) { return host.Load(m.PID()) })
 }
 
 // patience is how long a guest may take to start: under TCG up to three seconds. A busy

@@ -14,7 +14,6 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,6 +21,7 @@ import (
 	"turnstone.dev/turnstone/internal/driver/console"
 	"turnstone.dev/turnstone/internal/driver/disk"
 	"turnstone.dev/turnstone/internal/driver/host"
+	"turnstone.dev/turnstone/internal/driver/kit"
 	"turnstone.dev/turnstone/internal/driver/kvm"
 	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/internal/statedir"
@@ -236,31 +236,17 @@ func (s *Substrate) launch(ctx context.Context, m substrate.Machine, f files, st
 
 // failed closes vm and prefers its own word on why it ended to err.
 func (s *Substrate) failed(vm *machine, err error) error {
-	select {
-	case <-vm.done:
-		if vm.Err() != nil {
-			err = vm.Err()
-		}
-	case <-time.After(100 * time.Millisecond):
-	}
+	err = vm.Why(err)
 	_ = vm.Close()
 	return s.wrap(err)
 }
 
 func (s *Substrate) wrap(err error) error {
-	if kind := turnstone.KindOf(err); kind != turnstone.KindInternal {
-		return err
-	}
-	kind, hint := turnstone.KindUnavailable, "run `turn doctor`"
-	switch {
-	case errors.Is(err, console.ErrLate): // the kernel may be to blame
+	hint := "run `turn doctor`"
+	if errors.Is(err, console.ErrLate) { // the kernel may be to blame
 		hint = s.kernel.Advice()
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		kind, hint = turnstone.KindCanceled, ""
-	case isNoSpace(err):
-		kind, hint = turnstone.KindExhausted, "make room on the disk that holds "+s.home.Root
 	}
-	return turnstone.NewError("qemu.restore", kind, "qemu", err).WithHint(hint)
+	return kit.Fault("qemu.restore", "qemu", s.home.Root, err, hint)
 }
 
 // boot starts m from its kernel with ram as its memory and scratch as its disk,
@@ -269,7 +255,7 @@ func (s *Substrate) boot(m substrate.Machine, ram, scratch *os.File) (*machine, 
 	var f files
 	var err error
 	if err = prepareMemory(ram, int64(m.Shape.Memory)); err == nil {
-		f.ram, err = dup(ram)
+		f.ram, err = kit.Dup(ram)
 	}
 	if err == nil {
 		f.kernel, err = os.Open(m.Kernel)
@@ -281,7 +267,7 @@ func (s *Substrate) boot(m substrate.Machine, ram, scratch *os.File) (*machine, 
 		f.root, err = os.Open(m.Root)
 	}
 	if err == nil {
-		f.scratch, err = dup(scratch)
+		f.scratch, err = kit.Dup(scratch)
 	}
 	if err != nil {
 		f.close()
@@ -374,14 +360,6 @@ func memory(name string) (*os.File, error) {
 		return nil, fmt.Errorf("memfd_create: %w", err)
 	}
 	return os.NewFile(uintptr(fd), name), nil
-}
-
-func dup(f *os.File) (*os.File, error) {
-	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("dup: %w", err)
-	}
-	return os.NewFile(uintptr(fd), f.Name()), nil
 }
 
 func (s *Substrate) identity(m substrate.Machine) identity {

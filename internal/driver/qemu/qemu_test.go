@@ -21,6 +21,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/driver/console"
 	"turnstone.dev/turnstone/internal/driver/disk"
+	"turnstone.dev/turnstone/internal/driver/kit"
 	"turnstone.dev/turnstone/internal/driver/snapshots"
 	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/network"
@@ -474,7 +475,7 @@ func TestMayOpen(t *testing.T) {
 
 func TestNoSpaceEvent(t *testing.T) {
 	cmd := exec.Command("sleep", "60")
-	m := &machine{id: "sb_x", console: console.New(), done: make(chan struct{})}
+	m := &machine{Process: kit.New("sb_x", console.New(), "")}
 	m.agent, _, _ = socketpair()
 	if err := m.spawn(cmd); err != nil {
 		t.Fatal(err)
@@ -488,7 +489,7 @@ func TestNoSpaceEvent(t *testing.T) {
 
 // TestBusError: a machine whose memory file the disk has no room for.
 func TestBusError(t *testing.T) {
-	m := &machine{id: "sb_x", console: console.New(), done: make(chan struct{})}
+	m := &machine{Process: kit.New("sb_x", console.New(), "")}
 	m.agent, _, _ = socketpair()
 	if err := m.spawn(exec.Command("sh", "-c", "kill -BUS $$")); err != nil {
 		t.Fatal(err)

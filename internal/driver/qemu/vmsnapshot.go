@@ -24,31 +24,12 @@ type vmManifest = snapshots.Live[identity]
 
 // Snapshot implements substrate.Snapshotter.
 func (m *machine) Snapshot(ctx context.Context, dir string) error {
-	err := m.snapshot(ctx, dir)
-	if err == nil {
-		return nil
-	}
-	select {
-	case <-m.done:
-		if m.Err() != nil {
-			return m.Err()
-		}
-	default:
-	}
+	err := m.NotSnapshotted(ctx, "qemu.snapshot", dir, m.snapshot(ctx, dir))
 	var e *turnstone.Error
-	if errors.As(err, &e) {
-		return err
-	}
-	e = turnstone.NewError("qemu.snapshot", turnstone.KindUnavailable, string(m.id), err)
-	switch {
-	case ctx.Err() != nil:
-		e.Kind = turnstone.KindCanceled
-	case isNoSpace(err):
-		e.Kind, e.Hint = turnstone.KindExhausted, "make room on the disk that holds "+filepath.Dir(dir)
-	case errors.Is(err, os.ErrPermission):
+	if errors.As(err, &e) && e.Hint == "" && errors.Is(err, os.ErrPermission) {
 		e.Hint = "turn must be allowed to read the memory of its own children (ptrace): see kernel.yama.ptrace_scope, which must be 0 or 1"
 	}
-	return e
+	return err
 }
 
 func (m *machine) snapshot(ctx context.Context, dir string) error {
@@ -57,7 +38,7 @@ func (m *machine) snapshot(ctx context.Context, dir string) error {
 		return errors.New("nothing is known of what it was started from")
 	}
 	if l.home {
-		return turnstone.Errorf("qemu.snapshot", turnstone.KindInvalid, string(m.id),
+		return turnstone.Errorf("qemu.snapshot", turnstone.KindInvalid, string(m.ID()),
 			"it has a home disk, which has one writer at a time").
 			WithHint("a sandbox with a home is not cloned as it runs")
 	}

@@ -1,0 +1,221 @@
+// Package kit has what the machines of all drivers have in common.
+package kit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/console"
+	"turnstone.dev/turnstone/internal/subprocess"
+)
+
+// A Process is the program that runs a machine, with the guest's console and the reason of its
+// end. A driver embeds it in its substrate.Sandbox. Its methods are safe for concurrent use once
+// Start has returned.
+type Process struct {
+	Console *console.Watch // set before Start
+	Advice  string         // what helps when the guest does not start; set before Start
+
+	id      turnstone.SandboxID
+	process *os.Process
+	done    chan struct{}
+
+	mu     sync.Mutex
+	closed bool
+	cause  error // why it is to end
+	err    error
+}
+
+// New returns the process of a machine that has not started.
+func New(id turnstone.SandboxID, c *console.Watch, advice string) *Process {
+	return &Process{Console: c, Advice: advice, id: id, done: make(chan struct{})}
+}
+
+// Start starts cmd as package subprocess does. The machine's driver calls End in o.Ended.
+func (p *Process) Start(cmd *exec.Cmd, o subprocess.Options) error {
+	if err := subprocess.Start(cmd, o); err != nil {
+		return err
+	}
+	p.process = cmd.Process
+	return nil
+}
+
+// ID implements substrate.Sandbox.
+func (p *Process) ID() turnstone.SandboxID { return p.id }
+
+// PID is the ID of the process.
+func (p *Process) PID() int { return p.process.Pid }
+
+// Done implements substrate.Sandbox.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Err implements substrate.Sandbox.
+func (p *Process) Err() error {
+	select {
+	case <-p.done:
+	default:
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.err
+}
+
+// Close implements substrate.Sandbox.
+func (p *Process) Close() error {
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	_ = p.Kill()
+	<-p.done
+	return nil
+}
+
+// Closed reports whether Close was called.
+func (p *Process) Closed() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.closed
+}
+
+// Kill ends the process, and no other one that may have its ID by now.
+func (p *Process) Kill() error { return p.process.Kill() }
+
+// Blame says why the machine is about to end. The first reason counts.
+func (p *Process) Blame(cause error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.cause == nil {
+		p.cause = cause
+	}
+}
+
+// End records that the process is gone, and why: it was closed, or what Blame was told, or what
+// explain says.
+func (p *Process) End(explain func() error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.closed:
+	case p.cause != nil:
+		p.err = p.cause
+	default:
+		p.err = explain()
+	}
+	close(p.done)
+}
+
+// Dup returns another descriptor of f, a file that the machine has open until it is closed.
+func (p *Process) Dup(op turnstone.Op, f *os.File) (*os.File, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, p.closedError(op)
+	}
+	return Dup(f)
+}
+
+// closedError is the error of what is asked of a machine that is closed.
+func (p *Process) closedError(op turnstone.Op) error {
+	return turnstone.Errorf(op, turnstone.KindDead, string(p.id), "the sandbox is closed")
+}
+
+// Dup returns another descriptor of f.
+func Dup(f *os.File) (*os.File, error) {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("dup: %w", err)
+	}
+	return os.NewFile(uintptr(fd), f.Name()), nil
+}
+
+// Starting reports whether the agent is not ready yet.
+func (p *Process) Starting() bool {
+	select {
+	case <-p.Console.Ready():
+		return false
+	default:
+		return true
+	}
+}
+
+// Hint is what helps when the guest does not start; empty once it has.
+func (p *Process) Hint() string {
+	if p.Starting() {
+		return p.Advice
+	}
+	return ""
+}
+
+// Wait blocks until the agent is ready. What the guest says of itself, that it hangs, the
+// machine's end and ctx's end are errors. load is as in console.Watch.Await.
+func (p *Process) Wait(ctx context.Context, op turnstone.Op, limits console.Patience, load func() (console.Load, error)) error {
+	err := p.Console.Await(ctx, limits, load, p.done)
+	switch own := p.Err(); {
+	case err == nil, ctx.Err() != nil:
+		return err
+	case errors.Is(err, console.ErrEnded) && own != nil:
+		return own
+	case errors.Is(err, console.ErrEnded):
+		return p.closedError(op)
+	}
+	return turnstone.NewError(op, turnstone.KindDead, string(p.id), err).WithHint(p.Hint())
+}
+
+// endWait is how long a process whose connection broke may take to be gone.
+const endWait = 100 * time.Millisecond
+
+// Why returns the machine's own reason for its end, where it has ended, in the place of err.
+func (p *Process) Why(err error) error {
+	if err == nil {
+		return nil
+	}
+	select {
+	case <-p.done:
+	case <-time.After(endWait):
+	}
+	if own := p.Err(); own != nil {
+		return own
+	}
+	return err
+}
+
+// NotSnapshotted makes a *turnstone.Error of err, with which a snapshot into the folder dir has
+// failed; nil stays nil.
+func (p *Process) NotSnapshotted(ctx context.Context, op turnstone.Op, dir string, err error) error {
+	var e *turnstone.Error
+	if err = p.Why(err); err == nil || errors.As(err, &e) {
+		return err
+	}
+	e = turnstone.Classify(op, turnstone.KindUnavailable, string(p.id), err, MakeRoom(filepath.Dir(dir)))
+	if ctx.Err() != nil {
+		e.Kind, e.Hint = turnstone.KindCanceled, ""
+	}
+	return e
+}
+
+// MakeRoom is the hint for a full disk.
+func MakeRoom(dir string) string { return "make room on the disk that holds " + dir }
+
+// Fault makes a *turnstone.Error of err, with which a driver's work in the state directory dir has
+// failed; one that is such an error already is left alone, and nil stays nil. hint helps where the
+// cause is unknown.
+func Fault(op turnstone.Op, driver, dir string, err error, hint string) error {
+	if err == nil || turnstone.KindOf(err) != turnstone.KindInternal {
+		return err
+	}
+	e := turnstone.Classify(op, turnstone.KindUnavailable, driver, err, MakeRoom(dir))
+	if e.Kind == turnstone.KindUnavailable {
+		e.Hint = hint
+	}
+	return e
+}
