@@ -1,10 +1,13 @@
 package turnstone
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -105,6 +108,31 @@ func TestErrors(t *testing.T) {
 	}
 	if got := (&Error{Kind: KindNotFound, Subject: "x"}).Error(); got != "x: not found" {
 		t.Errorf("without a cause it reads %q", got)
+	}
+}
+
+// TestClassify: an end of a context counts before a full disk, which brings its hint.
+func TestClassify(t *testing.T) {
+	for _, tt := range []struct {
+		cause error
+		kind  Kind
+		hint  string
+	}{
+		{errors.New("x"), KindDead, ""},
+		{fs.ErrNotExist, KindDead, ""},
+		{fmt.Errorf("x: %w", context.Canceled), KindCanceled, ""},
+		{context.DeadlineExceeded, KindCanceled, ""},
+		{&fs.PathError{Op: "write", Path: "x", Err: syscall.ENOSPC}, KindExhausted, "make room"},
+		{fmt.Errorf("x: %w", syscall.EDQUOT), KindExhausted, "make room"},
+		{errors.Join(syscall.ENOSPC, context.Canceled), KindCanceled, ""},
+	} {
+		e := Classify("a.b", KindDead, "x", tt.cause, "make room")
+		if e.Op != "a.b" || e.Subject != "x" || e.Err != tt.cause || e.Kind != tt.kind || e.Hint != tt.hint {
+			t.Errorf("%v: %+v", tt.cause, e)
+		}
+		if full := errors.Is(tt.cause, syscall.ENOSPC) || errors.Is(tt.cause, syscall.EDQUOT); IsFull(tt.cause) != full {
+			t.Errorf("%v: a full disk is %t", tt.cause, IsFull(tt.cause))
+		}
 	}
 }
 

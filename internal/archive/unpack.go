@@ -398,7 +398,7 @@ var (
 
 func kindOfWrite(err error) turnstone.Kind {
 	switch {
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+	case turnstone.IsFull(err):
 		return turnstone.KindExhausted
 	case errors.Is(err, errNoName), errors.Is(err, errThroughLink):
 		return turnstone.KindInvalid

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -425,7 +424,7 @@ func (s *Store) failure(spec *Spec, err error) error {
 		if spec.image && err == error(typed) { // its name is long, and says twice what it is
 			out.Subject, out.Hint, out.Err = "image "+spec.Name, typed.Hint, typed.Err
 		}
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+	case turnstone.IsFull(err):
 		out.Kind, out.Hint = turnstone.KindExhausted, "free some disk space below "+s.dir+", or move TURN_HOME"
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		out.Kind = turnstone.KindCanceled

@@ -9,8 +9,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
-
 	"turnstone.dev/turnstone"
 )
 
@@ -158,7 +156,7 @@ func (u *unpacking[ID]) damaged(ctx context.Context, what string, err error) err
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+	case turnstone.IsFull(err):
 		return err
 	}
 	return turnstone.Errorf(u.Op+".unpack", turnstone.KindIntegrity, "the saved machine",

@@ -27,11 +27,7 @@ var keyRule = lazyregexp.New(`^[0-9a-f]{64}$`)
 var errLost = errors.New("an image is removed as soon as it is made; is the budget of images large enough?")
 
 func unavailable(path string, err error) error {
-	e := turnstone.NewError("image.cache", turnstone.KindUnavailable, path, err)
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		e.Kind, e.Hint = turnstone.KindExhausted, "make room on the disk that holds "+path
-	}
-	return e
+	return turnstone.Classify("image.cache", turnstone.KindUnavailable, path, err, "make room on the disk that holds "+path)
 }
 
 // A sidecar stands beside an image and says what it is.
@@ -256,7 +252,7 @@ func (c *Cache) write(ctx context.Context, s *segment, extra []File) (int64, err
 		return 0, unavailable(c.dir, err)
 	}
 	if err := Write(ctx, c.r, s.From, s.To, extra, f); err != nil {
-		if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		if turnstone.IsFull(err) {
 			return 0, unavailable(c.dir, err)
 		}
 		return 0, err

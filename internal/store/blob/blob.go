@@ -104,7 +104,7 @@ func Error(op turnstone.Op, name string, err error) error {
 		e.Kind = turnstone.KindTimeout
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EISDIR):
 		e.Kind = turnstone.KindNotFound
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+	case turnstone.IsFull(err):
 		e.Kind, e.Hint = turnstone.KindExhausted, "make room on the disk, as with `turn gc`"
 	case errors.Is(err, fs.ErrPermission):
 		e.Hint = "the store's folder has to be yours"

@@ -107,7 +107,7 @@ func (r Reference) failed(err error) error {
 		if refused.hint != "" {
 			out.Hint = refused.hint
 		}
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+	case turnstone.IsFull(err):
 		out.Kind, out.Hint = turnstone.KindExhausted, "free some disk space, or move TURN_HOME"
 	case errors.As(err, &status):
 		out.Kind, out.Hint, out.Err = r.answered(status)

@@ -290,7 +290,7 @@ func (s *Server) try(ctx context.Context, address string, part *os.File, resume 
 		return turnstone.Errorf("registry.fetch", turnstone.KindExhausted, place(address),
 			"the build has fetched more than %d bytes", s.opts.Most).
 			WithHint("make two templates of it, one on the other")
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+	case turnstone.IsFull(err):
 		return storeError(part.Name(), err)
 	case err != nil:
 		return cause(ctx, err)
@@ -379,11 +379,7 @@ func place(address string) string {
 }
 
 func storeError(path string, err error) error {
-	e := turnstone.NewError("registry.cache", turnstone.KindUnavailable, path, err)
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		e.Kind, e.Hint = turnstone.KindExhausted, "make room on the disk that holds "+filepath.Dir(path)
-	}
-	return e
+	return turnstone.Classify("registry.cache", turnstone.KindUnavailable, path, err, "make room on the disk that holds "+filepath.Dir(path))
 }
 
 // A progressReader tells how far a fetch is.
