@@ -52,8 +52,9 @@ func TestBrokenChannel(t *testing.T) {
 			if result != turnstone.ResultError || turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), "broke its channel") {
 				t.Errorf("%s: %v", result, err)
 			}
-			if got := r.results[0]; got.Status != turnstone.StepError || !strings.Contains(got.Note, "broke its channel") || r.results[1].Status == turnstone.StepPassed {
-				t.Errorf("%+v", r.results)
+			first, second := r.steps.Result(r.doc.Steps[0]), r.steps.Result(r.doc.Steps[1])
+			if got := first; got.Status != turnstone.StepError || !strings.Contains(got.Note, "broke its channel") || second.Status == turnstone.StepPassed {
+				t.Errorf("%+v", []document.StepResult{first, second})
 			}
 			if strings.Contains(name, "nobody waits") {
 				_ = sandbox.Close() // only the connection was broken
@@ -73,8 +74,9 @@ func TestSilentAgent(t *testing.T) {
 	if result != turnstone.ResultTimedOut || err != nil || !s.Ended() {
 		t.Errorf("%s: %v", result, err)
 	}
-	if r.results[0].Status != turnstone.StepTimeout || r.results[1].Status == turnstone.StepPassed {
-		t.Errorf("%+v", r.results)
+	first, second := r.steps.Result(r.doc.Steps[0]), r.steps.Result(r.doc.Steps[1])
+	if first.Status != turnstone.StepTimeout || second.Status == turnstone.StepPassed {
+		t.Errorf("%+v", []document.StepResult{first, second})
 	}
 	if _, err := r.collect(t.Context(), s); turnstone.KindOf(err) != turnstone.KindDead {
 		t.Errorf("collect: %v", err)
@@ -103,10 +105,10 @@ func runNoisy(t *testing.T, text string, then func(*noisyMachine)) (m *noisyMach
 	}
 	doc := parse(t, text)
 	r = &run{x: x, plan: &plan{cwd: dir, timeout: time.Hour}, doc: doc, obs: &speaking{begun: func() { then(m) }},
-		clock: newStopwatch(), scripts: parseScripts(doc, nil), results: make([]document.StepResult, 2), outputs: make([][2]*capture, 2),
-		commands: make([]*commands, 2), networks: make([]*turnstone.NetworkReport, 2)}
+		clock: newStopwatch()}
 	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now()}
 	r.openFolder()
+	r.openSteps()
 	return m, r, s, func() {
 		<-served
 		if err := a.Close(); err != nil {

@@ -1,10 +1,12 @@
 package executor
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
 )
 
 func TestCheckFront(t *testing.T) {
@@ -31,5 +33,17 @@ func TestCheckFront(t *testing.T) {
 		if want == "" && err != nil || want != "" && (turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%q: %v, want %q", front, err, want)
 		}
+	}
+}
+
+func TestCheckScripts(t *testing.T) {
+	doc := parse(t, "ok\n\n```bash\necho a\n```\n\n> ```bash name=bad\n> echo b\n> if true; then\n> fi\n> ```\n")
+	err := CheckScripts(t.Context(), doc)
+	var faults document.SyntaxErrors
+	if !errors.As(err, &faults) || len(faults) != 1 || faults[0].Line != 10 || !strings.Contains(faults[0].Msg, "bad: ") {
+		t.Errorf("%v", err)
+	}
+	if err := CheckScripts(t.Context(), parse(t, "```bash unparsed\nif true; then\nfi\n```\n")); err != nil {
+		t.Error(err)
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/receipt"
 	"turnstone.dev/turnstone/internal/sandbox/collect"
 	"turnstone.dev/turnstone/internal/secret"
 	"turnstone.dev/turnstone/internal/statedir"
@@ -247,7 +249,7 @@ func (r *run) commit(ctx context.Context, l *collected) (err error) {
 	}
 	guests := *rec
 	guests.Image = "" // with a digest in it
-	if name := leakIn(r.plan.secrets.Written(), &guests); name != "" {
+	if name := receipt.LeakIn(r.plan.secrets.Written(), &guests); name != "" {
 		return leaked("the turn's record", name)
 	}
 	b, err := json.Marshal(rec)
@@ -324,7 +326,8 @@ func (r *run) record(ctx context.Context, l *collected) (*Record, error) {
 	if err := put(&rec.Document, r.doc.Clean()); err != nil {
 		return nil, err
 	}
-	if err := put(&rec.Receipt, r.receipt()); err != nil {
+	r.receipt = r.steps.Receipt(&r.info)
+	if err := put(&rec.Receipt, r.receipt); err != nil {
 		return nil, err
 	}
 	if r.snapshot != nil {
@@ -338,31 +341,27 @@ func (r *run) record(ctx context.Context, l *collected) (*Record, error) {
 	if rec.Inputs, err = r.keepInputs(ctx, l.batch); err != nil {
 		return nil, err
 	}
-	for i, step := range r.doc.Steps {
-		out := RecordStep{Name: step.Name, Status: r.results[i].Status, ExitCode: r.results[i].ExitCode}
-		for k, to := range []**tree.Content{&out.Stdout, &out.Stderr} {
-			c := r.outputs[i][k]
-			if c == nil || c.size == 0 {
-				continue
-			}
-			content, err := putOutput(ctx, l.batch, c)
-			if err != nil {
-				return nil, err
-			}
-			*to = content
+	for _, step := range r.doc.Steps {
+		res := r.steps.Result(step)
+		out := RecordStep{Name: step.Name, Status: res.Status, ExitCode: res.ExitCode}
+		if out.Stdout, err = r.putOutput(ctx, l.batch, step, turnstone.Stdout); err != nil {
+			return nil, err
+		}
+		if out.Stderr, err = r.putOutput(ctx, l.batch, step, turnstone.Stderr); err != nil {
+			return nil, err
 		}
 		rec.Steps = append(rec.Steps, out)
 	}
 	return rec, nil
 }
 
-// putOutput keeps all of an output; nil when it was too long to be kept at all.
-func putOutput(ctx context.Context, w tree.ContentPutter, c *capture) (*tree.Content, error) {
-	in, err := c.whole()
+// putOutput keeps all of an output; nil when it is empty or not kept.
+func (r *run) putOutput(ctx context.Context, w tree.ContentPutter, step *document.Step, stream turnstone.Stream) (*tree.Content, error) {
+	in, size, err := r.steps.Open(step, stream)
 	if in == nil || err != nil {
 		return nil, err
 	}
 	defer func() { _ = in.Close() }()
-	content, err := w.PutContent(ctx, in, c.size)
+	content, err := w.PutContent(ctx, in, size)
 	return &content, err
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -60,6 +61,7 @@ func endWith(t *testing.T, x *Executor, files map[string]string, vm *vmSnapshot)
 		_ = batch.Close()
 		return nil, err
 	}
+	r.openSteps()
 	if r.collected, r.snapshot = l, vm; vm != nil {
 		r.info.Snapshot = document.SnapshotVM
 	}
@@ -116,6 +118,25 @@ func faultAt(n int, fail func() error) func(string) error {
 	}
 }
 
+// sameReceipt checks that r's receipt is the same in the state directory, in the turn that is
+// returned and in the turn's record, if there is one.
+func sameReceipt(t *testing.T, x *Executor, r *run) {
+	t.Helper()
+	want := r.turn().Receipt
+	if !strings.Contains(want, string(r.info.Result)) {
+		t.Errorf("no receipt of a turn that ended with %s: %q", r.info.Result, want)
+	}
+	if b, err := os.ReadFile(filepath.Join(r.dir, "receipt.md")); err != nil || string(b) != want {
+		t.Errorf("the file is %q (%v), and the turn has %q", b, err, want)
+	}
+	if r.recordDigest == "" {
+		return
+	}
+	if b, err := x.Receipt(t.Context(), string(r.info.ID)); err != nil || string(b) != want {
+		t.Errorf("the record has %q (%v), and the turn %q", b, err, want)
+	}
+}
+
 // TestCommitFaults lets each write of a commit fail, as on a full disk: the caller
 // is told, the turn is in the session without a state, and the next one works.
 func TestCommitFaults(t *testing.T) {
@@ -146,6 +167,9 @@ func TestCommitFaults(t *testing.T) {
 			if again, err := end(t, x, map[string]string{"/again": strconv.Itoa(n)}); err != nil || again.info.Result != turnstone.ResultPassed {
 				t.Errorf("write %d: the next turn: %v, %+v", n, err, again)
 			}
+		}
+		if err == nil {
+			sameReceipt(t, x, r)
 		}
 		if err := x.Close(); err != nil {
 			t.Error(err)
@@ -328,3 +352,5 @@ func TestHeldEndsWithItsSession(t *testing.T) {
 		}
 	}
 }
+
+func secrets(t testing.TB, pairs ...string) *secret.Set { return ok[*secret.Set](t)(secret.New(pairs)) }

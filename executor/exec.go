@@ -4,8 +4,11 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"time"
+
+	"turnstone.dev/turnstone/internal/template"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/diskspace"
@@ -85,4 +88,15 @@ func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(
 		return int(exit.Exit.ExitCode), interrupted(ctx, err, "while files were fetched")
 	}
 	return int(exit.Exit.ExitCode), nil
+}
+
+// hintImage adds to an error about a program that could not be started which image has it.
+func hintImage(image, program string, err error) error {
+	var fault *turnstone.Error
+	if errors.As(err, &fault) && fault.Op == wire.MethodProcessStart && fault.Kind == turnstone.KindNotFound && fault.Subject == program {
+		if other := template.OtherWithProgram(image, program); other != "" {
+			fault.Hint = fmt.Sprintf("--image %s has %s", other, program)
+		}
+	}
+	return err
 }

@@ -88,7 +88,8 @@ func descriptorsOf(t *testing.T, dir string) (n int) {
 // TestTurnKeepsKind: a turn that was cut off says what kind of error did it.
 func TestTurnKeepsKind(t *testing.T) {
 	for _, kind := range []turnstone.Kind{turnstone.KindNotFound, turnstone.KindUnavailable, turnstone.KindCanceled, turnstone.KindDead} {
-		r := &run{plan: &plan{}, doc: parse(t, "# A turn\n\ntext\n"), clock: newStopwatch()}
+		r := &run{plan: &plan{}, doc: parse(t, "# A turn\n\ntext\n"), obs: &observer{}, clock: newStopwatch()}
+		r.openSteps()
 		r.fail(turnstone.NewError("executor.get", kind, "/nofile", nil))
 		if turn := r.turn(); turn.Kind != kind || turn.Result != turnstone.ResultError {
 			t.Errorf("%s: %+v", kind, turn)

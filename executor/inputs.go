@@ -13,6 +13,13 @@ import (
 	"turnstone.dev/turnstone/internal/store"
 )
 
+const (
+	// keepLimit bounds what is kept of one input, in bytes.
+	keepLimit = 2 << 30
+	// checkEvery is how many bytes are written between two looks at the free space.
+	checkEvery = 16 << 20
+)
+
 // An input is what was put into the sandbox before the steps, until it is kept.
 type input struct {
 	dest string

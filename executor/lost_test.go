@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"turnstone.dev/turnstone/wire"
+
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/statedir"
@@ -246,35 +248,36 @@ func TestReceiptIsSynced(t *testing.T) {
 	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now(), Result: turnstone.ResultPassed}
 	r.openFolder()
 	defer r.closeFolder()
-	out := newCapture(r.dir, "turns", "step-1.stdout", nil)
-	_, _ = out.Write([]byte(random(300<<10, 1)))
-	out.finish()
-	r.outputs = [][2]*capture{{out, nil}}
-	if err := out.sync(); err != nil {
+	r.plan.limits.Output = 1 << 20
+	r.openSteps()
+	running := r.steps.Start(r.doc.Steps[0])
+	_, _ = running.Begin().Out.Write([]byte(random(300<<10, 1)))
+	running.End(&wire.StepEnd{})
+	if err := r.steps.Sync(); err != nil {
 		t.Error(err)
 	}
 	if _, err := lockFolder(r.dir, syscall.LOCK_EX|syscall.LOCK_NB); !errors.Is(err, syscall.EWOULDBLOCK) {
 		t.Errorf("the folder of a turn that runs is not locked: %v", err)
 	}
-	r.keepReceipt(false)
+	r.checkpoint()
 	if len(told.said) != 0 || len(synced) != 0 {
 		t.Errorf("%q, %q", told.said, synced)
 	}
-	r.keepReceipt(true)
+	r.keepReceipt()
 	if len(told.said) != 1 || !strings.Contains(told.said[0], "input/output error") {
 		t.Errorf("%q", told.said)
 	}
 	if err := os.Remove(filepath.Join(r.dir, "step-1.stdout")); err != nil {
 		t.Fatal(err)
 	}
-	if r.keepReceipt(true); len(told.said) != 2 || !strings.Contains(told.said[1], "step-1.stdout") {
+	if r.keepReceipt(); len(told.said) != 2 || !strings.Contains(told.said[1], "step-1.stdout") {
 		t.Errorf("a file that is gone: %q", told.said)
 	}
 	if err := os.RemoveAll(r.dir); err != nil {
 		t.Fatal(err)
 	}
-	r.keepReceipt(false)
-	r.keepReceipt(false)
+	r.checkpoint()
+	r.checkpoint()
 	if len(told.said) != 3 || !strings.Contains(told.said[2], "no such file") {
 		t.Errorf("%q", told.said)
 	}

@@ -4,9 +4,7 @@ import (
 	"context"
 	"crypto/x509"
 	"errors"
-	"fmt"
 	"net"
-	"net/netip"
 	"slices"
 
 	"turnstone.dev/turnstone"
@@ -188,21 +186,4 @@ type maskedWatch struct {
 func (w maskedWatch) Refused(r network.Refusal) {
 	r.Host, r.Reason = w.secrets.Hosts().Mask(r.Host), w.secrets.Mask(r.Reason)
 	w.Watch.Refused(r)
-}
-
-// targetOf is what a refusal was about, as people write it.
-func targetOf(host string, address netip.AddrPort) string {
-	switch {
-	case host == "" && !address.IsValid():
-		return ""
-	case !address.IsValid():
-		return host
-	case host == "" && address.Port() == 0:
-		return address.Addr().String()
-	case host == "":
-		return address.String()
-	case address.Port() == 0:
-		return host
-	}
-	return fmt.Sprintf("%s:%d", host, address.Port())
 }

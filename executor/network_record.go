@@ -16,6 +16,7 @@ import (
 	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/network/recording"
+	"turnstone.dev/turnstone/internal/receipt"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -174,7 +175,7 @@ func (r *run) searchRecording() error {
 		return nil
 	}
 	rec, words := n.recorder.Finish(), r.plan.secrets.Written()
-	n.leak = leakIn(words, rec)
+	n.leak = receipt.LeakIn(words, rec)
 	for i := range rec.Lookups {
 		n.leak = cmp.Or(n.leak, words.Hosts().In(rec.Lookups[i].Name))
 	}

@@ -62,6 +62,7 @@ type plan struct {
 	limits          config.Limits // of this host; zero before admit
 	room            func() error  // an error when the host's disk is nearly full; nil: nobody asks
 	net             networkPlan
+	table           bool // the receipt lists all commands
 }
 
 func invalid(subject, format string, args ...any) error {
@@ -80,6 +81,7 @@ func planTurn(req Request, workdir string) (*plan, error) {
 		env:     append(slices.Clone(front.Env), req.Env...),
 		driver:  cmp.Or(req.Substrate, "auto"),
 	}
+	p.table = req.Commands
 	p.isolation, p.timed = front.Isolation, req.Timeout != 0 || front.Timeout != 0
 	p.session, p.branch = cmp.Or(req.Session, front.Session), cmp.Or(req.Branch, front.Branch, DefaultBranch)
 	p.lifetime, p.snapshot = cmp.Or(req.Lifetime, front.Lifetime, document.LifetimeTurn), cmp.Or(req.Snapshot, front.Snapshot, document.SnapshotNone)

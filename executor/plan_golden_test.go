@@ -247,7 +247,7 @@ func describePlan(t *testing.T, r *run) []string {
 		{"network: outer", fmt.Sprint(n.outer)}, {"network: bundle", n.bundle},
 		{"receipt: image", r.info.Image}, {"receipt: session", session}, {"receipt: number", fmt.Sprint(r.info.Number)}, {"receipt: branch", r.info.Branch},
 		{"receipt: parents", fmt.Sprint(len(r.info.Parents))}, {"receipt: secrets", r.info.Secrets}, {"receipt: home", r.info.Home},
-		{"first step in", r.cwd}, {"all commands", r.table},
+		{"first step in", p.cwd}, {"all commands", p.table},
 	} {
 		switch v := l.value.(type) {
 		case []string:

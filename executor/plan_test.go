@@ -200,3 +200,20 @@ func TestFilesOfAFolderThatWasSwapped(t *testing.T) {
 		}
 	}
 }
+
+// TestOpenSecret: a value in what its caller or the document says openly is refused, because it
+// would be kept with the turn.
+func TestOpenSecret(t *testing.T) {
+	doc := func(text string) *document.Document { return parse(t, text+"\n\n```bash\ntrue\n```\n") }
+	for what, req := range map[string]Request{
+		"session": {Document: doc("# T"), Session: "tok-5f3a"}, "branch": {Document: doc("# T"), Session: "s", Branch: "tok-5f3a"},
+		"image": {Document: doc("# T"), Image: "tok-5f3a:1"}, "document": {Document: doc("# T\n\ntok-5f3a")},
+		"env": {Document: doc("# T"), Env: []string{"A=tok-5f3a"}},
+	} {
+		req.Secrets = []string{"A_SECRET=tok-5f3a"}
+		_, err := planTurn(req, "/workspace")
+		if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "holds the value of a secret (A_SECRET)") || strings.Contains(err.Error(), "tok-5f3a") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}

@@ -12,9 +12,8 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/diskspace"
-	"turnstone.dev/turnstone/internal/guest/trace"
-	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/network/proxy"
+	"turnstone.dev/turnstone/internal/receipt"
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/secret"
 	"turnstone.dev/turnstone/internal/statedir"
@@ -104,13 +103,6 @@ func (x *Executor) begin(ctx context.Context, req Request, obs Observer) (_ *run
 	}
 	r.obs = maskedObserver{obs, p.secrets}
 	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now().UTC(), Image: p.image, Result: turnstone.ResultError}
-	r.results = make([]document.StepResult, len(req.Document.Steps))
-	for i := range r.results {
-		r.results[i] = document.StepResult{Status: turnstone.StepSkipped, Note: "not reached"}
-	}
-	r.scripts, r.commands = parseScripts(req.Document, p.secrets.Written()), make([]*commands, len(req.Document.Steps))
-	r.outputs, r.networks = make([][2]*capture, len(req.Document.Steps)), make([]*turnstone.NetworkReport, len(req.Document.Steps))
-	r.cwd, r.table = p.cwd, req.Commands
 	r.openFolder()
 	p.turn = r.info.ID
 	// Also when the caller has given up by now: a turn that was asked for has a receipt.
@@ -146,11 +138,20 @@ func (r *run) locate(ctx context.Context, req Request) error {
 		r.at.abandon(ctx)
 		return err
 	}
-	r.cwd, r.info.Image = r.plan.cwd, r.plan.image
+	r.info.Image = r.plan.image
 	r.info.Session, r.info.Number, r.info.Branch, r.info.Parents = r.at.session.Label(), r.at.turn.Number, r.plan.branch, r.at.turn.Parents
 	r.info.Secrets, r.info.Home = r.plan.secrets.Names(), r.plan.home
+	r.openSteps()
 	r.clock.lap("session")
 	return nil
+}
+
+// openSteps gets ready what becomes the receipt. The turn's plan and folder are settled.
+func (r *run) openSteps() {
+	p := r.plan
+	r.steps = receipt.New(receipt.Options{Document: r.doc, Secrets: p.secrets, Cwd: p.cwd, Commands: p.table,
+		Dir: r.dir, Shown: "$TURN_HOME/turns/" + string(r.info.ID), Limit: int64(p.limits.Output), Floor: p.limits.FreeSpace,
+		Image: func(program string) string { return template.OtherWithProgram(p.image, program) }, Output: r.obs.StepOutput})
 }
 
 // run is one turn on its way.
@@ -165,14 +166,10 @@ type run struct {
 	info    document.TurnInfo
 	hint    string
 	kind    turnstone.Kind // of what ended it early
-	results []document.StepResult
+	steps   *receipt.Steps
+	receipt []byte // the last one, as it is kept; nil before
 
-	outputs                   [][2]*capture // by step: standard output and error
-	scripts                   *scripts
-	commands                  []*commands                // by step; nil for one that did not run
-	networks                  []*turnstone.NetworkReport // by step; nil for one that did nothing on it
-	netTotals                 network.Totals             // when the last step ended
-	network                   *RecordNetwork             // what is kept
+	network                   *RecordNetwork // what is kept
 	at                        *branchPoint
 	collected                 *collected     // what is to be kept; nil when there is no state
 	paused                    *pausedMachine // the session's machine; nil: the turn has one of its own
@@ -182,8 +179,6 @@ type run struct {
 	diverged                  bool           // another turn came first: its branch is a new one
 	layer                     LayerInfo
 	recordDigest, stateDigest turnstone.Digest
-	cwd                       string // where the next step begins
-	table                     bool   // the receipt lists all commands
 }
 
 // execute is the turn from end to end. What ends it early is in r.info afterwards.
@@ -206,9 +201,13 @@ func (r *run) finish(ctx context.Context) {
 	if err != nil {
 		r.fail(turnstone.NewError("executor.keep", turnstone.KindOf(err), "what the turn left is not kept",
 			err).WithHint(turnstone.HintOf(err)))
+		r.receipt = nil // it says something else now
 		r.commitWithoutState()
 	}
-	r.keepReceipt(true)
+	if r.receipt == nil {
+		r.receipt = r.steps.Receipt(&r.info)
+	}
+	r.keepReceipt()
 	r.clock.lap("keep")
 }
 
@@ -232,7 +231,7 @@ func (r *run) runInSandbox(ctx context.Context) error {
 	// Until the first step is reached the receipt on disk says that this was
 	// where the executor ended, should it be killed.
 	r.info.Error = "the executor ended before the first step"
-	r.keepReceipt(false)
+	r.checkpoint()
 	s, err := r.open(ctx)
 	if err != nil {
 		return interrupted(ctx, err, "while the sandbox was prepared")
@@ -293,50 +292,41 @@ func (r *run) runInSandbox(ctx context.Context) error {
 func (r *run) noteStateLost() {
 	const what = "what the turn changed is lost with its machine, which did not obey"
 	r.obs.Preparing(what)
-	for i := len(r.results) - 1; i >= 0; i-- {
-		if res := &r.results[i]; res.Status == turnstone.StepTimeout {
-			res.Note += "; " + what
-			return
-		}
-	}
+	r.steps.AddToTimeout(what)
 }
 
 // runSteps runs the steps in order. An error means that the turn was cut off.
 func (r *run) runSteps(ctx, turnCtx context.Context, s *Sandbox) (turnstone.Result, error) {
 	result, reason := turnstone.ResultPassed, ""
 	first := true
-	for i, step := range r.doc.Steps {
-		res := &r.results[i]
+	for _, step := range r.doc.Steps {
 		switch {
 		case reason != "":
-			res.Note = reason
+			r.steps.Skip(step, reason)
 			continue
 		case step.Skip:
-			res.Note = "skipped by its author"
+			r.steps.Skip(step, "skipped by its author")
 			continue
 		}
-		res.Status = turnstone.StepError
-		res.Note = "the executor ended during this step"
+		running := r.steps.Start(step)
 		r.info.Error = "the executor ended during " + step.Name
-		r.keepReceipt(false)
+		r.checkpoint()
 		r.obs.StepStarted(step)
-		err := r.runStep(turnCtx, s, step, res, first)
+		err := r.runStep(turnCtx, s, step, running, first)
 		first = false
-		r.noteNetwork(ctx, s, step, res)
-		r.noteImage(step, res)
+		r.noteNetwork(ctx, s, running)
 		if low := diskspace.Low(turnCtx); err != nil && low != nil {
 			err = low // and not what the step's end looked like
 		}
 		if err != nil {
 			err = interrupted(ctx, s.CauseOf(err), "during "+step.Name)
-			res.Note = r.maskedLine(err.Error())
+			running.Cut(err)
 		}
-		r.scrub(step, res)
-		r.obs.StepFinished(step, r.report(step, *res))
+		r.obs.StepFinished(step, running.Finish())
 		if err != nil {
 			return turnstone.ResultError, err
 		}
-		if res.Status == turnstone.StepPassed {
+		if running.Status() == turnstone.StepPassed {
 			continue
 		}
 		overall := turnCtx.Err() != nil
@@ -344,7 +334,7 @@ func (r *run) runSteps(ctx, turnCtx context.Context, s *Sandbox) (turnstone.Resu
 			continue
 		}
 		result, reason = turnstone.ResultFailed, step.Name+" failed"
-		if res.Status == turnstone.StepTimeout {
+		if running.Status() == turnstone.StepTimeout {
 			result, reason = turnstone.ResultTimedOut, step.Name+" timed out"
 		}
 		if overall {
@@ -354,9 +344,8 @@ func (r *run) runSteps(ctx, turnCtx context.Context, s *Sandbox) (turnstone.Resu
 	return result, nil
 }
 
-// runStep runs one step and fills res. An error means that the machine did not tell
-// how the step ended.
-func (r *run) runStep(turnCtx context.Context, s *Sandbox, step *document.Step, res *document.StepResult, first bool) error {
+// runStep runs one step. An error means that the machine did not tell how the step ended.
+func (r *run) runStep(turnCtx context.Context, s *Sandbox, step *document.Step, running *receipt.Step, first bool) error {
 	ctx := turnCtx
 	if step.Timeout > 0 {
 		var cancel context.CancelFunc
@@ -364,7 +353,6 @@ func (r *run) runStep(turnCtx context.Context, s *Sandbox, step *document.Step, 
 		defer cancel()
 	}
 	release := s.Guard(ctx)
-	stdout, stderr := r.capture(step, turnstone.Stdout, "stdout"), r.capture(step, turnstone.Stderr, "stderr")
 	params := wire.ShellExecuteParams{Name: step.Name, Language: wire.ShellExecuteLanguage(step.Language), User: s.Template.User}
 	if first {
 		params.Cwd = r.plan.cwd
@@ -372,33 +360,14 @@ func (r *run) runStep(turnCtx context.Context, s *Sandbox, step *document.Step, 
 	if step.Cwd != "" {
 		params.Cwd = inCwd(r.plan.cwd, step.Cwd)
 	}
-	began := time.Now()
 	params.Spans = new(bool) // the script is parsed here
-	var records []wire.ShellRecord
-	maskOut, maskErr := r.plan.secrets.Written().Writer(stdout), r.plan.secrets.Written().Writer(stderr)
-	clock := newGuestClock(began)
-	end, err := s.Client().Execute(ctx, params, step.Script, wire.Stdio{Out: maskOut, Err: maskErr}, func(more []wire.ShellRecord) {
-		clock.told(more)
-		if len(records)+len(more) <= trace.MaxRecords {
-			records = append(records, more...)
-		}
-	})
+	end, err := s.Client().Execute(ctx, params, step.Script, running.Begin(), running.Records)
 	release() // what follows takes the host's time, not the guest's
+	running.End(end)
 	exit := end.Exit
-	end.Env = nil // up to 16 MiB, which nobody here asks for
-	res.Duration = time.Since(began)
-	_, _ = maskOut.Close(), maskErr.Close() // a capture takes everything
-	res.Stdout, res.Stderr = stdout.finish(), stderr.finish()
-	r.outputs[step.Index-1] = [2]*capture{stdout, stderr}
-	if end.Path != "" {
-		defer func() {
-			c := r.note(step, end, records, stderr, res)
-			c.zero, r.commands[step.Index-1] = clock.zero(), c
-		}()
-	}
 	deadline := errors.Is(ctx.Err(), context.DeadlineExceeded)
 	if deadline && (err != nil || exit.Killed) {
-		res.Status, res.Note = turnstone.StepTimeout, r.timeoutNote(turnCtx, step)
+		running.TimedOut(r.timeoutNote(turnCtx, step))
 		if err != nil && turnstone.KindOf(err) == turnstone.KindDead && s.Err() == nil {
 			return turnstone.Errorf("executor.step", turnstone.KindDead, step.Name,
 				"could not be killed in time; its machine was")
@@ -413,25 +382,8 @@ func (r *run) runStep(turnCtx context.Context, s *Sandbox, step *document.Step, 
 	if err != nil {
 		return err
 	}
-	code := int(exit.ExitCode)
-	res.ExitCode, res.Status, res.Note = &code, turnstone.StepPassed, r.maskedLine(exitNote(end))
-	if code != 0 {
-		res.Status = turnstone.StepFailed
-	}
+	running.Exited(end)
 	return nil
-}
-
-// note keeps what is known of a step's commands.
-func (r *run) note(step *document.Step, end *wire.StepEnd, records []wire.ShellRecord, stderr *capture, res *document.StepResult) *commands {
-	c := r.scripts.analyse(step, end, records, stderr, r.cwd, r.table)
-	res.Failures = c.shown
-	if r.table {
-		res.Commands, res.CommandsNote = c.table, c.note
-	}
-	if end.Cwd != "" && !end.StateLost {
-		r.cwd = end.Cwd
-	}
-	return c
 }
 
 func (r *run) timeoutNote(turnCtx context.Context, step *document.Step) string {
@@ -439,32 +391,6 @@ func (r *run) timeoutNote(turnCtx context.Context, step *document.Step) string {
 		return fmt.Sprintf("killed: the turn's %s were up", r.plan.timeout)
 	}
 	return fmt.Sprintf("killed after %s", step.Timeout)
-}
-
-func exitNote(end *wire.StepEnd) string {
-	var notes []string
-	e := end.Exit
-	if e.Signal != "" {
-		notes = append(notes, "ended by "+oneLine(e.Signal))
-	}
-	if e.OOMKilled {
-		notes = append(notes, "out of memory: the sandbox's limit killed a process (more with memory:)")
-	}
-	if e.DiskFull {
-		notes = append(notes, "the sandbox's disk is full (more with disk:)")
-	}
-	if end.StateLost {
-		notes = append(notes, "its environment and directory are not carried over")
-	}
-	return strings.Join(notes, "; ")
-}
-
-func (r *run) capture(step *document.Step, stream turnstone.Stream, name string) *capture {
-	c := newCapture(r.dir, "$TURN_HOME/turns/"+string(r.info.ID), fmt.Sprintf("step-%d.%s", step.Index, name),
-		func(p []byte) { r.obs.StepOutput(step, stream, p) })
-	c.scan = r.plan.secrets.Scanner()
-	c.limit, c.floor = int64(r.plan.limits.Output), r.plan.limits.FreeSpace
-	return c
 }
 
 // interrupted names the place where ctx's end cut a turn off.
@@ -477,35 +403,12 @@ func interrupted(ctx context.Context, err error, where string) error {
 }
 
 func (r *run) turn() *Turn {
-	receipt := string(r.receipt()) // first: what must not be in it is not in the rest either
-	t := &Turn{ID: r.info.ID, Result: r.info.Result, Error: r.info.Error, Hint: r.hint, Kind: r.kind,
+	return &Turn{ID: r.info.ID, Result: r.info.Result, Error: r.info.Error, Hint: r.hint, Kind: r.kind,
 		Substrate: r.info.Substrate, Isolation: r.info.Isolation, Machine: r.info.Machine, Template: r.info.Template, Image: r.info.Image,
 		Started: r.info.Started, Duration: r.info.Duration, Millis: r.info.Duration.Milliseconds(),
 		Session: r.info.Session, Number: r.info.Number, Branch: r.info.Branch, Diverged: r.diverged, Parents: r.info.Parents,
 		Start: r.info.Start, FSHash: r.info.FSHash, State: r.stateDigest, Record: r.recordDigest, Layer: &r.layer,
-		Network: r.network, Phases: r.clock.phases, Receipt: receipt, Steps: []turnstone.StepReport{}}
-	for i, step := range r.doc.Steps {
-		t.Steps = append(t.Steps, r.report(step, r.results[i]))
-	}
-	return t
-}
-
-func (r *run) report(step *document.Step, res document.StepResult) turnstone.StepReport {
-	rep := turnstone.StepReport{Name: step.Name, Line: step.Line, Status: res.Status, ExitCode: res.ExitCode,
-		Millis: res.Duration.Milliseconds(), Note: res.Note}
-	rep.Stdout, rep.StdoutInfo = describe(res.Stdout)
-	rep.Stderr, rep.StderrInfo = describe(res.Stderr)
-	rep.Network = r.networks[step.Index-1]
-	if c := r.commands[step.Index-1]; c != nil {
-		rep.Commands, rep.Failures = c.reports, c.failures
-		rep.CommandCount, rep.CommandsDropped, rep.Untraced = max(c.report.Commands, int64(len(c.reports))), c.report.Dropped, c.report.Untraced
-	}
-	return rep
-}
-
-func describe(o document.Output) (string, turnstone.OutputInfo) {
-	text, cut := o.Text()
-	return text, turnstone.OutputInfo{Bytes: o.Size, Digest: o.Digest, Truncated: cut, File: o.File}
+		Network: r.network, Phases: r.clock.phases, Receipt: string(r.receipt), Steps: r.steps.Reports()}
 }
 
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

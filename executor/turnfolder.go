@@ -58,24 +58,15 @@ func (r *run) closeFolder() {
 	}
 }
 
-// keepReceipt writes the receipt as it stands into the turn's folder. The last
-// one has to be durable with the outputs that it names, those before it only have to be
-// there when the executor is killed. That it cannot be written is said, and no reason
-// to stop: the caller still gets the receipt.
-func (r *run) keepReceipt(last bool) {
+// checkpoint writes the receipt as it stands into the turn's folder, in case the executor is
+// killed. That it cannot be written is said, and no reason to stop.
+func (r *run) checkpoint() {
 	if r.dir == "" {
 		return
 	}
-	path, text := filepath.Join(r.dir, "receipt.md"), r.receipt()
-	if last {
-		err := errors.Join(filestamp.WriteFile(path, text, 0o600), r.syncOutputs())
-		if err != nil {
-			r.obs.Preparing("the receipt, or a long output, may not be kept in the state directory: " + err.Error())
-		}
-		return
-	}
+	path := filepath.Join(r.dir, "receipt.md")
 	tmp := path + ".new"
-	err := os.WriteFile(tmp, text, 0o600)
+	err := os.WriteFile(tmp, r.steps.Receipt(&r.info), 0o600)
 	if err == nil {
 		err = os.Rename(tmp, path)
 	}
@@ -89,16 +80,21 @@ func (r *run) keepReceipt(last bool) {
 	}
 }
 
+// keepReceipt makes the turn's last receipt durable in its folder, with the outputs that it names.
+// That it cannot be written is said: the caller still gets the receipt.
+func (r *run) keepReceipt() {
+	if r.dir == "" {
+		return
+	}
+	err := errors.Join(filestamp.WriteFile(filepath.Join(r.dir, "receipt.md"), r.receipt, 0o600), r.syncOutputs())
+	if err != nil {
+		r.obs.Preparing("the receipt, or a long output, may not be kept in the state directory: " + err.Error())
+	}
+}
+
 // syncOutputs makes durable what the receipt names.
 func (r *run) syncOutputs() error {
-	var errs []error
-	for _, step := range r.outputs {
-		for _, c := range step {
-			if c != nil {
-				errs = append(errs, c.sync())
-			}
-		}
-	}
+	errs := []error{r.steps.Sync()}
 	if r.x.repo.fault != nil {
 		errs = append(errs, r.x.repo.fault("turns.sync"))
 	}

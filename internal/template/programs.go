@@ -46,6 +46,14 @@ func WithProgram(program string) string {
 	return ""
 }
 
+// OtherWithProgram is WithProgram for a program that image is not known to have; "" when it has it.
+func OtherWithProgram(image, program string) string {
+	if HasProgram(image, program) {
+		return ""
+	}
+	return WithProgram(program)
+}
+
 // HasProgram tells whether the built-in image is known to have the program. Of what every
 // Debian has, and of other images, nothing is known.
 func HasProgram(image, program string) bool {

@@ -1,4 +1,4 @@
-package executor
+package receipt
 
 import (
 	"bytes"
@@ -13,7 +13,7 @@ import (
 // Secrets are kept out of a turn's texts twice. What comes from the guest is masked as it
 // came, in each of its fields, before anything of it is cut, quoted or folded: maskAll. And
 // before a receipt, a record or a recording is kept it is searched, so that a text that was
-// forgotten, or put together anew on the way, is left out and not kept: receipt, leakIn.
+// forgotten, or put together anew on the way, is left out and not kept: receipt, LeakIn.
 
 // eachText calls f for each text that v leads to, which v has to be a pointer for. Digests
 // and IDs, which have types of their own, are none: they hold a value only by chance.
@@ -90,8 +90,8 @@ func maskAll(secrets *secret.Set, v any) {
 	}
 }
 
-// leakIn returns the name of a secret whose value is in a text that v leads to, or "".
-func leakIn(secrets *secret.Set, v any) (name string) {
+// LeakIn returns the name of a secret whose value is in a text that v leads to, or "".
+func LeakIn(secrets *secret.Set, v any) (name string) {
 	if secrets == nil {
 		return ""
 	}
@@ -124,64 +124,6 @@ func maskReport(secrets *secret.Set, rep *trace.Report) {
 		rep.Sites[i].Words = words(rep.Sites[i].Words)
 	}
 	maskAll(secrets, rep)
-}
-
-// scrub takes secrets out of a step's result. A program can print a value with an escape
-// sequence in it, as grep --color does, which the receipt does not show: then the output is
-// kept as it is shown, masked; or, if it is too long to be shown, not at all.
-func (r *run) scrub(step *document.Step, res *document.StepResult) {
-	if r.plan.secrets == nil {
-		return
-	}
-	words := r.plan.secrets.Written()
-	res.Note = words.Mask(res.Note)
-	maskAll(words, &res.Failures)
-	maskAll(words, &res.Commands)
-	maskAll(words, &res.CommandsNote)
-	maskAll(words, res.Network)
-	maskAll(words, r.networks[step.Index-1])
-	for i, o := range []*document.Output{&res.Stdout, &res.Stderr} {
-		text, cut := o.Text()
-		name := words.In(text)
-		if name == "" {
-			continue
-		}
-		c := r.outputs[step.Index-1][i]
-		if c.withhold(name); !cut {
-			c.replace(words.Mask(text), "without escape sequences, because they split the secret "+name)
-		}
-		*o = c.finish()
-	}
-}
-
-// receipt returns the receipt as it stands. If there is still the value of a secret in it
-// that turn's own words do not have, it says so in the place of all that the steps did.
-func (r *run) receipt() []byte {
-	text := r.doc.Receipt(r.info, r.results)
-	if r.plan.secrets == nil {
-		return text
-	}
-	words := r.plan.secrets.Written()
-	name := words.In(string(text))
-	if name == "" {
-		return text
-	}
-	info, results := r.info, make([]document.StepResult, len(r.results))
-	for i := range results {
-		results[i] = blankResult(r.results[i])
-	}
-	info.Error, info.Network = blank(info.Error), blank(info.Network)
-	if name = words.Beyond(text, r.doc.Receipt(info, results)); name == "" {
-		return text
-	}
-	for i := range r.results {
-		res := &r.results[i]
-		*res = document.StepResult{Status: res.Status, ExitCode: res.ExitCode, Duration: res.Duration,
-			Note: "what it did is not kept, because the receipt would hold the secret " + name}
-		r.commands[i], r.networks[i], r.outputs[i] = nil, nil, [2]*capture{}
-	}
-	r.info.Error, r.info.Network = r.maskedLine(r.info.Error), r.maskedLine(r.info.Network)
-	return r.doc.Receipt(r.info, r.results)
 }
 
 // blankResult is res with other words of the guest's: what a receipt of it holds is turn's own.

@@ -1,9 +1,8 @@
-package executor
+package receipt
 
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -160,18 +159,6 @@ func TestCommandReports(t *testing.T) {
 	}
 	if len(c.table) == 0 || c.table[0].Line != 3 || c.table[0].Count != 2 {
 		t.Errorf("%+v", c.table)
-	}
-}
-
-func TestCheckScripts(t *testing.T) {
-	doc := parse(t, "ok\n\n```bash\necho a\n```\n\n> ```bash name=bad\n> echo b\n> if true; then\n> fi\n> ```\n")
-	err := CheckScripts(t.Context(), doc)
-	var faults document.SyntaxErrors
-	if !errors.As(err, &faults) || len(faults) != 1 || faults[0].Line != 10 || !strings.Contains(faults[0].Msg, "bad: ") {
-		t.Errorf("%v", err)
-	}
-	if err := CheckScripts(t.Context(), parse(t, "```bash unparsed\nif true; then\nfi\n```\n")); err != nil {
-		t.Error(err)
 	}
 }
 

@@ -1,41 +1,12 @@
-package executor
+package receipt
 
 import (
-	"context"
-
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/lang/diagnose"
 	"turnstone.dev/turnstone/internal/lang/syntax"
 	"turnstone.dev/turnstone/internal/secret"
 )
-
-// CheckScripts says if a step's script cannot run at all, because bash refuses to
-// read it. Steps that are skipped or unparsed are not looked at. The error is a
-// document.SyntaxErrors; it is another one when the check itself failed.
-func CheckScripts(ctx context.Context, doc *document.Document) error {
-	var faults document.SyntaxErrors
-	for _, step := range doc.Steps {
-		if step.Skip || step.Unparsed {
-			continue
-		}
-		fault, err := syntax.CheckAs(ctx, "", step.Language, []byte(step.Script))
-		if err != nil {
-			return err
-		}
-		if fault == nil {
-			continue
-		}
-		from, to := doc.Position(step, fault.Span.Start), doc.Position(step, fault.Span.End)
-		faults = append(faults, document.SyntaxError{File: doc.Name, Line: from.Line, Column: from.Column,
-			Msg: step.Name + ": " + fault.Message, Hint: "nothing has run; a step marked unparsed runs as it is",
-			Source: doc.SourceLine(from.Line, from.Column, to.Line, to.Column)})
-	}
-	if faults != nil {
-		return faults
-	}
-	return nil
-}
 
 // scripts are the parsed scripts of a document's steps. They are parsed while the
 // sandbox starts, since nothing but their commands' places depends on them.

@@ -1,4 +1,4 @@
-package executor
+package receipt
 
 import (
 	"encoding/base64"
@@ -69,16 +69,16 @@ func TestCommandsHoldNoSecret(t *testing.T) {
 // then; values that turn's own words have are none that it could look for.
 func TestReceiptIsSearched(t *testing.T) {
 	doc := parse(t, "# T\n\n```bash\ntrue\n```\n")
-	turn := func(s *secret.Set, res document.StepResult) (*run, string) {
-		r := &run{plan: &plan{secrets: s}, doc: doc, results: []document.StepResult{res}, commands: make([]*commands, 1),
-			networks: make([]*turnstone.NetworkReport, 1), outputs: make([][2]*capture, 1), info: document.TurnInfo{ID: turnstone.NewTurnID(), Result: turnstone.ResultPassed}}
-		return r, string(r.receipt())
+	turn := func(set *secret.Set, res document.StepResult) string {
+		s := New(Options{Document: doc, Secrets: set})
+		s.results[0] = res
+		return string(s.Receipt(&document.TurnInfo{ID: turnstone.NewTurnID(), Result: turnstone.ResultPassed}))
 	}
 	out := document.Output{Head: []byte("printed\n"), Size: 8, Lines: 1}
 	code := 0
 	fine := document.StepResult{Status: turnstone.StepPassed, ExitCode: &code, Stdout: out, Commands: []document.CommandRow{{Text: "true", Language: "bash"}}}
 	for _, value := range []string{"stdout", "passed", "text", "exit", "runs", "bash", "turn"} {
-		if _, receipt := turn(secrets(t, "A="+value), fine); !strings.Contains(receipt, "printed") {
+		if receipt := turn(secrets(t, "A="+value), fine); !strings.Contains(receipt, "printed") {
 			t.Errorf("%s: %s", value, receipt)
 		}
 	}
@@ -90,11 +90,11 @@ func TestReceiptIsSearched(t *testing.T) {
 		"network":  {Status: turnstone.StepPassed, Network: &document.StepNetwork{Refused: []document.NetworkRefusal{{Target: value}}}},
 		"failures": {Status: turnstone.StepFailed, Failures: []document.CommandFailure{{Message: value}}},
 	} {
-		_, receipt := turn(secrets(t, "A="+value), res)
+		receipt := turn(secrets(t, "A="+value), res)
 		if strings.Contains(receipt, "XYZZY") || !strings.Contains(receipt, "is not kept, because the receipt would hold the secret A") || !strings.Contains(receipt, string(res.Status)) {
 			t.Errorf("%s: %s", what, receipt)
 		}
-		if _, receipt := turn(nil, res); !strings.Contains(receipt, "XYZZY") {
+		if receipt := turn(nil, res); !strings.Contains(receipt, "XYZZY") {
 			t.Errorf("%s: without secrets: %s", what, receipt)
 		}
 	}
@@ -102,16 +102,17 @@ func TestReceiptIsSearched(t *testing.T) {
 
 // TestSplitOutput: an output whose escape sequences split a value is kept as it is shown, masked.
 func TestSplitOutput(t *testing.T) {
-	s := secrets(t, "A=tok-5f3a-XYZZY")
 	doc := parse(t, "```bash\ntrue\n```\n")
-	r := &run{plan: &plan{secrets: s}, doc: doc, outputs: make([][2]*capture, 1), networks: make([]*turnstone.NetworkReport, 1)}
 	for size, want := range map[int]string{10: "x [secret A]", 3 << 20: ""} {
 		c := newCapture(t.TempDir(), "turns/t_x", "step-1.stdout", nil)
 		_, _ = c.Write([]byte("x tok-5f3a\x1b[0m-XYZZY\n"))
 		_, _ = c.Write([]byte(strings.Repeat("\n", size)))
-		r.outputs[0][0] = c
-		res := &document.StepResult{Stdout: c.finish()}
-		r.scrub(doc.Steps[0], res)
+		s := New(Options{Document: doc, Secrets: secrets(t, "A=tok-5f3a-XYZZY")})
+		s.outputs[0][0] = c
+		st := s.Start(doc.Steps[0])
+		res := st.res
+		res.Stdout = c.finish()
+		st.scrub()
 		text, _ := res.Stdout.Text()
 		kept, err := c.whole()
 		if strings.Contains(text, "XYZZY") || !strings.Contains(text, want) || res.Stdout.Note == "" || err != nil || (kept != nil) != (want != "") {
@@ -150,7 +151,7 @@ func TestMaskAll(t *testing.T) {
 		N  *inner
 	}{"x-value", &inner{"x-value", []byte("x-value"), "x-value"}, []inner{{Text: "x-value"}}, map[string][]string{"x-value": {"x-value"}}, "x-value", nil}
 	s := secrets(t, "A=x-value")
-	if leakIn(s, &v) != "A" {
+	if LeakIn(s, &v) != "A" {
 		t.Error("nothing found")
 	}
 	maskAll(s, &v)
@@ -158,7 +159,7 @@ func TestMaskAll(t *testing.T) {
 		t.Error(got)
 	}
 	v.ID = ""
-	if leakIn(s, &v) != "" || leakIn(nil, &v) != "" {
+	if LeakIn(s, &v) != "" || LeakIn(nil, &v) != "" {
 		t.Errorf("%+v", v)
 	}
 }
@@ -190,18 +191,15 @@ func FuzzTraceToReceipt(f *testing.F) {
 				s.Data = []byte(strings.ReplaceAll(string(s.Data), "VALUE", value))
 			}
 		}
-		r := &run{plan: &plan{secrets: set}, doc: doc, table: true, results: make([]document.StepResult, 1), commands: make([]*commands, 1),
-			networks: make([]*turnstone.NetworkReport, 1), outputs: make([][2]*capture, 1), scripts: parseScripts(doc, set.Written())}
-		stderr := newCapture("", "", "", nil)
-		w := set.Written().Writer(stderr)
-		_, _ = w.Write([]byte(strings.ReplaceAll(string(said), "VALUE", value)))
-		_ = w.Close()
-		res := &r.results[0]
-		res.Status, res.Stderr, r.outputs[0][1] = turnstone.StepFailed, stderr.finish(), stderr
-		r.commands[0] = r.note(doc.Steps[0], &wire.StepEnd{ShellFinishedEvent: in.End}, in.Records, stderr, res)
-		r.scrub(doc.Steps[0], res)
-		receipt := r.receipt()
-		report := ok[[]byte](t)(json.Marshal(r.report(doc.Steps[0], *res)))
+		s := New(Options{Document: doc, Secrets: set, Commands: true})
+		st := s.Start(doc.Steps[0])
+		_, _ = st.Begin().Err.Write([]byte(strings.ReplaceAll(string(said), "VALUE", value)))
+		st.Records(in.Records)
+		st.End(&wire.StepEnd{ShellFinishedEvent: in.End})
+		st.analyse(&wire.StepEnd{ShellFinishedEvent: in.End})
+		st.res.Status = turnstone.StepFailed
+		report := ok[[]byte](t)(json.Marshal(st.Finish()))
+		receipt := s.Receipt(&document.TurnInfo{})
 		for where, text := range map[string]string{"receipt": string(receipt), "report": string(report)} {
 			if name := set.Written().In(text); name != "" {
 				t.Errorf("%s: %s", where, text)
@@ -215,21 +213,4 @@ func FuzzTraceToReceipt(f *testing.F) {
 			t.Errorf("%d bytes", len(receipt))
 		}
 	})
-}
-
-// TestOpenSecret: a value in what its caller or the document says openly is refused, because it
-// would be kept with the turn.
-func TestOpenSecret(t *testing.T) {
-	doc := func(text string) *document.Document { return parse(t, text+"\n\n```bash\ntrue\n```\n") }
-	for what, req := range map[string]Request{
-		"session": {Document: doc("# T"), Session: "tok-5f3a"}, "branch": {Document: doc("# T"), Session: "s", Branch: "tok-5f3a"},
-		"image": {Document: doc("# T"), Image: "tok-5f3a:1"}, "document": {Document: doc("# T\n\ntok-5f3a")},
-		"env": {Document: doc("# T"), Env: []string{"A=tok-5f3a"}},
-	} {
-		req.Secrets = []string{"A_SECRET=tok-5f3a"}
-		_, err := planTurn(req, "/workspace")
-		if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "holds the value of a secret (A_SECRET)") || strings.Contains(err.Error(), "tok-5f3a") {
-			t.Errorf("%s: %v", what, err)
-		}
-	}
 }

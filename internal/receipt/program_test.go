@@ -1,11 +1,11 @@
-package executor
+package receipt
 
 import (
 	"testing"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/wire"
+	"turnstone.dev/turnstone/internal/guest/trace"
+	"turnstone.dev/turnstone/internal/template"
 )
 
 // TestImageHint: what shells say of a program that is not there, and images that have it.
@@ -27,20 +27,23 @@ func TestImageHint(t *testing.T) {
 		{"base", turnstone.FailureReport{ExitCode: 1, Message: "pip: command not found"}, ""},
 		{"base", turnstone.FailureReport{ExitCode: 127, Message: "pip\nforged: command not found", Text: "(x)"}, ""},
 	} {
-		r := &run{plan: &plan{image: tt.image}, commands: []*commands{{failures: []turnstone.FailureReport{tt.f}}}}
-		res := &document.StepResult{Status: turnstone.StepFailed}
-		if r.noteImage(&document.Step{Index: 1}, res); res.Note != tt.want {
-			t.Errorf("%+v on %s: %q, want %q", tt.f, tt.image, res.Note, tt.want)
+		if note := noteAfter(t, tt.image, "", tt.f); note != tt.want {
+			t.Errorf("%+v on %s: %q, want %q", tt.f, tt.image, note, tt.want)
 		}
 	}
-	r := &run{plan: &plan{image: "base"}, commands: []*commands{{failures: []turnstone.FailureReport{{ExitCode: 127, Text: "pip"}, {ExitCode: 2, Text: "x"}}}}}
-	res := &document.StepResult{Status: turnstone.StepFailed, Note: "ended by HUP"}
-	if r.noteImage(&document.Step{Index: 1}, res); res.Note != "ended by HUP; image: python has pip" {
-		t.Error(res.Note)
+	if note := noteAfter(t, "base", "ended by HUP", turnstone.FailureReport{ExitCode: 127, Text: "pip"},
+		turnstone.FailureReport{ExitCode: 2, Text: "x"}); note != "ended by HUP; image: python has pip" {
+		t.Error(note)
 	}
-	start := turnstone.Errorf(wire.MethodProcessStart, turnstone.KindNotFound, "pip",
-		"no such program")
-	if err := hintImage("base", "pip", start); turnstone.HintOf(err) != "--image python has pip" {
-		t.Error(turnstone.HintOf(err))
-	}
+}
+
+// noteAfter returns the note of a step on image that had a note and failed with these failures.
+func noteAfter(t *testing.T, image, note string, failures ...turnstone.FailureReport) string {
+	t.Helper()
+	doc := parse(t, "```bash\ntrue\n```\n")
+	s := New(Options{Document: doc, Image: func(program string) string { return template.OtherWithProgram(image, program) }})
+	st := s.Start(doc.Steps[0])
+	s.commands[0] = &commands{failures: failures, report: &trace.Report{}}
+	st.res.Status, st.res.Note = turnstone.StepFailed, note
+	return st.Finish().Note
 }

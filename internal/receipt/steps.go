@@ -1,0 +1,166 @@
+// Package receipt makes a turn's receipt of what its steps did. It takes their outputs, finds the
+// commands that failed and their places in the document, and keeps secrets out of all of it.
+package receipt
+
+import (
+	"errors"
+	"io"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/secret"
+)
+
+// Options describe the turn that Steps belong to.
+type Options struct {
+	Document *document.Document
+	Secrets  *secret.Set // masked in all that the guest says; nil: there are none
+	Cwd      string      // where the first step begins
+	Commands bool        // the receipt lists all commands of each step
+
+	// Dir is the folder for outputs that are too long for the receipt, and Shown is its name in the
+	// receipt. With an empty Dir they are not kept.
+	Dir, Shown string
+	Limit      int64        // bytes of one output in Dir
+	Floor      config.Space // that outputs leave free on the disk with Dir
+
+	// Image returns an image that has a program which the turn's image has not, or "", for the note
+	// of a step that did not find it. It may be nil. The guest chooses the program's name.
+	Image func(program string) string
+	// Output is called with each piece of a step's output, masked. It may be nil.
+	Output func(step *document.Step, stream turnstone.Stream, p []byte)
+}
+
+// Steps are a document's steps and what came of each. One goroutine at a time uses them, except
+// for the writers of Step.Begin.
+type Steps struct {
+	opts    Options
+	doc     *document.Document
+	results []document.StepResult
+
+	outputs  [][2]*capture // by step: standard output and error
+	scripts  *scripts
+	commands []*commands                // by step; nil for one that did not run
+	networks []*turnstone.NetworkReport // by step; nil for one that did nothing on it
+	totals   network.Totals             // when the last step ended
+	cwd      string                     // where the next step begins
+}
+
+// New returns the steps of a document of which none has run.
+func New(opts Options) *Steps {
+	n := len(opts.Document.Steps)
+	s := &Steps{opts: opts, doc: opts.Document, cwd: opts.Cwd, results: make([]document.StepResult, n),
+		outputs: make([][2]*capture, n), commands: make([]*commands, n), networks: make([]*turnstone.NetworkReport, n)}
+	for i := range s.results {
+		s.results[i] = document.StepResult{Status: turnstone.StepSkipped, Note: "not reached"}
+	}
+	s.scripts = parseScripts(opts.Document, opts.Secrets.Written())
+	return s
+}
+
+// Skip sets the note of a step that does not run.
+func (s *Steps) Skip(step *document.Step, why string) { s.results[step.Index-1].Note = why }
+
+// Result returns what came of a step.
+func (s *Steps) Result(step *document.Step) document.StepResult { return s.results[step.Index-1] }
+
+// AddToTimeout adds to the note of the last step that timed out, if there is one.
+func (s *Steps) AddToTimeout(note string) {
+	for i := len(s.results) - 1; i >= 0; i-- {
+		if res := &s.results[i]; res.Status == turnstone.StepTimeout {
+			res.Note += "; " + note
+			return
+		}
+	}
+}
+
+// Open opens the whole output of a step, which has size bytes. It returns nil for an empty output,
+// and for one that was too long or held a secret, and is not kept.
+func (s *Steps) Open(step *document.Step, stream turnstone.Stream) (in io.ReadCloser, size int64, err error) {
+	c := s.outputs[step.Index-1][stream-turnstone.Stdout]
+	if c == nil || c.size == 0 {
+		return nil, 0, nil
+	}
+	in, err = c.whole()
+	return in, c.size, err
+}
+
+// Sync makes the outputs in Options.Dir durable.
+func (s *Steps) Sync() error {
+	var errs []error
+	for _, step := range s.outputs {
+		for _, c := range step {
+			if c != nil {
+				errs = append(errs, c.sync())
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Receipt returns the receipt as it stands. If it still has the value of a secret that turn's own
+// words do not have, all that the steps did is replaced by a note, here and in later reports, and
+// info's error and network are masked.
+func (s *Steps) Receipt(info *document.TurnInfo) []byte {
+	text := s.doc.Receipt(*info, s.results)
+	if s.opts.Secrets == nil {
+		return text
+	}
+	words := s.opts.Secrets.Written()
+	name := words.In(string(text))
+	if name == "" {
+		return text
+	}
+	bare, results := *info, make([]document.StepResult, len(s.results))
+	for i := range results {
+		results[i] = blankResult(s.results[i])
+	}
+	bare.Error, bare.Network = blank(bare.Error), blank(bare.Network)
+	if name = words.Beyond(text, s.doc.Receipt(bare, results)); name == "" {
+		return text
+	}
+	for i := range s.results {
+		res := &s.results[i]
+		*res = document.StepResult{Status: res.Status, ExitCode: res.ExitCode, Duration: res.Duration,
+			Note: "what it did is not kept, because the receipt would hold the secret " + name}
+		s.commands[i], s.networks[i], s.outputs[i] = nil, nil, [2]*capture{}
+	}
+	info.Error, info.Network = s.line(info.Error), s.line(info.Network)
+	return s.doc.Receipt(*info, s.results)
+}
+
+// Reports returns the report of each step.
+func (s *Steps) Reports() []turnstone.StepReport {
+	all := []turnstone.StepReport{}
+	for i := range s.results {
+		all = append(all, s.report(i))
+	}
+	return all
+}
+
+func (s *Steps) report(i int) turnstone.StepReport {
+	step, res := s.doc.Steps[i], &s.results[i]
+	rep := turnstone.StepReport{Name: step.Name, Line: step.Line, Status: res.Status, ExitCode: res.ExitCode,
+		Millis: res.Duration.Milliseconds(), Note: res.Note, Network: s.networks[i]}
+	rep.Stdout, rep.StdoutInfo = describe(res.Stdout)
+	rep.Stderr, rep.StderrInfo = describe(res.Stderr)
+	if c := s.commands[i]; c != nil {
+		rep.Commands, rep.Failures = c.reports, c.failures
+		rep.CommandCount = max(c.report.Commands, int64(len(c.reports)))
+		rep.CommandsDropped, rep.Untraced = c.report.Dropped, c.report.Untraced
+	}
+	return rep
+}
+
+func describe(o document.Output) (string, turnstone.OutputInfo) {
+	text, cut := o.Text()
+	return text, turnstone.OutputInfo{Bytes: o.Size, Digest: o.Digest, Truncated: cut, File: o.File}
+}
+
+// line masks secrets and folds text to one line.
+func (s *Steps) line(text string) string { return oneLine(s.opts.Secrets.Written().Mask(text)) }
+
+func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
