@@ -15,6 +15,7 @@ import (
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
+	"turnstone.dev/turnstone/internal/template/treeindex"
 )
 
 // templateContents finds contents in the images of all templates that are built, those
@@ -31,7 +32,7 @@ type templateContents struct {
 
 // A foundTemplate is an image that was seen.
 type foundTemplate struct {
-	*template.Content
+	*treeindex.Content
 	root   string
 	digest turnstone.Digest
 	file   os.FileInfo // the image's, when it was seen

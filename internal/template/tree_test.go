@@ -1,10 +1,8 @@
 package template
 
 import (
-	"archive/tar"
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"io"
 	"os"
@@ -13,13 +11,13 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/filestamp"
-	"turnstone.dev/turnstone/internal/fsimage/tar2erofs"
+	"turnstone.dev/turnstone/internal/fsimage/tar2erofs/erofstest"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
+	"turnstone.dev/turnstone/internal/template/treeindex"
 )
 
 // treeFiles are what the images of these tests hold.
@@ -52,44 +50,7 @@ func makeTemplate(t testing.TB, files []treetest.File) (*Store, *Template) {
 		t.Fatal(err)
 	}
 	root := filepath.Join(dir, "root.erofs")
-	out, err := os.Create(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := tar2erofs.New(out, tar2erofs.Options{TempDir: t.TempDir()})
-	types := map[tree.Type]byte{tree.File: tar.TypeReg, tree.Dir: tar.TypeDir, tree.Symlink: tar.TypeSymlink,
-		tree.Char: tar.TypeChar, tree.Block: tar.TypeBlock, tree.FIFO: tar.TypeFifo}
-	node, err := treetest.NewNode(files...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	at := func(p string) *treetest.Node {
-		n := node
-		for _, name := range strings.Split(strings.Trim(p, "/"), "/") {
-			if name != "" {
-				n = n.Child(name)
-			}
-		}
-		return n
-	}
-	for _, f := range files {
-		n := at(f.Path)
-		h := &tar.Header{Name: "./" + strings.TrimPrefix(f.Path, "/"), Typeflag: types[n.A.Type], Mode: int64(n.A.Mode), Uid: int(n.A.UID), Gid: int(n.A.GID),
-			Size: n.A.Size, ModTime: time.Unix(n.A.MTime.Sec, int64(n.A.MTime.Nsec)), Linkname: n.A.Target,
-			Devmajor: int64(n.A.Major), Devminor: int64(n.A.Minor), PAXRecords: map[string]string{}}
-		for _, x := range n.A.Xattrs {
-			h.PAXRecords["SCHILY.xattr."+x.Name] = string(x.Value)
-		}
-		if f.Link != "" {
-			h.Typeflag, h.Linkname, h.Size = tar.TypeLink, strings.TrimPrefix(f.Link, "/"), 0
-		}
-		if err := w.Add(h, bytes.NewReader(n.Data)); err != nil {
-			t.Fatalf("%q: %v", f.Path, err)
-		}
-	}
-	if err := errors.Join(w.Close(), out.Close()); err != nil {
-		t.Fatal(err)
-	}
+	erofstest.Write(t, root, files)
 	st, err := filestamp.Of(context.Background(), root)
 	if err != nil {
 		t.Fatal(err)
@@ -100,7 +61,7 @@ func makeTemplate(t testing.TB, files []treetest.File) (*Store, *Template) {
 // both is a store that finds contents in a template.
 type both struct {
 	*treetest.Store
-	content *Content
+	content *treeindex.Content
 }
 
 func (b both) OpenContent(ctx context.Context, c tree.Content) (io.ReadCloser, error) {
@@ -183,7 +144,7 @@ func TestTreeIsReadOnce(t *testing.T) {
 			t.Errorf("%v and %v", r, refs[0])
 		}
 	}
-	before, err := os.Stat(tmpl.treePath())
+	before, err := os.Stat(filepath.Join(filepath.Dir(tmpl.Root), "root.tree"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +165,7 @@ func TestTreeIsReadOnce(t *testing.T) {
 	if _, again := store.Calls(); puts == 0 || again != puts {
 		t.Errorf("%d objects were put first, then %d", puts, again-puts)
 	}
-	if after, err := os.Stat(tmpl.treePath()); err != nil || !os.SameFile(before, after) {
+	if after, err := os.Stat(filepath.Join(filepath.Dir(tmpl.Root), "root.tree")); err != nil || !os.SameFile(before, after) {
 		t.Errorf("the index was written again: %v", err)
 	}
 }
@@ -216,7 +177,7 @@ func TestDamagedTreeIndexIsMadeAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	good, err := os.ReadFile(tmpl.treePath())
+	good, err := os.ReadFile(filepath.Join(filepath.Dir(tmpl.Root), "root.tree"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -229,7 +190,7 @@ func TestDamagedTreeIndexIsMadeAgain(t *testing.T) {
 		"root":    func(b []byte) []byte { b[len(b)-1] ^= 1; return b },
 		"length":  func(b []byte) []byte { copy(b[bytes.LastIndex(b, []byte("r\x01"))-8:], "\xff\xff\xff\xff"); return b },
 	} {
-		if err := os.WriteFile(tmpl.treePath(), damage(bytes.Clone(good)), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(filepath.Dir(tmpl.Root), "root.tree"), damage(bytes.Clone(good)), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		ref, err := s.Tree(ctx, tmpl, treetest.NewStore())
@@ -274,71 +235,4 @@ func TestContentAfterClose(t *testing.T) {
 	if _, err := c.OpenContent(ctx, tree.Content{Digest: d, Size: 2}); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("%v", err)
 	}
-}
-
-func FuzzTreeIndex(f *testing.F) {
-	c := placedContent{digest: rawDigest(turnstone.DigestBytes([]byte("x"))), size: 5, extents: []extent{{0, 2}, {-1, 3}}}
-	d := turnstone.DigestBytes([]byte("image"))
-	f.Add(encodeIndex(d, tree.Ref{Root: d, Hash: d}, []placedContent{c}, [][]byte{[]byte("object")}))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		x, err := parseIndex(resealed(b))
-		if err != nil {
-			return
-		}
-		_ = x.each(func([]byte) error { return nil })
-		for i := range len(x.contents) / contentEntry {
-			size, extents, err := x.content(i, 100)
-			if err != nil {
-				continue
-			}
-			for _, e := range extents {
-				size -= e.size
-				if !e.within(100) {
-					t.Fatal("outside of the image")
-				}
-			}
-			if size != 0 {
-				t.Fatal("another size")
-			}
-		}
-		_ = x.hasSize(5)
-		x.find(turnstone.DigestBytes([]byte("x")))
-	})
-}
-
-// resealed gives an index a right digest of its header, so that fuzzing comes further than that.
-func resealed(b []byte) []byte {
-	b = bytes.Clone(b)
-	if len(b) >= indexHeader {
-		sum := sha256.Sum256(b[:indexHeader-32])
-		copy(b[indexHeader-32:], sum[:])
-	}
-	return b
-}
-
-// FuzzTreeImage reads images in which bytes were changed: whatever the reader of the
-// format makes of them, building the tree ends, with a tree or with an error.
-func FuzzTreeImage(f *testing.F) {
-	_, tmpl := makeTemplate(f, []treetest.File{{Path: "/d/a", Data: "a"}, {Path: "/d/b", Link: "/d/a"}, {Path: "/l", Target: "d"},
-		{Path: "/page", Data: strings.Repeat("x", 5000)}, {Path: "/x", Xattrs: map[string]string{"user.a": "b"}}})
-	image, err := os.ReadFile(tmpl.Root)
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Add(uint32(1024), []byte{1}, uint32(0), []byte{})
-	f.Fuzz(func(t *testing.T, at uint32, change []byte, at2 uint32, change2 []byte) {
-		b := bytes.Clone(image)
-		copy(b[int(at)%len(b):], change)
-		copy(b[int(at2)%len(b):], change2)
-		top, err := openTreeImage(bytes.NewReader(b), int64(len(b)))
-		if err != nil {
-			return
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		_, _ = tree.Build(ctx, &collector{Hasher: tree.NewHasher()}, top, tree.BuildOptions{Parallel: 1})
-		if ctx.Err() != nil {
-			t.Fatal("building the tree does not end")
-		}
-	})
 }

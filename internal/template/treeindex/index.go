@@ -1,7 +1,10 @@
-package template
+// Package treeindex knows which tree the root image of a template holds, and where in the image
+// each content is. It reads the image once and keeps an index beside it.
+package treeindex
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -107,8 +110,8 @@ func digestOf(raw [32]byte) turnstone.Digest {
 	return turnstone.Digest("sha256:" + hex.EncodeToString(raw[:]))
 }
 
-// A treeIndex is an index that is mapped. It is safe for concurrent use.
-type treeIndex struct {
+// An Index is an index file that is mapped. It is safe for concurrent use.
+type Index struct {
 	indexHead
 	mapped                               []byte
 	contents, extents, sizes, objectData []byte
@@ -117,7 +120,7 @@ type treeIndex struct {
 var errIndex = errors.New("the index of the template's tree is damaged, or of another version")
 
 // openIndex maps the index at path, which is to be of image. Close it.
-func openIndex(path string, image turnstone.Digest) (*treeIndex, error) {
+func openIndex(path string, image turnstone.Digest) (*Index, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -147,7 +150,7 @@ func openIndex(path string, image turnstone.Digest) (*treeIndex, error) {
 
 // parseIndex looks at the header, and takes the rest as it is: what is looked up
 // is checked then.
-func parseIndex(b []byte) (*treeIndex, error) {
+func parseIndex(b []byte) (*Index, error) {
 	if len(b) < indexHeader || string(b[:len(indexMagic)]) != indexMagic {
 		return nil, errIndex
 	}
@@ -155,7 +158,7 @@ func parseIndex(b []byte) (*treeIndex, error) {
 	if sum := sha256.Sum256(head); !bytes.Equal(sum[:], b[len(head):indexHeader]) {
 		return nil, errIndex
 	}
-	x := &treeIndex{mapped: b}
+	x := &Index{mapped: b}
 	head = head[len(indexMagic):]
 	for _, d := range []*[32]byte{&x.image, &x.root, &x.hash} {
 		copy(d[:], head)
@@ -182,12 +185,12 @@ func parseIndex(b []byte) (*treeIndex, error) {
 }
 
 // Close unmaps the index.
-func (x *treeIndex) Close() error { return unix.Munmap(x.mapped) }
+func (x *Index) Close() error { return unix.Munmap(x.mapped) }
 
-func (x *treeIndex) ref() tree.Ref { return tree.Ref{Root: digestOf(x.root), Hash: digestOf(x.hash)} }
+func (x *Index) ref() tree.Ref { return tree.Ref{Root: digestOf(x.root), Hash: digestOf(x.hash)} }
 
 // find returns the number of a content.
-func (x *treeIndex) find(d turnstone.Digest) (int, bool) {
+func (x *Index) find(d turnstone.Digest) (int, bool) {
 	raw := rawDigest(d)
 	entry := func(i int) []byte { return x.contents[i*contentEntry : i*contentEntry+32] }
 	n := len(x.contents) / contentEntry
@@ -196,7 +199,7 @@ func (x *treeIndex) find(d turnstone.Digest) (int, bool) {
 }
 
 // hasSize tells whether a content has size bytes.
-func (x *treeIndex) hasSize(size int64) bool {
+func (x *Index) hasSize(size int64) bool {
 	at := func(i int) int64 { return int64(binary.LittleEndian.Uint64(x.sizes[8*i:])) }
 	n := len(x.sizes) / 8
 	i := sort.Search(n, func(i int) bool { return at(i) >= size })
@@ -204,7 +207,7 @@ func (x *treeIndex) hasSize(size int64) bool {
 }
 
 // content returns the size of content i and where in an image of imageSize bytes it is.
-func (x *treeIndex) content(i int, imageSize int64) (size int64, extents []extent, err error) {
+func (x *Index) content(i int, imageSize int64) (size int64, extents []extent, err error) {
 	e := x.contents[i*contentEntry+32:]
 	number := func(b []byte, at int) int64 { return int64(binary.LittleEndian.Uint64(b[8*at:])) }
 	size, first, count := number(e, 0), number(e, 1), number(e, 2)
@@ -229,7 +232,7 @@ func (x *treeIndex) content(i int, imageSize int64) (size int64, extents []exten
 }
 
 // each calls fn with every object of the tree, the root last.
-func (x *treeIndex) each(fn func(b []byte) error) error {
+func (x *Index) each(fn func(b []byte) error) error {
 	rest := x.objectData
 	for range x.indexHead.objects {
 		if len(rest) < 8 {
@@ -245,4 +248,27 @@ func (x *treeIndex) each(fn func(b []byte) error) error {
 		rest = rest[n:]
 	}
 	return nil
+}
+
+// Put puts the tree's objects into w, if it does not have the root's, and returns the tree.
+func (x *Index) Put(ctx context.Context, w tree.Writer) (tree.Ref, error) {
+	ref := x.ref()
+	if _, err := w.Get(ctx, ref.Root); err == nil {
+		return ref, nil
+	} else if turnstone.KindOf(err) != turnstone.KindNotFound {
+		return tree.Ref{}, err
+	}
+	var last turnstone.Digest
+	err := x.each(func(b []byte) (err error) {
+		// Copied, because the index may be unmapped before w is done.
+		last, err = w.Put(ctx, append([]byte{}, b...))
+		return err
+	})
+	if err == nil && last != ref.Root {
+		err = errIndex
+	}
+	if errors.Is(err, errIndex) {
+		err = turnstone.NewError("template.tree", turnstone.KindIntegrity, ref.Root.Short(), err)
+	}
+	return ref, err
 }
