@@ -53,7 +53,7 @@ func TestBaseLives(t *testing.T) {
 		ok[*GCReport](t)(p.x.GC(ctx, GCRequest{Now: time.Now().Add(time.Hour)}))
 	}
 	read := func(p *past, rec *Record, name string) ([]byte, error) {
-		f, err := newMachineFiles(ctx, p.cs, rec.VM).Open(name)
+		f, err := machineFiles{ctx, p.cs, rec.VM}.Open(name)
 		if err != nil {
 			return nil, err
 		}

@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"io/fs"
-	"os"
 	"path"
 	"path/filepath"
 	"time"
@@ -18,6 +16,7 @@ import (
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/sandboxes"
+	"turnstone.dev/turnstone/substrate"
 )
 
 // A Sandbox is a machine that was restored, made its own and is ready for work.
@@ -171,7 +170,7 @@ func (x *Host) revive(ctx context.Context, p *plan, req SandboxRequest, progress
 	dir := req.From
 	if dir == "" {
 		var remove func()
-		if dir, remove, err = x.unpack(ctx, src, os.DirFS(req.Kept)); err != nil {
+		if dir, remove, err = x.unpack(ctx, src, substrate.PackedDir(req.Kept)); err != nil {
 			return nil, err
 		}
 		defer remove()
@@ -180,7 +179,7 @@ func (x *Host) revive(ctx context.Context, p *plan, req SandboxRequest, progress
 }
 
 // unpack makes a folder to restore from of what Keep has written of a machine like src's.
-func (x *Host) unpack(ctx context.Context, src *sandbox.Source, kept fs.FS) (dir string, remove func(), err error) {
+func (x *Host) unpack(ctx context.Context, src *sandbox.Source, kept substrate.PackedFiles) (dir string, remove func(), err error) {
 	k, err := src.Keeper()
 	if err != nil {
 		return "", nil, err

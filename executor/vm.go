@@ -3,7 +3,6 @@ package executor
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -195,43 +194,27 @@ func (x *Host) unpackVM(ctx context.Context, cs *contextStore, rec *Record, laye
 		return "", nil, err
 	}
 	src.Machine.Layers = layers
-	dir, remove, err = x.unpack(ctx, src, newMachineFiles(ctx, cs, rec.VM))
+	dir, remove, err = x.unpack(ctx, src, machineFiles{ctx, cs, rec.VM})
 	if low := diskspace.Low(ctx); err != nil && low != nil {
 		err = low
 	}
 	return dir, remove, err
 }
 
-// newMachineFiles returns the files of a machine that was kept, which lie in the store.
-func newMachineFiles(ctx context.Context, cs *contextStore, vm *VMRef) fs.FS {
-	return &machineFiles{ctx: ctx, cs: cs, vm: vm}
-}
-
-// A machineFiles opens contents by the names that a record has for them, and nothing by a
-// path: the record may be imported.
+// machineFiles are the files of a machine that was kept, which lie in the store. They are opened
+// by the names that a record has for them, and nothing by a path: the record may be imported.
 type machineFiles struct {
 	ctx context.Context
 	cs  *contextStore
 	vm  *VMRef
 }
 
-// Open implements fs.FS. What it returns is verified as it is read.
-func (m *machineFiles) Open(name string) (fs.File, error) {
+// Open implements substrate.PackedFiles. What it returns is verified as it is read.
+func (m machineFiles) Open(name string) (io.ReadCloser, error) {
 	for _, f := range m.vm.Files {
-		if f.Name != name {
-			continue
+		if f.Name == name {
+			return m.cs.store.OpenContent(m.ctx, f.Content)
 		}
-		in, err := m.cs.store.OpenContent(m.ctx, f.Content)
-		if err != nil {
-			return nil, err
-		}
-		return machineFile{in}, nil
 	}
 	return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
 }
-
-// A machineFile is one of them, of which nothing is known but what is in it.
-type machineFile struct{ io.ReadCloser }
-
-// Stat implements fs.File.
-func (machineFile) Stat() (fs.FileInfo, error) { return nil, errors.ErrUnsupported }

@@ -3,7 +3,8 @@ package substrate
 import (
 	"context"
 	"errors"
-	"io/fs"
+	"io"
+	"os"
 
 	"turnstone.dev/turnstone"
 )
@@ -76,8 +77,21 @@ type Keeper interface {
 	// PackBase return. An error of kind Integrity says that something of packed is damaged;
 	// one of kind Unavailable that something that has to be the same is another here, and
 	// that no other try helps.
-	Unpack(ctx context.Context, m Machine, packed fs.FS, dir string) error
+	Unpack(ctx context.Context, m Machine, packed PackedFiles, dir string) error
 }
+
+// PackedFiles are the files that Pack and PackBase have written, wherever they are kept now.
+type PackedFiles interface {
+	// Open returns the file called name, which the caller closes. The error of one that is not
+	// there is fs.ErrNotExist.
+	Open(name string) (io.ReadCloser, error)
+}
+
+// PackedDir is a folder with PackedFiles. A name does not lead out of it.
+type PackedDir string
+
+// Open implements PackedFiles.
+func (d PackedDir) Open(name string) (io.ReadCloser, error) { return os.DirFS(string(d)).Open(name) }
 
 // A BasePacker is a Keeper whose packed machines are differences against a base: the
 // snapshot of the template that they were started from, which many have in common.

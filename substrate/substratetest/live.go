@@ -425,7 +425,7 @@ func testKeep(t *testing.T, s substrate.Substrate, c Config) {
 		t.Errorf("what is kept has %s", turnstone.Bytes(size))
 	}
 	_ = g.Machine.Close()
-	if err := k.Unpack(t.Context(), c.Machine, os.DirFS(packed), again); err != nil {
+	if err := k.Unpack(t.Context(), c.Machine, substrate.PackedDir(packed), again); err != nil {
 		t.Fatal(err)
 	}
 	f := Resume(t, s, c.Machine, again)
@@ -434,7 +434,7 @@ func testKeep(t *testing.T, s substrate.Substrate, c Config) {
 	for _, name := range p.Files {
 		flip(t, filepath.Join(packed, name))
 		dir := filepath.Join(tmp, "damaged")
-		if err := k.Unpack(t.Context(), c.Machine, os.DirFS(packed), dir); turnstone.KindOf(err) != turnstone.KindIntegrity && turnstone.KindOf(err) != turnstone.KindUnavailable {
+		if err := k.Unpack(t.Context(), c.Machine, substrate.PackedDir(packed), dir); turnstone.KindOf(err) != turnstone.KindIntegrity && turnstone.KindOf(err) != turnstone.KindUnavailable {
 			t.Errorf("%s changed: %v", name, err)
 		}
 		if _, err := os.Stat(dir); err == nil {

@@ -33,7 +33,7 @@ func testMove(t *testing.T, s substrate.Substrate, c Config) {
 	goesOn := func(what string) {
 		t.Helper()
 		dir := filepath.Join(t.TempDir(), "vm")
-		if err := there.Unpack(t.Context(), c.Machine, os.DirFS(packed), dir); err != nil {
+		if err := there.Unpack(t.Context(), c.Machine, substrate.PackedDir(packed), dir); err != nil {
 			t.Fatalf("%s: %v (%s)", what, err, turnstone.HintOf(err))
 		}
 		f := Resume(t, other, c.Machine, dir)
@@ -46,7 +46,7 @@ func testMove(t *testing.T, s substrate.Substrate, c Config) {
 	goesOn("with a snapshot of its own")
 	refusesBase(t, there, c.Machine, packed, base)
 	if len(base) > 0 { // where it was kept, it needs no base
-		if err := k.Unpack(t.Context(), c.Machine, os.DirFS(packed), filepath.Join(t.TempDir(), "vm")); err != nil {
+		if err := k.Unpack(t.Context(), c.Machine, substrate.PackedDir(packed), filepath.Join(t.TempDir(), "vm")); err != nil {
 			t.Errorf("without a base, where it was kept: %v", err)
 		}
 	}
@@ -89,7 +89,7 @@ func refusesBase(t *testing.T, k substrate.Keeper, m substrate.Machine, packed s
 	refused := func(what string, kind turnstone.Kind) {
 		t.Helper()
 		dir := filepath.Join(t.TempDir(), "vm")
-		if err := k.Unpack(t.Context(), m, os.DirFS(packed), dir); turnstone.KindOf(err) != kind || turnstone.HintOf(err) == "" {
+		if err := k.Unpack(t.Context(), m, substrate.PackedDir(packed), dir); turnstone.KindOf(err) != kind || turnstone.HintOf(err) == "" {
 			t.Errorf("%s: %v (%s)", what, err, turnstone.KindOf(err))
 		}
 		if _, err := os.Stat(dir); err == nil {

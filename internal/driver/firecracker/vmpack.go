@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -54,14 +53,14 @@ func (s *Substrate) keeping() error {
 }
 
 // Unpack implements substrate.Keeper.
-func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed fs.FS, dir string) error {
+func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed substrate.PackedFiles, dir string) error {
 	if err := s.keeping(); err != nil {
 		return err
 	}
 	return s.unpack(ctx, m, packed, dir)
 }
 
-func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, packed fs.FS, dir string) error {
+func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, packed substrate.PackedFiles, dir string) error {
 	if err := s.release.standstill(); err != nil { // nothing could start from it
 		return err
 	}

@@ -39,7 +39,7 @@ func TestKeep(t *testing.T) {
 		}
 	}
 	check(t, os.RemoveAll(whole))
-	check(t, b.s.unpack(within(t), m, os.DirFS(packed), whole))
+	check(t, b.s.unpack(within(t), m, substrate.PackedDir(packed), whole))
 	for _, name := range []string{ramFile, stateFile} {
 		if st, err := os.Stat(filepath.Join(whole, name)); err != nil || st.Mode().Perm()&0o004 == 0 {
 			t.Errorf("%s cannot be read by another user: %v", name, err)
@@ -57,7 +57,7 @@ func TestKeep(t *testing.T) {
 	refused := func(what string, kind turnstone.Kind) {
 		t.Helper()
 		dir := filepath.Join(tmp, "refused")
-		if err := b.s.unpack(within(t), m, os.DirFS(packed), dir); turnstone.KindOf(err) != kind || turnstone.HintOf(err) == "" {
+		if err := b.s.unpack(within(t), m, substrate.PackedDir(packed), dir); turnstone.KindOf(err) != kind || turnstone.HintOf(err) == "" {
 			t.Errorf("%s: %s, %v (%s)", what, turnstone.KindOf(err), err, turnstone.HintOf(err))
 		}
 		if _, err := os.Stat(dir); err == nil {
@@ -81,7 +81,7 @@ func TestKeepTakesAJail(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	dir := filepath.Join(t.TempDir(), "vm")
-	if err := s.Unpack(t.Context(), substrate.Machine{}, os.DirFS(t.TempDir()), dir); turnstone.KindOf(err) != turnstone.KindUnavailable || err.Error() != s.Abilities().Keep.Error() {
+	if err := s.Unpack(t.Context(), substrate.Machine{}, substrate.PackedDir(t.TempDir()), dir); turnstone.KindOf(err) != turnstone.KindUnavailable || err.Error() != s.Abilities().Keep.Error() {
 		t.Errorf("%v", err)
 	}
 	s.wall.Wall = jailed

@@ -9,6 +9,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/driver/host"
+	"turnstone.dev/turnstone/substrate"
 )
 
 // FuzzParsePack: what a manifest says may come from anywhere.
@@ -45,18 +46,18 @@ func TestUnpackHostile(t *testing.T) {
 	defer func() { _ = in.Close() }()
 	check(t, compress(t.Context(), in, dst))
 	good := packed{"pages.img", int64(len(content)), turnstone.DigestBytes(content)}
-	check(t, decompress(t.Context(), os.DirFS(dir), filepath.Join(dir, "good"), good))
+	check(t, decompress(t.Context(), substrate.PackedDir(dir), filepath.Join(dir, "good"), good))
 	short, other := good, good
 	short.Size, other.Digest = 10, turnstone.DigestBytes(nil)
 	for name, want := range map[string]packed{"more than it says": short, "another content": other} {
-		if err := decompress(t.Context(), os.DirFS(dir), filepath.Join(dir, "out "+name), want); err == nil {
+		if err := decompress(t.Context(), substrate.PackedDir(dir), filepath.Join(dir, "out "+name), want); err == nil {
 			t.Errorf("%s: was taken", name)
 		} else if fi, err := os.Stat(filepath.Join(dir, "out "+name)); err == nil && fi.Size() > want.Size+1 {
 			t.Errorf("%s: %d bytes were written", name, fi.Size())
 		}
 	}
 	check(t, os.WriteFile(dst, []byte("no frame at all"), 0o600))
-	if err := decompress(t.Context(), os.DirFS(dir), filepath.Join(dir, "garbage"), good); err == nil {
+	if err := decompress(t.Context(), substrate.PackedDir(dir), filepath.Join(dir, "garbage"), good); err == nil {
 		t.Error("garbage was taken")
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -117,7 +116,7 @@ func compress(ctx context.Context, src io.Reader, path string) (err error) {
 }
 
 // Unpack implements substrate.Keeper.
-func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed fs.FS, dir string) error {
+func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed substrate.PackedFiles, dir string) error {
 	err := s.unpack(ctx, m, packed, dir)
 	if err != nil {
 		_ = os.RemoveAll(dir)
@@ -125,7 +124,7 @@ func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed fs.F
 	return s.wrap("gvisor.unpack", err)
 }
 
-func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, from fs.FS, dir string) error {
+func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, from substrate.PackedFiles, dir string) error {
 	damaged := func(what string, err error) error {
 		switch {
 		case ctx.Err() != nil:
@@ -207,7 +206,7 @@ const maxObjects = 1 << 30
 
 // decompress writes the file of from that want describes to a new file at to, if it is what
 // want says.
-func decompress(ctx context.Context, from fs.FS, to string, want packed) (err error) {
+func decompress(ctx context.Context, from substrate.PackedFiles, to string, want packed) (err error) {
 	in, err := from.Open(want.Name + suffix)
 	if err != nil {
 		return err

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -57,7 +56,7 @@ func (s *Substrate) PackBase(ctx context.Context, m substrate.Machine, base turn
 }
 
 // Unpack implements substrate.Keeper.
-func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed fs.FS, dir string) error {
+func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed substrate.PackedFiles, dir string) error {
 	if err := s.keeping(); err != nil {
 		return err
 	}

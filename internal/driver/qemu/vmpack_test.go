@@ -95,7 +95,7 @@ func TestUnpackAfterUpdate(t *testing.T) {
 	}
 	refused := func(what string, kind turnstone.Kind) {
 		t.Helper()
-		err := s.Unpack(t.Context(), m, os.DirFS(packed), dir)
+		err := s.Unpack(t.Context(), m, substrate.PackedDir(packed), dir)
 		if turnstone.KindOf(err) != kind || turnstone.HintOf(err) == "" {
 			t.Errorf("%s: %v (%s)", what, err, turnstone.KindOf(err))
 		}
@@ -169,7 +169,7 @@ func TestKeepTakesAJail(t *testing.T) {
 		if turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" || !strings.Contains(err.Error(), "none here") {
 			t.Errorf("%s: %v", w, err)
 		}
-		if got := s.Unpack(t.Context(), substrate.Machine{}, os.DirFS(t.TempDir()), filepath.Join(t.TempDir(), "vm")); got == nil || got.Error() != err.Error() {
+		if got := s.Unpack(t.Context(), substrate.Machine{}, substrate.PackedDir(t.TempDir()), filepath.Join(t.TempDir(), "vm")); got == nil || got.Error() != err.Error() {
 			t.Errorf("%s: %v", w, got)
 		}
 	}

@@ -5,11 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/substrate"
 )
 
 // A base is the snapshot of a template that a machine differs from, open.
@@ -135,7 +135,7 @@ func (k Packer[ID]) packBase(ctx context.Context, want turnstone.Digest, out str
 
 // readBase reads the manifest of a base that came with a packed machine. One that is not
 // there is fs.ErrNotExist.
-func readBase(packed fs.FS, want turnstone.Digest) (p packedBase, err error) {
+func readBase(packed substrate.PackedFiles, want turnstone.Digest) (p packedBase, err error) {
 	b, err := ReadIn(packed, baseManifest, maxPack)
 	if err != nil {
 		return p, err

@@ -112,7 +112,7 @@ func TestMoves(t *testing.T) {
 		packed := here.keep(t, ram, scratch)
 		check := func(what string, h keptHome) {
 			dir := filepath.Join(h.dir, "vm")
-			if err := h.packer.Unpack(t.Context(), os.DirFS(packed), dir); err != nil {
+			if err := h.packer.Unpack(t.Context(), substrate.PackedDir(packed), dir); err != nil {
 				r.Fatalf("%s: %v", what, err)
 			}
 			gotRAM, _ := os.ReadFile(filepath.Join(dir, RAMFile))
@@ -134,7 +134,7 @@ func TestMoves(t *testing.T) {
 		for _, name := range []string{baseManifest, baseRAMData, baseScratchData} {
 			_ = os.Remove(filepath.Join(packed, name))
 		}
-		if err := there.packer.Unpack(t.Context(), os.DirFS(packed), filepath.Join(there.dir, "vm")); turnstone.KindOf(err) != turnstone.KindUnavailable {
+		if err := there.packer.Unpack(t.Context(), substrate.PackedDir(packed), filepath.Join(there.dir, "vm")); turnstone.KindOf(err) != turnstone.KindUnavailable {
 			r.Fatalf("without a base: %v", err)
 		}
 	})
@@ -184,7 +184,7 @@ func TestHostileBase(t *testing.T) {
 		b, _ := json.Marshal(p)
 		file(t, filepath.Join(packed, baseManifest), b)
 		dir := filepath.Join(there.dir, "vm")
-		if err := there.packer.Unpack(t.Context(), os.DirFS(packed), dir); turnstone.KindOf(err) != turnstone.KindIntegrity || turnstone.HintOf(err) == "" {
+		if err := there.packer.Unpack(t.Context(), substrate.PackedDir(packed), dir); turnstone.KindOf(err) != turnstone.KindIntegrity || turnstone.HintOf(err) == "" {
 			t.Errorf("%s: %v", what, err)
 		}
 		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
@@ -193,11 +193,11 @@ func TestHostileBase(t *testing.T) {
 		file(t, filepath.Join(packed, baseScratchData), full)
 	}
 	file(t, filepath.Join(packed, baseManifest), bytes.Repeat([]byte(" "), maxPack+1))
-	if err := there.packer.Unpack(t.Context(), os.DirFS(packed), filepath.Join(there.dir, "vm")); turnstone.KindOf(err) != turnstone.KindIntegrity {
+	if err := there.packer.Unpack(t.Context(), substrate.PackedDir(packed), filepath.Join(there.dir, "vm")); turnstone.KindOf(err) != turnstone.KindIntegrity {
 		t.Errorf("a manifest that is too large: %v", err)
 	}
 	file(t, filepath.Join(packed, baseManifest), b)
-	if err := there.packer.Unpack(t.Context(), os.DirFS(packed), filepath.Join(there.dir, "vm")); err != nil {
+	if err := there.packer.Unpack(t.Context(), substrate.PackedDir(packed), filepath.Join(there.dir, "vm")); err != nil {
 		t.Errorf("the good one: %v", err)
 	}
 }

@@ -10,10 +10,11 @@ import (
 	"path/filepath"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/substrate"
 )
 
 // Unpack does what substrate.Keeper says. Its errors may have no type.
-func (k Packer[ID]) Unpack(ctx context.Context, packed fs.FS, dir string) error {
+func (k Packer[ID]) Unpack(ctx context.Context, packed substrate.PackedFiles, dir string) error {
 	u := unpacking[ID]{Packer: k, packed: packed, dir: dir}
 	err := u.all(ctx)
 	if err != nil {
@@ -25,7 +26,7 @@ func (k Packer[ID]) Unpack(ctx context.Context, packed fs.FS, dir string) error 
 // An unpacking is one machine that is made ready to be restored.
 type unpacking[ID comparable] struct {
 	Packer[ID]
-	packed fs.FS
+	packed substrate.PackedFiles
 	dir    string
 	man    Packed[ID]
 
@@ -164,7 +165,7 @@ func (u *unpacking[ID]) damaged(ctx context.Context, what string, err error) err
 }
 
 // ReadIn reads a file of packed; one longer than limit bytes is an error.
-func ReadIn(packed fs.FS, name string, limit int64) ([]byte, error) {
+func ReadIn(packed substrate.PackedFiles, name string, limit int64) ([]byte, error) {
 	f, err := packed.Open(name)
 	if err != nil {
 		return nil, err
