@@ -217,7 +217,12 @@ func run(t *testing.T, h *statedir.Dir, file string) *executor.Turn {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 12*time.Minute)
 	defer cancel()
-	turn, err := executor.New(h).Run(ctx, executor.Request{Document: doc, Dir: "."}, watch{t})
+	x, err := executor.Open(ctx, executor.Options{Dir: h.Root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = x.Close() }()
+	turn, err := x.Run(ctx, executor.Request{Document: doc, Dir: "."}, watch{t})
 	if err != nil {
 		t.Fatalf("%v (%s)", err, turnstone.HintOf(err))
 	}

@@ -44,6 +44,7 @@ func (cs *contextStore) elsewhere(d turnstone.Digest) bool {
 // A Repo is what is kept between turns, in a state directory. It is safe for concurrent use.
 type Repo struct {
 	home      *statedir.Dir
+	where     string                 // the bucket of the store; empty: in home
 	templates func() *template.Store // with what builds their layers
 	fault     func(op string) error  // of the store, for tests; nil: none
 
@@ -52,8 +53,8 @@ type Repo struct {
 }
 
 // newRepo returns what is kept in home. It opens nothing.
-func newRepo(home *statedir.Dir, templates func() *template.Store) *Repo {
-	return &Repo{home: home, templates: templates}
+func newRepo(home *statedir.Dir, where string, templates func() *template.Store) *Repo {
+	return &Repo{home: home, where: where, templates: templates}
 }
 
 // context returns the context store of x's home, which is opened once. It stays
@@ -142,10 +143,10 @@ func (cs *contextStore) close() error {
 }
 
 // blobs returns where the packs lie, and the folder with what is local of the store.
-// With TURN_STORE=s3://BUCKET/PREFIX that is a bucket, of which one state directory
+// With Options.Store that is a bucket, of which one state directory
 // at a time may make use: its gc knows of no other one's turns.
 func (x *Repo) blobs(ctx context.Context) (at blob.Store, dir string, err error) {
-	where := os.Getenv("TURN_STORE")
+	where := x.where
 	if where == "" {
 		s, err := local.Open(x.home.Path("store", "blobs"), local.Options{Fault: x.fault})
 		if err != nil {

@@ -36,8 +36,9 @@ type CommandRequest struct {
 }
 
 // Exec runs one command and returns its exit code, 128+n when signal n ended it.
-// Every error means that the command's own exit code is not known.
+// Every error means that the command's own exit code is not known. preparing may be nil.
 func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(string)) (int, error) {
+	preparing = orQuiet(preparing)
 	spec, err := x.templates().Resolve(ctx, cmp.Or(req.Image, DefaultImage), preparing)
 	if err != nil {
 		return 0, err

@@ -6,7 +6,9 @@ import (
 	"os"
 	"testing"
 
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/sandboxes"
 )
 
 var update = flag.Bool("update", false, "write testdata that other packages' tests import")
@@ -38,4 +40,11 @@ func TestFixture(t *testing.T) {
 	if rep := ok[*ImportReport](t)(p.x.Import(t.Context(), ImportRequest{}, f)); rep.Turns != 3 || !rep.Fresh {
 		t.Errorf("%+v", rep)
 	}
+}
+
+// New returns an executor on h. What the tests of a whole host set in the environment is in its
+// options; the holder is this program: see TestMain.
+func New(h *statedir.Dir) *Executor {
+	return newExecutor(h, Options{Dir: h.Root, Store: os.Getenv("TURN_STORE"), Kernel: os.Getenv("TURN_KERNEL"), KernelModules: os.Getenv("TURN_KERNEL_MODULES"),
+		Holder: sandboxes.Holder{Path: "/proc/self/exe", Args: []string{"turn", "sandbox", "hold"}}})
 }

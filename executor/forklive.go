@@ -39,6 +39,9 @@ func (x *Host) ForkLive(ctx context.Context, ref, name string) (session.Branch, 
 	if err != nil {
 		return session.Branch{}, err
 	}
+	if from.store.Holder, err = x.holder(ctx); err != nil {
+		return session.Branch{}, err
+	}
 	clones, err := from.store.Fork(ctx, from.Sandbox, sandboxes.Fork{Count: 1, TTL: pausedLifetime, Label: pausedLabel(s, name)}, nil)
 	if err != nil {
 		return session.Branch{}, err

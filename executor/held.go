@@ -227,6 +227,10 @@ func (r *run) createPaused(ctx context.Context, h *pausedMachine) (*Sandbox, err
 		}
 		spec.Substrate = src.Driver.Name()
 	}
+	var err error
+	if h.store.Holder, err = r.x.holder(ctx); err != nil {
+		return nil, err
+	}
 	info, err := h.store.Create(ctx, spec, r.obs.Preparing)
 	if err != nil {
 		return nil, err

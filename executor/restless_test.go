@@ -25,8 +25,8 @@ const restlessVar = "TURN_TEST_RESTLESS"
 
 // TestMain makes this program the holder of a session's machine, too, as turn is.
 func TestMain(m *testing.M) {
-	if len(os.Args) == 4 && os.Args[0] == "turn" && os.Args[2] == "hold" {
-		if err := holdMain(turnstone.SandboxID(os.Args[3]), os.Getenv(restlessVar)); err != nil {
+	if len(os.Args) == 6 && os.Args[0] == "turn" && os.Args[2] == "hold" && os.Args[3] == "--home" {
+		if err := holdMain(os.Args[4], turnstone.SandboxID(os.Args[5]), os.Getenv(restlessVar)); err != nil {
 			os.Exit(1)
 		}
 		return
@@ -34,10 +34,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func holdMain(id turnstone.SandboxID, fault string) error {
+func holdMain(home string, id turnstone.SandboxID, fault string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	h := &statedir.Dir{Root: os.Getenv("TURN_HOME")}
+	h := &statedir.Dir{Root: home}
 	open := func(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec, progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
 		x := New(h)
 		x.launcher.Wrap = func(s substrate.Substrate) substrate.Substrate { return agitate(s, fault) }
@@ -129,7 +129,6 @@ func testRestless(t *testing.T, h *statedir.Dir, name, fault string) {
 	}
 	_ = ok[*Sandbox](t)(s, err).Close()
 	t.Setenv(restlessVar, fault)
-	t.Setenv("TURN_HOME", h.Root)
 	label := "restless-" + strings.ToLower(string(turnstone.NewTurnID()))
 	run := func(script string, lifetime document.Lifetime) *Turn {
 		t.Helper()

@@ -30,20 +30,13 @@ type Host struct {
 	space    *diskspace.Disk // the one with home
 	repo     *Repo           // what is kept between turns
 	launcher *sandbox.Launcher
+	opt      Options
 	opened   *proxy.Budget // of the connections that sandboxes have opened
-}
-
-// New returns an executor on h.
-func New(h *statedir.Dir) *Executor {
-	x := &Host{home: h, space: diskspace.New(h.Root), launcher: sandbox.New(h),
-		opened: proxy.NewBudget(proxy.DefaultBudget)}
-	x.repo = newRepo(h, x.templates)
-	return &Executor{Host: x}
 }
 
 // templates returns the templates, with what builds their layers.
 func (x *Host) templates() *template.Store {
-	return template.NewStore(x.home.Path("templates")).WithLayers(layerBuilder{x})
+	return template.NewStore(x.home.Path("templates")).From(x.opt.sources()).WithLayers(layerBuilder{x})
 }
 
 // context returns the context store, which is opened once.
@@ -52,7 +45,7 @@ func (x *Host) context(ctx context.Context) (*contextStore, error) { return x.re
 // Run runs one turn and returns it with its receipt. An error without a Turn
 // means that nothing was started: of kind Invalid or KindNotFound, that the request
 // is wrong. A turn that began always comes back, its Result telling how it ended;
-// when ctx is cancelled it is "error" and the receipt says at which step.
+// when ctx is cancelled it is "error" and the receipt says at which step. obs may be nil.
 func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, error) {
 	r, err := x.begin(ctx, req, obs)
 	if err != nil {
@@ -66,6 +59,9 @@ func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, e
 // begin returns the turn that req asks for with its place in its session, before anything is
 // started. The caller closes it.
 func (x *Executor) begin(ctx context.Context, req Request, obs Observer) (_ *run, err error) {
+	if obs == nil {
+		obs = silent{}
+	}
 	host, err := x.config()
 	if err != nil {
 		return nil, err

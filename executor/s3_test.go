@@ -57,7 +57,7 @@ func TestStoreInABucket(t *testing.T) {
 	if _, err := other.Sessions(ctx); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "prefix of its own") {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
-	t.Setenv("TURN_STORE", "s3://turns/team/b")
+	other.repo.where = "s3://turns/team/b"
 	ok[[]SessionInfo](t)(other.Sessions(ctx))
 	_ = other.Close()
 
@@ -101,7 +101,7 @@ func TestNoBucket(t *testing.T) {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
 	t.Logf("after %s: %v", time.Since(start), err)
-	t.Setenv("TURN_STORE", "bucket")
+	x.repo.where = "bucket"
 	if _, err := x.Sessions(t.Context()); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("%v", err)
 	}

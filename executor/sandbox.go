@@ -36,7 +36,7 @@ func (x *Host) request(ctx context.Context, p *plan, progress func(string), cloc
 	host, err := x.config()
 	return sandbox.Request{Template: tmpl, Image: p.image, Shape: p.shape, Env: p.net.giveWay(p.env, tmpl.EnvList()),
 		Hostname: p.hostname, Network: sandbox.Network{Options: p.net.options, Trust: p.net.trusts()},
-		Driver: p.driver, Needs: p.needs(), Kernel: host.GuestKernel(), Slots: p.limits.Sandboxes,
+		Driver: p.driver, Needs: p.needs(), Kernel: x.opt.kernel(host), Slots: p.limits.Sandboxes,
 		Progress: progress, Lap: clock.lap}, err
 }
 
@@ -92,8 +92,9 @@ type SandboxRequest struct {
 }
 
 // Create makes a sandbox of its own for the caller. preparing is called before
-// what can take long.
+// what can take long; it may be nil.
 func (x *Host) Create(ctx context.Context, req SandboxRequest, preparing func(string)) (*Sandbox, error) {
+	preparing = orQuiet(preparing)
 	spec := &template.Spec{Name: req.Image}
 	var err error
 	if req.Root == "" {

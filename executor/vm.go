@@ -31,9 +31,9 @@ type ResumeRequest struct {
 }
 
 // Resume starts the machine that a turn was kept with (snapshot: vm): it goes on with the
-// processes that ran, in a sandbox that stays.
+// processes that ran, in a sandbox that stays. progress may be nil.
 func (x *Host) Resume(ctx context.Context, req ResumeRequest, progress func(string)) (sandboxes.Info, error) {
-	return x.resume(ctx, req, sandboxes.Spec{Name: req.Name, TTL: req.TTL}, progress)
+	return x.resume(ctx, req, sandboxes.Spec{Name: req.Name, TTL: req.TTL}, orQuiet(progress))
 }
 
 // resumedNetwork is what a resumed machine asks of its network. The record and the document
@@ -150,7 +150,11 @@ func (x *Host) resume(ctx context.Context, req ResumeRequest, spec sandboxes.Spe
 	if rec.VM.Image != nil {
 		spec.Root = rec.VM.Image.Digest
 	}
-	return sandboxes.NewStore(x.home).Create(ctx, spec, progress)
+	store := sandboxes.NewStore(x.home)
+	if store.Holder, err = x.holder(ctx); err != nil {
+		return none, err
+	}
+	return store.Create(ctx, spec, progress)
 }
 
 // layersBelow are the template's layers, below the first turn of rec's session.

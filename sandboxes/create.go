@@ -193,6 +193,10 @@ func (s *Store) create(ctx context.Context, spec Spec, progress func(string)) (I
 }
 
 func createError(err error) error {
+	var typed *turnstone.Error
+	if errors.As(err, &typed) {
+		return err
+	}
 	return turnstone.NewError("sandbox.create", turnstone.KindUnavailable, "sandbox", err)
 }
 
@@ -204,8 +208,12 @@ type starting struct {
 	ended   chan struct{} // closed when the holder has ended
 }
 
-// startHolder starts the running program again, in a new session, with its streams in the log.
+// startHolder starts the store's Holder, in a new session, with its streams in the log.
 func (s *Store) startHolder(id turnstone.SandboxID, dir string, spec Spec) (*starting, error) {
+	if s.Holder.Path == "" {
+		return nil, turnstone.Errorf("sandbox.create", turnstone.KindUnavailable, "sandbox", "the store has no holder").
+			WithHint("set Store.Holder to a command that keeps sandboxes")
+	}
 	input, err := json.Marshal(spec)
 	if err != nil {
 		return nil, err
@@ -220,10 +228,9 @@ func (s *Store) startHolder(id turnstone.SandboxID, dir string, spec Spec) (*sta
 		return nil, err
 	}
 	defer func() { _ = w.Close() }()
-	cmd := exec.Command("/proc/self/exe")
-	cmd.Args = append(append([]string(nil), s.Holder...), string(id))
-	// TURN_HOME may have been relative
-	cmd.Env = append(without(os.Environ(), spec.secretNames()), "TURN_HOME="+filepath.Dir(s.dir))
+	cmd := exec.Command(s.Holder.Path)
+	cmd.Args = slices.Concat(s.Holder.Args, []string{"--home", filepath.Dir(s.dir), string(id)})
+	cmd.Env = append(without(os.Environ(), spec.secretNames()), s.Holder.Env...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), log, log
 	cmd.ExtraFiles = []*os.File{w} // descriptor 3 of the holder
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

@@ -59,7 +59,7 @@ func TestClientThatDoesNotRead(t *testing.T) {
 func TestLongPath(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), strings.Repeat("d", 100))
 	s := sandboxes.NewStore(&statedir.Dir{Root: dir})
-	s.Holder = []string{holderName}
+	s.Holder = sandboxes.Holder{Path: "/proc/self/exe", Args: []string{holderName}}
 	i := create(t, s, spec("fine"))
 	use(t, s, i.ID, strings.Repeat("hello", 1<<20))
 	if err := s.Remove(t.Context(), i.ID); err != nil {

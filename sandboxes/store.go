@@ -32,16 +32,24 @@ import (
 // by several processes.
 type Store struct {
 	dir string // the folder of the sandboxes' folders
-	// Holder is the command line that runs Hold for the sandbox whose ID is appended. Its first
-	// word is the name of the process; the program is the running program.
-	Holder []string
+	// Holder is required by Create and Fork.
+	Holder Holder
 	// KillAfter bounds the time in which a holder ends after a request.
 	KillAfter time.Duration
 }
 
-// NewStore returns the Store of h.
+// A Holder is a command that calls Hold. Its fields are those of exec.Cmd: Args begins with the
+// name of the process. The store appends "--home DIR ID" to Args: the state directory and the
+// sandbox. Env is added to the environment of the running process.
+type Holder struct {
+	Path string
+	Args []string
+	Env  []string
+}
+
+// NewStore returns the Store of h. It has no Holder.
 func NewStore(h *statedir.Dir) *Store {
-	return &Store{dir: h.Path("sandboxes"), Holder: []string{"turn", "sandbox", "hold"}, KillAfter: 10 * time.Second}
+	return &Store{dir: h.Path("sandboxes"), KillAfter: 10 * time.Second}
 }
 
 // Prefixes of folders that are not yet, or no longer, a sandbox's folder.

@@ -39,9 +39,9 @@ func TestMain(m *testing.M) {
 func holderMain() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	s := sandboxes.NewStore(&statedir.Dir{Root: os.Getenv("TURN_HOME")})
+	s := sandboxes.NewStore(&statedir.Dir{Root: os.Args[2]})
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	if err := s.Hold(ctx, turnstone.SandboxID(os.Args[1]), openFake, os.Stdin, os.NewFile(3, "reports"), log); err != nil {
+	if err := s.Hold(ctx, turnstone.SandboxID(os.Args[3]), openFake, os.Stdin, os.NewFile(3, "reports"), log); err != nil {
 		return 1
 	}
 	return 0
@@ -149,7 +149,7 @@ func (p processes) Start(ctx context.Context, c *wire.Conn, q *wire.ProcessStart
 func newStore(t *testing.T) *sandboxes.Store {
 	t.Helper()
 	s := sandboxes.NewStore(&statedir.Dir{Root: t.TempDir()})
-	s.Holder = []string{holderName}
+	s.Holder = sandboxes.Holder{Path: "/proc/self/exe", Args: []string{holderName}}
 	t.Cleanup(func() {
 		all, err := s.List(context.Background())
 		if err != nil {

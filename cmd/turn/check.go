@@ -18,7 +18,7 @@ type checkCmd struct {
 func (c *checkCmd) Run(a *app) error {
 	docs := []checked{}
 	bad := false
-	x, host, err := hostOnly()
+	x, host, err := a.hostOnly()
 	if err != nil {
 		return &exitError{exitUsage, err}
 	}
@@ -81,11 +81,15 @@ func (c *checkCmd) Run(a *app) error {
 
 // hostOnly returns an executor that plans and runs nothing, and the host's configuration,
 // without making a state directory.
-func hostOnly() (*executor.Executor, config.Config, error) {
-	dir, err := statedir.Locate()
+func (a *app) hostOnly() (*executor.Executor, config.Config, error) {
+	dir, err := statedir.Locate(a.env.Dir)
 	if err != nil {
 		return nil, config.Config{}, err
 	}
 	host, err := config.Load(dir)
-	return executor.New(&statedir.Dir{Root: dir}), host, err
+	if err != nil {
+		return nil, host, err
+	}
+	x, err := executor.Planner(a.env.Options)
+	return x, host, err
 }

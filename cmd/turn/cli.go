@@ -72,6 +72,7 @@ type app struct {
 	verbose        int
 	json           bool   // what the command prints is JSON, errors too
 	command        string // the one that runs, as "session ls"
+	env            settings
 
 	onJSON func(command string, doc []byte) // is given what is printed; for tests
 }
@@ -101,10 +102,10 @@ func realMain(onJSON func(command string, doc []byte)) int {
 	// A reader that goes away is an error of the write, not the end of the
 	// process: the sandbox has to be put away first.
 	signal.Ignore(syscall.SIGPIPE)
-	if os.Getenv("TURN_SUBSTRATE") == "" { // empty is as good as not set
-		_ = os.Unsetenv("TURN_SUBSTRATE")
+	a := &app{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, onJSON: onJSON, env: environment(os.Getenv)}
+	if a.env.substrate == "" {
+		_ = os.Unsetenv("TURN_SUBSTRATE") // kong would take the empty value
 	}
-	a := &app{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, onJSON: onJSON}
 	return a.main(os.Args[1:])
 }
 

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"os"
 	"strings"
 	"time"
 
@@ -11,17 +10,17 @@ import (
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/sandboxes"
 )
 
 // withExecutor calls f with an executor and a context that the user can end.
 func (a *app) withExecutor(f func(ctx context.Context, x *executor.Executor) error) error {
-	h, err := statedir.Open()
+	ctx, stop := interruptible(func(s string) { putln(a.stderr, "turn: "+s) }, exitAborted)
+	defer stop()
+	x, err := a.open(ctx)
 	if err != nil {
 		return err
 	}
-	ctx, stop := interruptible(func(s string) { putln(a.stderr, "turn: "+s) }, exitAborted)
-	defer stop()
-	x := executor.New(h)
 	err = errors.Join(f(ctx, x), x.Close())
 	var exit *exitError
 	if err == nil || errors.As(err, &exit) {
@@ -30,8 +29,26 @@ func (a *app) withExecutor(f func(ctx context.Context, x *executor.Executor) err
 	return &exitError{codeOf(err), err}
 }
 
-// sessionAtHand names the session at hand in the place of the last one that was used.
-const sessionAtHand = "TURN_SESSION"
+// stateDir opens the state directory.
+func (a *app) stateDir() (*statedir.Dir, error) { return statedir.Open(a.env.Dir) }
+
+// open returns an executor whose holder is this program, by a path that an update of its
+// file does not change.
+func (a *app) open(ctx context.Context) (*executor.Executor, error) {
+	o := a.env.Options
+	o.Holder = holder
+	return executor.Open(ctx, o)
+}
+
+// holder keeps sandboxes. The path is that of the running program, whatever becomes of its file.
+var holder = sandboxes.Holder{Path: "/proc/self/exe", Args: []string{"turn", "sandbox", "hold"}}
+
+// sandboxes returns the sandboxes of h.
+func (a *app) sandboxes(h *statedir.Dir) *sandboxes.Store {
+	s := sandboxes.NewStore(h)
+	s.Holder = holder
+	return s
+}
 
 // withRefs is withExecutor for a command whose arguments refs name sessions or turns. What
 // stands for the session at hand is replaced; if all goes well, and also when the command
@@ -39,7 +56,7 @@ const sessionAtHand = "TURN_SESSION"
 func (a *app) withRefs(refs []*string, f func(ctx context.Context, x *executor.Executor) error) error {
 	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
 		given := *refs[0]
-		if err := expand(ctx, x, refs...); err != nil {
+		if err := a.expand(ctx, x, refs...); err != nil {
 			return err
 		}
 		err := f(ctx, x)
@@ -52,9 +69,9 @@ func (a *app) withRefs(refs []*string, f func(ctx context.Context, x *executor.E
 }
 
 // expand replaces what stands for the session at hand.
-func expand(ctx context.Context, x *executor.Executor, refs ...*string) (err error) {
+func (a *app) expand(ctx context.Context, x *executor.Executor, refs ...*string) (err error) {
 	for _, ref := range refs {
-		if *ref, err = x.Expand(ctx, *ref, os.Getenv(sessionAtHand)); err != nil {
+		if *ref, err = x.Expand(ctx, *ref, a.env.session); err != nil {
 			return err
 		}
 	}

@@ -34,7 +34,7 @@ Patches are those of git, but for binary files, of which they say only that they
 func (c *diffCmd) Run(a *app) error {
 	return a.withRefs([]*string{&c.From}, func(ctx context.Context, x *executor.Executor) error {
 		if strings.HasPrefix(c.To, "-") || strings.HasPrefix(c.To, "@") { // all else is of From's session
-			if err := expand(ctx, x, &c.To); err != nil {
+			if err := a.expand(ctx, x, &c.To); err != nil {
 				return err
 			}
 		}

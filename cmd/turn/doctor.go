@@ -5,8 +5,9 @@ import (
 	"text/tabwriter"
 
 	"turnstone.dev/turnstone/internal/doctor"
+	"turnstone.dev/turnstone/internal/driver"
+	"turnstone.dev/turnstone/internal/guest/kernel"
 	"turnstone.dev/turnstone/internal/guest/kernel/need"
-	"turnstone.dev/turnstone/internal/statedir"
 )
 
 type doctorCmd struct {
@@ -27,7 +28,7 @@ func (c *doctorCmd) Validate() error {
 
 // Run looks at the machine, or at a kernel.
 func (c *doctorCmd) Run(a *app) error {
-	h, err := statedir.Open()
+	h, err := a.stateDir()
 	if err != nil {
 		return err
 	}
@@ -36,7 +37,7 @@ func (c *doctorCmd) Run(a *app) error {
 	report := doctorReport{}
 	if c.Kernel != "" {
 		p := newProgress(a.stderr, styleOf(a.stderr, c.JSON), 0)
-		report.Kernel, err = doctor.Kernel(ctx, h, c.Kernel, c.KernelModules, p.Preparing)
+		report.Kernel, err = doctor.Kernel(ctx, h, a.doctorOptions(), c.Kernel, c.KernelModules, p.Preparing)
 		p.Close()
 		if err != nil {
 			return err
@@ -44,7 +45,7 @@ func (c *doctorCmd) Run(a *app) error {
 		report.Findings = report.Kernel.Findings()
 		report.Usable = report.Kernel.Usable(need.QEMU) || report.Kernel.Usable(need.Firecracker)
 	} else {
-		report.Findings = append([]doctor.Finding{}, doctor.Check(ctx, h)...)
+		report.Findings = append([]doctor.Finding{}, doctor.Check(ctx, h, a.doctorOptions())...)
 		report.Usable = doctor.Usable(report.Findings)
 	}
 	found := report.Findings
@@ -67,6 +68,12 @@ func (c *doctorCmd) Run(a *app) error {
 		return &exitError{exitFailed, nil}
 	}
 	return nil
+}
+
+func (a *app) doctorOptions() doctor.Options {
+	o := a.env
+	return doctor.Options{Kernel: kernel.Choice{Image: o.Kernel, Modules: o.KernelModules}, Substrate: o.substrate, AgentFile: o.AgentFile,
+		Programs: driver.Programs{Runsc: o.Runsc, Firecracker: o.Firecracker, Jailer: o.Jailer}}
 }
 
 func printFindings(a *app, found []doctor.Finding) error {

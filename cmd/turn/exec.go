@@ -13,7 +13,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -66,7 +65,7 @@ func (c *execCmd) Run(a *app) error {
 	if err != nil {
 		return &exitError{exitUsage, err}
 	}
-	h, err := statedir.Open()
+	x, err := a.open(context.Background())
 	if err != nil {
 		return &exitError{exitExec, err}
 	}
@@ -78,7 +77,7 @@ func (c *execCmd) Run(a *app) error {
 	defer broken(nil)
 	req := executor.CommandRequest{
 		Argv: argv, Image: c.Image, Env: c.env(), Cwd: c.Cwd, Add: transfers(c.Add), Get: transfers(c.Get),
-		Shape: c.shape(templateShape(h, c.Image)), Substrate: c.Substrate,
+		Shape: c.shape(x.Shape(c.Image)), Substrate: c.Substrate,
 		Network: rules, HostNetwork: c.networkFlags.network() == nil,
 		Stdout: &sink{file: a.stdout, progress: p, fail: broken, clean: sanitizerFor(a.stdout)},
 		Stderr: &sink{file: a.stderr, progress: p, fail: broken, clean: sanitizerFor(a.stderr)},
@@ -93,7 +92,7 @@ func (c *execCmd) Run(a *app) error {
 	if c.JSON {
 		req.Stdout, req.Stderr = &captured.stdout, &captured.stderr
 	}
-	code, err := executor.New(h).Exec(ctx, req, p.Preparing)
+	code, err := x.Exec(ctx, req, p.Preparing)
 	p.Close()
 	verdict := execVerdict(ctx, code, err)
 	if c.JSON {

@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/merge"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
@@ -84,13 +83,13 @@ func (c *mergeCmd) request() executor.MergeRequest {
 }
 
 // merge merges. FROM is of the session at hand only where no session is named.
-func (c *mergeCmd) merge(ctx context.Context, x *executor.Executor) (*executor.MergeReport, error) {
+func (c *mergeCmd) merge(ctx context.Context, a *app, x *executor.Executor) (*executor.MergeReport, error) {
 	given := cmp.Or(c.Session, c.From)
 	named := []*string{&c.Session}
 	if c.Session == "" || strings.HasPrefix(c.From, "-") || strings.HasPrefix(c.From, "@") {
 		named = append(named, &c.From)
 	}
-	if err := expand(ctx, x, named...); err != nil {
+	if err := a.expand(ctx, x, named...); err != nil {
 		return nil, err
 	}
 	rep, err := x.Merge(ctx, c.request())
@@ -102,15 +101,14 @@ func (c *mergeCmd) merge(ctx context.Context, x *executor.Executor) (*executor.M
 
 // Run merges.
 func (c *mergeCmd) Run(a *app) error {
-	h, err := statedir.Open()
+	ctx, stop := interruptible(func(s string) { putln(a.stderr, "turn: "+s) }, exitAborted)
+	defer stop()
+	x, err := a.open(ctx)
 	if err != nil {
 		return err
 	}
-	ctx, stop := interruptible(func(s string) { putln(a.stderr, "turn: "+s) }, exitAborted)
-	defer stop()
-	x := executor.New(h)
 	defer func() { _ = x.Close() }()
-	rep, err := c.merge(ctx, x)
+	rep, err := c.merge(ctx, a, x)
 	if err != nil {
 		return &exitError{codeOf(err), err}
 	}

@@ -242,7 +242,6 @@ func piped(t *testing.T) (*app, func() string) {
 // TestHostileTitles: the commands that list sessions and turns, with what a document calls itself.
 func TestHostileTitles(t *testing.T) {
 	home := t.TempDir()
-	t.Setenv("TURN_HOME", home)
 	db := ok[*session.DB](t)(session.Open(t.Context(), filepath.Join(home, "context.db")))
 	s := ok[session.Session](t)(db.Ensure(context.Background(), "s"))
 	turn := ok[session.Turn](t)(db.Start(t.Context(), session.StartTurn{Session: s.ID, Kind: hostile, Title: hostile}))
@@ -251,6 +250,7 @@ func TestHostileTitles(t *testing.T) {
 		t.Fatal(err)
 	}
 	a, read := piped(t)
+	a.env.Dir = home
 	for _, args := range []string{"session ls", "session ls -a", "session show s", "log s", "log s --graph", "show s@1", "show s@1 --json", "log s --json",
 		"show NAME", "log NAME", "ls s@1:/NAME", "sandbox ps NAME", "template show NAME", "run NAME", "check NAME"} {
 		words := strings.Fields(args)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"os"
 	"strings"
 
 	"github.com/alecthomas/kong"
@@ -89,7 +88,7 @@ func (c *completeRefsCmd) Run(a *app) error {
 				putln(a.stdout, s.Name)
 			}
 		}
-		hand, err := x.AtHand(ctx, os.Getenv(sessionAtHand))
+		hand, err := x.AtHand(ctx, a.env.session)
 		if err != nil {
 			return err
 		}
@@ -115,7 +114,7 @@ func completeSelectors(ctx context.Context, a *app, x *executor.Executor, name s
 	if ref == "" {
 		ref = "-"
 	}
-	if err := expand(ctx, x, &ref); err != nil {
+	if err := a.expand(ctx, x, &ref); err != nil {
 		return err
 	}
 	g, err := x.Session(ctx, ref)

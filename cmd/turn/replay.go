@@ -1,11 +1,11 @@
 package main
 
 import (
+	"context"
 	"io"
 	"strings"
 
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/internal/statedir"
 )
 
 type replayCmd struct {
@@ -40,7 +40,7 @@ func (c *replayCmd) Run(a *app) error {
 	if err != nil {
 		return &exitError{exitUsage, err}
 	}
-	h, err := statedir.Open()
+	x, err := a.open(context.Background())
 	if err != nil {
 		return err
 	}
@@ -48,9 +48,9 @@ func (c *replayCmd) Run(a *app) error {
 	p.hide(secrets)
 	a.logTo(p)
 	ctx, stop := interruptible(func(s string) { p.Say("turn: %s", s) }, exitAborted)
-	x, given := executor.New(h), c.Ref
+	given := c.Ref
 	var rep *executor.Replay
-	if err = expand(ctx, x, &c.Ref); err == nil {
+	if err = a.expand(ctx, x, &c.Ref); err == nil {
 		rep, err = x.Replay(ctx, c.Ref, executor.ReplayOptions{Secrets: secrets, Substrate: c.Substrate, Grant: c.Grant}, p)
 	}
 	if rep != nil {

@@ -13,7 +13,6 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/internal/statedir"
 )
 
 type runCmd struct {
@@ -84,7 +83,7 @@ func (c *runCmd) Run(a *app) error {
 	if err != nil {
 		return &exitError{exitUsage, err}
 	}
-	h, err := statedir.Open()
+	x, err := a.open(context.Background())
 	if err != nil {
 		return err
 	}
@@ -99,9 +98,8 @@ func (c *runCmd) Run(a *app) error {
 	p.hide(req.Secrets)
 	a.logTo(p)
 	ctx, stop := interruptible(func(s string) { p.Say("turn: %s", s) }, exitAborted)
-	x := executor.New(h)
 	var turn *executor.Turn
-	if err = c.expand(ctx, x, &req); err == nil {
+	if err = c.expand(ctx, a, x, &req); err == nil {
 		turn, err = x.Run(ctx, req, p)
 	}
 	p.Close()
@@ -110,11 +108,11 @@ func (c *runCmd) Run(a *app) error {
 		return &exitError{codeOf(err), err}
 	}
 	if err := c.deliver(a, turn, out); err != nil {
-		return &exitError{exitAborted, undelivered(h, turn, err)}
+		return &exitError{exitAborted, undelivered(x, turn, err)}
 	}
 	if named := c.session() != "" || doc.Front.Session != ""; named {
 		x.NoteUse(context.Background(), turn.Session)
-		prepareNext(turn)
+		a.prepareNext(turn)
 	}
 	c.summary(a, turn)
 	return verdict(turn, err)
@@ -130,15 +128,15 @@ func (c *runCmd) session() string {
 
 // expand replaces what stands for the session at hand. A session that TURN_SESSION names
 // need not exist yet.
-func (c *runCmd) expand(ctx context.Context, x *executor.Executor, req *executor.Request) error {
-	if named := os.Getenv(sessionAtHand); req.Session == "-" && named != "" {
+func (c *runCmd) expand(ctx context.Context, a *app, x *executor.Executor, req *executor.Request) error {
+	if named := a.env.session; req.Session == "-" && named != "" {
 		req.Session = named
 	}
 	refs := []*string{&req.Session}
 	if req.NetworkRules != nil && c.Network.rules.ReplayOf != "" {
 		refs = append(refs, &req.NetworkRules.ReplayOf)
 	}
-	return expand(ctx, x, refs...)
+	return a.expand(ctx, x, refs...)
 }
 
 // documentDir is what the files: of a document are relative to.
@@ -226,10 +224,9 @@ func (c *runCmd) deliver(a *app, turn *executor.Turn, out *output) error {
 }
 
 // undelivered tells of a receipt that could not be written, and where it is kept.
-func undelivered(h *statedir.Dir, turn *executor.Turn, err error) error {
+func undelivered(x *executor.Executor, turn *executor.Turn, err error) error {
 	e := turnstone.NewError("run", turnstone.KindExhausted, "the receipt was not written", err)
-	kept := h.Path("turns", string(turn.ID), "receipt.md")
-	if _, statErr := os.Stat(kept); statErr == nil {
+	if kept := x.ReceiptFile(turn.ID); kept != "" {
 		e.Hint = "it is kept in " + kept
 	}
 	return e

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/sandboxes"
 )
 
@@ -30,13 +29,13 @@ type sandboxCmd struct {
 
 // withSandboxes calls f with the sandboxes and a context that the user can end.
 func (a *app) withSandboxes(f func(ctx context.Context, s *sandboxes.Store) error) error {
-	h, err := statedir.Open()
+	h, err := a.stateDir()
 	if err != nil {
 		return err
 	}
 	ctx, stop := interruptible(func(s string) { putln(a.stderr, "turn: "+s) }, exitAborted)
 	defer stop()
-	if err := f(ctx, sandboxes.NewStore(h)); err != nil {
+	if err := f(ctx, a.sandboxes(h)); err != nil {
 		var exit *exitError
 		if errors.As(err, &exit) {
 			return err

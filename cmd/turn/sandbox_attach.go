@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/wire"
 )
@@ -31,11 +30,11 @@ failed, or the sandbox did; 2 when the command line is wrong; 130 after Ctrl-C.`
 
 // Run shows a process's output.
 func (c *sandboxAttachCmd) Run(a *app) error {
-	h, err := statedir.Open()
+	h, err := a.stateDir()
 	if err != nil {
 		return &exitError{exitExec, err}
 	}
-	s := sandboxes.NewStore(h)
+	s := a.sandboxes(h)
 	ctx, stop := interruptible(func(string) { putln(a.stderr, "turn: the process goes on") }, exitExec)
 	defer stop()
 	ctx, broken := context.WithCancelCause(ctx)

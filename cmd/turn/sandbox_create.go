@@ -11,7 +11,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/wire"
 )
@@ -64,11 +63,15 @@ func (c *sandboxCreateCmd) Validate() error {
 
 // Run creates the sandbox.
 func (c *sandboxCreateCmd) Run(a *app) error {
-	h, err := statedir.Open()
+	h, err := a.stateDir()
 	if err != nil {
 		return err
 	}
-	spec := c.spec(templateShape(h, c.Image))
+	x, err := a.open(context.Background())
+	if err != nil {
+		return err
+	}
+	spec := c.spec(x.Shape(c.Image))
 	if spec.Secrets, err = readSecrets(c.Secret); err != nil {
 		return &exitError{exitUsage, err}
 	}
@@ -76,7 +79,7 @@ func (c *sandboxCreateCmd) Run(a *app) error {
 		return &exitError{exitUsage, err}
 	}
 	if c.network() == nil && spec.Shape.Network {
-		if spec.Shape.Network, err = executor.New(h).DefaultNetwork(); err != nil {
+		if spec.Shape.Network, err = x.DefaultNetwork(); err != nil {
 			return &exitError{codeOf(err), err}
 		}
 	}
@@ -85,7 +88,7 @@ func (c *sandboxCreateCmd) Run(a *app) error {
 	ctx, stop := interruptible(func(s string) { p.Say("turn: %s", s) }, exitAborted)
 	defer stop()
 	began := time.Now()
-	i, err := sandboxes.NewStore(h).Create(ctx, spec, p.Preparing)
+	i, err := a.sandboxes(h).Create(ctx, spec, p.Preparing)
 	p.Close()
 	var sig interruption
 	switch {
@@ -105,7 +108,8 @@ func (c *sandboxCreateCmd) Run(a *app) error {
 }
 
 type sandboxHoldCmd struct {
-	ID string `arg:"" help:"The sandbox."`
+	Home string `hidden:"" required:"" help:"The state directory."`
+	ID   string `arg:"" help:"The sandbox."`
 }
 
 // reportsFD is where create's holder reports to it.
@@ -113,7 +117,8 @@ const reportsFD = 3
 
 // Run keeps a sandbox until its end.
 func (c *sandboxHoldCmd) Run(a *app) error {
-	h, err := statedir.Open()
+	a.env.Dir = c.Home
+	h, err := a.stateDir()
 	if err != nil {
 		return err
 	}
@@ -126,7 +131,7 @@ func (c *sandboxHoldCmd) Run(a *app) error {
 		return &exitError{exitUsage, turnstone.Errorf("usage", turnstone.KindInvalid, "",
 			"this command is for turn itself").WithHint("turn sandbox create makes a sandbox")}
 	}
-	err = sandboxes.NewStore(h).Hold(ctx, turnstone.SandboxID(c.ID), opener(h), a.stdin, reports, log)
+	err = a.sandboxes(h).Hold(ctx, turnstone.SandboxID(c.ID), a.opener(), a.stdin, reports, log)
 	if err != nil {
 		return &exitError{codeOf(err), nil} // it is in the log
 	}
@@ -134,9 +139,13 @@ func (c *sandboxHoldCmd) Run(a *app) error {
 }
 
 // opener makes machines with the executor.
-func opener(h *statedir.Dir) sandboxes.Opener {
+func (a *app) opener() sandboxes.Opener {
 	return func(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec, progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
-		sb, err := executor.New(h).Create(ctx, executor.SandboxRequest{Image: spec.Image, Env: append(slices.Clone(spec.Env), spec.Secrets...), Shape: spec.Shape,
+		x, err := a.open(ctx)
+		if err != nil {
+			return nil, sandboxes.Details{}, err
+		}
+		sb, err := x.Create(ctx, executor.SandboxRequest{Image: spec.Image, Env: append(slices.Clone(spec.Env), spec.Secrets...), Shape: spec.Shape,
 			Network: spec.Network, Substrate: spec.Substrate, Hostname: strings.ReplaceAll(string(id), "_", "-"), From: spec.From, Root: spec.Root, On: spec.On, Live: spec.Live}, progress)
 		if err != nil {
 			return nil, sandboxes.Details{}, err

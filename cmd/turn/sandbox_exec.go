@@ -14,7 +14,6 @@ import (
 	"golang.org/x/term"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/wire"
 )
@@ -68,11 +67,11 @@ func (c *sandboxExecCmd) Run(a *app) error {
 		return &exitError{exitUsage, turnstone.Errorf("usage", turnstone.KindInvalid, "",
 			"no command to run").WithHint("turn sandbox exec SANDBOX -- CMD…")}
 	}
-	h, err := statedir.Open()
+	h, err := a.stateDir()
 	if err != nil {
 		return &exitError{exitExec, err}
 	}
-	s := sandboxes.NewStore(h)
+	s := a.sandboxes(h)
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	if c.Timeout != nil {

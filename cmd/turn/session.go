@@ -129,7 +129,7 @@ is not removed.`
 func (c *sessionRmCmd) Run(a *app) error {
 	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
 		for i := range c.Sessions {
-			if err := expand(ctx, x, &c.Sessions[i]); err != nil {
+			if err := a.expand(ctx, x, &c.Sessions[i]); err != nil {
 				return err
 			}
 		}
@@ -175,7 +175,7 @@ type sessionRenameCmd struct {
 func (c *sessionRenameCmd) Run(a *app) error {
 	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
 		given := c.Session
-		if err := expand(ctx, x, &c.Session); err != nil {
+		if err := a.expand(ctx, x, &c.Session); err != nil {
 			return err
 		}
 		s, err := x.Rename(ctx, c.Session, c.Name)

@@ -9,7 +9,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/template"
 )
@@ -25,7 +24,7 @@ type templateCmd struct {
 
 // withStore calls f with the store and a context that the user can end.
 func (a *app) withStore(f func(ctx context.Context, s *template.Store) error) error {
-	h, err := statedir.Open()
+	h, err := a.stateDir()
 	if err != nil {
 		return err
 	}

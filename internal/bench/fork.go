@@ -30,7 +30,7 @@ const (
 
 // forks clones one running machine many times and has each clone answer a command.
 func (b *bench) forks(ctx context.Context) error {
-	h, err := statedir.Open()
+	h, err := statedir.Open(os.Getenv("TURN_HOME"))
 	if err != nil {
 		return err
 	}

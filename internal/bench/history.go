@@ -117,7 +117,7 @@ func (b *bench) command(ctx context.Context, args ...string) error {
 
 // images says how many images there are, and how much they take up.
 func (b *bench) images() string {
-	h, err := statedir.Open()
+	h, err := statedir.Open(os.Getenv("TURN_HOME"))
 	if err != nil {
 		return err.Error()
 	}

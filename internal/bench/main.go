@@ -157,11 +157,27 @@ func (b *bench) prepare(ctx context.Context) error {
 	if err := os.Setenv("TURN_SUBSTRATE", b.substrate); err != nil {
 		return err
 	}
-	if b.home, err = statedir.Open(); err != nil {
+	if b.home, err = statedir.Open(os.Getenv("TURN_HOME")); err != nil {
 		return err
 	}
 	b.template, err = template.NewStore(b.home.Path("templates")).Ensure(ctx, executor.DefaultImage, func(string) {})
 	return err
+}
+
+// options are what turn would take from the environment.
+func (b *bench) options() executor.Options {
+	return executor.Options{Dir: b.home.Root, AgentFile: os.Getenv("TURN_AGENT"), Runsc: os.Getenv("TURN_RUNSC"),
+		Firecracker: os.Getenv("TURN_FIRECRACKER"), Jailer: os.Getenv("TURN_JAILER"),
+		Kernel: os.Getenv("TURN_KERNEL"), KernelModules: os.Getenv("TURN_KERNEL_MODULES")}
+}
+
+// create makes a sandbox in this process.
+func (b *bench) create(ctx context.Context, req executor.SandboxRequest) (*executor.Sandbox, error) {
+	x, err := executor.Open(ctx, b.options())
+	if err != nil {
+		return nil, err
+	}
+	return x.Create(ctx, req, nil)
 }
 
 // on is what a heading says of the substrate.

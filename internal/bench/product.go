@@ -29,17 +29,18 @@ type product struct {
 
 // product opens the substrate called name. The error says why it cannot be used here.
 func (b *bench) product(ctx context.Context, name string) (*product, error) {
-	agent, err := agentbin.Agent()
+	o := b.options()
+	agent, err := agentbin.Agent(o.AgentFile)
 	if err != nil {
 		return nil, err
 	}
 	p := &product{b: b, name: name, machine: substrate.Machine{Agent: agent.Read, AgentDigest: agent.Digest,
 		Root: b.template.Root, RootDigest: b.template.RootDigest, Shape: turnstone.DefaultShape()}}
-	guest := driver.KernelIn(b.home, kernel.Choice{}, func(string) {})
+	guest := driver.KernelIn(b.home, kernel.Choice{Image: o.Kernel, Modules: o.KernelModules}, func(string) {})
 	withKernel := func(ctx context.Context) (substrate.Machine, error) {
 		return guest.Fill(ctx, p.machine, kernel.Program(agent))
 	}
-	choose := driver.Chooser{Home: b.home, Probe: withKernel, Kernel: guest.Guest}
+	choose := driver.Chooser{Home: b.home, Programs: driver.Programs{Runsc: o.Runsc, Firecracker: o.Firecracker, Jailer: o.Jailer}, Probe: withKernel, Kernel: guest.Guest}
 	if p.driver, err = choose.Choose(ctx, name, driver.Needs{}); err != nil {
 		return nil, err
 	}
@@ -132,8 +133,8 @@ func (p *product) fork(ctx context.Context) (time.Duration, error) {
 
 // script runs a script in a fresh sandbox with the way to one port of this machine open.
 func (p *product) script(ctx context.Context, text string) (string, error) {
-	box, err := executor.New(p.b.home).Create(ctx, executor.SandboxRequest{Substrate: p.name,
-		Network: &network.Spec{Allow: []string{p.b.peer.addr}}}, func(string) {})
+	box, err := p.b.create(ctx, executor.SandboxRequest{Substrate: p.name,
+		Network: &network.Spec{Allow: []string{p.b.peer.addr}}})
 	if err != nil {
 		return "", err
 	}

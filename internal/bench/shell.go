@@ -16,7 +16,7 @@ import (
 )
 
 func (b *bench) newSandbox(ctx context.Context) (*executor.Sandbox, error) {
-	return executor.New(b.home).Create(ctx, executor.SandboxRequest{Substrate: b.substrate}, func(string) {})
+	return b.create(ctx, executor.SandboxRequest{Substrate: b.substrate})
 }
 
 // shell measures what tracing costs, and what a command's way to the sandbox and

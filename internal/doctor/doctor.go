@@ -31,16 +31,24 @@ type Finding struct {
 	Fix string `json:"fix,omitempty"`
 }
 
+// Options are the settings of turns on this machine, besides config.toml.
+type Options struct {
+	Kernel    kernel.Choice   // TURN_KERNEL and TURN_KERNEL_MODULES
+	Programs  driver.Programs // TURN_RUNSC, TURN_FIRECRACKER and TURN_JAILER
+	Substrate string          // TURN_SUBSTRATE; empty: auto
+	AgentFile string          // TURN_AGENT
+}
+
 // Check runs all checks. It starts programs only to ask for their versions, and a single empty
 // gVisor sandbox if that was not tried before. No wait is longer than a few seconds, and Check
 // changes only the stored result of that trial. If KVM has not been tried with a guest yet, a
 // finding says so: the first turn tries it.
-func Check(ctx context.Context, h *statedir.Dir) []Finding {
-	c := &checker{home: h, root: "/", uid: os.Getuid()}
+func Check(ctx context.Context, h *statedir.Dir, o Options) []Finding {
+	c := &checker{home: h, opt: o, root: "/", uid: os.Getuid()}
 	if cfg, err := config.Load(h.Root); err == nil { // otherwise another finding reports the error
 		c.choice = cfg.GuestKernel()
 	}
-	c.guest, c.guestErr = driver.KernelIn(h, c.choice, nil).Guest(ctx)
+	c.guest, c.guestErr = driver.KernelIn(h, o.Kernel.Over(c.choice), nil).Guest(ctx)
 	var found []Finding
 	for _, check := range []func(context.Context) []Finding{
 		c.platform, c.config, c.substrates, c.disk, c.memory, c.kernel, c.templates, c.snapshots, c.builder, c.authorities,
@@ -64,6 +72,7 @@ func Usable(found []Finding) bool {
 // machine's files.
 type checker struct {
 	home *statedir.Dir
+	opt  Options
 	root string
 	uid  int
 

@@ -36,7 +36,7 @@ func machineOf(t *testing.T, uid int, files map[string]string) *checker {
 }
 
 func TestCheckNamesEverything(t *testing.T) {
-	found := Check(t.Context(), &statedir.Dir{Root: t.TempDir()})
+	found := Check(t.Context(), &statedir.Dir{Root: t.TempDir()}, Options{Substrate: os.Getenv(substrateVar)})
 	seen := map[string]bool{}
 	for _, f := range found {
 		if seen[f.Name] {
@@ -91,7 +91,6 @@ func TestUsable(t *testing.T) {
 
 func TestKVM(t *testing.T) {
 	there := map[string]string{"dev/kvm": ""}
-	t.Setenv("TURN_KERNEL", "/srv/vmlinux")
 	for _, tc := range []struct {
 		name    string
 		files   map[string]string
@@ -115,7 +114,9 @@ func TestKVM(t *testing.T) {
 		{"no device", nil, kvm.Verdict{}, StatusWarn, "/dev/kvm is missing", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			f := machineOf(t, 1000, tc.files).kvm(untriedScene(tc.verdict))[0]
+			c := machineOf(t, 1000, tc.files)
+			c.opt.Kernel.Image = "/srv/vmlinux"
+			f := c.kvm(untriedScene(tc.verdict))[0]
 			if f.Status != tc.status || !strings.Contains(f.Detail, tc.detail) || !strings.HasPrefix(f.Fix, tc.fix) || (f.Fix == "") != (tc.fix == "") {
 				t.Errorf("got %+v", f)
 			}
@@ -197,15 +198,15 @@ func TestGrade(t *testing.T) {
 
 func TestKernelOverride(t *testing.T) {
 	c := machineOf(t, 0, nil)
-	t.Setenv("TURN_KERNEL", filepath.Join(c.root, "none"))
+	c.opt.Kernel.Image = filepath.Join(c.root, "none")
 	if f := c.kernel(t.Context())[0]; f.Status != StatusFail || f.Fix != "unset TURN_KERNEL" {
 		t.Errorf("got %+v", f)
 	}
-	t.Setenv("TURN_KERNEL", "/proc/self/exe") // the image is inspected and rejected
+	c.opt.Kernel.Image = "/proc/self/exe" // the image is inspected and rejected
 	if f := c.kernel(t.Context())[0]; f.Status != StatusFail || f.Fix != "unset TURN_KERNEL" {
 		t.Errorf("got %+v", f)
 	}
-	t.Setenv("TURN_KERNEL", "")
+	c.opt.Kernel.Image = ""
 	image := filepath.Join(t.TempDir(), "image")
 	for version, want := range map[string]Status{"6.9.0-own": StatusOK, "6.1.192-tpv": StatusWarn} {
 		b := make([]byte, 4096) // a bzImage whose payload has an unknown format (boot.rst)
@@ -234,7 +235,7 @@ func TestCheckCanceled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	began := time.Now()
-	Check(ctx, &statedir.Dir{Root: t.TempDir()})
+	Check(ctx, &statedir.Dir{Root: t.TempDir()}, Options{})
 	if took := time.Since(began); took > 3*time.Second {
 		t.Errorf("took %s", took)
 	}
@@ -260,7 +261,7 @@ func TestAskedSubstrate(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	c := machineOf(t, 1000, nil)
 	for _, name := range []string{"qemu", "xen"} {
-		t.Setenv(substrateVar, name)
+		c.opt.Substrate = name
 		if f := chosenLine(c.look(t.Context())); f.Status != StatusFail || f.Fix != "unset TURN_SUBSTRATE" || !strings.Contains(f.Detail, "TURN_SUBSTRATE="+name+" is not available: ") {
 			t.Errorf("%+v", f)
 		}
@@ -269,8 +270,6 @@ func TestAskedSubstrate(t *testing.T) {
 
 func TestFirecracker(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
-	t.Setenv("TURN_FIRECRACKER", "")
-	t.Setenv("TURN_JAILER", "")
 	line := func(c *checker) Finding {
 		return c.firecracker(scene{asked: "auto", fc: c.lookAtFirecracker(t.Context())})
 	}
@@ -286,12 +285,11 @@ func TestFirecracker(t *testing.T) {
 	if err := os.WriteFile(program, []byte("#!/bin/sh\necho Firecracker v1.2.0\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("TURN_FIRECRACKER", program)
-	t.Setenv("TURN_JAILER", program)
+	c.opt.Programs = driver.Programs{Firecracker: program, Jailer: program}
 	if f := line(c); f.Status != StatusWarn || !strings.Contains(f.Detail, "1.2.0") || f.Fix != "unset TURN_FIRECRACKER" {
 		t.Errorf("an old one: %+v", f)
 	}
-	t.Setenv("TURN_FIRECRACKER", "/none")
+	c.opt.Programs.Firecracker = "/none"
 	if f := line(c); f.Status != StatusWarn || f.Fix != "unset TURN_FIRECRACKER" {
 		t.Errorf("one that is not there: %+v", f)
 	}
@@ -335,13 +333,12 @@ func TestJailer(t *testing.T) {
 		{"nowhere, and no other jail", binary, "", "", "(v=v1.15.1 ", []string{"root's Firecracker is jailed", "beside firecracker"}},
 		{"of the same release", binary, good, "", "", []string{"Firecracker v1.15.1 (" + binary + ")"}},
 	} {
-		t.Setenv("TURN_FIRECRACKER", tt.binary)
-		t.Setenv("TURN_JAILER", tt.jailer)
 		_ = os.Remove(filepath.Join(dir, "jailer"))
 		if tt.beside != "" {
 			says("jailer", tt.beside)
 		}
 		c := machineOf(t, 0, map[string]string{"dev/kvm": ""})
+		c.opt.Programs = driver.Programs{Firecracker: tt.binary, Jailer: tt.jailer}
 		f := c.firecracker(scene{asked: "auto", fc: c.lookAtFirecracker(t.Context())})
 		if !strings.HasPrefix(f.Fix, tt.fix) || (tt.fix == "") != (f.Fix == "") {
 			t.Errorf("%s: %+v", tt.what, f)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -31,11 +30,12 @@ func (s fcScene) missing() bool {
 }
 
 func (c *checker) lookAtFirecracker(ctx context.Context) (s fcScene) {
-	if s.path, s.version, s.findErr = firecracker.Find(ctx, c.home, firecracker.Options{}); s.findErr != nil {
+	o := firecracker.Options{Binary: c.opt.Programs.Firecracker, Jailer: c.opt.Programs.Jailer, Kernel: c.guest}
+	if s.path, s.version, s.findErr = firecracker.Find(ctx, c.home, o); s.findErr != nil {
 		return s
 	}
 	s.restricted = firecracker.Standstill(s.version)
-	fc, err := firecracker.New(ctx, c.home, firecracker.Options{Kernel: c.guest})
+	fc, err := firecracker.New(ctx, c.home, o)
 	if s.err = err; err == nil {
 		s.jail = fc.Jail()
 	}
@@ -90,13 +90,13 @@ func (c *checker) noFirecracker(s scene) Finding {
 	f := Finding{Name: "firecracker", Status: StatusWarn, Detail: oneLine(err) + "; " + turnstone.HintOf(err)}
 	var jailer *firecracker.JailerError
 	switch errors.As(err, &jailer); {
-	case jailer != nil && os.Getenv("TURN_JAILER") != "":
-		return f.names("TURN_JAILER", err)
+	case jailer != nil && c.opt.Programs.Jailer != "":
+		return f.names("TURN_JAILER", c.opt.Programs.Jailer, err)
 	case jailer != nil:
 		f.Fix = installJailer(jailer.Release, filepath.Dir(jailer.Binary))
 		return f
-	case os.Getenv("TURN_FIRECRACKER") != "":
-		return f.names("TURN_FIRECRACKER", err)
+	case c.opt.Programs.Firecracker != "":
+		return f.names("TURN_FIRECRACKER", c.opt.Programs.Firecracker, err)
 	case !s.fc.missing(): // an old version
 		return f
 	case c.noKVM():
@@ -115,10 +115,10 @@ func unnamed(err error) string {
 }
 
 // names sets f's fix for a program that an environment variable names.
-func (f Finding) names(variable string, err error) Finding {
-	value, detail := os.Getenv(variable), oneLine(err)
+func (f Finding) names(variable, value string, err error) Finding {
+	detail := oneLine(err)
 	var e *turnstone.Error
-	if errors.As(err, &e) && (e.Subject == value || e.Subject == variable+"="+value) {
+	if errors.As(err, &e) && e.Subject == value {
 		detail = unnamed(err)
 	}
 	f.Detail = fmt.Sprintf("%s=%s: %s", variable, value, detail)

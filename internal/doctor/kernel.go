@@ -96,7 +96,7 @@ func (r *KernelReport) Usable(level need.Level) bool {
 // lib/modules/<release> or empty. If QEMU is available, Kernel boots the kernel in a small separate
 // machine that has no access to the host and ends within minutes. A file other than a kernel is an
 // error of kind Invalid. Nothing is kept.
-func Kernel(ctx context.Context, h *statedir.Dir, image, modules string, progress func(string)) (*KernelReport, error) {
+func Kernel(ctx context.Context, h *statedir.Dir, o Options, image, modules string, progress func(string)) (*KernelReport, error) {
 	dir, err := h.MkdirAll("kernel")
 	if err != nil {
 		return nil, err
@@ -106,7 +106,7 @@ func Kernel(ctx context.Context, h *statedir.Dir, image, modules string, progres
 		return nil, err
 	}
 	r := &KernelReport{File: image, Format: k.Facts.Format, Version: k.Facts.Version, Digest: k.Kernel.Digest, Config: k.Facts.Config != nil, Test: k.Kernel.Test}
-	has, err := r.boot(ctx, h, k, progress)
+	has, err := r.boot(ctx, h, o, k, progress)
 	if err = errors.Join(err, k.Close()); err != nil {
 		return nil, err
 	}
@@ -118,13 +118,13 @@ func Kernel(ctx context.Context, h *statedir.Dir, image, modules string, progres
 
 // boot starts the kernel and returns the agent's report. An error means that nothing about the
 // kernel can be said.
-func (r *KernelReport) boot(ctx context.Context, h *statedir.Dir, k *kernel.Inspected, progress func(string)) (map[string]bool, error) {
+func (r *KernelReport) boot(ctx context.Context, h *statedir.Dir, o Options, k *kernel.Inspected, progress func(string)) (map[string]bool, error) {
 	q, err := qemu.New(ctx, h, qemu.Options{})
 	if err != nil {
 		r.Boot.Why = oneLine(err)
 		return nil, ctx.Err()
 	}
-	agent, err := agentbin.Agent()
+	agent, err := agentbin.Agent(o.AgentFile)
 	if err != nil {
 		r.Boot.Why = oneLine(err)
 		return nil, nil

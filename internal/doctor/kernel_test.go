@@ -75,7 +75,7 @@ func TestTestKernel(t *testing.T) {
 		t.Skip("TEST_KERNEL names no kernel")
 	}
 	h := &statedir.Dir{Root: t.TempDir()}
-	r, err := Kernel(t.Context(), h, image, "", func(string) {})
+	r, err := Kernel(t.Context(), h, Options{}, image, "", func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +120,7 @@ func TestHiddenTestKernel(t *testing.T) {
 	if err := os.WriteFile(hidden, bytes.ReplaceAll(b, []byte("-tpv"), []byte("-abc")), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r, err := Kernel(t.Context(), &statedir.Dir{Root: t.TempDir()}, hidden, "", func(string) {})
+	r, err := Kernel(t.Context(), &statedir.Dir{Root: t.TempDir()}, Options{}, hidden, "", func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,26 +15,25 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/driver"
-	"turnstone.dev/turnstone/internal/guest/kernel"
 	"turnstone.dev/turnstone/internal/template"
 )
 
 // kernelName names the kernel that the user's guests boot, and its source.
 func (c *checker) kernelName() string {
-	if os.Getenv("TURN_KERNEL") == "" && c.choice.Image != "" {
+	if c.opt.Kernel.Image == "" && c.choice.Image != "" {
 		return "config.toml: kernel = " + c.choice.Image
 	}
-	return "TURN_KERNEL=" + c.choice.OrEnv().Image
+	return "TURN_KERNEL=" + c.opt.Kernel.Over(c.choice).Image
 }
 
 // kernel checks the stored guest kernel or the user's choice.
 func (c *checker) kernel(ctx context.Context) []Finding {
-	if c.choice.OrEnv() != (kernel.Choice{}) {
+	if choice := c.opt.Kernel.Over(c.choice); choice.Own() {
 		fix := "unset TURN_KERNEL"
-		if os.Getenv("TURN_KERNEL") == "" && c.choice.Image != "" {
+		if c.opt.Kernel.Image == "" && c.choice.Image != "" {
 			fix = "${EDITOR:-vi} " + quote(c.home.Path(config.File))
 		}
-		guest, err := driver.KernelIn(c.home, c.choice, nil).Guest(ctx)
+		guest, err := driver.KernelIn(c.home, choice, nil).Guest(ctx)
 		if err != nil {
 			return one("kernel", StatusFail, c.kernelName()+": "+oneLine(err), fix)
 		}

@@ -1,10 +1,10 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 
 	"turnstone.dev/turnstone/internal/driver"
@@ -45,10 +45,7 @@ func (c *checker) substrates(ctx context.Context) []Finding { return c.tell(c.lo
 
 // look queries the drivers and makes the same decision as a turn: see Chooser.Decide.
 func (c *checker) look(ctx context.Context) scene {
-	s := scene{asked: driver.Auto, guestErr: c.guestErr}
-	if name := os.Getenv(substrateVar); name != "" {
-		s.asked = name
-	}
+	s := scene{asked: cmp.Or(c.opt.Substrate, driver.Auto), guestErr: c.guestErr}
 	s.decision = c.chooser().Decide(ctx, s.asked, driver.Needs{})
 	s.fc = c.lookAtFirecracker(ctx)
 	if q, err := qemu.New(ctx, c.home, qemu.Options{Kernel: c.guest}); err != nil {
@@ -56,7 +53,7 @@ func (c *checker) look(ctx context.Context) scene {
 	} else {
 		s.qemu.version, s.qemu.jail, s.qemu.kvm = q.Version(), q.Jail(), stillUsable(q.KVM(ctx, nil), kvm.Try(kvm.Device))
 	}
-	if g, err := gvisor.New(ctx, c.home, gvisor.Options{}); err != nil {
+	if g, err := gvisor.New(ctx, c.home, gvisor.Options{Binary: c.opt.Programs.Runsc}); err != nil {
 		s.gvisor.err = err
 	} else {
 		s.gvisor.version = g.Version()
@@ -82,7 +79,7 @@ func (c *checker) tell(s scene) []Finding {
 
 // chooser returns the Chooser of a turn.
 func (c *checker) chooser() *driver.Chooser {
-	return &driver.Chooser{Home: c.home, Kernel: func(context.Context) (substrate.GuestKernel, error) { return c.guest, c.guestErr }}
+	return &driver.Chooser{Home: c.home, Programs: c.opt.Programs, Kernel: func(context.Context) (substrate.GuestKernel, error) { return c.guest, c.guestErr }}
 }
 
 // substrateVar is the default of --substrate.

@@ -174,10 +174,8 @@ func (h madeUp) turn(ctx context.Context, works bool) (proofs int, on string) {
 // TestDoctorSaysWhatTurnsDo: on every host, doctor's lines match the behavior of turns and do not
 // contradict each other.
 func TestDoctorSaysWhatTurnsDo(t *testing.T) {
-	t.Setenv("TURN_FIRECRACKER", "")
-	t.Setenv("TURN_JAILER", "")
-	t.Setenv("TURN_KERNEL", "/srv/vmlinux")
 	c := machineOf(t, 0, map[string]string{"dev/kvm": ""})
+	c.opt.Kernel.Image = "/srv/vmlinux"
 	everyHost(func(h madeUp) {
 		found := c.tell(h.scene(t.Context()))
 		lines, all := map[string]Finding{}, ""
@@ -231,8 +229,8 @@ func TestDoctorSaysWhatTurnsDo(t *testing.T) {
 
 // TestDoctorLines: the exact lines of some of these hosts.
 func TestDoctorLines(t *testing.T) {
-	t.Setenv("TURN_KERNEL", "/srv/vmlinux")
 	c := machineOf(t, 0, map[string]string{"dev/kvm": ""})
+	c.opt.Kernel.Image = "/srv/vmlinux"
 	for _, tt := range []struct {
 		host      madeUp
 		kvm       string

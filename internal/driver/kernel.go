@@ -24,16 +24,15 @@ type Kernel struct {
 	found *kernel.Kernel // nil: not looked up yet
 }
 
-// KernelIn returns the kernel that choice, or the environment, names and h keeps. progress
-// may be nil.
+// KernelIn returns the kernel that choice names and h keeps. progress may be nil.
 func KernelIn(h *statedir.Dir, choice kernel.Choice, progress func(string)) *Kernel {
-	return &Kernel{home: h, choice: choice.OrEnv(), progress: progress}
+	return &Kernel{home: h, choice: choice, progress: progress}
 }
 
 // Guest says what is known of the kernel before there is a machine, for Chooser.Kernel. It
 // looks up a kernel of the user's, and downloads none.
 func (k *Kernel) Guest(ctx context.Context) (substrate.GuestKernel, error) {
-	if k.choice == (kernel.Choice{}) {
+	if !k.choice.Own() {
 		return substrate.GuestKernel{}, nil
 	}
 	found, _, err := k.find(ctx)

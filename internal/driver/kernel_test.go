@@ -28,8 +28,6 @@ func bzImage(release string) []byte {
 // user's file becomes another kernel in between, and another process keeps that one.
 func TestKernelIsLookedUpOnce(t *testing.T) {
 	h, image := &statedir.Dir{Root: t.TempDir()}, filepath.Join(t.TempDir(), "image")
-	t.Setenv("TURN_KERNEL", image)
-	t.Setenv("TURN_KERNEL_MODULES", "")
 	put := func(release string) {
 		t.Helper()
 		if err := os.WriteFile(image, bzImage(release), 0o600); err != nil {
@@ -39,7 +37,7 @@ func TestKernelIsLookedUpOnce(t *testing.T) {
 	program := []byte("\x7fELF agent")
 	agent := kernel.Program{Digest: turnstone.DigestBytes(program), Read: func() ([]byte, error) { return program, nil }}
 	put("6.9.0-own")
-	k := KernelIn(h, kernel.Choice{}, nil)
+	k := KernelIn(h, kernel.Choice{Image: image}, nil)
 	chosen, err := k.Guest(t.Context())
 	if err != nil || chosen.Test || chosen.Release != "6.9.0-own" || chosen.File != image {
 		t.Fatalf("%+v, %v", chosen, err)
@@ -52,7 +50,7 @@ func TestKernelIsLookedUpOnce(t *testing.T) {
 	if b, err := os.ReadFile(m.Kernel); err != nil || turnstone.DigestBytes(b) != chosen.Digest {
 		t.Errorf("%s has another content, or none: %v", m.Kernel, err)
 	}
-	other, err := KernelIn(h, kernel.Choice{}, nil).Guest(t.Context())
+	other, err := KernelIn(h, kernel.Choice{Image: image}, nil).Guest(t.Context())
 	if err != nil || !other.Test || other.Digest == chosen.Digest {
 		t.Fatalf("the file's new content is not looked at: %+v, %v", other, err)
 	}

@@ -76,7 +76,7 @@ func (c *Chooser) accelerated(ctx context.Context, kernel substrate.GuestKernel,
 }
 
 func (c *Chooser) gvisor(ctx context.Context, _ substrate.GuestKernel, _ error) (substrate.Substrate, error) {
-	s, err := gvisor.New(ctx, c.Home, gvisor.Options{Progress: c.say})
+	s, err := gvisor.New(ctx, c.Home, gvisor.Options{Progress: c.say, Binary: c.Programs.Runsc})
 	if err != nil {
 		return nil, err
 	}
@@ -89,18 +89,23 @@ func (c *Chooser) gvisor(ctx context.Context, _ substrate.GuestKernel, _ error) 
 
 // firecracker opens Firecracker. It says itself what rules KVM out without a guest.
 func (c *Chooser) firecracker(ctx context.Context, kernel substrate.GuestKernel, _ error) (substrate.Substrate, error) {
-	s, err := firecracker.New(ctx, c.Home, firecracker.Options{Progress: c.say, Kernel: kernel, Again: c.Probe != nil})
+	s, err := firecracker.New(ctx, c.Home, c.Programs.firecracker(firecracker.Options{Progress: c.say, Kernel: kernel, Again: c.Probe != nil}))
 	if errors.Is(err, firecracker.ErrUnproven) {
 		m, probeErr := c.machine(ctx)
 		if probeErr != nil {
 			return nil, probeErr
 		}
 		if m != nil {
-			s, err = firecracker.New(ctx, c.Home, firecracker.Options{Progress: c.say, Probe: m})
+			s, err = firecracker.New(ctx, c.Home, c.Programs.firecracker(firecracker.Options{Progress: c.say, Probe: m}))
 		}
 	}
 	if err != nil { // a nil *Substrate is no nil Substrate
 		return nil, err
 	}
 	return s, nil
+}
+
+func (p Programs) firecracker(o firecracker.Options) firecracker.Options {
+	o.Binary, o.Jailer = p.Firecracker, p.Jailer
+	return o
 }

@@ -25,10 +25,8 @@ func TestUnprovenDrivers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	t.Setenv("TURN_FIRECRACKER", filepath.Join(dir, "firecracker"))
-	t.Setenv("TURN_JAILER", "")
 	own := substrate.GuestKernel{KernelKind: substrate.KernelKind{Own: true}, Digest: turnstone.DigestBytes([]byte("a kernel"))}
-	c := Chooser{Home: &statedir.Dir{Root: t.TempDir()}, Kernel: func(context.Context) (substrate.GuestKernel, error) { return own, nil }}
+	c := Chooser{Home: &statedir.Dir{Root: t.TempDir()}, Programs: Programs{Firecracker: filepath.Join(dir, "firecracker")}, Kernel: func(context.Context) (substrate.GuestKernel, error) { return own, nil }}
 	for _, name := range []string{Firecracker, QEMU} {
 		d := c.Decide(t.Context(), name, Needs{})
 		if len(d.Trials) == 0 || d.Trials[0].How != "KVM" {

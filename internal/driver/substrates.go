@@ -38,9 +38,18 @@ type Needs struct {
 	Keep    bool // its sandboxes are kept whole: substrate.Keeper
 }
 
+// Programs are the paths of programs that substrates run. An empty path means that the
+// program is looked for: see the drivers' Options.
+type Programs struct {
+	Runsc       string // of gVisor
+	Firecracker string
+	Jailer      string // of Firecracker
+}
+
 // A Chooser finds substrates. Its methods are safe for concurrent use.
 type Chooser struct {
 	Home     *statedir.Dir
+	Programs Programs
 	Progress func(string) // told before work that takes long; may be nil
 	// Probe returns a small machine with a kernel, to prove KVM with. It is called
 	// only where that is not known yet, and may take minutes. Nil: what is unproven

@@ -26,6 +26,9 @@ import (
 // A Launcher starts sandboxes. It is safe for concurrent use, unless its fields are changed.
 type Launcher struct {
 	Dir *statedir.Dir
+	// AgentFile is the program that runs in sandboxes; empty: the embedded one.
+	AgentFile string
+	Programs  driver.Programs
 	// KillGrace is how long a killed process may take to be gone before its machine is ended:
 	// see Sandbox.Guard.
 	KillGrace time.Duration
@@ -72,7 +75,7 @@ type Source struct {
 // Find finds or makes everything that a sandbox of req starts from, and chooses its driver. The
 // first call on a host takes minutes.
 func (l *Launcher) Find(ctx context.Context, req Request) (*Source, error) {
-	agent, err := agentbin.Agent()
+	agent, err := agentbin.Agent(l.AgentFile)
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +85,7 @@ func (l *Launcher) Find(ctx context.Context, req Request) (*Source, error) {
 	withKernel := func(ctx context.Context) (substrate.Machine, error) {
 		return guest.Fill(ctx, src.Machine, kernel.Program(agent))
 	}
-	choose := driver.Chooser{Home: l.Dir, Progress: req.Progress, Probe: withKernel, Kernel: guest.Guest, Wrap: l.Wrap}
+	choose := driver.Chooser{Home: l.Dir, Programs: l.Programs, Progress: req.Progress, Probe: withKernel, Kernel: guest.Guest, Wrap: l.Wrap}
 	if src.Driver, err = choose.Choose(ctx, req.Driver, req.Needs); err != nil {
 		return nil, err
 	}

@@ -39,10 +39,10 @@ type Dir struct {
 	Root string // absolute
 }
 
-// Locate returns the directory that the environment specifies: $TURN_HOME, else
+// Locate returns the absolute path of dir, or of the user's state directory if dir is empty:
 // $XDG_DATA_HOME/turnstone, else ~/.local/share/turnstone.
-func Locate() (string, error) {
-	if dir := os.Getenv("TURN_HOME"); dir != "" {
+func Locate(dir string) (string, error) {
+	if dir != "" {
 		return filepath.Abs(dir)
 	}
 	if dir := os.Getenv("XDG_DATA_HOME"); filepath.IsAbs(dir) {
@@ -55,10 +55,11 @@ func Locate() (string, error) {
 	return filepath.Join(user, ".local", "share", "turnstone"), nil
 }
 
-// Open opens the directory and creates it, private to its user, if it does not exist. A directory
-// that another user could write or replace is an error of kind Invalid.
-func Open() (*Dir, error) {
-	dir, err := Locate()
+// Open opens the state directory dir, or the user's if dir is empty. It creates the directory,
+// private to its user, if it does not exist. A directory that another user could write or replace
+// is an error of kind Invalid.
+func Open(dir string) (*Dir, error) {
+	dir, err := Locate(dir)
 	if err == nil {
 		err = os.MkdirAll(dir, 0o700)
 	}

@@ -14,7 +14,6 @@ import (
 func TestLocate(t *testing.T) {
 	t.Setenv("HOME", "/h")
 	t.Setenv("XDG_DATA_HOME", "")
-	t.Setenv("TURN_HOME", "")
 	for _, c := range []struct{ turn, xdg, want string }{
 		{"", "", "/h/.local/share/turnstone"},
 		{"", "/x", "/x/turnstone"},
@@ -22,9 +21,8 @@ func TestLocate(t *testing.T) {
 		{"", "relative", "/h/.local/share/turnstone"},
 		{"/t", "/x", "/t"},
 	} {
-		t.Setenv("TURN_HOME", c.turn)
 		t.Setenv("XDG_DATA_HOME", c.xdg)
-		if got, err := Locate(); err != nil || got != c.want {
+		if got, err := Locate(c.turn); err != nil || got != c.want {
 			t.Errorf("%+v: %s, %v", c, got, err)
 		}
 	}
@@ -32,8 +30,7 @@ func TestLocate(t *testing.T) {
 
 func TestOpen(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
-	t.Setenv("TURN_HOME", dir)
-	h, err := Open()
+	h, err := Open(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,8 +41,7 @@ func TestOpen(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("TURN_HOME", file)
-	if _, err := Open(); turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" {
+	if _, err := Open(file); turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" {
 		t.Errorf("a file as home: %v", err)
 	}
 }

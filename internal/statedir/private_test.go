@@ -12,8 +12,7 @@ import (
 // openAt opens the state directory dir.
 func openAt(t *testing.T, dir string) error {
 	t.Helper()
-	t.Setenv("TURN_HOME", dir)
-	_, err := Open()
+	_, err := Open(dir)
 	return err
 }
 

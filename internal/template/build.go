@@ -77,7 +77,7 @@ func buildImage(ctx context.Context, spec *Spec, out *os.File, tempDir string, l
 	w := tar2erofs.New(out, tar2erofs.Options{MaxBytes: maxImage, Latest: epoch, TempDir: tempDir})
 	var status bytes.Buffer
 	req := debian.Request{Suite: strings.TrimPrefix(spec.Base, "debian:"), Variant: "minbase", Include: spec.Packages,
-		Slim: true, Log: log, Progress: progress}
+		Slim: true, Log: log, Progress: progress, Mirrors: spec.mirrors}
 	replaced := map[string]bool{}
 	for _, f := range spec.Files {
 		replaced[strings.TrimPrefix(f.Path, "/")] = true

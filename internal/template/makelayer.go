@@ -9,7 +9,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/hostca"
-	"turnstone.dev/turnstone/internal/template/debian"
 	"turnstone.dev/turnstone/internal/template/registry"
 )
 
@@ -85,9 +84,10 @@ func (s *Store) openRegistry(spec *Spec, log io.Writer, tell *teller) (*registry
 	if spec.NoNetwork {
 		return nil, nil, nil
 	}
-	o := registry.Options{Cache: s.packages, Apt: debian.Mirrors(), Log: log, Fetched: func(f registry.Fetch) {
-		tell.tell(Event{Item: f.Name, Done: f.Done, Total: f.Size, Rate: f.Rate})
-	}}
+	o := registry.Options{Cache: s.packages, Pip: s.sources.Pip, Npm: s.sources.Npm,
+		Apt: s.sources.Debian.Addresses(), Log: log, Fetched: func(f registry.Fetch) {
+			tell.tell(Event{Item: f.Name, Done: f.Done, Total: f.Size, Rate: f.Rate})
+		}}
 	if spec.Lock != nil {
 		o.Locked, o.Pips, o.Npms = true, spec.Lock.Pip, spec.Lock.Npm
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/erofs/go-erofs"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/template/debian"
 	"turnstone.dev/turnstone/internal/testhome"
 )
 
@@ -150,7 +151,7 @@ func TestRealBuildsAtOnceAndAgain(t *testing.T) {
 }
 
 // realFailure builds a spec that cannot be built, and checks that nothing stays.
-func realFailure(t *testing.T, ctx context.Context, spec string) error {
+func realFailure(t *testing.T, ctx context.Context, spec string, from ...Sources) error {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("runs mmdebstrap")
@@ -171,6 +172,9 @@ func realFailure(t *testing.T, ctx context.Context, spec string) error {
 		t.Fatal(err)
 	}
 	s := NewStore(filepath.Join(t.TempDir(), "templates"))
+	for _, sources := range from {
+		s = s.From(sources)
+	}
 	_, err := s.Build(ctx, dir, BuildOptions{Progress: func(what string) { t.Log(what) }})
 	if err == nil {
 		t.Fatal("was built")
@@ -195,12 +199,11 @@ func TestRealUnknownPackage(t *testing.T) {
 }
 
 func TestRealNoNetwork(t *testing.T) {
-	t.Setenv("TURN_DEBIAN_MIRROR", "http://127.0.0.1:1/debian")
-	t.Setenv("TURN_DEBIAN_SECURITY_MIRROR", "http://127.0.0.1:1/security")
 	t.Setenv("no_proxy", "127.0.0.1")
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	err := realFailure(t, ctx, "base = 'debian:bookworm'\n")
+	err := realFailure(t, ctx, "base = 'debian:bookworm'\n",
+		Sources{Debian: debian.Mirrors{Main: "http://127.0.0.1:1/debian", Security: "http://127.0.0.1:1/security"}})
 	if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "network") {
 		t.Errorf("%v, kind %s, hint %q", err, turnstone.KindOf(err), turnstone.HintOf(err))
 	}

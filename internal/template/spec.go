@@ -20,6 +20,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/internal/suggest"
+	"turnstone.dev/turnstone/internal/template/debian"
 )
 
 // Limits of a spec. What goes beyond is refused.
@@ -66,6 +67,7 @@ type Spec struct {
 	base       *Spec
 	image      bool   // it is made of an image of a registry, and of nothing else
 	proxy      string // through which a build that is going on gets Debian's packages
+	mirrors    debian.Mirrors
 }
 
 // A Machine is the shape that a template's sandboxes have unless a document or its

@@ -17,6 +17,7 @@ import (
 	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/suggest"
 	"turnstone.dev/turnstone/internal/template/builtin"
+	"turnstone.dev/turnstone/internal/template/debian"
 	"turnstone.dev/turnstone/internal/template/oci"
 	"turnstone.dev/turnstone/internal/template/registry"
 )
@@ -41,13 +42,28 @@ type Store struct {
 	anonymous bool         // registries of images are asked as a stranger would ask
 	packages  string       // folder of what came from package registries
 	registry  func(o registry.Options) registry.Options
+	sources   Sources
 	events    func(Event) // may be nil
+}
+
+// Sources are the addresses that packages come from. The zero value is Debian's archive, PyPI
+// and npm's registry.
+type Sources struct {
+	Debian   debian.Mirrors
+	Pip, Npm string // addresses of the index and of the registry
 }
 
 // NewStore returns the store in dir, which need not exist yet.
 func NewStore(dir string) *Store {
 	return &Store{dir: dir, builtin: builtin.FS, build: buildImage, packages: filepath.Join(filepath.Dir(dir), "cache", "packages"),
 		registry: func(o registry.Options) registry.Options { return o }}
+}
+
+// From returns a store whose builds take packages from sources.
+func (s *Store) From(sources Sources) *Store {
+	with := *s
+	with.sources = sources
+	return &with
 }
 
 // WithLayers returns a store that also builds layered templates, by b.

@@ -5,6 +5,7 @@ package testhome
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -31,27 +32,38 @@ func Dir(t testing.TB) string {
 	return dir
 }
 
-// findRunsc lets the tests find runsc where the build puts it: it is beside turn, and
-// a test's program is not.
+// findRunsc lets the tests find runsc where TURN_RUNSC says, else where the build puts it: a
+// driver looks beside the program and in PATH, and a test's program is elsewhere. Programs that
+// a test starts, such as turn, get TURN_RUNSC.
 func findRunsc(t testing.TB) {
-	dir, err := os.Getwd()
-	if err != nil || os.Getenv("TURN_RUNSC") != "" {
+	path := os.Getenv("TURN_RUNSC")
+	if path == "" {
+		path = built()
+	}
+	if path == "" || strings.HasPrefix(os.Getenv("PATH"), filepath.Dir(path)+":") {
 		return
 	}
-	for ; dir != "/"; dir = filepath.Dir(dir) {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err != nil {
-			continue
+	for name, value := range map[string]string{"TURN_RUNSC": path, "PATH": filepath.Dir(path) + ":" + os.Getenv("PATH")} {
+		if err := os.Setenv(name, value); err != nil {
+			t.Fatal(err)
 		}
-		if path := filepath.Join(dir, "bin", "runsc"); exists(path) {
-			if err := os.Setenv("TURN_RUNSC", path); err != nil {
-				t.Fatal(err)
-			}
-		}
-		return
 	}
 }
 
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
+// built returns the runsc that the build has made, or "".
+func built() string {
+	dir, err := os.Getwd()
+	if err != nil {
+		return ""
+	}
+	for ; dir != "/"; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			path := filepath.Join(dir, "bin", "runsc")
+			if _, err := os.Stat(path); err == nil {
+				return path
+			}
+			return ""
+		}
+	}
+	return ""
 }

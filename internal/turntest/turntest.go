@@ -31,15 +31,21 @@ func Machine(t testing.TB, h *statedir.Dir, image string) substrate.Machine {
 	fatal(t, err)
 	dir, err := h.MkdirAll("kernel")
 	fatal(t, err)
-	k, err := kernel.Ensure(ctx, dir, kernel.Choice{}, progress)
+	k, err := kernel.Ensure(ctx, dir, Kernel(), progress)
 	fatal(t, err)
-	agent, err := agentbin.Agent()
+	agent, err := agentbin.Agent("")
 	fatal(t, err)
 	initramfs, digest, err := k.Initramfs(ctx, dir, kernel.Program(agent))
 	fatal(t, err)
 	return substrate.Machine{Kernel: k.Vmlinux, KernelDigest: k.Digest, KernelIs: substrate.KernelKind{Own: k.Own, Test: k.Test},
 		Initramfs: initramfs, InitDigest: digest,
 		Agent: agent.Read, AgentDigest: agent.Digest, Root: tmpl.Root, RootDigest: tmpl.RootDigest, Shape: turnstone.DefaultShape()}
+}
+
+// Kernel is the kernel that guests of tests boot: TURN_KERNEL and TURN_KERNEL_MODULES name one
+// that is made for tests.
+func Kernel() kernel.Choice {
+	return kernel.Choice{Image: os.Getenv("TURN_KERNEL"), Modules: os.Getenv("TURN_KERNEL_MODULES")}
 }
 
 // UnderKVM tells whether guests have to run under KVM: scripts/test-kvm has said so, and

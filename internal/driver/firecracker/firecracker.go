@@ -65,8 +65,8 @@ type Substrate struct {
 
 // Options are what a Substrate is made with.
 type Options struct {
-	Binary   string       // empty: TURN_FIRECRACKER, then "firecracker" in PATH
-	Jailer   string       // used by root only; empty: TURN_JAILER, then beside Binary, then PATH
+	Binary   string       // empty: "firecracker" in PATH
+	Jailer   string       // used by root only; empty: beside Binary, then PATH
 	Progress func(string) // told before work that takes long; may be nil
 	// Probe is a small machine to prove KVM with, should that not be known yet.
 	Probe  *substrate.Machine
@@ -146,7 +146,7 @@ func open(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error
 		return unavailable(runtime.GOARCH, errors.New("the firecracker substrate runs on x86-64 hosts only"), "")
 	}
 	var err error
-	if s.binary, err = find(opts.Binary, "TURN_FIRECRACKER", "firecracker", ""); err != nil {
+	if s.binary, err = find(opts.Binary, "firecracker", ""); err != nil {
 		return unavailable("firecracker", err, getHint)
 	}
 	if s.version, err = s.readVersion(ctx); err != nil {
@@ -190,20 +190,16 @@ func (s *Substrate) confine(ctx context.Context, opts Options) (err error) {
 		return turnstone.NewError("firecracker.new", turnstone.KindUnavailable, subject, err).
 			WithHint("put the jailer of Firecracker's release beside firecracker, or set TURN_JAILER to it")
 	}
-	s.jailer, err = find(opts.Jailer, "TURN_JAILER", "jailer", filepath.Dir(s.binary))
-	switch named := opts.Jailer != "" || os.Getenv("TURN_JAILER") != ""; {
+	s.jailer, err = find(opts.Jailer, "jailer", filepath.Dir(s.binary))
+	switch {
 	case err == nil:
 		s.wall = Jail{Wall: byJailer}
 		if err := s.checkJailer(ctx); err != nil {
 			return unavailable(s.jailer, err)
 		}
 		return nil
-	case named:
-		subject := opts.Jailer
-		if subject == "" {
-			subject = "TURN_JAILER=" + os.Getenv("TURN_JAILER")
-		}
-		return unavailable(subject, notFound(err))
+	case opts.Jailer != "":
+		return unavailable(opts.Jailer, notFound(err))
 	}
 	if s.wall, err = s.findWall(ctx); err == nil && !s.wall.Confined() {
 		err = unavailable("jailer", fmt.Errorf("root's Firecracker is jailed, there is no jailer, and no other jail can be made: %s", s.wall.Reason))
@@ -224,12 +220,8 @@ func notFound(err error) error {
 	return err
 }
 
-// find returns the path of a program: as given, as a variable of the environment says,
-// beside another, or in PATH.
-func find(given, variable, name, beside string) (string, error) {
-	if given == "" {
-		given = os.Getenv(variable)
-	}
+// find returns the path of a program: as given, beside another, or in PATH.
+func find(given, name, beside string) (string, error) {
 	if given == "" && beside != "" {
 		if path, err := exec.LookPath(filepath.Join(beside, name)); err == nil {
 			given = path

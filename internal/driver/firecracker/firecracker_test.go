@@ -400,13 +400,11 @@ func TestNew(t *testing.T) {
 	if err != nil || path != b.s.binary || version != "Firecracker v1.17.0" {
 		t.Errorf("%s, %s, %v", path, version, err)
 	}
-	t.Setenv("TURN_FIRECRACKER", b.s.binary)
-	if path, _, err := Find(t.Context(), h, Options{}); err != nil || path != b.s.binary {
+	if path, _, err := Find(t.Context(), h, Options{Binary: b.s.binary, Jailer: b.script(t, "j", sayJailer)}); err != nil || path != b.s.binary {
 		t.Errorf("%s, %v", path, err)
 	}
 	if os.Geteuid() == 0 {
-		t.Setenv("TURN_JAILER", "/none/jailer")
-		if _, err := New(t.Context(), h, Options{}); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "TURN_JAILER=/none/jailer: no such file") || strings.Count(err.Error(), "/none") > 1 {
+		if _, err := New(t.Context(), h, Options{Binary: b.s.binary, Jailer: "/none/jailer"}); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "/none/jailer: no such file") || strings.Count(err.Error(), "/none") > 1 {
 			t.Errorf("root with a jailer that is not there: %v", err)
 		}
 	}

@@ -19,7 +19,7 @@ import (
 // beside `turn run`: Firecracker on the same files, without a jail, and without looking at what
 // they are.
 func benchmark(mode string) error {
-	h, err := statedir.Open()
+	h, err := statedir.Open(os.Getenv("TURN_HOME"))
 	if err != nil {
 		return err
 	}
@@ -30,7 +30,7 @@ func benchmark(mode string) error {
 	}
 	s := &Substrate{home: h, progress: func(string) {}}
 	s.holes = s.keepsHoles
-	if s.binary, err = find("", "TURN_FIRECRACKER", "firecracker", ""); err != nil {
+	if s.binary, err = find(os.Getenv("TURN_FIRECRACKER"), "firecracker", ""); err != nil {
 		return err
 	}
 	m := substrate.Machine{Root: os.Getenv("TURNSTONE_BENCH_ROOT"), Shape: turnstone.DefaultShape()}

@@ -101,8 +101,8 @@ func newBench(t testing.TB, fault string) *bench {
 // substrate opens the bench's home with another fault.
 func (b *bench) substrate(t testing.TB, fault string) *Substrate {
 	t.Helper()
-	t.Setenv("TURN_JAILER", b.script(t, "jailer-"+fault, sayJailer))
 	s, err := open(t.Context(), &statedir.Dir{Root: filepath.Join(b.dir, "home")}, Options{
+		Jailer: b.script(t, "jailer-"+fault, sayJailer),
 		Binary: b.script(t, "firecracker-"+fault, fmt.Sprintf("STANDIN='%s' STANDIN_LOG='%s' exec '%s' \"$@\"", fault, b.log, standin(t))),
 		Progress: func(what string) {
 			b.telling.Lock()

@@ -270,7 +270,6 @@ func TestConfine(t *testing.T) {
 	}
 	b := newBench(t, "")
 	public(t, standin(t))
-	t.Setenv("TURN_JAILER", "")
 	t.Setenv("PATH", t.TempDir())
 	h := &statedir.Dir{Root: t.TempDir()}
 	s, err := open(t.Context(), h, Options{Binary: standin(t)})

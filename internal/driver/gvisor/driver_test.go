@@ -429,14 +429,13 @@ func TestOtherRunsc(t *testing.T) {
 		}
 	}
 	t.Setenv("PATH", t.TempDir())
-	t.Setenv(binaryEnv, "")
 	if _, err := New(t.Context(), h, Options{}); turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" {
 		t.Errorf("none: %v, hint %q", err, turnstone.HintOf(err))
 	}
 	if _, err := New(t.Context(), h, Options{Binary: filepath.Join(t.TempDir(), "runsc")}); turnstone.KindOf(err) != turnstone.KindUnavailable {
 		t.Errorf("one that is not there: %v", err)
 	}
-	t.Setenv(binaryEnv, builtRunsc(t))
+	t.Setenv("PATH", filepath.Dir(builtRunsc(t)))
 	s, err := New(t.Context(), h, Options{})
 	check(t, err)
 	if s.Binary() != builtRunsc(t) || !strings.Contains(s.Version(), edition) {

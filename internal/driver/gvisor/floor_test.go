@@ -23,7 +23,7 @@ import (
 // measures beside `turn run`. Each mode prints how long it took, in microseconds, from
 // when the files are open and runsc has its configuration.
 func benchmark(mode string) error {
-	h, err := statedir.Open()
+	h, err := statedir.Open(os.Getenv("TURN_HOME"))
 	if err != nil {
 		return err
 	}

@@ -45,14 +45,12 @@ type Substrate struct {
 
 // Options are what a Substrate is made with.
 type Options struct {
-	Binary   string       // runsc; empty: TURN_RUNSC, then beside the running program, then PATH
+	Binary   string       // runsc; empty: beside the running program, then PATH
 	Progress func(string) // told before work that takes long; may be nil
 }
 
 const (
 	binaryName = "runsc"
-	// binaryEnv names the variable with the path of runsc.
-	binaryEnv = "TURN_RUNSC"
 	// edition is in the version of a runsc that was built with our additions, in the
 	// edition that this package knows. See VERSION in the Makefile.
 	edition = "+turnstone.2"
@@ -91,13 +89,10 @@ func New(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error)
 	return s, nil
 }
 
-const buildHint = "`make build` makes bin/runsc; put it beside turn, in PATH, or name it in " + binaryEnv
+const buildHint = "`make build` makes bin/runsc; put it beside turn, in PATH, or name it in TURN_RUNSC"
 
 // findRunsc returns the path of runsc, without symbolic links.
 func findRunsc(named string) (string, error) {
-	if named == "" {
-		named = os.Getenv(binaryEnv)
-	}
 	if named == "" {
 		if self, err := os.Executable(); err == nil {
 			beside := filepath.Join(filepath.Dir(self), binaryName)

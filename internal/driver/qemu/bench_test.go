@@ -25,7 +25,7 @@ import (
 // benchmark is this test binary as a program of its own, which the command bench
 // measures beside `turn run`.
 func benchmark(mode string) error {
-	h, err := statedir.Open()
+	h, err := statedir.Open(os.Getenv("TURN_HOME"))
 	if err != nil {
 		return err
 	}

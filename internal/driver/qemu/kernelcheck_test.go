@@ -183,7 +183,7 @@ func TestLastWords(t *testing.T) {
 // without returns m with an initramfs that has no module of this name.
 func without(t *testing.T, h *statedir.Dir, m substrate.Machine, module string) substrate.Machine {
 	t.Helper()
-	k, err := kernel.Ensure(t.Context(), h.Path("kernel"), kernel.Choice{}, nil)
+	k, err := kernel.Ensure(t.Context(), h.Path("kernel"), turntest.Kernel(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +197,7 @@ func without(t *testing.T, h *statedir.Dir, m substrate.Machine, module string) 
 		t.Skipf("the kernel has no module %s", module)
 	}
 	k.Modules = left
-	agent, err := agentbin.Agent()
+	agent, err := agentbin.Agent("")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,14 +20,14 @@ type Program struct {
 	Read   func() ([]byte, error)
 }
 
-// Agent returns the agent: the file in the environment variable TURN_AGENT, or else the embedded
-// program. The error is of kind Unavailable if there is neither.
-func Agent() (Program, error) {
-	if path := os.Getenv("TURN_AGENT"); path != "" {
-		b, err := os.ReadFile(path)
+// Agent returns the agent: the program in file, or the embedded program if file is empty. The
+// error is of kind Unavailable if there is neither.
+func Agent(file string) (Program, error) {
+	if file != "" {
+		b, err := os.ReadFile(file)
 		if err != nil {
-			return Program{}, turnstone.NewError("agent.load", turnstone.KindUnavailable, "TURN_AGENT",
-				err).WithHint("unset TURN_AGENT, or set it to the path of turn-agent")
+			return Program{}, turnstone.NewError("agent.load", turnstone.KindUnavailable, "agent", err).
+				WithHint("unset TURN_AGENT, or set it to the path of turn-agent")
 		}
 		return Program{turnstone.DigestBytes(b), func() ([]byte, error) { return b, nil }}, nil
 	}

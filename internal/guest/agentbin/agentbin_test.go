@@ -8,7 +8,7 @@ import (
 
 // The digest from the build matches the program beside it.
 func TestDigest(t *testing.T) {
-	p, err := Agent()
+	p, err := Agent("")
 	if err != nil {
 		t.Fatalf("%v: %s", err, turnstone.HintOf(err))
 	}

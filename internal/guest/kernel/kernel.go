@@ -14,6 +14,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/template/debian"
 )
 
 // A Kernel is a stored guest kernel. It does not change after Ensure.
@@ -33,21 +34,28 @@ type Kernel struct {
 
 // A Choice selects a user's kernel. The zero value selects Debian's.
 type Choice struct {
-	Image   string // path of a vmlinux or a bzImage
-	Modules string // path of its folder lib/modules/<release>; empty: all drivers are built in
+	Image   string         // path of a vmlinux or a bzImage
+	Modules string         // path of its folder lib/modules/<release>; empty: all drivers are built in
+	Mirrors debian.Mirrors // source of Debian's kernel
 }
 
-// OrEnv returns the values of TURN_KERNEL and TURN_KERNEL_MODULES, or c where they are unset. The
-// modules of c are not combined with an image of the environment.
-func (c Choice) OrEnv() Choice {
-	if image := os.Getenv("TURN_KERNEL"); image != "" {
-		c = Choice{Image: image}
+// Over returns c, with the values of base where c is empty. The modules of base are not combined
+// with an image of c.
+func (c Choice) Over(base Choice) Choice {
+	if c.Image != "" {
+		base.Image, base.Modules = c.Image, ""
 	}
-	if modules := os.Getenv("TURN_KERNEL_MODULES"); modules != "" {
-		c.Modules = modules
+	if c.Modules != "" {
+		base.Modules = c.Modules
 	}
-	return c
+	if c.Mirrors != (debian.Mirrors{}) {
+		base.Mirrors = c.Mirrors
+	}
+	return base
 }
+
+// Own reports whether c selects a user's kernel, or a part of it.
+func (c Choice) Own() bool { return c.Image != "" || c.Modules != "" }
 
 // A Module is a driver of the guest kernel.
 type Module struct {
@@ -86,7 +94,7 @@ type keptModule struct {
 // files. Damaged files are extracted again. A lock ensures that concurrent processes do the work
 // once. progress, which may be nil, is called for long operations.
 //
-// choice selects another kernel, and the environment takes precedence: see Choice.OrEnv.
+// choice selects another kernel.
 //
 // Errors are *turnstone.Error: of kind Invalid for an unusable override, otherwise those of
 // fetching the package.
@@ -102,7 +110,7 @@ func Ensure(ctx context.Context, dir string, choice Choice, progress func(string
 		return nil, turnstone.NewError("kernel.ensure", turnstone.KindUnavailable, dir, err).
 			WithHint("set TURN_HOME to a writable folder")
 	}
-	src, err := choice.OrEnv().source()
+	src, err := choice.source()
 	if err != nil {
 		return nil, err
 	}

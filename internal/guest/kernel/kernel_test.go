@@ -23,8 +23,6 @@ import (
 func debianKernel(t *testing.T) *Kernel {
 	t.Helper()
 	dir := filepath.Join(testhome.Dir(t), "kernel")
-	t.Setenv("TURN_KERNEL", "")
-	t.Setenv("TURN_KERNEL_MODULES", "")
 	k, err := Ensure(context.Background(), dir, Choice{}, func(s string) { t.Log(s) })
 	if err != nil {
 		t.Fatalf("%v\n%s", err, turnstone.HintOf(err))
@@ -99,13 +97,13 @@ func TestOverride(t *testing.T) {
 		}
 	}
 	var said []string
+	var choice Choice
 	ensure := func() (*Kernel, error) {
 		said = nil
-		return Ensure(context.Background(), dir, Choice{}, func(what string) { said = append(said, what) })
+		return Ensure(context.Background(), dir, choice, func(what string) { said = append(said, what) })
 	}
 	write(image, bzImage(pack(t, "zstd", vmlinux)))
-	t.Setenv("TURN_KERNEL", image)
-	t.Setenv("TURN_KERNEL_MODULES", "")
+	choice.Image = image
 
 	k, err := ensure()
 	if err != nil {
@@ -134,11 +132,11 @@ func TestOverride(t *testing.T) {
 	}
 
 	modules := filepath.Join(own, "6.2.0-own")
-	t.Setenv("TURN_KERNEL_MODULES", own)
+	choice.Modules = own
 	if _, err = ensure(); turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), own+": contains no kernel modules") {
 		t.Fatalf("a folder without modules: %v", err)
 	}
-	t.Setenv("TURN_KERNEL_MODULES", modules)
+	choice.Modules = modules
 	write(filepath.Join(modules, "kernel", "virtio_pci.ko"), module("depends="))
 	if _, err = ensure(); turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "virtio_blk") {
 		t.Fatalf("modules that are not complete: %v", err)
@@ -149,12 +147,12 @@ func TestOverride(t *testing.T) {
 	}
 
 	for name, path := range map[string]string{"missing": filepath.Join(own, "nothing"), "a folder": own, "text": filepath.Join(modules, "modules.builtin")} {
-		t.Setenv("TURN_KERNEL", path)
+		choice.Image = path
 		if _, err := ensure(); turnstone.KindOf(err) != turnstone.KindInvalid || turnstone.HintOf(err) == "" {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	t.Setenv("TURN_KERNEL", "")
+	choice.Image = ""
 	if _, err := ensure(); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("modules without an image: %v", err)
 	}
@@ -390,8 +388,6 @@ func TestChangedWhileRead(t *testing.T) {
 // TestChangingImage: a file that changes constantly is rejected, or stored as one of its contents:
 // the name, the digest, the release and the verdict belong to the same content.
 func TestChangingImage(t *testing.T) {
-	t.Setenv("TURN_KERNEL", "")
-	t.Setenv("TURN_KERNEL_MODULES", "")
 	dir, own := t.TempDir(), t.TempDir()
 	image, next := filepath.Join(own, "image"), filepath.Join(own, "next")
 	releases := map[turnstone.Digest]string{}

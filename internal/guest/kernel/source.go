@@ -33,7 +33,7 @@ func (c Choice) source() (source, error) {
 				"is set without TURN_KERNEL").
 				WithHint("set TURN_KERNEL to the image that the modules belong to, or unset both")
 		}
-		return debianSource{}, nil
+		return debianSource{c.Mirrors}, nil
 	}
 	o := override{}
 	var err error
@@ -44,7 +44,7 @@ func (c Choice) source() (source, error) {
 }
 
 // debianSource extracts the kernel from Debian's package.
-type debianSource struct{}
+type debianSource struct{ mirrors debian.Mirrors }
 
 // debianGeneration is part of the stored kernel's name. It changes with wantedModules, so that an
 // older program continues to use its own kernel.
@@ -56,13 +56,13 @@ func (debianSource) describe() string {
 	return "downloading the guest kernel from Debian (about 70 MB, only this time)"
 }
 
-func (debianSource) take(ctx context.Context, dir string, progress func(string)) (*manifest, error) {
+func (s debianSource) take(ctx context.Context, dir string, progress func(string)) (*manifest, error) {
 	unpacked := filepath.Join(dir, "package")
 	if err := os.Mkdir(unpacked, 0o700); err != nil {
 		return nil, err
 	}
 	defer os.RemoveAll(unpacked)
-	req := debian.Request{Suite: debianSuite, Variant: "extract", Include: []string{debianPackage},
+	req := debian.Request{Suite: debianSuite, Variant: "extract", Include: []string{debianPackage}, Mirrors: s.mirrors,
 		Progress: func(s string) { progress("guest kernel: " + s) }}
 	err := debian.Fetch(ctx, req, func(r io.Reader) error { return extract(r, unpacked) })
 	if err != nil {

@@ -175,8 +175,6 @@ func (l *limited) Write(p []byte) (int, error) {
 // TestKernelNamesItself: the banner of the booted kernel counts, not a bzImage's header.
 func TestKernelNamesItself(t *testing.T) {
 	dir, image := t.TempDir(), filepath.Join(t.TempDir(), "image")
-	t.Setenv("TURN_KERNEL", "")
-	t.Setenv("TURN_KERNEL_MODULES", "")
 	elf := func(banner string) []byte { return append(pvhKernel(), banner...) }
 	for _, tt := range []struct {
 		what    string
@@ -203,7 +201,7 @@ func TestKernelNamesItself(t *testing.T) {
 	}
 }
 
-// TestChoice: the environment takes precedence, without modules of another image.
+// TestChoice: the upper choice takes precedence, without modules of another image.
 func TestChoice(t *testing.T) {
 	config := Choice{Image: "/config/image", Modules: "/config/modules"}
 	for _, tt := range []struct {
@@ -216,9 +214,7 @@ func TestChoice(t *testing.T) {
 		{"", "/env/modules", config, Choice{Image: "/config/image", Modules: "/env/modules"}},
 		{"/env/image", "/env/modules", config, Choice{Image: "/env/image", Modules: "/env/modules"}},
 	} {
-		t.Setenv("TURN_KERNEL", tt.image)
-		t.Setenv("TURN_KERNEL_MODULES", tt.modules)
-		if got := tt.given.OrEnv(); got != tt.want {
+		if got := (Choice{Image: tt.image, Modules: tt.modules}).Over(tt.given); got != tt.want {
 			t.Errorf("%+v: %+v", tt, got)
 		}
 	}

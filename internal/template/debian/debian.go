@@ -4,6 +4,7 @@
 package debian
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -21,8 +22,7 @@ import (
 	"turnstone.dev/turnstone/internal/subprocess"
 )
 
-// Where packages come from, unless TURN_DEBIAN_MIRROR and
-// TURN_DEBIAN_SECURITY_MIRROR say otherwise.
+// Where packages come from, unless Mirrors names other addresses.
 const (
 	DefaultMirror         = "http://deb.debian.org/debian"
 	DefaultSecurityMirror = "http://deb.debian.org/debian-security"
@@ -47,7 +47,9 @@ type Request struct {
 	Proxy string
 	// Slim leaves manual pages, translations and documentation out, save copyrights.
 	Slim bool
-	Log  io.Writer // gets everything that mmdebstrap and apt say; may be nil
+	// Mirrors are where the packages come from.
+	Mirrors Mirrors
+	Log     io.Writer // gets everything that mmdebstrap and apt say; may be nil
 	// Progress is told of each stage in a few words; may be nil.
 	Progress func(string)
 }
@@ -63,7 +65,7 @@ func Fetch(ctx context.Context, req Request, consume func(io.Reader) error) erro
 	if err != nil {
 		return err
 	}
-	if err := checkMirrors(); err != nil {
+	if err := req.Mirrors.check(); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
@@ -174,13 +176,16 @@ func arguments(mode string, req Request) []string {
 		args = append(args, "--include="+strings.Join(req.Include, ","))
 	}
 	args = append(args, req.Suite, "-")
-	return append(args, Sources(req.Suite)...)
+	return append(args, req.Mirrors.Sources(req.Suite)...)
 }
 
-// checkMirrors refuses mirrors that would not stay one word of sources.list.
-func checkMirrors() error {
-	for _, name := range []string{"TURN_DEBIAN_MIRROR", "TURN_DEBIAN_SECURITY_MIRROR"} {
-		if v := os.Getenv(name); strings.ContainsFunc(v, func(r rune) bool { return r <= ' ' || r == '[' || r == ']' }) {
+// Mirrors are the addresses that Debian's packages come from; an empty address is the default.
+type Mirrors struct{ Main, Security string }
+
+// check rejects mirrors that would not stay one word of sources.list.
+func (m Mirrors) check() error {
+	for name, v := range map[string]string{"TURN_DEBIAN_MIRROR": m.Main, "TURN_DEBIAN_SECURITY_MIRROR": m.Security} {
+		if strings.ContainsFunc(v, func(r rune) bool { return r <= ' ' || r == '[' || r == ']' }) {
 			return turnstone.Errorf("debian.fetch", turnstone.KindInvalid, name,
 				"%q is no address of a mirror", v).
 				WithHint("set it to an address as " + DefaultMirror)
@@ -191,31 +196,20 @@ func checkMirrors() error {
 
 // Sources returns the lines of sources.list for a suite of Debian: the main
 // archive, its updates and its security fixes.
-func Sources(suite string) []string {
-	mirror, security := DefaultMirror, DefaultSecurityMirror
-	if m := os.Getenv("TURN_DEBIAN_MIRROR"); m != "" {
-		mirror = strings.TrimRight(m, "/")
-	}
-	if m := os.Getenv("TURN_DEBIAN_SECURITY_MIRROR"); m != "" {
-		security = strings.TrimRight(m, "/")
-	}
+func (m Mirrors) Sources(suite string) []string {
 	line := func(url, suite string) string {
 		return fmt.Sprintf("deb [signed-by=%s] %s %s main", Keyring, url, suite)
 	}
-	return []string{line(mirror, suite), line(mirror, suite+"-updates"), line(security, suite+"-security")}
+	at := m.Addresses()
+	return []string{line(at[0], suite), line(at[0], suite+"-updates"), line(at[1], suite+"-security")}
 }
 
-// Mirrors returns the addresses that packages come from, as Sources has them.
-func Mirrors() []string {
-	var all []string
-	for _, m := range []struct{ name, def string }{{"TURN_DEBIAN_MIRROR", DefaultMirror}, {"TURN_DEBIAN_SECURITY_MIRROR", DefaultSecurityMirror}} {
-		if v := strings.TrimRight(os.Getenv(m.name), "/"); v != "" {
-			all = append(all, v)
-		} else {
-			all = append(all, m.def)
-		}
+// Addresses returns the address of the main archive, and of its security fixes.
+func (m Mirrors) Addresses() []string {
+	return []string{
+		cmp.Or(strings.TrimRight(m.Main, "/"), DefaultMirror),
+		cmp.Or(strings.TrimRight(m.Security, "/"), DefaultSecurityMirror),
 	}
-	return all
 }
 
 // searchPath adds the system's own folders, where an ordinary user's PATH often

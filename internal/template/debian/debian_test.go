@@ -73,10 +73,8 @@ func TestHasRange(t *testing.T) {
 	}
 }
 
-func TestSourcesFollowTheEnvironment(t *testing.T) {
-	t.Setenv("TURN_DEBIAN_MIRROR", "http://mirror.example/debian/")
-	t.Setenv("TURN_DEBIAN_SECURITY_MIRROR", "")
-	got := strings.Join(Sources("bookworm"), "\n")
+func TestSourcesOfMirrors(t *testing.T) {
+	got := strings.Join(Mirrors{Main: "http://mirror.example/debian/"}.Sources("bookworm"), "\n")
 	for _, want := range []string{"http://mirror.example/debian bookworm main", "http://mirror.example/debian bookworm-updates main", DefaultSecurityMirror + " bookworm-security main"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in\n%s", want, got)
@@ -86,8 +84,7 @@ func TestSourcesFollowTheEnvironment(t *testing.T) {
 
 func TestMirrorsAreOneWord(t *testing.T) {
 	for _, bad := range []string{"http://x/debian main\ndeb http://y", "http://x y", "[trusted=yes]http://x"} {
-		t.Setenv("TURN_DEBIAN_MIRROR", bad)
-		if err := checkMirrors(); turnstone.KindOf(err) != turnstone.KindInvalid || turnstone.HintOf(err) == "" {
+		if err := (Mirrors{Main: bad}).check(); turnstone.KindOf(err) != turnstone.KindInvalid || turnstone.HintOf(err) == "" {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}

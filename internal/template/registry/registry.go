@@ -9,6 +9,7 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/subtle"
@@ -28,7 +29,7 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// The registries that there are unless the environment names others.
+// The registries, unless Options name others.
 const (
 	DefaultPip = "https://pypi.org/simple"
 	DefaultNpm = "https://registry.npmjs.org"
@@ -40,8 +41,8 @@ type Options struct {
 	Limit int64  // bytes that it may take up after Close; default DefaultLimit
 	Most  int64  // bytes that one build may fetch; default DefaultMost
 
-	Pip string   // address of an index as pip's --index-url; default $PIP_INDEX_URL, then DefaultPip
-	Npm string   // address of a registry; default $npm_config_registry, then DefaultNpm
+	Pip string   // address of an index as pip's --index-url; default DefaultPip
+	Npm string   // address of a registry; default DefaultNpm
 	Apt []string // addresses of archives, as http://deb.debian.org/debian: what the proxy fetches from
 
 	Locked bool // offer only what follows
@@ -102,8 +103,7 @@ const (
 
 // New returns a server that does not listen yet.
 func New(o Options) (*Server, error) {
-	o.Pip = first(o.Pip, os.Getenv("PIP_INDEX_URL"), DefaultPip)
-	o.Npm = first(o.Npm, os.Getenv("npm_config_registry"), os.Getenv("NPM_CONFIG_REGISTRY"), DefaultNpm)
+	o.Pip, o.Npm = cmp.Or(o.Pip, DefaultPip), cmp.Or(o.Npm, DefaultNpm)
 	if o.Limit == 0 {
 		o.Limit = DefaultLimit
 	}
@@ -147,15 +147,6 @@ func New(o Options) (*Server, error) {
 		s.client.Transport = newGuard(o.Idle, append([]*url.URL{s.pip, s.npm}, s.apt...)...)
 	}
 	return s, nil
-}
-
-func first(values ...string) string {
-	for _, v := range values {
-		if v != "" {
-			return v
-		}
-	}
-	return ""
 }
 
 // upstream checks the address of a registry.
