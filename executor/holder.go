@@ -28,7 +28,7 @@ func (x *Host) holder(ctx context.Context) (sandboxes.Holder, error) {
 		}
 		h = sandboxes.Holder{Path: path, Args: []string{"turn", "sandbox", "hold"}, Env: h.Env}
 	}
-	h.Env = slices.Concat(x.opt.environ(), h.Env)
+	h.Env = slices.Concat(x.opt.Environ(), h.Env)
 	return h, nil
 }
 
@@ -60,9 +60,9 @@ func findTurn(ctx context.Context) (string, error) {
 	return path, nil
 }
 
-// environ returns o as the variables that the command turn reads, for a holder. The state
+// Environ returns o as the variables that the command turn reads, for a holder. The state
 // directory is not among them: it is an argument.
-func (o Options) environ() []string {
+func (o Options) Environ() []string {
 	var env []string
 	for _, v := range []struct{ name, value string }{
 		{"TURN_STORE", o.Store},
