@@ -130,10 +130,10 @@ func (o Options) kernel(host config.Config) kernel.Choice {
 // silent is an Observer that ignores what it is told.
 type silent struct{}
 
-func (silent) Preparing(string)                          {}
-func (silent) StepStarted(*document.Step)                {}
-func (silent) StepOutput(*document.Step, Stream, []byte) {}
-func (silent) StepFinished(*document.Step, StepReport)   {}
+func (silent) Preparing(string)                                    {}
+func (silent) StepStarted(*document.Step)                          {}
+func (silent) StepOutput(*document.Step, turnstone.Stream, []byte) {}
+func (silent) StepFinished(*document.Step, turnstone.StepReport)   {}
 
 // orQuiet returns tell, or a function that ignores what it is told where tell is nil.
 func orQuiet(tell func(string)) func(string) {
