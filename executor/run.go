@@ -36,7 +36,7 @@ type Host struct {
 
 // templates returns the templates, with what builds their layers.
 func (x *Host) templates() *template.Store {
-	return template.NewStore(x.home.Path("templates")).From(x.opt.sources()).WithLayers(layerBuilder{x})
+	return template.NewStore(x.home.Path("templates")).From(x.opt.sources()).WithLayers(x.layerBuilder())
 }
 
 // context returns the context store, which is opened once.
@@ -391,11 +391,7 @@ func (r *run) timeoutNote(turnCtx context.Context, step *document.Step) string {
 
 // interrupted names the place where ctx's end cut a turn off.
 func interrupted(ctx context.Context, err error, where string) error {
-	if !isCancel(ctx) {
-		return err
-	}
-	return turnstone.NewError("executor.run", turnstone.KindCanceled, "interrupted",
-		errors.New(where))
+	return sandbox.Interrupted(ctx, err, where)
 }
 
 func (r *run) turn() *Turn {

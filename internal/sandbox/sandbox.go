@@ -4,6 +4,7 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"os"
 	"sync"
 	"time"
@@ -184,4 +185,13 @@ func (s *Sandbox) CauseOf(err error) error {
 	case <-time.After(2 * time.Second): // the connection is gone: the process follows
 	}
 	return err
+}
+
+// Interrupted names the place where the end of ctx has cut off a piece of work. It returns err
+// where ctx was not canceled.
+func Interrupted(ctx context.Context, err error, where string) error {
+	if !errors.Is(ctx.Err(), context.Canceled) {
+		return err
+	}
+	return turnstone.NewError("executor.run", turnstone.KindCanceled, "interrupted", errors.New(where))
 }
