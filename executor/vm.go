@@ -134,7 +134,8 @@ func (x *Host) resume(ctx context.Context, req ResumeRequest, spec sandboxes.Spe
 		if err != nil {
 			return none, err
 		}
-		at.parent, below = &parent, at.history(ctx)
+		at.parent = &parent
+		below = at.history(ctx) // which takes the parent as it is now
 	}
 	paths, release, err := cs.images.Remake(ctx, rec.VM.Layers, below)
 	if err != nil {
