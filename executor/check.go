@@ -11,6 +11,7 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/lang/syntax"
+	"turnstone.dev/turnstone/internal/netplan"
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/template"
 )
@@ -41,12 +42,12 @@ func checkFront(doc *document.Document) error {
 		return err
 	}
 	rules, mode := mergeRules(req, doc.Front)
-	p.net.record, p.net.replay = mode.Record, mode.Replay
-	p.net.asked = network.Spec{Allow: rules.Allow, Deny: rules.Deny, Only: rules.HasAllow, Open: rules.Intercept}
-	if _, err := p.net.asked.Policy(); err != nil {
+	net := netplan.Rules{Mode: netplan.Mode{Record: mode.Record, Replay: mode.Replay},
+		Asked: network.Spec{Allow: rules.Allow, Deny: rules.Deny, Only: rules.HasAllow, Open: rules.Intercept}}
+	if _, err := net.Asked.Policy(); err != nil {
 		return err
 	}
-	return p.net.fits(p)
+	return net.Fits(p.networkUse())
 }
 
 // Check is CheckFront and what doc could not have on this host: its limits, its locked
@@ -87,7 +88,7 @@ func (x *Executor) check(req Request) error {
 	if err := p.fitLimits(); err != nil {
 		return err
 	}
-	return x.planNetwork(p, req)
+	return p.planNetwork(req, host)
 }
 
 // unnamed is the session that a run has to name: name when the document asks for what

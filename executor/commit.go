@@ -84,7 +84,7 @@ func (r *run) readDisk(ctx context.Context, s *Sandbox, l *collected, c *collect
 	if l.layer, err = r.layerOf(ctx, l, base, stats); err != nil {
 		return err
 	}
-	env, dropped := r.plan.secrets.Strip(r.plan.net.inherited(c.Env))
+	env, dropped := r.plan.secrets.Strip(r.plan.link.Inherited(c.Env))
 	if len(dropped) > 0 {
 		r.obs.Preparing("not kept, for they hold a secret: " + strings.Join(dropped, ", "))
 	}

@@ -54,10 +54,14 @@ func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(
 	if err := errors.Join(p.check(), p.transfers(req.Add, req.Get)); err != nil {
 		return 0, err
 	}
-	if err := x.admit(p); err != nil {
+	host, err := x.config()
+	if err != nil {
 		return 0, err
 	}
-	if err := x.planSandbox(p, req.Network, req.HostNetwork); err != nil {
+	if err := x.admit(p, host); err != nil {
+		return 0, err
+	}
+	if err := x.planSandbox(p, host, req.Network, req.HostNetwork); err != nil {
 		return 0, err
 	}
 	s, err := x.openAt(ctx, p, &branchPoint{}, preparing, newStopwatch())

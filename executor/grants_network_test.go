@@ -9,6 +9,7 @@ import (
 
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/netplan"
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/statedir"
 )
@@ -33,10 +34,10 @@ func planned(t interface {
 		t.Fatal(err)
 	}
 	p.authority = &authority{req: req, host: host}
-	if err := x.planNetwork(p, req); err != nil {
+	if err := p.planNetwork(req, host); err != nil {
 		t.Fatal(err)
 	}
-	return p.net.policy
+	return p.net.Policy
 }
 
 // A name leads where the DNS says, so a document's rule with one is not enough for a
@@ -84,7 +85,7 @@ func TestDocumentsNeverOpen(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		limit, err := documentsPolicy(host)
+		limit, err := netplan.DocumentsPolicy(host)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -106,11 +106,11 @@ func (r *run) resumePaused(ctx context.Context, h *pausedMachine) (*Sandbox, err
 		return nil, ctx.Err()
 	}
 	r.plan.shape = s.Shape()
-	r.plan.env = r.plan.net.giveWay(r.plan.env, s.Template.EnvList())
-	if r.plan.net.ca == nil { // the host's authorities may be others than when it was made
-		err := s.Distrust(ctx, r.plan.net.trusts())
+	r.plan.env = r.plan.link.GiveWay(r.plan.env, s.Template.EnvList())
+	if !r.plan.link.Opens() { // the host's authorities may be others than when it was made
+		err := s.Distrust(ctx, trusts(r.plan.link))
 		if err == nil {
-			err = s.Trust(ctx, r.plan.net.trusts())
+			err = s.Trust(ctx, trusts(r.plan.link))
 		}
 		if err != nil {
 			_ = s.Close()
@@ -135,7 +135,7 @@ func (p *plan) matchesPaused(m sandboxes.Info, rules turnstone.Digest) bool {
 	if !p.wants.fit(m.Shape) || !p.runsOn(m.Substrate, m.Isolation) {
 		return false
 	}
-	return !m.Shape.Network || p.shape.Network && p.net.host != "" && p.net.host == rules && p.net.asked.Same(m.Network)
+	return !m.Shape.Network || p.shape.Network && p.net.Host != "" && p.net.Host == rules && p.net.Asked.Same(m.Network)
 }
 
 // runsOn tells whether a machine of a substrate, with its word on how it isolates, is what p
@@ -162,7 +162,7 @@ func (r *run) restoreKept(ctx context.Context, h *pausedMachine) (*Sandbox, erro
 			return nil, err
 		}
 	}
-	info, err := r.x.resume(ctx, ResumeRequest{Ref: string(rec.ID)}, sandboxes.Spec{TTL: pausedLifetime, Network: &r.plan.net.asked, Label: pausedLabel(r.at.session, r.plan.branch)}, r.obs.Preparing)
+	info, err := r.x.resume(ctx, ResumeRequest{Ref: string(rec.ID)}, sandboxes.Spec{TTL: pausedLifetime, Network: &r.plan.net.Asked, Label: pausedLabel(r.at.session, r.plan.branch)}, r.obs.Preparing)
 	if err != nil {
 		r.obs.Preparing("the machine of the turn below cannot be used: " + err.Error())
 		h.Base = tree.Ref{}
@@ -187,14 +187,14 @@ func (r *run) restoreKept(ctx context.Context, h *pausedMachine) (*Sandbox, erro
 // attach connects to a machine that was made for the session, and gives its shell
 // the state's environment with what this turn adds.
 func (h *pausedMachine) attach(ctx context.Context, r *run) (*Sandbox, error) {
-	h.Rules = r.x.stillHostRules(r.plan.net.host)
+	h.Rules = r.x.stillHostRules(r.plan.net.Host)
 	err := h.write() // before anything else: it has to be found again
 	var s *Sandbox
 	if err == nil {
 		s, err = h.resume(ctx)
 	}
 	if err == nil && r.at.state != nil {
-		r.plan.env = r.plan.net.giveWay(r.plan.env, s.Template.EnvList())
+		r.plan.env = r.plan.link.GiveWay(r.plan.env, s.Template.EnvList())
 		err = s.Client().StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: r.plan.cwd, Env: mergeEnv(r.at.state.Env, r.plan.env)})
 	}
 	if err != nil {
@@ -206,7 +206,7 @@ func (h *pausedMachine) attach(ctx context.Context, r *run) (*Sandbox, error) {
 
 // createPaused makes a machine that stays, on the state that the turn begins with.
 func (r *run) createPaused(ctx context.Context, h *pausedMachine) (*Sandbox, error) {
-	spec := sandboxes.Spec{Image: r.plan.image, Env: r.plan.env, Shape: r.plan.shape, Network: &r.plan.net.asked, Substrate: r.plan.driver, TTL: pausedLifetime, Live: true, Label: pausedLabel(r.at.session, r.plan.branch)}
+	spec := sandboxes.Spec{Image: r.plan.image, Env: r.plan.env, Shape: r.plan.shape, Network: &r.plan.net.Asked, Substrate: r.plan.driver, TTL: pausedLifetime, Live: true, Label: pausedLabel(r.at.session, r.plan.branch)}
 	if r.at.parent != nil {
 		spec.On = string(r.at.parent.ID)
 		h.Base = r.at.state.Tree

@@ -39,7 +39,7 @@ func TestMachineOfOtherRules(t *testing.T) {
 			t.Fatal(err)
 		}
 		p.authority = &authority{req: req, host: c}
-		return p, x.planNetwork(p, req)
+		return p, p.planNetwork(req, c)
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		front := document.FrontMatter{}
@@ -52,8 +52,8 @@ func TestMachineOfOtherRules(t *testing.T) {
 		if err != nil {
 			return // refused, and no machine made
 		}
-		m := sandboxes.Info{Shape: was.shape, Network: &was.net.asked}
-		rules := x.stillHostRules(was.net.host)
+		m := sandboxes.Info{Shape: was.shape, Network: &was.net.Asked}
+		rules := x.stillHostRules(was.net.Host)
 		now, err := planWith(t, says[second], front)
 		if err != nil {
 			return

@@ -11,14 +11,10 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// admit gives p the limits of this host, and refuses what is beyond them, and anything at
+// admit gives p the limits of the host, and refuses what is beyond them, and anything at
 // all while the host's disk is nearly full. Nothing was started.
-func (x *Host) admit(p *plan) error {
-	c, err := x.config()
-	if err != nil {
-		return err
-	}
-	p.limits = c.Limits.For(config.HostOf(x.home.Root))
+func (x *Host) admit(p *plan, host config.Config) error {
+	p.limits = host.Limits.For(config.HostOf(x.home.Root))
 	if err := p.fitLimits(); err != nil {
 		return err
 	}

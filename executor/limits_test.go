@@ -29,7 +29,8 @@ func admitted(t *testing.T, configuration string, req Request) (*plan, error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return p, New(h).admit(p)
+	x := New(h)
+	return p, x.admit(p, ok[config.Config](t)(x.config()))
 }
 
 func TestLimits(t *testing.T) {

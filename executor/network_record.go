@@ -14,6 +14,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/diskspace"
+	"turnstone.dev/turnstone/internal/netplan"
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/network/recording"
 	"turnstone.dev/turnstone/internal/receipt"
@@ -30,6 +31,16 @@ func (s spool) close() {
 		_ = s.Close()
 	}
 }
+
+// A tape is a turn's recording: the one that is written, or the one that is replayed.
+type tape struct {
+	spool    spool               // its bytes
+	recorder *recording.Recorder // nil: nothing is recorded
+	leak     string              // the secret that it holds all the same
+	playing  turnstone.TurnID    // whose is replayed; empty: none is
+}
+
+func (t *tape) close() { t.spool.close() }
 
 // newSpool makes an empty one in a folder of the home.
 func (x *Executor) newSpool() (spool, error) {
@@ -48,18 +59,20 @@ func (x *Executor) newSpool() (spool, error) {
 // openNetwork gets ready what the turn's network needs, before its sandbox is started:
 // the recording to write or to replay, and the authority that the guest is to trust.
 func (r *run) openNetwork(ctx context.Context) error {
-	n := &r.plan.net
-	if !r.plan.shape.Network {
+	p := r.plan
+	if p.link = netplan.NewLink(p.net, r.x.opened.Share()); !p.shape.Network {
 		return nil
 	}
 	var err error
-	if n.record {
-		if n.spool, err = r.x.newSpool(); err != nil {
+	if p.net.Mode.Record {
+		if r.tape.spool, err = r.x.newSpool(); err != nil {
 			return err
 		}
-		n.recorder = recording.NewRecorder(recording.Options{Out: n.spool, Secrets: n.secrets, Room: func() error { return diskspace.Room(r.x.home.Root, r.plan.limits.FreeSpace) }})
+		r.tape.recorder = recording.NewRecorder(recording.Options{Out: r.tape.spool, Secrets: p.net.Secrets,
+			Room: func() error { return diskspace.Room(r.x.home.Root, p.limits.FreeSpace) }})
+		p.link.Record(r.tape.recorder)
 	}
-	if n.replay {
+	if p.net.Mode.Replay {
 		if err := r.openReplay(ctx); err != nil {
 			return err
 		}
@@ -68,15 +81,15 @@ func (r *run) openNetwork(ctx context.Context) error {
 	if r.at.state != nil {
 		before = slices.Clone(r.at.state.Env)
 	}
-	more, err := r.x.trusted(n, append(before, r.plan.env...))
-	r.plan.env = append(r.plan.env, more...)
+	more, err := p.link.Trust(netplan.Authorities(r.x.home), append(before, p.env...))
+	p.env = append(p.env, more...)
 	return err
 }
 
 // openReplay finds the recording: that of the turn that is named, of the turn that is
 // run again, or of the nearest turn below that has one.
 func (r *run) openReplay(ctx context.Context) error {
-	n := &r.plan.net
+	n := &r.tape
 	rec, err := r.recorded(ctx)
 	if err != nil {
 		return err
@@ -100,20 +113,14 @@ func (r *run) openReplay(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	n.player, n.playing = recording.NewPlayer(indexed, n.spool, n.secrets), rec.ID
-	n.policy.Allow = append(slices.Clone(n.policy.Allow), n.player.Rules(maxReplayRules-len(n.policy.Allow))...)
-	n.policy.Only, n.policy.Within = false, nil // nothing but the recording is behind it
+	n.playing = rec.ID
+	r.plan.link.Replay(recording.NewPlayer(indexed, n.spool, r.plan.net.Secrets))
 	return nil
 }
 
-// maxReplayRules bounds the rules of a policy that is replayed under.
-const maxReplayRules = 1000
-
-func (n *networkPlan) playerOpens() bool { return n.player.Opened() }
-
 // recorded returns the record of the turn whose recording is replayed.
 func (r *run) recorded(ctx context.Context) (*Record, error) {
-	ref, cs := r.plan.net.replayOf, r.at.cs
+	ref, cs := r.plan.net.Mode.ReplayOf, r.at.cs
 	none := func(hint, format string, args ...any) error {
 		return turnstone.Errorf("executor.network", turnstone.KindNotFound, "network: replay",
 			format, args...).WithHint(hint)
@@ -142,10 +149,10 @@ func (r *run) recorded(ctx context.Context) (*Record, error) {
 // what that session got from its network.
 func (r *run) replayable(t session.Turn) error {
 	a := r.plan.authority
-	if r.plan.net.replayNamed || a == nil || a.granted("network") || t.Session == r.at.session.ID || r.at.replay && t.Session == r.plan.replay.session {
+	if r.plan.net.Mode.Named || a == nil || a.granted("network") || t.Session == r.at.session.ID || r.at.replay && t.Session == r.plan.replay.session {
 		return nil
 	}
-	return notGranted(r.doc.Name, "network: replay: "+r.plan.net.replayOf+", of another session", "--network replay="+r.plan.net.replayOf, "network")
+	return notGranted(r.doc.Name, "network: replay: "+r.plan.net.Mode.ReplayOf+", of another session", "--network replay="+r.plan.net.Mode.ReplayOf, "network")
 }
 
 // nearestRecording goes from parent to parent, beginning with t.
@@ -170,7 +177,7 @@ func nearestRecording(ctx context.Context, cs *contextStore, t session.Turn, non
 // searchRecording looks for secrets in the recording, which is not kept if it holds one: it
 // is masked as it is written, but pieces of a value can come together in it.
 func (r *run) searchRecording() error {
-	n := &r.plan.net
+	n := &r.tape
 	if n.recorder == nil || r.plan.secrets == nil || n.leak != "" {
 		return nil
 	}
@@ -193,13 +200,13 @@ func (r *run) searchRecording() error {
 // keepNetwork puts what is kept of the network into the batch; nil when there is nothing
 // to say.
 func (r *run) keepNetwork(ctx context.Context, b *store.Batch) (*RecordNetwork, error) {
-	n := &r.plan.net
+	n := &r.tape
 	if !r.plan.shape.Network {
 		return nil, nil
 	}
 	rec := &RecordNetwork{Replayed: n.playing}
-	if !n.asked.Same(nil) {
-		rec.Spec = n.asked.Bare()
+	if asked := &r.plan.net.Asked; !asked.Same(nil) {
+		rec.Spec = asked.Bare()
 	}
 	if n.recorder == nil {
 		if rec.Spec == nil && rec.Replayed == "" {
@@ -236,11 +243,11 @@ func (r *run) keepNetwork(ctx context.Context, b *store.Batch) (*RecordNetwork, 
 
 // networkInfo says in the receipt what became of the network.
 func (r *run) networkInfo() string {
-	n := &r.plan.net
+	n := &r.tape
 	switch {
 	case !r.plan.shape.Network:
 		return ""
-	case n.player != nil:
+	case n.playing != "":
 		return "replayed from " + string(n.playing)
 	case n.recorder == nil:
 		return ""

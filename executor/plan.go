@@ -16,6 +16,7 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/driver"
+	"turnstone.dev/turnstone/internal/netplan"
 	"turnstone.dev/turnstone/internal/secret"
 	"turnstone.dev/turnstone/internal/template"
 )
@@ -61,8 +62,9 @@ type plan struct {
 	wants           wants         // of the machine
 	limits          config.Limits // of this host; zero before admit
 	room            func() error  // an error when the host's disk is nearly full; nil: nobody asks
-	net             networkPlan
-	table           bool // the receipt lists all commands
+	net             netplan.Rules
+	link            *netplan.Link // what serves net; nil before the sandbox is opened
+	table           bool          // the receipt lists all commands
 }
 
 func invalid(subject, format string, args ...any) error {

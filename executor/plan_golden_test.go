@@ -13,6 +13,9 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/hostca"
+	"turnstone.dev/turnstone/internal/netplan"
+	"turnstone.dev/turnstone/internal/network/proxy"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
@@ -203,7 +206,16 @@ func (p *past) state(s session.Session, st State) {
 // describePlan says what the turn r begins with, a line for each thing that is not zero.
 func describePlan(t *testing.T, r *run) []string {
 	t.Helper()
-	p, n := r.plan, &r.plan.net
+	p, n, link := r.plan, &r.plan.net, r.plan.link
+	if link == nil {
+		link = &netplan.Link{}
+	}
+	outer := map[string]string{} // what later turns get in the place of the variables of authorities
+	for _, name := range []string{"SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO"} {
+		for _, kv := range link.Inherited([]string{name + "=" + hostca.GuestPath}) {
+			_, outer[name], _ = strings.Cut(kv, "=")
+		}
+	}
 	files := func(all []Transfer) (out []string) {
 		for _, f := range all {
 			s := f.Path + " to " + f.Dest
@@ -240,11 +252,11 @@ func describePlan(t *testing.T, r *run) []string {
 		{"isolation", string(p.isolation)}, {"hostname", p.hostname}, {"session", p.session}, {"branch", p.branch}, {"lifetime", string(p.lifetime)},
 		{"home", p.home}, {"snapshot", string(p.snapshot)}, {"secrets", p.secrets.Names()}, {"its environment", p.secrets.Env()}, {"turn", string(p.turn)},
 		{"limits", fmt.Sprintf("%+v", p.limits)}, {"looks at the disk", p.room != nil},
-		{"network: asked", headers(n.asked)}, {"network: spec", headers(n.spec)}, {"network: policy", fmt.Sprintf("%+v", n.policy)},
-		{"network: says who", fmt.Sprint(len(n.host))}, {"network: record", n.record}, {"network: replay", n.replay}, {"network: replay of", n.replayOf},
-		{"network: replay named", n.replayNamed}, {"network: masks", n.secrets.Names()}, {"network: authority", n.ca != nil},
-		{"network: host's authorities", fmt.Sprint(len(n.hostCA))}, {"network: recorder", n.recorder != nil}, {"network: budget", n.opened != nil},
-		{"network: outer", fmt.Sprint(n.outer)}, {"network: bundle", n.bundle},
+		{"network: asked", headers(n.Asked)}, {"network: spec", headers(n.Spec)}, {"network: policy", fmt.Sprintf("%+v", n.Policy)},
+		{"network: says who", fmt.Sprint(len(n.Host))}, {"network: record", n.Mode.Record}, {"network: replay", n.Mode.Replay}, {"network: replay of", n.Mode.ReplayOf},
+		{"network: replay named", n.Mode.Named}, {"network: masks", n.Secrets.Names()}, {"network: authority", link.CA != nil},
+		{"network: host's authorities", fmt.Sprint(len(link.HostCA))}, {"network: recorder", r.tape.recorder != nil}, {"network: budget", r.plan.link != nil},
+		{"network: outer", fmt.Sprint(outer)}, {"network: bundle", link.Bundle},
 		{"receipt: image", r.info.Image}, {"receipt: session", session}, {"receipt: number", fmt.Sprint(r.info.Number)}, {"receipt: branch", r.info.Branch},
 		{"receipt: parents", fmt.Sprint(len(r.info.Parents))}, {"receipt: secrets", r.info.Secrets}, {"receipt: home", r.info.Home},
 		{"first step in", p.cwd}, {"all commands", p.table},
@@ -267,4 +279,19 @@ func describePlan(t *testing.T, r *run) []string {
 		lines = append(lines, fmt.Sprintf("%s: %v", l.name, l.value))
 	}
 	return lines
+}
+
+// ownAuthority gives this process a certificate authority that is not public.
+func ownAuthority(t *testing.T) {
+	t.Helper()
+	ca, err := proxy.NewCA()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "bundle.pem")
+	if err := os.WriteFile(path, ca.PEM(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("SSL_CERT_FILE", path)
+	t.Setenv("SSL_CERT_DIR", "")
 }

@@ -88,10 +88,10 @@ func (x *Executor) begin(ctx context.Context, req Request, obs Observer) (_ *run
 		}
 	}()
 	p.image, p.authority, p.anonymous = spec.Name, a, a.anonymous() // of an image of a registry, with the digest
-	if err := x.admit(p); err != nil {
+	if err := x.admit(p, host); err != nil {
 		return nil, err
 	}
-	if err := x.planNetwork(p, req); err != nil {
+	if err := p.planNetwork(req, host); err != nil {
 		return nil, err
 	}
 	if err := CheckScripts(ctx, req.Document); err != nil {
@@ -114,7 +114,7 @@ func (r *run) close() {
 	r.snapshot.remove()
 	r.closeInputs()
 	r.closeFolder()
-	r.plan.net.spool.close()
+	r.tape.close()
 	r.plan.close()
 }
 
@@ -165,6 +165,7 @@ type run struct {
 	steps   *receipt.Steps
 	receipt []byte // the last one, as it is kept; nil before
 
+	tape                      tape           // of the network
 	network                   *RecordNetwork // what is kept
 	at                        *branchPoint
 	collected                 *collected     // what is to be kept; nil when there is no state

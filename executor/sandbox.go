@@ -34,8 +34,8 @@ func (x *Host) request(ctx context.Context, p *plan, progress func(string), cloc
 	}
 	clock.lap("template")
 	host, err := x.config()
-	return sandbox.Request{Template: tmpl, Image: p.image, Shape: p.shape, Env: p.net.giveWay(p.env, tmpl.EnvList()),
-		Hostname: p.hostname, Network: sandbox.Network{Options: p.net.options, Trust: p.net.trusts()},
+	return sandbox.Request{Template: tmpl, Image: p.image, Shape: p.shape, Env: p.link.GiveWay(p.env, tmpl.EnvList()),
+		Hostname: p.hostname, Network: sandbox.Network{Options: p.link.Options, Trust: trusts(p.link)},
 		Driver: p.driver, Needs: p.needs(), Kernel: x.opt.kernel(host), Slots: p.limits.Sandboxes,
 		Progress: progress, Lap: clock.lap}, err
 }
@@ -110,10 +110,14 @@ func (x *Host) Create(ctx context.Context, req SandboxRequest, preparing func(st
 	if err := p.check(); err != nil {
 		return nil, err
 	}
-	if err := x.admit(p); err != nil {
+	host, err := x.config()
+	if err != nil {
 		return nil, err
 	}
-	if err := x.planSandbox(p, req.Network, false); err != nil {
+	if err := x.admit(p, host); err != nil {
+		return nil, err
+	}
+	if err := x.planSandbox(p, host, req.Network, false); err != nil {
 		return nil, err
 	}
 	if req.From != "" || req.Kept != "" {

@@ -6,6 +6,7 @@ import (
 	"net"
 	"slices"
 
+	"turnstone.dev/turnstone/internal/netplan"
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/sandbox/collect"
 	"turnstone.dev/turnstone/internal/store"
@@ -39,18 +40,19 @@ func (x *Host) startBuild(ctx context.Context, req template.LayerRequest) (*Sand
 		return nil, none, err
 	}
 	p := &plan{image: req.Base.Name, template: req.Base, cwd: "/", shape: req.Shape, timeout: templatebuild.TimeLimit, driver: "auto"}
-	host, err := x.hostNetwork()
+	host, err := x.config()
 	if err != nil {
 		return nil, none, err
 	}
-	if p.net.policy, err = buildPolicy(host, req.Allow, req.Port); err != nil {
+	if p.net.Policy, err = buildPolicy(netplan.Host(host.Network), req.Allow, req.Port); err != nil {
 		return nil, none, err
 	}
-	p.net.spec.DNS = host.DNS
+	p.net.Spec.DNS = host.Network.DNS
+	p.link = netplan.NewLink(p.net, nil)
 	if err := p.check(); err != nil {
 		return nil, none, err
 	}
-	if err := x.admit(p); err != nil {
+	if err := x.admit(p, host); err != nil {
 		return nil, none, err
 	}
 	req.Say("starting a sandbox")
@@ -61,11 +63,11 @@ func (x *Host) startBuild(ctx context.Context, req template.LayerRequest) (*Sand
 // buildPolicy lets a build reach its package registries, which are at port, and what
 // its spec allows; nothing else. What the host's policy says of turns holds for what
 // the spec allows too.
-func buildPolicy(host hostNetwork, allow []string, port net.Addr) (network.Policy, error) {
+func buildPolicy(host netplan.Host, allow []string, port net.Addr) (network.Policy, error) {
 	if host.Locked && host.Default == "off" && len(allow) > 0 {
-		return network.Policy{Only: true}, locked("network: "+allow[0], errors.New("the host's policy is off"))
+		return network.Policy{Only: true}, netplan.Locked("network: "+allow[0], errors.New("the host's policy is off"))
 	}
-	policy, err := host.judging(network.Spec{Allow: slices.DeleteFunc(slices.Clone(allow), isPublicWord), Only: true})
+	policy, err := host.Judging(network.Spec{Allow: slices.DeleteFunc(slices.Clone(allow), isPublicWord), Only: true})
 	if err != nil || port == nil {
 		return policy, err
 	}

@@ -179,7 +179,11 @@ func (x *Host) unpackVM(ctx context.Context, cs *contextStore, rec *Record, laye
 		return "", nil, turnstone.NewError("executor.resume", turnstone.KindIntegrity, fmt.Sprintf("turn %d", rec.Number),
 			err).WithHint("begin a turn on its files")
 	}
-	if err := x.admit(p); err != nil {
+	host, err := x.config()
+	if err != nil {
+		return "", nil, err
+	}
+	if err := x.admit(p, host); err != nil {
 		return "", nil, err
 	}
 	ctx, stop := x.space.Watch(ctx, p.limits.FreeSpace)

@@ -9,6 +9,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/statedir"
 )
@@ -65,7 +66,7 @@ func TestResumedNetwork(t *testing.T) {
 		p := &plan{shape: turnstone.DefaultShape()}
 		asked, err := x.resumedNetwork(rec, []byte(c.document), c.req)
 		if err == nil {
-			err = x.planSandbox(p, asked, false)
+			err = x.planSandbox(p, ok[config.Config](t)(x.config()), asked, false)
 		}
 		if err != nil && (turnstone.HintOf(err) == "" || !strings.Contains(err.Error(), "only its caller can grant: network: ")) {
 			t.Errorf("%s: %v", name, err)
@@ -75,7 +76,7 @@ func TestResumedNetwork(t *testing.T) {
 		}
 		for _, to := range append(c.reaches, c.not...) {
 			want := slices.Contains(c.reaches, to)
-			if v := p.net.policy.Decide("", netip.MustParseAddr(to), 443); v.Allowed != want {
+			if v := p.net.Policy.Decide("", netip.MustParseAddr(to), 443); v.Allowed != want {
 				t.Errorf("%s: %s: %+v", name, to, v)
 			}
 		}

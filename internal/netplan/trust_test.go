@@ -1,4 +1,4 @@
-package executor
+package netplan
 
 import (
 	"crypto/x509"
@@ -41,42 +41,42 @@ func ownAuthority(t *testing.T) *x509.Certificate {
 // otherwise, and that no later turn has anything of it.
 func TestHostAuthorities(t *testing.T) {
 	cert := ownAuthority(t)
-	x := New(&statedir.Dir{Root: t.TempDir()})
+	host := Authorities(&statedir.Dir{Root: t.TempDir()})
 	env := []string{"PATH=/bin", "CURL_CA_BUNDLE=/mine.pem"}
-	n := &networkPlan{}
-	more, err := x.trusted(n, env)
-	if err != nil || len(n.hostCA) != 1 || !n.hostCA[0].Equal(cert) || n.ca != nil {
-		t.Fatalf("%q, %v, %v", more, n.hostCA, err)
+	n := NewLink(Rules{}, nil)
+	more, err := n.Trust(host, env)
+	if err != nil || len(n.HostCA) != 1 || !n.HostCA[0].Equal(cert) || n.CA != nil {
+		t.Fatalf("%q, %v, %v", more, n.HostCA, err)
 	}
 	if want := []string{"SSL_CERT_FILE=" + hostca.GuestPath, "REQUESTS_CA_BUNDLE=" + hostca.GuestPath, "NODE_EXTRA_CA_CERTS=" + hostca.GuestPath, "GIT_SSL_CAINFO=" + hostca.GuestPath}; !slices.Equal(more, want) {
 		t.Errorf("variables %q", more)
 	}
-	if n.bundle != hostca.GuestBundle {
-		t.Errorf("beside %s", n.bundle)
+	if n.Bundle != hostca.GuestBundle {
+		t.Errorf("beside %s", n.Bundle)
 	}
-	if left := n.inherited(append(slices.Clone(env), more...)); !slices.Equal(left, env) {
+	if left := n.Inherited(append(slices.Clone(env), more...)); !slices.Equal(left, env) {
 		t.Errorf("a later turn gets %q", left)
 	}
 	// An image that names certificates of its own means them.
-	if left := n.giveWay(more, []string{"SSL_CERT_FILE=/opt/conda/cacert.pem"}); strings.Contains(strings.Join(left, " "), "SSL_CERT_FILE") || len(left) != 3 {
+	if left := n.GiveWay(more, []string{"SSL_CERT_FILE=/opt/conda/cacert.pem"}); strings.Contains(strings.Join(left, " "), "SSL_CERT_FILE") || len(left) != 3 {
 		t.Errorf("over the image's: %q", left)
 	}
 	// Switched off, in a replay, and where the host has none.
-	for what, n := range map[string]*networkPlan{"off": {spec: network.Spec{NoHostCA: true}}, "a replay": {player: recording.NewPlayer(&recording.Recording{}, nil, nil)}} {
-		if more, err := x.trusted(n, env); err != nil || len(more) != 0 || len(n.hostCA) != 0 {
+	for what, n := range map[string]*Link{"off": NewLink(Rules{Spec: network.Spec{NoHostCA: true}}, nil), "a replay": {player: recording.NewPlayer(&recording.Recording{}, nil, nil)}} {
+		if more, err := n.Trust(host, env); err != nil || len(more) != 0 || len(n.HostCA) != 0 {
 			t.Errorf("%s: %q, %v", what, more, err)
 		}
 	}
 	// With an authority of the sandbox's own, all variables name both.
-	n = &networkPlan{spec: network.Spec{Open: true}}
-	if more, err := x.trusted(n, env); err != nil || len(more) != len(caVariables) || len(n.hostCA) != 1 || n.ca == nil {
+	n = NewLink(Rules{Spec: network.Spec{Open: true}}, nil)
+	if more, err := n.Trust(host, env); err != nil || len(more) != len(caVariables) || len(n.HostCA) != 1 || n.CA == nil {
 		t.Errorf("opened: %q, %v", more, err)
 	}
-	if left := n.inherited(append(slices.Clone(env), "CURL_CA_BUNDLE="+hostca.GuestPath)); !slices.Contains(left, "CURL_CA_BUNDLE=/mine.pem") {
+	if left := n.Inherited(append(slices.Clone(env), "CURL_CA_BUNDLE="+hostca.GuestPath)); !slices.Contains(left, "CURL_CA_BUNDLE=/mine.pem") {
 		t.Errorf("a later turn gets %q", left)
 	}
 	t.Setenv("SSL_CERT_FILE", os.DevNull)
-	if own := x.hostAuthorities().Own(); slices.ContainsFunc(own, cert.Equal) {
+	if own := host.Own(); slices.ContainsFunc(own, cert.Equal) {
 		t.Error("what was remembered is not the host's any more")
 	}
 }

@@ -1,4 +1,4 @@
-package executor
+package netplan
 
 import (
 	"net/netip"
@@ -27,7 +27,7 @@ func TestLockedHost(t *testing.T) {
 		{asked: []string{"router.example"}, name: "router.example", addr: "192.168.0.1", port: 80},
 		{host: []string{"api.example.com"}, asked: []string{"web.example.com"}, name: "web.example.com", addr: "8.8.8.8", port: 443, refused: true},
 	} {
-		p, err := hostNetwork{Locked: true, Allow: c.host}.judging(network.Spec{Allow: c.asked, Only: true})
+		p, err := Host{Locked: true, Allow: c.host}.Judging(network.Spec{Allow: c.asked, Only: true})
 		if c.refused != (err != nil) || err != nil && turnstone.HintOf(err) == "" {
 			t.Errorf("%q, %q: %v", c.host, c.asked, err)
 		}
@@ -36,7 +36,7 @@ func TestLockedHost(t *testing.T) {
 		}
 	}
 	// A turn that asks for nothing has all that the host allows.
-	p, err := hostNetwork{Locked: true, Allow: []string{"10.1.2.3:3128", "db.corp.example"}}.judging(network.Spec{})
+	p, err := Host{Locked: true, Allow: []string{"10.1.2.3:3128", "db.corp.example"}}.Judging(network.Spec{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,12 +62,12 @@ func TestLockedProperty(t *testing.T) {
 		return rapid.SliceOfN(rapid.SampledFrom(texts[1:]), 0, 2).Draw(t, what)
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		h := hostNetwork{Locked: true, Allow: rules(t, "host"), Deny: denied(t, "host denies")}
+		h := Host{Locked: true, Allow: rules(t, "host"), Deny: denied(t, "host denies")}
 		alone, err := h.policy()
 		if err != nil {
 			t.Fatal(err)
 		}
-		p, err := h.judging(network.Spec{Allow: rules(t, "document"), Deny: denied(t, "document denies"), Only: rapid.Bool().Draw(t, "only")})
+		p, err := h.Judging(network.Spec{Allow: rules(t, "document"), Deny: denied(t, "document denies"), Only: rapid.Bool().Draw(t, "only")})
 		if err != nil {
 			return
 		}

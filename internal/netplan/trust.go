@@ -1,0 +1,105 @@
+package netplan
+
+import (
+	"slices"
+	"strings"
+
+	"turnstone.dev/turnstone/internal/hostca"
+	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/network/proxy"
+	"turnstone.dev/turnstone/internal/statedir"
+)
+
+// needsCA tells whether the guest has to trust an authority of ours.
+func (l *Link) needsCA() bool {
+	return l.rules.Spec.Open || l.player != nil && l.player.Opened() ||
+		slices.ContainsFunc(l.rules.Spec.Headers, func(h network.SecretHeader) bool { return h.Scheme == "https" })
+}
+
+// caVariables tell programs of hostca.GuestPath: OpenSSL's and Go's, curl, Python's requests, Node, git.
+var caVariables = []string{"SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO"}
+
+// hostCAFile remembers which authorities the host has of its own.
+const hostCAFile = "host-ca.json"
+
+// Authorities are the certificates that the host trusts beyond the public ones. They are remembered
+// in the state directory dir.
+func Authorities(dir *statedir.Dir) hostca.Host {
+	h := hostca.Host{}
+	if cache, err := dir.MkdirAll("cache"); err == nil { // else each start looks for them
+		h.Cache = cache + "/" + hostCAFile
+	}
+	return h
+}
+
+// Trust decides what the guest is to trust beside its image's certificates, makes an authority of
+// its own where one is needed, and returns the variables with which programs find them all. env is
+// what the sandbox's would be without.
+func (l *Link) Trust(host hostca.Host, env []string) ([]string, error) {
+	if !l.rules.Spec.NoHostCA && l.player == nil { // a replay reaches nobody
+		l.HostCA = host.Own()
+	}
+	if !l.needsCA() && len(l.HostCA) == 0 {
+		return nil, nil
+	}
+	l.outer, l.Bundle = map[string]string{}, hostca.GuestBundle
+	for _, kv := range env {
+		name, value, _ := strings.Cut(kv, "=")
+		if slices.Contains(caVariables, name) && value != hostca.GuestPath {
+			l.outer[name] = value
+		}
+	}
+	if !l.needsCA() {
+		return l.variables(l.outer), nil // who names certificates of its own means them
+	}
+	var err error
+	if l.CA, err = proxy.NewCA(); err != nil {
+		return nil, err
+	}
+	if b := l.outer["SSL_CERT_FILE"]; b != "" {
+		l.Bundle = b
+	}
+	return l.variables(nil), nil
+}
+
+// variables are those that name hostca.GuestPath, without those in but.
+func (l *Link) variables(but map[string]string) (env []string) {
+	for _, name := range caVariables {
+		if _, ok := but[name]; !ok {
+			env = append(env, name+"="+hostca.GuestPath)
+		}
+	}
+	return env
+}
+
+// GiveWay takes out of env the variables that name the host's authorities where image, a
+// template's environment, names certificates of its own.
+func (l *Link) GiveWay(env, image []string) []string {
+	if l == nil || l.CA != nil || len(l.HostCA) == 0 {
+		return env
+	}
+	return slices.DeleteFunc(slices.Clone(env), func(kv string) bool {
+		name, value, _ := strings.Cut(kv, "=")
+		return value == hostca.GuestPath && slices.Contains(caVariables, name) &&
+			slices.ContainsFunc(image, func(kv string) bool { return strings.HasPrefix(kv, name+"=") })
+	})
+}
+
+// Inherited is env as later turns get it: without what is of use in this sandbox only.
+func (l *Link) Inherited(env []string) []string {
+	var kept []string
+	for _, kv := range env {
+		name, value, _ := strings.Cut(kv, "=")
+		if value != hostca.GuestPath || !slices.Contains(caVariables, name) {
+			kept = append(kept, kv)
+		} else if l == nil {
+			continue
+		} else if was, ok := l.outer[name]; ok {
+			kept = append(kept, name+"="+was)
+		}
+	}
+	return kept
+}
+
+// Opens reports whether the guest trusts an authority of the link's own.
+func (l *Link) Opens() bool { return l != nil && l.CA != nil }
