@@ -20,6 +20,7 @@ import (
 	"turnstone.dev/turnstone/internal/driver/host"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/subprocess"
+	"turnstone.dev/turnstone/substrate"
 )
 
 // Blank returns the path of an empty ext4 file system of the given size, made once by
@@ -66,6 +67,51 @@ func Format(ctx context.Context, op turnstone.Op, path string, args ...string) e
 		return fmt.Errorf("mke2fs: %w: %s", err, strings.TrimSpace(out.String()))
 	}
 	return nil
+}
+
+// OpenSlot opens the image at path for a slot of a machine, which takes one of exactly
+// substrate.SlotSize bytes: the guest has learned the size of its disk at its boot. op is the
+// caller's, for its errors, which are of kind Integrity.
+func OpenSlot(op turnstone.Op, path string, flag int) (*os.File, error) {
+	f, err := os.OpenFile(path, flag, 0)
+	if err == nil {
+		if err = checkSlot(f); err != nil {
+			_ = f.Close()
+		}
+	}
+	if err != nil {
+		return nil, turnstone.NewError(op, turnstone.KindIntegrity, path, err).
+			WithHint("the image cannot be used; remove it")
+	}
+	return f, nil
+}
+
+func checkSlot(f *os.File) error {
+	st, err := f.Stat()
+	if err == nil && (!st.Mode().IsRegular() || st.Size() != substrate.SlotSize) {
+		err = fmt.Errorf("it is not a file of %d bytes", substrate.SlotSize)
+	}
+	return err
+}
+
+// OpenLayers opens the images at paths, which a machine has in its slots for layers, as OpenSlot
+// does. More than the machine has slots are an error of kind Invalid.
+func OpenLayers(op turnstone.Op, paths []string) (layers []*os.File, err error) {
+	if len(paths) > substrate.MaxLayers {
+		return nil, turnstone.Errorf(op, turnstone.KindInvalid, "layers",
+			"there are %d, and a machine takes %d", len(paths), substrate.MaxLayers)
+	}
+	for _, path := range paths {
+		f, err := OpenSlot(op, path, os.O_RDONLY)
+		if err != nil {
+			for _, f := range layers {
+				_ = f.Close()
+			}
+			return nil, err
+		}
+		layers = append(layers, f)
+	}
+	return layers, nil
 }
 
 // Clone makes dst, which is empty, equal to src: sharing its blocks where the file

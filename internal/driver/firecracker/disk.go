@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/driver/disk"
 	"turnstone.dev/turnstone/substrate"
 )
@@ -56,18 +55,13 @@ func emptyHome() (*os.File, error) {
 	return f, nil
 }
 
-// checkSlot says whether the file at path is an image of exactly the size that the
-// guest takes its disk for.
+// checkSlot says whether the file at path is an image for a slot.
 func checkSlot(path string) error {
-	st, err := os.Stat(path)
-	if err == nil && (!st.Mode().IsRegular() || st.Size() != substrate.SlotSize) {
-		err = fmt.Errorf("it is not a file of %d bytes", substrate.SlotSize)
-	}
+	f, err := disk.OpenSlot("firecracker.restore", path, os.O_RDONLY)
 	if err != nil {
-		return turnstone.NewError("firecracker.restore", turnstone.KindIntegrity, path, err).
-			WithHint("the image cannot be used; remove it")
+		return err
 	}
-	return nil
+	return f.Close()
 }
 
 // copyFile makes the new file dst a copy of the file at src: sharing its blocks where

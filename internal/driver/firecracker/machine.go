@@ -18,6 +18,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/driver/console"
 	"turnstone.dev/turnstone/internal/driver/host"
+	"turnstone.dev/turnstone/internal/driver/jail"
 	"turnstone.dev/turnstone/internal/driver/kit"
 	"turnstone.dev/turnstone/internal/lazyregexp"
 )
@@ -84,7 +85,7 @@ func (m *machine) explain(wait error) error {
 			code = 149
 		}
 	}
-	notJailed := jailFailure(stderr, wait)
+	notJailed := jail.FailureOf(stderr, wait)
 	fault := lastFault(m.Console.String() + "\n" + stderr)
 	switch guest := m.Console.Fault(); {
 	case guest != nil:

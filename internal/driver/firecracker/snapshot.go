@@ -49,27 +49,15 @@ func (id identity) key() string { return snapshots.Key(id) }
 
 // differs names the first thing in which id is not other; "" when there is none.
 func (id identity) differs(other identity) string {
-	switch {
-	case id == other:
-		return ""
-	case id.Substrate != other.Substrate:
-		return fmt.Sprintf("substrate (%s)", host.Clip(id.Substrate))
-	case id.Version != other.Version:
-		return fmt.Sprintf("Firecracker (%s, now %s)", host.Clip(id.Version), other.Version)
-	case id.HostCPU != other.HostCPU:
-		return "CPU"
-	case id.HostKernel != other.HostKernel:
-		return fmt.Sprintf("host kernel (%s, now %s)", host.Clip(id.HostKernel), other.HostKernel)
-	case id.Shape != other.Shape:
-		return snapshots.Shapes(id.Shape, other.Shape)
-	case id.Kernel != other.Kernel:
-		return fmt.Sprintf("guest kernel (%s, now %s)", host.Clip(id.Kernel.Short()), other.Kernel.Short())
-	case id.Init != other.Init:
-		return fmt.Sprintf("version of turn: its agent (%s, now %s)", host.Clip(id.Init.Short()), other.Init.Short())
-	case id.Root != other.Root:
-		return fmt.Sprintf("image of the template (%s, now %s)", host.Clip(id.Root.Short()), other.Root.Short())
-	}
-	return "version of turn"
+	return snapshots.Differs(id == other,
+		snapshots.Part{What: fmt.Sprintf("substrate (%s)", host.Clip(id.Substrate)), Was: id.Substrate, Now: other.Substrate, Bare: true},
+		snapshots.Part{What: "Firecracker", Was: id.Version, Now: other.Version},
+		snapshots.Part{What: "CPU", Was: string(id.HostCPU), Now: string(other.HostCPU), Bare: true},
+		snapshots.Part{What: "host kernel", Was: id.HostKernel, Now: other.HostKernel},
+		snapshots.Shapes(id.Shape, other.Shape),
+		snapshots.Digests("guest kernel", id.Kernel, other.Kernel),
+		snapshots.Agents(id.Init, other.Init),
+		snapshots.Roots(id.Root, other.Root))
 }
 
 type manifest = snapshots.Manifest[identity]

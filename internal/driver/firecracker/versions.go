@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os/exec"
 	"strconv"
 	"strings"
-	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/driver/console"
@@ -105,13 +103,13 @@ func (s *Substrate) releaseText() string {
 // expects of the other is no stable interface. Errors are *JailerError.
 func (s *Substrate) checkJailer(ctx context.Context) error {
 	e := &JailerError{Jailer: s.jailer, Binary: s.binary, Release: s.releaseText()}
-	says, err := s.programVersion(ctx, s.jailer, "firecracker-jailer-version.json")
+	p, err := host.Versioned(ctx, s.home, "firecracker-jailer-version.json", s.jailer)
 	if e.Err = err; err != nil {
 		return e
 	}
-	m := jailerText.FindStringSubmatch(says)
+	m := jailerText.FindStringSubmatch(p.Version)
 	if m == nil {
-		e.Err = fmt.Errorf("it calls itself %.80q, which is no version of Firecracker's jailer", says)
+		e.Err = fmt.Errorf("it calls itself %.80q, which is no version of Firecracker's jailer", p.Version)
 		return e
 	}
 	if e.JailerRelease = m[1]; m[1] != strings.TrimPrefix(s.version, "Firecracker v") {
@@ -121,29 +119,6 @@ func (s *Substrate) checkJailer(ctx context.Context) error {
 }
 
 func (s *Substrate) readVersion(ctx context.Context) (string, error) {
-	return s.programVersion(ctx, s.binary, "firecracker-version.json")
-}
-
-// programVersion returns the first line of what a program says of its version, which is
-// remembered in the cache of the home.
-func (s *Substrate) programVersion(ctx context.Context, path, cache string) (string, error) {
-	if known, ok := host.Known(s.home, cache, path); ok {
-		return known.Version, nil
-	}
-	p, err := host.Ask(ctx, path, func(ctx context.Context) (string, error) {
-		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-		defer cancel()
-		out := &console.Tail{Limit: 4 << 10}
-		cmd := exec.CommandContext(ctx, path, "--version")
-		cmd.Stdout, cmd.WaitDelay = out, time.Second
-		if err := cmd.Run(); err != nil {
-			return "", fmt.Errorf("--version: %w", err)
-		}
-		line, _, _ := strings.Cut(out.String(), "\n")
-		return console.Printable(strings.TrimSpace(line)), nil
-	})
-	if err != nil {
-		return "", err
-	}
-	return p.Version, p.Remember(s.home, cache)
+	p, err := host.Versioned(ctx, s.home, "firecracker-version.json", s.binary)
+	return p.Version, err
 }

@@ -15,20 +15,12 @@ import (
 
 // Pack implements substrate.Keeper.
 func (s *Substrate) Pack(ctx context.Context, m substrate.Machine, dir, out string) (substrate.Packed, error) {
-	p, err := s.packer(m).Pack(ctx, dir, out)
-	if err != nil {
-		return p, s.wrap(ctx, err)
-	}
-	return p, nil
+	return s.packer(ctx, m).Pack(ctx, dir, out)
 }
 
 // PackBase implements substrate.BasePacker.
 func (s *Substrate) PackBase(ctx context.Context, m substrate.Machine, base turnstone.Digest, out string) ([]string, error) {
-	files, err := s.packer(m).PackBase(ctx, base, out)
-	if err != nil {
-		return nil, s.wrap(ctx, err)
-	}
-	return files, nil
+	return s.packer(ctx, m).PackBase(ctx, base, out)
 }
 
 // Abilities implements substrate.Able.
@@ -64,15 +56,13 @@ func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, packed subs
 	if err := s.release.standstill(); err != nil { // nothing could start from it
 		return err
 	}
-	if err := s.packer(m).Unpack(ctx, packed, dir); err != nil {
-		return s.wrap(ctx, err)
-	}
-	return nil
+	return s.packer(ctx, m).Unpack(ctx, packed, dir)
 }
 
-func (s *Substrate) packer(m substrate.Machine) snapshots.Packer[identity] {
+func (s *Substrate) packer(ctx context.Context, m substrate.Machine) snapshots.Packer[identity] {
 	now := s.identity(m)
 	return snapshots.Packer[identity]{Op: turnstone.Op(s.Name()), Machine: m, Identity: now, RAM: mebibytes(m.Shape.Memory) << 20,
+		Wrap:    func(err error) error { return s.wrap(ctx, err) },
 		Base:    func(id identity) string { return s.home.Path("snapshots", id.key()) },
 		Differs: func(id identity, cpu *host.Model) string { return id.movedTo(now, cpu) },
 		Prepare: func(dir string) error { // as take has them

@@ -76,10 +76,7 @@ func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir st
 	if err != nil {
 		return nil, s.wrap(ctx, err)
 	}
-	m.Layers, m.Home = nil, ""
-	for _, l := range man.Layers {
-		m.Layers = append(m.Layers, l.Path)
-	}
+	m = man.On(m)
 	vm, err := s.load(ctx, m, snapshotIn(dir))
 	if err != nil {
 		return nil, s.wrap(ctx, err)

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
@@ -62,10 +61,7 @@ func (s *Substrate) findWall(ctx context.Context) (Jail, error) {
 	}
 	j := Jail{Wall: jailed, When: time.Now().UTC(), Host: on}
 	if err := s.tryJail(ctx); err != nil {
-		j.Wall, j.Reason = noWall, err.Error()
-		if setting := host.NoUserNamespaces(); setting != "" && os.Geteuid() != 0 {
-			j.Reason = fmt.Sprintf("users may make no user namespaces here (%s): %s", setting, j.Reason)
-		}
+		j.Wall, j.Reason = noWall, host.WhyNoJail(err)
 	}
 	if ctx.Err() != nil {
 		return j, turnstone.NewError("firecracker.new", turnstone.KindCanceled, s.binary, ctx.Err())
@@ -184,13 +180,4 @@ func shown(binary string) []string {
 		}
 	}
 	return nil
-}
-
-// jailFailure returns why the jail of a process that has ended could not be made.
-func jailFailure(stderr string, wait error) error {
-	var exit *exec.ExitError
-	if !errors.As(wait, &exit) {
-		return nil
-	}
-	return jail.Failure(stderr, exit.ExitCode())
 }

@@ -137,20 +137,12 @@ func (s *Substrate) Version() string { return s.program.Version }
 func (s *Substrate) Binary() string { return s.binary }
 
 func (s *Substrate) readProgram(ctx context.Context) (host.Program, error) {
-	const cache = "runsc.json"
-	if known, ok := host.Known(s.home, cache, s.binary); ok {
-		return known, nil
-	}
-	p, err := host.Ask(ctx, s.binary, func(ctx context.Context) (string, error) {
-		out, err := exec.CommandContext(ctx, s.binary, "--version").Output()
-		line, _, _ := strings.Cut(string(out), "\n")
-		return line, err
-	})
+	p, err := host.Versioned(ctx, s.home, "runsc.json", s.binary)
 	if err != nil {
 		return p, turnstone.NewError("gvisor.new", turnstone.KindUnavailable, s.binary, err).
 			WithHint(buildHint)
 	}
-	return p, p.Remember(s.home, cache)
+	return p, nil
 }
 
 // wrap gives an error its kind and a hint.

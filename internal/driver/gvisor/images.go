@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/disk"
 	"turnstone.dev/turnstone/internal/driver/snapshots"
 	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/statedir"
@@ -98,45 +99,15 @@ func (s *Substrate) openImages(ctx context.Context, m substrate.Machine) (_ *ima
 	if in.lower, err = os.Open(m.Root); err != nil {
 		return nil, err
 	}
-	if len(m.Layers) > substrate.MaxLayers {
-		return nil, turnstone.Errorf("gvisor.restore", turnstone.KindInvalid, "layers",
-			"there are %d, and a sandbox takes %d", len(m.Layers), substrate.MaxLayers)
-	}
 	if m.Home != "" {
 		return nil, turnstone.Errorf("gvisor.restore", turnstone.KindInvalid, "home",
 			"gVisor mounts no disk that is written to").
 			WithHint("use --substrate qemu for a home that stays")
 	}
-	for _, path := range m.Layers {
-		f, err := openLayer(path)
-		if err != nil {
-			return nil, err
-		}
-		in.layers = append(in.layers, f)
+	if in.layers, err = disk.OpenLayers("gvisor.restore", m.Layers); err != nil {
+		return nil, err
 	}
 	return in, nil
-}
-
-// openLayer opens a layer's image, which has the size of a slot on every substrate: an
-// image of another size is not whole.
-func openLayer(path string) (*os.File, error) {
-	damaged := func(err error) error {
-		return turnstone.NewError("gvisor.restore", turnstone.KindIntegrity, path, err).
-			WithHint("the image cannot be used; remove it")
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, damaged(err)
-	}
-	st, err := f.Stat()
-	if err == nil && (!st.Mode().IsRegular() || st.Size() != substrate.SlotSize) {
-		err = fmt.Errorf("it is not a file of %d bytes", substrate.SlotSize)
-	}
-	if err != nil {
-		_ = f.Close()
-		return nil, damaged(err)
-	}
-	return f, nil
 }
 
 // ownImages are the paths of the images that this package makes.

@@ -4,13 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/driver/host"
 	"turnstone.dev/turnstone/internal/driver/snapshots"
 	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/substrate"
@@ -47,23 +45,13 @@ var named = snapshots.Kind{Manifest: manifestFile, Keys: keyPrefix, New: ".takin
 
 // differs names the first thing in which id is not other; "" when there is none.
 func (id identity) differs(other identity) string {
-	switch {
-	case id == other:
-		return ""
-	case id.Runsc != other.Runsc:
-		return fmt.Sprintf("runsc (%s, now %s)", host.Clip(id.Runsc.Short()), other.Runsc.Short())
-	case id.HostCPU != other.HostCPU:
-		return "CPU"
-	case id.Kernel != other.Kernel:
-		return fmt.Sprintf("host kernel (%s, now %s)", host.Clip(id.Kernel), other.Kernel)
-	case id.Shape != other.Shape:
-		return snapshots.Shapes(id.Shape, other.Shape)
-	case id.Agent != other.Agent:
-		return fmt.Sprintf("version of turn: its agent (%s, now %s)", host.Clip(id.Agent.Short()), other.Agent.Short())
-	case id.Root != other.Root:
-		return fmt.Sprintf("image of the template (%s, now %s)", host.Clip(id.Root.Short()), other.Root.Short())
-	}
-	return "version of turn"
+	return snapshots.Differs(id == other,
+		snapshots.Digests("runsc", id.Runsc, other.Runsc),
+		snapshots.Part{What: "CPU", Was: string(id.HostCPU), Now: string(other.HostCPU), Bare: true},
+		snapshots.Part{What: "host kernel", Was: id.Kernel, Now: other.Kernel},
+		snapshots.Shapes(id.Shape, other.Shape),
+		snapshots.Agents(id.Agent, other.Agent),
+		snapshots.Roots(id.Root, other.Root))
 }
 
 // The files of a checkpoint, as `runsc checkpoint --compression=none` names them: the

@@ -70,13 +70,13 @@ func (s *Substrate) prove(ctx context.Context) (verdict, error) {
 	err = subprocess.Run(ctx, cmd, subprocess.Options{Started: func() { started = true }})
 	switch {
 	case !started:
-		return verdict{Reason: explainStart(err.Error()), When: time.Now().UTC()}, nil
+		return verdict{Reason: noStart + host.WhyNoJail(err), When: time.Now().UTC()}, nil
 	case ctx.Err() != nil:
 		return verdict{}, fmt.Errorf("a sandbox did not start within %s", proofLimit)
 	}
 	v := verdict{When: time.Now().UTC()}
 	if err != nil {
-		v.Reason = explainStart(console.Clip(complaint(out.String()), maxSaid) + " (" + err.Error() + ")")
+		v.Reason = noStart + host.WhyNoJail(fmt.Errorf("%s (%w)", console.Clip(complaint(out.String()), maxSaid), err))
 		return v, nil
 	}
 	v.Usable, v.Reason = true, fmt.Sprintf("a sandbox started in %s", time.Since(began).Round(time.Millisecond))
@@ -94,14 +94,5 @@ func complaint(out string) string {
 	return console.LastLine(out)
 }
 
-// explainStart says why nothing started, with what can be done about the usual reason: a
-// host that lets ordinary users make no user namespaces.
-func explainStart(what string) string {
-	if !rootless() {
-		return "a sandbox does not start: " + what
-	}
-	if setting := host.NoUserNamespaces(); setting != "" {
-		return fmt.Sprintf("a sandbox does not start: users may make no user namespaces here (%s): %s", setting, what)
-	}
-	return "a sandbox does not start: " + what
-}
+// noStart is the prefix of why nothing started.
+const noStart = "a sandbox does not start: "

@@ -5,12 +5,17 @@ package host
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
+	"time"
 
+	"turnstone.dev/turnstone/internal/driver/console"
 	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/subprocess"
 )
 
 // A Program is what is remembered of a program: its digest costs reading it, and its
@@ -46,6 +51,33 @@ func (p Program) Remember(h *statedir.Dir, name string) error {
 	b, _ := json.Marshal(p) // plain data always encodes
 	return filestamp.WriteFile(h.Path("cache", name), b, 0o600)
 }
+
+// Versioned returns what is remembered of the program at path in the file called name in h's cache;
+// where nothing is, it asks the program for its version, the first line of what it says.
+func Versioned(ctx context.Context, h *statedir.Dir, name, path string) (Program, error) {
+	if known, ok := Known(h, name, path); ok {
+		return known, nil
+	}
+	p, err := Ask(ctx, path, func(ctx context.Context) (string, error) {
+		ctx, cancel := context.WithTimeout(ctx, versionLimit)
+		defer cancel()
+		out := console.Tail{Limit: 4 << 10}
+		cmd := exec.Command(path, "--version")
+		cmd.Stdout, cmd.WaitDelay = &out, time.Second
+		if err := subprocess.Run(ctx, cmd, subprocess.Options{}); err != nil {
+			return "", fmt.Errorf("--version: %w", err)
+		}
+		line, _, _ := strings.Cut(out.String(), "\n")
+		return console.Printable(strings.TrimSpace(line)), nil
+	})
+	if err != nil {
+		return p, err
+	}
+	return p, p.Remember(h, name)
+}
+
+// versionLimit is how long a program may take to say its version.
+const versionLimit = 10 * time.Second
 
 // FindSystem returns the path of one of the system's programs. It also looks where
 // ordinary users' PATH does not.

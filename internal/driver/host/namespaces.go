@@ -1,6 +1,7 @@
 package host
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -50,6 +51,15 @@ func NoUserNamespaces() string {
 		return s.name() + " is " + s.off
 	}
 	return ""
+}
+
+// WhyNoJail is err, of a start in namespaces, with the usual reason before it: a host that lets
+// ordinary users make none.
+func WhyNoJail(err error) string {
+	if setting := NoUserNamespaces(); setting != "" && os.Geteuid() != 0 {
+		return fmt.Sprintf("users may make no user namespaces here (%s): %s", setting, err)
+	}
+	return err.Error()
 }
 
 // AllowUserNamespaces is the command that changes that setting; empty: none forbids it.

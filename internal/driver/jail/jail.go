@@ -252,6 +252,15 @@ func executable(b []byte) (*os.File, error) {
 	return f, nil
 }
 
+// FailureOf is Failure for a process that has ended with what exec.Cmd's Wait returns.
+func FailureOf(stderr string, wait error) error {
+	var exit *exec.ExitError
+	if !errors.As(wait, &exit) {
+		return nil
+	}
+	return Failure(stderr, exit.ExitCode())
+}
+
 // marker begins what a process says on its standard error when its jail fails.
 const marker = "turnstone-jail: "
 

@@ -218,11 +218,8 @@ func Seal(ctx context.Context, pid int) error {
 	var said bytes.Buffer
 	cmd.Stderr = &said
 	err = subprocess.Run(ctx, cmd, subprocess.Options{})
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
-		if failure := Failure(said.String(), exit.ExitCode()); failure != nil {
-			return failure
-		}
+	if failure := FailureOf(said.String(), err); failure != nil {
+		return failure
 	}
 	return err
 }

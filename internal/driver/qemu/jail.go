@@ -66,10 +66,7 @@ func (s *Substrate) findWall(ctx context.Context) (Jail, error) {
 	}
 	j := Jail{Wall: jailed, When: time.Now().UTC(), Host: on}
 	if err := s.tryWall(ctx, jailed); err != nil {
-		j.Wall, j.Reason = filtered, err.Error()
-		if setting := host.NoUserNamespaces(); setting != "" && os.Geteuid() != 0 {
-			j.Reason = fmt.Sprintf("users may make no user namespaces here (%s): %s", setting, j.Reason)
-		}
+		j.Wall, j.Reason = filtered, host.WhyNoJail(err)
 		if err := s.tryWall(ctx, filtered); err != nil {
 			j.Wall = open
 		}
@@ -97,7 +94,7 @@ func (s *Substrate) tryWall(ctx context.Context, w wall) error {
 	if limited.Err() != nil {
 		return errors.New("QEMU does not say its version there")
 	}
-	if failure := jailFailure(said.String(), err); failure != nil {
+	if failure := jail.FailureOf(said.String(), err); failure != nil {
 		return failure
 	}
 	if err != nil {
@@ -107,15 +104,6 @@ func (s *Substrate) tryWall(ctx context.Context, w wall) error {
 		return fmt.Errorf("QEMU says there that it is %q", console.Printable(line))
 	}
 	return nil
-}
-
-// jailFailure returns why the jail of a process that has ended could not be made.
-func jailFailure(stderr string, wait error) error {
-	var exit *exec.ExitError
-	if !errors.As(wait, &exit) {
-		return nil
-	}
-	return jail.Failure(stderr, exit.ExitCode())
 }
 
 // shown is what a QEMU finds of the host: libraries and firmware, read-only.

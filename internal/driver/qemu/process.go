@@ -153,8 +153,8 @@ func (m *machine) explain(wait error) error {
 		// Its memory is a file: a page that the disk has no room for ends it so.
 		e.Kind, e.Hint = turnstone.KindExhausted, "make room where TURN_HOME is"
 		e.Err = errors.New("the host's disk is full: it has no room for the guest's memory")
-	case jailFailure(m.stderr.String(), wait) != nil:
-		e.Kind, e.Hint, e.Err = turnstone.KindUnavailable, "run `turn doctor`", jailFailure(m.stderr.String(), wait)
+	case jail.FailureOf(m.stderr.String(), wait) != nil:
+		e.Kind, e.Hint, e.Err = turnstone.KindUnavailable, "run `turn doctor`", jail.FailureOf(m.stderr.String(), wait)
 	case strings.TrimSpace(m.stderr.String()) != "":
 		e.Err = fmt.Errorf("QEMU ended: %s", console.Printable(strings.TrimSpace(m.stderr.String())))
 	case wait != nil:

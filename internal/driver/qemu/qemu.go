@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -371,20 +370,12 @@ func (s *Substrate) identity(m substrate.Machine) identity {
 }
 
 func (s *Substrate) readVersion(ctx context.Context) (string, error) {
-	const cache = "qemu-version.json"
-	if known, ok := host.Known(s.home, cache, s.binary); ok {
-		return known.Version, nil
-	}
-	p, err := host.Ask(ctx, s.binary, func(ctx context.Context) (string, error) {
-		out, err := exec.CommandContext(ctx, s.binary, "--version").Output()
-		line, _, _ := strings.Cut(string(out), "\n")
-		return line, err
-	})
+	p, err := host.Versioned(ctx, s.home, "qemu-version.json", s.binary)
 	if err != nil {
 		return "", turnstone.NewError("qemu.new", turnstone.KindUnavailable, s.binary, err).
 			WithHint("run `turn doctor`")
 	}
-	return p.Version, p.Remember(s.home, cache)
+	return p.Version, nil
 }
 
 var versionNumber = lazyregexp.New(`version (\d+)\.(\d+)`)

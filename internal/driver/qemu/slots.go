@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"os"
 
-	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/disk"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -44,44 +44,9 @@ func slot(name, node string) []string {
 }
 
 // fill opens what m has for the slots.
-func (f *files) fill(m substrate.Machine) error {
-	if len(m.Layers) > substrate.MaxLayers {
-		return turnstone.Errorf("qemu.restore", turnstone.KindInvalid, "layers",
-			"there are %d, and a machine takes %d", len(m.Layers), substrate.MaxLayers)
-	}
-	for _, path := range m.Layers {
-		file, err := openSlot(path, os.O_RDONLY)
-		if err != nil {
-			return err
-		}
-		f.layers = append(f.layers, file)
-	}
-	var err error
-	if m.Home != "" {
-		f.home, err = openSlot(m.Home, os.O_RDWR)
+func (f *files) fill(m substrate.Machine) (err error) {
+	if f.layers, err = disk.OpenLayers(restoreOp, m.Layers); err == nil && m.Home != "" {
+		f.home, err = disk.OpenSlot(restoreOp, m.Home, os.O_RDWR)
 	}
 	return err
-}
-
-// openSlot opens an image of exactly the size that the guest takes its disk for:
-// it has learned that at its boot, and another size would be an error of reading
-// somewhere in the middle of its work.
-func openSlot(path string, flag int) (*os.File, error) {
-	damaged := func(err error) error {
-		return turnstone.NewError("qemu.restore", turnstone.KindIntegrity, path, err).
-			WithHint("the image cannot be used; remove it")
-	}
-	f, err := os.OpenFile(path, flag, 0)
-	if err != nil {
-		return nil, damaged(err)
-	}
-	st, err := f.Stat()
-	if err == nil && (!st.Mode().IsRegular() || st.Size() != substrate.SlotSize) {
-		err = fmt.Errorf("it is not a file of %d bytes", substrate.SlotSize)
-	}
-	if err != nil {
-		_ = f.Close()
-		return nil, damaged(err)
-	}
-	return f, nil
 }

@@ -39,20 +39,12 @@ func (s *Substrate) keeping() error {
 
 // Pack implements substrate.Keeper.
 func (s *Substrate) Pack(ctx context.Context, m substrate.Machine, dir, out string) (substrate.Packed, error) {
-	p, err := s.packer(m).Pack(ctx, dir, out)
-	if err != nil {
-		return p, s.wrap(err)
-	}
-	return p, nil
+	return s.packer(m).Pack(ctx, dir, out)
 }
 
 // PackBase implements substrate.BasePacker.
 func (s *Substrate) PackBase(ctx context.Context, m substrate.Machine, base turnstone.Digest, out string) ([]string, error) {
-	files, err := s.packer(m).PackBase(ctx, base, out)
-	if err != nil {
-		return nil, s.wrap(err)
-	}
-	return files, nil
+	return s.packer(m).PackBase(ctx, base, out)
 }
 
 // Unpack implements substrate.Keeper.
@@ -60,16 +52,14 @@ func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed subs
 	if err := s.keeping(); err != nil {
 		return err
 	}
-	if err := s.packer(m).Unpack(ctx, packed, dir); err != nil {
-		return s.wrap(err)
-	}
-	return nil
+	return s.packer(m).Unpack(ctx, packed, dir)
 }
 
 func (s *Substrate) packer(m substrate.Machine) snapshots.Packer[identity] {
 	size := int64(m.Shape.Memory)
 	now := s.identity(m)
 	return snapshots.Packer[identity]{Op: "qemu", Machine: m, Identity: now, RAM: size,
+		Wrap:    s.wrap,
 		Base:    func(id identity) string { return s.home.Path("snapshots", id.key()) },
 		Differs: func(id identity, cpu *host.Model) string { return id.movedTo(now, cpu) },
 		Prepare: func(dir string) error {

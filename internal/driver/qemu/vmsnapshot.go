@@ -3,14 +3,12 @@ package qemu
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/driver/disk"
-	"turnstone.dev/turnstone/internal/driver/host"
 	"turnstone.dev/turnstone/internal/driver/snapshots"
 	"turnstone.dev/turnstone/substrate"
 )
@@ -116,10 +114,7 @@ func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir st
 	if err != nil {
 		return nil, s.wrap(err)
 	}
-	m.Layers, m.Home = nil, ""
-	for _, l := range man.Layers {
-		m.Layers = append(m.Layers, l.Path)
-	}
+	m = man.On(m)
 	f, err := s.restoreFiles(ctx, m, snap)
 	if err != nil {
 		return nil, s.wrap(err)
@@ -146,25 +141,13 @@ const restoreOp = "qemu.restore"
 
 // differs names the first thing in which id is not other; "" when there is none.
 func (id identity) differs(other identity) string {
-	switch {
-	case id == other:
-		return ""
-	case id.QEMU != other.QEMU:
-		return fmt.Sprintf("QEMU (%s, now %s)", host.Clip(id.QEMU), other.QEMU)
-	case id.Accel != other.Accel:
-		return fmt.Sprintf("way of running guests (%s, now %s)", host.Clip(string(id.Accel)), other.Accel)
-	case id.CPUModel != other.CPUModel:
-		return fmt.Sprintf("model of the guest's CPU (%s, now %s)", host.Clip(id.CPUModel), other.CPUModel)
-	case id.HostCPU != other.HostCPU:
-		return "CPU"
-	case id.Shape != other.Shape:
-		return snapshots.Shapes(id.Shape, other.Shape)
-	case id.Kernel != other.Kernel:
-		return fmt.Sprintf("guest kernel (%s, now %s)", host.Clip(id.Kernel.Short()), other.Kernel.Short())
-	case id.Init != other.Init:
-		return fmt.Sprintf("version of turn: its agent (%s, now %s)", host.Clip(id.Init.Short()), other.Init.Short())
-	case id.Root != other.Root:
-		return fmt.Sprintf("image of the template (%s, now %s)", host.Clip(id.Root.Short()), other.Root.Short())
-	}
-	return "version of turn"
+	return snapshots.Differs(id == other,
+		snapshots.Part{What: "QEMU", Was: id.QEMU, Now: other.QEMU},
+		snapshots.Part{What: "way of running guests", Was: string(id.Accel), Now: string(other.Accel)},
+		snapshots.Part{What: "model of the guest's CPU", Was: id.CPUModel, Now: other.CPUModel},
+		snapshots.Part{What: "CPU", Was: string(id.HostCPU), Now: string(other.HostCPU), Bare: true},
+		snapshots.Shapes(id.Shape, other.Shape),
+		snapshots.Digests("guest kernel", id.Kernel, other.Kernel),
+		snapshots.Agents(id.Init, other.Init),
+		snapshots.Roots(id.Root, other.Root))
 }

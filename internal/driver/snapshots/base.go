@@ -96,12 +96,12 @@ func (p packedBase) sum() turnstone.Digest {
 	return turnstone.DigestBytes(b)
 }
 
-// PackBase does what substrate.BasePacker says. Its errors may have no type.
+// PackBase does what substrate.BasePacker says.
 func (k Packer[ID]) PackBase(ctx context.Context, want turnstone.Digest, out string) ([]string, error) {
 	err := k.packBase(ctx, want, out)
 	if err != nil {
 		_ = os.RemoveAll(out)
-		return nil, err
+		return nil, k.Wrap(err)
 	}
 	return []string{baseManifest, baseRAMData, baseScratchData}, nil
 }

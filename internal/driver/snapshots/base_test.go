@@ -31,6 +31,7 @@ const keptSize = 64 * pageSize
 func newKeptHome(dir string) keptHome {
 	m := substrate.Machine{Shape: turnstone.Shape{CPUs: 1, Memory: keptSize, Disk: keptSize}}
 	return keptHome{dir, Packer[string]{Op: "test", Machine: m, Identity: "m", RAM: keptSize,
+		Wrap: func(err error) error { return err },
 		Base: func(string) string { return filepath.Join(dir, "snapshot") },
 		Differs: func(id string, cpu *host.Model) string {
 			if id != "m" || cpu == nil && strings.HasPrefix(id, "x") {

@@ -209,6 +209,15 @@ func OpenLive[ID comparable](op turnstone.Op, dir string, differs func(ID) strin
 	return man, state, nil
 }
 
+// On returns m with the layers of the machine that was written down, and without a home.
+func (m Live[ID]) On(on substrate.Machine) substrate.Machine {
+	on.Layers, on.Home = nil, ""
+	for _, l := range m.Layers {
+		on.Layers = append(on.Layers, l.Path)
+	}
+	return on
+}
+
 // Misfit is the error for a machine that cannot go on where it was saved with another
 // why; nil where why is empty.
 func Misfit(op turnstone.Op, why string) error {

@@ -67,15 +67,17 @@ type Packer[ID comparable] struct {
 	Base     func(ID) string                     // the folder of the snapshot that machines of this identity start from
 	Differs  func(id ID, cpu *host.Model) string // as OpenLive's; cpu is what was said of the CPU, and may be nil
 	Prepare  func(dir string) error              // makes the files of an unpacked machine ready for its program
+	Wrap     func(error) error                   // makes what the driver returns of an error
 }
 
-// Pack does what substrate.Keeper says. Its errors may have no type.
+// Pack does what substrate.Keeper says.
 func (k Packer[ID]) Pack(ctx context.Context, dir, out string) (substrate.Packed, error) {
 	p, err := k.pack(ctx, dir, out)
 	if err != nil {
 		_ = os.RemoveAll(out)
+		return p, k.Wrap(err)
 	}
-	return p, err
+	return p, nil
 }
 
 func (k Packer[ID]) pack(ctx context.Context, dir, out string) (packed substrate.Packed, err error) {

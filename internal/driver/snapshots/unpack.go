@@ -19,8 +19,9 @@ func (k Packer[ID]) Unpack(ctx context.Context, packed substrate.PackedFiles, di
 	err := u.all(ctx)
 	if err != nil {
 		_ = os.RemoveAll(dir)
+		return k.Wrap(err)
 	}
-	return err
+	return nil
 }
 
 // An unpacking is one machine that is made ready to be restored.
@@ -176,12 +177,4 @@ func ReadIn(packed substrate.PackedFiles, name string, limit int64) ([]byte, err
 		err = fmt.Errorf("longer than %d bytes", limit)
 	}
 	return b, err
-}
-
-// Shapes says in what way the shape of a machine is another now.
-func Shapes(was, now turnstone.Shape) string {
-	text := func(s turnstone.Shape) string {
-		return fmt.Sprintf("%d CPUs, %s of memory, %s of disk, network %t", s.CPUs, s.Memory.Human(), s.Disk.Human(), s.Network)
-	}
-	return fmt.Sprintf("shape (%s; now %s)", text(was), text(now))
 }
