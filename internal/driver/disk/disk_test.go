@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 
@@ -14,6 +15,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/driver/host"
 	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/substrate"
 )
 
 // A copy is equal, and a hole in the original takes up no room in it.
@@ -172,5 +174,37 @@ func TestOverlay(t *testing.T) {
 	})
 	if n < 10 {
 		t.Errorf("only %d cases", n)
+	}
+}
+
+// TestOpenLayers: only whole images of a slot's size are opened, and no more than there are slots.
+func TestOpenLayers(t *testing.T) {
+	dir := t.TempDir()
+	image := func(name string, size int64) string {
+		path := filepath.Join(dir, name)
+		f, err := os.Create(path)
+		if err == nil {
+			err = errors.Join(f.Truncate(size), f.Close())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	good, short := image("good", substrate.SlotSize), image("short", substrate.SlotSize-1)
+	layers, err := OpenLayers("test.open", []string{good, good})
+	if err != nil || len(layers) != 2 {
+		t.Fatal(layers, err)
+	}
+	for _, f := range layers {
+		_ = f.Close()
+	}
+	for _, path := range []string{short, dir, filepath.Join(dir, "none")} {
+		if layers, err := OpenLayers("test.open", []string{good, path}); turnstone.KindOf(err) != turnstone.KindIntegrity || layers != nil {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	if _, err := OpenLayers("test.open", slices.Repeat([]string{good}, substrate.MaxLayers+1)); turnstone.KindOf(err) != turnstone.KindInvalid {
+		t.Error(err)
 	}
 }
