@@ -14,7 +14,7 @@ const UpperIsExport = "export"
 // maxHeaders bounds what an export has beside the files' data: headers, as upper does.
 const maxHeaders = 4 << 30
 
-// spoolExport has s's processes stand still and writes what the agent exports into a
+// spoolExport stops s's processes and writes what the agent exports into a
 // file without a name. s.live is held.
 func (s *Sandbox) spoolExport(ctx context.Context) error {
 	f, err := os.CreateTemp(s.spoolDir, "export-*")

@@ -14,16 +14,16 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// suspendLimit bounds how long a guest may take to stand still; its processes have
+// suspendLimit bounds how long a guest may take to suspend itself; its processes have
 // ten seconds of it. It also bounds how long one may take to answer afterwards.
 const suspendLimit = time.Minute
 
-// Pause makes the machine stand still, with its processes and its memory. All
+// Pause pauses the machine, with its processes and its memory. All
 // connections to it end, Client's too, and there are none until Resume. The disk
 // (Disk) is complete meanwhile; upper is the folder of it that has the sandbox's
 // changes, as the guest says. A second Pause does nothing.
 //
-// Where the machine does not stand still it goes on, with a new Client, as far as it lives.
+// A machine that cannot be paused resumes with a new Client, unless it has died.
 func (s *Sandbox) Pause(ctx context.Context) (upper string, err error) {
 	s.live.Lock()
 	defer s.live.Unlock()
@@ -60,19 +60,19 @@ func (s *Sandbox) Pause(ctx context.Context) (upper string, err error) {
 	return s.upper, nil
 }
 
-// resumePaused lets a machine go on whose guest is suspended, and which does not stand still, as why
-// says. One that does not come back is ended. s.live is held.
+// goOn resumes a machine whose guest is suspended, and which could not be paused. It returns
+// why, the reason, and ends a machine that does not resume. s.live is held.
 func (s *Sandbox) goOn(ctx context.Context, p substrate.Pauser, why error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), suspendLimit)
 	defer cancel()
-	_ = p.Resume(ctx) // it may stand still all the same
+	_ = p.Resume(ctx) // it may be paused all the same
 	if err := s.renew(ctx, wire.SandboxRenewParams{}); err != nil {
 		return s.lost(why)
 	}
 	return why
 }
 
-// Resume lets a paused machine go on: with fresh entropy, the host's clock and a
+// Resume resumes a paused machine: with fresh entropy, the host's clock and a
 // new Client. A machine that is not paused is left alone.
 func (s *Sandbox) Resume(ctx context.Context) error {
 	s.live.Lock()
@@ -92,7 +92,7 @@ func (s *Sandbox) Resume(ctx context.Context) error {
 	return s.renew(context.WithoutCancel(ctx), wire.SandboxRenewParams{})
 }
 
-// Paused says whether the machine stands still.
+// Paused reports whether the machine is paused.
 func (s *Sandbox) Paused() bool {
 	s.live.Lock()
 	defer s.live.Unlock()
@@ -101,7 +101,7 @@ func (s *Sandbox) Paused() bool {
 
 // Snapshot writes the machine as it is into the folder dir, which it makes; see
 // substrate.Snapshotter. One that is paused stays so. Else all connections to it
-// end, and it goes on with a new Client: its processes do not notice, but for the
+// end, and it resumes with a new Client: its processes do not notice, except for the
 // time that has passed.
 func (s *Sandbox) Snapshot(ctx context.Context, dir string) error {
 	s.live.Lock()
@@ -154,7 +154,7 @@ func (s *Sandbox) Disk() (*os.File, error) {
 	return d.Disk()
 }
 
-// restricted says why the machine must not stand still, where its driver knows of a fault.
+// restricted returns why the machine must not be paused, where its driver knows of a fault.
 func (s *Sandbox) restricted() error {
 	if d, ok := s.driver.(substrate.Able); ok {
 		return d.Abilities().Live
@@ -163,8 +163,8 @@ func (s *Sandbox) restricted() error {
 }
 
 func (s *Sandbox) cannot(what string) error {
-	return turnstone.Errorf("executor.live", turnstone.KindUnavailable, "substrate "+s.about.Substrate,
-		"its sandboxes cannot %s", what)
+	return turnstone.Errorf("executor.live", turnstone.KindUnavailable,
+		"substrate "+s.about.Substrate, "its sandboxes cannot %s", what)
 }
 
 // lost ends a machine that is in between: neither it nor we know where the
@@ -180,8 +180,8 @@ func (s *Sandbox) lost(err error) error {
 // not left half done: ctx counts only before it begins.
 func (s *Sandbox) suspend(ctx context.Context, sync bool) error {
 	if err := ctx.Err(); err != nil {
-		return turnstone.NewError("executor.live", turnstone.KindCanceled, "sandbox "+string(s.ID()),
-			context.Cause(ctx))
+		return turnstone.NewError("executor.live", turnstone.KindCanceled,
+			"sandbox "+string(s.ID()), context.Cause(ctx))
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), suspendLimit)
 	defer cancel()
@@ -190,12 +190,13 @@ func (s *Sandbox) suspend(ctx context.Context, sync bool) error {
 	if err := s.port.Expect(marker); err != nil {
 		return err
 	}
-	res, err := s.Client().SandboxSuspend(ctx, &wire.SandboxSuspendParams{Marker: marker, Sync: sync})
+	params := wire.SandboxSuspendParams{Marker: marker, Sync: sync}
+	res, err := s.Client().SandboxSuspend(ctx, &params)
 	if err != nil {
 		if ctx.Err() != nil || turnstone.KindOf(err) == turnstone.KindDead {
 			return s.lost(err)
 		}
-		s.port.Forget() // it refused, and goes on
+		s.port.Forget() // it refused, and still runs
 		return err
 	}
 	s.upper = res.Upper
@@ -205,7 +206,7 @@ func (s *Sandbox) suspend(ctx context.Context, sync bool) error {
 	return nil
 }
 
-// renew starts the next link and lets the guest go on.
+// renew starts the next link and lets the guest resume.
 func (s *Sandbox) renew(ctx context.Context, p wire.SandboxRenewParams) error {
 	ctx, cancel := context.WithTimeout(ctx, suspendLimit)
 	defer cancel()
@@ -252,8 +253,8 @@ func (s *Sandbox) watch(link *wire.Link) {
 	<-link.Done()
 	if err := link.Err(); err != nil {
 		s.mu.Lock()
-		s.broken = turnstone.NewError("executor.channel", turnstone.KindIntegrity, string(s.ID())+": the sandbox broke its channel",
-			err).
+		s.broken = turnstone.NewError("executor.channel", turnstone.KindIntegrity,
+			string(s.ID())+": the sandbox broke its channel", err).
 			WithHint("something in the sandbox speaks for its agent; do not trust this sandbox")
 		s.mu.Unlock()
 		_ = s.machine.Close()
@@ -277,9 +278,13 @@ func (s *Sandbox) Keep(ctx context.Context, dir string) (substrate.Packed, error
 	return k.Pack(ctx, s.source, whole, dir)
 }
 
-// BaseWriter returns what writes the files that packed, which Keep has returned, differs from: into
-// a folder that it makes. It is nil where packed stands alone.
-func (s *Sandbox) BaseWriter(packed substrate.Packed) func(ctx context.Context, out string) (files []string, err error) {
+// A BaseWriter writes the files of a base into the folder out, which it makes, and returns their
+// names.
+type BaseWriter func(ctx context.Context, out string) (files []string, err error)
+
+// BaseWriter returns what writes the base that packed, which Keep has returned, differs from. It is
+// nil where packed stands alone.
+func (s *Sandbox) BaseWriter(packed substrate.Packed) BaseWriter {
 	p, ok := s.driver.(substrate.BasePacker)
 	if !ok || packed.Base == "" {
 		return nil
@@ -293,8 +298,8 @@ func (s *Sandbox) BaseWriter(packed substrate.Packed) func(ctx context.Context, 
 func (src *Source) Keeper() (substrate.Keeper, error) {
 	k, ok := src.Driver.(substrate.Keeper)
 	if !ok {
-		return nil, turnstone.Errorf("executor.live", turnstone.KindUnavailable, "substrate "+src.Driver.Name(),
-			"its sandboxes cannot be kept")
+		return nil, turnstone.Errorf("executor.live", turnstone.KindUnavailable,
+			"substrate "+src.Driver.Name(), "its sandboxes cannot be kept")
 	}
 	return k, nil
 }

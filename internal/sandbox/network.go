@@ -85,7 +85,8 @@ func (s *Sandbox) attachNetwork(ctx context.Context, want Network) error {
 // put writes a file into the guest.
 func (s *Sandbox) put(ctx context.Context, path string, content []byte) error {
 	err := s.Client().Feed(bytes.NewReader(content), func(stream wire.StreamID) error {
-		_, err := s.Client().FileSystemWrite(ctx, &wire.FileSystemWriteParams{Path: path, Stream: stream, Mode: 0o644, Parents: true})
+		_, err := s.Client().FileSystemWrite(ctx, &wire.FileSystemWriteParams{Path: path,
+			Stream: stream, Mode: 0o644, Parents: true})
 		return err
 	})
 	if err != nil {
@@ -102,8 +103,8 @@ func (s *Sandbox) renewNetwork(ctx context.Context) error {
 		return nil
 	}
 	n.serves.Wait() // the stream before has ended with its link
-	frames, err := s.Client().NetworkStream(ctx, wire.SandboxNetworkParams{MAC: n.mac, MTU: network.LargeMTU, Network: wire.SandboxNetwork{
-		Address: network.GuestAddress, Gateway: network.Gateway, DNS: []string{network.DNS}}})
+	frames, err := s.Client().NetworkStream(ctx, wire.SandboxNetworkParams{MAC: n.mac,
+		MTU: network.LargeMTU, Network: guestNetworkParams()})
 	if err != nil {
 		return s.CauseOf(err)
 	}
@@ -113,7 +114,8 @@ func (s *Sandbox) renewNetwork(ctx context.Context) error {
 
 // serve carries frames until they end, or the network does.
 func (n *guestNetwork) serve(frames io.ReadWriteCloser) {
-	n.serves.Go(func() { _ = n.stack.Serve(n.ctx, frames) }) // a guest that sends nonsense has no network any more
+	// The network of a guest that sends invalid frames ends.
+	n.serves.Go(func() { _ = n.stack.Serve(n.ctx, frames) })
 }
 
 // close ends the network. The sandbox's machine has ended.
@@ -131,8 +133,9 @@ func (n *guestNetwork) close() {
 // no network, or nobody listens.
 func (s *Sandbox) DialGuest(ctx context.Context, port uint16) (net.Conn, error) {
 	if s.net == nil {
-		return nil, turnstone.Errorf("executor.dial", turnstone.KindUnavailable, "sandbox "+string(s.ID()),
-			"it has no network").WithHint("create it with the network on")
+		return nil, turnstone.Errorf("executor.dial", turnstone.KindUnavailable,
+			"sandbox "+string(s.ID()), "it has no network").
+			WithHint("create it with the network on")
 	}
 	return s.net.stack.DialGuest(ctx, port)
 }
@@ -150,4 +153,10 @@ func (s *Sandbox) TakeNetwork(ctx context.Context) (network.Facts, bool) {
 	f := network.Facts{Totals: s.net.stack.Totals()}
 	f.Refused, f.More = s.net.watch.Take()
 	return f, true
+}
+
+// guestNetworkParams are the addresses that every guest is given.
+func guestNetworkParams() wire.SandboxNetwork {
+	return wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway,
+		DNS: []string{network.DNS}}
 }

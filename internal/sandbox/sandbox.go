@@ -71,8 +71,10 @@ type About struct {
 
 // Attach returns a sandbox for a machine that another process has started and configured, and
 // client, which is connected to its agent. The sandbox can neither be paused nor cloned from here.
-func (l *Launcher) Attach(tmpl *template.Template, image string, m Machine, about About, client *wire.Client) *Sandbox {
-	return &Sandbox{Template: tmpl, Image: image, machine: m, about: about, grace: l.KillGrace, client: client}
+func (l *Launcher) Attach(tmpl *template.Template, image string, m Machine, about About,
+	client *wire.Client) *Sandbox {
+	return &Sandbox{Template: tmpl, Image: image, machine: m, about: about, grace: l.KillGrace,
+		client: client}
 }
 
 // ID names the sandbox.
@@ -193,5 +195,6 @@ func Interrupted(ctx context.Context, err error, where string) error {
 	if !errors.Is(ctx.Err(), context.Canceled) {
 		return err
 	}
-	return turnstone.NewError("executor.run", turnstone.KindCanceled, "interrupted", errors.New(where))
+	return turnstone.NewError("executor.run", turnstone.KindCanceled, "interrupted",
+		errors.New(where))
 }

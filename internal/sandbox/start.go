@@ -16,7 +16,6 @@ import (
 	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/guest/agentbin"
 	"turnstone.dev/turnstone/internal/guest/kernel"
-	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/substrate"
@@ -85,7 +84,8 @@ func (l *Launcher) Find(ctx context.Context, req Request) (*Source, error) {
 	withKernel := func(ctx context.Context) (substrate.Machine, error) {
 		return guest.Fill(ctx, src.Machine, kernel.Program(agent))
 	}
-	choose := driver.Chooser{Home: l.Dir, Programs: l.Programs, Progress: req.Progress, Probe: withKernel, Kernel: guest.Guest, Wrap: l.Wrap}
+	choose := driver.Chooser{Home: l.Dir, Programs: l.Programs, Progress: req.Progress,
+		Probe: withKernel, Kernel: guest.Guest, Wrap: l.Wrap}
 	if src.Driver, err = choose.Choose(ctx, req.Driver, req.Needs); err != nil {
 		return nil, err
 	}
@@ -127,7 +127,9 @@ func (l *Launcher) Start(ctx context.Context, req Request) (*Sandbox, error) {
 
 // start restores src for req and makes it its own.
 func (l *Launcher) start(ctx context.Context, req *Request, src *Source) (*Sandbox, error) {
-	s, err := l.take(req, src, func() (substrate.Sandbox, error) { return src.Driver.Restore(ctx, src.Machine) })
+	s, err := l.take(req, src, func() (substrate.Sandbox, error) {
+		return src.Driver.Restore(ctx, src.Machine)
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -150,12 +152,15 @@ func (l *Launcher) start(ctx context.Context, req *Request, src *Source) (*Sandb
 
 // Revive starts a clone of a machine that Snapshot or Keep has written, which was one of req's, and
 // gives it an identity of its own. The files are in the folder dir, as src's driver restores them.
-func (l *Launcher) Revive(ctx context.Context, req Request, src *Source, dir string) (*Sandbox, error) {
+func (l *Launcher) Revive(ctx context.Context, req Request, src *Source, dir string) (
+	*Sandbox, error) {
 	resumer, ok := src.Driver.(substrate.Resumer)
 	if !ok { // Needs has asked for one
 		return nil, fmt.Errorf("substrate %s clones no sandboxes", src.Driver.Name())
 	}
-	s, err := l.take(&req, src, func() (substrate.Sandbox, error) { return resumer.RestoreFrom(ctx, src.Machine, dir) })
+	s, err := l.take(&req, src, func() (substrate.Sandbox, error) {
+		return resumer.RestoreFrom(ctx, src.Machine, dir)
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -179,7 +184,8 @@ func (l *Launcher) Revive(ctx context.Context, req Request, src *Source, dir str
 }
 
 // take starts a machine in one of the places for sandboxes.
-func (l *Launcher) take(req *Request, src *Source, start func() (substrate.Sandbox, error)) (*Sandbox, error) {
+func (l *Launcher) take(req *Request, src *Source, start func() (substrate.Sandbox, error)) (
+	*Sandbox, error) {
 	slot, err := l.slot(req.Slots)
 	if err != nil {
 		return nil, err
@@ -198,8 +204,9 @@ func (l *Launcher) take(req *Request, src *Source, start func() (substrate.Sandb
 
 // of is a sandbox of vm, which was started from m and is not connected yet.
 func (l *Launcher) of(vm substrate.Sandbox, m substrate.Machine, req *Request) *Sandbox {
-	return &Sandbox{Template: req.Template, Image: req.Image, machine: vm, source: m, about: About{Shape: m.Shape},
-		grace: l.KillGrace, spoolDir: l.Dir.Path("sandboxes"), port: wire.NewPort(vm.Agent(), true)}
+	return &Sandbox{Template: req.Template, Image: req.Image, machine: vm, source: m,
+		about: About{Shape: m.Shape}, grace: l.KillGrace, spoolDir: l.Dir.Path("sandboxes"),
+		port: wire.NewPort(vm.Agent(), true)}
 }
 
 // Connect returns a sandbox of vm, whose agent needs no configuration.
@@ -226,7 +233,8 @@ func (l *Launcher) slot(limit int) (*statedir.Lock, error) {
 	}
 	return nil, turnstone.Errorf("executor.slots", turnstone.KindExhausted, "sandboxes",
 		"%d run at once with this state directory, which is the most", limit).
-		WithHint("wait for some to end, or remove some (turn sandbox ls), or raise sandboxes in [limits] of " + config.File)
+		WithHint("wait for some to end, or remove some (turn sandbox ls), " +
+			"or raise sandboxes in [limits] of " + config.File)
 }
 
 // hostname is the name that the sandbox gives itself.
@@ -262,14 +270,17 @@ func (s *Sandbox) configure(caller context.Context, req *Request, limit time.Dur
 		MachineID: hex.EncodeToString(machineID),
 		Env:       append(s.Template.EnvList(), req.Env...),
 	}
-	if _, card := s.machine.(substrate.Networker); card && req.Shape.Network { // else attachNetwork brings one
-		params.Network = &wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway, DNS: []string{network.DNS}}
+	// A machine without a card gets one from attachNetwork.
+	if _, card := s.machine.(substrate.Networker); card && req.Shape.Network {
+		net := guestNetworkParams()
+		params.Network = &net
 	}
 	for i := range s.layers {
 		params.Layers = append(params.Layers, substrate.LayerSerial(i))
 	}
 	if s.home {
-		params.Home = &wire.SandboxHomeDisk{Serial: substrate.HomeSerial, Path: homePath(params.Env)}
+		params.Home = &wire.SandboxHomeDisk{Serial: substrate.HomeSerial,
+			Path: homePath(params.Env)}
 	}
 	res, err := s.client.SandboxConfigure(ctx, &params)
 	if err != nil && ctx.Err() != nil && caller.Err() == nil {
@@ -290,7 +301,8 @@ func (s *Sandbox) configure(caller context.Context, req *Request, limit time.Dur
 func homePath(env []string) string {
 	path := "/root" // the agent's default
 	for _, kv := range env {
-		if v, ok := strings.CutPrefix(kv, "HOME="); ok && strings.HasPrefix(v, "/") && strings.Trim(v, "/") != "" {
+		v, ok := strings.CutPrefix(kv, "HOME=")
+		if ok && strings.HasPrefix(v, "/") && strings.Trim(v, "/") != "" {
 			path = v
 		}
 	}

@@ -41,7 +41,8 @@ func (s *Sandbox) AddAll(ctx context.Context, all []Transfer) error {
 
 // GetAll copies files out of the sandbox, each with no more than most bytes. tell is told what is
 // left out.
-func (s *Sandbox) GetAll(ctx context.Context, all []Transfer, most turnstone.Bytes, tell func(string)) error {
+func (s *Sandbox) GetAll(ctx context.Context, all []Transfer, most turnstone.Bytes,
+	tell func(string)) error {
 	ctx, cancel := context.WithTimeout(ctx, fetchLimit)
 	defer cancel()
 	defer s.Guard(ctx)()
@@ -103,10 +104,13 @@ const maxSkipped = 10
 
 // get copies t.Path from the sandbox to t.Dest on the host, and tells what it
 // leaves out.
-func (s *Sandbox) get(ctx context.Context, t Transfer, most turnstone.Bytes, tell func(string)) error {
+func (s *Sandbox) get(ctx context.Context, t Transfer, most turnstone.Bytes,
+	tell func(string)) error {
 	limits, skipped := getLimits, 0
 	limits.Bytes = most
-	limits.Room = func(dir string) error { return diskspace.Room(dir, config.Space{}) } // a user's folder, which free_space is not about
+	limits.Room = func(dir string) error { // a user's folder, which free_space is not about
+		return diskspace.Room(dir, config.Space{})
+	}
 	limits.Skipped = func(name, why string) {
 		if skipped++; skipped <= maxSkipped {
 			tell(fmt.Sprintf("--get %s: left out %q: %s", t.Path, name, why))

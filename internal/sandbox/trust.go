@@ -14,8 +14,8 @@ import (
 // maxBundle bounds the certificates that a guest trusts, in bytes.
 const maxBundle = 4 << 20
 
-// Trust is what a guest trusts beside what its image says: the certificates that its host has beyond
-// the public ones, and the authority of its network.
+// Trust is what a guest trusts beside what its image says: the certificates that its host has
+// beyond the public ones, and the authority of its network.
 type Trust struct {
 	CA     *proxy.CA           // nil: no TLS is opened
 	Host   []*x509.Certificate // of the host
@@ -75,7 +75,8 @@ func (s *Sandbox) read(ctx context.Context, path string, most int64) ([]byte, er
 	defer context.AfterFunc(ctx, func() { _ = r.Close() })()
 	answer := make(chan error, 1)
 	go func() {
-		_, err := c.FileSystemRead(ctx, &wire.FileSystemReadParams{Path: path, Length: most, Stream: id})
+		_, err := c.FileSystemRead(ctx,
+			&wire.FileSystemReadParams{Path: path, Length: most, Stream: id})
 		if err != nil {
 			_ = r.Close()
 		}

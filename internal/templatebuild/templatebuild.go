@@ -27,7 +27,8 @@ type Builder struct {
 	Store func(ctx context.Context) (*store.Store, error)
 	// Start starts a sandbox on req.Base that reaches req.Port and what req.Allow names, and
 	// returns the bounds of what may be read of it.
-	Start func(ctx context.Context, req template.LayerRequest) (*sandbox.Sandbox, collect.Bounds, error)
+	Start func(ctx context.Context, req template.LayerRequest) (
+		*sandbox.Sandbox, collect.Bounds, error)
 	// Tree returns the tree of a template, and puts its directories into w.
 	Tree func(ctx context.Context, t *template.Template, w tree.Writer) (tree.Ref, error)
 }
@@ -45,7 +46,8 @@ func (b Builder) Has(ctx context.Context, l template.Layer) (bool, error) {
 }
 
 // Build implements template.LayerBuilder.
-func (b Builder) Build(ctx context.Context, req template.LayerRequest, commit func(template.Layer) error) error {
+func (b Builder) Build(ctx context.Context, req template.LayerRequest,
+	commit func(template.Layer) error) error {
 	ctx, cancel := context.WithTimeout(ctx, TimeLimit)
 	defer cancel()
 	s, bounds, err := b.Start(ctx, req)
@@ -93,11 +95,13 @@ func (w *layerWork) steps(ctx context.Context) error {
 }
 
 // putScript writes standard input to the file $1 with the mode $2.
-const putScript = `umask 022; mkdir -p -- "$(dirname -- "$1")" && { [ -d "$1" ] || rm -f -- "$1"; } && cat > "$1" && chmod "$2" "$1"`
+const putScript = `umask 022; mkdir -p -- "$(dirname -- "$1")" && ` +
+	`{ [ -d "$1" ] || rm -f -- "$1"; } && cat > "$1" && chmod "$2" "$1"`
 
 func (w *layerWork) put(ctx context.Context, path string, mode uint32, content []byte) error {
 	var out tail
-	exit, err := w.s.Client().Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", putScript, "put", path, strconv.FormatUint(uint64(mode), 8)}, Cwd: "/"},
+	argv := []string{"bash", "-c", putScript, "put", path, strconv.FormatUint(uint64(mode), 8)}
+	exit, err := w.s.Client().Start(ctx, wire.ProcessStartParams{Argv: argv, Cwd: "/"},
 		wire.Stdio{In: bytes.NewReader(content), Out: &out, Err: &out})
 	if err == nil && exit.Exit.ExitCode != 0 {
 		err = turnstone.Errorf("template.build", turnstone.KindInvalid, "file "+path,
@@ -116,7 +120,9 @@ func (w *layerWork) step(ctx context.Context, step template.LayerStep) error {
 	if step.Done != nil {
 		out = read
 	}
-	exit, err := w.s.Client().Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-e", "-o", "pipefail", "-c", "umask 022\n" + step.Script}, Env: w.req.Env, Cwd: "/"},
+	argv := []string{"bash", "-e", "-o", "pipefail", "-c", "umask 022\n" + step.Script}
+	exit, err := w.s.Client().Start(ctx,
+		wire.ProcessStartParams{Argv: argv, Env: w.req.Env, Cwd: "/"},
 		wire.Stdio{Out: out, Err: io.MultiWriter(last, lenient{w.req.Log})})
 	switch {
 	case err != nil:
@@ -139,7 +145,8 @@ func (w *layerWork) step(ctx context.Context, step template.LayerStep) error {
 }
 
 // keep takes what the sandbox left into the store.
-func (b Builder) keep(ctx context.Context, w *layerWork, bounds collect.Bounds, commit func(template.Layer) error) error {
+func (b Builder) keep(ctx context.Context, w *layerWork, bounds collect.Bounds,
+	commit func(template.Layer) error) error {
 	changes, err := collect.Take(ctx, w.s, nil, bounds)
 	if err != nil {
 		return err
@@ -169,7 +176,8 @@ func (b Builder) keep(ctx context.Context, w *layerWork, bounds collect.Bounds, 
 	if err := batch.Flush(ctx); err != nil {
 		return err
 	}
-	return commit(template.Layer{Tree: ref, Bytes: stats.Bytes, Files: stats.Added + stats.Changed + stats.Removed})
+	return commit(template.Layer{Tree: ref, Bytes: stats.Bytes,
+		Files: stats.Added + stats.Changed + stats.Removed})
 }
 
 // A tail keeps the end of what is written to it.

@@ -23,8 +23,8 @@ import (
 
 const op turnstone.Op = "executor.commit"
 
-// TimeLimit bounds how long a guest may take to bring its disk to rest. It writes all that is in its
-// page cache to the disk first.
+// TimeLimit bounds how long a guest may take to bring its disk to rest. It writes all that is in
+// its page cache to the disk first.
 const TimeLimit = 5 * time.Minute
 
 // identityFiles belong to a machine and not to a state: each sandbox gets its own.
@@ -38,7 +38,8 @@ type Bounds struct {
 }
 
 func (b Bounds) upper(disk turnstone.Bytes) upperdir.Options {
-	return upperdir.Options{Bytes: int64(disk), Entries: int(b.Limits.Entries), FileSize: int64(b.Limits.FileSize), Room: b.Room}
+	return upperdir.Options{Bytes: int64(disk), Entries: int(b.Limits.Entries),
+		FileSize: int64(b.Limits.FileSize), Room: b.Room}
 }
 
 func (b Bounds) ext4() ext4.Options { return ext4.Options{Entries: b.Limits.Entries} }
@@ -94,7 +95,8 @@ func (e export) open(string) (tree.Node, error) { return e.Root(), nil }
 // Take ends the processes of s, takes what s has changed, and ends s. diskOf returns the disk of
 // a machine that another process has started; where it fails, or is nil and the host cannot read
 // the disk, the agent exports it.
-func Take(ctx context.Context, s *sandbox.Sandbox, diskOf func(context.Context) (*os.File, error), b Bounds) (*Changes, error) {
+func Take(ctx context.Context, s *sandbox.Sandbox, diskOf func(context.Context) (*os.File, error),
+	b Bounds) (*Changes, error) {
 	ctx, cancel := context.WithTimeout(ctx, TimeLimit)
 	defer cancel()
 	defer s.Guard(ctx)()
@@ -145,14 +147,16 @@ func sourceOf(ctx context.Context, s *sandbox.Sandbox, b Bounds) (source, error)
 		return nil, s.CauseOf(err)
 	}
 	if u == nil {
-		return nil, turnstone.Errorf(op, turnstone.KindIntegrity, string(s.ID()), "its agent exported nothing")
+		return nil, turnstone.Errorf(op, turnstone.KindIntegrity, string(s.ID()),
+			"its agent exported nothing")
 	}
 	return export{u}, nil
 }
 
 // OfPaused returns what a paused machine has changed: on f, its disk or what its agent exported,
 // as Sandbox.Pause says with upper. f belongs to the Changes from then on.
-func OfPaused(ctx context.Context, s *sandbox.Sandbox, f *os.File, upper, cwd string, env []string, b Bounds) (*Changes, error) {
+func OfPaused(ctx context.Context, s *sandbox.Sandbox, f *os.File, upper, cwd string, env []string,
+	b Bounds) (*Changes, error) {
 	c := &Changes{Cwd: cwd, Env: env, upper: upper, bounds: b}
 	var err error
 	if upper == sandbox.UpperIsExport {
@@ -191,7 +195,8 @@ func readExport(ctx context.Context, f *os.File, size turnstone.Bytes, b Bounds)
 
 // Apply puts what was changed on the tree base, without the files that belong to the machine. It
 // may be called more than once.
-func (c *Changes) Apply(ctx context.Context, w tree.Writer, base tree.Ref, opts layer.Options) (tree.Ref, layer.Stats, error) {
+func (c *Changes) Apply(ctx context.Context, w tree.Writer, base tree.Ref, opts layer.Options) (
+	tree.Ref, layer.Stats, error) {
 	upper, err := c.source.open(c.upper)
 	if err != nil {
 		return tree.Ref{}, layer.Stats{}, err
@@ -212,9 +217,11 @@ const (
 // check rejects values that the agent never sends.
 func (c *Changes) check(id turnstone.SandboxID) error {
 	fail := func(why string) error {
-		return turnstone.NewError(op, turnstone.KindIntegrity, string(id), errors.New("its agent names "+why))
+		return turnstone.NewError(op, turnstone.KindIntegrity, string(id),
+			errors.New("its agent names "+why))
 	}
-	if c.upper != "upper" && c.upper != "upper2" || !strings.HasPrefix(c.Cwd, "/") || len(c.Cwd) > maxCwd || strings.IndexByte(c.Cwd, 0) >= 0 {
+	if c.upper != "upper" && c.upper != "upper2" || !strings.HasPrefix(c.Cwd, "/") ||
+		len(c.Cwd) > maxCwd || strings.IndexByte(c.Cwd, 0) >= 0 {
 		return fail("no directory that there can be")
 	}
 	total := 0

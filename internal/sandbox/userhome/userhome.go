@@ -146,7 +146,8 @@ type Request struct {
 
 // Acquire returns the disk of a home, which it makes where there is none, and keeps it until
 // release is called: one sandbox at a time may write to it. progress is told whom it waits for.
-func (h *Homes) Acquire(ctx context.Context, req Request, progress func(string)) (path string, release func(), err error) {
+func (h *Homes) Acquire(ctx context.Context, req Request, progress func(string)) (
+	path string, release func(), err error) {
 	if _, err := h.dir.MkdirAll("homes"); err != nil {
 		return "", nil, err
 	}
@@ -170,7 +171,8 @@ func (h *Homes) Acquire(ctx context.Context, req Request, progress func(string))
 }
 
 // lock takes the lock of the home at path, and notes beside it which turn has it.
-func (r Request) lock(ctx context.Context, path string, progress func(string)) (*statedir.Lock, error) {
+func (r Request) lock(ctx context.Context, path string, progress func(string)) (
+	*statedir.Lock, error) {
 	within, cancel := context.WithTimeout(ctx, r.Timeout)
 	defer cancel()
 	lock, err := statedir.Acquire(within, path+".lock", func() {
