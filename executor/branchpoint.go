@@ -2,6 +2,7 @@ package executor
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	"turnstone.dev/turnstone"
@@ -66,15 +67,18 @@ func (at *branchPoint) readParent(ctx context.Context) error {
 	return err
 }
 
-// inherit answers what p leaves open with what the parent left: the template and
-// the working directory.
-func (at *branchPoint) inherit(p *plan, req Request) error {
+// inherit returns a copy of made that answers what made leaves open with what the parent left: the
+// template and the working directory.
+func (at *branchPoint) inherit(made *plan, req Request) (*plan, error) {
+	settled := *made
+	p := &settled
+	p.env = slices.Clone(made.env)
 	ts := template.NewStore(at.cs.templates.dir)
 	if at.state == nil {
-		return p.onTemplate(ts)
+		return p, p.onTemplate(ts)
 	}
 	if p.asked != "" && !template.SameImage(p.asked, at.state.Image) {
-		return turnstone.Errorf("executor.plan", turnstone.KindInvalid, "image "+p.asked,
+		return nil, turnstone.Errorf("executor.plan", turnstone.KindInvalid, "image "+p.asked,
 			"session %s is on %s", at.session.Label(), at.state.Image).
 			WithHint("leave the image out, or begin another session")
 	}
@@ -82,13 +86,13 @@ func (at *branchPoint) inherit(p *plan, req Request) error {
 		p.anonymous = p.authority.strangersState(p.image, ts.Known)
 	}
 	if err := p.onTemplate(ts); err != nil {
-		return err
+		return nil, err
 	}
 	if req.Document.Front.Cwd == "" && p.cwd != at.state.Cwd {
 		p.cwd = at.state.Cwd
-		return p.files(req)
+		return p, p.files(req)
 	}
-	return nil
+	return p, nil
 }
 
 // abandon gives the place up, for the turn does not begin.

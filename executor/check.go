@@ -79,16 +79,13 @@ func (x *Executor) check(req Request) error {
 		front.Front.Files = nil
 		req.Document, a.req.Document = &front, &front
 	}
-	p, err := planTurn(req, template.DefaultWorkdir)
+	limits := host.Limits.For(config.HostOf(existing(x.home.Root)))
+	p, err := makePlan(a, "", template.DefaultWorkdir, limits, nil)
 	if err != nil {
 		return err
 	}
-	defer p.close()
-	p.authority, p.limits = a, host.Limits.For(config.HostOf(existing(x.home.Root)))
-	if err := p.fitLimits(); err != nil {
-		return err
-	}
-	return p.planNetwork(req, host)
+	p.close()
+	return nil
 }
 
 // unnamed is the session that a run has to name: name when the document asks for what

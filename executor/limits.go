@@ -14,12 +14,22 @@ import (
 // admit gives p the limits of the host, and refuses what is beyond them, and anything at
 // all while the host's disk is nearly full. Nothing was started.
 func (x *Host) admit(p *plan, host config.Config) error {
-	p.limits = host.Limits.For(config.HostOf(x.home.Root))
+	p.limits = x.limits(host)
 	if err := p.fitLimits(); err != nil {
 		return err
 	}
-	p.room = func() error { return x.space.Check(p.limits.FreeSpace, 1) }
+	p.room = x.roomFor(p.limits)
 	return p.room()
+}
+
+// limits are those of the host with this configuration.
+func (x *Host) limits(host config.Config) config.Limits {
+	return host.Limits.For(config.HostOf(x.home.Root))
+}
+
+// roomFor returns what tells whether the host's disk is nearly full.
+func (x *Host) roomFor(l config.Limits) func() error {
+	return func() error { return x.space.Check(l.FreeSpace, 1) }
 }
 
 // fitLimits holds p to the host's limits. What nobody asked for is made smaller.

@@ -28,7 +28,8 @@ const DefaultImage = "base"
 // forgotten one does not hold its machine for ever.
 const DefaultTimeout = time.Hour
 
-// A plan is a Request with every question answered.
+// A plan is a Request with every question answered. makePlan makes it from facts that are read
+// once, and it does not change afterwards: a turn has the copy that branchPoint.inherit returns.
 type plan struct {
 	image    string
 	template *template.Template // what image stands for; nil: it is looked up, and built
@@ -69,6 +70,32 @@ type plan struct {
 
 func invalid(subject, format string, args ...any) error {
 	return turnstone.Errorf("executor.plan", turnstone.KindInvalid, subject, format, args...)
+}
+
+// makePlan returns the plan of a's request on a host with these limits, before the turn has a place
+// in its session. image is what the turn's image stands for, and workdir where its steps run. room
+// is an error when the host's disk is nearly full; nil: nobody asks. It starts nothing, and reads no
+// more than whether the files are there that go into the sandbox. The caller closes the plan.
+func makePlan(a *authority, image, workdir string, limits config.Limits, room func() error) (*plan, error) {
+	p, err := planTurn(a.req, workdir)
+	if err != nil {
+		return nil, err
+	}
+	p.image = cmp.Or(image, p.image) // of an image of a registry, with the digest
+	p.authority, p.anonymous = a, a.anonymous()
+	p.limits, p.room = limits, room
+	err = p.fitLimits()
+	if err == nil && room != nil {
+		err = room()
+	}
+	if err == nil {
+		err = p.planNetwork(a.req, a.host)
+	}
+	if err != nil {
+		p.close()
+		return nil, err
+	}
+	return p, nil
 }
 
 // planTurn merges what the caller, the document and the defaults say, in this order.

@@ -2,6 +2,7 @@ package executor
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/config"
 )
 
 func parse(t testing.TB, src string) *document.Document {
@@ -215,5 +217,29 @@ func TestOpenSecret(t *testing.T) {
 		if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "holds the value of a secret (A_SECRET)") || strings.Contains(err.Error(), "tok-5f3a") {
 			t.Errorf("%s: %v", what, err)
 		}
+	}
+}
+
+// TestInheritKeepsThePlan: what a turn takes from its parent is in a copy of its plan.
+func TestInheritKeepsThePlan(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "data"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	x := newPast(t)
+	x.state(x.session("s"), State{Image: "browser", Cwd: "/srv/app"})
+	req := Request{Document: parse(t, "---\nfiles: [data]\n---\n"), Dir: dir, Session: "s", Env: []string{"A=1"}}
+	made := ok[*plan](t)(makePlan(&authority{req: req}, "base", "/workspace", config.Limits{}, nil))
+	defer made.close()
+	was := fmt.Sprintf("%+v", *made)
+	at := ok[*branchPoint](t)(take(t.Context(), x.cs, made, turnstone.NewTurnID(), "a turn"))
+	settled := ok[*plan](t)(at.inherit(made, req))
+	settled.env = append(settled.env, "B=2")
+	settled.env[0] = "A=2"
+	if now := fmt.Sprintf("%+v", *made); now != was {
+		t.Errorf("the plan was %s, and is %s", was, now)
+	}
+	if settled.image != "browser" || settled.cwd != "/srv/app" || settled.add[0].Dest != "/srv/app/data" {
+		t.Errorf("%+v", settled)
 	}
 }

@@ -77,7 +77,8 @@ func (x *Executor) begin(ctx context.Context, req Request, obs Observer) (_ *run
 	if err != nil {
 		return nil, err
 	}
-	p, err := planTurn(req, spec.Workdir)
+	limits := x.limits(host)
+	p, err := makePlan(a, spec.Name, spec.Workdir, limits, x.roomFor(limits))
 	if err != nil {
 		return nil, err
 	}
@@ -87,20 +88,12 @@ func (x *Executor) begin(ctx context.Context, req Request, obs Observer) (_ *run
 			r.close()
 		}
 	}()
-	p.image, p.authority, p.anonymous = spec.Name, a, a.anonymous() // of an image of a registry, with the digest
-	if err := x.admit(p, host); err != nil {
-		return nil, err
-	}
-	if err := p.planNetwork(req, host); err != nil {
-		return nil, err
-	}
 	if err := CheckScripts(ctx, req.Document); err != nil {
 		return nil, err
 	}
 	r.obs = maskedObserver{obs, p.secrets}
 	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now().UTC(), Image: p.image, Result: turnstone.ResultError}
 	r.openFolder()
-	p.turn = r.info.ID
 	// Also when the caller has given up by now: a turn that was asked for has a receipt.
 	if err := r.locate(context.WithoutCancel(ctx), req); err != nil {
 		_ = os.Remove(r.dir)
@@ -127,7 +120,9 @@ func (r *run) locate(ctx context.Context, req Request) error {
 	if r.at, err = take(ctx, cs, r.plan, r.info.ID, title(r.doc)); err != nil {
 		return err
 	}
-	if err = r.at.inherit(r.plan, req); err == nil {
+	settled, err := r.at.inherit(r.plan, req)
+	if err == nil {
+		r.plan, settled.turn = settled, r.info.ID
 		err = r.openNetwork(ctx)
 	}
 	if err != nil {
