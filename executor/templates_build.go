@@ -2,12 +2,8 @@ package executor
 
 import (
 	"context"
-	"errors"
-	"net"
-	"slices"
 
 	"turnstone.dev/turnstone/internal/netplan"
-	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/sandbox/collect"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -44,7 +40,7 @@ func (x *Host) startBuild(ctx context.Context, req template.LayerRequest) (*Sand
 	if err != nil {
 		return nil, none, err
 	}
-	if p.net.Policy, err = buildPolicy(netplan.Host(host.Network), req.Allow, req.Port); err != nil {
+	if p.net.Policy, err = templatebuild.Policy(netplan.Host(host.Network), req.Allow, req.Port); err != nil {
 		return nil, none, err
 	}
 	p.net.Spec.DNS = host.Network.DNS
@@ -59,26 +55,3 @@ func (x *Host) startBuild(ctx context.Context, req template.LayerRequest) (*Sand
 	s, err := x.openAt(ctx, p, &branchPoint{cs: cs}, req.Say, newStopwatch())
 	return s, p.bounds(x.home), err
 }
-
-// buildPolicy lets a build reach its package registries, which are at port, and what
-// its spec allows; nothing else. What the host's policy says of turns holds for what
-// the spec allows too.
-func buildPolicy(host netplan.Host, allow []string, port net.Addr) (network.Policy, error) {
-	if host.Locked && host.Default == "off" && len(allow) > 0 {
-		return network.Policy{Only: true}, netplan.Locked("network: "+allow[0], errors.New("the host's policy is off"))
-	}
-	policy, err := host.Judging(network.Spec{Allow: slices.DeleteFunc(slices.Clone(allow), isPublicWord), Only: true})
-	if err != nil || port == nil {
-		return policy, err
-	}
-	own, err := network.ParseRule(port.String())
-	if err != nil {
-		return policy, err
-	}
-	// A host that denies its loopback means its own services, and not this one.
-	policy.Own = []network.Rule{own}
-	return policy, policy.Validate()
-}
-
-// isPublicWord reports whether a rule stands for all public addresses, which a build has to name.
-func isPublicWord(rule string) bool { return rule == network.PublicWord }

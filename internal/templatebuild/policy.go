@@ -1,0 +1,33 @@
+package templatebuild
+
+import (
+	"errors"
+	"net"
+	"slices"
+
+	"turnstone.dev/turnstone/internal/netplan"
+	"turnstone.dev/turnstone/internal/network"
+)
+
+// Policy returns the network policy of a build, which reaches its package registries at port, and
+// what its spec allows. What the host's policy says of turns applies to what the spec allows too.
+func Policy(host netplan.Host, allow []string, port net.Addr) (network.Policy, error) {
+	if host.Locked && host.Default == "off" && len(allow) > 0 {
+		return network.Policy{Only: true},
+			netplan.Locked("network: "+allow[0], errors.New("the host's policy is off"))
+	}
+	// A build has to name public addresses one by one.
+	public := func(rule string) bool { return rule == network.PublicWord }
+	allow = slices.DeleteFunc(slices.Clone(allow), public)
+	policy, err := host.Judging(network.Spec{Allow: allow, Only: true})
+	if err != nil || port == nil {
+		return policy, err
+	}
+	own, err := network.ParseRule(port.String())
+	if err != nil {
+		return policy, err
+	}
+	// A host that denies its loopback means its own services, and not this one.
+	policy.Own = []network.Rule{own}
+	return policy, policy.Validate()
+}
