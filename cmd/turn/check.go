@@ -10,7 +10,7 @@ import (
 )
 
 type checkCmd struct {
-	Files []string `arg:"" name:"file" help:"Documents to read; - is standard input."`
+	Files []string `arg:"" name:"file" help:"Documents to check; - reads standard input."`
 	JSON  bool     `name:"json" help:"Print the steps as JSON."`
 }
 

@@ -32,36 +32,41 @@ const (
 
 // cli is the command line, as kong reads it.
 type cli struct {
-	Run        runCmd        `cmd:"" help:"Run a document in a fresh sandbox and print its receipt."`
-	Exec       execCmd       `cmd:"" help:"Run one command in a fresh sandbox."`
-	Check      checkCmd      `cmd:"" help:"Read documents without running them, and list their steps."`
-	Replay     replayCmd     `cmd:"" help:"Run a turn of a session again, and say what differs."`
-	Log        logCmd        `cmd:"" help:"List the turns of a session, or those behind a turn."`
-	Show       showCmd       `cmd:"" help:"Show a turn: what is kept of it, its receipt, what it changed."`
-	Diff       diffCmd       `cmd:"" help:"Compare what two turns left."`
-	Fork       forkCmd       `cmd:"" help:"Begin a branch with a turn."`
-	Merge      mergeCmd      `cmd:"" help:"Merge a turn into a branch: files, environment, working directory."`
-	Ls         lsCmd         `cmd:"" help:"List files of what a turn left."`
-	Cat        catCmd        `cmd:"" help:"Print a file of what a turn left."`
-	Cp         cpCmd         `cmd:"" help:"Copy files out of what a turn left."`
-	Session    sessionCmd    `cmd:"" help:"List, show, remove, export, import and tag sessions."`
-	Gc         gcCmd         `cmd:"" help:"Delete what nothing leads to any more."`
-	Fsck       fsckCmd       `cmd:"" help:"Check all that is kept of turns."`
-	Du         duCmd         `cmd:"" help:"Say what takes up how much room."`
-	Resume     resumeCmd     `cmd:"" help:"Go on with the machine that a turn was kept with."`
-	Sandbox    sandboxCmd    `cmd:"" help:"Create, use and remove sandboxes that stay."`
-	Template   templateCmd   `cmd:"" help:"List, build, show and remove templates."`
-	Home       homeCmd       `cmd:"" help:"List and remove home directories that outlive sessions."`
-	Hash       hashCmd       `cmd:"" help:"Print the FS hash of a folder."`
-	Doctor     doctorCmd     `cmd:"" help:"Say what this machine can run, and how to fix what it cannot."`
-	Version    versionCmd    `cmd:"" help:"Print the version."`
-	Help       helpCmd       `cmd:"" help:"Print the help of a command."`
-	Completion completionCmd `cmd:"" help:"Print a completion script for a shell."`
+	Run    runCmd    `cmd:"" group:"Run documents" help:"Run a document and print its receipt."`
+	Exec   execCmd   `cmd:"" group:"Run documents" help:"Run one command in a new sandbox."`
+	Check  checkCmd  `cmd:"" group:"Run documents" help:"Check documents without running them."`
+	Replay replayCmd `cmd:"" group:"Run documents" help:"Run a turn again and compare the results."`
+
+	Log  logCmd  `cmd:"" group:"Look at turns" help:"List the turns of a session."`
+	Show showCmd `cmd:"" group:"Look at turns" help:"Show a turn, its receipt or its changes."`
+	Diff diffCmd `cmd:"" group:"Look at turns" help:"Compare the states of two turns."`
+	Ls   lsCmd   `cmd:"" group:"Look at turns" help:"List files of a turn's state."`
+	Cat  catCmd  `cmd:"" group:"Look at turns" help:"Print a file of a turn's state."`
+	Cp   cpCmd   `cmd:"" group:"Look at turns" help:"Copy files out of a turn's state."`
+
+	Session sessionCmd `cmd:"" group:"Work with sessions" help:"List, show, remove, export, import and tag sessions."`
+	Fork    forkCmd    `cmd:"" group:"Work with sessions" help:"Create a branch at a turn."`
+	Merge   mergeCmd   `cmd:"" group:"Work with sessions" help:"Merge a turn into a branch."`
+	Resume  resumeCmd  `cmd:"" group:"Work with sessions" help:"Resume a turn's saved machine."`
+
+	Sandbox  sandboxCmd  `cmd:"" group:"Manage what turns run in" help:"Create, use and remove long-lived sandboxes."`
+	Template templateCmd `cmd:"" group:"Manage what turns run in" help:"List, build, show and remove templates."`
+	Home     homeCmd     `cmd:"" group:"Manage what turns run in" help:"List and remove persistent home directories."`
+
+	Doctor doctorCmd `cmd:"" group:"Maintain this machine" help:"Check this machine and suggest fixes."`
+	Gc     gcCmd     `cmd:"" group:"Maintain this machine" help:"Delete unreachable data."`
+	Fsck   fsckCmd   `cmd:"" group:"Maintain this machine" help:"Verify stored turns."`
+	Du     duCmd     `cmd:"" group:"Maintain this machine" help:"Show disk usage."`
+	Hash   hashCmd   `cmd:"" group:"Maintain this machine" help:"Print the FS hash of a folder."`
+
+	Help       helpCmd       `cmd:"" group:"Get help" help:"Print help about a command or a topic."`
+	Version    versionCmd    `cmd:"" group:"Get help" help:"Print the version."`
+	Completion completionCmd `cmd:"" group:"Get help" help:"Print a shell completion script."`
 
 	PrepareNext  prepareCmd      `cmd:"" hidden:"" name:"prepare-next"`
 	CompleteRefs completeRefsCmd `cmd:"" hidden:"" name:"complete-refs"`
 
-	Verbose int `short:"v" type:"counter" help:"Say more of what is done; twice: everything."`
+	Verbose int `short:"v" type:"counter" help:"Log more; repeat for debug output."`
 }
 
 // app is what every command needs: the streams of the process.
@@ -140,7 +145,8 @@ func newParser(grammar any, stdout, stderr io.Writer) (*kong.Kong, *bool, error)
 	exited := new(bool)
 	p, err := kong.New(grammar,
 		kong.Name("turn"),
-		kong.Description("Runs the shell steps of a markdown document in a sandbox and writes the results back into it."),
+		kong.Description("Run the shell steps of a markdown document in a sandbox and write the results back into it.\n\n"+
+			"\"turn help environment\" lists the environment variables."),
 		kong.Writers(stdout, stderr),
 		kong.Exit(func(int) { *exited = true }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true}),

@@ -8,9 +8,9 @@ import (
 )
 
 type cpCmd struct {
-	Path statePath `arg:"" help:"TURN:PATH, as research@2:/workspace/out.csv, or a folder." placeholder:"TURN:PATH"`
-	Dest string    `arg:"" help:"Where to: a folder, or a new name."`
-	JSON bool      `name:"json" help:"Print what was left out as JSON."`
+	Path statePath `arg:"" help:"TURN:PATH, such as research@2:/workspace/out.csv." placeholder:"TURN:PATH"`
+	Dest string    `arg:"" help:"Destination: a folder or a new name."`
+	JSON bool      `name:"json" help:"Print skipped files as JSON."`
 }
 
 // Help is shown below the flags' summary.

@@ -13,21 +13,21 @@ import (
 )
 
 type diffCmd struct {
-	From string `arg:"" help:"Turn to compare: SESSION@N, SESSION@BRANCH, a turn's ID."`
-	To   string `arg:"" optional:"" help:"Turn to compare it with; N, BRANCH or TAG alone is of the same session. Without it: what the turn itself changed."`
+	From string `arg:"" help:"Turn: SESSION@N, SESSION@BRANCH or an ID."`
+	To   string `arg:"" optional:"" help:"Other turn (default: the changes of the first turn)."`
 
-	Patch bool `short:"p" help:"Print patches of texts." xor:"form"`
-	Stat  bool `help:"Print how many lines of each text changed." xor:"form"`
-	JSON  bool `name:"json" help:"Print the differences as JSON; with -p and --stat, patches and lines too."`
+	Patch bool `short:"p" help:"Print patches of text files." xor:"form"`
+	Stat  bool `help:"Print the changed lines of each text file." xor:"form"`
+	JSON  bool `name:"json" help:"Print JSON; -p and --stat add patches and line counts."`
 }
 
 // Help is shown below the flags' summary.
 func (c *diffCmd) Help() string {
-	return `Each line is a path that differs: A it was added, D deleted, M its content or its
-attributes changed, T it became something else, as a symlink, R it has another
-name and the same content. Environment and working directory come after the files.
-Timestamps are not compared. Names with control characters are quoted.
-Patches are those of git, but for binary files, of which they say only that they differ.`
+	return `Each line is a path that differs: A added, D deleted, M changed content or
+attributes, T another type, such as a symlink, R renamed with the same content.
+Environment and working directory follow the files. Timestamps are not compared.
+Names with control characters are quoted. Patches have git's format; a binary file
+is only reported to differ.`
 }
 
 // Run prints what differs.

@@ -12,10 +12,10 @@ import (
 
 type doctorCmd struct {
 	JSON bool `name:"json" help:"Print the findings as JSON." xor:"form"`
-	Fix  bool `help:"Print only the commands that mend what was found, one on each line." xor:"form,what"`
+	Fix  bool `help:"Print only the commands that fix the findings." xor:"form,what"`
 
-	Kernel        string `help:"Look at this guest kernel instead: boot it, and say what it lacks." placeholder:"FILE" type:"path" xor:"what"`
-	KernelModules string `help:"The kernel's folder lib/modules/VERSION." placeholder:"DIR" type:"path"`
+	Kernel        string `help:"Boot this guest kernel and list missing features." placeholder:"FILE" type:"path" xor:"what"`
+	KernelModules string `help:"Use this folder lib/modules/VERSION." placeholder:"DIR" type:"path"`
 }
 
 // Validate is called by kong.

@@ -18,22 +18,21 @@ import (
 
 type execCmd struct {
 	sandboxFlags
-	Cwd   string `help:"Working directory in the sandbox (default: the template's)." placeholder:"DIR"`
-	Quiet bool   `short:"q" help:"Show no progress."`
-	JSON  bool   `name:"json" help:"Print status and outputs as JSON when the command has ended."`
+	Cwd   string `help:"Run in this directory (default: the template's)." placeholder:"DIR"`
+	Quiet bool   `short:"q" help:"Print no progress."`
+	JSON  bool   `name:"json" help:"Print the exit status and outputs as JSON."`
 
 	Cmd []string `arg:"" passthrough:"partial" name:"cmd" help:"Command and its arguments, after --."`
 }
 
 // Help is shown below the flags' summary.
 func (c *execCmd) Help() string {
-	return `The command gets standard input unless that is a terminal. Its output goes
-where it belongs, unchanged, but what would be shown on a terminal is freed of
-control sequences other than colors.
+	return `The command reads standard input unless that is a terminal. Its output is unchanged,
+except that a terminal gets no control sequences other than colors.
 
-Exit status: the command's own, 128+N when signal N ended it; 124 when --timeout
-did; 127 when there is no such command, 126 when it cannot be started; 125 when
-turn failed; 2 when the command line is wrong.`
+Exit status: that of the command, 128+N if signal N ended it; 124 after --timeout;
+127 if there is no such command, 126 if it cannot be started; 125 if turn failed;
+2 if the command line is invalid.`
 }
 
 // Statuses that users know: of timeout(1), and of the shell.

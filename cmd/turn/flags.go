@@ -15,16 +15,16 @@ import (
 
 // sandboxFlags are the flags of every command that starts a sandbox.
 type sandboxFlags struct {
-	Image   string          `help:"Template, or image of a registry, to run in (default: base, or what a document says)." placeholder:"NAME"`
-	Env     []envVar        `help:"Environment variable for the sandbox; may be given again." placeholder:"K=V" sep:"none"`
-	Add     []transfer      `help:"Copy a file or folder into the sandbox before anything runs; may be given again." placeholder:"PATH[:DEST]" sep:"none"`
-	Get     []transfer      `help:"Copy a file or folder out of the sandbox when all has run; may be given again." placeholder:"PATH[:DEST]" sep:"none"`
-	Timeout *time.Duration  `help:"Wall time for all that runs, as 90s or 10m (default: 1h, or what a document says)." placeholder:"TIME"`
-	CPUs    *int            `name:"cpus" help:"Number of virtual CPUs." placeholder:"N"`
-	Memory  turnstone.Bytes `help:"Memory of the sandbox, as 2GiB." placeholder:"SIZE"`
-	Disk    turnstone.Bytes `help:"What the sandbox may write to its disk, as 10GiB." placeholder:"SIZE"`
+	Image   string          `help:"Run in this template or image (default: base)." placeholder:"NAME"`
+	Env     []envVar        `help:"Set an environment variable (repeatable)." placeholder:"K=V" sep:"none"`
+	Add     []transfer      `help:"Copy a file into the sandbox first (repeatable)." placeholder:"PATH[:DEST]" sep:"none"`
+	Get     []transfer      `help:"Copy a file out of the sandbox at the end (repeatable)." placeholder:"PATH[:DEST]" sep:"none"`
+	Timeout *time.Duration  `help:"Limit the wall time, such as 90s or 10m (default: 1h)." placeholder:"TIME"`
+	CPUs    *int            `name:"cpus" help:"Set the number of virtual CPUs." placeholder:"N"`
+	Memory  turnstone.Bytes `help:"Set the memory of the sandbox, such as 2GiB." placeholder:"SIZE"`
+	Disk    turnstone.Bytes `help:"Limit the disk space for writes, such as 10GiB." placeholder:"SIZE"`
 	networkFlags
-	Substrate string `help:"What runs the sandbox: ${enum}." enum:"auto,firecracker,qemu,gvisor" default:"auto" env:"TURN_SUBSTRATE"`
+	Substrate string `help:"Use driver ${enum}." enum:"auto,firecracker,qemu,gvisor" default:"auto" env:"TURN_SUBSTRATE"`
 }
 
 // Validate is called by kong.

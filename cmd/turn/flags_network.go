@@ -14,11 +14,11 @@ import (
 
 // networkFlags say what a sandbox may reach.
 type networkFlags struct {
-	Network      networkMode  `help:"Network of the sandbox: on, off, record (keep what comes from it) or replay (serve it from what a turn kept); the last two are for turn run." placeholder:"on|off|record|replay[=TURN]"`
-	Allow        []rule       `help:"Name, address or range that may be reached, as api.example.com:443, and then nothing else; may be given again." placeholder:"RULE" sep:"none"`
-	Deny         []rule       `help:"Name, address or range that may not be reached; may be given again." placeholder:"RULE" sep:"none"`
-	SecretHeader []headerFlag `help:"Header for requests to one host, set outside of the sandbox, which never has it; VARIABLE is of turn's own environment. May be given again." placeholder:"HOST=NAME=VARIABLE" sep:"none"`
-	NoHostCA     bool         `name:"no-host-ca" help:"Do not trust the host's own certificate authorities."`
+	Network      networkMode  `help:"Set the network mode." placeholder:"on|off|record|replay[=TURN]"`
+	Allow        []rule       `help:"Allow only this host or network (repeatable)." placeholder:"RULE" sep:"none"`
+	Deny         []rule       `help:"Deny this host or network (repeatable)." placeholder:"RULE" sep:"none"`
+	SecretHeader []headerFlag `help:"Set a header outside of the sandbox (repeatable)." placeholder:"HOST=NAME=VARIABLE" sep:"none"`
+	NoHostCA     bool         `name:"no-host-ca" help:"Do not trust the host's certificate authorities."`
 }
 
 // network says whether there is to be one; nil: nothing is said.

@@ -7,9 +7,9 @@ import (
 )
 
 type forkCmd struct {
-	Ref    string `arg:"" help:"Turn to begin the branch with: SESSION@N, SESSION@BRANCH~K, a turn's ID."`
+	Ref    string `arg:"" help:"Turn: SESSION@N, SESSION@BRANCH~K or an ID."`
 	Branch string `required:"" short:"b" help:"Name of the new branch." placeholder:"NAME"`
-	Live   bool   `help:"Clone the machine that stays after the turn (lifetime: session) too, with its processes."`
+	Live   bool   `help:"Clone the turn's paused machine, too."`
 	JSON   bool   `name:"json" help:"Print the branch as JSON."`
 }
 

@@ -34,9 +34,9 @@ func (g *age) UnmarshalText(text []byte) error {
 }
 
 type gcCmd struct {
-	KeepAnonymous   age  `help:"Keep anonymous sessions that were used within this time, and outputs of replays and removed sessions (default: ${default})." default:"7d" placeholder:"AGE"`
-	KeepUnreachable age  `help:"Keep turns that no branch and no tag leads to for this time (default: ${default})." default:"30d" placeholder:"AGE"`
-	DryRun          bool `short:"n" help:"Say what would be deleted, and delete nothing."`
+	KeepAnonymous   age  `help:"Keep younger anonymous sessions (default: ${default})." default:"7d" placeholder:"AGE"`
+	KeepUnreachable age  `help:"Keep younger unreachable turns (default: ${default})." default:"30d" placeholder:"AGE"`
+	DryRun          bool `short:"n" help:"Report what would be deleted; delete nothing."`
 	JSON            bool `name:"json" help:"Print what was deleted as JSON."`
 }
 
@@ -88,7 +88,7 @@ func (a *app) printGC(rep *executor.GCReport) error {
 }
 
 type fsckCmd struct {
-	JSON bool `name:"json" help:"Print what was found as JSON."`
+	JSON bool `name:"json" help:"Print the findings as JSON."`
 }
 
 // Help is shown below the flags' summary.
@@ -138,7 +138,7 @@ func (a *app) printFsck(rep *executor.FsckReport) error {
 }
 
 type duCmd struct {
-	JSON bool `name:"json" help:"Print it as JSON, in bytes."`
+	JSON bool `name:"json" help:"Print the usage as JSON, in bytes."`
 }
 
 // Help is shown below the flags' summary.

@@ -12,9 +12,9 @@ import (
 )
 
 type hashCmd struct {
-	Dir   string `arg:"" help:"Folder to hash. A symlink to one is followed, symlinks in it are not."`
-	Owner string `help:"Take all of it to be owned by this user and group, as 0:0." placeholder:"UID:GID"`
-	JSON  bool   `name:"json" help:"Print the hash as JSON, with what was counted."`
+	Dir   string `arg:"" help:"Folder to hash; symlinks inside are not followed."`
+	Owner string `help:"Assume this owner for all files, such as 0:0." placeholder:"UID:GID"`
+	JSON  bool   `name:"json" help:"Print the hash and the counts as JSON."`
 }
 
 // Run prints the FS hash of a folder; docs/fs-hash.md says what it covers.

@@ -1,11 +1,22 @@
 package main
 
+import (
+	"slices"
+	"text/tabwriter"
+)
+
 type helpCmd struct {
-	Command []string `arg:"" optional:"" help:"The command to explain."`
+	Command []string `arg:"" optional:"" help:"Command or topic (environment)."`
 }
 
-// Run prints the help of a command, or of turn.
+// environmentTopic is what is explained beside commands.
+const environmentTopic = "environment"
+
+// Run prints the help of a command, of turn, or of the environment.
 func (c *helpCmd) Run(a *app) error {
+	if slices.Equal(c.Command, []string{environmentTopic}) {
+		return printEnvironment(a)
+	}
 	var fresh cli
 	parser, exited, err := newParser(&fresh, a.stdout, a.stderr)
 	if err != nil {
@@ -15,4 +26,14 @@ func (c *helpCmd) Run(a *app) error {
 		return usage(err)
 	}
 	return nil
+}
+
+// printEnvironment lists the variables that turn reads.
+func printEnvironment(a *app) error {
+	putf(a.stdout, "Environment variables:\n")
+	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+	for _, v := range variables {
+		putf(w, "  %s\t%s\n", v.name, v.help)
+	}
+	return w.Flush()
 }

@@ -11,13 +11,13 @@ import (
 )
 
 type homeCmd struct {
-	Ls homeLsCmd `cmd:"" help:"List the home directories that outlive sessions."`
-	Rm homeRmCmd `cmd:"" help:"Delete home directories with all that is in them."`
+	Ls homeLsCmd `cmd:"" help:"List persistent home directories."`
+	Rm homeRmCmd `cmd:"" help:"Delete home directories with their files."`
 }
 
 type homeLsCmd struct {
-	JSON  bool `name:"json" help:"Print them as JSON." xor:"form"`
-	Names bool `help:"Print their names only." xor:"form"`
+	JSON  bool `name:"json" help:"Print JSON." xor:"form"`
+	Names bool `help:"Print names only." xor:"form"`
 }
 
 // Run lists the homes.

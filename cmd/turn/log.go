@@ -11,19 +11,18 @@ import (
 )
 
 type logCmd struct {
-	Ref string `arg:"" help:"Session, or a turn of one: SESSION, SESSION@N, SESSION@BRANCH, a turn's ID."`
+	Ref string `arg:"" help:"Session or turn: SESSION, SESSION@N, or an ID."`
 
-	Graph bool `help:"Draw the tree."`
-	Max   int  `short:"n" help:"Show at most this many turns." placeholder:"N"`
+	Graph bool `help:"Draw the tree of turns."`
+	Max   int  `short:"n" help:"Print at most this many turns." placeholder:"N"`
 	JSON  bool `name:"json" help:"Print the turns, branches and tags as JSON."`
 }
 
 // Help is shown below the flags' summary.
 func (c *logCmd) Help() string {
-	return `A session's name lists all of its turns, on all branches; a turn lists itself and
-its ancestors. The newest comes first. Each line has the turn's number, the
-beginning of its ID, the branches and tags that name it, its result, its age and
-its title.`
+	return `The name of a session lists all its turns, on all branches; a turn lists itself and
+its ancestors. The newest turn comes first. Each line has the number of the turn,
+the beginning of its ID, its branches and tags, its result, its age and its title.`
 }
 
 // Run lists the turns.

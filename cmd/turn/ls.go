@@ -26,10 +26,10 @@ func (p *statePath) UnmarshalText(text []byte) error {
 }
 
 type lsCmd struct {
-	Path      statePath `arg:"" help:"TURN:PATH, as research@2:/workspace; a PATH that is relative is below the turn's working directory." placeholder:"TURN:PATH"`
-	Recursive bool      `short:"R" help:"List all that is below it."`
-	Names     bool      `help:"Print the paths only." xor:"form"`
-	JSON      bool      `name:"json" help:"Print one JSON document for each file." xor:"form"`
+	Path      statePath `arg:"" help:"TURN:PATH, such as research@2:/workspace." placeholder:"TURN:PATH"`
+	Recursive bool      `short:"R" help:"List subfolders recursively."`
+	Names     bool      `help:"Print paths only." xor:"form"`
+	JSON      bool      `name:"json" help:"Print one JSON document per file." xor:"form"`
 }
 
 // Help is shown below the flags' summary.
@@ -96,7 +96,7 @@ func modeOf(f executor.FileInfo) string {
 }
 
 type catCmd struct {
-	Path statePath `arg:"" help:"TURN:PATH, as research@2:/workspace/out.csv." placeholder:"TURN:PATH"`
+	Path statePath `arg:"" help:"TURN:PATH, such as research@2:/workspace/out.csv." placeholder:"TURN:PATH"`
 }
 
 // Run prints a file of a state.

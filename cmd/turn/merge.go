@@ -14,33 +14,33 @@ import (
 )
 
 type mergeCmd struct {
-	From string `arg:"" help:"Turn to merge: a branch, SESSION@BRANCH, SESSION@NUMBER or an ID."`
+	From string `arg:"" help:"Turn: a branch, SESSION@BRANCH, SESSION@N or an ID."`
 
-	Into    string       `help:"Branch to merge into (default: main)." default:"main" placeholder:"BRANCH"`
-	Session string       `help:"Session, where FROM does not name it and several have such a branch." placeholder:"NAME"`
-	Ours    bool         `help:"Decide all other conflicts for the branch that is merged into." xor:"side"`
-	Theirs  bool         `help:"Decide all other conflicts for what is merged." xor:"side"`
-	Resolve []resolution `help:"Decide the conflicts at a path, or below it, for ours or theirs; may be given again." placeholder:"PATH=SIDE" sep:"none"`
-	Markers bool         `help:"Write conflict markers into text files, for a next turn to resolve."`
-	NoFF    bool         `name:"no-ff" help:"Make a turn also where moving the branch would do."`
-	DryRun  bool         `help:"Only say what would be merged, and what conflicts."`
-	Message string       `short:"m" help:"Title of the turn." placeholder:"TEXT"`
+	Into    string       `help:"Merge into this branch (default: main)." default:"main" placeholder:"BRANCH"`
+	Session string       `help:"Find the branch FROM in this session." placeholder:"NAME"`
+	Ours    bool         `help:"Resolve other conflicts with the branch's version." xor:"side"`
+	Theirs  bool         `help:"Resolve other conflicts with FROM's version." xor:"side"`
+	Resolve []resolution `help:"Resolve conflicts at or below PATH (repeatable)." placeholder:"PATH=SIDE" sep:"none"`
+	Markers bool         `help:"Write conflict markers into text files."`
+	NoFF    bool         `name:"no-ff" help:"Create a turn even if a fast-forward is possible."`
+	DryRun  bool         `help:"Report changes and conflicts; merge nothing."`
+	Message string       `short:"m" help:"Set the title of the turn." placeholder:"TEXT"`
 	Receipt bool         `help:"Print the receipt." xor:"print"`
 	JSON    bool         `name:"json" help:"Print the outcome as JSON." xor:"print"`
 }
 
 // Help is shown below the flags' summary.
 func (c *mergeCmd) Help() string {
-	return `What FROM changed since it and the branch went apart is added to the branch: files
-(texts line by line), environment, working directory. The merge is a turn with two
-parents. If the branch has nothing of its own since then, it is only moved. With
-conflicts that nothing decides nothing is kept, and they are listed with the
-digests, or the values, of their base, ours (the branch) and theirs (FROM).
+	return `The merge adds FROM's changes since the common ancestor to the branch: files (text
+files line by line), environment, working directory. It creates a turn with two
+parents. A branch without changes of its own is fast-forwarded. An unresolved
+conflict stores nothing; the conflicts are listed with the digests, or the values,
+of base, ours (the branch) and theirs (FROM).
 
-PATH is a file's, "env:NAME", or "cwd". docs/merge.md has all the rules.
+PATH is the path of a file, "env:NAME", or "cwd". docs/merge.md has all rules.
 
 Exit status: 0 merged, or nothing to merge; 1 there are conflicts; 2 there is no
-such turn, or the command line is wrong; 3 it could not be done.`
+such turn, or the command line is invalid; 3 the merge failed.`
 }
 
 // A resolution is PATH=ours or PATH=theirs.

@@ -65,7 +65,7 @@ func wantsValue(node *kong.Node, arg string) bool {
 }
 
 type completeRefsCmd struct {
-	Word     string `arg:"" optional:"" help:"What was typed of the reference."`
+	Word     string `arg:"" optional:"" help:"Beginning of the reference."`
 	Sessions bool   `help:"Print sessions only."`
 }
 

@@ -9,29 +9,28 @@ import (
 )
 
 type replayCmd struct {
-	Ref string `arg:"" help:"Turn to run again, as SESSION@N or its ID."`
+	Ref string `arg:"" help:"Turn to run again: SESSION@N or an ID."`
 
-	Secret []string `help:"Secret that the turn was given: NAME takes it from turn's own environment. May be given again." placeholder:"NAME[=VALUE]" sep:"none"`
-	Grant  []string `help:"Grant again what the turn had under KEY; repeatable." placeholder:"KEY" sep:","`
+	Secret []string `help:"Set a secret of the turn again (repeatable)." placeholder:"NAME[=VALUE]" sep:"none"`
+	Grant  []string `help:"Grant a front matter key again (repeatable)." placeholder:"KEY" sep:","`
 	// No default, and not TURN_SUBSTRATE: a replay is the same again.
-	Substrate string `help:"What runs the sandbox: auto, firecracker, qemu or gvisor (default: what ran the turn)." enum:",auto,firecracker,qemu,gvisor" default:"" placeholder:"NAME"`
-	JSON      bool   `name:"json" help:"Print the comparison as JSON, with the new receipt in it."`
+	Substrate string `help:"Use this driver (default: that of the turn)." enum:",auto,firecracker,qemu,gvisor" default:"" placeholder:"NAME"`
+	JSON      bool   `name:"json" help:"Print the comparison and the new receipt as JSON."`
 	Receipt   bool   `help:"Print the new receipt instead of the comparison."`
-	Quiet     bool   `short:"q" help:"Show no progress."`
+	Quiet     bool   `short:"q" help:"Print no progress."`
 }
 
 // Help is shown below the flags' summary.
 func (c *replayCmd) Help() string {
-	return `The turn is run again in a clean sandbox, on the state of its parent, with the
-files and the environment that it was given. What comes out is compared with what
-is kept of it: exit codes, outputs, files, environment, working directory. The new
-turn becomes part of no session.
+	return `The turn runs again in a clean sandbox, on the state of its parent, with the same
+files and environment. The results are compared with the record: exit codes,
+outputs, files, environment, working directory. The new turn is in no session.
 
-Closed addresses and registries that are not public are granted again with
---grant network and --grant image. What is served from a recording needs no grant.
+Grant local addresses and private registries again with --grant network and --grant
+image. Traffic that is served from a recording requires no grant.
 
-Exit status: 0 nothing differs; 1 something does; 2 there is no such turn; 3 it
-could not be run.`
+Exit status: 0 nothing differs; 1 something differs; 2 there is no such turn; 3 the
+turn could not run.`
 }
 
 // Run replays the turn.

@@ -10,30 +10,30 @@ import (
 )
 
 type resumeCmd struct {
-	Ref string `arg:"" help:"Turn whose machine was kept (snapshot: vm)."`
+	Ref string `arg:"" help:"Turn with a saved machine (snapshot: vm)."`
 
-	Name string         `help:"Name of the sandbox." placeholder:"NAME"`
-	TTL  *time.Duration `name:"ttl" help:"Stop it after this time, as 10m or 8h; 0: never (default: 1h)." placeholder:"TIME"`
+	Name string         `help:"Name the sandbox." placeholder:"NAME"`
+	TTL  *time.Duration `name:"ttl" help:"Stop the sandbox after this time; 0: never (default: 1h)." placeholder:"TIME"`
 
-	Grant    []string    `help:"Grant what the document that was run asks for under KEY; network is the one that counts here." placeholder:"KEY" sep:","`
-	Network  networkMode `help:"Network of the sandbox: on, off." placeholder:"on|off"`
-	Allow    []rule      `help:"Name, address or range that may be reached, as api.example.com:443, and then nothing else; may be given again." placeholder:"RULE" sep:"none"`
-	Deny     []rule      `help:"Name, address or range that may not be reached; may be given again." placeholder:"RULE" sep:"none"`
-	NoHostCA bool        `name:"no-host-ca" help:"Do not trust the host's own certificate authorities."`
+	Grant    []string    `help:"Grant a front matter key: network (repeatable)." placeholder:"KEY" sep:","`
+	Network  networkMode `help:"Set the network mode." placeholder:"on|off"`
+	Allow    []rule      `help:"Allow only this host or network (repeatable)." placeholder:"RULE" sep:"none"`
+	Deny     []rule      `help:"Deny this host or network (repeatable)." placeholder:"RULE" sep:"none"`
+	NoHostCA bool        `name:"no-host-ca" help:"Do not trust the host's certificate authorities."`
 
-	Quiet bool `short:"q" help:"Show no progress."`
+	Quiet bool `short:"q" help:"Print no progress."`
 	JSON  bool `name:"json" help:"Print the sandbox as JSON."`
 }
 
 // Help is shown below the flags' summary.
 func (c *resumeCmd) Help() string {
-	return `The machine goes on with the processes that ran when the turn ended, as a sandbox
-that stays: turn sandbox exec, attach, cp and rm work with it. It has a clock,
-random numbers, names and a network stack of its own. Its ID is printed.
+	return `The machine continues with its processes in a new sandbox: turn sandbox exec, attach,
+cp and rm work with it. The sandbox has its own clock, random numbers, names and
+network stack. Its ID is printed.
 
-Its network is judged as that of a run of the same document today: what the document
-asks for beyond the host's default needs --network on, --allow or --grant network.
-The turn may be imported; its record grants nothing.`
+Its network follows the rules of a run of the same document today: requests beyond
+the host's default require --network on, --allow or --grant network. The turn may be
+imported; its record grants nothing.`
 }
 
 // network is what the flags say of it.

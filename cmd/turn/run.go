@@ -18,43 +18,58 @@ import (
 type runCmd struct {
 	File string `arg:"" help:"Document to run; - reads standard input."`
 
-	Write  bool   `short:"w" help:"Write the receipt into FILE, not to standard output."`
-	Output string `short:"o" help:"Write the receipt into this file, not to standard output." placeholder:"FILE" type:"path"`
-	JSON   bool   `name:"json" help:"Print the turn as one JSON document on standard output, with the receipt in it."`
-	Quiet  bool   `short:"q" help:"Show no progress."`
+	Write  bool   `short:"w" help:"Write the receipt into the document."`
+	Output string `short:"o" help:"Write the receipt into FILE." placeholder:"FILE" type:"path"`
+	JSON   bool   `name:"json" help:"Print the turn and its receipt as JSON."`
+	Quiet  bool   `short:"q" help:"Print no progress."`
 
-	Commands bool `help:"List the commands that ran in the receipt, below each step."`
+	Commands bool `help:"List the commands of each step in the receipt."`
 
-	Session  *string  `help:"Session to add the turn to: it begins where the last one ended. A new name begins a session." placeholder:"NAME"`
-	Branch   string   `help:"Branch of the session (default: main)." placeholder:"NAME"`
-	Secret   []string `help:"Secret for the steps' environment, masked and never kept; NAME takes it from turn's own environment. May be given again." placeholder:"NAME[=VALUE]" sep:"none"`
-	Lifetime string   `help:"How long the sandbox lives: turn, or session (paused after the turn, goes on in the next)." enum:",turn,session" default:"" placeholder:"turn|session"`
-	Home     string   `help:"Persistent home directory, mounted at /root; one sandbox at a time." placeholder:"NAME"`
-	Grant    []string `help:"Grant what the front matter asks for under KEY; repeatable." placeholder:"KEY" sep:","`
-	Snapshot string   `help:"vm keeps the whole machine at the end, for turn resume." enum:",none,vm" default:"" placeholder:"vm"`
+	Session  *string  `help:"Add the turn to this session; create it if needed." placeholder:"NAME"`
+	Branch   string   `help:"Use this branch of the session (default: main)." placeholder:"NAME"`
+	Secret   []string `help:"Set a secret variable (repeatable)." placeholder:"NAME[=VALUE]" sep:"none"`
+	Lifetime string   `help:"Set the lifetime of the sandbox." enum:",turn,session" default:"" placeholder:"turn|session"`
+	Home     string   `help:"Mount this persistent home directory at /root." placeholder:"NAME"`
+	Grant    []string `help:"Grant a front matter key (repeatable)." placeholder:"KEY" sep:","`
+	Snapshot string   `help:"Save the machine for turn resume." enum:",none,vm" default:"" placeholder:"vm"`
 	sandboxFlags
 }
 
 // Help is shown below the flags' summary.
 func (c *runCmd) Help() string {
-	return `The receipt is the document with the result of each step below it. It goes to
-standard output, or into a file with -w or -o. Progress and the steps' output go
-to standard error.
+	return `The receipt is the document with the result of each step below the step. The
+receipt goes to standard output, or into a file with -w or -o. Progress and the
+output of the steps go to standard error.
 
-PATH[:DEST] is split at its last colon; a PATH that has a colon ends with one
-more. A DEST that is relative is below the working directory: the sandbox's for
---add, this one for --get. A symlink that --add names is followed. --get leaves
-out symlinks that lead out of the folder that it copies, and says so.
+PATH[:DEST] is split at its last colon; add a colon at the end of a PATH that
+contains a colon. A relative DEST is below the working directory: that of the
+sandbox for --add, that of turn for --get. --add follows a symlink that it names.
+--get skips symlinks that lead out of the copied folder, and reports them.
 
-A document may come from anybody. What goes beyond its own sandbox needs a flag:
-a session, a home, closed addresses, a registry that is not public, a machine that
-outlives the turn. --grant KEY accepts what the document asks for under that key:
-files (of a document on standard input), home, image, lifetime, network, session,
-snapshot.
+The document is untrusted. Everything beyond its own sandbox requires a flag: a
+session, a home, local addresses, a private registry, a machine that outlives the
+turn. --grant KEY accepts the document's request for that key: files (of a
+document on standard input), home, image, lifetime, network, session, snapshot.
+
+--network record stores the traffic of the turn, and --network replay=TURN serves
+the traffic of that turn. RULE is a host, an address or a range, such as
+api.example.com:443. With --allow everything else is denied.
+
+--secret NAME takes the value from turn's environment. Secrets are masked and not
+stored. --secret-header HOST=NAME=VARIABLE sets a header from a variable of turn's
+environment; the sandbox never has the value.
+
+With --lifetime session the sandbox is paused after the turn, and the next turn
+resumes it. A home is used by one sandbox at a time.
 
 Exit status: 0 all steps passed; 1 a step failed or timed out; 2 the document or
-the command line is wrong, nothing was started; 3 the turn could not be run, or
-was cut off.`
+the command line is invalid, nothing was started; 3 the turn could not run, or was
+interrupted.
+
+Examples:
+  turn run weather.md
+  turn run -w --session research 02-analyse.md
+  turn run --network off --add data.csv -o receipt.md task.md`
 }
 
 // Validate is called by kong.

@@ -13,18 +13,18 @@ import (
 )
 
 type sandboxCmd struct {
-	Create sandboxCreateCmd `cmd:"" help:"Create a sandbox that stays, and print its ID."`
-	Ls     sandboxLsCmd     `cmd:"" help:"List the sandboxes."`
+	Create sandboxCreateCmd `cmd:"" help:"Create a sandbox and print its ID."`
+	Ls     sandboxLsCmd     `cmd:"" help:"List sandboxes."`
 	Exec   sandboxExecCmd   `cmd:"" help:"Run a command in a sandbox."`
-	Attach sandboxAttachCmd `cmd:"" help:"Show the output of a command that was started with exec -d."`
+	Attach sandboxAttachCmd `cmd:"" help:"Print the output of a detached command."`
 	Ps     sandboxPsCmd     `cmd:"" help:"List the processes of a sandbox."`
-	Cp     sandboxCpCmd     `cmd:"" help:"Copy files and folders into a sandbox, or out of it."`
-	Expose sandboxExposeCmd `cmd:"" help:"Forward a port of this computer to one of a sandbox."`
-	Fork   sandboxForkCmd   `cmd:"" help:"Clone a sandbox as it runs, memory and all, and print the clones' IDs."`
-	Stop   sandboxStopCmd   `cmd:"" help:"Stop sandboxes, and keep what is known of them."`
+	Cp     sandboxCpCmd     `cmd:"" help:"Copy files into a sandbox or out of it."`
+	Expose sandboxExposeCmd `cmd:"" help:"Forward a local port to a sandbox."`
+	Fork   sandboxForkCmd   `cmd:"" help:"Clone a running sandbox with its memory."`
+	Stop   sandboxStopCmd   `cmd:"" help:"Stop sandboxes and keep their records."`
 	Rm     sandboxRmCmd     `cmd:"" help:"Stop and remove sandboxes."`
-	Serve  sandboxServeCmd  `cmd:"" help:"Offer the sandboxes to clients of the DevTools Protocol."`
-	Hold   sandboxHoldCmd   `cmd:"" hidden:"" help:"Keep a sandbox; create starts this."`
+	Serve  sandboxServeCmd  `cmd:"" help:"Serve sandboxes to DevTools Protocol clients."`
+	Hold   sandboxHoldCmd   `cmd:"" hidden:"" help:"Hold a sandbox; create starts this."`
 }
 
 // withSandboxes calls f with the sandboxes and a context that the user can end.
@@ -46,15 +46,15 @@ func (a *app) withSandboxes(f func(ctx context.Context, s *sandboxes.Store) erro
 }
 
 type sandboxLsCmd struct {
-	JSON  bool `name:"json" help:"Print them as JSON." xor:"form"`
-	Quiet bool `short:"q" help:"Print their IDs only." xor:"form"`
+	JSON  bool `name:"json" help:"Print JSON." xor:"form"`
+	Quiet bool `short:"q" help:"Print IDs only." xor:"form"`
 }
 
 // Help is shown below the flags' summary.
 func (c *sandboxLsCmd) Help() string {
-	return `States: creating; ready, nothing was run in it yet; running; stopped, on request
-or because its time was up; failed, with the reason. The last two are listed
-until turn sandbox rm removes them.`
+	return `States: creating; ready, no command has run yet; running; stopped, on request or
+because its time was up; failed, with the reason. Stopped and failed sandboxes are
+listed until turn sandbox rm removes them.`
 }
 
 // Run lists the sandboxes.
@@ -125,8 +125,8 @@ func rough(d time.Duration) string {
 }
 
 type sandboxStopCmd struct {
-	Sandboxes []string `arg:"" name:"sandbox" help:"IDs, beginnings of IDs, or names."`
-	JSON      bool     `name:"json" help:"Print what was stopped as JSON."`
+	Sandboxes []string `arg:"" name:"sandbox" help:"IDs, ID prefixes or names."`
+	JSON      bool     `name:"json" help:"Print the stopped sandboxes as JSON."`
 }
 
 // Run stops the sandboxes, in order, up to the first that cannot be.
@@ -141,8 +141,8 @@ func (c *sandboxStopCmd) Run(a *app) error {
 }
 
 type sandboxRmCmd struct {
-	Sandboxes []string `arg:"" optional:"" name:"sandbox" help:"IDs, beginnings of IDs, or names."`
-	All       bool     `help:"Remove all there are."`
+	Sandboxes []string `arg:"" optional:"" name:"sandbox" help:"IDs, ID prefixes or names."`
+	All       bool     `help:"Remove all sandboxes."`
 	JSON      bool     `name:"json" help:"Print what was removed as JSON."`
 }
 

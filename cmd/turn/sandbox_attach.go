@@ -15,8 +15,8 @@ import (
 )
 
 type sandboxAttachCmd struct {
-	Sandbox string `arg:"" help:"ID, beginning of an ID, or name."`
-	Process string `arg:"" help:"The process's name, as exec -d printed it."`
+	Sandbox string `arg:"" help:"ID, ID prefix or name."`
+	Process string `arg:"" help:"Process name that exec -d printed."`
 }
 
 // Help is shown below the flags' summary.
@@ -65,8 +65,8 @@ func (c *sandboxAttachCmd) Run(a *app) error {
 }
 
 type sandboxPsCmd struct {
-	Sandbox string `arg:"" help:"ID, beginning of an ID, or name."`
-	JSON    bool   `name:"json" help:"Print them as JSON."`
+	Sandbox string `arg:"" help:"ID, ID prefix or name."`
+	JSON    bool   `name:"json" help:"Print JSON."`
 }
 
 // Run lists the processes that were started in the sandbox.

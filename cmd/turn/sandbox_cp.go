@@ -14,8 +14,8 @@ import (
 )
 
 type sandboxCpCmd struct {
-	Src string `arg:"" help:"What to copy: PATH, SANDBOX:PATH, or - for standard input."`
-	Dst string `arg:"" help:"Where to: PATH, SANDBOX:PATH, or - for standard output."`
+	Src string `arg:"" help:"Source: PATH, SANDBOX:PATH, or - for standard input."`
+	Dst string `arg:"" help:"Destination: PATH, SANDBOX:PATH, or - for standard output."`
 }
 
 // Help is shown below the flags' summary.

@@ -16,30 +16,30 @@ import (
 )
 
 type sandboxCreateCmd struct {
-	Name   string          `help:"A name for it, which no other sandbox that lives has." placeholder:"NAME"`
-	Image  string          `help:"Template, or image of a registry, to run in." placeholder:"NAME" default:"base"`
-	Env    []envVar        `help:"Environment variable for the sandbox; may be given again." placeholder:"K=V" sep:"none"`
-	Secret []string        `help:"Secret for the environment, kept nowhere outside the sandbox; NAME takes it from turn's own environment. May be given again." placeholder:"NAME[=VALUE]" sep:"none"`
-	TTL    time.Duration   `name:"ttl" help:"Stop it after this time; 0: never (default: 1h)." placeholder:"TIME" default:"1h"`
-	CPUs   *int            `name:"cpus" help:"Number of virtual CPUs." placeholder:"N"`
-	Memory turnstone.Bytes `help:"Memory of the sandbox, as 2GiB." placeholder:"SIZE"`
-	Disk   turnstone.Bytes `help:"What the sandbox may write to its disk, as 10GiB." placeholder:"SIZE"`
+	Name   string          `help:"Name the sandbox; the name must be unique." placeholder:"NAME"`
+	Image  string          `help:"Run in this template or registry image." placeholder:"NAME" default:"base"`
+	Env    []envVar        `help:"Set an environment variable (repeatable)." placeholder:"K=V" sep:"none"`
+	Secret []string        `help:"Set a secret variable (repeatable)." placeholder:"NAME[=VALUE]" sep:"none"`
+	TTL    time.Duration   `name:"ttl" help:"Stop the sandbox after this time; 0: never (default: 1h)." placeholder:"TIME" default:"1h"`
+	CPUs   *int            `name:"cpus" help:"Set the number of virtual CPUs." placeholder:"N"`
+	Memory turnstone.Bytes `help:"Set the memory of the sandbox, such as 2GiB." placeholder:"SIZE"`
+	Disk   turnstone.Bytes `help:"Limit the disk space for writes, such as 10GiB." placeholder:"SIZE"`
 	networkFlags
-	Substrate string `help:"What runs the sandbox: ${enum}." enum:"auto,firecracker,qemu,gvisor" default:"auto" env:"TURN_SUBSTRATE"`
-	Quiet     bool   `short:"q" help:"Show no progress."`
+	Substrate string `help:"Use driver ${enum}." enum:"auto,firecracker,qemu,gvisor" default:"auto" env:"TURN_SUBSTRATE"`
+	Quiet     bool   `short:"q" help:"Print no progress."`
 	JSON      bool   `name:"json" help:"Print the sandbox as JSON."`
 }
 
 // Help is shown below the flags' summary.
 func (c *sandboxCreateCmd) Help() string {
-	return `The sandbox stays until it is removed, its time is up, or the computer is
-restarted; a process of its own keeps it. Its ID goes to standard output when it
-is ready.
+	return `The sandbox exists until it is removed, its time is up, or the computer is restarted;
+a separate process holds it. Its ID goes to standard output as soon as the sandbox is
+ready.
 
-A sandbox that holds secrets is not forked unless its fork says --with-secrets.
+A sandbox with secrets is forked only with --with-secrets.
 
-Exit status: 0 it is ready; 2 the command line is wrong; 3 it could not be
-created.`
+Exit status: 0 the sandbox is ready; 2 the command line is invalid; 3 the sandbox
+could not be created.`
 }
 
 // spec makes the flags into what the library wants, with a machine as base where they
@@ -108,8 +108,8 @@ func (c *sandboxCreateCmd) Run(a *app) error {
 }
 
 type sandboxHoldCmd struct {
-	Home string `hidden:"" required:"" help:"The state directory."`
-	ID   string `arg:"" help:"The sandbox."`
+	Home string `hidden:"" required:"" help:"Use this state directory."`
+	ID   string `arg:"" help:"Sandbox."`
 }
 
 // reportsFD is where create's holder reports to it.

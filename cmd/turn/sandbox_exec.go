@@ -19,29 +19,28 @@ import (
 )
 
 type sandboxExecCmd struct {
-	Terminal bool           `short:"t" help:"Give the command a terminal, and this one's keys to it."`
-	Detach   bool           `short:"d" help:"Do not wait: print the process's name and leave it running."`
-	Env      []envVar       `help:"Environment variable for the command; may be given again." placeholder:"K=V" sep:"none"`
-	Cwd      string         `help:"Working directory in the sandbox (default: the template's)." placeholder:"DIR"`
-	User     string         `help:"User to run as, with :GROUP if wanted (default: the template's, or root)." placeholder:"USER"`
+	Terminal bool           `short:"t" help:"Give the command a terminal."`
+	Detach   bool           `short:"d" help:"Print the process name and return at once."`
+	Env      []envVar       `help:"Set an environment variable (repeatable)." placeholder:"K=V" sep:"none"`
+	Cwd      string         `help:"Run in this directory (default: the template's)." placeholder:"DIR"`
+	User     string         `help:"Run as USER[:GROUP] (default: the template's, or root)." placeholder:"USER"`
 	Timeout  *time.Duration `help:"Kill the command after this time." placeholder:"TIME"`
-	JSON     bool           `name:"json" help:"Print status and outputs as JSON when the command has ended."`
+	JSON     bool           `name:"json" help:"Print the exit status and outputs as JSON."`
 
-	Sandbox string   `arg:"" help:"ID, beginning of an ID, or name."`
+	Sandbox string   `arg:"" help:"ID, ID prefix or name."`
 	Cmd     []string `arg:"" passthrough:"partial" name:"cmd" help:"Command and its arguments, after --."`
 }
 
 // Help is shown below the flags' summary.
 func (c *sandboxExecCmd) Help() string {
-	return `The command gets standard input unless that is a terminal; with -t it gets the
-keys of the terminal. Its output goes where it belongs, unchanged, but what would
-be shown on a terminal is freed of control sequences other than colors, unless
--t is given. Ctrl-C goes to the command; once more, and it is killed. It is
-killed too when turn is, unless -d is given.
+	return `The command reads standard input unless that is a terminal; with -t it reads the keys
+of the terminal. Its output is unchanged, except that without -t a terminal gets no
+control sequences other than colors. Ctrl-C goes to the command; a second Ctrl-C
+kills it. The command is also killed with turn, except with -d.
 
-Exit status: the command's own, 128+N when signal N ended it; 124 when --timeout
-did; 127 when there is no such command, 126 when it cannot be started; 125 when
-turn failed, or the sandbox did; 2 when the command line is wrong.`
+Exit status: that of the command, 128+N if signal N ended it; 124 after --timeout;
+127 if there is no such command, 126 if it cannot be started; 125 if turn or the
+sandbox failed; 2 if the command line is invalid.`
 }
 
 // Validate is called by kong.

@@ -12,9 +12,9 @@ import (
 )
 
 type sandboxExposeCmd struct {
-	Sandbox string `arg:"" help:"ID, beginning of an ID, or name."`
-	Port    port   `arg:"" help:"The port in the sandbox."`
-	Listen  string `help:"Address of this computer to take connections at; port 0 is a free one." placeholder:"ADDRESS:PORT" default:"127.0.0.1:0"`
+	Sandbox string `arg:"" help:"ID, ID prefix or name."`
+	Port    port   `arg:"" help:"Port in the sandbox."`
+	Listen  string `help:"Listen on this local address; port 0: any free port." placeholder:"ADDRESS:PORT" default:"127.0.0.1:0"`
 }
 
 // A port is a TCP port.
@@ -32,12 +32,12 @@ func (p *port) UnmarshalText(text []byte) error {
 
 // Help is shown below the flags' summary.
 func (c *sandboxExposeCmd) Help() string {
-	return `The address where connections are taken is the one line on standard output. They
-are forwarded until Ctrl-C, or until the sandbox ends. Whoever listens in the
-sandbox has to do so on all addresses (0.0.0.0) or on the sandbox's own, 10.0.2.15.
+	return `Standard output has one line: the address that turn listens on. Connections are
+forwarded until Ctrl-C, or until the sandbox ends. The server in the sandbox must
+listen on all addresses (0.0.0.0) or on the sandbox's address, 10.0.2.15.
 
-Exit status: 0 after Ctrl-C; 2 there is no such sandbox; 3 the address cannot be
-had, the sandbox has no network, or it has ended.`
+Exit status: 0 after Ctrl-C; 2 there is no such sandbox; 3 the address is not
+available, the sandbox has no network, or it has ended.`
 }
 
 // Run forwards connections.

@@ -9,27 +9,27 @@ import (
 )
 
 type sandboxForkCmd struct {
-	Sandbox     string        `arg:"" name:"sandbox" help:"ID, beginning of an ID, or name."`
-	N           int           `short:"n" help:"Number of clones." placeholder:"N" default:"1"`
+	Sandbox     string        `arg:"" name:"sandbox" help:"ID, ID prefix or name."`
+	N           int           `short:"n" help:"Create this number of clones." placeholder:"N" default:"1"`
 	Name        string        `help:"Name the clones PREFIX-1, PREFIX-2 and so on." placeholder:"PREFIX"`
 	TTL         time.Duration `name:"ttl" help:"Stop each clone after this time; 0: never (default: 1h)." placeholder:"TIME" default:"1h"`
-	WithSecrets bool          `name:"with-secrets" help:"Also when the sandbox holds secrets: each clone then has them too."`
-	JSON        bool          `name:"json" help:"Print a line of JSON for each clone." xor:"form"`
-	Quiet       bool          `short:"q" help:"Say nothing on standard error when all went well."`
+	WithSecrets bool          `name:"with-secrets" help:"Clone secrets, too."`
+	JSON        bool          `name:"json" help:"Print one line of JSON per clone." xor:"form"`
+	Quiet       bool          `short:"q" help:"Print nothing on standard error on success."`
 }
 
 // Help is shown below the flags' summary.
 func (c *sandboxForkCmd) Help() string {
-	return `The sandbox stands still for a moment and goes on. Each clone goes on from the
-same moment, with the processes that ran, their memory and the files; it has
-random numbers, a clock, a host name, a machine ID and a network stack of its
-own. Connections end: commands that turn sandbox exec runs go on, TCP connections
-to the outside end in the clones.
+	return `The sandbox is paused for a moment. Each clone continues from the same moment, with
+the same processes, memory and files, and with its own random numbers, clock, host
+name, machine ID and network stack. Commands of turn sandbox exec continue in the
+original; TCP connections to the outside end in the clones.
 
-IDs are printed as clones come up. When some cannot be made, those that were stay.
+Each ID is printed as soon as the clone is ready. If some clones fail, the others
+remain.
 
-Exit status: 0 all are up; 2 the command line is wrong; 3 the sandbox cannot be
-forked, or not all clones came up.`
+Exit status: 0 all clones are ready; 2 the command line is invalid; 3 the sandbox
+cannot be forked, or some clones failed.`
 }
 
 func (c *sandboxForkCmd) fork() sandboxes.Fork {

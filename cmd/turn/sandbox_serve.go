@@ -16,16 +16,16 @@ import (
 )
 
 type sandboxServeCmd struct {
-	Listen string `help:"Address and port to listen on; port 0: any that is free." placeholder:"HOST:PORT" default:"127.0.0.1:9229"`
+	Listen string `help:"Listen on this address; port 0: any free port." placeholder:"HOST:PORT" default:"127.0.0.1:9229"`
 }
 
 // Help is shown below the flags' summary.
 func (c *sandboxServeCmd) Help() string {
 	return `Clients of the Chrome DevTools Protocol find the sandboxes at /json/list, the
-protocol's description at /json/protocol, and connect by WebSocket. The address
-that is printed holds a token, fresh at each start: whoever has it may do all
-with the sandboxes, and create and remove them. It is taken as the beginning of
-the path, as ?token=TOKEN, or as an Authorization header of the form Bearer.`
+description of the protocol at /json/protocol, and connect by WebSocket. The printed
+address contains a token, which is new at each start: a client with the token may
+create, use and remove all sandboxes. Pass it as the beginning of the path, as
+?token=TOKEN, or as an Authorization header of the form Bearer.`
 }
 
 // Validate is called by kong.

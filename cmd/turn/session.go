@@ -16,20 +16,20 @@ import (
 )
 
 type sessionCmd struct {
-	Ls     sessionLsCmd     `cmd:"" help:"List the sessions."`
+	Ls     sessionLsCmd     `cmd:"" help:"List sessions."`
 	Show   sessionShowCmd   `cmd:"" help:"Show a session's branches and tags."`
-	Rm     sessionRmCmd     `cmd:"" help:"Remove sessions, or a branch of one."`
-	Rename sessionRenameCmd `cmd:"" help:"Give a session another name, an anonymous one its first."`
-	Export sessionExportCmd `cmd:"" help:"Write a session into one file."`
-	Import sessionImportCmd `cmd:"" help:"Add a session that was exported."`
-	Tag    sessionTagCmd    `cmd:"" help:"Give a turn a name that stays with it."`
+	Rm     sessionRmCmd     `cmd:"" help:"Remove sessions or a branch."`
+	Rename sessionRenameCmd `cmd:"" help:"Rename a session."`
+	Export sessionExportCmd `cmd:"" help:"Export a session to a file."`
+	Import sessionImportCmd `cmd:"" help:"Import an exported session."`
+	Tag    sessionTagCmd    `cmd:"" help:"Add a tag to a turn."`
 	Untag  sessionUntagCmd  `cmd:"" help:"Remove a tag."`
 }
 
 type sessionLsCmd struct {
 	All   bool `short:"a" help:"List anonymous sessions, too."`
-	JSON  bool `name:"json" help:"Print them as JSON; all of them." xor:"form"`
-	Names bool `help:"Print their names only." xor:"form"`
+	JSON  bool `name:"json" help:"Print all sessions as JSON." xor:"form"`
+	Names bool `help:"Print names only." xor:"form"`
 }
 
 // Run lists the sessions.
@@ -69,7 +69,7 @@ func (c *sessionLsCmd) Run(a *app) error {
 
 type sessionShowCmd struct {
 	Session string `arg:"" help:"Name or ID."`
-	JSON    bool   `name:"json" help:"Print all of it as JSON, its turns too."`
+	JSON    bool   `name:"json" help:"Print the session and its turns as JSON."`
 }
 
 // Run shows the session.
@@ -105,8 +105,8 @@ func at(g *session.Graph, id turnstone.TurnID) string {
 }
 
 type sessionRmCmd struct {
-	Sessions []string `arg:"" name:"session" help:"Names or IDs; with --branch, one."`
-	Branch   string   `short:"b" help:"Remove this branch only. Its turns stay until turn gc." placeholder:"NAME"`
+	Sessions []string `arg:"" name:"session" help:"Names or IDs; one with --branch."`
+	Branch   string   `short:"b" help:"Remove this branch only; turn gc deletes its turns." placeholder:"NAME"`
 	JSON     bool     `name:"json" help:"Print what was removed as JSON."`
 }
 
@@ -167,7 +167,7 @@ func (c *sessionRmCmd) remove(ctx context.Context, x *executor.Executor, rep *re
 
 type sessionRenameCmd struct {
 	Session string `arg:"" help:"Name or ID."`
-	Name    string `arg:"" help:"The new name."`
+	Name    string `arg:"" help:"New name."`
 	JSON    bool   `name:"json" help:"Print the session as JSON."`
 }
 
@@ -193,8 +193,8 @@ func (c *sessionRenameCmd) Run(a *app) error {
 }
 
 type sessionTagCmd struct {
-	Ref  string `arg:"" help:"Turn: SESSION@N, SESSION@BRANCH, a turn's ID."`
-	Name string `arg:"" help:"The tag."`
+	Ref  string `arg:"" help:"Turn: SESSION@N, SESSION@BRANCH or an ID."`
+	Name string `arg:"" help:"Tag."`
 	JSON bool   `name:"json" help:"Print the tag as JSON."`
 }
 
@@ -211,7 +211,7 @@ func (c *sessionTagCmd) Run(a *app) error {
 
 type sessionUntagCmd struct {
 	Session string `arg:"" help:"Name or ID."`
-	Name    string `arg:"" help:"The tag."`
+	Name    string `arg:"" help:"Tag."`
 	JSON    bool   `name:"json" help:"Print what was removed as JSON."`
 }
 
@@ -228,9 +228,9 @@ func (c *sessionUntagCmd) Run(a *app) error {
 
 type sessionExportCmd struct {
 	Session string `arg:"" help:"Name or ID."`
-	Output  string `short:"o" help:"File to write; - is standard output (default: SESSION.tzst)." placeholder:"FILE"`
-	Full    bool   `help:"Write what lies in the template, too, for machines that have another one."`
-	JSON    bool   `name:"json" help:"Print what was written as JSON."`
+	Output  string `short:"o" help:"Output file; - is stdout (default: SESSION.tzst)." placeholder:"FILE"`
+	Full    bool   `help:"Include the template's files that turns need."`
+	JSON    bool   `name:"json" help:"Print a report as JSON."`
 }
 
 // Run exports the session.
@@ -285,11 +285,11 @@ func exportTo(ctx context.Context, x *executor.Executor, req executor.ExportRequ
 }
 
 type sessionImportCmd struct {
-	File  string `arg:"" help:"File that turn session export wrote; - is standard input."`
-	As    string `help:"Give the session this name here." placeholder:"NAME"`
-	Build string `help:"Templates to build: ${enum}; known ones have their spec here (default: ${default})." enum:"known,all,none" default:"known" placeholder:"WHICH"`
-	JSON  bool   `name:"json" help:"Print what was imported as JSON."`
-	Quiet bool   `short:"q" help:"Show no progress."`
+	File  string `arg:"" help:"Exported file; - reads standard input."`
+	As    string `help:"Import the session under this name." placeholder:"NAME"`
+	Build string `help:"Build templates: ${enum} (default: ${default})." enum:"known,all,none" default:"known" placeholder:"WHICH"`
+	JSON  bool   `name:"json" help:"Print a report as JSON."`
+	Quiet bool   `short:"q" help:"Print no progress."`
 }
 
 // Help is shown below the flags' summary.

@@ -11,18 +11,18 @@ import (
 )
 
 type showCmd struct {
-	Ref string `arg:"" help:"Turn: SESSION, SESSION@N, SESSION@BRANCH, SESSION@TAG, a turn's ID; with ~K its K-th parent."`
+	Ref string `arg:"" help:"Turn: SESSION, SESSION@N, SESSION@BRANCH or an ID."`
 
 	Receipt bool `help:"Print the turn's receipt."`
-	Files   bool `help:"List what the turn changed."`
-	JSON    bool `name:"json" help:"Print all that is kept of it as JSON; with --files, what it changed."`
+	Files   bool `help:"List the changed files."`
+	JSON    bool `name:"json" help:"Print the record, or with --files the changes, as JSON."`
 }
 
 // Help is shown below the flags' summary.
 func (c *showCmd) Help() string {
-	return `The session at hand, which was named last or is named by TURN_SESSION, has short
-names: turn-6 is its turn 6, - the session, and -@BRANCH, -@N, -~K what SESSION@BRANCH,
-SESSION@N and SESSION~K are of it. They stand wherever a session or a turn is named.`
+	return `The last session, which was named last or is named by TURN_SESSION, has short names:
+turn-6 is its turn 6, - the session, and -@BRANCH, -@N and -~K stand for
+SESSION@BRANCH, SESSION@N and SESSION~K. REF~K is the K-th parent of REF.`
 }
 
 // Validate is called by kong.

@@ -14,12 +14,12 @@ import (
 )
 
 type templateCmd struct {
-	Ls    templateLsCmd    `cmd:"" help:"List the templates that there are."`
-	Build templateBuildCmd `cmd:"" help:"Build a template, unless it is built already."`
-	Pull  templatePullCmd  `cmd:"" help:"Get an image of a registry, as the registry has it now."`
-	Show  templateShowCmd  `cmd:"" help:"Show what a template is made of."`
-	Prune templatePruneCmd `cmd:"" help:"Remove what came of builds that no template stands for any more."`
-	Rm    templateRmCmd    `cmd:"" help:"Remove a template's image, and its spec if you registered it."`
+	Ls    templateLsCmd    `cmd:"" help:"List templates."`
+	Build templateBuildCmd `cmd:"" help:"Build a template if needed."`
+	Pull  templatePullCmd  `cmd:"" help:"Pull an image from a registry."`
+	Show  templateShowCmd  `cmd:"" help:"Show the contents of a template."`
+	Prune templatePruneCmd `cmd:"" help:"Remove unused builds."`
+	Rm    templateRmCmd    `cmd:"" help:"Remove a template's image and its registered spec."`
 }
 
 // withStore calls f with the store and a context that the user can end.
@@ -41,8 +41,8 @@ func (a *app) withStore(f func(ctx context.Context, s *template.Store) error) er
 }
 
 type templateLsCmd struct {
-	JSON  bool `name:"json" help:"Print them as JSON." xor:"form"`
-	Names bool `help:"Print their names only." xor:"form"`
+	JSON  bool `name:"json" help:"Print JSON." xor:"form"`
+	Names bool `help:"Print names only." xor:"form"`
 }
 
 // Run lists the templates.
@@ -81,10 +81,10 @@ func imageSize(e template.Entry) string {
 }
 
 type templateBuildCmd struct {
-	Template string `arg:"" help:"Name of a template, or path of a spec: a folder with a template.toml, or such a file."`
-	Lock     bool   `help:"Write the versions that the build took to template.lock, beside the spec."`
+	Template string `arg:"" help:"Template name, template.toml, or its folder."`
+	Lock     bool   `help:"Write the versions to template.lock beside the spec."`
 	JSON     bool   `name:"json" help:"Print the built template as JSON."`
-	Quiet    bool   `short:"q" help:"Show no progress."`
+	Quiet    bool   `short:"q" help:"Print no progress."`
 }
 
 // Run builds the template.
@@ -106,8 +106,8 @@ func (c *templateBuildCmd) Run(a *app) error {
 }
 
 type templateShowCmd struct {
-	Template string `arg:"" help:"Name of a template."`
-	JSON     bool   `name:"json" help:"Print all of it as JSON, every package with its version too."`
+	Template string `arg:"" help:"Template name."`
+	JSON     bool   `name:"json" help:"Print all details and package versions as JSON."`
 }
 
 // Run shows the template.
@@ -181,9 +181,9 @@ type templatesRemoved struct {
 }
 
 type templateRmCmd struct {
-	Templates []string `arg:"" name:"template" help:"Names of templates."`
-	KeepFiles bool     `help:"First copy the files that sessions have of the image into the store." xor:"how"`
-	Force     bool     `help:"Remove it also when sessions need it: they are damaged then." xor:"how"`
+	Templates []string `arg:"" name:"template" help:"Template names."`
+	KeepFiles bool     `help:"Copy files that sessions need into the store first." xor:"how"`
+	Force     bool     `help:"Remove it even if that damages sessions." xor:"how"`
 	JSON      bool     `name:"json" help:"Print what was removed as JSON."`
 }
 

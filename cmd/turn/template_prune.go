@@ -9,9 +9,9 @@ import (
 )
 
 type templatePruneCmd struct {
-	OlderThan time.Duration `help:"Only what was built longer ago, as 240h." placeholder:"DURATION"`
-	DryRun    bool          `help:"Only say what would be removed."`
-	JSON      bool          `name:"json" help:"Print it as JSON."`
+	OlderThan time.Duration `help:"Remove only builds that are older, such as 240h." placeholder:"DURATION"`
+	DryRun    bool          `help:"Report what would be removed; remove nothing."`
+	JSON      bool          `name:"json" help:"Print JSON."`
 }
 
 // Run removes the builds.

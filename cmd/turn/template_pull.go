@@ -7,9 +7,9 @@ import (
 )
 
 type templatePullCmd struct {
-	Image string `arg:"" help:"Reference of an image of a registry, as python:3.12 or ghcr.io/org/x@sha256:…."`
+	Image string `arg:"" help:"Image reference, such as python:3.12."`
 	JSON  bool   `name:"json" help:"Print the template as JSON."`
-	Quiet bool   `short:"q" help:"Show no progress."`
+	Quiet bool   `short:"q" help:"Print no progress."`
 }
 
 // Help is shown below the flags' summary.

@@ -7,7 +7,7 @@ import (
 )
 
 type versionCmd struct {
-	JSON bool `name:"json" help:"Print it as JSON."`
+	JSON bool `name:"json" help:"Print JSON."`
 }
 
 // Run prints the version.

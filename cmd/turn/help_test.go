@@ -1,0 +1,50 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/alecthomas/kong"
+)
+
+// TestHelpIsShort: the help of each command, argument and flag is a sentence of one line, and
+// each command that turn lists is in a group.
+func TestHelpIsShort(t *testing.T) {
+	p, _, err := newParser(new(cli), nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	texts := 0
+	check := func(what, help string) {
+		texts++
+		if len(help) > 60 || !strings.HasSuffix(help, ".") || strings.ToUpper(help[:1]) != help[:1] {
+			t.Errorf("%s: %d characters: %q", what, len(help), help)
+		}
+	}
+	var visit func(n *kong.Node, path string)
+	visit = func(n *kong.Node, path string) {
+		for _, f := range n.Flags {
+			check(path+" --"+f.Name, f.Help)
+		}
+		for _, a := range n.Positional {
+			check(path+" "+a.Name, a.Help)
+		}
+		for _, child := range n.Children {
+			if child.Hidden {
+				continue
+			}
+			check(path+" "+child.Name, child.Help)
+			if path == "turn" && child.Group == nil {
+				t.Errorf("turn %s is in no group", child.Name)
+			}
+			visit(child, path+" "+child.Name)
+		}
+	}
+	visit(p.Model.Node, "turn")
+	for _, v := range variables {
+		check(v.name, v.help)
+	}
+	if texts < 150 {
+		t.Errorf("%d texts were checked", texts)
+	}
+}
