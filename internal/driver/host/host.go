@@ -26,16 +26,16 @@ type Program struct {
 	Version string          `json:"version"`
 }
 
-// Known returns what the file called name in h's cache says of the program at path, if
+// recall returns what the file called name in h's cache says of the program at path, if
 // the program is still the one of then.
-func Known(h *statedir.Dir, name, path string) (p Program, ok bool) {
+func recall(h *statedir.Dir, name, path string) (p Program, ok bool) {
 	b, err := os.ReadFile(h.Path("cache", name))
 	ok = err == nil && json.Unmarshal(b, &p) == nil && p.Path == path && p.Binary.Fresh(path)
 	return p, ok
 }
 
-// Ask finds out anew what is to be known of the program at path; version starts it.
-func Ask(ctx context.Context, path string, version func(context.Context) (string, error)) (p Program, err error) {
+// ask finds out anew what is to be known of the program at path; version starts it.
+func ask(ctx context.Context, path string, version func(context.Context) (string, error)) (p Program, err error) {
 	p.Path = path
 	if p.Binary, err = filestamp.Of(ctx, path); err == nil { // before it is started: should it be replaced now, it is asked again
 		p.Version, err = version(ctx)
@@ -43,8 +43,8 @@ func Ask(ctx context.Context, path string, version func(context.Context) (string
 	return p, err
 }
 
-// Remember writes p to the file called name in h's cache.
-func (p Program) Remember(h *statedir.Dir, name string) error {
+// remember writes p to the file called name in h's cache.
+func (p Program) remember(h *statedir.Dir, name string) error {
 	if _, err := h.MkdirAll("cache"); err != nil {
 		return err
 	}
@@ -55,10 +55,10 @@ func (p Program) Remember(h *statedir.Dir, name string) error {
 // Versioned returns what is remembered of the program at path in the file called name in h's cache;
 // where nothing is, it asks the program for its version, the first line of what it says.
 func Versioned(ctx context.Context, h *statedir.Dir, name, path string) (Program, error) {
-	if known, ok := Known(h, name, path); ok {
+	if known, ok := recall(h, name, path); ok {
 		return known, nil
 	}
-	p, err := Ask(ctx, path, func(ctx context.Context) (string, error) {
+	p, err := ask(ctx, path, func(ctx context.Context) (string, error) {
 		ctx, cancel := context.WithTimeout(ctx, versionLimit)
 		defer cancel()
 		out := console.Tail{Limit: 4 << 10}
@@ -73,11 +73,11 @@ func Versioned(ctx context.Context, h *statedir.Dir, name, path string) (Program
 	if err != nil {
 		return p, err
 	}
-	return p, p.Remember(h, name)
+	return p, p.remember(h, name)
 }
 
-// versionLimit is how long a program may take to say its version.
-const versionLimit = 10 * time.Second
+// versionLimit is how long a program may take to say its version, on a busy host too.
+const versionLimit = 30 * time.Second
 
 // FindSystem returns the path of one of the system's programs. It also looks where
 // ordinary users' PATH does not.

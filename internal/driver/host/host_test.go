@@ -22,24 +22,24 @@ func TestKnown(t *testing.T) {
 		}
 	}
 	write("one")
-	if _, ok := Known(h, name, path); ok {
+	if _, ok := recall(h, name, path); ok {
 		t.Error("something is known before anybody has asked")
 	}
-	p, err := Ask(t.Context(), path, func(context.Context) (string, error) { return "version 1", nil })
+	p, err := ask(t.Context(), path, func(context.Context) (string, error) { return "version 1", nil })
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Remember(h, name); err != nil {
+	if err := p.remember(h, name); err != nil {
 		t.Fatal(err)
 	}
-	if got, ok := Known(h, name, path); !ok || got != p {
+	if got, ok := recall(h, name, path); !ok || got != p {
 		t.Errorf("known is %+v (%t), want %+v", got, ok, p)
 	}
-	if _, ok := Known(h, name, path+"2"); ok {
+	if _, ok := recall(h, name, path+"2"); ok {
 		t.Error("it is known of another path")
 	}
 	write("two")
-	if _, ok := Known(h, name, path); ok {
+	if _, ok := recall(h, name, path); ok {
 		t.Error("it is known of a program that was replaced")
 	}
 }
@@ -47,13 +47,13 @@ func TestKnown(t *testing.T) {
 func TestAskFails(t *testing.T) {
 	path, refused := filepath.Join(t.TempDir(), "program"), errors.New("refused")
 	version := func(context.Context) (string, error) { return "", refused }
-	if _, err := Ask(t.Context(), path, version); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := ask(t.Context(), path, version); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a program that is not there: %v", err)
 	}
 	if err := os.WriteFile(path, nil, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Ask(t.Context(), path, version); !errors.Is(err, refused) {
+	if _, err := ask(t.Context(), path, version); !errors.Is(err, refused) {
 		t.Errorf("a program that does not say its version: %v", err)
 	}
 }
@@ -63,5 +63,34 @@ func TestCPU(t *testing.T) {
 	two, again := CPU()
 	if err != nil || again != nil || one != two || one == "" {
 		t.Errorf("%q (%v), then %q (%v)", one, err, two, again)
+	}
+}
+
+// TestVersioned: the first line of what a program says is its version, as printable text, and it is
+// asked once; a failure is not remembered.
+func TestVersioned(t *testing.T) {
+	dir := t.TempDir()
+	h := &statedir.Dir{Root: filepath.Join(dir, "home")}
+	path, asked := filepath.Join(dir, "program"), filepath.Join(dir, "asked")
+	write := func(text string) {
+		if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("echo x >>" + asked + "; printf '\\033[2J program 1.2 \\nmore\\n'\n")
+	for range 2 {
+		p, err := Versioned(t.Context(), h, "program.json", path)
+		if err != nil || p.Version != "?[2J program 1.2" || p.Path != path {
+			t.Errorf("%+v, %v", p, err)
+		}
+	}
+	if b, err := os.ReadFile(asked); err != nil || string(b) != "x\n" {
+		t.Errorf("it was asked %q, %v", b, err)
+	}
+	write("exit 3\n")
+	for range 2 {
+		if _, err := Versioned(t.Context(), h, "program.json", path); err == nil {
+			t.Error("a program that fails has a version")
+		}
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/console"
+	"turnstone.dev/turnstone/internal/driver/kit"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -47,5 +49,13 @@ func TestIsolationNamesTestKernel(t *testing.T) {
 		if got := s.Isolation(); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
+	}
+}
+
+// TestNoCard: a machine without a network card says so, and has no end of one.
+func TestNoCard(t *testing.T) {
+	m := &machine{Process: kit.New("sb_x", console.New(), "")}
+	if frames, err := m.Frames(); frames != nil || turnstone.KindOf(err) != turnstone.KindInvalid {
+		t.Errorf("%v, %v", frames, err)
 	}
 }
