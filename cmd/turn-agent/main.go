@@ -5,7 +5,7 @@ package main
 import (
 	"os"
 
-	"turnstone.dev/turnstone/internal/guest/agent"
+	"turnstone.dev/turnstone/internal/guest/machine"
 )
 
 func main() {
@@ -14,7 +14,7 @@ func main() {
 		os.Exit(2)
 	}
 	if len(os.Args) == 2 && os.Args[1] == "gvisor" { // a microVM's kernel passes on what it does not know
-		agent.BootGVisor()
+		machine.BootGVisor()
 	}
-	agent.Boot()
+	machine.Boot()
 }

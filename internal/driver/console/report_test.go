@@ -7,15 +7,15 @@ import (
 
 	"pgregory.net/rapid"
 
-	"turnstone.dev/turnstone/internal/guest/agent"
 	"turnstone.dev/turnstone/internal/guest/kernel/need"
+	"turnstone.dev/turnstone/internal/guest/machine"
 )
 
 // TestAgentsWords: both sides know the same words.
 func TestAgentsWords(t *testing.T) {
-	if failedLine != agentName+agent.FailedWord || CheckWord != agent.CheckWord || checkStart != agentName+agent.CheckStart || checkHas != agent.CheckHas ||
-		checkNot != agent.CheckNot || checkKernel != agent.CheckKernel || checkCPUs != agent.CheckCPUs || checkOpen != agent.CheckOpen ||
-		checkEnd != agent.CheckEnd || ReadyLine != agent.ReadyLine {
+	if failedLine != agentName+machine.FailedWord || CheckWord != machine.CheckWord || checkStart != agentName+machine.CheckStart || checkHas != machine.CheckHas ||
+		checkNot != machine.CheckNot || checkKernel != machine.CheckKernel || checkCPUs != machine.CheckCPUs || checkOpen != machine.CheckOpen ||
+		checkEnd != machine.CheckEnd || ReadyLine != machine.ReadyLine {
 		t.Error("the agent's words are others")
 	}
 }

@@ -14,14 +14,14 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/driver/console"
-	"turnstone.dev/turnstone/internal/guest/agent"
+	guestmachine "turnstone.dev/turnstone/internal/guest/machine"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/substrate"
 )
 
 // What the host and the agent agree on, without importing one another.
 func TestAgreement(t *testing.T) {
-	if agentPort != agent.VsockPort || hello != agent.Hello || helloSize != agent.HelloSize || rootName != agent.RootSerial || console.ReadyLine != agent.ReadyLine {
+	if agentPort != guestmachine.VsockPort || hello != guestmachine.Hello || helloSize != guestmachine.HelloSize || rootName != guestmachine.RootSerial || console.ReadyLine != guestmachine.ReadyLine {
 		t.Error("host and agent differ")
 	}
 	if n := len(kernelArgs()); n > 2048-200 { // what Firecracker adds needs room

@@ -1,6 +1,6 @@
 // Package agent is the program inside a sandbox. It starts processes, keeps the
-// shell session, works on files, and answers the commands of package wire. In a
-// microVM it is PID 1 and also brings the guest up; see Boot.
+// shell session and answers the commands of package wire. Package files works on
+// files for it, and package machine brings up the guest around it.
 //
 // It trusts its clients with the sandbox, but not with one another: what one of
 // them sends, or does not read, must not keep others from working. It does not
@@ -19,6 +19,7 @@ import (
 	"syscall"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/guest/files"
 	"turnstone.dev/turnstone/internal/guest/process"
 	"turnstone.dev/turnstone/wire"
 )
@@ -34,14 +35,14 @@ type Options struct {
 	// Tracing, if set, records the commands of steps. It stays the caller's.
 	Tracing *Tracing
 
-	fds       string                                                                   // where the agent's open files are; default "/proc/self/fd/"
-	groups    *process.Groups                                                          // nil: none
-	reap      process.Reaper                                                           // nil: one wait per process
-	space     *process.Space                                                           // nil: processes see the agent
-	configure func(*wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) // nil: Sandbox.configure is refused
-	disks     *disks                                                                   // nil: State.freeze is refused
-	card      *card                                                                    // nil: Sandbox.network is refused
-	renew     func(*wire.SandboxRenewParams) (*wire.SandboxRenewResult, error)         // nil: Sandbox.suspend and Sandbox.renew are refused
+	FDs       string                                                                   // where the agent's open files are; default "/proc/self/fd/"
+	Groups    *process.Groups                                                          // nil: none
+	Reap      process.Reaper                                                           // nil: one wait per process
+	Space     *process.Space                                                           // nil: processes see the agent
+	Configure func(*wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) // nil: Sandbox.configure is refused
+	Disks     *Disks                                                                   // nil: State.freeze is refused
+	Card      Card                                                                     // nil: Sandbox.network is refused
+	Renew     func(*wire.SandboxRenewParams) (*wire.SandboxRenewResult, error)         // nil: Sandbox.suspend and Sandbox.renew are refused
 }
 
 // DefaultEnv is the environment that every process starts from.
@@ -65,7 +66,7 @@ type Agent struct {
 	dispatcher  *wire.Dispatcher
 	procs       *process.Table
 	shell       *shell
-	files       *files
+	files       *files.Files
 	journal     *journal
 	configuring atomic.Bool // Sandbox.configure is being carried out, or was
 	configured  atomic.Bool
@@ -92,16 +93,16 @@ func New(opt Options) (*Agent, error) {
 	if opt.Env == nil {
 		opt.Env = DefaultEnv()
 	}
-	if opt.fds == "" {
-		opt.fds = procFDs
+	if opt.FDs == "" {
+		opt.FDs = procFDs
 	}
 	a := &Agent{opt: opt, journal: newJournal(), clients: make(map[*wire.Conn]*client)}
-	a.configured.Store(opt.configure == nil)
+	a.configured.Store(opt.Configure == nil)
 	var err error
-	a.files = &files{a: a}
-	po := process.Options{Chroot: opt.Chroot, Groups: opt.groups, Reaper: opt.reap, Space: opt.space, Keep: opt.Keep}
+	a.files = files.NewFiles(opt.Chroot, opt.FDs, func(c *wire.Conn) *files.Watches { return &a.client(c).watches })
+	po := process.Options{Chroot: opt.Chroot, Groups: opt.Groups, Reaper: opt.Reap, Space: opt.Space, Keep: opt.Keep}
 	if opt.Chroot != "" {
-		po.Root = rootOf{a.files}
+		po.Root = files.NewRoot(a.files)
 	}
 	a.procs, err = process.NewTable(po)
 	if err != nil {
@@ -120,7 +121,7 @@ func (a *Agent) dispatch() *wire.Dispatcher {
 	wire.RegisterSandbox(d, &sandbox{a})
 	wire.RegisterProcess(d, &processes{a})
 	wire.RegisterShell(d, a.shell)
-	wire.RegisterFileSystem(d, fileServer{a.files})
+	wire.RegisterFileSystem(d, files.NewServer(a.files))
 	wire.RegisterState(d, a.shell)
 	wire.RegisterTrace(d, a.journal)
 	d.Gate = a.gate
@@ -233,7 +234,7 @@ func (a *Agent) client(c *wire.Conn) *client {
 		return cl
 	}
 	cl := newClient(a, c)
-	cl.closed = true
+	cl.close()
 	return cl
 }
 
@@ -253,7 +254,7 @@ func (a *Agent) Close() error {
 	a.hangUp()
 	err := a.procs.Close()
 	a.shell.wait()
-	a.files.close()
+	a.files.Close()
 	return err
 }
 
@@ -266,20 +267,16 @@ func (a *Agent) path(p string) string {
 }
 
 // procFD is the kernel's name for an open file.
-func (a *Agent) procFD(fd int) string { return a.opt.fds + strconv.Itoa(fd) }
+func (a *Agent) procFD(fd int) string { return a.opt.FDs + strconv.Itoa(fd) }
 
-func invalid(op turnstone.Op, subject, msg string) error {
+func Invalid(op turnstone.Op, subject, msg string) error {
 	if len(subject) > 200 {
 		subject = subject[:200] + "…"
 	}
 	return turnstone.NewError(op, turnstone.KindInvalid, subject, errors.New(msg))
 }
 
-// rootCause strips the agent's own path from a file error.
-func rootCause(err error) error {
-	var pe *os.PathError
-	if errors.As(err, &pe) {
-		return pe.Err
-	}
-	return err
+func Failed(subject string, err error) error {
+	return turnstone.NewError(wire.MethodSandboxConfigure, turnstone.KindUnavailable, subject, err).
+		WithHint("the sandbox could not be set up; see its console, and report this")
 }

@@ -7,6 +7,7 @@ import (
 	"syscall"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/guest/files"
 	"turnstone.dev/turnstone/internal/guest/process"
 	"turnstone.dev/turnstone/wire"
 )
@@ -24,13 +25,12 @@ type client struct {
 	attached map[*process.Process]*attachment
 	changing map[*process.Process]struct{} // is being attached to
 	kills    []*process.Process            // end with the connection
-	watches  map[string]*watch
-	watched  int // number in the last watch's ID
+	watches  files.Watches
 }
 
 func newClient(a *Agent, c *wire.Conn) *client {
 	return &client{a: a, c: c, attached: make(map[*process.Process]*attachment),
-		changing: make(map[*process.Process]struct{}), watches: make(map[string]*watch)}
+		changing: make(map[*process.Process]struct{})}
 }
 
 // close ends what ends with the connection.
@@ -38,8 +38,7 @@ func (cl *client) close() {
 	cl.mu.Lock()
 	cl.closed = true
 	kills := cl.kills
-	watches := cl.watches
-	cl.kills, cl.watches = nil, nil
+	cl.kills = nil
 	cl.mu.Unlock()
 	if cl.a.suspended.Load() {
 		kills = nil // that the connection ends is not its client's doing
@@ -47,9 +46,7 @@ func (cl *client) close() {
 	for _, p := range kills {
 		_ = p.Signal(syscall.SIGKILL) // if it has not ended
 	}
-	for _, w := range watches {
-		w.close()
-	}
+	cl.watches.Close()
 }
 
 // killWith makes a process end with the connection.
@@ -248,7 +245,7 @@ func newDelivery(at *attachment, fd int, w wanted) (*delivery, error) {
 	}
 	if l := at.p.Out[fd]; l != nil {
 		if _, end := l.Range(); w.from < 0 || w.from > end {
-			return nil, invalid(wire.MethodProcessAttach, string(d.name), "the offset is beyond what there is so far")
+			return nil, Invalid(wire.MethodProcessAttach, string(d.name), "the offset is beyond what there is so far")
 		}
 		d.reader, d.offset = l.Attach(at.ctx, w.from, at.owner)
 		if d.reader == nil {
@@ -367,7 +364,7 @@ func (d *delivery) acknowledge(offset int64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if offset < 0 || offset > d.sent {
-		return invalid(wire.MethodProcessAcknowledge, string(d.name), "the offset is beyond what was sent")
+		return Invalid(wire.MethodProcessAcknowledge, string(d.name), "the offset is beyond what was sent")
 	}
 	if offset > d.acked {
 		d.acked = offset

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"strings"
+	"turnstone.dev/turnstone/internal/guest/files"
 )
 
 // A capture is what a step's shell left for the next.
@@ -60,7 +61,7 @@ func parseSh(data []byte) (capture, error) {
 
 func parseCwd(line []byte) (string, error) {
 	cwd, ok := bytes.CutSuffix(line, []byte("\n"))
-	if !ok || len(cwd) == 0 || cwd[0] != '/' || len(cwd) > maxPath {
+	if !ok || len(cwd) == 0 || cwd[0] != '/' || len(cwd) > files.MaxPath {
 		return "", errCapture
 	}
 	return string(cwd), nil

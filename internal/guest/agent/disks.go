@@ -13,19 +13,19 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// disks are the file systems that take the sandbox's writes.
-type disks struct {
-	gvisor bool   // the kernel cannot freeze them
-	open   string // as Options.fds
-	upper  string // which directory of the scratch disk is the overlay's upper one
+// Disks are the file systems that take the sandbox's writes.
+type Disks struct {
+	GVisor bool   // the kernel cannot freeze them
+	Open   string // as Options.fds
+	Upper  string // which directory of the scratch disk is the overlay's upper one
 	fds    []int  // each a directory of one, the scratch disk's first
 
 	mu     sync.Mutex
 	frozen int // how many of fds are
 }
 
-// add takes the file system that is mounted at dir.
-func (d *disks) add(dir string) error {
+// Add takes the file system that is mounted at dir.
+func (d *Disks) Add(dir string) error {
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err == nil {
 		d.fds = append(d.fds, fd)
@@ -36,8 +36,8 @@ func (d *disks) add(dir string) error {
 // freeze writes all of them out and lets no further write begin (ioctl_fsfreeze).
 // Where the kernel cannot, it ends whatever could write: what a step started, and
 // what it has put into another group. The agent's own writes are at rest already.
-func (d *disks) freeze(ctx context.Context) error {
-	if d.gvisor {
+func (d *Disks) freeze(ctx context.Context) error {
+	if d.GVisor {
 		return killOthers(ctx)
 	}
 	d.mu.Lock()
@@ -72,13 +72,13 @@ func killOthers(ctx context.Context) error {
 	}
 }
 
-func (d *disks) thaw() error {
+func (d *Disks) thaw() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.thawAll()
 }
 
-func (d *disks) thawAll() (err error) {
+func (d *Disks) thawAll() (err error) {
 	for ; d.frozen > 0; d.frozen-- {
 		if e := unix.IoctlSetInt(d.fds[d.frozen-1], fiThaw, 0); e != nil && e != unix.EINVAL { // EINVAL: it is not frozen
 			err = errors.Join(err, e)
@@ -100,7 +100,7 @@ const killWait = 30 * time.Second
 // step can begin.
 func (s *shell) Freeze(ctx context.Context, _ *wire.Conn) (*wire.StateFreezeResult, error) {
 	const op = wire.MethodStateFreeze
-	d := s.a.opt.disks
+	d := s.a.opt.Disks
 	if d == nil {
 		return nil, turnstone.Errorf(op, turnstone.KindInvalid, "sandbox",
 			"it is not a machine of its own")
@@ -114,14 +114,14 @@ func (s *shell) Freeze(ctx context.Context, _ *wire.Conn) (*wire.StateFreezeResu
 		ctx, cancel := context.WithTimeout(ctx, killWait)
 		defer cancel()
 		var err error
-		if d.gvisor { // else the kernel makes them wait
-			err = s.a.files.writes.stop(ctx)
+		if d.GVisor { // else the kernel makes them wait
+			err = s.a.files.Writes.Stop(ctx)
 		}
 		if err == nil {
 			err = d.freeze(ctx)
 		}
 		if err != nil {
-			s.a.files.writes.resume()
+			s.a.files.Writes.Resume()
 			s.a.frozen.Store(false)
 			s.give()
 			return nil, turnstone.NewError(op, turnstone.KindUnavailable, "disk", err)
@@ -129,7 +129,7 @@ func (s *shell) Freeze(ctx context.Context, _ *wire.Conn) (*wire.StateFreezeResu
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return &wire.StateFreezeResult{Cwd: s.cwd, Env: s.env, Upper: d.upper}, nil
+	return &wire.StateFreezeResult{Cwd: s.cwd, Env: s.env, Upper: d.Upper}, nil
 }
 
 // stop kills all processes, waits for the end of the step that ran, and takes the
@@ -140,7 +140,7 @@ func (s *shell) stop(ctx context.Context, op turnstone.Op) error {
 	defer cancel()
 	taken := false
 	for {
-		gone := s.a.opt.groups.KillAll()
+		gone := s.a.opt.Groups.KillAll()
 		if !taken {
 			select {
 			case s.turn <- struct{}{}:
@@ -171,10 +171,10 @@ func (s *shell) Thaw(context.Context, *wire.Conn) error {
 	if !s.a.frozen.Load() {
 		return nil
 	}
-	if err := s.a.opt.disks.thaw(); err != nil {
+	if err := s.a.opt.Disks.thaw(); err != nil {
 		return turnstone.NewError(wire.MethodStateThaw, turnstone.KindUnavailable, "disk", err)
 	}
-	s.a.files.writes.resume()
+	s.a.files.Writes.Resume()
 	s.a.frozen.Store(false)
 	s.give()
 	return nil

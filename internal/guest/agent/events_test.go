@@ -484,9 +484,9 @@ func TestManyConnections(t *testing.T) {
 // TestNotConfigured: nothing is carried out before Sandbox.configure, which works once.
 func TestNotConfigured(t *testing.T) {
 	calls := 0
-	h := newHarnessWith(t, Options{configure: func(p *wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) {
+	h := newHarnessWith(t, Options{Configure: func(p *wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) {
 		if calls++; p.Hostname == "bad" {
-			return nil, invalid(wire.MethodSandboxConfigure, "hostname", "malformed")
+			return nil, Invalid(wire.MethodSandboxConfigure, "hostname", "malformed")
 		}
 		return &wire.SandboxConfigureResult{Reseeded: true}, nil
 	}})

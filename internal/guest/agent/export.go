@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/guest/files"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -34,7 +35,7 @@ const longestPath = 64 << 10
 // Export is State.export.
 func (s *shell) Export(ctx context.Context, c *wire.Conn, p *wire.StateExportParams) (*wire.StateExportResult, error) {
 	const op = wire.MethodStateExport
-	d := s.a.opt.disks
+	d := s.a.opt.Disks
 	if d == nil {
 		return nil, turnstone.Errorf(op, turnstone.KindInvalid, "sandbox",
 			"it is not a machine of its own")
@@ -79,7 +80,7 @@ func (a *Agent) holdWrites(ctx context.Context) error {
 		return turnstone.Errorf(wire.MethodStateExport, turnstone.KindUnavailable, "sandbox",
 			"it is frozen, or stands still already").WithHint("end that first")
 	}
-	err := a.files.writes.stop(ctx)
+	err := a.files.Writes.Stop(ctx)
 	if err == nil {
 		err = a.hold(ctx)
 	}
@@ -97,16 +98,16 @@ func exportError(err error) error {
 		return err
 	}
 	return turnstone.NewError(wire.MethodStateExport, turnstone.KindUnavailable, "the sandbox's files",
-		rootCause(err))
+		files.RootCause(err))
 }
 
 // export writes the upper directory to w as a tar stream.
-func (d *disks) export(ctx context.Context, w io.Writer) (entries int64, err error) {
-	dir, err := unix.Openat(d.fds[0], d.upper, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+func (d *Disks) export(ctx context.Context, w io.Writer) (entries int64, err error) {
+	dir, err := unix.Openat(d.fds[0], d.Upper, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 0, err
 	}
-	return exportDir(ctx, dir, cmp.Or(d.open, procFDs), w)
+	return exportDir(ctx, dir, cmp.Or(d.Open, procFDs), w)
 }
 
 // exportDir is export for an open directory, which it closes. fds is as in Options.

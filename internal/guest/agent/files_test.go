@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/guest/files"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -332,7 +333,7 @@ func TestWatch(t *testing.T) {
 			}
 			for _, c := range e.Changes {
 				s := string(c.Kind) + " " + c.Path
-				if strings.Contains(c.Path, tempPrefix) {
+				if strings.Contains(c.Path, files.TempPrefix) {
 					t.Errorf("the agent's own file is told of: %s", s)
 				}
 				if i := slices.Index(left, s); i >= 0 {
@@ -396,28 +397,9 @@ func TestWatch(t *testing.T) {
 	expect(one, "removed /work/a")
 	_, err := l.FileSystemWatch(ctx, &wire.FileSystemWatchParams{Path: "/work/a"})
 	kindIs(t, err, turnstone.KindNotFound)
-	for range maxWatches - 1 {
+	for range files.MaxWatches - 1 {
 		watch("/etc", false)
 	}
 	_, err = l.FileSystemWatch(ctx, &wire.FileSystemWatchParams{Path: "/etc"})
 	kindIs(t, err, turnstone.KindExhausted)
-}
-
-// FuzzInotify: whatever bytes come, they are taken apart within bounds.
-func FuzzInotify(f *testing.F) {
-	event := make([]byte, 32)
-	event[0], event[5], event[12] = 1, 1, 16
-	copy(event[16:], "name")
-	f.Add(event)
-	f.Add(append(event[:16:16], 0xff, 0xff))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		w := &watch{root: "/x", dirs: map[int32]string{1: "/x"}}
-		e := &changes{w: w}
-		e.read(b)
-		for _, c := range e.list {
-			if !strings.HasPrefix(c.Path, "/") || len(c.Path) > len(b)+3 {
-				t.Errorf("%q", c.Path)
-			}
-		}
-	})
 }

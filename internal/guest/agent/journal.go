@@ -27,9 +27,9 @@ func newJournal() *journal { return &journal{follows: make(map[*wire.Conn]contex
 
 // observe notes a command that was carried out.
 func (j *journal) observe(method string, params any, began time.Time, err error) {
-	e := wire.TraceEntry{Method: method, Subject: cut(about(params), 300), Duration: int64(time.Since(began))}
+	e := wire.TraceEntry{Method: method, Subject: clip(about(params), 300), Duration: int64(time.Since(began))}
 	if err != nil {
-		e.Error = cut(err.Error(), 300)
+		e.Error = clip(err.Error(), 300)
 	}
 	j.add(e)
 }
@@ -190,8 +190,8 @@ func pathOf(params any) string {
 	return ""
 }
 
-// cut bounds what a client sent before it is kept.
-func cut(s string, n int) string {
+// clip bounds what a client sent before it is kept.
+func clip(s string, n int) string {
 	if len(s) > n {
 		return s[:n] + "…"
 	}

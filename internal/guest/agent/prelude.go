@@ -107,7 +107,7 @@ func setsExitTrap(script string) bool {
 // readCapture reads what a step's shell left. The file is a guest's: it may be
 // anything, and of any size.
 func (d runDir) readCapture() ([]byte, error) {
-	fd, err := unix.Openat(d.dir, stateFile, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat(d.Dir, stateFile, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}

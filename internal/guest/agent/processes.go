@@ -20,9 +20,9 @@ func (s *processes) Start(ctx context.Context, c *wire.Conn, p *wire.ProcessStar
 	const op = wire.MethodProcessStart
 	switch {
 	case p.Detach && (p.StdoutStream != 0 || p.StderrStream != 0):
-		return nil, invalid(op, "detach", "a process that is not attached to has no output streams")
+		return nil, Invalid(op, "detach", "a process that is not attached to has no output streams")
 	case p.Stdin && p.StdinStream != 0:
-		return nil, invalid(op, "stdin", "standard input comes from a stream or from Process.write, not from both")
+		return nil, Invalid(op, "stdin", "standard input comes from a stream or from Process.write, not from both")
 	}
 	spec := process.Spec{ID: p.ProcessID, Argv: p.Argv, Env: s.a.shell.baseEnv(), More: p.Env, Cwd: p.Cwd, User: p.User,
 		Stdin: p.Stdin || p.StdinStream != 0}
@@ -230,7 +230,7 @@ func (s *processes) Acknowledge(_ context.Context, c *wire.Conn, p *wire.Process
 	case wire.ProcessStreamStderr:
 		return at.outs[1].acknowledge(p.Offset)
 	}
-	return invalid(wire.MethodProcessAcknowledge, string(p.Stream), "the streams are stdout and stderr")
+	return Invalid(wire.MethodProcessAcknowledge, string(p.Stream), "the streams are stdout and stderr")
 }
 
 func wireExit(e process.Exit) *wire.ProcessExit {

@@ -127,7 +127,7 @@ func (s *shell) record(t *trace.Tracer, env []string) (*trace.Recorder, error) {
 	if s.a.opt.Chroot == "" {
 		return t.Record(env)
 	}
-	root, err := s.a.files.rootFD()
+	root, err := s.a.files.RootFD()
 	if err != nil {
 		return nil, err
 	}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/guest/files"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -22,15 +23,15 @@ const (
 // A runDir is the directory for scripts and captures, opened for one step. What
 // ran before may have put anything there, and may still do so: names are looked up
 // in it one by one, without following links and without waiting for a pipe.
-type runDir struct{ place }
+type runDir struct{ files.Place }
 
 // openRun opens the directory inside the sandbox's root, wherever a step has put it.
 func (s *shell) openRun() (runDir, error) {
-	fd, err := s.a.files.open(s.a.opt.RunDir, unix.O_PATH|unix.O_DIRECTORY, 0)
+	fd, err := s.a.files.Open(s.a.opt.RunDir, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return runDir{}, runDirError(err)
 	}
-	return runDir{place{dir: fd}}, nil
+	return runDir{files.Place{Dir: fd}}, nil
 }
 
 // needRun is openRun, but for a directory that a step has removed, or covered with a
@@ -39,7 +40,7 @@ func (s *shell) needRun() (runDir, error) {
 	if dir, err := s.openRun(); err == nil {
 		return dir, nil
 	}
-	root, err := s.a.files.rootFD()
+	root, err := s.a.files.RootFD()
 	if err != nil {
 		return runDir{}, runDirError(err)
 	}
@@ -47,11 +48,11 @@ func (s *shell) needRun() (runDir, error) {
 	if err != nil {
 		return runDir{}, runDirError(err)
 	}
-	d := runDir{place{dir: at}}
+	d := runDir{files.Place{Dir: at}}
 	names := strings.Split(strings.Trim(filepath.Clean(s.a.opt.RunDir), "/"), "/")
 	for i, name := range names {
 		next, err := d.enter(name, i == len(names)-1)
-		d.close()
+		d.Close()
 		if err != nil {
 			return runDir{}, err
 		}
@@ -65,39 +66,39 @@ func (s *shell) needRun() (runDir, error) {
 // last name is the agent's own, and what else has it goes.
 func (d runDir) enter(name string, last bool) (runDir, error) {
 	const flags = unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
-	fd, err := unix.Openat(d.dir, name, flags, 0)
+	fd, err := unix.Openat(d.Dir, name, flags, 0)
 	for tries := 0; err != nil && tries < 10; tries++ {
 		if last {
 			if err := d.remove(name); err != nil {
 				return runDir{}, err
 			}
 		}
-		if err := unix.Mkdirat(d.dir, name, 0o755); err != nil && err != unix.EEXIST {
+		if err := unix.Mkdirat(d.Dir, name, 0o755); err != nil && err != unix.EEXIST {
 			return runDir{}, runDirError(err)
 		}
-		fd, err = unix.Openat(d.dir, name, flags, 0)
+		fd, err = unix.Openat(d.Dir, name, flags, 0)
 	}
 	if err != nil {
 		return runDir{}, runDirError(err)
 	}
-	return runDir{place{dir: fd}}, nil
+	return runDir{files.Place{Dir: fd}}, nil
 }
 
 // has says whether there is something of that name.
 func (d runDir) has(name string) bool {
 	var st unix.Stat_t
-	return unix.Fstatat(d.dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil
+	return unix.Fstatat(d.Dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil
 }
 
 // write makes a new file, in the place of whatever has its name.
 func (d runDir) write(name string, data []byte) error {
 	const flags = unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW | unix.O_CLOEXEC
-	fd, err := unix.Openat(d.dir, name, flags, 0o644)
+	fd, err := unix.Openat(d.Dir, name, flags, 0o644)
 	for tries := 0; err == unix.EEXIST && tries < 10; tries++ {
 		if err := d.remove(name); err != nil {
 			return err
 		}
-		fd, err = unix.Openat(d.dir, name, flags, 0o644)
+		fd, err = unix.Openat(d.Dir, name, flags, 0o644)
 	}
 	if err != nil {
 		return runDirError(err)
@@ -116,7 +117,7 @@ func (d runDir) write(name string, data []byte) error {
 // writeForAll makes an empty file that every user may write. What a step says in it is
 // believed of its own session only, and the steps of a sandbox have one user.
 func (d runDir) writeForAll(name string) error {
-	fd, err := unix.Openat(d.dir, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	fd, err := unix.Openat(d.Dir, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return runDirError(err)
 	}
@@ -126,9 +127,9 @@ func (d runDir) writeForAll(name string) error {
 
 // remove removes a file, if there is one, or an empty directory.
 func (d runDir) remove(name string) error {
-	err := unix.Unlinkat(d.dir, name, 0)
+	err := unix.Unlinkat(d.Dir, name, 0)
 	if err == unix.EISDIR {
-		err = unix.Unlinkat(d.dir, name, unix.AT_REMOVEDIR)
+		err = unix.Unlinkat(d.Dir, name, unix.AT_REMOVEDIR)
 	}
 	if err != nil && err != unix.ENOENT {
 		return runDirError(err)
@@ -169,7 +170,7 @@ func (s *shell) tidy(st *step) {
 	if err != nil {
 		return // it has gone with all that was in it
 	}
-	defer dir.close()
+	defer dir.Close()
 	for _, name := range gone {
 		_ = dir.remove(name)
 	}

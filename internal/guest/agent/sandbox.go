@@ -2,7 +2,9 @@ package agent
 
 import (
 	"context"
+	"io"
 	"math"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -20,16 +22,16 @@ type sandbox struct{ a *Agent }
 // Configure is Sandbox.configure: once, and before anything else.
 func (s *sandbox) Configure(_ context.Context, _ *wire.Conn, p *wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) {
 	a := s.a
-	if a.opt.configure == nil || !a.configuring.CompareAndSwap(false, true) {
+	if a.opt.Configure == nil || !a.configuring.CompareAndSwap(false, true) {
 		return nil, turnstone.Errorf(wire.MethodSandboxConfigure, turnstone.KindInvalid, "sandbox",
 			"it is configured already, or is not a machine of its own")
 	}
-	res, err := a.opt.configure(p)
+	res, err := a.opt.Configure(p)
 	if err != nil {
 		a.configuring.Store(false)
 		return nil, err
 	}
-	a.files.close() // it may hold the root that was there before
+	a.files.Close() // it may hold the root that was there before
 	a.shell.addEnv(p.Env)
 	a.configured.Store(true)
 	return res, nil
@@ -58,7 +60,7 @@ func (s *sandbox) GetStats(context.Context, *wire.Conn) (*wire.SandboxGetStatsRe
 	if b, err := os.ReadFile("/proc/meminfo"); err == nil {
 		res.MemoryAvailable = meminfo(string(b), "MemAvailable:", res.MemoryAvailable)
 	}
-	if g := s.a.opt.groups; g != nil {
+	if g := s.a.opt.Groups; g != nil {
 		if b, err := os.ReadFile(filepath.Join(g.Dir(), "pids.current")); err == nil {
 			if n, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64); err == nil {
 				res.Processes = n
@@ -84,4 +86,56 @@ func meminfo(text, key string, other int64) int64 {
 		}
 	}
 	return other
+}
+
+const (
+	cardMTU    = 1500
+	maxCardMTU = 16 << 10
+)
+
+// A Card is a network card whose frames the agent carries to the host and back.
+type Card interface {
+	// Connect makes the card unless it is there, and carries its frames until one of the streams
+	// ends or it is called again. It returns the interface's name.
+	Connect(mac net.HardwareAddr, mtu int, n *wire.SandboxNetwork, in io.ReadCloser, out FrameSender) (name string, err error)
+	// Suspend prepares for a snapshot. No process runs then.
+	Suspend()
+}
+
+// Network is Sandbox.network.
+func (s *sandbox) Network(_ context.Context, c *wire.Conn, p *wire.SandboxNetworkParams) (*wire.SandboxNetworkResult, error) {
+	const op = wire.MethodSandboxNetwork
+	if s.a.opt.Card == nil {
+		return nil, turnstone.Errorf(op, turnstone.KindInvalid, "sandbox",
+			"it is not a machine of its own")
+	}
+	mac, err := net.ParseMAC(p.MAC)
+	switch {
+	case err != nil || len(mac) != 6 || mac[0]&1 != 0:
+		return nil, Invalid(op, p.MAC, "it is not the address of one network card")
+	case p.MTU == 0:
+		p.MTU = cardMTU
+	case p.MTU < 576 || p.MTU > maxCardMTU:
+		return nil, Invalid(op, "mtu", "between 576 and 16384 bytes are possible")
+	}
+	in, err := c.Receiver(p.In)
+	if err != nil {
+		return nil, err
+	}
+	out, err := c.Sender(p.Out)
+	if err == nil {
+		var name string
+		if name, err = s.a.opt.Card.Connect(mac, int(p.MTU), &p.Network, in, out); err == nil {
+			return &wire.SandboxNetworkResult{Interface: name}, nil
+		}
+		out.Abort(err)
+	}
+	_ = in.Close()
+	return nil, err
+}
+
+// A FrameSender is the stream to the host.
+type FrameSender interface {
+	io.WriteCloser
+	Abort(why error)
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/guest/files"
 	"turnstone.dev/turnstone/internal/guest/process"
 	"turnstone.dev/turnstone/internal/lang/syntax"
 	"turnstone.dev/turnstone/wire"
@@ -18,7 +19,6 @@ import (
 const (
 	maxScript = 16 << 20  // bytes
 	maxEnv    = 1 << 20   // bytes of the session's environment; more could not be passed to a program
-	maxPath   = 4095      // bytes; PATH_MAX without its NUL
 	maxVars   = 1 << 16   // variables in it: all of them are one message
 	maxParse  = 256 << 10 // bytes; a longer script's parts would take much of the sandbox's memory
 
@@ -118,7 +118,7 @@ func (s *shell) Execute(ctx context.Context, c *wire.Conn, p *wire.ShellExecuteP
 		p.Language = wire.ShellExecuteLanguageBash
 	}
 	if p.Language != wire.ShellExecuteLanguageBash && p.Language != wire.ShellExecuteLanguageSh {
-		return nil, invalid(op, string(p.Language), "the languages are bash and sh")
+		return nil, Invalid(op, string(p.Language), "the languages are bash and sh")
 	}
 	if err := s.enqueue(len(p.Script)); err != nil {
 		return nil, err
@@ -165,7 +165,7 @@ func (s *shell) Execute(ctx context.Context, c *wire.Conn, p *wire.ShellExecuteP
 
 // traced is the number of a step's shell as the tracer in it has it; 0: what that says.
 func (a *Agent) traced(p *process.Process) int {
-	if a.opt.space != nil {
+	if a.opt.Space != nil {
 		return 0 // asking costs time, and whoever could lie to it has the records too
 	}
 	return p.PID
@@ -179,7 +179,7 @@ func (s *shell) readScript(c *wire.Conn, p *wire.ShellExecuteParams) ([]byte, er
 		return []byte(p.Script), nil
 	}
 	if p.Script != "" {
-		return nil, invalid(op, "scriptStream", "the script comes as text or as a stream, not as both")
+		return nil, Invalid(op, "scriptStream", "the script comes as text or as a stream, not as both")
 	}
 	r, err := c.Receiver(p.ScriptStream)
 	if err != nil {
@@ -217,7 +217,7 @@ func (s *shell) prepare(p *wire.ShellExecuteParams, script []byte) (*step, proce
 	if err != nil {
 		return nil, spec, err
 	}
-	defer dir.close()
+	defer dir.Close()
 	name := strconv.Itoa(number) + "-" + safeName(p.Name) + ".sh"
 	if err := dir.write(name, script); err != nil {
 		return nil, spec, err
@@ -277,8 +277,8 @@ func checkSession(op turnstone.Op, cwd string, env []string) error {
 		total += len(kv) + 1
 	}
 	switch {
-	case !filepath.IsAbs(cwd) || len(cwd) > maxPath || strings.IndexByte(cwd, 0) >= 0:
-		return invalid(op, cwd, "the working directory is not an absolute path")
+	case !filepath.IsAbs(cwd) || len(cwd) > files.MaxPath || strings.IndexByte(cwd, 0) >= 0:
+		return Invalid(op, cwd, "the working directory is not an absolute path")
 	case total > maxEnv || len(env) > maxVars:
 		return turnstone.Errorf(op, turnstone.KindExhausted, "environment",
 			"it is larger than 1 MiB, or has too many variables").
@@ -295,7 +295,7 @@ func (s *shell) Parse(ctx context.Context, _ *wire.Conn, p *wire.ShellParseParam
 	case wire.ShellParseLanguageSh:
 		language = "sh"
 	default:
-		return nil, invalid(wire.MethodShellParse, string(p.Language), "the languages are bash and sh")
+		return nil, Invalid(wire.MethodShellParse, string(p.Language), "the languages are bash and sh")
 	}
 	if len(p.Script) > maxParse {
 		return nil, turnstone.Errorf(wire.MethodShellParse, turnstone.KindExhausted, "script",
@@ -370,5 +370,5 @@ func safeName(name string) string {
 
 func runDirError(err error) error {
 	return turnstone.NewError(wire.MethodShellExecute, turnstone.KindUnavailable, "the agent's folder",
-		rootCause(err)).WithHint("a step removed or filled what the agent keeps below /run")
+		files.RootCause(err)).WithHint("a step removed or filled what the agent keeps below /run")
 }

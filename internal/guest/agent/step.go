@@ -64,7 +64,7 @@ func (st *step) capture() (capture, error) {
 	if err != nil {
 		return capture{}, err
 	}
-	defer dir.close()
+	defer dir.Close()
 	data, err := dir.readCapture()
 	if err != nil {
 		return capture{}, err

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone/internal/guest/agent"
+	"turnstone.dev/turnstone/internal/guest/machine"
 )
 
 // A vsock is the device: a unix socket on which the host asks for ports of the guest.
@@ -41,7 +42,7 @@ func (s *vsock) listen() (err error) {
 
 // serve starts the guest's agent, or what sends everything back, and the host's side.
 func (s *vsock) serve() error {
-	port := agent.NewListenerPort(s)
+	port := machine.NewListenerPort(s)
 	if _, err := os.Stat(os.DevNull); err != nil { // a jail has none, and no agent works in it
 		go func() { _, _ = io.Copy(port, port) }()
 	} else {
@@ -68,7 +69,7 @@ func (s *vsock) connect(conn net.Conn) {
 	line, err := bufio.NewReaderSize(io.LimitReader(conn, 32), 16).ReadString('\n')
 	port, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "CONNECT ")
 	n, parseErr := strconv.ParseUint(port, 10, 32)
-	if err != nil || !ok || parseErr != nil || n != agent.VsockPort {
+	if err != nil || !ok || parseErr != nil || n != machine.VsockPort {
 		_ = conn.Close() // nobody listens
 		return
 	}
@@ -137,5 +138,5 @@ func (s *vsock) Accept() (io.ReadWriteCloser, error) {
 	return conn, nil
 }
 
-// Close implements agent.Accepter.
+// Close implements machine.Accepter.
 func (s *vsock) Close() error { return os.ErrInvalid }

@@ -1,4 +1,4 @@
-package agent
+package machine
 
 import (
 	"bufio"
@@ -18,50 +18,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/guest/agent"
 	"turnstone.dev/turnstone/wire"
 )
 
 const (
-	cardName   = "eth0"  // unless the machine has one of that name
-	otherCard  = "eth%d" // which the kernel gives a number
-	cardMTU    = 1500
-	maxCardMTU = 16 << 10
-	frameHead  = 4        // bytes before each frame: its length, big-endian
-	etherHead  = 14 + 4   // bytes of a frame beside its packet, with a VLAN's tag
-	maxFrames  = 64 << 10 // bytes of frames that are sent together
+	cardName  = "eth0"   // unless the machine has one of that name
+	otherCard = "eth%d"  // which the kernel gives a number
+	frameHead = 4        // bytes before each frame: its length, big-endian
+	etherHead = 14 + 4   // bytes of a frame beside its packet, with a VLAN's tag
+	maxFrames = 64 << 10 // bytes of frames that are sent together
 )
-
-// Network is Sandbox.network.
-func (s *sandbox) Network(_ context.Context, c *wire.Conn, p *wire.SandboxNetworkParams) (*wire.SandboxNetworkResult, error) {
-	const op = wire.MethodSandboxNetwork
-	if s.a.opt.card == nil {
-		return nil, turnstone.Errorf(op, turnstone.KindInvalid, "sandbox",
-			"it is not a machine of its own")
-	}
-	mac, err := net.ParseMAC(p.MAC)
-	switch {
-	case err != nil || len(mac) != 6 || mac[0]&1 != 0:
-		return nil, invalid(op, p.MAC, "it is not the address of one network card")
-	case p.MTU == 0:
-		p.MTU = cardMTU
-	case p.MTU < 576 || p.MTU > maxCardMTU:
-		return nil, invalid(op, "mtu", "between 576 and 16384 bytes are possible")
-	}
-	in, err := c.Receiver(p.In)
-	if err != nil {
-		return nil, err
-	}
-	out, err := c.Sender(p.Out)
-	if err == nil {
-		var name string
-		if name, err = s.a.opt.card.connect(mac, int(p.MTU), &p.Network, in, out); err == nil {
-			return &wire.SandboxNetworkResult{Interface: name}, nil
-		}
-		out.Abort(err)
-	}
-	_ = in.Close()
-	return nil, err
-}
 
 // A card is a TAP device, whose frames the agent carries to the host and back.
 type card struct {
@@ -76,15 +43,9 @@ type card struct {
 	stop func() // ends the carrying, and waits for that; nil: nothing is carried
 }
 
-// A frameSender is the stream to the host.
-type frameSender interface {
-	io.WriteCloser
-	Abort(why error)
-}
-
-// connect makes the device, or takes the one that is there, and carries its frames
+// Connect makes the device, or takes the one that is there, and carries its frames
 // from then on until one of the streams ends, or it is called again.
-func (c *card) connect(mac net.HardwareAddr, mtu int, n *wire.SandboxNetwork, in io.ReadCloser, out frameSender) (name string, err error) {
+func (c *card) Connect(mac net.HardwareAddr, mtu int, n *wire.SandboxNetwork, in io.ReadCloser, out agent.FrameSender) (name string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.stop != nil {
@@ -121,9 +82,9 @@ func (c *card) connect(mac net.HardwareAddr, mtu int, n *wire.SandboxNetwork, in
 	return c.name, nil
 }
 
-// suspend prepares for a snapshot, when no process runs. The streams end with their
+// Suspend prepares for a snapshot, when no process runs. The streams end with their
 // connection in any case.
-func (c *card) suspend() {
+func (c *card) Suspend() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.stop != nil {
@@ -193,7 +154,7 @@ func setCard(name string, mac net.HardwareAddr, mtu int) error {
 
 // carry copies frames both ways until one of the streams ends. stop ends that and
 // returns when nothing uses the device any more, which stays.
-func carry(tap *os.File, mtu int, in io.ReadCloser, out frameSender) (stop func()) {
+func carry(tap *os.File, mtu int, in io.ReadCloser, out agent.FrameSender) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	var both sync.WaitGroup

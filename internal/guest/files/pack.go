@@ -1,4 +1,4 @@
-package agent
+package files
 
 import (
 	"context"
@@ -14,14 +14,14 @@ import (
 )
 
 // Pack is FileSystem.pack.
-func (f *files) Pack(ctx context.Context, c *wire.Conn, p *wire.FileSystemPackParams) error {
+func (f *Files) Pack(ctx context.Context, c *wire.Conn, p *wire.FileSystemPackParams) error {
 	const op = wire.MethodFileSystemPack
 	if err := checkPath(op, p.Path); err != nil {
 		return err
 	}
 	_, base := split(p.Path)
 	pack := func(w io.Writer) error { return archive.Pack(ctx, w, p.Path, base) }
-	if f.a.opt.Chroot != "" {
+	if f.chroot != "" {
 		root, name, err := f.openRoot(p.Path)
 		if err != nil {
 			return fsError(op, p.Path, err)
@@ -40,14 +40,14 @@ func (f *files) Pack(ctx context.Context, c *wire.Conn, p *wire.FileSystemPackPa
 	}
 	defer s.Until(ctx)()
 	if err := pack(s); err != nil {
-		s.Abort(rootCause(err))
+		s.Abort(RootCause(err))
 		return fsError(op, p.Path, err)
 	}
 	return s.Close()
 }
 
-func (f *files) exists(path string) error {
-	fd, err := f.open(path, unix.O_PATH, 0)
+func (f *Files) exists(path string) error {
+	fd, err := f.Open(path, unix.O_PATH, 0)
 	if err == nil {
 		_ = unix.Close(fd)
 	}
@@ -56,24 +56,24 @@ func (f *files) exists(path string) error {
 
 // openRoot opens a directory of the sandbox, or that of a file, whose name it then
 // has. It is the one that was found, whatever takes its name meanwhile.
-func (f *files) openRoot(path string) (root *os.Root, name string, err error) {
-	fd, err := f.open(path, unix.O_PATH|unix.O_DIRECTORY, 0)
+func (f *Files) openRoot(path string) (root *os.Root, name string, err error) {
+	fd, err := f.Open(path, unix.O_PATH|unix.O_DIRECTORY, 0)
 	name = "."
 	if err == unix.ENOTDIR {
-		var at place
+		var at Place
 		at, err = f.target(path)
-		fd, name = at.dir, at.name
+		fd, name = at.Dir, at.name
 	}
 	if err != nil {
 		return nil, "", err
 	}
 	defer func() { _ = unix.Close(fd) }()
-	root, err = os.OpenRoot(f.a.procFD(fd))
+	root, err = os.OpenRoot(f.procFD(fd))
 	return root, name, err
 }
 
 // Unpack is FileSystem.unpack.
-func (f *files) Unpack(ctx context.Context, c *wire.Conn, p *wire.FileSystemUnpackParams) error {
+func (f *Files) Unpack(ctx context.Context, c *wire.Conn, p *wire.FileSystemUnpackParams) error {
 	const op = wire.MethodFileSystemUnpack
 	if err := checkPath(op, p.Dest); err != nil {
 		return err
@@ -83,8 +83,8 @@ func (f *files) Unpack(ctx context.Context, c *wire.Conn, p *wire.FileSystemUnpa
 		return err
 	}
 	defer func() { _ = r.Close() }()
-	content := f.writes.from(r)
-	if f.a.opt.Chroot == "" {
+	content := f.Writes.from(r)
+	if f.chroot == "" {
 		return fsError(op, p.Dest, unpack(ctx, content, p.Dest))
 	}
 	return fsError(op, p.Dest, f.unpackInRoot(ctx, content, p.Dest))
@@ -96,17 +96,17 @@ func unpack(ctx context.Context, r io.Reader, dest string) error {
 }
 
 // unpackInRoot is unpack where names could lead out of the sandbox's root.
-func (f *files) unpackInRoot(ctx context.Context, r io.Reader, dest string) error {
+func (f *Files) unpackInRoot(ctx context.Context, r io.Reader, dest string) error {
 	slash := dest[len(dest)-1] == '/'
 	if slash {
 		if err := f.mkdirAll(dest, 0o755); err != nil {
 			return err
 		}
 	}
-	fd, err := f.open(dest, unix.O_PATH|unix.O_DIRECTORY, 0)
+	fd, err := f.Open(dest, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err == nil {
 		defer func() { _ = unix.Close(fd) }()
-		return unpack(ctx, r, f.a.procFD(fd)+"/")
+		return unpack(ctx, r, f.procFD(fd)+"/")
 	}
 	if slash || err != unix.ENOENT && err != unix.ENOTDIR {
 		return err
@@ -120,25 +120,25 @@ func (f *files) unpackInRoot(ctx context.Context, r io.Reader, dest string) erro
 	if err != nil {
 		return err
 	}
-	defer at.close()
+	defer at.Close()
 	return f.unpackAs(ctx, r, at)
 }
 
 // unpackAs unpacks a stream with one name at its top, which becomes that of at: in a
 // directory of its own first, which no link can stand for.
-func (f *files) unpackAs(ctx context.Context, r io.Reader, at place) error {
-	temp := tempPrefix + rand.Text()
-	if err := unix.Mkdirat(at.dir, temp, 0o700); err != nil {
+func (f *Files) unpackAs(ctx context.Context, r io.Reader, at Place) error {
+	temp := TempPrefix + rand.Text()
+	if err := unix.Mkdirat(at.Dir, temp, 0o700); err != nil {
 		return err
 	}
-	defer func() { _ = removeAll(context.WithoutCancel(ctx), at.dir, temp) }()
-	fd, err := unix.Openat(at.dir, temp, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	defer func() { _ = removeAll(context.WithoutCancel(ctx), at.Dir, temp) }()
+	fd, err := unix.Openat(at.Dir, temp, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
 	d := os.NewFile(uintptr(fd), temp)
 	defer func() { _ = d.Close() }()
-	if err := unpack(ctx, r, f.a.procFD(fd)+"/"); err != nil {
+	if err := unpack(ctx, r, f.procFD(fd)+"/"); err != nil {
 		return err
 	}
 	names, err := d.Readdirnames(2)
@@ -150,10 +150,10 @@ func (f *files) unpackAs(ctx context.Context, r io.Reader, at place) error {
 	case len(names) > 1:
 		return invalid(wire.MethodFileSystemUnpack, at.name, "several names at the top, for one destination")
 	}
-	err = unix.Renameat(fd, names[0], at.dir, at.name)
+	err = unix.Renameat(fd, names[0], at.Dir, at.name)
 	if err == unix.ENOTDIR { // a directory takes a file's place
-		if err = unix.Unlinkat(at.dir, at.name, 0); err == nil {
-			err = unix.Renameat(fd, names[0], at.dir, at.name)
+		if err = unix.Unlinkat(at.Dir, at.name, 0); err == nil {
+			err = unix.Renameat(fd, names[0], at.Dir, at.name)
 		}
 	}
 	return err

@@ -1,4 +1,4 @@
-package agent
+package files
 
 import (
 	"bytes"
@@ -21,7 +21,7 @@ import (
 // Limits of watches. The kernel's queue holds what a slow client does not take,
 // and says when it overflowed (inotify(7)).
 const (
-	maxWatches     = 32   // of one connection
+	MaxWatches     = 32   // of one connection
 	maxWatchedDirs = 8192 // of one watch
 	maxChanges     = 1024 // of one event
 	maxDepth       = 128  // of directories below a recursive watch
@@ -32,7 +32,7 @@ const watchMask = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.
 
 // A watch tells one connection of changes to a directory, or to one file.
 type watch struct {
-	f         *files
+	f         *Files
 	id        string
 	root      string // the directory that is watched, as the client names it
 	only      string // the one name in it that counts; "": all
@@ -44,8 +44,52 @@ type watch struct {
 	full bool             // there are more directories than may be watched
 }
 
+// Watches are those of one connection.
+type Watches struct {
+	mu     sync.Mutex
+	all    map[string]*watch
+	last   int // number in the last watch's ID
+	closed bool
+}
+
+// add names w and keeps it. It reports false when the connection has ended or has too many.
+func (ws *Watches) add(w *watch) bool {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	if ws.closed || len(ws.all) >= MaxWatches {
+		return false
+	}
+	if ws.all == nil {
+		ws.all = make(map[string]*watch)
+	}
+	ws.last++
+	w.id = "w" + strconv.Itoa(ws.last)
+	ws.all[w.id] = w
+	return true
+}
+
+// take removes a watch and returns it; nil when there is none.
+func (ws *Watches) take(id string) *watch {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	w := ws.all[id]
+	delete(ws.all, id)
+	return w
+}
+
+// Close ends all of them.
+func (ws *Watches) Close() {
+	ws.mu.Lock()
+	all := ws.all
+	ws.all, ws.closed = nil, true
+	ws.mu.Unlock()
+	for _, w := range all {
+		w.close()
+	}
+}
+
 // Watch is FileSystem.watch.
-func (f *files) Watch(ctx context.Context, c *wire.Conn, p *wire.FileSystemWatchParams) (*wire.FileSystemWatchResult, error) {
+func (f *Files) Watch(ctx context.Context, c *wire.Conn, p *wire.FileSystemWatchParams) (*wire.FileSystemWatchResult, error) {
 	const op = wire.MethodFileSystemWatch
 	if err := checkPath(op, p.Path); err != nil {
 		return nil, err
@@ -54,28 +98,18 @@ func (f *files) Watch(ctx context.Context, c *wire.Conn, p *wire.FileSystemWatch
 	if err != nil {
 		return nil, fsError(op, p.Path, err)
 	}
-	cl := f.a.client(c)
-	cl.mu.Lock()
-	defer cl.mu.Unlock()
-	if cl.closed || len(cl.watches) >= maxWatches {
+	if !f.watches(c).add(w) {
 		w.close()
 		return nil, turnstone.NewError(op, turnstone.KindExhausted, "watches of this connection",
 			nil).WithHint("end some with FileSystem.unwatch")
 	}
-	cl.watched++
-	w.id = "w" + strconv.Itoa(cl.watched)
-	cl.watches[w.id] = w
 	wire.AfterReply(ctx, func() { c.Go(func() { w.run(c) }) })
 	return &wire.FileSystemWatchResult{WatchID: w.id}, nil
 }
 
 // Unwatch is FileSystem.unwatch.
-func (f *files) Unwatch(_ context.Context, c *wire.Conn, p *wire.FileSystemUnwatchParams) error {
-	cl := f.a.client(c)
-	cl.mu.Lock()
-	w := cl.watches[p.WatchID]
-	delete(cl.watches, p.WatchID)
-	cl.mu.Unlock()
+func (f *Files) Unwatch(_ context.Context, c *wire.Conn, p *wire.FileSystemUnwatchParams) error {
+	w := f.watches(c).take(p.WatchID)
 	if w == nil {
 		return turnstone.Errorf(wire.MethodFileSystemUnwatch, turnstone.KindNotFound, cut(p.WatchID, 64),
 			"this connection has no such watch").WithHint("FileSystem.watch names watches")
@@ -85,9 +119,9 @@ func (f *files) Unwatch(_ context.Context, c *wire.Conn, p *wire.FileSystemUnwat
 }
 
 // newWatch begins to watch: what happens from now on is in the kernel's queue.
-func (f *files) newWatch(name string, recursive bool) (*watch, error) {
+func (f *Files) newWatch(name string, recursive bool) (*watch, error) {
 	w := &watch{f: f, root: path.Clean(name), recursive: recursive, dirs: make(map[int32]string)}
-	fd, err := f.open(name, unix.O_PATH, 0)
+	fd, err := f.Open(name, unix.O_PATH, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -125,7 +159,7 @@ func (w *watch) add(dir string) error {
 		w.full = true
 		return unix.ENOSPC
 	}
-	fd, err := w.f.open(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
+	fd, err := w.f.Open(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return err
 	}
@@ -153,7 +187,7 @@ func (w *watch) add(dir string) error {
 // walk watches the directories below one that is watched, and tells found of all
 // that is there already.
 func (w *watch) walk(dir string, depth int, found func(name string)) {
-	fd, err := w.f.open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	fd, err := w.f.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return
 	}
@@ -220,7 +254,7 @@ type changes struct {
 const maxCollected = 16 * maxChanges
 
 func (e *changes) add(name string, kind wire.FileSystemChangeKind) {
-	if strings.HasPrefix(path.Base(name), tempPrefix) {
+	if strings.HasPrefix(path.Base(name), TempPrefix) {
 		return // half of a write of the agent's own; the other half is a file that appears
 	}
 	if n := len(e.list); n > 0 && e.list[n-1].Path == name && e.list[n-1].Kind == kind {

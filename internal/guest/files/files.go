@@ -1,6 +1,10 @@
-package agent
+// Package files is the domain FileSystem of the agent: it reads, writes, packs and watches files of
+// a sandbox. What processes of the sandbox do with links and directories meanwhile is hostile: paths
+// are opened below the sandbox's root and lead nowhere else.
+package files
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -23,34 +27,42 @@ const (
 	maxInline  = 1 << 20 // bytes that FileSystem.read puts into its result
 )
 
-// files answers the domain FileSystem.
-type files struct {
-	a      *Agent
-	writes writes
+// Files answers the domain FileSystem.
+type Files struct {
+	chroot  string // the sandbox's root; "": the agent's own
+	fds     string // where the agent's open files are
+	watches func(*wire.Conn) *Watches
+	Writes  Writes
 
 	mu   sync.Mutex
 	root int // descriptor of the sandbox's root; 0: not opened yet
 }
 
-// tempPrefix begins the names of files that are not what they will be yet.
-const tempPrefix = ".turn-"
+// NewFiles returns the files below chroot, or of the agent's own root when it is "". fds is where
+// the agent's open files are; watches returns what a connection watches.
+func NewFiles(chroot, fds string, watches func(*wire.Conn) *Watches) *Files {
+	return &Files{chroot: chroot, fds: fds, watches: watches}
+}
 
-// rootFD opens the sandbox's root when it is first needed: it takes the place of
+// TempPrefix begins the names of files that are not what they will be yet.
+const TempPrefix = ".turn-"
+
+// RootFD opens the sandbox's root when it is first needed: it takes the place of
 // another one when the sandbox is configured.
-func (f *files) rootFD() (int, error) {
+func (f *Files) RootFD() (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.root != 0 {
 		return f.root, nil
 	}
-	fd, err := unix.Open(f.a.path("/"), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(cmp.Or(f.chroot, "/"), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err == nil {
 		f.root = fd
 	}
 	return fd, err
 }
 
-func (f *files) close() {
+func (f *Files) Close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.root != 0 {
@@ -60,7 +72,7 @@ func (f *files) close() {
 }
 
 // Stat is FileSystem.stat.
-func (f *files) Stat(_ context.Context, _ *wire.Conn, p *wire.FileSystemStatParams) (*wire.FileSystemStatResult, error) {
+func (f *Files) Stat(_ context.Context, _ *wire.Conn, p *wire.FileSystemStatParams) (*wire.FileSystemStatResult, error) {
 	const op = wire.MethodFileSystemStat
 	if err := checkPath(op, p.Path); err != nil {
 		return nil, err
@@ -69,7 +81,7 @@ func (f *files) Stat(_ context.Context, _ *wire.Conn, p *wire.FileSystemStatPara
 	if p.Follow != nil && !*p.Follow {
 		flags |= unix.O_NOFOLLOW
 	}
-	fd, err := f.open(p.Path, flags, 0)
+	fd, err := f.Open(p.Path, flags, 0)
 	if err != nil {
 		return nil, fsError(op, p.Path, err)
 	}
@@ -108,7 +120,7 @@ func fileInfo(name string, st *unix.Stat_t) wire.FileSystemFileInfo {
 
 // List is FileSystem.list. It holds no more names than it returns, however many
 // the directory has.
-func (f *files) List(ctx context.Context, _ *wire.Conn, p *wire.FileSystemListParams) (*wire.FileSystemListResult, error) {
+func (f *Files) List(ctx context.Context, _ *wire.Conn, p *wire.FileSystemListParams) (*wire.FileSystemListResult, error) {
 	const op = wire.MethodFileSystemList
 	if err := checkPath(op, p.Path); err != nil {
 		return nil, err
@@ -117,7 +129,7 @@ func (f *files) List(ctx context.Context, _ *wire.Conn, p *wire.FileSystemListPa
 	if p.Limit > 0 {
 		limit = int(min(p.Limit, maxEntries))
 	}
-	fd, err := f.open(p.Path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	fd, err := f.Open(p.Path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, fsError(op, p.Path, err)
 	}
@@ -169,8 +181,8 @@ func firstNames(ctx context.Context, dir *os.File, after string, n int) ([]strin
 
 // openFile opens a regular file for reading, without waiting for the other end of
 // a pipe that has its name.
-func (f *files) openFile(name string) (*os.File, *unix.Stat_t, error) {
-	fd, err := f.open(name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+func (f *Files) openFile(name string) (*os.File, *unix.Stat_t, error) {
+	fd, err := f.Open(name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -194,7 +206,7 @@ func (f *files) openFile(name string) (*os.File, *unix.Stat_t, error) {
 }
 
 // Read is FileSystem.read.
-func (f *files) Read(ctx context.Context, c *wire.Conn, p *wire.FileSystemReadParams) (*wire.FileSystemReadResult, error) {
+func (f *Files) Read(ctx context.Context, c *wire.Conn, p *wire.FileSystemReadParams) (*wire.FileSystemReadResult, error) {
 	const op = wire.MethodFileSystemRead
 	if err := checkPath(op, p.Path); err != nil {
 		return nil, err
@@ -226,7 +238,7 @@ func (f *files) Read(ctx context.Context, c *wire.Conn, p *wire.FileSystemReadPa
 }
 
 // readTo sends a part of a file to a stream.
-func (f *files) readTo(ctx context.Context, c *wire.Conn, p *wire.FileSystemReadParams, file *os.File) (eof bool, err error) {
+func (f *Files) readTo(ctx context.Context, c *wire.Conn, p *wire.FileSystemReadParams, file *os.File) (eof bool, err error) {
 	s, err := c.Sender(p.Stream)
 	if err != nil {
 		return false, err
@@ -238,7 +250,7 @@ func (f *files) readTo(ctx context.Context, c *wire.Conn, p *wire.FileSystemRead
 	}
 	n, err := io.CopyBuffer(struct{ io.Writer }{s}, struct{ io.Reader }{io.NewSectionReader(file, p.Offset, length)}, make([]byte, wire.MaxChunk))
 	if err != nil {
-		s.Abort(rootCause(err))
+		s.Abort(RootCause(err))
 		return false, err
 	}
 	return n < length || atEOF(file, p.Offset+n), s.Close()
@@ -252,7 +264,7 @@ func atEOF(file *os.File, offset int64) bool {
 
 // Write is FileSystem.write: the content goes into a file of another name beside
 // the old one, which it then replaces.
-func (f *files) Write(ctx context.Context, c *wire.Conn, p *wire.FileSystemWriteParams) (*wire.FileSystemWriteResult, error) {
+func (f *Files) Write(ctx context.Context, c *wire.Conn, p *wire.FileSystemWriteParams) (*wire.FileSystemWriteResult, error) {
 	const op = wire.MethodFileSystemWrite
 	if err := checkPath(op, p.Path); err != nil {
 		return nil, err
@@ -272,7 +284,7 @@ func (f *files) Write(ctx context.Context, c *wire.Conn, p *wire.FileSystemWrite
 			return nil, err
 		}
 		defer func() { _ = r.Close() }()
-		content = f.writes.from(r)
+		content = f.Writes.from(r)
 	}
 	if p.Parents {
 		if dir, _ := split(p.Path); dir != "" {
@@ -285,7 +297,7 @@ func (f *files) Write(ctx context.Context, c *wire.Conn, p *wire.FileSystemWrite
 	if err != nil {
 		return nil, fsError(op, p.Path, err)
 	}
-	defer at.close()
+	defer at.Close()
 	n, err := replaceFile(ctx, at, content, uint32(p.Mode))
 	if err != nil {
 		return nil, fsError(op, p.Path, err)
@@ -295,10 +307,10 @@ func (f *files) Write(ctx context.Context, c *wire.Conn, p *wire.FileSystemWrite
 
 // replaceFile gives a file new content. Without a mode it keeps that of the file
 // that it replaces, whose owner it keeps in any case.
-func replaceFile(ctx context.Context, at place, content io.Reader, mode uint32) (n int64, err error) {
+func replaceFile(ctx context.Context, at Place, content io.Reader, mode uint32) (n int64, err error) {
 	var old unix.Stat_t
 	exists := false
-	switch err := unix.Fstatat(at.dir, at.name, &old, unix.AT_SYMLINK_NOFOLLOW); {
+	switch err := unix.Fstatat(at.Dir, at.name, &old, unix.AT_SYMLINK_NOFOLLOW); {
 	case err == nil && old.Mode&unix.S_IFMT == unix.S_IFDIR:
 		return 0, unix.EISDIR
 	case err == nil && old.Mode&unix.S_IFMT != unix.S_IFREG:
@@ -314,8 +326,8 @@ func replaceFile(ctx context.Context, at place, content io.Reader, mode uint32) 
 			mode = old.Mode & 0o7777
 		}
 	}
-	temp := tempPrefix + rand.Text()
-	fd, err := unix.Openat(at.dir, temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	temp := TempPrefix + rand.Text()
+	fd, err := unix.Openat(at.Dir, temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return 0, err
 	}
@@ -323,7 +335,7 @@ func replaceFile(ctx context.Context, at place, content io.Reader, mode uint32) 
 	defer func() {
 		_ = file.Close()
 		if err != nil {
-			_ = unix.Unlinkat(at.dir, temp, 0)
+			_ = unix.Unlinkat(at.Dir, temp, 0)
 		}
 	}()
 	if n, err = io.CopyBuffer(struct{ io.Writer }{file}, struct{ io.Reader }{content}, make([]byte, wire.MaxChunk)); err != nil {
@@ -343,5 +355,5 @@ func replaceFile(ctx context.Context, at place, content io.Reader, mode uint32) 
 	if err = file.Sync(); err != nil {
 		return n, err
 	}
-	return n, unix.Renameat(at.dir, temp, at.dir, at.name)
+	return n, unix.Renameat(at.Dir, temp, at.Dir, at.name)
 }

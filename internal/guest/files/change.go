@@ -1,4 +1,4 @@
-package agent
+package files
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 )
 
 // Mkdir is FileSystem.mkdir.
-func (f *files) Mkdir(_ context.Context, _ *wire.Conn, p *wire.FileSystemMkdirParams) error {
+func (f *Files) Mkdir(_ context.Context, _ *wire.Conn, p *wire.FileSystemMkdirParams) error {
 	const op = wire.MethodFileSystemMkdir
 	if err := checkPath(op, p.Path); err != nil {
 		return err
@@ -30,20 +30,20 @@ func (f *files) Mkdir(_ context.Context, _ *wire.Conn, p *wire.FileSystemMkdirPa
 	return fsError(op, p.Path, f.mkdir(p.Path, mode))
 }
 
-func (f *files) mkdir(path string, mode uint32) error {
+func (f *Files) mkdir(path string, mode uint32) error {
 	at, err := f.at(path)
 	if err != nil {
 		return err
 	}
-	defer at.close()
-	if err := unix.Mkdirat(at.dir, at.name, mode); err != nil {
+	defer at.Close()
+	if err := unix.Mkdirat(at.Dir, at.name, mode); err != nil {
 		return err
 	}
-	return unix.Fchmodat(at.dir, at.name, mode, 0) // the umask is the agent's
+	return unix.Fchmodat(at.Dir, at.name, mode, 0) // the umask is the agent's
 }
 
 // mkdirAll makes a directory and those above it. mode is the last one's.
-func (f *files) mkdirAll(path string, mode uint32) error {
+func (f *Files) mkdirAll(path string, mode uint32) error {
 	path = strings.TrimRight(path, "/")
 	if path == "" {
 		return nil
@@ -59,7 +59,7 @@ func (f *files) mkdirAll(path string, mode uint32) error {
 		err := f.mkdir(path[:i], m)
 		if err == unix.EEXIST || errors.Is(err, errNoName) {
 			var fd int
-			if fd, err = f.open(path[:i], unix.O_PATH|unix.O_DIRECTORY, 0); err == nil {
+			if fd, err = f.Open(path[:i], unix.O_PATH|unix.O_DIRECTORY, 0); err == nil {
 				_ = unix.Close(fd)
 			}
 		}
@@ -71,7 +71,7 @@ func (f *files) mkdirAll(path string, mode uint32) error {
 }
 
 // Move is FileSystem.move.
-func (f *files) Move(_ context.Context, _ *wire.Conn, p *wire.FileSystemMoveParams) error {
+func (f *Files) Move(_ context.Context, _ *wire.Conn, p *wire.FileSystemMoveParams) error {
 	const op = wire.MethodFileSystemMove
 	if err := errors.Join(checkPath(op, p.From), checkPath(op, p.To)); err != nil {
 		return err
@@ -80,22 +80,22 @@ func (f *files) Move(_ context.Context, _ *wire.Conn, p *wire.FileSystemMovePara
 	if err != nil {
 		return fsError(op, p.From, err)
 	}
-	defer from.close()
+	defer from.Close()
 	to, err := f.at(p.To)
 	if err != nil {
 		return fsError(op, p.To, err)
 	}
-	defer to.close()
+	defer to.Close()
 	if p.Overwrite {
-		return fsError(op, p.From, unix.Renameat(from.dir, from.name, to.dir, to.name))
+		return fsError(op, p.From, unix.Renameat(from.Dir, from.name, to.Dir, to.name))
 	}
-	err = unix.Renameat2(from.dir, from.name, to.dir, to.name, unix.RENAME_NOREPLACE)
+	err = unix.Renameat2(from.Dir, from.name, to.Dir, to.name, unix.RENAME_NOREPLACE)
 	if err == unix.EINVAL || err == unix.ENOSYS { // a file system that cannot do it at once
 		var st unix.Stat_t
-		if err := unix.Fstatat(to.dir, to.name, &st, unix.AT_SYMLINK_NOFOLLOW); err == nil {
+		if err := unix.Fstatat(to.Dir, to.name, &st, unix.AT_SYMLINK_NOFOLLOW); err == nil {
 			return fsError(op, p.To, unix.EEXIST)
 		}
-		err = unix.Renameat(from.dir, from.name, to.dir, to.name)
+		err = unix.Renameat(from.Dir, from.name, to.Dir, to.name)
 	}
 	if err == unix.EEXIST {
 		return fsError(op, p.To, err)
@@ -104,7 +104,7 @@ func (f *files) Move(_ context.Context, _ *wire.Conn, p *wire.FileSystemMovePara
 }
 
 // Remove is FileSystem.remove.
-func (f *files) Remove(ctx context.Context, _ *wire.Conn, p *wire.FileSystemRemoveParams) error {
+func (f *Files) Remove(ctx context.Context, _ *wire.Conn, p *wire.FileSystemRemoveParams) error {
 	const op = wire.MethodFileSystemRemove
 	if err := checkPath(op, p.Path); err != nil {
 		return err
@@ -113,15 +113,15 @@ func (f *files) Remove(ctx context.Context, _ *wire.Conn, p *wire.FileSystemRemo
 	if err != nil {
 		return fsError(op, p.Path, err)
 	}
-	defer at.close()
+	defer at.Close()
 	if !p.Recursive {
-		err = unix.Unlinkat(at.dir, at.name, 0)
+		err = unix.Unlinkat(at.Dir, at.name, 0)
 		if err == unix.EISDIR || err == unix.EPERM {
-			err = unix.Unlinkat(at.dir, at.name, unix.AT_REMOVEDIR)
+			err = unix.Unlinkat(at.Dir, at.name, unix.AT_REMOVEDIR)
 		}
 		return fsError(op, p.Path, err)
 	}
-	return fsError(op, p.Path, removeAll(ctx, at.dir, at.name))
+	return fsError(op, p.Path, removeAll(ctx, at.Dir, at.name))
 }
 
 // removeAll removes a name with all that is below it. It follows no link.

@@ -1,4 +1,4 @@
-package agent
+package files
 
 import (
 	"context"
@@ -8,10 +8,10 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// writes are the commands that write to the sandbox's file systems. While these are
+// Writes are the commands that write to the sandbox's file systems. While these are
 // frozen none may: where the kernel cannot freeze them, this is what does. A command
 // that waits for its client meanwhile holds nobody up.
-type writes struct {
+type Writes struct {
 	mu      sync.Mutex
 	running int
 	stopped chan struct{} // nil: writes may go on; closed when they may again
@@ -19,7 +19,7 @@ type writes struct {
 }
 
 // enter waits until a write may begin. leave must follow.
-func (w *writes) enter(ctx context.Context) error {
+func (w *Writes) enter(ctx context.Context) error {
 	for {
 		w.mu.Lock()
 		stopped := w.stopped
@@ -37,7 +37,7 @@ func (w *writes) enter(ctx context.Context) error {
 	}
 }
 
-func (w *writes) leave() {
+func (w *Writes) leave() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.running--; w.running == 0 && w.idle != nil {
@@ -46,9 +46,9 @@ func (w *writes) leave() {
 	}
 }
 
-// stop lets no write begin, and returns when none is under way. resume must follow,
+// Stop lets no write begin, and returns when none is under way. Resume must follow,
 // also when it fails.
-func (w *writes) stop(ctx context.Context) error {
+func (w *Writes) Stop(ctx context.Context) error {
 	w.mu.Lock()
 	if w.stopped == nil {
 		w.stopped = make(chan struct{})
@@ -70,7 +70,8 @@ func (w *writes) stop(ctx context.Context) error {
 	}
 }
 
-func (w *writes) resume() {
+// Resume lets writes begin again.
+func (w *Writes) Resume() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.stopped != nil {
@@ -81,10 +82,10 @@ func (w *writes) resume() {
 
 // from returns r for a command that has entered and writes what r yields: while it
 // waits for r it counts as one that does not write.
-func (w *writes) from(r io.Reader) io.Reader { return &writesFrom{w, r} }
+func (w *Writes) from(r io.Reader) io.Reader { return &writesFrom{w, r} }
 
 type writesFrom struct {
-	w *writes
+	w *Writes
 	r io.Reader
 }
 
@@ -97,46 +98,49 @@ func (f *writesFrom) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// A fileServer answers the domain FileSystem: files, with those of its commands that
+// A Server answers the domain FileSystem: files, with those of its commands that
 // write kept from what is frozen.
-type fileServer struct{ *files }
+type Server struct{ *Files }
 
-func (f fileServer) Write(ctx context.Context, c *wire.Conn, p *wire.FileSystemWriteParams) (*wire.FileSystemWriteResult, error) {
-	if err := f.writes.enter(ctx); err != nil {
+// newFileServer returns the server of the domain FileSystem.
+func NewServer(f *Files) Server { return Server{f} }
+
+func (f Server) Write(ctx context.Context, c *wire.Conn, p *wire.FileSystemWriteParams) (*wire.FileSystemWriteResult, error) {
+	if err := f.Writes.enter(ctx); err != nil {
 		return nil, fsError(wire.MethodFileSystemWrite, p.Path, err)
 	}
-	defer f.writes.leave()
-	return f.files.Write(ctx, c, p)
+	defer f.Writes.leave()
+	return f.Files.Write(ctx, c, p)
 }
 
-func (f fileServer) Mkdir(ctx context.Context, c *wire.Conn, p *wire.FileSystemMkdirParams) error {
-	if err := f.writes.enter(ctx); err != nil {
+func (f Server) Mkdir(ctx context.Context, c *wire.Conn, p *wire.FileSystemMkdirParams) error {
+	if err := f.Writes.enter(ctx); err != nil {
 		return fsError(wire.MethodFileSystemMkdir, p.Path, err)
 	}
-	defer f.writes.leave()
-	return f.files.Mkdir(ctx, c, p)
+	defer f.Writes.leave()
+	return f.Files.Mkdir(ctx, c, p)
 }
 
-func (f fileServer) Move(ctx context.Context, c *wire.Conn, p *wire.FileSystemMoveParams) error {
-	if err := f.writes.enter(ctx); err != nil {
+func (f Server) Move(ctx context.Context, c *wire.Conn, p *wire.FileSystemMoveParams) error {
+	if err := f.Writes.enter(ctx); err != nil {
 		return fsError(wire.MethodFileSystemMove, p.From, err)
 	}
-	defer f.writes.leave()
-	return f.files.Move(ctx, c, p)
+	defer f.Writes.leave()
+	return f.Files.Move(ctx, c, p)
 }
 
-func (f fileServer) Remove(ctx context.Context, c *wire.Conn, p *wire.FileSystemRemoveParams) error {
-	if err := f.writes.enter(ctx); err != nil {
+func (f Server) Remove(ctx context.Context, c *wire.Conn, p *wire.FileSystemRemoveParams) error {
+	if err := f.Writes.enter(ctx); err != nil {
 		return fsError(wire.MethodFileSystemRemove, p.Path, err)
 	}
-	defer f.writes.leave()
-	return f.files.Remove(ctx, c, p)
+	defer f.Writes.leave()
+	return f.Files.Remove(ctx, c, p)
 }
 
-func (f fileServer) Unpack(ctx context.Context, c *wire.Conn, p *wire.FileSystemUnpackParams) error {
-	if err := f.writes.enter(ctx); err != nil {
+func (f Server) Unpack(ctx context.Context, c *wire.Conn, p *wire.FileSystemUnpackParams) error {
+	if err := f.Writes.enter(ctx); err != nil {
 		return fsError(wire.MethodFileSystemUnpack, p.Dest, err)
 	}
-	defer f.writes.leave()
-	return f.files.Unpack(ctx, c, p)
+	defer f.Writes.leave()
+	return f.Files.Unpack(ctx, c, p)
 }

@@ -1,4 +1,4 @@
-package agent
+package machine
 
 import (
 	"encoding/binary"
@@ -15,6 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/guest/agent"
+	"turnstone.dev/turnstone/internal/guest/files"
 	"turnstone.dev/turnstone/internal/guest/process"
 	"turnstone.dev/turnstone/wire"
 )
@@ -34,7 +36,7 @@ type machine struct {
 	base    int                  // descriptor of the root that the kernel started with; -1: not left yet
 	names   map[string]string    // what disks are called that have no serial number, by device; nil: all have one
 	devices map[string]uint64    // numbers of the block devices by serial number
-	disks   disks
+	disks   agent.Disks
 	card    card
 }
 
@@ -84,18 +86,18 @@ func (m *machine) configure(p *wire.SandboxConfigureParams) (*wire.SandboxConfig
 		return res, err
 	}
 	if err := unix.Sethostname([]byte(p.Hostname)); err != nil {
-		return res, failed("the host name", err)
+		return res, agent.Failed("the host name", err)
 	}
 	if err := m.groups.Limit(p.MemoryMax, p.PIDsMax); err != nil {
-		return res, failed("the limits", err)
+		return res, agent.Failed("the limits", err)
 	}
 	if err := m.enter(p); err != nil {
-		return res, failed("the root file system", err)
+		return res, agent.Failed("the root file system", err)
 	}
-	res.Upper = m.disks.upper
+	res.Upper = m.disks.Upper
 	res.Kernel, res.KernelOpen, res.CPUs = m.kernel.release, m.kernel.open, int64(m.kernel.cpus)
 	if res.BootID, err = newBootID(); err != nil {
-		return res, failed("the boot id", err)
+		return res, agent.Failed("the boot id", err)
 	}
 	if p.Network != nil && !sameNetwork(p.Network, m.network) {
 		if err := networkUp(p.Network); err != nil {
@@ -138,11 +140,6 @@ func (m *machine) enter(p *wire.SandboxConfigureParams) error {
 	return nil
 }
 
-func failed(subject string, err error) error {
-	return turnstone.NewError(wire.MethodSandboxConfigure, turnstone.KindUnavailable, subject, err).
-		WithHint("the sandbox could not be set up; see its console, and report this")
-}
-
 // checkConfigure returns the host's time.
 func checkConfigure(p *wire.SandboxConfigureParams) (time.Time, error) {
 	const op = wire.MethodSandboxConfigure
@@ -150,21 +147,21 @@ func checkConfigure(p *wire.SandboxConfigureParams) (time.Time, error) {
 	now, timeErr := time.Parse(time.RFC3339Nano, p.Time)
 	switch {
 	case len(p.Entropy) < 32 || len(p.Entropy) > 512:
-		return now, invalid(op, "entropy", "between 32 and 512 bytes are needed")
+		return now, agent.Invalid(op, "entropy", "between 32 and 512 bytes are needed")
 	case timeErr != nil:
-		return now, invalid(op, "time", "it is not in the form of RFC 3339")
+		return now, agent.Invalid(op, "time", "it is not in the form of RFC 3339")
 	case now.Unix() < 1_000_000_000:
-		return now, invalid(op, "time", "the host's clock is before 2001")
+		return now, agent.Invalid(op, "time", "the host's clock is before 2001")
 	case p.Hostname == "" || len(p.Hostname) > 64 || strings.ContainsAny(p.Hostname, " \t\n/"):
-		return now, invalid(op, "hostname", "malformed")
+		return now, agent.Invalid(op, "hostname", "malformed")
 	case err != nil || len(p.MachineID) != 32 || strings.ToLower(p.MachineID) != p.MachineID:
-		return now, invalid(op, "machineId", "32 lower-case hex digits are needed")
+		return now, agent.Invalid(op, "machineId", "32 lower-case hex digits are needed")
 	case p.Scratch == "":
-		return now, invalid(op, "scratch", "a disk's serial number is needed")
+		return now, agent.Invalid(op, "scratch", "a disk's serial number is needed")
 	case len(p.Layers) > maxLayers || slices.ContainsFunc(p.Layers, notSerial):
-		return now, invalid(op, "layers", "there are too many, or one is no disk's serial number")
+		return now, agent.Invalid(op, "layers", "there are too many, or one is no disk's serial number")
 	case p.Home != nil && (notSerial(p.Home.Serial) || !mountable(p.Home.Path)):
-		return now, invalid(op, "home", "a disk's serial number and an absolute path other than / are needed")
+		return now, agent.Invalid(op, "home", "a disk's serial number and an absolute path other than / are needed")
 	}
 	return now, nil
 }
@@ -173,7 +170,7 @@ func checkConfigure(p *wire.SandboxConfigureParams) (time.Time, error) {
 func notSerial(s string) bool { return s == "" || len(s) > 20 || strings.ContainsAny(s, "/.\x00") }
 
 func mountable(path string) bool {
-	return filepath.IsAbs(path) && filepath.Clean(path) != "/" && len(path) <= maxPath && strings.IndexByte(path, 0) < 0
+	return filepath.IsAbs(path) && filepath.Clean(path) != "/" && len(path) <= files.MaxPath && strings.IndexByte(path, 0) < 0
 }
 
 // refresh gives a clone random numbers of its own, and then the right time: no
@@ -184,11 +181,11 @@ func (m *machine) refresh(entropy []byte, now time.Time) (reseeded bool, err err
 		return true, nil
 	}
 	if err := reseed(entropy); err != nil {
-		return false, failed("the kernel's random numbers", err)
+		return false, agent.Failed("the kernel's random numbers", err)
 	}
 	ts := unix.NsecToTimespec(now.UnixNano())
 	if err := unix.ClockSettime(unix.CLOCK_REALTIME, &ts); err != nil {
-		return true, failed("the clock", err)
+		return true, agent.Failed("the clock", err)
 	}
 	return true, nil
 }

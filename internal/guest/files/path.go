@@ -1,9 +1,10 @@
-package agent
+package files
 
 import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -15,20 +16,20 @@ import (
 // maxLinks is how many symbolic links may follow one another (path_resolution(7)).
 const maxLinks = 40
 
-// A place is a name in an open directory: the last step of a path, whose links
+// A Place is a name in an open directory: the last step of a path, whose links
 // before it have been followed inside the sandbox's root.
-type place struct {
-	dir  int // descriptor
+type Place struct {
+	Dir  int // descriptor
 	name string
 }
 
-func (p place) close() { _ = unix.Close(p.dir) }
+func (p Place) Close() { _ = unix.Close(p.Dir) }
 
-// open opens a path of the sandbox. Links in it lead no further than its root,
+// Open opens a path of the sandbox. Links in it lead no further than its root,
 // and not through the magic links of /proc, which would open what the agent has
 // open.
-func (f *files) open(path string, flags int, mode uint32) (int, error) {
-	root, err := f.rootFD()
+func (f *Files) Open(path string, flags int, mode uint32) (int, error) {
+	root, err := f.RootFD()
 	if err != nil {
 		return -1, err
 	}
@@ -39,7 +40,7 @@ func (f *files) open(path string, flags int, mode uint32) (int, error) {
 		switch {
 		case err == unix.EINTR, err == unix.EAGAIN: // EAGAIN: a rename on the way
 			continue
-		case err == unix.ENOSYS && f.a.opt.Chroot == "":
+		case err == unix.ENOSYS && f.chroot == "":
 			// The agent's own root is the sandbox's: nothing lies outside of it.
 			return unix.Open(path, flags|unix.O_CLOEXEC|unix.O_LARGEFILE, mode)
 		}
@@ -48,13 +49,16 @@ func (f *files) open(path string, flags int, mode uint32) (int, error) {
 	return -1, unix.EAGAIN
 }
 
-// rootOf looks up names for processes.
-type rootOf struct{ f *files }
+// Root looks up names for processes.
+type Root struct{ f *Files }
 
-func (r rootOf) Open(path string, flags int) (int, error) { return r.f.open(path, flags, 0) }
+// NewRoot returns the Root of f.
+func NewRoot(f *Files) Root { return Root{f} }
 
-func (r rootOf) MkdirAll(path string) error {
-	fd, err := r.f.open(path, unix.O_PATH|unix.O_DIRECTORY, 0)
+func (r Root) Open(path string, flags int) (int, error) { return r.f.Open(path, flags, 0) }
+
+func (r Root) MkdirAll(path string) error {
+	fd, err := r.f.Open(path, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err == nil {
 		return unix.Close(fd)
 	}
@@ -70,13 +74,13 @@ func split(path string) (dir, name string) {
 }
 
 // at opens the directory that holds the last name of a path.
-func (f *files) at(path string) (place, error) {
+func (f *Files) at(path string) (Place, error) {
 	dir, name := split(path)
 	if name == "" || name == "." || name == ".." {
-		return place{}, errNoName
+		return Place{}, errNoName
 	}
-	fd, err := f.open(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
-	return place{fd, name}, err
+	fd, err := f.Open(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
+	return Place{fd, name}, err
 }
 
 // errNoName means that a path ends in no name that could be made, moved or removed.
@@ -84,34 +88,34 @@ var errNoName = errors.New("the path does not end in a name")
 
 // target is at, but follows symbolic links in the last name too, so that a file
 // is replaced where it is, and not its link.
-func (f *files) target(path string) (place, error) {
+func (f *Files) target(path string) (Place, error) {
 	for range maxLinks {
 		p, err := f.at(path)
 		if err != nil {
 			return p, err
 		}
-		link, err := readlinkat(p.dir, p.name)
+		link, err := readlinkat(p.Dir, p.name)
 		if err == unix.EINVAL || err == unix.ENOENT {
 			return p, nil
 		}
-		p.close()
+		p.Close()
 		if err != nil {
-			return place{}, err
+			return Place{}, err
 		}
 		if !strings.HasPrefix(link, "/") {
 			dir, _ := split(path)
 			link = dir + link
 		}
 		if strings.HasSuffix(link, "/") {
-			return place{}, unix.EISDIR
+			return Place{}, unix.EISDIR
 		}
 		path = link
 	}
-	return place{}, unix.ELOOP
+	return Place{}, unix.ELOOP
 }
 
 func readlinkat(dir int, name string) (string, error) {
-	buf := make([]byte, maxPath+1)
+	buf := make([]byte, MaxPath+1)
 	n, err := unix.Readlinkat(dir, name, buf)
 	return string(buf[:max(0, n)]), err
 }
@@ -121,7 +125,7 @@ func checkPath(op turnstone.Op, path string) error {
 	switch {
 	case !filepath.IsAbs(path):
 		return invalid(op, path, "the path is not absolute")
-	case len(path) > maxPath || strings.IndexByte(path, 0) >= 0:
+	case len(path) > MaxPath || strings.IndexByte(path, 0) >= 0:
 		return invalid(op, path, "the path is too long, or holds a NUL byte")
 	}
 	return nil
@@ -133,7 +137,7 @@ func fsError(op turnstone.Op, path string, err error) error {
 	if err == nil || errors.As(err, &te) {
 		return err
 	}
-	e := turnstone.NewError(op, turnstone.KindUnavailable, path, rootCause(err))
+	e := turnstone.NewError(op, turnstone.KindUnavailable, path, RootCause(err))
 	for _, k := range fsKinds {
 		if errors.Is(err, k.errno) {
 			e.Kind, e.Hint = k.kind, k.hint
@@ -169,3 +173,30 @@ var fsKinds = []struct {
 	{unix.EDQUOT, turnstone.KindExhausted, "the sandbox's disk is full; remove something, or ask for more disk"},
 	{syscall.EMFILE, turnstone.KindExhausted, "too many files are open in the agent; try again"},
 }
+
+// RootCause strips the agent's own path from a file error.
+func RootCause(err error) error {
+	var pe *os.PathError
+	if errors.As(err, &pe) {
+		return pe.Err
+	}
+	return err
+}
+
+func invalid(op turnstone.Op, subject, msg string) error {
+	return turnstone.Errorf(op, turnstone.KindInvalid, cut(subject, 200), "%s", msg)
+}
+
+// cut bounds the text of a client that goes into an error.
+func cut(s string, n int) string {
+	if len(s) > n {
+		return s[:n] + "…"
+	}
+	return s
+}
+
+// procFD is the kernel's name for an open file.
+func (f *Files) procFD(fd int) string { return f.fds + strconv.Itoa(fd) }
+
+// MaxPath bounds a path, in bytes: PATH_MAX without its NUL.
+const MaxPath = 4095

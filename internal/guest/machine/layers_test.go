@@ -1,4 +1,4 @@
-package agent
+package machine
 
 import (
 	"os"
@@ -77,20 +77,5 @@ func TestResemble(t *testing.T) {
 	}
 	if err := resemble(upper, []string{top, low}); err != nil {
 		t.Error(err)
-	}
-}
-
-// An agent that is not a machine's never touches the disks of its host.
-func TestFreezeOutsideOfAMachine(t *testing.T) {
-	a, err := New(Options{RunDir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = a.Close() }()
-	if _, err := a.shell.Freeze(t.Context(), nil); turnstone.KindOf(err) != turnstone.KindInvalid {
-		t.Errorf("freeze: %v", err)
-	}
-	if err := a.shell.Thaw(t.Context(), nil); err != nil {
-		t.Errorf("thaw of what is not frozen: %v", err)
 	}
 }

@@ -1,4 +1,7 @@
-package agent
+// Package machine brings a sandbox's guest up around its agent: as PID 1 of a microVM (Boot) or of a
+// gVisor container (BootGVisor). It mounts disks and layers, sets up the network, and gives each clone
+// its own identity.
+package machine
 
 import (
 	"context"
@@ -15,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/guest/agent"
 	"turnstone.dev/turnstone/internal/guest/kernel/need"
 	"turnstone.dev/turnstone/internal/guest/process"
 	"turnstone.dev/turnstone/wire"
@@ -112,7 +116,7 @@ const ownFDs = "self/fd/"
 // serve makes the agent of a machine that is up, says that it is, and answers the
 // host until the connection ends.
 func (m *machine) serve(open func() (io.ReadWriteCloser, error), say func(line string)) error {
-	opt := Options{groups: m.groups, reap: m.reap, space: m.space, fds: ownFDs, Tracing: NewTracing()}
+	opt := agent.Options{Groups: m.groups, Reap: m.reap, Space: m.space, FDs: ownFDs, Tracing: agent.NewTracing()}
 	warm := warmUp
 	if m.mounted != "" {
 		warm = exercise
@@ -124,9 +128,9 @@ func (m *machine) serve(open func() (io.ReadWriteCloser, error), say func(line s
 	if err != nil {
 		return err
 	}
-	m.disks.open = ownFDs
-	opt.configure, opt.renew, opt.disks, opt.card = m.configure, m.renew, &m.disks, &m.card
-	a, err := New(opt)
+	m.disks.Open = ownFDs
+	opt.Configure, opt.Renew, opt.Disks, opt.Card = m.configure, m.renew, &m.disks, &m.card
+	a, err := agent.New(opt)
 	if err != nil {
 		return err
 	}

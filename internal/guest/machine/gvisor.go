@@ -1,4 +1,4 @@
-package agent
+package machine
 
 import (
 	"errors"
@@ -77,7 +77,7 @@ func bootGVisor(say func(string)) error {
 		return err
 	}
 	m.groups.EnforceMemory()
-	m.disks.gvisor, m.card.passing = true, true
+	m.disks.GVisor, m.card.passing = true, true
 	if err := m.prepare(params{scratch: GVisorScratch}); err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package agent
+package machine
 
 import (
 	"errors"
@@ -65,8 +65,8 @@ func (m *machine) mountScratch(serial string) error {
 			return &os.PathError{Op: "mkdir", Path: dir, Err: err}
 		}
 	}
-	m.disks.upper = firstUpper
-	return m.disks.add(upperDir)
+	m.disks.Upper = firstUpper
+	return m.disks.Add(upperDir)
 }
 
 // enterRoot makes the scratch disk over the template the root of the agent and of
@@ -159,7 +159,7 @@ func (m *machine) enterStack(layers []string, id identity) error {
 	if err := m.mountOverlay(stackDir, lower, upper, filepath.Join(upperDir, "work2")); err != nil {
 		return err
 	}
-	m.disks.upper = secondUpper
+	m.disks.Upper = secondUpper
 	for i, dir := range kernelDirs {
 		if err := unix.MoveMount(kernel[i], "", unix.AT_FDCWD, stackDir+dir, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 			return &os.PathError{Op: "move", Path: dir, Err: err}
@@ -327,7 +327,7 @@ func (m *machine) mountHome(h *wire.SandboxHomeDisk) error {
 	if err := unix.Mount(devicePath(h.Serial), homeDir, "ext4", unix.MS_NOATIME|unix.MS_NOSUID|unix.MS_NODEV, ""); err != nil {
 		return &os.PathError{Op: "mount", Path: h.Serial, Err: err}
 	}
-	if err := m.disks.add(homeDir); err != nil {
+	if err := m.disks.Add(homeDir); err != nil {
 		return err
 	}
 	dir := filepath.Join(homeDir, "home")

@@ -1,4 +1,4 @@
-package agent
+package machine
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"turnstone.dev/turnstone/internal/guest/agent"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -19,7 +20,7 @@ import (
 // throwaway overlay of the template, driven over the protocol by a client of its
 // own. A restored clone then finds the shell's pages in the page cache and the
 // agent's heap and code in memory. Nothing of it stays visible.
-func warmUp(opt Options) (err error) {
+func warmUp(opt agent.Options) (err error) {
 	merged := filepath.Join(warmDir, "root")
 	if err := unix.Mount("tmpfs", warmDir, "tmpfs", 0, "mode=755"); err != nil {
 		return err
@@ -50,12 +51,12 @@ func warmUp(opt Options) (err error) {
 }
 
 // exercise drives an agent through a client, as a host does.
-func exercise(opt Options) error {
-	opt.configure = func(p *wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) {
+func exercise(opt agent.Options) error {
+	opt.Configure = func(p *wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) {
 		_, err := checkConfigure(p)
 		return &wire.SandboxConfigureResult{BootID: strings.Repeat("0", 36)}, err
 	}
-	a, err := New(opt)
+	a, err := agent.New(opt)
 	if err != nil {
 		return err
 	}

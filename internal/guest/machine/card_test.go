@@ -1,4 +1,4 @@
-package agent
+package machine
 
 import (
 	"bytes"
@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/guest/agent"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -73,13 +74,13 @@ func TestCarry(t *testing.T) {
 	for range 3 { // the device stays, and is taken over
 		in, host := io.Pipe()
 		fromGuest, out := io.Pipe()
-		stop := carry(device, cardMTU, in, sender{out})
-		for _, f := range []string{"one", "two", string(make([]byte, cardMTU+etherHead))} {
+		stop := carry(device, 1500, in, sender{out})
+		for _, f := range []string{"one", "two", string(make([]byte, 1500+etherHead))} {
 			if _, err := cable.Write([]byte(f)); err != nil {
 				t.Fatal(err)
 			}
 		}
-		for _, want := range []string{"one", "two", string(make([]byte, cardMTU+etherHead))} {
+		for _, want := range []string{"one", "two", string(make([]byte, 1500+etherHead))} {
 			if got := readFrame(t, fromGuest); got != want {
 				t.Fatalf("%.20q, want %.20q", got, want)
 			}
@@ -104,7 +105,7 @@ func TestCarrySlowHost(t *testing.T) {
 	device, cable := fakeTAP(t)
 	in, host := io.Pipe()
 	_, out := io.Pipe() // nobody reads
-	stop := carry(device, cardMTU, in, sender{out})
+	stop := carry(device, 1500, in, sender{out})
 	for range 10 {
 		_, _ = cable.Write(make([]byte, 1000))
 	}
@@ -127,11 +128,11 @@ func TestCarrySlowHost(t *testing.T) {
 
 // What is no frame of the host's ends both ways.
 func TestCarryNonsense(t *testing.T) {
-	for _, bad := range [][]byte{{0xff, 0xff, 0xff, 0xff}, framed(string(make([]byte, cardMTU+etherHead+1)))[:8]} {
+	for _, bad := range [][]byte{{0xff, 0xff, 0xff, 0xff}, framed(string(make([]byte, 1500+etherHead+1)))[:8]} {
 		device, _ := fakeTAP(t)
 		in, host := io.Pipe()
 		fromGuest, out := io.Pipe()
-		stop := carry(device, cardMTU, in, sender{out})
+		stop := carry(device, 1500, in, sender{out})
 		go func() { _, _ = host.Write(bad) }()
 		if _, err := fromGuest.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 			t.Errorf("%v", err)
@@ -142,7 +143,7 @@ func TestCarryNonsense(t *testing.T) {
 
 func TestNetworkIsRefused(t *testing.T) {
 	for name, tc := range map[string]struct {
-		card *card
+		card agent.Card
 		p    wire.SandboxNetworkParams
 	}{
 		"no machine": {nil, wire.SandboxNetworkParams{MAC: "52:54:00:12:34:56"}},
@@ -151,7 +152,7 @@ func TestNetworkIsRefused(t *testing.T) {
 		"long MAC":   {new(card), wire.SandboxNetworkParams{MAC: "52:54:00:12:34:56:78:90"}},
 		"MTU":        {new(card), wire.SandboxNetworkParams{MAC: "52:54:00:12:34:56", MTU: 1 << 20}},
 	} {
-		a, err := New(Options{RunDir: t.TempDir(), Cwd: t.TempDir(), card: tc.card})
+		a, err := agent.New(agent.Options{RunDir: t.TempDir(), Cwd: t.TempDir(), Card: tc.card})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -161,7 +162,7 @@ func TestNetworkIsRefused(t *testing.T) {
 		if _, err := c.NetworkStream(t.Context(), tc.p); turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%s: %v", name, err)
 		}
-		must(t, errors.Join(c.Close(), a.Close()))
+		mustDo(t, errors.Join(c.Close(), a.Close()))
 	}
 }
 
@@ -173,22 +174,22 @@ func TestNetworkStream(t *testing.T) {
 	server := wire.NewConn(far, wire.Options{Dispatcher: d})
 	c := wire.NewClient(near)
 	s, err := c.NetworkStream(t.Context(), wire.SandboxNetworkParams{MAC: "52:54:00:12:34:56"})
-	must(t, err)
+	mustDo(t, err)
 	data := bytes.Repeat([]byte("frames"), 500_000) // more than a window
 	var wg sync.WaitGroup
 	wg.Go(func() { _, _ = s.Write(data) })
 	got := make([]byte, len(data))
 	_, err = io.ReadFull(s, got)
-	must(t, err)
+	mustDo(t, err)
 	wg.Wait()
 	if !bytes.Equal(got, data) {
 		t.Error("other bytes came back")
 	}
-	must(t, errors.Join(s.Close(), s.Close()))
+	mustDo(t, errors.Join(s.Close(), s.Close()))
 	if _, err := s.Write([]byte("x")); err == nil {
 		t.Error("a write after Close")
 	}
-	must(t, errors.Join(c.Close(), server.Close()))
+	mustDo(t, errors.Join(c.Close(), server.Close()))
 }
 
 type echoFrames struct{ wire.SandboxServer }
@@ -204,4 +205,11 @@ func (echoFrames) Network(_ context.Context, c *wire.Conn, p *wire.SandboxNetwor
 	}
 	c.Go(func() { _, _ = io.Copy(struct{ io.Writer }{out}, in) })
 	return &wire.SandboxNetworkResult{Interface: "eth0"}, nil
+}
+
+func mustDo(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

@@ -1,0 +1,94 @@
+package machine
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// pipesOf is an agent's pipes, with the host's ends. nonblock is how a restored
+// sandbox may have them.
+func pipesOf(t *testing.T, nonblock bool) (p *pipes, in, out *os.File) {
+	t.Helper()
+	var a, b [2]int
+	mustDo(t, errors.Join(unix.Pipe2(a[:], unix.O_CLOEXEC), unix.Pipe2(b[:], unix.O_CLOEXEC)))
+	mustDo(t, errors.Join(unix.SetNonblock(a[0], nonblock), unix.SetNonblock(b[1], nonblock)))
+	return &pipes{in: a[0], out: b[1]}, os.NewFile(uintptr(a[1]), "in"), os.NewFile(uintptr(b[0]), "out")
+}
+
+func TestPipes(t *testing.T) {
+	for _, nonblock := range []bool{false, true} {
+		p, in, out := pipesOf(t, nonblock)
+		data := bytes.Repeat([]byte("data"), 200_000) // more than a pipe holds
+		go func() {
+			time.Sleep(20 * time.Millisecond)
+			_, _ = in.Write(data)
+			_ = in.Close()
+		}()
+		got, err := io.ReadAll(p)
+		mustDo(t, err)
+		if !bytes.Equal(got, data) {
+			t.Errorf("%d bytes of %d", len(got), len(data))
+		}
+		go func() {
+			_, _ = p.Write(data)
+			_ = p.Close()
+		}()
+		if got, err = io.ReadAll(out); err != nil || !bytes.Equal(got, data) {
+			t.Errorf("%d bytes of %d, %v", len(got), len(data), err)
+		}
+		mustDo(t, out.Close())
+	}
+}
+
+// Until the host has spoken its end may not be there: a checkpoint is taken without it.
+func TestPipesWaitForTheHost(t *testing.T) {
+	p, in, out := pipesOf(t, false)
+	mustDo(t, in.Close())
+	read := make(chan string)
+	go func() {
+		b := make([]byte, 10)
+		n, err := p.Read(b)
+		if err != nil {
+			read <- err.Error()
+		}
+		read <- string(b[:n])
+	}()
+	select {
+	case s := <-read:
+		t.Fatalf("read %q of nobody", s)
+	case <-time.After(50 * time.Millisecond):
+	}
+	var again [2]int // a restore puts another pipe in its place
+	mustDo(t, unix.Pipe2(again[:], unix.O_CLOEXEC))
+	mustDo(t, unix.Dup3(again[0], p.in, unix.O_CLOEXEC))
+	_, err := unix.Write(again[1], []byte("hello"))
+	mustDo(t, err)
+	if s := <-read; s != "hello" {
+		t.Errorf("read %q", s)
+	}
+	mustDo(t, errors.Join(unix.Close(again[0]), unix.Close(again[1])))
+	if _, err := p.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("at the end: %v", err)
+	}
+	mustDo(t, errors.Join(p.Close(), out.Close()))
+}
+
+func TestMountedLayers(t *testing.T) {
+	lower, context, err := mountedLayers([]string{"layer0", "layer1"})
+	mustDo(t, err)
+	if got := strings.Join(append(lower, context...), " "); got != "/layer/1/fs /layer/0/fs /layer/1/context /layer/0/context" {
+		t.Error(got)
+	}
+	for _, bad := range []string{"layer6", "layer-1", "layer", "home", "layer0/x", "0"} {
+		if _, _, err := mountedLayers([]string{bad}); err == nil {
+			t.Errorf("%q is a slot", bad)
+		}
+	}
+}

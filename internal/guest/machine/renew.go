@@ -1,0 +1,122 @@
+package machine
+
+import (
+	"errors"
+	"io"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone/internal/guest/agent"
+	"turnstone.dev/turnstone/wire"
+)
+
+// renew is Sandbox.renew for the machine. The order matters as it does in configure.
+func (m *machine) renew(p *wire.SandboxRenewParams) (*wire.SandboxRenewResult, error) {
+	res := new(wire.SandboxRenewResult)
+	const op = wire.MethodSandboxRenew
+	own := p.Hostname != "" || p.MachineID != ""
+	check := wire.SandboxConfigureParams{Entropy: p.Entropy, Time: p.Time, Hostname: p.Hostname, MachineID: p.MachineID}
+	if !own {
+		if p.Network != nil {
+			return res, agent.Invalid(op, "network", "it comes with a hostname and a machineId")
+		}
+		check.Hostname, check.MachineID = "same", "00000000000000000000000000000000"
+	}
+	check.Scratch = "same"
+	now, err := checkConfigure(&check)
+	if err != nil {
+		return res, err
+	}
+	if res.Reseeded, err = m.refresh(p.Entropy, now); err != nil {
+		return res, err
+	}
+	if own {
+		if err := m.rename(p); err != nil {
+			return res, err
+		}
+		_, err = newBootID()
+	}
+	if err == nil {
+		res.BootID, err = bootID()
+	}
+	if err != nil {
+		return res, agent.Failed("the boot id", err)
+	}
+	return res, nil
+}
+
+// rename gives a clone an identity of its own. Unlike configure it leaves alone what
+// the sandbox's user may have added to the files meanwhile.
+func (m *machine) rename(p *wire.SandboxRenewParams) error {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return agent.Failed("the host name", err)
+	}
+	before := unix.ByteSliceToString(u.Nodename[:])
+	if err := unix.Sethostname([]byte(p.Hostname)); err != nil {
+		return agent.Failed("the host name", err)
+	}
+	files := [][2]string{{"/etc/hostname", p.Hostname + "\n"}, {"/etc/machine-id", p.MachineID + "\n"}}
+	if b, err := readBounded("/etc/hosts", maxHosts); err == nil {
+		if text := renameIn(string(b), before, p.Hostname); text != string(b) {
+			files = append(files, [2]string{"/etc/hosts", text})
+		}
+	}
+	if p.Network != nil && m.network != nil && !sameNetwork(p.Network, m.network) {
+		if err := networkUp(p.Network); err != nil {
+			return err
+		}
+		m.network = p.Network
+		files = append(files, [2]string{"/etc/resolv.conf", resolvConf(p.Network)})
+	}
+	for _, f := range files {
+		err := overwrite(f[0], f[1])
+		if errors.Is(err, unix.ELOOP) { // its user made it a link: to write there is not our business
+			if err = os.Remove(f[0]); err == nil {
+				err = overwrite(f[0], f[1])
+			}
+		}
+		if err != nil {
+			return agent.Failed("the root file system", err)
+		}
+	}
+	return nil
+}
+
+// maxHosts bounds the /etc/hosts in which a clone's name is replaced, in bytes.
+const maxHosts = 1 << 20
+
+// renameIn replaces the host's own name in an /etc/hosts: where configure wrote it.
+func renameIn(hosts, before, after string) string {
+	const own = "127.0.1.1\t"
+	lines := strings.SplitAfter(hosts, "\n")
+	for i, line := range lines {
+		if strings.TrimSuffix(line, "\n") == own+before {
+			lines[i] = own + after + strings.TrimPrefix(line, own+before)
+		}
+	}
+	return strings.Join(lines, "")
+}
+
+func readBounded(path string, limit int64) ([]byte, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), path)
+	defer func() { _ = f.Close() }()
+	b, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(b)) > limit {
+		err = errors.New("too long")
+	}
+	return b, err
+}
+
+// bootID returns the boot ID that newBootID has written.
+func bootID() (string, error) {
+	var buf [64]byte
+	n, err := readSmall(bootIDFile, buf[:])
+	return strings.TrimSpace(string(buf[:n])), err
+}
