@@ -1,4 +1,5 @@
-package main
+// Package commit measures what keeping the files of a turn costs, beside programs that keep files too.
+package commit
 
 import (
 	"context"
@@ -7,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -21,10 +23,10 @@ import (
 // commitRuns is how often each way of keeping files is measured; the median counts.
 const commitRuns = 3
 
-// commit measures what keeping the files of a turn costs: from the scratch disk at
+// Measure prints what keeping the files of a turn costs: from the scratch disk at
 // rest until everything is durable, beside programs that keep files too. All read
-// from warm page caches, and all end with everything on the disk.
-func (b *bench) commit(ctx context.Context) error {
+// from warm page caches, and all end with everything on the disk. It works in a folder of parent.
+func Measure(ctx context.Context, parent string) error {
 	fmt.Printf("## Commit\n\n")
 	for _, set := range []struct {
 		title string
@@ -33,8 +35,8 @@ func (b *bench) commit(ctx context.Context) error {
 		{"20,000 files of source code", sourceFiles},
 		{"1 GiB in eight files, four of them text", largeFiles},
 	} {
-		dir := filepath.Join(b.dir, "commit")
-		err := b.commitSet(ctx, dir, set.title, set.make)
+		dir := filepath.Join(parent, "commit")
+		err := commitSet(ctx, dir, set.title, set.make)
 		if rerr := removeAll(dir); err == nil {
 			err = rerr
 		}
@@ -58,7 +60,7 @@ type keeper struct {
 	noRepo  bool
 }
 
-func (b *bench) commitSet(ctx context.Context, dir, title string, files func(context.Context, string) error) error {
+func commitSet(ctx context.Context, dir, title string, files func(context.Context, string) error) error {
 	src := filepath.Join(dir, "disk", "upper")
 	if err := os.MkdirAll(src, 0o755); err != nil {
 		return err
@@ -79,7 +81,7 @@ func (b *bench) commitSet(ctx context.Context, dir, title string, files func(con
 	for range commitRuns { // in turns, so that a slow minute is everybody's
 		for _, k := range keepers {
 			repo := filepath.Join(dir, "repo")
-			if err := b.commitOnce(ctx, k, repo, first, second, stored); err != nil {
+			if err := commitOnce(ctx, k, repo, first, second, stored); err != nil {
 				return fmt.Errorf("%s: %w", k.name, err)
 			}
 			if err := removeAll(repo); err != nil {
@@ -92,7 +94,7 @@ func (b *bench) commitSet(ctx context.Context, dir, title string, files func(con
 	return nil
 }
 
-func (b *bench) commitOnce(ctx context.Context, k keeper, repo string, first, second map[string][]time.Duration, stored map[string]int64) error {
+func commitOnce(ctx context.Context, k keeper, repo string, first, second map[string][]time.Duration, stored map[string]int64) error {
 	if k.prepare != nil {
 		if err := k.prepare(ctx, repo); err != nil {
 			return err
@@ -139,19 +141,19 @@ func timed(ctx context.Context, k keeper, repo string) (time.Duration, error) {
 func printCommit(keepers []keeper, first, second map[string][]time.Duration, stored map[string]int64, size int64) {
 	fastest := time.Duration(0)
 	for _, k := range keepers {
-		if t := quantile(first[k.name], 50); k.peer && (fastest == 0 || t < fastest) {
+		if t := median(first[k.name]); k.peer && (fastest == 0 || t < fastest) {
 			fastest = t
 		}
 	}
 	fmt.Printf("| | seconds | GB/s | the fastest of restic, git and ostree takes | stored | once more, nothing changed |\n|---|---|---|---|---|---|\n")
 	for _, k := range keepers {
-		t := quantile(first[k.name], 50)
+		t := median(first[k.name])
 		kept, again := "", ""
 		if !k.noRepo {
 			kept = fmt.Sprintf("%.0f MB", float64(stored[k.name])/1e6)
 		}
 		if k.again {
-			again = ms(quantile(second[k.name], 50))
+			again = ms(median(second[k.name]))
 		}
 		fmt.Printf("| %s | %.2f | %.2f | %.1f times that | %s | %s |\n", k.name, t.Seconds(), float64(size)/1e9/t.Seconds(), float64(fastest)/float64(t), kept, again)
 	}
@@ -274,3 +276,9 @@ func removeAll(dir string) error {
 	})
 	return os.RemoveAll(dir)
 }
+
+func median(d []time.Duration) time.Duration {
+	return slices.Sorted(slices.Values(d))[len(d)/2]
+}
+
+func ms(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d.Microseconds())/1000) }
