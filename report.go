@@ -1,12 +1,12 @@
 package turnstone
 
-// A StepReport is one step's result as --json prints it. Stdout and Stderr are
-// what the receipt shows; the whole is in the files, when it was cut.
+// A StepReport is one step's result as --json prints it. Stdout and Stderr are what the receipt
+// shows; the files of StdoutInfo and StderrInfo have the whole output when it was cut.
 type StepReport struct {
 	Name       string     `json:"name"`
 	Line       int        `json:"line"`
 	Status     Status     `json:"status"`
-	ExitCode   *int       `json:"exit_code"` // null when the step did not end by itself or did not run
+	ExitCode   *int       `json:"exit_code"` // null: it did not run, or not end by itself
 	Millis     int64      `json:"duration_ms"`
 	Note       string     `json:"note,omitempty"`
 	Stdout     string     `json:"stdout"`
@@ -16,7 +16,7 @@ type StepReport struct {
 
 	Commands        []CommandReport `json:"commands,omitempty"`         // what ran, by start
 	CommandCount    int64           `json:"command_count"`              // all that ran
-	CommandsDropped int64           `json:"commands_dropped,omitempty"` // those of them that are not in Commands: there were too many
+	CommandsDropped int64           `json:"commands_dropped,omitempty"` // too many for Commands
 	Untraced        string          `json:"untraced,omitempty"`         // why Commands is not all
 	Failures        []FailureReport `json:"failures,omitempty"`         // the commands that failed
 
@@ -37,8 +37,8 @@ type CommandReport struct {
 	Parent   int        `json:"parent"` // the run in which it ran; -1: none
 	Kind     string     `json:"kind"`
 	Language string     `json:"language"`
-	Text     string     `json:"text"`            // its source; of code that is not in the document, its words
-	Place    *Place     `json:"place,omitempty"` // in the document; absent for what eval, source or an alias brought
+	Text     string     `json:"text"`            // its source, or its words
+	Place    *Place     `json:"place,omitempty"` // absent: not in the document
 	Span     *Range     `json:"span,omitempty"`  // bytes of the step's script
 	Stage    int        `json:"stage,omitempty"` // of a pipeline, from 1
 	Start    Millis     `json:"start_ms"`        // since the step began

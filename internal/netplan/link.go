@@ -23,7 +23,7 @@ type Link struct {
 	player   *recording.Player
 
 	CA     *proxy.CA           // nil: no TLS is opened
-	HostCA []*x509.Certificate // that the guest trusts because its host does, beyond the public ones
+	HostCA []*x509.Certificate // that the guest trusts because its host does
 	Bundle string              // path of the certificates that the guest trusts without us
 	outer  map[string]string   // variables that Trust replaces, as they would be
 }
@@ -51,12 +51,14 @@ const maxReplayRules = 1000
 // Options are those of the network's stack, which tells watch what it refuses.
 func (l *Link) Options(watch *network.Watch) netstack.Options {
 	secrets, spec := l.rules.Secrets, &l.rules.Spec
-	o := netstack.Options{Policy: l.policy, Budget: l.budget, Observer: maskedWatch{watch, secrets}, Resolver: resolverAt(spec.DNS)}
+	o := netstack.Options{Policy: l.policy, Budget: l.budget,
+		Observer: maskedWatch{watch, secrets}, Resolver: resolverAt(spec.DNS)}
 	if l.recorder == nil && l.player == nil && l.CA == nil && len(spec.Headers) == 0 {
 		return o
 	}
-	p := proxy.New(proxy.Options{Resolver: o.Resolver, CA: l.CA, Open: spec.Open || l.player != nil, Headers: spec.Headers,
-		Recorder: l.recorder, Player: l.player, Secrets: secrets, Budget: l.budget, Observer: o.Observer})
+	p := proxy.New(proxy.Options{Resolver: o.Resolver, CA: l.CA, Open: spec.Open || l.player != nil,
+		Headers: spec.Headers, Recorder: l.recorder, Player: l.player, Secrets: secrets, Budget: l.budget,
+		Observer: o.Observer})
 	o.Interceptor = p
 	o.Dialer, o.Resolver = p.Below()
 	return o
@@ -67,9 +69,10 @@ func resolverAt(address string) network.Resolver {
 	if address == "" {
 		return nil
 	}
-	return &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+	dial := func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, network, address)
-	}}
+	}
+	return &net.Resolver{PreferGo: true, Dial: dial}
 }
 
 // A maskedWatch notes refusals without secrets.

@@ -98,7 +98,8 @@ func (r *Rules) wanted() bool {
 // Fits refuses what cannot go together. The error is of kind Invalid.
 func (r *Rules) Fits(use Use) error {
 	fail := func(subject, why, hint string) error {
-		return turnstone.NewError("executor.network", turnstone.KindInvalid, subject, errors.New(why)).WithHint(hint)
+		return turnstone.NewError("executor.network", turnstone.KindInvalid, subject,
+			errors.New(why)).WithHint(hint)
 	}
 	headers, recorded := len(r.Asked.Headers) > 0, r.Mode.Record || r.Mode.Replay
 	stays := use.Lifetime == document.LifetimeSession
@@ -106,17 +107,22 @@ func (r *Rules) Fits(use Use) error {
 	case !use.Network && headers:
 		return fail("secret header", "the network is off", "leave it out, or say network: on")
 	case !use.Network && recorded:
-		return fail("network", "it is off, and cannot be recorded or replayed", "leave out network: off")
+		return fail("network", "it is off, and cannot be recorded or replayed",
+			"leave out network: off")
 	case !use.Network:
 		return nil
 	case r.Mode.Record && r.Mode.Replay:
-		return fail("network", "a turn cannot both record and replay", "leave one of them out")
+		return fail("network", "a turn cannot both record and replay",
+			"leave one of them out")
 	case stays && recorded:
-		return fail("network", "connections of a machine that stays belong to more than one turn", "record and replay with lifetime: turn")
+		return fail("network", "connections of a machine that stays belong to more than one turn",
+			"record and replay with lifetime: turn")
 	case stays && headers:
-		return fail("secret header", "the machine stays longer than the turn that is given it", "run this turn with lifetime: turn")
+		return fail("secret header", "the machine stays longer than the turn that is given it",
+			"run this turn with lifetime: turn")
 	case use.Snapshot == document.SnapshotVM && (r.Asked.Open || headers || r.Mode.Replay):
-		return fail("snapshot: vm", "the machine trusts a certificate authority that ends with the turn", "leave out the snapshot, or intercept and secret headers")
+		return fail("snapshot: vm", "the machine trusts a certificate authority that ends with the turn",
+			"leave out the snapshot, or intercept and secret headers")
 	}
 	return nil
 }

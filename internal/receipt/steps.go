@@ -53,7 +53,8 @@ type Steps struct {
 func New(opts Options) *Steps {
 	n := len(opts.Document.Steps)
 	s := &Steps{opts: opts, doc: opts.Document, cwd: opts.Cwd, results: make([]document.StepResult, n),
-		outputs: make([][2]*capture, n), commands: make([]*commands, n), networks: make([]*turnstone.NetworkReport, n)}
+		outputs: make([][2]*capture, n), commands: make([]*commands, n),
+		networks: make([]*turnstone.NetworkReport, n)}
 	for i := range s.results {
 		s.results[i] = document.StepResult{Status: turnstone.StepSkipped, Note: "not reached"}
 	}
@@ -77,14 +78,14 @@ func (s *Steps) AddToTimeout(note string) {
 	}
 }
 
-// Open opens the whole output of a step, which has size bytes. It returns nil for an empty output,
+// Open opens the whole output of a step and returns its size in bytes. It returns nil for an empty output,
 // and for one that was too long or held a secret, and is not kept.
-func (s *Steps) Open(step *document.Step, stream turnstone.Stream) (in io.ReadCloser, size int64, err error) {
+func (s *Steps) Open(step *document.Step, stream turnstone.Stream) (io.ReadCloser, int64, error) {
 	c := s.outputs[step.Index-1][stream-turnstone.Stdout]
 	if c == nil || c.size == 0 {
 		return nil, 0, nil
 	}
-	in, err = c.whole()
+	in, err := c.whole()
 	return in, c.size, err
 }
 
