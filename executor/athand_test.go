@@ -2,6 +2,7 @@ package executor
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store/session"
 )
 
@@ -60,7 +62,7 @@ func TestExpand(t *testing.T) {
 	}
 	ok[session.Session](t)(p.x.RemoveSession(ctx, string(anonymous.ID)))
 	for _, text := range []string{"", "../../etc/passwd", strings.Repeat("s", 1000), "renamed", string(anonymous.ID)} {
-		if err := os.WriteFile(p.x.repo.atHandPath(), []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(p.x.home.Path(fmt.Sprintf("last-session-%d", os.Getuid())), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if got := expand("-", ""); got != "error: not_found" {
@@ -81,7 +83,7 @@ func TestReferencesToNumbers(t *testing.T) {
 	third := p.turn(s, "fix/auth")
 	ok[session.Tag](t)(p.x.Tag(ctx, "s@fix/auth", "v1/rc"))
 	for ref, want := range map[string]session.Turn{"s@1": first, "s@turn-1": first, "s@turn-2~1": first, "s@turn-2~": first, "s@fix/auth": third, "s@fix/auth~1": first, "s@v1/rc": third, "s": second} {
-		if i := ok[*TurnInfo](t)(p.x.Show(ctx, ref)); i.Turn.ID != want.ID {
+		if i := ok[*repo.TurnInfo](t)(p.x.Show(ctx, ref)); i.Turn.ID != want.ID {
 			t.Errorf("%s: turn %d", ref, i.Turn.Number)
 		}
 	}
@@ -90,7 +92,7 @@ func TestReferencesToNumbers(t *testing.T) {
 			t.Errorf("%s: %v", ref, err)
 		}
 	}
-	d := ok[*StateDiff](t)(p.x.Diff(ctx, DiffRequest{From: "s@turn-1", To: "turn-2"}))
+	d := ok[*repo.StateDiff](t)(p.x.Diff(ctx, repo.DiffRequest{From: "s@turn-1", To: "turn-2"}))
 	if d.From.Number != 1 || d.To.Number != 2 {
 		t.Errorf("%+v %+v", d.From, d.To)
 	}

@@ -8,40 +8,41 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/template"
 )
 
 // A branchPoint is where a turn stands in the tree of its session.
 type branchPoint struct {
-	cs      *contextStore
+	cs      *repo.ContextStore
 	session session.Session
 	turn    session.Turn
 	parent  *session.Turn    // on whose state it begins; nil: on the template
 	replay  bool             // it is in no session
-	state   *State           // the parent's
+	state   *repo.State      // the parent's
 	layers  []template.Layer // of the template, which lie below all turns
 }
 
 // take gives the turn id its place, and its number, before anything is started. A
 // turn without a session gets one of its own.
-func take(ctx context.Context, cs *contextStore, p *plan, id turnstone.TurnID, title string) (*branchPoint, error) {
+func take(ctx context.Context, cs *repo.ContextStore, p *plan, id turnstone.TurnID, title string) (*branchPoint, error) {
 	at := &branchPoint{cs: cs}
 	var err error
 	if p.replay != nil {
-		at.replay, at.turn = true, session.Turn{ID: id, Parents: p.replay.parent, Kind: string(KindRun), Title: title}
+		at.replay, at.turn = true, session.Turn{ID: id, Parents: p.replay.parent, Kind: string(repo.KindRun), Title: title}
 		return at, at.readParent(ctx)
 	}
 	if p.session != "" {
-		find := cs.db.Ensure
+		find := cs.DB.Ensure
 		if p.branch != DefaultBranch {
-			find = cs.db.Find // a session that is new has none but main, and is not to begin with a mistake
+			find = cs.DB.Find // a session that is new has none but main, and is not to begin with a mistake
 		}
 		if at.session, err = find(ctx, p.session); err != nil {
 			return nil, err
 		}
 	}
-	at.turn, err = cs.db.Start(ctx, session.StartTurn{ID: id, Session: at.session.ID, Branch: p.branch, Kind: string(KindRun), Title: title})
+	at.turn, err = cs.DB.Start(ctx, session.StartTurn{ID: id, Session: at.session.ID, Branch: p.branch, Kind: string(repo.KindRun), Title: title})
 	if err != nil {
 		return nil, err
 	}
@@ -58,12 +59,12 @@ func (at *branchPoint) readParent(ctx context.Context) error {
 	if id == "" {
 		return nil
 	}
-	parent, err := at.cs.db.Turn(ctx, id)
+	parent, err := at.cs.DB.Turn(ctx, id)
 	if err != nil {
 		return err
 	}
 	at.parent = &parent
-	at.state, err = at.cs.state(ctx, parent.State)
+	at.state, err = at.cs.State(ctx, parent.State)
 	return err
 }
 
@@ -73,7 +74,7 @@ func (at *branchPoint) inherit(made *plan, req Request) (*plan, error) {
 	settled := *made
 	p := &settled
 	p.env = slices.Clone(made.env)
-	ts := template.NewStore(at.cs.templates.dir)
+	ts := template.NewStore(at.cs.Templates.Dir)
 	if at.state == nil {
 		return p, p.onTemplate(ts)
 	}
@@ -98,13 +99,13 @@ func (at *branchPoint) inherit(made *plan, req Request) (*plan, error) {
 // abandon gives the place up, for the turn does not begin.
 func (at *branchPoint) abandon(ctx context.Context) {
 	if !at.replay {
-		_ = at.cs.db.Abandon(context.WithoutCancel(ctx), at.turn.ID)
+		_ = at.cs.DB.Abandon(context.WithoutCancel(ctx), at.turn.ID)
 	}
 }
 
 // history yields the turns below the new one, and the template's layers.
 func (at *branchPoint) history(ctx context.Context) lowerdir.History {
-	return at.cs.history(ctx, at.parent, at.layers)
+	return at.cs.History(ctx, at.parent, at.layers)
 }
 
 // title is what lists call a document.

@@ -14,6 +14,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/receipt"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/sandbox/collect"
 	"turnstone.dev/turnstone/internal/secret"
 	"turnstone.dev/turnstone/internal/statedir"
@@ -28,7 +29,7 @@ type collected struct {
 	batch *store.Batch
 	state turnstone.Digest
 	tree  tree.Ref
-	layer LayerInfo
+	layer repo.LayerInfo
 }
 
 // collect takes the state out of the sandbox s, whose steps are over, into a new
@@ -39,7 +40,7 @@ func (r *run) collect(ctx context.Context, s *Sandbox) (*collected, error) {
 		return nil, err
 	}
 	defer func() { _ = changes.Close() }()
-	batch, err := r.at.cs.store.Begin(ctx)
+	batch, err := r.at.cs.Store.Begin(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +93,7 @@ func (r *run) readDisk(ctx context.Context, s *Sandbox, l *collected, c *collect
 		return leaked("the working directory", name)
 	}
 	slices.Sort(env)
-	b, err := json.Marshal(State{Format: stateFormat, Image: r.plan.image, Tree: ref, Env: env, Cwd: c.Cwd})
+	b, err := json.Marshal(repo.State{Format: repo.StateFormat, Image: r.plan.image, Tree: ref, Env: env, Cwd: c.Cwd})
 	if err != nil {
 		return err
 	}
@@ -113,7 +114,7 @@ func (h hashOnly) Get(ctx context.Context, d turnstone.Digest) ([]byte, error) {
 
 // layerOf is what the turn itself changed. A machine that went on has more than
 // that on its disk.
-func (r *run) layerOf(ctx context.Context, l *collected, base tree.Ref, stats layer.Stats) (info LayerInfo, err error) {
+func (r *run) layerOf(ctx context.Context, l *collected, base tree.Ref, stats layer.Stats) (info repo.LayerInfo, err error) {
 	parent := base
 	if r.at.state != nil {
 		parent = r.at.state.Tree
@@ -121,9 +122,9 @@ func (r *run) layerOf(ctx context.Context, l *collected, base tree.Ref, stats la
 	if parent == l.tree {
 		return info, nil
 	}
-	info = LayerInfo{Added: stats.Added, Changed: stats.Changed, Removed: stats.Removed}
+	info = repo.LayerInfo{Added: stats.Added, Changed: stats.Changed, Removed: stats.Removed}
 	if parent != base {
-		info = LayerInfo{}
+		info = repo.LayerInfo{}
 		for c, err := range tree.Diff(ctx, l.batch, parent, l.tree) {
 			switch {
 			case err != nil:
@@ -223,7 +224,7 @@ func leaked(where, name string) error {
 func (r *run) commit(ctx context.Context, l *collected) (err error) {
 	if l == nil {
 		l = &collected{}
-		if l.batch, err = r.at.cs.store.Begin(ctx); err != nil {
+		if l.batch, err = r.at.cs.Store.Begin(ctx); err != nil {
 			return err
 		}
 	}
@@ -266,7 +267,7 @@ func (r *run) commit(ctx context.Context, l *collected) (err error) {
 	if r.recordDigest, r.stateDigest = digest, l.state; r.at.replay {
 		return nil
 	}
-	_, _, err = r.at.cs.db.Finish(ctx, session.Finish{Turn: r.info.ID, Result: r.info.Result, Record: digest, State: l.state,
+	_, _, err = r.at.cs.DB.Finish(ctx, session.Finish{Turn: r.info.ID, Result: r.info.Result, Record: digest, State: l.state,
 		MoveBranch: l.state != "", ExpectedHead: r.at.head()})
 	return err
 }
@@ -276,11 +277,11 @@ func (r *run) commit(ctx context.Context, l *collected) (err error) {
 func (r *run) commitWithoutState() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	r.collected, r.layer, r.stateDigest, r.recordDigest = nil, LayerInfo{}, "", ""
+	r.collected, r.layer, r.stateDigest, r.recordDigest = nil, repo.LayerInfo{}, "", ""
 	r.info.FSHash, r.info.Layer, r.info.Changes = "", "", ""
 	r.info.Branch, r.diverged = r.plan.branch, false
 	if err := r.commit(ctx, nil); err != nil && !r.at.replay {
-		_, _, _ = r.at.cs.db.Finish(ctx, session.Finish{Turn: r.info.ID, Result: r.info.Result})
+		_, _, _ = r.at.cs.DB.Finish(ctx, session.Finish{Turn: r.info.ID, Result: r.info.Result})
 	}
 }
 
@@ -296,7 +297,7 @@ func (r *run) lockBranch(ctx context.Context) (unlock func(), err error) {
 		_ = os.Remove(path) // while it is held; else there would be one of each session
 		lock.Release()
 	}
-	r.info.Branch, r.diverged, err = r.at.cs.db.Landing(ctx, r.at.turn.ID, r.plan.branch, r.at.head())
+	r.info.Branch, r.diverged, err = r.at.cs.DB.Landing(ctx, r.at.turn.ID, r.plan.branch, r.at.head())
 	if err != nil {
 		unlock()
 		return nil, err
@@ -313,9 +314,9 @@ func (at *branchPoint) head() *turnstone.TurnID {
 }
 
 // record puts all that is kept of the turn beside its state into the batch.
-func (r *run) record(ctx context.Context, l *collected) (*Record, error) {
-	rec := &Record{Format: recordFormat, ID: r.info.ID, Session: r.at.session.ID, Number: r.at.turn.Number, Branch: r.info.Branch,
-		Parents: r.at.turn.Parents, Kind: KindRun, Image: r.plan.image, Template: r.info.Template, Substrate: r.info.Substrate,
+func (r *run) record(ctx context.Context, l *collected) (*repo.Record, error) {
+	rec := &repo.Record{Format: repo.RecordFormat, ID: r.info.ID, Session: r.at.session.ID, Number: r.at.turn.Number, Branch: r.info.Branch,
+		Parents: r.at.turn.Parents, Kind: repo.KindRun, Image: r.plan.image, Template: r.info.Template, Substrate: r.info.Substrate,
 		Isolation: r.info.Isolation, Shape: r.plan.shape, Started: r.info.Started, Millis: r.info.Duration.Milliseconds(),
 		Result: r.info.Result, Error: r.info.Error, Env: r.plan.given, Secrets: r.plan.secrets.Names(), Timeout: r.plan.timeout,
 		State: l.state, Layer: l.layer, Home: r.info.Home, Lifetime: r.info.Lifetime}
@@ -343,7 +344,7 @@ func (r *run) record(ctx context.Context, l *collected) (*Record, error) {
 	}
 	for _, step := range r.doc.Steps {
 		res := r.steps.Result(step)
-		out := RecordStep{Name: step.Name, Status: res.Status, ExitCode: res.ExitCode}
+		out := repo.RecordStep{Name: step.Name, Status: res.Status, ExitCode: res.ExitCode}
 		if out.Stdout, err = r.putOutput(ctx, l.batch, step, turnstone.Stdout); err != nil {
 			return nil, err
 		}

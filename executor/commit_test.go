@@ -16,6 +16,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/secret"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
@@ -48,12 +49,12 @@ func endWith(t *testing.T, x *Executor, files map[string]string, vm *vmSnapshot)
 	if r.at, err = take(ctx, cs, r.plan, r.info.ID, "a turn"); err != nil {
 		return nil, err
 	}
-	batch, err := cs.store.Begin(ctx)
+	batch, err := cs.Store.Begin(ctx)
 	if err != nil {
 		return nil, err
 	}
 	l := &collected{batch: batch, tree: treetest.Make(t, batch, treetest.Texts(files)...)}
-	b, err := json.Marshal(State{Format: stateFormat, Image: "base", Cwd: "/", Tree: l.tree, Env: []string{}})
+	b, err := json.Marshal(repo.State{Format: repo.StateFormat, Image: "base", Cwd: "/", Tree: l.tree, Env: []string{}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +78,7 @@ func whole(t *testing.T, dir string) (kept int) {
 	ctx := t.Context()
 	x := New(&statedir.Dir{Root: dir})
 	defer func() { _ = x.Close() }()
-	if rep := ok[*FsckReport](t)(x.Fsck(ctx)); !rep.OK() {
+	if rep := ok[*repo.FsckReport](t)(x.Fsck(ctx)); !rep.OK() {
 		t.Errorf("fsck: %+v", rep.Problems)
 	}
 	g := ok[*session.Graph](t)(x.Session(ctx, "s"))
@@ -94,7 +95,7 @@ func whole(t *testing.T, dir string) (kept int) {
 				t.Errorf("turn %d stands on %q, not on %q", turn.Number, turn.Parent(), newest)
 			}
 			newest, kept = turn.ID, kept+1
-			if err := x.ListFiles(ctx, string(turn.ID), "/", true, func(FileInfo) error { return nil }); err != nil {
+			if err := x.ListFiles(ctx, string(turn.ID), "/", true, func(repo.FileInfo) error { return nil }); err != nil {
 				t.Error(err)
 			}
 			if b, err := x.Receipt(ctx, string(turn.ID)); err != nil || !strings.Contains(string(b), "result: passed") {
@@ -151,7 +152,7 @@ func TestCommitFaults(t *testing.T) {
 	failed := 0
 	for n := 1; ; n++ {
 		x, hit := New(&statedir.Dir{Root: dir}), false
-		x.repo.fault = faultAt(n, func() error { hit = true; return syscall.ENOSPC })
+		x.repo.Fault = faultAt(n, func() error { hit = true; return syscall.ENOSPC })
 		r, err := end(t, x, map[string]string{"/file": strconv.Itoa(n)})
 		switch {
 		case err != nil || r.info.Result == turnstone.ResultPassed:
@@ -160,8 +161,8 @@ func TestCommitFaults(t *testing.T) {
 		default:
 			failed++
 			// The same process goes on: nothing is held by the turn that failed.
-			cs := ok[*contextStore](t)(x.context(t.Context()))
-			if turn := ok[session.Turn](t)(cs.db.Turn(t.Context(), r.info.ID)); turn.Status != session.StatusDone || turn.Result != turnstone.ResultError {
+			cs := ok[*repo.ContextStore](t)(x.context(t.Context()))
+			if turn := ok[session.Turn](t)(cs.DB.Turn(t.Context(), r.info.ID)); turn.Status != session.StatusDone || turn.Result != turnstone.ResultError {
 				t.Errorf("write %d: the turn is %+v", n, turn)
 			}
 			if again, err := end(t, x, map[string]string{"/again": strconv.Itoa(n)}); err != nil || again.info.Result != turnstone.ResultPassed {
@@ -197,7 +198,7 @@ func TestCommitCrashes(t *testing.T) {
 			t.Fatal(err)
 		}
 		x := New(&statedir.Dir{Root: dir})
-		x.repo.fault = faultAt(n, func() error { os.Exit(77); return nil })
+		x.repo.Fault = faultAt(n, func() error { os.Exit(77); return nil })
 		if r, err := end(t, x, map[string]string{"/file": at}); err != nil || r.info.Result != turnstone.ResultPassed {
 			t.Fatalf("%v, %+v", err, r)
 		}
@@ -311,7 +312,7 @@ func TestRefusedTurnBeginsNoSession(t *testing.T) {
 			t.Errorf("%q: %v (%s)", session, err, turnstone.HintOf(err))
 		}
 	}
-	if all := ok[[]SessionInfo](t)(p.x.Sessions(ctx)); len(all) != 0 {
+	if all := ok[[]repo.SessionInfo](t)(p.x.Sessions(ctx)); len(all) != 0 {
 		t.Errorf("%+v", all)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -24,7 +25,7 @@ import (
 type past struct {
 	t  *testing.T
 	x  *Executor
-	cs *contextStore
+	cs *repo.ContextStore
 
 	image string // of turns that leaves makes; empty: base
 }
@@ -58,17 +59,17 @@ func ok[T any](t testing.TB) func(v T, err error) T {
 func (p *past) session(name string) session.Session {
 	p.t.Helper()
 	if name == "" {
-		return ok[session.Session](p.t)(p.cs.db.Create(p.t.Context(), ""))
+		return ok[session.Session](p.t)(p.cs.DB.Create(p.t.Context(), ""))
 	}
-	return ok[session.Session](p.t)(p.cs.db.Ensure(p.t.Context(), name))
+	return ok[session.Session](p.t)(p.cs.DB.Ensure(p.t.Context(), name))
 }
 
 // turn commits a turn that leaves these files.
 func (p *past) turn(s session.Session, branch string, files ...treetest.File) session.Turn {
 	p.t.Helper()
 	ctx := p.t.Context()
-	t := ok[session.Turn](p.t)(p.cs.db.Start(ctx, session.StartTurn{Session: s.ID, Branch: branch, Kind: string(KindRun), Title: "a turn"}))
-	batch, err := p.cs.store.Begin(ctx)
+	t := ok[session.Turn](p.t)(p.cs.DB.Start(ctx, session.StartTurn{Session: s.ID, Branch: branch, Kind: string(repo.KindRun), Title: "a turn"}))
+	batch, err := p.cs.Store.Begin(ctx)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -80,10 +81,10 @@ func (p *past) turn(s session.Session, branch string, files ...treetest.File) se
 		}
 		return ok[turnstone.Digest](p.t)(batch.Put(ctx, b))
 	}
-	st := State{Format: stateFormat, Image: "base", Cwd: "/workspace", Env: []string{"A=1", fmt.Sprintf("N=%d", t.Number)}}
+	st := repo.State{Format: repo.StateFormat, Image: "base", Cwd: "/workspace", Env: []string{"A=1", fmt.Sprintf("N=%d", t.Number)}}
 	st.Tree = treetest.Make(p.t, batch, files...)
 	receipt := fmt.Sprintf("# Turn %d\n", t.Number)
-	rec := Record{Format: recordFormat, ID: t.ID, Session: t.Session, Number: t.Number, Branch: branch, Parents: t.Parents, Kind: KindRun,
+	rec := repo.Record{Format: repo.RecordFormat, ID: t.ID, Session: t.Session, Number: t.Number, Branch: branch, Parents: t.Parents, Kind: repo.KindRun,
 		Image: "base", Result: turnstone.ResultPassed, State: put(st)}
 	if rec.Receipt, err = batch.PutContent(ctx, strings.NewReader(receipt), int64(len(receipt))); err != nil {
 		p.t.Fatal(err)
@@ -94,7 +95,7 @@ func (p *past) turn(s session.Session, branch string, files ...treetest.File) se
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	rec.Steps = []RecordStep{{Name: "step 1", Status: turnstone.StepPassed, Stdout: &stdout}}
+	rec.Steps = []repo.RecordStep{{Name: "step 1", Status: turnstone.StepPassed, Stdout: &stdout}}
 	record := put(rec)
 	if err := batch.Flush(ctx); err != nil {
 		p.t.Fatal(err)
@@ -103,10 +104,10 @@ func (p *past) turn(s session.Session, branch string, files ...treetest.File) se
 	if id := t.Parent(); id != "" {
 		head = &id
 	}
-	if _, _, err = p.cs.db.Finish(ctx, session.Finish{Turn: t.ID, Result: rec.Result, Record: record, State: rec.State, MoveBranch: true, ExpectedHead: head}); err != nil {
+	if _, _, err = p.cs.DB.Finish(ctx, session.Finish{Turn: t.ID, Result: rec.Result, Record: record, State: rec.State, MoveBranch: true, ExpectedHead: head}); err != nil {
 		p.t.Fatal(err)
 	}
-	return ok[session.Turn](p.t)(p.cs.db.Turn(ctx, t.ID))
+	return ok[session.Turn](p.t)(p.cs.DB.Turn(ctx, t.ID))
 }
 
 func texts(m map[string]string) []treetest.File { return treetest.Texts(m) }
@@ -134,7 +135,7 @@ func TestDiffOfStates(t *testing.T) {
 		treetest.File{Path: "/a/turns", Target: "same"})
 	p.turn(s, "main", before...)
 	p.turn(s, "main", after...)
-	d := ok[*StateDiff](t)(p.x.Diff(t.Context(), DiffRequest{From: "s@1", To: "2", Stat: true, Text: true}))
+	d := ok[*repo.StateDiff](t)(p.x.Diff(t.Context(), repo.DiffRequest{From: "s@1", To: "2", Stat: true, Text: true}))
 	var got []string
 	patch := ""
 	for _, f := range d.Files {
@@ -142,7 +143,7 @@ func TestDiffOfStates(t *testing.T) {
 		if f.Binary && !strings.Contains(f.Patch, "\nBinary files a/a/blob and b/a/blob differ\n") {
 			t.Errorf("binary: %s", f.Patch)
 		}
-		if !f.Binary && f.Status != Retyped {
+		if !f.Binary && f.Status != repo.Retyped {
 			patch += f.Patch
 		}
 	}
@@ -217,7 +218,7 @@ func TestFilesOfAState(t *testing.T) {
 		}
 	}
 	var listed []string
-	list := func(f FileInfo) error { listed = append(listed, f.Path+" "+f.Type); return nil }
+	list := func(f repo.FileInfo) error { listed = append(listed, f.Path+" "+f.Type); return nil }
 	if err := p.x.ListFiles(ctx, "s", "dir", true, list); err != nil {
 		t.Fatal(err)
 	}

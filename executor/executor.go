@@ -7,6 +7,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/sandbox"
 )
 
@@ -67,17 +68,17 @@ type Turn struct {
 	Receipt   string                 `json:"receipt"`
 	Steps     []turnstone.StepReport `json:"steps"`
 
-	Session  string             `json:"session,omitempty"`  // its name, or its ID when it has none
-	Number   int                `json:"number,omitempty"`   // in the session
-	Branch   string             `json:"branch,omitempty"`   // whose newest turn it is
-	Diverged bool               `json:"diverged,omitempty"` // another turn came first: the branch is a new one
-	Parents  []turnstone.TurnID `json:"parents,omitempty"`
-	Start    string             `json:"start,omitempty"`   // what the sandbox began from
-	FSHash   turnstone.Digest   `json:"fs_hash,omitempty"` // of the state it left
-	State    turnstone.Digest   `json:"state,omitempty"`   // the object that names the state
-	Record   turnstone.Digest   `json:"record,omitempty"`  // the object that names all that is kept of it
-	Layer    *LayerInfo         `json:"layer,omitempty"`
-	Network  *RecordNetwork     `json:"network,omitempty"` // what is kept of it
+	Session  string              `json:"session,omitempty"`  // its name, or its ID when it has none
+	Number   int                 `json:"number,omitempty"`   // in the session
+	Branch   string              `json:"branch,omitempty"`   // whose newest turn it is
+	Diverged bool                `json:"diverged,omitempty"` // another turn came first: the branch is a new one
+	Parents  []turnstone.TurnID  `json:"parents,omitempty"`
+	Start    string              `json:"start,omitempty"`   // what the sandbox began from
+	FSHash   turnstone.Digest    `json:"fs_hash,omitempty"` // of the state it left
+	State    turnstone.Digest    `json:"state,omitempty"`   // the object that names the state
+	Record   turnstone.Digest    `json:"record,omitempty"`  // the object that names all that is kept of it
+	Layer    *repo.LayerInfo     `json:"layer,omitempty"`
+	Network  *repo.RecordNetwork `json:"network,omitempty"` // what is kept of it
 }
 
 // A Phase is one named stretch of a turn's time.

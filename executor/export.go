@@ -13,6 +13,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -67,12 +68,12 @@ type ExportReport struct {
 
 // Export writes a session as one file to w: its turns, branches and tags, and all
 // that they need. A turn that is running is left out. The same session gives the same bytes.
-func exportSession(ctx context.Context, x *Repo, req ExportRequest, w io.Writer) (*ExportReport, error) {
+func exportSession(ctx context.Context, x *repo.Repo, req ExportRequest, w io.Writer) (*ExportReport, error) {
 	g, err := x.Session(ctx, req.Session)
 	if err != nil {
 		return nil, err
 	}
-	cs, err := x.context(ctx)
+	cs, err := x.Open(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -87,7 +88,7 @@ func exportSession(ctx context.Context, x *Repo, req ExportRequest, w io.Writer)
 	if err != nil {
 		return nil, err
 	}
-	e := &exporter{cs: cs, tw: tar.NewWriter(z), full: req.Full, seen: map[turnstone.Digest]bool{}, templates: x.templates()}
+	e := &exporter{cs: cs, tw: tar.NewWriter(z), full: req.Full, seen: map[turnstone.Digest]bool{}, templates: x.Templates()}
 	e.rep = ExportReport{Session: g.Session, Turns: len(g.Turns)}
 	err = e.writeAll(ctx, g)
 	if err == nil {
@@ -100,7 +101,7 @@ func exportSession(ctx context.Context, x *Repo, req ExportRequest, w io.Writer)
 }
 
 type exporter struct {
-	cs   *contextStore
+	cs   *repo.ContextStore
 	tw   *tar.Writer
 	full bool
 	seen map[turnstone.Digest]bool
@@ -124,12 +125,12 @@ func (e *exporter) writeAll(ctx context.Context, g *session.Graph) error {
 	if err := e.entry(exportHeadAt, head); err != nil {
 		return err
 	}
-	r := &reach{cs: e.cs, object: e.first, got: e.write, content: e.content, failed: func(what string, err error) error {
+	r := &repo.Reach{In: e.cs, Object: e.first, Got: e.write, Content: e.content, Failed: func(what string, err error) error {
 		return turnstone.NewError("executor.export", turnstone.KindOf(err), what, err).
 			WithHint(turnstone.HintOf(err))
 	}}
 	for _, t := range g.Turns {
-		if err := r.turn(ctx, t); err != nil {
+		if err := r.Turn(ctx, t); err != nil {
 			return err
 		}
 	}
@@ -143,7 +144,7 @@ func (e *exporter) look(ctx context.Context, g *session.Graph) (format int, err 
 		if t.Record == "" {
 			continue
 		}
-		rec, err := e.cs.record(ctx, t)
+		rec, err := e.cs.Record(ctx, t)
 		if err != nil {
 			return 0, turnstone.NewError("executor.export", turnstone.KindOf(err), fmt.Sprintf("turn %d (%s): record", t.Number, t.ID),
 				err).WithHint(turnstone.HintOf(err))
@@ -189,7 +190,7 @@ func (e *exporter) first(d turnstone.Digest) bool {
 }
 
 func (e *exporter) content(ctx context.Context, c tree.Content) error {
-	objects, err := e.cs.store.ContentObjects(ctx, c)
+	objects, err := e.cs.Store.ContentObjects(ctx, c)
 	if err != nil {
 		return err
 	}
@@ -200,7 +201,7 @@ func (e *exporter) content(ctx context.Context, c tree.Content) error {
 		if !e.first(d) {
 			continue
 		}
-		b, err := e.cs.store.Get(ctx, d)
+		b, err := e.cs.Store.Get(ctx, d)
 		if err == nil {
 			err = e.write(d, b)
 		}
@@ -224,7 +225,7 @@ func (e *exporter) elsewhere(ctx context.Context, c tree.Content) error {
 		return turnstone.Errorf("executor.export", turnstone.KindInvalid, string(c.Digest),
 			"is a file of %s in the template, which is too large to be exported", turnstone.Bytes(c.Size).Human())
 	}
-	b, err := e.cs.read(ctx, c, store.MaxObject)
+	b, err := e.cs.Read(ctx, c, store.MaxObject)
 	if err != nil {
 		return err
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -82,8 +83,8 @@ type UnbuiltTemplate struct {
 // here. Templates are built as req says; one that cannot be is no reason to fail.
 // The session is there as a whole, or not at all; of a file that is refused, objects
 // may take up room until GC.
-func importSession(ctx context.Context, x *Repo, req ImportRequest, room func() error, r io.Reader) (*ImportReport, error) {
-	cs, err := x.context(ctx)
+func importSession(ctx context.Context, x *repo.Repo, req ImportRequest, room func() error, r io.Reader) (*ImportReport, error) {
+	cs, err := x.Open(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +110,7 @@ func importSession(ctx context.Context, x *Repo, req ImportRequest, room func() 
 	if has, err := m.known(ctx, req.As != ""); err != nil || has {
 		return &m.rep, err
 	}
-	batch, err := cs.store.Begin(ctx) // nothing of it is deleted before the session is there
+	batch, err := cs.Store.Begin(ctx) // nothing of it is deleted before the session is there
 	if err != nil {
 		return nil, err
 	}
@@ -128,7 +129,7 @@ func importSession(ctx context.Context, x *Repo, req ImportRequest, room func() 
 		return nil, err
 	}
 	m.report()
-	m.rep.Fresh, err = cs.db.Import(ctx, &m.graph)
+	m.rep.Fresh, err = cs.DB.Import(ctx, &m.graph)
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +137,7 @@ func importSession(ctx context.Context, x *Repo, req ImportRequest, room func() 
 }
 
 type importer struct {
-	cs      *contextStore
+	cs      *repo.ContextStore
 	tr      *tar.Reader
 	room    func() error
 	format  int
@@ -213,9 +214,9 @@ func (m *importer) head() error {
 // known tells whether the session is here already.
 func (m *importer) known(ctx context.Context, renamed bool) (bool, error) {
 	m.rep.Session = m.graph.Session
-	has, err := m.cs.db.Has(ctx, &m.graph)
+	has, err := m.cs.DB.Has(ctx, &m.graph)
 	if has && err == nil {
-		s, err := m.cs.db.Find(ctx, string(m.graph.Session.ID))
+		s, err := m.cs.DB.Find(ctx, string(m.graph.Session.ID))
 		m.rep.Session = s
 		if err == nil && renamed && s.Name != m.graph.Session.Name {
 			return true, turnstone.Errorf("executor.import", turnstone.KindInvalid, s.Label(),
@@ -293,7 +294,7 @@ func objectName(h *tar.Header) (turnstone.Digest, error) {
 // verify goes through all that the session names.
 func (m *importer) verify(ctx context.Context) error {
 	seen := map[turnstone.Digest]bool{}
-	r := &reach{cs: m.cs, verify: tree.NewVerifier(m.cs.store), failed: func(what string, err error) error {
+	r := &repo.Reach{In: m.cs, Verify: tree.NewVerifier(m.cs.Store), Failed: func(what string, err error) error {
 		e := turnstone.NewError("executor.import", turnstone.KindOf(err), what, err).
 			WithHint(turnstone.HintOf(err))
 		if e.Kind == turnstone.KindNotFound {
@@ -301,14 +302,14 @@ func (m *importer) verify(ctx context.Context) error {
 		}
 		return e
 	}}
-	r.object = func(d turnstone.Digest) bool {
+	r.Object = func(d turnstone.Digest) bool {
 		m.named(d)
 		first := !seen[d]
 		seen[d] = true
 		return first
 	}
 	contents := map[tree.Content]bool{}
-	r.content = func(ctx context.Context, c tree.Content) error {
+	r.Content = func(ctx context.Context, c tree.Content) error {
 		if contents[c] {
 			return nil
 		}
@@ -316,7 +317,7 @@ func (m *importer) verify(ctx context.Context) error {
 		return m.verifyContent(ctx, c)
 	}
 	for _, t := range m.graph.Turns {
-		if err := r.turn(ctx, t); err != nil {
+		if err := r.Turn(ctx, t); err != nil {
 			return err
 		}
 		if err := m.sameAsRecord(ctx, t); err != nil {
@@ -359,7 +360,7 @@ func (m *importer) verifyContent(ctx context.Context, c tree.Content) error {
 	if err := m.admit(c); err != nil {
 		return err
 	}
-	objects, err := m.cs.store.ContentObjects(ctx, c)
+	objects, err := m.cs.Store.ContentObjects(ctx, c)
 	if err != nil {
 		return err
 	}
@@ -368,7 +369,7 @@ func (m *importer) verifyContent(ctx context.Context, c tree.Content) error {
 		ours = m.named(d) || ours
 	}
 	for _, d := range objects {
-		has, err := m.cs.store.Has(ctx, d)
+		has, err := m.cs.Store.Has(ctx, d)
 		if err == nil && !has && m.leftOut[d] && c.Chunks == "" && d == c.Digest {
 			m.missing[d] = c.Size
 			return nil
@@ -384,7 +385,7 @@ func (m *importer) verifyContent(ctx context.Context, c tree.Content) error {
 	if !ours && c.Chunks == "" {
 		return nil // what was here before was checked when it came; a list of chunks may be said to be another content
 	}
-	in, err := m.cs.store.OpenContent(ctx, c)
+	in, err := m.cs.Store.OpenContent(ctx, c)
 	if err != nil {
 		return err
 	}
@@ -397,7 +398,7 @@ func (m *importer) sameAsRecord(ctx context.Context, t session.Turn) error {
 	if t.Record == "" {
 		return nil
 	}
-	rec, err := m.cs.record(ctx, t)
+	rec, err := m.cs.Record(ctx, t)
 	if err != nil {
 		return err
 	}

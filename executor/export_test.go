@@ -13,6 +13,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
@@ -53,16 +54,16 @@ func TestExportImport(t *testing.T) {
 	}
 	for n := 1; n <= 3; n++ {
 		ref := fmt.Sprintf("story@%d", n)
-		x, y := ok[*TurnInfo](t)(p.x.Show(ctx, ref)), ok[*TurnInfo](t)(q.x.Show(ctx, ref))
+		x, y := ok[*repo.TurnInfo](t)(p.x.Show(ctx, ref)), ok[*repo.TurnInfo](t)(q.x.Show(ctx, ref))
 		if x.State.Tree != y.State.Tree {
 			t.Errorf("turn %d: %v, want %v", n, y.State.Tree, x.State.Tree)
 		}
-		before, after := treetest.List(t, p.cs.store, x.State.Tree), treetest.List(t, q.cs.store, y.State.Tree)
+		before, after := treetest.List(t, p.cs.Store, x.State.Tree), treetest.List(t, q.cs.Store, y.State.Tree)
 		if !slices.Equal(before, after) {
 			t.Errorf("turn %d: got\n%q, want\n%q", n, after, before)
 		}
 	}
-	if r := ok[*FsckReport](t)(q.x.Fsck(ctx)); len(r.Problems) > 0 || r.Turns != 3 {
+	if r := ok[*repo.FsckReport](t)(q.x.Fsck(ctx)); len(r.Problems) > 0 || r.Turns != 3 {
 		t.Errorf("%+v", r)
 	}
 	if rep := ok[*ImportReport](t)(q.x.Import(ctx, ImportRequest{}, bytes.NewReader(file))); rep.Fresh {
@@ -83,7 +84,7 @@ func TestExportImport(t *testing.T) {
 		t.Errorf("receipt: %q", got)
 	}
 	// Nothing of another session came with it.
-	if g := r.cs; ok[bool](t)(g.store.Has(ctx, turnstone.DigestBytes([]byte("of another session")))) {
+	if g := r.cs; ok[bool](t)(g.Store.Has(ctx, turnstone.DigestBytes([]byte("of another session")))) {
 		t.Error("it has a file of another session")
 	}
 }
@@ -187,10 +188,10 @@ func TestImportRefuses(t *testing.T) {
 		if k := turnstone.KindOf(err); err == nil || k == turnstone.KindInternal {
 			t.Errorf("%s: %+v, %v (%s)", what, rep, err, k)
 		}
-		if all := ok[[]SessionInfo](t)(q.x.Sessions(ctx)); len(all) != 0 {
+		if all := ok[[]repo.SessionInfo](t)(q.x.Sessions(ctx)); len(all) != 0 {
 			t.Errorf("%s: left %v", what, all)
 		}
-		if r := ok[*FsckReport](t)(q.x.Fsck(ctx)); len(r.Problems) > 0 {
+		if r := ok[*repo.FsckReport](t)(q.x.Fsck(ctx)); len(r.Problems) > 0 {
 			t.Errorf("%s: left %+v", what, r.Problems)
 		}
 		_ = q.x.Close()

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -58,7 +59,7 @@ func TestImportUnpacksTooMuch(t *testing.T) {
 	if turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), "unpacks to more than") || turnstone.HintOf(err) == "" {
 		t.Errorf("a file of %d bytes: %v", len(file), err)
 	}
-	if all := ok[[]SessionInfo](t)(q.x.Sessions(ctx)); len(all) != 0 {
+	if all := ok[[]repo.SessionInfo](t)(q.x.Sessions(ctx)); len(all) != 0 {
 		t.Errorf("left %v", all)
 	}
 }
@@ -76,7 +77,7 @@ func TestImportSparse(t *testing.T) {
 	if rep := ok[*ImportReport](t)(q.x.Import(t.Context(), ImportRequest{}, bytes.NewReader(file))); !rep.Fresh {
 		t.Errorf("%+v", rep)
 	}
-	ok[session.Session](t)(q.cs.db.Find(t.Context(), "story"))
+	ok[session.Session](t)(q.cs.DB.Find(t.Context(), "story"))
 }
 
 // TestImportCountsContents: what contents unpack to is counted together.

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
@@ -18,8 +19,8 @@ import (
 func (p *past) leaves(s session.Session, make func(w tree.Writer) tree.Ref) {
 	p.t.Helper()
 	ctx := p.t.Context()
-	t := ok[session.Turn](p.t)(p.cs.db.Start(ctx, session.StartTurn{Session: s.ID, Branch: "main", Kind: string(KindRun), Title: "a turn"}))
-	batch, err := p.cs.store.Begin(ctx)
+	t := ok[session.Turn](p.t)(p.cs.DB.Start(ctx, session.StartTurn{Session: s.ID, Branch: "main", Kind: string(repo.KindRun), Title: "a turn"}))
+	batch, err := p.cs.Store.Begin(ctx)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -27,9 +28,9 @@ func (p *past) leaves(s session.Session, make func(w tree.Writer) tree.Ref) {
 	put := func(v any) turnstone.Digest {
 		return ok[turnstone.Digest](p.t)(batch.Put(ctx, ok[[]byte](p.t)(json.Marshal(v))))
 	}
-	state := put(State{Format: stateFormat, Image: cmp.Or(p.image, "base"), Cwd: "/", Tree: make(batch)})
+	state := put(repo.State{Format: repo.StateFormat, Image: cmp.Or(p.image, "base"), Cwd: "/", Tree: make(batch)})
 	text := ok[tree.Content](p.t)(batch.PutContent(ctx, strings.NewReader("x"), 1))
-	record := put(Record{Format: recordFormat, ID: t.ID, Session: t.Session, Number: t.Number, Branch: "main", Parents: t.Parents, Kind: KindRun,
+	record := put(repo.Record{Format: repo.RecordFormat, ID: t.ID, Session: t.Session, Number: t.Number, Branch: "main", Parents: t.Parents, Kind: repo.KindRun,
 		Image: cmp.Or(p.image, "base"), Result: turnstone.ResultPassed, State: state, Receipt: text, Document: text})
 	if err := batch.Flush(ctx); err != nil {
 		p.t.Fatal(err)
@@ -38,7 +39,7 @@ func (p *past) leaves(s session.Session, make func(w tree.Writer) tree.Ref) {
 	if id := t.Parent(); id != "" {
 		head = &id
 	}
-	if _, _, err = p.cs.db.Finish(ctx, session.Finish{Turn: t.ID, Result: turnstone.ResultPassed, Record: record, State: state, MoveBranch: true, ExpectedHead: head}); err != nil {
+	if _, _, err = p.cs.DB.Finish(ctx, session.Finish{Turn: t.ID, Result: turnstone.ResultPassed, Record: record, State: state, MoveBranch: true, ExpectedHead: head}); err != nil {
 		p.t.Fatal(err)
 	}
 }
@@ -84,11 +85,11 @@ func TestForgedTrees(t *testing.T) {
 			good = treetest.Make(t, w, texts(map[string]string{"/d/a": "one", "/d/b": "two"})...)
 			return good
 		})
-		if r := ok[*FsckReport](t)(p.x.Fsck(ctx)); !r.OK() {
+		if r := ok[*repo.FsckReport](t)(p.x.Fsck(ctx)); !r.OK() {
 			t.Errorf("%s: before: %+v", what, r.Problems)
 		}
 		p.leaves(s, func(w tree.Writer) tree.Ref { return lie(w, good) })
-		r := ok[*FsckReport](t)(p.x.Fsck(ctx))
+		r := ok[*repo.FsckReport](t)(p.x.Fsck(ctx))
 		if r.OK() || !strings.HasPrefix(r.Problems[0].Where, "turn 2 ") {
 			t.Errorf("%s: fsck says %+v", what, r.Problems)
 		}
@@ -103,7 +104,7 @@ func TestForgedTrees(t *testing.T) {
 		if rep, err := q.x.Import(ctx, ImportRequest{}, &file); turnstone.KindOf(err) != turnstone.KindIntegrity {
 			t.Errorf("%s: import: %+v, %v", what, rep, err)
 		}
-		if all := ok[[]SessionInfo](t)(q.x.Sessions(ctx)); len(all) != 0 {
+		if all := ok[[]repo.SessionInfo](t)(q.x.Sessions(ctx)); len(all) != 0 {
 			t.Errorf("%s: left %v", what, all)
 		}
 	}

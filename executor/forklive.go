@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/sandboxes"
@@ -19,7 +20,7 @@ import (
 // turns (lifetime: session): the new branch gets a clone of that machine, with its
 // processes and its memory, paused as it is.
 func (x *Host) ForkLive(ctx context.Context, ref, name string) (session.Branch, error) {
-	cs, t, err := x.repo.resolve(ctx, ref)
+	cs, t, err := x.repo.Resolve(ctx, ref)
 	if err != nil {
 		return session.Branch{}, err
 	}
@@ -31,7 +32,7 @@ func (x *Host) ForkLive(ctx context.Context, ref, name string) (session.Branch, 
 		return session.Branch{}, err
 	}
 	defer from.lock.Release()
-	s, err := cs.db.Find(ctx, string(t.Session))
+	s, err := cs.DB.Find(ctx, string(t.Session))
 	if err != nil {
 		return session.Branch{}, err
 	}
@@ -52,7 +53,7 @@ func (x *Host) ForkLive(ctx context.Context, ref, name string) (session.Branch, 
 }
 
 // branchFree is an error when name is no name, or one that a branch has.
-func branchFree(ctx context.Context, cs *contextStore, s turnstone.SessionID, name string) error {
+func branchFree(ctx context.Context, cs *repo.ContextStore, s turnstone.SessionID, name string) error {
 	fail := func(hint, format string, args ...any) error {
 		return turnstone.Errorf("executor.fork", turnstone.KindInvalid, "branch", format, args...).
 			WithHint(hint)
@@ -60,7 +61,7 @@ func branchFree(ctx context.Context, cs *contextStore, s turnstone.SessionID, na
 	if err := session.CheckName(turnstone.NameOfBranch, name); err != nil {
 		return err
 	}
-	branches, err := cs.db.Branches(ctx, s)
+	branches, err := cs.DB.Branches(ctx, s)
 	for _, b := range branches {
 		if b.Name == name {
 			return fail("choose another name", "%s is one already", name)
@@ -70,7 +71,7 @@ func branchFree(ctx context.Context, cs *contextStore, s turnstone.SessionID, na
 }
 
 // adopt pauses the clone and makes it the machine of a new branch.
-func (h *pausedMachine) adopt(ctx context.Context, cs *contextStore, t session.Turn, name string) (b session.Branch, err error) {
+func (h *pausedMachine) adopt(ctx context.Context, cs *repo.ContextStore, t session.Turn, name string) (b session.Branch, err error) {
 	drop := func(err error) (session.Branch, error) {
 		h.control(nil)
 		_ = h.store.Remove(context.WithoutCancel(ctx), h.Sandbox)
@@ -89,7 +90,7 @@ func (h *pausedMachine) adopt(ctx context.Context, cs *contextStore, t session.T
 	if _, err = ctl.Pause(ctx); err != nil {
 		return drop(err)
 	}
-	if b, err = cs.db.Fork(ctx, t, name); err != nil {
+	if b, err = cs.DB.Fork(ctx, t, name); err != nil {
 		return drop(err) // the file at h.path may be another machine's
 	}
 	if err := h.write(); err != nil {

@@ -9,6 +9,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
 )
@@ -27,14 +28,14 @@ func TestGCSweepsRemovedSessions(t *testing.T) {
 	}
 	gone, kept := folder(p.turn(p.session("o"), "main", texts(map[string]string{"/a": "x"})...).ID), folder(p.turn(p.session("other"), "main", texts(map[string]string{"/a": "x"})...).ID)
 	runs := folder(turnstone.NewTurnID())
-	lock := ok[*os.File](t)(lockFolder(runs, syscall.LOCK_EX))
+	lock := ok[*os.File](t)(repo.LockFolder(runs, syscall.LOCK_EX))
 	defer func() { _ = lock.Close() }()
 	ok[session.Session](t)(p.x.RemoveSession(ctx, "o"))
 	for _, tc := range []struct {
 		keep    time.Duration
 		folders int
 	}{{time.Hour, 0}, {0, 1}} {
-		if rep := ok[*GCReport](t)(p.x.GC(ctx, GCRequest{KeepAnonymous: tc.keep, KeepUnreachable: tc.keep})); rep.Folders != tc.folders {
+		if rep := ok[*repo.GCReport](t)(p.x.GC(ctx, repo.GCRequest{KeepAnonymous: tc.keep, KeepUnreachable: tc.keep})); rep.Folders != tc.folders {
 			t.Errorf("keep %s: %+v", tc.keep, rep)
 		}
 	}
@@ -53,7 +54,7 @@ func TestFolderBesideGC(t *testing.T) {
 	told := &tellings{}
 	r := &run{x: x, plan: &plan{}, obs: told, info: document.TurnInfo{ID: turnstone.NewTurnID()}}
 	dir := ok[string](t)(x.home.MkdirAll("turns", string(r.info.ID)))
-	gc := ok[*os.File](t)(lockFolder(dir, syscall.LOCK_EX))
+	gc := ok[*os.File](t)(repo.LockFolder(dir, syscall.LOCK_EX))
 	opened := make(chan struct{})
 	go func() {
 		r.openFolder()

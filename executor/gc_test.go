@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store/session"
 )
 
@@ -27,7 +28,7 @@ func TestWeekOfTurns(t *testing.T) {
 	side := p.turn(s, "side", texts(map[string]string{"/side": "only here", "/blob": random(2<<20, 9)})...)
 	anonymous := p.turn(p.session(""), "main", texts(map[string]string{"/anonymous": "only here too"})...)
 	folder := filepath.Join(p.x.home.Root, "turns", string(anonymous.ID))
-	kept := filepath.Join(p.x.home.Root, "turns", string(ok[*TurnInfo](t)(p.x.Show(ctx, "s@1")).Turn.ID))
+	kept := filepath.Join(p.x.home.Root, "turns", string(ok[*repo.TurnInfo](t)(p.x.Show(ctx, "s@1")).Turn.ID))
 	stray := filepath.Join(p.x.home.Root, "turns", string(turnstone.NewTurnID()))
 	for _, dir := range []string{folder, kept, stray} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -38,12 +39,12 @@ func TestWeekOfTurns(t *testing.T) {
 		}
 	}
 	only := func(text string) bool {
-		return ok[bool](t)(p.cs.store.Has(ctx, turnstone.DigestBytes([]byte(text))))
+		return ok[bool](t)(p.cs.Store.Has(ctx, turnstone.DigestBytes([]byte(text))))
 	}
-	gc := func(now time.Time, dry bool) *GCReport {
+	gc := func(now time.Time, dry bool) *repo.GCReport {
 		t.Helper()
-		rep := ok[*GCReport](t)(p.x.GC(ctx, GCRequest{KeepAnonymous: DefaultKeepAnonymous, KeepUnreachable: DefaultKeepUnreachable, Now: now, DryRun: dry}))
-		if r := ok[*FsckReport](t)(p.x.Fsck(ctx)); len(r.Problems) > 0 {
+		rep := ok[*repo.GCReport](t)(p.x.GC(ctx, repo.GCRequest{KeepAnonymous: repo.DefaultKeepAnonymous, KeepUnreachable: repo.DefaultKeepUnreachable, Now: now, DryRun: dry}))
+		if r := ok[*repo.FsckReport](t)(p.x.Fsck(ctx)); len(r.Problems) > 0 {
 			t.Fatalf("after gc: %+v", r.Problems)
 		}
 		return rep
@@ -98,7 +99,7 @@ func TestGCBesideTurns(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		for ctx.Err() == nil {
-			if _, err := p.x.GC(t.Context(), GCRequest{Now: time.Now().Add(time.Hour)}); err != nil {
+			if _, err := p.x.GC(t.Context(), repo.GCRequest{Now: time.Now().Add(time.Hour)}); err != nil {
 				done <- err
 				return
 			}
@@ -118,7 +119,7 @@ func TestGCBesideTurns(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	if r := ok[*FsckReport](t)(p.x.Fsck(t.Context())); len(r.Problems) > 0 {
+	if r := ok[*repo.FsckReport](t)(p.x.Fsck(t.Context())); len(r.Problems) > 0 {
 		t.Errorf("%+v", r.Problems)
 	}
 }
@@ -133,7 +134,7 @@ func TestUsageOfTheSame(t *testing.T) {
 	for _, name := range []string{"a", "b", "c"} {
 		p.turn(p.session(name), "main", texts(files)...)
 	}
-	u := ok[*Usage](t)(p.x.Usage(t.Context()))
+	u := ok[*repo.Usage](t)(p.x.Usage(t.Context()))
 	for _, su := range u.Sessions {
 		if su.Unique < 0 || su.Shared < su.Unique || su.Unique+su.Shared != su.Logical || su.Logical < u.Sessions[0].Logical-1000 {
 			t.Errorf("%+v", su)
@@ -148,7 +149,7 @@ func TestFsckAndUsage(t *testing.T) {
 	p.turn(s, "main", texts(map[string]string{"/shared": random(100<<10, 1), "/own": random(200<<10, 2)})...)
 	p.turn(s, "main", texts(map[string]string{"/shared": random(100<<10, 1)})...)
 	p.turn(other, "main", texts(map[string]string{"/shared": random(100<<10, 1)})...)
-	u := ok[*Usage](t)(p.x.Usage(ctx))
+	u := ok[*repo.Usage](t)(p.x.Usage(ctx))
 	for _, su := range u.Sessions {
 		if want := map[string]int64{"s": 300 << 10, "other": 100 << 10}[su.Name]; su.Logical < want || su.Logical > want+20<<10 || su.Unique+su.Shared != su.Logical ||
 			su.Shared < 100<<10 || su.Shared > 110<<10 {
@@ -158,7 +159,7 @@ func TestFsckAndUsage(t *testing.T) {
 	if u.Logical < 300<<10 || u.Logical > 330<<10 || u.Store.Bytes < u.Logical || u.Store.Stored == 0 || u.Database == 0 {
 		t.Errorf("%+v", u)
 	}
-	if r := ok[*FsckReport](t)(p.x.Fsck(ctx)); !r.OK() || r.Turns != 3 || r.Sessions != 2 || r.Store.Objects == 0 {
+	if r := ok[*repo.FsckReport](t)(p.x.Fsck(ctx)); !r.OK() || r.Turns != 3 || r.Sessions != 2 || r.Store.Objects == 0 {
 		t.Errorf("%+v", r)
 	}
 	// One byte in the middle of each pack.
@@ -177,7 +178,7 @@ func TestFsckAndUsage(t *testing.T) {
 	if err := os.WriteFile(packs[0], b, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if r := ok[*FsckReport](t)(p.x.Fsck(ctx)); r.OK() || len(r.Problems) == 0 {
+	if r := ok[*repo.FsckReport](t)(p.x.Fsck(ctx)); r.OK() || len(r.Problems) == 0 {
 		t.Errorf("damage is not found: %+v", r)
 	}
 	// A whole pack is gone: the turns that need it are named.
@@ -188,7 +189,7 @@ func TestFsckAndUsage(t *testing.T) {
 	}
 	fresh := New(p.x.home)
 	defer func() { _ = fresh.Close() }()
-	r := ok[*FsckReport](t)(fresh.Fsck(ctx))
+	r := ok[*repo.FsckReport](t)(fresh.Fsck(ctx))
 	named := 0
 	for _, problem := range r.Problems {
 		if strings.HasPrefix(problem.Where, "turn ") {
@@ -198,7 +199,7 @@ func TestFsckAndUsage(t *testing.T) {
 	if r.OK() || named != 3 {
 		t.Errorf("%d turns are named: %+v", named, r.Problems)
 	}
-	if _, err := fresh.GC(ctx, GCRequest{}); err == nil {
+	if _, err := fresh.GC(ctx, repo.GCRequest{}); err == nil {
 		t.Error("gc goes on when what is needed is missing")
 	}
 }

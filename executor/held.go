@@ -153,12 +153,12 @@ func (r *run) restoreKept(ctx context.Context, h *pausedMachine) (*Sandbox, erro
 	if r.at.parent == nil {
 		return nil, nil
 	}
-	rec, err := r.at.cs.record(ctx, *r.at.parent)
+	rec, err := r.at.cs.Record(ctx, *r.at.parent)
 	if err != nil || rec.VM == nil || !r.plan.runsOn(rec.Substrate, rec.Isolation) || !r.plan.wants.fit(rec.Shape) || rec.Shape.Network && !r.plan.shape.Network {
 		return nil, err
 	}
 	if len(rec.Parents) > 0 { // its disk lies on what it began with
-		if h.Base, err = r.at.cs.treeOf(ctx, rec.Parents[0]); err != nil {
+		if h.Base, err = r.at.cs.TreeOf(ctx, rec.Parents[0]); err != nil {
 			return nil, err
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/template"
 )
@@ -36,19 +37,19 @@ func (m *importer) readTail(h *tar.Header) error {
 // readTemplates lets the store find what lies in the templates that m's turns began
 // on: nobody may have asked for their files yet. Those that are not here are built, if
 // req wants that.
-func readTemplates(ctx context.Context, x *Repo, m *importer, batch *store.Batch, req ImportRequest) error {
+func readTemplates(ctx context.Context, x *repo.Repo, m *importer, batch *store.Batch, req ImportRequest) error {
 	progress := req.Progress
 	if progress == nil {
 		progress = func(string) {}
 	}
 	read := map[string]bool{}
 	for _, t := range m.graph.Turns {
-		rec, err := m.cs.record(ctx, t)
+		rec, err := m.cs.Record(ctx, t)
 		if err != nil || read[rec.Image] {
 			continue // verify says what is wrong with it
 		}
 		read[rec.Image] = true
-		tmpl, err := x.builtTemplate(ctx, rec.Image)
+		tmpl, err := x.BuiltTemplate(ctx, rec.Image)
 		if err != nil {
 			tmpl, err = importTemplate(ctx, x, m, rec, req.Build, progress)
 		}
@@ -56,10 +57,10 @@ func readTemplates(ctx context.Context, x *Repo, m *importer, batch *store.Batch
 			return context.Cause(ctx)
 		}
 		if err != nil {
-			m.unbuilt = append(m.unbuilt, UnbuiltTemplate{rec.Image, rec.Template, causeOf(err).Error(), turnstone.HintOf(err)})
+			m.unbuilt = append(m.unbuilt, UnbuiltTemplate{rec.Image, rec.Template, repo.CauseOf(err).Error(), turnstone.HintOf(err)})
 			continue
 		}
-		if _, err := x.templates().Tree(ctx, tmpl, batch); err != nil {
+		if _, err := x.Templates().Tree(ctx, tmpl, batch); err != nil {
 			return err
 		}
 		if tmpl.Digest != rec.Template {
@@ -70,7 +71,7 @@ func readTemplates(ctx context.Context, x *Repo, m *importer, batch *store.Batch
 }
 
 // importTemplate builds the template that rec's turn began on, if how allows it.
-func importTemplate(ctx context.Context, x *Repo, m *importer, rec *Record, how ImportBuild, progress func(string)) (*template.Template, error) {
+func importTemplate(ctx context.Context, x *repo.Repo, m *importer, rec *repo.Record, how ImportBuild, progress func(string)) (*template.Template, error) {
 	fail := func(hint, format string, args ...any) error {
 		return turnstone.Errorf("executor.import", turnstone.KindUnavailable, "template "+rec.Image,
 			format, args...).WithHint(hint)
@@ -80,7 +81,7 @@ func importTemplate(ctx context.Context, x *Repo, m *importer, rec *Record, how 
 	}
 	name := fmt.Sprintf("%.600s", strings.Trim(strconv.Quote(rec.Image), `"`))
 	all := "turn session import --build all"
-	ts := x.templates()
+	ts := x.Templates()
 	_, err := ts.Spec(rec.Image)
 	switch {
 	case err == nil && how != BuildKnown && how != BuildAll:
@@ -115,7 +116,7 @@ func importTemplate(ctx context.Context, x *Repo, m *importer, rec *Record, how 
 }
 
 // adopt builds the last of specs, and those of the others that it lies on.
-func adopt(ctx context.Context, x *Repo, specs []*template.Spec, progress func(string)) (*template.Template, error) {
+func adopt(ctx context.Context, x *repo.Repo, specs []*template.Spec, progress func(string)) (*template.Template, error) {
 	last := specs[len(specs)-1]
 	for i := len(specs) - 2; i >= 0; i-- {
 		if specs[i] != nil && specs[i].Name == last.Base {
@@ -125,7 +126,7 @@ func adopt(ctx context.Context, x *Repo, specs []*template.Spec, progress func(s
 			break
 		}
 	}
-	return x.templates().Adopt(ctx, last, progress)
+	return x.Templates().Adopt(ctx, last, progress)
 }
 
 // report says what is not here.

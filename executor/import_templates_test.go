@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/template"
 )
 
@@ -41,7 +42,7 @@ func TestImportWithoutTemplate(t *testing.T) {
 		}
 	}
 	ok[*ImportReport](t)(q.x.Import(ctx, ImportRequest{}, bytes.NewReader(file)))
-	if info := ok[*TurnInfo](t)(q.x.Show(ctx, "s@1")); info.State == nil {
+	if info := ok[*repo.TurnInfo](t)(q.x.Show(ctx, "s@1")); info.State == nil {
 		t.Errorf("%+v", info)
 	}
 	if _, err := q.x.Receipt(ctx, "s@1"); err != nil {
@@ -50,10 +51,10 @@ func TestImportWithoutTemplate(t *testing.T) {
 	if _, err := q.x.OpenFile(ctx, "s@1", "/etc/own"); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "turn template build mine") {
 		t.Errorf("a file whose template is not here: %v", err)
 	}
-	if r := ok[*FsckReport](t)(q.x.Fsck(ctx)); r.OK() {
+	if r := ok[*repo.FsckReport](t)(q.x.Fsck(ctx)); r.OK() {
 		t.Error("what is missing is no problem")
 	}
-	if _, err := q.x.GC(ctx, GCRequest{}); err != nil {
+	if _, err := q.x.GC(ctx, repo.GCRequest{}); err != nil {
 		t.Error(err)
 	}
 	// The template comes: a build of what is built already lets the store find its files.
@@ -61,7 +62,7 @@ func TestImportWithoutTemplate(t *testing.T) {
 	fresh := New(q.x.home)
 	defer func() { _ = fresh.Close() }()
 	ok[*template.Template](t)(fresh.BuildTemplate(ctx, "mine", template.BuildOptions{}))
-	if r := ok[*FsckReport](t)(fresh.Fsck(ctx)); !r.OK() {
+	if r := ok[*repo.FsckReport](t)(fresh.Fsck(ctx)); !r.OK() {
 		t.Errorf("%+v", r.Problems)
 	}
 	for path, text := range files {
@@ -114,7 +115,7 @@ func TestImportHostileTail(t *testing.T) {
 		if rep, err := q.x.Import(ctx, ImportRequest{}, bytes.NewReader(bad)); err == nil || turnstone.KindOf(err) == turnstone.KindInternal {
 			t.Errorf("%s: %+v, %v", what, rep, err)
 		}
-		if all := ok[[]SessionInfo](t)(q.x.Sessions(ctx)); len(all) != 0 {
+		if all := ok[[]repo.SessionInfo](t)(q.x.Sessions(ctx)); len(all) != 0 {
 			t.Errorf("%s: left %v", what, all)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/diskspace"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/secret"
 	"turnstone.dev/turnstone/internal/store"
 )
@@ -35,7 +36,7 @@ type input struct {
 func (r *run) addAll(ctx context.Context, s *Sandbox) error {
 	defer s.Guard(ctx)()
 	for _, in := range r.plan.replayed() {
-		c, err := r.at.cs.store.OpenContent(ctx, in.Tar)
+		c, err := r.at.cs.Store.OpenContent(ctx, in.Tar)
 		if err == nil {
 			err = s.Client().Put(ctx, in.Dest, c)
 			_ = c.Close()
@@ -55,7 +56,7 @@ func (r *run) addAll(ctx context.Context, s *Sandbox) error {
 }
 
 // replayed returns what the turn that this one repeats was given.
-func (p *plan) replayed() []RecordInput {
+func (p *plan) replayed() []repo.RecordInput {
 	if p.replay == nil {
 		return nil
 	}
@@ -108,7 +109,7 @@ func (in *inputWriter) Write(p []byte) (int, error) {
 }
 
 // keepInputs puts the inputs into the batch.
-func (r *run) keepInputs(ctx context.Context, b *store.Batch) ([]RecordInput, error) {
+func (r *run) keepInputs(ctx context.Context, b *store.Batch) ([]repo.RecordInput, error) {
 	kept := r.plan.replayed()
 	for _, in := range r.added {
 		if in.over {
@@ -117,7 +118,7 @@ func (r *run) keepInputs(ctx context.Context, b *store.Batch) ([]RecordInput, er
 				why = ", for it holds the secret " + in.scan.Found()
 			}
 			r.obs.Preparing("a copy of what was put to " + in.dest + " is not kept" + why + ": the turn cannot be replayed")
-			kept = append(kept, RecordInput{Dest: in.dest})
+			kept = append(kept, repo.RecordInput{Dest: in.dest})
 			continue
 		}
 		size, err := in.file.Seek(0, io.SeekEnd)
@@ -131,7 +132,7 @@ func (r *run) keepInputs(ctx context.Context, b *store.Batch) ([]RecordInput, er
 		if err != nil {
 			return nil, err
 		}
-		kept = append(kept, RecordInput{Dest: in.dest, Tar: c})
+		kept = append(kept, repo.RecordInput{Dest: in.dest, Tar: c})
 	}
 	return kept, nil
 }

@@ -9,6 +9,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/sandboxes"
@@ -25,7 +26,7 @@ type vmSnapshot struct {
 	image   *tree.Content     // the template's
 	below   []tree.Ref        // the template's layers
 	batch   *store.Batch      // with its files, once they are in the store
-	ref     *VMRef            // nil before
+	ref     *repo.VMRef       // nil before
 }
 
 // collectAll takes what the turn leaves out of the sandbox whose steps are over: its machine
@@ -89,7 +90,7 @@ func (r *run) takeSnapshot(ctx context.Context, s *Sandbox) error {
 		return err
 	}
 	if vm.base, err = baseOf(r.x.home, s, vm.packed); err == nil {
-		vm.recipes, err = r.at.cs.images.Recipes(s.Source().Layers)
+		vm.recipes, err = r.at.cs.Images.Recipes(s.Source().Layers)
 	}
 	if err == nil {
 		vm.image = &tree.Content{Digest: s.Source().RootDigest}
@@ -129,13 +130,13 @@ func (vm *vmSnapshot) put(ctx context.Context, s *store.Store) error {
 		return err
 	}
 	vm.batch = b
-	ref := &VMRef{Layers: vm.recipes, Image: vm.image, Below: vm.below}
+	ref := &repo.VMRef{Layers: vm.recipes, Image: vm.image, Below: vm.below}
 	for _, name := range vm.packed.Files {
 		c, err := putFile(ctx, b, filepath.Join(vm.dir, "vm", name))
 		if err != nil {
 			return err
 		}
-		ref.Files = append(ref.Files, VMFile{name, c})
+		ref.Files = append(ref.Files, repo.VMFile{Name: name, Content: c})
 	}
 	base, noted, err := vm.base.put(ctx, s, b, filepath.Join(vm.dir, "base"))
 	if err != nil {
@@ -156,7 +157,7 @@ func (r *run) putMachine(ctx context.Context) error {
 	if r.snapshot == nil {
 		return nil
 	}
-	if err := r.snapshot.put(ctx, r.at.cs.store); err != nil {
+	if err := r.snapshot.put(ctx, r.at.cs.Store); err != nil {
 		if ctx.Err() != nil {
 			return err
 		}

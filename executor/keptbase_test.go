@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -42,17 +43,17 @@ func TestBaseLives(t *testing.T) {
 	p := newPast(t)
 	ctx := t.Context()
 	wrote, base := 0, []byte(random(3<<20, 7))
-	keep := func(memory, name string) *Record {
+	keep := func(memory, name string) *repo.Record {
 		t.Helper()
 		r := ok[*run](t)(endWith(t, p.x, map[string]string{"/file": memory}, kept(t, p.x, memory, base, &wrote)))
 		ok[session.Session](t)(p.x.Rename(ctx, "s", name))
-		return ok[*Record](t)(p.cs.record(ctx, ok[session.Turn](t)(p.cs.db.Turn(ctx, r.info.ID))))
+		return ok[*repo.Record](t)(p.cs.Record(ctx, ok[session.Turn](t)(p.cs.DB.Turn(ctx, r.info.ID))))
 	}
 	gc := func(p *past) {
 		t.Helper()
-		ok[*GCReport](t)(p.x.GC(ctx, GCRequest{Now: time.Now().Add(time.Hour)}))
+		ok[*repo.GCReport](t)(p.x.GC(ctx, repo.GCRequest{Now: time.Now().Add(time.Hour)}))
 	}
-	read := func(p *past, rec *Record, name string) ([]byte, error) {
+	read := func(p *past, rec *repo.Record, name string) ([]byte, error) {
 		f, err := machineFiles{ctx, p.cs, rec.VM}.Open(name)
 		if err != nil {
 			return nil, err
@@ -60,7 +61,7 @@ func TestBaseLives(t *testing.T) {
 		defer func() { _ = f.Close() }()
 		return io.ReadAll(f)
 	}
-	whole := func(p *past, rec *Record) {
+	whole := func(p *past, rec *repo.Record) {
 		t.Helper()
 		if b, err := read(p, rec, "base"); err != nil || !bytes.Equal(b, base) {
 			t.Errorf("the base has %d bytes: %v", len(b), err)
@@ -116,19 +117,19 @@ func TestMachineImage(t *testing.T) {
 	ctx := t.Context()
 	files := p.template("mine", map[string]string{"/etc/own": random(1<<20, 5)})
 	p.leaves(p.session("x"), files)
-	tmpl := ok[*template.Template](t)(p.x.repo.builtTemplate(ctx, "mine"))
+	tmpl := ok[*template.Template](t)(p.x.repo.BuiltTemplate(ctx, "mine"))
 	image := tree.Content{Digest: tmpl.RootDigest, Size: ok[int64](t)(fileSize(tmpl.Root))}
 	want := ok[[]byte](t)(os.ReadFile(tmpl.Root))
 	ok[session.Session](t)(p.x.RemoveSession(ctx, "x"))
 	wrote := 0
 	vm := kept(t, p.x, "memory", []byte("base"), &wrote)
-	batch := ok[*store.Batch](t)(p.cs.store.Begin(ctx))
+	batch := ok[*store.Batch](t)(p.cs.Store.Begin(ctx))
 	vm.image, vm.below = &image, []tree.Ref{ok[tree.Ref](t)(p.x.templates().Tree(ctx, tmpl, batch))}
 	if err := errors.Join(batch.Flush(ctx), batch.Close()); err != nil {
 		t.Fatal(err)
 	}
 	r := ok[*run](t)(endWith(t, p.x, map[string]string{"/file": "x"}, vm))
-	rec := ok[*Record](t)(p.cs.record(ctx, ok[session.Turn](t)(p.cs.db.Turn(ctx, r.info.ID))))
+	rec := ok[*repo.Record](t)(p.cs.Record(ctx, ok[session.Turn](t)(p.cs.DB.Turn(ctx, r.info.ID))))
 	rec.Image, rec.Template = "mine", turnstone.DigestBytes(nil) // its spec was changed since: the image is the same
 	found := func(p *past) {
 		t.Helper()
@@ -147,7 +148,7 @@ func TestMachineImage(t *testing.T) {
 	if left.Len() >= full.Len() {
 		t.Errorf("%d bytes without the image, %d with it", left.Len(), full.Len())
 	}
-	time.Sleep(2 * lookAgain) // what was not there a moment ago is taken for not there
+	time.Sleep(2 * repo.LookAgain) // what was not there a moment ago is taken for not there
 	if _, err := p.x.RemoveTemplate(ctx, TemplateRemoval{Name: "mine"}); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "image") {
 		t.Errorf("a template that a kept machine needs: %v", err)
 	}
@@ -174,7 +175,7 @@ func TestMachineImage(t *testing.T) {
 	other := newPast(t) // a template of that name with another image
 	other.template("mine", map[string]string{"/etc/own": "other"})
 	_, err := other.x.keptTemplate(ctx, other.cs, rec, false, func(string) {})
-	if now := ok[*template.Template](t)(other.x.repo.builtTemplate(ctx, "mine")); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "--full") ||
+	if now := ok[*template.Template](t)(other.x.repo.BuiltTemplate(ctx, "mine")); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "--full") ||
 		!strings.Contains(err.Error(), image.Digest.Short()) || !strings.Contains(err.Error(), now.RootDigest.Short()) {
 		t.Errorf("another image: %v (%s)", err, turnstone.HintOf(err))
 	}

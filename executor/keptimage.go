@@ -12,6 +12,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
@@ -23,12 +24,12 @@ const rootsAge = 30 * 24 * time.Hour
 
 // keptTemplate returns the template that the kept machine of rec ran on: the one of that name,
 // if it has the same image; else that image, wherever it is here, without a template around it.
-func (x *Host) keptTemplate(ctx context.Context, cs *contextStore, rec *Record, anonymous bool, progress func(string)) (*template.Template, error) {
+func (x *Host) keptTemplate(ctx context.Context, cs *repo.ContextStore, rec *repo.Record, anonymous bool, progress func(string)) (*template.Template, error) {
 	want := rec.VM.Image
 	fits := func(t *template.Template) bool {
 		return want == nil && t.Digest == rec.Template || want != nil && t.RootDigest == want.Digest
 	}
-	if t, err := x.repo.builtTemplate(ctx, rec.Image); err == nil && fits(t) {
+	if t, err := x.repo.BuiltTemplate(ctx, rec.Image); err == nil && fits(t) {
 		return t, nil
 	}
 	if want != nil {
@@ -63,7 +64,7 @@ func (x *Host) keptTemplate(ctx context.Context, cs *contextStore, rec *Record, 
 // templateOn returns a template called name that has the image root. It need not be one that
 // that name stands for today.
 func (x *Host) templateOn(ctx context.Context, name string, root turnstone.Digest) (*template.Template, error) {
-	if t, err := x.repo.builtTemplate(ctx, name); err == nil && t.RootDigest == root {
+	if t, err := x.repo.BuiltTemplate(ctx, name); err == nil && t.RootDigest == root {
 		return t, nil
 	}
 	path, err := x.templates().Image(ctx, root)
@@ -115,14 +116,14 @@ func (x *Host) extracted(ctx context.Context, root turnstone.Digest) (string, er
 // extractImage makes the image c a file, unless a template has it or that was done before. One
 // that is nowhere is an error of kind KindNotFound. It is opened by nothing but sandboxes: it may
 // have come with an imported session.
-func (x *Host) extractImage(ctx context.Context, cs *contextStore, c tree.Content) error {
+func (x *Host) extractImage(ctx context.Context, cs *repo.ContextStore, c tree.Content) error {
 	if _, err := x.templates().Image(ctx, c.Digest); err == nil {
 		return nil
 	}
 	if _, err := x.extracted(ctx, c.Digest); err == nil {
 		return nil
 	}
-	if has, err := cs.store.Has(ctx, c.Digest); err != nil || !has {
+	if has, err := cs.Store.Has(ctx, c.Digest); err != nil || !has {
 		return errors.Join(err, turnstone.Errorf("executor.resume", turnstone.KindNotFound, "image "+c.Digest.Short(),
 			"is not here"))
 	}
@@ -141,7 +142,7 @@ func (x *Host) extractImage(ctx context.Context, cs *contextStore, c tree.Conten
 			_, _ = os.Remove(note), os.Remove(note[:len(note)-len(".json")])
 		}
 	}
-	in, err := cs.store.OpenContent(ctx, c)
+	in, err := cs.Store.OpenContent(ctx, c)
 	if err != nil {
 		return err
 	}

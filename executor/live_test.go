@@ -16,6 +16,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/driver"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/turntest"
@@ -229,8 +230,8 @@ func TestFilesOutliveTheirMachine(t *testing.T) {
 			if turn.Result != c.result || !strings.Contains(turn.Error, c.says) || turn.State == "" || !strings.Contains(turn.Receipt, "its machine is not kept") || strings.Contains(turn.Receipt, "\n  snapshot: vm") {
 				t.Fatalf("%s: %s (%s), state %q\n%s", turn.Result, turn.Error, turn.Hint, turn.State, turn.Receipt)
 			}
-			cs := ok[*contextStore](t)(x.context(t.Context()))
-			rec := ok[*Record](t)(cs.record(t.Context(), ok[session.Turn](t)(cs.db.Resolve(t.Context(), string(turn.ID)))))
+			cs := ok[*repo.ContextStore](t)(x.context(t.Context()))
+			rec := ok[*repo.Record](t)(cs.Record(t.Context(), ok[session.Turn](t)(cs.DB.Resolve(t.Context(), string(turn.ID)))))
 			if rec.VM != nil || rec.State != turn.State || rec.Error != turn.Error {
 				t.Errorf("%+v", rec)
 			}
@@ -252,7 +253,7 @@ func TestMachineFaults(t *testing.T) {
 	without := 0
 	for n := 1; ; n++ {
 		x, at, hit := New(&statedir.Dir{Root: dir}), -1, false
-		x.repo.fault = func(string) error {
+		x.repo.Fault = func(string) error {
 			if at--; at == 0 {
 				hit = true
 				return syscall.ENOSPC
@@ -263,15 +264,15 @@ func TestMachineFaults(t *testing.T) {
 		if err := errors.Join(os.Mkdir(filepath.Join(vm.dir, "vm"), 0o700), os.WriteFile(filepath.Join(vm.dir, "vm", "memory"), append(random, byte(n)), 0o600)); err != nil {
 			t.Fatal(err)
 		}
-		_ = ok[*contextStore](t)(x.context(t.Context()))
+		_ = ok[*repo.ContextStore](t)(x.context(t.Context()))
 		at = n
 		r, err := endWith(t, x, map[string]string{"/file": strconv.Itoa(n)}, vm)
 		if err != nil {
 			t.Fatal(err)
 		}
 		at = -1
-		cs := ok[*contextStore](t)(x.context(t.Context()))
-		rec, err := cs.record(t.Context(), ok[session.Turn](t)(cs.db.Turn(t.Context(), r.info.ID)))
+		cs := ok[*repo.ContextStore](t)(x.context(t.Context()))
+		rec, err := cs.Record(t.Context(), ok[session.Turn](t)(cs.DB.Turn(t.Context(), r.info.ID)))
 		switch {
 		case strings.Contains(r.info.Error, "its machine is not kept"):
 			without++

@@ -14,6 +14,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -36,7 +37,7 @@ func TestLostSessions(t *testing.T) {
 		}
 		for range 2 { // the first time leaves nothing that deceives the second
 			x := New(p.x.home)
-			if _, err := x.GC(t.Context(), GCRequest{}); turnstone.KindOf(err) != turnstone.KindIntegrity || turnstone.HintOf(err) == "" {
+			if _, err := x.GC(t.Context(), repo.GCRequest{}); turnstone.KindOf(err) != turnstone.KindIntegrity || turnstone.HintOf(err) == "" {
 				t.Errorf("%s: %v", what, err)
 			}
 			_ = x.Close()
@@ -55,12 +56,12 @@ func TestGCPrunesImages(t *testing.T) {
 	p.turn(s, "main", texts(map[string]string{"/a": random(100<<10, 1)})...)
 	p.turn(other, "main", texts(map[string]string{"/b": random(100<<10, 2)})...)
 	for _, ref := range []string{"s@1", "other@1"} {
-		cs, turn, st, err := p.x.repo.resolveState(ctx, ref)
+		cs, turn, st, err := p.x.repo.ResolveState(ctx, ref)
 		if err != nil {
 			t.Fatal(err)
 		}
 		at := &branchPoint{cs: cs, parent: &turn, state: st}
-		_, release, err := cs.images.Stack(ctx, tree.Ref{}, at.history(ctx))
+		_, release, err := cs.Images.Stack(ctx, tree.Ref{}, at.history(ctx))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -73,7 +74,7 @@ func TestGCPrunesImages(t *testing.T) {
 	if n := count(); n != 2 {
 		t.Fatalf("%d images", n)
 	}
-	if rep := ok[*GCReport](t)(p.x.GC(ctx, GCRequest{})); rep.Images != 0 || count() != 2 {
+	if rep := ok[*repo.GCReport](t)(p.x.GC(ctx, repo.GCRequest{})); rep.Images != 0 || count() != 2 {
 		t.Errorf("%+v", rep)
 	}
 	if _, err := p.x.RemoveSession(ctx, "s"); err != nil {
@@ -81,10 +82,10 @@ func TestGCPrunesImages(t *testing.T) {
 	}
 	// Of anonymous sessions, too, that are about to go.
 	p.turn(p.session(""), "main", texts(map[string]string{"/c": "anonymous"})...)
-	if rep := ok[*GCReport](t)(p.x.GC(ctx, GCRequest{DryRun: true})); rep.Images != 1 || rep.Freed < 100<<10 || count() != 2 {
+	if rep := ok[*repo.GCReport](t)(p.x.GC(ctx, repo.GCRequest{DryRun: true})); rep.Images != 1 || rep.Freed < 100<<10 || count() != 2 {
 		t.Errorf("dry run: %+v, %d images", rep, count())
 	}
-	if rep := ok[*GCReport](t)(p.x.GC(ctx, GCRequest{})); rep.Images != 1 || rep.Freed < 200<<10 || count() != 1 {
+	if rep := ok[*repo.GCReport](t)(p.x.GC(ctx, repo.GCRequest{})); rep.Images != 1 || rep.Freed < 200<<10 || count() != 1 {
 		t.Errorf("%+v, %d images", rep, count())
 	}
 }
@@ -94,22 +95,22 @@ func TestGCDryRunCountsExpired(t *testing.T) {
 	p := newPast(t)
 	ctx := t.Context()
 	turn := p.turn(p.session(""), "main", texts(map[string]string{"/a": random(100<<10, 1)})...)
-	cs, at, st, err := p.x.repo.resolveState(ctx, string(turn.ID))
+	cs, at, st, err := p.x.repo.ResolveState(ctx, string(turn.ID))
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, release, err := cs.images.Stack(ctx, tree.Ref{}, (&branchPoint{cs: cs, parent: &at, state: st}).history(ctx))
+	_, release, err := cs.Images.Stack(ctx, tree.Ref{}, (&branchPoint{cs: cs, parent: &at, state: st}).history(ctx))
 	if err != nil {
 		t.Fatal(err)
 	}
-	later := GCRequest{Now: time.Now().Add(time.Hour), DryRun: true}
-	if rep := ok[*GCReport](t)(p.x.GC(ctx, later)); rep.Images != 0 || len(rep.Turns) != 1 {
+	later := repo.GCRequest{Now: time.Now().Add(time.Hour), DryRun: true}
+	if rep := ok[*repo.GCReport](t)(p.x.GC(ctx, later)); rep.Images != 0 || len(rep.Turns) != 1 {
 		t.Errorf("an image that is in use is announced: %+v", rep)
 	}
 	release()
-	would := ok[*GCReport](t)(p.x.GC(ctx, later))
+	would := ok[*repo.GCReport](t)(p.x.GC(ctx, later))
 	later.DryRun = false
-	if did := ok[*GCReport](t)(p.x.GC(ctx, later)); would.Images != 1 || did.Images != 1 {
+	if did := ok[*repo.GCReport](t)(p.x.GC(ctx, later)); would.Images != 1 || did.Images != 1 {
 		t.Errorf("announced %+v, did %+v", would, did)
 	}
 }
@@ -139,18 +140,18 @@ func TestGCSweepsCaptures(t *testing.T) {
 	}
 	// One is killed: another handle of the database that is closed without an end.
 	db := ok[*session.DB](t)(session.Open(ctx, p.x.home.Path("context.db")))
-	killed := ok[session.Turn](t)(db.Start(ctx, session.StartTurn{Session: s.ID, Kind: string(KindRun)}))
-	runs := ok[session.Turn](t)(p.cs.db.Start(ctx, session.StartTurn{Session: s.ID, Kind: string(KindRun)}))
+	killed := ok[session.Turn](t)(db.Start(ctx, session.StartTurn{Session: s.ID, Kind: string(repo.KindRun)}))
+	runs := ok[session.Turn](t)(p.cs.DB.Start(ctx, session.StartTurn{Session: s.ID, Kind: string(repo.KindRun)}))
 	if err := db.Close(); err != nil {
 		t.Fatal(err)
 	}
 	of := map[string]string{"done": folder(done.ID), "killed": folder(killed.ID), "runs": folder(runs.ID), "replay": folder(turnstone.NewTurnID()), "replay that runs": folder(turnstone.NewTurnID())}
-	lock := ok[*os.File](t)(lockFolder(of["replay that runs"], syscall.LOCK_EX))
+	lock := ok[*os.File](t)(repo.LockFolder(of["replay that runs"], syscall.LOCK_EX))
 	defer func() { _ = lock.Close() }()
 	all := []string{".receipt.md.123", "other", "receipt.md", "receipt.md.new", "step-1.stdout", "step-2.stderr", "step-2.stdout"}
 	some := []string{"other", "receipt.md", "step-1.stdout"}
 	for _, dry := range []bool{true, false} {
-		if rep := ok[*GCReport](t)(p.x.GC(ctx, GCRequest{KeepAnonymous: time.Hour, KeepUnreachable: time.Hour, DryRun: dry})); rep.Captures != 8 || rep.Folders != 0 {
+		if rep := ok[*repo.GCReport](t)(p.x.GC(ctx, repo.GCRequest{KeepAnonymous: time.Hour, KeepUnreachable: time.Hour, DryRun: dry})); rep.Captures != 8 || rep.Folders != 0 {
 			t.Errorf("dry run %v: %+v", dry, rep)
 		}
 		for what, dir := range of {
@@ -164,7 +165,7 @@ func TestGCSweepsCaptures(t *testing.T) {
 		}
 	}
 	// However old it looks, the folder of a turn that runs stays.
-	rep := ok[*GCReport](t)(p.x.GC(ctx, GCRequest{Now: time.Now().Add(10 * time.Hour), KeepUnreachable: time.Hour * 1000}))
+	rep := ok[*repo.GCReport](t)(p.x.GC(ctx, repo.GCRequest{Now: time.Now().Add(10 * time.Hour), KeepUnreachable: time.Hour * 1000}))
 	if _, err := os.Stat(of["replay that runs"]); err != nil || rep.Folders != 1 {
 		t.Errorf("%v, %+v", err, rep)
 	}
@@ -191,7 +192,7 @@ func TestFsckWithoutSessions(t *testing.T) {
 			p := newPast(t)
 			ctx := t.Context()
 			p.turn(p.session("s"), "main", texts(map[string]string{"/a": random(300<<10, 4)})...)
-			if rep := ok[*FsckReport](t)(p.x.Fsck(ctx)); !rep.OK() || rep.Store.Objects == 0 {
+			if rep := ok[*repo.FsckReport](t)(p.x.Fsck(ctx)); !rep.OK() || rep.Store.Objects == 0 {
 				t.Fatalf("%+v", rep)
 			}
 			if err := p.x.Close(); err != nil {
@@ -201,10 +202,10 @@ func TestFsckWithoutSessions(t *testing.T) {
 				t.Fatal(err)
 			}
 			packs := ok[[]string](t)(filepath.Glob(p.x.home.Path("store/blobs/packs/*")))
-			fsck := func() (db, pack bool, rep *FsckReport) {
+			fsck := func() (db, pack bool, rep *repo.FsckReport) {
 				x := New(p.x.home)
 				defer func() { _ = x.Close() }()
-				rep = ok[*FsckReport](t)(x.Fsck(ctx))
+				rep = ok[*repo.FsckReport](t)(x.Fsck(ctx))
 				for _, problem := range rep.Problems {
 					db = db || strings.HasSuffix(problem.Where, "context.db")
 					pack = pack || strings.Contains(problem.Where, "packs/")
@@ -236,7 +237,7 @@ func TestFsckWithoutSessions(t *testing.T) {
 func TestReceiptIsSynced(t *testing.T) {
 	x := New(&statedir.Dir{Root: t.TempDir()})
 	var synced []string
-	x.repo.fault = func(op string) error {
+	x.repo.Fault = func(op string) error {
 		if op == "turns.sync" {
 			synced = append(synced, op)
 			return syscall.EIO
@@ -256,7 +257,7 @@ func TestReceiptIsSynced(t *testing.T) {
 	if err := r.steps.Sync(); err != nil {
 		t.Error(err)
 	}
-	if _, err := lockFolder(r.dir, syscall.LOCK_EX|syscall.LOCK_NB); !errors.Is(err, syscall.EWOULDBLOCK) {
+	if _, err := repo.LockFolder(r.dir, syscall.LOCK_EX|syscall.LOCK_NB); !errors.Is(err, syscall.EWOULDBLOCK) {
 		t.Errorf("the folder of a turn that runs is not locked: %v", err)
 	}
 	r.checkpoint()

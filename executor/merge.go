@@ -13,6 +13,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/merge"
@@ -61,7 +62,7 @@ type MergeReport struct {
 	Branch   string           `json:"branch,omitempty"` // whose head it is
 	Diverged bool             `json:"diverged"`         // Branch is a new one: another turn has ended on Into meanwhile
 	FSHash   turnstone.Digest `json:"fs_hash,omitempty"`
-	Layer    LayerInfo        `json:"layer"`              // against Ours
+	Layer    repo.LayerInfo   `json:"layer"`              // against Ours
 	Cwd      string           `json:"cwd,omitempty"`      // the merged working directory
 	CwdGone  string           `json:"cwd_gone,omitempty"` // the one that would have been, if it were in the merged tree
 	Receipt  string           `json:"receipt,omitempty"`
@@ -82,24 +83,24 @@ type MergeSide struct {
 
 // A merging is a merge under way.
 type merging struct {
-	x       *Repo
-	cs      *contextStore
+	x       *repo.Repo
+	cs      *repo.ContextStore
 	req     MergeRequest
 	started time.Time
 	session session.Session
 	base    *session.Turn // nil: none
 	ours    *session.Turn // nil: the branch has none
 	theirs  session.Turn
-	states  [3]*State // of base, ours, theirs
-	result  State
+	states  [3]*repo.State // of base, ours, theirs
+	result  repo.State
 	report  *MergeReport
 }
 
 // Merge merges a turn into a branch of its session, three-way: files, environment,
 // working directory. With undecided conflicts it keeps nothing, and the report has
 // them. An error means that nothing was kept: of kind Invalid or KindNotFound, that the request is wrong.
-func mergeTurns(ctx context.Context, x *Repo, req MergeRequest) (*MergeReport, error) {
-	cs, err := x.context(ctx)
+func mergeTurns(ctx context.Context, x *repo.Repo, req MergeRequest) (*MergeReport, error) {
+	cs, err := x.Open(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +116,7 @@ func mergeTurns(ctx context.Context, x *Repo, req MergeRequest) (*MergeReport, e
 	case m.ours == nil, m.base != nil && m.base.ID == m.ours.ID && !req.NoFF:
 		return m.report, m.fastForward(ctx)
 	}
-	batch, err := cs.store.Begin(ctx)
+	batch, err := cs.Store.Begin(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -139,11 +140,11 @@ func (m *merging) locate(ctx context.Context) error {
 	if m.theirs, err = m.from(ctx); err != nil {
 		return err
 	}
-	if m.session, err = m.cs.db.Find(ctx, string(m.theirs.Session)); err != nil {
+	if m.session, err = m.cs.DB.Find(ctx, string(m.theirs.Session)); err != nil {
 		return err
 	}
 	if m.req.Session != "" {
-		s, err := m.cs.db.Find(ctx, m.req.Session)
+		s, err := m.cs.DB.Find(ctx, m.req.Session)
 		if err != nil {
 			return err
 		}
@@ -151,16 +152,16 @@ func (m *merging) locate(ctx context.Context) error {
 			return m.invalid(m.req.From, fmt.Errorf("is of session %s, not of %s", m.session.Label(), s.Label()), "turns of one session can be merged")
 		}
 	}
-	into, err := m.cs.db.Branch(ctx, m.session.ID, m.req.Into)
+	into, err := m.cs.DB.Branch(ctx, m.session.ID, m.req.Into)
 	if err != nil {
 		return err
 	}
 	if into.Head != "" {
-		ours, err := m.cs.db.Turn(ctx, into.Head)
+		ours, err := m.cs.DB.Turn(ctx, into.Head)
 		if err != nil {
 			return err
 		}
-		base, found, err := m.cs.db.MergeBase(ctx, ours, m.theirs)
+		base, found, err := m.cs.DB.MergeBase(ctx, ours, m.theirs)
 		if err != nil {
 			return err
 		}
@@ -179,10 +180,10 @@ func (m *merging) readStates(ctx context.Context) error {
 		to **MergeSide
 	}{{m.base, &m.report.Base}, {m.ours, &m.report.Ours}, {&m.theirs, &m.report.Theirs}} {
 		if s.t == nil {
-			m.states[i] = &State{}
+			m.states[i] = &repo.State{}
 			continue
 		}
-		st, err := m.cs.stateOf(ctx, *s.t)
+		st, err := m.cs.StateOf(ctx, *s.t)
 		if err != nil {
 			return err
 		}
@@ -197,16 +198,16 @@ func (m *merging) from(ctx context.Context) (session.Turn, error) {
 	ref := m.req.From
 	switch {
 	case m.req.Session != "":
-		s, err := m.cs.db.Find(ctx, m.req.Session)
+		s, err := m.cs.DB.Find(ctx, m.req.Session)
 		if err != nil {
 			return session.Turn{}, err
 		}
-		return m.cs.db.ResolveIn(ctx, s.ID, ref)
+		return m.cs.DB.ResolveIn(ctx, s.ID, ref)
 	case strings.Contains(ref, "@"), strings.HasPrefix(ref, "t_"):
-		return m.cs.db.Resolve(ctx, ref)
+		return m.cs.DB.Resolve(ctx, ref)
 	}
 	branch, _, _ := strings.Cut(ref, "~")
-	all, err := m.cs.db.List(ctx)
+	all, err := m.cs.DB.List(ctx)
 	if err != nil {
 		return session.Turn{}, err
 	}
@@ -215,7 +216,7 @@ func (m *merging) from(ctx context.Context) (session.Turn, error) {
 		if s.Name == "" {
 			continue
 		}
-		branches, err := m.cs.db.Branches(ctx, s.ID)
+		branches, err := m.cs.DB.Branches(ctx, s.ID)
 		if err != nil {
 			return session.Turn{}, err
 		}
@@ -225,7 +226,7 @@ func (m *merging) from(ctx context.Context) (session.Turn, error) {
 	}
 	switch len(found) {
 	case 1:
-		return m.cs.db.ResolveIn(ctx, found[0].ID, ref)
+		return m.cs.DB.ResolveIn(ctx, found[0].ID, ref)
 	case 0:
 		return session.Turn{}, turnstone.Errorf("executor.merge", turnstone.KindNotFound, fmt.Sprintf("%.80q", ref),
 			"no named session has such a branch").
@@ -244,7 +245,7 @@ func (m *merging) invalid(subject string, err error, hint string) error {
 
 // lockHead keeps turns of the session from ending until unlock is called (see run.land).
 func (m *merging) lockHead(ctx context.Context) (unlock func(), err error) {
-	leases, err := m.x.home.MkdirAll("leases") // no turn may have been started here yet
+	leases, err := m.x.Dir.MkdirAll("leases") // no turn may have been started here yet
 	if err != nil {
 		return nil, err
 	}
@@ -271,7 +272,7 @@ func (m *merging) fastForward(ctx context.Context) error {
 	if m.ours != nil {
 		head = m.ours.ID
 	}
-	return m.cs.db.SetHead(ctx, m.session.ID, m.req.Into, head, m.theirs.ID)
+	return m.cs.DB.SetHead(ctx, m.session.ID, m.req.Into, head, m.theirs.ID)
 }
 
 // merge merges the states into batch, and writes the report.
@@ -289,7 +290,7 @@ func (m *merging) merge(ctx context.Context, batch *store.Batch) error {
 	if err != nil {
 		return err
 	}
-	m.result = State{Format: stateFormat, Image: ours.Image, Tree: res.Tree}
+	m.result = repo.State{Format: repo.StateFormat, Image: ours.Image, Tree: res.Tree}
 	var others []merge.Conflict
 	m.result.Env, others = merge.Env(base.Env, ours.Env, theirs.Env, opts)
 	var c *merge.Conflict

@@ -13,6 +13,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/layer"
 	"turnstone.dev/turnstone/internal/store/merge"
@@ -22,14 +23,14 @@ import (
 
 // keep makes the merge a turn of its own, and moves the branch.
 func (m *merging) keep(ctx context.Context, batch *store.Batch) (err error) {
-	t, err := m.cs.db.Start(ctx, session.StartTurn{Session: m.session.ID, Branch: m.req.Into, Parent: &m.ours.ID, Second: &m.theirs.ID,
-		Kind: string(KindMerge), Title: m.title()})
+	t, err := m.cs.DB.Start(ctx, session.StartTurn{Session: m.session.ID, Branch: m.req.Into, Parent: &m.ours.ID, Second: &m.theirs.ID,
+		Kind: string(repo.KindMerge), Title: m.title()})
 	if err != nil {
 		return err
 	}
 	defer func() {
 		if err != nil {
-			_ = m.cs.db.Abandon(context.WithoutCancel(ctx), t.ID)
+			_ = m.cs.DB.Abandon(context.WithoutCancel(ctx), t.ID)
 		}
 	}()
 	unlock, err := m.lockHead(ctx)
@@ -37,7 +38,7 @@ func (m *merging) keep(ctx context.Context, batch *store.Batch) (err error) {
 		return err
 	}
 	defer unlock()
-	if m.report.Branch, m.report.Diverged, err = m.cs.db.Landing(ctx, t.ID, m.req.Into, &m.ours.ID); err != nil {
+	if m.report.Branch, m.report.Diverged, err = m.cs.DB.Landing(ctx, t.ID, m.req.Into, &m.ours.ID); err != nil {
 		return err
 	}
 	state, err := putJSON(ctx, batch, m.result)
@@ -52,14 +53,14 @@ func (m *merging) keep(ctx context.Context, batch *store.Batch) (err error) {
 		return err
 	}
 	m.report.ID, m.report.Number = t.ID, t.Number
-	m.report.Branch, m.report.Diverged, err = m.cs.db.Finish(ctx, session.Finish{Turn: t.ID, Result: turnstone.ResultPassed, Record: record, State: state,
+	m.report.Branch, m.report.Diverged, err = m.cs.DB.Finish(ctx, session.Finish{Turn: t.ID, Result: turnstone.ResultPassed, Record: record, State: state,
 		MoveBranch: true, ExpectedHead: &m.ours.ID})
 	return err
 }
 
 // putRecord puts all that is kept of the merge beside its state.
 func (m *merging) putRecord(ctx context.Context, batch *store.Batch, t session.Turn, state turnstone.Digest) (turnstone.Digest, error) {
-	before, err := m.cs.record(ctx, *m.ours)
+	before, err := m.cs.Record(ctx, *m.ours)
 	if err != nil {
 		return "", err
 	}
@@ -69,8 +70,8 @@ func (m *merging) putRecord(ctx context.Context, batch *store.Batch, t session.T
 	}
 	info := m.info(t, before.Template)
 	m.report.Receipt = string(doc.Receipt(info, nil))
-	rec := &Record{Format: recordFormat, ID: t.ID, Session: t.Session, Number: t.Number, Branch: m.report.Branch, Parents: t.Parents,
-		Kind: KindMerge, Image: m.result.Image, Template: before.Template, Shape: before.Shape, Started: m.started,
+	rec := &repo.Record{Format: repo.RecordFormat, ID: t.ID, Session: t.Session, Number: t.Number, Branch: m.report.Branch, Parents: t.Parents,
+		Kind: repo.KindMerge, Image: m.result.Image, Template: before.Template, Shape: before.Shape, Started: m.started,
 		Millis: info.Duration.Milliseconds(), Result: turnstone.ResultPassed, State: state, Layer: m.report.Layer}
 	if rec.Document, err = batch.PutContent(ctx, bytes.NewReader(doc.Clean()), int64(len(doc.Clean()))); err != nil {
 		return "", err
@@ -91,8 +92,8 @@ func putJSON(ctx context.Context, p tree.Putter, v any) (turnstone.Digest, error
 
 // layerOf is the difference of two trees in figures. Directories of which only the
 // time has changed do not count.
-func layerOf(ctx context.Context, g tree.Getter, a, b tree.Ref) (LayerInfo, error) {
-	var l LayerInfo
+func layerOf(ctx context.Context, g tree.Getter, a, b tree.Ref) (repo.LayerInfo, error) {
+	var l repo.LayerInfo
 	if a == b {
 		return l, nil
 	}

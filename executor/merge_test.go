@@ -9,6 +9,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store/merge"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -30,28 +31,28 @@ func newMergeWorld(t *testing.T) *mergeWorld {
 func (w *mergeWorld) turn(branch string, files map[string]string, env ...string) session.Turn {
 	w.t.Helper()
 	ctx := w.t.Context()
-	batch, err := w.cs.store.Begin(ctx)
+	batch, err := w.cs.Store.Begin(ctx)
 	w.must(err)
 	defer func() { _ = batch.Close() }()
-	t, err := w.cs.db.Start(ctx, session.StartTurn{Session: w.s.ID, Branch: branch, Kind: string(KindRun), Title: "a turn"})
+	t, err := w.cs.DB.Start(ctx, session.StartTurn{Session: w.s.ID, Branch: branch, Kind: string(repo.KindRun), Title: "a turn"})
 	w.must(err)
 	ref := treetest.Make(w.t, batch, treetest.Texts(files)...)
-	state, err := putJSON(ctx, batch, State{Format: stateFormat, Image: "base", Tree: ref, Env: env, Cwd: "/workspace"})
+	state, err := putJSON(ctx, batch, repo.State{Format: repo.StateFormat, Image: "base", Tree: ref, Env: env, Cwd: "/workspace"})
 	w.must(err)
 	text := "# A turn\n"
 	c, err := batch.PutContent(ctx, bytes.NewReader([]byte(text)), int64(len(text)))
 	w.must(err)
-	rec, err := putJSON(ctx, batch, &Record{Format: recordFormat, ID: t.ID, Session: w.s.ID, Number: t.Number, Branch: branch, Parents: t.Parents,
-		Kind: KindRun, Image: "base", Template: turnstone.DigestBytes([]byte("template")), Result: turnstone.ResultPassed, Document: c, Receipt: c, State: state})
+	rec, err := putJSON(ctx, batch, &repo.Record{Format: repo.RecordFormat, ID: t.ID, Session: w.s.ID, Number: t.Number, Branch: branch, Parents: t.Parents,
+		Kind: repo.KindRun, Image: "base", Template: turnstone.DigestBytes([]byte("template")), Result: turnstone.ResultPassed, Document: c, Receipt: c, State: state})
 	w.must(err)
 	w.must(batch.Flush(ctx))
 	var head *turnstone.TurnID
 	if len(t.Parents) > 0 {
 		head = &t.Parents[0]
 	}
-	_, _, err = w.cs.db.Finish(ctx, session.Finish{Turn: t.ID, Result: turnstone.ResultPassed, Record: rec, State: state, MoveBranch: true, ExpectedHead: head})
+	_, _, err = w.cs.DB.Finish(ctx, session.Finish{Turn: t.ID, Result: turnstone.ResultPassed, Record: rec, State: state, MoveBranch: true, ExpectedHead: head})
 	w.must(err)
-	t, err = w.cs.db.Turn(ctx, t.ID)
+	t, err = w.cs.DB.Turn(ctx, t.ID)
 	w.must(err)
 	return t
 }
@@ -65,7 +66,7 @@ func (w *mergeWorld) must(err error) {
 
 func (w *mergeWorld) fork(from session.Turn, name string) {
 	w.t.Helper()
-	_, err := w.cs.db.Fork(w.t.Context(), from, name)
+	_, err := w.cs.DB.Fork(w.t.Context(), from, name)
 	w.must(err)
 }
 
@@ -78,18 +79,18 @@ func (w *mergeWorld) merge(req MergeRequest) *MergeReport {
 
 func (w *mergeWorld) file(ref, name string) string {
 	w.t.Helper()
-	_, _, st, err := w.x.repo.resolveState(w.t.Context(), ref)
+	_, _, st, err := w.x.repo.ResolveState(w.t.Context(), ref)
 	w.must(err)
-	e, err := tree.Lookup(w.t.Context(), w.cs.store, st.Tree, name)
+	e, err := tree.Lookup(w.t.Context(), w.cs.Store, st.Tree, name)
 	w.must(err)
-	b, err := w.cs.read(w.t.Context(), e.Content, 1<<20)
+	b, err := w.cs.Read(w.t.Context(), e.Content, 1<<20)
 	w.must(err)
 	return string(b)
 }
 
 func (w *mergeWorld) turns() int {
 	w.t.Helper()
-	g, err := w.cs.db.Graph(w.t.Context(), w.s.ID)
+	g, err := w.cs.DB.Graph(w.t.Context(), w.s.ID)
 	w.must(err)
 	return len(g.Turns)
 }
@@ -123,7 +124,7 @@ func TestMergeMakesATurn(t *testing.T) {
 	}
 	info, err := w.x.Show(t.Context(), "research@4")
 	w.must(err)
-	if !slices.Equal(info.Turn.Parents, []turnstone.TurnID{ours.ID, theirs.ID}) || info.Record.Kind != KindMerge || info.Turn.Kind != "merge" {
+	if !slices.Equal(info.Turn.Parents, []turnstone.TurnID{ours.ID, theirs.ID}) || info.Record.Kind != repo.KindMerge || info.Turn.Kind != "merge" {
 		t.Errorf("%+v", info.Turn)
 	}
 	if !slices.Equal(info.State.Env, []string{"A=2", "B=2"}) || info.State.Cwd != "/workspace" || info.State.Tree.Hash != rep.FSHash {
@@ -147,7 +148,7 @@ func TestMergeMakesATurn(t *testing.T) {
 	if rep := w.merge(MergeRequest{From: "main", Into: "research@explore"}); rep.Outcome != MergeFastForward || w.turns() != 4 {
 		t.Errorf("back: %+v", rep)
 	}
-	if b, err := w.cs.db.Branch(t.Context(), w.s.ID, "explore"); err != nil || b.Head != info.Turn.ID {
+	if b, err := w.cs.DB.Branch(t.Context(), w.s.ID, "explore"); err != nil || b.Head != info.Turn.ID {
 		t.Errorf("explore: %+v, %v", b, err)
 	}
 }
@@ -162,7 +163,7 @@ func TestMergeConflictsKeepNothing(t *testing.T) {
 	if rep.Outcome != MergeConflicts || len(rep.Conflicts) != 2 || rep.Conflicts[0].Path != "/workspace/a" || rep.Conflicts[1].Path != "env:A" || w.turns() != 3 {
 		t.Fatalf("%+v", rep)
 	}
-	if b, err := w.cs.db.Branch(t.Context(), w.s.ID, "main"); err != nil || b.Head != ours.ID {
+	if b, err := w.cs.DB.Branch(t.Context(), w.s.ID, "main"); err != nil || b.Head != ours.ID {
 		t.Errorf("main: %+v, %v", b, err)
 	}
 	_, err := w.x.Merge(t.Context(), MergeRequest{From: "explore", Paths: map[string]merge.Side{"/workspace/b": merge.Ours}})
@@ -201,7 +202,7 @@ func TestMergeFastForward(t *testing.T) {
 	}
 	w.fork(base, "other")
 	rep = w.merge(MergeRequest{From: "explore", Into: "other"})
-	b, err := w.cs.db.Branch(t.Context(), w.s.ID, "other")
+	b, err := w.cs.DB.Branch(t.Context(), w.s.ID, "other")
 	if rep.Outcome != MergeFastForward || err != nil || b.Head != theirs.ID || w.turns() != 3 {
 		t.Errorf("%+v, %+v, %v", rep, b, err)
 	}
@@ -235,7 +236,7 @@ func TestMergeFindsTheSession(t *testing.T) {
 			t.Errorf("%+v: %+v", req, rep)
 		}
 	}
-	other, err := w.cs.db.Create(t.Context(), "other")
+	other, err := w.cs.DB.Create(t.Context(), "other")
 	w.must(err)
 	first := w.s
 	w.s = other

@@ -18,6 +18,7 @@ import (
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/network/recording"
 	"turnstone.dev/turnstone/internal/receipt"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -97,11 +98,11 @@ func (r *run) openReplay(ctx context.Context) error {
 	if n.spool, err = r.x.newSpool(); err != nil {
 		return err
 	}
-	index, err := r.at.cs.read(ctx, *rec.Network.Index, recording.MaxIndex)
+	index, err := r.at.cs.Read(ctx, *rec.Network.Index, recording.MaxIndex)
 	if err != nil {
 		return err
 	}
-	in, err := r.at.cs.store.OpenContent(ctx, *rec.Network.Data)
+	in, err := r.at.cs.Store.OpenContent(ctx, *rec.Network.Data)
 	if err != nil {
 		return err
 	}
@@ -119,21 +120,21 @@ func (r *run) openReplay(ctx context.Context) error {
 }
 
 // recorded returns the record of the turn whose recording is replayed.
-func (r *run) recorded(ctx context.Context) (*Record, error) {
+func (r *run) recorded(ctx context.Context) (*repo.Record, error) {
 	ref, cs := r.plan.net.Mode.ReplayOf, r.at.cs
 	none := func(hint, format string, args ...any) error {
 		return turnstone.Errorf("executor.network", turnstone.KindNotFound, "network: replay",
 			format, args...).WithHint(hint)
 	}
 	if ref != "" {
-		t, err := cs.db.Resolve(ctx, ref)
+		t, err := cs.DB.Resolve(ctx, ref)
 		if err != nil {
 			return nil, err
 		}
 		if err := r.replayable(t); err != nil {
 			return nil, err
 		}
-		rec, err := cs.record(ctx, t)
+		rec, err := cs.Record(ctx, t)
 		if err == nil && (rec.Network == nil || rec.Network.Index == nil) {
 			return nil, none("run it with network: record", "turn %d (%s) has no recording", rec.Number, rec.ID)
 		}
@@ -156,9 +157,9 @@ func (r *run) replayable(t session.Turn) error {
 }
 
 // nearestRecording goes from parent to parent, beginning with t.
-func nearestRecording(ctx context.Context, cs *contextStore, t session.Turn, none func(hint, format string, args ...any) error) (*Record, error) {
+func nearestRecording(ctx context.Context, cs *repo.ContextStore, t session.Turn, none func(hint, format string, args ...any) error) (*repo.Record, error) {
 	for {
-		rec, err := cs.record(ctx, t)
+		rec, err := cs.Record(ctx, t)
 		if err != nil {
 			return nil, err
 		}
@@ -168,7 +169,7 @@ func nearestRecording(ctx context.Context, cs *contextStore, t session.Turn, non
 		if len(t.Parents) == 0 {
 			return nil, none("run one with network: record, or name another turn with replay:", "no turn below has a recording")
 		}
-		if t, err = cs.db.Turn(ctx, t.Parents[0]); err != nil {
+		if t, err = cs.DB.Turn(ctx, t.Parents[0]); err != nil {
 			return nil, err
 		}
 	}
@@ -199,12 +200,12 @@ func (r *run) searchRecording() error {
 
 // keepNetwork puts what is kept of the network into the batch; nil when there is nothing
 // to say.
-func (r *run) keepNetwork(ctx context.Context, b *store.Batch) (*RecordNetwork, error) {
+func (r *run) keepNetwork(ctx context.Context, b *store.Batch) (*repo.RecordNetwork, error) {
 	n := &r.tape
 	if !r.plan.shape.Network {
 		return nil, nil
 	}
-	rec := &RecordNetwork{Replayed: n.playing}
+	rec := &repo.RecordNetwork{Replayed: n.playing}
 	if asked := &r.plan.net.Asked; !asked.Same(nil) {
 		rec.Spec = asked.Bare()
 	}
@@ -272,7 +273,7 @@ func (r *run) networkInfo() string {
 }
 
 // recordedSpec is what was asked for; zero when there was nothing.
-func recordedSpec(n *RecordNetwork) network.Spec {
+func recordedSpec(n *repo.RecordNetwork) network.Spec {
 	if n == nil || n.Spec == nil {
 		return network.Spec{}
 	}
@@ -280,7 +281,7 @@ func recordedSpec(n *RecordNetwork) network.Spec {
 }
 
 // recordedRules are those of a turn that repeats rec's. What was recorded is replayed.
-func recordedRules(n *RecordNetwork, rec *Record) *document.NetworkRules {
+func recordedRules(n *repo.RecordNetwork, rec *repo.Record) *document.NetworkRules {
 	s := recordedSpec(n)
 	r := &document.NetworkRules{Allow: s.Allow, HasAllow: s.Only, Deny: s.Deny, Intercept: s.Open, NoHostCA: s.NoHostCA}
 	switch {

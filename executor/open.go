@@ -70,10 +70,10 @@ func (x *Host) below(ctx context.Context, p *plan, at *branchPoint, tmpl *templa
 	}
 	var base tree.Ref
 	if err == nil {
-		base, err = at.cs.rootTree(ctx, tmpl)
+		base, err = at.cs.RootTree(ctx, tmpl)
 	}
 	if err == nil {
-		m.Layers, release, err = at.cs.images.Stack(ctx, base, at.history(ctx))
+		m.Layers, release, err = at.cs.Images.Stack(ctx, base, at.history(ctx))
 	}
 	if err != nil {
 		unlock()

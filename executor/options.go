@@ -12,6 +12,7 @@ import (
 	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/guest/kernel"
 	"turnstone.dev/turnstone/internal/network/proxy"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/template"
@@ -77,7 +78,7 @@ func Planner(o Options) (*Executor, error) {
 func newExecutor(h *statedir.Dir, o Options) *Executor {
 	host := &Host{home: h, space: diskspace.New(h.Root), opt: o, launcher: o.launcher(h),
 		opened: proxy.NewBudget(proxy.DefaultBudget)}
-	host.repo = newRepo(h, o.Store, host.templates)
+	host.repo = repo.New(h, o.Store, host.templates)
 	return &Executor{Host: host}
 }
 

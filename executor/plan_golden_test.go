@@ -16,6 +16,7 @@ import (
 	"turnstone.dev/turnstone/internal/hostca"
 	"turnstone.dev/turnstone/internal/netplan"
 	"turnstone.dev/turnstone/internal/network/proxy"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
@@ -29,8 +30,8 @@ type goldenCase struct {
 	name   string
 	front  string // of the document
 	req    Request
-	host   string // of config.toml, beside goldenLimits
-	parent *State // session "s" ends with a turn that left it
+	host   string      // of config.toml, beside goldenLimits
+	parent *repo.State // session "s" ends with a turn that left it
 }
 
 func on() *bool  { v := true; return &v }
@@ -38,7 +39,9 @@ func off() *bool { v := false; return &v }
 
 func goldenCases(dir string) []goldenCase {
 	rules := func(n document.NetworkRules) *document.NetworkRules { return &n }
-	on2 := func(image, cwd string, env ...string) *State { return &State{Image: image, Cwd: cwd, Env: env} }
+	on2 := func(image, cwd string, env ...string) *repo.State {
+		return &repo.State{Image: image, Cwd: cwd, Env: env}
+	}
 	return []goldenCase{
 		{name: "nothing said"},
 		{name: "all in the document", front: "image: python\ncpus: 2\nmemory: 768MiB\ndisk: 4GiB\ntimeout: 5m\nnetwork: on\ncwd: sub\nenv:\n  A: doc\n  B: two"},
@@ -88,7 +91,7 @@ func goldenCases(dir string) []goldenCase {
 		{name: "a secret header", req: Request{SecretHeaders: []string{"api.example.com=Authorization: Bearer hdr-99-QUUX"}, Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}}},
 		{name: "a secret header of a snapshot", req: Request{SecretHeaders: []string{"api.example.com=Authorization: Bearer hdr-99-QUUX"}, Snapshot: document.SnapshotVM}},
 		{name: "a turn that is run again", front: "image: base\ntimeout: 1h\nlifetime: turn", req: Request{Env: []string{"A=1"}, Substrate: "gvisor",
-			Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}, replay: &replayOf{inputs: []RecordInput{{Dest: "/x"}}}}},
+			Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}, replay: &replayOf{inputs: []repo.RecordInput{{Dest: "/x"}}}}},
 		{name: "all at once", front: "image: python\ncpus: 2\nnetwork: {allow: [pypi.org], record: true}\nfiles: [data.csv]\nsession: other\nenv:\n  A: doc",
 			host: "memory = \"1GiB\"\n[network]\ndefault = \"off\"\ndeny = [\"10.9.9.9\"]",
 			req: Request{Session: "s", Dir: dir, Env: []string{"B=flag"}, Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}, Network: on(), Grant: []string{"network"}, SecretHeaders: []string{"api.example.com=X-Key: hdr-99-QUUX"},
@@ -176,16 +179,16 @@ func goldenPlan(t *testing.T, c goldenCase) []string {
 }
 
 // state commits a turn that leaves st.
-func (p *past) state(s session.Session, st State) {
+func (p *past) state(s session.Session, st repo.State) {
 	p.t.Helper()
 	ctx := p.t.Context()
-	turn := ok[session.Turn](p.t)(p.cs.db.Start(ctx, session.StartTurn{Session: s.ID, Branch: "main", Kind: string(KindRun), Title: "a turn"}))
-	batch, err := p.cs.store.Begin(ctx)
+	turn := ok[session.Turn](p.t)(p.cs.DB.Start(ctx, session.StartTurn{Session: s.ID, Branch: "main", Kind: string(repo.KindRun), Title: "a turn"}))
+	batch, err := p.cs.Store.Begin(ctx)
 	if err != nil {
 		p.t.Fatal(err)
 	}
 	defer func() { _ = batch.Close() }()
-	st.Format, st.Tree = stateFormat, treetest.Make(p.t, batch)
+	st.Format, st.Tree = repo.StateFormat, treetest.Make(p.t, batch)
 	put := func(v any) turnstone.Digest {
 		b, err := json.Marshal(v)
 		if err != nil {
@@ -194,11 +197,11 @@ func (p *past) state(s session.Session, st State) {
 		return ok[turnstone.Digest](p.t)(batch.Put(ctx, b))
 	}
 	state := put(st)
-	rec := put(Record{Format: recordFormat, ID: turn.ID, Session: turn.Session, Number: turn.Number, Branch: "main", Kind: KindRun, Image: st.Image, State: state, Document: tree.Content{}})
+	rec := put(repo.Record{Format: repo.RecordFormat, ID: turn.ID, Session: turn.Session, Number: turn.Number, Branch: "main", Kind: repo.KindRun, Image: st.Image, State: state, Document: tree.Content{}})
 	if err := batch.Flush(ctx); err != nil {
 		p.t.Fatal(err)
 	}
-	if _, _, err = p.cs.db.Finish(ctx, session.Finish{Turn: turn.ID, Result: turnstone.ResultPassed, Record: rec, State: state, MoveBranch: true}); err != nil {
+	if _, _, err = p.cs.DB.Finish(ctx, session.Finish{Turn: turn.ID, Result: turnstone.ResultPassed, Record: rec, State: state, MoveBranch: true}); err != nil {
 		p.t.Fatal(err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
@@ -64,11 +65,11 @@ func (x *Executor) Replay(ctx context.Context, ref string, opts ReplayOptions, o
 	if err != nil {
 		return nil, err
 	}
-	old, err := cs.db.Resolve(ctx, ref)
+	old, err := cs.DB.Resolve(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
-	rec, err := cs.record(ctx, old)
+	rec, err := cs.Record(ctx, old)
 	if err != nil {
 		return nil, err
 	}
@@ -93,15 +94,15 @@ func (x *Executor) Replay(ctx context.Context, ref string, opts ReplayOptions, o
 
 // again makes the request that the turn old was, whose record is rec. Where the turn
 // stands is the database's word: a record may be imported.
-func again(ctx context.Context, cs *contextStore, old session.Turn, rec *Record, secrets []string) (*Request, error) {
+func again(ctx context.Context, cs *repo.ContextStore, old session.Turn, rec *repo.Record, secrets []string) (*Request, error) {
 	fail := func(kind turnstone.Kind, hint, format string, args ...any) error {
 		return turnstone.Errorf("executor.replay", kind, fmt.Sprintf("turn %d", rec.Number),
 			format, args...).WithHint(hint)
 	}
-	if rec.Kind != KindRun {
+	if rec.Kind != repo.KindRun {
 		return nil, fail(turnstone.KindInvalid, "", "it is a %s, and ran nothing", rec.Kind)
 	}
-	src, err := cs.read(ctx, rec.Document, document.MaxFile)
+	src, err := cs.Read(ctx, rec.Document, document.MaxFile)
 	if err != nil {
 		return nil, err
 	}
@@ -139,14 +140,14 @@ func again(ctx context.Context, cs *contextStore, old session.Turn, rec *Record,
 
 // replayOf is what a request has that repeats another.
 type replayOf struct {
-	inputs  []RecordInput
+	inputs  []repo.RecordInput
 	parent  []turnstone.TurnID
 	session turnstone.SessionID
 }
 
 // compare says what differs between rec and the turn of rep.
-func compare(ctx context.Context, cs *contextStore, rec *Record, rep *Replay) error {
-	now, err := cs.readRecord(ctx, rep.Turn.Record)
+func compare(ctx context.Context, cs *repo.ContextStore, rec *repo.Record, rep *Replay) error {
+	now, err := cs.ReadRecord(ctx, rep.Turn.Record)
 	if err != nil {
 		return err
 	}
@@ -168,11 +169,11 @@ func compare(ctx context.Context, cs *contextStore, rec *Record, rep *Replay) er
 		rep.Same = len(rep.Steps) == 0 && rec.State == now.State
 		return nil
 	}
-	before, err := cs.state(ctx, rec.State)
+	before, err := cs.State(ctx, rec.State)
 	if err != nil {
 		return err
 	}
-	after, err := cs.state(ctx, now.State)
+	after, err := cs.State(ctx, now.State)
 	if err != nil {
 		return err
 	}
@@ -184,13 +185,13 @@ func compare(ctx context.Context, cs *contextStore, rec *Record, rep *Replay) er
 	return nil
 }
 
-func compareStates(ctx context.Context, cs *contextStore, before, after *State, rep *Replay) error {
+func compareStates(ctx context.Context, cs *repo.ContextStore, before, after *repo.State, rep *Replay) error {
 	rep.Cwd = before.Cwd != after.Cwd
 	rep.Env = append(rep.Env, envDifferences(before.Env, after.Env)...)
 	if before.Tree.Hash == after.Tree.Hash {
 		return nil // timestamps may differ
 	}
-	for c, err := range tree.Diff(ctx, cs.store, before.Tree, after.Tree) {
+	for c, err := range tree.Diff(ctx, cs.Store, before.Tree, after.Tree) {
 		if err != nil {
 			return err
 		}
@@ -219,7 +220,7 @@ func sameButTime(a, b *tree.Entry) bool {
 		slices.EqualFunc(a.Xattrs, b.Xattrs, func(x, y tree.Xattr) bool { return x.Name == y.Name && bytes.Equal(x.Value, y.Value) })
 }
 
-func differences(a, b RecordStep) []string {
+func differences(a, b repo.RecordStep) []string {
 	var what []string
 	if a.Status != b.Status {
 		what = append(what, fmt.Sprintf("%s before, %s now", a.Status, b.Status))

@@ -14,6 +14,7 @@ import (
 	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/network/proxy"
 	"turnstone.dev/turnstone/internal/receipt"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/secret"
 	"turnstone.dev/turnstone/internal/statedir"
@@ -28,7 +29,7 @@ type Executor struct{ *Host }
 type Host struct {
 	home     *statedir.Dir
 	space    *diskspace.Disk // the one with home
-	repo     *Repo           // what is kept between turns
+	repo     *repo.Repo      // what is kept between turns
 	launcher *sandbox.Launcher
 	opt      Options
 	opened   *proxy.Budget // of the connections that sandboxes have opened
@@ -40,7 +41,7 @@ func (x *Host) templates() *template.Store {
 }
 
 // context returns the context store, which is opened once.
-func (x *Host) context(ctx context.Context) (*contextStore, error) { return x.repo.context(ctx) }
+func (x *Host) context(ctx context.Context) (*repo.ContextStore, error) { return x.repo.Open(ctx) }
 
 // Run runs one turn and returns it with its receipt. An error without a Turn
 // means that nothing was started: of kind Invalid or KindNotFound, that the request
@@ -160,8 +161,8 @@ type run struct {
 	steps   *receipt.Steps
 	receipt []byte // the last one, as it is kept; nil before
 
-	tape                      tape           // of the network
-	network                   *RecordNetwork // what is kept
+	tape                      tape                // of the network
+	network                   *repo.RecordNetwork // what is kept
 	at                        *branchPoint
 	collected                 *collected     // what is to be kept; nil when there is no state
 	paused                    *pausedMachine // the session's machine; nil: the turn has one of its own
@@ -169,7 +170,7 @@ type run struct {
 	snapshot                  *vmSnapshot    // the machine as it was at the end; nil: it was not asked for
 	added                     []*input       // files that were
 	diverged                  bool           // another turn came first: its branch is a new one
-	layer                     LayerInfo
+	layer                     repo.LayerInfo
 	recordDigest, stateDigest turnstone.Digest
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/blob/s3/s3test"
 )
@@ -34,7 +35,7 @@ func TestStoreInABucket(t *testing.T) {
 		if got := string(ok[[]byte](t)(x.Receipt(ctx, "s@1"))); got != "# Turn 1\n" {
 			t.Errorf("receipt: %q", got)
 		}
-		if r := ok[*FsckReport](t)(x.Fsck(ctx)); !r.OK() || r.Turns != 2 {
+		if r := ok[*repo.FsckReport](t)(x.Fsck(ctx)); !r.OK() || r.Turns != 2 {
 			t.Errorf("%+v", r)
 		}
 	}
@@ -49,7 +50,7 @@ func TestStoreInABucket(t *testing.T) {
 	third := New(p.x.home)
 	defer func() { _ = third.Close() }()
 	again(third)
-	ok[*GCReport](t)(third.GC(ctx, GCRequest{}))
+	ok[*repo.GCReport](t)(third.GC(ctx, repo.GCRequest{}))
 	again(third)
 
 	// Another state directory has no business there.
@@ -57,8 +58,8 @@ func TestStoreInABucket(t *testing.T) {
 	if _, err := other.Sessions(ctx); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "prefix of its own") {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
-	other.repo.where = "s3://turns/team/b"
-	ok[[]SessionInfo](t)(other.Sessions(ctx))
+	other.repo.Place = "s3://turns/team/b"
+	ok[[]repo.SessionInfo](t)(other.Sessions(ctx))
 	_ = other.Close()
 
 	// Of many that come at once, at most one is let in.
@@ -101,7 +102,7 @@ func TestNoBucket(t *testing.T) {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
 	t.Logf("after %s: %v", time.Since(start), err)
-	x.repo.where = "bucket"
+	x.repo.Place = "bucket"
 	if _, err := x.Sessions(t.Context()); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("%v", err)
 	}

@@ -140,12 +140,12 @@ func (x *Host) standOn(ctx context.Context, p *plan, ref string) (*branchPoint, 
 	if err != nil {
 		return nil, err
 	}
-	t, err := cs.db.Resolve(ctx, ref)
+	t, err := cs.DB.Resolve(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
 	at := &branchPoint{cs: cs, parent: &t}
-	if at.state, err = cs.state(ctx, t.State); err != nil {
+	if at.state, err = cs.State(ctx, t.State); err != nil {
 		return nil, err
 	}
 	p.image, p.cwd = at.state.Image, at.state.Cwd

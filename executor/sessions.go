@@ -3,6 +3,7 @@ package executor
 import (
 	"context"
 	"io"
+	"strings"
 
 	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/store/session"
@@ -13,7 +14,9 @@ import (
 func (x *Executor) Close() error { return x.repo.Close() }
 
 // Sessions lists the sessions, the one that was used last first.
-func (x *Executor) Sessions(ctx context.Context) ([]SessionInfo, error) { return x.repo.Sessions(ctx) }
+func (x *Executor) Sessions(ctx context.Context) ([]SessionInfo, error) {
+	return x.repo.Sessions(ctx)
+}
 
 // Session returns all that is known of one session, by its name or ID.
 func (x *Executor) Session(ctx context.Context, nameOrID string) (*session.Graph, error) {
@@ -159,4 +162,7 @@ func (x *Executor) GC(ctx context.Context, req GCRequest) (*GCReport, error) {
 func (x *Executor) Fsck(ctx context.Context) (*FsckReport, error) { return x.repo.Fsck(ctx) }
 
 // Usage adds up what the sessions need, and what the state directory takes up on disk.
-func (x *Executor) Usage(ctx context.Context) (*Usage, error) { return x.repo.Usage(ctx) }
+func (x *Executor) Usage(ctx context.Context) (*Usage, error) { return x.Usage(ctx) }
+
+// CutPath splits REF:PATH. A reference has no colon. ok is false without one.
+func CutPath(arg string) (ref, file string, ok bool) { return strings.Cut(arg, ":") }

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -64,8 +65,8 @@ func (x *Host) TemplateUse(ctx context.Context, name string) (*TemplateUse, erro
 
 // folderUse adds to use who needs the image in dir, and who stands on the template name
 // when its spec is a user's.
-func folderUse(ctx context.Context, cs *contextStore, dir string, use *TemplateUse, name string, own bool) error {
-	all, err := cs.db.List(ctx)
+func folderUse(ctx context.Context, cs *repo.ContextStore, dir string, use *TemplateUse, name string, own bool) error {
+	all, err := cs.DB.List(ctx)
 	if err != nil {
 		return err
 	}
@@ -96,11 +97,11 @@ func folderUse(ctx context.Context, cs *contextStore, dir string, use *TemplateU
 }
 
 // anonymousSession tells whether s has neither a name nor a tag: gc forgets it after a while.
-func anonymousSession(ctx context.Context, cs *contextStore, s session.Session) (bool, error) {
+func anonymousSession(ctx context.Context, cs *repo.ContextStore, s session.Session) (bool, error) {
 	if s.Name != "" {
 		return false, nil
 	}
-	tags, err := cs.db.Tags(ctx, s.ID)
+	tags, err := cs.DB.Tags(ctx, s.ID)
 	return len(tags) == 0, err
 }
 
@@ -125,7 +126,7 @@ func (x *Host) templateFolder(ctx context.Context, name string) (dir string, own
 
 // A templateUser finds who needs the image in dir.
 type templateUser struct {
-	cs   *contextStore
+	cs   *repo.ContextStore
 	dir  string
 	free map[turnstone.Digest]bool // objects that need nothing of it, nor what they name
 
@@ -134,25 +135,25 @@ type templateUser struct {
 
 // session goes through all that s needs.
 func (u *templateUser) session(ctx context.Context, s session.Session, own bool, name string) (needs bool, err error) {
-	turns, err := u.cs.db.Turns(ctx, s.ID)
+	turns, err := u.cs.DB.Turns(ctx, s.ID)
 	if err != nil {
 		return false, err
 	}
 	seen := map[turnstone.Digest]bool{}
-	r := &reach{cs: u.cs, failed: func(what string, err error) error {
+	r := &repo.Reach{In: u.cs, Failed: func(what string, err error) error {
 		return turnstone.NewError("executor.template", turnstone.KindOf(err), s.Label()+": "+what,
 			err).WithHint("turn fsck lists all that is damaged")
 	}}
-	r.object = func(d turnstone.Digest) bool {
+	r.Object = func(d turnstone.Digest) bool {
 		first := !seen[d] && !u.free[d]
 		seen[d] = true
 		return first
 	}
-	r.content = func(ctx context.Context, c tree.Content) error {
-		if !r.object(c.Digest) || u.dir == "" || c.Chunks != "" || !u.cs.templates.onlyIn(u.dir, c.Digest) {
+	r.Content = func(ctx context.Context, c tree.Content) error {
+		if !r.Object(c.Digest) || u.dir == "" || c.Chunks != "" || !u.cs.Templates.OnlyIn(u.dir, c.Digest) {
 			return nil
 		}
-		has, err := u.cs.store.Has(ctx, c.Digest)
+		has, err := u.cs.Store.Has(ctx, c.Digest)
 		if err == nil && !has {
 			needs = true
 			u.contents[c.Digest] = c
@@ -160,11 +161,11 @@ func (u *templateUser) session(ctx context.Context, s session.Session, own bool,
 		return err
 	}
 	for _, t := range turns {
-		if err := r.turn(ctx, t); err != nil {
+		if err := r.Turn(ctx, t); err != nil {
 			return false, err
 		}
 		if own && t.State != "" && !needs {
-			st, err := u.cs.state(ctx, t.State)
+			st, err := u.cs.State(ctx, t.State)
 			if err != nil {
 				return false, err
 			}
@@ -202,7 +203,7 @@ func (x *Host) RemoveTemplate(ctx context.Context, req TemplateRemoval) ([]sessi
 	// What is kept while files are copied may need more of them.
 	for range 10 {
 		var more *TemplateUse
-		err := cs.store.Exclusive(ctx, func() error {
+		err := cs.Store.Exclusive(ctx, func() error {
 			use, err := x.TemplateUse(ctx, req.Name)
 			if err != nil {
 				return err
@@ -216,7 +217,7 @@ func (x *Host) RemoveTemplate(ctx context.Context, req TemplateRemoval) ([]sessi
 			}
 			// First the sessions: without the image they would be damaged.
 			for _, s := range use.Anonymous {
-				if err := cs.db.Remove(ctx, s.ID); err != nil && turnstone.KindOf(err) != turnstone.KindNotFound {
+				if err := cs.DB.Remove(ctx, s.ID); err != nil && turnstone.KindOf(err) != turnstone.KindNotFound {
 					return err
 				}
 				gone = append(gone, s)
@@ -255,8 +256,8 @@ func inUse(name string, use *TemplateUse) error {
 }
 
 // copyIn puts what sessions need of a template's image into the store.
-func copyIn(ctx context.Context, cs *contextStore, use *TemplateUse) error {
-	batch, err := cs.store.Begin(ctx)
+func copyIn(ctx context.Context, cs *repo.ContextStore, use *TemplateUse) error {
+	batch, err := cs.Store.Begin(ctx)
 	if err != nil {
 		return err
 	}
@@ -264,7 +265,7 @@ func copyIn(ctx context.Context, cs *contextStore, use *TemplateUse) error {
 	all := maps.Clone(use.contents)
 	maps.Copy(all, use.dropped)
 	for _, d := range slices.Sorted(maps.Keys(all)) {
-		b, err := cs.read(ctx, all[d], store.MaxObject)
+		b, err := cs.Read(ctx, all[d], store.MaxObject)
 		if err != nil {
 			return err
 		}

@@ -20,7 +20,7 @@ func (x *Host) layerBuilder() templatebuild.Builder {
 			if err != nil {
 				return nil, err
 			}
-			return cs.store, nil
+			return cs.Store, nil
 		},
 		Tree: func(ctx context.Context, t *template.Template, w tree.Writer) (tree.Ref, error) {
 			return x.templates().Tree(ctx, t, w)

@@ -11,7 +11,7 @@ import (
 func (x *Executor) BuildTemplate(ctx context.Context, nameOrPath string, opts template.BuildOptions) (*template.Template, error) {
 	t, err := x.templates().Build(ctx, nameOrPath, opts)
 	if err == nil {
-		err = x.repo.indexTemplate(ctx, t)
+		err = x.repo.IndexTemplate(ctx, t)
 	}
 	return t, err
 }

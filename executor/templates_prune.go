@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/internal/template/registry"
@@ -54,7 +55,7 @@ func (x *Host) PruneTemplates(ctx context.Context, req TemplatePrune) (*Template
 	if err != nil {
 		return nil, err
 	}
-	return rep, cs.store.Exclusive(ctx, prune)
+	return rep, cs.Store.Exclusive(ctx, prune)
 }
 
 func (x *Host) pruneTemplates(ctx context.Context, req TemplatePrune, rep *TemplatePruned) error {
@@ -161,23 +162,23 @@ func (x *Host) stays(ctx context.Context, k template.Kept, uses map[turnstone.Di
 
 // layersNeed tells whether a layer of a template, but those in gone, has a file that is
 // only in the image in dir.
-func layersNeed(ctx context.Context, cs *contextStore, dir string, gone map[turnstone.Digest]bool) (bool, error) {
-	layers, err := cs.layers(ctx)
+func layersNeed(ctx context.Context, cs *repo.ContextStore, dir string, gone map[turnstone.Digest]bool) (bool, error) {
+	layers, err := cs.Layers(ctx)
 	if err != nil {
 		return false, err
 	}
 	needs, seen := false, map[turnstone.Digest]bool{}
-	r := &reach{cs: cs, failed: func(_ string, err error) error { return err }}
-	r.object = func(d turnstone.Digest) bool {
+	r := &repo.Reach{In: cs, Failed: func(_ string, err error) error { return err }}
+	r.Object = func(d turnstone.Digest) bool {
 		first := !seen[d]
 		seen[d] = true
 		return first
 	}
-	r.content = func(ctx context.Context, c tree.Content) error {
-		if needs || c.Chunks != "" || !r.object(c.Digest) || !cs.templates.onlyIn(dir, c.Digest) {
+	r.Content = func(ctx context.Context, c tree.Content) error {
+		if needs || c.Chunks != "" || !r.Object(c.Digest) || !cs.Templates.OnlyIn(dir, c.Digest) {
 			return nil
 		}
-		has, err := cs.store.Has(ctx, c.Digest)
+		has, err := cs.Store.Has(ctx, c.Digest)
 		needs = needs || !has
 		return err
 	}
@@ -185,7 +186,7 @@ func layersNeed(ctx context.Context, cs *contextStore, dir string, gone map[turn
 		if gone[l.Spec] {
 			continue
 		}
-		if err := r.tree(ctx, "template "+l.Spec.Short(), l.Tree); err != nil {
+		if err := r.Tree(ctx, "template "+l.Spec.Short(), l.Tree); err != nil {
 			return false, err
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/fsimage/tar2erofs"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
@@ -50,7 +51,7 @@ func (p *past) template(name string, files map[string]string) func(w tree.Writer
 	write(filepath.Join(dir, "manifest.json"), map[string]any{"format": 1, "digest": spec.Digest(), "root": st})
 	write(p.x.home.Path("templates", "specs", name+".json"), spec)
 	return func(w tree.Writer) tree.Ref {
-		tmpl := ok[*template.Template](t)(p.x.repo.builtTemplate(t.Context(), name))
+		tmpl := ok[*template.Template](t)(p.x.repo.BuiltTemplate(t.Context(), name))
 		return ok[tree.Ref](t)(p.x.templates().Tree(t.Context(), tmpl, w))
 	}
 }
@@ -66,7 +67,7 @@ func TestTemplateThatIsNeeded(t *testing.T) {
 	p.template("unused", map[string]string{"/y": "of none"})
 	p.leaves(p.session("on-mine"), files)
 	p.leaves(p.session("on-other"), others)
-	time.Sleep(2 * lookAgain) // what was not there a moment ago is taken for not there
+	time.Sleep(2 * repo.LookAgain) // what was not there a moment ago is taken for not there
 	remove := func(r TemplateRemoval) error {
 		gone, err := p.x.RemoveTemplate(ctx, r)
 		if len(gone) > 0 {
@@ -86,7 +87,7 @@ func TestTemplateThatIsNeeded(t *testing.T) {
 	if len(use.Sessions) != 1 || use.Files != 2 || use.Bytes != int64(len("only here")+len(large)) {
 		t.Errorf("%+v", use)
 	}
-	if r := ok[*FsckReport](t)(p.x.Fsck(ctx)); !r.OK() {
+	if r := ok[*repo.FsckReport](t)(p.x.Fsck(ctx)); !r.OK() {
 		t.Fatalf("%+v", r.Problems)
 	}
 	if err := remove(TemplateRemoval{Name: "mine", Keep: true}); err != nil {
@@ -98,10 +99,10 @@ func TestTemplateThatIsNeeded(t *testing.T) {
 	fresh := New(p.x.home) // knows of no image that was there
 	defer func() { _ = fresh.Close() }()
 	for _, x := range []*Executor{p.x, fresh} {
-		if _, err := x.GC(ctx, GCRequest{KeepUnreachable: 1}); err != nil {
+		if _, err := x.GC(ctx, repo.GCRequest{KeepUnreachable: 1}); err != nil {
 			t.Error(err)
 		}
-		if r := ok[*FsckReport](t)(x.Fsck(ctx)); !r.OK() {
+		if r := ok[*repo.FsckReport](t)(x.Fsck(ctx)); !r.OK() {
 			t.Errorf("files were lost: %+v", r.Problems)
 		}
 		dest := filepath.Join(t.TempDir(), "large")
@@ -115,7 +116,7 @@ func TestTemplateThatIsNeeded(t *testing.T) {
 	if err := remove(TemplateRemoval{Name: "other", Force: true}); err != nil {
 		t.Fatal(err)
 	}
-	r := ok[*FsckReport](t)(p.x.Fsck(ctx))
+	r := ok[*repo.FsckReport](t)(p.x.Fsck(ctx))
 	if r.OK() || len(r.Problems) != 2 || !strings.Contains(r.Problems[0].Where, "/etc/both") || !strings.Contains(r.Problems[1].Where, "/x") {
 		t.Errorf("%+v", r.Problems)
 	}
@@ -137,7 +138,7 @@ func TestTemplateOfAnonymousSessions(t *testing.T) {
 	p.leaves(p.session(""), p.template("other", map[string]string{"/x": "of the other"}))
 	g := ok[*session.Graph](t)(p.x.Session(ctx, string(tagged.ID)))
 	ok[session.Tag](t)(p.x.Tag(ctx, string(g.Turns[0].ID), "keep"))
-	time.Sleep(2 * lookAgain) // what was not there a moment ago is taken for not there
+	time.Sleep(2 * repo.LookAgain) // what was not there a moment ago is taken for not there
 	for _, s := range []session.Session{named, tagged} {
 		gone, err := p.x.RemoveTemplate(ctx, TemplateRemoval{Name: "mine"})
 		if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), s.Label()) || strings.Contains(err.Error(), nameless.Label()) || len(gone) > 0 {
@@ -146,11 +147,11 @@ func TestTemplateOfAnonymousSessions(t *testing.T) {
 		ok[session.Session](t)(p.x.RemoveSession(ctx, string(s.ID)))
 	}
 	// A turn of it that runs keeps it.
-	runs := ok[session.Turn](t)(p.cs.db.Start(ctx, session.StartTurn{Session: nameless.ID, Kind: string(KindRun)}))
+	runs := ok[session.Turn](t)(p.cs.DB.Start(ctx, session.StartTurn{Session: nameless.ID, Kind: string(repo.KindRun)}))
 	if gone, err := p.x.RemoveTemplate(ctx, TemplateRemoval{Name: "mine"}); turnstone.KindOf(err) != turnstone.KindUnavailable || len(gone) > 0 {
 		t.Errorf("%+v, %v", gone, err)
 	}
-	if err := p.cs.db.Abandon(ctx, runs.ID); err != nil {
+	if err := p.cs.DB.Abandon(ctx, runs.ID); err != nil {
 		t.Fatal(err)
 	}
 	gone := ok[[]session.Session](t)(p.x.RemoveTemplate(ctx, TemplateRemoval{Name: "mine"}))
@@ -160,17 +161,17 @@ func TestTemplateOfAnonymousSessions(t *testing.T) {
 	if _, err := p.x.Session(ctx, string(nameless.ID)); turnstone.KindOf(err) != turnstone.KindNotFound {
 		t.Errorf("%v", err)
 	}
-	if all := ok[[]SessionInfo](t)(p.x.Sessions(ctx)); len(all) != 1 {
+	if all := ok[[]repo.SessionInfo](t)(p.x.Sessions(ctx)); len(all) != 1 {
 		t.Errorf("%+v", all)
 	}
-	if r := ok[*FsckReport](t)(p.x.Fsck(ctx)); !r.OK() {
+	if r := ok[*repo.FsckReport](t)(p.x.Fsck(ctx)); !r.OK() {
 		t.Errorf("%+v", r.Problems)
 	}
 	// With its files copied nobody has to go.
 	if gone, err := p.x.RemoveTemplate(ctx, TemplateRemoval{Name: "other", Keep: true}); err != nil || len(gone) > 0 {
 		t.Errorf("%+v, %v", gone, err)
 	}
-	if r := ok[*FsckReport](t)(p.x.Fsck(ctx)); !r.OK() || r.Sessions != 1 {
+	if r := ok[*repo.FsckReport](t)(p.x.Fsck(ctx)); !r.OK() || r.Sessions != 1 {
 		t.Errorf("%+v", r)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/repo"
 )
 
 // A turnFolder is turns/ID of the state directory, with a turn's receipt and its long
@@ -25,12 +26,12 @@ type turnFolder struct {
 func (r *run) openFolder() {
 	dir, err := r.x.home.MkdirAll("turns", string(r.info.ID))
 	if err == nil {
-		r.folder.lock, err = lockFolder(dir, unix.LOCK_EX)
+		r.folder.lock, err = repo.LockFolder(dir, unix.LOCK_EX)
 	}
 	for n := 0; n < 5 && (err != nil && errors.Is(err, fs.ErrNotExist) || err == nil && !isAt(r.folder.lock, dir)); n++ {
 		r.closeFolder() // a gc that keeps nothing came between: no turn had it yet
 		if dir, err = r.x.home.MkdirAll("turns", string(r.info.ID)); err == nil {
-			r.folder.lock, err = lockFolder(dir, unix.LOCK_EX)
+			r.folder.lock, err = repo.LockFolder(dir, unix.LOCK_EX)
 		}
 	}
 	if err != nil {
@@ -95,8 +96,8 @@ func (r *run) keepReceipt() {
 // syncOutputs makes durable what the receipt names.
 func (r *run) syncOutputs() error {
 	errs := []error{r.steps.Sync()}
-	if r.x.repo.fault != nil {
-		errs = append(errs, r.x.repo.fault("turns.sync"))
+	if r.x.repo.Fault != nil {
+		errs = append(errs, r.x.repo.Fault("turns.sync"))
 	}
 	errs = append(errs, filestamp.SyncDir(r.dir))
 	if r.folder.named != nil {

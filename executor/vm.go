@@ -14,6 +14,7 @@ import (
 	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
 	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/sandboxes"
 )
@@ -39,7 +40,7 @@ func (x *Host) Resume(ctx context.Context, req ResumeRequest, progress func(stri
 // resumedNetwork is what a resumed machine asks of its network. The record and the document
 // that was run, src, may be imported: what they ask for is judged as turn run would judge the
 // document today, with req for its flags.
-func (x *Host) resumedNetwork(rec *Record, src []byte, req ResumeRequest) (*network.Spec, error) {
+func (x *Host) resumedNetwork(rec *repo.Record, src []byte, req ResumeRequest) (*network.Spec, error) {
 	doc, err := document.Parse("turn.md", src)
 	if err != nil { // of another version: it asks for nothing
 		doc = &document.Document{}
@@ -98,11 +99,11 @@ func (x *Host) resume(ctx context.Context, req ResumeRequest, spec sandboxes.Spe
 	if err != nil {
 		return none, err
 	}
-	t, err := cs.db.Resolve(ctx, req.Ref)
+	t, err := cs.DB.Resolve(ctx, req.Ref)
 	if err != nil {
 		return none, err
 	}
-	rec, err := cs.record(ctx, t)
+	rec, err := cs.Record(ctx, t)
 	if err != nil {
 		return none, err
 	}
@@ -116,7 +117,7 @@ func (x *Host) resume(ctx context.Context, req ResumeRequest, spec sandboxes.Spe
 			"the machine was kept without a network card").WithHint("begin a turn on its files")
 	}
 	if spec.Network == nil && rec.Shape.Network {
-		src, err := cs.read(ctx, rec.Document, document.MaxFile)
+		src, err := cs.Read(ctx, rec.Document, document.MaxFile)
 		if err != nil {
 			return none, err
 		}
@@ -130,14 +131,14 @@ func (x *Host) resume(ctx context.Context, req ResumeRequest, spec sandboxes.Spe
 		below = at.history(ctx)
 	}
 	if p := t.Parent(); p != "" {
-		parent, err := cs.db.Turn(ctx, p)
+		parent, err := cs.DB.Turn(ctx, p)
 		if err != nil {
 			return none, err
 		}
 		at.parent = &parent
 		below = at.history(ctx) // which takes the parent as it is now
 	}
-	paths, release, err := cs.images.Remake(ctx, rec.VM.Layers, below)
+	paths, release, err := cs.Images.Remake(ctx, rec.VM.Layers, below)
 	if err != nil {
 		return none, err
 	}
@@ -159,9 +160,9 @@ func (x *Host) resume(ctx context.Context, req ResumeRequest, spec sandboxes.Spe
 }
 
 // layersBelow are the template's layers, below the first turn of rec's session.
-func (x *Host) layersBelow(ctx context.Context, rec *Record) (layers []template.Layer) {
+func (x *Host) layersBelow(ctx context.Context, rec *repo.Record) (layers []template.Layer) {
 	if rec.VM.Image == nil { // of an older program
-		if tmpl, err := x.repo.builtTemplate(ctx, rec.Image); err == nil {
+		if tmpl, err := x.repo.BuiltTemplate(ctx, rec.Image); err == nil {
 			return tmpl.Layers
 		}
 	}
@@ -172,7 +173,7 @@ func (x *Host) layersBelow(ctx context.Context, rec *Record) (layers []template.
 }
 
 // unpackVM makes a folder that a machine can be restored from.
-func (x *Host) unpackVM(ctx context.Context, cs *contextStore, rec *Record, layers []string, progress func(string)) (dir string, remove func(), err error) {
+func (x *Host) unpackVM(ctx context.Context, cs *repo.ContextStore, rec *repo.Record, layers []string, progress func(string)) (dir string, remove func(), err error) {
 	p := &plan{image: rec.Image, shape: rec.Shape, driver: cmp.Or(rec.Substrate, "auto"), kept: true,
 		wants: wants{cpus: rec.Shape.CPUs, memory: rec.Shape.Memory, disk: rec.Shape.Disk}}
 	if err := rec.Shape.Validate(); err != nil { // the record may be imported
@@ -214,15 +215,15 @@ func (x *Host) unpackVM(ctx context.Context, cs *contextStore, rec *Record, laye
 // by the names that a record has for them, and nothing by a path: the record may be imported.
 type machineFiles struct {
 	ctx context.Context
-	cs  *contextStore
-	vm  *VMRef
+	cs  *repo.ContextStore
+	vm  *repo.VMRef
 }
 
 // Open implements substrate.PackedFiles. What it returns is verified as it is read.
 func (m machineFiles) Open(name string) (io.ReadCloser, error) {
 	for _, f := range m.vm.Files {
 		if f.Name == name {
-			return m.cs.store.OpenContent(m.ctx, f.Content)
+			return m.cs.Store.OpenContent(m.ctx, f.Content)
 		}
 	}
 	return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}

@@ -11,6 +11,7 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
@@ -56,9 +57,9 @@ func TestResumedNetwork(t *testing.T) {
 		if err := os.WriteFile(x.home.Path("config.toml"), []byte(c.config), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		rec := &Record{}
+		rec := &repo.Record{}
 		if c.kept != nil {
-			rec.Network = &RecordNetwork{Spec: c.kept}
+			rec.Network = &repo.RecordNetwork{Spec: c.kept}
 		}
 		if c.document == "" {
 			c.document = quiet
@@ -96,7 +97,7 @@ func TestResumeHugeMachine(t *testing.T) {
 		"negative memory": {func(s *turnstone.Shape) { s.Memory = -1 }, turnstone.KindIntegrity},
 		"too many CPUs":   {func(s *turnstone.Shape) { s.CPUs = turnstone.MaxCPUs + 1 }, turnstone.KindIntegrity},
 	} {
-		rec := &Record{Image: "base", Shape: turnstone.DefaultShape(), VM: &VMRef{}}
+		rec := &repo.Record{Image: "base", Shape: turnstone.DefaultShape(), VM: &repo.VMRef{}}
 		c.change(&rec.Shape)
 		if _, _, err := p.x.unpackVM(t.Context(), p.cs, rec, nil, func(string) { t.Errorf("%s: something is prepared", what) }); turnstone.KindOf(err) != c.kind || turnstone.HintOf(err) == "" {
 			t.Errorf("%s: %v", what, err)

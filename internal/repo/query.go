@@ -1,4 +1,4 @@
-package executor
+package repo
 
 import (
 	"cmp"
@@ -7,7 +7,6 @@ import (
 	"io"
 	"path"
 	"slices"
-	"strings"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -36,15 +35,15 @@ type TurnInfo struct {
 
 // Show returns what is known of the turn that ref names.
 func (x *Repo) Show(ctx context.Context, ref string) (*TurnInfo, error) {
-	cs, t, err := x.resolve(ctx, ref)
+	cs, t, err := x.Resolve(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
-	g, err := cs.db.Graph(ctx, t.Session)
+	g, err := cs.DB.Graph(ctx, t.Session)
 	if err != nil {
 		return nil, err
 	}
-	i := &TurnInfo{Turn: t, Session: g.Session, Heads: []string{}, Tags: []string{}, Children: []int{}, Kept: x.home.Path("turns", string(t.ID))}
+	i := &TurnInfo{Turn: t, Session: g.Session, Heads: []string{}, Tags: []string{}, Children: []int{}, Kept: x.Dir.Path("turns", string(t.ID))}
 	for _, b := range g.Branches {
 		if b.Head == t.ID {
 			i.Heads = append(i.Heads, b.Name)
@@ -62,12 +61,12 @@ func (x *Repo) Show(ctx context.Context, ref string) (*TurnInfo, error) {
 	}
 	slices.Sort(i.Children)
 	if t.Record != "" {
-		if i.Record, err = cs.record(ctx, t); err != nil {
+		if i.Record, err = cs.Record(ctx, t); err != nil {
 			return nil, err
 		}
 	}
 	if t.State != "" {
-		if i.State, err = cs.state(ctx, t.State); err != nil {
+		if i.State, err = cs.State(ctx, t.State); err != nil {
 			return nil, err
 		}
 	}
@@ -76,16 +75,16 @@ func (x *Repo) Show(ctx context.Context, ref string) (*TurnInfo, error) {
 
 // Receipt returns the receipt of the turn that ref names.
 func (x *Repo) Receipt(ctx context.Context, ref string) ([]byte, error) {
-	cs, t, err := x.resolve(ctx, ref)
+	cs, t, err := x.Resolve(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
-	rec, err := cs.record(ctx, t)
+	rec, err := cs.Record(ctx, t)
 	if err != nil {
 		return nil, err
 	}
 	// Outputs stand in it shortened, so it is not much longer than its document.
-	return cs.read(ctx, rec.Receipt, 8*document.MaxFile)
+	return cs.Read(ctx, rec.Receipt, 8*document.MaxFile)
 }
 
 // A FileInfo is one file of a state.
@@ -124,9 +123,6 @@ func typeName(t tree.Type) string {
 	return fmt.Sprintf("type-%d", t)
 }
 
-// CutPath splits REF:PATH. A reference has no colon. ok is false without one.
-func CutPath(arg string) (ref, file string, ok bool) { return strings.Cut(arg, ":") }
-
 // inState makes name absolute: it is relative to the state's working directory.
 func (st *State) inState(name string) string {
 	if !path.IsAbs(name) {
@@ -148,11 +144,11 @@ func ofTurn(ref string, err error) error {
 // the one file that is there. A relative name is below the working directory that
 // the turn left. A symlink at name is followed. recursive lists all below it.
 func (x *Repo) ListFiles(ctx context.Context, ref, name string, recursive bool, each func(FileInfo) error) error {
-	cs, _, st, err := x.resolveState(ctx, ref)
+	cs, _, st, err := x.ResolveState(ctx, ref)
 	if err != nil {
 		return err
 	}
-	real, e, err := tree.Resolve(ctx, cs.store, st.Tree, st.inState(name))
+	real, e, err := tree.Resolve(ctx, cs.Store, st.Tree, st.inState(name))
 	if err = ofTurn(ref, err); err != nil {
 		return err
 	}
@@ -160,14 +156,14 @@ func (x *Repo) ListFiles(ctx context.Context, ref, name string, recursive bool, 
 		return each(fileInfo(real, e))
 	}
 	if recursive {
-		return tree.Walk(ctx, cs.store, st.Tree, real, func(p string, e *tree.Entry) error {
+		return tree.Walk(ctx, cs.Store, st.Tree, real, func(p string, e *tree.Entry) error {
 			if p == real {
 				return nil
 			}
 			return each(fileInfo(p, e))
 		})
 	}
-	dir, err := tree.GetDirectory(ctx, cs.store, e.Tree)
+	dir, err := tree.GetDirectory(ctx, cs.Store, e.Tree)
 	if err != nil {
 		return err
 	}
@@ -182,11 +178,11 @@ func (x *Repo) ListFiles(ctx context.Context, ref, name string, recursive bool, 
 // OpenFile opens the file at name in the state of the turn that ref names; symlinks
 // are followed in the state. Every byte is verified before it is read.
 func (x *Repo) OpenFile(ctx context.Context, ref, name string) (io.ReadCloser, error) {
-	cs, _, st, err := x.resolveState(ctx, ref)
+	cs, _, st, err := x.ResolveState(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
-	real, e, err := tree.Resolve(ctx, cs.store, st.Tree, st.inState(name))
+	real, e, err := tree.Resolve(ctx, cs.Store, st.Tree, st.inState(name))
 	if err = ofTurn(ref, err); err != nil {
 		return nil, err
 	}
@@ -200,8 +196,8 @@ func (x *Repo) OpenFile(ctx context.Context, ref, name string) (io.ReadCloser, e
 
 // openContent opens the content of the file at path in the state st. One that is not here
 // is an error of kind Unavailable: it may lie in a template that is not.
-func (cs *contextStore) openContent(ctx context.Context, st *State, path string, c tree.Content) (io.ReadCloser, error) {
-	in, err := cs.store.OpenContent(ctx, c)
+func (cs *ContextStore) openContent(ctx context.Context, st *State, path string, c tree.Content) (io.ReadCloser, error) {
+	in, err := cs.Store.OpenContent(ctx, c)
 	if turnstone.KindOf(err) != turnstone.KindNotFound {
 		return in, err
 	}

@@ -1,4 +1,4 @@
-package executor
+package repo
 
 import (
 	"context"
@@ -54,7 +54,7 @@ func (r *FsckReport) add(p FsckProblem) {
 // store's index, which can be made again.
 func (x *Repo) Fsck(ctx context.Context) (*FsckReport, error) {
 	rep := &FsckReport{Problems: []FsckProblem{}}
-	cs, err := x.context(ctx)
+	cs, err := x.Open(ctx)
 	if turnstone.KindOf(err) == turnstone.KindIntegrity {
 		x.noSessions(rep, err)
 		if cs, err = x.openWithoutSessions(ctx); err == nil {
@@ -64,17 +64,17 @@ func (x *Repo) Fsck(ctx context.Context) (*FsckReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cs.db != nil {
-		found, err := cs.db.Check(ctx)
+	if cs.DB != nil {
+		found, err := cs.DB.Check(ctx)
 		if err := x.orProblem(ctx, rep, err); err != nil {
 			return nil, err
 		}
 		for _, line := range found {
-			rep.add(FsckProblem{Where: x.home.Path("context.db"), Error: line})
+			rep.add(FsckProblem{Where: x.Dir.Path("context.db"), Error: line})
 		}
 	}
 	damaged := map[turnstone.Digest]bool{}
-	rep.Store, err = cs.store.Fsck(ctx, func(p store.Problem) {
+	rep.Store, err = cs.Store.Fsck(ctx, func(p store.Problem) {
 		where := string(p.Object)
 		for _, part := range []string{p.Pack, p.Segment} {
 			if part != "" && where != "" {
@@ -93,11 +93,11 @@ func (x *Repo) Fsck(ctx context.Context) (*FsckReport, error) {
 
 // noSessions reports that the sessions cannot be read, and what then is not checked.
 func (x *Repo) noSessions(rep *FsckReport, err error) {
-	rep.add(FsckProblem{Where: x.home.Path("context.db"), Error: fmt.Sprintf("%v; what its turns need is not checked", causeOf(err))})
+	rep.add(FsckProblem{Where: x.Dir.Path("context.db"), Error: fmt.Sprintf("%v; what its turns need is not checked", CauseOf(err))})
 }
 
-// causeOf is err without what it is about, when that is known.
-func causeOf(err error) error {
+// CauseOf is err without what it is about, when that is known.
+func CauseOf(err error) error {
 	var te *turnstone.Error
 	if errors.As(err, &te) && te.Err != nil {
 		return te.Err
@@ -115,26 +115,26 @@ func (x *Repo) orProblem(ctx context.Context, rep *FsckReport, err error) error 
 }
 
 // checkTurns checks that all that turns need is there.
-func (x *Repo) checkTurns(ctx context.Context, cs *contextStore, rep *FsckReport, damaged map[turnstone.Digest]bool) error {
+func (x *Repo) checkTurns(ctx context.Context, cs *ContextStore, rep *FsckReport, damaged map[turnstone.Digest]bool) error {
 	seen := map[turnstone.Digest]bool{}
 	first := func(d turnstone.Digest) bool {
 		news := !seen[d]
 		seen[d] = true
 		return news
 	}
-	r := &reach{cs: cs, object: first, verify: tree.NewVerifier(cs.store), failed: func(what string, err error) error {
+	r := &Reach{In: cs, Object: first, Verify: tree.NewVerifier(cs.Store), Failed: func(what string, err error) error {
 		if ctx.Err() != nil {
 			return err
 		}
 		rep.add(FsckProblem{Where: what, Error: err.Error()})
 		return nil
 	}}
-	r.content = func(ctx context.Context, c tree.Content) error {
+	r.Content = func(ctx context.Context, c tree.Content) error {
 		if !first(c.Digest) {
 			return nil
 		}
-		objects, err := cs.store.ContentObjects(ctx, c)
-		if err != nil && cs.elsewhere(c.Digest) {
+		objects, err := cs.Store.ContentObjects(ctx, c)
+		if err != nil && cs.InTemplate(c.Digest) {
 			return nil
 		}
 		for _, d := range objects {
@@ -144,28 +144,28 @@ func (x *Repo) checkTurns(ctx context.Context, cs *contextStore, rep *FsckReport
 		}
 		return err
 	}
-	layers, err := cs.layers(ctx)
+	layers, err := cs.Layers(ctx)
 	if err != nil {
-		if err = r.failed("templates", err); err != nil {
+		if err = r.Failed("templates", err); err != nil {
 			return err
 		}
 	}
 	for _, l := range layers {
-		if err := r.tree(ctx, "template "+l.Spec.Short(), l.Tree); err != nil {
+		if err := r.Tree(ctx, "template "+l.Spec.Short(), l.Tree); err != nil {
 			return err
 		}
 	}
-	if cs.db == nil {
+	if cs.DB == nil {
 		return nil
 	}
-	all, err := cs.db.Every(ctx)
+	all, err := cs.DB.Every(ctx)
 	if err := x.orProblem(ctx, rep, err); err != nil {
 		return err
 	}
 	sessions := map[turnstone.SessionID]bool{}
 	for _, t := range all {
 		sessions[t.Session] = true
-		if err := r.turn(ctx, t); err != nil {
+		if err := r.Turn(ctx, t); err != nil {
 			return err
 		}
 	}
@@ -174,8 +174,8 @@ func (x *Repo) checkTurns(ctx context.Context, cs *contextStore, rep *FsckReport
 }
 
 // there reports that the object d is not.
-func (cs *contextStore) there(ctx context.Context, d turnstone.Digest) error {
-	has, err := cs.store.Has(ctx, d)
+func (cs *ContextStore) there(ctx context.Context, d turnstone.Digest) error {
+	has, err := cs.Store.Has(ctx, d)
 	if err == nil && !has {
 		err = turnstone.NewError("executor.fsck", turnstone.KindNotFound, string(d), nil)
 	}

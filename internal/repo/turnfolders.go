@@ -1,4 +1,4 @@
-package executor
+package repo
 
 import (
 	"bytes"
@@ -13,8 +13,8 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// lockFolder locks a folder; how is of flock(2). The lock ends with the file.
-func lockFolder(dir string, how int) (*os.File, error) {
+// LockFolder locks a folder; how is of flock(2). The lock ends with the file.
+func LockFolder(dir string, how int) (*os.File, error) {
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil, err

@@ -1,4 +1,4 @@
-package executor
+package repo
 
 import (
 	"context"
@@ -18,11 +18,11 @@ import (
 	"turnstone.dev/turnstone/internal/template/treeindex"
 )
 
-// templateContents finds contents in the images of all templates that are built, those
+// TemplateContents finds contents in the images of all templates that are built, those
 // too whose spec has changed since: states that began on them need them. It looks at
 // the folder when it is first asked, and for news when it does not find something.
-type templateContents struct {
-	dir string
+type TemplateContents struct {
+	Dir string
 
 	mu     sync.RWMutex
 	looked time.Time
@@ -45,23 +45,23 @@ func (f *foundTemplate) there() bool {
 	return err == nil && os.SameFile(now, f.file)
 }
 
-var _ store.Alternate = (*templateContents)(nil)
-var _ store.Sizer = (*templateContents)(nil)
+var _ store.Alternate = (*TemplateContents)(nil)
+var _ store.Sizer = (*TemplateContents)(nil)
 
-// lookAgain is how long what is not there is taken for not there.
-const lookAgain = 50 * time.Millisecond
+// LookAgain is how long what is not there is taken for not there.
+const LookAgain = 50 * time.Millisecond
 
 // find calls match for each template until it says yes.
-func (t *templateContents) find(match func(c *foundTemplate) bool) *foundTemplate {
+func (t *TemplateContents) find(match func(c *foundTemplate) bool) *foundTemplate {
 	t.mu.RLock()
-	c, fresh := t.among(match), t.closed || time.Since(t.looked) < lookAgain
+	c, fresh := t.among(match), t.closed || time.Since(t.looked) < LookAgain
 	t.mu.RUnlock()
 	if c != nil || fresh {
 		return c
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if time.Since(t.looked) >= lookAgain && !t.closed {
+	if time.Since(t.looked) >= LookAgain && !t.closed {
 		if !t.look() {
 			t.looked = time.Now()
 			return nil
@@ -71,7 +71,7 @@ func (t *templateContents) find(match func(c *foundTemplate) bool) *foundTemplat
 	return t.among(match)
 }
 
-func (t *templateContents) among(match func(c *foundTemplate) bool) *foundTemplate {
+func (t *TemplateContents) among(match func(c *foundTemplate) bool) *foundTemplate {
 	for _, c := range t.found {
 		if match(c) && c.there() {
 			return c
@@ -83,19 +83,19 @@ func (t *templateContents) among(match func(c *foundTemplate) bool) *foundTempla
 // look adds the templates that there are since, and tells whether there are any.
 // Only those count whose image has been read for its tree. Those that are not there any
 // more are let go.
-func (t *templateContents) look() (news bool) {
+func (t *TemplateContents) look() (news bool) {
 	for dir, c := range t.found {
 		if !c.there() {
 			_ = c.Close() // nothing was written
 			delete(t.found, dir)
 		}
 	}
-	entries, err := os.ReadDir(t.dir)
+	entries, err := os.ReadDir(t.Dir)
 	if err != nil {
 		return false
 	}
 	for _, e := range entries {
-		dir := filepath.Join(t.dir, e.Name())
+		dir := filepath.Join(t.Dir, e.Name())
 		if _, known := t.found[dir]; known || len(e.Name()) != 64 {
 			continue
 		}
@@ -144,17 +144,17 @@ func (f *foundTemplate) OpenContent(ctx context.Context, c tree.Content) (io.Rea
 }
 
 // HasContent tells whether a template has the content d.
-func (t *templateContents) HasContent(d turnstone.Digest) bool {
+func (t *TemplateContents) HasContent(d turnstone.Digest) bool {
 	return t.find(func(c *foundTemplate) bool { return c.HasContent(d) }) != nil
 }
 
 // HasSize tells whether a template has a content of size bytes.
-func (t *templateContents) HasSize(size int64) bool {
+func (t *TemplateContents) HasSize(size int64) bool {
 	return t.find(func(c *foundTemplate) bool { return c.HasSize(size) }) != nil
 }
 
 // OpenContent opens a content of a template.
-func (t *templateContents) OpenContent(ctx context.Context, c tree.Content) (io.ReadCloser, error) {
+func (t *TemplateContents) OpenContent(ctx context.Context, c tree.Content) (io.ReadCloser, error) {
 	in := t.find(func(in *foundTemplate) bool { return in.HasContent(c.Digest) })
 	if in == nil {
 		return nil, turnstone.Errorf("executor.template", turnstone.KindNotFound, string(c.Digest),
@@ -164,13 +164,13 @@ func (t *templateContents) OpenContent(ctx context.Context, c tree.Content) (io.
 	return in.OpenContent(ctx, c)
 }
 
-// layers returns the layers of all templates that are built, those too whose spec has
+// Layers returns the layers of all templates that are built, those too whose spec has
 // changed since: all that they need stays in the store. One that was built when the
 // store was elsewhere is left out; whoever needs it builds it anew.
-func (cs *contextStore) layers(ctx context.Context) ([]template.Layer, error) {
+func (cs *ContextStore) Layers(ctx context.Context) ([]template.Layer, error) {
 	var kept []template.Layer
-	for _, l := range template.NewStore(cs.templates.dir).BuiltLayers() {
-		has, err := cs.store.Has(ctx, l.Tree.Root)
+	for _, l := range template.NewStore(cs.Templates.Dir).BuiltLayers() {
+		has, err := cs.Store.Has(ctx, l.Tree.Root)
 		if err != nil {
 			return nil, err
 		}
@@ -182,7 +182,7 @@ func (cs *contextStore) layers(ctx context.Context) ([]template.Layer, error) {
 }
 
 // Close lets go of the images.
-func (t *templateContents) Close() error {
+func (t *TemplateContents) Close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.closed = true
@@ -196,17 +196,17 @@ func (t *templateContents) Close() error {
 
 // templateTree returns the tree of a template, whose directories it puts into the
 // store where they are not there yet, and lets the store find its files.
-func (cs *contextStore) templateTree(ctx context.Context, tmpl *template.Template) (tree.Ref, error) {
-	ref, err := cs.rootTree(ctx, tmpl)
+func (cs *ContextStore) templateTree(ctx context.Context, tmpl *template.Template) (tree.Ref, error) {
+	ref, err := cs.RootTree(ctx, tmpl)
 	if n := len(tmpl.Layers); n > 0 {
 		ref = tmpl.Layers[n-1].Tree
 	}
 	return ref, err
 }
 
-// rootTree is templateTree of the template's root image alone, without its layers.
-func (cs *contextStore) rootTree(ctx context.Context, tmpl *template.Template) (tree.Ref, error) {
-	batch, err := cs.store.Begin(ctx)
+// RootTree is templateTree of the template's root image alone, without its layers.
+func (cs *ContextStore) RootTree(ctx context.Context, tmpl *template.Template) (tree.Ref, error) {
+	batch, err := cs.Store.Begin(ctx)
 	if err != nil {
 		return tree.Ref{}, err
 	}
@@ -218,8 +218,8 @@ func (cs *contextStore) rootTree(ctx context.Context, tmpl *template.Template) (
 	return ref, batch.Flush(ctx)
 }
 
-// onlyIn tells whether the image in the folder dir, and no other one, has the content d.
-func (t *templateContents) onlyIn(dir string, d turnstone.Digest) bool {
+// OnlyIn tells whether the image in the folder dir, and no other one, has the content d.
+func (t *TemplateContents) OnlyIn(dir string, d turnstone.Digest) bool {
 	if !t.HasContent(d) {
 		return false
 	}
@@ -238,13 +238,13 @@ func (t *templateContents) onlyIn(dir string, d turnstone.Digest) bool {
 	return only
 }
 
-// indexTemplate lets the store find the files of a template that was just built: an
+// IndexTemplate lets the store find the files of a template that was just built: an
 // imported session may wait for them.
-func (x *Repo) indexTemplate(ctx context.Context, t *template.Template) error {
-	if _, err := os.Stat(x.home.Path("context.db")); err != nil {
+func (x *Repo) IndexTemplate(ctx context.Context, t *template.Template) error {
+	if _, err := os.Stat(x.Dir.Path("context.db")); err != nil {
 		return nil // there is no session yet
 	}
-	cs, err := x.context(ctx)
+	cs, err := x.Open(ctx)
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package executor
+package repo
 
 import (
 	"context"
@@ -39,18 +39,18 @@ type SessionUsage struct {
 
 // Usage adds up what the sessions need, and what is on disk.
 func (x *Repo) Usage(ctx context.Context) (*Usage, error) {
-	cs, err := x.context(ctx)
+	cs, err := x.Open(ctx)
 	if err != nil {
 		return nil, err
 	}
-	sessions, err := cs.db.List(ctx)
+	sessions, err := cs.DB.List(ctx)
 	if err != nil {
 		return nil, err
 	}
 	u := &Usage{Sessions: make([]SessionUsage, 0, len(sessions))}
 	c := &usageCount{cs: cs, owners: map[turnstone.Digest]usageOwner{}}
 	for i, s := range sessions {
-		turns, err := cs.db.Turns(ctx, s.ID)
+		turns, err := cs.DB.Turns(ctx, s.ID)
 		if err != nil {
 			return nil, err
 		}
@@ -60,12 +60,12 @@ func (x *Repo) Usage(ctx context.Context) (*Usage, error) {
 		}
 	}
 	c.sum(u)
-	if u.Store, err = cs.store.Usage(ctx); err != nil {
+	if u.Store, err = cs.Store.Usage(ctx); err != nil {
 		return nil, err
 	}
-	u.Database = diskUse(x.home.Path("context.db")) + diskUse(x.home.Path("context.db-wal"))
+	u.Database = diskUse(x.Dir.Path("context.db")) + diskUse(x.Dir.Path("context.db-wal"))
 	for folder, to := range map[string]*int64{"images": &u.Images, "turns": &u.Turns, "machines": &u.Machines, "homes": &u.Homes, "templates": &u.Templates} {
-		*to = diskUse(x.home.Path(folder))
+		*to = diskUse(x.Dir.Path(folder))
 	}
 	return u, nil
 }
@@ -73,7 +73,7 @@ func (x *Repo) Usage(ctx context.Context) (*Usage, error) {
 // A usageCount knows for each object which sessions need it. Contents count as a
 // whole, also where chunks of them are in others.
 type usageCount struct {
-	cs      *contextStore
+	cs      *ContextStore
 	owners  map[turnstone.Digest]usageOwner
 	shared  []int64 // by session
 	logical []int64
@@ -121,20 +121,20 @@ func (c *usageCount) measured(i int) func(d turnstone.Digest, b []byte) error {
 
 func (c *usageCount) session(ctx context.Context, i int, turns []session.Turn) error {
 	c.shared, c.logical = append(c.shared, 0), append(c.logical, 0)
-	r := &reach{cs: c.cs, object: func(d turnstone.Digest) bool { return c.add(i, d, 0) }, got: c.measured(i),
-		failed: func(what string, err error) error {
+	r := &Reach{In: c.cs, Object: func(d turnstone.Digest) bool { return c.add(i, d, 0) }, Got: c.measured(i),
+		Failed: func(what string, err error) error {
 			return turnstone.NewError("executor.usage", turnstone.KindOf(err), what, err).
 				WithHint("turn fsck lists all that is damaged")
 		}}
-	r.content = func(ctx context.Context, content tree.Content) error {
-		if content.Chunks == "" && c.cs.elsewhere(content.Digest) {
+	r.Content = func(ctx context.Context, content tree.Content) error {
+		if content.Chunks == "" && c.cs.InTemplate(content.Digest) {
 			return nil
 		}
 		c.add(i, content.Digest, content.Size)
 		return nil
 	}
 	for _, t := range turns {
-		if err := r.turn(ctx, t); err != nil {
+		if err := r.Turn(ctx, t); err != nil {
 			return err
 		}
 	}

@@ -1,4 +1,6 @@
-package executor
+// Package place opens the place where the packs of a state directory's store are: a folder in the
+// state directory, or a bucket, which belongs to one state directory at a time.
+package place
 
 import (
 	"bytes"
@@ -8,23 +10,55 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/blob"
+	"turnstone.dev/turnstone/internal/store/blob/local"
+	"turnstone.dev/turnstone/internal/store/blob/s3"
 )
 
-// claims is what the blobs begin with that say whose a place is.
+// Open returns where the packs of the state directory dir lie, and the folder with what is local of
+// the store. where is s3://BUCKET/PREFIX, or empty for a folder in dir. A bucket that belongs to
+// another state directory is an error of kind Unavailable, because the gc of each knows only its own
+// turns. fault is called before each write to a folder, for tests; nil: none.
+func Open(ctx context.Context, dir *statedir.Dir, where string, fault func(op string) error) (at blob.Store, folder string, err error) {
+	if where == "" {
+		s, err := local.Open(dir.Path("store", "blobs"), local.Options{Fault: fault})
+		if err != nil {
+			return nil, "", err
+		}
+		return s, dir.Path("store"), nil
+	}
+	o, err := s3.ParseURL(where)
+	if err != nil {
+		return nil, "", err
+	}
+	s, err := s3.Open(o)
+	if err != nil {
+		return nil, "", err
+	}
+	// The index of one place says nothing of another.
+	folder, err = dir.MkdirAll("store-s3", turnstone.DigestBytes([]byte(o.Endpoint+"/"+o.Bucket+"/"+o.Prefix)).Short())
+	if err != nil {
+		return nil, "", err
+	}
+	return s, folder, claim(ctx, dir, s, where, filepath.Join(folder, "claimed"))
+}
+
+// claims begins the names of the blobs that name the owner of a place.
 const claims = "homes/"
 
-// claim makes a place that others can reach this state directory's own: its gc knows
-// of no other's turns, and would delete what they left. The blob homes/<id> says whose
-// it is. noted is a file that says that this was looked at before. That a place is
-// another's is an error of kind Unavailable. Two that come at once may both be refused,
-// and are never both let in: each looks after it has said that it is there.
-func (x *Repo) claim(ctx context.Context, at blob.Store, where, noted string) error {
-	id, err := x.storeID()
+// claim makes a place that others can reach the property of dir: its gc knows no other directory's
+// turns, and would delete what they left. The blob homes/<id> names the owner. noted is a file that
+// records an earlier claim. A place of another owner is an error of kind Unavailable. Of two owners
+// that claim at once both may be rejected, and at most one is accepted, because each looks again
+// after its own claim is written.
+func claim(ctx context.Context, dir *statedir.Dir, at blob.Store, where, noted string) error {
+	id, err := storeID(dir)
 	if err != nil {
 		return err
 	}
@@ -64,7 +98,7 @@ func (x *Repo) claim(ctx context.Context, at blob.Store, where, noted string) er
 	return filestamp.WriteFile(noted, []byte(id+"\n"), 0o600)
 }
 
-// claimed returns who has claimed a place, other than id, and whether id has.
+// claimed returns an owner of the place other than id, and whether id is an owner.
 func claimed(ctx context.Context, at blob.Store, id string) (other string, mine bool, err error) {
 	for info, err := range at.List(ctx, claims) {
 		if err != nil {
@@ -79,10 +113,9 @@ func claimed(ctx context.Context, at blob.Store, id string) (other string, mine 
 	return other, mine, nil
 }
 
-// storeID returns the name that this state directory has where others are, which it
-// gets when it is asked first.
-func (x *Repo) storeID() (string, error) {
-	path := x.home.Path("store-id")
+// storeID returns the name that dir has in places that others can reach. The first call makes it.
+func storeID(dir *statedir.Dir) (string, error) {
+	path := dir.Path("store-id")
 	failed := func(err error) error {
 		return turnstone.NewError("executor.claim", turnstone.KindUnavailable, path, err).
 			WithHint("the state directory has to be yours")

@@ -1,4 +1,4 @@
-package executor
+package repo
 
 import (
 	"context"
@@ -11,51 +11,50 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// A reach goes through everything that turns need: records, receipts, outputs,
-// states, trees, contents.
-type reach struct {
-	cs *contextStore
-	// object is called for each object but those of contents; first tells whether
-	// it, and what it names, has to be gone through.
-	object func(d turnstone.Digest) (first bool)
-	// got is called with each object for which object said so; may be nil.
-	got func(d turnstone.Digest, b []byte) error
-	// verify, when it is not nil, checks that trees are what they say of themselves:
-	// FS hashes and hard links. Those that come from elsewhere may say what is not so.
-	verify *tree.Verifier
-	// content is called for each file's, output's and receipt's content.
-	content func(ctx context.Context, c tree.Content) error
-	// failed is called with what cannot be read; nil that it returns lets it go on
-	// with the rest.
-	failed func(what string, err error) error
+// A Reach goes through everything that turns need: records, receipts, outputs, states, trees,
+// contents.
+type Reach struct {
+	In *ContextStore
+	// Object is called for each object, except those of contents. first reports whether the object
+	// and what it names have to be gone through.
+	Object func(d turnstone.Digest) (first bool)
+	// Got is called with each object for which Object returned true. It may be nil.
+	Got func(d turnstone.Digest, b []byte) error
+	// Verify, if not nil, verifies the FS hashes and hard links of trees, which may come from an
+	// untrusted file.
+	Verify *tree.Verifier
+	// Content is called for the content of each file, output and receipt.
+	Content func(ctx context.Context, c tree.Content) error
+	// Failed is called with what cannot be read. When it returns nil, the rest is gone through.
+	Failed func(what string, err error) error
 }
 
-// turn goes through all that t needs; not through its parents.
-func (r *reach) turn(ctx context.Context, t session.Turn) error {
+// Turn goes through all that t needs; not through its parents.
+func (r *Reach) Turn(ctx context.Context, t session.Turn) error {
 	if t.Record == "" {
 		return nil
 	}
 	what := fmt.Sprintf("turn %d (%s)", t.Number, t.ID)
-	if !r.object(t.Record) {
+	if !r.Object(t.Record) {
 		return nil
 	}
 	if _, err := r.get(ctx, t.Record); err != nil {
-		return r.failed(what+": record", err)
+		return r.Failed(what+": record", err)
 	}
-	rec, err := r.cs.record(ctx, t)
+	rec, err := r.In.Record(ctx, t)
 	if err != nil {
-		return r.failed(what+": record", err)
+		return r.Failed(what+": record", err)
 	}
 	if rec.State != t.State {
 		err := turnstone.Errorf("executor.reach", turnstone.KindIntegrity, string(t.Record),
 			"names another state than the session does")
-		if err := r.failed(what, err); err != nil {
+		if err := r.Failed(what, err); err != nil {
 			return err
 		}
 	}
 	for _, c := range recordContents(rec) {
-		if err := r.content(ctx, c.content); err != nil {
-			if err = r.failed(what+": "+c.what, err); err != nil {
+		if err := r.Content(ctx, c.content); err != nil {
+			if err = r.Failed(what+": "+c.what, err); err != nil {
 				return err
 			}
 		}
@@ -68,7 +67,7 @@ func (r *reach) turn(ctx context.Context, t session.Turn) error {
 
 // below goes through the trees that the images of a kept machine are made of, as far as they
 // are here: those of a template may come with it.
-func (r *reach) below(ctx context.Context, what string, vm *VMRef) error {
+func (r *Reach) below(ctx context.Context, what string, vm *VMRef) error {
 	if vm == nil || vm.Image == nil {
 		return nil
 	}
@@ -80,9 +79,9 @@ func (r *reach) below(ctx context.Context, what string, vm *VMRef) error {
 		if ref.Root == "" {
 			continue
 		}
-		has, err := r.cs.store.Has(ctx, ref.Root)
+		has, err := r.In.Store.Has(ctx, ref.Root)
 		if err == nil && has {
-			err = r.tree(ctx, what+": machine", ref)
+			err = r.Tree(ctx, what+": machine", ref)
 		}
 		if err != nil {
 			return err
@@ -91,45 +90,45 @@ func (r *reach) below(ctx context.Context, what string, vm *VMRef) error {
 	return nil
 }
 
-func (r *reach) state(ctx context.Context, what string, d turnstone.Digest) error {
-	if !r.object(d) {
+func (r *Reach) state(ctx context.Context, what string, d turnstone.Digest) error {
+	if !r.Object(d) {
 		return nil
 	}
 	b, err := r.get(ctx, d)
 	if err != nil {
-		return r.failed(what+": state", err)
+		return r.Failed(what+": state", err)
 	}
 	st := &State{}
 	if err = json.Unmarshal(b, st); err == nil {
-		err = checkFormat("state", d, st.Format, stateFormat)
+		err = checkFormat("state", d, st.Format, StateFormat)
 	}
 	if err != nil {
-		return r.failed(what+": state", err)
+		return r.Failed(what+": state", err)
 	}
-	return r.tree(ctx, what, st.Tree)
+	return r.Tree(ctx, what, st.Tree)
 }
 
-// tree goes through a file tree, but not through parts that were gone through before.
-func (r *reach) tree(ctx context.Context, what string, ref tree.Ref) error {
-	if r.verify != nil {
+// Tree goes through a file tree, but not through parts that were gone through before.
+func (r *Reach) Tree(ctx context.Context, what string, ref tree.Ref) error {
+	if r.Verify != nil {
 		// What is missing is named below, with its path.
-		if err := r.verify.Verify(ctx, ref); err != nil && turnstone.KindOf(err) != turnstone.KindNotFound {
-			if err = r.failed(what+": files", err); err != nil {
+		if err := r.Verify.Verify(ctx, ref); err != nil && turnstone.KindOf(err) != turnstone.KindNotFound {
+			if err = r.Failed(what+": files", err); err != nil {
 				return err
 			}
 		}
 	}
-	if !r.object(ref.Root) {
+	if !r.Object(ref.Root) {
 		return nil
 	}
-	g := &noting{Getter: r.cs.store}
+	g := &noting{Getter: r.In.Store}
 	root, err := tree.GetRoot(ctx, g, ref)
 	if err != nil {
-		return r.failed(what+": files", err)
+		return r.Failed(what+": files", err)
 	}
 	for i, o := range g.got { // the root, then the tables of its hard links
-		if (i == 0 || r.object(o.digest)) && r.got != nil {
-			if err := r.got(o.digest, o.b); err != nil {
+		if (i == 0 || r.Object(o.digest)) && r.Got != nil {
+			if err := r.Got(o.digest, o.b); err != nil {
 				return err
 			}
 		}
@@ -137,22 +136,22 @@ func (r *reach) tree(ctx context.Context, what string, ref tree.Ref) error {
 	return r.dir(ctx, what+": ", "", &root.Entry, 0)
 }
 
-func (r *reach) dir(ctx context.Context, what, path string, at *tree.Entry, depth int) error {
+func (r *Reach) dir(ctx context.Context, what, path string, at *tree.Entry, depth int) error {
 	d := at.Tree
 	if depth > tree.MaxDepth {
-		return r.failed(what+path+"/", turnstone.Errorf("executor.reach", turnstone.KindIntegrity, string(d),
+		return r.Failed(what+path+"/", turnstone.Errorf("executor.reach", turnstone.KindIntegrity, string(d),
 			"is nested too deeply"))
 	}
-	if !r.object(d) {
+	if !r.Object(d) {
 		return nil
 	}
 	b, err := r.get(ctx, d)
 	if err != nil {
-		return r.failed(what+path+"/", err)
+		return r.Failed(what+path+"/", err)
 	}
 	dir, err := tree.DecodeDirectory(b)
 	if err != nil {
-		return r.failed(what+path+"/", err)
+		return r.Failed(what+path+"/", err)
 	}
 	for i := range dir {
 		e := &dir[i]
@@ -162,8 +161,8 @@ func (r *reach) dir(ctx context.Context, what, path string, at *tree.Entry, dept
 				return err
 			}
 		case tree.File:
-			if err := r.content(ctx, e.Content); err != nil {
-				if err = r.failed(what+path+"/"+e.Name, err); err != nil {
+			if err := r.Content(ctx, e.Content); err != nil {
+				if err = r.Failed(what+path+"/"+e.Name, err); err != nil {
 					return err
 				}
 			}
@@ -172,13 +171,13 @@ func (r *reach) dir(ctx context.Context, what, path string, at *tree.Entry, dept
 	return nil
 }
 
-func (r *reach) get(ctx context.Context, d turnstone.Digest) ([]byte, error) {
+func (r *Reach) get(ctx context.Context, d turnstone.Digest) ([]byte, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, turnstone.NewError("executor.reach", turnstone.KindCanceled, "", err)
 	}
-	b, err := r.cs.store.Get(ctx, d)
-	if err == nil && r.got != nil {
-		err = r.got(d, b)
+	b, err := r.In.Store.Get(ctx, d)
+	if err == nil && r.Got != nil {
+		err = r.Got(d, b)
 	}
 	return b, err
 }

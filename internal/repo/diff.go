@@ -1,4 +1,4 @@
-package executor
+package repo
 
 import (
 	"context"
@@ -82,7 +82,7 @@ type CwdChange struct {
 // Diff compares the states of two turns, from their trees alone: what is equal is
 // not looked at.
 func (x *Repo) Diff(ctx context.Context, req DiffRequest) (*StateDiff, error) {
-	cs, to, err := x.resolve(ctx, req.From)
+	cs, to, err := x.Resolve(ctx, req.From)
 	if err != nil {
 		return nil, err
 	}
@@ -90,14 +90,14 @@ func (x *Repo) Diff(ctx context.Context, req DiffRequest) (*StateDiff, error) {
 		return x.diffToParent(ctx, cs, to, req)
 	}
 	from := to
-	if to, err = cs.db.ResolveIn(ctx, from.Session, req.To); err != nil {
+	if to, err = cs.DB.ResolveIn(ctx, from.Session, req.To); err != nil {
 		return nil, err
 	}
-	a, err := cs.stateOf(ctx, from)
+	a, err := cs.StateOf(ctx, from)
 	if err != nil {
 		return nil, err
 	}
-	b, err := cs.stateOf(ctx, to)
+	b, err := cs.StateOf(ctx, to)
 	if err != nil {
 		return nil, err
 	}
@@ -109,16 +109,16 @@ func (x *Repo) Diff(ctx context.Context, req DiffRequest) (*StateDiff, error) {
 }
 
 // diffToParent compares what t left with what it began on.
-func (x *Repo) diffToParent(ctx context.Context, cs *contextStore, t session.Turn, req DiffRequest) (*StateDiff, error) {
-	b, err := cs.stateOf(ctx, t)
+func (x *Repo) diffToParent(ctx context.Context, cs *ContextStore, t session.Turn, req DiffRequest) (*StateDiff, error) {
+	b, err := cs.StateOf(ctx, t)
 	if err != nil {
 		return nil, err
 	}
 	var a *State
 	var parent session.Turn
 	if id := t.Parent(); id != "" {
-		if parent, err = cs.db.Turn(ctx, id); err == nil {
-			a, err = cs.stateOf(ctx, parent)
+		if parent, err = cs.DB.Turn(ctx, id); err == nil {
+			a, err = cs.StateOf(ctx, parent)
 		}
 	} else {
 		a, err = x.templateState(ctx, cs, b.Image)
@@ -134,8 +134,8 @@ func (x *Repo) diffToParent(ctx context.Context, cs *contextStore, t session.Tur
 }
 
 // templateState is what a session's first turn begins on. It builds nothing.
-func (x *Repo) templateState(ctx context.Context, cs *contextStore, image string) (*State, error) {
-	tmpl, err := x.builtTemplate(ctx, image)
+func (x *Repo) templateState(ctx context.Context, cs *ContextStore, image string) (*State, error) {
+	tmpl, err := x.BuiltTemplate(ctx, image)
 	if err != nil {
 		return nil, err
 	}
@@ -143,12 +143,12 @@ func (x *Repo) templateState(ctx context.Context, cs *contextStore, image string
 	if err != nil {
 		return nil, err
 	}
-	return &State{Format: stateFormat, Image: image, Tree: ref, Env: tmpl.EnvList(), Cwd: tmpl.Workdir}, nil
+	return &State{Format: StateFormat, Image: image, Tree: ref, Env: tmpl.EnvList(), Cwd: tmpl.Workdir}, nil
 }
 
-// builtTemplate returns a template without building it.
-func (x *Repo) builtTemplate(ctx context.Context, name string) (*template.Template, error) {
-	details, err := x.templates().Show(ctx, name)
+// BuiltTemplate returns a template without building it.
+func (x *Repo) BuiltTemplate(ctx context.Context, name string) (*template.Template, error) {
+	details, err := x.Templates().Show(ctx, name)
 	if err != nil {
 		return nil, err
 	}
@@ -160,12 +160,12 @@ func (x *Repo) builtTemplate(ctx context.Context, name string) (*template.Templa
 }
 
 // diff compares two states.
-func (cs *contextStore) diff(ctx context.Context, a, b *State, req DiffRequest) (*StateDiff, error) {
+func (cs *ContextStore) diff(ctx context.Context, a, b *State, req DiffRequest) (*StateDiff, error) {
 	d := &StateDiff{From: DiffSide{FSHash: a.Tree.Hash}, To: DiffSide{FSHash: b.Tree.Hash}, Files: []FileChange{}, Env: diffEnv(a.Env, b.Env)}
 	if a.Cwd != b.Cwd {
 		d.Cwd = &CwdChange{a.Cwd, b.Cwd}
 	}
-	for c, err := range tree.Diff(ctx, cs.store, a.Tree, b.Tree) {
+	for c, err := range tree.Diff(ctx, cs.Store, a.Tree, b.Tree) {
 		if err != nil {
 			return nil, err
 		}

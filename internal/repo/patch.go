@@ -1,4 +1,4 @@
-package executor
+package repo
 
 import (
 	"bytes"
@@ -16,7 +16,7 @@ const maxPatchTextFile = 16 << 20
 
 // compareText counts the lines in which c's two sides differ, and with patch makes
 // the patch.
-func (cs *contextStore) compareText(ctx context.Context, c *FileChange, patch bool) error {
+func (cs *ContextStore) compareText(ctx context.Context, c *FileChange, patch bool) error {
 	if c.old == nil && c.new == nil {
 		return nil
 	}
@@ -64,7 +64,7 @@ func sameContent(a, b *tree.Entry) bool {
 
 // text returns what stands for e in a patch: its content, or its target. ok is
 // false when it is no text, or too long.
-func (cs *contextStore) text(ctx context.Context, e *tree.Entry) (text string, ok bool, err error) {
+func (cs *ContextStore) text(ctx context.Context, e *tree.Entry) (text string, ok bool, err error) {
 	switch {
 	case e == nil:
 		return "", true, nil
@@ -75,7 +75,7 @@ func (cs *contextStore) text(ctx context.Context, e *tree.Entry) (text string, o
 	case e.Size > maxPatchTextFile:
 		return "", false, nil
 	}
-	b, err := cs.read(ctx, e.Content, maxPatchTextFile)
+	b, err := cs.Read(ctx, e.Content, maxPatchTextFile)
 	if err != nil {
 		return "", false, err
 	}

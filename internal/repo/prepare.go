@@ -1,4 +1,4 @@
-package executor
+package repo
 
 import "context"
 
@@ -6,25 +6,25 @@ import "context"
 // from, so that it need not. It is for the background, after a turn; several at
 // one time do no harm.
 func (x *Repo) Prepare(ctx context.Context, ref string) error {
-	cs, err := x.context(ctx)
+	cs, err := x.Open(ctx)
 	if err != nil {
 		return err
 	}
-	t, err := cs.db.Resolve(ctx, ref)
+	t, err := cs.DB.Resolve(ctx, ref)
 	if err != nil || t.State == "" {
 		return err
 	}
-	state, err := cs.state(ctx, t.State)
+	state, err := cs.State(ctx, t.State)
 	if err != nil {
 		return err
 	}
-	tmpl, err := x.templates().Ensure(ctx, state.Image, func(string) {})
+	tmpl, err := x.Templates().Ensure(ctx, state.Image, func(string) {})
 	if err != nil {
 		return err
 	}
-	base, err := cs.rootTree(ctx, tmpl)
+	base, err := cs.RootTree(ctx, tmpl)
 	if err != nil {
 		return err
 	}
-	return cs.images.Flatten(ctx, base, cs.history(ctx, &t, tmpl.Layers))
+	return cs.Images.Flatten(ctx, base, cs.History(ctx, &t, tmpl.Layers))
 }

@@ -1,4 +1,4 @@
-package executor
+package repo
 
 import (
 	"archive/tar"
@@ -24,11 +24,11 @@ import (
 // outside of dest. Devices and pipes, and symlinks that lead out of the folder that is
 // copied, are left out: skipped is told of each.
 func (x *Repo) CopyOut(ctx context.Context, ref, name, dest string, skipped func(name, why string)) error {
-	cs, _, st, err := x.resolveState(ctx, ref)
+	cs, _, st, err := x.ResolveState(ctx, ref)
 	if err != nil {
 		return err
 	}
-	real, e, err := tree.Resolve(ctx, cs.store, st.Tree, st.inState(name))
+	real, e, err := tree.Resolve(ctx, cs.Store, st.Tree, st.inState(name))
 	if err = ofTurn(ref, err); err != nil {
 		return err
 	}
@@ -70,10 +70,10 @@ func oneAtATime(f func(name, why string)) func(name, why string) {
 
 // pack writes the file or directory at real as a tar stream, whose entries are
 // called name and name/….
-func (cs *contextStore) pack(ctx context.Context, w io.Writer, st *State, real, name string, skipped func(name, why string)) error {
+func (cs *ContextStore) pack(ctx context.Context, w io.Writer, st *State, real, name string, skipped func(name, why string)) error {
 	tw := tar.NewWriter(w)
 	buf := make([]byte, 256<<10)
-	err := tree.Walk(ctx, cs.store, st.Tree, real, func(p string, e *tree.Entry) error {
+	err := tree.Walk(ctx, cs.Store, st.Tree, real, func(p string, e *tree.Entry) error {
 		h := &tar.Header{Name: path.Join(name, strings.TrimPrefix(p, real)), Mode: int64(e.Mode & 0o1777), Format: tar.FormatPAX,
 			ModTime: time.Unix(e.MTime.Sec, int64(e.MTime.Nsec))}
 		if e.Mode&0o6000 != 0 && e.Type == tree.File {

@@ -1,4 +1,4 @@
-package executor
+package repo
 
 import (
 	"context"
@@ -54,7 +54,7 @@ type GCReport struct {
 // than req says. It may run beside turns, imports and other calls of GC. When
 // something that is needed cannot be read, nothing is deleted from the store.
 func (x *Repo) GC(ctx context.Context, req GCRequest) (*GCReport, error) {
-	cs, err := x.context(ctx)
+	cs, err := x.Open(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -63,9 +63,9 @@ func (x *Repo) GC(ctx context.Context, req GCRequest) (*GCReport, error) {
 	}
 	rule := session.Rule{Now: req.Now, Anonymous: req.KeepAnonymous, Unreachable: req.KeepUnreachable}
 	rep := &GCReport{DryRun: req.DryRun}
-	forget := cs.db.Prune
+	forget := cs.DB.Prune
 	if req.DryRun {
-		forget = cs.db.Expired
+		forget = cs.DB.Expired
 	}
 	gone, err := forget(ctx, rule)
 	if err != nil {
@@ -75,7 +75,7 @@ func (x *Repo) GC(ctx context.Context, req GCRequest) (*GCReport, error) {
 	if req.DryRun {
 		err = cs.wouldSweep(ctx, rep)
 	} else {
-		rep.Store, err = cs.store.Sweep(ctx, func(ctx context.Context, keep func(turnstone.Digest) bool) error {
+		rep.Store, err = cs.Store.Sweep(ctx, func(ctx context.Context, keep func(turnstone.Digest) bool) error {
 			rep.Remain, err = cs.mark(ctx, nil, keep)
 			return err
 		})
@@ -92,15 +92,15 @@ func (x *Repo) GC(ctx context.Context, req GCRequest) (*GCReport, error) {
 		return nil, err
 	}
 	if !req.DryRun {
-		rep.Leases, err = cs.db.SweepLeases(ctx)
-		rep.Stuck = x.home.EmptyTrash(ctx)
+		rep.Leases, err = cs.DB.SweepLeases(ctx)
+		rep.Stuck = x.Dir.EmptyTrash(ctx)
 	}
 	return rep, err
 }
 
 // pruneImages removes from the cache what holds files of turns that are gone.
-func (cs *contextStore) pruneImages(ctx context.Context, rep *GCReport) error {
-	all, err := cs.db.Every(ctx)
+func (cs *ContextStore) pruneImages(ctx context.Context, rep *GCReport) error {
+	all, err := cs.DB.Every(ctx)
 	if err != nil {
 		return err
 	}
@@ -114,7 +114,7 @@ func (cs *contextStore) pruneImages(ctx context.Context, rep *GCReport) error {
 			records[t.Record] = true
 		}
 	}
-	layers, err := cs.layers(ctx)
+	layers, err := cs.Layers(ctx)
 	if err != nil {
 		return err
 	}
@@ -122,28 +122,28 @@ func (cs *contextStore) pruneImages(ctx context.Context, rep *GCReport) error {
 		records[l.Tree.Root] = true
 	}
 	var freed int64
-	rep.Images, freed, err = cs.images.Prune(func(r lowerdir.Recipe) bool { return records[r.Newest] }, rep.DryRun)
+	rep.Images, freed, err = cs.Images.Prune(func(r lowerdir.Recipe) bool { return records[r.Newest] }, rep.DryRun)
 	rep.Freed += freed
 	return err
 }
 
 // mark calls keep for all that the turns of all sessions need, but those in without.
-func (cs *contextStore) mark(ctx context.Context, without map[turnstone.TurnID]bool, keep func(turnstone.Digest) bool) (turns int, err error) {
-	r := &reach{cs: cs, object: keep, failed: func(what string, err error) error {
+func (cs *ContextStore) mark(ctx context.Context, without map[turnstone.TurnID]bool, keep func(turnstone.Digest) bool) (turns int, err error) {
+	r := &Reach{In: cs, Object: keep, Failed: func(what string, err error) error {
 		return turnstone.NewError("executor.gc", turnstone.KindOf(err), what, err).
 			WithHint("nothing was deleted from the store; turn fsck lists all that is damaged")
 	}}
-	r.content = func(ctx context.Context, c tree.Content) error { return cs.keepContent(ctx, c, keep) }
-	layers, err := cs.layers(ctx)
+	r.Content = func(ctx context.Context, c tree.Content) error { return cs.keepContent(ctx, c, keep) }
+	layers, err := cs.Layers(ctx)
 	if err != nil {
 		return 0, err
 	}
 	for _, l := range layers {
-		if err := r.tree(ctx, "template "+l.Spec.Short(), l.Tree); err != nil {
+		if err := r.Tree(ctx, "template "+l.Spec.Short(), l.Tree); err != nil {
 			return 0, err
 		}
 	}
-	all, err := cs.db.Every(ctx)
+	all, err := cs.DB.Every(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -152,7 +152,7 @@ func (cs *contextStore) mark(ctx context.Context, without map[turnstone.TurnID]b
 			continue
 		}
 		turns++
-		if err := r.turn(ctx, t); err != nil {
+		if err := r.Turn(ctx, t); err != nil {
 			return turns, err
 		}
 	}
@@ -160,7 +160,7 @@ func (cs *contextStore) mark(ctx context.Context, without map[turnstone.TurnID]b
 }
 
 // keepContent calls keep for the objects that c consists of.
-func (cs *contextStore) keepContent(ctx context.Context, c tree.Content, keep func(turnstone.Digest) bool) error {
+func (cs *ContextStore) keepContent(ctx context.Context, c tree.Content, keep func(turnstone.Digest) bool) error {
 	if c.Chunks == "" {
 		keep(c.Digest) // where a template has it, there is no such object
 		return nil
@@ -168,8 +168,8 @@ func (cs *contextStore) keepContent(ctx context.Context, c tree.Content, keep fu
 	if !keep(c.Chunks) {
 		return nil
 	}
-	objects, err := cs.store.ContentObjects(ctx, c)
-	if turnstone.KindOf(err) == turnstone.KindNotFound && cs.elsewhere(c.Digest) {
+	objects, err := cs.Store.ContentObjects(ctx, c)
+	if turnstone.KindOf(err) == turnstone.KindNotFound && cs.InTemplate(c.Digest) {
 		return nil
 	}
 	for _, d := range objects {
@@ -179,7 +179,7 @@ func (cs *contextStore) keepContent(ctx context.Context, c tree.Content, keep fu
 }
 
 // wouldSweep counts what Sweep would delete.
-func (cs *contextStore) wouldSweep(ctx context.Context, rep *GCReport) error {
+func (cs *ContextStore) wouldSweep(ctx context.Context, rep *GCReport) error {
 	without := map[turnstone.TurnID]bool{}
 	for _, t := range rep.Turns {
 		without[t.ID] = true
@@ -195,7 +195,7 @@ func (cs *contextStore) wouldSweep(ctx context.Context, rep *GCReport) error {
 		return err
 	}
 	for d := range kept {
-		has, err := cs.store.Has(ctx, d)
+		has, err := cs.Store.Has(ctx, d)
 		if err != nil {
 			return err
 		}
@@ -203,20 +203,20 @@ func (cs *contextStore) wouldSweep(ctx context.Context, rep *GCReport) error {
 			rep.Objects++
 		}
 	}
-	usage, err := cs.store.Usage(ctx)
+	usage, err := cs.Store.Usage(ctx)
 	rep.Store.Kept, rep.Store.Objects = rep.Objects, max(0, usage.Objects-rep.Objects)
 	return err
 }
 
 // sweepFolders removes the folders of turns that are in no session and are old, and
 // what turns that were cut off left in theirs.
-func (x *Repo) sweepFolders(ctx context.Context, cs *contextStore, rep *GCReport, req GCRequest) error {
-	entries, err := os.ReadDir(x.home.Path("turns"))
+func (x *Repo) sweepFolders(ctx context.Context, cs *ContextStore, rep *GCReport, req GCRequest) error {
+	entries, err := os.ReadDir(x.Dir.Path("turns"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
-		return turnstone.NewError("executor.gc", turnstone.KindUnavailable, x.home.Path("turns"),
+		return turnstone.NewError("executor.gc", turnstone.KindUnavailable, x.Dir.Path("turns"),
 			err)
 	}
 	expired := map[turnstone.TurnID]bool{}
@@ -227,7 +227,7 @@ func (x *Repo) sweepFolders(ctx context.Context, cs *contextStore, rep *GCReport
 		if !e.IsDir() || !strings.HasPrefix(e.Name(), "t_") || ctx.Err() != nil {
 			continue
 		}
-		dir := x.home.Path("turns", e.Name())
+		dir := x.Dir.Path("turns", e.Name())
 		if err := cs.sweepFolder(ctx, dir, expired[turnstone.TurnID(e.Name())], rep, req); err != nil {
 			return turnstone.NewError("executor.gc", turnstone.KindUnavailable, dir, err).
 				WithHint("check its permissions")
@@ -236,8 +236,8 @@ func (x *Repo) sweepFolders(ctx context.Context, cs *contextStore, rep *GCReport
 	return nil
 }
 
-func (cs *contextStore) sweepFolder(ctx context.Context, dir string, expired bool, rep *GCReport, req GCRequest) error {
-	lock, err := lockFolder(dir, unix.LOCK_EX|unix.LOCK_NB)
+func (cs *ContextStore) sweepFolder(ctx context.Context, dir string, expired bool, rep *GCReport, req GCRequest) error {
+	lock, err := LockFolder(dir, unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, fs.ErrNotExist) {
 		return nil // its turn runs, or another gc was here
 	}
@@ -245,7 +245,7 @@ func (cs *contextStore) sweepFolder(ctx context.Context, dir string, expired boo
 		return err
 	}
 	defer func() { _ = lock.Close() }()
-	t, err := cs.db.Turn(ctx, turnstone.TurnID(filepath.Base(dir)))
+	t, err := cs.DB.Turn(ctx, turnstone.TurnID(filepath.Base(dir)))
 	if err != nil && turnstone.KindOf(err) != turnstone.KindNotFound {
 		return nil
 	}

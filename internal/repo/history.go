@@ -1,4 +1,4 @@
-package executor
+package repo
 
 import (
 	"context"
@@ -12,12 +12,12 @@ import (
 	"turnstone.dev/turnstone/internal/template"
 )
 
-// history yields parent and the turns below it, as the images of a sandbox span them: from parent
+// History yields parent and the turns below it, as the images of a sandbox span them: from parent
 // to parent, and after a merge the turns that the merge brought in. The items after a turn are
 // therefore all that the turn itself had below it. The items of turns that a merge brought in have
 // files in /context only, because the merge has their other files. The template's layers come last,
 // so that all turns on the template share their images.
-func (cs *contextStore) history(ctx context.Context, parent *session.Turn, layers []template.Layer) lowerdir.History {
+func (cs *ContextStore) History(ctx context.Context, parent *session.Turn, layers []template.Layer) lowerdir.History {
 	return func(yield func(lowerdir.Item, error) bool) {
 		more := true
 		each := func(item lowerdir.Item, err error) bool {
@@ -41,8 +41,8 @@ func (cs *contextStore) history(ctx context.Context, parent *session.Turn, layer
 }
 
 // yieldTurn yields t and what it merged, and returns the turn below; nil at the end.
-func (cs *contextStore) yieldTurn(ctx context.Context, t *session.Turn, yield func(lowerdir.Item, error) bool) (below *session.Turn, err error) {
-	st, err := cs.state(ctx, t.State)
+func (cs *ContextStore) yieldTurn(ctx context.Context, t *session.Turn, yield func(lowerdir.Item, error) bool) (below *session.Turn, err error) {
+	st, err := cs.State(ctx, t.State)
 	if err != nil {
 		return nil, err
 	}
@@ -51,11 +51,11 @@ func (cs *contextStore) yieldTurn(ctx context.Context, t *session.Turn, yield fu
 	if !yield(item, nil) || len(t.Parents) == 0 {
 		return nil, nil
 	}
-	next, err := cs.db.Turn(ctx, t.Parents[0])
+	next, err := cs.DB.Turn(ctx, t.Parents[0])
 	if err != nil || len(t.Parents) == 1 {
 		return &next, err
 	}
-	files, err := cs.treeOf(ctx, next.ID)
+	files, err := cs.TreeOf(ctx, next.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -74,20 +74,20 @@ func (cs *contextStore) yieldTurn(ctx context.Context, t *session.Turn, yield fu
 }
 
 // merged returns the ancestors of the turn side, itself first, that are none of ours.
-func (cs *contextStore) merged(ctx context.Context, ours session.Turn, side turnstone.TurnID) ([]session.Turn, error) {
+func (cs *ContextStore) merged(ctx context.Context, ours session.Turn, side turnstone.TurnID) ([]session.Turn, error) {
 	have := map[turnstone.TurnID]bool{}
-	for t, err := range cs.db.History(ctx, ours) {
+	for t, err := range cs.DB.History(ctx, ours) {
 		if err != nil {
 			return nil, err
 		}
 		have[t.ID] = true
 	}
-	theirs, err := cs.db.Turn(ctx, side)
+	theirs, err := cs.DB.Turn(ctx, side)
 	if err != nil {
 		return nil, err
 	}
 	var all []session.Turn
-	for t, err := range cs.db.History(ctx, theirs) {
+	for t, err := range cs.DB.History(ctx, theirs) {
 		if err != nil {
 			return nil, err
 		}
@@ -98,16 +98,16 @@ func (cs *contextStore) merged(ctx context.Context, ours session.Turn, side turn
 	return all, nil
 }
 
-// treeOf returns the files that the turn id left; for no turn the zero Ref.
-func (cs *contextStore) treeOf(ctx context.Context, id turnstone.TurnID) (tree.Ref, error) {
+// TreeOf returns the files that the turn id left; for no turn the zero Ref.
+func (cs *ContextStore) TreeOf(ctx context.Context, id turnstone.TurnID) (tree.Ref, error) {
 	if id == "" {
 		return tree.Ref{}, nil
 	}
-	t, err := cs.db.Turn(ctx, id)
+	t, err := cs.DB.Turn(ctx, id)
 	if err != nil {
 		return tree.Ref{}, err
 	}
-	st, err := cs.state(ctx, t.State)
+	st, err := cs.State(ctx, t.State)
 	if err != nil {
 		return tree.Ref{}, err
 	}
@@ -115,10 +115,10 @@ func (cs *contextStore) treeOf(ctx context.Context, id turnstone.TurnID) (tree.R
 }
 
 // item is what the turn t puts into /context.
-func (cs *contextStore) item(ctx context.Context, t session.Turn) lowerdir.Item {
+func (cs *ContextStore) item(ctx context.Context, t session.Turn) lowerdir.Item {
 	line := fmt.Sprintf("[turn %d](turns/%d/receipt.md) `%s` on %s, %s: %s", t.Number, t.Number, t.ID, t.Branch, t.Result, t.Title)
 	return lowerdir.Item{Key: t.Record, Number: t.Number, Line: strings.Join(strings.Fields(line), " "), Context: func(ctx context.Context) ([]lowerdir.File, error) {
-		rec, err := cs.record(ctx, t)
+		rec, err := cs.Record(ctx, t)
 		if err != nil {
 			return nil, err
 		}

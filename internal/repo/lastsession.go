@@ -1,4 +1,4 @@
-package executor
+package repo
 
 import (
 	"context"
@@ -37,12 +37,12 @@ func (x *Repo) Expand(ctx context.Context, ref, named string) (string, error) {
 	if !short {
 		return ref, nil
 	}
-	cs, err := x.context(ctx)
+	cs, err := x.Open(ctx)
 	if err != nil {
 		return "", err
 	}
 	if word, _, _ := strings.Cut(ref, "~"); turnstone.ReadsAsTurn(word) {
-		_, err := cs.db.Find(ctx, word)
+		_, err := cs.DB.Find(ctx, word)
 		if err == nil {
 			return ref, nil // a session of an older program
 		}
@@ -77,16 +77,16 @@ func (x *Repo) cutAtHand(ref string) (short bool, rest string) {
 
 // AtHand returns the session at hand. The error is of kind KindNotFound when there is none.
 func (x *Repo) AtHand(ctx context.Context, named string) (session.Session, error) {
-	cs, err := x.context(ctx)
+	cs, err := x.Open(ctx)
 	if err != nil {
 		return session.Session{}, err
 	}
 	return x.atHand(ctx, cs, named)
 }
 
-func (x *Repo) atHand(ctx context.Context, cs *contextStore, named string) (session.Session, error) {
+func (x *Repo) atHand(ctx context.Context, cs *ContextStore, named string) (session.Session, error) {
 	if named != "" {
-		s, err := cs.db.Find(ctx, named)
+		s, err := cs.DB.Find(ctx, named)
 		if turnstone.KindOf(err) == turnstone.KindNotFound {
 			err = turnstone.NewError("executor.athand", turnstone.KindNotFound, "the session at hand",
 				err).
@@ -110,7 +110,7 @@ func (x *Repo) atHand(ctx context.Context, cs *contextStore, named string) (sess
 		none.Err = errors.New("it is not known which session was used last")
 		return session.Session{}, none
 	}
-	s, err := cs.db.Find(ctx, string(b))
+	s, err := cs.DB.Find(ctx, string(b))
 	if turnstone.KindOf(err) == turnstone.KindNotFound {
 		none.Err = fmt.Errorf("the session that was used last (%s) is gone", b)
 		return session.Session{}, none
@@ -139,7 +139,7 @@ func (x *Repo) NoteUse(ctx context.Context, ref string) {
 // atHandPath is a file of each user's: root may work in another user's state directory,
 // and is not to leave a file there that the other cannot replace.
 func (x *Repo) atHandPath() string {
-	return x.home.Path(fmt.Sprintf("last-session-%d", os.Getuid()))
+	return x.Dir.Path(fmt.Sprintf("last-session-%d", os.Getuid()))
 }
 
 // writeAtHand replaces the file as a whole: a reader beside it has the old ID or the new

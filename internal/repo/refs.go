@@ -1,4 +1,4 @@
-package executor
+package repo
 
 import (
 	"context"
@@ -24,17 +24,17 @@ type SessionInfo struct {
 
 // Sessions lists the sessions, the one that was used last first.
 func (x *Repo) Sessions(ctx context.Context) ([]SessionInfo, error) {
-	cs, err := x.context(ctx)
+	cs, err := x.Open(ctx)
 	if err != nil {
 		return nil, err
 	}
-	all, err := cs.db.List(ctx)
+	all, err := cs.DB.List(ctx)
 	if err != nil {
 		return nil, err
 	}
 	infos := make([]SessionInfo, 0, len(all))
 	for _, s := range all {
-		g, err := cs.db.Graph(ctx, s.ID)
+		g, err := cs.DB.Graph(ctx, s.ID)
 		if turnstone.KindOf(err) == turnstone.KindNotFound {
 			continue // removed meanwhile
 		}
@@ -69,34 +69,34 @@ func (x *Repo) Session(ctx context.Context, nameOrID string) (*session.Graph, er
 	if err != nil {
 		return nil, err
 	}
-	return cs.db.Graph(ctx, s.ID)
+	return cs.DB.Graph(ctx, s.ID)
 }
 
 // Log returns a session's turns, the newest first: all of them when ref names a
 // session, else the turn that ref names and its ancestors. limit, if positive,
 // is how many at most.
 func (x *Repo) Log(ctx context.Context, ref string, limit int) (*session.Graph, error) {
-	cs, err := x.context(ctx)
+	cs, err := x.Open(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if s, err := cs.db.Find(ctx, ref); err == nil {
-		g, err := cs.db.Graph(ctx, s.ID)
+	if s, err := cs.DB.Find(ctx, ref); err == nil {
+		g, err := cs.DB.Graph(ctx, s.ID)
 		if err == nil && limit > 0 && len(g.Turns) > limit {
 			g.Turns = g.Turns[:limit]
 		}
 		return g, err
 	}
-	t, err := cs.db.Resolve(ctx, ref)
+	t, err := cs.DB.Resolve(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
-	g, err := cs.db.Graph(ctx, t.Session)
+	g, err := cs.DB.Graph(ctx, t.Session)
 	if err != nil {
 		return nil, err
 	}
 	g.Turns = g.Turns[:0]
-	for a, err := range cs.db.History(ctx, t) {
+	for a, err := range cs.DB.History(ctx, t) {
 		if err != nil {
 			return nil, err
 		}
@@ -109,7 +109,7 @@ func (x *Repo) Log(ctx context.Context, ref string, limit int) (*session.Graph, 
 
 // Fork makes a branch that begins with the turn that ref names.
 func (x *Repo) Fork(ctx context.Context, ref, name string) (session.Branch, error) {
-	cs, t, err := x.resolve(ctx, ref)
+	cs, t, err := x.Resolve(ctx, ref)
 	if err != nil {
 		return session.Branch{}, err
 	}
@@ -117,16 +117,16 @@ func (x *Repo) Fork(ctx context.Context, ref, name string) (session.Branch, erro
 		return session.Branch{}, turnstone.NewError("executor.fork", turnstone.KindInvalid, fmt.Sprintf("turn %d", t.Number),
 			errNoState).WithHint("fork the turn before it: " + ref + "~1")
 	}
-	return cs.db.Fork(ctx, t, name)
+	return cs.DB.Fork(ctx, t, name)
 }
 
 // Tag gives the turn that ref names a name that stays with it.
 func (x *Repo) Tag(ctx context.Context, ref, name string) (session.Tag, error) {
-	cs, t, err := x.resolve(ctx, ref)
+	cs, t, err := x.Resolve(ctx, ref)
 	if err != nil {
 		return session.Tag{}, err
 	}
-	return cs.db.Tag(ctx, t, name)
+	return cs.DB.Tag(ctx, t, name)
 }
 
 // Untag forgets a tag of a session.
@@ -135,7 +135,7 @@ func (x *Repo) Untag(ctx context.Context, nameOrID, tag string) error {
 	if err != nil {
 		return err
 	}
-	return cs.db.Untag(ctx, s.ID, tag)
+	return cs.DB.Untag(ctx, s.ID, tag)
 }
 
 // Rename gives a session a name.
@@ -144,7 +144,7 @@ func (x *Repo) Rename(ctx context.Context, nameOrID, name string) (session.Sessi
 	if err != nil {
 		return session.Session{}, err
 	}
-	return cs.db.Rename(ctx, s.ID, name)
+	return cs.DB.Rename(ctx, s.ID, name)
 }
 
 // RemoveSession removes a session. GC frees the space that its turns take up.
@@ -153,7 +153,7 @@ func (x *Repo) RemoveSession(ctx context.Context, nameOrID string) (session.Sess
 	if err != nil {
 		return session.Session{}, err
 	}
-	return s, cs.db.Remove(ctx, s.ID)
+	return s, cs.DB.Remove(ctx, s.ID)
 }
 
 // RemoveBranch removes a branch of a session. Its turns stay until GC removes them.
@@ -162,43 +162,43 @@ func (x *Repo) RemoveBranch(ctx context.Context, nameOrID, branch string) (sessi
 	if err != nil {
 		return s, err
 	}
-	return s, cs.db.DeleteBranch(ctx, s.ID, branch)
+	return s, cs.DB.DeleteBranch(ctx, s.ID, branch)
 }
 
 // findSession finds a session by its name or ID.
-func (x *Repo) findSession(ctx context.Context, nameOrID string) (*contextStore, session.Session, error) {
-	cs, err := x.context(ctx)
+func (x *Repo) findSession(ctx context.Context, nameOrID string) (*ContextStore, session.Session, error) {
+	cs, err := x.Open(ctx)
 	if err != nil {
 		return nil, session.Session{}, err
 	}
-	s, err := cs.db.Find(ctx, nameOrID)
+	s, err := cs.DB.Find(ctx, nameOrID)
 	return cs, s, err
 }
 
-// resolve finds the turn that ref names.
-func (x *Repo) resolve(ctx context.Context, ref string) (*contextStore, session.Turn, error) {
-	cs, err := x.context(ctx)
+// Resolve finds the turn that ref names.
+func (x *Repo) Resolve(ctx context.Context, ref string) (*ContextStore, session.Turn, error) {
+	cs, err := x.Open(ctx)
 	if err != nil {
 		return nil, session.Turn{}, err
 	}
-	t, err := cs.db.Resolve(ctx, ref)
+	t, err := cs.DB.Resolve(ctx, ref)
 	return cs, t, err
 }
 
-// resolveState finds the state of the turn that ref names.
-func (x *Repo) resolveState(ctx context.Context, ref string) (*contextStore, session.Turn, *State, error) {
-	cs, t, err := x.resolve(ctx, ref)
+// ResolveState finds the state of the turn that ref names.
+func (x *Repo) ResolveState(ctx context.Context, ref string) (*ContextStore, session.Turn, *State, error) {
+	cs, t, err := x.Resolve(ctx, ref)
 	if err != nil {
 		return nil, t, nil, err
 	}
-	st, err := cs.stateOf(ctx, t)
+	st, err := cs.StateOf(ctx, t)
 	return cs, t, st, err
 }
 
-// stateOf returns what t left; the error says so when it left nothing.
-func (cs *contextStore) stateOf(ctx context.Context, t session.Turn) (*State, error) {
+// StateOf returns what t left; the error says so when it left nothing.
+func (cs *ContextStore) StateOf(ctx context.Context, t session.Turn) (*State, error) {
 	if t.State != "" {
-		return cs.state(ctx, t.State)
+		return cs.State(ctx, t.State)
 	}
 	err := turnstone.NewError("executor.state", turnstone.KindNotFound, fmt.Sprintf("turn %d (%s)", t.Number, t.ID),
 		errNoState).WithHint("look at the turn before it, with ~1")

@@ -1,4 +1,4 @@
-package executor
+package repo
 
 import (
 	"fmt"
@@ -134,6 +134,6 @@ type State struct {
 }
 
 const (
-	recordFormat = 1
-	stateFormat  = 1
+	RecordFormat = 1
+	StateFormat  = 1
 )

@@ -1,4 +1,4 @@
-package executor
+package repo
 
 import (
 	"context"
@@ -8,58 +8,55 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"sync"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
+	"turnstone.dev/turnstone/internal/repo/place"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/blob"
-	"turnstone.dev/turnstone/internal/store/blob/local"
-	"turnstone.dev/turnstone/internal/store/blob/s3"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
 )
 
-// A contextStore is all that is kept between turns: who came after whom, and what
-// each left.
-type contextStore struct {
-	db     *session.DB
-	store  *store.Store
-	images *lowerdir.Cache
-	blobs  blob.Store
-	// templates has the contents that lie in templates' images.
-	templates *templateContents
-	specs     func() *template.Store
+// A ContextStore holds what is kept between turns: the order of turns, and what each left.
+type ContextStore struct {
+	DB        *session.DB
+	Store     *store.Store
+	Images    *lowerdir.Cache
+	Templates *TemplateContents // the contents in templates' images
+
+	blobs blob.Store
+	specs func() *template.Store
 }
 
-// elsewhere tells whether a template has the content d, which the store then does
-// not keep.
-func (cs *contextStore) elsewhere(d turnstone.Digest) bool {
-	return cs.templates.HasContent(d)
+// InTemplate reports whether a template has the content d. The store does not keep such contents.
+func (cs *ContextStore) InTemplate(d turnstone.Digest) bool {
+	return cs.Templates.HasContent(d)
 }
 
-// A Repo is what is kept between turns, in a state directory. It is safe for concurrent use.
+// A Repo is the part of a state directory that is kept between turns. It is safe for concurrent
+// use.
 type Repo struct {
-	home      *statedir.Dir
-	where     string                 // the bucket of the store; empty: in home
-	templates func() *template.Store // with what builds their layers
-	fault     func(op string) error  // of the store, for tests; nil: none
+	Dir       *statedir.Dir
+	Place     string                 // the bucket of the store; empty: in Dir
+	Templates func() *template.Store // with a builder of their layers
+	Fault     func(op string) error  // called before writes to the store, for tests; nil: none
 
 	mu   sync.Mutex
-	kept *contextStore // nil until it is needed
+	kept *ContextStore // nil until it is needed
 }
 
-// newRepo returns what is kept in home. It opens nothing.
-func newRepo(home *statedir.Dir, where string, templates func() *template.Store) *Repo {
-	return &Repo{home: home, where: where, templates: templates}
+// New returns the repo of a state directory, whose store is in the bucket that place names, or in
+// the directory when place is empty. It opens nothing.
+func New(dir *statedir.Dir, place string, templates func() *template.Store) *Repo {
+	return &Repo{Dir: dir, Place: place, Templates: templates}
 }
 
-// context returns the context store of x's home, which is opened once. It stays
-// open until Close.
-func (x *Repo) context(ctx context.Context) (*contextStore, error) {
+// Open returns the context store. The first call opens it; it stays open until Close.
+func (x *Repo) Open(ctx context.Context) (*ContextStore, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.kept != nil {
@@ -73,7 +70,7 @@ func (x *Repo) context(ctx context.Context) (*contextStore, error) {
 	return cs, nil
 }
 
-func (x *Repo) openContext(ctx context.Context) (*contextStore, error) {
+func (x *Repo) openContext(ctx context.Context) (*ContextStore, error) {
 	blobs, dir, err := x.blobs(ctx)
 	if err != nil {
 		return nil, err
@@ -81,7 +78,7 @@ func (x *Repo) openContext(ctx context.Context) (*contextStore, error) {
 	if err := x.notLost(ctx, blobs); err != nil {
 		return nil, err
 	}
-	db, err := session.Open(ctx, x.home.Path("context.db"))
+	db, err := session.Open(ctx, x.Dir.Path("context.db"))
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +87,7 @@ func (x *Repo) openContext(ctx context.Context) (*contextStore, error) {
 
 // openWithoutSessions opens what there is when the sessions cannot be read. The
 // database of what it returns is nil.
-func (x *Repo) openWithoutSessions(ctx context.Context) (*contextStore, error) {
+func (x *Repo) openWithoutSessions(ctx context.Context) (*ContextStore, error) {
 	blobs, dir, err := x.blobs(ctx)
 	if err != nil {
 		return nil, err
@@ -98,21 +95,21 @@ func (x *Repo) openWithoutSessions(ctx context.Context) (*contextStore, error) {
 	return x.openStore(ctx, nil, blobs, dir)
 }
 
-func (x *Repo) openStore(ctx context.Context, db *session.DB, blobs blob.Store, dir string) (_ *contextStore, err error) {
-	cs := &contextStore{db: db, blobs: blobs, specs: x.templates,
-		templates: &templateContents{dir: x.home.Path("templates")}}
-	if cs.store, err = store.Open(ctx, dir, cs.blobs, store.Options{Fault: x.fault}); err != nil {
+func (x *Repo) openStore(ctx context.Context, db *session.DB, blobs blob.Store, dir string) (_ *ContextStore, err error) {
+	cs := &ContextStore{DB: db, blobs: blobs, specs: x.Templates,
+		Templates: &TemplateContents{Dir: x.Dir.Path("templates")}}
+	if cs.Store, err = store.Open(ctx, dir, cs.blobs, store.Options{Fault: x.Fault}); err != nil {
 		return nil, errors.Join(err, cs.close())
 	}
-	cs.store.AddAlternate(cs.templates)
-	cs.images = lowerdir.New(x.home.Path("images"), cs.store, lowerdir.Options{})
+	cs.Store.AddAlternate(cs.Templates)
+	cs.Images = lowerdir.New(x.Dir.Path("images"), cs.Store, lowerdir.Options{})
 	return cs, nil
 }
 
 // notLost reports that the sessions are gone while what their turns left is still
 // there: to begin with none would let gc delete it all.
 func (x *Repo) notLost(ctx context.Context, blobs blob.Store) error {
-	path := x.home.Path("context.db")
+	path := x.Dir.Path("context.db")
 	if fi, err := os.Stat(path); err == nil && fi.Size() > 0 || err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -127,47 +124,24 @@ func (x *Repo) notLost(ctx context.Context, blobs blob.Store) error {
 	return nil
 }
 
-func (cs *contextStore) close() error {
+func (cs *ContextStore) close() error {
 	var errs []error
-	if cs.store != nil {
-		errs = append(errs, cs.store.Close())
+	if cs.Store != nil {
+		errs = append(errs, cs.Store.Close())
 	}
 	if c, ok := cs.blobs.(io.Closer); ok {
 		errs = append(errs, c.Close())
 	}
-	errs = append(errs, cs.templates.Close())
-	if cs.db != nil {
-		errs = append(errs, cs.db.Close())
+	errs = append(errs, cs.Templates.Close())
+	if cs.DB != nil {
+		errs = append(errs, cs.DB.Close())
 	}
 	return errors.Join(errs...)
 }
 
 // blobs returns where the packs lie, and the folder with what is local of the store.
-// With Options.Store that is a bucket, of which one state directory
-// at a time may make use: its gc knows of no other one's turns.
 func (x *Repo) blobs(ctx context.Context) (at blob.Store, dir string, err error) {
-	where := x.where
-	if where == "" {
-		s, err := local.Open(x.home.Path("store", "blobs"), local.Options{Fault: x.fault})
-		if err != nil {
-			return nil, "", err
-		}
-		return s, x.home.Path("store"), nil
-	}
-	o, err := s3.ParseURL(where)
-	if err != nil {
-		return nil, "", err
-	}
-	s, err := s3.Open(o)
-	if err != nil {
-		return nil, "", err
-	}
-	// The index of one place says nothing of another.
-	dir, err = x.home.MkdirAll("store-s3", turnstone.DigestBytes([]byte(o.Endpoint+"/"+o.Bucket+"/"+o.Prefix)).Short())
-	if err != nil {
-		return nil, "", err
-	}
-	return s, dir, x.claim(ctx, s, where, filepath.Join(dir, "claimed"))
+	return place.Open(ctx, x.Dir, x.Place, x.Fault)
 }
 
 // Close closes the context store, if it was opened. Turns that still run through x
@@ -183,8 +157,8 @@ func (x *Repo) Close() error {
 	return cs.close()
 }
 
-// record returns what is kept of a turn. One that runs, or was interrupted, has none: kind KindNotFound.
-func (cs *contextStore) record(ctx context.Context, t session.Turn) (*Record, error) {
+// Record returns what is kept of a turn. One that runs, or was interrupted, has none: kind KindNotFound.
+func (cs *ContextStore) Record(ctx context.Context, t session.Turn) (*Record, error) {
 	if t.Record == "" {
 		e := turnstone.Errorf("executor.record", turnstone.KindNotFound, fmt.Sprintf("turn %d (%s)", t.Number, t.ID),
 			"is still running")
@@ -193,7 +167,7 @@ func (cs *contextStore) record(ctx context.Context, t session.Turn) (*Record, er
 		}
 		return nil, e
 	}
-	rec, err := cs.readRecord(ctx, t.Record)
+	rec, err := cs.ReadRecord(ctx, t.Record)
 	if err != nil {
 		return nil, err
 	}
@@ -204,17 +178,17 @@ func (cs *contextStore) record(ctx context.Context, t session.Turn) (*Record, er
 	return rec, nil
 }
 
-// readRecord returns the record that d names.
-func (cs *contextStore) readRecord(ctx context.Context, d turnstone.Digest) (*Record, error) {
+// ReadRecord returns the record that d names.
+func (cs *ContextStore) ReadRecord(ctx context.Context, d turnstone.Digest) (*Record, error) {
 	rec := &Record{}
 	if err := cs.object(ctx, "record", d, rec); err != nil {
 		return nil, err
 	}
-	return rec, checkFormat("record", d, rec.Format, recordFormat)
+	return rec, checkFormat("record", d, rec.Format, RecordFormat)
 }
 
-// state returns the state that d names. An empty d is an error of kind KindNotFound.
-func (cs *contextStore) state(ctx context.Context, d turnstone.Digest) (*State, error) {
+// State returns the state that d names. An empty d is an error of kind KindNotFound.
+func (cs *ContextStore) State(ctx context.Context, d turnstone.Digest) (*State, error) {
 	if d == "" {
 		return nil, turnstone.NewError("executor.state", turnstone.KindNotFound, "state",
 			errNoState)
@@ -223,12 +197,12 @@ func (cs *contextStore) state(ctx context.Context, d turnstone.Digest) (*State, 
 	if err := cs.object(ctx, "state", d, st); err != nil {
 		return nil, err
 	}
-	return st, checkFormat("state", d, st.Format, stateFormat)
+	return st, checkFormat("state", d, st.Format, StateFormat)
 }
 
 // object reads an object that is JSON.
-func (cs *contextStore) object(ctx context.Context, what string, d turnstone.Digest, v any) error {
-	b, err := cs.store.Get(ctx, d)
+func (cs *ContextStore) object(ctx context.Context, what string, d turnstone.Digest, v any) error {
+	b, err := cs.Store.Get(ctx, d)
 	if turnstone.KindOf(err) == turnstone.KindNotFound {
 		return turnstone.NewError(turnstone.Op("executor."+what), turnstone.KindIntegrity, "the "+what+" of a turn",
 			err).
@@ -253,13 +227,13 @@ func checkFormat(what string, d turnstone.Digest, format, known int) error {
 		WithHint("use the turn that made it")
 }
 
-// read returns a content of at most limit bytes.
-func (cs *contextStore) read(ctx context.Context, c tree.Content, limit int64) ([]byte, error) {
+// Read returns a content of at most limit bytes.
+func (cs *ContextStore) Read(ctx context.Context, c tree.Content, limit int64) ([]byte, error) {
 	if c.Size > limit {
 		return nil, turnstone.Errorf("executor.read", turnstone.KindExhausted, string(c.Digest),
 			"it has %d bytes", c.Size)
 	}
-	in, err := cs.store.OpenContent(ctx, c)
+	in, err := cs.Store.OpenContent(ctx, c)
 	if err != nil {
 		return nil, err
 	}
