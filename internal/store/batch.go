@@ -10,53 +10,53 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// A Batch is a number of objects that become durable together: see Flush. Its
-// methods are safe for concurrent use. Objects are hashed by who puts them, and
-// compressed and written in the background.
+// A Batch is a set of objects that become durable together: see Flush. Its methods are safe for
+// concurrent use. The caller's goroutine hashes objects; background goroutines compress and write
+// them.
 type Batch struct {
 	s      *Store
 	lock   *lock
-	ctx    context.Context // of the background
+	ctx    context.Context // for the background goroutines
 	cancel context.CancelFunc
-	jobs   chan *job     // its length bounds what waits to be compressed
+	jobs   chan *job     // its length bounds the objects that wait for compression
 	slots  chan struct{} // bounds the packs that are being written
 	wg     sync.WaitGroup
 
 	mu      sync.Mutex
-	idle    *sync.Cond // running is 0
-	running int        // jobs and packs that are not done
+	idle    *sync.Cond // signaled when running is 0
+	running int        // jobs and packs in progress
 	objects map[id]*pending
-	open    *pack // the one that objects are added to; may be nil
+	open    *pack // the pack that receives objects; may be nil
 	packs   []*newPack
-	err     error // the first one of the background: the batch is lost
+	err     error // the first background error: the batch is lost
 	started bool
 	closed  bool
 }
 
-// A pending object is in the batch and not yet in the index. It lies in raw until
-// it is compressed, then in a pack, at first in memory.
+// A pending object is in the batch and not yet in the index. It is in raw until it is compressed,
+// then in a pack, initially in memory.
 type pending struct {
 	raw   *buffer
 	pack  *pack
 	entry packEntry
 }
 
-// A job is an object to be compressed; of a chunk the digest is not known yet.
+// A job is an object to compress; a chunk's digest is not known yet.
 type job struct {
 	buf   *buffer
 	id    id
-	chunk *id             // where the digest goes
-	done  *sync.WaitGroup // of chunks
+	chunk *id             // receives the digest
+	done  *sync.WaitGroup // for chunks
 }
 
-// Begin begins a batch, and keeps Sweep from deleting until it is closed. It waits
-// for a Sweep that is deleting, until ctx is done.
+// Begin starts a batch, which prevents Sweep from deleting until the batch is closed. Begin waits
+// for a deleting Sweep until ctx is done.
 func (s *Store) Begin(ctx context.Context) (*Batch, error) {
 	l, err := s.sharedGC(ctx)
 	if err != nil {
 		return nil, err
 	}
-	// What was known before may have been deleted.
+	// Objects that were known before may have been deleted.
 	if err := s.refresh(ctx); err != nil {
 		l.release()
 		return nil, err
@@ -67,12 +67,12 @@ func (s *Store) Begin(ctx context.Context) (*Batch, error) {
 	return b, nil
 }
 
-// Put keeps p as an object.
+// Put stores p as an object.
 func (b *Batch) Put(ctx context.Context, p []byte) (turnstone.Digest, error) {
 	const op = "store.put"
 	if len(p) > maxObject {
 		return "", turnstone.Errorf(op, turnstone.KindInvalid, "",
-			"an object of %d bytes is too large", len(p))
+			"the object is too large: %d bytes", len(p))
 	}
 	i := id(sha256.Sum256(p))
 	have, err := b.has(ctx, i)
@@ -84,7 +84,7 @@ func (b *Batch) Put(ctx context.Context, p []byte) (turnstone.Digest, error) {
 	return i.digest(), b.add(ctx, &job{buf: buf, id: i})
 }
 
-// has tells whether the batch or the store has i.
+// has reports whether the batch or the store has i.
 func (b *Batch) has(ctx context.Context, i id) (bool, error) {
 	b.mu.Lock()
 	_, ok := b.objects[i]
@@ -96,7 +96,7 @@ func (b *Batch) has(ctx context.Context, i id) (bool, error) {
 	return b.s.known(ctx, i)
 }
 
-// state is the error that the batch is in.
+// state returns the batch's error.
 func (b *Batch) state() error {
 	if b.closed {
 		return turnstone.Errorf("store.put", turnstone.KindInternal, "", "the batch is closed")
@@ -104,12 +104,12 @@ func (b *Batch) state() error {
 	return b.err
 }
 
-// add hands a job to the background, and takes its buffer.
+// add passes a job and its buffer to the background.
 func (b *Batch) add(ctx context.Context, j *job) error {
 	b.mu.Lock()
 	err := b.state()
 	if err == nil && j.chunk == nil {
-		if b.objects[j.id] != nil { // another put it meanwhile
+		if b.objects[j.id] != nil { // another Put stored it meanwhile
 			b.mu.Unlock()
 			j.buf.release()
 			return nil
@@ -144,7 +144,7 @@ func (b *Batch) add(ctx context.Context, j *job) error {
 	return err
 }
 
-// start starts the background, with the lock held.
+// start starts the background goroutines, with the lock held.
 func (b *Batch) start() {
 	if b.started {
 		return
@@ -173,21 +173,21 @@ func (b *Batch) start() {
 	}
 }
 
-// done counts a job or a pack as done, with the lock held.
+// done counts a job or a pack as finished, with the lock held.
 func (b *Batch) done() {
 	if b.running--; b.running == 0 {
 		b.idle.Broadcast()
 	}
 }
 
-// lose notes an error that the batch does not survive, with the lock held.
+// lose records an error that makes the batch unusable, with the lock held.
 func (b *Batch) lose(err error) {
 	if err != nil && b.err == nil {
 		b.err = err
 	}
 }
 
-// compress puts an object into the open pack.
+// compress adds an object to the open pack.
 func (b *Batch) compress(j *job, scratch *[]byte) error {
 	raw := j.buf.b
 	if j.chunk != nil {
@@ -214,7 +214,7 @@ func (b *Batch) compress(j *job, scratch *[]byte) error {
 		if *scratch, err = b.s.codec.compress(*scratch, raw); err != nil {
 			return err
 		}
-		// What is saved has to be worth the reading.
+		// The saving must be worth the decompression.
 		if len(*scratch) < len(raw)-len(raw)/64 {
 			stored = *scratch
 		}
@@ -226,8 +226,7 @@ func (b *Batch) compress(j *job, scratch *[]byte) error {
 	return b.write(b.ctx, full)
 }
 
-// place adds what is stored of an object to the open pack, and returns the pack
-// if it is full.
+// place adds an object's stored form to the open pack, and returns the pack if it is full.
 func (b *Batch) place(i id, stored []byte, size int) (full *pack) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -246,8 +245,8 @@ func (b *Batch) place(i id, stored []byte, size int) (full *pack) {
 	return full
 }
 
-// write writes a pack in the background, waiting while too many are being written.
-// Its caller has counted it as running.
+// write writes a pack in the background, and waits while too many are being written. Its caller has
+// counted the pack in running.
 func (b *Batch) write(ctx context.Context, p *pack) error {
 	select {
 	case b.slots <- struct{}{}:
@@ -259,7 +258,7 @@ func (b *Batch) write(ctx context.Context, p *pack) error {
 	}
 	b.wg.Go(func() {
 		table, name := encodeTable(p.entries)
-		b.mu.Lock() // others read from the pack
+		b.mu.Lock() // other goroutines read from the pack
 		p.id = name
 		p.data.append(table)
 		b.mu.Unlock()
@@ -278,9 +277,9 @@ func (b *Batch) write(ctx context.Context, p *pack) error {
 	return nil
 }
 
-// Flush makes all that was put durable and known to the store, also to other
-// processes. A batch goes on after it, unless it failed: then nothing that was put
-// since the last Flush is there.
+// Flush makes all earlier objects durable and known to the store, also to other processes. The
+// batch remains usable unless Flush failed: then the objects since the last successful Flush are
+// lost.
 func (b *Batch) Flush(ctx context.Context) error {
 	if err := b.drain(ctx); err != nil {
 		return err
@@ -314,14 +313,14 @@ func (b *Batch) Flush(ctx context.Context) error {
 	}
 	b.packs = nil
 	for i, p := range b.objects {
-		if p.pack != nil && p.pack.written { // others were put meanwhile
+		if p.pack != nil && p.pack.written { // other objects were added meanwhile
 			delete(b.objects, i)
 		}
 	}
 	return nil
 }
 
-// addPacks puts packs into the index.
+// addPacks adds packs to the index.
 func (s *Store) addPacks(ctx context.Context, packs []*newPack) error {
 	l, err := acquire(ctx, s.dir, lockIndex, syscall.LOCK_EX)
 	if err != nil {
@@ -332,13 +331,13 @@ func (s *Store) addPacks(ctx context.Context, packs []*newPack) error {
 		return fail("store.index", s.dir, err)
 	}
 	l.release()
-	if err := s.repair(ctx); err != nil { // it adopts the packs, too
+	if err := s.repair(ctx); err != nil { // repair also adopts the packs
 		return err
 	}
 	return nil
 }
 
-// drain waits until nothing is running.
+// drain waits until running is 0.
 func (b *Batch) drain(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() {
 		b.mu.Lock()
@@ -357,7 +356,7 @@ func (b *Batch) drain(ctx context.Context) error {
 	return fail("store.flush", "", ctx.Err())
 }
 
-// Close ends the batch. What was not flushed is dropped. Closing it again does nothing.
+// Close ends the batch and drops objects that were not flushed. Closing it again does nothing.
 func (b *Batch) Close() error {
 	b.mu.Lock()
 	closed := b.closed
@@ -371,7 +370,7 @@ func (b *Batch) Close() error {
 	b.wg.Wait()
 	for {
 		select {
-		case j := <-b.jobs: // nobody takes it any more
+		case j := <-b.jobs: // the background has ended
 			if j.done != nil {
 				j.done.Done()
 			}

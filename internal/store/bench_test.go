@@ -19,8 +19,7 @@ import (
 	"turnstone.dev/turnstone/internal/store"
 )
 
-// cpu reports the processor time that was used, which says more than the clock
-// on a machine that does other things, too.
+// cpu returns the used processor time, which is more reliable than wall time on a busy machine.
 func cpu(b *testing.B, before syscall.Rusage, n int64) {
 	var now syscall.Rusage
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &now)
@@ -34,8 +33,8 @@ func usage() (r syscall.Rusage) {
 	return r
 }
 
-// sources returns the files of a real source tree, up to n of them, repeated in
-// variations where there are fewer.
+// sources returns the files of a real source tree, up to n of them, repeated in variations if there
+// are fewer.
 func sources(b *testing.B, n int) (files [][]byte, sum int64) {
 	b.Helper()
 	out, err := exec.Command("go", "env", "GOROOT").Output()
@@ -61,8 +60,8 @@ func sources(b *testing.B, n int) (files [][]byte, sum int64) {
 	return files, sum
 }
 
-// BenchmarkPutSmall puts 20,000 files of a source tree from two goroutines, beside
-// what hashing and compressing them cost alone.
+// BenchmarkPutSmall puts 20,000 files of a source tree from two goroutines, and compares with the
+// cost of hashing and compressing them.
 func BenchmarkPutSmall(b *testing.B) {
 	files, sum := sources(b, 20_000)
 	putAndHash(b, files, sum)
@@ -124,7 +123,7 @@ func putAll(b *testing.B, batch *store.Batch, files [][]byte) {
 	wg.Wait()
 }
 
-// BenchmarkPutLarge puts 1 GiB in 16 files: half of it noise, half text.
+// BenchmarkPutLarge puts 1 GiB in 16 files: half noise, half text.
 func BenchmarkPutLarge(b *testing.B) {
 	const size = 64 << 20
 	lines := text(size, 1)
@@ -133,7 +132,7 @@ func BenchmarkPutLarge(b *testing.B) {
 			return noise(size, i)
 		}
 		p := bytes.Clone(lines)
-		for at := 0; at+8 < size; at += 5000 { // other than the others
+		for at := 0; at+8 < size; at += 5000 { // different from the other files
 			copy(p[at:], strconv.Itoa(i*1000+at))
 		}
 		return p
@@ -145,8 +144,8 @@ func BenchmarkPutLarge(b *testing.B) {
 	putAndHash(b, files, size*16)
 }
 
-// BenchmarkCommit opens a store with 100 packs and 100,000 objects in its
-// index, and commits nothing, or one object.
+// BenchmarkCommit opens a store with 100 packs and 100,000 objects in its index, and commits
+// nothing, or a single object.
 func BenchmarkCommit(b *testing.B) {
 	root := b.TempDir()
 	fill := open(b, root)

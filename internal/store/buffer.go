@@ -5,18 +5,18 @@ import (
 	"sync/atomic"
 )
 
-// A buffer is the bytes of one object, or of several, shared by those that read it.
+// A buffer holds the bytes of an object, or of several, shared by their readers.
 type buffer struct {
 	b      []byte
 	uses   atomic.Int32
-	pool   *sync.Pool    // nil for one that is not kept
-	whole  *buffer       // that it is a part of
-	tokens chan struct{} // of which it has one
+	pool   *sync.Pool    // nil for a buffer that is not reused
+	whole  *buffer       // the buffer that contains this part
+	tokens chan struct{} // the buffer holds a token of this channel
 }
 
 func (b *buffer) retain() { b.uses.Add(1) }
 
-// part returns a part of b, which b is kept for.
+// part returns a part of b, which keeps b in use.
 func (b *buffer) part(p []byte) *buffer {
 	b.retain()
 	part := &buffer{b: p, whole: b}
@@ -44,7 +44,7 @@ func (b *buffer) release() {
 // A bufferPool has buffers of 4 KiB to 4 MiB, in powers of two.
 type bufferPool struct{ pools [11]sync.Pool }
 
-// get returns a buffer of n bytes, with one use.
+// get returns a buffer of n bytes with a single use.
 func (p *bufferPool) get(n int) *buffer {
 	size, pool := 4<<10, (*sync.Pool)(nil)
 	for k := range p.pools {

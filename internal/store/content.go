@@ -12,26 +12,24 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// An Alternate has contents that lie elsewhere, as in a template's image, and that
-// the store therefore does not keep. What it opens is verified as the store's own.
-// Its methods are safe for concurrent use.
+// An Alternate has contents in another place, such as a template's image, that the store therefore
+// does not keep. The store verifies them like its own. Its methods are safe for concurrent use.
 type Alternate interface {
 	OpenContent(ctx context.Context, c tree.Content) (io.ReadCloser, error)
 	HasContent(d turnstone.Digest) bool
 }
 
-// A Sizer is an Alternate that knows the sizes of its contents. A large content
-// whose size none has need not be hashed before it is stored.
+// A Sizer is an Alternate that knows the sizes of its contents. A large content of a size that no
+// Alternate has is not hashed before it is stored.
 type Sizer interface {
 	HasSize(size int64) bool
 }
 
-// maxContent is the largest content whose list of chunks is one object.
+// maxContent is the largest content whose list of chunks is a single object.
 const maxContent = (maxObject - 8) / listEntrySize * minChunk
 
-// PutContent keeps the size bytes of r: one object, or many chunks and their list.
-// A reader that has more or fewer bytes is an error of kind Invalid. What an
-// Alternate has is not kept.
+// PutContent stores the size bytes of r: a single object, or many chunks and their list. A reader
+// with more or fewer bytes is an error of kind Invalid. Contents of an Alternate are not stored.
 func (b *Batch) PutContent(ctx context.Context, r io.Reader, size int64) (tree.Content, error) {
 	if size < 0 || size > maxContent {
 		return tree.Content{}, wrongSize(fmt.Sprintf("a content cannot have %d bytes", size))
@@ -58,17 +56,17 @@ func wrongSize(text string) error {
 	return turnstone.NewError("store.put", turnstone.KindInvalid, "", errors.New(text))
 }
 
-// readExactly fills p from r, which has to end there.
+// readExactly fills p from r, which must end there.
 func readExactly(r io.Reader, p []byte) error {
 	if n, err := io.ReadFull(r, p); errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return wrongSize(fmt.Sprintf("the content has %d bytes where %d were announced", n, len(p)))
+		return wrongSize(fmt.Sprintf("the content has %d bytes and %d were announced", n, len(p)))
 	} else if err != nil {
 		return fail("store.put", "", err)
 	}
 	return atEnd(r)
 }
 
-// atEnd reads on from r, which has to be at its end.
+// atEnd verifies that r is at its end.
 func atEnd(r io.Reader) error {
 	var more [1]byte
 	switch _, err := io.ReadFull(r, more[:]); {
@@ -90,7 +88,7 @@ func (s *Store) elsewhere(d turnstone.Digest) Alternate {
 	return nil
 }
 
-// mayBeElsewhere tells whether an alternate may have a content of size bytes.
+// mayBeElsewhere reports whether an alternate may have a content of size bytes.
 func (s *Store) mayBeElsewhere(size int64) bool {
 	for _, a := range s.others() {
 		if z, ok := a.(Sizer); !ok || z.HasSize(size) {
@@ -100,8 +98,8 @@ func (s *Store) mayBeElsewhere(size int64) bool {
 	return false
 }
 
-// OpenContent opens a file's content. Every chunk is verified before a byte of it
-// is served, and the whole against c.Digest and c.Size before io.EOF.
+// OpenContent opens a file's content. Every chunk is verified before its bytes are returned, and
+// the whole content against c.Digest and c.Size before io.EOF.
 func (s *Store) OpenContent(ctx context.Context, c tree.Content) (io.ReadCloser, error) {
 	return s.openContent(ctx, c, s.get)
 }
@@ -141,7 +139,7 @@ func (s *Store) openContent(ctx context.Context, c tree.Content, get getter) (io
 		}
 		return nil, err
 	}
-	// What lies elsewhere is not in the store, and a miss there costs the most.
+	// Contents of alternates are not in the store, where a miss is expensive.
 	if a := s.elsewhere(c.Digest); a != nil {
 		if have, err := s.known(ctx, want); err == nil && !have {
 			return openAlternate(ctx, a, c, want)
@@ -152,21 +150,21 @@ func (s *Store) openContent(ctx context.Context, c tree.Content, get getter) (io
 		return nil, err
 	}
 	if int64(len(b)) != c.Size {
-		return nil, damaged(op, string(c.Digest), fmt.Errorf("it has %d bytes, not %d", len(b), c.Size))
+		return nil, damaged(op, string(c.Digest), fmt.Errorf("the content has %d bytes, not %d", len(b), c.Size))
 	}
 	r.have = b
 	return r, nil
 }
 
-// A contentReader reads a content object by object; each is verified when it is read.
+// A contentReader reads a content object by object and verifies each object.
 type contentReader struct {
 	ctx    context.Context
 	get    getter
 	want   id
 	left   int64
 	chunks []chunk
-	have   []byte    // the rest of the current one
-	sum    hash.Hash // of all; nil for one object, whose digest is that of all
+	have   []byte    // the rest of the current object
+	sum    hash.Hash // of the whole content; nil for a single object, whose digest is the content's
 	err    error
 }
 
@@ -183,7 +181,7 @@ func (r *contentReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// WriteTo is io.WriterTo's.
+// WriteTo implements io.WriterTo.
 func (r *contentReader) WriteTo(w io.Writer) (int64, error) {
 	var sum int64
 	for {
@@ -206,11 +204,11 @@ func (r *contentReader) WriteTo(w io.Writer) (int64, error) {
 	}
 }
 
-// next reads the next object, or checks the whole at its end.
+// next reads the next object, or verifies the whole content at its end.
 func (r *contentReader) next() error {
 	if r.left == 0 {
 		if r.sum != nil && id(r.sum.Sum(nil)) != r.want {
-			return damaged("store.open", string(r.want.digest()), errors.New("its chunks are another content"))
+			return damaged("store.open", string(r.want.digest()), errors.New("its chunks are those of another content"))
 		}
 		return io.EOF
 	}
@@ -236,8 +234,8 @@ func (r *contentReader) Close() error {
 	return nil
 }
 
-// openAlternate opens what lies elsewhere: a small content is verified before it
-// is served, a large one at its end.
+// openAlternate opens a content of an alternate: a small content is verified before it is returned,
+// a large content at its end.
 func openAlternate(ctx context.Context, a Alternate, c tree.Content, want id) (io.ReadCloser, error) {
 	rc, err := a.OpenContent(ctx, tree.Content{Digest: c.Digest, Size: c.Size})
 	if err != nil {
@@ -250,7 +248,7 @@ func openAlternate(ctx context.Context, a Alternate, c tree.Content, want id) (i
 	b := make([]byte, c.Size)
 	_, err = io.ReadFull(v, b)
 	if err == nil {
-		_, err = io.ReadFull(v, make([]byte, 1)) // io.EOF once it is verified
+		_, err = io.ReadFull(v, make([]byte, 1)) // io.EOF after the verification
 	}
 	if cerr := rc.Close(); (err == nil || err == io.EOF) && cerr != nil {
 		return nil, fail("store.open", string(c.Digest), cerr)
@@ -261,7 +259,7 @@ func openAlternate(ctx context.Context, a Alternate, c tree.Content, want id) (i
 	return &contentReader{have: b, left: c.Size, want: want}, nil
 }
 
-// verifying checks a whole content at its end.
+// verifying verifies a whole content at its end.
 type verifying struct {
 	rc   io.ReadCloser
 	left int64
@@ -278,19 +276,19 @@ func (v *verifying) Read(p []byte) (int, error) {
 	_, _ = v.sum.Write(p[:n])
 	switch {
 	case v.left < 0:
-		return 0, bad("where it lies, it is longer than it was")
+		return 0, bad("the alternate copy is longer than it was")
 	case err == io.EOF && v.left > 0:
-		return 0, bad("where it lies, it is shorter than it was")
+		return 0, bad("the alternate copy is shorter than it was")
 	case err == io.EOF && id(v.sum.Sum(nil)) != v.want:
-		return 0, bad("where it lies, it is another")
+		return 0, bad("the alternate copy has changed")
 	}
 	return n, err
 }
 
 func (v *verifying) Close() error { return v.rc.Close() }
 
-// ContentObjects returns the objects of the store that c consists of, the list of
-// chunks first: none where an alternate has it. Objects that are missing are named, too.
+// ContentObjects returns the digests of the store's objects that c consists of, the list of chunks
+// first; none if an alternate has c. Missing objects are included.
 func (s *Store) ContentObjects(ctx context.Context, c tree.Content) ([]turnstone.Digest, error) {
 	const op = "store.objects"
 	want, err := parseID(op, c.Digest)

@@ -22,16 +22,16 @@ const wantList = "sha256:e739bd0799f70aaf1b9d489c865668b785abf20596d946ce1c8363b
 // crashArg makes the test binary a process that dies.
 const crashArg = "-crash-child"
 
-// A crash is what the child does: it kills itself before the nth operation that
-// changes something on the disk.
+// A crash describes the child's work: it kills itself before the nth operation that changes the
+// disk.
 type crash struct {
 	Root string
 	N    int
 	Do   string // "commit" or "sweep"
-	Run  int    // makes the batch's content
+	Run  int    // determines the batch's content
 }
 
-// crashChild prints "begun" when its batch has begun, and "done" after the flush.
+// crashChild prints "begun" after Begin, and "done" after the flush.
 func crashChild(arg string) {
 	var c crash
 	die := func(err error) {
@@ -73,7 +73,7 @@ func crashChild(arg string) {
 
 func crashObject(run, i int) []byte { return text(1000+i*100, run*1000+i) }
 
-// keepOdd keeps the objects of the first ten runs that have odd numbers.
+// keepOdd keeps the objects with odd numbers of the first ten runs.
 func keepOdd(_ context.Context, keep func(turnstone.Digest) bool) error {
 	for run := range 10 {
 		for i := 1; i < 30; i += 2 {
@@ -83,7 +83,7 @@ func keepOdd(_ context.Context, keep func(turnstone.Digest) bool) error {
 	return nil
 }
 
-// runChild runs c, and tells whether it ended by itself.
+// runChild runs c, and reports whether it ended by itself.
 func runChild(t *testing.T, c crash) bool {
 	t.Helper()
 	arg, err := json.Marshal(c)
@@ -101,9 +101,8 @@ func runChild(t *testing.T, c crash) bool {
 	return false
 }
 
-// TestCrashCommit kills a commit before each of its operations on the disk. The
-// store is always consistent; a batch that was flushed is there, and whatever of
-// another is there can be read.
+// TestCrashCommit kills a commit before each of its disk operations. The store is always
+// consistent; a flushed batch is complete, and the existing objects of another batch are readable.
 func TestCrashCommit(t *testing.T) {
 	for n, done := 0, false; !done; n++ {
 		root := t.TempDir()
@@ -122,7 +121,7 @@ func TestCrashCommit(t *testing.T) {
 				wantObject(t, s, crashObject(1, i))
 			}
 		}
-		// The next commit is not disturbed by what was left.
+		// The next commit is not disturbed by the remains.
 		if !runChild(t, crash{Root: root, N: 1 << 30, Run: 1}) {
 			t.Errorf("killed at %d: the commit after it does not end", n)
 		}
@@ -136,8 +135,8 @@ func TestCrashCommit(t *testing.T) {
 	}
 }
 
-// TestCrashSweep kills a sweep before each of its operations: nothing that is
-// kept is lost, and the next sweep ends it.
+// TestCrashSweep kills a sweep before each of its disk operations: no kept object is lost, and the
+// next sweep completes the work.
 func TestCrashSweep(t *testing.T) {
 	killed := 0
 	for n, done := 0, false; !done; n++ {
@@ -161,7 +160,7 @@ func TestCrashSweep(t *testing.T) {
 				}
 			}
 		}
-		wantKept(s) // one that was open all the time
+		wantKept(s) // a store that was open all the time
 		fsckClean(t, open(t, root))
 		_, err := s.Sweep(t.Context(), keepOdd)
 		check(t, err)

@@ -13,12 +13,12 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// Objects that were found damaged or missing count as not there when they are put
-// again: so the store heals by what is put anyway. Fsck keeps their names in a
-// file, one digest in each line; those that a reader meets are remembered while it runs.
+// Objects found damaged or missing count as absent when they are put again: the store heals through
+// normal writes. Fsck keeps their digests in a file, one per line; damaged objects found by a
+// reader are remembered in memory.
 const badFile = "damaged"
 
-// isBad tells whether i was found damaged.
+// isBad reports whether i was found damaged.
 func (s *Store) isBad(i id) bool {
 	s.mu.RLock()
 	bad, read := s.bad[i], s.badRead
@@ -32,8 +32,8 @@ func (s *Store) isBad(i id) bool {
 	return s.bad[i]
 }
 
-// readBad reads the file, with the lock held. What cannot be read is as if it
-// were not there: then a damaged object is not healed before the next Fsck.
+// readBad reads the file, with the lock held. An unreadable file counts as missing: damaged objects
+// then heal only after the next Fsck.
 func (s *Store) readBad() {
 	if s.badRead {
 		return
@@ -61,7 +61,7 @@ func (s *Store) markBad(i id) {
 	s.bad[i] = true
 }
 
-// setBad replaces what is known to be damaged.
+// setBad replaces the list of damaged objects.
 func (s *Store) setBad(all map[id]bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -80,7 +80,7 @@ func (s *Store) setBad(all map[id]bool) error {
 	if err := s.index.fault("damaged-write"); err != nil {
 		return err
 	}
-	// Not durable: it only spares the next Fsck.
+	// Not durable: the next Fsck can restore the file.
 	if err := os.WriteFile(path+".tmp", text.Bytes(), 0o600); err != nil {
 		return err
 	}

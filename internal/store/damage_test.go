@@ -49,8 +49,8 @@ func filled(t *testing.T) (root string, objects [][]byte, large tree.Content, la
 	return
 }
 
-// TestDamagedPack flips a byte in the middle of each pack: what it hits is named
-// and not served, fsck finds it, the rest stays, and putting it again heals it.
+// TestDamagedPack flips a byte in the middle of each pack: the affected objects are reported and
+// not returned, fsck finds them, the others stay, and putting them again heals them.
 func TestDamagedPack(t *testing.T) {
 	root, objects, large, largeBytes := filled(t)
 	packs := files(t, filepath.Join(root, "blobs", "packs"), "*")
@@ -90,7 +90,7 @@ func TestDamagedPack(t *testing.T) {
 	if len(found) != 2 || sum.Problems != 2 || found[0].Object == "" || found[0].Pack == "" || found[1].Pack == found[0].Pack {
 		t.Errorf("fsck found %+v", found)
 	}
-	s = open(t, root) // it is not this process alone that knows
+	s = open(t, root) // other processes know it too
 	b := begin(t, s)
 	for _, o := range objects {
 		put(t, b, o)
@@ -213,8 +213,8 @@ func (a *image) OpenContent(_ context.Context, c tree.Content) (io.ReadCloser, e
 	return io.NopCloser(bytes.NewReader(a.has[c.Digest])), nil
 }
 
-// TestAlternate checks that what lies elsewhere is not stored, is read from there,
-// and is verified as all is.
+// TestAlternate checks that an alternate's content is not stored, is read from the alternate, and
+// is verified.
 func TestAlternate(t *testing.T) {
 	small, large := text(5000, 1), noise(4<<20, 1)
 	for _, seek := range []bool{false, true} {
@@ -260,8 +260,8 @@ func TestAlternate(t *testing.T) {
 	}
 }
 
-// TestFaults fails each operation of a commit in its turn, in the process: the
-// batch says so, and the store goes on.
+// TestFaults fails each operation of a commit in turn, in the process: the batch returns the error,
+// and the store continues.
 func TestFaults(t *testing.T) {
 	broken := errors.New("injected")
 	for n := 0; ; n++ {

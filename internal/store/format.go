@@ -15,7 +15,7 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// The formats are described in docs/store.md. All numbers are little-endian.
+// docs/store.md describes the formats. All numbers are little-endian.
 const (
 	packMagic  = "TURNPAK1"
 	packEnd    = "TURNEND1"
@@ -25,22 +25,22 @@ const (
 	packEntrySize   = 44
 	packTrailerSize = 16
 
-	// maxObject bounds what a damaged length makes the store allocate.
+	// maxObject bounds the allocation for a damaged length.
 	maxObject = 256 << 20
-	// smallContent is the largest content that is one object.
+	// smallContent is the largest content stored as a single object.
 	smallContent = 1 << 20
-	// The sizes of chunks. They and the cutter are part of the format: other ones
-	// would give the same content another list.
+	// The sizes of chunks. They and the cutter are part of the format: other sizes would give the
+	// same content another list.
 	minChunk, normalChunk, maxChunk = 64 << 10, 256 << 10, 1 << 20
 	listEntrySize                   = 36
 
-	// packTarget is the size from which on a pack is written.
+	// packTarget is the size at which a pack is written.
 	packTarget = 32 << 20
-	// maxPack keeps offsets in 32 bits: a full pack and one more object fit.
+	// maxPack keeps offsets in 32 bits: a full pack and another object fit.
 	maxPack = 1 << 30
 )
 
-// An id is a digest in binary: of an object, or of a pack's table.
+// An id is a binary digest of an object or of a pack's table.
 type id [32]byte
 
 func (i id) digest() turnstone.Digest { return turnstone.Digest("sha256:" + hex.EncodeToString(i[:])) }
@@ -49,7 +49,7 @@ func parseID(op turnstone.Op, d turnstone.Digest) (id, error) {
 	var i id
 	s := string(d)
 	if len(s) == 71 && strings.HasPrefix(s, "sha256:") {
-		// DigestString does not take capitals, which hex would.
+		// DigestString rejects capitals, which hex accepts.
 		if _, err := hex.Decode(i[:], []byte(s[7:])); err == nil && strings.ToLower(s) == s {
 			return i, nil
 		}
@@ -57,7 +57,7 @@ func parseID(op turnstone.Op, d turnstone.Digest) (id, error) {
 	return i, turnstone.Errorf(op, turnstone.KindInvalid, s, "not a digest")
 }
 
-// packName returns the name of the blob of a pack.
+// packName returns the blob name of a pack.
 func packName(pack id) string { return packPrefix + hex.EncodeToString(pack[:]) }
 
 // parsePackName is packName's inverse.
@@ -71,17 +71,17 @@ func parsePackName(name string) (id, bool) {
 	return p, err == nil
 }
 
-// A packEntry is one object of a pack.
+// A packEntry is an object in a pack.
 type packEntry struct {
 	id     id
-	off    uint32 // in the pack
+	off    uint32 // offset in the pack
 	stored uint32 // bytes in the pack
-	size   uint32 // of the object; it is stored as it is where stored is the same
+	size   uint32 // size of the object; equal to stored if the object is not compressed
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// encodeTable sorts the entries and returns the pack's table, which its name is the digest of.
+// encodeTable sorts the entries and returns the pack's table, whose digest is the pack's name.
 func encodeTable(entries []packEntry) ([]byte, id) {
 	slices.SortFunc(entries, func(a, b packEntry) int { return bytes.Compare(a.id[:], b.id[:]) })
 	table := make([]byte, 0, len(entries)*packEntrySize+packTrailerSize)
@@ -97,11 +97,11 @@ func encodeTable(entries []packEntry) ([]byte, id) {
 	return append(table, packEnd...), name
 }
 
-// tableSize returns how many bytes the table and the trailer take, from the
-// trailer of a pack of size bytes.
+// tableSize returns the size of the table and the trailer, from the trailer of a pack of size
+// bytes.
 func tableSize(trailer []byte, size int64) (int64, error) {
 	if len(trailer) != packTrailerSize || string(trailer[8:]) != packEnd || binary.LittleEndian.Uint32(trailer[4:]) != 0 {
-		return 0, errors.New("the end of the pack is not there")
+		return 0, errors.New("the end of the pack is missing")
 	}
 	n := int64(binary.LittleEndian.Uint32(trailer))*packEntrySize + packTrailerSize
 	if n > size-int64(len(packMagic)) {
@@ -110,21 +110,21 @@ func tableSize(trailer []byte, size int64) (int64, error) {
 	return n, nil
 }
 
-// decodeTable reads the table and trailer of the pack name, which has size bytes in all.
+// decodeTable decodes the table and trailer of the pack name of size bytes.
 func decodeTable(b []byte, name id, size int64) ([]packEntry, error) {
 	if len(b) < packTrailerSize {
-		return nil, errors.New("the table is cut off")
+		return nil, errors.New("the table is truncated")
 	}
 	n, err := tableSize(b[len(b)-packTrailerSize:], size)
 	if err != nil {
 		return nil, err
 	}
 	if int64(len(b)) != n {
-		return nil, errors.New("the table is not as long as it says")
+		return nil, errors.New("the table's length does not match its header")
 	}
 	table := b[:len(b)-packTrailerSize]
 	if sha256.Sum256(table) != name {
-		return nil, errors.New("the table is not the one that the pack is named after")
+		return nil, errors.New("the table does not match the pack's name")
 	}
 	end := size - n
 	entries := make([]packEntry, 0, len(table)/packEntrySize)
@@ -132,22 +132,22 @@ func decodeTable(b []byte, name id, size int64) ([]packEntry, error) {
 		e := packEntry{id: id(table[:32]), off: binary.LittleEndian.Uint32(table[32:]),
 			stored: binary.LittleEndian.Uint32(table[36:]), size: binary.LittleEndian.Uint32(table[40:])}
 		if int64(e.off) < int64(len(packMagic)) || int64(e.off)+int64(e.stored) > end || e.check() != nil {
-			return nil, fmt.Errorf("the place of object %s is outside the pack", e.id.digest())
+			return nil, fmt.Errorf("the offset of object %s is outside the pack", e.id.digest())
 		}
 		entries = append(entries, e)
 	}
 	return entries, nil
 }
 
-// check bounds what reading the object allocates.
+// check bounds the allocation for reading the object.
 func (e packEntry) check() error {
 	if e.size > maxObject || e.stored > e.size {
-		return errors.New("its lengths cannot be true")
+		return errors.New("its lengths are impossible")
 	}
 	return nil
 }
 
-// A chunk is one entry of a chunk list.
+// A chunk is an entry of a chunk list.
 type chunk struct {
 	id   id
 	size uint32
@@ -164,7 +164,7 @@ func encodeList(chunks []chunk) []byte {
 	return b
 }
 
-// decodeList reads the list of a content of size bytes.
+// decodeList decodes the list of a content of size bytes.
 func decodeList(b []byte, size int64) ([]chunk, error) {
 	rest, ok := bytes.CutPrefix(b, []byte(listMagic))
 	if !ok || len(rest)%listEntrySize != 0 {
@@ -174,18 +174,18 @@ func decodeList(b []byte, size int64) ([]chunk, error) {
 	for ; len(rest) > 0; rest = rest[listEntrySize:] {
 		c := chunk{id: id(rest[:32]), size: binary.LittleEndian.Uint32(rest[32:])}
 		if c.size == 0 || c.size > maxChunk {
-			return nil, errors.New("a chunk's size cannot be true")
+			return nil, errors.New("a chunk's size is impossible")
 		}
 		size -= int64(c.size)
 		chunks = append(chunks, c)
 	}
 	if size != 0 {
-		return nil, errors.New("the chunks are not as long as the content")
+		return nil, errors.New("the chunks do not add up to the content's size")
 	}
 	return chunks, nil
 }
 
-// fail returns err as a typed error: one that is typed already is as it was.
+// fail returns err as a typed error; a typed error is unchanged.
 func fail(op turnstone.Op, subject string, err error) error {
 	var typed *turnstone.Error
 	if err == nil || errors.As(err, &typed) {
@@ -204,5 +204,5 @@ func fail(op turnstone.Op, subject string, err error) error {
 // damaged returns an error of kind Integrity.
 func damaged(op turnstone.Op, subject string, err error) error {
 	return turnstone.NewError(op, turnstone.KindIntegrity, subject, err).
-		WithHint("`turn fsck` names everything that is damaged")
+		WithHint("run `turn fsck` to find all damaged objects")
 }

@@ -14,27 +14,26 @@ import (
 	"turnstone.dev/turnstone/internal/store/blob"
 )
 
-// A Problem is one thing that Fsck found to be wrong.
+// A Problem is a fault found by Fsck.
 type Problem struct {
 	Object   turnstone.Digest `json:"object,omitempty"`
-	Pack     string           `json:"pack,omitempty"`     // the blob's name
-	Segment  string           `json:"segment,omitempty"`  // of the index
-	Repaired bool             `json:"repaired,omitempty"` // the index was made again from the packs
+	Pack     string           `json:"pack,omitempty"`     // the pack's blob name
+	Segment  string           `json:"segment,omitempty"`  // a segment of the index
+	Repaired bool             `json:"repaired,omitempty"` // the index was rebuilt from the packs
 	Err      error            `json:"-"`
 }
 
-// A Summary is what Fsck read.
+// A Summary counts what Fsck read.
 type Summary struct {
 	Packs    int   `json:"packs"`
 	Objects  int   `json:"objects"`
-	Bytes    int64 `json:"bytes"` // of the packs
+	Bytes    int64 `json:"bytes"` // total size of the packs
 	Problems int   `json:"problems"`
 }
 
-// Fsck reads and checks every object, and reports each that is damaged or whose pack
-// is, each pack that is missing or is not what its name says, and what was wrong with
-// the index, which it makes again. It calls report from one goroutine at a time.
-// Objects that it found damaged are stored again when they are put again.
+// Fsck reads and verifies every object. It reports each damaged object, each object of a damaged
+// pack, each missing or invalid pack, and faults of the index, which it rebuilds. It calls report
+// from a single goroutine at a time. Putting a damaged object again stores it again.
 func (s *Store) Fsck(ctx context.Context, report func(Problem)) (Summary, error) {
 	l, err := s.sharedGC(ctx)
 	if err != nil {
@@ -60,7 +59,7 @@ func (s *Store) Fsck(ctx context.Context, report func(Problem)) (Summary, error)
 	return c.sum, fail("store.fsck", s.dir, s.setBad(c.bad))
 }
 
-// A checker is one run of Fsck.
+// A checker is the state of an Fsck.
 type checker struct {
 	s *Store
 
@@ -83,8 +82,7 @@ func (c *checker) problem(p Problem) {
 	c.report(p)
 }
 
-// index checks the segments, makes those again that are damaged, and puts packs
-// into the index that are not there.
+// index checks the segments, rebuilds damaged segments, and adds missing packs to the index.
 func (c *checker) index(ctx context.Context) error {
 	v, err := c.s.index.refresh()
 	if err != nil {
@@ -92,10 +90,10 @@ func (c *checker) index(ctx context.Context) error {
 	}
 	broken := len(v.broken) > 0
 	for _, name := range v.broken {
-		c.problem(Problem{Segment: name, Repaired: true, Err: errors.New("it is no segment of an index")})
+		c.problem(Problem{Segment: name, Repaired: true, Err: errors.New("the file is not a segment of an index")})
 	}
 	for _, seg := range v.segs {
-		// Read anew: what is in memory was good when it was read.
+		// Read again from disk: the copy in memory was valid when it was read.
 		if err := seg.check(ctx); err != nil {
 			if !errors.Is(err, errSegment) {
 				return fail("store.fsck", seg.name, err)
@@ -112,10 +110,10 @@ func (c *checker) index(ctx context.Context) error {
 		return err
 	}
 	defer l.release()
-	return c.s.adoptLocked(ctx, nil) // packs that cannot be read are found again below
+	return c.s.adoptLocked(ctx, nil) // unreadable packs are found again below
 }
 
-// placesByPack returns what the index says of each pack.
+// placesByPack returns the index's places by pack.
 func (c *checker) placesByPack(ctx context.Context) (map[id][]packEntry, error) {
 	v, err := c.s.index.refresh()
 	if err != nil {
@@ -134,7 +132,7 @@ func (c *checker) placesByPack(ctx context.Context) (map[id][]packEntry, error) 
 	return all, nil
 }
 
-// packs checks all packs, several at once.
+// packs checks all packs, several concurrently.
 func (c *checker) packs(ctx context.Context, places map[id][]packEntry) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -176,7 +174,7 @@ func (c *checker) packs(ctx context.Context, places map[id][]packEntry) error {
 	return nil
 }
 
-// missing reports a pack that is gone, with its objects.
+// missing reports a missing pack with its objects.
 func (c *checker) missing(ctx context.Context, p id, entries []packEntry) {
 	gone := errors.New("the pack is missing")
 	c.problem(Problem{Pack: packName(p), Err: gone})
@@ -187,7 +185,7 @@ func (c *checker) missing(ctx context.Context, p id, entries []packEntry) {
 	}
 }
 
-// readable tells whether one of the places of i has it.
+// readable reports whether i is readable at one of its places.
 func (s *Store) readable(ctx context.Context, i id) bool {
 	places, err := s.find(ctx, i)
 	if err != nil {
@@ -201,7 +199,7 @@ func (s *Store) readable(ctx context.Context, i id) bool {
 	return false
 }
 
-// pack checks one pack. Its error is one that is not about what is stored.
+// pack checks a pack. It returns only errors unrelated to the stored data.
 func (c *checker) pack(ctx context.Context, p id, info blob.Info, indexed []packEntry) error {
 	entries := indexed
 	t, err := c.s.readTable(ctx, p, info.Size)
@@ -212,7 +210,7 @@ func (c *checker) pack(ctx context.Context, p id, info blob.Info, indexed []pack
 			c.mu.Lock()
 			c.wrongIndex = true
 			c.mu.Unlock()
-			c.problem(Problem{Pack: info.Name, Repaired: true, Err: errors.New("the index says something else than the pack")})
+			c.problem(Problem{Pack: info.Name, Repaired: true, Err: errors.New("the index does not match the pack")})
 		}
 	case turnstone.KindOf(err) == turnstone.KindIntegrity:
 		c.problem(Problem{Pack: info.Name, Err: err})
@@ -250,7 +248,7 @@ func sameEntries(a, b []packEntry) bool {
 	return slices.Equal(slices.SortedFunc(slices.Values(a), byID), slices.SortedFunc(slices.Values(b), byID))
 }
 
-// A packScan reads a pack's objects one after the other in one go.
+// A packScan reads a pack's objects sequentially.
 type packScan struct {
 	c    *checker
 	ctx  context.Context
@@ -262,11 +260,11 @@ type packScan struct {
 	buf  []byte
 }
 
-// next returns what is stored of e, until the next call.
+// next returns e's stored form, valid until the next call.
 func (r *packScan) next(e packEntry) ([]byte, error) {
 	off, n := int64(e.off), int64(e.stored)
 	if e.check() != nil || off+n > r.size {
-		return nil, damaged("store.fsck", r.name, errors.New("the pack is shorter than that"))
+		return nil, damaged("store.fsck", r.name, errors.New("the pack is too short"))
 	}
 	if r.rc == nil || off < r.at {
 		r.close()

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// Whatever a decoder takes, it gives back the same: there is one form only.
+// Any accepted input encodes to the same bytes: there is already a single encoding.
 
 func FuzzTable(f *testing.F) {
 	entries := []packEntry{{id: sha256.Sum256([]byte("a")), off: 8, stored: 3, size: 10}, {id: sha256.Sum256([]byte("b")), off: 11, stored: 5, size: 5}}
@@ -21,7 +21,8 @@ func FuzzTable(f *testing.F) {
 		if len(b) < packTrailerSize {
 			return
 		}
-		name := id(sha256.Sum256(b[:len(b)-packTrailerSize])) // else nothing comes past the digest
+		// otherwise nothing passes the digest check
+		name := id(sha256.Sum256(b[:len(b)-packTrailerSize]))
 		size := data%maxPack + int64(len(b))
 		got, err := decodeTable(b, name, size)
 		if err != nil {
@@ -91,7 +92,7 @@ func FuzzSegment(f *testing.F) {
 			if err != nil {
 				break
 			}
-			// A segment that is in order is one in which each is found.
+			// In a sorted segment each entry is found.
 			if got, err := s.find(p.id, nil); ordered && (err != nil || len(got) == 0) {
 				t.Fatalf("%s is in it and not found: %v", p.id.digest(), err)
 			}
@@ -100,8 +101,7 @@ func FuzzSegment(f *testing.F) {
 	})
 }
 
-// withSums makes the checksums of a segment right, so that what is behind them is
-// tried, too.
+// withSums corrects the checksums of a segment, so that the checks after them are tested too.
 func withSums(b []byte) []byte {
 	b = bytes.Clone(b)
 	if len(b) < segHeaderSize {
@@ -119,8 +119,7 @@ func withSums(b []byte) []byte {
 	return b
 }
 
-// TestSegmentFind finds what is in a segment of many blocks, also where ids are
-// anything but evenly spread.
+// TestSegmentFind finds the entries of a segment of many blocks, also if ids are not evenly spread.
 func TestSegmentFind(t *testing.T) {
 	for name, make := range map[string]func(i int) id{
 		"even": func(i int) id { return sha256.Sum256([]byte{byte(i), byte(i >> 8), byte(i >> 16)}) },
@@ -169,7 +168,7 @@ func TestSegmentFind(t *testing.T) {
 	}
 }
 
-// TestSegmentDamage flips each byte of a segment: no lookup gives a wrong answer.
+// TestSegmentDamage flips each byte of a segment: no lookup returns a wrong answer.
 func TestSegmentDamage(t *testing.T) {
 	good := segmentFile(t)
 	path := filepath.Join(t.TempDir(), "x.seg")
@@ -201,7 +200,7 @@ func TestSegmentDamage(t *testing.T) {
 	}
 }
 
-// TestBomb checks that what decompresses to more than was recorded is refused.
+// TestBomb checks that data that decompresses to more than the recorded size is rejected.
 func TestBomb(t *testing.T) {
 	var c codec
 	c.cores = 1

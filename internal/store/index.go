@@ -18,9 +18,9 @@ import (
 	"time"
 )
 
-// An index is a folder of segments. Those of all processes are the same files; each
-// process sees those that were there when it last looked. A segment that replaces
-// others has all that they have, so it does not matter which of them one sees.
+// An index is a folder of segments. All processes share the files; each process sees the segments
+// that existed at its last look. A segment contains everything of the segments that it replaces, so
+// either view is correct.
 type index struct {
 	dir   string
 	fault func(op string) error
@@ -29,16 +29,15 @@ type index struct {
 	view atomic.Pointer[view]
 }
 
-// A view is the segments that were seen, the smallest first: what was put last
-// is asked for most.
+// A view is the known segments, smallest first because recent objects are requested most.
 type view struct {
 	segs   []*segment
-	broken []string // files that are no segments
+	broken []string // files that are not segments
 }
 
 const segSuffix = ".seg"
 
-// current returns the view, and looks where there is none yet.
+// current returns the view, and reads it if there is none yet.
 func (x *index) current() (*view, error) {
 	if v := x.view.Load(); v != nil {
 		return v, nil
@@ -46,14 +45,14 @@ func (x *index) current() (*view, error) {
 	return x.refresh()
 }
 
-// refresh looks which segments there are.
+// refresh reads the list of segments.
 func (x *index) refresh() (*view, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for {
 		old := x.view.Load()
 		v, err := x.look(old)
-		if errors.Is(err, fs.ErrNotExist) { // one was replaced meanwhile
+		if errors.Is(err, fs.ErrNotExist) { // a segment was replaced meanwhile
 			if _, err := os.Stat(x.dir); err != nil {
 				return nil, fail("store.index", x.dir, err)
 			}
@@ -103,7 +102,7 @@ func (x *index) look(old *view) (*view, error) {
 // find returns all places of want.
 func (v *view) find(want id) ([]place, error) {
 	if len(v.broken) > 0 {
-		return nil, segErr(v.broken[0], errors.New("it cannot be read"))
+		return nil, segErr(v.broken[0], errors.New("the index is not readable"))
 	}
 	var buf [2]place
 	places := buf[:0]
@@ -116,11 +115,11 @@ func (v *view) find(want id) ([]place, error) {
 	return places, nil
 }
 
-// has tells whether there is a place of want.
+// has reports whether there is a place of want.
 func (v *view) has(want id) (bool, error) {
 	var buf [2]place
 	if len(v.broken) > 0 {
-		return false, segErr(v.broken[0], errors.New("it cannot be read"))
+		return false, segErr(v.broken[0], errors.New("the index is not readable"))
 	}
 	for _, s := range v.segs {
 		if places, err := s.find(want, buf[:0]); err != nil || len(places) > 0 {
@@ -130,7 +129,7 @@ func (v *view) has(want id) (bool, error) {
 	return false, nil
 }
 
-// packs returns all packs that are in the index.
+// packs returns all packs in the index.
 func (v *view) packs() map[id]packInfo {
 	all := map[id]packInfo{}
 	for _, s := range v.segs {
@@ -141,7 +140,7 @@ func (v *view) packs() map[id]packInfo {
 	return all
 }
 
-// all yields the places of all segments in order, each once.
+// all yields the places of all segments in order, without duplicates.
 func (v *view) all(ctx context.Context) iter.Seq2[place, error] {
 	sources := make([]iter.Seq2[place, error], len(v.segs))
 	for i, s := range v.segs {
@@ -150,7 +149,7 @@ func (v *view) all(ctx context.Context) iter.Seq2[place, error] {
 	return merge(ctx, sources, func(place) bool { return true })
 }
 
-// A newPack is a pack that is to be in the index. Its entries are sorted.
+// A newPack is a pack to add to the index. Its entries are sorted.
 type newPack struct {
 	packInfo
 	entries []packEntry
@@ -167,9 +166,9 @@ func (p *newPack) places() iter.Seq2[place, error] {
 	}
 }
 
-// add puts packs into the index, durably. The caller holds lockIndex. Small
-// segments are merged, so that each is at least twice as large as all smaller
-// ones together, and there are few.
+// add durably adds packs to the index. The caller holds lockIndex. Small segments are merged, so
+// that each segment is at least twice as large as all smaller segments together, which keeps their
+// number small.
 func (x *index) add(ctx context.Context, packs []*newPack) error {
 	v, err := x.refresh()
 	if err != nil {
@@ -179,7 +178,7 @@ func (x *index) add(ctx context.Context, packs []*newPack) error {
 	for _, p := range packs {
 		sum += len(p.entries)
 	}
-	sum = max(sum, blockEntries) // a block is the least that a file has
+	sum = max(sum, blockEntries) // a block is the minimum size of a file
 	n := 0
 	for ; n < len(v.segs) && max(v.segs[n].entries, blockEntries) < 2*sum; n++ {
 		sum += max(v.segs[n].entries, blockEntries)
@@ -187,8 +186,8 @@ func (x *index) add(ctx context.Context, packs []*newPack) error {
 	return x.replace(ctx, v.segs[:n], packs, nil)
 }
 
-// replace writes a segment of what the segments old and the new packs have, but
-// for the packs that drop says, and removes old. The caller holds lockIndex.
+// replace writes a segment with the contents of the segments old and the new packs, except packs
+// for which drop returns true, and removes old. The caller holds lockIndex.
 func (x *index) replace(ctx context.Context, old []*segment, packs []*newPack, drop func(pack id) bool) error {
 	infos, known := []packInfo{}, map[id]bool{}
 	take := func(p packInfo) {
@@ -241,7 +240,7 @@ func (x *index) remove(name string) error {
 	return err
 }
 
-// write makes a segment, durably.
+// write durably writes a segment.
 func (x *index) write(packs []packInfo, n int, places iter.Seq2[place, error]) error {
 	name := fmt.Sprintf("%016x-%d%s", time.Now().UnixNano(), os.Getpid(), segSuffix)
 	tmp := filepath.Join(x.dir, "."+name)
@@ -279,7 +278,7 @@ func (x *index) write(packs []packInfo, n int, places iter.Seq2[place, error]) e
 	return err
 }
 
-// removeTmp removes what killed processes left: only who holds the lock writes here.
+// removeTmp removes remains of killed processes: only the holder of the lock writes here.
 func (x *index) removeTmp() {
 	left, _ := filepath.Glob(filepath.Join(x.dir, ".*"+segSuffix))
 	for _, p := range left {
@@ -299,7 +298,7 @@ func (w faultWriter) Write(p []byte) (int, error) {
 	return w.f.Write(p)
 }
 
-// merge yields the places of sorted sources in order, each once, that want takes.
+// merge yields the places of sorted sources in order, without duplicates, that want accepts.
 func merge(ctx context.Context, sources []iter.Seq2[place, error], want func(place) bool) iter.Seq2[place, error] {
 	return func(yield func(place, error) bool) {
 		type head struct {

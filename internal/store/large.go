@@ -13,10 +13,10 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// putLarge cuts a content into chunks, hashing it as a whole beside.
+// putLarge cuts a content into chunks and hashes the whole content in parallel.
 func (b *Batch) putLarge(ctx context.Context, r io.Reader, size int64) (tree.Content, error) {
-	// What an alternate has must not be stored, and what it is shows at its end
-	// only: where it can be read twice, it is.
+	// An alternate's content must not be stored, and its digest is known only at the end: a reader
+	// that can be read twice is hashed first.
 	if b.s.mayBeElsewhere(size) {
 		if again, ok := r.(io.Seeker); ok {
 			c, err := b.hashFirst(ctx, r, again, size)
@@ -43,11 +43,11 @@ func (b *Batch) putLarge(ctx context.Context, r io.Reader, size int64) (tree.Con
 	return c, err
 }
 
-// hashFirst returns the content if an alternate has it, and else goes back to where r was.
+// hashFirst returns the content if an alternate has it, and otherwise restores r's position.
 func (b *Batch) hashFirst(ctx context.Context, r io.Reader, again io.Seeker, size int64) (tree.Content, error) {
 	at, err := again.Seek(0, io.SeekCurrent)
 	if err != nil {
-		return tree.Content{}, nil // it cannot, after all
+		return tree.Content{}, nil // the reader cannot seek after all
 	}
 	src := &source{ctx: ctx, r: r, left: size}
 	h := sha256.New()
@@ -64,8 +64,8 @@ func (b *Batch) hashFirst(ctx context.Context, r io.Reader, again io.Seeker, siz
 	return tree.Content{}, fail("store.put", "", err)
 }
 
-// A cutter finds where a content is cut: jump-based chunking (Jin et al., IEEE
-// TPDS 2023), which looks at a third of the bytes only.
+// A cutter finds the cuts of a content: jump-based chunking (Jin et al., IEEE TPDS 2023), which
+// examines only a third of the bytes.
 type cutter struct {
 	algorithm jc.JC
 	options   chunkers.ChunkerOpts
@@ -76,21 +76,21 @@ func newCutter() (*cutter, error) {
 	return c, c.algorithm.Setup(&c.options)
 }
 
-// next returns the size of the first chunk of p, which has at least maxChunk bytes
-// or is the rest of the content.
+// next returns the size of the first chunk of p, which has at least maxChunk bytes or is the rest
+// of the content.
 func (c *cutter) next(p []byte) int { return c.algorithm.Algorithm(&c.options, p, len(p)) }
 
 const (
-	arenaSize = 4 << 20 // in which chunks are cut where they lie
-	maxArenas = 4       // for each content that is being put
+	arenaSize = 4 << 20 // chunks are cut in place in arenas
+	maxArenas = 4       // per content
 )
 
-// A splitter puts one content's chunks.
+// A splitter puts the chunks of a content.
 type splitter struct {
 	b      *Batch
 	cut    *cutter
 	whole  *hashing
-	tokens chan struct{} // as many as there are arenas in use
+	tokens chan struct{} // one token per arena in use
 	chunks []chunk
 	done   sync.WaitGroup
 }
@@ -101,7 +101,7 @@ func (b *Batch) putChunks(ctx context.Context, src *source, whole *hashing, size
 	if err != nil {
 		return nil, err
 	}
-	// The chunks' digests come from the background: room that does not move.
+	// The background sets the chunks' digests: their memory must not move.
 	s := &splitter{b: b, cut: cut, whole: whole, tokens: make(chan struct{}, maxArenas), chunks: make([]chunk, 0, size/minChunk+1)}
 	err = s.split(ctx, src)
 	if werr := s.wait(); err == nil {
@@ -110,9 +110,9 @@ func (b *Batch) putChunks(ctx context.Context, src *source, whole *hashing, size
 	return s.chunks, err
 }
 
-// split reads src into arenas and puts the chunks. An error of src is kept there.
+// split reads src into arenas and puts the chunks. src keeps its error.
 func (s *splitter) split(ctx context.Context, src *source) error {
-	var rest []byte // what the last arena has of a chunk that goes on
+	var rest []byte // the beginning of a chunk that continues in the next arena
 	var last *buffer
 	defer func() {
 		if last != nil {
@@ -145,7 +145,7 @@ func (s *splitter) split(ctx context.Context, src *source) error {
 	return nil
 }
 
-// put hands a chunk, which lies in arena, to the background.
+// put passes a chunk, which is in arena, to the background.
 func (s *splitter) put(ctx context.Context, arena *buffer, p []byte) error {
 	s.chunks = append(s.chunks, chunk{size: uint32(len(p))})
 	buf := arena.part(p)
@@ -158,8 +158,7 @@ func (s *splitter) put(ctx context.Context, arena *buffer, p []byte) error {
 	return err
 }
 
-// arena returns a fresh arena, waiting until one is free: those in use are this
-// content's, and the background frees them.
+// arena returns a free arena, waiting if necessary: the background frees this content's arenas.
 func (s *splitter) arena(ctx context.Context) (*buffer, error) {
 	select {
 	case s.tokens <- struct{}{}:
@@ -189,7 +188,7 @@ func (s *splitter) wait() error {
 	return s.b.state()
 }
 
-// A source reads what was announced, and remembers why it did not.
+// A source reads the announced number of bytes and remembers its error.
 type source struct {
 	ctx  context.Context
 	r    io.Reader
@@ -212,7 +211,7 @@ func (s *source) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// end checks that all that was announced was read, and no more is there.
+// end verifies that all announced bytes were read and no more follow.
 func (s *source) end() error {
 	if s.err != nil {
 		return fail("store.put", "", s.err)
@@ -223,7 +222,7 @@ func (s *source) end() error {
 	return atEnd(s.r)
 }
 
-// hashing hashes a content in a goroutine of its own.
+// hashing hashes a content in a separate goroutine.
 type hashing struct {
 	in  chan *buffer
 	out chan id
@@ -247,7 +246,7 @@ func (h *hashing) add(b *buffer) {
 	h.in <- b
 }
 
-// sum ends the hashing.
+// sum ends the hashing and returns the digest.
 func (h *hashing) sum() id {
 	close(h.in)
 	return <-h.out

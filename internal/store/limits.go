@@ -1,4 +1,4 @@
 package store
 
-// MaxObject is the most bytes that an object may have. What is larger is a content.
+// MaxObject is the maximum size of an object in bytes. Larger data is stored as a content.
 const MaxObject = maxObject

@@ -11,17 +11,18 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// The locks of a store's directory, taken with flock(2). A killed process holds none.
+// The locks of a store's directory (flock(2)). The kernel releases the locks of a killed process.
 const (
-	lockGC    = "gc.lock"    // shared by batches, exclusive for Sweep
-	lockGate  = "gate.lock"  // passed through by batches, held by a Sweep that waits, so that it is not passed by for ever
-	lockIndex = "index.lock" // exclusive for whoever changes the index
+	lockGC = "gc.lock" // shared by batches, exclusive for Sweep
+	// passed by batches, held by a waiting Sweep, so that new batches do not starve it
+	lockGate  = "gate.lock"
+	lockIndex = "index.lock" // exclusive for changes of the index
 )
 
-// A lock is a lock that is held.
+// A lock is a held lock.
 type lock struct{ f *os.File }
 
-// acquire takes a lock, shared or exclusive, waiting for it until ctx is done.
+// acquire takes a lock, shared or exclusive, waiting until ctx is done.
 func acquire(ctx context.Context, dir, name string, how int) (*lock, error) {
 	path := filepath.Join(dir, name)
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
@@ -41,7 +42,7 @@ func acquire(ctx context.Context, dir, name string, how int) (*lock, error) {
 		case <-ctx.Done():
 			_ = f.Close()
 			e := fail("store.lock", path, ctx.Err()).(*turnstone.Error)
-			e.Hint = "another process is at work on this store: try again when it has ended"
+			e.Hint = "another process uses this store: try again when it has ended"
 			return nil, e
 		case <-time.After(wait):
 		}
@@ -50,7 +51,7 @@ func acquire(ctx context.Context, dir, name string, how int) (*lock, error) {
 
 func (l *lock) release() {
 	if l != nil {
-		_ = l.f.Close() // closing the only descriptor lifts the lock
+		_ = l.f.Close() // closing the only descriptor releases the lock
 	}
 }
 
@@ -64,8 +65,8 @@ func (s *Store) sharedGC(ctx context.Context) (*lock, error) {
 	return acquire(ctx, s.dir, lockGC, syscall.LOCK_SH)
 }
 
-// gateTime is how long a waiting Sweep keeps new batches out. It is bounded: who
-// has a batch may need another before it ends the first.
+// gateTime bounds how long a waiting Sweep blocks new batches: the owner of a batch may need
+// another batch before it ends the first.
 const gateTime = 2 * time.Second
 
 // exclusiveGC takes the lock of Sweep.
@@ -82,7 +83,7 @@ func (s *Store) exclusiveGC(ctx context.Context) (*lock, error) {
 		if err == nil || ctx.Err() != nil || turnstone.KindOf(err) != turnstone.KindTimeout {
 			return l, err
 		}
-		select { // let those in who wait at the gate
+		select { // let waiting batches pass the gate
 		case <-ctx.Done():
 		case <-time.After(gateTime / 10):
 		}

@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// slabSize is the unit of memory in which packs are made.
+// slabSize is the unit of memory for building packs.
 const slabSize = 1 << 20
 
 // slabs are bytes in memory that grow without being copied.
@@ -40,7 +40,7 @@ func (s *slabs) readAt(p []byte, off int64) error {
 	return nil
 }
 
-// free gives the memory back.
+// free releases the memory.
 func (s *slabs) free() {
 	for _, p := range s.parts {
 		s.pool.Put(p)
@@ -48,7 +48,7 @@ func (s *slabs) free() {
 	s.parts = nil
 }
 
-// reader reads the slabs, any number of times, from any place.
+// reader reads the slabs, any number of times, from any offset.
 func (s *slabs) reader() *slabReader { return &slabReader{s: s} }
 
 var (
@@ -70,7 +70,7 @@ func (r *slabReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// ReadAt is io.ReaderAt's.
+// ReadAt implements io.ReaderAt.
 func (r *slabReader) ReadAt(p []byte, off int64) (int, error) {
 	if off < 0 || off >= r.s.n && len(p) > 0 {
 		return 0, io.EOF
@@ -88,7 +88,7 @@ func (r *slabReader) ReadAt(p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
-// Seek is io.Seeker's: what is put over a network may have to be put again.
+// Seek implements io.Seeker: a Put over a network may need to repeat the data.
 func (r *slabReader) Seek(off int64, whence int) (int64, error) {
 	switch whence {
 	case io.SeekCurrent:
@@ -97,13 +97,13 @@ func (r *slabReader) Seek(off int64, whence int) (int64, error) {
 		off += r.s.n
 	}
 	if off < 0 {
-		return 0, errors.New("a place before the start")
+		return 0, errors.New("an offset before the start")
 	}
 	r.off = off
 	return off, nil
 }
 
-// WriteTo is io.WriterTo's, without a copy.
+// WriteTo implements io.WriterTo without a copy.
 func (r *slabReader) WriteTo(w io.Writer) (int64, error) {
 	var sum int64
 	for r.off < r.s.n {
@@ -118,13 +118,13 @@ func (r *slabReader) WriteTo(w io.Writer) (int64, error) {
 	return sum, nil
 }
 
-// A pack is one that is being made.
+// A pack is a pack under construction.
 type pack struct {
-	id      id // once it is finished
+	id      id // valid after the pack is finished
 	data    slabs
 	entries []packEntry
 	raw     int64
-	written bool // it is a blob; data is no longer in memory
+	written bool // the pack is a blob; data is no longer in memory
 }
 
 func newPackIn(pool *sync.Pool) *pack {
@@ -133,7 +133,7 @@ func newPackIn(pool *sync.Pool) *pack {
 	return p
 }
 
-// add appends what is stored of an object of size bytes.
+// add appends the stored form of an object of size bytes.
 func (p *pack) add(i id, stored []byte, size int) packEntry {
 	e := packEntry{id: i, off: uint32(p.data.n), stored: uint32(len(stored)), size: uint32(size)}
 	p.data.append(stored)
@@ -142,7 +142,7 @@ func (p *pack) add(i id, stored []byte, size int) packEntry {
 	return e
 }
 
-// indexed is what the index has of the pack once it is finished.
+// indexed returns the index's data of the finished pack.
 func (p *pack) indexed() *newPack {
 	return &newPack{packInfo: packInfo{id: p.id, size: p.data.n, raw: p.raw, objects: uint32(len(p.entries))}, entries: p.entries}
 }

@@ -16,11 +16,11 @@ import (
 	"turnstone.dev/turnstone/internal/store/blob"
 )
 
-// A packReader reads ranges of packs. Places that answer slowly are asked for a
-// whole window, since objects that were put together are read together.
+// A packReader reads ranges of packs. From slow storage it reads whole windows because objects that
+// were put together are read together.
 type packReader struct {
 	blobs  blob.Store
-	ranges blob.RangeReader // nil where windows are needed
+	ranges blob.RangeReader // nil if windows are needed
 
 	mu      sync.Mutex
 	windows map[windowKey]*list.Element
@@ -80,8 +80,7 @@ func (r *packReader) fill(ctx context.Context, name string, p []byte, off int64)
 	return nil
 }
 
-// window returns the n-th window of a blob, which has at least the bytes up to
-// end that lie in it.
+// window returns the n-th window of a blob, with at least its bytes up to end.
 func (r *packReader) window(ctx context.Context, name string, n, end int64) ([]byte, error) {
 	key := windowKey{name, n}
 	r.mu.Lock()
@@ -133,8 +132,7 @@ func (r *packReader) forget(name string) {
 	}
 }
 
-// readTable reads what a pack says of itself. size is that of its blob, -1 where
-// it is not known.
+// readTable reads a pack's table. size is the size of its blob, -1 if unknown.
 func (s *Store) readTable(ctx context.Context, pack id, size int64) (*newPack, error) {
 	const op = "store.pack"
 	name := packName(pack)
@@ -147,11 +145,11 @@ func (s *Store) readTable(ctx context.Context, pack id, size int64) (*newPack, e
 			size = info.Size
 		}
 		if size < 0 {
-			return nil, turnstone.Errorf(op, turnstone.KindNotFound, name, "the pack is gone")
+			return nil, turnstone.Errorf(op, turnstone.KindNotFound, name, "the pack does not exist")
 		}
 	}
 	if size < int64(len(packMagic))+packTrailerSize || size > 2*maxPack {
-		return bad(fmt.Errorf("%d bytes are no pack", size))
+		return bad(fmt.Errorf("the pack is too short: %d bytes", size))
 	}
 	// Most tables fit into the first guess.
 	b := make([]byte, min(size, 16<<10))
@@ -179,9 +177,9 @@ func (s *Store) readTable(ctx context.Context, pack id, size int64) (*newPack, e
 	return t, nil
 }
 
-// A codec compresses and decompresses objects. It is made when it is first needed.
-// The reference implementation compresses, at 1.7 times the speed of the one in Go; the one in Go
-// decompresses, for what is stored may have been tampered with.
+// A codec compresses and decompresses objects. It is created on first use. The reference
+// implementation compresses, at 1.7 times the speed of the Go implementation; the Go implementation
+// decompresses because stored data may have been tampered with.
 type codec struct {
 	cores int
 	mu    sync.Mutex
@@ -189,9 +187,9 @@ type codec struct {
 	dec   *zstd.Decoder
 }
 
-// compress appends nothing: it returns src as a zstd frame, in dst where that is
-// large enough. There is no checksum: the digest is one. It gives up by itself, and
-// fast, on what does not compress.
+// compress appends nothing: it returns src as a zstd frame, in dst if dst is large enough. There is
+// no checksum because the digest is a checksum. The library gives up quickly on incompressible
+// data.
 func (c *codec) compress(dst, src []byte) ([]byte, error) {
 	ctx, ok := c.enc.Get().(libzstd.Ctx)
 	if !ok {
@@ -221,8 +219,8 @@ func (c *codec) close() {
 	}
 }
 
-// decode returns the object e from its stored form, verified. It allocates no
-// more than e.size says, whatever is stored.
+// decode returns the verified object e from its stored form. It allocates at most e.size bytes,
+// whatever is stored.
 func (c *codec) decode(stored []byte, e packEntry) ([]byte, error) {
 	b := stored
 	if e.stored != e.size {
@@ -238,7 +236,7 @@ func (c *codec) decode(stored []byte, e packEntry) ([]byte, error) {
 		}
 	}
 	if len(b) != int(e.size) || sha256.Sum256(b) != e.id {
-		return nil, errors.New("it is not what its digest says")
+		return nil, errors.New("the object does not match its digest")
 	}
 	return b, nil
 }

@@ -13,9 +13,8 @@ import (
 	"sync/atomic"
 )
 
-// A segment is one file of the index: objects sorted by their ids, with their
-// places. It is written once and never changed. Its blocks are read when they
-// are first needed, checked, and kept.
+// A segment is a file of the index: objects sorted by their ids, with their places. It is written
+// once and never changed. Its blocks are read on demand, verified, and cached.
 //
 //	header  magic, packs, blocks, entries, checksum of header and pack table
 //	table   a packInfo for each pack
@@ -29,7 +28,7 @@ const (
 	blockEntries  = (blockSize - 8) / segEntrySize
 )
 
-// packInfo is what the index knows of a pack as a whole.
+// packInfo is the index's data of a whole pack.
 type packInfo struct {
 	id      id
 	size    int64 // of the blob
@@ -37,22 +36,22 @@ type packInfo struct {
 	objects uint32
 }
 
-// A place is where an object lies.
+// A place is the location of an object.
 type place struct {
 	packEntry
 	pack id
 }
 
-// errSegment is that a segment cannot be trusted.
+// errSegment is the error of an untrusted segment.
 var errSegment = errors.New("the index is damaged")
 
 type segment struct {
 	name    string
-	f       *os.File // closed when nobody has the segment any more
+	f       *os.File // closed after the segment's last use
 	packs   []packInfo
 	entries int
 	blocks  []atomic.Pointer[block]
-	start   int64 // of the first block
+	start   int64 // offset of the first block
 }
 
 type block struct {
@@ -91,7 +90,7 @@ func readSegment(f *os.File, name string) (*segment, error) {
 	start := segHeaderSize + packs*segPackSize
 	if string(h[:8]) != segMagic || info.Size() != start+blocks*blockSize ||
 		blocks != (entries+blockEntries-1)/blockEntries {
-		return nil, segErr(name, errors.New("its lengths are not true"))
+		return nil, segErr(name, errors.New("its lengths are wrong"))
 	}
 	table := make([]byte, packs*segPackSize) // no longer than the file
 	if _, err := f.ReadAt(table, segHeaderSize); err != nil {
@@ -114,7 +113,7 @@ func segErr(name string, err error) error {
 	return fmt.Errorf("%w: segment %s: %w", errSegment, name, err)
 }
 
-// block returns a block, checked.
+// block returns a verified block.
 func (s *segment) block(i int) (*block, error) {
 	if b := s.blocks[i].Load(); b != nil {
 		return b, nil
@@ -154,7 +153,7 @@ func (s *segment) place(b *block, i int) (place, error) {
 		stored: binary.LittleEndian.Uint32(e[40:]), size: binary.LittleEndian.Uint32(e[44:])}}
 	n := binary.LittleEndian.Uint32(e[32:])
 	if n >= uint32(len(s.packs)) || p.check() != nil {
-		return place{}, segErr(s.name, errors.New("an entry cannot be true"))
+		return place{}, segErr(s.name, errors.New("an entry is impossible"))
 	}
 	p.pack = s.packs[n].id
 	return p, nil
@@ -179,7 +178,7 @@ func (s *segment) find(want id, to []place) ([]place, error) {
 			}
 			to = append(to, p)
 		}
-		if k < b.n { // the next block begins with a greater one
+		if k < b.n { // the next block begins with a greater id
 			break
 		}
 	}
@@ -200,9 +199,9 @@ func (b *block) search(want id) int {
 	return lo
 }
 
-// findBlock returns the first block whose last entry is not less than want.
-// Digests are spread evenly, so it is near where want itself says: the search
-// starts there, goes away from it in growing steps, and then halves.
+// findBlock returns the first block whose last entry is not less than want. Digests are spread
+// evenly, so the block is near the position that want itself suggests: the search starts there,
+// moves away in growing steps, and then halves.
 func (s *segment) findBlock(want id) (int, error) {
 	lo, hi := 0, len(s.blocks)
 	m := int(uint64(binary.BigEndian.Uint32(want[:])) * uint64(hi) >> 32)
@@ -251,7 +250,7 @@ func (s *segment) all() iter.Seq2[place, error] {
 	}
 }
 
-// check reads all of a segment again.
+// check reads and verifies a whole segment again.
 func (s *segment) check(ctx context.Context) error {
 	var last place
 	n := 0
@@ -264,7 +263,7 @@ func (s *segment) check(ctx context.Context) error {
 			return err
 		}
 		if n++; n > 1 && comparePlaces(last, p) > 0 {
-			return segErr(s.name, errors.New("it is not in order"))
+			return segErr(s.name, errors.New("its entries are not sorted"))
 		}
 		last = p
 		if n%4096 == 0 && ctx.Err() != nil {
@@ -277,7 +276,7 @@ func (s *segment) check(ctx context.Context) error {
 	return nil
 }
 
-// writeSegment writes a segment of the places, which come sorted. n is their number.
+// writeSegment writes a segment of the places, which arrive sorted. n is their number.
 func writeSegment(w io.Writer, packs []packInfo, n int, places iter.Seq2[place, error]) error {
 	number := make(map[id]uint32, len(packs))
 	head := make([]byte, segHeaderSize, segHeaderSize+len(packs)*segPackSize)
@@ -328,7 +327,7 @@ func writeSegment(w io.Writer, packs []packInfo, n int, places iter.Seq2[place, 
 		}
 	}
 	if n != 0 {
-		return errors.New("another number of places than announced")
+		return errors.New("the number of places differs from the announced number")
 	}
 	return nil
 }

@@ -1,8 +1,8 @@
-// Package store keeps objects: byte strings named by their SHA-256, compressed,
-// many of them in one pack, which is a blob. Large contents are cut into chunks where
-// the content itself says, so that what two versions share is kept once. The
-// package knows digests and nothing of what they mean. docs/store.md describes
-// the formats, what is durable when, and how objects are deleted.
+// Package store stores objects: byte strings named by their SHA-256, compressed, with many objects
+// in a pack, which is a blob. Large contents are cut into chunks at positions that depend on the
+// content, so that common parts of two versions are stored once. The package uses digests without
+// knowing the meaning of objects. docs/store.md describes the formats, durability, and the deletion
+// of objects.
 package store
 
 import (
@@ -20,15 +20,15 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// Options change how a store works. The zero value is right outside of tests.
+// Options are for tests. The zero value is correct otherwise.
 type Options struct {
-	// Fault, when set, is called before every write, fsync, rename and removal in the
-	// store's directory; its error is that operation's. Tests end the process in it.
+	// Fault, if set, is called before every write, fsync, rename and removal in the store's
+	// directory; its error replaces the operation. Tests end the process in it.
 	Fault func(op string) error
 }
 
-// A Store keeps objects. Its methods are safe for concurrent use, also by several
-// processes on one directory.
+// A Store stores objects. Its methods are safe for concurrent use, also by several processes on the
+// same directory.
 type Store struct {
 	dir   string
 	packs packReader
@@ -49,8 +49,8 @@ var (
 	_ tree.Writer = (*Batch)(nil)
 )
 
-// Open opens the store whose packs are in blobs. dir, which is made where it is
-// missing, has the local index and the locks. Nothing is read yet.
+// Open opens the store whose packs are in blobs. dir, which is created if missing, contains the
+// local index and the locks. Open reads nothing.
 func Open(ctx context.Context, dir string, blobs blob.Store, opts Options) (*Store, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fail("store.open", dir, err)
@@ -61,7 +61,7 @@ func Open(ctx context.Context, dir string, blobs blob.Store, opts Options) (*Sto
 	segments := filepath.Join(dir, "index")
 	if err := os.MkdirAll(segments, 0o700); err != nil {
 		return nil, turnstone.NewError("store.open", turnstone.KindUnavailable, dir, err).
-			WithHint("it has to be a folder that you may write")
+			WithHint("use a folder that you can write")
 	}
 	s := &Store{dir: dir, index: index{dir: segments, fault: opts.Fault}, cores: runtime.GOMAXPROCS(0)}
 	s.packs.init(blobs)
@@ -70,13 +70,13 @@ func Open(ctx context.Context, dir string, blobs blob.Store, opts Options) (*Sto
 	return s, nil
 }
 
-// Close releases what the store holds in memory. Batches are closed before.
+// Close releases the store's memory. Close batches first.
 func (s *Store) Close() error {
 	s.codec.close()
 	return nil
 }
 
-// AddAlternate makes the store look into a, too.
+// AddAlternate adds a to the places where the store searches contents.
 func (s *Store) AddAlternate(a Alternate) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,8 +89,8 @@ func (s *Store) others() []Alternate {
 	return s.alternates
 }
 
-// Get returns the object d. Kind KindNotFound where there is none, Integrity where it
-// is damaged and there is no other copy.
+// Get returns the object d. The error is of kind NotFound if there is none, and of kind Integrity
+// if it is damaged and there is no other copy.
 func (s *Store) Get(ctx context.Context, d turnstone.Digest) ([]byte, error) {
 	i, err := parseID("store.get", d)
 	if err != nil {
@@ -99,8 +99,8 @@ func (s *Store) Get(ctx context.Context, d turnstone.Digest) ([]byte, error) {
 	return s.get(ctx, i)
 }
 
-// get looks for the object in what is known of the index, then in what other
-// processes have added to it, then in packs that are in no index.
+// get searches the object in the known index, then in later additions of other processes, then in
+// packs that are in no index.
 func (s *Store) get(ctx context.Context, i id) ([]byte, error) {
 	var lastErr error
 	for _, prepare := range []func(context.Context) error{nil, s.refresh, s.adopt} {
@@ -133,13 +133,13 @@ func (s *Store) get(ctx context.Context, i id) ([]byte, error) {
 		}
 	}
 	if lastErr != nil {
-		return nil, damaged("store.get", string(i.digest()), lastErr) // its pack is gone
+		return nil, damaged("store.get", string(i.digest()), lastErr) // its pack is missing
 	}
 	return nil, turnstone.Errorf("store.get", turnstone.KindNotFound, string(i.digest()),
-		"it is not in the store")
+		"the object is not in the store")
 }
 
-// find returns the places of i. A damaged index is made again before.
+// find returns the places of i. It first rebuilds a damaged index.
 func (s *Store) find(ctx context.Context, i id) ([]place, error) {
 	for try := 0; ; try++ {
 		v, err := s.index.current()
@@ -156,7 +156,7 @@ func (s *Store) find(ctx context.Context, i id) ([]place, error) {
 	}
 }
 
-// known tells whether i is in the index as far as this process has seen it.
+// known reports whether i is in the index as far as this process has read it.
 func (s *Store) known(ctx context.Context, i id) (bool, error) {
 	for try := 0; ; try++ {
 		v, err := s.index.current()
@@ -176,7 +176,7 @@ func (s *Store) known(ctx context.Context, i id) (bool, error) {
 	}
 }
 
-// Has tells whether the object d is there, without reading it.
+// Has reports whether the object d exists, without reading it.
 func (s *Store) Has(ctx context.Context, d turnstone.Digest) (bool, error) {
 	i, err := parseID("store.has", d)
 	if err != nil {
@@ -195,11 +195,11 @@ func (s *Store) Has(ctx context.Context, d turnstone.Digest) (bool, error) {
 	return false, nil
 }
 
-// read returns the object at p, verified.
+// read returns the verified object at p.
 func (s *Store) read(ctx context.Context, p place) ([]byte, error) {
 	stored := make([]byte, p.stored)
 	if err := s.packs.readAt(ctx, packName(p.pack), stored, int64(p.off)); err != nil {
-		if turnstone.KindOf(err) == turnstone.KindInvalid { // the pack is shorter than that
+		if turnstone.KindOf(err) == turnstone.KindInvalid { // the pack is too short
 			err = damaged("store.get", subject(p), err)
 		}
 		return nil, err
@@ -213,10 +213,10 @@ func (s *Store) read(ctx context.Context, p place) ([]byte, error) {
 
 func subject(p place) string { return string(p.id.digest()) + " in " + packName(p.pack) }
 
-// readElsewhere reads the object where the pack itself says that it is, should
-// that be another place than the index says: then the index is made again.
+// readElsewhere reads the object at the position in the pack's own table if that differs from the
+// index, and then rebuilds the index.
 func (s *Store) readElsewhere(ctx context.Context, p place) ([]byte, error) {
-	same := errors.New("the pack says the same")
+	same := errors.New("the pack's own table agrees")
 	t, err := s.readTable(ctx, p.pack, -1)
 	if err != nil {
 		return nil, err
@@ -232,14 +232,14 @@ func (s *Store) readElsewhere(ctx context.Context, p place) ([]byte, error) {
 	return nil, same
 }
 
-// refresh sees what other processes have done.
+// refresh reads the changes of other processes.
 func (s *Store) refresh(context.Context) error {
 	_, err := s.index.refresh()
 	return err
 }
 
-// adopt puts packs into the index that are in none: those of a process that was
-// killed before it could, or of another machine.
+// adopt adds packs without an index entry to the index: packs of a process that was killed early,
+// or of another machine.
 func (s *Store) adopt(ctx context.Context) error {
 	l, err := acquire(ctx, s.dir, lockIndex, syscall.LOCK_EX)
 	if err != nil {
@@ -249,7 +249,7 @@ func (s *Store) adopt(ctx context.Context) error {
 	return s.adoptLocked(ctx, nil)
 }
 
-// adoptLocked is adopt for who holds the lock. Packs that cannot be read are told to bad.
+// adoptLocked is adopt with the lock held. It calls bad for unreadable packs.
 func (s *Store) adoptLocked(ctx context.Context, bad func(pack string, err error)) error {
 	v, err := s.index.refresh()
 	if err != nil {
@@ -283,8 +283,7 @@ func (s *Store) adoptLocked(ctx context.Context, bad func(pack string, err error
 	return fail("store.index", s.dir, s.index.add(ctx, found))
 }
 
-// repair removes the segments that are damaged, and puts their packs into the
-// index again.
+// repair removes damaged segments and adds their packs to the index again.
 func (s *Store) repair(ctx context.Context) error {
 	l, err := acquire(ctx, s.dir, lockIndex, syscall.LOCK_EX)
 	if err != nil {
@@ -294,7 +293,7 @@ func (s *Store) repair(ctx context.Context) error {
 	return s.repairLocked(ctx)
 }
 
-// repairLocked is repair for who holds the lock.
+// repairLocked is repair with the lock held.
 func (s *Store) repairLocked(ctx context.Context) error {
 	v, err := s.index.refresh()
 	if err != nil {
@@ -317,7 +316,7 @@ func (s *Store) repairLocked(ctx context.Context) error {
 	return s.adoptLocked(ctx, nil)
 }
 
-// Reindex makes the index again from the packs alone.
+// Reindex rebuilds the index from the packs alone.
 func (s *Store) Reindex(ctx context.Context) error {
 	l, err := acquire(ctx, s.dir, lockIndex, syscall.LOCK_EX)
 	if err != nil {
@@ -341,7 +340,7 @@ func (s *Store) Reindex(ctx context.Context) error {
 	return s.adoptLocked(ctx, nil)
 }
 
-// Usage is how much the store holds.
+// Usage is the amount of data in the store.
 type Usage struct {
 	Packs   int   `json:"packs"`
 	Objects int   `json:"objects"`
@@ -349,7 +348,7 @@ type Usage struct {
 	Bytes   int64 `json:"bytes"`        // of the objects, uncompressed
 }
 
-// Usage tells how much the store holds.
+// Usage returns the amount of data in the store.
 func (s *Store) Usage(ctx context.Context) (Usage, error) {
 	if err := s.refresh(ctx); err != nil {
 		return Usage{}, err

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// A fixture is a store with its folders, which tests look into and damage.
+// A fixture is a store with its folders, which tests inspect and damage.
 type fixture struct {
 	*store.Store
 	dir string // of the index
@@ -69,7 +69,7 @@ func begin(t testing.TB, s *fixture) *store.Batch {
 	return b
 }
 
-// text compresses, noise does not; both are the same for the same n.
+// text compresses, noise does not; both are deterministic for n.
 func text(n, seed int) []byte {
 	var b bytes.Buffer
 	r := rand.New(rand.NewPCG(uint64(seed), 1))
@@ -133,7 +133,7 @@ func fsckClean(t testing.TB, s *fixture) store.Summary {
 	return sum
 }
 
-// samples has one of each kind of content.
+// samples has an example of each kind of content.
 func samples() [][]byte {
 	return [][]byte{{}, []byte("x"), text(4000, 1), noise(4000, 1), text(1<<20, 2), noise(1<<20, 2),
 		text(1<<20+1, 3), noise(5_000_000, 4), make([]byte, 9_000_000), bytes.Repeat(noise(70_000, 5), 60)}
@@ -176,7 +176,7 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// TestNothingNew checks that what is there already costs no write at all.
+// TestNothingNew checks that existing data causes no write.
 func TestNothingNew(t *testing.T) {
 	writes := 0
 	root := t.TempDir()
@@ -200,7 +200,7 @@ func TestNothingNew(t *testing.T) {
 	}
 }
 
-// TestNotFlushed checks that a batch that is closed early leaves nothing that is known.
+// TestNotFlushed checks that a batch that is closed early leaves nothing known.
 func TestNotFlushed(t *testing.T) {
 	s := open(t, t.TempDir())
 	b := begin(t, s)
@@ -218,8 +218,8 @@ func TestNotFlushed(t *testing.T) {
 	}
 }
 
-// TestSharing checks that versions of a large content share what did not change,
-// wherever in it the change is.
+// TestSharing checks that versions of a large content share unchanged parts, for changes at any
+// position.
 func TestSharing(t *testing.T) {
 	s := open(t, t.TempDir())
 	p := noise(20<<20, 1)
@@ -239,7 +239,7 @@ func TestSharing(t *testing.T) {
 	}
 }
 
-// TestChunks pins where a content is cut: another place would be another format.
+// TestChunks pins the cuts of a content: other cuts would be another format.
 func TestChunks(t *testing.T) {
 	s := open(t, t.TempDir())
 	b := begin(t, s)
@@ -295,7 +295,7 @@ type failing struct{ err error }
 
 func (f failing) Read([]byte) (int, error) { return 0, f.err }
 
-// TestConcurrentPuts has many put the same and different things at once.
+// TestConcurrentPuts puts the same and different data concurrently.
 func TestConcurrentPuts(t *testing.T) {
 	root := t.TempDir()
 	s := open(t, root)

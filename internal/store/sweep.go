@@ -10,32 +10,31 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// A Mark calls keep for every object that is needed. keep tells whether it is the
-// first call for d: what an object names that was kept before need not be looked at
-// again, since objects do not change.
+// A Mark calls keep for every needed object. keep reports whether this is the first call for d: the
+// references of an object that was kept before need not be visited again because objects do not
+// change.
 type Mark func(ctx context.Context, keep func(d turnstone.Digest) bool) error
 
-// Swept says what Sweep did.
+// Swept is the result of Sweep.
 type Swept struct {
-	Objects      int   `json:"objects"` // deleted
+	Objects      int   `json:"objects"` // deleted objects
 	Kept         int   `json:"kept"`
 	PacksRemoved int   `json:"packs_removed"`
 	PacksMade    int   `json:"packs_made"`
-	Freed        int64 `json:"freed_bytes"` // by the packs removed, less those made
+	Freed        int64 `json:"freed_bytes"` // size of the removed packs minus the new packs
 }
 
 const (
-	// A pack is written again when this part of it, or more, is not needed: 1/4.
+	// A pack is rewritten if at least this part of it is garbage: 1/4.
 	garbagePart = 4
-	// Packs smaller than smallPack are joined when there are at least manySmall.
+	// Packs smaller than smallPack are joined if there are at least manySmall.
 	smallPack = packTarget / 8
 	manySmall = 16
 )
 
-// Sweep deletes the objects that mark does not keep. mark is called twice: once
-// while batches go on, and once more, for what came since, while none is open; to
-// that end Sweep waits for those that are, until ctx is done. Packs of which too much
-// is not needed are written again. An object that cannot be read is not deleted by this.
+// Sweep deletes the objects that mark does not keep. It calls mark twice: once while batches
+// continue, and once, for later objects, while no batch is open; Sweep waits for open batches until
+// ctx is done. Packs with too much garbage are rewritten. An unreadable object is not deleted.
 func (s *Store) Sweep(ctx context.Context, mark Mark) (Swept, error) {
 	w := &sweep{s: s, keep: map[id]bool{}}
 	var malformed error
@@ -62,10 +61,10 @@ func (s *Store) Sweep(ctx context.Context, mark Mark) (Swept, error) {
 	if err := mark(ctx, keep); err != nil {
 		return Swept{}, err
 	}
-	if malformed != nil { // who names one wrongly may miss others
+	if malformed != nil { // a mark with a malformed digest may miss others
 		return Swept{}, malformed
 	}
-	// Nobody may take the packs that are removed for forgotten ones.
+	// No process may adopt the packs that are being removed.
 	x, err := acquire(ctx, s.dir, lockIndex, syscall.LOCK_EX)
 	if err != nil {
 		return Swept{}, err
@@ -75,7 +74,7 @@ func (s *Store) Sweep(ctx context.Context, mark Mark) (Swept, error) {
 	return w.swept, fail("store.sweep", s.dir, err)
 }
 
-// A sweep is one run of Sweep after its marking.
+// A sweep is the state of a Sweep after marking.
 type sweep struct {
 	s     *Store
 	keep  map[id]bool
@@ -88,12 +87,12 @@ type sweep struct {
 	moved  map[id]bool // the packs that are copied from
 }
 
-// A packUse is how much of a pack is needed.
+// A packUse counts the needed parts of a pack.
 type packUse struct {
 	packInfo
 	live    []packEntry
-	stored  int64 // bytes of the live ones that are not in another pack, too
-	garbage int64 // bytes of the others
+	stored  int64 // bytes of the live objects that are in no other pack
+	garbage int64 // bytes of the other objects
 }
 
 func (w *sweep) run(ctx context.Context) error {
@@ -114,8 +113,8 @@ func (w *sweep) run(ctx context.Context) error {
 	if err != nil || len(remove) == 0 {
 		return err
 	}
-	// From here on the new packs are durable. Whatever ends this, each object is in
-	// the old pack or the new one, and in the index, or its pack is adopted again.
+	// From here on the new packs are durable. After any interruption each object is in the old pack
+	// or the new pack, and its pack is in the index or is adopted again.
 	drop := func(p id) bool { return remove[p] != nil }
 	if err := w.s.index.replace(ctx, w.old, w.made, drop); err != nil {
 		return err
@@ -131,21 +130,21 @@ func (w *sweep) run(ctx context.Context) error {
 	return nil
 }
 
-// uses finds out how much of each pack is needed.
+// uses computes the use of each pack.
 func (w *sweep) uses(ctx context.Context) (map[id]*packUse, error) {
 	v, err := w.s.index.refresh()
 	if err != nil {
 		return nil, err
 	}
 	if len(v.broken) > 0 {
-		return nil, segErr(v.broken[0], errors.New("it cannot be read"))
+		return nil, segErr(v.broken[0], errors.New("the index is not readable"))
 	}
 	w.old, w.swept = v.segs, Swept{}
 	uses := map[id]*packUse{}
 	for p, info := range v.packs() {
 		uses[p] = &packUse{packInfo: info}
 	}
-	var last id // the same ids follow each other
+	var last id // equal ids are adjacent
 	for p, err := range v.all(ctx) {
 		if err != nil {
 			return nil, err
@@ -158,14 +157,14 @@ func (w *sweep) uses(ctx context.Context) (map[id]*packUse, error) {
 			w.swept.Kept++
 			use.stored += int64(p.stored)
 			last = p.id
-		} else { // nobody needs it, or it is a second copy
+		} else { // garbage, or a second copy
 			use.garbage += int64(p.stored) + packEntrySize
 		}
 	}
 	return uses, nil
 }
 
-// choose returns the packs that are not to stay as they are.
+// choose returns the packs to rewrite or remove.
 func (w *sweep) choose(uses map[id]*packUse) []*packUse {
 	var small, all []*packUse
 	for _, use := range uses {
@@ -179,13 +178,12 @@ func (w *sweep) choose(uses map[id]*packUse) []*packUse {
 	if len(small) >= manySmall {
 		all = append(all, small...)
 	}
-	// In a fixed order, so that the same store is swept the same way.
+	// In a fixed order, so that sweeping the same store has the same result.
 	slices.SortFunc(all, func(a, b *packUse) int { return bytes.Compare(a.id[:], b.id[:]) })
 	return all
 }
 
-// rewrite copies what is needed of the packs into new ones, and returns those
-// that can be removed.
+// rewrite copies the needed objects of the packs to new packs, and returns the packs to remove.
 func (w *sweep) rewrite(ctx context.Context, packs []*packUse) (map[id]*packUse, error) {
 	w.copied, w.moved = map[id]bool{}, map[id]bool{}
 	for _, use := range packs {
@@ -205,15 +203,15 @@ func (w *sweep) rewrite(ctx context.Context, packs []*packUse) (map[id]*packUse,
 	if err := w.flush(ctx); err != nil {
 		return nil, err
 	}
-	// A pack that was made may be one that was there: the same objects in the same order.
+	// A new pack may equal an existing pack: the same objects in the same order.
 	for _, p := range w.made {
 		delete(remove, p.id)
 	}
 	return remove, nil
 }
 
-// copyPack copies what is needed of a pack; false means that an object in it cannot
-// be read, nor has another copy, so that the pack has to stay.
+// copyPack copies the needed objects of a pack; false means that an object is unreadable and has no
+// other copy, so that the pack must stay.
 func (w *sweep) copyPack(ctx context.Context, use *packUse) (bool, error) {
 	slices.SortFunc(use.live, func(a, b packEntry) int { return int(int64(a.off) - int64(b.off)) })
 	for _, e := range use.live {
@@ -250,7 +248,7 @@ func (w *sweep) copyPack(ctx context.Context, use *packUse) (bool, error) {
 	return true, nil
 }
 
-// stays tells whether a pack that stays has a good copy of i.
+// stays reports whether a remaining pack has a good copy of i.
 func (w *sweep) stays(ctx context.Context, i id) bool {
 	places, err := w.s.find(ctx, i)
 	if err != nil {

@@ -22,8 +22,8 @@ func keepAll(all ...turnstone.Digest) store.Mark {
 	}
 }
 
-// TestSweep deletes in steps: what is kept stays readable, what is not goes, and
-// the bytes that are said to be freed are those that are.
+// TestSweep deletes in steps: kept objects stay readable, others are deleted, and the reported
+// freed bytes are correct.
 func TestSweep(t *testing.T) {
 	s := open(t, t.TempDir())
 	b := begin(t, s)
@@ -75,8 +75,8 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// TestSweepMark checks that a mark that fails deletes nothing, and that mark is
-// called again for what came between.
+// TestSweepMark checks that a failing mark deletes nothing, and that mark is called again for later
+// objects.
 func TestSweepMark(t *testing.T) {
 	s := open(t, t.TempDir())
 	b := begin(t, s)
@@ -102,7 +102,7 @@ func TestSweepMark(t *testing.T) {
 	wantObject(t, s, []byte("one"))
 	calls := 0
 	_, err := s.Sweep(t.Context(), func(ctx context.Context, keep func(turnstone.Digest) bool) error {
-		if calls++; calls == 1 { // a commit while it marks
+		if calls++; calls == 1 { // a commit during marking
 			b := begin(t, s)
 			put(t, b, []byte("two"))
 			check(t, b.Flush(t.Context()))
@@ -120,8 +120,8 @@ func TestSweepMark(t *testing.T) {
 	wantObject(t, s, []byte("two"))
 }
 
-// TestSweepWaits checks that a sweep waits for a batch, bounded by its context, and a
-// batch for a sweep.
+// TestSweepWaits checks that a sweep waits for a batch, bounded by its context, and a batch for a
+// sweep.
 func TestSweepWaits(t *testing.T) {
 	root := t.TempDir()
 	s, other := open(t, root), open(t, root)
@@ -146,8 +146,8 @@ func TestSweepWaits(t *testing.T) {
 	check(t, err)
 }
 
-// TestSweepBeside has sweeps and commits and readers at work on one folder, through
-// stores that do not know of each other. What was committed and is needed is always there.
+// TestSweepBeside runs sweeps, commits and readers on the same folder, through independent stores.
+// Committed and needed objects always exist.
 func TestSweepBeside(t *testing.T) {
 	root := t.TempDir()
 	var mu sync.Mutex
@@ -221,7 +221,7 @@ func TestSweepBeside(t *testing.T) {
 	fsckClean(t, last)
 }
 
-// TestTwoWriters has processes write the same objects at once.
+// TestTwoWriters: processes write the same objects concurrently.
 func TestTwoWriters(t *testing.T) {
 	root := t.TempDir()
 	var wg sync.WaitGroup

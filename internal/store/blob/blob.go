@@ -1,6 +1,6 @@
-// Package blob says what the context store needs of the place where its bytes lie:
-// names, each with an immutable byte string. A folder (internal/store/blob/local) and S3
-// (internal/store/blob/s3) are such places; blobtest has what each of them must keep.
+// Package blob defines the storage interface of the context store: names, each with an immutable
+// byte string. Implementations are a folder (internal/store/blob/local) and S3
+// (internal/store/blob/s3); blobtest contains the tests that every implementation must pass.
 package blob
 
 import (
@@ -17,66 +17,65 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// Info is what is known of a blob without reading it.
+// Info describes a blob.
 type Info struct {
 	Name     string
-	Size     int64     // bytes
-	Modified time.Time // when it was put
+	Size     int64     // in bytes
+	Modified time.Time // time of the Put
 }
 
-// Store keeps named, immutable byte strings. A name is not also a folder of
-// others: where there is "a", there is no "a/b". Its methods are safe for concurrent
-// use, also by several processes. Errors are of type *turnstone.Error.
+// Store keeps named, immutable byte strings. A name is never a prefix folder of another: with "a"
+// there is no "a/b". Its methods are safe for concurrent use, also by several processes. Errors are
+// of type *turnstone.Error.
 type Store interface {
-	// Put keeps the size bytes of r as name. When it returns, the blob is durable and
-	// visible to all; when it fails, there is no blob, or the one that was there
-	// before. Who puts a name twice puts the same bytes. A reader that has more or
-	// fewer bytes is an error of kind Invalid.
+	// Put stores the size bytes of r as name. When Put returns, the blob is durable and visible to
+	// all readers; after an error the name has no blob or its previous blob. Repeated Puts of a
+	// name must have the same bytes. A reader with more or fewer bytes is an error of kind Invalid.
 	Put(ctx context.Context, name string, r io.Reader, size int64) error
-	// Get opens n bytes from off on; n < 0 is up to the end. Kind KindNotFound where there
-	// is no blob; a range that is not wholly inside it is of kind Invalid. The reader
-	// fails with io.ErrUnexpectedEOF rather than end early.
+	// Get opens n bytes from off on; n < 0 means up to the end. The error is of kind NotFound if
+	// there is no blob, and of kind Invalid if the range is not completely inside the blob. The
+	// reader fails with io.ErrUnexpectedEOF instead of ending early.
 	Get(ctx context.Context, name string, off, n int64) (io.ReadCloser, error)
-	// List yields the blobs whose names begin with prefix, sorted bytewise. An error ends it.
+	// List yields the blobs whose names begin with prefix, sorted bytewise. An error ends the
+	// sequence.
 	List(ctx context.Context, prefix string) iter.Seq2[Info, error]
-	// Remove removes a blob. One that is not there is no error.
+	// Remove removes a blob. A missing blob is not an error.
 	Remove(ctx context.Context, name string) error
 }
 
-// A RangeReader is a Store that reads a range into memory for less than Get.
+// A RangeReader is a Store that reads a range into memory at a lower cost than Get.
 type RangeReader interface {
 	// ReadAt fills p with the bytes from off on; its errors are those of Get.
 	ReadAt(ctx context.Context, name string, p []byte, off int64) error
 }
 
-// maxName is what every place can keep: S3 allows 1024, with the prefix.
+// maxName is supported by every implementation: S3 allows 1024, including the prefix.
 const maxName = 512
 
-// CheckName returns an error of kind Invalid for a name that no Store takes:
-// names are segments joined by "/"; a segment is not empty, does not begin with
-// ".", and has neither control characters nor a backslash; 255 bytes each, 512
-// in all, UTF-8.
+// CheckName returns an error of kind Invalid for a name that no Store accepts. Names are segments
+// joined by "/". A segment is not empty, does not begin with ".", and contains neither control
+// characters nor a backslash; 255 bytes each, 512 in total, UTF-8.
 func CheckName(op turnstone.Op, name string) error {
 	bad := func(why string) error {
 		return turnstone.NewError(op, turnstone.KindInvalid, name,
 			errors.New("not a blob's name: "+why))
 	}
 	if name == "" || len(name) > maxName || !utf8.ValidString(name) {
-		return bad("it is empty, too long, or not UTF-8")
+		return bad("the name is empty, too long, or not UTF-8")
 	}
 	for seg := range strings.SplitSeq(name, "/") {
 		if seg == "" || seg[0] == '.' || len(seg) > 255 {
-			return bad("a part of it is empty, too long, or begins with a dot")
+			return bad("a segment is empty, too long, or begins with a dot")
 		}
 	}
 	if strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\\' }) {
-		return bad("it has a control character or a backslash")
+		return bad("the name contains a control character or a backslash")
 	}
 	return nil
 }
 
-// Begin returns the error of an operation on the blob name that has to end before it
-// has begun: the name is none, or ctx is done. It is for those who implement a Store.
+// Begin returns the error of an operation on the blob name that must not start because the name is
+// invalid or ctx is done. It is for implementations of Store.
 func Begin(ctx context.Context, op turnstone.Op, name string) error {
 	if err := CheckName(op, name); err != nil {
 		return err
@@ -87,8 +86,8 @@ func Begin(ctx context.Context, op turnstone.Op, name string) error {
 	return nil
 }
 
-// Error returns err as a *turnstone.Error about the blob name, for those who
-// implement a Store. One that is typed keeps its kind and hint.
+// Error returns err as a *turnstone.Error about the blob name, for implementations of Store. A
+// typed error keeps its kind and hint.
 func Error(op turnstone.Op, name string, err error) error {
 	e := turnstone.NewError(op, turnstone.KindUnavailable, name, err)
 	var typed *turnstone.Error
@@ -105,19 +104,19 @@ func Error(op turnstone.Op, name string, err error) error {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EISDIR):
 		e.Kind = turnstone.KindNotFound
 	case turnstone.IsFull(err):
-		e.Kind, e.Hint = turnstone.KindExhausted, "make room on the disk, as with `turn gc`"
+		e.Kind, e.Hint = turnstone.KindExhausted, "free some disk space, such as with `turn gc`"
 	case errors.Is(err, fs.ErrPermission):
-		e.Hint = "the store's folder has to be yours"
+		e.Hint = "make yourself the owner of the store's folder"
 	}
 	return e
 }
 
-// Range returns how many bytes a Get of n bytes from off on has to yield of a
-// blob of size bytes, and an error of kind Invalid where it has not so many.
+// Range returns the number of bytes that a Get of n bytes from off on yields for a blob of size
+// bytes, or an error of kind Invalid if the range is not inside the blob.
 func Range(op turnstone.Op, name string, off, n, size int64) (int64, error) {
 	if off < 0 || off > size || n > size-off {
 		return 0, turnstone.Errorf(op, turnstone.KindInvalid, name,
-			"bytes %d and %d more are not inside its %d", off, n, size)
+			"bytes %d and %d more are outside of its %d", off, n, size)
 	}
 	if n < 0 {
 		n = size - off

@@ -26,8 +26,8 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// files makes a tree of files in memory: a path that ends in "/" is a directory,
-// a text that begins with "->" a link's target.
+// files returns a tree of files in memory: a path that ends in "/" is a directory, a text that
+// begins with "->" a link's target.
 func files(entries map[string]string) *treetest.Node {
 	const sec, nsec = 1700000000, 5
 	list := []treetest.File{{Path: "/", MTime: sec, Nsec: nsec}}
@@ -66,7 +66,7 @@ func apply(t testing.TB, w tree.Writer, parent tree.Ref, upper *treetest.Node, o
 	return ref, stats
 }
 
-// counting is a writer that counts what is put.
+// counting is a writer that counts puts.
 type counting struct {
 	tree.Writer
 	mu   sync.Mutex
@@ -84,7 +84,7 @@ var identity = map[string]bool{"/etc/hostname": true, "/etc/hosts": true}
 
 func skip(path string) bool { return identity[path] }
 
-// What the agent leaves in an upper directory that nobody has written to is nothing.
+// The agent's own entries in an otherwise unused upper directory result in no change.
 func TestUntouched(t *testing.T) {
 	w := &counting{Writer: treetest.NewStore()}
 	for name, parent := range map[string]map[string]string{
@@ -104,7 +104,7 @@ func TestUntouched(t *testing.T) {
 	}
 }
 
-// A file that was copied up and is as it was makes no difference, though it is read.
+// A copied-up and unchanged file makes no difference, though it is read.
 func TestCopiedUp(t *testing.T) {
 	w := &counting{Writer: treetest.NewStore()}
 	all := map[string]string{"/a/b/c": "text", "/a/b/d": "more", "/x": "->y"}
@@ -131,7 +131,7 @@ func TestIdentityStaysTheParents(t *testing.T) {
 	}
 }
 
-// The time of /etc is the agent's when nothing in it came or went, else the turn's.
+// The time of /etc is the agent's if no name in it was added or removed, else the turn's.
 func TestTimesOfTheAgentsDirectories(t *testing.T) {
 	w := treetest.NewStore()
 	ref := build(t, w, files(map[string]string{"/etc/a": "1", "/usr/a": "1"}))
@@ -217,7 +217,7 @@ func TestHardLinks(t *testing.T) {
 	}
 }
 
-// What a sandbox's overlay, mounted as it is, never makes.
+// Upper directories that a sandbox's overlay, with its mount options, never produces.
 func TestRefused(t *testing.T) {
 	w := treetest.NewStore()
 	ref := build(t, w, files(map[string]string{"/a": "1"}))
@@ -263,7 +263,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// The hooks see every name, attribute and byte that is taken, and can refuse it.
+// The hooks see every used name, attribute and byte, and can reject it.
 func TestHooks(t *testing.T) {
 	w := treetest.NewStore()
 	ref := build(t, w, files(map[string]string{"/etc/hostname": "template"}))
@@ -320,7 +320,7 @@ type failing struct{ err error }
 
 func (f failing) Write([]byte) (int, error) { return 0, f.err }
 
-// endless is a file whose content goes on for as long as anybody reads.
+// endless is a file with infinite content.
 type endless struct{ *treetest.Node }
 
 func (e endless) Attr() (tree.Attr, error) {
@@ -343,7 +343,7 @@ func (discarding) PutContent(_ context.Context, r io.Reader, size int64) (tree.C
 	return tree.Content{}, err
 }
 
-// Apply ends with its context, and with the first error, though it reads a file that never ends.
+// Apply ends with its context, and with the first error, even while it reads an infinite file.
 func TestEnds(t *testing.T) {
 	w := discarding{treetest.NewStore()}
 	ref := build(t, w.Writer, files(nil))

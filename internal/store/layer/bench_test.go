@@ -8,7 +8,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
-// BenchmarkUntouched is a turn that changed nothing, on a tree with a large /etc.
+// BenchmarkUntouched is a turn without changes, on a tree with a large /etc.
 func BenchmarkUntouched(b *testing.B) {
 	all := map[string]string{"/etc/hostname": "template"}
 	for i := range 300 {
@@ -26,7 +26,7 @@ func BenchmarkUntouched(b *testing.B) {
 	}
 }
 
-// BenchmarkSmallFiles is a turn that wrote 20,000 files; keeping them is not measured.
+// BenchmarkSmallFiles is a turn that wrote 20,000 files; storing them is not measured.
 func BenchmarkSmallFiles(b *testing.B) {
 	all := map[string]string{}
 	for i := range 20_000 {

@@ -13,7 +13,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// The first bytes of an encoded layer, and what its records begin with.
+// The first bytes of an encoded layer, and of its records.
 const (
 	encodeMagic   = "turnstone-layer\x001"
 	recordEnd     = 0
@@ -21,22 +21,22 @@ const (
 	recordSet     = 2
 )
 
-// Encode writes the layer that leads from tree a to tree b; nothing when they are
-// the same. It is canonical: the same two trees give the same bytes, wherever and
-// however they were made. The format is, after encodeMagic, one record for each
-// path that differs, sorted bytewise by path:
+// Encode writes the layer that leads from tree a to tree b; it writes nothing if the trees are
+// equal. The encoding is canonical: equal trees result in equal bytes, wherever and however they
+// were made. The format is, after encodeMagic, a record for each path that differs, sorted bytewise
+// by path:
 //
 //	removed  0x01, path
 //	set      0x02, path, type (a byte), mode, uid, gid, seconds, nanoseconds;
 //	         of a file its size and the 32 bytes of its digest; of a symbolic link
 //	         its target; of a device major and minor;
 //	         the number of extended attributes, and the name and the value of each;
-//	         the first of the file's paths when it has several, else an empty string.
+//	         the first of the file's paths if it has several, else an empty string.
 //	end      0x00
 //
-// A directory that is removed, or set to something else, takes with it what lay
-// below, of which there are no records. Numbers are unsigned varints, seconds a
-// signed one (encoding/binary); paths, targets, names and values have their length before them.
+// Removing or replacing a directory implies the removal of everything below, which has no records.
+// Numbers are unsigned varints, seconds a signed varint (encoding/binary); paths, targets, names
+// and values are preceded by their length.
 func Encode(ctx context.Context, r tree.Getter, a, b tree.Ref, w io.Writer) error {
 	out := bufio.NewWriterSize(w, 64<<10)
 	e := encoder{gone: map[string]bool{}}
@@ -66,7 +66,7 @@ func Encode(ctx context.Context, r tree.Getter, a, b tree.Ref, w io.Writer) erro
 	return out.Flush()
 }
 
-// implied tells whether c is the end of something in a directory that ended itself.
+// implied reports whether c is the removal of an entry in a removed directory.
 func (e *encoder) implied(c *tree.Change) bool {
 	in := e.gone[c.Path[:strings.LastIndexByte(c.Path, '/')]]
 	if c.Old != nil && c.Old.Type == tree.Dir && (c.New == nil || c.New.Type != tree.Dir) {
@@ -75,7 +75,7 @@ func (e *encoder) implied(c *tree.Change) bool {
 	return in
 }
 
-// Digest returns the digest of what Encode writes, and "" when that is nothing.
+// Digest returns the digest of Encode's output, and "" if the output is empty.
 func Digest(ctx context.Context, r tree.Getter, a, b tree.Ref) (turnstone.Digest, error) {
 	if a == b {
 		return "", nil
@@ -100,8 +100,8 @@ func (c *counter) Write(b []byte) (int, error) {
 
 type encoder struct {
 	b    []byte          // the record
-	any  bool            // there was one
-	gone map[string]bool // directories that are no more
+	any  bool            // there was a record
+	gone map[string]bool // removed directories
 }
 
 func (e *encoder) num(n uint64) { e.b = binary.AppendUvarint(e.b, n) }

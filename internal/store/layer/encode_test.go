@@ -16,7 +16,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
-// flat is a tree as a line for each path, with all that a layer has of it.
+// flat is a tree with a line for each path that contains everything that a layer stores.
 func flat(t testing.TB, r tree.Getter, ref tree.Ref) map[string]string {
 	root, err := tree.GetRoot(t.Context(), r, ref)
 	must(t, err)
@@ -47,7 +47,7 @@ func flat(t testing.TB, r tree.Getter, ref tree.Ref) map[string]string {
 	return out
 }
 
-// decode puts an encoded layer on a tree, by what the format's description says.
+// decode applies an encoded layer to a tree, by the format's description.
 func decode(b []byte, onto map[string]string) (map[string]string, error) {
 	out := maps.Clone(onto)
 	if len(b) == 0 {
@@ -135,7 +135,7 @@ func difference(got, want map[string]string) string {
 	return strings.Join(out, "\n")
 }
 
-// The bytes of a layer and its digest do not change from one version to the next.
+// The bytes of a layer and its digest do not change between versions.
 func TestEncodingIsTheSameForEver(t *testing.T) {
 	w := treetest.NewStore()
 	before := build(t, w, files(map[string]string{"/a/x": "1", "/a-b": "2", "/gone/y/z": "3", "/same": "4", "/was": "5"}))

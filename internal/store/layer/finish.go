@@ -6,10 +6,10 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// finish makes the objects of a directory and of those below it, and returns its
-// entry. It counts what is below.
+// finish creates the objects of a directory and its subdirectories, returns its entry, and counts
+// the changes.
 func (a *applier) finish(path string, d *directory) (tree.Entry, error) {
-	own := path == "" || path == etc // the agent has made it in the upper directory
+	own := path == "" || path == etc // the agent created it in the upper directory
 	e := d.entry
 	if d.same {
 		e.Tree, e.Hash = d.old.Tree, d.old.Hash
@@ -30,7 +30,7 @@ func (a *applier) finish(path string, d *directory) (tree.Entry, error) {
 			it.entry = e
 		case it.file != nil:
 			it.entry.Content = it.file.content
-			// The parent may have the same bytes under other chunks, or in a template's image.
+			// The parent may have the same bytes in other chunks, or in a template's image.
 			if it.old != nil && it.old.Type == tree.File && it.old.Content.Digest == it.entry.Content.Digest {
 				it.entry.Content = it.old.Content
 			}
@@ -44,8 +44,8 @@ func (a *applier) finish(path string, d *directory) (tree.Entry, error) {
 		return a.put(e, out)
 	}
 	if own && slices.EqualFunc(out, d.olds, func(a, b tree.Entry) bool { return a.Name == b.Name }) {
-		// Its time is the start of the sandbox: with the same names in it, nobody but
-		// the agent has had a reason to change it.
+		// Its time is the start of the sandbox: with unchanged names, only the agent has changed
+		// it.
 		e.MTime = d.old.MTime
 	}
 	if slices.EqualFunc(out, d.olds, func(a, b tree.Entry) bool { return equal(&a, &b) }) {
@@ -61,7 +61,7 @@ func (a *applier) put(e tree.Entry, d tree.Directory) (tree.Entry, error) {
 	return e, err
 }
 
-// countDirectory compares a directory's entries with those that the parent has.
+// countDirectory compares a directory's entries with the parent's entries.
 func (a *applier) countDirectory(path string, d *directory) error {
 	olds := d.olds
 	gone := func(name string, all bool) error {
@@ -98,7 +98,7 @@ func (a *applier) countDirectory(path string, d *directory) error {
 	return gone("", true)
 }
 
-// countBelow counts what was below an entry that is no longer a directory.
+// countBelow counts the entries below a path that is no longer a directory.
 func (a *applier) countBelow(dir string, old *tree.Entry) error {
 	if old.Type != tree.Dir {
 		return nil
@@ -124,7 +124,7 @@ func (a *applier) count(what *int, path string) {
 	}
 }
 
-// countLinks counts the files of which nothing changed but which other names they have.
+// countLinks counts the files whose only change is their set of names.
 func (a *applier) countLinks() {
 	for _, counted := range a.relinked {
 		if !counted {
@@ -133,7 +133,7 @@ func (a *applier) countLinks() {
 	}
 }
 
-// equal tells whether two entries are the same file, by all that a tree knows of it.
+// equal reports whether two entries are the same file in all properties that a tree stores.
 func equal(a, b *tree.Entry) bool {
 	return a.Name == b.Name && a.Attr.Equal(&b.Attr) && a.Content == b.Content && a.Tree == b.Tree && a.Hash == b.Hash
 }

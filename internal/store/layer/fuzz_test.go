@@ -9,8 +9,8 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
-// Whatever is in an upper directory: no panic, and what is taken is a tree that can
-// be read. Each six bytes of the input are an entry of the upper directory.
+// For any upper directory: no panic, and an accepted tree is readable. Each six bytes of the input
+// are an entry of the upper directory.
 func FuzzApply(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3, 4, 5, 1, 1, 1, 0, 0, 0})
 	f.Add([]byte{2, 1, 'a', 1, 0, 0, 8, 4, 'b', 0, 0, 0, 16, 2, 'c', 6, 9, 1})

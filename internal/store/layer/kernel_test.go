@@ -19,8 +19,8 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
-// scratch makes a scratch disk as a sandbox has it and mounts it; it skips the
-// test where that is not possible.
+// scratch creates a sandbox's scratch disk and mounts it; it skips the test where that is not
+// possible.
 func scratch(t testing.TB) (image, dir string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -41,8 +41,8 @@ func scratch(t testing.TB) (image, dir string) {
 	return image, dir
 }
 
-// Over a real overlay, of what a kernel's own does with random changes, Apply
-// makes the tree that is seen through it.
+// For a real overlay with random changes, Apply returns the tree that is visible through the
+// overlay.
 func TestApplyIsWhatLinuxShows(t *testing.T) {
 	image, disk := scratch(t)
 	for round := range 150 {
@@ -70,7 +70,7 @@ func oneRound(t *testing.T, image, disk string, seed uint64) {
 	for range r.IntN(100) {
 		act(t, r, at("merged"))
 	}
-	var st unix.Stat_t // for the time of the top directory Apply has a rule of its own
+	var st unix.Stat_t // Apply has a special rule for the time of the top directory
 	must(t, unix.Lstat(at("lower"), &st))
 	must(t, unix.UtimesNanoAt(unix.AT_FDCWD, at("merged"), []unix.Timespec{st.Mtim, st.Mtim}, 0))
 
@@ -110,7 +110,7 @@ func freeze(t testing.TB, dir string) (thaw func()) {
 	}
 }
 
-// act does something at random below root. What cannot be done is not.
+// act makes a random change below root, if possible.
 func act(t *testing.T, r *rand.Rand, root string) {
 	pick := func(names ...string) string { return names[r.IntN(len(names))] }
 	name := func() string { return pick("a", "b", "c", "d", "a-b", "\xff") }
@@ -127,7 +127,8 @@ func act(t *testing.T, r *rand.Rand, root string) {
 	data := strings.Repeat(pick("x", "yy", ""), 1+r.IntN(5000))
 	switch r.IntN(16) {
 	case 0, 1, 2:
-		if st, err := os.Lstat(p); err != nil || st.Mode().IsRegular() { // not into FIFOs and devices
+		// not into FIFOs and devices
+		if st, err := os.Lstat(p); err != nil || st.Mode().IsRegular() {
 			_ = os.WriteFile(p, []byte(data), 0o640)
 		}
 	case 3, 4, 5:
@@ -135,7 +136,7 @@ func act(t *testing.T, r *rand.Rand, root string) {
 	case 6:
 		_ = os.RemoveAll(p)
 	case 7:
-		if os.RemoveAll(p) == nil { // the directory is one that hides what was there
+		if os.RemoveAll(p) == nil { // the directory hides the earlier directory
 			_ = os.Mkdir(p, 0o755)
 			_ = os.WriteFile(filepath.Join(p, name()), []byte(data), 0o644)
 		}
@@ -155,7 +156,7 @@ func act(t *testing.T, r *rand.Rand, root string) {
 	case 14:
 		_ = unix.Mknod(p, pick2(r, unix.S_IFIFO, unix.S_IFCHR, unix.S_IFBLK, unix.S_IFSOCK)|0o600, int(unix.Mkdev(uint32(1+r.IntN(300)), 3)))
 	case 15:
-		// Copied up, with nothing changed.
+		// Copied up, unchanged.
 		if fd, err := unix.Open(p, unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0); err == nil {
 			_ = unix.Close(fd)
 		}

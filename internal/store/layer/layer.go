@@ -1,7 +1,6 @@
-// Package layer knows what a turn changed: it puts an overlay's upper directory on
-// the tree that lay below it, and it writes down the difference of two trees. It
-// knows nothing of disks and of where objects are kept. docs/layers.md says what a
-// layer holds.
+// Package layer computes a turn's changes: it applies an overlay's upper directory to the tree
+// below, and encodes the difference of two trees. It is independent of disks and of the storage of
+// objects. docs/layers.md describes the content of a layer.
 package layer
 
 import (
@@ -13,52 +12,50 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// Options says how Apply takes an upper directory. The zero value will do.
+// Options configure Apply. The zero value is valid.
 type Options struct {
-	// Skip tells of paths that belong to the machine, as /etc/hostname: what the
-	// parent has there stays, whatever the upper directory says. It may be nil.
+	// Skip reports paths that belong to the machine, such as /etc/hostname: the parent's entry
+	// stays, whatever the upper directory contains. It may be nil.
 	Skip func(path string) bool
-	// Inspect returns where a copy of a new file's bytes goes as they are read, or
-	// nil. It is called from several goroutines, once for each file and with one of
-	// its paths; each writer is used by one goroutine. What a writer returns as an
-	// error ends Apply. It may be nil.
+	// Inspect returns a writer for a copy of a new file's bytes, or nil. It is called from several
+	// goroutines, once for each file with one of its paths; each writer is used by a single
+	// goroutine. A writer's error ends Apply. Inspect may be nil.
 	Inspect func(path string) io.Writer
-	// Check sees each entry of the upper directory that is taken, before its
-	// content is read; an error ends Apply. Only one goroutine calls it. It may be nil.
+	// Check is called for each used entry of the upper directory before its content is read; an
+	// error ends Apply. Only a single goroutine calls it. It may be nil.
 	Check func(path string, a *tree.Attr) error
-	// MaxEntries bounds the entries that are taken; 0 is DefaultMaxEntries.
+	// MaxEntries bounds the number of entries; 0 is DefaultMaxEntries.
 	MaxEntries int
-	// MaxMeta bounds the bytes of paths, link targets and extended attributes that
-	// are taken; 0 is DefaultMaxMeta.
+	// MaxMeta bounds the total bytes of paths, link targets and extended attributes; 0 is
+	// DefaultMaxMeta.
 	MaxMeta int64
-	// MaxFile bounds the bytes of one file, holes included; 0 is no bound.
+	// MaxFile bounds the bytes of a file, including holes; 0 is no bound.
 	MaxFile int64
-	// Parallel is how many files are read at a time; 0 is one for each CPU.
+	// Parallel is the number of files read concurrently; 0 is the number of CPUs.
 	Parallel int
 }
 
-// What Apply takes at most unless Options says something else.
+// Default limits of Apply.
 const (
 	DefaultMaxEntries       = 8 << 20
 	DefaultMaxMeta    int64 = 1 << 30
 )
 
-// Stats is a layer in figures. The counts are of paths.
+// Stats summarizes a layer. The counts are of paths.
 type Stats struct {
 	Added   int
 	Changed int
 	Removed int
-	Bytes   int64 // of contents that were read
+	Bytes   int64 // bytes of contents that were read
 }
 
-// Apply puts upper, the upper directory of an overlay as its file system has it, on
-// the tree parent, and returns the tree that the overlay shows. What the upper
-// directory has copies of, unchanged, makes no difference: with nothing else in it,
-// Apply puts no object and returns parent.
+// Apply applies upper, the upper directory of an overlay as its file system contains it, to the
+// tree parent, and returns the tree that the overlay shows. Unchanged copies in the upper directory
+// have no effect: if it contains nothing else, Apply puts no object and returns parent.
 //
-// An error is of kind Integrity when upper is not what an overlay makes, Invalid
-// when it has what is not read here, Exhausted when it is more than Options allows;
-// others are those of w and upper. When ctx ends, Apply does soon.
+// The error is of kind Integrity if upper is not the result of an overlay, Invalid if it contains
+// unsupported features, and Exhausted if it exceeds the limits of Options; other errors are those
+// of w and upper. Apply ends soon after ctx.
 func Apply(ctx context.Context, w tree.Writer, parent tree.Ref, upper tree.Node, opts Options) (tree.Ref, Stats, error) {
 	if opts.MaxEntries == 0 {
 		opts.MaxEntries = DefaultMaxEntries
@@ -81,7 +78,7 @@ func Apply(ctx context.Context, w tree.Writer, parent tree.Ref, upper tree.Node,
 		cancel(err)
 	}
 	if ferr := a.files.wait(); ferr != nil {
-		err = ferr // the first cause; what the walk says may only follow from it
+		err = ferr // the first cause; the walk's error may be a consequence
 	}
 	if err != nil {
 		return tree.Ref{}, Stats{}, err
@@ -89,7 +86,7 @@ func Apply(ctx context.Context, w tree.Writer, parent tree.Ref, upper tree.Node,
 	return a.result(parent, root, plan)
 }
 
-// result makes the objects of what was planned, from the bottom up.
+// result creates the objects of the planned tree from the bottom up.
 func (a *applier) result(parent tree.Ref, old *tree.Root, plan *directory) (tree.Ref, Stats, error) {
 	groups := a.links.result()
 	a.relinked = a.links.changed(groups)
@@ -111,15 +108,15 @@ func (a *applier) result(parent tree.Ref, old *tree.Root, plan *directory) (tree
 
 func integrity(path, format string, args ...any) error {
 	return turnstone.Errorf("layer.apply", turnstone.KindIntegrity, path, format, args...).
-		WithHint("what the sandbox left on its disk is not what an overlay makes, so it cannot be kept")
+		WithHint("the sandbox's disk is not the result of an overlay and cannot be kept")
 }
 
 func unsupported(path, format string, args ...any) error {
 	return turnstone.Errorf("layer.apply", turnstone.KindInvalid, path, format, args...).
-		WithHint("something in the sandbox changed the disk below its file system; run the turn again without it")
+		WithHint("a program in the sandbox changed the disk below its file system; run the turn again without it")
 }
 
 func exhausted(path, format string, args ...any) error {
 	return turnstone.Errorf("layer.apply", turnstone.KindExhausted, path, format, args...).
-		WithHint("remove what the next turn does not need, as caches and build results, at the end of the turn")
+		WithHint("at the end of the turn, remove files that the next turn does not need, such as caches and build results")
 }

@@ -8,8 +8,8 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// links follows which paths are one file: those of the parent, less the paths that
-// something in the upper directory hides, and those of the upper directory.
+// links tracks which paths are the same file: the parent's paths, without those that the upper
+// directory hides, and the upper directory's paths.
 type links struct {
 	old    []tree.LinkGroup
 	paths  []linked // of the parent, sorted by path
@@ -34,7 +34,7 @@ func newLinks(old []tree.LinkGroup) *links {
 	return l
 }
 
-// hide takes a path, and all below it, out of the parent's groups.
+// hide removes a path, and everything below it, from the parent's groups.
 func (l *links) hide(path string) {
 	from := func(prefix string) int {
 		return sort.Search(len(l.paths), func(i int) bool { return l.paths[i].path >= prefix })
@@ -47,13 +47,13 @@ func (l *links) hide(path string) {
 	}
 }
 
-// add notes a path of an inode of the upper directory.
+// add adds a path of an inode of the upper directory.
 func (l *links) add(ino uint64, path string) { l.upper[ino] = append(l.upper[ino], path) }
 
-// result returns the groups that there are now.
+// result returns the resulting groups.
 func (l *links) result() []tree.LinkGroup {
 	left := make([]tree.LinkGroup, len(l.old))
-	for i, p := range l.paths { // sorted, so each group is
+	for i, p := range l.paths { // sorted, so each group is sorted
 		if !l.hidden[i] {
 			left[p.group] = append(left[p.group], p.path)
 		}
@@ -67,7 +67,7 @@ func (l *links) result() []tree.LinkGroup {
 	return left
 }
 
-// changed returns the paths that are in groups now other than the groups they were in, or in none.
+// changed returns the paths whose group has changed.
 func (l *links) changed(now []tree.LinkGroup) map[string]bool {
 	out := map[string]bool{}
 	same := map[string]tree.LinkGroup{}

@@ -15,7 +15,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
-// change does something at random to what the overlay shows.
+// change makes a random change of the overlay's view.
 func change(t *rapid.T, o *overlay) {
 	names := rapid.SampledFrom([]string{"a", "b", "c", "a-", "a0", "\xff"})
 	var path []string
@@ -67,7 +67,8 @@ func change(t *rapid.T, o *overlay) {
 	case op == "remove" && there != nil:
 		delete(d.children, name)
 		o.touch(d)
-	case op == "again" && there != nil && there.attr.Type == tree.Dir: // removed and made again, the same or not
+	case op == "again" && there != nil && there.attr.Type == tree.Dir:
+		// removed and created again, the same or different
 		n := o.node(tree.Dir, "")
 		n.attr = there.attr
 		for _, c := range slices.Sorted(maps.Keys(there.children)) {
@@ -106,10 +107,10 @@ func change(t *rapid.T, o *overlay) {
 	}
 }
 
-// What Apply makes of an upper directory is the tree of what the overlay shows,
-// its figures are those of the difference, and what is not changed costs nothing.
+// Apply's result for an upper directory is the tree of the overlay's view, its figures are those of
+// the difference, and unchanged parts cost nothing.
 func TestApplyIsTheMergedView(t *testing.T) {
-	// A hundred, as rapid has it, find too little.
+	// rapid's default of a hundred checks finds too little.
 	if checks := flag.Lookup("rapid.checks"); checks.Value.String() == checks.DefValue {
 		must(t, checks.Value.Set("1500"))
 		defer func() { must(t, checks.Value.Set(checks.DefValue)) }()
@@ -160,8 +161,8 @@ func TestApplyIsTheMergedView(t *testing.T) {
 	})
 }
 
-// checkEncoding checks that the layer between two trees leads from one to the
-// other, and is empty only between a tree and itself.
+// checkEncoding checks that the layer between two trees leads from one to the other, and is empty
+// only for equal trees.
 func checkEncoding(t *testing.T, r *rapid.T, w tree.Getter, a, b tree.Ref) {
 	var out bytes.Buffer
 	if err := layer.Encode(t.Context(), w, a, b, &out); err != nil {

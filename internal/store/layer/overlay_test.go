@@ -7,21 +7,21 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
-// An overlay is a model of what the kernel's overlay does: what is written goes to
-// an upper directory, and the merged view is kept beside it as a plain tree.
+// An overlay is a model of the kernel's overlay: writes go to an upper directory, and the merged
+// view is kept beside it as a plain tree.
 type overlay struct {
 	root  *merged
 	clock int64
 	inos  uint64
 }
 
-// A merged is a file that is seen through the overlay.
+// A merged is a file that is visible through the overlay.
 type merged struct {
 	attr     tree.Attr
 	data     []byte
 	children map[string]*merged
 	upper    bool    // it is in the upper directory
-	lower    *merged // of a directory: the one of the lower tree that shows through, as it was
+	lower    *merged // for a directory: the original directory of the lower tree that shows through
 	ino      uint64
 }
 
@@ -41,7 +41,7 @@ func (o *overlay) node(typ tree.Type, data string) *merged {
 	return n
 }
 
-// settle makes all that there is the lower tree of an empty upper directory.
+// settle makes the current view the lower tree of an empty upper directory.
 func (o *overlay) settle() {
 	seen := map[*merged]*merged{}
 	var frozen func(n *merged) *merged
@@ -65,7 +65,7 @@ func (o *overlay) settle() {
 	o.root.upper = true
 }
 
-// dir returns the directory at path, and with up copies it, and those above it, up.
+// dir returns the directory at path; with up it copies the directory and its parents up.
 func (o *overlay) dir(path []string, up bool) *merged {
 	n := o.root
 	for _, name := range path {
@@ -77,15 +77,15 @@ func (o *overlay) dir(path []string, up bool) *merged {
 	return n
 }
 
-// touch notes that a directory has got or lost an entry. The top one keeps its
-// time, for which Apply has a rule of its own.
+// touch records that a directory has gained or lost an entry. The top directory keeps its time
+// because Apply has a special rule for it.
 func (o *overlay) touch(d *merged) {
 	if o.clock++; d != o.root {
 		d.attr.MTime = tree.Time{Sec: 1700000000 + o.clock}
 	}
 }
 
-// copyUp puts a file into the upper directory. A file with other names leaves them.
+// copyUp copies a file to the upper directory, which separates it from its other names.
 func (o *overlay) copyUp(d *merged, name string) *merged {
 	n := d.children[name]
 	if n.upper || n.attr.Type == tree.Dir {
@@ -131,7 +131,7 @@ func (o *overlay) shown(n *merged, upper bool, names map[uint64]uint32) *treetes
 	}
 	m.AddXattr("trusted.overlay.origin", "\x00\xfb\x1d")
 	for name := range n.lower.children {
-		if n.children[name] == nil { // all whiteouts are one file
+		if n.children[name] == nil { // all whiteouts are the same file
 			m.Set(name, &treetest.Node{A: tree.Attr{Type: tree.Char}, ID: 1 << 40, Names: 7})
 		}
 	}

@@ -9,36 +9,37 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// A content is a file's content that somebody reads.
+// A content is a file's content that is being read.
 type content struct {
 	path    string
 	node    tree.Node
 	size    int64
-	content tree.Content // once readers.wait has returned
+	content tree.Content // valid after readers.wait
 }
 
-// readers is the goroutines that read contents, while the walk goes on.
+// readers are the goroutines that read contents during the walk.
 type readers struct {
 	ctx    context.Context
-	cancel context.CancelCauseFunc // with the first error
+	cancel context.CancelCauseFunc // called with the first error
 	w      tree.Writer
 	opts   Options
 
 	jobs    chan *content
 	started int
 	all     sync.WaitGroup
-	linked  map[uint64]*content // by inode, of those with several names
+	linked  map[uint64]*content // by inode, for files with several names
 	bytes   atomic.Int64
 
 	once sync.Once
-	err  error // the first one
+	err  error // the first error
 }
 
 func newReaders(ctx context.Context, cancel context.CancelCauseFunc, w tree.Writer, opts Options) *readers {
 	return &readers{ctx: ctx, cancel: cancel, w: w, opts: opts, linked: map[uint64]*content{}}
 }
 
-// read has a file's content read. Files with several names are read once. Only one goroutine calls it.
+// read starts reading a file's content. Files with several names are read once. Only a single
+// goroutine calls read.
 func (r *readers) read(path string, n tree.Node, ino uint64, names uint32, size int64) (*content, error) {
 	if names > 1 {
 		if c := r.linked[ino]; c != nil {
@@ -64,7 +65,7 @@ func (r *readers) read(path string, n tree.Node, ino uint64, names uint32, size 
 	}
 }
 
-// wait returns when everything was read, with the first error.
+// wait returns after all reads, with the first error.
 func (r *readers) wait() error {
 	if r.jobs != nil {
 		close(r.jobs)
@@ -106,7 +107,7 @@ func (r *readers) one(c *content) error {
 	}
 	if r.opts.Inspect != nil {
 		if w := r.opts.Inspect(c.path); w != nil {
-			in = io.TeeReader(in, w) // which hides ReaderAt: all bytes are read once, in order
+			in = io.TeeReader(in, w) // hides ReaderAt, so that all bytes are read once in order
 		}
 	}
 	c.content, err = r.w.PutContent(r.ctx, in, c.size)
@@ -114,7 +115,7 @@ func (r *readers) one(c *content) error {
 	return err
 }
 
-// guarded is a reader that ends with its context: a sparse file is a long one.
+// guarded is a reader that ends with its context: a sparse file can be long.
 type guarded struct {
 	ctx context.Context
 	r   io.Reader
@@ -127,7 +128,7 @@ func (g *guarded) Read(b []byte) (int, error) {
 	return g.r.Read(b)
 }
 
-// guardedAt is one that can also be read at several places at a time.
+// guardedAt is guarded for concurrent reads at several offsets.
 type guardedAt struct {
 	guarded
 	at io.ReaderAt

@@ -7,8 +7,8 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// The extended attributes in which an overlay keeps its own notes (the kernel's
-// Documentation/filesystems/overlayfs.rst). None of them is seen through the overlay.
+// The extended attributes of an overlay's own metadata (the kernel's
+// Documentation/filesystems/overlayfs.rst). They are not visible through the overlay.
 const (
 	overlayPrefix   = "trusted.overlay."
 	overlayOpaque   = overlayPrefix + "opaque"
@@ -17,12 +17,12 @@ const (
 	overlayMetacopy = overlayPrefix + "metacopy"
 )
 
-// etc is, with the top directory, the one that the agent itself makes in the upper
-// directory, to put the files of the sandbox's identity there.
+// etc is, besides the top directory, the directory that the agent creates in the upper directory,
+// for the files of the sandbox's identity.
 const etc = "/etc"
 
 type applier struct {
-	ctx   context.Context // of one Apply
+	ctx   context.Context // of the current Apply
 	w     tree.Writer
 	opts  Options
 	links *links
@@ -32,25 +32,24 @@ type applier struct {
 	entries int
 	meta    int64
 
-	// relinked is the paths whose links are others than before; true once they
-	// have been counted.
+	// relinked contains the paths whose links have changed; true after they were counted.
 	relinked map[string]bool
 }
 
-// A directory is what will be one in the new tree.
+// A directory is a directory of the new tree.
 type directory struct {
 	entry tree.Entry
-	old   *tree.Entry    // the directory that the parent has there, or nil
-	same  bool           // its entries are the parent's, which nobody has read
-	olds  tree.Directory // its entries
+	old   *tree.Entry    // the parent's directory at this path, or nil
+	same  bool           // its entries are the parent's, which were not read
+	olds  tree.Directory // the entries of old
 	items []item         // sorted by name
 }
 
 // An item is a name in a directory.
 type item struct {
 	entry tree.Entry
-	file  *content   // of a file that was read
-	dir   *directory // of a directory that is in the upper one
+	file  *content   // for a file that was read
+	dir   *directory // for a directory in the upper directory
 	old   *tree.Entry
 }
 
@@ -61,21 +60,21 @@ func (a *applier) top(old *tree.Entry, upper tree.Node) (*directory, error) {
 		return nil, err
 	}
 	if attr.Type != tree.Dir {
-		return nil, integrity("/", "the upper directory is no directory")
+		return nil, integrity("/", "the upper directory is not a directory")
 	}
 	notes, err := a.take("/", &attr)
 	if err != nil {
 		return nil, err
 	}
-	_ = notes.opaque // Linux does not ask the top directory
+	_ = notes.opaque // Linux ignores this attribute on the top directory
 	return a.directory("", upper, tree.Entry{Attr: attr}, old, false, 0)
 }
 
-// directory plans one directory at path, which for the top is "". old is the
-// directory that the parent has there, or nil; hidden says that it does not show through.
+// directory plans a directory at path, which is "" for the top. old is the parent's directory at
+// path, or nil; hidden means that old does not show through.
 func (a *applier) directory(path string, n tree.Node, e tree.Entry, old *tree.Entry, hidden bool, depth int) (*directory, error) {
 	if depth > tree.MaxDepth {
-		return nil, exhausted(path[:256]+"...", "directories that lie more than %d deep", tree.MaxDepth)
+		return nil, exhausted(path[:256]+"...", "directories that are nested more than %d deep", tree.MaxDepth)
 	}
 	d := &directory{entry: e, old: old}
 	children, err := n.Children(a.ctx)
@@ -83,7 +82,7 @@ func (a *applier) directory(path string, n tree.Node, e tree.Entry, old *tree.En
 		return nil, err
 	}
 	if old != nil && !hidden && a.skipsAll(path, children) {
-		d.same = true // as /etc is in every sandbox
+		d.same = true // such as /etc in every sandbox
 		return d, nil
 	}
 	if old != nil {
@@ -98,7 +97,7 @@ func (a *applier) directory(path string, n tree.Node, e tree.Entry, old *tree.En
 			return nil, integrity(path+"/", "%w", err)
 		}
 		if i > 0 && c.Name <= children[i-1].Name {
-			return nil, integrity(path+"/"+c.Name, "a name that is there twice")
+			return nil, integrity(path+"/"+c.Name, "a duplicate name")
 		}
 		for len(olds) > 0 && olds[0].Name < c.Name {
 			a.below(d, path, &olds[0], hidden)
@@ -118,7 +117,7 @@ func (a *applier) directory(path string, n tree.Node, e tree.Entry, old *tree.En
 	return d, nil
 }
 
-// below takes an entry of the parent that the upper directory does not have.
+// below plans an entry of the parent that the upper directory does not contain.
 func (a *applier) below(d *directory, dir string, old *tree.Entry, hidden bool) {
 	path := dir + "/" + old.Name
 	if !hidden || a.skip(path) {
@@ -130,7 +129,7 @@ func (a *applier) below(d *directory, dir string, old *tree.Entry, hidden bool) 
 
 func (a *applier) skip(path string) bool { return a.opts.Skip != nil && a.opts.Skip(path) }
 
-// skipsAll tells whether all of a directory's entries are the machine's.
+// skipsAll reports whether all of a directory's entries belong to the machine.
 func (a *applier) skipsAll(path string, children []tree.Child) bool {
 	for _, c := range children {
 		if !a.skip(path + "/" + c.Name) {
@@ -140,7 +139,7 @@ func (a *applier) skipsAll(path string, children []tree.Child) bool {
 	return true
 }
 
-// child takes one entry of the upper directory. old is what the parent has there, or nil.
+// child plans an entry of the upper directory. old is the parent's entry, or nil.
 func (a *applier) child(d *directory, path string, c tree.Child, old *tree.Entry, hidden bool, depth int) error {
 	if err := a.ctx.Err(); err != nil {
 		return context.Cause(a.ctx)
@@ -155,7 +154,7 @@ func (a *applier) child(d *directory, path string, c tree.Child, old *tree.Entry
 	if err != nil {
 		return err
 	}
-	// A socket means nothing without its process, but it has replaced what was there.
+	// A socket has no meaning without its process, but it has replaced the earlier entry.
 	if attr.Type == 0 || isWhiteout(&attr) {
 		if old != nil {
 			a.links.hide(path)
@@ -182,14 +181,15 @@ func (a *applier) child(d *directory, path string, c tree.Child, old *tree.Entry
 	if it.dir, err = a.directory(path, c.Node, it.entry, base, hidden || notes.opaque, depth+1); err != nil {
 		return err
 	}
-	if path != etc || old != nil || len(it.dir.items) > 0 { // else only the agent has made it
+	// otherwise only the agent has created it
+	if path != etc || old != nil || len(it.dir.items) > 0 {
 		d.items = append(d.items, it)
 	}
 	return nil
 }
 
-// leaf takes an entry of the upper directory that is no directory, and of a file
-// has the content read.
+// leaf plans an entry of the upper directory other than a directory, and starts reading a file's
+// content.
 func (a *applier) leaf(path string, n tree.Node, it *item) (*content, error) {
 	if it.old != nil {
 		a.links.hide(path)
@@ -207,23 +207,25 @@ func (a *applier) leaf(path string, n tree.Node, it *item) (*content, error) {
 	return a.files.read(path, n, ino, names, it.entry.Size)
 }
 
-// notes is what an overlay has noted of an entry, as far as it is needed.
+// notes are the relevant overlay attributes of an entry.
 type notes struct{ opaque bool }
 
-// take takes the overlay's notes out of the attributes, and checks and counts what remains.
+// take removes the overlay's attributes, and checks and counts the rest.
 func (a *applier) take(path string, attr *tree.Attr) (notes, error) {
 	var n notes
 	for _, x := range attr.Xattrs {
 		switch x.Name {
 		case overlayRedirect, overlayMetacopy:
-			// Such an entry's name or content is elsewhere. Sandboxes mount without both.
+			// Such an entry's name or content is in another place. Sandboxes mount without these
+			// features.
 			return n, unsupported(path, "the overlay has the attribute %s", x.Name)
 		case overlayOpaque:
 			n.opaque = string(x.Value) == "y"
 		}
 	}
-	attr.Normalize()                            // which leaves out all of the overlay's
-	size := int64(len(attr.Target) + len(path)) // of the whole path: making it is work
+	attr.Normalize() // removes all overlay attributes
+	// for the whole path, because building the path costs time
+	size := int64(len(attr.Target) + len(path))
 	for _, x := range attr.Xattrs {
 		size += int64(len(x.Name) + len(x.Value))
 	}
@@ -232,7 +234,7 @@ func (a *applier) take(path string, attr *tree.Attr) (notes, error) {
 		return n, exhausted(path, "paths and attributes of more than %d bytes", a.opts.MaxMeta)
 	}
 	if a.entries > a.opts.MaxEntries {
-		return n, exhausted(path, "more than %d files were changed", a.opts.MaxEntries)
+		return n, exhausted(path, "more than %d changed files", a.opts.MaxEntries)
 	}
 	if most := a.opts.MaxFile; most > 0 && attr.Type == tree.File && attr.Size > most {
 		return n, exhausted(path, "a file of more than %s", turnstone.Bytes(most).Human())
@@ -245,8 +247,8 @@ func (a *applier) take(path string, attr *tree.Attr) (notes, error) {
 	return n, nil
 }
 
-// isWhiteout tells whether an entry of the upper directory says that there is none:
-// a device 0/0, or, where devices cannot be made, an empty file with an attribute.
+// isWhiteout reports whether an entry of the upper directory marks a deletion: a device 0/0, or,
+// where devices are not available, an empty file with an attribute.
 func isWhiteout(a *tree.Attr) bool {
 	switch a.Type {
 	case tree.Char:

@@ -9,7 +9,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
-// large returns so many files, 100 in each directory, 100 of these in each of 20 or fewer.
+// large returns this many files, 100 in each directory, 100 of these in each of 20 or fewer.
 func large(files int) model {
 	m := model{}
 	for i := range files {
@@ -28,8 +28,8 @@ func (m model) change(n, offset, dirs int) model {
 	return out
 }
 
-// What is equal is not read: of 304 directories only those with a change, and
-// those above, in each of the three trees.
+// Equal directories are not read: of 304 directories only those with a change, and their parents,
+// in each of the three trees.
 func TestEqualDirectoriesAreNotRead(t *testing.T) {
 	w := treetest.NewStore()
 	m := large(30_000)

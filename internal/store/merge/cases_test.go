@@ -15,7 +15,7 @@ type mergeCase struct {
 	name               string
 	base, ours, theirs string
 	opts               Options
-	want               string   // the merged tree; empty when there are conflicts
+	want               string   // the merged tree; empty if there are conflicts
 	conflicts          []string // "path kind"
 	resolved           []string // "path kind how"
 	renames            []string // "from to side"

@@ -7,15 +7,15 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// The paths of conflicts that are not about files.
+// The paths of conflicts other than files.
 const (
-	EnvPrefix = "env:" // and the variable's name
+	EnvPrefix = "env:" // followed by the variable's name
 	CwdPath   = "cwd"
 )
 
-// Env merges environments, lists of NAME=VALUE, variable by variable. The result
-// is sorted; it has nothing of a variable that is in an undecided conflict. The
-// conflicts are sorted by path; those with a Resolution are decided.
+// Env merges environments, lists of NAME=VALUE, variable by variable. The result is sorted and
+// omits variables in undecided conflicts. The conflicts are sorted by path; decided conflicts have
+// a Resolution.
 func Env(base, ours, theirs []string, opts Options) (merged []string, conflicts []Conflict) {
 	b, o, t := variables(base), variables(ours), variables(theirs)
 	names := map[string]bool{}
@@ -47,8 +47,8 @@ func Cwd(base, ours, theirs string, opts Options) (merged string, conflict *Conf
 	return *v, c
 }
 
-// value merges one value of which nil is that there is none. The result is
-// undecided when the conflict has no Resolution.
+// value merges a value; nil means absent. The result is undecided if the conflict has no
+// Resolution.
 func value(path string, kind Kind, base, ours, theirs *string, opts Options) (*string, *Conflict) {
 	switch {
 	case equal(ours, theirs), equal(theirs, base):
@@ -68,7 +68,7 @@ func value(path string, kind Kind, base, ours, theirs *string, opts Options) (*s
 	return nil, c
 }
 
-// side returns who decides a conflict at path for which markers are not possible.
+// side returns the deciding side for a conflict at path that does not support markers.
 func (o Options) side(path string) Side {
 	if s := o.Paths[path]; s != None {
 		return s
@@ -94,7 +94,7 @@ func variables(env []string) map[string]string {
 	m := make(map[string]string, len(env))
 	for _, e := range env {
 		name, v, _ := strings.Cut(e, "=")
-		m[name] = v // the last one holds, as for execve's callers
+		m[name] = v // the last entry counts, as with execve
 	}
 	return m
 }

@@ -18,7 +18,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
-// A repo is a git repository to merge in.
+// A repo is a git repository for merges.
 type repo struct{ dir string }
 
 func (r repo) git(t testing.TB, stdin string, args ...string) (string, int) {
@@ -38,7 +38,7 @@ func (r repo) git(t testing.TB, stdin string, args ...string) (string, int) {
 	return string(out), 0
 }
 
-// fastImport writes a model as a commit, in the language of git fast-import.
+// fastImport writes a model as a commit in the format of git fast-import.
 func fastImport(w *strings.Builder, m model, mark, parent int) {
 	fmt.Fprintf(w, "commit refs/heads/m%d\nmark :%d\ncommitter T <t@example.com> 0 +0000\ndata 0\n", mark, mark)
 	if parent != 0 {
@@ -68,7 +68,7 @@ func gitData(th *thing) string {
 	return th.data
 }
 
-// merge merges models as git does: the files of the result, or "conflict".
+// merge merges models with git: the files of the result, or "conflict".
 func (r repo) merge(t testing.TB, base, ours, theirs model) string {
 	var in strings.Builder
 	in.WriteString("feature done\n")
@@ -85,12 +85,12 @@ func (r repo) merge(t testing.TB, base, ours, theirs model) string {
 	return list
 }
 
-// list is a model as git ls-tree -r lists it.
+// list returns a model as git ls-tree -r lists it.
 func (m model) list() string {
 	var b strings.Builder
 	for _, p := range slices.Sorted(maps.Keys(m)) {
 		if m[p].attr.Type == tree.Dir {
-			continue // git has no empty ones
+			continue // git has no empty directories
 		}
 		data := gitData(m[p])
 		fmt.Fprintf(&b, "%s blob %x\t%s\n", gitMode(m[p]), sha1.Sum(fmt.Appendf(nil, "blob %d\x00%s", len(data), data)), p)
@@ -98,7 +98,7 @@ func (m model) list() string {
 	return b.String()
 }
 
-// gitEdit makes a few changes of which there is only one way to see them: all lines are unlike.
+// gitEdit makes a few changes with a unique interpretation: all lines differ.
 func (m model) gitEdit(t *rapid.T, label string) model {
 	m = m.copy()
 	fresh := 0
@@ -138,8 +138,8 @@ func (m model) gitEdit(t *rapid.T, label string) model {
 	return m
 }
 
-// What git merges, this merges to the same files, and what git does not, this does
-// not. Left out, with directory renames: nothing.
+// If git merges, this package merges to the same files; if git does not, this package does not.
+// Directory renames are excluded.
 func TestTreesAsGit(t *testing.T) {
 	if _, err := exec.LookPath("git"); err != nil {
 		t.Skip("no git")
@@ -181,7 +181,7 @@ func TestTreesAsGit(t *testing.T) {
 	}
 }
 
-// Similarity is what git says it is.
+// Similarity equals git's.
 func TestSimilarityAsGit(t *testing.T) {
 	r := repo{t.TempDir()}
 	r.git(t, "", "init", "-q", "-b", "none")

@@ -14,7 +14,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
-// The names are few, so that the sides meet often.
+// There are few names, so that the sides collide often.
 var (
 	drawPath = rapid.SampledFrom([]string{"a", "b", "c", "d", "d/a", "d/b", "d/e", "d/e/a", "e", "e/a", "e/b", "\xff", "d/e/\xfe"})
 	drawText = rapid.Custom(func(t *rapid.T) string {
@@ -61,7 +61,7 @@ func drawAttrs(t *rapid.T, th *thing) {
 	}
 }
 
-// set puts th at p, in place of what is there and of files above.
+// set puts th at p, replacing existing entries and files above.
 func (m model) set(p string, th *thing) {
 	for d := path.Dir(p); d != "."; d = path.Dir(d) {
 		if m[d] != nil && m[d].attr.Type != tree.Dir {
@@ -76,7 +76,7 @@ func (m model) remove(p string) {
 	maps.DeleteFunc(m, func(q string, _ *thing) bool { return q == p || strings.HasPrefix(q, p+"/") })
 }
 
-// copy copies a model; names of one file stay so.
+// copy copies a model; names of the same file stay together.
 func (m model) copy() model {
 	out := model{}
 	files := map[*thing]*thing{}
@@ -90,7 +90,7 @@ func (m model) copy() model {
 	return out
 }
 
-// relink numbers files by what is equal in the model: one thing at two names is one file.
+// relink numbers files by equality in the model: equal things at two names are the same file.
 func (m model) relink() model {
 	names := map[*thing]int{}
 	for _, th := range m {
@@ -141,7 +141,7 @@ func (m model) edit(t *rapid.T, label string) model {
 	return m
 }
 
-// threeModels draws a base and what two sides made of it.
+// threeModels draws a base and two sides derived from it.
 func threeModels(t *rapid.T) (base, ours, theirs model) {
 	base = model{}
 	for range rapid.IntRange(0, 6).Draw(t, "files") {
@@ -151,7 +151,7 @@ func threeModels(t *rapid.T) (base, ours, theirs model) {
 	return base.relink(), base.edit(t, "ours").relink(), base.edit(t, "theirs").relink()
 }
 
-// law runs check on trees that were drawn, often: what is rare has been wrong before.
+// law runs check on many drawn trees because rare cases have been wrong before.
 func law(t *testing.T, check func(l *laws)) {
 	one := func(rt *rapid.T) {
 		l := &laws{T: rt, t: t, w: treetest.NewStore()}
@@ -207,7 +207,7 @@ func TestMergeOfOneSideTakesIt(t *testing.T) {
 	})
 }
 
-// mirrored returns what cs would be if the sides were exchanged.
+// mirrored returns cs with exchanged sides.
 func mirrored(cs []Conflict) []string {
 	var out []string
 	for _, c := range cs {
@@ -261,7 +261,7 @@ func TestOrderOfSidesDoesNotMatter(t *testing.T) {
 	})
 }
 
-// touches says whether one of the conflicts is about p, or about what is above it.
+// touches reports whether a conflict is about p, or about a path above it.
 func touches(cs []Conflict, p string) bool {
 	return slices.ContainsFunc(cs, func(c Conflict) bool {
 		for _, q := range []string{c.Path, c.BasePath, c.OursPath, c.TheirsPath} {
@@ -306,8 +306,8 @@ func TestNoFileIsSilentlyLost(t *testing.T) {
 	})
 }
 
-// What only one side touched is as that side has it, and what is in the result
-// comes from a side, or from a merge of lines.
+// A change of a single side is taken from that side, and everything in the result comes from a
+// side, or from a merge of lines.
 func TestResultComesFromTheSides(t *testing.T) {
 	law(t, func(l *laws) {
 		res := l.merge(l.base, l.ours, l.theirs, Options{Default: Ours})

@@ -9,7 +9,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// mergeLeaf merges what is no directory on either side; one of the sides may have nothing.
+// mergeLeaf merges entries other than directories; one side may be absent.
 func (m *merger) mergeLeaf(p string, b, o, t *node) (*node, error) {
 	forced := Kind("")
 	if isLeaf(b) {
@@ -42,8 +42,8 @@ func (m *merger) mergeLeaf(p string, b, o, t *node) (*node, error) {
 	return out, nil
 }
 
-// leafOrNothing merges a file with its absence: gone where the other side did not
-// change it, there where it is new, and a conflict otherwise.
+// leafOrNothing merges a file with its absence: deleted if the other side did not change it, kept
+// if it is new, otherwise a conflict.
 func (m *merger) leafOrNothing(p string, forced Kind, b, o, t *node) *node {
 	has, kind := o, KindModifyDelete
 	if o == nil {
@@ -65,7 +65,7 @@ func (m *merger) leafOrNothing(p string, forced Kind, b, o, t *node) *node {
 	return has
 }
 
-// pick returns the side that was decided for; ours if none was.
+// pick returns the decided side; ours if undecided.
 func pick(side Side, o, t *node) *node {
 	if side == Theirs {
 		return t
@@ -73,7 +73,7 @@ func pick(side Side, o, t *node) *node {
 	return o
 }
 
-// kindAt returns kind, or what a rename to p makes of it.
+// kindAt returns kind, or its variant for a rename to p.
 func (m *merger) kindAt(p string, kind Kind) Kind {
 	if k := m.renamed[p]; k != "" {
 		return k
@@ -81,8 +81,8 @@ func (m *merger) kindAt(p string, kind Kind) Kind {
 	return kind
 }
 
-// mergeValue merges content, target or numbers of three leaves of one type; b may
-// be nil. Only that of the result counts.
+// mergeValue merges content, target or numbers of three leaves of the same type; b may be nil. Only
+// these fields of the result are valid.
 func (m *merger) mergeValue(p string, b, o, t *node) (*node, error) {
 	switch {
 	case sameValue(o, t):
@@ -106,8 +106,8 @@ func (m *merger) mergeValue(p string, b, o, t *node) (*node, error) {
 	return pick(m.decide(c, b, o, t), o, t), nil
 }
 
-// mergeContent merges the content of three files, the base's of which may be missing, by
-// lines. c is the conflict if that does not succeed.
+// mergeContent merges the content of three files by lines; the base's file may be missing. c is the
+// conflict if that fails.
 func (m *merger) mergeContent(c Conflict, b, o, t *node) (*node, error) {
 	texts, ok, err := m.texts(b, o, t)
 	if err != nil {
@@ -145,8 +145,8 @@ func (m *merger) mergeContent(c Conflict, b, o, t *node) (*node, error) {
 	return out, nil
 }
 
-// texts reads three files, the base's of which may be missing; false if one of
-// them is not to be merged by lines.
+// texts reads three files, of which the base's may be missing; false if a file does not support
+// merging by lines.
 func (m *merger) texts(b, o, t *node) ([3][]byte, bool, error) {
 	var texts [3][]byte
 	for _, n := range []*node{b, o, t} {
@@ -166,7 +166,7 @@ func (m *merger) texts(b, o, t *node) ([3][]byte, bool, error) {
 	return texts, true, nil
 }
 
-// read returns a file's content, which is not larger than maxText.
+// read returns a file's content, which has at most maxText bytes.
 func (m *merger) read(n *node) ([]byte, error) {
 	r, err := m.w.OpenContent(m.ctx, n.Content)
 	if err != nil {
@@ -179,7 +179,7 @@ func (m *merger) read(n *node) ([]byte, error) {
 	return text, err
 }
 
-// mergeAttrs merges everything beside content and type, field by field. b may be nil.
+// mergeAttrs merges everything except content and type, field by field. b may be nil.
 func (m *merger) mergeAttrs(p string, b, o, t *node) tree.Attr {
 	out := o.Attr
 	out.Mode = mergeField(m, p, KindMode, "", b, o, t, func(a *tree.Attr) (uint32, bool) { return a.Mode, true }).v
@@ -190,7 +190,7 @@ func (m *merger) mergeAttrs(p string, b, o, t *node) tree.Attr {
 	return out
 }
 
-// A field is one attribute; an extended one may not be there.
+// A field is an attribute; an extended attribute may be absent.
 type field[T comparable] struct {
 	v  T
 	ok bool
@@ -219,7 +219,7 @@ func mergeField[T comparable](m *merger, p string, kind Kind, detail string, b, 
 	return fo
 }
 
-// mergeXattrs merges extended attributes one by one.
+// mergeXattrs merges extended attributes individually.
 func (m *merger) mergeXattrs(p string, b, o, t *node) []tree.Xattr {
 	if sameXattrs(o.Xattrs, t.Xattrs) {
 		return o.Xattrs
@@ -249,7 +249,8 @@ func (m *merger) mergeXattrs(p string, b, o, t *node) []tree.Xattr {
 	return out
 }
 
-// mergeTime merges timestamps, which never conflict: if both changed it, the later one stays.
+// mergeTime merges timestamps, which never conflict: if both sides changed a timestamp, the later
+// counts.
 func mergeTime(b, o, t *node) tree.Time {
 	switch {
 	case o.MTime == t.MTime:

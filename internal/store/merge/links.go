@@ -7,20 +7,20 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// Names of one file (hard links) merge as sets: two names are of one file in the
-// result if both sides say so, or one side does and it was not so in the base. A
-// side that does not have both names says nothing.
+// Names of a file (hard links) merge as sets: two names are the same file in the result if both
+// sides say so, or if one side says so and the base did not. A side without both names has no
+// influence.
 
 // A linker merges the groups of names.
 type linker struct {
 	m      *merger
 	merged *node
-	group  [3]map[string]int // of base, ours and theirs: by name, the group's number from 1 on
-	up     map[string]string // union-find: towards the name that stands for its set
+	group  [3]map[string]int // for base, ours and theirs: by name, the group's number from 1 on
+	up     map[string]string // union-find: parent pointers towards the representative name
 }
 
-// mergeLinks returns the groups of the merged tree, and makes their files equal
-// where one side added a name to a file that the other changed.
+// mergeLinks returns the groups of the merged tree, and makes their files equal if one side added a
+// name to a file that the other changed.
 func (m *merger) mergeLinks(merged *node) ([]tree.LinkGroup, error) {
 	if merged == nil || len(m.links[1])+len(m.links[2]) == 0 {
 		return nil, nil
@@ -55,9 +55,9 @@ func (m *merger) mergeLinks(merged *node) ([]tree.LinkGroup, error) {
 	return out, nil
 }
 
-// settled returns the groups that are the same in all three trees, and for each tree
-// the others. The names of the former were merged in the same way, as they
-// were the same, unless something was decided by name.
+// settled returns the groups that are the same in all three trees, and for each tree the others.
+// The names of the former were merged in the same way because they were the same, unless a decision
+// named one of them.
 func (l *linker) settled() (same []tree.LinkGroup, changed [3][]tree.LinkGroup) {
 	m := l.m
 	var groups [3][]tree.LinkGroup
@@ -85,7 +85,7 @@ func (l *linker) settled() (same []tree.LinkGroup, changed [3][]tree.LinkGroup) 
 	return same, changed
 }
 
-// rename returns groups with the names that files have after renames were followed.
+// rename returns groups with the file names after following renames.
 func rename(groups []tree.LinkGroup, moved map[string]string) []tree.LinkGroup {
 	if len(moved) == 0 {
 		return groups
@@ -103,7 +103,7 @@ func rename(groups []tree.LinkGroup, moved map[string]string) []tree.LinkGroup {
 	return out
 }
 
-// index numbers the groups, and returns all names in them.
+// index numbers the groups and returns all names in them.
 func (l *linker) index(groups [3][]tree.LinkGroup) []string {
 	var names []string
 	for i, gs := range groups {
@@ -119,11 +119,10 @@ func (l *linker) index(groups [3][]tree.LinkGroup) []string {
 	return slices.Compact(names)
 }
 
-// A linked is a name as it is in base, ours, theirs and the result.
+// A linked is a name in base, ours, theirs and the result.
 type linked [4]*node
 
-// present returns those names that the result has. What nobody has decided yet has
-// nothing that could be linked.
+// present returns the names in the result. An undecided name has no file that could be linked.
 func (l *linker) present(names []string) (map[string]linked, error) {
 	out := map[string]linked{}
 	for _, p := range names {
@@ -144,11 +143,11 @@ func (l *linker) present(names []string) (map[string]linked, error) {
 	return out, nil
 }
 
-// A status is all that decides with which other names a name is linked. A number
-// is a group, 0 that it is in none, -1 that the tree does not have the name.
+// A status determines a name's links. A number is a group; 0 means no group, -1 that the tree does
+// not contain the name.
 type status [3]int
 
-// linked says whether names of statuses a and b are of one file.
+// linked reports whether names of statuses a and b are the same file.
 func (a status) linked(b status) bool {
 	var says, is [3]bool
 	for i := range a {
@@ -164,8 +163,8 @@ func (a status) linked(b status) bool {
 	return is[2]
 }
 
-// union puts the names into sets. Names of one status are alike, so that a large
-// group costs no more than its names.
+// union joins the names to sets. Names of a status are equivalent, so that a large group costs only
+// its number of names.
 func (l *linker) union(present map[string]linked) error {
 	like := map[status][]string{}
 	for p, at := range present {
@@ -205,7 +204,7 @@ func (l *linker) union(present map[string]linked) error {
 	return nil
 }
 
-// joinAll links each of a with each of b.
+// joinAll links each name of a with each name of b.
 func (l *linker) joinAll(a, b []string) {
 	for _, p := range b {
 		l.join(a[0], p)
@@ -231,9 +230,9 @@ func (l *linker) join(a, b string) {
 	}
 }
 
-// settle makes one group of a set of names, if they are equal or can be made so.
+// settle makes a group of a set of names, if they are equal or can be made equal.
 func (l *linker) settle(set []string, present map[string]linked) ([]tree.LinkGroup, error) {
-	var old []string // those that were there before
+	var old []string // names that existed before
 	for _, p := range set {
 		if present[p][0] != nil {
 			old = append(old, p)
@@ -245,7 +244,7 @@ func (l *linker) settle(set []string, present map[string]linked) ([]tree.LinkGro
 	case l.touched(set, present):
 		return []tree.LinkGroup{set}, l.latest(set, present)
 	case len(old) > 0 && l.equal(old, present, 3):
-		// A new name for a file that the other side changed: it is a name of what the file is now.
+		// A new name for a file that the other side changed refers to the changed file.
 		for _, p := range set {
 			if err := l.replace(p, present[old[0]][3]); err != nil {
 				return nil, err
@@ -262,7 +261,7 @@ func (l *linker) settle(set []string, present map[string]linked) ([]tree.LinkGro
 	return l.asIn(int(side), set, present)
 }
 
-// asIn makes of a set what it is in ours (1) or theirs (2), as far as the names are there.
+// asIn restores a set's groups in ours (1) or theirs (2), for existing names.
 func (l *linker) asIn(i int, set []string, present map[string]linked) ([]tree.LinkGroup, error) {
 	groups := map[int]tree.LinkGroup{}
 	for _, p := range set {
@@ -286,7 +285,7 @@ func (l *linker) asIn(i int, set []string, present map[string]linked) ([]tree.Li
 	return out, nil
 }
 
-// equal says whether the files at these names are the same in tree i, timestamps included.
+// equal reports whether the files at these names are the same in tree i, including timestamps.
 func (l *linker) equal(names []string, present map[string]linked, i int) bool {
 	for _, p := range names[1:] {
 		if !identical(present[names[0]][i], present[p][i]) {
@@ -296,7 +295,7 @@ func (l *linker) equal(names []string, present map[string]linked, i int) bool {
 	return true
 }
 
-// touched says whether the files at these names are the same but for timestamps.
+// touched reports whether the files at these names are the same except for timestamps.
 func (l *linker) touched(names []string, present map[string]linked) bool {
 	first := present[names[0]][3]
 	for _, p := range names[1:] {
@@ -307,7 +306,7 @@ func (l *linker) touched(names []string, present map[string]linked) bool {
 	return true
 }
 
-// latest gives all names the latest of their timestamps.
+// latest sets all names to the latest of their timestamps.
 func (l *linker) latest(names []string, present map[string]linked) error {
 	last := present[names[0]][3]
 	for _, p := range names[1:] {

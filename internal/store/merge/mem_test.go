@@ -15,16 +15,16 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
-// A thing is one path of a model.
+// A thing is an entry at a path of a model.
 type thing struct {
 	attr tree.Attr
 	data string
-	ino  int // of names of one file: the same number; 0: one name only
+	ino  int // the same number for names of the same file; 0: a single name
 }
 
 func (a *thing) same(b *thing) bool { return a.text(false) == b.text(false) }
 
-// text is what model prints of it, without its name and its links.
+// text returns the thing in a model's format, without its name and its links.
 func (a *thing) text(mtime bool) string {
 	if a == nil {
 		return "nothing"
@@ -63,11 +63,11 @@ func (a *thing) text(mtime bool) string {
 	return s
 }
 
-// A model is a tree by paths, "a/b", without the top and, if they are as directories
-// mostly are and have something in them, without directories.
+// A model is a tree by paths, "a/b", without the top and without directories that have default
+// attributes and are not empty.
 type model map[string]*thing
 
-// parse reads a model: lines of a path and what is there.
+// parse parses a model: lines of a path and its entry.
 //
 //	a "text\n" mode=0755 uid=1 gid=1 t=7 x:user.note=v
 //	b ->target        c char:1,3        d block:8,0        e fifo        f dir
@@ -144,7 +144,7 @@ func parseWord(t testing.TB, th *thing, word string) {
 	}
 }
 
-// String is a model as parse reads it, sorted.
+// String returns a model in the format of parse, sorted.
 func (m model) String() string {
 	var lines []string
 	first := map[int]string{}
@@ -160,7 +160,7 @@ func (m model) String() string {
 	return strings.Join(lines, "\n")
 }
 
-// put makes a tree of m.
+// put puts the tree of m.
 func (m model) put(t testing.TB, w tree.Writer) tree.Ref {
 	t.Helper()
 	var files []treetest.File
@@ -191,7 +191,7 @@ func (a *thing) file(p string) treetest.File {
 	return f
 }
 
-// load makes a model of a tree, and checks that what it says of links is true.
+// load returns the model of a tree, and checks that its links are consistent.
 func load(t testing.TB, w Store, ref tree.Ref) model {
 	t.Helper()
 	m := model{}
@@ -237,7 +237,7 @@ func content(t testing.TB, w Store, p string, e *tree.Entry) string {
 	return string(b)
 }
 
-// links notes the hard links of a tree, and checks them.
+// links records the hard links of a tree, and checks them.
 func (m model) links(t testing.TB, w Store, ref tree.Ref, entries map[string]*tree.Entry) {
 	t.Helper()
 	root, err := tree.GetRoot(t.Context(), w, ref)

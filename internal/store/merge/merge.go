@@ -1,10 +1,9 @@
-// Package merge makes one file tree of three: two that were made from a common
-// base, and the base. What only one side changed is taken, what both changed in
-// the same way is taken once, text files that both changed are merged line by
-// line, and everything else that both changed is a conflict. docs/merge.md has
-// the table of cases.
+// Package merge makes a file tree from three: two trees that were made from a common base, and the
+// base. A change by a single side is taken, equal changes of both sides are taken once, text files
+// that both sides changed are merged line by line, and all other changes by both sides are
+// conflicts. docs/merge.md contains the table of cases.
 //
-// The package knows trees and nothing of turns, sessions or stores.
+// The package uses trees and is independent of turns, sessions and stores.
 package merge
 
 import (
@@ -15,7 +14,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// A Side is one of the two trees that are merged, or none of them.
+// A Side is one of the two merged trees, or none.
 type Side int
 
 // The sides.
@@ -36,7 +35,7 @@ func (s Side) String() string {
 	return "none"
 }
 
-// ParseSide reads "ours" or "theirs".
+// ParseSide parses "ours" or "theirs".
 func ParseSide(s string) (Side, error) {
 	switch s {
 	case "ours":
@@ -47,46 +46,52 @@ func ParseSide(s string) (Side, error) {
 	return None, fmt.Errorf("%q is neither ours nor theirs", s)
 }
 
-// Options say what is done with conflicts. The zero value decides nothing.
+// Options define the resolution of conflicts. The zero value decides nothing.
 type Options struct {
-	Default Side            // decides every conflict that nothing else decides
-	Paths   map[string]Side // decides the conflicts of a path and of those below it; paths are absolute, or "env:NAME", or "cwd"
-	Markers bool            // writes conflict markers into text files; comes after Paths and before Default
+	Default Side // decides every conflict that nothing else decides
+	// decides the conflicts of a path and of the paths below it; paths are absolute, or "env:NAME",
+	// or "cwd"
+	Paths map[string]Side
+	// writes conflict markers into text files; after Paths and before Default
+	Markers bool
 
-	// The names of the three in markers; empty: "ours", "base", "theirs".
+	// The names of the three trees in markers; empty: "ours", "base", "theirs".
 	OursName, BaseName, TheirsName string
 }
 
-// A Kind says what two sides do not agree on.
+// A Kind classifies a conflict between two sides.
 type Kind string
 
-// The kinds of conflicts. Where a kind names two things, the first is what ours
-// did and the second what theirs did.
+// The kinds of conflicts. If a kind names two changes, the first is by ours and the second by
+// theirs.
 const (
-	KindContent      Kind = "content"             // both changed the content of a file
-	KindAddAdd       Kind = "add/add"             // both added something, with different content
-	KindModifyDelete Kind = "modify/delete"       // ours changed what theirs deleted
-	KindDeleteModify Kind = "delete/modify"       // ours deleted what theirs changed
-	KindType         Kind = "type"                // they are of different types
-	KindDirFile      Kind = "directory/file"      // ours has a directory where theirs has something else
-	KindFileDir      Kind = "file/directory"      // the other way round
+	KindContent      Kind = "content"       // both sides changed the content of a file
+	KindAddAdd       Kind = "add/add"       // both sides added an entry, with different content
+	KindModifyDelete Kind = "modify/delete" // ours changed what theirs deleted
+	KindDeleteModify Kind = "delete/modify" // ours deleted what theirs changed
+	KindType         Kind = "type"          // the entries are of different types
+	// ours has a directory where theirs has another type
+	KindDirFile      Kind = "directory/file"
+	KindFileDir      Kind = "file/directory"      // the reverse of KindDirFile
 	KindMode         Kind = "mode"                // permission bits
 	KindOwner        Kind = "owner"               // user or group
 	KindXattr        Kind = "xattr"               // an extended attribute
-	KindSymlink      Kind = "symlink"             // both changed where a symlink leads
-	KindDevice       Kind = "device"              // both changed a device's numbers
-	KindRenameRename Kind = "rename/rename(1to2)" // both renamed one file, to different names
-	KindRename2to1   Kind = "rename/rename(2to1)" // both renamed a file to this name, two different ones
-	KindRenameDelete Kind = "rename/delete"       // ours renamed what theirs deleted
-	KindDeleteRename Kind = "delete/rename"       // ours deleted what theirs renamed
-	KindRenameAdd    Kind = "rename/add"          // ours renamed a file to a name under which theirs added another
-	KindAddRename    Kind = "add/rename"          // the other way round
-	KindLinks        Kind = "links"               // names of one file that are no longer equal
-	KindEnv          Kind = "environment"         // a variable's value
-	KindCwd          Kind = "working directory"   // where the next turn begins
+	KindSymlink      Kind = "symlink"             // both sides changed a symlink's target
+	KindDevice       Kind = "device"              // both sides changed a device's numbers
+	KindRenameRename Kind = "rename/rename(1to2)" // both sides renamed a file, to different names
+	// the sides renamed two different files to this name
+	KindRename2to1   Kind = "rename/rename(2to1)"
+	KindRenameDelete Kind = "rename/delete" // ours renamed what theirs deleted
+	KindDeleteRename Kind = "delete/rename" // ours deleted what theirs renamed
+	// ours renamed a file to a name under which theirs added another
+	KindRenameAdd Kind = "rename/add"
+	KindAddRename Kind = "add/rename"        // the reverse of KindRenameAdd
+	KindLinks     Kind = "links"             // names of a file that are no longer equal
+	KindEnv       Kind = "environment"       // a variable's value
+	KindCwd       Kind = "working directory" // the directory in which the next turn begins
 )
 
-// mirror returns the kind as it is when the sides are exchanged.
+// mirror returns the kind with exchanged sides.
 func (k Kind) mirror() Kind {
 	for _, p := range [][2]Kind{
 		{KindModifyDelete, KindDeleteModify}, {KindDirFile, KindFileDir},
@@ -102,23 +107,22 @@ func (k Kind) mirror() Kind {
 	return k
 }
 
-// A Conflict is something on which the sides do not agree. A path may have several,
-// as one for its content and one for its mode.
+// A Conflict is a disagreement between the sides. A path may have several conflicts, such as for
+// its content and for its mode.
 type Conflict struct {
-	Path string // absolute; "env:NAME" and "cwd" for those
+	Path string // absolute, or "env:NAME" or "cwd"
 	Kind Kind
-	// What is there; nil: nothing. The value of a variable or of the working
-	// directory is a Target.
+	// The entries; nil: absent. A variable's value or the working directory is stored as a Target.
 	Base, Ours, Theirs *tree.Entry
-	// Where it is there, when it is not at Path: it was renamed.
+	// The entry's path if it differs from Path because of a rename.
 	BasePath, OursPath, TheirsPath string
-	// Detail says what exactly differs, as the name of an extended attribute; may be empty.
+	// Detail names the difference, such as the name of an extended attribute; may be empty.
 	Detail string
-	// Resolution says how it was decided; empty: it was not.
+	// Resolution is the decision; empty: undecided.
 	Resolution Resolution
 }
 
-// A Resolution is how a conflict was decided.
+// A Resolution is a conflict's decision.
 type Resolution string
 
 // The resolutions.
@@ -128,30 +132,29 @@ const (
 	GotMarkers Resolution = "markers"
 )
 
-// A Rename is a file that one side, or both, moved and that was followed.
+// A Rename is a file that a side, or both, moved and that the merge followed.
 type Rename struct {
 	From string `json:"from"`
 	To   string `json:"to"`
 	Side string `json:"side"` // "ours", "theirs", or "both"
-	// Similarity is how much of the content is the same, in percent.
+	// Similarity is the common part of the content in percent.
 	Similarity int `json:"similarity"`
 }
 
-// A Result is what came of a merge.
+// A Result is the result of a merge.
 type Result struct {
-	Tree      tree.Ref   // zero when Conflicts is not empty
-	Conflicts []Conflict // what nobody has decided; sorted by path
-	Resolved  []Conflict // what the options have decided; sorted by path
-	Merged    []string   // files whose lines were merged; sorted
+	Tree      tree.Ref   // zero if there are Conflicts
+	Conflicts []Conflict // undecided conflicts, sorted by path
+	Resolved  []Conflict // conflicts that the options decided, sorted by path
+	Merged    []string   // files that were merged by lines, sorted
 	Renames   []Rename   // sorted by From
-	// RenamesSkipped: there were so many files that renames with changed content
-	// were not looked for.
+	// RenamesSkipped reports that there were too many files to detect renames with changed content.
 	RenamesSkipped bool
-	// Unused are the paths among Options.Paths that decided nothing; sorted.
+	// Unused are the paths of Options.Paths that decided nothing, sorted.
 	Unused []string
 }
 
-// ConflictJSON is a Conflict as JSON has it.
+// ConflictJSON is a Conflict in JSON.
 type ConflictJSON struct {
 	Path       string       `json:"path"`
 	Kind       Kind         `json:"kind"`
@@ -162,7 +165,7 @@ type ConflictJSON struct {
 	Resolution Resolution   `json:"resolution,omitempty"`
 }
 
-// VersionJSON is one of the versions that conflict.
+// VersionJSON is a conflicting version.
 type VersionJSON struct {
 	Path   string           `json:"path,omitempty"`
 	Type   string           `json:"type,omitempty"`
@@ -176,7 +179,7 @@ type VersionJSON struct {
 	Digest turnstone.Digest `json:"digest"`
 }
 
-// MarshalJSON implements json.Marshaler: each version is given with its digest.
+// MarshalJSON implements json.Marshaler: each version is represented by its digest.
 func (c Conflict) MarshalJSON() ([]byte, error) {
 	return json.Marshal(ConflictJSON{
 		Path: c.Path, Kind: c.Kind, Detail: c.Detail, Resolution: c.Resolution,
@@ -194,9 +197,8 @@ func version(e *tree.Entry, path string) *VersionJSON {
 	}
 }
 
-// DigestOf returns a digest of what e holds: a file's content, a directory's FS
-// hash, the digest of a symlink's target (or of a value), of a device's numbers.
-// For nil it is empty.
+// DigestOf returns a digest of e's content: a file's content, a directory's FS hash, the digest of
+// a symlink's target (or of a value) or of a device's numbers. For nil it is empty.
 func DigestOf(e *tree.Entry) turnstone.Digest {
 	switch {
 	case e == nil:

@@ -8,24 +8,24 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// A node is a place in one of the three trees, or in the result. A directory's
-// kids are read when they are asked for.
+// A node is a position in one of the three trees, or in the result. A directory's kids are read on
+// demand.
 type node struct {
 	tree.Entry
 	kids   []*node // sorted by name
-	loaded bool    // kids are there
-	dirty  bool    // kids are not those of Entry.Tree, here or further down
-	ghost  bool    // a directory that the side does not have: it leads to what was moved
-	from   string  // where it was before it was moved; empty: it was not
-	forced Kind    // of a base's file: a conflict even if nothing else differs
+	loaded bool    // kids are read
+	dirty  bool    // kids differ from Entry.Tree, here or further down
+	ghost  bool    // a directory that the side does not have: it leads to a moved file
+	from   string  // path before a move; empty: not moved
+	forced Kind    // for a base's file: a conflict even if nothing else differs
 }
 
 func isDir(n *node) bool  { return n != nil && n.Type == tree.Dir }
 func isFile(n *node) bool { return n != nil && n.Type == tree.File }
 func isLeaf(n *node) bool { return n != nil && n.Type != tree.Dir }
 
-// identical says, without reading anything, whether a and b are the same in all
-// that is kept of them, but their names. False may also mean that it is not known.
+// identical reports, without reading anything, whether a and b are the same in all stored
+// properties except their names. False may also mean unknown.
 func identical(a, b *node) bool {
 	if a == nil || b == nil || a.ghost || b.ghost || !sameLeafOrDir(a, b) || a.MTime != b.MTime {
 		return false
@@ -33,14 +33,14 @@ func identical(a, b *node) bool {
 	return a.Type != tree.Dir || !a.dirty && !b.dirty && a.Tree == b.Tree
 }
 
-// sameLeafOrDir says whether a and b are the same but for timestamps and, if they
-// are directories, what is in them.
+// sameLeafOrDir reports whether a and b are the same except for timestamps and the content of
+// directories.
 func sameLeafOrDir(a, b *node) bool {
 	return a.Type == b.Type && a.Mode == b.Mode && a.UID == b.UID && a.GID == b.GID && sameXattrs(a.Xattrs, b.Xattrs) && sameValue(a, b)
 }
 
-// sameValue says whether a and b, which are of one type, have the same content,
-// target or numbers. What is in directories is not looked at.
+// sameValue reports whether a and b, of the same type, have the same content, target or numbers. It
+// ignores the content of directories.
 func sameValue(a, b *node) bool {
 	switch a.Type {
 	case tree.File:
@@ -57,7 +57,7 @@ func sameXattrs(a, b []tree.Xattr) bool {
 	return slices.EqualFunc(a, b, func(x, y tree.Xattr) bool { return x.Name == y.Name && string(x.Value) == string(y.Value) })
 }
 
-// kids returns what is in n, which may be nil or no directory: then nothing.
+// kids returns n's children; none if n is nil or not a directory.
 func (m *merger) kids(n *node) ([]*node, error) {
 	if !isDir(n) {
 		return nil, nil
@@ -84,7 +84,7 @@ func (m *merger) kids(n *node) ([]*node, error) {
 
 func byName(n *node, name string) int { return strings.Compare(n.Name, name) }
 
-// kid returns the child of that name, or nil.
+// kid returns the child with that name, or nil.
 func (m *merger) kid(n *node, name string) (*node, error) {
 	kids, err := m.kids(n)
 	if err != nil {
@@ -96,7 +96,7 @@ func (m *merger) kid(n *node, name string) (*node, error) {
 	return nil, nil
 }
 
-// find returns what is at p, or nil.
+// find returns the node at p, or nil.
 func (m *merger) find(root *node, p string) (*node, error) {
 	n := root
 	for _, name := range split(p) {
@@ -108,8 +108,8 @@ func (m *merger) find(root *node, p string) (*node, error) {
 	return n, nil
 }
 
-// free says whether something can be put at p: nothing is there, and what is above
-// are directories, or nothing.
+// free reports whether p is available: there is no entry at p, and existing parents are
+// directories.
 func (m *merger) free(root *node, p string) (bool, error) {
 	n := root
 	for _, name := range split(p) {
@@ -124,7 +124,7 @@ func (m *merger) free(root *node, p string) (bool, error) {
 	return false, nil
 }
 
-// take removes what is at p, which is there, and returns it. Directories stay, empty or not.
+// take removes and returns the existing entry at p. Directories stay, even empty.
 func (m *merger) take(root *node, p string) (*node, error) {
 	n := root
 	names := split(p)
@@ -148,8 +148,8 @@ func (m *merger) take(root *node, p string) (*node, error) {
 	return nil, nil
 }
 
-// put puts leaf at p in place of whatever is there. Directories that are missing
-// on the way become ghosts, with the attributes that like's have.
+// put replaces the entry at p by leaf. Missing parent directories become ghosts, with the
+// attributes of like's directories.
 func (m *merger) put(root *node, p string, leaf *node, like *node) error {
 	n := root
 	names := split(p)
@@ -205,7 +205,7 @@ func split(p string) []string {
 	return strings.Split(p, "/")
 }
 
-// below returns the path of name in dir. It is not path.Join: names are not cleaned.
+// below returns the path of name in dir. Unlike path.Join it does not clean names.
 func below(dir, name string) string {
 	if dir == "/" {
 		return "/" + name

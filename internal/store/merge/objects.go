@@ -7,7 +7,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// Here the merge meets the objects that trees are kept as.
+// This file connects the merge with the stored objects of trees.
 
 func (m *merger) readRoot(ref tree.Ref) (*tree.Root, error) {
 	return tree.GetRoot(m.ctx, m.w, ref)
@@ -27,7 +27,7 @@ func (m *merger) write(top *node, links []tree.LinkGroup) (tree.Ref, error) {
 	return tree.PutRoot(m.ctx, m.w, root)
 }
 
-// writeDir puts a directory and those below it, as far as they are new.
+// writeDir puts a directory and its subdirectories, as far as they are new.
 func (m *merger) writeDir(n *node) error {
 	if !n.dirty {
 		return nil
@@ -47,7 +47,7 @@ func (m *merger) writeDir(n *node) error {
 	return err
 }
 
-// hasReal says whether there is anything in a ghost but ghosts.
+// hasReal reports whether a ghost contains anything except ghosts.
 func hasReal(n *node) bool {
 	return !n.ghost || slices.ContainsFunc(n.kids, hasReal)
 }

@@ -7,23 +7,24 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// Renames are followed as git follows them (merge-ort): a file that one side
-// moved, and that the other changed or removed. To merge it, the other trees get
-// it at its new place too; what is left is a merge by paths. A file that the other
-// side left alone needs none of this: it goes at one place and comes at another.
+// The merge follows renames as git does (merge-ort): a file that one side moved, and that the other
+// side changed or removed. The other trees get the file at its new path too; then the trees merge
+// by paths. A moved file that the other side did not change needs no special treatment: the merge
+// removes it at one path and adds it at another.
 
-// A found is where a side moved a file to.
+// A found is the destination of a moved file.
 type found struct {
 	to      string
 	percent int
 }
 
-// followRenames finds the renames that matter, and moves what the other trees have.
+// followRenames finds the relevant renames and moves the files of the other trees.
 func (m *merger) followRenames() error {
 	if m.base == nil || m.ours == nil || m.theirs == nil {
 		return nil
 	}
-	var sources [3]map[string]*node // by side: the base's files that it has no more and that the other side has changed
+	// by side: the base's files that the side no longer has and that the other side has changed
+	var sources [3]map[string]*node
 	sources[Ours], sources[Theirs] = map[string]*node{}, map[string]*node{}
 	if err := m.findSources("/", m.base, m.ours, m.theirs, &sources); err != nil {
 		return err
@@ -63,9 +64,8 @@ func (m *merger) followRenames() error {
 	return nil
 }
 
-// findSources collects the files that a side does not have any more while the other
-// changed them or does not have them either. Whole directories that one side left
-// as they were are skipped.
+// findSources collects the files that a side no longer has while the other side changed or removed
+// them. Whole directories that one side left unchanged are skipped.
 func (m *merger) findSources(p string, b, o, t *node, sources *[3]map[string]*node) error {
 	switch {
 	case b == nil, identical(b, o), identical(b, t):
@@ -104,13 +104,13 @@ func (m *merger) findSources(p string, b, o, t *node, sources *[3]map[string]*no
 	return nil
 }
 
-// A candidate is a file that may be where another went.
+// A candidate is a possible destination of a moved file.
 type candidate struct {
 	path string
 	n    *node
 }
 
-// findTargets collects the files that n has and b has not.
+// findTargets collects the files that n has and b does not.
 func (m *merger) findTargets(p string, b, n *node, to *[]candidate) error {
 	switch {
 	case n == nil, identical(b, n):
@@ -137,7 +137,7 @@ func (m *merger) findTargets(p string, b, n *node, to *[]candidate) error {
 	return nil
 }
 
-// oneSided follows a file that side moved and the other changed or removed.
+// oneSided follows a file that side moved and the other side changed or removed.
 func (m *merger) oneSided(a string, f found, side Side) error {
 	mine, other := m.ours, m.theirs
 	deleted, added := KindRenameDelete, KindRenameAdd
@@ -162,7 +162,7 @@ func (m *merger) oneSided(a string, f found, side Side) error {
 		}
 		return m.follow(r, mine)
 	case theirs != nil:
-		return nil // it has become something else there: no file to follow
+		return nil // another type on the other side: no file to follow
 	}
 	if err := m.follow(r, mine); err != nil {
 		return err
@@ -175,7 +175,7 @@ func (m *merger) oneSided(a string, f found, side Side) error {
 	return nil
 }
 
-// freeBut says whether to is free in root once the file at from is gone.
+// freeBut reports whether to is free in root after the removal of the file at from.
 func (m *merger) freeBut(root *node, to, from string) (bool, error) {
 	if len(to) > len(from) && to[:len(from)] == from && to[len(from)] == '/' {
 		if n, err := m.find(root, from); isLeaf(n) || err != nil {
@@ -185,7 +185,7 @@ func (m *merger) freeBut(root *node, to, from string) (bool, error) {
 	return m.free(root, to)
 }
 
-// collide notes that a rename leads to a name that the other side uses for something else.
+// collide records a rename to a name that the other side uses for another entry.
 func (m *merger) collide(p string, kind Kind) {
 	if before := m.renamed[p]; before != "" && before != kind {
 		kind = KindRename2to1
@@ -193,8 +193,8 @@ func (m *merger) collide(p string, kind Kind) {
 	m.renamed[p] = kind
 }
 
-// follow moves the base's file too, so that it is the base of what was moved. An
-// earlier rename may have made its old name a directory.
+// follow also moves the base's file, so that it is the base of the moved file. An earlier rename
+// may have made its old name a directory.
 func (m *merger) follow(r Rename, like *node) error {
 	m.res.Renames = append(m.res.Renames, r)
 	n, err := m.find(m.base, r.From)
@@ -211,8 +211,8 @@ func (m *merger) follow(r Rename, like *node) error {
 	return m.put(m.base, r.To, &moved, like)
 }
 
-// oneToTwo handles a file that both sides moved, to different names. Once it is
-// decided where it is, it is merged there.
+// oneToTwo handles a file that both sides moved, to different names. After a decision for a name,
+// the file is merged there.
 func (m *merger) oneToTwo(a string, o, t found) error {
 	freeO, err := m.freeBut(m.theirs, o.to, a)
 	if err != nil {
@@ -229,7 +229,7 @@ func (m *merger) oneToTwo(a string, o, t found) error {
 		if !freeT {
 			m.collide(t.to, KindAddRename)
 		}
-		return nil // each side's file is where that side has it
+		return nil // each side's file is at the side's own path
 	}
 	var at [3]*node
 	for i, f := range []candidate{{a, m.base}, {o.to, m.ours}, {t.to, m.theirs}} {
@@ -251,7 +251,7 @@ func (m *merger) oneToTwo(a string, o, t found) error {
 		}
 		return m.follow(Rename{From: a, To: t.to, Side: Theirs.String(), Similarity: t.percent}, m.theirs)
 	}
-	// There will be no result. What is left must not show up as further conflicts.
+	// There will be no result. The rest must not appear as further conflicts.
 	for _, f := range []candidate{{a, m.base}, {o.to, m.ours}, {t.to, m.theirs}} {
 		if n, err := m.find(f.n, f.path); err != nil || !isLeaf(n) {
 			if err != nil {
@@ -266,7 +266,7 @@ func (m *merger) oneToTwo(a string, o, t found) error {
 	return nil
 }
 
-// movedIn returns where in root what was at other names is now.
+// movedIn returns the current paths in root of entries that had other names.
 func (m *merger) movedIn(root *node) map[string]string {
 	to := map[string]string{}
 	var walk func(p string, n *node)

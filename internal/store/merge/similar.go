@@ -12,18 +12,19 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// How far renames with changed content are looked for. What is beyond these limits is
-// taken for a deletion and an addition, and the result says so.
+// Limits for the detection of renames with changed content. Files beyond these limits count as a
+// deletion and an addition, and the result reports that.
 const (
-	minSimilar   = 50        // percent; as git's
-	minSameName  = 75        // percent, for the only two files of one name; as git's
-	maxPairs     = 1_000_000 // that are compared; git has 7,000 times 7,000
-	maxSimilar   = 1 << 20   // bytes of a file whose content is compared
-	maxAlike     = 100       // files of one content that are tried for the same name; as git's
-	maxPrintable = 64 << 20  // bytes of all files whose content is compared
+	minSimilar  = 50        // percent, as in git
+	minSameName = 75        // percent, for the only two files with a name, as in git
+	maxPairs    = 1_000_000 // compared pairs; git's limit is 7,000 times 7,000
+	maxSimilar  = 1 << 20   // bytes of a file whose content is compared
+	// files with the same content that are tried for the same name, as in git
+	maxAlike     = 100
+	maxPrintable = 64 << 20 // total bytes of files whose content is compared
 )
 
-// detect finds where in root the files of sources went.
+// detect finds the destinations in root of the files of sources.
 func (m *merger) detect(sources map[string]*node, root *node) (map[string]found, error) {
 	if len(sources) == 0 {
 		return nil, nil
@@ -44,13 +45,13 @@ func (m *merger) detect(sources map[string]*node, root *node) (map[string]found,
 	return s.out, s.similar(s.left(from), s.leftTargets(targets))
 }
 
-// A search looks for one side's renames.
+// A search looks for the renames of a side.
 type search struct {
 	m      *merger
 	out    map[string]found
-	taken  map[string]bool // targets
+	taken  map[string]bool // used targets
 	prints map[string][]chunk
-	size   int64 // of all that has prints
+	size   int64 // total size of the files with prints
 }
 
 func (s *search) match(a, b candidate, percent int) {
@@ -66,7 +67,7 @@ func (s *search) leftTargets(to []candidate) []candidate {
 	return slices.DeleteFunc(slices.Clone(to), func(c candidate) bool { return s.taken[c.path] })
 }
 
-// exact matches files whose content is the same, those of one name first.
+// exact matches files with the same content, those with the same name first.
 func (s *search) exact(from, to []candidate) {
 	byContent := map[turnstone.Digest][]candidate{}
 	for _, a := range from {
@@ -91,8 +92,8 @@ func (s *search) exact(from, to []candidate) {
 	}
 }
 
-// similar matches files whose content is nearly the same: those that are the only
-// ones of their name first, then the most similar ones.
+// similar matches files with similar content: first those that are the only files with their name,
+// then the most similar files.
 func (s *search) similar(from, to []candidate) error {
 	small := func(c candidate) bool { return c.n.Size > maxSimilar }
 	from, to = slices.DeleteFunc(from, small), slices.DeleteFunc(to, small)
@@ -119,7 +120,7 @@ func (s *search) similar(from, to []candidate) error {
 	return s.matrix(from, to)
 }
 
-// only returns the files whose name no other one has.
+// only returns the files with a unique name.
 func only(cs []candidate) map[string]candidate {
 	out := map[string]candidate{}
 	twice := map[string]bool{}
@@ -136,7 +137,7 @@ func only(cs []candidate) map[string]candidate {
 	return out
 }
 
-// matrix compares each with each.
+// matrix compares each file with each other file.
 func (s *search) matrix(from, to []candidate) error {
 	type pair struct {
 		a, b    candidate
@@ -175,8 +176,8 @@ func (s *search) matrix(from, to []candidate) error {
 	return nil
 }
 
-// compare says how much of the content of a and b is the same, in percent of the
-// larger one; 0 also when that cannot be as much as least.
+// compare returns the common part of the content of a and b, in percent of the larger file; 0 if it
+// cannot reach least.
 func (s *search) compare(a, b candidate, least int) (int, error) {
 	large, small := max(a.n.Size, b.n.Size), min(a.n.Size, b.n.Size)
 	if small*100 < large*int64(least) {
@@ -193,7 +194,7 @@ func (s *search) compare(a, b candidate, least int) (int, error) {
 	return int(common(x, y) * 100 / large), nil
 }
 
-// common returns how many bytes two files have in common, wherever they are.
+// common returns the number of bytes that two files have in common at any positions.
 func common(x, y []chunk) int64 {
 	var n int64
 	for len(x) > 0 && len(y) > 0 {
@@ -210,8 +211,8 @@ func common(x, y []chunk) int64 {
 	return n
 }
 
-// A chunk is a line, or 64 bytes of a longer one, and how many bytes of the file
-// are such chunks. The idea is that of git's diffcore-delta.c.
+// A chunk is a line, or 64 bytes of a longer line, with the number of bytes of the file in such
+// chunks. The idea is from git's diffcore-delta.c.
 type chunk struct {
 	hash  uint64
 	bytes int64

@@ -1,6 +1,6 @@
 package merge
 
-// Long enough that an edit leaves it similar.
+// Long enough that an edited text stays similar.
 const (
 	poem   = `"one\ntwo\nthree\nfour\nfive\nsix\nseven\neight\n"`
 	poem1  = `"ONE\ntwo\nthree\nfour\nfive\nsix\nseven\neight\n"`
@@ -9,7 +9,7 @@ const (
 )
 
 var mergeCases = []mergeCase{
-	// One side only, or the same on both.
+	// A single side, or the same on both.
 	{name: "changed by one", base: `a "1"`, ours: `a "2"`, theirs: `a "1"`, want: `a "2"`},
 	{name: "added by one", base: ``, ours: `a "1"`, theirs: ``, want: `a "1"`},
 	{name: "deleted by one", base: "a \"1\"\nb \"1\"", ours: `b "1"`, theirs: "a \"1\"\nb \"1\"", want: `b "1"`},
@@ -89,7 +89,7 @@ var mergeCases = []mergeCase{
 	{name: "directory renamed, file in it changed", base: "d/a " + poem + "\nd/b \"22\"", ours: "e/a " + poem + "\ne/b \"22\"", theirs: "d/a " + poem8 + "\nd/b \"22\"", want: "e/a " + poem8 + "\ne/b \"22\"", renames: []string{"d/a e/a ours"}},
 	{name: "directory renamed, file in it added", base: "d/a " + poem, ours: "e/a " + poem, theirs: "d/a " + poem + "\nd/n \"1\"", want: "d/n \"1\"\ne/a " + poem},
 
-	// Names of one file.
+	// Names of a file.
 	{name: "link added by one", base: `a "1"`, ours: "a \"1\"\nb =a", theirs: `a "1"`, want: "a \"1\"\nb =a"},
 	{name: "link added, content changed", base: `a "1"`, ours: "a \"1\"\nb =a", theirs: `a "2"`, want: "a \"2\"\nb =a"},
 	{name: "links added by both", base: `a "1"`, ours: "a \"1\"\nb =a", theirs: "a \"1\"\nc =a", want: "a \"1\"\nb =a\nc =a"},

@@ -8,48 +8,47 @@ import (
 	"znkr.io/diff"
 )
 
-// Limits of what is merged by lines: what is larger is compared as a whole. The
-// content comes from a sandbox, and three of them are in memory at once.
+// Limits for merging by lines: larger files are compared as a whole. The content comes from a
+// sandbox, and three files are in memory together.
 const (
-	maxText  = 16 << 20 // bytes of each of the three
-	maxLines = 1 << 20  // lines of each of the three
-	// The smallest difference of two texts can take long to find: 12 s for twice
-	// 24,000 lines that were chosen for it. Beyond exactLines, of both together, the
-	// texts are first cut where they have lines that are there only once, and only what
-	// is left, if it is short, is compared exactly.
+	maxText  = 16 << 20 // bytes of each file
+	maxLines = 1 << 20  // lines of each file
+	// The smallest difference of two texts can take long to find: 12 s for twice 24,000 adversarial
+	// lines. Beyond exactLines, in both texts together, the texts are first cut at unique lines,
+	// and only short remaining parts are compared exactly.
 	exactLines = 20_000
 	exactPart  = 4_000
 )
 
-// isText says whether b can be merged by lines and take markers.
+// isText reports whether b supports merging by lines and markers.
 func isText(b []byte) bool {
 	return len(b) <= maxText && bytes.IndexByte(b, 0) < 0 && utf8.Valid(b) && bytes.Count(b, []byte{'\n'}) < maxLines
 }
 
-// names are what markers call the three.
+// names are the names of the three versions in markers.
 type names struct{ ours, base, theirs string }
 
 // A span is a range of lines, from from on and before to.
 type span struct{ from, to int }
 
-// A hunk is a range of the base's lines that a side has replaced by a range of its own.
+// A hunk is a range of the base's lines that a side has replaced by its own range.
 type hunk struct{ base, side span }
 
-// A region is a part of a merged text: base's lines, and what they are in ours and theirs.
+// A region is a part of a merged text: base's lines and the corresponding lines in ours and theirs.
 type region struct {
 	base, ours, theirs span
-	by                 Side // who changed it; None: both, in different ways
+	by                 Side // the side that changed it; None: both, in different ways
 }
 
-// mergeText merges three texts line by line, as `git merge-file --diff3` does: changes that
-// touch each other conflict, unless they are equal. Where they conflict, the text has
-// both versions and the base's between markers. conflicts counts these places.
+// mergeText merges three texts line by line, like `git merge-file --diff3`: adjacent changes
+// conflict, unless they are equal. At a conflict the text contains both versions and the base's
+// between markers. conflicts counts these places.
 func mergeText(base, ours, theirs []byte, n names) (merged []byte, conflicts int) {
 	var in interner
 	b, o, t := in.lines(base), in.lines(ours), in.lines(theirs)
 	regions := align(b.ids, o.ids, t.ids)
 	var out bytes.Buffer
-	at := 0 // the base's line that is next
+	at := 0 // the next line of base
 	cr := crlf(base) || crlf(ours) || crlf(theirs)
 	for _, r := range regions {
 		b.write(&out, span{at, r.base.from})
@@ -78,7 +77,7 @@ func mergeText(base, ours, theirs []byte, n names) (merged []byte, conflicts int
 func align(base, ours, theirs []int32) []region {
 	ho, ht := hunks(base, ours), hunks(base, theirs)
 	var regions []region
-	shiftO, shiftT := 0, 0 // where the side's line is that is the base's line 0, after the hunks so far
+	shiftO, shiftT := 0, 0 // the side's line number of the base's line 0, after the hunks so far
 	for len(ho) > 0 || len(ht) > 0 {
 		var cover span
 		if len(ht) == 0 || len(ho) > 0 && ho[0].base.from <= ht[0].base.from {
@@ -116,13 +115,12 @@ func align(base, ours, theirs []int32) []region {
 	return regions
 }
 
-// hunks returns how side differs from base. Between two of them is at least one
-// line that both have. Where a change could as well be some lines further down, it is
-// as far down as possible (as git does it), so that the same change is at the same
-// place however it was found.
+// hunks returns side's differences from base. At least one common line separates two hunks. A
+// change with several equivalent positions is moved down as far as possible (as in git), so that
+// the same change always has the same position.
 func hunks(base, side []int32) []hunk {
 	found := differences(base, side)
-	var down []hunk // from the last one on, for each may slide onto the one below
+	var down []hunk // from the last hunk on, because each may slide onto the next
 	for i := len(found) - 1; i >= 0; i-- {
 		h := found[i]
 		for {
@@ -143,7 +141,7 @@ func hunks(base, side []int32) []hunk {
 	return down
 }
 
-// differences returns the ranges that differ, in the time that the limits allow.
+// differences returns the ranges that differ, within the limits of time.
 func differences(base, side []int32) []hunk {
 	var found []hunk
 	if len(base)+len(side) <= exactLines {
@@ -164,13 +162,13 @@ func differences(base, side []int32) []hunk {
 	return found
 }
 
-// slide moves h down, as long as that is the same change, and not over the base's line end.
+// slide moves h down while the change stays equivalent, and not over the base's line end.
 func slide(h hunk, base, side []int32, end int) hunk {
 	lines := side
 	s := h.side
 	if h.base.from != h.base.to {
 		if s.from != s.to {
-			return h // something was replaced by something: it is where it is
+			return h // a replacement has a fixed position
 		}
 		lines, s = base, h.base
 	}
@@ -180,17 +178,17 @@ func slide(h hunk, base, side []int32, end int) hunk {
 	return h
 }
 
-// An interner gives equal lines equal numbers, which are quick to compare.
+// An interner gives equal lines equal numbers, which are fast to compare.
 type interner struct{ ids map[string]int32 }
 
 // A text is the lines of a file.
 type text struct {
 	src  []byte
-	ends []int // offset behind each line
+	ends []int // offset after each line
 	ids  []int32
 }
 
-// lines cuts b behind each newline.
+// lines cuts b after each newline.
 func (in *interner) lines(b []byte) text {
 	if in.ids == nil {
 		in.ids = map[string]int32{}
@@ -212,7 +210,7 @@ func (in *interner) lines(b []byte) text {
 	return t
 }
 
-// write writes the lines of s as they are.
+// write writes the lines of s unchanged.
 func (t text) write(out *bytes.Buffer, s span) {
 	if s.from >= s.to {
 		return
@@ -224,7 +222,7 @@ func (t text) write(out *bytes.Buffer, s span) {
 	out.Write(t.src[from:t.ends[s.to-1]])
 }
 
-// writeWhole writes the lines of s, and the newline that the last one may lack.
+// writeWhole writes the lines of s, and adds the last line's newline if it is missing.
 func (t text) writeWhole(out *bytes.Buffer, s span, cr bool) {
 	t.write(out, s)
 	if s.from < s.to && t.src[t.ends[s.to-1]-1] != '\n' {
@@ -247,7 +245,7 @@ func newline(out *bytes.Buffer, cr bool) {
 	out.WriteByte('\n')
 }
 
-// crlf says whether the first line of b ends as DOS has it.
+// crlf reports whether the first line of b has a DOS line ending.
 func crlf(b []byte) bool {
 	n := bytes.IndexByte(b, '\n')
 	return n > 0 && b[n-1] == '\r'

@@ -16,7 +16,7 @@ import (
 
 var testNames = names{"ours", "base", "theirs"}
 
-// gitMergeFile is what git makes of three texts, and whether it found conflicts.
+// gitMergeFile returns git's merge of three texts, and whether it found conflicts.
 func gitMergeFile(t testing.TB, dir string, base, ours, theirs []byte) ([]byte, bool) {
 	t.Helper()
 	for name, b := range map[string][]byte{"base": base, "ours": ours, "theirs": theirs} {
@@ -34,7 +34,7 @@ func gitMergeFile(t testing.TB, dir string, base, ours, theirs []byte) ([]byte, 
 	return out, err != nil
 }
 
-// changed draws a text that was made from lines by a few edits.
+// changed draws a text that is derived from lines by a few edits.
 func changed(t *rapid.T, lines []string, fresh *rapid.Generator[string], label string) []string {
 	out := append([]string(nil), lines...)
 	for range rapid.IntRange(0, 4).Draw(t, label+"Edits") {
@@ -54,8 +54,8 @@ func join(lines []string, final bool) []byte {
 	return []byte(s)
 }
 
-// With lines that are all different there is only one smallest difference, so
-// that git must come to the same text, conflicts and markers too.
+// If all lines differ, there is already a unique smallest difference, so git must produce the same text,
+// conflicts and markers included.
 func TestTextAsGit(t *testing.T) {
 	dir := t.TempDir()
 	rapid.Check(t, func(rt *rapid.T) {
@@ -89,7 +89,7 @@ func TestTextAsGit(t *testing.T) {
 	})
 }
 
-// dup says whether a line is there twice.
+// dup reports whether a line is a duplicate.
 func dup(b []byte) bool {
 	seen := map[string]bool{}
 	for _, l := range strings.Split(strings.TrimSuffix(string(b), "\n"), "\n") {
@@ -101,7 +101,7 @@ func dup(b []byte) bool {
 	return false
 }
 
-// With lines that repeat, a merge may be aligned in several ways; what has to hold is this.
+// With repeated lines, a merge can be aligned in several ways; these properties must hold.
 func TestTextLaws(t *testing.T) {
 	line := rapid.SampledFrom([]string{"a", "b", "c", "", "}"})
 	rapid.Check(t, func(rt *rapid.T) {
@@ -171,8 +171,8 @@ func FuzzText(f *testing.F) {
 	})
 }
 
-// Texts that are too long for the smallest difference merge all the same, if they
-// have lines that are there once; and none takes long.
+// Texts that are too long for the smallest difference merge anyway if they have unique lines, and
+// no merge takes long.
 func TestLongTexts(t *testing.T) {
 	var base, ours, theirs, want []byte
 	for i := range 60_000 {
@@ -197,7 +197,7 @@ func TestLongTexts(t *testing.T) {
 	if got, n := mergeText(base, ours, theirs, testNames); n > 0 || !bytes.Equal(got, want) {
 		t.Errorf("%d conflicts, %d bytes of %d", n, len(got), len(want))
 	}
-	// A short cycle: no line is there once.
+	// A short cycle: no line is unique.
 	hard := func(step int) []byte {
 		var b []byte
 		for i := range 200_000 {

@@ -10,13 +10,13 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// A Store is where the trees are, and where the merged one is put.
+// A Store contains the trees and receives the merged tree.
 type Store interface {
 	tree.Writer
 	tree.ContentGetter
 }
 
-// A merger is one merge under way.
+// A merger is the state of a merge.
 type merger struct {
 	ctx  context.Context
 	w    Store
@@ -25,18 +25,17 @@ type merger struct {
 
 	base, ours, theirs *node // after renames: see renames.go
 	links              [3][]tree.LinkGroup
-	sources            map[string]*node // the base's files whose renames were looked for
-	renamed            map[string]Kind  // conflicts at these names are of this kind, as a rename leads there
-	used               map[string]bool  // keys of opts.Paths that have decided something
+	sources            map[string]*node // the base's files whose renames were searched
+	// kinds of conflicts at these names, to which a rename leads
+	renamed map[string]Kind
+	used    map[string]bool // keys of opts.Paths that have decided a conflict
 }
 
-// Trees merges ours and theirs, which both came from base. A base with the zero
-// Ref is an empty tree: the two have nothing in common. Objects of directories
-// that are equal in two of the three are not read. It is safe for concurrent use
-// when w is.
+// Trees merges ours and theirs, which both derive from base. A base with the zero Ref is an empty
+// tree: the two have no common ancestor. Objects of directories that are equal in two of the three
+// trees are not read. Trees is safe for concurrent use if w is.
 //
-// The result has a tree only when every conflict was decided. Errors are those of
-// w, and the end of ctx.
+// The result has a tree only if every conflict was decided. Errors are those of w, and ctx's error.
 func Trees(ctx context.Context, w Store, base, ours, theirs tree.Ref, opts Options) (*Result, error) {
 	m := &merger{ctx: ctx, w: w, opts: opts, res: &Result{}, renamed: map[string]Kind{}, used: map[string]bool{}}
 	var err error
@@ -64,7 +63,7 @@ func Trees(ctx context.Context, w Store, base, ours, theirs tree.Ref, opts Optio
 	return m.res, nil
 }
 
-// run merges what was read.
+// run merges the trees after reading their roots.
 func (m *merger) run() (*node, []tree.LinkGroup, error) {
 	if err := m.followRenames(); err != nil {
 		return nil, nil, err
@@ -114,7 +113,7 @@ func (m *merger) root(ref tree.Ref) (*node, []tree.LinkGroup, error) {
 	return &node{Entry: r.Entry}, r.Links, nil
 }
 
-// merge merges what is at one path.
+// merge merges the entries at a path.
 func (m *merger) merge(p string, b, o, t *node) (*node, error) {
 	switch {
 	case o == nil && t == nil:
@@ -139,7 +138,7 @@ func (m *merger) merge(p string, b, o, t *node) (*node, error) {
 	return m.mergeLeaf(p, b, o, t)
 }
 
-// mergeKids merges what is in three directories, of which any may be nil or none.
+// mergeKids merges the contents of three directories, of which any may be nil or another type.
 func (m *merger) mergeKids(p string, b, o, t *node) ([]*node, error) {
 	var lists [3][]*node
 	for i, n := range []*node{b, o, t} {
@@ -170,7 +169,7 @@ func (m *merger) mergeKids(p string, b, o, t *node) ([]*node, error) {
 			return nil, err
 		}
 		if n != nil {
-			if n.Name != name { // it was moved here, or its name was
+			if n.Name != name { // the entry or its name was moved
 				c := *n
 				c.Name, n = name, &c
 			}
@@ -208,14 +207,13 @@ func (m *merger) mergeDirs(p string, b, o, t *node) (*node, error) {
 	return out, nil
 }
 
-// sameKids says whether a merged directory has become the same as a side's. Both
-// lists have been read.
+// sameKids reports whether a merged directory equals a side's directory. Both lists have been read.
 func sameKids(side, merged []*node) bool {
 	return slices.EqualFunc(side, merged, func(a, b *node) bool { return a == b || identical(a, b) && a.Name == b.Name })
 }
 
-// mergeGone merges a directory with nothing: side still has it, as n, the other
-// does not. What side changed in it conflicts, what it added stays, and the rest goes.
+// mergeGone merges a directory with its absence: side still has it, as n, the other does not.
+// Side's changes in it conflict, its additions stay, and the rest is removed.
 func (m *merger) mergeGone(p string, b, n *node, side Side) (*node, error) {
 	if !isDir(b) {
 		if !n.dirty {
@@ -252,7 +250,7 @@ func (m *merger) mergeGone(p string, b, n *node, side Side) (*node, error) {
 	return nil, nil
 }
 
-// mergeDirLeaf merges a directory with something else.
+// mergeDirLeaf merges a directory with another type.
 func (m *merger) mergeDirLeaf(p string, b, o, t *node) (*node, error) {
 	dir, leaf, kind := o, t, KindDirFile
 	if isDir(t) {
@@ -276,7 +274,7 @@ func (m *merger) mergeDirLeaf(p string, b, o, t *node) (*node, error) {
 	return o, nil
 }
 
-// same says whether a and b are equal but for timestamps, all the way down.
+// same reports whether a and b are recursively equal except for timestamps.
 func (m *merger) same(a, b *node) (bool, error) {
 	if identical(a, b) {
 		return true, nil
@@ -303,7 +301,7 @@ func (m *merger) same(a, b *node) (bool, error) {
 	return true, nil
 }
 
-// decide notes a conflict and returns who decides it, or None.
+// decide records a conflict and returns its deciding side, or None.
 func (m *merger) decide(c Conflict, b, o, t *node) Side {
 	m.fill(&c, b, o, t)
 	side := m.side(c)
@@ -313,7 +311,7 @@ func (m *merger) decide(c Conflict, b, o, t *node) Side {
 	return m.note(c, side)
 }
 
-// note notes a conflict that side decides.
+// note records a conflict that side decides.
 func (m *merger) note(c Conflict, side Side) Side {
 	switch side {
 	case Ours:
@@ -345,8 +343,8 @@ func (m *merger) fill(c *Conflict, b, o, t *node) {
 	}
 }
 
-// side returns who decides c by its path: one of its names, or the nearest
-// directory above it.
+// side returns the side that decides c by its path: one of its names, or the nearest directory
+// above it.
 func (m *merger) side(c Conflict) Side {
 	for _, p := range []string{c.Path, c.OursPath, c.TheirsPath, c.BasePath} {
 		for ok := p != ""; ok; p, ok = parent(p) {
@@ -359,7 +357,7 @@ func (m *merger) side(c Conflict) Side {
 	return None
 }
 
-// open says whether there is an undecided conflict at p or above it.
+// open reports whether there is an undecided conflict at p or above it.
 func (m *merger) open(p string) bool {
 	return slices.ContainsFunc(m.res.Conflicts, func(c Conflict) bool {
 		return c.Kind != KindLinks && (p == c.Path || strings.HasPrefix(p, c.Path+"/"))

@@ -9,7 +9,7 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// Fork makes a branch whose head is from.
+// Fork creates a branch whose head is from.
 func (db *DB) Fork(ctx context.Context, from Turn, name string) (Branch, error) {
 	b := Branch{Session: from.Session, Name: name, Head: from.ID, Created: db.now().UTC()}
 	if err := CheckName("branch", name); err != nil {
@@ -35,13 +35,13 @@ func (db *DB) Branches(ctx context.Context, s turnstone.SessionID) ([]Branch, er
 	return branches(ctx, db.sql, "WHERE session = ? ORDER BY name <> 'main', name", s)
 }
 
-// Branch returns the branch of a session that has this name.
+// Branch returns the session's branch with this name.
 func (db *DB) Branch(ctx context.Context, s turnstone.SessionID, name string) (Branch, error) {
 	return branch(ctx, db.sql, s, name)
 }
 
-// SetHead makes to the head of a branch, provided that its head still is from
-// (empty: that it has none); else the error is of kind Unavailable.
+// SetHead sets the head of a branch to to if its current head is from (empty: no head); otherwise
+// the error is of kind Unavailable.
 func (db *DB) SetHead(ctx context.Context, s turnstone.SessionID, name string, from, to turnstone.TurnID) error {
 	return db.write(ctx, func(tx *sql.Tx) error {
 		b, err := branch(ctx, tx, s, name)
@@ -50,7 +50,7 @@ func (db *DB) SetHead(ctx context.Context, s turnstone.SessionID, name string, f
 		}
 		if b.Head != from {
 			return turnstone.Errorf("session.branch", turnstone.KindUnavailable, name,
-				"has moved meanwhile").WithHint("look at it again with turn log, and try again")
+				"has moved meanwhile").WithHint("inspect the branch with turn log, and try again")
 		}
 		if err := checkParent(ctx, tx, s, to); err != nil {
 			return err
@@ -59,9 +59,8 @@ func (db *DB) SetHead(ctx context.Context, s turnstone.SessionID, name string, f
 	})
 }
 
-// DeleteBranch forgets a branch. Its turns stay until gc, and longer where another
-// branch or a tag reaches them. main stays, and so does a branch that a turn is
-// running on.
+// DeleteBranch deletes a branch. Its turns stay until gc, and longer if another branch or a tag
+// reaches them. main cannot be deleted, nor a branch with a running turn.
 func (db *DB) DeleteBranch(ctx context.Context, s turnstone.SessionID, name string) error {
 	if name == Main {
 		return turnstone.Errorf("session.branch", turnstone.KindInvalid, name,
@@ -88,8 +87,8 @@ func (db *DB) DeleteBranch(ctx context.Context, s turnstone.SessionID, name stri
 	})
 }
 
-// Tag gives a turn a name that stays with it. A name that is used in the turn's
-// session is an error of kind Invalid, unless it is this turn's tag already.
+// Tag gives a turn a permanent name. A name that is used in the turn's session is an error of kind
+// Invalid, unless it is already this turn's tag.
 func (db *DB) Tag(ctx context.Context, of Turn, name string) (Tag, error) {
 	t := Tag{Session: of.Session, Name: name, Turn: of.ID, Created: db.now().UTC()}
 	if err := CheckName("tag", name); err != nil {
@@ -112,7 +111,7 @@ func (db *DB) Tag(ctx context.Context, of Turn, name string) (Tag, error) {
 			return err
 		}
 		if used != "" {
-			return taken(used, name, "choose another name, or remove it first with turn session untag")
+			return taken(used, name, "choose another name, or remove the old tag with turn session untag")
 		}
 		return insertTag(ctx, tx, t)
 	})
@@ -123,7 +122,7 @@ func (db *DB) Tags(ctx context.Context, s turnstone.SessionID) ([]Tag, error) {
 	return tags(ctx, db.sql, "WHERE session = ? ORDER BY name", s)
 }
 
-// Untag forgets a tag.
+// Untag deletes a tag.
 func (db *DB) Untag(ctx context.Context, s turnstone.SessionID, name string) error {
 	return db.write(ctx, func(tx *sql.Tx) error {
 		known, err := tags(ctx, tx, "WHERE session = ?", s)
@@ -147,7 +146,7 @@ func (db *DB) Untag(ctx context.Context, s turnstone.SessionID, name string) err
 	})
 }
 
-// nameUsed says what a name already stands for in a session: "branch", "tag" or "".
+// nameUsed returns the object that a name refers to in a session: "branch", "tag" or "".
 func nameUsed(ctx context.Context, q querier, s turnstone.SessionID, name string) (string, error) {
 	var what string
 	err := q.QueryRowContext(ctx, `SELECT coalesce((SELECT 'branch' FROM branches WHERE session = ?1 AND name = ?2),
@@ -173,7 +172,7 @@ func branch(ctx context.Context, q querier, s turnstone.SessionID, name string) 
 	}
 	e := turnstone.Errorf("session.branch", turnstone.KindNotFound, fmt.Sprintf("%s@%.80s", label, name),
 		"there is no such branch").
-		WithHint(meant(name, names, fmt.Sprintf("turn fork %s@NUMBER --branch %.80s makes it", label, name)))
+		WithHint(meant(name, names, fmt.Sprintf("create the branch with turn fork %s@NUMBER --branch %.80s", label, name)))
 	if len(all) == 0 {
 		e.Subject, e.Err, e.Hint = string(s), errors.New("there is no such session"), "turn session ls lists the sessions"
 	}

@@ -11,14 +11,14 @@ import (
 	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
-// maxNumber bounds a turn's number in what is imported.
+// maxNumber bounds a turn's number in imported data.
 const maxNumber = 1 << 31
 
 var sessionID = lazyregexp.New(`^s_[0-9a-v]{18}$`)
 
-// Check reports what a Graph that comes from elsewhere cannot be: the error is of
-// kind Invalid. All turns have to be done, parents come before their turns, and
-// nothing is named that is not in it.
+// Check reports the first fault of a Graph from another machine: the error is of kind Invalid. All
+// turns must be done, parents must precede their turns, and every referenced turn must be in the
+// Graph.
 func (g *Graph) Check() error {
 	fail := func(format string, args ...any) error {
 		return turnstone.Errorf("session.import", turnstone.KindInvalid, "the session",
@@ -35,7 +35,7 @@ func (g *Graph) Check() error {
 	numbers, used := map[turnstone.TurnID]int{}, map[int]bool{}
 	for _, t := range g.Turns {
 		if !validTurnID(t.ID) || numbers[t.ID] != 0 || t.Number < 1 || t.Number >= maxNumber || used[t.Number] {
-			return fail("has a turn %q with the number %d, which cannot be", t.ID, t.Number)
+			return fail("has a turn %q with the impossible number %d", t.ID, t.Number)
 		}
 		numbers[t.ID], used[t.Number] = t.Number, true
 	}
@@ -50,7 +50,7 @@ func (g *Graph) Check() error {
 			return err
 		}
 		if names[b.Name] || b.Session != g.Session.ID || b.Head != "" && numbers[b.Head] == 0 {
-			return fail("has a branch %s that is there twice or leads nowhere", b.Name)
+			return fail("has a branch %s that is a duplicate or has an unknown head", b.Name)
 		}
 		names[b.Name] = true
 	}
@@ -59,7 +59,7 @@ func (g *Graph) Check() error {
 			return err
 		}
 		if names[t.Name] || t.Session != g.Session.ID || numbers[t.Turn] == 0 {
-			return fail("has a tag %s that is there twice or leads nowhere", t.Name)
+			return fail("has a tag %s that is a duplicate or has an unknown turn", t.Name)
 		}
 		names[t.Name] = true
 	}
@@ -80,7 +80,7 @@ func (g *Graph) checkTurn(t Turn, numbers map[turnstone.TurnID]int) error {
 		return fmt.Errorf("has the result %q", t.Result)
 	}
 	if t.Title != cut(t.Title, maxTitle) || t.Kind != cut(t.Kind, 20) {
-		return errors.New("has a title or a kind that cannot be")
+		return errors.New("has an invalid title or kind")
 	}
 	for _, d := range []turnstone.Digest{t.Record, t.State} {
 		if d == "" {
@@ -95,17 +95,16 @@ func (g *Graph) checkTurn(t Turn, numbers map[turnstone.TurnID]int) error {
 	}
 	for _, p := range t.Parents {
 		if numbers[p] == 0 || numbers[p] >= t.Number {
-			return fmt.Errorf("has the parent %q, which does not come before it", p)
+			return fmt.Errorf("has the parent %q, which does not precede it", p)
 		}
 	}
 	return nil
 }
 
-// Import adds a session that was made elsewhere, with the IDs that it has. It is
-// all there in one transaction. A session of this ID that has all of g's turns
-// already is left as it is, and fresh is false; one that has other turns, and
-// another session of this name, are errors of kind Invalid. What g's turns name
-// has to be durable before.
+// Import adds a session from another machine with its IDs in a single transaction. A session with
+// this ID that already has all of g's turns is left unchanged, and fresh is false. A session with
+// other turns, and another session with the same name, are errors of kind Invalid. The objects that
+// g's turns refer to must already be durable.
 func (db *DB) Import(ctx context.Context, g *Graph) (fresh bool, err error) {
 	if err := g.Check(); err != nil {
 		return false, err
@@ -120,7 +119,7 @@ func (db *DB) Import(ctx context.Context, g *Graph) (fresh bool, err error) {
 	return fresh && err == nil, err
 }
 
-// Has tells whether Import would leave everything as it is, or its error.
+// Has reports whether Import would change nothing, or returns Import's error.
 func (db *DB) Has(ctx context.Context, g *Graph) (bool, error) { return hasGraph(ctx, db.sql, g) }
 
 func hasGraph(ctx context.Context, q querier, g *Graph) (bool, error) {
@@ -137,12 +136,12 @@ func hasGraph(ctx context.Context, q querier, g *Graph) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		return false, taken("session", g.Session.Name, "give it another name here with --as NAME")
+		return false, taken("session", g.Session.Name, "choose another name here with --as NAME")
 	}
 	return false, nil
 }
 
-// sameTurns reports a turn of g that the session here does not have as it is.
+// sameTurns reports a turn of g that the local session lacks or has in another form.
 func sameTurns(ctx context.Context, q querier, g *Graph) error {
 	have := map[turnstone.TurnID]turnstone.Digest{}
 	ts, err := turns(ctx, q, "WHERE session = ?", g.Session.ID)
@@ -155,8 +154,8 @@ func sameTurns(ctx context.Context, q querier, g *Graph) error {
 	for _, t := range g.Turns {
 		if record, ok := have[t.ID]; !ok || record != t.Record {
 			return turnstone.Errorf("session.import", turnstone.KindInvalid, string(g.Session.ID),
-				"this session is here already, and turn %d (%s) of the file is not in it", t.Number, t.ID).
-				WithHint("remove the one that is here first: turn session rm " + string(g.Session.ID))
+				"the local session has this ID and lacks turn %d (%s) of the file", t.Number, t.ID).
+				WithHint("remove the local session first: turn session rm " + string(g.Session.ID))
 		}
 	}
 	return nil

@@ -5,11 +5,10 @@ import (
 	"fmt"
 )
 
-// maxFindings bounds what Check returns of each kind.
+// maxFindings bounds the findings of each kind that Check returns.
 const maxFindings = 100
 
-// Check lets SQLite look for damage in the database, and returns what it says; nothing
-// when all is well.
+// Check runs SQLite's integrity checks and returns their findings; none if the database is intact.
 func (db *DB) Check(ctx context.Context) ([]string, error) {
 	var found []string
 	rows, err := db.sql.QueryContext(ctx, fmt.Sprintf("PRAGMA integrity_check(%d)", maxFindings))
@@ -41,7 +40,7 @@ func (db *DB) Check(ctx context.Context) ([]string, error) {
 		if err := foreign.Scan(&table, &parent, &n); err != nil {
 			return nil, dbError("check", db.path, err)
 		}
-		found = append(found, fmt.Sprintf("%d rows of %s name %s that are not there", n, table, parent))
+		found = append(found, fmt.Sprintf("%d rows of %s refer to missing %s", n, table, parent))
 	}
 	return found, dbError("check", db.path, foreign.Err())
 }

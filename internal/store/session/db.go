@@ -19,8 +19,8 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// migrations are applied in order; PRAGMA user_version says how many were. One
-// that was released is never changed.
+// migrations are applied in order; PRAGMA user_version counts the applied migrations. A released
+// migration is never changed.
 //
 //go:embed migrations/*.sql
 var migrations embed.FS
@@ -28,28 +28,28 @@ var migrations embed.FS
 // schemaVersion is the number of the last file in migrations.
 const schemaVersion = 1
 
-// A DB is the database of sessions. Its methods are safe for concurrent use, also
-// by several processes. A change is durable when the method that made it returns.
+// A DB is the database of sessions. Its methods are safe for concurrent use, also by several
+// processes. A change is durable when its method returns.
 type DB struct {
 	sql    *sql.DB
 	path   string
-	leases string // folder
+	leases string // a folder
 	now    func() time.Time
 
 	mu   sync.Mutex
 	held map[turnstone.TurnID]*statedir.Lock
 }
 
-// Open opens the database at path, and makes it, private to its user, where it
-// does not exist yet. Leases are files in the folder "leases" beside it. A
-// database of a newer program is refused: kind Unavailable.
+// Open opens the database at path, and creates it, private to its user, if it does not exist.
+// Leases are files in the folder "leases" beside it. A database of a newer program is an error of
+// kind Unavailable.
 func Open(ctx context.Context, path string) (*DB, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, dbError("open", path, err)
 	}
 	_ = f.Close()
-	// SQLite gives its other files the mode of this one.
+	// SQLite gives its other files the mode of this file.
 	dsn := (&url.URL{Scheme: "file", Path: path, RawQuery: url.Values{
 		"_txlock": {"immediate"}, // a transaction that began as a reader may not become a writer
 		"_pragma": {"busy_timeout(20000)", "synchronous(FULL)", "foreign_keys(1)"},
@@ -67,8 +67,8 @@ func Open(ctx context.Context, path string) (*DB, error) {
 	return db, nil
 }
 
-// Close closes the database. Turns that were started through it and are not
-// finished count as interrupted from then on.
+// Close closes the database. Turns that were started through it and are not finished count as
+// interrupted from then on.
 func (db *DB) Close() error {
 	db.mu.Lock()
 	for id, l := range db.held {
@@ -79,13 +79,13 @@ func (db *DB) Close() error {
 	return db.sql.Close()
 }
 
-// migrate brings the schema up to schemaVersion.
+// migrate updates the schema to schemaVersion.
 func (db *DB) migrate(ctx context.Context) error {
 	version, err := db.version(ctx)
 	if err != nil || version == schemaVersion {
 		return err
 	}
-	// One process at a time: changing the journal mode does not wait for others.
+	// A single process at a time: changing the journal mode does not wait for other processes.
 	lock, err := statedir.Acquire(ctx, db.path+".lock", nil)
 	if err != nil {
 		return dbError("migrate", db.path, err)
@@ -114,13 +114,13 @@ func (db *DB) version(ctx context.Context) (int, error) {
 	}
 	if version > schemaVersion || version < 0 {
 		return 0, turnstone.Errorf("session.open", turnstone.KindUnavailable, db.path,
-			"is of version %d, and this program knows versions up to %d", version, schemaVersion).
-			WithHint("use the newer turn that made it, or another TURN_HOME")
+			"is of version %d, and this program supports versions up to %d", version, schemaVersion).
+			WithHint("use the newer turn that created it, or another TURN_HOME")
 	}
 	return version, nil
 }
 
-// apply applies one migration: all of it, and its number, in one transaction.
+// apply applies a migration and its number in a single transaction.
 func (db *DB) apply(ctx context.Context, version int) error {
 	text, err := migrations.ReadFile(fmt.Sprintf("migrations/%04d.sql", version))
 	if err != nil {
@@ -135,7 +135,7 @@ func (db *DB) apply(ctx context.Context, version int) error {
 	})
 }
 
-// write runs f in a transaction of its own.
+// write runs f in a transaction.
 func (db *DB) write(ctx context.Context, f func(tx *sql.Tx) error) error {
 	tx, err := db.sql.BeginTx(ctx, nil)
 	if err != nil {
@@ -157,9 +157,9 @@ type querier interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
 
-// query runs a query and reads each row with scan, all of them before it returns,
-// for there is one connection only. Its result is not nil without an error. op is
-// what errors name.
+// query runs a query and reads each row with scan. It reads all rows before it returns because
+// there is only a single connection. Without an error the result is not nil. op is the operation of
+// errors.
 func query[T any](ctx context.Context, q querier, op string, scan func(*sql.Rows) (T, error), text string, args ...any) ([]T, error) {
 	rows, err := q.QueryContext(ctx, text, args...)
 	if err != nil {
@@ -177,7 +177,7 @@ func query[T any](ctx context.Context, q querier, op string, scan func(*sql.Rows
 	return all, dbError(op, "", rows.Err())
 }
 
-// dbError makes what SQLite says into an error that says what can be done.
+// dbError converts an error of SQLite to an error with a hint.
 func dbError(op, path string, err error) error {
 	var known *turnstone.Error
 	if err == nil || errors.As(err, &known) {
@@ -188,11 +188,11 @@ func dbError(op, path string, err error) error {
 	if errors.As(err, &se) {
 		switch se.Code() & 0xff {
 		case sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED:
-			e.Kind, e.Hint = turnstone.KindUnavailable, "another process holds it for long; try again"
+			e.Kind, e.Hint = turnstone.KindUnavailable, "another process holds the database for long; try again"
 		case sqlite3.SQLITE_FULL:
-			e.Kind, e.Hint = turnstone.KindExhausted, "free some disk space: turn gc helps"
+			e.Kind, e.Hint = turnstone.KindExhausted, "free some disk space, such as with turn gc"
 		case sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB:
-			e.Kind, e.Hint = turnstone.KindIntegrity, "put a copy of it back, or let sqlite3 recover what it can; receipts are in turns/ beside it"
+			e.Kind, e.Hint = turnstone.KindIntegrity, "restore a copy of the file, or recover it with sqlite3; receipts are in turns/ beside it"
 		case sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR:
 			e.Kind, e.Hint = turnstone.KindUnavailable, "check the permissions and the disk of the state directory"
 		}
@@ -209,7 +209,7 @@ func dbError(op, path string, err error) error {
 	return e
 }
 
-// stamp and moment are how times are kept.
+// stamp and moment convert times to and from the database.
 func stamp(t time.Time) int64 {
 	if t.IsZero() {
 		return 0

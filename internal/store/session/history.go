@@ -8,9 +8,9 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// History yields a turn and all of its ancestors, each once, the newest number
-// first: a turn always comes before its parents, and after a merge both sides
-// come in the order in which they were started. It reads as far as it is asked.
+// History yields a turn and all of its ancestors, each once, the highest number first: a turn
+// precedes its parents, and after a merge both sides are ordered by their start. It reads on
+// demand.
 func (db *DB) History(ctx context.Context, from Turn) iter.Seq2[Turn, error] {
 	return func(yield func(Turn, error) bool) {
 		next, seen := &byNumber{from}, map[turnstone.TurnID]bool{from.ID: true}
@@ -35,10 +35,9 @@ func (db *DB) History(ctx context.Context, from Turn) iter.Seq2[Turn, error] {
 	}
 }
 
-// MergeBase returns the nearest common ancestor of two turns, which may be one of
-// them; found is false where there is none. Where several are equally near, as
-// after two branches were merged into each other, it is the one with the highest
-// number: no other common ancestor comes after it.
+// MergeBase returns the nearest common ancestor of two turns, which may be one of them; found is
+// false if there is none. If several are equally near, such as after two branches were merged into
+// each other, it returns the turn with the highest number: no other common ancestor follows it.
 func (db *DB) MergeBase(ctx context.Context, a, b Turn) (base Turn, found bool, err error) {
 	const ofA, ofB = 1, 2
 	if a.ID == b.ID {
@@ -50,8 +49,8 @@ func (db *DB) MergeBase(ctx context.Context, a, b Turn) (base Turn, found bool, 
 	next, sides := &byNumber{}, map[turnstone.TurnID]int{a.ID: ofA, b.ID: ofB}
 	heap.Push(next, a)
 	heap.Push(next, b)
-	// A turn's number is above its parents': when it is reached, all that come
-	// after it have been.
+	// A turn's number is greater than its parents' numbers: all later turns have been visited
+	// before it.
 	for next.Len() > 0 {
 		t := heap.Pop(next).(Turn)
 		if sides[t.ID] == ofA|ofB {
@@ -71,7 +70,7 @@ func (db *DB) MergeBase(ctx context.Context, a, b Turn) (base Turn, found bool, 
 	return Turn{}, false, nil
 }
 
-// byNumber is a heap of turns, the one with the highest number on top.
+// byNumber is a heap of turns, the highest number on top.
 type byNumber []Turn
 
 func (h byNumber) Len() int           { return len(h) }
@@ -85,10 +84,10 @@ func (h *byNumber) Pop() any {
 	return t
 }
 
-// A Graph is all that there is of one session.
+// A Graph is the complete data of a session.
 type Graph struct {
 	Session  Session  `json:"session"`
-	Turns    []Turn   `json:"turns"` // the newest first
+	Turns    []Turn   `json:"turns"` // newest first
 	Branches []Branch `json:"branches"`
 	Tags     []Tag    `json:"tags"`
 }
@@ -98,7 +97,7 @@ func (db *DB) Graph(ctx context.Context, s turnstone.SessionID) (*Graph, error) 
 	if err := db.reap(ctx); err != nil {
 		return nil, err
 	}
-	tx, err := db.sql.BeginTx(ctx, nil) // one moment of all tables
+	tx, err := db.sql.BeginTx(ctx, nil) // a consistent view of all tables
 	if err != nil {
 		return nil, dbError("graph", string(s), err)
 	}

@@ -12,9 +12,9 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// A lease is a lock (flock) on a file that has the turn's name. The kernel lifts
-// it when the process that runs the turn ends, in whatever way: so a turn that is
-// kept as running and whose lease is free was interrupted.
+// A lease is a lock (flock) on a file with the turn's name. The kernel releases it when the process
+// that runs the turn ends for any reason. A turn that is stored as running and whose lease is free
+// was therefore interrupted.
 
 func (db *DB) leasePath(id turnstone.TurnID) string { return filepath.Join(db.leases, string(id)) }
 
@@ -33,7 +33,7 @@ func (db *DB) lease(id turnstone.TurnID) error {
 	}
 	if l == nil {
 		return turnstone.Errorf("session.start", turnstone.KindInvalid, string(id),
-			"is running already")
+			"is already running")
 	}
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -41,18 +41,19 @@ func (db *DB) lease(id turnstone.TurnID) error {
 	return nil
 }
 
-// release lifts a lease that this process holds.
+// release releases a lease that this process holds.
 func (db *DB) release(id turnstone.TurnID) {
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	if l := db.held[id]; l != nil {
-		_ = os.Remove(db.leasePath(id)) // while it is held, so that nobody else's is removed
+		// while the lease is held, so that no other process's file is removed
+		_ = os.Remove(db.leasePath(id))
 		l.Release()
 		delete(db.held, id)
 	}
 }
 
-// reap finishes what dead processes left running.
+// reap finishes turns that dead processes left running.
 func (db *DB) reap(ctx context.Context) error {
 	running, err := turns(ctx, db.sql, "WHERE status = 'running'")
 	if err != nil {
@@ -66,9 +67,10 @@ func (db *DB) reap(ctx context.Context) error {
 	return nil
 }
 
-// reapOne finishes a turn if it is running and nobody holds its lease.
+// reapOne finishes a turn if it is running and its lease is free.
 func (db *DB) reapOne(ctx context.Context, id turnstone.TurnID) error {
-	if err := os.MkdirAll(db.leases, 0o700); err != nil { // the folder may be gone, and the turns with it
+	// the folder may be missing, and the turns with it
+	if err := os.MkdirAll(db.leases, 0o700); err != nil {
 		return dbError("lease", db.leases, err)
 	}
 	l, err := statedir.TryAcquire(db.leasePath(id))
@@ -88,8 +90,8 @@ func (db *DB) reapOne(ctx context.Context, id turnstone.TurnID) error {
 	return err
 }
 
-// SweepLeases removes the files of leases that nobody holds and returns how many
-// there were. A crash between taking a lease and keeping the turn leaves one.
+// SweepLeases removes the files of free leases and returns their number. A crash between taking a
+// lease and storing the turn leaves such a file.
 func (db *DB) SweepLeases(ctx context.Context) (int, error) {
 	if err := db.reap(ctx); err != nil {
 		return 0, err
@@ -110,8 +112,8 @@ func (db *DB) SweepLeases(ctx context.Context) (int, error) {
 		if err != nil || l == nil {
 			continue
 		}
-		// Its turn may have been started since reap, by a process that died at once:
-		// without its file it is found just the same.
+		// Its turn may have been started since reap, by a process that died at once: it is found
+		// without its file too.
 		if os.Remove(db.leasePath(turnstone.TurnID(e.Name()))) == nil {
 			n++
 		}

@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// play is what another process does.
+// play is the work of another process.
 func play(role, dir string) error {
 	ctx := context.Background()
 	db, err := Open(ctx, filepath.Join(dir, "context.db"))
@@ -43,7 +43,7 @@ func play(role, dir string) error {
 		return err
 	}
 	switch role {
-	case "race": // three turns; each on the head as it is then
+	case "race": // three turns, each on the current head
 		for range 3 {
 			t, err := db.Start(ctx, StartTurn{Session: s.ID, Kind: "run"})
 			if err != nil {
@@ -66,7 +66,7 @@ func play(role, dir string) error {
 		}
 		fmt.Println(t.ID)
 		_, _ = io.ReadAll(os.Stdin)
-	case "churn": // is killed anywhere
+	case "churn": // is killed at any point
 		fmt.Println("ready")
 		for {
 			t, err := db.Start(ctx, StartTurn{Session: s.ID, Kind: "run"})
@@ -91,7 +91,7 @@ func process(t *testing.T, role, dir string) *exec.Cmd {
 	return cmd
 }
 
-// TestRace: 20 processes make the database and run turns on one branch at one time.
+// TestRace: 20 processes create the database and run turns on a branch concurrently.
 func TestRace(t *testing.T) {
 	dir := t.TempDir()
 	const processes, each = 20, 3
@@ -131,7 +131,7 @@ func TestRace(t *testing.T) {
 	if len(g.Branches) != 1+len(ids)-onMain {
 		t.Errorf("%d branches, %d turns on main", len(g.Branches), onMain)
 	}
-	// Those that won are one line.
+	// The winners form a line.
 	n := 0
 	for _, err := range db.History(t.Context(), must[Turn](t)(db.Resolve(t.Context(), "s"))) {
 		if err != nil {
@@ -200,8 +200,7 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestKilledAnywhere: what a process said it did is there after it was killed, and
-// nothing by halves.
+// TestKilledAnywhere: the reported work of a killed process is stored, and nothing is incomplete.
 func TestKilledAnywhere(t *testing.T) {
 	dir := t.TempDir()
 	said := 0
@@ -243,7 +242,7 @@ func TestKilledAnywhere(t *testing.T) {
 				t.Errorf("still running: %+v", x)
 			}
 		}
-		// A turn is done if and only if its branch leads to it.
+		// A turn is done if and only if its branch reaches it.
 		reached := map[turnstone.TurnID]bool{}
 		for _, b := range g.Branches {
 			for id := b.Head; id != ""; id = byID[id].Parent() {
@@ -264,7 +263,7 @@ func TestKilledAnywhere(t *testing.T) {
 	}
 }
 
-// TestMigrations: a database of any version becomes one of the newest, and keeps what is in it.
+// TestMigrations: a database of any version is migrated to the newest, and keeps its content.
 func TestMigrations(t *testing.T) {
 	for version := 1; version <= schemaVersion; version++ {
 		dir := t.TempDir()
@@ -282,7 +281,7 @@ func TestMigrations(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		// As version 1 wrote it.
+		// In the format of version 1.
 		for _, stmt := range []string{
 			"INSERT INTO sessions (id, name, created, next) VALUES ('s_000000000000000000', 'old', 1, 2)",
 			"INSERT INTO turns VALUES ('t_000000000000000000', 's_000000000000000000', 1, 'main', 'run', 'title', 'done', 'passed', 'sha256:x', '', 1, 2)",
@@ -339,7 +338,7 @@ func TestRefusedDatabases(t *testing.T) {
 	wantKind(t, "given up", err, turnstone.KindCanceled)
 }
 
-// FuzzResolve: no reference makes anything but a turn or an error of kind Invalid or KindNotFound.
+// FuzzResolve: any reference results in a turn or an error of kind Invalid or NotFound.
 func FuzzResolve(f *testing.F) {
 	db := open(f, f.TempDir())
 	s := must[Session](f)(db.Create(f.Context(), "s"))

@@ -8,20 +8,20 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// A Rule says what is old enough to go. Both ages count from when a turn ended.
+// A Rule defines which sessions and turns expire. Both ages count from the end of a turn.
 type Rule struct {
-	Now         time.Time     // zero: the time it is
+	Now         time.Time     // zero: the current time
 	Anonymous   time.Duration // sessions without a name and without a tag, by their newest turn
-	Unreachable time.Duration // turns that no branch, no tag and no running turn has behind it
+	Unreachable time.Duration // turns that no branch, no tag and no running turn reaches
 }
 
-// Expired is what a Rule lets go.
+// Expired is what a Rule expires.
 type Expired struct {
 	Sessions []Session `json:"sessions"`
-	Turns    []Turn    `json:"turns"` // those of Sessions too
+	Turns    []Turn    `json:"turns"` // includes the turns of Sessions
 }
 
-// Expired returns what Prune would forget by now.
+// Expired returns what Prune would delete now.
 func (db *DB) Expired(ctx context.Context, rule Rule) (Expired, error) {
 	if err := db.reap(ctx); err != nil {
 		return Expired{}, err
@@ -29,8 +29,8 @@ func (db *DB) Expired(ctx context.Context, rule Rule) (Expired, error) {
 	return db.expired(ctx, db.sql, rule)
 }
 
-// Prune forgets what rule lets go: anonymous sessions, and turns that nothing leads
-// to. Of a turn that stays, all ancestors stay.
+// Prune deletes what rule expires: anonymous sessions and unreachable turns. All ancestors of a
+// remaining turn remain.
 func (db *DB) Prune(ctx context.Context, rule Rule) (Expired, error) {
 	if err := db.reap(ctx); err != nil {
 		return Expired{}, err
@@ -94,7 +94,7 @@ func (db *DB) expired(ctx context.Context, q querier, rule Rule) (Expired, error
 	return gone, nil
 }
 
-// allOlder tells whether nothing of s is younger than rule has it, or running.
+// allOlder reports whether all turns of s are done and older than rule's age.
 func allOlder(s Session, ts []Turn, rule Rule) bool {
 	newest := s.Created
 	for _, t := range ts {
@@ -108,9 +108,9 @@ func allOlder(s Session, ts []Turn, rule Rule) bool {
 	return rule.Now.Sub(newest) > rule.Anonymous
 }
 
-// unreached returns those of ts, which come with the highest number first, that
-// are older than rule has it and lie behind no root, no running and no younger turn. It
-// adds to roots what it finds reached.
+// unreached returns those of ts, sorted by number, highest first, that are older than rule's age
+// and that no root, no running turn and no younger turn reaches. It adds the reached turns to
+// roots.
 func unreached(ts []Turn, roots map[turnstone.TurnID]bool, rule Rule) []Turn {
 	var gone []Turn
 	for _, t := range ts {

@@ -10,7 +10,7 @@ import (
 	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
-// minPrefix is the least of an ID that stands for it, "t_" or "s_" with it.
+// minPrefix is the minimum length of an ID's prefix that identifies it, including "t_" or "s_".
 const minPrefix = 8
 
 var turnID = lazyregexp.New(`^t_[0-9a-v]{18}$`)
@@ -23,13 +23,13 @@ func validTurnID(id turnstone.TurnID) bool { return turnID.MatchString(string(id
 //	SESSION@N            its turn number N
 //	SESSION@BRANCH       the head of a branch
 //	SESSION@TAG          a tag's turn
-//	t_…                  a turn's ID, or an ID's beginning ("t_" and at least 6 characters)
+//	t_…                  a turn's ID, or an ID's prefix ("t_" and at least 6 characters)
 //
-// SESSION is a name, an s_ ID or its beginning. Behind "@" a turn's ID may stand
-// too, and "turn-N" for N. Each form may end in ~K: K times the first parent ("~" is
-// "~1"). What reads as a number is one, also when a branch or a tag has that name; a
-// branch or a tag of an older program that is called "turn-N" is found under that name.
-// The error is of kind KindNotFound, with the nearest name as a hint, or Invalid.
+// SESSION is a name, an s_ ID or its prefix. "@" may also be followed by a turn's ID, or by
+// "turn-N" for N. Each form may end in ~K: K times the first parent ("~" is "~1"). Text that is a
+// valid number is a number, even if a branch or a tag has that name; a branch or a tag of an older
+// program called "turn-N" is found under that name. The error is of kind NotFound, with the nearest
+// name as a hint, or Invalid.
 func (db *DB) Resolve(ctx context.Context, ref string) (Turn, error) {
 	base, up, err := splitUp(ref)
 	if err != nil {
@@ -56,9 +56,8 @@ func (db *DB) Resolve(ctx context.Context, ref string) (Turn, error) {
 	return db.up(ctx, t, up, ref)
 }
 
-// ResolveIn is Resolve for where a session is known already: ref may then be a
-// number, a branch or a tag of it alone, as "explore" or "2~1". What is none of
-// these, or has an "@", is taken as Resolve takes it.
+// ResolveIn is Resolve within a known session: ref may then be a number, a branch or a tag alone,
+// such as "explore" or "2~1". Other references, and those with an "@", are passed to Resolve.
 func (db *DB) ResolveIn(ctx context.Context, in turnstone.SessionID, ref string) (Turn, error) {
 	base, up, err := splitUp(ref)
 	if err != nil {
@@ -84,7 +83,7 @@ func (db *DB) ResolveIn(ctx context.Context, in turnstone.SessionID, ref string)
 	return db.up(ctx, t, up, ref)
 }
 
-// splitUp takes the ~K off a reference.
+// splitUp splits the ~K off a reference.
 func splitUp(ref string) (base string, up int, err error) {
 	base = ref
 	for {
@@ -112,7 +111,7 @@ func malformed(ref string) error {
 		WithHint("write SESSION, SESSION@NUMBER, SESSION@BRANCH, SESSION@TAG or a turn's ID, and ~K for its parents")
 }
 
-// sel finds what stands behind "@".
+// sel resolves the text after "@".
 func (db *DB) sel(ctx context.Context, s Session, sel string) (Turn, error) {
 	if number, err := strconv.Atoi(sel); err == nil && number >= 0 {
 		return db.byNumber(ctx, s, number)
@@ -135,7 +134,7 @@ func (db *DB) sel(ctx context.Context, s Session, sel string) (Turn, error) {
 	for _, b := range bs {
 		if b.Name == sel && b.Head == "" {
 			return Turn{}, turnstone.Errorf("session.resolve", turnstone.KindNotFound, s.Label()+"@"+sel,
-				"no turn has ended on it yet").
+				"the branch has no finished turn yet").
 				WithHint("turn log " + s.Label() + " lists its turns")
 		}
 		if b.Name == sel {
@@ -178,7 +177,7 @@ func (db *DB) byNumber(ctx context.Context, s Session, number int) (Turn, error)
 	return db.Turn(ctx, all[0].ID)
 }
 
-// byID finds a turn by its ID or the beginning of one.
+// byID finds a turn by its ID or a prefix of its ID.
 func (db *DB) byID(ctx context.Context, ref string, in turnstone.SessionID) (Turn, error) {
 	unknown := turnstone.Errorf("session.resolve", turnstone.KindNotFound, fmt.Sprintf("%.80s", ref),
 		"there is no such turn").WithHint("turn log SESSION lists a session's turns")

@@ -1,8 +1,8 @@
-// Package session keeps the tree of turns: sessions, their turns with numbers and
-// parents, branches and tags. It knows turns by their IDs and digests only; what
-// they left lies in the context store, which this package does not know.
+// Package session stores the tree of turns: sessions, their turns with numbers and parents,
+// branches and tags. It refers to turns only by IDs and digests; their state is in the context
+// store, which this package does not use.
 //
-// All of it is in one SQLite database, which several processes may use at once.
+// All data is in a single SQLite database, which several processes may use concurrently.
 package session
 
 import (
@@ -13,7 +13,7 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// Main is the branch that every session has from its beginning.
+// Main is the branch that every session has from the beginning.
 const Main = "main"
 
 // A Session is a tree of turns.
@@ -23,7 +23,7 @@ type Session struct {
 	Created time.Time           `json:"created"`
 }
 
-// Label is what people call s: its name, or its ID when it has none.
+// Label returns the display name of s: its name, or its ID if it has none.
 func (s Session) Label() string {
 	if s.Name != "" {
 		return s.Name
@@ -31,7 +31,7 @@ func (s Session) Label() string {
 	return string(s.ID)
 }
 
-// A Status says whether a turn has ended.
+// A Status reports whether a turn has ended.
 type Status string
 
 // The statuses of a turn.
@@ -40,24 +40,26 @@ const (
 	StatusDone    Status = "done"
 )
 
-// A Turn is one turn of a session.
+// A Turn is a turn of a session.
 type Turn struct {
 	ID      turnstone.TurnID    `json:"id"`
 	Session turnstone.SessionID `json:"session"`
-	Number  int                 `json:"number"` // in its session, from 1; a turn's is above its parents'
-	Branch  string              `json:"branch"` // the one it was made on
-	Parents []turnstone.TurnID  `json:"parents"`
-	Kind    string              `json:"kind"`
-	Title   string              `json:"title,omitempty"`
-	Status  Status              `json:"status"`
-	Result  turnstone.Result    `json:"result,omitempty"` // empty while it runs
-	Record  turnstone.Digest    `json:"record,omitempty"` // empty while it runs, and when its executor died
-	State   turnstone.Digest    `json:"state,omitempty"`  // empty when it left none
-	Started time.Time           `json:"started"`
-	Ended   time.Time           `json:"ended,omitzero"` // zero while it runs
+	// in its session, from 1; greater than its parents' numbers
+	Number  int                `json:"number"`
+	Branch  string             `json:"branch"` // the branch of the turn
+	Parents []turnstone.TurnID `json:"parents"`
+	Kind    string             `json:"kind"`
+	Title   string             `json:"title,omitempty"`
+	Status  Status             `json:"status"`
+	Result  turnstone.Result   `json:"result,omitempty"` // empty while the turn runs
+	// empty while the turn runs, and if its executor died
+	Record  turnstone.Digest `json:"record,omitempty"`
+	State   turnstone.Digest `json:"state,omitempty"` // empty if the turn left no state
+	Started time.Time        `json:"started"`
+	Ended   time.Time        `json:"ended,omitzero"` // zero while the turn runs
 }
 
-// Interrupted reports whether t's executor died before it could keep a record.
+// Interrupted reports whether t's executor died before it stored a record.
 func (t Turn) Interrupted() bool { return t.Status == StatusDone && t.Record == "" }
 
 // Parent returns t's first parent, or "".
@@ -76,7 +78,7 @@ type Branch struct {
 	Created time.Time           `json:"created"`
 }
 
-// A Tag is a name for one turn that stays with it.
+// A Tag is a permanent name for a turn.
 type Tag struct {
 	Session turnstone.SessionID `json:"session"`
 	Name    string              `json:"name"`
@@ -84,11 +86,10 @@ type Tag struct {
 	Created time.Time           `json:"created"`
 }
 
-// CheckName reports why a new session, branch or tag, or one of an imported session,
-// cannot be called name: the error is of kind Invalid. Beyond turnstone.CheckName a
-// name does not look like an ID or a turn of the session at hand ("turn-6"); that of
-// a branch or a tag does not look like a turn's number either. what is "session",
-// "branch" or "tag".
+// CheckName reports why name is not allowed for a new session, branch or tag, including those of an
+// imported session: the error is of kind Invalid. In addition to turnstone.CheckName, a name must
+// not look like an ID or a turn of the current session ("turn-6"); the name of a branch or a tag
+// must not look like a turn's number. what is "session", "branch" or "tag".
 func CheckName(what, name string) error {
 	hint := ""
 	err := turnstone.CheckName(what, name)
@@ -96,11 +97,11 @@ func CheckName(what, name string) error {
 	case err != nil:
 		hint = turnstone.HintOf(err)
 	case strings.HasPrefix(name, "t_"), strings.HasPrefix(name, "s_"):
-		hint = "names that begin with t_ or s_ would be taken for IDs"
+		hint = "names with the prefix t_ or s_ are reserved for IDs"
 	case turnstone.ReadsAsTurn(name):
-		hint = fmt.Sprintf("%s would be taken for a turn", name)
+		hint = fmt.Sprintf("%s is the name of a turn", name)
 	case what != turnstone.NameOfSession && strings.Trim(name, "0123456789") == "":
-		hint = "a name of digits only would be taken for a turn's number"
+		hint = "names that contain only digits are reserved for turn numbers"
 	default:
 		return nil
 	}

@@ -121,7 +121,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestNamesOfDigits: what is written behind "@" as a number is a turn's number.
+// TestNamesOfDigits: a number after "@" is a turn's number.
 func TestNamesOfDigits(t *testing.T) {
 	for _, what := range []string{"branch", "tag"} {
 		if err := CheckName(what, "12"); turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(turnstone.HintOf(err), "number") {
@@ -227,7 +227,7 @@ func TestDiverging(t *testing.T) {
 	if got := must[Turn](t)(db.Resolve(ctx, "s@"+branch)); got.ID != b.ID || got.Branch != branch {
 		t.Errorf("%+v", got)
 	}
-	// Of a branch that is gone by then, too; and names stay short enough.
+	// Also for a branch that is deleted by then; and names stay short enough.
 	long := strings.Repeat("l", turnstone.MaxBranch)
 	must[Branch](t)(db.Fork(ctx, base, long))
 	c := must[Turn](t)(db.Start(ctx, StartTurn{Session: s.ID, Branch: long}))
@@ -282,7 +282,7 @@ func TestResolve(t *testing.T) {
 	if !strings.Contains(turnstone.HintOf(err), "explore") {
 		t.Errorf("hint: %s", turnstone.HintOf(err))
 	}
-	// IDs of one moment share their beginnings.
+	// IDs of the same moment have a common prefix.
 	if _, err := db.Resolve(ctx, string(t1.ID)[:8]); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("a beginning of several: %v", err)
 	}
@@ -313,7 +313,7 @@ func TestHistory(t *testing.T) {
 	if want := []int{5, 4, 3, 2, 1}; !slices.Equal(got, want) {
 		t.Errorf("history: %v, want %v", got, want)
 	}
-	for x, err := range db.History(ctx, t7) { // it may be left
+	for x, err := range db.History(ctx, t7) { // the sequence may be left early
 		if err != nil || x.ID != t7.ID {
 			t.Error(x, err)
 		}
@@ -371,7 +371,7 @@ func TestTags(t *testing.T) {
 	}
 }
 
-// TestWeek is a week of sessions and gc, by a clock of its own.
+// TestWeek is a week of sessions and gc, with its own clock.
 func TestWeek(t *testing.T) {
 	ctx := t.Context()
 	db := open(t, t.TempDir())
@@ -387,7 +387,7 @@ func TestWeek(t *testing.T) {
 		anonymous := must[Session](t)(db.Create(ctx, ""))
 		grow(t, db, anonymous, Main)
 		switch day {
-		case 1: // a branch that will be deleted; and a turn that failed to leave anything
+		case 1: // a branch that will be deleted; and a turn that left no state
 			must[Branch](t)(db.Fork(ctx, must[Turn](t)(db.Turn(ctx, kept[0])), "side"))
 			side = grow(t, db, s, "side")
 			loose = must[Turn](t)(db.Start(ctx, StartTurn{Session: s.ID}))
@@ -404,7 +404,7 @@ func TestWeek(t *testing.T) {
 		if fmt.Sprint(would) != fmt.Sprint(gone) {
 			t.Errorf("day %d: %v was announced, %v went", day, would, gone)
 		}
-		wantSessions := min(1, max(0, day-7)) // the anonymous one of eight days ago
+		wantSessions := min(1, max(0, day-7)) // the anonymous session of eight days ago
 		if len(gone.Sessions) != wantSessions {
 			t.Errorf("day %d: %d sessions went, want %d", day, len(gone.Sessions), wantSessions)
 		}
@@ -422,7 +422,7 @@ func TestWeek(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	// What runs keeps what it stands on; so does a tag, also an anonymous session.
+	// A running turn keeps its ancestors; so does a tag, also in an anonymous session.
 	old := grow(t, db, s, Main)
 	must[Branch](t)(db.Fork(ctx, old, "x"))
 	head := grow(t, db, s, "x")
@@ -445,8 +445,7 @@ func TestWeek(t *testing.T) {
 	finish(t, db, running)
 }
 
-// TestFreeName: what turns that came second are put on is a name that nothing has, and
-// that is not taken for a turn.
+// TestFreeName: the name for a turn that came second is unused and not reserved for turns.
 func TestFreeName(t *testing.T) {
 	ctx := t.Context()
 	db := open(t, t.TempDir())
@@ -462,7 +461,8 @@ func TestFreeName(t *testing.T) {
 			t.Fatalf("%q: %q: %v", b, name, err)
 		}
 	})
-	for _, b := range []string{"turn", strings.Repeat("a/", 49) + "bb", strings.Repeat("a", 97) + "..."} { // the last one is of an older program
+	// the last branch is from an older program
+	for _, b := range []string{"turn", strings.Repeat("a/", 49) + "bb", strings.Repeat("a", 97) + "..."} {
 		if name, err := freeName(ctx, db.sql, s.ID, b, 6); err != nil || CheckName("branch", name) != nil {
 			t.Errorf("%q: %q, %v", b, name, err)
 		}

@@ -10,8 +10,8 @@ import (
 	"turnstone.dev/turnstone/internal/suggest"
 )
 
-// Create makes a session with the branch main. An empty name makes it anonymous;
-// one that is taken is an error of kind Invalid.
+// Create creates a session with the branch main. With an empty name the session is anonymous; a
+// name in use is an error of kind Invalid.
 func (db *DB) Create(ctx context.Context, name string) (Session, error) {
 	var s Session
 	err := db.write(ctx, func(tx *sql.Tx) (err error) {
@@ -39,17 +39,17 @@ func (db *DB) create(ctx context.Context, tx *sql.Tx, name string) (Session, err
 	return s, dbError("create", name, err)
 }
 
-// Ensure returns the session called name, which it makes where there is none.
+// Ensure returns the session called name, and creates it if it does not exist.
 func (db *DB) Ensure(ctx context.Context, name string) (Session, error) {
 	if s, err := db.Find(ctx, name); turnstone.KindOf(err) != turnstone.KindNotFound {
 		return s, err
 	}
-	if strings.HasPrefix(name, "s_") { // an ID is not made up
+	if strings.HasPrefix(name, "s_") { // IDs cannot be chosen
 		return db.Find(ctx, name)
 	}
 	var s Session
 	err := db.write(ctx, func(tx *sql.Tx) (err error) {
-		s, err = find(ctx, tx, name) // another process may have been quicker
+		s, err = find(ctx, tx, name) // another process may have been faster
 		if turnstone.KindOf(err) == turnstone.KindNotFound {
 			s, err = db.create(ctx, tx, name)
 		}
@@ -58,8 +58,8 @@ func (db *DB) Ensure(ctx context.Context, name string) (Session, error) {
 	return s, err
 }
 
-// Find returns the session that has this name or ID, or whose ID alone begins
-// with it ("s_" and at least 6 characters).
+// Find returns the session with this name or ID, or with a unique prefix of its ID ("s_" and at
+// least 6 characters).
 func (db *DB) Find(ctx context.Context, nameOrID string) (Session, error) {
 	s, err := find(ctx, db.sql, nameOrID)
 	if turnstone.KindOf(err) == turnstone.KindNotFound {
@@ -76,7 +76,8 @@ func find(ctx context.Context, q querier, ref string) (Session, error) {
 	if turnstone.KindOf(err) != turnstone.KindNotFound || len(ref) < minPrefix {
 		return s, err
 	}
-	return oneSession(ctx, q, ref, "id >= ? AND id < ?", ref, ref+"~") // "~" sorts behind all that an ID has
+	// "~" sorts after all characters of IDs
+	return oneSession(ctx, q, ref, "id >= ? AND id < ?", ref, ref+"~")
 }
 
 func oneSession(ctx context.Context, q querier, ref, where string, args ...any) (Session, error) {
@@ -102,12 +103,12 @@ func sessions(ctx context.Context, q querier, clause string, args ...any) ([]Ses
 	}, "SELECT id, name, created FROM sessions "+clause, args...)
 }
 
-// List returns all sessions, the oldest first.
+// List returns all sessions, oldest first.
 func (db *DB) List(ctx context.Context) ([]Session, error) {
 	return sessions(ctx, db.sql, "ORDER BY created, id")
 }
 
-// Rename gives a session another name, an anonymous one its first.
+// Rename changes a session's name, or names an anonymous session.
 func (db *DB) Rename(ctx context.Context, id turnstone.SessionID, name string) (Session, error) {
 	if err := CheckName("session", name); err != nil {
 		return Session{}, err
@@ -127,9 +128,8 @@ func (db *DB) Rename(ctx context.Context, id turnstone.SessionID, name string) (
 	return s, err
 }
 
-// Remove forgets a session with all of its turns, branches and tags. What they left
-// in the context store goes with the next gc. While a turn of it runs it is
-// refused: kind Unavailable.
+// Remove deletes a session with all of its turns, branches and tags. The next gc deletes their data
+// from the context store. A session with a running turn is an error of kind Unavailable.
 func (db *DB) Remove(ctx context.Context, id turnstone.SessionID) error {
 	if err := db.reap(ctx); err != nil {
 		return err
@@ -153,7 +153,7 @@ func (db *DB) Remove(ctx context.Context, id turnstone.SessionID) error {
 	})
 }
 
-// unknownSession says that there is no such session, and which one may have been meant.
+// unknownSession returns the error for a missing session, with a suggestion.
 func (db *DB) unknownSession(ctx context.Context, ref string) error {
 	e := turnstone.Errorf("session.find", turnstone.KindNotFound, ref, "there is no such session").
 		WithHint("turn session ls lists the sessions")
@@ -171,7 +171,7 @@ func (db *DB) unknownSession(ctx context.Context, ref string) error {
 	return e
 }
 
-// meant returns a hint with the known word that is nearest to word, if one is near.
+// meant returns a hint with the most similar known word, if one is similar.
 func meant(word string, known []string, otherwise string) string {
 	nearest, edits := suggest.Nearest(word, known)
 	if nearest != "" && edits <= 1+len(word)/4 {
@@ -182,10 +182,10 @@ func meant(word string, known []string, otherwise string) string {
 
 func taken(what, name, hint string) error {
 	return turnstone.Errorf("session.name", turnstone.KindInvalid, name,
-		"there is a %s of that name already", what).WithHint(hint)
+		"there is already a %s with that name", what).WithHint(hint)
 }
 
 func ambiguous(what, ref string) error {
 	return turnstone.Errorf("session.resolve", turnstone.KindInvalid, ref,
-		"several %ss begin with that", what).WithHint("write more of the ID")
+		"several %ss have that prefix", what).WithHint("write more of the ID")
 }

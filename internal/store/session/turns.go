@@ -9,26 +9,25 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// StartTurn says which turn to start.
+// StartTurn describes the turn to start.
 type StartTurn struct {
-	Session turnstone.SessionID // empty: in an anonymous session, which is made
+	Session turnstone.SessionID // empty: a new anonymous session
 	Branch  string              // empty: main
-	// Parent is the turn that it stands on; nil: the branch's head, or none where the
-	// branch has no turn yet.
+	// Parent is the turn to start from; nil: the branch's head, or none if the branch has no turn
+	// yet.
 	Parent *turnstone.TurnID
-	Second *turnstone.TurnID // of a merge: the other parent; else nil
+	Second *turnstone.TurnID // for a merge: the other parent; otherwise nil
 	Kind   string
-	Title  string           // for people; cut to 200 bytes
-	ID     turnstone.TurnID // empty: a fresh one
+	Title  string           // display title; cut to 200 bytes
+	ID     turnstone.TurnID // empty: a fresh ID
 }
 
-// maxTitle bounds a title, in bytes.
+// maxTitle bounds a title in bytes.
 const maxTitle = 200
 
-// Start gives a turn its number and keeps it as running. This process holds the
-// turn's lease until it calls Finish or ends, in whatever way; then whoever sees
-// the turn next knows that it was interrupted. A branch other than main has to
-// exist: Fork makes one.
+// Start assigns a number to a turn and stores it as running. This process holds the turn's lease
+// until it calls Finish or ends for any reason; after its end, the next reader of the turn records
+// the interruption. A branch other than main must exist: Fork creates branches.
 func (db *DB) Start(ctx context.Context, req StartTurn) (Turn, error) {
 	t := Turn{ID: req.ID, Session: req.Session, Branch: req.Branch, Kind: req.Kind, Title: cut(req.Title, maxTitle),
 		Status: StatusRunning, Started: db.now().UTC(), Parents: []turnstone.TurnID{}}
@@ -38,7 +37,7 @@ func (db *DB) Start(ctx context.Context, req StartTurn) (Turn, error) {
 	if t.Branch == "" {
 		t.Branch = Main
 	}
-	// The lease comes first: a running turn without one is taken for dead.
+	// The lease comes first: a running turn without a lease is considered dead.
 	if err := db.lease(t.ID); err != nil {
 		return Turn{}, err
 	}
@@ -83,7 +82,7 @@ func (db *DB) start(ctx context.Context, tx *sql.Tx, t *Turn, req StartTurn) err
 	return insertTurn(ctx, tx, *t)
 }
 
-// checkParent refuses a parent that a turn of session s cannot stand on.
+// checkParent rejects a parent that is not valid for a turn of session s.
 func checkParent(ctx context.Context, q querier, s turnstone.SessionID, id turnstone.TurnID) error {
 	p, err := turn(ctx, q, id)
 	switch {
@@ -91,7 +90,7 @@ func checkParent(ctx context.Context, q querier, s turnstone.SessionID, id turns
 		return err
 	case p.Session != s:
 		return turnstone.Errorf("session.start", turnstone.KindInvalid, string(id),
-			"is a turn of another session").WithHint("a turn stands on turns of its own session")
+			"is a turn of another session").WithHint("choose a parent from the turn's own session")
 	case p.Status == StatusRunning:
 		return turnstone.Errorf("session.start", turnstone.KindUnavailable, string(id),
 			"is still running").WithHint("wait for it")
@@ -113,22 +112,22 @@ func insertTurn(ctx context.Context, tx *sql.Tx, t Turn) error {
 	return nil
 }
 
-// Finish says how a turn ended.
+// Finish describes the end of a turn.
 type Finish struct {
 	Turn   turnstone.TurnID
 	Result turnstone.Result
 	Record turnstone.Digest
-	State  turnstone.Digest // empty: the turn left none
+	State  turnstone.Digest // empty: the turn left no state
 	// MoveBranch makes the turn the head of its branch.
 	MoveBranch bool
-	// ExpectedHead is what the branch's head has to be for that; nil: none.
+	// ExpectedHead is the required current head for MoveBranch; nil: none.
 	ExpectedHead *turnstone.TurnID
 }
 
-// Finish makes a running turn one that is done, all in one transaction, and lifts
-// its lease. If it is to become its branch's head and another turn was quicker,
-// it becomes the head of a new branch, whose name is returned with diverged true.
-// What the turn names has to be durable before. After an error the lease is still held.
+// Finish stores a running turn as done in a single transaction and releases its lease. If the turn
+// should become its branch's head and another turn was faster, it becomes the head of a new branch,
+// whose name is returned with diverged true. The objects that the turn refers to must already be
+// durable. After an error the lease is still held.
 func (db *DB) Finish(ctx context.Context, f Finish) (onBranch string, diverged bool, err error) {
 	err = db.write(ctx, func(tx *sql.Tx) error {
 		t, err := turn(ctx, tx, f.Turn)
@@ -156,7 +155,7 @@ func (db *DB) Finish(ctx context.Context, f Finish) (onBranch string, diverged b
 	return onBranch, diverged, err
 }
 
-// moveBranch makes t the head of its branch, or of a new one.
+// moveBranch makes t the head of its branch, or of a new branch.
 func (db *DB) moveBranch(ctx context.Context, tx *sql.Tx, t Turn, expected *turnstone.TurnID) (string, bool, error) {
 	name, diverged, err := landing(ctx, tx, t, t.Branch, expected)
 	switch {
@@ -168,7 +167,7 @@ func (db *DB) moveBranch(ctx context.Context, tx *sql.Tx, t Turn, expected *turn
 	return name, false, setHead(ctx, tx, t.Session, name, t.ID)
 }
 
-// landing finds the branch that ends with t once it is done.
+// landing returns the branch that will end with t after Finish.
 func landing(ctx context.Context, q querier, t Turn, onto string, expected *turnstone.TurnID) (name string, diverged bool, err error) {
 	want := turnstone.TurnID("")
 	if expected != nil {
@@ -178,16 +177,16 @@ func landing(ctx context.Context, q querier, t Turn, onto string, expected *turn
 	if err == nil && b.Head == want {
 		return onto, false, nil
 	}
-	if err != nil && turnstone.KindOf(err) != turnstone.KindNotFound { // it may be deleted by now
+	// the branch may be deleted by now
+	if err != nil && turnstone.KindOf(err) != turnstone.KindNotFound {
 		return "", false, err
 	}
 	name, err = freeName(ctx, q, t.Session, onto, t.Number)
 	return name, true, err
 }
 
-// Landing tells which branch Finish would make end with a running turn, for those
-// who have to write it down before. It holds as long as the caller keeps others
-// from moving the session's branches.
+// Landing returns the branch that Finish would move to a running turn, for callers that must record
+// it before. The result is valid while the caller prevents other changes of the session's branches.
 func (db *DB) Landing(ctx context.Context, id turnstone.TurnID, onto string, expected *turnstone.TurnID) (name string, diverged bool, err error) {
 	t, err := turn(ctx, db.sql, id)
 	if err != nil {
@@ -196,9 +195,8 @@ func (db *DB) Landing(ctx context.Context, id turnstone.TurnID, onto string, exp
 	return landing(ctx, db.sql, t, onto, expected)
 }
 
-// Abandon forgets a turn that this process started, before anything of it began,
-// and its session with it when that is anonymous and has no other turn. Its
-// number is not given again.
+// Abandon deletes a turn that this process started before any of its work began, and its session if
+// the session is anonymous and has no other turn. The turn's number is not reused.
 func (db *DB) Abandon(ctx context.Context, id turnstone.TurnID) error {
 	err := db.write(ctx, func(tx *sql.Tx) error {
 		t, err := turn(ctx, tx, id)
@@ -222,15 +220,15 @@ func (db *DB) Abandon(ctx context.Context, id turnstone.TurnID) error {
 	return err
 }
 
-// freeName makes "<base>-<number>" into a name that nothing in the session has, and
-// that is not taken for a turn.
+// freeName returns "<base>-<number>" as a name that is unused in the session and not reserved for
+// turns.
 func freeName(ctx context.Context, q querier, s turnstone.SessionID, base string, number int) (string, error) {
 	for i := 0; ; i++ {
 		suffix := fmt.Sprintf("-%d", number)
 		if i > 0 {
 			suffix += fmt.Sprintf("-%d", i+1)
 		}
-		// A name that is cut may not end a part of it with what no part ends with.
+		// A truncated name must not leave a segment with an invalid ending.
 		name := strings.TrimRight(base[:min(len(base), turnstone.MaxBranch-len(suffix))], "/._-") + suffix
 		if turnstone.ReadsAsTurn(name) {
 			continue
@@ -244,7 +242,7 @@ func freeName(ctx context.Context, q querier, s turnstone.SessionID, base string
 
 const turnColumns = "id, session, number, branch, kind, title, status, result, record, state, started, ended"
 
-// turns returns the turns that a clause of SQL selects.
+// turns returns the turns that an SQL clause selects.
 func turns(ctx context.Context, q querier, clause string, args ...any) ([]Turn, error) {
 	return query(ctx, q, "read", func(rows *sql.Rows) (t Turn, err error) {
 		var started, ended int64
@@ -284,7 +282,7 @@ func (db *DB) Turn(ctx context.Context, id turnstone.TurnID) (Turn, error) {
 	return turn(ctx, db.sql, id)
 }
 
-// Turns returns all turns of a session, the oldest first.
+// Turns returns all turns of a session, oldest first.
 func (db *DB) Turns(ctx context.Context, s turnstone.SessionID) ([]Turn, error) {
 	if err := db.reap(ctx); err != nil {
 		return nil, err
@@ -292,7 +290,7 @@ func (db *DB) Turns(ctx context.Context, s turnstone.SessionID) ([]Turn, error) 
 	return turns(ctx, db.sql, "WHERE session = ? ORDER BY number", s)
 }
 
-// cut shortens s to at most n bytes, at the border of a character.
+// cut truncates s to at most n bytes at a character boundary.
 func cut(s string, n int) string {
 	s = strings.ToValidUTF8(strings.Join(strings.Fields(s), " "), "\uFFFD")
 	if len(s) <= n {

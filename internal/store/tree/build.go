@@ -14,38 +14,38 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// BuildOptions says how Build takes a file system. The zero value will do.
+// BuildOptions configure Build.
 type BuildOptions struct {
-	// Skip tells of absolute paths that are left out, with all below. It may be
-	// nil; only one goroutine calls it.
+	// Skip reports absolute paths to omit, with everything below. It may be nil; only a single
+	// goroutine calls it.
 	Skip func(path string) bool
-	// Adjust may change what a file system says of a file, as its owner. It may be
-	// nil; only one goroutine calls it.
+	// Adjust may change a file's attributes, such as its owner. It may be nil; only a single
+	// goroutine calls it.
 	Adjust func(a *Attr)
-	// Counts is filled when it is not nil; read it after Build.
+	// Counts is filled if it is not nil; read it after Build.
 	Counts *Counts
-	// Parallel is how many files are read at a time; 0 is one for each CPU.
+	// Parallel is the number of files read concurrently; 0 is the number of CPUs.
 	Parallel int
 }
 
-// Counts says what a tree consists of.
+// Counts summarizes the content of a tree.
 type Counts struct {
-	Dirs     int   `json:"directories"` // the top one too
+	Dirs     int   `json:"directories"` // including the top directory
 	Files    int   `json:"files"`       // names of regular files
 	Symlinks int   `json:"symlinks"`
 	Others   int   `json:"others"`     // devices and FIFOs
-	Links    int   `json:"hard_links"` // names of files beyond their first
-	Skipped  int   `json:"skipped"`    // sockets, and what Skip told of
+	Links    int   `json:"hard_links"` // additional names of files
+	Skipped  int   `json:"skipped"`    // sockets, and paths of Skip
 	Bytes    int64 `json:"bytes"`      // of files, each counted once
 }
 
-// Build puts the whole tree of root and returns it. A Node whose type is 0, as for
-// a socket, is left out. Files are read in parallel; memory is bounded by
-// the directories that are worked on and the files with several names.
+// Build puts the whole tree of root and returns it. It omits Nodes of type 0, such as sockets. It
+// reads files concurrently; its memory is bounded by the directories in progress and the files with
+// several names.
 //
-// What no file system can have (a name twice, a directory in itself, more than
-// MaxDepth directories in each other) is an error of kind Invalid with the path, as is a
-// file whose size is not what its Node said; others are those of the nodes and of w.
+// A tree that no file system can contain (a duplicate name, a directory inside itself, more than
+// MaxDepth nested directories) is an error of kind Invalid with the path, and so is a file whose
+// size differs from its Node's. Other errors are those of the nodes and of w.
 func Build(ctx context.Context, w Writer, root Node, opts BuildOptions) (Ref, error) {
 	if opts.Parallel <= 0 {
 		opts.Parallel = runtime.GOMAXPROCS(0)
@@ -83,24 +83,25 @@ type build struct {
 	opts   BuildOptions
 	jobs   chan job
 
-	// Only the goroutine that walks uses these.
+	// Only the walking goroutine uses these.
 	links map[uint64]*linked // files with several names, by inode
 	dirs  map[uint64]bool    // directories, by inode
 }
 
-// A frame is a directory that is being put. Whoever brings pending to 0 puts it.
+// A frame is a directory in progress. The goroutine that decrements pending to 0 puts the
+// directory.
 type frame struct {
 	parent  *frame
-	index   int // of its entry in the parent
+	index   int // index of its entry in the parent
 	entries Directory
-	pending atomic.Int64 // entries that are not complete, and one for the walk through it
+	pending atomic.Int64 // incomplete entries, and the walk through the directory
 }
 
-// A job is a file to be read.
+// A job is a file to read.
 type job struct {
 	at   place
 	node Node
-	link *linked // nil when the file has one name
+	link *linked // nil if the file has a single name
 }
 
 type place struct {
@@ -110,7 +111,7 @@ type place struct {
 
 func (p place) entry() *Entry { return &p.f.entries[p.index] }
 
-// path returns where p is; it is built only when it is needed.
+// path returns the path of p, built on demand.
 func (p place) path() string {
 	var names []string
 	for f, i := p.f, p.index; f.parent != nil; f, i = f.parent, f.index {
@@ -120,7 +121,7 @@ func (p place) path() string {
 	return "/" + strings.Join(names, "/")
 }
 
-// A linked is a file with several names. The first that is met is read; the others wait for it.
+// A linked is a file with several names. The first name is read; the others wait for it.
 type linked struct {
 	paths []string // only the walk uses them
 
@@ -162,7 +163,7 @@ func (b *build) top(top *frame, root Node) error {
 		return b.fail(at, err)
 	}
 	if a.Type != Dir {
-		return b.invalid(at, errors.New("is no directory"))
+		return b.invalid(at, errors.New("is not a directory"))
 	}
 	top.entries[0].Attr = a
 	return b.directory(at, root, 0)
@@ -180,7 +181,7 @@ func (b *build) attr(n Node) (Attr, error) {
 	return a, nil
 }
 
-// directory walks through the directory that at stands for.
+// directory walks the directory of at.
 func (b *build) directory(at place, n Node, depth int) error {
 	b.opts.Counts.Dirs++
 	if depth > MaxDepth {
@@ -188,7 +189,7 @@ func (b *build) directory(at place, n Node, depth int) error {
 	}
 	id, _ := n.Inode()
 	if b.dirs[id] {
-		return b.invalid(at, errors.New("is a directory that is at two places, or in itself"))
+		return b.invalid(at, errors.New("is a directory with two paths, or inside itself"))
 	}
 	b.dirs[id] = true
 	children, err := n.Children(b.ctx)
@@ -208,7 +209,7 @@ func (b *build) directory(at place, n Node, depth int) error {
 	return b.complete(f)
 }
 
-// entries makes a frame of those children that are not left out.
+// entries returns a frame of the children that are not omitted.
 func (b *build) entries(at place, children []Child) (*frame, []Node, error) {
 	f := &frame{parent: at.f, index: at.index, entries: make(Directory, 0, len(children))}
 	byName := func(x, y Child) int { return strings.Compare(x.Name, y.Name) }
@@ -225,7 +226,7 @@ func (b *build) entries(at place, children []Child) (*frame, []Node, error) {
 			return nil, nil, b.invalid(at, err)
 		}
 		if i > 0 && c.Name == children[i-1].Name {
-			return nil, nil, b.invalid(at, fmt.Errorf("has two entries of the name %q", c.Name))
+			return nil, nil, b.invalid(at, fmt.Errorf("has two entries with the name %q", c.Name))
 		}
 		if b.opts.Skip != nil && b.opts.Skip(dir+"/"+c.Name) {
 			b.opts.Counts.Skipped++
@@ -245,7 +246,7 @@ func (b *build) entries(at place, children []Child) (*frame, []Node, error) {
 	return f, nodes, nil
 }
 
-// entry begins one entry of a directory.
+// entry begins an entry of a directory.
 func (b *build) entry(at place, n Node, depth int) error {
 	e := at.entry()
 	if err := e.checkFields(); err != nil {
@@ -278,7 +279,7 @@ func (b *build) entry(at place, n Node, depth int) error {
 	}
 }
 
-// link notes a name of a file that has several, and says whether it is the first.
+// link records a name of a file with several names, and reports whether it is the first.
 func (b *build) link(at place, n Node) (link *linked, first bool) {
 	id, names := n.Inode()
 	if names < 2 {
@@ -293,7 +294,7 @@ func (b *build) link(at place, n Node) (link *linked, first bool) {
 	return link, first
 }
 
-// wait lets at become what link's first name is, as soon as that is known.
+// wait completes at when link's first name is complete.
 func (b *build) wait(at place, link *linked) error {
 	link.mu.Lock()
 	done := link.done
@@ -315,7 +316,7 @@ func (b *build) same(at place, link *linked) error {
 	return b.complete(at.f)
 }
 
-// ready completes an entry, and those that waited for it.
+// ready completes an entry, and the entries that waited for it.
 func (b *build) ready(j job) error {
 	if j.link != nil {
 		j.link.mu.Lock()
@@ -332,7 +333,7 @@ func (b *build) ready(j job) error {
 	return b.complete(j.at.f)
 }
 
-// complete notes that one more of f's entries is complete, and puts f if it was the last.
+// complete counts another complete entry of f, and puts f after the last entry.
 func (b *build) complete(f *frame) error {
 	for f.pending.Add(-1) == 0 {
 		at := place{f.parent, f.index}
@@ -346,11 +347,11 @@ func (b *build) complete(f *frame) error {
 	return nil
 }
 
-// work reads files until there are none, or something fails.
+// work reads files until there are no more, or an error.
 func (b *build) work() {
 	for j := range b.jobs {
 		if b.ctx.Err() != nil {
-			continue // so that the walk does not wait for ever
+			continue // so that the walk does not wait forever
 		}
 		if err := b.read(j); err != nil {
 			b.cancel(err)
@@ -381,7 +382,7 @@ func (b *build) read(j job) error {
 	return b.ready(j)
 }
 
-// groups returns the files of which the tree has several names.
+// groups returns the files with several names in the tree.
 func (b *build) groups() []LinkGroup {
 	var groups []LinkGroup
 	for _, l := range b.links {
@@ -396,13 +397,13 @@ func (b *build) groups() []LinkGroup {
 
 var errSize = errors.New("its size changed while it was read")
 
-// exactly reads r, which has to end after left bytes.
+// exactly reads r, which must end after left bytes.
 type exactly struct {
 	r    io.Reader
 	left int64
 }
 
-// Source returns what the Node's Open returned, for a Writer that knows its Nodes.
+// Source returns the reader from the Node's Open, for a Writer that knows its Nodes.
 func (x *exactly) Source() io.Reader { return x.r }
 
 // Read implements io.Reader.
@@ -427,7 +428,7 @@ func (x *exactly) Read(p []byte) (int, error) {
 		return n, errSize
 	}
 	if errors.Is(err, io.EOF) {
-		err = nil // the next call says so, if there is nothing behind
+		err = nil // the next call reports it if nothing follows
 	}
 	return n, err
 }

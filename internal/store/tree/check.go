@@ -10,23 +10,23 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// What a tree can hold at most: what Linux knows (limits.h, xattr(7), makedev(3)),
-// and bounds against trees that somebody made to do harm.
+// Limits of a tree: Linux's limits (limits.h, xattr(7), makedev(3)), and bounds against hostile
+// trees.
 const (
 	MaxName       = 255       // bytes of an entry's name
 	MaxTarget     = 4095      // bytes of a symlink's target
 	MaxXattrName  = 255       // bytes of an extended attribute's name, with its namespace
-	MaxXattrValue = 64 << 10  // bytes of its value
-	MaxXattrs     = 1 << 20   // bytes of all of one entry's names and values
-	MaxDepth      = 4096      // directories in each other
+	MaxXattrValue = 64 << 10  // bytes of an extended attribute's value
+	MaxXattrs     = 1 << 20   // total bytes of an entry's names and values
+	MaxDepth      = 4096      // nested directories
 	MaxMajor      = 1<<12 - 1 // of a device
 	MaxMinor      = 1<<20 - 1 // of a device
 
 	maxNsec = 999_999_999
 )
 
-// KeptXattr reports whether an extended attribute is a part of a tree. Those that
-// only a file system, an overlay or a security module of one machine uses are not.
+// KeptXattr reports whether an extended attribute is part of a tree. Attributes that only a file
+// system, an overlay or a security module of a machine uses are not.
 func KeptXattr(name string) bool {
 	switch name {
 	case "security.capability", "system.posix_acl_access", "system.posix_acl_default":
@@ -41,9 +41,9 @@ func HashedXattr(name string) bool {
 	return name == "security.capability" || strings.HasPrefix(name, "user.")
 }
 
-// Normalize makes of what a file system says what a tree holds: extended
-// attributes that are kept (see KeptXattr), sorted; nothing in fields that the type
-// does not have; and of a symlink the mode that Linux shows for every one.
+// Normalize converts a file system's attributes to a tree's: only kept extended attributes (see
+// KeptXattr), sorted; zero in fields that the type does not have; and for a symlink the mode that
+// Linux shows for every symlink.
 func (a *Attr) Normalize() {
 	a.Mode &= 0o7777
 	if a.Type != File {
@@ -64,14 +64,14 @@ func (a *Attr) Normalize() {
 	slices.SortFunc(a.Xattrs, func(x, y Xattr) int { return strings.Compare(x.Name, y.Name) })
 }
 
-// Equal reports whether a and b are the same, timestamps included.
+// Equal reports whether a and b are the same, including timestamps.
 func (a *Attr) Equal(b *Attr) bool {
 	return a.Type == b.Type && a.Mode == b.Mode && a.UID == b.UID && a.GID == b.GID && a.MTime == b.MTime &&
 		a.Size == b.Size && a.Target == b.Target && a.Major == b.Major && a.Minor == b.Minor &&
 		slices.EqualFunc(a.Xattrs, b.Xattrs, func(x, y Xattr) bool { return x.Name == y.Name && bytes.Equal(x.Value, y.Value) })
 }
 
-// CheckName says what is wrong with the name of an entry, if anything is.
+// CheckName reports why the name of an entry is invalid.
 func CheckName(name string) error {
 	switch {
 	case name == "":
@@ -79,14 +79,14 @@ func CheckName(name string) error {
 	case len(name) > MaxName:
 		return fmt.Errorf("a name has %d bytes, more than %d", len(name), MaxName)
 	case name == "." || name == "..":
-		return fmt.Errorf("%q is no name", name)
+		return fmt.Errorf("%q is not a valid name", name)
 	case strings.IndexByte(name, '/') >= 0 || strings.IndexByte(name, 0) >= 0:
-		return fmt.Errorf("the name %q has a slash or a NUL byte in it", name)
+		return fmt.Errorf("the name %q contains a slash or a NUL byte", name)
 	}
 	return nil
 }
 
-// check says what is wrong with an entry, leaving its name aside.
+// check reports why an entry is invalid, except for its name.
 func (e *Entry) check() error {
 	if err := e.checkFields(); err != nil {
 		return err
@@ -111,21 +111,21 @@ func (e *Entry) checkFields() error {
 	case e.Mode > 0o7777:
 		return fmt.Errorf("mode %o is more than 7777", e.Mode)
 	case e.MTime.Nsec < 0 || e.MTime.Nsec > maxNsec:
-		return fmt.Errorf("%d is no number of nanoseconds in a second", e.MTime.Nsec)
+		return fmt.Errorf("%d is not a valid number of nanoseconds", e.MTime.Nsec)
 	case e.Size < 0 || e.Content.Size != e.Size:
 		return fmt.Errorf("size %d, with a content of %d bytes", e.Size, e.Content.Size)
 	case e.Type != File && (e.Size != 0 || e.Content != Content{}):
-		return errors.New("has a content and is no file")
+		return errors.New("has a content and is not a file")
 	case e.Type != Dir && (e.Tree != "" || e.Hash != ""):
-		return errors.New("has entries and is no directory")
+		return errors.New("has entries and is not a directory")
 	case (e.Target != "") != (e.Type == Symlink):
-		return errors.New("a symlink, and nothing else, has a target")
+		return errors.New("only a symlink can have a target, and must have one")
 	case len(e.Target) > MaxTarget || strings.IndexByte(e.Target, 0) >= 0:
-		return fmt.Errorf("a symlink's target has %d bytes, or a NUL among them; %d is the most", len(e.Target), MaxTarget)
+		return fmt.Errorf("a symlink's target has %d bytes, or contains a NUL byte; the limit is %d", len(e.Target), MaxTarget)
 	case e.Type != Char && e.Type != Block && (e.Major != 0 || e.Minor != 0):
-		return errors.New("has device numbers and is no device")
+		return errors.New("has device numbers and is not a device")
 	case e.Major > MaxMajor || e.Minor > MaxMinor:
-		return fmt.Errorf("%d:%d are no device numbers of Linux", e.Major, e.Minor)
+		return fmt.Errorf("%d:%d are not valid device numbers of Linux", e.Major, e.Minor)
 	}
 	return checkXattrs(e.Xattrs)
 }
@@ -135,9 +135,9 @@ func checkXattrs(xattrs []Xattr) error {
 	for _, x := range xattrs {
 		switch {
 		case x.Name == "" || len(x.Name) > MaxXattrName || strings.IndexByte(x.Name, 0) >= 0:
-			return fmt.Errorf("%q is no name of an extended attribute", x.Name)
+			return fmt.Errorf("%q is not a valid name of an extended attribute", x.Name)
 		case x.Name <= last:
-			return fmt.Errorf("the extended attribute %q is twice there, or not in order", x.Name)
+			return fmt.Errorf("the extended attribute %q is a duplicate, or not sorted", x.Name)
 		case len(x.Value) > MaxXattrValue:
 			return fmt.Errorf("the extended attribute %q has %d bytes, more than %d", x.Name, len(x.Value), MaxXattrValue)
 		}
@@ -150,8 +150,8 @@ func checkXattrs(xattrs []Xattr) error {
 	return nil
 }
 
-// Check says what is wrong with a directory, as an error of kind Invalid whose
-// subject is the entry's name.
+// Check reports why a directory is invalid, as an error of kind Invalid whose subject is the
+// entry's name.
 func (d Directory) Check() error {
 	for i := range d {
 		e := &d[i]
@@ -160,7 +160,7 @@ func (d Directory) Check() error {
 			err = e.check()
 		}
 		if err == nil && i > 0 && e.Name <= d[i-1].Name {
-			err = fmt.Errorf("%q comes after %q: entries are sorted, and each is there once", e.Name, d[i-1].Name)
+			err = fmt.Errorf("%q follows %q: entries are sorted and unique", e.Name, d[i-1].Name)
 		}
 		if err != nil {
 			return invalid("tree.check", fmt.Sprintf("%q", e.Name), err)
@@ -169,8 +169,8 @@ func (d Directory) Check() error {
 	return nil
 }
 
-// Check says what is wrong with a root, as an error of kind Invalid. That the
-// tree has what Links names is not looked at.
+// Check reports why a root is invalid, as an error of kind Invalid. It does not check that the
+// paths of Links exist in the tree.
 func (r *Root) Check() error {
 	err := r.check()
 	switch {
@@ -178,7 +178,7 @@ func (r *Root) Check() error {
 	case r.Name != "":
 		err = errors.New("has a name")
 	case r.Type != Dir:
-		err = errors.New("is no directory")
+		err = errors.New("is not a directory")
 	default:
 		err = checkLinks(r.Links)
 	}
@@ -199,20 +199,20 @@ func checkLinks(groups []LinkGroup) error {
 	return nil
 }
 
-// checkGroup checks a group that comes after the one whose first path is last.
+// checkGroup checks a group that follows the group whose first path is last.
 func checkGroup(g LinkGroup, last string) error {
 	if len(g) < 2 {
-		return errors.New("a group of hard links has less than two paths")
+		return errors.New("a group of hard links has fewer than two paths")
 	}
 	if g[0] <= last {
-		return fmt.Errorf("the group of hard links %q is twice there, or not in order", g[0])
+		return fmt.Errorf("the group of hard links %q is a duplicate, or not sorted", g[0])
 	}
 	for i, p := range g {
 		if err := checkPath(p); err != nil {
 			return err
 		}
 		if i > 0 && p <= g[i-1] {
-			return fmt.Errorf("the hard link %q is twice there, or not in order", p)
+			return fmt.Errorf("the hard link %q is a duplicate, or not sorted", p)
 		}
 	}
 	return nil
@@ -238,10 +238,10 @@ func checkPath(p string) error {
 
 func invalid(op turnstone.Op, subject string, err error) error {
 	return turnstone.NewError(op, turnstone.KindInvalid, subject, err).
-		WithHint("a tree holds what Linux allows, and each name once")
+		WithHint("change the tree: a tree contains what Linux allows, and each name once")
 }
 
 func damaged(op turnstone.Op, subject string, err error) error {
 	return turnstone.NewError(op, turnstone.KindIntegrity, subject, err).
-		WithHint("the object was not written by this program, or by another version of it; turn fsck finds all that are damaged")
+		WithHint("run turn fsck to find all damaged objects; another program, or another version of this program, wrote this object")
 }

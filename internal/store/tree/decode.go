@@ -12,12 +12,11 @@ import (
 
 var (
 	errShort = errors.New("ends too early")
-	errForm  = errors.New("is not in its one form")
+	errForm  = errors.New("is not in canonical form")
 )
 
-// DecodeDirectory is the inverse of Encode: it accepts what Encode makes of a
-// directory that passes Check, and nothing else. An error is of kind Integrity.
-// The result does not refer to b.
+// DecodeDirectory is the inverse of Encode: it accepts only Encode's output for a directory that
+// passes Check. An error is of kind Integrity. The result does not refer to b.
 func DecodeDirectory(b []byte) (Directory, error) {
 	raw, err := openDir(b)
 	if err != nil {
@@ -47,20 +46,20 @@ func DecodeDirectory(b []byte) (Directory, error) {
 	}
 }
 
-// A rawDir goes through the entries of an encoded directory without decoding them.
+// A rawDir iterates over the entries of an encoded directory without decoding them.
 type rawDir struct {
 	b    []byte
-	last []byte // the name before
+	last []byte // the previous name
 }
 
 func openDir(b []byte) (rawDir, error) {
 	if len(b) < 2 || b[0] != dirMagic || b[1] != formatVersion {
-		return rawDir{}, errors.New("is no directory, or of another version")
+		return rawDir{}, errors.New("is not a directory, or is of another version")
 	}
 	return rawDir{b: b[2:]}, nil
 }
 
-// next returns an entry's name, which it has checked, and body; ok is false at the end.
+// next returns an entry's verified name, and its body; ok is false at the end.
 func (r *rawDir) next() (name, body []byte, ok bool, err error) {
 	if len(r.b) == 0 {
 		return nil, nil, false, nil
@@ -74,13 +73,13 @@ func (r *rawDir) next() (name, body []byte, ok bool, err error) {
 		return nil, nil, false, err
 	}
 	if r.last != nil && bytes.Compare(name, r.last) <= 0 {
-		return nil, nil, false, fmt.Errorf("%q comes after %q: entries are sorted, and each is there once", name, r.last)
+		return nil, nil, false, fmt.Errorf("%q follows %q: entries are sorted and unique", name, r.last)
 	}
 	r.b, r.last = c.b, name
 	return name, body, true, nil
 }
 
-// checkRawName is CheckName, at no cost for a good name.
+// checkRawName is CheckName without its cost for a valid name.
 func checkRawName(name []byte) error {
 	if len(name) == 0 || len(name) <= 2 && name[0] == '.' && name[len(name)-1] == '.' ||
 		bytes.IndexByte(name, '/') >= 0 || bytes.IndexByte(name, 0) >= 0 {
@@ -89,7 +88,7 @@ func checkRawName(name []byte) error {
 	return nil
 }
 
-// decodeBody decodes all of an entry but its name.
+// decodeBody decodes an entry except its name.
 func decodeBody(b []byte, e *Entry) error {
 	c := cursor{b: b}
 	e.Type = Type(c.byte())
@@ -100,7 +99,7 @@ func decodeBody(b []byte, e *Entry) error {
 	if n := c.uvarint(); n <= maxNsec {
 		e.MTime.Nsec = int32(n)
 	} else {
-		c.fail(errors.New("its time has more than a second of nanoseconds"))
+		c.fail(errors.New("its time has too many nanoseconds"))
 	}
 	decodeXattrs(&c, e)
 	switch e.Type {
@@ -151,7 +150,7 @@ func decodeXattrs(c *cursor, e *Entry) {
 	}
 }
 
-// A cursor reads an encoding. After its first error all it returns is zero.
+// A cursor reads an encoding. After its first error all results are zero.
 type cursor struct {
 	b   []byte
 	err error
@@ -174,9 +173,10 @@ func (c *cursor) byte() byte {
 	return x
 }
 
-// uvarint reads a number in its shortest form, unlike binary.Uvarint, which also takes longer ones.
+// uvarint reads a number in its shortest form, unlike binary.Uvarint, which also accepts longer
+// forms.
 func (c *cursor) uvarint() uint64 {
-	if len(c.b) > 0 && c.b[0] < 0x80 { // nearly all are short
+	if len(c.b) > 0 && c.b[0] < 0x80 { // nearly all numbers are short
 		x := uint64(c.b[0])
 		c.b = c.b[1:]
 		return x
@@ -218,7 +218,7 @@ func (c *cursor) uint32() uint32 {
 	return uint32(x)
 }
 
-// bytes reads at most limit bytes; the result is a part of the encoding.
+// bytes reads at most limit bytes; the result aliases the encoding.
 func (c *cursor) bytes(limit int) []byte {
 	n := c.uvarint()
 	if n > uint64(limit) || n > uint64(len(c.b)) {
@@ -242,10 +242,10 @@ func (c *cursor) digest() turnstone.Digest {
 	return turnstone.Digest(text[:])
 }
 
-// end returns the error, or one when something is left over.
+// end returns the error, or an error if bytes remain.
 func (c *cursor) end() error {
 	if c.err == nil && len(c.b) > 0 {
-		return errors.New("has something behind its end")
+		return errors.New("has data after its end")
 	}
 	return c.err
 }

@@ -13,21 +13,20 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// A Change is one path at which two trees differ.
+// A Change is a path at which two trees differ.
 type Change struct {
 	Path     string // absolute
-	Old, New *Entry // nil where the path is not there; both are when only the links differ
-	// The names of the same file (hard links), this one among them, before and
-	// after; nil when it has but one. They are shared: not to be changed.
+	Old, New *Entry // nil if the path does not exist; both exist if only the links differ
+	// The names of the file (hard links), including this name, before and after; nil if there is
+	// only one. They are shared and must not be changed.
 	OldLinks, NewLinks []string
 }
 
-// Diff yields the paths at which trees a and b differ, sorted bytewise by path, as
-// Walk has them: "/a", "/a-b", "/a/c". They differ where an entry is only in one
-// of them, or its attributes, timestamps included, or its content, or the group of
-// names of its file. All that is below a directory that is only in one of them is
-// yielded too. How a content is cut into chunks makes no difference. Parts that the
-// trees have in common are neither read nor checked; an error ends the sequence.
+// Diff yields the paths at which trees a and b differ, sorted bytewise by path like Walk: "/a",
+// "/a-b", "/a/c". Trees differ at entries that exist in only one of them, or whose attributes
+// (including timestamps), content or group of names differ. Everything below a directory that
+// exists in only one tree is yielded too. The chunks of a content have no influence. Common parts
+// of the trees are neither read nor checked; an error ends the sequence.
 func Diff(ctx context.Context, g Getter, a, b Ref) iter.Seq2[Change, error] {
 	return func(yield func(Change, error) bool) {
 		if a.Root == b.Root {
@@ -40,15 +39,14 @@ func Diff(ctx context.Context, g Getter, a, b Ref) iter.Seq2[Change, error] {
 	}
 }
 
-// A differ walks through two trees at once. Its errors are real ones, or errStop
-// when the caller has had enough.
+// A differ walks two trees together. Its errors are real errors, or errStop if the caller stopped.
 type differ struct {
 	ctx     context.Context
 	g       Getter
 	yield   func(Change, error) bool
 	stopped bool
 
-	links    [2]func() (map[string]LinkGroup, error) // by path; read when first needed
+	links    [2]func() (map[string]LinkGroup, error) // by path; read on demand
 	relinked []string                                // the paths whose group differs, sorted
 }
 
@@ -56,7 +54,7 @@ type stopError struct{}
 
 func (stopError) Error() string { return "the caller has seen enough" }
 
-// twoDirs is a directory in both trees; the digest is empty where it is none.
+// twoDirs is a directory in both trees; a digest is empty if there is none.
 type twoDirs struct{ a, b turnstone.Digest }
 
 func (d *differ) roots(a, b Ref) error {
@@ -82,8 +80,8 @@ func (d *differ) roots(a, b Ref) error {
 	return d.descend("", twoDirs{old.Tree, now.Tree}, 0)
 }
 
-// compareLinks finds the paths whose groups differ. Stretches that the two tables
-// have as the same objects are not read.
+// compareLinks finds the paths whose groups differ. It does not read common objects of the two
+// tables.
 func (d *differ) compareLinks(a, b Ref, heads [2]*head) error {
 	for i, ref := range []Ref{a, b} {
 		d.links[i] = lazily(func() (map[string]LinkGroup, error) {
@@ -105,8 +103,8 @@ func (d *differ) compareLinks(a, b Ref, heads [2]*head) error {
 			return err
 		}
 	}
-	// Equal groups go first; of the others every path differs, unless it is in no
-	// group of either side.
+	// Equal groups are removed; every path of the others differs, unless it is in no group of
+	// either side.
 	var rest [2][]LinkGroup
 	x, y := groups[0], groups[1]
 	for len(x) > 0 || len(y) > 0 {
@@ -169,7 +167,7 @@ func commonChunks(heads [2]*head) map[turnstone.Digest]bool {
 	return common
 }
 
-// linksOf reads h's groups but those in the objects to leave out.
+// linksOf reads h's groups except those in the objects to omit.
 func (d *differ) linksOf(h *head, leaveOut map[turnstone.Digest]bool) ([]LinkGroup, error) {
 	if h.groups > 0 && h.chunks == nil {
 		groups, err := decodeGroups(nil, h.inline, h.groups)
@@ -209,7 +207,7 @@ func (d *differ) emit(path string, old, now *Entry) error {
 	return nil
 }
 
-// below returns those of relinked that are in the directory at path, or below.
+// below returns the paths of relinked that are in the directory at path, or below.
 func (d *differ) below(path string) []string {
 	from := sort.SearchStrings(d.relinked, path+"/")
 	to := from + sort.SearchStrings(d.relinked[from:], path+"0") // the byte after "/"
@@ -256,7 +254,7 @@ func (d *differ) descend(path string, dirs twoDirs, depth int) error {
 	}
 }
 
-// entry compares two entries of one name, and returns what has to be compared below them.
+// entry compares two entries with the same name, and returns what to compare below them.
 func (d *differ) entry(dir, name string, bodies [2][]byte) (twoDirs, error) {
 	path := dir + "/" + name
 	var es [2]*Entry
@@ -289,16 +287,16 @@ func (d *differ) entry(dir, name string, bodies [2][]byte) (twoDirs, error) {
 	return below, nil
 }
 
-// sideBySide goes through the names of two directories.
+// sideBySide iterates over the names of two directories.
 type sideBySide struct {
 	raw  [2]rawDir
-	name [2][]byte // nil: to be read
+	name [2][]byte // nil: not read yet
 	body [2][]byte
 	end  [2]bool
 }
 
-// skipEqual goes past entries that are the same on both sides. It compares them as
-// they are encoded, and looks at no more than how long they are.
+// skipEqual skips entries that are the same on both sides. It compares their encodings and decodes
+// only their lengths.
 func (s *sideBySide) skipEqual() {
 	if s.name[0] != nil || s.name[1] != nil {
 		return
@@ -318,7 +316,7 @@ func (s *sideBySide) skipEqual() {
 	s.raw[0].b, s.raw[1].b = a, b
 }
 
-// next returns the next name and its body on both sides, nil where it is not there.
+// next returns the next name and its body on both sides, nil if absent.
 func (s *sideBySide) next() (name []byte, bodies [2][]byte, ok bool, err error) {
 	for i := range s.raw {
 		if s.name[i] != nil || s.end[i] {
@@ -345,7 +343,7 @@ func (s *sideBySide) next() (name []byte, bodies [2][]byte, ok bool, err error) 
 	return name, bodies, true, nil
 }
 
-// String returns the change on one line, as "~ /etc/passwd", for people who look for faults.
+// String returns the change on a line, such as "~ /etc/passwd", for debugging.
 func (c Change) String() string {
 	sign := "~"
 	switch {

@@ -93,8 +93,8 @@ func TestDiff(t *testing.T) {
 	}
 }
 
-// TestDiffGoesIntoEqualDirectories is the one case in which two equal directories are
-// looked into: the files in them have other names together than before.
+// TestDiffGoesIntoEqualDirectories is the only case in which Diff reads two equal directories: the
+// names of their files are grouped differently.
 func TestDiffGoesIntoEqualDirectories(t *testing.T) {
 	s := treetest.NewStore()
 	same := func(path, link string) treetest.File { return treetest.File{Path: path, Data: "same", Link: link} }
@@ -108,7 +108,7 @@ func TestDiffGoesIntoEqualDirectories(t *testing.T) {
 	}
 }
 
-// TestDiffIsWhatTheListsSay compares with a diff of two whole listings.
+// TestDiffIsWhatTheListsSay compares with a diff of two complete listings.
 func TestDiffIsWhatTheListsSay(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		files := treetest.Files().Draw(rt, "files")
@@ -155,7 +155,7 @@ func checkSide(rt *rapid.T, g tree.Getter, ref tree.Ref, path string, e *tree.En
 	}
 }
 
-// whole returns a line for each path with all that Diff compares.
+// whole returns a line for each path with everything that Diff compares.
 func whole(t testing.TB, g tree.Getter, ref tree.Ref) map[string]string {
 	t.Helper()
 	ctx := context.Background()
@@ -275,7 +275,7 @@ func TestVerifyFindsWhatIsNotTrue(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	// What a Verifier has seen it does not read again, and it does not take one tree for another.
+	// A Verifier does not read known parts again, and does not confuse trees.
 	v := tree.NewVerifier(s)
 	linked, err := tree.GetRoot(ctx, s, ref)
 	if err != nil {
@@ -360,7 +360,7 @@ func FuzzDecodeRoot(f *testing.F) {
 	})
 }
 
-// large makes a tree of dirs directories with files each.
+// large returns a tree of dirs directories with files each.
 func large(b *testing.B, s *treetest.Store, dirs, files int) tree.Ref {
 	b.Helper()
 	ctx := context.Background()
@@ -425,7 +425,7 @@ func touched(b *testing.B, s *treetest.Store, ref tree.Ref) tree.Ref {
 	return out
 }
 
-// unchecked is a Getter that costs nothing: what is measured is Diff.
+// unchecked is a Getter without cost, so that only Diff is measured.
 type unchecked map[turnstone.Digest][]byte
 
 func (u unchecked) Get(_ context.Context, d turnstone.Digest) ([]byte, error) {

@@ -9,7 +9,7 @@ import (
 )
 
 // The encoding of a directory. Numbers are unsigned varints in their shortest form
-// (encoding/binary), seconds signed ones; "bytes" are their number and then they.
+// (encoding/binary), seconds are signed; "bytes" is a length followed by the bytes.
 //
 //	directory  'd' version entry*
 //	entry      name:bytes body:bytes
@@ -20,8 +20,8 @@ import (
 //	           device:  major minor
 //	           dir:     tree(32) hash(32)
 //
-// An entry's body can be skipped, or compared with another one, without looking
-// into it. There is one encoding of a directory: what differs from it is refused.
+// An entry's body can be skipped, or compared with another, without decoding. A directory has a
+// single encoding: other encodings are rejected.
 const (
 	dirMagic      = 'd'
 	rootMagic     = 'r'
@@ -33,8 +33,8 @@ const (
 	digestLen   = len(digestStart) + 2*rawDigest
 )
 
-// Encode returns the canonical encoding of d, which passes Check: two directories
-// are equal if their encodings are.
+// Encode returns the canonical encoding of d, which must pass Check: two directories are equal if
+// their encodings are equal.
 func (d Directory) Encode() []byte {
 	size := 2
 	for i := range d {
@@ -99,7 +99,7 @@ func appendDigest(out []byte, d turnstone.Digest) []byte {
 	return out
 }
 
-// wellFormed is turnstone.ParseDigest without its costs, for there is a digest on every file.
+// wellFormed is a faster turnstone.ParseDigest because every file has a digest.
 func wellFormed(d turnstone.Digest) bool {
 	if len(d) != digestLen || !strings.HasPrefix(string(d), digestStart) {
 		return false

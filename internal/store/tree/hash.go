@@ -9,17 +9,16 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// What each of the two hashes begins with, so that neither can be taken for the
-// other or for that of a file.
+// Prefixes of the two hashes, so that neither can be confused with the other or with a file's hash.
 const (
 	dirPrefix  = "turnstone fs dir 1\n"
 	rootPrefix = "turnstone fs root 1\n"
 
-	hashBuffer = 32 << 10 // bytes
+	hashBuffer = 32 << 10 // in bytes
 )
 
-// FSHash returns the FS hash of the entries of a directory, as docs/fs-hash.md
-// says. d passes Check; the hashes of directories in it are taken for true.
+// FSHash returns the FS hash of the entries of a directory as defined in docs/fs-hash.md. d must
+// pass Check; the hashes of its subdirectories are trusted.
 func (d Directory) FSHash() turnstone.Digest {
 	h := newFSHasher(dirPrefix)
 	for i := range d {
@@ -29,7 +28,7 @@ func (d Directory) FSHash() turnstone.Digest {
 	return h.sum()
 }
 
-// FSHash returns the FS hash of the whole tree. r passes Check; r.Hash is taken for true.
+// FSHash returns the FS hash of the whole tree. r must pass Check; r.Hash is trusted.
 func (r *Root) FSHash() turnstone.Digest {
 	h := newFSHasher(rootPrefix)
 	h.node(&r.Entry)
@@ -43,8 +42,8 @@ func (r *Root) FSHash() turnstone.Digest {
 	return h.sum()
 }
 
-// An fsHasher writes the fields of docs/fs-hash.md. Numbers are big-endian and of fixed
-// width there, so that a second implementation needs no varints.
+// An fsHasher writes the fields of docs/fs-hash.md. Numbers are big-endian with fixed width, so
+// that a second implementation needs no varints.
 type fsHasher struct {
 	h   hash.Hash
 	buf []byte
@@ -57,7 +56,7 @@ func newFSHasher(prefix string) *fsHasher {
 func (h *fsHasher) node(e *Entry) {
 	mode := e.Mode
 	if e.Type == Symlink {
-		mode = 0o777 // Linux has no other, but a file system's image may say what it likes
+		mode = 0o777 // Linux has no other mode, but a file system's image may contain any
 	}
 	h.buf = append(h.buf, byte(e.Type))
 	h.uint32(mode)
@@ -105,7 +104,7 @@ func (h *fsHasher) bytes(s string) {
 	h.flush(hashBuffer)
 }
 
-// flush hands on what has been gathered if it is at least n bytes.
+// flush hashes the buffered data if it has at least n bytes.
 func (h *fsHasher) flush(n int) {
 	if len(h.buf) >= n {
 		_, _ = h.h.Write(h.buf) // documented never to fail

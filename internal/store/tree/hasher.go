@@ -10,13 +10,13 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// A Hasher is a Writer that keeps nothing: with it Build computes an FS hash. What
-// was put cannot be got.
+// A Hasher is a Writer that keeps nothing: with it Build computes an FS hash. Get returns nothing
+// that was put.
 type Hasher struct {
 	pool sync.Pool
 }
 
-// hashing is what one PutContent works with.
+// hashing is the state of a PutContent.
 type hashing struct {
 	h   hash.Hash
 	buf []byte
@@ -27,7 +27,7 @@ func NewHasher() *Hasher {
 	return &Hasher{pool: sync.Pool{New: func() any { return &hashing{sha256.New(), make([]byte, 256<<10)} }}}
 }
 
-// Get always returns an error of kind KindNotFound.
+// Get always returns an error of kind NotFound.
 func (*Hasher) Get(_ context.Context, d turnstone.Digest) ([]byte, error) {
 	return nil, turnstone.NewError("tree.hasher", turnstone.KindNotFound, string(d), nil)
 }
@@ -37,7 +37,7 @@ func (*Hasher) Put(ctx context.Context, b []byte) (turnstone.Digest, error) {
 	return turnstone.DigestBytes(b), ctx.Err()
 }
 
-// PutContent returns the digest of all that r yields, and its size.
+// PutContent returns the digest of the data of r, and its size.
 func (s *Hasher) PutContent(ctx context.Context, r io.Reader, _ int64) (Content, error) {
 	h, _ := s.pool.Get().(*hashing)
 	defer s.pool.Put(h)

@@ -11,25 +11,25 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// The encoding of a root, in the terms of a directory's:
+// The encoding of a root, in the terms of a directory's encoding:
 //
 //	root   'r' version body:bytes number-of-groups [0 group* | 1 chunk*]
 //	chunk  object(32) number-of-groups
 //	object 'l' version group*
 //	group  number-of-paths path:bytes…
 //
-// A short table of links stands in the root itself, a long one in objects of its
-// own, cut where the first path of a group says so. Two tables that are the same
-// for a stretch then have objects in common, as directories have.
+// A short table of links is part of the root, a long table is in separate objects, cut at positions
+// that depend on the first path of a group. Two tables with equal sections then have common
+// objects, as directories do.
 const (
-	inlineLinks  = 16 << 10 // bytes of the table that the root itself holds
-	minLinkChunk = 16 << 10 // bytes, below which no object ends unless it is the last
-	maxLinkChunk = 1 << 20  // bytes, above which every object ends with the next group
-	linkCutMask  = 1<<6 - 1 // one group in so many ends an object
+	inlineLinks  = 16 << 10 // bytes of the table inside the root
+	minLinkChunk = 16 << 10 // minimum bytes of an object, except the last
+	maxLinkChunk = 1 << 20  // bytes after which every object ends with the next group
+	linkCutMask  = 1<<6 - 1 // a group ends an object with this probability
 )
 
-// Encode returns the canonical encoding of r, which passes Check, and the objects
-// with its links that it names.
+// Encode returns the canonical encoding of r, which must pass Check, and the objects with its links
+// that the encoding names.
 func (r *Root) Encode() (root []byte, links [][]byte) {
 	root = []byte{rootMagic, formatVersion}
 	body := appendBody(nil, &r.Entry)
@@ -52,7 +52,7 @@ func (r *Root) Encode() (root []byte, links [][]byte) {
 	return root, chunks
 }
 
-// encodeLinks cuts the table into objects. size is that of the groups in all of them, in bytes.
+// encodeLinks cuts the table into objects. size is the size of the groups in all of them in bytes.
 func encodeLinks(groups []LinkGroup) (chunks [][]byte, counts []int, size int) {
 	var chunk []byte
 	n := 0
@@ -79,16 +79,16 @@ func appendGroup(out []byte, g LinkGroup) []byte {
 	return out
 }
 
-// endsChunk tells whether g is the last in an object that holds size bytes of groups with it.
+// endsChunk reports whether g is the last group in an object of size bytes including g.
 func endsChunk(size int, g LinkGroup) bool {
 	return size > maxLinkChunk || size > minLinkChunk && crc32.ChecksumIEEE([]byte(g[0]))&linkCutMask == 0
 }
 
-// A head is a root without the links, and where those are.
+// A head is a root without its links, and the location of the links.
 type head struct {
 	entry  Entry
 	groups uint64
-	inline []byte // of the table, when it is in the root
+	inline []byte // the table, if it is in the root
 	chunks []linkChunk
 }
 
@@ -99,7 +99,7 @@ type linkChunk struct {
 
 func decodeHead(b []byte) (*head, error) {
 	if len(b) < 2 || b[0] != rootMagic || b[1] != formatVersion {
-		return nil, errors.New("is no root of a tree, or of another version")
+		return nil, errors.New("is not a root of a tree, or is of another version")
 	}
 	c := cursor{b: b[2:]}
 	body := c.bytes(math.MaxInt32)
@@ -111,7 +111,7 @@ func decodeHead(b []byte) (*head, error) {
 		return nil, err
 	}
 	if h.entry.Type != Dir {
-		return nil, errors.New("is no directory")
+		return nil, errors.New("is not a directory")
 	}
 	h.groups = c.uvarint()
 	if c.err != nil || h.groups == 0 {
@@ -146,8 +146,8 @@ func (h *head) decodeChunks(c *cursor) error {
 	return c.err
 }
 
-// DecodeRoot is the inverse of Encode; get returns the objects with links. What
-// Encode does not make is an error of kind Integrity. The result does not refer to b.
+// DecodeRoot is the inverse of Encode; get returns the objects with links. Everything except
+// Encode's output is an error of kind Integrity. The result does not refer to b.
 func DecodeRoot(b []byte, get func(turnstone.Digest) ([]byte, error)) (*Root, error) {
 	h, err := decodeHead(b)
 	if err != nil {
@@ -168,7 +168,7 @@ func DecodeRoot(b []byte, get func(turnstone.Digest) ([]byte, error)) (*Root, er
 			return nil, err
 		}
 	}
-	// The table has to be cut as Encode does, or it would have two encodings.
+	// The table must be cut as Encode does, otherwise it would have two encodings.
 	again, _ := r.Encode()
 	if string(again) != string(b) {
 		return nil, damaged("tree.decode", "a root's object", errForm)
@@ -183,7 +183,7 @@ func (k *linkChunk) read(get func(turnstone.Digest) ([]byte, error), groups []Li
 		return nil, err
 	}
 	if len(b) < 2 || b[0] != linksMagic || b[1] != formatVersion {
-		return nil, damaged("tree.decode", string(k.object), errors.New("is no table of hard links, or of another version"))
+		return nil, damaged("tree.decode", string(k.object), errors.New("is not a table of hard links, or is of another version"))
 	}
 	if groups, err = decodeGroups(groups, b[2:], k.groups); err != nil {
 		return nil, damaged("tree.decode", string(k.object), err)
@@ -191,9 +191,9 @@ func (k *linkChunk) read(get func(turnstone.Digest) ([]byte, error), groups []Li
 	return groups, nil
 }
 
-// decodeGroups appends the n groups that b holds.
+// decodeGroups appends the n groups in b.
 func decodeGroups(groups []LinkGroup, b []byte, n uint64) ([]LinkGroup, error) {
-	if n > uint64(len(b)/5) { // "/a" and "/b" with their lengths take more
+	if n > uint64(len(b)/5) { // "/a" and "/b" with their lengths are longer
 		return nil, errShort
 	}
 	last := ""

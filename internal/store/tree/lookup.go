@@ -12,12 +12,12 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// maxSymlinks is how many symlinks Resolve follows (Linux's MAXSYMLINKS).
+// maxSymlinks bounds the symlinks that Resolve follows (Linux's MAXSYMLINKS).
 const maxSymlinks = 40
 
-// Lookup returns the entry at a path of the tree that ref names. Symlinks are not
-// followed; "." and ".." are taken lexically. A path that is not there is an error
-// of kind KindNotFound, which errors.Is also finds to be fs.ErrNotExist.
+// Lookup returns the entry at a path of the tree that ref names. It does not follow symlinks; "."
+// and ".." are processed lexically. A missing path is an error of kind NotFound that also matches
+// fs.ErrNotExist.
 func Lookup(ctx context.Context, g Getter, ref Ref, name string) (*Entry, error) {
 	e, err := getEntry(ctx, g, ref)
 	if err != nil {
@@ -34,9 +34,9 @@ func Lookup(ctx context.Context, g Getter, ref Ref, name string) (*Entry, error)
 	return e, nil
 }
 
-// Resolve is Lookup that follows symlinks, the last one too, as a process would
-// whose root is the tree's. It also returns where the path leads: absolute, without symlinks.
-// More than 40 symlinks are an error of kind Invalid.
+// Resolve is Lookup that follows symlinks, including the last component, like a process whose root
+// is the tree's. It also returns the resolved path: absolute, without symlinks. More than 40
+// symlinks are an error of kind Invalid.
 func Resolve(ctx context.Context, g Getter, ref Ref, name string) (string, *Entry, error) {
 	top, err := getEntry(ctx, g, ref)
 	if err != nil {
@@ -96,8 +96,8 @@ func Resolve(ctx context.Context, g Getter, ref Ref, name string) (string, *Entr
 	return real.String(), at[len(at)-1].entry, nil
 }
 
-// child returns dir's entry called name; its error is fs.ErrNotExist or
-// syscall.ENOTDIR when there is none.
+// child returns dir's entry called name; its error is fs.ErrNotExist or syscall.ENOTDIR if there is
+// none.
 func child(ctx context.Context, g Getter, dir *Entry, name string) (*Entry, error) {
 	if dir.Type != Dir {
 		return nil, syscall.ENOTDIR
@@ -126,7 +126,7 @@ func child(ctx context.Context, g Getter, dir *Entry, name string) (*Entry, erro
 	return nil, damaged("tree.lookup", string(dir.Tree), err)
 }
 
-// missing makes the error of child one for a user; others stay.
+// missing converts the error of child to a user's error; other errors are unchanged.
 func missing(name string, err error) error {
 	if errors.Is(err, syscall.ENOTDIR) {
 		err = fmt.Errorf("%w (%w)", fs.ErrNotExist, err)

@@ -7,9 +7,8 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// PutDirectory puts d's object and returns its name and the FS hash of d's
-// entries: what Entry.Tree and Entry.Hash are of the entry that stands for d. What
-// d must not be is an error of kind Invalid.
+// PutDirectory puts d's object and returns its name and the FS hash of d's entries: the values of
+// Entry.Tree and Entry.Hash of d's own entry. An invalid d is an error of kind Invalid.
 func PutDirectory(ctx context.Context, p Putter, d Directory) (tree, hash turnstone.Digest, err error) {
 	if err := d.Check(); err != nil {
 		return "", "", err
@@ -20,8 +19,8 @@ func PutDirectory(ctx context.Context, p Putter, d Directory) (tree, hash turnst
 	return tree, d.FSHash(), nil
 }
 
-// GetDirectory returns the directory whose object is d. One that is malformed is
-// an error of kind Integrity. The FS hashes in it are not computed anew (see Verify).
+// GetDirectory returns the directory whose object is d. A malformed object is an error of kind
+// Integrity. The FS hashes in it are not verified (see Verify).
 func GetDirectory(ctx context.Context, g Getter, d turnstone.Digest) (Directory, error) {
 	b, err := g.Get(ctx, d)
 	if err != nil {
@@ -34,8 +33,7 @@ func GetDirectory(ctx context.Context, g Getter, d turnstone.Digest) (Directory,
 	return dir, nil
 }
 
-// PutRoot puts r's object, and those of its links. What r must not be is an error
-// of kind Invalid.
+// PutRoot puts r's object, and those of its links. An invalid r is an error of kind Invalid.
 func PutRoot(ctx context.Context, p Putter, r *Root) (Ref, error) {
 	if err := r.Check(); err != nil {
 		return Ref{}, err
@@ -53,8 +51,8 @@ func PutRoot(ctx context.Context, p Putter, r *Root) (Ref, error) {
 	return Ref{Root: d, Hash: r.FSHash()}, nil
 }
 
-// GetRoot returns the root that ref names. It is an error of kind Integrity when
-// ref's FS hash is not the root's; an empty one is not compared.
+// GetRoot returns the root that ref names. If ref's FS hash is not empty and differs from the
+// root's, the error is of kind Integrity.
 func GetRoot(ctx context.Context, g Getter, ref Ref) (*Root, error) {
 	b, err := g.Get(ctx, ref.Root)
 	if err != nil {
@@ -83,7 +81,7 @@ func getEntry(ctx context.Context, g Getter, ref Ref) (*Entry, error) {
 	return &h.entry, nil
 }
 
-// named says of which object err tells, if it does not yet.
+// named adds the object's name to err if err does not name an object.
 func named(d turnstone.Digest, err error) error {
 	if turnstone.KindOf(err) != turnstone.KindIntegrity {
 		return err

@@ -19,7 +19,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
-// sample has one of everything.
+// sample contains an example of everything.
 func sample() []treetest.File {
 	return []treetest.File{
 		{Path: "/", Mode: 0o755, MTime: 5},
@@ -57,7 +57,7 @@ func TestBuildHoldsAllThatAFileIs(t *testing.T) {
 	}
 }
 
-// shuffled is a Node whose children come in another order.
+// shuffled is a Node whose children are in another order.
 type shuffled struct{ tree.Node }
 
 func (n shuffled) Children(ctx context.Context) ([]tree.Child, error) {
@@ -86,7 +86,7 @@ func TestTheSameFilesMakeTheSameTree(t *testing.T) {
 		if err != nil {
 			rt.Fatal(err)
 		}
-		// The hasher does not cut contents, and the store names chunks of the large ones.
+		// The hasher does not cut contents, and the store names chunks of large contents.
 		if a.Hash != b.Hash {
 			rt.Fatalf("FS hashes %s and %s", a.Hash, b.Hash)
 		}
@@ -128,7 +128,7 @@ func TestEncodingIsAnIdentity(t *testing.T) {
 	})
 }
 
-// TestTheHashCoversWhatItSays changes one thing at a time.
+// TestTheHashCoversWhatItSays makes single changes.
 func TestTheHashCoversWhatItSays(t *testing.T) {
 	hash := func(f treetest.File, more ...treetest.File) turnstone.Digest {
 		return treetest.Make(t, treetest.NewStore(), append([]treetest.File{f}, more...)...).Hash
@@ -213,7 +213,7 @@ func TestLinksBeyondOneObject(t *testing.T) {
 			t.Fatalf("%d groups: %v, %d came back", n, err, len(got.Links))
 		}
 	}
-	// One group less costs few objects.
+	// Removing a group costs few objects.
 	before := len(s.Objects())
 	r := root(100_000)
 	r.Links = slices.Delete(r.Links, 40_000, 40_001)
@@ -247,21 +247,21 @@ func TestBuildRefusesWhatNoFileSystemHas(t *testing.T) {
 		want string
 		kind turnstone.Kind
 	}{
-		{"loop", loop, "/d/again: is a directory that is at two places, or in itself", turnstone.KindInvalid},
+		{"loop", loop, "/d/again: is a directory with two paths, or inside itself", turnstone.KindInvalid},
 		{"too deep", deep, "is more than 4096 directories deep", turnstone.KindInvalid},
-		{"file at the top", file(0, ""), "/: is no directory", turnstone.KindInvalid},
-		{"name twice", dir(tree.Child{Name: "x", Node: file(0, "")}, tree.Child{Name: "x", Node: file(0, "")}), `/: has two entries of the name "x"`, turnstone.KindInvalid},
+		{"file at the top", file(0, ""), "/: is not a directory", turnstone.KindInvalid},
+		{"name twice", dir(tree.Child{Name: "x", Node: file(0, "")}, tree.Child{Name: "x", Node: file(0, "")}), `/: has two entries with the name "x"`, turnstone.KindInvalid},
 		{"no name", dir(tree.Child{Name: "", Node: file(0, "")}), "a name is empty", turnstone.KindInvalid},
-		{"dots", dir(tree.Child{Name: "..", Node: file(0, "")}), `".." is no name`, turnstone.KindInvalid},
-		{"slash", dir(tree.Child{Name: "a/b", Node: file(0, "")}), "has a slash", turnstone.KindInvalid},
+		{"dots", dir(tree.Child{Name: "..", Node: file(0, "")}), `".." is not a valid name`, turnstone.KindInvalid},
+		{"slash", dir(tree.Child{Name: "a/b", Node: file(0, "")}), "contains a slash", turnstone.KindInvalid},
 		{"long name", dir(tree.Child{Name: strings.Repeat("x", 256), Node: file(0, "")}), "more than 255", turnstone.KindInvalid},
 		{"short content", dir(tree.Child{Name: "f", Node: file(5, "1234")}), "/f: its size changed", turnstone.KindInvalid},
 		{"long content", dir(tree.Child{Name: "f", Node: file(5, "123456")}), "/f: its size changed", turnstone.KindInvalid},
 		{"negative size", dir(tree.Child{Name: "f", Node: file(-1, "")}), "/f: size -1", turnstone.KindInvalid},
 		{"unknown type", dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: 9})}), "/f: unknown type 9", turnstone.KindInvalid},
-		{"symlink to nothing", dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: tree.Symlink})}), "/f: a symlink", turnstone.KindInvalid},
+		{"symlink to nothing", dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: tree.Symlink})}), "/f: only a symlink can have a target, and must have one", turnstone.KindInvalid},
 		{"device numbers", dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: tree.Char, Major: 4096})}), "/f: 4096:0 are no", turnstone.KindInvalid},
-		{"time", dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: tree.FIFO, MTime: tree.Time{Nsec: -1}})}), "/f: -1 is no number", turnstone.KindInvalid},
+		{"time", dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: tree.FIFO, MTime: tree.Time{Nsec: -1}})}), "/f: -1 is not a valid number", turnstone.KindInvalid},
 		{"attribute twice", dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: tree.FIFO, Xattrs: []tree.Xattr{{Name: "user.a"}, {Name: "user.a"}}})}), "/f: the extended attribute", turnstone.KindInvalid},
 		{"large attribute", dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: tree.FIFO, Xattrs: []tree.Xattr{{Name: "user.a", Value: make([]byte, 1<<17)}}})}), "/f: the extended attribute", turnstone.KindInvalid},
 		{"failing disk", dir(tree.Child{Name: "f", Node: broken}), `/: "f": multiple Read calls`, turnstone.KindUnavailable},
@@ -329,7 +329,7 @@ func TestLookupAndResolve(t *testing.T) {
 		"etc/./passwd/": "passwd /etc/passwd",
 		"/bin":          "bin /usr/bin",
 		"/bin/sh":       "- /usr/bin/sh",
-		"/abs":          "abs /etc/passwd", // as a process has it, "/bin/.." is "/usr"
+		"/abs":          "abs /etc/passwd", // as for a process, "/bin/.." is "/usr"
 		"/etc/passwd/.": "passwd -",
 		"/usr/up/..":    "usr /",
 		"/usr/up":       "up /etc",

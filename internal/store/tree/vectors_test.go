@@ -26,7 +26,7 @@ import (
 
 var update = flag.Bool("update", false, "write testdata/fs-hash.json anew, with the files that are in this test")
 
-// A vector is a tree and its FS hash, as docs/fs-hash.md says.
+// A vector is a tree and its FS hash as defined in docs/fs-hash.md.
 type vector struct {
 	Name  string           `json:"name"`
 	Files []vectorFile     `json:"files"`
@@ -125,8 +125,8 @@ func TestHashIsWhatTheReferenceSays(t *testing.T) {
 	})
 }
 
-// reference computes the FS hash of a list of files by docs/fs-hash.md alone: it
-// shares nothing with the package but the names of types.
+// reference computes the FS hash of a list of files from docs/fs-hash.md alone: it shares only type
+// names with the package.
 func reference(files []treetest.File) turnstone.Digest {
 	byPath, groups := written(files)
 	all := slices.Concat([]byte("turnstone fs root 1\n"), referenceNode(byPath, "/"), u32(0), u32(uint32(len(groups))))
@@ -150,7 +150,7 @@ func u32(n uint32) []byte { return binary.BigEndian.AppendUint32(nil, n) }
 
 func text(s string) []byte { return append(u32(uint32(len(s))), s...) }
 
-// written returns what is at each path, and the other names of files by their first.
+// written returns the entries by path, and additional names of files by their first name.
 func written(files []treetest.File) (byPath map[string]treetest.File, groups map[string][]string) {
 	byPath = map[string]treetest.File{"/": {Path: "/", Type: tree.Dir}}
 	first := map[string]string{}
@@ -183,7 +183,7 @@ func written(files []treetest.File) (byPath map[string]treetest.File, groups map
 	return byPath, groups
 }
 
-// referenceNode is what stands in a directory for what is at p.
+// referenceNode is the directory entry for p.
 func referenceNode(byPath map[string]treetest.File, p string) []byte {
 	f := byPath[p]
 	mode := map[tree.Type]uint32{tree.Dir: 0o755, tree.Symlink: 0o777}[f.Type]

@@ -9,20 +9,18 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// Verify reads all of the tree and computes its FS hash anew. What is not as it says
-// is an error of kind Integrity: an object that is malformed, an FS hash of a directory or of
-// the tree that is another, a hard link to what is not there or is another
-// file. The contents themselves are not read. The FS hash of ref may be empty.
+// Verify reads the whole tree and computes its FS hash again. A mismatch is an error of kind
+// Integrity: a malformed object, a wrong FS hash of a directory or of the tree, a hard link to a
+// missing path or to another file. It does not read the contents. The FS hash of ref may be empty.
 func Verify(ctx context.Context, g Getter, ref Ref) error {
 	return NewVerifier(g).Verify(ctx, ref)
 }
 
-// A Verifier verifies trees, and what they have in common once. It is not for
-// concurrent use.
+// A Verifier verifies trees, and their common parts once. It is not safe for concurrent use.
 type Verifier struct {
 	g     Getter
 	dirs  map[turnstone.Digest]turnstone.Digest // FS hashes of directories, by object
-	trees map[Ref]bool                          // that are as they say
+	trees map[Ref]bool                          // verified trees
 }
 
 // NewVerifier returns a Verifier that reads objects from g.
@@ -30,7 +28,7 @@ func NewVerifier(g Getter) *Verifier {
 	return &Verifier{g: g, dirs: map[turnstone.Digest]turnstone.Digest{}, trees: map[Ref]bool{}}
 }
 
-// Verify is the function Verify, but for what was verified before.
+// Verify is the function Verify, except that it skips parts verified before.
 func (v *Verifier) Verify(ctx context.Context, ref Ref) error {
 	if v.trees[ref] {
 		return nil
@@ -82,14 +80,14 @@ func (v *Verifier) directory(ctx context.Context, e *Entry) (Directory, error) {
 	return GetDirectory(ctx, v.g, e.Tree)
 }
 
-// A linkName is a directory or a name in the table of hard links: of the paths in
-// it, each directory is looked into once, however many go through it.
+// A linkName is a directory or a name in the table of hard links: each directory of the paths is
+// read once, however many paths use it.
 type linkName struct {
 	group int // 1 and up; 0: a directory
 	names map[string]*linkName
 }
 
-// links checks that all names of each group are those of one file.
+// links checks that all names of each group are names of the same file.
 func (v *Verifier) links(ctx context.Context, r *Root) error {
 	if len(r.Links) == 0 {
 		return nil
@@ -125,8 +123,8 @@ func (n *linkName) add(p string, group int) error {
 	}
 }
 
-// linksIn checks the names of hard links in and below one directory. first has the
-// entry that each group was seen with.
+// linksIn checks the names of hard links in and below a directory. first has each group's first
+// entry.
 func (v *Verifier) linksIn(ctx context.Context, at *Entry, path string, names *linkName, groups []LinkGroup, first []*Entry) error {
 	d, err := v.directory(ctx, at)
 	if err != nil {
@@ -145,7 +143,7 @@ func (v *Verifier) linksIn(ctx context.Context, at *Entry, path string, names *l
 		case n.group == 0 && e.Type == Dir:
 			err = v.linksIn(ctx, e, p, n, groups, first)
 		case n.group == 0:
-			err = damaged("tree.verify", p, errors.New("is no directory, and hard links are said to be in it"))
+			err = damaged("tree.verify", p, errors.New("is not a directory, and the root lists hard links in it"))
 		case e.Type == Dir:
 			err = damaged("tree.verify", p, errors.New("is a directory among hard links"))
 		case first[n.group-1] == nil:
@@ -158,7 +156,7 @@ func (v *Verifier) linksIn(ctx context.Context, at *Entry, path string, names *l
 		}
 	}
 	if found < len(names.names) {
-		return damaged("tree.verify", path+"/", errors.New("does not have all of the hard links that are said to be in it"))
+		return damaged("tree.verify", path+"/", errors.New("does not contain all of the hard links that the root lists in it"))
 	}
 	return nil
 }

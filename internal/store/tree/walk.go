@@ -11,10 +11,10 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// Walk calls fn for dir and all below it, sorted bytewise by path: as strings, so
-// that "/a-b" comes after "/a" and before "/a/c". Symlinks are not followed. When
-// fn returns fs.SkipDir, what is below the entry is left out; with fs.SkipAll the
-// walk ends; any other error ends it and is returned. fn may keep e.
+// Walk calls fn for dir and everything below it, sorted bytewise by path: as strings, so that
+// "/a-b" comes after "/a" and before "/a/c". It does not follow symlinks. If fn returns fs.SkipDir,
+// the entries below are skipped; fs.SkipAll ends the walk; any other error ends it and is returned.
+// fn may keep e.
 func Walk(ctx context.Context, g Getter, ref Ref, dir string, fn func(path string, e *Entry) error) error {
 	e, err := Lookup(ctx, g, ref, dir)
 	if err != nil {
@@ -40,7 +40,7 @@ type walker struct {
 	fn  func(string, *Entry) error
 }
 
-// walk visits what is in the directory at path, which ends without a slash.
+// walk visits the entries of the directory at path, which ends without a slash.
 func (w *walker) walk(path string, dir turnstone.Digest, depth int) error {
 	raw, err := getRaw(w.ctx, w.g, dir, depth)
 	if err != nil {
@@ -71,7 +71,7 @@ func (w *walker) walk(path string, dir turnstone.Digest, depth int) error {
 	}
 }
 
-// getRaw returns the directory at dir, to go through.
+// getRaw returns the directory at dir for iteration.
 func getRaw(ctx context.Context, g Getter, dir turnstone.Digest, depth int) (rawDir, error) {
 	if err := ctx.Err(); err != nil {
 		return rawDir{}, turnstone.NewError("tree.walk", turnstone.KindCanceled, "", err)
@@ -90,9 +90,8 @@ func getRaw(ctx context.Context, g Getter, dir turnstone.Digest, depth int) (raw
 	return raw, nil
 }
 
-// pending holds the directories whose turn has not come: the paths below "a" begin
-// with "a/", and "a-b" comes before them. Each is the beginning of the next one's
-// name, so the last one is due first.
+// pending holds the directories that are not visited yet: the paths below "a" begin with "a/", and
+// "a-b" precedes them. Each name is a prefix of the next name, so the last is visited first.
 type pending[T any] struct {
 	items []pendingItem[T]
 }
@@ -104,8 +103,8 @@ type pendingItem[T any] struct {
 
 func (p *pending[T]) push(name string, what T) { p.items = append(p.items, pendingItem[T]{name, what}) }
 
-// before calls visit for the directories whose content comes before name; without
-// more, for all that are left.
+// before calls visit for the directories whose content precedes name; if more is false, for all
+// remaining directories.
 func (p *pending[T]) before(name []byte, more bool, visit func(string, T) error) error {
 	for len(p.items) > 0 {
 		it := p.items[len(p.items)-1]

@@ -1,4 +1,4 @@
-// Package blobtest has what every blob.Store must keep, as one test suite.
+// Package blobtest contains the test suite that every blob.Store must pass.
 package blobtest
 
 import (
@@ -19,7 +19,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/blob"
 )
 
-// Run tests stores made by open, each of which has to be empty.
+// Run tests stores created by open, each of which must be empty.
 func Run(t *testing.T, open func(t *testing.T) blob.Store) {
 	for _, c := range []struct {
 		name string
@@ -189,7 +189,7 @@ func wrongSizes(t *testing.T, s blob.Store) {
 type errReader struct {
 	n   int
 	err error
-	do  func() // before it fails
+	do  func() // called before it fails
 }
 
 func (r *errReader) Read(p []byte) (int, error) {
@@ -221,7 +221,7 @@ func failingReader(t *testing.T, s blob.Store) {
 	}
 }
 
-// endless yields zeros, and calls do once it has yielded n bytes.
+// endless yields zeros, and calls do after n bytes.
 type endless struct {
 	n  int
 	do func()
@@ -255,7 +255,7 @@ func cancelledGet(t *testing.T, s blob.Store) {
 	}
 	cancel()
 	if _, err := io.Copy(io.Discard, r); err == nil {
-		// What was buffered already may still be served, a megabyte is not.
+		// Buffered data may still be served, but not a megabyte.
 		t.Error("a cancelled get goes on to its end")
 	}
 	_ = r.Close()
@@ -348,7 +348,7 @@ func removal(t *testing.T, s blob.Store) {
 	}
 }
 
-// sameName checks that a name has a whole blob from the first put on, whoever puts it.
+// sameName checks that concurrent Puts leave a complete blob under a name from the first Put on.
 func sameName(t *testing.T, s blob.Store) {
 	b := random(1 << 20)
 	want := sha256.Sum256(b)
@@ -374,7 +374,7 @@ func sameName(t *testing.T, s blob.Store) {
 	wg.Wait()
 }
 
-// large puts 100 MB that are nowhere in memory as a whole.
+// large puts 100 MB that are never completely in memory.
 func large(t *testing.T, s blob.Store) {
 	const size = 100_000_000
 	src := func() io.Reader { return io.LimitReader(rand.NewChaCha8([32]byte{7}), size) }

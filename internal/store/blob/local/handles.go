@@ -7,17 +7,16 @@ import (
 	"sync"
 )
 
-// maxHandles is how many blobs stay open for reading.
+// maxHandles is the number of blobs that stay open for reading.
 const maxHandles = 64
 
-// handles keeps blobs open, so that reading one of the many objects of a blob is
-// one system call.
+// handles keeps blobs open, so that reading an object of a blob costs a single system call.
 type handles struct {
 	root *os.Root
 
 	mu     sync.Mutex
 	byName map[string]*handle
-	lru    list.List // of *handle, the latest first
+	lru    list.List // of *handle, most recent first
 	closed bool
 }
 
@@ -25,10 +24,10 @@ type handle struct {
 	name string
 	f    *os.File
 	uses int
-	el   *list.Element // nil once it is forgotten
+	el   *list.Element // nil after forget
 }
 
-// open returns the handle of name, which the caller gives back with done.
+// open returns the handle of name, which the caller returns with done.
 func (hs *handles) open(name string) (*handle, error) {
 	hs.mu.Lock()
 	if h := hs.byName[name]; h != nil {
@@ -53,7 +52,7 @@ func (hs *handles) open(name string) (*handle, error) {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
 	h := &handle{name: name, f: f, uses: 1}
-	if hs.closed || hs.byName[name] != nil { // another opened it at the same time
+	if hs.closed || hs.byName[name] != nil { // another goroutine opened it at the same time
 		return h, nil
 	}
 	if hs.byName == nil {
@@ -67,7 +66,7 @@ func (hs *handles) open(name string) (*handle, error) {
 	return h, nil
 }
 
-// done gives a handle back.
+// done returns a handle.
 func (hs *handles) done(h *handle) {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
@@ -77,7 +76,7 @@ func (hs *handles) done(h *handle) {
 	}
 }
 
-// forget closes name once nobody reads it.
+// forget closes name after its last reader.
 func (hs *handles) forget(name string) {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()

@@ -11,13 +11,13 @@ import (
 	"turnstone.dev/turnstone/internal/store/blob"
 )
 
-// List is blob.Store's. Blobs that come or go meanwhile may be missing.
+// List implements blob.Store. Concurrently added or removed blobs may be missing.
 func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, error] {
 	return func(yield func(blob.Info, error) bool) {
 		dir := ""
 		if i := strings.LastIndexByte(prefix, '/'); i >= 0 {
 			dir = prefix[:i]
-			// A prefix that no name can have has no blobs.
+			// An invalid prefix has no blobs.
 			if blob.CheckName("blob.list", dir) != nil {
 				return
 			}
@@ -26,7 +26,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, er
 	}
 }
 
-// walk yields the blobs below dir that begin with prefix; false means to stop.
+// walk yields the blobs below dir that begin with prefix; false means stop.
 func (s *Store) walk(ctx context.Context, dir, prefix string, yield func(blob.Info, error) bool) bool {
 	const op = "blob.list"
 	fail := func(err error) bool {
@@ -46,7 +46,7 @@ func (s *Store) walk(ctx context.Context, dir, prefix string, yield func(blob.In
 	for _, e := range entries {
 		name := join(dir, e.Name())
 		if blob.CheckName(op, name) != nil {
-			continue // .tmp, and whatever else is no blob
+			continue // .tmp, and other files that are not blobs
 		}
 		if e.IsDir() {
 			if sub := name + "/"; strings.HasPrefix(sub, prefix) || strings.HasPrefix(prefix, sub) {
@@ -62,7 +62,7 @@ func (s *Store) walk(ctx context.Context, dir, prefix string, yield func(blob.In
 		info, err := e.Info()
 		if err != nil {
 			if missing(err) {
-				continue // removed since
+				continue // removed meanwhile
 			}
 			return fail(err)
 		}
@@ -73,8 +73,8 @@ func (s *Store) walk(ctx context.Context, dir, prefix string, yield func(blob.In
 	return true
 }
 
-// readDir returns dir's entries in the order of the names of the blobs that they
-// are or hold: a folder sorts with the slash that follows it.
+// readDir returns dir's entries in the order of the blob names that they are or contain: a folder
+// sorts with its trailing slash.
 func (s *Store) readDir(dir string) ([]os.DirEntry, error) {
 	if dir == "" {
 		dir = "."

@@ -1,5 +1,5 @@
-// Package local keeps blobs as files below a folder. A blob is written to a file
-// of its own below .tmp, made durable, and given its name by a rename.
+// Package local stores blobs as files below a folder. A blob is first written to a file below .tmp,
+// made durable, and then renamed to its name.
 package local
 
 import (
@@ -18,15 +18,15 @@ import (
 	"turnstone.dev/turnstone/internal/store/blob"
 )
 
-// Options change how a store works. The zero value is right outside of tests.
+// Options are for tests. The zero value is correct otherwise.
 type Options struct {
-	// Fault, when set, is called before every write, fsync, rename and removal; its
-	// error is that operation's.
+	// Fault, if set, is called before every write, fsync, rename and removal; its error replaces
+	// the operation.
 	Fault func(op string) error
 }
 
-// A Store is a folder. Its methods are safe for concurrent use, also by several
-// processes on one folder.
+// A Store is a folder. Its methods are safe for concurrent use, also by several processes on the
+// same folder.
 type Store struct {
 	dir   string
 	root  *os.Root // no name and no symbolic link leads out of it
@@ -39,14 +39,13 @@ var (
 	_ blob.RangeReader = (*Store)(nil)
 )
 
-// tmpDir has the files that are being written. No blob's name begins with a dot.
+// tmpDir contains the files that are being written. No blob's name begins with a dot.
 const tmpDir = ".tmp"
 
-// tmpAge is how long a file that is being written may take; older ones are
-// what a killed process left.
+// tmpAge bounds the time for writing a file; older files are remains of killed processes.
 const tmpAge = 24 * time.Hour
 
-// Open opens the folder dir, which is made where it is missing, for its user alone.
+// Open opens the folder dir, which is created, private to its user, if it is missing.
 func Open(dir string, opts Options) (*Store, error) {
 	s := &Store{dir: dir, fault: opts.Fault}
 	if s.fault == nil {
@@ -58,7 +57,7 @@ func Open(dir string, opts Options) (*Store, error) {
 	}
 	if err != nil {
 		return nil, turnstone.NewError("blob.open", turnstone.KindUnavailable, dir, err).
-			WithHint("it has to be a folder that you may write")
+			WithHint("use a folder that you can write")
 	}
 	s.files.root = s.root
 	s.removeOldTmp()
@@ -71,7 +70,7 @@ func (s *Store) Close() error {
 	return s.root.Close()
 }
 
-// removeOldTmp is best effort: what it leaves takes room, and does no harm.
+// removeOldTmp is best effort: the files that remain use space but are harmless.
 func (s *Store) removeOldTmp() {
 	dir, err := s.root.Open(tmpDir)
 	if err != nil {
@@ -86,7 +85,7 @@ func (s *Store) removeOldTmp() {
 	}
 }
 
-// Put is blob.Store's.
+// Put implements blob.Store.
 func (s *Store) Put(ctx context.Context, name string, r io.Reader, size int64) error {
 	const op = "blob.put"
 	if err := blob.Begin(ctx, op, name); err != nil {
@@ -114,8 +113,8 @@ func (s *Store) createTmp() (*os.File, string, error) {
 	if err := s.fault("create"); err != nil {
 		return nil, "", err
 	}
-	// The time makes it one of its kind on this machine, the process among machines
-	// that share the folder; O_EXCL has the last word.
+	// The time makes the name unique on this machine, the process ID among machines that share the
+	// folder; O_EXCL guarantees uniqueness.
 	for try := 0; ; try++ {
 		tmp := fmt.Sprintf("%s/%x-%x-%x", tmpDir, os.Getpid(), time.Now().UnixNano(), try)
 		f, err := s.root.OpenFile(tmp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
@@ -135,13 +134,13 @@ func (s *Store) createTmp() (*os.File, string, error) {
 // write copies size bytes of r into f and makes them durable.
 func (s *Store) write(ctx context.Context, f *os.File, r io.Reader, size int64) error {
 	w := &writer{ctx: ctx, f: f, left: size, fault: s.fault}
-	// A reader that can write itself, as one over memory, saves a copy.
+	// A reader with WriteTo, such as a reader of memory, saves a copy.
 	if _, err := io.Copy(w, r); err != nil {
 		return err
 	}
 	if w.left != 0 {
 		return turnstone.Errorf("blob.put", turnstone.KindInvalid, "",
-			"it is %d bytes shorter than announced", w.left)
+			"the data is %d bytes shorter than announced", w.left)
 	}
 	if err := s.fault("fsync"); err != nil {
 		return err
@@ -149,7 +148,7 @@ func (s *Store) write(ctx context.Context, f *os.File, r io.Reader, size int64) 
 	return syscall.Fdatasync(int(f.Fd()))
 }
 
-// A writer writes no more than was announced, and nothing once ctx is done.
+// A writer accepts no more bytes than announced, and nothing after ctx is done.
 type writer struct {
 	ctx   context.Context
 	f     *os.File
@@ -163,7 +162,7 @@ func (w *writer) Write(p []byte) (int, error) {
 	}
 	if int64(len(p)) > w.left {
 		return 0, turnstone.Errorf("blob.put", turnstone.KindInvalid, "",
-			"it is longer than announced")
+			"the data is longer than announced")
 	}
 	if err := w.fault("write"); err != nil {
 		return 0, err
@@ -173,7 +172,7 @@ func (w *writer) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// publish gives the file tmp its name, durably.
+// publish durably renames the file tmp to its name.
 func (s *Store) publish(tmp, name string) error {
 	parent := path.Dir(name)
 	if parent != "." {
@@ -191,7 +190,7 @@ func (s *Store) publish(tmp, name string) error {
 	return s.syncDir(parent)
 }
 
-// mkdirs makes the folder dir and those above it, each durable in the one above.
+// mkdirs creates the folder dir and its parents, each durable in its parent.
 func (s *Store) mkdirs(dir string) error {
 	if _, err := s.root.Stat(dir); err == nil {
 		return nil
@@ -223,7 +222,7 @@ func (s *Store) syncDir(dir string) error {
 	return d.Sync()
 }
 
-// Get is blob.Store's.
+// Get implements blob.Store.
 func (s *Store) Get(ctx context.Context, name string, off, n int64) (io.ReadCloser, error) {
 	const op = "blob.get"
 	if err := blob.Begin(ctx, op, name); err != nil {
@@ -247,7 +246,7 @@ func (s *Store) Get(ctx context.Context, name string, off, n int64) (io.ReadClos
 	return &reader{ctx: ctx, f: f, off: off, left: n}, nil
 }
 
-// A reader is a range of a file.
+// A reader reads a range of a file.
 type reader struct {
 	ctx       context.Context
 	f         *os.File
@@ -266,7 +265,7 @@ func (r *reader) Read(p []byte) (int, error) {
 	r.left -= int64(n)
 	if errors.Is(err, io.EOF) {
 		err = nil
-		if n == 0 && len(p) > 0 { // the file was cut off after it was opened
+		if n == 0 && len(p) > 0 { // the file was truncated after it was opened
 			err = io.ErrUnexpectedEOF
 		}
 	}
@@ -275,7 +274,7 @@ func (r *reader) Read(p []byte) (int, error) {
 
 func (r *reader) Close() error { return r.f.Close() }
 
-// ReadAt is blob.RangeReader's.
+// ReadAt implements blob.RangeReader.
 func (s *Store) ReadAt(ctx context.Context, name string, p []byte, off int64) error {
 	const op = "blob.get"
 	if err := blob.Begin(ctx, op, name); err != nil {
@@ -301,7 +300,7 @@ func (s *Store) ReadAt(ctx context.Context, name string, p []byte, off int64) er
 	return blob.Error(op, name, err)
 }
 
-// Remove is blob.Store's.
+// Remove implements blob.Store.
 func (s *Store) Remove(ctx context.Context, name string) error {
 	const op = "blob.remove"
 	if err := blob.Begin(ctx, op, name); err != nil {
@@ -311,24 +310,24 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 		return blob.Error(op, name, err)
 	}
 	s.files.forget(name)
-	// A folder is no blob, and Remove would take an empty one.
+	// A folder is not a blob, and Remove would remove an empty folder.
 	if info, err := s.root.Lstat(name); err == nil && info.IsDir() {
 		return nil
 	}
 	if err := s.root.Remove(name); err != nil && !missing(err) {
 		return blob.Error(op, name, err)
 	}
-	// Not made durable: a blob that comes back after a power failure is one more to remove.
+	// Not made durable: a blob that returns after a power failure is removed later.
 	return nil
 }
 
-// missing tells whether err says that there is no such file; a file in the place
-// of a folder says so, too.
+// missing reports whether err means that the file does not exist, which includes a file in the
+// place of a folder.
 func missing(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
 }
 
-// join is path.Join for a name's parts, where the first may be empty.
+// join is path.Join for the parts of a name; the first part may be empty.
 func join(dir, name string) string {
 	if dir == "" {
 		return name

@@ -33,8 +33,8 @@ func TestConformance(t *testing.T) {
 	blobtest.Run(t, func(t *testing.T) blob.Store { return open(t, filepath.Join(t.TempDir(), "new"), local.Options{}) })
 }
 
-// TestFault fails each operation of a put in its turn: what is there afterwards
-// is whole or nothing, and the next put heals it.
+// TestFault fails each operation of a put in turn: the result is complete or absent, and the next
+// put heals it.
 func TestFault(t *testing.T) {
 	broken := errors.New("injected")
 	for n := 0; ; n++ {
@@ -94,7 +94,8 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// TestOldTmp checks that what a killed process left goes, and what one is writing stays.
+// TestOldTmp checks that remains of a killed process are removed, and files of a running process
+// stay.
 func TestOldTmp(t *testing.T) {
 	dir := t.TempDir()
 	tmp := filepath.Join(dir, ".tmp")

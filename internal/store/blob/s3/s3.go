@@ -1,4 +1,4 @@
-// Package s3 keeps blobs in a bucket of S3, or of what speaks as S3 does.
+// Package s3 stores blobs in a bucket of S3 or of a compatible server.
 package s3
 
 import (
@@ -23,23 +23,23 @@ import (
 	"turnstone.dev/turnstone/internal/store/blob"
 )
 
-// Options say where the blobs are. Credentials are no part of them: they are taken
-// from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, from ~/.aws/credentials (or
-// what AWS_SHARED_CREDENTIALS_FILE and AWS_PROFILE say), or from the machine's role.
+// Options locate the blobs. They contain no credentials, which come from AWS_ACCESS_KEY_ID and
+// AWS_SECRET_ACCESS_KEY, from ~/.aws/credentials (or AWS_SHARED_CREDENTIALS_FILE and AWS_PROFILE),
+// or from the machine's role.
 type Options struct {
 	Endpoint string // host, or host:port
 	Insecure bool   // plain HTTP
 	Region   string
 	Bucket   string
-	Prefix   string // of all names, without "/" at its ends; may be empty
+	Prefix   string // prefix of all names, without "/" at its ends; may be empty
 }
 
-// ParseURL reads s3://BUCKET/PREFIX. The endpoint is AWS_ENDPOINT_URL_S3,
-// AWS_ENDPOINT_URL, or AWS's own; the region AWS_REGION or AWS_DEFAULT_REGION.
+// ParseURL parses s3://BUCKET/PREFIX. The endpoint is AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or
+// AWS's own; the region is AWS_REGION or AWS_DEFAULT_REGION.
 func ParseURL(s string) (Options, error) {
 	bad := func(err error) (Options, error) {
 		return Options{}, turnstone.NewError("s3.parse", turnstone.KindInvalid, s, err).
-			WithHint("write s3://BUCKET/PREFIX, and give another endpoint than AWS's in AWS_ENDPOINT_URL_S3")
+			WithHint("write s3://BUCKET/PREFIX, and set AWS_ENDPOINT_URL_S3 for an endpoint other than AWS")
 	}
 	u, err := url.Parse(s)
 	if err != nil {
@@ -74,21 +74,21 @@ func first(variables ...string) string {
 	return ""
 }
 
-// A Store is a bucket, or what begins with a prefix in it. Requests that fail for a
-// reason that may pass are sent again.
+// A Store is a bucket, or the names with a prefix in it. Requests with transient failures are
+// repeated.
 type Store struct {
 	client *minio.Core
 	bucket string
-	prefix string // with "/" at its end, or empty
+	prefix string // with a trailing "/", or empty
 }
 
 var _ blob.Store = (*Store)(nil)
 
-// partSize is what is sent in one request, and what a reader that cannot be read
-// again is kept in memory for. Parts are sent four at a time.
+// partSize is the size of a request, and of the buffer for a reader that cannot be read again. Four
+// parts are sent concurrently.
 const partSize = 16 << 20
 
-// Open makes a store of a bucket that exists. It sends nothing.
+// Open returns a store for an existing bucket. It sends no request.
 func Open(o Options) (*Store, error) {
 	chain := credentials.NewChainCredentials([]credentials.Provider{
 		&credentials.EnvAWS{}, &credentials.FileAWSCredentials{},
@@ -97,7 +97,7 @@ func Open(o Options) (*Store, error) {
 	c, err := minio.NewCore(o.Endpoint, &minio.Options{Creds: chain, Secure: !o.Insecure, Region: o.Region})
 	if err != nil {
 		return nil, turnstone.NewError("blob.open", turnstone.KindInvalid, o.Endpoint, err).
-			WithHint("the endpoint is a host, or HOST:PORT")
+			WithHint("write the endpoint as a host, or HOST:PORT")
 	}
 	s := &Store{client: c, bucket: o.Bucket}
 	if o.Prefix != "" {
@@ -106,7 +106,7 @@ func Open(o Options) (*Store, error) {
 	return s, nil
 }
 
-// Put is blob.Store's.
+// Put implements blob.Store.
 func (s *Store) Put(ctx context.Context, name string, r io.Reader, size int64) error {
 	const op = "blob.put"
 	if err := blob.Begin(ctx, op, name); err != nil {
@@ -121,7 +121,7 @@ func (s *Store) Put(ctx context.Context, name string, r io.Reader, size int64) e
 		_, err = s.client.Client.PutObject(ctx, s.bucket, s.prefix+name, ra, size, putOptions())
 	} else {
 		_, err = s.client.Client.PutObject(ctx, s.bucket, s.prefix+name, source, size, putOptions())
-		if source.err != nil { // what the library makes of it does not say it
+		if source.err != nil { // the library's error does not contain the cause
 			err = source.err
 		}
 	}
@@ -132,14 +132,14 @@ func putOptions() minio.PutObjectOptions {
 	return minio.PutObjectOptions{PartSize: partSize, ContentType: "application/octet-stream"}
 }
 
-// A readSeekerAt can be sent again, and in parts at once.
+// A readSeekerAt supports repeated and concurrent reads.
 type readSeekerAt interface {
 	io.ReadSeeker
 	io.ReaderAt
 }
 
-// again returns a reader of exactly size bytes, that can be read again where it is
-// small or was so before. Whether a large other one has the size shows at its end only.
+// again returns a reader of exactly size bytes that supports repeated reads if the data is small or
+// r supports them. For other large readers, a wrong size is detected only at the end.
 func again(ctx context.Context, r io.Reader, size int64) (io.Reader, error) {
 	if size < 0 {
 		return nil, wrongSize(size)
@@ -175,11 +175,11 @@ func again(ctx context.Context, r io.Reader, size int64) (io.Reader, error) {
 
 func wrongSize(size int64) error {
 	return turnstone.Errorf("blob.put", turnstone.KindInvalid, "",
-		"it does not have the %d bytes announced", size)
+		"the data does not have the %d bytes announced", size)
 }
 
-// exact reads a reader that must have size bytes. It holds its last bytes back
-// until it has seen the end, so that no blob is made of one that is longer.
+// exact reads a reader that must have size bytes. It holds the last bytes back until it has seen
+// the end, so that a longer reader never becomes a blob.
 type exact struct {
 	ctx        context.Context
 	r          io.Reader
@@ -226,7 +226,7 @@ func (w *watched) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Get is blob.Store's.
+// Get implements blob.Store.
 func (s *Store) Get(ctx context.Context, name string, off, n int64) (io.ReadCloser, error) {
 	const op = "blob.get"
 	if err := blob.Begin(ctx, op, name); err != nil {
@@ -236,7 +236,7 @@ func (s *Store) Get(ctx context.Context, name string, off, n int64) (io.ReadClos
 		_, err := blob.Range(op, name, off, n, 0)
 		return nil, err
 	}
-	if n == 0 { // no range of HTTP
+	if n == 0 { // HTTP has no empty range
 		return s.empty(ctx, op, name, off)
 	}
 	rc, length, err := s.request(ctx, op, name, off, n)
@@ -257,7 +257,7 @@ func (s *Store) Get(ctx context.Context, name string, off, n int64) (io.ReadClos
 	return &reader{s: s, ctx: ctx, name: name, rc: rc, off: off, left: length}, nil
 }
 
-// request asks for a range, and checks that it is the whole of it that comes.
+// request requests a range and verifies that the answer is the complete range.
 func (s *Store) request(ctx context.Context, op turnstone.Op, name string, off, n int64) (io.ReadCloser, int64, error) {
 	var o minio.GetObjectOptions
 	var err error
@@ -288,7 +288,7 @@ func (s *Store) request(ctx context.Context, op turnstone.Op, name string, off, 
 	return rc, n, nil
 }
 
-// empty is Get of nothing, at a place that has to be inside the blob or at its end.
+// empty is Get of zero bytes at an offset that must be inside the blob or at its end.
 func (s *Store) empty(ctx context.Context, op turnstone.Op, name string, off int64) (io.ReadCloser, error) {
 	size, err := s.size(ctx, op, name)
 	if err == nil {
@@ -305,10 +305,10 @@ func (s *Store) size(ctx context.Context, op turnstone.Op, name string) (int64, 
 	return info.Size, s.fail(ctx, op, name, err)
 }
 
-// maxResumes is how often a Get asks again for what is left when the connection breaks.
+// maxResumes bounds how often a Get requests the rest after a broken connection.
 const maxResumes = 3
 
-// A reader is the range of a blob.
+// A reader reads the range of a blob.
 type reader struct {
 	s         *Store
 	ctx       context.Context
@@ -349,14 +349,14 @@ func (r *reader) Read(p []byte) (int, error) {
 
 func (r *reader) Close() error { return r.rc.Close() }
 
-// List is blob.Store's.
+// List implements blob.Store.
 func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, error] {
 	const op = "blob.list"
 	return func(yield func(blob.Info, error) bool) {
 		if prefix != "" && blob.CheckName(op, strings.TrimSuffix(prefix, "/")) != nil {
-			return // no name begins like that
+			return // no name begins with this prefix
 		}
-		// Whoever stops early must not leave a request behind.
+		// A caller that stops early must not leave a request behind.
 		short, cancel := context.WithCancel(ctx)
 		defer cancel()
 		if err := ctx.Err(); err != nil {
@@ -370,7 +370,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, er
 			}
 			name, ok := strings.CutPrefix(o.Key, s.prefix)
 			if !ok || blob.CheckName(op, name) != nil {
-				continue // not one of ours
+				continue // not a blob of this store
 			}
 			if !yield(blob.Info{Name: name, Size: o.Size, Modified: o.LastModified}, nil) {
 				return
@@ -382,7 +382,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, er
 	}
 }
 
-// Remove is blob.Store's.
+// Remove implements blob.Store.
 func (s *Store) Remove(ctx context.Context, name string) error {
 	const op = "blob.remove"
 	if err := blob.Begin(ctx, op, name); err != nil {
@@ -395,12 +395,12 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 	return err
 }
 
-// Check tells whether the bucket can be used, for who sets it up.
+// Check reports whether the bucket is usable, for its setup.
 func (s *Store) Check(ctx context.Context) error {
 	const op = "blob.check"
 	ok, err := s.client.BucketExists(ctx, s.bucket)
 	if err == nil && !ok {
-		err = minio.ErrorResponse{Code: minio.NoSuchBucket, Message: "there is no such bucket", StatusCode: http.StatusNotFound}
+		err = minio.ErrorResponse{Code: minio.NoSuchBucket, Message: "the bucket does not exist", StatusCode: http.StatusNotFound}
 	}
 	return s.fail(ctx, op, s.bucket, err)
 }
@@ -420,13 +420,13 @@ func (s *Store) fail(ctx context.Context, op turnstone.Op, name string, err erro
 	e := turnstone.NewError(op, turnstone.KindUnavailable, s.bucket+"/"+s.prefix+name, err)
 	switch r := minio.ToErrorResponse(err); {
 	case r.Code == minio.NoSuchBucket:
-		e.Kind, e.Hint = turnstone.KindNotFound, "make the bucket first"
+		e.Kind, e.Hint = turnstone.KindNotFound, "create the bucket first"
 	case r.StatusCode == http.StatusNotFound, r.Code == minio.NoSuchKey:
 		e.Kind = turnstone.KindNotFound
 	case r.StatusCode == http.StatusForbidden, r.StatusCode == http.StatusUnauthorized:
-		e.Hint = "the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws/credentials) have to allow it"
+		e.Hint = "check the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws/credentials)"
 	case r.StatusCode == 0:
-		e.Hint = "see that the endpoint can be reached: AWS_ENDPOINT_URL_S3 says which one it is, without it AWS's"
+		e.Hint = "check that the endpoint is reachable: AWS_ENDPOINT_URL_S3, or else AWS's own"
 	}
 	return e
 }

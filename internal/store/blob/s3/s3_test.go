@@ -56,7 +56,7 @@ func open(t *testing.T, o s3.Options) *s3.Store {
 	return s
 }
 
-// TestConformance runs the suite in a bucket, each test below a prefix of its own.
+// TestConformance runs the suite in a bucket, each test below its own prefix.
 func TestConformance(t *testing.T) {
 	addr := server(t)
 	bucket(t, addr, "conformance")
@@ -95,10 +95,10 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// A bad proxy answers 503 at first and cuts connections: what passes is tried again.
+// A bad proxy answers 503 at first and breaks connections: transient failures are retried.
 type badProxy struct {
 	http.Handler
-	refuse, cut atomic.Int32 // how often still
+	refuse, cut atomic.Int32 // remaining failures
 }
 
 func (p *badProxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -133,7 +133,7 @@ func TestRetries(t *testing.T) {
 	check(t, err)
 	rp := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
 		r.SetURL(target)
-		r.Out.Host = r.In.Host // it is signed
+		r.Out.Host = r.In.Host // the signature covers it
 	}, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)}
 	proxy := &badProxy{Handler: rp}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -145,7 +145,7 @@ func TestRetries(t *testing.T) {
 	s := open(t, s3.Options{Endpoint: l.Addr().String(), Bucket: "retries"})
 	want := bytes.Repeat([]byte("0123456789abcdef"), 40_000)
 	proxy.refuse.Store(3)
-	// A reader that can be read once only is sent again, too.
+	// A reader that can be read only once is sent again too.
 	check(t, s.Put(t.Context(), "x", io.MultiReader(bytes.NewReader(want)), int64(len(want))))
 	proxy.refuse.Store(2)
 	proxy.cut.Store(2)

@@ -1,8 +1,7 @@
 //go:build linux
 
-// Package hostdir shows a folder of this machine as a tree.Node. It follows no
-// symlinks, and finds every file anew below its folder, so that nobody who renames
-// files meanwhile leads it elsewhere.
+// Package hostdir presents a folder of this machine as a tree.Node. It follows no symlinks and
+// opens every file by its path below the folder, so that concurrent renames cannot lead it outside.
 package hostdir
 
 import (
@@ -21,7 +20,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// A Dir is a folder that was opened: a tree.Node, safe for concurrent use.
+// A Dir is an open folder: a tree.Node, safe for concurrent use.
 type Dir struct {
 	node
 	path string
@@ -32,12 +31,12 @@ type Dir struct {
 	last uint64
 }
 
-// inode names a file on the machine, for a folder may have other file systems mounted in it.
+// inode identifies a file on the machine because a folder may contain mounts of other file systems.
 type inode struct{ dev, ino uint64 }
 
-// Open returns the folder at path, where a symlink may lead to it. Close it when
-// the tree has been built. Errors are of kind KindNotFound or Unavailable; so are those of a
-// file that changes while it is read, or cannot be.
+// Open returns the folder at path, which may be a symlink. Close the folder after building the
+// tree. Errors are of kind NotFound or Unavailable, including those of a file that changes while it
+// is read or is not readable.
 func Open(path string) (*Dir, error) {
 	d := &Dir{path: path, ids: map[inode]uint64{}}
 	d.node = node{top: d, id: 0, names: 1}
@@ -58,10 +57,10 @@ func Open(path string) (*Dir, error) {
 	return d, nil
 }
 
-// Close lets go of the folder. Its nodes cannot be opened afterwards.
+// Close closes the folder. Its nodes cannot be opened afterwards.
 func (d *Dir) Close() error { return unix.Close(d.fd) }
 
-// id numbers files so that names of one file have one number.
+// id numbers files so that names of the same file have the same number.
 func (d *Dir) id(st *unix.Stat_t) uint64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -77,10 +76,10 @@ func (d *Dir) id(st *unix.Stat_t) uint64 {
 	return d.last
 }
 
-// A node is one file below the folder, as it was when its directory was read.
+// A node is a file below the folder, in the state at which its directory was read.
 type node struct {
 	top    *Dir
-	parent *node // nil of the top folder
+	parent *node // nil for the top folder
 	name   string
 	id     uint64
 	names  uint32
@@ -89,7 +88,7 @@ type node struct {
 	stamp  stamp
 }
 
-// A stamp tells whether a file is still the one that it was.
+// A stamp detects changes of a file.
 type stamp struct {
 	inode
 	size         int64
@@ -103,11 +102,11 @@ func stampOf(st *unix.Stat_t) stamp {
 // Attr implements tree.Node.
 func (n *node) Attr() (tree.Attr, error) { return n.attr, nil }
 
-// Inode implements tree.Node. Directories have numbers of their own, for the same
-// one may be mounted twice.
+// Inode implements tree.Node. Directories have their own numbers because the same directory may be
+// mounted twice.
 func (n *node) Inode() (id uint64, names uint32) { return n.id, n.names }
 
-// rel returns the path below the folder, "." of the folder itself.
+// rel returns the path below the folder, "." for the folder itself.
 func (n *node) rel() string {
 	if n.parent == nil {
 		return "."
@@ -127,13 +126,13 @@ func (n *node) fail(err error) error {
 	}
 	switch {
 	case errors.Is(err, unix.ENOENT):
-		out.Kind, out.Hint = turnstone.KindNotFound, "it has to exist, and must not go away while it is read"
+		out.Kind, out.Hint = turnstone.KindNotFound, "choose an existing folder that no program removes meanwhile"
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
-		out.Hint = "all of the folder has to be readable: change its permissions, or run this as its owner or as root"
+		out.Hint = "make the whole folder readable: change its permissions, or run this as its owner or as root"
 	case errors.Is(err, unix.ENOTDIR) && n.parent == nil:
 		out.Hint = "name a folder"
 	case errors.Is(err, errChanged), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR):
-		out.Hint = "let nothing write to the folder, and try again"
+		out.Hint = "stop writing to the folder, and try again"
 	}
 	return out
 }
@@ -160,7 +159,7 @@ func (n *node) Children(ctx context.Context) ([]tree.Child, error) {
 		}
 		kid, err := n.child(fd, name)
 		if errors.Is(err, unix.ENOENT) {
-			continue // gone before we came to it, which is as good as gone before we began
+			continue // removed meanwhile, which is equivalent to an earlier removal
 		}
 		if err != nil {
 			return nil, kid.fail(err)
@@ -184,7 +183,7 @@ func (n *node) child(dir int, name string) (*node, error) {
 	return kid, kid.fill(&st, readlink, fmt.Sprintf("/proc/self/fd/%d/%s", dir, name))
 }
 
-// fill takes over what st says, and reads the extended attributes of the file at path.
+// fill copies st and reads the extended attributes of the file at path.
 func (n *node) fill(st *unix.Stat_t, readlink func() (string, error), path string) (err error) {
 	n.id, n.names = n.top.id(st), uint32(min(uint64(st.Nlink), 1<<32-1))
 	n.stamp = stampOf(st)
@@ -210,13 +209,13 @@ func (n *node) fill(st *unix.Stat_t, readlink func() (string, error), path strin
 	case unix.S_IFIFO:
 		n.attr.Type = tree.FIFO
 	default:
-		return nil // a socket: in no tree
+		return nil // a socket, which is never part of a tree
 	}
 	n.attr.Xattrs, err = xattrs(path)
 	return err
 }
 
-// xattrs reads those extended attributes of the file at path that trees keep.
+// xattrs reads the extended attributes of the file at path that trees keep.
 func xattrs(path string) ([]tree.Xattr, error) {
 	var small [512]byte
 	list, err := grown(small[:], func(b []byte) (int, error) { return unix.Llistxattr(path, b) })
@@ -233,7 +232,7 @@ func xattrs(path string) ([]tree.Xattr, error) {
 		}
 		value, err := grown(nil, func(b []byte) (int, error) { return unix.Lgetxattr(path, name, b) })
 		if errors.Is(err, unix.ENODATA) {
-			continue // gone meanwhile
+			continue // removed meanwhile
 		}
 		if err != nil {
 			return nil, fmt.Errorf("its extended attribute %q: %w", name, err)
@@ -244,8 +243,7 @@ func xattrs(path string) ([]tree.Xattr, error) {
 	return out, nil
 }
 
-// grown calls read with a buffer that is large enough: with an empty one, read
-// returns how much there is.
+// grown calls read with a sufficiently large buffer: with an empty buffer, read returns the size.
 func grown(buf []byte, read func([]byte) (int, error)) ([]byte, error) {
 	for {
 		n, err := read(buf)
@@ -262,8 +260,7 @@ func grown(buf []byte, read func([]byte) (int, error)) ([]byte, error) {
 	}
 }
 
-// open opens the file for reading, if it still is the one it was. No component of
-// the path may be a symlink.
+// open opens the file for reading if it is unchanged. No component of the path may be a symlink.
 func (n *node) open(flags int) (int, error) {
 	fd, err := openBelow(n.top.fd, n.rel(), flags|unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
@@ -280,8 +277,8 @@ func (n *node) open(flags int) (int, error) {
 	return fd, nil
 }
 
-// is tells whether st is of the file that n is: the same directory, whatever has
-// come into it, or the same untouched file.
+// is reports whether st belongs to n's file: the same directory with any content, or the same
+// unchanged file.
 func (n *node) is(st *unix.Stat_t) bool {
 	now := stampOf(st)
 	return now.inode == n.stamp.inode && (n.attr.Type == tree.Dir || now == n.stamp && st.Mode&unix.S_IFMT == unix.S_IFREG)

@@ -59,7 +59,7 @@ func TestAFolderIsWhatItSeems(t *testing.T) {
 		os.WriteFile(p("\xff\xfe"), nil, 0o600),
 		os.WriteFile(p(strings.Repeat("n", 255)), []byte("x"), 0o600),
 		unix.Mkfifo(p("fifo"), 0o620),
-		os.Chmod(p("fifo"), 0o620), // whatever the umask
+		os.Chmod(p("fifo"), 0o620), // for any umask
 		os.Chmod(p("sub/file"), 0o640|os.ModeSetuid))
 	l, err := net.Listen("unix", p("socket"))
 	must(t, err)
@@ -129,7 +129,7 @@ func TestSparseFiles(t *testing.T) {
 			must(t, err)
 			r, err := kids[0].Node.Open()
 			must(t, err)
-			if test.size > 1<<30 { // it is enough to see that it comes fast
+			if test.size > 1<<30 { // it is enough that the data arrives quickly
 				buf := make([]byte, 1<<20)
 				start := time.Now()
 				for range 1024 {
@@ -199,7 +199,7 @@ func TestOpenWithoutOpenat2(t *testing.T) {
 	}
 }
 
-// TestChangesAreNoticed changes files between the reading of their directory and their own.
+// TestChangesAreNoticed changes files between reading their directory and reading the files.
 func TestChangesAreNoticed(t *testing.T) {
 	for name, change := range map[string]func(path string) error{
 		"grows":     func(p string) error { return appendTo(p, "more") },
@@ -313,7 +313,7 @@ func TestWhatCannotBeOpened(t *testing.T) {
 	}
 }
 
-// TestUnreadableFileIsNamed runs itself as an ordinary user if it can.
+// TestUnreadableFileIsNamed runs itself as an ordinary user if possible.
 func TestUnreadableFileIsNamed(t *testing.T) {
 	if os.Geteuid() == 0 {
 		exe, err := os.Executable()

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxPath bounds what one system call gets of a path, in bytes; the kernel takes 4095.
+// maxPath bounds a path in a system call, in bytes; the kernel's limit is 4095.
 const maxPath = 3500
 
 // openBelow opens a path below the folder dir. No component may be a symlink.
@@ -42,9 +42,9 @@ func openStep(dir int, path string, flags int) (int, error) {
 	for {
 		fd, err := unix.Openat2(dir, path, &how)
 		switch {
-		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN): // a rename went on at the same time
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN): // a concurrent rename
 			continue
-		case errors.Is(err, unix.ENOSYS): // Linux before 5.6, or a sandbox that does not know it
+		case errors.Is(err, unix.ENOSYS): // Linux before 5.6, or a sandbox without the system call
 			return openNames(dir, path, flags)
 		}
 		return fd, err
@@ -71,15 +71,14 @@ func openNames(dir int, path string, flags int) (int, error) {
 	}
 }
 
-// A reader reads a file's content; at its end, and when it is closed, it says so
-// if the file is no longer what it was. What is not on the disk of a sparse file is
-// not read from there.
+// A reader reads a file's content. At its end and on Close it returns an error if the file has
+// changed. It does not read the holes of a sparse file.
 type reader struct {
 	n    *node
 	f    *os.File
 	off  int64
-	data int64 // where the data ends that off is in
-	hole int64 // where the hole ends that off is in; -1: it is not known what off is in
+	data int64 // end of the data that contains off
+	hole int64 // end of the hole that contains off; -1: unknown whether off is in a hole
 }
 
 // Read implements io.Reader.
@@ -112,7 +111,7 @@ func (r *reader) Read(p []byte) (int, error) {
 	return 0, r.n.fail(err)
 }
 
-// most is how many bytes of n may be read at once: not beyond the data that is known of.
+// most returns how many bytes of n may be read at once: not beyond the known data.
 func (r *reader) most(n int) int64 {
 	if r.n.sparse && r.off < r.data {
 		return min(int64(n), r.data-r.off)
@@ -120,7 +119,7 @@ func (r *reader) most(n int) int64 {
 	return int64(n)
 }
 
-// seek finds out whether off is in data or in a hole, and where that ends.
+// seek determines whether off is in data or in a hole, and its end.
 func (r *reader) seek() error {
 	fd := int(r.f.Fd())
 	size := r.n.stamp.size
@@ -132,7 +131,7 @@ func (r *reader) seek() error {
 	case errors.Is(err, unix.ENXIO):
 		r.hole = size // a hole up to the end
 		return nil
-	case errors.Is(err, unix.EINVAL): // the file system does not tell
+	case errors.Is(err, unix.EINVAL): // the file system does not support it
 		r.data = size
 		return nil
 	case err != nil:
@@ -149,7 +148,7 @@ func (r *reader) seek() error {
 	return nil
 }
 
-// same says if the file is no longer what it was when its directory was read.
+// same returns an error if the file has changed since its directory was read.
 func (r *reader) same() error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(r.f.Fd()), &st); err != nil {

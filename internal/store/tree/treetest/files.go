@@ -15,16 +15,17 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// A File is one file of a tree, written down.
+// A File describes a file of a tree.
 type File struct {
-	// Path may have a slash in front. With one at its end it is a directory's; "/"
-	// is the top one. Directories that are not written down have mode 0755.
+	// Path may have a leading slash. With a trailing slash it is a directory; "/" is the top
+	// directory. Implicit directories have mode 0755.
 	Path string
-	Type tree.Type // 0: a symlink when there is a Target, a directory when Path ends in a slash, else a file
-	Mode uint32    // 0: 0755 of a directory, 0777 of a symlink, else 0644; NoMode: really 0
+	// 0: a symlink if there is a Target, a directory if Path ends in a slash, else a file
+	Type tree.Type
+	Mode uint32 // 0: 0755 for a directory, 0777 for a symlink, else 0644; NoMode: mode 0
 	UID  uint32
 	GID  uint32
-	// MTime is in seconds since 1970; Nsec comes on top.
+	// MTime is in seconds since 1970, plus Nsec.
 	MTime  int64
 	Nsec   int32
 	Data   string
@@ -32,14 +33,15 @@ type File struct {
 	Major  uint32
 	Minor  uint32
 	Xattrs map[string]string
-	Link   string // the path of a File before it: this is another name of it; the rest is ignored
+	// path of an earlier File: this is another name of it; the other fields are ignored
+	Link string
 }
 
-// NoMode is a File's mode that is 0.
+// NoMode is the value for the mode 0.
 const NoMode = 1 << 31
 
-// Texts makes a list of regular files of a map from paths to what is in them. A
-// path that ends in a slash is a directory.
+// Texts returns a list of regular files from a map of paths to contents. A path that ends in a
+// slash is a directory.
 func Texts(m map[string]string) []File {
 	var files []File
 	for _, p := range slices.Sorted(maps.Keys(m)) {
@@ -68,15 +70,15 @@ func Build(t testing.TB, w tree.Writer, root tree.Node) tree.Ref {
 	return ref
 }
 
-// A Node is a file in memory, as a file system would show it. Tests may change its
-// fields, also to what no file system shows.
+// A Node is a file in memory, as a file system would show it. Tests may change its fields, also to
+// values that no file system shows.
 type Node struct {
 	A     tree.Attr
 	ID    uint64
 	Names uint32
 	Kids  []tree.Child
 	Data  []byte
-	Err   error // of all methods
+	Err   error // returned by all methods
 }
 
 // Attr implements tree.Node.
@@ -112,8 +114,7 @@ func (n *Node) At(p string) *Node {
 	return n
 }
 
-// Set puts a child into a directory, in its place by name or instead of one that
-// has the name already.
+// Set adds a child to a directory at its position by name, or replaces the child with that name.
 func (n *Node) Set(name string, kid tree.Node) {
 	i, there := slices.BinarySearchFunc(n.Kids, name, func(c tree.Child, name string) int { return strings.Compare(c.Name, name) })
 	if there {
@@ -123,15 +124,14 @@ func (n *Node) Set(name string, kid tree.Node) {
 	n.Kids = slices.Insert(n.Kids, i, tree.Child{Name: name, Node: kid})
 }
 
-// AddXattr adds an extended attribute in its place by name, also where there is one
-// of that name.
+// AddXattr adds an extended attribute at its position by name, even if the name exists.
 func (n *Node) AddXattr(name, value string) {
 	n.A.Xattrs = append(n.A.Xattrs, tree.Xattr{Name: name, Value: []byte(value)})
 	slices.SortStableFunc(n.A.Xattrs, func(a, b tree.Xattr) int { return strings.Compare(a.Name, b.Name) })
 }
 
-// NewNode returns the top directory of a file system with files, in any order but
-// that links come after what they link to.
+// NewNode returns the top directory of a file system with files, in any order except that links
+// follow their targets.
 func NewNode(files ...File) (*Node, error) {
 	m := &maker{nodes: map[string]*Node{}}
 	root, err := m.dir("/")
@@ -162,7 +162,7 @@ func (m *maker) node() *Node {
 func (m *maker) dir(p string) (*Node, error) {
 	if n := m.nodes[p]; n != nil {
 		if n.A.Type != tree.Dir {
-			return nil, errors.New("lies in what is no directory")
+			return nil, errors.New("is below an entry that is not a directory")
 		}
 		return n, nil
 	}
@@ -242,10 +242,9 @@ func (f *File) attr() tree.Attr {
 	return a
 }
 
-// List writes a tree down, one line for each path, sorted bytewise: all that it
-// says, with what is in short files when g is a tree.ContentGetter. Two trees are
-// equal if and only if their lists are, apart from longer files' content, of
-// which there is the digest.
+// List describes a tree with a line for each path, sorted bytewise: all attributes, and the content
+// of short files if g is a tree.ContentGetter. Two trees are equal if and only if their lists are,
+// where longer files are represented by their digest.
 func List(t testing.TB, g tree.Getter, ref tree.Ref) []string {
 	t.Helper()
 	ctx := context.Background()
@@ -274,7 +273,7 @@ func List(t testing.TB, g tree.Getter, ref tree.Ref) []string {
 	return lines
 }
 
-// Line writes one entry down, as List does, but for its hard links.
+// Line describes an entry in the format of List, without its hard links.
 func Line(ctx context.Context, g tree.Getter, p string, e *tree.Entry) (string, error) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%c %04o %d:%d @%d.%d %s", "?dflcbp"[min(e.Type, 6)], e.Mode, e.UID, e.GID, e.MTime.Sec, e.MTime.Nsec, quoted(p))
@@ -305,7 +304,7 @@ func Line(ctx context.Context, g tree.Getter, p string, e *tree.Entry) (string, 
 	return b.String(), nil
 }
 
-// quoted quotes a path if it would not be readable otherwise.
+// quoted quotes a path that would not be readable otherwise.
 func quoted(s string) string {
 	if q := fmt.Sprintf("%q", s); q != `"`+s+`"` || strings.Contains(s, " ") {
 		return q

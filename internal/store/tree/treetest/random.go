@@ -10,13 +10,13 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// names are few, so that random trees have many paths in common, with some that
-// are awkward: around the slash in byte order, not UTF-8, long.
+// There are few names, so that random trees have many common paths. Some names are awkward: near
+// the slash in byte order, not UTF-8, long.
 func names() []string {
 	return []string{"a", "b", "c", "a-b", "a.b", "a0", "A", " ", "\xff\xfe", "ä", "new\nline", strings.Repeat("n", 255), ".hidden", "..."}
 }
 
-// Files generates lists of files of all types, with hard links, in an order that NewNode takes.
+// Files generates lists of files of all types, with hard links, in an order that NewNode accepts.
 func Files() *rapid.Generator[[]File] {
 	return rapid.Custom(func(t *rapid.T) []File {
 		var files []File
@@ -76,8 +76,8 @@ func randomFile(t *rapid.T, f *File) {
 	}
 }
 
-// Edited generates what becomes of files when somebody works on them: some are
-// gone, some are others, some are new. It has no hard links to what is gone.
+// Edited generates a modified list of files: some are removed, some changed, some new. It has no
+// hard links to removed files.
 func Edited(files []File) *rapid.Generator[[]File] {
 	return rapid.Custom(func(t *rapid.T) []File {
 		out := slices.Clone(files)
@@ -107,7 +107,7 @@ func Edited(files []File) *rapid.Generator[[]File] {
 	})
 }
 
-// without removes a path and all below it, and links to what is removed.
+// without removes a path and everything below it, and links to removed files.
 func without(files []File, p string) []File {
 	gone := map[string]bool{}
 	var out []File

@@ -1,5 +1,5 @@
-// Package treetest has what tests of trees need: a store in memory, trees written
-// down as lists of files, and random ones.
+// Package treetest supports tests of trees: a store in memory, trees as lists of files, and random
+// trees.
 package treetest
 
 import (
@@ -15,12 +15,12 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// chunked is the size above which a content gets a name for its list of chunks, in
-// bytes, so that tests meet such contents too.
+// chunked is the size in bytes above which a content gets a list of chunks, so that tests include
+// such contents.
 const chunked = 64 << 10
 
-// A Store keeps objects and contents in memory, and checks what it returns. It is
-// a tree.Writer and a tree.Reader, safe for concurrent use.
+// A Store keeps objects and contents in memory, and verifies its results. It is a tree.Writer and a
+// tree.Reader, safe for concurrent use.
 type Store struct {
 	mu       sync.Mutex
 	objects  map[turnstone.Digest][]byte
@@ -59,7 +59,7 @@ func get(m map[turnstone.Digest][]byte, d turnstone.Digest) ([]byte, error) {
 	return b, nil
 }
 
-// Put keeps an object.
+// Put stores an object.
 func (s *Store) Put(ctx context.Context, b []byte) (turnstone.Digest, error) {
 	if err := ctx.Err(); err != nil {
 		return "", turnstone.NewError("treetest.put", turnstone.KindCanceled, "", err)
@@ -74,7 +74,7 @@ func (s *Store) Put(ctx context.Context, b []byte) (turnstone.Digest, error) {
 	return d, nil
 }
 
-// PutContent keeps a file's bytes. A larger one gets an object that lists its chunks.
+// PutContent stores a file's bytes. A larger file gets an object that lists its chunks.
 func (s *Store) PutContent(ctx context.Context, r io.Reader, size int64) (tree.Content, error) {
 	b, err := io.ReadAll(r)
 	if err != nil {
@@ -124,7 +124,7 @@ func (s *Store) Contents() []turnstone.Digest {
 	return slices.Sorted(maps.Keys(s.contents))
 }
 
-// Calls returns how often an object was got and put.
+// Calls returns how often an object was read and put.
 func (s *Store) Calls() (gets, puts int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,7 +138,7 @@ func (s *Store) Opens() int {
 	return s.opens
 }
 
-// Remove forgets an object or a content.
+// Remove removes an object or a content.
 func (s *Store) Remove(d turnstone.Digest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

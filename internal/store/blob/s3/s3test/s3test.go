@@ -25,8 +25,8 @@ const (
 	SecretKey = "this-one-must-not-be-told"
 )
 
-// Server builds the S3 server that the go.mod in the folder module names where it is
-// not yet, starts it on a fresh folder until the test ends, and returns its address.
+// Server builds the S3 server named in the go.mod in the folder module if necessary, starts it on a
+// fresh folder until the test ends, and returns its address.
 func Server(t testing.TB, module string) string {
 	t.Helper()
 	program := build(t, module)
@@ -73,7 +73,8 @@ func build(t testing.TB, module string) string {
 	if _, err := os.Stat(program); err == nil {
 		return program
 	}
-	if _, err := exec.LookPath("go"); err != nil { // as for the ordinary user that the tests are run as once more
+	// such as for the ordinary user that repeats the tests
+	if _, err := exec.LookPath("go"); err != nil {
 		t.Skip("the go command, which builds the S3 server, is not in PATH")
 	}
 	tmp := fmt.Sprintf("%s.%d", program, os.Getpid())
@@ -87,7 +88,7 @@ func build(t testing.TB, module string) string {
 	return program
 }
 
-// Bucket makes a bucket and lets the environment have the credentials.
+// Bucket creates a bucket and sets the credentials in the environment.
 func Bucket(t testing.TB, addr, name string) {
 	t.Helper()
 	t.Setenv("AWS_ACCESS_KEY_ID", AccessKey)
