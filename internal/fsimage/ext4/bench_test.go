@@ -9,7 +9,8 @@ import (
 	"turnstone.dev/turnstone/internal/fsimage/ext4"
 )
 
-// BenchmarkSmallFiles lists an image of 20,000 small files and reads them all, with one goroutine.
+// BenchmarkSmallFiles lists an image of 20,000 small files and reads all of them, with a single
+// goroutine.
 func BenchmarkSmallFiles(b *testing.B) {
 	src := b.TempDir()
 	for i := range 20_000 {

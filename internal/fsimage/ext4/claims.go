@@ -2,8 +2,8 @@ package ext4
 
 import "sync"
 
-// claims is a set of numbers below a limit, in pages that exist once one of their
-// numbers is in it: its memory follows what is used, not what there is.
+// claims is a set of numbers below a limit, in pages that are allocated on first use: its memory
+// depends on the used numbers, not on the limit.
 type claims struct {
 	limit uint64
 
@@ -16,8 +16,8 @@ const (
 	claimBits  = claimWords * 64
 )
 
-// take adds the n numbers from start on, and tells whether none was in the set. It
-// adds none that is not below the limit.
+// take adds the n numbers from start on, and reports whether none was in the set. It adds no number
+// at or above the limit.
 func (c *claims) take(start, n uint64) bool {
 	if start >= c.limit || n > c.limit-start {
 		return false
@@ -34,7 +34,7 @@ func (c *claims) take(start, n uint64) bool {
 			p = new([claimWords]uint64)
 			c.pages[start/claimBits] = p
 		}
-		// The bits of one word at a time.
+		// The bits of a word at a time.
 		bit := start % 64
 		count := min(64-bit, end-start)
 		mask := ^uint64(0) >> (64 - count) << bit

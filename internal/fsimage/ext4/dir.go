@@ -9,11 +9,11 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// fileTypes is the type that a directory says a file has, by its number there.
+// fileTypes maps a directory entry's type number to the file's type.
 var fileTypes = [...]uint16{0, modeFile, modeDir, modeChar, modeBlock, modeFIFO, modeSocket, modeLink}
 
-// Children returns a directory's entries, sorted by name, without "." and "..".
-// Their nodes are *Inode, and are read already.
+// Children returns a directory's entries, sorted by name, without "." and "..". Their nodes are
+// *Inode, and are already read.
 func (n *Inode) Children(ctx context.Context) ([]tree.Child, error) {
 	entries, err := n.list(ctx)
 	if err != nil {
@@ -32,16 +32,17 @@ func (n *Inode) Children(ctx context.Context) ([]tree.Child, error) {
 			return nil, err
 		}
 		if e.kind != 0 && n.fs.filetype && (int(e.kind) >= len(fileTypes) || fileTypes[e.kind] != child.mode&modeType) {
-			return nil, corrupt("directory %d takes inode %d for something else", n.ino, e.ino)
+			return nil, corrupt("directory %d has the wrong type for inode %d", n.ino, e.ino)
 		}
 		if child.attr.Type == tree.Dir {
 			if err := n.fs.found(e.ino, dirName{n.ino, e.name}); err != nil {
 				return nil, err
 			}
 		}
-		// What has one name has it once, so its content is not read for ever by many.
+		// A file with a link count of 1 has a single name, so that many names cannot share its
+		// content and make it expensive to read.
 		if first && child.links == 1 && child.attr.Type != tree.Dir && !n.fs.named.take(uint64(e.ino), 1) {
-			return nil, corrupt("inode %d has one name and is at two places", e.ino)
+			return nil, corrupt("inode %d has a link count of 1 and two names", e.ino)
 		}
 		out = append(out, tree.Child{Name: e.name, Node: child})
 	}
@@ -72,13 +73,13 @@ func (n *Inode) child(name string) (*Inode, error) {
 	return nil, notFound
 }
 
-// found notes that a directory has this name. With two names, or as its own
-// ancestor, it would be read for ever.
+// found records a name of this directory. A directory with two names, or inside itself, would never
+// end.
 func (fs *FS) found(ino uint32, name dirName) error {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	if old, ok := fs.dirs[ino]; ino == rootInode || ok && old != name {
-		return corrupt("directory %d is at two places", ino)
+		return corrupt("directory %d has two names", ino)
 	}
 	fs.dirs[ino] = name
 	return nil
@@ -87,12 +88,12 @@ func (fs *FS) found(ino uint32, name dirName) error {
 // A dirEntry is a name in a directory.
 type dirEntry struct {
 	ino  uint32
-	kind byte // index of fileTypes; 0 when it is not known
+	kind byte // index of fileTypes; 0 if unknown
 	name string
 }
 
-// list reads a directory from its beginning to its end. In a hashed one the tree
-// hides in entries that are not used, so it reads as a plain one.
+// list reads a directory sequentially. The tree of a hashed directory is hidden in unused entries,
+// so the directory reads like a linear directory.
 func (n *Inode) list(ctx context.Context) ([]dirEntry, error) {
 	if n.attr.Type != tree.Dir {
 		return nil, corrupt("inode %d is not a directory", n.ino)
@@ -102,7 +103,7 @@ func (n *Inode) list(ctx context.Context) ([]dirEntry, error) {
 		return nil, err
 	}
 	f := File{fs: n.fs, extents: m.extents, size: n.size}
-	if f.allocated() != n.size { // so its size is bounded by the disk's
+	if f.allocated() != n.size { // bounds its size by the disk's size
 		return nil, corrupt("directory %d has holes", n.ino)
 	}
 	l := lister{n: n, count: m.first}
@@ -123,25 +124,25 @@ func (n *Inode) list(ctx context.Context) ([]dirEntry, error) {
 		}
 	}
 	if l.seen != 2 {
-		return nil, corrupt("directory %d does not begin with itself and the one above", n.ino)
+		return nil, corrupt("directory %d does not begin with the entries . and ..", n.ino)
 	}
 	return l.entries, nil
 }
 
 type lister struct {
 	n       *Inode
-	count   bool // against the bound
+	count   bool // counts towards the limit
 	seen    int  // entries, up to 2
 	entries []dirEntry
 }
 
-// block reads one block of a directory (struct ext4_dir_entry_2).
+// block reads a block of a directory (struct ext4_dir_entry_2).
 func (l *lister) block(b []byte) error {
 	const head = 8
 	fs := l.n.fs
 	for len(b) > 0 {
 		if len(b) < head+4 {
-			return corrupt("directory %d has an entry that is cut off", l.n.ino)
+			return corrupt("directory %d has a truncated entry", l.n.ino)
 		}
 		length, name := int(le.Uint16(b[4:])), int(b[6])
 		if fs.blockSize == 1<<16 && (length == 0 || length == 1<<16-1) {

@@ -2,11 +2,11 @@ package ext4
 
 import "fmt"
 
-// An extent is consecutive blocks of a file that are consecutive on the disk.
+// An extent is a sequence of blocks of a file that is contiguous on the disk.
 type extent struct {
-	logical uint64 // block of the file
+	logical uint64 // first block in the file
 	length  uint64 // in blocks
-	start   uint64 // block of the disk; 0 when it was allocated and never written
+	start   uint64 // first block on the disk; 0 if allocated and never written
 }
 
 const (
@@ -14,18 +14,18 @@ const (
 	extentEntry = 12 // bytes of a header and of an entry
 	maxDepth    = 5  // of an extent tree (ext4_extents.h)
 	maxWritten  = 1 << 15
-	// A file in more pieces than that is a table too large for our memory.
+	// The table of a file with more extents would use too much memory.
 	maxExtents = 4 << 20
 )
 
-// A mapping is where a file's blocks are.
+// A mapping is the location of a file's blocks.
 type mapping struct {
 	extents []extent
-	first   bool // nobody has asked before
+	first   bool // the first request for the mapping
 }
 
-// mapping returns where the file's blocks are, in order. When it is asked the first
-// time it claims them, with those that hold the map itself.
+// mapping returns the location of the file's blocks, in order. The first call claims them and the
+// blocks of the map itself.
 func (n *Inode) mapping() (mapping, error) {
 	m := mapper{n: n, first: n.fs.mapped.take(uint64(n.ino), 1)}
 	var err error
@@ -44,10 +44,10 @@ type mapper struct {
 	n       *Inode
 	first   bool
 	extents []extent
-	next    uint64 // no block of the file before this one may follow
+	next    uint64 // the next extent must not begin before this block of the file
 }
 
-// add takes n blocks from start on as the blocks of the file from logical on.
+// add adds n blocks from start on as the blocks of the file from logical on.
 func (m *mapper) add(logical, start, n uint64, written bool) error {
 	fs := m.n.fs
 	if logical < m.next || n == 0 {
@@ -72,13 +72,13 @@ func (m *mapper) add(logical, start, n uint64, written bool) error {
 		}
 	}
 	if len(m.extents) >= maxExtents {
-		return exhausted("copy the file to a new one and remove the old one, so that it lies in fewer pieces", "inode %d lies in more than %d pieces", m.n.ino, maxExtents)
+		return exhausted("copy the file to a new file with fewer extents and remove the old file", "inode %d has more than %d extents", m.n.ino, maxExtents)
 	}
 	m.extents = append(m.extents, extent{logical, n, start})
 	return nil
 }
 
-// node reads a node of an extent tree, which is less deep than limit.
+// node reads a node of an extent tree with a depth below limit.
 func (m *mapper) node(b []byte, limit int) error {
 	entries, depth := int(le.Uint16(b[2:])), int(le.Uint16(b[6:]))
 	if le.Uint16(b) != extentMagic || extentEntry*(entries+1) > len(b) || depth >= limit {
@@ -128,8 +128,8 @@ func (m *mapper) read(block uint64) ([]byte, error) {
 	return b, nil
 }
 
-// blockMap reads the old kind of map: 12 blocks, then one block of block numbers,
-// one of blocks of them, and one of blocks of those.
+// blockMap reads the older map format: 12 blocks, then a block of block numbers, and blocks of two
+// and three levels of indirection.
 func (m *mapper) blockMap() error {
 	for i := range 15 {
 		block := uint64(le.Uint32(m.n.block[4*i:]))

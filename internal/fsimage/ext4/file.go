@@ -9,7 +9,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// Open returns the content of a file; it is a *File.
+// Open returns the content of a file as a *File.
 func (n *Inode) Open() (io.ReadCloser, error) {
 	f, err := n.OpenFile()
 	if err != nil {
@@ -18,8 +18,8 @@ func (n *Inode) Open() (io.ReadCloser, error) {
 	return f, nil
 }
 
-// OpenFile returns the content of a file. It is of kind Exhausted when the holes
-// of all files that were opened are more than Options.Holes.
+// OpenFile returns the content of a file. The error is of kind Exhausted if the holes of all opened
+// files exceed Options.Holes.
 func (n *Inode) OpenFile() (*File, error) {
 	if n.attr.Type != tree.File {
 		return nil, turnstone.Errorf("ext4.open", turnstone.KindInvalid, "the sandbox's disk",
@@ -34,7 +34,7 @@ func (n *Inode) OpenFile() (*File, error) {
 		if holes := n.size - f.allocated(); n.fs.holes.Add(holes) > n.fs.opts.Holes || holes > n.fs.opts.Holes {
 			n.fs.holes.Add(-holes)
 			return nil, exhausted("remove the largest sparse files, or make them smaller with truncate",
-				"sparse files with holes of more than %s in all", turnstone.Bytes(n.fs.opts.Holes))
+				"sparse files with holes of more than %s in total", turnstone.Bytes(n.fs.opts.Holes))
 		}
 	}
 	return f, nil
@@ -54,7 +54,7 @@ func (f *File) Size() int64 { return f.size }
 // Close does nothing.
 func (f *File) Close() error { return nil }
 
-// allocated returns how many of the file's bytes have a place on the disk.
+// allocated returns the number of the file's bytes that are allocated on the disk.
 func (f *File) allocated() (sum int64) {
 	for _, e := range f.extents {
 		start, end := int64(e.logical)*f.fs.blockSize, int64(e.logical+e.length)*f.fs.blockSize
@@ -75,7 +75,7 @@ func (f *File) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// ReadAt implements io.ReaderAt. Holes, and what was never written, are zeros.
+// ReadAt implements io.ReaderAt. Holes and unwritten extents read as zeros.
 func (f *File) ReadAt(b []byte, off int64) (n int, err error) {
 	if off < 0 {
 		return 0, errors.New("negative offset")
@@ -87,7 +87,7 @@ func (f *File) ReadAt(b []byte, off int64) (n int, err error) {
 		b, err = b[:f.size-off], io.EOF
 	}
 	bs := f.fs.blockSize
-	// The first extent that ends behind off.
+	// The first extent that ends after off.
 	i := sort.Search(len(f.extents), func(i int) bool {
 		return int64(f.extents[i].logical+f.extents[i].length)*bs > off
 	})
@@ -101,7 +101,7 @@ func (f *File) ReadAt(b []byte, off int64) (n int, err error) {
 		}
 		e := f.extents[i]
 		start, end := int64(e.logical)*bs, int64(e.logical+e.length)*bs
-		if at < start { // a hole before it
+		if at < start { // a hole before the extent
 			rest = rest[:min(int64(len(rest)), start-at)]
 			clear(rest)
 			n += len(rest)

@@ -19,7 +19,7 @@ import (
 
 var le = binary.LittleEndian
 
-// small makes a small image with a bit of everything, and returns its bytes.
+// small returns the bytes of a small image with various files.
 func small(t testing.TB, options ...string) []byte {
 	src := t.TempDir()
 	must(t, os.MkdirAll(join(src, "dir", "sub"), 0o755))
@@ -78,7 +78,7 @@ func dirBlock(t *testing.T, b []byte, path string) []byte {
 	return b[int(le.Uint32(extent[8:]))*1024:][:1024]
 }
 
-// entryOf returns the entry of that name in a directory's block.
+// entryOf returns the entry with that name in a directory's block.
 func entryOf(t *testing.T, block []byte, name string) []byte {
 	for b := block; len(b) > 0; b = b[le.Uint16(b[4:]):] {
 		if string(b[8:8+int(b[6])]) == name {
@@ -89,7 +89,7 @@ func entryOf(t *testing.T, block []byte, name string) []byte {
 	return nil
 }
 
-// What no kernel writes is refused, says so, and takes no time.
+// An image that no kernel writes is rejected with a message and in little time.
 func TestHostileImages(t *testing.T) {
 	image := small(t)
 	if _, err := list(t.Context(), image); err != nil {
@@ -102,7 +102,7 @@ func TestHostileImages(t *testing.T) {
 		edit func(t *testing.T, b []byte)
 	}{
 		{"no magic", turnstone.KindIntegrity, "no ext4", func(_ *testing.T, b []byte) { b[1024+0x38] = 0 }},
-		{"journal", turnstone.KindInvalid, "played back", func(_ *testing.T, b []byte) { b[1024+0x60] |= 4 }},
+		{"journal", turnstone.KindInvalid, "requires a replay", func(_ *testing.T, b []byte) { b[1024+0x60] |= 4 }},
 		{"inline data", turnstone.KindInvalid, "features", func(_ *testing.T, b []byte) { b[1024+0x61] |= 0x80 }},
 		{"bigalloc", turnstone.KindInvalid, "features", func(_ *testing.T, b []byte) { b[1024+0x65] |= 2 }},
 		{"huge blocks", turnstone.KindIntegrity, "block size", func(_ *testing.T, b []byte) { le.PutUint32(b[1024+0x18:], 31) }},
@@ -111,20 +111,20 @@ func TestHostileImages(t *testing.T) {
 		{"tiny inodes", turnstone.KindIntegrity, "inodes of", func(_ *testing.T, b []byte) { le.PutUint16(b[1024+0x58:], 4) }},
 		{"many inodes", turnstone.KindIntegrity, "inodes in", func(_ *testing.T, b []byte) { le.PutUint32(b[1024:], 1<<31) }},
 		{"table outside", turnstone.KindIntegrity, "inode table", func(_ *testing.T, b []byte) { le.PutUint32(b[2*1024+8:], 1<<30) }},
-		{"cycle", turnstone.KindIntegrity, "two places", func(t *testing.T, b []byte) {
+		{"cycle", turnstone.KindIntegrity, "two names", func(t *testing.T, b []byte) {
 			e := entryOf(t, dirBlock(t, b, "/dir"), "sub")
 			le.PutUint32(e, uint32(find(t, b, "/dir")))
 		}},
-		{"root inside", turnstone.KindIntegrity, "two places", func(t *testing.T, b []byte) {
+		{"root inside", turnstone.KindIntegrity, "two names", func(t *testing.T, b []byte) {
 			le.PutUint32(entryOf(t, dirBlock(t, b, "/dir"), "sub"), 2)
 		}},
-		{"linked directory", turnstone.KindIntegrity, "two places", func(t *testing.T, b []byte) {
+		{"linked directory", turnstone.KindIntegrity, "two names", func(t *testing.T, b []byte) {
 			le.PutUint32(entryOf(t, dirBlock(t, b, "/"), "other"), uint32(find(t, b, "/dir/sub")))
 		}},
-		{"linked file", turnstone.KindIntegrity, "two places", func(t *testing.T, b []byte) {
+		{"linked file", turnstone.KindIntegrity, "two names", func(t *testing.T, b []byte) {
 			le.PutUint32(entryOf(t, dirBlock(t, b, "/"), "file"), uint32(find(t, b, "/sparse")))
 		}},
-		{"wrong type", turnstone.KindIntegrity, "something else", func(t *testing.T, b []byte) {
+		{"wrong type", turnstone.KindIntegrity, "has the wrong type", func(t *testing.T, b []byte) {
 			entryOf(t, dirBlock(t, b, "/"), "file")[7] = 2
 		}},
 		{"slash", turnstone.KindIntegrity, "has an entry", func(t *testing.T, b []byte) { entryOf(t, dirBlock(t, b, "/"), "file")[9] = '/' }},
@@ -135,9 +135,9 @@ func TestHostileImages(t *testing.T) {
 		{"same name", turnstone.KindIntegrity, "two entries", func(t *testing.T, b []byte) { copy(entryOf(t, dirBlock(t, b, "/"), "long")[8:], "file") }},
 		{"entry of nothing", turnstone.KindIntegrity, "an entry of", func(t *testing.T, b []byte) { le.PutUint16(entryOf(t, dirBlock(t, b, "/"), "file")[4:], 0) }},
 		{"entry too long", turnstone.KindIntegrity, "an entry of", func(t *testing.T, b []byte) { le.PutUint16(entryOf(t, dirBlock(t, b, "/"), "file")[4:], 2000) }},
-		{"inode outside", turnstone.KindIntegrity, "is named", func(t *testing.T, b []byte) { le.PutUint32(entryOf(t, dirBlock(t, b, "/"), "file"), 1<<31) }},
-		{"inode of the file system", turnstone.KindIntegrity, "is named", func(t *testing.T, b []byte) { le.PutUint32(entryOf(t, dirBlock(t, b, "/"), "file"), 7) }},
-		{"free inode", turnstone.KindIntegrity, "is free", func(t *testing.T, b []byte) { le.PutUint16(inodeAt(b, find(t, b, "/file"))[0x1a:], 0) }},
+		{"inode outside", turnstone.KindIntegrity, "is referenced", func(t *testing.T, b []byte) { le.PutUint32(entryOf(t, dirBlock(t, b, "/"), "file"), 1<<31) }},
+		{"inode of the file system", turnstone.KindIntegrity, "is referenced", func(t *testing.T, b []byte) { le.PutUint32(entryOf(t, dirBlock(t, b, "/"), "file"), 7) }},
+		{"free inode", turnstone.KindIntegrity, "and free", func(t *testing.T, b []byte) { le.PutUint16(inodeAt(b, find(t, b, "/file"))[0x1a:], 0) }},
 		{"no type", turnstone.KindIntegrity, "mode", func(t *testing.T, b []byte) { inodeAt(b, find(t, b, "/file"))[1] = 0 }},
 		{"huge file", turnstone.KindExhausted, "holes", func(t *testing.T, b []byte) { inodeAt(b, find(t, b, "/file"))[0x6f] = 0x10 }},
 		{"negative size", turnstone.KindIntegrity, "size", func(t *testing.T, b []byte) { inodeAt(b, find(t, b, "/file"))[0x6f] = 0xff }},
@@ -159,7 +159,7 @@ func TestHostileImages(t *testing.T) {
 		{"time", turnstone.KindIntegrity, "nanoseconds", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/file"))[0x88:], 0xffffffff) }},
 		{"more bytes", turnstone.KindIntegrity, "more bytes", func(t *testing.T, b []byte) { le.PutUint16(inodeAt(b, find(t, b, "/file"))[0x80:], 0xfffc) }},
 		{"attribute block outside", turnstone.KindIntegrity, "attributes in block", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/file"))[0x68:], 1<<30) }},
-		{"attribute block of something", turnstone.KindIntegrity, "something else", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/file"))[0x68:], 3) }},
+		{"attribute block of something", turnstone.KindIntegrity, "has other content", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/file"))[0x68:], 3) }},
 		{"target of nothing", turnstone.KindIntegrity, "target", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/short"))[4:], 0) }},
 		{"target with a NUL", turnstone.KindIntegrity, "NUL", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/short"))[4:], 30) }},
 		{"huge target", turnstone.KindIntegrity, "target", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/long"))[4:], 1<<30) }},
@@ -193,7 +193,7 @@ func TestCutOffImage(t *testing.T) {
 		if _, err := ext4.Open(bytes.NewReader(b[:size]), int64(size)); err == nil {
 			t.Errorf("an image of %d bytes opens", size)
 		}
-		// The caller may be wrong about the size.
+		// The caller's size may be wrong.
 		fs, err := ext4.Open(bytes.NewReader(b[:size]), int64(len(b)))
 		if err != nil {
 			continue
@@ -224,7 +224,7 @@ func TestLookup(t *testing.T) {
 	if y, _ := other.Inode(); x != y || names != 2 {
 		t.Errorf("inodes %d and %d with %d names", x, y, names)
 	}
-	for range 2 { // a second look is not a second claim
+	for range 2 { // a second read is not a second claim
 		f, err := a.OpenFile()
 		must(t, err)
 		got := make([]byte, 16)
@@ -255,8 +255,8 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// Whatever is in an image: no panic, and an end. The input changes a real image at
-// places that the first bytes choose, most of them in what describes files.
+// For any image: no panic, and termination. The input changes a real image at offsets that the
+// first bytes choose, mostly in metadata of files.
 func FuzzImage(f *testing.F) {
 	images := [][]byte{small(f), small(f, "-O", "^extent,^64bit")}
 	f.Add([]byte{0, 0, 0, 0, 1})
@@ -274,7 +274,7 @@ func FuzzImage(f *testing.F) {
 			case 1: // an inode
 				table := int(le.Uint32(images[int(edits[0])%len(images)][2*1024+8:])) * 1024
 				b[table+place%(40*256)] = e[3]
-			default: // anywhere in what is used
+			default: // anywhere in the used part
 				b[(place<<2|int(e[0]>>6))%(256<<10)] = e[3]
 			}
 		}

@@ -25,13 +25,13 @@ const (
 	flagInline    = 0x10000000
 	flagCasefold  = 0x40000000
 
-	firstInode = 11 // those below are the file system's own, but for the root
+	firstInode = 11 // smaller numbers, except the root, belong to the file system
 
-	inlineTarget = 60   // a shorter link target is in the inode itself
+	inlineTarget = 60   // shorter link targets are stored in the inode
 	maxTarget    = 4095 // PATH_MAX without the NUL
 )
 
-// An Inode is one file. It is safe for concurrent use.
+// An Inode is a file. It is safe for concurrent use.
 type Inode struct {
 	fs    *FS
 	ino   uint32
@@ -45,12 +45,11 @@ type Inode struct {
 	body  []byte    // extended attributes in the inode, from the first entry on
 }
 
-// Inode returns the file's number, and how many names it has in the file system,
-// which for a directory means nothing.
+// Inode returns the file's number and its link count, which has no meaning for a directory.
 func (n *Inode) Inode() (id uint64, names uint32) { return uint64(n.ino), uint32(n.links) }
 
-// Attr returns the file's attributes. The type of a socket is 0: no tree has
-// one. The values of extended attributes are shared with other files: do not write to them.
+// Attr returns the file's attributes. The type of a socket is 0 because trees have no sockets. The
+// values of extended attributes are shared with other files: do not modify them.
 func (n *Inode) Attr() (tree.Attr, error) {
 	a := n.attr
 	var err error
@@ -66,9 +65,9 @@ func (n *Inode) Attr() (tree.Attr, error) {
 // inode reads an inode.
 func (fs *FS) inode(ino uint32) (*Inode, error) {
 	if ino > fs.inodes || ino < firstInode && ino != rootInode {
-		return nil, corrupt("inode %d is named, there are %d", ino, fs.inodes)
+		return nil, corrupt("inode %d is referenced and the file system has only %d", ino, fs.inodes)
 	}
-	var buf [256]byte // what Linux writes; larger ones only give room to attributes
+	var buf [256]byte // Linux's size; larger inodes only have more space for attributes
 	raw := buf[:]
 	if fs.inodeSize > int64(len(buf)) {
 		raw = make([]byte, fs.inodeSize)
@@ -98,7 +97,7 @@ func (n *Inode) parse(raw []byte) error {
 	n.attr.MTime.Sec = int64(int32(le.Uint32(raw[0x10:])))
 	switch {
 	case n.links == 0:
-		return corrupt("inode %d is named, and is free", n.ino)
+		return corrupt("inode %d is referenced and free", n.ino)
 	case n.flags&(flagEncrypted|flagEAInode|flagInline|flagCasefold) != 0:
 		return unsupported("inode %d has flags %#x", n.ino, n.flags)
 	case size > 1<<63-1:
@@ -111,8 +110,8 @@ func (n *Inode) parse(raw []byte) error {
 	return n.parseType()
 }
 
-// parseExtra reads what is behind the first 128 bytes: the rest of the time, and
-// where extended attributes are.
+// parseExtra reads the data after the first 128 bytes: the rest of the times, and the offset of
+// extended attributes.
 func (n *Inode) parseExtra(raw []byte) error {
 	const base = 128
 	if len(raw) < base+4 {
@@ -123,7 +122,7 @@ func (n *Inode) parseExtra(raw []byte) error {
 		return corrupt("inode %d has %d more bytes", n.ino, extra)
 	}
 	if extra >= 0x8c-base {
-		// 30 bits of nanoseconds, and 2 that go on from the 32 of the seconds.
+		// 30 bits of nanoseconds, and 2 bits that extend the 32 bits of the seconds.
 		x := le.Uint32(raw[0x88:])
 		n.attr.MTime.Sec += int64(x&3) << 32
 		n.attr.MTime.Nsec = int32(x >> 2)
@@ -167,7 +166,7 @@ func (n *Inode) parseType() error {
 	return nil
 }
 
-// device reads a device's number, which is in the old form, of 16 bits, where that is enough.
+// device reads a device's number, which uses the old 16-bit form if possible.
 func (n *Inode) device() {
 	if v := le.Uint32(n.block[0:]); v != 0 {
 		n.attr.Major, n.attr.Minor = v>>8&0xff, v&0xff
@@ -192,24 +191,24 @@ func (n *Inode) target() (string, error) {
 		}
 	}
 	if bytes.IndexByte(b, 0) >= 0 {
-		return "", corrupt("link %d has a target with a NUL in it", n.ino)
+		return "", corrupt("link %d has a target with a NUL byte", n.ino)
 	}
 	return string(b), nil
 }
 
-// metaCache keeps pieces of the inode tables. A piece has one place it may be in,
-// so the cache is of a fixed size.
+// metaCache caches pieces of the inode tables. Each piece has a fixed slot, so the size of the
+// cache is fixed.
 type metaCache struct {
 	slots [64]struct {
 		mu    sync.Mutex
-		piece int64 // its number plus 1
+		piece int64 // the piece's number plus 1
 		data  []byte
 	}
 }
 
-const pieceSize = 64 << 10 // a multiple of every block size, so no inode is in two pieces
+const pieceSize = 64 << 10 // a multiple of every block size, so that no inode spans two pieces
 
-// readMeta reads b from the image through the cache. b lies in one block.
+// readMeta reads b from the image through the cache. b must be inside a block.
 func (fs *FS) readMeta(b []byte, off int64) error {
 	piece := off / pieceSize
 	s := &fs.cache.slots[piece%int64(len(fs.cache.slots))]

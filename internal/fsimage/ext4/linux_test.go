@@ -55,8 +55,8 @@ const (
 	fiThaw   = 0xc0045878
 )
 
-// freeze brings everything onto the disk and holds the file system still until the
-// test ends, as the agent does for a commit.
+// freeze writes everything to the disk and freezes the file system until the test ends, as the
+// agent does for a commit.
 func freeze(t *testing.T, dir string) {
 	t.Helper()
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -72,7 +72,7 @@ func freeze(t *testing.T, dir string) {
 	})
 }
 
-// everything makes one of each kind of file in dir, as far as this user may.
+// everything creates a file of each kind in dir, as far as this user may.
 func everything(t *testing.T, dir string, sparse int64) {
 	t.Helper()
 	at := func(name string) string { return join(dir, name) }
@@ -94,7 +94,8 @@ func everything(t *testing.T, dir string, sparse int64) {
 	write("not utf-8 \xff\xfe\n\t", 10)
 	write(".wh.odd", 3)
 	for _, n := range []int{1, 58, 59, 60, 61, 255, 1023, 4000} {
-		if err := os.Symlink(strings.Repeat("t", n), at(fmt.Sprintf("link-%d", n))); !errors.Is(err, unix.ENAMETOOLONG) { // more than a block
+		// more than a block
+		if err := os.Symlink(strings.Repeat("t", n), at(fmt.Sprintf("link-%d", n))); !errors.Is(err, unix.ENAMETOOLONG) {
 			must(t, err)
 		}
 	}
@@ -125,7 +126,7 @@ func times(t *testing.T, dir string) {
 	}
 }
 
-// holes makes a file of mostly nothing.
+// holes creates a file that consists mostly of holes.
 func holes(t *testing.T, path string, size int64) {
 	f, err := os.Create(path)
 	must(t, err)
@@ -137,7 +138,7 @@ func holes(t *testing.T, path string, size int64) {
 	must(t, f.Close())
 }
 
-// privileged makes what only root can.
+// privileged creates files that only root can create.
 func privileged(t *testing.T, dir string) {
 	at := func(name string) string { return join(dir, name) }
 	for i, dev := range [][2]uint32{{0, 0}, {1, 3}, {255, 255}, {256, 1}, {8, 256}, {4095, 1048575}} {
@@ -153,7 +154,7 @@ func privileged(t *testing.T, dir string) {
 	set("file-0", "user.note", []byte("hello"))
 	set("file-0", "user.empty", nil)
 	set("file-0", "user."+strings.Repeat("x", 250), []byte("long name"))
-	set("file-1", "user.large", bytes.Repeat([]byte("v"), 900)) // a block of its own
+	set("file-1", "user.large", bytes.Repeat([]byte("v"), 900)) // in its own block
 	set("file-4095", "security.capability", []byte("\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"))
 	set("empty", "trusted.overlay.opaque", []byte("y"))
 	set("empty", "user.dir", []byte("d"))
@@ -167,7 +168,7 @@ func privileged(t *testing.T, dir string) {
 	set("empty", "system.posix_acl_default", acl)
 }
 
-// What a kernel has written, read while it is frozen, is what the kernel shows.
+// Reading a frozen file system returns what the kernel shows.
 func TestReadsWhatLinuxWrote(t *testing.T) {
 	for name, options := range map[string][]string{
 		"scratch": scratchOptions,
@@ -194,7 +195,7 @@ func TestReadsWhatLinuxWrote(t *testing.T) {
 	}
 }
 
-// ordinary is what a file system without extents and large inodes can hold.
+// ordinary creates files that a file system without extents and large inodes supports.
 func ordinary(t *testing.T, dir string) {
 	must(t, os.WriteFile(join(dir, "a"), []byte("a"), 0o644))
 	must(t, os.Symlink("a", join(dir, "s")))
@@ -207,8 +208,8 @@ func ordinary(t *testing.T, dir string) {
 	must(t, os.WriteFile(join(dir, "large"), b, 0o644))
 }
 
-// fragmented makes a file with an extent tree of some depth, unwritten extents, and
-// one that a program has taken off the extents.
+// fragmented creates a file with an extent tree of some depth, unwritten extents, and a file
+// without extents.
 func fragmented(t *testing.T, dir string) {
 	f, err := os.Create(join(dir, "fragmented"))
 	must(t, err)
@@ -228,7 +229,7 @@ func fragmented(t *testing.T, dir string) {
 	must(t, f.Close())
 }
 
-// crowded makes a directory of n files, with some removed again.
+// crowded creates a directory of n files, with some removed again.
 func crowded(t testing.TB, dir string, n int) {
 	must(t, os.Mkdir(dir, 0o755))
 	for i := range n {
@@ -254,12 +255,12 @@ func TestLargeDirectory(t *testing.T) {
 	compare(t, got, want)
 }
 
-// What mke2fs has made of a folder, which takes no root.
+// mke2fs's image of a folder, which requires no root.
 func TestReadsWhatMke2fsWrote(t *testing.T) {
 	src := t.TempDir()
 	everything(t, src, 100<<20)
-	// mke2fs keeps no nanoseconds and no times past 2038, and of hard links and
-	// attributes what its version does: those are compared where Linux wrote them.
+	// mke2fs keeps no nanoseconds and no times past 2038, and hard links and attributes depending
+	// on its version: those are compared on images that Linux wrote.
 	entries, err := os.ReadDir(src)
 	must(t, err)
 	for _, e := range entries {

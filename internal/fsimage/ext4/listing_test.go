@@ -18,7 +18,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// A line is all that is known of a file; two trees are equal when their lines are.
+// A line describes a file; two trees are equal if their lines are equal.
 type line struct {
 	path, what string
 	sum        string
@@ -34,7 +34,7 @@ func format(a tree.Attr, names uint32) string {
 	return b.String()
 }
 
-// imageLines lists an image, with everything that may be read of it.
+// imageLines lists an image with all of its data.
 func imageLines(ctx context.Context, fs *ext4.FS) ([]line, error) {
 	root, err := fs.Root()
 	if err != nil {
@@ -221,5 +221,5 @@ func open(t testing.TB, path string) *ext4.FS {
 	return fs
 }
 
-// join is filepath.Join that keeps names as they are.
+// join is filepath.Join without cleaning names.
 func join(elem ...string) string { return strings.Join(elem, string(filepath.Separator)) }

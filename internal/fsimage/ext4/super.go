@@ -20,7 +20,7 @@ const (
 	rootInode   = 2
 )
 
-// Features that matter (ext4.h).
+// Relevant features (ext4.h).
 const (
 	incompatFiletype = 0x0002
 	incompatRecover  = 0x0004
@@ -36,15 +36,15 @@ const (
 	roCompatSharedBlocks = 0x4000
 )
 
-// An FS is an opened file system.
+// An FS is an open file system.
 type FS struct {
 	r    io.ReaderAt
 	opts Options
 
 	blockSize      int64
-	blocks         uint64 // number of them
+	blocks         uint64 // number of blocks
 	firstBlock     uint64
-	inodes         uint32 // number of them
+	inodes         uint32 // number of inodes
 	inodesPerGroup uint32
 	inodeSize      int64
 	filetype       bool
@@ -56,17 +56,17 @@ type FS struct {
 	claimed claims // blocks that belong to a file
 	mapped  claims // inodes whose blocks were claimed
 	listed  claims // directories whose children were read
-	named   claims // inodes with one name that were found
+	named   claims // inodes with a single name that were found
 
 	holes   atomic.Int64 // bytes of holes so far
 	entries atomic.Int64 // directory entries so far
 
 	mu     sync.Mutex
-	dirs   map[uint32]dirName // where each directory was found
+	dirs   map[uint32]dirName // the location of each directory
 	xblock map[uint64][]tree.Xattr
 }
 
-// A dirName is the one name of a directory.
+// A dirName is the only name of a directory.
 type dirName struct {
 	parent uint32
 	name   string
@@ -75,7 +75,7 @@ type dirName struct {
 // A span is blocks from start to before end.
 type span struct{ start, end uint64 }
 
-// OpenOptions is Open with bounds of the caller's.
+// OpenOptions is Open with the caller's bounds.
 func OpenOptions(r io.ReaderAt, size int64, opts Options) (*FS, error) {
 	if opts.Holes == 0 {
 		opts.Holes = defaultHoles
@@ -85,7 +85,7 @@ func OpenOptions(r io.ReaderAt, size int64, opts Options) (*FS, error) {
 	}
 	sb := make([]byte, superSize)
 	if size < superOffset+superSize {
-		return nil, corrupt("it is too small for a file system")
+		return nil, corrupt("the disk is too small for a file system")
 	}
 	if err := readFull(r, sb, superOffset); err != nil {
 		return nil, err
@@ -118,7 +118,7 @@ func (fs *FS) features(sb []byte) error {
 	incompat, roCompat := le.Uint32(sb[0x60:]), le.Uint32(sb[0x64:])
 	switch {
 	case incompat&incompatRecover != 0:
-		return unsupported("the file system has a journal that was not played back")
+		return unsupported("the file system has a journal that requires a replay")
 	case incompat&^incompatKnown != 0:
 		return unsupported("incompatible features %#x", incompat&^incompatKnown)
 	case roCompat&(roCompatBigalloc|roCompatSharedBlocks) != 0:
@@ -148,7 +148,7 @@ func (fs *FS) geometry(sb []byte, size int64) (descSize int64, groups uint64, er
 	fs.inodesPerGroup = le.Uint32(sb[0x28:])
 	fs.inodeSize = int64(le.Uint16(sb[0x58:]))
 	perGroup := uint64(le.Uint32(sb[0x20:]))
-	bits := uint64(8 * fs.blockSize) // a bitmap is one block
+	bits := uint64(8 * fs.blockSize) // a bitmap has a single block
 	switch {
 	case fs.blocks > uint64(size/fs.blockSize):
 		return 0, 0, corrupt("%d blocks of %d bytes do not fit into %d bytes", fs.blocks, fs.blockSize, size)
@@ -166,8 +166,8 @@ func (fs *FS) geometry(sb []byte, size int64) (descSize int64, groups uint64, er
 	return descSize, groups, nil
 }
 
-// groups reads the group descriptors: where the inode tables are. That a group's
-// table was never written needs no care, since such an inode says it has no links.
+// groups reads the group descriptors: the locations of the inode tables. A table that was never
+// written needs no special treatment because its inodes have no links.
 func (fs *FS) groups(sb []byte, descSize int64, groups uint64) error {
 	start := fs.firstBlock + 1
 	length := (groups*uint64(descSize) + uint64(fs.blockSize) - 1) / uint64(fs.blockSize)
@@ -205,7 +205,7 @@ func (fs *FS) groups(sb []byte, descSize int64, groups uint64) error {
 	return nil
 }
 
-// mergeSpans sorts spans, and makes one of those that touch.
+// mergeSpans sorts spans and joins adjacent spans.
 func mergeSpans(spans []span) []span {
 	slices.SortFunc(spans, func(a, b span) int {
 		switch {
@@ -227,7 +227,7 @@ func mergeSpans(spans []span) []span {
 	return out
 }
 
-// isMeta tells whether one of the n blocks from start on belongs to the file system itself.
+// isMeta reports whether any of the n blocks from start on belongs to the file system itself.
 func (fs *FS) isMeta(start, n uint64) bool {
 	i, _ := slices.BinarySearchFunc(fs.meta, start, func(s span, start uint64) int {
 		if s.end <= start {
@@ -238,20 +238,20 @@ func (fs *FS) isMeta(start, n uint64) bool {
 	return i < len(fs.meta) && fs.meta[i].start < start+n
 }
 
-// claim gives the blocks to a file, which must be the only one that has them.
+// claim assigns the blocks to a file, which must be their only owner.
 func (fs *FS) claim(ino uint32, start, n uint64) error {
 	switch {
 	case start >= fs.blocks || n > fs.blocks-start:
 		return corrupt("inode %d has blocks %d+%d of %d", ino, start, n, fs.blocks)
 	case fs.isMeta(start, n):
-		return corrupt("inode %d has blocks %d+%d, which hold the file system itself", ino, start, n)
+		return corrupt("inode %d has blocks %d+%d, which belong to the file system itself", ino, start, n)
 	case !fs.claimed.take(start, n):
 		return corrupt("inode %d has blocks %d+%d, which another file has too", ino, start, n)
 	}
 	return nil
 }
 
-// readFull reads all of b. What is missing at the end of the image is an error.
+// readFull reads all of b. Missing data at the end of the image is an error.
 func readFull(r io.ReaderAt, b []byte, off int64) error {
 	n, err := r.ReadAt(b, off)
 	if n == len(b) {

@@ -15,10 +15,10 @@ const (
 	xattrHead  = 32 // bytes of a block's header
 	xattrEntry = 16 // bytes of an entry without its name
 
-	maxXattrBlocks = 4096 // that are kept in memory
+	maxXattrBlocks = 4096 // cached in memory
 )
 
-// Numbers of the names' beginnings (fs/ext4/xattr.h). Linux shows no others.
+// Numbers of the names' prefixes (fs/ext4/xattr.h). Linux shows no others.
 const (
 	aclAccess  = 2
 	aclDefault = 3
@@ -26,8 +26,8 @@ const (
 
 var xattrPrefixes = [...]string{1: "user.", aclAccess: "system.posix_acl_access", aclDefault: "system.posix_acl_default", 4: "trusted.", 6: "security."}
 
-// xattrs returns all extended attributes, sorted by name: those in the inode, and
-// those in a block, which may belong to many files.
+// xattrs returns all extended attributes, sorted by name: those in the inode, and those in a block
+// that files can share.
 func (n *Inode) xattrs() ([]tree.Xattr, error) {
 	if n.body == nil && n.acl == 0 {
 		return nil, nil
@@ -71,7 +71,7 @@ func (n *Inode) xattrBlock() ([]tree.Xattr, error) {
 		return nil, fmt.Errorf("attributes of inode %d: %w", n.ino, err)
 	}
 	if le.Uint32(b) != xattrMagic || le.Uint32(b[8:]) != 1 {
-		return nil, corrupt("inode %d has attributes in block %d, which holds something else", n.ino, n.acl)
+		return nil, corrupt("inode %d has attributes in block %d, which has other content", n.ino, n.acl)
 	}
 	out, err := n.parseXattrs(b[xattrHead:], b)
 	if err != nil {
@@ -86,7 +86,7 @@ func (n *Inode) xattrBlock() ([]tree.Xattr, error) {
 	return out, nil
 }
 
-// parseXattrs reads entries, whose values are at offsets of values.
+// parseXattrs parses entries, whose values are at offsets in values.
 func (n *Inode) parseXattrs(entries, values []byte) (out []tree.Xattr, err error) {
 	damaged := func() error { return corrupt("inode %d has damaged extended attributes", n.ino) }
 	for b := entries; ; {
@@ -126,8 +126,8 @@ func (n *Inode) parseXattrs(entries, values []byte) (out []tree.Xattr, err error
 	}
 }
 
-// posixACL turns an access control list as it is on disk (fs/ext4/acl.h) into what
-// getxattr(2) returns (linux/posix_acl_xattr.h).
+// posixACL converts an access control list from the disk format (fs/ext4/acl.h) to the format of
+// getxattr(2) (linux/posix_acl_xattr.h).
 func posixACL(disk []byte) ([]byte, error) {
 	const (
 		userObj, groupObj, mask, other = 0x01, 0x04, 0x10, 0x20

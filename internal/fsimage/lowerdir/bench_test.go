@@ -15,8 +15,8 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
-// BenchmarkWrite writes the image of a turn that made many small files, and of one
-// that made a large one, from memory to the disk of the temporary directory.
+// BenchmarkWrite writes the image of a turn with many small files, and of a turn with a large file,
+// from memory to the disk of the temporary directory.
 func BenchmarkWrite(b *testing.B) {
 	b.Run("20000 files", func(b *testing.B) {
 		m := treetest.NewStore()
@@ -79,7 +79,7 @@ func write(b *testing.B, r tree.Reader, ref tree.Ref, size int64) {
 	}
 }
 
-// pattern has one large content.
+// pattern has a single large content.
 type pattern struct {
 	*treetest.Store
 	size int64
@@ -109,7 +109,7 @@ func (p *patternReader) Read(b []byte) (int, error) {
 
 func (p *patternReader) Close() error { return nil }
 
-// BenchmarkStack asks for the stack of a long history that is known.
+// BenchmarkStack requests the known stack of a long history.
 func BenchmarkStack(b *testing.B) {
 	m := treetest.NewStore()
 	cache := New(filepath.Join(b.TempDir(), "images"), m, Options{})

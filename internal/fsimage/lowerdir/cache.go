@@ -24,17 +24,17 @@ import (
 
 var keyRule = lazyregexp.New(`^[0-9a-f]{64}$`)
 
-var errLost = errors.New("an image is removed as soon as it is made; is the budget of images large enough?")
+var errLost = errors.New("an image was removed right after its creation; is the budget of images large enough?")
 
 func unavailable(path string, err error) error {
-	return turnstone.Classify("image.cache", turnstone.KindUnavailable, path, err, "make room on the disk that holds "+path)
+	return turnstone.Classify("image.cache", turnstone.KindUnavailable, path, err, "free some space on the disk that contains "+path)
 }
 
-// A sidecar stands beside an image and says what it is.
+// A sidecar is a file beside an image that describes it.
 type sidecar struct {
 	Stamp filestamp.Stamp `json:"stamp"`
-	// Boot is the host's boot in which the image was written, as long as it was not
-	// made durable: should the host lose power, what is on its disk may be less.
+	// Boot is the host's boot in which the image was written, until the image is durable: after a
+	// power loss, the image may be incomplete.
 	Boot  string `json:"boot,omitempty"`
 	Bytes int64  `json:"bytes"` // on disk
 
@@ -54,7 +54,7 @@ func (c *Cache) mkdirs() error {
 	return nil
 }
 
-// whole returns the image's sidecar when the image is there and as it was made.
+// whole returns the image's sidecar if the image exists and is unchanged.
 func (c *Cache) whole(key string) (sidecar, bool) {
 	var s sidecar
 	b, err := os.ReadFile(c.sidecarPath(key))
@@ -64,7 +64,7 @@ func (c *Cache) whole(key string) (sidecar, bool) {
 	return s, s.Boot == "" || s.Boot == bootID()
 }
 
-// usable counts the segments whose images are there, up to the first that is not.
+// usable counts the segments whose images exist, up to the first missing image.
 func (c *Cache) usable(segments []segment) int {
 	for i, s := range segments {
 		if _, ok := c.whole(s.Image); !ok {
@@ -74,8 +74,7 @@ func (c *Cache) usable(segments []segment) int {
 	return len(segments)
 }
 
-// openImages are images that are in use: as long as one of its holders lives, an image
-// is not removed.
+// openImages are images in use: an image is not removed while it has a holder.
 type openImages []*os.File
 
 func (h openImages) paths() []string {
@@ -92,8 +91,8 @@ func (h openImages) release() {
 	}
 }
 
-// holdAll holds the segments' images. missing is the first that is not there, or
-// not whole, and then none is held.
+// holdAll holds the segments' images. missing is the first image that is missing or damaged; then
+// no image is held.
 func (c *Cache) holdAll(segments []segment) (all openImages, missing string) {
 	for _, s := range segments {
 		f, ok := c.hold(s.Image)
@@ -111,7 +110,7 @@ func (c *Cache) hold(key string) (*os.File, bool) {
 	if err != nil {
 		return nil, false
 	}
-	// Whoever removes it holds the lock for as long as that takes.
+	// A process that removes the image holds the lock for the duration.
 	if err = unix.Flock(int(f.Fd()), unix.LOCK_SH); err == nil {
 		if _, ok := c.whole(key); ok && sameFile(f, f.Name()) {
 			touch(c.sidecarPath(key))
@@ -131,14 +130,14 @@ func sameFile(f *os.File, path string) bool {
 	return err == nil && os.SameFile(a, b)
 }
 
-// touch notes that a file is in use.
+// touch records that a file is in use.
 func touch(path string) {
 	now := time.Now()
 	_ = os.Chtimes(path, now, now)
 }
 
-// make writes the image of s, which spans the newest turns of h, unless somebody
-// has done so.
+// make writes the image of s, which spans the newest turns of h, unless another process has done
+// so.
 func (c *Cache) make(ctx context.Context, s *segment, h *walk) error {
 	var items []Item
 	for i := range s.Turns {
@@ -147,7 +146,7 @@ func (c *Cache) make(ctx context.Context, s *segment, h *walk) error {
 			return err
 		}
 		if !ok {
-			return unavailable(c.dir, fmt.Errorf("the history has %d turns less than it had", s.Turns-i))
+			return unavailable(c.dir, fmt.Errorf("the history has %d turns less than before", s.Turns-i))
 		}
 		items = append(items, item)
 	}
@@ -177,8 +176,8 @@ func (c *Cache) make(ctx context.Context, s *segment, h *walk) error {
 	return err
 }
 
-// imageKey names an image by all that goes into it. The turns below, which its
-// index lists too, are in the newest turn's key.
+// imageKey returns an image's name, which depends on all of its inputs. The key of the newest turn
+// covers the older turns, which the image's index also lists.
 func imageKey(from, to tree.Ref, items []Item) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "turnstone image %d\n%s\n%s\n", planFormat, from.Root, to.Root)
@@ -188,7 +187,7 @@ func imageKey(from, to tree.Ref, items []Item) string {
 	return turnstone.DigestBytes([]byte(b.String())).Hex()
 }
 
-// contextFiles returns what items, the newest first, add to /context.
+// contextFiles returns the files that items, newest first, add to /context.
 func contextFiles(ctx context.Context, items []Item) ([]File, error) {
 	var files []File
 	for _, item := range slices.Backward(items) {
@@ -204,12 +203,11 @@ func contextFiles(ctx context.Context, items []Item) ([]File, error) {
 	return files, nil
 }
 
-// indexTurns is how many turns /context/index.md lists; a longer history's others
-// are in its directories.
+// indexTurns is the number of turns in /context/index.md; older turns are only in its directories.
 const indexTurns = 100
 
-// indexFile returns index.md. It is made anew with each image that lies on top,
-// and hides those below.
+// indexFile returns index.md. Each image on top of a stack has a new index.md, which hides the
+// older files.
 func indexFile(h *walk) (File, error) {
 	var b strings.Builder
 	b.WriteString("# What happened before\n\n" +
@@ -224,7 +222,7 @@ func indexFile(h *walk) (File, error) {
 			break
 		}
 		if item.Line == "" {
-			continue // no turn: a layer of the template
+			continue // not a turn: a layer of the template
 		}
 		lines++
 		if i == indexTurns {
@@ -240,7 +238,7 @@ func indexFile(h *walk) (File, error) {
 	return File{Path: "index.md", Data: []byte(b.String())}, nil
 }
 
-// write writes an image under a name of its own and then gives it its name.
+// write writes an image under a temporary name and then renames it.
 func (c *Cache) write(ctx context.Context, s *segment, extra []File) (int64, error) {
 	f, err := os.CreateTemp(filepath.Join(c.dir, "images"), tempPrefix+s.Image[:16]+"-*")
 	if err != nil {
@@ -258,7 +256,7 @@ func (c *Cache) write(ctx context.Context, s *segment, extra []File) (int64, err
 		return 0, err
 	}
 	path := c.imagePath(s.Image)
-	_ = os.Remove(c.sidecarPath(s.Image)) // of one that was there and is not whole
+	_ = os.Remove(c.sidecarPath(s.Image)) // of an older, damaged image
 	if err := os.Rename(f.Name(), path); err != nil {
 		return 0, unavailable(path, err)
 	}
@@ -281,11 +279,11 @@ func (c *Cache) note(key string, s sidecar) error {
 	return replace(c.sidecarPath(key), b)
 }
 
-// persist makes an image durable that is not yet.
+// persist makes an image durable if necessary.
 func (c *Cache) persist(key string) error {
 	f, ok := c.hold(key)
 	if !ok {
-		return nil // gone again, and nobody's loss
+		return nil // removed meanwhile, which is harmless
 	}
 	defer func() { _ = f.Close() }()
 	side, ok := c.whole(key)
@@ -302,8 +300,8 @@ func (c *Cache) persist(key string) error {
 	return c.note(key, side)
 }
 
-// replace writes a file that appears whole or not at all, and need not outlive a
-// loss of power: what is in it is checked, and can be found out again.
+// replace atomically writes a file that need not survive a power loss: its content is checked and
+// can be computed again.
 func replace(path string, b []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(path), tempPrefix+"*")
 	if err != nil {
@@ -330,7 +328,7 @@ func onDisk(fi os.FileInfo) int64 {
 	return min(fi.Size(), substrate.SlotSize)
 }
 
-// bootID names the host's current boot.
+// bootID returns the ID of the host's current boot.
 func bootID() string {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

@@ -16,23 +16,23 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// Bounds of what an image is made of. The trees may come from elsewhere.
+// Limits of an image's input. The trees may come from another machine.
 const (
 	maxFiles     = 8_000_000
 	maxPath      = 64 << 10 // bytes
-	maxPaths     = 2 << 30  // bytes of all paths together
-	maxXattr     = 65535    // bytes of one value: what the format has room for
+	maxPaths     = 2 << 30  // total bytes of all paths
+	maxXattr     = 65535    // bytes of a value: the format's limit
 	maxXattrs    = 200 << 10
 	opaqueXattr  = "trusted.overlay.opaque"
-	privateXattr = "trusted.overlay." // what an overlay keeps for itself
+	privateXattr = "trusted.overlay." // prefix of an overlay's own attributes
 )
 
-// A difference is being found.
+// A difference is the state of computing a difference.
 type difference struct {
 	ctx    context.Context
 	r      tree.Getter
 	groups map[string]tree.LinkGroup // of the new tree, by path
-	forced map[string]bool           // paths whose group changed, and the directories above them
+	forced map[string]bool           // paths whose group changed, and their parent directories
 	links  []tar2erofs.Link
 	files  int
 	paths  int64
@@ -54,7 +54,7 @@ func plan(ctx context.Context, r tree.Getter, from, to tree.Ref, extra []File) (
 	}
 	root := &next.Entry
 	if root.Type != tree.Dir {
-		return nil, nil, invalid("/", "is no directory")
+		return nil, nil, invalid("/", "is not a directory")
 	}
 	var before *tree.Entry
 	if old.Type == tree.Dir {
@@ -69,7 +69,7 @@ func plan(ctx context.Context, r tree.Getter, from, to tree.Ref, extra []File) (
 	return top, d.links, nil
 }
 
-// roots reads both trees' roots. An empty tree's has no type.
+// roots reads both trees' roots. An empty tree's root has no type.
 func (d *difference) roots(from, to tree.Ref) (old, next *tree.Root, err error) {
 	old, next = new(tree.Root), &tree.Root{Entry: tree.Entry{Attr: tree.Attr{Type: tree.Dir, Mode: 0o755}}}
 	if from.Root != "" {
@@ -83,8 +83,8 @@ func (d *difference) roots(from, to tree.Ref) (old, next *tree.Root, err error) 
 	return old, next, err
 }
 
-// findGroups notes the new tree's groups, and which paths are to be written
-// because their group is another: an inode lies in one image only.
+// findGroups records the new tree's groups, and the paths to write because their group has changed:
+// all names of an inode must be in the same image.
 func (d *difference) findGroups(old, next []tree.LinkGroup) {
 	same := make(map[string]bool, len(old))
 	for _, g := range old {
@@ -126,8 +126,8 @@ func (d *difference) entries(e *tree.Entry) (tree.Directory, error) {
 	return tree.GetDirectory(d.ctx, d.r, e.Tree)
 }
 
-// dir returns the node of the directory at path with what differs in it. old is
-// what is there below, and nil when that is no directory.
+// dir returns the node of the directory at path with its differences. old is the lower directory,
+// or nil if there is none.
 func (d *difference) dir(path string, old, next *tree.Entry) (*node, error) {
 	n, err := d.node(path, next)
 	if err != nil {
@@ -174,8 +174,8 @@ func (d *difference) dir(path string, old, next *tree.Entry) (*node, error) {
 	return n, d.hide(n, gone, kept)
 }
 
-// hide takes away what is gone: name by name, or all that lies below at once when
-// nothing of it is needed.
+// hide hides removed entries: individually, or the whole lower directory if none of its entries is
+// needed.
 func (d *difference) hide(n *node, gone []*node, kept bool) error {
 	if len(gone) == 0 {
 		return nil
@@ -199,13 +199,13 @@ func opaque(n *node) {
 	n.stat.Xattrs[opaqueXattr] = "y"
 }
 
-// whiteout is a name that hides what is below it.
+// whiteout returns a name that hides the lower entry.
 func whiteout(name string) *node {
 	return &node{name: name, mode: fs.ModeDevice | fs.ModeCharDevice, stat: erofs.Stat{Nlink: 1}}
 }
 
-// entry returns the node of the file at path, nil when it is as it was. lower says
-// that something of what lies below is still needed.
+// entry returns the node of the file at path, nil if it is unchanged. lower reports whether a part
+// of the lower directory is still needed.
 func (d *difference) entry(path string, old, next *tree.Entry) (n *node, lower bool, err error) {
 	if next.Type == tree.Dir {
 		if old != nil && old.Type == tree.Dir {
@@ -242,8 +242,8 @@ func (d *difference) entry(path string, old, next *tree.Entry) (n *node, lower b
 	return n, false, nil
 }
 
-// same says that two entries are one to whoever looks at them. How a content is
-// stored does not count.
+// same reports whether two entries are indistinguishable to a reader. The storage of a content has
+// no influence.
 func same(a, b *tree.Entry) bool {
 	return a.Type == b.Type && a.Mode == b.Mode && a.UID == b.UID && a.GID == b.GID && a.MTime == b.MTime && a.Size == b.Size &&
 		a.Target == b.Target && a.Major == b.Major && a.Minor == b.Minor && a.Content.Digest == b.Content.Digest && a.Tree == b.Tree &&
@@ -260,7 +260,7 @@ func (d *difference) node(path string, e *tree.Entry) (*node, error) {
 		return nil, tooMany()
 	}
 	if path != "" && (e.Name == "" || e.Name == "." || e.Name == ".." || len(e.Name) > 255 || strings.ContainsAny(e.Name, "/\x00")) {
-		return nil, invalid(path, "has a name that no file can have")
+		return nil, invalid(path, "has a name that is not valid for a file")
 	}
 	n := &node{name: e.Name, target: e.Target, mode: fs.FileMode(e.Mode & 0o777),
 		stat: erofs.Stat{UID: e.UID, GID: e.GID, Mtime: uint64(e.MTime.Sec), MtimeNs: uint32(e.MTime.Nsec), Nlink: 1}}
@@ -276,7 +276,7 @@ func (d *difference) node(path string, e *tree.Entry) (*node, error) {
 	for _, x := range e.Xattrs {
 		total += len(x.Name) + len(x.Value) + 8
 		if strings.HasPrefix(x.Name, privateXattr) || len(x.Name) > 255 || len(x.Value) > maxXattr || total > maxXattrs {
-			return nil, invalid(path, "has an extended attribute that cannot be kept: "+x.Name)
+			return nil, invalid(path, "has an unsupported extended attribute: "+x.Name)
 		}
 		if n.stat.Xattrs == nil {
 			n.stat.Xattrs = make(map[string]string, len(e.Xattrs))
@@ -286,9 +286,9 @@ func (d *difference) node(path string, e *tree.Entry) (*node, error) {
 	return n, nil
 }
 
-// imageXattr is what the image's writer wants to be told instead of name. In the
-// format an access control list is a number without a name, and the writer knows
-// it by a prefix with nothing behind it.
+// imageXattr returns the name that the image's writer expects instead of name. In the format an
+// access control list is a number without a name, and the writer expects a prefix without a suffix
+// for it.
 func imageXattr(name string) string {
 	if name == "system.posix_acl_access" || name == "system.posix_acl_default" {
 		return name + "."
@@ -308,7 +308,7 @@ func (n *node) setType(path string, e *tree.Entry) error {
 		n.size, n.content = e.Size, e.Content
 	case tree.Symlink:
 		if e.Target == "" || len(e.Target) > 4095 || strings.IndexByte(e.Target, 0) >= 0 {
-			return invalid(path, "is a symlink that leads nowhere")
+			return invalid(path, "is a symlink without a target")
 		}
 		n.mode |= fs.ModeSymlink
 	case tree.Char, tree.Block:
@@ -326,7 +326,7 @@ func (n *node) setType(path string, e *tree.Entry) error {
 	case tree.FIFO:
 		n.mode |= fs.ModeNamedPipe
 	default:
-		return invalid(path, "has a type that is unknown")
+		return invalid(path, "has an unknown type")
 	}
 	return nil
 }
@@ -338,18 +338,18 @@ func invalid(path, msg string) error {
 
 func tooMany() error {
 	return turnstone.Errorf("image.write", turnstone.KindExhausted, "image",
-		"there are more files than an image takes")
+		"the image would have too many files")
 }
 
-// contextDir returns the directory context with files. Of two with one path the
-// later counts.
+// contextDir returns the directory context with files. Of two files with the same path the later
+// counts.
 func contextDir(files []File) (*node, error) {
 	top := newContextDir("context")
 	dirs := map[string]*node{"": top}
 	seen := make(map[string]*node)
 	for _, f := range files {
 		if !fs.ValidPath(f.Path) || f.Path == "." || len(f.Path) > maxPath {
-			return nil, invalid(f.Path, "is no path below /context")
+			return nil, invalid(f.Path, "is not a path below /context")
 		}
 		size := f.Content.Size
 		if f.Content.Digest == "" {
@@ -379,13 +379,14 @@ func newContextDir(name string) *node {
 	return &node{name: name, mode: fs.ModeDir | 0o755, stat: erofs.Stat{Nlink: 2}}
 }
 
-// place puts n where f is, and makes the directories that lead there.
+// place puts n at the path of f, and creates the parent directories.
 func place(dirs, seen map[string]*node, f File, n *node) error {
 	at := dirs[""]
 	rest := f.Path
 	for done := 0; ; {
 		name, more, deeper := strings.Cut(rest, "/")
-		at.stat.Mtime = max(at.stat.Mtime, uint64(max(0, f.MTime.Sec))) // as old as the newest file in it
+		// as old as the newest file in it
+		at.stat.Mtime = max(at.stat.Mtime, uint64(max(0, f.MTime.Sec)))
 		if !deeper {
 			n.name = name
 			at.children = append(at.children, n)

@@ -10,27 +10,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tempPrefix begins the names of files that are being written.
+// tempPrefix is the prefix of files that are being written.
 const tempPrefix = ".new-"
 
 const (
-	planAge = 30 * 24 * time.Hour // how long a plan is kept that nobody asks for
+	planAge = 30 * 24 * time.Hour // how long an unused plan is kept
 	tempAge = 24 * time.Hour
 )
 
-// An old image is one that could be removed.
+// An old image is a candidate for removal.
 type oldImage struct {
 	key   string
 	used  time.Time
 	bytes int64
 }
 
-// leastBudget is what images may take up on a small disk.
+// leastBudget is the minimum budget for images on a small disk.
 const leastBudget = 8 << 30
 
-// budget is what all images may take up on disk, in bytes; now is what they do.
-// One state alone can have many GiB, so it is a quarter of the disk; but they leave as
-// much room free as they take.
+// budget returns the limit for the disk usage of all images in bytes; now is their current usage. A
+// single state can have many GiB, so the budget is a quarter of the disk, but the images leave as
+// much space free as they use.
 func (c *Cache) budget(now int64) int64 {
 	if c.opts.Budget > 0 {
 		return int64(c.opts.Budget)
@@ -43,9 +43,8 @@ func (c *Cache) budget(now int64) int64 {
 	return max(min(leastBudget, free), min(int64(st.Blocks/4)*st.Bsize, (now+free)/2))
 }
 
-// evict removes the images that were not used for longest, until the others take
-// up no more than the budget. Those that are in use stay, whatever they take up.
-// What cannot be removed is left to the next time.
+// evict removes the least recently used images until the rest is within the budget. Images in use
+// stay regardless of their size. An image that cannot be removed is left to the next call.
 func (c *Cache) evict() {
 	entries, err := os.ReadDir(filepath.Join(c.dir, "images"))
 	if err != nil {
@@ -96,7 +95,7 @@ func (c *Cache) remove(key string) bool {
 	return os.Remove(f.Name()) == nil
 }
 
-// sweep removes what a process left behind that was killed while it wrote.
+// sweep removes the remains of processes that were killed while writing.
 func (c *Cache) sweep(name string, fi os.FileInfo) {
 	path := filepath.Join(c.dir, "images", name)
 	f, err := os.Open(path)
@@ -110,7 +109,7 @@ func (c *Cache) sweep(name string, fi os.FileInfo) {
 	}
 }
 
-// forget removes the plans that nobody asked for in a long time.
+// forget removes plans that were unused for a long time.
 func (c *Cache) forget() {
 	dir := filepath.Join(c.dir, "plans")
 	entries, _ := os.ReadDir(dir)

@@ -9,52 +9,51 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// A Recipe says how an image is made: with the trees and the history it can be made
-// again, byte for byte, when it has gone from the cache or on another machine.
+// A Recipe describes how to make an image: with the trees and the history, the same bytes can be
+// made again after the image was removed from the cache, or on another machine.
 type Recipe struct {
-	Image  string           `json:"image"` // its name, which is that of its file
+	Image  string           `json:"image"` // its name, which is its file's name
 	From   tree.Ref         `json:"from"`
 	To     tree.Ref         `json:"to"`
 	Newest turnstone.Digest `json:"newest"` // key of the newest turn that it spans
 	Turns  int              `json:"turns"`
 }
 
-// Hold returns the paths of the images called names, in their order, which stay
-// until release is called. An image that is not in the cache any more is an error
-// of kind KindNotFound.
+// Hold returns the paths of the images called names, in their order. They stay until release is
+// called. An image that is no longer in the cache is an error of kind NotFound.
 func (c *Cache) Hold(names []string) (paths []string, release func(), err error) {
 	segments := make([]segment, len(names))
 	for i, name := range names {
 		if !keyRule.MatchString(name) {
 			return nil, nil, turnstone.Errorf("image.hold", turnstone.KindInvalid, name,
-				"is no name of an image")
+				"is not the name of an image")
 		}
 		segments[i] = segment{Image: name}
 	}
 	all, missing := c.holdAll(segments)
 	if missing != "" {
 		return nil, nil, turnstone.Errorf("image.hold", turnstone.KindNotFound, missing,
-			"the image is not in the cache any more")
+			"the image is no longer in the cache")
 	}
 	return all.paths(), all.release, nil
 }
 
-// Recipes returns how the images at paths, which are held, were made.
+// Recipes returns the recipes of the images at paths, which are held.
 func (c *Cache) Recipes(paths []string) ([]Recipe, error) {
 	recipes := make([]Recipe, len(paths))
 	for i, path := range paths {
 		key := filepath.Base(path)
 		side, ok := c.whole(key)
 		if !ok {
-			return nil, unavailable(path, errors.New("the image is not whole"))
+			return nil, unavailable(path, errors.New("the image is damaged"))
 		}
 		recipes[i] = side.Recipe
 	}
 	return recipes, nil
 }
 
-// Remake is Hold that makes again what is missing. history is that of the state
-// which the recipes' images lead to, or of one that came after.
+// Remake is Hold that makes missing images again. history is the history of the state that the
+// recipes' images lead to, or of a later state.
 func (c *Cache) Remake(ctx context.Context, recipes []Recipe, history History) (paths []string, release func(), err error) {
 	if err := c.mkdirs(); err != nil {
 		return nil, nil, err
@@ -77,7 +76,7 @@ func (c *Cache) Remake(ctx context.Context, recipes []Recipe, history History) (
 		}
 		if s.Image != r.Image {
 			return nil, nil, turnstone.Errorf("image.remake", turnstone.KindIntegrity, r.Image,
-				"the history gives another image than it did")
+				"the history results in another image than before")
 		}
 	}
 	return c.Hold(names)

@@ -1,13 +1,12 @@
-// Package lowerdir makes the read-only images that a turn's root file system is
-// stacked from. An image is EROFS and holds the difference between two trees, as
-// an overlay's lower directory, and what the turns that it spans add to /context:
+// Package lowerdir makes the read-only images of which a turn's root file system is stacked. An
+// image is EROFS. It contains the difference between two trees in the form of an overlay's lower
+// directory, and the files that its turns add to /context:
 //
-//	fs/       the difference: what was added or changed, whiteouts, opaque directories
+//	fs/       the difference: additions and changes, whiteouts, opaque directories
 //	context/  index.md and turns/<n>/…
 //
-// Images are a cache. They are named by what they hold, made by whoever needs them
-// first, merged so that a stack stays short, and removed when they take up too
-// much room.
+// Images are a cache. Their names depend on their content, the first process that needs an image
+// makes it, images are merged to keep stacks short, and removed when they use too much space.
 package lowerdir
 
 import (
@@ -19,44 +18,43 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// A File is one more file of an image, below its directory context.
+// A File is an additional file of an image, below its directory context.
 type File struct {
-	Path    string       // relative to /context, as "turns/3/receipt.md"
-	Content tree.Content // its bytes; when it names nothing, they are Data
+	Path    string       // relative to /context, such as "turns/3/receipt.md"
+	Content tree.Content // the file's bytes; if empty, they are Data
 	Data    []byte
 	MTime   tree.Time
 }
 
-// An Item is one turn of a history.
+// An Item is a turn of a history.
 type Item struct {
-	Key    turnstone.Digest // of the turn's record: it names all the rest
+	Key    turnstone.Digest // digest of the turn's record, which identifies everything else
 	Number int              // in its session
-	Tree   tree.Ref         // the files that the turn left
-	// Side says that the turn came by a merge: its files are in the merge's, and
-	// what follows is not its own history.
+	Tree   tree.Ref         // the turn's resulting files
+	// Side means that the turn arrived by a merge: its files are part of the merge's files, and the
+	// items that follow are not its own history.
 	Side bool
-	// Line is the turn's entry in /context/index.md: one line, without "- ". An item
-	// without one is no turn, and not in it: a layer of the template.
+	// Line is the turn's entry in /context/index.md: a line without "- ". An item without a line is
+	// a layer of the template and not in the index.
 	Line string
-	// Context returns what the turn adds to /context: files below turns/<n>/.
+	// Context returns the turn's additions to /context: files below turns/<n>/.
 	Context func(ctx context.Context) ([]File, error)
 }
 
-// A History yields a state's turns, the newest first, and ends with the session's
-// first. What follows a turn that is not Side is that turn's own history. It is
-// walked no further than is needed.
+// A History yields a state's turns, newest first, and ends with the session's first turn. The items
+// after a turn that is not Side are that turn's own history. It is read on demand.
 type History = iter.Seq2[Item, error]
 
 // Options of a Cache. Zero values are the defaults.
 type Options struct {
-	Budget   turnstone.Bytes // what all images may take up; default a quarter of the disk, at least 8 GiB
-	MaxStack int             // images in one stack; default and most substrate.MaxLayers
+	Budget   turnstone.Bytes // limit for all images; default a quarter of the disk, at least 8 GiB
+	MaxStack int             // images per stack; default and maximum substrate.MaxLayers
 }
 
-// A Cache keeps images in one folder:
+// A Cache keeps images in a folder:
 //
 //	images/<key>       an image
-//	images/<key>.json  what it looked like when it was whole; used last: its time
+//	images/<key>.json  its sidecar with the expected state; its time: last use
 //	plans/<key>.json   the stack of a state
 //	locks/<key>.lock   held while an image is made
 //
@@ -67,8 +65,7 @@ type Cache struct {
 	opts Options
 }
 
-// New returns the cache in dir, which need not exist yet. It reads trees and
-// contents from r.
+// New returns the cache in dir, which may not exist yet. It reads trees and contents from r.
 func New(dir string, r tree.Reader, opts Options) *Cache {
 	if opts.MaxStack <= 0 || opts.MaxStack > substrate.MaxLayers {
 		opts.MaxStack = substrate.MaxLayers

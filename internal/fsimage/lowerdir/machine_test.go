@@ -21,8 +21,8 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// listScript prints what there is to know of all below /t, in fields that end with
-// a NUL byte; the base template has find and perl, and no getfattr.
+// listScript lists everything below /t, in fields that end with a NUL byte; the base template has
+// find and perl, and no getfattr.
 const listScript = `set -e
 find /t -printf 'F\0/%P\0%y\0%m\0%U\0%G\0%T@\0%s\0%l\0%D:%i\0'
 find /t -type f -exec sha256sum -z {} + | perl -0ne 's/^(\S+)  (.*)\0$/S\0$2\0$1\0/s; print'
@@ -31,8 +31,8 @@ find /t \! -type l -print0 | perl -0ne 'chomp; my $p = $_; my $l = "\0" x 65536;
 for my $name (split /\0/, substr($l, 0, $n)) { next if $name =~ /^(system|trusted)\./; my $v = "\0" x 65536; my $nul = "$name"; my $m = syscall(191, $p, $nul, $v, 65536); print "X\0$p\0$name\0", unpack("H*", substr($v, 0, $m)), "\0" }'
 `
 
-// TestInTheGuest stacks images under a real kernel's overlay and compares what a
-// process sees with the tree that they were written from.
+// TestInTheGuest stacks images under a real kernel's overlay and compares a process's view with the
+// tree that the images were written from.
 func TestInTheGuest(t *testing.T) {
 	h := turntest.Home(t)
 	machine := turntest.Machine(t, h, "base")
@@ -85,7 +85,7 @@ func TestInTheGuest(t *testing.T) {
 	}
 }
 
-// A file that is larger than 4 GiB comes out whole, and takes up no room for its zeros.
+// A file larger than 4 GiB is complete, and its zeros use no space.
 func TestLargeFileInTheGuest(t *testing.T) {
 	h := turntest.Home(t)
 	machine := turntest.Machine(t, h, "base")
@@ -107,7 +107,7 @@ func TestLargeFileInTheGuest(t *testing.T) {
 	}
 }
 
-// ending has one content: many zeros and a text.
+// ending has a single content: many zeros and a text.
 type ending struct {
 	*treetest.Store
 	zeros int64
@@ -145,7 +145,7 @@ func historyOf(items []Item) History {
 	}
 }
 
-// parseListing makes a model of what listScript printed.
+// parseListing converts the output of listScript to a model.
 func parseListing(t *testing.T, out string) *model {
 	t.Helper()
 	fields := strings.Split(out, "\x00")

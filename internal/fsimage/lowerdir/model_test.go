@@ -11,12 +11,11 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
-// A model is a file of a file system in memory. One that stands in several places
-// has hard links.
+// A model is a file of a file system in memory. A model at several paths has hard links.
 type model struct {
 	attr     tree.Attr
 	content  string
-	digest   string // of the content, where only that is known
+	digest   string // of the content, if only the digest is known
 	children map[string]*model
 }
 
@@ -31,7 +30,7 @@ func fileModel(content string) *model {
 	return &model{attr: tree.Attr{Type: tree.File, Mode: 0o644, MTime: tree.Time{Sec: 1_700_000_001, Nsec: 5}, Size: int64(len(content))}, content: content}
 }
 
-// clone copies m; what is linked stays linked.
+// clone copies m; links stay linked.
 func (m *model) clone(seen map[*model]*model) *model {
 	if c := seen[m]; c != nil {
 		return c
@@ -48,13 +47,13 @@ func (m *model) clone(seen map[*model]*model) *model {
 	return c
 }
 
-// put makes the tree of m.
+// put puts the tree of m.
 func (m *model) put(t testing.TB, w tree.Writer) tree.Ref {
 	t.Helper()
 	return treetest.Build(t, w, m.node(map[*model]*treetest.Node{}))
 }
 
-// node is m as a file system shows it. What stands in several places is one node.
+// node returns m as a file system shows it. A model at several paths is a single node.
 func (m *model) node(seen map[*model]*treetest.Node) *treetest.Node {
 	if n := seen[m]; n != nil {
 		n.Names++
@@ -71,7 +70,7 @@ func (m *model) node(seen map[*model]*treetest.Node) *treetest.Node {
 	return n
 }
 
-// list describes m and all below it, a line for each, sorted by path.
+// list describes m and everything below, a line per file, sorted by path.
 func (m *model) list() []string {
 	paths := make(map[*model][]string)
 	m.collect("", paths)
@@ -97,7 +96,7 @@ func (m *model) collect(path string, paths map[*model][]string) {
 	}
 }
 
-// describe is one line on one file. names are all that the file has.
+// describe returns the line of a file. names are all names of the file.
 func describe(path string, a *tree.Attr, digest string, names []string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%q type=%d mode=%o owner=%d:%d mtime=%d.%09d", path, a.Type, a.Mode, a.UID, a.GID, a.MTime.Sec, a.MTime.Nsec)

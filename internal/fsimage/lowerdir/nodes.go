@@ -12,27 +12,27 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// A node is one file of an image that is going to be written.
+// A node is a file of an image to be written.
 type node struct {
 	name     string
 	mode     fs.FileMode
-	stat     erofs.Stat // what else there is to know, but for Mode and Size
+	stat     erofs.Stat // further attributes, except Mode and Size
 	size     int64
-	target   string // of a symlink
+	target   string // target of a symlink
 	content  tree.Content
-	data     []byte  // the content, when it has no digest
+	data     []byte  // the content, if it has no digest
 	children []*node // sorted by name
 }
 
-// link makes n a further name of a file: an empty one whose name is pointed at the
-// other's inode when the image is written.
+// link makes n another name of a file: an empty file whose name points to the other's inode when
+// the image is written.
 func (n *node) link() {
 	n.size, n.content, n.data = 0, tree.Content{}, nil
 	n.stat.Xattrs = nil
 }
 
-// files shows nodes as the file system that the image's writer copies. It walks
-// it in order, looks at each file once, and reads contents last.
+// files presents nodes as the file system that the image's writer copies. The writer walks it in
+// order, inspects each file once, and reads contents last.
 type files struct {
 	ctx    context.Context
 	r      tree.Reader
@@ -90,7 +90,7 @@ func (f *files) ReadDir(path string) ([]fs.DirEntry, error) {
 	return entries, nil
 }
 
-// ReadLink is looked for by the image's writer.
+// ReadLink is called by the image's writer.
 func (f *files) ReadLink(path string) (string, error) {
 	n, err := f.node("readlink", path)
 	if err != nil {
@@ -111,8 +111,8 @@ func (i info) ModTime() time.Time         { return time.Unix(int64(i.stat.Mtime)
 func (i info) Sys() any                   { return &i.stat }
 func (i info) Info() (fs.FileInfo, error) { return i, nil }
 
-// A reader is a node's content, opened when it is first read: the writer opens all
-// files before it reads one.
+// A reader is a node's content, opened on the first read: the writer opens all files before it
+// reads any.
 type reader struct {
 	*files
 	*node
@@ -123,8 +123,8 @@ type reader struct {
 // Stat implements fs.File.
 func (r *reader) Stat() (fs.FileInfo, error) { return info{r.node}, nil }
 
-// Read implements io.Reader. It reads on to the end of the content, where the
-// content's digest is checked.
+// Read implements io.Reader. It reads up to the end of the content, where the content's digest is
+// verified.
 func (r *reader) Read(p []byte) (int, error) {
 	if err := r.ctx.Err(); err != nil {
 		return 0, err
@@ -149,13 +149,13 @@ func (r *reader) Read(p []byte) (int, error) {
 		return n, io.ErrUnexpectedEOF
 	case err == nil && r.left == 0:
 		if err = r.atEnd(); err != nil {
-			return 0, err // not what it should be: none of it is used
+			return 0, err // the content is wrong: return none of it
 		}
 	}
 	return n, err
 }
 
-// atEnd says that nothing comes any more.
+// atEnd verifies that the content has ended.
 func (r *reader) atEnd() error {
 	var more [1]byte
 	for range 100 {

@@ -13,7 +13,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// A layerFile is a file of an image that was read.
+// A layerFile is a file of an image.
 type layerFile struct {
 	model
 	whiteout, opaque bool
@@ -107,8 +107,8 @@ func readFile(t testing.TB, img fs.FS, path string, d fs.DirEntry, number int64)
 	return l
 }
 
-// merge is what overlayfs.rst says of a directory that is in several layers, the
-// highest first. Files that are one in their image are one.
+// merge implements overlayfs.rst for a directory in several layers, highest first. Hard links in an
+// image stay hard links.
 func mergeLayers(stack []*layerFile, seen map[[2]int64]*model) *model {
 	top := stack[0]
 	m := &model{attr: top.attr, children: map[string]*model{}}
@@ -138,7 +138,7 @@ func mergeLayers(stack []*layerFile, seen map[[2]int64]*model) *model {
 	return m
 }
 
-// below returns the directories called name that are merged, the highest first.
+// below returns the merged directories called name, highest first.
 func below(name string, stack []*layerFile) (dirs []*layerFile) {
 	for _, layer := range stack {
 		f := layer.children[name]

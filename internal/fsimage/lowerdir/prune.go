@@ -11,10 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Prune removes the images of which needed says that nobody will ask for them, unless
-// they are in use, and returns how many and what they took up, in bytes. An image that
-// does not say what it is counts as not needed: it can be made again. A dry run only
-// counts.
+// Prune removes the images for which needed returns false, unless they are in use, and returns
+// their number and total size in bytes. An image without a valid sidecar counts as not needed
+// because it can be made again. A dry run only counts.
 func (c *Cache) Prune(needed func(Recipe) bool, dry bool) (images int, freed int64, err error) {
 	entries, err := os.ReadDir(filepath.Join(c.dir, "images"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -42,7 +41,7 @@ func (c *Cache) Prune(needed func(Recipe) bool, dry bool) (images int, freed int
 	return images, freed, nil
 }
 
-// inUse tells whether a sandbox has the image, or is about to.
+// inUse reports whether a sandbox uses the image, or is about to.
 func (c *Cache) inUse(key string) bool {
 	f, err := os.Open(c.imagePath(key))
 	if err != nil {

@@ -12,31 +12,30 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// A segment is one image of a stack: a run of turns.
+// A segment is an image of a stack: a sequence of turns.
 type segment struct {
 	Image  string           `json:"image"` // its key
 	From   tree.Ref         `json:"from"`
 	To     tree.Ref         `json:"to"`
 	Newest turnstone.Digest `json:"newest"` // key of the newest turn that it spans
 	Turns  int              `json:"turns"`
-	Bytes  int64            `json:"bytes"` // that it takes up on disk
-	Rent   int64            `json:"rent"`  // bytes of all images that were made to lie above it
+	Bytes  int64            `json:"bytes"` // its disk usage
+	Rent   int64            `json:"rent"`  // total bytes of all images that were made above it
 }
 
-// A stacking is what is remembered of a state, so that a start walks no history.
+// A stacking is the cached stack of a state, so that a start need not walk the history.
 type stacking struct {
 	Format   int       `json:"format"`
-	Segments []segment `json:"segments"` // the lowest first
+	Segments []segment `json:"segments"` // lowest first
 }
 
-// planFormat changes with the format of images, too.
+// planFormat also changes with the format of images.
 const planFormat = 1
 
-// Stack returns the paths of the images, the lowest first, that over the template
-// whose tree is base give the tree of history's newest turn, and /context of all
-// of its turns. They stay until release is called, which must be. An empty history
-// needs none. An image that is not there is made first, which takes as long as
-// writing what it holds.
+// Stack returns the paths of the images, lowest first, that together with the template, whose tree
+// is base, result in the tree of history's newest turn and the /context of all of its turns. They
+// stay until release is called; release must be called. An empty history needs no images. A missing
+// image is made first, which takes as long as writing its content.
 func (c *Cache) Stack(ctx context.Context, base tree.Ref, history History) (paths []string, release func(), err error) {
 	h := newWalk(history)
 	defer h.stop()
@@ -52,8 +51,7 @@ func (c *Cache) Stack(ctx context.Context, base tree.Ref, history History) (path
 	if err := c.mkdirs(); err != nil {
 		return nil, nil, err
 	}
-	// What is made may be thrown out before it is held, by another process that
-	// makes something larger.
+	// Another process that makes a larger image may evict a new image before it is held.
 	for tries := 0; ; tries++ {
 		plan, err := c.build(ctx, base, h, false)
 		if err != nil {
@@ -70,9 +68,8 @@ func (c *Cache) Stack(ctx context.Context, base tree.Ref, history History) (path
 	}
 }
 
-// Flatten makes what Stack would have to make for history, merges images before a
-// stack gets as deep as it may, and makes durable what is not yet. It is for the
-// background, after a turn.
+// Flatten makes what Stack would make for history, merges images before a stack reaches its maximum
+// depth, and makes images durable. It runs in the background after a turn.
 func (c *Cache) Flatten(ctx context.Context, base tree.Ref, history History) error {
 	h := newWalk(history)
 	defer h.stop()
@@ -86,7 +83,7 @@ func (c *Cache) Flatten(ctx context.Context, base tree.Ref, history History) err
 	if err != nil {
 		return err
 	}
-	held, _ := c.holdAll(plan.Segments) // what was made for the next turn is not thrown out here
+	held, _ := c.holdAll(plan.Segments) // do not evict the images for the next turn here
 	defer held.release()
 	for _, s := range plan.Segments {
 		if err := c.persist(s.Image); err != nil {
@@ -97,10 +94,9 @@ func (c *Cache) Flatten(ctx context.Context, base tree.Ref, history History) err
 	return nil
 }
 
-// build finds the deepest stack that is there for one of the turns of h, adds what
-// came after as one image, and remembers the stack. In the background it also
-// merges images that cost less together than apart; else only when there is no
-// room for one more.
+// build finds the deepest existing stack for a turn of h, adds the later turns as a single image,
+// and stores the stack. In the background it also merges images if that is cheaper; otherwise only
+// if the stack is full.
 func (c *Cache) build(ctx context.Context, base tree.Ref, h *walk, background bool) (*stacking, error) {
 	newest, _, err := h.at(0)
 	if err != nil {
@@ -130,9 +126,9 @@ func (c *Cache) build(ctx context.Context, base tree.Ref, h *walk, background bo
 	return plan, c.remember(base, newest, plan)
 }
 
-// shorten joins segments so that no more than most are left; in the background, so
-// that there is room for one more. Nobody may have been there in the background: then it
-// has to be paid for by who starts, and not by writing all above the bottom anew for each turn.
+// shorten joins segments so that no more than most are left; in the background it leaves room for
+// another segment. If the background did not run, the next start has to pay, without rewriting
+// everything above the bottom for each turn.
 func shorten(segments []segment, most int, background bool) []segment {
 	if background {
 		return merge(segments, max(1, most-1), true)
@@ -140,12 +136,11 @@ func shorten(segments []segment, most int, background bool) []segment {
 	return merge(segments, most, len(segments) > most)
 }
 
-// merge joins the segments from some place on to the top to one that has to be
-// made, so that no more than limit are left. By rent or buy it also joins what lies
-// on a segment with that segment when as much was written above it as it holds
-// itself, times the segments there could be: each byte is then written anew no
-// more often than the logarithm of the history's length says, and what is large
-// stays at the bottom (Mathieu et al., Bigtable Merge Compaction, 2014).
+// merge joins the segments from some position up to the top into a new segment, so that no more
+// than limit are left. By rent or buy it also joins the segments above a segment with that segment
+// if the data written above equals its own size times the number of possible segments: each byte is
+// then rewritten at most a number of times that is logarithmic in the history's length, and large
+// segments stay at the bottom (Mathieu et al., Bigtable Merge Compaction, 2014).
 func merge(segments []segment, limit int, rent bool) []segment {
 	start := min(len(segments)-1, limit-1)
 	for i := 0; rent && i < start; i++ {
@@ -163,10 +158,10 @@ func merge(segments []segment, limit int, rent bool) []segment {
 	return append(slices.Clone(segments[:start]), joined)
 }
 
-// known returns the segments that are there for the newest turn of h that has
-// any, and how many turns came after those.
+// known returns the existing segments for the newest turn of h that has any, and the number of
+// later turns.
 func (c *Cache) known(base tree.Ref, h *walk) (below []segment, after int, err error) {
-	partial := make(map[turnstone.Digest][]segment) // by the newest turn that they reach to
+	partial := make(map[turnstone.Digest][]segment) // by the newest turn that they span
 	for i := 0; ; i++ {
 		item, ok, err := h.at(i)
 		if err != nil {
@@ -195,7 +190,7 @@ func (c *Cache) known(base tree.Ref, h *walk) (below []segment, after int, err e
 	}
 }
 
-// recall reads what is remembered of the state that item left.
+// recall reads the cached stack of the state of item.
 func (c *Cache) recall(base tree.Ref, item Item) (*stacking, bool) {
 	path := c.planPath(base, item)
 	b, err := os.ReadFile(path)
@@ -210,7 +205,7 @@ func (c *Cache) recall(base tree.Ref, item Item) (*stacking, bool) {
 	return &s, true
 }
 
-// leads says that the segments lead from base to what item left.
+// leads reports whether the segments lead from base to the state of item.
 func (s *stacking) leads(base tree.Ref, item Item) bool {
 	at := base
 	for _, seg := range s.Segments {
@@ -235,7 +230,7 @@ func (c *Cache) planPath(base tree.Ref, item Item) string {
 	return filepath.Join(c.dir, "plans", key.Hex()+".json")
 }
 
-// A walk keeps what was walked of a history, which may be walked once only.
+// A walk caches the items of a history, which can be iterated only once.
 type walk struct {
 	next  func() (Item, error, bool)
 	stop  func()
@@ -244,8 +239,8 @@ type walk struct {
 	end   bool
 }
 
-// from returns the history that begins with the item i. It shares what was walked
-// only so far: its owner goes on by itself.
+// from returns the history that begins with item i. It shares only the items read so far; its owner
+// continues independently.
 func (w *walk) from(i int) *walk {
 	at := func() (Item, error, bool) {
 		item, ok, err := w.at(i)
@@ -255,7 +250,7 @@ func (w *walk) from(i int) *walk {
 	return &walk{next: at, stop: func() {}}
 }
 
-// find returns the place of the turn with this key.
+// find returns the position of the turn with this key.
 func (w *walk) find(key turnstone.Digest) (int, error) {
 	for i := 0; ; i++ {
 		item, ok, err := w.at(i)
@@ -277,7 +272,7 @@ func newWalk(h History) *walk {
 	return w
 }
 
-// at returns the item i, from 0 for the newest; false when there is none.
+// at returns item i, from 0 for the newest; false if there is none.
 func (w *walk) at(i int) (Item, bool, error) {
 	for len(w.items) <= i && !w.end && w.err == nil {
 		item, err, ok := w.next()

@@ -39,7 +39,7 @@ func (c *chain) add(state *model) {
 	c.states = append(c.states, state)
 }
 
-// history yields the turns up to n, the newest first.
+// history yields the turns up to n, newest first.
 func (c *chain) history(n int) History {
 	return func(yield func(Item, error) bool) {
 		for i := n - 1; i >= 0; i-- {
@@ -51,7 +51,7 @@ func (c *chain) history(n int) History {
 	}
 }
 
-// check compares a stack with the state that the turn n left.
+// check compares a stack with the state that turn n left.
 func (c *chain) check(paths []string, n int) {
 	c.t.Helper()
 	if len(paths) > substrate.MaxLayers {
@@ -118,7 +118,7 @@ func TestStackOfALongHistory(t *testing.T) {
 					c.stack(cache, i+1)
 				}
 			}
-			// What is known costs a look at the newest turn.
+			// A known stack costs reading the newest turn.
 			c.walked = 0
 			before := c.m.Opens()
 			paths, release, err := cache.Stack(t.Context(), tree.Ref{}, c.history(130))
@@ -140,7 +140,7 @@ func TestStackOfALongHistory(t *testing.T) {
 	}
 }
 
-// What each byte costs to keep the stack short grows slower than the history.
+// The cost per byte of keeping the stack short grows slower than the history.
 func TestRentOrBuy(t *testing.T) {
 	for _, background := range []bool{true, false} {
 		t.Run(fmt.Sprintf("background %v", background), func(t *testing.T) { testRentOrBuy(t, background) })
@@ -195,7 +195,7 @@ func smallChain(t *testing.T, n int) *chain {
 	return c
 }
 
-// Whatever happens to the files, a stack is right, or it is made anew.
+// For any damage to the files, a stack is correct, or is made again.
 func TestDamagedCache(t *testing.T) {
 	c := smallChain(t, 5)
 	for name, damage := range map[string]func(dir string, paths []string) error{
@@ -242,7 +242,7 @@ func TestDamagedCache(t *testing.T) {
 			if name == "an image is a folder" {
 				defer func() { _ = os.Remove(paths[2]) }()
 				if _, _, err := cache.Stack(t.Context(), tree.Ref{}, c.history(5)); turnstone.KindOf(err) != turnstone.KindUnavailable {
-					// The image could not be given its name; nothing wrong was returned.
+					// The image could not be renamed; no wrong stack was returned.
 					c.stack(cache, 5)
 				}
 				return
@@ -274,7 +274,7 @@ func TestEvict(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.check(paths, 3) // in use: still there
+	c.check(paths, 3) // in use: still exists
 	c.check(other, 6)
 	release()
 	releaseOther()
@@ -292,9 +292,9 @@ func TestEvict(t *testing.T) {
 	if len(left)+len(hidden) != 0 {
 		t.Errorf("left: %q %q", left, hidden)
 	}
-	c.stack(cache, 6) // made anew
+	c.stack(cache, 6) // made again
 
-	// With room for all of them none goes; the one that was used last stays longest.
+	// With room for all images none is removed; the most recently used image stays longest.
 	roomy := New(filepath.Join(t.TempDir(), "images"), c.m, Options{})
 	for n := range 6 {
 		paths = c.stack(roomy, n+1)
@@ -318,7 +318,7 @@ func TestEvict(t *testing.T) {
 	}
 }
 
-// Many who want the same stack make it once.
+// Concurrent requests for the same stack make it once.
 func TestStackTogether(t *testing.T) {
 	c := smallChain(t, 4)
 	dir := filepath.Join(t.TempDir(), "images")
@@ -346,8 +346,8 @@ func TestStackTogether(t *testing.T) {
 	}
 }
 
-// A turn that came by a merge stands in the history with its receipt; its own
-// stack, which is known, is not taken for the merge's.
+// A turn that arrived by a merge is in the history with its receipt; its own known stack is not
+// used for the merge.
 func TestSideTurns(t *testing.T) {
 	c := smallChain(t, 3)
 	cache := New(filepath.Join(t.TempDir(), "images"), c.m, Options{})
@@ -391,7 +391,7 @@ func TestStackErrors(t *testing.T) {
 	}
 }
 
-// An image that has gone is made again as it was, from its recipe.
+// A removed image is made again from its recipe with the same bytes.
 func TestRemake(t *testing.T) {
 	c := smallChain(t, 5)
 	dir := filepath.Join(t.TempDir(), "images")
@@ -458,7 +458,7 @@ func TestRemake(t *testing.T) {
 	}
 }
 
-// FuzzPlan puts anything in the place of what is remembered: the stack is right.
+// FuzzPlan replaces the cached plans: the stack is correct.
 func FuzzPlan(f *testing.F) {
 	m := treetest.NewStore()
 	first := dirModel(0o755, map[string]*model{"f": fileModel("one")})
@@ -489,7 +489,7 @@ func FuzzPlan(f *testing.F) {
 		}
 		paths, release, err := cache.Stack(t.Context(), tree.Ref{}, historyOf(items))
 		if err != nil {
-			return // it says so; nothing wrong is mounted
+			return // an error; nothing wrong is mounted
 		}
 		defer release()
 		var stack []*layerFile

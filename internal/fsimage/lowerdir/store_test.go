@@ -9,8 +9,8 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// BenchmarkWriteFromStore reads the files from packs, where they are compressed, and
-// checks their digests.
+// BenchmarkWriteFromStore reads the files from packs, where they are compressed, and verifies their
+// digests.
 func BenchmarkWriteFromStore(b *testing.B) {
 	blobs, err := local.Open(filepath.Join(b.TempDir(), "blobs"), local.Options{})
 	if err != nil {

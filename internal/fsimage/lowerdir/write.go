@@ -16,18 +16,17 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// Write writes the image of the difference between two trees to f, which must be
-// empty, and gives it the size of a slot. The zero Ref is the empty tree. The same
-// input gives the same bytes; zeros in files become holes.
+// Write writes the image of the difference between two trees to f, which must be empty, and extends
+// it to the size of a slot. The zero Ref is the empty tree. The same input results in the same
+// bytes; zeros in files become holes.
 //
-// Below fs/ is what an overlay's lower directory needs to turn from into to
-// (Documentation/filesystems/overlayfs.rst): each entry that differs, the
-// directories that lead there, a character device 0/0 for each name that is gone,
-// and trusted.overlay.opaque on a directory that hides what is below it. The files
-// of a hard-link group that changed are there all together.
+// fs/ is an overlay's lower directory that turns from into to
+// (Documentation/filesystems/overlayfs.rst): each entry that differs, its parent directories, a
+// character device 0/0 for each removed name, and trusted.overlay.opaque on a directory that hides
+// the lower directory. A changed hard-link group is written completely.
 //
-// What cannot be in an image is an error of kind Invalid, one that grows beyond a
-// slot of kind Exhausted.
+// Unsupported input is an error of kind Invalid; an image larger than a slot is an error of kind
+// Exhausted.
 func Write(ctx context.Context, r tree.Reader, from, to tree.Ref, extra []File, f *os.File) error {
 	top, links, err := plan(ctx, r, from, to, extra)
 	if err != nil {
@@ -56,17 +55,16 @@ func Write(ctx context.Context, r tree.Reader, from, to tree.Ref, extra []File, 
 
 func tooLarge() error {
 	return turnstone.Errorf("image.write", turnstone.KindExhausted, "image",
-		"the files take up more than %s", turnstone.Bytes(substrate.SlotSize)).
+		"the files need more than %s", turnstone.Bytes(substrate.SlotSize)).
 		WithHint("remove large files, or keep them outside of the sandbox")
 }
 
-// A sparseWriter writes a file and leaves blocks of zeros holes. It joins small
-// writes to large ones.
+// A sparseWriter writes a file and leaves blocks of zeros as holes. It joins small writes.
 type sparseWriter struct {
 	f   *os.File
-	buf []byte // what stands at off, not written yet
+	buf []byte // data for offset off that is not written yet
 	off int64
-	end int64 // the largest offset that anything was written to
+	end int64 // the largest written offset
 }
 
 const (
@@ -104,7 +102,7 @@ func (w *sparseWriter) Seek(offset int64, whence int) (int64, error) {
 	return offset, err
 }
 
-// Flush writes what is in the buffer, but for aligned blocks that hold zeros only.
+// Flush writes the buffer, except aligned blocks of zeros.
 func (w *sparseWriter) Flush() error {
 	b, off := w.buf, w.off
 	w.off += int64(len(b))
@@ -123,8 +121,8 @@ func (w *sparseWriter) Flush() error {
 	return nil
 }
 
-// split says how many bytes of b, which stands at off, are whole blocks of zeros,
-// and how many after them have to be written.
+// split returns the number of bytes of b, which belongs at off, in leading blocks of zeros, and the
+// number of bytes after them to write.
 func split(b []byte, off int64) (zeros, data int) {
 	for zeros < len(b) && isHole(b[zeros:], off+int64(zeros)) {
 		zeros += blockSize
@@ -139,7 +137,7 @@ func split(b []byte, off int64) (zeros, data int) {
 	return zeros, data
 }
 
-// isHole says that b begins with a whole block of zeros.
+// isHole reports whether b begins with a block of zeros.
 func isHole(b []byte, off int64) bool {
 	return off%blockSize == 0 && len(b) >= blockSize && b[0] == 0 && bytes.Equal(b[1:blockSize], b[:blockSize-1])
 }

@@ -37,7 +37,7 @@ func writeDifference(t testing.TB, r tree.Reader, from, to tree.Ref, extra ...Fi
 	return f
 }
 
-// everything has what a file system can have.
+// everything has all features of a file system.
 func everything() *model {
 	linked := fileModel("linked")
 	linked.attr.Xattrs = []tree.Xattr{{Name: "user.note", Value: []byte("one inode")}}
@@ -110,8 +110,8 @@ func compare(t interface {
 	}
 }
 
-// TestStackIsTheTree writes the differences of random histories and expects that
-// the overlay of the images shows each one's tree.
+// TestStackIsTheTree writes the differences of random histories and expects that the overlay of the
+// images shows each tree.
 func TestStackIsTheTree(t *testing.T) {
 	dir := t.TempDir()
 	rapid.Check(t, func(rt *rapid.T) {
@@ -234,7 +234,7 @@ func TestWriteLittle(t *testing.T) {
 	if got := strings.Join(names, " "); got != "a sub" {
 		t.Errorf("at the top: %s", got)
 	}
-	// Nothing changed: nothing but the root.
+	// No change: only the root.
 	if l := readLayer(t, 0, writeDifference(t, m, to, to), "fs"); len(l.children) != 0 || l.attr.Mode != 0o755 {
 		t.Errorf("%+v", l)
 	}
@@ -277,7 +277,7 @@ func TestContextFiles(t *testing.T) {
 	}
 }
 
-// broken opens contents that are not what they should be.
+// broken opens wrong contents.
 type broken struct {
 	*treetest.Store
 	give func([]byte) io.Reader

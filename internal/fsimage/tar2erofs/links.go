@@ -9,19 +9,18 @@ import (
 	"strings"
 )
 
-// The library writes one inode for each name. In EROFS a hard link is nothing but
-// a directory entry with the inode number (nid) of another, so what is left to do
-// is to look the names up and to write that number. Offsets are those of
-// fs/erofs/erofs_fs.h (Linux 6.1), with the two layouts that the library uses for
-// folders: plain blocks, and inline behind the inode.
+// The library writes an inode for each name. In EROFS a hard link is a directory entry with the
+// inode number (nid) of another entry, so it remains to look up the names and to write that number.
+// Offsets are those of fs/erofs/erofs_fs.h (Linux 6.1), for the two layouts that the library uses
+// for folders: plain blocks, and inline after the inode.
 const (
 	superOffset     = 1024
 	superMagic      = 0xe0f5e1e2
 	superBlockBits  = 12 // u8
 	superRoot       = 14 // u16: the root's nid
 	superInodes     = 16 // u64
-	superMetaBlock  = 40 // u32: where nid 0 is
-	inodeSlot       = 32 // bytes that one nid counts
+	superMetaBlock  = 40 // u32: location of nid 0
+	inodeSlot       = 32 // bytes per nid
 	inodeXattrCount = 2  // u16
 	inodeMode       = 4  // u16
 	inodeSize       = 8  // u32, or u64 in an extended inode
@@ -31,7 +30,7 @@ const (
 	layoutInline    = 2
 )
 
-// An image is an EROFS image as far as folders go.
+// An image is the folders of an EROFS image.
 type image struct {
 	f interface {
 		io.ReaderAt
@@ -43,19 +42,17 @@ type image struct {
 	inodes    uint64
 }
 
-// A slot is where a name is written.
+// A slot is the location of a name.
 type slot struct {
 	offset int64 // of the directory entry in the image
 	nid    uint64
 }
 
-// A Link is one further name of a file, and one that it had before; both without a
-// leading slash.
+// A Link is another name of a file together with an earlier name; both without a leading slash.
 type Link struct{ Name, Target string }
 
-// JoinLinks points each link's name in the EROFS image f at its target's inode. The
-// image has an empty file of the same type under the name, and the target the right
-// number of links.
+// JoinLinks points each link's name in the EROFS image f at its target's inode. Under the name, the
+// image must contain an empty file of the same type; the target must have the correct link count.
 func JoinLinks(f interface {
 	io.ReaderAt
 	io.WriterAt
@@ -83,7 +80,7 @@ func JoinLinks(f interface {
 			return err
 		}
 	}
-	// The inodes that lost their name are no files any more.
+	// The inodes without a name are no longer files.
 	var n [8]byte
 	binary.LittleEndian.PutUint64(n[:], img.inodes-uint64(len(links)))
 	_, err = f.WriteAt(n[:], superOffset+superInodes)
@@ -111,7 +108,7 @@ func openImage(f interface {
 	}, nil
 }
 
-// find looks path up. dirs keeps the folders that were read.
+// find looks path up. dirs caches the folders.
 func (img *image) find(dirs map[string]map[string]slot, path string) (slot, error) {
 	at := slot{nid: img.root}
 	for i := 0; i <= len(path); {
@@ -171,7 +168,7 @@ func (img *image) readDir(nid uint64) (map[string]slot, error) {
 	return names, nil
 }
 
-// dirData returns where the entries of a folder are.
+// dirData returns the location of a folder's entries.
 func (img *image) dirData(nid uint64) (offset, size int64, err error) {
 	if nid > 1<<40 {
 		return 0, 0, errors.New("inode out of range")
@@ -189,7 +186,7 @@ func (img *image) dirData(nid uint64) (offset, size int64, err error) {
 		size = int64(binary.LittleEndian.Uint64(ino[inodeSize:]))
 	}
 	if binary.LittleEndian.Uint16(ino[inodeMode:])&typeMask != typeDir || size < 0 || size > 1<<30 {
-		return 0, 0, errors.New("is no folder")
+		return 0, 0, errors.New("is not a folder")
 	}
 	if n := int64(binary.LittleEndian.Uint16(ino[inodeXattrCount:])); n > 0 {
 		header += 12 + (n-1)*4

@@ -1,7 +1,7 @@
-// Package tar2erofs turns tar streams into a read-only EROFS image
-// (https://docs.kernel.org/filesystems/erofs.html): owners, modes, devices,
-// extended attributes, hard links and names of any bytes are kept. The same
-// entries give the same bytes, in whatever order they came.
+// Package tar2erofs converts tar streams to a read-only EROFS image
+// (https://docs.kernel.org/filesystems/erofs.html). It keeps owners, modes, devices, extended
+// attributes, hard links and names of any bytes. The same entries result in the same bytes, in any
+// order.
 package tar2erofs
 
 import (
@@ -17,25 +17,25 @@ import (
 	"github.com/erofs/go-erofs"
 )
 
-// Bounds of one image. A tar stream that goes beyond is refused.
+// Limits of an image. A tar stream that exceeds them is rejected.
 const (
-	MaxName    = 255       // bytes of one path segment, as Linux has it
+	MaxName    = 255       // bytes of a path segment, as in Linux
 	MaxPath    = 4095      // bytes of a path
 	maxTarget  = 4095      // bytes of a symlink's target
-	maxXattrs  = 32 << 10  // bytes of one file's extended attributes, names included
+	maxXattrs  = 32 << 10  // bytes of a file's extended attributes, including names
 	maxEntries = 4_000_000 // files, folders and links
 )
 
-// Options of a Writer. The zero value means no limit but the format's, and the
-// file times as they come.
+// Options of a Writer. The zero value means only the format's limits, and unchanged file times.
 type Options struct {
-	MaxBytes int64     // of file content in all; 0: 64 GiB
-	Latest   time.Time // later modification times become this one; it is the image's build time too
-	Built    time.Time // the image's build time, and that of folders that no entry names; zero: Latest
-	TempDir  string    // where content is kept until Close; "": the system's
+	MaxBytes int64 // total file content; 0: 64 GiB
+	// later modification times are replaced by Latest; it is also the image's build time
+	Latest  time.Time
+	Built   time.Time // the image's build time, and the time of implicit folders; zero: Latest
+	TempDir string    // folder for content until Close; "": the system's
 }
 
-// built is the image's build time.
+// built returns the image's build time.
 func (o Options) built() time.Time {
 	if !o.Built.IsZero() {
 		return o.Built
@@ -46,23 +46,23 @@ func (o Options) built() time.Time {
 	return o.Latest
 }
 
-// A Writer collects entries and writes the image on Close. It is for one
-// goroutine. After an error it must not be used further.
+// A Writer collects entries and writes the image on Close. Only one goroutine may use it. It is
+// unusable after an error.
 type Writer struct {
 	file    *os.File
 	fsys    *erofs.Writer
 	opts    Options
 	entries map[string]*entry // by path without a leading slash; "" is the root
-	links   []*entry          // further names of files that have several
+	links   []*entry          // additional names of files
 	bytes   int64
 }
 
-// An entry is what the Writer knows of one path.
+// An entry is the Writer's data for a path.
 type entry struct {
 	path   string
-	mode   uint16 // type and permission bits as stat(2) has them
-	target *entry // the first name of a hard link; nil otherwise
-	names  uint32 // how many names the file has
+	mode   uint16 // type and permission bits as in stat(2)
+	target *entry // the first name of a hard link; otherwise nil
+	names  uint32 // the file's number of names
 }
 
 // The type bits of stat(2)'s st_mode, inode(7).
@@ -77,8 +77,8 @@ const (
 	typeFifo    = 0o010000
 )
 
-// New returns a Writer whose image goes to file, which must be empty and open for
-// reading and writing.
+// New returns a Writer that writes the image to file, which must be empty and open for reading and
+// writing.
 func New(file *os.File, opts Options) *Writer {
 	if opts.MaxBytes == 0 {
 		opts.MaxBytes = 64 << 30
@@ -96,10 +96,10 @@ func New(file *os.File, opts Options) *Writer {
 	}
 }
 
-// AddTar adds the entries of r that keep returns true for; a nil keep takes all.
-// keep gets the entry's path, clean and without a leading slash, and may replace
-// *content to read the file's bytes on their way. A path that is absolute, leaves
-// the root or leads through something that is no folder is refused.
+// AddTar adds the entries of r for which keep returns true; a nil keep accepts all. keep gets the
+// entry's path, clean and without a leading slash, and may replace *content to read the file's
+// bytes on their way. A path that is absolute, leaves the root or leads through something other
+// than a folder is rejected.
 func (w *Writer) AddTar(r io.Reader, keep func(path string, hdr *tar.Header, content *io.Reader) bool) error {
 	for tr := tar.NewReader(r); ; {
 		hdr, err := tr.Next()
@@ -123,8 +123,8 @@ func (w *Writer) AddTar(r io.Reader, keep func(path string, hdr *tar.Header, con
 	}
 }
 
-// Add adds one entry; content gives a regular file's hdr.Size bytes. A folder may
-// be named again, which changes its attributes; anything else only once.
+// Add adds an entry; content provides a regular file's hdr.Size bytes. A repeated folder changes
+// its attributes; other entries must be unique.
 func (w *Writer) Add(hdr *tar.Header, content io.Reader) error {
 	path, err := cleanPath(hdr.Name)
 	if err == nil {
@@ -144,7 +144,7 @@ func (w *Writer) add(path string, hdr *tar.Header, content io.Reader) error {
 		return errors.New("the root must be a folder")
 	}
 	if w.entries[path] != nil {
-		return errors.New("is there twice")
+		return errors.New("is a duplicate")
 	}
 	if err := w.parents(path); err != nil {
 		return err
@@ -162,7 +162,7 @@ func (w *Writer) add(path string, hdr *tar.Header, content io.Reader) error {
 	case tar.TypeSymlink:
 		e.mode = typeSymlink | 0o777
 		if hdr.Linkname == "" || len(hdr.Linkname) > maxTarget || strings.ContainsRune(hdr.Linkname, 0) {
-			return errors.New("its target is empty, too long, or holds a zero byte")
+			return errors.New("its target is empty, too long, or contains a zero byte")
 		}
 		err = w.fsys.Symlink(hdr.Linkname, "/"+path)
 	case tar.TypeChar, tar.TypeBlock, tar.TypeFifo:
@@ -183,7 +183,7 @@ func (w *Writer) add(path string, hdr *tar.Header, content io.Reader) error {
 
 func (w *Writer) addFile(path string, size int64, content io.Reader) error {
 	if size < 0 || size > w.opts.MaxBytes-w.bytes {
-		return fmt.Errorf("the image grows over its limit of %d bytes", w.opts.MaxBytes)
+		return fmt.Errorf("the image exceeds its limit of %d bytes", w.opts.MaxBytes)
 	}
 	w.bytes += size
 	f, err := w.fsys.Create("/" + path)
@@ -213,14 +213,14 @@ func (w *Writer) addDir(path string, hdr *tar.Header) error {
 		e = w.entries[path]
 	}
 	if e.mode&typeMask != typeDir {
-		return errors.New("is there twice, once as a folder")
+		return errors.New("is a duplicate of a folder")
 	}
 	e.mode = typeDir | uint16(hdr.Mode)&0o7777
 	return w.attributes(e, hdr)
 }
 
-// addLink enters a further name of a file. The library has no hard links: it gets
-// an empty inode of the same type, whose name Close points at the first inode.
+// addLink adds another name of a file. The library has no hard links: the name gets an empty inode
+// of the same type, and Close points the name at the first inode.
 func (w *Writer) addLink(path string, hdr *tar.Header) error {
 	to, err := cleanPath(hdr.Linkname)
 	if err != nil {
@@ -228,7 +228,7 @@ func (w *Writer) addLink(path string, hdr *tar.Header) error {
 	}
 	target := w.entries[to]
 	if target == nil {
-		return fmt.Errorf("is a link to %q, which did not come before it", hdr.Linkname)
+		return fmt.Errorf("is a link to %q, which does not precede it", hdr.Linkname)
 	}
 	if target.target != nil {
 		target = target.target
@@ -243,7 +243,7 @@ func (w *Writer) addLink(path string, hdr *tar.Header) error {
 	return w.fsys.Mknod("/"+path, target.mode, 0)
 }
 
-// parents makes the folders above path that no entry has named yet.
+// parents creates the folders above path that no entry has named yet.
 func (w *Writer) parents(path string) error {
 	for i := 0; i < len(path); i++ {
 		if path[i] != '/' {
@@ -255,7 +255,7 @@ func (w *Writer) parents(path string) error {
 				return err
 			}
 		case e.mode&typeMask != typeDir:
-			return fmt.Errorf("leads through %q, which is no folder", e.path)
+			return fmt.Errorf("leads through %q, which is not a folder", e.path)
 		}
 	}
 	if len(w.entries) >= maxEntries {
@@ -264,8 +264,8 @@ func (w *Writer) parents(path string) error {
 	return nil
 }
 
-// MkdirAll makes the folder at path, and those above it, where there is none; it
-// is root's then, with mode 0755. A folder that is there stays as it is.
+// MkdirAll creates the folder at path and its parents if they are missing; they belong to root with
+// mode 0755. An existing folder is unchanged.
 func (w *Writer) MkdirAll(name string) error {
 	path, err := cleanPath(name)
 	if err != nil {
@@ -273,7 +273,7 @@ func (w *Writer) MkdirAll(name string) error {
 	}
 	if e := w.entries[path]; e != nil {
 		if e.mode&typeMask != typeDir {
-			return fmt.Errorf("%q is no folder", name)
+			return fmt.Errorf("%q is not a folder", name)
 		}
 		return nil
 	}
@@ -291,7 +291,7 @@ func (w *Writer) makeDir(path string) error {
 	return w.fsys.Chtimes("/"+path, w.opts.built(), w.opts.built())
 }
 
-// attributes gives e the owner, mode, time and extended attributes of hdr.
+// attributes sets the owner, mode, time and extended attributes of e from hdr.
 func (w *Writer) attributes(e *entry, hdr *tar.Header) error {
 	name := "/" + e.path
 	if hdr.Uid < 0 || hdr.Gid < 0 || int64(hdr.Uid) > 1<<32-2 || int64(hdr.Gid) > 1<<32-2 {
@@ -329,8 +329,8 @@ func (w *Writer) attributes(e *entry, hdr *tar.Header) error {
 	return nil
 }
 
-// keptXattr names the attributes that belong to the content of a tree. Others, as
-// security.selinux, are the building host's.
+// keptXattr reports whether an attribute belongs to the content of a tree. Other attributes, such
+// as security.selinux, belong to the building host.
 func keptXattr(name string) bool {
 	return name == "security.capability" || strings.HasPrefix(name, "user.") && len(name) > len("user.")
 }
@@ -346,7 +346,7 @@ func fileMode(mode uint16) fs.FileMode {
 	return m
 }
 
-// device returns hdr's device number as the kernel's new_encode_dev writes it.
+// device returns hdr's device number in the encoding of the kernel's new_encode_dev.
 func device(hdr *tar.Header) (uint32, error) {
 	if hdr.Typeflag == tar.TypeFifo {
 		return 0, nil
@@ -370,7 +370,7 @@ func cleanPath(name string) (string, error) {
 		return refuse("is absolute")
 	}
 	if strings.ContainsRune(name, 0) {
-		return refuse("holds a zero byte")
+		return refuse("contains a zero byte")
 	}
 	var segments []string
 	for segment := range strings.SplitSeq(name, "/") {

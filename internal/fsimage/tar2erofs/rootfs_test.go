@@ -24,7 +24,7 @@ import (
 
 var latest = time.Unix(1767225600, 0)
 
-// A file is one tar entry of the tests.
+// A file is a tar entry of the tests.
 type file struct {
 	tar.Header
 	content string
@@ -73,7 +73,7 @@ func entryOf(kind byte, name string, mode int64) file {
 	return file{Header: tar.Header{Typeflag: kind, Name: name, Mode: mode, ModTime: time.Unix(1600000000, 123456789)}}
 }
 
-// everything is a tree with one of each thing that an image has to keep.
+// everything is a tree with an example of each feature that an image has to keep.
 func everything() []file {
 	with := func(f file, change func(*file)) file { change(&f); return f }
 	long := strings.Repeat("n", 255)
@@ -110,7 +110,7 @@ func everything() []file {
 		with(entryOf(tar.TypeReg, "./\xff\xfe-not-utf8/\x80", 0o644), func(f *file) { f.content = "bytes" }),
 		with(entryOf(tar.TypeLink, "./\xff\xfe-not-utf8/\x81", 0o644), func(f *file) { f.Linkname = "./\xff\xfe-not-utf8/\x80" }),
 	}
-	for i := range 1500 { // a folder of many blocks, with links all over it
+	for i := range 1500 { // a folder of many blocks with many links
 		f := entryOf(tar.TypeReg, fmt.Sprintf("./many/file-with-a-longer-name-%04d", i), 0o644)
 		f.content = fmt.Sprint(i)
 		if i%100 == 99 {
@@ -121,7 +121,7 @@ func everything() []file {
 	return files
 }
 
-// A seen is what a reader of an image says of one path.
+// A seen is a reader's view of a path of an image.
 type seen struct {
 	mode     uint32 // as st_mode
 	uid, gid uint32
@@ -135,7 +135,7 @@ type seen struct {
 	xattrs   map[string]string
 }
 
-// want computes from the tar entries what a reader has to see.
+// want computes from the tar entries a reader's expected view.
 func want(t *testing.T, files []file) map[string]seen {
 	t.Helper()
 	out := map[string]seen{}
@@ -154,7 +154,7 @@ func want(t *testing.T, files []file) map[string]seen {
 			s.mtime = latest
 		}
 		if !utf8.ValidString(path) {
-			s.mtime = s.mtime.Truncate(time.Second) // all that the GNU format holds
+			s.mtime = s.mtime.Truncate(time.Second) // the precision of the GNU format
 		}
 		switch f.Typeflag {
 		case tar.TypeReg:
@@ -234,7 +234,7 @@ func TestRoundTripThroughTheLibrary(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var readable []file // the library's reader takes only names that are UTF-8
+	var readable []file // the library's reader accepts only names that are UTF-8
 	for _, f := range files {
 		if p, _ := cleanPath(f.Name); fs.ValidPath(p) {
 			readable = append(readable, f)
@@ -242,7 +242,8 @@ func TestRoundTripThroughTheLibrary(t *testing.T) {
 	}
 	readable = append(readable, file{Header: tar.Header{Typeflag: tar.TypeDir, Name: "implied/deep", Mode: 0o755, ModTime: latest}})
 	for i := range readable {
-		readable[i].Mode &= 0o777 // its reader does not tell the bits above; the kernel's test covers them
+		// its reader ignores the bits above; the kernel's test covers them
+		readable[i].Mode &= 0o777
 	}
 	compare(t, readable, func(path string) (seen, error) { return seeLibrary(img, path) })
 }
@@ -304,8 +305,7 @@ func TestRoundTripThroughTheKernel(t *testing.T) {
 	}
 }
 
-// mount loop-mounts an image read-only for the test, and skips where that is not
-// possible.
+// mount loop-mounts an image read-only for the test, and skips where that is not possible.
 func mount(t *testing.T, path string) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -392,7 +392,7 @@ func TestSameEntriesSameBytes(t *testing.T) {
 	if again := digest(files); again != first {
 		t.Errorf("%s, then %s", first, again)
 	}
-	// Another order of the files that are not links and not linked to.
+	// Another order of the files that are neither links nor targets of links.
 	shuffled := append([]file(nil), files...)
 	for i, j := 0, len(shuffled)-1; i < j; i, j = i+1, j-1 {
 		if shuffled[i].Name == "./empty" || shuffled[i].Name == "./block" {

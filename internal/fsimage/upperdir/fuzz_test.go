@@ -16,9 +16,9 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
-// FuzzExport is FuzzRead with streams whose headers are well-formed, which bytes that are
-// changed at random never are: a tar header has a checksum. Each eight bytes of the input
-// are an entry of a hostile agent. What is read is put on a tree, as a turn's end does.
+// FuzzExport is FuzzRead with streams whose headers are well-formed, which random changes never
+// produce: a tar header has a checksum. Each eight bytes of the input are an entry of a hostile
+// agent. The result is applied to a tree, as at a turn's end.
 func FuzzExport(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 1, 2, 9, 1, 1, 0, 0, 0}, false)
 	f.Add([]byte{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 4, 8, 16, 3, 0, 0, 1, 1, 4, 9, 32, 3, 5, 0, 2, 2, 0, 1, 0, 0, 0, 0}, true)
@@ -84,8 +84,8 @@ func FuzzExport(f *testing.F) {
 	})
 }
 
-// hostileExport makes a stream of bytes: entries with names, types, records and data that
-// may contradict each other.
+// hostileExport makes a stream of bytes: entries with names, types, records and data that may
+// contradict each other.
 func hostileExport(in []byte) []byte {
 	names := []string{"./", "a/", "a", "a/a", "b", "a/b/", "a/b/c", "..", "a/../b", "/etc", "", "a//b", strings.Repeat("n", 256), "a/\x00"}
 	kinds := []byte{tar.TypeDir, tar.TypeReg, tar.TypeLink, tar.TypeSymlink, tar.TypeChar, tar.TypeBlock, tar.TypeFifo, tar.TypeCont, tar.TypeXGlobalHeader}

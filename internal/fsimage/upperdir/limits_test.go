@@ -13,7 +13,7 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// However large a disk is, what is read of it has bounds that do not grow with it.
+// For any size of a disk, reading has absolute bounds.
 func TestBoundsAreAbsolute(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		o := Options{Bytes: rapid.Int64Range(0, 1<<62).Draw(t, "bytes"), Entries: rapid.IntRange(0, 1<<62).Draw(t, "entries")}
@@ -25,7 +25,7 @@ func TestBoundsAreAbsolute(t *testing.T) {
 	})
 }
 
-// endless is a stream of more and more entries.
+// endless is a stream of infinitely many entries.
 type endless struct {
 	n   int
 	buf bytes.Buffer
@@ -55,7 +55,7 @@ func itoa(n int) string {
 	return string(digits)
 }
 
-// A guest that never stops is stopped by the number of its entries, on the largest disk.
+// An infinite guest is stopped by the number of its entries, on the largest disk.
 func TestEndlessExport(t *testing.T) {
 	e := &endless{}
 	_, err := Read(t.Context(), e, t.TempDir(), Options{Bytes: int64(turnstone.MaxDisk), Entries: 20_000})
@@ -67,7 +67,7 @@ func TestEndlessExport(t *testing.T) {
 	}
 }
 
-// A file is refused by what it says of its size, before any of it is read.
+// A file is rejected by its announced size, before any of it is read.
 func TestLargeFile(t *testing.T) {
 	for name, h := range map[string]*tar.Header{
 		"whole":  {Name: "a", Typeflag: tar.TypeReg, Size: 2 << 40},
@@ -87,7 +87,7 @@ func TestLargeFile(t *testing.T) {
 	}
 }
 
-// A path's length is bounded, whatever the agent keeps to.
+// A path's length is bounded, whatever the agent sends.
 func TestLongPath(t *testing.T) {
 	for length, ok := range map[int]bool{maxPath: true, maxPath + 1: false} {
 		var buf bytes.Buffer
@@ -120,7 +120,7 @@ type zeros struct{}
 
 func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
 
-// A full disk ends the reading before it is fuller.
+// An almost full disk ends the reading before the disk is full.
 func TestRoom(t *testing.T) {
 	full := errors.New("full")
 	asked := 0

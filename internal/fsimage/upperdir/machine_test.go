@@ -25,7 +25,7 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// changes does what an overlay has a rule for. The base template has perl.
+// changes makes changes with special rules in an overlay. The base template has perl.
 const changes = `set -e
 cd /
 rm etc/debconf.conf; rm -r usr/share/common-licenses; rm -r usr/share/base-files; mkdir usr/share/base-files; echo new > usr/share/base-files/new
@@ -46,8 +46,8 @@ printf 'n%.0s' $(seq 255) > "$(printf 'n%.0s' $(seq 255))"
 p=deep; for i in $(seq 60); do p=$p/d$i; done; mkdir -p $p; echo bottom > $p/f
 `
 
-// TestInSandboxes: what a turn did gives one tree, whatever it ran in and however it
-// was read.
+// TestInSandboxes: a turn's changes result in the same tree, for any substrate and any way of
+// reading.
 func TestInSandboxes(t *testing.T) {
 	h := turntest.Home(t)
 	machine := turntest.Machine(t, h, "base")
@@ -123,7 +123,7 @@ func onDisk(t *testing.T, w tree.Writer, parent tree.Ref, d substrate.Disker, fr
 	return apply(t, w, parent, root)
 }
 
-// difference lists what is in one tree only, but for times.
+// difference lists entries that are in only one tree, ignoring times.
 func difference(t *testing.T, r tree.Getter, a, b tree.Ref) string {
 	t.Helper()
 	var out strings.Builder
@@ -146,7 +146,7 @@ func difference(t *testing.T, r tree.Getter, a, b tree.Ref) string {
 	return out.String()
 }
 
-// objects keeps objects, and of contents only their digests: some are large.
+// objects keeps objects, and only the digests of contents because some are large.
 type objects struct {
 	*treetest.Store
 	contents *tree.Hasher

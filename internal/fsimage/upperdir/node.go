@@ -11,7 +11,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// A node is one file. It does not change once the stream was read.
+// A node is a file. It does not change after the stream was read.
 type node struct {
 	attr  tree.Attr
 	id    uint64
@@ -21,7 +21,7 @@ type node struct {
 	spool *os.File
 }
 
-// A part is a part of a file that is no hole.
+// A part is a part of a file with data.
 type part struct {
 	offset, length int64 // in the file
 	at             int64 // in the spool
@@ -36,10 +36,10 @@ func (n *node) Inode() (id uint64, names uint32) { return n.id, n.names }
 // Children implements tree.Node.
 func (n *node) Children(context.Context) ([]tree.Child, error) { return n.kids, nil }
 
-// Open implements tree.Node. What it returns is an io.ReaderAt too.
+// Open implements tree.Node. The result is also an io.ReaderAt.
 func (n *node) Open() (io.ReadCloser, error) {
 	if n.attr.Type != tree.File {
-		return nil, turnstone.Errorf("upper.open", turnstone.KindInvalid, "what the sandbox left",
+		return nil, turnstone.Errorf("upper.open", turnstone.KindInvalid, "the sandbox's files",
 			"not a file")
 	}
 	return &file{n: n}, nil
@@ -77,7 +77,7 @@ func (f *file) ReadAt(b []byte, off int64) (n int, err error) {
 		b, err = b[:size-off], io.EOF
 	}
 	parts := f.n.parts
-	// The first part that ends behind off.
+	// The first part that ends after off.
 	i := sort.Search(len(parts), func(i int) bool { return parts[i].offset+parts[i].length > off })
 	for n < len(b) {
 		at, rest := off+int64(n), b[n:]
@@ -87,7 +87,7 @@ func (f *file) ReadAt(b []byte, off int64) (n int, err error) {
 			break
 		}
 		p := parts[i]
-		if at < p.offset { // a hole before it
+		if at < p.offset { // a hole before the part
 			rest = rest[:min(int64(len(rest)), p.offset-at)]
 			clear(rest)
 			n += len(rest)
@@ -97,7 +97,7 @@ func (f *file) ReadAt(b []byte, off int64) (n int, err error) {
 		k, rerr := f.n.spool.ReadAt(rest, p.at+at-p.offset)
 		n += k
 		if k < len(rest) {
-			return n, unavailable(f.n.spool.Name(), rerr) // not an end of the file
+			return n, unavailable(f.n.spool.Name(), rerr) // not the file's end
 		}
 		i++
 	}

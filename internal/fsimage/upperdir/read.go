@@ -16,7 +16,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// Records of an entry beside those that tar knows; see State.export in docs/wire.md.
+// Additional records of an entry; see State.export in docs/wire.md.
 const (
 	recordXattr  = "SCHILY.xattr."
 	recordHex    = "TURNSTONE.xattr."
@@ -27,21 +27,21 @@ const (
 )
 
 const (
-	readSize = 256 << 10 // bytes read at a time
-	maxSize  = 1 << 62   // bytes of a file, holes included
+	readSize = 256 << 10 // bytes per read
+	maxSize  = 1 << 62   // bytes of a file, including holes
 	maxPath  = 64 << 10  // bytes of a path
 )
 
-// A reader reads one stream.
+// A reader is the state of reading a stream.
 type reader struct {
 	ctx   context.Context
 	in    *tar.Reader
 	opts  Options
 	spool *spoolWriter
 
-	open    []openDir // from the top to the one that is being read
-	last    *node     // the entry before, when it was a file that may go on
-	name    string    // of that
+	open    []openDir // from the top to the directory that is being read
+	last    *node     // the previous entry, if it was a file that may continue
+	name    string    // its name
 	linked  map[string]*node
 	ids     uint64
 	entries int
@@ -50,9 +50,9 @@ type reader struct {
 	holes   int64
 }
 
-// An openDir is a directory whose entries are not complete.
+// An openDir is a directory whose entries are incomplete.
 type openDir struct {
-	path string // with "/" at the end; empty for the top
+	path string // with a trailing "/"; empty for the top
 	n    *node
 }
 
@@ -68,7 +68,7 @@ func read(ctx context.Context, r io.Reader, spool *os.File, opts Options) (*node
 		before := in.n
 		h, err := d.in.Next()
 		if errors.Is(err, io.EOF) {
-			// Next takes a stream that simply ends for one that is whole.
+			// Next accepts a stream without an end marker as complete.
 			if !in.ended(before) {
 				return nil, d.cause(in, io.ErrUnexpectedEOF)
 			}
@@ -83,11 +83,11 @@ func read(ctx context.Context, r io.Reader, spool *os.File, opts Options) (*node
 	}
 	switch n, err := in.Read(make([]byte, 1)); {
 	case n > 0:
-		return nil, integrity("the stream", "something follows its end")
+		return nil, integrity("the stream", "data follows its end")
 	case !errors.Is(err, io.EOF):
 		return nil, d.cause(in, err)
 	case len(d.open) == 0:
-		return nil, integrity("the stream", "there is nothing in it")
+		return nil, integrity("the stream", "it is empty")
 	case d.holes > d.opts.Holes:
 		return nil, d.tooManyHoles("the sandbox's files")
 	}
@@ -100,7 +100,7 @@ func read(ctx context.Context, r io.Reader, spool *os.File, opts Options) (*node
 	return root, d.spool.flush()
 }
 
-// cause prefers why the stream ended to what tar makes of that.
+// cause prefers the reason for the stream's end over tar's resulting error.
 func (d *reader) cause(in *counter, err error) error {
 	switch {
 	case d.ctx.Err() != nil:
@@ -108,14 +108,14 @@ func (d *reader) cause(in *counter, err error) error {
 	case in.err != nil && !errors.Is(in.err, io.EOF):
 		return in.err
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return integrity("the stream", "it is cut off")
+		return integrity("the stream", "it is truncated")
 	case errors.Is(err, tar.ErrHeader), errors.Is(err, tar.ErrFieldTooLong), errors.Is(err, tar.ErrInsecurePath):
 		return integrity("the stream", "%w", err)
 	}
 	return err
 }
 
-// entry takes one entry.
+// entry processes an entry.
 func (d *reader) entry(h *tar.Header) error {
 	if more, ok := h.PAXRecords[recordMore]; ok {
 		return d.more(h, more)
@@ -124,7 +124,7 @@ func (d *reader) entry(h *tar.Header) error {
 	if d.entries++; d.entries > d.opts.Entries {
 		return exhausted("the sandbox's files", "remove files that the next turn does not need", "more than %d of them were changed", d.opts.Entries)
 	}
-	if len(h.Name) > maxPath+1 { // a directory's has a slash at the end
+	if len(h.Name) > maxPath+1 { // a directory's name has a trailing slash
 		return exhausted("/"+h.Name, "remove the directory before the turn ends", "directories are nested so deep that a path has more than %d bytes", maxPath)
 	}
 	if err := d.count(h); err != nil {
@@ -149,19 +149,20 @@ func (d *reader) entry(h *tar.Header) error {
 	dir.kids = append(dir.kids, tree.Child{Name: name, Node: n})
 	if h.Typeflag == tar.TypeDir {
 		if len(d.open) > tree.MaxDepth {
-			return exhausted(path, "remove directories that lie very deep", "directories that lie more than %d deep", tree.MaxDepth)
+			return exhausted(path, "remove directories that are nested very deep", "directories that are nested more than %d deep", tree.MaxDepth)
 		}
 		d.open = append(d.open, openDir{path + "/", n})
 	}
 	return nil
 }
 
-// count bounds what is kept of an entry beside its content.
+// count bounds an entry's data in memory, apart from its content.
 func (d *reader) count(h *tar.Header) error {
 	d.meta += int64(len(h.Name) + len(h.Linkname))
 	for k, v := range h.PAXRecords {
 		d.meta += int64(len(k) + len(v))
-		if strings.HasPrefix(k, "GNU.sparse.") { // tar would make zeros of it, without bound
+		// tar would convert the record to zeros without bound
+		if strings.HasPrefix(k, "GNU.sparse.") {
 			return integrity(h.Name, "it has the record %s", clip(k))
 		}
 	}
@@ -172,7 +173,7 @@ func (d *reader) count(h *tar.Header) error {
 	return nil
 }
 
-// top takes the first entry.
+// top processes the first entry.
 func (d *reader) top(h *tar.Header) error {
 	if h.Name != "./" || h.Typeflag != tar.TypeDir {
 		return integrity(h.Name, "the stream does not begin with the top directory")
@@ -184,8 +185,8 @@ func (d *reader) top(h *tar.Header) error {
 	return err
 }
 
-// enter makes the directory of path the one that is being read: one of those that
-// are open. It returns the path's last name.
+// enter makes the directory of path, which must be open, the directory that is being read. It
+// returns the path's last name.
 func (d *reader) enter(path string) (name string, err error) {
 	i := strings.LastIndexByte(path, '/') + 1
 	dir, name := path[:i], path[i:]
@@ -198,12 +199,12 @@ func (d *reader) enter(path string) (name string, err error) {
 		}
 	}
 	if d.open[len(d.open)-1].path != dir {
-		return "", integrity(path, "its directory is not there, or was left already")
+		return "", integrity(path, "its directory does not exist, or was left already")
 	}
 	return name, nil
 }
 
-// closeDir puts the entries of the directory that is being read into their order.
+// closeDir sorts the entries of the directory that is being read.
 func (d *reader) closeDir() error {
 	at := d.open[len(d.open)-1]
 	d.open = d.open[:len(d.open)-1]
@@ -211,19 +212,19 @@ func (d *reader) closeDir() error {
 	slices.SortFunc(kids, func(a, b tree.Child) int { return strings.Compare(a.Name, b.Name) })
 	for i := range kids {
 		if i > 0 && kids[i].Name == kids[i-1].Name {
-			return integrity(at.path+kids[i].Name, "a name that is there twice")
+			return integrity(at.path+kids[i].Name, "a duplicate name")
 		}
 	}
 	at.n.kids = kids
 	return nil
 }
 
-// node makes the node of an entry, or, of a hard link, finds it.
+// node returns the node of an entry; for a hard link it finds the target's node.
 func (d *reader) node(path string, h *tar.Header) (*node, error) {
 	if h.Typeflag == tar.TypeLink {
 		n := d.linked[h.Linkname]
 		if n == nil {
-			return nil, integrity(path, "a hard link to %q, which is not there", clip(h.Linkname))
+			return nil, integrity(path, "a hard link to %q, which does not exist", clip(h.Linkname))
 		}
 		n.names++
 		return n, nil
@@ -277,8 +278,8 @@ func owner(path string, h *tar.Header) (uid, gid uint32, err error) {
 	return uint32(h.Uid), uint32(h.Gid), nil
 }
 
-// xattrs returns an entry's extended attributes, sorted by name. Their names and
-// values are checked when a tree is made of them.
+// xattrs returns an entry's extended attributes, sorted by name. Their names and values are checked
+// when the tree is built.
 func xattrs(path string, h *tar.Header) ([]tree.Xattr, error) {
 	var out []tree.Xattr
 	for k, v := range h.PAXRecords {
@@ -308,7 +309,7 @@ func xattrs(path string, h *tar.Header) ([]tree.Xattr, error) {
 	return out, nil
 }
 
-// file takes the content of a file, or the first parts of it.
+// file reads the content of a file, or the first parts of it.
 func (d *reader) file(path string, n *node, h *tar.Header) error {
 	list, sparse := h.PAXRecords[recordSparse]
 	if !sparse {
@@ -329,7 +330,7 @@ func (d *reader) file(path string, n *node, h *tar.Header) error {
 	if size > d.opts.FileSize {
 		return d.tooLarge(path)
 	}
-	if size > d.opts.Holes+d.opts.Bytes { // which also keeps the sum in its bounds
+	if size > d.opts.Holes+d.opts.Bytes { // which also bounds the sum
 		return d.tooManyHoles(path)
 	}
 	n.attr.Size = size
@@ -338,10 +339,10 @@ func (d *reader) file(path string, n *node, h *tar.Header) error {
 	return d.parts(path, n, list, h.Size)
 }
 
-// more takes further parts of the file before.
+// more reads further parts of the previous file.
 func (d *reader) more(h *tar.Header, list string) error {
 	if d.last == nil || h.Typeflag != tar.TypeReg || h.Name != d.name {
-		return integrity(h.Name, "a part of a file that is not the one before")
+		return integrity(h.Name, "a part of a file other than the previous file")
 	}
 	if err := d.count(h); err != nil {
 		return err
@@ -349,11 +350,12 @@ func (d *reader) more(h *tar.Header, list string) error {
 	return d.parts(h.Name, d.last, list, h.Size)
 }
 
-// parts takes what a list names; size is how much of it the stream has.
+// parts reads the parts that a list names; size is the amount of data in the stream.
 func (d *reader) parts(path string, n *node, list string, size int64) error {
-	if d.meta += int64(len(list)) * 4; list == "" { // what is kept is larger than the list
+	// the list's parts in memory are larger than the list
+	if d.meta += int64(len(list)) * 4; list == "" {
 		if size != 0 {
-			return integrity(path, "data that belongs nowhere")
+			return integrity(path, "data without a part")
 		}
 		return d.countHoles(path)
 	}
@@ -392,13 +394,12 @@ func (d *reader) parts(path string, n *node, list string, size int64) error {
 		}
 	}
 	if size != 0 {
-		return integrity(path, "data that belongs nowhere")
+		return integrity(path, "data without a part")
 	}
 	return d.countHoles(path)
 }
 
-// countHoles is called when what a file's parts are is not known to its end: more
-// may come of it, which makes the holes fewer.
+// countHoles is called when the parts of a file may be incomplete: later parts reduce the holes.
 func (d *reader) countHoles(path string) error {
 	if d.holes > d.opts.Holes+d.opts.Bytes-d.data {
 		return d.tooManyHoles(path)
@@ -412,16 +413,16 @@ func (d *reader) tooLarge(path string) error {
 
 func (d *reader) tooManyHoles(path string) error {
 	return exhausted(path, "remove the largest sparse files, or make them smaller with truncate",
-		"sparse files with holes of more than %s in all", turnstone.Bytes(d.opts.Holes))
+		"sparse files with holes of more than %s in total", turnstone.Bytes(d.opts.Holes))
 }
 
-// part puts the next p.length bytes of the stream into the spool.
+// part copies the next p.length bytes of the stream to the spool.
 func (d *reader) part(path string, n *node, p part) error {
 	if d.data += p.length; d.data > d.opts.Bytes || p.length > d.opts.Bytes {
-		return exhausted(path, "remove files that the next turn does not need", "files of more than %s in all", turnstone.Bytes(d.opts.Bytes))
+		return exhausted(path, "remove files that the next turn does not need", "files of more than %s in total", turnstone.Bytes(d.opts.Bytes))
 	}
 	p.at = d.spool.end()
-	// One that goes on where the one before ends, as of a file that comes in many entries.
+	// Continues the previous part, such as in a file with many entries.
 	if k := len(n.parts); k > 0 && n.parts[k-1].offset+n.parts[k-1].length == p.offset && n.parts[k-1].at+n.parts[k-1].length == p.at {
 		n.parts[k-1].length += p.length
 	} else {

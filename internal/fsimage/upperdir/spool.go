@@ -5,7 +5,7 @@ import (
 	"os"
 )
 
-// spoolBuffer is how much is written at a time. Small files are many.
+// spoolBuffer is the size of a write. There are many small files.
 const spoolBuffer = 1 << 20
 
 // A spoolWriter writes contents one after another.
@@ -13,13 +13,13 @@ type spoolWriter struct {
 	f   *os.File
 	may func() error // nil: always
 	buf []byte
-	off int64 // of what is in buf
+	off int64 // offset of buf
 }
 
-// end is where the next byte will be.
+// end is the offset of the next byte.
 func (w *spoolWriter) end() int64 { return w.off + int64(len(w.buf)) }
 
-// room returns where the next bytes go, which take then says there are.
+// room returns the buffer for the next bytes, whose number take then sets.
 func (w *spoolWriter) room() ([]byte, error) {
 	if len(w.buf) == cap(w.buf) {
 		if err := w.flush(); err != nil {
@@ -45,15 +45,15 @@ func (w *spoolWriter) flush() error {
 	return nil
 }
 
-// tarEnd is how many bytes of zeros a tar stream ends with, and padding how many there
-// may be behind a file.
+// tarEnd is the number of zero bytes at the end of a tar stream, and padding the maximum number
+// after a file.
 const (
 	tarEnd  = 1024
 	padding = 511
 )
 
-// A counter counts what is read through it, keeps the last of it, and remembers why
-// that ended.
+// A counter counts the bytes that are read through it, keeps the last of them, and remembers the
+// error that ended reading.
 type counter struct {
 	r    io.Reader
 	n    int64
@@ -77,8 +77,8 @@ func (c *counter) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// ended says that a tar stream's end is all that has come since before, when its
-// last entry had been read.
+// ended reports whether the only data since before, the end of the last entry, is a tar stream's
+// end.
 func (c *counter) ended(before int64) bool {
 	return c.n-before >= tarEnd && c.n-before <= tarEnd+padding && c.last == [tarEnd]byte{}
 }

@@ -1,12 +1,10 @@
-// Package upperdir reads what an agent exports of an overlay's upper directory
-// (State.export of package wire): a tar stream that somebody hostile may have
-// written. It is for sandboxes whose disk the host cannot read; package ext4 is for
-// the others, and both give the same tree.
+// Package upperdir reads an agent's export of an overlay's upper directory (State.export of package
+// wire): a possibly hostile tar stream. It is for sandboxes whose disk the host cannot read;
+// package ext4 is for the others, and both result in the same tree.
 //
-// The stream is archive/tar's, with extended headers (PAX), and stricter: the first
-// entry is the directory itself, "./"; each directory comes before what is in it, and
-// all that is in it before anything else; a hard link comes after the file that it
-// names. docs/wire.md has the records that are the project's own.
+// The stream is archive/tar's with extended headers (PAX), with additional rules: the first entry
+// is the directory itself, "./"; each directory precedes its entries, which are contiguous; a hard
+// link follows its file. docs/wire.md describes the project's own records.
 package upperdir
 
 import (
@@ -21,25 +19,24 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// Options bounds what is read. Zero values are the defaults.
+// Options bound the input. Zero values are the defaults.
 type Options struct {
-	// Bytes is how much data there may be in all files together, without holes; the
-	// default is 64 GiB. Give the size of the sandbox's disk.
+	// Bytes bounds the total data in all files, without holes; the default is 64 GiB. Set it to the
+	// size of the sandbox's disk.
 	Bytes int64
-	// Holes is how many bytes of files may be holes, in all files together: they
-	// take no room in the stream and all the time to read. The default is 64 GiB.
+	// Holes bounds the total bytes of holes in all files: holes use no space in the stream but take
+	// time to read. The default is 64 GiB.
 	Holes int64
-	// Entries is how many files there may be: each takes memory while the stream is
-	// read. The default, and the most of it, is what an ext4 disk of Bytes has room for,
-	// one for each 8 KiB, at least 256 Ki, and at most 5 million.
+	// Entries bounds the number of files, which use memory while the stream is read. The default,
+	// and the maximum, is the capacity of an ext4 disk of Bytes, one per 8 KiB, at least 256 Ki,
+	// and at most 5 million.
 	Entries int
-	// FileSize is how large one file may be, holes included. The default is 1 TiB.
+	// FileSize bounds the size of a file, including holes. The default is 1 TiB.
 	FileSize int64
-	// Room is asked before more of the contents is written to the folder; an error ends
-	// Read. It may be nil.
+	// Room is called before contents are written to the folder; an error ends Read. It may be nil.
 	Room func() error
-	// Meta bounds the bytes of names, link targets and extended attributes in all;
-	// the default is 256 MiB.
+	// Meta bounds the total bytes of names, link targets and extended attributes; the default is
+	// 256 MiB.
 	Meta int64
 }
 
@@ -73,17 +70,16 @@ func (o *Options) defaults() {
 	}
 }
 
-// A Dir is an upper directory that was read. Close it when its tree is not used
-// any more.
+// A Dir is an upper directory in memory. Close it when its tree is no longer used.
 type Dir struct {
 	root  *node
 	spool *os.File
 }
 
-// Read reads the stream r to its end. File contents go into a file without a name in
-// the folder dir. Errors are of kind Integrity when r is not what an agent writes or
-// is cut off, Exhausted when it is more than opts allows, Unavailable when dir cannot
-// be written; others are those of r. When ctx ends, Read does with the next bytes of r.
+// Read reads the stream r to its end. File contents go to an unnamed file in the folder dir. Errors
+// are of kind Integrity if an agent does not write such a stream or it is truncated, Exhausted if
+// it exceeds opts, and Unavailable if dir is not writable; other errors are those of r. When ctx
+// ends, Read ends with the next bytes of r.
 func Read(ctx context.Context, r io.Reader, dir string, opts Options) (*Dir, error) {
 	opts.defaults()
 	spool, err := openSpool(dir)
@@ -98,24 +94,23 @@ func Read(ctx context.Context, r io.Reader, dir string, opts Options) (*Dir, err
 	return &Dir{root: root, spool: spool}, nil
 }
 
-// openSpool makes a file without a name (O_TMPFILE of open(2)).
+// openSpool creates an unnamed file (O_TMPFILE of open(2)).
 func openSpool(dir string) (*os.File, error) {
 	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_EXCL|unix.O_CLOEXEC, 0o600)
 	if err == nil {
-		return os.NewFile(uintptr(fd), "what a sandbox left"), nil
+		return os.NewFile(uintptr(fd), "the sandbox's files"), nil
 	}
 	if !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EISDIR) {
 		return nil, err
 	}
-	f, err := os.CreateTemp(dir, ".upper-*") // a file system without nameless files
+	f, err := os.CreateTemp(dir, ".upper-*") // a file system without unnamed files
 	if err == nil {
 		err = os.Remove(f.Name())
 	}
 	return f, err
 }
 
-// Root returns the upper directory. It is what layer.Apply takes. Nodes are safe for
-// concurrent use.
+// Root returns the upper directory for layer.Apply. Nodes are safe for concurrent use.
 func (u *Dir) Root() tree.Node { return u.root }
 
 // Close frees the contents.
@@ -123,7 +118,7 @@ func (u *Dir) Close() error { return u.spool.Close() }
 
 func integrity(subject, format string, args ...any) error {
 	return turnstone.Errorf("upper.read", turnstone.KindIntegrity, clip(subject), format, args...).
-		WithHint("what the sandbox says it changed makes no sense, so it cannot be kept; run the turn again")
+		WithHint("run the turn again: the sandbox's report of its changes is invalid and cannot be kept")
 }
 
 func exhausted(subject, hint, format string, args ...any) error {
@@ -133,10 +128,10 @@ func exhausted(subject, hint, format string, args ...any) error {
 
 func unavailable(dir string, err error) error {
 	return turnstone.NewError("upper.read", turnstone.KindUnavailable, dir, err).
-		WithHint("what the sandbox changed needs room here for a while; free some, or set TURN_HOME to a larger disk")
+		WithHint("free some disk space, which the sandbox's changes need temporarily, or set TURN_HOME to a larger disk")
 }
 
-// clip bounds what a guest says in a message.
+// clip bounds a guest's text in a message.
 func clip(s string) string {
 	if len(s) > 200 {
 		return s[:200] + "…"

@@ -18,7 +18,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// An entry is one of a stream.
+// An entry is an entry of a stream.
 type entry struct {
 	tar.Header
 	data string
@@ -134,7 +134,7 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// A file can be read at several places at a time.
+// A file can be read at several offsets concurrently.
 func TestReadAt(t *testing.T) {
 	s := stream(t, dir("./"), file("f", "abcdef").with("TURNSTONE.size", "12", "TURNSTONE.sparse", "2,2,6,4"))
 	u, err := upperdir.Read(t.Context(), bytes.NewReader(s), t.TempDir(), upperdir.Options{})
@@ -161,7 +161,7 @@ func kind(t *testing.T, s []byte, opts upperdir.Options) (turnstone.Kind, error)
 	return turnstone.KindOf(err), err
 }
 
-// What no agent writes is of kind Integrity.
+// A stream that no agent writes is an error of kind Integrity.
 func TestHostile(t *testing.T) {
 	deep := []entry{dir("./")}
 	for i := range 4200 {
@@ -224,7 +224,7 @@ func TestHostile(t *testing.T) {
 	})
 }
 
-// tar itself makes zeros of a GNU sparse file's holes, of any number.
+// tar itself expands the holes of a GNU sparse file to any number of zeros.
 func TestGNUSparse(t *testing.T) {
 	e := file("a", "x").with("XNU.sparse.major", "0", "XNU.sparse.minor", "1", "XNU.sparse.size", "1000000000000", "XNU.sparse.map", "0,1", "XNU.sparse.numblocks", "1")
 	s := bytes.ReplaceAll(stream(t, dir("./"), e), []byte("XNU"), []byte("GNU"))
@@ -239,7 +239,7 @@ func TestGNUSparse(t *testing.T) {
 	}
 }
 
-// Each bound is one.
+// Each limit is enforced.
 func TestBounds(t *testing.T) {
 	s := stream(t, dir("./"), file("a", "12345"), file("b", "12345").with("SCHILY.xattr.user.x", strings.Repeat("v", 1000)))
 	for name, opts := range map[string]upperdir.Options{
@@ -268,7 +268,7 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// A stream that is cut off anywhere is said to be, also where tar would not notice.
+// A truncation at any offset is reported, also where tar would not notice.
 func TestCutOff(t *testing.T) {
 	s := stream(t, dir("./"), dir("a/"), file("a/zeros", strings.Repeat("\x00", 3000)), file("b", "x").with("TURNSTONE.size", "5", "TURNSTONE.sparse", "0,1"))
 	for n := range s {
@@ -278,7 +278,7 @@ func TestCutOff(t *testing.T) {
 	}
 }
 
-// What reading the stream fails with is returned.
+// An error of reading the stream is returned.
 func TestStreamFails(t *testing.T) {
 	broken := errors.New("broken")
 	s := stream(t, dir("./"), file("a", strings.Repeat("x", 5000)))
@@ -298,7 +298,7 @@ func TestStreamFails(t *testing.T) {
 	}
 }
 
-// Nothing is left in the folder, and what was read outlives it.
+// Nothing is left in the folder, and the contents outlive it.
 func TestSpoolHasNoName(t *testing.T) {
 	folder := t.TempDir()
 	u, err := upperdir.Read(t.Context(), bytes.NewReader(stream(t, dir("./"), file("a", "x"))), folder, upperdir.Options{})
@@ -313,8 +313,7 @@ func TestSpoolHasNoName(t *testing.T) {
 	}
 }
 
-// FuzzRead: whatever a stream says, what comes out is a tree that can be read, within
-// the bounds.
+// FuzzRead: for any stream, the result is a readable tree within the bounds.
 func FuzzRead(f *testing.F) {
 	f.Add(stream(f, dir("./"), dir("a/"), file("a/f", "data").with("TURNSTONE.links", "2", "SCHILY.xattr.user.x", "v"), link("a/g", "a/f")))
 	f.Add(stream(f, dir("./"), file("p", "ab").with("TURNSTONE.size", "8", "TURNSTONE.sparse", "0,2"), file("p", "cd").with("TURNSTONE.more", "5,2")))

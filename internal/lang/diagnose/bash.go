@@ -16,9 +16,9 @@ var (
 	dashToken   = lazy(`^Syntax error: "(.*)" unexpected|can't cd to (.*)$|cannot (?:open|create) (.*): |^(?:.*: )?([^:]+): (?:not found|parameter not set|Permission denied)$`)
 )
 
-// scanBash reads a message of bash: "NAME: line N: message", where NAME is the
-// script's path as bash was given it, or bash's own name for code from -c and from
-// standard input (Bash Reference Manual, and its error.c).
+// scanBash parses a message of bash: "NAME: line N: message", where NAME is the script's path as
+// given to bash, or bash's own name for code from -c and from standard input (Bash Reference
+// Manual, and its error.c).
 func scanBash(c *search, ls []string, i int) (report, int, bool) {
 	m := bashLine().FindStringSubmatch(ls[i])
 	if m == nil {
@@ -44,7 +44,7 @@ func scanBash(c *search, ls []string, i int) (report, int, bool) {
 				f.quote = strings.TrimSpace(text[1 : len(text)-1])
 				next++
 			} else if strings.HasPrefix(text, "syntax error: unexpected end of file") {
-				next++ // older ones than 5.2: the first message says where it began
+				next++ // before 5.2: the first message contains the beginning
 			}
 		}
 	}
@@ -52,7 +52,7 @@ func scanBash(c *search, ls []string, i int) (report, int, bool) {
 	return r, next, true
 }
 
-// scanDash reads a message of dash, Debian's sh: "NAME: N: message".
+// scanDash parses a message of dash, Debian's sh: "NAME: N: message".
 func scanDash(c *search, ls []string, i int) (report, int, bool) {
 	m := dashLine().FindStringSubmatch(ls[i])
 	if m == nil {
@@ -69,7 +69,7 @@ func scanDash(c *search, ls []string, i int) (report, int, bool) {
 	return report{tool: "sh", message: m[3], frames: []frame{f}}, i + 1, true
 }
 
-// shellFrame says what code a shell means by its name.
+// shellFrame returns the code that a shell's name refers to.
 func (c *search) shellFrame(name string, argumentOnly bool) (frame, bool) {
 	for i, s := range c.d.steps[:c.step+1] {
 		if s.Script != nil && s.Path != "" && (s.Path == name || (!path.IsAbs(name) && path.Base(s.Path) == path.Clean(name) && !c.hasFile(name))) {
@@ -87,7 +87,7 @@ func (c *search) shellFrame(name string, argumentOnly bool) (frame, bool) {
 	return frame{from: file, name: name}, c.hasFile(name)
 }
 
-// bashWords returns what a message of bash is about, the likeliest first.
+// bashWords returns the words that a message of bash refers to, most likely first.
 func bashWords(message string) []string {
 	if m := bashToken().FindStringSubmatch(message); m != nil {
 		return []string{strings.TrimSpace(m[1] + m[2] + m[3])}
@@ -104,8 +104,8 @@ func bashWords(message string) []string {
 	return words
 }
 
-// locateScript gives a place in a step's own script: the word that the message is
-// about, in the failing command as far as that is in the line; else the command.
+// locateScript returns a position in a step's own script: the word that the message refers to, in
+// the failing command's part of the line; otherwise the command.
 func (c *search) locateScript(f frame) Frame {
 	src := c.d.steps[f.step].Script.Source
 	x := c.d.indexes[f.step]
@@ -145,8 +145,8 @@ func (c *search) locateScript(f frame) Frame {
 	return Frame{Step: f.step, Span: c.d.span(f.step, from+start, from+end)}
 }
 
-// covering returns the first simple command that began in an earlier line and goes
-// on in this one: bash names the line in which it has read a command's end.
+// covering returns the first simple command that began on an earlier line and continues on this
+// line: bash reports the line on which it has read a command's end.
 func (c *search) covering(step, from, to int) (syntax.Span, bool) {
 	best := -1
 	for _, i := range c.d.indexes[step].ending(from, to) {
@@ -160,8 +160,8 @@ func (c *search) covering(step, from, to int) (syntax.Span, bool) {
 	return c.clip(step, c.d.steps[step].Script.Commands[best].Span), true
 }
 
-// starting returns the name of the only command that starts the program that a
-// message is about: within $(…) bash 5.2 counts lines that are not there.
+// starting returns the name of the only command that starts the program of a message: within $(…)
+// bash 5.2 counts lines that do not exist.
 func (c *search) starting(f frame) (syntax.Span, bool) {
 	if len(f.words) == 0 || f.words[0] == "" {
 		return syntax.Span{}, false
@@ -178,8 +178,8 @@ func (c *search) starting(f frame) (syntax.Span, bool) {
 	return c.d.span(f.step, cmd.Start+at, cmd.Start+at+len(f.words[0])), true
 }
 
-// simpleOn returns the only simple command that begins in a line, of the failing
-// command's if it has any there: what of it stands in the line.
+// simpleOn returns the only simple command that begins on a line, preferably of the failing
+// command: its part on the line.
 func (c *search) simpleOn(step, from, to int) (syntax.Span, bool) {
 	found := c.only(onlyKey{step, from, ""}, c.d.indexes[step].beginning(from, to), func(cmd *syntax.Command) bool { return cmd.Kind == syntax.KindSimple })
 	if found < 0 {
@@ -189,15 +189,15 @@ func (c *search) simpleOn(step, from, to int) (syntax.Span, bool) {
 	return c.d.span(step, span.Start, min(span.End, to)), true
 }
 
-// An onlyKey names a list of commands: those of a line that begins at a byte, or
-// those that start a program.
+// An onlyKey identifies a list of commands: those of a line that begins at a byte, or those that
+// start a program.
 type onlyKey struct {
 	step, from int
 	program    string
 }
 
-// only returns the only command of the list that is, of the failing command's if the
-// list is of its step; -1 if there is none or more than one. It walks a list once.
+// only returns the only command of the list, of the failing command if the list is of its step; -1
+// if there is none or more than one. It walks a list once.
 func (c *search) only(key onlyKey, list []int, is func(*syntax.Command) bool) int {
 	found, known := c.onlys[key]
 	if known {

@@ -9,7 +9,7 @@ import (
 	"turnstone.dev/turnstone/internal/lang/syntax"
 )
 
-// check holds what every finding promises, whatever it was made of.
+// check verifies the promises of a finding for any input.
 func check(t *testing.T, steps []Step, found []Finding) {
 	t.Helper()
 	if len(found) > maxFound {

@@ -1,12 +1,11 @@
-// Package diagnose finds where in the author's text a fault is, given what a
-// step's commands wrote to standard error: a Python traceback, a node stack, a
-// message of bash, jq, sqlite3, psql, awk, perl or ruby names a line of the code
-// that it was given, and that code stands in a script, in quotes or in a
+// Package diagnose finds the position of a fault in the author's text from the standard error of a
+// step's commands. A Python traceback, a node stack, or a message of bash, jq, sqlite3, psql, awk,
+// perl or ruby names a line of its code, and that code is a script, a quoted text or a
 // here-document.
 //
-// What is read was written by a guest, which may write anything: the work is
-// bounded by the text's length, and a place is only ever one inside a script.
-// A guest that lies can point at a wrong line of the author's text, and do no more.
+// The input comes from a guest, which may write anything: the work is bounded by the text's length,
+// and a position is always inside a script. A guest can only point at a wrong line of the author's
+// text.
 package diagnose
 
 import (
@@ -20,59 +19,58 @@ import (
 	"turnstone.dev/turnstone/internal/lang/syntax"
 )
 
-// Limits of one Find.
+// Limits of a Find.
 const (
-	MaxStderr  = 64 << 10 // bytes of standard error that are read: the last
+	MaxStderr  = 64 << 10 // bytes of standard error that are read, from the end
 	MaxMessage = 300      // bytes of a message
-	MaxFrames  = 32       // places of one finding: the innermost
-	maxReports = 64       // messages that are looked into: the last
-	maxNames   = 1024     // names of files that are looked up, for one failure
-	maxFound   = 16       // findings of one failure
-	maxLocated = 256      // frames that are looked for in the scripts, for one failure
-	maxLine    = 4 << 10  // bytes of a line that are read: the first
+	MaxFrames  = 32       // positions of a finding, innermost first
+	maxReports = 64       // messages that are examined, from the end
+	maxNames   = 1024     // file names that are looked up for a failure
+	maxFound   = 16       // findings of a failure
+	maxLocated = 256      // frames that are located for a failure
+	maxLine    = 4 << 10  // bytes of a line that are read, from the start
 )
 
-// A Step is one step of a turn, as far as its text matters.
+// A Step is the relevant part of a turn's step.
 type Step struct {
-	Name string // the author's; for nothing but reading
-	// Path of the script in the sandbox. bash begins its messages with it.
+	Name string // the author's name; only for readers
+	// Path of the script in the sandbox. bash's messages begin with it.
 	Path string
-	// Dir is the working directory in which the step began, absolute. Empty when
-	// it is not known: then files that a script names by a relative path are
-	// found by that name alone.
+	// Dir is the working directory in which the step began, absolute. If it is empty, relative
+	// names of files in a script are matched only by name.
 	Dir string
-	// Script is the step's text, with its Source; nil for a step that nothing is
-	// known of. Which files its here-documents are written to, is in its commands'
-	// Embedded.
+	// Script is the step's text with its Source; nil for an unknown step. The Embedded of its
+	// commands contains the files to which its here-documents are written.
 	Script *syntax.Script
 }
 
-// A Failure is a command that failed.
+// A Failure is a failed command.
 type Failure struct {
-	Command  int // index in the script's Commands, or -1 for the step as a whole
+	Command  int // index in the script's Commands, or -1 for the whole step
 	ExitCode int
 	Stderr   []byte // the command's part of the step's standard error; the last 64 KiB are read
 }
 
-// A Finding is a fault with its place.
+// A Finding is a fault with its position.
 type Finding struct {
-	Span    syntax.Span `json:"span"`    // in the script of the step Step
-	Step    int         `json:"step"`    // index of a step, which may be an earlier one than that which failed
-	Tool    string      `json:"tool"`    // "bash", "python", "node", …, or the name of the program that says Message
-	Message string      `json:"message"` // one line, bounded, without control characters
-	// Frames are the places of a traceback that are in the steps' scripts, outermost
-	// first; Span is the last of them. Empty when the tool names one place only.
+	Span syntax.Span `json:"span"` // in the script of the step Step
+	Step int         `json:"step"` // index of a step, which may precede the failed step
+	// "bash", "python", "node", …, or the name of the program that reports Message
+	Tool    string `json:"tool"`
+	Message string `json:"message"` // a line of bounded length, without control characters
+	// Frames are the positions of a traceback in the steps' scripts, outermost first; Span is the
+	// last. Empty if the tool names only a single position.
 	Frames []Frame `json:"frames,omitempty"`
 }
 
-// A Frame is one place of a traceback.
+// A Frame is a position of a traceback.
 type Frame struct {
 	Step int         `json:"step"`
 	Span syntax.Span `json:"span"`
 }
 
-// A Diagnoser knows the steps of a turn. It is not changed after Steps, and safe
-// for concurrent use.
+// A Diagnoser holds the steps of a turn. It does not change after Steps, and is safe for concurrent
+// use.
 type Diagnoser struct {
 	steps   []Step
 	indexes []*index // by step; nil without a script
@@ -80,8 +78,8 @@ type Diagnoser struct {
 	byBase  map[string][]int // the regions of files, by the last part of the name
 }
 
-// Steps returns a Diagnoser for the steps so far, the failing one included. It
-// keeps the scripts, which must not be changed afterwards.
+// Steps returns a Diagnoser for the steps so far, including the failing step. It keeps the scripts,
+// which must not be changed afterwards.
 func Steps(scripts []Step) *Diagnoser {
 	d := &Diagnoser{steps: slices.Clone(scripts), byBase: map[string][]int{}}
 	for _, step := range d.steps {
@@ -98,9 +96,9 @@ func Steps(scripts []Step) *Diagnoser {
 	return d
 }
 
-// Find returns what f's standard error says about places in the scripts, the most
-// telling first: what was said last, and warnings after errors. It returns nil
-// when nothing is known. step is the index of the step that failed.
+// Find returns the positions in the scripts that f's standard error refers to, the most significant
+// first: later messages before earlier, and errors before warnings. It returns nil if there are
+// none. step is the index of the failed step.
 func (d *Diagnoser) Find(step int, f Failure) []Finding {
 	if step < 0 || step >= len(d.steps) || d.steps[step].Script == nil {
 		return nil
@@ -137,20 +135,22 @@ func same(a, b Finding) bool {
 	return a.Step == b.Step && a.Span == b.Span && a.Tool == b.Tool && a.Message == b.Message
 }
 
-// A search is what one Find works on.
+// A search is the state of a Find.
 type search struct {
-	d        *Diagnoser
-	step     int
-	command  int // -1: any
-	script   *syntax.Script
-	inside   []bool          // by command: it is the failing one or a part of it; all, if that is not known
-	pipeline []bool          // by command: it is a part of the pipeline that the failing one is in
-	function []bool          // by command: it is a part of a function, and runs where that is called
+	d       *Diagnoser
+	step    int
+	command int // -1: any
+	script  *syntax.Script
+	// by command: whether it is the failing command or a part of it; all, if that is unknown
+	inside   []bool
+	pipeline []bool // by command: whether it is a part of the failing command's pipeline
+	// by command: whether it is a part of a function, and runs where the function is called
+	function []bool
 	words    map[string]bool // of the failing command's text
-	budget   int             // frames that are still looked for
+	budget   int             // remaining frames to locate
 	programs map[string]bool // of the step: see runs
-	known    map[string]bool // what hasFile has said
-	onlys    map[onlyKey]int // what only has said
+	known    map[string]bool // results of hasFile
+	onlys    map[onlyKey]int // results of only
 }
 
 func (d *Diagnoser) newSearch(step, command int) *search {
@@ -168,7 +168,7 @@ func (d *Diagnoser) newSearch(step, command int) *search {
 		}
 	}
 	for i, cmd := range c.script.Commands {
-		parent := cmd.Parent >= 0 && cmd.Parent < i // what else there may be, a parser has wrong
+		parent := cmd.Parent >= 0 && cmd.Parent < i // other values are faults of the parser
 		c.inside[i] = c.command < 0 || i == c.command || (parent && c.inside[cmd.Parent])
 		c.pipeline[i] = c.command < 0 || i == pipeline || (parent && c.pipeline[cmd.Parent])
 		c.function[i] = cmd.Kind == syntax.KindFunction || (parent && c.function[cmd.Parent])
@@ -183,8 +183,8 @@ func (d *Diagnoser) newSearch(step, command int) *search {
 	return c
 }
 
-// runs reports whether the step runs one of the programs, maybe by another one:
-// sudo psql, timeout 5 ruby.
+// runs reports whether the step runs one of the programs, possibly through another program: sudo
+// psql, timeout 5 ruby.
 func (c *search) runs(programs ...string) bool {
 	if c.programs == nil {
 		c.programs = map[string]bool{}
@@ -198,49 +198,49 @@ func (c *search) runs(programs ...string) bool {
 	return slices.ContainsFunc(programs, func(p string) bool { return c.programs[p] })
 }
 
-// A report is one message of a tool.
+// A report is a message of a tool.
 type report struct {
 	tool    string
 	message string
 	frames  []frame // outermost first
-	earlier []frame // of the exceptions that led to this one, if frames say nothing
-	rank    int     // 0 for an error; what ranks higher is less telling
-	// whole says that a message without any place in the text still belongs to the
-	// code of the tool, or to the command.
+	earlier []frame // of the exceptions that led to this exception, if frames has no position
+	rank    int     // 0 for an error; higher ranks are less significant
+	// whole means that a message without a position still refers to the code of the tool, or to the
+	// command.
 	whole bool
-	code  bool // that of the tool, when it is one piece
+	code  bool // the tool's code, if it is a single piece
 }
 
-// A source is what a tool says the code came from.
+// A source is the origin of code according to a tool.
 type source int
 
 const (
 	argument source = iota // from the command line: python -c, node -e
 	input                  // from standard input
-	code                   // from one of these two
-	file                   // from the file that is named
+	code                   // from the command line or standard input
+	file                   // from the named file
 	script                 // from the step's own script
-	data                   // what a filter reads, and not its program
-	nowhere                // in nobody's text: a library, a part of the tool
+	data                   // a filter's input, not its program
+	nowhere                // not the author's text: a library, a part of the tool
 )
 
-// A frame is a place as a tool names it.
+// A frame is a position in a tool's terms.
 type frame struct {
 	from   source
 	name   string // of the file
-	line   int    // from 1; 0 when only the quote tells
-	limit  int    // with line 0: the line is not below this one; 0 when that is not known
+	line   int    // from 1; 0 if only the quote determines the line
+	limit  int    // with line 0: an upper bound for the line; 0 if unknown
 	step   int    // of a script
-	column int    // from 1, in characters; 0 when it is not known
-	// quote is the line as the tool shows it, or a part of it. mark and markEnd are
-	// the bytes of it below which it puts its caret; mark is -1 without one.
+	column int    // from 1, in characters; 0 if unknown
+	// quote is the line as the tool shows it, or a part of it. mark and markEnd are the bytes of it
+	// above its caret; mark is -1 without a caret.
 	quote         string
 	mark, markEnd int
-	loose         bool     // the quote is of the text from line on, with other blanks
-	words         []string // what the message is about, to be looked for in the line
+	loose         bool     // the quote is the text from line on, with different blanks
+	words         []string // words that the message refers to, to be searched in the line
 }
 
-// finding gives r its place in the scripts.
+// finding converts r to positions in the scripts.
 func (c *search) finding(r report) (Finding, bool) {
 	f := Finding{Tool: r.tool, Message: oneLine(r.message)}
 	if f.Message == "" {
@@ -289,8 +289,7 @@ func (c *search) locateAll(tool string, frames []frame) []Frame {
 	return found
 }
 
-// lines splits the last part of b that is read. A line that has lost its beginning
-// is left out.
+// lines splits the last part of b that is read. It omits a line without its beginning.
 func lines(b []byte) []string {
 	if len(b) > MaxStderr {
 		b = b[len(b)-MaxStderr:]
@@ -302,7 +301,7 @@ func lines(b []byte) []string {
 	for line := range bytes.Lines(b) {
 		line = bytes.TrimRight(line, "\r\n")
 		text := string(line[:min(len(line), maxLine)])
-		if strings.Contains(text, "\x1b") { // some show errors in colours
+		if strings.Contains(text, "\x1b") { // some tools color errors
 			text = ansi.Strip(text)
 		}
 		out = append(out, text)
@@ -310,7 +309,7 @@ func lines(b []byte) []string {
 	return out
 }
 
-// absolute returns name as an absolute path, as far as that can be known.
+// absolute returns name as an absolute path, as far as possible.
 func absolute(dir, name string) string {
 	if dir == "" || path.IsAbs(name) {
 		return path.Clean(name)

@@ -23,17 +23,16 @@ var (
 	pythons = flag.String("pythons", "/opt/pythons", "with -record: a directory with one installation of Python for each version")
 )
 
-// Where a sandbox has a step's script and its files.
+// The location of a step's script and files in a sandbox.
 const (
 	runDir    = "/run/turn"
 	workspace = "/workspace"
 )
 
-// A recording is a file of testdata: the scripts of a turn's steps, what the last
-// one wrote to standard error when real tools ran it, and what is found in that.
-// Its first lines are "key: value": fail names the program of the command that
-// failed, python a version, tools the commands that tell the versions; record is
-// "no" for what was recorded elsewhere. psql needs a server: PGHOST says where.
+// A recording is a file of testdata: the scripts of a turn's steps, the last step's standard error
+// from real tools, and the expected findings. Its first lines are "key: value": fail names the
+// program of the failed command, python a version, tools the commands that print the versions;
+// record is "no" for a recording from elsewhere. psql needs a server: PGHOST names it.
 type recording struct {
 	file    string
 	archive *txtar.Archive
@@ -82,7 +81,7 @@ func (r *recording) set(name string, data []byte) error {
 	return os.WriteFile(r.file, txtar.Format(r.archive), 0o644)
 }
 
-// shell is the one that runs the steps: bash, unless the header says sh.
+// shell returns the shell that runs the steps: bash, unless the header says sh.
 func (r *recording) shell() string {
 	if s := r.header["shell"]; s != "" {
 		return s
@@ -90,7 +89,7 @@ func (r *recording) shell() string {
 	return "bash"
 }
 
-// steps are the recording's steps as Find knows them.
+// steps returns the recording's steps for Find.
 func (r *recording) steps() []Step {
 	var steps []Step
 	for i, s := range r.scripts {
@@ -102,7 +101,7 @@ func (r *recording) steps() []Step {
 	return steps
 }
 
-// failure is the failure of the last step.
+// failure returns the failure of the last step.
 func (r *recording) failure(steps []Step) (Failure, error) {
 	f := Failure{Command: -1, ExitCode: 1, Stderr: r.get("stderr")}
 	if r.header["fail"] == "" {
@@ -118,8 +117,8 @@ func (r *recording) failure(steps []Step) (Failure, error) {
 	return f, fmt.Errorf("no command runs %s", r.header["fail"])
 }
 
-// run runs the steps with the tools of this machine, and keeps the last one's
-// standard error, with the sandbox's names for its directories.
+// run runs the steps with this machine's tools, and keeps the last step's standard error, with the
+// sandbox's names for its directories.
 func (r *recording) run(t *testing.T) {
 	work, run := t.TempDir(), t.TempDir()
 	env := append(os.Environ(), "LC_ALL=C.UTF-8")
@@ -132,7 +131,7 @@ func (r *recording) run(t *testing.T) {
 		cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 		var stderr bytes.Buffer
 		cmd.Dir, cmd.Env, cmd.Stderr = work, env, &stderr
-		out, _ := cmd.Output() // that it fails is what is recorded
+		out, _ := cmd.Output() // the failure is recorded
 		if args[len(args)-1] == r.header["tools"] {
 			return append(out, stderr.Bytes()...)
 		}
@@ -161,7 +160,7 @@ func (r *recording) run(t *testing.T) {
 	}
 }
 
-// show writes findings as the recordings have them.
+// show formats findings as in the recordings.
 func show(steps []Step, found []Finding) string {
 	var b strings.Builder
 	place := func(step int, s syntax.Span) string {
@@ -180,7 +179,7 @@ func show(steps []Step, found []Finding) string {
 	return b.String()
 }
 
-// TestRecordings holds what is found in the real output of real tools.
+// TestRecordings checks the findings for real output of real tools.
 func TestRecordings(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txtar")
 	if err != nil {

@@ -9,8 +9,7 @@ import (
 	"turnstone.dev/turnstone/internal/lang/syntax"
 )
 
-// find looks into stderr for one step's script, whose first command of the given
-// program failed.
+// find searches stderr for a single step's script, whose first command of the given program failed.
 func find(t *testing.T, src, program, stderr string) ([]Step, []Finding) {
 	t.Helper()
 	steps := []Step{{Path: runDir + "/1.sh", Dir: workspace, Script: syntax.Parse([]byte(src))}}
@@ -68,7 +67,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestLaterWriting holds that it is the second writing that is found above.
+// TestLaterWriting: the second write is the one found above.
 func TestLaterWriting(t *testing.T) {
 	src := "cat > a.py <<'E'\na\nx()\nE\ncat > a.py <<'E'\nb\n x()\nE\npython3 a.py\n"
 	_, found := find(t, src, "python3", "  File \"a.py\", line 2\n    x()\nSyntaxError: no\n")
@@ -77,8 +76,8 @@ func TestLaterWriting(t *testing.T) {
 	}
 }
 
-// TestReceipt goes from a traceback to the receipt: the place in a script becomes
-// one in the document, below a list item.
+// TestReceipt goes from a traceback to the receipt: the position in a script becomes a position in
+// the document, below a list item.
 func TestReceipt(t *testing.T) {
 	d, err := document.Parse("d.md", []byte("# Title\n\n1. Run:\n   ```bash\n   set -e\n   python3 - <<'EOF'\n   import sys\n   print(1/0)\n   EOF\n   ```\n"))
 	if err != nil {

@@ -11,8 +11,7 @@ import (
 	"turnstone.dev/turnstone/internal/lang/syntax"
 )
 
-// FuzzFind holds that whatever a guest writes, a finding lies inside a script and
-// its message is one short line.
+// FuzzFind: for any guest's output, a finding is inside a script and its message is a short line.
 func FuzzFind(f *testing.F) {
 	files, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(files) == 0 {
@@ -41,7 +40,7 @@ func FuzzFind(f *testing.F) {
 	})
 }
 
-// TestWrongScripts holds that spans and parents that no parser should give do no harm.
+// TestWrongScripts: invalid spans and parents from a parser are harmless.
 func TestWrongScripts(t *testing.T) {
 	src := []byte("python3 - <<EOF\nx\nEOF\n")
 	span := func(from, to int) syntax.Span { return syntax.Span{Start: from, End: to} }
@@ -68,8 +67,7 @@ func TestWrongScripts(t *testing.T) {
 	}
 }
 
-// cpuTime is the processor time that the process has had, which a busy machine does not
-// change much.
+// cpuTime returns the process's processor time, which depends little on other load.
 func cpuTime(t *testing.T) time.Duration {
 	var r syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
@@ -78,7 +76,7 @@ func cpuTime(t *testing.T) time.Duration {
 	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
-// TestBounds holds that long output and large scripts take little of the processor's time.
+// TestBounds: long output and large scripts take little processor time.
 func TestBounds(t *testing.T) {
 	big := strings.Repeat("echo 'some text'\n", 600_000) + "python3 - <<'EOF'\n" + strings.Repeat("f()\n", 100_000) + "EOF\n"
 	many := strings.Repeat("python3 -c 'f()'\n", 20_000)

@@ -9,15 +9,15 @@ import (
 	"turnstone.dev/turnstone/internal/lang/syntax"
 )
 
-// An index finds lines and commands of a script without walking all of it: a
-// failing step can name thousands of places, in a script of megabytes. It is made
-// when it is first asked, and safe for concurrent use.
+// An index finds lines and commands of a script without walking the whole script: a failing step
+// can name thousands of positions in a script of megabytes. It is built on first use, and is safe
+// for concurrent use.
 type index struct {
 	script *syntax.Script
 	once   sync.Once
-	breaks []int            // where the newlines are
-	starts []int            // commands, by where they begin
-	goes   []int            // simple commands of more than one line, by where they end
+	breaks []int            // offsets of the newlines
+	starts []int            // commands, by their beginning
+	goes   []int            // simple commands of more than one line, by their end
 	named  map[string][]int // commands, by their program
 }
 
@@ -55,15 +55,15 @@ func (x *index) load() {
 	})
 }
 
-// lines is how many lines the script has; one without a newline has one.
+// lines returns the script's number of lines; a script without a newline has one.
 func (x *index) lines() int {
 	x.load()
 	return 1 + len(x.breaks)
 }
 
-// line returns the bytes of line n of the code start..end of the script, as offsets
-// in that code. The line after the last is the end of the last one that is not
-// empty: that is where a parser misses what never came.
+// line returns the bytes of line n of the code start..end of the script, as offsets in that code.
+// The line after the last is the end of the last non-empty line, which is where a parser reports
+// missing text.
 func (x *index) line(start, end, n int) (from, to int, ok bool) {
 	x.load()
 	if n < 1 {
@@ -109,8 +109,8 @@ func (x *index) beginning(from, to int) []int {
 	return x.starts[first:max(first, at(to))]
 }
 
-// ending returns the simple commands of more than one line that end in a part of
-// the script, its last byte included and its first not.
+// ending returns the simple commands of more than one line that end in a part of the script,
+// including its last byte and excluding its first.
 func (x *index) ending(from, to int) []int {
 	x.load()
 	at := func(offset int) int {

@@ -61,8 +61,7 @@ func TestIndex(t *testing.T) {
 	}
 }
 
-// TestManyMessages: what a step says many times about a long script costs little
-// more than what it says once.
+// TestManyMessages: a repeated message about a long script costs little more than a single message.
 func TestManyMessages(t *testing.T) {
 	const lines = 100_000
 	script := syntax.ParseAs([]byte(strings.Repeat("echo hello world\n", lines)), "bash")

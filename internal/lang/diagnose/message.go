@@ -6,8 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// oneLine makes a message of s: one line of valid UTF-8 with at most MaxMessage
-// bytes, without control and format characters and without escape sequences' bytes.
+// oneLine returns s as a message: a line of valid UTF-8 with at most MaxMessage bytes, without
+// control and format characters and without escape sequences.
 func oneLine(s string) string {
 	s = s[:min(len(s), 4*MaxMessage)]
 	s = strings.Map(func(r rune) rune {

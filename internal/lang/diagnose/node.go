@@ -14,9 +14,9 @@ var (
 // nodeLookahead bounds the lines between node's head and its stack.
 const nodeLookahead = 40
 
-// scanNode reads what node prints of an error that nobody caught: its place with
-// the line of source and a caret, the error, and its stack, innermost first
-// (V8's stack trace API). A stack without the place is what a program printed itself.
+// scanNode parses node's report of an uncaught error: its position with the source line and a
+// caret, the error, and its stack, innermost first (V8's stack trace API). A stack without a
+// position is a program's own output.
 func scanNode(c *search, ls []string, i int) (report, int, bool) {
 	r := report{tool: "node", code: true}
 	var head *frame
@@ -51,7 +51,7 @@ func scanNode(c *search, ls []string, i int) (report, int, bool) {
 		if head != nil && head.name == f.name && head.line == f.line {
 			f.quote, f.mark, f.markEnd = head.quote, head.mark, head.markEnd
 			if f.markEnd <= f.mark+1 {
-				f.mark = -1 // a caret at the statement; the stack's column says more
+				f.mark = -1 // a caret at the statement; the stack's column is more precise
 			}
 		}
 		r.frames = append(r.frames, f)
@@ -60,7 +60,7 @@ func scanNode(c *search, ls []string, i int) (report, int, bool) {
 	if head != nil && head.from != nowhere {
 		r.earlier = []frame{*head}
 		if strings.HasPrefix(r.message, "SyntaxError") && !slices.ContainsFunc(r.frames, func(f frame) bool { return f.name == head.name }) {
-			r.frames = append(r.frames, *head) // code that was never run is in no stack
+			r.frames = append(r.frames, *head) // code that never ran is in no stack
 		}
 	}
 	r.whole = c.runs("node", "npm", "npx", "yarn", "pnpm", "tsx", "ts-node")
@@ -76,7 +76,8 @@ func nodeStackNear(ls []string, i int) bool {
 	return false
 }
 
-// nodeSource says where the code is that node names; nowhere for what is nobody's text.
+// nodeSource returns the source of the code that node names; nowhere if it is not the author's
+// text.
 func nodeSource(name string) source {
 	switch {
 	case strings.HasSuffix(name, "]") && strings.Contains(name, "[eval"):

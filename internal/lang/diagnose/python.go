@@ -14,12 +14,11 @@ const (
 	pyTraceback = "Traceback (most recent call last):"
 	pyDuring    = "During handling of the above exception, another exception occurred:"
 	pyCause     = "The above exception was the direct cause of the following exception:"
-	pyLookahead = 40 // lines of one message that are passed over to find the next exception
+	pyLookahead = 40 // lines of a message that are skipped to find the next exception
 )
 
-// scanPython reads a traceback (Python's library reference, module traceback) with
-// the exceptions that led to it, or a syntax error, which has a place and no
-// traceback.
+// scanPython parses a traceback (Python's library reference, module traceback) with its chained
+// exceptions, or a syntax error, which has a position and no traceback.
 func scanPython(_ *search, ls []string, i int) (report, int, bool) {
 	first := pyText(ls[i])
 	if !strings.HasSuffix(first, pyTraceback) && !pyFrame().MatchString(first) {
@@ -49,7 +48,7 @@ func scanPython(_ *search, ls []string, i int) (report, int, bool) {
 	return r, i, r.message != ""
 }
 
-// pyText returns a line without the left edge that exception groups have.
+// pyText returns a line without the left edge of exception groups.
 func pyText(line string) string {
 	if m := pyGroup().FindString(line); m != "" {
 		return line[len(m):]
@@ -57,13 +56,14 @@ func pyText(line string) string {
 	return line
 }
 
-// pyBlock reads the frames from line i on, and the message below them.
+// pyBlock parses the frames from line i on, and the message below them.
 func pyBlock(ls []string, i int) (frames []frame, message string, next int) {
 	for i < len(ls) {
 		line := pyText(ls[i])
 		m := pyFrame().FindStringSubmatch(line)
 		if m == nil {
-			if strings.HasPrefix(line, "  ") && len(frames) > 0 { // [Previous line repeated 9 more times]
+			// [Previous line repeated 9 more times]
+			if strings.HasPrefix(line, "  ") && len(frames) > 0 {
 				i++
 				continue
 			}
@@ -91,7 +91,8 @@ func pyBlock(ls []string, i int) (frames []frame, message string, next int) {
 	return frames, "", i
 }
 
-// pySource says where the code is that Python names; nowhere for what is nobody's text.
+// pySource returns the source of the code that Python names; nowhere if it is not the author's
+// text.
 func pySource(name string) source {
 	switch {
 	case name == "<string>":
@@ -104,8 +105,8 @@ func pySource(name string) source {
 	return file
 }
 
-// pyChained returns where the frames of the next exception begin, if that one came
-// of the exception whose message ends before line i.
+// pyChained returns the start of the next exception's frames, if that exception was caused by the
+// exception whose message ends before line i.
 func pyChained(ls []string, i int) (int, bool) {
 	for end := min(len(ls), i+pyLookahead); i < end; i++ {
 		line := strings.TrimSpace(pyText(ls[i]))

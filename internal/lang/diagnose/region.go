@@ -11,31 +11,31 @@ import (
 	"turnstone.dev/turnstone/internal/lang/syntax"
 )
 
-// A region is a piece of code in a script, and how a program came to it.
+// A region is a piece of code in a script, with its route to a program.
 type region struct {
 	step     int
 	command  int
 	from     source
 	language string
-	name     string // of a file, as the script has it
-	path     string // of a file, as far as it is known
+	name     string // of a file, as the script names it
+	path     string // of a file, as far as known
 	start    int    // in the script, with end
 	end      int
 	verbatim bool
-	tabs     bool // <<-: each line has lost the tabs that it begins with
+	tabs     bool // <<-: leading tabs of each line are removed
 	escapes  bool // $'…': \n adds a line
-	moves    int  // firstMove of it, if it is not verbatim
+	moves    int  // its firstMove, if it is not verbatim
 	appended bool // >>: its first line is not the file's first
-	guessed  bool // the file that is asked for has the same name, and maybe another path
+	guessed  bool // the requested file has the same name, and possibly another path
 }
 
-// Bounds of looking for a word or a quotation in code, in bytes.
+// Limits in bytes for searching a word or a quotation in code.
 const (
 	maxWord   = 256
 	maxSearch = 256 << 10
 )
 
-// languages are the names under which a tool's code may be tagged.
+// languages are the names that a tool's code may be tagged with.
 var languages = map[string][]string{
 	"python":  {"python"},
 	"node":    {"javascript", "typescript", "js", "node"},
@@ -49,12 +49,12 @@ var languages = map[string][]string{
 	"ruby":    {"ruby"},
 }
 
-// target is the file that a here-document is written to, in a command whose
-// language nobody knows: a Makefile, C.
+// target returns the file to which a here-document of an unknown language is written: a Makefile,
+// C.
 var target = lazy(`(?:(?:^|[^\d&>])>>?|\btee(?: -a| --append)?)\s*["']?([\w./@%+,=-]+)`)
 
-// addRegions notes the code in a step's script. What does not lie within the
-// script is left out: the script comes from a parser, but this is cheap.
+// addRegions records the code in a step's script. It skips code outside of the script: a parser's
+// result is checked because the check is cheap.
 func (d *Diagnoser) addRegions(step int) {
 	s := d.steps[step]
 	if s.Script == nil {
@@ -98,7 +98,7 @@ func (d *Diagnoser) addRegions(step int) {
 	}
 }
 
-// fill says what happens to the code between the script and its program.
+// fill sets what happens to the code between the script and its program.
 func (r *region) fill(src []byte, c syntax.Command, heredoc bool) {
 	if r.verbatim {
 		return
@@ -132,8 +132,8 @@ func appends(command []byte, name string) bool {
 	}
 }
 
-// candidates returns the code that a tool's frame can be about, the nearest to the
-// failing command first: only the nearest that there are.
+// candidates returns the code that a tool's frame can refer to: only the code nearest to the
+// failing command.
 func (c *search) candidates(tool string, f frame) []region {
 	if f.from == file {
 		return c.files(f.name)
@@ -145,8 +145,8 @@ func (c *search) candidates(tool string, f frame) []region {
 		speaks = func(r region) bool { return r.from == data || (r.from == input && r.language == "json") }
 	}
 	named := func(r region) bool { return r.from == file && r.name != "" && c.words[path.Clean(r.name)] }
-	// A program can be read from a pipe: cat <<EOF | python3. Then the here-document
-	// is nobody's code that is known.
+	// A program can be read from a pipe: cat <<EOF | python3. Then the here-document's reader is
+	// unknown.
 	piped := func(r region) bool { return (f.from == input || f.from == code) && r.from == data }
 	for _, is := range []func(region) bool{speaks, named, piped} {
 		if found := c.nearest(is); len(found) > 0 {
@@ -156,8 +156,8 @@ func (c *search) candidates(tool string, f frame) []region {
 	return nil
 }
 
-// nearest returns the regions of the failing command, else those of functions,
-// for it may call one.
+// nearest returns the regions of the failing command, otherwise those of functions because it may
+// call a function.
 func (c *search) nearest(is func(region) bool) []region {
 	var own, all []region
 	for _, r := range c.d.regions {
@@ -186,16 +186,15 @@ func (c *search) nearest(is func(region) bool) []region {
 	return all
 }
 
-// foreign are paths of code that is installed. It can have the names that an
-// author's files have, as index.js.
+// foreign matches paths of installed code, whose names may equal an author's names, such as
+// index.js.
 var foreign = lazy(`^/(usr|lib|opt|snap|nix)/|/(node_modules|site-packages|dist-packages|gems|vendor)/|/lib/(python|ruby|perl|node)`)
 
-// files returns the code that was written to a file, by its path, else by its name
-// if only one file has it. Of several writings the last counts, and before it those
-// that it was appended to.
+// files returns the code that was written to a file, by its path, or by its name if only one file
+// has the name. Of several writes the last counts, preceded by the writes that it was appended to.
 func (c *search) files(name string) []region {
 	name = strings.TrimPrefix(name, "file://")
-	later := func(r region) bool { // it was not there when the failing command ran
+	later := func(r region) bool { // written after the failing command ran
 		return r.step > c.step || (r.step == c.step && c.command >= 0 && r.command > c.command && !c.function[c.command])
 	}
 	abs := absolute(c.d.steps[c.step].Dir, name)
@@ -225,7 +224,7 @@ func (c *search) files(name string) []region {
 	return exact
 }
 
-// wholeCode returns the span of a tool's code, when there is one piece of it.
+// wholeCode returns the span of a tool's code, if it is a single piece.
 func (c *search) wholeCode(tool string) (syntax.Span, bool) {
 	found := c.nearest(func(r region) bool {
 		return (r.from == argument || r.from == input) && slices.Contains(languages[tool], r.language)
@@ -236,8 +235,8 @@ func (c *search) wholeCode(tool string) (syntax.Span, bool) {
 	return c.d.span(found[0].step, found[0].start, found[0].end), true
 }
 
-// locate gives a frame its place. It says no when the frame is about other code, or
-// when it could be about several pieces.
+// locate determines the position of a frame. It returns false if the frame refers to other code, or
+// possibly to several pieces.
 func (c *search) locate(tool string, f frame) (Frame, bool) {
 	if f.from == script {
 		return c.locateScript(f), true
@@ -265,8 +264,8 @@ func (c *search) locate(tool string, f frame) (Frame, bool) {
 	return Frame{Step: sure[0].step, Span: c.d.span(sure[0].step, sure[0].start, sure[0].end)}, true
 }
 
-// locate returns the part of the script that f names in r. It says no when r does
-// not have that line, or it is not certain which one it is.
+// locate returns the part of the script that f refers to in r. It returns false if r does not have
+// that line, or if the line is ambiguous.
 func (r region) locate(x *index, f frame) (start, end int, ok bool) {
 	code := x.script.Source[r.start:r.end]
 	quote := strings.TrimSpace(f.quote)
@@ -286,7 +285,7 @@ func (r region) locate(x *index, f frame) (start, end int, ok bool) {
 	line := string(code[from:to])
 	plain := r.verbatim || !strings.ContainsAny(line, "$`\\")
 	if quote != "" && plain && !strings.Contains(line, quote) {
-		// The file is not what the author wrote, or it is another one.
+		// The file is not the author's text, or is another file.
 		if from, to, ok = lineWith(code, quote, 0); !ok || r.from != file {
 			return 0, 0, false
 		}
@@ -296,8 +295,8 @@ func (r region) locate(x *index, f frame) (start, end int, ok bool) {
 	return r.start + from + start, r.start + from + end, true
 }
 
-// partOf returns the part of a line that f means: what its caret marks, the word
-// that its message is about, its column, else the line without its blanks.
+// partOf returns the part of a line that f refers to: the text above its caret, the word of its
+// message, its column, or else the line without its blanks.
 func partOf(line, quote string, f frame, plain, tabs bool) (start, end int) {
 	end = len(strings.TrimRight(line, " \t\r"))
 	start = min(len(line)-len(strings.TrimLeft(line, " \t")), end)
@@ -323,8 +322,8 @@ func partOf(line, quote string, f frame, plain, tabs bool) (start, end int) {
 	return start, end
 }
 
-// looseMatch finds the quote of f in code, whatever blanks are between its words,
-// and returns what f marks in it; without a quote the first of f's words.
+// looseMatch finds the quote of f in code, with any blanks between its words, and returns the part
+// that f marks; without a quote it finds the first of f's words.
 func looseMatch(code []byte, f frame) (start, end int, ok bool) {
 	fields := strings.Fields(f.quote)
 	code = code[:min(len(code), maxSearch)]
@@ -363,7 +362,7 @@ func looseMatch(code []byte, f frame) (start, end int, ok bool) {
 	return start, max(end, min(start+1, m[1])), true
 }
 
-// findWord returns where w stands in s, not as a part of a longer word; -1 if it does not.
+// findWord returns the position of w in s as a whole word; -1 if there is none.
 func findWord(s, w string) int {
 	if w == "" || len(w) > maxWord {
 		return -1
@@ -389,8 +388,8 @@ func isWordByte(c byte) bool {
 
 func isBlank(c byte) bool { return c == ' ' || c == '\t' || c == '\n' || c == '\r' }
 
-// firstMove returns the offset of the first byte from which on what the shell does to
-// the text can change the number of lines; the text's length if there is none.
+// firstMove returns the offset of the first byte after which the shell's processing can change the
+// number of lines; the text's length if there is none.
 func firstMove(code []byte, escapes bool) int {
 	first := len(code)
 	for _, mark := range []string{"$", "`", "\\\n"} {
@@ -404,9 +403,9 @@ func firstMove(code []byte, escapes bool) int {
 	return first
 }
 
-// lineWith returns the only line of code that is quote, else the only one that
-// holds it. With a limit above 0 it is the last one down to the line limit. Of long
-// code it says no: a guest can ask for many quotes.
+// lineWith returns the only line of code that equals quote, or else the only line that contains it.
+// With a limit above 0 it returns the last such line up to the line limit. It returns false for
+// long code because a guest can request many quotes.
 func lineWith(code []byte, quote string, limit int) (from, to int, ok bool) {
 	if quote == "" || len(code) > maxSearch {
 		return 0, 0, false
@@ -450,7 +449,7 @@ func byteColumn(line string, column int) int {
 	return at
 }
 
-// clip brings a span of a command inside the script.
+// clip limits a command's span to the script.
 func (c *search) clip(step int, s syntax.Span) syntax.Span { return c.d.span(step, s.Start, s.End) }
 
 // span returns the span of the bytes start..end of a step's script.

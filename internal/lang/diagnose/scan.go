@@ -8,16 +8,16 @@ import (
 	"unicode/utf8"
 )
 
-// A scanner looks whether a tool's message begins in line i. It returns the
-// message, and the index of the line after it.
+// A scanner tests whether a tool's message begins on line i. It returns the message, and the index
+// of the line after it.
 type scanner func(c *search, ls []string, i int) (r report, next int, ok bool)
 
-// scanners are tried in this order: those whose messages cannot be mistaken first.
+// scanners are tried in this order: unmistakable messages first.
 func scanners() []scanner {
 	return []scanner{scanPython, scanNode, scanJQ, scanPsql, scanSQLite, scanAwk, scanBash, scanDash, scanRuby, scanPerl, scanPlace}
 }
 
-// scan returns the messages in ls, in their order.
+// scan returns the messages in ls, in order.
 func scan(c *search, ls []string) []report {
 	var reports []report
 	all := scanners()
@@ -35,8 +35,8 @@ next:
 	return reports
 }
 
-// ownWord returns the last line of the form "PROGRAM: message", where PROGRAM is
-// one that the failing command runs: most programs say it so.
+// ownWord returns the last line of the form "PROGRAM: message", where PROGRAM is run by the failing
+// command: most programs use this form.
 func ownWord(c *search, ls []string) (report, bool) {
 	if c.command < 0 {
 		return report{}, false
@@ -56,8 +56,8 @@ func ownWord(c *search, ls []string) (report, bool) {
 	return report{}, false
 }
 
-// number reads a line or column number. What is no number, or too large for a
-// script, is 0.
+// number parses a line or column number. It returns 0 for other text, or a number that is too large
+// for a script.
 func number(s string) int {
 	n, err := strconv.Atoi(s)
 	if err != nil || n < 0 || n > 1<<30 {
@@ -66,9 +66,8 @@ func number(s string) int {
 	return n
 }
 
-// quoteOf makes the quotation of a frame from the line that a tool shows and the
-// line below it, if that one has carets. Both are as they stand, with the same
-// indentation.
+// quoteOf sets the quotation of a frame from a line that a tool shows and the line below, if that
+// line has carets. Both are unchanged, with the same indentation.
 func (f *frame) quoteOf(line, carets string) {
 	f.quote, f.mark, f.markEnd = strings.TrimSpace(line), -1, -1
 	from, to, ok := caretRun(carets)
@@ -78,7 +77,7 @@ func (f *frame) quoteOf(line, carets string) {
 	indent := len([]rune(line)) - len([]rune(strings.TrimLeft(line, " \t")))
 	f.mark = byteColumn(f.quote, 1+from-indent)
 	f.markEnd = byteColumn(f.quote, 1+to-indent)
-	// Some count bytes, some characters, some columns, and some have changed.
+	// Some tools count bytes, some characters, some columns, and some have changed.
 	if !isASCII(f.quote[:f.markEnd]) {
 		f.mark, f.markEnd = -1, -1
 	}
@@ -104,7 +103,7 @@ func isASCII(s string) bool {
 	return strings.IndexFunc(s, func(r rune) bool { return r >= utf8.RuneSelf }) < 0
 }
 
-// hasFile reports whether a file of this name was written by a script.
+// hasFile reports whether a script wrote a file with this name.
 func (c *search) hasFile(name string) bool {
 	has, ok := c.known[name]
 	if !ok && len(c.known) < maxNames {
@@ -114,10 +113,10 @@ func (c *search) hasFile(name string) bool {
 	return has
 }
 
-// FILE:LINE:COLUMN: message, as compilers and many other programs have it.
+// FILE:LINE:COLUMN: message, the form of compilers and many other programs.
 var placeLine = lazy(`^([^\s:][^:]{0,255}):(\d+):(?:(\d+):)? ?(.+)$`)
 
-// scanPlace reads any program's message about a file that a script wrote.
+// scanPlace parses any program's message about a file that a script wrote.
 func scanPlace(c *search, ls []string, i int) (report, int, bool) {
 	m := placeLine().FindStringSubmatch(ls[i])
 	if m == nil || !c.hasFile(m[1]) {
@@ -133,7 +132,7 @@ func scanPlace(c *search, ls []string, i int) (report, int, bool) {
 
 var versioned = lazy(`^(python|pypy|ruby|perl)[\d.]+$`)
 
-// toolName returns the name under which a program's messages are shown.
+// toolName returns the displayed name of a program.
 func toolName(program string) string {
 	name := oneLine(path.Base(program))
 	if m := versioned().FindStringSubmatch(name); m != nil {

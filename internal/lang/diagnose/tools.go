@@ -26,8 +26,8 @@ var (
 	rubyFrom = lazy(`^\t(?:\s*\d+: )?from ([^\s:][^:]{0,255}):(\d+):`)
 )
 
-// scanJQ reads jq's message about its program, with the line below it (1.6 shows
-// the line, 1.7 and later the column, too), about a value, or about its input.
+// scanJQ parses jq's message about its program, with the line below (1.6 shows the line, 1.7 and
+// later also the column), about a value, or about its input.
 func scanJQ(_ *search, ls []string, i int) (report, int, bool) {
 	line := ls[i]
 	if !strings.HasPrefix(line, "jq: ") && !strings.HasPrefix(line, "parse error: ") {
@@ -54,9 +54,8 @@ func scanJQ(_ *search, ls []string, i int) (report, int, bool) {
 	return report{}, 0, false
 }
 
-// scanPsql reads PostgreSQL's message with its LINE and caret. LINE counts from the
-// statement's beginning; so what it quotes tells the place when there can be several
-// statements.
+// scanPsql parses PostgreSQL's message with its LINE and caret. LINE counts from the statement's
+// beginning; if there can be several statements, the quoted text determines the position.
 func scanPsql(c *search, ls []string, i int) (report, int, bool) {
 	m := psqlError().FindStringSubmatch(ls[i])
 	if m == nil || (m[1] == "" && !c.runs("psql")) {
@@ -72,13 +71,13 @@ func scanPsql(c *search, ls []string, i int) (report, int, bool) {
 	}
 	head := psqlLine().FindStringSubmatch(at(ls, i+1))
 	if head == nil {
-		f.line = f.limit // where the statement ends
+		f.line = f.limit // the end of the statement
 		if f.line > 0 {
 			r.frames = []frame{f}
 		}
 		return r, i + 1, true
 	}
-	// The prefix takes as many columns in the line as blanks above the caret.
+	// The prefix has as many columns in the line as there are blanks above the caret.
 	f.quoteOf(at(ls, i+1)[len(head[0]):], at(ls, i+2)[min(len(head[0]), len(at(ls, i+2))):])
 	f.trimDots()
 	if f.mark >= 0 {
@@ -88,7 +87,7 @@ func scanPsql(c *search, ls []string, i int) (report, int, bool) {
 	return r, i + 3, true
 }
 
-// trimDots takes off the dots by which psql says that it shows a part of a line.
+// trimDots removes the dots by which psql marks an incomplete line.
 func (f *frame) trimDots() {
 	if rest, ok := strings.CutPrefix(f.quote, "..."); ok {
 		f.quote, f.mark = rest, max(f.mark-3, -1)
@@ -96,7 +95,7 @@ func (f *frame) trimDots() {
 	f.quote = strings.TrimSuffix(f.quote, "...")
 }
 
-// wordLength returns how many bytes at the beginning of s are one word, at least 1.
+// wordLength returns the length of the word at the beginning of s, at least 1.
 func wordLength(s string) int {
 	n := 0
 	for n < len(s) && isWordByte(s[n]) {
@@ -105,8 +104,8 @@ func wordLength(s string) int {
 	return max(n, 1)
 }
 
-// scanSQLite reads a message of the sqlite3 shell. It shows the statement with its
-// blanks joined, and its line is the one in which the statement begins.
+// scanSQLite parses a message of the sqlite3 shell. It shows the statement with its blanks joined,
+// and its line is the line on which the statement begins.
 func scanSQLite(c *search, ls []string, i int) (report, int, bool) {
 	m := sqliteError().FindStringSubmatch(ls[i])
 	if m == nil || !c.runs("sqlite3", "sqlite") {
@@ -135,9 +134,8 @@ func scanSQLite(c *search, ls []string, i int) (report, int, bool) {
 	return r, next, true
 }
 
-// scanAwk reads a message of mawk ("mawk: line 2: …"), of gawk and busybox
-// ("awk: cmd. line:2: …", with the line of source and a caret below), about code
-// from the command line or from a file.
+// scanAwk parses a message of mawk ("mawk: line 2: …"), or of gawk and busybox ("awk: cmd. line:2:
+// …", with the source line and a caret below), about code from the command line or from a file.
 func scanAwk(c *search, ls []string, i int) (report, int, bool) {
 	m := awkLine().FindStringSubmatch(ls[i])
 	if m == nil {
@@ -171,7 +169,7 @@ func scanAwk(c *search, ls []string, i int) (report, int, bool) {
 	return r, next, f.from == argument || c.hasFile(f.name)
 }
 
-// scanPerl reads "message at FILE line N." (perldoc perldiag).
+// scanPerl parses "message at FILE line N." (perldoc perldiag).
 func scanPerl(c *search, ls []string, i int) (report, int, bool) {
 	if !strings.Contains(ls[i], " line ") {
 		return report{}, 0, false
@@ -204,8 +202,8 @@ func scanPerl(c *search, ls []string, i int) (report, int, bool) {
 	return r, i + 1, true
 }
 
-// scanRuby reads an error of ruby: the innermost place with the message, the line
-// of source (since 3.1), and the places that it was called from.
+// scanRuby parses an error of ruby: the innermost position with the message, the source line (since
+// 3.1), and the call stack.
 func scanRuby(c *search, ls []string, i int) (report, int, bool) {
 	m := rubyLine().FindStringSubmatch(ls[i])
 	if m == nil || !c.isRuby(m[1]) {

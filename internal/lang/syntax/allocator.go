@@ -17,7 +17,7 @@ import "C"
 
 import "sync"
 
-// plainAllocator lets tree-sitter call malloc(3). The binding has it call Go, which
-// calls malloc: more than half of the parser's time. Memory of the one can be freed
-// by the other, as both are malloc's.
+// plainAllocator makes tree-sitter call malloc(3). The binding makes it call Go, which calls
+// malloc: more than half of the parser's time. Both use malloc, so memory of one can be freed by
+// the other.
 var plainAllocator = sync.OnceFunc(func() { C.use_malloc() })

@@ -14,34 +14,33 @@ import (
 
 type stmt = sh.Stmt
 
-// A shellFault is why the shell's parser did not take a text.
+// A shellFault is the reason why the shell's parser rejected a text.
 type shellFault struct {
 	at      int
 	message string
-	limit   bool // a limit of ours, and no fault of the text
+	limit   bool // a limit of this package, not a fault of the text
 }
 
 const (
-	// maxFrames bounds how deep the parser's functions may call each other: it is a
-	// recursive one, and a Go program cannot survive the end of its stack. A
-	// parenthesis takes up to 25 frames and 6 KiB, and 5,000 of them are let through.
+	// maxFrames bounds the call depth of the parser's functions: the parser is recursive, and a Go
+	// program cannot recover from a stack overflow. A parenthesis takes up to 25 frames and 6 KiB,
+	// and 5,000 of them are accepted.
 	maxFrames = 160_000
 
-	// maxGrowth bounds by how many bytes the heap may grow while one statement is
-	// read: its tree can have a hundred bytes for each of its own.
+	// maxGrowth bounds the heap's growth in bytes while a statement is read: its tree can have a
+	// hundred bytes for each byte of the statement.
 	maxGrowth = 256 << 20
-	heapEvery = 32 // reads of a KiB between two looks at the heap
+	heapEvery = 32 // reads of a KiB between two checks of the heap
 )
 
-// readShell parses src and hands on one statement of the top level after the
-// other, until take returns false. It returns the end of the last statement, and
-// why it did not come to the end of src.
+// readShell parses src and passes the statements of the top level to take until take returns false.
+// It returns the end of the last statement, and the reason if it did not reach the end of src.
 func readShell(src []byte, shell string, b *budget, take func(*stmt) bool) (end int, fault *shellFault) {
 	text := plain(src)
 	skip := 0
 	for range maxHeredocEnds {
 		end, fault = readStatements(text, shell, b, func(s *stmt) bool {
-			// A second attempt goes on where the first one came to its end.
+			// A second attempt continues after the end of the first attempt.
 			if int(s.Pos().Offset()) < skip {
 				return true
 			}
@@ -54,14 +53,13 @@ func readShell(src []byte, shell string, b *budget, take func(*stmt) bool) (end 
 		if !ok {
 			break
 		}
-		// bash takes a here-document to its end when the script ends in it.
+		// bash accepts a here-document that the end of the script terminates.
 		text = bytes.Join([][]byte{text, delimiter, nil}, []byte("\n"))
 	}
 	return min(end, len(src)), fault
 }
 
-// readStatements is one run of the parser. done is set to the end of the last
-// statement that was handed on.
+// readStatements is a run of the parser. It sets done to the end of the last statement passed on.
 func readStatements(text []byte, shell string, b *budget, take func(*stmt) bool, done *int) (end int, fault *shellFault) {
 	variant := sh.LangBash
 	if shell == "sh" {
@@ -73,8 +71,8 @@ func readStatements(text []byte, shell string, b *budget, take func(*stmt) bool,
 	for s, err := range sh.NewParser(sh.Variant(variant)).StmtsSeq(r) {
 		switch {
 		case r.stopped || fault != nil:
-			// The parser cannot be stopped by leaving the loop: in some places it goes
-			// on, which Go's runtime takes for a fatal error. It only gets no more text.
+			// Leaving the loop does not stop the parser: in some places it continues, which is a
+			// fatal error for Go's runtime. It only gets no more text.
 		case r.limit != "":
 			fault = &shellFault{message: r.limit, limit: true}
 		case err != nil:
@@ -92,14 +90,14 @@ func readStatements(text []byte, shell string, b *budget, take func(*stmt) bool,
 	return q.end, fault
 }
 
-// A statementQueue holds the statements of one line back: the parser hands them
-// out before it has read their here-documents, which come after the line.
+// A statementQueue delays the statements of a line: the parser returns them before it has read
+// their here-documents, which follow the line.
 type statementQueue struct {
 	text    []byte
 	take    func(*stmt) bool
 	pending []*stmt
-	last    int // end of the last one pending
-	end     int // of the last one taken
+	last    int // end of the last pending statement
+	end     int // end of the last statement taken
 }
 
 const maxQueue = 4096
@@ -140,9 +138,9 @@ func faultOf(err error) *shellFault {
 	return &shellFault{message: err.Error()}
 }
 
-// plain returns src with the same length for a parser that is not bash in three
-// things: it takes carriage returns for blanks or for a part of the line's end,
-// and refuses text that is not UTF-8. For bash these bytes are parts of words.
+// plain returns src with the same length for a parser that differs from bash in three ways: it
+// treats carriage returns as blanks or as a part of the line's end, and rejects text that is not
+// UTF-8. In bash these bytes are parts of words.
 func plain(src []byte) []byte {
 	if bytes.IndexByte(src, '\r') < 0 && utf8.Valid(src) {
 		return src
@@ -162,27 +160,27 @@ func plain(src []byte) []byte {
 	return out
 }
 
-// A guardedReader gives a text to the parser, and stops it by an end of the text
-// when it is called too deep or when the time is up.
+// A guardedReader passes a text to the parser, and stops the parser with an end of the text if the
+// call depth or the time is exceeded.
 type guardedReader struct {
 	text   []byte
 	budget *budget
 
 	limit   string // why it stopped
-	stopped bool   // no more is wanted
+	stopped bool   // no more statements are wanted
 	reads   int
-	heap    uint64 // bytes in the beginning
+	heap    uint64 // bytes at the beginning
 }
 
-// Read is called by the parser for each KiB, from wherever it is: the stack shows
-// how deep that is, whatever it is that nests.
+// Read is called by the parser for each KiB, at any depth: the stack shows the depth of any
+// nesting.
 func (r *guardedReader) Read(p []byte) (int, error) {
 	if len(r.text) == 0 || r.stopped || r.limit != "" {
 		return 0, io.EOF
 	}
 	var frame [1]uintptr
 	if runtime.Callers(maxFrames, frame[:]) > 0 {
-		r.limit = "the script nests too deep"
+		r.limit = "the script is nested too deep"
 	} else if r.budget.spent() {
 		r.limit = fmt.Sprintf("the script took more than %s to parse", maxParse)
 	} else if r.reads%heapEvery == 0 && len(r.text) > heapEvery<<10 && r.tooLarge() {
@@ -197,8 +195,8 @@ func (r *guardedReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// tooLarge says if the heap grew too much since the first look at it. It is the
-// heap of the whole process: who shares it shares the limit.
+// tooLarge reports whether the heap grew too much since the first check. The heap belongs to the
+// whole process, so concurrent users share the limit.
 func (r *guardedReader) tooLarge() bool {
 	sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
 	metrics.Read(sample)
@@ -212,11 +210,11 @@ func (r *guardedReader) tooLarge() bool {
 	return now > r.heap+maxGrowth
 }
 
-// maxHeredocEnds bounds how many here-documents without an end are ended here.
+// maxHeredocEnds bounds the number of unclosed here-documents that are closed here.
 const maxHeredocEnds = 4
 
-// unclosedHeredoc returns the delimiter of the here-document that a fault is
-// about. The parser names its operator's place.
+// unclosedHeredoc returns the delimiter of the here-document of a fault. The parser reports the
+// position of its operator.
 func unclosedHeredoc(text []byte, fault *shellFault) ([]byte, bool) {
 	const prefix = "unclosed here-document"
 	if len(fault.message) < len(prefix) || fault.message[:len(prefix)] != prefix || fault.at >= len(text) {
@@ -238,8 +236,8 @@ func unclosedHeredoc(text []byte, fault *shellFault) ([]byte, bool) {
 	return delimiter, len(delimiter) > 0
 }
 
-// unquoted returns a word without its quotes, as bash has the delimiter of a
-// here-document: nothing in it is expanded.
+// unquoted returns a word without its quotes, as bash treats the delimiter of a here-document:
+// without expansion.
 func unquoted(w *sh.Word) []byte {
 	var out []byte
 	var parts func(list []sh.WordPart, quoted bool)

@@ -16,7 +16,7 @@ type realScript struct {
 	sh   bool // its first line names sh
 }
 
-// realScripts returns the shell scripts of the system, up to limit of them.
+// realScripts returns the system's shell scripts, up to limit.
 func realScripts(limit int) []realScript {
 	var out []realScript
 	for _, dir := range []string{"/usr/bin", "/usr/sbin", "/etc/init.d", "/var/lib/dpkg/info", "/usr/share", "/usr/lib"} {
@@ -64,7 +64,7 @@ func readScript(path string) (realScript, bool) {
 	return realScript{path: path, src: src, sh: shell != "bash"}, err == nil
 }
 
-// BenchmarkParse parses real scripts: MB/s is what matters.
+// BenchmarkParse parses real scripts and reports MB/s.
 func BenchmarkParse(b *testing.B) {
 	scripts := realScripts(500)
 	if len(scripts) < 50 {
@@ -83,8 +83,7 @@ func BenchmarkParse(b *testing.B) {
 	}
 }
 
-// BenchmarkParseEmbedded is the worst case in ordinary use: nearly all of the
-// script is Python.
+// BenchmarkParseEmbedded is the worst case in ordinary use: nearly all of the script is Python.
 func BenchmarkParseEmbedded(b *testing.B) {
 	src := []byte("python3 - <<'EOF'\n" + strings.Repeat("def f(a, b):\n    return [x * a for x in range(b) if x % 3]\n\n", 500) + "EOF\n")
 	b.SetBytes(int64(len(src)))

@@ -25,24 +25,23 @@ const (
 	checkOutput = 64 << 10 // bytes of bash's messages that are kept
 )
 
-// Check says if a script cannot run at all because bash refuses to read it. It
-// returns nil if it can, or if nobody here can tell: then bash says so when the
-// script runs. Nothing of the script is run.
+// Check reports whether a script cannot run at all because bash rejects its syntax. It returns nil
+// if the script can run, or if this host cannot decide: then bash reports faults when the script
+// runs. Check runs nothing of the script.
 //
-// What the parser of this package accepts is not refused. Else the bash of this
-// host is asked, with -n: path names it, "" looks for it in PATH. A host without
-// bash refuses nothing. (bash -n reads all of a script before any of it runs, so
-// it refuses patterns that a shopt in the script would have allowed; the parser
-// here knows them.) The error is about the asking, never about the script.
+// A script that this package's parser accepts is accepted. Otherwise Check asks the host's bash
+// with -n: path names it, "" searches PATH. A host without bash rejects nothing. (bash -n reads the
+// whole script before running any of it, so it rejects patterns that a shopt in the script would
+// have allowed; this package's parser supports them.) The error concerns the check, never the
+// script.
 func Check(ctx context.Context, bash string, src []byte) (*Fault, error) {
 	return CheckAs(ctx, bash, "bash", src)
 }
 
-// CheckAs is Check for a shell, "bash" or "sh". For sh, bash is asked as it reads
-// with --posix.
+// CheckAs is Check for a shell, "bash" or "sh". For sh, bash reads the script with --posix.
 func CheckAs(ctx context.Context, bash, shell string, src []byte) (*Fault, error) {
-	// A script for sh is read as one for bash: sh may be bash, and only what no
-	// shell can read is refused.
+	// A script for sh is parsed as bash: sh may be bash, and only scripts that no shell can read
+	// are rejected.
 	b := &budget{until: time.Now().Add(maxParse)}
 	_, fault := readShell(src, "bash", b, func(*stmt) bool { return true })
 	if fault == nil || len(src) > MaxScript {
@@ -58,18 +57,18 @@ func CheckAs(ctx context.Context, bash, shell string, src []byte) (*Fault, error
 	if err != nil || said == "" {
 		return nil, err
 	}
-	// A script may turn extended patterns on before it uses them.
+	// A script may enable extended patterns before it uses them.
 	if again, err := askBash(ctx, bash, shell, src, "-O", "extglob"); err != nil || again == "" {
 		return nil, err
 	}
 	return checkFault(src, said, fault), nil
 }
 
-// askBash returns what bash says against a script, or "" if it takes it.
+// askBash returns bash's message about a script, or "" if bash accepts the script.
 func askBash(ctx context.Context, bash, shell string, src []byte, options ...string) (string, error) {
 	failed := func(err error) error {
 		return turnstone.NewError("syntax.check", turnstone.KindUnavailable, bash, err).
-			WithHint("put a bash that works in PATH; mark the step as unparsed to run it without this check")
+			WithHint("put a working bash in PATH, or mark the step as unparsed to run it without this check")
 	}
 	script, err := scriptFile(src)
 	if err != nil {
@@ -94,7 +93,7 @@ func askBash(ctx context.Context, bash, shell string, src []byte, options ...str
 	var exit *exec.ExitError
 	switch {
 	case ctx.Err() == context.DeadlineExceeded:
-		return "", nil // too slow to tell
+		return "", nil // too slow to decide
 	case ctx.Err() != nil:
 		return "", turnstone.NewError("syntax.check", turnstone.KindCanceled, "",
 			context.Cause(ctx))
@@ -103,12 +102,12 @@ func askBash(ctx context.Context, bash, shell string, src []byte, options ...str
 	case !errors.As(err, &exit):
 		return "", failed(err)
 	case exit.ExitCode() != 2 && exit.ExitCode() != 1:
-		return "", nil // it died, or could not be run: no word on the script
+		return "", nil // bash died, or could not run: no verdict on the script
 	}
 	return stderr.String(), nil
 }
 
-// limit gives a process limits of its own.
+// limit sets limits of a process.
 func limit(pid int) {
 	for resource, limit := range map[int]uint64{
 		unix.RLIMIT_CPU:   uint64(checkTime / time.Second),
@@ -116,13 +115,13 @@ func limit(pid int) {
 		unix.RLIMIT_FSIZE: 0,
 		unix.RLIMIT_CORE:  0,
 	} {
-		// An error means that it is gone already.
+		// An error means that the process has ended.
 		_ = unix.Prlimit(pid, resource, &unix.Rlimit{Cur: limit, Max: limit}, nil)
 	}
 }
 
-// scriptFile puts a script into memory under a descriptor, where bash reads it as
-// it reads a file: in blocks, and with its look at the first line.
+// scriptFile puts a script into memory under a descriptor. bash reads it like a file: in blocks,
+// and with its check of the first line.
 func scriptFile(src []byte) (*os.File, error) {
 	fd, err := unix.MemfdCreate("script", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -149,8 +148,8 @@ var bashMessage = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^[^:\n]*: (?:-c: )?line ([0-9]+): (.*)$`)
 })
 
-// checkFault makes a fault of bash's messages: the first that is no warning says
-// what and where. Where the other parser stopped in that line, its column is kept.
+// checkFault converts bash's messages to a fault: the first message that is not a warning contains
+// the fault and its line. If the other parser stopped on that line, its column is kept.
 func checkFault(src []byte, said string, other *shellFault) *Fault {
 	lines := newLineIndex(src)
 	at := min(max(other.at, 0), len(src))
@@ -169,7 +168,7 @@ func checkFault(src []byte, said string, other *shellFault) *Fault {
 			return &Fault{Span: lines.span(at, at), Message: message}
 		}
 		if strings.Contains(message, "unexpected end of file") || strings.Contains(message, "unexpected EOF") {
-			// bash names the end; what was never closed stands where the other parser says.
+			// bash reports the end; the other parser reports the unclosed construct.
 			return &Fault{Span: lines.span(at, at), Message: message + " (" + printable(other.message) + ")"}
 		}
 		start, end := lineBounds(src, lines, line)
@@ -182,7 +181,7 @@ func checkFault(src []byte, said string, other *shellFault) *Fault {
 	return &Fault{Span: lines.span(at, at), Message: first}
 }
 
-// lineBounds returns where the text of a line stands, without blanks around it.
+// lineBounds returns the bounds of a line's text without surrounding blanks.
 func lineBounds(src []byte, lines lineIndex, line int) (start, end int) {
 	line = min(max(line, 1), len(lines.starts)+1)
 	if line > 1 {
@@ -198,7 +197,7 @@ func lineBounds(src []byte, lines lineIndex, line int) (start, end int) {
 	return start, start + len(bytes.TrimRight(trimmed, " \t\r\n"))
 }
 
-// printable makes a message of a script's words safe to show, and not too long.
+// printable makes a message with a script's words safe for display, and bounds its length.
 func printable(s string) string {
 	const most = 300
 	s = strings.Map(func(r rune) rune {

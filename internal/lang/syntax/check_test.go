@@ -26,7 +26,7 @@ func TestCheck(t *testing.T) {
 	needBash(t)
 	tests := []struct {
 		name, src    string
-		line, column int // 0: not refused
+		line, column int // 0: accepted
 		message      string
 	}{
 		{"empty", "", 0, 0, ""},
@@ -64,7 +64,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestCheckAsSh: what POSIX does not know is not refused, what no shell reads is.
+// TestCheckAsSh: syntax outside of POSIX is accepted, syntax that no shell reads is rejected.
 func TestCheckAsSh(t *testing.T) {
 	needBash(t)
 	for src, refused := range map[string]bool{"a=(1 2)\n": false, "[[ a ]]\n": false, "if a\n": true, "f() { a; }\n": false} {
@@ -74,7 +74,7 @@ func TestCheckAsSh(t *testing.T) {
 	}
 }
 
-// TestCheckWithBadBash: who asks is never the script's fault.
+// TestCheckWithBadBash: a failure of the check is not the script's fault.
 func TestCheckWithBadBash(t *testing.T) {
 	script := []byte("fi\n")
 	f, err := Check(context.Background(), "/does/not/exist", script)
@@ -107,7 +107,7 @@ func needAbsolute(t *testing.T) string {
 	return ""
 }
 
-// TestCheckTime: a bash that hangs is given up, and refuses nothing.
+// TestCheckTime: a bash that hangs is abandoned, and the script is accepted.
 func TestCheckTime(t *testing.T) {
 	slow := filepath.Join(t.TempDir(), "bash")
 	if err := os.WriteFile(slow, []byte("#!/bin/sh\nexec sleep 1000\n"), 0o755); err != nil {
@@ -123,7 +123,7 @@ func TestCheckTime(t *testing.T) {
 	}
 }
 
-// TestCheckRunsNothing: what -n reads is not run, whatever the environment says.
+// TestCheckRunsNothing: a script read with -n does not run, whatever the environment contains.
 func TestCheckRunsNothing(t *testing.T) {
 	needBash(t)
 	mark := filepath.Join(t.TempDir(), "ran")
@@ -141,8 +141,7 @@ func TestCheckRunsNothing(t *testing.T) {
 	}
 }
 
-// TestCorpus parses the shell scripts of this machine. None that bash accepts may
-// be refused.
+// TestCorpus parses the shell scripts of this machine. A script that bash accepts must be accepted.
 func TestCorpus(t *testing.T) {
 	scripts := realScripts(2000)
 	if len(scripts) < 50 {

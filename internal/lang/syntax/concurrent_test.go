@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestConcurrent parses from several goroutines at once, grammars included.
+// TestConcurrent parses from several goroutines, including grammars.
 func TestConcurrent(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 8 {

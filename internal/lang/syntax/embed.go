@@ -7,14 +7,14 @@ import (
 	sh "mvdan.cc/sh/v3/syntax"
 )
 
-// maxPrefixes bounds how many programs stand before the one that is run: env nice sudo …
+// maxPrefixes bounds the programs before the program that runs: env nice sudo …
 const maxPrefixes = 16
 
-// maxWords bounds how many words of a command are looked at for code.
+// maxWords bounds the words of a command that are searched for code.
 const maxWords = 10_000
 
-// embed finds the code in other languages in a simple command, and tags the
-// command with its language.
+// embed finds the code in other languages in a simple command, and tags the command with its
+// language.
 func (w *walker) embed(c *Command, args []*sh.Word, redirs []*sh.Redirect) {
 	rule := w.match(&args)
 	if rule == nil {
@@ -38,8 +38,8 @@ func (w *walker) embed(c *Command, args []*sh.Word, redirs []*sh.Redirect) {
 	}
 }
 
-// match finds the rule of a command's program, and takes from args the programs
-// before it that only run another one.
+// match finds the rule of a command's program, and removes from args preceding programs that only
+// run another program.
 func (w *walker) match(args *[]*sh.Word) *compiledRule {
 	for range maxPrefixes {
 		if len(*args) == 0 {
@@ -64,7 +64,7 @@ func (w *walker) match(args *[]*sh.Word) *compiledRule {
 	return nil
 }
 
-// isAssignment says if a word sets a variable, as env and sudo have it.
+// isAssignment reports whether a word sets a variable, as for env and sudo.
 func isAssignment(word string) bool {
 	name, _, ok := strings.Cut(word, "=")
 	if !ok || name == "" {
@@ -78,19 +78,19 @@ func isAssignment(word string) bool {
 	return true
 }
 
-// found is what a rule finds in the words after a program's name.
+// found is the result of a rule for the words after a program's name.
 type found struct {
 	code  []*code
 	stdin bool // standard input is code
-	end   int  // how many words the options take, if they stand before the operands
+	end   int  // number of words that the options take, if they precede the operands
 
 	operands []*code
-	instead  bool // an option stands in the place of the code
-	forced   bool // an option says that standard input is code
+	instead  bool // an option replaces the code
+	forced   bool // an option makes standard input code
 	dash     bool // so does an operand "-"
 }
 
-// options reads words as getopt(3) and its long form do, with a rule's options.
+// options parses words like getopt(3) and its long form, with a rule's options.
 func (w *walker) options(rule *compiledRule, words []*sh.Word) found {
 	var f found
 	words = words[:min(len(words), maxWords)]
@@ -122,8 +122,8 @@ func (w *walker) options(rule *compiledRule, words []*sh.Word) found {
 	return f
 }
 
-// option reads the option that c is, the first of words, and returns how many of
-// the words after it belong to it.
+// option parses the option c, the first of words, and returns how many of the following words
+// belong to it.
 func (w *walker) option(f *found, rule *compiledRule, words []*sh.Word, c *code) int {
 	o, value := rule.options.read(string(c.data))
 	f.forced = f.forced || o.kind == forceOption
@@ -143,7 +143,7 @@ func (w *walker) option(f *found, rule *compiledRule, words []*sh.Word, c *code)
 	return o.words
 }
 
-// operand notes a word that is no option.
+// operand records a word that is not an option.
 func (f *found) operand(c *code) {
 	if string(c.data) == "-" && len(f.operands) == 0 {
 		f.dash = true
@@ -152,9 +152,9 @@ func (f *found) operand(c *code) {
 	f.operands = append(f.operands, c)
 }
 
-// choose says which of the operands, or if standard input, is code.
+// choose selects the code among the operands and standard input.
 func (f *found) choose(rule *Rule) {
-	// What ssh runs are all of its words, joined: only one of them is code as it stands.
+	// ssh runs all of its words joined: only a single word is code without changes.
 	joined := rule.First && rule.Operand == 2 && len(f.operands) > 2
 	if first := rule.Operand - 1; first >= 0 && !f.instead && len(f.code) == 0 && !joined && first < len(f.operands) {
 		f.code = append(f.code, f.operands[first])
@@ -165,7 +165,7 @@ func (f *found) choose(rule *Rule) {
 	f.stdin = rule.Stdin > 0 && len(f.code) == 0 && !f.instead && (f.dash || f.forced || len(f.operands) < rule.Stdin)
 }
 
-// stdin returns the code of the here-document or here-string that is standard input.
+// stdin returns the code of the here-document or here-string on standard input.
 func (w *walker) stdin(redirs []*sh.Redirect) *code {
 	for i := len(redirs) - 1; i >= 0; i-- {
 		h, c := w.heredoc(redirs[i])
@@ -176,7 +176,7 @@ func (w *walker) stdin(redirs []*sh.Redirect) *code {
 	return nil
 }
 
-// files adds a here-document that is written to a file whose name tells its language.
+// files adds a here-document that is written to a file whose name determines its language.
 func (w *walker) files(c *Command, rule *compiledRule, args []*sh.Word, redirs []*sh.Redirect) {
 	body := w.stdin(redirs)
 	if body == nil {
@@ -217,8 +217,7 @@ func (w *walker) files(c *Command, rule *compiledRule, args []*sh.Word, redirs [
 	}
 }
 
-// addCode notes code in a command, and reads it with its own grammar. Code that
-// is found inside of it follows it.
+// addCode records code in a command, and parses it with its own grammar. Code inside it follows.
 func (w *walker) addCode(c *Command, language, file string, code *code) {
 	into := w.into
 	if into == nil {
@@ -251,15 +250,15 @@ func (w *walker) addCode(c *Command, language, file string, code *code) {
 	}
 }
 
-// verbatim says if the source's bytes stand in the script as they are.
+// verbatim reports whether the source's bytes are in the script unchanged.
 func (s *source) verbatim() bool {
 	return s.outer == nil || s.outer.verbatim && s.outer.in.verbatim()
 }
 
-// exact says if the source is known: nothing around it is expanded.
+// exact reports whether the source is known: no expansion around it.
 func (s *source) exact() bool { return s.outer == nil || s.outer.exact && s.outer.in.exact() }
 
-// embeddedShell looks for code inside shell code.
+// embeddedShell searches shell code for code.
 func (w *walker) embeddedShell(c *code, into *[]Embedded) (faults []codeFault, parsed bool) {
 	if w.src.depth >= maxNesting {
 		return nil, false

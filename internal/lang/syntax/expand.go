@@ -60,8 +60,8 @@ func (w *walker) parameter(x *sh.ParamExp, parent int) {
 	}
 }
 
-// arithmetic adds the commands of the substitutions in expressions. A long sum is
-// a deep tree, so it keeps a list of what is to be done.
+// arithmetic adds the commands of the substitutions in expressions. A long sum is a deep tree, so
+// it uses a work list.
 func (w *walker) arithmetic(parent int, exprs ...sh.ArithmExpr) {
 	todo := append([]sh.ArithmExpr{}, exprs...)
 	for len(todo) > 0 {
@@ -84,7 +84,7 @@ func (w *walker) arithmetic(parent int, exprs ...sh.ArithmExpr) {
 	}
 }
 
-// arithmeticStart returns where an expression begins.
+// arithmeticStart returns the start of an expression.
 func arithmeticStart(e sh.ArithmExpr) int {
 	for {
 		switch x := e.(type) {

@@ -19,8 +19,7 @@ func addSeeds(f *testing.F) {
 	}
 }
 
-// FuzzParse checks what holds for every script. Embedded code goes through its
-// grammars, too.
+// FuzzParse checks the properties of every script. Embedded code goes through its grammars too.
 func FuzzParse(f *testing.F) {
 	addSeeds(f)
 	f.Fuzz(func(t *testing.T, src []byte) {
@@ -29,8 +28,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// FuzzCheckless goes through all that Check does but for starting bash: the
-// parser's word on the script, and bash's messages, which a script can forge.
+// FuzzCheckless covers all of Check except starting bash: the parser's verdict on the script, and
+// bash's messages, which a script can forge.
 func FuzzCheckless(f *testing.F) {
 	f.Add([]byte("a\nfi\n"), "/dev/fd/3: line 2: syntax error near unexpected token `fi'\n/dev/fd/3: line 2: `fi'\n", 2)
 	f.Add([]byte("if a"), "x: line 99999999999999999999: y", 0)
@@ -49,7 +48,7 @@ func FuzzCheckless(f *testing.F) {
 	})
 }
 
-// FuzzCode gives each grammar any text. Those of tree-sitter are C.
+// FuzzCode passes any text to each grammar. The tree-sitter grammars are C.
 func FuzzCode(f *testing.F) {
 	languages := []string{"python", "javascript", "json", "ruby", "jq", "awk", "bash"}
 	for i, src := range []string{

@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	maxTreeCode  = 1 << 20  // bytes that tree-sitter reads at once
+	maxTreeCode  = 1 << 20  // bytes that tree-sitter parses at once
 	maxSmallCode = 16 << 10 // bytes of a jq or awk program: their parsers are recursive
-	treeChunk    = 16 << 10 // bytes that tree-sitter is given at once
+	treeChunk    = 16 << 10 // bytes that tree-sitter gets at once
 )
 
 // A codeFault is a fault at offsets of a piece of code.
@@ -27,8 +27,8 @@ type codeFault struct {
 	message    string
 }
 
-// parseCode reads code with its language's grammar. parsed is false if there is
-// none here, or if the code is too large or takes too long.
+// parseCode parses code with its language's grammar. parsed is false if there is no grammar, or if
+// the code is too large or takes too long.
 func parseCode(language string, src []byte, b *budget) (faults []codeFault, parsed bool) {
 	left := min(b.grammars, time.Until(b.until))
 	if left <= 0 {
@@ -50,8 +50,8 @@ func parseCode(language string, src []byte, b *budget) (faults []codeFault, pars
 	return faults, parsed
 }
 
-// grammarOf returns the function that gives a language's tree-sitter grammar. The
-// grammars are tables in read-only memory: one that is not asked for costs nothing.
+// grammarOf returns the function that returns a language's tree-sitter grammar. The grammars are
+// tables in read-only memory: an unused grammar costs nothing.
 func grammarOf(language string) func() unsafe.Pointer {
 	switch language {
 	case "bash":
@@ -68,8 +68,8 @@ func grammarOf(language string) func() unsafe.Pointer {
 	return nil
 }
 
-// withTree parses src and hands the tree to use. It returns false if there is no
-// tree, as after too long a time.
+// withTree parses src and passes the tree to use. It returns false if there is no tree, such as
+// after a timeout.
 func withTree(grammar func() unsafe.Pointer, src []byte, left time.Duration, use func(*tree.Tree)) bool {
 	plainAllocator()
 	parser := tree.NewParser()
@@ -77,10 +77,11 @@ func withTree(grammar func() unsafe.Pointer, src []byte, left time.Duration, use
 	if err := parser.SetLanguage(tree.NewLanguage(grammar())); err != nil {
 		return false
 	}
-	//lint:ignore SA1019 the callback that is to replace it calls Go for every hundred operations of the parser
+	// lint:ignore SA1019 the callback that is to replace it calls Go for every hundred operations
+	// of the parser
 	parser.SetTimeoutMicros(uint64(left.Microseconds()))
 	t := parser.ParseWithOptions(func(at int, _ tree.Point) []byte {
-		// The binding copies what it is given, and asks again whenever the parser goes back.
+		// The binding copies its input, and asks again whenever the parser goes back.
 		return src[min(at, len(src)):min(at+treeChunk, len(src))]
 	}, nil, nil)
 	if t == nil {
@@ -91,10 +92,10 @@ func withTree(grammar func() unsafe.Pointer, src []byte, left time.Duration, use
 	return true
 }
 
-// maxVisits bounds how many nodes are looked at for faults.
+// maxVisits bounds the nodes that are searched for faults.
 const maxVisits = 100_000
 
-// treeFaults returns the outermost errors of a tree and what is missing in it.
+// treeFaults returns the outermost errors of a tree and its missing nodes.
 func treeFaults(t *tree.Tree) []codeFault {
 	var faults []codeFault
 	cursor := t.RootNode().Walk()
@@ -125,8 +126,8 @@ func treeFaults(t *tree.Tree) []codeFault {
 	return faults
 }
 
-// guarded runs a parser that was not made for hostile text: it is given little,
-// and its panics are taken for "not parsed".
+// guarded runs a parser that was not made for hostile text: its input is small, and a panic counts
+// as "not parsed".
 func guarded(src []byte, parse func([]byte) []codeFault) (faults []codeFault, parsed bool) {
 	if len(src) > maxSmallCode {
 		return nil, false

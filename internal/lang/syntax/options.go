@@ -16,22 +16,22 @@ const (
 	forceOption
 )
 
-// An option is what a rule says of one: its kind, and how many words follow it.
+// An option is a rule's description of an option: its kind, and the number of words that follow it.
 type option struct {
 	kind  optionKind
 	words int
 }
 
-// optionTable has a rule's options by their names, dashes included.
+// optionTable contains a rule's options by their names, including dashes.
 type optionTable map[string]option
 
-// A compiledRule is a rule whose lists are split.
+// A compiledRule is a rule with split lists.
 type compiledRule struct {
 	Rule
 	options optionTable
 }
 
-// A ruleBook has the rules by the programs' names.
+// A ruleBook contains the rules by the programs' names.
 type ruleBook struct {
 	exact map[string]*compiledRule
 	stems []stemRule // of programs with versions in their names
@@ -42,7 +42,7 @@ type stemRule struct {
 	rule *compiledRule
 }
 
-// theRules returns the rules, ready for use. They are made at the first use.
+// theRules returns the compiled rules, which are built on first use.
 var theRules = sync.OnceValue(func() *ruleBook {
 	book := &ruleBook{exact: map[string]*compiledRule{}}
 	for _, r := range Rules() {
@@ -91,9 +91,9 @@ func (t optionTable) put(list string, kind optionKind) {
 	}
 }
 
-// read returns the option that a word is, and where in the word its value begins:
-// at its end if the value is the next word. A cluster of short options ("-ne") is
-// the first of them that takes a value.
+// read returns the option in a word, and the offset of its value in the word: at the word's end if
+// the value is the next word. A cluster of short options ("-ne") counts as its first option with a
+// value.
 func (t optionTable) read(word string) (o option, value int) {
 	if o, ok := t[word]; ok {
 		return o, len(word)

@@ -7,32 +7,31 @@ import (
 	"time"
 )
 
-// Limits of one script. What is beyond is not parsed, and Script.Partial says so.
+// Limits of a script. The rest is not parsed, and Script.Partial reports that.
 const (
 	MaxScript   = 16 << 20 // bytes
 	MaxCommands = 200_000  // each costs some 300 bytes
 	MaxFaults   = 20       // in a script, and in each piece of embedded code
 
-	maxParse    = 30 * time.Second // of one Parse, on the wall clock
-	maxEmbedded = 4 << 20          // bytes of embedded code that are read in one script
-	maxGrammar  = 5 * time.Second  // for that, without what is shell code
+	maxParse    = 30 * time.Second // of a Parse, wall clock
+	maxEmbedded = 4 << 20          // bytes of embedded code that are parsed in a script
+	maxGrammar  = 5 * time.Second  // for embedded code other than shell code
 	maxNesting  = 8                // code in code in code
 )
 
 // Parse parses a script for bash. See ParseAs.
 func Parse(src []byte) *Script { return ParseAs(src, "bash") }
 
-// ParseAs parses a script for a shell, "bash" or "sh". It always returns a script:
-// Partial says what is missing in it and why. The script keeps src, which must not
-// be changed afterwards. It is safe for concurrent use. Its time and memory are
-// bounded by the limits of docs/shell.md.
+// ParseAs parses a script for a shell, "bash" or "sh". It always returns a script: Partial tells
+// what is missing and why. The script keeps src, which must not be changed afterwards. ParseAs is
+// safe for concurrent use. Its time and memory are bounded by the limits in docs/shell.md.
 func ParseAs(src []byte, shell string) *Script {
 	p := &scriptParser{
 		script: &Script{Source: src, Commands: []Command{}},
 		budget: &budget{until: time.Now().Add(maxParse), grammars: maxGrammar, embedded: maxEmbedded, commands: MaxCommands},
 	}
 	if len(src) > MaxScript {
-		p.partial(fmt.Sprintf("the script has %d bytes; the most that is parsed is %d", len(src), MaxScript))
+		p.partial(fmt.Sprintf("the script has %d bytes; the limit for parsing is %d", len(src), MaxScript))
 		return p.script
 	}
 	p.lines = newLineIndex(src)
@@ -41,24 +40,24 @@ func ParseAs(src []byte, shell string) *Script {
 	return p.script
 }
 
-// A budget bounds the work of one Parse.
+// A budget bounds the work of a Parse.
 type budget struct {
 	until    time.Time
-	grammars time.Duration // that grammars may still take
-	embedded int           // bytes that grammars may still read
-	commands int           // that may still be added
+	grammars time.Duration // remaining time for grammars
+	embedded int           // remaining bytes for grammars
+	commands int           // remaining commands
 }
 
 func (b *budget) spent() bool { return time.Now().After(b.until) }
 
-// scriptParser is the state of one Parse.
+// scriptParser is the state of a Parse.
 type scriptParser struct {
 	script *Script
 	lines  lineIndex
 	budget *budget
 }
 
-// shell parses all of src, one statement of the top level after the other.
+// shell parses src, statement by statement at the top level.
 func (p *scriptParser) shell(src []byte, shell string) {
 	w := &walker{p: p, src: &source{data: src}}
 	at, fault := readShell(src, shell, p.budget, func(s *stmt) bool {
@@ -76,7 +75,7 @@ func (p *scriptParser) shell(src []byte, shell string) {
 	}
 }
 
-// partial notes the first reason why the script is not parsed to its end.
+// partial records the first reason why the script is not parsed completely.
 func (p *scriptParser) partial(why string) {
 	if p.script.Partial == "" {
 		p.script.Partial = why
@@ -89,8 +88,8 @@ func (p *scriptParser) fault(start, end int, message string) {
 	}
 }
 
-// order numbers the commands by where they begin. They were found in that order
-// but for those in here-documents and arithmetic.
+// order numbers the commands by their beginnings. They were found in that order except those in
+// here-documents and arithmetic.
 func (p *scriptParser) order() {
 	commands := p.script.Commands
 	perm := make([]int, len(commands))
@@ -116,9 +115,9 @@ func (p *scriptParser) order() {
 	slices.SortStableFunc(p.script.Faults, func(a, b Fault) int { return a.Span.Start - b.Span.Start })
 }
 
-// A lineIndex holds where the lines of a text begin.
+// A lineIndex holds the offsets of a text's lines.
 type lineIndex struct {
-	starts []uint32 // of the second line and those after it
+	starts []uint32 // of the second line and later lines
 	size   int
 }
 
@@ -141,7 +140,7 @@ func (x lineIndex) position(at int) (line, column int) {
 	return n + 1, at - int(x.starts[n-1]) + 1
 }
 
-// span makes a span of two offsets, and keeps it inside the text.
+// span returns the span of two offsets, limited to the text.
 func (x lineIndex) span(start, end int) Span {
 	start = min(max(start, 0), x.size)
 	end = min(max(end, start), x.size)

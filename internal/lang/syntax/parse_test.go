@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// outline writes a script's commands in one line each, for tables: how deep, kind
-// with stage, "$" inside a substitution, the text, its words if they are others.
+// outline writes a script's commands for tables, one per line: depth, kind with stage, "$" inside a
+// substitution, the text, and its words if they differ.
 func outline(s *Script) string {
 	var b strings.Builder
 	for _, c := range s.Commands {
@@ -112,7 +112,7 @@ func TestCommands(t *testing.T) {
 	}
 }
 
-// splitTop breaks a wanted outline before commands of the top level.
+// splitTop breaks an expected outline before commands of the top level.
 func splitTop(s string) string {
 	for _, k := range []Kind{KindSimple, KindPipeline, KindList, KindFor, KindWhile, KindIf, KindCase, KindGroup, KindSubshell, KindFunction, KindArithmetic, KindTest, KindCoprocess} {
 		s = strings.ReplaceAll(s, "|"+string(k)+" ", "\n"+string(k)+" ")
@@ -120,7 +120,7 @@ func splitTop(s string) string {
 	return s
 }
 
-// checkScript checks what holds for every script.
+// checkScript checks the properties of every script.
 func checkScript(t *testing.T, s *Script) {
 	t.Helper()
 	lines := newLineIndex(s.Source)
@@ -168,8 +168,8 @@ func checkScript(t *testing.T, s *Script) {
 	}
 }
 
-// inside says if a span is in a command or in a here-document of it or of what is
-// around it.
+// inside reports whether a span is in a command or in a here-document of the command or its
+// ancestors.
 func inside(s *Script, sp Span, parent int) bool {
 	for p := parent; p >= 0; p = s.Commands[p].Parent {
 		c := s.Commands[p]
@@ -212,7 +212,7 @@ func TestProgram(t *testing.T) {
 }
 
 func TestPOSIX(t *testing.T) {
-	// For sh, what follows "function" is a word like others.
+	// For sh, "function" is followed by an ordinary word.
 	s := ParseAs([]byte("echo a &> f; x"), "sh")
 	checkScript(t, s)
 	if len(s.Commands) == 0 {

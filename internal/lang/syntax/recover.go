@@ -6,9 +6,9 @@ import (
 	tree "github.com/tree-sitter/go-tree-sitter"
 )
 
-// recoverFrom finds what commands there are in the rest of a script whose parser
-// gave up. tree-sitter, which always has a tree, says where the statements are;
-// each one is then read by the shell's parser again, for its exact structure.
+// recoverFrom finds the commands in the rest of a script whose parser gave up. tree-sitter, which
+// always returns a tree, finds the statements; the shell's parser then parses each statement again
+// for its exact structure.
 func (p *scriptParser) recoverFrom(at int, why *shellFault) {
 	src := p.script.Source
 	at = min(at, len(src))
@@ -22,30 +22,29 @@ func (p *scriptParser) recoverFrom(at int, why *shellFault) {
 	}
 	ok := withTree(grammarOf("bash"), plain(src[at:]), maxGrammar, r.walk)
 	if ok && !r.broken {
-		return // only the first parser does not know this
+		return // only the first parser does not support this
 	}
 	p.fault(why.at, why.at, why.message)
 	p.partial(fmt.Sprintf("line %d is not understood: %s", line, why.message))
 }
 
-// recovery is the state of one recoverFrom.
+// recovery is the state of a recoverFrom.
 type recovery struct {
 	p      *scriptParser
-	base   int // where the tree's text begins in the script
-	work   int // bytes that may still be parsed again
+	base   int // start of the tree's text in the script
+	work   int // remaining bytes to parse again
 	broken bool
-	open   []openNode // the commands that the node stands in
+	open   []openNode // the commands that contain the node
 }
 
-// An openNode is a compound statement that could not be read as a whole.
+// An openNode is a compound statement that could not be parsed as a whole.
 type openNode struct {
 	id     int
 	depth  uint32
-	stages int // of a pipeline, so far
+	stages int // stages of a pipeline, so far
 }
 
-// walk goes through the tree in order. Where a statement is read as a whole, its
-// node is not entered.
+// walk walks the tree in order. It does not enter nodes of statements that were parsed as a whole.
 func (r *recovery) walk(t *tree.Tree) {
 	cursor := t.RootNode().Walk()
 	defer cursor.Close()
@@ -66,7 +65,7 @@ func (r *recovery) walk(t *tree.Tree) {
 	r.broken = true
 }
 
-// statementKinds are the tree's statements, and what they are here.
+// statementKind maps the tree's statement kinds to this package's kinds.
 func statementKind(kind string) Kind {
 	switch kind {
 	case "command", "declaration_command", "unset_command", "variable_assignment", "variable_assignments":
@@ -95,7 +94,7 @@ func statementKind(kind string) Kind {
 	return ""
 }
 
-// enter adds what a node is, and says if there may be more inside it.
+// enter adds the command of a node, and reports whether there may be more inside.
 func (r *recovery) enter(n *tree.Node, depth uint32) bool {
 	if n.IsError() || n.IsMissing() {
 		r.broken = true
@@ -132,7 +131,7 @@ func (r *recovery) enter(n *tree.Node, depth uint32) bool {
 	return id >= 0
 }
 
-// reread reads a part of the script as one that stands by itself.
+// reread parses a part of the script as a separate script.
 func (r *recovery) reread(start, end, parent, stage int) bool {
 	r.work -= end - start
 	if r.work < 0 || r.p.budget.commands <= 0 {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestRecover: what the first parser refuses is not all lost.
+// TestRecover: a part of a script that the first parser rejects is recovered.
 func TestRecover(t *testing.T) {
 	tests := []struct {
 		name, src string
@@ -39,13 +39,13 @@ func TestRecover(t *testing.T) {
 	}
 }
 
-// TestHostile parses texts that were made to take long, deep or much. The times
-// are for a slow machine under load: what is not bounded takes hours, or dies.
+// TestHostile parses texts that were made to be slow, deep or large. The times are for a slow
+// machine under load: unbounded work takes hours, or crashes.
 func TestHostile(t *testing.T) {
 	n := 100_000
 	tests := []struct {
 		name, src string
-		whole     bool // and all of it is parsed
+		whole     bool // the text is parsed completely
 	}{
 		{"5,000 parentheses", strings.Repeat("(", 5000) + "a" + strings.Repeat(")", 5000), true},
 		{"100,000 parentheses", strings.Repeat("(", n) + "a" + strings.Repeat(")", n), false},

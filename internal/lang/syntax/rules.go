@@ -1,37 +1,36 @@
 package syntax
 
-// A Rule says in what language a program is written that a command names, and
-// where in the command its code stands. To teach the parser another program, add
-// a line to the table below, an example to rules_test.go, and the line that the
-// test then prints to docs/shell.md.
+// A Rule defines the language of a program that a command names, and the position of its code in
+// the command. To support another program, add a line to the table below, an example to
+// rules_test.go, and the line that the test then prints to docs/shell.md.
 //
-// Lists are words apart by blanks. An option in Values or Instead can have a
-// count, "--arg:2": so many words follow it.
+// Lists are words separated by blanks. An option in Values or Instead can have a count, "--arg:2":
+// that many words follow it.
 type Rule struct {
-	Programs string // names, without their folder; "python*" stands for any version: python3.12
-	Language string // "" for a program that runs what its arguments say
+	Programs string // names, without their folder; "python*" matches any version: python3.12
+	Language string // "" for a program that runs its arguments
 	Code     string // options whose value is code
-	Values   string // options with a value that is not code
-	Instead  string // options with a value that stand in the place of the code: awk -f FILE
+	Values   string // options whose value is not code
+	Instead  string // options with a value that replace the code: awk -f FILE
 	Operand  int    // which operand is code, from 1; 0 for none
-	Rest     bool   // all operands after that one are code, too
+	Rest     bool   // all operands after that operand are code too
 	First    bool   // options end at the first operand
 
-	// Stdin is how many operands there may be when standard input is code, plus
-	// one; 0 if it never is. A lone "-" is not counted as an operand and ends them.
+	// Stdin is the maximum number of operands if standard input is code, plus one; 0 if it never
+	// is. A lone "-" does not count as an operand and ends them.
 	Stdin int
-	Force string // options with which standard input is code, whatever the operands
+	Force string // options with which standard input is code, regardless of operands
 
 	// Prefix: the words after the options, variables and Skip operands are a command.
 	Prefix bool
 	Skip   int
 
-	// File says where the name of the file stands that standard input is written to,
-	// whose ending tells the language: ">" for redirections, "operands", or "of=".
+	// File defines the position of the name of the file to which standard input is written, whose
+	// extension determines the language: ">" for redirections, "operands", or "of=".
 	File string
 }
 
-// Rules returns the table. The first rule with a program's name is its rule.
+// Rules returns the table. The first rule with a program's name counts.
 func Rules() []Rule {
 	return []Rule{
 		{Programs: "python* pypy*", Language: "python", Code: "-c", Values: "-W -X --check-hash-based-pycs", Instead: "-m", First: true, Stdin: 1},
@@ -65,7 +64,7 @@ func Rules() []Rule {
 	}
 }
 
-// Endings returns which ending of a file's name stands for which language.
+// Endings returns the language of each file name extension.
 func Endings() map[string]string {
 	return map[string]string{
 		".py": "python", ".js": "javascript", ".mjs": "javascript", ".cjs": "javascript", ".json": "json",

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// codeOf writes the code in a script's commands, for tables: the language, "v" if
-// it is verbatim, "?" if no grammar read it, the text, the file, the faults.
+// codeOf writes the code in a script's commands for tables: the language, "v" if it is verbatim,
+// "?" if no grammar parsed it, the text, the file, the faults.
 func codeOf(s *Script) string {
 	var out []string
 	for _, c := range s.Commands {
@@ -138,7 +138,7 @@ func TestEveryRuleHasAnExample(t *testing.T) {
 	}
 }
 
-// TestRulesInDocs checks that the page's tables are the code's.
+// TestRulesInDocs checks that the page's tables equal the code's.
 func TestRulesInDocs(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/shell.md")
 	if err != nil {

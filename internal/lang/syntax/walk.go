@@ -6,15 +6,15 @@ import (
 	sh "mvdan.cc/sh/v3/syntax"
 )
 
-// A walker turns the statements of one source into commands. In code inside a
-// command it makes none, and only looks for code in other languages.
+// A walker converts the statements of a source to commands. In code inside a command it creates no
+// commands and only searches for code in other languages.
 type walker struct {
 	p          *scriptParser
 	src        *source
-	into       *[]Embedded // where code inside code goes; nil in the script itself
-	subst      int         // how many substitutions it is in
-	backquotes int         // how many of them are backquotes
-	tested     int         // how many commands around look at the exit status
+	into       *[]Embedded // receives code inside code; nil in the script itself
+	subst      int         // number of enclosing substitutions
+	backquotes int         // number of enclosing backquotes
+	tested     int         // number of enclosing commands that examine the exit status
 }
 
 // open begins a command. Its children are opened before it is closed.
@@ -33,7 +33,7 @@ func (w *walker) open(kind Kind, parent, stage int) int {
 	return id
 }
 
-// close gives a command its span.
+// close sets a command's span.
 func (w *walker) close(id, start, end int) {
 	if id >= 0 {
 		w.p.script.Commands[id].Span = w.span(start, end)
@@ -51,15 +51,15 @@ func (w *walker) stmts(list []*sh.Stmt, parent int) {
 	}
 }
 
-// condition adds statements whose exit status the command around them looks at.
+// condition adds statements whose exit status the enclosing command examines.
 func (w *walker) condition(list []*sh.Stmt, parent int) {
 	w.tested++
 	w.stmts(list, parent)
 	w.tested--
 }
 
-// stmt adds one statement and returns its bounds: without a "!" or "time" before
-// it, with its redirections, without the bodies of here-documents.
+// stmt adds a statement and returns its bounds: without a preceding "!" or "time", with its
+// redirections, without the bodies of here-documents.
 func (w *walker) stmt(s *sh.Stmt, parent, stage int) (start, end int) {
 	start, end = int(s.Position.Offset()), int(s.Position.Offset())
 	if s.Cmd != nil || len(s.Redirs) > 0 {
@@ -133,7 +133,7 @@ func kindOf(c sh.Command) Kind {
 
 func isPipe(op sh.BinCmdOperator) bool { return op == sh.Pipe || op == sh.PipeAll }
 
-// binary adds a pipeline or list with all of its parts, whichever way they nest.
+// binary adds a pipeline or list with all of its parts, for any nesting.
 func (w *walker) binary(s *sh.Stmt, root *sh.BinaryCmd, parent, stage int) (start, end int) {
 	id := w.open(kindOf(root), parent, stage)
 	pipe, n := isPipe(root.Op), 0
@@ -150,7 +150,7 @@ func (w *walker) binary(s *sh.Stmt, root *sh.BinaryCmd, parent, stage int) (star
 		if pipe {
 			place = n
 		}
-		looked := !pipe && len(todo) > 0 // by the && or || behind it
+		looked := !pipe && len(todo) > 0 // by the following && or ||
 		if looked {
 			w.tested++
 		}
@@ -171,7 +171,7 @@ func (w *walker) binary(s *sh.Stmt, root *sh.BinaryCmd, parent, stage int) (star
 	return start, end
 }
 
-// compound walks through what a compound command holds and returns its bounds.
+// compound walks the contents of a compound command and returns its bounds.
 func (w *walker) compound(c sh.Command, id int) (start, end int) {
 	start = int(c.Pos().Offset())
 	switch x := c.(type) {
@@ -224,8 +224,8 @@ func (w *walker) simple(s *sh.Stmt, parent, stage, start, end int) (from, to int
 		if start < 0 || a < start {
 			start = a
 		}
-		// Inside backquotes in backquotes, the parser takes the backslash of the inner
-		// ones' end for a part of the word.
+		// Inside nested backquotes, the parser takes the backslash of the inner end for a part of
+		// the word.
 		for w.backquotes > 1 && b > a+1 && b <= len(w.src.data) && w.src.data[b-1] == '\\' {
 			b--
 		}
@@ -275,7 +275,7 @@ func (w *walker) simple(s *sh.Stmt, parent, stage, start, end int) (from, to int
 	return start, end
 }
 
-// program returns the first word of a simple command if it is a literal.
+// program returns the first word of a simple command if it is literal.
 func (w *walker) program(c sh.Command) string {
 	switch x := c.(type) {
 	case *sh.CallExpr:
@@ -292,7 +292,7 @@ func (w *walker) program(c sh.Command) string {
 	return ""
 }
 
-// literal returns the value of a word that the shell expands nothing in.
+// literal returns the value of a word without expansions.
 func (w *walker) literal(word *sh.Word) (string, bool) {
 	if len(word.Parts) == 1 {
 		if _, ok := word.Parts[0].(*sh.Lit); ok {
@@ -328,7 +328,7 @@ func (w *walker) assign(a *sh.Assign, id int) {
 	}
 }
 
-// redirects walks through redirections and notes the here-documents of command id.
+// redirects walks redirections and records the here-documents of command id.
 func (w *walker) redirects(list []*sh.Redirect, id int) {
 	for _, r := range list {
 		w.words([]*sh.Word{r.Word}, id)
@@ -346,7 +346,7 @@ func (w *walker) redirects(list []*sh.Redirect, id int) {
 	}
 }
 
-// heredoc returns the here-document or here-string of a redirection, if it is one.
+// heredoc returns the here-document or here-string of a redirection, if any.
 func (w *walker) heredoc(r *sh.Redirect) (Heredoc, *code) {
 	h := Heredoc{String: r.Op == sh.WordHdoc}
 	if r.N != nil {

@@ -7,16 +7,15 @@ import (
 	sh "mvdan.cc/sh/v3/syntax"
 )
 
-// A source is a text that a shell parser reads: the script, a part of it, or code
-// inside it.
+// A source is a text that a shell parser reads: the script, a part of it, or code inside it.
 type source struct {
 	data  []byte
-	base  int   // where data stands in the script, if outer is nil
-	outer *code // whose data this is, for code inside code
-	depth int   // of code inside code; 0 for the script
+	base  int   // position of data in the script, if outer is nil
+	outer *code // the code that data belongs to, for code inside code
+	depth int   // depth of code inside code; 0 for the script
 }
 
-// place returns where an offset of the source is in the script.
+// place returns the position in the script of an offset of the source.
 func (s *source) place(at int) int {
 	if s.outer == nil {
 		return s.base + at
@@ -24,8 +23,8 @@ func (s *source) place(at int) int {
 	return s.outer.place(at)
 }
 
-// placeEnd returns the place of an end: after the byte before it, since a
-// backslash may stand between that one and the next.
+// placeEnd returns the position of an end: after the previous byte, because a backslash may precede
+// the next byte.
 func (s *source) placeEnd(start, end int) int {
 	if end <= start {
 		return s.place(start)
@@ -33,21 +32,21 @@ func (s *source) placeEnd(start, end int) int {
 	return s.place(end-1) + 1
 }
 
-// code is what a program is given as a word or as its standard input.
+// code is a program's code in a word or its standard input.
 type code struct {
 	in         *source
-	start, end int       // in the source, without the quotes around all of it
-	data       []byte    // what the program gets; expansions stand as they are written
-	from       []segment // where data comes from, by rising at
-	exact      bool      // there is nothing in it that the shell expands
+	start, end int       // in the source, without the enclosing quotes
+	data       []byte    // the program's input; expansions are unexpanded
+	from       []segment // origin of data, by rising at
+	exact      bool      // it contains nothing that the shell expands
 	verbatim   bool      // data is the bytes from start to end
-	limit      int       // if not 0: where in the source its parts end at the latest
+	limit      int       // if not 0: upper bound for the ends of its parts in the source
 }
 
-// A segment says that the bytes of data from at on stand in the source from src on.
+// A segment means that the bytes of data from at on are in the source from src on.
 type segment struct{ at, src int }
 
-// place returns where a byte of the code stands in the script.
+// place returns the position of a code byte in the script.
 func (c *code) place(at int) int {
 	if at >= len(c.data) {
 		return c.in.place(c.end)
@@ -66,8 +65,8 @@ func (c *code) placeEnd(start, end int) int {
 	return c.place(end-1) + 1
 }
 
-// slice returns the code without its first n bytes, and without the quotes around
-// the rest: --eval='…'.
+// slice returns the code without its first n bytes, and without the quotes around the rest:
+// --eval='…'.
 func (c *code) slice(n int) *code {
 	out := &code{in: c.in, start: c.end, end: c.end, data: c.data[n:], exact: c.exact}
 	if len(out.data) == 0 {
@@ -95,13 +94,13 @@ func (c *code) add(src int, data []byte) {
 	c.data = append(c.data, data...)
 }
 
-// quotes say which backslashes the shell removes (bash(1), QUOTING).
+// quotes define which backslashes the shell removes (bash(1), QUOTING).
 type quotes string
 
 const (
 	bare   quotes = "" // all
 	double quotes = "$`\"\\\n"
-	body   quotes = "$`\\\n" // of a here-document whose delimiter is not quoted
+	body   quotes = "$`\\\n" // of a here-document with an unquoted delimiter
 )
 
 func quotesOf(quoted bool) quotes {
@@ -111,8 +110,8 @@ func quotesOf(quoted bool) quotes {
 	return bare
 }
 
-// escape says if the shell removes the backslash at the start of raw, and how
-// many bytes it then takes: none is left of a backslash and a newline.
+// escape reports whether the shell removes the backslash at the start of raw, and the number of
+// bytes that it then consumes: a backslash and a newline are removed completely.
 func (q quotes) escape(raw []byte) (removed bool, kept int) {
 	if len(raw) < 2 || raw[0] != '\\' || q != bare && !bytes.ContainsRune([]byte(q), rune(raw[1])) {
 		return false, 1
@@ -160,18 +159,18 @@ func (c *code) addLiteral(start, end int, q quotes) {
 			raw, start = raw[1:], start+1
 			continue
 		}
-		// The byte after a backslash that is removed, or a backslash that stays.
+		// The byte after a removed backslash, or a backslash that stays.
 		c.add(start, raw[:1])
 		raw, start = raw[1:], start+1
 	}
 }
 
-// wordCode returns what a word gives to a program.
+// wordCode returns a word's value for a program.
 func (w *walker) wordCode(word *sh.Word) *code {
 	c := &code{in: w.src, exact: true}
 	c.start, c.end = w.bounds(word)
 	w.addParts(c, word.Parts, bare)
-	// Quotes around the whole are no part of the code.
+	// Quotes around the whole word are not part of the code.
 	if len(word.Parts) == 1 {
 		switch x := word.Parts[0].(type) {
 		case *sh.SglQuoted:
@@ -189,11 +188,11 @@ func (w *walker) wordCode(word *sh.Word) *code {
 	return w.finish(c)
 }
 
-// finish says if the code is what stands in the source.
+// finish sets whether the code equals its source.
 func (w *walker) finish(c *code) *code {
 	raw := w.src.data[c.start:c.end]
 	if w.backquotes > 0 && bytes.IndexByte(raw, '\\') >= 0 {
-		c.exact = false // backslashes count in the backquotes, too
+		c.exact = false // backslashes have a meaning in the backquotes too
 	}
 	c.verbatim = c.exact && bytes.Equal(raw, c.data)
 	return c
@@ -227,12 +226,12 @@ func (w *walker) addParts(c *code, parts []sh.WordPart, q quotes) {
 	}
 }
 
-// mayExpand says if an unquoted literal may be a pattern, a list in braces or a
-// home directory: what the program is given is then not known here.
+// mayExpand reports whether an unquoted literal may be a pattern, a list in braces or a home
+// directory: the program's input is then unknown.
 func mayExpand(raw []byte) bool { return bytes.ContainsAny(raw, "*?[{~") }
 
-// rawWord returns the text of a word as bash keeps it: with its quotes, and
-// without a backslash and newline outside single quotes.
+// rawWord returns the text of a word as bash keeps it: with its quotes, and without a backslash and
+// newline outside single quotes.
 func (w *walker) rawWord(start, end int, parts []sh.WordPart) string {
 	raw := w.src.data[start:end]
 	if !bytes.Contains(raw, []byte("\\\n")) {
@@ -279,8 +278,8 @@ func (w *walker) heredocCode(r *sh.Redirect) *code {
 	return w.finish(c)
 }
 
-// withoutDelimiter returns where a here-document's body ends: the parser's word
-// goes on to the end of the delimiter, unless the script ends in the body.
+// withoutDelimiter returns the end of a here-document's body: the parser's word includes the
+// delimiter, unless the script ends in the body.
 func (w *walker) withoutDelimiter(start, end int, r *sh.Redirect) int {
 	text := w.src.data[start:end]
 	at := bytes.LastIndexByte(text, '\n') + 1
@@ -294,7 +293,7 @@ func (w *walker) withoutDelimiter(start, end int, r *sh.Redirect) int {
 	return end
 }
 
-// addDashed adds the body of a <<- here-document, without the tabs before its lines.
+// addDashed adds the body of a <<- here-document without the tabs before its lines.
 func (w *walker) addDashed(c *code, hdoc *sh.Word, quoted bool) {
 	if !quoted {
 		for _, part := range hdoc.Parts {
@@ -315,18 +314,18 @@ func (w *walker) addDashed(c *code, hdoc *sh.Word, quoted bool) {
 	}
 }
 
-// quotedDelimiter says if any part of a here-document's delimiter is quoted.
+// quotedDelimiter reports whether any part of a here-document's delimiter is quoted.
 func (w *walker) quotedDelimiter(word *sh.Word) bool {
 	start, end := w.bounds(word)
 	return bytes.ContainsAny(w.src.data[start:end], `\'"`)
 }
 
-// bounds returns where a word stands in the source.
+// bounds returns a word's bounds in the source.
 func (w *walker) bounds(word *sh.Word) (start, end int) {
 	return w.clamp(int(word.Pos().Offset()), int(word.End().Offset()))
 }
 
-// clamp keeps offsets inside the source: the text that was parsed can be longer.
+// clamp limits offsets to the source: the parsed text can be longer.
 func (w *walker) clamp(start, end int) (int, int) {
 	start = min(max(start, 0), len(w.src.data))
 	return start, min(max(end, start), len(w.src.data))
