@@ -1,4 +1,4 @@
-// Package examples tests that the example documents do what they say.
+// Package examples tests the example documents.
 package examples
 
 import (
@@ -16,9 +16,8 @@ import (
 	"turnstone.dev/turnstone/internal/turntest"
 )
 
-// The expected outputs were computed from the same data by other means: SQLite for
-// the CSV files (its avg, window functions and a least squares sum), jq for the
-// GeoJSON file.
+// The expected outputs were computed from the same data by other means: SQLite for the CSV files
+// (its avg, window functions and a least squares sum), jq for the GeoJSON file.
 var examples = []struct {
 	file  string
 	steps []want
@@ -144,15 +143,15 @@ sun      640
 	}},
 }
 
-// want is one step's expected end. Its output begins with a newline that is not
-// part of it, so that it can be read as it is printed.
+// want is a step's expected end. Its output begins with a newline that is not part of it, so that
+// the table is readable.
 type want struct {
 	name   string
 	status turnstone.Status
 	stdout string
 }
 
-// chart draws what weather.md draws: half a degree for each #.
+// chart draws the chart of weather.md: half a degree for each #.
 func chart(highs ...string) string {
 	var b strings.Builder
 	b.WriteByte('\n')
@@ -229,7 +228,7 @@ func run(t *testing.T, h *statedir.Dir, file string) *executor.Turn {
 	return turn
 }
 
-// watch says in the test's log what runs.
+// watch logs the running steps.
 type watch struct{ t *testing.T }
 
 func (w watch) Preparing(what string)                             { w.t.Log(what) }

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestAdvice: whoever has chosen a kernel is told how to look at that file.
+// TestAdvice: the advice names the kernel file that the user has chosen.
 func TestAdvice(t *testing.T) {
 	for _, tt := range []struct {
 		kind KernelKind

@@ -15,23 +15,23 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// A Bare is a substrate's program on the files of a snapshot, without what a driver has around
-// it: checks, locks, jails. The command bench measures drivers beside it.
+// A Bare is a substrate's program on the files of a snapshot, without a driver's additions: checks,
+// locks, jails. The command bench compares drivers with it.
 type Bare struct {
 	Network wire.SandboxNetwork
 	// Start starts a clone of the snapshot that turns start from, and returns its process.
 	Start func(ctx context.Context) (substrate.Sandbox, int, error)
-	// Write writes a machine that is ready for it into the folder dir, and Load starts a clone
-	// from there. Nil: there is no fork to measure.
+	// Write saves a machine that is ready for it into the folder dir, and Load starts a clone from
+	// there. Nil: there is no fork to measure.
 	Write func(ctx context.Context, vm substrate.Sandbox, dir string) error
 	Load  func(ctx context.Context, dir string) (substrate.Sandbox, int, error)
 }
 
-// bareClones is how many clones the memory of one is measured with.
+// bareClones is the number of clones for measuring a clone's memory.
 const bareClones = 4
 
-// Run measures one thing: floor and fork, in microseconds until a clone has run a command;
-// command, that alone; or held, the private memory and the Pss of a clone, in bytes.
+// Run runs a measurement: floor and fork, in microseconds until a clone has run a command; command,
+// the command alone; or held, the private memory and the Pss of a clone, in bytes.
 func (b Bare) Run(ctx context.Context, mode string) error {
 	switch mode {
 	case "floor", "command":
@@ -72,7 +72,7 @@ func runTrue(ctx context.Context, client *wire.Client) error {
 	return err
 }
 
-// fork writes down a machine as it runs and starts a clone from that.
+// fork saves a running machine and starts a clone from it.
 func (b Bare) fork(ctx context.Context) error {
 	if b.Write == nil {
 		return errors.New("this program forks nothing by itself")

@@ -19,9 +19,9 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// Layers writes n layers' images that the test removes, and returns their paths.
-// Each has /layers/<i>, replaces /layers/top, and removes what the one below it
-// put into /layers/gone; /context/turns/<i>/receipt.md and /context/index.md.
+// Layers writes n layers' images that the test removes, and returns their paths. Each has
+// /layers/<i>, replaces /layers/top, and removes the lower layer's entry in /layers/gone;
+// /context/turns/<i>/receipt.md and /context/index.md.
 func Layers(t testing.TB, n int) []string {
 	t.Helper()
 	dir := t.TempDir()
@@ -90,23 +90,23 @@ func testLayers(t *testing.T, s substrate.Substrate, c Config) {
 		want(t, client, "cd /layers; cat [0-9]; cat top; ls gone", numbers+fmt.Sprintln(last)+fmt.Sprintln(last))
 		want(t, client, "cat /context/turns/*/receipt.md /context/index.md", receipts+fmt.Sprintf("index %d\n", last))
 		want(t, client, "for f in /context/x /context/turns/0/x; do touch $f 2>/dev/null && echo wrote $f; done; rm -rf /context/index.md 2>/dev/null; ls /context", "index.md\nturns\n")
-		// Writes go on top, and what a machine needs is there.
+		// Writes go to the top, and the files that a machine needs exist.
 		want(t, client, "echo new > /layers/0; rm /layers/top; mkdir /layers/top; cat /layers/0; ls -d /layers/top; ls /dev/null /proc/self/stat /sys/kernel /run | wc -l; hostname | diff - /etc/hostname && echo same", "new\n/layers/top\n"+countRun(t, client)+"same\n")
 		want(t, client, "awk '$2 == \"/\" {fs = $3} END {print fs}' /proc/mounts; df -P / | awk 'NR==2 {print $6}'; df -P > /dev/null; df -P /context > /dev/null && echo ok", "overlay\n/\nok\n")
-		// Only what the sandbox is made for is mounted where a process sees it.
+		// Processes see only the mounts that are meant for them.
 		want(t, client, "awk '$2 ~ /layer|stack|scratch|lower|skel|merged/ || $2 == \"/home\" {print}' /proc/mounts; awk '$2 == \"/context\" && $4 ~ /^ro,nosuid,nodev/ {print \"context\"}' /proc/mounts; ls -d /layer /stack /scratch /lower /skel /merged 2>/dev/null; true", "context\n")
 	}
 }
 
-// countRun counts what the test above lists, which depends on the template.
+// countRun counts the entries of the list above, which depend on the template.
 func countRun(t *testing.T, client *wire.Client) string {
 	t.Helper()
 	out, _ := Shell(t, client, "ls /dev/null /proc/self/stat /sys/kernel /run | wc -l")
 	return out
 }
 
-// testDamagedLayers puts images into the slots that are none. The machine must say
-// so, or be of use; a clone without them must not be harmed.
+// testDamagedLayers puts invalid images into the slots. The machine must return an error or work; a
+// clone without them must not be affected.
 func testDamagedLayers(t *testing.T, s substrate.Substrate, c Config) {
 	good := Layers(t, 2)
 	whole, err := readStart(good[1])
@@ -164,7 +164,7 @@ func testDamagedLayers(t *testing.T, s substrate.Substrate, c Config) {
 	want(t, client, "echo fine", "fine\n")
 }
 
-// readStart reads an image up to where its padding begins.
+// readStart reads an image up to the beginning of its padding.
 func readStart(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -183,7 +183,7 @@ func emptyImage(t *testing.T) []byte {
 	return b
 }
 
-// wild changes every seventh byte behind the superblock.
+// wild changes every seventh byte after the superblock.
 func wild(image []byte) []byte {
 	b := bytes.Clone(image)
 	for i := 2048; i < len(b); i += 7 {
@@ -192,7 +192,7 @@ func wild(image []byte) []byte {
 	return b
 }
 
-// testFreeze reads what a sandbox wrote from its disk, which is at rest.
+// testFreeze reads a sandbox's writes from its frozen disk.
 func testFreeze(t *testing.T, s substrate.Substrate, c Config) {
 	vm, client := c.clone(t, s)
 	d, ok := vm.(substrate.Disker)
@@ -236,7 +236,7 @@ func testFreeze(t *testing.T, s substrate.Substrate, c Config) {
 // contains looks for text in a sparse file.
 func contains(t *testing.T, f *os.File, text string) bool {
 	t.Helper()
-	const block = 4096 // text stands at the beginning of a file, and so of a block
+	const block = 4096 // text is at the beginning of a file, and so of a block
 	buf := make([]byte, 256*block)
 	for off := int64(0); ; {
 		data, err := unix.Seek(int(f.Fd()), off, unix.SEEK_DATA)
@@ -277,7 +277,7 @@ func testHome(t *testing.T, s substrate.Substrate, c Config) {
 	}
 	vm, client := Clone(t, s, m, &c.Network)
 	want(t, client, "grep -c again "+HomePath+"/file; head -c 100000000 /dev/zero > "+HomePath+"/big 2>/dev/null || echo full; rm "+HomePath+"/big", "3\nfull\n")
-	_ = vm.Close() // without a freeze: the journal has to do
+	_ = vm.Close() // without a freeze: the journal must suffice
 	_, client = Clone(t, s, m, &c.Network)
 	want(t, client, "grep -c again "+HomePath+"/file", "3\n")
 	m.Home = filepath.Join(t.TempDir(), "none")

@@ -19,11 +19,11 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// A Guest is a machine with the host's side of its port, for tests that snapshot it
-// as it runs.
+// A Guest is a machine with the host's side of its port, for tests that snapshot the running
+// machine.
 type Guest struct {
 	Machine substrate.Sandbox
-	Client  *wire.Client // of the link of the moment
+	Client  *wire.Client // of the current link
 	port    *wire.Port
 	network *wire.SandboxNetwork
 }
@@ -97,7 +97,7 @@ func (g *Guest) Suspend(t *testing.T) {
 	}
 }
 
-// Renew makes the guest go on; as a machine of its own if own.
+// Renew lets the guest continue; with its own identity if own.
 func (g *Guest) Renew(t *testing.T, own bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
@@ -120,7 +120,7 @@ func (g *Guest) Renew(t *testing.T, own bool) {
 	}
 }
 
-// Snapshot writes the guest down in a new folder and lets it go on.
+// Snapshot saves the guest in a new folder and lets it continue.
 func (g *Guest) Snapshot(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "vm")
@@ -148,7 +148,7 @@ func Resume(t *testing.T, s substrate.Substrate, m substrate.Machine, dir string
 	return g
 }
 
-// count reads the number that the guest's loop has come to.
+// count reads the current number of the guest's loop.
 func (g *Guest) count(t *testing.T) int {
 	t.Helper()
 	out, _ := Shell(t, g.Client, "cat /run/count")
@@ -159,8 +159,8 @@ func (g *Guest) count(t *testing.T) int {
 	return n
 }
 
-// counter starts a loop that counts in /run/count. The number is in its memory only
-// while it is not written, and its file is on no disk.
+// counter starts a loop that counts in /run/count. Most of the time the number is only in memory,
+// and its file is on no disk.
 func (g *Guest) counter(t *testing.T) {
 	t.Helper()
 	if _, err := g.Client.ProcessStart(t.Context(), &wire.ProcessStartParams{ProcessID: "counter", KillOnDisconnect: true,
@@ -177,7 +177,7 @@ func (g *Guest) counter(t *testing.T) {
 	}
 }
 
-// goesOn checks that the loop counts on from at least the given number.
+// goesOn checks that the loop continues from at least the given number.
 func (g *Guest) goesOn(t *testing.T, from int) {
 	t.Helper()
 	first := g.count(t)
@@ -201,7 +201,7 @@ func resumer(t *testing.T, s substrate.Substrate) substrate.Resumer {
 	return r
 }
 
-// standsStill skips what a substrate says it must not be asked for.
+// standsStill skips operations that a substrate reports as restricted.
 func standsStill(t *testing.T, s substrate.Substrate) {
 	t.Helper()
 	if err := substrate.AbilitiesOf(s).Live; err != nil && !errors.Is(err, errors.ErrUnsupported) {
@@ -209,8 +209,8 @@ func standsStill(t *testing.T, s substrate.Substrate) {
 	}
 }
 
-// testExecs makes a machine stand still whose processes become other programs all the
-// time. Some kernels forget on the way that a process was to stop.
+// testExecs pauses a machine whose processes call exec continuously. Some kernels then forget that
+// a process was to stop.
 func testExecs(t *testing.T, s substrate.Substrate, c Config) {
 	standsStill(t, s)
 	g := Start(t, s, c.Machine, &c.Network)
@@ -227,7 +227,7 @@ func testExecs(t *testing.T, s substrate.Substrate, c Config) {
 	}
 }
 
-// testFork clones a machine that runs, and a clone of it in turn.
+// testFork clones a running machine, and then a clone of it.
 func testFork(t *testing.T, s substrate.Substrate, c Config) {
 	resumer(t, s)
 	g := Start(t, s, c.Machine, &c.Network)
@@ -235,7 +235,7 @@ func testFork(t *testing.T, s substrate.Substrate, c Config) {
 	want(t, g.Client, "echo disk > /workspace/file; mkdir /dev/shm/d; echo memory > /dev/shm/d/file; echo 192.0.2.9 mine >> /etc/hosts", "")
 	at := g.count(t)
 	dir := g.Snapshot(t)
-	g.goesOn(t, at) // also though its connection, with which it was to end, has
+	g.goesOn(t, at) // although its connection, with which it should end, has ended
 	one := Resume(t, s, c.Machine, dir)
 	one.goesOn(t, at)
 	want(t, one.Client, "cat /workspace/file /dev/shm/d/file; grep -c mine /etc/hosts", "disk\nmemory\n1\n")
@@ -255,8 +255,7 @@ func testFork(t *testing.T, s substrate.Substrate, c Config) {
 	differ(t, forks)
 }
 
-// differ checks that no machine has what another has, where a memory that was
-// copied would make them equal.
+// differ checks that all values differ between machines that copied memory would make equal.
 func differ(t *testing.T, forks []*Guest) {
 	t.Helper()
 	const script = `hostname; cat /etc/hostname; grep 127.0.1.1 /etc/hosts; cat /etc/machine-id /proc/sys/kernel/random/boot_id; od -An -tx1 -w32 -N32 /dev/urandom; cat /proc/sys/kernel/random/uuid; mktemp -u; date +%s`
@@ -286,7 +285,7 @@ func differ(t *testing.T, forks []*Guest) {
 	}
 }
 
-// testPausedSnapshot writes down a machine that stands still, which it goes on doing.
+// testPausedSnapshot saves a paused machine, which stays paused.
 func testPausedSnapshot(t *testing.T, s substrate.Substrate, c Config) {
 	resumer(t, s)
 	g := Start(t, s, c.Machine, &c.Network)
@@ -304,14 +303,14 @@ func testPausedSnapshot(t *testing.T, s substrate.Substrate, c Config) {
 		}
 	}
 	_ = g.Machine.Close()
-	for _, dir := range []string{dir, dir + "2"} { // the original is gone, and they do not need it
+	// the original is gone, and the clones do not need it
+	for _, dir := range []string{dir, dir + "2"} {
 		f := Resume(t, s, c.Machine, dir)
 		f.goesOn(t, at)
 	}
 }
 
-// testDamagedFork changes each file of a snapshot, and gives it a machine that it
-// was not taken of.
+// testDamagedFork changes each file of a snapshot, and combines it with another machine.
 func testDamagedFork(t *testing.T, s substrate.Substrate, c Config) {
 	r := resumer(t, s)
 	g := Start(t, s, c.Machine, &c.Network)
@@ -399,7 +398,7 @@ func keeper(t *testing.T, s substrate.Substrate) substrate.Keeper {
 	return k
 }
 
-// testKeep packs a machine that runs, and goes on with what was packed.
+// testKeep packs a running machine, and resumes from the packed files.
 func testKeep(t *testing.T, s substrate.Substrate, c Config) {
 	k := keeper(t, s)
 	g := Start(t, s, c.Machine, &c.Network)
@@ -421,7 +420,7 @@ func testKeep(t *testing.T, s substrate.Substrate, c Config) {
 		size += st.Size()
 		t.Logf("%s: %s", name, turnstone.Bytes(st.Size()))
 	}
-	if size < 3_000_000 || size > 200<<20 { // the same twice may be stored once
+	if size < 3_000_000 || size > 200<<20 { // the same data may be stored once
 		t.Errorf("what is kept has %s", turnstone.Bytes(size))
 	}
 	_ = g.Machine.Close()

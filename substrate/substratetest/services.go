@@ -14,7 +14,7 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// testSignals: what has left the process's session, and its parent, is reached too.
+// testSignals: a signal reaches processes that have left the session and the parent.
 func testSignals(t *testing.T, s substrate.Substrate, c Config) {
 	_, client := c.clone(t, s)
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
@@ -101,7 +101,7 @@ func testFiles(t *testing.T, s substrate.Substrate, c Config) {
 	if err != nil || !read.Eof || !strings.HasPrefix(string(read.Data), "Linux") {
 		t.Errorf("%+v %v", read, err)
 	}
-	// The magic links of /proc lead to what the agent itself has open.
+	// The magic links of /proc lead to the agent's own open files.
 	if read, err := client.FileSystemRead(ctx, &wire.FileSystemReadParams{Path: "/proc/self/exe"}); err == nil {
 		t.Errorf("the agent's program was read: %d bytes", len(read.Data))
 	}

@@ -1,5 +1,5 @@
-// Package substratetest is the conformance suite of substrates: what every
-// sandbox keeps, whatever runs it. A driver's test calls Run with real machines.
+// Package substratetest is the conformance suite of substrates: the guarantees of every sandbox on
+// any substrate. A driver's test calls Run with real machines.
 package substratetest
 
 import (
@@ -22,25 +22,24 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// A Config is what the suite needs besides the substrate.
+// A Config contains further inputs of the suite.
 type Config struct {
-	// Machine has the template base, one CPU and the network on. The suite
-	// changes its shape.
+	// Machine has the template base, a single CPU and the network on. The suite changes its shape.
 	Machine substrate.Machine
-	// Network is what a sandbox of Machine is configured with.
+	// Network configures a sandbox of Machine.
 	Network wire.SandboxNetwork
-	// MakeHome makes an empty home disk; nil: the substrate has none.
+	// MakeHome creates an empty home disk; nil: the substrate has none.
 	MakeHome func(ctx context.Context, path string, size turnstone.Bytes) error
-	// Elsewhere returns the substrate in a state directory of its own, which is empty: on
-	// another host of the same kind. A substrate that keeps machines needs it.
+	// Elsewhere returns the substrate in a separate, empty state directory, like on another host of
+	// the same kind. A substrate that keeps machines needs it.
 	Elsewhere func(t *testing.T) substrate.Substrate
-	// End ends a machine from outside, as a fault of its own would; nil: its kernel is
-	// made to panic. A kernel without a way to do that from inside needs it.
+	// End ends a machine from outside, as its own fault would; nil: its kernel is made to panic. A
+	// kernel that cannot panic from inside needs it.
 	End func(vm substrate.Sandbox) error
 }
 
-// limit bounds each conversation with a guest; they take milliseconds, and seconds
-// on a busy machine without KVM.
+// limit bounds each conversation with a guest; they take milliseconds, and seconds on a busy
+// machine without KVM.
 const limit = 3 * time.Minute
 
 // Run runs the suite on s.
@@ -81,8 +80,8 @@ func Run(t *testing.T, s substrate.Substrate, c Config) {
 	t.Run("cancelled restore", func(t *testing.T) { testCancel(t, s, c) })
 }
 
-// Clone restores a machine and configures it as the executor does; the test ends
-// it. It is exported for drivers' own tests.
+// Clone restores a machine and configures it as the executor does; the test ends it. It is exported
+// for drivers' own tests.
 func Clone(t *testing.T, s substrate.Substrate, m substrate.Machine, network *wire.SandboxNetwork) (substrate.Sandbox, *wire.Client) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
@@ -107,11 +106,11 @@ func configure(t *testing.T, vm substrate.Sandbox, m substrate.Machine, network 
 	return client
 }
 
-// HomePath is where Configure has a machine's home disk mounted.
+// HomePath is the mount point that Configure uses for a machine's home disk.
 const HomePath = "/home/agent"
 
-// Configure makes a clone of m a sandbox of its own, as the executor does. The
-// caller closes what it returns.
+// Configure gives a clone of m its own identity, as the executor does. The caller closes the
+// result.
 func Configure(ctx context.Context, vm substrate.Sandbox, m substrate.Machine, network *wire.SandboxNetwork) (*wire.Client, *wire.Link, error) {
 	link, err := wire.NewLink(vm.Agent(), true)
 	if err != nil {
@@ -149,7 +148,7 @@ func Configure(ctx context.Context, vm substrate.Sandbox, m substrate.Machine, n
 	return client, link, nil
 }
 
-// ownCard returns network if vm's card is its own, and nil if the agent makes it.
+// ownCard returns network if vm has its own card, and nil if the agent creates the card.
 func ownCard(vm substrate.Sandbox, network *wire.SandboxNetwork) *wire.SandboxNetwork {
 	if _, own := vm.(substrate.Networker); own {
 		return network
@@ -157,7 +156,7 @@ func ownCard(vm substrate.Sandbox, network *wire.SandboxNetwork) *wire.SandboxNe
 	return nil
 }
 
-// attach gives a sandbox without a card of its own one whose cable ends nowhere.
+// attach gives a sandbox without its own card a card whose cable ends nowhere.
 func attach(ctx context.Context, vm substrate.Sandbox, client *wire.Client, network *wire.SandboxNetwork) error {
 	if network == nil || ownCard(vm, network) != nil {
 		return nil
@@ -329,7 +328,7 @@ func testDisk(t *testing.T, s substrate.Substrate, c Config) {
 	want(t, client, "rm /workspace/big; echo freed > /workspace/small; cat /workspace/small", "freed\n")
 }
 
-// testProcesses leaves a fork bomb in the background, and runs something beside it.
+// testProcesses leaves a fork bomb in the background, and runs a command beside it.
 func testProcesses(t *testing.T, s substrate.Substrate, c Config) {
 	_, client := c.clone(t, s)
 	Shell(t, client, ":(){ :|:& };:")

@@ -473,7 +473,7 @@ func TestManyConnections(t *testing.T) {
 		t.Errorf("one too many: %v", err)
 	}
 	_ = all[0].Close()
-	waitFor(t, "room for another", func() bool {
+	waitFor(t, "cannot start another process", func() bool {
 		c := h.connect()
 		_, err := c.SandboxGetVersion(t.Context())
 		_ = c.Close()

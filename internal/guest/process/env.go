@@ -2,8 +2,8 @@ package process
 
 import "strings"
 
-// MergeEnv returns base with the variables of more set, in order; the last value
-// of a name wins, as the shell has it. Entries that are not NAME=VALUE are dropped.
+// MergeEnv returns base with the variables of more set, in order; the last value of a name wins, as
+// in the shell. It drops entries that are not NAME=VALUE.
 func MergeEnv(base, more []string) []string {
 	out := make([]string, 0, len(base)+len(more))
 	index := make(map[string]int, len(base)+len(more))

@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// Freeze stops every process that any group holds, also those to come, and returns
-// when all stand still (cgroup-v2.rst, cgroup.freeze). They can be killed meanwhile. A
-// kernel without that, as gVisor's, has all processes of the machine stopped by signal.
-// Thaw must follow, also when it fails.
+// Freeze freezes every process in any group, including later processes, and returns when all are
+// frozen (cgroup-v2.rst, cgroup.freeze). They can be killed meanwhile. On a kernel without this
+// feature, such as gVisor's, all processes of the machine are stopped by signal. Thaw must follow,
+// also after an error.
 func (g *Groups) Freeze(ctx context.Context) error {
 	err := writeFile(filepath.Join(g.dir, "cgroup.freeze"), "1")
 	if errors.Is(err, os.ErrNotExist) {
@@ -33,13 +33,13 @@ func (g *Groups) Freeze(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return errors.New("some processes do not stand still")
+			return errors.New("some processes could not be stopped")
 		case <-time.After(pause):
 		}
 	}
 }
 
-// Thaw lets them go on.
+// Thaw lets the processes continue.
 func (g *Groups) Thaw() error {
 	err := writeFile(filepath.Join(g.dir, "cgroup.freeze"), "0")
 	if errors.Is(err, os.ErrNotExist) {

@@ -11,34 +11,36 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Groups hands out one control group (version 2) for each process that is
-// started, below one that bounds all of them together.
+// Groups provides a control group (version 2) for each started process, below a group that bounds
+// all of them together.
 type Groups struct {
-	dir  string // of the bounding group
-	each string // pids.max of one group: half of all, so that what one leaves behind cannot keep the next from starting
+	dir string // folder of the bounding group
+	// pids.max of a group: half of the total, so that the remains of a process cannot prevent the
+	// next start
+	each string
 
-	memoryMax atomic.Int64  // of all together; 0: none
-	enforce   chan struct{} // told of each start; nil: the kernel keeps the limit
+	memoryMax atomic.Int64  // limit for all groups together; 0: none
+	enforce   chan struct{} // signaled on each start; nil: the kernel enforces the limit
 
 	mu    sync.Mutex
 	next  int
-	spare *cgroup              // made ahead, since making one costs time that a start would wait for
-	full  []*cgroup            // ended, but with processes left in them
-	live  map[*cgroup]struct{} // that may hold processes
-	hold  holder               // where the kernel cannot freeze
+	spare *cgroup              // created in advance, so that a start need not wait
+	full  []*cgroup            // ended, but with remaining processes
+	live  map[*cgroup]struct{} // groups that may have processes
+	hold  holder               // for kernels that cannot freeze
 }
 
-// A cgroup holds one process and all that it starts.
+// A cgroup contains a process and its descendants.
 type cgroup struct {
 	owner *Groups
 	dir   string
 	fd    int // of dir, for clone3's CLONE_INTO_CGROUP
-	kills int // of memory.events, when it was read last: a group is used again
+	kills int // last value from memory.events, because groups are reused
 
-	killed atomic.Int32 // that EnforceMemory has killed, and nobody has asked for
+	killed atomic.Int32 // killed by EnforceMemory and not reported yet
 }
 
-// NewGroups makes the bounding group below root, the mount point of cgroup2.
+// NewGroups creates the bounding group below root, the mount point of cgroup2.
 func NewGroups(root string, memoryMax, pidsMax int64) (*Groups, error) {
 	g := &Groups{dir: filepath.Join(root, "turn"), live: make(map[*cgroup]struct{})}
 	if err := writeFile(filepath.Join(root, "cgroup.subtree_control"), "+memory +pids +cpu"); err != nil {
@@ -57,11 +59,11 @@ func NewGroups(root string, memoryMax, pidsMax int64) (*Groups, error) {
 	return g, nil
 }
 
-// In makes the groups look at processes as s does, which is in none of them. It is called
-// before the first process is started.
+// In makes the groups look up processes from s's point of view, because the agent is in no
+// namespace of s. Call it before the first process is started.
 func (g *Groups) In(s *Space) { g.hold.proc = s.proc }
 
-// Limit sets the bounds of all processes together; a zero leaves one as it is.
+// Limit sets the limits of all processes together; zero leaves a limit unchanged.
 func (g *Groups) Limit(memoryMax, pidsMax int64) error {
 	if memoryMax > 0 {
 		if err := writeFile(filepath.Join(g.dir, "memory.max"), strconv.FormatInt(memoryMax, 10)); err != nil {
@@ -92,22 +94,22 @@ func (g *Groups) take() (*cgroup, error) {
 	if g.enforce != nil {
 		select {
 		case g.enforce <- struct{}{}:
-		default: // it will look
+		default: // it will check anyway
 		}
 	}
 	return c, nil
 }
 
-// prepare makes a spare group, if there is none.
+// prepare creates a spare group if there is none.
 func (g *Groups) prepare() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.spare == nil {
-		g.spare, _ = g.make() // take tries again, and reports
+		g.spare, _ = g.make() // take tries again and reports the error
 	}
 }
 
-// make makes a group. g.mu is held.
+// make creates a group. g.mu is held.
 func (g *Groups) make() (*cgroup, error) {
 	g.next++
 	c := &cgroup{owner: g, dir: filepath.Join(g.dir, strconv.Itoa(g.next))}
@@ -126,11 +128,11 @@ func (g *Groups) make() (*cgroup, error) {
 	return c, err
 }
 
-// kill sends SIGKILL to every process of the group at once.
+// kill sends SIGKILL to all processes of the group atomically.
 func (c *cgroup) kill() error { return writeFile(filepath.Join(c.dir, "cgroup.kill"), "1") }
 
-// oomKills is how many processes of the group the kernel killed for want of memory
-// since it was asked last.
+// oomKills returns the number of processes of the group that the kernel has killed because of
+// memory since the last call.
 func (c *cgroup) oomKills() int {
 	if c.owner.enforce != nil {
 		return int(c.killed.Swap(0))
@@ -151,16 +153,15 @@ func (c *cgroup) oomKills() int {
 	return 0
 }
 
-// empty says that no process is left in the group.
+// empty reports whether the group has no processes.
 func (c *cgroup) empty() bool {
 	var buf [256]byte
 	n, err := readSmall(filepath.Join(c.dir, "cgroup.events"), buf[:])
 	return err == nil && strings.Contains(string(buf[:n]), "populated 0")
 }
 
-// release makes the group the spare one if nothing is left in it: making and
-// removing groups costs more than the rest of a process's start and end. Else it
-// is kept until what runs in it has ended.
+// release makes an empty group the spare group: creating and removing groups costs more than the
+// rest of a process's start and end. Other groups are kept until their processes have ended.
 func (c *cgroup) release() {
 	g := c.owner
 	g.mu.Lock()
@@ -181,12 +182,11 @@ func (c *cgroup) release() {
 	}
 	g.full = left
 	if g.spare == nil {
-		g.spare, _ = g.make() // take tries again, and reports
+		g.spare, _ = g.make() // take tries again and reports the error
 	}
 }
 
-// KillAll sends SIGKILL to every process that any group holds, and says whether
-// there was none.
+// KillAll sends SIGKILL to every process in any group, and reports whether there was none.
 func (g *Groups) KillAll() bool {
 	if (&cgroup{dir: g.dir}).empty() {
 		return true
@@ -195,10 +195,10 @@ func (g *Groups) KillAll() bool {
 	return false
 }
 
-// Dir is the bounding group's folder.
+// Dir returns the bounding group's folder.
 func (g *Groups) Dir() string { return g.dir }
 
-// writeFile writes to a file of the kernel's: one open, one write, no creation.
+// writeFile writes to a kernel file: a single open and write, no creation.
 func writeFile(path, text string) error {
 	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -211,7 +211,7 @@ func writeFile(path, text string) error {
 	return nil
 }
 
-// readSmall reads the start of a file of the kernel's.
+// readSmall reads the start of a kernel file.
 func readSmall(path string, buf []byte) (int, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

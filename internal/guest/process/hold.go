@@ -12,28 +12,28 @@ import (
 	"time"
 )
 
-// A holder stops processes by signal, where the kernel cannot freeze a group. Nobody
-// may see that: a parent is stopped before its children and goes on after them, so
-// that when it asks for its children, all of them run.
+// A holder stops processes by signal if the kernel cannot freeze a group. The processes must not
+// notice: a parent is stopped before its children and continues after them, so that all children
+// run when it asks for them.
 type holder struct {
 	proc procFS
 
 	mu   sync.Mutex
-	held []int // in the order in which they were stopped
+	held []int // in the order of stopping
 }
 
-// Pauses between looks at processes that do not stand still yet.
+// Pause between checks of processes that are not stopped yet.
 const holdPause = 500 * time.Microsecond
 
-// hold stops every process but the caller, which is PID 1. Anywhere else that would
-// be every process of the machine.
+// hold stops every process except the caller, which must be PID 1. Otherwise it would stop every
+// process of the host.
 func (h *holder) hold(ctx context.Context) error {
 	if os.Getpid() != 1 {
 		return errors.New("the agent is not the first process")
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	waiting := map[int]int{} // looks that a process was in a wait that no signal ends
+	waiting := map[int]int{} // number of checks at which a process was in an uninterruptible wait
 	for {
 		procs, err := h.processes()
 		if err != nil {
@@ -45,14 +45,14 @@ func (h *holder) hold(ctx context.Context) error {
 			case 'T', 'Z', 'X':
 				continue
 			case 'D':
-				// It waits for something that a stopped process does: vfork(2).
+				// It waits for a stopped process: vfork(2).
 				if waiting[p.pid]++; waiting[p.pid] > 10 && slices.Contains(h.held, p.pid) {
 					continue
 				}
 			}
 			moving = true
-			// Sent again as long as it runs: in gVisor, execve(2) of a program drops a stop
-			// that came before it was over (task_exec.go, endGroupStopLocked).
+			// Sent again while the process runs: in gVisor, execve(2) of a program drops a pending
+			// stop (task_exec.go, endGroupStopLocked).
 			if err := syscall.Kill(p.pid, syscall.SIGSTOP); err == nil && !slices.Contains(h.held, p.pid) {
 				h.held = append(h.held, p.pid)
 			}
@@ -62,13 +62,13 @@ func (h *holder) hold(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return errors.New("some processes do not stand still")
+			return errors.New("some processes could not be stopped")
 		case <-time.After(holdPause):
 		}
 	}
 }
 
-// release lets those go on that hold has stopped.
+// release continues the processes that hold has stopped.
 func (h *holder) release() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -78,13 +78,13 @@ func (h *holder) release() {
 	h.held = nil
 }
 
-// A procState is a process, as /proc/PID/stat has it (proc(5)).
+// A procState is a process in /proc/PID/stat (proc(5)).
 type procState struct {
 	pid, parent, depth int
 	state              byte
 }
 
-// processes returns all processes but PID 1, parents before their children.
+// processes returns all processes except PID 1, parents before their children.
 func (h *holder) processes() ([]procState, error) {
 	pids, err := h.proc.processes()
 	if err != nil {
@@ -98,7 +98,7 @@ func (h *holder) processes() ([]procState, error) {
 		var buf [512]byte
 		n, err := h.proc.read(strconv.Itoa(pid)+"/stat", buf[:])
 		if err != nil {
-			continue // it has gone
+			continue // the process has ended
 		}
 		if p, ok := parseStat(string(buf[:n])); ok {
 			p.pid = pid
@@ -121,7 +121,7 @@ func (h *holder) processes() ([]procState, error) {
 	return out, nil
 }
 
-// parseStat reads a process's state and parent. Its name may hold anything.
+// parseStat parses a process's state and parent. Its name may contain any bytes.
 func parseStat(text string) (p procState, ok bool) {
 	f := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
 	if len(f) < 2 || len(f[0]) != 1 {

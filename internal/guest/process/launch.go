@@ -13,16 +13,16 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// streams are a child's standard streams: the child's ends as descriptors, the
-// agent's as files. With a terminal one file is all three.
+// streams are a child's standard streams: the child's ends as descriptors, the agent's as files. A
+// terminal is a single file for all three.
 type streams struct {
 	child  [3]int
 	parent [3]*os.File
 	master *os.File
 }
 
-// pipeSize is what a pipe holds before its writer waits: large, because each
-// change between writer and agent costs much under emulation.
+// pipeSize is the capacity of a pipe: large, because each switch between writer and agent is
+// expensive under emulation.
 const pipeSize = 1 << 20
 
 func (s *streams) open(stdin bool) error {
@@ -42,7 +42,7 @@ func (s *streams) open(stdin bool) error {
 		s.child[fd] = theirs
 		_ = syscall.SetNonblock(mine, true)
 		s.parent[fd] = os.NewFile(uintptr(mine), "pipe")
-		_, _ = unix.FcntlInt(uintptr(mine), unix.F_SETPIPE_SZ, pipeSize) // a smaller one works too
+		_, _ = unix.FcntlInt(uintptr(mine), unix.F_SETPIPE_SZ, pipeSize) // a smaller size works too
 	}
 	return nil
 }
@@ -65,7 +65,7 @@ func (s *streams) openTerminal(open opener, size Terminal, owner *account) error
 	slave := -1
 	if r, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.TIOCGPTPEER, flags); errno == 0 {
 		slave = int(r)
-	} else { // a kernel before 4.13, or one that is not Linux
+	} else { // a kernel before 4.13, or a kernel other than Linux
 		peer, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
 		if err != nil {
 			return err
@@ -107,14 +107,14 @@ func (s *streams) closeParent() {
 	}
 }
 
-// launch forks and execs. On success p's fields are set.
+// launch forks and execs. After success p's fields are set.
 func (t *Table) launch(p *Process, s Spec) (<-chan syscall.WaitStatus, error) {
 	if !filepath.IsAbs(s.Cwd) {
 		return nil, invalid("Process.start", s.Cwd, "the working directory is not an absolute path")
 	}
 	if err := t.mkdirAll(s.Cwd); err != nil {
 		return nil, turnstone.NewError("Process.start", turnstone.KindInvalid, s.Cwd,
-			rootCause(err)).WithHint("the working directory does not exist and cannot be made")
+			rootCause(err)).WithHint("the working directory does not exist and cannot be created")
 	}
 	path, err := t.lookPath(s.Argv[0], s.Cwd, s.Env)
 	if err != nil {
@@ -188,10 +188,10 @@ func (t *Table) attributes(s Spec, io *streams) *syscall.ProcAttr {
 	return attr
 }
 
-// lookPath finds a program as execvp does, in the PATH that the process will see.
+// lookPath finds a program as execvp does, in the PATH of the new process.
 func (t *Table) lookPath(name, cwd string, env []string) (string, error) {
 	if strings.Contains(name, "/") {
-		return name, nil // exec reports what is wrong with it
+		return name, nil // exec reports the error
 	}
 	for dir := range strings.SplitSeq(LookupEnv(env, "PATH"), ":") {
 		if !filepath.IsAbs(dir) {
@@ -203,22 +203,22 @@ func (t *Table) lookPath(name, cwd string, env []string) (string, error) {
 		}
 	}
 	return "", turnstone.Errorf("Process.start", turnstone.KindNotFound, clip(name),
-		"command not found").WithHint("install it in the template, or give its path")
+		"command not found").WithHint("install the program in the template, or write its path")
 }
 
 func startError(name string, err error) error {
 	e := turnstone.NewError("Process.start", turnstone.KindInvalid, clip(name), err)
 	switch {
 	case errors.Is(err, syscall.ENOENT):
-		e.Kind, e.Hint = turnstone.KindNotFound, "check the path, and the interpreter that a script names in its first line"
+		e.Kind, e.Hint = turnstone.KindNotFound, "check the path, and the interpreter in a script's first line"
 	case errors.Is(err, syscall.ENOEXEC):
-		e.Hint = "start a script through its interpreter, or give it a #! line"
+		e.Hint = "start a script through its interpreter, or add a #! line to the script"
 	case errors.Is(err, syscall.EACCES):
 		e.Hint = "the file is not executable"
 	case errors.Is(err, syscall.E2BIG):
 		e.Hint = "the arguments and the environment are too long; pass them in a file"
 	case errors.Is(err, syscall.EAGAIN), errors.Is(err, syscall.ENOMEM), errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENOSPC):
-		e.Kind, e.Hint = turnstone.KindExhausted, "the sandbox has no room for another process; give it more memory or end what runs in it"
+		e.Kind, e.Hint = turnstone.KindExhausted, "end other processes of the sandbox, or give it more memory: it cannot start another process"
 	}
 	return e
 }
@@ -227,7 +227,7 @@ func invalid(op turnstone.Op, subject, msg string) error {
 	return turnstone.NewError(op, turnstone.KindInvalid, clip(subject), errors.New(msg))
 }
 
-// rootCause strips the agent's own path from a file error.
+// rootCause removes the agent's own path from a file error.
 func rootCause(err error) error {
 	var pe *os.PathError
 	if errors.As(err, &pe) {

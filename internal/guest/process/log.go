@@ -7,36 +7,35 @@ import (
 )
 
 const (
-	chunkSize = 64 << 10 // bytes; what one read takes, and one frame carries
-	// firstSize is what a stream begins with, so that a process that writes nothing
-	// costs next to nothing.
+	chunkSize = 64 << 10 // bytes; size of a read and of a frame
+	// firstSize is a stream's first chunk size, so that a silent process costs almost nothing.
 	firstSize  = 1 << 10
 	secondSize = 8 << 10
-	keepBytes  = 1 << 20 // bytes kept of one stream, by default
+	keepBytes  = 1 << 20 // default number of bytes kept per stream
 	keepLess   = 128 << 10
-	// budget is what all streams together keep before each keeps keepLess only:
-	// many processes that write much must not cost the agent its memory.
+	// budget is the total for all streams above which each keeps only keepLess: many processes with
+	// much output must not exhaust the agent's memory.
 	budget     = 16 << 20
 	spareMax   = 16 // chunks on the free list
-	maxReaders = 64 // of one stream
+	maxReaders = 64 // per stream
 )
 
 // A chunk is a part of a stream's bytes.
 type chunk struct {
 	off  int64 // of its first byte in the stream
-	n    int   // bytes that it holds
+	n    int   // number of its bytes
 	buf  []byte
-	pins int  // readers that use buf right now
-	gone bool // fell out of its log
+	pins int  // readers that currently use buf
+	gone bool // dropped from its log
 }
 
 func (c *chunk) end() int64 { return c.off + int64(c.n) }
 
-// chunks is a free list of buffers. Unlike a sync.Pool it survives garbage
-// collections, so that a restored agent finds them in warm memory.
+// chunks is a free list of buffers. Unlike a sync.Pool it survives garbage collections, so that a
+// restored agent finds them in warm memory.
 type chunks struct {
 	free chan []byte
-	used atomic.Int64 // bytes that logs hold
+	used atomic.Int64 // total bytes in logs
 }
 
 func newChunks() *chunks { return &chunks{free: make(chan []byte, spareMax)} }
@@ -65,11 +64,10 @@ func (p *chunks) put(b []byte) {
 	}
 }
 
-// A Log keeps the newest bytes of one output stream, in order and counted from
-// its beginning. One goroutine writes; any number of Readers read. While the first
-// reader is behind by the bound, the writer waits; the others hold nobody up, and
-// lose what falls out before they have read it. Without readers the oldest bytes
-// fall out.
+// A Log keeps the newest bytes of an output stream, in order, with offsets from its beginning. A
+// single goroutine writes; any number of Readers read. While the first reader is behind by the
+// bound, the writer waits; the others do not block it and lose dropped bytes. Without readers the
+// oldest bytes are dropped.
 type Log struct {
 	pool *chunks
 	keep int64
@@ -78,9 +76,9 @@ type Log struct {
 	changed sync.Cond
 	chunks  []*chunk // oldest first
 	first   int64    // offset of the oldest byte that is kept
-	size    int64    // bytes so far
-	ended   bool     // no more will come
-	hurried bool     // the writer waits for nobody any more
+	size    int64    // total bytes so far
+	ended   bool     // no more bytes will arrive
+	hurried bool     // the writer no longer waits for readers
 	readers []*Reader
 }
 
@@ -90,8 +88,8 @@ func newLog(pool *chunks, keep int64) *Log {
 	return l
 }
 
-// Range returns the offsets of the oldest byte that is kept and of the byte after
-// the newest. A nil Log is an empty one.
+// Range returns the offsets of the oldest byte that is kept and of the byte after the newest. A nil
+// Log is empty.
 func (l *Log) Range() (first, end int64) {
 	if l == nil {
 		return 0, 0
@@ -101,7 +99,7 @@ func (l *Log) Range() (first, end int64) {
 	return l.first, l.size
 }
 
-// bound is how much is kept now. l.mu is held.
+// bound returns the number of bytes to keep now. l.mu is held.
 func (l *Log) bound() int64 {
 	if l.pool.used.Load() > budget {
 		return min(l.keep, keepLess)
@@ -109,8 +107,7 @@ func (l *Log) bound() int64 {
 	return l.keep
 }
 
-// oldest is the offset up to which the reader that is waited for has read. l.mu is
-// held.
+// oldest returns the offset of the reader that the writer waits for. l.mu is held.
 func (l *Log) oldest() int64 {
 	if len(l.readers) > 0 {
 		return l.readers[0].off
@@ -118,8 +115,8 @@ func (l *Log) oldest() int64 {
 	return l.size
 }
 
-// room waits while the first reader is too far behind, and returns where the next
-// bytes go; nil when the log has ended.
+// room waits while the first reader is too far behind, and returns the buffer for the next bytes;
+// nil after the end.
 func (l *Log) room() []byte {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -136,7 +133,7 @@ func (l *Log) room() []byte {
 	return last.buf[last.n:]
 }
 
-// next is the size of the next chunk. l.mu is held.
+// next returns the size of the next chunk. l.mu is held.
 func (l *Log) next() int {
 	switch {
 	case l.size == 0:
@@ -147,8 +144,8 @@ func (l *Log) next() int {
 	return chunkSize
 }
 
-// hurry makes the writer wait for no reader any more: what it still has to write
-// is little. The first reader loses nothing by that.
+// hurry makes the writer no longer wait for readers, because little remains to be written. The
+// first reader loses nothing.
 func (l *Log) hurry() {
 	if l == nil {
 		return
@@ -159,7 +156,7 @@ func (l *Log) hurry() {
 	l.changed.Broadcast()
 }
 
-// wrote says that n bytes were put where room said.
+// wrote reports that n bytes were written to room's buffer.
 func (l *Log) wrote(n int) {
 	if n <= 0 {
 		return
@@ -178,7 +175,7 @@ func (l *Log) wrote(n int) {
 	l.changed.Broadcast()
 }
 
-// drop lets the oldest chunk fall out. l.mu is held.
+// drop drops the oldest chunk. l.mu is held.
 func (l *Log) drop() {
 	c := l.chunks[0]
 	l.chunks[0] = nil
@@ -188,7 +185,7 @@ func (l *Log) drop() {
 	l.free(c)
 }
 
-// free gives a chunk's buffer back if nobody needs it. l.mu is held.
+// free releases a chunk's buffer if it is unused. l.mu is held.
 func (l *Log) free(c *chunk) {
 	if c.gone && c.pins == 0 && c.buf != nil {
 		l.pool.put(c.buf)
@@ -196,7 +193,7 @@ func (l *Log) free(c *chunk) {
 	}
 }
 
-// end says that no more will come.
+// end marks the log's end.
 func (l *Log) end() {
 	if l == nil {
 		return
@@ -210,8 +207,8 @@ func (l *Log) end() {
 	l.changed.Broadcast()
 }
 
-// trim gives back the last chunk's unused half, since an ended process may be
-// kept for long. l.mu is held.
+// trim releases the last chunk's unused part, because an ended process may be kept for long. l.mu
+// is held.
 func (l *Log) trim() {
 	if len(l.chunks) == 0 {
 		return
@@ -226,7 +223,7 @@ func (l *Log) trim() {
 	c.buf = small
 }
 
-// forget lets go of all that is kept.
+// forget releases everything that is kept.
 func (l *Log) forget() {
 	if l == nil {
 		return
@@ -240,8 +237,8 @@ func (l *Log) forget() {
 	l.changed.Broadcast()
 }
 
-// A Reader takes a Log's bytes from an offset on. It belongs to one goroutine,
-// but Close may come from any.
+// A Reader reads a Log from an offset on. It belongs to a single goroutine, but Close may be called
+// from any.
 type Reader struct {
 	l      *Log
 	off    int64 // of the next byte
@@ -250,10 +247,10 @@ type Reader struct {
 	stop   func() bool
 }
 
-// Attach returns a reader that begins at offset from, or at the oldest byte that
-// is kept when that is later; offset says where. The writer waits for the reader
-// that came first, or for the last that came with owner. It is closed when ctx
-// ends. It is nil when the log has as many readers as it may have.
+// Attach returns a reader that begins at offset from, or at the oldest kept byte if that is later;
+// offset is the actual start. The writer waits for the first reader, or for the last reader with
+// owner. The reader is closed when ctx ends. It is nil if the log has its maximum number of
+// readers.
 func (l *Log) Attach(ctx context.Context, from int64, owner bool) (r *Reader, offset int64) {
 	l.mu.Lock()
 	if len(l.readers) >= maxReaders {
@@ -272,10 +269,9 @@ func (l *Log) Attach(ctx context.Context, from int64, owner bool) (r *Reader, of
 	return r, offset
 }
 
-// Next returns the next bytes, at most limit, and their offset. It waits for
-// them; ok is false when there are no more, or the reader was closed. When bytes
-// fell out before they were read, the offset is that after them, and data may be
-// empty. data is valid until the next call of Next or Close.
+// Next returns the next bytes, at most limit, and their offset. It waits for bytes; ok is false at
+// the end or after Close. If bytes were dropped before they were read, the offset follows them, and
+// data may be empty. data is valid until the next call of Next or Close.
 func (r *Reader) Next(limit int) (data []byte, offset int64, ok bool) {
 	l := r.l
 	l.mu.Lock()
@@ -287,7 +283,7 @@ func (r *Reader) Next(limit int) (data []byte, offset int64, ok bool) {
 	if r.closed || r.off >= l.size {
 		return nil, 0, false
 	}
-	if r.off < l.first { // it fell out
+	if r.off < l.first { // dropped
 		if r.off = l.first; r.off == l.size {
 			return nil, r.off, true
 		}
@@ -307,7 +303,7 @@ func (r *Reader) Next(limit int) (data []byte, offset int64, ok bool) {
 	return data, offset, len(data) > 0
 }
 
-// unpin lets go of the bytes that Next returned. l.mu is held.
+// unpin releases the bytes that Next returned. l.mu is held.
 func (r *Reader) unpin() {
 	if c := r.pinned; c != nil {
 		r.pinned = nil
@@ -316,8 +312,8 @@ func (r *Reader) unpin() {
 	}
 }
 
-// Close ends the reader; it holds nobody up any more. The goroutine that calls
-// Next calls it.
+// Close ends the reader, which no longer blocks the writer. The goroutine that calls Next calls
+// Close.
 func (r *Reader) Close() {
 	r.stop()
 	r.detach()
@@ -326,8 +322,8 @@ func (r *Reader) Close() {
 	r.unpin()
 }
 
-// detach makes Next return, and lets the log go on without this reader. What
-// Next returned stays valid until Close.
+// detach makes Next return, and lets the log continue without this reader. Bytes that Next returned
+// stay valid until Close.
 func (r *Reader) detach() {
 	l := r.l
 	l.mu.Lock()

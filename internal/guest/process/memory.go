@@ -11,23 +11,22 @@ import (
 )
 
 const (
-	// growth is how fast processes are taken to be able to use up memory, in bytes
-	// per second: it says how long the room that is left lasts.
+	// growth is the assumed maximum rate at which processes use up memory, in bytes per second: it
+	// determines how long the free memory lasts.
 	growth      = 4 << 30
 	leastPause  = 5 * time.Millisecond
 	longestLook = 120 * time.Millisecond
 	deathWait   = 2 * time.Second
-	// What a process that has ended had is given back some time later: as long as the
-	// use does not grow by more than this, nothing else is killed for so long.
+	// The memory of an ended process is released after some time: while the use grows by no more
+	// than this, nothing else is killed during that time.
 	settleTime   = time.Second
 	settleGrowth = 16 << 20 // bytes
 )
 
-// EnforceMemory makes the groups keep to their memory limit on a kernel that counts
-// what they use and does nothing about it, as gVisor's: while processes run, their use
-// is looked at, and over the limit the largest is killed, as Linux does. Processes so
-// killed are told as those that Linux kills. It is called before the first process is
-// started, and works as long as the agent lives.
+// EnforceMemory enforces the groups' memory limit on a kernel that only counts memory, such as
+// gVisor's: while processes run, it checks their use, and above the limit it kills the largest
+// process, as Linux does. Killed processes are reported like those that Linux kills. Call it before
+// the first process is started; it runs as long as the agent.
 func (g *Groups) EnforceMemory() {
 	g.enforce = make(chan struct{}, 1)
 	go func() {
@@ -43,7 +42,7 @@ func (g *Groups) EnforceMemory() {
 	}()
 }
 
-// enforceOnce looks once. again says that there are processes.
+// enforceOnce checks once. again reports whether there are processes.
 func (g *Groups) enforceOnce() (pause time.Duration, again bool) {
 	if (&cgroup{dir: g.dir}).empty() {
 		return 0, false
@@ -66,7 +65,7 @@ func (g *Groups) memoryUsed() (int64, error) {
 	return readNumber(filepath.Join(g.dir, "memory.current"))
 }
 
-// settle waits until what was used by a process that was killed is free again.
+// settle waits until the memory of a killed process is free again.
 func (g *Groups) settle(before int64) {
 	for deadline := time.Now().Add(settleTime); time.Now().Before(deadline); time.Sleep(leastPause) {
 		used, err := g.memoryUsed()
@@ -76,8 +75,8 @@ func (g *Groups) settle(before int64) {
 	}
 }
 
-// killLargest kills the process that has the most memory, and waits for its end. It
-// says whether there was one.
+// killLargest kills the process with the most memory, and waits for its end. It reports whether
+// there was one.
 func (g *Groups) killLargest() bool {
 	g.mu.Lock()
 	groups := make([]*cgroup, 0, len(g.live))
@@ -97,7 +96,7 @@ func (g *Groups) killLargest() bool {
 	if of == nil {
 		return false
 	}
-	of.killed.Add(1) // first: whoever sees the process's end asks for it
+	of.killed.Add(1) // first: the observer of the process's end reads it
 	if syscall.Kill(largest, syscall.SIGKILL) != nil {
 		of.killed.Add(-1)
 		return false
@@ -110,7 +109,7 @@ func (g *Groups) killLargest() bool {
 	return true
 }
 
-// residentPages is how much memory a process has (proc(5), statm); -1: there is none.
+// residentPages returns the memory of a process (proc(5), statm); -1: no such process.
 func (g *Groups) residentPages(pid int) int64 {
 	var buf [128]byte
 	n, err := g.hold.proc.read(strconv.Itoa(pid)+"/statm", buf[:])

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// fakeGroups are groups of a kernel that counts and does nothing: folders with files.
+// fakeGroups are groups of a kernel that counts without enforcing: folders with files.
 func fakeGroups(t *testing.T, used, limit int64, pids ...int) (*Groups, *cgroup) {
 	t.Helper()
 	g := &Groups{dir: t.TempDir(), live: make(map[*cgroup]struct{})}
@@ -33,7 +33,7 @@ func fakeGroups(t *testing.T, used, limit int64, pids ...int) (*Groups, *cgroup)
 	return g, c
 }
 
-// Over the limit the largest process is killed, and told as one that Linux kills.
+// Above the limit the largest process is killed, and reported like a process that Linux kills.
 func TestEnforceMemory(t *testing.T) {
 	var pids []int
 	large := exec.Command("bash", "-c", "x=$(head -c 30000000 /dev/zero | tr '\\0' x); echo; read")
@@ -86,7 +86,7 @@ func TestEnforceMemory(t *testing.T) {
 	}
 }
 
-// How long the next look may be away follows from the room that there is.
+// The free memory determines the time until the next check.
 func TestEnforcePause(t *testing.T) {
 	for used, want := range map[int64]time.Duration{0: longestLook, 1 << 40: longestLook, 1<<40 + 1<<39: longestLook, 2<<40 - 1: leastPause, 2<<40 - 40<<20: 9765625} {
 		g, _ := fakeGroups(t, used, 2<<40)

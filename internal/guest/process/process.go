@@ -19,41 +19,41 @@ type Terminal struct{ Columns, Rows int }
 
 // A Spec is a process to start.
 type Spec struct {
-	ID       string   // "": the table makes one
+	ID       string   // "": chosen by the table
 	Argv     []string // Argv[0] is looked up in Env's PATH
 	Env      []string
-	More     []string // added to Env, and to what comes with User
+	More     []string // added to Env and to User's variables
 	Cwd      string
 	User     string    // NAME, NUMBER, or either with :GROUP; "": the agent's own
 	Terminal *Terminal // nil: pipes
-	Stdin    bool      // hold standard input open; else it is /dev/null
+	Stdin    bool      // keep standard input open; otherwise it is /dev/null
 
 	Files   []*os.File // inherited from descriptor 3 on
-	Watcher Watcher    // nil: nobody is told of reads
-	// Before, if set, is called when the process was started and nothing of its
-	// output has been read: who attaches in it misses nothing.
+	Watcher Watcher    // nil: reads are not reported
+	// Before, if set, is called after the start and before any output was read: an attachment in it
+	// misses nothing.
 	Before func(*Process)
 
 	account *account
 }
 
-// An Exit is how a process ended.
+// An Exit describes the end of a process.
 type Exit struct {
-	Code      int    // 128 and the signal when a signal ended it, as the shell has it
-	Signal    string // its name, or ""
+	Code      int    // 128 plus the signal's number if a signal ended the process, as in the shell
+	Signal    string // the signal's name, or ""
 	OOMKilled bool   // a memory limit killed a process of the tree
-	DiskFull  bool   // the disk had no room left
+	DiskFull  bool   // the disk was full
 	Killed    bool   // Signal sent SIGKILL
 	Duration  time.Duration
 }
 
-// A Process is one process of a Table. Its methods are safe for concurrent use.
+// A Process is a process of a Table. Its methods are safe for concurrent use.
 type Process struct {
 	ID       string
 	Argv     []string
 	Cwd      string
 	Started  time.Time
-	PID      int // as the agent has it
+	PID      int // from the agent's point of view
 	Terminal bool
 	Out      [3]*Log // standard output (1) and error (2; nil with a terminal)
 
@@ -61,30 +61,31 @@ type Process struct {
 
 	table  *Table
 	group  *cgroup    // nil: kill by process group
-	using  sync.Mutex // held while the group is signalled, so that it is not another process's by then
+	using  sync.Mutex // held while the group is signaled, so that it is not reused meanwhile
 	stdin  *os.File
 	master *os.File
-	files  []*os.File // what the pumps read
+	files  []*os.File // read by the pumps
 	pumps  sync.WaitGroup
 
-	ready    chan struct{} // closed when it was started, or that failed
+	ready    chan struct{} // closed after the start or its failure
 	startErr error         // valid after ready
 	killed   atomic.Bool
-	exited   chan struct{} // closed when it has ended
+	exited   chan struct{} // closed when the process has ended
 	exit     Exit          // valid after exited
-	done     chan struct{} // closed when it has ended and its logs have all its output
+	done     chan struct{} // closed when the process has ended and its logs are complete
 
-	writing  chan struct{} // taken by who writes standard input
+	writing  chan struct{} // held by the writer of standard input
 	closing  sync.Once
 	closedIn atomic.Bool
 	attached atomic.Int64
-	over     bool // it has ended and its logs have all its output; table.mu guards it and the next two
-	retired  bool // it is one of the table's ended ones
-	gone     bool // it was forgotten
+	// the process has ended and its logs are complete; guarded by table.mu, like the next two
+	over    bool
+	retired bool // it is among the table's ended processes
+	gone    bool // it was forgotten
 }
 
-// Number is the process's PID as it has it itself; 0: not known, since it has ended and
-// nobody has asked before.
+// Number returns the process's PID from its own point of view; 0: unknown because the process ended
+// before the first call.
 func (p *Process) Number() int {
 	space := p.table.opt.Space
 	if space == nil {
@@ -98,18 +99,18 @@ func (p *Process) Number() int {
 	return n
 }
 
-// Attached counts the connections that take its output.
+// Attached returns the number of connections that take its output.
 func (p *Process) Attached() int64 { return p.attached.Load() }
 
-// Attach says that a connection takes its output: while one does, the process is
-// not forgotten, and counts as one that runs. The error is of kind KindNotFound when it
-// was forgotten already. Detach must follow.
+// Attach registers a connection that takes the process's output: meanwhile the process is not
+// forgotten, and counts as running. The error is of kind NotFound if it was already forgotten.
+// Detach must follow.
 func (p *Process) Attach() error { return p.table.attach(p) }
 
-// Detach says that a connection does not take its output any more.
+// Detach reverts Attach.
 func (p *Process) Detach() { p.table.detach(p) }
 
-// Ended says whether the process has ended.
+// Ended reports whether the process has ended.
 func (p *Process) Ended() bool {
 	select {
 	case <-p.exited:
@@ -119,10 +120,10 @@ func (p *Process) Ended() bool {
 	}
 }
 
-// Exited is closed when the process has ended; Exit then says how.
+// Exited is closed when the process has ended; Exit then returns how.
 func (p *Process) Exited() <-chan struct{} { return p.exited }
 
-// Done is closed when the process has ended and its logs hold all its output.
+// Done is closed when the process has ended and its logs contain all its output.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
 // Exit is valid once Exited is closed.
@@ -139,18 +140,18 @@ func (p *Process) Wait(ctx context.Context) (Exit, error) {
 	}
 }
 
-// MaxWrite bounds one Write.
+// MaxWrite bounds a single Write.
 const MaxWrite = 1 << 20
 
-// Write writes to standard input or the terminal, and returns when all of it was
-// taken. Writes come one after another.
+// Write writes to standard input or the terminal, and returns when all bytes were accepted. Writes
+// run one after another.
 func (p *Process) Write(ctx context.Context, data []byte) error {
 	const op = "Process.write"
 	switch {
 	case len(data) > MaxWrite:
 		return invalid(op, p.ID, "more than 1 MiB at once")
 	case p.stdin == nil:
-		return invalid(op, p.ID, "standard input was not asked for when the process was started")
+		return invalid(op, p.ID, "the process was started without standard input")
 	}
 	select {
 	case p.writing <- struct{}{}:
@@ -166,7 +167,7 @@ func (p *Process) Write(ctx context.Context, data []byte) error {
 	if p.closedIn.Load() {
 		return invalid(op, p.ID, "standard input is closed")
 	}
-	// A deadline in the past makes a write that waits return.
+	// A deadline in the past makes a waiting write return.
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		_ = p.stdin.SetWriteDeadline(time.Unix(1, 0))
@@ -191,12 +192,12 @@ func (p *Process) Write(ctx context.Context, data []byte) error {
 	return turnstone.NewError(op, turnstone.KindUnavailable, p.ID, rootCause(err))
 }
 
-// CloseStdin closes standard input; on a terminal it sends the end-of-file
-// character, which ends input where a line begins.
+// CloseStdin closes standard input; on a terminal it sends the end-of-file character, which ends
+// the input at the beginning of a line.
 func (p *Process) CloseStdin(ctx context.Context) error {
 	const op = "Process.closeStdin"
 	if p.stdin == nil {
-		return invalid(op, p.ID, "standard input was not asked for when the process was started")
+		return invalid(op, p.ID, "the process was started without standard input")
 	}
 	if !p.Terminal {
 		p.closeIn()
@@ -216,7 +217,7 @@ func (p *Process) CloseStdin(ctx context.Context) error {
 	return p.Write(ctx, []byte{eof})
 }
 
-// closeIn closes a pipe to standard input; a Write that waits returns.
+// closeIn closes a pipe to standard input; a waiting Write returns.
 func (p *Process) closeIn() {
 	p.closing.Do(func() {
 		p.closedIn.Store(true)
@@ -251,12 +252,12 @@ func (p *Process) Resize(size Terminal) error {
 
 func (t Terminal) check(op turnstone.Op) error {
 	if t.Columns < 1 || t.Columns > 65535 || t.Rows < 1 || t.Rows > 65535 {
-		return invalid(op, "terminal", "columns and rows are from 1 to 65535")
+		return invalid(op, "terminal", "columns and rows must be from 1 to 65535")
 	}
 	return nil
 }
 
-// run waits for the process's end, on behalf of its table.
+// run waits for the process's end for its table.
 func (p *Process) run(status <-chan syscall.WaitStatus) {
 	ws := <-status
 	p.exit = Exit{Code: ws.ExitStatus(), Killed: p.killed.Load(), Duration: time.Since(p.Started)}
@@ -273,7 +274,7 @@ func (p *Process) run(status <-chan syscall.WaitStatus) {
 		_ = f.SetReadDeadline(time.Unix(1, 0)) // once; see pump
 	}
 	for _, l := range p.Out[1:] {
-		l.hurry() // what the pipe holds is the last, and the end waits for nobody
+		l.hurry() // the rest in the pipe is the last, and the end waits for no reader
 	}
 	p.closeIn()
 	close(p.exited)
@@ -283,11 +284,11 @@ func (p *Process) run(status <-chan syscall.WaitStatus) {
 	if p.group != nil {
 		p.using.Lock()
 		defer p.using.Unlock()
-		p.group.release() // nobody waits for that
+		p.group.release() // nothing waits for the release
 	}
 }
 
-// diskFull says whether the file system at path has less than 1 MiB, or 1%, left.
+// diskFull reports whether the file system at path has less than 1 MiB, or 1%, free.
 func diskFull(path string) bool {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(path, &fs); err != nil || fs.Blocks == 0 {

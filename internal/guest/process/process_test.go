@@ -38,8 +38,8 @@ func put(l *Log, p []byte) {
 	}
 }
 
-// TestLog: whatever is written, and wherever readers begin, each gets all bytes
-// from there on, and at least the bound is kept.
+// TestLog: for any writes and any start offsets, each reader gets all later bytes, and at least the
+// bound is kept.
 func TestLog(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		keep := rapid.SampledFrom([]int64{1, 1000, chunkSize, 200_000}).Draw(t, "keep")
@@ -88,7 +88,7 @@ func TestLog(t *testing.T) {
 	})
 }
 
-// TestLogWaits: the writer waits for an attached reader, and goes on without it.
+// TestLogWaits: the writer waits for an attached reader, and continues without it.
 func TestLogWaits(t *testing.T) {
 	l := newLog(newChunks(), 4*chunkSize)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -112,7 +112,7 @@ func TestLogWaits(t *testing.T) {
 	if first, end := l.Range(); end != 20*chunkSize || end-first > 5*chunkSize {
 		t.Errorf("%d to %d", first, end)
 	}
-	if len(data) != 10 { // still its reader's
+	if len(data) != 10 { // still the reader's
 		t.Error("no data")
 	}
 	if _, _, ok := r.Next(10); ok {
@@ -213,8 +213,7 @@ func TestLookupUser(t *testing.T) {
 	}
 }
 
-// FuzzAccounts: whatever a guest writes into its accounts, a number stays the
-// number that was asked for.
+// FuzzAccounts: for any accounts of a guest, a number stays the requested number.
 func FuzzAccounts(f *testing.F) {
 	f.Add("root:x:0:0:root:/root:/bin/bash\n", "root:x:0:a,b\n", "root")
 	f.Add("a:b:1:2:c:d:e\na:b:1:2:c:d:e", "g:x:5:a", "a:g")
@@ -252,13 +251,13 @@ func TestShorten(t *testing.T) {
 	}
 }
 
-// TestIdleIsCheap: a log that holds little takes little.
+// TestIdleIsCheap: a log with little data uses little memory.
 func TestIdleIsCheap(t *testing.T) {
 	pool := newChunks()
 	for _, tt := range []struct{ bytes, most int }{{0, 1 << 10}, {100, 1 << 10}, {2000, 9 << 10}, {20_000, 9<<10 + chunkSize}} {
 		l := newLog(pool, keepBytes)
 		put(l, make([]byte, tt.bytes))
-		_ = l.room() // as a pump does that waits for more
+		_ = l.room() // like a pump that waits for more
 		if used := pool.used.Load(); used > int64(tt.most) {
 			t.Errorf("%d bytes take %d", tt.bytes, used)
 		}
@@ -266,7 +265,7 @@ func TestIdleIsCheap(t *testing.T) {
 	}
 }
 
-// TestNextTellsLoss: the second reader waits for nothing, and learns what it lost.
+// TestNextTellsLoss: the second reader blocks nothing, and learns about its loss.
 func TestNextTellsLoss(t *testing.T) {
 	l := newLog(newChunks(), chunkSize)
 	first, _ := l.Attach(t.Context(), 0, false)

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Watcher is told of each read of a process's outputs (1 or 2), before and
-// after: who counts what a process has written can so know how much of it is
-// still in the pipe. Read is called after every Reading, with the bytes taken.
+// A Watcher is called before and after each read of a process's outputs (1 or 2), so that it can
+// compute how many of the written bytes are still in the pipe. Read is called after every Reading,
+// with the number of bytes read.
 type Watcher interface {
 	Reading(stream int)
 	Read(stream, n int)
@@ -22,7 +22,7 @@ type noWatcher struct{}
 func (noWatcher) Reading(int)   {}
 func (noWatcher) Read(int, int) {}
 
-// A pump moves one output of a process into its log.
+// A pump copies an output of a process to its log.
 type pump struct {
 	f        *os.File
 	raw      syscall.RawConn
@@ -32,10 +32,10 @@ type pump struct {
 	terminal bool
 }
 
-// run copies until the output ends, or until the process has ended and the log
-// has what the output held at that moment. What others still write after that is
-// read and thrown away, so that background processes neither block nor die of
-// SIGPIPE. The process's end shows as a read deadline, which is set once.
+// run copies until the output ends, or until the process has ended and the log contains the output
+// of that moment. Later output of other processes is read and discarded, so that background
+// processes neither block nor die of SIGPIPE. The process's end is signaled as a read deadline,
+// which is set once.
 func (p *pump) run() (ended bool) {
 	for {
 		buf := p.log.room()
@@ -54,8 +54,8 @@ func (p *pump) run() (ended bool) {
 	}
 }
 
-// read reads once. It waits for something to read only if wait says so; without,
-// it returns EAGAIN. At an end it returns 0.
+// read reads once. It waits for data only if wait is true; otherwise it returns EAGAIN. At an end
+// it returns 0.
 func (p *pump) read(buf []byte, wait bool) (n int, err error) {
 	rerr := p.raw.Read(func(fd uintptr) bool {
 		for {
@@ -74,8 +74,8 @@ func (p *pump) read(buf []byte, wait bool) (n int, err error) {
 	return max(0, n), err
 }
 
-// drain copies what the output holds now, without waiting for more, and no more
-// than that: a background process may write forever. It reports the output's end.
+// drain copies the current content of the output, without waiting for more: a background process
+// may write forever. It reports the output's end.
 func (p *pump) drain() (ended bool) {
 	left := p.pending()
 	for {
@@ -83,7 +83,7 @@ func (p *pump) drain() (ended bool) {
 		if buf == nil {
 			return false
 		}
-		// With nothing left this read only tells an end from an open pipe.
+		// With nothing left this read only distinguishes an end from an open pipe.
 		n, err := p.read(buf[:max(1, min(len(buf), left))], false)
 		p.log.wrote(n)
 		left = max(0, left-n)
@@ -100,8 +100,7 @@ func (p *pump) drain() (ended bool) {
 	}
 }
 
-// atEnd says whether a drained pipe has no writer any more, by asking for an
-// event that poll always reports.
+// atEnd reports whether a drained pipe has no writer, by an event that poll always reports.
 func (p *pump) atEnd() (ended bool) {
 	_ = p.raw.Control(func(fd uintptr) {
 		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
@@ -112,8 +111,8 @@ func (p *pump) atEnd() (ended bool) {
 	return ended
 }
 
-// pending is how much there is to drain. A terminal does not tell all of it, so
-// it is drained until it is empty, up to what a pipe would hold.
+// pending returns how much to drain. A terminal does not report all of it, so it is drained until
+// it is empty, up to the capacity of a pipe.
 func (p *pump) pending() int {
 	left := pipeSize
 	if p.terminal {
@@ -127,7 +126,7 @@ func (p *pump) pending() int {
 	return left
 }
 
-// discard reads to the output's end and throws away what comes.
+// discard reads and discards data up to the output's end.
 func (p *pump) discard() {
 	buf := make([]byte, 16<<10)
 	for {

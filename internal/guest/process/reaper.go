@@ -7,14 +7,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Reaper starts processes and collects their exit statuses. start calls fork,
-// and the returned channel yields the status of the process once.
+// A Reaper starts processes and collects their exit statuses. start calls fork, and the returned
+// channel yields the status of the process once.
 type Reaper interface {
 	start(fork func() (pid int, err error)) (int, <-chan syscall.WaitStatus, error)
 }
 
-// directReaper waits for each process by itself. It serves an agent that is not
-// PID 1 and has no orphans to reap.
+// directReaper waits for each process separately. It serves an agent that is not PID 1 and has no
+// orphans to reap.
 type directReaper struct{}
 
 func (directReaper) start(fork func() (int, error)) (int, <-chan syscall.WaitStatus, error) {
@@ -35,14 +35,13 @@ func (directReaper) start(fork func() (int, error)) (int, <-chan syscall.WaitSta
 	return pid, ch, nil
 }
 
-// initReaper is the reaper of a PID 1: one loop waits for every child, its own
-// and the orphans that the kernel hands to it, so that no status is taken by the
-// wrong waiter. A process is forked and registered under the lock that the loop
-// holds while it collects, so an early exit cannot be missed.
+// initReaper is the reaper of a PID 1: a single loop waits for every child, including orphans from
+// the kernel, so that each status reaches the right waiter. A process is forked and registered
+// under the lock that the loop holds while it collects, so an early exit cannot be missed.
 type initReaper struct {
 	mu    sync.Mutex
 	own   map[int]chan syscall.WaitStatus
-	child *sync.Cond // signalled when there may be a child to wait for
+	child *sync.Cond // signaled when there may be a child to wait for
 }
 
 // NewInitReaper returns the reaper of a PID 1. Its loop ends only with the process.
@@ -80,7 +79,7 @@ func (r *initReaper) loop() {
 	}
 }
 
-// collect takes every status that there is. r.mu is held.
+// collect takes all available statuses. r.mu is held.
 func (r *initReaper) collect() {
 	for {
 		var ws syscall.WaitStatus

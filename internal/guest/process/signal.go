@@ -13,7 +13,7 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// ParseSignal reads a signal's name, with or without SIG, or its number.
+// ParseSignal parses a signal's name, with or without SIG, or its number.
 func ParseSignal(text string) (syscall.Signal, error) {
 	if n, err := strconv.Atoi(text); err == nil && n > 0 && n < 65 {
 		return syscall.Signal(n), nil
@@ -26,12 +26,11 @@ func ParseSignal(text string) (syscall.Signal, error) {
 		return s, nil
 	}
 	return 0, turnstone.Errorf("Process.signal", turnstone.KindInvalid, clip(text),
-		"no such signal").WithHint("use a name as SIGTERM, or a number from 1 to 64")
+		"no such signal").WithHint("use a name such as SIGTERM, or a number from 1 to 64")
 }
 
-// Signal sends a signal to the process and all its descendants. One that has
-// ended is left alone, and so is what it left in the background: the error is
-// then of kind KindNotFound.
+// Signal sends a signal to the process and all its descendants. An ended process and its background
+// processes are not signaled: the error is then of kind NotFound.
 func (p *Process) Signal(sig syscall.Signal) error {
 	p.using.Lock()
 	defer p.using.Unlock()
@@ -53,14 +52,14 @@ func (p *Process) Signal(sig syscall.Signal) error {
 
 func (p *Process) hasEnded(op turnstone.Op) error {
 	return turnstone.Errorf(op, turnstone.KindNotFound, p.ID, "the process has ended").
-		WithHint("Process.wait tells how")
+		WithHint("see how it ended with Process.wait")
 }
 
-// freezeTime is how long a group may take to freeze before it is signalled as it is.
+// freezeTime bounds the time for freezing a group before it is signaled without freezing.
 const freezeTime = 200 * time.Millisecond
 
-// signal sends a signal to every process of the group. They are frozen
-// meanwhile, so that none is missed that another one forks.
+// signal sends a signal to every process of the group. They are frozen meanwhile, so that no forked
+// process is missed.
 func (c *cgroup) signal(sig syscall.Signal) error {
 	frozen := filepath.Join(c.dir, "cgroup.freeze")
 	if writeFile(frozen, "1") == nil {
@@ -78,10 +77,10 @@ func (c *cgroup) frozen() bool {
 	return err != nil || strings.Contains(string(buf[:n]), "frozen 1")
 }
 
-// maxGroups is how deep groups are looked for that a process made below its own.
+// maxGroups bounds the depth of groups that a process created below its own.
 const maxGroups = 8
 
-// eachProcess calls f for each process of a group and of those below it.
+// eachProcess calls f for each process of a group and of the groups below.
 func eachProcess(dir string, depth int, f func(pid int)) error {
 	b, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
 	if err != nil {
@@ -107,8 +106,8 @@ func eachProcess(dir string, depth int, f func(pid int)) error {
 	return nil
 }
 
-// signalSession is for an agent without control groups: it reaches the process's
-// own group, and the others of the session that it leads.
+// signalSession is for an agent without control groups: it reaches the process's own group, and the
+// other groups of its session.
 func signalSession(pid int, sig syscall.Signal) {
 	_ = syscall.Kill(-pid, sig)
 	procs, _ := procFS{}.processes()
@@ -125,7 +124,7 @@ func signalSession(pid int, sig syscall.Signal) {
 	}
 }
 
-// clip bounds what a client sent before it goes into an error.
+// clip bounds a client's text for an error.
 func clip(s string) string {
 	if len(s) > 200 {
 		return s[:200] + "…"

@@ -15,32 +15,32 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// A Space is the PID namespace of the processes of a machine, in which its agent is not
-// (pid_namespaces(7)): none of them can name the agent, and so none can trace it, open
-// its descriptors or send it signals. Their parent is the agent all the same: it waits
-// for them, and its control groups hold them. In /proc they see themselves only.
+// A Space is the PID namespace of a machine's processes, which does not contain the agent
+// (pid_namespaces(7)): a process cannot name the agent, and so can neither trace it, open its
+// descriptors nor send it signals. The agent is still their parent: it waits for them, and its
+// control groups contain them. In /proc they see only themselves.
 //
-// The namespace lives as long as its first process, which root in it may be able to end,
-// as gVisor's kernel does not protect it. All the others end with it, and the next start
-// makes another one. Its methods are safe for concurrent use.
+// The namespace lives as long as its first process. Root in the namespace may be able to end that
+// process because gVisor's kernel does not protect it. All others then end too, and the next start
+// creates a new namespace. Its methods are safe for concurrent use.
 type Space struct {
 	reaper Reaper
-	dir    string // where processes find /proc
+	dir    string // the mount point of /proc for processes
 	shown  func() error
 	forks  *Thread
-	proc   procFS // one that shows all processes, and is mounted nowhere
+	proc   procFS // an unmounted /proc that shows all processes
 
 	mu    sync.Mutex
-	ended chan struct{} // closed when the namespace's first process has
+	ended chan struct{} // closed when the namespace's first process has ended
 }
 
-// lostCaps are the capabilities that nothing in a space has: with each of them root
-// would have the whole kernel, and so the agent (capabilities(7)).
+// lostCaps are the capabilities that no process in a space has: each would give root access to the
+// whole kernel, and so to the agent (capabilities(7)).
 var lostCaps = []uintptr{unix.CAP_SYS_MODULE, unix.CAP_SYS_RAWIO, unix.CAP_SYS_BOOT}
 
-// NewSpace makes the namespace and mounts its /proc at dir, in place of the agent's,
-// which must be there. shown, if set, is called whenever it was mounted. Only the first
-// process of a machine may call it.
+// NewSpace creates the namespace and mounts its /proc at dir, replacing the agent's, which must
+// exist. shown, if set, is called after each mount. Only the first process of a machine may call
+// NewSpace.
 func NewSpace(reaper Reaper, dir string, shown func() error) (*Space, error) {
 	s := &Space{reaper: reaper, dir: dir, shown: shown}
 	var err error
@@ -64,11 +64,11 @@ func NewSpace(reaper Reaper, dir string, shown func() error) (*Space, error) {
 	return s, s.ready()
 }
 
-// Enter makes the agent's own /proc, which shows all processes, its working directory.
-// It is mounted nowhere, since root in the sandbox could go wherever a path leads.
+// Enter makes the agent's own /proc, which shows all processes, its working directory. It is not
+// mounted, because root in the sandbox could follow any path.
 func (s *Space) Enter() error { return os.NewSyscallError("fchdir", unix.Fchdir(int(s.proc.dir.Fd()))) }
 
-// ready makes the namespace if there is none, or none any more.
+// ready creates the namespace if there is none.
 func (s *Space) ready() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -92,20 +92,20 @@ func (s *Space) ready() error {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 		return s.failed("namespace", err)
 	}
-	// It has nothing to do any more, and what does not run costs a clone nothing.
+	// It has no more work, and a stopped process costs a clone nothing.
 	_ = syscall.Kill(pid, syscall.SIGSTOP)
 	return nil
 }
 
 func (s *Space) failed(subject string, err error) error {
 	return turnstone.NewError("process.space", turnstone.KindUnavailable, "the sandbox's "+subject,
-		err).WithHint("the sandbox's processes could not be kept apart from its agent; report this")
+		err).WithHint("report this: the sandbox's processes could not be separated from its agent")
 }
 
 //go:embed all:bin
 var files embed.FS
 
-// begin starts the namespace's first process, and waits until it has shown /proc.
+// begin starts the namespace's first process, and waits until it has mounted /proc.
 func (s *Space) begin() (pid int, ended chan struct{}, err error) {
 	program, err := memfd("bin/init")
 	if err != nil {
@@ -134,9 +134,9 @@ func (s *Space) begin() (pid int, ended chan struct{}, err error) {
 	var b [8]byte
 	n, err := unix.Read(said[0], b[:])
 	if n != 1 {
-		return 0, nil, errors.Join(err, errors.New("it could not show /proc"))
+		return 0, nil, errors.Join(err, errors.New("it could not mount /proc"))
 	}
-	_, err = unix.Read(said[0], b[:]) // it closes the pipe, and holds nothing of the agent's any more
+	_, err = unix.Read(said[0], b[:]) // it closes the pipe, and has no more files of the agent
 	return pid, ended, err
 }
 
@@ -159,7 +159,7 @@ func memfd(name string) (int, error) {
 	return fd, nil
 }
 
-// enter makes those that are started from now on members of pid's namespace.
+// enter makes later processes members of pid's namespace.
 func (s *Space) enter(pid int) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -170,14 +170,14 @@ func (s *Space) enter(pid int) error {
 	return os.NewSyscallError("setns", err)
 }
 
-// fork calls fork where a process's namespace is not its parent's.
+// fork calls fork with a namespace that differs from the parent's.
 func (s *Space) fork(fork func() (int, error)) (pid int, err error) {
 	s.forks.Do(func() { pid, err = fork() })
 	return pid, err
 }
 
-// number returns the number that the namespace itself has for a process; 0: there is
-// none. proc(5) has it in the description of a descriptor of the process.
+// number returns a process's number inside the namespace; 0: none. It comes from the description of
+// a descriptor of the process (proc(5)).
 func (s *Space) number(pid int) int {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -203,7 +203,7 @@ func (s *Space) number(pid int) int {
 // A procFS is a /proc.
 type procFS struct{ dir *os.File } // nil: the one at /proc
 
-// read reads the start of a file of it.
+// read reads the start of a file in p.
 func (p procFS) read(name string, buf []byte) (int, error) {
 	at, path := unix.AT_FDCWD, "/proc/"+name
 	if p.dir != nil {
@@ -239,7 +239,7 @@ func (p procFS) processes() ([]int, error) {
 	return pids, err
 }
 
-// A Thread is a thread of its own for what the kernel keeps for each thread.
+// A Thread is a dedicated thread for the kernel's per-thread state.
 type Thread struct{ work chan func() }
 
 // NewThread starts a thread with setup, whose error is returned. Close it.
@@ -247,7 +247,7 @@ func NewThread(setup func() error) (*Thread, error) {
 	t := &Thread{work: make(chan func())}
 	began := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		if err := setup(); err != nil {
 			began <- err
 			return
@@ -267,5 +267,5 @@ func (t *Thread) Do(f func()) {
 	<-done
 }
 
-// Close ends the thread. Do must not be called any more.
+// Close ends the thread. Do must not be called afterwards.
 func (t *Thread) Close() { close(t.work) }

@@ -15,11 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A machine's first process is played by this test, in namespaces of its own.
+// This test plays a machine's first process, in separate namespaces.
 const inSpace = "TURN_TEST_SPACE"
 
-// TestSpace: processes neither see nor reach the agent, have numbers of their own, and
-// can be started again when the namespace's first process was killed.
+// TestSpace: processes neither see nor reach the agent, have their own numbers, and can be started
+// again after the namespace's first process was killed.
 func TestSpace(t *testing.T) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), inSpace+"=1")
@@ -70,7 +70,7 @@ func tryMachine() error {
 	return table.Close()
 }
 
-// killFirst ends the namespace, as root in a kernel that does not protect it can.
+// killFirst ends the namespace, as root can if the kernel does not protect it.
 func killFirst(s *Space) error {
 	pids, err := s.proc.processes()
 	if err != nil {
@@ -136,7 +136,7 @@ func useSpace(table *Table, s *Space) error {
 	return nil
 }
 
-// like compares lines; "*" stands for any.
+// like compares lines; "*" matches any.
 func like(got, want string) bool {
 	g, w := strings.Split(got, "\n"), strings.Split(want, "\n")
 	if len(g) != len(w) {

@@ -1,6 +1,5 @@
-// Package process starts processes and keeps what they write. A process belongs
-// to its Table, not to whoever started it: its output is kept, up to a bound, and
-// anybody may read it from any offset that is still there.
+// Package process starts processes and keeps their output. A process belongs to its Table, not to
+// its starter: its output is kept up to a bound, and any reader may read it from any kept offset.
 package process
 
 import (
@@ -20,25 +19,25 @@ import (
 )
 
 const (
-	maxRunning   = 512      // processes that run at one time
+	maxRunning   = 512      // concurrent processes
 	keepEnded    = 64       // ended processes that are kept
-	keepEndedAll = 16 << 20 // bytes of output that ended processes are kept with, together
+	keepEndedAll = 16 << 20 // total bytes of output kept for ended processes
 	maxIDLength  = 64
 )
 
-// Options say what a Table works with. The zero value works in the caller's own
-// root, without control groups: processes are signalled by session.
+// Options configure a Table. The zero value uses the caller's own root, without control groups:
+// processes are signaled by session.
 type Options struct {
-	Chroot string  // what processes are started in; "": the caller's own root
-	Root   Root    // looks up names in Chroot; nil: they are looked up as any other
+	Chroot string  // root of processes; "": the caller's own root
+	Root   Root    // looks up names in Chroot; nil: normal lookups
 	Groups *Groups // nil: none
-	Reaper Reaper  // nil: one wait for each process
-	Space  *Space  // nil: that of the caller
+	Reaper Reaper  // nil: a separate wait for each process
+	Space  *Space  // nil: the caller's
 	Keep   int64   // bytes kept of each output; 0: 1 MiB
 }
 
-// A Root looks up absolute names in the root of processes, which may move links
-// about meanwhile: none leads out of it. Its methods are safe for concurrent use.
+// A Root looks up absolute names in the root of processes, which may change links meanwhile: no
+// link leads out of the root. Its methods are safe for concurrent use.
 type Root interface {
 	Open(path string, flags int) (fd int, err error) // close-on-exec
 	MkdirAll(path string) error
@@ -54,8 +53,8 @@ type Table struct {
 
 	mu      sync.Mutex
 	procs   map[string]*Process
-	running int        // and those that have ended but are attached to
-	made    int        // number in the last ID that the table made
+	running int        // including ended processes with attached connections
+	made    int        // number in the last ID that the table chose
 	order   []*Process // oldest first
 	ended   []*Process // in the order of their ends
 	open    map[*os.File]struct{}
@@ -82,7 +81,7 @@ func NewTable(opt Options) (*Table, error) {
 		procs: make(map[string]*Process), open: make(map[*os.File]struct{})}, nil
 }
 
-// path returns the caller's own name for a path of the processes' root.
+// path returns the caller's name of a path in the processes' root.
 func (t *Table) path(p string) string { return filepath.Join(t.root, p) }
 
 func (t *Table) openFile(p string, flags int) (int, error) {
@@ -99,7 +98,7 @@ func (t *Table) mkdirAll(p string) error {
 	return os.MkdirAll(t.path(p), 0o755)
 }
 
-// isProgram says whether p is a file that somebody may execute.
+// isProgram reports whether p is an executable file.
 func (t *Table) isProgram(p string) bool {
 	var st unix.Stat_t
 	if t.opt.Root == nil {
@@ -164,11 +163,11 @@ func (t *Table) prepare(p *Process, s Spec) (<-chan syscall.WaitStatus, error) {
 	return t.launch(p, s)
 }
 
-// reserve takes a name for a process that is being started.
+// reserve reserves a name for a process that is being started.
 func (t *Table) reserve(s *Spec) (*Process, error) {
 	const op = "Process.start"
 	if s.ID != "" && !validID(s.ID) {
-		return nil, invalid(op, s.ID, "a process's name is 1 to 64 letters, digits, '.', '_' and '-'")
+		return nil, invalid(op, s.ID, "a process's name has 1 to 64 letters, digits, '.', '_' and '-'")
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -177,11 +176,11 @@ func (t *Table) reserve(s *Spec) (*Process, error) {
 		return nil, turnstone.Errorf(op, turnstone.KindDead, "sandbox", "it is ending")
 	case t.procs[s.ID] != nil:
 		return nil, turnstone.Errorf(op, turnstone.KindInvalid, s.ID,
-			"a process has this name already").
-			WithHint("choose another name, or forget one that has ended with Process.release")
+			"another process has this name").
+			WithHint("choose another name, or forget an ended process with Process.release")
 	case t.running >= maxRunning:
-		return nil, turnstone.Errorf(op, turnstone.KindExhausted, "processes", "512 run already").
-			WithHint("end some of them")
+		return nil, turnstone.Errorf(op, turnstone.KindExhausted, "processes", "512 processes run already").
+			WithHint("end some processes")
 	}
 	for s.ID == "" || t.procs[s.ID] != nil {
 		t.made++
@@ -207,7 +206,7 @@ func (t *Table) unreserve(p *Process) {
 	t.wg.Done()
 }
 
-// begin starts what waits for a process and what reads its outputs.
+// begin starts the goroutines that wait for a process and read its outputs.
 func (t *Table) begin(p *Process, s Spec, status <-chan syscall.WaitStatus) {
 	watch := s.Watcher
 	if watch == nil {
@@ -257,7 +256,7 @@ func (t *Table) pump(p *Process, pm *pump) {
 	_ = pm.f.Close()
 }
 
-// hasEnded notes that a process has ended and that its logs have all its output.
+// hasEnded records that a process has ended and that its logs are complete.
 func (t *Table) hasEnded(p *Process) {
 	t.mu.Lock()
 	p.over = true
@@ -288,9 +287,8 @@ func (t *Table) detach(p *Process) {
 	forget(gone)
 }
 
-// retire puts a process that has ended, and that nobody is attached to, to those
-// that are kept for a while. It returns the oldest of them that are too many, for
-// the caller to forget. t.mu is held.
+// retire adds an ended process without attached connections to the kept processes. It returns the
+// oldest excess process for the caller to forget. t.mu is held.
 func (t *Table) retire(p *Process) (gone []*Process) {
 	if !p.over || p.retired || p.gone || p.attached.Load() > 0 {
 		return nil
@@ -333,7 +331,7 @@ func (p *Process) forget() {
 	}
 }
 
-// remove takes an ended process out of the table. t.mu is held.
+// remove removes an ended process from the table. t.mu is held.
 func (t *Table) remove(p *Process) {
 	delete(t.procs, p.ID)
 	p.gone = true
@@ -342,7 +340,7 @@ func (t *Table) remove(p *Process) {
 	t.ended = slices.DeleteFunc(t.ended, same)
 }
 
-// Get returns the process with this name, once it has been started.
+// Get returns the process with this name after its start.
 func (t *Table) Get(op turnstone.Op, id string) (*Process, error) {
 	t.mu.Lock()
 	p := t.procs[id]
@@ -357,7 +355,7 @@ func (t *Table) Get(op turnstone.Op, id string) (*Process, error) {
 
 func notFound(op turnstone.Op, id string) error {
 	return turnstone.Errorf(op, turnstone.KindNotFound, clip(id), "no such process").
-		WithHint("Process.list tells which there are; of those that have ended only the latest are kept")
+		WithHint("list processes with Process.list; of those that have ended only the latest are kept")
 }
 
 // List returns the processes, oldest first.
@@ -367,7 +365,7 @@ func (t *Table) List() []*Process {
 	return slices.Clone(t.order)
 }
 
-// Release forgets a process that has ended and that nobody is attached to.
+// Release forgets an ended process without attached connections.
 func (t *Table) Release(p *Process) error {
 	t.mu.Lock()
 	if p.over && p.retired {
@@ -384,13 +382,13 @@ func (t *Table) Release(p *Process) error {
 	case gone:
 		return notFound("Process.release", p.ID)
 	case attached:
-		te.Err, te.Hint = errors.New("a connection is attached to it, and has not got all of its output"),
+		te.Err, te.Hint = errors.New("a connection is attached to it and has not received all of its output"),
 			"read the output to its end, or detach with Process.detach"
 	}
 	return te
 }
 
-// Close kills all that runs, and waits until nothing of it is left.
+// Close kills all running processes, and waits until none is left.
 func (t *Table) Close() error {
 	t.mu.Lock()
 	t.closed = true
@@ -412,14 +410,14 @@ func (t *Table) Close() error {
 	return t.null.Close()
 }
 
-// maxArgv and maxArgs bound what is kept of a process's arguments to tell of it:
-// bytes, and how many. A message that lists all processes must not be too large.
+// maxArgv and maxArgs bound the kept arguments of a process: bytes and number. A message that lists
+// all processes must not be too large.
 const (
 	maxArgv = 4096
 	maxArgs = 128
 )
 
-// shorten keeps the beginning of a list of arguments, and marks what it cuts.
+// shorten keeps the beginning of a list of arguments, and marks the cut.
 func shorten(argv []string) []string {
 	left := maxArgv
 	for i, arg := range argv {

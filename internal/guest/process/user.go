@@ -12,7 +12,7 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// maxAccounts is how much is read of /etc/passwd and /etc/group.
+// maxAccounts bounds the bytes read of /etc/passwd and /etc/group.
 const maxAccounts = 1 << 20
 
 // An account is a user that a process runs as.
@@ -24,7 +24,7 @@ type account struct {
 	shell    string
 }
 
-// env is the environment that comes with the account, as login(1) sets it.
+// env returns the account's environment, as login(1) sets it.
 func (a *account) env() []string {
 	env := []string{"HOME=" + a.home, "SHELL=" + a.shell}
 	if a.name != "" {
@@ -33,8 +33,8 @@ func (a *account) env() []string {
 	return env
 }
 
-// credential is what fork and exec need; nil when nothing changes, since an agent
-// that is not root may not even set what it has.
+// credential returns the credential for fork and exec; nil if nothing changes, because an agent
+// other than root may not even set its own.
 func (a *account) credential() *syscall.Credential {
 	if os.Geteuid() != 0 && int(a.uid) == os.Geteuid() && int(a.gid) == os.Getegid() {
 		return nil
@@ -45,9 +45,9 @@ func (a *account) credential() *syscall.Credential {
 // An opener opens an absolute name in the root of processes, close-on-exec.
 type opener func(path string, flags int) (fd int, err error)
 
-// lookupUser finds NAME, NUMBER, or either with :GROUP, in the accounts of the root that open opens in.
-// With a group, the process has this one only; without, also those that list its
-// user. A number without an account is its own group.
+// lookupUser finds NAME, NUMBER, or either with :GROUP, in the accounts of open's root. With a
+// group, the process has only this group; otherwise also the groups that list its user. A number
+// without an account is its own group.
 func lookupUser(open opener, text string) (*account, error) {
 	user, group, hasGroup := strings.Cut(text, ":")
 	a, err := findUser(open, user)
@@ -89,7 +89,7 @@ func findUser(open opener, user string) (*account, error) {
 	case found == nil && numberErr != nil:
 		return nil, turnstone.Errorf("Process.start", turnstone.KindNotFound, "user "+clip(user),
 			"no such user").
-			WithHint("the sandbox's /etc/passwd lists the users; a number works too")
+			WithHint("see the users in the sandbox's /etc/passwd, or write a number")
 	case found == nil:
 		found = &account{uid: number, gid: number}
 	}
@@ -118,7 +118,7 @@ func findGroup(open opener, group string) (uint32, error) {
 	if !found {
 		return 0, turnstone.Errorf("Process.start", turnstone.KindNotFound, "group "+clip(group),
 			"no such group").
-			WithHint("the sandbox's /etc/group lists the groups; a number works too")
+			WithHint("see the groups in the sandbox's /etc/group, or write a number")
 	}
 	return gid, nil
 }
@@ -126,13 +126,13 @@ func findGroup(open opener, group string) (uint32, error) {
 func parseID(s string) (uint32, error) {
 	n, err := strconv.ParseUint(s, 10, 32)
 	if err == nil && n == 1<<32-1 {
-		err = strconv.ErrRange // (uid_t)-1 means "leave it as it is"
+		err = strconv.ErrRange // (uid_t)-1 means unchanged
 	}
 	return uint32(n), err
 }
 
-// eachLine calls f with the fields of each line that has at least want of them,
-// until it returns false (passwd(5), group(5)). The file is a guest's.
+// eachLine calls f with the fields of each line that has at least want of them, until f returns
+// false (passwd(5), group(5)). The file is untrusted.
 func eachLine(open opener, path string, want int, f func(fields []string) bool) {
 	fd, err := open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
 	if err != nil {
