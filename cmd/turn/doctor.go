@@ -5,8 +5,6 @@ import (
 	"text/tabwriter"
 
 	"turnstone.dev/turnstone/internal/doctor"
-	"turnstone.dev/turnstone/internal/driver"
-	"turnstone.dev/turnstone/internal/guest/kernel"
 	"turnstone.dev/turnstone/internal/guest/kernel/need"
 )
 
@@ -72,8 +70,8 @@ func (c *doctorCmd) Run(a *app) error {
 
 func (a *app) doctorOptions() doctor.Options {
 	o := a.env
-	return doctor.Options{Kernel: kernel.Choice{Image: o.Kernel, Modules: o.KernelModules}, Substrate: o.substrate, AgentFile: o.AgentFile,
-		Programs: driver.Programs{Runsc: o.Runsc, Firecracker: o.Firecracker, Jailer: o.Jailer}}
+	return doctor.Options{Kernel: o.Kernel, KernelModules: o.KernelModules, Runsc: o.Runsc, Firecracker: o.Firecracker,
+		Jailer: o.Jailer, AgentFile: o.AgentFile, Substrate: o.substrate}
 }
 
 func printFindings(a *app, found []doctor.Finding) error {

@@ -33,10 +33,19 @@ type Finding struct {
 
 // Options are the settings of turns on this machine, besides config.toml.
 type Options struct {
-	Kernel    kernel.Choice   // TURN_KERNEL and TURN_KERNEL_MODULES
-	Programs  driver.Programs // TURN_RUNSC, TURN_FIRECRACKER and TURN_JAILER
-	Substrate string          // TURN_SUBSTRATE; empty: auto
-	AgentFile string          // TURN_AGENT
+	Kernel, KernelModules      string // TURN_KERNEL and TURN_KERNEL_MODULES
+	Runsc, Firecracker, Jailer string // TURN_RUNSC, TURN_FIRECRACKER and TURN_JAILER
+	AgentFile                  string // TURN_AGENT
+	Substrate                  string // TURN_SUBSTRATE; empty: auto
+}
+
+// kernel returns the kernel that guests boot; config is that of config.toml.
+func (o Options) kernel(config kernel.Choice) kernel.Choice {
+	return kernel.Choice{Image: o.Kernel, Modules: o.KernelModules}.Over(config)
+}
+
+func (o Options) programs() driver.Programs {
+	return driver.Programs{Runsc: o.Runsc, Firecracker: o.Firecracker, Jailer: o.Jailer}
 }
 
 // Check runs all checks. It starts programs only to ask for their versions, and a single empty
@@ -48,7 +57,7 @@ func Check(ctx context.Context, h *statedir.Dir, o Options) []Finding {
 	if cfg, err := config.Load(h.Root); err == nil { // otherwise another finding reports the error
 		c.choice = cfg.GuestKernel()
 	}
-	c.guest, c.guestErr = driver.KernelIn(h, o.Kernel.Over(c.choice), nil).Guest(ctx)
+	c.guest, c.guestErr = driver.KernelIn(h, o.kernel(c.choice), nil).Guest(ctx)
 	var found []Finding
 	for _, check := range []func(context.Context) []Finding{
 		c.platform, c.config, c.substrates, c.disk, c.memory, c.kernel, c.templates, c.snapshots, c.builder, c.authorities,

@@ -115,7 +115,7 @@ func TestKVM(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := machineOf(t, 1000, tc.files)
-			c.opt.Kernel.Image = "/srv/vmlinux"
+			c.opt.Kernel = "/srv/vmlinux"
 			f := c.kvm(untriedScene(tc.verdict))[0]
 			if f.Status != tc.status || !strings.Contains(f.Detail, tc.detail) || !strings.HasPrefix(f.Fix, tc.fix) || (f.Fix == "") != (tc.fix == "") {
 				t.Errorf("got %+v", f)
@@ -198,15 +198,15 @@ func TestGrade(t *testing.T) {
 
 func TestKernelOverride(t *testing.T) {
 	c := machineOf(t, 0, nil)
-	c.opt.Kernel.Image = filepath.Join(c.root, "none")
+	c.opt.Kernel = filepath.Join(c.root, "none")
 	if f := c.kernel(t.Context())[0]; f.Status != StatusFail || f.Fix != "unset TURN_KERNEL" {
 		t.Errorf("got %+v", f)
 	}
-	c.opt.Kernel.Image = "/proc/self/exe" // the image is inspected and rejected
+	c.opt.Kernel = "/proc/self/exe" // the image is inspected and rejected
 	if f := c.kernel(t.Context())[0]; f.Status != StatusFail || f.Fix != "unset TURN_KERNEL" {
 		t.Errorf("got %+v", f)
 	}
-	c.opt.Kernel.Image = ""
+	c.opt.Kernel = ""
 	image := filepath.Join(t.TempDir(), "image")
 	for version, want := range map[string]Status{"6.9.0-own": StatusOK, "6.1.192-tpv": StatusWarn} {
 		b := make([]byte, 4096) // a bzImage whose payload has an unknown format (boot.rst)
@@ -285,11 +285,11 @@ func TestFirecracker(t *testing.T) {
 	if err := os.WriteFile(program, []byte("#!/bin/sh\necho Firecracker v1.2.0\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	c.opt.Programs = driver.Programs{Firecracker: program, Jailer: program}
+	c.opt.Firecracker, c.opt.Jailer = program, program
 	if f := line(c); f.Status != StatusWarn || !strings.Contains(f.Detail, "1.2.0") || f.Fix != "unset TURN_FIRECRACKER" {
 		t.Errorf("an old one: %+v", f)
 	}
-	c.opt.Programs.Firecracker = "/none"
+	c.opt.Firecracker = "/none"
 	if f := line(c); f.Status != StatusWarn || f.Fix != "unset TURN_FIRECRACKER" {
 		t.Errorf("one that is not there: %+v", f)
 	}
@@ -338,7 +338,7 @@ func TestJailer(t *testing.T) {
 			says("jailer", tt.beside)
 		}
 		c := machineOf(t, 0, map[string]string{"dev/kvm": ""})
-		c.opt.Programs = driver.Programs{Firecracker: tt.binary, Jailer: tt.jailer}
+		c.opt.Firecracker, c.opt.Jailer = tt.binary, tt.jailer
 		f := c.firecracker(scene{asked: "auto", fc: c.lookAtFirecracker(t.Context())})
 		if !strings.HasPrefix(f.Fix, tt.fix) || (tt.fix == "") != (f.Fix == "") {
 			t.Errorf("%s: %+v", tt.what, f)

@@ -30,7 +30,7 @@ func (s fcScene) missing() bool {
 }
 
 func (c *checker) lookAtFirecracker(ctx context.Context) (s fcScene) {
-	o := firecracker.Options{Binary: c.opt.Programs.Firecracker, Jailer: c.opt.Programs.Jailer, Kernel: c.guest}
+	o := firecracker.Options{Binary: c.opt.Firecracker, Jailer: c.opt.Jailer, Kernel: c.guest}
 	if s.path, s.version, s.findErr = firecracker.Find(ctx, c.home, o); s.findErr != nil {
 		return s
 	}
@@ -90,13 +90,13 @@ func (c *checker) noFirecracker(s scene) Finding {
 	f := Finding{Name: "firecracker", Status: StatusWarn, Detail: oneLine(err) + "; " + turnstone.HintOf(err)}
 	var jailer *firecracker.JailerError
 	switch errors.As(err, &jailer); {
-	case jailer != nil && c.opt.Programs.Jailer != "":
-		return f.names("TURN_JAILER", c.opt.Programs.Jailer, err)
+	case jailer != nil && c.opt.Jailer != "":
+		return f.names("TURN_JAILER", c.opt.Jailer, err)
 	case jailer != nil:
 		f.Fix = installJailer(jailer.Release, filepath.Dir(jailer.Binary))
 		return f
-	case c.opt.Programs.Firecracker != "":
-		return f.names("TURN_FIRECRACKER", c.opt.Programs.Firecracker, err)
+	case c.opt.Firecracker != "":
+		return f.names("TURN_FIRECRACKER", c.opt.Firecracker, err)
 	case !s.fc.missing(): // an old version
 		return f
 	case c.noKVM():

@@ -20,17 +20,17 @@ import (
 
 // kernelName names the kernel that the user's guests boot, and its source.
 func (c *checker) kernelName() string {
-	if c.opt.Kernel.Image == "" && c.choice.Image != "" {
+	if c.opt.Kernel == "" && c.choice.Image != "" {
 		return "config.toml: kernel = " + c.choice.Image
 	}
-	return "TURN_KERNEL=" + c.opt.Kernel.Over(c.choice).Image
+	return "TURN_KERNEL=" + c.opt.kernel(c.choice).Image
 }
 
 // kernel checks the stored guest kernel or the user's choice.
 func (c *checker) kernel(ctx context.Context) []Finding {
-	if choice := c.opt.Kernel.Over(c.choice); choice.Own() {
+	if choice := c.opt.kernel(c.choice); choice.Own() {
 		fix := "unset TURN_KERNEL"
-		if c.opt.Kernel.Image == "" && c.choice.Image != "" {
+		if c.opt.Kernel == "" && c.choice.Image != "" {
 			fix = "${EDITOR:-vi} " + quote(c.home.Path(config.File))
 		}
 		guest, err := driver.KernelIn(c.home, choice, nil).Guest(ctx)

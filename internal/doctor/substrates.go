@@ -53,7 +53,7 @@ func (c *checker) look(ctx context.Context) scene {
 	} else {
 		s.qemu.version, s.qemu.jail, s.qemu.kvm = q.Version(), q.Jail(), stillUsable(q.KVM(ctx, nil), kvm.Try(kvm.Device))
 	}
-	if g, err := gvisor.New(ctx, c.home, gvisor.Options{Binary: c.opt.Programs.Runsc}); err != nil {
+	if g, err := gvisor.New(ctx, c.home, gvisor.Options{Binary: c.opt.Runsc}); err != nil {
 		s.gvisor.err = err
 	} else {
 		s.gvisor.version = g.Version()
@@ -79,7 +79,7 @@ func (c *checker) tell(s scene) []Finding {
 
 // chooser returns the Chooser of a turn.
 func (c *checker) chooser() *driver.Chooser {
-	return &driver.Chooser{Home: c.home, Programs: c.opt.Programs, Kernel: func(context.Context) (substrate.GuestKernel, error) { return c.guest, c.guestErr }}
+	return &driver.Chooser{Home: c.home, Programs: c.opt.programs(), Kernel: func(context.Context) (substrate.GuestKernel, error) { return c.guest, c.guestErr }}
 }
 
 // substrateVar is the default of --substrate.

@@ -175,7 +175,7 @@ func (h madeUp) turn(ctx context.Context, works bool) (proofs int, on string) {
 // contradict each other.
 func TestDoctorSaysWhatTurnsDo(t *testing.T) {
 	c := machineOf(t, 0, map[string]string{"dev/kvm": ""})
-	c.opt.Kernel.Image = "/srv/vmlinux"
+	c.opt.Kernel = "/srv/vmlinux"
 	everyHost(func(h madeUp) {
 		found := c.tell(h.scene(t.Context()))
 		lines, all := map[string]Finding{}, ""
@@ -230,7 +230,7 @@ func TestDoctorSaysWhatTurnsDo(t *testing.T) {
 // TestDoctorLines: the exact lines of some of these hosts.
 func TestDoctorLines(t *testing.T) {
 	c := machineOf(t, 0, map[string]string{"dev/kvm": ""})
-	c.opt.Kernel.Image = "/srv/vmlinux"
+	c.opt.Kernel = "/srv/vmlinux"
 	for _, tt := range []struct {
 		host      madeUp
 		kvm       string
