@@ -104,7 +104,7 @@ func (x *Executor) ReceiptFile(turn turnstone.TurnID) string {
 
 // sources are the addresses that packages come from.
 func (o Options) sources() template.Sources {
-	return template.Sources{Debian: o.mirrors(), Pip: o.PipIndex, Npm: o.NpmRegistry}
+	return template.Sources{Debian: o.DebianMirror, DebianSecurity: o.DebianSecurityMirror, Pip: o.PipIndex, Npm: o.NpmRegistry}
 }
 
 func (o Options) mirrors() debian.Mirrors {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -9,6 +10,7 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/template/oci/ocitest"
 	"turnstone.dev/turnstone/sandboxes"
 )
 
@@ -73,5 +75,20 @@ func TestLibrariesReadNoVariable(t *testing.T) {
 	})
 	if err != nil || seen < 300 {
 		t.Errorf("%d files were read: %v", seen, err)
+	}
+}
+
+// TestPullFromMirror: an image without bash gets Debian's, from the mirror that is named.
+func TestPullFromMirror(t *testing.T) {
+	if _, err := exec.LookPath("mmdebstrap"); err != nil {
+		t.Skip(err)
+	}
+	reg := ocitest.Serve(t, nil)
+	reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{}, ocitest.Tar(t, ocitest.Program("bin/sh", "#!"))))
+	a, read := piped(t)
+	a.env.Dir, a.env.DebianMirror = t.TempDir(), "[not a mirror]"
+	a.main([]string{"template", "pull", reg.Host + "/x:1"})
+	if out := read(); !strings.Contains(out, "is no address of a mirror") {
+		t.Error(out)
 	}
 }

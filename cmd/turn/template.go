@@ -30,7 +30,9 @@ func (a *app) withStore(f func(ctx context.Context, s *template.Store) error) er
 	}
 	ctx, stop := interruptible(func(s string) { putln(a.stderr, "turn: "+s) }, exitAborted)
 	defer stop()
-	if err := f(ctx, template.NewStore(h.Path("templates"))); err != nil {
+	s := template.NewStore(h.Path("templates")).From(template.Sources{
+		Debian: a.env.DebianMirror, DebianSecurity: a.env.DebianSecurityMirror, Pip: a.env.PipIndex, Npm: a.env.NpmRegistry})
+	if err := f(ctx, s); err != nil {
 		var exit *exitError
 		if errors.As(err, &exit) {
 			return err

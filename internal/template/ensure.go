@@ -372,7 +372,7 @@ func (s *Store) buildRoot(ctx context.Context, w *work, out *os.File, say func(s
 		return nil, err
 	}
 	defer func() { _ = reg.Close() }()
-	spec.proxy, spec.mirrors = reg.Proxy(addr.String()), s.sources.Debian
+	spec.proxy, spec.mirrors = reg.Proxy(addr.String()), s.sources.mirrors()
 	b, err := s.build(ctx, &spec, out, w.tmp, w.log, saying)
 	if err == nil || ctx.Err() != nil || turnstone.KindOf(err) != turnstone.KindUnavailable {
 		return b, err

@@ -85,7 +85,7 @@ func (s *Store) openRegistry(spec *Spec, log io.Writer, tell *teller) (*registry
 		return nil, nil, nil
 	}
 	o := registry.Options{Cache: s.packages, Pip: s.sources.Pip, Npm: s.sources.Npm,
-		Apt: s.sources.Debian.Addresses(), Log: log, Fetched: func(f registry.Fetch) {
+		Apt: s.sources.mirrors().Addresses(), Log: log, Fetched: func(f registry.Fetch) {
 			tell.tell(Event{Item: f.Name, Done: f.Done, Total: f.Size, Rate: f.Rate})
 		}}
 	if spec.Lock != nil {

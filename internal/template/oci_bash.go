@@ -32,7 +32,7 @@ func (s *Store) staticBash(ctx context.Context, log io.Writer, progress func(str
 	progress("the image has no bash: getting Debian's static one (some seconds, only this time)")
 	var program []byte
 	req := debian.Request{Suite: "bookworm", Variant: "extract", Include: []string{bashPackage}, Log: log,
-		Mirrors: s.sources.Debian}
+		Mirrors: s.sources.mirrors()}
 	err = debian.Fetch(ctx, req, func(r io.Reader) error {
 		for tr := tar.NewReader(r); ; {
 			hdr, err := tr.Next()

@@ -15,7 +15,6 @@ import (
 	"github.com/erofs/go-erofs"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/template/debian"
 	"turnstone.dev/turnstone/internal/testhome"
 )
 
@@ -203,7 +202,7 @@ func TestRealNoNetwork(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	err := realFailure(t, ctx, "base = 'debian:bookworm'\n",
-		Sources{Debian: debian.Mirrors{Main: "http://127.0.0.1:1/debian", Security: "http://127.0.0.1:1/security"}})
+		Sources{Debian: "http://127.0.0.1:1/debian", DebianSecurity: "http://127.0.0.1:1/security"})
 	if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "network") {
 		t.Errorf("%v, kind %s, hint %q", err, turnstone.KindOf(err), turnstone.HintOf(err))
 	}

@@ -49,8 +49,12 @@ type Store struct {
 // Sources are the addresses that packages come from. The zero value is Debian's archive, PyPI
 // and npm's registry.
 type Sources struct {
-	Debian   debian.Mirrors
-	Pip, Npm string // addresses of the index and of the registry
+	Debian, DebianSecurity string // addresses of the archive and of its security fixes
+	Pip, Npm               string // addresses of the index and of the registry
+}
+
+func (s Sources) mirrors() debian.Mirrors {
+	return debian.Mirrors{Main: s.Debian, Security: s.DebianSecurity}
 }
 
 // NewStore returns the store in dir, which need not exist yet.
