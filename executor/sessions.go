@@ -162,7 +162,7 @@ func (x *Executor) GC(ctx context.Context, req GCRequest) (*GCReport, error) {
 func (x *Executor) Fsck(ctx context.Context) (*FsckReport, error) { return x.repo.Fsck(ctx) }
 
 // Usage adds up what the sessions need, and what the state directory takes up on disk.
-func (x *Executor) Usage(ctx context.Context) (*Usage, error) { return x.Usage(ctx) }
+func (x *Executor) Usage(ctx context.Context) (*Usage, error) { return x.repo.Usage(ctx) }
 
 // CutPath splits REF:PATH. A reference has no colon. ok is false without one.
 func CutPath(arg string) (ref, file string, ok bool) { return strings.Cut(arg, ":") }
