@@ -34,16 +34,17 @@ func Dir(t testing.TB) string {
 
 // findRunsc lets the tests find runsc where TURN_RUNSC says, else where the build puts it: a
 // driver looks beside the program and in PATH, and a test's program is elsewhere. Programs that
-// a test starts, such as turn, get TURN_RUNSC.
+// a test starts, such as turn, get TURN_RUNSC. Its folder comes last in PATH: a turn that was built
+// there must not take the place of the one that a script tests.
 func findRunsc(t testing.TB) {
 	path := os.Getenv("TURN_RUNSC")
 	if path == "" {
 		path = built()
 	}
-	if path == "" || strings.HasPrefix(os.Getenv("PATH"), filepath.Dir(path)+":") {
+	if path == "" || strings.HasSuffix(os.Getenv("PATH"), ":"+filepath.Dir(path)) {
 		return
 	}
-	for name, value := range map[string]string{"TURN_RUNSC": path, "PATH": filepath.Dir(path) + ":" + os.Getenv("PATH")} {
+	for name, value := range map[string]string{"TURN_RUNSC": path, "PATH": os.Getenv("PATH") + ":" + filepath.Dir(path)} {
 		if err := os.Setenv(name, value); err != nil {
 			t.Fatal(err)
 		}
