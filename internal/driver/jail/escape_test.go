@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -202,6 +203,8 @@ func imprison(t *testing.T, j Jail) (cmd *exec.Cmd, next func() report, letGo fu
 	}
 	said := new(bytes.Buffer)
 	cmd.Stderr = said
+	runtime.LockOSThread() // the prisoner ends with the thread that starts it, and Seal ends its own
+	t.Cleanup(runtime.UnlockOSThread)
 	err = cmd.Start()
 	done()
 	_, _, _ = theirs.Close(), waits.Close(), readOnly.Close()
