@@ -119,7 +119,7 @@ func (x *Repo) notLost(ctx context.Context, blobs blob.Store) error {
 		}
 		return turnstone.Errorf("executor.context", turnstone.KindIntegrity, path,
 			"is lost, and with it the sessions, while the store has what turns left (%s)", pack.Name).
-			WithHint("put a copy of it back; to begin anew, move the store's packs away. Receipts are in turns/ beside it")
+			WithHint("restore a copy of the file, or move the store's packs away to begin again; receipts are in turns/ beside it")
 	}
 	return nil
 }
