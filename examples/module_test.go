@@ -51,6 +51,9 @@ func run(ctx context.Context) error {
 // TestOtherModule: a module that imports executor opens one and runs a document, with no
 // variable of turn's, no observer and no turn beside it.
 func TestOtherModule(t *testing.T) {
+	if _, err := exec.LookPath("go"); err != nil {
+		t.Skip("a user of their own has no Go here: ", err)
+	}
 	home := testhome.Dir(t)
 	checkout, err := filepath.Abs("..")
 	if err != nil {
