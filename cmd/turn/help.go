@@ -9,7 +9,7 @@ type helpCmd struct {
 	Command []string `arg:"" optional:"" help:"Command or topic (environment)."`
 }
 
-// environmentTopic is what is explained beside commands.
+// environmentTopic is the help topic on environment variables.
 const environmentTopic = "environment"
 
 // Run prints the help of a command, of turn, or of the environment.
