@@ -1,6 +1,6 @@
-// Package substrate says what runs a sandbox. A substrate is one small interface;
-// what only some can do (live fork, a deterministic machine) is an interface of
-// its own, found by type assertion. Every substrate passes substratetest.
+// Package substrate defines what runs a sandbox. A substrate implements a small interface; optional
+// abilities (live fork, a deterministic machine) are separate interfaces, found by type assertion.
+// Every substrate passes substratetest.
 package substrate
 
 import (
@@ -13,50 +13,51 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// A Machine is everything that a sandbox starts from: the read-only inputs, all
-// of them named by digest, and the shape.
+// A Machine is the input of a sandbox's start: read-only files, all identified by digest, and the
+// shape.
 type Machine struct {
-	Kernel       string                 // path of an ELF vmlinux or a bzImage; see OwnKernel
-	KernelDigest turnstone.Digest       // of the file at Kernel
-	KernelIs     KernelKind             // whose Kernel it is
-	Initramfs    string                 // path of the initramfs with the agent as /init; see OwnKernel
-	InitDigest   turnstone.Digest       // of the file at Initramfs; covers the agent and its modules
-	Agent        func() ([]byte, error) `json:"-"` // the agent's static program, for substrates without an initramfs
-	AgentDigest  turnstone.Digest       // of what Agent returns
-	Root         string                 // path of the template's read-only root image (EROFS)
-	RootDigest   turnstone.Digest       // of the file at Root
-	Shape        turnstone.Shape
+	Kernel       string           // path of an ELF vmlinux or a bzImage; see OwnKernel
+	KernelDigest turnstone.Digest // digest of the file at Kernel
+	KernelIs     KernelKind       // the kind of Kernel
+	Initramfs    string           // path of the initramfs with the agent as /init; see OwnKernel
+	// digest of the file at Initramfs; covers the agent and its modules
+	InitDigest turnstone.Digest
+	// the agent's static program, for substrates without an initramfs
+	Agent       func() ([]byte, error) `json:"-"`
+	AgentDigest turnstone.Digest       // digest of Agent's result
+	Root        string                 // path of the template's read-only root image (EROFS)
+	RootDigest  turnstone.Digest       // digest of the file at Root
+	Shape       turnstone.Shape
 
-	// Layers are the paths of read-only images (EROFS) that Restore puts into the
-	// machine as disks with the serial numbers that LayerSerial names, the lowest
-	// first; at most MaxLayers, each of exactly SlotSize bytes. A snapshot does not
-	// depend on them, and Boot has none.
+	// Layers are the paths of read-only images (EROFS), lowest first, that Restore adds to the
+	// machine as disks with the serial numbers of LayerSerial; at most MaxLayers, each of exactly
+	// SlotSize bytes. A snapshot does not depend on them, and Boot has none.
 	Layers []string
-	// Home is the path of a disk image for a home directory that outlives the
-	// sandbox, of exactly SlotSize bytes; empty: none. It gets the sandbox's writes.
+	// Home is the path of a disk image for a home directory that outlives the sandbox, of exactly
+	// SlotSize bytes; empty: none. The sandbox writes to it.
 	Home string
 }
 
-// A KernelKind says whose a guest kernel is. The zero value is Turnstone's: Debian's.
+// A KernelKind describes the origin of a guest kernel. The zero value is Turnstone's: Debian's.
 type KernelKind struct {
 	Own     bool   // the user's choice
-	Test    bool   // made for tests: inside the guest nothing separates programs from the kernel
-	Release string // that the image names, as "6.1.0-50-cloud-amd64"; empty: not known
-	File    string // path of the image that the user named; empty: not known, or Turnstone's
+	Test    bool   // a test kernel: the guest does not separate programs from the kernel
+	Release string // the release in the image, such as "6.1.0-50-cloud-amd64"; empty: unknown
+	File    string // path of the image that the user named; empty: unknown, or Turnstone's
 	Modules string // path of its modules that the user named; empty: none
 }
 
-// A GuestKernel is the kernel that a driver's guests boot, as far as it is known before
-// a machine is there. The zero value is Turnstone's.
+// A GuestKernel is the kernel that a driver's guests boot, as far as it is known before a machine
+// exists. The zero value is Turnstone's.
 type GuestKernel struct {
 	KernelKind
-	Digest turnstone.Digest // of the image; empty for Turnstone's
+	Digest turnstone.Digest // digest of the image; empty for Turnstone's
 }
 
-// TestKernel is in the isolation of machines with a kernel made for tests.
+// TestKernel is part of the isolation of machines with a test kernel.
 const TestKernel = "test kernel"
 
-// Isolation is what a driver adds to how it isolates because of the kernel.
+// Isolation returns the kernel's part of a driver's isolation.
 func (k KernelKind) Isolation() string {
 	if k.Test {
 		return ", " + TestKernel
@@ -64,7 +65,7 @@ func (k KernelKind) Isolation() string {
 	return ""
 }
 
-// Advice is what helps when a machine does not start, and the kernel may be to blame.
+// Advice returns a hint for a machine that does not start, possibly because of the kernel.
 func (k KernelKind) Advice() string {
 	if !k.Own {
 		return "run `turn doctor`"
@@ -72,7 +73,7 @@ func (k KernelKind) Advice() string {
 	return "run `" + k.Look() + "`, use another kernel, or Debian's: unset TURN_KERNEL, and take kernel out of config.toml"
 }
 
-// Look is the command that says what a kernel of the user's lacks.
+// Look returns the command that checks a user's kernel.
 func (k KernelKind) Look() string {
 	if k.File == "" {
 		return "turn doctor --kernel FILE"
@@ -84,7 +85,7 @@ func (k KernelKind) Look() string {
 	return look
 }
 
-// quote makes path one word of a shell's command line, and leaves it as it is where it is one.
+// quote quotes path as a word of a shell's command line if necessary.
 func quote(path string) string {
 	plain := func(r rune) bool {
 		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("/._-+,:@%=", r)
@@ -95,7 +96,7 @@ func quote(path string) string {
 	return "'" + strings.ReplaceAll(path, "'", `'\''`) + "'"
 }
 
-// GuestKernel returns what m says of its kernel.
+// GuestKernel returns m's kernel.
 func (m Machine) GuestKernel() GuestKernel {
 	k := GuestKernel{KernelKind: m.KernelIs}
 	if k.Own {
@@ -104,74 +105,74 @@ func (m Machine) GuestKernel() GuestKernel {
 	return k
 }
 
-// The disks that a machine may be given beside its root and scratch disks. Each
-// machine has a slot for each of them from its boot on, so the images need the
-// slots' size; sparse files take up no room for it.
+// The additional disks of a machine beside its root and scratch disks. Each machine has a slot for
+// each of them from its boot on, so the images must have the slots' size; sparse files use no space
+// for it.
 const (
 	MaxLayers        = 6
 	SlotSize   int64 = 64 << 30
 	HomeSerial       = "home"
 )
 
-// LayerSerial is the serial number of the disk with layer i, from 0.
+// LayerSerial returns the serial number of the disk with layer i, from 0.
 func LayerSerial(i int) string { return "layer" + strconv.Itoa(i) }
 
-// A Substrate starts sandboxes. Its methods are safe for concurrent use, also
-// from several processes that share one home.
+// A Substrate starts sandboxes. Its methods are safe for concurrent use, also from several
+// processes that share a state directory.
 type Substrate interface {
-	// Name is the word that users know it by, as "qemu".
+	// Name returns the user's name of the substrate, such as "qemu".
 	Name() string
-	// Isolation says how a sandbox is kept apart, as "microvm (TCG)"; it goes into receipts.
+	// Isolation describes how a sandbox is isolated, such as "microvm (TCG)"; it is part of
+	// receipts.
 	Isolation() string
 	// Boot starts m from its kernel. The agent is not configured yet.
 	Boot(ctx context.Context, m Machine) (Sandbox, error)
-	// Restore starts m from a snapshot of its booted agent, which it takes first
-	// where there is none that matches and is whole. The agent is not configured yet.
+	// Restore starts m from a snapshot of its booted agent. If no matching, intact snapshot exists,
+	// Restore takes it first. The agent is not configured yet.
 	Restore(ctx context.Context, m Machine) (Sandbox, error)
 }
 
-// A Sandbox is one running machine. The caller must Close it.
+// A Sandbox is a running machine. The caller must Close it.
 type Sandbox interface {
 	ID() turnstone.SandboxID
-	// Agent is the byte stream to the agent. There is one, and it belongs to the caller.
+	// Agent returns the byte stream to the agent. There is only one stream, and the caller owns it.
 	Agent() io.ReadWriteCloser
-	// Scratch is the serial number of the disk that takes the sandbox's writes.
+	// Scratch returns the serial number of the disk that stores the sandbox's writes.
 	Scratch() string
 	// Done is closed when the machine has ended, by itself or by Close.
 	Done() <-chan struct{}
-	// Err says why the machine ended: nil before Done and after Close.
+	// Err returns why the machine ended: nil before Done and after Close.
 	Err() error
-	// Close ends the machine at once and frees all it holds. It may be called
-	// more than once, and from any goroutine.
+	// Close ends the machine at once and frees its resources. It may be called more than once, and
+	// from any goroutine.
 	Close() error
 }
 
-// An OwnKernel is a Substrate that brings the kernel of its sandboxes: it needs
-// neither Kernel nor Initramfs of a Machine, and starts Agent instead.
+// An OwnKernel is a Substrate with its own guest kernel: it ignores Kernel and Initramfs of a
+// Machine, and starts Agent instead.
 type OwnKernel interface {
 	OwnKernel()
 }
 
-// A Networker is a Sandbox whose network card, when its shape has one, ends at the
-// host. For others the agent carries the frames: see Sandbox.network of the wire.
+// A Networker is a Sandbox whose network card, if its shape has one, ends at the host. For other
+// sandboxes the agent carries the frames: see Sandbox.network of the wire.
 type Networker interface {
-	// Frames is the card's other end: Ethernet frames, each after its length in four
-	// bytes, big-endian (QEMU's -netdev stream). There is one, and it belongs to the
-	// caller. It ends with the machine. A machine whose shape has no network has none: that
-	// is an error.
+	// Frames returns the card's other end: Ethernet frames, each preceded by its length in four
+	// bytes, big-endian (QEMU's -netdev stream). There is only one other end, and the caller owns
+	// it. It ends with the machine. A machine whose shape has no network returns an error.
 	Frames() (io.ReadWriteCloser, error)
 }
 
-// A Pauser can stop a sandbox's CPUs and let them go on.
+// A Pauser can stop and resume a sandbox's CPUs.
 type Pauser interface {
 	Pause(ctx context.Context) error
 	Resume(ctx context.Context) error
 }
 
-// A Disker gives access to the disk that takes a sandbox's writes. What a host
-// reads there is the guest's word, and complete only after State.freeze.
+// A Disker provides access to the disk that stores a sandbox's writes. The disk's content is
+// untrusted, and complete only after State.freeze.
 type Disker interface {
-	// Disk returns a descriptor of its own of the disk's image (ext4), to be read
-	// only. It outlives the sandbox; the caller closes it.
+	// Disk returns a new descriptor of the disk's image (ext4), for reading only. It outlives the
+	// sandbox; the caller closes it.
 	Disk() (*os.File, error)
 }

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestAdvice: the advice names the kernel file that the user has chosen.
+// TestAdvice checks that the advice names the kernel file that the user has chosen.
 func TestAdvice(t *testing.T) {
 	for _, tt := range []struct {
 		kind KernelKind

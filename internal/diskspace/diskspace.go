@@ -1,4 +1,4 @@
-// Package diskspace keeps turns from filling the disk of their host.
+// Package diskspace prevents turns from filling the disk of their host.
 package diskspace
 
 import (
@@ -16,7 +16,7 @@ import (
 // ErrLow is in the chain of an error that Check and Low return because the disk is nearly full.
 var ErrLow = errors.New("the disk is nearly full")
 
-// A lowError says how much is free, and how much has to stay free.
+// A lowError contains the free bytes and the bytes that must stay free.
 type lowError struct{ free, floor uint64 }
 
 // Error implements error.
@@ -27,21 +27,22 @@ func (e lowError) Error() string {
 // Is reports whether target is ErrLow.
 func (lowError) Is(target error) bool { return target == ErrLow }
 
-// A Disk is the file system that holds a directory. It is safe for concurrent use, unless its
-// fields are changed.
+// A Disk is the file system that contains a directory. It is safe for concurrent use as long as its
+// fields do not change.
 type Disk struct {
 	Dir string
-	// Statfs returns the size of the file system with dir, and how much of it is free.
+	// Statfs returns the size of the file system that contains dir, and its free space, in bytes.
 	Statfs func(dir string) (total, free uint64, err error)
-	// Every is the time between two checks of Watch. What a guest writes in that time has to fit
-	// below the floor.
+	// Every is the time between two checks of Watch. The floor must cover a guest's writes in that
+	// time.
 	Every time.Duration
 }
 
-// New returns the disk with dir, as the kernel reports it.
+// New returns the disk that contains dir, with the kernel's figures.
 func New(dir string) *Disk { return &Disk{Dir: dir, Statfs: Statfs, Every: time.Second} }
 
-// Statfs returns the size of the file system with dir, and how much of it this user may take.
+// Statfs returns the size of the file system that contains dir, and the space that this user may
+// use, in bytes.
 func Statfs(dir string) (total, free uint64, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
@@ -50,8 +51,8 @@ func Statfs(dir string) (total, free uint64, err error) {
 	return st.Blocks * uint64(st.Bsize), st.Bavail * uint64(st.Bsize), nil
 }
 
-// Check returns an error of kind Exhausted, with ErrLow in its chain, when less than 1/parts of
-// floor is free.
+// Check returns an error of kind Exhausted, with ErrLow in its chain, if less than 1/parts of floor
+// is free.
 func (d *Disk) Check(floor config.Space, parts uint64) error {
 	total, free, err := d.Statfs(d.Dir)
 	if err != nil {
@@ -64,8 +65,8 @@ func (d *Disk) Check(floor config.Space, parts uint64) error {
 	return nil
 }
 
-// Watch returns a context that ends when less than floor is free: Low then returns the reason.
-// stop ends the watch.
+// Watch returns a context that ends when less than floor is free; Low then returns the reason. stop
+// ends the watch.
 func (d *Disk) Watch(ctx context.Context, floor config.Space) (watched context.Context, stop func()) {
 	watched, cancel := context.WithCancelCause(ctx)
 	go func() {
@@ -86,7 +87,7 @@ func (d *Disk) Watch(ctx context.Context, floor config.Space) (watched context.C
 	return watched, func() { cancel(nil) }
 }
 
-// Low returns the error that ended ctx, which comes from Watch. It is nil when ctx runs, or ended
+// Low returns the error that ended ctx, which Watch created. It returns nil if ctx runs, or ended
 // for another reason.
 func Low(ctx context.Context) error {
 	if cause := context.Cause(ctx); errors.Is(cause, ErrLow) {
@@ -95,8 +96,8 @@ func Low(ctx context.Context) error {
 	return nil
 }
 
-// Room returns ENOSPC when less than floor is free of the disk that holds dir: writing a file
-// there fails as on a full disk.
+// Room returns ENOSPC if less than floor is free on the disk that contains dir, so that writing a
+// file in dir fails as on a full disk.
 func Room(dir string, floor config.Space) error {
 	total, free, err := Statfs(dir)
 	if err == nil && free < floor.Floor(total) {

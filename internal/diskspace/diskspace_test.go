@@ -38,7 +38,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// Watch ends its context when the disk is full, and Low tells this end from others.
+// TestWatch checks that Watch ends its context when the disk is full, and that Low distinguishes
+// this end from others.
 func TestWatch(t *testing.T) {
 	d := New(t.TempDir())
 	d.Every = time.Millisecond

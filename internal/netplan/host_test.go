@@ -10,13 +10,14 @@ import (
 	"turnstone.dev/turnstone/internal/network"
 )
 
-// TestLockedHost holds that a document's rules open nothing that a locked host policy does not.
+// TestLockedHost checks that a document's rules open nothing that a locked host policy does not
+// allow.
 func TestLockedHost(t *testing.T) {
 	for _, c := range []struct {
 		host, asked []string
 		name, addr  string
 		port        uint16
-		refused     bool // before anything is started
+		refused     bool // before anything starts
 	}{
 		{host: []string{"0.0.0.0/0"}, asked: []string{"169.254.169.254"}, addr: "169.254.169.254", port: 80},
 		{host: []string{"0.0.0.0/0"}, asked: []string{"10.0.0.0/8"}, addr: "10.0.0.5", port: 80},
@@ -35,7 +36,7 @@ func TestLockedHost(t *testing.T) {
 			t.Errorf("%q, %q: %s is open", c.host, c.asked, c.addr)
 		}
 	}
-	// A turn that asks for nothing has all that the host allows.
+	// A turn that requests nothing gets everything that the host allows.
 	p, err := Host{Locked: true, Allow: []string{"10.1.2.3:3128", "db.corp.example"}}.Judging(network.Spec{})
 	if err != nil {
 		t.Fatal(err)
@@ -51,7 +52,7 @@ func TestLockedHost(t *testing.T) {
 	}
 }
 
-// TestLockedProperty holds the same for any rules.
+// TestLockedProperty checks the same for any rules.
 func TestLockedProperty(t *testing.T) {
 	texts := []string{"public", "0.0.0.0/0", "10.0.0.0/8", "10.1.0.0/16:80", "10.0.0.5", "169.254.169.254", "169.254.0.0/16", "127.0.0.1:80", "8.8.8.8",
 		"*.corp.example", "db.corp.example", "*.db.corp.example:80", "web.example"}

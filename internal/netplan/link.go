@@ -13,42 +13,41 @@ import (
 	"turnstone.dev/turnstone/internal/secret"
 )
 
-// A Link is what serves the network of one sandbox. A nil Link serves none, and its guest trusts
-// what its image says.
+// A Link serves the network of a sandbox. A nil Link serves no network, and its guest trusts its
+// image's certificates.
 type Link struct {
 	rules    Rules
-	policy   network.Policy // of rules, with what a player adds
-	budget   *proxy.Budget  // of the connections that it opens; nil: one of its own
+	policy   network.Policy // the policy of rules, with a player's additions
+	budget   *proxy.Budget  // budget of its connections; nil: a new one
 	recorder *recording.Recorder
 	player   *recording.Player
 
-	CA     *proxy.CA           // nil: no TLS is opened
-	HostCA []*x509.Certificate // that the guest trusts because its host does
-	Bundle string              // path of the certificates that the guest trusts without us
-	outer  map[string]string   // variables that Trust replaces, as they would be
+	CA     *proxy.CA           // nil: TLS is not intercepted
+	HostCA []*x509.Certificate // certificates that the guest trusts because its host does
+	Bundle string              // path of the certificates that the guest trusts without Turnstone's
+	outer  map[string]string   // original values of the variables that Trust replaces
 }
 
-// NewLink returns what serves rules. budget bounds the connections that it opens; nil stands for
-// one of its own.
+// NewLink returns a link that serves rules. budget bounds its connections; nil means a new budget.
 func NewLink(rules Rules, budget *proxy.Budget) *Link {
 	return &Link{rules: rules, policy: rules.Policy, budget: budget}
 }
 
-// Record has the network recorded.
+// Record records the network's traffic.
 func (l *Link) Record(to *recording.Recorder) { l.recorder = to }
 
-// Replay serves a recording in the place of the network, which is not touched.
+// Replay serves a recording instead of the network. No connection leaves the host.
 func (l *Link) Replay(p *recording.Player) {
 	l.player = p
 	allow := l.policy.Allow
 	l.policy.Allow = append(slices.Clone(allow), p.Rules(maxReplayRules-len(allow))...)
-	l.policy.Only, l.policy.Within = false, nil // nothing but the recording is behind it
+	l.policy.Only, l.policy.Within = false, nil // only the recording answers
 }
 
-// maxReplayRules bounds the rules of a policy that is replayed under.
+// maxReplayRules bounds the number of a replayed policy's rules.
 const maxReplayRules = 1000
 
-// Options are those of the network's stack, which tells watch what it refuses.
+// Options returns the options of the network's stack, which reports refusals to watch.
 func (l *Link) Options(watch *network.Watch) netstack.Options {
 	secrets, spec := l.rules.Secrets, &l.rules.Spec
 	o := netstack.Options{Policy: l.policy, Budget: l.budget,
@@ -64,7 +63,8 @@ func (l *Link) Options(watch *network.Watch) netstack.Options {
 	return o
 }
 
-// resolverAt asks the name server at an address; nil is the host's own.
+// resolverAt returns a resolver that asks the name server at an address; nil means the host's
+// resolver.
 func resolverAt(address string) network.Resolver {
 	if address == "" {
 		return nil
@@ -75,7 +75,7 @@ func resolverAt(address string) network.Resolver {
 	return &net.Resolver{PreferGo: true, Dial: dial}
 }
 
-// A maskedWatch notes refusals without secrets.
+// A maskedWatch reports refusals with their secrets masked.
 type maskedWatch struct {
 	*network.Watch
 	secrets *secret.Set

@@ -1,5 +1,5 @@
-// Package netplan decides what a sandbox's network reaches: by what is asked for, and by what the
-// host says of it. Rules are decided before anything is started; a Link is what then serves them.
+// Package netplan decides what a sandbox's network reaches, from the turn's request and the host's
+// policy. Rules are decided before anything starts; a Link then serves them.
 package netplan
 
 import (
@@ -13,27 +13,27 @@ import (
 	"turnstone.dev/turnstone/internal/secret"
 )
 
-// Rules are what is decided of a sandbox's network. They do not change once they are made.
+// Rules are the decided rules of a sandbox's network. They are immutable.
 type Rules struct {
-	Asked  network.Spec     // by the caller and the document
-	Spec   network.Spec     // with what the host's policy says
-	Policy network.Policy   // of Spec
-	Host   turnstone.Digest // what the host says of networks: see RulesOf
+	Asked  network.Spec     // requested by the caller and the document
+	Spec   network.Spec     // Asked with the host's policy applied
+	Policy network.Policy   // the policy of Spec
+	Host   turnstone.Digest // digest of the host's network rules: see RulesOf
 
 	Mode    Mode
-	Secrets *secret.Set // masked in what is recorded and told
+	Secrets *secret.Set // masked in recordings and reports
 }
 
-// A Mode says whether a turn's network is recorded, or a recording served.
+// A Mode tells whether a turn's network is recorded, or served from a recording.
 type Mode struct {
 	Record, Replay bool
-	ReplayOf       string // the turn whose recording is replayed; empty: the nearest one's
-	Named          bool   // the caller named ReplayOf, and not the document
+	ReplayOf       string // the turn whose recording is replayed; empty: the nearest turn's
+	Named          bool   // the caller, not the document, named ReplayOf
 }
 
-// Merge puts the caller's rules in the place of the document's: its allow replaces that of the
-// document, its deny comes beside, and its mode counts when it says one, or whether there is to be
-// a network. Both may be nil.
+// Merge overrides the document's rules with the caller's: the caller's allow replaces the
+// document's allow, its deny is added, and its mode and its choice of a network count if they are
+// set. Both may be nil.
 func Merge(front, asked *document.NetworkRules, said bool) (rules, mode document.NetworkRules) {
 	if front != nil {
 		rules, mode = *front, *front
@@ -53,16 +53,16 @@ func Merge(front, asked *document.NetworkRules, said bool) (rules, mode document
 	return rules, mode
 }
 
-// A Use is of a sandbox what its rules have to fit.
+// A Use contains the properties of a sandbox that its rules must fit.
 type Use struct {
-	Network  bool // it has one
-	Silent   bool // nobody said whether there is to be a network
+	Network  bool // the sandbox has a network
+	Silent   bool // neither caller nor document chose whether there is a network
 	Lifetime document.Lifetime
 	Snapshot document.Snapshot
 }
 
-// Make decides on asked for a sandbox of the host c. It returns whether the sandbox has a network
-// after all.
+// Make decides the rules for asked on the host c. It also returns whether the sandbox has a
+// network.
 func Make(c config.Config, asked network.Spec, mode Mode, use Use) (_ Rules, on bool, err error) {
 	r := Rules{Asked: asked, Mode: mode}
 	if r.Host, err = RulesOf(c); err != nil {
@@ -90,12 +90,12 @@ func Make(c config.Config, asked network.Spec, mode Mode, use Use) (_ Rules, on 
 	return r, use.Network, r.Fits(use)
 }
 
-// wanted tells whether anything was said that needs a network.
+// wanted reports whether a rule was requested that needs a network.
 func (r *Rules) wanted() bool {
 	return r.Mode.Record || r.Mode.Replay || r.Asked.Only || r.Asked.Open || len(r.Asked.Allow)+len(r.Asked.Headers) > 0
 }
 
-// Fits refuses what cannot go together. The error is of kind Invalid.
+// Fits rejects incompatible requests. The error is of kind Invalid.
 func (r *Rules) Fits(use Use) error {
 	fail := func(subject, why, hint string) error {
 		return turnstone.NewError("executor.network", turnstone.KindInvalid, subject,

@@ -10,33 +10,35 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// needsCA tells whether the guest has to trust an authority of ours.
+// needsCA reports whether the guest must trust one of Turnstone's certificate authorities.
 func (l *Link) needsCA() bool {
 	return l.rules.Spec.Open || l.player != nil && l.player.Opened() ||
 		slices.ContainsFunc(l.rules.Spec.Headers, func(h network.SecretHeader) bool { return h.Scheme == "https" })
 }
 
-// caVariables tell programs of hostca.GuestPath: OpenSSL's and Go's, curl, Python's requests, Node, git.
+// caVariables point programs to hostca.GuestPath: OpenSSL's and Go's, curl, Python's requests,
+// Node, git.
 var caVariables = []string{"SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO"}
 
-// hostCAFile remembers which authorities the host has of its own.
+// hostCAFile caches the host's additional certificate authorities.
 const hostCAFile = "host-ca.json"
 
-// Authorities are the certificates that the host trusts beyond the public ones. They are remembered
-// in the state directory dir.
+// Authorities returns the certificates that the host trusts in addition to the public ones. They
+// are cached in the state directory dir.
 func Authorities(dir *statedir.Dir) hostca.Host {
 	h := hostca.Host{}
-	if cache, err := dir.MkdirAll("cache"); err == nil { // else each start looks for them
+	// without the cache each start looks for them
+	if cache, err := dir.MkdirAll("cache"); err == nil {
 		h.Cache = cache + "/" + hostCAFile
 	}
 	return h
 }
 
-// Trust decides what the guest is to trust beside its image's certificates, makes an authority of
-// its own where one is needed, and returns the variables with which programs find them all. env is
-// what the sandbox's would be without.
+// Trust decides which certificates the guest trusts in addition to its image's, creates the link's
+// own authority if it needs one, and returns the variables that point programs to all certificates.
+// env is the sandbox's environment without these variables.
 func (l *Link) Trust(host hostca.Host, env []string) ([]string, error) {
-	if !l.rules.Spec.NoHostCA && l.player == nil { // a replay reaches nobody
+	if !l.rules.Spec.NoHostCA && l.player == nil { // a replay reaches no server
 		l.HostCA = host.Own()
 	}
 	if !l.needsCA() && len(l.HostCA) == 0 {
@@ -50,7 +52,7 @@ func (l *Link) Trust(host hostca.Host, env []string) ([]string, error) {
 		}
 	}
 	if !l.needsCA() {
-		return l.variables(l.outer), nil // who names certificates of its own means them
+		return l.variables(l.outer), nil // a user who names certificates wants exactly these
 	}
 	var err error
 	if l.CA, err = proxy.NewCA(); err != nil {
@@ -62,7 +64,7 @@ func (l *Link) Trust(host hostca.Host, env []string) ([]string, error) {
 	return l.variables(nil), nil
 }
 
-// variables are those that name hostca.GuestPath, without those in but.
+// variables returns the variables that name hostca.GuestPath, without those in but.
 func (l *Link) variables(but map[string]string) (env []string) {
 	for _, name := range caVariables {
 		if _, ok := but[name]; !ok {
@@ -72,8 +74,8 @@ func (l *Link) variables(but map[string]string) (env []string) {
 	return env
 }
 
-// GiveWay takes out of env the variables that name the host's authorities where image, a
-// template's environment, names certificates of its own.
+// GiveWay removes the variables that name the host's authorities from env if image, a template's
+// environment, names its own certificates.
 func (l *Link) GiveWay(env, image []string) []string {
 	if l == nil || l.CA != nil || len(l.HostCA) == 0 {
 		return env
@@ -85,7 +87,8 @@ func (l *Link) GiveWay(env, image []string) []string {
 	})
 }
 
-// Inherited is env as later turns get it: without what is of use in this sandbox only.
+// Inherited returns env for later turns, without the variables that are useful in this sandbox
+// only.
 func (l *Link) Inherited(env []string) []string {
 	var kept []string
 	for _, kv := range env {
@@ -101,5 +104,5 @@ func (l *Link) Inherited(env []string) []string {
 	return kept
 }
 
-// Opens reports whether the guest trusts an authority of the link's own.
+// Opens reports whether the guest trusts the link's own authority.
 func (l *Link) Opens() bool { return l != nil && l.CA != nil }

@@ -16,7 +16,7 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// ownAuthority makes this process trust an authority of its own.
+// ownAuthority makes this process trust its own authority.
 func ownAuthority(t *testing.T) *x509.Certificate {
 	t.Helper()
 	ca, err := proxy.NewCA()
@@ -37,8 +37,8 @@ func ownAuthority(t *testing.T) *x509.Certificate {
 	return cert
 }
 
-// TestHostAuthorities holds that a sandbox trusts what its host does, where nobody says
-// otherwise, and that no later turn has anything of it.
+// TestHostAuthorities checks that a sandbox trusts the host's authorities unless the user or the
+// image decides otherwise, and that later turns inherit no variable of them.
 func TestHostAuthorities(t *testing.T) {
 	cert := ownAuthority(t)
 	host := Authorities(&statedir.Dir{Root: t.TempDir()})
@@ -57,11 +57,11 @@ func TestHostAuthorities(t *testing.T) {
 	if left := n.Inherited(append(slices.Clone(env), more...)); !slices.Equal(left, env) {
 		t.Errorf("a later turn gets %q", left)
 	}
-	// An image that names certificates of its own means them.
+	// An image's own certificates replace the host's.
 	if left := n.GiveWay(more, []string{"SSL_CERT_FILE=/opt/conda/cacert.pem"}); strings.Contains(strings.Join(left, " "), "SSL_CERT_FILE") || len(left) != 3 {
 		t.Errorf("over the image's: %q", left)
 	}
-	// Switched off, in a replay, and where the host has none.
+	// Switched off, in a replay, and on a host without authorities.
 	for what, n := range map[string]*Link{"off": NewLink(Rules{Spec: network.Spec{NoHostCA: true}}, nil), "a replay": {player: recording.NewPlayer(&recording.Recording{}, nil, nil)}} {
 		if more, err := n.Trust(host, env); err != nil || len(more) != 0 || len(n.HostCA) != 0 {
 			t.Errorf("%s: %q, %v", what, more, err)

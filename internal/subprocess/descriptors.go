@@ -8,10 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CloseOnExec marks every descriptor of this process from 3 on as close-on-exec. Go's own
-// descriptors are marked, but a process may have inherited others, and a C library may open others.
-// exec.Cmd's ExtraFiles are passed on nevertheless. Start calls CloseOnExec before each start, a
-// program calls it once at its beginning.
+// CloseOnExec marks every descriptor of this process from 3 on as close-on-exec. Go marks its own
+// descriptors, but a process may have inherited others, and a C library may open others.
+// Descriptors in exec.Cmd's ExtraFiles are still inherited. Start calls CloseOnExec before each
+// start; a program calls it once when it starts.
 func CloseOnExec() error {
 	if unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) == nil {
 		return nil

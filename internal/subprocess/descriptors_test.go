@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestCloseOnExec: a program gets only the passed descriptors.
+// TestCloseOnExec checks that a program gets only the passed descriptors.
 func TestCloseOnExec(t *testing.T) {
 	for name, mark := range map[string]func() error{"CloseOnExec": CloseOnExec, "closeOnExecEach": closeOnExecEach} {
 		low, err := unix.Open("/etc/passwd", unix.O_RDONLY, 0) // like a shell's `7</etc/passwd`

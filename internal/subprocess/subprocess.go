@@ -1,5 +1,5 @@
 // Package subprocess starts programs that end with the process that starts them, and that inherit
-// nothing from it but what they are given.
+// only explicitly passed resources.
 package subprocess
 
 import (
@@ -11,22 +11,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options are what is called as a program starts and ends; nil fields are left out. All of them
-// run on the thread that starts the program. That thread runs nothing else and ends with the
-// program, because the parent-death signal belongs to it (prctl(2), PR_SET_PDEATHSIG).
+// Options are functions that run when a program starts and ends; nil fields are ignored. All of
+// them run on the thread that starts the program. That thread runs nothing else and ends with the
+// program, because the parent-death signal belongs to the thread (prctl(2), PR_SET_PDEATHSIG).
 type Options struct {
-	// Before runs before the start, which its error prevents. It may change what belongs to the
-	// thread, such as its mount namespace.
+	// Before runs before the start; its error prevents the start. Before may change the thread's
+	// properties, such as its mount namespace.
 	Before func() error
-	// Started runs once the program has started. Its process ID is its own until Started returns.
+	// Started runs after the program has started. The program's process ID is not reused until
+	// Started returns.
 	Started func()
-	// Ended runs once, with what cmd.Wait returns, unless the start has failed.
+	// Ended runs once, with the result of cmd.Wait, unless the start failed.
 	Ended func(error)
 }
 
-// Start starts cmd in a process group of its own and returns. The program gets cmd's parent-death
-// signal, SIGKILL by default, when this process ends, however that happens. cmd.Process may be
-// used once Start has returned; the caller must not call cmd.Wait.
+// Start starts cmd in a new process group and returns. When this process ends in any way, the
+// program gets cmd's parent-death signal, by default SIGKILL. cmd.Process may be used after Start
+// has returned; the caller must not call cmd.Wait.
 func Start(cmd *exec.Cmd, o Options) error {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = new(syscall.SysProcAttr)
@@ -66,7 +67,7 @@ func (o Options) start(cmd *exec.Cmd) error {
 	return nil
 }
 
-// Run starts cmd as Start does, and waits for its end. When ctx ends, it kills the program and
+// Run starts cmd as Start does, and waits for its end. When ctx ends, Run kills the program and
 // returns ctx's error.
 func Run(ctx context.Context, cmd *exec.Cmd, o Options) error {
 	ended := o.Ended
@@ -90,10 +91,10 @@ func Run(ctx context.Context, cmd *exec.Cmd, o Options) error {
 	}
 }
 
-// onThread runs f on a thread that ends with it. The main thread never ends, and is what
-// /proc/self shows, so it is kept busy until f has found another.
+// onThread runs f on a thread that ends with f. The main thread never ends, and /proc/self shows
+// it, so onThread keeps the main thread busy until f runs on another thread.
 func onThread(f func()) {
-	runtime.LockOSThread() // for good
+	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 	if unix.Gettid() != unix.Getpid() {
 		f()
 		return

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// hold starts a program that has descriptor 3 of this process, says so, and waits.
+// hold starts a program that inherits descriptor 3 of this process, reports its start, and waits.
 func hold() {
 	cmd := exec.Command("sleep", "1000")
 	cmd.ExtraFiles = []*os.File{os.NewFile(3, "alive")}
@@ -34,7 +34,7 @@ func hold() {
 	_, _ = io.ReadAll(os.Stdin)
 }
 
-// TestKilledStarter: a program does not outlive who has started it, even one that is killed.
+// TestKilledStarter checks that a program does not outlive its starter, even a killed starter.
 func TestKilledStarter(t *testing.T) {
 	alive, theirs, err := os.Pipe()
 	if err != nil {
@@ -60,13 +60,14 @@ func TestKilledStarter(t *testing.T) {
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
 	_ = alive.SetReadDeadline(time.Now().Add(20 * time.Second))
-	if _, err := io.ReadAll(alive); err != nil { // it ends with the last that has the other end
+	// the pipe ends when the last process with the other end has ended
+	if _, err := io.ReadAll(alive); err != nil {
 		t.Errorf("the program has outlived who started it: %v", err)
 	}
 }
 
-// TestStart: the program has a group of its own; what is called is called once, in its order, on
-// one thread, and nothing after a failure.
+// TestStart checks that the program has its own process group, and that the functions run once, in
+// order, on a single thread, and not after a failure.
 func TestStart(t *testing.T) {
 	var said []string
 	var threads []int
@@ -111,7 +112,7 @@ func TestStart(t *testing.T) {
 	}
 }
 
-// TestRun: a program is killed when nobody waits for it any longer.
+// TestRun checks that a program is killed when its context ends.
 func TestRun(t *testing.T) {
 	var exit *exec.ExitError
 	if err := Run(t.Context(), exec.Command("false"), Options{}); !errors.As(err, &exit) || exit.ExitCode() != 1 {
@@ -127,7 +128,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestOnThread: not even the main thread is used when it is asked first.
+// TestOnThread checks that f does not run on the main thread, even if the first call comes from
+// there.
 func TestOnThread(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 50 {

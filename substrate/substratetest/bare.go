@@ -21,8 +21,8 @@ type Bare struct {
 	Network wire.SandboxNetwork
 	// Start starts a clone of the snapshot that turns start from, and returns its process.
 	Start func(ctx context.Context) (substrate.Sandbox, int, error)
-	// Write saves a machine that is ready for it into the folder dir, and Load starts a clone from
-	// there. Nil: there is no fork to measure.
+	// Write saves a suspended machine into the folder dir, and Load starts a clone from dir. Nil:
+	// the program cannot fork.
 	Write func(ctx context.Context, vm substrate.Sandbox, dir string) error
 	Load  func(ctx context.Context, dir string) (substrate.Sandbox, int, error)
 }

@@ -23,7 +23,7 @@ import (
 // machine.
 type Guest struct {
 	Machine substrate.Sandbox
-	Client  *wire.Client // of the current link
+	Client  *wire.Client // client of the current link
 	port    *wire.Port
 	network *wire.SandboxNetwork
 }
@@ -209,8 +209,8 @@ func standsStill(t *testing.T, s substrate.Substrate) {
 	}
 }
 
-// testExecs pauses a machine whose processes call exec continuously. Some kernels then forget that
-// a process was to stop.
+// testExecs pauses a machine whose processes call exec continuously. Some kernels then fail to stop
+// a process that was to stop.
 func testExecs(t *testing.T, s substrate.Substrate, c Config) {
 	standsStill(t, s)
 	g := Start(t, s, c.Machine, &c.Network)
@@ -235,7 +235,8 @@ func testFork(t *testing.T, s substrate.Substrate, c Config) {
 	want(t, g.Client, "echo disk > /workspace/file; mkdir /dev/shm/d; echo memory > /dev/shm/d/file; echo 192.0.2.9 mine >> /etc/hosts", "")
 	at := g.count(t)
 	dir := g.Snapshot(t)
-	g.goesOn(t, at) // although its connection, with which it should end, has ended
+	// although its connection has ended, and the process should end with the connection
+	g.goesOn(t, at)
 	one := Resume(t, s, c.Machine, dir)
 	one.goesOn(t, at)
 	want(t, one.Client, "cat /workspace/file /dev/shm/d/file; grep -c mine /etc/hosts", "disk\nmemory\n1\n")

@@ -9,8 +9,8 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// testMove packs a machine that runs and goes on with it in another state directory: one with
-// no snapshot of the template, and then with one of its own.
+// testMove packs a running machine and resumes it in another state directory: without a snapshot of
+// the template, and then with its own snapshot.
 func testMove(t *testing.T, s substrate.Substrate, c Config) {
 	k := keeper(t, s)
 	if c.Elsewhere == nil {
@@ -45,14 +45,14 @@ func testMove(t *testing.T, s substrate.Substrate, c Config) {
 	_ = Start(t, other, c.Machine, &c.Network).Machine.Close()
 	goesOn("with a snapshot of its own")
 	refusesBase(t, there, c.Machine, packed, base)
-	if len(base) > 0 { // where it was kept, it needs no base
+	if len(base) > 0 { // on its original host it needs no base
 		if err := k.Unpack(t.Context(), c.Machine, substrate.PackedDir(packed), filepath.Join(t.TempDir(), "vm")); err != nil {
 			t.Errorf("without a base, where it was kept: %v", err)
 		}
 	}
 }
 
-// packBase adds what p differs from to the files in packed, and returns their names.
+// packBase adds the base of p to the files in packed, and returns their names.
 func packBase(t *testing.T, k substrate.Keeper, m substrate.Machine, p substrate.Packed, packed string) []string {
 	t.Helper()
 	b, ok := k.(substrate.BasePacker)
@@ -83,7 +83,7 @@ func packBase(t *testing.T, k substrate.Keeper, m substrate.Machine, p substrate
 	return names
 }
 
-// refusesBase damages each file of a base, and takes all of it away.
+// refusesBase damages each file of a base, and then removes all of it.
 func refusesBase(t *testing.T, k substrate.Keeper, m substrate.Machine, packed string, base []string) {
 	t.Helper()
 	refused := func(what string, kind turnstone.Kind) {

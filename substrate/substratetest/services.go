@@ -14,7 +14,7 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// testSignals: a signal reaches processes that have left the session and the parent.
+// testSignals sends signals to processes that have left the session and the parent.
 func testSignals(t *testing.T, s substrate.Substrate, c Config) {
 	_, client := c.clone(t, s)
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
