@@ -10,40 +10,41 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// ErrUnproven is wrapped by the error of what may work, which only a guest that starts would
-// tell: see Chooser.Probe.
+// ErrUnproven is in the chain of the error of an option that may work, but needs a guest's start as
+// a proof: see Chooser.Probe.
 var ErrUnproven = errors.New("no guest was started under KVM yet")
 
-// A Trial is one way to run a sandbox, and what became of it in a Decision.
+// A Trial is one way to run a sandbox, with its result in a Decision.
 type Trial struct {
-	Name string // of the substrate
+	Name string // name of the substrate
 	How  string // "KVM", "TCG" or ""
-	Test bool   // its guests boot a test kernel, so it comes after those that boot none
-	Err  error  // why it was not taken; nil: it is the choice, or its turn did not come
+	Test bool   // guests boot a test kernel; such options come last
+	Err  error  // why it was rejected; nil: it is the choice, or was not tried
 
-	unfit bool // it was not opened, because it cannot serve the needs
+	unfit bool // not opened, because it cannot serve the needs
 }
 
-// Unproven reports whether a guest would tell that t can be used.
+// Unproven reports whether starting a guest would show that t can be used.
 func (t Trial) Unproven() bool {
 	return errors.Is(t.Err, ErrUnproven) || errors.Is(t.Err, firecracker.ErrUnproven)
 }
 
-// String names t as "qemu (KVM)".
+// String names t, such as "qemu (KVM)".
 func (t Trial) String() string { return option{name: t.Name, how: t.How}.String() }
 
-// A Decision is a choice with how it came about.
+// A Decision is a choice with its reasons.
 type Decision struct {
 	Substrate substrate.Substrate // the choice; nil: none
-	Err       error               // why there is none
-	Trials    []Trial             // in the order of the trials; the last is the choice where there is one
-	Later     []Trial             // what would have come after the choice, in order
+	Err       error               // why there is no choice
+	// in order of trial; the last trial is the choice, if there is a choice
+	Trials []Trial
+	Later  []Trial // options after the choice, in order
 
 	told []string // why the user's kernel does not run in a better way, or KVM turned away
 }
 
-// Unproven returns those of the trials that a guest would decide, in order: with
-// Chooser.Probe they would be tried, and the first that works be the choice.
+// Unproven returns the trials that need a guest's start as a proof, in order: with Chooser.Probe
+// they would be tried, and the first that works would be the choice.
 func (d Decision) Unproven() []Trial {
 	var unproven []Trial
 	for _, t := range d.Trials {
@@ -54,7 +55,7 @@ func (d Decision) Unproven() []Trial {
 	return unproven
 }
 
-// Decide is Choose, and tells what it has tried.
+// Decide chooses a substrate as Choose does, and also returns what it has tried.
 func (c *Chooser) Decide(ctx context.Context, name string, needs Needs) (d Decision) {
 	if d.Err = Fits(name, needs); d.Err != nil {
 		return d
@@ -100,7 +101,7 @@ func (c *Chooser) Decide(ctx context.Context, name string, needs Needs) (d Decis
 	return d
 }
 
-// nothing is the error for trials of which none is the choice.
+// nothing returns the error for trials without a choice.
 func nothing(name string, trials []Trial, hint string) error {
 	if len(trials) == 1 && !trials[0].unfit {
 		return trials[0].Err

@@ -12,9 +12,9 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// A Kernel is the kernel that guests boot. It is looked up once: what a substrate is chosen
-// by is what its machines boot, whatever happens to the user's file in between. It is safe
-// for concurrent use.
+// A Kernel is the kernel that guests boot. It is looked up once: the choice of a substrate and its
+// machines use the same kernel, even if the user's file changes in between. It is safe for
+// concurrent use.
 type Kernel struct {
 	home     *statedir.Dir
 	choice   kernel.Choice
@@ -24,13 +24,13 @@ type Kernel struct {
 	found *kernel.Kernel // nil: not looked up yet
 }
 
-// KernelIn returns the kernel that choice names and h keeps. progress may be nil.
+// KernelIn returns the kernel that choice names, stored in h. progress may be nil.
 func KernelIn(h *statedir.Dir, choice kernel.Choice, progress func(string)) *Kernel {
 	return &Kernel{home: h, choice: choice, progress: progress}
 }
 
-// Guest says what is known of the kernel before there is a machine, for Chooser.Kernel. It
-// looks up a kernel of the user's, and downloads none.
+// Guest returns the kernel's properties before a machine exists, for Chooser.Kernel. It looks up a
+// user's kernel, and downloads nothing.
 func (k *Kernel) Guest(ctx context.Context) (substrate.GuestKernel, error) {
 	if !k.choice.Own() {
 		return substrate.GuestKernel{}, nil
@@ -42,7 +42,7 @@ func (k *Kernel) Guest(ctx context.Context) (substrate.GuestKernel, error) {
 	return guest(found, k.choice), nil
 }
 
-// Fill returns m with the kernel and the initramfs that has agent in it.
+// Fill returns m with the kernel and with the initramfs that contains agent.
 func (k *Kernel) Fill(ctx context.Context, m substrate.Machine, agent kernel.Program) (substrate.Machine, error) {
 	found, dir, err := k.find(ctx)
 	if err != nil {
@@ -53,8 +53,8 @@ func (k *Kernel) Fill(ctx context.Context, m substrate.Machine, agent kernel.Pro
 	return m, err
 }
 
-// find returns the kernel, and the folder where what is made of it is kept. One that was not
-// found is looked for again.
+// find returns the kernel, and the folder for files made from it. After an error, the next call
+// looks again.
 func (k *Kernel) find(ctx context.Context) (found *kernel.Kernel, dir string, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -65,7 +65,7 @@ func (k *Kernel) find(ctx context.Context) (found *kernel.Kernel, dir string, er
 	return k.found, dir, err
 }
 
-// guest says of k what a substrate goes by.
+// guest returns the properties of k that a substrate needs.
 func guest(k *kernel.Kernel, choice kernel.Choice) substrate.GuestKernel {
 	g := substrate.GuestKernel{KernelKind: substrate.KernelKind{Own: k.Own, Test: k.Test, Release: k.Release}}
 	if k.Own {
@@ -74,10 +74,10 @@ func guest(k *kernel.Kernel, choice kernel.Choice) substrate.GuestKernel {
 	return g
 }
 
-// CheckRunning compares what is known of a kernel's image with what the guest's agent says of
-// the kernel that runs: its release, and whether programs can read its memory. An error, of
-// kind Integrity, means that the machine must not be used: it would be told to isolate in a
-// way that it does not. The agent's word is to be had before anything else runs in the guest.
+// CheckRunning compares the known properties of a kernel's image with the agent's report on the
+// running kernel: its release, and whether programs can read its memory. An error, of kind
+// Integrity, means that the machine must not be used, because its isolation would be reported
+// wrongly. The agent must report before anything else runs in the guest.
 func CheckRunning(k substrate.KernelKind, release string, open bool) error {
 	runs := console.Printable(release[:min(len(release), maxRelease)])
 	image := "its image does not tell its release"
@@ -102,7 +102,7 @@ func CheckRunning(k substrate.KernelKind, release string, open bool) error {
 	return e
 }
 
-// maxRelease bounds what is quoted of a release: utsname has room for as many bytes.
+// maxRelease bounds a quoted release, in bytes: utsname has room for that many.
 const maxRelease = 64
 
 func orNothing(release string) string {

@@ -14,7 +14,7 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// bzImage is a kernel whose payload nothing here unpacks, and whose header names a release
+// bzImage is a kernel whose payload no code here unpacks, and whose header names a release
 // (Documentation/arch/x86/boot.rst).
 func bzImage(release string) []byte {
 	b := make([]byte, 4096)
@@ -24,8 +24,8 @@ func bzImage(release string) []byte {
 	return b
 }
 
-// TestKernelIsLookedUpOnce: what a substrate is chosen by is what is booted, also when the
-// user's file becomes another kernel in between, and another process keeps that one.
+// TestKernelIsLookedUpOnce checks that machines boot the kernel that decided the choice of the
+// substrate, even if the user's file changes in between and another process stores the new kernel.
 func TestKernelIsLookedUpOnce(t *testing.T) {
 	h, image := &statedir.Dir{Root: t.TempDir()}, filepath.Join(t.TempDir(), "image")
 	put := func(release string) {
@@ -59,8 +59,8 @@ func TestKernelIsLookedUpOnce(t *testing.T) {
 	}
 }
 
-// TestCheckRunning: a machine is used only where the running kernel says of itself what its
-// image says, and does nothing that a test kernel does unless it is known to be one.
+// TestCheckRunning checks that a machine is used only if the running kernel reports the same
+// release as its image, and shows no property of a test kernel unless it is known as a test kernel.
 func TestCheckRunning(t *testing.T) {
 	release := rapid.SampledFrom([]string{"", "6.1.0-50-cloud-amd64", "6.1.192-tpv", "6.1.192-tpv+", "6.1.192-abc", "6.1.192-tpvx"})
 	rapid.Check(t, func(t *rapid.T) {

@@ -11,14 +11,14 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// What all of them can do; see substrate.AbilitiesOf.
+// The drivers' abilities; see substrate.AbilitiesOf.
 var (
 	_ = substrate.Keeper((*firecracker.Substrate)(nil))
 	_ = substrate.Keeper((*qemu.Substrate)(nil))
 	_ = substrate.Keeper((*gvisor.Substrate)(nil))
 )
 
-// real returns what there is, the best first.
+// real returns all options, best first.
 func real(c *Chooser) []option {
 	all := ability{live: true, keep: true}
 	return []option{
@@ -29,7 +29,7 @@ func real(c *Chooser) []option {
 	}
 }
 
-// machine returns the machine that KVM is proven with, once something needs it.
+// machine returns the machine that proves KVM, or nil without Probe.
 func (c *Chooser) machine(ctx context.Context) (*substrate.Machine, error) {
 	if c.Probe == nil {
 		return nil, nil
@@ -41,14 +41,14 @@ func (c *Chooser) machine(ctx context.Context) (*substrate.Machine, error) {
 // translated opens QEMU, with or without KVM.
 func (c *Chooser) translated(ctx context.Context, kernel substrate.GuestKernel, before error) (substrate.Substrate, error) {
 	s, err := qemu.New(ctx, c.Home, qemu.Options{Progress: c.say, Kernel: kernel, Fallback: before})
-	if err != nil { // a nil *Substrate is no nil Substrate
+	if err != nil { // a nil *Substrate is not a nil Substrate
 		return nil, err
 	}
 	return s, nil
 }
 
-// accelerated opens QEMU with KVM. What rules KVM out without a guest comes first:
-// proving it takes a kernel, and up to a minute.
+// accelerated opens QEMU with KVM. It first checks what rules KVM out without a guest, because a
+// proof needs a kernel and up to a minute.
 func (c *Chooser) accelerated(ctx context.Context, kernel substrate.GuestKernel, _ error) (substrate.Substrate, error) {
 	s, err := qemu.New(ctx, c.Home, qemu.Options{Progress: c.say, Kernel: kernel})
 	if err != nil {
@@ -57,7 +57,8 @@ func (c *Chooser) accelerated(ctx context.Context, kernel substrate.GuestKernel,
 	if s.Accelerated() {
 		return s, nil
 	}
-	if v := s.Verdict(); !v.Known && (c.Probe != nil || !v.Kernel) { // a kernel's fault is told until there is something to ask with
+	// without Probe a kernel's fault is reported as it is
+	if v := s.Verdict(); !v.Known && (c.Probe != nil || !v.Kernel) {
 		if m, err := c.machine(ctx); err != nil {
 			return nil, err
 		} else if m != nil {
@@ -87,7 +88,7 @@ func (c *Chooser) gvisor(ctx context.Context, _ substrate.GuestKernel, _ error) 
 	return s, nil
 }
 
-// firecracker opens Firecracker. It says itself what rules KVM out without a guest.
+// firecracker opens Firecracker, which itself checks what rules KVM out without a guest.
 func (c *Chooser) firecracker(ctx context.Context, kernel substrate.GuestKernel, _ error) (substrate.Substrate, error) {
 	s, err := firecracker.New(ctx, c.Home, c.Programs.firecracker(firecracker.Options{Progress: c.say, Kernel: kernel, Again: c.Probe != nil}))
 	if errors.Is(err, firecracker.ErrUnproven) {
@@ -99,7 +100,7 @@ func (c *Chooser) firecracker(ctx context.Context, kernel substrate.GuestKernel,
 			s, err = firecracker.New(ctx, c.Home, c.Programs.firecracker(firecracker.Options{Progress: c.say, Probe: m}))
 		}
 	}
-	if err != nil { // a nil *Substrate is no nil Substrate
+	if err != nil { // a nil *Substrate is not a nil Substrate
 		return nil, err
 	}
 	return s, nil

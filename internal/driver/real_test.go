@@ -13,8 +13,8 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// TestUnprovenDrivers: a kernel of the user's that no guest was started with yet is not known to
-// fail, although Debian's does here: neither of the two drivers answers for another kernel.
+// TestUnprovenDrivers checks that a user's kernel without a proof is not assumed to fail although
+// Debian's kernel fails here: neither driver uses the verdict on another kernel.
 func TestUnprovenDrivers(t *testing.T) {
 	if err := kvm.MayOpen(kvm.Device); err != nil {
 		t.Skip(err)

@@ -1,5 +1,5 @@
-// Package driver chooses what runs a sandbox on this machine, and finds the
-// three drivers by name.
+// Package driver chooses the substrate of sandboxes on this machine, and finds the three drivers by
+// name.
 package driver
 
 import (
@@ -17,68 +17,68 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// Auto asks for the best that works.
+// Auto requests the best substrate that works.
 const Auto = "auto"
 
-// The substrates by name.
+// The names of the substrates.
 const (
 	Firecracker = "firecracker"
 	QEMU        = "qemu"
 	GVisor      = "gvisor"
 )
 
-// Names returns what may be asked for.
+// Names returns the names that a user may request.
 func Names() []string { return []string{Auto, Firecracker, QEMU, GVisor} }
 
-// Needs is what a turn asks of its substrate.
+// Needs are a turn's requirements on its substrate.
 type Needs struct {
-	MicroVM bool // hardware's isolation, or its emulation: no shared kernel of any kind
+	MicroVM bool // isolation by hardware, or by its emulation: no kernel is shared
 	Home    bool // a home directory on a disk of its own
-	Live    bool // its sandboxes are paused, or cloned as they run: substrate.Resumer
-	Keep    bool // its sandboxes are kept whole: substrate.Keeper
+	Live    bool // sandboxes are paused or cloned while running: substrate.Resumer
+	Keep    bool // machines are kept: substrate.Keeper
 }
 
-// Programs are the paths of programs that substrates run. An empty path means that the
-// program is looked for: see the drivers' Options.
+// Programs are the paths of programs that substrates run. For an empty path the driver searches for
+// the program: see the drivers' Options.
 type Programs struct {
-	Runsc       string // of gVisor
+	Runsc       string // gVisor's program
 	Firecracker string
-	Jailer      string // of Firecracker
+	Jailer      string // Firecracker's jailer
 }
 
-// A Chooser finds substrates. Its methods are safe for concurrent use.
+// A Chooser chooses and opens substrates. Its methods are safe for concurrent use.
 type Chooser struct {
 	Home     *statedir.Dir
 	Programs Programs
-	Progress func(string) // told before work that takes long; may be nil
-	// Probe returns a small machine with a kernel, to prove KVM with. It is called
-	// only where that is not known yet, and may take minutes. Nil: what is unproven
-	// counts as unusable.
+	Progress func(string) // called before slow operations; may be nil
+	// Probe returns a small machine with a kernel, to prove KVM. It is called only if there is no
+	// verdict on KVM yet, and may take minutes. Nil: an unproven KVM is unusable.
 	Probe func(ctx context.Context) (substrate.Machine, error)
-	// Kernel returns the kernel of guests that have one of Linux. Nil: Turnstone's.
+	// Kernel returns the Linux kernel that guests boot. Nil: Turnstone's.
 	Kernel func(ctx context.Context) (substrate.GuestKernel, error)
 
-	// Wrap replaces what was opened, so that tests can take abilities away; nil: nothing does.
+	// Wrap replaces an opened substrate, so that tests can remove abilities; nil: substrates are
+	// not replaced.
 	Wrap func(substrate.Substrate) substrate.Substrate
 
-	// Open opens a driver in place of the real ones, so that tests can make up a host: name and
-	// how are a Trial's. Nil: the real ones.
+	// Open opens a driver instead of the real drivers, so that tests can simulate a host: name and
+	// how are a Trial's. Nil: the real drivers.
 	Open func(ctx context.Context, name, how string, kernel substrate.GuestKernel) (substrate.Substrate, error)
 
-	drivers drivers // nil: the real ones
+	drivers drivers // nil: the real drivers
 }
 
-// An option is one way to run a sandbox. All fields are about this machine, now.
+// An option is one way to run a sandbox. All fields describe this machine at present.
 type option struct {
 	name    string // "qemu"
 	how     string // withKVM, withTCG or ""
 	microVM bool
 	home    bool
-	own     bool                  // the substrate has a kernel of its own; others boot one of Linux
-	kernel  substrate.GuestKernel // that is booted
+	own     bool                  // the substrate has its own kernel; the others boot Linux
+	kernel  substrate.GuestKernel // kernel that the guests boot
 	can     ability
-	// open returns the driver, or an error that says why it cannot be used here. before is
-	// why the same substrate was not opened in a better way, where that is worth telling.
+	// open returns the driver, or an error that says why it cannot be used here. before is why the
+	// same substrate was not opened in a better way; nil if that need not be reported.
 	open func(ctx context.Context, kernel substrate.GuestKernel, before error) (substrate.Substrate, error)
 }
 
@@ -88,31 +88,31 @@ const (
 	withTCG = "TCG"
 )
 
-// An ability is what only some drivers can do.
+// An ability is an optional feature of drivers.
 type ability struct{ live, keep bool }
 
-// abilities tells what a driver can do by its type.
+// abilities returns a driver's features by its type.
 func abilities(a substrate.Abilities) ability {
 	return ability{!errors.Is(a.Live, errors.ErrUnsupported), !errors.Is(a.Keep, errors.ErrUnsupported)}
 }
 
-// drivers makes the options of a machine, the best first.
+// drivers returns a machine's options, best first.
 type drivers func(c *Chooser) []option
 
-// Choose returns the substrate called name that serves needs. For Auto it is the first
-// that works here of: firecracker, qemu with KVM, gvisor, qemu with TCG. KVM counts as
-// working when a guest has really started under it. Isolation by hardware comes first,
-// except that of guests with a test kernel, which comes last;
-// gVisor comes before TCG, which QEMU's project does not count among its security
-// boundaries (https://www.qemu.org/docs/master/system/security.html). Errors are of kind
-// Invalid for a name that is not known or that cannot serve needs, and Unavailable when
-// nothing works here. Where a better one is passed over because of needs, Progress is told.
+// Choose returns the substrate called name that serves needs. For Auto it returns the first of
+// these that works here: firecracker, qemu with KVM, gvisor, qemu with TCG. KVM works if a guest
+// has really started under it. Isolation by hardware comes first, except that of guests with a test
+// kernel, which comes last; gVisor comes before TCG, because QEMU's project does not count TCG
+// among its security boundaries (https://www.qemu.org/docs/master/system/security.html). An error
+// is of kind Invalid for an unknown name and for a substrate that cannot serve needs, and of kind
+// Unavailable if nothing works here. Choose reports better substrates that needs excluded to
+// Progress.
 func (c *Chooser) Choose(ctx context.Context, name string, needs Needs) (substrate.Substrate, error) {
 	d := c.Decide(ctx, name, needs)
 	if d.Err != nil {
 		return nil, d.Err
 	}
-	var unfit []string // better ones that would have been tried
+	var unfit []string // better options that needs excluded
 	for _, t := range d.Trials {
 		if t.unfit {
 			unfit = append(unfit, t.Err.Error())
@@ -127,8 +127,8 @@ func (c *Chooser) Choose(ctx context.Context, name string, needs Needs) (substra
 	return d.Substrate, nil
 }
 
-// surprises tells whether a user who asked for name should hear why o is not used. It is no
-// surprise that a host has no KVM, or that it emulates guests.
+// surprises reports whether a user who requested name should hear why o is not used. A host without
+// KVM, or with emulated guests, is no surprise.
 func (o option) surprises(name string, err error) bool {
 	switch {
 	case o.own:
@@ -139,7 +139,7 @@ func (o option) surprises(name string, err error) bool {
 	return name == o.name && o.how == withKVM && (o.kernel.Own || !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, kvm.ErrEmulated) && !errors.Is(err, ErrUnproven))
 }
 
-// reason is err without what it is about.
+// reason returns err without its operation and its subject.
 func reason(err error) string {
 	var e *turnstone.Error
 	if errors.As(err, &e) && e.Err != nil {
@@ -148,16 +148,16 @@ func reason(err error) string {
 	return err.Error()
 }
 
-// pointless tells that o cannot be of use after what happened before under KVM: a kernel
-// whose own fault it was has it without KVM, too, and one that is made for tests is made for KVM.
+// pointless reports whether o cannot work after the error before, which occurred under KVM: a
+// kernel that was itself at fault also fails without KVM, and test kernels run under KVM only.
 func (o option) pointless(before error) bool {
 	return o.how == withTCG && (o.kernel.Test || errors.Is(before, kvm.ErrKernel))
 }
 
-// withoutKernel is what helps against a kernel of the user's.
+// withoutKernel is the hint against a user's kernel.
 const withoutKernel = "unset TURN_KERNEL, and take kernel out of config.toml: guests then boot Debian's"
 
-// open opens o, and refuses a driver that turns out to be unable to serve needs.
+// open opens o, and rejects a driver that cannot serve needs after all.
 func (c *Chooser) open(ctx context.Context, o option, needs Needs, before error) (substrate.Substrate, error) {
 	s, err := o.open(ctx, o.kernel, before)
 	if err != nil {
@@ -180,8 +180,8 @@ func (c *Chooser) open(ctx context.Context, o option, needs Needs, before error)
 	return s, nil
 }
 
-// Fits returns an error of kind Invalid when name is no substrate's, or is that of one
-// that cannot serve needs on any machine. It starts nothing, and looks at nothing.
+// Fits returns an error of kind Invalid if name is unknown, or names a substrate that cannot serve
+// needs on any machine. It does not examine the host, and starts nothing.
 func Fits(name string, needs Needs) error {
 	if !slices.Contains(Names(), name) {
 		return turnstone.Errorf("substrates.choose", turnstone.KindInvalid, "substrate "+name,
@@ -200,7 +200,7 @@ func Fits(name string, needs Needs) error {
 		WithHint("use --substrate " + strings.Join(append(able(needs), Auto), " or "))
 }
 
-// able returns the names of the substrates that can serve needs, on some machine.
+// able returns the names of the substrates that can serve needs on some machine.
 func able(needs Needs) []string {
 	var names []string
 	for _, o := range real(&Chooser{}) {
@@ -211,7 +211,7 @@ func able(needs Needs) []string {
 	return names
 }
 
-// lacks says what of needs o does not give; empty: nothing.
+// lacks describes the need that o does not meet; empty: o meets all needs.
 func (o option) lacks(needs Needs) string {
 	switch {
 	case needs.MicroVM && !o.microVM:
@@ -235,8 +235,8 @@ func (o option) String() string {
 	return o.name + " (" + o.how + ")"
 }
 
-// options returns the options of this machine that name stands for. A kernel that cannot
-// be used rules out those that boot one; without another, that is the error.
+// options returns this machine's options for name. A kernel error rules out the options that boot a
+// Linux kernel; for a named substrate it is returned.
 func (c *Chooser) options(ctx context.Context, name string) ([]option, error) {
 	made := c.drivers
 	if made == nil {

@@ -12,7 +12,7 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// A named is a substrate with nothing but names.
+// A named is a substrate that only has names.
 type named struct {
 	substrate.Substrate
 	name, how string
@@ -21,7 +21,7 @@ type named struct {
 func (n named) Name() string      { return n.name }
 func (n named) Isolation() string { return n.how }
 
-// A resumer also clones what runs, by its type.
+// A resumer also clones running sandboxes, by its type.
 type resumer struct {
 	named
 	substrate.Resumer
@@ -33,7 +33,7 @@ type keeper struct {
 	substrate.Keeper
 }
 
-// host makes options of which those work that works names, as "qemu (KVM)".
+// host makes options of which those in works work, such as "qemu (KVM)".
 func host(works ...string) drivers {
 	return func(c *Chooser) []option {
 		all := real(c)
@@ -59,7 +59,7 @@ func TestChoose(t *testing.T) {
 		works []string
 		ask   string
 		needs Needs
-		want  string // "qemu TCG"; else what the error says
+		want  string // such as "qemu TCG", or else a part of the error
 	}{
 		{everything, Auto, Needs{}, "firecracker KVM"},
 		{everything[1:], Auto, Needs{}, "qemu KVM"},
@@ -92,8 +92,8 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestChooseTells: who asks for what only some substrates have is told which one was taken
-// and why, also when none is left.
+// TestChooseTells checks that a user whose needs exclude substrates hears which substrate was
+// chosen and why, also if none is left.
 func TestChooseTells(t *testing.T) {
 	everything := []string{"firecracker (KVM)", "qemu (KVM)", "gvisor", "qemu (TCG)"}
 	for _, tt := range []struct {
@@ -132,8 +132,8 @@ func TestChooseCanceled(t *testing.T) {
 	}
 }
 
-// TestTestKernel: a test kernel is the last choice, and nothing that `isolation: microvm`
-// is satisfied by.
+// TestTestKernel checks that a test kernel is the last choice, and does not satisfy `isolation:
+// microvm`.
 func TestTestKernel(t *testing.T) {
 	everything := []string{"firecracker (KVM)", "qemu (KVM)", "gvisor", "qemu (TCG)"}
 	broken := turnstone.Errorf("kernel.ensure", turnstone.KindInvalid, "TURN_KERNEL",
@@ -176,7 +176,7 @@ func TestTestKernel(t *testing.T) {
 	}
 }
 
-// A faulty is a substrate that can do everything, and whose program has a fault.
+// A faulty is a substrate with all abilities whose program has a fault.
 type faulty struct {
 	substrate.Substrate
 	substrate.Keeper
@@ -187,9 +187,8 @@ func (faulty) Abilities() substrate.Abilities {
 	return substrate.Abilities{Live: errors.New("this version does not wake up")}
 }
 
-// TestChooseAbilities: what a turn asks of its machine is refused before it starts where the
-// driver, or this version of its program, cannot do it, and the next one is taken where nobody
-// has named one.
+// TestChooseAbilities checks that needs which the driver, or this version of its program, cannot
+// serve are rejected before the start, and that Auto takes the next substrate.
 func TestChooseAbilities(t *testing.T) {
 	opened := 0
 	one := func(name string, can ability, s substrate.Substrate) option {
@@ -232,7 +231,7 @@ func TestChooseAbilities(t *testing.T) {
 	}
 }
 
-// TestAbilities: what the drivers are taken to be able to do is what their types say.
+// TestAbilities checks that the drivers' assumed abilities match their types.
 func TestAbilities(t *testing.T) {
 	for _, o := range real(&Chooser{}) {
 		if !o.can.live {
@@ -245,8 +244,9 @@ func TestAbilities(t *testing.T) {
 	}
 }
 
-// TestKernelAtFault: a kernel of the user's that fails by itself under KVM is not tried again
-// without, one that KVM is at odds with is, and both are told; a test kernel is for KVM only.
+// TestKernelAtFault checks that a user's kernel that is itself at fault under KVM is not tried
+// again without KVM, that a kernel that is incompatible with KVM is tried, that both are reported,
+// and that a test kernel runs under KVM only.
 func TestKernelAtFault(t *testing.T) {
 	proven := func(v kvm.Verdict) kvm.Verdict { v.Proven = true; return v }
 	fault := proven(kvm.Failed(&console.GaveUp{Why: "it panicked"}, substrate.KernelKind{Own: true}))
@@ -255,9 +255,9 @@ func TestKernelAtFault(t *testing.T) {
 		ask     string
 		verdict kvm.Verdict
 		kernel  substrate.KernelKind
-		want    string // what is opened; empty: nothing
+		want    string // the opened option; empty: none
 		told    string // by the progress or the error
-		before  string // what the one without KVM is told
+		before  string // the earlier error that the option without KVM gets
 	}{
 		{QEMU, fault, substrate.KernelKind{Own: true}, "", "the guest's kernel is at fault: it panicked", ""},
 		{QEMU, hangs, substrate.KernelKind{Own: true}, "qemu TCG", "substrate qemu, TCG: qemu (KVM): a guest does not start under it: the guest hangs", "KVM: a guest does not start"},

@@ -1,5 +1,4 @@
-// Package console reads what a guest prints on its console: that its agent is ready, or
-// why it never will be.
+// Package console reads a guest's console output: that its agent is ready, or why it never will be.
 package console
 
 import (
@@ -11,33 +10,33 @@ import (
 	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
-// ReadyLine is what the agent prints when a snapshot may be taken.
+// ReadyLine is the line that the agent prints when a snapshot may be taken.
 const ReadyLine = "turnstone-agent: ready"
 
-// failedLine begins the line in which the agent says why it gives up as it starts.
+// failedLine begins the line in which the agent says why it gives up during its start.
 const failedLine = "turnstone-agent: failed: "
 
-// panicText begins what the kernel says as it gives up (kernel/panic.c).
+// panicText begins the kernel's message when it gives up (kernel/panic.c).
 const panicText = "Kernel panic - not syncing: "
 
 const (
 	kept    = 16 << 10 // bytes of the console that are kept
-	maxLine = 512      // bytes of a line that are looked at together
+	maxLine = 512      // bytes of a line that are examined together
 )
 
-// A Watch takes what a guest prints. It looks at each byte once, however much that is,
-// and only until the agent is ready: from then on a guest is hostile, and can print what
-// it likes. It has one writer; its other methods are safe for concurrent use.
+// A Watch examines a guest's console output. It examines each byte once, however long the output
+// is, and only until the agent is ready: afterwards the guest is hostile and can print anything. It
+// has one writer; its other methods are safe for concurrent use.
 type Watch struct {
 	Tail
 	ready, failed chan struct{}
 
-	lines  int    // of the guest's that were ended, until it was ready; mu
-	spoken string // the last of them that has text; mu
+	lines  int    // lines that the guest ended until it was ready; mu
+	spoken string // the last line with text; mu
 	over   bool   // ready or failed
-	line   []byte // the end of what was written of the last line, less than maxLine
-	log    bool   // the last line has a line of the machine's log in it
-	before string // what the guest has printed of that line
+	line   []byte // the end of the unfinished line, less than maxLine
+	log    bool   // the unfinished line contains a line of the machine's log
+	before string // the guest's output in that line
 	why    string // why it failed; written before failed is closed
 }
 
@@ -46,8 +45,8 @@ func New() *Watch {
 	return &Watch{Tail: Tail{Limit: kept}, ready: make(chan struct{}), failed: make(chan struct{})}
 }
 
-// Running returns a Watch of a guest whose agent was ready before it was saved: nothing that
-// it prints says how it started.
+// Running returns a Watch of a guest whose agent was ready before it was saved: its output says
+// nothing about its start.
 func Running() *Watch {
 	w := New()
 	w.over = true
@@ -55,23 +54,23 @@ func Running() *Watch {
 	return w
 }
 
-// Ready is closed when the agent has said that it is ready.
+// Ready is closed when the agent has reported that it is ready.
 func (w *Watch) Ready() <-chan struct{} { return w.ready }
 
-// Failed is closed when the guest has said that it never will be.
+// Failed is closed when the guest has reported that the agent will never be ready.
 func (w *Watch) Failed() <-chan struct{} { return w.failed }
 
-// A GaveUp is the error of a guest whose kernel or agent has said that the agent will never
-// be ready.
+// A GaveUp is the error of a guest whose kernel or agent has reported that the agent will never be
+// ready.
 type GaveUp struct {
-	Why string // one line that a terminal may print
+	Why string // one printable line
 }
 
 // Error implements error.
 func (e *GaveUp) Error() string { return e.Why }
 
-// Fault returns why the guest gave up as it started; nil: it did not say so. What a guest
-// prints whose agent is ready says nothing of its start: see Words.
+// Fault returns why the guest gave up during its start; nil: it gave no reason. The output of a
+// guest whose agent is ready says nothing about its start: see Words.
 func (w *Watch) Fault() *GaveUp {
 	select {
 	case <-w.failed:
@@ -80,7 +79,7 @@ func (w *Watch) Fault() *GaveUp {
 		return nil
 	default:
 	}
-	if match := panicLine.FindStringSubmatch(w.String()); match != nil { // a line without its end
+	if match := panicLine.FindStringSubmatch(w.String()); match != nil { // an unfinished line
 		return &GaveUp{panicked(match[1])}
 	}
 	return nil
@@ -88,8 +87,8 @@ func (w *Watch) Fault() *GaveUp {
 
 var panicLine = lazyregexp.New(panicText + `([^\r\n]{1,200})`)
 
-// Words quotes the panic that a started guest has printed, so that it can be put behind the
-// error of its machine; empty: there is none. It is the guest's word, and proves nothing.
+// Words quotes the panic that a started guest has printed, to be appended to the error of its
+// machine; empty: no panic. It is untrusted.
 func (w *Watch) Words() string {
 	if match := panicLine.FindStringSubmatch(w.String()); match != nil {
 		return fmt.Sprintf("; its console says: %q", clip(panicText+match[1]))
@@ -118,21 +117,21 @@ func (w *Watch) Write(p []byte) (int, error) {
 		case ended:
 			w.spoke(feeds)
 			w.line, w.log = w.line[:0], false
-		case full: // what is looked for may begin in its end
+		case full: // the searched text may begin at its end
 			w.line = append(w.line[:0], w.line[maxLine/2:]...)
 		}
 	}
 	return len(p), nil
 }
 
-// look looks at the line as it is now; whole says that no more of it is kept.
+// look examines the unfinished line; whole means that no more of it is kept.
 func (w *Watch) look(whole bool) {
 	if bytes.Contains(w.line, []byte(ReadyLine)) {
 		w.over = true
 		close(w.ready)
 		return
 	}
-	if !whole { // so that a reason is told to its end
+	if !whole { // so that the whole reason is reported
 		return
 	}
 	if _, what, ok := bytes.Cut(w.line, []byte(failedLine)); ok {
@@ -142,8 +141,8 @@ func (w *Watch) look(whole bool) {
 	}
 }
 
-// spoke takes note of a line that has ended. One of the machine's log is not the guest's.
-// One that feeds ends for good, and is counted.
+// spoke records a finished line. A line of the machine's log is not the guest's. A line that ends
+// with a line feed (feeds) is final, and is counted.
 func (w *Watch) spoke(feeds bool) {
 	said := string(w.line)
 	if w.log {
@@ -167,10 +166,10 @@ func (w *Watch) fail(why string) {
 
 // A Tail keeps the last bytes written to it. It is safe for concurrent use.
 type Tail struct {
-	Limit int // of the bytes that are kept
+	Limit int // bytes that are kept
 	mu    sync.Mutex
 	buf   []byte
-	cut   bool // there was more before buf
+	cut   bool // bytes before buf were dropped
 }
 
 // Write implements io.Writer. It does not fail.
@@ -185,7 +184,7 @@ func (t *Tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// String returns what is kept.
+// String returns the kept bytes.
 func (t *Tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -205,8 +204,8 @@ func LastLine(s string) string {
 	return s[strings.LastIndexAny(s, "\r\n")+1:]
 }
 
-// Printable keeps a hostile guest's text out of the terminal's hands: what is no ASCII
-// letter, sign or space becomes a question mark.
+// Printable removes terminal control from a hostile guest's text: line ends and tabs become spaces,
+// and other characters that are not printable ASCII become question marks.
 func Printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -223,7 +222,7 @@ const maxText = 300
 
 func clip(s string) string { return Clip(s, maxText) }
 
-// Clip returns at most n bytes of s without the spaces around it, as Printable has it.
+// Clip returns at most n bytes of s without surrounding spaces, after Printable.
 func Clip(s string, n int) string {
 	s = strings.TrimSpace(Printable(s))
 	return s[:min(len(s), n)]

@@ -8,7 +8,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// write gives w the text in parts that t chooses.
+// write writes the text to w in parts that t chooses.
 func write(t *rapid.T, w *Watch, text string) {
 	for rest := text; rest != ""; {
 		n := rapid.IntRange(1, len(rest)).Draw(t, "part")
@@ -28,7 +28,7 @@ func closed(c <-chan struct{}) bool {
 	}
 }
 
-// TestWatch: however a console is cut into pieces, the first of what it is watched for counts.
+// TestWatch checks that the first searched text counts, however the console is split into pieces.
 func TestWatch(t *testing.T) {
 	const oops = "Kernel panic - not syncing: VFS: Unable to mount root fs on unknown-block(0,0)"
 	rapid.Check(t, func(t *rapid.T) {
@@ -68,13 +68,14 @@ func TestWatch(t *testing.T) {
 			t.Fatalf("%q", want)
 		case strings.HasPrefix(said, "turnstone-agent: failed") && want != "the guest's agent does not start: no virtio":
 			t.Fatalf("%q", want)
-		case said == ReadyLine && (want != "" || strings.Contains(w.Words(), oops) != strings.Contains(text+later, oops)): // its word, and no explanation
+		case said == ReadyLine && (want != "" || strings.Contains(w.Words(), oops) != strings.Contains(text+later, oops)):
+			// quoted, and no explanation
 			t.Fatalf("%q, %q", want, w.Words())
 		}
 	})
 }
 
-// A line without end is heard to its end, and no more is kept.
+// TestLongLine checks that an endless line is examined to its end, and that only its end is kept.
 func TestLongLine(t *testing.T) {
 	w := New()
 	for range 100 {
@@ -113,7 +114,7 @@ func FuzzWatch(f *testing.F) {
 	})
 }
 
-// TestRunning: what a guest prints that has started long ago does not say how it started.
+// TestRunning checks that the output of a guest that started long ago does not say how it started.
 func TestRunning(t *testing.T) {
 	w := Running()
 	_, _ = w.Write([]byte("\nturnstone-agent: failed: forged; run this\r\n" + panicText + "forged, too\r\n"))

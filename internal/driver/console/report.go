@@ -8,14 +8,14 @@ import (
 	"turnstone.dev/turnstone/internal/guest/kernel/need"
 )
 
-// CheckWord, with a nonce, on the kernel's command line makes the agent report what the kernel
-// has instead of starting.
+// CheckWord, with a nonce, on the kernel's command line makes the agent report the kernel's
+// features instead of starting.
 const CheckWord = "turnstone.check="
 
-// What the report's lines begin with; see package agent.
+// The beginnings of the report's lines; see package agent.
 const (
 	agentName   = "turnstone-agent: "
-	checkStart  = agentName + "check " // and the nonce and a blank
+	checkStart  = agentName + "check " // followed by the nonce and a space
 	checkHas    = "has "
 	checkNot    = "lacks "
 	checkKernel = "kernel "
@@ -24,22 +24,22 @@ const (
 	checkEnd    = "ends"
 )
 
-// ErrNoEnd says that a report has no end yet.
+// ErrNoEnd means that a report has no end yet.
 var ErrNoEnd = errors.New("the agent's report breaks off")
 
-// A KernelReport is what the agent says of the kernel that it runs on.
+// A KernelReport is the agent's report on its kernel.
 type KernelReport struct {
-	Has     map[string]bool // by the name of a need; what is not in it the kernel does not tell
-	Release string          // by uname(2); printable
-	CPUs    int             // that are up
+	Has     map[string]bool // by the name of a need; missing names: the kernel does not tell
+	Release string          // from uname(2); printable
+	CPUs    int             // online CPUs
 	Open    bool            // programs can read the kernel's memory
 }
 
-// maxRelease bounds a kernel's release: utsname has room for as many bytes.
+// maxRelease bounds a kernel's release: utsname has room for that many bytes.
 const maxRelease = 64
 
-// Report returns the report with this nonce, which is in the text of a console. Lines with
-// another nonce, or with none, are not the agent's. With ErrNoEnd that is a part only.
+// Report returns the report with this nonce from the text of a console. Lines with another nonce,
+// or without a nonce, are not the agent's. With ErrNoEnd the report is only partial.
 func Report(text, nonce string) (r KernelReport, err error) {
 	r.Has = map[string]bool{}
 	for line := range strings.Lines(text) {
@@ -56,7 +56,7 @@ func Report(text, nonce string) (r KernelReport, err error) {
 	return r, ErrNoEnd
 }
 
-// add notes one line.
+// add records a line.
 func (r *KernelReport) add(said string) {
 	if name, ok := strings.CutPrefix(said, checkHas); ok {
 		r.note(name, true)

@@ -11,7 +11,7 @@ import (
 	"turnstone.dev/turnstone/internal/guest/machine"
 )
 
-// TestAgentsWords: both sides know the same words.
+// TestAgentsWords checks that both sides use the same words.
 func TestAgentsWords(t *testing.T) {
 	if failedLine != agentName+machine.FailedWord || CheckWord != machine.CheckWord || checkStart != agentName+machine.CheckStart || checkHas != machine.CheckHas ||
 		checkNot != machine.CheckNot || checkKernel != machine.CheckKernel || checkCPUs != machine.CheckCPUs || checkOpen != machine.CheckOpen ||
@@ -36,8 +36,8 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// TestForeignReport: what else a console prints, as a report without a nonce or with that of
-// another time, adds nothing to a report, and ends none.
+// TestForeignReport checks that other output, such as a report without a nonce or with an old
+// nonce, neither adds to a report nor ends it.
 func TestForeignReport(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		nonce := rapid.StringMatching(`[0-9a-f]{32}`).Draw(t, "nonce")
@@ -61,7 +61,7 @@ func TestForeignReport(t *testing.T) {
 	})
 }
 
-// FuzzReport: whatever a guest writes, it speaks of known needs only, and in a printable line.
+// FuzzReport checks that any report names known needs only, and is a printable line.
 func FuzzReport(f *testing.F) {
 	f.Add("turnstone-agent: check 0 has erofs\r\nturnstone-agent: check 0 lacks tun\nturnstone-agent: check 0 kernel \x1b\r\nturnstone-agent: check 0 ends\r\n")
 	f.Fuzz(func(t *testing.T, text string) {

@@ -11,37 +11,37 @@ import (
 	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
-// A Patience bounds the wait for a guest's agent. The first two begin anew with each line on
-// the console. They are measured by what the machine has had of the host, so that a busy host
-// or a slow disk takes nothing of them.
+// A Patience bounds the wait for a guest's agent. Idle and Work begin anew with each line on the
+// console. They are measured by the machine's use of the host, so that a busy host or a slow disk
+// does not reduce them.
 type Patience struct {
-	Idle  time.Duration // in which the machine neither computes nor waits for the host
-	Work  time.Duration // of processor time
-	Limit time.Duration // in all, however much the guest prints
+	Idle  time.Duration // time in which the machine neither computes nor waits for the host
+	Work  time.Duration // processor time
+	Limit time.Duration // total time, however much the guest prints
 }
 
-// A Load is what a machine takes of the host.
+// A Load is a machine's use of the host.
 type Load struct {
 	CPU  time.Duration // processor time since its start
 	Busy bool          // it computes now, or waits for a processor or a disk
 }
 
-// What ends the wait for a guest.
+// The errors that end the wait for a guest.
 var (
 	ErrLate  = errors.New("that is too long")
 	ErrHangs = errors.New("the guest hangs as it starts")
 	ErrEnded = errors.New("the machine has ended")
 )
 
-// look is how often the load is asked for.
+// look is how often the load is measured.
 const look = 100 * time.Millisecond
 
-// quiet is the part of a processor below which a machine counts as idle, as 1/quiet.
+// quiet is the share of a processor below which a machine is idle, as 1/quiet.
 const quiet = 10
 
-// Await blocks until the agent is ready. Else it returns a *GaveUp, ErrEnded once done is
-// closed, ErrHangs, ErrLate or ctx's error, with how the console ends. load may fail: then
-// all time counts as computing.
+// Await blocks until the agent is ready. Otherwise it returns a *GaveUp, ErrEnded once done is
+// closed, ErrHangs, ErrLate or ctx's error, with the end of the console. If load fails, all time
+// counts as computing.
 func (w *Watch) Await(ctx context.Context, p Patience, load func() (Load, error), done <-chan struct{}) error {
 	began := time.Now()
 	tick := time.NewTicker(look)
@@ -69,7 +69,7 @@ func (w *Watch) Await(ctx context.Context, p Patience, load func() (Load, error)
 	}
 }
 
-// A hanging adds up what a guest has done since its console's last line.
+// A hanging adds up a guest's activity since its console's last line.
 type hanging struct {
 	lines      int
 	at         time.Time
@@ -77,7 +77,7 @@ type hanging struct {
 	idle, work time.Duration
 }
 
-// look takes the state of now, and returns an error when one of p's bounds is passed.
+// look takes the current load, and returns an error when p's bounds are exceeded.
 func (h *hanging) look(p Patience, lines int, now time.Time, l Load, known bool) error {
 	passed, worked := now.Sub(h.at), l.CPU-h.cpu
 	first := h.at.IsZero()
@@ -101,19 +101,19 @@ func (h *hanging) look(p Patience, lines int, now time.Time, l Load, known bool)
 	return nil
 }
 
-// firmwareEnd is the last that QEMU's firmware prints (SeaBIOS).
+// firmwareEnd is the last output of QEMU's firmware (SeaBIOS).
 const firmwareEnd = "Booting from ROM.."
 
-// logged is a line of Firecracker's log, which it writes between what its guest prints, behind
-// what that has printed of a line.
+// logged matches a line of Firecracker's log, which Firecracker writes between its guest's output,
+// and after the guest's part of a line.
 var logged = lazyregexp.New(`^(.*?)\d{4}-\d\d-\d\dT[\d:.]{8,20} \[sb-[^\]]{1,200}:(?:ERROR|WARN|INFO|DEBUG)[^\]]{0,200}\] `)
 
-// isLogged says whether a line of Firecracker's log begins in line.
-func isLogged(line []byte) bool { // most lines are told at a glance
+// isLogged reports whether a line of Firecracker's log begins in line.
+func isLogged(line []byte) bool { // cheap test for most lines
 	return bytes.Contains(line, []byte(" [sb-")) && logged.Match(line)
 }
 
-// guests is what the guest has printed of line.
+// guests returns the guest's part of line.
 func guests(line string) string {
 	if match := logged.FindStringSubmatch(line); match != nil {
 		return match[1]
@@ -121,14 +121,14 @@ func guests(line string) string {
 	return line
 }
 
-// LastWords returns the last line that the guest itself has printed; empty: none. It is one
-// line that a terminal may print.
+// LastWords returns the last line that the guest itself has printed, made printable; empty: there
+// is none.
 func (w *Watch) LastWords() string {
 	w.mu.Lock()
 	text, cut, spoken := string(w.buf), w.cut, w.spoken
 	w.mu.Unlock()
 	if _, rest, found := strings.Cut(text, "\n"); cut && found {
-		text = rest // what is kept begins within a line
+		text = rest // the kept text begins within a line
 	}
 	if _, after, found := strings.Cut(text, firmwareEnd); found {
 		text, cut = strings.TrimLeft(after, "."), false
@@ -146,7 +146,7 @@ func (w *Watch) LastWords() string {
 	return ""
 }
 
-// end adds to err how the console ends.
+// end adds the end of the console to err.
 func (w *Watch) end(err error) error {
 	if last := w.LastWords(); last != "" {
 		return fmt.Errorf("%w; the console ends: %q", err, last)
@@ -154,8 +154,7 @@ func (w *Watch) end(err error) error {
 	return fmt.Errorf("%w; the console is empty", err)
 }
 
-// Late returns the error of a guest that was not ready: err says why nobody waits any
-// longer.
+// Late returns the error of a guest that was not ready when the wait ended because of err.
 func (w *Watch) Late(after time.Duration, err error) error {
 	return w.end(fmt.Errorf("the guest did not start within %s: %w", after, err))
 }

@@ -10,8 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestHanging: a guest hangs when it has been idle, or has computed, for longer than it may
-// since its last line; time in which the host gives it nothing does not count.
+// TestHanging checks that a guest hangs when it has been idle, or has computed, for longer than
+// allowed since its last line; time in which the host gives it nothing does not count.
 func TestHanging(t *testing.T) {
 	p := Patience{Idle: 3 * time.Second, Work: 5 * time.Second}
 	rapid.Check(t, func(t *rapid.T) {
@@ -26,7 +26,7 @@ func TestHanging(t *testing.T) {
 			switch rapid.SampledFrom([]string{"idle", "starved", "works", "unknown", "line"}).Draw(t, "does") {
 			case "idle":
 				idle += passed
-			case "starved": // it would run, and gets no processor, or a slow disk
+			case "starved": // ready to run, but without a processor, or waiting for a slow disk
 				l.Busy = true
 			case "works":
 				cpu, work, l.Busy = cpu+passed, work+passed, true
@@ -45,7 +45,8 @@ func TestHanging(t *testing.T) {
 	})
 }
 
-// TestAwait: what ends the wait is told with the guest's last words, without the firmware's.
+// TestAwait checks that the end of the wait is reported with the guest's last words, without the
+// firmware's.
 func TestAwait(t *testing.T) {
 	idle := func() (Load, error) { return Load{}, nil }
 	ended, canceled := make(chan struct{}), func() context.Context {
@@ -95,9 +96,9 @@ func TestAwait(t *testing.T) {
 	}
 }
 
-// TestLogIsNotTheGuests: however a guest's lines, those of Firecracker's log and the chunks
-// they come in are mixed, only the guest's count and are quoted, also when the log has
-// displaced them from what is kept.
+// TestLogIsNotTheGuests checks that only the guest's lines count and are quoted, however its
+// output, Firecracker's log and the chunks are mixed, even if the log has displaced the guest's
+// lines from the kept text.
 func TestLogIsNotTheGuests(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var all strings.Builder

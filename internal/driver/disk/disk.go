@@ -1,5 +1,5 @@
-// Package disk makes the disks that drivers of substrates give to their machines: empty
-// ext4 file systems, and copies of files that keep their holes.
+// Package disk creates the disks of drivers' machines: empty ext4 file systems, and copies of files
+// that keep their holes.
 package disk
 
 import (
@@ -23,11 +23,11 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// Blank returns the path of an empty ext4 file system of the given size, made once by
-// mke2fs and kept in h's cache for all substrates. It has no journal, because nothing of
-// it survives the sandbox, and no reserved blocks, because the guest's processes are all
-// root. Its inode tables are not written (uninit_bg): the file holds some 100 KiB,
-// whatever its size. op is the caller's, for its errors.
+// Blank returns the path of an empty ext4 file system of the given size, created once by mke2fs and
+// stored in h's cache for all substrates. It has no journal, because it does not outlive the
+// sandbox, and no reserved blocks, because the guest's processes are all root. Its inode tables are
+// not written (uninit_bg): the file uses some 100 KiB, whatever its size. op is the caller's
+// operation, for its errors.
 func Blank(ctx context.Context, op turnstone.Op, h *statedir.Dir, size turnstone.Bytes) (string, error) {
 	dir, err := h.MkdirAll("cache")
 	if err != nil {
@@ -51,8 +51,8 @@ func Blank(ctx context.Context, op turnstone.Op, h *statedir.Dir, size turnstone
 	return path, os.Rename(tmp.Name(), path)
 }
 
-// Format makes an ext4 file system of the file at path, with args for mke2fs. Where
-// there is no mke2fs, the error is of kind Unavailable, with a hint.
+// Format creates an ext4 file system in the file at path, with args for mke2fs. Without mke2fs, the
+// error is of kind Unavailable and has a hint.
 func Format(ctx context.Context, op turnstone.Op, path string, args ...string) error {
 	program, err := host.FindSystem("mke2fs")
 	if err != nil {
@@ -69,9 +69,9 @@ func Format(ctx context.Context, op turnstone.Op, path string, args ...string) e
 	return nil
 }
 
-// OpenSlot opens the image at path for a slot of a machine, which takes one of exactly
-// substrate.SlotSize bytes: the guest has learned the size of its disk at its boot. op is the
-// caller's, for its errors, which are of kind Integrity.
+// OpenSlot opens the image at path for a machine's slot. The image must have exactly
+// substrate.SlotSize bytes, because the guest reads the size of its disk at its boot. op is the
+// caller's operation, for its errors, which are of kind Integrity.
 func OpenSlot(op turnstone.Op, path string, flag int) (*os.File, error) {
 	f, err := os.OpenFile(path, flag, 0)
 	if err == nil {
@@ -94,8 +94,8 @@ func checkSlot(f *os.File) error {
 	return err
 }
 
-// OpenLayers opens the images at paths, which a machine has in its slots for layers, as OpenSlot
-// does. More than the machine has slots are an error of kind Invalid.
+// OpenLayers opens the images at paths for a machine's layer slots, as OpenSlot does. More images
+// than slots are an error of kind Invalid.
 func OpenLayers(op turnstone.Op, paths []string) (layers []*os.File, err error) {
 	if len(paths) > substrate.MaxLayers {
 		return nil, turnstone.Errorf(op, turnstone.KindInvalid, "layers",
@@ -114,8 +114,8 @@ func OpenLayers(op turnstone.Op, paths []string) (layers []*os.File, err error) 
 	return layers, nil
 }
 
-// Clone makes dst, which is empty, equal to src: sharing its blocks where the file
-// system can (ioctl_ficlone(2)), else by copying all but the holes.
+// Clone copies src to dst, which is empty: it shares blocks if the file system can
+// (ioctl_ficlone(2)), else it copies everything except the holes.
 func Clone(ctx context.Context, dst, src *os.File) error {
 	if unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) == nil {
 		return nil
@@ -123,7 +123,7 @@ func Clone(ctx context.Context, dst, src *os.File) error {
 	return CopySparse(ctx, dst, src)
 }
 
-// CopySparse makes dst, which is empty, equal to src, and leaves its holes holes.
+// CopySparse copies src to dst, which is empty, and preserves holes.
 func CopySparse(ctx context.Context, dst, src *os.File) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -138,7 +138,7 @@ func CopySparse(ctx context.Context, dst, src *os.File) error {
 	return Overlay(ctx, dst, src, st.Size())
 }
 
-// Overlay writes over dst what of the first limit bytes of src is no hole.
+// Overlay copies everything except the holes in the first limit bytes of src over dst.
 func Overlay(ctx context.Context, dst, src *os.File, limit int64) error {
 	const part = 16 << 20
 	for off := int64(0); ; {
@@ -157,9 +157,9 @@ func Overlay(ctx context.Context, dst, src *os.File, limit int64) error {
 	}
 }
 
-// KeepsHoles says whether files in dir tell page by page (4096 bytes) what was written to
-// them, zeros too. Some file systems have larger blocks, make holes of written zeros, or
-// know no holes at all (lseek(2), SEEK_DATA).
+// KeepsHoles reports whether files in dir record page by page (4096 bytes) which parts were
+// written, zeros included. Some file systems have larger blocks, turn written zeros into holes, or
+// have no holes at all (lseek(2), SEEK_DATA).
 func KeepsHoles(dir string) bool {
 	f, err := os.CreateTemp(dir, ".holes-*")
 	if err != nil {
@@ -190,8 +190,7 @@ func KeepsHoles(dir string) bool {
 	return slices.Equal(found, []int64{at, at + page, at + 2*page, at + 3*page})
 }
 
-// NextData returns the first stretch of f behind off that is no hole; an empty one at
-// its end.
+// NextData returns the first run of data in f from off on; an empty run at the end of f.
 func NextData(f *os.File, off int64) (data, hole int64, err error) {
 	data, err = unix.Seek(int(f.Fd()), off, unix.SEEK_DATA)
 	if errors.Is(err, unix.ENXIO) {

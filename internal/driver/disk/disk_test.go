@@ -18,7 +18,7 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// A copy is equal, and a hole in the original takes up no room in it.
+// TestCopies checks that a copy is equal, and that a hole in the original uses no space in it.
 func TestCopies(t *testing.T) {
 	const size = 64<<20 + 123
 	dir := t.TempDir()
@@ -27,7 +27,7 @@ func TestCopies(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = src.Close() }()
-	// The second stretch is longer than what is copied at a time.
+	// The second run is longer than a single copy operation.
 	_, err1 := src.WriteAt([]byte("begin"), 0)
 	_, err2 := src.WriteAt(bytes.Repeat([]byte("0123456789abcdef"), 17<<16), 8<<20)
 	if err := errors.Join(err1, err2, src.Truncate(size)); err != nil {
@@ -74,7 +74,7 @@ func onDisk(t *testing.T, path string) int64 {
 	return st.Blocks * 512
 }
 
-// A blank disk is made once for each size, and again where it was cut.
+// TestBlank checks that a blank disk is created once for each size, and again if it was truncated.
 func TestBlank(t *testing.T) {
 	if _, err := host.FindSystem("mke2fs"); err != nil {
 		t.Skip("no mke2fs: apt-get install e2fsprogs")
@@ -90,7 +90,8 @@ func TestBlank(t *testing.T) {
 		if err != nil || st.Size() != int64(size) {
 			t.Fatalf("%v (%v)", st, err)
 		}
-		magic, b := []byte{0x53, 0xef}, make([]byte, 2) // of ext4, in the superblock at 1024
+		// ext4's magic number, in the superblock at 1024
+		magic, b := []byte{0x53, 0xef}, make([]byte, 2)
 		f, err := os.Open(path)
 		if err != nil {
 			t.Fatal(err)
@@ -125,7 +126,8 @@ func TestNoMke2fs(t *testing.T) {
 	}
 }
 
-// What is written over a file has its zeros too, and nothing beyond the limit.
+// TestOverlay checks that the written parts replace the file, zeros included, and that nothing
+// beyond the limit is written.
 func TestOverlay(t *testing.T) {
 	dir := t.TempDir()
 	if !KeepsHoles(dir) {
@@ -177,7 +179,8 @@ func TestOverlay(t *testing.T) {
 	}
 }
 
-// TestOpenLayers: only whole images of a slot's size are opened, and no more than there are slots.
+// TestOpenLayers checks that only intact images of a slot's size are opened, and no more than there
+// are slots.
 func TestOpenLayers(t *testing.T) {
 	dir := t.TempDir()
 	image := func(name string, size int64) string {

@@ -8,9 +8,9 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// MakeHome makes the file at path, which must not exist, an empty disk for a home
-// directory of at most the given size. It has a journal, since it outlives the
-// machines that it is mounted in, whatever ends them.
+// MakeHome creates the file at path, which must not exist, as an empty disk for a home directory of
+// at most the given size. It has a journal, because it outlives the machines that mount it, however
+// they end.
 func MakeHome(ctx context.Context, path string, size turnstone.Bytes) (err error) {
 	fail := func(err error) error {
 		return turnstone.NewError("qemu.home", turnstone.KindUnavailable, path, err)

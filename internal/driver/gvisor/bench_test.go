@@ -15,10 +15,10 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// The starts below are to be compared with each other, on a machine that does nothing
-// else: `go test ./internal/driver/gvisor -run '^$' -bench Start -benchtime 20x`.
+// Compare the following starts with each other, on an idle machine: `go test
+// ./internal/driver/gvisor -run '^$' -bench Start -benchtime 20x`.
 
-// BenchmarkStartDo is the shortest that gVisor itself has: one program on the host's files.
+// BenchmarkStartDo is gVisor's own shortest start: a program on the host's files.
 func BenchmarkStartDo(b *testing.B) {
 	s := newSubstrate(b, turntest.Home(b))
 	dir := b.TempDir()
@@ -31,8 +31,8 @@ func BenchmarkStartDo(b *testing.B) {
 	}
 }
 
-// BenchmarkStartBareRestore restores the checkpoint that a turn starts from with runsc
-// alone, until runsc says that the sandbox runs. The agent has not been spoken to.
+// BenchmarkStartBareRestore restores a turn's checkpoint with runsc alone, until runsc says that
+// the sandbox runs. The agent is not contacted.
 func BenchmarkStartBareRestore(b *testing.B) {
 	h := turntest.Home(b)
 	s, m := newSubstrate(b, h), testMachine(b, h)
@@ -81,7 +81,7 @@ func BenchmarkStartBareRestore(b *testing.B) {
 	}
 }
 
-// BenchmarkStartTrue is what a turn does: restore, configure, run true.
+// BenchmarkStartTrue measures a turn: restore, configure, run true.
 func BenchmarkStartTrue(b *testing.B) {
 	h := turntest.Home(b)
 	s, m := newSubstrate(b, h), testMachine(b, h)
@@ -117,7 +117,7 @@ func BenchmarkStartTrue(b *testing.B) {
 	}
 }
 
-// BenchmarkClose is the end of a sandbox, until nothing of it is left.
+// BenchmarkClose measures the end of a sandbox, until nothing of it is left.
 func BenchmarkClose(b *testing.B) {
 	h := turntest.Home(b)
 	s, m := newSubstrate(b, h), testMachine(b, h)
@@ -148,8 +148,8 @@ func started(t testing.TB, s *Substrate, m substrate.Machine) *sandbox {
 	return vm.(*sandbox)
 }
 
-// TestMemory prints what clones hold after they were configured; it cannot fail on a
-// number, which depends on the host.
+// TestMemory prints the memory of configured clones; it cannot fail on a number, which depends on
+// the host.
 func TestMemory(t *testing.T) {
 	if os.Getenv("TURNSTONE_MEASURE") == "" {
 		t.Skip("TURNSTONE_MEASURE is not set")

@@ -11,9 +11,9 @@ import (
 	"turnstone.dev/turnstone/internal/turntest"
 )
 
-// TestConfined looks at a running sandbox's processes from the host: whatever starts them,
-// and in however few steps, they end up with nothing. It holds for every thread of gVisor's
-// kernel and for the processes that run the sandbox's code, for root and for others.
+// TestConfined checks a running sandbox's processes from the host: whoever starts them, and in
+// however few steps, they end up without rights. This includes every thread of gVisor's kernel and
+// the processes that run the sandbox's code, for root and for others.
 func TestConfined(t *testing.T) {
 	h := turntest.Home(t)
 	v := started(t, newSubstrate(t, h), testMachine(t, h))
@@ -34,7 +34,7 @@ func TestConfined(t *testing.T) {
 	noFolders(t, kernel)
 }
 
-// confined checks what one thread may do. A thread that ends meanwhile is nobody's worry.
+// confined checks a thread's rights. A thread that ends meanwhile is ignored.
 func confined(t *testing.T, dir string) {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(dir, "status"))
@@ -68,8 +68,8 @@ func confined(t *testing.T, dir string) {
 	}
 }
 
-// emptyRoot checks that a process has nothing of the host's files: its root holds a copy of
-// the time zone and an empty /proc, cannot be written to, and nothing is mounted below it.
+// emptyRoot checks that a process sees none of the host's files: its root contains a copy of the
+// time zone and an empty /proc, is read-only, and has no mounts below it.
 func emptyRoot(t *testing.T, pid int) {
 	t.Helper()
 	root := fmt.Sprintf("/proc/%d/root", pid)

@@ -16,9 +16,9 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// TestCPUs: a sandbox sees as many CPUs as it was given, and gVisor's kernel has two
-// threads of its own at least: with one, each system call in a sandbox of one CPU costs
-// switches of the host's scheduler. How many they are only runsc's log tells.
+// TestCPUs checks that a sandbox sees its number of CPUs, and that gVisor's kernel has at least two
+// threads of its own: with a single thread, each system call in a sandbox of one CPU costs switches
+// of the host's scheduler. Only runsc's log has the number of threads.
 func TestCPUs(t *testing.T) {
 	h := turntest.Home(t)
 	s, m := newSubstrate(t, h), testMachine(t, h)
@@ -46,7 +46,7 @@ func TestCPUs(t *testing.T) {
 			text, err := os.ReadFile(path)
 			check(t, err)
 			check(t, os.Remove(path))
-			// What follows the first is for readers of files, for some time.
+			// The later lines are temporary values for readers of files.
 			_, text, _ = bytes.Cut(text, []byte("Setting GOMAXPROCS to "))
 			threads, _, _ := bytes.Cut(text, []byte("\n"))
 			if want := max(cpus, min(2, runtime.NumCPU())); string(threads) != fmt.Sprint(want) {

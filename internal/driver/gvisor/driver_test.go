@@ -60,8 +60,8 @@ func processID(dir string) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(string(b)))
 }
 
-// TestDamagedSnapshot damages a snapshot in every way and expects that it is taken
-// anew, never used.
+// TestDamagedSnapshot damages a snapshot in every way and checks that it is taken again, never
+// used.
 func TestDamagedSnapshot(t *testing.T) {
 	m := testMachine(t, turntest.Home(t))
 	h := &statedir.Dir{Root: t.TempDir()}
@@ -139,7 +139,7 @@ func TestDamagedSnapshot(t *testing.T) {
 	}
 }
 
-// TestRace: many that want the same snapshot at the same time take it once.
+// TestRace checks that a snapshot is taken once for many concurrent callers.
 func TestRace(t *testing.T) {
 	m := testMachine(t, turntest.Home(t))
 	h := &statedir.Dir{Root: t.TempDir()}
@@ -173,8 +173,8 @@ func TestRace(t *testing.T) {
 	}
 }
 
-// hold is another process: it restores a sandbox, prints the ids of all its processes,
-// and waits for its own end.
+// hold is another process: it restores a sandbox, prints the IDs of all its processes, and waits
+// for its own end.
 func hold(dir string) {
 	var m substrate.Machine
 	err := json.Unmarshal([]byte(os.Getenv("TURNSTONE_TEST_MACHINE")), &m)
@@ -197,11 +197,11 @@ func hold(dir string) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	fmt.Println(strings.Trim(fmt.Sprint(descendants(os.Getpid())), "[]")) // in one write
+	fmt.Println(strings.Trim(fmt.Sprint(descendants(os.Getpid())), "[]")) // in a single write
 	select {}
 }
 
-// descendants returns the processes that pid has started, and those in turn.
+// descendants returns the processes that pid has started, and their descendants.
 func descendants(pid int) []int {
 	var all []int
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
@@ -216,7 +216,7 @@ func descendants(pid int) []int {
 	return all
 }
 
-// machineJSON is m as another process can read it.
+// machineJSON is m in a form that another process can read.
 func machineJSON(t *testing.T, m substrate.Machine) (spec, agentFile string) {
 	t.Helper()
 	agent, err := m.Agent()
@@ -232,8 +232,8 @@ func machineJSON(t *testing.T, m substrate.Machine) (spec, agentFile string) {
 	return string(b), agentFile
 }
 
-// TestKilled: whatever happens to us, the sandbox's processes are gone, and the next
-// start removes its folder.
+// TestKilled checks that the sandbox's processes are gone after this process ends in any way, and
+// that the next start removes its folder.
 func TestKilled(t *testing.T) {
 	shared := turntest.Home(t)
 	m := testMachine(t, shared)
@@ -251,7 +251,7 @@ func TestKilled(t *testing.T) {
 	n, err := out.Read(line)
 	check(t, err)
 	pids := strings.Fields(string(line[:n]))
-	if len(pids) < 3 { // runsc, the sandbox, what runs the code in it
+	if len(pids) < 3 { // runsc, the sandbox, and the processes that run its code
 		t.Fatalf("there are the processes %v", pids)
 	}
 	_ = cmd.Process.Kill()
@@ -275,7 +275,7 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// alive tells a running process from one that is gone or waits to be reaped.
+// alive distinguishes a running process from an ended process, reaped or not.
 func alive(pid string) bool {
 	b, err := os.ReadFile("/proc/" + pid + "/stat")
 	if err != nil {
@@ -285,7 +285,7 @@ func alive(pid string) bool {
 	return !strings.HasPrefix(rest, "Z") && !strings.HasPrefix(rest, "X")
 }
 
-// TestClosed: after Close no process is left, at whatever moment it comes.
+// TestClosed checks that no process is left after Close, at any moment.
 func TestClosed(t *testing.T) {
 	h := turntest.Home(t)
 	s, m := newSubstrate(t, h), testMachine(t, h)
@@ -297,7 +297,7 @@ func TestClosed(t *testing.T) {
 		pids := append(descendants(v.PID()), v.PID())
 		check(t, vm.Close())
 		for _, pid := range pids {
-			// The kernel kills a child when its parent is gone, and may take its time for it.
+			// The kernel kills a child some time after its parent has ended.
 			for until := time.Now().Add(5 * time.Second); alive(strconv.Itoa(pid)) && time.Now().Before(until); {
 				time.Sleep(5 * time.Millisecond)
 			}
@@ -311,7 +311,7 @@ func TestClosed(t *testing.T) {
 	}
 }
 
-// TestHostLimit: a sandbox whose agent lets it take more memory than it has is ended.
+// TestHostLimit checks that a sandbox whose agent does not limit its memory is ended.
 func TestHostLimit(t *testing.T) {
 	h := turntest.Home(t)
 	s, m := newSubstrate(t, h), testMachine(t, h)
@@ -335,7 +335,7 @@ func TestHostLimit(t *testing.T) {
 	}
 }
 
-// TestDiskLimit: a sandbox whose kernel lets it write more than it may is ended.
+// TestDiskLimit checks that a sandbox whose kernel does not limit its writes is ended.
 func TestDiskLimit(t *testing.T) {
 	h := turntest.Home(t)
 	v := started(t, newSubstrate(t, h), testMachine(t, h))
@@ -358,7 +358,7 @@ func TestDiskLimit(t *testing.T) {
 	}
 }
 
-// TestConsoleFlood: a sandbox that floods its console does not keep the host busy.
+// TestConsoleFlood checks that a sandbox that floods its console does not keep the host busy.
 func TestConsoleFlood(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -384,8 +384,8 @@ func TestConsoleFlood(t *testing.T) {
 	}
 }
 
-// TestProcessLimit: the host's kernel holds how many processes of the host a sandbox may
-// be, whatever root inside does.
+// TestProcessLimit checks that the host's kernel limits a sandbox's processes on the host, whatever
+// root inside does.
 func TestProcessLimit(t *testing.T) {
 	h := turntest.Home(t)
 	s, m := newSubstrate(t, h), testMachine(t, h)
@@ -416,7 +416,7 @@ func TestStatusField(t *testing.T) {
 	}
 }
 
-// TestOtherRunsc: a program that is not ours is not used.
+// TestOtherRunsc checks that another program is not used as runsc.
 func TestOtherRunsc(t *testing.T) {
 	h := &statedir.Dir{Root: t.TempDir()}
 	for name, script := range map[string]string{
@@ -443,7 +443,7 @@ func TestOtherRunsc(t *testing.T) {
 	}
 }
 
-// TestUsable: the verdict is found once, and again for another host.
+// TestUsable checks that the verdict is determined once, and again for another host.
 func TestUsable(t *testing.T) {
 	h := &statedir.Dir{Root: t.TempDir()}
 	s := newSubstrate(t, h)
@@ -467,7 +467,7 @@ func TestUsable(t *testing.T) {
 	if ok, why := s.Usable(t.Context()); ok || !strings.Contains(why, "cannot create a namespace") {
 		t.Errorf("%v, %q", ok, why)
 	}
-	// A no is forgotten, for hosts are repaired; and of a crash the first line counts.
+	// A failure is forgotten, because hosts are repaired; of a crash the first line counts.
 	check(t, os.WriteFile(fake, []byte("#!/bin/sh\nprintf 'panic: out of luck\\n\\ngoroutine 1\\n\\tmain.go:7\\n' >&2; exit 2\n"), 0o755))
 	if ok, why := s.Usable(t.Context()); ok || !strings.Contains(why, "cannot create a namespace") {
 		t.Errorf("a no is not remembered: %v, %q", ok, why)
@@ -515,7 +515,7 @@ func TestIdentityKey(t *testing.T) {
 	}
 }
 
-// TestSuperseded: what was replaced goes, and what nobody used for long.
+// TestSuperseded checks that replaced snapshots and long unused snapshots are removed.
 func TestSuperseded(t *testing.T) {
 	base := t.TempDir()
 	now := identity{Format: snapshotFormat, Root: "r", Agent: "new", Shape: turnstone.DefaultShape()}
@@ -560,7 +560,7 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// TestImageRepaired: an image of ours that was touched is written again.
+// TestImageRepaired checks that a changed image of this package is written again.
 func TestImageRepaired(t *testing.T) {
 	m := testMachine(t, turntest.Home(t))
 	s := newSubstrate(t, &statedir.Dir{Root: t.TempDir()})

@@ -19,9 +19,9 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// benchmark is this test binary as a program of its own, which the command bench
-// measures beside `turn run`. Each mode prints how long it took, in microseconds, from
-// when the files are open and runsc has its configuration.
+// benchmark is this test binary as a separate program, which the command bench measures beside
+// `turn run`. Each mode prints its time, in microseconds, from the moment when the files are open
+// and runsc has its configuration.
 func benchmark(mode string) error {
 	h, err := statedir.Open(os.Getenv("TURN_HOME"))
 	if err != nil {
@@ -49,19 +49,18 @@ func benchmark(mode string) error {
 	return err
 }
 
-// bare is runsc without this package around it: no check, no lock, no look at what is
-// there.
+// bare is runsc without this package's checks and locks.
 type bare struct {
 	s          *Substrate
 	dir        string
 	shape      turnstone.Shape
 	in         *images
-	checkpoint string // the folder of the template's
+	checkpoint string // the folder of the template's checkpoint
 	made       []string
 }
 
-// newBare opens the snapshot of the template whose root image has the digest
-// $TURNSTONE_BENCH_ROOT_DIGEST that was used last for the default shape.
+// newBare opens the most recently used snapshot of the template whose root image has the digest
+// $TURNSTONE_BENCH_ROOT_DIGEST, for the default shape.
 func newBare(h *statedir.Dir) (*bare, error) {
 	binary, err := findRunsc("")
 	if err != nil {
@@ -86,7 +85,7 @@ func newBare(h *statedir.Dir) (*bare, error) {
 	return b, err
 }
 
-// rootOf is the path of the container's root with the agent of a snapshot.
+// rootOf returns the path of the container's root with the agent of a snapshot.
 func rootOf(h *statedir.Dir, id identity) string {
 	layout := turnstone.DigestBytes([]byte(strings.Join(rootDirs(), "\x00") + "\x00" + string(id.Agent)))
 	return h.Path("gvisor", "root-"+layout.Hex()[:32]+".erofs")
@@ -135,7 +134,7 @@ func (b *bare) command(name, checkpoint string, args ...string) (*exec.Cmd, erro
 	return cmd, nil
 }
 
-// restore is how long runsc takes until the sandbox runs.
+// restore measures the time until runsc says that the sandbox runs.
 func (b *bare) restore(checkpoint string) (time.Duration, error) {
 	return b.restoreAs("bare", checkpoint)
 }
@@ -145,7 +144,7 @@ func (b *bare) restoreAs(name, checkpoint string) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	cmd.SysProcAttr.Pdeathsig = 0 // what is detached goes on without whoever started it
+	cmd.SysProcAttr.Pdeathsig = 0 // a detached process outlives its starter
 	// Not a pipe, which the sandbox would hold open.
 	log, err := os.OpenFile(filepath.Join(b.dir, name+".log"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -162,8 +161,8 @@ func (b *bare) restoreAs(name, checkpoint string) (time.Duration, error) {
 	return time.Since(began), nil
 }
 
-// fork is how long runsc takes to write a running sandbox down, which goes on, and to
-// start another from that.
+// fork measures how long runsc takes to save a running sandbox, which continues, and to start
+// another from the checkpoint.
 func (b *bare) fork() (time.Duration, error) {
 	if _, err := b.restore(b.checkpoint); err != nil {
 		return 0, err
@@ -178,15 +177,15 @@ func (b *bare) fork() (time.Duration, error) {
 	return time.Since(began), err
 }
 
-// A conversation is the two pipes to the agent.
+// A conversation consists of the two pipes to the agent.
 type conversation struct{ r, w *os.File }
 
 func (c conversation) Read(p []byte) (int, error)  { return c.r.Read(p) }
 func (c conversation) Write(p []byte) (int, error) { return c.w.Write(p) }
 func (c conversation) Close() error                { return errors.Join(c.r.Close(), c.w.Close()) }
 
-// floor is what no `turn run` can be faster than. The agent runs nothing before it is
-// configured, so that is part of it.
+// floor is the lower bound of `turn run`. The agent runs nothing before it is configured, so the
+// configuration is included.
 func (b *bare) floor() (time.Duration, error) {
 	cmd, err := b.command("bare", b.checkpoint)
 	if err != nil {

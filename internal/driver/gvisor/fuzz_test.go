@@ -12,7 +12,7 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// FuzzParsePack: what a manifest says may come from anywhere.
+// FuzzParsePack checks manifests, which are untrusted.
 func FuzzParsePack(f *testing.F) {
 	p := packManifest{Format: packFormat}
 	for _, name := range checkpointFiles {
@@ -35,7 +35,7 @@ func FuzzParsePack(f *testing.F) {
 	})
 }
 
-// TestUnpackHostile: packed files that are not what the manifest says leave nothing.
+// TestUnpackHostile checks that packed files that differ from the manifest leave nothing.
 func TestUnpackHostile(t *testing.T) {
 	dir := t.TempDir()
 	content := []byte(strings.Repeat("content ", 1000))
@@ -62,8 +62,8 @@ func TestUnpackHostile(t *testing.T) {
 	}
 }
 
-// TestMovedTo: a kept sandbox goes on where all is the same that it sees, and else it is said
-// what is another, both then and now.
+// TestMovedTo checks that a kept sandbox resumes if all visible properties match, and that
+// otherwise the difference is named, with both values.
 func TestMovedTo(t *testing.T) {
 	here, err := host.CPUModel()
 	check(t, err)

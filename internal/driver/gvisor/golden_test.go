@@ -12,8 +12,9 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// TestIdentityFormat: an identity is in keys of snapshots and in manifests of exported sandboxes. A
-// change of these bytes makes all of them useless, and has to be meant.
+// TestIdentityFormat checks the bytes of an identity, which is in keys of snapshots and in
+// manifests of exported sandboxes. A change of these bytes makes all of them unusable, and must be
+// intended.
 func TestIdentityFormat(t *testing.T) {
 	s := &Substrate{hostCPU: "sha256:aa", kernel: "6.1.0-50-amd64"}
 	s.program.Binary.Digest = "sha256:bb"

@@ -1,10 +1,9 @@
-// Package gvisor is the substrate that runs sandboxes under gVisor's kernel, a kernel in
-// user space (https://gvisor.dev), with its program runsc. It needs neither a virtual
-// machine nor root, and runs code at native speed. A sandbox starts from a checkpoint of
-// its waiting agent.
+// Package gvisor is the substrate that runs sandboxes under gVisor's kernel, a kernel in user space
+// (https://gvisor.dev), with its program runsc. It needs neither a virtual machine nor root, and
+// runs code at native speed. A sandbox starts from a checkpoint of its waiting agent.
 //
-// The runsc of this repository's module of that name is needed: it has what gVisor's own
-// lacks for the images of templates and layers.
+// It needs the runsc of this repository's module runsc, which adds features for the images of
+// templates and layers that gVisor's own runsc lacks.
 package gvisor
 
 import (
@@ -32,8 +31,8 @@ var (
 	_ substrate.Keeper    = (*Substrate)(nil)
 )
 
-// Substrate starts sandboxes of gVisor. It is safe for concurrent use, also from
-// several processes with one home.
+// Substrate starts sandboxes of gVisor. It is safe for concurrent use, also from several processes
+// with one state directory.
 type Substrate struct {
 	home     *statedir.Dir
 	binary   string
@@ -43,20 +42,20 @@ type Substrate struct {
 	progress func(string)
 }
 
-// Options are what a Substrate is made with.
+// Options are the parameters of New.
 type Options struct {
 	Binary   string       // runsc; empty: beside the running program, then PATH
-	Progress func(string) // told before work that takes long; may be nil
+	Progress func(string) // called before slow operations; may be nil
 }
 
 const (
 	binaryName = "runsc"
-	// edition is in the version of a runsc that was built with our additions, in the
-	// edition that this package knows. See VERSION in the Makefile.
+	// edition is part of the version of a runsc that was built with Turnstone's additions, in the
+	// edition that this package needs. See VERSION in the Makefile.
 	edition = "+turnstone.2"
 )
 
-// New finds runsc. Where there is none, or one without our additions, the error is of
+// New finds runsc. If there is none, or only a runsc without Turnstone's additions, the error is of
 // kind Unavailable and has a hint.
 func New(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error) {
 	s := &Substrate{home: h, progress: opts.Progress}
@@ -130,10 +129,10 @@ func (s *Substrate) Isolation() string { return "gvisor (systrap)" }
 // OwnKernel implements substrate.OwnKernel.
 func (s *Substrate) OwnKernel() {}
 
-// Version is the text by which runsc names its version.
+// Version returns runsc's version text.
 func (s *Substrate) Version() string { return s.program.Version }
 
-// Binary is the path of runsc.
+// Binary returns the path of runsc.
 func (s *Substrate) Binary() string { return s.binary }
 
 func (s *Substrate) readProgram(ctx context.Context) (host.Program, error) {
@@ -145,7 +144,7 @@ func (s *Substrate) readProgram(ctx context.Context) (host.Program, error) {
 	return p, nil
 }
 
-// wrap gives an error its kind and a hint.
+// wrap adds a kind and a hint to an error.
 func (s *Substrate) wrap(op turnstone.Op, err error) error {
 	return kit.Fault(op, "gvisor", s.home.Root, err, advice)
 }

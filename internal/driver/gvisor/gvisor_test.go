@@ -15,7 +15,7 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// newSubstrate returns the substrate with the runsc that `make build` makes.
+// newSubstrate returns the substrate with the runsc that `make build` builds.
 func newSubstrate(t testing.TB, h *statedir.Dir) *Substrate {
 	t.Helper()
 	s, err := New(t.Context(), h, Options{Binary: builtRunsc(t), Progress: func(what string) { t.Log(what) }})
@@ -36,8 +36,8 @@ func builtRunsc(t testing.TB) string {
 
 var network = wire.SandboxNetwork{Address: "10.0.2.15/24", Gateway: "10.0.2.2", DNS: []string{"10.0.2.3"}}
 
-// testMachine returns a machine of the template base. TURNSTONE_TEST_AGENT names the
-// program of another agent than the one that was built into turn last.
+// testMachine returns a machine of the template base. TURNSTONE_TEST_AGENT names the program of
+// another agent than the agent in the last build of turn.
 func testMachine(t testing.TB, h *statedir.Dir) substrate.Machine {
 	m := turntest.Machine(t, h, "base")
 	if path := os.Getenv("TURNSTONE_TEST_AGENT"); path != "" {
@@ -57,7 +57,7 @@ func TestConformance(t *testing.T) {
 		Elsewhere: func(t *testing.T) substrate.Substrate { return newSubstrate(t, &statedir.Dir{Root: t.TempDir()}) }})
 }
 
-// Root's runsc changes the owner of what it has as standard streams.
+// Root's runsc changes the owner of its standard streams.
 func TestProofLeavesDevNull(t *testing.T) {
 	h := &statedir.Dir{Root: t.TempDir()}
 	turntest.Home(t) // finds runsc

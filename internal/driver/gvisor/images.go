@@ -18,8 +18,8 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// images are the files that a sandbox starts from, open: they may be removed while it
-// starts. runsc finds them by its own descriptors.
+// images are the open files that a sandbox starts from: the files may be removed while it starts.
+// runsc finds them by its own descriptors.
 type images struct {
 	root, lower, empty *os.File
 	layers             []*os.File
@@ -37,7 +37,7 @@ const firstFD = 3
 
 func fdPath(n int) string { return fmt.Sprintf("/proc/self/fd/%d", firstFD+n) }
 
-// list has the files in the order of their descriptors.
+// list returns the files in the order of their descriptors.
 func (in *images) list() []*os.File {
 	return append(append([]*os.File{in.root, in.lower, in.empty}, in.layers...), in.checkpoint...)
 }
@@ -61,7 +61,7 @@ func (in *images) close() {
 // checkpointDir is where runsc finds the checkpoint, in a sandbox's folder.
 const checkpointDir = "checkpoint"
 
-// linkCheckpoint makes the folder that runsc restores from.
+// linkCheckpoint creates the folder that runsc restores from.
 func (in *images) linkCheckpoint(dir string) error {
 	if in.checkpoint == nil {
 		return nil
@@ -78,7 +78,7 @@ func (in *images) linkCheckpoint(dir string) error {
 	return nil
 }
 
-// openImages opens what a sandbox of m starts from.
+// openImages opens the images of a sandbox of m.
 func (s *Substrate) openImages(ctx context.Context, m substrate.Machine) (_ *images, err error) {
 	own, err := s.ensureImages(ctx, m)
 	if err != nil {
@@ -110,11 +110,11 @@ func (s *Substrate) openImages(ctx context.Context, m substrate.Machine) (_ *ima
 	return in, nil
 }
 
-// ownImages are the paths of the images that this package makes.
+// ownImages are the paths of the images that this package creates.
 type ownImages struct{ root, empty string }
 
-// ensureImages makes the container's root with m's agent, and the image of an empty
-// slot, where they are not there.
+// ensureImages creates the container's root with m's agent, and the image of an empty slot, if they
+// are missing.
 func (s *Substrate) ensureImages(ctx context.Context, m substrate.Machine) (own ownImages, err error) {
 	dir, err := s.home.MkdirAll("gvisor")
 	if err != nil {
@@ -138,8 +138,8 @@ func (s *Substrate) ensureImages(ctx context.Context, m substrate.Machine) (own 
 	return own, err
 }
 
-// ensureImage returns the path of the image called name in dir. It is written again
-// when it is not what was written before.
+// ensureImage returns the path of the image called name in dir. It writes the image again if the
+// file was changed.
 func (s *Substrate) ensureImage(ctx context.Context, dir, name string, write func(*os.File) error) (string, error) {
 	path, note := filepath.Join(dir, name+".erofs"), filepath.Join(dir, name+".json")
 	fresh := func() bool {
@@ -182,8 +182,8 @@ func (s *Substrate) ensureImage(ctx context.Context, dir, name string, write fun
 	return path, filestamp.WriteFile(note, b, 0o600)
 }
 
-// removeOld removes the images that were made before name and more than a month ago,
-// as of earlier agents, and what was left half written.
+// removeOld removes the images that were created before name and more than a month ago, such as
+// images of earlier agents, and incomplete files.
 func removeOld(dir, name string) {
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {

@@ -15,8 +15,8 @@ import (
 	"turnstone.dev/turnstone/substrate/substratetest"
 )
 
-// exit42 is a program for x86-64 Linux of less than 200 bytes, which is so small that
-// its data stands behind its inode.
+// exit42 is a program for x86-64 Linux of less than 200 bytes, which is so small that its data
+// follows its inode.
 func exit42() []byte {
 	code := []byte{0xb8, 60, 0, 0, 0, 0xbf, 42, 0, 0, 0, 0x0f, 0x05} // exit(42)
 	const base, head = 0x400000, 64 + 56
@@ -25,7 +25,7 @@ func exit42() []byte {
 	for _, v := range []any{uint16(2), uint16(62), uint32(1), uint64(base + head), uint64(64), uint64(0), uint32(0),
 		uint16(64), uint16(56), uint16(1), uint16(0), uint16(0), uint16(0),
 		uint32(1), uint32(5), uint64(0), uint64(base), uint64(base), uint64(head + len(code)), uint64(head + len(code)), uint64(4096)} {
-		_ = binary.Write(&b, binary.LittleEndian, v) // a Buffer takes everything
+		_ = binary.Write(&b, binary.LittleEndian, v) // a Buffer accepts everything
 	}
 	b.Write(code)
 	return b.Bytes()
@@ -58,9 +58,10 @@ func write(t *testing.T, w *erofs.Writer, path string, content []byte, mode os.F
 	check(t, w.Chmod(path, mode))
 }
 
-// TestImages has what gVisor's own runsc refuses, or takes for something else.
+// TestImages contains features that gVisor's own runsc rejects or misinterprets.
 func TestImages(t *testing.T) {
-	const capability = "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00" // cap_net_raw=ep
+	// cap_net_raw=ep
+	const capability = "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
 	big := bytes.Repeat([]byte("0123456789abcdef"), 5000/16)
 	h := turntest.Home(t)
 	s, m := newSubstrate(t, h), testMachine(t, h)
@@ -109,7 +110,8 @@ func TestImages(t *testing.T) {
 	attributes("a capability", `print unpack("H*", get("/x/tiny", "security.capability"))`, "0100000200200000000000000000000000000000")
 	attributes("the overlay's own", `print list("/x/opaque")`, "")
 	run("what is opaque, and what is gone", "ls /x/opaque /x/gone 2>&1; true", "ls: cannot access '/x/gone': No such file or directory\n/x/opaque:\nseen\n")
-	// Only who asks for more than type and mode gets a device's number from gVisor's overlay.
+	// gVisor's overlay returns a device's number only to callers that request more than type and
+	// mode.
 	run("devices", "stat -c '%F %t %T %s' /x/null /x/disk", "character special file 1 3 0\nblock special file 103 1 0\n")
 	run("a small program", "/x/tiny; echo $?; cp /x/tiny /tmp/copy; cmp /x/tiny /tmp/copy && /tmp/copy; echo $?", "42\n42\n")
 	run("a file of two blocks", "wc -c < /x/big; tail -c 5 /x/big; md5sum < /x/big | cut -c1-3 >/dev/null", "4992\nbcdef")

@@ -32,8 +32,8 @@ func (v *sandbox) snapshot(ctx context.Context, dir string) error {
 	})
 }
 
-// RestoreFrom implements substrate.Resumer. A clone shares no memory with others: it
-// reads the checkpoint as it starts.
+// RestoreFrom implements substrate.Resumer. A clone shares no memory with others: it reads the
+// checkpoint as it starts.
 func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir string) (substrate.Sandbox, error) {
 	man, files, err := openCheckpoint(ctx, dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -67,8 +67,8 @@ func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir st
 	return s.restore(ctx, in, m, man.Identity)
 }
 
-// fits says whether a sandbox that is started from m can go on where one of the given
-// identity was.
+// fits returns an error if a sandbox that is started from m cannot resume a sandbox of the given
+// identity.
 func (s *Substrate) fits(m substrate.Machine, id identity) error {
 	now, err := s.identity(m)
 	if err != nil {

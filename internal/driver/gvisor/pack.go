@@ -24,22 +24,23 @@ import (
 // packFormat is the version of a packManifest.
 const packFormat = 1
 
-// packFile names a pack's manifest.
+// packFile is the name of a pack's manifest.
 const packFile = "pack.json"
 
-// A packManifest describes a packed checkpoint. Nothing of it depends on the machine
-// that packed it but what Identity says.
+// A packManifest describes a packed checkpoint. It depends on the machine that packed it only by
+// Identity.
 type packManifest struct {
-	Format   int              `json:"format"`
-	Identity identity         `json:"identity"`
-	CPU      *host.Model      `json:"cpu,omitempty"` // that Identity has the digest of; nil in older ones
-	Taken    time.Time        `json:"taken"`
-	Files    []packed         `json:"files"`
-	Layers   []string         `json:"layers,omitempty"` // names of images, the lowest first
-	Sum      turnstone.Digest `json:"sum"`              // of all this without Sum
+	Format   int      `json:"format"`
+	Identity identity `json:"identity"`
+	// the model whose digest is in Identity; nil in older manifests
+	CPU    *host.Model      `json:"cpu,omitempty"`
+	Taken  time.Time        `json:"taken"`
+	Files  []packed         `json:"files"`
+	Layers []string         `json:"layers,omitempty"` // names of images, lowest first
+	Sum    turnstone.Digest `json:"sum"`              // digest of the manifest without Sum
 }
 
-// A packed is one file of the checkpoint.
+// A packed is a file of the checkpoint.
 type packed struct {
 	Name   string           `json:"name"`
 	Size   int64            `json:"size"`   // in bytes, unpacked
@@ -52,7 +53,7 @@ func (p packManifest) sum() turnstone.Digest {
 	return turnstone.DigestBytes(b)
 }
 
-// suffix is what the name of a packed file ends with.
+// suffix ends the names of packed files.
 const suffix = ".zst"
 
 // Pack implements substrate.Keeper.
@@ -171,7 +172,7 @@ func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, from substr
 	return man.seal(ctx, dir)
 }
 
-// parsePack checks what a manifest says. It may come from anywhere.
+// parsePack checks a manifest, which is untrusted.
 func parsePack(b []byte) (packManifest, error) {
 	var p packManifest
 	if err := json.Unmarshal(b, &p); err != nil {
@@ -196,16 +197,15 @@ func parsePack(b []byte) (packManifest, error) {
 	return p, nil
 }
 
-// maxFile bounds one file of a checkpoint, in bytes: the memory of the largest machine
-// and its disk.
+// maxFile bounds a file of a checkpoint, in bytes: the memory of the largest machine and its disk.
 const maxFile = int64(turnstone.MaxMemory) + int64(turnstone.MaxDisk)
 
-// maxObjects bounds what a checkpoint has beside the sandbox's memory and disk, in bytes:
-// the kernel's own objects.
+// maxObjects bounds a checkpoint without the sandbox's memory and disk, in bytes: the kernel's own
+// objects.
 const maxObjects = 1 << 30
 
-// decompress writes the file of from that want describes to a new file at to, if it is what
-// want says.
+// decompress writes the file of from that want describes to a new file at to, and checks it against
+// want.
 func decompress(ctx context.Context, from substrate.PackedFiles, to string, want packed) (err error) {
 	in, err := from.Open(want.Name + suffix)
 	if err != nil {
@@ -245,10 +245,10 @@ func (c contextReader) Read(p []byte) (int, error) {
 	return c.r.Read(p)
 }
 
-// movedTo names the first thing in which a kept sandbox of identity id, of a CPU of the given
-// model, cannot take the place of one of now; "" when there is none. The microcode may be
-// another, the CPU may have more features, and the host's kernel is not part of a sandbox: it
-// has gVisor's.
+// movedTo names the first property in which a kept sandbox of identity id, on a CPU of the given
+// model, is incompatible with identity now; "" if there is none. The microcode may differ, the CPU
+// may have more features, and the host's kernel does not matter, because a sandbox has gVisor's
+// kernel.
 func (id identity) movedTo(now identity, cpu *host.Model) string {
 	why := ""
 	if id.HostCPU != now.HostCPU {

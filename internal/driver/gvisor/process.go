@@ -18,12 +18,12 @@ import (
 	"turnstone.dev/turnstone/internal/subprocess"
 )
 
-// environment is all that runsc gets of ours.
+// environment is runsc's whole environment.
 var environment = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
 
-// attributes are how runsc is started. By root it is started as root, and gives its rights
-// away itself; by anybody else as root of a user namespace with nobody else in it. What it
-// starts ends with it.
+// attributes returns how runsc is started. Root starts it as root, and runsc gives up its rights
+// itself; other users start it as root of a user namespace without other users. The processes that
+// it starts end with it.
 func attributes(rootless bool) *syscall.SysProcAttr {
 	a := new(syscall.SysProcAttr)
 	if rootless {
@@ -34,7 +34,7 @@ func attributes(rootless bool) *syscall.SysProcAttr {
 	return a
 }
 
-// rootless says whether runsc has to do without root.
+// rootless reports whether runsc runs without root.
 func rootless() bool { return os.Geteuid() != 0 }
 
 // command returns a runsc of the sandbox in dir.
@@ -45,7 +45,7 @@ func (s *Substrate) command(dir string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// control runs a short runsc that speaks to a sandbox's process.
+// control runs a short runsc command for a sandbox's process.
 func (v *sandbox) control(ctx context.Context, args ...string) error {
 	cmd := v.substrate.command(v.dir, args...)
 	out := console.Tail{Limit: 8 << 10}
@@ -58,8 +58,8 @@ func (v *sandbox) control(ctx context.Context, args ...string) error {
 	return err
 }
 
-// start makes a sandbox's folder and starts runsc there with the verb and its arguments.
-// Nothing is waited for: the agent speaks when it is there. start takes ownership of in.
+// start creates a sandbox's folder and starts runsc there with the verb and its arguments. It does
+// not wait: the agent speaks when it is ready. start takes ownership of in.
 func (s *Substrate) start(ctx context.Context, in *images, shape turnstone.Shape, verb string, args ...string) (_ *sandbox, err error) {
 	defer in.close()
 	v, err := s.newSandbox(ctx, shape)
@@ -109,14 +109,14 @@ func (s *Substrate) start(ctx context.Context, in *images, shape turnstone.Shape
 	return v, nil
 }
 
-// pidFile is where runsc writes the id of the sandbox's process.
+// pidFile is where runsc writes the ID of the sandbox's process.
 const pidFile = "pid"
 
-// pipeSize is the size of the agent's pipes, in bytes: what everybody may have (pipe(7)).
+// pipeSize is the size of the agent's pipes, in bytes: the limit for unprivileged users (pipe(7)).
 const pipeSize = 1 << 20
 
-// enlarge gives a pipe that size. What goes through is large as often as not; a user who
-// has many pipes gets small ones, and nothing else changes. Fd would make reads block.
+// enlarge sets a pipe's size to pipeSize. Much of the traffic is large; a user who has many pipes
+// gets small pipes, and everything else works. Fd would make reads block.
 func enlarge(pipe *os.File) {
 	if c, err := pipe.SyscallConn(); err == nil {
 		_ = c.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeSize) })
@@ -131,22 +131,22 @@ func closePipes(ends []pipeEnds) {
 	}
 }
 
-// Of a sandbox's console so many bytes are read at once, and so many a second then. What
-// is written faster waits.
+// The bytes of a sandbox's console that are read at once, and afterwards per second. Faster writers
+// wait.
 const (
 	consoleBurst = 1 << 20
 	consoleRate  = 256 << 10
 )
 
-// readConsole reads what the agent and runsc say. Its end is the end of all that could
-// say more: of the sandbox's process too.
+// readConsole reads the output of the agent and runsc. It ends when all writers have ended,
+// including the sandbox's process.
 func (v *sandbox) readConsole(r *os.File) {
 	defer close(v.silent)
 	defer func() { _ = r.Close() }()
 	_, _ = io.Copy(v.Console, &slowed{r: r})
 }
 
-// slowed bounds how fast is read: root in the sandbox may write as much as it likes.
+// slowed bounds the speed of reads: root in the sandbox may write without limit.
 type slowed struct {
 	r    io.Reader
 	took int
@@ -160,11 +160,10 @@ func (s *slowed) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// lingering is how long the sandbox's process may take to be gone after runsc is. It
-// gets SIGKILL with runsc's end.
+// lingering is how long the sandbox's process may outlive runsc. It gets SIGKILL when runsc ends.
 const lingering = 5 * time.Second
 
-// ended records why runsc is gone, once the sandbox's process is gone too.
+// ended records why runsc has ended, after the sandbox's process has ended too.
 func (v *sandbox) ended(wait error) {
 	select {
 	case <-v.silent:
@@ -175,7 +174,7 @@ func (v *sandbox) ended(wait error) {
 	v.End(func() error { return v.explain(wait) })
 }
 
-// explain turns an end nobody asked for into an error for the user.
+// explain converts an unrequested end to an error for the user.
 func (v *sandbox) explain(wait error) error {
 	e := turnstone.NewError("gvisor.run", turnstone.KindDead, string(v.ID()), nil)
 	said := console.Clip(console.LastLine(v.Console.String()), maxSaid)
@@ -194,5 +193,5 @@ func (v *sandbox) explain(wait error) error {
 	return e
 }
 
-// maxSaid bounds what is quoted of runsc and the agent, in bytes.
+// maxSaid bounds the quoted output of runsc and the agent, in bytes.
 const maxSaid = 500

@@ -10,11 +10,11 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// initPath is where the container's root has the agent.
+// initPath is the agent's path in the container's root.
 const initPath = "/init"
 
-// rootDirs are the folders of the container's root: what is mounted before the agent
-// starts, and what it mounts itself.
+// rootDirs are the folders of the container's root: mount points for mounts before the agent's
+// start, and for the agent's own mounts.
 func rootDirs() []string {
 	dirs := []string{"/dev", "/home", "/layer", "/lower", "/merged", "/proc", "/run", "/scratch", "/skel", "/stack", "/sys", "/tmp", "/warm"}
 	for i := range substrate.MaxLayers {
@@ -23,12 +23,12 @@ func rootDirs() []string {
 	return dirs
 }
 
-// slotPath is where the image of layer i is mounted. runsc knows the path: see
-// slotPrefix in runsc/overlay.
+// slotPath returns where the image of layer i is mounted. runsc knows the path: see slotPrefix in
+// runsc/overlay.
 func slotPath(i int) string { return fmt.Sprintf("/layer/%d", i) }
 
-// writeRoot writes the EROFS image that a container has as its root to f, which is empty.
-// The same agent gives the same bytes.
+// writeRoot writes the EROFS image of a container's root to f, which is empty. The same agent gives
+// the same bytes.
 func writeRoot(f *os.File, agent []byte) error {
 	w := erofs.Create(f, erofs.WithBuildTime(0, 0))
 	for _, dir := range rootDirs() {
@@ -52,7 +52,7 @@ func writeRoot(f *os.File, agent []byte) error {
 	return w.Close()
 }
 
-// writeEmpty writes the image of a slot without a layer: a root folder and nothing else.
+// writeEmpty writes the image of a slot without a layer: only a root folder.
 func writeEmpty(f io.WriteSeeker) error {
 	return erofs.Create(f, erofs.WithBuildTime(0, 0)).Close()
 }

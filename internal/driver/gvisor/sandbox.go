@@ -23,34 +23,35 @@ var (
 	_ substrate.Snapshotter = (*sandbox)(nil)
 )
 
-// scratchName is what the agent calls the file system that takes the writes.
+// scratchName is the agent's name of the file system that stores the writes.
 const scratchName = "scratch"
 
-// A sandbox is one running runsc with the process that it has started.
+// A sandbox is a running runsc with the process that it has started.
 type sandbox struct {
 	*kit.Process // runsc
 	substrate    *Substrate
-	memory       turnstone.Bytes // that its processes may take
-	limit        atomic.Int64    // bytes of the host's memory with which it is ended
-	disk         atomic.Int64    // the same of its disk
-	dir          string          // config.json, runsc's state, and as long as the sandbox starts the file of its scratch
-	lock         *statedir.Lock
-	agent        *agentPipe
-	spoke        atomic.Bool   // the agent has said something
-	silent       chan struct{} // closed when nobody holds the console any more
-	from         identity      // what it was started from, for Snapshot
-	layers       []string
-	snapshots    sync.Mutex // one snapshot at a time
-	paused       bool       // under snapshots
+	memory       turnstone.Bytes // limit of its processes' memory
+	limit        atomic.Int64    // bytes of the host's memory at which the sandbox is ended
+	disk         atomic.Int64    // the same for its disk
+	// config.json, runsc's state, and during the start the scratch file
+	dir       string
+	lock      *statedir.Lock
+	agent     *agentPipe
+	spoke     atomic.Bool   // the agent has sent something
+	silent    chan struct{} // closed when the console has no writer left
+	from      identity      // identity of its start, for Snapshot
+	layers    []string
+	snapshots sync.Mutex // one snapshot at a time
+	paused    bool       // protected by snapshots
 }
 
-// advice is what helps where the driver cannot tell.
+// advice is the hint for causes that the driver does not know.
 const advice = "run `turn doctor`"
 
 // folders begins the names of the folders of sandboxes below "sandboxes".
 const folders = "gvisor-"
 
-// newSandbox makes a sandbox's folder, which is locked as long as its process lives.
+// newSandbox creates a sandbox's folder, which is locked as long as its process lives.
 func (s *Substrate) newSandbox(ctx context.Context, shape turnstone.Shape) (*sandbox, error) {
 	base, err := s.home.MkdirAll("sandboxes")
 	if err != nil {
@@ -61,8 +62,8 @@ func (s *Substrate) newSandbox(ctx context.Context, shape turnstone.Shape) (*san
 	v.limit.Store(hardLimit(shape))
 	v.disk.Store(diskLimit(shape))
 	v.dir = filepath.Join(base, folders+string(v.ID()))
-	// The lock is beside the folder and there before it: a folder whose lock is free has
-	// nobody any more.
+	// The lock is beside the folder and is created before it: a folder whose lock is free has no
+	// owner.
 	if v.lock, err = statedir.Acquire(ctx, v.dir+".lock", nil); err != nil {
 		return nil, err
 	}
@@ -80,7 +81,7 @@ func (v *sandbox) remove() {
 	v.lock.Release()
 }
 
-// sweep removes the folders of sandboxes whose process was killed before it could.
+// sweep removes the folders of sandboxes whose process was killed before it could remove them.
 func sweep(base string) {
 	locks, _ := filepath.Glob(filepath.Join(base, folders+"*.lock"))
 	for _, path := range locks {
@@ -126,14 +127,14 @@ func (v *sandbox) setPaused(ctx context.Context, verb string, paused bool) error
 	return nil
 }
 
-// failed prefers the sandbox's own word on why it ended to err.
+// failed returns the sandbox's own reason for its end if it has a reason, and err otherwise.
 func (v *sandbox) failed(op turnstone.Op, err error) error {
 	return v.substrate.wrap(op, v.Why(err))
 }
 
 // wait blocks until the agent is ready.
 func (v *sandbox) wait(ctx context.Context, limit time.Duration) error {
-	p := console.Patience{Idle: limit, Work: 2 * limit, Limit: limit} // only the last counts
+	p := console.Patience{Idle: limit, Work: 2 * limit, Limit: limit} // only Limit matters
 	return v.Wait(ctx, "gvisor.boot", p, func() (console.Load, error) { return console.Load{}, errors.ErrUnsupported })
 }
 
@@ -156,7 +157,7 @@ func (p *agentPipe) Read(b []byte) (int, error) {
 // Write implements io.Writer.
 func (p *agentPipe) Write(b []byte) (int, error) { return p.w.Write(b) }
 
-// SetDeadline bounds reads and writes, also those that are under way: a link ends so.
+// SetDeadline bounds reads and writes, including pending reads and writes: this is how a link ends.
 func (p *agentPipe) SetDeadline(t time.Time) error {
 	return errors.Join(p.r.SetDeadline(t), p.w.SetDeadline(t))
 }
@@ -171,8 +172,8 @@ func (p *agentPipe) end() {
 	p.once.Do(func() { _, _ = p.r.Close(), p.w.Close() })
 }
 
-// started is called when the agent has spoken: everything is open by then. The file
-// with what the sandbox writes has no name from now on, and is gone with it.
+// started is called when the agent has sent something: all files are open by then. It removes the
+// name of the file with the sandbox's writes, which disappears with the sandbox.
 func (v *sandbox) started() {
 	if v.spoke.Swap(true) {
 		return

@@ -14,13 +14,14 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// identity is everything that must be the same for a checkpoint to fit.
+// identity contains all properties that must match for a checkpoint to fit.
 type identity struct {
-	Format  int              `json:"format"`
-	Runsc   turnstone.Digest `json:"runsc"`   // of the program
-	Spec    turnstone.Digest `json:"spec"`    // of the container's configuration, without paths of images
-	HostCPU turnstone.Digest `json:"hostCpu"` // of the CPU's model and flags
-	Kernel  string           `json:"kernel"`  // release of the host's
+	Format int              `json:"format"`
+	Runsc  turnstone.Digest `json:"runsc"` // digest of the program
+	// digest of the container's configuration, without paths of images
+	Spec    turnstone.Digest `json:"spec"`
+	HostCPU turnstone.Digest `json:"hostCpu"` // digest of the CPU's model and flags
+	Kernel  string           `json:"kernel"`  // release of the host's kernel
 	Agent   turnstone.Digest `json:"agent"`
 	Root    turnstone.Digest `json:"root"`
 	Shape   turnstone.Shape  `json:"shape"`
@@ -37,13 +38,13 @@ func (s *Substrate) identity(m substrate.Machine) (identity, error) {
 // key names the snapshot's folder.
 func (id identity) key() string { return keyPrefix + snapshots.Key(id) }
 
-// keyPrefix keeps our folders apart from those of other substrates.
+// keyPrefix distinguishes gVisor's folders from those of other substrates.
 const keyPrefix = "gvisor-"
 
-// named is how we name what we keep. Other substrates sweep what begins with ".new-".
+// named is the Kind of gVisor's snapshots. Other substrates sweep names that begin with ".new-".
 var named = snapshots.Kind{Manifest: manifestFile, Keys: keyPrefix, New: ".taking-", End: "."}
 
-// differs names the first thing in which id is not other; "" when there is none.
+// differs names the first property in which id and other differ; "" if there is none.
 func (id identity) differs(other identity) string {
 	return snapshots.Differs(id == other,
 		snapshots.Digests("runsc", id.Runsc, other.Runsc),
@@ -54,23 +55,24 @@ func (id identity) differs(other identity) string {
 		snapshots.Roots(id.Root, other.Root))
 }
 
-// The files of a checkpoint, as `runsc checkpoint --compression=none` names them: the
-// kernel's objects, what is where in memory, and the memory.
+// The files of a checkpoint, as `runsc checkpoint --compression=none` names them: the kernel's
+// objects, the map of the memory, and the memory.
 var checkpointFiles = []string{"checkpoint.img", "pages_meta.img", "pages.img"}
 
 const manifestFile = "sandbox.json"
 
-// A manifest describes a checkpoint on disk: what it was taken of, and its files, each
-// with the stamp by which a touched one is found out.
+// A manifest describes a checkpoint on disk: its origin and its files, each with the stamp that
+// shows whether the file was touched.
 type manifest struct {
 	Identity identity                   `json:"identity"`
 	Taken    time.Time                  `json:"taken"`
 	Files    map[string]filestamp.Stamp `json:"files"`
-	Layers   []snapshots.Layer          `json:"layers,omitempty"` // of a sandbox that was written down as it ran
+	// of a sandbox that was saved while running
+	Layers []snapshots.Layer `json:"layers,omitempty"`
 }
 
-// openCheckpoint opens the checkpoint in dir if it is whole. One that is not there is
-// fs.ErrNotExist; one that must not be used is an error of kind Integrity.
+// openCheckpoint opens the checkpoint in dir if it is intact. A missing checkpoint is
+// fs.ErrNotExist; an unusable checkpoint is an error of kind Integrity.
 func openCheckpoint(ctx context.Context, dir string) (man manifest, files []*os.File, err error) {
 	damaged := func(what string, err error) (manifest, []*os.File, error) {
 		for _, f := range files {
@@ -126,7 +128,7 @@ func (s *Substrate) Boot(ctx context.Context, m substrate.Machine) (substrate.Sa
 	return v, nil
 }
 
-// bootLimit bounds a boot on a busy machine; it takes some hundred milliseconds.
+// bootLimit bounds a boot on a busy machine; a boot takes some hundred milliseconds.
 const bootLimit = time.Minute
 
 func (s *Substrate) boot(ctx context.Context, m substrate.Machine) (*sandbox, error) {
@@ -149,7 +151,7 @@ func (s *Substrate) boot(ctx context.Context, m substrate.Machine) (*sandbox, er
 	return v, nil
 }
 
-// Restore implements substrate.Substrate. It returns before the agent is there.
+// Restore implements substrate.Substrate. It returns before the agent is ready.
 func (s *Substrate) Restore(ctx context.Context, m substrate.Machine) (substrate.Sandbox, error) {
 	id, err := s.identity(m)
 	if err != nil {
@@ -179,8 +181,8 @@ func (s *Substrate) restore(ctx context.Context, in *images, m substrate.Machine
 	return v, nil
 }
 
-// ensureSnapshot returns the files of m's snapshot, which it takes where there is none
-// that fits and is whole. Two processes that want the same one take it once.
+// ensureSnapshot returns the files of m's snapshot, and takes it if no fitting, intact snapshot
+// exists. Two processes that want the same snapshot take it once.
 func (s *Substrate) ensureSnapshot(ctx context.Context, m substrate.Machine, id identity) ([]*os.File, error) {
 	base, err := s.home.MkdirAll("snapshots")
 	if err != nil {
@@ -198,8 +200,8 @@ func (s *Substrate) ensureSnapshot(ctx context.Context, m substrate.Machine, id 
 	})
 }
 
-// takeSnapshot boots m and checkpoints it when the agent is ready. The folder appears
-// whole or not at all.
+// takeSnapshot boots m and checkpoints it when the agent is ready. The folder is complete or
+// absent.
 func (s *Substrate) takeSnapshot(ctx context.Context, m substrate.Machine, id identity, dir string) error {
 	return named.Write(dir, func(tmp string) error {
 		v, err := s.boot(ctx, m)
@@ -217,7 +219,7 @@ func (s *Substrate) takeSnapshot(ctx context.Context, m substrate.Machine, id id
 	})
 }
 
-// checkpoint writes the sandbox into the folder dir. Unless it is to go on, it ends.
+// checkpoint saves the sandbox to the folder dir. The sandbox ends unless it is to continue.
 func (v *sandbox) checkpoint(ctx context.Context, dir string, goOn bool) error {
 	args := []string{"checkpoint", "--image-path=" + dir, "--compression=none"}
 	if goOn {
@@ -250,8 +252,8 @@ func (man *manifest) seal(ctx context.Context, dir string) error {
 	return filestamp.WriteFile(filepath.Join(dir, manifestFile), b, 0o600)
 }
 
-// removeSuperseded removes the snapshots that differ from id only in what has been
-// replaced (the agent, runsc, the host's kernel), and those that were not used for a month.
+// removeSuperseded removes the snapshots that differ from id only in replaced parts (the agent,
+// runsc, the host's kernel), and snapshots that were unused for a month.
 func removeSuperseded(base string, id identity) {
 	snapshots.RemoveSuperseded(named, base, func(man manifest) snapshots.Verdict {
 		switch other := man.Identity; {

@@ -10,17 +10,17 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// What the agent finds in its container; see package agent.
+// The agent's paths in its container; see package agent.
 const (
 	lowerPath   = "/lower"
 	scratchPath = "/scratch"
 )
 
-// cpuPeriod is that of a CPU quota, in microseconds. Only the ratio matters.
+// cpuPeriod is the period of a CPU quota, in microseconds. Only the ratio matters.
 const cpuPeriod = 100_000
 
-// capabilities are those of a sandbox's processes, over a kernel that is its own: all
-// that gVisor knows.
+// capabilities are those of a sandbox's processes: all that gVisor knows, because the kernel is the
+// sandbox's own.
 var capabilities = []string{
 	"CAP_AUDIT_CONTROL", "CAP_AUDIT_READ", "CAP_AUDIT_WRITE", "CAP_BLOCK_SUSPEND", "CAP_CHOWN", "CAP_DAC_OVERRIDE",
 	"CAP_DAC_READ_SEARCH", "CAP_FOWNER", "CAP_FSETID", "CAP_IPC_LOCK", "CAP_IPC_OWNER", "CAP_KILL", "CAP_LEASE",
@@ -30,13 +30,13 @@ var capabilities = []string{
 	"CAP_SYS_RAWIO", "CAP_SYS_RESOURCE", "CAP_SYS_TIME", "CAP_SYS_TTY_CONFIG", "CAP_SYSLOG", "CAP_WAKE_ALARM",
 }
 
-// hostProcesses is how many processes and threads of the host a sandbox may be. The
-// kernel in user space has some dozens, each process inside has one and at most one more
-// for each CPU; the agent lets there be 1024 inside.
+// hostProcesses returns the limit of a sandbox's processes and threads on the host. The kernel in
+// user space has some dozens; each process inside has one, and at most one more for each CPU; the
+// agent limits processes inside to 1024.
 func hostProcesses(shape turnstone.Shape) int64 { return 512 + 1024*int64(shape.CPUs+2) }
 
-// spec returns the OCI configuration of a sandbox. It may differ between a checkpoint
-// and a restore in nothing but the paths of images and of dir, the sandbox's folder.
+// spec returns the OCI configuration of a sandbox. Between a checkpoint and a restore only the
+// paths of images and of dir, the sandbox's folder, may differ.
 func spec(dir string, in imagePaths, shape turnstone.Shape) ([]byte, error) {
 	memory, quota, period := int64(shape.Memory), int64(shape.CPUs)*cpuPeriod, uint64(cpuPeriod)
 	image := func(destination, source string) specs.Mount {
@@ -48,7 +48,7 @@ func spec(dir string, in imagePaths, shape turnstone.Shape) ([]byte, error) {
 		{Destination: "/sys", Type: "sysfs", Source: "sysfs"},
 		{Destination: "/tmp", Type: "tmpfs", Source: "tmpfs"},
 		{Destination: "/run", Type: "tmpfs", Source: "tmpfs"},
-		// The annotations below make a tmpfs of it whose content is in a file of dir.
+		// The annotations below turn this mount into a tmpfs whose content is in a file of dir.
 		{Destination: scratchPath, Type: "bind", Source: dir, Options: []string{size, "mode=755"}},
 		image(lowerPath, in.lower),
 	}
@@ -88,13 +88,13 @@ func spec(dir string, in imagePaths, shape turnstone.Shape) ([]byte, error) {
 	})
 }
 
-// flags are what every runsc of one sandbox is called with, in the sandbox's folder.
-// Nothing of the host's network is reached, nothing of its file system but the open
-// images, and the sandbox's process has no rights: it is nobody in a user namespace and
-// in an empty root. allow-suid is about users inside of the sandbox.
+// flags are the flags of every runsc of a sandbox, in the sandbox's folder. The sandbox does not
+// reach the host's network, and of its file system only the open images; the sandbox's process has
+// no rights: it is nobody in a user namespace and in an empty root. allow-suid concerns users
+// inside the sandbox.
 func flags(rootless bool) []string {
 	f := []string{
-		"--root=/proc/self/cwd/state", // relative, since a socket's path has at most 108 bytes
+		"--root=/proc/self/cwd/state", // relative, because a socket's path has at most 108 bytes
 		"--platform=systrap", "--network=none", "--directfs=false", "--overlay2=none", "--ignore-cgroups",
 		"--host-settings=ignore", "--host-uds=none", "--file-access=exclusive", "--in-sandbox-cgroup=v2",
 		"--net-raw", "--allow-packet-socket-write", "--allow-suid", "--watchdog-action=log",

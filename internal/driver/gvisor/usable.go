@@ -14,7 +14,7 @@ import (
 	"turnstone.dev/turnstone/internal/subprocess"
 )
 
-// A verdict says whether sandboxes start here, with what it depends on.
+// A verdict says whether sandboxes start here, with its dependencies.
 type verdict struct {
 	Usable bool      `json:"usable"`
 	Reason string    `json:"reason"`
@@ -22,17 +22,17 @@ type verdict struct {
 	Host   string    `json:"host"`
 }
 
-// proofLimit is how long a program in a sandbox may take to prove that one starts. It
-// takes a tenth of a second.
+// proofLimit is how long a program in a sandbox may take to prove that a sandbox starts. It takes a
+// tenth of a second.
 const proofLimit = 20 * time.Second
 
-// noLasts is how long it is remembered that no sandbox starts: hosts are repaired, and
-// may only have been short of something.
+// noLasts is how long a failed start is remembered: an administrator may repair the host, and it
+// may only have lacked a resource.
 const noLasts = time.Minute
 
-// Usable tells whether a sandbox really starts here, and says why or why not. It is found
-// out once, by starting one, and remembered until runsc, the host's kernel, its CPU, the
-// user or what lets users make namespaces changes; a no only for a minute.
+// Usable reports whether a sandbox really starts here, and why or why not. The verdict is
+// determined once, by starting a sandbox, and remembered until runsc, the host's kernel, its CPU,
+// the user or the settings of user namespaces change; a failure is remembered for a minute only.
 func (s *Substrate) Usable(ctx context.Context) (ok bool, why string) {
 	on := fmt.Sprintf("%s|%s|%s|%d|%s", s.program.Binary.Digest, s.kernel, s.hostCPU, os.Geteuid(), host.NamespaceSettings())
 	path := s.home.Path("cache", "gvisor.json")
@@ -44,11 +44,11 @@ func (s *Substrate) Usable(ctx context.Context) (ok bool, why string) {
 	s.progress("finding out whether gVisor runs a sandbox (once)")
 	v, err := s.prove(ctx)
 	if err != nil {
-		return false, err.Error() // says nothing of gVisor: ask again next time
+		return false, err.Error() // unrelated to gVisor: ask again next time
 	}
 	v.Host = on
 	b, _ := json.Marshal(v)                 // plain data always encodes
-	_ = filestamp.WriteFile(path, b, 0o600) // a verdict that is not remembered is found again
+	_ = filestamp.WriteFile(path, b, 0o600) // a verdict that is not remembered is determined again
 	return v.Usable, v.Reason
 }
 
@@ -83,8 +83,8 @@ func (s *Substrate) prove(ctx context.Context) (verdict, error) {
 	return v, nil
 }
 
-// complaint is the line of a program's output that says why it failed: the last one, but
-// of a crash the first.
+// complaint returns the line of a program's output that says why it failed: the last line, or the
+// first line of a crash.
 func complaint(out string) string {
 	for line := range strings.Lines(out) {
 		if strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: ") {
@@ -94,5 +94,5 @@ func complaint(out string) string {
 	return console.LastLine(out)
 }
 
-// noStart is the prefix of why nothing started.
+// noStart prefixes the reason why nothing started.
 const noStart = "a sandbox does not start: "

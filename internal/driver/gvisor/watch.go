@@ -14,29 +14,28 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// gVisor's kernel does not limit the memory of its processes; the agent ends those that
-// go beyond the sandbox's. The host's own limit is for a sandbox whose agent does not:
-// it is wider, and its end is the sandbox's.
+// gVisor's kernel does not limit the memory of its processes; the agent ends processes that exceed
+// the sandbox's limit. The host's own limit is for a sandbox whose agent does not work: it is
+// higher, and exceeding it ends the sandbox.
 const (
 	watchInterval = 250 * time.Millisecond
-	slack         = 128 << 20 // what the kernel in user space may take for itself, in bytes
+	slack         = 128 << 20 // memory of the kernel in user space itself, in bytes
 )
 
-// blindTime is how long a sandbox runs whose memory cannot be told, as where /proc shows
-// nothing of other processes.
+// blindTime is how long a sandbox runs while its memory cannot be measured, for example if /proc
+// hides other processes.
 const blindTime = 10 * time.Second
 
-// diskLimit is how many bytes of the host's disk what a sandbox writes may take. Its own
-// kernel holds it to its disk's size; this is for one that does not.
+// diskLimit returns how many bytes of the host's disk a sandbox's writes may use. Its own kernel
+// enforces its disk's size; this limit is for a kernel that does not.
 func diskLimit(shape turnstone.Shape) int64 { return int64(shape.Disk) + int64(shape.Disk)/8 + slack }
 
-// hardLimit is how many bytes of the host's memory a sandbox may take.
+// hardLimit returns how many bytes of the host's memory a sandbox may use.
 func hardLimit(shape turnstone.Shape) int64 {
 	return int64(shape.Memory) + int64(shape.Memory)/4 + slack
 }
 
-// watch ends the sandbox when it takes more memory than it may. It returns with the
-// sandbox's end.
+// watch ends the sandbox when it uses more memory than allowed. It returns when the sandbox ends.
 func (v *sandbox) watch() {
 	tick := time.NewTicker(watchInterval)
 	defer tick.Stop()
@@ -75,14 +74,14 @@ func (v *sandbox) watch() {
 	}
 }
 
-// A meter reads what a sandbox's process holds.
+// A meter measures a sandbox's process.
 type meter struct {
 	pid    int
 	memory *os.File // the memory of the processes in the sandbox
-	store  *os.File // what they have written; nil: not known
+	store  *os.File // their writes; nil: unknown
 }
 
-// newMeter returns nil when the process is not there yet.
+// newMeter returns nil if the process does not exist yet.
 func newMeter(pidFile string) *meter {
 	b, err := os.ReadFile(pidFile)
 	if err != nil {
@@ -115,10 +114,10 @@ func newMeter(pidFile string) *meter {
 	return m
 }
 
-// storePrefix begins the name of the file with what a sandbox writes.
+// storePrefix begins the name of the file with a sandbox's writes.
 const storePrefix = ".gvisor.filestore."
 
-// written returns how many bytes of the disk the sandbox's files take.
+// written returns how many bytes of the disk the sandbox's files use.
 func (m *meter) written() int64 {
 	var st unix.Stat_t
 	if m.store == nil || unix.Fstat(int(m.store.Fd()), &st) != nil {
@@ -127,8 +126,8 @@ func (m *meter) written() int64 {
 	return st.Blocks * 512
 }
 
-// bytes returns the memory of the sandbox's processes and of their kernel; what can not be
-// read counts as none, since then the process is gone.
+// bytes returns the memory of the sandbox's processes and of their kernel; an unreadable value
+// counts as 0, because the process has then ended.
 func (m *meter) bytes() int64 {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(m.memory.Fd()), &st); err != nil {

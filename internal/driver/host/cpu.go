@@ -13,15 +13,15 @@ import (
 
 var cpuLine = lazyregexp.New(`(?m)^(model name|flags|microcode)\s*:.*$`)
 
-// firstCPU returns what /proc/cpuinfo says of the first CPU, as lines.
+// firstCPU returns the lines on the first CPU in /proc/cpuinfo.
 func firstCPU() ([][]byte, error) {
 	b, err := os.ReadFile("/proc/cpuinfo")
 	first, _, _ := bytes.Cut(b, []byte("\n\n"))
 	return cpuLine.FindAll(first, -1), err
 }
 
-// CPU digests what the CPU says of itself in /proc/cpuinfo: sandboxes see its features,
-// and QEMU's translator depends on them. A snapshot fits only where it is the same.
+// CPU digests the CPU's properties in /proc/cpuinfo: sandboxes see its features, and QEMU's
+// translator depends on them. A snapshot fits only a CPU with the same digest.
 func CPU() (turnstone.Digest, error) {
 	lines, err := firstCPU()
 	if err != nil {
@@ -30,14 +30,14 @@ func CPU() (turnstone.Digest, error) {
 	return turnstone.DigestBytes(bytes.Join(lines, []byte("\n"))), nil
 }
 
-// A Model is what CPU digests, less the microcode's version, which no sandbox sees: what
-// microcode takes away is missing among the features.
+// A Model contains the properties that CPU digests, except the microcode's version, which no
+// sandbox sees: features that microcode disables are missing in Features.
 type Model struct {
 	Name     string   `json:"name"`
 	Features []string `json:"features"` // sorted
 }
 
-// CPUModel returns this host's.
+// CPUModel returns this host's CPU model.
 func CPUModel() (*Model, error) {
 	lines, err := firstCPU()
 	if err != nil {
@@ -57,8 +57,8 @@ func CPUModel() (*Model, error) {
 	return m, nil
 }
 
-// Differs says why a machine that ran on a CPU of the model m cannot go on on this host's: ""
-// where it can. m may come from anywhere, and may be nil: then it is not known.
+// Differs returns why a machine that ran on a CPU of the model m cannot resume on this host: "" if
+// it can. m is untrusted; nil means that the model is unknown.
 func (m *Model) Differs() string {
 	now, err := CPUModel()
 	if err != nil {
@@ -67,7 +67,7 @@ func (m *Model) Differs() string {
 	return m.lacks(now)
 }
 
-// lacks is Differs where this host's model is now. A feature more does not matter.
+// lacks is Differs for a given host model now. Additional features do not matter.
 func (m *Model) lacks(now *Model) string {
 	if m == nil {
 		return "CPU (now " + Clip(now.Name) + ")"
@@ -92,8 +92,8 @@ func (m *Model) lacks(now *Model) string {
 	return fmt.Sprintf("CPU (%s with %s, now without)", Clip(m.Name), Clip(what))
 }
 
-// Series returns the version of a kernel's release whose interfaces stay as they are, as
-// 6.1 of 6.1.0-25-amd64.
+// Series returns the part of a kernel's release that determines its interfaces, such as 6.1 of
+// 6.1.0-25-amd64.
 func Series(release string) string {
 	parts := strings.SplitN(release, ".", 3)
 	if len(parts) < 3 {
@@ -102,7 +102,7 @@ func Series(release string) string {
 	return parts[0] + "." + parts[1]
 }
 
-// Clip makes a text that may come from anywhere short and printable.
+// Clip makes an untrusted text short and printable.
 func Clip(s string) string {
 	const most = 120
 	cut := strings.Map(func(r rune) rune {

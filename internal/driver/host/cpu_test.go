@@ -7,8 +7,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestModel: a machine goes on on a CPU of the same name that has all of its features, and
-// else it is said what is missing.
+// TestModel checks that a machine resumes on a CPU of the same name that has all of its features,
+// and that otherwise the missing features are named.
 func TestModel(t *testing.T) {
 	now := &Model{Name: "Xeon", Features: []string{"avx", "fpu", "sse"}}
 	for want, was := range map[string]*Model{

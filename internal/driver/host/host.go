@@ -1,5 +1,5 @@
-// Package host says what drivers of substrates have to know of the host: its CPU, and
-// the versions of the programs that they start.
+// Package host provides drivers with facts about the host: its CPU, and the versions of the
+// programs that they start.
 package host
 
 import (
@@ -18,26 +18,27 @@ import (
 	"turnstone.dev/turnstone/internal/subprocess"
 )
 
-// A Program is what is remembered of a program: its digest costs reading it, and its
-// version a start of it, which takes as long as a tenth of a turn.
+// A Program contains cached facts about a program: its digest costs a read of the file, and its
+// version costs a start, which takes as long as a tenth of a turn.
 type Program struct {
 	Path    string          `json:"path"`
 	Binary  filestamp.Stamp `json:"binary"`
 	Version string          `json:"version"`
 }
 
-// recall returns what the file called name in h's cache says of the program at path, if
-// the program is still the one of then.
+// recall returns the facts on the program at path from the file called name in h's cache, if the
+// program is unchanged.
 func recall(h *statedir.Dir, name, path string) (p Program, ok bool) {
 	b, err := os.ReadFile(h.Path("cache", name))
 	ok = err == nil && json.Unmarshal(b, &p) == nil && p.Path == path && p.Binary.Fresh(path)
 	return p, ok
 }
 
-// ask finds out anew what is to be known of the program at path; version starts it.
+// ask determines the facts on the program at path; version starts it.
 func ask(ctx context.Context, path string, version func(context.Context) (string, error)) (p Program, err error) {
 	p.Path = path
-	if p.Binary, err = filestamp.Of(ctx, path); err == nil { // before it is started: should it be replaced now, it is asked again
+	// before the start: a program that is replaced meanwhile is asked again
+	if p.Binary, err = filestamp.Of(ctx, path); err == nil {
 		p.Version, err = version(ctx)
 	}
 	return p, err
@@ -52,8 +53,8 @@ func (p Program) remember(h *statedir.Dir, name string) error {
 	return filestamp.WriteFile(h.Path("cache", name), b, 0o600)
 }
 
-// Versioned returns what is remembered of the program at path in the file called name in h's cache;
-// where nothing is, it asks the program for its version, the first line of what it says.
+// Versioned returns the facts on the program at path from the file called name in h's cache;
+// otherwise it asks the program for its version, the first line of its output.
 func Versioned(ctx context.Context, h *statedir.Dir, name, path string) (Program, error) {
 	if known, ok := recall(h, name, path); ok {
 		return known, nil
@@ -76,11 +77,11 @@ func Versioned(ctx context.Context, h *statedir.Dir, name, path string) (Program
 	return p, p.remember(h, name)
 }
 
-// versionLimit is how long a program may take to say its version, on a busy host too.
+// versionLimit bounds the time of a version command, also on a busy host.
 const versionLimit = 30 * time.Second
 
-// FindSystem returns the path of one of the system's programs. It also looks where
-// ordinary users' PATH does not.
+// FindSystem returns the path of a system program. It also searches folders that are not in
+// ordinary users' PATH.
 func FindSystem(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	if err == nil {

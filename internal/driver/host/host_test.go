@@ -11,7 +11,7 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// What is known of a program holds until the program, or its path, is another.
+// TestKnown checks that the facts on a program are valid until the program, or its path, changes.
 func TestKnown(t *testing.T) {
 	h, path := &statedir.Dir{Root: t.TempDir()}, filepath.Join(t.TempDir(), "program")
 	const name = "program-version.json"
@@ -66,8 +66,8 @@ func TestCPU(t *testing.T) {
 	}
 }
 
-// TestVersioned: the first line of what a program says is its version, as printable text, and it is
-// asked once; a failure is not remembered.
+// TestVersioned checks that the first line of a program's output is its version, as printable text,
+// that the program is asked once, and that failures are not remembered.
 func TestVersioned(t *testing.T) {
 	dir := t.TempDir()
 	h := &statedir.Dir{Root: filepath.Join(dir, "home")}

@@ -15,7 +15,7 @@ import (
 // userHZ is the unit of processor time in /proc, on x86-64 and elsewhere (proc(5)).
 const userHZ = 100
 
-// Load returns what the process takes of this host, with all of its threads.
+// Load returns the process's use of this host, with all of its threads.
 func Load(pid int) (l console.Load, err error) {
 	dir := fmt.Sprintf("/proc/%d", pid)
 	whole, err := os.ReadFile(filepath.Join(dir, "stat"))
@@ -45,9 +45,9 @@ func Load(pid int) (l console.Load, err error) {
 	return l, nil
 }
 
-// parseStat reads the state and the processor time, in ticks, out of a file stat (proc(5)).
+// parseStat reads the state and the processor time, in ticks, from a file stat (proc(5)).
 func parseStat(b []byte) (state byte, ticks uint64, err error) {
-	// The name in parentheses may have anything in it.
+	// The name in parentheses may contain any byte.
 	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
 	if len(fields) < 13 || len(fields[0]) != 1 {
 		return 0, 0, errors.New("a file stat of a process is too short")

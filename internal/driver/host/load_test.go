@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// TestLoad: a process that waits is told from one that computes.
+// TestLoad checks that a waiting process is distinguished from a computing process.
 func TestLoad(t *testing.T) {
 	start := func(script string) *exec.Cmd {
 		cmd := exec.Command("sh", "-c", script)
@@ -35,7 +35,7 @@ func TestLoad(t *testing.T) {
 		if err != nil || l.CPU > time.Minute {
 			t.Fatalf("it waits: %+v, %v", l, err)
 		}
-		if !l.Busy { // once the shell has become sleep
+		if !l.Busy { // when the shell has become sleep
 			break
 		}
 	}

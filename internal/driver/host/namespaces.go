@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// A setting is a file of /proc/sys that can keep ordinary users from making user
-// namespaces, with the values by which it does and does not.
+// A setting is a file of /proc/sys that can forbid user namespaces to ordinary users, with its
+// values for forbidding and allowing.
 type setting struct{ file, off, on string }
 
 // settings are Debian's, Ubuntu's, and the kernel's own.
@@ -22,7 +22,7 @@ func settings() []setting {
 
 func (s setting) name() string { return strings.ReplaceAll(s.file, "/", ".") }
 
-// forbidding returns the settings that keep users from it now.
+// forbidding returns the settings that currently forbid user namespaces.
 func forbidding() []setting {
 	var all []setting
 	for _, s := range settings() {
@@ -34,8 +34,8 @@ func forbidding() []setting {
 	return all
 }
 
-// NamespaceSettings names the settings that keep users from making namespaces now. An
-// answer that depends on namespaces holds as long as it stays the same.
+// NamespaceSettings returns the settings that currently forbid namespaces. A result that depends on
+// namespaces is valid as long as this text stays the same.
 func NamespaceSettings() string {
 	var names []string
 	for _, s := range forbidding() {
@@ -44,8 +44,8 @@ func NamespaceSettings() string {
 	return strings.Join(names, ",")
 }
 
-// NoUserNamespaces is the first of these with its value, as "user.max_user_namespaces is 0";
-// empty: none forbids it.
+// NoUserNamespaces returns the first of these settings with its value, such as
+// "user.max_user_namespaces is 0"; empty: no setting forbids user namespaces.
 func NoUserNamespaces() string {
 	for _, s := range forbidding() {
 		return s.name() + " is " + s.off
@@ -53,8 +53,8 @@ func NoUserNamespaces() string {
 	return ""
 }
 
-// WhyNoJail is err, of a start in namespaces, with the usual reason before it: a host that lets
-// ordinary users make none.
+// WhyNoJail returns err, the failure of a start in namespaces, with the usual reason prepended: a
+// host that forbids user namespaces to ordinary users.
 func WhyNoJail(err error) string {
 	if setting := NoUserNamespaces(); setting != "" && os.Geteuid() != 0 {
 		return fmt.Sprintf("users may make no user namespaces here (%s): %s", setting, err)
@@ -62,7 +62,8 @@ func WhyNoJail(err error) string {
 	return err.Error()
 }
 
-// AllowUserNamespaces is the command that changes that setting; empty: none forbids it.
+// AllowUserNamespaces returns the command that changes that setting; empty: no setting forbids user
+// namespaces.
 func AllowUserNamespaces() string {
 	for _, s := range forbidding() {
 		return "sudo sysctl -w " + s.name() + "=" + s.on

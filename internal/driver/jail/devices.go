@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nodes returns a file system with device nodes of its own for the devices at paths, which
-// are in one folder and are there under the same names. They are nobody's and open to
-// nobody else, whoever owns the host's; nothing of them can be changed. Only root can make
-// it (since Linux 5.2), and a jail of root's mounts it.
+// nodes returns a file system with new device nodes for the devices at paths, which are all in one
+// folder; the nodes keep their names. The nodes belong to nobody and other users cannot open them,
+// whoever owns the host's nodes; nothing in the file system can be changed. Only root can create it
+// (since Linux 5.2); a root's jail mounts it.
 func nodes(paths []string) (*os.File, error) {
 	dir := filepath.Dir(paths[0])
 	fsfd, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
@@ -51,7 +51,7 @@ func nodes(paths []string) (*os.File, error) {
 	return made, nil
 }
 
-// node makes the device that is at path in the folder dirfd.
+// node creates the node of the device at path in the folder dirfd.
 func node(dirfd int, path string) error {
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil {
@@ -70,8 +70,8 @@ func node(dirfd int, path string) error {
 	return nil
 }
 
-// OwnsDevices tells why a jail of this user's cannot have device nodes of its own; nil: it
-// can, so that the mode of the host's does not matter.
+// OwnsDevices returns why this user's jails cannot have their own device nodes; nil: they can, so
+// that the mode of the host's nodes does not matter.
 func OwnsDevices(paths ...string) error {
 	if os.Geteuid() != 0 {
 		return errors.New("only root can make device nodes")

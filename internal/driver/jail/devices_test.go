@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// device tells what a prisoner can do to a device that it was given, and to its folder.
+// device reports what a prisoner can do with a device, and with its folder.
 func (r *report) device(path string, try func(string, error)) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	try("open the device", err)
@@ -33,8 +33,8 @@ func (r *report) device(path string, try func(string, error)) {
 	}
 }
 
-// TestDevice: a device that is root's alone, with others beside it, can be opened in a jail
-// of root's, and nothing else can be done to it; the host's stays as it is.
+// TestDevice checks that a root's jail can open a device of root's that has others beside it, can
+// do nothing else with it, and does not change the host's node.
 func TestDevice(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root's jails have device nodes of their own")
@@ -55,7 +55,8 @@ func TestDevice(t *testing.T) {
 	}
 	_, next, _ := imprison(t, Jail{Show: libraries, Devices: []string{zero}})
 	r := next()
-	want := []string{"open the device", "use the device", "open for writing what is open for reading", "list descriptors"} // the last two until Seal
+	// the last two until Seal
+	want := []string{"open the device", "use the device", "open for writing what is open for reading", "list descriptors"}
 	if !slices.Equal(r.Worked, want) {
 		t.Errorf("worked: %q, want %q; failed: %v", r.Worked, want, r.Failed)
 	}
@@ -67,7 +68,7 @@ func TestDevice(t *testing.T) {
 	}
 }
 
-// TestNoDevice: what is no device, and devices of two folders, are not given.
+// TestNoDevice checks that files that are not devices, and devices of two folders, are rejected.
 func TestNoDevice(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can make device nodes")

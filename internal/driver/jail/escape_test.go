@@ -24,19 +24,19 @@ import (
 	"turnstone.dev/turnstone/internal/driver/host"
 )
 
-// What the prisoner has from descriptor 3 on.
+// The prisoner's descriptors from 3 on.
 const (
-	fdAnswers = 3 + iota // it writes what it has found out
-	fdGo                 // ends when it may find out more
+	fdAnswers = 3 + iota // it writes its results
+	fdGo                 // closed when it may continue
 	fdImage              // a file that is open for reading
 )
 
-// A report is what a hostile program has found out in its jail.
+// A report contains a hostile program's findings in its jail.
 type report struct {
 	Root     []string          // names in /
 	Files    []int             // open descriptors
-	Failed   map[string]string // what it tried: the error
-	Worked   []string          // the attempts that had none
+	Failed   map[string]string // failed attempts: their errors
+	Worked   []string          // successful attempts
 	PID, UID int
 	Hostname string
 }
@@ -53,8 +53,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// prisoner tries to get out, and tells how that went: once at the start, and once when it
-// is told to.
+// prisoner tries to escape, and reports the results: at the start, and again on request.
 func prisoner(hostFile string) {
 	answers := json.NewEncoder(os.NewFile(fdAnswers, "answers"))
 	_ = answers.Encode(look(hostFile))
@@ -133,7 +132,7 @@ func toError(errno syscall.Errno) error {
 	return errno
 }
 
-// readable returns a folder that everyone may look into.
+// readable returns a folder that everyone may read.
 func readable(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "turn-jail-*")
@@ -147,8 +146,8 @@ func readable(t *testing.T) string {
 	return dir
 }
 
-// leak opens descriptors of every kind that get into any program that is started, as those
-// that a shell passes on, and returns what they refer to.
+// leak opens descriptors of every kind that a started program inherits, such as those that a shell
+// passes on, and returns their targets.
 func leak(t *testing.T, file string) {
 	t.Helper()
 	var pair [2]int
@@ -171,8 +170,8 @@ func leak(t *testing.T, file string) {
 	open(fd, err)
 }
 
-// imprison starts this test's program in j, and returns its process and a function that
-// returns what it reports next. Its second report comes once it is let go.
+// imprison starts this test's program in j, and returns its process and a function that returns its
+// next report. The second report comes when the program is released.
 func imprison(t *testing.T, j Jail) (cmd *exec.Cmd, next func() report, letGo func()) {
 	t.Helper()
 	dir := readable(t)
@@ -232,12 +231,12 @@ func needNamespaces(t *testing.T) {
 	}
 }
 
-// TestEscape: a hostile program in a jail finds an empty place and gets no right.
+// TestEscape checks that a hostile program in a jail finds an empty place and gets no rights.
 func TestEscape(t *testing.T) {
 	needNamespaces(t)
 	cmd, next, letGo := imprison(t, Jail{Show: libraries, Threads: 100, FileSize: 1 << 20})
 	first := next()
-	// By the name of its descriptor it gets a right that it was not given: until Seal.
+	// Until Seal, the descriptor's name gives a right that the descriptor does not have.
 	if want := []string{"open for writing what is open for reading", "list descriptors"}; !slices.Equal(first.Worked, want) {
 		t.Errorf("before it is sealed these work: %q, want %q", first.Worked, want)
 	}
@@ -263,7 +262,7 @@ func TestEscape(t *testing.T) {
 	}
 }
 
-// outside looks at the process of a jail as the host sees it.
+// outside examines a jail's process from the host.
 func outside(t *testing.T, pid int) {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -297,13 +296,13 @@ func outside(t *testing.T, pid int) {
 	for _, fd := range fds {
 		n, _ := strconv.Atoi(fd.Name())
 		to, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", pid, fd.Name()))
-		if n > fdImage && !strings.HasPrefix(to, "anon_inode:") { // its own runtime's
+		if n > fdImage && !strings.HasPrefix(to, "anon_inode:") { // descriptors of its own runtime
 			t.Errorf("it has descriptor %d, %s", n, to)
 		}
 	}
 }
 
-// TestBare: what is left where there are no namespaces.
+// TestBare checks the confinement without namespaces.
 func TestBare(t *testing.T) {
 	_, next, _ := imprison(t, Jail{Bare: true})
 	r := next()
@@ -320,7 +319,7 @@ func TestBare(t *testing.T) {
 	}
 }
 
-// TestFails: a jail that cannot be made says why, and the program does not run.
+// TestFails checks that a jail that cannot be created says why, and that the program does not run.
 func TestFails(t *testing.T) {
 	needNamespaces(t)
 	dir := readable(t)
@@ -356,8 +355,8 @@ func TestFails(t *testing.T) {
 	}
 }
 
-// TestNoNetwork: a jail has not even a loopback that works, and the host's abstract sockets
-// are not there. The filter is not what this relies on.
+// TestNoNetwork checks that a jail has no working loopback, and cannot reach the host's abstract
+// sockets, even without the filter.
 func TestNoNetwork(t *testing.T) {
 	needNamespaces(t)
 	cmd, next, _ := imprison(t, Jail{Show: libraries})

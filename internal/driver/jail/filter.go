@@ -4,11 +4,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// denied are the system calls that a program in a jail does not get: what changes
-// namespaces and mounts, what reaches other processes, new sockets (those of the jail have
-// a network namespace without a network, but AF_VSOCK and others know no namespaces), and
-// parts of the kernel that have a history of holes. It is a list of what is denied, since
-// what QEMU needs differs by version; the namespaces do not depend on it.
+// denied are the system calls that a jail denies: calls that change namespaces and mounts, that
+// reach other processes, that create sockets (the jail's network namespace has no network, but
+// namespaces do not cover AF_VSOCK and others), and parts of the kernel with a history of
+// vulnerabilities. It is a deny list, because QEMU's needs differ by version; the namespaces do not
+// depend on it.
 var denied = []uint32{
 	unix.SYS_MOUNT, unix.SYS_UMOUNT2, unix.SYS_PIVOT_ROOT, unix.SYS_CHROOT, unix.SYS_MOVE_MOUNT, unix.SYS_OPEN_TREE,
 	unix.SYS_FSOPEN, unix.SYS_FSCONFIG, unix.SYS_FSMOUNT, unix.SYS_FSPICK, unix.SYS_MOUNT_SETATTR,
@@ -22,11 +22,11 @@ var denied = []uint32{
 	unix.SYS_IOPL, unix.SYS_IOPERM, unix.SYS_MODIFY_LDT, unix.SYS_VHANGUP, unix.SYS_PERSONALITY,
 }
 
-// unknown are those of which a program is told that the kernel does not have them, because
-// it has another way then. clone3(2) has its flags in memory, where no filter sees them.
+// unknown are system calls that fail as unknown to the kernel, because programs have a fallback for
+// that. The flags of clone3(2) are in memory, where a filter cannot see them.
 var unknown = []uint32{unix.SYS_CLONE3, unix.SYS_IO_URING_SETUP, unix.SYS_IO_URING_ENTER, unix.SYS_IO_URING_REGISTER}
 
-// x32 marks the numbers of another calling convention, which would pass by a filter.
+// x32 marks the numbers of another calling convention, which would bypass the filter.
 const x32 = 0x40000000
 
 // Offsets in struct seccomp_data (seccomp(2)).
@@ -36,9 +36,9 @@ const (
 	dataArgument = 16 // the first argument's lower half
 )
 
-// filter returns the program for the kernel's filter of system calls: denied ones fail with
-// EPERM, unknown ones with ENOSYS, and new processes, other than threads, with EPERM. Of
-// sockets, those of the family AF_UNIX may be allowed.
+// filter returns the program for the kernel's filter of system calls: denied calls fail with EPERM,
+// unknown calls with ENOSYS, and new processes, other than threads, with EPERM. Sockets of the
+// family AF_UNIX may be allowed.
 func filter(unixSockets bool) []unix.SockFilter {
 	load := func(offset uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offset}
@@ -46,7 +46,8 @@ func filter(unixSockets bool) []unix.SockFilter {
 	answer := func(what uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: what}
 	}
-	skipUnless := func(kind uint16, k uint32) unix.SockFilter { // the next one
+	// k does not match: skip the next instruction
+	skipUnless := func(kind uint16, k uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_K | kind, Jf: 1, K: k}
 	}
 	refuse := func(e unix.Errno) unix.SockFilter { return answer(unix.SECCOMP_RET_ERRNO | uint32(e)) }
@@ -78,8 +79,8 @@ func filter(unixSockets bool) []unix.SockFilter {
 		answer(unix.SECCOMP_RET_ALLOW))
 }
 
-// confine appends the calls after which no right comes back: new programs have none that
-// this one has not, and the kernel refuses the calls of the filter.
+// confine appends the calls that give up all rights for good: a new program has no more rights than
+// this program, and the kernel denies the filter's calls.
 func (p *program) confine(unixSockets bool) {
 	p.call("no_new_privs", unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 	f := filter(unixSockets)

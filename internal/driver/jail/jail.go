@@ -1,8 +1,8 @@
 //go:build linux && amd64
 
-// Package jail starts a program of the host in namespaces of its own, with a root that has
-// nothing but what it names, without any right. It is for programs that a sandbox may break
-// out into: what breaks out finds an empty place.
+// Package jail starts a program of the host in its own namespaces, without any rights, and with a
+// root that contains only named files. It is for programs that a sandbox may break out into: an
+// attacker who breaks out finds an empty place.
 package jail
 
 import (
@@ -18,32 +18,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Nobody is the user whose rights a jail has that root starts.
+// Nobody is the ID of the user whose rights a root's jail has.
 const Nobody = 65534
 
-// A Jail is what a program gets. The zero value has namespaces and nothing in them.
+// A Jail describes what a program gets. The zero value has namespaces and nothing in them.
 type Jail struct {
-	// Bare jails have no namespaces, for hosts that give none. The program then has the
-	// host's files, with the rights of the user, or of nobody where root starts it.
+	// Bare jails have no namespaces, for hosts that do not allow namespaces. The program then sees
+	// the host's files, with the rights of the user, or of nobody if root starts it.
 	Bare bool
-	// Show are paths of the host that are there under the same name, read-only: folders,
-	// files, and symbolic links. What the host does not have is left out.
+	// Show are paths of the host that the jail shows under the same name, read-only: folders,
+	// files, and symbolic links. Paths that do not exist on the host are skipped.
 	Show []string
-	// Devices are device nodes of the host that can be opened, all in one folder. Root's
-	// program gets nodes of its own in their place where the kernel can make them (see
-	// OwnsDevices): whoever may open the host's, the program may.
+	// Devices are device nodes of the host that the program can open, all in one folder. If the
+	// kernel can create them, root's program gets its own nodes instead (see OwnsDevices): the
+	// program may open what the caller may open.
 	Devices []string
-	// Places are files and folders that the program finds under names of its own, in an order
-	// in which a folder comes before what is put into it. They need namespaces.
+	// Places are files and folders that the program finds under their own names. A folder comes
+	// before the places in it. Places need namespaces.
 	Places []Place
 	// Dir is the folder that the program starts in; empty: /.
 	Dir string
-	// UnixSockets lets the program make sockets of the family AF_UNIX. In namespaces it finds
-	// no other end than those in its Places.
+	// UnixSockets allows sockets of the family AF_UNIX. In namespaces the program can connect only
+	// to sockets in its Places.
 	UnixSockets bool
 	// Sealed jails have no OwnFiles from the start.
 	Sealed bool
-	// Groups are the host's group IDs that root's program has, for devices of the host.
+	// Groups are the host's group IDs of root's program, for devices of the host.
 	Groups []int
 	// FileSize bounds the files that the program writes, in bytes; 0: any size.
 	FileSize uint64
@@ -51,24 +51,24 @@ type Jail struct {
 	Threads uint64
 }
 
-// A Program is what runs in a jail.
+// A Program is the program in a jail.
 type Program struct {
 	Path  string // absolute, without symbolic links
 	Args  []string
 	Env   []string
-	Files []*os.File // from descriptor 3 on; nil is a closed one
+	Files []*os.File // from descriptor 3 on; nil is a closed descriptor
 }
 
-// flags make the namespaces.
+// flags returns the flags that create the namespaces.
 const flags = unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS |
 	unix.CLONE_NEWCGROUP
 
-// OwnFiles is where the program sees its own descriptors as files until Seal.
+// OwnFiles is the folder where the program sees its own descriptors as files until Seal.
 const OwnFiles = "/proc/self/fd"
 
-// Command returns the command that starts p, which has its SysProcAttr and its ExtraFiles.
-// The process becomes p once the jail is made; until then a failure goes to its standard
-// error, see Failure. The caller calls release after the start: the process waits for it.
+// Command returns the command that starts p, with its SysProcAttr and its ExtraFiles. The process
+// becomes p when the jail is complete; an earlier failure is on its standard error, see Failure.
+// The process waits until the caller calls release after the start.
 func (j Jail) Command(p Program) (cmd *exec.Cmd, release func(), err error) {
 	in := inherited{own: 3 + len(p.Files), start: 4 + len(p.Files), devices: -1, places: -1}
 	waits, start, err := os.Pipe()
@@ -108,8 +108,8 @@ func (j Jail) Command(p Program) (cmd *exec.Cmd, release func(), err error) {
 	return cmd, func() { _, _ = start.WriteString("/"); _ = first.Close(); drop() }, nil
 }
 
-// attributes are how the process is started. It is killed with the thread that starts it,
-// and as the first one of its PID namespace takes all of that along.
+// attributes returns how the process starts. The process is killed with the thread that starts it;
+// as the first process of its PID namespace it takes all others in the namespace with it.
 func (j Jail) attributes() *syscall.SysProcAttr {
 	a := &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	root := os.Geteuid() == 0
@@ -126,7 +126,7 @@ func (j Jail) attributes() *syscall.SysProcAttr {
 	uid, gid := os.Getuid(), os.Getgid()
 	if root {
 		uid, gid = Nobody, Nobody
-		a.Credential = &syscall.Credential{} // the namespace's root, who is nobody outside
+		a.Credential = &syscall.Credential{} // the namespace's root, which is nobody outside
 		a.GidMappingsEnableSetgroups = true
 	}
 	a.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: uid, Size: 1}}
@@ -142,13 +142,13 @@ func (j Jail) attributes() *syscall.SysProcAttr {
 
 // inherited are descriptors that the process starts with and its program does not get.
 type inherited struct {
-	own     int // its executable
-	start   int // a pipe with what await waits for
-	devices int // the file system of its devices; negative: they are the host's
-	places  int // the first of the mounts of its places; negative: the host's paths are bound
+	own     int // the process's executable
+	start   int // the pipe of await
+	devices int // the file system of its devices; negative: the host's device nodes
+	places  int // the first mount of its places; negative: the host's paths are bound
 }
 
-// program returns the calls that make the jail and then p of the process.
+// program returns the process's calls, which create the jail and then start p.
 func (j Jail) program(p Program, in inherited) (*program, error) {
 	code := new(program)
 	code.await(in.start)
@@ -171,7 +171,7 @@ func (j Jail) program(p Program, in inherited) (*program, error) {
 	return code, nil
 }
 
-// closeRange tells whether the kernel has close_range(2), by closing none.
+// closeRange reports whether the kernel has close_range(2), by an empty range.
 func closeRange() bool { return unix.CloseRange(1<<32-1, 1<<32-1, 0) == nil }
 
 // limit appends the resource limits.
@@ -184,7 +184,7 @@ func (j Jail) limit(code *program) {
 	if j.FileSize > 0 {
 		set("file size", unix.RLIMIT_FSIZE, j.FileSize)
 	}
-	// Before Linux 5.14 all of the user's processes count, in whatever namespace.
+	// Before Linux 5.14 the limit counts all of the user's processes, in any namespace.
 	if j.Threads > 0 && !j.Bare && kernelAtLeast(5, 14) {
 		set("threads", unix.RLIMIT_NPROC, j.Threads)
 	}
@@ -206,14 +206,14 @@ func kernelAtLeast(major, minor int) bool {
 	return a > major || a == major && b >= minor
 }
 
-// Bits of prctl(PR_SET_SECUREBITS) (capabilities(7)): root is no better than others, and
-// nothing of that can be undone.
+// Bits of prctl(PR_SET_SECUREBITS) (capabilities(7)): root has no special rights, and this cannot
+// be undone.
 const lockedRoot = 1<<0 | 1<<1 | // SECBIT_NOROOT
 	1<<2 | 1<<3 | // SECBIT_NO_SETUID_FIXUP
 	1<<5 | // SECBIT_KEEP_CAPS_LOCKED
 	1<<6 | 1<<7 // SECBIT_NO_CAP_AMBIENT_RAISE
 
-// dropRights appends the calls that give up the capabilities in the user namespace, for good.
+// dropRights appends the calls that irrevocably give up the capabilities in the user namespace.
 func (p *program) dropRights() error {
 	b, err := os.ReadFile("/proc/sys/kernel/cap_last_cap")
 	if err != nil {
@@ -252,7 +252,7 @@ func executable(b []byte) (*os.File, error) {
 	return f, nil
 }
 
-// FailureOf is Failure for a process that has ended with what exec.Cmd's Wait returns.
+// FailureOf is Failure for a process whose exec.Cmd's Wait returned err.
 func FailureOf(stderr string, wait error) error {
 	var exit *exec.ExitError
 	if !errors.As(wait, &exit) {
@@ -261,11 +261,11 @@ func FailureOf(stderr string, wait error) error {
 	return Failure(stderr, exit.ExitCode())
 }
 
-// marker begins what a process says on its standard error when its jail fails.
+// marker begins the message that a process writes to standard error when its jail fails.
 const marker = "turnstone-jail: "
 
-// Failure returns why a jail could not be made, from what its process wrote to its standard
-// error and its exit status; nil when it was not the jail that failed.
+// Failure returns why a jail could not be created, from the process's standard error and exit
+// status; nil if the jail did not fail.
 func Failure(stderr string, status int) error {
 	what, ok := strings.CutPrefix(strings.TrimSpace(stderr), marker)
 	if !ok || strings.ContainsRune(what, '\n') {

@@ -16,7 +16,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// run starts a program of system calls and returns what it says and its exit status.
+// run starts a program of system calls and returns its output and its exit code.
 func run(t interface{ Fatal(...any) }, code *program) (stdout, stderr string, status int) {
 	f, err := executable(code.elf())
 	if err != nil {
@@ -35,8 +35,8 @@ func run(t interface{ Fatal(...any) }, code *program) (stdout, stderr string, st
 	return out.String(), said.String(), cmd.ProcessState.ExitCode()
 }
 
-// TestProgram: the calls are made in their order with their data, up to the first that
-// fails, which is told.
+// TestProgram checks that the calls are made in order with their data, up to the first failure,
+// which is reported.
 func TestProgram(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		texts := rapid.SliceOfN(rapid.StringN(1, 40, 200), 0, 40).Draw(t, "texts")

@@ -12,7 +12,7 @@ import (
 )
 
 // holder starts a program in a jail and is killed before it could know of the start: the
-// parent-death signal is not set, as when it comes too late, and release is not called.
+// parent-death signal is not set, as if it came too late, and release is not called.
 func holder(bare bool) {
 	path, err := filepath.EvalSymlinks("/bin/sleep")
 	if err != nil {
@@ -30,8 +30,8 @@ func holder(bare bool) {
 	_, _ = io.ReadAll(os.Stdin)
 }
 
-// TestParentGone: a process whose parent ended before the parent-death signal was set does
-// not become the program.
+// TestParentGone checks that a process whose parent ended before the parent-death signal was set
+// does not become the program.
 func TestParentGone(t *testing.T) {
 	for _, kind := range []string{"bare", "namespaces"} {
 		t.Run(kind, func(t *testing.T) {
@@ -62,7 +62,8 @@ func TestParentGone(t *testing.T) {
 			_ = cmd.Process.Kill()
 			_ = cmd.Wait()
 			_ = alive.SetReadDeadline(time.Now().Add(20 * time.Second))
-			if _, err := io.ReadAll(alive); err != nil { // it ends when all that have the other end have ended
+			// the pipe ends when all processes with the other end have ended
+			if _, err := io.ReadAll(alive); err != nil {
 				t.Errorf("the program has outlived who started it: %v", err)
 			}
 		})

@@ -15,20 +15,22 @@ import (
 
 // A Place is a file or a folder that a jail has under a name of its own.
 type Place struct {
-	// At is its path in the jail: absolute, in no folder that is shown. It may be in a folder
-	// that is a place before it; then the folder's user must be able to make a file there.
+	// At is the place's path in the jail: absolute, and not in a shown folder. It may be in a
+	// folder of an earlier place; the folder's user must then be able to create a file there.
 	At string
-	// Host is the path of what the host has. What root's jail has there belongs to Nobody or
-	// may be read by all: its program has no more rights than that.
+	// Host is the path on the host. In a root's jail the files belong to Nobody or are readable by
+	// all, because the program has no more rights than that.
 	Host string
-	// Write lets the program write there as far as its user may.
+	// Write allows the program to write as far as its user may.
 	Write bool
-	// Zeros is the size of a file that reads as zeros and takes a page of writes. It has no Host.
+	// Zeros is the size of a file that reads as zeros and accepts one page of writes. It has no
+	// Host.
 	Zeros int64
 }
 
-// trees returns the mounts that root's jail puts at its places, in their order. Root's program
-// has not the right to reach the host's paths, so the mounts are made outside (since Linux 5.2).
+// trees returns the mounts that a root's jail attaches at its places, in their order. Root's
+// program has no right to reach the host's paths, so the mounts are created outside (since Linux
+// 5.2).
 func trees(places []Place) (made []*os.File, err error) {
 	for _, p := range places {
 		if p.Host == "" {
@@ -50,8 +52,8 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// places appends the calls that put the places into the new root. Their mounts are the
-// descriptors from tree on; negative: the host's paths are bound.
+// places appends the calls that put the places into the new root. Their mounts are the descriptors
+// from tree on; negative: the host's paths are bound.
 func (p *place) places(list []Place, tree int) error {
 	for i, to := range list {
 		at := filepath.Clean(to.At)
@@ -72,7 +74,7 @@ func (p *place) places(list []Place, tree int) error {
 	return nil
 }
 
-// put appends the calls that put what the host has at a place.
+// put appends the calls that put the host's file or folder at a place.
 func (p *place) put(to Place, at string, tree int) error {
 	st, err := os.Stat(to.Host)
 	switch {
@@ -105,7 +107,7 @@ func (p *place) put(to Place, at string, tree int) error {
 	return nil
 }
 
-// zeros puts a file of size bytes that are zeros at a place: one in a file system of a page.
+// zeros puts a file of size zero bytes at a place, in a file system of a single page.
 func (p *place) zeros(dir, at string, size int64) {
 	p.folder(dir)
 	p.code.call("mount "+dir, unix.SYS_MOUNT, p.code.text("none"), p.code.text(mountpoint+dir), p.code.text("tmpfs"),
@@ -116,8 +118,8 @@ func (p *place) zeros(dir, at string, size int64) {
 	p.bind(mountpoint+dir+"/zeros", at, 0)
 }
 
-// inRoot opens what root's program gets that it could not make: its devices and the mounts of
-// its places. devices is nil where the kernel can make none and places do not need it.
+// inRoot opens what root's program cannot create itself: its devices and the mounts of its places.
+// devices is nil if the kernel cannot create device nodes and places do not need it.
 func (j Jail) inRoot() (devices *os.File, places []*os.File, err error) {
 	if len(j.Devices) > 0 {
 		if devices, err = nodes(j.Devices); err != nil && len(j.Places) > 0 {

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// places tells what a prisoner can do to the places that it was given, in its working folder.
+// places reports what a prisoner can do with its places, in its working folder.
 func (r *report) places(dir string, try func(string, error)) {
 	at, err := os.Getwd()
 	if err == nil && at != dir {
@@ -66,15 +66,16 @@ func (r *report) places(dir string, try func(string, error)) {
 
 const zerosSize = 1 << 36
 
-// TestPlaces: files and folders under names of the jail's own can be used as it was said, and
-// the host's, but for what is written, stay as they are.
+// TestPlaces checks that files and folders under the jail's own names can be used as declared, and
+// that the host's files stay unchanged except for allowed writes.
 func TestPlaces(t *testing.T) {
 	needNamespaces(t)
 	dir := readable(t)
 	host := func(name string) string { return filepath.Join(dir, name) }
 	err := errors.Join(os.Mkdir(host("work"), 0o700), os.Mkdir(host("sub"), 0o700),
 		os.WriteFile(host("image"), []byte("image"), 0o644), os.WriteFile(host("disk"), []byte("disk"), 0o600))
-	if os.Geteuid() == 0 { // a jail of root's has the rights of nobody, and its places need no way to them
+	// a root's jail has nobody's rights, and its places need no path that nobody can traverse
+	if os.Geteuid() == 0 {
 		for _, name := range []string{"work", "sub", "disk"} {
 			err = errors.Join(err, os.Chown(host(name), Nobody, Nobody))
 		}
@@ -100,7 +101,7 @@ func TestPlaces(t *testing.T) {
 			t.Errorf("the host's %s is %q, %v", name, b, err)
 		}
 	}
-	// What it listens on is reached from outside.
+	// Its listening socket can be reached from outside.
 	if st, err := os.Lstat(host("work/socket")); err != nil || st.Mode().Type() != os.ModeSocket {
 		t.Errorf("its socket: %v", err)
 	}
@@ -109,7 +110,7 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-// TestNoPlace: what cannot be a place is refused before anything is started.
+// TestNoPlace checks that invalid places are rejected before anything starts.
 func TestNoPlace(t *testing.T) {
 	file := filepath.Join(readable(t), "file")
 	if err := os.WriteFile(file, nil, 0o644); err != nil {

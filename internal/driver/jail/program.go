@@ -8,16 +8,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A program is a list of system calls, as a static executable of a few kilobytes: what has
-// to happen in a new process before it becomes another program, where Go's SysProcAttr has
-// no field for it. It needs no re-execution of the caller's own program and no compiler, and
-// takes no time to load.
+// A program is a list of system calls, as a static executable of a few kilobytes. It does what a
+// new process must do before it becomes another program, if Go's SysProcAttr has no field for it.
+// It needs neither a re-execution of the caller's own program nor a compiler, and loads at once.
 type program struct {
 	data  []byte // from dataAt on
 	calls []call
 }
 
-// A call is one system call and what says which one failed.
+// A call is a system call with a text that names it in an error.
 type call struct {
 	number    uint64
 	arguments [6]uint64
@@ -31,9 +30,8 @@ const (
 	dataAt = baseAt + 0x1000
 )
 
-// walker makes the calls one after the other. At the first that fails it writes the call's
-// text to standard error and exits with the error's number. The address of the table
-// belongs at offset 2.
+// walker makes the calls in sequence. At the first failure it writes the call's text to standard
+// error and exits with the error's number. The address of the table belongs at offset 2.
 var walker = []byte{
 	0x48, 0xbb, 0, 0, 0, 0, 0, 0, 0, 0, // mov rbx, table
 	0x48, 0x8b, 0x03, // next: mov rax, [rbx]
@@ -60,7 +58,7 @@ var walker = []byte{
 	0x0f, 0x05, // syscall
 }
 
-// bytes puts b into the program and returns its address.
+// bytes adds b to the program and returns its address.
 func (p *program) bytes(b []byte) uint64 {
 	for len(p.data)%8 != 0 {
 		p.data = append(p.data, 0)
@@ -70,10 +68,10 @@ func (p *program) bytes(b []byte) uint64 {
 	return at
 }
 
-// text puts a string into the program, with the zero byte that ends it for the kernel.
+// text adds a string to the program, with the terminating zero byte that the kernel needs.
 func (p *program) text(s string) uint64 { return p.bytes(append([]byte(s), 0)) }
 
-// texts puts a list of strings into the program, as execve(2) takes one.
+// texts adds a list of strings to the program, in execve(2)'s form.
 func (p *program) texts(list []string) uint64 {
 	addresses := make([]uint64, len(list)+1)
 	for i, s := range list {
@@ -82,10 +80,10 @@ func (p *program) texts(list []string) uint64 {
 	return p.values(addresses)
 }
 
-// values puts plain data into the program, as a C structure without padding.
+// values adds plain data to the program, as a C structure without padding.
 func (p *program) values(v any) uint64 {
 	var b bytes.Buffer
-	_ = binary.Write(&b, binary.LittleEndian, v) // a Buffer does not fail
+	_ = binary.Write(&b, binary.LittleEndian, v) // writing to a Buffer does not fail
 	return p.bytes(b.Bytes())
 }
 
@@ -102,15 +100,15 @@ func (p *program) execute(path string, argv, env []string) {
 	p.call("execve "+path, unix.SYS_EXECVE, p.text(path), p.texts(argv), p.texts(env))
 }
 
-// awaitAt is a page that is nowhere near the program.
+// awaitAt is the address of a page far from the program.
 const awaitAt = 0x10000000
 
-// await appends the calls that wait until the parent writes "/" to the pipe fd, and fail when
-// nobody can any more. The parent does so after the start, when the parent-death signal is
-// set: one that died before that is noticed here, one that dies later sends the signal. Asking
-// for the parent's ID does not tell: in a new PID namespace it is 0 in any case, and the
-// namespace's first process cannot kill itself. What was read is used as a path, since a call
-// that reads nothing does not fail.
+// await appends the calls that wait until the parent writes "/" to the pipe fd, and that fail once
+// the pipe has no writer. The parent writes after the start, when the parent-death signal is set:
+// the pipe detects a parent that died before, and the signal reports a parent that dies later. The
+// parent's ID does not help: in a new PID namespace it is always 0, and the namespace's first
+// process cannot kill itself. The next call uses the byte as a path, because a read of no bytes
+// does not fail.
 func (p *program) await(fd int) {
 	const what = "the process that starts it is gone"
 	p.call("mmap", unix.SYS_MMAP, awaitAt, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED, negative(-1), 0)
@@ -119,7 +117,7 @@ func (p *program) await(fd int) {
 	p.call("close", unix.SYS_CLOSE, uint64(fd))
 }
 
-// exit appends a successful end.
+// exit appends a successful exit.
 func (p *program) exit() { p.call("exit", unix.SYS_EXIT_GROUP, 0) }
 
 // elf returns the executable. It must end with execute or exit.

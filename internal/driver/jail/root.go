@@ -18,17 +18,17 @@ import (
 	"turnstone.dev/turnstone/internal/subprocess"
 )
 
-// mountpoint is where the new root is mounted before it becomes the root: a folder that
-// every Linux has and from which a jail shows nothing.
+// mountpoint is where the new root is mounted before it becomes the root: a folder that every Linux
+// has, and that no jail shows.
 const mountpoint = "/sys"
 
 // A place collects the calls that furnish the new root.
 type place struct {
 	code *program
-	made map[string]bool // what is there, by its path in the jail
+	made map[string]bool // existing paths in the jail
 }
 
-// root appends the calls that make the new root, with the program at path in it.
+// root appends the calls that create the new root, with the program at path in it.
 func (j Jail) root(code *program, path string, in inherited) error {
 	code.call("mount / private", unix.SYS_MOUNT, code.text("none"), code.text("/"), 0, unix.MS_REC|unix.MS_PRIVATE, 0)
 	code.call("mount a root", unix.SYS_MOUNT, code.text("jail"), code.text(mountpoint), code.text("tmpfs"),
@@ -58,7 +58,7 @@ func (j Jail) root(code *program, path string, in inherited) error {
 		p.bind(OwnFiles, OwnFiles, 0)
 	}
 	code.call("chdir", unix.SYS_CHDIR, code.text(mountpoint))
-	// The old root is mounted over the new one, and taken away from there: pivot_root(2).
+	// The old root is mounted over the new root, and unmounted there: pivot_root(2).
 	code.call("pivot_root", unix.SYS_PIVOT_ROOT, code.text("."), code.text("."))
 	code.call("umount the host", unix.SYS_UMOUNT2, code.text("."), unix.MNT_DETACH)
 	dir := filepath.Join("/", j.Dir)
@@ -69,7 +69,7 @@ func (j Jail) root(code *program, path string, in inherited) error {
 	return nil
 }
 
-// folder makes the folder at and those above.
+// folder creates the folder at and its parents.
 func (p *place) folder(at string) {
 	if p.made[at] {
 		return
@@ -79,32 +79,32 @@ func (p *place) folder(at string) {
 	p.code.call("mkdir "+at, unix.SYS_MKDIR, p.code.text(mountpoint+at), 0o755)
 }
 
-// file makes an empty file, for something to be mounted on it.
+// file creates an empty file as a mount point.
 func (p *place) file(at string) {
 	p.folder(filepath.Dir(at))
 	p.made[at] = true
 	p.code.call("mknod "+at, unix.SYS_MKNOD, p.code.text(mountpoint+at), unix.S_IFREG|0o444, 0)
 }
 
-// bind mounts what is at the path from.
+// bind mounts the path from.
 func (p *place) bind(from, at string, more uint64) {
 	p.code.call("bind "+at, unix.SYS_MOUNT, p.code.text(from), p.code.text(mountpoint+at), 0, unix.MS_BIND|more, 0)
 }
 
-// attach mounts the descriptor fd, which is a mount that is nowhere, and closes it.
+// attach mounts the descriptor fd, a detached mount, and closes it.
 func (p *place) attach(at string, fd int) {
 	p.code.call("mount "+at, unix.SYS_MOVE_MOUNT, uint64(fd), p.code.text(""), negative(unix.AT_FDCWD), p.code.text(mountpoint+at), unix.MOVE_MOUNT_F_EMPTY_PATH)
 	p.code.call("close "+at, unix.SYS_CLOSE, uint64(fd))
 }
 
-// restrict takes devices and the rights of programs from what is mounted at a path, and what
-// more says.
+// restrict disables devices and set-user-ID programs of the mount at a path, and sets the flags in
+// more.
 func (p *place) restrict(at string, more uint64) {
 	p.code.call("restrict "+at, unix.SYS_MOUNT, p.code.text("none"), p.code.text(mountpoint+at), 0,
 		unix.MS_REMOUNT|unix.MS_BIND|unix.MS_NOSUID|unix.MS_NODEV|more, 0)
 }
 
-// show makes the host's at visible, read-only.
+// show makes the host's path at visible, read-only.
 func (p *place) show(at string) error {
 	at = filepath.Clean(at)
 	if !filepath.IsAbs(at) || within(at, mountpoint) || within(at, "/proc") {
@@ -148,7 +148,7 @@ func (p *place) show(at string) error {
 	return nil
 }
 
-// negative is a number as a system call's argument.
+// negative returns a number as a system call's argument.
 func negative(n int) uint64 { return uint64(n) }
 
 // device makes a device node visible, for reading and writing.
@@ -165,8 +165,7 @@ func (p *place) device(at string) error {
 	return nil
 }
 
-// locked returns the flags of the mount that at is on: in a namespace of a user none of
-// them can be taken away from it (mount_namespaces(7)).
+// locked returns the flags of at's mount that a user namespace cannot clear (mount_namespaces(7)).
 func locked(at string) (uint64, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(at, &st); err != nil {
@@ -182,12 +181,12 @@ func locked(at string) (uint64, error) {
 	return flags, nil
 }
 
-// within tells whether path is dir or below.
+// within reports whether path is dir or below.
 func within(path, dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") }
 
-// Seal takes OwnFiles out of the jail of the process pid: by that name a descriptor can be
-// opened again, with other rights than it has. It is called once the program has opened
-// what it needs, and before anything hostile runs in it.
+// Seal removes OwnFiles from the jail of the process pid, because opening a descriptor by that name
+// could give other rights than the descriptor has. The caller seals the jail after the program has
+// opened its files, and before anything hostile runs in it.
 func Seal(ctx context.Context, pid int) error {
 	var spaces []*os.File
 	defer func() {

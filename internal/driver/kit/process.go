@@ -1,4 +1,4 @@
-// Package kit has what the machines of all drivers have in common.
+// Package kit contains the common parts of all drivers' machines.
 package kit
 
 import (
@@ -18,12 +18,12 @@ import (
 	"turnstone.dev/turnstone/internal/subprocess"
 )
 
-// A Process is the program that runs a machine, with the guest's console and the reason of its
+// A Process is the program that runs a machine, with the guest's console and the reason for its
 // end. A driver embeds it in its substrate.Sandbox. Its methods are safe for concurrent use once
 // Start has returned.
 type Process struct {
 	Console *console.Watch // set before Start
-	Advice  string         // what helps when the guest does not start; set before Start
+	Advice  string         // hint for a guest that does not start; set before Start
 
 	id      turnstone.SandboxID
 	process *os.Process
@@ -31,7 +31,7 @@ type Process struct {
 
 	mu     sync.Mutex
 	closed bool
-	cause  error // why it is to end
+	cause  error // reason for its end
 	err    error
 }
 
@@ -52,7 +52,7 @@ func (p *Process) Start(cmd *exec.Cmd, o subprocess.Options) error {
 // ID implements substrate.Sandbox.
 func (p *Process) ID() turnstone.SandboxID { return p.id }
 
-// PID is the ID of the process.
+// PID returns the ID of the process.
 func (p *Process) PID() int { return p.process.Pid }
 
 // Done implements substrate.Sandbox.
@@ -87,10 +87,10 @@ func (p *Process) Closed() bool {
 	return p.closed
 }
 
-// Kill ends the process, and no other one that may have its ID by now.
+// Kill ends the process, and never another process that reuses its ID.
 func (p *Process) Kill() error { return p.process.Kill() }
 
-// Blame says why the machine is about to end. The first reason counts.
+// Blame records why the machine is about to end. The first reason counts.
 func (p *Process) Blame(cause error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -99,8 +99,8 @@ func (p *Process) Blame(cause error) {
 	}
 }
 
-// End records that the process is gone, and why: it was closed, or what Blame was told, or what
-// explain says.
+// End records that the process has ended, and why: Close, the reason of Blame, or the result of
+// explain.
 func (p *Process) End(explain func() error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -114,7 +114,7 @@ func (p *Process) End(explain func() error) {
 	close(p.done)
 }
 
-// Dup returns another descriptor of f, a file that the machine has open until it is closed.
+// Dup returns a new descriptor of f, a file that the machine keeps open until Close.
 func (p *Process) Dup(op turnstone.Op, f *os.File) (*os.File, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -124,12 +124,12 @@ func (p *Process) Dup(op turnstone.Op, f *os.File) (*os.File, error) {
 	return Dup(f)
 }
 
-// closedError is the error of what is asked of a machine that is closed.
+// closedError returns the error of operations on a closed machine.
 func (p *Process) closedError(op turnstone.Op) error {
 	return turnstone.Errorf(op, turnstone.KindDead, string(p.id), "the sandbox is closed")
 }
 
-// Dup returns another descriptor of f.
+// Dup returns a new descriptor of f.
 func Dup(f *os.File) (*os.File, error) {
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -148,7 +148,7 @@ func (p *Process) Starting() bool {
 	}
 }
 
-// Hint is what helps when the guest does not start; empty once it has.
+// Hint returns the hint for a guest that does not start; empty once the guest has started.
 func (p *Process) Hint() string {
 	if p.Starting() {
 		return p.Advice
@@ -156,8 +156,8 @@ func (p *Process) Hint() string {
 	return ""
 }
 
-// Wait blocks until the agent is ready. What the guest says of itself, that it hangs, the
-// machine's end and ctx's end are errors. load is as in console.Watch.Await.
+// Wait blocks until the agent is ready. It returns an error if the guest gives up or hangs, or if
+// the machine or ctx ends. For load see console.Watch.Await.
 func (p *Process) Wait(ctx context.Context, op turnstone.Op, limits console.Patience, load func() (console.Load, error)) error {
 	err := p.Console.Await(ctx, limits, load, p.done)
 	switch own := p.Err(); {
@@ -171,10 +171,10 @@ func (p *Process) Wait(ctx context.Context, op turnstone.Op, limits console.Pati
 	return turnstone.NewError(op, turnstone.KindDead, string(p.id), err).WithHint(p.Hint())
 }
 
-// endWait is how long a process whose connection broke may take to be gone.
+// endWait is how long a process may take to end after its connection broke.
 const endWait = 100 * time.Millisecond
 
-// Why returns the machine's own reason for its end, where it has ended, in the place of err.
+// Why returns the machine's reason for its end if it has ended, and err otherwise.
 func (p *Process) Why(err error) error {
 	if err == nil {
 		return nil
@@ -189,8 +189,8 @@ func (p *Process) Why(err error) error {
 	return err
 }
 
-// NotSnapshotted makes a *turnstone.Error of err, with which a snapshot into the folder dir has
-// failed; nil stays nil.
+// NotSnapshotted converts err, the failure of a snapshot into the folder dir, to a
+// *turnstone.Error; nil stays nil.
 func (p *Process) NotSnapshotted(ctx context.Context, op turnstone.Op, dir string, err error) error {
 	var e *turnstone.Error
 	if err = p.Why(err); err == nil || errors.As(err, &e) {
@@ -203,11 +203,11 @@ func (p *Process) NotSnapshotted(ctx context.Context, op turnstone.Op, dir strin
 	return e
 }
 
-// MakeRoom is the hint for a full disk.
+// MakeRoom returns the hint for a full disk.
 func MakeRoom(dir string) string { return "make room on the disk that holds " + dir }
 
-// Fault makes a *turnstone.Error of err, with which a driver's work in the state directory dir has
-// failed; one that is such an error already is left alone, and nil stays nil. hint helps where the
+// Fault converts err, the failure of a driver's operation in the state directory dir, to a
+// *turnstone.Error; a *turnstone.Error stays unchanged, and nil stays nil. hint is used if the
 // cause is unknown.
 func Fault(op turnstone.Op, driver, dir string, err error, hint string) error {
 	if err == nil || turnstone.KindOf(err) != turnstone.KindInternal {

@@ -16,8 +16,8 @@ import (
 	"turnstone.dev/turnstone/internal/subprocess"
 )
 
-// started returns the process of a program that runs until it is killed, and why it ended unless
-// something else is known.
+// started returns the process of a program that runs until it is killed, and the reason for its end
+// unless another reason is known.
 func started(t *testing.T) (p *Process, own error) {
 	t.Helper()
 	p = New("sb_x", console.New(), "advice")
@@ -30,8 +30,8 @@ func started(t *testing.T) (p *Process, own error) {
 	return p, own
 }
 
-// TestEnd: an end that was asked for is no error; the first reason counts, and what the program's
-// end tells only where no reason is known.
+// TestEnd checks that a requested end is no error, that the first reason counts, and that the
+// program's end counts only if no reason is known.
 func TestEnd(t *testing.T) {
 	p, own := started(t)
 	if p.Err() != nil || p.Closed() {
@@ -60,7 +60,7 @@ func TestEnd(t *testing.T) {
 	}
 }
 
-// TestDup: a file is to be had until the machine is closed, and outlives it.
+// TestDup checks that a file is available until the machine is closed, and outlives it.
 func TestDup(t *testing.T) {
 	p, _ := started(t)
 	f, err := os.CreateTemp(t.TempDir(), "")
@@ -81,7 +81,7 @@ func TestDup(t *testing.T) {
 	}
 }
 
-// TestWait: all ways in which the wait for an agent ends.
+// TestWait checks all ways in which the wait for an agent ends.
 func TestWait(t *testing.T) {
 	patience := console.Patience{Idle: time.Minute, Work: time.Minute, Limit: time.Minute}
 	load := func() (console.Load, error) { return console.Load{}, errors.ErrUnsupported }
@@ -120,7 +120,7 @@ func TestWait(t *testing.T) {
 	}
 }
 
-// TestNotSnapshotted: a machine's own word counts first, then what is typed already.
+// TestNotSnapshotted checks that a machine's own reason counts first, then typed errors.
 func TestNotSnapshotted(t *testing.T) {
 	p, own := started(t)
 	typed := turnstone.Errorf("a.b", turnstone.KindInvalid, "x", "y")
@@ -146,7 +146,7 @@ func TestNotSnapshotted(t *testing.T) {
 	check(t.Context(), typed, own, turnstone.KindDead, "")
 }
 
-// TestFault: what has a kind is left alone.
+// TestFault checks that errors with a kind stay unchanged.
 func TestFault(t *testing.T) {
 	typed := turnstone.Errorf("a.b", turnstone.KindInvalid, "x", "y")
 	for _, tt := range []struct {

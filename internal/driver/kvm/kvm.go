@@ -1,9 +1,9 @@
 //go:build linux && amd64
 
-// Package kvm finds out cheaply that KVM is of no use: it runs a guest of a few
-// instructions that every kernel executes early. Nested and emulated hosts open
-// /dev/kvm, make machines, and then fail at one of these. A guest that gets through
-// proves nothing: that takes a kernel that really starts.
+// Package kvm cheaply finds out that KVM is unusable: it runs a guest of a few instructions that
+// every kernel executes early. Nested and emulated hosts open /dev/kvm, create machines, and then
+// fail at one of these instructions. A guest that passes proves nothing: a proof is a kernel that
+// really starts.
 package kvm
 
 import (
@@ -35,19 +35,19 @@ const (
 	exitInternalError = 17
 )
 
-// Where things lie in the guest's memory.
+// Addresses in the guest's memory.
 const (
 	codeAt   = 0x1000
 	pml4At   = 0x2000
 	pdptAt   = 0x3000
 	pdAt     = 0x4000
-	wordsAt  = 0x5000 // what cmpxchg16b works on
-	saveAt   = 0x6000 // of xsave
+	wordsAt  = 0x5000 // operand of cmpxchg16b
+	saveAt   = 0x6000 // area of xsave
 	memory   = 0x200000
 	maxCPUID = 256
 )
 
-// program is the guest: xsetbv, xsave, xrstor, cmpxchg16b, hlt.
+// program is the guest's code: xsetbv, xsave, xrstor, cmpxchg16b, hlt.
 var program = []byte{
 	0x31, 0xc9, // xor ecx, ecx
 	0xb8, 0x03, 0x00, 0x00, 0x00, // mov eax, 3 (x87 and SSE)
@@ -60,13 +60,12 @@ var program = []byte{
 	0xf4, // hlt
 }
 
-// ErrEmulated says that the host gives KVM's guests to an emulator that does not know
-// what every kernel needs.
+// ErrEmulated means that the host runs KVM's guests in an emulator that lacks instructions that
+// every kernel needs.
 var ErrEmulated = errors.New("its guests are emulated, and xrstor or cmpxchg16b is not")
 
-// Try runs the guest on device, as "/dev/kvm". An error says why KVM cannot be used;
-// it wraps fs.ErrNotExist and fs.ErrPermission where the device cannot be opened. It
-// takes some milliseconds.
+// Try runs the guest on device, such as "/dev/kvm". An error says why KVM cannot be used; it wraps
+// fs.ErrNotExist or fs.ErrPermission if the device cannot be opened. Try takes some milliseconds.
 func Try(device string) error { return try(device, program) }
 
 func try(device string, code []byte) error {
@@ -75,7 +74,7 @@ func try(device string, code []byte) error {
 		return err
 	}
 	defer func() { _ = f.Close() }()
-	// KVM wants all of a vCPU's requests from one thread.
+	// KVM requires that a single thread makes all of a vCPU's requests.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if v, err := ioctl(int(f.Fd()), getAPIVersion, 0); err != nil || v != 12 {
@@ -135,7 +134,8 @@ func prepare(kvm, vcpu int) error {
 	if _, err := ioctl(vcpu, getSregs, uintptr(unsafe.Pointer(&s))); err != nil {
 		return err
 	}
-	// struct kvm_segment: base, limit, selector, type, present, dpl, db, s, l, g, avl, unusable, padding.
+	// struct kvm_segment: base, limit, selector, type, present, dpl, db, s, l, g, avl, unusable,
+	// padding.
 	segment := func(i int, kind, long byte) {
 		b := s[i*24 : i*24+24]
 		clear(b)
@@ -194,8 +194,8 @@ func execute(kvm, vcpu int) error {
 // maxInterrupted bounds how often a request is repeated.
 const maxInterrupted = 10_000
 
-// ioctl makes a request, again where a signal of the Go runtime has interrupted it: making
-// a machine and running it end so.
+// ioctl makes a request, and repeats it if a signal of the Go runtime interrupts it: signals
+// interrupt the creation and the run of a machine.
 //
 //go:uintptrescapes
 func ioctl(fd int, req, arg uintptr) (int, error) {

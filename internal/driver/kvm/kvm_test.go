@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the program begins with has to run wherever there is KVM, so that nothing but
-// the instructions that are asked about can be the reason for a no.
+// The program's first instructions must run wherever KVM works, so that only the tested
+// instructions can be the reason for a refusal.
 func TestTry(t *testing.T) {
 	began := time.Now()
 	err := Try("/dev/kvm")
@@ -38,8 +38,8 @@ func TestTry(t *testing.T) {
 	}
 }
 
-// TestInterrupted: signals, which the Go runtime sends its threads, are no verdict. The
-// kernel ends the making of a machine with EINTR for them.
+// TestInterrupted checks that signals, which the Go runtime sends to its threads, are no verdict.
+// They make the kernel end the creation of a machine with EINTR.
 func TestInterrupted(t *testing.T) {
 	want := Try("/dev/kvm")
 	if want != nil && !errors.Is(want, ErrEmulated) {

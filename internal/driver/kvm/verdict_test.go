@@ -17,11 +17,11 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// asked is a Question whose guests are counted, on a host that says what it is told to.
+// asked is a Question that counts its guests, on a host that answers as configured.
 type asked struct {
 	Question
 	guests int
-	limit  time.Duration // that the last guest had
+	limit  time.Duration // limit of the last guest
 }
 
 func newAsked(t *testing.T, try error, answer Verdict) *asked {
@@ -39,8 +39,8 @@ func own(image string) substrate.GuestKernel {
 	return substrate.GuestKernel{KernelKind: substrate.KernelKind{Own: true, File: "/" + image}, Digest: turnstone.DigestBytes([]byte(image))}
 }
 
-// TestOwnKernelDecides: a host that emulates its guests is ruled out for Debian's kernel
-// without a guest, and for one of the user's only by that guest.
+// TestOwnKernelDecides checks that an emulating host is ruled out for Debian's kernel without a
+// guest, and for a user's kernel only by a guest.
 func TestOwnKernelDecides(t *testing.T) {
 	a := newAsked(t, ErrEmulated, Ran(time.Second))
 	if v := a.Ask(t.Context()); v.Usable || !v.Known || !v.Emulated || a.guests != 0 {
@@ -65,7 +65,7 @@ func TestOwnKernelDecides(t *testing.T) {
 	}
 }
 
-// TestVerdictIsForOneKernel: each kernel has a verdict of its own, side by side.
+// TestVerdictIsForOneKernel checks that each kernel has its own verdict, side by side.
 func TestVerdictIsForOneKernel(t *testing.T) {
 	a := newAsked(t, nil, Ran(time.Second))
 	kernels := []substrate.GuestKernel{{}, own("a"), own("b")}
@@ -86,8 +86,8 @@ func TestVerdictIsForOneKernel(t *testing.T) {
 	}
 }
 
-// TestDeviceTurnsAway: a device that turns away is an error that says so, and leaves
-// nothing that would be remembered.
+// TestDeviceTurnsAway checks that a refusing device is an error that says so, and that no verdict
+// is remembered.
 func TestDeviceTurnsAway(t *testing.T) {
 	for _, errno := range []syscall.Errno{syscall.EACCES, syscall.EBUSY, syscall.ENODEV} {
 		open := newAsked(t, nil, Verdict{})
@@ -105,8 +105,8 @@ func TestDeviceTurnsAway(t *testing.T) {
 	}
 }
 
-// TestProofFails: what has nothing to do with KVM is asked again, and so is, an hour
-// later, a guest that was late.
+// TestProofFails checks that errors unrelated to KVM are asked again, and a late guest after an
+// hour.
 func TestProofFails(t *testing.T) {
 	a := newAsked(t, ErrEmulated, Verdict{})
 	a.Kernel = own("a")
@@ -130,9 +130,9 @@ func TestProofFails(t *testing.T) {
 	}
 }
 
-// TestKernelAtFault: what a kernel of the user's says itself is no verdict on KVM: it holds
-// for this kernel with these modules, and is told as the kernel's. Of Turnstone's kernel, which
-// starts elsewhere, it is the host's fault.
+// TestKernelAtFault checks that an error that a user's kernel reports itself is no verdict on KVM:
+// it applies to this kernel with these modules, and is reported as the kernel's. With Turnstone's
+// kernel, which starts elsewhere, it is the host's fault.
 func TestKernelAtFault(t *testing.T) {
 	gaveUp := &turnstone.Error{Op: "qemu.boot", Subject: "sb_x", Err: &console.GaveUp{Why: "the guest kernel panicked: no tables"}}
 	a := newAsked(t, nil, Failed(gaveUp, own("a").KernelKind))
@@ -164,12 +164,12 @@ func TestKernelAtFault(t *testing.T) {
 	}
 }
 
-// TestHowLong: what cannot change is remembered for good, what KVM says in the middle of one
-// start not at all, and all else for some time.
+// TestHowLong checks that lasting verdicts are remembered for good, KVM's errors during a start not
+// at all, and all others for some time.
 func TestHowLong(t *testing.T) {
 	for _, tt := range []struct {
 		err         error
-		soon, later int // guests that are started until the question is asked again, now and tomorrow
+		soon, later int // guests that start until the question is asked again, now and tomorrow
 	}{
 		{fmt.Errorf("%w: KVM internal error", ErrBroken), 1, 1},
 		{fmt.Errorf("%w: kvm run failed Device or resource busy", ErrTurnedAway), 2, 3},

@@ -8,20 +8,19 @@ import (
 	"turnstone.dev/turnstone/internal/network"
 )
 
-// The descriptors that QEMU inherits. It is given no path to open: what it may
-// touch is what it holds.
+// The descriptors that QEMU inherits. QEMU gets no paths to open: it can only use its descriptors.
 const (
 	fdQMP     = 3 + iota // control socket
 	fdAgent              // the virtio-serial port's socket
 	fdConsole            // the serial console's socket
-	fdNet                // the network card's socket; only for a shape with a network
+	fdNet                // the network card's socket, for a shape with a network only
 	fdRAM                // the guest's memory
 	fdRoot               // root image, read-only
-	fdScratch            // the disk that takes the writes
+	fdScratch            // the disk that stores the writes
 	fdKernel
-	fdInitramfs // only for a boot
-	fdHome      // only for a restore
-	fdLayers    // the first layer's; only for a restore
+	fdInitramfs // for a boot only
+	fdHome      // for a restore only
+	fdLayers    // the first layer; for a restore only
 )
 
 const (
@@ -39,22 +38,23 @@ const (
 	accelTCG accel = "tcg"
 )
 
-// unhardened switches off what hardens a kernel against its own users, under TCG only:
-// each costs a start there, where every instruction that runs for the first time has to be
-// translated, and TCG's own line of defense runs around the machine. With norandmaps each
-// program has the same addresses: TCG keeps its translations by virtual address, and would
-// translate every exec anew (8,500 blocks for a second bash; 70 without).
+// unhardened disables a kernel's protection against its own users, under TCG only. Each protection
+// lengthens a start there, because TCG must translate every instruction that runs for the first
+// time, and TCG's own security boundary is around the machine. With norandmaps each program has the
+// same addresses: TCG stores its translations by virtual address, and would otherwise translate
+// every exec anew (8,500 blocks for a second bash; 70 with norandmaps).
 var unhardened = []string{"mitigations=off", "hardened_usercopy=off", "randomize_kstack_offset=off", "init_on_alloc=0", "lsm=capability",
 	"norandmaps"}
 
-// kernelArgs is the guest kernel's command line. It is part of a snapshot's identity.
+// kernelArgs returns the guest kernel's command line. It is part of a snapshot's identity.
 func kernelArgs(a accel, shape turnstone.Shape) string {
 	args := []string{
 		"console=ttyS0", "quiet", "loglevel=3", "panic=-1", "reboot=t", "rdinit=/init",
 		"audit=0", "nowatchdog", "no_timer_check", "tsc=reliable",
-		"transparent_hugepage=never", // a clone pays with private memory for each page it touches
+		"transparent_hugepage=never", // each touched page costs a clone private memory
 		"rcupdate.rcu_expedited=1", "random.trust_cpu=on", "cgroup_no_v1=all",
-		"turnstone.scratch=" + scratchSerial, // the agent mounts it before the snapshot, which keeps the disk
+		// the agent mounts it before the snapshot, which includes the disk
+		"turnstone.scratch=" + scratchSerial,
 	}
 	if a == accelTCG {
 		args = append(args, unhardened...)
@@ -65,9 +65,9 @@ func kernelArgs(a accel, shape turnstone.Shape) string {
 	return strings.Join(args, " ")
 }
 
-// arguments returns QEMU's command line. A restore has the same devices as the
-// boot whose state it loads; only the memory becomes copy-on-write, the kernel a
-// stub (see stubKernel), and there may be images in the slots.
+// arguments returns QEMU's command line. A restore has the same devices as the boot whose state it
+// loads; only the memory is copy-on-write, the kernel is a stub (see stubKernel), and there may be
+// images in the slots.
 func arguments(e engine, shape turnstone.Shape, restore bool, in disks) []string {
 	share := "on"
 	if restore {

@@ -11,8 +11,8 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// TestKernelArgs: under KVM nothing of the guest kernel's protection is off; under TCG what
-// costs a start is. Both are part of a snapshot's identity.
+// TestKernelArgs checks that under KVM none of the guest kernel's protection is disabled, and that
+// under TCG the protections that slow a start are. Both are part of a snapshot's identity.
 func TestKernelArgs(t *testing.T) {
 	shape := turnstone.DefaultShape()
 	weak := regexp.MustCompile(`(^| )(mitigations=|hardened_usercopy=|randomize_kstack_offset=|init_on_alloc=|init_on_free=|norandmaps|nokaslr|lsm=|` +
@@ -38,7 +38,7 @@ func TestKernelArgs(t *testing.T) {
 	}
 }
 
-// TestIsolationNamesTestKernel: receipts say what the kernel is.
+// TestIsolationNamesTestKernel checks that receipts name a test kernel.
 func TestIsolationNamesTestKernel(t *testing.T) {
 	test := substrate.GuestKernel{KernelKind: substrate.KernelKind{Own: true, Test: true}}
 	for want, s := range map[string]*Substrate{
@@ -52,7 +52,7 @@ func TestIsolationNamesTestKernel(t *testing.T) {
 	}
 }
 
-// TestNoCard: a machine without a network card says so, and has no end of one.
+// TestNoCard checks that a machine without a network card says so, and has no end of a card.
 func TestNoCard(t *testing.T) {
 	m := &machine{Process: kit.New("sb_x", console.New(), "")}
 	if frames, err := m.Frames(); frames != nil || turnstone.KindOf(err) != turnstone.KindInvalid {

@@ -17,7 +17,7 @@ import (
 
 const look = "turn doctor --kernel /a/vmlinux"
 
-// badMachine is a machine with a kernel of the user's that is code and text.
+// badMachine is a machine with a user's kernel that consists of code and text.
 func badMachine(t *testing.T, code []byte, text string) substrate.Machine {
 	t.Helper()
 	dir := t.TempDir()
@@ -32,8 +32,8 @@ func badMachine(t *testing.T, code []byte, text string) substrate.Machine {
 	return m
 }
 
-// TestGuestHangs: a kernel that stands still, computes in a circle or resets its machine ends
-// by what it does, with what helps; one that prints lines is waited for to the limit.
+// TestGuestHangs checks that a kernel that halts, loops or resets its machine is ended for that
+// reason, with a hint, and that a kernel that prints lines is waited for up to the limit.
 func TestGuestHangs(t *testing.T) {
 	h := &statedir.Dir{Root: t.TempDir()}
 	long := console.Patience{Idle: time.Hour, Work: time.Hour, Limit: time.Hour}
@@ -74,8 +74,8 @@ func TestGuestHangs(t *testing.T) {
 	}
 }
 
-// TestProveBadKernel: what a kernel does under KVM that is its own fault is told from what is
-// KVM's, and is remembered for its modules only.
+// TestProveBadKernel checks that a kernel's own fault under KVM is distinguished from KVM's fault,
+// and is remembered for its modules only.
 func TestProveBadKernel(t *testing.T) {
 	if err := mayOpen(kvmDevice, nil); err != nil {
 		t.Skip(err)
@@ -87,7 +87,7 @@ func TestProveBadKernel(t *testing.T) {
 		fault bool
 	}{
 		"panics": {join(printThen, halt), "Kernel panic - not syncing: no tables\n", true},
-		"resets": {reset, "", false}, // or the emulator of its host gives up
+		"resets": {reset, "", false}, // or the host's emulator fails
 	} {
 		m := badMachine(t, tt.code, tt.text)
 		m.InitDigest = "sha256:modules"
@@ -108,8 +108,8 @@ func TestProveBadKernel(t *testing.T) {
 	}
 }
 
-// TestBothReasons: a guest that starts neither under KVM nor without it is told with both
-// reasons, KVM's first.
+// TestBothReasons checks that the error of a guest that starts neither under KVM nor without it has
+// both reasons, KVM's first.
 func TestBothReasons(t *testing.T) {
 	m := badMachine(t, join(printThen, halt), "Kernel panic - not syncing: no tables\n")
 	why := errors.New("KVM: the guest hangs")
@@ -132,7 +132,7 @@ func TestBothReasons(t *testing.T) {
 	}
 }
 
-// TestTestKernelIsForKVM: no report of a test kernel is had without KVM.
+// TestTestKernelIsForKVM checks that there is no report on a test kernel without KVM.
 func TestTestKernelIsForKVM(t *testing.T) {
 	s := newSubstrate(t, &statedir.Dir{Root: t.TempDir()}, nil)
 	order, ruledOut := s.checkOrder(true)
@@ -141,8 +141,8 @@ func TestTestKernelIsForKVM(t *testing.T) {
 	}
 }
 
-// TestPanicOfARunningGuest: what a guest's console says after its agent was ready explains
-// nothing, and is quoted as the console's.
+// TestPanicOfARunningGuest checks that console output after the agent was ready explains nothing,
+// and is quoted as the console's.
 func TestPanicOfARunningGuest(t *testing.T) {
 	m := &machine{Process: kit.New("", console.Running(), "")}
 	_, _ = m.Console.Write([]byte("Kernel panic - not syncing: \x1b[2Jforged\n"))

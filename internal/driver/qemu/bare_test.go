@@ -19,12 +19,12 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// bareSize is how much passes the bare channel.
+// bareSize is the number of bytes that pass the bare channel.
 const bareSize = 256 << 20
 
-// bareChannel prints how many MB/s `cat` moves through a virtio-serial port that
-// carries nothing else, read by a plain loop: what the wire is compared with. The
-// machine is booted, since the snapshot knows no such port.
+// bareChannel prints how many MB/s `cat` moves through a virtio-serial port that carries nothing
+// else, read by a plain loop: the reference for the wire. The machine is booted, because the
+// snapshot does not contain such a port.
 func bareChannel(h *statedir.Dir) error {
 	dir, err := os.MkdirTemp("", "turn-bare-*")
 	if err != nil {
@@ -88,7 +88,7 @@ func bareChannel(h *statedir.Dir) error {
 	return nil
 }
 
-// bootWithPort boots the newest snapshot's machine with one port more.
+// bootWithPort boots the newest snapshot's machine with an additional port.
 func bootWithPort(ctx context.Context, h *statedir.Dir, man manifest, socket string) (*machine, error) {
 	var m substrate.Machine
 	initramfs, _ := filepath.Glob(h.Path("kernel", "initramfs-*.cpio"))
@@ -102,7 +102,8 @@ func bootWithPort(ctx context.Context, h *statedir.Dir, man manifest, socket str
 		return y.ModTime().Compare(x.ModTime())
 	})
 	m.Kernel, m.Initramfs, m.Root, m.Shape = kernels[0], initramfs[0], os.Getenv("TURNSTONE_BENCH_ROOT"), man.Identity.Shape
-	s := &Substrate{home: h, accel: man.Identity.Accel, wall: Jail{Wall: open}} // the port is at a path of the host
+	// the port is at a path of the host
+	s := &Substrate{home: h, accel: man.Identity.Accel, wall: Jail{Wall: open}}
 	binary, err := host.FindSystem(binaryName)
 	if err != nil {
 		return nil, err

@@ -22,8 +22,8 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// benchmark is this test binary as a program of its own, which the command bench
-// measures beside `turn run`.
+// benchmark is this test binary as a separate program, which the command bench measures beside
+// `turn run`.
 func benchmark(mode string) error {
 	h, err := statedir.Open(os.Getenv("TURN_HOME"))
 	if err != nil {
@@ -46,16 +46,16 @@ func benchmark(mode string) error {
 func bare(h *statedir.Dir) substratetest.Bare {
 	return substratetest.Bare{Network: benchNetwork, Start: func(context.Context) (substrate.Sandbox, int, error) {
 		vm, err := clone(h)
-		if err != nil { // a nil *machine is no nil Sandbox
+		if err != nil { // a nil *machine is not a nil Sandbox
 			return nil, 0, err
 		}
 		return vm, vm.PID(), nil
 	}}
 }
 
-// newest returns the folder and the manifest of the snapshot that was taken last of the
-// template whose root image has the digest $TURNSTONE_BENCH_ROOT_DIGEST, with the default
-// shape; $TURNSTONE_BENCH_ACCEL says whether with kvm or tcg.
+// newest returns the folder and the manifest of the latest snapshot of the template whose root
+// image has the digest $TURNSTONE_BENCH_ROOT_DIGEST, with the default shape; $TURNSTONE_BENCH_ACCEL
+// selects kvm or tcg.
 func newest(h *statedir.Dir) (dir string, m manifest, err error) {
 	all, _ := filepath.Glob(h.Path("snapshots", "*", manifestFile))
 	for _, path := range all {
@@ -73,8 +73,7 @@ func newest(h *statedir.Dir) (dir string, m manifest, err error) {
 	return dir, m, err
 }
 
-// clone is the shortest way from a snapshot to a machine: no check, no lock, no
-// look at what is there.
+// clone is the shortest way from a snapshot to a machine, without checks and locks.
 func clone(h *statedir.Dir) (*machine, error) {
 	dir, man, err := newest(h)
 	if err != nil {
@@ -87,7 +86,7 @@ func clone(h *statedir.Dir) (*machine, error) {
 	}
 	s := &Substrate{home: h, binary: binary, accel: id.Accel, wall: Jail{Wall: open}}
 	if id.Accel == accelKVM && os.Geteuid() == 0 {
-		s.wall.Wall = jailed // root's QEMU has the device nowhere else
+		s.wall.Wall = jailed // only a jail gives the device to root's QEMU
 	}
 	var f files
 	f.ram, err = os.OpenFile(filepath.Join(dir, ramFile), os.O_RDWR, 0)
@@ -108,7 +107,7 @@ func clone(h *statedir.Dir) (*machine, error) {
 		return nil, err
 	}
 	args := arguments(engine{id.Accel, id.CPUModel}, id.Shape, true, disks{})
-	if os.Getenv("TURNSTONE_BENCH_NETWORK") == "user" { // QEMU's own network in the place of ours
+	if os.Getenv("TURNSTONE_BENCH_NETWORK") == "user" { // QEMU's own network instead of Turnstone's
 		for i, arg := range args {
 			if strings.HasPrefix(arg, "stream,id=net,") {
 				args[i] = "user,id=net"
@@ -130,7 +129,7 @@ func clone(h *statedir.Dir) (*machine, error) {
 
 var benchNetwork = wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway, DNS: []string{network.DNS}}
 
-// runIn has a fresh clone run a script.
+// runIn runs a script in a fresh clone.
 func runIn(vm *machine, script string, stdio wire.Stdio) error {
 	link, err := wire.NewLink(vm.agent, true)
 	if err != nil {
@@ -155,9 +154,9 @@ func runIn(vm *machine, script string, stdio wire.Stdio) error {
 	return err
 }
 
-// floor is what no `turn run` can be faster than. The agent runs nothing before
-// it is configured, so that is part of it. It prints how long it took without the
-// start and end of this program, in microseconds.
+// floor is the lower bound of `turn run`. The agent runs nothing before it is configured, so the
+// configuration is included. It prints the time without the start and the end of this program, in
+// microseconds.
 func floor(h *statedir.Dir) error {
 	began := time.Now()
 	vm, err := clone(h)
@@ -171,7 +170,7 @@ func floor(h *statedir.Dir) error {
 	return err
 }
 
-// script runs what comes from standard input in a clone.
+// script runs standard input as a script in a clone.
 func script(h *statedir.Dir) error {
 	text, err := io.ReadAll(os.Stdin)
 	if err != nil {
@@ -189,7 +188,7 @@ func script(h *statedir.Dir) error {
 
 var rollup = regexp.MustCompile(`(?m)^(Rss|Pss|Pss_Anon|Private_Clean|Private_Dirty):\s+(\d+) kB`)
 
-// cloneMemory prints what each of several clones holds after `true`.
+// cloneMemory prints the memory of each of several clones after `true`.
 func cloneMemory(h *statedir.Dir) error {
 	fmt.Println("| clone | Rss | Pss | Pss, anonymous | private, clean | private, dirty |\n|---|---|---|---|---|---|")
 	var vms []*machine

@@ -38,8 +38,8 @@ func talkingKernel(text string) []byte {
 	return image
 }
 
-// TestPanicAtBoot: what a kernel says as it gives up is the error, although the machine
-// stands still and lives on; and so is what the agent says.
+// TestPanicAtBoot checks that a kernel's panic message is the error, although the machine hangs and
+// stays alive; the same holds for the agent's message.
 func TestPanicAtBoot(t *testing.T) {
 	h, dir := &statedir.Dir{Root: t.TempDir()}, t.TempDir()
 	empty := filepath.Join(dir, "empty")
@@ -82,8 +82,8 @@ func TestPanicAtBoot(t *testing.T) {
 	}
 }
 
-// TestKernelAdvice: a kernel of the user's that resets, or is late, is told with how to look at
-// that file.
+// TestKernelAdvice checks that the error of a user's kernel that resets, or is late, names the
+// command that checks that file.
 func TestKernelAdvice(t *testing.T) {
 	h, dir := &statedir.Dir{Root: t.TempDir()}, t.TempDir()
 	m := substrate.Machine{Kernel: filepath.Join(dir, "kernel"), Initramfs: filepath.Join(dir, "empty"), Root: filepath.Join(dir, "empty"), Shape: turnstone.DefaultShape(),

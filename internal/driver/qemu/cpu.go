@@ -9,13 +9,13 @@ import (
 	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
-// An engine is what runs the guest's instructions.
+// An engine describes what runs the guest's instructions.
 type engine struct {
 	accel accel
 	cpu   string // model of the virtual CPU under KVM; empty: the host's
 }
 
-// model is the virtual CPU's, as QEMU's -cpu takes it.
+// model returns the virtual CPU's model, in the form of QEMU's -cpu.
 func (e engine) model() string {
 	switch {
 	case e.accel != accelKVM:
@@ -26,19 +26,19 @@ func (e engine) model() string {
 	return e.cpu
 }
 
-// leastModel is the model that is left when QEMU refuses the host's for a reason that is
-// not known here. It has what every x86-64 has.
+// leastModel is the last model, for a QEMU that rejects the host's model for an unknown reason. It
+// has the features that every x86-64 has.
 const leastModel = "qemu64"
 
-// refusedMSR is what QEMU says before it aborts, because the host's KVM does not take a
-// register's value that it has offered itself (kvm_buf_set_msrs, kvm_get_msrs).
+// refusedMSR matches QEMU's message before it aborts because the host's KVM rejects a register's
+// value that KVM itself has offered (kvm_buf_set_msrs, kvm_get_msrs).
 var refusedMSR = lazyregexp.New(`failed to (?:set|get) MSR 0x([0-9a-fA-F]{1,8})\b[^\r\n]{0,100}`)
 
-// refusedCPU is anything else that QEMU says of a CPU that it cannot make.
+// refusedCPU matches QEMU's other messages about a CPU that it cannot create.
 var refusedCPU = lazyregexp.New(`(?i)[^\r\n]{0,200}\b(?:CPU model|CPU feature|CPUID|vCPU|KVM_SET_\w+)\b[^\r\n]{0,200}`)
 
-// lessOf returns the words that take a feature with its registers out of a model
-// (target/i386/cpu.h and cpu.c of QEMU), by register.
+// lessOf returns the words that remove a feature with its registers from a model (target/i386/cpu.h
+// and cpu.c of QEMU), by register.
 func lessOf(msr uint64) string {
 	switch {
 	case msr >= 0x480 && msr <= 0x493, msr == 0x3a:
@@ -53,8 +53,8 @@ func lessOf(msr uint64) string {
 	}[msr]
 }
 
-// nextModel returns the model to try after one that QEMU refused with what it said, and
-// the line that says why. Empty: it was not the model that it refused, or none is left.
+// nextModel returns the next model after QEMU has rejected a model with the output said, and the
+// line with the reason. Empty: QEMU did not reject the model, or no model is left.
 func nextModel(model, said string) (next, why string) {
 	match := refusedMSR.FindStringSubmatch(said)
 	if match == nil {
@@ -63,7 +63,7 @@ func nextModel(model, said string) (next, why string) {
 		}
 		return leastModel, console.Printable(strings.TrimSpace(match[0]))
 	}
-	msr, _ := strconv.ParseUint(match[1], 16, 64) // at most eight digits always fit
+	msr, _ := strconv.ParseUint(match[1], 16, 64) // eight digits always fit
 	why = console.Printable(match[0])
 	base, have, _ := strings.Cut(model, ",")
 	word := lessOf(msr)

@@ -34,7 +34,8 @@ func TestNextModel(t *testing.T) {
 	}
 }
 
-// TestNextModelEnds: whatever QEMU says, no model is tried twice, and the tries end.
+// TestNextModelEnds checks that no model is tried twice, and that the tries end, whatever QEMU
+// prints.
 func TestNextModelEnds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		model, seen := engine{accel: accelKVM}.model(), map[string]bool{}
@@ -51,8 +52,8 @@ func TestNextModelEnds(t *testing.T) {
 	})
 }
 
-// picky returns a program that is QEMU, runs what should run under KVM by translation, and
-// refuses CPU models as QEMU does that the host's KVM does not obey.
+// picky returns a program that is QEMU, runs by TCG what should run under KVM, and rejects CPU
+// models like a QEMU whose KVM rejects them.
 func picky(t *testing.T, refuses string) string {
 	t.Helper()
 	real, err := host.FindSystem(binaryName)
@@ -89,8 +90,8 @@ func program(t *testing.T, script string) string {
 	return path
 }
 
-// TestCPUIsReplaced: a model that QEMU refuses is no verdict on KVM; the one that works is
-// told, with why, and a snapshot of it is another.
+// TestCPUIsReplaced checks that a rejected model is no verdict on KVM, that the working model is
+// reported with the reason, and that its snapshots differ.
 func TestCPUIsReplaced(t *testing.T) {
 	dir := t.TempDir()
 	m := substrate.Machine{Kernel: filepath.Join(dir, "kernel"), Initramfs: filepath.Join(dir, "empty"), Root: filepath.Join(dir, "empty"), Shape: turnstone.DefaultShape()}

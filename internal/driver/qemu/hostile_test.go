@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestEndlessMessage: a QEMU that writes a message without an end does not take our memory.
+// TestEndlessMessage checks that a QEMU that writes an endless message does not exhaust this
+// process's memory.
 func TestEndlessMessage(t *testing.T) {
 	ours, theirs := net.Pipe()
 	defer func() { _ = ours.Close() }()
@@ -36,8 +37,8 @@ func TestEndlessMessage(t *testing.T) {
 	}
 }
 
-// TestManyMappings: a process that maps the memory more than once is refused before what it
-// has written is collected.
+// TestManyMappings checks that a process that maps the memory more than once is rejected before its
+// writes are collected.
 func TestManyMappings(t *testing.T) {
 	f, err := memory("ram")
 	if err != nil {
@@ -68,7 +69,7 @@ func TestManyMappings(t *testing.T) {
 	runtime.KeepAlive(f)
 }
 
-// TestMappingBehind: what lies behind the memory is not written anywhere.
+// TestMappingBehind checks that data after the end of the memory is not written anywhere.
 func TestMappingBehind(t *testing.T) {
 	f, err := memory("ram")
 	if err != nil {

@@ -23,35 +23,35 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// A wall is what stands between a QEMU that a guest has broken out into and the host.
+// A wall separates a QEMU that a guest has broken out into from the host.
 type wall string
 
 const (
-	jailed   wall = "namespaces" // an empty root, no rights, no network, no other process
-	filtered wall = "filter"     // a filter of system calls alone, where the host gives no namespaces
-	open     wall = "none"       // QEMU's own filter alone, where not even that can be had
+	jailed   wall = "namespaces" // an empty root, no rights, no network, no other processes
+	filtered wall = "filter"     // only a filter of system calls, for hosts without namespaces
+	open     wall = "none"       // only QEMU's own filter, if the host allows nothing else
 )
 
-// A Jail says how QEMU is confined here, and why not better.
+// A Jail describes QEMU's confinement here, and why it is not better.
 type Jail struct {
 	Wall   wall      `json:"wall"`
-	Reason string    `json:"reason"` // why there are no namespaces; empty: there are
+	Reason string    `json:"reason"` // why there are no namespaces; empty: there are namespaces
 	When   time.Time `json:"when"`
-	Host   string    `json:"host"` // what the answer depends on
+	Host   string    `json:"host"` // what the result depends on
 }
 
-// Namespaces tells whether QEMU has namespaces of its own.
+// Namespaces reports whether QEMU has its own namespaces.
 func (j Jail) Namespaces() bool { return j.Wall == jailed }
 
-// proofLimit is how long a QEMU may take that only says its version.
+// proofLimit bounds the time of a QEMU that only prints its version.
 const proofLimit = 20 * time.Second
 
-// noLasts is how long it is remembered that there is no jail: hosts are repaired.
+// noLasts is how long a missing jail is remembered: an administrator may repair the host.
 const noLasts = time.Minute
 
-// Jail tells how QEMU is confined. It is found out once, by starting QEMU so, and remembered
-// until QEMU, the host's kernel, the user or what lets users make namespaces changes; what
-// is not the best only for a minute.
+// Jail returns QEMU's confinement. It is determined once, by starting QEMU confined, and remembered
+// until QEMU, the host's kernel, the user or the settings of user namespaces change; a confinement
+// that is not the best is remembered for a minute only.
 func (s *Substrate) Jail() Jail { return s.wall }
 
 func (s *Substrate) findWall(ctx context.Context) (Jail, error) {
@@ -75,11 +75,11 @@ func (s *Substrate) findWall(ctx context.Context) (Jail, error) {
 		return j, turnstone.NewError("qemu.new", turnstone.KindCanceled, s.binary, ctx.Err())
 	}
 	b, _ := json.Marshal(j)                 // plain data always encodes
-	_ = filestamp.WriteFile(path, b, 0o600) // an answer that is not remembered is found again
+	_ = filestamp.WriteFile(path, b, 0o600) // a result that is not remembered is determined again
 	return j, nil
 }
 
-// tryWall starts a QEMU behind w that says its version.
+// tryWall starts a QEMU behind w that prints its version.
 func (s *Substrate) tryWall(ctx context.Context, w wall) error {
 	cmd, release, err := s.command(w, turnstone.Shape{}, false, []string{"--version"}, nil)
 	if err != nil {
@@ -106,7 +106,7 @@ func (s *Substrate) tryWall(ctx context.Context, w wall) error {
 	return nil
 }
 
-// shown is what a QEMU finds of the host: libraries and firmware, read-only.
+// shown are the host's paths that a QEMU can see: libraries and firmware, read-only.
 func shown(binary string) []string {
 	at := []string{"/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache"}
 	prefixes := []string{"/usr"}
@@ -122,8 +122,8 @@ func shown(binary string) []string {
 
 const kvmDevice = "/dev/kvm"
 
-// command returns the command that starts QEMU behind w, with files from descriptor 3 on.
-// release is called after the start.
+// command returns the command that starts QEMU behind w, with files from descriptor 3 on. The
+// caller calls release after the start.
 func (s *Substrate) command(w wall, shape turnstone.Shape, hasHome bool, args []string, files []*os.File) (*exec.Cmd, func(), error) {
 	env := []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
 	if w == open {
@@ -148,17 +148,18 @@ func (s *Substrate) command(w wall, shape turnstone.Shape, hasHome bool, args []
 	return j.Command(jail.Program{Path: binary, Args: args, Env: env, Files: files})
 }
 
-// largestFile is the size in bytes beyond which nothing that a machine's QEMU writes grows.
+// largestFile returns the maximum size, in bytes, of a file that a machine's QEMU writes.
 func largestFile(shape turnstone.Shape, hasHome bool) uint64 {
-	size := max(int64(shape.Memory), int64(shape.Disk), 1<<30) // the last is more than any device state
+	// the last value exceeds any device state
+	size := max(int64(shape.Memory), int64(shape.Disk), 1<<30)
 	if hasHome {
 		size = max(size, substrate.SlotSize)
 	}
 	return uint64(size)
 }
 
-// seal takes from the machine's QEMU the names of its own descriptors. It has opened what
-// it needs once it answers on its monitor.
+// seal removes the names of its own descriptors from the machine's QEMU. QEMU has opened its files
+// when it answers on its monitor.
 func (m *machine) seal(ctx context.Context) error {
 	if m.wall != jailed {
 		return nil

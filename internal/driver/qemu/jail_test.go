@@ -21,12 +21,12 @@ import (
 	"turnstone.dev/turnstone/substrate/substratetest"
 )
 
-// intended are the things that a machine's QEMU has open: its sockets, its files, and what
-// it makes for itself.
+// intended returns the expected open files of a machine's QEMU: its sockets, its files, and its
+// own.
 var intended = regexp.MustCompile(`^(/dev/null|/dev/kvm|/kvm|(socket|pipe):\[\d+\]|anon_inode:.*|/memfd:turnstone-stub .*|.*/(ram|scratch|#\d+|root\.[a-z0-9]+|layer-[^/]*)( \(deleted\))?)$`)
 
-// TestJail: QEMU has namespaces of its own, an empty root, no right and no descriptor but
-// the machine's, and cannot open those again.
+// TestJail checks that QEMU has its own namespaces, an empty root, no rights and only the machine's
+// descriptors, and that it cannot reopen them.
 func TestJail(t *testing.T) {
 	h := turntest.Home(t)
 	m := turntest.Machine(t, h, "base")
@@ -76,8 +76,8 @@ func TestJail(t *testing.T) {
 	checkDescriptors(t, pid, foreign)
 }
 
-// checkDevice: a QEMU that uses KVM has that device, which nobody beside it may open or
-// change, and no other.
+// checkDevice checks that a QEMU that uses KVM has that device, which no other user may open or
+// change, and no other device.
 func checkDevice(t *testing.T, pid int) {
 	t.Helper()
 	dir := fmt.Sprintf("/proc/%d/root/dev", pid)
@@ -111,8 +111,8 @@ func statusOf(t *testing.T, pid int, name string) string {
 
 type fileID struct{ dev, ino uint64 }
 
-// leak opens descriptors that get into any program that is started, as those that a shell
-// passes on, and returns what they refer to.
+// leak opens descriptors that a started program inherits, such as those that a shell passes on, and
+// returns their targets.
 func leak(t *testing.T) (opened map[fileID]bool) {
 	t.Helper()
 	opened = map[fileID]bool{}
@@ -136,7 +136,7 @@ func leak(t *testing.T) (opened map[fileID]bool) {
 	return opened
 }
 
-// checkDescriptors looks at what a process has open.
+// checkDescriptors checks a process's open files.
 func checkDescriptors(t *testing.T, pid int, foreign map[fileID]bool) {
 	t.Helper()
 	dir := fmt.Sprintf("/proc/%d/fd/", pid)
@@ -156,7 +156,8 @@ func checkDescriptors(t *testing.T, pid int, foreign map[fileID]bool) {
 	}
 }
 
-// TestNoJail: where there are no namespaces, QEMU runs behind what can be had, and says so.
+// TestNoJail checks that without namespaces QEMU runs behind the best available wall, and reports
+// that.
 func TestNoJail(t *testing.T) {
 	h := turntest.Home(t)
 	m := turntest.Machine(t, h, "base")
@@ -185,7 +186,8 @@ func TestNoJail(t *testing.T) {
 	}
 }
 
-// TestWallRemembered: the answer holds until what it depends on changes; a bad one a minute.
+// TestWallRemembered checks that a result is remembered until its dependencies change, and a bad
+// result for a minute.
 func TestWallRemembered(t *testing.T) {
 	h := &statedir.Dir{Root: t.TempDir()}
 	if _, err := h.MkdirAll("cache"); err != nil {

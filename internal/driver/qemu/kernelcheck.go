@@ -15,21 +15,21 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// A KernelReport is what a kernel has and is, as the agent saw it in a small machine.
+// A KernelReport describes a kernel, from the agent's report in a small machine.
 type KernelReport struct {
 	console.KernelReport
-	Isolation string // how the machine ran, as "microvm (TCG)"
+	Isolation string // isolation of the machine, such as "microvm (TCG)"
 	Took      time.Duration
 }
 
-// How long a kernel may take to report. Kernels print all the time as they boot, so the
-// limit of silence ends one that is stuck; a busy host and TCG together are slow.
+// How long a kernel may take to report. Kernels print continuously as they boot, so the limit on
+// silence detects a stuck kernel; a busy host with TCG is slow.
 const (
 	checkSilence = 30 * time.Second
 	checkLimit   = 2 * time.Minute
 )
 
-// checkMemory and checkDisk are enough for a machine that only looks around.
+// checkMemory and checkDisk are enough for a machine that only reports.
 const (
 	checkMemory turnstone.Bytes = 256 << 20
 	checkDisk                   = 1 << 20
@@ -38,10 +38,10 @@ const (
 // errSilent ends the wait for a kernel that prints nothing.
 var errSilent = errors.New("it prints nothing on the serial console")
 
-// CheckKernel boots m's kernel with m's initramfs, of which the agent says what the kernel
-// has, and nothing else of m. It tries KVM where that may work, and the translator; where
-// the one is known to be of no use, the other is first. Errors are *turnstone.Error; of
-// kind Dead when the kernel did not get as far as the report, whatever ran it.
+// CheckKernel boots m's kernel with m's initramfs, whose agent reports the kernel's features, and
+// ignores the rest of m. It tries KVM if KVM may work, and TCG; if KVM is known to fail, TCG is
+// tried first. Errors are *turnstone.Error, of kind Dead if the kernel reached no report with any
+// of them.
 func (s *Substrate) CheckKernel(ctx context.Context, m substrate.Machine) (*KernelReport, error) {
 	return s.checkKernel(ctx, m, checkSilence, checkLimit)
 }
@@ -68,7 +68,7 @@ func (s *Substrate) checkKernel(ctx context.Context, m substrate.Machine, silenc
 		failures = append(failures, "under "+strings.ToUpper(string(a))+": "+e.Err.Error())
 		var gaveUp *console.GaveUp
 		if a == accelKVM && errors.As(err, &gaveUp) {
-			break // its own word; but there are kernels that panic under TCG only
+			break // the kernel's own reason; but some kernels panic under TCG only
 		}
 	}
 	slices.SortStableFunc(failures, func(a, b string) int { return strings.Compare(a[:len("under KVM")], b[:len("under KVM")]) })
@@ -77,8 +77,8 @@ func (s *Substrate) checkKernel(ctx context.Context, m substrate.Machine, silenc
 		WithHint("CONFIG_SERIAL_8250_CONSOLE, CONFIG_PVH and CONFIG_BLK_DEV_INITRD have to be y")
 }
 
-// checkOrder says what runs a kernel that is looked at, and what was ruled out, as text. A
-// test kernel runs under KVM only.
+// checkOrder returns the accelerators for a kernel check in order, and the excluded accelerators as
+// text. A test kernel runs under KVM only.
 func (s *Substrate) checkOrder(test bool) (order []accel, ruledOut []string) {
 	mayNot := s.mayOpen()
 	if mayNot != nil {
@@ -99,8 +99,8 @@ func (s *Substrate) checkOrder(test bool) (order []accel, ruledOut []string) {
 
 const checkOp = "qemu.checkKernel"
 
-// checkArgs is the kernel's command line for the report with this nonce. The kernel is to print from its
-// first instructions on, so that one that stands still is told from a slow one.
+// checkArgs returns the kernel's command line for the report with this nonce. The kernel prints
+// from its first instructions on, so that a stuck kernel differs from a slow kernel.
 func checkArgs(a accel, nonce string) string {
 	args := []string{"console=ttyS0", "earlyprintk=serial,ttyS0,115200", "loglevel=6", "panic=-1", "reboot=t", "rdinit=/init", "audit=0",
 		"nowatchdog", "no_timer_check", "tsc=reliable", "random.trust_cpu=on", "cgroup_no_v1=all", console.CheckWord + nonce}
@@ -110,8 +110,8 @@ func checkArgs(a accel, nonce string) string {
 	return strings.Join(args, " ")
 }
 
-// reportOf runs a machine for the report; where QEMU refuses its virtual CPU, another one
-// with less of a CPU.
+// reportOf runs a machine for the report; if QEMU rejects its virtual CPU, it runs another machine
+// with a reduced CPU.
 func (s *Substrate) reportOf(ctx context.Context, m substrate.Machine, silence, limit time.Duration) (*KernelReport, error) {
 	k := *s
 	for {
@@ -124,7 +124,7 @@ func (s *Substrate) reportOf(ctx context.Context, m substrate.Machine, silence, 
 	}
 }
 
-// reportOnce also returns what a QEMU that has ended by itself has said.
+// reportOnce also returns the output of a QEMU that has ended by itself.
 func (s *Substrate) reportOnce(ctx context.Context, m substrate.Machine, silence, limit time.Duration) (report *KernelReport, said string, err error) {
 	ram, err := memory("ram")
 	if err != nil {
@@ -141,8 +141,8 @@ func (s *Substrate) reportOnce(ctx context.Context, m substrate.Machine, silence
 	}
 	m.Root = fmt.Sprintf("/proc/self/fd/%d", empty.Fd())
 	m.Shape = turnstone.Shape{CPUs: 1, Memory: checkMemory, Disk: checkDisk}
-	nonce := rand.Text()                                    // of this machine's report
-	s.more = []string{"-append", checkArgs(s.accel, nonce)} // the last one counts
+	nonce := rand.Text()                                    // for this machine's report
+	s.more = []string{"-append", checkArgs(s.accel, nonce)} // the last -append counts
 	began := time.Now()
 	vm, err := s.boot(m, ram, empty)
 	if err != nil {
@@ -161,8 +161,8 @@ func (s *Substrate) reportOnce(ctx context.Context, m substrate.Machine, silence
 	return &KernelReport{KernelReport: is, Isolation: s.Isolation(), Took: time.Since(began)}, "", nil
 }
 
-// report waits for the agent's report with this nonce. Any other end is an error of kind Dead, except one
-// that is the host's.
+// report waits for the agent's report with this nonce. Any other end is an error of kind Dead,
+// except the host's errors.
 func (m *machine) report(ctx context.Context, nonce string, silence, limit time.Duration) (r console.KernelReport, err error) {
 	late := time.NewTimer(limit)
 	defer late.Stop()
@@ -198,13 +198,13 @@ func (m *machine) report(ctx context.Context, nonce string, silence, limit time.
 	}
 }
 
-// noReport says why a kernel does not report: in its own words, if it has any.
+// noReport returns why a kernel does not report, in its own words if it printed any.
 func (m *machine) noReport(why error) error {
 	e := turnstone.NewError(checkOp, turnstone.KindDead, "guest", why)
 	last := m.Console.LastWords()
 	kind := turnstone.KindOf(why)
 	var typed *turnstone.Error
-	if errors.As(why, &typed) { // of this machine, whose name says nothing here
+	if errors.As(why, &typed) { // an error of this machine, whose name means nothing here
 		why = errors.New(console.Clip(typed.Err.Error(), maxSaid))
 	}
 	switch fault := m.Console.Fault(); {
@@ -220,5 +220,5 @@ func (m *machine) noReport(why error) error {
 	return e
 }
 
-// maxSaid bounds what is quoted of a program, in bytes.
+// maxSaid bounds a quoted output, in bytes.
 const maxSaid = 200

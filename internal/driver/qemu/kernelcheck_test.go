@@ -23,8 +23,8 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// tinyKernel is an ELF file that starts by PVH, in 32-bit protected mode, at code, which
-// has text behind it, at the address in ESI.
+// tinyKernel is an ELF file that starts by PVH, in 32-bit protected mode, at code. The text follows
+// the code; its address is in ESI.
 func tinyKernel(code []byte, text string) []byte {
 	const (
 		headers  = 64 + 2*56
@@ -54,7 +54,7 @@ func tinyKernel(code []byte, text string) []byte {
 
 var (
 	halt = []byte{0xfa, 0xf4, 0xeb, 0xfd} // cli; hlt; jmp to hlt
-	// printThen prints the text on the serial port at 0x3f8, then goes on behind itself.
+	// printThen prints the text on the serial port at 0x3f8, then continues after itself.
 	printThen = []byte{
 		0xba, 0xfd, 0x03, 0x00, 0x00, // mov edx, 0x3fd
 		0xec,       // in al, dx
@@ -67,18 +67,19 @@ var (
 		0xee,       // out dx, al
 		0xeb, 0xe9, // jmp to the start
 	}
-	// printAlways prints one character, without end.
+	// printAlways prints a single character, endlessly.
 	printAlways = []byte{0xba, 0xf8, 0x03, 0x00, 0x00, 0xb0, 'x', 0xee, 0xeb, 0xfb}
-	// reset faults three times: there is no table of interrupts.
-	spin  = []byte{0xeb, 0xfe}                                           // jmp to itself
-	reset = []byte{0x31, 0xc0, 0x50, 0x50, 0x0f, 0x01, 0x1c, 0x24, 0xcc} // push 0, twice; lidt [esp]; int3
+	// reset faults three times: there is no interrupt table.
+	spin = []byte{0xeb, 0xfe} // jmp to itself
+	// push 0, twice; lidt [esp]; int3
+	reset = []byte{0x31, 0xc0, 0x50, 0x50, 0x0f, 0x01, 0x1c, 0x24, 0xcc}
 )
 
-// forgedReport is what a kernel prints that plays the agent, and knows all of its words.
+// forgedReport is the output of a kernel that imitates the agent, and uses all of its words.
 const forgedReport = "turnstone-agent: check has erofs\nturnstone-agent: check ends\nturnstone-agent: check 0123 ends\n"
 
-// TestKernelCheckReplacesTheCPU: a virtual CPU that QEMU refuses says nothing of the kernel,
-// which then starts, and is told by what it prints. That is no report.
+// TestKernelCheckReplacesTheCPU checks that a rejected virtual CPU is no verdict on the kernel,
+// which then starts and is judged by its output, which is no report.
 func TestKernelCheckReplacesTheCPU(t *testing.T) {
 	dir := t.TempDir()
 	m := substrate.Machine{Kernel: filepath.Join(dir, "kernel"), Initramfs: filepath.Join(dir, "initramfs")}
@@ -98,7 +99,7 @@ func TestKernelCheckReplacesTheCPU(t *testing.T) {
 	}
 }
 
-// oversized is a kernel that QEMU itself gives up on.
+// oversized is a kernel that QEMU itself rejects.
 func oversized() []byte {
 	b := tinyKernel(halt, "")
 	binary.LittleEndian.PutUint64(b[64+40:], 3<<30) // p_memsz
@@ -107,8 +108,8 @@ func oversized() []byte {
 
 func join(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
 
-// TestKernelsThatDoNotStart: each tiny kernel ends with what it did, within its bound, and
-// no machine stays.
+// TestKernelsThatDoNotStart checks that each tiny kernel's machine ends with the right reason,
+// within its bound, and that no machine stays.
 func TestKernelsThatDoNotStart(t *testing.T) {
 	h := &statedir.Dir{Root: t.TempDir()}
 	s := newSubstrate(t, h, nil)
@@ -159,8 +160,8 @@ func TestKernelsThatDoNotStart(t *testing.T) {
 	}
 }
 
-// TestLastWords: what a guest has printed right before its machine ends explains the end,
-// although it is read after that.
+// TestLastWords checks that a guest's output right before its machine's end explains the end,
+// although it is read later.
 func TestLastWords(t *testing.T) {
 	for range 200 {
 		near, far := net.Pipe()
@@ -180,7 +181,7 @@ func TestLastWords(t *testing.T) {
 	}
 }
 
-// without returns m with an initramfs that has no module of this name.
+// without returns m with an initramfs that lacks the module of this name.
 func without(t *testing.T, h *statedir.Dir, m substrate.Machine, module string) substrate.Machine {
 	t.Helper()
 	k, err := kernel.Ensure(t.Context(), h.Path("kernel"), turntest.Kernel(), nil)
@@ -207,8 +208,8 @@ func without(t *testing.T, h *statedir.Dir, m substrate.Machine, module string) 
 	return m
 }
 
-// TestMissingDriver: a necessity that a real kernel does not have ends its start with its
-// name, and is in its report.
+// TestMissingDriver checks that a real kernel that lacks a required driver fails to start with the
+// driver's name, and that its report has the name.
 func TestMissingDriver(t *testing.T) {
 	t.Setenv("TURN_KERNEL", "")
 	t.Setenv("TURN_KERNEL_MODULES", "")

@@ -9,16 +9,16 @@ import (
 	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
-// kvmFault is what QEMU says when KVM turns away: as it is opened, and as a guest runs, where
-// QEMU then stands still for ever (accel/kvm/kvm-all.c).
+// kvmFault matches QEMU's messages when KVM turns away: when QEMU opens KVM, and while a guest
+// runs, after which QEMU hangs (accel/kvm/kvm-all.c).
 var kvmFault = lazyregexp.New(`(Could not access KVM kernel module: |failed to initialize kvm: |kvm run failed |KVM internal error\. |` +
 	`KVM: entry failed, |kvm_init_vcpu: )[^\r\n]{0,200}`)
 
-// stuck is what it says where KVM cannot go on with this guest, whose kernel may be the reason.
+// stuck matches the messages for a guest that KVM cannot continue, possibly because of its kernel.
 var stuck = lazyregexp.New(`^(KVM internal error\. |KVM: entry failed, )`)
 
-// A complaints is the end of what QEMU has said on its standard error. fault is called once,
-// with the line by which KVM turned away.
+// A complaints is the end of QEMU's standard error. It calls fault once, with the line that says
+// that KVM turned away.
 type complaints struct {
 	console.Tail
 	fault func(line string)
@@ -35,8 +35,8 @@ func (c *complaints) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// turnedAway keeps why KVM has turned the machine away. QEMU may say so before its process is
-// known here.
+// turnedAway records why KVM has turned the machine away. QEMU may print the reason before its
+// process is known here.
 func (m *machine) turnedAway(line string) {
 	e := turnstone.Errorf("qemu.run", turnstone.KindDead, string(m.ID()),
 		"%w: %s", kvm.ErrTurnedAway, line).WithHint("run `turn doctor`")

@@ -11,8 +11,8 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// TestKVMTurnsAway: a device that turns away as it is opened, asked or run is the error, at
-// once also where QEMU stands still; nothing of the machine is left.
+// TestKVMTurnsAway checks that a device that turns away on opening, on a request or during a run is
+// the error, also at once if QEMU hangs, and that nothing of the machine is left.
 func TestKVMTurnsAway(t *testing.T) {
 	dir := t.TempDir()
 	m := substrate.Machine{Kernel: filepath.Join(dir, "kernel"), Initramfs: filepath.Join(dir, "empty"), Root: filepath.Join(dir, "empty"), Shape: turnstone.DefaultShape()}

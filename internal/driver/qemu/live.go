@@ -12,19 +12,18 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// live is what a machine keeps of what it was made of, so that it can be written
-// down while it runs.
+// live contains the parts of a machine that a snapshot of the running machine needs.
 type live struct {
 	id     identity
-	ram    *os.File // what its memory is a mapping of
-	shared bool     // the mapping is shared: ram has what the guest writes
+	ram    *os.File // the file that its memory maps
+	shared bool     // a shared mapping: ram contains the guest's writes
 	layers []string // paths of its layers' images
 	home   bool     // it has a home disk, which has one writer
 
 	mu sync.Mutex // one snapshot at a time
 }
 
-// keep returns a live with a descriptor of its own of f's memory.
+// keep returns a live with a new descriptor of f's memory.
 func (s *Substrate) keep(f files, m substrate.Machine, shared bool) (*live, error) {
 	ram, err := kit.Dup(f.ram)
 	if err != nil {
@@ -33,8 +32,8 @@ func (s *Substrate) keep(f files, m substrate.Machine, shared bool) (*live, erro
 	return &live{id: s.identity(m), ram: ram, shared: shared, layers: m.Layers, home: m.Home != ""}, nil
 }
 
-// close lets go of the memory. No snapshot is being taken any more, since it holds
-// mu and ends with the machine.
+// close releases the memory. No snapshot is in progress, because a snapshot holds mu and ends with
+// the machine.
 func (l *live) close() {
 	if l == nil {
 		return
@@ -44,11 +43,11 @@ func (l *live) close() {
 	_ = l.ram.Close()
 }
 
-// bareState tells QEMU that a device state is without what a migration puts around
-// it: the machine's name in front, the description of the format behind.
+// bareState tells QEMU that a device state has no migration header and trailer: no machine name
+// before it, and no description of the format after it.
 var bareState = []string{"-global", "migration.send-configuration=off", "-machine", "suppress-vmdesc=on"}
 
-// running asks whether the guest's CPUs run.
+// running reports whether the guest's CPUs run.
 func (m *machine) running(ctx context.Context) (bool, error) {
 	v, err := m.mon.do(ctx, command{Execute: "query-status"})
 	if err != nil {
@@ -61,14 +60,14 @@ func (m *machine) running(ctx context.Context) (bool, error) {
 	return st.Running, err
 }
 
-// stateFDSet is the descriptor set by whose name QEMU opens the file of the device
-// state; those of the command line are below.
+// stateFDSet is the descriptor set whose name QEMU uses to open the file of the device state; the
+// sets of the command line have lower numbers.
 const stateFDSet = 1000
 
-// devices writes the state of the machine's devices and CPUs, which must stand
-// still, to a new file at path. A migration would also write the memory, which is not shared in a clone
-// and so is not left out; the command that Xen's tools use for the same purpose
-// saves all but the memory, whatever runs the guest (QEMU, migration/savevm.c).
+// devices writes the state of the machine's devices and CPUs, which must be paused, to a new file
+// at path. A migration would also write the memory, because a clone's memory is not shared and so
+// not left out; the command of Xen's tools saves everything but the memory, with any accelerator
+// (QEMU, migration/savevm.c).
 func (m *machine) devices(ctx context.Context, path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

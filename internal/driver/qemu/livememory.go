@@ -14,16 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A run is a stretch of the guest's memory that is not what its file says.
+// A run is a part of the guest's memory that differs from its file.
 type run struct {
 	address int64 // in QEMU
 	offset  int64 // in the memory file
 	length  int64
 }
 
-// privateMemory returns what a process has written to its private mappings of f:
-// the pages of them that the kernel keeps as anonymous ones, resident or swapped
-// out (Linux, Documentation/admin-guide/mm/pagemap.rst).
+// privateMemory returns a process's writes to its private mappings of f: the pages of them that the
+// kernel holds as anonymous pages, resident or swapped out (Linux,
+// Documentation/admin-guide/mm/pagemap.rst).
 func privateMemory(ctx context.Context, pid int, f *os.File) ([]run, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -53,7 +53,7 @@ func privateMemory(ctx context.Context, pid int, f *os.File) ([]run, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		// The process may be hostile: what it maps too often would take our memory.
+		// The process may be hostile: too many mappings would exhaust this process's memory.
 		if covered += m.end - m.start; covered > st.Size || m.offset < 0 || m.offset > st.Size-(m.end-m.start) {
 			return nil, errors.New("QEMU maps the memory more than once, or what lies behind it")
 		}
@@ -70,7 +70,7 @@ func privateMemory(ctx context.Context, pid int, f *os.File) ([]run, error) {
 	return runs, nil
 }
 
-// A mapping is one line of /proc/PID/maps (proc(5)).
+// A mapping is a line of /proc/PID/maps (proc(5)).
 type mapping struct {
 	start, end, offset int64
 	private            bool
@@ -104,9 +104,9 @@ const (
 	pageFile    = 1 << 61 // of a file, or shared
 )
 
-const pageSize = 4096 // of x86-64
+const pageSize = 4096 // page size of x86-64
 
-// written adds to runs the pages of m that its process has written.
+// written adds the pages of m that its process has written to runs.
 func written(runs []run, pagemap io.ReaderAt, m mapping) ([]run, error) {
 	buf := make([]byte, 64<<10)
 	for at := m.start; at < m.end; {

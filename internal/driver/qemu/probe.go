@@ -17,8 +17,8 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// mayOpen tells whether QEMU may open KVM's device. In root's namespaces it has a node of
-// its own, and the mode of the host's does not matter.
+// mayOpen returns why QEMU may not open KVM's device; nil: it may. In root's namespaces QEMU has
+// its own device node, and the mode of the host's node does not matter.
 func (s *Substrate) mayOpen() error {
 	who := unprivileged()
 	if who != nil && s.wall.Namespaces() && jail.OwnsDevices(kvmDevice) == nil {
@@ -27,8 +27,8 @@ func (s *Substrate) mayOpen() error {
 	return mayOpen(kvmDevice, who)
 }
 
-// mayOpen tells whether a QEMU that runs as who, or as this user when that is nil,
-// may open the device for reading and writing.
+// mayOpen returns why a QEMU that runs as who, or as this user if who is nil, may not open the
+// device for reading and writing; nil: it may.
 func mayOpen(device string, who *syscall.Credential) error {
 	f, err := os.OpenFile(device, os.O_RDWR, 0)
 	if err != nil {
@@ -49,9 +49,9 @@ func mayOpen(device string, who *syscall.Credential) error {
 	return &fs.PathError{Op: "open", Path: device, Err: fmt.Errorf("it is root's alone, and root's QEMU runs as nobody: %w", fs.ErrPermission)}
 }
 
-// KVM tells whether KVM runs a guest. What rules it out without one is answered at once.
-// Else a guest must really start under it: that is tried once, with probe, and remembered
-// until QEMU, the host's kernel, its CPU or a guest kernel of the user's changes.
+// KVM returns the verdict on KVM. What rules KVM out without a guest is checked at once. Otherwise
+// a guest must really start under it: that is tried once, with probe, and remembered until QEMU,
+// the host's kernel, its CPU or a user's guest kernel changes.
 func (s *Substrate) KVM(ctx context.Context, probe *substrate.Machine) kvm.Verdict {
 	var u unix.Utsname
 	_ = unix.Uname(&u)
@@ -70,8 +70,8 @@ func (s *Substrate) KVM(ctx context.Context, probe *substrate.Machine) kvm.Verdi
 	return q.Ask(ctx)
 }
 
-// prove boots m. Where QEMU refuses the virtual CPU it tries with less of one. An error has
-// nothing to do with KVM.
+// prove boots m. If QEMU rejects the virtual CPU, prove tries a reduced CPU. An error is unrelated
+// to KVM.
 func (s *Substrate) prove(ctx context.Context, m substrate.Machine, limit time.Duration) (kvm.Verdict, error) {
 	k := *s
 	k.accel, k.cpu = accelKVM, ""
@@ -86,13 +86,13 @@ func (s *Substrate) prove(ctx context.Context, m substrate.Machine, limit time.D
 			return v, nil
 		}
 		k.cpu = next
-		if why == "" { // what is said of the host's CPU
+		if why == "" { // QEMU's reason against the host's CPU
 			why = refused
 		}
 	}
 }
 
-// proveOnce also returns what a QEMU that has ended by itself has said.
+// proveOnce also returns the output of a QEMU that has ended by itself.
 func (s *Substrate) proveOnce(ctx context.Context, m substrate.Machine, limit time.Duration) (v kvm.Verdict, said string, err error) {
 	began := time.Now()
 	vm, err := s.bootFresh(ctx, m)

@@ -24,7 +24,7 @@ import (
 	"turnstone.dev/turnstone/internal/subprocess"
 )
 
-// files are what a machine is made of, open. A nil file is not passed.
+// files are the open files of a machine. A nil file is not passed.
 type files struct {
 	ram, root, scratch, kernel, initramfs *os.File
 
@@ -32,7 +32,7 @@ type files struct {
 	layers []*os.File
 }
 
-// list has them in the order of their descriptors.
+// list returns the files in the order of their descriptors.
 func (f *files) list() []*os.File {
 	return append([]*os.File{f.ram, f.root, f.scratch, f.kernel, f.initramfs, f.home}, f.layers...)
 }
@@ -45,17 +45,17 @@ func (f *files) close() {
 	}
 }
 
-// machine is one running QEMU. It implements substrate.Sandbox and Pauser.
+// machine is a running QEMU. It implements substrate.Sandbox and Pauser.
 type machine struct {
 	*kit.Process
 	mon     *monitor
 	agent   net.Conn
-	card    net.Conn // the host's end of the network card; nil when there is none
+	card    net.Conn // the host's end of the network card; nil: no card
 	stderr  complaints
 	noKVM   chan struct{} // closed when KVM has turned the machine away
-	live    *live         // for Snapshot; set before anybody else has the machine
-	scratch *os.File      // the disk that takes the writes; closed with the machine
-	wall    wall          // what QEMU is behind
+	live    *live         // for Snapshot; set before another goroutine has the machine
+	scratch *os.File      // the disk that stores the writes; closed with the machine
+	wall    wall          // QEMU's confinement
 	heard   chan struct{} // closed when the console has been read to its end
 }
 
@@ -64,7 +64,7 @@ func (s *Substrate) start(shape turnstone.Shape, args []string, f files) (*machi
 	defer f.close()
 	m := &machine{Process: kit.New(turnstone.NewSandboxID(), console.New(), s.kernel.Advice()), wall: s.wall.Wall, heard: make(chan struct{})}
 	m.stderr.Limit, m.stderr.fault, m.noKVM = 8<<10, m.turnedAway, make(chan struct{})
-	if f.initramfs == nil { // only a boot has one
+	if f.initramfs == nil { // only a boot has an initramfs
 		m.Console = console.Running()
 	}
 	var err error
@@ -118,7 +118,7 @@ func (s *Substrate) run(m *machine, shape turnstone.Shape, args []string, f file
 	return nil
 }
 
-// spawn starts cmd, whose end is the machine's.
+// spawn starts cmd; the machine ends with cmd.
 func (m *machine) spawn(cmd *exec.Cmd) error {
 	if err := m.Start(cmd, subprocess.Options{Ended: m.ended}); err != nil {
 		return err
@@ -127,13 +127,13 @@ func (m *machine) spawn(cmd *exec.Cmd) error {
 	return nil
 }
 
-// drainWait bounds how long what a machine has printed last may take to be read.
+// drainWait bounds the time for reading a machine's last output.
 const drainWait = time.Second
 
-// ended records why the process is gone.
+// ended records why the process has ended.
 func (m *machine) ended(wait error) {
 	select {
-	case <-m.heard: // its last words may explain the end
+	case <-m.heard: // its last output may explain the end
 	case <-time.After(drainWait):
 	}
 	_ = m.agent.Close()
@@ -143,14 +143,14 @@ func (m *machine) ended(wait error) {
 	m.End(func() error { return m.explain(wait) })
 }
 
-// explain turns an end nobody asked for into an error for the user.
+// explain converts an unrequested end to an error for the user.
 func (m *machine) explain(wait error) error {
 	e := turnstone.NewError("qemu.run", turnstone.KindDead, string(m.ID()), nil)
 	switch fault := m.Console.Fault(); {
 	case fault != nil:
 		e.Err, e.Hint = fault, m.Hint()
 	case busError(wait):
-		// Its memory is a file: a page that the disk has no room for ends it so.
+		// Its memory is a file: a page without space on the disk ends it this way.
 		e.Kind, e.Hint = turnstone.KindExhausted, "make room where TURN_HOME is"
 		e.Err = errors.New("the host's disk is full: it has no room for the guest's memory")
 	case jail.FailureOf(m.stderr.String(), wait) != nil:
@@ -167,14 +167,14 @@ func (m *machine) explain(wait error) error {
 	return e
 }
 
-// An endedEarly is what is seen of a triple fault, too: QEMU ends with the machine's first reset.
+// An endedEarly may also be a triple fault: QEMU ends with the machine's first reset.
 type endedEarly struct{}
 
 func (endedEarly) Error() string {
 	return "the guest reset its machine, or shut it down, before its agent was ready"
 }
 
-// Is says what that means under KVM.
+// Is reports whether target is the error for this end under KVM.
 func (endedEarly) Is(target error) bool { return target == kvm.ErrBroken }
 
 func busError(wait error) bool {
@@ -186,8 +186,8 @@ func busError(wait error) bool {
 	return ok && status.Signaled() && status.Signal() == syscall.SIGBUS
 }
 
-// event reacts to what QEMU tells: a disk write that failed for want of room on
-// the host stops the machine, which would wait for ever.
+// event handles QEMU's events. A disk write that failed because the host's disk is full stops the
+// machine, which would wait forever.
 func (m *machine) event(e event) {
 	if e.Name != "BLOCK_IO_ERROR" {
 		return
@@ -232,7 +232,7 @@ func (m *machine) Frames() (io.ReadWriteCloser, error) {
 // Disk implements substrate.Disker.
 func (m *machine) Disk() (*os.File, error) { return m.Dup("qemu.disk", m.scratch) }
 
-// Close kills QEMU: what a sandbox wrote is either fetched before or not wanted.
+// Close kills QEMU: the caller has already fetched the sandbox's writes, or does not need them.
 func (m *machine) Close() error {
 	_ = m.Process.Close()
 	_ = m.mon.conn.Close()
@@ -256,8 +256,8 @@ func (m *machine) wait(ctx context.Context, p console.Patience) error {
 	return m.Wait(ctx, "qemu.boot", p, func() (console.Load, error) { return host.Load(m.PID()) })
 }
 
-// patience is how long a guest may take to start: under TCG up to three seconds. A busy
-// host has other bounds than an idle one.
+// patience is how long a guest may take to start: under TCG up to three seconds. A busy host has
+// other bounds than an idle host.
 func (a accel) patience() console.Patience {
 	if a == accelKVM {
 		return kvm.Patience()
@@ -265,8 +265,8 @@ func (a accel) patience() console.Patience {
 	return console.Patience{Idle: 30 * time.Second, Work: time.Minute, Limit: 5 * time.Minute}
 }
 
-// unprivileged is what root's QEMU runs as: nobody, with the group that may use
-// KVM. An ordinary user's QEMU runs as that user.
+// unprivileged returns the user of root's QEMU: nobody, with the group that may use KVM. An
+// ordinary user's QEMU runs as that user.
 func unprivileged() *syscall.Credential {
 	if os.Geteuid() != 0 {
 		return nil

@@ -1,7 +1,6 @@
-// Package qemu is the substrate that runs sandboxes as virtual machines of QEMU:
-// with KVM where a guest really starts under it, else with QEMU's own translator
-// (TCG). A sandbox starts from a memory snapshot of its booted agent, mapped
-// copy-on-write, so that clones share what they do not change.
+// Package qemu is the substrate that runs sandboxes as virtual machines of QEMU: with KVM if a
+// guest really starts under it, otherwise with QEMU's own translator (TCG). A sandbox starts from a
+// memory snapshot of its booted agent, mapped copy-on-write, so that clones share unchanged memory.
 package qemu
 
 import (
@@ -40,26 +39,26 @@ type Substrate struct {
 	fallback error // see Options
 	kernel   substrate.GuestKernel
 	progress func(string)
-	more     []string // arguments for a boot that only a benchmark or a check of a kernel has
+	more     []string // boot arguments of benchmarks and kernel checks
 }
 
-// Options are what a Substrate is made with.
+// Options are the parameters of New.
 type Options struct {
 	Binary   string       // QEMU's system emulator; empty: found in PATH
-	Progress func(string) // told before work that takes long; may be nil
-	// Probe is a small machine to prove KVM with, should that not be known yet.
-	// Nil: an unproven KVM counts as unusable.
+	Progress func(string) // called before slow operations; may be nil
+	// Probe is a small machine to prove KVM if there is no verdict yet. Nil: an unproven KVM is
+	// unusable.
 	Probe  *substrate.Machine
-	Kernel substrate.GuestKernel // that guests boot; Probe's where there is one
-	// Fallback is why guests do not run under KVM, where that is worth telling: the error
-	// of one that does not start without it has both reasons. Nil: only its own.
+	Kernel substrate.GuestKernel // kernel that guests boot; Probe's if it is set
+	// Fallback is why guests do not run under KVM, if that is worth reporting: if a guest does not
+	// start without KVM either, the error has both reasons. Nil: only its own reason.
 	Fallback error
 }
 
 const binaryName = "qemu-system-x86_64"
 
-// New finds QEMU and decides how guests are run. The verdict on KVM is found out
-// once and remembered in h.
+// New finds QEMU and decides how guests run. The verdict on KVM is determined once and remembered
+// in h.
 func New(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error) {
 	s := &Substrate{home: h, binary: opts.Binary, progress: opts.Progress, accel: accelTCG, kernel: opts.Kernel, fallback: opts.Fallback}
 	if opts.Probe != nil {
@@ -101,7 +100,7 @@ func New(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error)
 // Name implements substrate.Substrate.
 func (s *Substrate) Name() string { return "qemu" }
 
-// Version is the text by which QEMU names its version.
+// Version returns QEMU's version text.
 func (s *Substrate) Version() string { return s.version }
 
 // Isolation implements substrate.Substrate.
@@ -115,10 +114,10 @@ func (s *Substrate) Isolation() string {
 
 func (s *Substrate) engine() engine { return engine{s.accel, s.cpu} }
 
-// Accelerated tells whether guests run under KVM.
+// Accelerated reports whether guests run under KVM.
 func (s *Substrate) Accelerated() bool { return s.accel == accelKVM }
 
-// Verdict is what New has found out about KVM.
+// Verdict returns New's verdict on KVM.
 func (s *Substrate) Verdict() kvm.Verdict { return s.verdict }
 
 // Boot implements substrate.Substrate.
@@ -144,7 +143,7 @@ func (s *Substrate) Boot(ctx context.Context, m substrate.Machine) (substrate.Sa
 	return vm, nil
 }
 
-// notStarted puts why KVM is not used before what a guest without it died of.
+// notStarted prepends why KVM is not used to the error of a guest that does not start without KVM.
 func (s *Substrate) notStarted(err error) error {
 	var e *turnstone.Error
 	if s.fallback == nil || s.accel == accelKVM || !errors.As(err, &e) || e.Kind != turnstone.KindDead {
@@ -155,7 +154,7 @@ func (s *Substrate) notStarted(err error) error {
 	return &both
 }
 
-// bootFresh starts m from its kernel with memory and a disk that nobody else has.
+// bootFresh starts m from its kernel with new memory and a new disk.
 func (s *Substrate) bootFresh(ctx context.Context, m substrate.Machine) (*machine, error) {
 	ram, err := memory("ram")
 	if err != nil {
@@ -193,8 +192,8 @@ func (s *Substrate) Restore(ctx context.Context, m substrate.Machine) (substrate
 	return s.launch(ctx, m, f, snap.state, nil)
 }
 
-// launch starts a machine that maps its memory privately, and loads its devices'
-// state. It takes ownership of f's files.
+// launch starts a machine that maps its memory privately, and loads its devices' state. It takes
+// ownership of f's files.
 func (s *Substrate) launch(ctx context.Context, m substrate.Machine, f files, state []byte, more []string) (*machine, error) {
 	l, err := s.keep(f, m, false)
 	if err != nil {
@@ -220,7 +219,7 @@ func (s *Substrate) launch(ctx context.Context, m substrate.Machine, f files, st
 		_, _ = w.Write(state)
 		_ = w.Close()
 	}()
-	// The device state may be that of a hostile guest.
+	// The device state may come from a hostile guest.
 	if _, err = vm.mon.do(ctx, negotiate); err == nil {
 		err = vm.seal(ctx)
 	}
@@ -233,7 +232,7 @@ func (s *Substrate) launch(ctx context.Context, m substrate.Machine, f files, st
 	return vm, nil
 }
 
-// failed closes vm and prefers its own word on why it ended to err.
+// failed closes vm and returns vm's own reason for its end if it has a reason, and err otherwise.
 func (s *Substrate) failed(vm *machine, err error) error {
 	err = vm.Why(err)
 	_ = vm.Close()
@@ -248,8 +247,8 @@ func (s *Substrate) wrap(err error) error {
 	return kit.Fault("qemu.restore", "qemu", s.home.Root, err, hint)
 }
 
-// boot starts m from its kernel with ram as its memory and scratch as its disk,
-// which stay the caller's.
+// boot starts m from its kernel with ram as its memory and scratch as its disk; both still belong
+// to the caller.
 func (s *Substrate) boot(m substrate.Machine, ram, scratch *os.File) (*machine, error) {
 	var f files
 	var err error
@@ -286,7 +285,7 @@ func (s *Substrate) boot(m substrate.Machine, ram, scratch *os.File) (*machine, 
 	return vm, nil
 }
 
-// prepareMemory gives the file its size and, where QEMU runs as another user, its owner.
+// prepareMemory sets the file's size and, if QEMU runs as another user, its owner.
 func prepareMemory(ram *os.File, size int64) error {
 	if err := ram.Truncate(size); err != nil {
 		return err
@@ -323,7 +322,7 @@ func (s *Substrate) scratch(ctx context.Context, snap *snapshot) (*os.File, erro
 	return newScratch(ctx, snap.scratch, dir)
 }
 
-// diskOp names the making of disks in errors.
+// diskOp names the creation of disks in errors.
 const diskOp = "qemu.disk"
 
 // blankScratch makes f an empty file system of the given size.
@@ -380,8 +379,8 @@ func (s *Substrate) readVersion(ctx context.Context) (string, error) {
 
 var versionNumber = lazyregexp.New(`version (\d+)\.(\d+)`)
 
-// hasCard says whether this QEMU has the network card that a shape asks for:
-// -netdev stream came with QEMU 7.2. A version that cannot be read is tried.
+// hasCard returns an error if this QEMU lacks the network card that a shape needs: -netdev stream
+// exists since QEMU 7.2. A QEMU with an unreadable version is tried.
 func (s *Substrate) hasCard(shape turnstone.Shape) error {
 	v := versionNumber.FindStringSubmatch(s.version)
 	if !shape.Network || v == nil {

@@ -72,8 +72,8 @@ func TestConformance(t *testing.T) {
 		Elsewhere: func(t *testing.T) substrate.Substrate { return newSubstrate(t, &statedir.Dir{Root: t.TempDir()}, &m) }})
 }
 
-// TestDamagedSnapshot damages a snapshot in every way and expects that it is taken
-// anew, never used.
+// TestDamagedSnapshot damages a snapshot in every way and checks that it is taken again, never
+// used.
 func TestDamagedSnapshot(t *testing.T) {
 	shared := turntest.Home(t)
 	m := turntest.Machine(t, shared, "base")
@@ -108,8 +108,8 @@ func TestDamagedSnapshot(t *testing.T) {
 		}
 	}
 	flip := func(b []byte) []byte { b[len(b)/2] ^= 1; return b }
-	// Taking a snapshot costs seconds: each damage is done to a copy, and the
-	// last one to the snapshot itself.
+	// Taking a snapshot takes seconds: each damage is done to a copy, and the last damage to the
+	// snapshot itself.
 	keep := filepath.Join(t.TempDir(), "keep")
 	if out, err := exec.Command("cp", "-a", "--sparse=always", dir, keep).CombinedOutput(); err != nil {
 		t.Fatalf("cp: %v: %s", err, out)
@@ -159,7 +159,7 @@ func TestDamagedSnapshot(t *testing.T) {
 		if out, err := exec.Command("sh", "-c", `rm -rf "$1" && cp -a --sparse=always "$2" "$1"`, "sh", dir, keep).CombinedOutput(); err != nil {
 			t.Fatalf("cp: %v: %s", err, out)
 		}
-		// What a copy's times cannot vouch for.
+		// Copying changes the times.
 		if err := reseal(dir); err != nil {
 			t.Fatal(err)
 		}
@@ -178,7 +178,7 @@ func TestDamagedSnapshot(t *testing.T) {
 	}
 }
 
-// reseal makes the manifest's word on the scratch disk fit a copied folder.
+// reseal updates the manifest's stamp of the scratch disk for a copied folder.
 func reseal(dir string) error {
 	path := filepath.Join(dir, manifestFile)
 	b, err := os.ReadFile(path)
@@ -200,7 +200,7 @@ func relink(path string) error {
 	return errors.Join(os.Rename(path, path+".real"), os.Symlink(path+".real", path))
 }
 
-// TestTouchedSnapshot: a copy with other times and inode is whole all the same.
+// TestTouchedSnapshot checks that a copy with other times and inodes is still intact.
 func TestTouchedSnapshot(t *testing.T) {
 	dir := t.TempDir()
 	id := identity{Format: snapshotFormat, QEMU: "x"}
@@ -243,8 +243,7 @@ func TestTouchedSnapshot(t *testing.T) {
 	}
 }
 
-// hold is another process: it restores a machine, says QEMU's pid, and waits for
-// its own end.
+// hold is another process: it restores a machine, prints QEMU's pid, and waits for its own end.
 func hold(dir string) {
 	var m substrate.Machine
 	err := json.Unmarshal([]byte(os.Getenv("TURNSTONE_TEST_MACHINE")), &m)
@@ -264,7 +263,7 @@ func hold(dir string) {
 	select {}
 }
 
-// TestKilled: whatever happens to us, QEMU and its files are gone.
+// TestKilled checks that QEMU and its files are gone after this process ends in any way.
 func TestKilled(t *testing.T) {
 	h := turntest.Home(t)
 	m := turntest.Machine(t, h, "base")
@@ -296,13 +295,14 @@ func TestKilled(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	left, err := os.ReadDir(h.Path("sandboxes"))
-	left = slices.DeleteFunc(left, func(e fs.DirEntry) bool { return strings.HasPrefix(e.Name(), "gvisor-") }) // of other tests, now
+	// of other tests, running now
+	left = slices.DeleteFunc(left, func(e fs.DirEntry) bool { return strings.HasPrefix(e.Name(), "gvisor-") })
 	if err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
 }
 
-// alive tells a running process from one that is gone or waits to be reaped.
+// alive distinguishes a running process from an ended process, reaped or not.
 func alive(pid int) bool {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
@@ -334,7 +334,7 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// TestSuperseded: what was replaced goes, and what nobody used for long.
+// TestSuperseded checks that replaced snapshots and long unused snapshots are removed.
 func TestSuperseded(t *testing.T) {
 	base := t.TempDir()
 	now := identity{Format: snapshotFormat, Root: "r", Init: "new", Shape: turnstone.DefaultShape()}
@@ -424,7 +424,7 @@ func TestMissingQEMU(t *testing.T) {
 	}
 }
 
-// TestVersionCache: a replaced binary is asked again.
+// TestVersionCache checks that a replaced binary is asked again.
 func TestVersionCache(t *testing.T) {
 	h, bin := &statedir.Dir{Root: t.TempDir()}, filepath.Join(t.TempDir(), "qemu")
 	for _, version := range []string{"QEMU 1", "QEMU 1", "QEMU 2"} {
@@ -442,7 +442,7 @@ func TestVersionCache(t *testing.T) {
 	}
 }
 
-// TestMayOpen: as root it is not root who opens the device.
+// TestMayOpen checks that for root another user than root opens the device.
 func TestMayOpen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "kvm")
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
@@ -487,7 +487,7 @@ func TestNoSpaceEvent(t *testing.T) {
 	}
 }
 
-// TestBusError: a machine whose memory file the disk has no room for.
+// TestBusError runs a machine whose memory file does not fit the disk.
 func TestBusError(t *testing.T) {
 	m := &machine{Process: kit.New("sb_x", console.New(), "")}
 	m.agent, _, _ = socketpair()
@@ -514,7 +514,7 @@ func FuzzMonitor(f *testing.F) {
 			t.Fatal(err)
 		}
 		if len(b) > 1<<16 {
-			b = b[:1<<16] // what fits the socket's buffer
+			b = b[:1<<16] // fits the socket's buffer
 		}
 		_, _ = theirs.Write(b)
 		_ = theirs.Close()

@@ -11,9 +11,9 @@ import (
 	"syscall"
 )
 
-// monitor is a client of the QEMU Machine Protocol: JSON objects in both
-// directions, answers in the order of the commands, events in between (QEMU,
-// docs/interop/qmp-spec.rst). It is safe for concurrent use.
+// monitor is a client of the QEMU Machine Protocol: JSON objects in both directions, answers in the
+// order of the commands, with events in between (QEMU, docs/interop/qmp-spec.rst). It is safe for
+// concurrent use.
 type monitor struct {
 	conn    net.Conn // a unix socket
 	onEvent func(event)
@@ -23,7 +23,7 @@ type monitor struct {
 	err     error
 }
 
-// An event is what QEMU tells unasked.
+// An event is an unsolicited message of QEMU.
 type event struct {
 	Name string
 	Data json.RawMessage
@@ -38,11 +38,11 @@ type command struct {
 	Execute   string `json:"execute"`
 	Arguments any    `json:"arguments,omitempty"`
 
-	file *os.File // travels with the command, for getfd
+	file *os.File // sent with the command, for getfd
 }
 
-// newMonitor starts reading. Commands may be sent at once: QEMU takes them in
-// order, so that nothing has to wait for its greeting.
+// newMonitor starts reading. Commands may be sent at once: QEMU processes them in order, so that
+// nothing must wait for its greeting.
 func newMonitor(conn net.Conn, onEvent func(event)) *monitor {
 	m := &monitor{conn: conn, onEvent: onEvent}
 	go m.read()
@@ -79,8 +79,8 @@ func (m *monitor) read() {
 	}
 }
 
-// maxMessage bounds a message of QEMU's, in bytes: what has broken out into QEMU may write
-// one that never ends. The longest that is asked for has some kilobytes.
+// maxMessage bounds a message of QEMU, in bytes: an attacker who has broken out into QEMU may write
+// an endless message. The longest requested message has some kilobytes.
 const maxMessage = 4 << 20
 
 // A bounded fails once it was read to its bound.
@@ -118,7 +118,7 @@ func (m *monitor) fail(err error) {
 	m.waiting = nil
 }
 
-// send writes cmds in one piece and returns where their answers will arrive.
+// send writes cmds in one piece and returns the channel of their answers.
 func (m *monitor) send(cmds ...command) ([]chan answer, error) {
 	var buf, rights []byte
 	waits := make([]chan answer, len(cmds))
@@ -147,7 +147,7 @@ func (m *monitor) send(cmds ...command) ([]chan answer, error) {
 	return waits, err
 }
 
-// do sends cmds and waits for all answers; it returns the last one's value.
+// do sends cmds and waits for all answers; it returns the last answer's value.
 func (m *monitor) do(ctx context.Context, cmds ...command) (json.RawMessage, error) {
 	waits, err := m.send(cmds...)
 	if err != nil {
@@ -168,14 +168,13 @@ func (m *monitor) do(ctx context.Context, cmds ...command) (json.RawMessage, err
 	return last, nil
 }
 
-// The capability keeps memory that is mapped from a file out of the state stream.
-// It is QEMU's own name; it has been there, marked experimental, since 4.0.
+// This capability keeps memory that is mapped from a file out of the state stream. The name is
+// QEMU's own; the capability exists, marked experimental, since 4.0.
 var ignoreShared = command{Execute: "migrate-set-capabilities", Arguments: map[string]any{
 	"capabilities": []map[string]any{{"capability": "x-ignore-shared", "state": true}},
 }}
 
-// passState hands the pipe of the device state over, under the name that
-// stateURI uses.
+// passState passes the pipe of the device state, under the name that stateURI uses.
 func passState(f *os.File) command {
 	return command{Execute: "getfd", Arguments: map[string]any{"fdname": "state"}, file: f}
 }

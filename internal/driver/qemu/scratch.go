@@ -9,8 +9,8 @@ import (
 	"turnstone.dev/turnstone/internal/driver/disk"
 )
 
-// newScratch returns a copy of the file at path that has no name: whatever
-// happens to us, it is gone when the last descriptor is.
+// newScratch returns an unnamed copy of the file at path: the copy disappears with its last
+// descriptor, however this process ends.
 func newScratch(ctx context.Context, path, dir string) (*os.File, error) {
 	src, err := os.Open(path)
 	if err != nil {

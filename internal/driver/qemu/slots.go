@@ -8,7 +8,7 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// disks says what is in the slots.
+// disks returns the slots' disks.
 type disks struct {
 	layers int
 	home   bool
@@ -17,9 +17,9 @@ type disks struct {
 // slotDevice has one queue: a layer is mostly read from the guest's page cache.
 const slotDevice = "virtio-blk-pci,disable-legacy=on,num-queues=1"
 
-// slots are the disks that a machine is booted with empty, so that a restored one
-// can be given images: to the guest they have always been there. It opens none
-// before it is told to, and an empty one has no file on the host.
+// slots are the disks that are empty when a machine boots, so that a restored machine can be given
+// images: for the guest the disks have always existed. The guest opens a disk only on request, and
+// an empty disk has no file on the host.
 func slots(in disks) []string {
 	var args []string
 	for i := range substrate.MaxLayers {
@@ -43,7 +43,7 @@ func slot(name, node string) []string {
 	return []string{"-blockdev", node + ",node-name=" + name, "-device", slotDevice + ",drive=" + name + ",serial=" + name}
 }
 
-// fill opens what m has for the slots.
+// fill opens m's images for the slots.
 func (f *files) fill(m substrate.Machine) (err error) {
 	if f.layers, err = disk.OpenLayers(restoreOp, m.Layers); err == nil && m.Home != "" {
 		f.home, err = disk.OpenSlot(restoreOp, m.Home, os.O_RDWR)

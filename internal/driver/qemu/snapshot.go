@@ -16,14 +16,14 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// identity is everything that must be the same for a snapshot to fit: a restore
-// on anything else would be undefined behaviour of the guest.
+// identity contains all properties that must match for a snapshot to fit: a restore on anything
+// else would be undefined behavior of the guest.
 type identity struct {
 	Format    int              `json:"format"`
 	QEMU      string           `json:"qemu"` // version text of the binary
 	Accel     accel            `json:"accel"`
 	CPUModel  string           `json:"cpuModel"`
-	HostCPU   turnstone.Digest `json:"hostCpu"` // of the CPU's model and flags
+	HostCPU   turnstone.Digest `json:"hostCpu"` // digest of the CPU's model and flags
 	Arguments turnstone.Digest `json:"arguments"`
 	Kernel    turnstone.Digest `json:"kernel"`
 	OwnKernel bool             `json:"ownKernel,omitempty"` // it is the user's choice
@@ -47,16 +47,15 @@ const (
 	manifestFile = snapshots.ManifestFile
 )
 
-// snapshot is one that was checked: its memory open, its device state read.
+// snapshot is a verified snapshot: its memory is open, its device state is read.
 type snapshot struct {
 	ram     *os.File
 	state   []byte
-	scratch string // path of the scratch disk as it was; it is copied for each clone
+	scratch string // path of the original scratch disk; each clone gets a copy
 }
 
-// openSnapshot returns the snapshot in dir if it is id's and whole. A snapshot
-// that is not there is fs.ErrNotExist; one that must not be used is an error of
-// kind Integrity.
+// openSnapshot returns the snapshot in dir if it is id's and intact. A missing snapshot is
+// fs.ErrNotExist; an unusable snapshot is an error of kind Integrity.
 func openSnapshot(ctx context.Context, dir string, id identity) (*snapshot, error) {
 	const op = "qemu.snapshot"
 	state, err := snapshots.Open(ctx, op, dir, id)
@@ -70,8 +69,8 @@ func openSnapshot(ctx context.Context, dir string, id identity) (*snapshot, erro
 	return &snapshot{ram: ram, state: state, scratch: filepath.Join(dir, scratchFile)}, nil
 }
 
-// ensureSnapshot returns the snapshot of m, which it takes where there is none
-// that fits and is whole. Two processes that want the same one take it once.
+// ensureSnapshot returns the snapshot of m, and takes it if no fitting, intact snapshot exists. Two
+// processes that want the same snapshot take it once.
 func (s *Substrate) ensureSnapshot(ctx context.Context, m substrate.Machine, id identity) (*snapshot, error) {
 	base, err := s.home.MkdirAll("snapshots")
 	if err != nil {
@@ -87,11 +86,10 @@ func (s *Substrate) ensureSnapshot(ctx context.Context, m substrate.Machine, id 
 	})
 }
 
-// takeSnapshot boots m with its memory in a file, stops it when the agent is
-// ready, and writes the device state next to it. The scratch disk is mounted by
-// then and becomes part of the snapshot: mounting it in each clone would cost more
-// than the rest of the start. The folder appears whole or not
-// at all.
+// takeSnapshot boots m with its memory in a file, pauses it when the agent is ready, and writes the
+// device state beside the memory. The scratch disk is mounted by then and becomes part of the
+// snapshot: mounting it in each clone would take longer than the rest of the start. The folder is
+// complete or absent.
 func (s *Substrate) takeSnapshot(ctx context.Context, m substrate.Machine, id identity, dir string) error {
 	return snapshots.Virtual.Write(dir, func(tmp string) error { return s.fillSnapshot(ctx, m, id, tmp) })
 }
@@ -158,7 +156,7 @@ func (s *Substrate) bootAndSave(ctx context.Context, m substrate.Machine, ram, s
 		return nil, err
 	}
 	_ = w.Close()
-	_ = vm.Close() // with it the last writer of the pipe is gone
+	_ = vm.Close() // closes the last writer of the pipe
 	state := <-got
 	return state.b, state.err
 }
@@ -191,9 +189,9 @@ func (m *machine) migrated(ctx context.Context) error {
 	}
 }
 
-// removeSuperseded removes the snapshots that differ from id only in what has
-// been replaced: the agent, Turnstone's kernel or QEMU; and those that were not used for
-// a month. A kernel of the user's replaces none: it may be used in turn with another.
+// removeSuperseded removes the snapshots that differ from id only in replaced parts (the agent,
+// Turnstone's kernel or QEMU), and snapshots that were unused for a month. A user's kernel replaces
+// none: the user may alternate between kernels.
 func removeSuperseded(base string, id identity) {
 	snapshots.RemoveSuperseded(snapshots.Virtual, base, func(m manifest) snapshots.Verdict {
 		switch other := m.Identity; {

@@ -14,9 +14,9 @@ import (
 	"turnstone.dev/turnstone/substrate/substratetest"
 )
 
-// BenchmarkStart starts machines on stacks of several depths until bash has run
-// true, and then brings their disks to rest. cpu is what QEMU has computed when the
-// machine is configured. One of each depth after another, so that a busy host slows all of them.
+// BenchmarkStart starts machines on stacks of several depths until bash has run true, and then
+// freezes their disks. cpu is QEMU's processor time when the machine is configured. The depths
+// alternate, so that a busy host slows all of them.
 func BenchmarkStart(b *testing.B) {
 	h := turntest.Home(b)
 	m := turntest.Machine(b, h, "base")
@@ -61,7 +61,7 @@ func BenchmarkStart(b *testing.B) {
 	}
 }
 
-// BenchmarkWall restores machines with and without QEMU's jail, one after the other.
+// BenchmarkWall restores machines with and without QEMU's jail, alternately.
 func BenchmarkWall(b *testing.B) {
 	h := turntest.Home(b)
 	m := turntest.Machine(b, h, "base")
@@ -117,7 +117,7 @@ func startTrue(ctx context.Context, b *testing.B, s *Substrate, m substrate.Mach
 	return [5]time.Duration{restored.Sub(begin), configured.Sub(restored), end.Sub(configured), frozen.Sub(end), cpu}
 }
 
-// processorTime is what a process has computed, which a busy host changes little.
+// processorTime returns a process's processor time, which a busy host changes little.
 func processorTime(pid int) (total time.Duration) {
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
 	for _, path := range tasks {

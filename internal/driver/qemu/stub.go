@@ -6,21 +6,21 @@ import (
 	"encoding/binary"
 )
 
-// stubKernel returns the smallest kernel that QEMU loads by the same path as a
-// real one: an ELF file with the PVH entry note (Xen's boot protocol for x86/HVM
-// direct boot) and one page to load.
+// stubKernel returns the smallest kernel that QEMU loads by the same path as a real kernel: an ELF
+// file with the PVH entry note (Xen's boot protocol for x86/HVM direct boot) and one page to load.
 //
-// A restore needs QEMU to have the same option ROM as the boot had, because ROMs
-// are part of the state; it never executes the kernel. Loading the real one, of
-// more than 50 MB, would cost each clone that much time and private memory.
+// A restore needs the same option ROM as the boot, because ROMs are part of the state; QEMU never
+// executes the kernel. Loading the real kernel, of more than 50 MB, would cost each clone that much
+// time and private memory.
 func stubKernel() []byte {
 	const (
 		headers  = 64 + 2*56
 		noteSize = 12 + 4 + 8
-		load     = 1 << 20 // where kernels are loaded, above the first MiB
+		load     = 1 << 20 // load address of kernels, above the first MiB
 	)
 	var b bytes.Buffer
-	put := func(v any) { _ = binary.Write(&b, binary.LittleEndian, v) } // a Buffer does not fail
+	// writing to a Buffer does not fail
+	put := func(v any) { _ = binary.Write(&b, binary.LittleEndian, v) }
 	put(elf.Header64{
 		Ident: [16]byte{0x7f, 'E', 'L', 'F', byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), byte(elf.EV_CURRENT)},
 		Type:  uint16(elf.ET_EXEC), Machine: uint16(elf.EM_X86_64), Version: uint32(elf.EV_CURRENT),

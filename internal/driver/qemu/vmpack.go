@@ -21,9 +21,9 @@ var (
 // Abilities implements substrate.Able.
 func (s *Substrate) Abilities() substrate.Abilities { return substrate.Abilities{Keep: s.keeping()} }
 
-// keeping says why no machine is kept, nor restored from what was. A kept machine's device state
-// may come with an imported session, and QEMU's readers of it are not made for an attacker's:
-// what takes QEMU over there has to find itself in a jail.
+// keeping returns why machines are neither kept nor restored; nil: they can be. A kept machine's
+// device state may come with an imported session, and QEMU's parsers for it are not hardened
+// against attackers: an attacker who takes over QEMU this way must be in a jail.
 func (s *Substrate) keeping() error {
 	if s.wall.Namespaces() {
 		return nil
@@ -72,9 +72,9 @@ func (s *Substrate) packer(m substrate.Machine) snapshots.Packer[identity] {
 		}}
 }
 
-// movedTo names the first thing in which a kept machine of identity id, of a CPU of the given
-// model, cannot take the place of one of now; "" when there is none. The microcode may be
-// another, the CPU may have more features, and whose choice the guest's kernel is does not matter.
+// movedTo names the first property in which a kept machine of identity id, on a CPU of the given
+// model, is incompatible with identity now; "" if there is none. The microcode may differ, the CPU
+// may have more features, and it does not matter who chose the guest's kernel.
 func (id identity) movedTo(now identity, cpu *host.Model) string {
 	why := ""
 	if id.HostCPU != now.HostCPU {

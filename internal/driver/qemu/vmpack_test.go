@@ -18,7 +18,7 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// FuzzMapping: a line of /proc/PID/maps holds a file's name, which may be anything.
+// FuzzMapping checks lines of /proc/PID/maps, which contain arbitrary file names.
 func FuzzMapping(f *testing.F) {
 	f.Add("7f0c00000000-7f0c40000000 rw-p 00001000 fe:00 12345   /root/x (deleted)")
 	f.Add("0-0 rw-p 0 0:0 0")
@@ -30,7 +30,7 @@ func FuzzMapping(f *testing.F) {
 	})
 }
 
-// TestPrivateMemory finds what this process has written to a private mapping.
+// TestPrivateMemory finds this process's writes to a private mapping.
 func TestPrivateMemory(t *testing.T) {
 	f, err := os.CreateTemp(t.TempDir(), "ram")
 	if err != nil {
@@ -81,8 +81,8 @@ func TestPrivateMemory(t *testing.T) {
 	}
 }
 
-// TestUnpackAfterUpdate: a machine that was kept goes on only from the snapshot that
-// it is the difference to, and it is said when that is gone.
+// TestUnpackAfterUpdate checks that a kept machine resumes only from the snapshot that it is the
+// difference to, and that a missing snapshot is reported.
 func TestUnpackAfterUpdate(t *testing.T) {
 	s := &Substrate{home: &statedir.Dir{Root: t.TempDir()}, accel: accelTCG, version: "QEMU 7", wall: Jail{Wall: jailed}}
 	m := substrate.Machine{Shape: turnstone.DefaultShape()}
@@ -123,8 +123,8 @@ func mapPrivate(t *testing.T, f *os.File, size int) (mem []byte, unmap func()) {
 	return mem, func() { _ = unix.Munmap(mem) }
 }
 
-// TestMovedTo: a kept machine goes on where all is the same that it sees, and else it is said
-// what is another, both then and now.
+// TestMovedTo checks that a kept machine resumes if all visible properties match, and that
+// otherwise the difference is named, with both values.
 func TestMovedTo(t *testing.T) {
 	here, err := host.CPUModel()
 	if err != nil {
@@ -160,8 +160,8 @@ func TestMovedTo(t *testing.T) {
 	}
 }
 
-// TestKeepTakesAJail: without namespaces a kept machine is neither made nor restored, whatever
-// it holds.
+// TestKeepTakesAJail checks that without namespaces a kept machine is neither created nor restored,
+// whatever it contains.
 func TestKeepTakesAJail(t *testing.T) {
 	for _, w := range []wall{filtered, open} {
 		s := &Substrate{wall: Jail{Wall: w, Reason: "none here"}}

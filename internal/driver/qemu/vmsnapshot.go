@@ -51,7 +51,7 @@ func (m *machine) snapshot(ctx context.Context, dir string) error {
 	})
 }
 
-// standingStill calls f while the guest's CPUs stand still.
+// standingStill calls f while the guest's CPUs are paused.
 func (m *machine) standingStill(ctx context.Context, f func() error) (err error) {
 	running, err := m.running(ctx)
 	if err != nil {
@@ -66,7 +66,7 @@ func (m *machine) standingStill(ctx context.Context, f func() error) (err error)
 	return f()
 }
 
-// write writes the machine's three files into dir and says in man what they are.
+// write writes the machine's three files into dir and describes them in man.
 func (m *machine) write(ctx context.Context, dir string, man *vmManifest) error {
 	man.Taken = time.Now().UTC()
 	state, err := m.devices(ctx, filepath.Join(dir, stateFile))
@@ -90,8 +90,8 @@ func (m *machine) write(ctx context.Context, dir string, man *vmManifest) error 
 	return disk.Clone(ctx, scratch, m.scratch)
 }
 
-// writeMemory gives dst the guest's memory: what it started from, and over that
-// what it has written since.
+// writeMemory writes the guest's memory to dst: the original memory, with the guest's writes
+// applied.
 func (m *machine) writeMemory(ctx context.Context, dst *os.File) error {
 	if err := disk.Clone(ctx, dst, m.live.ram); err != nil {
 		return err
@@ -122,8 +122,8 @@ func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir st
 	return s.launch(ctx, m, f, snap.state, bareState)
 }
 
-// openVM opens what Snapshot has written, if it is whole and a machine that is
-// started from m can go on from it.
+// openVM opens a Snapshot's files, if they are intact and a machine that is started from m can
+// resume from them.
 func (s *Substrate) openVM(m substrate.Machine, dir string) (vmManifest, *snapshot, error) {
 	man, state, err := snapshots.OpenLive(restoreOp, dir, func(id identity) string { return id.differs(s.identity(m)) })
 	if err != nil {
@@ -136,10 +136,10 @@ func (s *Substrate) openVM(m substrate.Machine, dir string) (vmManifest, *snapsh
 	return man, &snapshot{ram: ram, state: state, scratch: filepath.Join(dir, scratchFile)}, nil
 }
 
-// restoreOp names in errors what goes on from a machine that was saved.
+// restoreOp is the operation in errors of resuming a saved machine.
 const restoreOp = "qemu.restore"
 
-// differs names the first thing in which id is not other; "" when there is none.
+// differs names the first property in which id and other differ; "" if there is none.
 func (id identity) differs(other identity) string {
 	return snapshots.Differs(id == other,
 		snapshots.Part{What: "QEMU", Was: id.QEMU, Now: other.QEMU},

@@ -12,10 +12,10 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// A base is the snapshot of a template that a machine differs from, open.
+// A base is the open snapshot of a template, from which a machine differs.
 type base struct {
-	name         turnstone.Digest // of this snapshot: one that is taken anew has another
-	memory       turnstone.Digest // of its memory
+	name         turnstone.Digest // name of this snapshot: a new snapshot has a new name
+	memory       turnstone.Digest // digest of its memory
 	ram, scratch *os.File
 }
 
@@ -25,15 +25,15 @@ func (b *base) close() {
 	}
 }
 
-// is says whether b is what the machine p differs from.
+// is reports whether b is the base of the machine p.
 func (b *base) is(name, memory turnstone.Digest) bool {
-	if name == "" { // of an older program
+	if name == "" { // from an older version of turn
 		return b.memory == memory
 	}
 	return b.name == name
 }
 
-// nameOf names a snapshot. Two with the same memory may have other disks.
+// nameOf names a snapshot. Two snapshots with the same memory may have different disks.
 func nameOf[ID comparable](m Manifest[ID]) turnstone.Digest {
 	return turnstone.DigestBytes(fmt.Appendf(nil, "%s\n%s\n%d\n", m.RAM.Digest, m.State, m.Taken.UnixNano()))
 }
@@ -64,7 +64,7 @@ func (k Packer[ID]) base(ctx context.Context, id ID) (*base, error) {
 	return &base{nameOf(man), man.RAM.Digest, ram, scratch}, nil
 }
 
-// gone says that the snapshot that a machine differs from cannot be had.
+// gone returns the error for a machine whose base is not available.
 func (k Packer[ID]) gone(err error) error {
 	return turnstone.NewError(k.Op+".pack", turnstone.KindUnavailable, "the template's snapshot",
 		err).WithHint("what a machine was started from is gone; start from its files instead")
@@ -80,14 +80,14 @@ const (
 // baseFormat is the version of a packedBase.
 const baseFormat = 1
 
-// A packedBase describes a template's snapshot that machines differ from, as what of it is
-// not zeros. It has no device state: nothing starts from it alone.
+// A packedBase describes a template's snapshot that is a base of machines; only its non-zero parts
+// are stored. It has no device state: no machine starts from it alone.
 type packedBase struct {
 	Format  int              `json:"format"`
-	Name    turnstone.Digest `json:"name"` // what a Packed's Snapshot says
+	Name    turnstone.Digest `json:"name"` // Snapshot of a Packed
 	RAM     difference       `json:"ram"`
 	Scratch difference       `json:"scratch"`
-	Sum     turnstone.Digest `json:"sum"` // as a Packed's
+	Sum     turnstone.Digest `json:"sum"` // as in a Packed
 }
 
 func (p packedBase) sum() turnstone.Digest {
@@ -96,7 +96,7 @@ func (p packedBase) sum() turnstone.Digest {
 	return turnstone.DigestBytes(b)
 }
 
-// PackBase does what substrate.BasePacker says.
+// PackBase implements substrate.BasePacker.
 func (k Packer[ID]) PackBase(ctx context.Context, want turnstone.Digest, out string) ([]string, error) {
 	err := k.packBase(ctx, want, out)
 	if err != nil {
@@ -133,8 +133,8 @@ func (k Packer[ID]) packBase(ctx context.Context, want turnstone.Digest, out str
 	return os.WriteFile(filepath.Join(out, baseManifest), b, 0o600)
 }
 
-// readBase reads the manifest of a base that came with a packed machine. One that is not
-// there is fs.ErrNotExist.
+// readBase reads the manifest of a base that came with a packed machine. A missing manifest is
+// fs.ErrNotExist.
 func readBase(packed substrate.PackedFiles, want turnstone.Digest) (p packedBase, err error) {
 	b, err := ReadIn(packed, baseManifest, maxPack)
 	if err != nil {
@@ -146,7 +146,7 @@ func readBase(packed substrate.PackedFiles, want turnstone.Digest) (p packedBase
 	return p, err
 }
 
-// parseBase checks what a manifest says. It may come from anywhere.
+// parseBase checks a manifest, which is untrusted.
 func parseBase(b []byte) (p packedBase, err error) {
 	if err := json.Unmarshal(b, &p); err != nil {
 		return p, err

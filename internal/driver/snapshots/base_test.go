@@ -20,7 +20,7 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// A keptHome is a folder with a snapshot of a template, of which a machine was written down.
+// A keptHome is a folder with a snapshot of a template, from which a machine was saved.
 type keptHome struct {
 	dir    string
 	packer Packer[string]
@@ -62,7 +62,7 @@ func (h keptHome) snapshot(t testing.TB, ram, scratch []byte) {
 	}
 }
 
-// keep writes a machine down and packs it, with its base, into the folder that it returns.
+// keep saves a machine and packs it, with its base, into the folder that it returns.
 func (h keptHome) keep(t testing.TB, ram, scratch []byte) string {
 	t.Helper()
 	live, packed := filepath.Join(h.dir, "live"), filepath.Join(h.dir, "packed")
@@ -93,7 +93,7 @@ func (h keptHome) keep(t testing.TB, ram, scratch []byte) string {
 	return packed
 }
 
-// memory draws what a memory or a disk holds: pages of which many are zeros.
+// memory draws the content of a memory or a disk: pages of which many are zeros.
 func memory(r *rapid.T, name string) []byte {
 	b := make([]byte, keptSize)
 	for range rapid.IntRange(0, 8).Draw(r, name) {
@@ -103,8 +103,8 @@ func memory(r *rapid.T, name string) []byte {
 	return b
 }
 
-// TestMoves: a machine is made again whatever snapshot is there: the one that it differs
-// from, none, or another.
+// TestMoves checks that a machine is restored with its own base, without a local snapshot, and with
+// a different local snapshot.
 func TestMoves(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		here, there := newKeptHome(t.TempDir()), newKeptHome(t.TempDir())
@@ -141,8 +141,8 @@ func TestMoves(t *testing.T) {
 	})
 }
 
-// TestHostileBase: a base that lies, whose manifest matches its digest as a liar's does, is
-// refused, and nothing of it is left.
+// TestHostileBase checks that a forged base, whose manifest has a valid digest, is rejected without
+// leftovers.
 func TestHostileBase(t *testing.T) {
 	here := newKeptHome(t.TempDir())
 	page := bytes.Repeat([]byte{7}, pageSize)
@@ -203,14 +203,14 @@ func TestHostileBase(t *testing.T) {
 	}
 }
 
-// FuzzBase: whatever a manifest says, it is refused, or its stretches are in order and within
-// its files.
+// FuzzBase checks that any manifest is rejected, or has runs that are in order and within its
+// files.
 func FuzzBase(f *testing.F) {
 	f.Add([]byte(`{"format":1,"ram":{"size":8192,"runs":[[0,4096]]}}`), true)
 	f.Add([]byte(`{"format":1,"ram":{"size":8192,"runs":[[4096,9223372036854775807]]}}`), true)
 	f.Add([]byte(`{"format":1,"name":"sha256:x","scratch":{"size":1,"runs":[[0,1],[0,1]]}}`), false)
 	f.Fuzz(func(t *testing.T, b []byte, sign bool) {
-		if sign { // a liar's manifest matches its digest
+		if sign { // a forged manifest has a valid digest
 			var p packedBase
 			if json.Unmarshal(b, &p) != nil {
 				return

@@ -18,18 +18,18 @@ import (
 	"turnstone.dev/turnstone/internal/driver/disk"
 )
 
-// pageSize is that of x86-64, in bytes. Memory is compared page by page.
+// pageSize is the page size of x86-64, in bytes. Memory is compared page by page.
 const pageSize = 4096
 
-// A difference is what makes one file of another: stretches, whose bytes are one
-// behind the other in a file of their own.
+// A difference turns one file into another: its runs are stored one after the other in a separate
+// file.
 type difference struct {
-	Size int64            `json:"size"` // of the file that it makes
+	Size int64            `json:"size"` // size of the resulting file
 	Runs [][2]int64       `json:"runs"` // offset and length, ascending
 	Data turnstone.Digest `json:"data"`
 }
 
-// check says whether the stretches are in order and within the file.
+// check checks that the runs are in order and within the file.
 func (d difference) check() error {
 	if d.Size < 0 {
 		return fmt.Errorf("a size of %d bytes", d.Size)
@@ -54,8 +54,8 @@ func diffFile(ctx context.Context, from *os.File, to, path string) (difference, 
 	return diff(ctx, from, f, path)
 }
 
-// diff writes what to has in another way than from to a new file at path. Both may
-// have holes, which are zeros, and are not read; no from is all zeros.
+// diff writes the parts of to that differ from from to a new file at path. Both may have holes,
+// which are zeros and are not read; a nil from is all zeros.
 func diff(ctx context.Context, from, to *os.File, path string) (d difference, err error) {
 	st, err := to.Stat()
 	if err != nil {
@@ -88,11 +88,11 @@ func diff(ctx context.Context, from, to *os.File, path string) (d difference, er
 	return d, w.out.Flush()
 }
 
-// comparePart is how much of two files is compared at a time.
+// comparePart is the number of bytes of two files that are compared at a time.
 const comparePart = 1 << 20
 
-// nextData returns the next stretch, of at most comparePart, in which one of the
-// files may be something else than zeros; an empty one at the end.
+// nextData returns the next run, of at most comparePart bytes, in which one of the files may be
+// non-zero; an empty run at the end.
 func nextData(at, size int64, files ...*os.File) (begin, end int64, err error) {
 	begin = size
 	for _, f := range files {
@@ -135,7 +135,7 @@ func (w *packWriter) compare(from, to *os.File, begin, end int64) error {
 		return err
 	}
 	for at := 0; at < len(b); at += pageSize {
-		page := b[at:min(at+pageSize, len(b))] // a disk's size may be anything
+		page := b[at:min(at+pageSize, len(b))] // a disk's size need not be a multiple of a page
 		if bytes.Equal(a[at:at+len(page)], page) {
 			continue
 		}
@@ -159,8 +159,8 @@ type part struct {
 	data io.Reader
 }
 
-// patch makes a new file at path of base, nil for zeros, with the parts over it, one after
-// the other. All of them are of files of size bytes.
+// patch creates a file at path from base, nil for zeros, with the parts applied in order. All parts
+// are for files of size bytes.
 func patch(ctx context.Context, base *os.File, path string, size int64, parts ...part) (err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -186,7 +186,7 @@ func patch(ctx context.Context, base *os.File, path string, size int64, parts ..
 	return nil
 }
 
-// write writes the stretches to f.
+// write writes the runs to f.
 func (p part) write(ctx context.Context, f *os.File) error {
 	sum, buf := sha256.New(), make([]byte, comparePart)
 	r := io.TeeReader(p.data, sum)
@@ -214,7 +214,7 @@ func (p part) write(ctx context.Context, f *os.File) error {
 	return nil
 }
 
-// noEOF makes an end in the middle an error that says so.
+// noEOF replaces an early EOF by an error that says so.
 func noEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF

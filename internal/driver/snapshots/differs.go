@@ -7,14 +7,14 @@ import (
 	"turnstone.dev/turnstone/internal/driver/host"
 )
 
-// A Part is one thing that a machine and the one that is there now must have in common.
+// A Part is a property in which a machine and its current host must agree.
 type Part struct {
 	What     string
-	Was, Now string // Was may come from anywhere
-	Bare     bool   // the values say nothing to a user
+	Was, Now string // Was is untrusted
+	Bare     bool   // the values mean nothing to a user
 }
 
-// Differs names the first of parts that is another now; "" where the machines are the same.
+// Differs names the first changed part, or the version of turn if no part has changed; "" if same.
 func Differs(same bool, parts ...Part) string {
 	if same {
 		return ""
@@ -31,18 +31,18 @@ func Differs(same bool, parts ...Part) string {
 	return "version of turn"
 }
 
-// Digests is a Part that is known by its digest.
+// Digests returns a Part that is identified by its digest.
 func Digests(what string, was, now turnstone.Digest) Part {
 	return Part{What: what, Was: was.Short(), Now: now.Short()}
 }
 
-// Agents is the Part of the agent, which comes with turn.
+// Agents returns the Part of the agent, which belongs to turn.
 func Agents(was, now turnstone.Digest) Part { return Digests("version of turn: its agent", was, now) }
 
-// Roots is the Part of the template's image.
+// Roots returns the Part of the template's image.
 func Roots(was, now turnstone.Digest) Part { return Digests("image of the template", was, now) }
 
-// Shapes is the Part of the machine's shape.
+// Shapes returns the Part of the machine's shape.
 func Shapes(was, now turnstone.Shape) Part {
 	text := func(s turnstone.Shape) string {
 		return fmt.Sprintf("%d CPUs, %s of memory, %s of disk, network %t", s.CPUs, s.Memory.Human(), s.Disk.Human(), s.Network)

@@ -7,7 +7,7 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// TestDiffers: the first part that is another is named, with what it was as printable text.
+// TestDiffers checks that the first changed part is named, with its old value as printable text.
 func TestDiffers(t *testing.T) {
 	shape, more := turnstone.DefaultShape(), turnstone.DefaultShape()
 	more.CPUs = 2

@@ -14,24 +14,23 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// Virtual is how the substrates of virtual machines name what they keep.
+// Virtual is the Kind of the substrates that run virtual machines.
 var Virtual = Kind{Manifest: ManifestFile, New: ".new-", End: "-"}
 
 // The files of a virtual machine's snapshot.
 const (
 	RAMFile      = "ram"
 	ScratchFile  = "scratch"
-	StateFile    = "state" // of its devices and CPUs
+	StateFile    = "state" // state of its devices and CPUs
 	ManifestFile = "manifest.json"
 )
 
-// MaxState bounds the device state, in bytes; it has some ten to some hundred KiB.
+// MaxState bounds the device state, in bytes; typical states have 10 KiB to some 100 KiB.
 const MaxState = 64 << 20
 
-// A Manifest describes the snapshot of a virtual machine on disk. The device state is
-// checked against its digest at each start. Hashing the memory would take longer than
-// the start: its stamp tells whether anything was written to it, and then the digest
-// decides.
+// A Manifest describes the snapshot of a virtual machine on disk. Each start checks the device
+// state against its digest. Hashing the memory would take longer than the start: its stamp shows
+// whether the file was touched, and then the digest decides.
 type Manifest[ID comparable] struct {
 	Identity ID               `json:"identity"`
 	Taken    time.Time        `json:"taken"`
@@ -40,8 +39,8 @@ type Manifest[ID comparable] struct {
 	Scratch  filestamp.Stamp  `json:"scratch"`
 }
 
-// Seal adds the manifest to the folder dir, which has the other files: m, with the
-// stamps of memory and disk.
+// Seal adds the manifest m, with the stamps of memory and disk, to the folder dir, which contains
+// the other files.
 func (m Manifest[ID]) Seal(ctx context.Context, dir string) (err error) {
 	if m.RAM, err = filestamp.Of(ctx, filepath.Join(dir, RAMFile)); err != nil {
 		return err
@@ -56,9 +55,8 @@ func (m Manifest[ID]) Seal(ctx context.Context, dir string) (err error) {
 	return filestamp.WriteFile(filepath.Join(dir, ManifestFile), b, 0o600)
 }
 
-// Open returns the device state of the snapshot in dir if it is id's and whole. One that
-// is not there is fs.ErrNotExist; one that must not be used is an error of kind
-// Integrity, of the operation op.
+// Open returns the device state of the snapshot in dir if it is id's and intact. A missing snapshot
+// is fs.ErrNotExist; an unusable snapshot is an error of kind Integrity, of the operation op.
 func Open[ID comparable](ctx context.Context, op turnstone.Op, dir string, id ID) (state []byte, err error) {
 	damaged := func(what string, err error) ([]byte, error) { return nil, Damaged(op, dir, what, err) }
 	b, err := ReadAtMost(filepath.Join(dir, ManifestFile), MaxManifest)
@@ -78,7 +76,8 @@ func Open[ID comparable](ctx context.Context, op turnstone.Op, dir string, id ID
 	if _, err := m.RAM.Check(ctx, filepath.Join(dir, RAMFile)); err != nil {
 		return damaged("memory", err)
 	}
-	if !m.Scratch.Fresh(filepath.Join(dir, ScratchFile)) { // its size is mostly holes, too long to hash: a touched one is not used
+	// the disk is too large to hash, and mostly holes: a touched disk is not used
+	if !m.Scratch.Fresh(filepath.Join(dir, ScratchFile)) {
 		return damaged("scratch disk", errors.New("was touched"))
 	}
 	return state, nil
@@ -95,7 +94,7 @@ func readState(dir string, want turnstone.Digest) ([]byte, error) {
 	return state, nil
 }
 
-// Damaged says that something of the snapshot in dir cannot be used.
+// Damaged returns the error for a damaged part of the snapshot in dir.
 func Damaged(op turnstone.Op, dir, what string, err error) error {
 	return turnstone.Errorf(op, turnstone.KindIntegrity, dir, "%s: %w", what, err)
 }
@@ -103,11 +102,11 @@ func Damaged(op turnstone.Op, dir, what string, err error) error {
 // liveFormat is the version of a Live.
 const liveFormat = 1
 
-// A Live describes a machine that was written down while it ran. Memory and disk are held
-// to their stamps, which cost nothing: such a folder is used soon and thrown away.
+// A Live describes a machine that was saved while running. Memory and disk are checked by their
+// stamps only, which is cheap: such a folder is used soon and then removed.
 type Live[ID comparable] struct {
 	Format   int              `json:"format"`
-	Identity ID               `json:"identity"` // of the machine that it was started from
+	Identity ID               `json:"identity"` // identity of the machine that it was started from
 	Taken    time.Time        `json:"taken"`
 	State    turnstone.Digest `json:"state"`
 	RAM      filestamp.Stamp  `json:"ram"`
@@ -115,7 +114,7 @@ type Live[ID comparable] struct {
 	Layers   []Layer          `json:"layers,omitempty"`
 }
 
-// A Layer is an image that a sandbox has in a slot.
+// A Layer is an image in a sandbox's slot.
 type Layer struct {
 	Path  string          `json:"path"`
 	Stamp filestamp.Stamp `json:"stamp"`
@@ -133,7 +132,7 @@ func Layers(paths []string) (layers []Layer, err error) {
 	return layers, nil
 }
 
-// SameLayers says whether paths are the images that had the given names, in that order.
+// SameLayers checks that paths are the images with the given names, in that order.
 func SameLayers(names, paths []string) error {
 	if len(names) != len(paths) {
 		return fmt.Errorf("it has %d, %d were given", len(names), len(paths))
@@ -146,8 +145,8 @@ func SameLayers(names, paths []string) error {
 	return nil
 }
 
-// Seal adds the manifest to the folder dir, which has the other files: m, with its
-// format, the stamps of memory and disk, and layers, paths of the machine's images.
+// Seal adds the manifest to the folder dir, which contains the other files: m, with its format, the
+// stamps of memory and disk, and layers, the paths of the machine's images.
 func (m Live[ID]) Seal(dir string, layers []string) (err error) {
 	m.Format = liveFormat
 	if m.RAM, err = filestamp.Quick(filepath.Join(dir, RAMFile)); err != nil {
@@ -166,10 +165,9 @@ func (m Live[ID]) Seal(dir string, layers []string) (err error) {
 	return os.WriteFile(filepath.Join(dir, ManifestFile), b, 0o600)
 }
 
-// OpenLive reads what is in dir, and its device state, if it is whole and a machine can
-// go on from it: differs names the first thing in which the machine that is there now is
-// another, and is "" where there is none. Errors are of kind Integrity or Unavailable, of
-// the operation op.
+// OpenLive returns the manifest in dir, and its device state, if the folder is intact and a machine
+// can resume from it: differs names the first property that has changed since, and returns "" if
+// there is none. Errors are of kind Integrity or Unavailable, of the operation op.
 func OpenLive[ID comparable](op turnstone.Op, dir string, differs func(ID) string) (man Live[ID], state []byte, err error) {
 	damaged := func(what string, err error) (Live[ID], []byte, error) {
 		return man, nil, DamagedLive(op, dir, what, err)
@@ -209,7 +207,7 @@ func OpenLive[ID comparable](op turnstone.Op, dir string, differs func(ID) strin
 	return man, state, nil
 }
 
-// On returns m with the layers of the machine that was written down, and without a home.
+// On returns m with the layers of the saved machine, and without a home.
 func (m Live[ID]) On(on substrate.Machine) substrate.Machine {
 	on.Layers, on.Home = nil, ""
 	for _, l := range m.Layers {
@@ -218,8 +216,8 @@ func (m Live[ID]) On(on substrate.Machine) substrate.Machine {
 	return on
 }
 
-// Misfit is the error for a machine that cannot go on where it was saved with another
-// why; nil where why is empty.
+// Misfit returns the error for a machine that cannot resume because of a different property why;
+// nil if why is empty.
 func Misfit(op turnstone.Op, why string) error {
 	if why == "" {
 		return nil
@@ -229,7 +227,7 @@ func Misfit(op turnstone.Op, why string) error {
 		WithHint("a machine goes on only where all of that is the same; start from its files instead")
 }
 
-// DamagedLive says that something of the machine that was saved in dir cannot be used.
+// DamagedLive returns the error for a damaged part of the machine that was saved in dir.
 func DamagedLive(op turnstone.Op, dir, what string, err error) error {
 	return turnstone.Errorf(op, turnstone.KindIntegrity, dir, "%s: %w", what, err).
 		WithHint("the saved machine cannot be used; start from its files instead")

@@ -20,7 +20,7 @@ type identity struct {
 	Machine string `json:"machine"`
 }
 
-// TestFormat: snapshots on disk outlive the program that has written them.
+// TestFormat checks the format of snapshots on disk, which outlive the program that wrote them.
 func TestFormat(t *testing.T) {
 	st := filestamp.Stamp{Digest: "sha256:ab", Size: 1, Inode: 2, MtimeNs: 3, CtimeNs: 4}
 	taken := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)

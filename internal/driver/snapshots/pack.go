@@ -17,31 +17,33 @@ import (
 // PackFormat is the version of a Packed.
 const PackFormat = 1
 
-// A Packed describes a virtual machine that is kept for long, as what differs from the
-// snapshot of its template.
+// A Packed describes a virtual machine in long-term storage, as differences from the snapshot of
+// its template.
 type Packed[ID comparable] struct {
-	Format   int              `json:"format"`
-	Identity ID               `json:"identity"`
-	CPU      *host.Model      `json:"cpu,omitempty"` // that Identity has the digest of; nil in older ones
-	Taken    time.Time        `json:"taken"`
-	Base     turnstone.Digest `json:"base"`               // of the memory in the template's snapshot
-	Snapshot turnstone.Digest `json:"snapshot,omitempty"` // that snapshot's name; empty in older ones
+	Format   int `json:"format"`
+	Identity ID  `json:"identity"`
+	// the model whose digest is in Identity; nil in older manifests
+	CPU   *host.Model      `json:"cpu,omitempty"`
+	Taken time.Time        `json:"taken"`
+	Base  turnstone.Digest `json:"base"` // digest of the memory in the template's snapshot
+	// that snapshot's name; empty in older manifests
+	Snapshot turnstone.Digest `json:"snapshot,omitempty"`
 	State    turnstone.Digest `json:"state"`
 	RAM      difference       `json:"ram"`
 	Scratch  difference       `json:"scratch"`
 	Layers   []string         `json:"layers,omitempty"` // names of their images
-	Sum      turnstone.Digest `json:"sum"`              // of the manifest without this
+	Sum      turnstone.Digest `json:"sum"`              // digest of the manifest without Sum
 }
 
-// sum digests the manifest without its sum: a bit that flips in a stretch's offset
-// would else put pages elsewhere.
+// sum digests the manifest without its sum: otherwise a flipped bit in a run's offset would
+// misplace pages.
 func (p Packed[ID]) sum() turnstone.Digest {
 	p.Sum = ""
 	b, _ := json.Marshal(p) // plain data always encodes
 	return turnstone.DigestBytes(b)
 }
 
-// Encode returns p as its file has it, with its sum.
+// Encode returns p in its file's form, with its sum.
 func (p Packed[ID]) Encode() []byte {
 	p.Sum = p.sum()
 	b, _ := json.Marshal(p) // plain data always encodes
@@ -54,23 +56,25 @@ const (
 	scratchData = "scratch.data"
 )
 
-// maxPack bounds what is read of a Packed, in bytes: some million stretches.
+// maxPack bounds the size of a Packed, in bytes: some million runs.
 const maxPack = 64 << 20
 
-// A Packer packs and unpacks machines that were written down as a Live, for a driver's
+// A Packer packs and unpacks machines that were saved as a Live, for a driver's
 // substrate.BasePacker. Its methods are safe for concurrent use.
 type Packer[ID comparable] struct {
-	Op       turnstone.Op                        // what its errors begin with: the driver's name
-	Machine  substrate.Machine                   // that the machine was, or is to be, started from
-	Identity ID                                  // of Machine
-	RAM      int64                               // size of its memory, in bytes
-	Base     func(ID) string                     // the folder of the snapshot that machines of this identity start from
-	Differs  func(id ID, cpu *host.Model) string // as OpenLive's; cpu is what was said of the CPU, and may be nil
-	Prepare  func(dir string) error              // makes the files of an unpacked machine ready for its program
-	Wrap     func(error) error                   // makes what the driver returns of an error
+	Op       turnstone.Op      // prefix of its errors' operations: the driver's name
+	Machine  substrate.Machine // machine that the sandbox was, or will be, started from
+	Identity ID                // identity of Machine
+	RAM      int64             // size of its memory, in bytes
+	Base     func(ID) string   // the snapshot folder of machines of this identity
+	// as in OpenLive; cpu is the recorded CPU model, and may be nil
+	Differs func(id ID, cpu *host.Model) string
+	// prepares the files of an unpacked machine for its program
+	Prepare func(dir string) error
+	Wrap    func(error) error // converts an error to the driver's error
 }
 
-// Pack does what substrate.Keeper says.
+// Pack implements substrate.Keeper.
 func (k Packer[ID]) Pack(ctx context.Context, dir, out string) (substrate.Packed, error) {
 	p, err := k.pack(ctx, dir, out)
 	if err != nil {
@@ -113,7 +117,7 @@ func (k Packer[ID]) pack(ctx context.Context, dir, out string) (packed substrate
 	return packed, os.WriteFile(filepath.Join(out, ManifestFile), p.Encode(), 0o600)
 }
 
-// parsePacked checks what a manifest says. It may come from anywhere.
+// parsePacked checks a manifest, which is untrusted.
 func parsePacked[ID comparable](b []byte) (Packed[ID], error) {
 	var p Packed[ID]
 	if err := json.Unmarshal(b, &p); err != nil {
@@ -128,5 +132,5 @@ func parsePacked[ID comparable](b []byte) (Packed[ID], error) {
 	return p, p.check()
 }
 
-// check says whether the stretches are in order and within their files.
+// check checks that the runs are in order and within their files.
 func (p Packed[ID]) check() error { return errors.Join(p.RAM.check(), p.Scratch.check()) }

@@ -12,8 +12,8 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// TestDifference: a file is made again from another one and what differs, whatever
-// of both is holes.
+// TestDifference checks that a file is restored from another file and the differences, with any
+// holes in both.
 func TestDifference(t *testing.T) {
 	dir := t.TempDir()
 	n := 0
@@ -77,7 +77,7 @@ func TestDifference(t *testing.T) {
 	}
 }
 
-// TestPatchRefuses what does not fit.
+// TestPatchRefuses checks that mismatching parts are rejected.
 func TestPatchRefuses(t *testing.T) {
 	dir := t.TempDir()
 	base, err := os.Create(filepath.Join(dir, "base"))
@@ -104,8 +104,7 @@ func TestPatchRefuses(t *testing.T) {
 	}
 }
 
-// FuzzPack: whatever a manifest says, it is refused, or its stretches are in order
-// and within the file.
+// FuzzPack checks that any manifest is rejected, or has runs that are in order and within the file.
 func FuzzPack(f *testing.F) {
 	f.Add([]byte(`{"format":1,"ram":{"size":8192,"runs":[[0,4096]]}}`))
 	f.Add([]byte(`{"format":1,"ram":{"size":8192,"runs":[[4096,9223372036854775807]]}}`))

@@ -14,7 +14,8 @@ func TestReadAtMost(t *testing.T) {
 			t.Errorf("limit %d: %q, %v", limit, b, err)
 		}
 	}
-	if b, err := ReadAtMost("/proc/self/stat", 1<<20); err != nil || len(b) == 0 { // a file whose size says nothing
+	// a file whose reported size is 0
+	if b, err := ReadAtMost("/proc/self/stat", 1<<20); err != nil || len(b) == 0 {
 		t.Errorf("%q, %v", b, err)
 	}
 	if b, err := ReadAtMost("/dev/zero", 100); err == nil {

@@ -1,9 +1,9 @@
-// Package snapshots keeps the snapshots that drivers of substrates start sandboxes from:
-// each in a folder named by a key of all that must be the same for it to fit, taken once,
-// there whole or not at all, and taken anew where it is damaged.
+// Package snapshots stores the snapshots that drivers start sandboxes from. Each snapshot is in a
+// folder named by a key of all properties that must match. It is taken once, is complete or absent,
+// and is taken again if it is damaged.
 //
-// The substrates share one folder of snapshots. Beside a snapshot is a lock, KEY.lock,
-// which is held while the snapshot is taken or removed.
+// The substrates share one folder of snapshots. Beside a snapshot is a lock, KEY.lock, which is
+// held while the snapshot is taken or removed.
 package snapshots
 
 import (
@@ -22,48 +22,49 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// A Kind says how a substrate names what it keeps.
+// A Kind describes how a substrate names its snapshots.
 type Kind struct {
 	Manifest string // the file that describes a snapshot, in its folder
-	Keys     string // what its keys begin with; empty: some of them are other substrates'
-	// A folder in which a snapshot is being taken is named New, the key, End, and something
-	// random. No key has End in it.
+	Keys     string // prefix of its keys; empty: other substrates' folders match as well
+	// The folder of a snapshot that is being taken is named New, the key, End, and a random part.
+	// No key contains End.
 	New, End string
 }
 
-// Unused is how long a snapshot is kept that no sandbox starts from.
+// Unused is how long a snapshot is kept without a start from it.
 const Unused = 30 * 24 * time.Hour
 
-// MaxManifest bounds what is read of a manifest, in bytes.
+// MaxManifest bounds a manifest that is read, in bytes.
 const MaxManifest = 1 << 20
 
-// Key returns a key for an identity, which is plain data: everything that must be the
-// same for a snapshot to fit.
+// Key returns a key for an identity, which is plain data: all properties that must match for a
+// snapshot to fit.
 func Key(identity any) string {
 	b, _ := json.Marshal(identity) // plain data always encodes
 	return turnstone.DigestBytes(b).Hex()[:32]
 }
 
-// A Want is a snapshot that somebody wants to start from.
+// A Want describes a snapshot that a sandbox starts from.
 type Want[S any] struct {
 	Dir string // its folder
-	// Open returns the snapshot if it fits and is whole. One that is not there is
-	// fs.ErrNotExist; any other error says that it must not be used.
+	// Open returns the snapshot if it fits and is intact. A missing snapshot is fs.ErrNotExist; any
+	// other error means that the snapshot must not be used.
 	Open func() (S, error)
-	// Take makes the folder, with Kind.Write. What was there is gone by then.
+	// Take creates the folder, with Kind.Write. An earlier folder was removed before.
 	Take     func() error
-	Taken    func()       // called after that; what it replaces may be removed
-	Progress func(string) // told before work that takes long
-	How      string       // the way of isolation that Progress is told
+	Taken    func()       // called after Take; snapshots that it replaces may be removed
+	Progress func(string) // called before slow operations
+	How      string       // the isolation that Progress reports
 }
 
-// Ensure returns the snapshot w, which it takes where there is none that fits and is
-// whole. Two processes that want the same one take it once.
+// Ensure returns the snapshot w, and takes it if no fitting, intact snapshot exists. Two processes
+// that want the same snapshot take it once.
 func Ensure[S any](ctx context.Context, k Kind, w Want[S]) (S, error) {
 	var none S
 	if snap, err := w.Open(); err == nil {
 		now := time.Now()
-		_ = os.Chtimes(filepath.Join(w.Dir, k.Manifest), now, now) // when it was used last, for RemoveSuperseded
+		// time of last use, for RemoveSuperseded
+		_ = os.Chtimes(filepath.Join(w.Dir, k.Manifest), now, now)
 		return snap, nil
 	}
 	lock, err := statedir.Acquire(ctx, w.Dir+".lock", func() { w.Progress("waiting for another turn to take the snapshot") })
@@ -75,7 +76,7 @@ func Ensure[S any](ctx context.Context, k Kind, w Want[S]) (S, error) {
 	if err == nil {
 		return snap, nil
 	}
-	if ctx.Err() != nil { // the check may have failed of that alone
+	if ctx.Err() != nil { // the check may have failed because of ctx only
 		return none, ctx.Err()
 	}
 	if !errors.Is(err, os.ErrNotExist) {
@@ -92,8 +93,8 @@ func Ensure[S any](ctx context.Context, k Kind, w Want[S]) (S, error) {
 	return w.Open()
 }
 
-// Write makes the folder dir with what write puts into a new one beside it. It appears
-// whole or not at all.
+// Write creates the folder dir from a new folder beside it that write fills. The folder is complete
+// or absent.
 func (k Kind) Write(dir string, write func(tmp string) error) error {
 	tmp, err := os.MkdirTemp(filepath.Dir(dir), k.New+filepath.Base(dir)+k.End+"*")
 	if err != nil {
@@ -106,8 +107,8 @@ func (k Kind) Write(dir string, write func(tmp string) error) error {
 	return os.Rename(tmp, dir)
 }
 
-// Sweep removes from base, the folder of the snapshots, what processes left behind that
-// were killed while they took one.
+// Sweep removes folders from base, the folder of the snapshots, that killed processes left while
+// they took a snapshot.
 func (k Kind) Sweep(base string) {
 	entries, _ := os.ReadDir(base)
 	for _, e := range entries {
@@ -118,27 +119,27 @@ func (k Kind) Sweep(base string) {
 		key, _, _ := strings.Cut(rest, k.End)
 		lock, err := statedir.TryAcquire(filepath.Join(base, key+".lock"))
 		if lock == nil || err != nil {
-			continue // it is being taken right now
+			continue // being taken now
 		}
 		_ = os.RemoveAll(filepath.Join(base, e.Name()))
 		lock.Release()
 	}
 }
 
-// A Verdict says what RemoveSuperseded does with a snapshot.
+// A Verdict is RemoveSuperseded's decision on a snapshot.
 type Verdict int
 
-// Keep one that is not to be touched, MayAge one that goes when it was not used for
-// long, and Replaced one that no sandbox will start from again.
+// Keep: the snapshot stays. MayAge: it is removed if it was unused for long. Replaced: no sandbox
+// will start from it again.
 const (
 	Keep Verdict = iota
 	MayAge
 	Replaced
 )
 
-// RemoveSuperseded removes from base the snapshots that verdict, given their manifests,
-// says are Replaced, and those that MayAge and were not used for a month, as of a
-// template that is no more. A machine that still runs from one keeps its mapping.
+// RemoveSuperseded removes from base the snapshots that verdict, given their manifests, calls
+// Replaced, and those that it calls MayAge and that were unused for a month, such as those of
+// deleted templates. A running machine keeps its mapping of a removed snapshot.
 func RemoveSuperseded[M any](k Kind, base string, verdict func(M) Verdict) {
 	entries, _ := os.ReadDir(base)
 	for _, e := range entries {
@@ -160,7 +161,7 @@ func RemoveSuperseded[M any](k Kind, base string, verdict func(M) Verdict) {
 	}
 }
 
-// remove removes a snapshot, unless somebody is about to use it.
+// remove removes a snapshot, unless a process is about to use it.
 func remove(dir string) {
 	lock, err := statedir.TryAcquire(dir + ".lock")
 	if lock == nil || err != nil {
@@ -171,7 +172,7 @@ func remove(dir string) {
 	_ = os.Remove(dir + ".lock")
 }
 
-// ReadAtMost reads the file at path; one longer than limit bytes is an error.
+// ReadAtMost reads the file at path; a file longer than limit bytes is an error.
 func ReadAtMost(path string, limit int64) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -179,7 +180,7 @@ func ReadAtMost(path string, limit int64) ([]byte, error) {
 	}
 	defer func() { _ = f.Close() }()
 	var b bytes.Buffer
-	if st, err := f.Stat(); err == nil { // a device state is read at each start: once, not in growing parts
+	if st, err := f.Stat(); err == nil { // each start reads a device state: allocate it once
 		b.Grow(int(min(st.Size(), limit)) + bytes.MinRead)
 	}
 	_, err = b.ReadFrom(io.LimitReader(f, limit+1))

@@ -26,7 +26,7 @@ func check(t *testing.T, err error) {
 	}
 }
 
-// A store has one snapshot, whose manifest is a word: "whole" where it fits.
+// A store has one snapshot, whose manifest is a word: "whole" if it fits.
 type store struct {
 	dir   string
 	mu    sync.Mutex
@@ -66,7 +66,7 @@ func (s *store) ensure(ctx context.Context) (string, error) {
 	})
 }
 
-// names are those in the folder of the snapshots.
+// names returns the names in the folder of the snapshots.
 func (s *store) names(t *testing.T) []string {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Dir(s.dir))
@@ -78,7 +78,7 @@ func (s *store) names(t *testing.T) []string {
 	return names
 }
 
-// TestEnsure: a snapshot is taken once, and again where it is damaged.
+// TestEnsure checks that a snapshot is taken once, and again if it is damaged.
 func TestEnsure(t *testing.T) {
 	s := newStore(t)
 	for range 2 {
@@ -112,7 +112,7 @@ func TestEnsure(t *testing.T) {
 	}
 }
 
-// TestEnsureRace: many want it at once, one takes it.
+// TestEnsureRace checks that a snapshot is taken once for many concurrent callers.
 func TestEnsureRace(t *testing.T) {
 	s := newStore(t)
 	var wg sync.WaitGroup
@@ -129,7 +129,7 @@ func TestEnsureRace(t *testing.T) {
 	}
 }
 
-// TestEnsureFails: nothing is left of one that could not be taken.
+// TestEnsureFails checks that a failed snapshot leaves nothing.
 func TestEnsureFails(t *testing.T) {
 	s := newStore(t)
 	s.fails = errors.New("no room")
@@ -142,7 +142,7 @@ func TestEnsureFails(t *testing.T) {
 	}
 }
 
-// TestEnsureCanceled: a check that was given up is no reason to take a snapshot anew.
+// TestEnsureCanceled checks that a canceled check does not cause a new snapshot.
 func TestEnsureCanceled(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "k-1")
 	check(t, os.Mkdir(dir, 0o700))
@@ -168,7 +168,8 @@ func TestEnsureCanceled(t *testing.T) {
 	}
 }
 
-// TestSweep: what dead processes left goes; what is being taken, and others', stays.
+// TestSweep checks that leftovers of dead processes are removed, and that snapshots in progress,
+// and those of other substrates, stay.
 func TestSweep(t *testing.T) {
 	base := t.TempDir()
 	for _, name := range []string{".taking-k-dead.1", ".taking-k-busy.1", ".taking-other.1", ".new-k-dead.1", "k-dead"} {

@@ -13,7 +13,7 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// Unpack does what substrate.Keeper says. Its errors may have no type.
+// Unpack implements substrate.Keeper. Its errors may have no type.
 func (k Packer[ID]) Unpack(ctx context.Context, packed substrate.PackedFiles, dir string) error {
 	u := unpacking[ID]{Packer: k, packed: packed, dir: dir}
 	err := u.all(ctx)
@@ -24,14 +24,14 @@ func (k Packer[ID]) Unpack(ctx context.Context, packed substrate.PackedFiles, di
 	return nil
 }
 
-// An unpacking is one machine that is made ready to be restored.
+// An unpacking is a machine that is being prepared for a restore.
 type unpacking[ID comparable] struct {
 	Packer[ID]
 	packed substrate.PackedFiles
 	dir    string
 	man    Packed[ID]
 
-	// What the machine differs from: the snapshot that is here, or what came along.
+	// The machine's base: the local snapshot, or the base that came along.
 	local *base
 	came  packedBase
 }
@@ -73,11 +73,11 @@ func (u *unpacking[ID]) all(ctx context.Context) (err error) {
 	if err := u.Prepare(u.dir); err != nil {
 		return err
 	}
-	// From here on it is a machine of this host: what differs may differ.
+	// From here on it is a machine of this host: the accepted differences no longer matter.
 	return Live[ID]{Identity: u.Identity, Taken: u.man.Taken, State: u.man.State}.Seal(u.dir, u.Machine.Layers)
 }
 
-// findBase takes the snapshot that is here, if it is the one of then, else what came along.
+// findBase selects the local snapshot if it is the machine's base, else the base that came along.
 func (u *unpacking[ID]) findBase(ctx context.Context) error {
 	here, err := u.base(ctx, u.man.Identity)
 	if err == nil && here.is(u.man.Snapshot, u.man.Base) {
@@ -102,7 +102,7 @@ func (u *unpacking[ID]) findBase(ctx context.Context) error {
 	return nil
 }
 
-// causeOf returns why there is no snapshot, without a word on what that means.
+// causeOf returns why there is no snapshot, without the consequence.
 func causeOf(err error) error {
 	var e *turnstone.Error
 	if errors.As(err, &e) && e.Err != nil {
@@ -138,7 +138,7 @@ func (u *unpacking[ID]) files(ctx context.Context) error {
 	return nil
 }
 
-// file writes one file of here, nil for zeros, and the differences over it.
+// file writes a file from here, nil for zeros, with the differences applied.
 func (u *unpacking[ID]) file(ctx context.Context, here *os.File, name string, size int64, names []string, differences []difference) error {
 	var parts []part
 	for i, d := range differences {
@@ -152,8 +152,7 @@ func (u *unpacking[ID]) file(ctx context.Context, here *os.File, name string, si
 	return patch(ctx, here, filepath.Join(u.dir, name), size, parts...)
 }
 
-// damaged says that something of the packed machine cannot be used; unless the reason is
-// another one.
+// damaged returns the error for a damaged packed machine, unless err has another reason.
 func (u *unpacking[ID]) damaged(ctx context.Context, what string, err error) error {
 	switch {
 	case ctx.Err() != nil:
@@ -165,7 +164,7 @@ func (u *unpacking[ID]) damaged(ctx context.Context, what string, err error) err
 		"%s: %w", what, err).WithHint("it cannot be used; start from its files instead")
 }
 
-// ReadIn reads a file of packed; one longer than limit bytes is an error.
+// ReadIn reads a file of packed; a file longer than limit bytes is an error.
 func ReadIn(packed substrate.PackedFiles, name string, limit int64) ([]byte, error) {
 	f, err := packed.Open(name)
 	if err != nil {
