@@ -12,8 +12,8 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// TestKernelAdvice: whatever a kernel of the user's does as it starts, the user is told how to
-// look at that file.
+// TestKernelAdvice checks that the error of a user's kernel that fails to start in any way names
+// the command that checks that file.
 func TestKernelAdvice(t *testing.T) {
 	for _, fault := range []string{"panic", "panic and hang", "refuse:/actions", "refuse:/boot-source", "poweroff", "no kernel", "late", "mute"} {
 		b := newBench(t, "")
@@ -26,9 +26,9 @@ func TestKernelAdvice(t *testing.T) {
 		}
 		var err error
 		switch fault {
-		case "late": // a minute's wait, whose end this is
+		case "late": // the end of a wait of a minute
 			err = s.wrap(t.Context(), console.New().Late(time.Minute, console.ErrLate))
-		case "mute": // half a minute's
+		case "mute": // the end of a wait of half a minute
 			err = s.wrap(t.Context(), fmt.Errorf("%w: %w", errMute, os.ErrDeadlineExceeded))
 		default:
 			vm, failed := s.Boot(within(t), m)

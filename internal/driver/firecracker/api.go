@@ -15,8 +15,8 @@ import (
 	"turnstone.dev/turnstone/internal/driver/console"
 )
 
-// The parts of Firecracker's API that are used, named as there
-// (src/firecracker/swagger/firecracker.yaml in its repository).
+// The used parts of Firecracker's API, with its names (src/firecracker/swagger/firecracker.yaml in
+// its repository).
 type (
 	bootSource struct {
 		KernelImagePath string `json:"kernel_image_path"`
@@ -71,7 +71,7 @@ type (
 		SnapshotPath string        `json:"snapshot_path"`
 		MemBackend   memoryBackend `json:"mem_backend"`
 		ResumeVM     bool          `json:"resume_vm"`
-		// Both ask for the same; the first is the newer name.
+		// Both have the same meaning; the first is the newer name.
 		TrackDirtyPages     bool `json:"track_dirty_pages,omitempty"`
 		EnableDiffSnapshots bool `json:"enable_diff_snapshots,omitempty"`
 	}
@@ -85,29 +85,30 @@ type (
 	}
 )
 
-// Values that the API knows.
+// Values of the API.
 const (
-	statePaused     = "Paused" // also of an instance
+	statePaused     = "Paused" // also the state of an instance
 	stateResumed    = "Resumed"
-	stateRunning    = "Running" // of an instance
+	stateRunning    = "Running" // state of an instance
 	stateNotStarted = "Not started"
 	instanceStart   = "InstanceStart"
 	fullSnapshot    = "Full"
-	diffSnapshot    = "Diff" // the pages written since the one before, or since the load
+	diffSnapshot    = "Diff" // the pages written since the previous snapshot, or since the load
 	fileBackend     = "File"
-	unsafeCache     = "Unsafe" // a flush of the guest's is not waited for: the disk lives as long as the machine
-	writeback       = "Writeback"
-	syncEngine      = "Sync"
+	// no wait for the guest's flushes: the disk lives as long as the machine
+	unsafeCache = "Unsafe"
+	writeback   = "Writeback"
+	syncEngine  = "Sync"
 )
 
-// A request is one call of the API that has no answer but its success.
+// A request is an API call whose answer has no content.
 type request struct {
 	Method string `json:"method"`
 	Path   string `json:"path"`
 	Body   any    `json:"body"`
 }
 
-// An apiError is Firecracker's refusal of a request.
+// An apiError is Firecracker's rejection of a request.
 type apiError struct {
 	Status  int
 	Message string // its fault_message, printable
@@ -120,10 +121,10 @@ func (e *apiError) Error() string {
 	return "Firecracker refuses: " + e.Message
 }
 
-// A client speaks to one Firecracker. It is safe for concurrent use.
+// A client is a client of a Firecracker's API. It is safe for concurrent use.
 type client struct{ http http.Client }
 
-// Limits of what is taken from a Firecracker, whose guest may have overcome it.
+// Limits of the answers of a Firecracker, whose guest may have taken it over.
 const (
 	maxAnswer  = 1 << 20
 	maxHeaders = 16 << 10
@@ -144,13 +145,13 @@ func newClient(dial func(ctx context.Context) (net.Conn, error)) *client {
 	}}
 }
 
-// How long an answer may take: that to a snapshot is there when the memory is written.
+// How long an answer may take: the answer to a snapshot comes after the memory is written.
 const (
 	requestLimit  = 30 * time.Second
 	snapshotLimit = 5 * time.Minute
 )
 
-// do makes one request. out is filled from the answer unless it is nil.
+// do makes a request. It decodes the answer into out unless out is nil.
 func (c *client) do(ctx context.Context, method, path string, in, out any) error {
 	return c.within(ctx, requestLimit, method, path, in, out)
 }
@@ -192,7 +193,7 @@ func (c *client) once(ctx context.Context, method, path string, in, out any) err
 	}
 	res, err := c.http.Do(req)
 	if err != nil {
-		var wrapped *url.Error // names the made-up host
+		var wrapped *url.Error // names the fictitious host
 		if errors.As(err, &wrapped) {
 			err = wrapped.Err
 		}
@@ -209,7 +210,7 @@ func (c *client) once(ctx context.Context, method, path string, in, out any) err
 	return decodeAnswer(res.StatusCode, b, out)
 }
 
-// send makes requests in their order.
+// send makes requests in sequence.
 func (c *client) send(ctx context.Context, requests ...request) error {
 	for _, r := range requests {
 		if err := c.do(ctx, r.Method, r.Path, r.Body, nil); err != nil {
@@ -221,7 +222,7 @@ func (c *client) send(ctx context.Context, requests ...request) error {
 
 func (c *client) close() { c.http.CloseIdleConnections() }
 
-// decodeAnswer makes of an answer what it means.
+// decodeAnswer converts an answer to its value or its error.
 func decodeAnswer(status int, body []byte, out any) error {
 	if status < 200 || status > 299 {
 		var fault struct {

@@ -12,8 +12,8 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// started returns the Firecracker that is there, and a machine for it; the test is skipped where
-// there is none or no guest starts.
+// started returns the installed Firecracker, and a machine for it; it skips the test if there is
+// none or if no guest starts.
 func started(t testing.TB) (*Substrate, substrate.Machine) {
 	t.Helper()
 	h := turntest.Home(t)
@@ -53,7 +53,7 @@ func clones(b *testing.B, s *Substrate, m substrate.Machine, script string) {
 	}
 }
 
-// BenchmarkStart is a turn's start: restore, configure, one command, end.
+// BenchmarkStart measures a turn's start: restore, configure, one command, end.
 func BenchmarkStart(b *testing.B) {
 	s, m := started(b)
 	clones(b, s, m, "true")
@@ -71,14 +71,14 @@ func BenchmarkWall(b *testing.B) {
 	}
 }
 
-// BenchmarkCommands is a hundred processes in a clone: what their pages cost.
+// BenchmarkCommands measures a hundred processes in a clone, and so the cost of their pages.
 func BenchmarkCommands(b *testing.B) {
 	s, m := started(b)
 	clones(b, s, m, "for i in {1..100}; do /bin/true; done")
 }
 
-// BenchmarkSnapshot writes down a clone that has run some commands: how long it takes, and
-// how long its CPUs stand still meanwhile.
+// BenchmarkSnapshot saves a clone that has run some commands: it measures the total time, and how
+// long its CPUs are paused.
 func BenchmarkSnapshot(b *testing.B) {
 	s, m := started(b)
 	if err := s.Abilities().Live; err != nil {

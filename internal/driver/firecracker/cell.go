@@ -15,30 +15,30 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// A placed file is one that a Firecracker finds in its folder.
+// A placed file is a file that a Firecracker finds in its folder.
 type placed struct {
 	name    string
-	path    string // on the host; empty for the home disk: the machine has none
-	copied  bool   // the machine gets a copy of its own, and writes to it
-	written bool   // it gets the machine's writes
+	path    string // on the host; empty: the machine has no home disk
+	copied  bool   // the machine gets its own copy, and writes to it
+	written bool   // the machine writes to it
 }
 
-// A cell is the folder of one Firecracker:
+// A cell is the folder of a Firecracker:
 //
-//	scratch   the disk that takes the writes, until it is open
+//	scratch   the disk that stores the writes, until it is open
 //	out/      where Firecracker writes a snapshot
-//	NAME      plain: a link to the file called so; also the sockets
-//	jail/     jailed: a file system in memory, seen by that Firecracker alone
+//	NAME      plain: a link to the file of this name; also the sockets
+//	jail/     jailed: a file system in memory that only this Firecracker sees
 //
-// A lock beside it is held as long as the cell's owner lives, so that others can tell
-// what is left over.
+// A lock beside it is held as long as the cell's owner lives, so that other processes can recognize
+// leftovers.
 type cell struct {
 	home *statedir.Dir
 	dir  string
 	lock *statedir.Lock
-	// work is the folder that Firecracker works in, as it sees it, with its sockets.
+	// work is Firecracker's working folder with its sockets, as Firecracker sees it.
 	work   *os.File
-	outDir *os.File // the folder out, open: its name could be given to another
+	outDir *os.File // the open folder out, whose name could be given to another folder
 }
 
 const cellsDir = "firecracker"
@@ -67,8 +67,8 @@ func newCell(ctx context.Context, h *statedir.Dir, id turnstone.SandboxID) (*cel
 	return c, nil
 }
 
-// copies makes the copies that the machine writes to, and says where they are. It
-// returns the scratch disk, open.
+// copies creates the copies that the machine writes to, and sets their paths. It returns the open
+// scratch disk.
 func (c *cell) copies(ctx context.Context, files []placed) (scratch *os.File, err error) {
 	for i, f := range files {
 		if !f.copied {
@@ -83,8 +83,8 @@ func (c *cell) copies(ctx context.Context, files []placed) (scratch *os.File, er
 	return scratch, nil
 }
 
-// links puts files into the folder of a Firecracker that is not jailed. extra is what
-// it has to inherit, from descriptor 3 on.
+// links puts files into the folder of a Firecracker without a jail. extra are the files that it
+// inherits, from descriptor 3 on.
 func (c *cell) links(files []placed) (extra []*os.File, err error) {
 	for _, f := range files {
 		target := f.path
@@ -111,13 +111,13 @@ func (c *cell) links(files []placed) (extra []*os.File, err error) {
 	return extra, err
 }
 
-// forget removes a file of the cell that is open where it is needed.
+// forget removes a file of the cell that is already open.
 func (c *cell) forget(name string) { _ = os.Remove(filepath.Join(c.dir, name)) }
 
-// out is a file that Firecracker has written.
+// out opens a file that Firecracker has written.
 func (c *cell) out(name string) string { return filepath.Join(c.dir, outName, name) }
 
-// dial connects to a socket of the Firecracker's folder, which is that of its jail.
+// dial connects to a socket in Firecracker's folder, which may be in its jail.
 func (c *cell) dial(ctx context.Context, socket string) (net.Conn, error) {
 	return dialIn(ctx, c.work, socket)
 }
@@ -134,19 +134,19 @@ func (c *cell) remove() {
 	c.lock.Release()
 }
 
-// sweepBudget is how many files a sweep, or a machine's end, removes.
+// sweepBudget bounds the files that a sweep, or a machine's end, removes.
 const sweepBudget = 2000
 
-// removeCell removes a cell's folder and the name of its lock, which the caller holds. What
-// broke out into Firecracker may have filled the folder: what takes too long or cannot be
-// removed is left to `turn gc`.
+// removeCell removes a cell's folder and its lock file, whose lock the caller holds. An attacker
+// who has taken over Firecracker may have filled the folder: files that take too long or cannot be
+// removed are left to `turn gc`.
 func removeCell(h *statedir.Dir, dir string, budget *int) {
 	h.Discard(dir, budget)
 	_ = os.Remove(dir + ".lock")
 }
 
-// sweepGroups removes the control groups that were left of machines below parent. One that is
-// in use cannot be removed, and a young one may be about to be.
+// sweepGroups removes leftover control groups of machines below parent. A group in use cannot be
+// removed, and a young group may be about to be used.
 func sweepGroups(parent string, now time.Time) {
 	entries, _ := os.ReadDir(parent)
 	for _, e := range entries {
@@ -156,11 +156,10 @@ func sweepGroups(parent string, now time.Time) {
 	}
 }
 
-// groupAge is how old a group without a process has to be before it counts as left.
+// groupAge is the age at which a group without a process counts as a leftover.
 const groupAge = time.Minute
 
-// sweepCells removes the cells whose owners were killed. Their Firecrackers ended with
-// them.
+// sweepCells removes the cells whose owners were killed. Their Firecrackers ended with them.
 func sweepCells(h *statedir.Dir) {
 	base, budget := h.Path(cellsDir), sweepBudget
 	entries, _ := os.ReadDir(base)
@@ -168,7 +167,7 @@ func sweepCells(h *statedir.Dir) {
 		dir := filepath.Join(base, strings.TrimSuffix(e.Name(), ".lock"))
 		lock, err := statedir.TryAcquire(dir + ".lock")
 		if lock == nil || err != nil {
-			continue // it runs
+			continue // its owner runs
 		}
 		removeCell(h, dir, &budget)
 		lock.Release()

@@ -17,9 +17,9 @@ import (
 	"turnstone.dev/turnstone/internal/driver/console"
 )
 
-// channel is the byte stream to the agent. The connection below it is replaced when a
-// snapshot has taken it away; nothing is in the stream then (wire.Port). It has the
-// deadlines of a net.Conn, which hold for the connection of the moment.
+// channel is the byte stream to the agent. The connection below it is replaced after a snapshot has
+// reset it; the stream is empty then (wire.Port). Its deadlines are those of a net.Conn, and apply
+// to the current connection.
 type channel struct {
 	mu     sync.Mutex
 	conn   net.Conn
@@ -35,7 +35,7 @@ func (c *channel) current() (net.Conn, error) {
 	return c.conn, nil
 }
 
-// swap puts conn into the place of the connection before it.
+// swap replaces the connection by conn.
 func (c *channel) swap(conn net.Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -96,18 +96,18 @@ func (c *channel) deadline(set func(net.Conn) error) error {
 	return set(conn)
 }
 
-// connectLimit is how long the agent may take to be reached, and attemptLimit one try.
+// connectLimit bounds the time to reach the agent, and attemptLimit the time of a single attempt.
 const (
 	connectLimit = 30 * time.Second
 	attemptLimit = 3 * time.Second
 )
 
-// errMute is an agent that was ready, and does not answer.
+// errMute means that the agent was ready, but does not answer.
 var errMute = fmt.Errorf("the agent does not answer within %s", connectLimit)
 
-// connect gives the machine's channel a connection to its agent, which serves one at a
-// time: the one before is closed first. While a restored guest wakes up, connections may
-// be refused, or made and reset again.
+// connect gives the machine's channel a connection to its agent. The agent serves a single
+// connection, so connect closes the previous connection first. While a restored guest wakes up,
+// connections may be refused, or accepted and then reset.
 func (m *machine) connect(ctx context.Context) error {
 	m.agent.swap(nil)
 	ctx, cancel := context.WithTimeoutCause(ctx, connectLimit, errMute)
@@ -131,7 +131,7 @@ func (m *machine) connect(ctx context.Context) error {
 	}
 }
 
-// attempt connects once.
+// attempt tries once to connect.
 func (m *machine) attempt(ctx context.Context) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, attemptLimit)
 	defer cancel()
@@ -151,15 +151,15 @@ func (m *machine) attempt(ctx context.Context) (net.Conn, error) {
 	return nil, err
 }
 
-// What the host says first on a connection to the agent, and how many random bytes it
-// then wants back (package agent, Hello).
+// The host's first message on a connection to the agent, and the number of random bytes that the
+// host then expects back (package agent, Hello).
 const (
 	hello     = "turnstone "
 	helloSize = 16
 )
 
-// greet asks Firecracker for a connection to a port of the guest's vsock, with a line
-// of text (docs/vsock.md in its repository), and the agent for a sign that it has it.
+// greet asks Firecracker for a connection to a port of the guest's vsock, with a line of text
+// (docs/vsock.md in its repository), and asks the agent to confirm the connection.
 func greet(conn net.Conn, port uint32) error {
 	if _, err := fmt.Fprintf(conn, "CONNECT %d\n", port); err != nil {
 		return err
@@ -185,10 +185,10 @@ func greet(conn net.Conn, port uint32) error {
 	return nil
 }
 
-// maxLine bounds Firecracker's answer to CONNECT.
+// maxLine bounds Firecracker's answer to CONNECT, in bytes.
 const maxLine = 32
 
-// readLine reads up to a line feed, and nothing behind it.
+// readLine reads up to a line feed, and no byte after it.
 func readLine(r io.Reader) (string, error) {
 	var line []byte
 	for b := make([]byte, 1); len(line) < maxLine; {

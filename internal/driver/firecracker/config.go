@@ -10,10 +10,9 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// The names under which a Firecracker finds its files, in the folder that it works
-// in. A snapshot remembers them, so that they are the same for each clone, and each
-// clone has a folder of its own. The load of a snapshot has no other way to give a
-// drive another file.
+// The names of a Firecracker's files, in its working folder. A snapshot contains them, so they are
+// the same for each clone, and each clone has its own folder. Loading a snapshot has no other way
+// to give a drive another file.
 const (
 	kernelName  = "kernel"
 	initrdName  = "initrd"
@@ -29,16 +28,16 @@ const (
 // agentPort is the port of the vsock on which the agent listens.
 const agentPort = 1024
 
-// guestCID is the machine's address on its vsock: the first that is free. Each machine
-// has a vsock of its own, so it may be the same for all.
+// guestCID is the machine's address on its vsock: the first free address. Each machine has its own
+// vsock, so the address may be the same for all.
 const guestCID = 3
 
-// maxCPUs is what the API takes.
+// maxCPUs is the API's maximum.
 const maxCPUs = 32
 
-// driveNames are the names of a machine's disks in their order, which is that of the
-// guest's vda, vdb and so on. Firecracker makes a disk's serial number of its file's
-// inode, so the agent is told the names by turnstone.disks.
+// driveNames are the names of a machine's disks in order, which is the order of the guest's vda,
+// vdb and so on. Firecracker derives a disk's serial number from its file's inode, so
+// turnstone.disks tells the agent the names.
 func driveNames() []string {
 	names := []string{rootName, scratchName}
 	for i := range substrate.MaxLayers {
@@ -47,15 +46,15 @@ func driveNames() []string {
 	return append(names, substrate.HomeSerial)
 }
 
-// kernelArgs is the guest kernel's command line. Nothing of what hardens a kernel against
-// its own users is off: under KVM it costs little. Firecracker adds pci=off. Modules stay
-// allowed: the drivers are some.
+// kernelArgs returns the guest kernel's command line. The kernel's protection against its own users
+// is fully enabled: under KVM it costs little. Firecracker adds pci=off. Modules stay allowed,
+// because some drivers are modules.
 func kernelArgs() string {
 	return strings.Join([]string{
 		"console=ttyS0", "quiet", "loglevel=3", "panic=-1", "reboot=k", "rdinit=/init",
 		"i8042.noaux", "i8042.nomux", "i8042.dumbkbd", "swiotlb=noforce",
 		"audit=0", "nowatchdog", "no_timer_check", "tsc=reliable",
-		"transparent_hugepage=never", // a clone pays with private memory for each page it touches
+		"transparent_hugepage=never", // each touched page costs a clone private memory
 		"rcupdate.rcu_expedited=1", "random.trust_cpu=on", "cgroup_no_v1=all",
 		"turnstone.scratch=" + scratchName,
 		fmt.Sprintf("turnstone.vsock=%d", agentPort),
@@ -63,7 +62,7 @@ func kernelArgs() string {
 	}, " ")
 }
 
-// bootRequests are the requests that make a machine and start it.
+// bootRequests returns the requests that create a machine and start it.
 func (s *Substrate) bootRequests(shape turnstone.Shape) []request {
 	put := func(path string, body any) request { return request{http.MethodPut, path, body} }
 	requests := []request{
@@ -81,8 +80,8 @@ func (s *Substrate) bootRequests(shape turnstone.Shape) []request {
 	)
 }
 
-// drive describes the disk called name. None is the root device: that would put root=
-// on the kernel's command line, and the agent is in the initramfs.
+// drive describes the disk called name. No disk is the root device: a root device would add root=
+// to the kernel's command line, and the agent is in the initramfs.
 func (s *Substrate) drive(name string) drive {
 	d := drive{DriveID: name, PathOnHost: name, IsReadOnly: true, CacheType: unsafeCache, IOEngine: syncEngine}
 	switch name {
@@ -94,9 +93,9 @@ func (s *Substrate) drive(name string) drive {
 	return d
 }
 
-// loadRequest starts a machine from a snapshot: its memory is mapped copy-on-write
-// from the file (MAP_PRIVATE), with no page faults served by a process. KVM notes which
-// pages are written, for a snapshot of the machine as it runs.
+// loadRequest returns the request that starts a machine from a snapshot: its memory is mapped
+// copy-on-write from the file (MAP_PRIVATE), and no process serves page faults. KVM records written
+// pages, for a snapshot of the running machine.
 func (s *Substrate) loadRequest() request {
 	renamed := s.release.atLeast(1, 13)
 	return request{http.MethodPut, "/snapshot/load", snapshotLoad{SnapshotPath: stateName,
@@ -113,10 +112,10 @@ func stateRequest(state string) request {
 	return request{http.MethodPatch, "/vm", vmState{state}}
 }
 
-// mebibytes is a machine's memory as the API counts it: rounded up.
+// mebibytes returns a machine's memory in the API's unit, rounded up.
 func mebibytes(b turnstone.Bytes) int64 { return (int64(b) + 1<<20 - 1) >> 20 }
 
-// checkMachine refuses what the API would.
+// checkMachine rejects the machines that the API would reject.
 func checkMachine(m substrate.Machine) error {
 	refuse := func(subject string, err error) error {
 		return turnstone.NewError("firecracker.boot", turnstone.KindInvalid, subject, err)
@@ -132,14 +131,13 @@ func checkMachine(m substrate.Machine) error {
 	return nil
 }
 
-// limits are how much each disk that is written may do.
+// limits are the rate limits of each written disk.
 type limits struct {
 	bytes turnstone.Bytes // per second; 0: any
 	ops   int64           // per second; 0: any
 }
 
-// refill is the time in which a bucket fills, in milliseconds: its size is then a
-// second's worth.
+// refill is the time in which a bucket fills, in milliseconds: its size is one second's worth.
 const refill = 1000
 
 func (l limits) limiter() *rateLimiter {

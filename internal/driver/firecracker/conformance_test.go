@@ -11,8 +11,8 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// TestConformance runs wherever there is a Firecracker and a guest really starts under
-// KVM.
+// TestConformance runs the conformance suite if there is a Firecracker and a guest really starts
+// under KVM.
 func TestConformance(t *testing.T) {
 	s, m := started(t)
 	substratetest.Run(t, s, substratetest.Config{Machine: m, MakeHome: disk.MakeHome,

@@ -13,8 +13,7 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// emptySlot returns the path of what a machine has in a slot for a layer that it has
-// not got: a file that is one hole.
+// emptySlot returns the path of the file for a slot without a layer: a single hole.
 func (s *Substrate) emptySlot() (string, error) {
 	dir, err := s.home.MkdirAll("cache")
 	if err != nil {
@@ -35,9 +34,9 @@ func (s *Substrate) emptySlot() (string, error) {
 	return path, os.Rename(tmp.Name(), path)
 }
 
-// emptyHome returns what a machine without a home disk has in its place: a file in
-// memory that reads as zeros, and that nobody can write (fcntl(2), F_SEAL_WRITE). The
-// drive is one that is written, so that Firecracker wants to open its file so.
+// emptyHome returns the file in place of a missing home disk: a file in memory that reads as zeros,
+// and that no process can write (fcntl(2), F_SEAL_WRITE). The drive is writable, so Firecracker
+// opens its file for writing.
 func emptyHome() (*os.File, error) {
 	fd, err := unix.MemfdCreate("turnstone-home", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
@@ -55,7 +54,7 @@ func emptyHome() (*os.File, error) {
 	return f, nil
 }
 
-// checkSlot says whether the file at path is an image for a slot.
+// checkSlot checks that the file at path is an image for a slot.
 func checkSlot(path string) error {
 	f, err := disk.OpenSlot("firecracker.restore", path, os.O_RDONLY)
 	if err != nil {
@@ -64,8 +63,8 @@ func checkSlot(path string) error {
 	return f.Close()
 }
 
-// copyFile makes the new file dst a copy of the file at src: sharing its blocks where
-// the file system can (ioctl_ficlone(2)), else without its holes. It is open.
+// copyFile creates dst as a copy of the file at src: it shares blocks if the file system can
+// (ioctl_ficlone(2)), and otherwise omits the holes. It returns the open file.
 func copyFile(ctx context.Context, dst, src string, mode os.FileMode) (f *os.File, err error) {
 	in, err := os.Open(src)
 	if err != nil {

@@ -9,12 +9,12 @@ import (
 	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
-// kvmFault is what Firecracker says when KVM turns it away as a machine is made
+// kvmFault matches Firecracker's messages when KVM turns it away during the creation of a machine
 // (src/vmm/src/vstate/{kvm,vm,vcpu}.rs in its repository).
 var kvmFault = lazyregexp.New(`(?:Error creating KVM object|Failed to create VM|Failed to create vcpu|Error creating vcpu)\b.{0,80}?\(os error (\d{1,3})\)`)
 
-// turnedAway is an error of kind Unavailable when refused says that KVM, which worked
-// when it was tried, turns this machine away; else nil.
+// turnedAway returns an error of kind Unavailable if refused says that KVM, which has worked
+// before, turns this machine away; nil otherwise.
 func turnedAway(refused *apiError) error {
 	match := kvmFault.FindStringSubmatch(refused.Message)
 	if match == nil {

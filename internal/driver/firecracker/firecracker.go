@@ -1,12 +1,12 @@
 // Package firecracker is the substrate that runs sandboxes as microVMs of Firecracker
-// (https://firecracker-microvm.github.io), under KVM. It speaks Firecracker's HTTP API
-// on a unix socket. A sandbox starts from a snapshot of its booted agent, whose memory
-// is mapped copy-on-write.
+// (https://firecracker-microvm.github.io), under KVM. It uses Firecracker's HTTP API on a unix
+// socket. A sandbox starts from a snapshot of its booted agent, whose memory is mapped
+// copy-on-write.
 //
-// Firecracker runs in a jail: of root's its jailer makes one, as nobody, in a folder, a mount
-// and a PID namespace of its own; without a jailer, and for ordinary users, package jail does.
-// Hosts that let users make no user namespaces have no jail for these. Firecracker's own
-// seccomp filters are on in all cases.
+// Firecracker runs in a jail: Firecracker's jailer creates root's jail, as nobody, in a folder, a
+// mount namespace and a PID namespace of its own; without a jailer, and for ordinary users, package
+// jail creates it. Ordinary users have no jail on hosts that forbid them user namespaces.
+// Firecracker's own seccomp filters are always on.
 package firecracker
 
 import (
@@ -44,12 +44,12 @@ var (
 	_ substrate.Snapshotter = (*machine)(nil)
 )
 
-// Substrate starts Firecracker's machines. It is safe for concurrent use, also from
-// several processes with one home.
+// Substrate starts Firecracker's machines. It is safe for concurrent use, also from several
+// processes with one state directory.
 type Substrate struct {
 	home     *statedir.Dir
 	binary   string
-	jailer   string // empty: there is none, or this is not root
+	jailer   string // empty: no jailer, or not root
 	wall     Jail
 	version  string
 	release  release
@@ -60,37 +60,40 @@ type Substrate struct {
 	progress func(string)
 	mayOpen  func() error
 	tryKVM   func() error
-	holes    func() bool // the file system of the machines' folders tells what of a file was written
+	// the file system of the machines' folders records which parts of a file were written
+	holes func() bool
 }
 
-// Options are what a Substrate is made with.
+// Options are the parameters of New.
 type Options struct {
 	Binary   string       // empty: "firecracker" in PATH
-	Jailer   string       // used by root only; empty: beside Binary, then PATH
-	Progress func(string) // told before work that takes long; may be nil
-	// Probe is a small machine to prove KVM with, should that not be known yet.
-	Probe  *substrate.Machine
-	Again  bool                  // the caller asks again, with a Probe: what is known of a kernel's fault, which holds for its modules, is no answer
-	Kernel substrate.GuestKernel // that guests boot; Probe's where there is one
-	// DiskBandwidth and DiskOps bound what the guest does to each disk that it writes, in
-	// bytes and operations per second; 0: no bound.
+	Jailer   string       // for root only; empty: beside Binary, then PATH
+	Progress func(string) // called before slow operations; may be nil
+	// Probe is a small machine to prove KVM if there is no verdict yet.
+	Probe *substrate.Machine
+	// the caller asks again, with a Probe: a remembered kernel fault, which applies to its modules,
+	// is not final
+	Again  bool
+	Kernel substrate.GuestKernel // kernel that guests boot; Probe's if it is set
+	// DiskBandwidth and DiskOps limit the guest's use of each disk that it writes, in bytes and
+	// operations per second; 0: no limit.
 	DiskBandwidth turnstone.Bytes
 	DiskOps       int64
 }
 
-// ErrUnproven is wrapped by what New returns when it is not known yet whether a guest
-// starts here, and Options.Probe is nil.
+// ErrUnproven is in the chain of New's error if it is unknown whether a guest starts here, and
+// Options.Probe is nil.
 var ErrUnproven = errors.New("no guest was started under KVM yet")
 
-// How to get what is missing. The releases have checksums beside them.
+// How to install what is missing. The releases have checksums beside them.
 const (
 	releases = "https://github.com/firecracker-microvm/firecracker/releases"
 	getHint  = "download the release for x86_64 from " + releases +
 		", check it against its .sha256.txt, and put firecracker into PATH, or set TURN_FIRECRACKER"
 )
 
-// New finds Firecracker and makes sure that a guest runs under it. That is tried once,
-// with opts.Probe, and remembered in h. Errors are of kind Unavailable, with a hint.
+// New finds Firecracker and makes sure that a guest runs under it. That is tried once, with
+// opts.Probe, and remembered in h. Errors are of kind Unavailable, with a hint.
 func New(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error) {
 	s, err := open(ctx, h, opts)
 	if err != nil {
@@ -107,10 +110,11 @@ func New(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error)
 	}
 }
 
-// unusable is the error of New where v is the verdict.
+// unusable returns New's error for the verdict v.
 func (s *Substrate) unusable(v kvm.Verdict, opts Options) error {
 	e := turnstone.NewError("firecracker.new", turnstone.KindUnavailable, "firecracker", nil)
-	if !v.Known && opts.Probe == nil && (opts.Again || !v.Kernel) { // else a kernel's fault is told
+	// otherwise a kernel's fault is reported
+	if !v.Known && opts.Probe == nil && (opts.Again || !v.Kernel) {
 		e.Err, e.Hint = ErrUnproven, "run a turn with --substrate firecracker, which tries"
 	} else {
 		e.Err, e.Hint = v.Unavailable(e.Op, s.guest.KernelKind), v.Advice(s.guest.KernelKind)
@@ -118,8 +122,8 @@ func (s *Substrate) unusable(v kvm.Verdict, opts Options) error {
 	return e
 }
 
-// Find returns the path and the version of the Firecracker that New would use, whether
-// or not KVM works. It only asks the program for its version.
+// Find returns the path and the version of the Firecracker that New would use, whether or not KVM
+// works. It only asks the program for its version.
 func Find(ctx context.Context, h *statedir.Dir, opts Options) (path, version string, err error) {
 	s, err := open(ctx, h, opts)
 	if err != nil {
@@ -176,7 +180,7 @@ func open(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error
 	return s, nil
 }
 
-// confine decides what Firecracker is behind.
+// confine decides how Firecracker is confined.
 func (s *Substrate) confine(ctx context.Context, opts Options) (err error) {
 	if os.Geteuid() != 0 {
 		s.wall, err = s.findWall(ctx)
@@ -207,7 +211,7 @@ func (s *Substrate) confine(ctx context.Context, opts Options) (err error) {
 	return err
 }
 
-// notFound is why a program that is named is not to be had, without its name.
+// notFound returns why a named program is not available, without its name.
 func notFound(err error) error {
 	var path *fs.PathError
 	var named *exec.Error
@@ -220,7 +224,8 @@ func notFound(err error) error {
 	return err
 }
 
-// find returns the path of a program: as given, beside another, or in PATH.
+// find returns the path of a program: the given path, or the program beside another program, or in
+// PATH.
 func find(given, name, beside string) (string, error) {
 	if given == "" && beside != "" {
 		if path, err := exec.LookPath(filepath.Join(beside, name)); err == nil {
@@ -252,7 +257,7 @@ func (s *Substrate) Isolation() string {
 	return how + ")"
 }
 
-// Version is the text by which Firecracker names its version.
+// Version returns Firecracker's version text.
 func (s *Substrate) Version() string { return s.version }
 
 // Boot implements substrate.Substrate.
@@ -271,10 +276,10 @@ func (s *Substrate) Boot(ctx context.Context, m substrate.Machine) (substrate.Sa
 	return vm, nil
 }
 
-// errBoot says that Firecracker boots no machine, for which the kernel may be to blame.
+// errBoot means that Firecracker does not boot the machine, possibly because of the kernel.
 var errBoot = errors.New("the machine is not booted")
 
-// boot starts m from its kernel, with a disk that nobody else has.
+// boot starts m from its kernel, with a new disk.
 func (s *Substrate) boot(ctx context.Context, m substrate.Machine) (*machine, error) {
 	if err := checkMachine(m); err != nil {
 		return nil, err
@@ -349,7 +354,8 @@ func (s *Substrate) load(ctx context.Context, m substrate.Machine, snap snapshot
 	if err != nil {
 		return nil, s.failed(ctx, vm, err)
 	}
-	vm.cell.forget(scratchName) // what is open stays; nothing is left of it whatever ends us
+	// the file is open: without its name, it disappears with its last descriptor
+	vm.cell.forget(scratchName)
 	return vm, nil
 }
 
@@ -380,15 +386,15 @@ func (s *Substrate) restoreFiles(m substrate.Machine, snap snapshot) ([]placed, 
 	return append(files, placed{name: substrate.HomeSerial, path: m.Home, written: true}), nil
 }
 
-// failed closes vm, and says why it failed.
+// failed closes vm, and returns why it failed.
 func (s *Substrate) failed(ctx context.Context, vm *machine, err error) error {
 	err = vm.why(err)
 	_ = vm.Close()
 	return s.wrap(ctx, err)
 }
 
-// wrap gives an error the type that callers get. One that came of the end of ctx says
-// so, whatever it was that broke.
+// wrap converts an error to the type that callers get. After the end of ctx the error is ctx's,
+// whatever failed because of it.
 func (s *Substrate) wrap(ctx context.Context, err error) error {
 	hint := "run `turn doctor`"
 	if errors.Is(err, console.ErrLate) || errors.Is(err, errBoot) || errors.Is(err, errMute) {
@@ -410,7 +416,7 @@ func (s *Substrate) wrap(ctx context.Context, err error) error {
 	return kit.Fault("firecracker.start", "firecracker", s.home.Root, err, hint)
 }
 
-// checkKernel refuses an image that Firecracker would not boot.
+// checkKernel rejects an image that Firecracker cannot boot.
 func checkKernel(path string, is substrate.KernelKind) error {
 	f, err := elf.Open(path)
 	if err != nil {

@@ -19,12 +19,13 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// What the host and the agent agree on, without importing one another.
+// TestAgreement checks the constants that the host and the agent share without importing each
+// other.
 func TestAgreement(t *testing.T) {
 	if agentPort != guestmachine.VsockPort || hello != guestmachine.Hello || helloSize != guestmachine.HelloSize || rootName != guestmachine.RootSerial || console.ReadyLine != guestmachine.ReadyLine {
 		t.Error("host and agent differ")
 	}
-	if n := len(kernelArgs()); n > 2048-200 { // what Firecracker adds needs room
+	if n := len(kernelArgs()); n > 2048-200 { // space for Firecracker's additions
 		t.Errorf("the command line has %d bytes", n)
 	}
 	for _, weak := range []string{"mitigations", "hardened_usercopy", "randomize_kstack_offset", "init_on_alloc", "norandmaps", "nokaslr", "lsm="} {
@@ -74,7 +75,7 @@ func TestRestore(t *testing.T) {
 	if len(b.told) != 1 {
 		t.Errorf("told %q", b.told)
 	}
-	// Most of the memory is zeros, which take up no room.
+	// Most of the memory is zeros, which use no space.
 	dir := b.s.home.Path("snapshots", b.s.identity(b.m).key())
 	snap, err := openSnapshot(t.Context(), dir, b.s.identity(b.m))
 	check(t, err)
@@ -88,7 +89,7 @@ func TestRestore(t *testing.T) {
 	}
 }
 
-// Each disk is the file that it should be, and what may not be written cannot be.
+// TestDisks checks that each disk is the right file, and that read-only disks cannot be written.
 func TestDisks(t *testing.T) {
 	b := newBench(t, "")
 	vm, err := b.s.Restore(within(t), b.m)
@@ -120,8 +121,8 @@ func TestDisks(t *testing.T) {
 	b.nothingLeft(t)
 }
 
-// checkDrives checks what a stand-in has noted of its disks. In a jail, what is there
-// instead of a home takes a page of writes.
+// checkDrives checks a stand-in's log of its disks. In a jail, the replacement of a home accepts a
+// page of writes.
 func (b *bench) checkDrives(t *testing.T, all []noted, m substrate.Machine, jailed bool) {
 	t.Helper()
 	zeros := strings.Repeat("\x00", 32)
@@ -154,7 +155,8 @@ func (b *bench) checkDrives(t *testing.T, all []noted, m substrate.Machine, jail
 	expect("home", head, substrate.SlotSize, m.Home != "" || jailed)
 }
 
-// A machine's scratch disk is a copy of its own, which outlives it for who has it open.
+// TestScratch checks that a machine's scratch disk is its own copy, which outlives the machine for
+// a holder of a descriptor.
 func TestScratch(t *testing.T) {
 	b := newBench(t, "")
 	one, err := b.s.Restore(within(t), b.m)
@@ -182,7 +184,7 @@ func TestScratch(t *testing.T) {
 	if _, err := one.(*machine).Disk(); turnstone.KindOf(err) != turnstone.KindDead {
 		t.Errorf("the disk of a closed machine: %v", err)
 	}
-	vm, err := b.s.Restore(within(t), b.m) // the snapshot's is as it was
+	vm, err := b.s.Restore(within(t), b.m) // the snapshot's disk is unchanged
 	check(t, err)
 	speak(t, vm)
 	if len(b.told) != 1 {
@@ -190,7 +192,7 @@ func TestScratch(t *testing.T) {
 	}
 }
 
-// Whatever goes wrong, the error says so, and nothing is left.
+// TestFaults checks that each fault is reported as an error, and that nothing is left.
 func TestFaults(t *testing.T) {
 	whole := newBench(t, "")
 	vm, err := whole.s.Restore(within(t), whole.m) // a snapshot that the second part loads
@@ -220,7 +222,7 @@ func TestFaults(t *testing.T) {
 	} {
 		t.Run(tc.fault, func(t *testing.T) {
 			s := whole.substrate(t, tc.fault)
-			// Another program that calls itself the same: the snapshot fits.
+			// Another program with the same version text: the snapshot fits.
 			start := s.Boot
 			if tc.restore {
 				start = s.Restore
@@ -238,7 +240,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// What takes time, or needs more than one try, is no fault.
+// TestSlow checks that slow operations, and operations that need a retry, are no faults.
 func TestSlow(t *testing.T) {
 	b := newBench(t, "")
 	for _, fault := range []string{"late-socket", "refused", "reset"} {
@@ -251,7 +253,7 @@ func TestSlow(t *testing.T) {
 	b.nothingLeft(t)
 }
 
-// What hangs ends with its caller's patience.
+// TestHang checks that a hanging operation ends with its caller's context.
 func TestHang(t *testing.T) {
 	b := newBench(t, "")
 	vm, err := b.s.Restore(within(t), b.m)
@@ -442,7 +444,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// Several processes' worth of starts at once take one snapshot.
+// TestConcurrent checks that many concurrent starts take a single snapshot.
 func TestConcurrent(t *testing.T) {
 	b := newBench(t, "")
 	var wg sync.WaitGroup

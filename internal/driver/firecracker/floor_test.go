@@ -15,9 +15,8 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// benchmark is this test binary as a program of its own, which the command bench measures
-// beside `turn run`: Firecracker on the same files, without a jail, and without looking at what
-// they are.
+// benchmark is this test binary as a separate program, which the command bench measures beside
+// `turn run`: Firecracker on the same files, without a jail, and without checks of the files.
 func benchmark(mode string) error {
 	h, err := statedir.Open(os.Getenv("TURN_HOME"))
 	if err != nil {
@@ -53,8 +52,8 @@ func benchmark(mode string) error {
 	}.Run(ctx, mode)
 }
 
-// newest returns the snapshot that was taken last of the template whose root image has the
-// digest $TURNSTONE_BENCH_ROOT_DIGEST, with the default shape.
+// newest returns the latest snapshot of the template whose root image has the digest
+// $TURNSTONE_BENCH_ROOT_DIGEST, with the default shape.
 func newest(h *statedir.Dir) (snapshot, error) {
 	var last manifest
 	found := ""

@@ -8,8 +8,9 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// TestIdentityFormat: an identity is in keys of snapshots and in manifests of exported machines. A
-// change of these bytes makes all of them useless, and has to be meant.
+// TestIdentityFormat checks the bytes of an identity, which is in keys of snapshots and in
+// manifests of exported machines. A change of these bytes makes all of them unusable, and must be
+// intended.
 func TestIdentityFormat(t *testing.T) {
 	s := &Substrate{version: "Firecracker v1.15.1", hostCPU: "sha256:aa", kernel: "6.1.0-50-amd64"}
 	m := substrate.Machine{KernelDigest: "sha256:bb", InitDigest: "sha256:cc", RootDigest: "sha256:dd", Shape: turnstone.DefaultShape()}

@@ -19,10 +19,10 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// TestGuest starts the guest that Firecracker would: its kernel by PVH with this
-// command line, and its disks as virtio-mmio devices that ACPI describes, without serial
-// numbers. QEMU's machine type microvm has the same. What it has not got is the vsock,
-// so the agent gets as far as listening.
+// TestGuest starts the guest that Firecracker would start: its kernel by PVH with this command
+// line, and its disks as virtio-mmio devices that ACPI describes, without serial numbers. QEMU's
+// machine type microvm has the same devices, except the vsock, so the agent gets as far as
+// listening.
 func TestGuest(t *testing.T) {
 	qemu, err := exec.LookPath("qemu-system-x86_64")
 	if err != nil {
@@ -36,7 +36,7 @@ func TestGuest(t *testing.T) {
 			t.Errorf("its console: %q", out)
 		}
 	})
-	t.Run("another order", func(t *testing.T) { // the names do depend on it
+	t.Run("another order", func(t *testing.T) { // the names depend on the order
 		wrong := slices.Clone(disks)
 		wrong[0], wrong[2] = wrong[2], wrong[0]
 		if out := guest(t, qemu, m, wrong); strings.Contains(out, console.ReadyLine) || !strings.Contains(out, "turnstone-agent: failed: ") {
@@ -45,7 +45,7 @@ func TestGuest(t *testing.T) {
 	})
 }
 
-// diskFiles are the files of a machine's disks, in the order of driveNames.
+// diskFiles returns the files of a machine's disks, in the order of driveNames.
 func diskFiles(t *testing.T, m substrate.Machine) []string {
 	t.Helper()
 	s := &Substrate{home: turntest.Home(t)}
@@ -63,8 +63,8 @@ func diskFiles(t *testing.T, m substrate.Machine) []string {
 	return files
 }
 
-// guest runs a machine until its agent has said how it is, and returns the console. The
-// clock counts instructions: QEMU's microvm has no timer to calibrate the other by.
+// guest runs a machine until its agent has reported its state, and returns the console. The clock
+// counts instructions, because QEMU's microvm has no timer to calibrate another clock with.
 func guest(t *testing.T, qemu string, m substrate.Machine, disks []string) string {
 	t.Helper()
 	args := []string{"-machine", "microvm,acpi=on,pit=on,pic=on,rtc=on,isa-serial=on,accel=tcg", "-icount", "shift=2,sleep=off", "-cpu", "max",

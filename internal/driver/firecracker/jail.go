@@ -18,25 +18,25 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// nobody is what root's Firecracker runs as.
+// nobody is the user of root's Firecracker.
 const nobody = 65534
 
-// jailSize bounds the jail's file system in memory. It holds the jailer's copy of
-// Firecracker, some devices and two sockets.
+// jailSize bounds the jail's file system in memory. It contains the jailer's copy of Firecracker,
+// some devices and two sockets.
 const jailSize = "size=64m,nr_inodes=256,mode=755"
 
-// afterLine is the shell's program that runs another one after a line on descriptor 3.
+// afterLine is the shell program that runs another program after a line on descriptor 3.
 const afterLine = `read -r line <&3 || exit 1; exec 3<&-; "$@"; exit $?`
 
-// startJailed runs Firecracker by its jailer. The jail is built in a mount namespace
-// that only the starting thread and what it starts are in: a file system in memory,
-// into which the machine's files are bound. Nothing of it is in the host's namespace,
-// and nothing is left of it when Firecracker has ended.
+// startJailed runs Firecracker by its jailer. The jail is built in a mount namespace of the
+// starting thread and its child processes: a file system in memory, with bind mounts of the
+// machine's files. The host's namespace contains none of these mounts, and they disappear when
+// Firecracker has ended.
 //
-// The jailer gives root up, which ends the parent-death signal. So a shell stays above
-// it, as the first process of a PID namespace: it is killed with us, and the kernel
-// kills the rest of the namespace with it. It waits for a line on descriptor 3, which it
-// gets once that signal is set: a parent that died before is noticed by its missing.
+// The jailer gives up root, which clears the parent-death signal. So a shell stays above the
+// jailer, as the first process of a PID namespace: the shell is killed when this process ends, and
+// the kernel then kills the rest of the namespace. The shell waits for a line on descriptor 3,
+// which this process writes once that signal is set: without the line, the parent died before.
 func (s *Substrate) startJailed(ctx context.Context, m *machine, cpus int, files []placed) error {
 	m.owner = nobody
 	id := instanceID(m.ID())
@@ -73,8 +73,8 @@ func (s *Substrate) startJailed(ctx context.Context, m *machine, cpus int, files
 	})
 }
 
-// buildJail mounts a file system in memory at jail, and below it at root what a
-// Firecracker needs, in a mount namespace of this thread's own.
+// buildJail mounts a file system in memory at jail, and Firecracker's files below it at root, in a
+// mount namespace of this thread's own.
 func buildJail(ctx context.Context, jail, root string, c *cell, files []placed) error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return os.NewSyscallError("unshare", err)
@@ -118,9 +118,9 @@ func (f placed) intoJail(ctx context.Context, root, spare string) error {
 	return mount("", at, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
 }
 
-// owned makes sure that nobody may use the file, and returns where it is. What the
-// machine writes becomes nobody's. What is shared is not changed, since others tell by
-// its times that it is whole: where only its owner may read it, the machine gets a copy.
+// owned makes sure that nobody may use the file, and returns its path. A file that the machine
+// writes is given to nobody. A shared file is not changed, because other processes check its times:
+// if only its owner may read the file, the machine gets a copy.
 func (f placed) owned(ctx context.Context, spare string) (string, error) {
 	if f.written {
 		return f.path, os.Chown(f.path, nobody, nobody)
@@ -145,8 +145,8 @@ func (f placed) owned(ctx context.Context, spare string) (string, error) {
 	return path, errors.Join(disk.Clone(ctx, out, in), out.Close())
 }
 
-// noHome puts something in a home disk's place that reads as zeros and takes no more
-// than a page of writes: a file in a file system of that size.
+// noHome puts a file in the home disk's place that reads as zeros and accepts at most one page of
+// writes: a file in a file system of that size.
 func noHome(root, at string) error {
 	dir := filepath.Join(root, "none")
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -178,13 +178,13 @@ func mount(what, at, kind string, flags uintptr, data string) error {
 	return nil
 }
 
-// cgroupParent is the control group in which each machine has its own.
+// cgroupParent is the control group that contains each machine's own group.
 const cgroupParent = "turnstone"
 
-// cgroupLimits are the jailer's arguments for a control group, where the host lets groups
-// be made below dir, and the folder in which the group of a machine will be: in the
-// unified hierarchy (cgroups(7)), or in version 1's of processes. Firecracker has a thread
-// for each CPU and a few more, and starts no processes.
+// cgroupLimits returns the jailer's arguments for a control group, if the host allows groups below
+// dir, and the folder of the machine's future group: in the unified hierarchy (cgroups(7)), or in
+// version 1's hierarchy of processes. Firecracker has a thread for each CPU and a few more, and
+// starts no processes.
 func cgroupLimits(cpus int, dir string) (args []string, parent string) {
 	version, hierarchy := "2", dir
 	b, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// TestSweepGroups: what a killed machine has left goes, and what is used, young or another's stays.
+// TestSweepGroups checks that leftovers of a killed machine are removed, and that used, young and
+// foreign groups stay.
 func TestSweepGroups(t *testing.T) {
 	parent := t.TempDir()
 	for _, name := range []string{"sb-left", "sb-used/process", "other"} {

@@ -18,8 +18,7 @@ import (
 // socketWait is how long a Firecracker may take to listen on its API's socket.
 const socketWait = 10 * time.Second
 
-// launch starts a Firecracker that finds files in its folder, and waits until it
-// answers.
+// launch starts a Firecracker that finds files in its folder, and waits until it answers.
 func (s *Substrate) launch(ctx context.Context, shape turnstone.Shape, files []placed) (vm *machine, err error) {
 	id := turnstone.NewSandboxID()
 	c, err := newCell(ctx, s.home, id)
@@ -28,7 +27,8 @@ func (s *Substrate) launch(ctx context.Context, shape turnstone.Shape, files []p
 	}
 	m := newMachine(id, c)
 	m.Advice = s.guest.Advice()
-	if !slices.ContainsFunc(files, func(f placed) bool { return f.name == kernelName }) { // only a boot has one
+	// only a boot has a kernel
+	if !slices.ContainsFunc(files, func(f placed) bool { return f.name == kernelName }) {
 		m.Console = console.Running()
 	}
 	m.rooted = s.release.standstill()
@@ -55,20 +55,20 @@ func (s *Substrate) launch(ctx context.Context, shape turnstone.Shape, files []p
 	return m, nil
 }
 
-// arguments are Firecracker's. What it logs goes where its console goes. The jailer adds the ID.
+// arguments returns Firecracker's arguments. Its log goes to its console. The jailer adds the ID.
 func arguments() []string {
 	return []string{"--api-sock", apiSocket, "--level", "Warning", "--show-level"}
 }
 
-// withID are the arguments of a Firecracker that no jailer starts.
+// withID returns the arguments of a Firecracker that no jailer starts.
 func (m *machine) withID() []string {
 	return append([]string{"--id", instanceID(m.ID())}, arguments()...)
 }
 
-// environment is Firecracker's.
+// environment is Firecracker's environment.
 func environment() []string { return []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"} }
 
-// instanceID is the sandbox's ID in letters that Firecracker takes.
+// instanceID returns the sandbox's ID in characters that Firecracker accepts.
 func instanceID(id turnstone.SandboxID) string { return strings.ReplaceAll(string(id), "_", "-") }
 
 // startPlain runs Firecracker as this user, in the cell's folder.
@@ -87,15 +87,15 @@ func (s *Substrate) startPlain(m *machine, files []placed) error {
 	return m.spawn(cmd, nil)
 }
 
-// spawn starts cmd, whose end is the machine's. before is subprocess.Options.Before.
+// spawn starts cmd; the machine ends with cmd. before is subprocess.Options.Before.
 func (m *machine) spawn(cmd *exec.Cmd, before func() error) error {
 	cmd.Stdout, cmd.Stderr = m.Console, &m.stderr
-	cmd.Env = environment() // a jail's program has its own
+	cmd.Env = environment() // a jail sets its program's environment
 	cmd.WaitDelay = time.Second
 	return m.Start(cmd, subprocess.Options{Before: before, Ended: m.ended})
 }
 
-// answers waits for the API, and makes sure that it is Firecracker's.
+// answers waits for the API, and checks that a newly started Firecracker answers.
 func (m *machine) answers(ctx context.Context) error {
 	given := ctx
 	ctx, cancel := context.WithTimeout(ctx, socketWait)

@@ -23,28 +23,28 @@ import (
 	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
-// machine is one running Firecracker, or the shell above its jailer.
+// machine is a running Firecracker, or the shell above its jailer.
 type machine struct {
 	*kit.Process
 	cell    *cell
 	api     *client
 	agent   *channel
-	wall    wall   // what it is behind
-	owner   uint32 // the user that its files belong to
-	cgroup  string // to be removed in the end; empty: none
+	wall    wall   // its confinement
+	owner   uint32 // the user who owns its files
+	cgroup  string // to be removed after the end; empty: none
 	stderr  console.Tail
-	origin  origin   // set before anybody else has the machine
-	scratch *os.File // the disk that takes the writes; closed with the machine
-	memory  memory   // what its memory differs from; for snapshots of it as it runs
-	rooted  error    // why it must not stand still; see release.standstill
+	origin  origin   // set before another goroutine has the machine
+	scratch *os.File // the disk that stores the writes; closed with the machine
+	memory  memory   // the base of its memory; for snapshots of the running machine
+	rooted  error    // why it must not be paused; see release.standstill
 
 	snapping sync.Mutex    // one snapshot at a time
-	stood    time.Duration // how long the latest snapshot kept a running guest from running
+	stood    time.Duration // how long the latest snapshot paused a running guest
 	cleaning sync.Once
-	severed  atomic.Bool // a snapshot has taken the channel away
+	severed  atomic.Bool // a snapshot has reset the channel
 }
 
-// origin is what a machine was started from, so that it can be written down.
+// origin is what a machine was started from, for a snapshot of it.
 type origin struct {
 	id     identity
 	layers []string // paths of its layers' images
@@ -58,7 +58,7 @@ func newMachine(id turnstone.SandboxID, c *cell) *machine {
 	return m
 }
 
-// ended records why the process is gone.
+// ended records why the process has ended.
 func (m *machine) ended(wait error) {
 	_ = m.agent.Close()
 	m.End(func() error { return m.explain(wait) })
@@ -66,14 +66,14 @@ func (m *machine) ended(wait error) {
 
 var errorLine = lazyregexp.New(`(?m)^.*\[sb-[^\]]{0,200}:ERROR[^\]]{0,200}\] (.{1,300})|^Error: (.{1,300})`)
 
-// exits are the codes by which Firecracker says why it ended (its FcExitCode).
+// exits are the exit codes that tell why Firecracker ended (its FcExitCode).
 var exits = map[int]string{
 	148: "it made a system call that its seccomp filter forbids",
 	149: "SIGBUS: a file that it has mapped has become shorter, or the disk is full",
 	150: "SIGSEGV", 151: "a file grew past its limit", 152: "its configuration is bad", 153: "its arguments are bad",
 }
 
-// explain turns an end nobody asked for into an error for the user.
+// explain converts an unrequested end to an error for the user.
 func (m *machine) explain(wait error) error {
 	e := turnstone.NewError("firecracker.run", turnstone.KindDead, string(m.ID()), nil)
 	stderr := strings.TrimSpace(m.stderr.String())
@@ -106,8 +106,8 @@ func (m *machine) explain(wait error) error {
 	return e
 }
 
-// lastFault returns the last error that Firecracker or its jailer has printed and that
-// says more than that it ends.
+// lastFault returns the last error that Firecracker or its jailer has printed, except the message
+// that it exits.
 func lastFault(text string) string {
 	fault := ""
 	for _, line := range errorLine.FindAllStringSubmatch(text, -1) {
@@ -125,12 +125,12 @@ func (m *machine) Scratch() string           { return scratchName }
 // Disk implements substrate.Disker.
 func (m *machine) Disk() (*os.File, error) { return m.Dup("firecracker.disk", m.scratch) }
 
-// Close kills Firecracker: what a sandbox wrote is either fetched before or not wanted.
-// It returns when nothing is left, whoever has called it first.
+// Close kills Firecracker: the caller has already fetched the sandbox's writes, or does not need
+// them. It returns when nothing is left, also in concurrent calls.
 func (m *machine) Close() error {
 	_ = m.Process.Close()
 	m.cleaning.Do(func() {
-		m.snapping.Lock() // a snapshot under way ends with Firecracker
+		m.snapping.Lock() // a snapshot in progress ends with Firecracker
 		defer m.snapping.Unlock()
 		m.api.close()
 		m.removeCgroup()
@@ -141,8 +141,8 @@ func (m *machine) Close() error {
 	return nil
 }
 
-// removeCgroup removes the control group that the jailer made, which its last process
-// leaves a moment after it has ended.
+// removeCgroup removes the control group that the jailer created. The last process leaves it a
+// moment after its end.
 func (m *machine) removeCgroup() {
 	if m.cgroup == "" {
 		return
@@ -174,8 +174,8 @@ func (m *machine) Resume(ctx context.Context) error {
 	return nil
 }
 
-// why prefers the machine's own word on why it ended to err. Where a connection broke,
-// the process may end a moment later.
+// why returns the machine's own reason for its end if it has a reason, and err otherwise. After a
+// broken connection, the process may end a moment later.
 func (m *machine) why(err error) error {
 	var refused *apiError
 	if err == nil || errors.As(err, &refused) {
@@ -184,7 +184,7 @@ func (m *machine) why(err error) error {
 	return m.Why(err)
 }
 
-// told is why, with the type of error that callers of a machine get.
+// told returns why's error in the type that callers of a machine get.
 func (m *machine) told(err error) error {
 	var e *turnstone.Error
 	if err = m.why(err); err == nil || errors.As(err, &e) {
@@ -198,7 +198,7 @@ func (m *machine) wait(ctx context.Context, p console.Patience) error {
 	return m.Wait(ctx, "firecracker.boot", p, m.load)
 }
 
-// load is what Firecracker takes of the host.
+// load returns Firecracker's use of the host.
 func (m *machine) load() (console.Load, error) {
 	pid, err := m.pid()
 	if err != nil {
@@ -207,7 +207,7 @@ func (m *machine) load() (console.Load, error) {
 	return host.Load(pid)
 }
 
-// pid is Firecracker's process ID: below a shell where its jailer has started it.
+// pid returns Firecracker's process ID: a process below the shell if its jailer has started it.
 func (m *machine) pid() (int, error) {
 	if m.wall != byJailer {
 		return m.PID(), nil

@@ -10,18 +10,19 @@ import (
 	"turnstone.dev/turnstone/internal/driver/snapshots"
 )
 
-// memory is what a machine's memory is known to differ from, so that a snapshot of the
-// machine as it runs writes only what the guest has written. Firecracker writes the pages
-// that are dirty since its snapshot before, or since the load, into a file with holes
-// (docs/snapshotting/snapshot-support.md in its repository, "diff snapshots").
+// memory describes the known base of a machine's memory, so that a snapshot of the running machine
+// writes only the guest's writes. Firecracker writes the pages that are dirty since its previous
+// snapshot, or since the load, to a file with holes (docs/snapshotting/snapshot-support.md in its
+// repository, "diff snapshots").
 type memory struct {
-	base  *os.File // what the machine was loaded from; nil: it was booted
-	since *os.File // the pages written until the latest snapshot, else holes; without a name; nil: there was none
-	lost  bool     // Firecracker may have forgotten pages that since has not got
+	base *os.File // the file that the machine was loaded from; nil: it was booted
+	// the pages written until the latest snapshot, else holes; unnamed; nil: no snapshot yet
+	since *os.File
+	lost  bool // Firecracker may have cleared pages that since lacks
 	holes func() bool
 }
 
-// tracked says whether a difference can be taken.
+// tracked reports whether a difference can be taken.
 func (m *memory) tracked() bool { return m.base != nil && !m.lost && m.holes() }
 
 func (m *memory) close() {
@@ -32,14 +33,15 @@ func (m *memory) close() {
 	}
 }
 
-// keepsHoles says whether Firecracker's differences can be read where they are written.
+// keepsHoles reports whether the holes of Firecracker's differences can be read in the folder where
+// they are written.
 func (s *Substrate) keepsHoles() bool {
 	dir, err := s.home.MkdirAll(cellsDir)
 	return err == nil && disk.KeepsHoles(dir)
 }
 
-// writeLive puts the state, the memory and the scratch disk of the machine into the folder
-// dir. The guest stands still while Firecracker writes and the disk is copied, and no longer.
+// writeLive saves the state, the memory and the scratch disk of the machine to the folder dir. The
+// guest is paused only while Firecracker writes and the disk is copied.
 func (m *machine) writeLive(ctx context.Context, dir string) error {
 	defer m.dropWritten()
 	if !m.memory.tracked() {
@@ -53,7 +55,7 @@ func (m *machine) writeLive(ctx context.Context, dir string) error {
 	if err := m.before(ctx, ram); err != nil {
 		return err
 	}
-	m.memory.lost = true // until all that Firecracker gives away is in since
+	m.memory.lost = true // until since contains everything that Firecracker clears
 	err = m.standingStill(ctx, func() error {
 		if err := m.api.doWithin(ctx, snapshotLimit, createRequest(diffSnapshot)); err != nil {
 			return err
@@ -73,7 +75,7 @@ func (m *machine) writeLive(ctx context.Context, dir string) error {
 	return m.take(ctx, stateFile, filepath.Join(dir, stateFile), snapshots.MaxState)
 }
 
-// before gives ram what the memory was at the snapshot before.
+// before writes the memory at the previous snapshot to ram.
 func (m *machine) before(ctx context.Context, ram *os.File) error {
 	if err := disk.Clone(ctx, ram, m.memory.base); err != nil {
 		return err
@@ -89,7 +91,7 @@ func (m *machine) before(ctx context.Context, ram *os.File) error {
 	return disk.Overlay(ctx, ram, m.memory.since, m.memorySize())
 }
 
-// after puts what Firecracker has written over what was before.
+// after applies Firecracker's writes.
 func (m *machine) after(ctx context.Context, ram *os.File) error {
 	written, err := openWritten(m.cell.outDir, ramFile, m.owner, m.memorySize())
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// A snapshot of a machine as it runs has the memory that it was loaded from, over that
-// what Firecracker has written at each snapshot so far, and nothing of another machine.
+// TestDifferences checks that a snapshot of a running machine contains the memory that it was
+// loaded from, with Firecracker's writes at each snapshot so far, and nothing of another machine.
 func TestDifferences(t *testing.T) {
 	b := newBench(t, "")
 	vm, err := b.s.Restore(within(t), b.m)
@@ -25,7 +25,7 @@ func TestDifferences(t *testing.T) {
 	if !bytes.Equal(want[3<<20:3<<20+9], []byte("the guest")) {
 		t.Fatal("the stand-in's memory is another")
 	}
-	check(t, os.RemoveAll(filepath.Dir(base))) // the machine goes on without it
+	check(t, os.RemoveAll(filepath.Dir(base))) // the machine continues without it
 	dir := t.TempDir()
 	take := func(vm substrate.Sandbox, name string) string {
 		t.Helper()
@@ -44,7 +44,7 @@ func TestDifferences(t *testing.T) {
 		copy(want[(1000+n)*4096:], fmt.Sprintf("difference %d", n))
 		path := take(vm, fmt.Sprint(n))
 		same(path)
-		check(t, os.WriteFile(filepath.Join(path, scratchFile), nil, 0o600)) // the caller's, not ours
+		check(t, os.WriteFile(filepath.Join(path, scratchFile), nil, 0o600)) // the caller's file
 		check(t, os.Chmod(filepath.Join(path, ramFile), 0o600))
 		check(t, os.WriteFile(filepath.Join(path, ramFile), nil, 0o600))
 	}
@@ -58,7 +58,7 @@ func TestDifferences(t *testing.T) {
 	b.nothingLeft(t)
 }
 
-// kinds are those of the snapshots that Firecracker was asked for.
+// kinds returns the kinds of the snapshots that were requested from Firecracker.
 func (b *bench) kinds(t *testing.T) (kinds []string) {
 	t.Helper()
 	for _, n := range notes(t, b.log) {
@@ -71,7 +71,8 @@ func (b *bench) kinds(t *testing.T) (kinds []string) {
 	return kinds
 }
 
-// Where it is not certain what was written, all of the memory is.
+// TestDifferenceNotTaken checks that all of the memory is written if it is uncertain which pages
+// were written.
 func TestDifferenceNotTaken(t *testing.T) {
 	b := newBench(t, "")
 	snapshot := func(vm substrate.Sandbox) error {

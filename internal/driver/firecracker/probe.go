@@ -11,10 +11,10 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// KVM tells whether guests run. What rules that out without a guest is answered at once.
-// Else a guest must really start: that is tried once, with probe, and remembered until
-// Firecracker, the host's kernel, its CPU or a guest kernel of the user's changes. Without
-// a probe the answer may be that it is not known.
+// KVM returns the verdict on guests under KVM. What rules KVM out without a guest is checked at
+// once. Otherwise a guest must really start: that is tried once, with probe, and remembered until
+// Firecracker, the host's kernel, its CPU or a user's guest kernel changes. Without a probe the
+// verdict may be unknown.
 func (s *Substrate) KVM(ctx context.Context, probe *substrate.Machine) kvm.Verdict {
 	q := kvm.Question{
 		Home: s.home, Name: "firecracker", On: fmt.Sprintf("%s|%s|%s|%s|%s", s.binary, s.version, s.kernel, s.hostCPU, s.wall.Wall),
@@ -35,8 +35,8 @@ func mayOpenKVM() error { return kvm.MayOpen(kvm.Device) }
 // tryKVM rules KVM out without a guest.
 func tryKVM() error { return kvm.Try(kvm.Device) }
 
-// prove boots m. A Firecracker that ends or refuses, and a machine that does not get
-// ready, are a verdict; an error is something that has nothing to do with KVM.
+// prove boots m. A Firecracker that ends or refuses, and a machine that does not get ready, are a
+// verdict; an error is unrelated to KVM.
 func (s *Substrate) prove(ctx context.Context, m substrate.Machine, limit time.Duration) (kvm.Verdict, error) {
 	began := time.Now()
 	vm, err := s.boot(ctx, m)

@@ -12,7 +12,7 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// tries counts how often a stand-in was started to find out about KVM.
+// tries counts how often a stand-in was started to determine whether KVM works.
 func (b *bench) tries(t *testing.T) (n int) {
 	for _, r := range requests(notes(t, b.log)) {
 		if r == "PUT /machine-config" {
@@ -62,7 +62,7 @@ func TestKVMThatFails(t *testing.T) {
 		}
 		b.nothingLeft(t)
 	}
-	// What has nothing to do with KVM is not held against it.
+	// An error unrelated to KVM is no verdict on KVM.
 	b := newBench(t, "")
 	b.s.tryKVM = func() error { return nil }
 	m := b.m
@@ -75,9 +75,8 @@ func TestKVMThatFails(t *testing.T) {
 	}
 }
 
-// TestIsolationNamesTestKernel: receipts say what the kernel is.
-// TestKernelAtFault: what a kernel of the user's has said against itself is told to whoever cannot
-// try it, and is no answer to whoever can: its modules may be others.
+// TestKernelAtFault checks that the reported fault of a user's kernel is the error for callers that
+// cannot try the kernel, and is no verdict for callers that can: its modules may have changed.
 func TestKernelAtFault(t *testing.T) {
 	b := newBench(t, "")
 	s := b.substrate(t, "panic")
@@ -109,7 +108,7 @@ func TestIsolationNamesTestKernel(t *testing.T) {
 	}
 }
 
-// On this machine, whatever it is: New says yes only after a guest has started.
+// TestNewUnproven checks, on any machine, that New succeeds only after a guest has started.
 func TestNewUnproven(t *testing.T) {
 	b := newBench(t, "")
 	h := &statedir.Dir{Root: t.TempDir()}

@@ -26,15 +26,15 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// A held is what a process that holds a machine is told.
+// A held is the input of a process that holds a machine.
 type held struct {
 	Home, Binary, Jailer string
 	Wall                 wall
 	Machine              substrate.Machine
 }
 
-// hold starts the machine that dir/held.json describes, says its process's id, and
-// stays until it is killed.
+// hold starts the machine that dir/held.json describes, prints its process's ID, and stays until it
+// is killed.
 func hold(dir string) error {
 	b, err := os.ReadFile(filepath.Join(dir, "held.json"))
 	if err != nil {
@@ -59,7 +59,7 @@ func hold(dir string) error {
 	return errors.New("the machine ended first")
 }
 
-// killed starts a machine in another process and kills that as nobody can prepare for.
+// killed starts a machine in another process and kills that process, which cannot prepare for it.
 func (b *bench) killed(t *testing.T) {
 	t.Helper()
 	jailer := b.s.jailer
@@ -104,7 +104,7 @@ func (b *bench) killed(t *testing.T) {
 	}
 }
 
-// gone says whether a process is no more, or waits to be buried.
+// gone reports whether a process has ended, reaped or not.
 func gone(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -114,7 +114,8 @@ func gone(pid int) bool {
 	return strings.HasPrefix(rest, "Z") || strings.HasPrefix(rest, "X")
 }
 
-// A machine does not outlive the process that holds it, and the next one cleans up.
+// TestKilledHolder checks that a machine does not outlive the process that holds it, and that the
+// next process cleans up.
 func TestKilledHolder(t *testing.T) {
 	b := newBench(t, "")
 	b.killed(t)
@@ -128,14 +129,14 @@ func TestKilledHolder(t *testing.T) {
 			t.Error("its scratch disk has a name, and takes up room")
 		}
 	}
-	vm, err := b.s.Restore(within(t), b.m) // a machine that runs is not swept
+	vm, err := b.s.Restore(within(t), b.m) // a running machine is not swept
 	check(t, err)
 	sweepCells(b.s.home)
 	speak(t, vm)
 	b.nothingLeft(t)
 }
 
-// TestCopyPages: a copy is equal up to its limit, and has no page of zeros.
+// TestCopyPages checks that a copy is equal up to its limit, and has no page of zeros.
 func TestCopyPages(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		const page = 4096
@@ -168,7 +169,7 @@ func TestCopyPages(t *testing.T) {
 				full += page
 			}
 		}
-		if onDisk(t, to.Name()) > full+8*page { // what the file system needs to find them
+		if onDisk(t, to.Name()) > full+8*page { // the file system's metadata
 			rt.Fatalf("the copy takes %d bytes, of which %d are not zeros", onDisk(t, to.Name()), full)
 		}
 	})
@@ -228,7 +229,8 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// A cell that cannot be made leaves nothing, and what is made already is not taken.
+// TestNewCell checks that a cell that cannot be created leaves nothing, and that an existing cell
+// is not used.
 func TestNewCell(t *testing.T) {
 	h := &statedir.Dir{Root: t.TempDir()}
 	id := turnstone.NewSandboxID()

@@ -25,10 +25,10 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// The tests of this file ask a Firecracker that runs, and its guest. They run wherever
+// The tests of this file check a running Firecracker and its guest. They run wherever
 // TestConformance does.
 
-// firecrackerOf is the process ID of a machine's Firecracker.
+// firecrackerOf returns the process ID of a machine's Firecracker.
 func firecrackerOf(t testing.TB, m *machine) int {
 	t.Helper()
 	pid, err := m.pid()
@@ -36,15 +36,15 @@ func firecrackerOf(t testing.TB, m *machine) int {
 	return pid
 }
 
-// Each thread of Firecracker has its own filter of system calls on, none has a capability
-// or can get one, and its control group has its limit.
+// TestRealConfined checks that each thread of Firecracker has its own filter of system calls, that
+// none has a capability or can get a capability, and that its control group has its limit.
 func TestRealConfined(t *testing.T) {
 	s, m := started(t)
 	vm, _ := substratetest.Clone(t, s, m, nil)
 	pid := firecrackerOf(t, vm.(*machine))
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
 	check(t, err)
-	if len(tasks) < 2+m.Shape.CPUs { // its own, the API's, and each CPU's
+	if len(tasks) < 2+m.Shape.CPUs { // Firecracker's main thread, the API's, and each CPU's
 		t.Errorf("%d threads", len(tasks))
 	}
 	want := []string{"Seccomp:\t2\n", "CapPrm:\t0000000000000000\n", "CapEff:\t0000000000000000\n", "NoNewPrivs:\t1\n"}
@@ -81,8 +81,8 @@ func TestRealConfined(t *testing.T) {
 	}
 }
 
-// anonymous is how much memory of its own a process has, in bytes: what a clone has
-// written, not what it shares with its snapshot.
+// anonymous returns the size of a process's own memory, in bytes: a clone's writes, without the
+// memory that it shares with its snapshot.
 func anonymous(t testing.TB, pid int) turnstone.Bytes {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
@@ -93,7 +93,8 @@ func anonymous(t testing.TB, pid int) turnstone.Bytes {
 	return turnstone.Bytes(kib << 10)
 }
 
-// What a guest frees goes back to the host: its memory balloon reports free pages.
+// TestRealBalloon checks that memory that a guest frees returns to the host: its memory balloon
+// reports free pages.
 func TestRealBalloon(t *testing.T) {
 	s, m := started(t)
 	if !s.release.atLeast(1, 14) {
@@ -116,10 +117,11 @@ func TestRealBalloon(t *testing.T) {
 		}
 	}
 	t.Logf("clone %s, full %s, %s after the file was removed %s", before, full, time.Since(began).Round(10*time.Millisecond), anonymous(t, pid))
-	shell(t, client, "head -c 200M /dev/zero | tr '\\0' x > /dev/shm/y; ! tr -d x < /dev/shm/y | grep -q .") // what was given back can be used again
+	// the returned memory can be used again
+	shell(t, client, "head -c 200M /dev/zero | tr '\\0' x > /dev/shm/y; ! tr -d x < /dev/shm/y | grep -q .")
 }
 
-// The guest has a source of entropy of its own: virtio-rng.
+// TestRealEntropy checks that the guest has its own source of entropy: virtio-rng.
 func TestRealEntropy(t *testing.T) {
 	s, m := started(t)
 	_, client := substratetest.Clone(t, s, m, nil)
@@ -130,7 +132,8 @@ func TestRealEntropy(t *testing.T) {
 	}
 }
 
-// A disk that may do little per second is throttled, by Firecracker's own count.
+// TestRealRateLimit checks that a disk with a low rate limit is throttled, by Firecracker's own
+// count.
 func TestRealRateLimit(t *testing.T) {
 	s, m := started(t)
 	s.limits = limits{bytes: 1 << 20}
@@ -156,7 +159,7 @@ func TestRealRateLimit(t *testing.T) {
 	f, err := openWritten(fc.cell.outDir, "metrics", fc.owner, 16<<20)
 	check(t, err)
 	defer func() { _ = f.Close() }()
-	var throttled, written int64 // since the start; each line has what came to it
+	var throttled, written int64 // since the start; each line adds to it
 	for lines := json.NewDecoder(f); ; {
 		var line map[string]json.RawMessage
 		if err := lines.Decode(&line); errors.Is(err, io.EOF) {
@@ -176,8 +179,8 @@ func TestRealRateLimit(t *testing.T) {
 	}
 }
 
-// A Firecracker that is killed in the middle is told at once, as the end of its machine,
-// and nothing is left; neither is where that happens in a snapshot.
+// TestRealKilled checks that a Firecracker that is killed is reported at once, as the end of its
+// machine, and that nothing is left, also if that happens during a snapshot.
 func TestRealKilled(t *testing.T) {
 	s, m := started(t)
 	if err := s.Abilities().Live; err != nil {
@@ -222,11 +225,12 @@ func shell(t testing.TB, client *wire.Client, script string) {
 	}
 }
 
-// initramfs writes one whose /init is the given program.
+// initramfs writes an initramfs whose /init is the given program.
 func initramfs(t testing.TB, program []byte) string {
 	t.Helper()
 	var b bytes.Buffer
-	entry := func(name string, mode int, data []byte) { // newc, docs.kernel.org/driver-api/early-userspace/buffer-format.html
+	// newc, docs.kernel.org/driver-api/early-userspace/buffer-format.html
+	entry := func(name string, mode int, data []byte) {
 		fmt.Fprintf(&b, "070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x", 1, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(name)+1, 0)
 		b.WriteString(name + "\x00")
 		b.Write(make([]byte, (4-b.Len()%4)%4))
@@ -240,7 +244,7 @@ func initramfs(t testing.TB, program []byte) string {
 	return path
 }
 
-// endless is a program that does nothing for ever: an ELF header, one segment, `jmp .`.
+// endless is a program that loops forever: an ELF header, one segment, `jmp .`.
 func endless() []byte {
 	const base = 0x400000
 	var b bytes.Buffer
@@ -252,8 +256,9 @@ func endless() []byte {
 	return b.Bytes()
 }
 
-// A guest that panics as it boots is told in its own words; one that boots and never
-// answers, or hangs at its entry, as one that hangs. Nothing is left of either, and no snapshot is taken.
+// TestRealBadGuest checks that a guest that panics as it boots is reported in its own words, and
+// that a guest that boots and never answers, or hangs at its entry, is reported as hanging. Nothing
+// is left of either, and no snapshot is taken.
 func TestRealBadGuest(t *testing.T) {
 	s, m := started(t)
 	m.InitDigest = turnstone.DigestBytes([]byte("another"))

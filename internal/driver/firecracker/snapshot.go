@@ -19,16 +19,16 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// identity is everything that must be the same for a snapshot to fit. Firecracker
-// wants "a software and hardware configuration which is identical", the host's kernel
-// included (docs/snapshotting/snapshot-support.md in its repository).
+// identity contains all properties that must match for a snapshot to fit. Firecracker requires "a
+// software and hardware configuration which is identical", including the host's kernel
+// (docs/snapshotting/snapshot-support.md in its repository).
 type identity struct {
-	Substrate  string           `json:"substrate"` // other substrates keep theirs in the same folder
+	Substrate  string           `json:"substrate"` // other substrates use the same folder
 	Format     int              `json:"format"`
 	Version    string           `json:"version"`
 	HostCPU    turnstone.Digest `json:"hostCpu"`
 	HostKernel string           `json:"hostKernel"`
-	Config     turnstone.Digest `json:"config"` // of the requests that made the machine
+	Config     turnstone.Digest `json:"config"` // digest of the requests that created the machine
 	Kernel     turnstone.Digest `json:"kernel"`
 	OwnKernel  bool             `json:"ownKernel,omitempty"` // it is the user's choice
 	Init       turnstone.Digest `json:"init"`
@@ -47,7 +47,7 @@ func (s *Substrate) identity(m substrate.Machine) identity {
 // key names the snapshot's folder.
 func (id identity) key() string { return snapshots.Key(id) }
 
-// differs names the first thing in which id is not other; "" when there is none.
+// differs names the first property in which id and other differ; "" if there is none.
 func (id identity) differs(other identity) string {
 	return snapshots.Differs(id == other,
 		snapshots.Part{What: fmt.Sprintf("substrate (%s)", host.Clip(id.Substrate)), Was: id.Substrate, Now: other.Substrate, Bare: true},
@@ -70,22 +70,22 @@ const (
 	manifestFile = snapshots.ManifestFile
 )
 
-// snapshot is one that was checked: paths of its files.
+// snapshot is a verified snapshot: the paths of its files.
 type snapshot struct{ ram, state, scratch string }
 
 func snapshotIn(dir string) snapshot {
 	return snapshot{filepath.Join(dir, ramFile), filepath.Join(dir, stateFile), filepath.Join(dir, scratchFile)}
 }
 
-// openSnapshot returns the snapshot in dir if it is id's and whole. One that is not
-// there is fs.ErrNotExist; one that must not be used is an error of kind Integrity.
+// openSnapshot returns the snapshot in dir if it is id's and intact. A missing snapshot is
+// fs.ErrNotExist; an unusable snapshot is an error of kind Integrity.
 func openSnapshot(ctx context.Context, dir string, id identity) (snapshot, error) {
 	_, err := snapshots.Open(ctx, "firecracker.snapshot", dir, id)
 	return snapshotIn(dir), err
 }
 
-// ensureSnapshot returns the snapshot of m, which it takes where there is none that
-// fits and is whole. Two processes that want the same one take it once.
+// ensureSnapshot returns the snapshot of m, and takes it if no fitting, intact snapshot exists. Two
+// processes that want the same snapshot take it once.
 func (s *Substrate) ensureSnapshot(ctx context.Context, m substrate.Machine, id identity) (snapshot, error) {
 	base, err := s.home.MkdirAll("snapshots")
 	if err != nil {
@@ -101,8 +101,8 @@ func (s *Substrate) ensureSnapshot(ctx context.Context, m substrate.Machine, id 
 	})
 }
 
-// takeSnapshot boots m, stops it when the agent is ready, and keeps what Firecracker
-// writes. The folder appears whole or not at all.
+// takeSnapshot boots m, pauses it when the agent is ready, and stores Firecracker's snapshot. The
+// folder is complete or absent.
 func (s *Substrate) takeSnapshot(ctx context.Context, m substrate.Machine, id identity, dir string) error {
 	return snapshots.Virtual.Write(dir, func(tmp string) error { return s.fillSnapshot(ctx, m, id, tmp) })
 }
@@ -152,10 +152,9 @@ func digestState(path string) (turnstone.Digest, error) {
 	return turnstone.DigestBytes(b), nil
 }
 
-// write puts the state, the memory and the scratch disk of the machine, which stands
-// still, into the folder dir. Both that Firecracker has written are then the caller's
-// alone, and everyone may read them: the folder is private, and the Firecracker of a
-// clone may be somebody else.
+// write saves the state, the memory and the scratch disk of the machine, which is paused, to the
+// folder dir. The caller then owns Firecracker's two files, and everyone may read them: the folder
+// is private, and a clone's Firecracker may run as another user.
 func (m *machine) write(ctx context.Context, dir string) error {
 	defer m.dropWritten()
 	if err := m.api.doWithin(ctx, snapshotLimit, createRequest(fullSnapshot)); err != nil {
@@ -170,7 +169,7 @@ func (m *machine) write(ctx context.Context, dir string) error {
 	return m.writeDisk(ctx, dir)
 }
 
-// takeMemory takes all of the memory, which Firecracker has written.
+// takeMemory takes the complete memory file that Firecracker has written.
 func (m *machine) takeMemory(ctx context.Context, dir string) error {
 	path := filepath.Join(dir, ramFile)
 	if err := m.take(ctx, ramFile, path, m.memorySize()); err != nil {
@@ -183,15 +182,15 @@ func (m *machine) takeMemory(ctx context.Context, dir string) error {
 	return m.checkMemory(st.Size())
 }
 
-// dropWritten removes what Firecracker has written of a snapshot.
+// dropWritten removes Firecracker's files of a snapshot.
 func (m *machine) dropWritten() {
 	for _, name := range []string{ramFile, stateFile} {
 		_ = unix.Unlinkat(int(m.cell.outDir.Fd()), name, 0)
 	}
 }
 
-// writeDisk copies the scratch disk into the folder dir. A snapshot of a machine as it runs
-// is used soon and thrown away, and the guest stands still: the copy is not waited for.
+// writeDisk copies the scratch disk into the folder dir. It does not wait until the copy is on
+// disk: a snapshot of a running machine is used soon and then removed, and the guest is paused.
 func (m *machine) writeDisk(ctx context.Context, dir string) error {
 	f, err := os.OpenFile(filepath.Join(dir, scratchFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -200,10 +199,10 @@ func (m *machine) writeDisk(ctx context.Context, dir string) error {
 	return errors.Join(disk.Clone(ctx, f, m.scratch), f.Close())
 }
 
-// memorySize is how much memory the machine has, in bytes.
+// memorySize returns the size of the machine's memory, in bytes.
 func (m *machine) memorySize() int64 { return mebibytes(m.origin.id.Shape.Memory) << 20 }
 
-// checkMemory makes sure that a memory file of size bytes is all of the machine's memory.
+// checkMemory checks that a memory file of size bytes is the complete memory of the machine.
 func (m *machine) checkMemory(size int64) error {
 	if want := m.memorySize(); size != want {
 		return fmt.Errorf("firecracker has written %d of the %d bytes of the memory", size, want)
@@ -211,10 +210,9 @@ func (m *machine) checkMemory(size int64) error {
 	return nil
 }
 
-// removeSuperseded removes the snapshots of Firecracker's that differ from id only in
-// what has been replaced (the agent, Turnstone's kernel, Firecracker, the host's kernel), and
-// those that were not used for a month. A kernel of the user's replaces none: it may be used in
-// turn with another.
+// removeSuperseded removes Firecracker's snapshots that differ from id only in replaced parts (the
+// agent, Turnstone's kernel, Firecracker, the host's kernel), and snapshots that were unused for a
+// month. A user's kernel replaces none: the user may alternate between kernels.
 func removeSuperseded(base string, id identity) {
 	snapshots.RemoveSuperseded(snapshots.Virtual, base, func(m manifest) snapshots.Verdict {
 		switch other := m.Identity; {

@@ -18,7 +18,7 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// edit changes a file as somebody does who has the right to.
+// edit changes a file as a user with the right to do so.
 func edit(path string, change func([]byte) []byte) error {
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -32,7 +32,7 @@ func edit(path string, change func([]byte) []byte) error {
 
 func flip(b []byte) []byte { b = bytes.Clone(b); b[len(b)/2] ^= 1; return b }
 
-// A snapshot that is not whole is taken anew, never used.
+// TestDamagedSnapshot checks that a damaged snapshot is taken again, never used.
 func TestDamagedSnapshot(t *testing.T) {
 	b := newBench(t, "")
 	id := b.s.identity(b.m)
@@ -91,7 +91,7 @@ func TestDamagedSnapshot(t *testing.T) {
 	b.nothingLeft(t)
 }
 
-// A snapshot that Firecracker did not write in full is none.
+// TestBadSnapshot checks that an incomplete snapshot of Firecracker is rejected.
 func TestBadSnapshot(t *testing.T) {
 	b := newBench(t, "")
 	for fault, text := range map[string]string{"short-memory": "of the 16777216 bytes", "refuse:/snapshot/create": "to refuse", "refuse:/vm": "to refuse", "die:/snapshot/create": "SIGBUS", "odd:/snapshot/create": "500"} {
@@ -115,9 +115,9 @@ func TestBadSnapshot(t *testing.T) {
 	}
 }
 
-// What has been replaced is removed, and what others keep there is not.
-// TestSupersededKernel: Turnstone's kernel replaces an older one. One of the user's replaces
-// none, and is not replaced by another: both may be used in turn.
+// TestSupersededKernel checks that Turnstone's kernel replaces an older kernel of Turnstone, and
+// that a user's kernel neither replaces a kernel nor is replaced: the user may alternate between
+// both.
 func TestSupersededKernel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		base, err := os.MkdirTemp(t.TempDir(), "")
@@ -178,7 +178,7 @@ func TestSuperseded(t *testing.T) {
 	}
 }
 
-// A machine that runs is written down, goes on, and has clones.
+// TestLiveSnapshot checks that a running machine can be saved, continues, and has clones.
 func TestLiveSnapshot(t *testing.T) {
 	b := newBench(t, "")
 	m := b.m
@@ -212,7 +212,7 @@ func TestLiveSnapshot(t *testing.T) {
 			t.Errorf("the clone's disk has %q, %v", buf, err)
 		}
 		again := filepath.Join(t.TempDir(), "again")
-		check(t, clone.(substrate.Snapshotter).Snapshot(within(t), again)) // of a clone in turn
+		check(t, clone.(substrate.Snapshotter).Snapshot(within(t), again)) // a clone of a clone
 		speak(t, clone)
 		third, err := b.s.RestoreFrom(within(t), b.m, again)
 		check(t, err)
@@ -265,7 +265,7 @@ func TestLiveSnapshotRefused(t *testing.T) {
 		if left, _ := os.ReadDir(parent); len(left) > 0 {
 			t.Errorf("%s: left %v", fault, left)
 		}
-		speak(t, vm) // it goes on
+		speak(t, vm) // it continues
 	}
 	b.nothingLeft(t)
 }

@@ -48,8 +48,8 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// standin is the program that speaks Firecracker's API, built once. It is static, so
-// that it also runs in a jail.
+// standin builds the program that implements Firecracker's API, once. It is static, so that it also
+// runs in a jail.
 var (
 	standinOnce sync.Once
 	standinDir  string
@@ -58,7 +58,7 @@ var (
 
 func standin(t testing.TB) string {
 	t.Helper()
-	if path := os.Getenv("TURN_TEST_STANDIN"); path != "" { // for who has no Go
+	if path := os.Getenv("TURN_TEST_STANDIN"); path != "" { // for hosts without Go
 		return path
 	}
 	standinOnce.Do(func() {
@@ -78,17 +78,17 @@ func standin(t testing.TB) string {
 	return filepath.Join(standinDir, "firecracker")
 }
 
-// A bench is a home with a stand-in for Firecracker in it, and a machine to start.
+// A bench is a state directory with a stand-in for Firecracker, and a machine to start.
 type bench struct {
 	s       *Substrate
 	m       substrate.Machine
 	dir     string
-	log     string // of the stand-in
+	log     string // the stand-in's log
 	told    []string
 	telling sync.Mutex
 }
 
-// newBench makes one whose stand-in has a fault, "" for none.
+// newBench returns a bench whose stand-in has a fault; "" means no fault.
 func newBench(t testing.TB, fault string) *bench {
 	t.Helper()
 	b := &bench{dir: t.TempDir()}
@@ -98,7 +98,7 @@ func newBench(t testing.TB, fault string) *bench {
 	return b
 }
 
-// substrate opens the bench's home with another fault.
+// substrate opens the bench's state directory with another fault.
 func (b *bench) substrate(t testing.TB, fault string) *Substrate {
 	t.Helper()
 	s, err := open(t.Context(), &statedir.Dir{Root: filepath.Join(b.dir, "home")}, Options{
@@ -134,7 +134,7 @@ func (b *bench) file(t testing.TB, name, text string) string {
 	return path
 }
 
-// slot makes an image of the size of a slot.
+// slot creates an image of the size of a slot.
 func (b *bench) slot(t testing.TB, name string, mode os.FileMode) string {
 	t.Helper()
 	path := filepath.Join(b.dir, name)
@@ -155,7 +155,7 @@ func (b *bench) machine(t testing.TB) substrate.Machine {
 	}
 }
 
-// A noted line is one of the stand-in's log.
+// A noted line is a line of the stand-in's log.
 type noted struct {
 	Method, Path, Body string
 	Drive, Head        string
@@ -183,7 +183,7 @@ func notes(t testing.TB, path string) []noted {
 	return all
 }
 
-// requests are those of the notes, without the questions after its state.
+// requests returns the requests in the notes, without the requests for its state.
 func requests(all []noted) (list []string) {
 	for _, n := range all {
 		if n.Method != "" && n.Method != "GET" {
@@ -208,7 +208,7 @@ func within(t testing.TB) context.Context {
 	return ctx
 }
 
-// speak has the agent behind a machine's channel run something, and ends the link.
+// speak runs a command by the agent behind a machine's channel, and ends the link.
 func speak(t testing.TB, vm substrate.Sandbox) {
 	t.Helper()
 	if vm.(*machine).wall != noWall {
@@ -245,7 +245,7 @@ func echo(t testing.TB, vm substrate.Sandbox) {
 	check(t, vm.Close())
 }
 
-// nothingLeft checks that no cell is there, and no process that was started for one.
+// nothingLeft checks that no cell is left, and no process that was started for a cell.
 func (b *bench) nothingLeft(t testing.TB) {
 	t.Helper()
 	if entries, _ := os.ReadDir(b.s.home.Path(cellsDir)); len(entries) > 0 {
@@ -263,7 +263,7 @@ func (b *bench) nothingLeft(t testing.TB) {
 	}
 }
 
-// processes are those with a working directory below dir, or whose root is.
+// processes returns the processes whose working directory or root is below dir.
 func processes(t testing.TB, dir string) (found []string) {
 	t.Helper()
 	all, err := os.ReadDir("/proc")
@@ -280,7 +280,7 @@ func processes(t testing.TB, dir string) (found []string) {
 	return found
 }
 
-// onDisk is what a file takes up, in bytes.
+// onDisk returns a file's disk usage, in bytes.
 func onDisk(t testing.TB, path string) int64 {
 	t.Helper()
 	var st syscall.Stat_t

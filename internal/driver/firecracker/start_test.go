@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestAfterLine: the shell above the jailer starts it when the parent lived to say so, and not
-// when the pipe just ends; its program gets no descriptor of it.
+// TestAfterLine checks that the shell above the jailer starts it if the parent has written the
+// line, and not if the pipe just ends, and that its program inherits no descriptor of it.
 func TestAfterLine(t *testing.T) {
 	for line, want := range map[string]string{"": "", "\n": "started"} {
 		waits, start, err := os.Pipe()

@@ -15,12 +15,12 @@ import (
 	"turnstone.dev/turnstone/internal/driver/disk"
 )
 
-// What a Firecracker leaves in its folder is untrusted: what has broken out into it may have
-// put a link to a file of the host there, or may go on to write. So nothing there is opened
-// by a path, nothing that is a link is followed, and what is kept is a copy.
+// Firecracker's files in its folder are untrusted: an attacker who has taken over Firecracker may
+// have put a link to a file of the host there, or may continue to write. Therefore no file there is
+// opened by a path, no link is followed, and only copies are stored.
 
-// openWritten opens the file called name that owner has written into the folder dir. It is
-// neither a link nor known by another name, and has at most limit bytes.
+// openWritten opens the file called name that owner has written into the folder dir. It is neither
+// a link nor has another name, and has at most limit bytes.
 func openWritten(dir *os.File, name string, owner uint32, limit int64) (*os.File, error) {
 	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -47,7 +47,7 @@ func openWritten(dir *os.File, name string, owner uint32, limit int64) (*os.File
 	return f, nil
 }
 
-// take makes the new file dst a copy of a file that the machine's Firecracker has written.
+// take copies a file that the machine's Firecracker has written to the new file dst.
 func (m *machine) take(ctx context.Context, name, dst string, limit int64) (err error) {
 	src, err := openWritten(m.cell.outDir, name, m.owner, limit)
 	if err != nil {
@@ -65,9 +65,8 @@ func (m *machine) take(ctx context.Context, name, dst string, limit int64) (err 
 	return errors.Join(f.Chmod(0o444), f.Sync())
 }
 
-// copyPages makes dst, which is empty, equal to the first limit bytes of src, without the
-// pages that are all zeros, of which a machine's memory has many: Firecracker writes all of
-// them.
+// copyPages copies the first limit bytes of src to dst, which is empty, except the pages that are
+// all zeros. A machine's memory has many of these, and Firecracker writes all of them.
 func copyPages(ctx context.Context, dst, src *os.File, limit int64) error {
 	st, err := src.Stat()
 	if err != nil {
@@ -109,8 +108,8 @@ func copyPages(ctx context.Context, dst, src *os.File, limit int64) error {
 	return nil
 }
 
-// dialIn connects to the socket called name in the folder dir, and to nothing that a link
-// of that name leads to.
+// dialIn connects to the socket called name in the folder dir, and never to the target of a link of
+// that name.
 func dialIn(ctx context.Context, dir *os.File, name string) (net.Conn, error) {
 	fail := func(err error) (net.Conn, error) { return nil, &net.OpError{Op: "dial", Net: "unix", Err: err} }
 	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -123,7 +122,8 @@ func dialIn(ctx context.Context, dir *os.File, name string) (net.Conn, error) {
 		return fail(os.NewSyscallError("fstat", err))
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFSOCK {
-		return nil, &fs.PathError{Op: "connect", Path: name, Err: syscall.ENOTSOCK} // it does not become one
+		// it does not become a socket
+		return nil, &fs.PathError{Op: "connect", Path: name, Err: syscall.ENOTSOCK}
 	}
 	var d net.Dialer
 	return d.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d", fd))

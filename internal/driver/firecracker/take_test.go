@@ -24,8 +24,8 @@ func outOf(t *testing.T) (m *machine, dir string) {
 	return &machine{owner: uint32(os.Geteuid()), cell: &cell{dir: filepath.Dir(dir), outDir: f}}, dir
 }
 
-// TestTake: only a file that Firecracker itself has written there is taken, and nothing
-// else is read or changed.
+// TestTake checks that only a file that Firecracker itself has written there is taken, and that no
+// other file is read or changed.
 func TestTake(t *testing.T) {
 	const limit = 1 << 20
 	host := t.TempDir()
@@ -68,7 +68,7 @@ func TestTake(t *testing.T) {
 	}
 }
 
-// TestTakeOwner: a jailed Firecracker's files are nobody's.
+// TestTakeOwner checks that a jailed Firecracker's files belong to nobody.
 func TestTakeOwner(t *testing.T) {
 	m, dir := outOf(t)
 	check(t, os.WriteFile(filepath.Join(dir, stateFile), []byte("state"), 0o600))
@@ -78,8 +78,8 @@ func TestTakeOwner(t *testing.T) {
 	}
 }
 
-// TestTakeSwapped: what is swapped while it is taken is either taken as it was or refused,
-// and the host's file is never what comes out.
+// TestTakeSwapped checks that a file that is swapped during the copy is either taken in its
+// original form or rejected, and that the host's file is never copied.
 func TestTakeSwapped(t *testing.T) {
 	victim := filepath.Join(t.TempDir(), "victim")
 	check(t, os.WriteFile(victim, []byte("the host's"), 0o600))
@@ -104,7 +104,7 @@ func TestTakeSwapped(t *testing.T) {
 	})
 }
 
-// TestDialIn: a link in a jail does not lead to a socket of the host.
+// TestDialIn checks that a link in a jail does not lead to a socket of the host.
 func TestDialIn(t *testing.T) {
 	dir, host := t.TempDir(), t.TempDir()
 	for _, at := range []string{filepath.Join(dir, "own"), filepath.Join(host, "other")} {
@@ -133,11 +133,12 @@ func TestDialIn(t *testing.T) {
 	}
 }
 
-// TestInherited: a machine's processes have no descriptor that this one was started with.
+// TestInherited checks that a machine's processes do not inherit the descriptors that this process
+// was started with.
 func TestInherited(t *testing.T) {
 	canary := filepath.Join(t.TempDir(), "canary")
 	check(t, os.WriteFile(canary, nil, 0o600))
-	fd, err := unix.Open(canary, unix.O_RDONLY, 0) // as a shell's `7<canary`
+	fd, err := unix.Open(canary, unix.O_RDONLY, 0) // like a shell's `7<canary`
 	check(t, err)
 	defer func() { _ = unix.Close(fd) }()
 	b := newBench(t, "")

@@ -13,7 +13,7 @@ import (
 	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
-// A release is the version of a Firecracker as numbers.
+// A release is a Firecracker's version as numbers.
 type release struct{ major, minor, patch int }
 
 func (r release) atLeast(major, minor int) bool {
@@ -22,23 +22,22 @@ func (r release) atLeast(major, minor int) bool {
 
 func (r release) String() string { return fmt.Sprintf("%d.%d.%d", r.major, r.minor, r.patch) }
 
-// losesVsock says whether a guest of this release cannot be reached by its vsock any more
-// once it was paused and resumed. 1.16.0 closed the host's way to the guest until the guest
-// acknowledges an event ("gate RX delivery on TRANSPORT_RESET ack to fix snapshot race"),
-// and closes it for a resume without a snapshot too, where there is no such event. 1.17
-// does not ("do not arm the TRANSPORT_RESET RX gate on bare resume"). Of 1.16 there is
-// no release with that fix so far.
+// losesVsock reports whether a guest of this release cannot be reached by its vsock after a pause
+// and a resume. 1.16.0 blocked the host's way to the guest until the guest acknowledges an event
+// ("gate RX delivery on TRANSPORT_RESET ack to fix snapshot race"), and also blocks it for a resume
+// without a snapshot, which has no such event. 1.17 does not ("do not arm the TRANSPORT_RESET RX
+// gate on bare resume"). No release of 1.16 has that fix so far.
 func (r release) losesVsock() bool { return r.major == 1 && r.minor == 16 && r.patch <= 1 }
 
-// What is said of releases, here and in docs/firecracker.md.
+// The releases in messages, here and in docs/firecracker.md.
 const (
-	minMajor, minMinor = 1, 12 // the oldest that is supported
+	minMajor, minMinor = 1, 12 // the oldest supported release
 	wholeReleases      = "1.12 to 1.15, 1.17 and newer"
 	losingReleases     = "1.16.0, 1.16.1" // losesVsock
 )
 
-// Standstill returns the error that Abilities has as Live for the version that Find returns,
-// before any guest was started.
+// Standstill returns the error that is Abilities.Live for the version that Find returns, before any
+// guest was started.
 func Standstill(version string) error {
 	r, err := parseRelease(version)
 	if err != nil {
@@ -47,8 +46,8 @@ func Standstill(version string) error {
 	return r.standstill()
 }
 
-// standstill returns an error of kind Unavailable, with the versions whose machines may be paused
-// and cloned as they run, where those of r may not.
+// standstill returns an error of kind Unavailable, which names the working versions, if machines of
+// r may not be paused and cloned while running; nil otherwise.
 func (r release) standstill() error {
 	if !r.losesVsock() {
 		return nil
@@ -64,7 +63,7 @@ var (
 	jailerText  = lazyregexp.New(`^Jailer v(\S{1,60})$`)
 )
 
-// parseRelease reads what `firecracker --version` says first.
+// parseRelease parses the first output of `firecracker --version`.
 func parseRelease(version string) (release, error) {
 	m := releaseText.FindStringSubmatch(version)
 	if m == nil {
@@ -76,11 +75,12 @@ func parseRelease(version string) (release, error) {
 	return release{major, minor, patch}, errors.Join(err1, err2, err3)
 }
 
-// A JailerError says that there is no jailer that goes with Firecracker.
+// A JailerError means that no jailer matches Firecracker.
 type JailerError struct {
-	Jailer, JailerRelease string // path, and the release that it says it is of; empty: there is none, or it says none
-	Binary, Release       string // the same of Firecracker
-	Err                   error  // why, where it is not that the releases differ
+	// path, and the release that it reports; empty: no jailer, or no release
+	Jailer, JailerRelease string
+	Binary, Release       string // the same for Firecracker
+	Err                   error  // the cause, unless the releases differ
 }
 
 // Error implements error.
@@ -94,13 +94,13 @@ func (e *JailerError) Error() string {
 // Unwrap returns the cause.
 func (e *JailerError) Unwrap() error { return e.Err }
 
-// releaseText is what Firecracker says of its release.
+// releaseText returns Firecracker's text of its release.
 func (s *Substrate) releaseText() string {
 	return console.Clip(strings.TrimPrefix(s.version, "Firecracker v"), 60)
 }
 
-// checkJailer makes sure that the jailer is of Firecracker's release: what one of them
-// expects of the other is no stable interface. Errors are *JailerError.
+// checkJailer checks that the jailer has Firecracker's release, because the interface between the
+// two is not stable. Errors are *JailerError.
 func (s *Substrate) checkJailer(ctx context.Context) error {
 	e := &JailerError{Jailer: s.jailer, Binary: s.binary, Release: s.releaseText()}
 	p, err := host.Versioned(ctx, s.home, "firecracker-jailer-version.json", s.jailer)

@@ -14,7 +14,8 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// Firecracker 1.16.0 and 1.16.1 do not get a guest back that they have paused.
+// TestStandstill checks that Firecracker 1.16.0 and 1.16.1, which lose a paused guest, are
+// excluded.
 func TestStandstill(t *testing.T) {
 	for text, can := range map[string]bool{"1.12.0": true, "1.15.1": true, "1.16.0-dev": false, "1.16.0": false, "1.16.1": false,
 		"1.16.2": true, "1.17.0-dev": true, "1.17.0": true, "2.16.0": true} {
@@ -25,7 +26,7 @@ func TestStandstill(t *testing.T) {
 			t.Errorf("%s: %v", text, err)
 		}
 		if err != nil && (turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), wholeReleases) ||
-			!strings.Contains(err.Error(), wholeReleases)) { // a receipt has the error alone
+			!strings.Contains(err.Error(), wholeReleases)) { // a receipt contains only the error
 			t.Errorf("%s: %v (%s)", text, err, turnstone.HintOf(err))
 		}
 		if early := Standstill("Firecracker v" + text); (early == nil) != can {
@@ -36,7 +37,8 @@ func TestStandstill(t *testing.T) {
 
 var release1161 = release{1, 16, 1}
 
-// What pauses is refused before anything of it happens, and the rest works.
+// TestNoStandstill checks that pauses are rejected before any of their effects, and that everything
+// else works.
 func TestNoStandstill(t *testing.T) {
 	b := newBench(t, "")
 	b.s.release = release1161
@@ -62,7 +64,7 @@ func TestNoStandstill(t *testing.T) {
 	b.nothingLeft(t)
 }
 
-// A jailer of another release is refused, whether it is older or newer.
+// TestJailerVersion checks that a jailer of an older or a newer release is rejected.
 func TestJailerVersion(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("root's Firecracker is jailed")
@@ -88,8 +90,8 @@ func TestJailerVersion(t *testing.T) {
 	}
 }
 
-// TestReleasesInDocs: the documentation and the errors name the releases that the code tells
-// apart.
+// TestReleasesInDocs checks that the documentation and the errors name the releases that the code
+// distinguishes.
 func TestReleasesInDocs(t *testing.T) {
 	b, err := os.ReadFile("../../../docs/firecracker.md")
 	check(t, err)
@@ -110,7 +112,7 @@ func TestReleasesInDocs(t *testing.T) {
 		case strings.Contains(losingReleases, text+".0"):
 			said = "loses"
 		case minor >= minMinor:
-			said = "whole" // no gap: what is between the ends of wholeReleases, or beyond
+			said = "whole" // no gap: the releases between the ends of wholeReleases, or beyond
 		}
 		is := "whole"
 		if !r.atLeast(minMajor, minMinor) {
@@ -128,13 +130,14 @@ func TestReleasesInDocs(t *testing.T) {
 		}
 	}
 	ends := regexp.MustCompile(`\d+\.\d+`).FindAllString(wholeReleases, -1)
-	for i, text := range ends { // the ends of the ranges, and what is beside them
+	for i, text := range ends { // the ends of the ranges, and their neighbors
 		r, err := parseRelease("Firecracker v" + text + ".0")
 		check(t, err)
 		if r.losesVsock() || !r.atLeast(minMajor, minMinor) {
 			t.Errorf("%s is said to do everything", r)
 		}
-		next := release{1, r.minor + 1 - 2*(i%2^1), 0} // outside of a range: above its end, below its beginning
+		// outside of a range: above its end, below its beginning
+		next := release{1, r.minor + 1 - 2*(i%2^1), 0}
 		if next.atLeast(minMajor, minMinor) && !next.losesVsock() {
 			t.Errorf("%s does everything, and nobody says so", next)
 		}

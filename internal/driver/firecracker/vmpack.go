@@ -28,9 +28,10 @@ func (s *Substrate) Abilities() substrate.Abilities {
 	return substrate.Abilities{Live: s.release.standstill(), Keep: s.keeping()}
 }
 
-// keeping says why no machine is kept, nor restored from what was. The paths of a machine's disks
-// are in its state, which may come with an imported session: outside a jail, Firecracker opens
-// whatever file of its user they name, and its guest reads and writes it.
+// keeping returns why machines are neither kept nor restored; nil: they can be. A machine's state
+// contains the paths of its disks, and may come with an imported session: outside a jail,
+// Firecracker opens any file of its user that the state names, and its guest reads and writes the
+// file.
 func (s *Substrate) keeping() error {
 	if s.wall.Confined() {
 		return nil
@@ -53,7 +54,7 @@ func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed subs
 }
 
 func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, packed substrate.PackedFiles, dir string) error {
-	if err := s.release.standstill(); err != nil { // nothing could start from it
+	if err := s.release.standstill(); err != nil { // no machine could start from it
 		return err
 	}
 	return s.packer(ctx, m).Unpack(ctx, packed, dir)
@@ -65,15 +66,15 @@ func (s *Substrate) packer(ctx context.Context, m substrate.Machine) snapshots.P
 		Wrap:    func(err error) error { return s.wrap(ctx, err) },
 		Base:    func(id identity) string { return s.home.Path("snapshots", id.key()) },
 		Differs: func(id identity, cpu *host.Model) string { return id.movedTo(now, cpu) },
-		Prepare: func(dir string) error { // as take has them
+		Prepare: func(dir string) error { // the same as in take
 			return errors.Join(os.Chmod(filepath.Join(dir, ramFile), 0o444), os.Chmod(filepath.Join(dir, stateFile), 0o444))
 		}}
 }
 
-// movedTo names the first thing in which a kept machine of identity id, of a CPU of the given
-// model, cannot take the place of one of now; "" when there is none. The microcode may be
-// another, the CPU may have more features, the host's kernel another patch level, and whose
-// choice the guest's kernel is does not matter.
+// movedTo names the first property in which a kept machine of identity id, on a CPU of the given
+// model, is incompatible with identity now; "" if there is none. The microcode may differ, the CPU
+// may have more features, the host's kernel may have another patch level, and it does not matter
+// who chose the guest's kernel.
 func (id identity) movedTo(now identity, cpu *host.Model) string {
 	why := ""
 	if id.HostCPU != now.HostCPU {

@@ -11,8 +11,8 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// A machine that was kept goes on with its disk and its layers; one whose template's
-// snapshot is gone, or was taken by another Firecracker, does not.
+// TestKeep checks that a kept machine resumes with its disk and its layers, and that it does not if
+// its template's snapshot is missing, or was taken by another Firecracker.
 func TestKeep(t *testing.T) {
 	b := newBench(t, "")
 	m := b.m
@@ -33,7 +33,7 @@ func TestKeep(t *testing.T) {
 	if len(p.Layers) != 1 || p.Layers[0] != "one" {
 		t.Errorf("layers %q", p.Layers)
 	}
-	for _, name := range p.Files { // all else is the template's
+	for _, name := range p.Files { // everything else is the template's
 		if size := onDisk(t, filepath.Join(packed, name)); size > 1<<20 {
 			t.Errorf("%s has %d bytes", name, size)
 		}
@@ -74,7 +74,8 @@ func TestKeep(t *testing.T) {
 	refused("the template's snapshot is gone", turnstone.KindUnavailable)
 }
 
-// Without a jail a kept machine is neither made nor restored, whatever it holds.
+// TestKeepTakesAJail checks that without a jail a kept machine is neither created nor restored,
+// whatever it contains.
 func TestKeepTakesAJail(t *testing.T) {
 	s := &Substrate{}
 	if err := s.Abilities().Keep; turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" {
@@ -90,8 +91,8 @@ func TestKeepTakesAJail(t *testing.T) {
 	}
 }
 
-// TestMovedTo: a kept machine goes on where all is the same that it sees, and else it is said
-// what is another, both then and now.
+// TestMovedTo checks that a kept machine resumes if all visible properties match, and that
+// otherwise the difference is named, with both values.
 func TestMovedTo(t *testing.T) {
 	here, err := host.CPUModel()
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 
 type vmManifest = snapshots.Live[identity]
 
-// Snapshot implements substrate.Snapshotter. See memory for how much is written.
+// Snapshot implements substrate.Snapshotter. For the amount of written data see memory.
 func (m *machine) Snapshot(ctx context.Context, dir string) error {
 	return m.NotSnapshotted(ctx, "firecracker.snapshot", dir, m.snapshot(ctx, dir))
 }
@@ -46,8 +46,8 @@ func (m *machine) snapshot(ctx context.Context, dir string) error {
 	})
 }
 
-// standingStill calls f while the guest's CPUs stand still. The snapshot that f takes
-// resets the machine's vsock, so it gets a new connection when it goes on.
+// standingStill calls f while the guest's CPUs are paused. The snapshot that f takes resets the
+// machine's vsock, so the machine gets a new connection when it resumes.
 func (m *machine) standingStill(ctx context.Context, f func() error) (err error) {
 	var info instanceInfo
 	if err := m.api.do(ctx, http.MethodGet, "/", nil, &info); err != nil {
@@ -84,8 +84,8 @@ func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir st
 	return vm, nil
 }
 
-// openVM reads what Snapshot has written, if it is whole and a machine that is started
-// from m can go on from it.
+// openVM reads a Snapshot's files, if they are intact and a machine that is started from m can
+// resume from them.
 func (s *Substrate) openVM(m substrate.Machine, dir string) (vmManifest, error) {
 	man, _, err := snapshots.OpenLive("firecracker.restore", dir, func(id identity) string { return id.differs(s.identity(m)) })
 	return man, err

@@ -20,37 +20,39 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// A wall is what stands between a Firecracker that a guest has broken out into and the host.
+// A wall separates a Firecracker that a guest has broken out into from the host.
 type wall string
 
 const (
-	byJailer wall = "jailer" // Firecracker's jailer, which takes root
+	byJailer wall = "jailer" // Firecracker's jailer, which needs root
 	jailed   wall = "jail"   // package jail
-	noWall   wall = "none"   // Firecracker's filters of system calls alone
+	noWall   wall = "none"   // only Firecracker's filters of system calls
 )
 
-// A Jail says how Firecracker is confined here, and why not better.
+// A Jail describes Firecracker's confinement here, and why it is not better.
 type Jail struct {
 	Wall   wall      `json:"wall"`
-	Reason string    `json:"reason"` // why there is no jail; empty: there is one
+	Reason string    `json:"reason"` // why there is no jail; empty: there is a jail
 	When   time.Time `json:"when"`
-	Host   string    `json:"host"` // what the answer depends on
+	Host   string    `json:"host"` // what the result depends on
 }
 
-// Confined tells whether Firecracker runs in a jail.
+// Confined reports whether Firecracker runs in a jail.
 func (j Jail) Confined() bool { return j.Wall == byJailer || j.Wall == jailed }
 
-// Jail tells how Firecracker is confined.
+// Jail returns Firecracker's confinement.
 func (s *Substrate) Jail() Jail { return s.wall }
 
 const (
-	proofLimit = 20 * time.Second // for a Firecracker that only says its version
-	noLasts    = time.Minute      // how long it is remembered that there is no jail: hosts are repaired
+	proofLimit = 20 * time.Second // for a Firecracker that only prints its version
+	// how long a missing jail is remembered: an administrator may repair the host
+	noLasts = time.Minute
 )
 
-// findWall finds out whether Firecracker runs in a jail of package jail, by starting one that
-// says its version. That is remembered until Firecracker, the host's kernel, the user or what
-// lets users make namespaces changes; what is not the best, for a minute.
+// findWall determines whether Firecracker runs in a jail of package jail, by starting a jailed
+// Firecracker that prints its version. The result is remembered until Firecracker, the host's
+// kernel, the user or the settings of user namespaces change; a result that is not the best is
+// remembered for a minute.
 func (s *Substrate) findWall(ctx context.Context) (Jail, error) {
 	on := fmt.Sprintf("%s|%s|%s|%d|%s", s.binary, s.version, s.kernel, os.Geteuid(), host.NamespaceSettings())
 	path := s.home.Path("cache", "firecracker-jail.json")
@@ -67,11 +69,11 @@ func (s *Substrate) findWall(ctx context.Context) (Jail, error) {
 		return j, turnstone.NewError("firecracker.new", turnstone.KindCanceled, s.binary, ctx.Err())
 	}
 	b, _ := json.Marshal(j)                 // plain data always encodes
-	_ = filestamp.WriteFile(path, b, 0o600) // an answer that is not remembered is found again
+	_ = filestamp.WriteFile(path, b, 0o600) // a result that is not remembered is determined again
 	return j, nil
 }
 
-// tryJail starts a Firecracker in a jail that says its version.
+// tryJail starts a jailed Firecracker that prints its version.
 func (s *Substrate) tryJail(ctx context.Context) error {
 	c, err := newCell(ctx, s.home, turnstone.NewSandboxID())
 	if err != nil {
@@ -100,14 +102,14 @@ func (s *Substrate) tryJail(ctx context.Context) error {
 	}
 }
 
-// workDir is the folder of a jail that Firecracker works in, and workName its name in the cell.
+// workDir is Firecracker's working folder in a jail, and workName its name in the cell.
 const (
 	workDir  = "/machine"
 	workName = "work"
 )
 
-// startInJail runs Firecracker in namespaces of its own, in a root that has the machine's files
-// and the device of KVM, read-only but for what is the machine's to write.
+// startInJail runs Firecracker in its own namespaces, in a root that contains the machine's files
+// and KVM's device, read-only except for the files that the machine writes.
 func (s *Substrate) startInJail(ctx context.Context, m *machine, shape turnstone.Shape, files []placed, args []string) error {
 	work, out := filepath.Join(m.cell.dir, workName), filepath.Join(m.cell.dir, outName)
 	err := os.Mkdir(work, 0o700)
@@ -143,7 +145,7 @@ func (s *Substrate) startInJail(ctx context.Context, m *machine, shape turnstone
 	return m.spawn(cmd, nil)
 }
 
-// place is where a jail has the file.
+// place returns the file's path in a jail.
 func (f placed) place(ctx context.Context, spare string) (jail.Place, error) {
 	p := jail.Place{At: filepath.Join(workDir, f.name), Host: f.path, Write: f.written}
 	if f.path == "" {
@@ -157,17 +159,17 @@ func (f placed) place(ctx context.Context, spare string) (jail.Place, error) {
 	return p, err
 }
 
-// moreThreads is how many threads Firecracker may have beside one for each CPU.
+// moreThreads is the number of Firecracker's threads in addition to one for each CPU.
 const moreThreads = 16
 
-// largestFile is the size in bytes beyond which nothing that a machine's Firecracker writes
-// grows: a write beyond it ends Firecracker, and the guest may try each sector of its disks.
+// largestFile returns the maximum size, in bytes, of a file that a machine's Firecracker writes: a
+// write beyond it ends Firecracker, and the guest may try each sector of its disks.
 func largestFile(shape turnstone.Shape) uint64 {
 	return uint64(max(mebibytes(shape.Memory)<<20, int64(shape.Disk), substrate.SlotSize))
 }
 
-// shown is what a Firecracker finds of the host: nothing, or libraries where it is not static
-// as releases are.
+// shown are the host's paths that a Firecracker sees: none, or libraries if it is not static, as
+// releases are.
 func shown(binary string) []string {
 	f, err := elf.Open(binary)
 	if err != nil {

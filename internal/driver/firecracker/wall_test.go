@@ -21,7 +21,7 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// jailed gives the bench a jailer. Making a jail takes root.
+// jailed gives the bench a jailer. Creating a jail needs root.
 func (b *bench) jailed(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -43,7 +43,7 @@ func (b *bench) jailed(t *testing.T) {
 	}
 }
 
-// imprisoned gives the bench a jail without a jailer, which takes no right.
+// imprisoned gives the bench a jail without a jailer, which needs no rights.
 func (b *bench) imprisoned(t *testing.T) {
 	t.Helper()
 	if why := host.NoUserNamespaces(); why != "" && os.Geteuid() != 0 {
@@ -70,7 +70,7 @@ func walls(t *testing.T, test func(t *testing.T, b *bench)) {
 	}
 }
 
-// owners says whose the host's folders are that a jail has too.
+// owners returns the owners of the host's folders that a jail has, too.
 func owners(t *testing.T) string {
 	t.Helper()
 	var all strings.Builder
@@ -114,7 +114,7 @@ func testJail(t *testing.T, b *bench) {
 	b.nothingLeft(t)
 }
 
-// checkJailed looks at the process of a machine's Firecracker.
+// checkJailed checks the process of a machine's Firecracker.
 func (b *bench) checkJailed(t *testing.T, m *machine) {
 	t.Helper()
 	pid := strconv.Itoa(firecrackerOf(t, m))
@@ -221,7 +221,7 @@ func TestCgroupLimits(t *testing.T) {
 	expect("version 2", "--cgroup-version 2 --parent-cgroup turnstone --cgroup pids.max=18", filepath.Join(dir, "turnstone"))
 }
 
-// public makes sure that nobody may reach the file at path: what root's jail shows.
+// public makes sure that nobody may reach the file at path, because a root's jail shows it.
 func public(t *testing.T, path string) {
 	t.Helper()
 	for dir := path; dir != "/"; dir = filepath.Dir(dir) {
@@ -231,8 +231,8 @@ func public(t *testing.T, path string) {
 	}
 }
 
-// TestFindWall: whether there is a jail is found out by a Firecracker in one, and remembered
-// where it is good; root without any is refused.
+// TestFindWall checks that a jailed Firecracker decides whether there is a jail, that a good result
+// is remembered, and that root without a jail is rejected.
 func TestFindWall(t *testing.T) {
 	b := newBench(t, "")
 	b.imprisoned(t)
@@ -244,7 +244,7 @@ func TestFindWall(t *testing.T) {
 	if err != nil || again != b.s.wall {
 		t.Errorf("%+v, %v", again, err)
 	}
-	// One that cannot be jailed: a script, whose interpreter no jail has.
+	// A script cannot be jailed, because no jail has its interpreter.
 	b.s.binary = b.script(t, "script", "exit 1")
 	none, err := b.s.findWall(t.Context())
 	if err != nil || none.Confined() || !strings.Contains(none.Reason, "its jail: ") {
@@ -262,7 +262,7 @@ func TestFindWall(t *testing.T) {
 	b.nothingLeft(t)
 }
 
-// TestConfine: a jailer is used where there is one of the same release; without one there is
+// TestConfine checks that a jailer of the same release is used, and that without a jailer there is
 // another jail, or root's Firecracker does not run.
 func TestConfine(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -289,12 +289,12 @@ func TestConfine(t *testing.T) {
 	}
 }
 
-// TestHostileState: what is kept of a machine, which may come with an imported session, names
-// the files that Firecracker opens. In a jail none of them is another of the host's.
+// TestHostileState checks that a machine's state, which may come with an imported session and names
+// the files that Firecracker opens, opens no other file of the host in a jail.
 func TestHostileState(t *testing.T) {
 	walls(t, func(t *testing.T, b *bench) {
 		victim := b.file(t, "victim", "the host's file has more than a sector: "+strings.Repeat("x", 1024))
-		check(t, os.Chmod(victim, 0o666)) // whoever gets there may write it
+		check(t, os.Chmod(victim, 0o666)) // anyone who reaches it may write it
 		for _, path := range []string{victim, "../../" + filepath.Base(victim), "../../../../.." + victim, "/proc/self/root" + victim, "/proc/1/root" + victim} {
 			dir := b.hostile(t, path)
 			vm, err := b.s.RestoreFrom(within(t), b.m, dir)
@@ -310,7 +310,7 @@ func TestHostileState(t *testing.T) {
 		}
 		b.nothingLeft(t)
 	})
-	// Without a jail it is opened, which is why no machine is kept there.
+	// Without a jail the file is opened, which is why no machine is kept there.
 	b := newBench(t, "")
 	victim := b.file(t, "victim", strings.Repeat("x", 1024))
 	check(t, os.Chmod(victim, 0o666))
@@ -322,7 +322,7 @@ func TestHostileState(t *testing.T) {
 	}
 }
 
-// hostile makes a snapshot of a running machine whose scratch disk is the file at path.
+// hostile takes a snapshot of a running machine whose scratch disk is the file at path.
 func (b *bench) hostile(t *testing.T, path string) (dir string) {
 	t.Helper()
 	vm, err := b.s.Restore(within(t), b.m)

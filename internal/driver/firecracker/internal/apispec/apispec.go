@@ -1,5 +1,5 @@
-// Package apispec checks requests and answers against the definition of Firecracker's
-// API, which its project publishes in OpenAPI 2. It is for tests.
+// Package apispec checks requests and answers against the definition of Firecracker's API, which
+// its project publishes in OpenAPI 2. It is for tests.
 package apispec
 
 import (
@@ -16,7 +16,7 @@ import (
 //go:embed testdata/firecracker.yaml
 var definition []byte
 
-// A Spec is the definition. It is safe for concurrent use once it is loaded.
+// A Spec is the definition. It is safe for concurrent use after Load.
 type Spec struct {
 	doc      map[string]any
 	compiler *jsonschema.Compiler
@@ -26,15 +26,15 @@ type Spec struct {
 
 const location = "http://localhost/firecracker.json"
 
-// Load reads the definition. Schemas of OpenAPI 2 are those of JSON Schema's draft 4
-// with some words more. It is read strictly: Firecracker refuses fields that it does
-// not know (serde, deny_unknown_fields), which the definition does not say.
+// Load reads the definition. Schemas of OpenAPI 2 are schemas of JSON Schema's draft 4 with
+// additional keywords. Load rejects undefined fields, because Firecracker rejects unknown fields
+// (serde, deny_unknown_fields), which the definition does not say.
 func Load() (*Spec, error) {
 	var parsed any
 	if err := yaml.Unmarshal(definition, &parsed); err != nil {
 		return nil, err
 	}
-	// By way of JSON, whose numbers the validator knows.
+	// By way of JSON, whose numbers the validator supports.
 	b, err := json.Marshal(stringKeys(parsed))
 	if err != nil {
 		return nil, err
@@ -154,8 +154,8 @@ func validate(schema *jsonschema.Schema, body []byte) (any, error) {
 	return v, schema.Validate(v)
 }
 
-// operation finds what a path means, as "PUT /drives/{drive_id}", and what the names in
-// it stand for.
+// operation returns the operation of a path, such as "PUT /drives/{drive_id}", and the values of
+// its parameters.
 func (s *Spec) operation(method, path string) (string, map[string]string, error) {
 	for pattern, item := range object(s.doc, "paths") {
 		params, ok := match(pattern, path)
@@ -193,12 +193,12 @@ func object(m map[string]any, key string) map[string]any {
 	return v
 }
 
-// escape makes a path one word of a JSON pointer in a URL (RFC 6901).
+// escape makes a path a token of a JSON pointer in a URL (RFC 6901).
 func escape(path string) string {
 	return strings.NewReplacer("~", "~0", "/", "~1", "{", "%7B", "}", "%7D").Replace(path)
 }
 
-// stringKeys makes the keys of all maps strings: YAML reads 204 as a number.
+// stringKeys converts the keys of all maps to strings: YAML reads 204 as a number.
 func stringKeys(v any) any {
 	switch v := v.(type) {
 	case map[string]any:

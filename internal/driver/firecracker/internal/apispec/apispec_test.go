@@ -2,7 +2,7 @@ package apispec
 
 import "testing"
 
-// The check must be able to fail: each of these differs in one thing from what is right.
+// TestSpec checks that the check can fail: each case has a single error.
 func TestSpec(t *testing.T) {
 	s, err := Load()
 	if err != nil {

@@ -14,15 +14,15 @@ import (
 	"turnstone.dev/turnstone/internal/driver/firecracker/internal/apispec"
 )
 
-// A vmm is the machine, as far as the API shows it.
+// A vmm is the machine's state that the API shows.
 type vmm struct {
 	id        string
 	fault, at string
 	spec      *apispec.Spec
 
 	mu         sync.Mutex
-	configured bool   // a resource was, so that no snapshot may be loaded
-	state      string // as the API names it
+	configured bool   // a resource was configured, so no snapshot may be loaded
+	state      string // the API's name of the state
 	boot       *struct {
 		Kernel string  `json:"kernel_image_path"`
 		Initrd *string `json:"initrd_path"`
@@ -30,7 +30,7 @@ type vmm struct {
 	}
 	memory    int64 // MiB
 	tracked   bool  // differences may be written
-	snapshots int   // that were differences
+	snapshots int   // number of differences
 	drives    []*disk
 	vsock     *vsock
 }
@@ -66,8 +66,8 @@ func serve(socket string, v *vmm) (err error) {
 	return http.Serve(l, v)
 }
 
-// ServeHTTP answers one request, and holds both to the definition. What breaks it ends
-// the process: a test then sees a dead Firecracker, and why on its standard error.
+// ServeHTTP answers a request, and checks both against the definition. A violation ends the
+// process: a test then sees a dead Firecracker, and the reason on its standard error.
 func (v *vmm) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxPayload+1))
 	if err == nil && len(body) > maxPayload {
@@ -117,7 +117,7 @@ func broken(what string, err error) {
 	os.Exit(1)
 }
 
-// wrong answers as the fault says, if it is one of answers.
+// wrong answers as the fault requires, if the fault concerns answers.
 func (v *vmm) wrong(w http.ResponseWriter, path string) bool {
 	switch v.fault {
 	case "refuse":
@@ -152,8 +152,8 @@ func marshal(v any) []byte {
 	return b
 }
 
-// handle carries a request out. The first error of each is what Firecracker says
-// (VmmActionError), or near it.
+// handle executes a request. The first error of each request has Firecracker's words
+// (VmmActionError), or similar words.
 func (v *vmm) handle(method, path string, body []byte) (any, error) {
 	resource, name, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
 	started := v.state != notStarted

@@ -14,12 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// jail does what Firecracker's jailer does, in its order (docs/jailer.md and src/jailer
-// in its repository): it copies Firecracker into the jail, makes the jail its root in a
-// mount namespace of its own, makes the devices, gives up its rights, and becomes
-// Firecracker.
+// jail does the same as Firecracker's jailer, in the same order (docs/jailer.md and src/jailer in
+// its repository): it copies Firecracker into the jail, makes the jail its root in a new mount
+// namespace, creates the devices, gives up its rights, and becomes Firecracker.
 func jail(args []string) error {
-	// A mount namespace is a thread's: on another one, "/" would be the host's.
+	// A mount namespace belongs to a thread: on another thread, "/" would be the host's.
 	runtime.LockOSThread()
 	opt := map[string]string{"--cgroup-version": "1"}
 	var extra []string
@@ -96,7 +95,7 @@ func jail(args []string) error {
 	return syscall.Exec("/"+name, argv, environment())
 }
 
-// environment keeps what a test says; the jailer's own cleans all of it.
+// environment keeps the test's settings; the real jailer clears the whole environment.
 func environment() []string {
 	var kept []string
 	for _, e := range os.Environ() {
@@ -121,7 +120,7 @@ func copyProgram(from, to string, uid, gid int) error {
 	return errors.Join(err, out.Chown(uid, gid), out.Close())
 }
 
-// enter is the jailer's chroot.rs.
+// enter does the same as the jailer's chroot.rs.
 func enter(root string) error {
 	return inTurn(
 		func() error { return unix.Unshare(unix.CLONE_NEWNS) },
@@ -136,7 +135,7 @@ func enter(root string) error {
 	)
 }
 
-// inTurn does one step after the other, and none after one that fails.
+// inTurn runs steps in sequence, and stops after a failure.
 func inTurn(steps ...func() error) error {
 	for i, step := range steps {
 		if err := step(); err != nil {

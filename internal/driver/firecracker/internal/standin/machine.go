@@ -19,7 +19,7 @@ type disk struct {
 	f *os.File
 }
 
-// open opens it as the device does, and notes which file it is.
+// open opens the file as the device does, and logs which file it is.
 func (d *disk) open() error {
 	flag := os.O_RDWR
 	if d.ReadOnly {
@@ -37,7 +37,7 @@ func (d *disk) open() error {
 	head := make([]byte, 32)
 	n, _ := f.ReadAt(head, 0)
 	writable := false
-	if !d.ReadOnly { // the last sector: nobody's
+	if !d.ReadOnly { // the last sector, which is unused
 		_, err := f.WriteAt(make([]byte, 512), st.Size()-512)
 		writable = err == nil
 	}
@@ -94,8 +94,8 @@ func (v *vmm) setState(body []byte) error {
 	return nil
 }
 
-// A saved is what is in the state file: as in Firecracker's, the paths of the drives
-// and of the vsock are.
+// A saved is the content of the state file: as in Firecracker's, it contains the paths of the
+// drives and of the vsock.
 type saved struct {
 	Memory int64
 	Drives []*disk
@@ -104,8 +104,8 @@ type saved struct {
 
 var table = crc64.MakeTable(crc64.ISO)
 
-// create writes a snapshot. All of the memory is in it, and most of it is zeros. The
-// guest's vsock is reset by that.
+// create writes a snapshot. It contains all of the memory, which is mostly zeros. It resets the
+// guest's vsock.
 func (v *vmm) create(body []byte) error {
 	var p struct {
 		Type   string `json:"snapshot_type"`
@@ -146,8 +146,8 @@ func (v *vmm) create(body []byte) error {
 	return err
 }
 
-// difference writes what the guest has written since the snapshot before: the number of
-// the snapshot into page 1000 and that number, and zeros over what was at 3 MiB.
+// difference writes the guest's writes since the previous snapshot: the snapshot's number into page
+// 1000 plus that number, and zeros over the data at 3 MiB.
 func (v *vmm) difference(m *os.File) error {
 	if !v.tracked {
 		return says("Cannot create snapshot: the stand-in keeps no swap, and no pages.")

@@ -1,12 +1,10 @@
-// Standin speaks Firecracker's API for tests of the process handling: it holds every
-// request, and its own answers, to the API's definition, refuses what Firecracker would
-// refuse before or after the start, and runs an agent in its own process behind a
-// vsock's unix socket. It runs no guest. Called jailer it does what Firecracker's jailer
-// does.
+// Standin implements Firecracker's API for tests of the process handling: it checks every request,
+// and its own answers, against the API's definition, rejects what Firecracker would reject before
+// or after the start, and runs an agent in its own process behind a vsock's unix socket. It runs no
+// guest. Called as jailer it does the same as Firecracker's jailer.
 //
-// What it is to do wrong is in the environment: STANDIN=FAULT or FAULT:PATH, for the
-// request to that path. STANDIN_LOG names a file for what it was asked; else that
-// is out/log, where there is a folder out.
+// The environment selects its faults: STANDIN=FAULT or FAULT:PATH, for the request to that path.
+// STANDIN_LOG names the log file of its requests; the default is out/log, if there is a folder out.
 package main
 
 import (
@@ -33,7 +31,7 @@ func main() {
 	}
 }
 
-// run is Firecracker.
+// run does the same as Firecracker.
 func run(args []string) error {
 	socket, id := "/run/firecracker.socket", "anonymous-instance"
 	for i := 0; i < len(args); i++ {
@@ -76,7 +74,7 @@ func run(args []string) error {
 	return serve(socket, &vmm{id: id, fault: wrong, at: at})
 }
 
-// validID is what Firecracker and its jailer take.
+// validID reports whether Firecracker and its jailer accept id.
 func validID(id string) bool {
 	if id == "" || len(id) > 64 {
 		return false
@@ -84,7 +82,7 @@ func validID(id string) bool {
 	return strings.Trim(id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-") == ""
 }
 
-// says is an error in the words of Firecracker, or near them.
+// says is an error in Firecracker's words, or similar words.
 func says(format string, args ...any) error { return fault(fmt.Sprintf(format, args...)) }
 
 type fault string

@@ -40,10 +40,11 @@ func (s *vsock) listen() (err error) {
 	return nil
 }
 
-// serve starts the guest's agent, or what sends everything back, and the host's side.
+// serve starts the guest's agent, or an echo server, and the host's side.
 func (s *vsock) serve() error {
 	port := machine.NewListenerPort(s)
-	if _, err := os.Stat(os.DevNull); err != nil { // a jail has none, and no agent works in it
+	// a jail has no /dev/null, and no agent works in it
+	if _, err := os.Stat(os.DevNull); err != nil {
 		go func() { _, _ = io.Copy(port, port) }()
 	} else {
 		a, err := agent.New(agent.Options{RunDir: "agent/run", Cwd: "/"})
@@ -64,13 +65,13 @@ func (s *vsock) serve() error {
 	return nil
 }
 
-// connect carries out a CONNECT.
+// connect handles a CONNECT.
 func (s *vsock) connect(conn net.Conn) {
 	line, err := bufio.NewReaderSize(io.LimitReader(conn, 32), 16).ReadString('\n')
 	port, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "CONNECT ")
 	n, parseErr := strconv.ParseUint(port, 10, 32)
 	if err != nil || !ok || parseErr != nil || n != machine.VsockPort {
-		_ = conn.Close() // nobody listens
+		_ = conn.Close() // no listener
 		return
 	}
 	s.mu.Lock()
@@ -98,7 +99,7 @@ func (s *vsock) connect(conn net.Conn) {
 	if _, err := fmt.Fprintf(conn, "OK %d\n", 1<<30+s.tries); err != nil {
 		return
 	}
-	if s.fault == "reset" && early { // the guest's kernel meets the reset only now
+	if s.fault == "reset" && early { // the guest's kernel handles the reset only now
 		time.Sleep(5 * time.Millisecond)
 		_ = conn.Close()
 		return
@@ -112,7 +113,7 @@ func (s *vsock) isStopped() bool {
 	return s.stopped
 }
 
-// stop says whether the guest's CPUs stand still.
+// stop sets whether the guest's CPUs are paused.
 func (s *vsock) stop(still bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
